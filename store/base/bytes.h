@@ -1,0 +1,154 @@
+/*
+ * bytes.h - fixed-width integers in byte strings, and a growing buffer.
+ *
+ * Keys are big-endian (they sort), values little-endian. A reader never looks
+ * past its end: once something was too short, `bad` stays set and every
+ * further read gives 0; callers test it once, at the end.
+ */
+#ifndef STORE_BASE_BYTES_H
+#define STORE_BASE_BYTES_H
+
+#include <endian.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct bytes {
+	uint8_t *data; /* owned; NULL when capacity is 0 */
+	size_t len;
+	size_t capacity;
+	bool failed; /* an allocation failed: contents are not complete */
+};
+
+static inline void bytes_release(struct bytes *b)
+{
+	free(b->data);
+	memset(b, 0, sizeof(*b));
+}
+
+static inline void bytes_put(struct bytes *b, const void *p, size_t len)
+{
+	if (b->failed)
+		return;
+	if (len > b->capacity - b->len) {
+		size_t want = b->capacity ? b->capacity * 2 : 256;
+		uint8_t *grown;
+
+		while (want - b->len < len)
+			want *= 2;
+		grown = realloc(b->data, want);
+		if (!grown) {
+			b->failed = true;
+			return;
+		}
+		b->data = grown;
+		b->capacity = want;
+	}
+	if (len > 0)
+		memcpy(b->data + b->len, p, len);
+	b->len += len;
+}
+
+static inline void bytes_put_u8(struct bytes *b, uint8_t v)
+{
+	bytes_put(b, &v, 1);
+}
+
+static inline void bytes_put_u16(struct bytes *b, uint16_t v)
+{
+	v = htole16(v);
+	bytes_put(b, &v, sizeof(v));
+}
+
+static inline void bytes_put_u32(struct bytes *b, uint32_t v)
+{
+	v = htole32(v);
+	bytes_put(b, &v, sizeof(v));
+}
+
+static inline void bytes_put_u64(struct bytes *b, uint64_t v)
+{
+	v = htole64(v);
+	bytes_put(b, &v, sizeof(v));
+}
+
+struct bytes_reader {
+	const uint8_t *at;
+	size_t left;
+	bool bad;
+};
+
+static inline struct bytes_reader bytes_reader_of(const void *p, size_t len)
+{
+	return (struct bytes_reader){ .at = p, .left = len };
+}
+
+/* The next len bytes (borrowed), or NULL and `bad` when there are fewer. */
+static inline const void *bytes_take(struct bytes_reader *r, size_t len)
+{
+	const void *p = r->at;
+
+	if (r->bad || len > r->left) {
+		r->bad = true;
+		return NULL;
+	}
+	r->at += len;
+	r->left -= len;
+	return p;
+}
+
+static inline uint8_t bytes_take_u8(struct bytes_reader *r)
+{
+	const uint8_t *p = bytes_take(r, 1);
+
+	return p ? *p : 0;
+}
+
+static inline uint16_t bytes_take_u16(struct bytes_reader *r)
+{
+	const void *p = bytes_take(r, 2);
+	uint16_t v = 0;
+
+	if (p)
+		memcpy(&v, p, sizeof(v));
+	return le16toh(v);
+}
+
+static inline uint32_t bytes_take_u32(struct bytes_reader *r)
+{
+	const void *p = bytes_take(r, 4);
+	uint32_t v = 0;
+
+	if (p)
+		memcpy(&v, p, sizeof(v));
+	return le32toh(v);
+}
+
+static inline uint64_t bytes_take_u64(struct bytes_reader *r)
+{
+	const void *p = bytes_take(r, 8);
+	uint64_t v = 0;
+
+	if (p)
+		memcpy(&v, p, sizeof(v));
+	return le64toh(v);
+}
+
+static inline void put_be64(uint8_t *p, uint64_t v)
+{
+	v = htobe64(v);
+	memcpy(p, &v, sizeof(v));
+}
+
+static inline uint64_t get_be64(const uint8_t *p)
+{
+	uint64_t v;
+
+	memcpy(&v, p, sizeof(v));
+	return be64toh(v);
+}
+
+#endif

@@ -1,0 +1,310 @@
+/*
+ * kv.c - see kv.h. Memory is bounded here: 2 x 16 MiB of memtable and a 32 MiB
+ * block cache, so that a daemon with a million chunks stays small; bloom
+ * filters keep a look-up of an unknown hash from touching the disk.
+ */
+#include "store/kv.h"
+
+#include <errno.h>
+#include <rocksdb/c.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/base/log.h"
+#include "store/base/scope.h"
+
+#define KV_MEMTABLE_BYTES (16u << 20)
+#define KV_BLOCK_CACHE_BYTES (32u << 20)
+#define KV_OPEN_FILES_MAX 256
+
+struct kv {
+	rocksdb_t *db;
+	rocksdb_options_t *options;
+	rocksdb_block_based_table_options_t *table;
+	rocksdb_cache_t *cache;
+	rocksdb_writeoptions_t *write;
+	rocksdb_readoptions_t *read;
+};
+
+struct kv_batch {
+	rocksdb_writebatch_t *wb;
+};
+
+struct kv_iter {
+	rocksdb_iterator_t *it;
+	rocksdb_readoptions_t *read;
+	uint8_t *prefix;
+	size_t prefix_len;
+	bool started;
+};
+
+/* RocksDB's text to -errno; the text is logged and freed. */
+static int kv_error(const char *what, char *text)
+{
+	int rc = -EIO;
+
+	if (!text)
+		return 0;
+	if (strstr(text, "No space left") || strstr(text, "NoSpace"))
+		rc = -ENOSPC;
+	else if (strstr(text, "lock file") || strstr(text, "LOCK"))
+		rc = -EBUSY;
+	log_error("database: %s: %s", what, text);
+	rocksdb_free(text);
+	return rc;
+}
+
+static rocksdb_options_t *kv_options(struct kv *kv, bool create)
+{
+	rocksdb_options_t *o = rocksdb_options_create();
+
+	kv->cache = rocksdb_cache_create_lru(KV_BLOCK_CACHE_BYTES);
+	kv->table = rocksdb_block_based_options_create();
+	rocksdb_block_based_options_set_block_cache(kv->table, kv->cache);
+	rocksdb_block_based_options_set_filter_policy(
+		kv->table, rocksdb_filterpolicy_create_bloom_full(10));
+	rocksdb_block_based_options_set_cache_index_and_filter_blocks(kv->table,
+								      1);
+	rocksdb_block_based_options_set_pin_l0_filter_and_index_blocks_in_cache(
+		kv->table, 1);
+	rocksdb_options_set_block_based_table_factory(o, kv->table);
+	rocksdb_options_set_create_if_missing(o, create);
+	rocksdb_options_set_write_buffer_size(o, KV_MEMTABLE_BYTES);
+	rocksdb_options_set_max_write_buffer_number(o, 2);
+	rocksdb_options_set_max_open_files(o, KV_OPEN_FILES_MAX);
+	rocksdb_options_set_max_background_jobs(o, 2);
+	rocksdb_options_set_max_total_wal_size(o, 4 * KV_MEMTABLE_BYTES);
+	rocksdb_options_set_keep_log_file_num(o, 2);
+	rocksdb_options_set_max_log_file_size(o, 1u << 20);
+	rocksdb_options_set_max_manifest_file_size(o, 4u << 20);
+	rocksdb_options_set_uint64add_merge_operator(o);
+	rocksdb_options_set_paranoid_checks(o, 1);
+	/* The log is a prefix of what was written, never with a gap. */
+	rocksdb_options_set_wal_recovery_mode(
+		o, rocksdb_point_in_time_recovery);
+	return o;
+}
+
+static int kv_open_any(const char *dir, bool create, bool readonly,
+		       struct kv **ret_kv)
+{
+	struct kv *kv = calloc(1, sizeof(*kv));
+	char *err = NULL;
+	int rc;
+
+	if (!kv)
+		return -ENOMEM;
+	kv->options = kv_options(kv, create);
+	kv->write = rocksdb_writeoptions_create();
+	kv->read = rocksdb_readoptions_create();
+	if (readonly)
+		kv->db = rocksdb_open_for_read_only(kv->options, dir, 0, &err);
+	else
+		kv->db = rocksdb_open(kv->options, dir, &err);
+	rc = kv_error("open", err);
+	if (rc < 0) {
+		kv->db = NULL;
+		kv_close(kv);
+		return rc;
+	}
+	*ret_kv = kv;
+	return 0;
+}
+
+int kv_open(const char *dir, bool create, struct kv **ret_kv)
+{
+	return kv_open_any(dir, create, false, ret_kv);
+}
+
+int kv_open_readonly(const char *dir, struct kv **ret_kv)
+{
+	return kv_open_any(dir, false, true, ret_kv);
+}
+
+void kv_close(struct kv *kv)
+{
+	if (!kv)
+		return;
+	if (kv->db)
+		rocksdb_close(kv->db);
+	rocksdb_readoptions_destroy(kv->read);
+	rocksdb_writeoptions_destroy(kv->write);
+	rocksdb_options_destroy(kv->options);
+	rocksdb_block_based_options_destroy(kv->table);
+	rocksdb_cache_destroy(kv->cache);
+	free(kv);
+}
+
+int kv_get(struct kv *kv, const void *key, size_t key_len, void **ret_value,
+	   size_t *ret_len)
+{
+	rocksdb_pinnableslice_t *slice;
+	const char *value;
+	char *err = NULL;
+	void *copy;
+	size_t len;
+	int rc;
+
+	slice = rocksdb_get_pinned(kv->db, kv->read, key, key_len, &err);
+	rc = kv_error("get", err);
+	if (rc < 0)
+		return rc;
+	if (!slice)
+		return -ENOENT;
+	value = rocksdb_pinnableslice_value(slice, &len);
+	copy = malloc(len + 1);
+	if (copy && len > 0)
+		memcpy(copy, value, len);
+	rocksdb_pinnableslice_destroy(slice);
+	if (!copy)
+		return -ENOMEM;
+	*ret_value = copy;
+	*ret_len = len;
+	return 0;
+}
+
+int kv_multi_get(struct kv *kv, size_t count, const struct kv_slice *keys,
+		 void **ret_values, size_t *ret_lens)
+{
+	const char *ptrs[KV_MULTI_MAX] = { NULL };
+	size_t lens[KV_MULTI_MAX] = { 0 };
+	char *values[KV_MULTI_MAX];
+	char *errs[KV_MULTI_MAX];
+	int rc = 0;
+
+	CHECK(count <= KV_MULTI_MAX);
+	for (size_t i = 0; i < count; i++) {
+		ptrs[i] = keys[i].data;
+		lens[i] = keys[i].len;
+	}
+	rocksdb_multi_get(kv->db, kv->read, count, ptrs, lens, values, ret_lens,
+			  errs);
+	for (size_t i = 0; i < count; i++) {
+		int one = kv_error("get", errs[i]);
+
+		if (one < 0)
+			rc = one;
+		ret_values[i] = values[i];
+	}
+	if (rc < 0)
+		for (size_t i = 0; i < count; i++) {
+			free(ret_values[i]);
+			ret_values[i] = NULL;
+		}
+	return rc;
+}
+
+struct kv_batch *kv_batch_new(void)
+{
+	struct kv_batch *b = calloc(1, sizeof(*b));
+
+	if (b)
+		b->wb = rocksdb_writebatch_create();
+	return b;
+}
+
+void kv_batch_free(struct kv_batch *b)
+{
+	if (!b)
+		return;
+	rocksdb_writebatch_destroy(b->wb);
+	free(b);
+}
+
+void kv_batch_clear(struct kv_batch *b)
+{
+	rocksdb_writebatch_clear(b->wb);
+}
+
+void kv_put(struct kv_batch *b, const void *key, size_t key_len,
+	    const void *value, size_t value_len)
+{
+	rocksdb_writebatch_put(b->wb, key, key_len, value, value_len);
+}
+
+void kv_delete(struct kv_batch *b, const void *key, size_t key_len)
+{
+	rocksdb_writebatch_delete(b->wb, key, key_len);
+}
+
+void kv_add(struct kv_batch *b, const void *key, size_t key_len, int64_t delta)
+{
+	uint64_t le = htole64((uint64_t)delta);
+
+	if (delta != 0)
+		rocksdb_writebatch_merge(b->wb, key, key_len,
+					 (const char *)&le, sizeof(le));
+}
+
+int kv_write(struct kv *kv, struct kv_batch *b)
+{
+	char *err = NULL;
+
+	rocksdb_write(kv->db, kv->write, b->wb, &err);
+	return kv_error("write", err);
+}
+
+int kv_sync(struct kv *kv)
+{
+	char *err = NULL;
+
+	rocksdb_flush_wal(kv->db, 1, &err);
+	return kv_error("sync", err);
+}
+
+int kv_iter_new(struct kv *kv, const void *prefix, size_t prefix_len,
+		const void *start, size_t start_len, struct kv_iter **ret_iter)
+{
+	struct kv_iter *it = calloc(1, sizeof(*it));
+
+	if (!it)
+		return -ENOMEM;
+	it->prefix = malloc(prefix_len + 1);
+	if (!it->prefix) {
+		free(it);
+		return -ENOMEM;
+	}
+	memcpy(it->prefix, prefix, prefix_len);
+	it->prefix_len = prefix_len;
+	it->read = rocksdb_readoptions_create();
+	it->it = rocksdb_create_iterator(kv->db, it->read);
+	if (start)
+		rocksdb_iter_seek(it->it, start, start_len);
+	else
+		rocksdb_iter_seek(it->it, prefix, prefix_len);
+	*ret_iter = it;
+	return 0;
+}
+
+int kv_iter_next(struct kv_iter *it, struct kv_slice *ret_key,
+		 struct kv_slice *ret_value)
+{
+	char *err = NULL;
+	const char *p;
+	size_t len;
+
+	if (it->started && rocksdb_iter_valid(it->it))
+		rocksdb_iter_next(it->it);
+	it->started = true;
+	if (!rocksdb_iter_valid(it->it)) {
+		rocksdb_iter_get_error(it->it, &err);
+		return kv_error("iterate", err);
+	}
+	p = rocksdb_iter_key(it->it, &len);
+	if (len < it->prefix_len || memcmp(p, it->prefix, it->prefix_len) != 0)
+		return 0;
+	*ret_key = (struct kv_slice){ p, len };
+	p = rocksdb_iter_value(it->it, &len);
+	*ret_value = (struct kv_slice){ p, len };
+	return 1;
+}
+
+void kv_iter_free(struct kv_iter *it)
+{
+	if (!it)
+		return;
+	rocksdb_iter_destroy(it->it);
+	rocksdb_readoptions_destroy(it->read);
+	free(it->prefix);
+	free(it);
+}

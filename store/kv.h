@@ -1,0 +1,77 @@
+/*
+ * kv.h - the ordered key-value database of a store: the only door to RocksDB.
+ *
+ * One column family, one write-ahead log. A batch is atomic, and batches
+ * survive a crash of the machine as a prefix of the order in which they were
+ * written: if one is there, all earlier ones are.
+ *
+ * Errors:  0 or a negative errno. RocksDB's text is logged here once, because
+ *          its status is lost at this door: -EIO for corruption and I/O,
+ *          -ENOSPC for a full disk.
+ * Threads: any thread may call anything, except kv_close().
+ * Blocking: kv_write() copies into the page cache; kv_sync() waits for the disk.
+ */
+#ifndef STORE_KV_H
+#define STORE_KV_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct kv;
+struct kv_batch;
+struct kv_iter;
+
+/* A borrowed byte string. */
+struct kv_slice {
+	const void *data;
+	size_t len;
+};
+
+/* Open the database in dir, making it if `create`. */
+int kv_open(const char *dir, bool create, struct kv **ret_kv);
+/* Read-only: an offline check must not change what it looks at. */
+int kv_open_readonly(const char *dir, struct kv **ret_kv);
+void kv_close(struct kv *kv);
+
+/*
+ * The value of key into a buffer that the caller frees. -ENOENT: none.
+ * *ret_value is NULL only on failure, also for an empty value.
+ */
+int kv_get(struct kv *kv, const void *key, size_t key_len, void **ret_value,
+	   size_t *ret_len);
+
+/*
+ * Values of up to KV_MULTI_MAX keys at once. values[i] is NULL where there is
+ * none; the caller frees each.
+ */
+#define KV_MULTI_MAX 256
+int kv_multi_get(struct kv *kv, size_t count, const struct kv_slice *keys,
+		 void **ret_values, size_t *ret_lens);
+
+struct kv_batch *kv_batch_new(void); /* NULL: out of memory */
+void kv_batch_free(struct kv_batch *b);
+void kv_batch_clear(struct kv_batch *b);
+void kv_put(struct kv_batch *b, const void *key, size_t key_len,
+	    const void *value, size_t value_len);
+void kv_delete(struct kv_batch *b, const void *key, size_t key_len);
+/* Add delta to the little-endian 64-bit counter under key (wraps). */
+void kv_add(struct kv_batch *b, const void *key, size_t key_len,
+	    int64_t delta);
+
+/* Apply b atomically: ordered at once, durable after the next kv_sync(). */
+int kv_write(struct kv *kv, struct kv_batch *b);
+/* Returns 0 only when every earlier kv_write() is durable. */
+int kv_sync(struct kv *kv);
+
+/*
+ * Iterate keys >= start that begin with prefix; each step is 1 (there is an
+ * entry; slices are valid until the next step), 0 (no more) or -errno.
+ */
+int kv_iter_new(struct kv *kv, const void *prefix, size_t prefix_len,
+		const void *start, size_t start_len, struct kv_iter **ret_iter);
+int kv_iter_next(struct kv_iter *it, struct kv_slice *ret_key,
+		 struct kv_slice *ret_value);
+void kv_iter_free(struct kv_iter *it);
+
+#endif

@@ -1,0 +1,406 @@
+/*
+ * layout.c - see layout.h. What it keeps true: nothing is written into a
+ * directory that is not a store or empty, and a directory with a `format` file
+ * is a whole store, because that file appears last and at once (rename).
+ */
+#include "store/layout.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "store/base/scope.h"
+#include "store/records.h"
+
+#define FORMAT_TMP ".ckptfs-format.tmp"
+#define FORMAT_TEXT "ckptfs store, format %u\nuuid %s\n"
+#define FORMAT_BYTES_MAX 128
+#define LOCK_BYTES_MAX 64
+#define STORE_MODE 0700 /* what is inside has its own permissions */
+
+/* Where the sentence for the user goes. */
+struct refusal {
+	const char *path;
+	char *why;
+	size_t size;
+};
+
+__attribute__((format(printf, 3, 4))) static int
+refuse(const struct refusal *r, int rc, const char *format, ...)
+{
+	va_list ap;
+
+	CHECK(rc < 0);
+	va_start(ap, format);
+	(void)vsnprintf(r->why, r->size, format, ap);
+	va_end(ap);
+	return rc;
+}
+
+/* A call that failed for a reason which the error itself explains. */
+static int refuse_call(const struct refusal *r, const char *what)
+{
+	int rc = -errno;
+
+	return refuse(r, rc, "%s: cannot %s: %s", r->path, what, strerror(-rc));
+}
+
+static int sync_parent(const char *path)
+{
+	SCOPED(scope_close) int fd = -1;
+	char copy[PATH_MAX];
+
+	(void)snprintf(copy, sizeof(copy), "%s", path);
+	fd = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (fd < 0 || fsync(fd) < 0)
+		return -errno;
+	return 0;
+}
+
+static int make_dir(const struct refusal *r)
+{
+	int rc;
+
+	if (mkdir(r->path, STORE_MODE) == 0) {
+		rc = sync_parent(r->path);
+		if (rc == 0)
+			return 0;
+		return refuse(r, rc, "%s: cannot make it durable: %s", r->path,
+			      strerror(-rc));
+	}
+	if (errno == EEXIST)
+		return 0;
+	if (errno == ENOENT)
+		return refuse(r, -ENOENT,
+			      "%s: the directory above it does not exist; make "
+			      "that one first",
+			      r->path);
+	return refuse_call(r, "make this directory");
+}
+
+static int open_dir(const struct refusal *r, bool create, int *ret_fd)
+{
+	int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
+	int fd = open(r->path, flags);
+	int rc;
+
+	if (fd < 0 && errno == ENOENT && create) {
+		rc = make_dir(r);
+		if (rc < 0)
+			return rc;
+		fd = open(r->path, flags);
+	}
+	if (fd < 0 && errno == ENOENT)
+		return refuse(r, -ENOENT,
+			      "%s does not exist; name the directory of a "
+			      "ckptfs store",
+			      r->path);
+	if (fd < 0 && errno == ENOTDIR)
+		return refuse(r, -ENOTDIR,
+			      "%s is not a directory; give %s", r->path,
+			      create ? "an empty or new one" :
+				       "the directory of a ckptfs store");
+	if (fd < 0)
+		return refuse_call(r, "open this directory");
+	*ret_fd = fd;
+	return 0;
+}
+
+/* A small file's text, ended with a NUL; its length, or -errno. */
+static ssize_t read_text(int dirfd, const char *name, char *ret, size_t size)
+{
+	SCOPED(scope_close)
+	int fd = openat(dirfd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW |
+					     O_NONBLOCK | O_NOCTTY);
+	ssize_t n;
+
+	if (fd < 0)
+		return -errno;
+	n = read(fd, ret, size - 1);
+	if (n < 0)
+		return -errno;
+	ret[n] = 0;
+	return n;
+}
+
+/* Left of a store that was not finished: a lock file holds at most one line. */
+static bool is_our_lock(int dirfd)
+{
+	char text[LOCK_BYTES_MAX + 1];
+	ssize_t n = read_text(dirfd, LAYOUT_LOCK_FILE, text, sizeof(text));
+
+	if (n < 0 || n == LOCK_BYTES_MAX)
+		return false;
+	return n == 0 ||
+	       (text[0] >= '1' && text[0] <= '9' && text[n - 1] == '\n' &&
+		strchr(text, '\n') == text + n - 1);
+}
+
+/* True for what may lie in a directory that is about to become a store. */
+static bool is_no_data(int dirfd, const char *name)
+{
+	if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+		return true;
+	if (strcmp(name, "lost+found") == 0 || strcmp(name, FORMAT_TMP) == 0)
+		return true;
+	return strcmp(name, LAYOUT_LOCK_FILE) == 0 && is_our_lock(dirfd);
+}
+
+/* 1: holds nothing. 0: somebody's data. */
+static int dir_is_fresh(int dirfd)
+{
+	int fd = openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	struct dirent *d;
+	int rc = 1;
+	DIR *dir;
+
+	if (fd < 0)
+		return -errno;
+	dir = fdopendir(fd);
+	if (!dir) {
+		rc = -errno;
+		(void)close(fd);
+		return rc;
+	}
+	do {
+		errno = 0;
+		d = readdir(dir);
+		if (!d && errno != 0)
+			rc = -errno;
+		else if (d && !is_no_data(dirfd, d->d_name))
+			rc = 0;
+	} while (d && rc == 1);
+	(void)closedir(dir);
+	return rc;
+}
+
+/* The text must be one of ours to the byte: anything else is damage. */
+static int parse_format(const struct refusal *r, const char *text,
+			char ret_uuid[LAYOUT_UUID_BYTES])
+{
+	char uuid[LAYOUT_UUID_BYTES] = "";
+	char again[FORMAT_BYTES_MAX];
+	unsigned format = 0;
+	int fields = sscanf(text, "ckptfs store, format %u uuid %36[0-9a-f-]",
+			    &format, uuid);
+
+	if (fields >= 1 && format > STORE_FORMAT)
+		return refuse(r, -EPROTO,
+			      "%s was written by a newer ckptfs (format %u, "
+			      "this one reads up to %u); upgrade ckptfs",
+			      r->path, format, STORE_FORMAT);
+	(void)snprintf(again, sizeof(again), FORMAT_TEXT, format, uuid);
+	if (fields != 2 || format == 0 ||
+	    strlen(uuid) != LAYOUT_UUID_BYTES - 1 || strcmp(text, again) != 0)
+		return refuse(r, -EINVAL,
+			      "%s/%s is damaged or not from ckptfs; put that "
+			      "file back from a copy, or give another "
+			      "directory",
+			      r->path, LAYOUT_FORMAT_FILE);
+	memcpy(ret_uuid, uuid, LAYOUT_UUID_BYTES);
+	return 0;
+}
+
+/* 1: a store of a format that we read. 0: no store, but may become one. */
+static int look(const struct refusal *r, int dirfd, bool create,
+		char ret_uuid[LAYOUT_UUID_BYTES])
+{
+	char text[FORMAT_BYTES_MAX];
+	ssize_t n = read_text(dirfd, LAYOUT_FORMAT_FILE, text, sizeof(text));
+	int rc;
+
+	if (n >= 0) {
+		rc = parse_format(r, text, ret_uuid);
+		return rc < 0 ? rc : 1;
+	}
+	if (n != -ENOENT)
+		return refuse(r, (int)n, "%s/%s: cannot be read: %s", r->path,
+			      LAYOUT_FORMAT_FILE, strerror((int)-n));
+	if (!create)
+		return refuse(r, -EINVAL,
+			      "%s is not a ckptfs store (it has no file '%s'); "
+			      "give the directory that ckptfs was given as "
+			      "STORE",
+			      r->path, LAYOUT_FORMAT_FILE);
+	rc = dir_is_fresh(dirfd);
+	if (rc < 0)
+		return refuse(r, rc, "%s: cannot be listed: %s", r->path,
+			      strerror(-rc));
+	if (rc == 0)
+		return refuse(r, -EINVAL,
+			      "%s is not empty and not a ckptfs store; give an "
+			      "empty or new directory",
+			      r->path);
+	return 0;
+}
+
+/* Who holds the lock is written in the file; it may have died or forked. */
+static int refuse_busy(const struct refusal *r, int lockfd)
+{
+	char text[LOCK_BYTES_MAX + 1] = "";
+	char program[LOCK_BYTES_MAX] = "";
+	ssize_t n = pread(lockfd, text, sizeof(text) - 1, 0);
+	int fields = 0;
+	long pid = 0;
+
+	if (n > 0)
+		fields = sscanf(text, "%ld %32[a-zA-Z0-9._-]", &pid, program);
+	if (fields < 1 || pid <= 0 ||
+	    (kill((pid_t)pid, 0) < 0 && errno == ESRCH))
+		return refuse(r, -EBUSY,
+			      "%s is mounted already; unmount it first",
+			      r->path);
+	if (strcmp(program, "ckptctl") == 0)
+		return refuse(r, -EBUSY,
+			      "%s is being checked (by process %ld); wait "
+			      "until that is done",
+			      r->path, pid);
+	return refuse(r, -EBUSY,
+		      "%s is mounted already (process %ld has it open); "
+		      "unmount it first",
+		      r->path, pid);
+}
+
+static int take_lock(const struct refusal *r, int dirfd, int *ret_lockfd)
+{
+	int flags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
+	int fd = openat(dirfd, LAYOUT_LOCK_FILE, flags | O_RDWR | O_CREAT,
+			0600);
+	char text[LOCK_BYTES_MAX];
+	int rc;
+
+	/* A check may look at a store that lies on a read-only disk. */
+	if (fd < 0 && errno == EROFS)
+		fd = openat(dirfd, LAYOUT_LOCK_FILE, O_RDONLY | flags);
+	if (fd < 0)
+		return refuse_call(r, "open the file 'lock' in it");
+	if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+		rc = errno == EWOULDBLOCK ? refuse_busy(r, fd) :
+					    refuse_call(r, "lock it");
+		(void)close(fd);
+		return rc;
+	}
+	/* Only for the message above, so a full disk is no reason to fail. */
+	(void)snprintf(text, sizeof(text), "%ld %.32s\n", (long)getpid(),
+		       program_invocation_short_name);
+	if (ftruncate(fd, 0) == 0)
+		(void)!pwrite(fd, text, strlen(text), 0);
+	*ret_lockfd = fd;
+	return 0;
+}
+
+static int make_uuid(char ret[LAYOUT_UUID_BYTES])
+{
+	uint8_t b[16];
+
+	if (getrandom(b, sizeof(b), 0) != (ssize_t)sizeof(b))
+		return -errno;
+	b[6] = (uint8_t)((b[6] & 0x0f) | 0x40); /* version 4, random */
+	b[8] = (uint8_t)((b[8] & 0x3f) | 0x80);
+	(void)snprintf(ret, LAYOUT_UUID_BYTES,
+		       "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-"
+		       "%02x%02x%02x%02x%02x%02x",
+		       b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8],
+		       b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+	return 0;
+}
+
+static int write_format(int dirfd, const char *uuid)
+{
+	SCOPED(scope_close)
+	int fd = openat(dirfd, FORMAT_TMP,
+			O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
+			0600);
+	char text[FORMAT_BYTES_MAX];
+	ssize_t n;
+	int len;
+
+	if (fd < 0)
+		return -errno;
+	len = snprintf(text, sizeof(text), FORMAT_TEXT, STORE_FORMAT, uuid);
+	CHECK(len > 0 && (size_t)len < sizeof(text));
+	n = write(fd, text, (size_t)len);
+	if (n != len)
+		return n < 0 ? -errno : -ENOSPC;
+	if (fsync(fd) < 0 ||
+	    renameat(dirfd, FORMAT_TMP, dirfd, LAYOUT_FORMAT_FILE) < 0 ||
+	    fsync(dirfd) < 0)
+		return -errno;
+	return 0;
+}
+
+static int make_store(const struct refusal *r, int dirfd,
+		      char ret_uuid[LAYOUT_UUID_BYTES])
+{
+	int rc = make_uuid(ret_uuid);
+
+	if (rc == 0)
+		rc = write_format(dirfd, ret_uuid);
+	if (rc < 0)
+		return refuse(r, rc, "%s: cannot make a store here: %s",
+			      r->path, strerror(-rc));
+	return 0;
+}
+
+/* They may be missing after a crash between `format` and them. */
+static int make_subdirs(const struct refusal *r, int dirfd)
+{
+	static const char *const names[] = { LAYOUT_DB_DIR, LAYOUT_IMAGE_DIR,
+					     LAYOUT_STAGE_DIR };
+	bool made = false;
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		if (mkdirat(dirfd, names[i], STORE_MODE) == 0)
+			made = true;
+		else if (errno != EEXIST)
+			return refuse_call(r, "make the directories in it");
+	}
+	if (made && fsync(dirfd) < 0)
+		return refuse_call(r, "make its directories durable");
+	return 0;
+}
+
+int layout_open(const char *path, bool create, int *ret_dirfd, int *ret_lockfd,
+		char ret_uuid[LAYOUT_UUID_BYTES], char *why, size_t why_size)
+{
+	const struct refusal r = { .path = path, .why = why, .size = why_size };
+	SCOPED(scope_close) int dirfd = -1;
+	SCOPED(scope_close) int lockfd = -1;
+	char uuid[LAYOUT_UUID_BYTES];
+	int rc;
+
+	rc = open_dir(&r, create, &dirfd);
+	if (rc < 0)
+		return rc;
+	/* Look before the lock file is made: it may be a foreign directory. */
+	rc = look(&r, dirfd, create, uuid);
+	if (rc < 0)
+		return rc;
+	rc = take_lock(&r, dirfd, &lockfd);
+	if (rc < 0)
+		return rc;
+	/* And again: until now another process may have made it a store. */
+	rc = look(&r, dirfd, create, uuid);
+	if (rc == 0)
+		rc = make_store(&r, dirfd, uuid);
+	if (rc >= 0 && create)
+		rc = make_subdirs(&r, dirfd);
+	if (rc < 0)
+		return rc;
+	memcpy(ret_uuid, uuid, sizeof(uuid));
+	*ret_dirfd = dirfd;
+	*ret_lockfd = lockfd;
+	dirfd = -1;
+	lockfd = -1;
+	return 0;
+}
