@@ -1,0 +1,998 @@
+/*
+ * commit.c - see commit.h.
+ *
+ * The committer's queue has two parts: drain jobs (taken from the drain in
+ * order) and operations of its own (deletions, clones, abandoned images).
+ * Within one batch every chunk's references are summed up first, so each K
+ * record is read and written once.
+ */
+#include "store/commit.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/queue.h>
+
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/series.h"
+#include "store/store.h"
+
+#define COMMIT_GROUP_MAX 64
+
+enum commit_kind {
+	COMMIT_DELETE,
+	COMMIT_CLONE,
+	COMMIT_ABANDON,
+};
+
+struct commit_op {
+	TAILQ_ENTRY(commit_op) next;
+	enum commit_kind kind;
+	uint64_t ino; /* DELETE; CLONE: to */
+	uint64_t from; /* CLONE */
+	struct kv_batch *batch; /* CLONE: the caller's */
+	const struct content *content; /* CLONE: the caller's */
+	struct image *image; /* ABANDON: a reference */
+	uint64_t size_bytes; /* ABANDON */
+	bool waited, done; /* CLONE: on the caller's stack */
+	int result;
+};
+TAILQ_HEAD(commit_ops, commit_op);
+
+/* A change of one chunk's references, to be summed up. */
+struct ref_change {
+	uint64_t image, offset;
+	uint32_t len;
+	int32_t delta;
+	uint8_t hash[HASH_BYTES];
+	bool fresh; /* may not be there yet: written by a running job */
+	uint64_t image_size; /* fresh: what the image's I record says */
+};
+
+struct ref_changes {
+	struct ref_change *at;
+	size_t count, capacity;
+};
+
+struct committer {
+	pthread_t thread;
+	bool started;
+	pthread_mutex_t lock; /* guards everything below */
+	pthread_cond_t work, done;
+	struct commit_ops ops;
+	bool woken, stop;
+};
+
+static void scope_batch(struct kv_batch **b)
+{
+	kv_batch_free(*b);
+}
+
+static int changes_add(struct ref_changes *c, const struct ref_change *one)
+{
+	if (c->count == c->capacity) {
+		size_t want = c->capacity ? 2 * c->capacity : 64;
+		struct ref_change *grown = realloc(c->at, want * sizeof(*grown));
+
+		if (!grown)
+			return -ENOMEM;
+		c->at = grown;
+		c->capacity = want;
+	}
+	c->at[c->count++] = *one;
+	return 0;
+}
+
+static void scope_changes(struct ref_changes *c)
+{
+	free(c->at);
+}
+
+static int change_compare(const void *pa, const void *pb)
+{
+	const struct ref_change *a = pa, *b = pb;
+
+	if (a->image != b->image)
+		return a->image < b->image ? -1 : 1;
+	if (a->offset != b->offset)
+		return a->offset < b->offset ? -1 : 1;
+	/* The one that brings the chunk comes first: its hash counts. */
+	return (int)b->fresh - (int)a->fresh;
+}
+
+static void changes_merge(struct ref_changes *c)
+{
+	size_t n = 0;
+
+	if (c->count == 0)
+		return;
+	qsort(c->at, c->count, sizeof(*c->at), change_compare);
+	for (size_t i = 1; i < c->count; i++) {
+		if (c->at[i].image == c->at[n].image &&
+		    c->at[i].offset == c->at[n].offset) {
+			c->at[n].delta += c->at[i].delta;
+			continue;
+		}
+		c->at[++n] = c->at[i];
+	}
+	c->count = n + 1;
+}
+
+static int chunk_get(struct store *st, uint64_t image, uint64_t offset,
+		     struct chunk_rec *ret)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_chunk(image, offset);
+	size_t len;
+	int rc = kv_get(st->kv, k.data, k.len, &value, &len);
+
+	return rc < 0 ? rc : chunk_decode(value, len, ret);
+}
+
+/* Every chunk under these extents gets `delta` more references. */
+static int changes_of_content(struct store *st, const struct content *c,
+			      int32_t delta, struct ref_changes *out)
+{
+	for (size_t i = 0; i < c->extent_count; i++) {
+		const struct extent *e = &c->extents[i];
+		struct key prefix = key_ino('K', e->image);
+		struct key start = key_chunk(e->image, e->image_offset);
+		struct kv_slice key, value;
+		struct kv_iter *it;
+		int rc;
+
+		rc = kv_iter_new(st->kv, prefix.data, prefix.len, start.data,
+				 start.len, &it);
+		if (rc < 0)
+			return rc;
+		while ((rc = kv_iter_next(it, &key, &value)) == 1) {
+			struct ref_change one = { .image = e->image,
+						  .delta = delta };
+			struct chunk_rec k;
+
+			if (key.len != 17 ||
+			    chunk_decode(value.data, value.len, &k) < 0) {
+				rc = -EIO;
+				break;
+			}
+			one.offset = get_be64((const uint8_t *)key.data + 9);
+			if (one.offset >= e->image_offset + e->len)
+				break;
+			one.len = k.len;
+			memcpy(one.hash, k.hash, HASH_BYTES);
+			rc = changes_add(out, &one);
+			if (rc < 0)
+				break;
+		}
+		kv_iter_free(it);
+		if (rc < 0)
+			return rc;
+	}
+	return 0;
+}
+
+static void count(struct kv_batch *b, const char *name, int64_t delta)
+{
+	struct key k = key_meta(name);
+
+	kv_add(b, k.data, k.len, delta);
+}
+
+/* The chunk's first reference: its record, its hash, and its image's. */
+static int chunk_create(struct store *st, struct kv_batch *b,
+			const struct ref_change *c, uint64_t *last_image)
+{
+	struct chunk_rec rec = { .len = c->len, .refs = (uint32_t)c->delta };
+	struct chunk_loc loc = { c->image, c->offset, c->len };
+	struct key k = key_chunk(c->image, c->offset), h = key_hash(c->hash);
+	struct key i = key_ino('I', c->image);
+	struct bytes value = { 0 };
+	uint64_t le = htole64(c->image_size);
+	void *old = NULL;
+	size_t len;
+	int rc;
+
+	memcpy(rec.hash, c->hash, HASH_BYTES);
+	chunk_encode(&rec, &value);
+	kv_put(b, k.data, k.len, value.data, value.len);
+	value.len = 0;
+	loc_encode(&loc, &value);
+	kv_put(b, h.data, h.len, value.data, value.len);
+	bytes_release(&value);
+	count(b, META_CHUNKS, 1);
+	count(b, META_PHYSICAL, c->len);
+	count(b, META_SHARED, (int64_t)(c->delta - 1) * c->len);
+	if (*last_image == c->image)
+		return 0;
+	*last_image = c->image;
+	rc = kv_get(st->kv, i.data, i.len, &old, &len);
+	free(old);
+	if (rc == -ENOENT) {
+		kv_put(b, i.data, i.len, &le, sizeof(le));
+		count(b, META_IMAGES, 1);
+		rc = 0;
+	}
+	return rc;
+}
+
+/* The last reference is gone: the records go now, the bytes a little later. */
+static int chunk_remove(struct store *st, struct kv_batch *b,
+			const struct ref_change *c, const struct chunk_rec *rec)
+{
+	struct key k = key_chunk(c->image, c->offset), h = key_hash(rec->hash);
+	struct key p = k;
+	SCOPED(scope_free) void *value = NULL;
+	uint64_t le = htole64(rec->len);
+	struct chunk_loc loc;
+	size_t len;
+	int rc;
+
+	kv_delete(b, k.data, k.len);
+	p.data[0] = 'P';
+	kv_put(b, p.data, p.len, &le, sizeof(le));
+	count(b, META_CHUNKS, -1);
+	count(b, META_PHYSICAL, -(int64_t)rec->len);
+	count(b, META_SHARED, -(int64_t)(rec->refs - 1) * rec->len);
+	rc = kv_get(st->kv, h.data, h.len, &value, &len);
+	if (rc == -ENOENT)
+		return 0;
+	if (rc < 0)
+		return rc;
+	if (loc_decode(value, len, &loc) == 0 && loc.image == c->image &&
+	    loc.offset == c->offset)
+		kv_delete(b, h.data, h.len);
+	return 0;
+}
+
+/*
+ * Into b: all changes. -ESTALE: a shared chunk is not there any more; nothing
+ * in b may be used then.
+ */
+static int changes_apply(struct store *st, struct kv_batch *b,
+			 struct ref_changes *changes)
+{
+	uint64_t last_image = 0;
+
+	changes_merge(changes);
+	for (size_t i = 0; i < changes->count; i++) {
+		const struct ref_change *c = &changes->at[i];
+		struct chunk_rec rec;
+		struct bytes value = { 0 };
+		struct key k;
+		int rc;
+
+		if (c->delta == 0 && !c->fresh)
+			continue;
+		rc = chunk_get(st, c->image, c->offset, &rec);
+		if (rc == -ENOENT && c->fresh) {
+			if (c->delta > 0)
+				rc = chunk_create(st, b, c, &last_image);
+			else
+				rc = 0;
+			if (rc < 0)
+				return rc;
+			continue;
+		}
+		if (rc == -ENOENT && c->delta > 0)
+			return -ESTALE;
+		if (rc == -ENOENT) { /* damage must not keep us from going on */
+			log_error("image %llu: the chunk at %llu is not in the "
+				  "index: run ckptctl fsck",
+				  (unsigned long long)c->image,
+				  (unsigned long long)c->offset);
+			continue;
+		}
+		if (rc < 0)
+			return rc;
+		if (c->delta > 0 && (rec.len != c->len ||
+				     memcmp(rec.hash, c->hash, HASH_BYTES)))
+			return -ESTALE;
+		if (c->delta < 0 && rec.refs < (uint32_t)-c->delta)
+			return -EIO;
+		if ((int64_t)rec.refs + c->delta == 0) {
+			rc = chunk_remove(st, b, c, &rec);
+			if (rc < 0)
+				return rc;
+			continue;
+		}
+		count(b, META_SHARED, (int64_t)c->delta * rec.len);
+		rec.refs += (uint32_t)c->delta;
+		chunk_encode(&rec, &value);
+		k = key_chunk(c->image, c->offset);
+		kv_put(b, k.data, k.len, value.data, value.len);
+		bytes_release(&value);
+	}
+	return 0;
+}
+
+/* What changes_apply() left behind for the reclaimer, once it is written. */
+static void changes_reclaim(struct store *st, const struct ref_changes *changes)
+{
+	for (size_t i = 0; i < changes->count; i++)
+		if (changes->at[i].delta < 0)
+			reclaim_add(st, changes->at[i].image,
+				    changes->at[i].offset, changes->at[i].len);
+}
+
+/* --- a drain job ----------------------------------------------------------- */
+
+struct pending { /* one job in the group, between write and sync */
+	struct drain_job *j;
+	struct content_ref *content;
+	struct ref_changes changes;
+	int rc;
+};
+
+static int extent_add(struct content *c, const struct extent *e)
+{
+	struct extent *last = c->extent_count ?
+				      &c->extents[c->extent_count - 1] :
+				      NULL;
+
+	if (last && last->offset + last->len == e->offset &&
+	    last->image == e->image &&
+	    last->image_offset + last->len == e->image_offset) {
+		last->len += e->len;
+		return 0;
+	}
+	/* Grown in powers of two: the count itself says when. */
+	if ((c->extent_count & (c->extent_count - 1)) == 0) {
+		size_t want = c->extent_count ? 2 * c->extent_count : 1;
+		struct extent *grown =
+			realloc(c->extents, want * sizeof(*grown));
+
+		if (!grown)
+			return -ENOMEM;
+		c->extents = grown;
+	}
+	c->extents[c->extent_count++] = *e;
+	return 0;
+}
+
+/* The job's chunks as extents, and the references that they take. */
+static int content_of_job(struct drain_job *j, struct content *c,
+			  struct ref_changes *changes)
+{
+	bool identity = true;
+
+	for (uint32_t i = 0; i < j->chunk_count; i++) {
+		const struct drain_chunk *k = &j->chunks[i];
+		struct ref_change one = { .delta = 1, .len = k->len };
+		struct extent e = { .offset = k->offset, .len = k->len };
+		int rc;
+
+		if (k->kind == CHUNK_ZERO)
+			continue;
+		if (k->kind == CHUNK_NEW) {
+			e.image = j->image->id;
+			e.image_offset = k->offset;
+			one.fresh = true;
+			one.image_size = j->size_bytes;
+		} else {
+			e.image = k->image;
+			e.image_offset = k->image_offset;
+			if (k->kind == CHUNK_JOINED) {
+				one.fresh = true;
+				one.image_size = k->owner->size_bytes;
+			}
+		}
+		one.image = e.image;
+		one.offset = e.image_offset;
+		memcpy(one.hash, k->hash, HASH_BYTES);
+		identity = identity && e.image_offset == e.offset;
+		c->data_bytes += k->len;
+		rc = extent_add(c, &e);
+		if (rc == 0)
+			rc = changes_add(changes, &one);
+		if (rc < 0)
+			return rc;
+	}
+	/*
+	 * Native: all of it at its own offsets in one image of the same size.
+	 * With holes only the file's own, fresh image is known to have them.
+	 */
+	c->native = identity && c->extent_count > 0;
+	for (size_t i = 1; i < c->extent_count; i++)
+		c->native = c->native && c->extents[i].image ==
+						 c->extents[0].image;
+	if (c->native && c->data_bytes != c->size_bytes)
+		c->native = j->image &&
+			    c->extents[0].image == j->image->id;
+	return 0;
+}
+
+static int image_size(struct store *st, uint64_t image, uint64_t *ret_size)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_ino('I', image);
+	size_t len;
+	int rc = kv_get(st->kv, k.data, k.len, &value, &len);
+
+	return rc < 0 ? rc : u64_decode(value, len, ret_size);
+}
+
+/* An image of another size cannot stand for the file. */
+static void check_native_size(struct store *st, const struct drain_job *j,
+			      struct content *c)
+{
+	uint64_t size;
+
+	if (!c->native || (j->image && c->extents[0].image == j->image->id))
+		return;
+	if (image_size(st, c->extents[0].image, &size) < 0) {
+		/* A running job's: it says itself how large it will be. */
+		size = 0;
+		for (uint32_t i = 0; i < j->chunk_count; i++)
+			if (j->chunks[i].kind == CHUNK_JOINED)
+				size = j->chunks[i].owner->size_bytes;
+	}
+	c->native = size == c->size_bytes;
+}
+
+/* A running job's image that was given up must not be shared. */
+static bool joined_image_dead(struct store *st, const struct drain_job *j)
+{
+	HOLD(&st->images.lock);
+	for (uint32_t i = 0; i < j->chunk_count; i++)
+		if (j->chunks[i].kind == CHUNK_JOINED &&
+		    j->chunks[i].owner->image->abandoned)
+			return true;
+	return false;
+}
+
+static void put_content(struct kv_batch *b, uint64_t ino,
+			const struct content *c)
+{
+	struct key f = key_ino('F', ino);
+	struct bytes value = { 0 };
+
+	content_encode(c, &value);
+	CHECK(!value.failed);
+	kv_put(b, f.data, f.len, value.data, value.len);
+	bytes_release(&value);
+}
+
+/* The records of the new content, without its chunks'. */
+static void put_job_records(struct store *st, struct kv_batch *b,
+			    struct drain_job *j, const struct content *c,
+			    const struct content *old)
+{
+	uint64_t ino = j->in->ino;
+	struct key u = key_ino('U', ino), d = key_ino('D', ino);
+	bool old_small = old && old->kind == CONTENT_SMALL;
+
+	put_content(b, ino, c);
+	kv_delete(b, u.data, u.len);
+	if (j->small)
+		kv_put(b, d.data, d.len, j->small, (size_t)c->size_bytes);
+	else if (old_small)
+		kv_delete(b, d.data, d.len);
+	count(b, META_LOGICAL, (int64_t)c->size_bytes -
+				       (old ? (int64_t)old->size_bytes : 0));
+	count(b, META_PHYSICAL, (j->small ? (int64_t)c->size_bytes : 0) -
+					(old_small ? (int64_t)old->size_bytes :
+						     0));
+	series_put(st, b, j->in, c->size_bytes);
+}
+
+/* Does the own image have bytes of this chunk that nobody will read? */
+static bool is_spare(const struct drain_job *j, const struct drain_chunk *c)
+{
+	return (c->kind == CHUNK_SHARED || c->kind == CHUNK_JOINED) &&
+	       (j->adopt || c->spare);
+}
+
+/* Bytes of the own image that are shared after all: they are given back. */
+static int put_own_copies(struct kv_batch *b, struct drain_job *j)
+{
+	for (uint32_t i = 0; i < j->chunk_count; i++) {
+		const struct drain_chunk *k = &j->chunks[i];
+		uint64_t le = htole64(k->len);
+		struct key p;
+
+		if (!is_spare(j, k))
+			continue;
+		p = key_chunk(j->image->id, k->offset);
+		p.data[0] = 'P';
+		kv_put(b, p.data, p.len, &le, sizeof(le));
+	}
+	return 0;
+}
+
+/* Build and write one job's batch. 1: nothing had to be written. */
+static int job_write(struct store *st, struct pending *p)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct drain_job *j = p->j;
+	struct content c = { 0 };
+	struct content *old = j->old ? &j->old->c : NULL;
+	int rc = 0;
+
+	if (!b)
+		return -ENOMEM;
+	{
+		HOLD(&j->in->lock);
+		if (j->in->attr.nlink == 0 || j->in->file->stage != j->stage)
+			return -ECANCELED;
+		/* Its content cannot have changed: one job at a time. */
+		CHECK(j->in->file->content == j->old);
+	}
+	if (j->unchanged)
+		return 1;
+	c.generation = old ? old->generation + 1 : 1;
+	c.size_bytes = j->size_bytes;
+	c.mtime_ns = j->mtime_ns;
+	c.kind = j->small ? CONTENT_SMALL : CONTENT_EXTENTS;
+	memcpy(c.digest, j->digest, HASH_BYTES);
+	if (j->small)
+		c.data_bytes = c.size_bytes;
+	else if (joined_image_dead(st, j))
+		rc = -ESTALE;
+	else
+		rc = content_of_job(j, &c, &p->changes);
+	if (rc == 0)
+		check_native_size(st, j, &c);
+	if (rc == 0 && old)
+		rc = changes_of_content(st, old, -1, &p->changes);
+	if (rc == 0)
+		rc = changes_apply(st, b, &p->changes);
+	if (rc == 0) {
+		put_job_records(st, b, j, &c, old);
+		rc = put_own_copies(b, j);
+	}
+	if (rc == 0)
+		rc = kv_write(st->kv, b);
+	if (rc == 0) {
+		p->content = content_ref_new(&c);
+		rc = p->content ? 0 : -ENOMEM;
+	}
+	content_release(&c);
+	return rc;
+}
+
+/* The ranges of the adopted image that nobody will read once it is closed. */
+static void reclaim_own_copies(struct store *st, struct drain_job *j)
+{
+	for (uint32_t i = 0; i < j->chunk_count; i++)
+		if (is_spare(j, &j->chunks[i]))
+			reclaim_add(st, j->image->id, j->chunks[i].offset,
+				    j->chunks[i].len);
+}
+
+/*
+ * The content is durable: let everybody see it. The stage is now a cache, or,
+ * adopted, it is the image, or it goes.
+ */
+static void job_publish(struct store *st, struct pending *p)
+{
+	struct drain_job *j = p->j;
+	struct file *f = j->in->file;
+	struct content_ref *old = NULL;
+	struct stage *drop = NULL;
+	bool own_image = false;
+	uint64_t image = 0;
+
+	HOLD(&j->in->lock);
+	if (p->content) {
+		old = f->content;
+		f->content = TAKE(p->content);
+		f->created = false;
+		f->verified = true;
+	}
+	own_image = f->content->c.native && f->content->c.extent_count > 0;
+	if (own_image)
+		image = f->content->c.extents[0].image;
+	if (j->exclusive && !atomic_load(&j->raced) && f->writers == 0 &&
+	    f->stage == j->stage) {
+		f->dirty = false;
+		j->stage->slot->clean_generation = f->content->c.generation;
+		j->stage->slot->dirty = 0;
+		if (j->adopt) {
+			j->stage->keep_image = !j->unchanged;
+			j->stage->frozen = true;
+			drop = f->stage;
+		} else if (f->content->c.kind == CONTENT_SMALL ||
+			   j->stage->kind == STAGE_DISK ||
+			   st->options.no_stage_cache) {
+			/* Who has it open keeps it until he closes it. */
+			if (f->mode != IO_BACKED)
+				drop = f->stage;
+		} else {
+			stage_list(&st->stages, j->stage);
+			if (image != 0 && !j->unchanged) {
+				j->stage->clean_image = image;
+				image_set_clean(&st->images, image, j->stage);
+			}
+		}
+		if (drop)
+			f->stage = NULL;
+		if (j->adopt && !j->unchanged && f->mode == IO_BACKED) {
+			/* Readers have the whole image: punch it when they go. */
+			j->hold_punch = true;
+			f->punch_image = j->image->id;
+			f->punch_size = j->size_bytes;
+		}
+	}
+	j->publish_old = old;
+	j->publish_drop = drop;
+}
+
+/* Does the job's image hold anything of it? */
+static bool job_stored(const struct drain_job *j)
+{
+	for (uint32_t i = 0; i < j->chunk_count; i++)
+		if (j->chunks[i].kind == CHUNK_NEW)
+			return true;
+	return false;
+}
+
+static void job_published(struct store *st, struct pending *p)
+{
+	struct drain_job *j = p->j;
+
+	if (j->publish_drop) {
+		stage_drop(&st->stages, j->publish_drop);
+		stage_put(&st->stages, j->publish_drop);
+		inode_put(st, j->in, 1); /* the stage's reference */
+	}
+	content_ref_put(j->publish_old);
+	drain_unstick(st, j->in);
+	changes_reclaim(st, &p->changes);
+	if (j->image && (j->unchanged || (!j->adopt && !job_stored(j)))) {
+		if (!j->adopt) { /* it holds nothing that counts */
+			image_ref(&st->images, j->image);
+			commit_abandon(st, j->image, j->size_bytes);
+		}
+	} else if (j->image) {
+		HOLD(&st->images.lock);
+		j->image->building = false;
+	}
+	if (j->image && !j->unchanged && !j->hold_punch)
+		reclaim_own_copies(st, j);
+	drain_finish(st, j, JOB_DONE, 0);
+}
+
+static void commit_jobs(struct store *st, struct drain_job **jobs, unsigned n)
+{
+	struct pending p[COMMIT_GROUP_MAX] = { 0 };
+	bool sync = false;
+	int rc = 0;
+
+	for (unsigned i = 0; i < n; i++) {
+		p[i].j = jobs[i];
+		p[i].rc = job_write(st, &p[i]);
+		sync = sync || p[i].rc >= 0;
+	}
+	if (sync)
+		rc = kv_sync(st->kv);
+	for (unsigned i = 0; i < n; i++) {
+		struct drain_job *j = p[i].j;
+
+		if (p[i].rc >= 0 && rc < 0)
+			p[i].rc = rc;
+		if (p[i].rc >= 0) {
+			job_publish(st, &p[i]);
+			job_published(st, &p[i]);
+		} else if (p[i].rc == -ESTALE || p[i].rc == -ECANCELED) {
+			drain_void(st, j);
+		} else {
+			drain_fail(st, j, p[i].rc);
+		}
+		content_ref_put(p[i].content);
+		free(p[i].changes.at);
+	}
+}
+
+/* --- operations ------------------------------------------------------------ */
+
+static int delete_xattrs(struct store *st, struct kv_batch *b, uint64_t ino)
+{
+	struct key prefix = key_ino('X', ino);
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc;
+
+	rc = kv_iter_new(st->kv, prefix.data, prefix.len, NULL, 0, &it);
+	if (rc < 0)
+		return rc;
+	while ((rc = kv_iter_next(it, &key, &value)) == 1)
+		kv_delete(b, key.data, key.len);
+	kv_iter_free(it);
+	return rc;
+}
+
+static int op_delete(struct store *st, uint64_t ino)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	SCOPED(scope_changes) struct ref_changes changes = { 0 };
+	SCOPED(scope_free) void *value = NULL;
+	struct content c = { 0 };
+	struct key k = key_ino('F', ino);
+	size_t len;
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	if (rc == 0)
+		rc = content_decode(value, len, &c);
+	if (rc == 0) {
+		count(b, META_LOGICAL, -(int64_t)c.size_bytes);
+		if (c.kind == CONTENT_SMALL)
+			count(b, META_PHYSICAL, -(int64_t)c.size_bytes);
+		rc = changes_of_content(st, &c, -1, &changes);
+	}
+	if (rc == 0 || rc == -ENOENT)
+		rc = changes_apply(st, b, &changes);
+	if (rc == 0)
+		rc = delete_xattrs(st, b, ino);
+	if (rc == 0) {
+		static const char kinds[] = "AFDOU";
+
+		for (const char *kind = kinds; *kind; kind++) {
+			k = key_ino(*kind, ino);
+			kv_delete(b, k.data, k.len);
+		}
+		rc = kv_write(st->kv, b);
+	}
+	content_release(&c);
+	if (rc == 0)
+		changes_reclaim(st, &changes);
+	return rc;
+}
+
+/* A small file's bytes are its own: a clone has them a second time. */
+static int clone_small(struct store *st, const struct commit_op *op)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key from = key_ino('D', op->from), to = key_ino('D', op->ino);
+	size_t len;
+	int rc = kv_get(st->kv, from.data, from.len, &value, &len);
+
+	if (rc < 0)
+		return rc == -ENOENT ? -EIO : rc;
+	kv_put(op->batch, to.data, to.len, value, len);
+	count(op->batch, META_PHYSICAL, (int64_t)len);
+	return 0;
+}
+
+static int op_clone(struct store *st, const struct commit_op *op)
+{
+	SCOPED(scope_changes) struct ref_changes changes = { 0 };
+	struct content copy;
+	int rc = 0;
+
+	if (op->content) {
+		copy = *op->content;
+		if (copy.kind == CONTENT_SMALL)
+			rc = clone_small(st, op);
+		if (rc < 0)
+			return rc;
+		rc = changes_of_content(st, &copy, 1, &changes);
+		if (rc == 0)
+			rc = changes_apply(st, op->batch, &changes);
+		if (rc == 0)
+			put_content(op->batch, op->ino, &copy);
+		if (rc == 0)
+			count(op->batch, META_LOGICAL,
+			      (int64_t)copy.size_bytes);
+	}
+	return rc < 0 ? rc : kv_write(st->kv, op->batch);
+}
+
+/* Has anybody else's content found its way into this image? */
+static int image_is_shared(struct store *st, uint64_t image)
+{
+	struct key prefix = key_ino('K', image);
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc;
+
+	rc = kv_iter_new(st->kv, prefix.data, prefix.len, NULL, 0, &it);
+	if (rc < 0)
+		return rc;
+	rc = kv_iter_next(it, &key, &value);
+	kv_iter_free(it);
+	return rc;
+}
+
+static void op_abandon(struct store *st, struct image *i, uint64_t size)
+{
+	int shared = image_is_shared(st, i->id);
+
+	{
+		HOLD(&st->images.lock);
+		i->building = false;
+		i->abandoned = shared == 0;
+	}
+	if (shared == 0) {
+		(void)image_remove(&st->images, i->id);
+	} else if (shared > 0) {
+		SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+		struct key p = key_chunk(i->id, 0);
+		uint64_t le = htole64(size);
+
+		p.data[0] = 'P';
+		if (b) {
+			kv_put(b, p.data, p.len, &le, sizeof(le));
+			(void)kv_write(st->kv, b); /* lost: gc finds it */
+		}
+		reclaim_add(st, i->id, 0, size);
+	}
+	image_put(&st->images, i);
+}
+
+static void op_run(struct store *st, struct commit_op *op)
+{
+	struct committer *c = st->committer;
+	int rc = 0;
+
+	switch (op->kind) {
+	case COMMIT_DELETE:
+		rc = op_delete(st, op->ino);
+		break;
+	case COMMIT_CLONE:
+		rc = op_clone(st, op);
+		break;
+	case COMMIT_ABANDON:
+		op_abandon(st, op->image, op->size_bytes);
+		break;
+	}
+	if (op->waited) {
+		HOLD(&c->lock);
+		op->result = rc;
+		op->done = true;
+		pthread_cond_broadcast(&c->done);
+		return;
+	}
+	if (rc < 0) /* the O record stays: the next start tries again */
+		log_error("inode %llu cannot be deleted: %s",
+			  (unsigned long long)op->ino, strerror(-rc));
+	free(op);
+}
+
+static void *committer_main(void *arg)
+{
+	struct store *st = arg;
+	struct committer *c = st->committer;
+	struct drain_job *jobs[COMMIT_GROUP_MAX];
+
+	for (;;) {
+		struct commit_op *op;
+		unsigned n;
+
+		pthread_mutex_lock(&c->lock);
+		while (!c->woken && TAILQ_EMPTY(&c->ops) && !c->stop)
+			pthread_cond_wait(&c->work, &c->lock);
+		c->woken = false;
+		if (c->stop && TAILQ_EMPTY(&c->ops)) {
+			pthread_mutex_unlock(&c->lock);
+			return NULL;
+		}
+		op = TAILQ_FIRST(&c->ops);
+		if (op)
+			TAILQ_REMOVE(&c->ops, op, next);
+		pthread_mutex_unlock(&c->lock);
+		if (op) {
+			op_run(st, op);
+			commit_wake(st);
+		}
+		n = drain_take_ready(st, jobs, COMMIT_GROUP_MAX);
+		if (n > 0) {
+			commit_jobs(st, jobs, n);
+			commit_wake(st);
+		}
+	}
+}
+
+int commit_init(struct store *st)
+{
+	struct committer *c = calloc(1, sizeof(*c));
+
+	if (!c)
+		return -ENOMEM;
+	pthread_mutex_init(&c->lock, NULL);
+	pthread_cond_init(&c->work, NULL);
+	pthread_cond_init(&c->done, NULL);
+	TAILQ_INIT(&c->ops);
+	st->committer = c;
+	return 0;
+}
+
+int commit_start(struct store *st)
+{
+	struct committer *c = st->committer;
+	int rc = pthread_create(&c->thread, NULL, committer_main, st);
+
+	c->started = rc == 0;
+	return -rc;
+}
+
+void commit_stop(struct store *st)
+{
+	struct committer *c = st->committer;
+
+	if (!c)
+		return;
+	{
+		HOLD(&c->lock);
+		c->stop = true;
+		pthread_cond_signal(&c->work);
+	}
+	if (c->started)
+		pthread_join(c->thread, NULL);
+	for (struct commit_op *op; (op = TAILQ_FIRST(&c->ops)) != NULL;) {
+		TAILQ_REMOVE(&c->ops, op, next); /* it was never started */
+		free(op);
+	}
+	pthread_mutex_destroy(&c->lock);
+	pthread_cond_destroy(&c->work);
+	pthread_cond_destroy(&c->done);
+	free(c);
+	st->committer = NULL;
+}
+
+void commit_wake(struct store *st)
+{
+	struct committer *c = st->committer;
+
+	HOLD(&c->lock);
+	c->woken = true;
+	pthread_cond_signal(&c->work);
+}
+
+static void op_add(struct store *st, struct commit_op *op)
+{
+	struct committer *c = st->committer;
+
+	HOLD(&c->lock);
+	TAILQ_INSERT_TAIL(&c->ops, op, next);
+	pthread_cond_signal(&c->work);
+}
+
+int commit_delete(struct store *st, uint64_t ino)
+{
+	struct commit_op *op = calloc(1, sizeof(*op));
+
+	if (!op)
+		return -ENOMEM;
+	op->kind = COMMIT_DELETE;
+	op->ino = ino;
+	op_add(st, op);
+	return 0;
+}
+
+int commit_clone(struct store *st, struct kv_batch *b,
+		 const struct content *content, uint64_t from, uint64_t to)
+{
+	struct commit_op op = { .kind = COMMIT_CLONE,
+				.ino = to,
+				.from = from,
+				.batch = b,
+				.content = content,
+				.waited = true };
+	struct committer *c = st->committer;
+
+	op_add(st, &op);
+	pthread_mutex_lock(&c->lock);
+	while (!op.done)
+		pthread_cond_wait(&c->done, &c->lock);
+	pthread_mutex_unlock(&c->lock);
+	return op.result;
+}
+
+void commit_abandon(struct store *st, struct image *i, uint64_t size_bytes)
+{
+	struct commit_op *op = calloc(1, sizeof(*op));
+
+	if (!op) { /* the next start removes it */
+		image_put(&st->images, i);
+		return;
+	}
+	op->kind = COMMIT_ABANDON;
+	op->image = i;
+	op->size_bytes = size_bytes;
+	op_add(st, op);
+}

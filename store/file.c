@@ -1,0 +1,521 @@
+/* file.c - see file.h. */
+#include "store/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/commit.h"
+#include "store/file_private.h"
+#include "store/names.h"
+#include "store/series.h"
+#include "store/store.h"
+
+/* debug_stage=memory: room for what tests write. */
+#define TEST_STAGE_BYTES (UINT64_C(2) << 20)
+
+static bool flags_write(int flags)
+{
+	return (flags & O_ACCMODE) != O_RDONLY;
+}
+
+/* --- stages -------------------------------------------------------------- */
+
+/* A new stage; when there are too many, wait until some are drained. */
+static int new_stage(struct store *st, struct inode *in, uint64_t size,
+		     struct stage **ret_stage)
+{
+	int rc;
+
+	if (st->options.stage_all_in_memory && size < TEST_STAGE_BYTES)
+		size = TEST_STAGE_BYTES;
+	rc = stage_create(&st->stages, in->ino, size, ret_stage);
+	if (rc == -ENFILE) {
+		rc = drain_sync_tree(st, ROOT_INO);
+		if (rc == 0)
+			rc = stage_create(&st->stages, in->ino, size,
+					  ret_stage);
+	}
+	return rc;
+}
+
+static void install_stage_locked(struct file *f, struct stage *s)
+{
+	CHECK(!f->stage);
+	f->stage = s;
+	f->dirty = true;
+}
+
+/* Take the stage from its file; the caller drops it outside the lock. */
+static struct stage *take_stage_locked(struct file *f)
+{
+	struct stage *s = f->stage;
+
+	f->stage = NULL;
+	f->dirty = false;
+	return s;
+}
+
+/* The rest of giving a stage up: memory, slot, the inode's reference. */
+static void drop_stage(struct store *st, struct inode *in, struct stage *s)
+{
+	if (!s)
+		return;
+	if (s->clean_image)
+		image_clear_clean(&st->images, s->clean_image, s);
+	stage_drop(&st->stages, s);
+	stage_put(&st->stages, s);
+	inode_put(st, in, 1);
+}
+
+/* Bytes of the stage may change from now on. */
+void file_dirtied(struct store *st, struct inode *in, struct stage *s)
+{
+	stage_unlist(&st->stages, s);
+	if (s->clean_image) {
+		image_clear_clean(&st->images, s->clean_image, s);
+		HOLD(&in->lock);
+		s->clean_image = 0;
+	}
+	if (s->slot)
+		s->slot->dirty = 1;
+}
+
+bool file_evict(void *store, struct stage *s)
+{
+	struct store *st = store;
+	struct inode *in = inode_peek(st, s->ino);
+	struct stage *gone = NULL;
+
+	if (!in)
+		return false;
+	{
+		HOLD(&in->lock);
+		if (in->file && in->file->stage == s && !in->file->dirty &&
+		    in->file->mode == IO_CLOSED)
+			gone = take_stage_locked(in->file);
+	}
+	drop_stage(st, in, gone);
+	inode_put(st, in, 1);
+	return gone != NULL;
+}
+
+static void learn_series(struct store *st, struct inode *in)
+{
+	uint64_t keys[2];
+	char path[4096];
+
+	inode_path(st, in, path, sizeof(path));
+	series_keys(path, keys);
+	HOLD(&in->lock);
+	in->file->series[0] = keys[0];
+	in->file->series[1] = keys[1];
+}
+
+static uint64_t expected_size(struct store *st, struct inode *in)
+{
+	uint64_t keys[2];
+
+	{
+		HOLD(&in->lock);
+		keys[0] = in->file->series[0];
+		keys[1] = in->file->series[1];
+	}
+	return series_size(st, keys);
+}
+
+int file_install_stage(struct store *st, struct inode *in, uint64_t size,
+		       struct stage **ret_stage)
+{
+	int rc = new_stage(st, in, size, ret_stage);
+
+	if (rc < 0)
+		return rc;
+	inode_ref(st, in, 1);
+	HOLD(&in->lock);
+	install_stage_locked(in->file, *ret_stage);
+	return 0;
+}
+
+int file_prepare(struct store *st, struct inode *in)
+{
+	struct stage *s;
+
+	learn_series(st, in);
+	return file_install_stage(st, in, expected_size(st, in), &s);
+}
+
+int file_adopt(struct store *st, struct inode *in, struct stage *s, bool dirty,
+	       uint64_t order)
+{
+	int rc = inode_load_file(st, in);
+
+	if (rc < 0)
+		return rc;
+	learn_series(st, in);
+	inode_ref(st, in, 1);
+	{
+		HOLD(&in->lock);
+		CHECK(!in->file->stage);
+		in->file->stage = s;
+		in->file->dirty = dirty;
+		in->file->created = in->file->content == NULL;
+	}
+	if (!dirty) {
+		stage_list(&st->stages, s);
+		return 0;
+	}
+	return drain_resume(st, in, order);
+}
+
+/* --- opening --------------------------------------------------------------- */
+
+/* Every image is there and as long as the content says. */
+static int check_images(struct store *st, struct inode *in,
+			const struct content *c)
+{
+	uint64_t checked = 0;
+	int rc = 0;
+
+	for (size_t i = 0; rc == 0 && i < c->extent_count; i++) {
+		const struct extent *e = &c->extents[i];
+		struct image *im;
+		struct stat sb;
+
+		if (e->image == checked && i > 0 &&
+		    e->image_offset + e->len <= c->extents[i - 1].image_offset)
+			continue;
+		rc = image_get(&st->images, e->image, &im);
+		if (rc < 0)
+			break;
+		if (fstat(im->fd, &sb) < 0)
+			rc = -errno;
+		else if ((uint64_t)sb.st_size < e->image_offset + e->len ||
+			 (c->native && (uint64_t)sb.st_size != c->size_bytes))
+			rc = -EIO;
+		image_put(&st->images, im);
+		checked = e->image;
+	}
+	if (rc < 0) {
+		char path[4096];
+
+		inode_path(st, in, path, sizeof(path));
+		log_error("%s: an image of it is missing or too short: %s: run "
+			  "ckptctl fsck on the unmounted store",
+			  path, strerror(-rc));
+	}
+	return rc;
+}
+
+/* Before committed content is opened: is it whole? */
+static int check_content(struct store *st, struct inode *in)
+{
+	struct content_ref *content = NULL;
+	bool verify;
+	int rc;
+
+	{
+		HOLD(&in->lock);
+		if (in->file->content && !in->file->stage) {
+			content = in->file->content;
+			atomic_fetch_add(&content->refs, 1);
+		}
+		verify = st->options.verify == VERIFY_OPEN &&
+			 !in->file->verified;
+	}
+	if (!content)
+		return 0;
+	rc = check_images(st, in, &content->c);
+	if (rc == 0 && verify)
+		rc = file_verify(st, in, &content->c);
+	if (rc == 0 && verify) {
+		HOLD(&in->lock);
+		in->file->verified = in->file->content == content;
+	}
+	content_ref_put(content);
+	return rc;
+}
+
+/* A drain failed since somebody last asked: say it once. */
+static int tell_error(struct inode *in)
+{
+	HOLD(&in->lock);
+	if (in->file->sticky_error == 0 || in->file->error_told)
+		return 0;
+	in->file->error_told = true;
+	return in->file->sticky_error;
+}
+
+enum open_step { OPEN_OK, OPEN_WAIT, OPEN_RENUMBER, OPEN_NEW_STAGE };
+
+/* What has to be done before the file can be opened; in->lock is held. */
+static enum open_step open_step_locked(const struct file *f, int flags)
+{
+	bool write = flags_write(flags);
+	bool trunc = write && (flags & O_TRUNC);
+
+	if (!write)
+		return OPEN_OK;
+	if (f->stage && f->stage->frozen)
+		return OPEN_WAIT;
+	if (trunc && f->opens > 0 && f->writers == 0)
+		return OPEN_RENUMBER; /* readers keep what they have */
+	if (f->mode == IO_BACKED && f->stage != f->backing_stage)
+		return OPEN_RENUMBER; /* backed by an image: not to be written */
+	if (f->mode == IO_BACKED && !f->stage)
+		return OPEN_RENUMBER;
+	if (trunc && f->opens == 0)
+		return OPEN_NEW_STAGE;
+	return OPEN_OK;
+}
+
+/* Replace what is there by an empty stage; the old content stays committed. */
+static int open_new_stage(struct store *st, struct inode *in)
+{
+	struct stage *s, *old;
+	int rc;
+
+	learn_series(st, in);
+	rc = new_stage(st, in, expected_size(st, in), &s);
+	if (rc < 0)
+		return rc;
+	inode_ref(st, in, 1);
+	{
+		HOLD(&in->lock);
+		old = take_stage_locked(in->file);
+		install_stage_locked(in->file, s);
+	}
+	if (old) {
+		drain_supersede(st, in);
+		drop_stage(st, in, old);
+	}
+	return 0;
+}
+
+/* Choose the mode of the first open; file_open() holds the turn. */
+static int open_backing(struct store *st, struct inode *in, bool write)
+{
+	struct file *f = in->file;
+	struct stage *stage = NULL;
+	struct image *image = NULL;
+	uint64_t native = 0;
+	int fd, id, rc;
+
+	{
+		HOLD(&in->lock);
+		if (f->mode != IO_CLOSED)
+			return 0;
+		if (f->stage) {
+			stage = f->stage;
+			stage_ref(stage);
+		} else if (!write && f->content && f->content->c.native) {
+			native = f->content->c.extents[0].image;
+		}
+	}
+	if (!st->backing_open || (!stage && !native)) {
+		stage_put(&st->stages, stage);
+		HOLD(&in->lock);
+		f->mode = IO_DAEMON;
+		return 0;
+	}
+	if (native) {
+		rc = image_get(&st->images, native, &image);
+		if (rc < 0)
+			return rc;
+	}
+	fd = stage ? stage->fd : image->fd;
+	id = st->backing_open(st->on_arg, fd);
+	HOLD(&in->lock);
+	if (id <= 0) { /* refused for this one: serve it ourselves */
+		f->mode = IO_DAEMON;
+		stage_put(&st->stages, stage);
+		image_put(&st->images, image);
+		return 0;
+	}
+	f->mode = IO_BACKED;
+	f->backing_id = id;
+	f->backing_stage = stage;
+	f->backing_image = image;
+	return 0;
+}
+
+/* One more open; what the table on the tmpfs says follows. */
+static struct stage *count_open_locked(struct file *f, bool write, int delta)
+{
+	f->opens += (unsigned)delta;
+	if (write)
+		f->writers += (unsigned)delta;
+	if (f->stage && f->stage->slot) {
+		f->stage->slot->opens = f->opens;
+		f->stage->slot->writers = f->writers;
+	}
+	if (delta > 0 && write && f->stage) {
+		f->dirty = true;
+		return f->stage;
+	}
+	return NULL;
+}
+
+/* Set-user-id bits do not survive a writer who is not root; see fuse/. */
+static int open_turn(struct store *st, struct inode *in, int flags,
+		     struct file_opened *ret)
+{
+	bool write = flags_write(flags);
+	struct stage *dirtied;
+	enum open_step step;
+	int rc;
+
+	for (;;) {
+		{
+			HOLD(&in->lock);
+			step = open_step_locked(in->file, flags);
+		}
+		if (step != OPEN_WAIT)
+			break;
+		drain_wait_idle(st, in);
+	}
+	if (step == OPEN_RENUMBER) {
+		rc = names_renumber(st, in);
+		return rc < 0 ? rc : -ESTALE;
+	}
+	if (step == OPEN_NEW_STAGE) {
+		rc = open_new_stage(st, in);
+	} else if (write && (flags & O_TRUNC)) {
+		rc = file_truncate_turn(st, in, 0);
+	} else {
+		rc = check_content(st, in);
+	}
+	if (rc == 0)
+		rc = open_backing(st, in, write);
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		dirtied = count_open_locked(in->file, write, 1);
+		ret->backing_id = in->file->mode == IO_BACKED ?
+					  in->file->backing_id :
+					  0;
+	}
+	if (dirtied) {
+		file_dirtied(st, in, dirtied);
+		drain_disturb(st, in, false);
+	}
+	return 0;
+}
+
+int file_open(struct store *st, struct inode *in, int flags,
+	      struct file_opened *ret)
+{
+	int rc = inode_load_file(st, in);
+
+	if (rc == 0)
+		rc = tell_error(in);
+	if (rc < 0)
+		return rc;
+	HOLD(&in->turn);
+	return open_turn(st, in, flags, ret);
+}
+
+/* After the last release: the mode ends, and what it kept back happens. */
+static void close_backing(struct store *st, struct inode *in)
+{
+	struct file *f = in->file;
+	struct stage *stage, *drop = NULL;
+	struct image *image;
+	uint64_t punch, punch_size;
+	int id;
+
+	{
+		HOLD(&in->lock);
+		if (f->opens > 0)
+			return;
+		id = f->mode == IO_BACKED ? f->backing_id : 0;
+		f->mode = IO_CLOSED;
+		f->backing_id = 0;
+		stage = TAKE(f->backing_stage);
+		image = TAKE(f->backing_image);
+		punch = f->punch_image;
+		punch_size = f->punch_size;
+		f->punch_image = 0;
+		/* A cache that need not be kept: a small file, or on disk. */
+		if (f->stage && !f->dirty && f->content &&
+		    (f->content->c.kind == CONTENT_SMALL ||
+		     f->stage->kind == STAGE_DISK ||
+		     st->options.no_stage_cache))
+			drop = take_stage_locked(f);
+	}
+	if (id > 0)
+		st->backing_close(st->on_arg, id);
+	stage_put(&st->stages, stage);
+	image_put(&st->images, image);
+	drop_stage(st, in, drop);
+	if (punch)
+		reclaim_add(st, punch, 0, punch_size);
+}
+
+void file_release(struct store *st, struct inode *in, int flags)
+{
+	bool write = flags_write(flags);
+	bool last_writer, gone;
+
+	{
+		HOLD(&in->turn);
+		{
+			HOLD(&in->lock);
+			(void)count_open_locked(in->file, write, -1);
+			last_writer = write && in->file->writers == 0;
+			gone = in->attr.nlink == 0;
+		}
+		close_backing(st, in);
+	}
+	if (gone)
+		file_unlinked(st, in);
+	else if (last_writer)
+		drain_released(st, in);
+}
+
+int file_flush(struct store *st, struct inode *in, int flags)
+{
+	bool dirty, released;
+	int rc;
+
+	if (!flags_write(flags))
+		return 0;
+	{
+		HOLD(&in->lock);
+		dirty = in->file->stage && in->file->dirty &&
+			in->attr.nlink > 0;
+		released = in->file->writers == 0;
+	}
+	if (!dirty)
+		return 0;
+	rc = drain_closed(st, in, released);
+	if (rc == 0 && (st->options.durable_close || !store_has_room(st)))
+		rc = drain_sync(st, in);
+	return rc;
+}
+
+void file_unlinked(struct store *st, struct inode *in)
+{
+	struct stage *stage = NULL;
+	bool gone;
+
+	{
+		HOLD(&in->lock);
+		gone = in->attr.nlink == 0 &&
+		       (!in->file || in->file->opens == 0);
+		if (gone && in->file)
+			stage = take_stage_locked(in->file);
+	}
+	if (!gone)
+		return;
+	if (in->file)
+		drain_cancel(st, in);
+	drop_stage(st, in, stage);
+	(void)commit_delete(st, in->ino); /* else the next start does it */
+}

@@ -1,0 +1,638 @@
+/*
+ * file_io.c - the bytes of a file that pass through the daemon, and what
+ * changes them without an open: truncate, fallocate, copy-up.
+ *
+ * Committed content is never changed in place: the first write to a file
+ * that has no stage copies its content to a new one (copy-up).
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/file_private.h"
+#include "store/names.h"
+#include "store/store.h"
+
+#define COPY_BYTES (UINT64_C(1) << 20)
+
+static const uint8_t zeros[64 << 10];
+
+static int pread_some(int fd, void *buf, size_t len, uint64_t off,
+		      size_t *ret_len)
+{
+	size_t done = 0;
+
+	while (done < len) {
+		ssize_t n = pread(fd, (uint8_t *)buf + done, len - done,
+				  (off_t)(off + done));
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -errno;
+		if (n == 0)
+			break;
+		done += (size_t)n;
+	}
+	*ret_len = done;
+	return 0;
+}
+
+static int read_stage(struct stage *s, size_t len, uint64_t off,
+		      struct file_read *r)
+{
+	size_t got;
+	int rc;
+
+	r->buffer = malloc(len + 1);
+	if (!r->buffer)
+		return -ENOMEM;
+	rc = pread_some(s->fd, r->buffer, len, off, &got);
+	if (rc < 0)
+		return rc;
+	r->iov[0] = (struct iovec){ r->buffer, got };
+	r->count = 1;
+	return 0;
+}
+
+static int read_small(struct store *st, struct inode *in,
+		      const struct content *c, size_t len, uint64_t off,
+		      struct file_read *r)
+{
+	struct key k = key_ino('D', in->ino);
+	size_t have;
+	int rc;
+
+	rc = kv_get(st->kv, k.data, k.len, &r->buffer, &have);
+	if (rc < 0 || have != c->size_bytes) {
+		char path[4096];
+
+		inode_path(st, in, path, sizeof(path));
+		log_error("%s: its bytes are damaged or missing: run ckptctl "
+			  "fsck on the unmounted store",
+			  path);
+		return -EIO;
+	}
+	if (off >= have)
+		return 0;
+	if (len > have - off)
+		len = have - off;
+	r->iov[0] = (struct iovec){ (uint8_t *)r->buffer + off, len };
+	r->count = 1;
+	return 0;
+}
+
+/* One vector of an extent's bytes: mapped, or read when it cannot be. */
+static int read_extent(struct store *st, const struct extent *e, uint64_t off,
+		       size_t len, struct file_read *r)
+{
+	uint64_t at = e->image_offset + (off - e->offset);
+	const uint8_t *map;
+	struct image *i;
+	int rc;
+
+	rc = image_get(&st->images, e->image, &i);
+	if (rc < 0)
+		return rc;
+	r->image[r->images++] = i;
+	map = image_map(&st->images, i, at + len);
+	if (!map)
+		return -EIO;
+	r->iov[r->count].iov_base = (void *)(uintptr_t)(map + at);
+	r->iov[r->count++].iov_len = len;
+	return 0;
+}
+
+static size_t extent_find(const struct content *c, uint64_t off)
+{
+	size_t low = 0, high = c->extent_count;
+
+	while (low < high) {
+		size_t mid = (low + high) / 2;
+
+		if (c->extents[mid].offset + c->extents[mid].len <= off)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	return low;
+}
+
+/* As much as the vectors hold; the kernel asks again for the rest. */
+static int read_extents(struct store *st, const struct content *c, size_t len,
+			uint64_t off, struct file_read *r)
+{
+	uint64_t end;
+	size_t i;
+
+	if (off >= c->size_bytes)
+		return 0;
+	end = len < c->size_bytes - off ? off + len : c->size_bytes;
+	i = extent_find(c, off);
+	while (off < end && r->count < FILE_READ_VECTORS) {
+		const struct extent *e =
+			i < c->extent_count ? &c->extents[i] : NULL;
+		uint64_t n;
+
+		if (e && e->offset <= off) {
+			int rc;
+
+			n = e->offset + e->len - off;
+			if (n > end - off)
+				n = end - off;
+			rc = read_extent(st, e, off, (size_t)n, r);
+			if (rc < 0)
+				return rc;
+			i++;
+		} else {
+			n = (e && e->offset < end ? e->offset : end) - off;
+			if (n > sizeof(zeros))
+				n = sizeof(zeros);
+			r->iov[r->count].iov_base = (void *)(uintptr_t)zeros;
+			r->iov[r->count++].iov_len = (size_t)n;
+		}
+		off += n;
+	}
+	/*
+	 * A direct_io reader takes a short answer for the end of the file, so
+	 * what did not fit into the vectors is copied behind them.
+	 */
+	return off < end ? -E2BIG : 0;
+}
+
+/* A read of so many pieces that they have to be copied together. */
+static int read_copied(struct store *st, const struct content *c, size_t len,
+		       uint64_t off, struct file_read *r)
+{
+	uint8_t *buffer = malloc(len + 1);
+	size_t done = 0;
+	int rc = 0;
+
+	if (!buffer)
+		return -ENOMEM;
+	while (done < len && off + done < c->size_bytes) {
+		size_t i = extent_find(c, off + done);
+		const struct extent *e =
+			i < c->extent_count ? &c->extents[i] : NULL;
+		uint64_t at = off + done, n = len - done;
+		struct image *im;
+		size_t got;
+
+		if (n > c->size_bytes - at)
+			n = c->size_bytes - at;
+		if (!e || e->offset > at) {
+			if (e && n > e->offset - at)
+				n = e->offset - at;
+			memset(buffer + done, 0, (size_t)n);
+			done += (size_t)n;
+			continue;
+		}
+		if (n > e->offset + e->len - at)
+			n = e->offset + e->len - at;
+		rc = image_get(&st->images, e->image, &im);
+		if (rc < 0)
+			break;
+		rc = pread_some(im->fd, buffer + done, (size_t)n,
+				e->image_offset + (at - e->offset), &got);
+		image_put(&st->images, im);
+		if (rc == 0 && got < n)
+			rc = -EIO;
+		if (rc < 0)
+			break;
+		done += (size_t)n;
+	}
+	r->buffer = buffer;
+	r->iov[0] = (struct iovec){ buffer, done };
+	r->count = 1;
+	return rc;
+}
+
+int file_read_begin(struct store *st, struct inode *in, size_t len,
+		    uint64_t off, struct file_read *r)
+{
+	struct stage *stage = NULL;
+	const struct content *c;
+	int rc;
+
+	memset(r, 0, sizeof(*r));
+	rc = inode_load_file(st, in);
+	if (rc < 0)
+		return rc;
+	reclaim_enter(st, &r->ticket);
+	r->entered = true;
+	{
+		HOLD(&in->lock);
+		if (in->file->stage) {
+			stage = in->file->stage;
+			stage_ref(stage);
+		} else if (in->file->content) {
+			r->content = in->file->content;
+			atomic_fetch_add(&r->content->refs, 1);
+		}
+	}
+	if (stage) {
+		rc = read_stage(stage, len, off, r);
+		stage_put(&st->stages, stage);
+		return rc;
+	}
+	if (!r->content)
+		return 0;
+	c = &r->content->c;
+	if (c->kind == CONTENT_SMALL)
+		return read_small(st, in, c, len, off, r);
+	rc = read_extents(st, c, len, off, r);
+	if (rc == -E2BIG) {
+		while (r->images > 0)
+			image_put(&st->images, r->image[--r->images]);
+		rc = read_copied(st, c, len, off, r);
+	}
+	return rc;
+}
+
+void file_read_end(struct store *st, struct file_read *r)
+{
+	while (r->images > 0)
+		image_put(&st->images, r->image[--r->images]);
+	free(r->buffer);
+	content_ref_put(r->content);
+	if (r->entered)
+		reclaim_leave(st, &r->ticket);
+}
+
+/* --- writing --------------------------------------------------------------- */
+
+static int write_full(int fd, const void *buf, size_t len, uint64_t off)
+{
+	const uint8_t *p = buf;
+
+	while (len > 0) {
+		ssize_t n = pwrite(fd, p, len, (off_t)off);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -errno;
+		p += n;
+		off += (uint64_t)n;
+		len -= (size_t)n;
+	}
+	return 0;
+}
+
+/* Copy the first `size` bytes of what is committed to a stage. */
+static int copy_up_bytes(struct store *st, struct inode *in, struct stage *s,
+			 uint64_t size)
+{
+	uint64_t off = 0;
+	int rc = 0;
+
+	while (rc == 0 && off < size) {
+		size_t want = size - off < COPY_BYTES ? (size_t)(size - off) :
+							(size_t)COPY_BYTES;
+		struct file_read r;
+		size_t got = 0;
+
+		rc = file_read_begin(st, in, want, off, &r);
+		for (int i = 0; rc == 0 && i < r.count; i++) {
+			rc = write_full(s->fd, r.iov[i].iov_base,
+					r.iov[i].iov_len, off + got);
+			got += r.iov[i].iov_len;
+		}
+		file_read_end(st, &r);
+		if (rc == 0 && got == 0)
+			rc = -EIO;
+		off += got;
+	}
+	return rc;
+}
+
+/*
+ * A stage with the first keep_bytes of the committed content, installed. The
+ * caller holds the turn, and nothing backs the file in the kernel.
+ */
+static int copy_up(struct store *st, struct inode *in, uint64_t keep_bytes)
+{
+	struct timespec times[2] = { { 0, UTIME_OMIT }, { 0, 0 } };
+	struct stage *s;
+	int rc;
+
+	rc = stage_create(&st->stages, in->ino, keep_bytes, &s);
+	if (rc < 0)
+		return rc;
+	rc = copy_up_bytes(st, in, s, keep_bytes);
+	if (rc < 0) {
+		stage_drop(&st->stages, s);
+		stage_put(&st->stages, s);
+		return rc;
+	}
+	{
+		HOLD(&in->lock);
+		int64_t mtime = in->file->content->c.mtime_ns;
+
+		if (in->attr.mtime_gen >= in->file->content->c.generation)
+			mtime = in->attr.mtime_ns;
+		times[1].tv_sec = mtime / 1000000000;
+		times[1].tv_nsec = mtime % 1000000000;
+	}
+	(void)futimens(s->fd, times);
+	inode_ref(st, in, 1);
+	HOLD(&in->lock);
+	in->file->stage = s;
+	in->file->dirty = true;
+	s->slot->opens = in->file->opens;
+	s->slot->writers = in->file->writers;
+	return 0;
+}
+
+/*
+ * The stage to write to, with a reference; made when there is none. The
+ * caller holds the turn.
+ */
+static int writable_stage(struct store *st, struct inode *in, uint64_t keep,
+			  struct stage **ret_stage)
+{
+	struct stage *s;
+	int rc;
+
+	for (;;) {
+		bool frozen = false, empty = false;
+		uint64_t size = 0;
+
+		{
+			HOLD(&in->lock);
+			s = in->file->stage;
+			if (s && !s->frozen) {
+				stage_ref(s);
+				in->file->dirty = true;
+				break;
+			}
+			frozen = s != NULL;
+			empty = !in->file->content;
+			if (!empty)
+				size = in->file->content->c.size_bytes;
+		}
+		if (frozen) {
+			drain_wait_idle(st, in);
+			continue;
+		}
+		if (size > keep)
+			size = keep;
+		rc = empty ? file_install_stage(st, in, 0, &s) :
+			     copy_up(st, in, size);
+		if (rc < 0)
+			return rc;
+	}
+	file_dirtied(st, in, s);
+	*ret_stage = s;
+	return 0;
+}
+
+/* A stage in memory is full: the file goes on on the disk. Turn is held. */
+static int move_to_disk(struct store *st, struct inode *in, struct stage *old)
+{
+	SCOPED(scope_free) uint8_t *buf = malloc(COPY_BYTES);
+	struct stage *s;
+	uint64_t off = 0;
+	size_t got = 1;
+	int rc;
+
+	{
+		HOLD(&in->lock);
+		if (old->kind != STAGE_MEMORY || in->file->stage != old ||
+		    in->file->mode == IO_BACKED)
+			return -ENOSPC;
+	}
+	if (!buf)
+		return -ENOMEM;
+	rc = stage_create(&st->stages, in->ino, 0, &s);
+	while (rc == 0 && got > 0) {
+		rc = pread_some(old->fd, buf, COPY_BYTES, off, &got);
+		if (rc == 0)
+			rc = write_full(s->fd, buf, got, off);
+		off += got;
+	}
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		in->file->stage = s;
+		s->slot->opens = in->file->opens;
+		s->slot->writers = in->file->writers;
+	}
+	drain_supersede(st, in);
+	stage_drop(&st->stages, old);
+	stage_put(&st->stages, old); /* the file's; our caller has his own */
+	return 0;
+}
+
+static int write_turn(struct store *st, struct inode *in, const void *buf,
+		      size_t len, uint64_t off)
+{
+	struct stage *s;
+	int rc;
+
+	HOLD(&in->turn);
+	rc = writable_stage(st, in, UINT64_MAX, &s);
+	if (rc < 0)
+		return rc;
+	rc = write_full(s->fd, buf, len, off);
+	if (rc == -ENOSPC && stages_make_room(&st->stages, len))
+		rc = write_full(s->fd, buf, len, off);
+	if (rc == -ENOSPC && move_to_disk(st, in, s) == 0) {
+		stage_put(&st->stages, s);
+		rc = writable_stage(st, in, UINT64_MAX, &s);
+		if (rc < 0)
+			return rc;
+		rc = write_full(s->fd, buf, len, off);
+	}
+	stage_put(&st->stages, s);
+	return rc;
+}
+
+int file_write(struct store *st, struct inode *in, const void *buf, size_t len,
+	       uint64_t off)
+{
+	struct stage *s = NULL;
+	int rc = inode_load_file(st, in);
+
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		/* With a writer the stage stays, so that no turn is needed. */
+		if (in->file->stage && in->file->dirty &&
+		    !in->file->stage->frozen && in->file->writers > 0) {
+			s = in->file->stage;
+			stage_ref(s);
+		}
+	}
+	if (!s)
+		return write_turn(st, in, buf, len, off);
+	rc = write_full(s->fd, buf, len, off);
+	stage_put(&st->stages, s);
+	return rc == -ENOSPC ? write_turn(st, in, buf, len, off) : rc;
+}
+
+int file_truncate_turn(struct store *st, struct inode *in, uint64_t size)
+{
+	struct stage *s;
+	bool renumber;
+	int rc;
+
+	{
+		HOLD(&in->lock);
+		renumber = in->file->mode == IO_BACKED &&
+			   (!in->file->stage || in->file->stage->frozen ||
+			    in->file->stage != in->file->backing_stage);
+	}
+	if (renumber) {
+		rc = names_renumber(st, in);
+		return rc < 0 ? rc : -ESTALE;
+	}
+	rc = writable_stage(st, in, size, &s);
+	if (rc < 0)
+		return rc;
+	drain_disturb(st, in, true);
+	if (ftruncate(s->fd, (off_t)size) < 0)
+		rc = -errno;
+	stage_put(&st->stages, s);
+	return rc;
+}
+
+/* A change that no open handle will close is queued as if it were closed. */
+static void changed_without_handle(struct store *st, struct inode *in)
+{
+	bool closed;
+
+	{
+		HOLD(&in->lock);
+		closed = in->file->writers == 0 && in->attr.nlink > 0;
+	}
+	if (closed)
+		(void)drain_closed(st, in, true);
+}
+
+int file_truncate(struct store *st, struct inode *in, uint64_t size)
+{
+	int rc = inode_load_file(st, in);
+
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->turn);
+		rc = file_truncate_turn(st, in, size);
+	}
+	if (rc == 0)
+		changed_without_handle(st, in);
+	return rc;
+}
+
+int file_fallocate(struct store *st, struct inode *in, int mode, uint64_t off,
+		   uint64_t len)
+{
+	struct stage *s;
+	int rc = inode_load_file(st, in);
+
+	if (rc < 0)
+		return rc;
+	HOLD(&in->turn);
+	rc = writable_stage(st, in, UINT64_MAX, &s);
+	if (rc < 0)
+		return rc;
+	drain_disturb(st, in, true);
+	if (fallocate(s->fd, mode, (off_t)off, (off_t)len) < 0)
+		rc = -errno;
+	if (rc == -ENOSPC && stages_make_room(&st->stages, len))
+		rc = fallocate(s->fd, mode, (off_t)off, (off_t)len) < 0 ?
+			     -errno :
+			     0;
+	stage_put(&st->stages, s);
+	return rc;
+}
+
+static int seek_extents(const struct content *c, uint64_t off, int whence,
+			uint64_t *ret_off)
+{
+	size_t i = extent_find(c, off);
+
+	if (off >= c->size_bytes)
+		return -ENXIO;
+	if (c->kind == CONTENT_SMALL) {
+		*ret_off = whence == SEEK_DATA ? off : c->size_bytes;
+		return 0;
+	}
+	if (whence == SEEK_DATA) {
+		if (i == c->extent_count)
+			return -ENXIO;
+		*ret_off = c->extents[i].offset > off ? c->extents[i].offset :
+							off;
+		return 0;
+	}
+	while (i < c->extent_count && c->extents[i].offset <= off) {
+		off = c->extents[i].offset + c->extents[i].len;
+		i++;
+	}
+	*ret_off = off;
+	return 0;
+}
+
+int file_seek(struct store *st, struct inode *in, uint64_t off, int whence,
+	      uint64_t *ret_off)
+{
+	struct content_ref *content = NULL;
+	struct stage *stage = NULL;
+	int rc = inode_load_file(st, in);
+
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		if (in->file->stage) {
+			stage = in->file->stage;
+			stage_ref(stage);
+		} else if (in->file->content) {
+			content = in->file->content;
+			atomic_fetch_add(&content->refs, 1);
+		}
+	}
+	if (stage) {
+		off_t at = lseek(stage->fd, (off_t)off, whence);
+
+		rc = at < 0 ? -errno : 0;
+		if (rc == 0)
+			*ret_off = (uint64_t)at;
+		stage_put(&st->stages, stage);
+		return rc;
+	}
+	rc = content ? seek_extents(&content->c, off, whence, ret_off) : -ENXIO;
+	content_ref_put(content);
+	return rc;
+}
+
+void file_set_times(struct store *st, struct inode *in, unsigned valid,
+		    const struct attr *to)
+{
+	struct timespec times[2] = { { 0, UTIME_OMIT }, { 0, UTIME_OMIT } };
+	struct stage *stage = NULL;
+
+	if (valid & SET_MTIME) {
+		times[1].tv_sec = to->mtime_ns / 1000000000;
+		times[1].tv_nsec = to->mtime_ns % 1000000000;
+	}
+	{
+		HOLD(&in->lock);
+		if (in->file && in->file->stage) {
+			stage = in->file->stage;
+			stage_ref(stage);
+		}
+	}
+	if (!stage)
+		return;
+	(void)futimens(stage->fd, times);
+	stage_put(&st->stages, stage);
+}

@@ -1,0 +1,15 @@
+/* file_private.h - between file.c and file_io.c. */
+#ifndef STORE_FILE_PRIVATE_H
+#define STORE_FILE_PRIVATE_H
+
+#include "store/file.h"
+
+/* file_truncate() for who holds the turn. */
+int file_truncate_turn(struct store *st, struct inode *in, uint64_t size);
+/* Mark the stage as changed; expects the caller to have it referenced. */
+void file_dirtied(struct store *st, struct inode *in, struct stage *s);
+/* See new_stage() in file.c; installs it. */
+int file_install_stage(struct store *st, struct inode *in, uint64_t size,
+		       struct stage **ret_stage);
+
+#endif

@@ -1,0 +1,419 @@
+/* image.c - see image.h. */
+#include "store/image.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/layout.h"
+#include "store/records.h"
+#include "store/stage.h"
+
+#define IMAGE_ID_STEP 1024
+
+int images_init(struct images *im, int store_dirfd, struct kv *kv)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_meta(META_NEXT_IMAGE);
+	size_t len;
+	int rc;
+
+	memset(im, 0, sizeof(*im));
+	im->kv = kv;
+	im->dirfd = openat(store_dirfd, LAYOUT_IMAGE_DIR,
+			   O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (im->dirfd < 0)
+		return -errno;
+	rc = kv_get(kv, k.data, k.len, &value, &len);
+	if (rc == 0)
+		rc = u64_decode(value, len, &im->next_id);
+	else if (rc == -ENOENT) {
+		im->next_id = 1;
+		rc = 0;
+	}
+	if (rc < 0) {
+		close(im->dirfd);
+		return rc;
+	}
+	im->next_id_reserved = im->next_id;
+	im->next_id_at_start = im->next_id;
+	rc = pthread_mutex_init(&im->lock, NULL);
+	return -rc;
+}
+
+static void image_free(struct image *i)
+{
+	if (i->map)
+		munmap(i->map, i->map_len);
+	close(i->fd);
+	if (i->fd_direct >= 0)
+		close(i->fd_direct);
+	free(i);
+}
+
+void images_release(struct images *im)
+{
+	for (size_t b = 0; b < IMAGE_BUCKETS; b++)
+		while (im->bucket[b]) {
+			struct image *i = im->bucket[b];
+
+			im->bucket[b] = i->next;
+			image_free(i);
+		}
+	close(im->dirfd);
+	pthread_mutex_destroy(&im->lock);
+}
+
+/* A number that was never used, also not before a crash. */
+static int image_next_id(struct images *im, uint64_t *ret_id)
+{
+	uint64_t reserve = 0;
+	int rc = 0;
+
+	{
+		HOLD(&im->lock);
+		*ret_id = im->next_id++;
+		if (*ret_id >= im->next_id_reserved) {
+			im->next_id_reserved = *ret_id + IMAGE_ID_STEP;
+			reserve = im->next_id_reserved;
+		}
+	}
+	if (reserve) {
+		struct key k = key_meta(META_NEXT_IMAGE);
+		struct kv_batch *b = kv_batch_new();
+		uint64_t le = htole64(reserve);
+
+		if (!b)
+			return -ENOMEM;
+		kv_put(b, k.data, k.len, &le, sizeof(le));
+		rc = kv_write(im->kv, b);
+		kv_batch_free(b);
+	}
+	return rc;
+}
+
+static int image_open(struct images *im, uint64_t id, int flags,
+		      struct image **ret_image)
+{
+	struct image *i = calloc(1, sizeof(*i));
+	char name[LAYOUT_IMAGE_NAME_BYTES];
+	int rc;
+
+	if (!i)
+		return -ENOMEM;
+	layout_image_name(id, name);
+	i->id = id;
+	i->refs = 1;
+	i->fd = openat(im->dirfd, name, O_RDWR | O_CLOEXEC | flags, 0600);
+	if (i->fd < 0) {
+		rc = -errno;
+		free(i);
+		return rc;
+	}
+	i->fd_direct = -1;
+	*ret_image = i;
+	return 0;
+}
+
+static struct image *image_find_locked(struct images *im, uint64_t id)
+{
+	struct image *i = im->bucket[id % IMAGE_BUCKETS];
+
+	while (i && i->id != id)
+		i = i->next;
+	return i;
+}
+
+/* Take a reference on an image that is in the table. */
+static struct image *image_take_locked(struct images *im, struct image *i)
+{
+	if (i->refs++ == 0)
+		im->idle--;
+	return i;
+}
+
+static void image_unlink_locked(struct images *im, struct image *i)
+{
+	struct image **at = &im->bucket[i->id % IMAGE_BUCKETS];
+
+	while (*at != i)
+		at = &(*at)->next;
+	*at = i->next;
+}
+
+int image_create(struct images *im, struct image **ret_image)
+{
+	struct image *i;
+	uint64_t id;
+	int rc;
+
+	rc = image_next_id(im, &id);
+	if (rc < 0)
+		return rc;
+	rc = image_open(im, id, O_CREAT | O_EXCL, &i);
+	if (rc < 0)
+		return rc;
+	HOLD(&im->lock);
+	i->building = true;
+	i->next = im->bucket[id % IMAGE_BUCKETS];
+	im->bucket[id % IMAGE_BUCKETS] = i;
+	*ret_image = i;
+	return 0;
+}
+
+int image_get(struct images *im, uint64_t id, struct image **ret_image)
+{
+	struct image *mine, *other;
+	int rc;
+
+	{
+		HOLD(&im->lock);
+		other = image_find_locked(im, id);
+		if (other) {
+			*ret_image = image_take_locked(im, other);
+			return 0;
+		}
+	}
+	rc = image_open(im, id, 0, &mine);
+	if (rc == -ENOENT) {
+		char name[LAYOUT_IMAGE_NAME_BYTES];
+
+		layout_image_name(id, name);
+		log_error("image %s is missing: run ckptctl fsck", name);
+		return -EIO;
+	}
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&im->lock);
+		other = image_find_locked(im, id);
+		if (!other) {
+			mine->next = im->bucket[id % IMAGE_BUCKETS];
+			im->bucket[id % IMAGE_BUCKETS] = mine;
+			*ret_image = mine;
+			return 0;
+		}
+		*ret_image = image_take_locked(im, other);
+	}
+	image_free(mine);
+	return 0;
+}
+
+void image_ref(struct images *im, struct image *i)
+{
+	HOLD(&im->lock);
+	CHECK(i->refs > 0);
+	i->refs++;
+}
+
+/* The idle image that was used longest ago; the bound keeps this rare. */
+static struct image *image_oldest_idle_locked(struct images *im)
+{
+	struct image *oldest = NULL;
+
+	for (size_t b = 0; b < IMAGE_BUCKETS; b++)
+		for (struct image *i = im->bucket[b]; i; i = i->next)
+			if (i->refs == 0 && !i->clean &&
+			    (!oldest || i->lru < oldest->lru))
+				oldest = i;
+	return oldest;
+}
+
+void image_put(struct images *im, struct image *i)
+{
+	struct image *gone = NULL;
+
+	if (!i)
+		return;
+	{
+		HOLD(&im->lock);
+		CHECK(i->refs > 0);
+		if (--i->refs > 0)
+			return;
+		i->lru = ++im->tick;
+		im->idle++;
+		if (i->dead)
+			gone = i;
+		else if (im->idle > IMAGE_IDLE_MAX && !i->clean)
+			gone = i->map ? i : image_oldest_idle_locked(im);
+		if (gone) {
+			im->idle--;
+			image_unlink_locked(im, gone);
+		}
+	}
+	if (gone)
+		image_free(gone);
+}
+
+int image_remove(struct images *im, uint64_t id)
+{
+	char name[LAYOUT_IMAGE_NAME_BYTES];
+	struct image *i, *gone = NULL;
+	int rc = 0;
+
+	layout_image_name(id, name);
+	{
+		HOLD(&im->lock);
+		i = image_find_locked(im, id);
+		if (i) {
+			i->dead = true;
+			if (i->refs == 0) {
+				im->idle--;
+				image_unlink_locked(im, i);
+				gone = i;
+			}
+		}
+	}
+	if (unlinkat(im->dirfd, name, 0) < 0 && errno != ENOENT)
+		rc = -errno;
+	if (gone)
+		image_free(gone);
+	return rc;
+}
+
+int image_direct(struct images *im, struct image *i)
+{
+	char name[LAYOUT_IMAGE_NAME_BYTES];
+	int fd;
+
+	{
+		HOLD(&im->lock);
+		if (i->fd_direct >= 0)
+			return i->fd_direct;
+	}
+	layout_image_name(i->id, name);
+	fd = openat(im->dirfd, name, O_RDWR | O_CLOEXEC | O_DIRECT);
+	if (fd < 0)
+		return i->fd; /* a file system without O_DIRECT */
+	HOLD(&im->lock);
+	if (i->fd_direct >= 0)
+		close(fd); /* somebody was faster */
+	else
+		i->fd_direct = fd;
+	return i->fd_direct;
+}
+
+int image_sync_name(struct images *im, uint64_t id)
+{
+	char dir[3];
+	int rc = 0;
+	int fd;
+
+	(void)snprintf(dir, sizeof(dir), "%02x", (unsigned)(id & 0xff));
+	fd = openat(im->dirfd, dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	if (fsync(fd) < 0)
+		rc = -errno;
+	close(fd);
+	return rc;
+}
+
+const uint8_t *image_map(struct images *im, struct image *i, uint64_t end)
+{
+	struct stat st;
+	void *map;
+
+	{
+		HOLD(&im->lock);
+		if (i->map)
+			return end <= i->map_len ? i->map : NULL;
+	}
+	if (fstat(i->fd, &st) < 0 || (uint64_t)st.st_size < end || end == 0)
+		return NULL;
+	map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, i->fd, 0);
+	if (map == MAP_FAILED)
+		return NULL;
+	HOLD(&im->lock);
+	if (i->map) { /* somebody was faster */
+		munmap(map, (size_t)st.st_size);
+		return end <= i->map_len ? i->map : NULL;
+	}
+	i->map = map;
+	i->map_len = (size_t)st.st_size;
+	return i->map;
+}
+
+void image_set_clean(struct images *im, uint64_t id, struct stage *s)
+{
+	HOLD(&im->lock);
+	struct image *i = image_find_locked(im, id);
+
+	if (i)
+		i->clean = s;
+}
+
+void image_clear_clean(struct images *im, uint64_t id, struct stage *s)
+{
+	struct image *gone = NULL;
+
+	{
+		HOLD(&im->lock);
+		struct image *i = image_find_locked(im, id);
+
+		if (i && i->clean == s) {
+			i->clean = NULL;
+			if (i->refs == 0 && im->idle > IMAGE_IDLE_MAX) {
+				im->idle--;
+				image_unlink_locked(im, i);
+				gone = i;
+			}
+		}
+	}
+	if (gone)
+		image_free(gone);
+}
+
+struct stage *image_clean(struct images *im, struct image *i)
+{
+	HOLD(&im->lock);
+	if (i->clean)
+		stage_ref(i->clean);
+	return i->clean;
+}
+
+static int image_scan_dir(struct images *im, const char *name,
+			  int (*fn)(void *arg, uint64_t id), void *arg)
+{
+	int fd = openat(im->dirfd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	struct dirent *d;
+	int rc = 0;
+	DIR *dir;
+
+	if (fd < 0)
+		return errno == ENOENT ? 0 : -errno;
+	dir = fdopendir(fd);
+	if (!dir) {
+		close(fd);
+		return -ENOMEM;
+	}
+	while (rc == 0 && (d = readdir(dir)) != NULL) {
+		char *end;
+		uint64_t id = strtoull(d->d_name, &end, 16);
+
+		if (*end == 0 && end - d->d_name == 16)
+			rc = fn(arg, id);
+	}
+	closedir(dir);
+	return rc;
+}
+
+int image_scan(struct images *im, int (*fn)(void *arg, uint64_t id), void *arg)
+{
+	int rc = 0;
+
+	for (unsigned x = 0; x < 256 && rc == 0; x++) {
+		char dir[3];
+
+		(void)snprintf(dir, sizeof(dir), "%02x", x);
+		rc = image_scan_dir(im, dir, fn, arg);
+	}
+	return rc;
+}

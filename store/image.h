@@ -1,0 +1,88 @@
+/*
+ * image.h - images: plain sparse files that hold files' bytes at the offsets
+ * that they have in the file, so that a store can be read with cp.
+ *
+ * Keeps true: an image number is never used twice; an image that no I record
+ * names holds nothing committed and is removed at the next start; bytes that
+ * a K record covers are never written again, only read or, when the record
+ * is gone, punched.
+ *
+ * Threads: any thread may call anything. Locks: images.lock is a leaf.
+ */
+#ifndef STORE_IMAGE_H
+#define STORE_IMAGE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "store/kv.h"
+
+struct stage;
+
+struct image {
+	uint64_t id;
+	int fd; /* read-write */
+	int fd_direct; /* O_DIRECT, or -1 until image_direct() */
+	struct image *next; /* in its bucket; images.lock */
+	unsigned refs; /* images.lock */
+	bool dead; /* unlinked; images.lock */
+	bool building; /* a stage, or a job's that is not committed yet; lock */
+	bool abandoned; /* its job gave up: nothing may refer to it; lock */
+	uint64_t lru; /* when it was put last; images.lock */
+	struct stage *clean; /* a stage with the same bytes; images.lock */
+	uint8_t *map; /* read-only, or NULL; images.lock; unmapped at free */
+	size_t map_len;
+};
+
+#define IMAGE_BUCKETS 4096
+/* Unused images that stay open; the rest are closed at the last put. */
+#define IMAGE_IDLE_MAX 128
+
+struct images {
+	int dirfd; /* STORE/images */
+	struct kv *kv;
+	pthread_mutex_t lock;
+	struct image *bucket[IMAGE_BUCKETS];
+	unsigned idle;
+	uint64_t tick;
+	uint64_t next_id, next_id_reserved; /* lock */
+	uint64_t next_id_at_start; /* immutable */
+};
+
+int images_init(struct images *im, int store_dirfd, struct kv *kv);
+void images_release(struct images *im);
+
+/* A new, empty image with one reference. */
+int image_create(struct images *im, struct image **ret_image);
+/* An existing one, opened when needed. -EIO: the file is missing. */
+int image_get(struct images *im, uint64_t id, struct image **ret_image);
+void image_ref(struct images *im, struct image *i);
+void image_put(struct images *im, struct image *i);
+/* Unlink it; those who hold it keep it. Blocks. */
+int image_remove(struct images *im, uint64_t id);
+/* A descriptor with O_DIRECT where the file system has it, else i->fd. */
+int image_direct(struct images *im, struct image *i);
+/* Make the name durable (its bytes: fdatasync(i->fd)). */
+int image_sync_name(struct images *im, uint64_t id);
+
+/*
+ * At least [0, end) of the image, mapped for reading, valid until image_put();
+ * NULL when it cannot be mapped. A page that cannot be read raises SIGBUS in
+ * user space: hand it to system calls only, which answer EFAULT.
+ */
+const uint8_t *image_map(struct images *im, struct image *i, uint64_t end);
+
+/*
+ * A stage that has the same bytes at the same offsets as the image, or NULL.
+ * image_clean() returns a reference (stage_put() it).
+ */
+void image_set_clean(struct images *im, uint64_t id, struct stage *s);
+void image_clear_clean(struct images *im, uint64_t id, struct stage *s);
+struct stage *image_clean(struct images *im, struct image *i);
+
+/* Call fn for every image file there is; stops at the first rc != 0. */
+int image_scan(struct images *im, int (*fn)(void *arg, uint64_t id), void *arg);
+
+#endif

@@ -1,0 +1,137 @@
+/*
+ * inode.h - the inodes that somebody knows of: kernel, open handle or drain.
+ *
+ * A node id *is* the persistent inode number, so a look-up needs no pointer
+ * from the kernel and means the same to the next daemon. An inode stays in the
+ * table while it is referenced: by the kernel's look-ups (given back by
+ * FORGET), by operations in progress, and once while its file is staged.
+ *
+ * What a regular file's bytes are:
+ *
+ *   stage set            the stage (it may equal what is committed)
+ *   else content set     the committed content
+ *   else                 nothing yet: it was created and has no stage
+ *
+ * How its opens are served is fixed while it is open anywhere, because the
+ * kernel allows one backing file for each inode (fs/fuse/iomode.c):
+ *
+ *   IO_CLOSED ---> IO_BACKED   reads and writes go to `backing` in the kernel
+ *       |     ---> IO_DAEMON   reads and writes come to us (direct_io)
+ *       +<---------- the last release
+ *
+ * Locks, in order:
+ *   inode.turn   serialises what changes an inode's backing: open, release,
+ *                truncate, copy-up. I/O on that same inode is done under it.
+ *                Drain workers and the committer never take it.
+ *   inode.lock   the fields below; no I/O under it.
+ *   drain.lock, stages.lock, images.lock, table.shard: leaves, in any order
+ *                below inode.lock, never two of them at once.
+ */
+#ifndef STORE_INODE_H
+#define STORE_INODE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/stat.h>
+
+#include "store/records.h"
+#include "store/stage.h"
+
+struct store;
+struct drain_job;
+
+enum io_mode {
+	IO_CLOSED,
+	IO_BACKED,
+	IO_DAEMON,
+};
+
+/* Committed content, shared by those who read it; immutable. */
+struct content_ref {
+	atomic_uint refs;
+	struct content c;
+};
+struct content_ref *content_ref_new(struct content *c); /* takes c over */
+void content_ref_put(struct content_ref *r);
+
+struct inode {
+	uint64_t ino;
+	struct inode *next; /* in its bucket; shard lock */
+	uint64_t refs; /* shard lock */
+
+	pthread_mutex_t turn; /* see above */
+	pthread_mutex_t lock; /* guards everything below */
+	struct attr attr;
+	struct file *file; /* regular files only; set on first use, then kept */
+};
+
+struct file {
+	struct content_ref *content; /* NULL: never committed */
+	bool content_loaded;
+	bool verified; /* verify=open has passed for this content */
+	bool created; /* a U record says so: not committed yet */
+	struct stage *stage;
+	/* The stage may differ from what is committed. */
+	bool dirty;
+
+	enum io_mode mode;
+	unsigned opens, writers;
+	int backing_id; /* of the kernel, 0: none (IO_BACKED only) */
+	struct stage *backing_stage; /* what backs it: a stage ... */
+	struct image *backing_image; /* ... or an image; a reference */
+	/* Its readers have an image that is partly shared by now: punch it
+	 * when the last of them is gone. 0: none. */
+	uint64_t punch_image, punch_size;
+
+	/* The drain; see drain.h. These two are guarded by drain.lock. */
+	struct drain_job *queued, *running;
+	int sticky_error; /* of the last drain, 0 when it succeeded */
+	bool error_told; /* an open has reported sticky_error */
+	int64_t drained_mtime_ns; /* the stage as the last drain saw it */
+	uint64_t drained_size;
+	uint64_t series[2]; /* keys: exact and general; 0: unknown */
+};
+
+#define INODE_SHARDS 64
+#define INODE_BUCKETS 4096 /* in each shard */
+struct inode_table {
+	struct inode_shard {
+		pthread_mutex_t lock;
+		struct inode *bucket[INODE_BUCKETS];
+	} shard[INODE_SHARDS];
+	pthread_mutex_t ino_lock;
+	uint64_t next_ino, next_ino_reserved; /* ino_lock */
+};
+
+int inodes_init(struct store *st);
+void inodes_release(struct store *st);
+
+/* The inode with one more reference; read from the database when needed. */
+int inode_get(struct store *st, uint64_t ino, struct inode **ret_inode);
+/* Only when it is in the table already; else NULL. */
+struct inode *inode_peek(struct store *st, uint64_t ino);
+void inode_ref(struct store *st, struct inode *in, uint64_t count);
+void inode_put(struct store *st, struct inode *in, uint64_t count);
+/* A new inode in the table, one reference, not in the database yet. */
+int inode_new(struct store *st, const struct attr *attr,
+	      struct inode **ret_inode);
+
+/* Make in->file be there, with its content read; regular files only. */
+int inode_load_file(struct store *st, struct inode *in);
+
+/* What stat(2) shows. Blocks on fstat() of the stage at most. */
+int inode_stat(struct store *st, struct inode *in, struct stat *ret_stat);
+
+/* Put the attributes into a batch. */
+void inode_put_attr(struct kv_batch *b, uint64_t ino, const struct attr *a);
+
+/* The path of an inode's first name, for messages: "?" when there is none. */
+void inode_path(struct store *st, struct inode *in, char *buf, size_t size);
+
+/* Is ino `dir`, or below it? */
+bool inode_is_under(struct store *st, struct inode *in, uint64_t dir);
+
+int64_t now_ns(void);
+
+#endif

@@ -1,0 +1,837 @@
+/* names.c - see names.h. */
+#include "store/names.h"
+
+#include <errno.h>
+#include <linux/fs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/xattr.h>
+
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/commit.h"
+#include "store/store.h"
+
+#define LINKS_MAX 65000
+
+static void scope_batch(struct kv_batch **b)
+{
+	kv_batch_free(*b);
+}
+
+static struct attr inode_attr(struct inode *in)
+{
+	HOLD(&in->lock);
+	return in->attr; /* target stays the inode's: do not release */
+}
+
+static int dirent_get(struct store *st, uint64_t parent, const char *name,
+		      struct dirent_rec *ret)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k;
+	size_t len;
+	int rc;
+
+	if (strlen(name) > STORE_NAME_MAX)
+		return -ENAMETOOLONG;
+	k = key_dirent(parent, name_hash(name), name);
+	rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	if (rc < 0)
+		return rc;
+	rc = dirent_decode(value, len, ret);
+	if (rc < 0)
+		log_error("name %s in inode %llu: damaged entry: run ckptctl "
+			  "fsck",
+			  name, (unsigned long long)parent);
+	return rc;
+}
+
+static void dirent_put(struct kv_batch *b, uint64_t parent, const char *name,
+		       uint64_t ino, uint32_t mode)
+{
+	struct dirent_rec d = { .ino = ino, .type = mode & S_IFMT };
+	struct key k = key_dirent(parent, name_hash(name), name);
+	struct bytes value = { 0 };
+
+	dirent_encode(&d, &value);
+	CHECK(!value.failed);
+	kv_put(b, k.data, k.len, value.data, value.len);
+	bytes_release(&value);
+}
+
+static void dirent_delete(struct kv_batch *b, uint64_t parent, const char *name)
+{
+	struct key k = key_dirent(parent, name_hash(name), name);
+
+	kv_delete(b, k.data, k.len);
+}
+
+static void mark(struct kv_batch *b, char kind, uint64_t ino)
+{
+	struct key k = key_ino(kind, ino);
+
+	kv_put(b, k.data, k.len, "", 0);
+}
+
+static void count(struct kv_batch *b, const char *name, int64_t delta)
+{
+	struct key k = key_meta(name);
+
+	kv_add(b, k.data, k.len, delta);
+}
+
+int names_lookup(struct store *st, uint64_t parent, const char *name,
+		 struct inode **ret_inode)
+{
+	struct dirent_rec d;
+	int rc = dirent_get(st, parent, name, &d);
+
+	if (rc < 0)
+		return rc;
+	rc = inode_get(st, d.ino, ret_inode);
+	if (rc == -ENOENT) {
+		log_error("name %s in inode %llu leads nowhere: run ckptctl "
+			  "fsck",
+			  name, (unsigned long long)parent);
+		rc = -EIO;
+	}
+	return rc;
+}
+
+/*
+ * A directory's own record after a name in it changed: times, and the count
+ * of subdirectories. The in-memory copy is changed when the batch is written.
+ */
+struct touched {
+	struct inode *dir; /* a reference */
+	int nlink_delta;
+};
+
+static int touch_begin(struct store *st, uint64_t dir, struct touched *t)
+{
+	int rc = inode_get(st, dir, &t->dir);
+
+	t->nlink_delta = 0;
+	if (rc < 0)
+		return rc;
+	HOLD(&t->dir->lock);
+	/* A directory that was removed takes no new names. */
+	return t->dir->attr.nlink == 0 ? -ENOENT : 0;
+}
+
+static void touch_put(struct kv_batch *b, struct touched *t)
+{
+	struct attr a;
+
+	{
+		HOLD(&t->dir->lock);
+		t->dir->attr.mtime_ns = now_ns();
+		t->dir->attr.ctime_ns = t->dir->attr.mtime_ns;
+		t->dir->attr.nlink += (uint32_t)t->nlink_delta;
+		t->nlink_delta = 0;
+		a = t->dir->attr;
+	}
+	inode_put_attr(b, t->dir->ino, &a);
+}
+
+int names_create(struct store *st, uint64_t parent, const char *name,
+		 const struct names_new *n,
+		 int (*prepare)(struct store *st, struct inode *in),
+		 struct inode **ret_inode)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct touched t = { 0 };
+	struct dirent_rec d;
+	struct inode *in = NULL;
+	struct attr a = { 0 };
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	rc = dirent_get(st, parent, name, &d);
+	if (rc != -ENOENT)
+		return rc < 0 ? rc : -EEXIST;
+	rc = touch_begin(st, parent, &t);
+	if (rc < 0)
+		goto out;
+	a.mode = n->mode;
+	a.uid = n->uid;
+	a.gid = n->gid;
+	a.rdev = n->rdev;
+	a.nlink = S_ISDIR(n->mode) ? 2 : 1;
+	a.atime_ns = a.mtime_ns = a.ctime_ns = now_ns();
+	a.parent = parent;
+	strcpy(a.name, name);
+	{
+		HOLD(&t.dir->lock);
+		if (t.dir->attr.mode & S_ISGID) {
+			a.gid = t.dir->attr.gid;
+			if (S_ISDIR(a.mode))
+				a.mode |= S_ISGID;
+		}
+	}
+	if (n->target) {
+		a.target = strdup(n->target);
+		if (!a.target) {
+			rc = -ENOMEM;
+			goto out;
+		}
+	}
+	rc = inode_new(st, &a, &in);
+	if (rc < 0) {
+		attr_release(&a);
+		goto out;
+	}
+	if (prepare)
+		rc = prepare(st, in);
+	if (rc < 0)
+		goto out;
+	dirent_put(b, parent, name, in->ino, a.mode);
+	inode_put_attr(b, in->ino, &a);
+	if (S_ISREG(a.mode)) {
+		mark(b, 'U', in->ino);
+		count(b, META_FILES, 1);
+	}
+	t.nlink_delta = S_ISDIR(a.mode) ? 1 : 0;
+	touch_put(b, &t);
+	rc = kv_write(st->kv, b);
+	if (rc < 0)
+		goto out;
+	*ret_inode = in;
+	in = NULL;
+out:
+	inode_put(st, in, 1);
+	inode_put(st, t.dir, 1);
+	return rc;
+}
+
+static void link_key_put(struct kv_batch *b, uint64_t ino, uint64_t parent,
+			 const char *name)
+{
+	struct key k = key_link(ino, parent, name);
+
+	kv_put(b, k.data, k.len, "", 0);
+}
+
+static void link_key_delete(struct kv_batch *b, uint64_t ino, uint64_t parent,
+			    const char *name)
+{
+	struct key k = key_link(ino, parent, name);
+
+	kv_delete(b, k.data, k.len);
+}
+
+int names_link(struct store *st, struct inode *in, uint64_t parent,
+	       const char *name)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct touched t = { 0 };
+	struct dirent_rec d;
+	struct attr a;
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	rc = dirent_get(st, parent, name, &d);
+	if (rc != -ENOENT)
+		return rc < 0 ? rc : -EEXIST;
+	rc = touch_begin(st, parent, &t);
+	if (rc < 0)
+		goto out;
+	{
+		HOLD(&in->lock);
+		if (in->attr.nlink == 0 || in->attr.nlink >= LINKS_MAX) {
+			rc = in->attr.nlink == 0 ? -ENOENT : -EMLINK;
+			goto out;
+		}
+		in->attr.nlink++;
+		in->attr.ctime_ns = now_ns();
+		a = in->attr;
+	}
+	dirent_put(b, parent, name, in->ino, a.mode);
+	link_key_put(b, in->ino, parent, name);
+	inode_put_attr(b, in->ino, &a);
+	touch_put(b, &t);
+	rc = kv_write(st->kv, b);
+	if (rc < 0) {
+		HOLD(&in->lock);
+		in->attr.nlink--;
+	}
+out:
+	inode_put(st, t.dir, 1);
+	return rc;
+}
+
+/* Some further name of ino: -ENOENT when it has none. */
+static int link_first(struct store *st, uint64_t ino, uint64_t *ret_parent,
+		      char ret_name[STORE_NAME_MAX + 1])
+{
+	struct key k = key_ino('L', ino);
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	size_t len;
+	int rc;
+
+	rc = kv_iter_new(st->kv, k.data, k.len, NULL, 0, &it);
+	if (rc < 0)
+		return rc;
+	rc = kv_iter_next(it, &key, &value);
+	if (rc == 1) {
+		const uint8_t *p = key.data;
+
+		len = key.len - (1 + 8 + 8);
+		if (key.len <= 1 + 8 + 8 || len > STORE_NAME_MAX) {
+			rc = -EIO;
+		} else {
+			*ret_parent = get_be64(p + 9);
+			memcpy(ret_name, p + 17, len);
+			ret_name[len] = 0;
+			rc = 0;
+		}
+	} else if (rc == 0) {
+		rc = -ENOENT;
+	}
+	kv_iter_free(it);
+	return rc;
+}
+
+/*
+ * Into b: the inode loses the name (parent, name), whose entry the caller
+ * removes or replaces. With nlink 0 it is an orphan that the next start
+ * deletes, if nobody does before.
+ */
+static int drop_name(struct store *st, struct kv_batch *b, struct inode *in,
+		     uint64_t parent, const char *name)
+{
+	struct attr a = inode_attr(in);
+	bool first = a.parent == parent && strcmp(a.name, name) == 0;
+	int rc;
+
+	if (S_ISDIR(a.mode) || a.nlink <= 1) {
+		a.nlink = 0;
+		a.parent = 0;
+		a.name[0] = 0;
+		mark(b, 'O', in->ino);
+		if (S_ISREG(a.mode))
+			count(b, META_FILES, -1);
+		if (!first && !S_ISDIR(a.mode))
+			link_key_delete(b, in->ino, parent, name);
+	} else {
+		a.nlink--;
+		if (first) { /* another name becomes the first one */
+			rc = link_first(st, in->ino, &a.parent, a.name);
+			if (rc < 0)
+				return rc == -ENOENT ? -EIO : rc;
+			link_key_delete(b, in->ino, a.parent, a.name);
+		} else {
+			link_key_delete(b, in->ino, parent, name);
+		}
+	}
+	a.ctime_ns = now_ns();
+	inode_put_attr(b, in->ino, &a);
+	HOLD(&in->lock);
+	a.target = in->attr.target;
+	in->attr = a;
+	return 0;
+}
+
+int names_unlink(struct store *st, uint64_t parent, const char *name,
+		 struct inode **ret_inode)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct touched t = { 0 };
+	struct inode *in = NULL;
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	rc = names_lookup(st, parent, name, &in);
+	if (rc < 0)
+		return rc;
+	rc = touch_begin(st, parent, &t);
+	if (rc == 0 && S_ISDIR(inode_attr(in).mode))
+		rc = -EISDIR;
+	if (rc == 0)
+		rc = drop_name(st, b, in, parent, name);
+	if (rc == 0) {
+		dirent_delete(b, parent, name);
+		touch_put(b, &t);
+		rc = kv_write(st->kv, b);
+	}
+	inode_put(st, t.dir, 1);
+	if (rc < 0) {
+		inode_put(st, in, 1);
+		return rc;
+	}
+	*ret_inode = in;
+	return 0;
+}
+
+static int stop_at_first(void *arg, const char *name,
+			 const struct dirent_rec *entry, uint64_t cookie)
+{
+	(void)arg;
+	(void)name;
+	(void)entry;
+	(void)cookie;
+	return 1;
+}
+
+static int dir_is_empty(struct store *st, uint64_t dir)
+{
+	int rc = names_list(st, dir, 0, stop_at_first, NULL);
+
+	return rc == 1 ? -ENOTEMPTY : rc;
+}
+
+int names_rmdir(struct store *st, uint64_t parent, const char *name,
+		struct inode **ret_inode)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct touched t = { 0 };
+	struct inode *in = NULL;
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	rc = names_lookup(st, parent, name, &in);
+	if (rc < 0)
+		return rc;
+	rc = touch_begin(st, parent, &t);
+	if (rc == 0 && !S_ISDIR(inode_attr(in).mode))
+		rc = -ENOTDIR;
+	if (rc == 0)
+		rc = dir_is_empty(st, in->ino);
+	if (rc == 0)
+		rc = drop_name(st, b, in, parent, name);
+	if (rc == 0) {
+		dirent_delete(b, parent, name);
+		t.nlink_delta = -1;
+		touch_put(b, &t);
+		rc = kv_write(st->kv, b);
+	}
+	inode_put(st, t.dir, 1);
+	if (rc < 0) {
+		inode_put(st, in, 1);
+		return rc;
+	}
+	*ret_inode = in;
+	return 0;
+}
+
+/* Into b: what was (parent, name) of `in` is (new_parent, new_name) now. */
+static void move_name(struct kv_batch *b, struct inode *in, uint64_t parent,
+		      const char *name, uint64_t new_parent,
+		      const char *new_name)
+{
+	struct attr a = inode_attr(in);
+
+	if (a.parent == parent && strcmp(a.name, name) == 0) {
+		a.parent = new_parent;
+		strcpy(a.name, new_name);
+	} else {
+		link_key_delete(b, in->ino, parent, name);
+		link_key_put(b, in->ino, new_parent, new_name);
+	}
+	a.ctime_ns = now_ns();
+	inode_put_attr(b, in->ino, &a);
+	dirent_put(b, new_parent, new_name, in->ino, a.mode);
+	HOLD(&in->lock);
+	a.target = in->attr.target;
+	in->attr = a;
+}
+
+struct rename_state {
+	struct inode *in, *old; /* references; old: what is replaced, or NULL */
+	struct touched from, to;
+};
+
+static int rename_check(struct store *st, struct rename_state *r,
+			unsigned flags)
+{
+	bool dir = S_ISDIR(inode_attr(r->in).mode);
+	bool old_dir;
+
+	if (!r->old)
+		return (flags & RENAME_EXCHANGE) ? -ENOENT : 0;
+	if (flags & RENAME_NOREPLACE)
+		return -EEXIST;
+	if (flags & RENAME_EXCHANGE)
+		return 0;
+	old_dir = S_ISDIR(inode_attr(r->old).mode);
+	if (dir && !old_dir)
+		return -ENOTDIR;
+	if (!dir && old_dir)
+		return -EISDIR;
+	return old_dir ? dir_is_empty(st, r->old->ino) : 0;
+}
+
+static int rename_write(struct store *st, struct rename_state *r,
+			uint64_t parent, const char *name, uint64_t new_parent,
+			const char *new_name, unsigned flags)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	bool dir = S_ISDIR(inode_attr(r->in).mode);
+	int to_delta = dir ? 1 : 0;
+	int from_delta = dir ? -1 : 0;
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	if (flags & RENAME_EXCHANGE) {
+		if (S_ISDIR(inode_attr(r->old).mode)) {
+			to_delta--;
+			from_delta++;
+		}
+		move_name(b, r->in, parent, name, new_parent, new_name);
+		move_name(b, r->old, new_parent, new_name, parent, name);
+	} else {
+		if (r->old) {
+			rc = drop_name(st, b, r->old, new_parent, new_name);
+			if (rc < 0)
+				return rc;
+			if (S_ISDIR(inode_attr(r->old).mode))
+				to_delta--;
+		}
+		dirent_delete(b, parent, name);
+		move_name(b, r->in, parent, name, new_parent, new_name);
+	}
+	r->from.nlink_delta = from_delta;
+	r->to.nlink_delta = to_delta;
+	/* The same directory twice: its record is put twice, in order. */
+	touch_put(b, &r->from);
+	touch_put(b, &r->to);
+	return kv_write(st->kv, b);
+}
+
+int names_rename(struct store *st, uint64_t parent, const char *name,
+		 uint64_t new_parent, const char *new_name, unsigned flags,
+		 struct inode **ret_replaced)
+{
+	struct rename_state r = { 0 };
+	int rc;
+
+	*ret_replaced = NULL;
+	rc = names_lookup(st, parent, name, &r.in);
+	if (rc == 0)
+		rc = names_lookup(st, new_parent, new_name, &r.old);
+	if (rc == -ENOENT && r.in)
+		rc = 0;
+	if (rc == 0)
+		rc = touch_begin(st, parent, &r.from);
+	if (rc == 0)
+		rc = touch_begin(st, new_parent, &r.to);
+	if (rc < 0)
+		goto out;
+	if (r.in == r.old) /* two names of one file: nothing to do */
+		goto out;
+	rc = rename_check(st, &r, flags);
+	if (rc == 0)
+		rc = rename_write(st, &r, parent, name, new_parent, new_name,
+				  flags);
+	if (rc == 0 && r.old && !(flags & RENAME_EXCHANGE)) {
+		*ret_replaced = r.old;
+		r.old = NULL;
+	}
+out:
+	inode_put(st, r.in, 1);
+	inode_put(st, r.old, 1);
+	inode_put(st, r.from.dir, 1);
+	inode_put(st, r.to.dir, 1);
+	return rc;
+}
+
+int names_list(struct store *st, uint64_t dir, uint64_t cookie, names_fn fn,
+	       void *arg)
+{
+	struct key prefix = key_dir(dir);
+	struct key start = key_dir_at(dir, cookie + 1);
+	char name[STORE_NAME_MAX + 1];
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc;
+
+	rc = kv_iter_new(st->kv, prefix.data, prefix.len, start.data, start.len,
+			 &it);
+	if (rc < 0)
+		return rc;
+	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
+		const uint8_t *p = key.data;
+		struct dirent_rec d;
+		size_t len = key.len - 17;
+
+		if (key.len <= 17 || len > STORE_NAME_MAX ||
+		    dirent_decode(value.data, value.len, &d) < 0) {
+			log_error("inode %llu: damaged directory entry: run "
+				  "ckptctl fsck",
+				  (unsigned long long)dir);
+			rc = -EIO;
+			break;
+		}
+		memcpy(name, p + 17, len);
+		name[len] = 0;
+		rc = fn(arg, name, &d, get_be64(p + 9));
+		if (rc != 0)
+			break;
+	}
+	kv_iter_free(it);
+	return rc;
+}
+
+/* Into b: what carries the number `from` in the X records, copied to `to`. */
+static int copy_xattrs(struct store *st, struct kv_batch *b, uint64_t from,
+		       uint64_t to)
+{
+	struct key prefix = key_ino('X', from);
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc;
+
+	rc = kv_iter_new(st->kv, prefix.data, prefix.len, NULL, 0, &it);
+	if (rc < 0)
+		return rc;
+	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
+		struct key k = { .len = key.len };
+
+		if (key.len > sizeof(k.data)) {
+			rc = -EIO;
+			break;
+		}
+		memcpy(k.data, key.data, key.len);
+		put_be64(k.data + 1, to);
+		kv_put(b, k.data, k.len, value.data, value.len);
+	}
+	kv_iter_free(it);
+	return rc;
+}
+
+/* Into b: every further name of `from` becomes one of `to`. */
+static int move_links(struct store *st, struct kv_batch *b, uint64_t from,
+		      uint64_t to, uint32_t mode)
+{
+	struct key prefix = key_ino('L', from);
+	char name[STORE_NAME_MAX + 1];
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc;
+
+	rc = kv_iter_new(st->kv, prefix.data, prefix.len, NULL, 0, &it);
+	if (rc < 0)
+		return rc;
+	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
+		const uint8_t *p = key.data;
+		size_t len = key.len - 17;
+		uint64_t parent;
+
+		if (key.len <= 17 || len > STORE_NAME_MAX) {
+			rc = -EIO;
+			break;
+		}
+		parent = get_be64(p + 9);
+		memcpy(name, p + 17, len);
+		name[len] = 0;
+		link_key_delete(b, from, parent, name);
+		link_key_put(b, to, parent, name);
+		dirent_put(b, parent, name, to, mode);
+		if (st->on_renamed)
+			st->on_renamed(st->on_arg, parent, name);
+	}
+	kv_iter_free(it);
+	return rc;
+}
+
+int names_renumber(struct store *st, struct inode *in)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct attr a = inode_attr(in), old = a;
+	struct content_ref *content = NULL;
+	struct inode *fresh = NULL;
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	if (a.nlink == 0)
+		return -ENOENT;
+	rc = inode_new(st, &a, &fresh);
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		content = in->file->content;
+		if (content)
+			atomic_fetch_add(&content->refs, 1);
+	}
+	{
+		/* Read back what is committed when it is first looked at. */
+		HOLD(&fresh->lock);
+		fresh->file->content_loaded = false;
+		fresh->file->created = content == NULL;
+	}
+	dirent_put(b, a.parent, a.name, fresh->ino, a.mode);
+	inode_put_attr(b, fresh->ino, &a);
+	rc = copy_xattrs(st, b, in->ino, fresh->ino);
+	if (rc == 0)
+		rc = move_links(st, b, in->ino, fresh->ino, a.mode);
+	old.nlink = 0;
+	old.parent = 0;
+	old.name[0] = 0;
+	inode_put_attr(b, in->ino, &old);
+	mark(b, 'O', in->ino);
+	if (!content)
+		mark(b, 'U', fresh->ino);
+	if (rc == 0)
+		rc = commit_clone(st, b, content ? &content->c : NULL, in->ino,
+				  fresh->ino);
+	if (rc == 0) {
+		HOLD(&in->lock);
+		in->attr = old;
+	}
+	content_ref_put(content);
+	inode_put(st, fresh, 1);
+	return rc;
+}
+
+/*
+ * The generation for which a time set now counts: when the bytes are waiting
+ * to be committed and nobody can change them, the next one too.
+ */
+static uint64_t mtime_generation_locked(struct inode *in)
+{
+	const struct file *f = in->file;
+
+	if (!f)
+		return 0;
+	return (f->content ? f->content->c.generation : 0) +
+	       (f->dirty && f->writers == 0 ? 1 : 0);
+}
+
+int names_setattr(struct store *st, struct inode *in, unsigned valid,
+		  const struct attr *to)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct attr a, old;
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	{
+		HOLD(&in->lock);
+		old = in->attr;
+		a = old;
+		if (valid & SET_MODE)
+			a.mode = (a.mode & S_IFMT) | (to->mode & 07777);
+		if (valid & SET_UID)
+			a.uid = to->uid;
+		if (valid & SET_GID)
+			a.gid = to->gid;
+		if (valid & SET_ATIME)
+			a.atime_ns = to->atime_ns;
+		if (valid & SET_MTIME) {
+			a.mtime_ns = to->mtime_ns;
+			a.mtime_gen = mtime_generation_locked(in);
+		}
+		a.ctime_ns = now_ns();
+		in->attr = a;
+	}
+	inode_put_attr(b, in->ino, &a);
+	rc = kv_write(st->kv, b);
+	if (rc < 0) {
+		HOLD(&in->lock);
+		in->attr = old;
+	}
+	return rc;
+}
+
+int names_getxattr(struct store *st, uint64_t ino, const char *name,
+		   void **ret_value, size_t *ret_len)
+{
+	struct key k;
+	int rc;
+
+	if (strlen(name) > STORE_NAME_MAX)
+		return -ERANGE;
+	k = key_xattr(ino, name);
+	rc = kv_get(st->kv, k.data, k.len, ret_value, ret_len);
+	return rc == -ENOENT ? -ENODATA : rc;
+}
+
+/* Write b, which changes an attribute of in, with a new ctime. */
+static int xattr_write(struct store *st, struct kv_batch *b, struct inode *in)
+{
+	struct attr a;
+
+	{
+		HOLD(&in->lock);
+		in->attr.ctime_ns = now_ns();
+		a = in->attr;
+	}
+	inode_put_attr(b, in->ino, &a);
+	return kv_write(st->kv, b);
+}
+
+int names_setxattr(struct store *st, struct inode *in, const char *name,
+		   const void *value, size_t len, int flags)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	void *old = NULL;
+	struct key k;
+	size_t old_len;
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	if (strlen(name) > STORE_NAME_MAX)
+		return -ERANGE;
+	if (len > XATTR_VALUE_MAX)
+		return -E2BIG;
+	k = key_xattr(in->ino, name);
+	rc = kv_get(st->kv, k.data, k.len, &old, &old_len);
+	free(old);
+	if (rc < 0 && rc != -ENOENT)
+		return rc;
+	if (rc == 0 && (flags & XATTR_CREATE))
+		return -EEXIST;
+	if (rc == -ENOENT && (flags & XATTR_REPLACE))
+		return -ENODATA;
+	kv_put(b, k.data, k.len, value, len);
+	return xattr_write(st, b, in);
+}
+
+int names_removexattr(struct store *st, struct inode *in, const char *name)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	void *old = NULL;
+	struct key k;
+	size_t old_len;
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	rc = names_getxattr(st, in->ino, name, &old, &old_len);
+	free(old);
+	if (rc < 0)
+		return rc;
+	k = key_xattr(in->ino, name);
+	kv_delete(b, k.data, k.len);
+	return xattr_write(st, b, in);
+}
+
+int names_listxattr(struct store *st, uint64_t ino, struct bytes *out)
+{
+	struct key prefix = key_ino('X', ino);
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc;
+
+	rc = kv_iter_new(st->kv, prefix.data, prefix.len, NULL, 0, &it);
+	if (rc < 0)
+		return rc;
+	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
+		bytes_put(out, (const uint8_t *)key.data + 9, key.len - 9);
+		bytes_put_u8(out, 0);
+	}
+	kv_iter_free(it);
+	return rc < 0 ? rc : out->failed ? -ENOMEM : 0;
+}

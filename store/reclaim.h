@@ -1,0 +1,47 @@
+/*
+ * reclaim.h - giving back the bytes of images that nobody references.
+ *
+ * Order: the batch that drops the last reference also writes a P record; the
+ * log is synced; then the hole is punched; then the P record goes. A crash in
+ * between repeats the punch. A range is looked at again just before: what a K
+ * record covers is never punched.
+ *
+ * Readers and drain jobs hold an epoch ticket while they use committed
+ * extents; a range is punched only when everybody who could know of it from
+ * before its deletion is done.
+ *
+ * An image without any chunk is removed.
+ */
+#ifndef STORE_RECLAIM_H
+#define STORE_RECLAIM_H
+
+#include <stdint.h>
+
+struct store;
+
+int reclaim_init(struct store *st);
+int reclaim_start(struct store *st);
+void reclaim_stop(struct store *st);
+void reclaim_release(struct store *st);
+
+/* Enter and leave the use of committed extents. Never fails, never blocks. */
+struct reclaim_ticket {
+	uint64_t number;
+	struct reclaim_ticket *next, *prev;
+};
+void reclaim_enter(struct store *st, struct reclaim_ticket *t);
+void reclaim_leave(struct store *st, struct reclaim_ticket *t);
+
+/* The range (already in a P record) may have bytes to give back. */
+void reclaim_add(struct store *st, uint64_t image, uint64_t offset,
+		 uint64_t len);
+/*
+ * Wait until all that was added is given back; *ret_freed counts the bytes
+ * since the store was opened.
+ */
+void reclaim_drain(struct store *st, uint64_t *ret_freed);
+
+/* Bytes given back since the store was opened. */
+void reclaim_freed(struct store *st, uint64_t *ret_freed);
+
+#endif

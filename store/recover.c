@@ -1,0 +1,278 @@
+/* recover.c - see recover.h. */
+#include "store/recover.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/commit.h"
+#include "store/file.h"
+#include "store/names.h"
+#include "store/store.h"
+
+/* Inode numbers collected from one key space. */
+struct ino_list {
+	uint64_t *at;
+	size_t count, capacity;
+};
+
+static int ino_list_add(struct ino_list *l, uint64_t ino)
+{
+	if (l->count == l->capacity) {
+		size_t want = l->capacity ? 2 * l->capacity : 256;
+		uint64_t *grown = realloc(l->at, want * sizeof(*grown));
+
+		if (!grown)
+			return -ENOMEM;
+		l->at = grown;
+		l->capacity = want;
+	}
+	l->at[l->count++] = ino;
+	return 0;
+}
+
+static int collect(struct store *st, char kind, struct ino_list *l)
+{
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc;
+
+	rc = kv_iter_new(st->kv, &kind, 1, NULL, 0, &it);
+	if (rc < 0)
+		return rc;
+	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
+		if (key.len != 9)
+			continue;
+		rc = ino_list_add(l, get_be64((const uint8_t *)key.data + 1));
+		if (rc < 0)
+			break;
+	}
+	kv_iter_free(it);
+	return rc;
+}
+
+/* Take one stage over, in the order of the closes. */
+struct found {
+	struct stage_slot slot;
+	struct stage *stage;
+};
+
+struct found_list {
+	struct found *at;
+	size_t count, capacity;
+};
+
+static int found_add(void *arg, const struct stage_slot *slot, struct stage *s)
+{
+	struct found_list *l = arg;
+
+	if (!s)
+		return 0;
+	if (l->count == l->capacity) {
+		size_t want = l->capacity ? 2 * l->capacity : 64;
+		struct found *grown = realloc(l->at, want * sizeof(*grown));
+
+		if (!grown)
+			return -ENOMEM;
+		l->at = grown;
+		l->capacity = want;
+	}
+	l->at[l->count++] = (struct found){ *slot, s };
+	return 0;
+}
+
+/* Closed ones by their order, then those that were open. */
+static int found_compare(const void *pa, const void *pb)
+{
+	const struct found *a = pa, *b = pb;
+	uint64_t x = a->slot.close_order - 1, y = b->slot.close_order - 1;
+
+	if (x != y)
+		return x < y ? -1 : 1;
+	return a->slot.ino < b->slot.ino ? -1 : 1;
+}
+
+/* Does the committed content lie, at least in part, in this image? */
+static bool in_use(const struct file *file, uint64_t image)
+{
+	const struct content *c = file->content ? &file->content->c : NULL;
+
+	for (size_t i = 0; c && i < c->extent_count; i++)
+		if (c->extents[i].image == image)
+			return true;
+	return false;
+}
+
+static int adopt_one(struct store *st, struct found *f)
+{
+	struct inode *in = NULL;
+	struct file *file;
+	bool dirty;
+	int rc;
+
+	rc = inode_get(st, f->slot.ino, &in);
+	if (rc == 0 && (in->attr.nlink == 0 || !S_ISREG(in->attr.mode)))
+		rc = -ENOENT;
+	if (rc == 0)
+		rc = inode_load_file(st, in);
+	if (rc < 0 || in->file->stage) {
+		/* Its name was never written, or is gone, or it is an old one. */
+		stage_drop(&st->stages, f->stage);
+		stage_put(&st->stages, f->stage);
+		inode_put(st, in, 1);
+		return rc == -ENOENT ? 0 : rc;
+	}
+	file = in->file;
+	dirty = f->slot.dirty || !file->content ||
+		file->content->c.generation != f->slot.clean_generation ||
+		f->stage->kind == STAGE_DISK;
+	if (f->stage->kind == STAGE_DISK && in_use(file, f->stage->number)) {
+		/* It was committed just before the end: it is the image. */
+		f->stage->keep_image = true;
+		stage_drop(&st->stages, f->stage);
+		stage_put(&st->stages, f->stage);
+		inode_put(st, in, 1);
+		return 0;
+	}
+	rc = file_adopt(st, in, f->stage, dirty, f->slot.close_order);
+	inode_put(st, in, 1);
+	return rc;
+}
+
+static int adopt_stages(struct store *st)
+{
+	struct found_list l = { 0 };
+	size_t dirty = 0;
+	int rc;
+
+	rc = stages_adopt(&st->stages, found_add, &l);
+	if (l.count > 0)
+		qsort(l.at, l.count, sizeof(*l.at), found_compare);
+	for (size_t i = 0; rc == 0 && i < l.count; i++) {
+		dirty += l.at[i].slot.dirty != 0;
+		rc = adopt_one(st, &l.at[i]);
+	}
+	free(l.at);
+	if (dirty > 0)
+		log_info("took over %zu staged file%s of a daemon that died",
+			 dirty, dirty == 1 ? "" : "s");
+	return rc;
+}
+
+/* A file that was created but never became durable is absent. */
+static int remove_uncommitted(struct store *st, uint64_t ino)
+{
+	struct inode *in = NULL, *removed;
+	char name[STORE_NAME_MAX + 1];
+	uint64_t parent;
+	int rc;
+
+	rc = inode_get(st, ino, &in);
+	if (rc == 0 && in->file && in->file->stage) { /* it was adopted */
+		inode_put(st, in, 1);
+		return 0;
+	}
+	while (rc == 0 && in->attr.nlink > 0) {
+		parent = in->attr.parent;
+		memcpy(name, in->attr.name, sizeof(name));
+		rc = names_unlink(st, parent, name, &removed);
+		if (rc == 0)
+			inode_put(st, removed, 1);
+	}
+	inode_put(st, in, 1);
+	if (rc == -ENOENT || rc == 0)
+		return commit_delete(st, ino);
+	return rc;
+}
+
+static int each_ino(struct store *st, char kind,
+		    int (*fn)(struct store *st, uint64_t ino))
+{
+	struct ino_list l = { 0 };
+	int rc = collect(st, kind, &l);
+
+	for (size_t i = 0; rc == 0 && i < l.count; i++)
+		rc = fn(st, l.at[i]);
+	free(l.at);
+	return rc;
+}
+
+int recover(struct store *st, bool adopted)
+{
+	int rc = 0;
+
+	if (adopted)
+		rc = adopt_stages(st);
+	stages_sweep(&st->stages);
+	if (rc == 0)
+		rc = each_ino(st, 'U', remove_uncommitted);
+	if (rc == 0)
+		rc = each_ino(st, 'O', commit_delete);
+	return rc;
+}
+
+/* --- afterwards, while the store is in use ---------------------------------- */
+
+static int punch_decided(struct store *st)
+{
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc;
+
+	rc = kv_iter_new(st->kv, "P", 1, NULL, 0, &it);
+	if (rc < 0)
+		return rc;
+	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
+		const uint8_t *p = key.data;
+		uint64_t len;
+
+		if (key.len == 17 && u64_decode(value.data, value.len, &len) == 0)
+			reclaim_add(st, get_be64(p + 1), get_be64(p + 9), len);
+	}
+	kv_iter_free(it);
+	return rc;
+}
+
+static int remove_leftover(void *arg, uint64_t id)
+{
+	struct store *st = arg;
+	struct key k = key_ino('I', id);
+	struct image *i;
+	void *value;
+	bool busy;
+	size_t len;
+	int rc;
+
+	if (id >= st->images.next_id_at_start)
+		return 0;
+	rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	if (rc == 0)
+		free(value);
+	if (rc != -ENOENT)
+		return rc;
+	/* A stage that was taken over is held by it. */
+	rc = image_get(&st->images, id, &i);
+	if (rc < 0)
+		return 0;
+	{
+		HOLD(&st->images.lock);
+		busy = i->refs > 1;
+	}
+	rc = busy ? 0 : image_remove(&st->images, id);
+	image_put(&st->images, i);
+	return rc;
+}
+
+int recover_sweep(struct store *st)
+{
+	int rc = punch_decided(st);
+
+	if (rc == 0)
+		rc = image_scan(&st->images, remove_leftover, st);
+	if (rc < 0)
+		log_error("leftovers of the last mount are not removed: %s",
+			  strerror(-rc));
+	return 0;
+}

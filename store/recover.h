@@ -1,0 +1,26 @@
+/*
+ * recover.h - what is done when a store is opened, so that its promises hold
+ * whatever ended the last mount.
+ *
+ *   after an unmount   nothing is left to do
+ *   after kill -9      stages of this boot are taken over: files that were
+ *                      closed keep their order, those that were open follow
+ *   after a power cut  there are no stages: a file that was never committed
+ *                      is absent, all others have their committed content
+ *
+ * In each case: orphans are deleted, holes that were decided are punched, and
+ * images that hold nothing committed are removed.
+ */
+#ifndef STORE_RECOVER_H
+#define STORE_RECOVER_H
+
+#include <stdbool.h>
+
+struct store;
+
+/* Before any thread runs. `adopted`: the stage table is of this boot. */
+int recover(struct store *st, bool adopted);
+/* After the threads were started: what may take its time. */
+int recover_sweep(struct store *st);
+
+#endif

@@ -1,0 +1,631 @@
+/* stage.c - see stage.h. */
+#include "store/stage.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+
+#include "store/base/log.h"
+#include "store/base/scope.h"
+
+#define STAGE_TABLE "table"
+#define STAGE_SLOTS 65535u
+#define STAGE_BYTES_MIN (UINT64_C(64) << 20)
+/* Smaller files are staged on disk: a huge page would hold little of them. */
+#define STAGE_MEMORY_BYTES_MIN (UINT64_C(1) << 20)
+/* Kept free for files that outgrow their series: a sixteenth. */
+#define STAGE_HEADROOM 16
+
+struct stage_header {
+	char magic[16];
+	char boot_id[40];
+	char uuid[40];
+	uint32_t slot_count;
+	uint32_t pad;
+	uint64_t reserved[2];
+};
+_Static_assert(sizeof(struct stage_slot) == 64, "slots are shared");
+_Static_assert(sizeof(struct stage_header) == 120, "header is shared");
+#define STAGE_MAGIC "ckptfs stages 1"
+#define STAGE_HEADER_BYTES 4096
+
+static int read_text(const char *path, char *buf, size_t size)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n;
+
+	if (fd < 0)
+		return -errno;
+	n = read(fd, buf, size - 1);
+	close(fd);
+	if (n < 0)
+		return -EIO;
+	buf[n] = 0;
+	buf[strcspn(buf, "\n")] = 0;
+	return 0;
+}
+
+/* Half of the memory that this process may use. */
+static uint64_t default_size(void)
+{
+	uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) *
+			 (uint64_t)sysconf(_SC_PAGESIZE);
+	char text[64];
+
+	if (read_text("/sys/fs/cgroup/memory.max", text, sizeof(text)) == 0 &&
+	    text[0] != 'm') {
+		uint64_t limit = strtoull(text, NULL, 10);
+
+		if (limit > 0 && limit < bytes)
+			bytes = limit;
+	}
+	bytes /= 2;
+	return bytes < STAGE_BYTES_MIN ? STAGE_BYTES_MIN : bytes;
+}
+
+static bool is_tmpfs_mount(int dirfd, int parentfd)
+{
+	struct statfs fs;
+	struct stat a, b;
+
+	return fstatfs(dirfd, &fs) == 0 && fs.f_type == TMPFS_MAGIC &&
+	       fstat(dirfd, &a) == 0 && fstat(parentfd, &b) == 0 &&
+	       a.st_dev != b.st_dev;
+}
+
+/* Mount our tmpfs on STORE/stage, or find the one that is there already. */
+static int stages_mount(struct stages *st, const struct stages_config *c,
+			char *why, size_t why_size)
+{
+	uint64_t size = c->size_bytes ? c->size_bytes : default_size();
+	char options[96];
+	int rc;
+
+	(void)snprintf(st->path, sizeof(st->path), "%s/" LAYOUT_STAGE_DIR,
+		       c->store_path);
+	if (mkdir(st->path, 0700) < 0 && errno != EEXIST)
+		return -errno;
+	st->dirfd = open(st->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (st->dirfd < 0)
+		return -errno;
+	if (is_tmpfs_mount(st->dirfd, c->store_dirfd)) {
+		st->own_tmpfs = true;
+		return 0;
+	}
+	(void)snprintf(options, sizeof(options),
+		       "size=%llu,mode=0700,huge=always,nr_inodes=0",
+		       (unsigned long long)size);
+	rc = mount("ckptfs-stage", st->path, "tmpfs",
+		   MS_NOSUID | MS_NODEV | MS_NOEXEC, options);
+	if (rc < 0 && errno == EINVAL) { /* a kernel without huge pages */
+		(void)snprintf(options, sizeof(options), "size=%llu,mode=0700",
+			       (unsigned long long)size);
+		rc = mount("ckptfs-stage", st->path, "tmpfs",
+			   MS_NOSUID | MS_NODEV | MS_NOEXEC, options);
+	}
+	if (rc < 0) {
+		rc = -errno;
+		/* Not allowed to mount: the directory itself will do. */
+		if (rc == -EPERM)
+			return 0;
+		(void)snprintf(why, why_size, "cannot mount a tmpfs on %s: %s",
+			       st->path, strerror(-rc));
+		return rc;
+	}
+	st->own_tmpfs = true;
+	close(st->dirfd);
+	st->dirfd = open(st->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	return st->dirfd < 0 ? -errno : 0;
+}
+
+static int stages_open_dir(struct stages *st, const struct stages_config *c,
+			   char *why, size_t why_size)
+{
+	if (strlen(c->dir) >= sizeof(st->path))
+		return -ENAMETOOLONG;
+	strcpy(st->path, c->dir);
+	st->dirfd = open(c->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (st->dirfd < 0) {
+		int rc = -errno;
+
+		(void)snprintf(why, why_size,
+			       "cannot use %s as the stage: %s; make the "
+			       "directory or leave stage= out",
+			       c->dir, strerror(-rc));
+		return rc;
+	}
+	return 0;
+}
+
+/* Map the table; start a new one unless this boot's daemon left it here. */
+static int stages_map_table(struct stages *st, const char *uuid,
+			    bool *ret_adopted)
+{
+	size_t bytes = STAGE_HEADER_BYTES +
+		       STAGE_SLOTS * sizeof(struct stage_slot);
+	char boot_id[40] = "";
+	struct stage_header *h;
+	struct stat sb;
+	void *map;
+	int fd;
+	int rc;
+
+	(void)read_text("/proc/sys/kernel/random/boot_id", boot_id,
+			sizeof(boot_id));
+	fd = openat(st->dirfd, STAGE_TABLE, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return -errno;
+	if (fstat(fd, &sb) < 0 || (size_t)sb.st_size != bytes) {
+		/* Allocated now: a full tmpfs must not raise SIGBUS later. */
+		rc = ftruncate(fd, 0) < 0 ? errno :
+					    posix_fallocate(fd, 0,
+							    (off_t)bytes);
+		if (rc != 0) {
+			close(fd);
+			return -rc;
+		}
+	}
+	map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	rc = map == MAP_FAILED ? -errno : 0;
+	close(fd);
+	if (rc < 0)
+		return rc;
+	h = map;
+	st->slots = (struct stage_slot *)((uint8_t *)map + STAGE_HEADER_BYTES);
+	st->slot_count = STAGE_SLOTS;
+	*ret_adopted = memcmp(h->magic, STAGE_MAGIC, sizeof(h->magic)) == 0 &&
+		       boot_id[0] != 0 &&
+		       strncmp(h->boot_id, boot_id, sizeof(h->boot_id)) == 0 &&
+		       strncmp(h->uuid, uuid, sizeof(h->uuid)) == 0 &&
+		       h->slot_count == STAGE_SLOTS;
+	if (!*ret_adopted) {
+		memset(map, 0, bytes);
+		memcpy(h->boot_id, boot_id, sizeof(boot_id));
+		memcpy(h->uuid, uuid, LAYOUT_UUID_BYTES);
+		h->slot_count = STAGE_SLOTS;
+		memcpy(h->magic, STAGE_MAGIC, sizeof(h->magic));
+	}
+	return 0;
+}
+
+int stages_init(struct stages *st, const struct stages_config *config,
+		struct images *images, bool *ret_adopted, char *why,
+		size_t why_size)
+{
+	int rc;
+
+	memset(st, 0, sizeof(*st));
+	st->images = images;
+	st->dirfd = -1;
+	why[0] = 0;
+	if (config->dir)
+		rc = stages_open_dir(st, config, why, why_size);
+	else
+		rc = stages_mount(st, config, why, why_size);
+	if (rc == 0)
+		rc = stages_map_table(st, config->uuid, ret_adopted);
+	if (rc == 0) {
+		st->free_slot = calloc(STAGE_SLOTS, sizeof(uint32_t));
+		rc = st->free_slot ? 0 : -ENOMEM;
+	}
+	if (rc < 0) {
+		if (why[0] == 0)
+			(void)snprintf(why, why_size,
+				       "cannot set up the stage in %s: %s",
+				       st->path, strerror(-rc));
+		return rc;
+	}
+	st->next_number = 1;
+	for (uint32_t i = STAGE_SLOTS; i-- > 0;) {
+		if (st->slots[i].ino == 0)
+			st->free_slot[st->free_count++] = i;
+		else if (st->slots[i].kind == STAGE_MEMORY &&
+			 st->slots[i].number >= st->next_number)
+			st->next_number = st->slots[i].number + 1;
+	}
+	return -pthread_mutex_init(&st->lock, NULL);
+}
+
+void stages_release(struct stages *st)
+{
+	bool dirty = false;
+
+	for (uint32_t i = 0; i < st->slot_count; i++)
+		dirty = dirty || (st->slots[i].ino != 0 && st->slots[i].dirty);
+	munmap((uint8_t *)st->slots - STAGE_HEADER_BYTES,
+	       STAGE_HEADER_BYTES + st->slot_count * sizeof(*st->slots));
+	free(st->free_slot);
+	pthread_mutex_destroy(&st->lock);
+	if (!dirty && !st->own_tmpfs) {
+		(void)unlinkat(st->dirfd, STAGE_TABLE, 0);
+		st->next_number = 0;
+	}
+	close(st->dirfd);
+	/* A lazy unmount would hide bytes that are not durable yet. */
+	if (st->own_tmpfs && !dirty && umount2(st->path, 0) < 0)
+		log_warning("cannot unmount %s: %s", st->path, strerror(errno));
+}
+
+static void stage_file_name(uint64_t number, char ret[24])
+{
+	(void)snprintf(ret, 24, "s%016llx", (unsigned long long)number);
+}
+
+static struct stage *stage_new(uint64_t ino, enum stage_kind kind)
+{
+	struct stage *s = calloc(1, sizeof(*s));
+
+	if (!s)
+		return NULL;
+	s->ino = ino;
+	s->kind = kind;
+	s->fd = -1;
+	atomic_init(&s->refs, 1);
+	return s;
+}
+
+static int stage_open_memory(struct stages *st, struct stage *s, int flags)
+{
+	char name[24];
+
+	stage_file_name(s->number, name);
+	s->fd = openat(st->dirfd, name, O_RDWR | O_CLOEXEC | flags, 0600);
+	return s->fd < 0 ? -errno : 0;
+}
+
+int stages_adopt(struct stages *st,
+		 int (*fn)(void *arg, const struct stage_slot *slot,
+			   struct stage *s),
+		 void *arg)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; i < st->slot_count && rc == 0; i++) {
+		struct stage_slot *slot = &st->slots[i];
+		struct stage *s;
+
+		if (slot->ino == 0)
+			continue;
+		slot->opens = 0;
+		slot->writers = 0;
+		s = stage_new(slot->ino, slot->kind == STAGE_DISK ?
+						 STAGE_DISK :
+						 STAGE_MEMORY);
+		if (!s)
+			return -ENOMEM;
+		s->number = slot->number;
+		s->slot = slot;
+		s->slot_index = i;
+		if (s->kind == STAGE_MEMORY) {
+			rc = stage_open_memory(st, s, 0);
+		} else {
+			rc = image_get(st->images, s->number, &s->image);
+			if (rc == 0) {
+				s->fd = fcntl(s->image->fd, F_DUPFD_CLOEXEC, 0);
+				rc = s->fd < 0 ? -errno : 0;
+			}
+		}
+		if (s->kind == STAGE_MEMORY)
+			atomic_fetch_add(&st->memory_count, 1);
+		else
+			atomic_fetch_add(&st->disk_count, 1);
+		if (rc < 0) {
+			log_error("stage of inode %llu is gone: %s",
+				  (unsigned long long)slot->ino, strerror(-rc));
+			rc = fn(arg, slot, NULL);
+			stage_drop(st, s);
+			stage_put(st, s);
+			continue;
+		}
+		rc = fn(arg, slot, s);
+	}
+	return rc;
+}
+
+void stages_sweep(struct stages *st)
+{
+	int fd = openat(st->dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+	struct dirent *d;
+
+	if (!dir) {
+		if (fd >= 0)
+			close(fd);
+		return;
+	}
+	while ((d = readdir(dir)) != NULL) {
+		uint64_t number;
+		bool used = false;
+		char *end;
+
+		if (d->d_name[0] != 's' || strlen(d->d_name) != 17)
+			continue;
+		number = strtoull(d->d_name + 1, &end, 16);
+		if (*end != 0)
+			continue;
+		for (uint32_t i = 0; i < st->slot_count && !used; i++)
+			used = st->slots[i].ino != 0 &&
+			       st->slots[i].kind == STAGE_MEMORY &&
+			       st->slots[i].number == number;
+		if (!used)
+			(void)unlinkat(st->dirfd, d->d_name, 0);
+	}
+	closedir(dir);
+}
+
+static int stage_take_slot(struct stages *st, struct stage *s)
+{
+	HOLD(&st->lock);
+	if (st->free_count == 0)
+		return -ENFILE;
+	s->slot_index = st->free_slot[--st->free_count];
+	s->slot = &st->slots[s->slot_index];
+	if (s->kind == STAGE_MEMORY)
+		s->number = st->next_number++;
+	return 0;
+}
+
+/* The slot's ino is written last: it makes the slot count. */
+static void stage_write_slot(struct stage *s)
+{
+	struct stage_slot *slot = s->slot;
+
+	slot->number = s->number;
+	slot->close_order = 0;
+	slot->clean_generation = 0;
+	slot->kind = s->kind;
+	slot->dirty = 1;
+	slot->opens = 0;
+	slot->writers = 0;
+	atomic_thread_fence(memory_order_release);
+	slot->ino = s->ino;
+}
+
+static void stage_give_slot(struct stages *st, struct stage *s)
+{
+	HOLD(&st->lock);
+	if (!s->slot)
+		return;
+	s->slot->ino = 0;
+	st->free_slot[st->free_count++] = s->slot_index;
+	s->slot = NULL;
+}
+
+static int stage_create_memory(struct stages *st, struct stage *s,
+			       uint64_t size_bytes)
+{
+	char name[24];
+	int rc;
+
+	rc = stage_open_memory(st, s, O_CREAT | O_EXCL);
+	if (rc < 0)
+		return rc;
+	if (fallocate(s->fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)size_bytes) == 0)
+		return 0;
+	rc = -errno;
+	stage_file_name(s->number, name);
+	(void)unlinkat(st->dirfd, name, 0);
+	close(s->fd);
+	s->fd = -1;
+	return rc;
+}
+
+static int stage_create_disk(struct stages *st, struct stage *s)
+{
+	int rc = image_create(st->images, &s->image);
+
+	if (rc < 0)
+		return rc;
+	s->number = s->image->id;
+	s->fd = fcntl(s->image->fd, F_DUPFD_CLOEXEC, 0);
+	return s->fd < 0 ? -errno : 0;
+}
+
+/* A file of this size, and headroom for others that grow, fits in memory. */
+static bool stage_fits(struct stages *st, uint64_t size)
+{
+	uint64_t used, total, spare;
+
+	stages_usage(st, &used, &total);
+	spare = total / STAGE_HEADROOM;
+	if (size > total - spare)
+		return false;
+	return used + size + spare <= total ||
+	       stages_make_room(st, size + spare);
+}
+
+int stage_create(struct stages *st, uint64_t ino, uint64_t size_bytes,
+		 struct stage **ret_stage)
+{
+	/* A series' files differ a little: a thirty-second more. */
+	uint64_t want = size_bytes + size_bytes / 32;
+	struct stage *s;
+	int rc = -ENOSPC;
+
+	s = stage_new(ino, STAGE_MEMORY);
+	if (!s)
+		return -ENOMEM;
+	rc = stage_take_slot(st, s);
+	if (rc < 0) {
+		free(s);
+		return rc;
+	}
+	rc = -ENOSPC;
+	if (size_bytes >= STAGE_MEMORY_BYTES_MIN && stage_fits(st, want))
+		rc = stage_create_memory(st, s, want);
+	if (rc < 0) {
+		s->kind = STAGE_DISK;
+		rc = stage_create_disk(st, s);
+	}
+	if (s->kind == STAGE_MEMORY)
+		atomic_fetch_add(&st->memory_count, 1);
+	else
+		atomic_fetch_add(&st->disk_count, 1);
+	if (rc < 0) {
+		stage_drop(st, s);
+		stage_put(st, s);
+		return rc;
+	}
+	stage_write_slot(s);
+	*ret_stage = s;
+	return 0;
+}
+
+void stage_ref(struct stage *s)
+{
+	atomic_fetch_add(&s->refs, 1);
+}
+
+void stage_put(struct stages *st, struct stage *s)
+{
+	if (!s || atomic_fetch_sub(&s->refs, 1) != 1)
+		return;
+	if (s->map)
+		munmap(s->map, s->map_len);
+	if (s->fd >= 0)
+		close(s->fd);
+	image_put(st->images, s->image);
+	free(s);
+}
+
+void stage_drop(struct stages *st, struct stage *s)
+{
+	char name[24];
+
+	stage_unlist(st, s);
+	if (!s->slot)
+		return; /* dropped before */
+	if (s->kind == STAGE_MEMORY) {
+		atomic_fetch_sub(&st->memory_count, 1);
+		stage_file_name(s->number, name);
+		(void)unlinkat(st->dirfd, name, 0);
+	} else {
+		atomic_fetch_sub(&st->disk_count, 1);
+		if (!s->keep_image && s->image) {
+			image_ref(st->images, s->image);
+			st->abandon(st->hook_arg, s->image);
+		}
+	}
+	stage_give_slot(st, s);
+}
+
+const uint8_t *stage_map(struct stages *st, struct stage *s, uint64_t size)
+{
+	size_t len = (size_t)((size + 4095) & ~UINT64_C(4095));
+	void *map;
+
+	if (s->kind != STAGE_MEMORY || size == 0)
+		return NULL;
+	HOLD(&st->lock);
+	if (s->map && s->map_len >= len)
+		return s->map;
+	if (s->map)
+		return NULL; /* in use at the old length: read instead */
+	map = mmap(NULL, len, PROT_READ, MAP_SHARED, s->fd, 0);
+	if (map == MAP_FAILED)
+		return NULL;
+	s->map = map;
+	s->map_len = len;
+	return s->map;
+}
+
+static void stage_unlist_locked(struct stages *st, struct stage *s)
+{
+	if (!s->listed)
+		return;
+	*(s->older ? &s->older->newer : &st->oldest) = s->newer;
+	*(s->newer ? &s->newer->older : &st->newest) = s->older;
+	s->newer = NULL;
+	s->older = NULL;
+	s->listed = false;
+}
+
+static void stage_list_locked(struct stages *st, struct stage *s)
+{
+	s->older = st->newest;
+	s->newer = NULL;
+	*(st->newest ? &st->newest->newer : &st->oldest) = s;
+	st->newest = s;
+	s->listed = true;
+}
+
+void stage_list(struct stages *st, struct stage *s)
+{
+	HOLD(&st->lock);
+	if (!s->listed && s->kind == STAGE_MEMORY)
+		stage_list_locked(st, s);
+}
+
+void stage_unlist(struct stages *st, struct stage *s)
+{
+	HOLD(&st->lock);
+	stage_unlist_locked(st, s);
+}
+
+void stage_touch(struct stages *st, struct stage *s)
+{
+	HOLD(&st->lock);
+	if (s->listed) {
+		stage_unlist_locked(st, s);
+		stage_list_locked(st, s);
+	}
+}
+
+void stages_set_hooks(struct stages *st, stage_evict_fn evict,
+		      stage_abandon_fn abandon, void *arg)
+{
+	st->evict = evict;
+	st->abandon = abandon;
+	st->hook_arg = arg;
+}
+
+bool stages_make_room(struct stages *st, uint64_t want)
+{
+	/* Each clean stage is tried once: one that is open stays. */
+	unsigned tries = (unsigned)atomic_load(&st->memory_count) + 1;
+
+	while (st->evict) {
+		uint64_t used, total;
+		struct stage *s;
+
+		stages_usage(st, &used, &total);
+		if (used + want <= total)
+			return true;
+		if (tries-- == 0)
+			return false;
+		{
+			HOLD(&st->lock);
+			s = st->oldest;
+			if (!s)
+				return false;
+			stage_ref(s);
+			stage_unlist_locked(st, s);
+			stage_list_locked(st, s);
+		}
+		(void)st->evict(st->hook_arg, s);
+		stage_put(st, s);
+	}
+	return false;
+}
+
+void stages_usage(struct stages *st, uint64_t *ret_used, uint64_t *ret_total)
+{
+	struct statfs fs;
+
+	*ret_used = 0;
+	*ret_total = 0;
+	if (fstatfs(st->dirfd, &fs) < 0)
+		return;
+	*ret_total = (uint64_t)fs.f_blocks * (uint64_t)fs.f_bsize;
+	*ret_used = (uint64_t)(fs.f_blocks - fs.f_bavail) *
+		    (uint64_t)fs.f_bsize;
+}

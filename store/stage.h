@@ -1,0 +1,167 @@
+/*
+ * stage.h - where a file's bytes are while it is written and until it is
+ * durable (and after that, as a read cache, until the memory is wanted).
+ *
+ * A stage in memory is a file on the store's private tmpfs with huge pages; it
+ * is used when the size is known to fit, and that size is allocated before
+ * the trainer's first write, so that neither ENOSPC nor SIGBUS can meet him. A
+ * stage on disk *is* an image: the bytes go through the page cache to where
+ * they will stay, and the kernel's own throttling holds the writer back. It
+ * is used for a file whose size is not known, is small, or does not fit.
+ * Measured: 2 GiB are allocated on huge-page tmpfs in 4 ms, so the allocation
+ * is done while the file is created. Small files go to disk too: with huge
+ * pages each would take 2 MiB of memory until it is drained.
+ *
+ * The stage table is a file on the tmpfs with one slot for each stage: what is
+ * staged where, how often it is open, whether it differs from what is
+ * committed, and in which order it was closed. A slot is written before the
+ * operation is answered, so that another daemon can go on after a kill -9.
+ * It is believed only if it carries this boot's id: after a power cut the
+ * stages are gone, or, in a directory on a disk, not to be trusted.
+ *
+ * Threads: any thread. Locks: stages.lock is a leaf.
+ */
+#ifndef STORE_STAGE_H
+#define STORE_STAGE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "store/image.h"
+#include "store/layout.h"
+
+enum stage_kind {
+	STAGE_MEMORY = 1,
+	STAGE_DISK = 2,
+};
+
+/* One slot of the table. Shared with the next daemon: fixed layout. */
+struct stage_slot {
+	uint64_t ino; /* 0: free */
+	uint64_t number; /* of the file in memory, or of the image */
+	uint64_t close_order; /* 0: not closed yet */
+	uint64_t clean_generation; /* content with the same bytes, when !dirty */
+	uint32_t kind; /* enum stage_kind */
+	uint32_t dirty; /* may differ from what is committed */
+	uint32_t opens, writers;
+	uint64_t reserved[2];
+};
+
+struct stage {
+	uint64_t ino;
+	enum stage_kind kind;
+	uint64_t number;
+	int fd; /* read-write, owned */
+	struct image *image; /* STAGE_DISK: the image, a reference */
+	atomic_uint refs;
+	struct stage_slot *slot;
+	uint32_t slot_index;
+	/*
+	 * Being adopted as an image: nobody may write any more. Guarded by the
+	 * lock of the inode that has this stage, like clean_image.
+	 */
+	bool frozen;
+	bool keep_image; /* the image was committed: do not remove it */
+	uint64_t clean_image; /* image with the same bytes, or 0 */
+	/* stages.lock: */
+	struct stage *newer, *older; /* in the list of clean stages */
+	bool listed;
+	uint8_t *map; /* STAGE_MEMORY: set by stage_map() */
+	size_t map_len;
+};
+
+/*
+ * Called with a reference to the oldest clean stage: true when it was given
+ * up (the inode let go of it).
+ */
+typedef bool (*stage_evict_fn)(void *arg, struct stage *s);
+
+struct stages {
+	/* Set before any other thread runs: */
+	bool (*evict)(void *arg, struct stage *s);
+	void (*abandon)(void *arg, struct image *i);
+	void *hook_arg;
+	int dirfd; /* the tmpfs, or the directory given by stage= */
+	bool own_tmpfs; /* we mounted it: unmount it at the end */
+	char path[4096];
+	struct images *images;
+	struct stage_slot *slots; /* the table, mapped */
+	uint32_t slot_count;
+	pthread_mutex_t lock;
+	uint32_t *free_slot; /* stack of free slots */
+	uint32_t free_count;
+	uint64_t next_number;
+	struct stage *oldest, *newest; /* clean ones, by last use */
+	atomic_uint_fast64_t memory_count, disk_count;
+};
+
+/* Where to stage when `dir` is not given, and how much. */
+struct stages_config {
+	const char *store_path;
+	int store_dirfd;
+	const char *dir; /* stage=, or NULL */
+	uint64_t size_bytes; /* stage_size=, or 0: half of the memory */
+	const char *uuid; /* of the store */
+};
+
+/*
+ * Set up the stage. *ret_adopted: a daemon of this boot left stages behind;
+ * look at them with stages_adopt().
+ * `why` gets a sentence on failure.
+ */
+int stages_init(struct stages *st, const struct stages_config *config,
+		struct images *images, bool *ret_adopted, char *why,
+		size_t why_size);
+/* Unmounts the tmpfs when nothing dirty is left on it. */
+void stages_release(struct stages *st);
+
+/*
+ * Calls fn for every slot that is in use, with the stage opened (one
+ * reference for fn to keep), or with NULL when its bytes are gone.
+ */
+int stages_adopt(struct stages *st,
+		 int (*fn)(void *arg, const struct stage_slot *slot,
+			   struct stage *s),
+		 void *arg);
+/* Remove files on the tmpfs that no slot names. */
+void stages_sweep(struct stages *st);
+
+/*
+ * A new, empty, dirty stage for ino, one reference. size_bytes: what the file
+ * is expected to become, 0 when that is not known.
+ */
+int stage_create(struct stages *st, uint64_t ino, uint64_t size_bytes,
+		 struct stage **ret_stage);
+void stage_ref(struct stage *s);
+/* The last put closes it; bytes and slot stay: see stage_drop(). */
+void stage_put(struct stages *st, struct stage *s);
+/*
+ * Give the bytes up: the slot is freed at once, the memory with the last
+ * reference. An image that was not committed (keep_image) is removed.
+ */
+void stage_drop(struct stages *st, struct stage *s);
+
+/* All of a memory stage, mapped for reading; NULL: read it instead. */
+const uint8_t *stage_map(struct stages *st, struct stage *s, uint64_t size);
+
+/* Clean stages are given up oldest first; dirty ones are not in the list. */
+void stage_list(struct stages *st, struct stage *s);
+void stage_unlist(struct stages *st, struct stage *s);
+void stage_touch(struct stages *st, struct stage *s);
+/*
+ * Called with the image (a reference to take over) of a stage on disk that is
+ * dropped: chunks of it may be committed all the same, so only the committer
+ * can say whether it goes.
+ */
+typedef void (*stage_abandon_fn)(void *arg, struct image *i);
+void stages_set_hooks(struct stages *st, stage_evict_fn evict,
+		      stage_abandon_fn abandon, void *arg);
+/* Give clean stages up until `want` bytes are free; false: there are none. */
+bool stages_make_room(struct stages *st, uint64_t want);
+
+void stages_usage(struct stages *st, uint64_t *ret_used, uint64_t *ret_total);
+
+#endif

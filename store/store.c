@@ -1,0 +1,261 @@
+/* store.c - see store.h. */
+#include "store/store.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/commit.h"
+#include "store/file.h"
+#include "store/recover.h"
+
+/* Left on the disk for the database, so that deleting always works. */
+#define STORE_SPARE_BYTES (UINT64_C(64) << 20)
+
+static int open_secret(struct store *st)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_meta(META_SECRET);
+	struct kv_batch *b;
+	size_t len;
+	int rc;
+
+	rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	if (rc == 0) {
+		if (len != HASH_SECRET_BYTES)
+			return -EIO;
+		memcpy(st->secret, value, HASH_SECRET_BYTES);
+		return 0;
+	}
+	if (rc != -ENOENT)
+		return rc;
+	if (getrandom(st->secret, HASH_SECRET_BYTES, 0) != HASH_SECRET_BYTES)
+		return -EIO;
+	b = kv_batch_new();
+	if (!b)
+		return -ENOMEM;
+	kv_put(b, k.data, k.len, st->secret, HASH_SECRET_BYTES);
+	rc = kv_write(st->kv, b);
+	kv_batch_free(b);
+	return rc;
+}
+
+/* The root directory and the image directories of a new store. */
+static int make_root(struct store *st)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct attr root = { .mode = S_IFDIR | 0755, .nlink = 2 };
+	struct key k = key_ino('A', ROOT_INO), next = key_meta(META_NEXT_INO);
+	uint64_t le = htole64(ROOT_INO + 1);
+	struct kv_batch *b;
+	size_t len;
+	int rc;
+
+	rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	if (rc != -ENOENT)
+		return rc;
+	if (mkdirat(st->dirfd, LAYOUT_IMAGE_DIR, 0700) < 0 && errno != EEXIST)
+		return -errno;
+	for (unsigned x = 0; x < 256; x++) {
+		char dir[16];
+
+		(void)snprintf(dir, sizeof(dir), LAYOUT_IMAGE_DIR "/%02x", x);
+		if (mkdirat(st->dirfd, dir, 0700) < 0 && errno != EEXIST)
+			return -errno;
+	}
+	root.atime_ns = root.mtime_ns = root.ctime_ns = now_ns();
+	root.uid = geteuid();
+	root.gid = getegid();
+	b = kv_batch_new();
+	if (!b)
+		return -ENOMEM;
+	inode_put_attr(b, ROOT_INO, &root);
+	kv_put(b, next.data, next.len, &le, sizeof(le));
+	rc = kv_write(st->kv, b);
+	kv_batch_free(b);
+	if (rc == 0)
+		rc = kv_sync(st->kv);
+	return rc;
+}
+
+/* The directories' names must be durable before an image is. */
+static int sync_dirs(struct store *st)
+{
+	int fd = openat(st->dirfd, LAYOUT_IMAGE_DIR,
+			O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int rc = 0;
+
+	if (fd < 0)
+		return -errno;
+	if (fsync(fd) < 0 || fsync(st->dirfd) < 0)
+		rc = -errno;
+	close(fd);
+	return rc;
+}
+
+static void store_free(struct store *st)
+{
+	reclaim_stop(st);
+	commit_stop(st);
+	inodes_release(st);
+	drain_release(st);
+	reclaim_release(st);
+	if (st->stages.slots)
+		stages_release(&st->stages);
+	if (st->images.kv)
+		images_release(&st->images);
+	kv_close(st->kv);
+	close(st->dirfd);
+	close(st->lockfd);
+	free(st);
+}
+
+static void abandon_image(void *arg, struct image *i)
+{
+	struct stat sb;
+
+	commit_abandon(arg, i,
+		       fstat(i->fd, &sb) == 0 ? (uint64_t)sb.st_size : 0);
+}
+
+static int open_parts(struct store *st, char *why, size_t why_size)
+{
+	struct stages_config config = {
+		.store_path = st->path,
+		.store_dirfd = st->dirfd,
+		.dir = st->options.stage_dir,
+		.size_bytes = st->options.stage_bytes,
+		.uuid = st->uuid,
+	};
+	char db[4096 + 16];
+	bool adopted;
+	int rc;
+
+	(void)snprintf(db, sizeof(db), "%s/" LAYOUT_DB_DIR, st->path);
+	rc = kv_open(db, true, &st->kv);
+	if (rc < 0) {
+		(void)snprintf(why, why_size,
+			       "%s: the database cannot be opened: %s; see the "
+			       "line above, and ckptctl fsck %s",
+			       st->path, strerror(-rc), st->path);
+		return rc;
+	}
+	rc = make_root(st);
+	if (rc == 0)
+		rc = open_secret(st);
+	if (rc == 0)
+		rc = sync_dirs(st);
+	if (rc == 0)
+		rc = images_init(&st->images, st->dirfd, st->kv);
+	if (rc == 0)
+		rc = inodes_init(st);
+	if (rc == 0)
+		rc = drain_init(st);
+	if (rc == 0)
+		rc = reclaim_init(st);
+	if (rc == 0)
+		rc = commit_init(st);
+	if (rc < 0) {
+		(void)snprintf(why, why_size, "%s: %s", st->path,
+			       strerror(-rc));
+		return rc;
+	}
+	rc = stages_init(&st->stages, &config, &st->images, &adopted, why,
+			 why_size);
+	if (rc < 0)
+		return rc;
+	stages_set_hooks(&st->stages, file_evict, abandon_image, st);
+	rc = recover(st, adopted);
+	if (rc < 0)
+		(void)snprintf(why, why_size,
+			       "%s: what the last mount left cannot be taken "
+			       "over: %s; run ckptctl fsck %s",
+			       st->path, strerror(-rc), st->path);
+	return rc;
+}
+
+int store_open(const char *path, const struct store_options *options,
+	       struct store **ret_store, char *why, size_t why_size)
+{
+	struct store *st = calloc(1, sizeof(*st));
+	int rc;
+
+	if (!st || strlen(path) >= sizeof(st->path)) {
+		free(st);
+		(void)snprintf(why, why_size, "%s: path is too long", path);
+		return -ENAMETOOLONG;
+	}
+	strcpy(st->path, path);
+	st->options = *options;
+	rc = layout_open(path, true, &st->dirfd, &st->lockfd, st->uuid, why,
+			 why_size);
+	if (rc < 0) {
+		free(st);
+		return rc;
+	}
+	rc = open_parts(st, why, why_size);
+	if (rc < 0) {
+		store_free(st);
+		return rc;
+	}
+	*ret_store = st;
+	return 0;
+}
+
+int store_start(struct store *st)
+{
+	int rc = commit_start(st);
+
+	if (rc == 0)
+		rc = reclaim_start(st);
+	if (rc == 0)
+		rc = drain_start(st);
+	if (rc == 0)
+		rc = recover_sweep(st);
+	return rc;
+}
+
+int store_close(struct store *st)
+{
+	uint64_t freed;
+	int rc;
+
+	drain_ask_all(st);
+	rc = drain_sync_tree(st, ROOT_INO);
+	drain_stop(st);
+	reclaim_drain(st, &freed);
+	store_free(st);
+	return rc;
+}
+
+bool store_has_room(struct store *st)
+{
+	uint64_t used, total;
+	struct statvfs v;
+
+	stages_usage(&st->stages, &used, &total);
+	return fstatvfs(st->dirfd, &v) < 0 ||
+	       (uint64_t)v.f_bavail * v.f_frsize > used + STORE_SPARE_BYTES;
+}
+
+int store_counter(struct store *st, const char *name, uint64_t *ret_value)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_meta(name);
+	size_t len;
+	int rc = kv_get(st->kv, k.data, k.len, &value, &len);
+
+	if (rc == -ENOENT) {
+		*ret_value = 0;
+		return 0;
+	}
+	return rc < 0 ? rc : u64_decode(value, len, ret_value);
+}

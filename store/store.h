@@ -1,0 +1,105 @@
+/*
+ * store.h - one open store: what its parts are, and how it is opened, drained
+ * and closed. Nothing in store/ knows FUSE; a unit test opens a store without
+ * a mount.
+ *
+ * Opening a store finds what an earlier daemon left: stages of this boot are
+ * taken over (its writes survive kill -9), anything else that was not committed
+ * is absent, as after a power cut. See recover.c.
+ */
+#ifndef STORE_STORE_H
+#define STORE_STORE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "store/drain.h"
+#include "store/hash.h"
+#include "store/image.h"
+#include "store/inode.h"
+#include "store/kv.h"
+#include "store/layout.h"
+#include "store/reclaim.h"
+#include "store/stage.h"
+
+enum verify_mode {
+	VERIFY_OFF, /* sharing trusts the 128-bit keyed hash */
+	VERIFY_ON, /* bytes are compared before they are shared */
+	VERIFY_OPEN, /* and a file is re-hashed at its first open */
+};
+
+struct store_options {
+	const char *stage_dir; /* NULL: our own tmpfs */
+	uint64_t stage_bytes; /* 0: half of the memory */
+	enum verify_mode verify;
+	unsigned drain_threads; /* 0: one for each processor, 2 to 8 */
+	unsigned drain_interval_s; /* for files that stay open; 0: never */
+	unsigned dedup_min_saving_percent;
+	bool durable_close; /* close waits until the file is durable */
+	bool publish_async; /* rename does not wait */
+	bool hold_drain; /* drain only when asked: for tests */
+	bool stage_all_in_memory; /* whatever the size: for tests */
+	bool no_stage_cache; /* give clean stages up at once: for tests */
+};
+#define STORE_OPTIONS_DEFAULT                                              \
+	{                                                                  \
+		.verify = VERIFY_ON, .drain_interval_s = 30,               \
+		.dedup_min_saving_percent = 3,                             \
+	}
+
+struct store {
+	struct store_options options; /* immutable */
+	char path[4096];
+	char uuid[LAYOUT_UUID_BYTES];
+	int dirfd, lockfd;
+	struct kv *kv;
+	struct images images;
+	struct stages stages;
+	struct inode_table *inodes;
+	struct drain *drain;
+	struct committer *committer;
+	struct reclaim *reclaim;
+	uint8_t secret[HASH_SECRET_BYTES];
+
+	/*
+	 * Kernel passthrough, when there is some (else NULL): register a
+	 * descriptor, giving its id (> 0) or -errno, and give it up.
+	 */
+	int (*backing_open)(void *arg, int fd);
+	void (*backing_close)(void *arg, int id);
+	/*
+	 * Called, without a lock, when the kernel must forget what it cached:
+	 * a name now means another inode. May be NULL.
+	 */
+	void (*on_renamed)(void *arg, uint64_t parent, const char *name);
+	void *on_arg;
+};
+
+/*
+ * Open the store in `path`, making one of an empty directory. On failure
+ * `why` holds a sentence for the user. The caller owns *ret_store.
+ */
+int store_open(const char *path, const struct store_options *options,
+	       struct store **ret_store, char *why, size_t why_size);
+/*
+ * Start the threads that drain. Separate, because a daemon forks in between.
+ */
+int store_start(struct store *st);
+/*
+ * Wait until everything is durable, then close. The first error of a file
+ * that could not be made durable is returned; its stage is left for the next
+ * open, and nothing is dropped. Ends in bounded time: an error is not retried.
+ */
+int store_close(struct store *st);
+
+/*
+ * Is there room on the disk for all that is staged in memory? When not, a
+ * close waits for its drain, so that the trainer hears of it.
+ */
+bool store_has_room(struct store *st);
+
+/* A meta counter (META_FILES ...) as it is now. */
+int store_counter(struct store *st, const char *name, uint64_t *ret_value);
+
+#endif
