@@ -1,0 +1,423 @@
+/* ctl.c - see ctl.h. */
+#include "fuse/ctl/ctl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "store/base/bytes.h"
+#include "store/base/scope.h"
+#include "store/layout.h"
+
+#define PROGRESS_EVERY_NS 100000000
+#define PROGRESS_LINE_BYTES 128
+#define PROGRESS_BAR_CELLS 24
+#define TEXTS_MAX 8
+#define TEXT_BYTES 32
+/* An answer longer than this is not one of ours. */
+#define ANSWER_BYTES_MAX (UINT64_C(1) << 30)
+#define QUERY_TRIES_MAX 5
+
+void ctl_complain(const char *format, ...)
+{
+	va_list ap;
+
+	(void)fflush(stdout);
+	(void)fputs("ckptctl: ", stderr);
+	va_start(ap, format);
+	(void)vfprintf(stderr, format, ap);
+	va_end(ap);
+	(void)fputc('\n', stderr);
+}
+
+int ctl_misused(const char *format, ...)
+{
+	va_list ap;
+
+	(void)fputs("ckptctl: ", stderr);
+	va_start(ap, format);
+	(void)vfprintf(stderr, format, ap);
+	va_end(ap);
+	(void)fputs(" (see ckptctl --help)\n", stderr);
+	return CTL_USAGE;
+}
+
+static void print_help(const struct ctl_command *c)
+{
+	(void)printf("usage: ckptctl %s %s\n\n%s\n\n%s", c->name, c->arguments,
+		     c->summary, c->help);
+	(void)printf("  --json   print the result as JSON\n"
+		     "  --help   print this\n\n"
+		     "exit code: 0 fine; 1 a problem was found; 2 wrong "
+		     "usage, or this argument\ncannot be used for that\n");
+}
+
+static void misused_option(const struct ctl_command *c, const char *argument)
+{
+	char letter[3] = { '-', (char)optopt, 0 };
+
+	/* A letter may stand among others, a long option stands alone. */
+	(void)ctl_misused("%s: '%s' is not an option of it", c->name,
+			  strncmp(argument, "--", 2) == 0 ? argument : letter);
+}
+
+int ctl_option(struct ctl_options *o, int argc, char **argv)
+{
+	struct option names[CTL_OPTION_MAX + 3] = {
+		{ "json", no_argument, NULL, 'J' },
+		{ "help", no_argument, NULL, 'h' },
+	};
+	char letters[CTL_OPTION_MAX + 3];
+	int option;
+
+	for (size_t n = 0; o->names && o->names[n].name; n++) {
+		CHECK(n < CTL_OPTION_MAX);
+		names[n + 2] = o->names[n];
+	}
+	(void)snprintf(letters, sizeof(letters), "h%s",
+		       o->letters ? o->letters : "");
+	opterr = 0;
+	for (;;) {
+		option = getopt_long(argc, argv, letters, names, NULL);
+		if (option == 'J') {
+			o->json = true;
+		} else if (option == 'h') {
+			print_help(o->command);
+			return CTL_OPTION_LEAVE_FINE;
+		} else if (option == '?') {
+			misused_option(o->command, argv[optind - 1]);
+			return CTL_OPTION_LEAVE_USAGE;
+		} else {
+			return option;
+		}
+	}
+}
+
+/* All pages of an answer. */
+static int read_answer(int fd, enum ckptfs_what what, struct bytes *out)
+{
+	struct ckptfs_query q = { .what = what };
+
+	do {
+		if (ioctl(fd, CKPTFS_IOC_QUERY, &q) < 0)
+			return -errno;
+		if (q.len > sizeof(q.text) || out->len > ANSWER_BYTES_MAX ||
+		    (q.len == 0 && q.cursor != 0))
+			return -EPROTO;
+		bytes_put(out, q.text, q.len);
+	} while (q.cursor != 0);
+	return out->failed ? -ENOMEM : 0;
+}
+
+static int query_once(int fd, enum ckptfs_what what, cJSON **ret_json)
+{
+	struct bytes answer = { 0 };
+	cJSON *json = NULL;
+	int rc;
+
+	rc = read_answer(fd, what, &answer);
+	if (rc == 0) {
+		json = cJSON_ParseWithLength((const char *)answer.data,
+					     answer.len);
+		if (!cJSON_IsObject(json)) {
+			cJSON_Delete(json);
+			rc = -EPROTO;
+		}
+	}
+	bytes_release(&answer);
+	if (rc < 0)
+		return rc;
+	*ret_json = json;
+	return 0;
+}
+
+int ctl_query(int fd, enum ckptfs_what what, cJSON **ret_json)
+{
+	int rc = -EPROTO;
+
+	/* A page may be of a newer answer than the one before: ask again. */
+	for (int tries = 0; rc == -EPROTO && tries < QUERY_TRIES_MAX; tries++)
+		rc = query_once(fd, what, ret_json);
+	return rc;
+}
+
+int ctl_open(const char *path)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+
+	return fd < 0 ? -errno : fd;
+}
+
+/* Somebody named the store where its mount point belongs. */
+static bool is_store(const char *path)
+{
+	SCOPED(scope_free) char *name = NULL;
+
+	return asprintf(&name, "%s/" LAYOUT_FORMAT_FILE, path) > 0 &&
+	       access(name, F_OK) == 0;
+}
+
+int ctl_complain_query(const char *path, int rc)
+{
+	switch (rc) {
+	case -ENOTTY:
+	case -ENOSYS:
+	case -EOPNOTSUPP:
+		if (is_store(path))
+			ctl_complain("%s is a store, not where it is mounted; "
+				     "mount it (ckptfs %s MOUNTPOINT) and give "
+				     "the mount point",
+				     path, path);
+		else
+			ctl_complain("%s is not in a ckptfs mount", path);
+		return CTL_USAGE;
+	case -ENOENT:
+	case -ENOTDIR:
+		ctl_complain("%s: %s", path, strerror(-rc));
+		return CTL_USAGE;
+	case -ENOTCONN:
+	case -ECONNABORTED:
+		ctl_complain("%s: the ckptfs that was mounted here has ended; "
+			     "unmount it (umount %s) and mount it again",
+			     path, path);
+		return CTL_PROBLEM;
+	case -EPROTO:
+		ctl_complain("%s: the answer of this mount is not understood; "
+			     "is its ckptfs another version than this ckptctl?",
+			     path);
+		return CTL_PROBLEM;
+	default:
+		ctl_complain("%s: %s", path, strerror(-rc));
+		return CTL_PROBLEM;
+	}
+}
+
+uint64_t ctl_number(const cJSON *json, const char *name)
+{
+	const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, name);
+
+	if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0) ||
+	    item->valuedouble >= 0x1p63)
+		return 0;
+	return (uint64_t)item->valuedouble;
+}
+
+const char *ctl_text(const cJSON *json, const char *name)
+{
+	const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, name);
+
+	return cJSON_IsString(item) ? item->valuestring : "";
+}
+
+void ctl_print_line(const char *text)
+{
+	for (const char *p = text; *p; p++)
+		if ((unsigned char)*p < ' ' || *p == 0x7f)
+			(void)printf("\\%03o", (unsigned char)*p);
+		else
+			(void)putchar(*p);
+	(void)putchar('\n');
+}
+
+/* Bytes of the UTF-8 character at p; 0 when there is none. */
+static size_t utf8_len(const uint8_t *p)
+{
+	static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
+	size_t len = 0;
+	uint32_t code;
+
+	if (p[0] < 0x80)
+		len = 1;
+	else if (p[0] >= 0xc0 && p[0] < 0xe0)
+		len = 2;
+	else if (p[0] >= 0xe0 && p[0] < 0xf0)
+		len = 3;
+	else if (p[0] >= 0xf0 && p[0] < 0xf8)
+		len = 4;
+	if (len < 2)
+		return len;
+	code = p[0] & (0x7fu >> len);
+	for (size_t n = 1; n < len; n++) {
+		if ((p[n] & 0xc0) != 0x80)
+			return 0; /* also at the end of the text */
+		code = code << 6 | (p[n] & 0x3fu);
+	}
+	if (code < least[len] || code > 0x10ffff ||
+	    (code >= 0xd800 && code < 0xe000))
+		return 0;
+	return len;
+}
+
+void ctl_add_text(cJSON *json, const char *name, const char *text)
+{
+	struct bytes clean = { 0 };
+
+	for (const char *p = text; *p;) {
+		size_t len = utf8_len((const uint8_t *)p);
+
+		bytes_put(&clean, len > 0 ? p : "\xef\xbf\xbd",
+			  len > 0 ? len : 3);
+		p += len > 0 ? len : 1;
+	}
+	bytes_put_u8(&clean, 0);
+	CHECK(!clean.failed); /* out of memory */
+	if (name)
+		(void)cJSON_AddStringToObject(json, name,
+					      (const char *)clean.data);
+	else
+		(void)cJSON_AddItemToArray(
+			json, cJSON_CreateString((const char *)clean.data));
+	bytes_release(&clean);
+}
+
+void ctl_print_json(cJSON *json)
+{
+	char *text = cJSON_Print(json);
+
+	CHECK(text); /* out of memory */
+	(void)puts(text);
+	cJSON_free(text);
+	cJSON_Delete(json);
+}
+
+void ctl_add_number(cJSON *json, const char *name, uint64_t value)
+{
+	(void)cJSON_AddNumberToObject(json, name, (double)value);
+}
+
+static char *next_text(void)
+{
+	static char texts[TEXTS_MAX][TEXT_BYTES];
+	static unsigned next;
+
+	return texts[next++ % TEXTS_MAX];
+}
+
+const char *ctl_bytes(uint64_t bytes)
+{
+	static const char *const units[] = { "B",   "KiB", "MiB", "GiB",
+					     "TiB", "PiB", "EiB" };
+	double value = (double)bytes;
+	char *text = next_text();
+	unsigned unit = 0;
+
+	while (value >= 1023.5 && unit < 6) {
+		value /= 1024;
+		unit++;
+	}
+	(void)snprintf(text, TEXT_BYTES, "%.*f %s",
+		       unit > 0 && value < 99.95 ? 1 : 0, value, units[unit]);
+	return text;
+}
+
+const char *ctl_count(uint64_t count)
+{
+	char *text = next_text();
+	char digits[TEXT_BYTES];
+	size_t len, at = 0;
+
+	(void)snprintf(digits, sizeof(digits), "%" PRIu64, count);
+	len = strlen(digits);
+	for (size_t n = 0; n < len && at < TEXT_BYTES - 2; n++) {
+		if (n > 0 && (len - n) % 3 == 0)
+			text[at++] = ',';
+		text[at++] = digits[n];
+	}
+	text[at] = 0;
+	return text;
+}
+
+static int64_t clock_ns(void)
+{
+	struct timespec t;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &t);
+	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+bool ctl_progress_wanted(void)
+{
+	return isatty(STDERR_FILENO) == 1;
+}
+
+static void progress_bar(double part, char ret[PROGRESS_BAR_CELLS + 1])
+{
+	int full = (int)(part * PROGRESS_BAR_CELLS);
+
+	for (int n = 0; n < PROGRESS_BAR_CELLS; n++)
+		ret[n] = n < full ? '#' : '.';
+	ret[PROGRESS_BAR_CELLS] = 0;
+}
+
+static void progress_rate(double seconds, uint64_t done, uint64_t total,
+			  char *ret, size_t size)
+{
+	double rate = seconds > 0 ? (double)done / seconds : 0;
+
+	ret[0] = 0;
+	if (rate >= 1)
+		(void)snprintf(ret, size, "  %s/s, %.0f s left",
+			       ctl_bytes((uint64_t)rate),
+			       (double)(total - done) / rate);
+}
+
+void ctl_progress_say(struct ctl_progress *p, const char *text)
+{
+	if (!ctl_progress_wanted())
+		return;
+	(void)fprintf(stderr, "\r%s\033[K", text);
+	(void)fflush(stderr);
+	p->shown = true;
+}
+
+void ctl_progress_show(struct ctl_progress *p, const char *phase,
+		       uint64_t done, uint64_t total, bool bytes)
+{
+	char line[PROGRESS_LINE_BYTES], bar[PROGRESS_BAR_CELLS + 1];
+	char rate[PROGRESS_LINE_BYTES / 2] = "";
+	int64_t now = clock_ns();
+
+	if (!ctl_progress_wanted())
+		return;
+	if (strcmp(p->phase, phase) != 0) {
+		(void)snprintf(p->phase, sizeof(p->phase), "%s", phase);
+		p->begin_ns = now;
+		p->last_ns = 0;
+	}
+	if (p->last_ns != 0 && now - p->last_ns < PROGRESS_EVERY_NS)
+		return;
+	p->last_ns = now;
+	if (done > total && total > 0)
+		done = total;
+	if (bytes && total > 0)
+		progress_rate((double)(now - p->begin_ns) / 1e9, done, total,
+			      rate, sizeof(rate));
+	if (total > 0) {
+		double part = (double)done / (double)total;
+
+		progress_bar(part, bar);
+		(void)snprintf(line, sizeof(line), "%-8s [%s] %3.0f %%%s",
+			       phase, bar, 100 * part, rate);
+	} else {
+		(void)snprintf(line, sizeof(line), "%-8s %s", phase,
+			       bytes ? ctl_bytes(done) : ctl_count(done));
+	}
+	ctl_progress_say(p, line);
+}
+
+void ctl_progress_clear(struct ctl_progress *p)
+{
+	if (!p->shown)
+		return;
+	(void)fputs("\r\033[K", stderr);
+	(void)fflush(stderr);
+	p->shown = false;
+	p->last_ns = 0;
+}

@@ -1,0 +1,117 @@
+/*
+ * ctl.h - what the subcommands of ckptctl share: talking to a mount, units,
+ * JSON, and the line that shows progress on a terminal.
+ *
+ * A subcommand prints its result on standard output and everything else on
+ * standard error; it returns one of the exit codes below. --json prints one
+ * JSON value, whatever happened, unless the arguments were wrong.
+ */
+#ifndef FUSE_CTL_CTL_H
+#define FUSE_CTL_CTL_H
+
+#include <cjson/cJSON.h>
+#include <getopt.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fuse/ckptfs_ioctl.h"
+
+/* People script against these. */
+enum ctl_exit {
+	CTL_FINE = 0,
+	CTL_PROBLEM = 1,
+	CTL_USAGE = 2, /* also: that cannot be done with this argument */
+};
+
+struct ctl_command {
+	const char *name;
+	const char *arguments; /* for the usage line */
+	const char *summary; /* one line, for the list */
+	const char *help; /* the rest of --help; ends with a newline */
+	int (*run)(const struct ctl_command *self, int argc, char **argv);
+};
+
+extern const struct ctl_command ctl_status, ctl_flush, ctl_inspect, ctl_du,
+	ctl_gc, ctl_fsck, ctl_scrub;
+
+/* "ckptctl: ..." on standard error. */
+void ctl_complain(const char *format, ...)
+	__attribute__((format(printf, 1, 2)));
+/* The same, and where to read on; returns CTL_USAGE. */
+int ctl_misused(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/*
+ * The next option, as getopt_long() says it, with --json and --help done here:
+ * -1: no more. Anything below that: leave with CTL_OPTION_EXIT(it).
+ */
+struct ctl_options {
+	const struct ctl_command *command;
+	const char *letters; /* further ones, as in getopt() */
+	const struct option *names; /* further ones, ended by zeros */
+	bool json; /* out */
+};
+#define CTL_OPTION_MAX 8
+int ctl_option(struct ctl_options *o, int argc, char **argv);
+#define CTL_OPTION_DONE (-1)
+#define CTL_OPTION_LEAVE_FINE (-2)
+#define CTL_OPTION_LEAVE_USAGE (-3)
+static inline int ctl_option_exit(int option)
+{
+	return option == CTL_OPTION_LEAVE_FINE ? CTL_FINE : CTL_USAGE;
+}
+
+/*
+ * Ask the mount that fd lies in. *ret_json is the caller's (cJSON_Delete()).
+ * -ENOTTY: not a ckptfs mount. -EPROTO: the answer is no JSON object.
+ */
+int ctl_query(int fd, enum ckptfs_what what, cJSON **ret_json);
+/* Open for asking; never blocks on a fifo. -errno, as open(2). */
+int ctl_open(const char *path);
+/*
+ * Say why `path` could not be asked, with what to do instead; the exit code
+ * that goes with it.
+ */
+int ctl_complain_query(const char *path, int rc);
+
+/* A number of an answer; 0 when it has none of that name. */
+uint64_t ctl_number(const cJSON *json, const char *name);
+/* A text of an answer; "" when it has none of that name. */
+const char *ctl_text(const cJSON *json, const char *name);
+
+/*
+ * Names of files may hold anything. Print a text as one line: control
+ * characters become \ooo. Or add it to a JSON object or array (name NULL):
+ * bytes that are not UTF-8 become U+FFFD.
+ */
+void ctl_print_line(const char *text);
+void ctl_add_text(cJSON *json, const char *name, const char *text);
+
+/* Print a JSON value on standard output and release it. */
+void ctl_print_json(cJSON *json);
+void ctl_add_number(cJSON *json, const char *name, uint64_t value);
+
+/* "1.5 GiB"; valid until the fourth call after this one. */
+const char *ctl_bytes(uint64_t bytes);
+/* "1,234,567"; likewise. */
+const char *ctl_count(uint64_t count);
+
+/*
+ * One line on standard error that is written over again and again; nothing at
+ * all when that is no terminal. At most ten times in a second.
+ */
+struct ctl_progress {
+	bool shown; /* it is on the screen */
+	int64_t last_ns, begin_ns;
+	char phase[32];
+};
+bool ctl_progress_wanted(void);
+/* total 0: not known. `bytes`: they are bytes, so show a rate too. */
+void ctl_progress_show(struct ctl_progress *p, const char *phase,
+		       uint64_t done, uint64_t total, bool bytes);
+/* The same line, with a text of one's own. */
+void ctl_progress_say(struct ctl_progress *p, const char *text);
+/* Take the line off the screen, before something else is printed. */
+void ctl_progress_clear(struct ctl_progress *p);
+
+#endif

@@ -1,0 +1,309 @@
+/*
+ * du.c - ckptctl du: logical bytes (what files hold) against physical bytes
+ * (what they take up in the store), for each directory, as du(1) does.
+ *
+ * The physical bytes of a file are its fair share: what n files have in common
+ * counts one n-th for each. So sums are right wherever all who share are in
+ * the sum, and never more than what the store takes up.
+ */
+#include <errno.h>
+#include <fts.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+
+#include "fuse/ctl/ctl.h"
+#include "store/base/scope.h"
+
+#define PHYSICAL_ATTRIBUTE "user.ckptfs.physical_bytes"
+#define NUMBER_BYTES 32
+#define SEEN_SLOTS_MIN 1024
+
+struct sums {
+	uint64_t logical, physical, files;
+};
+
+/* Files with several names that were counted: a hash set that never shrinks. */
+struct seen {
+	struct seen_file {
+		uint64_t dev, ino; /* ino 0: free */
+	} *slots;
+	size_t count, slot_count;
+};
+
+struct du {
+	bool summarize, exact;
+	cJSON *list; /* NULL: print */
+	struct seen seen;
+	struct sums *levels; /* of the directories from the top to here */
+	size_t level_capacity;
+	bool failed;
+};
+
+static size_t seen_slot(const struct seen *s, const struct seen_file *f)
+{
+	uint64_t h = (f->ino ^ (f->dev << 32)) * UINT64_C(0x9e3779b97f4a7c15);
+	size_t n = (size_t)(h >> 20) & (s->slot_count - 1);
+
+	while (s->slots[n].ino != 0 &&
+	       (s->slots[n].ino != f->ino || s->slots[n].dev != f->dev))
+		n = (n + 1) & (s->slot_count - 1);
+	return n;
+}
+
+static void seen_grow(struct seen *s)
+{
+	struct seen old = *s;
+
+	s->slot_count = old.slot_count ? 2 * old.slot_count : SEEN_SLOTS_MIN;
+	s->slots = calloc(s->slot_count, sizeof(*s->slots));
+	CHECK(s->slots); /* out of memory */
+	for (size_t n = 0; n < old.slot_count; n++)
+		if (old.slots[n].ino != 0)
+			s->slots[seen_slot(s, &old.slots[n])] = old.slots[n];
+	free(old.slots);
+}
+
+/* True at the first name of a file. */
+static bool seen_first(struct seen *s, const struct stat *st)
+{
+	struct seen_file f = { st->st_dev, st->st_ino };
+	size_t n;
+
+	if (st->st_nlink < 2)
+		return true;
+	if (2 * (s->count + 1) > s->slot_count)
+		seen_grow(s);
+	n = seen_slot(s, &f);
+	if (s->slots[n].ino != 0)
+		return false;
+	s->slots[n] = f;
+	s->count++;
+	return true;
+}
+
+static void du_print(struct du *d, const char *path, const struct sums *s)
+{
+	if (d->list) {
+		cJSON *one = cJSON_CreateObject();
+
+		ctl_add_text(one, "path", path);
+		ctl_add_number(one, "logical_bytes", s->logical);
+		ctl_add_number(one, "physical_bytes", s->physical);
+		ctl_add_number(one, "files", s->files);
+		(void)cJSON_AddItemToArray(d->list, one);
+	} else if (d->exact) {
+		(void)printf("%16" PRIu64 " %16" PRIu64 "  ", s->logical,
+			     s->physical);
+		ctl_print_line(path);
+	} else {
+		(void)printf("%11s %11s  ", ctl_bytes(s->logical),
+			     ctl_bytes(s->physical));
+		ctl_print_line(path);
+	}
+}
+
+static void du_header(const struct du *d)
+{
+	if (!d->list)
+		(void)printf(d->exact ? "%16s %16s\n" : "%11s %11s\n",
+			     "logical", "physical");
+}
+
+static int file_physical(const char *path, uint64_t *ret_bytes)
+{
+	char text[NUMBER_BYTES];
+	ssize_t n = lgetxattr(path, PHYSICAL_ATTRIBUTE, text, sizeof(text) - 1);
+
+	if (n < 0)
+		return -errno;
+	text[n] = 0;
+	*ret_bytes = strtoull(text, NULL, 10);
+	return 0;
+}
+
+static void du_complain(struct du *d, const char *path, int error)
+{
+	ctl_complain("%s: %s", path, strerror(error));
+	d->failed = true;
+}
+
+static void du_file(struct du *d, const FTSENT *e, struct sums *into)
+{
+	uint64_t physical = 0;
+	int rc;
+
+	if (!S_ISREG(e->fts_statp->st_mode) ||
+	    !seen_first(&d->seen, e->fts_statp))
+		return;
+	rc = file_physical(e->fts_path, &physical);
+	if (rc == -ENOENT)
+		return; /* deleted meanwhile, as files are */
+	if (rc < 0) {
+		du_complain(d, e->fts_path, -rc);
+		return;
+	}
+	into->logical += (uint64_t)e->fts_statp->st_size;
+	into->physical += physical;
+	into->files++;
+}
+
+/* Sums of level n: level 0 is above what was named. */
+static struct sums *level(struct du *d, size_t n)
+{
+	if (n >= d->level_capacity) {
+		size_t want = 2 * n + 16;
+
+		d->levels = reallocarray(d->levels, want, sizeof(*d->levels));
+		CHECK(d->levels); /* out of memory */
+		memset(d->levels + d->level_capacity, 0,
+		       (want - d->level_capacity) * sizeof(*d->levels));
+		d->level_capacity = want;
+	}
+	return &d->levels[n];
+}
+
+static void sums_add(struct sums *to, const struct sums *s)
+{
+	to->logical += s->logical;
+	to->physical += s->physical;
+	to->files += s->files;
+}
+
+static void du_entry(struct du *d, const FTSENT *e)
+{
+	size_t depth = (size_t)e->fts_level + 1;
+	struct sums *own = level(d, depth), *above = &d->levels[depth - 1];
+
+	switch (e->fts_info) {
+	case FTS_D:
+		memset(own, 0, sizeof(*own));
+		break;
+	case FTS_DP:
+		if (!d->summarize || e->fts_level == FTS_ROOTLEVEL)
+			du_print(d, e->fts_path, own);
+		sums_add(above, own);
+		break;
+	case FTS_DNR:
+	case FTS_ERR:
+	case FTS_NS:
+		if (e->fts_errno != ENOENT || e->fts_level == FTS_ROOTLEVEL)
+			du_complain(d, e->fts_path, e->fts_errno);
+		break;
+	case FTS_F:
+		du_file(d, e, above);
+		if (e->fts_level == FTS_ROOTLEVEL)
+			du_print(d, e->fts_path, above);
+		break;
+	default:
+		break;
+	}
+}
+
+/* What lies under a path, added to *total. */
+static int du_path(struct du *d, char *path, struct sums *total)
+{
+	char *paths[] = { path, NULL };
+	FTS *walk = fts_open(paths, FTS_PHYSICAL | FTS_NOCHDIR | FTS_XDEV,
+			     NULL);
+	const FTSENT *e;
+
+	if (!walk)
+		return ctl_complain_query(path, -errno);
+	memset(level(d, 0), 0, sizeof(struct sums));
+	for (;;) {
+		errno = 0;
+		e = fts_read(walk);
+		if (!e)
+			break;
+		du_entry(d, e);
+	}
+	if (errno != 0)
+		du_complain(d, path, errno);
+	(void)fts_close(walk);
+	sums_add(total, &d->levels[0]);
+	return CTL_FINE;
+}
+
+/* Elsewhere the figures would be made up. */
+static int is_in_mount(const char *path)
+{
+	SCOPED(scope_close) int fd = ctl_open(path);
+	cJSON *status;
+	int rc = fd;
+
+	if (fd >= 0)
+		rc = ctl_query(fd, CKPTFS_STATUS, &status);
+	if (rc < 0)
+		return ctl_complain_query(path, rc);
+	cJSON_Delete(status);
+	return CTL_FINE;
+}
+
+static int du(struct du *d, int count, char **paths)
+{
+	struct sums total = { 0 };
+	int code;
+
+	for (int n = 0; n < count; n++) {
+		code = is_in_mount(paths[n]);
+		if (code != CTL_FINE)
+			return code;
+	}
+	du_header(d);
+	for (int n = 0; n < count; n++) {
+		code = du_path(d, paths[n], &total);
+		if (code != CTL_FINE)
+			return code;
+	}
+	if (count > 1)
+		du_print(d, "total", &total);
+	return d->failed ? CTL_PROBLEM : CTL_FINE;
+}
+
+static int run(const struct ctl_command *self, int argc, char **argv)
+{
+	static const struct option names[] = {
+		{ "summarize", no_argument, NULL, 's' },
+		{ "bytes", no_argument, NULL, 'b' },
+		{ 0 },
+	};
+	struct ctl_options o = { .command = self,
+				 .letters = "sb",
+				 .names = names };
+	struct du d = { 0 };
+	int option, code;
+
+	while ((option = ctl_option(&o, argc, argv)) >= 0) {
+		d.summarize = d.summarize || option == 's';
+		d.exact = d.exact || option == 'b';
+	}
+	if (option != CTL_OPTION_DONE)
+		return ctl_option_exit(option);
+	if (optind == argc)
+		return ctl_misused("du: name a file or a directory");
+	d.list = o.json ? cJSON_CreateArray() : NULL;
+	code = du(&d, argc - optind, argv + optind);
+	if (d.list && code != CTL_USAGE)
+		ctl_print_json(d.list);
+	else
+		cJSON_Delete(d.list);
+	free(d.seen.slots);
+	free(d.levels);
+	return code;
+}
+
+const struct ctl_command ctl_du = {
+	.name = "du",
+	.arguments = "[-s] [-b] PATH...",
+	.summary = "logical against physical bytes of each directory",
+	.help = "A file's physical bytes are its fair share: what n files "
+		"have in common counts\none n-th for each. A file with several "
+		"names counts once.\n\n"
+		"  -s, --summarize  only what was named, not what is below\n"
+		"  -b, --bytes      exact numbers\n",
+	.run = run,
+};

@@ -1,0 +1,279 @@
+/* fsck.c - ckptctl fsck and scrub: check a store that is not mounted. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fuse/ctl/ctl.h"
+#include "store/base/scope.h"
+#include "store/check.h"
+#include "store/kv.h"
+#include "store/layout.h"
+
+#define WHY_BYTES 8192
+/* More problems are counted, but not listed, in JSON. */
+#define PROBLEMS_LISTED_MAX 10000
+
+struct fsck {
+	const char *path;
+	bool scrub;
+	cJSON *json; /* NULL: for people */
+	cJSON *problems, *notes; /* in json */
+	struct ctl_progress progress;
+	char uuid[LAYOUT_UUID_BYTES];
+	struct check_result result;
+};
+
+static void list_problem(cJSON *list, const struct check_problem *p)
+{
+	cJSON *one, *files;
+
+	if (cJSON_GetArraySize(list) >= PROBLEMS_LISTED_MAX)
+		return;
+	one = cJSON_CreateObject();
+	ctl_add_text(one, "code", p->code);
+	ctl_add_text(one, "object", p->object);
+	ctl_add_text(one, "text", p->text);
+	if (p->file_count > 0) {
+		files = cJSON_AddArrayToObject(one, "files");
+		for (size_t n = 0; n < p->file_count; n++)
+			ctl_add_text(files, NULL, p->files[n]);
+	}
+	(void)cJSON_AddItemToArray(list, one);
+}
+
+static void on_problem(void *self, const struct check_problem *p)
+{
+	struct fsck *f = self;
+
+	ctl_progress_clear(&f->progress);
+	if (f->json)
+		list_problem(f->problems, p);
+	else
+		ctl_print_line(p->text);
+}
+
+static void on_note(void *self, const struct check_problem *p)
+{
+	struct fsck *f = self;
+
+	ctl_progress_clear(&f->progress);
+	if (f->json) {
+		list_problem(f->notes, p);
+	} else {
+		(void)fputs("note: ", stdout);
+		ctl_print_line(p->text);
+	}
+}
+
+static void on_progress(void *self, const char *phase, uint64_t done,
+			uint64_t total)
+{
+	struct fsck *f = self;
+
+	ctl_progress_show(&f->progress, phase, done, total,
+			  strcmp(phase, "scrub") == 0);
+}
+
+static void print_result(const struct fsck *f)
+{
+	const struct check_result *r = &f->result;
+
+	if (r->problems == 0)
+		(void)printf("%s: no problem found\n", f->path);
+	else
+		(void)printf("%s: %s problem%s found\n", f->path,
+			     ctl_count(r->problems),
+			     r->problems == 1 ? "" : "s");
+	(void)printf("  %s files (%s), %s directories, %s images, %s chunks "
+		     "(%s)\n",
+		     ctl_count(r->files), ctl_bytes(r->logical_bytes),
+		     ctl_count(r->directories), ctl_count(r->images),
+		     ctl_count(r->chunks), ctl_bytes(r->physical_bytes));
+	if (f->scrub)
+		(void)printf("  %s read and hashed, %s damaged chunk%s\n",
+			     ctl_bytes(r->scrubbed_bytes),
+			     ctl_count(r->damaged_chunks),
+			     r->damaged_chunks == 1 ? "" : "s");
+}
+
+static void print_result_json(struct fsck *f)
+{
+	const struct check_result *r = &f->result;
+	const struct {
+		const char *name;
+		uint64_t value;
+	} numbers[] = {
+		{ "problem_count", r->problems },
+		{ "note_count", r->notes },
+		{ "inodes", r->inodes },
+		{ "files", r->files },
+		{ "directories", r->directories },
+		{ "chunks", r->chunks },
+		{ "images", r->images },
+		{ "logical_bytes", r->logical_bytes },
+		{ "physical_bytes", r->physical_bytes },
+		{ "shared_bytes", r->shared_bytes },
+		{ "scrubbed_bytes", r->scrubbed_bytes },
+		{ "damaged_chunks", r->damaged_chunks },
+	};
+
+	ctl_add_text(f->json, "store", f->path);
+	ctl_add_text(f->json, "uuid", f->uuid);
+	(void)cJSON_AddBoolToObject(f->json, "ok", r->problems == 0);
+	(void)cJSON_AddBoolToObject(f->json, "scrub", f->scrub);
+	for (size_t n = 0; n < sizeof(numbers) / sizeof(*numbers); n++)
+		ctl_add_number(f->json, numbers[n].name, numbers[n].value);
+	ctl_print_json(TAKE(f->json));
+}
+
+/* A part of the store that is not there is a problem like another. */
+static void missing(struct fsck *f, const char *part, int rc)
+{
+	struct check_problem p = { .code = "missing", .object = part };
+	char text[WHY_BYTES];
+
+	(void)snprintf(text, sizeof(text),
+		       "%s/%s: cannot be opened: %s; put it back from another "
+		       "copy of this store",
+		       f->path, part, strerror(-rc));
+	p.text = text;
+	f->result.problems++;
+	on_problem(f, &p);
+}
+
+static int check_open_store(struct fsck *f, int dirfd)
+{
+	struct check_options options = { .scrub = f->scrub,
+					 .problem = on_problem,
+					 .note = on_note,
+					 .progress = on_progress,
+					 .self = f };
+	SCOPED(scope_close)
+	int images = openat(dirfd, LAYOUT_IMAGE_DIR,
+			    O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	SCOPED(scope_free) char *db = NULL;
+	struct kv *kv;
+	int rc;
+
+	if (images < 0) {
+		missing(f, LAYOUT_IMAGE_DIR, -errno);
+		return 1;
+	}
+	if (asprintf(&db, "%s/" LAYOUT_DB_DIR, f->path) < 0)
+		return -ENOMEM;
+	rc = kv_open_readonly(db, &kv);
+	if (rc < 0) {
+		missing(f, LAYOUT_DB_DIR, rc);
+		return 1;
+	}
+	rc = check_store(kv, images, &options, &f->result);
+	kv_close(kv);
+	return rc;
+}
+
+/* Somebody named the mount point: say which store to name. */
+static bool is_mount(const char *path)
+{
+	SCOPED(scope_close) int fd = ctl_open(path);
+	cJSON *status;
+
+	if (fd < 0 || ctl_query(fd, CKPTFS_STATUS, &status) < 0)
+		return false;
+	ctl_complain("%s is mounted; unmount it (umount %s) and give its "
+		     "store%s%s",
+		     path, path, *ctl_text(status, "store") ? ": " : "",
+		     ctl_text(status, "store"));
+	cJSON_Delete(status);
+	return true;
+}
+
+static int fsck(const char *path, bool scrub, bool json)
+{
+	struct fsck f = { .path = path, .scrub = scrub };
+	SCOPED(scope_close) int dirfd = -1;
+	SCOPED(scope_close) int lockfd = -1;
+	char why[WHY_BYTES];
+	int rc;
+
+	if (is_mount(path))
+		return CTL_USAGE;
+	rc = layout_open(path, false, &dirfd, &lockfd, f.uuid, why,
+			 sizeof(why));
+	if (rc < 0) {
+		ctl_complain("%s", why);
+		return CTL_USAGE;
+	}
+	if (json) {
+		f.json = cJSON_CreateObject();
+		f.problems = cJSON_AddArrayToObject(f.json, "problems");
+		f.notes = cJSON_AddArrayToObject(f.json, "notes");
+	}
+	rc = check_open_store(&f, dirfd);
+	ctl_progress_clear(&f.progress);
+	if (rc < 0) {
+		ctl_complain("%s: the check could not be finished: %s", path,
+			     strerror(-rc));
+		cJSON_Delete(f.json);
+		return CTL_PROBLEM;
+	}
+	if (json)
+		print_result_json(&f);
+	else
+		print_result(&f);
+	return rc == 0 ? CTL_FINE : CTL_PROBLEM;
+}
+
+static int run_fsck(const struct ctl_command *self, int argc, char **argv)
+{
+	static const struct option names[] = {
+		{ "scrub", no_argument, NULL, 's' },
+		{ 0 },
+	};
+	struct ctl_options o = { .command = self, .names = names };
+	bool scrub = false;
+	int option;
+
+	while ((option = ctl_option(&o, argc, argv)) >= 0)
+		scrub = true;
+	if (option != CTL_OPTION_DONE)
+		return ctl_option_exit(option);
+	if (argc - optind != 1)
+		return ctl_misused("fsck: name one store");
+	return fsck(argv[optind], scrub, o.json);
+}
+
+static int run_scrub(const struct ctl_command *self, int argc, char **argv)
+{
+	struct ctl_options o = { .command = self };
+	int option = ctl_option(&o, argc, argv);
+
+	if (option != CTL_OPTION_DONE)
+		return ctl_option_exit(option);
+	if (argc - optind != 1)
+		return ctl_misused("scrub: name one store");
+	return fsck(argv[optind], true, o.json);
+}
+
+const struct ctl_command ctl_fsck = {
+	.name = "fsck",
+	.arguments = "[--scrub] STORE",
+	.summary = "check a store that is not mounted; changes nothing",
+	.help = "Names, links, contents, reference counts, images, counters: "
+		"everything in the\nstore must agree. A store that is mounted "
+		"is refused with exit code 2.\n\n"
+		"  --scrub  also read all bytes and compare them with their "
+		"hashes\n",
+	.run = run_fsck,
+};
+
+const struct ctl_command ctl_scrub = {
+	.name = "scrub",
+	.arguments = "STORE",
+	.summary = "the same, and read all bytes again: fsck --scrub",
+	.help = "Reads all bytes of a store that is not mounted and compares "
+		"them with their\nhashes; names every file with damaged "
+		"bytes.\n\n",
+	.run = run_scrub,
+};

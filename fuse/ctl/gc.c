@@ -1,0 +1,49 @@
+/* gc.c - ckptctl gc: have the mount give back what it does not need. */
+#include <errno.h>
+#include <stdio.h>
+
+#include "fuse/ctl/ctl.h"
+#include "store/base/scope.h"
+
+static int gc_of(const char *path, bool json)
+{
+	SCOPED(scope_close) int fd = ctl_open(path);
+	cJSON *answer = NULL;
+	int rc = fd;
+
+	if (fd >= 0)
+		rc = ctl_query(fd, CKPTFS_GC, &answer);
+	if (rc < 0)
+		return ctl_complain_query(path, rc);
+	if (json) {
+		ctl_print_json(answer);
+		return CTL_FINE;
+	}
+	(void)printf("%s: %s given back to the disk, %s of memory\n", path,
+		     ctl_bytes(ctl_number(answer, "freed_bytes")),
+		     ctl_bytes(ctl_number(answer, "stage_freed_bytes")));
+	cJSON_Delete(answer);
+	return CTL_FINE;
+}
+
+static int run(const struct ctl_command *self, int argc, char **argv)
+{
+	struct ctl_options o = { .command = self };
+	int option = ctl_option(&o, argc, argv);
+
+	if (option != CTL_OPTION_DONE)
+		return ctl_option_exit(option);
+	if (argc - optind != 1)
+		return ctl_misused("gc: name one mount point");
+	return gc_of(argv[optind], o.json);
+}
+
+const struct ctl_command ctl_gc = {
+	.name = "gc",
+	.arguments = "MOUNTPOINT",
+	.summary = "give back now what no file needs any more",
+	.help = "The mount does this by itself; gc waits until it is done and "
+		"also lets go of the\nmemory that holds durable files for "
+		"readers.\n\n",
+	.run = run,
+};

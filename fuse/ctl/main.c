@@ -1,0 +1,46 @@
+/*
+ * main.c - ckptctl: look at a ckptfs mount and at a store.
+ *
+ * The mount's answers come through ioctl(2), the store's through its own code.
+ * Nothing here changes a store; `flush` and `gc` ask the mount to.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "fuse/ctl/ctl.h"
+
+static const struct ctl_command *const commands[] = {
+	&ctl_status, &ctl_flush, &ctl_inspect, &ctl_du,
+	&ctl_gc,     &ctl_fsck,	 &ctl_scrub,
+};
+#define COMMANDS (sizeof(commands) / sizeof(*commands))
+
+static int help(void)
+{
+	(void)puts("usage: ckptctl COMMAND [OPTION...] ARGUMENT...\n");
+	for (size_t n = 0; n < COMMANDS; n++)
+		(void)printf("  %-8s %-22s %s\n", commands[n]->name,
+			     commands[n]->arguments, commands[n]->summary);
+	(void)puts("\nEvery command knows --json, and --help to say more.\n"
+		   "Exit code: 0 fine; 1 a problem was found; 2 wrong usage, "
+		   "or this argument\ncannot be used for that.");
+	return CTL_FINE;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc < 2)
+		return ctl_misused("name a command");
+	if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+	    strcmp(argv[1], "help") == 0)
+		return help();
+	if (strcmp(argv[1], "--version") == 0) {
+		(void)puts("ckptctl " CKPTFS_VERSION);
+		return CTL_FINE;
+	}
+	for (size_t n = 0; n < COMMANDS; n++)
+		if (strcmp(argv[1], commands[n]->name) == 0)
+			return commands[n]->run(commands[n], argc - 1,
+						argv + 1);
+	return ctl_misused("'%s' is not a command", argv[1]);
+}

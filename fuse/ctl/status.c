@@ -1,0 +1,116 @@
+/* status.c - ckptctl status: how a mount is doing. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "fuse/ctl/ctl.h"
+#include "store/base/scope.h"
+
+static void print_line(const char *name, const char *value)
+{
+	(void)printf("  %-18s%s\n", name, value);
+}
+
+static void print_space(const cJSON *s)
+{
+	uint64_t logical = ctl_number(s, "logical_bytes");
+	uint64_t physical = ctl_number(s, "physical_bytes");
+	uint64_t capacity = ctl_number(s, "stage_capacity_bytes");
+	char text[128];
+
+	print_line("logical", ctl_bytes(logical));
+	(void)snprintf(text, sizeof(text), "%s", ctl_bytes(physical));
+	if (physical > 0 && logical > physical)
+		(void)snprintf(text, sizeof(text), "%s (%.2f times smaller)",
+			       ctl_bytes(physical),
+			       (double)logical / (double)physical);
+	print_line("physical", text);
+	print_line("shared", ctl_bytes(ctl_number(s, "shared_bytes")));
+	(void)snprintf(text, sizeof(text), "%s of %s",
+		       ctl_bytes(ctl_number(s, "staged_bytes")),
+		       ctl_bytes(capacity));
+	print_line("staged", text);
+}
+
+static void print_failed(const cJSON *s)
+{
+	const cJSON *list =
+		cJSON_GetObjectItemCaseSensitive(s, "failed_files");
+	const cJSON *one;
+
+	cJSON_ArrayForEach(one, list)
+		(void)printf("    %s: %s\n", ctl_text(one, "path"),
+			     ctl_text(one, "error"));
+}
+
+static void print_status(const char *path, const cJSON *s)
+{
+	const cJSON *passthrough =
+		cJSON_GetObjectItemCaseSensitive(s, "passthrough");
+	const char *store = ctl_text(s, "store");
+	const char *version = ctl_text(s, "version");
+
+	(void)printf("%s: ckptfs%s%s%s%s\n", path, *version ? " " : "", version,
+		     *store ? ", store " : "", store);
+	print_line("files", ctl_count(ctl_number(s, "files")));
+	print_space(s);
+	print_line("chunks", ctl_count(ctl_number(s, "chunks")));
+	print_line("images", ctl_count(ctl_number(s, "images")));
+	print_line("passthrough",
+		   cJSON_IsTrue(passthrough) ? "yes" :
+		   "no: all bytes go through the daemon");
+	print_line("worker restarts",
+		   ctl_count(ctl_number(s, "worker_restarts")));
+	print_line("draining", ctl_count(ctl_number(s, "draining")));
+	print_line("failed", ctl_count(ctl_number(s, "failed")));
+	print_failed(s);
+}
+
+static int status_of(const char *path, bool json)
+{
+	SCOPED(scope_close) int fd = ctl_open(path);
+	cJSON *s = NULL;
+	bool failed;
+	int rc = fd;
+
+	if (fd >= 0)
+		rc = ctl_query(fd, CKPTFS_STATUS, &s);
+	if (rc < 0)
+		return ctl_complain_query(path, rc);
+	failed = ctl_number(s, "failed") > 0;
+	if (json) {
+		ctl_print_json(s);
+	} else {
+		print_status(path, s);
+		cJSON_Delete(s);
+	}
+	return failed ? CTL_PROBLEM : CTL_FINE;
+}
+
+static int run(const struct ctl_command *self, int argc, char **argv)
+{
+	struct ctl_options o = { .command = self };
+	int option = ctl_option(&o, argc, argv);
+
+	if (option != CTL_OPTION_DONE)
+		return ctl_option_exit(option);
+	if (argc - optind != 1)
+		return ctl_misused("status: name one mount point");
+	return status_of(argv[optind], o.json);
+}
+
+const struct ctl_command ctl_status = {
+	.name = "status",
+	.arguments = "MOUNTPOINT",
+	.summary = "how a mount is doing: space, what is staged, what failed",
+	.help = "Exit code 1 when a file could not be made durable.\n"
+		"  logical   what all files hold together\n"
+		"  physical  what they take up in the store\n"
+		"  shared    what was saved because the same bytes were there\n"
+		"  staged    in memory and not on the disk yet, or kept there "
+		"for readers\n"
+		"  draining  files on their way to the disk\n"
+		"  failed    files that could not be written; it is tried "
+		"again\n\n",
+	.run = run,
+};

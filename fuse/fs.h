@@ -1,0 +1,112 @@
+/*
+ * fs.h - what the operations on the mount share, and the rules they keep.
+ *
+ *  1. do_x() works and returns -errno; op_x() alone replies, exactly once.
+ *  2. No lock is held while a reply is sent: it may be the kernel's last
+ *     reference and FORGET may arrive before it returns.
+ *  3. A look-up count goes up before the reply that tells the kernel of it,
+ *     and down again if that reply fails: nobody will forget it.
+ *  4. A reply to open or create that fails with -ENOENT means that nobody will
+ *     release: undo the open.
+ *  5. Node ids are inode numbers; a handle (fi->fh) holds nothing but the
+ *     flags of its open. Both mean the same to another daemon.
+ *  6. Operations may block (fsync, a publishing rename): the loop starts
+ *     further threads, up to FS_THREADS_MAX.
+ */
+#ifndef FUSE_FS_H
+#define FUSE_FS_H
+
+#define FUSE_USE_VERSION 317
+#include <fuse_lowlevel.h>
+#include <stdbool.h>
+
+#include "store/store.h"
+
+#define FS_THREADS_MAX 256
+#define FS_IDLE_THREADS 16
+#define FS_WRITE_BYTES_MAX (1u << 20)
+#define FS_READAHEAD_BYTES (1u << 20)
+#define FS_BACKGROUND_MAX 64
+/* Only this mount changes the store, so the kernel may remember for long. */
+#define FS_TIMEOUT_S 86400.0
+
+struct fs {
+	struct store *store;
+	struct fuse_session *se;
+	const char *mountpoint;
+	bool want_passthrough; /* passthrough=auto */
+	bool passthrough; /* the kernel agreed */
+};
+
+extern const struct fuse_lowlevel_ops fs_ops;
+
+static inline struct fs *fs_of(fuse_req_t req)
+{
+	return fuse_req_userdata(req);
+}
+
+static inline struct store *store_of(fuse_req_t req)
+{
+	return fs_of(req)->store;
+}
+
+/* Fill e for an inode whose look-up count was raised. 0 or -errno. */
+int fs_entry(struct store *st, struct inode *in, struct fuse_entry_param *e);
+
+/* The operations, by file. */
+void op_lookup(fuse_req_t, fuse_ino_t, const char *);
+void op_forget(fuse_req_t, fuse_ino_t, uint64_t);
+void op_forget_multi(fuse_req_t, size_t, struct fuse_forget_data *);
+void op_mknod(fuse_req_t, fuse_ino_t, const char *, mode_t, dev_t);
+void op_mkdir(fuse_req_t, fuse_ino_t, const char *, mode_t);
+void op_symlink(fuse_req_t, const char *, fuse_ino_t, const char *);
+void op_link(fuse_req_t, fuse_ino_t, fuse_ino_t, const char *);
+void op_unlink(fuse_req_t, fuse_ino_t, const char *);
+void op_rmdir(fuse_req_t, fuse_ino_t, const char *);
+void op_rename(fuse_req_t, fuse_ino_t, const char *, fuse_ino_t, const char *,
+	       unsigned);
+void op_opendir(fuse_req_t, fuse_ino_t, struct fuse_file_info *);
+void op_readdir(fuse_req_t, fuse_ino_t, size_t, off_t, struct fuse_file_info *);
+void op_readdirplus(fuse_req_t, fuse_ino_t, size_t, off_t,
+		    struct fuse_file_info *);
+void op_fsyncdir(fuse_req_t, fuse_ino_t, int, struct fuse_file_info *);
+
+void op_create(fuse_req_t, fuse_ino_t, const char *, mode_t,
+	       struct fuse_file_info *);
+void op_open(fuse_req_t, fuse_ino_t, struct fuse_file_info *);
+void op_read(fuse_req_t, fuse_ino_t, size_t, off_t, struct fuse_file_info *);
+void op_write(fuse_req_t, fuse_ino_t, const char *, size_t, off_t,
+	      struct fuse_file_info *);
+void op_flush(fuse_req_t, fuse_ino_t, struct fuse_file_info *);
+void op_release(fuse_req_t, fuse_ino_t, struct fuse_file_info *);
+void op_fsync(fuse_req_t, fuse_ino_t, int, struct fuse_file_info *);
+void op_fallocate(fuse_req_t, fuse_ino_t, int, off_t, off_t,
+		  struct fuse_file_info *);
+void op_lseek(fuse_req_t, fuse_ino_t, off_t, int, struct fuse_file_info *);
+
+void op_getattr(fuse_req_t, fuse_ino_t, struct fuse_file_info *);
+void op_setattr(fuse_req_t, fuse_ino_t, struct stat *, int,
+		struct fuse_file_info *);
+void op_readlink(fuse_req_t, fuse_ino_t);
+void op_statfs(fuse_req_t, fuse_ino_t);
+void op_getxattr(fuse_req_t, fuse_ino_t, const char *, size_t);
+void op_setxattr(fuse_req_t, fuse_ino_t, const char *, const char *, size_t,
+		 int);
+void op_listxattr(fuse_req_t, fuse_ino_t, size_t);
+void op_removexattr(fuse_req_t, fuse_ino_t, const char *);
+
+void op_ioctl(fuse_req_t, fuse_ino_t, unsigned, void *, struct fuse_file_info *,
+	      unsigned, const void *, size_t, size_t);
+
+/* A file's state as the extended attribute shows it. */
+struct fs_state {
+	const char *word; /* "staged", "durable" or "failed" */
+	int error; /* of a failed drain, else 0 */
+	bool has_content;
+	bool native;
+	uint64_t physical_bytes;
+	uint8_t digest[16];
+};
+int fs_file_state(struct store *st, struct inode *in, struct fs_state *ret);
+
+#endif

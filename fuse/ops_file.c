@@ -1,0 +1,240 @@
+/* ops_file.c - operations on regular files; rules in fs.h. */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "fuse/fs.h"
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/file.h"
+#include "store/names.h"
+
+/* What an open handle must know: it is all that fi->fh holds. */
+static int handle_flags(const struct fuse_file_info *fi)
+{
+	return (int)fi->fh;
+}
+
+static void handle_fill(struct fuse_file_info *fi, int flags,
+			const struct file_opened *o)
+{
+	fi->fh = (uint64_t)(flags & O_ACCMODE);
+	fi->noflush = (flags & O_ACCMODE) == O_RDONLY;
+	fi->keep_cache = 0;
+#ifdef FUSE_CAP_PASSTHROUGH
+	if (o->backing_id > 0) {
+		fi->backing_id = o->backing_id;
+		return;
+	}
+#else
+	(void)o;
+#endif
+	fi->direct_io = 1;
+	fi->parallel_direct_writes = 1;
+}
+
+/*
+ * A writer who is not root loses the file its set-user-id bits. Writes in
+ * passthrough are not seen here, so it happens when such a file is opened.
+ */
+static int drop_suid(fuse_req_t req, struct inode *in, int flags)
+{
+	struct attr to = { 0 };
+
+	if ((flags & O_ACCMODE) == O_RDONLY || fuse_req_ctx(req)->uid == 0)
+		return 0;
+	{
+		HOLD(&in->lock);
+		to.mode = in->attr.mode & ~(uint32_t)S_ISUID;
+		if (to.mode & S_IXGRP)
+			to.mode &= ~(uint32_t)S_ISGID;
+		if (to.mode == in->attr.mode)
+			return 0;
+	}
+	return names_setattr(store_of(req), in, SET_MODE, &to);
+}
+
+void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
+	       struct fuse_file_info *fi)
+{
+	const struct fuse_ctx *c = fuse_req_ctx(req);
+	struct names_new n = { .mode = S_IFREG | mode,
+			       .uid = c->uid,
+			       .gid = c->gid };
+	struct store *st = store_of(req);
+	struct file_opened opened;
+	struct fuse_entry_param e;
+	struct inode *in;
+	/* There is nothing to truncate in a file that is new. */
+	int flags = fi->flags & ~O_TRUNC;
+	int rc;
+
+	rc = names_create(st, parent, name, &n, file_prepare, &in);
+	/* Asked again (the answer was lost): the file is there already. */
+	if (rc == -EEXIST && !(fi->flags & O_EXCL)) {
+		rc = names_lookup(st, parent, name, &in);
+		flags = fi->flags;
+	}
+	if (rc == 0) {
+		rc = file_open(st, in, flags, &opened);
+		if (rc == 0) {
+			rc = fs_entry(st, in, &e);
+			if (rc < 0)
+				file_release(st, in, flags);
+		}
+		if (rc < 0)
+			inode_put(st, in, 1);
+	}
+	if (rc < 0) {
+		fuse_reply_err(req, -rc);
+		return;
+	}
+	handle_fill(fi, flags, &opened);
+	if (fuse_reply_create(req, &e, fi) < 0) {
+		file_release(st, in, flags);
+		inode_put(st, in, 1);
+	}
+}
+
+void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	struct store *st = store_of(req);
+	struct file_opened opened;
+	struct inode *in;
+	int rc;
+
+	rc = inode_get(st, ino, &in);
+	if (rc < 0) {
+		fuse_reply_err(req, -rc);
+		return;
+	}
+	rc = drop_suid(req, in, fi->flags);
+	if (rc == 0)
+		rc = file_open(st, in, fi->flags, &opened);
+	if (rc < 0) {
+		fuse_reply_err(req, -rc);
+	} else {
+		handle_fill(fi, fi->flags, &opened);
+		if (fuse_reply_open(req, fi) < 0)
+			file_release(st, in, fi->flags);
+	}
+	inode_put(st, in, 1);
+}
+
+void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
+	     struct fuse_file_info *fi)
+{
+	struct store *st = store_of(req);
+	struct file_read r;
+	struct inode *in;
+	int rc;
+
+	(void)fi;
+	rc = inode_get(st, ino, &in);
+	if (rc < 0) {
+		fuse_reply_err(req, -rc);
+		return;
+	}
+	rc = file_read_begin(st, in, size, (uint64_t)off, &r);
+	if (rc < 0)
+		fuse_reply_err(req, -rc);
+	else
+		fuse_reply_iov(req, r.iov, r.count);
+	file_read_end(st, &r);
+	inode_put(st, in, 1);
+}
+
+void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size,
+	      off_t off, struct fuse_file_info *fi)
+{
+	struct store *st = store_of(req);
+	struct inode *in;
+	int rc;
+
+	(void)fi;
+	rc = inode_get(st, ino, &in);
+	if (rc == 0) {
+		rc = file_write(st, in, buf, size, (uint64_t)off);
+		inode_put(st, in, 1);
+	}
+	if (rc < 0)
+		fuse_reply_err(req, -rc);
+	else
+		fuse_reply_write(req, size);
+}
+
+void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	struct store *st = store_of(req);
+	struct inode *in;
+	int rc = inode_get(st, ino, &in);
+
+	if (rc == 0) {
+		rc = file_flush(st, in, handle_flags(fi));
+		inode_put(st, in, 1);
+	}
+	fuse_reply_err(req, -rc);
+}
+
+void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	struct store *st = store_of(req);
+	struct inode *in;
+
+	if (inode_get(st, ino, &in) == 0) {
+		file_release(st, in, handle_flags(fi));
+		inode_put(st, in, 1);
+	}
+	fuse_reply_err(req, 0); /* nobody hears the answer */
+}
+
+void op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync,
+	      struct fuse_file_info *fi)
+{
+	struct store *st = store_of(req);
+	struct inode *in;
+	int rc = inode_get(st, ino, &in);
+
+	(void)datasync;
+	(void)fi;
+	if (rc == 0) {
+		rc = drain_sync(st, in);
+		inode_put(st, in, 1);
+	}
+	fuse_reply_err(req, -rc);
+}
+
+void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off,
+		  off_t len, struct fuse_file_info *fi)
+{
+	struct store *st = store_of(req);
+	struct inode *in;
+	int rc = inode_get(st, ino, &in);
+
+	(void)fi;
+	if (rc == 0) {
+		rc = file_fallocate(st, in, mode, (uint64_t)off, (uint64_t)len);
+		inode_put(st, in, 1);
+	}
+	fuse_reply_err(req, -rc);
+}
+
+void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence,
+	      struct fuse_file_info *fi)
+{
+	struct store *st = store_of(req);
+	struct inode *in;
+	uint64_t at = 0;
+	int rc = inode_get(st, ino, &in);
+
+	(void)fi;
+	if (rc == 0) {
+		rc = file_seek(st, in, (uint64_t)off, whence, &at);
+		inode_put(st, in, 1);
+	}
+	if (rc < 0)
+		fuse_reply_err(req, -rc);
+	else
+		fuse_reply_lseek(req, (off_t)at);
+}

@@ -1,0 +1,252 @@
+/*
+ * ops_ioctl.c - what ckptctl asks of a mount (ckptfs_ioctl.h): status, the
+ * inside of a file, flush, gc. Answers are JSON and are made anew for each
+ * page, so that no call leaves state behind.
+ */
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fuse/ckptfs_ioctl.h"
+#include "fuse/fs.h"
+#include "store/base/scope.h"
+#include "store/file.h"
+
+/* How many extents of a file are shown. */
+#define INSPECT_EXTENTS_MAX 1024
+
+static void add_number(cJSON *to, const char *name, uint64_t v)
+{
+	(void)cJSON_AddNumberToObject(to, name, (double)v);
+}
+
+static void add_failed(void *arg, struct inode *in, int error)
+{
+	struct {
+		struct store *st;
+		cJSON *list;
+	} *a = arg;
+	cJSON *one = cJSON_CreateObject();
+	char path[4096];
+
+	inode_path(a->st, in, path, sizeof(path));
+	(void)cJSON_AddStringToObject(one, "path", path);
+	(void)cJSON_AddStringToObject(one, "error", strerror(-error));
+	cJSON_AddItemToArray(a->list, one);
+}
+
+static cJSON *status(struct fs *fs)
+{
+	static const char *const counters[] = { META_LOGICAL, META_PHYSICAL,
+						META_FILES,   META_IMAGES,
+						META_CHUNKS,  META_SHARED };
+	struct store *st = fs->store;
+	cJSON *s = cJSON_CreateObject();
+	struct {
+		struct store *st;
+		cJSON *list;
+	} failed = { .st = st };
+	struct drain_figures d;
+	uint64_t used, total;
+
+	(void)cJSON_AddStringToObject(s, "version", CKPTFS_VERSION);
+	(void)cJSON_AddStringToObject(s, "store", st->path);
+	(void)cJSON_AddStringToObject(s, "mountpoint", fs->mountpoint);
+	(void)cJSON_AddBoolToObject(s, "passthrough", fs->passthrough);
+	for (size_t i = 0; i < sizeof(counters) / sizeof(*counters); i++) {
+		uint64_t v = 0;
+
+		(void)store_counter(st, counters[i], &v);
+		add_number(s, counters[i], v);
+	}
+	stages_usage(&st->stages, &used, &total);
+	drain_figures(st, &d);
+	add_number(s, "staged_bytes", used);
+	add_number(s, "stage_capacity_bytes", total);
+	(void)cJSON_AddStringToObject(s, "stage", st->stages.path);
+	add_number(s, "draining", d.draining);
+	add_number(s, "failed", d.failed);
+	add_number(s, "left_native", d.left_native);
+	add_number(s, "left_native_bytes", d.left_native_bytes);
+	add_number(s, "worker_restarts", 0);
+	(void)cJSON_AddStringToObject(s, "hash", chunk_hash_variant());
+	failed.list = cJSON_AddArrayToObject(s, "failed_files");
+	drain_each_failed(st, add_failed, &failed);
+	return s;
+}
+
+static int inspect(struct store *st, fuse_ino_t ino, cJSON **ret)
+{
+	struct content_ref *content = NULL;
+	char digest[33] = "", path[4096];
+	struct fs_state state;
+	struct inode *in;
+	struct stat sb;
+	cJSON *f, *list;
+	int rc;
+
+	rc = inode_get(st, ino, &in);
+	if (rc < 0)
+		return rc;
+	rc = fs_file_state(st, in, &state);
+	if (rc == 0)
+		rc = inode_stat(st, in, &sb);
+	if (rc < 0) {
+		inode_put(st, in, 1);
+		return rc;
+	}
+	{
+		HOLD(&in->lock);
+		content = in->file->content;
+		if (content)
+			atomic_fetch_add(&content->refs, 1);
+	}
+	inode_path(st, in, path, sizeof(path));
+	f = cJSON_CreateObject();
+	(void)cJSON_AddStringToObject(f, "path", path);
+	(void)cJSON_AddStringToObject(f, "state", state.word);
+	if (state.error < 0)
+		(void)cJSON_AddStringToObject(f, "error",
+					      strerror(-state.error));
+	add_number(f, "size_bytes", (uint64_t)sb.st_size);
+	add_number(f, "physical_bytes", state.physical_bytes);
+	(void)cJSON_AddBoolToObject(f, "native", state.native);
+	for (size_t i = 0; state.has_content && i < sizeof(state.digest); i++)
+		(void)snprintf(digest + 2 * i, sizeof(digest) - 2 * i, "%02x",
+			       state.digest[i]);
+	(void)cJSON_AddStringToObject(f, "digest", digest);
+	add_number(f, "extent_count", content ? content->c.extent_count : 0);
+	list = cJSON_AddArrayToObject(f, "extents");
+	/* The first ones will do: the text is made anew for every page. */
+	for (size_t i = 0; content && i < content->c.extent_count &&
+			   i < INSPECT_EXTENTS_MAX;
+	     i++) {
+		const struct extent *e = &content->c.extents[i];
+		cJSON *one = cJSON_CreateObject();
+
+		add_number(one, "offset", e->offset);
+		add_number(one, "len", e->len);
+		add_number(one, "image", e->image);
+		add_number(one, "image_offset", e->image_offset);
+		cJSON_AddItemToArray(list, one);
+	}
+	content_ref_put(content);
+	inode_put(st, in, 1);
+	*ret = f;
+	return 0;
+}
+
+/* Give up every clean stage that nobody has open; finish all punching. */
+static cJSON *gc(struct store *st)
+{
+	uint64_t before, after, total, freed_before = 0, freed = 0;
+	cJSON *g = cJSON_CreateObject();
+
+	stages_usage(&st->stages, &before, &total);
+	reclaim_freed(st, &freed_before);
+	(void)stages_make_room(&st->stages, total);
+	reclaim_drain(st, &freed);
+	stages_usage(&st->stages, &after, &total);
+	add_number(g, "stage_freed_bytes", before > after ? before - after : 0);
+	add_number(g, "freed_bytes", freed - freed_before);
+	return g;
+}
+
+/* One page of the text into q; makes no text where cursor is past the end. */
+static void page(struct ckptfs_query *q, const char *text)
+{
+	size_t len = strlen(text);
+	size_t at = q->cursor < len ? (size_t)q->cursor : len;
+
+	q->len = (uint32_t)(len - at < sizeof(q->text) ? len - at :
+							 sizeof(q->text));
+	memcpy(q->text, text + at, q->len);
+	at += q->len;
+	q->cursor = at < len ? at : 0;
+}
+
+static int do_query(struct fs *fs, fuse_ino_t ino, struct ckptfs_query *q)
+{
+	cJSON *json = NULL;
+	char *text;
+	int rc = 0;
+
+	switch (q->what) {
+	case CKPTFS_STATUS:
+		json = status(fs);
+		break;
+	case CKPTFS_INSPECT:
+		rc = inspect(fs->store, ino, &json);
+		break;
+	case CKPTFS_GC:
+		json = gc(fs->store);
+		break;
+	default:
+		rc = -EINVAL;
+	}
+	if (rc < 0)
+		return rc;
+	text = cJSON_PrintUnformatted(json);
+	cJSON_Delete(json);
+	if (!text)
+		return -ENOMEM;
+	page(q, text);
+	free(text);
+	return 0;
+}
+
+static int do_flush(struct store *st, fuse_ino_t ino)
+{
+	struct inode *in;
+	bool dir, reg;
+	int rc = inode_get(st, ino, &in);
+
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		dir = S_ISDIR(in->attr.mode);
+		reg = S_ISREG(in->attr.mode);
+	}
+	if (dir)
+		rc = drain_sync_tree(st, ino);
+	else if (reg)
+		rc = drain_sync(st, in);
+	else
+		rc = kv_sync(st->kv);
+	inode_put(st, in, 1);
+	return rc;
+}
+
+void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
+	      struct fuse_file_info *fi, unsigned flags, const void *in_buf,
+	      size_t in_size, size_t out_size)
+{
+	struct ckptfs_query q;
+	int rc;
+
+	(void)arg;
+	(void)fi;
+	(void)flags;
+	if (cmd == CKPTFS_IOC_FLUSH) {
+		rc = do_flush(store_of(req), ino);
+		if (rc < 0)
+			fuse_reply_err(req, -rc);
+		else
+			fuse_reply_ioctl(req, 0, NULL, 0);
+		return;
+	}
+	if (cmd != CKPTFS_IOC_QUERY || in_size != sizeof(q) ||
+	    out_size != sizeof(q)) {
+		fuse_reply_err(req, ENOTTY);
+		return;
+	}
+	memcpy(&q, in_buf, sizeof(q));
+	rc = do_query(fs_of(req), ino, &q);
+	if (rc < 0)
+		fuse_reply_err(req, -rc);
+	else
+		fuse_reply_ioctl(req, 0, &q, sizeof(q));
+}

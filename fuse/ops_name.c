@@ -1,0 +1,395 @@
+/* ops_name.c - operations on names and directories; rules in fs.h. */
+#include <errno.h>
+#include <linux/fs.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fuse/fs.h"
+#include "store/base/scope.h"
+#include "store/file.h"
+#include "store/names.h"
+
+int fs_entry(struct store *st, struct inode *in, struct fuse_entry_param *e)
+{
+	bool writers, links;
+	int rc;
+
+	memset(e, 0, sizeof(*e));
+	rc = inode_stat(st, in, &e->attr);
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		writers = in->file && in->file->writers > 0;
+		links = in->attr.nlink > 1 && !S_ISDIR(in->attr.mode);
+	}
+	e->ino = in->ino;
+	e->generation = 1; /* numbers are never used again */
+	/* A writer's mapping changes times without telling anybody. */
+	e->attr_timeout = writers ? 0 : FS_TIMEOUT_S;
+	e->entry_timeout = links ? 0 : FS_TIMEOUT_S;
+	return 0;
+}
+
+/* Reply with an entry; consumes one reference, which becomes a look-up. */
+static void reply_entry(fuse_req_t req, struct inode *in)
+{
+	struct store *st = store_of(req);
+	struct fuse_entry_param e;
+	int rc = fs_entry(st, in, &e);
+
+	if (rc < 0) {
+		inode_put(st, in, 1);
+		fuse_reply_err(req, -rc);
+		return;
+	}
+	if (fuse_reply_entry(req, &e) < 0)
+		inode_put(st, in, 1);
+}
+
+void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+	struct fuse_entry_param none = { .entry_timeout = FS_TIMEOUT_S };
+	struct inode *in;
+	int rc = names_lookup(store_of(req), parent, name, &in);
+
+	if (rc == -ENOENT)
+		fuse_reply_entry(req, &none); /* remembered as absent */
+	else if (rc < 0)
+		fuse_reply_err(req, -rc);
+	else
+		reply_entry(req, in);
+}
+
+static void forget(struct store *st, fuse_ino_t ino, uint64_t nlookup)
+{
+	struct inode *in = inode_peek(st, ino);
+
+	/* One more for the reference that inode_peek() took. */
+	if (in)
+		inode_put(st, in, nlookup + 1);
+}
+
+void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t nlookup)
+{
+	if (ino != ROOT_INO)
+		forget(store_of(req), ino, nlookup);
+	fuse_reply_none(req);
+}
+
+void op_forget_multi(fuse_req_t req, size_t count,
+		     struct fuse_forget_data *forgets)
+{
+	for (size_t i = 0; i < count; i++)
+		if (forgets[i].ino != ROOT_INO)
+			forget(store_of(req), forgets[i].ino,
+			       forgets[i].nlookup);
+	fuse_reply_none(req);
+}
+
+static struct names_new new_of(fuse_req_t req, mode_t mode)
+{
+	const struct fuse_ctx *c = fuse_req_ctx(req);
+
+	return (struct names_new){ .mode = mode, .uid = c->uid, .gid = c->gid };
+}
+
+static void make(fuse_req_t req, fuse_ino_t parent, const char *name,
+		 const struct names_new *n)
+{
+	struct store *st = store_of(req);
+	bool reg = S_ISREG(n->mode);
+	struct inode *in;
+	int rc;
+
+	rc = names_create(st, parent, name, n, reg ? file_prepare : NULL, &in);
+	if (rc == 0 && reg) /* nobody will close it */
+		(void)drain_closed(st, in, true);
+	if (rc < 0)
+		fuse_reply_err(req, -rc);
+	else
+		reply_entry(req, in);
+}
+
+void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
+	      dev_t rdev)
+{
+	struct names_new n = new_of(req, mode);
+
+	n.rdev = rdev;
+	make(req, parent, name, &n);
+}
+
+void op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
+{
+	struct names_new n = new_of(req, S_IFDIR | mode);
+
+	make(req, parent, name, &n);
+}
+
+void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent,
+		const char *name)
+{
+	struct names_new n = new_of(req, S_IFLNK | 0777);
+
+	n.target = target;
+	make(req, parent, name, &n);
+}
+
+void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t parent,
+	     const char *name)
+{
+	struct store *st = store_of(req);
+	struct inode *in;
+	int rc = inode_get(st, ino, &in);
+
+	if (rc == 0) {
+		rc = names_link(st, in, parent, name);
+		if (rc < 0)
+			inode_put(st, in, 1);
+	}
+	if (rc < 0)
+		fuse_reply_err(req, -rc);
+	else
+		reply_entry(req, in);
+}
+
+void op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+	struct store *st = store_of(req);
+	struct inode *in;
+	int rc = names_unlink(st, parent, name, &in);
+
+	if (rc == 0) {
+		file_unlinked(st, in);
+		inode_put(st, in, 1);
+	}
+	fuse_reply_err(req, -rc);
+}
+
+void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+	struct store *st = store_of(req);
+	struct inode *in;
+	int rc = names_rmdir(st, parent, name, &in);
+
+	if (rc == 0) {
+		file_unlinked(st, in);
+		inode_put(st, in, 1);
+	}
+	fuse_reply_err(req, -rc);
+}
+
+/* A rename publishes: what it names is durable before anybody sees the name. */
+static int publish(struct store *st, fuse_ino_t parent, const char *name)
+{
+	struct inode *in;
+	bool dir, reg;
+	int rc;
+
+	rc = names_lookup(st, parent, name, &in);
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		dir = S_ISDIR(in->attr.mode);
+		reg = S_ISREG(in->attr.mode);
+	}
+	if (dir)
+		rc = drain_sync_tree(st, in->ino);
+	else if (reg)
+		rc = drain_publish(st, in);
+	inode_put(st, in, 1);
+	return rc;
+}
+
+static int do_rename(struct store *st, fuse_ino_t parent, const char *name,
+		     fuse_ino_t new_parent, const char *new_name,
+		     unsigned flags)
+{
+	struct inode *replaced;
+	int rc = 0;
+
+	if (!st->options.publish_async)
+		rc = publish(st, parent, name);
+	if (rc == 0)
+		rc = names_rename(st, parent, name, new_parent, new_name, flags,
+				  &replaced);
+	if (rc < 0)
+		return rc;
+	if (replaced) {
+		file_unlinked(st, replaced);
+		inode_put(st, replaced, 1);
+	}
+	/* The new name itself. */
+	return st->options.publish_async ? 0 : kv_sync(st->kv);
+}
+
+void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name,
+	       fuse_ino_t new_parent, const char *new_name, unsigned flags)
+{
+	if (flags & ~(unsigned)(RENAME_NOREPLACE | RENAME_EXCHANGE)) {
+		fuse_reply_err(req, EINVAL);
+		return;
+	}
+	fuse_reply_err(req, -do_rename(store_of(req), parent, name, new_parent,
+				       new_name, flags));
+}
+
+/* --- reading directories: the cookie is all the state there is ------------- */
+
+void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	(void)ino;
+	fi->fh = 0;
+	fuse_reply_open(req, fi);
+}
+
+#define COOKIE_DOT 1
+#define COOKIE_DOTDOT 2
+
+struct listing {
+	fuse_req_t req;
+	bool plus;
+	char *buf;
+	size_t size, used;
+	int rc; /* an error that ends it, when nothing was listed yet */
+};
+
+static bool listing_put(struct listing *l, const char *name, uint64_t ino,
+			uint32_t type, uint64_t cookie)
+{
+	struct stat attr = { .st_ino = ino, .st_mode = type };
+	size_t n = fuse_add_direntry(l->req, l->buf + l->used,
+				     l->size - l->used, name, &attr,
+				     (off_t)cookie);
+
+	if (n > l->size - l->used)
+		return false;
+	l->used += n;
+	return true;
+}
+
+/* With attributes; each entry is a look-up of the kernel's. */
+static bool listing_put_plus(struct listing *l, const char *name, uint64_t ino,
+			     uint64_t cookie)
+{
+	struct store *st = store_of(l->req);
+	struct fuse_entry_param e;
+	struct inode *in;
+	size_t n;
+
+	l->rc = inode_get(st, ino, &in);
+	if (l->rc < 0)
+		return false;
+	l->rc = fs_entry(st, in, &e);
+	if (l->rc < 0) {
+		inode_put(st, in, 1);
+		return false;
+	}
+	n = fuse_add_direntry_plus(l->req, l->buf + l->used, l->size - l->used,
+				   name, &e, (off_t)cookie);
+	if (n > l->size - l->used) {
+		inode_put(st, in, 1);
+		return false;
+	}
+	l->used += n;
+	return true;
+}
+
+/* The dots carry no attributes: the kernel wants none of them. */
+static bool listing_put_dot(struct listing *l, const char *name, uint64_t ino,
+			    uint64_t cookie)
+{
+	struct fuse_entry_param e = { 0 };
+	size_t n;
+
+	if (!l->plus)
+		return listing_put(l, name, ino, S_IFDIR, cookie);
+	e.attr.st_ino = ino;
+	e.attr.st_mode = S_IFDIR;
+	n = fuse_add_direntry_plus(l->req, l->buf + l->used, l->size - l->used,
+				   name, &e, (off_t)cookie);
+	if (n > l->size - l->used)
+		return false;
+	l->used += n;
+	return true;
+}
+
+static int listing_add(void *arg, const char *name,
+		       const struct dirent_rec *entry, uint64_t cookie)
+{
+	struct listing *l = arg;
+	bool ok = l->plus ? listing_put_plus(l, name, entry->ino, cookie) :
+			    listing_put(l, name, entry->ino, entry->type,
+					cookie);
+
+	return ok ? 0 : 1;
+}
+
+static int list(struct listing *l, fuse_ino_t ino, off_t off)
+{
+	struct store *st = store_of(l->req);
+	struct inode *in;
+	uint64_t parent;
+	int rc;
+
+	rc = inode_get(st, ino, &in);
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		parent = in->attr.parent ? in->attr.parent : ROOT_INO;
+	}
+	inode_put(st, in, 1);
+	if (off < COOKIE_DOT && !listing_put_dot(l, ".", ino, COOKIE_DOT))
+		return 0;
+	if (off < COOKIE_DOTDOT &&
+	    !listing_put_dot(l, "..", parent, COOKIE_DOTDOT))
+		return 0;
+	rc = names_list(st, ino,
+			off <= COOKIE_DOTDOT ? COOKIE_DOTDOT : (uint64_t)off,
+			listing_add, l);
+	if (rc < 0)
+		return rc;
+	return l->used == 0 ? l->rc : 0;
+}
+
+static void read_directory(fuse_req_t req, fuse_ino_t ino, size_t size,
+			   off_t off, bool plus)
+{
+	struct listing l = { .req = req, .plus = plus, .size = size };
+	int rc;
+
+	l.buf = malloc(size);
+	rc = l.buf ? list(&l, ino, off) : -ENOMEM;
+	if (rc < 0 && l.used == 0)
+		fuse_reply_err(req, -rc);
+	else
+		fuse_reply_buf(req, l.buf, l.used);
+	free(l.buf);
+}
+
+void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
+		struct fuse_file_info *fi)
+{
+	(void)fi;
+	read_directory(req, ino, size, off, false);
+}
+
+void op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
+		    struct fuse_file_info *fi)
+{
+	(void)fi;
+	read_directory(req, ino, size, off, true);
+}
+
+void op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync,
+		 struct fuse_file_info *fi)
+{
+	(void)ino;
+	(void)datasync;
+	(void)fi;
+	/* Names are durable with the log, whatever directory they are in. */
+	fuse_reply_err(req, -kv_sync(store_of(req)->kv));
+}

@@ -1,0 +1,210 @@
+/*
+ * session.c - see session.h. What is asked of the kernel, and why:
+ *
+ *   passthrough      reads and writes do not pass the daemon
+ *   atomic_o_trunc   an O_TRUNC is one request: the old content can stay
+ *   direct_io mmap   files that the daemon serves can be mapped
+ *   killpriv_v2      no look-up of security.capability before every write
+ *   no splice, no writeback cache: measured slower, or they lose the order
+ */
+#include "fuse/session.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "store/base/log.h"
+
+static void want(struct fuse_conn_info *conn, uint64_t flag)
+{
+#if FUSE_MAJOR_VERSION > 3 || FUSE_MINOR_VERSION >= 17
+	(void)fuse_set_feature_flag(conn, flag);
+#else
+	if (conn->capable & flag)
+		conn->want |= (unsigned)flag;
+#endif
+}
+
+static void refuse(struct fuse_conn_info *conn, uint64_t flag)
+{
+#if FUSE_MAJOR_VERSION > 3 || FUSE_MINOR_VERSION >= 17
+	fuse_unset_feature_flag(conn, flag);
+#else
+	conn->want &= ~(unsigned)flag;
+#endif
+}
+
+static void op_init(void *userdata, struct fuse_conn_info *conn)
+{
+	struct fs *fs = userdata;
+
+	refuse(conn, FUSE_CAP_SPLICE_READ);
+	refuse(conn, FUSE_CAP_SPLICE_WRITE);
+	refuse(conn, FUSE_CAP_SPLICE_MOVE);
+	refuse(conn, FUSE_CAP_WRITEBACK_CACHE);
+	refuse(conn, FUSE_CAP_AUTO_INVAL_DATA);
+	refuse(conn, FUSE_CAP_POSIX_ACL);
+	/* Kept by the kernel for this mount, as for a local file system. */
+	refuse(conn, FUSE_CAP_POSIX_LOCKS);
+	refuse(conn, FUSE_CAP_FLOCK_LOCKS);
+	want(conn, FUSE_CAP_ATOMIC_O_TRUNC);
+	want(conn, FUSE_CAP_PARALLEL_DIROPS);
+	want(conn, FUSE_CAP_READDIRPLUS);
+	want(conn, FUSE_CAP_READDIRPLUS_AUTO);
+	want(conn, FUSE_CAP_ASYNC_READ);
+	want(conn, FUSE_CAP_ASYNC_DIO);
+#ifdef FUSE_CAP_HANDLE_KILLPRIV_V2
+	refuse(conn, FUSE_CAP_HANDLE_KILLPRIV);
+	want(conn, FUSE_CAP_HANDLE_KILLPRIV_V2);
+#endif
+#ifdef FUSE_CAP_DIRECT_IO_ALLOW_MMAP
+	want(conn, FUSE_CAP_DIRECT_IO_ALLOW_MMAP);
+#endif
+#ifdef FUSE_CAP_PASSTHROUGH
+	if (fs->want_passthrough && geteuid() == 0) {
+		want(conn, FUSE_CAP_PASSTHROUGH);
+		conn->max_backing_stack_depth = 1;
+		fs->passthrough = (conn->want_ext & FUSE_CAP_PASSTHROUGH) != 0;
+	}
+#endif
+	conn->max_write = FS_WRITE_BYTES_MAX;
+	conn->max_readahead = FS_READAHEAD_BYTES;
+	conn->max_background = FS_BACKGROUND_MAX;
+	conn->time_gran = 1;
+	if (!fs->passthrough) {
+		fs->store->backing_open = NULL;
+		log_info("%s: no kernel passthrough (%s): files are served by "
+			 "the daemon, at a third of the speed or less",
+			 fs->mountpoint,
+			 !fs->want_passthrough ? "passthrough=off" :
+			 geteuid() != 0 ? "it needs root" :
+					  "it needs Linux 6.9 and libfuse 3.17");
+	}
+}
+
+#ifdef FUSE_CAP_PASSTHROUGH
+/* From the kernel's fuse.h; libfuse offers these calls for requests only. */
+struct backing_map {
+	int32_t fd;
+	uint32_t flags;
+	uint64_t padding;
+};
+#define BACKING_OPEN _IOW(229, 1, struct backing_map)
+#define BACKING_CLOSE _IOW(229, 2, uint32_t)
+
+static int backing_open(void *arg, int fd)
+{
+	struct fs *fs = arg;
+	struct backing_map map = { .fd = fd };
+	int id = ioctl(fuse_session_fd(fs->se), BACKING_OPEN, &map);
+
+	return id < 0 ? -errno : id;
+}
+
+static void backing_close(void *arg, int id)
+{
+	struct fs *fs = arg;
+	uint32_t backing = (uint32_t)id;
+
+	if (ioctl(fuse_session_fd(fs->se), BACKING_CLOSE, &backing) < 0 &&
+	    errno != ENOTCONN)
+		log_warning("backing %d is not given back: %s", id,
+			    strerror(errno));
+}
+#endif
+
+static void on_renamed(void *arg, uint64_t parent, const char *name)
+{
+	struct fs *fs = arg;
+
+	(void)fuse_lowlevel_notify_inval_entry(fs->se, parent, name,
+					       strlen(name));
+}
+
+const struct fuse_lowlevel_ops fs_ops = {
+	.init = op_init,
+	.lookup = op_lookup,
+	.forget = op_forget,
+	.forget_multi = op_forget_multi,
+	.getattr = op_getattr,
+	.setattr = op_setattr,
+	.readlink = op_readlink,
+	.mknod = op_mknod,
+	.mkdir = op_mkdir,
+	.symlink = op_symlink,
+	.link = op_link,
+	.unlink = op_unlink,
+	.rmdir = op_rmdir,
+	.rename = op_rename,
+	.opendir = op_opendir,
+	.readdir = op_readdir,
+	.readdirplus = op_readdirplus,
+	.fsyncdir = op_fsyncdir,
+	.create = op_create,
+	.open = op_open,
+	.read = op_read,
+	.write = op_write,
+	.flush = op_flush,
+	.release = op_release,
+	.fsync = op_fsync,
+	.fallocate = op_fallocate,
+	.lseek = op_lseek,
+	.statfs = op_statfs,
+	.getxattr = op_getxattr,
+	.setxattr = op_setxattr,
+	.listxattr = op_listxattr,
+	.removexattr = op_removexattr,
+	.ioctl = op_ioctl,
+};
+
+static int session_loop(struct fs *fs)
+{
+	struct fuse_loop_config *config = fuse_loop_cfg_create();
+	int rc;
+
+	if (!config)
+		return -ENOMEM;
+	fuse_loop_cfg_set_clone_fd(config, 0);
+	fuse_loop_cfg_set_max_threads(config, FS_THREADS_MAX);
+	fuse_loop_cfg_set_idle_threads(config, FS_IDLE_THREADS);
+	rc = fuse_session_loop_mt(fs->se, config);
+	fuse_loop_cfg_destroy(config);
+	return rc;
+}
+
+int session_run(struct fs *fs, struct fuse_args *args, bool debug,
+		void (*ready)(void *arg), void *arg)
+{
+	int rc;
+
+	if (debug && fuse_opt_add_arg(args, "-odebug") < 0)
+		return -ENOMEM;
+	fs->se = fuse_session_new(args, &fs_ops, sizeof(fs_ops), fs);
+	if (!fs->se)
+		return -EINVAL;
+	fs->store->on_arg = fs;
+	fs->store->on_renamed = on_renamed;
+#ifdef FUSE_CAP_PASSTHROUGH
+	fs->store->backing_open = backing_open;
+	fs->store->backing_close = backing_close;
+#endif
+	rc = fuse_set_signal_handlers(fs->se);
+	if (rc == 0)
+		rc = fuse_session_mount(fs->se, fs->mountpoint);
+	if (rc != 0) {
+		fuse_session_destroy(fs->se);
+		return -EIO;
+	}
+	ready(arg);
+	(void)session_loop(fs);
+	fuse_session_unmount(fs->se);
+	fuse_remove_signal_handlers(fs->se);
+	/* The kernel is gone: nothing can be invalidated or closed there. */
+	fs->store->on_renamed = NULL;
+	fs->store->backing_open = NULL;
+	fuse_session_destroy(fs->se);
+	return 0;
+}
