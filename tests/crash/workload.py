@@ -1,0 +1,317 @@
+"""workload - what trainers and people do to a mount, as one known history.
+
+Every method makes one call, or the calls that belong together, and records
+what may be found and what was promised. Contents come from seeds; no two
+versions are alike unless they are meant to be.
+"""
+import ctypes
+import json
+import os
+import random
+
+from history import DIR, Close, History
+
+libc = ctypes.CDLL(None, use_errno=True)
+KIB, MIB = 1 << 10, 1 << 20
+RENAME_EXCHANGE = 2
+AT_FDCWD = -100
+
+
+def data(size, seed):
+    return random.Random(f"{seed}").randbytes(size)
+
+
+def safetensors(*tensors):
+    """A file in that format; the same tensor is stored once, wherever."""
+    head, at = {}, 0
+    for i, t in enumerate(tensors):
+        head[f"layer.{i}"] = {"dtype": "U8", "shape": [len(t)],
+                              "data_offsets": [at, at + len(t)]}
+        at += len(t)
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + b"".join(tensors)
+
+
+def renameat2(old, new, flags):
+    if libc.renameat2(AT_FDCWD, os.fsencode(old), AT_FDCWD, os.fsencode(new),
+                      flags) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+class Writer:
+    """A file open for writing. Complete versions are at fsync and close."""
+
+    def __init__(self, work, path, flags):
+        self.work, self.path, h = work, path, work.h
+        entry = h.tree.get(path)
+        h.lines.setdefault(path, [(-1, None)])
+        step = h.begin(f"open {path}")
+        self.fd = os.open(work.at(path), os.O_WRONLY | os.O_CREAT | flags,
+                          0o644)
+        h.end(step)
+        self.fid = entry[1] if entry else h.new_file(path)
+        old = h.version[self.fid]
+        self.content = bytearray() if old is None or flags & os.O_TRUNC \
+            else bytearray(h.content[self.fid, old])
+        self.append = flags & os.O_APPEND
+        self.synced = []  # steps
+
+    def write(self, content, offset=None, piece=MIB):
+        if offset is None:
+            offset = len(self.content)
+        end = offset + len(content)
+        if len(self.content) < end:
+            self.content.extend(bytes(end - len(self.content)))
+        self.content[offset:end] = content
+        for at in range(0, len(content), piece):
+            part = content[at:at + piece]
+            if self.append:
+                wrote = os.write(self.fd, part)
+            else:
+                wrote = os.pwrite(self.fd, part, offset + at)
+            assert wrote == len(part), "a short write"
+        return self
+
+    def sync(self, call=os.fsync):
+        h = self.work.h
+        step = h.begin(f"{call.__name__} {self.path} "
+                       f"({len(self.content)} bytes)")
+        h.set_version(step, self.fid, self.content)
+        h.floor(step, [self.path] if self.path in h.tree else [])
+        h.hurry(step, {self.fid}, "synced")
+        self.synced.append((step, bytes(self.content)))
+        call(self.fd)
+        h.end(step)
+        return self
+
+    def close(self):
+        h = self.work.h
+        step = h.begin(f"close {self.path} ({len(self.content)} bytes)")
+        version = h.set_version(step, self.fid, self.content)
+        os.close(self.fd)
+        self.fd = -1
+        h.end(step)
+        if not h.names(self.fid):
+            return
+        close = Close(step, self.fid, version, self.path)
+        close.hurried += [(s, "synced") for s, content in self.synced
+                          if content == self.content]
+        h.closes.append(close)
+
+
+class Work:
+    def __init__(self, root, count):
+        self.root = root
+        self.h = History(count)
+
+    def at(self, path):
+        return os.path.join(self.root, path)
+
+    def open(self, path, flags=os.O_TRUNC):
+        return Writer(self, path, flags)
+
+    def put(self, path, content, sync=False, flags=os.O_TRUNC):
+        w = self.open(path, flags).write(content)
+        if sync:
+            w.sync()
+        w.close()
+
+    def append(self, path, content):
+        self.put(path, content, flags=os.O_APPEND)
+
+    def patch(self, path, content, offset):
+        self.open(path, 0).write(content, offset).close()
+
+    def sync(self, path):
+        """fsync of a file by somebody who did not write it."""
+        h = self.h
+        fd = os.open(self.at(path), os.O_RDONLY)
+        try:
+            step = h.begin(f"fsync {path}, opened again")
+            h.floor(step, [path])
+            h.hurry(step, h.fids([path]), "synced")
+            os.fsync(fd)
+            h.end(step)
+        finally:
+            os.close(fd)
+
+    def truncate(self, path, size):
+        h = self.h
+        fid = h.tree[path][1]
+        content = h.content[fid, h.version[fid]][:size]
+        step = h.begin(f"truncate {path} to {size}")
+        h.set_version(step, fid, content + bytes(size - len(content)))
+        os.truncate(self.at(path), size)
+        h.end(step)
+
+    def _simple(self, what, path, entry, call, *args):
+        step = self.h.begin(f"{what} {path}")
+        if entry is None:
+            self.h.drop(step, path)
+        else:
+            self.h.put(step, path, entry)
+        call(*args)
+        self.h.end(step)
+
+    def mkdir(self, path):
+        self._simple("mkdir", path, DIR, os.mkdir, self.at(path))
+
+    def rmdir(self, path):
+        self._simple("rmdir", path, None, os.rmdir, self.at(path))
+
+    def unlink(self, path):
+        self._simple("unlink", path, None, os.unlink, self.at(path))
+
+    def symlink(self, text, path):
+        self._simple("symlink", path, ("link", text), os.symlink, text,
+                     self.at(path))
+
+    def link(self, old, new):
+        self._simple(f"link {old} as", new, self.h.tree[old], os.link,
+                     self.at(old), self.at(new))
+
+    def rename(self, src, dst, exchange=False):
+        h = self.h
+        step = h.begin(f"rename {src} {dst}" + " (exchange)" * exchange)
+        paths = h.rename(step, src, dst, exchange)
+        h.floor(step, paths)
+        h.hurry(step, h.fids(paths), "published")
+        renameat2(self.at(src), self.at(dst),
+                  RENAME_EXCHANGE if exchange else 0)
+        h.end(step)
+
+    def sync_dir(self, path):
+        """What was removed from a synced directory does not come back."""
+        h = self.h
+        fd = os.open(self.at(path), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            step = h.begin(f"fsync of the directory {path or '/'}")
+            h.floor(step, [p for p in h.lines if os.path.dirname(p) == path
+                           and p not in h.tree])
+            os.fsync(fd)
+            h.end(step)
+        finally:
+            os.close(fd)
+
+    def settle(self, what, call, *args):
+        """A call that returns when everything is durable."""
+        h = self.h
+        step = h.begin(what)
+        h.floor(step, list(h.lines))
+        h.hurry(step, set(h.version), "synced")
+        call(*args)
+        h.end(step)
+
+
+def run(w, remount, crash, flush):
+    """The whole history. remount: clean, everything is durable; crash: kill
+    -9 of the daemon and a new one; flush: ckptctl flush of the mount, or
+    None."""
+    shared, frozen = data(2 * MIB, "shared"), data(MIB, "frozen")
+
+    # A first step, as a trainer saves it: nothing synced, tracker last.
+    w.mkdir("step_1")
+    w.put("step_1/rank_0.safetensors",
+          safetensors(shared, data(MIB, "rank 0")))
+    w.put("step_1/rank_1.safetensors",
+          safetensors(data(777, "small"), shared, data(300 * KIB, "rank 1")))
+    w.put("step_1/meta.json", data(100, "meta"))
+    w.put("latest", b"step_1")
+
+    # Synced in all the ways that trainers sync.
+    w.put("synced_100", data(100, 1), sync=True)
+    w.put("synced_20k", data(20 * KIB, 2), sync=True)
+    w.put("synced_40k", data(40 * KIB, 3), sync=True)
+    w.open("synced_early").sync().write(data(3439, 4)).close()
+    log = w.open("synced_half").write(data(MIB, 5)).sync()
+    log.write(data(MIB + 333, 6)).sync(os.fdatasync)
+    log.write(data(50 * KIB, 7)).close()
+
+    # .metadata: written aside, synced, the old one unlinked, renamed.
+    for i in range(2):
+        w.put(".metadata.tmp", data(9 * KIB, f"metadata {i}"), sync=True)
+        if i:
+            w.unlink(".metadata")
+        w.rename(".metadata.tmp", ".metadata")
+
+    # A directory published by its rename, and a tracker by its own.
+    w.mkdir("step_2.tmp")
+    w.put("step_2.tmp/rank_0.safetensors",
+          safetensors(shared, data(MIB, "rank 0")))  # a whole duplicate
+    w.put("step_2.tmp/rank_1.safetensors",
+          safetensors(frozen, shared, data(99, "tail")))
+    w.put("step_2.tmp/meta.json", data(120, "meta 2"))
+    w.rename("step_2.tmp", "step_2")
+    w.put("latest.tmp", b"step_2")
+    w.rename("latest.tmp", "latest")
+
+    # Two writers at once, closed in the other order.
+    a, b = w.open("pair_a"), w.open("pair_b")
+    for i in range(3):
+        a.write(data(33 * KIB, f"a{i}"))
+        b.write(data(45 * KIB, f"b{i}"))
+    b.close()
+    a.close()
+
+    # What exists is written again: whole, at its end, in the middle.
+    w.put("step_1/rank_0.safetensors",
+          safetensors(data(MIB, "new 0"), frozen, shared[:MIB]))
+    w.append("synced_40k", data(5000, 8))
+    w.patch("synced_20k", data(6000, 9), 7000)
+    w.patch("synced_half", data(64 * KIB, 10), MIB - 4096)
+    w.sync("synced_20k")
+    w.truncate("synced_40k", 10000)
+    w.put("synced_100", data(50 * KIB, 11))  # small becomes large
+    w.put("step_1/meta.json", data(90, 12), sync=True)
+
+    # Names.
+    w.link("synced_20k", "step_2/hard")
+    w.symlink("step_2/hard", "soft")
+    w.unlink("synced_early")
+    w.sync_dir("")
+    w.mkdir("empty")
+    w.rmdir("empty")
+    w.rename("pair_a", "step_2/pair_a")
+    w.rename("synced_20k", ".metadata", exchange=True)
+    gone = w.open("unlinked_open").write(data(70 * KIB, 13))
+    w.unlink("unlinked_open")
+    gone.close()
+
+    # Bytes that others share are given back, and written once more.
+    w.unlink("step_1/rank_1.safetensors")
+    w.unlink("step_2/rank_0.safetensors")
+    w.put("again.safetensors", safetensors(shared, data(MIB, "rank 0")))
+    if flush:
+        w.settle("flush", flush)
+    w.put("after_flush", data(60 * KIB, 14))
+
+    w.settle("unmount and mount", remount)
+
+    # The same on a store that has seen life.
+    w.mkdir("step_3")
+    for rank in range(3):
+        w.put(f"step_3/rank_{rank}.pt",
+              data(200 * KIB, f"rank {rank}") + shared[:MIB])
+    w.put("latest", b"step_3")
+    w.unlink("step_1/rank_0.safetensors")
+    w.unlink("step_1/meta.json")
+    w.rmdir("step_1")
+    w.put("again.safetensors", data(35 * KIB, 15), sync=True)
+    w.append("step_2/hard", data(30 * KIB, 16))
+    w.sync("step_2/hard")
+
+    # The daemon dies with work to do; the next one finds it.
+    w.put("before_crash_100", data(100, 17))
+    w.put("before_crash_2m", data(2 * MIB, 18))
+    w.put("again.safetensors", shared + data(KIB, 19))
+    step = w.h.begin("kill -9 of the daemon and a new one")
+    crash()
+    w.h.end(step)
+    w.put("after_crash", data(25 * KIB, 20))
+    w.sync("before_crash_2m")
+    w.rename("step_3", "step_3.done")
+    w.unlink("before_crash_100")
+    w.put("last", data(80 * KIB, 21))
+    w.settle("unmount", remount)

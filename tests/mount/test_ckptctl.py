@@ -1,0 +1,141 @@
+"""ckptctl: exit codes 0 fine, 1 a problem was found, 2 wrong usage; JSON
+that scripts can rely on; nothing but the result in a pipe."""
+import json
+import os
+
+import ckptest as ck
+from ckptest import KIB, MIB, data, put
+
+FIELDS = {"passthrough": bool, "logical_bytes": int, "physical_bytes": int,
+          "staged_bytes": int, "stage_capacity_bytes": int, "draining": int,
+          "failed": int, "files": int, "images": int, "chunks": int,
+          "shared_bytes": int, "worker_restarts": int}
+
+
+@ck.mounted()
+def status_has_every_promised_field(m):
+    s = m.status()
+    for name, kind in FIELDS.items():
+        assert isinstance(s[name], kind), (name, s.get(name))
+    assert (s["files"], s["images"], s["failed"]) == (0, 0, 0), s
+    put(m.path("a"), data(MIB))
+    put(m.path("b"), data(MIB))
+    put(m.path("tiny"), b"x" * 100)
+    os.mkdir(m.path("d"))
+    m.flush()
+    s = m.status()
+    assert (s["files"], s["images"], s["draining"]) == (3, 1, 0), s
+    assert s["logical_bytes"] == 2 * MIB + 100, s
+    assert MIB <= s["physical_bytes"] <= MIB + 256 * KIB, s
+    assert s["shared_bytes"] == MIB, s
+    assert s["stage_capacity_bytes"] > 0, s
+    m.remount()
+    after = m.status()
+    for name in ("logical_bytes", "physical_bytes", "files", "images",
+                 "chunks", "shared_bytes"):
+        assert after[name] == s[name], (name, s, after)
+    text = m.ctl("status", m.mnt)
+    assert "\x1b" not in text and "\r" not in text, text
+    assert json.loads(m.ctl("status", "--json", m.path("d"))) == after
+
+
+@ck.mounted("debug_hold_drain")
+def staged_bytes_are_counted_while_they_wait(m):
+    put(m.path("a"), data(4 * MIB))
+    s = m.status()
+    assert s["logical_bytes"] == 4 * MIB and s["draining"] == 1, s
+    m.flush(m.path("a"))
+    assert m.status()["draining"] == 0
+
+
+@ck.mounted()
+def flush_makes_one_file_a_directory_or_all_durable(m):
+    os.makedirs(m.path("d", "e"))
+    m.remount("debug_hold_drain")
+    for name in ("f", "d/g", "d/e/h", "i"):
+        put(m.path(name), data(100 * KIB, name))
+    for asked, want in (("f", "f"), ("d", "fgh"), ("", "fghi")):
+        m.ctl("flush", m.path(asked))
+        for name in ("f", "d/g", "d/e/h", "i"):
+            if name[-1] in want:
+                assert m.state(m.path(name)) == "durable", (asked, name)
+    m.ctl("flush", m.mnt)  # nothing to do is fine
+
+
+@ck.mounted()
+def du_tells_logical_from_physical(m):
+    os.mkdir(m.path("d"))
+    for name in "abc":
+        put(m.path("d", name), data(MIB))
+    m.flush()
+    found = json.loads(m.ctl("du", "--json", m.path("d")))
+    assert found["logical_bytes"] == 3 * MIB, found
+    assert MIB <= found["physical_bytes"] < MIB + 256 * KIB, found
+    assert m.ctl("du", m.path("d")).strip()
+
+
+@ck.mounted()
+def inspect_shows_one_file(m):
+    put(m.path("f"), data(2 * MIB))
+    m.flush()
+    found = json.loads(m.ctl("inspect", "--json", m.path("f")))
+    assert found["state"] == "durable", found
+    assert found["digest"] == ck.xattr(m.path("f"), "digest"), found
+    assert m.ctl("inspect", m.path("f")).strip()
+
+
+@ck.mounted()
+def gc_and_fsck_have_json_too(m):
+    put(m.path("f"), data(MIB))
+    m.flush()
+    os.unlink(m.path("f"))
+    json.loads(m.ctl("gc", "--json", m.mnt))
+    m.unmount()
+    json.loads(m.fsck("--json"))
+    json.loads(m.fsck("--json", "--scrub"))
+    text = m.fsck("--scrub")
+    assert "\r" not in text and "\x1b" not in text, "progress in a pipe"
+
+
+@ck.mounted()
+def exit_codes_tell_usage_from_problems(m):
+    nowhere = os.path.join(m.base, "nowhere")
+    put(m.path("f"), b"x")
+    for code, *argv in (
+            (0, "--help"), (2,), (2, "nonsense"), (2, "status"),
+            (2, "status", m.mnt, m.mnt), (2, "status", "--nonsense", m.mnt),
+            (2, "flush"), (2, "inspect"), (2, "fsck"), (2, "du"), (2, "gc"),
+            (0, "status", m.mnt), (0, "flush", m.path("f")),
+            (1, "status", nowhere), (1, "status", m.base),
+            (1, "flush", m.path("no")), (1, "flush", m.base),
+            (1, "inspect", m.path("no")), (1, "du", m.path("no")),
+            (1, "gc", m.base), (1, "fsck", nowhere), (1, "fsck", m.base)):
+        said = m.ctl(*argv, code=code)
+        assert said.strip() or (code, argv[0]) == (0, "flush"), argv
+    assert not os.path.exists(nowhere)
+    m.unmount()
+    m.ctl("status", m.mnt, code=1)  # not mounted any more
+    m.ctl("flush", m.mnt, code=1)
+    m.fsck()
+
+
+@ck.mounted("debug_hold_drain")
+def nobody_else_can_read_the_bytes_of_a_store(m):
+    """Images have no owner of their own: the mount is the only way in."""
+    put(m.path("durable"), data(MIB, "d"), mode=0o600)
+    m.flush()
+    put(m.path("staged"), data(MIB, "s"), mode=0o600)
+    put(m.path("small"), b"small", mode=0o600)
+
+    def readable():
+        return [os.path.join(folder, name)
+                for top in ("images", "stage", "db")
+                for folder, _, names in os.walk(os.path.join(m.store, top))
+                for name in names
+                if os.access(os.path.join(folder, name), os.R_OK)]
+    assert readable()
+    assert ck.as_user(readable) == []
+
+
+if __name__ == "__main__":
+    ck.main()

@@ -1,0 +1,204 @@
+"""A damaged store: found, named and contained, and never a crash."""
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+
+import ckptest as ck
+from ckptest import KIB, MIB, data, fails, get, put, same
+
+
+def image_of(m, size):
+    """The one image of about that length."""
+    found = [os.path.join(folder, name)
+             for folder, _, names in os.walk(os.path.join(m.store, "images"))
+             for name in names]
+    found = [p for p in found if size <= os.path.getsize(p) <= size + MIB]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def flip(path, at):
+    with open(path, "r+b") as f:
+        f.seek(at)
+        byte = f.read(1)
+        f.seek(at)
+        f.write(bytes([byte[0] ^ 1]))
+
+
+def three_files(m):
+    for name, size in (("victim", 5 * MIB), ("other", 3 * MIB), ("tiny", 99)):
+        put(m.path(name), data(size, name))
+    m.unmount()
+
+
+@ck.mounted()
+def an_image_cut_short_never_opens(m):
+    three_files(m)
+    os.truncate(image_of(m, 5 * MIB), 2 * MIB)
+    m.expected.append("victim")
+    assert "victim" in m.fsck(code=1)
+    m.start()
+    fails(errno.EIO, os.open, m.path("victim"), os.O_RDONLY)
+    assert "victim" in m.log_text()
+    same(get(m.path("other")), data(3 * MIB, "other"), "other")
+    same(get(m.path("tiny")), data(99, "tiny"), "tiny")
+    os.unlink(m.path("victim"))
+    put(m.path("victim"), data(MIB, "saved again"))
+    m.remount()
+    same(get(m.path("victim")), data(MIB, "saved again"), "saved again")
+    m.unmount()
+    m.fsck("--scrub")
+
+
+@ck.mounted()
+def a_missing_image_never_opens(m):
+    three_files(m)
+    os.unlink(image_of(m, 5 * MIB))
+    m.expected.append("victim")
+    assert "victim" in m.fsck(code=1)
+    m.start()
+    fails(errno.EIO, os.open, m.path("victim"), os.O_RDONLY)
+    same(get(m.path("other")), data(3 * MIB, "other"), "other")
+    put(m.path("new"), data(2 * MIB, "new"), sync=True)
+    m.power_cut()
+    m.start()
+    same(get(m.path("new")), data(2 * MIB, "new"), "new")
+
+
+@ck.mounted()
+def a_flipped_byte_is_found_by_scrub_and_by_verify_open(m):
+    three_files(m)
+    m.fsck("--scrub")
+    flip(image_of(m, 5 * MIB), 3 * MIB + 77)
+    m.fsck()  # without --scrub nobody reads the bytes
+    m.expected.append("victim")
+    assert "victim" in m.fsck("--scrub", code=1)
+    found = json.loads(m.fsck("--scrub", "--json", code=1))
+    assert "victim" in json.dumps(found), found
+    m.start()
+    got = get(m.path("victim"))
+    assert got != data(5 * MIB, "victim") and len(got) == 5 * MIB
+    m.remount("verify=open")
+    fails(errno.EIO, os.open, m.path("victim"), os.O_RDONLY)
+    assert "victim" in m.log_text()
+    same(get(m.path("other")), data(3 * MIB, "other"), "other")
+    for _ in range(3):  # verified once, opened often
+        same(get(m.path("other")), data(3 * MIB, "other"), "other again")
+
+
+@ck.mounted()
+def a_flipped_byte_in_a_shared_image_names_every_file(m):
+    put(m.path("owner"), data(5 * MIB))
+    put(m.path("replica"), data(5 * MIB))
+    m.unmount()
+    flip(image_of(m, 5 * MIB), 123)
+    m.expected.append("owner|replica")
+    said = m.fsck("--scrub", code=1)
+    assert "owner" in said and "replica" in said, said
+
+
+@ck.mounted()
+def a_damaged_original_is_not_shared_further(m):
+    """Sharing compares bytes, so a good copy is never lost to a bad one."""
+    three_files(m)
+    flip(image_of(m, 5 * MIB), 4 * MIB)
+    m.expected.append(".*")
+    m.start()
+    put(m.path("good"), data(5 * MIB, "victim"))
+    m.flush()
+    m.remount()
+    same(get(m.path("good")), data(5 * MIB, "victim"), "good")
+
+
+@ck.mounted(modes=("auto",), bound=180)
+def damaged_database_files_never_crash_it(m):
+    """Flip bytes all over RocksDB's files. Whatever happens, it is an error
+    with a sentence: no signal, no hang, no wrong bytes."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rand = random.Random(seed)
+    for i in range(60):
+        put(m.path(f"f{i}"), data(100 if i % 3 else 70 * KIB, i))
+        os.setxattr(m.path(f"f{i}"), "user.k", b"v")
+    for _ in range(2):
+        m.remount()  # what the log held goes into tables
+    m.unmount()
+    tables = [os.path.join(folder, name)
+              for folder, _, names in os.walk(m.store) for name in names
+              if name.endswith((".sst", ".log"))
+              and os.path.getsize(os.path.join(folder, name))]
+    assert any(t.endswith(".sst") for t in tables), tables
+    m.expected.append(".*")
+    for n in range(12):
+        path = rand.choice(tables)
+        whole = get(path)
+        at = rand.randrange(len(whole))
+        flip(path, at)
+        what = f"{os.path.basename(path)} byte {at} of {len(whole)}"
+        done = subprocess.run([ck.CKPTCTL, "fsck", m.store], check=False,
+                              capture_output=True, timeout=ck.WAIT_BOUND)
+        assert done.returncode in (0, 1), (what, done)
+        try_to_use(m, what)
+        put(path, whole)
+        if not all(os.path.exists(t) for t in tables):
+            break  # it was compacted meanwhile: damage is where it belongs
+
+
+def try_to_use(m, what):
+    proc = m.spawn()
+    ck.until(f"{what}: up or gone", lambda: proc.poll() is not None or
+             m.mnt in ck.mounts_under(m.mnt))
+    if proc.poll() is not None:
+        assert proc.returncode == 1, (what, proc.returncode)
+        m.proc = None
+        return
+    try:
+        for name in os.listdir(m.mnt):
+            got = get(m.path(name))
+            i = int(name[1:])
+            same(got, data(len(got), i), f"{what} {name}")
+            os.listxattr(m.path(name))
+    except OSError as e:
+        assert e.errno == errno.EIO, (what, e)
+    assert proc.poll() is None, (what, proc.returncode)
+    subprocess.run(["umount", m.mnt], check=True, timeout=ck.WAIT_BOUND)
+    code = proc.wait(ck.WAIT_BOUND)
+    m.proc = None
+    assert code in (0, 1), (what, signal.Signals(-code) if code < 0 else code)
+    for path in ck.mounts_under(m.store):
+        ck.umount(path, ck.MNT_DETACH)
+
+
+@ck.mounted()
+def a_damaged_stage_is_not_taken_for_a_file(m):
+    """Foreign files on the stage after a crash are ignored or named."""
+    put(m.path("f"), data(MIB), sync=True)
+    m.kill()
+    m.expected.append(".*")
+    stage = os.path.join(m.store, "stage")
+    for name in ("rubbish", "18446744073709551616", "7"):
+        put(os.path.join(stage, name), data(5000, name))
+    m.start()
+    same(get(m.path("f")), data(MIB), "f")
+    assert os.listdir(m.mnt) == ["f"]
+
+
+@ck.mounted()
+def an_image_that_belongs_to_nobody_is_removed(m):
+    three_files(m)
+    name = os.path.join(m.store, "images", "99", "0000000000009999")
+    os.makedirs(os.path.dirname(name), exist_ok=True)
+    put(name, data(MIB))
+    m.expected.append(".*")
+    m.start()
+    m.ctl("gc", m.mnt)
+    ck.until("the image is removed", lambda: not os.path.exists(name))
+    m.unmount()
+    m.fsck("--scrub")
+
+
+if __name__ == "__main__":
+    ck.main()

@@ -1,0 +1,248 @@
+"""Full disks and full memory: an error reaches whoever must know, nothing is
+dropped, and a full stage is nobody's error while the disk has room."""
+import errno
+import mmap
+import os
+import threading
+
+import ckptest as ck
+from ckptest import KIB, MIB, data, fails, get, put, same
+
+STAGE = "stage_size=64M"
+
+
+def store_on_small_disk(m, size):
+    disk = ck.Disk(m.base, size)
+    m.store = os.path.join(disk.path, "store")
+    os.mkdir(m.store)
+    return disk
+
+
+def second_save(m, disk, size):
+    """step_2 staged in memory (its size is known from step_1) while the disk
+    has room for a quarter of it only."""
+    for step in (1, 2):
+        os.mkdir(m.path(f"step_{step}"))
+    put(m.path("step_1", "rank_0.pt"), data(size, 1))
+    m.flush()
+    disk.fill(leave=size // 4)
+    m.expected.append("No space left|rank_0|ENOSPC|space")
+    path = m.path("step_2", "rank_0.pt")
+    put(path, data(size, 2))
+    return path
+
+
+@ck.mounted(start=False, bound=120)
+def a_full_store_fails_fsync_and_recovers(m):
+    disk = store_on_small_disk(m, 192 * MIB)
+    m.start()
+    path = second_save(m, disk, 40 * MIB)
+    fd = os.open(path, os.O_RDWR)
+    fails(errno.ENOSPC, os.fsync, fd)
+    assert m.status()["failed"] == 1
+    assert m.state(path) == "failed"
+    same(os.pread(fd, 40 * MIB, 0), data(40 * MIB, 2), "staged still")
+    os.close(fd)
+    m.ctl("flush", path, code=1)
+    same(get(m.path("step_1", "rank_0.pt")), data(40 * MIB, 1), "the other")
+    disk.relieve()
+    m.flush()
+    assert m.status()["failed"] == 0
+    assert m.state(path) == "durable"
+    m.power_cut()
+    m.start()
+    for step in (1, 2):
+        same(get(m.path(f"step_{step}", "rank_0.pt")), data(40 * MIB, step),
+             f"step {step}")
+    m.unmount()
+    m.fsck("--scrub")
+    ck.umount(disk.path)
+
+
+@ck.mounted(start=False, bound=120)
+def an_error_after_close_meets_the_next_open_and_sticks(m):
+    disk = store_on_small_disk(m, 192 * MIB)
+    m.start()
+    path = second_save(m, disk, 40 * MIB)
+    ck.until("the drain has failed", lambda: m.status()["failed"] == 1)
+    fails(errno.ENOSPC, os.open, path, os.O_RDONLY)
+    m.kill()  # and the stage is still kept after a crash
+    disk.relieve()
+    m.start()
+    m.flush()
+    assert m.status()["failed"] == 0
+    same(get(path), data(40 * MIB, 2), "retried")
+    m.unmount()
+    ck.umount(disk.path)
+
+
+@ck.mounted(start=False, bound=120)
+def a_disk_filled_to_the_last_byte_works_again_once_freed(m):
+    """RocksDB stops at its first failed write; it must be woken again."""
+    disk = store_on_small_disk(m, 96 * MIB)
+    m.start()
+    m.expected.append(".*")
+    put(m.path("before"), data(MIB), sync=True)
+    disk.fill(leave=0)
+    told = 0
+    for i in range(3000):
+        try:
+            put(m.path(f"f{i}"), data(3 * KIB, i), sync=True)
+        except OSError as e:
+            assert e.errno == errno.ENOSPC, e
+            told += 1
+            if told > 5:
+                break
+    assert told, "nobody was told"
+    same(get(m.path("before")), data(MIB), "read while full")
+    disk.relieve()
+    ck.until("a file can be synced again", lambda: can_sync(m.path("after")))
+    m.flush()
+    m.power_cut()
+    m.start()
+    assert get(m.path("after")) == b"after"
+    same(get(m.path("before")), data(MIB), "before")
+    for n in os.listdir(m.mnt):
+        if n.startswith("f"):
+            assert get(m.path(n)) in (b"", data(3 * KIB, n[1:])), n
+    m.unmount()
+    m.fsck("--scrub")
+    ck.umount(disk.path)
+
+
+def can_sync(path):
+    try:
+        put(path, b"after", sync=True)
+        return True
+    except OSError as e:
+        assert e.errno == errno.ENOSPC, e
+        return False
+
+
+@ck.mounted(start=False)
+def deleting_makes_room_on_a_full_store(m):
+    disk = store_on_small_disk(m, 128 * MIB)
+    m.start()
+    m.expected.append("No space left|space")
+    put(m.path("old"), data(40 * MIB, "old"), sync=True)
+    disk.fill(leave=10 * MIB)
+    put(m.path("small"), b"x", sync=True)
+    os.unlink(m.path("old"))
+
+    def fits():
+        try:
+            put(m.path("new"), data(30 * MIB, "new"), sync=True)
+            return True
+        except OSError as e:
+            assert e.errno == errno.ENOSPC, e
+            return False
+    ck.until("the room is given back", fits)
+    same(get(m.path("new")), data(30 * MIB, "new"), "new")
+    m.unmount()
+    ck.umount(disk.path)
+
+
+@ck.mounted(STAGE, bound=120)
+def a_file_larger_than_the_stage_is_no_error(m):
+    content = data(160 * MIB)
+    put(m.path("first"), content)
+    same(get(m.path("first")), content, "before the drain")
+    m.flush()
+    put(m.path("first"), content)  # its size is known now
+    same(get(m.path("first")), content, "second save")
+    m.remount()
+    same(get(m.path("first")), content, "remounted")
+
+
+@ck.mounted(STAGE, bound=180)
+def eight_files_larger_than_the_stage_together_are_no_error(m):
+    """The first and the second save of a series, and a third that outgrew
+    them, eight ranks at once."""
+    for step, size in ((1, 12 * MIB), (2, 12 * MIB), (3, 30 * MIB)):
+        os.mkdir(m.path(f"step_{step}"))
+        barrier = threading.Barrier(8)
+        errors = []
+
+        def save(rank):
+            try:
+                content = data(size, (step, rank))
+                barrier.wait(ck.WAIT_BOUND)
+                put(m.path(f"step_{step}", f"rank_{rank}.pt"), content)
+            except OSError as e:
+                errors.append((rank, e))
+        threads = [threading.Thread(target=save, args=(r,)) for r in range(8)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert not errors, (step, errors)
+        for rank in range(8):
+            same(get(m.path(f"step_{step}", f"rank_{rank}.pt")),
+                 data(size, (step, rank)), f"step {step} rank {rank}")
+    assert m.status()["failed"] == 0
+    m.remount()
+    same(get(m.path("step_3", "rank_7.pt")), data(30 * MIB, (3, 7)), "later")
+
+
+@ck.mounted(STAGE)
+def a_map_larger_than_the_stage_raises_no_sigbus(m):
+    size = 96 * MIB
+
+    def fill():
+        fd = os.open(m.path("f"), os.O_RDWR | os.O_CREAT, 0o644)
+        os.ftruncate(fd, size)
+        mapped = mmap.mmap(fd, size)
+        for at in range(0, size, MIB):
+            mapped[at:at + MIB] = data(MIB, at)
+        mapped.flush()
+        os.close(fd)
+    ck.Child(fill).result()  # a SIGBUS would end the child
+    m.flush()
+    want = b"".join(data(MIB, at) for at in range(0, size, MIB))
+    same(get(m.path("f")), want, "mapped")
+
+
+@ck.mounted(STAGE)
+def many_small_files_fit_through_a_small_stage(m):
+    """A huge page each would be 2 GiB."""
+    for i in range(1000):
+        put(m.path(f"f{i}"), data(4 * KIB, i))
+    for i in range(0, 1000, 7):
+        same(get(m.path(f"f{i}")), data(4 * KIB, i), f"f{i}")
+    m.flush()
+    assert m.status()["files"] == 1000
+
+
+@ck.mounted(STAGE)
+def a_durable_file_larger_than_the_stage_can_be_changed(m):
+    size = 100 * MIB
+    put(m.path("f"), data(size))
+    m.flush()
+    want = bytearray(data(size))
+    with open(m.path("f"), "r+b", buffering=0) as f:
+        f.seek(50 * MIB + 3)
+        f.write(b"changed")
+        f.seek(0, os.SEEK_END)
+        f.write(b"appended")
+    want[50 * MIB + 3:50 * MIB + 10] = b"changed"
+    want += b"appended"
+    for stage in m.stages(m.path("f")):
+        same(get(m.path("f")), bytes(want), stage)
+
+
+@ck.mounted(STAGE)
+def a_full_stage_is_given_back_oldest_first(m):
+    """Durable stages are only a cache; the mount never runs out of them."""
+    for i in range(20):
+        put(m.path(f"f{i}"), data(8 * MIB, i))
+        if i % 4 == 3:
+            m.flush()
+    m.flush()
+    s = m.status()
+    assert s["staged_bytes"] <= s["stage_capacity_bytes"] <= 64 * MIB, s
+    for i in range(20):
+        same(get(m.path(f"f{i}")), data(8 * MIB, i), f"f{i}")
+
+
+if __name__ == "__main__":
+    ck.main()

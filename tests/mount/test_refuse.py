@@ -1,0 +1,171 @@
+"""What is refused at start, with which exit code and what sentence: wrong
+options, missing and foreign directories, newer formats, a second daemon."""
+import os
+import re
+import subprocess
+
+import ckptest as ck
+from ckptest import MIB, data, get, put, same
+
+
+def format_file(m):
+    return os.path.join(m.store, "format")
+
+
+@ck.mounted(modes=("auto",), start=False)
+def wrong_usage_exits_2_and_names_what_is_wrong(m):
+    for option in ("nonsense", "stage_size=lots", "stage_size=-1",
+                   "stage_size=", "durable=maybe", "publish=never",
+                   "verify=sometimes", "dedup_min_saving=101",
+                   "dedup_min_saving=x", "drain_threads=-1", "passthrough=yes",
+                   "drain_interval=soon"):
+        said = m.refuse(option, code=2)
+        assert option.split("=")[0] in said, (option, said)
+    for argv in ([], ["one"], [m.store, m.mnt, "three"], ["-o"],
+                 ["--nonsense", m.store, m.mnt]):
+        done = subprocess.run([ck.CKPTFS, *argv], capture_output=True,
+                              text=True, timeout=ck.WAIT_BOUND, check=False)
+        assert done.returncode == 2, (argv, done.returncode)
+        assert "usage" in done.stderr.lower(), (argv, done.stderr)
+    done = subprocess.run([ck.CKPTFS, "--help"], capture_output=True,
+                          text=True, timeout=ck.WAIT_BOUND, check=False)
+    assert done.returncode == 0 and "STORE" in done.stdout, done
+    assert os.listdir(m.store) == [], "a wrong option made a store"
+
+
+@ck.mounted(modes=("auto",), start=False)
+def a_missing_mount_point_is_refused(m):
+    os.rmdir(m.mnt)
+    assert m.mnt in m.refuse(code=1)
+    put(m.mnt, b"a file")
+    assert m.mnt in m.refuse(code=1)
+    os.unlink(m.mnt)
+    os.mkdir(m.mnt)
+    m.start()
+
+
+@ck.mounted(modes=("auto",), start=False)
+def a_foreign_directory_is_refused_and_left_alone(m):
+    put(os.path.join(m.store, "thesis.tex"), b"all my work")
+    os.mkdir(os.path.join(m.store, "images"))
+    said = m.refuse(code=1)
+    assert m.store in said, said
+    assert sorted(os.listdir(m.store)) == ["images", "thesis.tex"], said
+    assert get(os.path.join(m.store, "thesis.tex")) == b"all my work"
+    os.rmdir(os.path.join(m.store, "images"))
+    os.unlink(os.path.join(m.store, "thesis.tex"))
+    os.rmdir(m.store)
+    put(m.store, b"a file")
+    assert m.store in m.refuse(code=1)
+
+
+@ck.mounted(modes=("auto",))
+def a_newer_format_is_refused_and_left_alone(m):
+    put(m.path("f"), data(MIB))
+    m.unmount()
+    old = get(format_file(m))
+    newer = re.sub(rb"\d+", b"999", old, count=1)
+    assert newer != old, old
+    put(format_file(m), newer)
+    said = m.refuse(code=1)
+    assert "999" in said, said
+    m.fsck(code=1)
+    put(format_file(m), b"not a version\n")
+    m.refuse(code=1)
+    put(format_file(m), old)
+    m.start()
+    same(get(m.path("f")), data(MIB), "f")
+
+
+@ck.mounted(modes=("auto",))
+def a_store_that_is_mounted_is_not_mounted_twice(m):
+    put(m.path("f"), data(MIB))
+    second = ck.Mount(os.path.join(m.base, "second"), store=m.store)
+    said = second.refuse(code=1)
+    assert re.search("mounted|in use", said), said
+    same(get(m.path("f")), data(MIB), "the first goes on")
+    m.fsck(code=1)  # fsck is offline
+    put(m.path("g"), data(MIB, "g"))
+    m.kill()
+    second.start()  # a dead daemon's store is free
+    same(get(second.path("g")), data(MIB, "g"), "taken over")
+    second.unmount()
+
+
+@ck.mounted(modes=("auto",))
+def a_mount_point_is_not_mounted_over_twice(m):
+    second = ck.Mount(os.path.join(m.base, "second"))
+    second.mnt = m.mnt
+    put(m.path("f"), b"x")
+    second.spawn()
+    code = second.proc.wait(ck.WAIT_BOUND)
+    second.proc = None
+    assert code == 1, code
+    assert get(m.path("f")) == b"x"
+
+
+@ck.mounted(modes=("auto",), start=False)
+def a_missing_store_is_refused_and_not_made(m):
+    """A disk that is not mounted must not become a store on the root disk."""
+    os.rmdir(m.store)
+    assert m.store in m.refuse(code=1)
+    assert not os.path.exists(m.store)
+
+
+@ck.mounted(modes=("auto",), start=False)
+def a_fresh_file_system_is_an_empty_directory(m):
+    """lost+found does not make it a foreign one."""
+    disk = ck.Disk(m.base, 64 * MIB)
+    m.store = disk.path
+    m.start()
+    put(m.path("f"), data(MIB))
+    m.remount()
+    same(get(m.path("f")), data(MIB), "f")
+    m.unmount()
+    ck.umount(disk.path)
+
+
+@ck.mounted(start=False)
+def a_stage_on_disk_works(m):
+    stage = os.path.join(m.base, "stage")
+    os.mkdir(stage)
+    m.options = f"stage={stage},debug_hold_drain"
+    m.start()
+    assert not ck.mounts_under(m.store), "a tmpfs although stage= is given"
+    for size in (0, 100, 5 * MIB):
+        put(m.path(f"f{size}"), data(size))
+    m.kill()
+    m.start()
+    for size in (0, 100, 5 * MIB):
+        same(get(m.path(f"f{size}")), data(size), f"{size} after kill -9")
+    m.remount()
+    for size in (0, 100, 5 * MIB):
+        same(get(m.path(f"f{size}")), data(size), f"{size} remounted")
+    m.unmount()
+    assert ck.du(stage) == 0, "staged bytes left behind"
+    m.options = f"stage={stage}-missing"
+    assert "missing" in m.refuse(code=1)
+
+
+@ck.mounted(start=False)
+def the_mount_helper_of_mount_8_is_understood(m):
+    """fstab: STORE MNT fuse.ckptfs defaults,nofail,... 0 0"""
+    for option in ("rw", "nosuid,nodev", "noatime", "nofail,_netdev",
+                   "x-systemd.automount", "defaults", "noexec"):
+        m.start(option)
+        put(m.path("f"), option.encode())
+        assert get(m.path("f")) == option.encode()
+        m.unmount()
+
+
+@ck.mounted("passthrough=off", modes=("auto",))
+def status_tells_which_way_the_bytes_go(m):
+    assert m.status()["passthrough"] is False
+    m.unmount()
+    m.start("passthrough=auto")
+    said = m.log_text().lower()
+    assert m.status()["passthrough"] is True or "passthrough" in said
+
+
+if __name__ == "__main__":
+    ck.main()

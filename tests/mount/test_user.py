@@ -1,0 +1,113 @@
+"""Mounted by an ordinary user: no passthrough, no private tmpfs, the same
+files. The mount goes through fusermount3, as it does on any desktop."""
+import errno
+import os
+import socket
+import stat
+import subprocess
+
+import ckptest as ck
+from ckptest import KIB, MIB, USER, as_user, data, fails, get, put, same
+
+
+CLONE_NEWNS = 0x20000
+
+
+def open_device(m):
+    """Where only root may open /dev/fuse, give this process tree one that
+    everybody may, in a mount namespace of its own."""
+    if os.stat("/dev/fuse").st_mode & 0o006 == 0o006:
+        return
+    if ck.libc.unshare(CLONE_NEWNS) != 0:
+        ck.skip("/dev/fuse is for root only, and no mount namespace to be had")
+    node = os.path.join(m.base, "fuse")
+    old = os.umask(0)
+    os.mknod(node, stat.S_IFCHR | 0o666, os.stat("/dev/fuse").st_rdev)
+    os.umask(old)
+    ck.sh("mount", "--make-rprivate", "/")
+    ck.sh("mount", "--bind", node, "/dev/fuse")
+
+
+def need_fusermount(m):
+    """fusermount3 is setuid, but a container may keep it from mounting."""
+    ck.tool("fusermount3")
+    open_device(m)
+    probe = os.path.join(m.base, "probe")
+    os.mkdir(probe)
+    os.chown(probe, USER, USER)
+
+    def mount():
+        ours, theirs = socket.socketpair(socket.AF_UNIX)
+        env = dict(os.environ, _FUSE_COMMFD=str(theirs.fileno()))
+        done = subprocess.run(["fusermount3", "--", probe], env=env,
+                              pass_fds=[theirs.fileno()], check=False,
+                              capture_output=True, text=True, cwd=probe,
+                              timeout=ck.WAIT_BOUND)
+        subprocess.run(["fusermount3", "-u", "-q", "-z", probe], check=False,
+                       cwd="/", timeout=ck.WAIT_BOUND)
+        ours.close()
+        return done.returncode, done.stderr
+    code, why = as_user(mount)
+    if code:
+        ck.skip(f"fusermount3 cannot mount here: {why.strip()}")
+
+
+def start_as_user(m):
+    need_fusermount(m)
+    m.uid = USER
+    for path in (m.store, m.mnt):
+        os.chown(path, USER, USER)
+    return m.start()
+
+
+def unmount_as_user(m):
+    as_user(lambda: ck.sh("fusermount3", "-u", m.mnt, cwd="/"))
+    code = m.proc.wait(ck.WAIT_BOUND)
+    m.proc = None
+    assert code == 0, code
+
+
+@ck.mounted(modes=("off",), start=False)
+def an_ordinary_user_saves_and_finds_it_again(m):
+    m.mode = "auto"  # it must find out by itself
+    start_as_user(m)
+
+    def save():
+        assert m.status()["passthrough"] is False
+        os.mkdir(m.path("d"))
+        for size in (0, 100, 100 * KIB, 5 * MIB):
+            put(m.path("d", f"f{size}"), data(size))
+        os.rename(m.path("d"), m.path("e"))
+        m.flush()
+        assert m.state(m.path("e", f"f{MIB * 5}")) == "durable"
+        return os.stat(m.path("e")).st_uid
+    assert as_user(save) == USER
+    unmount_as_user(m)
+    m.start()
+
+    def check():
+        for size in (0, 100, 100 * KIB, 5 * MIB):
+            same(get(m.path("e", f"f{size}")), data(size), f"{size}")
+    as_user(check)
+    unmount_as_user(m)
+
+
+@ck.mounted(modes=("off",), start=False)
+def kill_9_loses_nothing_of_an_ordinary_user(m):
+    start_as_user(m)
+    as_user(lambda: put(m.path("f"), data(5 * MIB)))
+    m.kill()
+    m.start()
+    as_user(lambda: same(get(m.path("f")), data(5 * MIB), "f"))
+    unmount_as_user(m)
+
+
+@ck.mounted(modes=("off",), start=False)
+def root_sees_nothing_of_a_users_private_mount(m):
+    start_as_user(m)
+    fails(errno.EACCES, os.listdir, m.mnt)
+    unmount_as_user(m)
+
+
+if __name__ == "__main__":
+    ck.main()

@@ -1,0 +1,168 @@
+#!/bin/bash
+#
+# run.sh - everything that CI runs: set-up, builds with warnings as errors, and
+# the tests in each of them.
+#
+# Keeps true: exit 0 means that every tree was built, every test that was
+# chosen ran, and none failed. What was skipped is listed with its reason in
+# the last lines; with CI=true it is a failure unless CKPTFS_SKIP_OK names it,
+# so that a machine that lost a feature cannot turn the tests green. The trees
+# are folders of the repository and are used again by the next run:
+#
+#   build       as delivered; every test
+#   build-asan  address and undefined behaviour: unit, mount and fuzz tests
+#   build-tsan  data races: unit, mount and fuzz tests
+#   build-fuzz  clang and its libFuzzer: fuzz tests
+
+set -euo pipefail
+
+usage() {
+	cat <<-'END'
+	usage: tests/run.sh [--quick] [--label L] [--help]
+
+	  --quick    only the tree 'build': no sanitizers, no fuzzers
+	  --label L  only tests with this label: unit, mount, crash, fuzz, trainer...
+
+	CKPTFS_PREFIX   where deploy/setup.sh puts a newer libfuse (/opt/ckptfs)
+	CKPTFS_VENV     where the Python with torch is kept between runs
+	CKPTFS_SKIP_OK  tests that CI may skip: names or patterns, with spaces
+	CKPTFS_JOBS     how many tests run at once (the number of cores)
+
+	exit code: 0 all passed; 1 a step or a test failed; 2 wrong usage
+	END
+}
+
+die() {
+	local code=$1
+	shift
+	printf 'run: %s\n' "$*" >&2
+	exit "$code"
+}
+
+quick='' label=''
+while (($#)); do
+	case $1 in
+	--quick) quick=yes ;;
+	--label)
+		[[ ${2-} ]] || die 2 "--label needs a name"
+		label=$2
+		shift
+		;;
+	-h | --help)
+		usage
+		exit 0
+		;;
+	*) die 2 "unknown argument '$1' (see --help)" ;;
+	esac
+	shift
+done
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+exec </dev/null
+export CKPTFS_PREFIX=${CKPTFS_PREFIX:-/opt/ckptfs}
+export CKPTFS_VENV=${CKPTFS_VENV:-/var/cache/ckptfs/venv}
+jobs=${CKPTFS_JOBS:-$(nproc)}
+results=$(mktemp -d)
+trap 'rm -rf "$results"' EXIT
+failed=0
+
+step() { printf '\n== %s (%d s)\n' "$*" "$SECONDS"; }
+
+# build_tree DIR [CMAKE OPTION...]
+build_tree() {
+	local dir=$1
+	shift
+	step "building $dir"
+	cmake -S . -B "$dir" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+		-DCKPTFS_PREFIX="$CKPTFS_PREFIX" -DCKPTFS_WERROR=ON "$@" \
+		>"$results/cmake.log" 2>&1 || {
+		cat "$results/cmake.log"
+		die 1 "cmake failed in $dir"
+	}
+	cmake --build "$dir" || die 1 "the build failed in $dir"
+}
+
+# test_tree DIR [CTEST OPTION...]: a tree without one chosen test is passed by;
+# that no tree had one is seen at the end. setarch: the shadow memory of the
+# thread sanitizer has a fixed place, which a random layout may take.
+test_tree() {
+	local dir=$1 chosen
+	shift
+	if [[ $label ]]; then set -- "$@" -L "^$label\$"; fi
+	chosen=$(ctest --test-dir "$dir" -N "$@" | sed -n 's/^Total Tests: //p')
+	if ((chosen == 0)); then return; fi
+	step "testing $dir"
+	setarch "$(uname -m)" -R ctest --test-dir "$dir" -j "$jobs" \
+		--output-on-failure --output-junit "$results/$dir.xml" \
+		--test-output-size-passed 4194304 \
+		--test-output-size-failed 4194304 "$@" || failed=1
+}
+
+# One line for each skipped test or part of one, then the sum of all trees.
+# Exit 1 when something failed, was skipped and must not be, or nothing ran.
+summary() {
+	python3 - "$results" <<-'END'
+	import fnmatch, glob, os, re, sys
+	import xml.etree.ElementTree as xml
+
+	allowed = os.environ.get("CKPTFS_SKIP_OK", "").split()
+	strict = os.environ.get("CI") == "true"
+	passed = failed = 0
+	skips = []  # (tree, test, part or "", reason)
+	for path in sorted(glob.glob(sys.argv[1] + "/*.xml")):
+	    tree = os.path.basename(path)[:-len(".xml")]
+	    for case in xml.parse(path).getroot().iter("testcase"):
+	        name = case.get("name")
+	        lines = (case.findtext("system-out") or "").splitlines()
+	        if case.find("skipped") is not None:
+	            why = [l for l in lines if "skip" in l.lower()] or lines or ["?"]
+	            skips.append((tree, name, "", why[-1].strip()))
+	            continue
+	        if case.find("failure") is None and case.get("status") == "run":
+	            passed += 1
+	        else:
+	            failed += 1
+	        # Parts: "skip - PART: SKIP: REASON", cmocka's "[  SKIPPED ] PART".
+	        for part, why in dict.fromkeys(
+	                m.groups() for m in map(re.compile(
+	                    r"(?:skip - |\[  SKIPPED \] (?!.*test\(s\)))"
+	                    r"(.*?)(?:: SKIP: (.*))?$").match, lines) if m):
+	            skips.append((tree, name, part.strip(), why or "skipped"))
+	refused = 0
+	for tree, name, part, why in skips:
+	    ok = not strict or any(fnmatch.fnmatchcase(n, p) for p in allowed
+	                           for n in (name, f"{name}/{part}"))
+	    refused += not ok
+	    print(f"skipped{'' if ok else ', which CI must not'}: "
+	          f"{tree}/{name}{'/' if part else ''}{part}: {why}")
+	if passed + failed == 0:
+	    print("no test was run")
+	print(f"{len(skips)} skipped")
+	print(f"total: {passed} passed, {failed} failed, {len(skips)} skipped")
+	sys.exit(1 if failed or refused or passed + failed == 0 else 0)
+	END
+}
+
+step "set-up"
+deploy/setup.sh --fuzz --trainer || die 1 "deploy/setup.sh failed"
+
+build_tree build
+test_tree build
+if [[ ! $quick && ${label:-unit} =~ ^(unit|mount|fuzz)$ ]]; then
+	export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1}
+	export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+	export TSAN_OPTIONS=${TSAN_OPTIONS:-second_deadlock_stack=1}
+	some=(-L '^(unit|mount|fuzz)$' -LE '^(trainer|bench|crash)$')
+	build_tree build-asan -DCKPTFS_SANITIZE=address,undefined
+	test_tree build-asan "${some[@]}"
+	build_tree build-tsan -DCKPTFS_SANITIZE=thread
+	test_tree build-tsan "${some[@]}"
+	build_tree build-fuzz -DCMAKE_C_COMPILER=clang -DCKPTFS_FUZZ=ON \
+		-DCKPTFS_SANITIZE=address,undefined
+	test_tree build-fuzz -L '^fuzz$'
+fi
+
+step "result"
+summary || failed=1
+exit "$failed"

@@ -1,0 +1,409 @@
+/* What is opened as a store, what is refused, and with which words. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/file.h>
+#include <sys/wait.h>
+
+#include <cmocka.h>
+
+#include "tests/unit/store_fixture.h"
+
+#define WHY_BYTES 4096
+#define GOOD_UUID "01234567-89ab-4def-8123-456789abcdef"
+
+struct opened {
+	int rc, dirfd, lockfd;
+	char uuid[LAYOUT_UUID_BYTES];
+	char why[WHY_BYTES];
+};
+
+static struct opened open_layout(const char *path, bool create)
+{
+	struct opened o = { .dirfd = -7, .lockfd = -7 };
+
+	o.rc = layout_open(path, create, &o.dirfd, &o.lockfd, o.uuid, o.why,
+			   sizeof(o.why));
+	if (o.rc < 0) {
+		assert_int_equal(o.dirfd, -7); /* untouched on failure */
+		assert_int_equal(o.lockfd, -7);
+		assert_string_equal(o.uuid, "");
+		assert_non_null(strstr(o.why, path));
+		assert_null(strchr(o.why, '\n'));
+	}
+	return o;
+}
+
+static void close_layout(struct opened *o)
+{
+	assert_int_equal(o->rc, 0);
+	assert_int_equal(close(o->dirfd), 0);
+	assert_int_equal(close(o->lockfd), 0);
+}
+
+static void put_text(const char *dir, const char *name, const char *text)
+{
+	int fd = open(dir, O_RDONLY | O_DIRECTORY);
+
+	write_file(fd, name, text, strlen(text));
+	close(fd);
+}
+
+static bool has_name(const char *dir, const char *name)
+{
+	int fd = open(dir, O_RDONLY | O_DIRECTORY);
+	bool has = faccessat(fd, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+
+	close(fd);
+	return has;
+}
+
+static void an_empty_directory_becomes_a_store_and_stays_it(void **state)
+{
+	static const char *const names[] = { "format", "lock", "db", "images",
+					     "stage" };
+	char *dir = make_tmp();
+	struct opened first = open_layout(dir, true), again;
+
+	(void)state;
+	close_layout(&first);
+	assert_int_equal(strlen(first.uuid), LAYOUT_UUID_BYTES - 1);
+	for (size_t n = 0; n < sizeof(names) / sizeof(*names); n++)
+		assert_true(has_name(dir, names[n]));
+	for (int create = 0; create < 2; create++) {
+		again = open_layout(dir, create);
+		close_layout(&again);
+		assert_string_equal(again.uuid, first.uuid);
+	}
+	remove_tree(dir);
+	free(dir);
+}
+
+static void a_directory_that_is_not_there_is_made(void **state)
+{
+	char *dir = make_tmp();
+	struct opened o;
+	struct stat st;
+
+	(void)state;
+	assert_int_equal(rmdir(dir), 0);
+	o = open_layout(dir, false);
+	assert_int_equal(o.rc, -ENOENT);
+	assert_int_equal(access(dir, F_OK), -1);
+	o = open_layout(dir, true);
+	close_layout(&o);
+	assert_int_equal(stat(dir, &st), 0);
+	assert_int_equal(st.st_mode & 077, 0); /* nobody else looks in */
+	remove_tree(dir);
+	free(dir);
+}
+
+static void only_the_last_directory_is_made(void **state)
+{
+	char *dir = make_tmp();
+	char *below = NULL;
+	struct opened o;
+
+	(void)state;
+	assert_true(asprintf(&below, "%s/a/b", dir) > 0);
+	o = open_layout(below, true);
+	assert_int_equal(o.rc, -ENOENT);
+	assert_non_null(strstr(o.why, "make that one first"));
+	assert_false(has_name(dir, "a"));
+	free(below);
+	remove_tree(dir);
+	free(dir);
+}
+
+static void two_stores_have_different_ids(void **state)
+{
+	char *a = make_tmp(), *b = make_tmp();
+	struct opened oa = open_layout(a, true), ob = open_layout(b, true);
+
+	(void)state;
+	assert_string_not_equal(oa.uuid, ob.uuid);
+	close_layout(&oa);
+	close_layout(&ob);
+	remove_tree(a);
+	remove_tree(b);
+	free(a);
+	free(b);
+}
+
+static void somebodys_data_is_refused_and_left_as_it_is(void **state)
+{
+	static const struct {
+		const char *name, *text;
+	} foreign[] = {
+		{ "thesis.tex", "" },
+		{ ".hidden", "x" },
+		{ "lock", "not a lock of ours\n" },
+		{ "lock", "12 ckptfs\n13 ckptfs\n" },
+		{ "db", "" },
+		{ "images", "" },
+	};
+
+	(void)state;
+	for (size_t n = 0; n < sizeof(foreign) / sizeof(*foreign); n++) {
+		char *dir = make_tmp();
+		struct opened o;
+
+		put_text(dir, foreign[n].name, foreign[n].text);
+		o = open_layout(dir, true);
+		assert_int_equal(o.rc, -EINVAL);
+		assert_non_null(strstr(o.why, "empty or new directory"));
+		assert_false(has_name(dir, "format"));
+		assert_int_equal(has_name(dir, "lock"),
+				 strcmp(foreign[n].name, "lock") == 0);
+		remove_tree(dir);
+		free(dir);
+	}
+}
+
+static void what_an_interrupted_start_left_is_no_data(void **state)
+{
+	char *dir = make_tmp();
+	char *lost = NULL;
+	struct opened o;
+
+	(void)state;
+	assert_true(asprintf(&lost, "%s/lost+found", dir) > 0);
+	assert_int_equal(mkdir(lost, 0700), 0);
+	put_text(dir, "lock", "4711 ckptfs\n");
+	put_text(dir, ".ckptfs-format.tmp", "ckptfs sto");
+	o = open_layout(dir, true);
+	close_layout(&o);
+	assert_false(has_name(dir, ".ckptfs-format.tmp"));
+	free(lost);
+	remove_tree(dir);
+	free(dir);
+}
+
+static void fsck_makes_nothing(void **state)
+{
+	char *dir = make_tmp();
+	struct opened o = open_layout(dir, false);
+
+	(void)state;
+	assert_int_equal(o.rc, -EINVAL);
+	assert_non_null(strstr(o.why, "not a ckptfs store"));
+	assert_int_equal(rmdir(dir), 0); /* still empty */
+	free(dir);
+}
+
+static void a_newer_format_is_refused(void **state)
+{
+	char *dir = make_tmp();
+
+	(void)state;
+	put_text(dir, "format",
+		 "ckptfs store, format 7\nuuid " GOOD_UUID "\nand more\n");
+	for (int create = 0; create < 2; create++) {
+		struct opened o = open_layout(dir, create);
+
+		assert_int_equal(o.rc, -EPROTO);
+		assert_non_null(strstr(o.why, "format 7"));
+		assert_non_null(strstr(o.why, "up to 1"));
+		assert_non_null(strstr(o.why, "upgrade ckptfs"));
+		assert_false(has_name(dir, "lock"));
+	}
+	remove_tree(dir);
+	free(dir);
+}
+
+static void a_damaged_format_file_is_refused(void **state)
+{
+	static const char *const texts[] = {
+		"",
+		"\n",
+		"ckptfs store, format 1",
+		"ckptfs store, format 1\n",
+		"ckptfs store, format 1\nuuid 0123\n",
+		"ckptfs store, format 1\nuuid " GOOD_UUID,
+		"ckptfs store, format 1\nuuid " GOOD_UUID "\nmore\n",
+		"ckptfs store, format 0\nuuid " GOOD_UUID "\n",
+		"ckptfs store, format -1\nuuid " GOOD_UUID "\n",
+		"ckptfs store, format 01\nuuid " GOOD_UUID "\n",
+		"ckptfs store,  format 1\nuuid " GOOD_UUID "\n",
+		"another store, format 1\nuuid " GOOD_UUID "\n",
+	};
+
+	(void)state;
+	for (size_t n = 0; n < sizeof(texts) / sizeof(*texts); n++) {
+		char *dir = make_tmp();
+		struct opened o;
+
+		put_text(dir, "format", texts[n]);
+		o = open_layout(dir, true);
+		/* "-1" is a very large unsigned number. */
+		assert_int_equal(o.rc, strstr(texts[n], "-1\n") ? -EPROTO :
+								  -EINVAL);
+		remove_tree(dir);
+		free(dir);
+	}
+}
+
+static void a_format_that_is_no_file_is_refused(void **state)
+{
+	char *dir = make_tmp();
+	char *format = NULL;
+	struct opened o;
+
+	(void)state;
+	assert_true(asprintf(&format, "%s/format", dir) > 0);
+	assert_int_equal(mkdir(format, 0700), 0);
+	o = open_layout(dir, true);
+	assert_int_equal(o.rc, -EISDIR);
+	assert_int_equal(rmdir(format), 0);
+	assert_int_equal(symlink("/dev/zero", format), 0);
+	o = open_layout(dir, true);
+	assert_int_equal(o.rc, -ELOOP);
+	free(format);
+	remove_tree(dir);
+	free(dir);
+}
+
+static void a_file_is_refused(void **state)
+{
+	char *dir = make_tmp();
+	char *file = NULL;
+	struct opened o;
+
+	(void)state;
+	assert_true(asprintf(&file, "%s/file", dir) > 0);
+	put_text(dir, "file", "x");
+	o = open_layout(file, true);
+	assert_int_equal(o.rc, -ENOTDIR);
+	free(file);
+	remove_tree(dir);
+	free(dir);
+}
+
+static void a_second_opener_is_told_who_has_it(void **state)
+{
+	char *dir = make_tmp();
+	struct opened first = open_layout(dir, true), second;
+	char pid[64];
+
+	(void)state;
+	(void)snprintf(pid, sizeof(pid), "process %ld", (long)getpid());
+	for (int create = 0; create < 2; create++) {
+		second = open_layout(dir, create);
+		assert_int_equal(second.rc, -EBUSY);
+		assert_non_null(strstr(second.why, "is mounted already"));
+		assert_non_null(strstr(second.why, "unmount it first"));
+		assert_non_null(strstr(second.why, pid));
+	}
+	close_layout(&first);
+	second = open_layout(dir, true);
+	close_layout(&second);
+	remove_tree(dir);
+	free(dir);
+}
+
+static void a_holder_that_forked_is_not_named_wrongly(void **state)
+{
+	static const struct {
+		const char *text, *expected;
+	} locks[] = {
+		{ "", "mounted already; unmount it first" },
+		{ "garbage", "mounted already; unmount it first" },
+		{ "-4 x\n", "mounted already; unmount it first" },
+		/* No process has so high a number. */
+		{ "1999999999 ckptfs\n", "mounted already; unmount it first" },
+		{ "1 ckptctl\n", "is being checked (by process 1)" },
+	};
+	char *dir = make_tmp();
+	struct opened first = open_layout(dir, true), second;
+
+	(void)state;
+	for (size_t n = 0; n < sizeof(locks) / sizeof(*locks); n++) {
+		put_text(dir, "lock", locks[n].text);
+		second = open_layout(dir, false);
+		assert_int_equal(second.rc, -EBUSY);
+		assert_non_null(strstr(second.why, locks[n].expected));
+	}
+	close_layout(&first);
+	remove_tree(dir);
+	free(dir);
+}
+
+static void the_lock_goes_with_a_killed_holder(void **state)
+{
+	char *dir = make_tmp();
+	struct opened o;
+	int pipes[2], status;
+	char byte;
+	pid_t child;
+
+	(void)state;
+	assert_int_equal(pipe(pipes), 0);
+	child = fork();
+	assert_true(child >= 0);
+	if (child == 0) {
+		o = open_layout(dir, true);
+		if (write(pipes[1], "x", 1) != 1 || o.rc < 0)
+			_exit(1);
+		for (;;)
+			pause();
+	}
+	assert_int_equal(read(pipes[0], &byte, 1), 1);
+	o = open_layout(dir, true);
+	assert_int_equal(o.rc, -EBUSY);
+	assert_int_equal(kill(child, SIGKILL), 0);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	o = open_layout(dir, true);
+	close_layout(&o);
+	close(pipes[0]);
+	close(pipes[1]);
+	remove_tree(dir);
+	free(dir);
+}
+
+static void missing_directories_are_made_again(void **state)
+{
+	char *dir = make_tmp();
+	char *images = NULL;
+	struct opened o = open_layout(dir, true);
+
+	(void)state;
+	close_layout(&o);
+	assert_true(asprintf(&images, "%s/images", dir) > 0);
+	assert_int_equal(rmdir(images), 0);
+	o = open_layout(dir, false); /* a check changes nothing */
+	close_layout(&o);
+	assert_false(has_name(dir, "images"));
+	o = open_layout(dir, true);
+	close_layout(&o);
+	assert_true(has_name(dir, "images"));
+	free(images);
+	remove_tree(dir);
+	free(dir);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(
+			an_empty_directory_becomes_a_store_and_stays_it),
+		cmocka_unit_test(a_directory_that_is_not_there_is_made),
+		cmocka_unit_test(only_the_last_directory_is_made),
+		cmocka_unit_test(two_stores_have_different_ids),
+		cmocka_unit_test(somebodys_data_is_refused_and_left_as_it_is),
+		cmocka_unit_test(what_an_interrupted_start_left_is_no_data),
+		cmocka_unit_test(fsck_makes_nothing),
+		cmocka_unit_test(a_newer_format_is_refused),
+		cmocka_unit_test(a_damaged_format_file_is_refused),
+		cmocka_unit_test(a_format_that_is_no_file_is_refused),
+		cmocka_unit_test(a_file_is_refused),
+		cmocka_unit_test(a_second_opener_is_told_who_has_it),
+		cmocka_unit_test(a_holder_that_forked_is_not_named_wrongly),
+		cmocka_unit_test(the_lock_goes_with_a_killed_holder),
+		cmocka_unit_test(missing_directories_are_made_again),
+	};
+
+	return cmocka_run_group_tests_name("layout", tests, NULL, NULL);
+}
