@@ -376,17 +376,13 @@ static void on_ready(void *arg)
 static int serve(struct fs *fs, struct fuse_args *args, const struct options *o,
 		 const struct store_options *so, struct ready *ready)
 {
-	char *path = resolve_store(o->store);
 	int rc;
 
-	if (!path)
-		return MAIN_FAILED;
 	raise_limits();
 	umask(0);
 	/* Writing for others under memory pressure must not wait for itself. */
 	(void)prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
-	fs->store = open_store(path, so);
-	free(path);
+	fs->store = open_store(o->store, so);
 	if (!fs->store)
 		return MAIN_FAILED;
 	rc = store_start(fs->store);
@@ -454,48 +450,72 @@ static int add_mount_options(struct fuse_args *args, const struct options *o,
 	return rc;
 }
 
-int main(int argc, char **argv)
+static void options_release(struct options *o)
 {
-	struct fuse_args args = FUSE_ARGS_INIT(argc, argv);
+	char **const texts[] = { &o->store,   &o->mountpoint, &o->stage,
+				 &o->durable, &o->stage_size, &o->publish,
+				 &o->verify,  &o->passthrough, &o->saving,
+				 &o->threads, &o->interval,    &o->debug_stage };
+
+	for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++)
+		free(*texts[i]);
+}
+
+static int run(struct fuse_args *args, struct options *o)
+{
 	struct store_options so = STORE_OPTIONS_DEFAULT;
 	struct ready ready = { .pipe_fd = -1 };
 	struct fs fs = { 0 };
-	struct options o = { 0 };
-	char *store;
+	char *full;
 	int rc;
 
-	if (fuse_opt_parse(&args, &o, option_table, on_option) < 0)
-		return MAIN_USAGE;
-	if (o.help) {
+	if (o->help) {
 		printf("%s%s", usage_line, help_text);
 		return MAIN_FINE;
 	}
-	if (o.version) {
+	if (o->version) {
 		printf("ckptfs %s, libfuse %s\n", CKPTFS_VERSION,
 		       fuse_pkgversion());
 		return MAIN_FINE;
 	}
-	if (o.bare != 2)
-		return misused("%s", o.bare < 2 ?
+	if (o->bare != 2)
+		return misused("%s", o->bare < 2 ?
 					     "give a STORE and a MOUNTPOINT" :
 					     "give one STORE and one "
 					     "MOUNTPOINT, nothing else");
-	rc = parse_words(&o, &so, &fs.want_passthrough);
+	rc = parse_words(o, &so, &fs.want_passthrough);
 	if (rc == MAIN_FINE)
-		rc = parse_values(&o, &so);
+		rc = parse_values(o, &so);
 	if (rc != MAIN_FINE)
 		return rc;
-	fs.mountpoint = resolve_mountpoint(o.mountpoint);
-	store = resolve_store(o.store);
-	if (!fs.mountpoint || !store)
+	full = resolve_mountpoint(o->mountpoint);
+	if (!full)
 		return MAIN_FAILED;
-	free(o.store);
-	o.store = store;
-	if (add_mount_options(&args, &o, store) < 0)
+	free(o->mountpoint);
+	o->mountpoint = full;
+	fs.mountpoint = full;
+	full = resolve_store(o->store);
+	if (!full)
 		return MAIN_FAILED;
-	if (!o.foreground && !o.debug && background(&ready) < 0)
+	free(o->store);
+	o->store = full;
+	if (add_mount_options(args, o, full) < 0)
 		return MAIN_FAILED;
-	rc = serve(&fs, &args, &o, &so, &ready);
+	if (!o->foreground && !o->debug && background(&ready) < 0)
+		return MAIN_FAILED;
+	return serve(&fs, args, o, &so, &ready);
+}
+
+int main(int argc, char **argv)
+{
+	struct fuse_args args = FUSE_ARGS_INIT(argc, argv);
+	struct options o = { 0 };
+	int rc;
+
+	if (fuse_opt_parse(&args, &o, option_table, on_option) < 0)
+		return MAIN_USAGE;
+	rc = run(&args, &o);
 	fuse_opt_free_args(&args);
+	options_release(&o);
 	return rc;
 }

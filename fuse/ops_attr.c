@@ -165,7 +165,7 @@ void op_readlink(fuse_req_t req, fuse_ino_t ino)
 void op_statfs(fuse_req_t req, fuse_ino_t ino)
 {
 	struct store *st = store_of(req);
-	uint64_t staged, total, files = 0;
+	uint64_t staged, disk, files = 0;
 	struct statvfs v;
 
 	(void)ino;
@@ -174,7 +174,7 @@ void op_statfs(fuse_req_t req, fuse_ino_t ino)
 		return;
 	}
 	/* What is staged in memory will need its room on the disk. */
-	stages_usage(&st->stages, &staged, &total);
+	stages_dirty(&st->stages, &staged, &disk);
 	staged /= v.f_frsize ? v.f_frsize : 1;
 	v.f_bavail = v.f_bavail > staged ? v.f_bavail - staged : 0;
 	v.f_bfree = v.f_bfree > staged ? v.f_bfree - staged : 0;
@@ -223,7 +223,7 @@ static int physical_bytes(struct store *st, const struct content *c,
 		if (rc < 0)
 			return rc;
 	}
-	*ret = (uint64_t)(sum + 0.5);
+	*ret = (uint64_t)sum + (sum > (double)(uint64_t)sum);
 	return 0;
 }
 
@@ -333,8 +333,12 @@ static int may_set(const char *name)
 {
 	if (is_ours(name))
 		return -EPERM;
-	/* Access lists need the kernel's help, which we do not ask for. */
-	return strncmp(name, "system.", 7) == 0 ? -EOPNOTSUPP : 0;
+	/* Access lists (system.*) need the kernel's help: not asked for. */
+	return strncmp(name, "user.", 5) == 0 ||
+			       strncmp(name, "trusted.", 8) == 0 ||
+			       strncmp(name, "security.", 9) == 0 ?
+		       0 :
+		       -EOPNOTSUPP;
 }
 
 void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name,

@@ -199,7 +199,7 @@ void op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync,
 	(void)datasync;
 	(void)fi;
 	if (rc == 0) {
-		rc = drain_sync(st, in);
+		rc = file_sync(st, in);
 		inode_put(st, in, 1);
 	}
 	fuse_reply_err(req, -rc);

@@ -49,21 +49,26 @@ static cJSON *status(struct fs *fs)
 		cJSON *list;
 	} failed = { .st = st };
 	struct drain_figures d;
-	uint64_t used, total;
+	uint64_t used, total, memory, disk;
 
 	(void)cJSON_AddStringToObject(s, "version", CKPTFS_VERSION);
 	(void)cJSON_AddStringToObject(s, "store", st->path);
 	(void)cJSON_AddStringToObject(s, "mountpoint", fs->mountpoint);
 	(void)cJSON_AddBoolToObject(s, "passthrough", fs->passthrough);
+	stages_dirty(&st->stages, &memory, &disk);
 	for (size_t i = 0; i < sizeof(counters) / sizeof(*counters); i++) {
 		uint64_t v = 0;
 
 		(void)store_counter(st, counters[i], &v);
+		if (i == 0) /* what is staged is there for who looks */
+			v += memory + disk;
 		add_number(s, counters[i], v);
 	}
 	stages_usage(&st->stages, &used, &total);
 	drain_figures(st, &d);
-	add_number(s, "staged_bytes", used);
+	add_number(s, "staged_bytes", memory + disk);
+	add_number(s, "staged_memory_bytes", memory);
+	add_number(s, "stage_used_bytes", used);
 	add_number(s, "stage_capacity_bytes", total);
 	(void)cJSON_AddStringToObject(s, "stage", st->stages.path);
 	add_number(s, "draining", d.draining);

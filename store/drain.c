@@ -18,6 +18,8 @@
 /* How long a closed file waits for its handle's release, which is on its way. */
 #define RELEASE_WAIT_NS (INT64_C(100) * 1000000)
 #define RETRY_NS (INT64_C(5) * 1000000000)
+/* How often the stage's memory is looked at. */
+#define RELIEVE_NS (INT64_C(1) * 1000000000)
 /*
  * A file that stays open and grew by more than this since the last look is a
  * checkpoint in the middle of being written, not a log: draining it as it
@@ -1006,6 +1008,18 @@ unsigned drain_take_ready(struct store *st, struct drain_job **jobs,
 
 /* --- the timer: retries, late releases, files that stay open -------------- */
 
+/* More is used than was admitted: a file outgrew its series. */
+static void timer_relieve(struct store *st)
+{
+	uint64_t used, total;
+
+	if (atomic_load(&st->stages.memory_count) == 0)
+		return;
+	stages_usage(&st->stages, &used, &total);
+	if (used > total)
+		(void)stages_make_room(&st->stages, 0);
+}
+
 /* Wake what is due; *ret_next is when the next one is. */
 static struct drain_job *timer_wake_due_locked(struct drain *d, int64_t now,
 					       int64_t *ret_next)
@@ -1112,11 +1126,14 @@ static void *timer_main(void *arg)
 		}
 		if (next > next_open)
 			next = next_open;
-		if (next == INT64_MAX)
-			next = now + INT64_C(3600) * 1000000000;
+		if (next > now + RELIEVE_NS)
+			next = now + RELIEVE_NS;
 		t.tv_sec = next / 1000000000;
 		t.tv_nsec = next % 1000000000;
 		pthread_cond_timedwait(&d->tick, &d->lock, &t);
+		pthread_mutex_unlock(&d->lock);
+		timer_relieve(st);
+		pthread_mutex_lock(&d->lock);
 	}
 	pthread_mutex_unlock(&d->lock);
 	return NULL;

@@ -361,66 +361,6 @@ static struct stage *count_open_locked(struct file *f, bool write, int delta)
 	return NULL;
 }
 
-/* Set-user-id bits do not survive a writer who is not root; see fuse/. */
-static int open_turn(struct store *st, struct inode *in, int flags,
-		     struct file_opened *ret)
-{
-	bool write = flags_write(flags);
-	struct stage *dirtied;
-	enum open_step step;
-	int rc;
-
-	for (;;) {
-		{
-			HOLD(&in->lock);
-			step = open_step_locked(in->file, flags);
-		}
-		if (step != OPEN_WAIT)
-			break;
-		drain_wait_idle(st, in);
-	}
-	if (step == OPEN_RENUMBER) {
-		rc = names_renumber(st, in);
-		return rc < 0 ? rc : -ESTALE;
-	}
-	if (step == OPEN_NEW_STAGE) {
-		rc = open_new_stage(st, in);
-	} else if (write && (flags & O_TRUNC)) {
-		rc = file_truncate_turn(st, in, 0);
-	} else {
-		rc = check_content(st, in);
-	}
-	if (rc == 0)
-		rc = open_backing(st, in, write);
-	if (rc < 0)
-		return rc;
-	{
-		HOLD(&in->lock);
-		dirtied = count_open_locked(in->file, write, 1);
-		ret->backing_id = in->file->mode == IO_BACKED ?
-					  in->file->backing_id :
-					  0;
-	}
-	if (dirtied) {
-		file_dirtied(st, in, dirtied);
-		drain_disturb(st, in, false);
-	}
-	return 0;
-}
-
-int file_open(struct store *st, struct inode *in, int flags,
-	      struct file_opened *ret)
-{
-	int rc = inode_load_file(st, in);
-
-	if (rc == 0)
-		rc = tell_error(in);
-	if (rc < 0)
-		return rc;
-	HOLD(&in->turn);
-	return open_turn(st, in, flags, ret);
-}
-
 /* After the last release: the mode ends, and what it kept back happens. */
 static void close_backing(struct store *st, struct inode *in)
 {
@@ -456,6 +396,71 @@ static void close_backing(struct store *st, struct inode *in)
 	drop_stage(st, in, drop);
 	if (punch)
 		reclaim_add(st, punch, 0, punch_size);
+}
+
+static int open_turn(struct store *st, struct inode *in, int flags,
+		     struct file_opened *ret)
+{
+	bool write = flags_write(flags);
+	struct stage *dirtied;
+	enum open_step step;
+	bool gone;
+	int rc;
+
+	for (;;) {
+		{
+			HOLD(&in->lock);
+			step = open_step_locked(in->file, flags);
+		}
+		if (step != OPEN_WAIT)
+			break;
+		drain_wait_idle(st, in);
+	}
+	if (step == OPEN_RENUMBER) {
+		rc = names_renumber(st, in);
+		return rc < 0 ? rc : -ESTALE;
+	}
+	if (step == OPEN_NEW_STAGE) {
+		rc = open_new_stage(st, in);
+	} else if (write && (flags & O_TRUNC)) {
+		rc = file_truncate_turn(st, in, 0);
+	} else {
+		rc = check_content(st, in);
+	}
+	if (rc == 0)
+		rc = open_backing(st, in, write);
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		gone = in->file->deleted;
+		dirtied = gone ? NULL : count_open_locked(in->file, write, 1);
+		ret->backing_id = in->file->mode == IO_BACKED ?
+					  in->file->backing_id :
+					  0;
+	}
+	if (gone) { /* its name was replaced since the look-up */
+		close_backing(st, in);
+		return -ESTALE;
+	}
+	if (dirtied) {
+		file_dirtied(st, in, dirtied);
+		drain_disturb(st, in, false);
+	}
+	return 0;
+}
+
+int file_open(struct store *st, struct inode *in, int flags,
+	      struct file_opened *ret)
+{
+	int rc = inode_load_file(st, in);
+
+	if (rc == 0)
+		rc = tell_error(in);
+	if (rc < 0)
+		return rc;
+	HOLD(&in->turn);
+	return open_turn(st, in, flags, ret);
 }
 
 void file_release(struct store *st, struct inode *in, int flags)
@@ -496,7 +501,18 @@ int file_flush(struct store *st, struct inode *in, int flags)
 		return 0;
 	rc = drain_closed(st, in, released);
 	if (rc == 0 && (st->options.durable_close || !store_has_room(st)))
-		rc = drain_sync(st, in);
+		rc = file_sync(st, in);
+	return rc;
+}
+
+int file_sync(struct store *st, struct inode *in)
+{
+	int rc = drain_sync(st, in);
+
+	if (rc < 0 && in->file) {
+		HOLD(&in->lock);
+		in->file->error_told = true;
+	}
 	return rc;
 }
 
@@ -508,9 +524,12 @@ void file_unlinked(struct store *st, struct inode *in)
 	{
 		HOLD(&in->lock);
 		gone = in->attr.nlink == 0 &&
-		       (!in->file || in->file->opens == 0);
-		if (gone && in->file)
+		       (!in->file ||
+			(in->file->opens == 0 && !in->file->deleted));
+		if (gone && in->file) {
+			in->file->deleted = true;
 			stage = take_stage_locked(in->file);
+		}
 	}
 	if (!gone)
 		return;

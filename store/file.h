@@ -33,6 +33,8 @@ struct file_opened {
 int file_open(struct store *st, struct inode *in, int flags,
 	      struct file_opened *ret);
 void file_release(struct store *st, struct inode *in, int flags);
+/* fsync(2): drain_sync(), and whoever asked was told of an error. */
+int file_sync(struct store *st, struct inode *in);
 /* close(2) of a handle opened with flags. */
 int file_flush(struct store *st, struct inode *in, int flags);
 

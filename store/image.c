@@ -10,13 +10,22 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/layout.h"
 #include "store/records.h"
 #include "store/stage.h"
 
 #define IMAGE_ID_STEP 1024
+
+/* Numbers may be in use that the database lost in a power cut. */
+static int image_note_used(void *arg, uint64_t id)
+{
+	struct images *im = arg;
+
+	if (id >= im->next_id)
+		im->next_id = id + 1;
+	return 0;
+}
 
 int images_init(struct images *im, int store_dirfd, struct kv *kv)
 {
@@ -27,6 +36,7 @@ int images_init(struct images *im, int store_dirfd, struct kv *kv)
 
 	memset(im, 0, sizeof(*im));
 	im->kv = kv;
+	im->next_id = 1;
 	im->dirfd = openat(store_dirfd, LAYOUT_IMAGE_DIR,
 			   O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (im->dirfd < 0)
@@ -34,18 +44,18 @@ int images_init(struct images *im, int store_dirfd, struct kv *kv)
 	rc = kv_get(kv, k.data, k.len, &value, &len);
 	if (rc == 0)
 		rc = u64_decode(value, len, &im->next_id);
-	else if (rc == -ENOENT) {
-		im->next_id = 1;
+	if (rc == -ENOENT)
 		rc = 0;
-	}
+	im->next_id_reserved = im->next_id;
+	if (rc == 0)
+		rc = image_scan(im, image_note_used, im);
 	if (rc < 0) {
 		close(im->dirfd);
+		im->kv = NULL;
 		return rc;
 	}
-	im->next_id_reserved = im->next_id;
 	im->next_id_at_start = im->next_id;
-	rc = pthread_mutex_init(&im->lock, NULL);
-	return -rc;
+	return -pthread_mutex_init(&im->lock, NULL);
 }
 
 static void image_free(struct image *i)
@@ -182,15 +192,8 @@ int image_get(struct images *im, uint64_t id, struct image **ret_image)
 		}
 	}
 	rc = image_open(im, id, 0, &mine);
-	if (rc == -ENOENT) {
-		char name[LAYOUT_IMAGE_NAME_BYTES];
-
-		layout_image_name(id, name);
-		log_error("image %s is missing: run ckptctl fsck", name);
-		return -EIO;
-	}
-	if (rc < 0)
-		return rc;
+	if (rc < 0) /* whoever needs it says of which file it is */
+		return rc == -ENOENT ? -EIO : rc;
 	{
 		HOLD(&im->lock);
 		other = image_find_locked(im, id);

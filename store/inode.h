@@ -74,6 +74,7 @@ struct file {
 	struct stage *stage;
 	/* The stage may differ from what is committed. */
 	bool dirty;
+	bool deleted; /* no name, no handle: gone from the database */
 
 	enum io_mode mode;
 	unsigned opens, writers;

@@ -22,9 +22,6 @@
 #define STAGE_BYTES_MIN (UINT64_C(64) << 20)
 /* Smaller files are staged on disk: a huge page would hold little of them. */
 #define STAGE_MEMORY_BYTES_MIN (UINT64_C(1) << 20)
-/* Kept free for files that outgrow their series: a sixteenth. */
-#define STAGE_HEADROOM 16
-
 struct stage_header {
 	char magic[16];
 	char boot_id[40];
@@ -54,8 +51,8 @@ static int read_text(const char *path, char *buf, size_t size)
 	return 0;
 }
 
-/* Half of the memory that this process may use. */
-static uint64_t default_size(void)
+/* The memory that this process may use. */
+static uint64_t memory_size(void)
 {
 	uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) *
 			 (uint64_t)sysconf(_SC_PAGESIZE);
@@ -68,8 +65,16 @@ static uint64_t default_size(void)
 		if (limit > 0 && limit < bytes)
 			bytes = limit;
 	}
-	bytes /= 2;
-	return bytes < STAGE_BYTES_MIN ? STAGE_BYTES_MIN : bytes;
+	return bytes < 2 * STAGE_BYTES_MIN ? 2 * STAGE_BYTES_MIN : bytes;
+}
+
+/* What the tmpfs holds at most; see above. */
+static uint64_t hard_limit(uint64_t capacity)
+{
+	uint64_t memory = memory_size();
+
+	return capacity < memory ? capacity + (memory - capacity) / 2 :
+				   capacity;
 }
 
 static bool is_tmpfs_mount(int dirfd, int parentfd)
@@ -86,10 +91,12 @@ static bool is_tmpfs_mount(int dirfd, int parentfd)
 static int stages_mount(struct stages *st, const struct stages_config *c,
 			char *why, size_t why_size)
 {
-	uint64_t size = c->size_bytes ? c->size_bytes : default_size();
+	uint64_t size;
 	char options[96];
 	int rc;
 
+	st->capacity = c->size_bytes ? c->size_bytes : memory_size() / 2;
+	size = hard_limit(st->capacity);
 	(void)snprintf(st->path, sizeof(st->path), "%s/" LAYOUT_STAGE_DIR,
 		       c->store_path);
 	if (mkdir(st->path, 0700) < 0 && errno != EEXIST)
@@ -133,6 +140,7 @@ static int stages_open_dir(struct stages *st, const struct stages_config *c,
 	if (strlen(c->dir) >= sizeof(st->path))
 		return -ENAMETOOLONG;
 	strcpy(st->path, c->dir);
+	st->capacity = c->size_bytes;
 	st->dirfd = open(c->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (st->dirfd < 0) {
 		int rc = -errno;
@@ -232,6 +240,7 @@ int stages_init(struct stages *st, const struct stages_config *config,
 			 st->slots[i].number >= st->next_number)
 			st->next_number = st->slots[i].number + 1;
 	}
+	pthread_mutex_init(&st->admit, NULL);
 	return -pthread_mutex_init(&st->lock, NULL);
 }
 
@@ -245,6 +254,7 @@ void stages_release(struct stages *st)
 	       STAGE_HEADER_BYTES + st->slot_count * sizeof(*st->slots));
 	free(st->free_slot);
 	pthread_mutex_destroy(&st->lock);
+	pthread_mutex_destroy(&st->admit);
 	if (!dirty && !st->own_tmpfs) {
 		(void)unlinkat(st->dirfd, STAGE_TABLE, 0);
 		st->next_number = 0;
@@ -430,17 +440,15 @@ static int stage_create_disk(struct stages *st, struct stage *s)
 	return s->fd < 0 ? -errno : 0;
 }
 
-/* A file of this size, and headroom for others that grow, fits in memory. */
+/* A file of this size fits in memory, maybe after others were given up. */
 static bool stage_fits(struct stages *st, uint64_t size)
 {
-	uint64_t used, total, spare;
+	uint64_t used, total;
 
 	stages_usage(st, &used, &total);
-	spare = total / STAGE_HEADROOM;
-	if (size > total - spare)
+	if (size > total)
 		return false;
-	return used + size + spare <= total ||
-	       stages_make_room(st, size + spare);
+	return used + size <= total || stages_make_room(st, size);
 }
 
 int stage_create(struct stages *st, uint64_t ino, uint64_t size_bytes,
@@ -460,8 +468,11 @@ int stage_create(struct stages *st, uint64_t ino, uint64_t size_bytes,
 		return rc;
 	}
 	rc = -ENOSPC;
-	if (size_bytes >= STAGE_MEMORY_BYTES_MIN && stage_fits(st, want))
-		rc = stage_create_memory(st, s, want);
+	if (size_bytes >= STAGE_MEMORY_BYTES_MIN) {
+		HOLD(&st->admit);
+		if (stage_fits(st, want))
+			rc = stage_create_memory(st, s, want);
+	}
 	if (rc < 0) {
 		s->kind = STAGE_DISK;
 		rc = stage_create_disk(st, s);
@@ -626,6 +637,31 @@ void stages_usage(struct stages *st, uint64_t *ret_used, uint64_t *ret_total)
 	if (fstatfs(st->dirfd, &fs) < 0)
 		return;
 	*ret_total = (uint64_t)fs.f_blocks * (uint64_t)fs.f_bsize;
+	if (st->capacity && st->capacity < *ret_total)
+		*ret_total = st->capacity;
 	*ret_used = (uint64_t)(fs.f_blocks - fs.f_bavail) *
 		    (uint64_t)fs.f_bsize;
+}
+
+void stages_dirty(struct stages *st, uint64_t *ret_memory, uint64_t *ret_disk)
+{
+	*ret_memory = 0;
+	*ret_disk = 0;
+	for (uint32_t i = 0; i < st->slot_count; i++) {
+		const struct stage_slot *slot = &st->slots[i];
+		char name[LAYOUT_IMAGE_NAME_BYTES];
+		struct stat sb;
+
+		if (slot->ino == 0 || !slot->dirty)
+			continue;
+		if (slot->kind == STAGE_MEMORY) {
+			stage_file_name(slot->number, name);
+			if (fstatat(st->dirfd, name, &sb, 0) == 0)
+				*ret_memory += (uint64_t)sb.st_size;
+		} else {
+			layout_image_name(slot->number, name);
+			if (fstatat(st->images->dirfd, name, &sb, 0) == 0)
+				*ret_disk += (uint64_t)sb.st_size;
+		}
+	}
 }

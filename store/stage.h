@@ -19,7 +19,12 @@
  * It is believed only if it carries this boot's id: after a power cut the
  * stages are gone, or, in a directory on a disk, not to be trusted.
  *
- * Threads: any thread. Locks: stages.lock is a leaf.
+ * A file that outgrows its series cannot be moved while the kernel writes to
+ * it. So the tmpfs is larger than what is admitted: by half of the memory
+ * that is left; and clean stages are given up as soon as more is used.
+ *
+ * Threads: any thread. Locks: stages.admit, then inode.lock (to give clean
+ * stages up); stages.lock is a leaf.
  */
 #ifndef STORE_STAGE_H
 #define STORE_STAGE_H
@@ -90,6 +95,13 @@ struct stages {
 	struct images *images;
 	struct stage_slot *slots; /* the table, mapped */
 	uint32_t slot_count;
+	uint64_t capacity; /* what is admitted; the tmpfs itself holds more */
+	/*
+	 * Held while room is looked for and taken. An allocation that is tried
+	 * and fails would cost other files theirs: the kernel then takes huge
+	 * pages back that lie beyond the end of a file (mm/shmem.c).
+	 */
+	pthread_mutex_t admit;
 	pthread_mutex_t lock;
 	uint32_t *free_slot; /* stack of free slots */
 	uint32_t free_count;
@@ -162,6 +174,8 @@ void stages_set_hooks(struct stages *st, stage_evict_fn evict,
 /* Give clean stages up until `want` bytes are free; false: there are none. */
 bool stages_make_room(struct stages *st, uint64_t want);
 
+/* What the dirty stages hold: in memory, and on the disk. */
+void stages_dirty(struct stages *st, uint64_t *ret_memory, uint64_t *ret_disk);
 void stages_usage(struct stages *st, uint64_t *ret_used, uint64_t *ret_total);
 
 #endif

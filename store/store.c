@@ -238,12 +238,17 @@ int store_close(struct store *st)
 
 bool store_has_room(struct store *st)
 {
-	uint64_t used, total;
+	uint64_t memory, disk, used, total;
 	struct statvfs v;
 
+	if (fstatvfs(st->dirfd, &v) < 0)
+		return true;
+	/* Nearly always: there is more room than the whole stage could fill. */
 	stages_usage(&st->stages, &used, &total);
-	return fstatvfs(st->dirfd, &v) < 0 ||
-	       (uint64_t)v.f_bavail * v.f_frsize > used + STORE_SPARE_BYTES;
+	if ((uint64_t)v.f_bavail * v.f_frsize > used + STORE_SPARE_BYTES)
+		return true;
+	stages_dirty(&st->stages, &memory, &disk);
+	return (uint64_t)v.f_bavail * v.f_frsize > memory;
 }
 
 int store_counter(struct store *st, const char *name, uint64_t *ret_value)

@@ -28,7 +28,8 @@ def second_save(m, disk, size):
     disk.fill(leave=size // 4)
     m.expected.append("No space left|rank_0|ENOSPC|space")
     path = m.path("step_2", "rank_0.pt")
-    put(path, data(size, 2))
+    # There is no room for it: its own close says so, and the bytes are kept.
+    fails(errno.ENOSPC, put, path, data(size, 2))
     return path
 
 
@@ -42,7 +43,7 @@ def a_full_store_fails_fsync_and_recovers(m):
     assert m.status()["failed"] == 1
     assert m.state(path) == "failed"
     same(os.pread(fd, 40 * MIB, 0), data(40 * MIB, 2), "staged still")
-    os.close(fd)
+    fails(errno.ENOSPC, os.close, fd)
     m.ctl("flush", path, code=1)
     same(get(m.path("step_1", "rank_0.pt")), data(40 * MIB, 1), "the other")
     disk.relieve()
@@ -59,12 +60,20 @@ def a_full_store_fails_fsync_and_recovers(m):
     ck.umount(disk.path)
 
 
-@ck.mounted(start=False, bound=120)
+@ck.mounted("debug_hold_drain", start=False, bound=120)
 def an_error_after_close_meets_the_next_open_and_sticks(m):
     disk = store_on_small_disk(m, 192 * MIB)
     m.start()
-    path = second_save(m, disk, 40 * MIB)
-    ck.until("the drain has failed", lambda: m.status()["failed"] == 1)
+    m.expected.append("No space left|rank_0|ENOSPC|space")
+    for step in (1, 2):
+        os.mkdir(m.path(f"step_{step}"))
+    put(m.path("step_1", "rank_0.pt"), data(40 * MIB, 1))
+    m.flush()
+    path = m.path("step_2", "rank_0.pt")
+    put(path, data(40 * MIB, 2))  # there is room when it is closed
+    disk.fill(leave=10 * MIB)
+    m.ctl("flush", m.mnt, code=1)
+    assert m.status()["failed"] == 1
     fails(errno.ENOSPC, os.open, path, os.O_RDONLY)
     m.kill()  # and the stage is still kept after a crash
     disk.relieve()
