@@ -72,7 +72,7 @@ static const char usage_line[] =
 static const char help_text[] =
 	"\n"
 	"Mount the checkpoint store in the directory STORE on MOUNTPOINT. An empty\n"
-	"or missing directory becomes a new store. Unmount with umount or\n"
+	"directory becomes a new store. Unmount with umount or\n"
 	"fusermount3 -u; the process ends when everything is durable.\n"
 	"\n"
 	"  -f                   stay in the foreground\n"
@@ -84,8 +84,8 @@ static const char help_text[] =
 	"  stage=DIR            stage in DIR (default: an own tmpfs, STORE/stage)\n"
 	"  stage_size=SIZE      size of that tmpfs, e.g. 64G (half of the memory)\n"
 	"  durable=async|close  close returns at once, or when durable (async)\n"
-	"  publish=wait|async   rename waits until all under the name is durable,\n"
-	"                       or does not (wait)\n"
+	"  publish=wait|async   rename waits until all under the name is durable, or\n"
+	"                       only when it replaces a durable file (wait)\n"
 	"  verify=on|open|off   on: compare bytes before sharing them; open: and\n"
 	"                       check a file's hashes at its first open; off: share\n"
 	"                       by the 128-bit keyed hash alone (on)\n"
@@ -117,14 +117,31 @@ static int misused(const char *format, ...)
 	return MAIN_USAGE;
 }
 
+/* Options of fstab that mount(8) hands on, and that mean nothing to us. */
+static bool is_for_mount8(const char *arg)
+{
+	static const char *const words[] = {
+		"auto", "noauto", "user", "nouser", "users", "owner", "group",
+		"defaults", "nofail", "_netdev", "relatime", "norelatime",
+		"strictatime", "lazytime", "nolazytime", "nodiratime",
+	};
+
+	if (strncmp(arg, "x-", 2) == 0 || strncmp(arg, "comment=", 8) == 0)
+		return true;
+	for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++)
+		if (strcmp(arg, words[i]) == 0)
+			return true;
+	return false;
+}
+
 static int on_option(void *data, const char *arg, int key,
 		     struct fuse_args *out)
 {
 	struct options *o = data;
 
 	(void)out;
-	if (key != FUSE_OPT_KEY_NONOPT)
-		return 1; /* libfuse and the kernel know it, or say that not */
+	if (key != FUSE_OPT_KEY_NONOPT) /* else libfuse knows it, or says not */
+		return is_for_mount8(arg) ? 0 : 1;
 	if (o->bare++ == 0)
 		o->store = strdup(arg);
 	else if (o->bare == 2)
@@ -272,27 +289,8 @@ static char *resolve_mountpoint(const char *path)
 	return full;
 }
 
-/* Absolute, because the daemon leaves this directory; need not exist yet. */
-static char *resolve_store(const char *path)
-{
-	char *full = realpath(path, NULL), *cwd;
-	size_t size;
-
-	if (full || path[0] == '/')
-		return full ? full : strdup(path);
-	cwd = getcwd(NULL, 0);
-	if (!cwd)
-		return NULL;
-	size = strlen(cwd) + strlen(path) + 2;
-	full = malloc(size);
-	if (full)
-		(void)snprintf(full, size, "%s/%s", cwd, path);
-	free(cwd);
-	return full;
-}
-
-/* Is this store mounted somewhere, as far as the mount table says? */
-static bool is_mounted(const char *store)
+/* Is there a ckptfs mount of this store, or on this directory? */
+static bool is_mounted(const char *store, const char *mountpoint)
 {
 	FILE *f = setmntent("/proc/self/mounts", "r");
 	struct mntent *m;
@@ -300,7 +298,8 @@ static bool is_mounted(const char *store)
 
 	while (f && !found && (m = getmntent(f)) != NULL)
 		found = strcmp(m->mnt_type, "fuse.ckptfs") == 0 &&
-			strcmp(m->mnt_fsname, store) == 0;
+			strcmp(store ? m->mnt_fsname : m->mnt_dir,
+			       store ? store : mountpoint) == 0;
 	if (f)
 		endmntent(f);
 	return found;
@@ -320,7 +319,7 @@ static struct store *open_store(const char *path,
 
 	for (int i = 0; i < PREDECESSOR_WAIT_S * 10; i++) {
 		rc = store_open(path, options, &st, why, sizeof(why));
-		if (rc != -EBUSY || is_mounted(path))
+		if (rc != -EBUSY || is_mounted(path, NULL))
 			break;
 		if (i == 10)
 			log_info("%s: waiting for its last mount, which is "
@@ -373,7 +372,7 @@ static void on_ready(void *arg)
 }
 
 /* In the child (or the foreground): open, mount, serve, close. */
-static int serve(struct fs *fs, struct fuse_args *args, const struct options *o,
+static int serve(struct fs *fs, const struct options *o,
 		 const struct store_options *so, struct ready *ready)
 {
 	int rc;
@@ -390,7 +389,7 @@ static int serve(struct fs *fs, struct fuse_args *args, const struct options *o,
 		fprintf(stderr, "ckptfs: cannot start: %s\n", strerror(-rc));
 		return MAIN_FAILED;
 	}
-	rc = session_run(fs, args, o->debug, on_ready, ready);
+	rc = session_run(fs, on_ready, ready);
 	if (store_close(fs->store) < 0) {
 		log_error("not everything could be made durable; it is kept in "
 			  "the stage for the next mount");
@@ -491,19 +490,40 @@ static int run(struct fuse_args *args, struct options *o)
 	full = resolve_mountpoint(o->mountpoint);
 	if (!full)
 		return MAIN_FAILED;
+	if (is_mounted(NULL, full)) {
+		fprintf(stderr,
+			"ckptfs: a ckptfs is mounted on %s already; unmount "
+			"it, or give another directory\n",
+			full);
+		free(full);
+		return MAIN_FAILED;
+	}
 	free(o->mountpoint);
 	o->mountpoint = full;
 	fs.mountpoint = full;
-	full = resolve_store(o->store);
-	if (!full)
+	full = realpath(o->store, NULL);
+	if (!full) {
+		fprintf(stderr, "ckptfs: store %s: %s%s\n", o->store,
+			strerror(errno),
+			errno == ENOENT ? "; for a new store make an empty "
+					  "directory first" :
+					  "");
 		return MAIN_FAILED;
+	}
 	free(o->store);
 	o->store = full;
 	if (add_mount_options(args, o, full) < 0)
 		return MAIN_FAILED;
+	if (session_new(&fs, args, o->debug) < 0) {
+		fprintf(stderr, "%ssee ckptfs --help\n", usage_line);
+		return MAIN_USAGE;
+	}
 	if (!o->foreground && !o->debug && background(&ready) < 0)
-		return MAIN_FAILED;
-	return serve(&fs, args, o, &so, &ready);
+		rc = MAIN_FAILED;
+	else
+		rc = serve(&fs, o, &so, &ready);
+	session_free(&fs);
+	return rc;
 }
 
 int main(int argc, char **argv)
@@ -512,8 +532,10 @@ int main(int argc, char **argv)
 	struct options o = { 0 };
 	int rc;
 
-	if (fuse_opt_parse(&args, &o, option_table, on_option) < 0)
+	if (fuse_opt_parse(&args, &o, option_table, on_option) < 0) {
+		fprintf(stderr, "%ssee ckptfs --help\n", usage_line);
 		return MAIN_USAGE;
+	}
 	rc = run(&args, &o);
 	fuse_opt_free_args(&args);
 	options_release(&o);

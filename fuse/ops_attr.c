@@ -227,20 +227,38 @@ static int physical_bytes(struct store *st, const struct content *c,
 	return 0;
 }
 
+/*
+ * A file that is still open may have been drained as it stands: then its size
+ * and time are those that were committed. (What a mapping changes without
+ * a time is drained at the last close in any case.)
+ */
+static bool is_durable_locked(const struct file *f, const struct stat *now)
+{
+	const struct content *c = f->content ? &f->content->c : NULL;
+
+	if (!f->stage || !f->dirty)
+		return c != NULL;
+	return c && c->size_bytes == (uint64_t)now->st_size &&
+	       c->mtime_ns == ns_of(&now->st_mtim);
+}
+
 int fs_file_state(struct store *st, struct inode *in, struct fs_state *ret)
 {
 	struct content_ref *content = NULL;
+	struct stat now = { 0 };
 	int rc = inode_load_file(st, in);
 
 	memset(ret, 0, sizeof(*ret));
+	if (rc == 0)
+		rc = inode_stat(st, in, &now);
 	if (rc < 0)
 		return rc;
 	{
 		HOLD(&in->lock);
 		ret->error = in->file->sticky_error;
-		ret->word = ret->error < 0			? "failed" :
-			    in->file->stage && in->file->dirty	? "staged" :
-								  "durable";
+		ret->word = ret->error < 0		    ? "failed" :
+			    is_durable_locked(in->file, &now) ? "durable" :
+								"staged";
 		content = in->file->content;
 		if (content)
 			atomic_fetch_add(&content->refs, 1);

@@ -91,7 +91,9 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 		return;
 	}
 	handle_fill(fi, flags, &opened);
+	inode_remember(st, in);
 	if (fuse_reply_create(req, &e, fi) < 0) {
+		inode_forget(st, in, 1);
 		file_release(st, in, flags);
 		inode_put(st, in, 1);
 	}

@@ -217,8 +217,8 @@ static int do_flush(struct store *st, fuse_ino_t ino)
 	}
 	if (dir)
 		rc = drain_sync_tree(st, ino);
-	else if (reg)
-		rc = drain_sync(st, in);
+	else if (reg) /* with what was closed before: the order holds */
+		rc = drain_publish(st, in);
 	else
 		rc = kv_sync(st->kv);
 	inode_put(st, in, 1);

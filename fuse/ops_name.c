@@ -31,6 +31,18 @@ int fs_entry(struct store *st, struct inode *in, struct fuse_entry_param *e)
 	return 0;
 }
 
+static void forget(struct store *st, fuse_ino_t ino, uint64_t nlookup)
+{
+	struct inode *in = inode_peek(st, ino);
+
+	if (!in)
+		return;
+	inode_forget(st, in, nlookup);
+	file_unlinked(st, in);
+	/* One more for the reference that inode_peek() took. */
+	inode_put(st, in, nlookup + 1);
+}
+
 /* Reply with an entry; consumes one reference, which becomes a look-up. */
 static void reply_entry(fuse_req_t req, struct inode *in)
 {
@@ -43,8 +55,9 @@ static void reply_entry(fuse_req_t req, struct inode *in)
 		fuse_reply_err(req, -rc);
 		return;
 	}
+	inode_remember(st, in);
 	if (fuse_reply_entry(req, &e) < 0)
-		inode_put(st, in, 1);
+		forget(st, in->ino, 1);
 }
 
 void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
@@ -59,15 +72,6 @@ void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 		fuse_reply_err(req, -rc);
 	else
 		reply_entry(req, in);
-}
-
-static void forget(struct store *st, fuse_ino_t ino, uint64_t nlookup)
-{
-	struct inode *in = inode_peek(st, ino);
-
-	/* One more for the reference that inode_peek() took. */
-	if (in)
-		inode_put(st, in, nlookup + 1);
 }
 
 void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t nlookup)
@@ -203,6 +207,23 @@ static int publish(struct store *st, fuse_ino_t parent, const char *name)
 	return rc;
 }
 
+/* Without a wait a power cut could leave neither the old nor the new one. */
+static bool replaces_durable(struct store *st, fuse_ino_t parent,
+			     const char *name)
+{
+	struct inode *in;
+	bool durable = false;
+
+	if (names_lookup(st, parent, name, &in) < 0)
+		return false;
+	if (inode_load_file(st, in) == 0) {
+		HOLD(&in->lock);
+		durable = in->file->content != NULL;
+	}
+	inode_put(st, in, 1);
+	return durable;
+}
+
 static int do_rename(struct store *st, fuse_ino_t parent, const char *name,
 		     fuse_ino_t new_parent, const char *new_name,
 		     unsigned flags)
@@ -210,7 +231,8 @@ static int do_rename(struct store *st, fuse_ino_t parent, const char *name,
 	struct inode *replaced;
 	int rc = 0;
 
-	if (!st->options.publish_async)
+	if (!st->options.publish_async ||
+	    replaces_durable(st, new_parent, new_name))
 		rc = publish(st, parent, name);
 	if (rc == 0)
 		rc = names_rename(st, parent, name, new_parent, new_name, flags,
@@ -293,6 +315,7 @@ static bool listing_put_plus(struct listing *l, const char *name, uint64_t ino,
 		inode_put(st, in, 1);
 		return false;
 	}
+	inode_remember(st, in);
 	l->used += n;
 	return true;
 }

@@ -175,16 +175,25 @@ static int session_loop(struct fs *fs)
 	return rc;
 }
 
-int session_run(struct fs *fs, struct fuse_args *args, bool debug,
-		void (*ready)(void *arg), void *arg)
+int session_new(struct fs *fs, struct fuse_args *args, bool debug)
 {
-	int rc;
-
 	if (debug && fuse_opt_add_arg(args, "-odebug") < 0)
 		return -ENOMEM;
 	fs->se = fuse_session_new(args, &fs_ops, sizeof(fs_ops), fs);
-	if (!fs->se)
-		return -EINVAL;
+	return fs->se ? 0 : -EINVAL;
+}
+
+void session_free(struct fs *fs)
+{
+	if (fs->se)
+		fuse_session_destroy(fs->se);
+	fs->se = NULL;
+}
+
+int session_run(struct fs *fs, void (*ready)(void *arg), void *arg)
+{
+	int rc;
+
 	fs->store->on_arg = fs;
 	fs->store->on_renamed = on_renamed;
 #ifdef FUSE_CAP_PASSTHROUGH
@@ -194,17 +203,14 @@ int session_run(struct fs *fs, struct fuse_args *args, bool debug,
 	rc = fuse_set_signal_handlers(fs->se);
 	if (rc == 0)
 		rc = fuse_session_mount(fs->se, fs->mountpoint);
-	if (rc != 0) {
-		fuse_session_destroy(fs->se);
-		return -EIO;
+	if (rc == 0) {
+		ready(arg);
+		(void)session_loop(fs);
+		fuse_session_unmount(fs->se);
 	}
-	ready(arg);
-	(void)session_loop(fs);
-	fuse_session_unmount(fs->se);
 	fuse_remove_signal_handlers(fs->se);
 	/* The kernel is gone: nothing can be invalidated or closed there. */
 	fs->store->on_renamed = NULL;
 	fs->store->backing_open = NULL;
-	fuse_session_destroy(fs->se);
-	return 0;
+	return rc == 0 ? 0 : -EIO;
 }

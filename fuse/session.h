@@ -7,11 +7,16 @@
 #include "fuse/fs.h"
 
 /*
+ * Make the session, which checks the options that are left in args. No store
+ * is needed yet. -EINVAL: an option that nobody knows (it was named).
+ */
+int session_new(struct fs *fs, struct fuse_args *args, bool debug);
+/*
  * Mount fs->store and serve it until it is unmounted or a signal asks for the
  * end. `ready` is called once when the mount can be used. Returns 0, or
- * -errno when it could not be mounted (the reason was printed).
+ * -EIO when it could not be mounted (the reason was printed).
  */
-int session_run(struct fs *fs, struct fuse_args *args, bool debug,
-		void (*ready)(void *arg), void *arg);
+int session_run(struct fs *fs, void (*ready)(void *arg), void *arg);
+void session_free(struct fs *fs);
 
 #endif

@@ -590,6 +590,7 @@ static void job_complete(struct store *st, struct drain_job *j, uint8_t *buffer)
 {
 	struct drain *d = st->drain;
 	int rc = atomic_load(&j->error);
+	bool raced;
 
 	if (rc == 0 && !atomic_load(&j->raced))
 		rc = work_sync(st, j);
@@ -602,9 +603,11 @@ static void job_complete(struct store *st, struct drain_job *j, uint8_t *buffer)
 	}
 	{
 		HOLD(&d->lock);
+		/* Once it is READY it is the committer's: raced or not. */
+		raced = atomic_load(&j->raced) || rc == -EAGAIN;
 		TAILQ_REMOVE(&d->running, j, in_queue);
 		d->running_count--;
-		if (rc < 0 || atomic_load(&j->raced)) {
+		if (rc < 0 || raced) {
 			j->gave_up = true;
 			pthread_cond_broadcast(&d->moved);
 		} else {
@@ -616,7 +619,7 @@ static void job_complete(struct store *st, struct drain_job *j, uint8_t *buffer)
 		}
 		pthread_cond_broadcast(&d->work);
 	}
-	if (atomic_load(&j->raced) || rc == -EAGAIN)
+	if (raced)
 		drain_void(st, j);
 	else if (rc < 0)
 		drain_fail(st, j, rc);
@@ -847,7 +850,7 @@ int drain_publish(struct store *st, struct inode *in)
 	}
 	order = order_now(st->drain);
 	rc = open ? order_wait(st, order) : 0;
-	if (rc == 0 && open)
+	if (rc == 0)
 		rc = drain_sync(st, in); /* still open: as it stands */
 	return rc;
 }

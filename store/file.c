@@ -439,7 +439,7 @@ static int open_turn(struct store *st, struct inode *in, int flags,
 					  in->file->backing_id :
 					  0;
 	}
-	if (gone) { /* its name was replaced since the look-up */
+	if (gone) { /* cannot be while the kernel knows it */
 		close_backing(st, in);
 		return -ESTALE;
 	}
@@ -518,12 +518,13 @@ int file_sync(struct store *st, struct inode *in)
 
 void file_unlinked(struct store *st, struct inode *in)
 {
+	bool known = inode_lookups(st, in) > 0;
 	struct stage *stage = NULL;
 	bool gone;
 
 	{
 		HOLD(&in->lock);
-		gone = in->attr.nlink == 0 &&
+		gone = in->attr.nlink == 0 && !known &&
 		       (!in->file ||
 			(in->file->opens == 0 && !in->file->deleted));
 		if (gone && in->file) {

@@ -70,7 +70,10 @@ int file_seek(struct store *st, struct inode *in, uint64_t off, int whence,
 /* Times set by hand reach the stage too. */
 void file_set_times(struct store *st, struct inode *in, unsigned valid,
 		    const struct attr *to);
-/* The last name may be gone: if no handle is left either, delete it. */
+/*
+ * A name, a handle or the kernel's last look-up is gone: when none of them
+ * is left, delete the inode and its bytes.
+ */
 void file_unlinked(struct store *st, struct inode *in);
 
 /* The stage of an earlier daemon becomes this inode's. Takes the reference. */

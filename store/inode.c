@@ -208,6 +208,31 @@ void inode_ref(struct store *st, struct inode *in, uint64_t count)
 	in->refs += count;
 }
 
+void inode_remember(struct store *st, struct inode *in)
+{
+	struct inode_shard *s = shard_of(st, in->ino);
+
+	HOLD(&s->lock);
+	in->lookups++;
+}
+
+void inode_forget(struct store *st, struct inode *in, uint64_t count)
+{
+	struct inode_shard *s = shard_of(st, in->ino);
+
+	HOLD(&s->lock);
+	CHECK(in->lookups >= count);
+	in->lookups -= count;
+}
+
+uint64_t inode_lookups(struct store *st, struct inode *in)
+{
+	struct inode_shard *s = shard_of(st, in->ino);
+
+	HOLD(&s->lock);
+	return in->lookups;
+}
+
 void inode_put(struct store *st, struct inode *in, uint64_t count)
 {
 	struct inode_shard *s;

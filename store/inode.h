@@ -59,6 +59,7 @@ struct inode {
 	uint64_t ino;
 	struct inode *next; /* in its bucket; shard lock */
 	uint64_t refs; /* shard lock */
+	uint64_t lookups; /* of these, the kernel's; shard lock */
 
 	pthread_mutex_t turn; /* see above */
 	pthread_mutex_t lock; /* guards everything below */
@@ -114,6 +115,14 @@ int inode_get(struct store *st, uint64_t ino, struct inode **ret_inode);
 struct inode *inode_peek(struct store *st, uint64_t ino);
 void inode_ref(struct store *st, struct inode *in, uint64_t count);
 void inode_put(struct store *st, struct inode *in, uint64_t count);
+/*
+ * One of the caller's references becomes the kernel's (a look-up), or `count`
+ * of the kernel's become the caller's (to put). As long as the kernel has one,
+ * it can open the inode, whether it has a name or not.
+ */
+void inode_remember(struct store *st, struct inode *in);
+void inode_forget(struct store *st, struct inode *in, uint64_t count);
+uint64_t inode_lookups(struct store *st, struct inode *in);
 /* A new inode in the table, one reference, not in the database yet. */
 int inode_new(struct store *st, const struct attr *attr,
 	      struct inode **ret_inode);

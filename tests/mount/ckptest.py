@@ -343,7 +343,7 @@ class Mount:
         code = self.proc.wait(WAIT_BOUND)
         self.proc = None
         assert code == 0, f"ckptfs exited {code}:\n{self.log_text()[-3000:]}"
-        left = mounts_under(self.store)
+        left = [m for m in mounts_under(self.store) if m != self.store]
         assert not left, f"left mounted: {left}"
 
     def remount(self, *options):

@@ -69,7 +69,7 @@ def a_newer_format_is_refused_and_left_alone(m):
     put(format_file(m), newer)
     said = m.refuse(code=1)
     assert "999" in said, said
-    m.fsck(code=1)
+    m.fsck(code=2)
     put(format_file(m), b"not a version\n")
     m.refuse(code=1)
     put(format_file(m), old)
@@ -84,7 +84,7 @@ def a_store_that_is_mounted_is_not_mounted_twice(m):
     said = second.refuse(code=1)
     assert re.search("mounted|in use", said), said
     same(get(m.path("f")), data(MIB), "the first goes on")
-    m.fsck(code=1)  # fsck is offline
+    m.fsck(code=2)  # fsck is offline
     put(m.path("g"), data(MIB, "g"))
     m.kill()
     second.start()  # a dead daemon's store is free
