@@ -85,7 +85,7 @@ static const char help_text[] =
 	"  stage_size=SIZE      size of that tmpfs, e.g. 64G (half of the memory)\n"
 	"  durable=async|close  close returns at once, or when durable (async)\n"
 	"  publish=wait|async   rename waits until all under the name is durable, or\n"
-	"                       only when it replaces a durable file (wait)\n"
+	"                       only when it replaces something (wait)\n"
 	"  verify=on|open|off   on: compare bytes before sharing them; open: and\n"
 	"                       check a file's hashes at its first open; off: share\n"
 	"                       by the 128-bit keyed hash alone (on)\n"

@@ -6,6 +6,7 @@
 #include <sys/statvfs.h>
 
 #include "fuse/fs.h"
+#include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/file.h"
 #include "store/names.h"
@@ -38,17 +39,12 @@ void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	inode_put(st, in, 1);
 }
 
-static int64_t ns_of(const struct timespec *t)
-{
-	return (int64_t)t->tv_sec * 1000000000 + t->tv_nsec;
-}
-
 static int64_t real_now_ns(void)
 {
 	struct timespec t;
 
 	clock_gettime(CLOCK_REALTIME, &t);
-	return ns_of(&t);
+	return io_ns(&t);
 }
 
 /* What the kernel asks for, in our words. */
@@ -84,13 +80,13 @@ static unsigned set_of(fuse_req_t req, struct inode *in, const struct stat *s,
 	if (to_set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_ATIME_NOW)) {
 		to->atime_ns = to_set & FUSE_SET_ATTR_ATIME_NOW ?
 				       real_now_ns() :
-				       ns_of(&s->st_atim);
+				       io_ns(&s->st_atim);
 		valid |= SET_ATIME;
 	}
 	if (to_set & (FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW)) {
 		to->mtime_ns = to_set & FUSE_SET_ATTR_MTIME_NOW ?
 				       real_now_ns() :
-				       ns_of(&s->st_mtim);
+				       io_ns(&s->st_mtim);
 		valid |= SET_MTIME;
 	}
 	return valid;
@@ -239,7 +235,7 @@ static bool is_durable_locked(const struct file *f, const struct stat *now)
 	if (!f->stage || !f->dirty)
 		return c != NULL;
 	return c && c->size_bytes == (uint64_t)now->st_size &&
-	       c->mtime_ns == ns_of(&now->st_mtim);
+	       c->mtime_ns == io_ns(&now->st_mtim);
 }
 
 int fs_file_state(struct store *st, struct inode *in, struct fs_state *ret)

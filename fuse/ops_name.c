@@ -207,21 +207,18 @@ static int publish(struct store *st, fuse_ino_t parent, const char *name)
 	return rc;
 }
 
-/* Without a wait a power cut could leave neither the old nor the new one. */
-static bool replaces_durable(struct store *st, fuse_ino_t parent,
-			     const char *name)
+/*
+ * Is there something under the new name? Then there is no renaming without a
+ * wait: a power cut could leave neither the old nor the new one.
+ */
+static bool replaces(struct store *st, fuse_ino_t parent, const char *name)
 {
 	struct inode *in;
-	bool durable = false;
 
 	if (names_lookup(st, parent, name, &in) < 0)
 		return false;
-	if (inode_load_file(st, in) == 0) {
-		HOLD(&in->lock);
-		durable = in->file->content != NULL;
-	}
 	inode_put(st, in, 1);
-	return durable;
+	return true;
 }
 
 static int do_rename(struct store *st, fuse_ino_t parent, const char *name,
@@ -231,9 +228,10 @@ static int do_rename(struct store *st, fuse_ino_t parent, const char *name,
 	struct inode *replaced;
 	int rc = 0;
 
-	if (!st->options.publish_async ||
-	    replaces_durable(st, new_parent, new_name))
+	if (!st->options.publish_async || replaces(st, new_parent, new_name))
 		rc = publish(st, parent, name);
+	if (rc == 0 && (flags & RENAME_EXCHANGE))
+		rc = publish(st, new_parent, new_name);
 	if (rc == 0)
 		rc = names_rename(st, parent, name, new_parent, new_name, flags,
 				  &replaced);

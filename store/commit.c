@@ -33,7 +33,6 @@ struct commit_op {
 	uint64_t ino; /* DELETE; CLONE: to */
 	uint64_t from; /* CLONE */
 	struct kv_batch *batch; /* CLONE: the caller's */
-	const struct content *content; /* CLONE: the caller's */
 	struct image *image; /* ABANDON: a reference */
 	uint64_t size_bytes; /* ABANDON */
 	bool waited, done; /* CLONE: on the caller's stack */
@@ -431,13 +430,16 @@ static void check_native_size(struct store *st, const struct drain_job *j,
 	c->native = size == c->size_bytes;
 }
 
-/* A running job's image that was given up must not be shared. */
+/* A running job's image that was given up, or may be, must not be shared. */
 static bool joined_image_dead(struct store *st, const struct drain_job *j)
 {
 	HOLD(&st->images.lock);
 	for (uint32_t i = 0; i < j->chunk_count; i++)
 		if (j->chunks[i].kind == CHUNK_JOINED &&
-		    j->chunks[i].owner->image->abandoned)
+		    (j->chunks[i].owner->image->abandoned ||
+		     /* A stage that may be written again if its job fails. */
+		     (j->chunks[i].owner->adopt &&
+		      !j->chunks[i].owner->written)))
 			return true;
 	return false;
 }
@@ -542,12 +544,13 @@ static int job_write(struct store *st, struct pending *p)
 		put_job_records(st, b, j, &c, old);
 		rc = put_own_copies(b, j);
 	}
-	if (rc == 0)
-		rc = kv_write(st->kv, b);
-	if (rc == 0) {
+	if (rc == 0) { /* before the write: after it nothing may fail */
 		p->content = content_ref_new(&c);
 		rc = p->content ? 0 : -ENOMEM;
 	}
+	if (rc == 0)
+		rc = kv_write(st->kv, b);
+	j->written = rc == 0;
 	content_release(&c);
 	return rc;
 }
@@ -584,8 +587,9 @@ static void job_publish(struct store *st, struct pending *p)
 	own_image = f->content->c.native && f->content->c.extent_count > 0;
 	if (own_image)
 		image = f->content->c.extents[0].image;
-	if (j->exclusive && !atomic_load(&j->raced) && f->writers == 0 &&
-	    f->stage == j->stage) {
+	if (j->exclusive && f->stage == j->stage &&
+	    (j->adopt || (!atomic_load(&j->raced) && f->writers == 0 &&
+			  f->changing == 0))) {
 		f->dirty = false;
 		j->stage->slot->clean_generation = f->content->c.generation;
 		j->stage->slot->dirty = 0;
@@ -597,7 +601,7 @@ static void job_publish(struct store *st, struct pending *p)
 			   j->stage->kind == STAGE_DISK ||
 			   st->options.no_stage_cache) {
 			/* Who has it open keeps it until he closes it. */
-			if (f->mode != IO_BACKED)
+			if (f->mode == IO_CLOSED)
 				drop = f->stage;
 		} else {
 			stage_list(&st->stages, j->stage);
@@ -608,7 +612,8 @@ static void job_publish(struct store *st, struct pending *p)
 		}
 		if (drop)
 			f->stage = NULL;
-		if (j->adopt && !j->unchanged && f->mode == IO_BACKED) {
+		if (j->adopt && !j->unchanged &&
+		    (f->mode == IO_BACKED || f->changing > 0)) {
 			/* Readers have the whole image: punch it when they go. */
 			j->hold_punch = true;
 			f->punch_image = j->image->id;
@@ -657,25 +662,36 @@ static void job_published(struct store *st, struct pending *p)
 static void commit_jobs(struct store *st, struct drain_job **jobs, unsigned n)
 {
 	struct pending p[COMMIT_GROUP_MAX] = { 0 };
-	bool sync = false;
+	bool sync = false, stopped = false;
 	int rc = 0;
 
 	for (unsigned i = 0; i < n; i++) {
+		bool ordered = jobs[i]->order > 0 && !jobs[i]->urgent;
+
+		if (stopped && ordered) { /* nobody overtakes who failed */
+			drain_untake(st, jobs[i]);
+			continue;
+		}
 		p[i].j = jobs[i];
 		p[i].rc = job_write(st, &p[i]);
 		sync = sync || p[i].rc >= 0;
+		stopped = stopped ||
+			  (ordered && p[i].rc < 0 && p[i].rc != -ECANCELED);
 	}
 	if (sync)
 		rc = kv_sync(st->kv);
 	for (unsigned i = 0; i < n; i++) {
 		struct drain_job *j = p[i].j;
 
+		if (!j)
+			continue;
 		if (p[i].rc >= 0 && rc < 0)
 			p[i].rc = rc;
 		if (p[i].rc >= 0) {
 			job_publish(st, &p[i]);
 			job_published(st, &p[i]);
 		} else if (p[i].rc == -ESTALE || p[i].rc == -ECANCELED) {
+			j->no_join = true; /* or it could go round for ever */
 			drain_void(st, j);
 		} else {
 			drain_fail(st, j, p[i].rc);
@@ -761,25 +777,32 @@ static int clone_small(struct store *st, const struct commit_op *op)
 static int op_clone(struct store *st, const struct commit_op *op)
 {
 	SCOPED(scope_changes) struct ref_changes changes = { 0 };
-	struct content copy;
-	int rc = 0;
+	SCOPED(scope_free) void *value = NULL;
+	struct key from = key_ino('F', op->from), u = key_ino('U', op->ino);
+	struct content c = { 0 };
+	size_t len;
+	int rc;
 
-	if (op->content) {
-		copy = *op->content;
-		if (copy.kind == CONTENT_SMALL)
-			rc = clone_small(st, op);
-		if (rc < 0)
-			return rc;
-		rc = changes_of_content(st, &copy, 1, &changes);
-		if (rc == 0)
-			rc = changes_apply(st, op->batch, &changes);
-		if (rc == 0)
-			put_content(op->batch, op->ino, &copy);
-		if (rc == 0)
-			count(op->batch, META_LOGICAL,
-			      (int64_t)copy.size_bytes);
+	rc = kv_get(st->kv, from.data, from.len, &value, &len);
+	if (rc == -ENOENT) { /* never committed, so the new one neither */
+		kv_put(op->batch, u.data, u.len, "", 0);
+		return kv_write(st->kv, op->batch);
 	}
-	return rc < 0 ? rc : kv_write(st->kv, op->batch);
+	if (rc == 0)
+		rc = content_decode(value, len, &c);
+	if (rc == 0 && c.kind == CONTENT_SMALL)
+		rc = clone_small(st, op);
+	if (rc == 0)
+		rc = changes_of_content(st, &c, 1, &changes);
+	if (rc == 0)
+		rc = changes_apply(st, op->batch, &changes);
+	if (rc == 0) {
+		put_content(op->batch, op->ino, &c);
+		count(op->batch, META_LOGICAL, (int64_t)c.size_bytes);
+		rc = kv_write(st->kv, op->batch);
+	}
+	content_release(&c);
+	return rc;
 }
 
 /* Has anybody else's content found its way into this image? */
@@ -804,12 +827,14 @@ static void op_abandon(struct store *st, struct image *i, uint64_t size)
 
 	{
 		HOLD(&st->images.lock);
-		i->building = false;
+		i->building = shared == 0;
 		i->abandoned = shared == 0;
 	}
 	if (shared == 0) {
-		(void)image_remove(&st->images, i->id);
-	} else if (shared > 0) {
+		image_recycle(&st->images, i);
+		return;
+	}
+	if (shared > 0) {
 		SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 		struct key p = key_chunk(i->id, 0);
 		uint64_t le = htole64(size);
@@ -965,13 +990,12 @@ int commit_delete(struct store *st, uint64_t ino)
 }
 
 int commit_clone(struct store *st, struct kv_batch *b,
-		 const struct content *content, uint64_t from, uint64_t to)
+		 uint64_t from, uint64_t to)
 {
 	struct commit_op op = { .kind = COMMIT_CLONE,
 				.ino = to,
 				.from = from,
 				.batch = b,
-				.content = content,
 				.waited = true };
 	struct committer *c = st->committer;
 

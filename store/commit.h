@@ -35,11 +35,12 @@ void commit_wake(struct store *st);
  */
 int commit_delete(struct store *st, uint64_t ino);
 /*
- * Write b together with a copy of from's `content` (or none) for `to`. Waits
- * for the committer; the caller keeps b and content.
+ * Write b together with a copy of from's committed content for `to`; when it
+ * has none, `to` counts as never committed. Waits for the committer; the
+ * caller keeps b.
  */
 int commit_clone(struct store *st, struct kv_batch *b,
-		 const struct content *content, uint64_t from, uint64_t to);
+		 uint64_t from, uint64_t to);
 /*
  * An image that no job will commit: removed, unless another file has shared
  * some of it meanwhile. Takes over the caller's reference.

@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/commit.h"
@@ -32,7 +33,7 @@ static int64_t mono_ns(void)
 	struct timespec t;
 
 	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+	return io_ns(&t);
 }
 
 int drain_init(struct store *st)
@@ -215,8 +216,7 @@ static struct drain_job *job_for(struct store *st, struct inode *in,
 		stage_ref(stage);
 	}
 	fresh = job_new(st, in, stage);
-	if (waiting)
-		(void)fstat(stage->fd, &sb);
+	(void)fstat(stage->fd, &sb);
 	stage_put(&st->stages, stage);
 	if (!fresh) {
 		*ret_rc = -ENOMEM;
@@ -241,6 +241,8 @@ static struct drain_job *job_for(struct store *st, struct inode *in,
 		}
 		j->empty_close = waiting && sb.st_size == 0;
 		if (ordered) {
+			j->close_size = (uint64_t)sb.st_size;
+			j->close_mtime_ns = io_ns(&sb.st_mtim);
 			if (j->order)
 				TAILQ_REMOVE(&d->order, j, by_order);
 			j->order = d->next_order++;
@@ -380,6 +382,9 @@ void drain_restart(struct store *st, struct drain_job *j)
 			d->draining++;
 			next->urgent = j->urgent;
 			next->asked = j->asked;
+			next->no_join = j->no_join;
+			next->close_size = j->close_size;
+			next->close_mtime_ns = j->close_mtime_ns;
 			next->order = j->order;
 			if (j->order)
 				TAILQ_INSERT_BEFORE(j, next, by_order);
@@ -429,6 +434,8 @@ static void retry_locked(struct drain *d, struct drain_job *j,
 {
 	next->result = rc;
 	next->order = j->order;
+	next->close_size = j->close_size;
+	next->close_mtime_ns = j->close_mtime_ns;
 	if (j->order)
 		TAILQ_INSERT_BEFORE(j, next, by_order);
 	j->in->file->queued = next;
@@ -476,7 +483,8 @@ void drain_void(struct store *st, struct drain_job *j)
 	job_abandon_image(st, j);
 	{
 		HOLD(&j->in->lock);
-		gone = j->in->attr.nlink == 0 || j->in->file->stage != j->stage;
+		gone = j->in->attr.nlink == 0 || j->overtaken ||
+		       j->in->file->stage != j->stage;
 		if (j->adopt)
 			j->stage->frozen = false;
 	}
@@ -513,6 +521,25 @@ static struct drain_job *job_start_locked(struct store *st)
 	return j;
 }
 
+/*
+ * What was closed is not there any more: somebody has opened the file and
+ * changes it. Its own close will drain it; in the middle of a change it must not
+ * become durable, unless somebody asks for it as it stands.
+ */
+static bool job_is_overtaken(struct store *st, struct drain_job *j)
+{
+	struct stat sb;
+
+	if (j->exclusive || !j->order || fstat(j->stage->fd, &sb) < 0)
+		return false;
+	if ((uint64_t)sb.st_size == j->close_size &&
+	    io_ns(&sb.st_mtim) == j->close_mtime_ns)
+		return false;
+	HOLD(&st->drain->lock);
+	j->overtaken = !j->urgent && !j->asked;
+	return j->overtaken;
+}
+
 /* The rest of the start, without drain.lock. */
 static int job_begin(struct store *st, struct drain_job *j)
 {
@@ -522,7 +549,7 @@ static int job_begin(struct store *st, struct drain_job *j)
 		HOLD(&j->in->lock);
 		if (j->in->attr.nlink == 0 || f->stage != j->stage)
 			return -ECANCELED;
-		j->exclusive = f->writers == 0;
+		j->exclusive = f->writers == 0 && f->changing == 0;
 		j->begun = true;
 		j->old = f->content;
 		if (j->old)
@@ -538,6 +565,8 @@ static int job_begin(struct store *st, struct drain_job *j)
 			}
 		}
 	}
+	if (job_is_overtaken(st, j))
+		return -ECANCELED;
 	reclaim_enter(st, &j->ticket);
 	j->has_ticket = true;
 	return work_begin(st, j);
@@ -943,9 +972,36 @@ void drain_disturb(struct store *st, struct inode *in, bool wait)
 	drain_job_put(st, j);
 }
 
-void drain_wait_idle(struct store *st, struct inode *in)
+int drain_wait_idle(struct store *st, struct inode *in)
 {
-	running_wait(st, in);
+	struct drain *d = st->drain;
+	struct drain_job *j = NULL;
+	int rc = 0;
+
+	{
+		HOLD(&in->lock);
+		HOLD(&d->lock);
+		j = in->file ? in->file->running : NULL;
+		if (j) {
+			job_ref(j);
+			j->asked = true;
+		}
+	}
+	if (!j)
+		return 0;
+	pthread_mutex_lock(&d->lock);
+	while (!job_final(j->state)) {
+		struct drain_job *first = TAILQ_FIRST(&d->order);
+
+		if (first && first != j && first->state == JOB_FAILED) {
+			rc = first->result;
+			break;
+		}
+		pthread_cond_wait(&d->moved, &d->lock);
+	}
+	pthread_mutex_unlock(&d->lock);
+	drain_job_put(st, j);
+	return rc;
 }
 
 void drain_cancel(struct store *st, struct inode *in)
@@ -1007,6 +1063,12 @@ unsigned drain_take_ready(struct store *st, struct drain_job **jobs,
 		jobs[n++] = j;
 	}
 	return n;
+}
+
+void drain_untake(struct store *st, struct drain_job *j)
+{
+	HOLD(&st->drain->lock);
+	j->taken = false;
 }
 
 /* --- the timer: retries, late releases, files that stay open -------------- */
@@ -1076,8 +1138,7 @@ static void timer_drain_open(struct store *st)
 			}
 		}
 		if (stage && fstat(stage->fd, &sb) == 0) {
-			int64_t mtime = (int64_t)sb.st_mtim.tv_sec * 1000000000 +
-					sb.st_mtim.tv_nsec;
+			int64_t mtime = io_ns(&sb.st_mtim);
 			HOLD(&in->lock);
 			uint64_t last = in->file->drained_size;
 			uint64_t size = (uint64_t)sb.st_size;
@@ -1097,6 +1158,25 @@ static void timer_drain_open(struct store *st)
 		}
 		inode_put(st, in, 1);
 	}
+}
+
+/* Unless a real close has come since. */
+static void cancel_empty(struct store *st, struct drain_job *j)
+{
+	struct drain *d = st->drain;
+	struct file *f = j->in->file;
+
+	{
+		HOLD(&j->in->lock);
+		HOLD(&d->lock);
+		if (f->queued != j || j->state != JOB_WAITING ||
+		    !j->empty_close)
+			return;
+		f->queued = NULL;
+		job_unqueue_locked(d, j);
+	}
+	drain_finish(st, j, JOB_CANCELLED, 0);
+	drain_job_put(st, j);
 }
 
 static void *timer_main(void *arg)
@@ -1122,7 +1202,7 @@ static void *timer_main(void *arg)
 		empty = timer_wake_due_locked(d, now, &next);
 		if (empty) {
 			pthread_mutex_unlock(&d->lock);
-			drain_cancel(st, empty->in);
+			cancel_empty(st, empty);
 			drain_job_put(st, empty);
 			pthread_mutex_lock(&d->lock);
 			continue;

@@ -83,6 +83,11 @@ struct drain_job {
 	bool taken; /* by the committer */
 	bool begun; /* job_begin() has looked at the writers; in->lock too */
 	bool empty_close; /* WAITING: there was nothing to close yet */
+	uint64_t close_size; /* the stage when it was closed last ... */
+	int64_t close_mtime_ns;
+	bool overtaken; /* not what was closed any more; set when it begins */
+	bool no_join; /* share with nobody who is not committed yet */
+	bool written; /* in the log, maybe not synced yet; the committer's */
 	/* Its chunks' places are final and on the disk, or will never be. */
 	bool settled, gave_up;
 	uint64_t serial; /* by the time of its start: older jobs win chunks */
@@ -161,8 +166,11 @@ int drain_publish(struct store *st, struct inode *in);
  * worker reads it any more.
  */
 void drain_disturb(struct store *st, struct inode *in, bool wait);
-/* Wait until no job of this inode runs: it is frozen only so long. */
-void drain_wait_idle(struct store *st, struct inode *in);
+/*
+ * Wait until no job of this inode runs: it is frozen only so long. The order
+ * of closes is kept, so an error of one that was closed earlier ends it.
+ */
+int drain_wait_idle(struct store *st, struct inode *in);
 /*
  * The file's stage was replaced by a new one: what was waiting to be drained
  * of the old one need not be any more.
@@ -200,6 +208,8 @@ void drain_restart(struct store *st, struct drain_job *j);
 /* The next jobs that may be committed, oldest first; up to max of them. */
 unsigned drain_take_ready(struct store *st, struct drain_job **jobs,
 			  unsigned max);
+/* A job that was taken is not committed in this group after all. */
+void drain_untake(struct store *st, struct drain_job *j);
 void drain_job_put(struct store *st, struct drain_job *j);
 
 #endif

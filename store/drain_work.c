@@ -18,7 +18,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#include "store/base/log.h"
+#include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/drain_private.h"
 #include "store/inflight.h"
@@ -34,55 +34,11 @@
 #define SELF_SHARE_BYTES_MIN (UINT64_C(64) << 20)
 #define COMPARE_BYTES (256u << 10)
 
-static int64_t timespec_ns(const struct timespec *t)
-{
-	return (int64_t)t->tv_sec * 1000000000 + t->tv_nsec;
-}
-
-/* Exactly len bytes; a file that became shorter means a writer came. */
-static int read_full(int fd, void *buf, size_t len, uint64_t off)
-{
-	uint8_t *p = buf;
-
-	while (len > 0) {
-		ssize_t n = pread(fd, p, len, (off_t)off);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -errno;
-		if (n == 0)
-			return -ESTALE;
-		p += n;
-		off += (uint64_t)n;
-		len -= (size_t)n;
-	}
-	return 0;
-}
-
-static int write_full(int fd, const void *buf, size_t len, uint64_t off)
-{
-	const uint8_t *p = buf;
-
-	while (len > 0) {
-		ssize_t n = pwrite(fd, p, len, (off_t)off);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -errno;
-		p += n;
-		off += (uint64_t)n;
-		len -= (size_t)n;
-	}
-	return 0;
-}
-
 static int cut_read(void *self, void *buf, size_t len, uint64_t off)
 {
 	struct drain_job *j = self;
 
-	return read_full(j->stage->fd, buf, len, off);
+	return io_read_full(j->stage->fd, buf, len, off);
 }
 
 static int begin_small(struct drain_job *j)
@@ -91,7 +47,7 @@ static int begin_small(struct drain_job *j)
 	if (!j->small)
 		return -ENOMEM;
 	j->format = "plain";
-	return read_full(j->stage->fd, j->small, (size_t)j->size_bytes, 0);
+	return io_read_full(j->stage->fd, j->small, (size_t)j->size_bytes, 0);
 }
 
 /* Chunks that lie wholly in a hole of the stage need not be read at all. */
@@ -154,7 +110,7 @@ int work_begin(struct store *st, struct drain_job *j)
 	if (fstat(j->stage->fd, &sb) < 0)
 		return -errno;
 	j->size_bytes = (uint64_t)sb.st_size;
-	j->mtime_ns = timespec_ns(&sb.st_mtim);
+	j->mtime_ns = io_ns(&sb.st_mtim);
 	if (j->size_bytes <= SMALL_BYTES_MAX)
 		return begin_small(j);
 	source.size_bytes = j->size_bytes;
@@ -233,7 +189,7 @@ static bool equal_to_fd(int fd, const uint8_t *bytes, size_t len, uint64_t off)
 		size_t n = len - done < COMPARE_BYTES ? len - done :
 							COMPARE_BYTES;
 
-		if (read_full(fd, buf, n, off + done) < 0 ||
+		if (io_read_full(fd, buf, n, off + done) < 0 ||
 		    memcmp(buf, bytes + done, n) != 0)
 			return false;
 		done += n;
@@ -339,21 +295,21 @@ static int write_run(struct store *st, struct drain_job *j, uint64_t from,
 	direct = image_direct(&st->images, j->image);
 
 	if (j->map) /* stable: widen to whole blocks */
-		return write_full(direct, base + ALIGN_DOWN(from),
+		return io_write_full(direct, base + ALIGN_DOWN(from),
 				  (size_t)(ALIGN_UP(to) - ALIGN_DOWN(from)),
 				  ALIGN_DOWN(from));
 	low = ALIGN_UP(from);
 	high = ALIGN_DOWN(to);
 	if (low >= high)
-		return write_full(j->image->fd, base + from,
+		return io_write_full(j->image->fd, base + from,
 				  (size_t)(to - from), from);
 	if (low > from)
-		rc = write_full(j->image->fd, base + from, (size_t)(low - from),
+		rc = io_write_full(j->image->fd, base + from, (size_t)(low - from),
 				from);
 	if (rc == 0)
-		rc = write_full(direct, base + low, (size_t)(high - low), low);
+		rc = io_write_full(direct, base + low, (size_t)(high - low), low);
 	if (rc == 0 && to > high)
-		rc = write_full(j->image->fd, base + high, (size_t)(to - high),
+		rc = io_write_full(j->image->fd, base + high, (size_t)(to - high),
 				high);
 	return rc;
 }
@@ -400,7 +356,7 @@ static int span_bytes(struct drain_job *j, uint32_t first, uint32_t end,
 	}
 	CHECK(to - origin <= DRAIN_BUFFER_BYTES);
 	*ret_base = (const uint8_t *)((uintptr_t)buffer - origin);
-	return read_full(j->stage->fd, buffer + (from - origin),
+	return io_read_full(j->stage->fd, buffer + (from - origin),
 			 (size_t)(to - from), from);
 }
 
@@ -425,7 +381,8 @@ void work_span(struct store *st, struct drain_job *j, uint32_t span,
 			continue;
 		}
 		chunk_hash(st->secret, base + c->offset, c->len, c->hash);
-		if (!inflight_claim(st->drain->inflight, c->hash, j, i,
+		if (!j->no_join &&
+		    !inflight_claim(st->drain->inflight, c->hash, j, i,
 				    &c->owner, &c->owner_chunk))
 			c->kind = CHUNK_DEFERRED;
 	}
@@ -496,7 +453,7 @@ int work_recheck(struct store *st, struct drain_job *j, uint8_t *buffer)
 		const uint8_t *base;
 		int rc;
 
-		if (c->kind != CHUNK_NEW)
+		if (c->kind != CHUNK_NEW || j->no_join)
 			continue;
 		switch (inflight_check(st->drain->inflight, c->hash, j, i,
 				       &owner, &owner_chunk)) {

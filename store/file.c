@@ -97,7 +97,7 @@ bool file_evict(void *store, struct stage *s)
 	{
 		HOLD(&in->lock);
 		if (in->file && in->file->stage == s && !in->file->dirty &&
-		    in->file->mode == IO_CLOSED)
+		    in->file->mode == IO_CLOSED && in->file->changing == 0)
 			gone = take_stage_locked(in->file);
 	}
 	drop_stage(st, in, gone);
@@ -191,6 +191,8 @@ static int check_images(struct store *st, struct inode *in,
 		    e->image_offset + e->len <= c->extents[i - 1].image_offset)
 			continue;
 		rc = image_get(&st->images, e->image, &im);
+		if (rc == -ENOENT)
+			rc = -EIO;
 		if (rc < 0)
 			break;
 		if (fstat(im->fd, &sb) < 0)
@@ -326,7 +328,7 @@ static int open_backing(struct store *st, struct inode *in, bool write)
 	if (native) {
 		rc = image_get(&st->images, native, &image);
 		if (rc < 0)
-			return rc;
+			return rc == -ENOENT ? -EIO : rc;
 	}
 	fd = stage ? stage->fd : image->fd;
 	id = st->backing_open(st->on_arg, fd);
@@ -372,7 +374,7 @@ static void close_backing(struct store *st, struct inode *in)
 
 	{
 		HOLD(&in->lock);
-		if (f->opens > 0)
+		if (f->opens > 0 || f->changing > 0)
 			return;
 		id = f->mode == IO_BACKED ? f->backing_id : 0;
 		f->mode = IO_CLOSED;
@@ -398,24 +400,62 @@ static void close_backing(struct store *st, struct inode *in)
 		reclaim_add(st, punch, 0, punch_size);
 }
 
+static int open_do(struct store *st, struct inode *in, int flags,
+		   enum open_step step, struct file_opened *ret);
+
 static int open_turn(struct store *st, struct inode *in, int flags,
 		     struct file_opened *ret)
 {
 	bool write = flags_write(flags);
-	struct stage *dirtied;
 	enum open_step step;
-	bool gone;
 	int rc;
 
 	for (;;) {
 		{
 			HOLD(&in->lock);
 			step = open_step_locked(in->file, flags);
+			if (step != OPEN_WAIT) {
+				in->file->changing++;
+				if (write && in->file->stage)
+					in->file->dirty = true;
+			}
 		}
 		if (step != OPEN_WAIT)
 			break;
-		drain_wait_idle(st, in);
+		rc = drain_wait_idle(st, in);
+		if (rc < 0)
+			return rc;
 	}
+	rc = open_do(st, in, flags, step, ret);
+	file_change_end(st, in);
+	return rc;
+}
+
+/* No step of an open is under way any more: what was put off can happen. */
+void file_change_end(struct store *st, struct inode *in)
+{
+	bool idle;
+
+	{
+		HOLD(&in->lock);
+		CHECK(in->file->changing > 0);
+		in->file->changing--;
+		idle = in->file->changing == 0 && in->file->writers == 0 &&
+		       in->file->dirty && in->attr.nlink > 0;
+	}
+	close_backing(st, in);
+	if (idle)
+		drain_released(st, in);
+}
+
+static int open_do(struct store *st, struct inode *in, int flags,
+		   enum open_step step, struct file_opened *ret)
+{
+	bool write = flags_write(flags);
+	struct stage *dirtied;
+	bool gone;
+	int rc;
+
 	if (step == OPEN_RENUMBER) {
 		rc = names_renumber(st, in);
 		return rc < 0 ? rc : -ESTALE;
@@ -439,10 +479,8 @@ static int open_turn(struct store *st, struct inode *in, int flags,
 					  in->file->backing_id :
 					  0;
 	}
-	if (gone) { /* cannot be while the kernel knows it */
-		close_backing(st, in);
+	if (gone) /* cannot be while the kernel knows it */
 		return -ESTALE;
-	}
 	if (dirtied) {
 		file_dirtied(st, in, dirtied);
 		drain_disturb(st, in, false);
@@ -526,7 +564,8 @@ void file_unlinked(struct store *st, struct inode *in)
 		HOLD(&in->lock);
 		gone = in->attr.nlink == 0 && !known &&
 		       (!in->file ||
-			(in->file->opens == 0 && !in->file->deleted));
+			(in->file->opens == 0 && in->file->changing == 0 &&
+			 !in->file->deleted));
 		if (gone && in->file) {
 			in->file->deleted = true;
 			stage = take_stage_locked(in->file);

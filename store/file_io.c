@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/file_private.h"
@@ -22,37 +23,16 @@
 
 static const uint8_t zeros[64 << 10];
 
-static int pread_some(int fd, void *buf, size_t len, uint64_t off,
-		      size_t *ret_len)
-{
-	size_t done = 0;
-
-	while (done < len) {
-		ssize_t n = pread(fd, (uint8_t *)buf + done, len - done,
-				  (off_t)(off + done));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -errno;
-		if (n == 0)
-			break;
-		done += (size_t)n;
-	}
-	*ret_len = done;
-	return 0;
-}
-
 static int read_stage(struct stage *s, size_t len, uint64_t off,
 		      struct file_read *r)
 {
-	size_t got;
+	size_t got = 0;
 	int rc;
 
 	r->buffer = malloc(len + 1);
 	if (!r->buffer)
 		return -ENOMEM;
-	rc = pread_some(s->fd, r->buffer, len, off, &got);
+	rc = io_read(s->fd, r->buffer, len, off, &got);
 	if (rc < 0)
 		return rc;
 	r->iov[0] = (struct iovec){ r->buffer, got };
@@ -98,7 +78,7 @@ static int read_extent(struct store *st, const struct extent *e, uint64_t off,
 
 	rc = image_get(&st->images, e->image, &i);
 	if (rc < 0)
-		return rc;
+		return rc == -ENOENT ? -EIO : rc;
 	r->image[r->images++] = i;
 	map = image_map(&st->images, i, at + len);
 	if (!map)
@@ -181,7 +161,7 @@ static int read_copied(struct store *st, const struct content *c, size_t len,
 			i < c->extent_count ? &c->extents[i] : NULL;
 		uint64_t at = off + done, n = len - done;
 		struct image *im;
-		size_t got;
+		size_t got = 0;
 
 		if (n > c->size_bytes - at)
 			n = c->size_bytes - at;
@@ -195,9 +175,11 @@ static int read_copied(struct store *st, const struct content *c, size_t len,
 		if (n > e->offset + e->len - at)
 			n = e->offset + e->len - at;
 		rc = image_get(&st->images, e->image, &im);
+		if (rc == -ENOENT)
+			rc = -EIO;
 		if (rc < 0)
 			break;
-		rc = pread_some(im->fd, buffer + done, (size_t)n,
+		rc = io_read(im->fd, buffer + done, (size_t)n,
 				e->image_offset + (at - e->offset), &got);
 		image_put(&st->images, im);
 		if (rc == 0 && got < n)
@@ -266,24 +248,6 @@ void file_read_end(struct store *st, struct file_read *r)
 
 /* --- writing --------------------------------------------------------------- */
 
-static int write_full(int fd, const void *buf, size_t len, uint64_t off)
-{
-	const uint8_t *p = buf;
-
-	while (len > 0) {
-		ssize_t n = pwrite(fd, p, len, (off_t)off);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -errno;
-		p += n;
-		off += (uint64_t)n;
-		len -= (size_t)n;
-	}
-	return 0;
-}
-
 /* Copy the first `size` bytes of what is committed to a stage. */
 static int copy_up_bytes(struct store *st, struct inode *in, struct stage *s,
 			 uint64_t size)
@@ -299,7 +263,7 @@ static int copy_up_bytes(struct store *st, struct inode *in, struct stage *s,
 
 		rc = file_read_begin(st, in, want, off, &r);
 		for (int i = 0; rc == 0 && i < r.count; i++) {
-			rc = write_full(s->fd, r.iov[i].iov_base,
+			rc = io_write_full(s->fd, r.iov[i].iov_base,
 					r.iov[i].iov_len, off + got);
 			got += r.iov[i].iov_len;
 		}
@@ -321,7 +285,7 @@ static int copy_up(struct store *st, struct inode *in, uint64_t keep_bytes)
 	struct stage *s;
 	int rc;
 
-	rc = stage_create(&st->stages, in->ino, keep_bytes, &s);
+	rc = stage_create_hidden(&st->stages, in->ino, keep_bytes, &s);
 	if (rc < 0)
 		return rc;
 	rc = copy_up_bytes(st, in, s, keep_bytes);
@@ -340,6 +304,7 @@ static int copy_up(struct store *st, struct inode *in, uint64_t keep_bytes)
 		times[1].tv_nsec = mtime % 1000000000;
 	}
 	(void)futimens(s->fd, times);
+	stage_show(s);
 	inode_ref(st, in, 1);
 	HOLD(&in->lock);
 	in->file->stage = s;
@@ -351,7 +316,8 @@ static int copy_up(struct store *st, struct inode *in, uint64_t keep_bytes)
 
 /*
  * The stage to write to, with a reference; made when there is none. The
- * caller holds the turn.
+ * caller holds the turn, and ends the change with file_change_end() when
+ * this returned 0.
  */
 static int writable_stage(struct store *st, struct inode *in, uint64_t keep,
 			  struct stage **ret_stage)
@@ -369,6 +335,7 @@ static int writable_stage(struct store *st, struct inode *in, uint64_t keep,
 			if (s && !s->frozen) {
 				stage_ref(s);
 				in->file->dirty = true;
+				in->file->changing++;
 				break;
 			}
 			frozen = s != NULL;
@@ -377,7 +344,9 @@ static int writable_stage(struct store *st, struct inode *in, uint64_t keep,
 				size = in->file->content->c.size_bytes;
 		}
 		if (frozen) {
-			drain_wait_idle(st, in);
+			rc = drain_wait_idle(st, in);
+			if (rc < 0)
+				return rc;
 			continue;
 		}
 		if (size > keep)
@@ -409,15 +378,21 @@ static int move_to_disk(struct store *st, struct inode *in, struct stage *old)
 	}
 	if (!buf)
 		return -ENOMEM;
-	rc = stage_create(&st->stages, in->ino, 0, &s);
-	while (rc == 0 && got > 0) {
-		rc = pread_some(old->fd, buf, COPY_BYTES, off, &got);
-		if (rc == 0)
-			rc = write_full(s->fd, buf, got, off);
-		off += got;
-	}
+	rc = stage_create_hidden(&st->stages, in->ino, 0, &s);
 	if (rc < 0)
 		return rc;
+	while (rc == 0 && got > 0) {
+		rc = io_read(old->fd, buf, COPY_BYTES, off, &got);
+		if (rc == 0)
+			rc = io_write_full(s->fd, buf, got, off);
+		off += got;
+	}
+	if (rc < 0) {
+		stage_drop(&st->stages, s);
+		stage_put(&st->stages, s);
+		return rc;
+	}
+	stage_show(s);
 	{
 		HOLD(&in->lock);
 		in->file->stage = s;
@@ -440,17 +415,19 @@ static int write_turn(struct store *st, struct inode *in, const void *buf,
 	rc = writable_stage(st, in, UINT64_MAX, &s);
 	if (rc < 0)
 		return rc;
-	rc = write_full(s->fd, buf, len, off);
+	rc = io_write_full(s->fd, buf, len, off);
 	if (rc == -ENOSPC && stages_make_room(&st->stages, len))
-		rc = write_full(s->fd, buf, len, off);
+		rc = io_write_full(s->fd, buf, len, off);
 	if (rc == -ENOSPC && move_to_disk(st, in, s) == 0) {
 		stage_put(&st->stages, s);
+		file_change_end(st, in);
 		rc = writable_stage(st, in, UINT64_MAX, &s);
 		if (rc < 0)
 			return rc;
-		rc = write_full(s->fd, buf, len, off);
+		rc = io_write_full(s->fd, buf, len, off);
 	}
 	stage_put(&st->stages, s);
+	file_change_end(st, in);
 	return rc;
 }
 
@@ -464,8 +441,9 @@ int file_write(struct store *st, struct inode *in, const void *buf, size_t len,
 		return rc;
 	{
 		HOLD(&in->lock);
-		/* With a writer the stage stays, so that no turn is needed. */
+		/* With a writer a stage on disk stays: no turn is needed. */
 		if (in->file->stage && in->file->dirty &&
+		    in->file->stage->kind == STAGE_DISK &&
 		    !in->file->stage->frozen && in->file->writers > 0) {
 			s = in->file->stage;
 			stage_ref(s);
@@ -473,7 +451,7 @@ int file_write(struct store *st, struct inode *in, const void *buf, size_t len,
 	}
 	if (!s)
 		return write_turn(st, in, buf, len, off);
-	rc = write_full(s->fd, buf, len, off);
+	rc = io_write_full(s->fd, buf, len, off);
 	stage_put(&st->stages, s);
 	return rc == -ENOSPC ? write_turn(st, in, buf, len, off) : rc;
 }
@@ -484,11 +462,22 @@ int file_truncate_turn(struct store *st, struct inode *in, uint64_t size)
 	bool renumber;
 	int rc;
 
-	{
-		HOLD(&in->lock);
-		renumber = in->file->mode == IO_BACKED &&
-			   (!in->file->stage || in->file->stage->frozen ||
-			    in->file->stage != in->file->backing_stage);
+	for (;;) {
+		bool frozen;
+
+		{
+			HOLD(&in->lock);
+			frozen = in->file->stage && in->file->stage->frozen;
+			renumber = in->file->mode == IO_BACKED &&
+				   (!in->file->stage ||
+				    in->file->stage !=
+					    in->file->backing_stage);
+		}
+		if (!frozen)
+			break;
+		rc = drain_wait_idle(st, in);
+		if (rc < 0)
+			return rc;
 	}
 	if (renumber) {
 		rc = names_renumber(st, in);
@@ -501,6 +490,7 @@ int file_truncate_turn(struct store *st, struct inode *in, uint64_t size)
 	if (ftruncate(s->fd, (off_t)size) < 0)
 		rc = -errno;
 	stage_put(&st->stages, s);
+	file_change_end(st, in);
 	return rc;
 }
 
@@ -552,6 +542,7 @@ int file_fallocate(struct store *st, struct inode *in, int mode, uint64_t off,
 			     -errno :
 			     0;
 	stage_put(&st->stages, s);
+	file_change_end(st, in);
 	return rc;
 }
 

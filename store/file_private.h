@@ -6,6 +6,8 @@
 
 /* file_truncate() for who holds the turn. */
 int file_truncate_turn(struct store *st, struct inode *in, uint64_t size);
+/* Ends what file->changing++ began. */
+void file_change_end(struct store *st, struct inode *in);
 /* Mark the stage as changed; expects the caller to have it referenced. */
 void file_dirtied(struct store *st, struct inode *in, struct stage *s);
 /* See new_stage() in file.c; installs it. */

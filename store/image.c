@@ -55,6 +55,7 @@ int images_init(struct images *im, int store_dirfd, struct kv *kv)
 		return rc;
 	}
 	im->next_id_at_start = im->next_id;
+	pthread_mutex_init(&im->id_turn, NULL);
 	return -pthread_mutex_init(&im->lock, NULL);
 }
 
@@ -70,6 +71,12 @@ static void image_free(struct image *i)
 
 void images_release(struct images *im)
 {
+	while (im->spare_count > 0) {
+		char name[LAYOUT_IMAGE_NAME_BYTES];
+
+		layout_image_name(im->spare[--im->spare_count]->id, name);
+		(void)unlinkat(im->dirfd, name, 0);
+	}
 	for (size_t b = 0; b < IMAGE_BUCKETS; b++)
 		while (im->bucket[b]) {
 			struct image *i = im->bucket[b];
@@ -78,35 +85,34 @@ void images_release(struct images *im)
 			image_free(i);
 		}
 	close(im->dirfd);
+	pthread_mutex_destroy(&im->id_turn);
 	pthread_mutex_destroy(&im->lock);
 }
 
 /* A number that was never used, also not before a crash. */
 static int image_next_id(struct images *im, uint64_t *ret_id)
 {
-	uint64_t reserve = 0;
-	int rc = 0;
+	struct key k = key_meta(META_NEXT_IMAGE);
+	struct kv_batch *b;
+	uint64_t le;
+	int rc;
 
-	{
-		HOLD(&im->lock);
-		*ret_id = im->next_id++;
-		if (*ret_id >= im->next_id_reserved) {
-			im->next_id_reserved = *ret_id + IMAGE_ID_STEP;
-			reserve = im->next_id_reserved;
-		}
-	}
-	if (reserve) {
-		struct key k = key_meta(META_NEXT_IMAGE);
-		struct kv_batch *b = kv_batch_new();
-		uint64_t le = htole64(reserve);
-
+	HOLD(&im->id_turn);
+	if (im->next_id >= im->next_id_reserved) {
+		/* In the log before any number of it is used. */
+		le = htole64(im->next_id + IMAGE_ID_STEP);
+		b = kv_batch_new();
 		if (!b)
 			return -ENOMEM;
 		kv_put(b, k.data, k.len, &le, sizeof(le));
 		rc = kv_write(im->kv, b);
 		kv_batch_free(b);
+		if (rc < 0)
+			return rc;
+		im->next_id_reserved = im->next_id + IMAGE_ID_STEP;
 	}
-	return rc;
+	*ret_id = im->next_id++;
+	return 0;
 }
 
 static int image_open(struct images *im, uint64_t id, int flags,
@@ -158,12 +164,50 @@ static void image_unlink_locked(struct images *im, struct image *i)
 	*at = i->next;
 }
 
-int image_create(struct images *im, struct image **ret_image)
+/* A spare image with one reference, or NULL. */
+static struct image *image_take_spare(struct images *im)
 {
 	struct image *i;
+
+	HOLD(&im->lock);
+	if (im->spare_count == 0)
+		return NULL;
+	i = im->spare[--im->spare_count];
+	CHECK(i->refs == 0 && !i->clean && !i->map);
+	i->refs = 1;
+	i->spare = false;
+	i->building = true;
+	return i;
+}
+
+void image_recycle(struct images *im, struct image *i)
+{
+	/* Nobody can find it: only those who hold it could use it. */
+	if (ftruncate(i->fd, 0) == 0) {
+		HOLD(&im->lock);
+		if (i->refs == 1 && !i->clean && !i->map && !i->dead &&
+		    im->spare_count < IMAGE_SPARE_MAX) {
+			i->refs = 0;
+			i->spare = true;
+			i->abandoned = false;
+			im->spare[im->spare_count++] = i;
+			return;
+		}
+	}
+	(void)image_remove(im, i->id);
+	image_put(im, i);
+}
+
+int image_create(struct images *im, struct image **ret_image)
+{
+	struct image *i = image_take_spare(im);
 	uint64_t id;
 	int rc;
 
+	if (i) {
+		*ret_image = i;
+		return 0;
+	}
 	rc = image_next_id(im, &id);
 	if (rc < 0)
 		return rc;
@@ -186,14 +230,16 @@ int image_get(struct images *im, uint64_t id, struct image **ret_image)
 	{
 		HOLD(&im->lock);
 		other = image_find_locked(im, id);
+		if (other && other->spare)
+			return -ENOENT; /* nothing can lie in it */
 		if (other) {
 			*ret_image = image_take_locked(im, other);
 			return 0;
 		}
 	}
 	rc = image_open(im, id, 0, &mine);
-	if (rc < 0) /* whoever needs it says of which file it is */
-		return rc == -ENOENT ? -EIO : rc;
+	if (rc < 0)
+		return rc;
 	{
 		HOLD(&im->lock);
 		other = image_find_locked(im, id);
@@ -223,7 +269,7 @@ static struct image *image_oldest_idle_locked(struct images *im)
 
 	for (size_t b = 0; b < IMAGE_BUCKETS; b++)
 		for (struct image *i = im->bucket[b]; i; i = i->next)
-			if (i->refs == 0 && !i->clean &&
+			if (i->refs == 0 && !i->clean && !i->building &&
 			    (!oldest || i->lru < oldest->lru))
 				oldest = i;
 	return oldest;

@@ -28,6 +28,7 @@ struct image {
 	struct image *next; /* in its bucket; images.lock */
 	unsigned refs; /* images.lock */
 	bool dead; /* unlinked; images.lock */
+	bool spare; /* not in use: nobody may get it by its number; lock */
 	bool building; /* a stage, or a job's that is not committed yet; lock */
 	bool abandoned; /* its job gave up: nothing may refer to it; lock */
 	uint64_t lru; /* when it was put last; images.lock */
@@ -37,6 +38,12 @@ struct image {
 };
 
 #define IMAGE_BUCKETS 4096
+/*
+ * Empty images that are kept for the next stages: most first files of a series
+ * are small, go to the database, and leave their image as they found it.
+ * Making and unlinking a file costs ten times what truncating one does.
+ */
+#define IMAGE_SPARE_MAX 256
 /* Unused images that stay open; the rest are closed at the last put. */
 #define IMAGE_IDLE_MAX 128
 
@@ -46,8 +53,12 @@ struct images {
 	pthread_mutex_t lock;
 	struct image *bucket[IMAGE_BUCKETS];
 	unsigned idle;
+	struct image *spare[IMAGE_SPARE_MAX]; /* no references, in the table */
+	unsigned spare_count;
 	uint64_t tick;
-	uint64_t next_id, next_id_reserved; /* lock */
+	/* Held while a number is taken, and while the next are reserved. */
+	pthread_mutex_t id_turn;
+	uint64_t next_id, next_id_reserved; /* id_turn */
 	uint64_t next_id_at_start; /* immutable */
 };
 
@@ -56,10 +67,15 @@ void images_release(struct images *im);
 
 /* A new, empty image with one reference. */
 int image_create(struct images *im, struct image **ret_image);
-/* An existing one, opened when needed. -EIO: the file is missing. */
+/* An existing one, opened when needed. -ENOENT: the file is missing. */
 int image_get(struct images *im, uint64_t id, struct image **ret_image);
 void image_ref(struct images *im, struct image *i);
 void image_put(struct images *im, struct image *i);
+/*
+ * An image that never held committed bytes is not wanted any more: it becomes
+ * a spare one, or is removed. Takes over the reference.
+ */
+void image_recycle(struct images *im, struct image *i);
 /* Unlink it; those who hold it keep it. Blocks. */
 int image_remove(struct images *im, uint64_t id);
 /* A descriptor with O_DIRECT where the file system has it, else i->fd. */

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/store.h"
@@ -18,7 +19,7 @@ int64_t now_ns(void)
 	struct timespec t;
 
 	clock_gettime(CLOCK_REALTIME_COARSE, &t);
-	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+	return io_ns(&t);
 }
 
 struct content_ref *content_ref_new(struct content *c)
@@ -61,7 +62,7 @@ int inodes_init(struct store *st)
 	t->next_ino_reserved = t->next_ino;
 	for (unsigned i = 0; i < INODE_SHARDS; i++)
 		pthread_mutex_init(&t->shard[i].lock, NULL);
-	pthread_mutex_init(&t->ino_lock, NULL);
+	pthread_mutex_init(&t->ino_turn, NULL);
 	st->inodes = t;
 	return 0;
 }
@@ -99,7 +100,7 @@ void inodes_release(struct store *st)
 			}
 		pthread_mutex_destroy(&t->shard[s].lock);
 	}
-	pthread_mutex_destroy(&t->ino_lock);
+	pthread_mutex_destroy(&t->ino_turn);
 	free(t);
 	st->inodes = NULL;
 }
@@ -259,29 +260,27 @@ void inode_put(struct store *st, struct inode *in, uint64_t count)
 static int inode_next_ino(struct store *st, uint64_t *ret_ino)
 {
 	struct inode_table *t = st->inodes;
-	uint64_t reserve = 0;
-	int rc = 0;
+	struct key k = key_meta(META_NEXT_INO);
+	struct kv_batch *b;
+	uint64_t le;
+	int rc;
 
-	{
-		HOLD(&t->ino_lock);
-		*ret_ino = t->next_ino++;
-		if (*ret_ino >= t->next_ino_reserved) {
-			t->next_ino_reserved = *ret_ino + INO_STEP;
-			reserve = t->next_ino_reserved;
-		}
-	}
-	if (reserve) {
-		struct key k = key_meta(META_NEXT_INO);
-		struct kv_batch *b = kv_batch_new();
-		uint64_t le = htole64(reserve);
-
+	HOLD(&t->ino_turn);
+	if (t->next_ino >= t->next_ino_reserved) {
+		/* In the log before any number of it is used. */
+		le = htole64(t->next_ino + INO_STEP);
+		b = kv_batch_new();
 		if (!b)
 			return -ENOMEM;
 		kv_put(b, k.data, k.len, &le, sizeof(le));
 		rc = kv_write(st->kv, b);
 		kv_batch_free(b);
+		if (rc < 0)
+			return rc;
+		t->next_ino_reserved = t->next_ino + INO_STEP;
 	}
-	return rc;
+	*ret_ino = t->next_ino++;
+	return 0;
 }
 
 int inode_new(struct store *st, const struct attr *attr,
@@ -389,16 +388,11 @@ static void stat_time(struct timespec *t, int64_t ns)
 	}
 }
 
-static int64_t timespec_ns(const struct timespec *t)
-{
-	return (int64_t)t->tv_sec * 1000000000 + t->tv_nsec;
-}
-
 /* Size, blocks and times of a regular file; consumes the stage reference. */
 static int file_stat(struct store *st, struct inode *in, struct stage *stage,
 		     struct stat *out)
 {
-	int64_t mtime = timespec_ns(&out->st_mtim);
+	int64_t mtime = io_ns(&out->st_mtim);
 	struct stat sb;
 	int rc = 0;
 
@@ -413,9 +407,9 @@ static int file_stat(struct store *st, struct inode *in, struct stage *stage,
 		out->st_blocks = sb.st_blocks;
 		if (out->st_blocks > (sb.st_size + 511) / 512)
 			out->st_blocks = (sb.st_size + 511) / 512;
-		mtime = timespec_ns(&sb.st_mtim);
+		mtime = io_ns(&sb.st_mtim);
 		stat_time(&out->st_mtim, mtime);
-		if (mtime > timespec_ns(&out->st_ctim))
+		if (mtime > io_ns(&out->st_ctim))
 			stat_time(&out->st_ctim, mtime);
 	}
 	stage_put(&st->stages, stage);

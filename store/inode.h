@@ -79,6 +79,11 @@ struct file {
 
 	enum io_mode mode;
 	unsigned opens, writers;
+	/*
+	 * Who is about to open or change the file, but is not counted above
+	 * yet. While there is one, no job may take the file for closed.
+	 */
+	unsigned changing;
 	int backing_id; /* of the kernel, 0: none (IO_BACKED only) */
 	struct stage *backing_stage; /* what backs it: a stage ... */
 	struct image *backing_image; /* ... or an image; a reference */
@@ -102,8 +107,9 @@ struct inode_table {
 		pthread_mutex_t lock;
 		struct inode *bucket[INODE_BUCKETS];
 	} shard[INODE_SHARDS];
-	pthread_mutex_t ino_lock;
-	uint64_t next_ino, next_ino_reserved; /* ino_lock */
+	/* Held while a number is taken, and while the next are reserved. */
+	pthread_mutex_t ino_turn;
+	uint64_t next_ino, next_ino_reserved; /* ino_turn */
 };
 
 int inodes_init(struct store *st);

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <rocksdb/c.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,6 +25,11 @@ struct kv {
 	rocksdb_cache_t *cache;
 	rocksdb_writeoptions_t *write;
 	rocksdb_readoptions_t *read;
+	/*
+	 * The first failure after which the log cannot be trusted: what was
+	 * written may or may not be in it, so nothing more is.
+	 */
+	atomic_int failed;
 };
 
 struct kv_batch {
@@ -240,16 +246,33 @@ int kv_write(struct kv *kv, struct kv_batch *b)
 {
 	char *err = NULL;
 
+	int rc = atomic_load(&kv->failed);
+
+	if (rc < 0)
+		return rc;
 	rocksdb_write(kv->db, kv->write, b->wb, &err);
-	return kv_error("write", err);
+	rc = kv_error("write", err);
+	if (rc < 0 && rc != -ENOSPC) /* a full disk: it was not applied */
+		atomic_store(&kv->failed, rc);
+	return rc;
 }
 
 int kv_sync(struct kv *kv)
 {
 	char *err = NULL;
 
+	int rc = atomic_load(&kv->failed);
+
+	if (rc < 0)
+		return rc;
 	rocksdb_flush_wal(kv->db, 1, &err);
-	return kv_error("sync", err);
+	rc = kv_error("sync", err);
+	if (rc < 0) {
+		atomic_store(&kv->failed, rc);
+		log_error("the database cannot be written any more: mend the "
+			  "disk and mount again; what is staged is kept");
+	}
+	return rc;
 }
 
 int kv_iter_new(struct kv *kv, const void *prefix, size_t prefix_len,

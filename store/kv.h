@@ -61,7 +61,11 @@ void kv_add(struct kv_batch *b, const void *key, size_t key_len,
 
 /* Apply b atomically: ordered at once, durable after the next kv_sync(). */
 int kv_write(struct kv *kv, struct kv_batch *b);
-/* Returns 0 only when every earlier kv_write() is durable. */
+/*
+ * Returns 0 only when every earlier kv_write() is durable. After a failure
+ * every later write and sync fails with the same error: what is in the log is
+ * not known any more.
+ */
 int kv_sync(struct kv *kv);
 
 /*

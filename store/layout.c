@@ -141,6 +141,9 @@ static bool is_our_lock(int dirfd)
 
 	if (n < 0 || n == LOCK_BYTES_MAX)
 		return false;
+	/* A power cut can leave the size without the bytes. */
+	while (n > 0 && text[n - 1] == 0)
+		n--;
 	return n == 0 ||
 	       (text[0] >= '1' && text[0] <= '9' && text[n - 1] == '\n' &&
 		strchr(text, '\n') == text + n - 1);

@@ -188,6 +188,7 @@ int names_create(struct store *st, uint64_t parent, const char *name,
 		rc = prepare(st, in);
 	if (rc < 0)
 		goto out;
+	pthread_mutex_lock(&st->names_turn);
 	dirent_put(b, parent, name, in->ino, a.mode);
 	inode_put_attr(b, in->ino, &a);
 	if (S_ISREG(a.mode)) {
@@ -197,6 +198,7 @@ int names_create(struct store *st, uint64_t parent, const char *name,
 	t.nlink_delta = S_ISDIR(a.mode) ? 1 : 0;
 	touch_put(b, &t);
 	rc = kv_write(st->kv, b);
+	pthread_mutex_unlock(&st->names_turn);
 	if (rc < 0)
 		goto out;
 	*ret_inode = in;
@@ -234,6 +236,7 @@ int names_link(struct store *st, struct inode *in, uint64_t parent,
 
 	if (!b)
 		return -ENOMEM;
+	HOLD(&st->names_turn);
 	rc = dirent_get(st, parent, name, &d);
 	if (rc != -ENOENT)
 		return rc < 0 ? rc : -EEXIST;
@@ -337,38 +340,6 @@ static int drop_name(struct store *st, struct kv_batch *b, struct inode *in,
 	return 0;
 }
 
-int names_unlink(struct store *st, uint64_t parent, const char *name,
-		 struct inode **ret_inode)
-{
-	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	struct touched t = { 0 };
-	struct inode *in = NULL;
-	int rc;
-
-	if (!b)
-		return -ENOMEM;
-	rc = names_lookup(st, parent, name, &in);
-	if (rc < 0)
-		return rc;
-	rc = touch_begin(st, parent, &t);
-	if (rc == 0 && S_ISDIR(inode_attr(in).mode))
-		rc = -EISDIR;
-	if (rc == 0)
-		rc = drop_name(st, b, in, parent, name);
-	if (rc == 0) {
-		dirent_delete(b, parent, name);
-		touch_put(b, &t);
-		rc = kv_write(st->kv, b);
-	}
-	inode_put(st, t.dir, 1);
-	if (rc < 0) {
-		inode_put(st, in, 1);
-		return rc;
-	}
-	*ret_inode = in;
-	return 0;
-}
-
 static int stop_at_first(void *arg, const char *name,
 			 const struct dirent_rec *entry, uint64_t cookie)
 {
@@ -386,8 +357,8 @@ static int dir_is_empty(struct store *st, uint64_t dir)
 	return rc == 1 ? -ENOTEMPTY : rc;
 }
 
-int names_rmdir(struct store *st, uint64_t parent, const char *name,
-		struct inode **ret_inode)
+static int remove_name(struct store *st, uint64_t parent, const char *name,
+		       bool dir, struct inode **ret_inode)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct touched t = { 0 };
@@ -396,19 +367,20 @@ int names_rmdir(struct store *st, uint64_t parent, const char *name,
 
 	if (!b)
 		return -ENOMEM;
+	HOLD(&st->names_turn);
 	rc = names_lookup(st, parent, name, &in);
 	if (rc < 0)
 		return rc;
 	rc = touch_begin(st, parent, &t);
-	if (rc == 0 && !S_ISDIR(inode_attr(in).mode))
-		rc = -ENOTDIR;
-	if (rc == 0)
+	if (rc == 0 && S_ISDIR(inode_attr(in).mode) != dir)
+		rc = dir ? -ENOTDIR : -EISDIR;
+	if (rc == 0 && dir)
 		rc = dir_is_empty(st, in->ino);
 	if (rc == 0)
 		rc = drop_name(st, b, in, parent, name);
 	if (rc == 0) {
 		dirent_delete(b, parent, name);
-		t.nlink_delta = -1;
+		t.nlink_delta = dir ? -1 : 0;
 		touch_put(b, &t);
 		rc = kv_write(st->kv, b);
 	}
@@ -419,6 +391,18 @@ int names_rmdir(struct store *st, uint64_t parent, const char *name,
 	}
 	*ret_inode = in;
 	return 0;
+}
+
+int names_unlink(struct store *st, uint64_t parent, const char *name,
+		 struct inode **ret_inode)
+{
+	return remove_name(st, parent, name, false, ret_inode);
+}
+
+int names_rmdir(struct store *st, uint64_t parent, const char *name,
+		struct inode **ret_inode)
+{
+	return remove_name(st, parent, name, true, ret_inode);
 }
 
 /* Into b: what was (parent, name) of `in` is (new_parent, new_name) now. */
@@ -514,6 +498,7 @@ int names_rename(struct store *st, uint64_t parent, const char *name,
 	int rc;
 
 	*ret_replaced = NULL;
+	HOLD(&st->names_turn);
 	rc = names_lookup(st, parent, name, &r.in);
 	if (rc == 0)
 		rc = names_lookup(st, new_parent, new_name, &r.old);
@@ -645,29 +630,24 @@ static int move_links(struct store *st, struct kv_batch *b, uint64_t from,
 int names_renumber(struct store *st, struct inode *in)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	struct attr a = inode_attr(in), old = a;
-	struct content_ref *content = NULL;
+	struct attr a, old;
 	struct inode *fresh = NULL;
 	int rc;
 
 	if (!b)
 		return -ENOMEM;
+	HOLD(&st->names_turn);
+	a = inode_attr(in);
+	old = a;
 	if (a.nlink == 0)
 		return -ENOENT;
 	rc = inode_new(st, &a, &fresh);
 	if (rc < 0)
 		return rc;
 	{
-		HOLD(&in->lock);
-		content = in->file->content;
-		if (content)
-			atomic_fetch_add(&content->refs, 1);
-	}
-	{
 		/* Read back what is committed when it is first looked at. */
 		HOLD(&fresh->lock);
 		fresh->file->content_loaded = false;
-		fresh->file->created = content == NULL;
 	}
 	dirent_put(b, a.parent, a.name, fresh->ino, a.mode);
 	inode_put_attr(b, fresh->ino, &a);
@@ -679,16 +659,12 @@ int names_renumber(struct store *st, struct inode *in)
 	old.name[0] = 0;
 	inode_put_attr(b, in->ino, &old);
 	mark(b, 'O', in->ino);
-	if (!content)
-		mark(b, 'U', fresh->ino);
 	if (rc == 0)
-		rc = commit_clone(st, b, content ? &content->c : NULL, in->ino,
-				  fresh->ino);
+		rc = commit_clone(st, b, in->ino, fresh->ino);
 	if (rc == 0) {
 		HOLD(&in->lock);
 		in->attr = old;
 	}
-	content_ref_put(content);
 	inode_put(st, fresh, 1);
 	return rc;
 }
@@ -716,6 +692,7 @@ int names_setattr(struct store *st, struct inode *in, unsigned valid,
 
 	if (!b)
 		return -ENOMEM;
+	HOLD(&st->names_turn);
 	{
 		HOLD(&in->lock);
 		old = in->attr;
@@ -762,6 +739,7 @@ static int xattr_write(struct store *st, struct kv_batch *b, struct inode *in)
 {
 	struct attr a;
 
+	HOLD(&st->names_turn);
 	{
 		HOLD(&in->lock);
 		in->attr.ctime_ns = now_ns();

@@ -129,9 +129,10 @@ static int punch_range(struct store *st, struct image *i, uint64_t offset,
 {
 	uint64_t end = offset + len, at = offset, used_before = 0;
 	struct key prefix = key_ino('K', i->id);
-	struct key start = key_chunk(i->id, offset > CHUNK_BYTES_MAX ?
-						    offset - CHUNK_BYTES_MAX :
-						    0);
+	/* As far back as a chunk can begin whose end shares our first block. */
+	uint64_t reach = CHUNK_BYTES_MAX + BLOCK;
+	struct key start = key_chunk(i->id,
+				     offset > reach ? offset - reach : 0);
 	struct kv_slice key, value;
 	struct kv_iter *it;
 	bool any = false;
@@ -290,17 +291,16 @@ static unsigned reclaim_take_locked(struct reclaim *r, struct range **ranges,
 
 static void reclaim_some(struct store *st, struct range **ranges, unsigned n)
 {
-	int rc = kv_sync(st->kv); /* the deletions, before their bytes go */
+	/* The deletions, before their bytes go. */
+	int synced = kv_sync(st->kv);
 
 	for (unsigned i = 0; i < n; i++) {
-		if (rc == 0)
-			rc = reclaim_one(st, ranges[i]);
-		if (rc < 0) {
+		int rc = synced < 0 ? synced : reclaim_one(st, ranges[i]);
+
+		if (rc < 0)
 			log_error("image %llu: space is not given back: %s",
 				  (unsigned long long)ranges[i]->image,
 				  strerror(-rc));
-			rc = 0;
-		}
 		free(ranges[i]);
 	}
 }

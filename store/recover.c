@@ -117,12 +117,17 @@ static int adopt_one(struct store *st, struct found *f)
 		rc = -ENOENT;
 	if (rc == 0)
 		rc = inode_load_file(st, in);
+	if (rc < 0 && rc != -ENOENT) { /* damage: nothing of it is dropped */
+		stage_put(&st->stages, f->stage);
+		inode_put(st, in, 1);
+		return rc;
+	}
 	if (rc < 0 || in->file->stage) {
 		/* Its name was never written, or is gone, or it is an old one. */
 		stage_drop(&st->stages, f->stage);
 		stage_put(&st->stages, f->stage);
 		inode_put(st, in, 1);
-		return rc == -ENOENT ? 0 : rc;
+		return 0;
 	}
 	file = in->file;
 	dirty = f->slot.dirty || !file->content ||

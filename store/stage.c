@@ -320,14 +320,19 @@ int stages_adopt(struct stages *st,
 		} else {
 			rc = image_get(st->images, s->number, &s->image);
 			if (rc == 0) {
-				s->fd = fcntl(s->image->fd, F_DUPFD_CLOEXEC, 0);
-				rc = s->fd < 0 ? -errno : 0;
+				s->fd = s->image->fd;
+				HOLD(&st->images->lock);
+				s->image->building = true;
 			}
 		}
 		if (s->kind == STAGE_MEMORY)
 			atomic_fetch_add(&st->memory_count, 1);
 		else
 			atomic_fetch_add(&st->disk_count, 1);
+		if (rc < 0 && rc != -ENOENT) { /* not gone: not now */
+			stage_put(st, s);
+			return rc;
+		}
 		if (rc < 0) {
 			log_error("stage of inode %llu is gone: %s",
 				  (unsigned long long)slot->ino, strerror(-rc));
@@ -384,7 +389,7 @@ static int stage_take_slot(struct stages *st, struct stage *s)
 	return 0;
 }
 
-/* The slot's ino is written last: it makes the slot count. */
+/* All but the slot's ino, which makes it count: see stage_show(). */
 static void stage_write_slot(struct stage *s)
 {
 	struct stage_slot *slot = s->slot;
@@ -396,8 +401,12 @@ static void stage_write_slot(struct stage *s)
 	slot->dirty = 1;
 	slot->opens = 0;
 	slot->writers = 0;
+}
+
+void stage_show(struct stage *s)
+{
 	atomic_thread_fence(memory_order_release);
-	slot->ino = s->ino;
+	s->slot->ino = s->ino;
 }
 
 static void stage_give_slot(struct stages *st, struct stage *s)
@@ -436,8 +445,8 @@ static int stage_create_disk(struct stages *st, struct stage *s)
 	if (rc < 0)
 		return rc;
 	s->number = s->image->id;
-	s->fd = fcntl(s->image->fd, F_DUPFD_CLOEXEC, 0);
-	return s->fd < 0 ? -errno : 0;
+	s->fd = s->image->fd; /* as long as the reference is held */
+	return 0;
 }
 
 /* A file of this size fits in memory, maybe after others were given up. */
@@ -453,6 +462,16 @@ static bool stage_fits(struct stages *st, uint64_t size)
 
 int stage_create(struct stages *st, uint64_t ino, uint64_t size_bytes,
 		 struct stage **ret_stage)
+{
+	int rc = stage_create_hidden(st, ino, size_bytes, ret_stage);
+
+	if (rc == 0)
+		stage_show(*ret_stage);
+	return rc;
+}
+
+int stage_create_hidden(struct stages *st, uint64_t ino, uint64_t size_bytes,
+			struct stage **ret_stage)
 {
 	/* A series' files differ a little: a thirty-second more. */
 	uint64_t want = size_bytes + size_bytes / 32;
@@ -502,7 +521,7 @@ void stage_put(struct stages *st, struct stage *s)
 		return;
 	if (s->map)
 		munmap(s->map, s->map_len);
-	if (s->fd >= 0)
+	if (s->kind == STAGE_MEMORY && s->fd >= 0)
 		close(s->fd);
 	image_put(st->images, s->image);
 	free(s);

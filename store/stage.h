@@ -59,7 +59,7 @@ struct stage {
 	uint64_t ino;
 	enum stage_kind kind;
 	uint64_t number;
-	int fd; /* read-write, owned */
+	int fd; /* read-write; owned in memory, else the image's */
 	struct image *image; /* STAGE_DISK: the image, a reference */
 	atomic_uint refs;
 	struct stage_slot *slot;
@@ -147,6 +147,13 @@ void stages_sweep(struct stages *st);
  */
 int stage_create(struct stages *st, uint64_t ino, uint64_t size_bytes,
 		 struct stage **ret_stage);
+/*
+ * The same, but the slot does not count yet: another daemon would not find
+ * the stage until stage_show(). For a stage that is filled before it is used.
+ */
+int stage_create_hidden(struct stages *st, uint64_t ino, uint64_t size_bytes,
+			struct stage **ret_stage);
+void stage_show(struct stage *s);
 void stage_ref(struct stage *s);
 /* The last put closes it; bytes and slot stay: see stage_drop(). */
 void stage_put(struct stages *st, struct stage *s);

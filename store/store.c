@@ -48,7 +48,7 @@ static int open_secret(struct store *st)
 	return rc;
 }
 
-/* The root directory and the image directories of a new store. */
+/* The root directory of a new store. */
 static int make_root(struct store *st)
 {
 	SCOPED(scope_free) void *value = NULL;
@@ -62,15 +62,6 @@ static int make_root(struct store *st)
 	rc = kv_get(st->kv, k.data, k.len, &value, &len);
 	if (rc != -ENOENT)
 		return rc;
-	if (mkdirat(st->dirfd, LAYOUT_IMAGE_DIR, 0700) < 0 && errno != EEXIST)
-		return -errno;
-	for (unsigned x = 0; x < 256; x++) {
-		char dir[16];
-
-		(void)snprintf(dir, sizeof(dir), LAYOUT_IMAGE_DIR "/%02x", x);
-		if (mkdirat(st->dirfd, dir, 0700) < 0 && errno != EEXIST)
-			return -errno;
-	}
 	root.atime_ns = root.mtime_ns = root.ctime_ns = now_ns();
 	root.uid = geteuid();
 	root.gid = getegid();
@@ -86,13 +77,23 @@ static int make_root(struct store *st)
 	return rc;
 }
 
-/* The directories' names must be durable before an image is. */
-static int sync_dirs(struct store *st)
+/* The directories' names must be durable before anything in them is. */
+static int make_dirs(struct store *st)
 {
-	int fd = openat(st->dirfd, LAYOUT_IMAGE_DIR,
-			O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	int rc = 0;
+	int fd;
 
+	if (mkdirat(st->dirfd, LAYOUT_IMAGE_DIR, 0700) < 0 && errno != EEXIST)
+		return -errno;
+	for (unsigned x = 0; x < 256; x++) {
+		char dir[16];
+
+		(void)snprintf(dir, sizeof(dir), LAYOUT_IMAGE_DIR "/%02x", x);
+		if (mkdirat(st->dirfd, dir, 0700) < 0 && errno != EEXIST)
+			return -errno;
+	}
+	fd = openat(st->dirfd, LAYOUT_IMAGE_DIR,
+		    O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;
 	if (fsync(fd) < 0 || fsync(st->dirfd) < 0)
@@ -115,6 +116,7 @@ static void store_free(struct store *st)
 	kv_close(st->kv);
 	close(st->dirfd);
 	close(st->lockfd);
+	pthread_mutex_destroy(&st->names_turn);
 	free(st);
 }
 
@@ -148,11 +150,11 @@ static int open_parts(struct store *st, char *why, size_t why_size)
 			       st->path, strerror(-rc), st->path);
 		return rc;
 	}
-	rc = make_root(st);
+	rc = make_dirs(st);
 	if (rc == 0)
 		rc = open_secret(st);
 	if (rc == 0)
-		rc = sync_dirs(st);
+		rc = make_root(st);
 	if (rc == 0)
 		rc = images_init(&st->images, st->dirfd, st->kv);
 	if (rc == 0)
@@ -194,6 +196,7 @@ int store_open(const char *path, const struct store_options *options,
 		return -ENAMETOOLONG;
 	}
 	strcpy(st->path, path);
+	pthread_mutex_init(&st->names_turn, NULL);
 	st->options = *options;
 	rc = layout_open(path, true, &st->dirfd, &st->lockfd, st->uuid, why,
 			 why_size);

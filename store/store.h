@@ -57,6 +57,13 @@ struct store {
 	struct images images;
 	struct stages stages;
 	struct inode_table *inodes;
+	/*
+	 * Held while a change of names or attributes is put together and
+	 * written: a directory's record is changed by what happens in it and
+	 * by its own rename, which the kernel does not serialise. Taken before
+	 * any inode.lock; the committer never takes it.
+	 */
+	pthread_mutex_t names_turn;
 	struct drain *drain;
 	struct committer *committer;
 	struct reclaim *reclaim;

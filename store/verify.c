@@ -97,7 +97,7 @@ static int verify_one(struct verify *v, const struct verify_chunk *c,
 		return -EIO;
 	rc = image_get(&v->st->images, c->image, &i);
 	if (rc < 0)
-		return rc;
+		return rc == -ENOENT ? -EIO : rc;
 	n = pread(i->fd, buf, c->len, (off_t)c->offset);
 	image_put(&v->st->images, i);
 	if (n != (ssize_t)c->len)

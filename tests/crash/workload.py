@@ -5,6 +5,7 @@ what may be found and what was promised. Contents come from seeds; no two
 versions are alike unless they are meant to be.
 """
 import ctypes
+import errno
 import json
 import os
 import random
@@ -71,7 +72,8 @@ class Writer:
                 wrote = os.write(self.fd, part)
             else:
                 wrote = os.pwrite(self.fd, part, offset + at)
-            assert wrote == len(part), "a short write"
+            if wrote != len(part):  # the power went in the middle of it
+                raise OSError(errno.EIO, "a short write", self.path)
         return self
 
     def sync(self, call=os.fsync):

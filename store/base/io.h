@@ -1,0 +1,66 @@
+/* io.h - whole reads and writes at an offset, and times in nanoseconds. */
+#ifndef STORE_BASE_IO_H
+#define STORE_BASE_IO_H
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Up to len bytes; *ret_len is less only at the end of the file. */
+static inline int io_read(int fd, void *buf, size_t len, uint64_t off,
+			  size_t *ret_len)
+{
+	size_t done = 0;
+
+	while (done < len) {
+		ssize_t n = pread(fd, (uint8_t *)buf + done, len - done,
+				  (off_t)(off + done));
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -errno;
+		if (n == 0)
+			break;
+		done += (size_t)n;
+	}
+	*ret_len = done;
+	return 0;
+}
+
+/* Exactly len bytes. -ESTALE: the file ends before. */
+static inline int io_read_full(int fd, void *buf, size_t len, uint64_t off)
+{
+	size_t got = 0;
+	int rc = io_read(fd, buf, len, off, &got);
+
+	return rc < 0 ? rc : got < len ? -ESTALE : 0;
+}
+
+/* All of buf. After an error some of it may have been written. */
+static inline int io_write_full(int fd, const void *buf, size_t len,
+				uint64_t off)
+{
+	size_t done = 0;
+
+	while (done < len) {
+		ssize_t n = pwrite(fd, (const uint8_t *)buf + done, len - done,
+				   (off_t)(off + done));
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -errno;
+		done += (size_t)n;
+	}
+	return 0;
+}
+
+static inline int64_t io_ns(const struct timespec *t)
+{
+	return (int64_t)t->tv_sec * 1000000000 + t->tv_nsec;
+}
+
+#endif
