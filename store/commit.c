@@ -374,7 +374,9 @@ static int content_of_job(struct drain_job *j, struct content *c,
 			e.image_offset = k->image_offset;
 			if (k->kind == CHUNK_JOINED) {
 				one.fresh = true;
-				one.image_size = k->owner->size_bytes;
+				one.image_size = k->owner ?
+							 k->owner->size_bytes :
+							 j->size_bytes;
 			}
 		}
 		one.image = e.image;
@@ -424,7 +426,8 @@ static void check_native_size(struct store *st, const struct drain_job *j,
 		/* A running job's: it says itself how large it will be. */
 		size = 0;
 		for (uint32_t i = 0; i < j->chunk_count; i++)
-			if (j->chunks[i].kind == CHUNK_JOINED)
+			if (j->chunks[i].kind == CHUNK_JOINED &&
+			    j->chunks[i].owner)
 				size = j->chunks[i].owner->size_bytes;
 	}
 	c->native = size == c->size_bytes;
@@ -435,12 +438,37 @@ static bool joined_image_dead(struct store *st, const struct drain_job *j)
 {
 	HOLD(&st->images.lock);
 	for (uint32_t i = 0; i < j->chunk_count; i++)
-		if (j->chunks[i].kind == CHUNK_JOINED &&
+		if (j->chunks[i].kind == CHUNK_JOINED && j->chunks[i].owner &&
 		    (j->chunks[i].owner->image->abandoned ||
 		     /* A stage that may be written again if its job fails. */
 		     (j->chunks[i].owner->adopt &&
 		      !j->chunks[i].owner->written)))
 			return true;
+	return false;
+}
+
+/*
+ * Has a chunk that the job stored been committed by another one since? Then the
+ * job is done again and finds it: replicas that are closed at the same moment
+ * are stored once, however their drains were interleaved.
+ */
+static bool came_too_late(struct store *st, const struct drain_job *j)
+{
+	if (j->no_join || j->undid)
+		return false;
+	for (uint32_t i = 0; i < j->chunk_count; i++) {
+		SCOPED(scope_free) void *value = NULL;
+		const struct drain_chunk *c = &j->chunks[i];
+		struct key k = key_hash(c->hash);
+		struct chunk_loc loc;
+		size_t len;
+
+		if (c->kind == CHUNK_NEW &&
+		    kv_get(st->kv, k.data, k.len, &value, &len) == 0 &&
+		    loc_decode(value, len, &loc) == 0 && loc.len == c->len &&
+		    loc.image != j->image->id)
+			return true;
+	}
 	return false;
 }
 
@@ -530,7 +558,7 @@ static int job_write(struct store *st, struct pending *p)
 	memcpy(c.digest, j->digest, HASH_BYTES);
 	if (j->small)
 		c.data_bytes = c.size_bytes;
-	else if (joined_image_dead(st, j))
+	else if (joined_image_dead(st, j) || came_too_late(st, j))
 		rc = -ESTALE;
 	else
 		rc = content_of_job(j, &c, &p->changes);
@@ -591,8 +619,8 @@ static void job_publish(struct store *st, struct pending *p)
 	    (j->adopt || (!atomic_load(&j->raced) && f->writers == 0 &&
 			  f->changing == 0))) {
 		f->dirty = false;
-		j->stage->slot->clean_generation = f->content->c.generation;
-		j->stage->slot->dirty = 0;
+		SLOT_SET(j->stage->slot, clean_generation, f->content->c.generation);
+		SLOT_SET(j->stage->slot, dirty, 0);
 		if (j->adopt) {
 			j->stage->keep_image = !j->unchanged;
 			j->stage->frozen = true;
@@ -666,7 +694,7 @@ static void commit_jobs(struct store *st, struct drain_job **jobs, unsigned n)
 	int rc = 0;
 
 	for (unsigned i = 0; i < n; i++) {
-		bool ordered = jobs[i]->order > 0 && !jobs[i]->urgent;
+		bool ordered = jobs[i]->in_turn;
 
 		if (stopped && ordered) { /* nobody overtakes who failed */
 			drain_untake(st, jobs[i]);

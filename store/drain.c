@@ -19,6 +19,8 @@
 /* How long a closed file waits for its handle's release, which is on its way. */
 #define RELEASE_WAIT_NS (INT64_C(100) * 1000000)
 #define RETRY_NS (INT64_C(5) * 1000000000)
+/* Jobs without an order have smaller serials than this. */
+#define SERIAL_ORDERED (UINT64_C(1) << 62)
 /* How often the stage's memory is looked at. */
 #define RELIEVE_NS (INT64_C(1) * 1000000000)
 /*
@@ -101,10 +103,16 @@ void drain_job_put(struct store *st, struct drain_job *j)
 /* Give up the claims on hashes: what was stored is findable now, or never. */
 static void job_drop_claims(struct store *st, struct drain_job *j)
 {
-	for (uint32_t i = 0; i < j->chunk_count; i++)
-		if (j->chunks[i].kind == CHUNK_NEW)
-			inflight_drop(st->drain->inflight, j->chunks[i].hash, j,
-				      i);
+	for (uint32_t i = 0; i < j->chunk_count; i++) {
+		struct drain_chunk *c = &j->chunks[i];
+
+		if (c->owner == j) { /* never settled: no circle may stay */
+			c->owner = NULL;
+			atomic_fetch_sub(&j->refs, 1);
+		}
+		if (c->kind == CHUNK_NEW)
+			inflight_drop(st->drain->inflight, c->hash, j, i);
+	}
 }
 
 static struct drain_job *job_new(struct store *st, struct inode *in,
@@ -248,7 +256,7 @@ static struct drain_job *job_for(struct store *st, struct inode *in,
 			j->order = d->next_order++;
 			TAILQ_INSERT_TAIL(&d->order, j, by_order);
 			if (j->stage->slot)
-				j->stage->slot->close_order = j->order;
+				SLOT_SET(j->stage->slot, close_order, j->order);
 		}
 		job_ref(j);
 	}
@@ -517,7 +525,11 @@ static struct drain_job *job_start_locked(struct store *st)
 	j->in->file->queued = NULL; /* its reference is `running` now */
 	j->in->file->running = j;
 	d->running_count++;
-	j->serial = ++d->next_serial;
+	/*
+	 * Who is asked for commits first, the others in their order; a job
+	 * shares only with those that are committed before it.
+	 */
+	j->serial = j->order ? SERIAL_ORDERED + j->order : ++d->next_serial;
 	return j;
 }
 
@@ -911,7 +923,7 @@ static void tree_add(struct store *st, struct tree_list *l, struct inode *in)
 static void tree_collect(struct store *st, uint64_t dir, struct tree_list *l)
 {
 	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
-		uint64_t ino = st->stages.slots[i].ino;
+		uint64_t ino = SLOT_GET(&st->stages.slots[i], ino);
 		struct inode *in = ino ? inode_peek(st, ino) : NULL;
 		bool dirty = false;
 
@@ -1045,6 +1057,7 @@ unsigned drain_take_ready(struct store *st, struct drain_job **jobs,
 	while (n < max && (j = TAILQ_FIRST(&d->ready)) != NULL) {
 		TAILQ_REMOVE(&d->ready, j, in_queue);
 		j->listed = false;
+		j->in_turn = false;
 		j->taken = true;
 		jobs[n++] = j;
 	}
@@ -1059,6 +1072,7 @@ unsigned drain_take_ready(struct store *st, struct drain_job **jobs,
 		if (j->listed)
 			TAILQ_REMOVE(&d->ready, j, in_queue);
 		j->listed = false;
+		j->in_turn = true;
 		j->taken = true;
 		jobs[n++] = j;
 	}
@@ -1116,7 +1130,7 @@ static void timer_drain_open(struct store *st)
 {
 	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
 		struct stage_slot *slot = &st->stages.slots[i];
-		uint64_t ino = slot->ino;
+		uint64_t ino = SLOT_GET(slot, ino);
 		struct inode *in;
 		struct stage *stage = NULL;
 		struct drain_job *j;
@@ -1124,7 +1138,8 @@ static void timer_drain_open(struct store *st)
 		bool changed = false;
 		int rc;
 
-		if (ino == 0 || !slot->dirty || slot->writers == 0)
+		if (ino == 0 || !SLOT_GET(slot, dirty) ||
+		    SLOT_GET(slot, writers) == 0)
 			continue;
 		in = inode_peek(st, ino);
 		if (!in)
@@ -1309,7 +1324,7 @@ void drain_each_failed(struct store *st,
 		       void *arg)
 {
 	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
-		uint64_t ino = st->stages.slots[i].ino;
+		uint64_t ino = SLOT_GET(&st->stages.slots[i], ino);
 		struct inode *in = ino ? inode_peek(st, ino) : NULL;
 		int error = 0;
 

@@ -52,7 +52,8 @@ struct drain_chunk {
 	bool spare; /* was written to the own image before it was shared */
 	uint8_t hash[HASH_BYTES];
 	uint64_t image, image_offset;
-	struct drain_job *owner; /* DEFERRED, JOINED: a reference */
+	/* DEFERRED, JOINED: a reference; JOINED and NULL: the file itself. */
+	struct drain_job *owner;
 	uint32_t owner_chunk;
 };
 
@@ -80,7 +81,8 @@ struct drain_job {
 	bool urgent; /* somebody waits: commit without regard to the order */
 	bool asked; /* may start although hold_drain is set */
 	bool listed; /* in the list of READY jobs that need no order */
-	bool taken; /* by the committer */
+	bool taken; /* by the committer ... */
+	bool in_turn; /* ... in its place of the order; set before it is taken */
 	bool begun; /* job_begin() has looked at the writers; in->lock too */
 	bool empty_close; /* WAITING: there was nothing to close yet */
 	uint64_t close_size; /* the stage when it was closed last ... */
@@ -90,7 +92,7 @@ struct drain_job {
 	bool written; /* in the log, maybe not synced yet; the committer's */
 	/* Its chunks' places are final and on the disk, or will never be. */
 	bool settled, gave_up;
-	uint64_t serial; /* by the time of its start: older jobs win chunks */
+	uint64_t serial; /* the smaller one of two jobs has the chunk */
 	int64_t due_ns; /* WAITING, FAILED: when to go on by itself */
 	struct drain_job *successor; /* RESTARTED: a reference */
 	int result;
@@ -117,6 +119,7 @@ struct drain_job {
 	atomic_uint next_span, spans_left;
 
 	/* The result, for the committer: */
+	bool undid; /* what little it could have shared was stored after all */
 	bool unchanged; /* equals what is committed */
 	uint8_t digest[HASH_BYTES];
 	/* The committer's own, between its steps: */

@@ -511,7 +511,13 @@ int work_resolve(struct store *st, struct drain_job *j, uint32_t chunk,
 	c->kind = theirs->kind == CHUNK_SHARED ? CHUNK_SHARED : CHUNK_JOINED;
 	c->image = l.image;
 	c->image_offset = l.offset;
-	if (theirs->kind == CHUNK_JOINED) { /* whose image is it really? */
+	if (o == j) { /* a chunk that the file has twice: no reference */
+		c->owner = theirs->owner;
+		if (c->owner)
+			atomic_fetch_add(&c->owner->refs, 1);
+		atomic_fetch_sub(&j->refs, 1);
+	} else if (theirs->kind == CHUNK_JOINED && theirs->owner) {
+		/* Whose image is it really? */
 		struct drain_job *middle = c->owner;
 
 		atomic_fetch_add(&theirs->owner->refs, 1);
@@ -568,6 +574,7 @@ static int undo_sharing(struct store *st, struct drain_job *j, uint8_t *buffer)
 		if (rc < 0)
 			return rc;
 	}
+	j->undid = true;
 	drain_count_left(st, shared);
 	return work_sync(st, j);
 }

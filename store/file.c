@@ -83,7 +83,7 @@ void file_dirtied(struct store *st, struct inode *in, struct stage *s)
 		s->clean_image = 0;
 	}
 	if (s->slot)
-		s->slot->dirty = 1;
+		SLOT_SET(s->slot, dirty, 1);
 }
 
 bool file_evict(void *store, struct stage *s)
@@ -353,8 +353,8 @@ static struct stage *count_open_locked(struct file *f, bool write, int delta)
 	if (write)
 		f->writers += (unsigned)delta;
 	if (f->stage && f->stage->slot) {
-		f->stage->slot->opens = f->opens;
-		f->stage->slot->writers = f->writers;
+		SLOT_SET(f->stage->slot, opens, f->opens);
+		SLOT_SET(f->stage->slot, writers, f->writers);
 	}
 	if (delta > 0 && write && f->stage) {
 		f->dirty = true;

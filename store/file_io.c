@@ -309,8 +309,8 @@ static int copy_up(struct store *st, struct inode *in, uint64_t keep_bytes)
 	HOLD(&in->lock);
 	in->file->stage = s;
 	in->file->dirty = true;
-	s->slot->opens = in->file->opens;
-	s->slot->writers = in->file->writers;
+	SLOT_SET(s->slot, opens, in->file->opens);
+	SLOT_SET(s->slot, writers, in->file->writers);
 	return 0;
 }
 
@@ -396,8 +396,8 @@ static int move_to_disk(struct store *st, struct inode *in, struct stage *old)
 	{
 		HOLD(&in->lock);
 		in->file->stage = s;
-		s->slot->opens = in->file->opens;
-		s->slot->writers = in->file->writers;
+		SLOT_SET(s->slot, opens, in->file->opens);
+		SLOT_SET(s->slot, writers, in->file->writers);
 	}
 	drain_supersede(st, in);
 	stage_drop(&st->stages, old);

@@ -305,8 +305,8 @@ int stages_adopt(struct stages *st,
 
 		if (slot->ino == 0)
 			continue;
-		slot->opens = 0;
-		slot->writers = 0;
+		SLOT_SET(slot, opens, 0);
+		SLOT_SET(slot, writers, 0);
 		s = stage_new(slot->ino, slot->kind == STAGE_DISK ?
 						 STAGE_DISK :
 						 STAGE_MEMORY);
@@ -394,19 +394,18 @@ static void stage_write_slot(struct stage *s)
 {
 	struct stage_slot *slot = s->slot;
 
-	slot->number = s->number;
-	slot->close_order = 0;
-	slot->clean_generation = 0;
-	slot->kind = s->kind;
-	slot->dirty = 1;
-	slot->opens = 0;
-	slot->writers = 0;
+	SLOT_SET(slot, number, s->number);
+	SLOT_SET(slot, close_order, 0);
+	SLOT_SET(slot, clean_generation, 0);
+	SLOT_SET(slot, kind, s->kind);
+	SLOT_SET(slot, dirty, 1);
+	SLOT_SET(slot, opens, 0);
+	SLOT_SET(slot, writers, 0);
 }
 
 void stage_show(struct stage *s)
 {
-	atomic_thread_fence(memory_order_release);
-	s->slot->ino = s->ino;
+	SLOT_SET(s->slot, ino, s->ino);
 }
 
 static void stage_give_slot(struct stages *st, struct stage *s)
@@ -414,7 +413,7 @@ static void stage_give_slot(struct stages *st, struct stage *s)
 	HOLD(&st->lock);
 	if (!s->slot)
 		return;
-	s->slot->ino = 0;
+	SLOT_SET(s->slot, ino, 0);
 	st->free_slot[st->free_count++] = s->slot_index;
 	s->slot = NULL;
 }
@@ -671,14 +670,14 @@ void stages_dirty(struct stages *st, uint64_t *ret_memory, uint64_t *ret_disk)
 		char name[LAYOUT_IMAGE_NAME_BYTES];
 		struct stat sb;
 
-		if (slot->ino == 0 || !slot->dirty)
+		if (SLOT_GET(slot, ino) == 0 || !SLOT_GET(slot, dirty))
 			continue;
-		if (slot->kind == STAGE_MEMORY) {
-			stage_file_name(slot->number, name);
+		if (SLOT_GET(slot, kind) == STAGE_MEMORY) {
+			stage_file_name(SLOT_GET(slot, number), name);
 			if (fstatat(st->dirfd, name, &sb, 0) == 0)
 				*ret_memory += (uint64_t)sb.st_size;
 		} else {
-			layout_image_name(slot->number, name);
+			layout_image_name(SLOT_GET(slot, number), name);
 			if (fstatat(st->images->dirfd, name, &sb, 0) == 0)
 				*ret_disk += (uint64_t)sb.st_size;
 		}

@@ -55,6 +55,15 @@ struct stage_slot {
 	uint64_t reserved[2];
 };
 
+/*
+ * The table is read by scans while others write it: field by field, so that
+ * a reader sees an old or a new value and never half of one. What a scan
+ * finds is a hint; it looks again under the inode's lock.
+ */
+#define SLOT_GET(slot, field) __atomic_load_n(&(slot)->field, __ATOMIC_ACQUIRE)
+#define SLOT_SET(slot, field, value) \
+	__atomic_store_n(&(slot)->field, value, __ATOMIC_RELEASE)
+
 struct stage {
 	uint64_t ino;
 	enum stage_kind kind;
