@@ -527,7 +527,8 @@ row_memory() {
 	local count made=0 pairs first_new='' first_known='' new known mib_now
 	local serial=500000000 # of pairs that the store does not have
 
-	fresh_store debug_hold_drain
+	# Bytes are not compared: what is timed is the index, not the disk.
+	fresh_store debug_hold_drain,verify=off
 	for count in "${chunk_counts[@]}"; do
 		pairs=$((count / 2))
 		while ((made < pairs)); do
