@@ -38,7 +38,7 @@ static void forget(struct store *st, fuse_ino_t ino, uint64_t nlookup)
 	if (!in)
 		return;
 	inode_forget(st, in, nlookup);
-	file_unlinked(st, in);
+	file_forgotten(st, in);
 	/* One more for the reference that inode_peek() took. */
 	inode_put(st, in, nlookup + 1);
 }

@@ -641,7 +641,8 @@ static void job_publish(struct store *st, struct pending *p)
 		if (drop)
 			f->stage = NULL;
 		if (j->adopt && !j->unchanged &&
-		    (f->mode == IO_BACKED || f->changing > 0)) {
+		    (f->mode == IO_BACKED || f->changing > 0 ||
+		     f->maybe_mapped)) {
 			/* Readers have the whole image: punch it when they go. */
 			j->hold_punch = true;
 			f->punch_image = j->image->id;
@@ -852,16 +853,20 @@ static int image_is_shared(struct store *st, uint64_t image)
 static void op_abandon(struct store *st, struct image *i, uint64_t size)
 {
 	int shared = image_is_shared(st, i->id);
+	bool mappable;
 
 	{
 		HOLD(&st->images.lock);
 		i->building = shared == 0;
 		i->abandoned = shared == 0;
+		mappable = i->mappable;
 	}
-	if (shared == 0) {
+	if (shared == 0 && !mappable) {
 		image_recycle(&st->images, i);
 		return;
 	}
+	if (shared == 0) /* a mapping keeps what is unlinked, not what is cut */
+		(void)image_remove(&st->images, i->id);
 	if (shared > 0) {
 		SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 		struct key p = key_chunk(i->id, 0);

@@ -256,8 +256,9 @@ static int tell_error(struct inode *in)
 enum open_step { OPEN_OK, OPEN_WAIT, OPEN_RENUMBER, OPEN_NEW_STAGE };
 
 /* What has to be done before the file can be opened; in->lock is held. */
-static enum open_step open_step_locked(const struct file *f, int flags)
+static enum open_step open_step_locked(const struct inode *in, int flags)
 {
+	const struct file *f = in->file;
 	bool write = flags_write(flags);
 	bool trunc = write && (flags & O_TRUNC);
 
@@ -267,6 +268,9 @@ static enum open_step open_step_locked(const struct file *f, int flags)
 		return OPEN_WAIT;
 	if (trunc && f->opens > 0 && f->writers == 0)
 		return OPEN_RENUMBER; /* readers keep what they have */
+	if (f->maybe_mapped && f->opens == 0 && in->attr.nlink > 0 &&
+	    (trunc || !f->stage))
+		return OPEN_RENUMBER; /* so do mappings */
 	if (f->mode == IO_BACKED && f->stage != f->backing_stage)
 		return OPEN_RENUMBER; /* backed by an image: not to be written */
 	if (f->mode == IO_BACKED && !f->stage)
@@ -300,8 +304,9 @@ static int open_new_stage(struct store *st, struct inode *in)
 }
 
 /* Choose the mode of the first open; file_open() holds the turn. */
-static int open_backing(struct store *st, struct inode *in, bool write)
+static int open_backing(struct store *st, struct inode *in, int flags)
 {
+	bool write = flags_write(flags);
 	struct file *f = in->file;
 	struct stage *stage = NULL;
 	struct image *image = NULL;
@@ -319,7 +324,8 @@ static int open_backing(struct store *st, struct inode *in, bool write)
 			native = f->content->c.extents[0].image;
 		}
 	}
-	if (!st->backing_open || (!stage && !native)) {
+	if (!st->backing_open || (!stage && !native) ||
+	    (flags & O_ACCMODE) == O_RDWR) {
 		stage_put(&st->stages, stage);
 		HOLD(&in->lock);
 		f->mode = IO_DAEMON;
@@ -381,9 +387,10 @@ static void close_backing(struct store *st, struct inode *in)
 		f->backing_id = 0;
 		stage = TAKE(f->backing_stage);
 		image = TAKE(f->backing_image);
-		punch = f->punch_image;
+		punch = f->maybe_mapped ? 0 : f->punch_image;
 		punch_size = f->punch_size;
-		f->punch_image = 0;
+		if (punch)
+			f->punch_image = 0;
 		/* A cache that need not be kept: a small file, or on disk. */
 		if (f->stage && !f->dirty && f->content &&
 		    (f->content->c.kind == CONTENT_SMALL ||
@@ -413,7 +420,7 @@ static int open_turn(struct store *st, struct inode *in, int flags,
 	for (;;) {
 		{
 			HOLD(&in->lock);
-			step = open_step_locked(in->file, flags);
+			step = open_step_locked(in, flags);
 			if (step != OPEN_WAIT) {
 				in->file->changing++;
 				if (write && in->file->stage)
@@ -448,6 +455,18 @@ void file_change_end(struct store *st, struct inode *in)
 		drain_released(st, in);
 }
 
+static void note_mappable_locked(struct store *st, struct file *f)
+{
+	struct image *i = f->backing_stage ? f->backing_stage->image :
+					     f->backing_image;
+
+	f->maybe_mapped = true;
+	if (i) {
+		HOLD(&st->images.lock);
+		i->mappable = true;
+	}
+}
+
 static int open_do(struct store *st, struct inode *in, int flags,
 		   enum open_step step, struct file_opened *ret)
 {
@@ -468,13 +487,16 @@ static int open_do(struct store *st, struct inode *in, int flags,
 		rc = check_content(st, in);
 	}
 	if (rc == 0)
-		rc = open_backing(st, in, write);
+		rc = open_backing(st, in, flags);
 	if (rc < 0)
 		return rc;
 	{
 		HOLD(&in->lock);
 		gone = in->file->deleted;
 		dirtied = gone ? NULL : count_open_locked(in->file, write, 1);
+		if (in->file->mode == IO_BACKED &&
+		    (flags & O_ACCMODE) != O_WRONLY)
+			note_mappable_locked(st, in->file);
 		ret->backing_id = in->file->mode == IO_BACKED ?
 					  in->file->backing_id :
 					  0;
@@ -552,6 +574,25 @@ int file_sync(struct store *st, struct inode *in)
 		in->file->error_told = true;
 	}
 	return rc;
+}
+
+void file_forgotten(struct store *st, struct inode *in)
+{
+	uint64_t punch = 0, punch_size = 0;
+
+	if (inode_lookups(st, in) == 0) {
+		HOLD(&in->lock);
+		if (in->file && in->file->opens == 0 &&
+		    in->file->changing == 0) {
+			in->file->maybe_mapped = false;
+			punch = in->file->punch_image;
+			punch_size = in->file->punch_size;
+			in->file->punch_image = 0;
+		}
+	}
+	if (punch)
+		reclaim_add(st, punch, 0, punch_size);
+	file_unlinked(st, in);
 }
 
 void file_unlinked(struct store *st, struct inode *in)

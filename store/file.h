@@ -75,6 +75,8 @@ void file_set_times(struct store *st, struct inode *in, unsigned valid,
  * is left, delete the inode and its bytes.
  */
 void file_unlinked(struct store *st, struct inode *in);
+/* The kernel has dropped look-ups; when it has none left, nothing is mapped. */
+void file_forgotten(struct store *st, struct inode *in);
 
 /* The stage of an earlier daemon becomes this inode's. Takes the reference. */
 int file_adopt(struct store *st, struct inode *in, struct stage *s,

@@ -472,6 +472,9 @@ int file_truncate_turn(struct store *st, struct inode *in, uint64_t size)
 				   (!in->file->stage ||
 				    in->file->stage !=
 					    in->file->backing_stage);
+			renumber = renumber ||
+				   (in->file->maybe_mapped && !in->file->stage &&
+				    in->file->opens == 0 && in->attr.nlink > 0);
 		}
 		if (!frozen)
 			break;

@@ -182,11 +182,18 @@ static struct image *image_take_spare(struct images *im)
 
 void image_recycle(struct images *im, struct image *i)
 {
-	/* Nobody can find it: only those who hold it could use it. */
-	if (ftruncate(i->fd, 0) == 0) {
+	bool ours;
+
+	{
 		HOLD(&im->lock);
-		if (i->refs == 1 && !i->clean && !i->map && !i->dead &&
-		    im->spare_count < IMAGE_SPARE_MAX) {
+		ours = i->refs == 1 && !i->clean && !i->map && !i->dead &&
+		       im->spare_count < IMAGE_SPARE_MAX;
+	}
+	/* Nobody else has it, and nobody can find it: no chunk lies in it. */
+	if (ours && ftruncate(i->fd, 0) == 0) {
+		HOLD(&im->lock);
+		CHECK(i->refs == 1);
+		if (im->spare_count < IMAGE_SPARE_MAX) {
 			i->refs = 0;
 			i->spare = true;
 			i->abandoned = false;

@@ -30,6 +30,7 @@ struct image {
 	bool dead; /* unlinked; images.lock */
 	bool spare; /* not in use: nobody may get it by its number; lock */
 	bool building; /* a stage, or a job's that is not committed yet; lock */
+	bool mappable; /* was open for reading in passthrough; lock */
 	bool abandoned; /* its job gave up: nothing may refer to it; lock */
 	uint64_t lru; /* when it was put last; images.lock */
 	struct stage *clean; /* a stage with the same bytes; images.lock */

@@ -12,6 +12,10 @@
  *   else content set     the committed content
  *   else                 nothing yet: it was created and has no stage
  *
+ * A handle for reading and writing is served by the daemon from the start: a
+ * writable mapping in passthrough could change bytes after the last release,
+ * unseen by anybody.
+ *
  * How its opens are served is fixed while it is open anywhere, because the
  * kernel allows one backing file for each inode (fs/fuse/iomode.c):
  *
@@ -75,6 +79,13 @@ struct file {
 	struct stage *stage;
 	/* The stage may differ from what is committed. */
 	bool dirty;
+	/*
+	 * It was open for reading in passthrough. A mapping then belongs to the
+	 * backing file: it outlives the release, and only keeps the kernel from
+	 * forgetting the inode (fs/backing-file.c). Until it has, what backed it
+	 * must not be punched, cut short or used again.
+	 */
+	bool maybe_mapped;
 	bool deleted; /* no name, no handle: gone from the database */
 
 	enum io_mode mode;

@@ -75,7 +75,7 @@ build_tree() {
 	shift
 	step "building $dir"
 	cmake -S . -B "$dir" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-		-DCKPTFS_PREFIX="$CKPTFS_PREFIX" -DCKPTFS_WERROR=ON "$@" \
+		-DCKPTFS_PREFIX="$CKPTFS_PREFIX" -DCKPTFS_WERROR=ON -DCKPTFS_TESTS=ON "$@" \
 		>"$results/cmake.log" 2>&1 || {
 		cat "$results/cmake.log"
 		die 1 "cmake failed in $dir"

@@ -65,7 +65,7 @@ def shared_bytes_stay_until_the_last_file_goes(m):
     for name in "abc":
         put(m.path(name), want[name])
         m.flush()
-    assert m.images_du() <= 14 * MIB + SLACK
+    shrinks_to(m, 14 * MIB, "what b and c share with a")
     os.unlink(m.path("a"))
     shrinks_to(m, 12 * MIB, "what only a had")
     for name in "bc":
@@ -75,7 +75,7 @@ def shared_bytes_stay_until_the_last_file_goes(m):
         same(get(m.path(name)), want[name], name + " remounted")
     put(m.path("d"), want["a"])  # shares again what is left of a
     m.flush()
-    assert m.images_du() <= 14 * MIB + SLACK
+    shrinks_to(m, 14 * MIB, "what d shares")
     os.unlink(m.path("b"))
     os.unlink(m.path("c"))
     shrinks_to(m, 10 * MIB, "only d is left")

@@ -345,18 +345,6 @@ static void a_file_that_repeats_itself_is_stored_once(void **state)
 	free(data);
 }
 
-static unsigned open_descriptors(void)
-{
-	DIR *dir = opendir("/proc/self/fd");
-	unsigned n = 0;
-
-	assert_non_null(dir);
-	while (readdir(dir) != NULL)
-		n++;
-	closedir(dir);
-	return n;
-}
-
 static void drained_files_keep_no_descriptor_open(void **state)
 {
 	size_t len = 4 * MIB;

@@ -1,0 +1,219 @@
+/* Of the running jobs that have a chunk, the older one stores it. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "store/base/scope.h"
+#include "store/drain.h"
+#include "store/inflight.h"
+
+/* A job is its age and its references here. */
+static struct drain_job job(uint64_t serial)
+{
+	struct drain_job j = { .serial = serial };
+
+	atomic_init(&j.refs, 1);
+	return j;
+}
+
+static void name(uint8_t hash[HASH_BYTES], uint32_t n)
+{
+	memset(hash, 0, HASH_BYTES);
+	/* Those of one bucket differ in their last bytes only. */
+	memcpy(hash + HASH_BYTES - sizeof(n), &n, sizeof(n));
+}
+
+static void the_first_to_come_owns_it_against_younger_ones(void **state)
+{
+	struct inflight *t = inflight_new();
+	struct drain_job a = job(1), b = job(2), *owner = NULL;
+	uint8_t hash[HASH_BYTES];
+	uint32_t chunk = 0;
+
+	(void)state;
+	name(hash, 1);
+	assert_true(inflight_claim(t, hash, &a, 7, &owner, &chunk));
+	assert_null(owner);
+	assert_false(inflight_claim(t, hash, &b, 3, &owner, &chunk));
+	assert_ptr_equal(owner, &a);
+	assert_int_equal(chunk, 7);
+	assert_int_equal(atomic_load(&a.refs), 2);
+	assert_int_equal(atomic_load(&b.refs), 1);
+	inflight_drop(t, hash, &a, 7);
+	inflight_free(t);
+}
+
+static void an_older_job_takes_it_over(void **state)
+{
+	struct inflight *t = inflight_new();
+	struct drain_job old = job(1), young = job(2), *owner = NULL;
+	uint8_t hash[HASH_BYTES];
+	uint32_t chunk = 0;
+
+	(void)state;
+	name(hash, 1);
+	assert_true(inflight_claim(t, hash, &young, 3, &owner, &chunk));
+	assert_true(inflight_claim(t, hash, &old, 9, &owner, &chunk));
+	assert_null(owner);
+	/* The younger one finds out before it is settled. */
+	assert_int_equal(inflight_check(t, hash, &young, 3, &owner, &chunk),
+			 INFLIGHT_OTHER);
+	assert_ptr_equal(owner, &old);
+	assert_int_equal(chunk, 9);
+	assert_int_equal(atomic_load(&old.refs), 2);
+	assert_int_equal(inflight_check(t, hash, &old, 9, &owner, &chunk),
+			 INFLIGHT_MINE);
+	inflight_drop(t, hash, &young, 3); /* it has nothing to give up */
+	assert_int_equal(inflight_check(t, hash, &old, 9, &owner, &chunk),
+			 INFLIGHT_MINE);
+	inflight_drop(t, hash, &old, 9);
+	inflight_free(t);
+}
+
+static void the_second_of_two_equal_chunks_of_a_job_refers_to_the_first(
+	void **state)
+{
+	struct inflight *t = inflight_new();
+	struct drain_job a = job(1), *owner = NULL;
+	uint8_t hash[HASH_BYTES];
+	uint32_t chunk = 0;
+
+	(void)state;
+	name(hash, 1);
+	assert_true(inflight_claim(t, hash, &a, 0, &owner, &chunk));
+	assert_false(inflight_claim(t, hash, &a, 1, &owner, &chunk));
+	assert_ptr_equal(owner, &a);
+	assert_int_equal(chunk, 0);
+	inflight_drop(t, hash, &a, 1); /* not the owner of it */
+	assert_int_equal(inflight_check(t, hash, &a, 0, &owner, &chunk),
+			 INFLIGHT_MINE);
+	inflight_drop(t, hash, &a, 0);
+	inflight_free(t);
+}
+
+static void what_is_given_up_is_nobodys_and_can_be_claimed_again(void **state)
+{
+	struct inflight *t = inflight_new();
+	struct drain_job a = job(1), b = job(2), *owner = NULL;
+	uint8_t hash[HASH_BYTES];
+	uint32_t chunk = 0;
+
+	(void)state;
+	name(hash, 1);
+	assert_int_equal(inflight_check(t, hash, &b, 0, &owner, &chunk),
+			 INFLIGHT_NOBODY);
+	assert_true(inflight_claim(t, hash, &a, 0, &owner, &chunk));
+	inflight_drop(t, hash, &a, 0);
+	inflight_drop(t, hash, &a, 0); /* twice is once */
+	assert_int_equal(inflight_check(t, hash, &b, 0, &owner, &chunk),
+			 INFLIGHT_NOBODY);
+	assert_true(inflight_claim(t, hash, &b, 0, &owner, &chunk));
+	inflight_drop(t, hash, &b, 0);
+	inflight_free(t);
+}
+
+static void hashes_of_one_bucket_do_not_disturb_each_other(void **state)
+{
+	struct inflight *t = inflight_new();
+	struct drain_job a = job(1), b = job(2), *owner = NULL;
+	uint8_t hash[HASH_BYTES];
+	uint32_t chunk = 0;
+
+	(void)state;
+	for (uint32_t n = 0; n < 100; n++) {
+		name(hash, n);
+		assert_true(inflight_claim(t, hash, &a, n, &owner, &chunk));
+	}
+	for (uint32_t n = 0; n < 100; n += 2) {
+		name(hash, n);
+		inflight_drop(t, hash, &a, n);
+	}
+	for (uint32_t n = 0; n < 100; n++) {
+		bool free_again = n % 2 == 0;
+
+		name(hash, n);
+		assert_int_equal(inflight_claim(t, hash, &b, n, &owner, &chunk),
+				 free_again);
+		if (!free_again)
+			assert_int_equal(chunk, n);
+		inflight_drop(t, hash, &a, n);
+		inflight_drop(t, hash, &b, n);
+	}
+	inflight_free(t); /* which checks that nothing is left */
+}
+
+#define THREADS 4
+#define CHUNKS 2000
+
+struct claimer {
+	struct inflight *t;
+	struct drain_job job;
+	pthread_t thread;
+};
+
+static void *claim_all(void *arg)
+{
+	struct claimer *c = arg;
+
+	for (uint32_t n = 0; n < CHUNKS; n++) {
+		struct drain_job *owner = NULL;
+		uint8_t hash[HASH_BYTES];
+		uint32_t chunk = 0;
+
+		name(hash, n);
+		/* Whoever refuses is not younger than the one who asks. */
+		if (!inflight_claim(c->t, hash, &c->job, n, &owner, &chunk))
+			CHECK(owner->serial < c->job.serial && chunk == n);
+	}
+	return NULL;
+}
+
+static void of_jobs_that_run_at_once_the_oldest_ends_up_with_all(void **state)
+{
+	struct claimer c[THREADS];
+	struct inflight *t = inflight_new();
+
+	(void)state;
+	for (unsigned i = 0; i < THREADS; i++) {
+		c[i].t = t;
+		c[i].job = job(THREADS - i);
+		CHECK(pthread_create(&c[i].thread, NULL, claim_all, &c[i]) ==
+		      0);
+	}
+	for (unsigned i = 0; i < THREADS; i++)
+		pthread_join(c[i].thread, NULL);
+	for (uint32_t n = 0; n < CHUNKS; n++) {
+		struct drain_job *owner = NULL;
+		uint8_t hash[HASH_BYTES];
+		uint32_t chunk = 0;
+
+		name(hash, n);
+		assert_int_equal(inflight_check(t, hash, &c[THREADS - 1].job,
+						n, &owner, &chunk),
+				 INFLIGHT_MINE);
+		inflight_drop(t, hash, &c[THREADS - 1].job, n);
+	}
+	inflight_free(t);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(the_first_to_come_owns_it_against_younger_ones),
+		cmocka_unit_test(an_older_job_takes_it_over),
+		cmocka_unit_test(
+			the_second_of_two_equal_chunks_of_a_job_refers_to_the_first),
+		cmocka_unit_test(
+			what_is_given_up_is_nobodys_and_can_be_claimed_again),
+		cmocka_unit_test(hashes_of_one_bucket_do_not_disturb_each_other),
+		cmocka_unit_test(
+			of_jobs_that_run_at_once_the_oldest_ends_up_with_all),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

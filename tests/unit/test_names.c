@@ -1,0 +1,650 @@
+/* Names: every change is whole or not at all, and errors are those of POSIX. */
+#include <linux/fs.h>
+#include <sys/xattr.h>
+
+#include "tests/unit/live_store.h"
+
+#define DATA_BYTES 100000u
+
+static uint32_t links_of(struct live *l, const char *path)
+{
+	struct inode *in = NULL;
+	struct stat sb;
+
+	assert_int_equal(live_lookup(l, path, &in), 0);
+	assert_int_equal(inode_stat(l->st, in, &sb), 0);
+	inode_put(l->st, in, 1);
+	return (uint32_t)sb.st_nlink;
+}
+
+static int live_rmdir(struct live *l, const char *path)
+{
+	struct inode *in;
+	const char *name;
+	uint64_t dir;
+	int rc = live_walk(l, path, &dir, &name);
+
+	if (rc == 0)
+		rc = names_rmdir(l->st, dir, name, &in);
+	if (rc < 0)
+		return rc;
+	file_unlinked(l->st, in);
+	inode_put(l->st, in, 1);
+	return 0;
+}
+
+/* Not for success: nobody would hold what was made. */
+static void assert_not_made(struct live *l, const char *path, uint32_t mode,
+			    int error)
+{
+	struct inode *in = NULL;
+
+	assert_int_equal(live_make(l, path, mode, &in), error);
+	assert_null(in);
+}
+
+static void creating_fails_as_posix_says(void **state)
+{
+	struct live l = live_new(NULL);
+	char longest[STORE_NAME_MAX + 2];
+
+	(void)state;
+	live_mkdir(&l, "d");
+	live_write(&l, "f", "x", 1);
+	assert_not_made(&l, "f", S_IFREG | 0644, -EEXIST);
+	assert_not_made(&l, "d", S_IFREG | 0644, -EEXIST);
+	assert_not_made(&l, "f", S_IFDIR | 0755, -EEXIST);
+	memset(longest, 'n', sizeof(longest));
+	longest[STORE_NAME_MAX + 1] = 0;
+	assert_not_made(&l, longest, S_IFREG | 0644, -ENAMETOOLONG);
+	longest[STORE_NAME_MAX] = 0;
+	live_write(&l, longest, "y", 1);
+	assert_file(&l, longest, "y", 1);
+	live_reopen(&l);
+	assert_file(&l, longest, "y", 1);
+	live_free(&l);
+}
+
+static int refuse_to_prepare(struct store *st, struct inode *in)
+{
+	(void)st;
+	(void)in;
+	return -EDQUOT;
+}
+
+static void a_file_that_cannot_be_prepared_is_not_there(void **state)
+{
+	struct names_new n = { .mode = S_IFREG | 0644 };
+	struct live l = live_new(NULL);
+	struct inode *in = NULL;
+
+	(void)state;
+	assert_int_equal(names_create(l.st, ROOT_INO, "f", &n,
+				      refuse_to_prepare, &in),
+			 -EDQUOT);
+	assert_null(in);
+	assert_absent(&l, "f");
+	assert_int_equal(live_counter(&l, META_FILES), 0);
+	live_free(&l);
+}
+
+static void removing_fails_as_posix_says(void **state)
+{
+	struct live l = live_new(NULL);
+
+	(void)state;
+	live_mkdir(&l, "d");
+	live_write(&l, "d/f", "x", 1);
+	assert_int_equal(live_unlink(&l, "no"), -ENOENT);
+	assert_int_equal(live_unlink(&l, "d"), -EISDIR);
+	assert_int_equal(live_rmdir(&l, "no"), -ENOENT);
+	assert_int_equal(live_rmdir(&l, "d/f"), -ENOTDIR);
+	assert_int_equal(live_rmdir(&l, "d"), -ENOTEMPTY);
+	assert_int_equal(live_unlink(&l, "d/f"), 0);
+	assert_int_equal(live_rmdir(&l, "d"), 0);
+	assert_absent(&l, "d");
+	live_free(&l);
+}
+
+static void a_removed_directory_takes_no_new_names(void **state)
+{
+	struct names_new n = { .mode = S_IFREG | 0644 };
+	struct live l = live_new(NULL);
+	struct inode *dir = NULL, *in = NULL;
+
+	(void)state;
+	live_mkdir(&l, "d");
+	live_write(&l, "f", "x", 1);
+	assert_int_equal(live_lookup(&l, "d", &dir), 0);
+	assert_int_equal(live_rmdir(&l, "d"), 0);
+	assert_int_equal(names_create(l.st, dir->ino, "g", &n, file_prepare,
+				      &in),
+			 -ENOENT);
+	assert_int_equal(live_lookup(&l, "f", &in), 0);
+	assert_int_equal(names_link(l.st, in, dir->ino, "g"), -ENOENT);
+	inode_put(l.st, in, 1);
+	inode_put(l.st, dir, 1);
+	live_free(&l);
+}
+
+static void renaming_fails_as_posix_says(void **state)
+{
+	struct live l = live_new(NULL);
+
+	(void)state;
+	live_mkdir(&l, "d");
+	live_mkdir(&l, "e");
+	live_mkdir(&l, "full");
+	live_write(&l, "full/f", "x", 1);
+	live_write(&l, "f", "f", 1);
+	live_write(&l, "g", "g", 1);
+	assert_int_equal(live_rename(&l, "no", "f", 0), -ENOENT);
+	assert_int_equal(live_rename(&l, "f", "g", RENAME_NOREPLACE), -EEXIST);
+	assert_int_equal(live_rename(&l, "f", "no", RENAME_EXCHANGE), -ENOENT);
+	assert_int_equal(live_rename(&l, "d", "f", 0), -ENOTDIR);
+	assert_int_equal(live_rename(&l, "f", "d", 0), -EISDIR);
+	assert_int_equal(live_rename(&l, "d", "full", 0), -ENOTEMPTY);
+	assert_file(&l, "f", "f", 1);
+	assert_file(&l, "g", "g", 1);
+	assert_int_equal(live_rename(&l, "d", "e", 0), 0);
+	assert_absent(&l, "d");
+	assert_int_equal(live_rename(&l, "f", "new", RENAME_NOREPLACE), 0);
+	assert_absent(&l, "f");
+	assert_file(&l, "new", "f", 1);
+	live_free(&l);
+}
+
+static void a_rename_replaces_and_what_was_there_is_gone(void **state)
+{
+	uint8_t *old = filled(DATA_BYTES, 1), *new = filled(DATA_BYTES, 2);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+		struct handle reader;
+
+		live_write(&l, "f", old, DATA_BYTES);
+		live_sync_all(&l);
+		live_write(&l, "f.tmp", new, DATA_BYTES);
+		live_sync_all(&l);
+		assert_int_equal(live_counter(&l, META_FILES), 2);
+		reader = handle_open(&l, "f", O_RDONLY);
+		assert_int_equal(live_rename(&l, "f.tmp", "f", 0), 0);
+		assert_absent(&l, "f.tmp");
+		assert_file(&l, "f", new, DATA_BYTES);
+		assert_int_equal(live_counter(&l, META_FILES), 1);
+		/* Who has the old one open keeps it. */
+		assert_handle_bytes(&reader, old, DATA_BYTES);
+		assert_int_equal(live_counter(&l, META_PHYSICAL),
+				 2 * DATA_BYTES);
+		handle_close(&reader);
+		live_settle(&l);
+		assert_int_equal(live_counter(&l, META_PHYSICAL), DATA_BYTES);
+		live_reopen(&l);
+		assert_file(&l, "f", new, DATA_BYTES);
+		live_free(&l);
+	}
+	free(old);
+	free(new);
+}
+
+static void two_names_are_exchanged_at_once(void **state)
+{
+	struct live l = live_new(NULL);
+
+	(void)state;
+	live_mkdir(&l, "a");
+	live_mkdir(&l, "a/sub");
+	live_mkdir(&l, "b");
+	live_write(&l, "b/f", "f", 1);
+	assert_int_equal(live_rename(&l, "a/sub", "b/f", RENAME_EXCHANGE), 0);
+	assert_file(&l, "a/sub", "f", 1);
+	assert_int_equal(links_of(&l, "a"), 2);
+	assert_int_equal(links_of(&l, "b"), 3);
+	live_reopen(&l);
+	assert_file(&l, "a/sub", "f", 1);
+	assert_int_equal(links_of(&l, "b/f"), 2);
+	live_free(&l);
+}
+
+static void a_rename_onto_another_name_of_the_same_file_does_nothing(void **state)
+{
+	struct live l = live_new(NULL);
+
+	(void)state;
+	live_write(&l, "a", "x", 1);
+	assert_int_equal(live_link(&l, "a", "b"), 0);
+	assert_int_equal(live_rename(&l, "a", "b", 0), 0);
+	assert_file(&l, "a", "x", 1);
+	assert_file(&l, "b", "x", 1);
+	assert_int_equal(links_of(&l, "a"), 2);
+	live_free(&l);
+}
+
+static void a_directory_counts_its_subdirectories(void **state)
+{
+	struct live l = live_new(NULL);
+	char why[512];
+
+	(void)state;
+	live_mkdir(&l, "d");
+	assert_int_equal(links_of(&l, "d"), 2);
+	live_mkdir(&l, "d/a");
+	live_mkdir(&l, "d/b");
+	live_mkdir(&l, "e");
+	assert_int_equal(links_of(&l, "d"), 4);
+	assert_int_equal(live_rename(&l, "d/a", "d/c", 0), 0);
+	assert_int_equal(links_of(&l, "d"), 4);
+	assert_int_equal(live_rename(&l, "d/b", "e/b", 0), 0);
+	assert_int_equal(links_of(&l, "d"), 3);
+	assert_int_equal(links_of(&l, "e"), 3);
+	assert_int_equal(live_rename(&l, "d/c", "e/b", 0), 0); /* replaces */
+	assert_int_equal(links_of(&l, "d"), 2);
+	assert_int_equal(links_of(&l, "e"), 3);
+	assert_int_equal(live_rmdir(&l, "e/b"), 0);
+	assert_int_equal(links_of(&l, "e"), 2);
+	live_close(&l);
+	assert_int_equal(live_try_open(&l, why), 0);
+	assert_int_equal(store_start(l.st), 0);
+	assert_int_equal(links_of(&l, "d"), 2);
+	live_free(&l);
+}
+
+static void a_file_lives_as_long_as_one_of_its_names(void **state)
+{
+	struct live l = live_new(NULL);
+	uint8_t *data = filled(DATA_BYTES, 1);
+	struct inode *in = NULL;
+	char path[64];
+
+	(void)state;
+	live_mkdir(&l, "d");
+	live_write(&l, "f", data, DATA_BYTES);
+	assert_int_equal(live_link(&l, "f", "d/second"), 0);
+	assert_int_equal(live_link(&l, "f", "third"), 0);
+	assert_int_equal(live_link(&l, "f", "third"), -EEXIST);
+	assert_int_equal(links_of(&l, "f"), 3);
+	assert_int_equal(live_counter(&l, META_FILES), 1);
+	live_sync_all(&l);
+	assert_int_equal(live_unlink(&l, "f"), 0); /* the first name */
+	live_reopen(&l);
+	assert_int_equal(links_of(&l, "third"), 2);
+	assert_int_equal(live_lookup(&l, "third", &in), 0);
+	inode_path(l.st, in, path, sizeof(path));
+	assert_true(strcmp(path, "/third") == 0 ||
+		    strcmp(path, "/d/second") == 0);
+	inode_put(l.st, in, 1);
+	assert_int_equal(live_rename(&l, "third", "d/fourth", 0), 0);
+	assert_file(&l, "d/second", data, DATA_BYTES);
+	assert_file(&l, "d/fourth", data, DATA_BYTES);
+	assert_int_equal(live_unlink(&l, "d/fourth"), 0);
+	live_settle(&l);
+	assert_int_equal(live_counter(&l, META_PHYSICAL), DATA_BYTES);
+	assert_file(&l, "d/second", data, DATA_BYTES);
+	assert_int_equal(live_unlink(&l, "d/second"), 0);
+	live_settle(&l);
+	assert_int_equal(live_counter(&l, META_PHYSICAL), 0);
+	assert_int_equal(live_counter(&l, META_FILES), 0);
+	live_free(&l);
+	free(data);
+}
+
+static void a_file_without_a_name_takes_no_new_one(void **state)
+{
+	struct live l = live_new(NULL);
+	struct handle h = handle_open(&l, "f", O_RDWR | O_CREAT);
+
+	(void)state;
+	assert_int_equal(live_unlink(&l, "f"), 0);
+	assert_int_equal(names_link(l.st, h.in, ROOT_INO, "g"), -ENOENT);
+	handle_close(&h);
+	live_free(&l);
+}
+
+static void an_unlinked_file_lives_while_it_is_open(void **state)
+{
+	uint8_t *data = filled(DATA_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		for (int durable = 0; durable < 2; durable++) {
+			struct live l = live_kind(kind);
+			struct handle h;
+
+			h = handle_open(&l, "f", O_RDWR | O_CREAT);
+			handle_write(&h, data, DATA_BYTES, 0);
+			if (durable)
+				assert_int_equal(file_sync(l.st, h.in), 0);
+			assert_int_equal(live_unlink(&l, "f"), 0);
+			assert_absent(&l, "f");
+			assert_handle_bytes(&h, data, DATA_BYTES);
+			handle_write(&h, "more", 4, DATA_BYTES);
+			assert_int_equal(file_sync(l.st, h.in), 0);
+			handle_close(&h);
+			live_settle(&l);
+			assert_int_equal(live_records(&l, 'A'), 1); /* / */
+			assert_int_equal(live_counter(&l, META_PHYSICAL), 0);
+			assert_int_equal(live_images(&l).count, 0);
+			live_free(&l);
+		}
+	}
+	free(data);
+}
+
+static void an_unlinked_file_lives_while_the_kernel_knows_it(void **state)
+{
+	uint8_t *data = filled(DATA_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+		struct file_opened opened;
+		struct inode *in = NULL;
+		struct handle h;
+
+		live_write(&l, "f", data, DATA_BYTES);
+		live_sync_all(&l);
+		assert_int_equal(live_lookup(&l, "f", &in), 0);
+		inode_ref(l.st, in, 1);
+		inode_remember(l.st, in); /* has one of the two */
+		assert_int_equal(live_unlink(&l, "f"), 0);
+		live_settle(&l);
+		/* It can still be opened, by /proc/self/fd for instance. */
+		assert_int_equal(file_open(l.st, in, O_RDONLY, &opened), 0);
+		h = (struct handle){ .l = &l, .in = in, .fd = -1 };
+		if (opened.backing_id > 0)
+			h.fd = opened.backing_id;
+		assert_handle_bytes(&h, data, DATA_BYTES);
+		file_release(l.st, in, O_RDONLY);
+		assert_int_equal(live_counter(&l, META_PHYSICAL), DATA_BYTES);
+		inode_forget(l.st, in, 1);
+		file_unlinked(l.st, in);
+		inode_put(l.st, in, 2);
+		live_settle(&l);
+		assert_int_equal(live_counter(&l, META_PHYSICAL), 0);
+		live_free(&l);
+	}
+	free(data);
+}
+
+static void a_symbolic_link_keeps_its_target(void **state)
+{
+	struct names_new n = { .mode = S_IFLNK | 0777, .target = "a/b c" };
+	struct live l = live_new(NULL);
+	struct inode *in = NULL;
+	struct stat sb;
+
+	(void)state;
+	assert_int_equal(names_create(l.st, ROOT_INO, "s", &n, NULL, &in), 0);
+	inode_put(l.st, in, 1);
+	live_mkdir(&l, "d");
+	assert_int_equal(live_rename(&l, "s", "d/t", 0), 0);
+	live_reopen(&l);
+	assert_int_equal(live_lookup(&l, "d/t", &in), 0);
+	assert_string_equal(in->attr.target, "a/b c");
+	assert_int_equal(inode_stat(l.st, in, &sb), 0);
+	assert_int_equal(sb.st_size, 5);
+	assert_int_equal(inode_load_file(l.st, in), -EINVAL);
+	inode_put(l.st, in, 1);
+	assert_int_equal(live_unlink(&l, "d/t"), 0);
+	live_free(&l);
+}
+
+/* --- listing ------------------------------------------------------------------ */
+
+struct listed {
+	char names[64][32];
+	unsigned count, max;
+	uint64_t cookie; /* of the last one */
+};
+
+static int note_name(void *arg, const char *name,
+		     const struct dirent_rec *entry, uint64_t cookie)
+{
+	struct listed *s = arg;
+
+	(void)entry;
+	if (s->count == s->max)
+		return 7;
+	(void)snprintf(s->names[s->count++], 32, "%s", name);
+	s->cookie = cookie;
+	return 0;
+}
+
+static bool was_listed(const struct listed *s, const char *name)
+{
+	for (unsigned i = 0; i < s->count; i++)
+		if (strcmp(s->names[i], name) == 0)
+			return true;
+	return false;
+}
+
+static void a_listing_goes_on_where_it_stopped_whatever_came_and_went(
+	void **state)
+{
+	struct listed first = { .max = 10 }, rest = { .max = 64 };
+	struct live l = live_new(NULL);
+	char name[32];
+
+	(void)state;
+	for (unsigned i = 0; i < 30; i++) {
+		(void)snprintf(name, sizeof(name), "f%u", i);
+		live_write(&l, name, "x", 1);
+	}
+	assert_int_equal(names_list(l.st, ROOT_INO, 0, note_name, &first), 7);
+	assert_int_equal(first.count, 10);
+	/* The one where it stopped goes, and so do others; some come. */
+	assert_int_equal(live_unlink(&l, first.names[9]), 0);
+	assert_int_equal(live_unlink(&l, first.names[0]), 0);
+	for (unsigned i = 0; i < 10; i++) {
+		(void)snprintf(name, sizeof(name), "new%u", i);
+		live_write(&l, name, "x", 1);
+	}
+	assert_int_equal(names_list(l.st, ROOT_INO, first.cookie, note_name,
+				    &rest),
+			 0);
+	for (unsigned i = 0; i < 30; i++) {
+		(void)snprintf(name, sizeof(name), "f%u", i);
+		/* Each that stayed is listed, and none twice. */
+		assert_true(was_listed(&first, name) !=
+			    was_listed(&rest, name));
+	}
+	live_free(&l);
+}
+
+static void an_empty_directory_lists_nothing(void **state)
+{
+	struct listed s = { .max = 64 };
+	struct live l = live_new(NULL);
+
+	(void)state;
+	live_mkdir(&l, "d");
+	assert_int_equal(names_list(l.st, live_ino(&l, "d"), 0, note_name, &s),
+			 0);
+	assert_int_equal(s.count, 0);
+	live_free(&l);
+}
+
+/* --- attributes --------------------------------------------------------------- */
+
+static void assert_xattr(struct live *l, uint64_t ino, const char *name,
+			 const char *expected)
+{
+	void *value = NULL;
+	size_t len = 0;
+
+	assert_int_equal(names_getxattr(l->st, ino, name, &value, &len), 0);
+	assert_int_equal(len, strlen(expected));
+	assert_memory_equal(value, expected, len);
+	free(value);
+}
+
+static void xattrs_fail_as_posix_says(void **state)
+{
+	struct live l = live_new(NULL);
+	char longest[STORE_NAME_MAX + 2];
+	struct inode *in = NULL;
+	struct bytes list = { 0 };
+	uint8_t *big;
+	void *value = NULL;
+	size_t len;
+
+	(void)state;
+	big = filled(XATTR_VALUE_MAX + 1, 1);
+	live_write(&l, "f", "x", 1);
+	assert_int_equal(live_lookup(&l, "f", &in), 0);
+	memset(longest, 'n', sizeof(longest));
+	longest[STORE_NAME_MAX + 1] = 0;
+	assert_int_equal(names_getxattr(l.st, in->ino, "user.a", &value, &len),
+			 -ENODATA);
+	assert_int_equal(names_removexattr(l.st, in, "user.a"), -ENODATA);
+	assert_int_equal(names_setxattr(l.st, in, "user.a", "1", 1,
+					XATTR_REPLACE),
+			 -ENODATA);
+	assert_int_equal(names_setxattr(l.st, in, "user.a", "1", 1,
+					XATTR_CREATE),
+			 0);
+	assert_int_equal(names_setxattr(l.st, in, "user.a", "2", 1,
+					XATTR_CREATE),
+			 -EEXIST);
+	assert_xattr(&l, in->ino, "user.a", "1");
+	assert_int_equal(names_setxattr(l.st, in, longest, "1", 1, 0), -ERANGE);
+	assert_int_equal(names_setxattr(l.st, in, "user.big", big,
+					XATTR_VALUE_MAX + 1, 0),
+			 -E2BIG);
+	assert_int_equal(names_setxattr(l.st, in, "user.big", big,
+					XATTR_VALUE_MAX, 0),
+			 0);
+	assert_int_equal(names_setxattr(l.st, in, "user.empty", "", 0, 0), 0);
+	assert_xattr(&l, in->ino, "user.empty", "");
+	assert_int_equal(names_removexattr(l.st, in, "user.big"), 0);
+	assert_int_equal(names_listxattr(l.st, in->ino, &list), 0);
+	assert_int_equal(list.len, sizeof("user.a") + sizeof("user.empty"));
+	assert_memory_equal(list.data, "user.a\0user.empty", list.len);
+	bytes_release(&list);
+	inode_put(l.st, in, 1);
+	assert_int_equal(live_unlink(&l, "f"), 0);
+	live_settle(&l);
+	assert_int_equal(live_records(&l, 'X'), 0);
+	live_free(&l);
+	free(big);
+}
+
+static void a_time_set_by_hand_is_kept_until_the_content_changes(void **state)
+{
+	struct attr to = { .mtime_ns = INT64_C(1000000000) * 12345 };
+	uint8_t *data = filled(DATA_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+		struct inode *in = NULL;
+		struct stat sb;
+
+		live_write(&l, "f", data, DATA_BYTES);
+		assert_int_equal(live_lookup(&l, "f", &in), 0);
+		assert_int_equal(names_setattr(l.st, in, SET_MTIME, &to), 0);
+		file_set_times(l.st, in, SET_MTIME, &to);
+		live_sync_all(&l);
+		inode_put(l.st, in, 1);
+		live_reopen(&l);
+		assert_int_equal(live_lookup(&l, "f", &in), 0);
+		assert_int_equal(inode_stat(l.st, in, &sb), 0);
+		assert_int_equal(sb.st_mtim.tv_sec, 12345);
+		inode_put(l.st, in, 1);
+		live_write(&l, "f", data + 1, DATA_BYTES - 1);
+		live_reopen(&l);
+		assert_int_equal(live_lookup(&l, "f", &in), 0);
+		assert_int_equal(inode_stat(l.st, in, &sb), 0);
+		assert_true(sb.st_mtim.tv_sec > 12345);
+		inode_put(l.st, in, 1);
+		live_free(&l);
+	}
+	free(data);
+}
+
+/* --- renumber ----------------------------------------------------------------- */
+
+static void assert_renumbered(struct live *l, const uint8_t *data, size_t len)
+{
+	struct inode *in = NULL, *fresh = NULL;
+	uint64_t ino;
+
+	live_mkdir(l, "d");
+	live_write(l, "f", data, len);
+	assert_int_equal(live_link(l, "f", "d/second"), 0);
+	assert_int_equal(live_link(l, "f", "third"), 0);
+	assert_int_equal(live_lookup(l, "f", &in), 0);
+	assert_int_equal(names_setxattr(l->st, in, "user.who", "me", 2, 0), 0);
+	live_sync_all(l);
+	ino = in->ino;
+	assert_int_equal(names_renumber(l->st, in), 0);
+	assert_int_equal(live_lookup(l, "f", &fresh), 0);
+	assert_int_not_equal(fresh->ino, ino);
+	assert_int_equal(live_ino(l, "d/second"), fresh->ino);
+	assert_int_equal(live_ino(l, "third"), fresh->ino);
+	assert_int_equal(links_of(l, "f"), 3);
+	assert_xattr(l, fresh->ino, "user.who", "me");
+	assert_file(l, "third", data, len);
+	assert_int_equal(live_counter(l, META_FILES), 1);
+	/* It has no name any more: once is enough. */
+	assert_int_equal(names_renumber(l->st, in), -ENOENT);
+	inode_put(l->st, fresh, 1);
+	file_unlinked(l->st, in);
+	inode_put(l->st, in, 1);
+	live_settle(l);
+	assert_false(live_has(l, key_ino('A', ino)));
+	assert_int_equal(live_counter(l, META_PHYSICAL), len);
+	assert_int_equal(live_counter(l, META_LOGICAL), len);
+	live_reopen(l);
+	assert_file(l, "d/second", data, len);
+	assert_int_equal(links_of(l, "f"), 3);
+	assert_int_equal(live_unlink(l, "f"), 0);
+	assert_file(l, "third", data, len);
+}
+
+static void a_new_number_keeps_names_xattrs_links_and_content(void **state)
+{
+	uint8_t *data = filled(DATA_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+
+		assert_renumbered(&l, data, DATA_BYTES);
+		live_free(&l);
+		l = live_kind(kind);
+		assert_renumbered(&l, data, 1000); /* in the database */
+		live_free(&l);
+	}
+	free(data);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(creating_fails_as_posix_says),
+		cmocka_unit_test(a_file_that_cannot_be_prepared_is_not_there),
+		cmocka_unit_test(removing_fails_as_posix_says),
+		cmocka_unit_test(a_removed_directory_takes_no_new_names),
+		cmocka_unit_test(renaming_fails_as_posix_says),
+		cmocka_unit_test(a_rename_replaces_and_what_was_there_is_gone),
+		cmocka_unit_test(two_names_are_exchanged_at_once),
+		cmocka_unit_test(
+			a_rename_onto_another_name_of_the_same_file_does_nothing),
+		cmocka_unit_test(a_directory_counts_its_subdirectories),
+		cmocka_unit_test(a_file_lives_as_long_as_one_of_its_names),
+		cmocka_unit_test(a_file_without_a_name_takes_no_new_one),
+		cmocka_unit_test(an_unlinked_file_lives_while_it_is_open),
+		cmocka_unit_test(an_unlinked_file_lives_while_the_kernel_knows_it),
+		cmocka_unit_test(a_symbolic_link_keeps_its_target),
+		cmocka_unit_test(
+			a_listing_goes_on_where_it_stopped_whatever_came_and_went),
+		cmocka_unit_test(an_empty_directory_lists_nothing),
+		cmocka_unit_test(xattrs_fail_as_posix_says),
+		cmocka_unit_test(a_time_set_by_hand_is_kept_until_the_content_changes),
+		cmocka_unit_test(a_new_number_keeps_names_xattrs_links_and_content),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
