@@ -620,14 +620,12 @@ static int move_links(struct store *st, struct kv_batch *b, uint64_t from,
 		link_key_delete(b, from, parent, name);
 		link_key_put(b, to, parent, name);
 		dirent_put(b, parent, name, to, mode);
-		if (st->on_renamed)
-			st->on_renamed(st->on_arg, parent, name);
 	}
 	kv_iter_free(it);
 	return rc;
 }
 
-int names_renumber(struct store *st, struct inode *in)
+static int renumber(struct store *st, struct inode *in, uint64_t *ret_ino)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct attr a, old;
@@ -665,7 +663,46 @@ int names_renumber(struct store *st, struct inode *in)
 		HOLD(&in->lock);
 		in->attr = old;
 	}
+	*ret_ino = fresh->ino;
 	inode_put(st, fresh, 1);
+	return rc;
+}
+
+/*
+ * The kernel looks the name again that it is opening, but not the others of a
+ * file with several. No lock is held: it takes the directories' own.
+ */
+static void forget_names(struct store *st, const struct attr *a, uint64_t ino)
+{
+	struct key prefix = key_ino('L', ino);
+	char name[STORE_NAME_MAX + 1];
+	struct kv_slice key, value;
+	struct kv_iter *it;
+
+	st->on_renamed(st->on_arg, a->parent, a->name);
+	if (kv_iter_new(st->kv, prefix.data, prefix.len, NULL, 0, &it) < 0)
+		return;
+	while (kv_iter_next(it, &key, &value) == 1) {
+		const uint8_t *p = key.data;
+		size_t len = key.len - 17;
+
+		if (key.len <= 17 || len > STORE_NAME_MAX)
+			break;
+		memcpy(name, p + 17, len);
+		name[len] = 0;
+		st->on_renamed(st->on_arg, get_be64(p + 9), name);
+	}
+	kv_iter_free(it);
+}
+
+int names_renumber(struct store *st, struct inode *in)
+{
+	struct attr a = inode_attr(in);
+	uint64_t ino = 0;
+	int rc = renumber(st, in, &ino);
+
+	if (rc == 0 && a.nlink > 1 && st->on_renamed)
+		forget_names(st, &a, ino);
 	return rc;
 }
 

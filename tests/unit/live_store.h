@@ -343,7 +343,7 @@ static inline int live_link(struct live *l, const char *path, const char *to)
 
 struct handle {
 	struct live *l;
-	struct inode *in; /* a reference */
+	struct inode *in; /* a reference, which is a look-up of the kernel's */
 	int flags;
 	int fd; /* what backs it, or -1 */
 };
@@ -366,6 +366,7 @@ static inline int handle_try(struct live *l, const char *path, int flags,
 		inode_put(l->st, in, 1);
 		return rc;
 	}
+	inode_remember(l->st, in);
 	*ret = (struct handle){ .l = l, .in = in, .flags = flags & O_ACCMODE };
 	ret->fd = opened.backing_id > 0 ? opened.backing_id : -1;
 	return 0;
@@ -420,9 +421,12 @@ static inline ssize_t handle_read(struct handle *h, void *buf, size_t len,
 	return rc < 0 ? rc : (ssize_t)done;
 }
 
+/* The kernel forgets a file here as soon as nobody has it open. */
 static inline void handle_release(struct handle *h)
 {
 	file_release(h->l->st, h->in, h->flags);
+	inode_forget(h->l->st, h->in, 1);
+	file_forgotten(h->l->st, h->in);
 	inode_put(h->l->st, h->in, 1);
 }
 

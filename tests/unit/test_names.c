@@ -358,7 +358,7 @@ static void an_unlinked_file_lives_while_the_kernel_knows_it(void **state)
 		file_release(l.st, in, O_RDONLY);
 		assert_int_equal(live_counter(&l, META_PHYSICAL), DATA_BYTES);
 		inode_forget(l.st, in, 1);
-		file_unlinked(l.st, in);
+		file_forgotten(l.st, in);
 		inode_put(l.st, in, 2);
 		live_settle(&l);
 		assert_int_equal(live_counter(&l, META_PHYSICAL), 0);
