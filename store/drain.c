@@ -1281,12 +1281,29 @@ void drain_stop(struct store *st)
 	d->started = false;
 }
 
+/* What could not be drained stays in its stage; only the jobs go. */
+static void discard_jobs(struct drain *d, struct store *st,
+			 struct job_order *list)
+{
+	struct drain_job *j;
+
+	while ((j = TAILQ_FIRST(list)) != NULL) {
+		TAILQ_REMOVE(list, j, in_queue);
+		if (j->order)
+			TAILQ_REMOVE(&d->order, j, by_order);
+		j->in->file->queued = NULL;
+		drain_job_put(st, j);
+	}
+}
+
 void drain_release(struct store *st)
 {
 	struct drain *d = st->drain;
 
 	if (!d)
 		return;
+	discard_jobs(d, st, &d->queue);
+	discard_jobs(d, st, &d->idle);
 	inflight_free(d->inflight);
 	pthread_mutex_destroy(&d->lock);
 	pthread_cond_destroy(&d->work);

@@ -106,8 +106,8 @@ static void store_free(struct store *st)
 {
 	reclaim_stop(st);
 	commit_stop(st);
+	drain_release(st); /* jobs hold inodes */
 	inodes_release(st);
-	drain_release(st);
 	reclaim_release(st);
 	if (st->stages.slots)
 		stages_release(&st->stages);
