@@ -1296,6 +1296,21 @@ static void discard_jobs(struct drain *d, struct store *st,
 	}
 }
 
+/* Jobs that wait for one before them, which will not be committed. */
+static void discard_finished(struct drain *d, struct store *st)
+{
+	struct drain_job *j;
+
+	while ((j = TAILQ_FIRST(&d->order)) != NULL) {
+		TAILQ_REMOVE(&d->order, j, by_order);
+		job_drop_claims(st, j);
+		if (j->has_ticket)
+			reclaim_leave(st, &j->ticket);
+		j->in->file->running = NULL;
+		drain_job_put(st, j);
+	}
+}
+
 void drain_release(struct store *st)
 {
 	struct drain *d = st->drain;
@@ -1304,6 +1319,7 @@ void drain_release(struct store *st)
 		return;
 	discard_jobs(d, st, &d->queue);
 	discard_jobs(d, st, &d->idle);
+	discard_finished(d, st);
 	inflight_free(d->inflight);
 	pthread_mutex_destroy(&d->lock);
 	pthread_cond_destroy(&d->work);
