@@ -7,6 +7,7 @@
  * Exit codes: 0 fine, 1 the mount failed or something could not be made
  * durable, 2 wrong usage.
  */
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <mntent.h>
@@ -152,7 +153,9 @@ static int on_option(void *data, const char *arg, int key,
 /* "64G" in bytes; false: not a size. */
 static bool parse_size(const char *text, uint64_t *ret)
 {
+	static const char units[] = "kmgt";
 	unsigned shift = 0;
+	const char *unit;
 	char *end;
 	uint64_t v;
 
@@ -160,26 +163,10 @@ static bool parse_size(const char *text, uint64_t *ret)
 	v = strtoull(text, &end, 10);
 	if (end == text || errno != 0 || *text == '-')
 		return false;
-	switch (*end) {
-	case 'T':
-	case 't':
-		shift += 10;
-		/* fall through */
-	case 'G':
-	case 'g':
-		shift += 10;
-		/* fall through */
-	case 'M':
-	case 'm':
-		shift += 10;
-		/* fall through */
-	case 'K':
-	case 'k':
-		shift += 10;
+	unit = *end ? strchr(units, tolower((unsigned char)*end)) : NULL;
+	if (unit) {
+		shift = 10 * (unsigned)(unit - units + 1);
 		end++;
-		break;
-	default:
-		break;
 	}
 	if (*end != 0 || v == 0 || v > (UINT64_MAX >> 1) >> shift)
 		return false;
