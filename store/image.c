@@ -199,27 +199,35 @@ static void image_forget_truncation(const struct images *im,
 		close(fd);
 }
 
+/*
+ * From here on nobody finds it: the reclaimer, for ranges that were decided
+ * before, may be the only other one that tries.
+ */
+static bool image_hide(struct images *im, struct image *i)
+{
+	HOLD(&im->lock);
+	if (i->refs != 1 || i->clean || i->map || i->dead ||
+	    im->spare_count >= IMAGE_SPARE_MAX)
+		return false;
+	i->spare = true;
+	return true;
+}
+
 void image_recycle(struct images *im, struct image *i)
 {
-	bool ours;
+	/* Nobody else has it, and no chunk lies in it. */
+	if (image_hide(im, i)) {
+		bool emptied = ftruncate(i->fd, 0) == 0;
 
-	{
-		HOLD(&im->lock);
-		ours = i->refs == 1 && !i->clean && !i->map && !i->dead &&
-		       im->spare_count < IMAGE_SPARE_MAX;
-	}
-	/* Nobody else has it, and nobody can find it: no chunk lies in it. */
-	if (ours && ftruncate(i->fd, 0) == 0) {
 		image_forget_truncation(im, i);
 		HOLD(&im->lock);
-		CHECK(i->refs == 1);
-		if (im->spare_count < IMAGE_SPARE_MAX) {
+		if (emptied && im->spare_count < IMAGE_SPARE_MAX) {
 			i->refs = 0;
-			i->spare = true;
 			i->abandoned = false;
 			im->spare[im->spare_count++] = i;
 			return;
 		}
+		i->spare = false;
 	}
 	(void)image_remove(im, i->id);
 	image_put(im, i);
@@ -276,10 +284,13 @@ int image_get(struct images *im, uint64_t id, struct image **ret_image)
 			*ret_image = mine;
 			return 0;
 		}
-		*ret_image = image_take_locked(im, other);
+		if (!other->spare)
+			*ret_image = image_take_locked(im, other);
+		else
+			rc = -ENOENT;
 	}
 	image_free(mine);
-	return 0;
+	return rc;
 }
 
 void image_ref(struct images *im, struct image *i)
