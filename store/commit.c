@@ -544,7 +544,8 @@ static int job_write(struct store *st, struct pending *p)
 		return -ENOMEM;
 	{
 		HOLD(&j->in->lock);
-		if (j->in->attr.nlink == 0 || j->in->file->stage != j->stage)
+		if (j->in->attr.nlink == 0 ||
+		    (j->in->file->stage != j->stage && !j->earlier))
 			return -ECANCELED;
 		/* Its content cannot have changed: one job at a time. */
 		CHECK(j->in->file->content == j->old);
@@ -612,6 +613,8 @@ static void job_publish(struct store *st, struct pending *p)
 		f->created = false;
 		f->verified = true;
 	}
+	if (j->earlier && j->adopt)
+		j->stage->keep_image = !j->unchanged;
 	own_image = f->content->c.native && f->content->c.extent_count > 0;
 	if (own_image)
 		image = f->content->c.extents[0].image;

@@ -185,8 +185,7 @@ static void job_list_ready_locked(struct drain *d, struct drain_job *j)
 	TAILQ_INSERT_TAIL(&d->ready, j, in_queue);
 }
 
-/* Somebody waits for this job: it goes to the front. */
-static void job_promote_locked(struct drain *d, struct drain_job *j)
+static void job_promote_one_locked(struct drain *d, struct drain_job *j)
 {
 	j->urgent = true;
 	if (j->state == JOB_QUEUED || j->state == JOB_WAITING ||
@@ -195,6 +194,16 @@ static void job_promote_locked(struct drain *d, struct drain_job *j)
 		job_enqueue_locked(d, j);
 	}
 	job_list_ready_locked(d, j);
+}
+
+/* Somebody waits for this job: it goes to the front, after its elders. */
+static void job_promote_locked(struct drain *d, struct drain_job *j)
+{
+	struct drain_job *e = j->earlier ? NULL : j->in->file->earlier;
+
+	for (; e; e = e->next_earlier)
+		job_promote_one_locked(d, e);
+	job_promote_one_locked(d, j);
 }
 
 static bool job_final(enum job_state s)
@@ -286,7 +295,8 @@ static bool job_covers_locked(const struct file *f)
 
 	if (f->queued)
 		return true;
-	return j && (!j->begun || (j->exclusive && !atomic_load(&j->raced)));
+	return j && !j->earlier &&
+	       (!j->begun || (j->exclusive && !atomic_load(&j->raced)));
 }
 
 void drain_released(struct store *st, struct inode *in)
@@ -297,7 +307,9 @@ void drain_released(struct store *st, struct inode *in)
 	{
 		HOLD(&in->lock);
 		HOLD(&d->lock);
-		if (!in->file->dirty || in->file->writers > 0)
+		/* The end of a change that is under way looks again. */
+		if (!in->file->dirty || in->file->writers > 0 ||
+		    in->file->changing > 0)
 			return;
 		covered = job_covers_locked(in->file);
 		if (in->file->queued)
@@ -321,6 +333,110 @@ int drain_resume(struct store *st, struct inode *in, uint64_t order)
 	return drain_closed(st, in, true);
 }
 
+/* --- stages that were replaced after their close ------------------------- */
+
+static void earlier_add_locked(struct drain_job *j)
+{
+	struct drain_job **at = &j->in->file->earlier;
+
+	while (*at)
+		at = &(*at)->next_earlier;
+	*at = j;
+	j->earlier = true;
+	job_ref(j);
+}
+
+/* next stands for j from now on; the caller puts the list's reference to j. */
+static void earlier_replace_locked(struct drain_job *j, struct drain_job *next)
+{
+	struct drain_job **at = &j->in->file->earlier;
+
+	while (*at != j)
+		at = &(*at)->next_earlier;
+	next->next_earlier = TAKE(j->next_earlier);
+	*at = next;
+	j->earlier = false;
+	next->earlier = true;
+	job_ref(next);
+}
+
+/* Out of the list; true: no other job has its stage, so it goes. */
+static bool earlier_remove_locked(struct drain_job *j)
+{
+	struct drain_job **at = &j->in->file->earlier;
+	bool last = true;
+
+	while (*at != j)
+		at = &(*at)->next_earlier;
+	*at = TAKE(j->next_earlier);
+	for (struct drain_job *e = j->in->file->earlier; e; e = e->next_earlier)
+		last = last && e->stage != j->stage;
+	return last;
+}
+
+struct stage *drain_replace(struct store *st, struct inode *in,
+			    struct stage *fresh)
+{
+	struct drain *d = st->drain;
+	struct drain_job *r, *q, *gone = NULL;
+	struct stage *s;
+	bool kept = false;
+
+	{
+		HOLD(&in->lock);
+		HOLD(&d->lock);
+		s = in->file->stage;
+		in->file->stage = fresh;
+		in->file->dirty = true;
+		r = in->file->running;
+		q = in->file->queued;
+		if (r && !r->earlier && r->stage == s &&
+		    !atomic_load(&r->raced)) {
+			earlier_add_locked(r);
+			kept = true;
+		}
+		if (q) {
+			in->file->queued = NULL;
+			if (q->order && q->state != JOB_FAILED) {
+				job_wake_locked(d, q);
+				earlier_add_locked(q);
+				kept = true;
+			} else {
+				job_unqueue_locked(d, q);
+				gone = q;
+			}
+		}
+		if (kept)
+			SLOT_SET(s->slot, earlier, 1);
+	}
+	if (gone) {
+		drain_finish(st, gone, JOB_CANCELLED, 0);
+		drain_job_put(st, gone);
+	}
+	return kept ? NULL : s;
+}
+
+int drain_resume_earlier(struct store *st, struct inode *in, struct stage *s,
+			 uint64_t order)
+{
+	struct drain *d = st->drain;
+	struct drain_job *j = job_new(st, in, s);
+
+	if (!j)
+		return -ENOMEM;
+	HOLD(&in->lock);
+	HOLD(&d->lock);
+	if (order >= d->next_order)
+		d->next_order = order + 1;
+	j->order = d->next_order++;
+	TAILQ_INSERT_TAIL(&d->order, j, by_order);
+	SLOT_SET(s->slot, close_order, j->order);
+	d->draining++;
+	earlier_add_locked(j);
+	job_enqueue_locked(d, j);
+	return 0;
+}
+
 /* --- one job, from start to finish ------------------------------------ */
 
 void drain_finish(struct store *st, struct drain_job *j, enum job_state to,
@@ -328,7 +444,7 @@ void drain_finish(struct store *st, struct drain_job *j, enum job_state to,
 {
 	struct drain *d = st->drain;
 	struct file *f = j->in->file;
-	bool put_running = false;
+	bool put_running = false, put_earlier = false, drop = false;
 
 	job_drop_claims(st, j);
 	if (j->has_ticket) {
@@ -341,6 +457,13 @@ void drain_finish(struct store *st, struct drain_job *j, enum job_state to,
 		if (f->running == j) {
 			f->running = NULL;
 			put_running = true;
+		}
+		if (j->earlier) {
+			drop = earlier_remove_locked(j);
+			put_earlier = true;
+			/* Never again, once newer bytes may be committed. */
+			if (drop)
+				SLOT_SET(j->stage->slot, dirty, 0);
 		}
 		if (j->order) {
 			TAILQ_REMOVE(&d->order, j, by_order);
@@ -355,6 +478,13 @@ void drain_finish(struct store *st, struct drain_job *j, enum job_state to,
 		/* The next job of the same file may start now. */
 		pthread_cond_broadcast(&d->work);
 	}
+	if (drop) { /* what the file had */
+		stage_drop(&st->stages, j->stage);
+		stage_put(&st->stages, j->stage);
+		inode_put(st, j->in, 1);
+	}
+	if (put_earlier)
+		drain_job_put(st, j);
 	if (put_running)
 		drain_job_put(st, j);
 	commit_wake(st); /* the order may be open for the next one */
@@ -366,6 +496,7 @@ void drain_restart(struct store *st, struct drain_job *j)
 	struct drain *d = st->drain;
 	struct drain_job *next = job_new(st, j->in, j->stage);
 	struct file *f = j->in->file;
+	bool was_earlier = false;
 
 	if (!next) {
 		drain_finish(st, j, JOB_CANCELLED, -ENOMEM);
@@ -374,7 +505,8 @@ void drain_restart(struct store *st, struct drain_job *j)
 	{
 		HOLD(&j->in->lock);
 		HOLD(&d->lock);
-		if (f->queued) { /* closed again meanwhile: that one does it */
+		was_earlier = j->earlier;
+		if (f->queued && !was_earlier) { /* closed again meanwhile: that one does it */
 			struct drain_job *q = f->queued;
 
 			if (j->order && !q->order) {
@@ -396,7 +528,10 @@ void drain_restart(struct store *st, struct drain_job *j)
 			next->order = j->order;
 			if (j->order)
 				TAILQ_INSERT_BEFORE(j, next, by_order);
-			f->queued = next;
+			if (was_earlier)
+				earlier_replace_locked(j, next);
+			else
+				f->queued = next;
 			job_ref(next);
 			j->successor = next;
 			job_enqueue_locked(d, next);
@@ -405,6 +540,8 @@ void drain_restart(struct store *st, struct drain_job *j)
 	}
 	drain_job_put(st, next);
 	drain_finish(st, j, JOB_RESTARTED, 0);
+	if (was_earlier)
+		drain_job_put(st, j); /* the list's */
 }
 
 /* What it wrote does not count; others may have referred to it. */
@@ -453,7 +590,8 @@ static void retry_locked(struct drain *d, struct drain_job *j,
 
 /*
  * A drain failed: the stage is kept, the error sticks to the file, the job's
- * place in order stays taken, and it is tried again.
+ * place in order stays taken, and it is tried again. A stage that was replaced
+ * since is given up instead: newer bytes of its file wait behind it.
  */
 void drain_fail(struct store *st, struct drain_job *j, int rc)
 {
@@ -470,7 +608,7 @@ void drain_fail(struct store *st, struct drain_job *j, int rc)
 		if (j->adopt)
 			j->stage->frozen = false;
 		HOLD(&st->drain->lock);
-		if (next && !f->queued)
+		if (next && !f->queued && !j->earlier)
 			retry_locked(st->drain, j, TAKE(next), rc);
 	}
 	drain_job_put(st, next);
@@ -492,7 +630,7 @@ void drain_void(struct store *st, struct drain_job *j)
 	{
 		HOLD(&j->in->lock);
 		gone = j->in->attr.nlink == 0 || j->overtaken ||
-		       j->in->file->stage != j->stage;
+		       (j->in->file->stage != j->stage && !j->earlier);
 		if (j->adopt)
 			j->stage->frozen = false;
 	}
@@ -514,15 +652,17 @@ static struct drain_job *job_start_locked(struct store *st)
 	{
 		if (!job_may_start_locked(st, j))
 			continue;
-		/* One job of a file at a time. */
-		if (!j->in->file->running)
+		/* One job of a file at a time, the oldest first. */
+		if (!j->in->file->running &&
+		    (!j->in->file->earlier || j->in->file->earlier == j))
 			break;
 	}
 	if (!j)
 		return NULL;
 	TAILQ_REMOVE(&d->queue, j, in_queue);
 	j->state = JOB_RUNNING;
-	j->in->file->queued = NULL; /* its reference is `running` now */
+	if (j->in->file->queued == j) /* its reference is `running` now */
+		j->in->file->queued = NULL;
 	j->in->file->running = j;
 	d->running_count++;
 	/*
@@ -559,9 +699,11 @@ static int job_begin(struct store *st, struct drain_job *j)
 
 	{
 		HOLD(&j->in->lock);
-		if (j->in->attr.nlink == 0 || f->stage != j->stage)
+		if (j->in->attr.nlink == 0 ||
+		    (f->stage != j->stage && !j->earlier))
 			return -ECANCELED;
-		j->exclusive = f->writers == 0 && f->changing == 0;
+		j->exclusive = j->earlier ||
+			       (f->writers == 0 && f->changing == 0);
 		j->begun = true;
 		j->old = f->content;
 		if (j->old)
@@ -968,6 +1110,8 @@ void drain_disturb(struct store *st, struct inode *in, bool wait)
 		HOLD(&d->lock);
 		if (in->file && in->file->running) {
 			j = in->file->running;
+			if (in->file->running->earlier) /* another stage */
+				return;
 			job_ref(j);
 			if (j->exclusive)
 				atomic_store(&j->raced, true);
@@ -1016,32 +1160,80 @@ int drain_wait_idle(struct store *st, struct inode *in)
 	return rc;
 }
 
-void drain_cancel(struct store *st, struct inode *in)
+/* A job of in that does not run, taken out of its list; NULL: none. */
+static struct drain_job *take_pending_locked(struct drain *d, struct file *f,
+					     bool earlier_too)
+{
+	struct drain_job *j = TAKE(f->queued);
+
+	for (struct drain_job *e = f->earlier; !j && earlier_too && e;
+	     e = e->next_earlier)
+		if (e->state == JOB_QUEUED)
+			j = e;
+	if (j)
+		job_unqueue_locked(d, j);
+	return j;
+}
+
+static void cancel_pending(struct store *st, struct inode *in, bool earlier_too)
 {
 	struct drain *d = st->drain;
-	struct drain_job *j = NULL;
+	struct drain_job *j;
 
+	do {
+		{
+			HOLD(&in->lock);
+			HOLD(&d->lock);
+			j = take_pending_locked(d, in->file, earlier_too);
+		}
+		if (j) {
+			drain_finish(st, j, JOB_CANCELLED, 0);
+			drain_job_put(st, j);
+		}
+	} while (j);
+}
+
+void drain_cancel(struct store *st, struct inode *in)
+{
 	{
 		HOLD(&in->lock);
-		HOLD(&d->lock);
+		HOLD(&st->drain->lock);
 		if (!in->file)
 			return;
 		if (in->file->running)
 			atomic_store(&in->file->running->raced, true);
-		j = in->file->queued;
-		in->file->queued = NULL;
-		if (j)
-			job_unqueue_locked(d, j);
 	}
-	if (j) {
-		drain_finish(st, j, JOB_CANCELLED, 0);
-		drain_job_put(st, j);
-	}
+	cancel_pending(st, in, true);
 }
 
-void drain_supersede(struct store *st, struct inode *in)
+void drain_moved(struct store *st, struct inode *in)
 {
-	drain_cancel(st, in);
+	{
+		HOLD(&in->lock);
+		HOLD(&st->drain->lock);
+		if (in->file->running && !in->file->running->earlier)
+			atomic_store(&in->file->running->raced, true);
+	}
+	cancel_pending(st, in, false);
+}
+
+void drain_wait_closed(struct store *st, struct inode *in)
+{
+	struct drain *d = st->drain;
+	uint64_t order = 0;
+
+	{
+		HOLD(&in->lock);
+		HOLD(&d->lock);
+		if (in->file->earlier)
+			order = in->file->earlier->order;
+		if (in->file->running && in->file->running->order > order)
+			order = in->file->running->order;
+		if (in->file->queued && in->file->queued->order > order)
+			order = in->file->queued->order;
+	}
+	if (order)
+		(void)order_wait(st, order + 1);
 }
 
 /* --- for the committer --------------------------------------------------- */
@@ -1281,6 +1473,18 @@ void drain_stop(struct store *st)
 	d->started = false;
 }
 
+/* A replaced stage stays for the next start as well. */
+static void discard_earlier(struct store *st, struct drain_job *j)
+{
+	if (!j->earlier)
+		return;
+	if (earlier_remove_locked(j)) {
+		stage_put(&st->stages, j->stage);
+		inode_put(st, j->in, 1);
+	}
+	drain_job_put(st, j); /* the list's */
+}
+
 /* What could not be drained stays in its stage; only the jobs go. */
 static void discard_jobs(struct drain *d, struct store *st,
 			 struct job_order *list)
@@ -1291,7 +1495,9 @@ static void discard_jobs(struct drain *d, struct store *st,
 		TAILQ_REMOVE(list, j, in_queue);
 		if (j->order)
 			TAILQ_REMOVE(&d->order, j, by_order);
-		j->in->file->queued = NULL;
+		if (j->in->file->queued == j)
+			j->in->file->queued = NULL;
+		discard_earlier(st, j);
 		drain_job_put(st, j);
 	}
 }
@@ -1307,6 +1513,7 @@ static void discard_finished(struct drain *d, struct store *st)
 		if (j->has_ticket)
 			reclaim_leave(st, &j->ticket);
 		j->in->file->running = NULL;
+		discard_earlier(st, j);
 		drain_job_put(st, j);
 	}
 }
@@ -1365,7 +1572,7 @@ void drain_each_failed(struct store *st,
 			continue;
 		{
 			HOLD(&in->lock);
-			if (in->file)
+			if (in->file && !SLOT_GET(&st->stages.slots[i], earlier))
 				error = in->file->sticky_error;
 		}
 		if (error < 0)

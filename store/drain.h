@@ -88,6 +88,14 @@ struct drain_job {
 	uint64_t close_size; /* the stage when it was closed last ... */
 	int64_t close_mtime_ns;
 	bool overtaken; /* not what was closed any more; set when it begins */
+	/*
+	 * Its stage was closed and then replaced (O_TRUNC): it is drained in
+	 * its place all the same, before anything newer of its file. The list
+	 * file->earlier has a reference to it, and to the stage and the inode
+	 * what the file had.
+	 */
+	bool earlier;
+	struct drain_job *next_earlier;
 	bool no_join; /* share with nobody who is not committed yet */
 	bool written; /* in the log, maybe not synced yet; the committer's */
 	/* Its chunks' places are final and on the disk, or will never be. */
@@ -146,6 +154,12 @@ int drain_closed(struct store *st, struct inode *in, bool released);
 void drain_released(struct store *st, struct inode *in);
 /* The same for a stage found at the start, in its old place (0: the end). */
 int drain_resume(struct store *st, struct inode *in, uint64_t order);
+/*
+ * The same for one that had been replaced by another when the last daemon
+ * died. Takes over the references to the stage and, for it, to the inode.
+ */
+int drain_resume_earlier(struct store *st, struct inode *in, struct stage *s,
+			 uint64_t order);
 
 /*
  * Returns when all that was written to the file before the call is durable,
@@ -175,10 +189,21 @@ void drain_disturb(struct store *st, struct inode *in, bool wait);
  */
 int drain_wait_idle(struct store *st, struct inode *in);
 /*
- * The file's stage was replaced by a new one: what was waiting to be drained
- * of the old one need not be any more.
+ * O_TRUNC of a file that nobody has open: `fresh`, empty, becomes its stage.
+ * If the old one was closed, what was closed after it may depend on it, so it
+ * is drained in its place of the order all the same: NULL, and the references
+ * that the file had, to the stage and for it to the inode, are taken over.
+ * Otherwise returns the old stage, for the caller to drop, or NULL.
  */
-void drain_supersede(struct store *st, struct inode *in);
+struct stage *drain_replace(struct store *st, struct inode *in,
+			    struct stage *fresh);
+/* The stage was replaced by a copy in which the writer goes on. */
+void drain_moved(struct store *st, struct inode *in);
+/*
+ * Returns when what was closed of the file is durable, in its place of the
+ * order, or cannot become so: its name is about to go to another inode.
+ */
+void drain_wait_closed(struct store *st, struct inode *in);
 /* The inode lost its last name and handle: nothing of it is drained. */
 void drain_cancel(struct store *st, struct inode *in);
 

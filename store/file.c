@@ -264,6 +264,8 @@ static enum open_step open_step_locked(const struct inode *in, int flags)
 
 	if (!write)
 		return OPEN_OK;
+	if (trunc && f->opens == 0 && f->mode == IO_CLOSED && !f->maybe_mapped)
+		return OPEN_NEW_STAGE;
 	if (f->stage && f->stage->frozen)
 		return OPEN_WAIT;
 	if (trunc && f->opens > 0 && f->writers == 0)
@@ -291,15 +293,8 @@ static int open_new_stage(struct store *st, struct inode *in)
 	if (rc < 0)
 		return rc;
 	inode_ref(st, in, 1);
-	{
-		HOLD(&in->lock);
-		old = take_stage_locked(in->file);
-		install_stage_locked(in->file, s);
-	}
-	if (old) {
-		drain_supersede(st, in);
-		drop_stage(st, in, old);
-	}
+	old = drain_replace(st, in, s);
+	drop_stage(st, in, old);
 	return 0;
 }
 
@@ -414,21 +409,32 @@ static int open_turn(struct store *st, struct inode *in, int flags,
 		     struct file_opened *ret)
 {
 	bool write = flags_write(flags);
+	bool waited = false;
 	enum open_step step;
 	int rc;
 
 	for (;;) {
+		bool wait;
+
 		{
 			HOLD(&in->lock);
 			step = open_step_locked(in, flags);
-			if (step != OPEN_WAIT) {
+			wait = step == OPEN_WAIT ||
+			       (step == OPEN_RENUMBER && !waited);
+			if (!wait) {
 				in->file->changing++;
 				if (write && in->file->stage)
 					in->file->dirty = true;
 			}
 		}
-		if (step != OPEN_WAIT)
+		if (!wait)
 			break;
+		if (step == OPEN_RENUMBER) {
+			/* Only what is committed goes with the name. */
+			drain_wait_closed(st, in);
+			waited = true;
+			continue;
+		}
 		rc = drain_wait_idle(st, in);
 		if (rc < 0)
 			return rc;

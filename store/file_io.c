@@ -399,7 +399,7 @@ static int move_to_disk(struct store *st, struct inode *in, struct stage *old)
 		SLOT_SET(s->slot, opens, in->file->opens);
 		SLOT_SET(s->slot, writers, in->file->writers);
 	}
-	drain_supersede(st, in);
+	drain_moved(st, in);
 	stage_drop(&st->stages, old);
 	stage_put(&st->stages, old); /* the file's; our caller has his own */
 	return 0;

@@ -102,8 +102,10 @@ struct file {
 	 * when the last of them is gone. 0: none. */
 	uint64_t punch_image, punch_size;
 
-	/* The drain; see drain.h. These two are guarded by drain.lock. */
+	/* The drain; see drain.h. These three are guarded by drain.lock. */
 	struct drain_job *queued, *running;
+	/* Of stages that were replaced after a close: oldest first. */
+	struct drain_job *earlier;
 	int sticky_error; /* of the last drain, 0 when it succeeded */
 	bool error_told; /* an open has reported sticky_error */
 	int64_t drained_mtime_ns; /* the stage as the last drain saw it */

@@ -11,6 +11,7 @@
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/commit.h"
+#include "store/drain.h"
 #include "store/store.h"
 
 #define LINKS_MAX 65000
@@ -713,11 +714,16 @@ int names_renumber(struct store *st, struct inode *in)
 static uint64_t mtime_generation_locked(struct inode *in)
 {
 	const struct file *f = in->file;
+	uint64_t generation;
 
 	if (!f)
 		return 0;
-	return (f->content ? f->content->c.generation : 0) +
-	       (f->dirty && f->writers == 0 ? 1 : 0);
+	generation = f->content ? f->content->c.generation : 0;
+	for (const struct drain_job *j = f->earlier; j; j = j->next_earlier)
+		generation++;
+	if (f->dirty && f->writers == 0)
+		generation++;
+	return generation;
 }
 
 int names_setattr(struct store *st, struct inode *in, unsigned valid,

@@ -122,7 +122,8 @@ static int adopt_one(struct store *st, struct found *f)
 		inode_put(st, in, 1);
 		return rc;
 	}
-	if (rc < 0 || in->file->stage) {
+	if (rc < 0 || (!f->slot.earlier && in->file->stage) ||
+	    (f->slot.earlier && !f->slot.dirty)) {
 		/* Its name was never written, or is gone, or it is an old one. */
 		stage_drop(&st->stages, f->stage);
 		stage_put(&st->stages, f->stage);
@@ -140,6 +141,15 @@ static int adopt_one(struct store *st, struct found *f)
 		stage_put(&st->stages, f->stage);
 		inode_put(st, in, 1);
 		return 0;
+	}
+	if (f->slot.earlier) { /* keeps both references */
+		rc = drain_resume_earlier(st, in, f->stage,
+					  f->slot.close_order);
+		if (rc < 0) {
+			stage_put(&st->stages, f->stage);
+			inode_put(st, in, 1);
+		}
+		return rc;
 	}
 	rc = file_adopt(st, in, f->stage, dirty, f->slot.close_order);
 	inode_put(st, in, 1);
@@ -175,7 +185,8 @@ static int remove_uncommitted(struct store *st, uint64_t ino)
 	int rc;
 
 	rc = inode_get(st, ino, &in);
-	if (rc == 0 && in->file && in->file->stage) { /* it was adopted */
+	if (rc == 0 && in->file && (in->file->stage || in->file->earlier)) {
+		/* it was adopted */
 		inode_put(st, in, 1);
 		return 0;
 	}

@@ -401,6 +401,7 @@ static void stage_write_slot(struct stage *s)
 	SLOT_SET(slot, dirty, 1);
 	SLOT_SET(slot, opens, 0);
 	SLOT_SET(slot, writers, 0);
+	SLOT_SET(slot, earlier, 0);
 }
 
 void stage_show(struct stage *s)

@@ -52,7 +52,9 @@ struct stage_slot {
 	uint32_t kind; /* enum stage_kind */
 	uint32_t dirty; /* may differ from what is committed */
 	uint32_t opens, writers;
-	uint64_t reserved[2];
+	uint32_t earlier; /* closed, then replaced by another of the same ino */
+	uint32_t reserved32;
+	uint64_t reserved;
 };
 
 /*

@@ -537,6 +537,143 @@ static void a_publish_waits_for_all_that_was_closed_before(void **state)
 	free(data);
 }
 
+/* What a power cut now would leave of the file. */
+static size_t committed_size(struct live *l, const char *path)
+{
+	struct content c = live_content(l, path);
+	size_t len = (size_t)c.size_bytes;
+
+	content_release(&c);
+	return len;
+}
+
+static struct live live_kind_held(unsigned kind)
+{
+	struct live l = live_kind(kind);
+
+	live_close(&l);
+	l.options.hold_drain = true;
+	live_open(&l);
+	return l;
+}
+
+/*
+ * The tracker names what was closed before it. What it names is opened again
+ * and replaced, more than once: a durable tracker must still find it.
+ */
+static void
+a_file_that_is_replaced_keeps_its_place_in_the_order(void **state)
+{
+	static const size_t len[] = { 3 * MIB, 100, 2 * MIB + 1, MIB, 5 };
+	uint8_t *data = filled(3 * MIB + 8, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		for (unsigned first = 0; first < 4; first++) {
+			struct live l = live_kind_held(kind);
+			bool named = false, second = false;
+			struct handle h;
+
+			live_write(&l, "a", data, len[first]);
+			live_write(&l, "t", data, 3);
+			live_write(&l, "a", data + 1, len[first + 1]);
+			live_write(&l, "u", data, 4);
+			h = handle_open(&l, "a", O_WRONLY | O_TRUNC);
+			handle_write(&h, data + 2, 1000, 0);
+
+			drain_ask_all(l.st);
+			while (!second) {
+				/* What is found durable first has the rest. */
+				second = committed(&l, live_ino(&l, "u"));
+				named = committed(&l, live_ino(&l, "t"));
+				if (named && !second) {
+					size_t now = committed_size(&l, "a");
+
+					assert_true(now == len[first] ||
+						    now == len[first + 1]);
+				}
+			}
+			assert_int_equal(committed_size(&l, "a"),
+					 len[first + 1]);
+			assert_file(&l, "a", data + 2, 1000);
+			handle_close(&h);
+			live_sync_all(&l);
+			assert_int_equal(committed_size(&l, "a"), 1000);
+			live_reopen(&l);
+			assert_file(&l, "a", data + 2, 1000);
+			live_free(&l);
+		}
+	}
+	free(data);
+}
+
+/* Whoever asks for the newest bytes gets them, with the older ones before. */
+static void a_sync_of_a_file_that_was_replaced_is_of_the_newest(void **state)
+{
+	uint8_t *data = filled(2 * MIB + 8, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind_held(kind);
+
+		live_write(&l, "before", data, 10);
+		for (unsigned i = 0; i < 4; i++)
+			live_write(&l, "a", data + i, 2 * MIB - i);
+		assert_int_equal(live_sync(&l, "a"), 0);
+		assert_int_equal(committed_size(&l, "a"), 2 * MIB - 3);
+		live_reopen(&l);
+		assert_file(&l, "a", data + 3, 2 * MIB - 3);
+		assert_file(&l, "before", data, 10);
+		live_free(&l);
+	}
+	free(data);
+}
+
+static void a_file_that_was_replaced_and_removed_leaves_nothing(void **state)
+{
+	uint8_t *data = filled(2 * MIB + 8, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind_held(kind);
+
+		for (unsigned i = 0; i < 4; i++)
+			live_write(&l, "a", data + i, 2 * MIB);
+		assert_int_equal(live_unlink(&l, "a"), 0);
+		live_sync_all(&l);
+		live_settle(&l);
+		assert_int_equal(live_counter(&l, META_PHYSICAL), 0);
+		assert_int_equal(live_counter(&l, META_LOGICAL), 0);
+		assert_int_equal(atomic_load(&l.st->stages.memory_count), 0);
+		live_free(&l);
+	}
+	free(data);
+}
+
+/* Replaced again and again while the drain is at it. */
+static void a_file_that_is_replaced_all_the_time_ends_as_its_last(void **state)
+{
+	uint8_t *data = filled(2 * MIB + 64, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+
+		for (unsigned i = 0; i < 60; i++) {
+			live_write(&l, "a", data + i,
+				   i % 3 == 0 ? 100 : 2 * MIB - i);
+			if (i % 7 == 6)
+				assert_int_equal(live_sync(&l, "a"), 0);
+		}
+		assert_file(&l, "a", data + 59, 2 * MIB - 59);
+		live_sync_all(&l);
+		live_reopen(&l);
+		assert_file(&l, "a", data + 59, 2 * MIB - 59);
+		live_free(&l);
+	}
+	free(data);
+}
+
 static void a_file_without_a_close_is_synced_as_it_stands(void **state)
 {
 	uint8_t *data = filled(FILE_BYTES, 1);
@@ -766,6 +903,14 @@ int main(void)
 			of_closed_files_none_is_committed_before_an_earlier_one),
 		cmocka_unit_test(fsync_jumps_the_order),
 		cmocka_unit_test(a_publish_waits_for_all_that_was_closed_before),
+		cmocka_unit_test(
+			a_file_that_is_replaced_keeps_its_place_in_the_order),
+		cmocka_unit_test(
+			a_sync_of_a_file_that_was_replaced_is_of_the_newest),
+		cmocka_unit_test(
+			a_file_that_was_replaced_and_removed_leaves_nothing),
+		cmocka_unit_test(
+			a_file_that_is_replaced_all_the_time_ends_as_its_last),
 		cmocka_unit_test(a_file_without_a_close_is_synced_as_it_stands),
 		cmocka_unit_test(a_file_is_drained_whole_while_it_is_appended_to),
 		cmocka_unit_test(
