@@ -393,8 +393,8 @@ static int check_counter(struct check *c, const char *name, uint64_t counted)
 	if (number != counted)
 		check_report(c, "counter", name,
 			     "the counter %s says %llu, but there are %llu; no "
-			     "data is affected, but 'ckptctl status' and df "
-			     "are off",
+			     "data is affected, but 'ckptctl status MOUNTPOINT' "
+			     "and df are off",
 			     name, (unsigned long long)number,
 			     (unsigned long long)counted);
 	return 0;

@@ -619,8 +619,7 @@ static void job_publish(struct store *st, struct pending *p)
 	if (own_image)
 		image = f->content->c.extents[0].image;
 	if (j->exclusive && f->stage == j->stage &&
-	    (j->adopt || (!atomic_load(&j->raced) && f->writers == 0 &&
-			  f->changing == 0))) {
+	    (j->adopt || (!atomic_load(&j->raced) && !file_may_change(f)))) {
 		f->dirty = false;
 		SLOT_SET(j->stage->slot, clean_generation, f->content->c.generation);
 		SLOT_SET(j->stage->slot, dirty, 0);

@@ -702,8 +702,7 @@ static int job_begin(struct store *st, struct drain_job *j)
 		if (j->in->attr.nlink == 0 ||
 		    (f->stage != j->stage && !j->earlier))
 			return -ECANCELED;
-		j->exclusive = j->earlier ||
-			       (f->writers == 0 && f->changing == 0);
+		j->exclusive = j->earlier || !file_may_change(f);
 		j->begun = true;
 		j->old = f->content;
 		if (j->old)

@@ -461,12 +461,14 @@ void file_change_end(struct store *st, struct inode *in)
 		drain_released(st, in);
 }
 
-static void note_mappable_locked(struct store *st, struct file *f)
+static void note_mappable_locked(struct store *st, struct file *f, int flags)
 {
 	struct image *i = f->backing_stage ? f->backing_stage->image :
 					     f->backing_image;
 
 	f->maybe_mapped = true;
+	if ((flags & O_ACCMODE) == O_RDWR)
+		f->maybe_written = true;
 	if (i) {
 		HOLD(&st->images.lock);
 		i->mappable = true;
@@ -502,7 +504,7 @@ static int open_do(struct store *st, struct inode *in, int flags,
 		dirtied = gone ? NULL : count_open_locked(in->file, write, 1);
 		if (in->file->mode == IO_BACKED &&
 		    (flags & O_ACCMODE) != O_WRONLY)
-			note_mappable_locked(st, in->file);
+			note_mappable_locked(st, in->file, flags);
 		ret->backing_id = in->file->mode == IO_BACKED ?
 					  in->file->backing_id :
 					  0;
@@ -585,12 +587,15 @@ int file_sync(struct store *st, struct inode *in)
 void file_forgotten(struct store *st, struct inode *in)
 {
 	uint64_t punch = 0, punch_size = 0;
+	bool written = false;
 
 	if (inode_lookups(st, in) == 0) {
 		HOLD(&in->lock);
 		if (in->file && in->file->opens == 0 &&
 		    in->file->changing == 0) {
 			in->file->maybe_mapped = false;
+			written = in->file->maybe_written;
+			in->file->maybe_written = false;
 			punch = in->file->punch_image;
 			punch_size = in->file->punch_size;
 			in->file->punch_image = 0;
@@ -598,7 +603,26 @@ void file_forgotten(struct store *st, struct inode *in)
 	}
 	if (punch)
 		reclaim_add(st, punch, 0, punch_size);
+	if (written) /* what came through a mapping after the last close */
+		drain_released(st, in);
 	file_unlinked(st, in);
+}
+
+void files_unmapped(struct store *st)
+{
+	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
+		uint64_t ino = SLOT_GET(&st->stages.slots[i], ino);
+		struct inode *in = ino ? inode_peek(st, ino) : NULL;
+
+		if (!in)
+			continue;
+		{
+			HOLD(&in->lock);
+			if (in->file)
+				in->file->maybe_written = false;
+		}
+		inode_put(st, in, 1);
+	}
 }
 
 void file_unlinked(struct store *st, struct inode *in)

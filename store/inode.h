@@ -86,6 +86,11 @@ struct file {
 	 * must not be punched, cut short or used again.
 	 */
 	bool maybe_mapped;
+	/*
+	 * The same for writing: as long, bytes may change that no handle is
+	 * open for. What is closed is drained, but stays dirty.
+	 */
+	bool maybe_written;
 	bool deleted; /* no name, no handle: gone from the database */
 
 	enum io_mode mode;
@@ -112,6 +117,12 @@ struct file {
 	uint64_t drained_size;
 	uint64_t series[2]; /* keys: exact and general; 0: unknown */
 };
+
+/* Can its stage's bytes change while nobody looks? in->lock is held. */
+static inline bool file_may_change(const struct file *f)
+{
+	return f->writers > 0 || f->changing > 0 || f->maybe_written;
+}
 
 #define INODE_SHARDS 64
 #define INODE_BUCKETS 4096 /* in each shard */

@@ -108,7 +108,7 @@ static int open_dir(const struct refusal *r, bool create, int *ret_fd)
 	if (fd < 0 && errno == ENOTDIR)
 		return refuse(r, -ENOTDIR,
 			      "%s is not a directory; give %s", r->path,
-			      create ? "an empty or new one" :
+			      create ? "an empty one" :
 				       "the directory of a ckptfs store");
 	if (fd < 0)
 		return refuse_call(r, "open this directory");
@@ -242,7 +242,7 @@ static int look(const struct refusal *r, int dirfd, bool create,
 	if (rc == 0)
 		return refuse(r, -EINVAL,
 			      "%s is not empty and not a ckptfs store; give an "
-			      "empty or new directory",
+			      "empty directory",
 			      r->path);
 	return 0;
 }

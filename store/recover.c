@@ -105,13 +105,15 @@ static bool in_use(const struct file *file, uint64_t image)
 	return false;
 }
 
-static int adopt_one(struct store *st, struct found *f)
+/* *ret_dirty: it was taken over, and has to become durable. */
+static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
 {
 	struct inode *in = NULL;
 	struct file *file;
 	bool dirty;
 	int rc;
 
+	*ret_dirty = false;
 	rc = inode_get(st, f->slot.ino, &in);
 	if (rc == 0 && (in->attr.nlink == 0 || !S_ISREG(in->attr.mode)))
 		rc = -ENOENT;
@@ -149,9 +151,11 @@ static int adopt_one(struct store *st, struct found *f)
 			stage_put(&st->stages, f->stage);
 			inode_put(st, in, 1);
 		}
+		*ret_dirty = rc == 0;
 		return rc;
 	}
 	rc = file_adopt(st, in, f->stage, dirty, f->slot.close_order);
+	*ret_dirty = dirty && rc == 0;
 	inode_put(st, in, 1);
 	return rc;
 }
@@ -166,12 +170,15 @@ static int adopt_stages(struct store *st)
 	if (l.count > 0)
 		qsort(l.at, l.count, sizeof(*l.at), found_compare);
 	for (size_t i = 0; rc == 0 && i < l.count; i++) {
-		dirty += l.at[i].slot.dirty != 0;
-		rc = adopt_one(st, &l.at[i]);
+		bool one;
+
+		rc = adopt_one(st, &l.at[i], &one);
+		dirty += one ? 1 : 0;
 	}
 	free(l.at);
 	if (dirty > 0)
-		log_info("took over %zu staged file%s of a daemon that died",
+		log_info("took over %zu staged file%s that the last mount had "
+			 "not made durable yet",
 			 dirty, dirty == 1 ? "" : "s");
 	return rc;
 }

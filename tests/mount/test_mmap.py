@@ -1,9 +1,32 @@
 """Mapped files: torch.load(mmap=True) and safetensors read nothing else."""
+import ctypes
 import mmap
 import os
 
 import ckptest as ck
 from ckptest import KIB, MIB, PAGE, data, get, put, same
+
+
+class BareMap:
+    """A shared, writable map that keeps no handle; Python's own keeps one."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int,
+                          ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+    def __init__(self, fd, size):
+        self.size = size
+        self.at = self.libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE,
+                                 mmap.MAP_SHARED, fd, 0)
+        if self.at == ctypes.c_void_p(-1).value:
+            raise OSError(ctypes.get_errno(), "mmap")
+
+    def write(self, offset, what):
+        ctypes.memmove(self.at + offset, what, len(what))
+
+    def close(self):
+        assert self.libc.munmap(self.at, self.size) == 0
 
 
 @ck.posix
@@ -77,6 +100,31 @@ def what_a_closed_map_wrote_becomes_durable(fs):
     m.close()
     for stage in fs.stages(path):
         same(get(path), data(size), stage)
+
+
+@ck.posix
+def a_writable_map_that_joined_other_handles_becomes_durable(fs):
+    """Others have the file open first, so the kernel maps what is behind it."""
+    for size in (256 * KIB, 3 * MIB):
+        for others in (os.O_RDONLY, os.O_WRONLY, os.O_WRONLY | os.O_CREAT):
+            path = fs.path(f"f{size}_{others}")
+            if not others & os.O_CREAT:
+                put(path, bytes(size))
+            other = os.open(path, others)
+            if others & os.O_CREAT:
+                os.pwrite(other, bytes(size), 0)
+            fd = os.open(path, os.O_RDWR)
+            m = BareMap(fd, size)
+            os.close(fd)
+            os.close(other)
+            fs.flush(path)
+            m.write(0, data(size))
+            fs.flush(path)
+            m.write(7, b"last")
+            m.close()
+            want = data(size)[:7] + b"last" + data(size)[11:]
+            for stage in fs.stages(path):
+                same(get(path), want, f"{size} {others} {stage}")
 
 
 @ck.posix

@@ -154,7 +154,7 @@ static void somebodys_data_is_refused_and_left_as_it_is(void **state)
 		put_text(dir, foreign[n].name, foreign[n].text);
 		o = open_layout(dir, true);
 		assert_int_equal(o.rc, -EINVAL);
-		assert_non_null(strstr(o.why, "empty or new directory"));
+		assert_non_null(strstr(o.why, "give an empty directory"));
 		assert_false(has_name(dir, "format"));
 		assert_int_equal(has_name(dir, "lock"),
 				 strcmp(foreign[n].name, "lock") == 0);
