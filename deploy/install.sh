@@ -6,6 +6,9 @@
 #   /usr/sbin                  umount.fuse.ckptfs: umount(8) looks only there
 #   PREFIX/lib/systemd/system  ckptfs@.service
 #
+# That is what `cmake --install` does; this also gets what building needs and
+# tells systemd.
+#
 # Repeating it brings what changed. It mounts nothing and enables nothing.
 
 set -euo pipefail
@@ -82,10 +85,10 @@ options=()
 if [[ ! -e build/CMakeCache.txt ]] && ! pkg-config --exists cmocka; then
 	options=(-DCKPTFS_TESTS=OFF)
 fi
-step cmake -S . -B build -G Ninja -DCKPTFS_PREFIX="$CKPTFS_PREFIX" "${options[@]}"
+step cmake -S . -B build -G Ninja -DCKPTFS_PREFIX="$CKPTFS_PREFIX" \
+	-DCKPTFS_HELPER_DIR=/usr/sbin -DCKPTFS_UNIT_DIR=lib/systemd/system \
+	"${options[@]}"
 step cmake --build build --target ckptfs ckptctl
 step cmake --install build --prefix "$prefix"
-step install -D -m 755 deploy/umount.fuse.ckptfs "$helper"
-step install -D -m 644 deploy/systemd/ckptfs@.service "$units/ckptfs@.service"
 reload
 printf 'install: %s in %s\n' "$("$prefix/bin/ckptfs" --version)" "$prefix/bin"

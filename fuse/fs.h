@@ -18,6 +18,8 @@
 
 #define FUSE_USE_VERSION 317
 #include <fuse_lowlevel.h>
+#include <semaphore.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "store/store.h"
@@ -36,6 +38,9 @@ struct fs {
 	const char *mountpoint;
 	bool want_passthrough; /* passthrough=auto */
 	bool passthrough; /* the kernel agreed */
+	/* Posted by op_init, and again when the session ends. */
+	sem_t answered;
+	atomic_bool initialised; /* op_init was there */
 };
 
 extern const struct fuse_lowlevel_ops fs_ops;

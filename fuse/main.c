@@ -10,7 +10,6 @@
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <mntent.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -23,6 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "fuse/place.h"
 #include "fuse/session.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
@@ -73,8 +73,9 @@ static const char usage_line[] =
 static const char help_text[] =
 	"\n"
 	"Mount the checkpoint store in the directory STORE on MOUNTPOINT. An empty\n"
-	"directory becomes a new store. Unmount with umount or\n"
-	"fusermount3 -u; the process ends when everything is durable.\n"
+	"directory becomes a new store. Unmount with umount or fusermount3 -u; the\n"
+	"process ends when everything is durable. \"ckptctl status MOUNTPOINT\" tells\n"
+	"how a mount is doing.\n"
 	"\n"
 	"  -f                   stay in the foreground\n"
 	"  -d                   the same, and show every request\n"
@@ -101,8 +102,15 @@ static const char help_text[] =
 	"  allow_other          let other users in (default for root)\n"
 	"  and those of mount(8): ro, noexec, nosuid, ...\n"
 	"\n"
-	"exit codes: 0 fine; 1 could not mount, or something could not be made\n"
+	"exit code: 0 fine; 1 could not mount, or something could not be made\n"
 	"durable; 2 wrong usage\n";
+
+/* After the sentence that says what is wrong. */
+static int show_usage(void)
+{
+	fprintf(stderr, "%ssee ckptfs --help\n", usage_line);
+	return MAIN_USAGE;
+}
 
 static int misused(const char *format, ...)
 	__attribute__((format(printf, 1, 2)));
@@ -114,8 +122,8 @@ static int misused(const char *format, ...)
 	va_start(ap, format);
 	vfprintf(stderr, format, ap);
 	va_end(ap);
-	fprintf(stderr, "\n%ssee ckptfs --help\n", usage_line);
-	return MAIN_USAGE;
+	fprintf(stderr, "\n");
+	return show_usage();
 }
 
 /* Options of fstab that mount(8) hands on, and that mean nothing to us. */
@@ -252,46 +260,6 @@ static int parse_values(const struct options *o, struct store_options *s)
 	return MAIN_FINE;
 }
 
-/* An absolute path of a directory that is there: owned by the caller. */
-static char *resolve_mountpoint(const char *path)
-{
-	char *full = realpath(path, NULL);
-	struct stat sb;
-
-	if (!full) {
-		fprintf(stderr, "ckptfs: mount point %s: %s%s\n", path,
-			strerror(errno),
-			errno == ENOENT	  ? "; make the directory first" :
-			errno == ENOTCONN ? "; a dead mount is in the way: "
-					    "umount -l it first" :
-					    "");
-		return NULL;
-	}
-	if (stat(full, &sb) < 0 || !S_ISDIR(sb.st_mode)) {
-		fprintf(stderr, "ckptfs: mount point %s is not a directory\n",
-			path);
-		free(full);
-		return NULL;
-	}
-	return full;
-}
-
-/* Is there a ckptfs mount of this store, or on this directory? */
-static bool is_mounted(const char *store, const char *mountpoint)
-{
-	FILE *f = setmntent("/proc/self/mounts", "r");
-	struct mntent *m;
-	bool found = false;
-
-	while (f && !found && (m = getmntent(f)) != NULL)
-		found = strcmp(m->mnt_type, "fuse.ckptfs") == 0 &&
-			strcmp(store ? m->mnt_fsname : m->mnt_dir,
-			       store ? store : mountpoint) == 0;
-	if (f)
-		endmntent(f);
-	return found;
-}
-
 /*
  * Open the store. The process of an earlier mount may still be making things
  * durable after its unmount: wait for it.
@@ -306,7 +274,7 @@ static struct store *open_store(const char *path,
 
 	for (int i = 0; i < PREDECESSOR_WAIT_S * 10; i++) {
 		rc = store_open(path, options, &st, why, sizeof(why));
-		if (rc != -EBUSY || is_mounted(path, NULL))
+		if (rc != -EBUSY || place_has_mount_of(path))
 			break;
 		if (i == 10)
 			log_info("%s: waiting for its last mount, which is "
@@ -359,7 +327,7 @@ static void on_ready(void *arg)
 }
 
 /* In the child (or the foreground): open, mount, serve, close. */
-static int serve(struct fs *fs, const struct options *o,
+static int serve(struct fs *fs, const char *store,
 		 const struct store_options *so, struct ready *ready)
 {
 	int rc;
@@ -368,7 +336,7 @@ static int serve(struct fs *fs, const struct options *o,
 	umask(0);
 	/* Writing for others under memory pressure must not wait for itself. */
 	(void)prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
-	fs->store = open_store(o->store, so);
+	fs->store = open_store(store, so);
 	if (!fs->store)
 		return MAIN_FAILED;
 	rc = store_start(fs->store);
@@ -412,28 +380,37 @@ static int background(struct ready *ready)
 							 MAIN_FAILED);
 }
 
-static int add_mount_options(struct fuse_args *args, const struct options *o,
-			     const char *fsname)
+/*
+ * The store's path as the source of the mount: a comma would end the option,
+ * and libfuse reads a backslash as the sign that guards the next one.
+ */
+static char *escape(const char *path)
 {
-	char *text;
-	int rc = asprintf(&text, "-ofsname=%s,subtype=ckptfs%s%s", fsname,
-			  ",default_permissions",
-			  o->allow_other || geteuid() == 0 ? ",allow_other" :
-							     "");
+	char *text = malloc(2 * strlen(path) + 1), *to = text;
 
-	if (rc < 0)
+	for (; text && *path; path++) {
+		if (*path == ',' || *path == '\\')
+			*to++ = '\\';
+		*to++ = *path;
+	}
+	if (text)
+		*to = 0;
+	return text;
+}
+
+static int add_mount_options(struct fuse_args *args, const struct options *o,
+			     const char *store)
+{
+	SCOPED(scope_free) char *source = escape(store);
+	SCOPED(scope_free) char *text = NULL;
+
+	if (!source ||
+	    asprintf(&text, "-ofsname=%s,subtype=ckptfs,default_permissions%s",
+		     source,
+		     o->allow_other || geteuid() == 0 ? ",allow_other" :
+							"") < 0)
 		return -ENOMEM;
-	/* A comma or backslash in the path would end the option. */
-	rc = strpbrk(fsname, ",\\") ?
-		     fuse_opt_add_arg(args,
-				      geteuid() == 0 ?
-					      "-osubtype=ckptfs,default_"
-					      "permissions,allow_other" :
-					      "-osubtype=ckptfs,default_"
-					      "permissions") :
-		     fuse_opt_add_arg(args, text);
-	free(text);
-	return rc;
+	return fuse_opt_add_arg(args, text);
 }
 
 static void options_release(struct options *o)
@@ -447,12 +424,41 @@ static void options_release(struct options *o)
 		free(*texts[i]);
 }
 
+/* The options are right and the paths are found: mount. */
+static int mount_place(struct fuse_args *args, const struct options *o,
+		       struct store_options *so, struct fs *fs,
+		       const struct place *p)
+{
+	struct ready ready = { .pipe_fd = -1 };
+	int rc;
+
+	if (p->stage)
+		so->stage_dir = p->stage;
+	fs->mountpoint = p->mountpoint;
+	if (add_mount_options(args, o, p->store) < 0)
+		return MAIN_FAILED;
+	rc = session_new(fs, args, o->debug);
+	if (rc == -EINVAL)
+		return show_usage();
+	if (rc < 0)
+		return MAIN_FAILED;
+	rc = o->foreground || o->debug ? 0 : background(&ready);
+	if (rc < 0) {
+		fprintf(stderr, "ckptfs: %s: cannot start its process: %s\n",
+			p->mountpoint, strerror(-rc));
+		rc = MAIN_FAILED;
+	} else {
+		rc = serve(fs, p->store, so, &ready);
+	}
+	session_free(fs);
+	return rc;
+}
+
 static int run(struct fuse_args *args, struct options *o)
 {
 	struct store_options so = STORE_OPTIONS_DEFAULT;
-	struct ready ready = { .pipe_fd = -1 };
 	struct fs fs = { 0 };
-	char *full;
+	struct place p;
 	int rc;
 
 	if (o->help) {
@@ -474,42 +480,11 @@ static int run(struct fuse_args *args, struct options *o)
 		rc = parse_values(o, &so);
 	if (rc != MAIN_FINE)
 		return rc;
-	full = resolve_mountpoint(o->mountpoint);
-	if (!full)
-		return MAIN_FAILED;
-	if (is_mounted(NULL, full)) {
-		fprintf(stderr,
-			"ckptfs: a ckptfs is mounted on %s already; unmount "
-			"it, or give another directory\n",
-			full);
-		free(full);
-		return MAIN_FAILED;
-	}
-	free(o->mountpoint);
-	o->mountpoint = full;
-	fs.mountpoint = full;
-	full = realpath(o->store, NULL);
-	if (!full) {
-		fprintf(stderr, "ckptfs: store %s: %s%s\n", o->store,
-			strerror(errno),
-			errno == ENOENT ? "; for a new store make an empty "
-					  "directory first" :
-					  "");
-		return MAIN_FAILED;
-	}
-	free(o->store);
-	o->store = full;
-	if (add_mount_options(args, o, full) < 0)
-		return MAIN_FAILED;
-	if (session_new(&fs, args, o->debug) < 0) {
-		fprintf(stderr, "%ssee ckptfs --help\n", usage_line);
-		return MAIN_USAGE;
-	}
-	if (!o->foreground && !o->debug && background(&ready) < 0)
-		rc = MAIN_FAILED;
-	else
-		rc = serve(&fs, o, &so, &ready);
-	session_free(&fs);
+	rc = place_find(o->store, o->mountpoint, o->stage, &p);
+	if (rc < 0)
+		return rc == -EINVAL ? MAIN_USAGE : MAIN_FAILED;
+	rc = mount_place(args, o, &so, &fs, &p);
+	place_release(&p);
 	return rc;
 }
 
@@ -519,10 +494,9 @@ int main(int argc, char **argv)
 	struct options o = { 0 };
 	int rc;
 
-	if (fuse_opt_parse(&args, &o, option_table, on_option) < 0) {
-		fprintf(stderr, "%ssee ckptfs --help\n", usage_line);
-		return MAIN_USAGE;
-	}
+	session_take_messages();
+	if (fuse_opt_parse(&args, &o, option_table, on_option) < 0)
+		return show_usage();
 	rc = run(&args, &o);
 	fuse_opt_free_args(&args);
 	options_release(&o);

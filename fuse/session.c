@@ -10,13 +10,65 @@
 #include "fuse/session.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "fuse/umount8.h"
 #include "store/base/log.h"
+#include "store/base/scope.h"
+
+#define MESSAGE_BYTES_MAX 1024
+#define UNKNOWN_OPTIONS "fuse: unknown option(s): `"
+
+/* Set by the main thread before the others are there. */
+static bool is_serving;
+/* libfuse lists options that it does not know in pieces: "-o ", "a,b'\n". */
+static char unknown[MESSAGE_BYTES_MAX];
+static bool lists_unknown;
+
+__attribute__((format(printf, 2, 0))) static void
+on_message(enum fuse_log_level level, const char *format, va_list ap)
+{
+	char text[MESSAGE_BYTES_MAX];
+	const char *from = text;
+	size_t len;
+
+	if (level >= FUSE_LOG_DEBUG) { /* asked for with -d; in pieces too */
+		(void)vfprintf(stderr, format, ap);
+		return;
+	}
+	(void)vsnprintf(text, sizeof(text), format, ap);
+	if (lists_unknown) {
+		len = strlen(unknown);
+		(void)snprintf(unknown + len, sizeof(unknown) - len, "%s",
+			       text);
+		return;
+	}
+	if (strcmp(text, UNKNOWN_OPTIONS) == 0) {
+		lists_unknown = true;
+		return;
+	}
+	if (strncmp(text, "fuse: ", 6) == 0)
+		from += 6;
+	len = strlen(from);
+	while (len > 0 && from[len - 1] == '\n')
+		len--;
+	if (len == 0)
+		return;
+	if (is_serving)
+		log_at((int)level, "%.*s", (int)len, from);
+	else
+		(void)fprintf(stderr, "ckptfs: %.*s\n", (int)len, from);
+}
+
+void session_take_messages(void)
+{
+	fuse_set_log_func(on_message);
+}
 
 static void want(struct fuse_conn_info *conn, uint64_t flag)
 {
@@ -35,6 +87,20 @@ static void refuse(struct fuse_conn_info *conn, uint64_t flag)
 #else
 	conn->want &= ~(unsigned)flag;
 #endif
+}
+
+static void warn_no_passthrough(const struct fs *fs)
+{
+	const char *why = "it needs Linux 6.9 with CONFIG_FUSE_PASSTHROUGH";
+
+#ifndef FUSE_CAP_PASSTHROUGH
+	why = "it was built with a libfuse older than 3.17";
+#endif
+	if (geteuid() != 0)
+		why = "it needs root";
+	log_warning("%s: no kernel passthrough (%s): all bytes go through the "
+		    "daemon, at a third of the speed or less",
+		    fs->mountpoint, why);
 }
 
 static void op_init(void *userdata, struct fuse_conn_info *conn)
@@ -76,13 +142,11 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 	conn->time_gran = 1;
 	if (!fs->passthrough) {
 		fs->store->backing_open = NULL;
-		log_info("%s: no kernel passthrough (%s): files are served by "
-			 "the daemon, at a third of the speed or less",
-			 fs->mountpoint,
-			 !fs->want_passthrough ? "passthrough=off" :
-			 geteuid() != 0 ? "it needs root" :
-					  "it needs Linux 6.9 and libfuse 3.17");
+		if (fs->want_passthrough)
+			warn_no_passthrough(fs);
 	}
+	atomic_store(&fs->initialised, true);
+	(void)sem_post(&fs->answered);
 }
 
 #ifdef FUSE_CAP_PASSTHROUGH
@@ -180,7 +244,15 @@ int session_new(struct fs *fs, struct fuse_args *args, bool debug)
 	if (debug && fuse_opt_add_arg(args, "-odebug") < 0)
 		return -ENOMEM;
 	fs->se = fuse_session_new(args, &fs_ops, sizeof(fs_ops), fs);
-	return fs->se ? 0 : -EINVAL;
+	if (fs->se)
+		return 0;
+	if (!lists_unknown)
+		return -ENOMEM;
+	lists_unknown = false;
+	unknown[strcspn(unknown, "'\n")] = 0;
+	(void)fprintf(stderr, "ckptfs: unknown option: %s\n",
+		      unknown + (strncmp(unknown, "-o ", 3) == 0 ? 3 : 0));
+	return -EINVAL;
 }
 
 void session_free(struct fs *fs)
@@ -190,8 +262,47 @@ void session_free(struct fs *fs)
 	fs->se = NULL;
 }
 
+/* Who says that the mount is there, when the loop answers already. */
+struct announcer {
+	struct fs *fs;
+	void (*ready)(void *arg);
+	void *arg;
+	bool noted; /* umount(8) knows our helper */
+};
+
+static void *announce(void *arg)
+{
+	struct announcer *a = arg;
+
+	while (sem_wait(&a->fs->answered) < 0)
+		CHECK(errno == EINTR);
+	if (atomic_load(&a->fs->initialised)) {
+		a->noted = umount8_note(a->fs->store->path, a->fs->mountpoint);
+		a->ready(a->arg);
+	}
+	return NULL;
+}
+
+/* From the mount to its end. 0, or -errno: it could not be served. */
+static int serve(struct fs *fs, struct announcer *a)
+{
+	pthread_t thread;
+	int rc = -pthread_create(&thread, NULL, announce, a);
+
+	if (rc < 0)
+		return rc;
+	(void)session_loop(fs);
+	fuse_session_unmount(fs->se);
+	(void)sem_post(&fs->answered); /* the kernel may have asked nothing */
+	CHECK(pthread_join(thread, NULL) == 0);
+	if (a->noted)
+		umount8_forget(fs->mountpoint);
+	return 0;
+}
+
 int session_run(struct fs *fs, void (*ready)(void *arg), void *arg)
 {
+	struct announcer a = { .fs = fs, .ready = ready, .arg = arg };
 	int rc;
 
 	fs->store->on_arg = fs;
@@ -200,15 +311,20 @@ int session_run(struct fs *fs, void (*ready)(void *arg), void *arg)
 	fs->store->backing_open = backing_open;
 	fs->store->backing_close = backing_close;
 #endif
+	CHECK(sem_init(&fs->answered, 0, 0) == 0);
 	rc = fuse_set_signal_handlers(fs->se);
 	if (rc == 0)
 		rc = fuse_session_mount(fs->se, fs->mountpoint);
 	if (rc == 0) {
-		ready(arg);
-		(void)session_loop(fs);
-		fuse_session_unmount(fs->se);
+		is_serving = true;
+		rc = serve(fs, &a);
+		is_serving = false;
+	} else {
+		(void)fprintf(stderr, "ckptfs: cannot mount on %s; see the "
+				      "line above\n", fs->mountpoint);
 	}
 	fuse_remove_signal_handlers(fs->se);
+	(void)sem_destroy(&fs->answered);
 	/* The kernel is gone: nothing can be invalidated or closed there. */
 	fs->store->on_renamed = NULL;
 	fs->store->backing_open = NULL;

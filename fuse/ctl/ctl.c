@@ -188,6 +188,11 @@ int ctl_complain_query(const char *path, int rc)
 			     "unmount it (umount %s) and mount it again",
 			     path, path);
 		return CTL_PROBLEM;
+	case -EACCES:
+	case -EPERM:
+		ctl_complain("%s: %s; ask as the user who may read it", path,
+			     strerror(-rc));
+		return CTL_USAGE;
 	case -EPROTO:
 		ctl_complain("%s: the answer of this mount is not understood; "
 			     "is its ckptfs another version than this ckptctl?",

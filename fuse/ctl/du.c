@@ -303,7 +303,8 @@ const struct ctl_command ctl_du = {
 	.help = "A file's physical bytes are its fair share: what n files "
 		"have in common counts\none n-th for each. A file with several "
 		"names counts once.\n\n"
-		"  -s, --summarize  only what was named, not what is below\n"
-		"  -b, --bytes      exact numbers\n",
+		"  -s       only what was named, not what is below "
+		"(--summarize)\n"
+		"  -b       exact numbers (--bytes)\n",
 	.run = run,
 };

@@ -271,7 +271,7 @@ const struct ctl_command ctl_fsck = {
 const struct ctl_command ctl_scrub = {
 	.name = "scrub",
 	.arguments = "STORE",
-	.summary = "the same, and read all bytes again: fsck --scrub",
+	.summary = "fsck --scrub: read all bytes as well",
 	.help = "Reads all bytes of a store that is not mounted and compares "
 		"them with their\nhashes; names every file with damaged "
 		"bytes.\n\n",

@@ -107,8 +107,7 @@ const struct ctl_command ctl_status = {
 		"  logical   what all files hold together\n"
 		"  physical  what they take up in the store\n"
 		"  shared    what was saved because the same bytes were there\n"
-		"  staged    in memory and not on the disk yet, or kept there "
-		"for readers\n"
+		"  staged    what was written and is not durable yet\n"
 		"  draining  files on their way to the disk\n"
 		"  failed    files that could not be written; it is tried "
 		"again\n\n",

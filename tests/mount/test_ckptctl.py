@@ -119,6 +119,22 @@ def exit_codes_tell_usage_from_problems(m):
     m.fsck()
 
 
+@ck.mounted()
+def who_may_not_ask_is_told_so_with_exit_code_2(m):
+    """2 is: this argument cannot be used for that. Nothing was found out."""
+    put(m.path("f"), b"x", mode=0o600)
+    os.mkdir(m.path("d"), 0o700)
+    os.mkdir(m.path("d", "e"))
+
+    def ask():
+        for command in ("status", "flush", "inspect", "du", "gc"):
+            said = m.ctl(command, m.path("d", "e"), code=2)
+            assert "Permission denied" in said, (command, said)
+        said = m.ctl("inspect", m.path("f"), code=2)
+        assert m.path("f") in said, said
+    ck.as_user(ask)
+
+
 @ck.mounted("debug_hold_drain")
 def nobody_else_can_read_the_bytes_of_a_store(m):
     """Images have no owner of their own: the mount is the only way in."""

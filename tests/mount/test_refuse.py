@@ -1,7 +1,9 @@
 """What is refused at start, with which exit code and what sentence: wrong
 options, missing and foreign directories, newer formats, a second daemon."""
+import fcntl
 import os
 import re
+import select
 import subprocess
 
 import ckptest as ck
@@ -21,6 +23,8 @@ def wrong_usage_exits_2_and_names_what_is_wrong(m):
                    "drain_interval=soon"):
         said = m.refuse(option, code=2)
         assert option.split("=")[0] in said, (option, said)
+        assert said.startswith("ckptfs: "), (option, said)
+        assert "ckptfs --help" in said, (option, said)
     for argv in ([], ["one"], [m.store, m.mnt, "three"], ["-o"],
                  ["--nonsense", m.store, m.mnt]):
         done = subprocess.run([ck.CKPTFS, *argv], capture_output=True,
@@ -42,6 +46,116 @@ def a_missing_mount_point_is_refused(m):
     os.unlink(m.mnt)
     os.mkdir(m.mnt)
     m.start()
+
+
+@ck.mounted(modes=("auto",), start=False)
+def paths_that_lie_in_each_other_are_refused(m):
+    """Mounted so, the store would be hidden by what it is mounted as."""
+    inner = os.path.join(m.store, "inner")
+    link = os.path.join(m.base, "link")
+    os.mkdir(inner)
+    os.symlink(m.store, link)
+    os.mkdir(os.path.join(m.mnt, "stage"))
+    for store, mnt, options in (
+            (m.store, m.store, ""), (m.store, link, ""), (link, m.store, ""),
+            (m.store, inner, ""), (link, inner, ""), (m.store, m.base, ""),
+            (inner, m.store, ""), (m.store, "/", ""),
+            (m.store, m.mnt, f"stage={m.mnt}"),
+            (m.store, m.mnt, f"stage={m.mnt}/stage")):
+        done = subprocess.run(
+            [ck.CKPTFS, *(["-o", options] if options else []), store, mnt],
+            capture_output=True, text=True, timeout=ck.WAIT_BOUND,
+            check=False)
+        assert done.returncode == 2, (store, mnt, done)
+        assert re.fullmatch(r"ckptfs: .*; give [^\n]*\n", done.stderr), done
+        assert m.store in done.stderr or m.mnt in done.stderr, done
+    assert os.listdir(m.store) == ["inner"], "it wrote into the store"
+    bound = os.path.join(m.base, "bound")
+    os.mkdir(bound)
+    ck.sh("mount", "--bind", m.store, bound)
+    try:
+        done = subprocess.run([ck.CKPTFS, m.store, bound], text=True,
+                              capture_output=True, timeout=ck.WAIT_BOUND,
+                              check=False)
+        assert done.returncode == 2 and bound in done.stderr, done
+    finally:
+        ck.umount(bound)
+
+
+@ck.mounted(modes=("auto",))
+def a_store_on_a_ckptfs_is_refused(m):
+    """Two daemons that wait for each other can never be unmounted."""
+    os.makedirs(m.path("d", "store"))
+    os.makedirs(m.path("d", "stage"))
+    second = ck.Mount(os.path.join(m.base, "second"),
+                      store=m.path("d", "store"))
+    said = second.refuse(code=2)
+    assert m.path("d", "store") in said and f" on {m.mnt};" in said, said
+    assert os.listdir(second.store) == []
+    third = ck.Mount(os.path.join(m.base, "third"))
+    said = third.refuse(f"stage={m.path('d', 'stage')}", code=2)
+    assert m.path("d", "stage") in said and f" on {m.mnt};" in said, said
+    bound = os.path.join(m.base, "bound")  # no matter by which name
+    os.mkdir(bound)
+    ck.sh("mount", "--bind", m.path("d"), bound)
+    try:
+        second.store = os.path.join(bound, "store")
+        second.refuse(code=2)
+    finally:
+        ck.umount(bound)
+
+
+@ck.mounted(modes=("auto",), start=False)
+def a_store_that_cannot_be_written_is_refused(m):
+    ck.sh("mount", "-t", "tmpfs", "-o", "ro", "ckptest", m.store)
+    said = m.refuse(code=1)
+    assert m.store in said and "Read-only file system" in said, said
+    ck.umount(m.store)
+    put(os.path.join(m.base, "file"), b"")
+    m.store = os.path.join(m.base, "file")
+    assert "not a directory" in m.refuse(code=1)
+
+
+@ck.mounted(modes=("auto",), start=False)
+def a_store_may_be_called_anything(m):
+    """Its name is an option of the mount and a field of the mount table."""
+    m.store = os.path.join(m.base, "a, b\\c\\040#\"d\n=%s")
+    os.mkdir(m.store)
+    m.start()
+    with open("/proc/self/mountinfo", encoding="utf-8") as f:
+        [line] = [line for line in f if f" {m.mnt} " in line]
+    source = re.sub(r"\\(\d{3})", lambda o: chr(int(o[1], 8)),
+                    line.split(" - ")[1].split()[1])
+    assert source == m.store, line
+    assert m.status()["store"] == m.store
+    put(m.path("f"), data(MIB))
+    second = ck.Mount(os.path.join(m.base, "second"), store=m.store)
+    assert "mounted already" in second.refuse(code=1)
+    said = ck.sh(os.path.join(ck.HERE, "../../deploy/umount.fuse.ckptfs"),
+                 m.mnt)
+    with open(os.path.join(m.store, "lock"), "rb") as f:
+        fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)  # it waited for the end
+    assert "cannot see its store" not in said, said
+    assert m.proc.wait(ck.WAIT_BOUND) == 0
+    m.start()
+    same(get(m.path("f")), data(MIB), "f")
+
+
+@ck.mounted(modes=("auto",), start=False)
+def a_relative_stage_is_that_of_the_caller(m):
+    """The daemon in the background works in another directory."""
+    os.mkdir(os.path.join(m.base, "stage"))
+    done = subprocess.run([ck.CKPTFS, "-o", "stage=stage", m.store, m.mnt],
+                          capture_output=True, text=True, cwd=m.base,
+                          timeout=ck.WAIT_BOUND, check=False)
+    assert done.returncode == 0, done
+    pid = int(get(os.path.join(m.store, "lock")).split()[0])
+    ck.tell_guard("daemon", pid, m.mnt)
+    ended = os.pidfd_open(pid)
+    assert m.status()["stage"] == os.path.join(m.base, "stage")
+    ck.umount(m.mnt)
+    assert select.select([ended], [], [], ck.WAIT_BOUND)[0], "no end"
+    os.close(ended)
 
 
 @ck.mounted(modes=("auto",), start=False)

@@ -2,6 +2,8 @@
 files. The mount goes through fusermount3, as it does on any desktop."""
 import errno
 import os
+import re
+import select
 import socket
 import stat
 import subprocess
@@ -100,6 +102,45 @@ def kill_9_loses_nothing_of_an_ordinary_user(m):
     m.start()
     as_user(lambda: same(get(m.path("f")), data(5 * MIB), "f"))
     unmount_as_user(m)
+
+
+@ck.mounted(modes=("off",), start=False)
+def a_users_store_may_be_called_anything(m):
+    m.store = os.path.join(m.base, "a, b\\c\\040")
+    os.mkdir(m.store)
+    start_as_user(m)
+    assert as_user(lambda: m.status()["store"]) == m.store
+    with open("/proc/self/mounts", encoding="utf-8") as f:
+        assert any(line.split()[1] == m.mnt and
+                   line.startswith(m.store.replace("\\", "\\134")
+                                   .replace(" ", "\\040") + " ")
+                   for line in f)
+    unmount_as_user(m)
+
+
+@ck.mounted(modes=("off",), start=False)
+def that_there_is_no_passthrough_is_said_before_the_command_returns(m):
+    """A daemon in the background has let go of the terminal by then."""
+    need_fusermount(m)
+    for path in (m.store, m.mnt):
+        os.chown(path, USER, USER)
+
+    def mount(*options):
+        done = as_user(lambda: subprocess.run(
+            [ck.CKPTFS, *options, m.store, m.mnt], capture_output=True,
+            text=True, timeout=ck.WAIT_BOUND, check=False))
+        assert done.returncode == 0, done
+        pid = int(get(os.path.join(m.store, "lock")).split()[0])
+        ck.tell_guard("daemon", pid, m.mnt)
+        ended = os.pidfd_open(pid)
+        assert ck.mounts_under(m.mnt) == [m.mnt]
+        ck.umount(m.mnt)
+        assert select.select([ended], [], [], ck.WAIT_BOUND)[0], "no end"
+        os.close(ended)
+        return done.stderr
+    assert re.fullmatch(rf"ckptfs: WARNING: {m.mnt}: no kernel passthrough "
+                        r"\(it needs root\)[^\n]*\n", said := mount()), said
+    assert mount("-o", "passthrough=off") == "", "that is what was asked for"
 
 
 @ck.mounted(modes=("off",), start=False)

@@ -1,0 +1,31 @@
+/*
+ * place.h - where a mount goes: its store, its mount point and its stage.
+ *
+ * What cannot be used is said on standard error, in one line that names it and
+ * what to do. The answers are -EINVAL for paths that no machine could mount so
+ * (wrong usage) and another -errno for what this machine lacks.
+ */
+#ifndef FUSE_PLACE_H
+#define FUSE_PLACE_H
+
+#include <stdbool.h>
+
+/* Absolute paths without symbolic links; the strings are the caller's. */
+struct place {
+	char *store, *mountpoint;
+	char *stage; /* NULL: none was given, or it cannot be resolved */
+};
+
+/*
+ * Resolve the paths and refuse what cannot work: a missing directory, a mount
+ * point that is in use, and paths that lie in each other. stage may be NULL.
+ */
+int place_find(const char *store, const char *mountpoint, const char *stage,
+	       struct place *ret);
+void place_release(struct place *p);
+
+/* Is there a mount of this store? And one of ckptfs on this directory? */
+bool place_has_mount_of(const char *store);
+bool place_has_mount_on(const char *mountpoint);
+
+#endif
