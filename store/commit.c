@@ -836,20 +836,16 @@ static int op_clone(struct store *st, const struct commit_op *op)
 	return rc;
 }
 
-/* Has anybody else's content found its way into this image? */
+/*
+ * Has anybody else's content ever found its way into this image? Then it has a
+ * record, and who read that content may still do so: the reclaimer removes it.
+ */
 static int image_is_shared(struct store *st, uint64_t image)
 {
-	struct key prefix = key_ino('K', image);
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	int rc;
+	uint64_t size;
+	int rc = image_size(st, image, &size);
 
-	rc = kv_iter_new(st->kv, prefix.data, prefix.len, NULL, 0, &it);
-	if (rc < 0)
-		return rc;
-	rc = kv_iter_next(it, &key, &value);
-	kv_iter_free(it);
-	return rc;
+	return rc == -ENOENT ? 0 : rc < 0 ? rc : 1;
 }
 
 static void op_abandon(struct store *st, struct image *i, uint64_t size)
@@ -936,14 +932,18 @@ static void *committer_main(void *arg)
 			TAILQ_REMOVE(&c->ops, op, next);
 		pthread_mutex_unlock(&c->lock);
 		if (op) {
+			HOLD(reclaim_turn(st));
 			op_run(st, op);
-			commit_wake(st);
 		}
+		if (op)
+			commit_wake(st);
 		n = drain_take_ready(st, jobs, COMMIT_GROUP_MAX);
 		if (n > 0) {
+			HOLD(reclaim_turn(st));
 			commit_jobs(st, jobs, n);
-			commit_wake(st);
 		}
+		if (n > 0)
+			commit_wake(st);
 	}
 }
 

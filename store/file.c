@@ -381,6 +381,8 @@ static void close_backing(struct store *st, struct inode *in)
 		f->mode = IO_CLOSED;
 		f->backing_id = 0;
 		stage = TAKE(f->backing_stage);
+		if (f->stage)
+			stage_touch(&st->stages, f->stage);
 		image = TAKE(f->backing_image);
 		punch = f->maybe_mapped ? 0 : f->punch_image;
 		punch_size = f->punch_size;

@@ -51,6 +51,15 @@ static int read_small(struct store *st, struct inode *in,
 	rc = kv_get(st->kv, k.data, k.len, &r->buffer, &have);
 	if (rc < 0 || have != c->size_bytes) {
 		char path[4096];
+		bool replaced;
+
+		{
+			HOLD(&in->lock);
+			replaced = in->file->content != r->content ||
+				   in->file->stage;
+		}
+		if (replaced) /* since we looked: look again */
+			return -EAGAIN;
 
 		inode_path(st, in, path, sizeof(path));
 		log_error("%s: its bytes are damaged or missing: run ckptctl "
@@ -194,7 +203,7 @@ static int read_copied(struct store *st, const struct content *c, size_t len,
 	return rc;
 }
 
-int file_read_begin(struct store *st, struct inode *in, size_t len,
+static int read_begin(struct store *st, struct inode *in, size_t len,
 		    uint64_t off, struct file_read *r)
 {
 	struct stage *stage = NULL;
@@ -233,6 +242,16 @@ int file_read_begin(struct store *st, struct inode *in, size_t len,
 			image_put(&st->images, r->image[--r->images]);
 		rc = read_copied(st, c, len, off, r);
 	}
+	return rc;
+}
+
+int file_read_begin(struct store *st, struct inode *in, size_t len,
+		    uint64_t off, struct file_read *r)
+{
+	int rc;
+
+	while ((rc = read_begin(st, in, len, off, r)) == -EAGAIN)
+		file_read_end(st, r);
 	return rc;
 }
 

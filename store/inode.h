@@ -23,7 +23,8 @@
  *       |     ---> IO_DAEMON   reads and writes come to us (direct_io)
  *       +<---------- the last release
  *
- * Locks, in order:
+ * Locks, in order (store.names_turn comes before all of these; reclaim_turn(),
+ * of the committer and the reclaimer alone, before everything):
  *   inode.turn   serialises what changes an inode's backing: open, release,
  *                truncate, copy-up. I/O on that same inode is done under it.
  *                Drain workers and the committer never take it.

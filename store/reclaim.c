@@ -29,6 +29,7 @@ TAILQ_HEAD(ranges, range);
 struct reclaim {
 	pthread_t thread;
 	bool started;
+	pthread_mutex_t turn; /* see reclaim_turn() */
 	pthread_mutex_t lock; /* guards everything below */
 	pthread_cond_t work, idle;
 	struct ranges ranges;
@@ -44,6 +45,7 @@ int reclaim_init(struct store *st)
 
 	if (!r)
 		return -ENOMEM;
+	pthread_mutex_init(&r->turn, NULL);
 	pthread_mutex_init(&r->lock, NULL);
 	pthread_cond_init(&r->work, NULL);
 	pthread_cond_init(&r->idle, NULL);
@@ -98,41 +100,153 @@ void reclaim_add(struct store *st, uint64_t image, uint64_t offset,
 	pthread_cond_signal(&r->work);
 }
 
-/* Punch [from, to) and as much around it as whole blocks without chunks. */
-static int punch(struct store *st, struct image *i, uint64_t from, uint64_t to,
-		 uint64_t used_before, uint64_t used_after)
+pthread_mutex_t *reclaim_turn(struct store *st)
 {
-	struct stat before, after;
-	uint64_t low = from & ~(BLOCK - 1);
-	uint64_t high = (to + BLOCK - 1) & ~(BLOCK - 1);
+	return &st->reclaim->turn;
+}
 
-	if (low >= used_before)
-		from = low;
-	if (high <= used_after)
-		to = high;
-	if (fstat(i->fd, &before) < 0)
-		return -errno;
-	if (fallocate(i->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-		      (off_t)from, (off_t)(to - from)) < 0)
-		return errno == EOPNOTSUPP ? 0 : -errno;
-	if (fstat(i->fd, &after) == 0 && after.st_blocks < before.st_blocks) {
-		HOLD(&st->reclaim->lock);
-		st->reclaim->freed_bytes +=
-			(uint64_t)(before.st_blocks - after.st_blocks) * 512;
+/* --- what may be punched ---------------------------------------------------- */
+
+/*
+ * Ranges that still wait: their chunks have no K record any more, but readers
+ * who entered before may use them. Sorted by image and offset.
+ */
+struct waiting {
+	struct span {
+		uint64_t image, offset, end;
+	} *at;
+	size_t count;
+};
+
+static int span_compare(const void *pa, const void *pb)
+{
+	const struct span *a = pa, *b = pb;
+
+	if (a->image != b->image)
+		return a->image < b->image ? -1 : 1;
+	if (a->offset != b->offset)
+		return a->offset < b->offset ? -1 : 1;
+	return 0;
+}
+
+static int waiting_collect(struct store *st, struct waiting *w)
+{
+	struct reclaim *r = st->reclaim;
+	struct range *one;
+	size_t n = 0;
+
+	HOLD(&r->lock);
+	TAILQ_FOREACH(one, &r->ranges, next)
+		n++;
+	w->at = n ? malloc(n * sizeof(*w->at)) : NULL;
+	if (n && !w->at)
+		return -ENOMEM;
+	TAILQ_FOREACH(one, &r->ranges, next)
+		w->at[w->count++] = (struct span){ one->image, one->offset,
+						   one->offset + one->len };
+	if (n)
+		qsort(w->at, n, sizeof(*w->at), span_compare);
+	/* Each ends where the furthest before it does: then ends are sorted. */
+	for (size_t i = 1; i < n; i++)
+		if (w->at[i].image == w->at[i - 1].image &&
+		    w->at[i].end < w->at[i - 1].end)
+			w->at[i].end = w->at[i - 1].end;
+	return 0;
+}
+
+/* The first waiting range of the image that ends after `at`, or NULL. */
+static const struct span *waiting_after(const struct waiting *w, uint64_t image,
+					uint64_t at)
+{
+	size_t low = 0, high = w->count;
+
+	while (low < high) {
+		size_t mid = (low + high) / 2;
+		const struct span *s = &w->at[mid];
+
+		if (s->image < image || (s->image == image && s->end <= at))
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	return low < w->count && w->at[low].image == image ? &w->at[low] : NULL;
+}
+
+static bool waits(const struct waiting *w, uint64_t image, uint64_t from,
+		  uint64_t to)
+{
+	const struct span *s = waiting_after(w, image, from);
+
+	return from < to && s && s->offset < to;
+}
+
+/* What is to be done about one range. */
+struct plan {
+	struct image *image; /* a reference; NULL: it is gone, or not now */
+	struct hole {
+		uint64_t from, to;
+	} *holes;
+	size_t count, capacity;
+	bool empty; /* nothing is left of the image */
+	bool done; /* its P records can go */
+};
+
+static int plan_add(struct plan *p, uint64_t from, uint64_t to)
+{
+	if (p->count == p->capacity) {
+		size_t want = p->capacity ? 2 * p->capacity : 4;
+		struct hole *grown = realloc(p->holes, want * sizeof(*grown));
+
+		if (!grown)
+			return -ENOMEM;
+		p->holes = grown;
+		p->capacity = want;
+	}
+	p->holes[p->count++] = (struct hole){ from, to };
+	return 0;
+}
+
+/*
+ * [from, to) without chunks: what of it does not wait, and as much around it
+ * as whole blocks in which nothing lies and nothing waits.
+ */
+static int plan_gap(struct plan *p, const struct waiting *w, uint64_t from,
+		    uint64_t to, uint64_t used_before, uint64_t used_after)
+{
+	while (from < to) {
+		const struct span *s = waiting_after(w, p->image->id, from);
+		uint64_t end = s && s->offset < to ? s->offset : to;
+
+		if (end > from) {
+			uint64_t low = from & ~(BLOCK - 1);
+			uint64_t high = (end + BLOCK - 1) & ~(BLOCK - 1);
+			uint64_t id = p->image->id;
+			int rc;
+
+			if (low < used_before || waits(w, id, low, from))
+				low = from;
+			if (high > used_after || waits(w, id, end, high))
+				high = end;
+			rc = plan_add(p, low, high);
+			if (rc < 0)
+				return rc;
+		}
+		from = s && s->end > end ? s->end : end;
 	}
 	return 0;
 }
 
-/* Punch what no chunk covers in [offset, offset + len). 1: the image is empty. */
-static int punch_range(struct store *st, struct image *i, uint64_t offset,
-		       uint64_t len)
+/* The gaps between the chunks that overlap [offset, offset + len). */
+static int plan_range(struct store *st, struct plan *p, const struct waiting *w,
+		      uint64_t offset, uint64_t len)
 {
 	uint64_t end = offset + len, at = offset, used_before = 0;
-	struct key prefix = key_ino('K', i->id);
+	struct key prefix = key_ino('K', p->image->id);
 	/* As far back as a chunk can begin whose end shares our first block. */
 	uint64_t reach = CHUNK_BYTES_MAX + BLOCK;
-	struct key start = key_chunk(i->id,
+	struct key start = key_chunk(p->image->id,
 				     offset > reach ? offset - reach : 0);
+	uint64_t after = UINT64_MAX;
 	struct kv_slice key, value;
 	struct kv_iter *it;
 	bool any = false;
@@ -153,21 +267,22 @@ static int punch_range(struct store *st, struct image *i, uint64_t offset,
 			break;
 		}
 		chunk = get_be64((const uint8_t *)key.data + 9);
-		if (chunk > at && at < end) {
-			rc = punch(st, i, at, chunk < end ? chunk : end,
-				   used_before, chunk);
+		if (chunk >= end) {
+			after = chunk;
+			break;
+		}
+		if (chunk > at) {
+			rc = plan_gap(p, w, at, chunk, used_before, chunk);
 			if (rc < 0)
 				break;
 		}
 		if (chunk + k.len > at)
 			at = chunk + k.len;
-		used_before = at;
-		if (at >= end)
-			break;
+		used_before = chunk + k.len;
 	}
 	kv_iter_free(it);
 	if (rc >= 0 && at < end)
-		rc = punch(st, i, at, end, used_before, UINT64_MAX);
+		rc = plan_gap(p, w, at, end, used_before, after);
 	if (rc < 0 || any)
 		return rc < 0 ? rc : 0;
 	/* Nothing from there on; is there anything before? */
@@ -176,7 +291,25 @@ static int punch_range(struct store *st, struct image *i, uint64_t offset,
 		return rc;
 	rc = kv_iter_next(it, &key, &value);
 	kv_iter_free(it);
-	return rc < 0 ? rc : rc == 0;
+	p->empty = rc == 0 && !waits(w, p->image->id, 0, UINT64_MAX);
+	return rc < 0 ? rc : 0;
+}
+
+static int punch(struct store *st, struct image *i, const struct hole *h)
+{
+	struct stat before, after;
+
+	if (fstat(i->fd, &before) < 0)
+		return -errno;
+	if (fallocate(i->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+		      (off_t)h->from, (off_t)(h->to - h->from)) < 0)
+		return errno == EOPNOTSUPP ? 0 : -errno;
+	if (fstat(i->fd, &after) == 0 && after.st_blocks < before.st_blocks) {
+		HOLD(&st->reclaim->lock);
+		st->reclaim->freed_bytes +=
+			(uint64_t)(before.st_blocks - after.st_blocks) * 512;
+	}
+	return 0;
 }
 
 /* The image's last chunk went: its record first, durably, then the file. */
@@ -205,8 +338,9 @@ static int remove_image(struct store *st, uint64_t id)
 	return rc;
 }
 
-/* The P records of the range are done with. */
-static int forget_range(struct store *st, const struct range *r)
+/* The P records of the range are done with, but for what still waits. */
+static int forget_range(struct store *st, const struct range *r,
+			const struct waiting *w)
 {
 	struct key prefix = key_ino('P', r->image);
 	struct key start = key_chunk(r->image, r->offset);
@@ -225,11 +359,15 @@ static int forget_range(struct store *st, const struct range *r)
 		return rc;
 	}
 	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
-		if (key.len != 17 ||
-		    get_be64((const uint8_t *)key.data + 9) >=
-			    r->offset + r->len)
+		uint64_t at;
+
+		if (key.len != 17)
 			break;
-		kv_delete(b, key.data, key.len);
+		at = get_be64((const uint8_t *)key.data + 9);
+		if (at >= r->offset + r->len)
+			break;
+		if (!waits(w, r->image, at, at + 1))
+			kv_delete(b, key.data, key.len);
 	}
 	kv_iter_free(it);
 	if (rc >= 0)
@@ -245,33 +383,43 @@ static uint64_t image_bytes(const struct image *i)
 	return fstat(i->fd, &sb) == 0 ? (uint64_t)sb.st_blocks * 512 : 0;
 }
 
-static int reclaim_one(struct store *st, const struct range *r)
+/* What is to be done about the range; the turn is held. */
+static int reclaim_plan(struct store *st, const struct range *r,
+			const struct waiting *w, struct plan *p)
 {
-	uint64_t before;
-	bool building;
-	struct image *i;
-	int rc;
+	int rc = image_get(&st->images, r->image, &p->image);
 
-	rc = image_get(&st->images, r->image, &i);
-	if (rc == -EIO || rc == -ENOENT) /* it is gone already */
-		return forget_range(st, r);
+	p->done = rc == -EIO || rc == -ENOENT; /* it is gone already */
 	if (rc < 0)
-		return rc;
+		return p->done ? 0 : rc;
 	{
 		HOLD(&st->images.lock);
-		building = i->building;
+		/* Its job decides; its P records stay until then. */
+		if (p->image->building)
+			return 0;
 	}
-	before = image_bytes(i);
-	rc = building ? 0 : punch_range(st, i, r->offset, r->len);
-	if (rc == 1) {
+	rc = plan_range(st, p, w, r->offset, r->len);
+	p->done = rc == 0;
+	return rc;
+}
+
+static int reclaim_one(struct store *st, const struct range *r,
+		       const struct waiting *w, const struct plan *p)
+{
+	int rc = 0;
+
+	for (size_t i = 0; rc == 0 && i < p->count && !p->empty; i++)
+		rc = punch(st, p->image, &p->holes[i]);
+	if (rc == 0 && p->empty) {
+		uint64_t bytes = image_bytes(p->image);
+
 		rc = remove_image(st, r->image);
 		if (rc == 0) {
 			HOLD(&st->reclaim->lock);
-			st->reclaim->freed_bytes += before - image_bytes(i);
+			st->reclaim->freed_bytes += bytes;
 		}
 	}
-	image_put(&st->images, i);
-	return rc < 0 || building ? rc : forget_range(st, r);
+	return rc < 0 || !p->done ? rc : forget_range(st, r, w);
 }
 
 /* The oldest ranges that nobody can know of any more, up to max. */
@@ -289,20 +437,47 @@ static unsigned reclaim_take_locked(struct reclaim *r, struct range **ranges,
 	return n;
 }
 
+/*
+ * Which bytes go is decided in the committer's absence: between the write that
+ * drops a K record and the range that then waits for its readers, the record
+ * alone would say that nobody needs them.
+ */
+static int plan_all(struct store *st, struct range **ranges, unsigned n,
+		    struct waiting *w, struct plan *plans, int *results)
+{
+	int rc;
+
+	HOLD(&st->reclaim->turn);
+	rc = waiting_collect(st, w);
+	for (unsigned i = 0; rc == 0 && i < n; i++)
+		results[i] = reclaim_plan(st, ranges[i], w, &plans[i]);
+	return rc;
+}
+
 static void reclaim_some(struct store *st, struct range **ranges, unsigned n)
 {
+	struct plan plans[RECLAIM_GROUP_MAX] = { 0 };
+	int results[RECLAIM_GROUP_MAX] = { 0 };
+	struct waiting w = { 0 };
 	/* The deletions, before their bytes go. */
-	int synced = kv_sync(st->kv);
+	int all = kv_sync(st->kv);
 
+	if (all == 0)
+		all = plan_all(st, ranges, n, &w, plans, results);
 	for (unsigned i = 0; i < n; i++) {
-		int rc = synced < 0 ? synced : reclaim_one(st, ranges[i]);
+		int rc = all < 0 ? all : results[i];
 
+		if (rc == 0)
+			rc = reclaim_one(st, ranges[i], &w, &plans[i]);
 		if (rc < 0)
 			log_error("image %llu: space is not given back: %s",
 				  (unsigned long long)ranges[i]->image,
 				  strerror(-rc));
+		image_put(&st->images, plans[i].image);
+		free(plans[i].holes);
 		free(ranges[i]);
 	}
+	free(w.at);
 }
 
 static void *reclaim_main(void *arg)
@@ -367,6 +542,7 @@ void reclaim_release(struct store *st)
 		TAILQ_REMOVE(&r->ranges, one, next);
 		free(one);
 	}
+	pthread_mutex_destroy(&r->turn);
 	pthread_mutex_destroy(&r->lock);
 	pthread_cond_destroy(&r->work);
 	pthread_cond_destroy(&r->idle);

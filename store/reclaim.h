@@ -8,13 +8,16 @@
  *
  * Readers and drain jobs hold an epoch ticket while they use committed
  * extents; a range is punched only when everybody who could know of it from
- * before its deletion is done.
+ * before its deletion is done. Until then it waits, and its bytes are left
+ * alone also by others: by a range of the whole image, or by a neighbour that
+ * would take the block which they share.
  *
  * An image without any chunk is removed.
  */
 #ifndef STORE_RECLAIM_H
 #define STORE_RECLAIM_H
 
+#include <pthread.h>
 #include <stdint.h>
 
 struct store;
@@ -32,6 +35,12 @@ struct reclaim_ticket {
 void reclaim_enter(struct store *st, struct reclaim_ticket *t);
 void reclaim_leave(struct store *st, struct reclaim_ticket *t);
 
+/*
+ * Held by the committer from the write that drops chunks until reclaim_add()
+ * was told of them, and by the reclaimer while it decides what to punch.
+ * Outermost of all locks; only these two threads take it.
+ */
+pthread_mutex_t *reclaim_turn(struct store *st);
 /* The range (already in a P record) may have bytes to give back. */
 void reclaim_add(struct store *st, uint64_t image, uint64_t offset,
 		 uint64_t len);

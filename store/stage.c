@@ -244,30 +244,43 @@ int stages_init(struct stages *st, const struct stages_config *config,
 	return -pthread_mutex_init(&st->lock, NULL);
 }
 
+static void stage_file_name(uint64_t number, char ret[24])
+{
+	(void)snprintf(ret, 24, "s%016llx", (unsigned long long)number);
+}
+
+/* Clean stages are a cache; on a tmpfs of our own they go with it. */
+static void remove_clean(struct stages *st)
+{
+	(void)unlinkat(st->dirfd, STAGE_TABLE, 0);
+	for (uint32_t i = 0; i < st->slot_count; i++) {
+		char name[24];
+
+		if (st->slots[i].ino == 0 || st->slots[i].kind != STAGE_MEMORY)
+			continue;
+		stage_file_name(st->slots[i].number, name);
+		(void)unlinkat(st->dirfd, name, 0);
+	}
+	st->next_number = 0;
+}
+
 void stages_release(struct stages *st)
 {
 	bool dirty = false;
 
 	for (uint32_t i = 0; i < st->slot_count; i++)
 		dirty = dirty || (st->slots[i].ino != 0 && st->slots[i].dirty);
+	if (!dirty && !st->own_tmpfs)
+		remove_clean(st);
 	munmap((uint8_t *)st->slots - STAGE_HEADER_BYTES,
 	       STAGE_HEADER_BYTES + st->slot_count * sizeof(*st->slots));
 	free(st->free_slot);
 	pthread_mutex_destroy(&st->lock);
 	pthread_mutex_destroy(&st->admit);
-	if (!dirty && !st->own_tmpfs) {
-		(void)unlinkat(st->dirfd, STAGE_TABLE, 0);
-		st->next_number = 0;
-	}
 	close(st->dirfd);
 	/* A lazy unmount would hide bytes that are not durable yet. */
 	if (st->own_tmpfs && !dirty && umount2(st->path, 0) < 0)
 		log_warning("cannot unmount %s: %s", st->path, strerror(errno));
-}
-
-static void stage_file_name(uint64_t number, char ret[24])
-{
-	(void)snprintf(ret, 24, "s%016llx", (unsigned long long)number);
 }
 
 static struct stage *stage_new(uint64_t ino, enum stage_kind kind)

@@ -372,14 +372,17 @@ static inline int handle_try(struct live *l, const char *path, int flags,
 	return 0;
 }
 
-/* Once more after -ESTALE, as the kernel does. */
+/*
+ * Once more after -ESTALE. The kernel tries only once again; here threads may
+ * come between it and the file every time.
+ */
 static inline struct handle handle_open(struct live *l, const char *path,
 					int flags)
 {
-	struct handle h = { 0 };
+	struct handle h = { .l = l };
 	int rc = handle_try(l, path, flags, &h);
 
-	if (rc == -ESTALE)
+	while (rc == -ESTALE)
 		rc = handle_try(l, path, flags, &h);
 	if (rc < 0) {
 		fail_msg("open %s: %d", path, rc);
