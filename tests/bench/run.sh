@@ -112,8 +112,8 @@ leave() {
 
 	trap - EXIT
 	for dir in "$mnt" "$work/sample" "$raw"; do
-		! mountpoint -q "$dir" || umount "$dir" || umount -l "$dir" ||
-			code=1
+		! mountpoint -q "$dir" || umount "$dir" || ! mountpoint -q "$dir" ||
+			umount -l "$dir" || code=1
 	done
 	# The daemon leaves when everything is durable.
 	[[ -z $daemon ]] || wait "$daemon" || code=1
