@@ -1,4 +1,4 @@
-/* drain_private.h - the drain's own state, for drain.c and drain_work.c. */
+/* drain_private.h - the drain's own state, shared by the drain*.c files. */
 #ifndef STORE_DRAIN_PRIVATE_H
 #define STORE_DRAIN_PRIVATE_H
 
@@ -34,6 +34,55 @@ struct drain {
 };
 
 struct store;
+
+/* Monotonic. */
+int64_t drain_now_ns(void);
+
+/* --- drain.c. _locked: drain.lock is held. */
+
+void job_ref(struct drain_job *j);
+/* One reference; takes its own of the inode and the stage. NULL: no memory. */
+struct drain_job *job_new(struct store *st, struct inode *in,
+			  struct stage *stage);
+/*
+ * The job that will drain in's stage next, made when there is none, with one
+ * reference. NULL when there is nothing to drain (*ret_rc 0) or no memory.
+ */
+struct drain_job *job_for(struct store *st, struct inode *in, bool ordered,
+			  bool waiting, int *ret_rc);
+bool job_final(enum job_state s);
+bool job_may_start_locked(const struct store *st, const struct drain_job *j);
+void job_enqueue_locked(struct drain *d, struct drain_job *j);
+/* Out of the list that its state says; nothing for the others. */
+void job_unqueue_locked(struct drain *d, struct drain_job *j);
+/* It waits for no event any more. */
+void job_wake_locked(struct drain *d, struct drain_job *j);
+/* Finished in its place of the order, but somebody waits for it alone. */
+void job_list_ready_locked(struct drain *d, struct drain_job *j);
+/* Somebody waits for this job: it goes to the front, after its elders. */
+void job_promote_locked(struct drain *d, struct drain_job *j);
+
+/* --- drain_earlier.c. _locked: inode.lock and drain.lock are held. */
+
+/* next stands for j from now on; the caller puts the list's reference to j. */
+void earlier_replace_locked(struct drain_job *j, struct drain_job *next);
+/* Out of the list; true: no other job has its stage, so it goes. */
+bool earlier_remove_locked(struct drain_job *j);
+/* The store is closed: a replaced stage stays for the next start as well. */
+void earlier_discard(struct store *st, struct drain_job *j);
+
+/* --- drain_wait.c */
+
+/*
+ * Wait until all jobs with a place before `order` are done. The first of them
+ * that fails while we wait ends it: nothing after it can be in order.
+ */
+int order_wait(struct store *st, uint64_t order);
+
+/* --- drain_timer.c */
+
+void *drain_timer_main(void *store);
+
 /* A file kept its few duplicates, so as to stay native. */
 void drain_count_left(struct store *st, uint64_t bytes);
 

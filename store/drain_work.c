@@ -186,8 +186,8 @@ static bool equal_to_fd(int fd, const uint8_t *bytes, size_t len, uint64_t off)
 	if (!buf)
 		return false;
 	while (done < len) {
-		size_t n = len - done < COMPARE_BYTES ? len - done :
-							COMPARE_BYTES;
+		size_t n =
+			len - done < COMPARE_BYTES ? len - done : COMPARE_BYTES;
 
 		if (io_read_full(fd, buf, n, off + done) < 0 ||
 		    memcmp(buf, bytes + done, n) != 0)
@@ -296,21 +296,22 @@ static int write_run(struct store *st, struct drain_job *j, uint64_t from,
 
 	if (j->map) /* stable: widen to whole blocks */
 		return io_write_full(direct, base + ALIGN_DOWN(from),
-				  (size_t)(ALIGN_UP(to) - ALIGN_DOWN(from)),
-				  ALIGN_DOWN(from));
+				     (size_t)(ALIGN_UP(to) - ALIGN_DOWN(from)),
+				     ALIGN_DOWN(from));
 	low = ALIGN_UP(from);
 	high = ALIGN_DOWN(to);
 	if (low >= high)
 		return io_write_full(j->image->fd, base + from,
-				  (size_t)(to - from), from);
+				     (size_t)(to - from), from);
 	if (low > from)
-		rc = io_write_full(j->image->fd, base + from, (size_t)(low - from),
-				from);
+		rc = io_write_full(j->image->fd, base + from,
+				   (size_t)(low - from), from);
 	if (rc == 0)
-		rc = io_write_full(direct, base + low, (size_t)(high - low), low);
+		rc = io_write_full(direct, base + low, (size_t)(high - low),
+				   low);
 	if (rc == 0 && to > high)
-		rc = io_write_full(j->image->fd, base + high, (size_t)(to - high),
-				high);
+		rc = io_write_full(j->image->fd, base + high,
+				   (size_t)(to - high), high);
 	return rc;
 }
 
@@ -357,7 +358,7 @@ static int span_bytes(struct drain_job *j, uint32_t first, uint32_t end,
 	CHECK(to - origin <= DRAIN_BUFFER_BYTES);
 	*ret_base = (const uint8_t *)((uintptr_t)buffer - origin);
 	return io_read_full(j->stage->fd, buffer + (from - origin),
-			 (size_t)(to - from), from);
+			    (size_t)(to - from), from);
 }
 
 void work_span(struct store *st, struct drain_job *j, uint32_t span,
@@ -402,8 +403,7 @@ int work_sync(struct store *st, struct drain_job *j)
 
 	if (!j->image)
 		return 0;
-	if (!j->adopt &&
-	    ftruncate(j->image->fd, (off_t)j->size_bytes) < 0)
+	if (!j->adopt && ftruncate(j->image->fd, (off_t)j->size_bytes) < 0)
 		return -errno;
 	if (fdatasync(j->image->fd) < 0)
 		return -errno;
@@ -504,8 +504,8 @@ int work_resolve(struct store *st, struct drain_job *j, uint32_t chunk,
 		if (rc < 0)
 			return rc == -ESTALE ? -EAGAIN : rc;
 		if (!(o->map ? equal_to_fd(o->stage->fd, base + c->offset,
-					   c->len, theirs->offset) :
-			       equal_to_image(st, &l, base + c->offset)))
+					   c->len, theirs->offset)
+			     : equal_to_image(st, &l, base + c->offset)))
 			return store_late(st, j, chunk, buffer);
 	}
 	c->kind = theirs->kind == CHUNK_SHARED ? CHUNK_SHARED : CHUNK_JOINED;
@@ -564,7 +564,8 @@ static int undo_sharing(struct store *st, struct drain_job *j, uint8_t *buffer)
 	if (j->size_bytes < SELF_SHARE_BYTES_MIN)
 		shared -= kept;
 	if (shared > 0 &&
-	    shared >= j->size_bytes / 100 * st->options.dedup_min_saving_percent)
+	    shared >=
+		    j->size_bytes / 100 * st->options.dedup_min_saving_percent)
 		return 0;
 	for (uint32_t i = 0; i < j->chunk_count; i++) {
 		if (j->chunks[i].kind != CHUNK_SHARED &&

@@ -86,7 +86,8 @@ void reclaim_add(struct store *st, uint64_t image, uint64_t offset,
 
 	HOLD(&r->lock);
 	last = TAILQ_LAST(&r->ranges, ranges);
-	if (last && last->image == image && last->offset + last->len == offset) {
+	if (last && last->image == image &&
+	    last->offset + last->len == offset) {
 		last->len += len; /* neighbours go together */
 		last->epoch = r->next_ticket;
 		return;
@@ -105,7 +106,8 @@ pthread_mutex_t *reclaim_turn(struct store *st)
 	return &st->reclaim->turn;
 }
 
-/* --- what may be punched ---------------------------------------------------- */
+/* --- what may be punched ----------------------------------------------------
+ */
 
 /*
  * Ranges that still wait: their chunks have no K record any more, but readers
@@ -114,7 +116,7 @@ pthread_mutex_t *reclaim_turn(struct store *st)
 struct waiting {
 	struct span {
 		uint64_t image, offset, end;
-	} *at;
+	} * at;
 	size_t count;
 };
 
@@ -137,13 +139,13 @@ static int waiting_collect(struct store *st, struct waiting *w)
 
 	HOLD(&r->lock);
 	TAILQ_FOREACH(one, &r->ranges, next)
-		n++;
+	n++;
 	w->at = n ? malloc(n * sizeof(*w->at)) : NULL;
 	if (n && !w->at)
 		return -ENOMEM;
 	TAILQ_FOREACH(one, &r->ranges, next)
-		w->at[w->count++] = (struct span){ one->image, one->offset,
-						   one->offset + one->len };
+	w->at[w->count++] = (struct span){ one->image, one->offset,
+					   one->offset + one->len };
 	if (n)
 		qsort(w->at, n, sizeof(*w->at), span_compare);
 	/* Each ends where the furthest before it does: then ends are sorted. */
@@ -185,7 +187,7 @@ struct plan {
 	struct image *image; /* a reference; NULL: it is gone, or not now */
 	struct hole {
 		uint64_t from, to;
-	} *holes;
+	} * holes;
 	size_t count, capacity;
 	bool empty; /* nothing is left of the image */
 	bool done; /* its P records can go */
@@ -244,8 +246,8 @@ static int plan_range(struct store *st, struct plan *p, const struct waiting *w,
 	struct key prefix = key_ino('K', p->image->id);
 	/* As far back as a chunk can begin whose end shares our first block. */
 	uint64_t reach = CHUNK_BYTES_MAX + BLOCK;
-	struct key start = key_chunk(p->image->id,
-				     offset > reach ? offset - reach : 0);
+	struct key start =
+		key_chunk(p->image->id, offset > reach ? offset - reach : 0);
 	uint64_t after = UINT64_MAX;
 	struct kv_slice key, value;
 	struct kv_iter *it;

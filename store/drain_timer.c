@@ -1,0 +1,171 @@
+/*
+ * drain_timer.c - one thread for what happens without a call: a failed job is
+ * tried again, a close whose release does not come is taken for closed, files
+ * that stay open are drained now and then, and a stage that outgrew its
+ * memory gives clean files up.
+ */
+#include <time.h>
+
+#include "store/base/io.h"
+#include "store/base/scope.h"
+#include "store/drain_private.h"
+#include "store/store.h"
+
+/* How often the stage's memory is looked at. */
+#define RELIEVE_NS (INT64_C(1) * 1000000000)
+/*
+ * A file that stays open and grew by more than this since the last look is a
+ * checkpoint in the middle of being written, not a log: draining it as it
+ * stands would only write it twice.
+ */
+#define DRAIN_OPEN_GROWTH_MAX (UINT64_C(64) << 20)
+
+/* More is used than was admitted: a file outgrew its series. */
+static void timer_relieve(struct store *st)
+{
+	uint64_t used, total;
+
+	if (atomic_load(&st->stages.memory_count) == 0)
+		return;
+	stages_usage(&st->stages, &used, &total);
+	if (used > total)
+		(void)stages_make_room(&st->stages, 0);
+}
+
+/* Wake what is due; *ret_next is when the next one is. */
+static struct drain_job *timer_wake_due_locked(struct drain *d, int64_t now,
+					       int64_t *ret_next)
+{
+	struct drain_job *j = TAILQ_FIRST(&d->idle), *after;
+
+	*ret_next = INT64_MAX;
+	for (; j; j = after) {
+		after = TAILQ_NEXT(j, in_queue);
+		if (j->due_ns > now) {
+			if (j->due_ns < *ret_next)
+				*ret_next = j->due_ns;
+		} else if (j->state == JOB_WAITING && j->empty_close) {
+			/*
+			 * dup(2) and close(2) before the first write: nothing
+			 * was closed yet, and the real close is still to come.
+			 */
+			job_ref(j);
+			return j;
+		} else {
+			job_wake_locked(d, j);
+		}
+	}
+	return NULL;
+}
+
+/* A file that stays open for writing and changed since it was drained. */
+static void timer_drain_open(struct store *st)
+{
+	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
+		struct stage_slot *slot = &st->stages.slots[i];
+		uint64_t ino = SLOT_GET(slot, ino);
+		struct inode *in;
+		struct stage *stage = NULL;
+		struct drain_job *j;
+		struct stat sb;
+		bool changed = false;
+		int rc;
+
+		if (ino == 0 || !SLOT_GET(slot, dirty) ||
+		    SLOT_GET(slot, writers) == 0)
+			continue;
+		in = inode_peek(st, ino);
+		if (!in)
+			continue;
+		{
+			HOLD(&in->lock);
+			if (in->file && in->file->stage &&
+			    in->file->writers > 0) {
+				stage = in->file->stage;
+				stage_ref(stage);
+			}
+		}
+		if (stage && fstat(stage->fd, &sb) == 0) {
+			int64_t mtime = io_ns(&sb.st_mtim);
+			HOLD(&in->lock);
+			uint64_t last = in->file->drained_size;
+			uint64_t size = (uint64_t)sb.st_size;
+
+			changed = in->file->drained_mtime_ns != mtime ||
+				  last != size;
+			/* Written in one go: its close is not far. */
+			if (size > last + DRAIN_OPEN_GROWTH_MAX)
+				changed = false;
+			in->file->drained_mtime_ns = mtime;
+			in->file->drained_size = (uint64_t)sb.st_size;
+		}
+		stage_put(&st->stages, stage);
+		if (changed) {
+			j = job_for(st, in, false, false, &rc);
+			drain_job_put(st, j);
+		}
+		inode_put(st, in, 1);
+	}
+}
+
+/* Unless a real close has come since. */
+static void cancel_empty(struct store *st, struct drain_job *j)
+{
+	struct drain *d = st->drain;
+	struct file *f = j->in->file;
+
+	{
+		HOLD(&j->in->lock);
+		HOLD(&d->lock);
+		if (f->queued != j || j->state != JOB_WAITING ||
+		    !j->empty_close)
+			return;
+		f->queued = NULL;
+		job_unqueue_locked(d, j);
+	}
+	drain_finish(st, j, JOB_CANCELLED, 0);
+	drain_job_put(st, j);
+}
+
+void *drain_timer_main(void *arg)
+{
+	struct store *st = arg;
+	struct drain *d = st->drain;
+	int64_t interval = (int64_t)st->options.drain_interval_s * 1000000000;
+	int64_t next_open = interval ? drain_now_ns() + interval : INT64_MAX;
+
+	pthread_mutex_lock(&d->lock);
+	while (!d->stop) {
+		int64_t now = drain_now_ns(), next;
+		struct drain_job *empty;
+		struct timespec t;
+
+		if (now >= next_open) {
+			pthread_mutex_unlock(&d->lock);
+			timer_drain_open(st);
+			pthread_mutex_lock(&d->lock);
+			next_open = drain_now_ns() + interval;
+			continue;
+		}
+		empty = timer_wake_due_locked(d, now, &next);
+		if (empty) {
+			pthread_mutex_unlock(&d->lock);
+			cancel_empty(st, empty);
+			drain_job_put(st, empty);
+			pthread_mutex_lock(&d->lock);
+			continue;
+		}
+		if (next > next_open)
+			next = next_open;
+		if (next > now + RELIEVE_NS)
+			next = now + RELIEVE_NS;
+		t.tv_sec = next / 1000000000;
+		t.tv_nsec = next % 1000000000;
+		pthread_cond_timedwait(&d->tick, &d->lock, &t);
+		pthread_mutex_unlock(&d->lock);
+		timer_relieve(st);
+		pthread_mutex_lock(&d->lock);
+	}
+	pthread_mutex_unlock(&d->lock);
+	return NULL;
+}
