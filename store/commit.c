@@ -3,10 +3,8 @@
  *
  * The committer's queue has two parts: drain jobs (taken from the drain in
  * order) and operations of its own (deletions, clones, abandoned images).
- * Within one batch every chunk's references are summed up first, so each K
- * record is read and written once.
  */
-#include "store/commit.h"
+#include "store/commit_private.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -21,301 +19,7 @@
 
 #define COMMIT_GROUP_MAX 64
 
-enum commit_kind {
-	COMMIT_DELETE,
-	COMMIT_CLONE,
-	COMMIT_ABANDON,
-};
-
-struct commit_op {
-	TAILQ_ENTRY(commit_op) next;
-	enum commit_kind kind;
-	uint64_t ino; /* DELETE; CLONE: to */
-	uint64_t from; /* CLONE */
-	struct kv_batch *batch; /* CLONE: the caller's */
-	struct image *image; /* ABANDON: a reference */
-	uint64_t size_bytes; /* ABANDON */
-	bool waited, done; /* CLONE: on the caller's stack */
-	int result;
-};
-TAILQ_HEAD(commit_ops, commit_op);
-
-/* A change of one chunk's references, to be summed up. */
-struct ref_change {
-	uint64_t image, offset;
-	uint32_t len;
-	int32_t delta;
-	uint8_t hash[HASH_BYTES];
-	bool fresh; /* may not be there yet: written by a running job */
-	uint64_t image_size; /* fresh: what the image's I record says */
-};
-
-struct ref_changes {
-	struct ref_change *at;
-	size_t count, capacity;
-};
-
-struct committer {
-	pthread_t thread;
-	bool started;
-	pthread_mutex_t lock; /* guards everything below */
-	pthread_cond_t work, done;
-	struct commit_ops ops;
-	bool woken, stop;
-};
-
-static void scope_batch(struct kv_batch **b)
-{
-	kv_batch_free(*b);
-}
-
-static int changes_add(struct ref_changes *c, const struct ref_change *one)
-{
-	if (c->count == c->capacity) {
-		size_t want = c->capacity ? 2 * c->capacity : 64;
-		struct ref_change *grown = realloc(c->at, want * sizeof(*grown));
-
-		if (!grown)
-			return -ENOMEM;
-		c->at = grown;
-		c->capacity = want;
-	}
-	c->at[c->count++] = *one;
-	return 0;
-}
-
-static void scope_changes(struct ref_changes *c)
-{
-	free(c->at);
-}
-
-static int change_compare(const void *pa, const void *pb)
-{
-	const struct ref_change *a = pa, *b = pb;
-
-	if (a->image != b->image)
-		return a->image < b->image ? -1 : 1;
-	if (a->offset != b->offset)
-		return a->offset < b->offset ? -1 : 1;
-	/* The one that brings the chunk comes first: its hash counts. */
-	return (int)b->fresh - (int)a->fresh;
-}
-
-static void changes_merge(struct ref_changes *c)
-{
-	size_t n = 0;
-
-	if (c->count == 0)
-		return;
-	qsort(c->at, c->count, sizeof(*c->at), change_compare);
-	for (size_t i = 1; i < c->count; i++) {
-		if (c->at[i].image == c->at[n].image &&
-		    c->at[i].offset == c->at[n].offset) {
-			c->at[n].delta += c->at[i].delta;
-			continue;
-		}
-		c->at[++n] = c->at[i];
-	}
-	c->count = n + 1;
-}
-
-static int chunk_get(struct store *st, uint64_t image, uint64_t offset,
-		     struct chunk_rec *ret)
-{
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_chunk(image, offset);
-	size_t len;
-	int rc = kv_get(st->kv, k.data, k.len, &value, &len);
-
-	return rc < 0 ? rc : chunk_decode(value, len, ret);
-}
-
-/* Every chunk under these extents gets `delta` more references. */
-static int changes_of_content(struct store *st, const struct content *c,
-			      int32_t delta, struct ref_changes *out)
-{
-	for (size_t i = 0; i < c->extent_count; i++) {
-		const struct extent *e = &c->extents[i];
-		struct key prefix = key_ino('K', e->image);
-		struct key start = key_chunk(e->image, e->image_offset);
-		struct kv_slice key, value;
-		struct kv_iter *it;
-		int rc;
-
-		rc = kv_iter_new(st->kv, prefix.data, prefix.len, start.data,
-				 start.len, &it);
-		if (rc < 0)
-			return rc;
-		while ((rc = kv_iter_next(it, &key, &value)) == 1) {
-			struct ref_change one = { .image = e->image,
-						  .delta = delta };
-			struct chunk_rec k;
-
-			if (key.len != 17 ||
-			    chunk_decode(value.data, value.len, &k) < 0) {
-				rc = -EIO;
-				break;
-			}
-			one.offset = get_be64((const uint8_t *)key.data + 9);
-			if (one.offset >= e->image_offset + e->len)
-				break;
-			one.len = k.len;
-			memcpy(one.hash, k.hash, HASH_BYTES);
-			rc = changes_add(out, &one);
-			if (rc < 0)
-				break;
-		}
-		kv_iter_free(it);
-		if (rc < 0)
-			return rc;
-	}
-	return 0;
-}
-
-static void count(struct kv_batch *b, const char *name, int64_t delta)
-{
-	struct key k = key_meta(name);
-
-	kv_add(b, k.data, k.len, delta);
-}
-
-/* The chunk's first reference: its record, its hash, and its image's. */
-static int chunk_create(struct store *st, struct kv_batch *b,
-			const struct ref_change *c, uint64_t *last_image)
-{
-	struct chunk_rec rec = { .len = c->len, .refs = (uint32_t)c->delta };
-	struct chunk_loc loc = { c->image, c->offset, c->len };
-	struct key k = key_chunk(c->image, c->offset), h = key_hash(c->hash);
-	struct key i = key_ino('I', c->image);
-	struct bytes value = { 0 };
-	uint64_t le = htole64(c->image_size);
-	void *old = NULL;
-	size_t len;
-	int rc;
-
-	memcpy(rec.hash, c->hash, HASH_BYTES);
-	chunk_encode(&rec, &value);
-	kv_put(b, k.data, k.len, value.data, value.len);
-	value.len = 0;
-	loc_encode(&loc, &value);
-	kv_put(b, h.data, h.len, value.data, value.len);
-	bytes_release(&value);
-	count(b, META_CHUNKS, 1);
-	count(b, META_PHYSICAL, c->len);
-	count(b, META_SHARED, (int64_t)(c->delta - 1) * c->len);
-	if (*last_image == c->image)
-		return 0;
-	*last_image = c->image;
-	rc = kv_get(st->kv, i.data, i.len, &old, &len);
-	free(old);
-	if (rc == -ENOENT) {
-		kv_put(b, i.data, i.len, &le, sizeof(le));
-		count(b, META_IMAGES, 1);
-		rc = 0;
-	}
-	return rc;
-}
-
-/* The last reference is gone: the records go now, the bytes a little later. */
-static int chunk_remove(struct store *st, struct kv_batch *b,
-			const struct ref_change *c, const struct chunk_rec *rec)
-{
-	struct key k = key_chunk(c->image, c->offset), h = key_hash(rec->hash);
-	struct key p = k;
-	SCOPED(scope_free) void *value = NULL;
-	uint64_t le = htole64(rec->len);
-	struct chunk_loc loc;
-	size_t len;
-	int rc;
-
-	kv_delete(b, k.data, k.len);
-	p.data[0] = 'P';
-	kv_put(b, p.data, p.len, &le, sizeof(le));
-	count(b, META_CHUNKS, -1);
-	count(b, META_PHYSICAL, -(int64_t)rec->len);
-	count(b, META_SHARED, -(int64_t)(rec->refs - 1) * rec->len);
-	rc = kv_get(st->kv, h.data, h.len, &value, &len);
-	if (rc == -ENOENT)
-		return 0;
-	if (rc < 0)
-		return rc;
-	if (loc_decode(value, len, &loc) == 0 && loc.image == c->image &&
-	    loc.offset == c->offset)
-		kv_delete(b, h.data, h.len);
-	return 0;
-}
-
-/*
- * Into b: all changes. -ESTALE: a shared chunk is not there any more; nothing
- * in b may be used then.
- */
-static int changes_apply(struct store *st, struct kv_batch *b,
-			 struct ref_changes *changes)
-{
-	uint64_t last_image = 0;
-
-	changes_merge(changes);
-	for (size_t i = 0; i < changes->count; i++) {
-		const struct ref_change *c = &changes->at[i];
-		struct chunk_rec rec;
-		struct bytes value = { 0 };
-		struct key k;
-		int rc;
-
-		if (c->delta == 0 && !c->fresh)
-			continue;
-		rc = chunk_get(st, c->image, c->offset, &rec);
-		if (rc == -ENOENT && c->fresh) {
-			if (c->delta > 0)
-				rc = chunk_create(st, b, c, &last_image);
-			else
-				rc = 0;
-			if (rc < 0)
-				return rc;
-			continue;
-		}
-		if (rc == -ENOENT && c->delta > 0)
-			return -ESTALE;
-		if (rc == -ENOENT) { /* damage must not keep us from going on */
-			log_error("image %llu: the chunk at %llu is not in the "
-				  "index: run ckptctl fsck",
-				  (unsigned long long)c->image,
-				  (unsigned long long)c->offset);
-			continue;
-		}
-		if (rc < 0)
-			return rc;
-		if (c->delta > 0 && (rec.len != c->len ||
-				     memcmp(rec.hash, c->hash, HASH_BYTES)))
-			return -ESTALE;
-		if (c->delta < 0 && rec.refs < (uint32_t)-c->delta)
-			return -EIO;
-		if ((int64_t)rec.refs + c->delta == 0) {
-			rc = chunk_remove(st, b, c, &rec);
-			if (rc < 0)
-				return rc;
-			continue;
-		}
-		count(b, META_SHARED, (int64_t)c->delta * rec.len);
-		rec.refs += (uint32_t)c->delta;
-		chunk_encode(&rec, &value);
-		k = key_chunk(c->image, c->offset);
-		kv_put(b, k.data, k.len, value.data, value.len);
-		bytes_release(&value);
-	}
-	return 0;
-}
-
-/* What changes_apply() left behind for the reclaimer, once it is written. */
-static void changes_reclaim(struct store *st, const struct ref_changes *changes)
-{
-	for (size_t i = 0; i < changes->count; i++)
-		if (changes->at[i].delta < 0)
-			reclaim_add(st, changes->at[i].image,
-				    changes->at[i].offset, changes->at[i].len);
-}
-
-/* --- a drain job ----------------------------------------------------------- */
+/* --- a drain job --- */
 
 struct pending { /* one job in the group, between write and sync */
 	struct drain_job *j;
@@ -326,9 +30,8 @@ struct pending { /* one job in the group, between write and sync */
 
 static int extent_add(struct content *c, const struct extent *e)
 {
-	struct extent *last = c->extent_count ?
-				      &c->extents[c->extent_count - 1] :
-				      NULL;
+	struct extent *last =
+		c->extent_count ? &c->extents[c->extent_count - 1] : NULL;
 
 	if (last && last->offset + last->len == e->offset &&
 	    last->image == e->image &&
@@ -374,9 +77,8 @@ static int content_of_job(struct drain_job *j, struct content *c,
 			e.image_offset = k->image_offset;
 			if (k->kind == CHUNK_JOINED) {
 				one.fresh = true;
-				one.image_size = k->owner ?
-							 k->owner->size_bytes :
-							 j->size_bytes;
+				one.image_size = k->owner ? k->owner->size_bytes
+							  : j->size_bytes;
 			}
 		}
 		one.image = e.image;
@@ -396,22 +98,11 @@ static int content_of_job(struct drain_job *j, struct content *c,
 	 */
 	c->native = identity && c->extent_count > 0;
 	for (size_t i = 1; i < c->extent_count; i++)
-		c->native = c->native && c->extents[i].image ==
-						 c->extents[0].image;
+		c->native =
+			c->native && c->extents[i].image == c->extents[0].image;
 	if (c->native && c->data_bytes != c->size_bytes)
-		c->native = j->image &&
-			    c->extents[0].image == j->image->id;
+		c->native = j->image && c->extents[0].image == j->image->id;
 	return 0;
-}
-
-static int image_size(struct store *st, uint64_t image, uint64_t *ret_size)
-{
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_ino('I', image);
-	size_t len;
-	int rc = kv_get(st->kv, k.data, k.len, &value, &len);
-
-	return rc < 0 ? rc : u64_decode(value, len, ret_size);
 }
 
 /* An image of another size cannot stand for the file. */
@@ -422,7 +113,7 @@ static void check_native_size(struct store *st, const struct drain_job *j,
 
 	if (!c->native || (j->image && c->extents[0].image == j->image->id))
 		return;
-	if (image_size(st, c->extents[0].image, &size) < 0) {
+	if (commit_image_size(st, c->extents[0].image, &size) < 0) {
 		/* A running job's: it says itself how large it will be. */
 		size = 0;
 		for (uint32_t i = 0; i < j->chunk_count; i++)
@@ -472,18 +163,6 @@ static bool came_too_late(struct store *st, const struct drain_job *j)
 	return false;
 }
 
-static void put_content(struct kv_batch *b, uint64_t ino,
-			const struct content *c)
-{
-	struct key f = key_ino('F', ino);
-	struct bytes value = { 0 };
-
-	content_encode(c, &value);
-	CHECK(!value.failed);
-	kv_put(b, f.data, f.len, value.data, value.len);
-	bytes_release(&value);
-}
-
 /* The records of the new content, without its chunks'. */
 static void put_job_records(struct store *st, struct kv_batch *b,
 			    struct drain_job *j, const struct content *c,
@@ -493,17 +172,18 @@ static void put_job_records(struct store *st, struct kv_batch *b,
 	struct key u = key_ino('U', ino), d = key_ino('D', ino);
 	bool old_small = old && old->kind == CONTENT_SMALL;
 
-	put_content(b, ino, c);
+	commit_put_content(b, ino, c);
 	kv_delete(b, u.data, u.len);
 	if (j->small)
 		kv_put(b, d.data, d.len, j->small, (size_t)c->size_bytes);
 	else if (old_small)
 		kv_delete(b, d.data, d.len);
-	count(b, META_LOGICAL, (int64_t)c->size_bytes -
-				       (old ? (int64_t)old->size_bytes : 0));
-	count(b, META_PHYSICAL, (j->small ? (int64_t)c->size_bytes : 0) -
-					(old_small ? (int64_t)old->size_bytes :
-						     0));
+	commit_count(b, META_LOGICAL,
+		     (int64_t)c->size_bytes -
+			     (old ? (int64_t)old->size_bytes : 0));
+	commit_count(b, META_PHYSICAL,
+		     (j->small ? (int64_t)c->size_bytes : 0) -
+			     (old_small ? (int64_t)old->size_bytes : 0));
 	series_put(st, b, j->in, c->size_bytes);
 }
 
@@ -621,7 +301,8 @@ static void job_publish(struct store *st, struct pending *p)
 	if (j->exclusive && f->stage == j->stage &&
 	    (j->adopt || (!atomic_load(&j->raced) && !file_may_change(f)))) {
 		f->dirty = false;
-		SLOT_SET(j->stage->slot, clean_generation, f->content->c.generation);
+		SLOT_SET(j->stage->slot, clean_generation,
+			 f->content->c.generation);
 		SLOT_SET(j->stage->slot, dirty, 0);
 		if (j->adopt) {
 			j->stage->keep_image = !j->unchanged;
@@ -645,7 +326,8 @@ static void job_publish(struct store *st, struct pending *p)
 		if (j->adopt && !j->unchanged &&
 		    (f->mode == IO_BACKED || f->changing > 0 ||
 		     f->maybe_mapped)) {
-			/* Readers have the whole image: punch it when they go. */
+			/* Readers have the whole image: punch it when they go.
+			 */
 			j->hold_punch = true;
 			f->punch_image = j->image->id;
 			f->punch_size = j->size_bytes;
@@ -732,183 +414,6 @@ static void commit_jobs(struct store *st, struct drain_job **jobs, unsigned n)
 	}
 }
 
-/* --- operations ------------------------------------------------------------ */
-
-static int delete_xattrs(struct store *st, struct kv_batch *b, uint64_t ino)
-{
-	struct key prefix = key_ino('X', ino);
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	int rc;
-
-	rc = kv_iter_new(st->kv, prefix.data, prefix.len, NULL, 0, &it);
-	if (rc < 0)
-		return rc;
-	while ((rc = kv_iter_next(it, &key, &value)) == 1)
-		kv_delete(b, key.data, key.len);
-	kv_iter_free(it);
-	return rc;
-}
-
-static int op_delete(struct store *st, uint64_t ino)
-{
-	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	SCOPED(scope_changes) struct ref_changes changes = { 0 };
-	SCOPED(scope_free) void *value = NULL;
-	struct content c = { 0 };
-	struct key k = key_ino('F', ino);
-	size_t len;
-	int rc;
-
-	if (!b)
-		return -ENOMEM;
-	rc = kv_get(st->kv, k.data, k.len, &value, &len);
-	if (rc == 0)
-		rc = content_decode(value, len, &c);
-	if (rc == 0) {
-		count(b, META_LOGICAL, -(int64_t)c.size_bytes);
-		if (c.kind == CONTENT_SMALL)
-			count(b, META_PHYSICAL, -(int64_t)c.size_bytes);
-		rc = changes_of_content(st, &c, -1, &changes);
-	}
-	if (rc == 0 || rc == -ENOENT)
-		rc = changes_apply(st, b, &changes);
-	if (rc == 0)
-		rc = delete_xattrs(st, b, ino);
-	if (rc == 0) {
-		static const char kinds[] = "AFDOU";
-
-		for (const char *kind = kinds; *kind; kind++) {
-			k = key_ino(*kind, ino);
-			kv_delete(b, k.data, k.len);
-		}
-		rc = kv_write(st->kv, b);
-	}
-	content_release(&c);
-	if (rc == 0)
-		changes_reclaim(st, &changes);
-	return rc;
-}
-
-/* A small file's bytes are its own: a clone has them a second time. */
-static int clone_small(struct store *st, const struct commit_op *op)
-{
-	SCOPED(scope_free) void *value = NULL;
-	struct key from = key_ino('D', op->from), to = key_ino('D', op->ino);
-	size_t len;
-	int rc = kv_get(st->kv, from.data, from.len, &value, &len);
-
-	if (rc < 0)
-		return rc == -ENOENT ? -EIO : rc;
-	kv_put(op->batch, to.data, to.len, value, len);
-	count(op->batch, META_PHYSICAL, (int64_t)len);
-	return 0;
-}
-
-static int op_clone(struct store *st, const struct commit_op *op)
-{
-	SCOPED(scope_changes) struct ref_changes changes = { 0 };
-	SCOPED(scope_free) void *value = NULL;
-	struct key from = key_ino('F', op->from), u = key_ino('U', op->ino);
-	struct content c = { 0 };
-	size_t len;
-	int rc;
-
-	rc = kv_get(st->kv, from.data, from.len, &value, &len);
-	if (rc == -ENOENT) { /* never committed, so the new one neither */
-		kv_put(op->batch, u.data, u.len, "", 0);
-		return kv_write(st->kv, op->batch);
-	}
-	if (rc == 0)
-		rc = content_decode(value, len, &c);
-	if (rc == 0 && c.kind == CONTENT_SMALL)
-		rc = clone_small(st, op);
-	if (rc == 0)
-		rc = changes_of_content(st, &c, 1, &changes);
-	if (rc == 0)
-		rc = changes_apply(st, op->batch, &changes);
-	if (rc == 0) {
-		put_content(op->batch, op->ino, &c);
-		count(op->batch, META_LOGICAL, (int64_t)c.size_bytes);
-		rc = kv_write(st->kv, op->batch);
-	}
-	content_release(&c);
-	return rc;
-}
-
-/*
- * Has anybody else's content ever found its way into this image? Then it has a
- * record, and who read that content may still do so: the reclaimer removes it.
- */
-static int image_is_shared(struct store *st, uint64_t image)
-{
-	uint64_t size;
-	int rc = image_size(st, image, &size);
-
-	return rc == -ENOENT ? 0 : rc < 0 ? rc : 1;
-}
-
-static void op_abandon(struct store *st, struct image *i, uint64_t size)
-{
-	int shared = image_is_shared(st, i->id);
-	bool mappable;
-
-	{
-		HOLD(&st->images.lock);
-		i->building = shared == 0;
-		i->abandoned = shared == 0;
-		mappable = i->mappable;
-	}
-	if (shared == 0 && !mappable) {
-		image_recycle(&st->images, i);
-		return;
-	}
-	if (shared == 0) /* a mapping keeps what is unlinked, not what is cut */
-		(void)image_remove(&st->images, i->id);
-	if (shared > 0) {
-		SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-		struct key p = key_chunk(i->id, 0);
-		uint64_t le = htole64(size);
-
-		p.data[0] = 'P';
-		if (b) {
-			kv_put(b, p.data, p.len, &le, sizeof(le));
-			(void)kv_write(st->kv, b); /* lost: gc finds it */
-		}
-		reclaim_add(st, i->id, 0, size);
-	}
-	image_put(&st->images, i);
-}
-
-static void op_run(struct store *st, struct commit_op *op)
-{
-	struct committer *c = st->committer;
-	int rc = 0;
-
-	switch (op->kind) {
-	case COMMIT_DELETE:
-		rc = op_delete(st, op->ino);
-		break;
-	case COMMIT_CLONE:
-		rc = op_clone(st, op);
-		break;
-	case COMMIT_ABANDON:
-		op_abandon(st, op->image, op->size_bytes);
-		break;
-	}
-	if (op->waited) {
-		HOLD(&c->lock);
-		op->result = rc;
-		op->done = true;
-		pthread_cond_broadcast(&c->done);
-		return;
-	}
-	if (rc < 0) /* the O record stays: the next start tries again */
-		log_error("inode %llu cannot be deleted: %s",
-			  (unsigned long long)op->ino, strerror(-rc));
-	free(op);
-}
-
 static void *committer_main(void *arg)
 {
 	struct store *st = arg;
@@ -933,7 +438,7 @@ static void *committer_main(void *arg)
 		pthread_mutex_unlock(&c->lock);
 		if (op) {
 			HOLD(reclaim_turn(st));
-			op_run(st, op);
+			commit_op_run(st, op);
 		}
 		if (op)
 			commit_wake(st);
@@ -1024,8 +529,8 @@ int commit_delete(struct store *st, uint64_t ino)
 	return 0;
 }
 
-int commit_clone(struct store *st, struct kv_batch *b,
-		 uint64_t from, uint64_t to)
+int commit_clone(struct store *st, struct kv_batch *b, uint64_t from,
+		 uint64_t to)
 {
 	struct commit_op op = { .kind = COMMIT_CLONE,
 				.ino = to,

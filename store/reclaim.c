@@ -106,8 +106,7 @@ pthread_mutex_t *reclaim_turn(struct store *st)
 	return &st->reclaim->turn;
 }
 
-/* --- what may be punched ----------------------------------------------------
- */
+/* --- what may be punched --- */
 
 /*
  * Ranges that still wait: their chunks have no K record any more, but readers
