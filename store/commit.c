@@ -414,15 +414,39 @@ static void commit_jobs(struct store *st, struct drain_job **jobs, unsigned n)
 	}
 }
 
+/* The next operation, with the deletions right behind it if it is one. */
+static unsigned take_ops_locked(struct committer *c, struct commit_op **ops)
+{
+	struct commit_op *op;
+	unsigned n = 0;
+
+	while (n < COMMIT_GROUP_MAX && (op = TAILQ_FIRST(&c->ops)) != NULL &&
+	       (n == 0 || (op->kind == COMMIT_DELETE &&
+			   ops[0]->kind == COMMIT_DELETE))) {
+		TAILQ_REMOVE(&c->ops, op, next);
+		ops[n++] = op;
+	}
+	return n;
+}
+
+static void run_ops(struct store *st, struct commit_op **ops, unsigned n)
+{
+	HOLD(reclaim_turn(st));
+	if (n > 1)
+		commit_ops_delete(st, ops, n);
+	else
+		commit_op_run(st, ops[0]);
+}
+
 static void *committer_main(void *arg)
 {
 	struct store *st = arg;
 	struct committer *c = st->committer;
+	struct commit_op *ops[COMMIT_GROUP_MAX];
 	struct drain_job *jobs[COMMIT_GROUP_MAX];
 
 	for (;;) {
-		struct commit_op *op;
-		unsigned n;
+		unsigned n, op_count;
 
 		pthread_mutex_lock(&c->lock);
 		while (!c->woken && TAILQ_EMPTY(&c->ops) && !c->stop)
@@ -432,16 +456,12 @@ static void *committer_main(void *arg)
 			pthread_mutex_unlock(&c->lock);
 			return NULL;
 		}
-		op = TAILQ_FIRST(&c->ops);
-		if (op)
-			TAILQ_REMOVE(&c->ops, op, next);
+		op_count = take_ops_locked(c, ops);
 		pthread_mutex_unlock(&c->lock);
-		if (op) {
-			HOLD(reclaim_turn(st));
-			commit_op_run(st, op);
-		}
-		if (op)
+		if (op_count > 0) {
+			run_ops(st, ops, op_count);
 			commit_wake(st);
+		}
 		n = drain_take_ready(st, jobs, COMMIT_GROUP_MAX);
 		if (n > 0) {
 			HOLD(reclaim_turn(st));

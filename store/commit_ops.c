@@ -28,18 +28,17 @@ static int delete_xattrs(struct store *st, struct kv_batch *b, uint64_t ino)
 	return rc;
 }
 
-static int op_delete(struct store *st, uint64_t ino)
+/* Into b and changes: nothing of the inode is left. */
+static int delete_one(struct store *st, struct kv_batch *b,
+		      struct ref_changes *changes, uint64_t ino)
 {
-	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	SCOPED(scope_changes) struct ref_changes changes = { 0 };
+	static const char kinds[] = "AFDOU";
 	SCOPED(scope_free) void *value = NULL;
 	struct content c = { 0 };
 	struct key k = key_ino('F', ino);
 	size_t len;
 	int rc;
 
-	if (!b)
-		return -ENOMEM;
 	rc = kv_get(st->kv, k.data, k.len, &value, &len);
 	if (rc == 0)
 		rc = content_decode(value, len, &c);
@@ -47,25 +46,56 @@ static int op_delete(struct store *st, uint64_t ino)
 		commit_count(b, META_LOGICAL, -(int64_t)c.size_bytes);
 		if (c.kind == CONTENT_SMALL)
 			commit_count(b, META_PHYSICAL, -(int64_t)c.size_bytes);
-		rc = changes_of_content(st, &c, -1, &changes);
-	}
-	if (rc == 0 || rc == -ENOENT)
-		rc = changes_apply(st, b, &changes);
-	if (rc == 0)
-		rc = delete_xattrs(st, b, ino);
-	if (rc == 0) {
-		static const char kinds[] = "AFDOU";
-
-		for (const char *kind = kinds; *kind; kind++) {
-			k = key_ino(*kind, ino);
-			kv_delete(b, k.data, k.len);
-		}
-		rc = kv_write(st->kv, b);
+		rc = changes_of_content(st, &c, -1, changes);
 	}
 	content_release(&c);
+	if (rc < 0 && rc != -ENOENT)
+		return rc;
+	for (const char *kind = kinds; *kind; kind++) {
+		k = key_ino(*kind, ino);
+		kv_delete(b, k.data, k.len);
+	}
+	return delete_xattrs(st, b, ino);
+}
+
+static int delete_group(struct store *st, struct commit_op **ops, unsigned n)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	SCOPED(scope_changes) struct ref_changes changes = { 0 };
+	int rc = b ? 0 : -ENOMEM;
+
+	for (unsigned i = 0; rc == 0 && i < n; i++) {
+		bool again = false; /* the start finds some in two ways */
+
+		for (unsigned e = 0; e < i; e++)
+			again = again || ops[e]->ino == ops[i]->ino;
+		if (!again)
+			rc = delete_one(st, b, &changes, ops[i]->ino);
+	}
+	if (rc == 0)
+		rc = changes_apply(st, b, &changes);
+	if (rc == 0)
+		rc = kv_write(st->kv, b);
 	if (rc == 0)
 		changes_reclaim(st, &changes);
 	return rc;
+}
+
+void commit_ops_delete(struct store *st, struct commit_op **ops, unsigned n)
+{
+	int rc = delete_group(st, ops, n);
+
+	for (unsigned i = 0; i < n; i++) {
+		int one = rc;
+
+		if (rc < 0 && n > 1) /* one of them must not stop the others */
+			one = delete_group(st, &ops[i], 1);
+		if (one < 0) /* the O record stays: the next start tries again */
+			log_error("inode %llu cannot be deleted: %s",
+				  (unsigned long long)ops[i]->ino,
+				  strerror(-one));
+		free(ops[i]);
+	}
 }
 
 /* A small file's bytes are its own: a clone has them a second time. */
@@ -165,8 +195,8 @@ void commit_op_run(struct store *st, struct commit_op *op)
 
 	switch (op->kind) {
 	case COMMIT_DELETE:
-		rc = op_delete(st, op->ino);
-		break;
+		commit_ops_delete(st, &op, 1);
+		return;
 	case COMMIT_CLONE:
 		rc = op_clone(st, op);
 		break;
@@ -181,8 +211,5 @@ void commit_op_run(struct store *st, struct commit_op *op)
 		pthread_cond_broadcast(&c->done);
 		return;
 	}
-	if (rc < 0) /* the O record stays: the next start tries again */
-		log_error("inode %llu cannot be deleted: %s",
-			  (unsigned long long)op->ino, strerror(-rc));
 	free(op);
 }

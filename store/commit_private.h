@@ -81,6 +81,11 @@ void commit_put_content(struct kv_batch *b, uint64_t ino,
 
 /* --- commit_ops.c */
 
+/*
+ * Delete n inodes in one batch: what `rm -r` of many small files costs is
+ * mostly the batches. The ops are freed.
+ */
+void commit_ops_delete(struct store *st, struct commit_op **ops, unsigned n);
 /* Do it and answer; op is freed unless its caller waits for it. */
 void commit_op_run(struct store *st, struct commit_op *op);
 
