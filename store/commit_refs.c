@@ -203,7 +203,7 @@ int changes_apply(struct store *st, struct kv_batch *b,
 
 	changes_merge(changes);
 	for (size_t i = 0; i < changes->count; i++) {
-		const struct ref_change *c = &changes->at[i];
+		struct ref_change *c = &changes->at[i];
 		struct chunk_rec rec;
 		struct bytes value = { 0 };
 		struct key k;
@@ -239,6 +239,7 @@ int changes_apply(struct store *st, struct kv_batch *b,
 			return -EIO;
 		if ((int64_t)rec.refs + c->delta == 0) {
 			rc = chunk_remove(st, b, c, &rec);
+			c->gone = true;
 			if (rc < 0)
 				return rc;
 			continue;
@@ -257,7 +258,7 @@ int changes_apply(struct store *st, struct kv_batch *b,
 void changes_reclaim(struct store *st, const struct ref_changes *changes)
 {
 	for (size_t i = 0; i < changes->count; i++)
-		if (changes->at[i].delta < 0)
+		if (changes->at[i].gone)
 			reclaim_add(st, changes->at[i].image,
 				    changes->at[i].offset, changes->at[i].len);
 }

@@ -41,6 +41,7 @@ struct kv_iter {
 	rocksdb_readoptions_t *read;
 	uint8_t *prefix;
 	size_t prefix_len;
+	uint8_t *bound; /* the first key after all that begin with prefix */
 	bool started;
 };
 
@@ -69,11 +70,23 @@ static rocksdb_options_t *kv_options(struct kv *kv, bool create)
 	rocksdb_block_based_options_set_block_cache(kv->table, kv->cache);
 	rocksdb_block_based_options_set_filter_policy(
 		kv->table, rocksdb_filterpolicy_create_bloom_full(10));
+	/*
+	 * In parts of some KiB. A whole filter of a million keys is larger than
+	 * one of the cache's shards: it would be read for each look-up.
+	 */
+	rocksdb_block_based_options_set_index_type(
+		kv->table,
+		rocksdb_block_based_table_index_type_two_level_index_search);
+	rocksdb_block_based_options_set_partition_filters(kv->table, 1);
+	rocksdb_block_based_options_set_pin_top_level_index_and_filter(
+		kv->table, 1);
 	rocksdb_block_based_options_set_cache_index_and_filter_blocks(kv->table,
 								      1);
 	rocksdb_block_based_options_set_pin_l0_filter_and_index_blocks_in_cache(
 		kv->table, 1);
 	rocksdb_options_set_block_based_table_factory(o, kv->table);
+	/* Most of it is hashes: there is nothing to be gained. */
+	rocksdb_options_set_compression(o, rocksdb_no_compression);
 	rocksdb_options_set_create_if_missing(o, create);
 	rocksdb_options_set_write_buffer_size(o, KV_MEMTABLE_BYTES);
 	rocksdb_options_set_max_write_buffer_number(o, 2);
@@ -86,8 +99,8 @@ static rocksdb_options_t *kv_options(struct kv *kv, bool create)
 	rocksdb_options_set_uint64add_merge_operator(o);
 	rocksdb_options_set_paranoid_checks(o, 1);
 	/* The log is a prefix of what was written, never with a gap. */
-	rocksdb_options_set_wal_recovery_mode(
-		o, rocksdb_point_in_time_recovery);
+	rocksdb_options_set_wal_recovery_mode(o,
+					      rocksdb_point_in_time_recovery);
 	return o;
 }
 
@@ -238,8 +251,8 @@ void kv_add(struct kv_batch *b, const void *key, size_t key_len, int64_t delta)
 	uint64_t le = htole64((uint64_t)delta);
 
 	if (delta != 0)
-		rocksdb_writebatch_merge(b->wb, key, key_len,
-					 (const char *)&le, sizeof(le));
+		rocksdb_writebatch_merge(b->wb, key, key_len, (const char *)&le,
+					 sizeof(le));
 }
 
 int kv_write(struct kv *kv, struct kv_batch *b)
@@ -275,26 +288,84 @@ int kv_sync(struct kv *kv)
 	return rc;
 }
 
-int kv_iter_new(struct kv *kv, const void *prefix, size_t prefix_len,
-		const void *start, size_t start_len, struct kv_iter **ret_iter)
+/*
+ * Without bounds a search that finds nothing goes on through all that was
+ * deleted around the prefix: seconds, after a million deletions.
+ */
+static bool iter_bound(struct kv_iter *it)
+{
+	size_t len = it->prefix_len;
+
+	rocksdb_readoptions_set_iterate_lower_bound(
+		it->read, (const char *)it->prefix, it->prefix_len);
+	while (len > 0 && it->prefix[len - 1] == 0xff)
+		len--;
+	if (len == 0)
+		return true;
+	it->bound = malloc(len);
+	if (!it->bound)
+		return false;
+	memcpy(it->bound, it->prefix, len);
+	it->bound[len - 1]++;
+	rocksdb_readoptions_set_iterate_upper_bound(
+		it->read, (const char *)it->bound, len);
+	return true;
+}
+
+static struct kv_iter *iter_alloc(struct kv *kv, const void *prefix,
+				  size_t prefix_len)
 {
 	struct kv_iter *it = calloc(1, sizeof(*it));
 
 	if (!it)
-		return -ENOMEM;
+		return NULL;
 	it->prefix = malloc(prefix_len + 1);
 	if (!it->prefix) {
 		free(it);
-		return -ENOMEM;
+		return NULL;
 	}
 	memcpy(it->prefix, prefix, prefix_len);
 	it->prefix_len = prefix_len;
 	it->read = rocksdb_readoptions_create();
+	if (!iter_bound(it)) {
+		rocksdb_readoptions_destroy(it->read);
+		free(it->prefix);
+		free(it);
+		return NULL;
+	}
 	it->it = rocksdb_create_iterator(kv->db, it->read);
+	return it;
+}
+
+int kv_iter_new(struct kv *kv, const void *prefix, size_t prefix_len,
+		const void *start, size_t start_len, struct kv_iter **ret_iter)
+{
+	struct kv_iter *it = iter_alloc(kv, prefix, prefix_len);
+
+	if (!it)
+		return -ENOMEM;
 	if (start)
 		rocksdb_iter_seek(it->it, start, start_len);
 	else
 		rocksdb_iter_seek(it->it, prefix, prefix_len);
+	*ret_iter = it;
+	return 0;
+}
+
+int kv_iter_new_before(struct kv *kv, const void *prefix, size_t prefix_len,
+		       const void *start, size_t start_len,
+		       struct kv_iter **ret_iter)
+{
+	struct kv_iter *it = iter_alloc(kv, prefix, prefix_len);
+	const char *p;
+	size_t len;
+
+	if (!it)
+		return -ENOMEM;
+	rocksdb_iter_seek_for_prev(it->it, start, start_len);
+	p = rocksdb_iter_valid(it->it) ? rocksdb_iter_key(it->it, &len) : NULL;
+	if (!p || len < prefix_len || memcmp(p, prefix, prefix_len) != 0)
+		rocksdb_iter_seek(it->it, start, start_len);
 	*ret_iter = it;
 	return 0;
 }
@@ -329,5 +400,6 @@ void kv_iter_free(struct kv_iter *it)
 	rocksdb_iter_destroy(it->it);
 	rocksdb_readoptions_destroy(it->read);
 	free(it->prefix);
+	free(it->bound);
 	free(it);
 }

@@ -74,6 +74,10 @@ int kv_sync(struct kv *kv);
  */
 int kv_iter_new(struct kv *kv, const void *prefix, size_t prefix_len,
 		const void *start, size_t start_len, struct kv_iter **ret_iter);
+/* The same, but it begins with the last key <= start, when there is one. */
+int kv_iter_new_before(struct kv *kv, const void *prefix, size_t prefix_len,
+		       const void *start, size_t start_len,
+		       struct kv_iter **ret_iter);
 int kv_iter_next(struct kv_iter *it, struct kv_slice *ret_key,
 		 struct kv_slice *ret_value);
 void kv_iter_free(struct kv_iter *it);

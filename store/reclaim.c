@@ -12,11 +12,10 @@
 
 #include "store/base/log.h"
 #include "store/base/scope.h"
-#include "store/cut.h"
 #include "store/store.h"
 
 #define BLOCK UINT64_C(4096)
-/* Ranges that share one sync of the log. */
+/* Ranges that are decided on in one turn: the committer waits for that. */
 #define RECLAIM_GROUP_MAX 256
 
 struct range {
@@ -35,6 +34,7 @@ struct reclaim {
 	struct ranges ranges;
 	struct reclaim_ticket *oldest, *newest;
 	uint64_t next_ticket;
+	uint64_t added, taken; /* how often ranges were */
 	uint64_t freed_bytes;
 	bool busy, stop;
 };
@@ -85,6 +85,7 @@ void reclaim_add(struct store *st, uint64_t image, uint64_t offset,
 	struct range *one, *last;
 
 	HOLD(&r->lock);
+	r->added++;
 	last = TAILQ_LAST(&r->ranges, ranges);
 	if (last && last->image == image &&
 	    last->offset + last->len == offset) {
@@ -112,11 +113,14 @@ pthread_mutex_t *reclaim_turn(struct store *st)
  * Ranges that still wait: their chunks have no K record any more, but readers
  * who entered before may use them. Sorted by image and offset.
  */
+struct span {
+	uint64_t image, offset, end;
+};
+
 struct waiting {
-	struct span {
-		uint64_t image, offset, end;
-	} * at;
+	struct span *at;
 	size_t count;
+	uint64_t added, taken; /* the reclaimer's, when this was looked at */
 };
 
 static int span_compare(const void *pa, const void *pb)
@@ -130,18 +134,24 @@ static int span_compare(const void *pa, const void *pb)
 	return 0;
 }
 
-static int waiting_collect(struct store *st, struct waiting *w)
+static int waiting_update(struct store *st, struct waiting *w)
 {
 	struct reclaim *r = st->reclaim;
+	struct span *at = NULL;
 	struct range *one;
 	size_t n = 0;
 
 	HOLD(&r->lock);
+	if (w->added == r->added && w->taken == r->taken)
+		return 0;
 	TAILQ_FOREACH(one, &r->ranges, next)
 	n++;
-	w->at = n ? malloc(n * sizeof(*w->at)) : NULL;
-	if (n && !w->at)
+	at = n ? realloc(w->at, n * sizeof(*at)) : NULL;
+	if (n && !at)
 		return -ENOMEM;
+	if (n)
+		w->at = at;
+	w->count = 0;
 	TAILQ_FOREACH(one, &r->ranges, next)
 	w->at[w->count++] = (struct span){ one->image, one->offset,
 					   one->offset + one->len };
@@ -152,6 +162,8 @@ static int waiting_collect(struct store *st, struct waiting *w)
 		if (w->at[i].image == w->at[i - 1].image &&
 		    w->at[i].end < w->at[i - 1].end)
 			w->at[i].end = w->at[i - 1].end;
+	w->added = r->added;
+	w->taken = r->taken;
 	return 0;
 }
 
@@ -181,12 +193,14 @@ static bool waits(const struct waiting *w, uint64_t image, uint64_t from,
 	return from < to && s && s->offset < to;
 }
 
+struct hole {
+	uint64_t from, to;
+};
+
 /* What is to be done about one range. */
 struct plan {
 	struct image *image; /* a reference; NULL: it is gone, or not now */
-	struct hole {
-		uint64_t from, to;
-	} * holes;
+	struct hole *holes;
 	size_t count, capacity;
 	bool empty; /* nothing is left of the image */
 	bool done; /* its P records can go */
@@ -243,18 +257,16 @@ static int plan_range(struct store *st, struct plan *p, const struct waiting *w,
 {
 	uint64_t end = offset + len, at = offset, used_before = 0;
 	struct key prefix = key_ino('K', p->image->id);
-	/* As far back as a chunk can begin whose end shares our first block. */
-	uint64_t reach = CHUNK_BYTES_MAX + BLOCK;
-	struct key start =
-		key_chunk(p->image->id, offset > reach ? offset - reach : 0);
+	struct key start = key_chunk(p->image->id, offset);
 	uint64_t after = UINT64_MAX;
 	struct kv_slice key, value;
 	struct kv_iter *it;
 	bool any = false;
 	int rc;
 
-	rc = kv_iter_new(st->kv, prefix.data, prefix.len, start.data, start.len,
-			 &it);
+	/* From the chunk before: it may reach into the range, or its block. */
+	rc = kv_iter_new_before(st->kv, prefix.data, prefix.len, start.data,
+				start.len, &it);
 	if (rc < 0)
 		return rc;
 	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
@@ -284,16 +296,10 @@ static int plan_range(struct store *st, struct plan *p, const struct waiting *w,
 	kv_iter_free(it);
 	if (rc >= 0 && at < end)
 		rc = plan_gap(p, w, at, end, used_before, after);
-	if (rc < 0 || any)
-		return rc < 0 ? rc : 0;
-	/* Nothing from there on; is there anything before? */
-	rc = kv_iter_new(st->kv, prefix.data, prefix.len, NULL, 0, &it);
 	if (rc < 0)
 		return rc;
-	rc = kv_iter_next(it, &key, &value);
-	kv_iter_free(it);
-	p->empty = rc == 0 && !waits(w, p->image->id, 0, UINT64_MAX);
-	return rc < 0 ? rc : 0;
+	p->empty = !any && !waits(w, p->image->id, 0, UINT64_MAX);
+	return 0;
 }
 
 static int punch(struct store *st, struct image *i, const struct hole *h)
@@ -339,26 +345,21 @@ static int remove_image(struct store *st, uint64_t id)
 	return rc;
 }
 
-/* The P records of the range are done with, but for what still waits. */
-static int forget_range(struct store *st, const struct range *r,
-			const struct waiting *w)
+/* Into b: the P records of the range, but for what still waits. */
+static int forget_range(struct store *st, struct kv_batch *b,
+			const struct range *r, const struct waiting *w)
 {
 	struct key prefix = key_ino('P', r->image);
 	struct key start = key_chunk(r->image, r->offset);
-	struct kv_batch *b = kv_batch_new();
 	struct kv_slice key, value;
 	struct kv_iter *it;
 	int rc;
 
-	if (!b)
-		return -ENOMEM;
 	start.data[0] = 'P';
 	rc = kv_iter_new(st->kv, prefix.data, prefix.len, start.data, start.len,
 			 &it);
-	if (rc < 0) {
-		kv_batch_free(b);
+	if (rc < 0)
 		return rc;
-	}
 	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
 		uint64_t at;
 
@@ -371,10 +372,7 @@ static int forget_range(struct store *st, const struct range *r,
 			kv_delete(b, key.data, key.len);
 	}
 	kv_iter_free(it);
-	if (rc >= 0)
-		rc = kv_write(st->kv, b);
-	kv_batch_free(b);
-	return rc;
+	return rc < 0 ? rc : 0;
 }
 
 static uint64_t image_bytes(const struct image *i)
@@ -404,8 +402,9 @@ static int reclaim_plan(struct store *st, const struct range *r,
 	return rc;
 }
 
-static int reclaim_one(struct store *st, const struct range *r,
-		       const struct waiting *w, const struct plan *p)
+static int reclaim_one(struct store *st, struct kv_batch *done,
+		       const struct range *r, const struct waiting *w,
+		       const struct plan *p)
 {
 	int rc = 0;
 
@@ -420,81 +419,110 @@ static int reclaim_one(struct store *st, const struct range *r,
 			st->reclaim->freed_bytes += bytes;
 		}
 	}
-	return rc < 0 || !p->done ? rc : forget_range(st, r, w);
+	return rc < 0 || !p->done ? rc : forget_range(st, done, r, w);
 }
 
-/* The oldest ranges that nobody can know of any more, up to max. */
-static unsigned reclaim_take_locked(struct reclaim *r, struct range **ranges,
-				    unsigned max)
+/* All ranges that nobody can know of any more, into `out`. */
+static void reclaim_take_locked(struct reclaim *r, struct ranges *out)
 {
 	struct range *one;
-	unsigned n = 0;
 
-	while (n < max && (one = TAILQ_FIRST(&r->ranges)) != NULL &&
+	r->taken++;
+	while ((one = TAILQ_FIRST(&r->ranges)) != NULL &&
 	       !(r->oldest && r->oldest->number < one->epoch)) {
 		TAILQ_REMOVE(&r->ranges, one, next);
-		ranges[n++] = one;
+		TAILQ_INSERT_TAIL(out, one, next);
 	}
-	return n;
 }
+
+/* A part of what was taken: decided in one turn. */
+struct group {
+	struct range *range[RECLAIM_GROUP_MAX];
+	struct plan plan[RECLAIM_GROUP_MAX];
+	int result[RECLAIM_GROUP_MAX];
+	unsigned count;
+	struct waiting waiting; /* kept from one group to the next */
+};
 
 /*
  * Which bytes go is decided in the committer's absence: between the write that
  * drops a K record and the range that then waits for its readers, the record
  * alone would say that nobody needs them.
  */
-static int plan_all(struct store *st, struct range **ranges, unsigned n,
-		    struct waiting *w, struct plan *plans, int *results)
+static int group_plan(struct store *st, struct group *g)
 {
 	int rc;
 
 	HOLD(&st->reclaim->turn);
-	rc = waiting_collect(st, w);
-	for (unsigned i = 0; rc == 0 && i < n; i++)
-		results[i] = reclaim_plan(st, ranges[i], w, &plans[i]);
+	rc = waiting_update(st, &g->waiting);
+	for (unsigned i = 0; rc == 0 && i < g->count; i++)
+		g->result[i] =
+			reclaim_plan(st, g->range[i], &g->waiting, &g->plan[i]);
 	return rc;
 }
 
-static void reclaim_some(struct store *st, struct range **ranges, unsigned n)
+static void group_reclaim(struct store *st, struct group *g)
 {
-	struct plan plans[RECLAIM_GROUP_MAX] = { 0 };
-	int results[RECLAIM_GROUP_MAX] = { 0 };
-	struct waiting w = { 0 };
-	/* The deletions, before their bytes go. */
-	int all = kv_sync(st->kv);
+	struct kv_batch *done = kv_batch_new();
+	int all = done ? group_plan(st, g) : -ENOMEM;
 
-	if (all == 0)
-		all = plan_all(st, ranges, n, &w, plans, results);
-	for (unsigned i = 0; i < n; i++) {
-		int rc = all < 0 ? all : results[i];
+	for (unsigned i = 0; i < g->count; i++) {
+		int rc = all < 0 ? all : g->result[i];
 
 		if (rc == 0)
-			rc = reclaim_one(st, ranges[i], &w, &plans[i]);
+			rc = reclaim_one(st, done, g->range[i], &g->waiting,
+					 &g->plan[i]);
 		if (rc < 0)
 			log_error("image %llu: space is not given back: %s",
-				  (unsigned long long)ranges[i]->image,
+				  (unsigned long long)g->range[i]->image,
 				  strerror(-rc));
-		image_put(&st->images, plans[i].image);
-		free(plans[i].holes);
-		free(ranges[i]);
+		image_put(&st->images, g->plan[i].image);
+		free(g->plan[i].holes);
+		free(g->range[i]);
+		g->plan[i] = (struct plan){ 0 };
+		g->result[i] = 0;
 	}
-	free(w.at);
+	g->count = 0;
+	if (all == 0)
+		(void)kv_write(st->kv, done); /* else they are done again */
+	kv_batch_free(done);
+}
+
+static void reclaim_all(struct store *st, struct group *g, struct ranges *taken)
+{
+	struct range *one;
+	/* The deletions, before their bytes go. */
+	int rc = kv_sync(st->kv);
+
+	while ((one = TAILQ_FIRST(taken)) != NULL) {
+		TAILQ_REMOVE(taken, one, next);
+		if (rc < 0) { /* its P record stays: the next start does it */
+			free(one);
+			continue;
+		}
+		g->range[g->count++] = one;
+		if (g->count == RECLAIM_GROUP_MAX || TAILQ_EMPTY(taken))
+			group_reclaim(st, g);
+	}
+	if (rc < 0)
+		log_error("space is not given back: %s", strerror(-rc));
 }
 
 static void *reclaim_main(void *arg)
 {
 	struct store *st = arg;
 	struct reclaim *r = st->reclaim;
-	struct range *ranges[RECLAIM_GROUP_MAX];
+	struct group g = { 0 };
 
 	pthread_mutex_lock(&r->lock);
 	for (;;) {
-		unsigned n = reclaim_take_locked(r, ranges, RECLAIM_GROUP_MAX);
+		struct ranges taken = TAILQ_HEAD_INITIALIZER(taken);
 
-		if (n > 0) {
+		reclaim_take_locked(r, &taken);
+		if (!TAILQ_EMPTY(&taken)) {
 			r->busy = true;
 			pthread_mutex_unlock(&r->lock);
-			reclaim_some(st, ranges, n);
+			reclaim_all(st, &g, &taken);
 			pthread_mutex_lock(&r->lock);
 			continue;
 		}
@@ -505,6 +533,7 @@ static void *reclaim_main(void *arg)
 		pthread_cond_wait(&r->work, &r->lock);
 	}
 	pthread_mutex_unlock(&r->lock);
+	free(g.waiting.at);
 	return NULL;
 }
 
