@@ -268,6 +268,15 @@ def run(w, remount, crash, flush):
     w.put("synced_100", data(50 * KIB, 11))  # small becomes large
     w.put("step_1/meta.json", data(90, 12), sync=True)
 
+    # One name for every step, faster than the disk, each with its tracker.
+    for step in range(3):
+        w.put("model.pt", shared[step:] + data(40 * KIB + step, f"m{step}"))
+        w.put("model_latest", b"%d" % step)
+    again = w.open("model.pt").write(data(300 * KIB, "m3"))
+    w.put("model_log", data(10 * KIB, "log"))
+    again.close()
+    w.put("model_latest", b"3")
+
     # Names.
     w.link("synced_20k", "step_2/hard")
     w.symlink("step_2/hard", "soft")
@@ -308,6 +317,9 @@ def run(w, remount, crash, flush):
     w.put("before_crash_100", data(100, 17))
     w.put("before_crash_2m", data(2 * MIB, 18))
     w.put("again.safetensors", shared + data(KIB, 19))
+    for step in range(4, 7):
+        w.put("model.pt", data(MIB + step, f"m{step}"))
+        w.put("model_latest", b"%d" % step)
     step = w.h.begin("kill -9 of the daemon and a new one")
     crash()
     w.h.end(step)
