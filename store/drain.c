@@ -23,14 +23,6 @@
 #define RELEASE_WAIT_NS (INT64_C(100) * 1000000)
 #define RETRY_NS (INT64_C(5) * 1000000000)
 
-int64_t drain_now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return io_ns(&t);
-}
-
 int drain_init(struct store *st)
 {
 	struct drain *d = calloc(1, sizeof(*d));
@@ -242,8 +234,7 @@ struct drain_job *job_for(struct store *st, struct inode *in, bool ordered,
 			d->draining++;
 			if (waiting)
 				job_idle_locked(d, j, JOB_WAITING,
-						drain_now_ns() +
-							RELEASE_WAIT_NS);
+						mono_ns() + RELEASE_WAIT_NS);
 			else
 				job_enqueue_locked(d, j);
 		} else if (!waiting && j->state == JOB_WAITING) {
@@ -251,6 +242,7 @@ struct drain_job *job_for(struct store *st, struct inode *in, bool ordered,
 		}
 		j->empty_close = waiting && sb.st_size == 0;
 		if (ordered) {
+			j->again = false;
 			j->close_size = (uint64_t)sb.st_size;
 			j->close_mtime_ns = io_ns(&sb.st_mtim);
 			if (j->order)
@@ -443,14 +435,18 @@ static void job_abandon_image(struct store *st, struct drain_job *j)
 	commit_abandon(st, j->image, j->size_bytes);
 }
 
-/* The file's error is new: count it, once. Under in->lock. */
-static void stick_locked(struct store *st, struct file *f, int rc)
+/*
+ * The file has an error: it counts once, and is told once more when other bytes
+ * failed than those that are tried `again`. Under in->lock.
+ */
+static void stick_locked(struct store *st, struct file *f, int rc, bool again)
 {
 	HOLD(&st->drain->lock);
 	if (f->sticky_error == 0)
 		st->drain->failed++;
+	if (f->sticky_error != rc || !again)
+		f->error_told = false;
 	f->sticky_error = rc;
-	f->error_told = false;
 }
 
 void drain_unstick(struct store *st, struct inode *in)
@@ -468,6 +464,7 @@ static void retry_locked(struct drain *d, struct drain_job *j,
 			 struct drain_job *next, int rc)
 {
 	next->result = rc;
+	next->again = true;
 	next->order = j->order;
 	next->close_size = j->close_size;
 	next->close_mtime_ns = j->close_mtime_ns;
@@ -475,7 +472,7 @@ static void retry_locked(struct drain *d, struct drain_job *j,
 		TAILQ_INSERT_BEFORE(j, next, by_order);
 	j->in->file->queued = next;
 	d->draining++;
-	job_idle_locked(d, next, JOB_FAILED, drain_now_ns() + RETRY_NS);
+	job_idle_locked(d, next, JOB_FAILED, mono_ns() + RETRY_NS);
 }
 
 /*
@@ -494,7 +491,7 @@ void drain_fail(struct store *st, struct drain_job *j, int rc)
 	{
 		HOLD(&j->in->lock);
 		first = f->sticky_error != rc;
-		stick_locked(st, f, rc);
+		stick_locked(st, f, rc, j->again);
 		if (j->adopt)
 			j->stage->frozen = false;
 		HOLD(&st->drain->lock);

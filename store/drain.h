@@ -85,6 +85,7 @@ struct drain_job {
 	bool in_turn; /* ... in its place of the order; set before it is taken */
 	bool begun; /* job_begin() has looked at the writers; in->lock too */
 	bool empty_close; /* WAITING: there was nothing to close yet */
+	bool again; /* the same bytes failed before */
 	uint64_t close_size; /* the stage when it was closed last ... */
 	int64_t close_mtime_ns;
 	bool overtaken; /* not what was closed any more; set when it begins */

@@ -35,9 +35,6 @@ struct drain {
 
 struct store;
 
-/* Monotonic. */
-int64_t drain_now_ns(void);
-
 /* --- drain.c. _locked: drain.lock is held. */
 
 void job_ref(struct drain_job *j);

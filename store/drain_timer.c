@@ -132,11 +132,11 @@ void *drain_timer_main(void *arg)
 	struct store *st = arg;
 	struct drain *d = st->drain;
 	int64_t interval = (int64_t)st->options.drain_interval_s * 1000000000;
-	int64_t next_open = interval ? drain_now_ns() + interval : INT64_MAX;
+	int64_t next_open = interval ? mono_ns() + interval : INT64_MAX;
 
 	pthread_mutex_lock(&d->lock);
 	while (!d->stop) {
-		int64_t now = drain_now_ns(), next;
+		int64_t now = mono_ns(), next;
 		struct drain_job *empty;
 		struct timespec t;
 
@@ -144,7 +144,7 @@ void *drain_timer_main(void *arg)
 			pthread_mutex_unlock(&d->lock);
 			timer_drain_open(st);
 			pthread_mutex_lock(&d->lock);
-			next_open = drain_now_ns() + interval;
+			next_open = mono_ns() + interval;
 			continue;
 		}
 		empty = timer_wake_due_locked(d, now, &next);

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/commit.h"
@@ -173,7 +174,8 @@ int file_adopt(struct store *st, struct inode *in, struct stage *s, bool dirty,
 	return drain_resume(st, in, order);
 }
 
-/* --- opening --------------------------------------------------------------- */
+/* --- opening ---------------------------------------------------------------
+ */
 
 /* Every image is there and as long as the content says. */
 static int check_images(struct store *st, struct inode *in,
@@ -253,7 +255,19 @@ static int tell_error(struct inode *in)
 	return in->file->sticky_error;
 }
 
-enum open_step { OPEN_OK, OPEN_WAIT, OPEN_RENUMBER, OPEN_NEW_STAGE };
+enum open_step {
+	OPEN_OK,
+	OPEN_WAIT,
+	OPEN_RENUMBER,
+	OPEN_NEW_STAGE,
+	OPEN_STALE,
+};
+
+/* See reserved_until_ns; in->lock is held. */
+static bool is_reserved(const struct file *f)
+{
+	return f->reserved_until_ns != 0 && mono_ns() < f->reserved_until_ns;
+}
 
 /* What has to be done before the file can be opened; in->lock is held. */
 static enum open_step open_step_locked(const struct inode *in, int flags)
@@ -261,20 +275,24 @@ static enum open_step open_step_locked(const struct inode *in, int flags)
 	const struct file *f = in->file;
 	bool write = flags_write(flags);
 	bool trunc = write && (flags & O_TRUNC);
+	bool joins = f->mode == IO_DAEMON && is_reserved(f);
 
 	if (!write)
 		return OPEN_OK;
+	if (f->renumbered)
+		return OPEN_STALE;
 	if (trunc && f->opens == 0 && f->mode == IO_CLOSED && !f->maybe_mapped)
 		return OPEN_NEW_STAGE;
 	if (f->stage && f->stage->frozen)
 		return OPEN_WAIT;
-	if (trunc && f->opens > 0 && f->writers == 0)
+	if (trunc && f->opens > 0 && f->writers == 0 && !joins)
 		return OPEN_RENUMBER; /* readers keep what they have */
 	if (f->maybe_mapped && f->opens == 0 && in->attr.nlink > 0 &&
 	    (trunc || !f->stage))
 		return OPEN_RENUMBER; /* so do mappings */
 	if (f->mode == IO_BACKED && f->stage != f->backing_stage)
-		return OPEN_RENUMBER; /* backed by an image: not to be written */
+		return OPEN_RENUMBER; /* backed by an image: not to be written
+				       */
 	if (f->mode == IO_BACKED && !f->stage)
 		return OPEN_RENUMBER;
 	if (trunc && f->opens == 0)
@@ -306,12 +324,14 @@ static int open_backing(struct store *st, struct inode *in, int flags)
 	struct stage *stage = NULL;
 	struct image *image = NULL;
 	uint64_t native = 0;
+	bool reserved;
 	int fd, id, rc;
 
 	{
 		HOLD(&in->lock);
 		if (f->mode != IO_CLOSED)
 			return 0;
+		reserved = !write && is_reserved(f);
 		if (f->stage) {
 			stage = f->stage;
 			stage_ref(stage);
@@ -319,7 +339,7 @@ static int open_backing(struct store *st, struct inode *in, int flags)
 			native = f->content->c.extents[0].image;
 		}
 	}
-	if (!st->backing_open || (!stage && !native) ||
+	if (!st->backing_open || (!stage && !native) || reserved ||
 	    (flags & O_ACCMODE) == O_RDWR) {
 		stage_put(&st->stages, stage);
 		HOLD(&in->lock);
@@ -465,8 +485,8 @@ void file_change_end(struct store *st, struct inode *in)
 
 static void note_mappable_locked(struct store *st, struct file *f, int flags)
 {
-	struct image *i = f->backing_stage ? f->backing_stage->image :
-					     f->backing_image;
+	struct image *i =
+		f->backing_stage ? f->backing_stage->image : f->backing_image;
 
 	f->maybe_mapped = true;
 	if ((flags & O_ACCMODE) == O_RDWR)
@@ -485,6 +505,8 @@ static int open_do(struct store *st, struct inode *in, int flags,
 	bool gone;
 	int rc;
 
+	if (step == OPEN_STALE)
+		return -ESTALE;
 	if (step == OPEN_RENUMBER) {
 		rc = names_renumber(st, in);
 		return rc < 0 ? rc : -ESTALE;
@@ -504,12 +526,13 @@ static int open_do(struct store *st, struct inode *in, int flags,
 		HOLD(&in->lock);
 		gone = in->file->deleted;
 		dirtied = gone ? NULL : count_open_locked(in->file, write, 1);
+		if (write)
+			in->file->reserved_until_ns = 0;
 		if (in->file->mode == IO_BACKED &&
 		    (flags & O_ACCMODE) != O_WRONLY)
 			note_mappable_locked(st, in->file, flags);
-		ret->backing_id = in->file->mode == IO_BACKED ?
-					  in->file->backing_id :
-					  0;
+		ret->backing_id =
+			in->file->mode == IO_BACKED ? in->file->backing_id : 0;
 	}
 	if (gone) /* cannot be while the kernel knows it */
 		return -ESTALE;

@@ -93,6 +93,18 @@ struct file {
 	 */
 	bool maybe_written;
 	bool deleted; /* no name, no handle: gone from the database */
+	/*
+	 * Its names went to another inode (names_renumber()). Who still comes
+	 * here by name has an old look-up, and is told to look again.
+	 */
+	bool renumbered;
+	/*
+	 * Until then (monotonic) the writer is expected for whom this inode
+	 * was made. The kernel looks the name up again only once, so it must
+	 * not be sent on because readers came between: they are served by the
+	 * daemon, and he may join them.
+	 */
+	int64_t reserved_until_ns;
 
 	enum io_mode mode;
 	unsigned opens, writers;

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/xattr.h>
 
+#include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/commit.h"
@@ -15,6 +16,8 @@
 #include "store/store.h"
 
 #define LINKS_MAX 65000
+/* The kernel's second look-up and open are much faster. */
+#define RESERVED_NS (INT64_C(1) * 1000000000)
 
 static void scope_batch(struct kv_batch **b)
 {
@@ -626,6 +629,16 @@ static int move_links(struct store *st, struct kv_batch *b, uint64_t from,
 	return rc;
 }
 
+/* Keep it in memory for a while; names_turn is held. */
+static void reserve(struct store *st, struct inode *fresh)
+{
+	unsigned at = st->reserved_next++ % RESERVED_INODES_MAX;
+
+	inode_put(st, st->reserved[at], 1);
+	inode_ref(st, fresh, 1);
+	st->reserved[at] = fresh;
+}
+
 static int renumber(struct store *st, struct inode *in, uint64_t *ret_ino)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
@@ -647,6 +660,7 @@ static int renumber(struct store *st, struct inode *in, uint64_t *ret_ino)
 		/* Read back what is committed when it is first looked at. */
 		HOLD(&fresh->lock);
 		fresh->file->content_loaded = false;
+		fresh->file->reserved_until_ns = mono_ns() + RESERVED_NS;
 	}
 	dirent_put(b, a.parent, a.name, fresh->ino, a.mode);
 	inode_put_attr(b, fresh->ino, &a);
@@ -663,7 +677,10 @@ static int renumber(struct store *st, struct inode *in, uint64_t *ret_ino)
 	if (rc == 0) {
 		HOLD(&in->lock);
 		in->attr = old;
+		in->file->renumbered = true;
 	}
+	if (rc == 0)
+		reserve(st, fresh);
 	*ret_ino = fresh->ino;
 	inode_put(st, fresh, 1);
 	return rc;

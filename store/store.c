@@ -107,6 +107,8 @@ static void store_free(struct store *st)
 	reclaim_stop(st);
 	commit_stop(st);
 	drain_release(st); /* jobs hold inodes */
+	for (unsigned i = 0; i < RESERVED_INODES_MAX; i++)
+		inode_put(st, st->reserved[i], 1);
 	inodes_release(st);
 	reclaim_release(st);
 	if (st->stages.slots)

@@ -48,6 +48,8 @@ struct store_options {
 		.dedup_min_saving_percent = 3,                             \
 	}
 
+#define RESERVED_INODES_MAX 64
+
 struct store {
 	struct store_options options; /* immutable */
 	char path[4096];
@@ -64,6 +66,12 @@ struct store {
 	 * any inode.lock; the committer never takes it.
 	 */
 	pthread_mutex_t names_turn;
+	/*
+	 * The last inodes that renumbering made, a reference each, so that they
+	 * remember for whom they are reserved until he comes. names_turn.
+	 */
+	struct inode *reserved[RESERVED_INODES_MAX];
+	unsigned reserved_next;
 	struct drain *drain;
 	struct committer *committer;
 	struct reclaim *reclaim;

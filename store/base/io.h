@@ -63,4 +63,13 @@ static inline int64_t io_ns(const struct timespec *t)
 	return (int64_t)t->tv_sec * 1000000000 + t->tv_nsec;
 }
 
+/* For deadlines: it goes on when somebody sets the clock. */
+static inline int64_t mono_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return io_ns(&t);
+}
+
 #endif

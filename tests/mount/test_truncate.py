@@ -2,6 +2,7 @@
 copy_file_range, on files in memory and on files that are durable."""
 import errno
 import os
+import threading
 
 import ckptest as ck
 from ckptest import KIB, MIB, PAGE, data, get, put, same
@@ -207,6 +208,38 @@ def copy_file_range_copies_between_and_within_files(fs):
         for stage in fs.stages(source, target):
             same(get(source), content, f"{stage} source")
             same(get(target), bytes(want), f"{stage} target {durable}")
+
+
+@ck.posix
+def a_file_that_is_polled_is_replaced_without_an_error(fs):
+    """A tracker, or a checkpoint that an evaluation waits for."""
+    for size, rounds in ((20, 1500), (3 * MIB, 60)):
+        path, over = fs.path(f"f{size}"), threading.Event()
+        put(path, data(size, 0))
+        failed = []
+
+        def poll():
+            try:
+                while not over.is_set():
+                    get(path)
+            except OSError as e:
+                failed.append(e)
+
+        readers = [threading.Thread(target=poll) for _ in range(3)]
+        for t in readers:
+            t.start()
+        try:
+            for i in range(rounds):
+                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                os.write(fd, data(size, i))
+                os.close(fd)
+        finally:
+            over.set()
+            for t in readers:
+                t.join()
+        assert not failed, failed
+        for stage in fs.stages(path):
+            same(get(path), data(size, rounds - 1), f"{size} {stage}")
 
 
 if __name__ == "__main__":
