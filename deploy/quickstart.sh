@@ -113,15 +113,15 @@ cleanup() {
 			printf 'quickstart: the end of the log:\n' >&2
 			tail -n 5 "$work/log" >&2
 		fi
-		rm -f "$work/log" "$work"/expected/rank_*.json
-		rmdir "$work/expected" "$work" 2>/dev/null || true
+		rm -rf "$work" 2>/dev/null || true
 	fi
 	exit "$code"
 }
 
-# In a group of its own, so that an interrupt stops it and all its ranks.
+# In a group of its own, so that an interrupt stops it and all its ranks. torch
+# 2.6 makes a temporary directory in each rank, and the rank's end leaves it.
 run_job() {
-	setsid "$python" -W ignore "$root/deploy/quickstart.py" \
+	TMPDIR=$work/tmp setsid "$python" -W ignore "$root/deploy/quickstart.py" \
 		--ranks "$RANKS" --steps "$STEPS" --ckptctl "$ckptctl" \
 		"$@" "$mount/quickstart" "$work/expected" &
 	job=$!
@@ -268,7 +268,7 @@ trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 work=$(mktemp -d)
-mkdir "$work/expected"
+mkdir "$work/expected" "$work/tmp"
 
 deploy/setup.sh --no-tests || exit
 need_torch

@@ -648,6 +648,9 @@ static int renumber(struct store *st, struct inode *in, uint64_t *ret_ino)
 
 	if (!b)
 		return -ENOMEM;
+	rc = inode_load_file(st, in);
+	if (rc < 0)
+		return rc;
 	HOLD(&st->names_turn);
 	a = inode_attr(in);
 	old = a;
