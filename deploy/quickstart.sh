@@ -4,8 +4,8 @@
 #
 # Installs what is missing, builds, mounts a store, lets four ranks of a torch
 # job save two steps, looks at them, unmounts, mounts again, loads everything
-# and compares every tensor. python3-torch is for this job alone: the product
-# needs neither.
+# and compares every tensor. Python and torch are for this job alone: the
+# product needs neither.
 #
 # Keeps true: what it made is gone at its end, however it ends, unless --keep
 # is given: processes, mounts, files. A store that was there before keeps what
@@ -31,8 +31,10 @@ usage() {
 	  --keep       leave the store mounted, with the job's files
 
 	CKPTFS_PREFIX  where deploy/setup.sh puts a newer libfuse (/opt/ckptfs)
-	CKPTFS_PYTHON  a python with torch (default: the first of python3 in PATH and
-	               /usr/bin/python3 that has it, else python3-torch is installed)
+	CKPTFS_PYTHON  a python with torch (default: the first of python3 in PATH,
+	               /usr/bin/python3 and that of CKPTFS_VENV which has it, else
+	               python3-torch is installed, or CKPTFS_VENV is made)
+	CKPTFS_VENV    as for deploy/setup.sh --trainer (/var/cache/ckptfs/venv)
 
 	exit code: 0 fine; 1 a step failed or a tensor differs; 2 wrong usage;
 	3 cannot work here; 130 interrupted
@@ -134,7 +136,8 @@ run_job() {
 
 find_python() {
 	local name
-	for name in ${CKPTFS_PYTHON:+"$CKPTFS_PYTHON"} python3 /usr/bin/python3; do
+	for name in ${CKPTFS_PYTHON:+"$CKPTFS_PYTHON"} python3 /usr/bin/python3 \
+		"$CKPTFS_VENV/bin/python"; do
 		if "$name" -W ignore -c 'import torch' >/dev/null 2>&1; then
 			python=$name
 			return 0
@@ -143,14 +146,25 @@ find_python() {
 	return 1
 }
 
+# Ubuntu 24.04 has no package of torch.
 need_torch() {
 	if find_python; then return; fi
 	if [[ $EUID -ne 0 ]]; then
 		die 3 "must be root to install python3-torch (or name a python" \
 			"that has torch in CKPTFS_PYTHON)"
 	fi
-	say "installing python3-torch, for this job alone"
 	apt-get -q update >>"$work/log" 2>&1 </dev/null || true
+	if [[ -z $(apt-cache madison python3-torch 2>/dev/null) ]]; then
+		say "no package python3-torch, making a Python environment with" \
+			"torch, for this job alone"
+		: >"$work/log" # what fails here says so itself
+		deploy/setup.sh --no-tests --trainer || true
+		find_python ||
+			die 1 "cannot make $CKPTFS_VENV; a python that has torch can" \
+				"be named in CKPTFS_PYTHON"
+		return
+	fi
+	say "installing python3-torch, for this job alone"
 	DEBIAN_FRONTEND=noninteractive apt-get -q -y \
 		-o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 \
 		install --no-install-recommends python3-torch \
@@ -262,6 +276,7 @@ while (($#)); do
 done
 
 export CKPTFS_PREFIX=${CKPTFS_PREFIX:-/opt/ckptfs}
+export CKPTFS_VENV=${CKPTFS_VENV:-/var/cache/ckptfs/venv}
 cd "$root"
 trap cleanup EXIT
 trap 'exit 129' HUP

@@ -1,5 +1,5 @@
 /*
- * kv.c - see kv.h. Memory is bounded here: 2 x 16 MiB of memtable and a 32 MiB
+ * kv.c - see kv.h. Memory is bounded here: 2 x 16 MiB of memtable and a 44 MiB
  * block cache, so that a daemon with a million chunks stays small; bloom
  * filters keep a look-up of an unknown hash from touching the disk.
  */
@@ -15,7 +15,7 @@
 #include "store/base/scope.h"
 
 #define KV_MEMTABLE_BYTES (16u << 20)
-#define KV_BLOCK_CACHE_BYTES (32u << 20)
+#define KV_BLOCK_CACHE_BYTES (44u << 20)
 #define KV_OPEN_FILES_MAX 256
 
 struct kv {
