@@ -145,7 +145,9 @@ static int waiting_update(struct store *st, struct waiting *w)
 	if (w->added == r->added && w->taken == r->taken)
 		return 0;
 	TAILQ_FOREACH(one, &r->ranges, next)
-	n++;
+	{
+		n++;
+	}
 	at = n ? realloc(w->at, n * sizeof(*at)) : NULL;
 	if (n && !at)
 		return -ENOMEM;
@@ -153,8 +155,10 @@ static int waiting_update(struct store *st, struct waiting *w)
 		w->at = at;
 	w->count = 0;
 	TAILQ_FOREACH(one, &r->ranges, next)
-	w->at[w->count++] = (struct span){ one->image, one->offset,
-					   one->offset + one->len };
+	{
+		w->at[w->count++] = (struct span){ one->image, one->offset,
+						   one->offset + one->len };
+	}
 	if (n)
 		qsort(w->at, n, sizeof(*w->at), span_compare);
 	/* Each ends where the furthest before it does: then ends are sorted. */
@@ -406,11 +410,17 @@ static int reclaim_one(struct store *st, struct kv_batch *done,
 		       const struct range *r, const struct waiting *w,
 		       const struct plan *p)
 {
+	bool dead = false;
 	int rc = 0;
 
+	if (p->empty) {
+		HOLD(&st->images.lock);
+		/* Another range of this group was its last one, too. */
+		dead = p->image->dead;
+	}
 	for (size_t i = 0; rc == 0 && i < p->count && !p->empty; i++)
 		rc = punch(st, p->image, &p->holes[i]);
-	if (rc == 0 && p->empty) {
+	if (rc == 0 && p->empty && !dead) {
 		uint64_t bytes = image_bytes(p->image);
 
 		rc = remove_image(st, r->image);

@@ -405,13 +405,23 @@ static void what_is_given_back_is_counted_once(void **state)
 	(void)state;
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
 		struct live l = live_kind(kind);
-		uint64_t held, freed = 0;
+		uint64_t held, image, freed = 0;
+		struct reclaim_ticket reader;
+		struct content c;
 
 		live_write(&l, "f", data, DATA_BYTES);
 		live_sync_all(&l);
 		live_settle(&l);
 		held = live_images(&l).bytes;
+		c = live_content(&l, "f");
+		image = c.extents[0].image;
+		content_release(&c);
+		/* Also when two ranges of the image are decided on together. */
+		reclaim_enter(l.st, &reader);
 		assert_int_equal(live_unlink(&l, "f"), 0);
+		live_barrier(&l);
+		reclaim_add(l.st, image, 0, DATA_BYTES);
+		reclaim_leave(l.st, &reader);
 		live_settle(&l);
 		reclaim_freed(l.st, &freed);
 		assert_int_equal(freed, held);
