@@ -1,0 +1,139 @@
+/*
+ * ckpt.c - the process's handle: options, counters, and the sentence that
+ * goes with an error.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gpu/mount.h"
+#include "gpu/private.h"
+#include "store/base/scope.h"
+
+#define COPY_THREADS_DEFAULT 4
+#define COPY_THREADS_MAX 64
+#define BUFFER_BYTES_DEFAULT (UINT64_C(32) << 20)
+
+static _Thread_local char last_error[4608] = "no error";
+
+int ckpt_say(int rc, const char *format, ...)
+{
+	va_list ap;
+
+	va_start(ap, format);
+	(void)vsnprintf(last_error, sizeof(last_error), format, ap);
+	va_end(ap);
+	return rc;
+}
+
+const char *ckpt_last_error(void)
+{
+	return last_error;
+}
+
+unsigned ckpt_dtype_bits(const char *dtype)
+{
+	static const struct {
+		const char *name;
+		unsigned bits;
+	} known[] = {
+		{ "BOOL", 8 },	  { "F4", 4 },	     { "F6_E2M3", 6 },
+		{ "F6_E3M2", 6 }, { "U8", 8 },	     { "I8", 8 },
+		{ "F8_E5M2", 8 }, { "F8_E4M3", 8 },  { "F8_E8M0", 8 },
+		{ "I16", 16 },	  { "U16", 16 },     { "F16", 16 },
+		{ "BF16", 16 },	  { "I32", 32 },     { "U32", 32 },
+		{ "F32", 32 },	  { "C64", 64 },     { "F64", 64 },
+		{ "I64", 64 },	  { "U64", 64 },     { "F8_E4M3FNUZ", 8 },
+		{ "F8_E5M2FNUZ", 8 },
+	};
+
+	for (size_t i = 0; i < sizeof(known) / sizeof(*known); i++)
+		if (strcmp(known[i].name, dtype) == 0)
+			return known[i].bits;
+	return 0;
+}
+
+int ckpt_open(const struct ckpt_options *options, struct ckpt **ret_ckpt)
+{
+	static const struct ckpt_options none;
+	const struct ckpt_options *o = options ? options : &none;
+	SCOPED(scope_free) struct ckpt *c = calloc(1, sizeof(*c));
+	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	int rc;
+
+	if (!c)
+		return ckpt_say(-ENOMEM, "no memory");
+	if (o->copy_threads > COPY_THREADS_MAX)
+		return ckpt_say(-EINVAL, "copy_threads=%u: give at most %u",
+				o->copy_threads, COPY_THREADS_MAX);
+	c->flags = o->flags;
+	c->pid = getpid();
+	c->copy_threads = o->copy_threads;
+	if (c->copy_threads == 0)
+		c->copy_threads = cpus < COPY_THREADS_DEFAULT ?
+					  (unsigned)cpus :
+					  COPY_THREADS_DEFAULT;
+	c->buffer_bytes = o->buffer_bytes ? o->buffer_bytes :
+					    BUFFER_BYTES_DEFAULT;
+	(void)snprintf(c->gpu_state, sizeof(c->gpu_state),
+		       "not looked for (CKPT_NO_GPU)");
+	if (!(c->flags & CKPT_NO_GPU)) {
+		rc = gpu_open(&c->gpu, c->gpu_state, sizeof(c->gpu_state));
+		if (rc < 0 && rc != -ENODEV)
+			return rc;
+	}
+	rc = pthread_mutex_init(&c->lock, NULL);
+	if (rc != 0) {
+		gpu_close(c->gpu);
+		return ckpt_say(-rc, "cannot make a lock");
+	}
+	*ret_ckpt = TAKE(c);
+	return 0;
+}
+
+void ckpt_close(struct ckpt *c)
+{
+	if (!c)
+		return;
+	mounts_close(c);
+	gpu_close(c->gpu);
+	pthread_mutex_destroy(&c->lock);
+	free(c);
+}
+
+int ckpt_check_process(const struct ckpt *c)
+{
+	if (c->pid == getpid())
+		return 0;
+	return ckpt_say(-ECHILD, "made by process %d before a fork: open a "
+				 "ckpt of its own in this process",
+			(int)c->pid);
+}
+
+const char *ckpt_gpu_state(struct ckpt *c)
+{
+	return c->gpu_state;
+}
+
+void ckpt_get_counters(struct ckpt *c, struct ckpt_counters *ret)
+{
+	struct ckpt_atomic_counters *a = &c->counters;
+
+	*ret = (struct ckpt_counters){
+		.saves = atomic_load(&a->saves),
+		.d2h_bytes = atomic_load(&a->d2h_bytes),
+		.h2d_bytes = atomic_load(&a->h2d_bytes),
+		.host_bytes = atomic_load(&a->host_bytes),
+		.skipped_bytes = atomic_load(&a->skipped_bytes),
+		.segments_new = atomic_load(&a->segments_new),
+		.segments_reused = atomic_load(&a->segments_reused),
+		.pinned_bytes = atomic_load(&a->pinned_bytes),
+		.pin_failures = atomic_load(&a->pin_failures),
+		.plain_saves = atomic_load(&a->plain_saves),
+		.primed_again = atomic_load(&a->primed_again),
+		.released = atomic_load(&a->released),
+	};
+}
