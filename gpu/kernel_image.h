@@ -1,0 +1,8 @@
+/* kernel_image.h - the kernels' fat binary, as nvcc made it. */
+#ifndef GPU_KERNEL_IMAGE_H
+#define GPU_KERNEL_IMAGE_H
+
+/* For cuModuleLoadData(); NULL: the library was built without nvcc. */
+const void *kernel_image(void);
+
+#endif
