@@ -1,0 +1,40 @@
+/*
+ * fake_cuda.h - what a test can ask of, and tell, the CUDA driver in
+ * fake_cuda.c. It has to be both linked and named in CKPT_CUDA_LIBRARY.
+ */
+#ifndef TESTS_GPU_FAKE_CUDA_H
+#define TESTS_GPU_FAKE_CUDA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Since the start of the process: bytes that copies have moved. */
+uint64_t fake_cuda_d2h_bytes(void);
+uint64_t fake_cuda_h2d_bytes(void);
+uint64_t fake_cuda_d2d_bytes(void);
+/* Calls that made the host wait for a device, by name or by the way. */
+uint64_t fake_cuda_syncs(void);
+uint64_t fake_cuda_launches(void);
+
+/* Now: allocated or registered and not given back. */
+uint64_t fake_cuda_device_bytes(void);
+uint64_t fake_cuda_pinned_bytes(void);
+/* How often the primary context is retained. */
+unsigned fake_cuda_contexts(int device);
+
+/* The n-th call from now of that symbol (1: the next) gives this result. */
+void fake_cuda_fail(const char *symbol, unsigned n, int result);
+
+/* The driver's own calls that only tests make. */
+int cuCtxSynchronize(void);
+int cuCtxGetCurrent(void **context);
+int cuStreamBeginCapture_v2(void *stream, int mode);
+int cuStreamEndCapture(void *stream, void **graph);
+int cuGraphInstantiateWithFlags(void **exec, void *graph,
+				unsigned long long flags);
+int cuGraphLaunch(void *exec, void *stream);
+int cuGraphExecDestroy(void *exec);
+int cuGraphDestroy(void *graph);
+
+#endif
