@@ -26,7 +26,14 @@ unsigned fake_cuda_contexts(int device);
 /* The n-th call from now of that symbol (1: the next) gives this result. */
 void fake_cuda_fail(const char *symbol, unsigned n, int result);
 
-/* The driver's own calls that only tests make. */
+/* The driver's own calls, as far as tests make them. */
+int cuDevicePrimaryCtxRetain(void **context, int device);
+int cuDevicePrimaryCtxRelease_v2(int device);
+int cuCtxPushCurrent_v2(void *context);
+int cuCtxPopCurrent_v2(void **context);
+int cuStreamCreate(void **stream, unsigned flags);
+int cuStreamDestroy_v2(void *stream);
+int cuStreamSynchronize(void *stream);
 int cuCtxSynchronize(void);
 int cuCtxGetCurrent(void **context);
 int cuStreamBeginCapture_v2(void *stream, int mode);
