@@ -1,10 +1,7 @@
 /*
- * driver.c - the table of driver functions, the process's one instance of it,
- * and every call into it: enter the device's primary context, call, leave,
- * translate the result.
- *
- * Nothing here includes cuda.h: the prototypes below are the driver's stable
- * ABI, so that the library builds where there is no toolkit.
+ * driver.c - opening the driver, the devices' contexts, memory and kernels.
+ * Every call into the driver is the same: enter the device's primary context,
+ * call, leave, translate the result.
  */
 #include "gpu/driver.h"
 
@@ -17,72 +14,12 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "gpu/driver_private.h"
 #include "gpu/kernel_image.h"
 #include "gpu/private.h"
 #include "store/base/scope.h"
 
 #define LIBRARY_DEFAULT "libcuda.so.1"
-#define DEVICES_MAX 64
-
-/* A handle is a void *, a device pointer 64 bits, a result an int. */
-#define DRIVER_CALLS(CALL)                                                   \
-	CALL(cuInit, "cuInit", (unsigned flags))                             \
-	CALL(cuDriverGetVersion, "cuDriverGetVersion", (int *version))       \
-	CALL(cuGetErrorName, "cuGetErrorName", (int result, const char **s)) \
-	CALL(cuGetErrorString, "cuGetErrorString",                           \
-	     (int result, const char **s))                                   \
-	CALL(cuDeviceGetCount, "cuDeviceGetCount", (int *count))             \
-	CALL(cuDeviceGet, "cuDeviceGet", (int *device, int ordinal))         \
-	CALL(cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState",       \
-	     (int device, unsigned *flags, int *active))                     \
-	CALL(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain",           \
-	     (void **context, int device))                                   \
-	CALL(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2",      \
-	     (int device))                                                   \
-	CALL(cuCtxPushCurrent, "cuCtxPushCurrent_v2", (void *context))       \
-	CALL(cuCtxPopCurrent, "cuCtxPopCurrent_v2", (void **context))        \
-	CALL(cuPointerGetAttributes, "cuPointerGetAttributes",               \
-	     (unsigned count, int *attributes, void **values, uint64_t p))   \
-	CALL(cuMemHostRegister, "cuMemHostRegister_v2",                      \
-	     (void *p, size_t len, unsigned flags))                          \
-	CALL(cuMemHostUnregister, "cuMemHostUnregister", (void *p))          \
-	CALL(cuMemHostAlloc, "cuMemHostAlloc",                               \
-	     (void **p, size_t len, unsigned flags))                         \
-	CALL(cuMemFreeHost, "cuMemFreeHost", (void *p))                      \
-	CALL(cuMemAlloc, "cuMemAlloc_v2", (uint64_t * p, size_t len))        \
-	CALL(cuMemFree, "cuMemFree_v2", (uint64_t p))                        \
-	CALL(cuStreamCreate, "cuStreamCreate", (void **stream, unsigned f))  \
-	CALL(cuStreamDestroy, "cuStreamDestroy_v2", (void *stream))          \
-	CALL(cuStreamSynchronize, "cuStreamSynchronize", (void *stream))     \
-	CALL(cuStreamWaitEvent, "cuStreamWaitEvent",                         \
-	     (void *stream, void *event, unsigned flags))                    \
-	CALL(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2",                      \
-	     (void *dst, uint64_t src, size_t len, void *stream))            \
-	CALL(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",                      \
-	     (uint64_t dst, const void *src, size_t len, void *stream))      \
-	CALL(cuMemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2",                      \
-	     (uint64_t dst, uint64_t src, size_t len, void *stream))         \
-	CALL(cuMemsetD8Async, "cuMemsetD8Async",                             \
-	     (uint64_t dst, unsigned char value, size_t len, void *stream))  \
-	CALL(cuEventCreate, "cuEventCreate", (void **event, unsigned flags)) \
-	CALL(cuEventDestroy, "cuEventDestroy_v2", (void *event))             \
-	CALL(cuEventRecord, "cuEventRecord", (void *event, void *stream))    \
-	CALL(cuEventSynchronize, "cuEventSynchronize", (void *event))        \
-	CALL(cuModuleLoadData, "cuModuleLoadData",                           \
-	     (void **module, const void *image))                             \
-	CALL(cuModuleUnload, "cuModuleUnload", (void *module))               \
-	CALL(cuModuleGetFunction, "cuModuleGetFunction",                     \
-	     (void **function, void *module, const char *name))              \
-	CALL(cuLaunchKernel, "cuLaunchKernel",                               \
-	     (void *function, unsigned gx, unsigned gy, unsigned gz,         \
-	      unsigned bx, unsigned by, unsigned bz, unsigned shared_bytes,  \
-	      void *stream, void **args, void **extra))
-
-struct driver_calls {
-#define CALL(name, symbol, args) int(*name) args;
-	DRIVER_CALLS(CALL)
-#undef CALL
-};
 
 static const struct {
 	const char *symbol;
@@ -94,79 +31,13 @@ static const struct {
 #undef CALL
 };
 
-/* The driver's numbers that are used here (enum cudaError_enum in cuda.h). */
-enum {
-	CU_INVALID_VALUE = 1,
-	CU_OUT_OF_MEMORY = 2,
-	CU_NOT_INITIALIZED = 3,
-	CU_DEINITIALIZED = 4,
-	CU_STUB_LIBRARY = 34,
-	CU_DEVICE_UNAVAILABLE = 46,
-	CU_NO_DEVICE = 100,
-	CU_INVALID_DEVICE = 101,
-	CU_INVALID_CONTEXT = 201,
-	CU_INVALID_HANDLE = 400,
-	CU_ALREADY_REGISTERED = 712,
-	CU_NOT_REGISTERED = 713,
-
-	CU_STREAM_NON_BLOCKING = 1,
-	CU_EVENT_DISABLE_TIMING = 2,
-	CU_HOST_ALLOC_PORTABLE = 1,
-	CU_HOST_ALLOC_DEVICEMAP = 2,
-	CU_HOST_REGISTER_PORTABLE = 1,
-	CU_HOST_REGISTER_READ_ONLY = 8,
-	CU_POINTER_MEMORY_TYPE = 2,
-	CU_POINTER_IS_MANAGED = 8,
-	CU_POINTER_DEVICE_ORDINAL = 9,
-	CU_MEMORY_TYPE_DEVICE = 2,
-};
-
 /*
  * Every kernel is looked up when its device is used first: a look-up may load
  * code, which must not happen while a stream is being captured.
  */
-static const char *const kernel_names[] = {
+static const char *const kernel_names[KERNELS] = {
 	"hash_chunks",       "stash_plan_pack", "stash_copy_in",
 	"stash_plan_unpack", "stash_copy_out",  "stash_reset",
-};
-
-#define KERNELS (sizeof(kernel_names) / sizeof(*kernel_names))
-
-struct gpu_device {
-	int handle;
-	void *context; /* retained; NULL: not yet */
-	void *module; /* NULL: not yet */
-	void *kernels[KERNELS];
-};
-
-struct gpu {
-	/* Immutable after gpu_open(): */
-	struct driver_calls cu;
-	pid_t pid;
-	int device_count;
-	bool fake; /* the tests' driver: has the kernels by name */
-	char state[160];
-
-	unsigned users; /* guarded by the_gpu_lock */
-
-	pthread_mutex_t lock; /* guards everything below; driver calls are
-			       * made under it, so that each is made once */
-	struct gpu_device devices[DEVICES_MAX];
-	int host_device; /* whose context serves host memory; -1: not yet */
-};
-
-struct gpu_stream {
-	struct gpu *g;
-	int device;
-	void *raw;
-	bool owned;
-	void *event; /* of gpu_stream_wait_for(); NULL: not yet */
-};
-
-struct gpu_event {
-	struct gpu *g;
-	int device;
-	void *raw;
 };
 
 static pthread_mutex_t the_gpu_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -218,8 +89,7 @@ static void result_words(const struct driver_calls *cu, int result, char *words,
 		(void)snprintf(words, size, "error %d: %s", result, text);
 }
 
-__attribute__((format(printf, 3, 4))) static int
-said(const struct gpu *g, int result, const char *format, ...)
+int gpu_said(const struct gpu *g, int result, const char *format, ...)
 {
 	char what[160], words[256];
 	va_list ap;
@@ -384,7 +254,7 @@ static int device_retain_locked(struct gpu *g, int device)
 	result = g->cu.cuDeviceGet(&d->handle, device);
 	if (result == 0)
 		result = g->cu.cuDevicePrimaryCtxRetain(&d->context, d->handle);
-	return said(g, result, "cannot use device %d", device);
+	return gpu_said(g, result, "cannot use device %d", device);
 }
 
 /*
@@ -393,9 +263,6 @@ static int device_retain_locked(struct gpu *g, int device)
  */
 static int host_device_locked(struct gpu *g)
 {
-	for (int i = 0; g->host_device < 0 && i < g->device_count; i++)
-		if (g->devices[i].context)
-			g->host_device = i;
 	for (int i = 0; g->host_device < 0 && i < g->device_count; i++) {
 		unsigned flags;
 		int handle, active = 0;
@@ -411,11 +278,7 @@ static int host_device_locked(struct gpu *g)
 	return g->host_device;
 }
 
-struct entered {
-	struct gpu *g; /* NULL: nothing to leave */
-};
-
-static void leave(struct entered *in)
+void gpu_leave(struct entered *in)
 {
 	void *ours;
 
@@ -423,10 +286,7 @@ static void leave(struct entered *in)
 		(void)in->g->cu.cuCtxPopCurrent(&ours);
 }
 
-#define DEVICE_OF_HOST_MEMORY (-1)
-
-/* Make the device's context the current one until `in` goes out of scope. */
-static int enter(struct gpu *g, int device, struct entered *in)
+int gpu_enter(struct gpu *g, int device, struct entered *in)
 {
 	void *context = NULL;
 	int rc;
@@ -444,8 +304,8 @@ static int enter(struct gpu *g, int device, struct entered *in)
 			return rc;
 		context = g->devices[device].context;
 	}
-	rc = said(g, g->cu.cuCtxPushCurrent(context), "cannot use device %d",
-		  device);
+	rc = gpu_said(g, g->cu.cuCtxPushCurrent(context),
+		      "cannot use device %d", device);
 	if (rc < 0)
 		return rc;
 	in->g = g;
@@ -469,7 +329,7 @@ int gpu_pointer_device(struct gpu *g, const void *p, int *ret_device)
 		return 0;
 	}
 	if (result != 0)
-		return said(g, result, "cannot ask where %p leads", p);
+		return gpu_said(g, result, "cannot ask where %p leads", p);
 	if (type != CU_MEMORY_TYPE_DEVICE && !managed)
 		ordinal = -1;
 	*ret_device = ordinal < 0 ? -1 : ordinal;
@@ -480,36 +340,36 @@ int gpu_register(struct gpu *g, void *p, size_t len, bool read_only)
 {
 	unsigned flags = CU_HOST_REGISTER_PORTABLE |
 			 (read_only ? CU_HOST_REGISTER_READ_ONLY : 0u);
-	SCOPED(leave) struct entered in = { NULL };
-	int rc = enter(g, DEVICE_OF_HOST_MEMORY, &in);
+	SCOPED(gpu_leave) struct entered in = { NULL };
+	int rc = gpu_enter(g, DEVICE_OF_HOST_MEMORY, &in);
 
 	if (rc < 0)
 		return rc;
-	return said(g, g->cu.cuMemHostRegister(p, len, flags),
-		    "cannot pin %zu bytes", len);
+	return gpu_said(g, g->cu.cuMemHostRegister(p, len, flags),
+			"cannot pin %zu bytes", len);
 }
 
 void gpu_unregister(struct gpu *g, void *p)
 {
-	SCOPED(leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { NULL };
 
-	if (enter(g, DEVICE_OF_HOST_MEMORY, &in) == 0)
+	if (gpu_enter(g, DEVICE_OF_HOST_MEMORY, &in) == 0)
 		(void)g->cu.cuMemHostUnregister(p);
 }
 
 int gpu_host_alloc(struct gpu *g, size_t len, void **ret_p)
 {
-	SCOPED(leave) struct entered in = { NULL };
-	int rc = enter(g, DEVICE_OF_HOST_MEMORY, &in);
+	SCOPED(gpu_leave) struct entered in = { NULL };
+	int rc = gpu_enter(g, DEVICE_OF_HOST_MEMORY, &in);
 	void *p;
 
 	if (rc < 0)
 		return rc;
-	rc = said(g,
-		  g->cu.cuMemHostAlloc(&p, len,
-				       CU_HOST_ALLOC_PORTABLE |
-					       CU_HOST_ALLOC_DEVICEMAP),
-		  "cannot allocate %zu bytes of pinned memory", len);
+	rc = gpu_said(g,
+		      g->cu.cuMemHostAlloc(&p, len,
+					   CU_HOST_ALLOC_PORTABLE |
+						   CU_HOST_ALLOC_DEVICEMAP),
+		      "cannot allocate %zu bytes of pinned memory", len);
 	if (rc < 0)
 		return rc;
 	*ret_p = p;
@@ -518,22 +378,22 @@ int gpu_host_alloc(struct gpu *g, size_t len, void **ret_p)
 
 void gpu_host_free(struct gpu *g, void *p)
 {
-	SCOPED(leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { NULL };
 
-	if (p && enter(g, DEVICE_OF_HOST_MEMORY, &in) == 0)
+	if (p && gpu_enter(g, DEVICE_OF_HOST_MEMORY, &in) == 0)
 		(void)g->cu.cuMemFreeHost(p);
 }
 
 int gpu_alloc(struct gpu *g, int device, size_t len, void **ret_p)
 {
-	SCOPED(leave) struct entered in = { NULL };
-	int rc = enter(g, device, &in);
+	SCOPED(gpu_leave) struct entered in = { NULL };
+	int rc = gpu_enter(g, device, &in);
 	uint64_t p;
 
 	if (rc < 0)
 		return rc;
-	rc = said(g, g->cu.cuMemAlloc(&p, len),
-		  "cannot allocate %zu bytes on device %d", len, device);
+	rc = gpu_said(g, g->cu.cuMemAlloc(&p, len),
+		      "cannot allocate %zu bytes on device %d", len, device);
 	if (rc < 0)
 		return rc;
 	*ret_p = (void *)(uintptr_t)p;
@@ -542,204 +402,10 @@ int gpu_alloc(struct gpu *g, int device, size_t len, void **ret_p)
 
 void gpu_free(struct gpu *g, int device, void *p)
 {
-	SCOPED(leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { NULL };
 
-	if (p && enter(g, device, &in) == 0)
+	if (p && gpu_enter(g, device, &in) == 0)
 		(void)g->cu.cuMemFree((uint64_t)(uintptr_t)p);
-}
-
-/* --- Streams ------------------------------------------------------------- */
-
-int gpu_stream_wrap(struct gpu *g, int device, void *raw,
-		    struct gpu_stream **ret_stream)
-{
-	struct gpu_stream *s;
-
-	if (device < 0 || device >= g->device_count)
-		return ckpt_say(-EINVAL, "device %d: there are %d devices",
-				device, g->device_count);
-	s = calloc(1, sizeof(*s));
-	if (!s)
-		return ckpt_say(-ENOMEM, "no memory");
-	s->g = g;
-	s->device = device;
-	s->raw = raw;
-	*ret_stream = s;
-	return 0;
-}
-
-int gpu_stream_new(struct gpu *g, int device, struct gpu_stream **ret_stream)
-{
-	SCOPED(scope_free) struct gpu_stream *s = NULL;
-	SCOPED(leave) struct entered in = { NULL };
-	int rc = gpu_stream_wrap(g, device, NULL, &s);
-
-	if (rc < 0)
-		return rc;
-	rc = enter(g, device, &in);
-	if (rc < 0)
-		return rc;
-	rc = said(g, g->cu.cuStreamCreate(&s->raw, CU_STREAM_NON_BLOCKING),
-		  "cannot make a stream on device %d", device);
-	if (rc < 0)
-		return rc;
-	s->owned = true;
-	*ret_stream = TAKE(s);
-	return 0;
-}
-
-void gpu_stream_free(struct gpu_stream *s)
-{
-	SCOPED(leave) struct entered in = { NULL };
-
-	if (!s)
-		return;
-	if ((s->event || s->owned) && enter(s->g, s->device, &in) == 0) {
-		if (s->event)
-			(void)s->g->cu.cuEventDestroy(s->event);
-		if (s->owned)
-			(void)s->g->cu.cuStreamDestroy(s->raw);
-	}
-	free(s);
-}
-
-int gpu_stream_wait_for(struct gpu_stream *s, void *raw)
-{
-	struct driver_calls *cu = &s->g->cu;
-	SCOPED(leave) struct entered in = { NULL };
-	int rc = enter(s->g, s->device, &in), result = 0;
-
-	if (rc < 0)
-		return rc;
-	if (!s->event)
-		result = cu->cuEventCreate(&s->event, CU_EVENT_DISABLE_TIMING);
-	if (result == 0)
-		result = cu->cuEventRecord(s->event, raw);
-	/* The wait is for this record: the event may be used again at once. */
-	if (result == 0)
-		result = cu->cuStreamWaitEvent(s->raw, s->event, 0);
-	return said(s->g, result, "cannot wait for a stream on device %d",
-		    s->device);
-}
-
-int gpu_copy_d2h(struct gpu_stream *s, void *dst, const void *src, size_t len)
-{
-	SCOPED(leave) struct entered in = { NULL };
-	int rc = enter(s->g, s->device, &in);
-
-	if (rc < 0 || len == 0)
-		return rc;
-	return said(s->g,
-		    s->g->cu.cuMemcpyDtoHAsync(dst, (uint64_t)(uintptr_t)src,
-					       len, s->raw),
-		    "cannot copy %zu bytes from device %d", len, s->device);
-}
-
-int gpu_copy_h2d(struct gpu_stream *s, void *dst, const void *src, size_t len)
-{
-	SCOPED(leave) struct entered in = { NULL };
-	int rc = enter(s->g, s->device, &in);
-
-	if (rc < 0 || len == 0)
-		return rc;
-	return said(s->g,
-		    s->g->cu.cuMemcpyHtoDAsync((uint64_t)(uintptr_t)dst, src,
-					       len, s->raw),
-		    "cannot copy %zu bytes to device %d", len, s->device);
-}
-
-int gpu_copy_d2d(struct gpu_stream *s, void *dst, const void *src, size_t len)
-{
-	SCOPED(leave) struct entered in = { NULL };
-	int rc = enter(s->g, s->device, &in);
-
-	if (rc < 0 || len == 0)
-		return rc;
-	return said(s->g,
-		    s->g->cu.cuMemcpyDtoDAsync((uint64_t)(uintptr_t)dst,
-					       (uint64_t)(uintptr_t)src, len,
-					       s->raw),
-		    "cannot copy %zu bytes on device %d", len, s->device);
-}
-
-int gpu_zero(struct gpu_stream *s, void *dst, size_t len)
-{
-	SCOPED(leave) struct entered in = { NULL };
-	int rc = enter(s->g, s->device, &in);
-
-	if (rc < 0 || len == 0)
-		return rc;
-	return said(s->g,
-		    s->g->cu.cuMemsetD8Async((uint64_t)(uintptr_t)dst, 0, len,
-					     s->raw),
-		    "cannot zero %zu bytes on device %d", len, s->device);
-}
-
-int gpu_stream_sync(struct gpu_stream *s)
-{
-	SCOPED(leave) struct entered in = { NULL };
-	int rc = enter(s->g, s->device, &in);
-
-	if (rc < 0)
-		return rc;
-	return said(s->g, s->g->cu.cuStreamSynchronize(s->raw),
-		    "work on device %d failed", s->device);
-}
-
-/* --- Events -------------------------------------------------------------- */
-
-int gpu_event_new(struct gpu *g, int device, struct gpu_event **ret_event)
-{
-	SCOPED(scope_free) struct gpu_event *e = calloc(1, sizeof(*e));
-	SCOPED(leave) struct entered in = { NULL };
-	int rc;
-
-	if (!e)
-		return ckpt_say(-ENOMEM, "no memory");
-	e->g = g;
-	e->device = device;
-	rc = enter(g, device, &in);
-	if (rc < 0)
-		return rc;
-	rc = said(g, g->cu.cuEventCreate(&e->raw, CU_EVENT_DISABLE_TIMING),
-		  "cannot make an event on device %d", device);
-	if (rc < 0)
-		return rc;
-	*ret_event = TAKE(e);
-	return 0;
-}
-
-void gpu_event_free(struct gpu_event *e)
-{
-	SCOPED(leave) struct entered in = { NULL };
-
-	if (!e)
-		return;
-	if (enter(e->g, e->device, &in) == 0)
-		(void)e->g->cu.cuEventDestroy(e->raw);
-	free(e);
-}
-
-int gpu_event_record(struct gpu_event *e, struct gpu_stream *s)
-{
-	SCOPED(leave) struct entered in = { NULL };
-	int rc = enter(s->g, s->device, &in);
-
-	if (rc < 0)
-		return rc;
-	return said(s->g, s->g->cu.cuEventRecord(e->raw, s->raw),
-		    "cannot record an event on device %d", s->device);
-}
-
-int gpu_event_sync(struct gpu_event *e)
-{
-	SCOPED(leave) struct entered in = { NULL };
-	int rc = enter(e->g, e->device, &in);
-
-	if (rc < 0)
-		return rc;
-	return said(e->g, e->g->cu.cuEventSynchronize(e->raw),
-		    "work on device %d failed", e->device);
 }
 
 /* --- Kernels ------------------------------------------------------------- */
@@ -765,8 +431,8 @@ static int device_load_locked(struct gpu *g, int device)
 	if (result != 0) {
 		if (module)
 			(void)g->cu.cuModuleUnload(module);
-		return said(g, result, "cannot load the kernels on device %d",
-			    device);
+		return gpu_said(g, result,
+				"cannot load the kernels on device %d", device);
 	}
 	d->module = module;
 	return 0;
@@ -776,14 +442,14 @@ int gpu_launch(struct gpu_stream *s, const char *kernel, unsigned grid,
 	       unsigned block, void **args)
 {
 	struct gpu *g = s->g;
-	SCOPED(leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { NULL };
 	void *function = NULL;
 	int rc;
 
 	if (!gpu_has_kernels(g))
 		return ckpt_say(-ENODEV, "no kernels for devices: this library "
 					 "was built without nvcc");
-	rc = enter(g, s->device, &in);
+	rc = gpu_enter(g, s->device, &in);
 	if (rc < 0)
 		return rc;
 	{
@@ -796,8 +462,8 @@ int gpu_launch(struct gpu_stream *s, const char *kernel, unsigned grid,
 				function = g->devices[s->device].kernels[i];
 	}
 	CHECK(function != NULL);
-	return said(g,
-		    g->cu.cuLaunchKernel(function, grid, 1, 1, block, 1, 1, 0,
-					 s->raw, args, NULL),
-		    "cannot run %s on device %d", kernel, s->device);
+	return gpu_said(g,
+			g->cu.cuLaunchKernel(function, grid, 1, 1, block, 1, 1,
+					     0, s->raw, args, NULL),
+			"cannot run %s on device %d", kernel, s->device);
 }
