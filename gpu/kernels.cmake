@@ -28,7 +28,23 @@ if(CKPTFS_NVCC AND CKPTFS_NVCC_PATH)
       endif()
     endif()
   endforeach()
-  if(nvcc_oldest)
+  # It may be there and not work: it needs a host compiler that it knows.
+  if(nvcc_oldest AND NOT DEFINED CKPTFS_NVCC_WORKS)
+    set(nvcc_probe "${CMAKE_CURRENT_BINARY_DIR}/nvcc_probe.cu")
+    file(WRITE "${nvcc_probe}" "extern \"C\" __global__ void probe() {}\n")
+    execute_process(COMMAND "${CKPTFS_NVCC_PATH}" -fatbin -std=c++17
+        ${nvcc_flags} -o "${nvcc_probe}.fatbin" "${nvcc_probe}"
+      RESULT_VARIABLE nvcc_rc OUTPUT_VARIABLE nvcc_says
+      ERROR_VARIABLE nvcc_says)
+    if(nvcc_rc EQUAL 0)
+      set(CKPTFS_NVCC_WORKS ON CACHE INTERNAL "nvcc compiled a kernel")
+    else()
+      message(STATUS "${CKPTFS_NVCC_PATH}: ${nvcc_says}")
+    endif()
+  endif()
+  if(nvcc_oldest AND NOT CKPTFS_NVCC_WORKS)
+    set(ckpt_kernels_state "not built (nvcc ${nvcc_version} does not work)")
+  elseif(nvcc_oldest)
     list(APPEND nvcc_flags
       -gencode arch=compute_${nvcc_oldest},code=compute_${nvcc_oldest})
     list(JOIN nvcc_built " " nvcc_built)
