@@ -233,7 +233,7 @@ stash_plan_unpack(const __grid_constant__ stash_view v,
 	stash_plan_unpack(&v, &item);
 }
 
-extern "C" __global__ void __launch_bounds__(STASH_COPY_THREADS)
+extern "C" __global__ void __launch_bounds__(STASH_COPY_THREADS, 5)
 	stash_copy_in(const __grid_constant__ stash_view v,
 		      const __grid_constant__ stash_item_view item,
 		      const uint8_t *data)
@@ -241,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(STASH_COPY_THREADS)
 	stash_copy_in(&v, &item, data, stash_this_lane());
 }
 
-extern "C" __global__ void __launch_bounds__(STASH_COPY_THREADS)
+extern "C" __global__ void __launch_bounds__(STASH_COPY_THREADS, 5)
 	stash_copy_out(const __grid_constant__ stash_view v,
 		       const __grid_constant__ stash_item_view item,
 		       uint8_t *data)

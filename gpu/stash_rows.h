@@ -160,6 +160,12 @@ HOST_DEVICE void stash_plan_unpack(const struct stash_view *v,
 /* --- Many threads: copy ----------------------------------------------------
  */
 
+/* A lane's place among all that copy. A host has one warp of one lane. */
+struct stash_lane {
+	uint32_t warp, warps;
+	uint32_t lane, lanes;
+};
+
 #ifdef __CUDACC__
 #define STASH_ALIAS
 #else
@@ -215,37 +221,42 @@ HOST_DEVICE void stash_copy_vectors(struct stash_vector *dst,
 		stash_store(dst + i, stash_load(src + i));
 }
 
-/* As wide as both pointers allow; what is left over goes byte by byte. */
+/*
+ * As wide as `rows` allows, which is the caller's of the two; a page allows
+ * everything, and is not asked: its number may still be on its way while the
+ * first loads of the rows begin. What is left over goes byte by byte.
+ */
 HOST_DEVICE void stash_copy_bytes(uint8_t *dst, const uint8_t *src,
-				  uint32_t len, uint32_t lane, uint32_t lanes)
+				  uint32_t len, const uint8_t *rows,
+				  struct stash_lane l)
 {
 	typedef uint64_t STASH_ALIAS word64;
 	typedef uint32_t STASH_ALIAS word32;
 	typedef uint16_t STASH_ALIAS word16;
-	uintptr_t both = (uintptr_t)dst | (uintptr_t)src;
-	uint32_t done = 0;
+	uint32_t lane = l.lane, lanes = l.lanes, done = 0;
+	uintptr_t at = (uintptr_t)rows;
 
 	if (lanes == 1) {
 		memcpy(dst, src, len);
 		return;
 	}
-	if (both % 16 == 0) {
+	if (at % 16 == 0) {
 		stash_copy_vectors(
 			(struct stash_vector *)(void *)dst,
 			(const struct stash_vector *)(const void *)src,
 			len / 16, lane, lanes);
 		done = len / 16 * 16;
-	} else if (both % 8 == 0) {
+	} else if (at % 8 == 0) {
 		for (uint32_t i = lane; i < len / 8; i += lanes)
 			((word64 *)(void *)dst)[i] =
 				((const word64 *)(const void *)src)[i];
 		done = len / 8 * 8;
-	} else if (both % 4 == 0) {
+	} else if (at % 4 == 0) {
 		for (uint32_t i = lane; i < len / 4; i += lanes)
 			((word32 *)(void *)dst)[i] =
 				((const word32 *)(const void *)src)[i];
 		done = len / 4 * 4;
-	} else if (both % 2 == 0) {
+	} else if (at % 2 == 0) {
 		for (uint32_t i = lane; i < len / 2; i += lanes)
 			((word16 *)(void *)dst)[i] =
 				((const word16 *)(const void *)src)[i];
@@ -254,12 +265,6 @@ HOST_DEVICE void stash_copy_bytes(uint8_t *dst, const uint8_t *src,
 	for (uint32_t i = done + lane; i < len; i += lanes)
 		dst[i] = src[i];
 }
-
-/* A lane's place among all that copy. A host has one warp of one lane. */
-struct stash_lane {
-	uint32_t warp, warps;
-	uint32_t lane, lanes;
-};
 
 /* Of unit u: its slot (which page of the item) and which bytes of that. */
 struct stash_unit {
@@ -301,20 +306,21 @@ HOST_DEVICE void stash_copy_in(const struct stash_view *v,
 			       const struct stash_item_view *item,
 			       const uint8_t *data, struct stash_lane l)
 {
-	const struct stash_packed *p = item->packed;
-	uint32_t units = p->copy_pages * v->page_units;
+	const struct stash_packed p = *item->packed;
+	uint32_t units = p.copy_pages * v->page_units;
 
 	for (uint32_t u = l.warp; u < units; u += l.warps) {
-		struct stash_unit unit = stash_unit_of(v, p, u);
-		uint32_t page = v->free_pages[p->spill]
-					     [stash_position(v, p, unit.slot)];
+		struct stash_unit unit = stash_unit_of(v, &p, u);
+		uint32_t page = v->free_pages[p.spill]
+					     [stash_position(v, &p, unit.slot)];
+		const uint8_t *rows =
+			data + unit.slot * v->page_bytes + unit.from;
+		uint8_t *in_page =
+			v->pages[p.spill] + page * v->stride + unit.from;
 
+		stash_copy_bytes(in_page, rows, unit.len, rows, l);
 		if (unit.from == 0 && l.lane == 0)
 			item->record[unit.slot] = page;
-		stash_copy_bytes(v->pages[p->spill] + page * v->stride +
-					 unit.from,
-				 data + unit.slot * v->page_bytes + unit.from,
-				 unit.len, l.lane, l.lanes);
 	}
 }
 
@@ -323,20 +329,20 @@ HOST_DEVICE void stash_copy_out(const struct stash_view *v,
 				const struct stash_item_view *item,
 				uint8_t *data, struct stash_lane l)
 {
-	const struct stash_packed *p = item->packed;
-	uint32_t units = p->copy_pages * v->page_units;
+	const struct stash_packed p = *item->packed;
+	uint32_t units = p.copy_pages * v->page_units;
 
 	for (uint32_t u = l.warp; u < units; u += l.warps) {
-		struct stash_unit unit = stash_unit_of(v, p, u);
+		struct stash_unit unit = stash_unit_of(v, &p, u);
 		uint32_t page = item->record[unit.slot];
+		uint8_t *rows = data + unit.slot * v->page_bytes + unit.from;
+		const uint8_t *in_page =
+			v->pages[p.spill] + page * v->stride + unit.from;
 
+		stash_copy_bytes(rows, in_page, unit.len, rows, l);
 		if (unit.from == 0 && l.lane == 0)
-			v->free_pages[p->spill]
-				     [stash_position(v, p, unit.slot)] = page;
-		stash_copy_bytes(data + unit.slot * v->page_bytes + unit.from,
-				 v->pages[p->spill] + page * v->stride +
-					 unit.from,
-				 unit.len, l.lane, l.lanes);
+			v->free_pages[p.spill]
+				     [stash_position(v, &p, unit.slot)] = page;
 	}
 }
 
