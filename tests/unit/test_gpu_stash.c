@@ -18,9 +18,9 @@
 
 #include "gpu/stash.h"
 #include "tests/gpu/fake_cuda.h"
+#include "tests/unit/stash_vectors.h"
 
 #define ITEMS 8
-#define PAGES_MAX 8
 #define GUARD 0x5c
 /* In front of the data, so that it begins at any alignment. */
 #define SHIFT_MAX 16u
@@ -224,471 +224,6 @@ static void reset(struct rig *r)
 
 /* --- Vectors ----------------------------------------------------------------
  */
-
-enum op { INIT, PACK, UNPACK, RESET };
-enum result { OK, OVERFLOW, NOOP };
-
-struct step {
-	enum op op;
-	char item;
-	int64_t rows;
-	enum result result;
-	uint32_t record[PAGES_MAX];
-	unsigned record_count;
-	uint32_t spilled;
-	uint64_t head[2], tail[2];
-	uint32_t free_device[PAGES_MAX], free_host[PAGES_MAX];
-	uint32_t overflow, host_spill;
-};
-
-struct vector {
-	const char *name;
-	uint32_t page_rows;
-	uint64_t device_rows, host_rows;
-	unsigned count;
-	struct step steps[10];
-};
-
-static const struct vector vectors[] = {
-	{ "P1 LIFO, no host",
-	  4,
-	  10,
-	  0,
-	  5,
-	  {
-		  { INIT,
-		    0,
-		    0,
-		    OK,
-		    { 0 },
-		    0,
-		    0,
-		    { 0, 0 },
-		    { 3, 0 },
-		    { 0, 1, 2 },
-		    { 0 },
-		    0,
-		    0 },
-		  { PACK,
-		    'A',
-		    5,
-		    OK,
-		    { 0, 1 },
-		    2,
-		    0,
-		    { 2, 0 },
-		    { 3, 0 },
-		    { 0, 1, 2 },
-		    { 0 },
-		    0,
-		    0 },
-		  { PACK,
-		    'B',
-		    4,
-		    OK,
-		    { 2 },
-		    1,
-		    0,
-		    { 3, 0 },
-		    { 3, 0 },
-		    { 0, 1, 2 },
-		    { 0 },
-		    0,
-		    0 },
-		  { UNPACK,
-		    'B',
-		    0,
-		    OK,
-		    { 0 },
-		    0,
-		    0,
-		    { 3, 0 },
-		    { 4, 0 },
-		    { 2, 1, 2 },
-		    { 0 },
-		    0,
-		    0 },
-		  { UNPACK,
-		    'A',
-		    0,
-		    OK,
-		    { 0 },
-		    0,
-		    0,
-		    { 3, 0 },
-		    { 6, 0 },
-		    { 2, 0, 1 },
-		    { 0 },
-		    0,
-		    0 },
-	  } },
-	{ "P3 zero tokens and exact fit",
-	  4,
-	  8,
-	  0,
-	  5,
-	  {
-		  { INIT,
-		    0,
-		    0,
-		    OK,
-		    { 0 },
-		    0,
-		    0,
-		    { 0, 0 },
-		    { 2, 0 },
-		    { 0, 1 },
-		    { 0 },
-		    0,
-		    0 },
-		  { PACK,
-		    'A',
-		    0,
-		    OK,
-		    { 0 },
-		    0,
-		    0,
-		    { 0, 0 },
-		    { 2, 0 },
-		    { 0, 1 },
-		    { 0 },
-		    0,
-		    0 },
-		  { PACK,
-		    'B',
-		    8,
-		    OK,
-		    { 0, 1 },
-		    2,
-		    0,
-		    { 2, 0 },
-		    { 2, 0 },
-		    { 0, 1 },
-		    { 0 },
-		    0,
-		    0 },
-		  { UNPACK,
-		    'A',
-		    0,
-		    OK,
-		    { 0 },
-		    0,
-		    0,
-		    { 2, 0 },
-		    { 2, 0 },
-		    { 0, 1 },
-		    { 0 },
-		    0,
-		    0 },
-		  { UNPACK,
-		    'B',
-		    0,
-		    OK,
-		    { 0 },
-		    0,
-		    0,
-		    { 2, 0 },
-		    { 4, 0 },
-		    { 0, 1 },
-		    { 0 },
-		    0,
-		    0 },
-	  } },
-	{ "P4 spill to host, then CUDA again",
-	  4,
-	  8,
-	  16,
-	  9,
-	  {
-		  { INIT,
-		    0,
-		    0,
-		    OK,
-		    { 0 },
-		    0,
-		    0,
-		    { 0, 0 },
-		    { 2, 4 },
-		    { 0, 1 },
-		    { 0, 1, 2, 3 },
-		    0,
-		    0 },
-		  { PACK,
-		    'A',
-		    8,
-		    OK,
-		    { 0, 1 },
-		    2,
-		    0,
-		    { 2, 0 },
-		    { 2, 4 },
-		    { 0, 1 },
-		    { 0, 1, 2, 3 },
-		    0,
-		    0 },
-		  { PACK,
-		    'B',
-		    5,
-		    OK,
-		    { 0, 1 },
-		    2,
-		    1,
-		    { 2, 2 },
-		    { 2, 4 },
-		    { 0, 1 },
-		    { 0, 1, 2, 3 },
-		    0,
-		    1 },
-		  { PACK,
-		    'C',
-		    1,
-		    OK,
-		    { 2 },
-		    1,
-		    1,
-		    { 2, 3 },
-		    { 2, 4 },
-		    { 0, 1 },
-		    { 0, 1, 2, 3 },
-		    0,
-		    1 },
-		  { UNPACK,
-		    'A',
-		    0,
-		    OK,
-		    { 0 },
-		    0,
-		    0,
-		    { 2, 3 },
-		    { 4, 4 },
-		    { 0, 1 },
-		    { 0, 1, 2, 3 },
-		    0,
-		    1 },
-		  { PACK,
-		    'D',
-		    4,
-		    OK,
-		    { 0 },
-		    1,
-		    0,
-		    { 3, 3 },
-		    { 4, 4 },
-		    { 0, 1 },
-		    { 0, 1, 2, 3 },
-		    0,
-		    1 },
-		  { UNPACK,
-		    'D',
-		    0,
-		    OK,
-		    { 0 },
-		    0,
-		    0,
-		    { 3, 3 },
-		    { 5, 4 },
-		    { 0, 1 },
-		    { 0, 1, 2, 3 },
-		    0,
-		    1 },
-		  { UNPACK,
-		    'C',
-		    0,
-		    OK,
-		    { 0 },
-		    0,
-		    0,
-		    { 3, 3 },
-		    { 5, 5 },
-		    { 0, 1 },
-		    { 2, 1, 2, 3 },
-		    0,
-		    1 },
-		  { UNPACK,
-		    'B',
-		    0,
-		    OK,
-		    { 0 },
-		    0,
-		    0,
-		    { 3, 3 },
-		    { 5, 7 },
-		    { 0, 1 },
-		    { 2, 0, 1, 3 },
-		    0,
-		    1 },
-	  } },
-	{ "P5 overflow is sticky until reset; all-or-nothing",
-	  4,
-	  8,
-	  0,
-	  8,
-	  {
-		  { INIT,
-		    0,
-		    0,
-		    OK,
-		    { 0 },
-		    0,
-		    0,
-		    { 0, 0 },
-		    { 2, 0 },
-		    { 0, 1 },
-		    { 0 },
-		    0,
-		    0 },
-		  { PACK,
-		    'A',
-		    4,
-		    OK,
-		    { 0 },
-		    1,
-		    0,
-		    { 1, 0 },
-		    { 2, 0 },
-		    { 0, 1 },
-		    { 0 },
-		    0,
-		    0 },
-		  { PACK,
-		    'B',
-		    5,
-		    OVERFLOW,
-		    { 0 },
-		    0,
-		    1,
-		    { 1, 0 },
-		    { 2, 0 },
-		    { 0, 1 },
-		    { 0 },
-		    1,
-		    0 },
-		  { PACK,
-		    'C',
-		    1,
-		    NOOP,
-		    { 0 },
-		    0,
-		    0,
-		    { 1, 0 },
-		    { 2, 0 },
-		    { 0, 1 },
-		    { 0 },
-		    1,
-		    0 },
-		  { UNPACK,
-		    'A',
-		    0,
-		    NOOP,
-		    { 0 },
-		    0,
-		    0,
-		    { 1, 0 },
-		    { 2, 0 },
-		    { 0, 1 },
-		    { 0 },
-		    1,
-		    0 },
-		  { RESET,
-		    0,
-		    0,
-		    OK,
-		    { 0 },
-		    0,
-		    0,
-		    { 0, 0 },
-		    { 2, 0 },
-		    { 0, 1 },
-		    { 0 },
-		    0,
-		    0 },
-		  { PACK,
-		    'E',
-		    8,
-		    OK,
-		    { 0, 1 },
-		    2,
-		    0,
-		    { 2, 0 },
-		    { 2, 0 },
-		    { 0, 1 },
-		    { 0 },
-		    0,
-		    0 },
-		  { UNPACK,
-		    'E',
-		    0,
-		    OK,
-		    { 0 },
-		    0,
-		    0,
-		    { 2, 0 },
-		    { 4, 0 },
-		    { 0, 1 },
-		    { 0 },
-		    0,
-		    0 },
-	  } },
-	{ "P7 capacity rounding: 10 tokens/page 64 -> 1 page",
-	  64,
-	  10,
-	  0,
-	  4,
-	  {
-		  { INIT,
-		    0,
-		    0,
-		    OK,
-		    { 0 },
-		    0,
-		    0,
-		    { 0, 0 },
-		    { 1, 0 },
-		    { 0 },
-		    { 0 },
-		    0,
-		    0 },
-		  { PACK,
-		    'A',
-		    64,
-		    OK,
-		    { 0 },
-		    1,
-		    0,
-		    { 1, 0 },
-		    { 1, 0 },
-		    { 0 },
-		    { 0 },
-		    0,
-		    0 },
-		  { UNPACK,
-		    'A',
-		    0,
-		    OK,
-		    { 0 },
-		    0,
-		    0,
-		    { 1, 0 },
-		    { 2, 0 },
-		    { 0 },
-		    { 0 },
-		    0,
-		    0 },
-		  { PACK,
-		    'B',
-		    65,
-		    OVERFLOW,
-		    { 0 },
-		    0,
-		    1,
-		    { 1, 0 },
-		    { 2, 0 },
-		    { 0 },
-		    { 0 },
-		    1,
-		    0 },
-	  } },
-};
 
 static void assert_step(struct rig *r, const struct step *want)
 {
@@ -910,30 +445,33 @@ static void a_second_unpack_does_nothing(void **state)
 	}
 }
 
+#define OVERFLOWS 8
+
 /* What makes the flag go up. */
 static void overflow_by(struct rig *r, struct ckpt_stash_item *held,
-			struct ckpt_stash_item *i, unsigned how)
+			unsigned how)
 {
-	switch (how) {
-	case 0:
-		pack(r, i, 1, -1);
-		break;
-	case 1:
-		pack(r, i, 1, 41); /* more than max_rows */
-		break;
-	case 2:
-		pack(r, i, 1, INT64_MAX);
-		break;
-	case 3:
-		pack(r, i, 1, INT64_MIN);
-		break;
-	case 4:
-		pack(r, i, 1, 40); /* no tier has room for all */
-		break;
-	default:
-		pack(r, held, 1, 1); /* still packed */
-		break;
+	static const struct {
+		int64_t rows;
+		uint64_t max_rows;
+	} wrong[] = {
+		{ -1, 40 },        { -1, UINT64_MAX },        { 9, 8 },
+		{ INT64_MAX, 40 }, { INT64_MAX, UINT64_MAX }, { INT64_MIN, 0 },
+		{ 40, 40 }, /* no tier has room for all */
+	};
+	struct ckpt_stash_item *other;
+
+	if (how == OVERFLOWS - 1) {
+		pack(r, held, 1, 1); /* is still packed */
+		return;
 	}
+	assert_int_equal(ckpt_stash_item_new(r->s, r->type.element_bytes,
+					     r->type.row_elements,
+					     wrong[how].max_rows, &other),
+			 0);
+	pack(r, other, 1, wrong[how].rows);
+	assert_unpacks(r, other, 0, 0);
+	ckpt_stash_item_free(other);
 }
 
 static void an_overflow_stays_until_the_reset(void **state)
@@ -941,7 +479,7 @@ static void an_overflow_stays_until_the_reset(void **state)
 	(void)state;
 	FOR_BOTH(device)
 	{
-		for (unsigned how = 0; how < 6; how++) {
+		for (unsigned how = 0; how < OVERFLOWS; how++) {
 			struct ckpt_stash_item *held, *i;
 			struct ckpt_stash_state s;
 			struct rig r;
@@ -951,7 +489,7 @@ static void an_overflow_stays_until_the_reset(void **state)
 			i = item_new(&r);
 			pack(&r, held, 7, 4);
 			assert_false(overflowed(&r));
-			overflow_by(&r, held, i, how);
+			overflow_by(&r, held, how);
 			assert_true(overflowed(&r));
 			s = state_of(&r);
 			assert_int_equal(s.overflow, 1);
