@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "gpu/load.h"
 #include "gpu/mount.h"
 #include "gpu/private.h"
 #include "store/base/scope.h"
@@ -99,6 +100,7 @@ void ckpt_close(struct ckpt *c)
 	if (!c)
 		return;
 	mounts_close(c);
+	load_buffers_close(c);
 	gpu_close(c->gpu);
 	pthread_mutex_destroy(&c->lock);
 	free(c);

@@ -31,6 +31,9 @@ struct ckpt_atomic_counters { /* as struct ckpt_counters */
 
 struct ckpt_mount; /* segment.h */
 
+/* Transfer buffers that are kept: what one load uses. */
+#define CKPT_SPARE_MAX 2
+
 struct ckpt {
 	/* Immutable after ckpt_open(): */
 	unsigned flags;
@@ -44,6 +47,7 @@ struct ckpt {
 
 	pthread_mutex_t lock; /* guards everything below */
 	struct ckpt_mount *mounts; /* a list; each stays until ckpt_close() */
+	void *spare[CKPT_SPARE_MAX]; /* pinned, of buffer_bytes; load.c's */
 };
 
 #define CKPT_COUNT(c, counter, n) \

@@ -1,0 +1,144 @@
+/*
+ * file.c - open a safetensors file and say what is in it.
+ *
+ * The header is read and checked once, here. The descriptor stays open: in a
+ * mount it keeps this version, whatever happens to the name.
+ */
+#include "gpu/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "store/base/io.h"
+#include "store/base/scope.h"
+
+static int say_read(const struct ckpt_file *f, int rc)
+{
+	if (rc == -ESTALE)
+		return ckpt_say(rc, "%s: it became shorter while it was opened",
+				f->path);
+	return ckpt_say(rc, "%s: read: %s", f->path, strerror(-rc));
+}
+
+static int read_header(struct ckpt_file *f)
+{
+	uint8_t prefix[FILE_HEADER_PREFIX_BYTES] = { 0 };
+	SCOPED(scope_free) char *json = NULL;
+	size_t len = 0;
+	int rc;
+
+	if (f->bytes >= sizeof(prefix)) {
+		rc = io_read_full(f->fd, prefix, sizeof(prefix), 0);
+		if (rc < 0)
+			return say_read(f, rc);
+	}
+	rc = file_header_length(f->path, prefix, f->bytes, &len);
+	if (rc < 0)
+		return rc;
+	/* Read, not taken from the map: what is checked must not change. */
+	json = malloc(len + 1);
+	if (!json)
+		return ckpt_say(-ENOMEM, "%s: no memory for its header",
+				f->path);
+	rc = io_read_full(f->fd, json, len, sizeof(prefix));
+	if (rc < 0)
+		return say_read(f, rc);
+	json[len] = '\0';
+	return file_header_parse(f->path, json, len, f->bytes, &f->header);
+}
+
+static int open_file(struct ckpt_file *f)
+{
+	int rc;
+
+	f->fd = open(f->path, O_RDONLY | O_CLOEXEC);
+	if (f->fd < 0 || fstat(f->fd, &f->stat) < 0) {
+		rc = -errno;
+		return ckpt_say(rc, "%s: %s", f->path, strerror(-rc));
+	}
+	if (S_ISDIR(f->stat.st_mode))
+		return ckpt_say(-EISDIR, "%s: a directory, not a file",
+				f->path);
+	if (!S_ISREG(f->stat.st_mode))
+		return ckpt_say(-EINVAL, "%s: not a regular file", f->path);
+	f->bytes = (uint64_t)f->stat.st_size;
+	rc = read_header(f);
+	if (rc < 0)
+		return rc;
+	/* Only ckpt_file_map() needs it: where it fails all else works. */
+	f->map = mmap(NULL, f->bytes, PROT_READ, MAP_SHARED, f->fd, 0);
+	if (f->map == MAP_FAILED)
+		f->map = NULL;
+	return 0;
+}
+
+int ckpt_file_open(struct ckpt *c, const char *path,
+		   struct ckpt_file **ret_file)
+{
+	struct ckpt_file *f;
+	int rc = ckpt_check_process(c);
+
+	if (rc < 0)
+		return rc;
+	f = calloc(1, sizeof(*f));
+	if (!f)
+		return ckpt_say(-ENOMEM, "%s: no memory", path);
+	f->c = c;
+	f->fd = -1;
+	f->path = strdup(path);
+	rc = f->path ? open_file(f) : ckpt_say(-ENOMEM, "%s: no memory", path);
+	if (rc < 0)
+		ckpt_file_close(f);
+	else
+		*ret_file = f;
+	return rc;
+}
+
+void ckpt_file_close(struct ckpt_file *f)
+{
+	if (!f)
+		return;
+	if (f->map)
+		(void)munmap(f->map, f->bytes);
+	if (f->fd >= 0)
+		(void)close(f->fd);
+	file_header_release(&f->header);
+	free(f->path);
+	free(f);
+}
+
+size_t ckpt_file_count(const struct ckpt_file *f)
+{
+	return f->header.count;
+}
+
+const struct ckpt_entry *ckpt_file_entry(const struct ckpt_file *f,
+					 size_t index)
+{
+	return index < f->header.count ? &f->header.entries[index] : NULL;
+}
+
+const struct ckpt_entry *ckpt_file_find(const struct ckpt_file *f,
+					const char *name)
+{
+	return file_header_find(&f->header, name);
+}
+
+int ckpt_file_metadata(const struct ckpt_file *f, size_t index,
+		       const char **ret_key, const char **ret_value)
+{
+	if (index >= f->header.metadata_count)
+		return -ENOENT; /* how a loop ends: nothing to say */
+	*ret_key = f->header.metadata[index].key;
+	*ret_value = f->header.metadata[index].value;
+	return 0;
+}
+
+const void *ckpt_file_map(const struct ckpt_file *f, uint64_t *ret_len)
+{
+	*ret_len = f->map ? f->bytes : 0;
+	return f->map;
+}

@@ -1,0 +1,19 @@
+/* file.h - an open file, as ckpt_file_open() made it: file.c and load.c. */
+#ifndef GPU_FILE_H
+#define GPU_FILE_H
+
+#include <sys/stat.h>
+
+#include "gpu/file_header.h"
+
+struct ckpt_file { /* immutable while it is open */
+	struct ckpt *c;
+	char *path; /* owned; as it was given, for messages */
+	int fd; /* owned; keeps the version alive */
+	struct stat stat; /* when it was opened */
+	uint64_t bytes; /* st_size */
+	void *map; /* all of it, read-only; NULL: it cannot be mapped */
+	struct file_header header;
+};
+
+#endif

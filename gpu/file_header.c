@@ -1,0 +1,551 @@
+/*
+ * file_header.c - parse and check the header of a safetensors file.
+ *
+ * cJSON does the parsing, but keeps strings as C strings and lets pass what
+ * serde, with which safetensors reads, does not. So the text is looked over
+ * first (scan_text): its nesting and the number of its values are bounded, so
+ * that a tree of it needs bounded stack and memory, and it is UTF-8 without
+ * a NUL anywhere, so that no name is cut short. Then the tree is copied into
+ * flat arrays and checked.
+ */
+#include "gpu/file_header.h"
+
+#include <cjson/cJSON.h>
+#include <endian.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/base/scope.h"
+
+#define DEPTH_MAX 64
+#define VALUES_MAX (UINT64_C(16) << 20) /* 80 bytes each while parsing */
+#define NUMBER_END 9007199254740992.0 /* 2^53: doubles are exact below it */
+#define METADATA_KEY "__metadata__"
+/* Of a name in a message: the rest of the sentence is to fit as well. */
+#define NAME_SHOWN 256
+
+int file_header_length(const char *path, const void *prefix,
+		       uint64_t file_bytes, size_t *ret_len)
+{
+	uint64_t len;
+
+	if (file_bytes < FILE_HEADER_PREFIX_BYTES)
+		return ckpt_say(-EBADMSG,
+				"%s: not a safetensors file: it has %llu "
+				"bytes, fewer than its header's length takes",
+				path, (unsigned long long)file_bytes);
+	memcpy(&len, prefix, sizeof(len));
+	len = le64toh(len);
+	if (len > FILE_HEADER_BYTES_MAX)
+		return ckpt_say(-EBADMSG,
+				"%s: not a safetensors file: a header of %llu "
+				"bytes; there can be %llu",
+				path, (unsigned long long)len,
+				(unsigned long long)FILE_HEADER_BYTES_MAX);
+	if (len > file_bytes - FILE_HEADER_PREFIX_BYTES)
+		return ckpt_say(-EBADMSG,
+				"%s: a header of %llu bytes, but the file ends "
+				"after %llu: it was cut off, or is no "
+				"safetensors file",
+				path, (unsigned long long)len,
+				(unsigned long long)file_bytes);
+	*ret_len = (size_t)len;
+	return 0;
+}
+
+/* --- The text ------------------------------------------------------------
+ */
+
+/* Length of the UTF-8 sequence at p, 0: there is none. */
+static size_t utf8_length(const unsigned char *p, size_t left)
+{
+	/* The first byte's range, and the second's: no overlong forms, no
+	 * surrogates, nothing above U+10FFFF. (Unicode, table 3-7.) */
+	static const struct {
+		unsigned char from, to, second_from, second_to, len;
+	} forms[] = {
+		{ 0x00, 0x7f, 0, 0, 1 },	{ 0xc2, 0xdf, 0x80, 0xbf, 2 },
+		{ 0xe0, 0xe0, 0xa0, 0xbf, 3 },	{ 0xe1, 0xec, 0x80, 0xbf, 3 },
+		{ 0xed, 0xed, 0x80, 0x9f, 3 },	{ 0xee, 0xef, 0x80, 0xbf, 3 },
+		{ 0xf0, 0xf0, 0x90, 0xbf, 4 },	{ 0xf1, 0xf3, 0x80, 0xbf, 4 },
+		{ 0xf4, 0xf4, 0x80, 0x8f, 4 },
+	};
+
+	for (size_t i = 0; i < sizeof(forms) / sizeof(*forms); i++) {
+		if (p[0] < forms[i].from || p[0] > forms[i].to)
+			continue;
+		if (left < forms[i].len)
+			return 0;
+		if (forms[i].len > 1 &&
+		    (p[1] < forms[i].second_from || p[1] > forms[i].second_to))
+			return 0;
+		for (size_t n = 2; n < forms[i].len; n++)
+			if ((p[n] & 0xc0) != 0x80)
+				return 0;
+		return forms[i].len;
+	}
+	return 0;
+}
+
+/* What is wrong with the text, or NULL; *ret_at says where. */
+static const char *scan_text(const char *json, size_t len, size_t *ret_at)
+{
+	uint64_t values = 0;
+	unsigned depth = 0;
+	bool quoted = false;
+	size_t step;
+
+	for (size_t at = 0; at < len; at += step) {
+		*ret_at = at;
+		step = utf8_length((const unsigned char *)json + at, len - at);
+		if (step == 0)
+			return "not UTF-8";
+		if (json[at] == '\0' ||
+		    (quoted && json[at] > 0 && json[at] < ' '))
+			return "a control character";
+		switch (json[at]) {
+		case '"':
+			quoted = !quoted;
+			break;
+		case '\\':
+			if (!quoted)
+				return "a backslash outside of a string";
+			if (len - at >= 6 &&
+			    memcmp(json + at, "\\u0000", 6) == 0)
+				return "a NUL in a string";
+			/* What is escaped is ASCII, else cJSON refuses it. */
+			if (len - at >= 2 && (json[at + 1] & 0x80) == 0)
+				step = 2;
+			break;
+		case '{':
+		case '[':
+			if (!quoted && ++depth > DEPTH_MAX)
+				return "nested too deeply";
+			values += !quoted;
+			break;
+		case '}':
+		case ']':
+			if (!quoted && depth-- == 0)
+				return "a bracket that closes nothing";
+			break;
+		case ',':
+			values += !quoted;
+			break;
+		default:
+			break;
+		}
+		if (values > VALUES_MAX)
+			return "too many values";
+	}
+	return NULL;
+}
+
+/* --- The values ------------------------------------------------------------
+ */
+
+struct parse {
+	const char *path;
+	uint64_t data_start; /* in the file */
+	uint64_t data_bytes;
+	struct file_header *h;
+	uint64_t *shape_next; /* into h->shapes */
+	char *string_next; /* into h->strings */
+};
+
+/* The format is what is wrong with the tensor. Yields -EBADMSG. */
+#define BAD(p, name, format, ...)                                       \
+	ckpt_say(-EBADMSG, "%s: tensor '%.*s': " format, (p)->path,     \
+		 NAME_SHOWN, name, ##__VA_ARGS__)
+
+static char *keep_string(struct parse *p, const char *s)
+{
+	size_t bytes = strlen(s) + 1;
+	char *kept = p->string_next;
+
+	memcpy(kept, s, bytes);
+	p->string_next += bytes;
+	return kept;
+}
+
+static bool take_number(const cJSON *j, uint64_t *ret)
+{
+	double v = j->valuedouble;
+
+	/* In this order: a NaN fails the first. */
+	if (!cJSON_IsNumber(j) || !(v >= 0) || v >= NUMBER_END)
+		return false;
+	*ret = (uint64_t)v;
+	return (double)*ret == v;
+}
+
+static int parse_shape(struct parse *p, const char *name, const cJSON *shape,
+		       struct ckpt_entry *e)
+{
+	const cJSON *j;
+
+	if (!cJSON_IsArray(shape))
+		return BAD(p, name, "its shape is not a list");
+	e->shape = p->shape_next;
+	e->rank = 0;
+	cJSON_ArrayForEach(j, shape) {
+		if (e->rank == CKPT_RANK_MAX)
+			return BAD(p, name, "more than %u dimensions",
+				   CKPT_RANK_MAX);
+		if (!take_number(j, p->shape_next))
+			return BAD(p, name,
+				   "dimension %u of its shape is not a number "
+				   "from 0 to 2^53 - 1",
+				   e->rank);
+		p->shape_next++;
+		e->rank++;
+	}
+	return 0;
+}
+
+static int parse_offsets(struct parse *p, const char *name,
+			 const cJSON *offsets, struct ckpt_entry *e)
+{
+	const cJSON *j;
+	uint64_t at[2];
+	size_t count = 0;
+
+	if (!cJSON_IsArray(offsets))
+		return BAD(p, name, "its data_offsets are not a list");
+	cJSON_ArrayForEach(j, offsets) {
+		if (count == 2 || !take_number(j, &at[count]))
+			return BAD(p, name, "its data_offsets are not two "
+					    "numbers from 0 to 2^53 - 1");
+		count++;
+	}
+	if (count < 2)
+		return BAD(p, name, "its data_offsets are not two numbers");
+	if (at[0] > at[1] || at[1] > p->data_bytes)
+		return BAD(p, name,
+			   "its data_offsets are %llu to %llu, and the file "
+			   "has %llu bytes of data",
+			   (unsigned long long)at[0],
+			   (unsigned long long)at[1],
+			   (unsigned long long)p->data_bytes);
+	e->offset = p->data_start + at[0];
+	e->bytes = at[1] - at[0];
+	return 0;
+}
+
+/* Does the shape make the bytes? Types of less than a byte are packed. */
+static int check_bytes(const struct parse *p, const struct ckpt_entry *e)
+{
+	unsigned element_bits = ckpt_dtype_bits(e->dtype);
+	uint64_t bits = 1;
+	bool over = false;
+
+	if (element_bits == 0)
+		return BAD(p, e->name, "unknown dtype '%.*s'", NAME_SHOWN,
+			   e->dtype);
+	/* In order, whatever 0 comes later: as safetensors does it. */
+	for (unsigned i = 0; i < e->rank; i++)
+		over |= __builtin_mul_overflow(bits, e->shape[i], &bits);
+	over |= __builtin_mul_overflow(bits, element_bits, &bits);
+	if (over)
+		return BAD(p, e->name,
+			   "its shape has more elements than can be counted");
+	if (bits % 8 != 0)
+		return BAD(p, e->name,
+			   "its elements are no whole number of bytes");
+	if (bits / 8 != e->bytes)
+		return BAD(p, e->name,
+			   "its shape and dtype make %llu bytes, its "
+			   "data_offsets %llu",
+			   (unsigned long long)(bits / 8),
+			   (unsigned long long)e->bytes);
+	return 0;
+}
+
+static int parse_entry(struct parse *p, const cJSON *j)
+{
+	struct ckpt_entry *e = &p->h->entries[p->h->count];
+	const cJSON *found[3] = { NULL, NULL, NULL };
+	static const char *const keys[3] = { "dtype", "shape",
+					     "data_offsets" };
+	const cJSON *member;
+	int rc;
+
+	if (!cJSON_IsObject(j))
+		return BAD(p, j->string, "not an object");
+	cJSON_ArrayForEach(member, j) {
+		for (size_t i = 0; i < 3; i++) {
+			if (strcmp(member->string, keys[i]) != 0)
+				continue;
+			if (found[i])
+				return BAD(p, j->string, "%s is there twice",
+					   keys[i]);
+			found[i] = member;
+		}
+	}
+	for (size_t i = 0; i < 3; i++)
+		if (!found[i])
+			return BAD(p, j->string, "%s is missing", keys[i]);
+	if (!cJSON_IsString(found[0]))
+		return BAD(p, j->string, "its dtype is not a string");
+	e->name = keep_string(p, j->string);
+	e->dtype = keep_string(p, found[0]->valuestring);
+	rc = parse_shape(p, j->string, found[1], e);
+	if (rc == 0)
+		rc = parse_offsets(p, j->string, found[2], e);
+	if (rc == 0)
+		rc = check_bytes(p, e);
+	if (rc == 0)
+		p->h->count++;
+	return rc;
+}
+
+static int compare_pairs(const void *a, const void *b)
+{
+	const struct file_header_pair *const *x = a, *const *y = b;
+
+	return strcmp((*x)->key, (*y)->key);
+}
+
+static int check_metadata_keys(const struct parse *p)
+{
+	const struct file_header *h = p->h;
+	SCOPED(scope_free)
+	const struct file_header_pair **sorted =
+		calloc(h->metadata_count + 1, sizeof(*sorted));
+
+	if (!sorted)
+		return ckpt_say(-ENOMEM, "%s: no memory", p->path);
+	for (size_t i = 0; i < h->metadata_count; i++)
+		sorted[i] = &h->metadata[i];
+	qsort(sorted, h->metadata_count, sizeof(*sorted), compare_pairs);
+	for (size_t i = 1; i < h->metadata_count; i++)
+		if (strcmp(sorted[i - 1]->key, sorted[i]->key) == 0)
+			return ckpt_say(-EBADMSG,
+					"%s: " METADATA_KEY ": the key '%.*s' "
+					"is there twice",
+					p->path, NAME_SHOWN, sorted[i]->key);
+	return 0;
+}
+
+static int parse_metadata(struct parse *p, const cJSON *j)
+{
+	const cJSON *member;
+
+	if (p->h->metadata)
+		return ckpt_say(-EBADMSG, "%s: " METADATA_KEY " is there twice",
+				p->path);
+	/* safetensors takes a null for none. */
+	if (!cJSON_IsObject(j) && !cJSON_IsNull(j))
+		return ckpt_say(-EBADMSG,
+				"%s: " METADATA_KEY " is not an object",
+				p->path);
+	p->h->metadata = calloc((size_t)cJSON_GetArraySize(j) + 1,
+				sizeof(*p->h->metadata));
+	if (!p->h->metadata)
+		return ckpt_say(-ENOMEM, "%s: no memory", p->path);
+	cJSON_ArrayForEach(member, j) {
+		if (!cJSON_IsString(member))
+			return ckpt_say(-EBADMSG,
+					"%s: " METADATA_KEY ": the value of "
+					"'%.*s' is not a string",
+					p->path, NAME_SHOWN, member->string);
+		p->h->metadata[p->h->metadata_count++] =
+			(struct file_header_pair){
+				.key = keep_string(p, member->string),
+				.value = keep_string(p, member->valuestring),
+			};
+	}
+	return check_metadata_keys(p);
+}
+
+/* --- All of them -----------------------------------------------------------
+ */
+
+/* Empty ones before that which starts there; else as they were. */
+static int compare_offsets(const void *a, const void *b)
+{
+	const struct ckpt_entry *x = a, *y = b;
+
+	if (x->offset != y->offset)
+		return x->offset < y->offset ? -1 : 1;
+	if (x->bytes != y->bytes)
+		return x->bytes < y->bytes ? -1 : 1;
+	return strcmp(x->name, y->name);
+}
+
+static int compare_names(const void *a, const void *b)
+{
+	const struct ckpt_entry *const *x = a, *const *y = b;
+
+	return strcmp((*x)->name, (*y)->name);
+}
+
+static int check_cover(const struct parse *p)
+{
+	uint64_t end = p->data_start;
+
+	for (size_t i = 0; i < p->h->count; i++) {
+		const struct ckpt_entry *e = &p->h->entries[i];
+
+		if (e->offset != end)
+			return BAD(p, e->name,
+				   "%s: it starts at byte %llu of the data "
+				   "instead of %llu",
+				   e->offset < end ? "overlaps another" :
+						     "a gap before it",
+				   (unsigned long long)(e->offset -
+							p->data_start),
+				   (unsigned long long)(end - p->data_start));
+		end += e->bytes;
+	}
+	if (end - p->data_start != p->data_bytes)
+		return ckpt_say(-EBADMSG,
+				"%s: the tensors have %llu bytes, the file "
+				"has %llu for them",
+				p->path,
+				(unsigned long long)(end - p->data_start),
+				(unsigned long long)p->data_bytes);
+	return 0;
+}
+
+static int sort_names(const struct parse *p)
+{
+	struct file_header *h = p->h;
+
+	for (size_t i = 0; i < h->count; i++)
+		h->by_name[i] = &h->entries[i];
+	qsort(h->by_name, h->count, sizeof(*h->by_name), compare_names);
+	for (size_t i = 1; i < h->count; i++)
+		if (strcmp(h->by_name[i - 1]->name, h->by_name[i]->name) == 0)
+			return BAD(p, h->by_name[i]->name,
+				   "there are two of that name");
+	return 0;
+}
+
+/* How many numbers the shapes have, and how many members there are. */
+static void count_parts(const cJSON *root, size_t *ret_members,
+			size_t *ret_dimensions)
+{
+	const cJSON *j;
+	size_t members = 0;
+	size_t dimensions = 0;
+
+	cJSON_ArrayForEach(j, root) {
+		/* Entries with two shapes are refused before the second. */
+		const cJSON *shape = cJSON_GetObjectItemCaseSensitive(j,
+								      "shape");
+
+		members++;
+		dimensions += (size_t)cJSON_GetArraySize(shape);
+	}
+	*ret_members = members;
+	*ret_dimensions = dimensions;
+}
+
+static int parse_root(struct parse *p, const cJSON *root, size_t len)
+{
+	struct file_header *h = p->h;
+	const cJSON *j;
+	size_t members;
+	size_t dimensions;
+	int rc = 0;
+
+	count_parts(root, &members, &dimensions);
+	/* One more each: calloc(0) may give NULL. */
+	h->entries = calloc(members + 1, sizeof(*h->entries));
+	h->by_name = calloc(members + 1, sizeof(*h->by_name));
+	h->shapes = calloc(dimensions + 1, sizeof(*h->shapes));
+	/* A string with its NUL is no longer than with its quotes. */
+	h->strings = malloc(len);
+	if (!h->entries || !h->by_name || !h->shapes || !h->strings)
+		return ckpt_say(-ENOMEM, "%s: no memory", p->path);
+	p->shape_next = h->shapes;
+	p->string_next = h->strings;
+	cJSON_ArrayForEach(j, root) {
+		if (strcmp(j->string, METADATA_KEY) == 0)
+			rc = parse_metadata(p, j);
+		else
+			rc = parse_entry(p, j);
+		if (rc < 0)
+			return rc;
+	}
+	qsort(h->entries, h->count, sizeof(*h->entries), compare_offsets);
+	rc = sort_names(p);
+	return rc < 0 ? rc : check_cover(p);
+}
+
+static void scope_json(cJSON **j)
+{
+	cJSON_Delete(*j);
+}
+
+static bool only_spaces(const char *at, const char *end)
+{
+	for (; at < end; at++)
+		if (!strchr(" \t\r\n", *at))
+			return false;
+	return true;
+}
+
+int file_header_parse(const char *path, const char *json, size_t len,
+		      uint64_t file_bytes, struct file_header *ret)
+{
+	struct file_header h = { .entries = NULL };
+	struct parse p = {
+		.path = path,
+		.data_start = FILE_HEADER_PREFIX_BYTES + len,
+		.data_bytes = file_bytes - FILE_HEADER_PREFIX_BYTES - len,
+		.h = &h,
+	};
+	SCOPED(scope_json) cJSON *root = NULL;
+	const char *end = NULL;
+	const char *wrong;
+	size_t at = 0;
+	int rc;
+
+	CHECK(file_bytes >= FILE_HEADER_PREFIX_BYTES + len);
+	if (len == 0 || json[0] != '{')
+		return ckpt_say(-EBADMSG,
+				"%s: not a safetensors file: no '{' after the "
+				"header's length",
+				path);
+	wrong = scan_text(json, len, &at);
+	if (!wrong) {
+		root = cJSON_ParseWithLengthOpts(json, len, &end, 0);
+		if (!root || !only_spaces(end, json + len)) {
+			wrong = "not JSON";
+			at = end ? (size_t)(end - json) : 0;
+		}
+	}
+	if (wrong)
+		return ckpt_say(-EBADMSG, "%s: byte %zu of its header: %s",
+				path, at, wrong);
+	rc = parse_root(&p, root, len);
+	if (rc < 0)
+		file_header_release(&h);
+	else
+		*ret = h;
+	return rc;
+}
+
+void file_header_release(struct file_header *h)
+{
+	free(h->entries);
+	free(h->by_name);
+	free(h->metadata);
+	free(h->shapes);
+	free(h->strings);
+	memset(h, 0, sizeof(*h));
+}
+
+const struct ckpt_entry *file_header_find(const struct file_header *h,
+					  const char *name)
+{
+	struct ckpt_entry key = { .name = name };
+	struct ckpt_entry *at = &key;
+	struct ckpt_entry **found = bsearch(&at, h->by_name, h->count,
+					    sizeof(*h->by_name),
+					    compare_names);
+
+	return found ? *found : NULL;
+}
