@@ -1,0 +1,470 @@
+"""The module ckptfs: files of its own and of safetensors mean the same to both,
+its saves are complete whatever happens to the tensors and to the process, and
+the examples that use it resume where they were killed."""
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import trainer
+from trainer import ck
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+GPU = os.path.join(HERE, "../../gpu")
+os.environ.setdefault("CKPTFS_GPU_LIBRARY",
+                      os.path.join(ck.BUILD, "gpu/libckpt_gpu.so.0"))
+sys.path.insert(0, os.path.join(GPU, "python"))
+
+METADATA = {"format": "pt", "step": "7", "odd \u00e4\n\"": ""}
+
+
+# --- what the programs share ---
+
+class Files:
+    """The module as a user of this folder calls it."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.plain = not trainer.on_ckptfs(folder)
+
+    def path(self, name):
+        return os.path.join(self.folder, name + ".safetensors")
+
+    def save(self, tensors, name, metadata=None, **options):
+        import ckptfs
+        ckptfs.save_file(tensors, self.path(name), metadata, plain=self.plain,
+                         **options)
+
+    def begin(self, tensors, name, metadata=None, **options):
+        import ckptfs
+        return ckptfs.save_file_async(tensors, self.path(name), metadata,
+                                      plain=self.plain, **options)
+
+    def load(self, name, *args, **options):
+        import ckptfs
+        return ckptfs.load_file(self.path(name), *args, **options)
+
+
+def bits(tensor):
+    import torch
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def same(got, want, what):
+    """Same names, types, shapes and bits; the order may differ."""
+    assert sorted(got) == sorted(want), (what, sorted(got))
+    for name, w in want.items():
+        g = got[name]
+        assert g.dtype == w.dtype, (what, name, g.dtype)
+        assert g.shape == w.shape, (what, name, g.shape)
+        assert bits(g) == bits(w), f"{what} {name}: the bits differ"
+
+
+def all_types():
+    """Every type that torch and safetensors both have, with any bits."""
+    import torch
+    from safetensors.torch import _SIZE
+    g = torch.Generator().manual_seed(5)
+    out = {}
+    for dtype in filter(None, _SIZE):
+        raw = torch.randint(0, 256, (6, 5 * _SIZE[dtype]), generator=g)
+        raw = raw.to(torch.uint8)
+        out[str(dtype)] = (raw % 2).bool() if dtype == torch.bool else \
+            raw.view(dtype)
+    assert len(out) >= 20, sorted(out)
+    return out
+
+
+def shapes():
+    import torch
+    return {
+        "scalar": torch.tensor(3.5), "empty": torch.empty(0),
+        "empty.2": torch.empty(3, 0, 2, dtype=torch.int64),
+        "ones": torch.zeros(1, 1, 1, 1, 1, 1, 1), "odd": torch.ones(3).bool(),
+        "large": torch.arange(3 << 20),
+        "\u00e4 \"\\\n\U0001f600": torch.arange(7), "": torch.arange(3),
+    }
+
+
+# --- the programs ---
+
+def save(folder):
+    """Ours and theirs, for check(): each is loaded with both."""
+    from safetensors.torch import save_file
+    files = Files(folder)
+    files.save(all_types(), "types")
+    files.save(shapes(), "shapes", METADATA)
+    files.save({}, "nothing")
+    save_file(all_types(), files.path("their types"))
+    save_file(shapes(), files.path("their shapes"), METADATA)
+
+
+def check(folder):
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+    import ckptfs
+    files = Files(folder)
+    for name in ("types", "their types"):
+        same(files.load(name), all_types(), name)
+        same(load_file(files.path(name)), all_types(), name)
+    for name in ("shapes", "their shapes"):
+        same(files.load(name), shapes(), name)
+        same(load_file(files.path(name)), shapes(), name)
+        with safe_open(files.path(name), framework="pt") as theirs, \
+                ckptfs.open_file(files.path(name)) as ours:
+            assert ours.metadata() == theirs.metadata() == METADATA
+            assert sorted(ours.keys()) == sorted(theirs.keys())
+            assert len(ours) == len(shapes()) and "odd" in ours
+            assert "x" not in ours
+            same({"large": ours.get_tensor("large")},
+                 {"large": theirs.get_tensor("large")}, name)
+    assert files.load("nothing") == {} == load_file(files.path("nothing"))
+    with ckptfs.open_file(files.path("nothing")) as f:
+        assert f.metadata() is None
+
+
+def layouts(folder):
+    """Memory that is not what it seems: views, strides, gradients, numpy."""
+    import numpy as np
+    import torch
+    files = Files(folder)
+    base = torch.arange(24.0).reshape(4, 6)
+    z = torch.tensor([[1 + 2j, 3 - 4j]], dtype=torch.complex64)
+    tensors = {
+        "transposed": base.t(), "columns": base[:, 1::2], "row": base[2],
+        "every other": base[::2], "broadcast": base[:1].expand(3, 6),
+        "permuted": torch.arange(120).reshape(2, 3, 4, 5).permute(3, 0, 2, 1),
+        "channels last": torch.arange(96.0).reshape(2, 3, 4, 4).to(
+            memory_format=torch.channels_last),
+        "alias": base, "parameter": torch.nn.Parameter(base.clone()),
+        "conjugate": z.conj(), "negative": z.conj().imag,
+        "no elements": base.t()[:, :0], "half": base.bfloat16().t(),
+    }
+    files.save(tensors, "layouts")
+    from safetensors.torch import load_file
+    want = {k: v.detach().resolve_conj().resolve_neg().contiguous()
+            for k, v in tensors.items()}
+    same(files.load("layouts"), want, "layouts")
+    same(load_file(files.path("layouts")), want, "layouts")
+
+    arrays = {
+        "f": np.arange(6.0).reshape(2, 3), "fortran": np.asfortranarray(
+            np.arange(6.0, dtype="f4").reshape(2, 3)),
+        "big-endian": np.arange(5, dtype=">i4"), "bool": np.array([True]),
+        "backwards": np.arange(9)[::-2], "scalar": np.array(7, dtype="u2"),
+        "none": np.empty((0, 3), dtype="f2"),
+    }
+    files.save(arrays, "arrays")
+    got = files.load("arrays", framework="np")
+    for name, array in arrays.items():
+        assert got[name].dtype == array.dtype.newbyteorder("="), name
+        assert np.array_equal(got[name], array), name
+    mixed = files.load("arrays")  # and torch reads them
+    assert mixed["backwards"].tolist() == [8, 6, 4, 2, 0]
+
+
+def ownership(folder):
+    """What was loaded is the caller's: it can be written to, and stays."""
+    import ckptfs
+    import torch
+    files = Files(folder)
+    files.save({"a": torch.arange(5), "b": torch.arange(70000)}, "x")
+    first = files.load("x")
+    first["a"] += 1
+    assert files.load("x")["a"].tolist() == [0, 1, 2, 3, 4]
+    with ckptfs.open_file(files.path("x")) as held:
+        files.save({"a": torch.zeros(2)}, "x")
+        os.unlink(files.path("x"))
+        assert held.get_tensor("a").tolist() == [0, 1, 2, 3, 4]
+    for closed in (held.metadata, held.get_tensors):
+        raises(ValueError, closed, says="is closed")
+    assert held.keys() == ["a", "b"] or held.keys() == ["b", "a"]
+
+
+def raises(kind, fn, *args, says="", code=None, **options):
+    try:
+        fn(*args, **options)
+    except kind as e:
+        assert says in str(e), e
+        assert code is None or e.errno == code, e
+        return e
+    raise AssertionError(f"{fn}{args} raised nothing")
+
+
+def errors(folder):
+    """Wrong arguments, and files that cannot be: nothing appears."""
+    import errno
+    import numpy as np
+    import torch
+    import ckptfs
+    from safetensors.torch import save_file as their_save
+    files = Files(folder)
+    one = {"a": torch.zeros(2)}
+    for metadata in ({"a": 1}, {1: "a"}, ["a"], "a"):
+        for save_one in (files.save, lambda t, n, m: their_save(
+                t, files.path(n), m)):
+            raises(TypeError, save_one, one, "bad", metadata, says="metadata")
+    for tensors in ([one["a"]], None, {"a": 1}, {"a": [1.0]},
+                    {"a": torch.eye(3).to_sparse()}):
+        raises(ValueError, files.save, tensors, "bad")
+        raises(ValueError, their_save, tensors, files.path("bad"))
+    raises(TypeError, files.save, {1: one["a"]}, "bad")
+    for tensors in ({"a": torch.zeros(2, dtype=torch.complex128)},
+                    {"a": torch.zeros(2, device="meta")},
+                    {"a": np.array(["x"])}, {"__metadata__": one["a"]},
+                    {"a\0b": one["a"]}):
+        raises(ValueError, files.save, tensors, "bad")
+        raises(ValueError, files.begin, tensors, "bad")
+    raises(ValueError, files.save, one, "bad\0name")
+    raises(TypeError, ckptfs.save_file, one, 7.5)
+    assert not os.path.exists(files.path("bad"))
+
+    missing = os.path.join(folder, "no such folder", "x")
+    e = raises(FileNotFoundError, ckptfs.save_file, one, missing,
+               plain=files.plain)
+    assert e.filename == missing, e
+    e = raises(FileNotFoundError, ckptfs.load_file, missing, says=missing)
+    assert e.filename == missing, e
+    raises(IsADirectoryError, ckptfs.load_file, folder)
+    raises(OSError, ckptfs.save_file, one, os.path.join(
+        trainer_tmp(), "ckptfs_py.none"), code=errno.ENOTTY)
+    with open(files.path("cut"), "wb") as f:
+        f.write(b"\xff\0\0\0\0\0\0\0{}")
+    raises(OSError, files.load, "cut", code=errno.EBADMSG,
+           says="a header of 255 bytes")
+    files.save(one, "good")
+    with ckptfs.open_file(files.path("good")) as f:
+        raises(KeyError, f.get_tensor, "b")
+    raises(ValueError, ckptfs.open_file, files.path("good"), "tf")
+    files.save({"a": torch.zeros(2).bfloat16()}, "bf16")
+    raises(TypeError, files.load, "bf16", framework="np", says="BF16")
+    assert isinstance(ckptfs.gpu_state(), str)
+
+
+def trainer_tmp():
+    """A directory that is in no mount of ours."""
+    return os.environ.get("TMPDIR", "/tmp")
+
+
+def many(folder):
+    """Two thousand tensors with few descriptors; none is left open."""
+    import resource
+    import torch
+    import ckptfs
+    files = Files(folder)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+    tensors = {f"layer.{i}": torch.full((i % 7, 5), float(i))
+               for i in range(2000)}
+    open_before = None
+    for step in range(6):
+        tensors["step"] = torch.tensor(step)
+        files.save(tensors, f"many-{step % 2}")
+        same(files.load(f"many-{step % 2}"), tensors, f"step {step}")
+        if step == 3:  # by then each of both segments was used
+            open_before = len(os.listdir("/proc/self/fd"))
+    assert len(os.listdir("/proc/self/fd")) <= open_before
+    assert ckptfs.counters()["saves"] == 6, ckptfs.counters()
+
+
+def asynchronous(folder):
+    """What is saved is what was there before copied(), and nothing after."""
+    import torch
+    import ckptfs
+    files = Files(folder)
+    step, weights = torch.tensor(1.0), torch.zeros(1 << 20)
+    saves = []
+    for n in range(1, 5):
+        save = files.begin({"step": step, "weights": weights}, f"async-{n}",
+                           {"n": str(n)})
+        save.copied()
+        assert save.is_copied() is True
+        step += 1
+        weights += 1
+        saves.append(save)
+    for n, save in enumerate(saves, 1):
+        save.wait()
+        save.wait()  # the answer stays
+        got = files.load(f"async-{n}")
+        assert got["step"] == n, (n, got["step"])
+        assert (got["weights"] == n - 1).all(), n
+    with files.begin({"step": step}, "async-with"):
+        pass
+    step += 1
+    assert files.load("async-with")["step"] == 5
+    # The tensors are the save's alone, and then the save is nobody's.
+    files.begin({"t": torch.full((1 << 20,), 9.0)}, "async-dropped")
+    files.begin({"t": torch.arange(3)}, "async-next").wait()
+    # Errors: at once where that is possible, else from copied().
+    gone = os.path.join(folder, "gone")
+    os.mkdir(gone)
+    raises(ValueError, files.begin, {"t": 1}, "bad")
+    os.rmdir(gone)
+    e = raises(OSError, lambda: ckptfs.save_file_async(
+        {"t": step}, os.path.join(gone, "x"), plain=files.plain).copied())
+    assert e.filename == os.path.join(gone, "x"), e
+
+
+def check_asynchronous(folder):
+    """In the next process: the save that nobody waited for."""
+    files = Files(folder)
+    assert (files.load("async-dropped")["t"] == 9).all()
+    assert files.load("async-4")["step"] == 4
+
+
+def forks(folder):
+    """A child has a library of its own, and leaves its parent's alone."""
+    import torch
+    import ckptfs
+    files = Files(folder)
+    files.save({"a": torch.arange(3)}, "parent")
+    pending = files.begin({"a": torch.arange(4)}, "pending")
+    held = ckptfs.open_file(files.path("parent"))
+
+    def child():
+        raises(ChildProcessError, pending.copied)
+        raises(ChildProcessError, held.get_tensors)
+        held.close()
+        files.save({"a": torch.arange(5)}, "child")
+        assert len(files.load("child")["a"]) == 5
+        assert len(files.load("parent")["a"]) == 3
+        assert ckptfs.counters()["saves"] == 1, ckptfs.counters()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            child()
+            code = 0
+        except BaseException as e:
+            print(repr(e), file=sys.stderr, flush=True)
+        os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, status
+    pending.wait()
+    assert len(held.get_tensor("a")) == 3
+    assert len(files.load("child")["a"]) == 5
+    files.save({"a": torch.arange(6)}, "parent")
+    assert len(files.load("parent")["a"]) == 6
+
+
+def imports():
+    """The module costs nothing that is not used, and needs no torch."""
+    import ckptfs
+    assert not {"torch", "numpy"} & set(sys.modules)
+    raises(FileNotFoundError, ckptfs.load_file, "/nowhere/at.all")
+    assert not {"torch", "numpy"} & set(sys.modules)
+
+
+def threads(folder):
+    """Several threads save and load at once."""
+    import concurrent.futures
+    import torch
+    files = Files(folder)
+
+    def work(n):
+        for step in range(5):
+            tensors = {"a": torch.full((100000,), n * 10 + step)}
+            files.save(tensors, f"thread-{n}")
+            same(files.load(f"thread-{n}"), tensors, n)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+
+
+# --- the tests ---
+
+PROGRAMS = {f.__name__: f for f in (
+    save, check, layouts, ownership, errors, many, asynchronous,
+    check_asynchronous, forks, imports, threads)}
+
+
+def run(name, *argv):
+    trainer.finish(trainer.start(__file__, name, *argv))
+
+
+def checksum(output):
+    found = re.search(r"done, checksum (\w+)", output)
+    assert found, output
+    return found[1]
+
+
+def kill_and_resume(argv, folder):
+    """Killed after each of its first saves; then it ends as if it never was."""
+    argv = [*argv, "--steps", "12", "--every", "2"]
+    whole, cut = os.path.join(folder, "whole"), os.path.join(folder, "cut")
+    os.makedirs(whole)
+    os.makedirs(cut)
+    want = checksum(ck.sh(argv[0], *argv[1:], whole))
+    for saves in (1, 2, 3):
+        process = subprocess.Popen([*argv, cut], stdout=subprocess.PIPE,
+                                   text=True)
+        try:
+            for line in process.stdout:
+                saves -= ": saved " in line
+                if not saves:
+                    process.send_signal(signal.SIGKILL)
+                    break
+        finally:
+            process.kill()
+            process.stdout.close()
+            process.wait()
+    output = ck.sh(argv[0], *argv[1:], cut)
+    assert ": restored" in output, output
+    assert checksum(output) == want, output
+    kept = {int(m[1]) for m in (re.fullmatch(
+        r"ckpt_(\d+)\.safetensors", n) for n in os.listdir(cut)) if m}
+    # One more, if the last kill came before it was deleted.
+    assert {10, 12} <= kept <= {8, 10, 12}, kept
+
+
+def tests():
+    @ck.posix(bound=300)
+    def files_mean_the_same_to_ckptfs_and_to_safetensors(fs):
+        trainer.save_and_check(__file__, fs)
+
+    @ck.posix(bound=120)
+    def any_layout_of_memory_is_saved_as_its_values(fs):
+        run("layouts", fs.dir)
+
+    @ck.posix(bound=120)
+    def loaded_tensors_own_their_memory_and_files_their_version(fs):
+        run("ownership", fs.dir)
+
+    @ck.posix(bound=120)
+    def errors_say_what_is_wrong_and_leave_nothing_behind(fs):
+        run("errors", fs.dir)
+
+    @ck.posix(bound=300)
+    def two_thousand_tensors_need_few_descriptors(fs):
+        run("many", fs.dir)
+
+    @ck.posix(bound=300)
+    def tensors_may_change_once_they_are_copied(fs):
+        run("asynchronous", fs.dir)
+        run("check_asynchronous", fs.dir)
+
+    @ck.posix(bound=120)
+    def a_child_of_fork_has_a_library_of_its_own(fs):
+        run("forks", fs.dir)
+
+    @ck.posix(bound=120)
+    def threads_may_save_and_load_at_once(fs):
+        run("threads", fs.dir)
+
+    @ck.posix(bound=60)
+    def neither_torch_nor_numpy_is_imported(fs):
+        run("imports")
+
+    @ck.posix(bound=300)
+    def the_example_in_python_resumes_where_it_was_killed(fs):
+        kill_and_resume([trainer.PYTHON, os.path.join(
+            GPU, "examples/train.py")], fs.dir)
+
+    @ck.posix(bound=300)
+    def the_example_in_c_resumes_where_it_was_killed(fs):
+        kill_and_resume([os.environ.get("CKPTFS_EXAMPLE", os.path.join(
+            ck.BUILD, "gpu/ckpt_example_train"))], fs.dir)
+
+
+if __name__ == "__main__":
+    trainer.main(PROGRAMS, tests)
