@@ -371,6 +371,29 @@ def _check_metadata(metadata):
     return metadata
 
 
+# --- memory ---
+
+_HUGE = 2 << 20  # bytes
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_MADV_HUGEPAGE = 14
+
+
+def _prefer_huge_pages(data, size):
+    """For memory that is written next, for the first time: touching it in
+    pages of 4 KiB takes twice as long as reading a file (3.6 GB/s instead of
+    8.5, two threads)."""
+    if size >= 2 * _HUGE and _madvise is not None:
+        first = (data + _PAGE - 1) // _PAGE * _PAGE
+        # A hint: where it is refused all else works.
+        _madvise(first, (data + size - first) // _PAGE * _PAGE,
+                 _MADV_HUGEPAGE)
+
+
+_madvise = getattr(ctypes.CDLL(None), "madvise", None)
+if _madvise is not None:
+    _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
 # --- saving ---
 
 class Save:
@@ -621,9 +644,11 @@ class File:
             for target, entry, tensor in zip(targets, wanted.values(),
                                              made.values()):
                 target.entry = _EntryPointer(entry)
-                target.data = tensor.ctypes.data if self._numpy else \
+                target.data = data = tensor.ctypes.data if self._numpy else \
                     tensor.data_ptr()
                 target.device = device
+                if device == _HOST:
+                    _prefer_huge_pages(data, entry.bytes)
             _check(self._lib.ckpt_file_read(file, targets, len(targets)),
                    self.path)
         if to is None:
