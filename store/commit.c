@@ -316,7 +316,7 @@ static void job_publish(struct store *st, struct pending *p)
 				drop = f->stage;
 		} else {
 			stage_list(&st->stages, j->stage);
-			if (image != 0 && !j->unchanged) {
+			if (image != 0 && !j->unchanged && !j->stage->sealed) {
 				j->stage->clean_image = image;
 				image_set_clean(&st->images, image, j->stage);
 			}

@@ -136,7 +136,7 @@ int work_begin(struct store *st, struct drain_job *j)
 	cut_release(&cut);
 	CHECK(off == j->size_bytes);
 	mark_holes(j);
-	if (j->exclusive && !j->adopt)
+	if (j->exclusive && !j->adopt && !j->stage->sealed)
 		j->map = stage_map(&st->stages, j->stage, j->size_bytes);
 	if (j->adopt) {
 		j->image = j->stage->image;

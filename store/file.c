@@ -87,6 +87,14 @@ void file_dirtied(struct store *st, struct inode *in, struct stage *s)
 		SLOT_SET(s->slot, dirty, 1);
 }
 
+/* Is its stage a cache that nobody uses? in->lock is held. */
+static bool may_give_up_locked(const struct file *f)
+{
+	/* A segment's bytes are overwritten: nobody may have them mapped. */
+	return !f->dirty && f->mode == IO_CLOSED && f->changing == 0 &&
+	       !(f->maybe_mapped && atomic_load(&f->stage->kept));
+}
+
 bool file_evict(void *store, struct stage *s)
 {
 	struct store *st = store;
@@ -97,13 +105,39 @@ bool file_evict(void *store, struct stage *s)
 		return false;
 	{
 		HOLD(&in->lock);
-		if (in->file && in->file->stage == s && !in->file->dirty &&
-		    in->file->mode == IO_CLOSED && in->file->changing == 0)
+		if (in->file && in->file->stage == s &&
+		    may_give_up_locked(in->file))
 			gone = take_stage_locked(in->file);
 	}
 	drop_stage(st, in, gone);
 	inode_put(st, in, 1);
 	return gone != NULL;
+}
+
+bool file_give_back(struct store *st, struct stage *s)
+{
+	uint64_t ino = SLOT_GET(s->slot, ino);
+	struct inode *in = ino ? inode_peek(st, ino) : NULL;
+	struct attr a = { 0 };
+	bool ask = false;
+
+	if (!in)
+		return SLOT_GET(s->slot, ino) == 0;
+	{
+		HOLD(&in->lock);
+		if (in->file && in->file->stage == s && !in->file->dirty &&
+		    in->file->mode == IO_CLOSED && in->file->maybe_mapped) {
+			atomic_store(&s->wanted, true);
+			ask = in->attr.nlink == 1;
+			a.parent = in->attr.parent;
+			strcpy(a.name, in->attr.name);
+		}
+	}
+	/* It forgets what nobody has open or mapped: see file_forgotten(). */
+	if (ask && st->on_renamed)
+		st->on_renamed(st->on_arg, a.parent, a.name);
+	inode_put(st, in, 1);
+	return file_evict(st, s);
 }
 
 static void learn_series(struct store *st, struct inode *in)
@@ -143,11 +177,24 @@ int file_install_stage(struct store *st, struct inode *in, uint64_t size,
 	return 0;
 }
 
-int file_prepare(struct store *st, struct inode *in)
+/* A segment's stage becomes the content of a file that has none. */
+static void install_kept(struct store *st, struct inode *in, struct stage *s)
+{
+	stage_lend(s, in->ino);
+	inode_ref(st, in, 1);
+	HOLD(&in->lock);
+	install_stage_locked(in->file, s);
+}
+
+int file_prepare(struct store *st, struct inode *in, const struct names_new *n)
 {
 	struct stage *s;
 
 	learn_series(st, in);
+	if (n->stage) {
+		install_kept(st, in, n->stage);
+		return 0;
+	}
 	return file_install_stage(st, in, expected_size(st, in), &s);
 }
 
@@ -261,12 +308,23 @@ enum open_step {
 	OPEN_RENUMBER,
 	OPEN_NEW_STAGE,
 	OPEN_STALE,
+	OPEN_SYNC, /* first it must be durable */
+	OPEN_GIVE_UP, /* its stage, which is a cache of what is committed */
 };
 
 /* See reserved_until_ns; in->lock is held. */
 static bool is_reserved(const struct file *f)
 {
 	return f->reserved_until_ns != 0 && mono_ns() < f->reserved_until_ns;
+}
+
+/* A sealed stage is not written to: see stage.h. in->lock is held. */
+static enum open_step sealed_step_locked(const struct file *f)
+{
+	if (f->dirty)
+		return OPEN_SYNC;
+	return f->mode == IO_BACKED || f->maybe_mapped ? OPEN_RENUMBER :
+							 OPEN_GIVE_UP;
 }
 
 /* What has to be done before the file can be opened; in->lock is held. */
@@ -283,6 +341,8 @@ static enum open_step open_step_locked(const struct inode *in, int flags)
 		return OPEN_STALE;
 	if (trunc && f->opens == 0 && f->mode == IO_CLOSED && !f->maybe_mapped)
 		return OPEN_NEW_STAGE;
+	if (f->stage && f->stage->sealed)
+		return sealed_step_locked(f);
 	if (f->stage && f->stage->frozen)
 		return OPEN_WAIT;
 	if (trunc && f->opens > 0 && f->writers == 0 && !joins)
@@ -300,20 +360,41 @@ static enum open_step open_step_locked(const struct inode *in, int flags)
 	return OPEN_OK;
 }
 
+/* The fresh stage, for which the file has a reference, is its content now. */
+static void replace_stage(struct store *st, struct inode *in,
+			  struct stage *fresh)
+{
+	inode_ref(st, in, 1);
+	drop_stage(st, in, drain_replace(st, in, fresh));
+}
+
 /* Replace what is there by an empty stage; the old content stays committed. */
 static int open_new_stage(struct store *st, struct inode *in)
 {
-	struct stage *s, *old;
+	struct stage *s;
 	int rc;
 
 	learn_series(st, in);
 	rc = new_stage(st, in, expected_size(st, in), &s);
 	if (rc < 0)
 		return rc;
-	inode_ref(st, in, 1);
-	old = drain_replace(st, in, s);
-	drop_stage(st, in, old);
+	replace_stage(st, in, s);
 	return 0;
+}
+
+/* Sealed, clean and not open in passthrough: the committed bytes will do. */
+int file_give_up_turn(struct store *st, struct inode *in)
+{
+	struct stage *gone = NULL;
+
+	{
+		HOLD(&in->lock);
+		if (in->file->stage && in->file->stage->sealed &&
+		    sealed_step_locked(in->file) == OPEN_GIVE_UP)
+			gone = take_stage_locked(in->file);
+	}
+	drop_stage(st, in, gone);
+	return gone ? 0 : -EAGAIN;
 }
 
 /* Choose the mode of the first open; file_open() holds the turn. */
@@ -441,7 +522,8 @@ static int open_turn(struct store *st, struct inode *in, int flags,
 		{
 			HOLD(&in->lock);
 			step = open_step_locked(in, flags);
-			wait = step == OPEN_WAIT ||
+			wait = step == OPEN_WAIT || step == OPEN_SYNC ||
+			       step == OPEN_GIVE_UP ||
 			       (step == OPEN_RENUMBER && !waited);
 			if (!wait) {
 				in->file->changing++;
@@ -457,13 +539,44 @@ static int open_turn(struct store *st, struct inode *in, int flags,
 			waited = true;
 			continue;
 		}
-		rc = drain_wait_idle(st, in);
-		if (rc < 0)
+		rc = step == OPEN_SYNC	  ? drain_sync(st, in) :
+		     step == OPEN_GIVE_UP ? file_give_up_turn(st, in) :
+					    drain_wait_idle(st, in);
+		if (rc < 0 && rc != -EAGAIN)
 			return rc;
 	}
 	rc = open_do(st, in, flags, step, ret);
 	file_change_end(st, in);
 	return rc;
+}
+
+int file_replace(struct store *st, struct inode *in, struct stage *fresh)
+{
+	int rc = inode_load_file(st, in);
+	bool closed;
+
+	if (rc < 0)
+		return rc;
+	HOLD(&in->turn);
+	{
+		HOLD(&in->lock);
+		if (in->file->renumbered || in->file->deleted)
+			return -ESTALE;
+		closed = in->file->opens == 0 && in->file->mode == IO_CLOSED &&
+			 !in->file->maybe_mapped;
+		if (closed)
+			in->file->changing++;
+	}
+	if (!closed) { /* who has it open goes on with what he has */
+		drain_wait_closed(st, in);
+		rc = names_renumber(st, in);
+		return rc < 0 ? rc : -ESTALE;
+	}
+	learn_series(st, in);
+	stage_lend(fresh, in->ino);
+	replace_stage(st, in, fresh);
+	file_change_end(st, in);
+	return 0;
 }
 
 /* No step of an open is under way any more: what was put off can happen. */
@@ -612,6 +725,7 @@ int file_sync(struct store *st, struct inode *in)
 void file_forgotten(struct store *st, struct inode *in)
 {
 	uint64_t punch = 0, punch_size = 0;
+	struct stage *gone = NULL;
 	bool written = false;
 
 	if (inode_lookups(st, in) == 0) {
@@ -624,8 +738,13 @@ void file_forgotten(struct store *st, struct inode *in)
 			punch = in->file->punch_image;
 			punch_size = in->file->punch_size;
 			in->file->punch_image = 0;
+			if (in->file->stage &&
+			    atomic_load(&in->file->stage->wanted) &&
+			    may_give_up_locked(in->file))
+				gone = take_stage_locked(in->file);
 		}
 	}
+	drop_stage(st, in, gone);
 	if (punch)
 		reclaim_add(st, punch, 0, punch_size);
 	if (written) /* what came through a mapping after the last close */

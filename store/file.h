@@ -20,8 +20,24 @@
 #include "store/inode.h"
 #include "store/reclaim.h"
 
-/* For names_create(): give a new file its first stage. */
-int file_prepare(struct store *st, struct inode *in);
+struct names_new;
+
+/* For names_create(): give a new file its first stage, n->stage if it is set. */
+int file_prepare(struct store *st, struct inode *in,
+		 const struct names_new *n);
+/*
+ * The file's content is this kept stage's from now on, as if it had been
+ * opened with O_TRUNC, written and closed; the old one stays committed until
+ * the new one is durable. Readers keep what they have. -ESTALE: as
+ * file_open(). The caller calls drain_closed().
+ */
+int file_replace(struct store *st, struct inode *in, struct stage *fresh);
+/*
+ * The segment of this stage wants it back: true when its file has let go of
+ * it. false: it is not durable yet, or open, or mapped; the kernel was asked
+ * to forget it if that could help, and the file lets go when it does.
+ */
+bool file_give_back(struct store *st, struct stage *s);
 
 struct file_opened {
 	int backing_id; /* > 0: passthrough to this; 0: direct_io */

@@ -351,6 +351,7 @@ static int writable_stage(struct store *st, struct inode *in, uint64_t keep,
 		{
 			HOLD(&in->lock);
 			s = in->file->stage;
+			CHECK(!s || !s->sealed);
 			if (s && !s->frozen) {
 				stage_ref(s);
 				in->file->dirty = true;
@@ -482,11 +483,13 @@ int file_truncate_turn(struct store *st, struct inode *in, uint64_t size)
 	int rc;
 
 	for (;;) {
-		bool frozen;
+		bool frozen, sealed, dirty;
 
 		{
 			HOLD(&in->lock);
 			frozen = in->file->stage && in->file->stage->frozen;
+			sealed = in->file->stage && in->file->stage->sealed;
+			dirty = in->file->dirty;
 			renumber = in->file->mode == IO_BACKED &&
 				   (!in->file->stage ||
 				    in->file->stage !=
@@ -495,9 +498,18 @@ int file_truncate_turn(struct store *st, struct inode *in, uint64_t size)
 				   (in->file->maybe_mapped && !in->file->stage &&
 				    in->file->opens == 0 && in->attr.nlink > 0);
 		}
-		if (!frozen)
+		if (sealed) {
+			rc = dirty ? drain_sync(st, in) :
+				     file_give_up_turn(st, in);
+			if (rc == -EAGAIN) { /* its readers keep it */
+				renumber = true;
+				break;
+			}
+		} else if (frozen) {
+			rc = drain_wait_idle(st, in);
+		} else {
 			break;
-		rc = drain_wait_idle(st, in);
+		}
 		if (rc < 0)
 			return rc;
 	}
@@ -646,6 +658,6 @@ void file_set_times(struct store *st, struct inode *in, unsigned valid,
 	}
 	if (!stage)
 		return;
-	(void)futimens(stage->fd, times);
+	stage_set_times(stage, times);
 	stage_put(&st->stages, stage);
 }

@@ -6,6 +6,8 @@
 
 /* file_truncate() for who holds the turn. */
 int file_truncate_turn(struct store *st, struct inode *in, uint64_t size);
+/* A sealed stage that is only a cache goes; -EAGAIN: it is more than that. */
+int file_give_up_turn(struct store *st, struct inode *in);
 /* Ends what file->changing++ began. */
 void file_change_end(struct store *st, struct inode *in);
 /* Mark the stage as changed; expects the caller to have it referenced. */

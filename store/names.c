@@ -13,6 +13,7 @@
 #include "store/base/scope.h"
 #include "store/commit.h"
 #include "store/drain.h"
+#include "store/file.h"
 #include "store/store.h"
 
 #define LINKS_MAX 65000
@@ -142,7 +143,8 @@ static void touch_put(struct kv_batch *b, struct touched *t)
 
 int names_create(struct store *st, uint64_t parent, const char *name,
 		 const struct names_new *n,
-		 int (*prepare)(struct store *st, struct inode *in),
+		 int (*prepare)(struct store *st, struct inode *in,
+				const struct names_new *n),
 		 struct inode **ret_inode)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
@@ -189,7 +191,7 @@ int names_create(struct store *st, uint64_t parent, const char *name,
 		goto out;
 	}
 	if (prepare)
-		rc = prepare(st, in);
+		rc = prepare(st, in, n);
 	if (rc < 0)
 		goto out;
 	pthread_mutex_lock(&st->names_turn);
@@ -204,9 +206,18 @@ int names_create(struct store *st, uint64_t parent, const char *name,
 	rc = kv_write(st->kv, b);
 	pthread_mutex_unlock(&st->names_turn);
 	if (rc < 0)
-		goto out;
+		goto unprepare;
 	*ret_inode = in;
 	in = NULL;
+	goto out;
+unprepare: /* it was never there: what prepare() gave it goes */
+	if (prepare) {
+		{
+			HOLD(&in->lock);
+			in->attr.nlink = 0;
+		}
+		file_unlinked(st, in);
+	}
 out:
 	inode_put(st, in, 1);
 	inode_put(st, t.dir, 1);

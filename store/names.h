@@ -17,6 +17,7 @@ struct names_new {
 	uint32_t mode, uid, gid;
 	uint64_t rdev;
 	const char *target; /* a symbolic link's */
+	struct stage *stage; /* a segment's that is its content; else NULL */
 };
 
 /* One reference for the caller. -ENOENT: no such name. */
@@ -30,7 +31,8 @@ int names_lookup(struct store *st, uint64_t parent, const char *name,
  */
 int names_create(struct store *st, uint64_t parent, const char *name,
 		 const struct names_new *n,
-		 int (*prepare)(struct store *st, struct inode *in),
+		 int (*prepare)(struct store *st, struct inode *in,
+				const struct names_new *n),
 		 struct inode **ret_inode);
 
 int names_link(struct store *st, struct inode *in, uint64_t parent,

@@ -136,6 +136,13 @@ static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
 	dirty = f->slot.dirty || !file->content ||
 		file->content->c.generation != f->slot.clean_generation ||
 		f->stage->kind == STAGE_DISK;
+	if (f->stage->sealed && !dirty) {
+		/* A cache that its former owner could still write to. */
+		stage_drop(&st->stages, f->stage);
+		stage_put(&st->stages, f->stage);
+		inode_put(st, in, 1);
+		return 0;
+	}
 	if (f->stage->kind == STAGE_DISK && in_use(file, f->stage->number)) {
 		/* It was committed just before the end: it is the image. */
 		f->stage->keep_image = true;

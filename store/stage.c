@@ -4,10 +4,12 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -241,12 +243,49 @@ int stages_init(struct stages *st, const struct stages_config *config,
 			st->next_number = st->slots[i].number + 1;
 	}
 	pthread_mutex_init(&st->admit, NULL);
+	cond_init_monotonic(&st->returned);
 	return -pthread_mutex_init(&st->lock, NULL);
 }
 
 static void stage_file_name(uint64_t number, char ret[24])
 {
 	(void)snprintf(ret, 24, "s%016llx", (unsigned long long)number);
+}
+
+/* The flags of a file, as chattr(1) has them: append-only or not. */
+static int set_append_only(int fd, bool on)
+{
+	int flags = 0;
+
+	if (ioctl(fd, FS_IOC_GETFLAGS, &flags) < 0)
+		return -errno;
+	flags = on ? flags | FS_APPEND_FL : flags & ~FS_APPEND_FL;
+	return ioctl(fd, FS_IOC_SETFLAGS, &flags) < 0 ? -errno : 0;
+}
+
+static bool is_append_only(int fd)
+{
+	int flags = 0;
+
+	return ioctl(fd, FS_IOC_GETFLAGS, &flags) == 0 &&
+	       (flags & FS_APPEND_FL);
+}
+
+/* Remove a file of the tmpfs, sealed or not. */
+static void unlink_stage(struct stages *st, const char *name)
+{
+	int fd;
+
+	if (unlinkat(st->dirfd, name, 0) == 0 || errno != EPERM)
+		return;
+	fd = openat(st->dirfd, name, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return;
+	if (set_append_only(fd, false) < 0 ||
+	    unlinkat(st->dirfd, name, 0) < 0)
+		log_warning("cannot remove %s/%s: %s", st->path, name,
+			    strerror(errno));
+	close(fd);
 }
 
 /* Clean stages are a cache; on a tmpfs of our own they go with it. */
@@ -259,7 +298,7 @@ static void remove_clean(struct stages *st)
 		if (st->slots[i].ino == 0 || st->slots[i].kind != STAGE_MEMORY)
 			continue;
 		stage_file_name(st->slots[i].number, name);
-		(void)unlinkat(st->dirfd, name, 0);
+		unlink_stage(st, name);
 	}
 	st->next_number = 0;
 }
@@ -277,9 +316,14 @@ void stages_release(struct stages *st)
 	free(st->free_slot);
 	pthread_mutex_destroy(&st->lock);
 	pthread_mutex_destroy(&st->admit);
+	pthread_cond_destroy(&st->returned);
 	close(st->dirfd);
-	/* A lazy unmount would hide bytes that are not durable yet. */
-	if (st->own_tmpfs && !dirty && umount2(st->path, 0) < 0)
+	/*
+	 * A lazy unmount would hide bytes that are not durable yet. When there
+	 * are none, it is a client that has a segment mapped yet.
+	 */
+	if (st->own_tmpfs && !dirty && umount2(st->path, 0) < 0 &&
+	    (errno != EBUSY || umount2(st->path, MNT_DETACH) < 0))
 		log_warning("cannot unmount %s: %s", st->path, strerror(errno));
 }
 
@@ -302,7 +346,16 @@ static int stage_open_memory(struct stages *st, struct stage *s, int flags)
 
 	stage_file_name(s->number, name);
 	s->fd = openat(st->dirfd, name, O_RDWR | O_CLOEXEC | flags, 0600);
-	return s->fd < 0 ? -errno : 0;
+	if (s->fd >= 0)
+		return 0;
+	if (errno != EPERM)
+		return -errno;
+	/* Sealed by an earlier daemon; its client may have it mapped yet. */
+	s->fd = openat(st->dirfd, name, O_RDONLY | O_CLOEXEC);
+	if (s->fd < 0)
+		return -errno;
+	s->sealed = is_append_only(s->fd);
+	return s->sealed ? 0 : -EPERM;
 }
 
 int stages_adopt(struct stages *st,
@@ -385,7 +438,7 @@ void stages_sweep(struct stages *st)
 			       st->slots[i].kind == STAGE_MEMORY &&
 			       st->slots[i].number == number;
 		if (!used)
-			(void)unlinkat(st->dirfd, d->d_name, 0);
+			unlink_stage(st, d->d_name);
 	}
 	closedir(dir);
 }
@@ -483,15 +536,13 @@ int stage_create(struct stages *st, uint64_t ino, uint64_t size_bytes,
 	return rc;
 }
 
-int stage_create_hidden(struct stages *st, uint64_t ino, uint64_t size_bytes,
-			struct stage **ret_stage)
+/* A memory stage without bytes, with a slot. */
+static int stage_new_slot(struct stages *st, uint64_t ino,
+			  struct stage **ret_stage)
 {
-	/* A series' files differ a little: a thirty-second more. */
-	uint64_t want = size_bytes + size_bytes / 32;
-	struct stage *s;
-	int rc = -ENOSPC;
+	struct stage *s = stage_new(ino, STAGE_MEMORY);
+	int rc;
 
-	s = stage_new(ino, STAGE_MEMORY);
 	if (!s)
 		return -ENOMEM;
 	rc = stage_take_slot(st, s);
@@ -499,6 +550,20 @@ int stage_create_hidden(struct stages *st, uint64_t ino, uint64_t size_bytes,
 		free(s);
 		return rc;
 	}
+	*ret_stage = s;
+	return 0;
+}
+
+int stage_create_hidden(struct stages *st, uint64_t ino, uint64_t size_bytes,
+			struct stage **ret_stage)
+{
+	/* A series' files differ a little: a thirty-second more. */
+	uint64_t want = size_bytes + size_bytes / 32;
+	struct stage *s;
+	int rc = stage_new_slot(st, ino, &s);
+
+	if (rc < 0)
+		return rc;
 	rc = -ENOSPC;
 	if (size_bytes >= STAGE_MEMORY_BYTES_MIN) {
 		HOLD(&st->admit);
@@ -530,7 +595,18 @@ void stage_ref(struct stage *s)
 
 void stage_put(struct stages *st, struct stage *s)
 {
-	if (!s || atomic_fetch_sub(&s->refs, 1) != 1)
+	unsigned left;
+	bool kept;
+
+	if (!s)
+		return;
+	kept = atomic_load(&s->kept);
+	left = atomic_fetch_sub(&s->refs, 1) - 1;
+	if (left == 1 && kept) { /* the segment's: nobody else uses it now */
+		HOLD(&st->lock);
+		pthread_cond_broadcast(&st->returned);
+	}
+	if (left > 0)
 		return;
 	if (s->map)
 		munmap(s->map, s->map_len);
@@ -540,17 +616,131 @@ void stage_put(struct stages *st, struct stage *s)
 	free(s);
 }
 
+/* A file lets go of a stage: true when a segment has it. */
+static bool stage_return(struct stages *st, struct stage *s)
+{
+	HOLD(&st->lock);
+	if (!atomic_load(&s->kept))
+		return false;
+	SLOT_SET(s->slot, ino, 0);
+	s->ino = 0;
+	pthread_cond_broadcast(&st->returned);
+	return true;
+}
+
+int stage_create_kept(struct stages *st, uint64_t size_bytes,
+		      struct stage **ret_stage)
+{
+	struct stage *s;
+	int rc;
+
+	rc = stage_new_slot(st, 0, &s);
+	if (rc < 0)
+		return rc;
+	atomic_store(&s->kept, true);
+	{
+		HOLD(&st->admit);
+		rc = -ENOSPC;
+		if (stage_fits(st, size_bytes))
+			rc = stage_create_memory(st, s, size_bytes);
+	}
+	if (rc == 0 && ftruncate(s->fd, (off_t)size_bytes) < 0)
+		rc = -errno;
+	/* Can it be sealed here? Only the client's mapping is missing yet. */
+	if (rc == 0 && (set_append_only(s->fd, true) < 0 ||
+			set_append_only(s->fd, false) < 0))
+		rc = -EOPNOTSUPP;
+	atomic_fetch_add(&st->memory_count, 1);
+	if (rc < 0) {
+		atomic_store(&s->kept, false);
+		stage_drop(st, s);
+		stage_put(st, s);
+		return rc;
+	}
+	*ret_stage = s;
+	return 0;
+}
+
+int stage_seal(struct stage *s, uint64_t size_bytes)
+{
+	struct stat sb;
+	int rc = set_append_only(s->fd, true);
+
+	if (rc < 0)
+		return rc;
+	s->sealed = true;
+	if (fstat(s->fd, &sb) < 0)
+		return -errno;
+	return (uint64_t)sb.st_size == size_bytes ? 0 : -ESTALE;
+}
+
+void stage_set_times(struct stage *s, const struct timespec times[2])
+{
+	/* An append-only file takes no times but the present one. */
+	if (s->sealed)
+		(void)set_append_only(s->fd, false);
+	(void)futimens(s->fd, times);
+	if (s->sealed && set_append_only(s->fd, true) < 0)
+		log_error("stage of inode %llu: cannot be sealed again: %s",
+			  (unsigned long long)s->ino, strerror(errno));
+}
+
+void stage_lend(struct stage *s, uint64_t ino)
+{
+	CHECK(atomic_load(&s->kept) && s->sealed && s->ino == 0);
+	atomic_store(&s->wanted, false);
+	s->ino = ino;
+	s->clean_image = 0;
+	(void)futimens(s->fd, NULL); /* a mapping's writes leave no time */
+	stage_ref(s);
+	stage_write_slot(s);
+	stage_show(s);
+}
+
+bool stage_is_idle(struct stage *s)
+{
+	return SLOT_GET(s->slot, ino) == 0 && atomic_load(&s->refs) == 1;
+}
+
+bool stage_wait_idle(struct stages *st, struct stage *s, int64_t deadline_ns)
+{
+	struct timespec until = {
+		.tv_sec = deadline_ns / 1000000000,
+		.tv_nsec = deadline_ns % 1000000000,
+	};
+
+	HOLD(&st->lock);
+	while (!stage_is_idle(s))
+		if (pthread_cond_timedwait(&st->returned, &st->lock, &until) ==
+		    ETIMEDOUT)
+			return stage_is_idle(s);
+	return true;
+}
+
+void stage_unkeep(struct stages *st, struct stage *s)
+{
+	bool lent;
+
+	{
+		HOLD(&st->lock);
+		atomic_store(&s->kept, false);
+		lent = SLOT_GET(s->slot, ino) != 0;
+	}
+	if (!lent)
+		stage_drop(st, s);
+}
+
 void stage_drop(struct stages *st, struct stage *s)
 {
 	char name[24];
 
 	stage_unlist(st, s);
-	if (!s->slot)
-		return; /* dropped before */
+	if (!s->slot || stage_return(st, s))
+		return; /* dropped before, or the segment's again */
 	if (s->kind == STAGE_MEMORY) {
 		atomic_fetch_sub(&st->memory_count, 1);
 		stage_file_name(s->number, name);
-		(void)unlinkat(st->dirfd, name, 0);
+		unlink_stage(st, name);
 	} else {
 		atomic_fetch_sub(&st->disk_count, 1);
 		if (!s->keep_image && s->image) {
@@ -631,7 +821,7 @@ void stages_set_hooks(struct stages *st, stage_evict_fn evict,
 	st->hook_arg = arg;
 }
 
-bool stages_make_room(struct stages *st, uint64_t want)
+static bool evict_until(struct stages *st, uint64_t want)
 {
 	/* Each clean stage is tried once: one that is open stays. */
 	unsigned tries = (unsigned)atomic_load(&st->memory_count) + 1;
@@ -657,6 +847,22 @@ bool stages_make_room(struct stages *st, uint64_t want)
 		(void)st->evict(st->hook_arg, s);
 		stage_put(st, s);
 	}
+	return false;
+}
+
+void stages_set_pressure(struct stages *st,
+			 void (*pressure)(void *arg, uint64_t want), void *arg)
+{
+	st->pressure = pressure;
+	st->pressure_arg = arg;
+}
+
+bool stages_make_room(struct stages *st, uint64_t want)
+{
+	if (evict_until(st, want))
+		return true;
+	if (st->pressure)
+		st->pressure(st->pressure_arg, want);
 	return false;
 }
 

@@ -23,6 +23,15 @@
  * it. So the tmpfs is larger than what is admitted: by half of the memory
  * that is left; and clean stages are given up as soon as more is used.
  *
+ * A stage that a client has mapped for writing (a segment, segment.h) is
+ * *sealed*: it can neither be cut short nor punched, by anybody. tmpfs has no
+ * seals (fcntl's are for memfd, which has no name to survive this process),
+ * but it knows the append-only flag, and an append-only file refuses just
+ * that: ftruncate, FALLOC_FL_PUNCH_HOLE and MADV_REMOVE give EPERM, and a new
+ * writable mapping EACCES, while the mapping that is there stays (tried on
+ * 6.18; fs/open.c, mm/mmap.c). What is sealed is never mapped by the drain:
+ * it is copied before it is hashed, because its owner could still change it.
+ *
  * Threads: any thread. Locks: stages.admit, then inode.lock (to give clean
  * stages up); stages.lock is a leaf.
  */
@@ -34,6 +43,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "store/image.h"
 #include "store/layout.h"
@@ -81,6 +91,13 @@ struct stage {
 	 */
 	bool frozen;
 	bool keep_image; /* the image was committed: do not remove it */
+	bool sealed; /* see above; nobody opens it for writing */
+	/*
+	 * A segment has it: stage_drop() takes it from its file and leaves the
+	 * bytes. Changed under stages.lock.
+	 */
+	atomic_bool kept;
+	atomic_bool wanted; /* by its segment, as soon as the file can */
 	uint64_t clean_image; /* image with the same bytes, or 0 */
 	/* stages.lock: */
 	struct stage *newer, *older; /* in the list of clean stages */
@@ -98,8 +115,10 @@ typedef bool (*stage_evict_fn)(void *arg, struct stage *s);
 struct stages {
 	/* Set before any other thread runs: */
 	bool (*evict)(void *arg, struct stage *s);
+	/* No clean stage is left, and this much is wanted; never waits. */
+	void (*pressure)(void *arg, uint64_t want);
 	void (*abandon)(void *arg, struct image *i);
-	void *hook_arg;
+	void *hook_arg, *pressure_arg;
 	int dirfd; /* the tmpfs, or the directory given by stage= */
 	bool own_tmpfs; /* we mounted it: unmount it at the end */
 	char path[4096];
@@ -118,6 +137,7 @@ struct stages {
 	uint32_t free_count;
 	uint64_t next_number;
 	struct stage *oldest, *newest; /* clean ones, by last use */
+	pthread_cond_t returned; /* a kept stage is not used any more */
 	atomic_uint_fast64_t memory_count, disk_count;
 };
 
@@ -174,6 +194,32 @@ void stage_put(struct stages *st, struct stage *s);
  */
 void stage_drop(struct stages *st, struct stage *s);
 
+/*
+ * A stage for a segment: exactly size_bytes of memory, allocated, and of no
+ * file yet; kept. -ENOSPC: there is no room. -EOPNOTSUPP: it could not be
+ * sealed (see above) on this file system.
+ */
+int stage_create_kept(struct stages *st, uint64_t size_bytes,
+		      struct stage **ret_stage);
+/* -ESTALE: it is not as long as it was made. */
+int stage_seal(struct stage *s, uint64_t size_bytes);
+/* futimens(2), sealed or not. */
+void stage_set_times(struct stage *s, const struct timespec times[2]);
+/*
+ * A kept stage becomes the (dirty) stage of an inode, with a reference for it:
+ * the slot counts from now on.
+ */
+void stage_lend(struct stage *s, uint64_t ino);
+/* A kept stage that no file has: is anybody else using it still? */
+bool stage_is_idle(struct stage *s);
+/* Wait until it is idle, or no file has it; false: not before the deadline. */
+bool stage_wait_idle(struct stages *st, struct stage *s, int64_t deadline_ns);
+/*
+ * No segment has it any more: a file that has it keeps it, else its bytes are
+ * given up. The caller's reference stays his.
+ */
+void stage_unkeep(struct stages *st, struct stage *s);
+
 /* All of a memory stage, mapped for reading; NULL: read it instead. */
 const uint8_t *stage_map(struct stages *st, struct stage *s, uint64_t size);
 
@@ -189,6 +235,8 @@ void stage_touch(struct stages *st, struct stage *s);
 typedef void (*stage_abandon_fn)(void *arg, struct image *i);
 void stages_set_hooks(struct stages *st, stage_evict_fn evict,
 		      stage_abandon_fn abandon, void *arg);
+void stages_set_pressure(struct stages *st,
+			 void (*pressure)(void *arg, uint64_t want), void *arg);
 /* Give clean stages up until `want` bytes are free; false: there are none. */
 bool stages_make_room(struct stages *st, uint64_t want);
 

@@ -65,10 +65,12 @@ static void creating_fails_as_posix_says(void **state)
 	live_free(&l);
 }
 
-static int refuse_to_prepare(struct store *st, struct inode *in)
+static int refuse_to_prepare(struct store *st, struct inode *in,
+			     const struct names_new *n)
 {
 	(void)st;
 	(void)in;
+	(void)n;
 	return -EDQUOT;
 }
 
