@@ -111,6 +111,8 @@ static void store_free(struct store *st)
 		inode_put(st, st->reserved[i], 1);
 	inodes_release(st);
 	reclaim_release(st);
+	if (st->segments.next_id)
+		segments_release(st);
 	if (st->stages.slots)
 		stages_release(&st->stages);
 	if (st->images.kv)
@@ -128,6 +130,13 @@ static void abandon_image(void *arg, struct image *i)
 
 	commit_abandon(arg, i,
 		       fstat(i->fd, &sb) == 0 ? (uint64_t)sb.st_size : 0);
+}
+
+static uint64_t segment_quota(const struct store_options *o)
+{
+	if (o->no_segments)
+		return 0;
+	return o->segment_bytes ? o->segment_bytes : INT64_MAX;
 }
 
 static int open_parts(struct store *st, char *why, size_t why_size)
@@ -177,7 +186,9 @@ static int open_parts(struct store *st, char *why, size_t why_size)
 	if (rc < 0)
 		return rc;
 	stages_set_hooks(&st->stages, file_evict, abandon_image, st);
-	rc = recover(st, adopted);
+	rc = segments_init(st, segment_quota(&st->options));
+	if (rc == 0)
+		rc = recover(st, adopted);
 	if (rc < 0)
 		(void)snprintf(why, why_size,
 			       "%s: what the last mount left cannot be taken "

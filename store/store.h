@@ -21,6 +21,7 @@
 #include "store/kv.h"
 #include "store/layout.h"
 #include "store/reclaim.h"
+#include "store/segment.h"
 #include "store/stage.h"
 
 enum verify_mode {
@@ -32,6 +33,8 @@ enum verify_mode {
 struct store_options {
 	const char *stage_dir; /* NULL: our own tmpfs */
 	uint64_t stage_bytes; /* 0: half of the memory */
+	uint64_t segment_bytes; /* for each user; 0: no limit */
+	bool no_segments;
 	enum verify_mode verify;
 	unsigned drain_threads; /* 0: one for each processor, 2 to 8 */
 	unsigned drain_interval_s; /* for files that stay open; 0: never */
@@ -58,6 +61,7 @@ struct store {
 	struct kv *kv;
 	struct images images;
 	struct stages stages;
+	struct segments segments;
 	struct inode_table *inodes;
 	/*
 	 * Held while a change of names or attributes is put together and

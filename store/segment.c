@@ -1,0 +1,608 @@
+/* segment.c - see segment.h. */
+#include "store/segment.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "store/base/io.h"
+#include "store/base/scope.h"
+#include "store/drain.h"
+#include "store/file.h"
+#include "store/names.h"
+#include "store/store.h"
+
+/* A name may be given to another inode under us, but not for ever. */
+#define COMMIT_TRIES_MAX 16
+/* Until the kernel has forgotten a file that nobody has open or mapped. */
+#define FORGET_WAIT_NS (INT64_C(200) * 1000000)
+
+struct segment {
+	TAILQ_ENTRY(segment) entry; /* in segments.all */
+	/* Immutable: */
+	uint64_t id;
+	struct segment_client *client;
+	uint8_t signature[SEGMENT_SIGNATURE_BYTES];
+	uint64_t size_bytes;
+
+	/* segments.lock: */
+	struct stage *stage; /* a reference; NULL while it is allocated */
+	uint64_t generation; /* 0: nobody may commit it */
+	bool filled; /* its client is at it */
+	bool mapped; /* and sealed */
+	bool committing;
+	bool asked, asked_sent; /* its client is to drop it */
+};
+
+static struct segments *segments_of(struct store *st)
+{
+	return &st->segments;
+}
+
+void segments_release(struct store *st)
+{
+	struct segments *g = segments_of(st);
+
+	CHECK(TAILQ_EMPTY(&g->all));
+	pthread_cond_destroy(&g->changed);
+	pthread_mutex_destroy(&g->lock);
+}
+
+void segment_client_add(struct store *st, struct segment_client *c)
+{
+	struct segments *g = segments_of(st);
+
+	(void)c;
+	HOLD(&g->lock);
+	g->clients++;
+}
+
+/* Out of the list; the caller frees it, and its stage, without the lock. */
+static void unlist_locked(struct segments *g, struct segment *s)
+{
+	TAILQ_REMOVE(&g->all, s, entry);
+	g->count--;
+	g->bytes -= s->size_bytes;
+	pthread_cond_broadcast(&g->changed);
+}
+
+static void segment_free(struct store *st, struct segment *s)
+{
+	if (s->stage) {
+		stage_unkeep(&st->stages, s->stage);
+		stage_put(&st->stages, s->stage);
+	}
+	free(s);
+}
+
+void segment_client_remove(struct store *st, struct segment_client *c)
+{
+	struct segments *g = segments_of(st);
+	struct segment_list gone = TAILQ_HEAD_INITIALIZER(gone);
+	struct segment *s, *next;
+
+	{
+		HOLD(&g->lock);
+		g->clients--;
+		for (s = TAILQ_FIRST(&g->all); s; s = next) {
+			next = TAILQ_NEXT(s, entry);
+			if (s->client != c)
+				continue;
+			if (s->committing) { /* an ioctl is at work: soon over */
+				pthread_cond_wait(&g->changed, &g->lock);
+				next = TAILQ_FIRST(&g->all);
+				continue;
+			}
+			unlist_locked(g, s);
+			TAILQ_INSERT_TAIL(&gone, s, entry);
+		}
+	}
+	while ((s = TAILQ_FIRST(&gone)) != NULL) {
+		TAILQ_REMOVE(&gone, s, entry);
+		segment_free(st, s);
+	}
+}
+
+bool segment_take_release(struct store *st, struct segment_client *c,
+			  uint64_t *ret_id)
+{
+	struct segments *g = segments_of(st);
+	struct segment *s;
+
+	HOLD(&g->lock);
+	TAILQ_FOREACH(s, &g->all, entry) {
+		if (s->client != c || !s->asked || s->asked_sent)
+			continue;
+		s->asked_sent = true;
+		*ret_id = s->id;
+		return true;
+	}
+	return false;
+}
+
+static bool is_free_locked(const struct segment *s)
+{
+	return s->stage && !s->filled && !s->committing && !s->asked &&
+	       stage_is_idle(s->stage);
+}
+
+/*
+ * Ask for idle segments back, least recently used ones first, until `want`
+ * bytes are asked for (with what was asked for before). uid: whose, or -1.
+ */
+static void ask_locked(struct segments *g, uint64_t want, int64_t uid)
+{
+	struct segment *s;
+	uint64_t asked = 0;
+
+	TAILQ_FOREACH(s, &g->all, entry)
+		if (s->asked && (uid < 0 || s->client->uid == (uid_t)uid))
+			asked += s->size_bytes;
+	TAILQ_FOREACH(s, &g->all, entry) {
+		if (asked >= want)
+			return;
+		if (!is_free_locked(s) ||
+		    (uid >= 0 && s->client->uid != (uid_t)uid))
+			continue;
+		s->asked = true;
+		asked += s->size_bytes;
+		s->client->wake(s->client);
+	}
+}
+
+/* For stages_set_pressure(). */
+static void on_pressure(void *store, uint64_t want)
+{
+	struct segments *g = segments_of(store);
+
+	HOLD(&g->lock);
+	ask_locked(g, want, -1);
+}
+
+int segments_init(struct store *st, uint64_t quota_bytes)
+{
+	struct segments *g = segments_of(st);
+
+	g->quota_bytes = quota_bytes;
+	g->next_id = 1;
+	TAILQ_INIT(&g->all);
+	cond_init_monotonic(&g->changed);
+	stages_set_pressure(&st->stages, on_pressure, st);
+	return -pthread_mutex_init(&g->lock, NULL);
+}
+
+static void take_locked(struct segments *g, struct segment *s,
+			struct segment_reply *ret)
+{
+	s->filled = true;
+	do {
+		CHECK(getrandom(&s->generation, sizeof(s->generation), 0) ==
+		      sizeof(s->generation));
+	} while (s->generation == 0);
+	TAILQ_REMOVE(&g->all, s, entry);
+	TAILQ_INSERT_TAIL(&g->all, s, entry);
+	ret->id = s->id;
+	ret->generation = s->generation;
+	ret->size_bytes = s->size_bytes;
+}
+
+/* What a client has of one structure. */
+struct set {
+	unsigned count; /* that are not asked back */
+	struct segment *idle;
+	struct segment *lent; /* the one that a file has for longest */
+};
+
+static void find_set_locked(struct segments *g, struct segment_client *c,
+			    const uint8_t *signature, uint64_t size_bytes,
+			    struct set *ret)
+{
+	struct segment *s;
+
+	memset(ret, 0, sizeof(*ret));
+	TAILQ_FOREACH(s, &g->all, entry) {
+		if (s->client != c || s->asked || s->size_bytes != size_bytes ||
+		    memcmp(s->signature, signature, sizeof(s->signature)) != 0)
+			continue;
+		ret->count++;
+		if (is_free_locked(s) && !ret->idle)
+			ret->idle = s;
+		else if (s->stage && !s->filled && !s->committing && !ret->lent)
+			ret->lent = s;
+	}
+}
+
+/*
+ * Both are in use: get the older one back from its file. 0: it is idle now;
+ * -EAGAIN: its file *ret_ino is not durable; -EBUSY: others keep it.
+ * The segment stays while this runs: only its client's thread removes it.
+ */
+static int get_back(struct store *st, struct segment *s, uint64_t *ret_ino)
+{
+	struct stage *stage = s->stage;
+	uint64_t ino = SLOT_GET(stage->slot, ino);
+	bool dirty = SLOT_GET(stage->slot, dirty) != 0;
+
+	if (!file_give_back(st, stage) && dirty && ino != 0) {
+		*ret_ino = ino;
+		return -EAGAIN;
+	}
+	if (stage_wait_idle(&st->stages, stage, mono_ns() + FORGET_WAIT_NS))
+		return 0;
+	return -EBUSY;
+}
+
+/* Its readers keep the bytes; the client gets others. */
+static void leave_to_file(struct store *st, struct segment *s)
+{
+	struct segments *g = segments_of(st);
+
+	{
+		HOLD(&g->lock);
+		unlist_locked(g, s);
+	}
+	segment_free(st, s);
+}
+
+static uint64_t uid_bytes_locked(struct segments *g, uid_t uid)
+{
+	struct segment *s;
+	uint64_t bytes = 0;
+
+	TAILQ_FOREACH(s, &g->all, entry)
+		if (s->client->uid == uid)
+			bytes += s->size_bytes;
+	return bytes;
+}
+
+/* Is one of this client's own asked back? Then he must drop it first. */
+static bool is_asked_locked(struct segments *g, struct segment_client *c,
+			    bool *ret_others)
+{
+	struct segment *s;
+	bool own = false;
+
+	*ret_others = false;
+	TAILQ_FOREACH(s, &g->all, entry) {
+		own = own || (s->asked && s->client == c);
+		*ret_others = *ret_others || s->asked;
+	}
+	return own;
+}
+
+/* Wait until what others were asked for is there. false: not in time. */
+static bool wait_for_releases(struct segments *g, struct segment_client *c,
+			      int64_t deadline_ns)
+{
+	struct timespec until = {
+		.tv_sec = deadline_ns / 1000000000,
+		.tv_nsec = deadline_ns % 1000000000,
+	};
+	bool others;
+
+	HOLD(&g->lock);
+	(void)is_asked_locked(g, c, &others);
+	while (others) {
+		if (pthread_cond_timedwait(&g->changed, &g->lock, &until) ==
+		    ETIMEDOUT)
+			return false;
+		(void)is_asked_locked(g, c, &others);
+	}
+	return true;
+}
+
+/* A new entry, counted against the quota, without a stage yet. */
+static int reserve(struct store *st, struct segment_client *c,
+		   const uint8_t *signature, uint64_t size_bytes,
+		   struct segment **ret_segment)
+{
+	struct segments *g = segments_of(st);
+	struct segment *s = calloc(1, sizeof(*s));
+	uint64_t used;
+
+	if (!s)
+		return -ENOMEM;
+	s->client = c;
+	s->size_bytes = size_bytes;
+	memcpy(s->signature, signature, sizeof(s->signature));
+	s->filled = true;
+	HOLD(&g->lock);
+	used = uid_bytes_locked(g, c->uid);
+	if (size_bytes > g->quota_bytes || g->count >= SEGMENTS_MAX ||
+	    used > g->quota_bytes - size_bytes) {
+		if (size_bytes <= g->quota_bytes)
+			ask_locked(g, used + size_bytes - g->quota_bytes,
+				   c->uid);
+		free(s);
+		return -EDQUOT;
+	}
+	s->id = g->next_id++;
+	TAILQ_INSERT_TAIL(&g->all, s, entry);
+	g->count++;
+	g->bytes += size_bytes;
+	*ret_segment = s;
+	return 0;
+}
+
+static int create(struct store *st, struct segment_client *c,
+		  const uint8_t *signature, uint64_t size_bytes,
+		  struct segment_reply *ret, int *ret_fd)
+{
+	struct segments *g = segments_of(st);
+	struct segment *s;
+	struct stage *stage;
+	int rc = reserve(st, c, signature, size_bytes, &s);
+
+	if (rc < 0)
+		return rc;
+	rc = stage_create_kept(&st->stages, size_bytes, &stage);
+	if (rc == 0) {
+		HOLD(&g->lock);
+		s->stage = stage;
+		take_locked(g, s, ret);
+		ret->fresh = 1;
+		*ret_fd = stage->fd;
+		return 0;
+	}
+	{
+		HOLD(&g->lock);
+		unlist_locked(g, s);
+	}
+	segment_free(st, s);
+	return rc;
+}
+
+/* One that is there already. -ENOENT: there is room in the set for another. */
+static int take_existing(struct store *st, struct segment_client *c,
+			 const uint8_t *signature, uint64_t size_bytes,
+			 struct segment_reply *ret)
+{
+	struct segments *g = segments_of(st);
+	struct set set;
+	int rc;
+
+	{
+		HOLD(&g->lock);
+		find_set_locked(g, c, signature, size_bytes, &set);
+		if (set.idle) {
+			take_locked(g, set.idle, ret);
+			return 0;
+		}
+	}
+	if (set.count < SEGMENTS_PER_SET)
+		return -ENOENT;
+	if (!set.lent) /* the client fills both: he must know */
+		return -EBUSY;
+	rc = get_back(st, set.lent, &ret->busy_ino);
+	if (rc == -EBUSY) {
+		leave_to_file(st, set.lent);
+		return -ENOENT;
+	}
+	if (rc < 0)
+		return rc;
+	HOLD(&g->lock);
+	if (!is_free_locked(set.lent)) /* asked back meanwhile */
+		return -ENOENT;
+	take_locked(g, set.lent, ret);
+	return 0;
+}
+
+int segment_acquire(struct store *st, struct segment_client *c,
+		    const uint8_t signature[SEGMENT_SIGNATURE_BYTES],
+		    uint64_t size_bytes, struct segment_reply *ret,
+		    int *ret_fd)
+{
+	struct segments *g = segments_of(st);
+	int64_t deadline = mono_ns() + SEGMENT_RELEASE_WAIT_NS;
+	bool others;
+	int rc;
+
+	*ret_fd = -1;
+	if (g->quota_bytes == 0)
+		return -EOPNOTSUPP;
+	if (size_bytes == 0 || size_bytes > INT64_MAX)
+		return -EINVAL;
+	rc = take_existing(st, c, signature, size_bytes, ret);
+	if (rc != -ENOENT)
+		return rc;
+	for (;;) {
+		rc = create(st, c, signature, size_bytes, ret, ret_fd);
+		if (rc != -ENOSPC && rc != -EDQUOT)
+			return rc;
+		{
+			HOLD(&g->lock);
+			if (is_asked_locked(g, c, &others))
+				return -EAGAIN; /* the releases come first */
+		}
+		if (!others || !wait_for_releases(g, c, deadline))
+			return rc;
+	}
+}
+
+static struct segment *find_locked(struct segments *g, uint64_t id,
+				   uint64_t generation)
+{
+	struct segment *s;
+
+	TAILQ_FOREACH(s, &g->all, entry)
+		if (s->id == id && s->stage && s->generation == generation &&
+		    generation != 0)
+			return s;
+	return NULL;
+}
+
+int segment_mapped(struct store *st, struct segment_client *c, uint64_t id,
+		   uint64_t generation)
+{
+	struct segments *g = segments_of(st);
+	struct segment *s;
+	int rc;
+
+	HOLD(&g->lock);
+	s = find_locked(g, id, generation);
+	if (!s || s->client != c || !s->filled)
+		return -ESTALE;
+	if (s->mapped)
+		return 0;
+	rc = stage_seal(s->stage, s->size_bytes);
+	s->mapped = rc == 0;
+	return rc;
+}
+
+int segment_return(struct store *st, struct segment_client *c, uint64_t id,
+		   uint64_t generation)
+{
+	struct segments *g = segments_of(st);
+	struct segment *s;
+
+	HOLD(&g->lock);
+	s = find_locked(g, id, generation);
+	if (!s || s->client != c || !s->filled || s->committing)
+		return -ESTALE;
+	s->filled = false;
+	s->generation = 0;
+	return 0;
+}
+
+int segment_drop(struct store *st, struct segment_client *c, uint64_t id)
+{
+	struct segments *g = segments_of(st);
+	struct segment *s;
+
+	{
+		HOLD(&g->lock);
+		TAILQ_FOREACH(s, &g->all, entry)
+			if (s->id == id && s->client == c)
+				break;
+		if (!s)
+			return -ESTALE;
+		if (s->committing)
+			return -EBUSY;
+		unlist_locked(g, s);
+	}
+	segment_free(st, s);
+	return 0;
+}
+
+static bool is_name(const char *name)
+{
+	return name[0] != 0 && strchr(name, '/') == NULL &&
+	       strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
+}
+
+/* Replace what has the name. -ESTALE: it means another inode now. */
+static int replace(struct store *st, const struct segment_commit *c,
+		   struct inode *in, struct stage *stage)
+{
+	struct attr a;
+
+	{
+		HOLD(&in->lock);
+		a = in->attr;
+	}
+	if (S_ISDIR(a.mode))
+		return -EISDIR;
+	if (!S_ISREG(a.mode))
+		return S_ISLNK(a.mode) ? -ELOOP : -EINVAL;
+	if (!c->may_write(c->arg, &a))
+		return -EACCES;
+	return file_replace(st, in, stage);
+}
+
+static int commit_once(struct store *st, const struct segment_commit *c,
+		       struct stage *stage, uint64_t *ret_ino,
+		       bool *ret_replaced)
+{
+	const struct names_new n = {
+		.mode = S_IFREG | (c->mode & 0777),
+		.uid = c->uid,
+		.gid = c->gid,
+		.stage = stage,
+	};
+	struct inode *in;
+	int rc;
+
+	rc = names_lookup(st, c->parent, c->name, &in);
+	*ret_replaced = rc == 0;
+	if (rc == 0) {
+		rc = replace(st, c, in, stage);
+		if (rc < 0)
+			inode_put(st, in, 1);
+	} else if (rc == -ENOENT) {
+		struct attr dir = { 0 };
+		struct inode *parent;
+
+		rc = inode_get(st, c->parent, &parent);
+		if (rc < 0)
+			return rc;
+		{
+			HOLD(&parent->lock);
+			dir = parent->attr;
+		}
+		inode_put(st, parent, 1);
+		if (!S_ISDIR(dir.mode))
+			return -ENOTDIR;
+		rc = names_create(st, c->parent, c->name, &n, file_prepare,
+				  &in);
+	}
+	if (rc < 0)
+		return rc;
+	/* Without memory for its job it is drained with the next one. */
+	(void)drain_closed(st, in, true);
+	*ret_ino = in->ino;
+	inode_put(st, in, 1);
+	return 0;
+}
+
+int segment_commit(struct store *st, const struct segment_commit *c,
+		   uint64_t *ret_ino, bool *ret_replaced)
+{
+	struct segments *g = segments_of(st);
+	struct segment *s;
+	int rc;
+
+	if (!is_name(c->name))
+		return -EINVAL;
+	{
+		HOLD(&g->lock);
+		s = find_locked(g, c->id, c->generation);
+		if (!s || !s->filled || !s->mapped || s->committing ||
+		    s->size_bytes != c->size_bytes)
+			return -ESTALE;
+		if (s->client->uid != c->uid && c->uid != 0)
+			return -EPERM;
+		s->committing = true;
+	}
+	rc = -ESTALE;
+	for (int i = 0; rc == -ESTALE && i < COMMIT_TRIES_MAX; i++) {
+		rc = commit_once(st, c, s->stage, ret_ino, ret_replaced);
+		if (rc == -EEXIST) /* another process had the same idea */
+			rc = -ESTALE;
+	}
+	HOLD(&g->lock);
+	s->committing = false;
+	pthread_cond_broadcast(&g->changed);
+	if (rc < 0)
+		return rc == -ESTALE ? -EBUSY : rc;
+	s->filled = false;
+	s->generation = 0;
+	return 0;
+}
+
+void segment_figures(struct store *st, struct segment_figures *ret)
+{
+	struct segments *g = segments_of(st);
+	struct segment *s;
+
+	HOLD(&g->lock);
+	*ret = (struct segment_figures){
+		.segments = g->count,
+		.bytes = g->bytes,
+		.clients = g->clients,
+	};
+	TAILQ_FOREACH(s, &g->all, entry)
+		if (is_free_locked(s))
+			ret->idle_bytes += s->size_bytes;
+}

@@ -1,0 +1,118 @@
+/*
+ * segment.h - memory of the stage that clients have mapped for good: they fill
+ * it, it becomes a file's stage, and when the file is durable they get it
+ * back.
+ *
+ *                   segment_acquire()
+ *        IDLE <--------------------------.
+ *         | |                            |
+ *         | `--> FILLED by its client ---' segment_return()
+ *         |          | segment_commit()
+ *         |          v
+ *         `----- LENT to a file: its stage; comes back when the file is durable
+ *                and nobody has it open or mapped, and the segment is wanted
+ *
+ * Segments are found by (client, structure signature); there are two for each,
+ * so that one save can be filled while the one before is made durable. When
+ * readers keep a file's segment it stays that file's for good, and its client
+ * gets another one. A generation number is random and new for each acquire:
+ * nobody can commit what he did not get.
+ *
+ * Each user (uid) has a quota. When the stage is full, idle segments that were
+ * not used for longest are asked back from their clients.
+ *
+ * Threads: any thread. Locks: segments.lock comes before inode.lock and
+ * stages.lock; nothing is allocated from the stage and nothing waits for a
+ * file under it.
+ */
+#ifndef STORE_SEGMENT_H
+#define STORE_SEGMENT_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+#include <sys/types.h>
+
+#include "store/base/segment_wire.h"
+
+struct store;
+struct stage;
+struct attr;
+
+#define SEGMENTS_PER_SET 2
+#define SEGMENTS_MAX 4096 /* of all clients */
+/* How long memory that other clients were asked for is waited for. */
+#define SEGMENT_RELEASE_WAIT_NS (INT64_C(5) * 1000000000)
+
+TAILQ_HEAD(segment_list, segment);
+
+struct segments {
+	uint64_t quota_bytes; /* for each uid; 0: no segments. Immutable. */
+	pthread_mutex_t lock; /* guards everything below */
+	pthread_cond_t changed; /* one was dropped, or a commit ended */
+	struct segment_list all; /* least recently used first */
+	unsigned count;
+	uint64_t next_id;
+	uint64_t bytes;
+	unsigned clients;
+};
+
+/* One connection. The server owns it. */
+struct segment_client {
+	uid_t uid;
+	/* Called under segments.lock when take_release() has something. */
+	void (*wake)(struct segment_client *c);
+	void *arg;
+};
+
+/* quota_bytes: 0: no segments. From now on the stage may ask them back. */
+int segments_init(struct store *st, uint64_t quota_bytes);
+void segments_release(struct store *st);
+
+void segment_client_add(struct store *st, struct segment_client *c);
+/* All its segments: what a file has stays the file's, the rest goes. */
+void segment_client_remove(struct store *st, struct segment_client *c);
+/* The next segment that the client is asked to drop. false: none. */
+bool segment_take_release(struct store *st, struct segment_client *c,
+			  uint64_t *ret_id);
+
+/*
+ * A segment to fill; fields of *ret as in segment_wire.h, its error too. *ret_fd
+ * is a descriptor that the segment owns when ret->fresh, else -1; it stays
+ * valid until the client drops the segment. May wait for other clients, for
+ * SEGMENT_RELEASE_WAIT_NS at most.
+ */
+int segment_acquire(struct store *st, struct segment_client *c,
+		    const uint8_t signature[SEGMENT_SIGNATURE_BYTES],
+		    uint64_t size_bytes, struct segment_reply *ret,
+		    int *ret_fd);
+/* All of these: -ESTALE when the client has no such segment. */
+int segment_mapped(struct store *st, struct segment_client *c, uint64_t id,
+		   uint64_t generation);
+int segment_return(struct store *st, struct segment_client *c, uint64_t id,
+		   uint64_t generation);
+int segment_drop(struct store *st, struct segment_client *c, uint64_t id);
+
+/*
+ * Make it the file `name` in `parent`: see CKPTFS_IOC_COMMIT. uid, gid: of who
+ * asks; the segment must be of the same user. may_write says whether he may
+ * write to a file that is there.
+ */
+struct segment_commit {
+	uint64_t id, generation, size_bytes;
+	uint64_t parent;
+	const char *name;
+	uint32_t mode, uid, gid;
+	bool (*may_write)(void *arg, const struct attr *a);
+	void *arg;
+};
+int segment_commit(struct store *st, const struct segment_commit *c,
+		   uint64_t *ret_ino, bool *ret_replaced);
+
+struct segment_figures {
+	uint64_t segments, bytes, idle_bytes, clients;
+};
+void segment_figures(struct store *st, struct segment_figures *ret);
+
+#endif
