@@ -32,8 +32,12 @@
 /* Only this mount changes the store, so the kernel may remember for long. */
 #define FS_TIMEOUT_S 86400.0
 
+struct server;
+
 struct fs {
 	struct store *store;
+	struct server *server; /* for segments; NULL: none */
+	bool read_only; /* mounted with ro */
 	struct fuse_session *se;
 	const char *mountpoint;
 	bool want_passthrough; /* passthrough=auto */
@@ -102,6 +106,10 @@ void op_removexattr(fuse_req_t, fuse_ino_t, const char *);
 
 void op_ioctl(fuse_req_t, fuse_ino_t, unsigned, void *, struct fuse_file_info *,
 	      unsigned, const void *, size_t, size_t);
+
+/* The ioctls of segments: true when it was one of them, and answered. */
+bool op_segment_ioctl(fuse_req_t, fuse_ino_t, unsigned, const void *, size_t,
+		      size_t);
 
 /* A file's state as the extended attribute shows it. */
 struct fs_state {

@@ -37,8 +37,8 @@ struct options {
 	char *store, *mountpoint;
 	int foreground, debug, help, version, hold_drain, no_stage_cache;
 	char *stage, *stage_size, *durable, *publish, *verify, *passthrough;
-	char *saving, *threads, *interval, *debug_stage;
-	int allow_other;
+	char *saving, *threads, *interval, *debug_stage, *segments;
+	int allow_other, read_only;
 	unsigned bare;
 };
 
@@ -58,6 +58,7 @@ static const struct fuse_opt option_table[] = {
 	OPT_TEXT("debug_stage=%s", debug_stage),
 	OPT_TEXT("stage=%s", stage),
 	OPT_TEXT("stage_size=%s", stage_size),
+	OPT_TEXT("segments=%s", segments),
 	OPT_TEXT("durable=%s", durable),
 	OPT_TEXT("publish=%s", publish),
 	OPT_TEXT("verify=%s", verify),
@@ -85,6 +86,8 @@ static const char help_text[] =
 	"options (-o):\n"
 	"  stage=DIR            stage in DIR (default: an own tmpfs, STORE/stage)\n"
 	"  stage_size=SIZE      size of that tmpfs, e.g. 64G (half of the memory)\n"
+	"  segments=SIZE|off    how much of it a user of the GPU library may keep\n"
+	"                       (all of it)\n"
 	"  durable=async|close  close returns at once, or when durable (async)\n"
 	"  publish=wait|async   rename waits until all under the name is durable, or\n"
 	"                       only when it replaces something (wait)\n"
@@ -149,6 +152,8 @@ static int on_option(void *data, const char *arg, int key,
 	struct options *o = data;
 
 	(void)out;
+	if (strcmp(arg, "ro") == 0)
+		o->read_only = 1; /* and libfuse is told */
 	if (key != FUSE_OPT_KEY_NONOPT) /* else libfuse knows it, or says not */
 		return is_for_mount8(arg) ? 0 : 1;
 	if (o->bare++ == 0)
@@ -254,6 +259,11 @@ static int parse_values(const struct options *o, struct store_options *s)
 	    !parse_number(o->interval, 86400, &s->drain_interval_s))
 		return misused("drain_interval=%s: give 0 to 86400 seconds",
 			       o->interval);
+	if (o->segments && strcmp(o->segments, "off") == 0)
+		s->no_segments = true;
+	else if (o->segments && !parse_size(o->segments, &s->segment_bytes))
+		return misused("segments=%s: give a size such as 16G, or off",
+			       o->segments);
 	s->stage_dir = o->stage;
 	s->hold_drain = o->hold_drain;
 	s->no_stage_cache = o->no_stage_cache;
@@ -418,7 +428,8 @@ static void options_release(struct options *o)
 	char **const texts[] = { &o->store,   &o->mountpoint, &o->stage,
 				 &o->durable, &o->stage_size, &o->publish,
 				 &o->verify,  &o->passthrough, &o->saving,
-				 &o->threads, &o->interval,    &o->debug_stage };
+				 &o->threads, &o->interval,    &o->debug_stage,
+				 &o->segments };
 
 	for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++)
 		free(*texts[i]);
@@ -435,6 +446,7 @@ static int mount_place(struct fuse_args *args, const struct options *o,
 	if (p->stage)
 		so->stage_dir = p->stage;
 	fs->mountpoint = p->mountpoint;
+	fs->read_only = o->read_only;
 	if (add_mount_options(args, o, p->store) < 0)
 		return MAIN_FAILED;
 	rc = session_new(fs, args, o->debug);

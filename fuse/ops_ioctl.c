@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fuse/ckptfs_ioctl.h"
+#include "store/base/ckptfs_ioctl.h"
 #include "fuse/fs.h"
 #include "store/base/scope.h"
 #include "store/file.h"
@@ -49,6 +49,7 @@ static cJSON *status(struct fs *fs)
 		cJSON *list;
 	} failed = { .st = st };
 	struct drain_figures d;
+	struct segment_figures g;
 	uint64_t used, total, memory, disk;
 
 	(void)cJSON_AddStringToObject(s, "version", CKPTFS_VERSION);
@@ -71,6 +72,11 @@ static cJSON *status(struct fs *fs)
 	add_number(s, "stage_used_bytes", used);
 	add_number(s, "stage_capacity_bytes", total);
 	(void)cJSON_AddStringToObject(s, "stage", st->stages.path);
+	segment_figures(st, &g);
+	add_number(s, "segment_clients", g.clients);
+	add_number(s, "segments", g.segments);
+	add_number(s, "segment_bytes", g.bytes);
+	add_number(s, "segment_idle_bytes", g.idle_bytes);
 	add_number(s, "draining", d.draining);
 	add_number(s, "failed", d.failed);
 	add_number(s, "left_native", d.left_native);
@@ -243,6 +249,8 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
 			fuse_reply_ioctl(req, 0, NULL, 0);
 		return;
 	}
+	if (op_segment_ioctl(req, ino, cmd, in_buf, in_size, out_size))
+		return;
 	if (cmd != CKPTFS_IOC_QUERY || in_size != sizeof(q) ||
 	    out_size != sizeof(q)) {
 		fuse_reply_err(req, ENOTTY);

@@ -17,6 +17,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "fuse/server.h"
 #include "fuse/umount8.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
@@ -300,6 +301,20 @@ static int serve(struct fs *fs, struct announcer *a)
 	return 0;
 }
 
+/* A mount without segments is a mount all the same. */
+static void start_server(struct fs *fs)
+{
+	int rc;
+
+	if (fs->store->segments.quota_bytes == 0 || fs->read_only)
+		return;
+	rc = server_start(fs->store, &fs->server);
+	if (rc < 0)
+		log_warning("no socket for segments: %s; clients of the "
+			    "library will write files",
+			    strerror(-rc));
+}
+
 int session_run(struct fs *fs, void (*ready)(void *arg), void *arg)
 {
 	struct announcer a = { .fs = fs, .ready = ready, .arg = arg };
@@ -317,7 +332,9 @@ int session_run(struct fs *fs, void (*ready)(void *arg), void *arg)
 		rc = fuse_session_mount(fs->se, fs->mountpoint);
 	if (rc == 0) {
 		is_serving = true;
+		start_server(fs);
 		rc = serve(fs, &a);
+		server_stop(TAKE(fs->server));
 		is_serving = false;
 	} else {
 		(void)fprintf(stderr, "ckptfs: cannot mount on %s; see the "

@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "fuse/ckptfs_ioctl.h"
+#include "store/base/ckptfs_ioctl.h"
 
 /* People script against these. */
 enum ctl_exit {

@@ -1,0 +1,204 @@
+/*
+ * ops_segment.c - the ioctls of clients that save through segments: where to
+ * get one, make it a file, wait until that is durable (ckptfs_ioctl.h).
+ *
+ * The kernel checks nothing of an ioctl but that the directory could be opened,
+ * so the permissions that open(2) would need are checked here.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fuse/fs.h"
+#include "fuse/server.h"
+#include "store/base/scope.h"
+#include "store/file.h"
+
+/* Who asks, with all his groups. */
+struct caller {
+	uid_t uid;
+	gid_t gid;
+	int group_count;
+	gid_t *groups;
+};
+
+static void scope_caller(struct caller *c)
+{
+	free(c->groups);
+}
+
+static int caller_of(fuse_req_t req, struct caller *ret)
+{
+	const struct fuse_ctx *c = fuse_req_ctx(req);
+	int n;
+
+	ret->uid = c->uid;
+	ret->gid = c->gid;
+	/* Of a process in another pid namespace they cannot be read: none. */
+	n = fuse_req_getgroups(req, 0, NULL);
+	if (n <= 0)
+		return 0;
+	ret->groups = calloc((size_t)n, sizeof(*ret->groups));
+	if (!ret->groups)
+		return -ENOMEM;
+	ret->group_count = fuse_req_getgroups(req, n, ret->groups);
+	if (ret->group_count > n)
+		ret->group_count = n;
+	return 0;
+}
+
+static bool is_in_group(const struct caller *c, gid_t gid)
+{
+	if (c->gid == gid)
+		return true;
+	for (int i = 0; i < c->group_count; i++)
+		if (c->groups[i] == gid)
+			return true;
+	return false;
+}
+
+/* want: bits of rwx, as of S_IRWXO. */
+static bool may(const struct caller *c, const struct attr *a, uint32_t want)
+{
+	unsigned shift = 0;
+
+	if (c->uid == 0)
+		return true;
+	if (c->uid == a->uid)
+		shift = 6;
+	else if (is_in_group(c, a->gid))
+		shift = 3;
+	return ((a->mode >> shift) & want) == want;
+}
+
+static bool may_write(void *arg, const struct attr *a)
+{
+	return may(arg, a, 02);
+}
+
+static int may_create_in(struct store *st, fuse_ino_t dir,
+			 const struct caller *c)
+{
+	struct inode *in;
+	struct attr a;
+	int rc = inode_get(st, dir, &in);
+
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		a = in->attr;
+	}
+	inode_put(st, in, 1);
+	if (!S_ISDIR(a.mode))
+		return -ENOTDIR;
+	return may(c, &a, 03) ? 0 : -EACCES;
+}
+
+/* What the kernel remembers of the name and the file is not so any more. */
+static void forget_cached(struct fs *fs, fuse_ino_t dir,
+			  const struct ckptfs_commit *q, bool replaced)
+{
+	(void)fuse_lowlevel_notify_inval_entry(fs->se, dir, q->name,
+					       strlen(q->name));
+	(void)fuse_lowlevel_notify_inval_inode(fs->se, dir, -1, 0);
+	if (replaced)
+		(void)fuse_lowlevel_notify_inval_inode(fs->se, q->ino, -1, 0);
+}
+
+static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q)
+{
+	SCOPED(scope_caller) struct caller caller = { 0 };
+	struct fs *fs = fs_of(req);
+	struct segment_commit c = {
+		.id = q->id,
+		.generation = q->generation,
+		.size_bytes = q->size_bytes,
+		.parent = dir,
+		.name = q->name,
+		.mode = q->mode,
+		.may_write = may_write,
+		.arg = &caller,
+	};
+	bool replaced;
+	int rc;
+
+	if (memchr(q->name, 0, sizeof(q->name)) == NULL)
+		return -EINVAL;
+	if (fs->read_only)
+		return -EROFS;
+	rc = caller_of(req, &caller);
+	if (rc == 0)
+		rc = may_create_in(fs->store, dir, &caller);
+	if (rc < 0)
+		return rc;
+	c.uid = caller.uid;
+	c.gid = caller.gid;
+	rc = segment_commit(fs->store, &c, &q->ino, &replaced);
+	if (rc == 0)
+		forget_cached(fs, dir, q, replaced);
+	return rc;
+}
+
+static int do_wait(struct store *st, uint64_t ino)
+{
+	struct inode *in;
+	int rc = inode_get(st, ino, &in);
+	bool gone;
+
+	if (rc < 0)
+		return rc;
+	rc = inode_load_file(st, in);
+	if (rc == 0)
+		rc = file_sync(st, in);
+	{
+		HOLD(&in->lock);
+		gone = in->attr.nlink == 0;
+	}
+	inode_put(st, in, 1);
+	return gone ? -ENOENT : rc;
+}
+
+static void reply(fuse_req_t req, int rc, const void *data, size_t len)
+{
+	if (rc < 0)
+		fuse_reply_err(req, -rc);
+	else
+		fuse_reply_ioctl(req, 0, data, len);
+}
+
+bool op_segment_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd,
+		      const void *in_buf, size_t in_size, size_t out_size)
+{
+	struct fs *fs = fs_of(req);
+
+	if (cmd == CKPTFS_IOC_SEGMENTS &&
+	    out_size == sizeof(struct ckptfs_segments)) {
+		struct ckptfs_segments where;
+		int rc = fs->read_only ? -EROFS :
+			 fs->server    ? 0 :
+					 -EOPNOTSUPP;
+
+		if (rc == 0)
+			server_address(fs->server, &where);
+		reply(req, rc, &where, sizeof(where));
+		return true;
+	}
+	if (cmd == CKPTFS_IOC_COMMIT && in_size == sizeof(struct ckptfs_commit)) {
+		struct ckptfs_commit q;
+		int rc;
+
+		memcpy(&q, in_buf, sizeof(q));
+		rc = do_commit(req, ino, &q);
+		reply(req, rc, &q, sizeof(q));
+		return true;
+	}
+	if (cmd == CKPTFS_IOC_WAIT && in_size == sizeof(struct ckptfs_wait)) {
+		struct ckptfs_wait q;
+
+		memcpy(&q, in_buf, sizeof(q));
+		reply(req, do_wait(fs->store, q.ino), NULL, 0);
+		return true;
+	}
+	return false;
+}

@@ -1,0 +1,448 @@
+"""Memory that a client fills and that becomes a file: segments."""
+import ctypes
+import errno
+import mmap
+import os
+import stat
+
+import ckptest as ck
+import segments
+from ckptest import Child, as_user, data, fails, get, put, same
+from segments import Client
+
+SIZE = 3 * ck.MIB + 4096
+PUNCH = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+
+
+def fill(segment, seed):
+    segment.memory[:] = data(segment.size, seed)
+    return segment
+
+
+def save(client, path, seed, size=SIZE, signature=b"s"):
+    """One whole save; the file's inode number."""
+    segment = fill(client.acquire(signature, size), seed)
+    return segment.commit(os.path.dirname(path), os.path.basename(path))
+
+
+@ck.mounted()
+def a_filled_segment_becomes_the_file_at_once(m):
+    c = Client(m.mnt)
+    fails(errno.ENOENT, os.stat, m.path("f"))  # remembered as absent
+    segment = fill(c.acquire(size=SIZE), 1)
+    assert os.listdir(m.mnt) == []
+    ino = segment.commit(m.mnt, "f", 0o640)
+    found = os.stat(m.path("f"))
+    assert found.st_ino == ino and found.st_size == SIZE, found
+    assert stat.S_IMODE(found.st_mode) == 0o640
+    assert os.listdir(m.mnt) == ["f"]
+    for state in m.stages(m.path("f")):
+        same(get(m.path("f")), data(SIZE, 1), state)
+    assert ck.native(m.path("f")) == 1
+    c.close()
+
+
+@ck.mounted()
+def wait_returns_when_it_is_durable_and_segments_are_used_again(m):
+    c = Client(m.mnt)
+    seen = set()
+    for step in range(6):
+        segment = fill(c.acquire(size=SIZE), step)
+        seen.add(segment.id)
+        ino = segment.commit(m.mnt, f"step_{step}")
+        c.wait(ino)
+        assert m.state(m.path(f"step_{step}")) == "durable"
+    assert len(seen) == 2, seen
+    for step in range(6):
+        same(get(m.path(f"step_{step}")), data(SIZE, step), step)
+    c.close()
+
+
+@ck.mounted("debug_hold_drain")
+def a_third_save_is_told_which_file_to_wait_for(m):
+    c = Client(m.mnt)
+    first, second = (save(c, m.path(f"f{i}"), i) for i in range(2))
+    try:
+        c.acquire(size=SIZE)
+        raise AssertionError("both were in use")
+    except segments.Refused as e:
+        assert e.errno == errno.EAGAIN and e.busy == first, (e, first, second)
+    c.wait(first)
+    third = c.acquire(size=SIZE)
+    assert not third.fresh
+    fill(third, 2).commit(m.mnt, "f2")
+    for i in range(3):
+        same(get(m.path(f"f{i}")), data(SIZE, i), i)
+    c.close()
+
+
+@ck.mounted()
+def what_a_client_has_mapped_cannot_be_cut_short_or_punched(m):
+    c = Client(m.mnt)
+    segment = c.acquire(size=SIZE)
+    fd = c.fds[segment.id]
+    for lent in (False, True):
+        if lent:
+            fill(segment, 1).commit(m.mnt, "f")
+        fails(errno.EPERM, os.ftruncate, fd, 0)
+        fails(errno.EPERM, ck.fallocate, fd, PUNCH, 0, 4096)
+        fails(errno.EACCES, mmap.mmap, fd, SIZE)
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t,
+                                 ctypes.c_int]
+        view = (ctypes.c_char * SIZE).from_buffer(segment.memory)
+        assert libc.madvise(ctypes.addressof(view), 4096, 9) == -1
+        assert ctypes.get_errno() == errno.EPERM
+        del view
+    same(get(m.path("f")), data(SIZE, 1))
+    c.close()
+
+
+@ck.mounted()
+def one_that_was_cut_short_before_it_was_sealed_is_refused(m):
+    c = Client(m.mnt)
+    segment = c.acquire(size=SIZE, seal=False)
+    os.ftruncate(c.fds[segment.id], 4096)
+    fails(errno.ESTALE, c.ask, segments.MAPPED, ident=segment.id,
+          generation=segment.generation)
+    fails(errno.ESTALE, segment.commit, m.mnt, "f")
+    assert os.listdir(m.mnt) == []
+    c.close()
+
+
+@ck.mounted("debug_hold_drain")
+def a_commit_survives_the_death_of_client_and_daemon(m):
+    def work():
+        save(Client(m.mnt), m.path("f"), 7)
+        half = Client(m.mnt).acquire(b"other", SIZE)
+        half.memory[:4096] = b"x" * 4096
+        os._exit(3)
+    child = Child(work)
+    os.waitpid(child.pid, 0)
+    m.kill()
+    m.start()
+    assert os.listdir(m.mnt) == ["f"]
+    for state in m.stages(m.path("f")):
+        same(get(m.path("f")), data(SIZE, 7), state)
+
+
+@ck.mounted()
+def after_a_restart_former_generations_are_stale(m):
+    c = Client(m.mnt)
+    save(c, m.path("old"), 1)
+    segment = fill(c.acquire(size=SIZE), 2)
+    m.kill()
+    m.start()
+    fails(errno.ESTALE, segment.commit, m.mnt, "f")
+    new = Client(m.mnt)
+    again = new.acquire(size=SIZE)
+    assert again.fresh
+    fails(errno.ESTALE, again.commit, m.mnt, "f", generation=segment.generation)
+    again.memory[:] = segment.memory[:]
+    again.commit(m.mnt, "f")
+    same(get(m.path("f")), data(SIZE, 2))
+    same(get(m.path("old")), data(SIZE, 1))
+    c.close()
+    new.close()
+
+
+@ck.mounted()
+def a_save_replaces_a_file_and_its_readers_keep_what_they_have(m):
+    c = Client(m.mnt)
+    put(m.path("f"), data(ck.MIB, "old"))
+    os.chmod(m.path("f"), 0o600)
+    with open(m.path("f"), "rb") as reader:
+        assert len(reader.read(100)) == 100
+        save(c, m.path("f"), 1)
+        reader.seek(0)
+        same(reader.read(), data(ck.MIB, "old"), "reader")
+        same(get(m.path("f")), data(SIZE, 1), "name")
+    assert stat.S_IMODE(os.stat(m.path("f")).st_mode) == 0o600
+    for step in range(4):
+        save(c, m.path("f"), 10 + step)
+        same(get(m.path("f")), data(SIZE, 10 + step), step)
+    c.close()
+    m.remount()
+    same(get(m.path("f")), data(SIZE, 13))
+
+
+@ck.mounted("debug_hold_drain")
+def until_a_replacement_is_durable_a_power_cut_leaves_the_old_content(m):
+    c = Client(m.mnt)
+    put(m.path("f"), data(ck.MIB, "old"))
+    m.flush()
+    save(c, m.path("f"), 1)
+    same(get(m.path("f")), data(SIZE, 1))
+    c.close()
+    m.power_cut()
+    m.start()
+    same(get(m.path("f")), data(ck.MIB, "old"))
+
+
+@ck.mounted()
+def a_mapping_keeps_its_bytes_while_the_client_goes_on(m):
+    c = Client(m.mnt)
+    ino = save(c, m.path("f"), 0)
+    c.wait(ino)
+    with open(m.path("f"), "rb") as f:
+        view = mmap.mmap(f.fileno(), SIZE, prot=mmap.PROT_READ)
+    for step in range(1, 6):
+        c.wait(save(c, m.path(f"f{step}"), step))
+        same(view[:], data(SIZE, 0), step)
+    view.close()
+    same(get(m.path("f")), data(SIZE, 0))
+    c.close()
+
+
+@ck.mounted(modes=("auto",))
+def what_was_only_read_is_used_again(m):
+    c = Client(m.mnt)
+    seen = set()
+    for step in range(6):
+        segment = fill(c.acquire(size=SIZE), step)
+        seen.add(segment.id)
+        c.wait(segment.commit(m.mnt, f"f{step}"))
+        same(get(m.path(f"f{step}")), data(SIZE, step), step)
+    assert len(seen) == 2, seen
+    c.close()
+
+
+@ck.mounted()
+def a_saved_file_can_be_changed_like_any_other(m):
+    c = Client(m.mnt)
+    want = {}
+    for name in ("append", "inside", "short", "long", "empty"):
+        save(c, m.path(name), name, signature=name.encode())
+        want[name] = bytearray(data(SIZE, name))
+    with open(m.path("append"), "ab") as f:
+        f.write(b"tail")
+    want["append"] += b"tail"
+    with open(m.path("inside"), "r+b") as f:
+        f.seek(5000)
+        f.write(b"inside")
+    want["inside"][5000:5006] = b"inside"
+    os.truncate(m.path("short"), 1000)
+    del want["short"][1000:]
+    os.truncate(m.path("long"), SIZE + 10)
+    want["long"] += bytes(10)
+    with open(m.path("empty"), "wb"):
+        pass
+    want["empty"] = b""
+    os.utime(m.path("inside"), ns=(10**18, 10**18))
+    assert os.stat(m.path("inside")).st_mtime_ns == 10**18
+    for state in m.stages(*map(m.path, want)):
+        for name, content in want.items():
+            same(get(m.path(name)), bytes(content), f"{state} {name}")
+        c.close() if state == "staged" else None
+
+
+@ck.mounted("debug_hold_drain")
+def times_can_be_set_while_it_is_staged(m):
+    c = Client(m.mnt)
+    save(c, m.path("f"), 1)
+    os.utime(m.path("f"), ns=(10**18, 10**18))
+    assert os.stat(m.path("f")).st_mtime_ns == 10**18
+    fails(errno.EPERM, os.ftruncate, next(iter(c.fds.values())), 0)
+    c.close()
+    m.remount()
+    assert os.stat(m.path("f")).st_mtime_ns == 10**18
+
+
+@ck.mounted()
+def unlinking_gives_the_segment_back(m):
+    c = Client(m.mnt)
+    first = fill(c.acquire(size=SIZE), 0)
+    first.commit(m.mnt, "f")
+    os.unlink(m.path("f"))
+    second = fill(c.acquire(size=SIZE), 1)
+    second.commit(m.mnt, "g")
+    third = c.acquire(size=SIZE)
+    assert {first.id, second.id} >= {third.id} or not third.fresh
+    same(get(m.path("g")), data(SIZE, 1))
+    c.close()
+
+
+@ck.mounted()
+def a_client_that_dies_gives_everything_back(m):
+    before = m.status()["stage_used_bytes"]
+
+    def work():
+        c = Client(m.mnt)
+        c.acquire(size=64 * ck.MIB)
+        if os.fork() == 0:  # a child that keeps the socket
+            os.close(write_end)
+            os.read(read_end, 1)
+            os._exit(0)
+        os._exit(0)
+    read_end, write_end = os.pipe()
+    child = Child(work)
+    os.waitpid(child.pid, 0)
+    ck.until("the segment is gone", lambda: m.status()["segments"] == 0)
+    os.close(write_end)
+    ck.until("the memory is back",
+             lambda: m.status()["stage_used_bytes"] <= before)
+
+
+@ck.mounted()
+def who_may_not_write_there_cannot_commit(m):
+    os.mkdir(m.path("theirs"), 0o755)
+    os.mkdir(m.path("ours"), 0o777)
+    os.chmod(m.path("ours"), 0o777)
+    put(m.path("ours", "locked"), b"x", mode=0o644)
+    os.symlink("locked", m.path("ours", "link"))
+    os.mkdir(m.path("ours", "dir"))
+
+    def work():
+        c = Client(m.mnt)
+        s = fill(c.acquire(size=SIZE), 1)
+        fails(errno.EACCES, s.commit, m.path("theirs"), "f")
+        fails(errno.EACCES, s.commit, m.path("ours"), "locked")
+        fails(errno.ELOOP, s.commit, m.path("ours"), "link")
+        fails(errno.EISDIR, s.commit, m.path("ours"), "dir")
+        for name in ("", ".", "..", "a/b", "x" * 256):
+            fails(errno.EINVAL, s.commit, m.path("ours"), name)
+        fails(errno.ESTALE, s.commit, m.path("ours"), "f", id=s.id + 1)
+        fails(errno.ESTALE, s.commit, m.path("ours"), "f", size=SIZE - 1)
+        fails(errno.ESTALE, s.commit, m.path("ours"), "f",
+              generation=s.generation ^ 1)
+        s.commit(m.path("ours"), "f")
+        fails(errno.ESTALE, s.commit, m.path("ours"), "g")
+        return s.id
+    as_user(work)
+    found = os.stat(m.path("ours", "f"))
+    assert (found.st_uid, found.st_gid) == (ck.USER, ck.USER), found
+    assert sorted(os.listdir(m.path("ours"))) == ["dir", "f", "link", "locked"]
+
+
+@ck.mounted()
+def nobody_commits_the_segment_of_another(m):
+    os.chmod(m.mnt, 0o777)
+    s = fill(Client(m.mnt).acquire(size=SIZE), 1)
+    fails(errno.EPERM, as_user, lambda: s.commit(m.mnt, "f"))
+    fails(errno.EACCES, Client(m.mnt, token=bytes(16)).acquire)
+    s.commit(m.mnt, "f")
+
+
+@ck.mounted("segments=10M")
+def a_user_has_a_quota_and_idle_segments_make_room_in_it(m):
+    c = Client(m.mnt)
+    fails(errno.EDQUOT, c.acquire, b"a", 11 * ck.MIB)
+    a = c.acquire(b"a", 6 * ck.MIB)
+    fails(errno.EDQUOT, c.acquire, b"b", 6 * ck.MIB)
+    c.give_back(a)
+    fails(errno.EAGAIN, c.acquire, b"b", 6 * ck.MIB)
+    assert c.releases == [a.id]
+    c.drop_released()
+    b = c.acquire(b"b", 6 * ck.MIB)
+    c.give_back(b)
+    other = Client(m.mnt)  # the same user: his quota is one
+    thread = __import__("threading").Thread(
+        target=lambda: (c.releases.append(c.receive()["id"]),
+                        c.drop_released()))
+    thread.start()
+    other.acquire(b"c", 6 * ck.MIB)
+    thread.join()
+    c.close()
+    other.close()
+
+
+@ck.mounted("segments=off")
+def segments_can_be_turned_off(m):
+    fails(errno.EOPNOTSUPP, Client, m.mnt)
+
+
+@ck.mounted()
+def nothing_is_committed_on_a_read_only_mount(m):
+    Client(m.mnt).close()
+    m.remount("ro")
+    fails(errno.EROFS, Client, m.mnt)
+
+
+@ck.mounted("stage_size=128M")
+def under_memory_pressure_idle_segments_are_asked_back_first_used_first(m):
+    c = Client(m.mnt)
+    order = []
+    for name in (b"a", b"b", b"c"):
+        s = c.acquire(name, 32 * ck.MIB)
+        c.give_back(s)
+        order.append(s.id)
+    fails(errno.EAGAIN, c.acquire, b"d", 64 * ck.MIB)
+    assert c.releases == order[:2], (c.releases, order)
+    c.drop_released()
+    c.acquire(b"d", 64 * ck.MIB)
+    fails(errno.ENOSPC, c.acquire, b"e", 256 * ck.MIB)
+    c.close()
+
+
+@ck.mounted("stage_size=128M,debug_hold_drain")
+def a_full_stage_is_said_before_anything_is_copied(m):
+    c = Client(m.mnt)
+    save(c, m.path("f"), 1, size=80 * ck.MIB)
+    fails(errno.ENOSPC, c.acquire, b"big", 80 * ck.MIB)
+    put(m.path("g"), data(ck.MIB, 2))  # the disk has room
+    same(get(m.path("g")), data(ck.MIB, 2))
+    c.close()
+
+
+@ck.mounted()
+def rubbish_on_the_socket_ends_the_connection_only(m):
+    c = Client(m.mnt)
+    for raw in (b"", b"x", bytes(segments.REQUEST.size - 1),
+                bytes(segments.REQUEST.size + 1)):
+        victim = Client(m.mnt)
+        victim.sock.send(raw)
+        try:
+            victim.sock.recv(1)
+        except ConnectionResetError:
+            pass
+        victim.close()
+    c.sock.send(bytes(segments.REQUEST.size))
+    assert c.receive()["error"] == -errno.EPROTONOSUPPORT
+    for size in (0, 1 << 63, (1 << 64) - 1):
+        fails(errno.EINVAL, c.acquire, b"s", size)
+    fails(errno.EINVAL, c.ask, 77)
+    fails(errno.ESTALE, c.ask, segments.DROP, ident=1 << 40)
+    save(c, m.path("f"), 1)
+    same(get(m.path("f")), data(SIZE, 1))
+    c.close()
+
+
+@ck.mounted()
+def umount_does_not_wait_for_clients(m):
+    c = Client(m.mnt)
+    save(c, m.path("f"), 1)
+    s = c.acquire(b"filling", SIZE)
+    m.remount()
+    same(get(m.path("f")), data(SIZE, 1))
+    fails(errno.ESTALE, s.commit, m.mnt, "g")
+    s.memory[:4] = b"mine"  # the mapping is his as long as he wants
+    c.close()
+
+
+@ck.mounted(start=False)
+def an_error_of_the_drain_reaches_who_waits(m):
+    disk = ck.Disk(m.base, 256 * ck.MIB)
+    m.store = os.path.join(disk.path, "store")
+    os.makedirs(m.store)
+    try:
+        m.start()
+        m.expected.append("No space left")
+        c = Client(m.mnt)
+        disk.fill(leave=2 * ck.MIB)
+        ino = save(c, m.path("f"), 1, size=32 * ck.MIB)
+        fails(errno.ENOSPC, c.wait, ino)
+        same(get(m.path("f")) if m.state(m.path("f")) != "failed" else
+             data(32 * ck.MIB, 1), data(32 * ck.MIB, 1))
+        disk.relieve()
+        ck.until("it is durable after all",
+                 lambda: m.state(m.path("f")) == "durable")
+        c.wait(ino)
+        same(get(m.path("f")), data(32 * ck.MIB, 1))
+        c.close()
+        m.unmount()
+    finally:
+        m.stop()
+
+
+if __name__ == "__main__":
+    ck.main()
