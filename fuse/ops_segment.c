@@ -120,7 +120,7 @@ static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q)
 		.may_write = may_write,
 		.arg = &caller,
 	};
-	bool replaced;
+	struct segment_committed done = { 0 };
 	int rc;
 
 	if (memchr(q->name, 0, sizeof(q->name)) == NULL)
@@ -134,10 +134,13 @@ static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q)
 		return rc;
 	c.uid = caller.uid;
 	c.gid = caller.gid;
-	rc = segment_commit(fs->store, &c, &q->ino, &replaced);
-	if (rc == 0)
-		forget_cached(fs, dir, q, replaced);
-	return rc;
+	rc = segment_commit(fs->store, &c, &done);
+	if (rc < 0)
+		return rc;
+	q->ino = done.ino;
+	q->mtime_ns = done.mtime_ns;
+	forget_cached(fs, dir, q, done.replaced);
+	return 0;
 }
 
 static int do_wait(struct store *st, uint64_t ino)

@@ -7,10 +7,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "gpu/load.h"
+#include "gpu/copy.h"
 #include "gpu/mount.h"
+#include "gpu/unchanged.h"
 #include "gpu/private.h"
 #include "store/base/scope.h"
 
@@ -35,26 +38,40 @@ const char *ckpt_last_error(void)
 	return last_error;
 }
 
+static const struct {
+	const char *name;
+	unsigned bits;
+} dtypes[] = {
+	{ "BOOL", 8 },	      { "F4", 4 },	   { "F6_E2M3", 6 },
+	{ "F6_E3M2", 6 },     { "U8", 8 },	   { "I8", 8 },
+	{ "F8_E5M2", 8 },     { "F8_E4M3", 8 },	   { "F8_E8M0", 8 },
+	{ "I16", 16 },	      { "U16", 16 },	   { "F16", 16 },
+	{ "BF16", 16 },	      { "I32", 32 },	   { "U32", 32 },
+	{ "F32", 32 },	      { "C64", 64 },	   { "F64", 64 },
+	{ "I64", 64 },	      { "U64", 64 },	   { "F8_E4M3FNUZ", 8 },
+	{ "F8_E5M2FNUZ", 8 },
+};
+
+static int dtype_index(const char *dtype)
+{
+	for (size_t i = 0; i < sizeof(dtypes) / sizeof(*dtypes); i++)
+		if (strcmp(dtypes[i].name, dtype) == 0)
+			return (int)i;
+	return -1;
+}
+
 unsigned ckpt_dtype_bits(const char *dtype)
 {
-	static const struct {
-		const char *name;
-		unsigned bits;
-	} known[] = {
-		{ "BOOL", 8 },	  { "F4", 4 },	     { "F6_E2M3", 6 },
-		{ "F6_E3M2", 6 }, { "U8", 8 },	     { "I8", 8 },
-		{ "F8_E5M2", 8 }, { "F8_E4M3", 8 },  { "F8_E8M0", 8 },
-		{ "I16", 16 },	  { "U16", 16 },     { "F16", 16 },
-		{ "BF16", 16 },	  { "I32", 32 },     { "U32", 32 },
-		{ "F32", 32 },	  { "C64", 64 },     { "F64", 64 },
-		{ "I64", 64 },	  { "U64", 64 },     { "F8_E4M3FNUZ", 8 },
-		{ "F8_E5M2FNUZ", 8 },
-	};
+	int i = dtype_index(dtype);
 
-	for (size_t i = 0; i < sizeof(known) / sizeof(*known); i++)
-		if (strcmp(known[i].name, dtype) == 0)
-			return known[i].bits;
-	return 0;
+	return i < 0 ? 0 : dtypes[i].bits;
+}
+
+const char *ckpt_dtype_name(const char *dtype)
+{
+	int i = dtype_index(dtype);
+
+	return i < 0 ? NULL : dtypes[i].name;
 }
 
 int ckpt_open(const struct ckpt_options *options, struct ckpt **ret_ckpt)
@@ -86,11 +103,14 @@ int ckpt_open(const struct ckpt_options *options, struct ckpt **ret_ckpt)
 		if (rc < 0 && rc != -ENODEV)
 			return rc;
 	}
-	rc = pthread_mutex_init(&c->lock, NULL);
-	if (rc != 0) {
+	if (getrandom(c->secret, sizeof(c->secret), 0) != sizeof(c->secret)) {
 		gpu_close(c->gpu);
-		return ckpt_say(-rc, "cannot make a lock");
+		return ckpt_say(-EIO, "no random numbers");
 	}
+	/* With default attributes none of them can fail. */
+	CHECK(pthread_mutex_init(&c->lock, NULL) == 0);
+	CHECK(pthread_mutex_init(&c->streams_turn, NULL) == 0);
+	CHECK(pthread_mutex_init(&c->hashers_turn, NULL) == 0);
 	*ret_ckpt = TAKE(c);
 	return 0;
 }
@@ -99,10 +119,18 @@ void ckpt_close(struct ckpt *c)
 {
 	if (!c)
 		return;
+	if (c->pid != getpid()) { /* all of it is the parent's */
+		free(c);
+		return;
+	}
 	mounts_close(c);
 	load_buffers_close(c);
+	unchanged_close(c);
+	copy_streams_close(c);
 	gpu_close(c->gpu);
 	pthread_mutex_destroy(&c->lock);
+	pthread_mutex_destroy(&c->streams_turn);
+	pthread_mutex_destroy(&c->hashers_turn);
 	free(c);
 }
 

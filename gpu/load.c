@@ -31,6 +31,7 @@
 
 #include "gpu/crew.h"
 #include "gpu/file.h"
+#include "gpu/segment.h"
 #include "store/base/scope.h"
 
 #define LOAD_SLICE_BYTES (UINT64_C(4) << 20)
@@ -388,16 +389,6 @@ static int copy_through_buffers(struct transfer *t, struct crew *crew,
 	return rc;
 }
 
-/*
- * The file's bytes, if this process has them mapped and pinned: a segment
- * that it saved and that is still in memory. NULL: it has not.
- */
-static const uint8_t *source_pinned(const struct ckpt_file *f)
-{
-	(void)f;
-	return NULL;
-}
-
 static int copy_from_pinned(struct transfer *t, const struct run *r,
 			    const uint8_t *file)
 {
@@ -417,13 +408,17 @@ static int copy_from_pinned(struct transfer *t, const struct run *r,
 static int load_to_device(struct crew *crew, const struct run *r)
 {
 	struct transfer t = { .c = r->f->c };
-	const uint8_t *pinned = source_pinned(r->f);
+	struct segment *pinned = NULL;
+	struct stat now;
 	int done;
 	int rc = gpu_stream_new(t.c->gpu, r->spans->device, &t.stream);
 
 	if (rc < 0)
 		return rc;
-	rc = pinned ? copy_from_pinned(&t, r, pinned) :
+	/* What this process saved itself may lie in its own pinned memory. */
+	if (fstat(r->f->fd, &now) == 0)
+		pinned = segment_read_begin(t.c, &now);
+	rc = pinned ? copy_from_pinned(&t, r, pinned->memory) :
 		      copy_through_buffers(&t, crew, r);
 	/* After an error too: copies under way still use both sides. */
 	done = gpu_stream_sync(t.stream);
@@ -431,6 +426,8 @@ static int load_to_device(struct crew *crew, const struct run *r)
 		if (t.buffers[i].data)
 			buffer_release(t.c, &t.buffers[i]);
 	gpu_stream_free(t.stream);
+	if (pinned)
+		segment_read_end(pinned);
 	return rc < 0 ? rc : done;
 }
 

@@ -1,7 +1,297 @@
 /* mount.c - see mount.h. */
 #include "gpu/mount.h"
 
+#include <errno.h>
+#include <linux/magic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/statfs.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "gpu/segment.h"
+#include "gpu/thread.h"
+#include "store/base/scope.h"
+
+#ifndef FUSE_SUPER_MAGIC
+#define FUSE_SUPER_MAGIC 0x65735546
+#endif
+
+/* A message of the mount. -EPIPE: the connection has ended. */
+static int receive(int fd, struct segment_reply *ret, int *ret_fd)
+{
+	union {
+		char buf[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	struct iovec iov = { .iov_base = ret, .iov_len = sizeof(*ret) };
+	struct msghdr m = {
+		.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = control.buf,
+		.msg_controllen = sizeof(control.buf),
+	};
+	struct cmsghdr *cm;
+	ssize_t n;
+
+	do {
+		n = recvmsg(fd, &m, MSG_CMSG_CLOEXEC);
+	} while (n < 0 && errno == EINTR);
+	*ret_fd = -1;
+	if (n != sizeof(*ret))
+		return -EPIPE;
+	cm = CMSG_FIRSTHDR(&m);
+	if (cm && cm->cmsg_level == SOL_SOCKET && cm->cmsg_type == SCM_RIGHTS)
+		memcpy(ret_fd, CMSG_DATA(cm), sizeof(int));
+	return 0;
+}
+
+static void *listen_main(void *arg)
+{
+	struct ckpt_mount *m = arg;
+	unsigned connection;
+	int fd;
+
+	{
+		HOLD(&m->lock);
+		fd = m->fd;
+		connection = m->connection;
+	}
+	for (;;) {
+		struct segment_reply r;
+		int got;
+
+		if (receive(fd, &r, &got) < 0)
+			break;
+		if (r.op == SEGMENT_RELEASE) {
+			segments_released(m, r.id);
+			continue;
+		}
+		if (r.op == SEGMENT_DROP) /* nobody waits for it */
+			continue;
+		HOLD(&m->lock);
+		m->reply = r;
+		m->reply_fd = got;
+		m->have_reply = true;
+		pthread_cond_broadcast(&m->changed);
+	}
+	{
+		HOLD(&m->lock);
+		m->connection++; /* what was got from it is stale */
+		pthread_cond_broadcast(&m->changed);
+	}
+	segments_disconnected(m, connection);
+	return NULL;
+}
+
+/* End what there is of a connection. Turn is held, or nobody else is there. */
+static void disconnect(struct ckpt_mount *m)
+{
+	int fd;
+
+	{
+		HOLD(&m->lock);
+		if (!m->listening)
+			return;
+		fd = m->fd;
+	}
+	(void)shutdown(fd, SHUT_RDWR);
+	CHECK(pthread_join(m->listener, NULL) == 0);
+	close(fd);
+	HOLD(&m->lock);
+	m->fd = -1;
+	m->listening = false;
+	if (m->have_reply && m->reply_fd >= 0)
+		close(m->reply_fd);
+	m->have_reply = false;
+}
+
+static int connect_mount(struct ckpt_mount *m)
+{
+	int fd, rc = 0;
+
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return -errno;
+	if (connect(fd, (const struct sockaddr *)(const void *)m->address,
+		    m->address_len) < 0) {
+		rc = -errno;
+		close(fd);
+		return rc;
+	}
+	HOLD(&m->lock);
+	m->fd = fd;
+	rc = thread_start(&m->listener, NULL, listen_main, m);
+	if (rc < 0) {
+		m->fd = -1;
+		close(fd);
+		return rc;
+	}
+	m->listening = true;
+	return 0;
+}
+
+/*
+ * m->connection counts up when a connection begins to be listened to, and
+ * again when it ends: odd while there is one.
+ */
+static int connect_if_needed(struct ckpt_mount *m)
+{
+	int rc;
+
+	{
+		HOLD(&m->lock);
+		if (m->connection % 2 == 1)
+			return 0;
+	}
+	disconnect(m);
+	{
+		HOLD(&m->lock);
+		m->connection++;
+	}
+	rc = connect_mount(m);
+	if (rc < 0) {
+		HOLD(&m->lock);
+		m->connection++;
+	}
+	return rc;
+}
+
+int mount_request(struct ckpt_mount *m, struct segment_request *q,
+		  struct segment_reply *ret, int *ret_fd)
+{
+	unsigned connection;
+	int fd, got, rc;
+
+	HOLD(&m->turn);
+	rc = connect_if_needed(m);
+	if (rc < 0)
+		return rc;
+	q->version = SEGMENT_WIRE_VERSION;
+	{
+		HOLD(&m->lock);
+		connection = m->connection;
+		fd = m->fd;
+		memcpy(q->token, m->token, sizeof(q->token));
+		m->have_reply = false;
+	}
+	if (send(fd, q, sizeof(*q), MSG_NOSIGNAL) != sizeof(*q))
+		return -ESTALE;
+	HOLD(&m->lock);
+	while (!m->have_reply && m->connection == connection)
+		pthread_cond_wait(&m->changed, &m->lock);
+	if (!m->have_reply)
+		return -ESTALE;
+	*ret = m->reply;
+	got = m->reply_fd;
+	m->have_reply = false;
+	if (ret_fd)
+		*ret_fd = got;
+	else if (got >= 0)
+		close(got);
+	return 0;
+}
+
+void mount_drop(struct ckpt_mount *m, uint64_t id, unsigned connection)
+{
+	struct segment_request q = {
+		.version = SEGMENT_WIRE_VERSION,
+		.op = SEGMENT_DROP,
+		.id = id,
+	};
+	HOLD(&m->lock);
+
+	if (m->connection != connection)
+		return;
+	memcpy(q.token, m->token, sizeof(q.token));
+	/* Small and local; what cannot be sent at once is not sent. */
+	(void)send(m->fd, &q, sizeof(q), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static struct ckpt_mount *mount_new(struct ckpt *c,
+				    const struct ckptfs_segments *where)
+{
+	struct ckpt_mount *m = calloc(1, sizeof(*m));
+
+	if (!m)
+		return NULL;
+	m->c = c;
+	m->fd = -1;
+	memcpy(m->address, where->address, sizeof(m->address));
+	m->address_len = where->address_len;
+	LIST_INIT(&m->segments);
+	CHECK(pthread_mutex_init(&m->turn, NULL) == 0);
+	CHECK(pthread_mutex_init(&m->lock, NULL) == 0);
+	CHECK(pthread_cond_init(&m->changed, NULL) == 0);
+	return m;
+}
+
+/* Its token is the daemon's: another one means that it was started anew. */
+static void set_token(struct ckpt_mount *m, const uint8_t *token)
+{
+	HOLD(&m->lock);
+	if (memcmp(m->token, token, sizeof(m->token)) == 0)
+		return;
+	memcpy(m->token, token, sizeof(m->token));
+	if (m->listening) /* it was the other daemon's */
+		(void)shutdown(m->fd, SHUT_RDWR);
+}
+
+int mount_find(struct ckpt *c, int dirfd, struct ckpt_mount **ret_mount)
+{
+	struct ckptfs_segments where;
+	struct ckpt_mount *m;
+	struct statfs fs;
+
+	if (fstatfs(dirfd, &fs) < 0)
+		return -errno;
+	if ((uint32_t)fs.f_type != FUSE_SUPER_MAGIC)
+		return -ENOTTY;
+	if (ioctl(dirfd, CKPTFS_IOC_SEGMENTS, &where) < 0) {
+		/* Another file system in user space answers as it likes. */
+		return errno == EOPNOTSUPP || errno == EROFS ||
+				       errno == ENOTCONN || errno == ENOMEM ?
+			       -errno :
+			       -ENOTTY;
+	}
+	if (where.address_len == 0 ||
+	    where.address_len > sizeof(struct sockaddr_un))
+		return -EPROTO;
+	{
+		HOLD(&c->lock);
+		for (m = c->mounts; m; m = m->next)
+			if (m->address_len == where.address_len &&
+			    memcmp(m->address, where.address,
+				   m->address_len) == 0)
+				break;
+		if (!m) {
+			m = mount_new(c, &where);
+			if (!m)
+				return -ENOMEM;
+			m->next = c->mounts;
+			c->mounts = m;
+		}
+	}
+	set_token(m, where.token);
+	*ret_mount = m;
+	return 0;
+}
+
 void mounts_close(struct ckpt *c)
 {
-	c->mounts = NULL; /* nothing makes one yet */
+	struct ckpt_mount *m;
+
+	while ((m = c->mounts) != NULL) {
+		c->mounts = m->next;
+		segments_wait_for_twins(m);
+		disconnect(m); /* unmaps what nobody fills */
+		if (!LIST_EMPTY(&m->segments))
+			continue; /* a save was not freed: leave it be */
+		pthread_cond_destroy(&m->changed);
+		pthread_mutex_destroy(&m->lock);
+		pthread_mutex_destroy(&m->turn);
+		free(m);
+	}
 }

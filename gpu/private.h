@@ -2,8 +2,10 @@
  * private.h - what the library's files share: the process's handle, and how
  * an error gets its sentence.
  *
- * Locks, in order: mount.lock (segment.h), ckpt.lock; both are leaves to
- * everything else, and no I/O, copy or driver call is made under ckpt.lock.
+ * Locks: mount.turn, then mount.lock (mount.h); ckpt.lock. The locks are
+ * leaves: no I/O, copy or driver call is made under them. The turns serialise
+ * what they name, and nothing else is taken under streams_turn and
+ * hashers_turn.
  */
 #ifndef GPU_PRIVATE_H
 #define GPU_PRIVATE_H
@@ -29,10 +31,13 @@ struct ckpt_atomic_counters { /* as struct ckpt_counters */
 		pin_failures, plain_saves, primed_again, released;
 };
 
-struct ckpt_mount; /* segment.h */
+struct ckpt_mount; /* mount.h */
+struct hasher; /* hash.h */
 
 /* Transfer buffers that are kept: what one load uses. */
 #define CKPT_SPARE_MAX 2
+
+#define CKPT_DEVICES_MAX 64
 
 struct ckpt {
 	/* Immutable after ckpt_open(): */
@@ -44,6 +49,13 @@ struct ckpt {
 	char gpu_state[160];
 
 	struct ckpt_atomic_counters counters;
+
+	pthread_mutex_t streams_turn; /* held while a stream is made */
+	struct gpu_stream *streams[CKPT_DEVICES_MAX]; /* copy.h; set once */
+
+	uint8_t secret[192]; /* of unchanged.h; immutable */
+	pthread_mutex_t hashers_turn; /* held while one is made, and runs */
+	struct hasher *hashers[CKPT_DEVICES_MAX + 1]; /* [0]: host memory */
 
 	pthread_mutex_t lock; /* guards everything below */
 	struct ckpt_mount *mounts; /* a list; each stays until ckpt_close() */
@@ -62,5 +74,7 @@ int ckpt_check_process(const struct ckpt *c);
  * safetensors/src/tensor.rs.
  */
 unsigned ckpt_dtype_bits(const char *dtype);
+/* The same text, static. NULL: there is no such dtype. */
+const char *ckpt_dtype_name(const char *dtype);
 
 #endif

@@ -512,8 +512,7 @@ static int replace(struct store *st, const struct segment_commit *c,
 }
 
 static int commit_once(struct store *st, const struct segment_commit *c,
-		       struct stage *stage, uint64_t *ret_ino,
-		       bool *ret_replaced)
+		       struct stage *stage, struct segment_committed *ret)
 {
 	const struct names_new n = {
 		.mode = S_IFREG | (c->mode & 0777),
@@ -521,11 +520,12 @@ static int commit_once(struct store *st, const struct segment_commit *c,
 		.gid = c->gid,
 		.stage = stage,
 	};
+	struct stat sb;
 	struct inode *in;
 	int rc;
 
 	rc = names_lookup(st, c->parent, c->name, &in);
-	*ret_replaced = rc == 0;
+	ret->replaced = rc == 0;
 	if (rc == 0) {
 		rc = replace(st, c, in, stage);
 		if (rc < 0)
@@ -551,13 +551,15 @@ static int commit_once(struct store *st, const struct segment_commit *c,
 		return rc;
 	/* Without memory for its job it is drained with the next one. */
 	(void)drain_closed(st, in, true);
-	*ret_ino = in->ino;
+	ret->ino = in->ino;
+	if (fstat(stage->fd, &sb) == 0)
+		ret->mtime_ns = io_ns(&sb.st_mtim);
 	inode_put(st, in, 1);
 	return 0;
 }
 
 int segment_commit(struct store *st, const struct segment_commit *c,
-		   uint64_t *ret_ino, bool *ret_replaced)
+		   struct segment_committed *ret)
 {
 	struct segments *g = segments_of(st);
 	struct segment *s;
@@ -577,7 +579,7 @@ int segment_commit(struct store *st, const struct segment_commit *c,
 	}
 	rc = -ESTALE;
 	for (int i = 0; rc == -ESTALE && i < COMMIT_TRIES_MAX; i++) {
-		rc = commit_once(st, c, s->stage, ret_ino, ret_replaced);
+		rc = commit_once(st, c, s->stage, ret);
 		if (rc == -EEXIST) /* another process had the same idea */
 			rc = -ESTALE;
 	}

@@ -107,8 +107,13 @@ struct segment_commit {
 	bool (*may_write)(void *arg, const struct attr *a);
 	void *arg;
 };
+struct segment_committed {
+	uint64_t ino;
+	int64_t mtime_ns;
+	bool replaced; /* there was a file of that name */
+};
 int segment_commit(struct store *st, const struct segment_commit *c,
-		   uint64_t *ret_ino, bool *ret_replaced);
+		   struct segment_committed *ret);
 
 struct segment_figures {
 	uint64_t segments, bytes, idle_bytes, clients;

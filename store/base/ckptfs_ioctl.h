@@ -64,6 +64,7 @@ struct ckptfs_commit {
 	uint32_t mode; /* in: permissions of a new file, without umask */
 	uint32_t reserved;
 	uint64_t ino; /* out: of the file */
+	int64_t mtime_ns; /* out: the file's */
 	char name[CKPTFS_NAME_BYTES]; /* in: terminated */
 };
 #define CKPTFS_IOC_COMMIT _IOWR('k', 4, struct ckptfs_commit)

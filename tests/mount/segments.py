@@ -12,7 +12,7 @@ ACQUIRE, MAPPED, RETURN, DROP, RELEASE = 1, 2, 3, 4, 5
 REQUEST = struct.Struct("=II16s16sQQQ")
 REPLY = struct.Struct("=IiQQQQII")
 WHERE = struct.Struct("=110sH16s")
-COMMIT = struct.Struct("=QQQIIQ256s")
+COMMIT = struct.Struct("=QQQIIQq256s")
 
 
 def _ioc(direction, number, size):
@@ -42,7 +42,7 @@ class Segment:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             raw = bytearray(COMMIT.pack(q["id"], q["generation"], q["size"],
-                                        mode, 0, 0, os.fsencode(name)))
+                                        mode, 0, 0, 0, os.fsencode(name)))
             fcntl.ioctl(fd, IOC_COMMIT, raw)
             return COMMIT.unpack(raw)[5]
         finally:

@@ -1,0 +1,334 @@
+/* save.c - see save.h, and ckpt_gpu.h for what is promised. */
+#include "gpu/save.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "gpu/thread.h"
+#include "store/base/scope.h"
+
+/* DIRECTORY/NAME; a name without a directory is in the current one. */
+static int split(struct ckpt_save *s, const char *path)
+{
+	const char *slash = strrchr(path, '/');
+	const char *name = slash ? slash + 1 : path;
+
+	if (*name == 0 || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+		return ckpt_say(-EISDIR, "'%s': give the name of a file", path);
+	if (strlen(name) >= CKPTFS_NAME_BYTES)
+		return ckpt_say(-ENAMETOOLONG, "%s: its name is too long",
+				path);
+	s->path = strdup(path);
+	s->name = strdup(name);
+	if (!slash)
+		s->directory = strdup(".");
+	else
+		s->directory = slash == path ?
+				       strdup("/") :
+				       strndup(path, (size_t)(slash - path));
+	if (!s->path || !s->name || !s->directory)
+		return ckpt_say(-ENOMEM, "%s: no memory", path);
+	return 0;
+}
+
+int save_reopen(struct ckpt_save *s)
+{
+	int fd = open(s->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	if (fd < 0)
+		return ckpt_say(-errno, "%s: its directory cannot be opened: "
+					"%s",
+				s->path, strerror(errno));
+	if (s->dirfd >= 0)
+		close(s->dirfd);
+	s->dirfd = fd;
+	return 0;
+}
+
+/* Is the directory in a mount of ours, and does it matter? */
+static int find_mount(struct ckpt_save *s)
+{
+	struct ckpt_mount *m;
+	int rc = mount_find(s->c, s->dirfd, &m);
+
+	s->in_mount = rc != -ENOTTY;
+	if (rc == -EROFS)
+		return ckpt_say(rc, "%s: the mount is read-only", s->path);
+	if (rc == 0 || rc == -EOPNOTSUPP)
+		return 0;
+	if (rc != -ENOTTY)
+		return ckpt_say(rc, "%s: the mount does not answer: %s",
+				s->path, strerror(-rc));
+	if (s->c->flags & CKPT_PLAIN)
+		return 0;
+	return ckpt_say(rc, "%s: not in a ckptfs mount: give a path in one, or "
+			    "ask for a plain file (CKPT_PLAIN)",
+			s->path);
+}
+
+int ckpt_begin(struct ckpt *c, const char *path, struct ckpt_save **ret_save)
+{
+	struct ckpt_save *s;
+	int rc = ckpt_check_process(c);
+
+	if (rc < 0)
+		return rc;
+	s = calloc(1, sizeof(*s));
+	if (!s)
+		return ckpt_say(-ENOMEM, "%s: no memory", path);
+	s->c = c;
+	s->dirfd = -1;
+	s->fd = -1;
+	CHECK(pthread_mutex_init(&s->lock, NULL) == 0);
+	rc = split(s, path);
+	if (rc == 0)
+		rc = save_reopen(s);
+	if (rc == 0)
+		rc = find_mount(s);
+	if (rc < 0) {
+		ckpt_save_free(s);
+		return rc;
+	}
+	*ret_save = s;
+	return 0;
+}
+
+static enum save_state state_of(struct ckpt_save *s)
+{
+	HOLD(&s->lock);
+	return s->state;
+}
+
+/* What was said when it failed, in this thread as well. */
+static int say_again(struct ckpt_save *s)
+{
+	HOLD(&s->lock);
+	return ckpt_say(s->rc, "%s", s->error);
+}
+
+static int check_open(struct ckpt_save *s)
+{
+	int rc = ckpt_check_process(s->c);
+
+	if (rc < 0)
+		return rc;
+	if (state_of(s) != SAVE_OPEN)
+		return ckpt_say(-EINVAL, "%s: it was committed or started "
+					 "before",
+				s->path);
+	return 0;
+}
+
+int ckpt_metadata(struct ckpt_save *s, const char *key, const char *value)
+{
+	int rc = check_open(s);
+
+	return rc < 0 ? rc : layout_add_metadata(&s->layout, key, value);
+}
+
+/* Where the data really is; *ret_device is not CKPT_DEVICE_ANY. */
+static int find_device(struct ckpt *c, const struct ckpt_tensor *t,
+		       int *ret_device)
+{
+	int found = CKPT_DEVICE_HOST;
+	int rc;
+
+	if (c->gpu && t->data) {
+		rc = gpu_pointer_device(c->gpu, t->data, &found);
+		if (rc < 0)
+			return rc;
+	}
+	*ret_device = found;
+	if (t->device == CKPT_DEVICE_ANY || t->device == found || !t->data)
+		return 0;
+	/* Memory that a device can reach as well counts for both. */
+	if (found != CKPT_DEVICE_HOST && t->device == CKPT_DEVICE_HOST)
+		return ckpt_say(-EINVAL,
+				"tensor '%s': said to be in host memory, but "
+				"its pointer is device %d's",
+				t->name, found);
+	if (found == CKPT_DEVICE_HOST)
+		return ckpt_say(-EINVAL,
+				"tensor '%s': said to be on device %d, but its "
+				"pointer is none of a device's (%s)",
+				t->name, t->device, c->gpu_state);
+	return ckpt_say(-EINVAL,
+			"tensor '%s': said to be on device %d, but its pointer "
+			"is device %d's",
+			t->name, t->device, found);
+}
+
+int ckpt_add(struct ckpt_save *s, const struct ckpt_tensor *t)
+{
+	int device = CKPT_DEVICE_HOST, rc = check_open(s);
+
+	if (rc == 0 && t->device < CKPT_DEVICE_ANY)
+		rc = ckpt_say(-EINVAL, "tensor '%s': %d is no device",
+			      t->name ? t->name : "", t->device);
+	if (rc == 0)
+		rc = find_device(s->c, t, &device);
+	return rc < 0 ? rc : layout_add(&s->layout, t, device);
+}
+
+/* --- the work ------------------------------------------------------------- */
+
+/* Is it worth trying without a segment? */
+static bool is_no_segment(int rc)
+{
+	return rc == -ENOSPC || rc == -EDQUOT || rc == -EOPNOTSUPP;
+}
+
+static int work(struct ckpt_save *s)
+{
+	int rc = layout_finish(&s->layout);
+
+	if (rc < 0)
+		return rc;
+	rc = s->in_mount ? save_through_segment(s) : -EOPNOTSUPP;
+	if (is_no_segment(rc) && s->in_mount &&
+	    (s->c->flags & CKPT_SEGMENT_ONLY))
+		return rc;
+	if (is_no_segment(rc)) {
+		rc = save_plainly(s);
+		if (rc == 0)
+			CKPT_COUNT(s->c, plain_saves, 1);
+	}
+	return rc;
+}
+
+static int run(struct ckpt_save *s)
+{
+	int rc = work(s);
+
+	if (rc == 0)
+		CKPT_COUNT(s->c, saves, 1);
+	HOLD(&s->lock);
+	s->rc = rc;
+	s->state = rc < 0 ? SAVE_FAILED : SAVE_COMMITTED;
+	if (rc < 0)
+		(void)snprintf(s->error, sizeof(s->error), "%s",
+			       ckpt_last_error());
+	return rc;
+}
+
+static void *run_thread(void *arg)
+{
+	(void)run(arg);
+	return NULL;
+}
+
+/* OPEN -> RUNNING. */
+static int begin_running(struct ckpt_save *s)
+{
+	HOLD(&s->lock);
+	if (s->state != SAVE_OPEN)
+		return ckpt_say(-EINVAL, "%s: it was started before", s->path);
+	s->state = SAVE_RUNNING;
+	return 0;
+}
+
+int ckpt_start(struct ckpt_save *s)
+{
+	int rc = ckpt_check_process(s->c);
+
+	if (rc == 0)
+		rc = begin_running(s);
+	if (rc < 0)
+		return rc;
+	rc = thread_start(&s->thread, NULL, run_thread, s);
+	if (rc == 0) {
+		s->has_thread = true;
+		return 0;
+	}
+	HOLD(&s->lock);
+	s->state = SAVE_OPEN; /* ckpt_commit() can do it */
+	return ckpt_say(rc, "%s: no thread: %s", s->path, strerror(-rc));
+}
+
+int ckpt_is_committed(struct ckpt_save *s)
+{
+	enum save_state state = state_of(s);
+
+	return state == SAVE_COMMITTED || state == SAVE_FAILED;
+}
+
+static void join(struct ckpt_save *s)
+{
+	if (!s->has_thread)
+		return;
+	CHECK(pthread_join(s->thread, NULL) == 0);
+	s->has_thread = false;
+}
+
+int ckpt_commit(struct ckpt_save *s)
+{
+	int rc = ckpt_check_process(s->c);
+
+	if (rc < 0)
+		return rc;
+	join(s);
+	if (state_of(s) == SAVE_OPEN) {
+		rc = begin_running(s);
+		return rc < 0 ? rc : run(s);
+	}
+	return state_of(s) == SAVE_FAILED ? say_again(s) : 0;
+}
+
+static int wait_in_mount(struct ckpt_save *s)
+{
+	struct ckptfs_wait w = { .ino = s->ino };
+	int rc;
+
+	do {
+		rc = ioctl(s->dirfd, CKPTFS_IOC_WAIT, &w) < 0 ? -errno : 0;
+	} while (rc == -EINTR);
+	if (rc != -ENOTCONN && rc != -ECONNABORTED)
+		return rc;
+	/* The daemon ended meanwhile; if there is another one, ask that. */
+	rc = save_reopen(s);
+	if (rc == 0 && ioctl(s->dirfd, CKPTFS_IOC_WAIT, &w) < 0)
+		rc = -errno;
+	return rc;
+}
+
+int ckpt_wait(struct ckpt_save *s)
+{
+	int rc = ckpt_commit(s);
+
+	if (rc < 0)
+		return rc;
+	if (s->in_mount)
+		rc = wait_in_mount(s);
+	else if (fsync(s->fd) < 0 || fsync(s->dirfd) < 0)
+		rc = -errno;
+	if (rc == -ENOENT)
+		return ckpt_say(rc, "%s: deleted or replaced before it was "
+				    "durable",
+				s->path);
+	return rc < 0 ? ckpt_say(rc, "%s: it is not durable: %s", s->path,
+				 strerror(-rc)) :
+			0;
+}
+
+void ckpt_save_free(struct ckpt_save *s)
+{
+	if (!s)
+		return;
+	if (s->c->pid == getpid())
+		join(s);
+	layout_release(&s->layout);
+	if (s->dirfd >= 0)
+		close(s->dirfd);
+	if (s->fd >= 0)
+		close(s->fd);
+	pthread_mutex_destroy(&s->lock);
+	free(s->path);
+	free(s->directory);
+	free(s->name);
+	free(s);
+}
