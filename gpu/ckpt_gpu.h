@@ -86,7 +86,7 @@ struct ckpt_counters {
 	uint64_t saves; /* committed */
 	uint64_t d2h_bytes; /* copied from devices */
 	uint64_t h2d_bytes; /* copied to devices */
-	uint64_t host_bytes; /* copied from host memory to host memory */
+	uint64_t host_bytes; /* to host memory, from there or from a file */
 	uint64_t skipped_bytes; /* known to be in the segment already */
 	uint64_t segments_new; /* got from the mount */
 	uint64_t segments_reused;
@@ -144,7 +144,7 @@ CKPT_API int ckpt_add(struct ckpt_save *s, const struct ckpt_tensor *t);
  * until ckpt_commit() has returned or ckpt_is_committed() said 1.
  */
 CKPT_API int ckpt_start(struct ckpt_save *s);
-/* 1: ckpt_commit() would not wait. */
+/* 1: ckpt_commit() would not wait, whether it went well or not. */
 CKPT_API int ckpt_is_committed(struct ckpt_save *s);
 /*
  * Returns when everything is copied and the file is there: data may change.
@@ -160,7 +160,10 @@ CKPT_API int ckpt_commit(struct ckpt_save *s);
  * -ENOENT: it was deleted or replaced before.
  */
 CKPT_API int ckpt_wait(struct ckpt_save *s);
-/* s may be NULL. Waits for a copy that is under way; does not wait() . */
+/*
+ * s may be NULL. What was started is brought to its end: the file appears.
+ * What was neither started nor committed leaves nothing.
+ */
 CKPT_API void ckpt_save_free(struct ckpt_save *s);
 
 /* --- Loading ---------------------------------------------------------------
@@ -199,7 +202,7 @@ CKPT_API int ckpt_file_metadata(const struct ckpt_file *f, size_t index,
 				const char **ret_key, const char **ret_value);
 /*
  * All of the file, mapped for reading (length in *ret_len), until
- * ckpt_file_close(). NULL: an empty file.
+ * ckpt_file_close(). NULL: it cannot be mapped; reading works all the same.
  */
 CKPT_API const void *ckpt_file_map(const struct ckpt_file *f,
 				   uint64_t *ret_len);
@@ -212,7 +215,8 @@ struct ckpt_target {
 /*
  * Read the entries into memory, best many at once: to a device by way of two
  * pinned buffers, one copy over the bus for each byte, on streams of our own.
- * Returns when all of it is there.
+ * Returns when all of it is there. What is queued for the targets' memory on
+ * other streams must be over. -ESTALE: the file was cut short meanwhile.
  */
 CKPT_API int ckpt_file_read(struct ckpt_file *f,
 			    const struct ckpt_target *targets, size_t count);

@@ -229,6 +229,11 @@ def _module(name):
     return sys.modules.get(name)
 
 
+def _is_rocm(torch):
+    """Its devices are called cuda as well; their tensors go by the host."""
+    return getattr(torch.version, "hip", None) is not None
+
+
 _torch_dtypes = {}  # torch.dtype -> safetensors' name, and back
 _names = {}  # numpy.dtype -> safetensors' name
 
@@ -293,7 +298,7 @@ class _Adder:
             t = t.resolve_neg()
         one, kind = self.one, t.device.type
         one.device, one.stream = _HOST, None
-        if kind == "cuda":
+        if kind == "cuda" and not _is_rocm(torch):
             index = t.device.index
             if index not in self.streams:
                 self.streams[index] = \
@@ -675,7 +680,7 @@ class File:
         device = torch.device("cuda", self._device) \
             if isinstance(self._device, int) else torch.device(self._device)
         where, to = _HOST, None
-        if device.type == "cuda":
+        if device.type == "cuda" and not _is_rocm(torch):
             if device.index is None:
                 device = torch.device("cuda", torch.cuda.current_device())
             where = device.index

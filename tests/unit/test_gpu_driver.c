@@ -2,8 +2,8 @@
  * The CUDA driver is opened when the program runs: whatever is or is not there
  * gets a sentence, and what it can do is passed on. With the fake driver.
  */
-#include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -344,6 +344,68 @@ static void a_child_does_not_use_its_parents_driver(void **state)
 	gpu_close(g);
 }
 
+#define THREADS 4
+#define ROUNDS 50
+
+/* One user of the driver among several; returns NULL if all went well. */
+static void *use_it(void *arg)
+{
+	int device = *(const int *)arg;
+	char says[160];
+
+	for (unsigned n = 0; n < ROUNDS; n++) {
+		struct gpu_stream *s = NULL;
+		uint8_t *host = NULL;
+		void *p = NULL, *q = NULL;
+		struct gpu *g;
+		bool ok;
+
+		if (gpu_open(&g, says, sizeof(says)) < 0)
+			return arg;
+		ok = gpu_alloc(g, device, BYTES, &p) == 0 &&
+		     gpu_host_alloc(g, BYTES, &q) == 0 &&
+		     gpu_stream_new(g, device, &s) == 0;
+		host = q;
+		if (ok) {
+			memset(host, (int)n, BYTES);
+			ok = gpu_copy_h2d(s, p, host, BYTES) == 0 &&
+			     gpu_zero(s, p, 1) == 0 &&
+			     gpu_copy_d2h(s, host, p, BYTES) == 0 &&
+			     gpu_stream_sync(s) == 0 && host[0] == 0 &&
+			     host[1] == n;
+		}
+		gpu_stream_free(s);
+		gpu_host_free(g, host);
+		gpu_free(g, device, p);
+		gpu_close(g);
+		if (!ok)
+			return arg;
+	}
+	return NULL;
+}
+
+static void threads_come_and_go(void **state)
+{
+	static int devices[THREADS] = { 0, 1, 0, 1 };
+	pthread_t threads[THREADS];
+
+	(void)state;
+	for (size_t i = 0; i < THREADS; i++)
+		assert_int_equal(
+			pthread_create(&threads[i], NULL, use_it, &devices[i]),
+			0);
+	for (size_t i = 0; i < THREADS; i++) {
+		void *failed;
+
+		assert_int_equal(pthread_join(threads[i], &failed), 0);
+		assert_null(failed);
+	}
+	assert_int_equal(fake_cuda_contexts(0), 0);
+	assert_int_equal(fake_cuda_contexts(1), 0);
+	assert_int_equal(fake_cuda_device_bytes(), 0);
+	assert_int_equal(fake_cuda_pinned_bytes(), 0);
+}
+
 #define WITH_FAKE(test) cmocka_unit_test_setup(test, use_fake)
 
 int main(void)
@@ -361,6 +423,7 @@ int main(void)
 		WITH_FAKE(copies_are_done_when_they_are_waited_for),
 		WITH_FAKE(a_stream_waits_for_another),
 		WITH_FAKE(an_error_of_the_work_is_told_by_who_waits),
+		WITH_FAKE(threads_come_and_go),
 		WITH_FAKE(a_child_does_not_use_its_parents_driver),
 	};
 
