@@ -364,7 +364,6 @@ void segment_return(struct segment *s)
 		HOLD(&m->lock);
 		current = s->connection == m->connection;
 	}
-	s->digests_valid = false;
 	/* Said before it can be asked back: who is asked finds it unused. */
 	if (current)
 		(void)mount_request(m, &q, &r, NULL);
@@ -404,6 +403,7 @@ static void *twin_main(void *arg)
 				      n < POPULATE_BYTES ? n : POPULATE_BYTES,
 				      MADV_POPULATE_WRITE);
 		}
+		s->fresh = false; /* it has its twin */
 		segment_return(s);
 	}
 	close(t->dirfd);

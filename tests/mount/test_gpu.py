@@ -1,0 +1,598 @@
+"""Saving and loading through the C library, on host memory and, by way of a
+driver on host memory, from devices."""
+import ctypes
+import errno
+import json
+import os
+import signal
+import struct
+import threading
+
+import ckptest as ck
+import ckptgpu
+from ckptest import Child, data, fails, put, same
+from ckptgpu import Ckpt, Fake, Memory
+
+BIG = 5 * ck.MIB + 123
+
+
+def tensors(seed, fake=None, size=BIG):
+    """Some tensors; every second one on a device when there is a driver."""
+    made = {}
+    for i, n in enumerate((size, 4096, 0, 1, size // 2)):
+        content = data(n, f"{seed} {i}")
+        made[f"t{i}"] = fake.memory(i % 2, content) if fake and n and \
+            i % 2 == 0 else Memory(content)
+    return made
+
+
+def alike(got, want, what=""):
+    assert sorted(got) == sorted(want), (sorted(got), sorted(want))
+    for name, memory in want.items():
+        content = memory if isinstance(memory, bytes) else memory.get()
+        same(got[name], content, f"{what} {name}")
+
+
+def alone(fn):
+    """In a process of its own: a driver is opened once for each."""
+    def run(m):
+        Child(lambda: fn(m)).result()
+    run.__name__ = fn.__name__
+    return run
+
+
+def header(path):
+    with open(path, "rb") as f:
+        return json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+
+
+@ck.mounted()
+def saves_of_one_structure_use_two_segments_and_no_more_descriptors(m):
+    c = Ckpt()
+    counts = []
+    for step in range(6):
+        c.save(m.path(f"step_{step}"), tensors(step), {"step": str(step)},
+               wait=True)
+        counts.append(len(os.listdir("/proc/self/fd")))
+        assert header(m.path(f"step_{step}"))["__metadata__"] == \
+            {"step": str(step)}
+    assert len(set(counts[1:])) == 1, counts
+    k = c.counters()
+    assert k.segments_new == 2 and k.saves == 6 and k.plain_saves == 0, \
+        k.segments_new
+    for state in m.stages(*(m.path(f"step_{s}") for s in range(6))):
+        for step in range(6):
+            alike(c.load(m.path(f"step_{step}")), tensors(step),
+                  f"{state} {step}")
+    c.close()
+
+
+@ck.mounted("debug_hold_drain")
+def a_save_never_overwrites_one_that_is_not_durable(m):
+    c = Ckpt()
+    for step in range(5):  # the third and later wait for the first ones
+        c.save(m.path(f"f{step}"), {"t": Memory(bytes([step]) * BIG)})
+    for step in range(5):
+        same(c.load(m.path(f"f{step}"))["t"], bytes([step]) * BIG, step)
+    assert c.counters().segments_new == 2
+    c.close()
+
+
+@ck.mounted()
+def what_changes_after_the_commit_is_not_in_the_file(m):
+    c = Ckpt()
+    step = Memory(struct.pack("<f", 1.0))
+    with_step = {"step": step, "w": Memory(data(BIG, 1))}
+    c.save(m.path("f"), with_step)
+    step.set(struct.pack("<f", 2.0))
+    assert c.load(m.path("f"))["step"] == bytes.fromhex("0000803f")
+    s = c.begin(m.path("g"))
+    s.add("step", step)
+    s.start()
+    s.commit()
+    step.set(bytes(4))
+    s.wait()
+    s.close()
+    assert c.load(m.path("g"))["step"] == struct.pack("<f", 2.0)
+    c.close()
+
+
+@ck.mounted()
+def a_changed_structure_is_built_anew(m):
+    c = Ckpt()
+    a, b = Memory(data(BIG, "a")), Memory(data(4096, "b"))
+    versions = [{"a": a, "b": b}, {"a": a}, {"a": a, "b": b, "c": b},
+                {"a": b, "b": a}, {"a": a, "b": Memory(data(4097, "b"))},
+                {"a": a, "b": b}]
+    for i, version in enumerate(versions * 2):
+        c.save(m.path(f"f{i}"), version, wait=True)
+        alike(c.load(m.path(f"f{i}")), version, i)
+    s = c.begin(m.path("retyped"))
+    s.add("a", a)
+    s.add("b", b, dtype="F32", shape=[1024])
+    s.commit()
+    s.close()
+    assert header(m.path("retyped"))["b"]["dtype"] == "F32"
+    alike(c.load(m.path("retyped")), {"a": a, "b": b})
+    c.close()
+
+
+@ck.mounted()
+def a_restart_between_saves_is_not_noticed(m):
+    c = Ckpt()
+    for step in range(6):
+        c.save(m.path(f"f{step}"), tensors(step))
+        if step % 2:
+            m.kill()
+            m.start()
+    for step in range(6):
+        alike(c.load(m.path(f"f{step}")), tensors(step), step)
+    c.close()
+
+
+@ck.mounted(bound=120)
+def a_restart_during_a_save_does_not_lose_it(m):
+    c = Ckpt()
+    size = 256 * ck.MIB
+    memory = {"t": Memory(data(ck.MIB, 1) * (size // ck.MIB))}
+    for i in range(20):
+        s = c.begin(m.path(f"f{i}"))
+        s.add("t", memory["t"])
+        before = c.counters().segments_reused + c.counters().segments_new
+        s.start()
+        # It has its segment and is copying; whichever side of the commit the
+        # kill falls on, the save must be whole.
+        ck.until("a segment", lambda b=before: c.counters().segments_reused +
+                 c.counters().segments_new > b or c.counters().saves > i)
+        m.kill()
+        m.start()
+        try:
+            s.commit()
+        except OSError as e:
+            # There was no mount for a moment: said so, and nothing is there.
+            assert e.errno in (errno.ENOTCONN, errno.ENOTTY, errno.ENOENT,
+                               errno.EIO), e
+            s.close()
+            c.save(m.path(f"f{i}"), memory)
+        else:
+            s.close()
+        assert c.load(m.path(f"f{i}"))["t"] == memory["t"].get()
+        os.unlink(m.path(f"f{i}"))
+        if c.counters().primed_again:
+            break
+    assert c.counters().primed_again > 0, "the kill never fell into a save"
+    c.close()
+
+
+@ck.mounted()
+def a_dead_mount_is_an_error_and_not_a_hang(m):
+    c = Ckpt()
+    c.save(m.path("f"), tensors(1))
+    s = c.begin(m.path("g"))
+    s.add("t", Memory(b"x"))
+    os.kill(m.proc.pid, signal.SIGKILL)
+    m.proc.wait(ck.WAIT_BOUND)
+    fails(errno.ENOTCONN, s.commit)
+    s.close()
+    fails(errno.ENOTCONN, c.save, m.path("h"), tensors(1))
+    m.proc = None
+    ck.umount(m.mnt, ck.MNT_DETACH)
+    fails(errno.ENOTTY, c.save, m.path("h"), tensors(1))
+    m.start()
+    c.save(m.path("h"), tensors(2))
+    alike(c.load(m.path("h")), tensors(2))
+    c.close()
+
+
+@ck.mounted("stage_size=64M")
+def a_full_stage_means_writing_through_the_file_or_an_error(m):
+    big = {"t": Memory(data(ck.MIB, 3) * 80)}
+    c = Ckpt(ckptgpu.NO_GPU | ckptgpu.SEGMENT_ONLY)
+    fails(errno.ENOSPC, c.save, m.path("f"), big)
+    assert os.listdir(m.mnt) == []
+    c.close()
+    c = Ckpt()
+    c.save(m.path("f"), big)
+    assert c.counters().plain_saves == 1
+    same(c.load(m.path("f"))["t"], big["t"].get())
+    assert os.listdir(m.mnt) == ["f"]
+    c.close()
+
+
+@ck.mounted("segments=off")
+def a_mount_without_segments_is_written_to(m):
+    c = Ckpt(buffer_bytes=8192)
+    t = tensors(1)
+    c.save(m.path("f"), t, wait=True)
+    assert m.state(m.path("f")) == "durable"
+    alike(c.load(m.path("f")), t)
+    c.close()
+
+
+@ck.mounted("stage_size=256M")
+def memory_is_given_back_when_the_mount_asks(m):
+    first, second = Ckpt(), Ckpt()
+    first.save(m.path("f"), {"t": Memory(bytes(ck.MIB) * 60)}, wait=True)
+    ck.until("the second segment", lambda: m.status()["segments"] == 2 and
+             m.status()["segment_idle_bytes"] > 0)
+    second.save(m.path("g"), {"t": Memory(b"x" * ck.MIB * 180)}, wait=True)
+    assert second.counters().plain_saves == 0
+    assert first.counters().released > 0
+    first.save(m.path("h"), {"t": Memory(b"y" * ck.MIB * 60)}, wait=True)
+    same(first.load(m.path("h"))["t"], b"y" * ck.MIB * 60)
+    first.close()
+    second.close()
+    ck.until("all given back", lambda: m.status()["segments"] == 0)
+
+
+@ck.mounted()
+def a_trainer_that_is_killed_leaves_nothing_half_written(m):
+    for delay in range(8):
+        def work():
+            c = Ckpt()
+            s = c.begin(m.path("f"))
+            s.add("t", Memory(bytes(64 * ck.MIB)))
+            s.start()
+            for _ in range(delay * 2000):
+                pass
+            os.kill(os.getpid(), signal.SIGKILL)
+        child = Child(work)
+        os.waitpid(child.pid, 0)
+        found = os.listdir(m.mnt)
+        assert found in ([], ["f"]), found
+        if found:
+            same(Ckpt().load(m.path("f"))["t"], bytes(64 * ck.MIB))
+            os.unlink(m.path("f"))
+        ck.until("its segments are gone", lambda: m.status()["segments"] == 0)
+
+
+@ck.mounted()
+def two_processes_that_save_one_path_leave_one_of_the_two(m):
+    def work(seed):
+        c = Ckpt()
+        for _ in range(12):
+            c.save(m.path("f"), {"t": Memory(bytes([seed]) * BIG)})
+        c.close()
+    children = [Child(lambda s=s: work(s)) for s in (1, 2, 3)]
+    c = Ckpt()
+    seen = set()
+    while len(seen) < 1:
+        try:
+            seen.add(c.load(m.path("f"))["t"][0])
+        except FileNotFoundError:
+            pass
+    for _ in range(40):
+        got = c.load(m.path("f"))["t"]
+        assert got in {bytes([s]) * BIG for s in (1, 2, 3)}
+    for child in children:
+        child.result()
+    assert c.load(m.path("f"))["t"] in {bytes([s]) * BIG for s in (1, 2, 3)}
+    c.close()
+
+
+@ck.mounted()
+def a_child_must_open_its_own(m):
+    c = Ckpt()
+    t = {"t": Memory(data(BIG, 1))}
+    c.save(m.path("f"), t)
+    s = c.begin(m.path("g"))
+    s.add("t", t["t"])
+
+    def work():
+        fails(errno.ECHILD, s.add, "u", Memory(b"x"))
+        fails(errno.ECHILD, s.commit)
+        fails(errno.ECHILD, c.save, m.path("h"), t)
+        s.close()
+        c.close()
+        own = Ckpt()
+        own.save(m.path("child"), t)
+        own.close()
+    Child(work).result()
+    s.commit()
+    s.close()
+    for name in ("f", "g", "child"):
+        alike(c.load(m.path(name)), t, name)
+    assert not os.path.exists(m.path("h"))
+    c.close()
+
+
+@ck.mounted()
+def wrong_arguments_are_said_and_the_save_stays_usable(m):
+    c = Ckpt()
+    t = Memory(data(4096, 1))
+    os.mkdir(m.path("dir"))
+    for path, code in ((m.path("none", "f"), errno.ENOENT),
+                       (m.path("dir") + "/", errno.EISDIR),
+                       (m.path("dir") + "/..", errno.EISDIR),
+                       (m.path("x" * 300), errno.ENAMETOOLONG),
+                       (os.path.join(m.base, "f"), errno.ENOTTY),
+                       ("/proc/f", errno.ENOTTY)):
+        fails(code, c.begin, path)
+    fails(errno.EISDIR, c.save, m.path("dir"), {"t": t})
+    s = c.begin(m.path("f"))
+    for code, arguments in (
+            (errno.EINVAL, {"dtype": "F33"}), (errno.EINVAL, {"dtype": ""}),
+            (errno.EINVAL, {"device": 0}), (errno.EINVAL, {"device": -3}),
+            (errno.EINVAL, {"address": 0}),
+            (errno.EINVAL, {"dtype": "F4", "shape": [3]}),
+            (errno.EINVAL, {"shape": [1] * 65}),
+            (errno.EOVERFLOW, {"shape": [1 << 60]}),
+            (errno.EOVERFLOW, {"shape": [1 << 40, 1 << 40]})):
+        fails(code, s.add, "bad", t, **arguments)
+    fails(errno.EINVAL, s.add, "__metadata__", t)
+    fails(errno.ENAMETOOLONG, s.add, "x" * 5000, t)
+    s.add("good", t)
+    fails(errno.EEXIST, s.add, "good", t)
+    fails(errno.EEXIST, lambda: [s.metadata("k", "v") for _ in range(2)])
+    s.add("zero", Memory(b""), dtype="F32", shape=[3, 0])
+    s.add("scalar", Memory(b"abcd"), dtype="F32", shape=[])
+    s.add('"\\\n\u00e9', Memory(b"q"))
+    s.commit()
+    fails(errno.EINVAL, s.add, "late", t)
+    s.commit()
+    s.wait()
+    s.close()
+    got = c.load(m.path("f"))
+    assert got == {"good": t.get(), "zero": b"", "scalar": b"abcd",
+                   '"\\\n\u00e9': b"q"}, got.keys()
+    assert header(m.path("f"))["zero"]["shape"] == [3, 0]
+    c.save(m.path("empty"), {})
+    assert c.load(m.path("empty")) == {}
+    c.close()
+
+
+@ck.mounted()
+@alone
+def tensors_that_are_not_contiguous_are_gathered(m):
+    fake = Fake()
+    c = Ckpt(0)
+    raw = data(64 * 48 * 4, 5)
+    want = b"".join(raw[(r * 48 + k) * 4:(r * 48 + k) * 4 + 4]
+                    for k in range(48) for r in range(64))
+    for where in (Memory(raw), fake.memory(0, raw)):
+        s = c.begin(m.path("f"))
+        s.add("transposed", where, "F32", [48, 64], [1, 48])
+        s.add("rows", where, "F32", [32, 48], [96, 1])
+        s.add("dense", where, "F32", [64, 48], [48, 1])
+        s.commit()
+        s.close()
+        got = c.load(m.path("f"))
+        same(got["transposed"], want)
+        same(got["rows"], b"".join(raw[r * 192:r * 192 + 192]
+                                   for r in range(0, 64, 2)))
+        same(got["dense"], raw)
+    c.close()
+
+
+@ck.mounted()
+@alone
+def one_copy_for_each_byte_from_a_device_and_one_back(m):
+    fake = Fake()
+    c = Ckpt(0)
+    assert b"2 devices" in ckptgpu.lib().ckpt_gpu_state(c.c)
+    for step in range(4):
+        t = tensors(step, fake)
+        on_device = sum(x.size for x in t.values() if x.device >= 0)
+        before = fake.d2h_bytes
+        c.save(m.path(f"f{step}"), t)
+        assert fake.d2h_bytes - before == on_device, step
+        same_bytes = {n: x.get() for n, x in t.items()}
+        total = sum(map(len, same_bytes.values()))
+        for device in (0, 1):
+            before = fake.h2d_bytes
+            alike(c.load(m.path(f"f{step}"), device, fake), same_bytes, step)
+            assert fake.h2d_bytes - before == total, (step, device)
+        alike(c.load(m.path(f"f{step}")), same_bytes, step)
+    k = c.counters()
+    assert (k.segments_new, k.pin_failures) == (2, 0), \
+        (k.segments_new, k.pin_failures)
+    assert k.pinned_bytes > 0
+    c.close()
+    assert fake.pinned_bytes == 0, fake.pinned_bytes
+
+
+@ck.mounted()
+@alone
+def a_tensor_that_moves_to_the_device_is_not_mixed_up(m):
+    fake = Fake()
+    c = Ckpt(0)
+    contents = [data(BIG, i) for i in range(3)]
+    for step in range(6):
+        t = {f"t{i}": fake.memory(0, x) if (step + i) % 2 else Memory(x)
+             for i, x in enumerate(contents)}
+        c.save(m.path("f"), t)
+        alike(c.load(m.path("f")), t, step)
+    c.close()
+
+
+@ck.mounted()
+@alone
+def without_pinning_it_goes_on_and_says_so(m):
+    fake = Fake(FAIL_REGISTER=1)
+    c = Ckpt(0)
+    for step in range(3):
+        t = tensors(step, fake)
+        c.save(m.path("f"), t, wait=True)
+        alike(c.load(m.path("f")), t, step)
+    k = c.counters()
+    assert k.pin_failures >= 2 and k.pinned_bytes == 0, k.pin_failures
+    c.close()
+
+
+@ck.mounted()
+@alone
+def wrong_pointers_and_devices_are_refused(m):
+    fake = Fake()
+    c = Ckpt(0)
+    here, there = Memory(data(4096, 1)), fake.memory(1, data(4096, 2))
+    s = c.begin(m.path("f"))
+    fails(errno.EINVAL, s.add, "a", here, device=0)
+    fails(errno.EINVAL, s.add, "a", there, device=0)
+    fails(errno.EINVAL, s.add, "a", there, device=ckptgpu.HOST)
+    s.add("a", here, device=ckptgpu.ANY)
+    s.add("b", there, device=ckptgpu.ANY)
+    s.commit()
+    s.close()
+    alike(c.load(m.path("f")), {"a": here, "b": there})
+    c.close()
+
+
+@ck.mounted()
+@alone
+def what_has_not_changed_is_not_copied_again(m):
+    fake = Fake()
+    c = Ckpt(ckptgpu.SKIP_UNCHANGED)
+    t = tensors("x", fake)
+    on_device = sum(x.size for x in t.values() if x.device >= 0)
+    c.save(m.path("f0"), t, wait=True)
+    assert c.counters().d2h_bytes == on_device, c.counters().d2h_bytes
+    ck.until("the second segment", lambda: m.status()["segments"] == 2 and
+             m.status()["segment_idle_bytes"] > 0)
+    c.save(m.path("f1"), t, wait=True)  # it has nothing yet
+    assert c.counters().d2h_bytes == 2 * on_device, \
+        (c.counters().d2h_bytes, on_device)
+    for step in range(3):
+        c.save(m.path("same"), t, wait=True)
+    assert c.counters().d2h_bytes == 2 * on_device, \
+        (c.counters().d2h_bytes, on_device)
+    t["t0"].set(b"changed", at=2 * ck.MIB + 5)
+    c.save(m.path("changed"), t, wait=True)
+    assert c.counters().d2h_bytes == 2 * on_device + ck.MIB, \
+        (c.counters().d2h_bytes, on_device)
+    for name in ("f0", "f1", "same"):
+        same(c.load(m.path(name))["t0"], data(BIG, "x 0"), name)
+    alike(c.load(m.path("changed")), t)
+    c.close()
+    host = Ckpt(ckptgpu.SKIP_UNCHANGED | ckptgpu.NO_GPU)
+    t = tensors("y")
+    for step in range(6):
+        host.save(m.path(f"h{step}"), t, wait=True)
+    copied = host.counters().host_bytes
+    assert copied <= 2 * sum(x.size for x in t.values())
+    alike(host.load(m.path("h5")), t)
+    host.close()
+
+
+@ck.mounted()
+@alone
+def what_two_devices_hold_is_copied_from_one(m):
+    fake = Fake()
+    c = Ckpt(ckptgpu.SKIP_UNCHANGED)
+    content = data(BIG, 1)
+    t = {"a": fake.memory(0, content), "b": fake.memory(1, content),
+         "own": fake.memory(1, data(BIG, 2))}
+    c.save(m.path("f"), t)
+    assert c.counters().d2h_bytes == 2 * BIG
+    alike(c.load(m.path("f")), t)
+    c.close()
+
+
+@ck.mounted()
+def a_version_lives_as_long_as_it_has_a_name_or_is_open(m):
+    c = Ckpt()
+    lib = ckptgpu.lib()
+    shared = data(BIG, "shared")
+    for v in (1, 2):
+        c.save(m.path(f"v{v}"), {"shared": Memory(shared),
+                                 "own": Memory(bytes([v]) * BIG)}, wait=True)
+    opened = ctypes.c_void_p()
+    ckptgpu.check(lib.ckpt_file_open(c.c, os.fsencode(m.path("v1")),
+                                     ctypes.byref(opened)))
+    os.unlink(m.path("v1"))
+    for step in range(4):  # it would be overwritten now
+        c.save(m.path(f"w{step}"), {"shared": Memory(bytes(BIG)),
+                                    "own": Memory(bytes(BIG))}, wait=True)
+    e = lib.ckpt_file_find(opened, b"own")
+    got = Memory(bytes(BIG))
+    target = ckptgpu.Target(e, got.address, ckptgpu.HOST)
+    ckptgpu.check(lib.ckpt_file_read(opened, ctypes.byref(target),
+                                     ctypes.c_size_t(1)))
+    same(got.get(), bytes([1]) * BIG)
+    lib.ckpt_file_close(opened)
+    alike(c.load(m.path("v2")), {"shared": shared, "own": bytes([2]) * BIG})
+    os.unlink(m.path("v2"))
+    c.close()
+
+
+@ck.mounted(start=False)
+def an_error_of_the_drain_reaches_wait(m):
+    disk = ck.Disk(m.base, 256 * ck.MIB)
+    m.store = os.path.join(disk.path, "store")
+    os.makedirs(m.store)
+    m.start()
+    m.expected += ["No space left"]
+    try:
+        c = Ckpt()
+        disk.fill(leave=2 * ck.MIB)
+        t = {"t": Memory(data(ck.MIB, 1) + data(31 * ck.MIB, 2))}
+        s = c.begin(m.path("f"))
+        s.add("t", t["t"])
+        s.commit()
+        fails(errno.ENOSPC, s.wait)
+        disk.relieve()
+        ck.until("durable after all",
+                 lambda: m.state(m.path("f")) == "durable")
+        s.wait()
+        s.close()
+        alike(c.load(m.path("f")), t)
+        c.close()
+        m.unmount()
+    finally:
+        m.stop()
+
+
+@ck.mounted()
+def plain_files_are_written_where_there_is_no_mount(m):
+    c = Ckpt(ckptgpu.NO_GPU | ckptgpu.PLAIN, buffer_bytes=1 << 20)
+    t = tensors(4)
+    path = os.path.join(m.base, "plain")
+    for _ in range(2):
+        c.save(path, t, wait=True)
+        alike(c.load(path), t)
+    assert c.counters().plain_saves == 2
+    assert sorted(os.listdir(m.base)) == ["log", "mnt", "plain", "store"]
+    c.close()
+
+
+@ck.mounted()
+def threads_share_a_library(m):
+    c = Ckpt()
+    wrong = []
+
+    def work(rank):
+        try:
+            for step in range(6):
+                t = tensors(f"{rank} {step}", size=ck.MIB)
+                c.save(m.path(f"r{rank}_{step}"), t)
+                alike(c.load(m.path(f"r{rank}_{step}")), t)
+        except BaseException as e:  # told by the main thread
+            wrong.append(e)
+    threads = [threading.Thread(target=work, args=(r,)) for r in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong, wrong
+    c.close()
+
+
+@ck.mounted()
+def permissions_are_those_of_a_file_that_is_created(m):
+    os.chmod(m.mnt, 0o777)
+    os.mkdir(m.path("theirs"), 0o755)
+
+    def work():
+        os.umask(0o027)
+        c = Ckpt()
+        t = {"t": Memory(b"x" * 4096)}
+        c.save(m.path("f"), t)
+        fails(errno.EACCES, c.save, m.path("theirs", "f"), t)
+        c.close()
+    ck.as_user(work)
+    found = os.stat(m.path("f"))
+    assert found.st_mode & 0o777 == 0o640 and found.st_uid == ck.USER, found
+    assert os.listdir(m.path("theirs")) == []
+
+
+if __name__ == "__main__":
+    ck.main()
