@@ -560,7 +560,8 @@ int file_replace(struct store *st, struct inode *in, struct stage *fresh)
 	HOLD(&in->turn);
 	{
 		HOLD(&in->lock);
-		if (in->file->renumbered || in->file->deleted)
+		if (in->file->renumbered || in->file->deleted ||
+		    in->attr.nlink == 0)
 			return -ESTALE;
 		closed = in->file->opens == 0 && in->file->mode == IO_CLOSED &&
 			 !in->file->maybe_mapped;
@@ -570,7 +571,8 @@ int file_replace(struct store *st, struct inode *in, struct stage *fresh)
 	if (!closed) { /* who has it open goes on with what he has */
 		drain_wait_closed(st, in);
 		rc = names_renumber(st, in);
-		return rc < 0 ? rc : -ESTALE;
+		/* -ENOENT: it lost its name meanwhile. */
+		return rc < 0 && rc != -ENOENT ? rc : -ESTALE;
 	}
 	learn_series(st, in);
 	stage_lend(fresh, in->ino);

@@ -141,6 +141,22 @@ static void touch_put(struct kv_batch *b, struct touched *t)
 	inode_put_attr(b, t->dir->ino, &a);
 }
 
+/*
+ * The kernel's lock keeps others away from the name, but not a commit of a
+ * segment, which comes by an ioctl. names_turn is held.
+ */
+static int names_create_check(struct store *st, uint64_t parent,
+			      const char *name, const struct touched *t)
+{
+	struct dirent_rec d;
+	int rc = dirent_get(st, parent, name, &d);
+
+	if (rc != -ENOENT)
+		return rc < 0 ? rc : -EEXIST;
+	HOLD(&t->dir->lock);
+	return t->dir->attr.nlink == 0 ? -ENOENT : 0;
+}
+
 int names_create(struct store *st, uint64_t parent, const char *name,
 		 const struct names_new *n,
 		 int (*prepare)(struct store *st, struct inode *in,
@@ -194,17 +210,21 @@ int names_create(struct store *st, uint64_t parent, const char *name,
 		rc = prepare(st, in, n);
 	if (rc < 0)
 		goto out;
-	pthread_mutex_lock(&st->names_turn);
-	dirent_put(b, parent, name, in->ino, a.mode);
-	inode_put_attr(b, in->ino, &a);
-	if (S_ISREG(a.mode)) {
-		mark(b, 'U', in->ino);
-		count(b, META_FILES, 1);
+	{
+		HOLD(&st->names_turn);
+		rc = names_create_check(st, parent, name, &t);
+		if (rc == 0) {
+			dirent_put(b, parent, name, in->ino, a.mode);
+			inode_put_attr(b, in->ino, &a);
+			if (S_ISREG(a.mode)) {
+				mark(b, 'U', in->ino);
+				count(b, META_FILES, 1);
+			}
+			t.nlink_delta = S_ISDIR(a.mode) ? 1 : 0;
+			touch_put(b, &t);
+			rc = kv_write(st->kv, b);
+		}
 	}
-	t.nlink_delta = S_ISDIR(a.mode) ? 1 : 0;
-	touch_put(b, &t);
-	rc = kv_write(st->kv, b);
-	pthread_mutex_unlock(&st->names_turn);
 	if (rc < 0)
 		goto unprepare;
 	*ret_inode = in;

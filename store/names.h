@@ -2,7 +2,8 @@
  * names.h - directories: every change of a name is one atomic batch.
  *
  * The kernel holds the directory's (and for unlink, link and rename the
- * file's) own lock while one of these runs, so no two change the same record.
+ * file's) own lock while one of these runs, but a segment's commit (segment.h)
+ * comes without: what is decided is decided under store.names_turn.
  * Batches reach the log in order: if one survives a power cut, so do all
  * earlier ones.
  *

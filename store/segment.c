@@ -497,6 +497,8 @@ static int replace(struct store *st, const struct segment_commit *c,
 		   struct inode *in, struct stage *stage)
 {
 	struct attr a;
+	bool gone;
+	int rc;
 
 	{
 		HOLD(&in->lock);
@@ -508,7 +510,16 @@ static int replace(struct store *st, const struct segment_commit *c,
 		return S_ISLNK(a.mode) ? -ELOOP : -EINVAL;
 	if (!c->may_write(c->arg, &a))
 		return -EACCES;
-	return file_replace(st, in, stage);
+	rc = file_replace(st, in, stage);
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		gone = in->attr.nlink == 0;
+	}
+	if (gone) /* by somebody who came right after us */
+		file_unlinked(st, in);
+	return 0;
 }
 
 static int commit_once(struct store *st, const struct segment_commit *c,
@@ -582,6 +593,9 @@ int segment_commit(struct store *st, const struct segment_commit *c,
 		rc = commit_once(st, c, s->stage, ret);
 		if (rc == -EEXIST) /* another process had the same idea */
 			rc = -ESTALE;
+		if (rc == -ESTALE) { /* whoever changes the name is done then */
+			HOLD(&st->names_turn);
+		}
 	}
 	HOLD(&g->lock);
 	s->committing = false;

@@ -1,0 +1,329 @@
+/* Memory of clients that becomes files, without a mount: who has it when. */
+#include <poll.h>
+#include <stdio.h>
+#include <sys/mman.h>
+
+#include "tests/unit/live_store.h"
+
+#define SIZE (MIB + 12288)
+
+static void on_wake(struct segment_client *c)
+{
+	(void)c;
+}
+
+struct client {
+	struct live *l;
+	struct segment_client sc;
+	struct mapped {
+		uint64_t id;
+		uint8_t *memory;
+		size_t len;
+	} mapped[8];
+};
+
+static void client_init(struct client *c, struct live *l)
+{
+	memset(c, 0, sizeof(*c));
+	c->l = l;
+	c->sc.wake = on_wake;
+	segment_client_add(l->st, &c->sc);
+}
+
+static struct mapped *find(struct client *c, uint64_t id)
+{
+	for (size_t i = 0; i < 8; i++)
+		if (c->mapped[i].id == id)
+			return &c->mapped[i];
+	fail_msg("segment %llu is not mapped", (unsigned long long)id);
+	abort();
+}
+
+static void unmap(struct mapped *m)
+{
+	munmap(m->memory, m->len);
+	memset(m, 0, sizeof(*m));
+}
+
+static void client_end(struct client *c)
+{
+	segment_client_remove(c->l->st, &c->sc);
+	for (size_t i = 0; i < 8; i++)
+		if (c->mapped[i].id)
+			unmap(&c->mapped[i]);
+}
+
+/* What a client does that was asked for memory. */
+static void drop_released(struct client *c)
+{
+	uint64_t id;
+
+	while (segment_take_release(c->l->st, &c->sc, &id)) {
+		unmap(find(c, id));
+		assert_int_equal(segment_drop(c->l->st, &c->sc, id), 0);
+	}
+}
+
+static int acquire(struct client *c, uint8_t kind, size_t size,
+		   struct segment_reply *r, uint8_t **ret_memory)
+{
+	uint8_t signature[SEGMENT_SIGNATURE_BYTES] = { kind };
+	int fd, rc;
+
+	memset(r, 0, sizeof(*r));
+	rc = segment_acquire(c->l->st, &c->sc, signature, size, r, &fd);
+	if (rc == 0 && r->fresh) {
+		struct mapped *m = find(c, 0);
+
+		m->memory = mmap(NULL, size, PROT_READ | PROT_WRITE,
+				 MAP_SHARED, fd, 0);
+		assert_ptr_not_equal(m->memory, MAP_FAILED);
+		m->id = r->id;
+		m->len = size;
+		assert_int_equal(segment_mapped(c->l->st, &c->sc, r->id,
+						r->generation),
+				 0);
+	}
+	if (rc == 0)
+		*ret_memory = find(c, r->id)->memory;
+	return rc;
+}
+
+/* As a client waits: for the file, or until what was asked for is dropped. */
+static void acquire_waiting(struct client *c, uint8_t kind, size_t size,
+			    struct segment_reply *r, uint8_t **ret_memory)
+{
+	int rc = acquire(c, kind, size, r, ret_memory);
+
+	while (rc == -EAGAIN) {
+		struct inode *in;
+
+		drop_released(c);
+		if (r->busy_ino && inode_get(c->l->st, r->busy_ino, &in) == 0) {
+			assert_int_equal(inode_load_file(c->l->st, in), 0);
+			assert_int_equal(file_sync(c->l->st, in), 0);
+			inode_put(c->l->st, in, 1);
+		}
+		rc = acquire(c, kind, size, r, ret_memory);
+	}
+	assert_int_equal(rc, 0);
+}
+
+static bool everybody_may(void *arg, const struct attr *a)
+{
+	(void)arg;
+	(void)a;
+	return true;
+}
+
+static int commit(struct client *c, const struct segment_reply *r,
+		  const char *name)
+{
+	const struct segment_commit q = {
+		.id = r->id,
+		.generation = r->generation,
+		.size_bytes = r->size_bytes,
+		.parent = ROOT_INO,
+		.name = name,
+		.mode = 0644,
+		.may_write = everybody_may,
+	};
+	struct segment_committed done;
+
+	return segment_commit(c->l->st, &q, &done);
+}
+
+/* The whole life of a save; what it saved is `seed`. */
+static void save(struct client *c, const char *name, uint64_t seed)
+{
+	struct segment_reply r;
+	uint8_t *memory;
+
+	acquire_waiting(c, 1, SIZE, &r, &memory);
+	fill(memory, SIZE, seed);
+	assert_int_equal(commit(c, &r, name), 0);
+}
+
+static void assert_seed(struct live *l, const char *name, uint64_t seed)
+{
+	SCOPED(scope_free) uint8_t *want = filled(SIZE, seed);
+
+	assert_file(l, name, want, SIZE);
+}
+
+static void a_client_that_ends_leaves_what_it_saved(void **state)
+{
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind += 2) {
+		struct live l = live_kind(kind);
+		struct segment_figures f;
+		struct segment_reply r;
+		struct client c;
+		uint8_t *memory;
+
+		(void)state;
+		client_init(&c, &l);
+		save(&c, "a", 1);
+		save(&c, "b", 2);
+		acquire_waiting(&c, 2, SIZE, &r, &memory);
+		segment_figures(l.st, &f);
+		assert_int_equal(f.segments, 3);
+		client_end(&c);
+		segment_figures(l.st, &f);
+		assert_int_equal(f.segments, 0);
+		assert_int_equal(f.bytes, 0);
+		assert_seed(&l, "a", 1);
+		live_reopen(&l);
+		assert_seed(&l, "a", 1);
+		assert_seed(&l, "b", 2);
+		live_free(&l);
+	}
+}
+
+static void who_reads_keeps_his_bytes_whoever_is_next(void **state)
+{
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind += 2) {
+		struct live l = live_kind(kind);
+		SCOPED(scope_free) uint8_t *want = filled(SIZE, 1);
+		struct handle h;
+		struct client c;
+
+		(void)state;
+		client_init(&c, &l);
+		save(&c, "a", 1);
+		live_sync_all(&l);
+		h = handle_open(&l, "a", O_RDONLY);
+		for (uint64_t seed = 2; seed < 8; seed++) {
+			save(&c, "a", seed);
+			assert_handle_bytes(&h, want, SIZE);
+			assert_seed(&l, "a", seed);
+		}
+		handle_close(&h);
+		client_end(&c);
+		live_free(&l);
+	}
+}
+
+static void a_commit_that_fails_leaves_the_segment_to_be_committed(void **state)
+{
+	struct live l = live_new(NULL);
+	struct segment_reply r;
+	struct client c;
+	uint8_t *memory;
+
+	(void)state;
+	live_mkdir(&l, "dir");
+	client_init(&c, &l);
+	acquire_waiting(&c, 1, SIZE, &r, &memory);
+	fill(memory, SIZE, 3);
+	assert_int_equal(commit(&c, &r, "dir"), -EISDIR);
+	assert_int_equal(commit(&c, &r, "a/b"), -EINVAL);
+	assert_int_equal(commit(&c, &r, "f"), 0);
+	assert_int_equal(commit(&c, &r, "g"), -ESTALE);
+	assert_int_equal(segment_return(l.st, &c.sc, r.id, r.generation),
+			 -ESTALE);
+	assert_seed(&l, "f", 3);
+	client_end(&c);
+	live_free(&l);
+}
+
+/* --- everything at once ---------------------------------------------------- */
+
+#define RACERS 3
+#define RACER_STEPS 60
+#define RACED_NAMES 4
+
+struct race {
+	struct live *l;
+	uint64_t seed;
+	unsigned number;
+};
+
+static const char *raced_name(uint64_t i)
+{
+	static const char *const names[RACED_NAMES] = { "a", "b", "c", "d" };
+
+	return names[i % RACED_NAMES];
+}
+
+/* A file is one save's, whole: its first word says which. */
+static void check_whole(struct live *l, const char *name)
+{
+	SCOPED(scope_free) uint8_t *got = malloc(SIZE);
+	struct handle h = { .fd = -1 };
+	uint64_t seed;
+	int rc = handle_try(l, name, O_RDONLY, &h);
+
+	if (rc == -ESTALE || rc == -ENOENT)
+		return;
+	assert_int_equal(rc, 0);
+	assert_int_equal(handle_read(&h, got, SIZE, 0), SIZE);
+	memcpy(&seed, got, sizeof(seed));
+	for (size_t i = 8; i < SIZE; i += 8)
+		assert_memory_equal(got + i, &seed, 8);
+	handle_close(&h);
+}
+
+static void *race_main(void *arg)
+{
+	struct race *r = arg;
+	struct client c;
+
+	client_init(&c, r->l);
+	for (uint64_t i = 0; i < RACER_STEPS; i++) {
+		uint64_t word = r->seed * 1000 + i, *words;
+		struct segment_reply reply;
+		uint8_t *memory;
+
+		acquire_waiting(&c, 1, SIZE, &reply, &memory);
+		words = (uint64_t *)(void *)memory;
+		for (size_t k = 0; k < SIZE / 8; k++)
+			words[k] = word;
+		assert_int_equal(commit(&c, &reply, raced_name(word * 7)), 0);
+		check_whole(r->l, raced_name(i + r->number));
+		if (i % 11 == r->number)
+			(void)live_unlink(r->l, raced_name(i));
+		if (i % 13 == r->number)
+			(void)stages_make_room(&r->l->st->stages, SIZE);
+		if (i % 17 == r->number) { /* a new connection */
+			client_end(&c);
+			client_init(&c, r->l);
+		}
+	}
+	client_end(&c);
+	return NULL;
+}
+
+static void files_are_whole_however_clients_race(void **state)
+{
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind += 2) {
+		struct live l = live_kind(kind);
+		pthread_t thread[RACERS];
+		struct race r[RACERS];
+
+		(void)state;
+		for (unsigned i = 0; i < RACERS; i++) {
+			r[i] = (struct race){ &l, i + 1, i };
+			assert_int_equal(pthread_create(&thread[i], NULL,
+							race_main, &r[i]),
+					 0);
+		}
+		for (unsigned i = 0; i < RACERS; i++)
+			assert_int_equal(pthread_join(thread[i], NULL), 0);
+		for (unsigned i = 0; i < RACED_NAMES; i++)
+			check_whole(&l, raced_name(i));
+		live_sync_all(&l);
+		live_free(&l);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_client_that_ends_leaves_what_it_saved),
+		cmocka_unit_test(who_reads_keeps_his_bytes_whoever_is_next),
+		cmocka_unit_test(a_commit_that_fails_leaves_the_segment_to_be_committed),
+		cmocka_unit_test(files_are_whole_however_clients_race),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
