@@ -98,7 +98,7 @@ static bool may_give_up_locked(const struct file *f)
 bool file_evict(void *store, struct stage *s)
 {
 	struct store *st = store;
-	struct inode *in = inode_peek(st, s->ino);
+	struct inode *in = inode_peek(st, stage_ino(s));
 	struct stage *gone = NULL;
 
 	if (!in)

@@ -623,7 +623,6 @@ static bool stage_return(struct stages *st, struct stage *s)
 	if (!atomic_load(&s->kept))
 		return false;
 	SLOT_SET(s->slot, ino, 0);
-	s->ino = 0;
 	pthread_cond_broadcast(&st->returned);
 	return true;
 }
@@ -687,9 +686,10 @@ void stage_set_times(struct stage *s, const struct timespec times[2])
 
 void stage_lend(struct stage *s, uint64_t ino)
 {
-	CHECK(atomic_load(&s->kept) && s->sealed && s->ino == 0);
+	CHECK(atomic_load(&s->kept) && s->sealed &&
+	      SLOT_GET(s->slot, ino) == 0);
 	atomic_store(&s->wanted, false);
-	s->ino = ino;
+	__atomic_store_n(&s->ino, ino, __ATOMIC_RELEASE);
 	s->clean_image = 0;
 	(void)futimens(s->fd, NULL); /* a mapping's writes leave no time */
 	stage_ref(s);

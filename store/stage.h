@@ -77,6 +77,7 @@ struct stage_slot {
 	__atomic_store_n(&(slot)->field, value, __ATOMIC_RELEASE)
 
 struct stage {
+	/* Of a kept one: the last file's that had it. See stage_ino(). */
 	uint64_t ino;
 	enum stage_kind kind;
 	uint64_t number;
@@ -140,6 +141,11 @@ struct stages {
 	pthread_cond_t returned; /* a kept stage is not used any more */
 	atomic_uint_fast64_t memory_count, disk_count;
 };
+
+static inline uint64_t stage_ino(const struct stage *s)
+{
+	return __atomic_load_n(&s->ino, __ATOMIC_ACQUIRE);
+}
 
 /* Where to stage when `dir` is not given, and how much. */
 struct stages_config {
