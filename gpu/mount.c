@@ -222,6 +222,7 @@ static struct ckpt_mount *mount_new(struct ckpt *c,
 	memcpy(m->address, where->address, sizeof(m->address));
 	m->address_len = where->address_len;
 	LIST_INIT(&m->segments);
+	LIST_INIT(&m->claims);
 	CHECK(pthread_mutex_init(&m->turn, NULL) == 0);
 	CHECK(pthread_mutex_init(&m->lock, NULL) == 0);
 	CHECK(pthread_cond_init(&m->changed, NULL) == 0);

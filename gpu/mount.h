@@ -17,6 +17,16 @@
 #include "gpu/private.h"
 #include "store/base/ckptfs_ioctl.h"
 
+/*
+ * Somebody who fills a segment of this structure, or is about to ask for one.
+ * There are never more of them than segments: the others wait here, not at the
+ * mount, which could only send them away.
+ */
+struct claim {
+	LIST_ENTRY(claim) entry; /* in mount.claims; mount.lock */
+	uint8_t signature[SEGMENT_SIGNATURE_BYTES];
+};
+
 struct segment {
 	LIST_ENTRY(segment) entry; /* in mount.segments; mount.lock */
 	struct ckpt_mount *mount;
@@ -38,6 +48,7 @@ struct segment {
 	int64_t mtime_ns;
 
 	/* Who fills it alone: */
+	struct claim *claim; /* owned */
 	uint64_t generation;
 	/*
 	 * What the tensors in it hash to, chunk by chunk; valid: the bytes are
@@ -67,6 +78,7 @@ struct ckpt_mount {
 	struct segment_reply reply;
 	int reply_fd;
 	LIST_HEAD(, segment) segments;
+	LIST_HEAD(, claim) claims;
 	unsigned twins; /* threads that prepare one */
 	bool closing; /* they are to hurry */
 };

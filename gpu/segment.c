@@ -194,24 +194,34 @@ static struct segment *find_again(struct ckpt_mount *m,
 	return s;
 }
 
-/* All of the structure are being filled by this process: wait for one. */
-static void wait_for_own(struct ckpt_mount *m, const uint8_t *signature)
+/* Wait until fewer than SEGMENTS_PER_SET others fill one of the structure. */
+static struct claim *claim_new(struct ckpt_mount *m, const uint8_t *signature)
 {
-	struct segment *s;
-	unsigned filling;
+	struct claim *claim = calloc(1, sizeof(*claim)), *other;
+	unsigned count;
 
+	if (!claim)
+		return NULL;
+	memcpy(claim->signature, signature, sizeof(claim->signature));
 	HOLD(&m->lock);
 	for (;;) {
-		filling = 0;
-		LIST_FOREACH(s, &m->segments, entry)
-			filling += s->filling &&
-				   s->connection == m->connection &&
-				   memcmp(s->signature, signature,
-					  sizeof(s->signature)) == 0;
-		if (filling < 2)
-			return;
+		count = 0;
+		LIST_FOREACH(other, &m->claims, entry)
+			count += memcmp(other->signature, signature,
+					sizeof(other->signature)) == 0;
+		if (count < SEGMENTS_PER_SET)
+			break;
 		pthread_cond_wait(&m->changed, &m->lock);
 	}
+	LIST_INSERT_HEAD(&m->claims, claim, entry);
+	return claim;
+}
+
+static void claim_free_locked(struct ckpt_mount *m, struct claim *claim)
+{
+	LIST_REMOVE(claim, entry);
+	free(claim);
+	pthread_cond_broadcast(&m->changed);
 }
 
 static int wait_for_file(int dirfd, uint64_t ino)
@@ -265,10 +275,6 @@ static int acquire_once(struct ckpt_mount *m, int dirfd,
 		mount_drop(m, r.id, connection);
 		return 1;
 	}
-	if (r.error == -EBUSY) {
-		wait_for_own(m, q->signature);
-		return 1;
-	}
 	if (r.error != -EAGAIN)
 		return ckpt_say(r.error,
 				"%s: no segment of %llu bytes: %s", path,
@@ -293,16 +299,25 @@ int segment_acquire(struct ckpt_mount *m, int dirfd, const char *path,
 		.op = SEGMENT_ACQUIRE,
 		.size_bytes = size_bytes,
 	};
+	struct claim *claim = claim_new(m, signature);
+	int rc = 1;
 
+	if (!claim)
+		return ckpt_say(-ENOMEM, "%s: no memory", path);
 	memcpy(q.signature, signature, sizeof(q.signature));
-	for (int i = 0; i < ACQUIRE_TRIES_MAX; i++) {
-		int rc = acquire_once(m, dirfd, &q, path, ret_segment);
-
-		if (rc <= 0)
-			return rc;
+	for (int i = 0; rc > 0 && i < ACQUIRE_TRIES_MAX; i++)
+		rc = acquire_once(m, dirfd, &q, path, ret_segment);
+	if (rc == 0) {
+		(*ret_segment)->claim = claim;
+		return 0;
 	}
-	return ckpt_say(-EAGAIN, "%s: no segment after %d tries", path,
-			ACQUIRE_TRIES_MAX);
+	{
+		HOLD(&m->lock);
+		claim_free_locked(m, claim);
+	}
+	return rc < 0 ? rc :
+			ckpt_say(-EAGAIN, "%s: no segment after %d tries", path,
+				 ACQUIRE_TRIES_MAX);
 }
 
 /*
@@ -338,6 +353,7 @@ static void end_filling(struct segment *s, uint64_t ino, int64_t mtime_ns)
 		s->filling = false;
 		s->ino = ino;
 		s->mtime_ns = mtime_ns;
+		claim_free_locked(s->mount, TAKE(s->claim));
 		over = is_over_locked(s);
 	}
 	if (over)

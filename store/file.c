@@ -114,17 +114,17 @@ bool file_evict(void *store, struct stage *s)
 	return gone != NULL;
 }
 
-bool file_give_back(struct store *st, struct stage *s)
+enum give_back file_give_back(struct store *st, struct stage *s)
 {
 	uint64_t ino = SLOT_GET(s->slot, ino);
 	struct inode *in = ino ? inode_peek(st, ino) : NULL;
+	bool ask = false, later = false;
 	struct attr a = { 0 };
-	bool ask = false;
 
-	if (!in)
-		return SLOT_GET(s->slot, ino) == 0;
-	{
+	if (in) {
 		HOLD(&in->lock);
+		/* What lost its name is not drained any more. */
+		later = SLOT_GET(s->slot, dirty) && in->attr.nlink > 0;
 		if (in->file && in->file->stage == s && !in->file->dirty &&
 		    in->file->mode == IO_CLOSED && in->file->maybe_mapped) {
 			atomic_store(&s->wanted, true);
@@ -136,8 +136,13 @@ bool file_give_back(struct store *st, struct stage *s)
 	/* It forgets what nobody has open or mapped: see file_forgotten(). */
 	if (ask && st->on_renamed)
 		st->on_renamed(st->on_arg, a.parent, a.name);
-	inode_put(st, in, 1);
-	return file_evict(st, s);
+	if (in)
+		inode_put(st, in, 1);
+	if (!later)
+		(void)file_evict(st, s);
+	if (SLOT_GET(s->slot, ino) == 0)
+		return GIVEN_BACK;
+	return later ? GIVEN_LATER : GIVEN_NEVER;
 }
 
 static void learn_series(struct store *st, struct inode *in)

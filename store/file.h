@@ -32,12 +32,16 @@ int file_prepare(struct store *st, struct inode *in,
  * file_open(). The caller calls drain_closed().
  */
 int file_replace(struct store *st, struct inode *in, struct stage *fresh);
+enum give_back {
+	GIVEN_BACK, /* no file has it */
+	GIVEN_LATER, /* not before the file is durable */
+	GIVEN_NEVER, /* somebody reads it, or has it mapped */
+};
 /*
- * The segment of this stage wants it back: true when its file has let go of
- * it. false: it is not durable yet, or open, or mapped; the kernel was asked
- * to forget it if that could help, and the file lets go when it does.
+ * The segment of this stage wants it back. When the kernel only remembers the
+ * file it was asked to forget it, and GIVEN_NEVER may become GIVEN_BACK soon.
  */
-bool file_give_back(struct store *st, struct stage *s);
+enum give_back file_give_back(struct store *st, struct stage *s);
 
 struct file_opened {
 	int backing_id; /* > 0: passthrough to this; 0: direct_io */

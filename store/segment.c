@@ -59,22 +59,27 @@ void segment_client_add(struct store *st, struct segment_client *c)
 	g->clients++;
 }
 
-/* Out of the list; the caller frees it, and its stage, without the lock. */
+/* Out of the list; the caller calls segment_free() without the lock. */
 static void unlist_locked(struct segments *g, struct segment *s)
 {
 	TAILQ_REMOVE(&g->all, s, entry);
 	g->count--;
 	g->bytes -= s->size_bytes;
-	pthread_cond_broadcast(&g->changed);
+	g->leaving++;
 }
 
 static void segment_free(struct store *st, struct segment *s)
 {
+	struct segments *g = segments_of(st);
+
 	if (s->stage) {
 		stage_unkeep(&st->stages, s->stage);
 		stage_put(&st->stages, s->stage);
 	}
 	free(s);
+	HOLD(&g->lock);
+	g->leaving--;
+	pthread_cond_broadcast(&g->changed);
 }
 
 void segment_client_remove(struct store *st, struct segment_client *c)
@@ -223,9 +228,8 @@ static int get_back(struct store *st, struct segment *s, uint64_t *ret_ino)
 {
 	struct stage *stage = s->stage;
 	uint64_t ino = SLOT_GET(stage->slot, ino);
-	bool dirty = SLOT_GET(stage->slot, dirty) != 0;
 
-	if (!file_give_back(st, stage) && dirty && ino != 0) {
+	if (file_give_back(st, stage) == GIVEN_LATER && ino != 0) {
 		*ret_ino = ino;
 		return -EAGAIN;
 	}
@@ -257,14 +261,17 @@ static uint64_t uid_bytes_locked(struct segments *g, uid_t uid)
 	return bytes;
 }
 
-/* Is one of this client's own asked back? Then he must drop it first. */
+/*
+ * Is one of this client's own asked back? Then he must drop it first.
+ * *ret_others: memory is on its way, from whomever.
+ */
 static bool is_asked_locked(struct segments *g, struct segment_client *c,
 			    bool *ret_others)
 {
 	struct segment *s;
 	bool own = false;
 
-	*ret_others = false;
+	*ret_others = g->leaving > 0;
 	TAILQ_FOREACH(s, &g->all, entry) {
 		own = own || (s->asked && s->client == c);
 		*ret_others = *ret_others || s->asked;

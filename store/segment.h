@@ -40,7 +40,6 @@ struct store;
 struct stage;
 struct attr;
 
-#define SEGMENTS_PER_SET 2
 #define SEGMENTS_MAX 4096 /* of all clients */
 /* How long memory that other clients were asked for is waited for. */
 #define SEGMENT_RELEASE_WAIT_NS (INT64_C(5) * 1000000000)
@@ -56,6 +55,7 @@ struct segments {
 	uint64_t next_id;
 	uint64_t bytes;
 	unsigned clients;
+	unsigned leaving; /* out of the list, memory not given back yet */
 };
 
 /* One connection. The server owns it. */

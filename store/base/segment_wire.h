@@ -23,6 +23,8 @@
 #define SEGMENT_WIRE_VERSION 1u
 #define SEGMENT_TOKEN_BYTES 16
 #define SEGMENT_SIGNATURE_BYTES 16
+/* So many of one structure has a client: he must not fill more at a time. */
+#define SEGMENTS_PER_SET 2
 
 enum segment_op {
 	SEGMENT_ACQUIRE = 1, /* signature, size_bytes */
@@ -48,6 +50,7 @@ struct segment_reply {
 	 * 0 or -errno. -EAGAIN: all of this structure's are in use: wait until
 	 * the file busy_ino is durable (CKPTFS_IOC_WAIT), or, when that is 0,
 	 * for the releases that were sent before this; then ask again.
+	 * -EBUSY: the client fills all of them.
 	 * -ENOSPC: no memory for it. -EDQUOT: the user has his share.
 	 * -EOPNOTSUPP: this mount has no segments. -EACCES: wrong token.
 	 */

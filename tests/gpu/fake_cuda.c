@@ -114,6 +114,8 @@ const int fake_cuda = 1; /* how the library knows us */
 
 /* Everything below is guarded by the lock. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t let_go = PTHREAD_COND_INITIALIZER;
+static bool held; /* nobody's wait for a stream ends */
 static pid_t started; /* 0: not yet */
 static int device_count;
 static int fail_register;
@@ -657,6 +659,8 @@ CU(cuStreamSynchronize, void *stream)
 
 	FAULT();
 	HOLD(&lock);
+	while (held)
+		pthread_cond_wait(&let_go, &lock);
 	s = stream_of_locked(stream);
 	if (!s)
 		return INVALID_HANDLE;
@@ -1027,6 +1031,13 @@ API unsigned fake_cuda_contexts(int device)
 {
 	HOLD(&lock);
 	return devices[device].contexts;
+}
+
+API void fake_cuda_hold(bool on)
+{
+	HOLD(&lock);
+	held = on;
+	pthread_cond_broadcast(&let_go);
 }
 
 API void fake_cuda_fail(const char *symbol, unsigned n, int result)

@@ -23,6 +23,9 @@ uint64_t fake_cuda_pinned_bytes(void);
 /* How often the primary context is retained. */
 unsigned fake_cuda_contexts(int device);
 
+/* From now on nobody's wait for a stream ends, until it is let go. */
+void fake_cuda_hold(bool on);
+
 /* The n-th call from now of that symbol (1: the next) gives this result. */
 void fake_cuda_fail(const char *symbol, unsigned n, int result);
 

@@ -262,6 +262,18 @@ def unlinking_gives_the_segment_back(m):
     c.close()
 
 
+@ck.mounted("debug_hold_drain")
+def a_file_that_lost_its_name_while_it_is_read_keeps_its_segment(m):
+    c = Client(m.mnt)
+    save(c, m.path("f"), 1)
+    with open(m.path("f"), "rb") as reader:
+        os.unlink(m.path("f"))
+        for step in range(5):
+            c.wait(save(c, m.path(f"g{step}"), step))
+        same(reader.read(), data(SIZE, 1))
+    c.close()
+
+
 @ck.mounted()
 def a_client_that_dies_gives_everything_back(m):
     before = m.status()["stage_used_bytes"]
