@@ -3,6 +3,8 @@
 # install.sh - build ckptfs and put it where a node looks for it.
 #
 #   PREFIX/bin                 ckptfs, ckptctl
+#   PREFIX/lib, PREFIX/include libckpt_gpu, ckpt_gpu.h
+#   PREFIX/share/ckptfs        the Python module, examples
 #   /usr/sbin                  umount.fuse.ckptfs: umount(8) looks only there
 #   PREFIX/lib/systemd/system  ckptfs@.service
 #
@@ -18,7 +20,8 @@ usage() {
 	usage: deploy/install.sh [--prefix DIR] [--uninstall] [--help]
 
 	Installs what is missing, builds in build/, and installs ckptfs, ckptctl, the
-	helper of umount(8) and the systemd unit. Must be root.
+	library for tensors (libckpt_gpu) with its Python module, the helper of
+	umount(8) and the systemd unit. Must be root.
 
 	  --prefix DIR  where to (/usr/local; its bin must be in root's PATH)
 	  --uninstall   remove these files again
@@ -65,7 +68,10 @@ reload() {
 }
 
 if [[ $uninstall ]]; then
-	rm -f "$prefix"/bin/{ckptfs,ckptctl} "$helper" "$units/ckptfs@.service"
+	rm -f "$prefix"/bin/{ckptfs,ckptctl} "$helper" "$units/ckptfs@.service" \
+		"$prefix"/lib/libckpt_gpu.so* "$prefix/include/ckpt_gpu.h"
+	rm -rf "$prefix/share/ckptfs"
+	ldconfig
 	reload
 	printf 'install: removed from %s and /usr/sbin; stores stay\n' "$prefix"
 	exit 0
@@ -88,7 +94,8 @@ fi
 step cmake -S . -B build -G Ninja -DCKPTFS_PREFIX="$CKPTFS_PREFIX" \
 	-DCKPTFS_HELPER_DIR=/usr/sbin -DCKPTFS_UNIT_DIR=lib/systemd/system \
 	"${options[@]}"
-step cmake --build build --target ckptfs ckptctl
+step cmake --build build --target ckptfs ckptctl ckpt_gpu
 step cmake --install build --prefix "$prefix"
+step ldconfig
 reload
 printf 'install: %s in %s\n' "$("$prefix/bin/ckptfs" --version)" "$prefix/bin"

@@ -30,6 +30,16 @@ static void print_space(const cJSON *s)
 		       ctl_bytes(ctl_number(s, "staged_bytes")),
 		       ctl_bytes(capacity));
 	print_line("staged", text);
+	if (ctl_number(s, "segments") == 0)
+		return;
+	(void)snprintf(text, sizeof(text), "%s", /* one static text each */
+		       ctl_bytes(ctl_number(s, "segment_bytes")));
+	(void)snprintf(text + strlen(text), sizeof(text) - strlen(text),
+		       " of %s", ctl_count(ctl_number(s, "segment_clients")));
+	(void)snprintf(text + strlen(text), sizeof(text) - strlen(text),
+		       " clients, %s idle",
+		       ctl_bytes(ctl_number(s, "segment_idle_bytes")));
+	print_line("segments", text);
 }
 
 static void print_failed(const cJSON *s)
@@ -108,6 +118,7 @@ const struct ctl_command ctl_status = {
 		"  physical  what they take up in the store\n"
 		"  shared    what was saved because the same bytes were there\n"
 		"  staged    what was written and is not durable yet\n"
+		"  segments  memory that clients of the GPU library keep\n"
 		"  draining  files on their way to the disk\n"
 		"  failed    files that could not be written; it is tried "
 		"again\n\n",
