@@ -91,6 +91,7 @@ int mount_find(struct ckpt *c, int dirfd, struct ckpt_mount **ret_mount);
 /*
  * One request and its reply; connects when needed. *ret_fd (may be NULL) is the
  * descriptor that came along, or -1. -ESTALE: the connection ended.
+ * -EOPNOTSUPP: the socket is not to be reached.
  */
 int mount_request(struct ckpt_mount *m, struct segment_request *q,
 		  struct segment_reply *ret, int *ret_fd);

@@ -176,5 +176,7 @@ int save_through_segment(struct ckpt_save *s)
 	}
 	if (segment)
 		segment_return(segment);
-	return rc;
+	/* Closed each time: it has too many clients, or the mount is gone. The
+	 * file itself will tell. */
+	return is_new_daemon(rc) ? -EOPNOTSUPP : rc;
 }

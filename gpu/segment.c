@@ -244,9 +244,14 @@ static int acquire_once(struct ckpt_mount *m, int dirfd,
 
 	rc = mount_request(m, q, &r, &fd);
 	if (rc < 0)
-		return ckpt_say(rc, "%s: the mount's socket is not to be "
-				    "reached: %s: is it running?",
-				path, strerror(-rc));
+		return ckpt_say(rc, "%s: the mount's socket %s: %s", path,
+				rc == -ESTALE ? "was closed" :
+						"cannot be reached",
+				(const char *)m->address + 2);
+	if (r.error == -EACCES) /* the token was the last daemon's */
+		r.error = -ESTALE;
+	if (r.error == -EPROTONOSUPPORT)
+		r.error = -EOPNOTSUPP;
 	{
 		HOLD(&m->lock);
 		connection = m->connection;

@@ -10,6 +10,7 @@ import threading
 
 import ckptest as ck
 import ckptgpu
+import segments
 from ckptest import Child, data, fails, put, same
 from ckptgpu import Ckpt, Fake, Memory
 
@@ -208,6 +209,40 @@ def a_mount_without_segments_is_written_to(m):
     c.save(m.path("f"), t, wait=True)
     assert m.state(m.path("f")) == "durable"
     alike(c.load(m.path("f")), t)
+    c.close()
+
+
+@ck.mounted()
+def without_the_socket_files_are_written(m):
+    client = segments.Client(m.mnt)
+    os.unlink(client.address)  # as in a container that has the mount alone
+    client.close()
+    c = Ckpt()
+    t = tensors(1)
+    c.save(m.path("f"), t, wait=True)
+    assert c.counters().plain_saves == 1
+    alike(c.load(m.path("f")), t)
+    c.close()
+    c = Ckpt(ckptgpu.NO_GPU | ckptgpu.SEGMENT_ONLY)
+    fails(errno.EOPNOTSUPP, c.save, m.path("g"), t)
+    c.close()
+
+
+@ck.mounted()
+def who_finds_the_mount_full_of_clients_writes_files(m):
+    clients = [segments.Client(m.mnt) for _ in range(256)]
+    c = Ckpt()
+    t = tensors(1)
+    c.save(m.path("f"), t)
+    assert c.counters().plain_saves == 1
+    clients.pop().close()
+    ck.until("there is room", lambda: m.status()["segment_clients"] < 256)
+    c.save(m.path("g"), t)
+    assert c.counters().plain_saves == 1
+    for name in "fg":
+        alike(c.load(m.path(name)), t)
+    for client in clients:
+        client.close()
     c.close()
 
 
