@@ -62,6 +62,7 @@ if(CKPTFS_NVCC AND CKPTFS_NVCC_PATH)
     set_source_files_properties(kernel_image.c PROPERTIES
       OBJECT_DEPENDS "${ckpt_fatbin}"
       COMPILE_DEFINITIONS "CKPT_FATBIN=\"${ckpt_fatbin}\"")
+    set(ckpt_nvcc_flags "${nvcc_flags}" PARENT_SCOPE) # for the tests' kernel
   else()
     set(ckpt_kernels_state "not built (nvcc ${nvcc_version} is too old)")
   endif()

@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "store/base/scope.h"
@@ -94,6 +95,7 @@ struct stream {
 struct event {
 	struct stream *stream; /* NULL: not recorded */
 	uint64_t number;
+	int64_t recorded_ns;
 };
 
 struct memory {
@@ -459,6 +461,12 @@ CU(cuDeviceGet, int *device, int ordinal)
 	return OK;
 }
 
+API int cuDeviceGetName(char *name, int len, int device)
+{
+	(void)snprintf(name, (size_t)len, "Fake %d", device);
+	return OK;
+}
+
 CU(cuDevicePrimaryCtxGetState, int device, unsigned *flags, int *active)
 {
 	FAULT();
@@ -622,6 +630,12 @@ CU(cuMemFree_v2, uint64_t p)
 	return captures > 0 ?
 		       CAPTURE_UNSUPPORTED :
 		       memory_drop_locked((void *)(uintptr_t)p, 0, false);
+}
+
+API int cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
+{
+	*free_bytes = *total = (size_t)1 << 30;
+	return OK;
 }
 
 /* --- The driver: streams
@@ -812,6 +826,7 @@ CU(cuEventDestroy_v2, void *event)
 CU(cuEventRecord, void *event, void *stream)
 {
 	struct event *e = event;
+	struct timespec now;
 	struct stream *s;
 
 	FAULT();
@@ -823,6 +838,8 @@ CU(cuEventRecord, void *event, void *stream)
 		return CAPTURE_UNSUPPORTED;
 	e->number = enqueue_locked(s, &(struct op){ .kind = OP_MARK });
 	e->stream = s;
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	e->recorded_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 	return OK;
 }
 
@@ -839,6 +856,18 @@ CU(cuEventSynchronize, void *event)
 	syncs++;
 	if (e->stream)
 		run_until_locked(e->stream, e->number);
+	return OK;
+}
+
+/* Of the host's clock, when they were recorded: nothing here has a speed. */
+API int cuEventElapsedTime(float *ms, void *from, void *to)
+{
+	struct event *a = from, *b = to;
+
+	HOLD(&lock);
+	if (!a->stream || !b->stream)
+		return INVALID_HANDLE;
+	*ms = (float)((double)(b->recorded_ns - a->recorded_ns) / 1e6);
 	return OK;
 }
 

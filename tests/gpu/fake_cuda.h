@@ -39,6 +39,9 @@ int cuStreamDestroy_v2(void *stream);
 int cuStreamSynchronize(void *stream);
 int cuCtxSynchronize(void);
 int cuCtxGetCurrent(void **context);
+int cuDeviceGetName(char *name, int len, int device);
+int cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
+int cuEventElapsedTime(float *ms, void *from, void *to);
 int cuStreamBeginCapture_v2(void *stream, int mode);
 int cuStreamEndCapture(void *stream, void **graph);
 int cuGraphInstantiateWithFlags(void **exec, void *graph,

@@ -11,6 +11,7 @@
 #include "gpu/stash_rows.h"
 #include "gpu/xxh3_device.h"
 #include "store/base/scope.h"
+#include "tests/gpu/busy.h"
 
 static uint64_t random_state = 0x9e3779b97f4a7c15u;
 
@@ -203,6 +204,14 @@ static void run_reset(void *const *args, unsigned grid, unsigned block)
 			    grid * block);
 }
 
+static void run_busy(void *const *args, unsigned grid, unsigned block)
+{
+	uint32_t *out = *(uint32_t **)args[0];
+
+	for (unsigned i = 0; i < grid * block; i++)
+		out[i] = busy_value(i, *(uint32_t *)args[1]);
+}
+
 #define VIEW sizeof(struct stash_view)
 #define ITEM sizeof(struct stash_item_view)
 
@@ -213,6 +222,7 @@ static const struct kernel kernels[] = {
 	{ "stash_copy_in", 3, { VIEW, ITEM, 8 }, run_copy_in },
 	{ "stash_copy_out", 3, { VIEW, ITEM, 8 }, run_copy_out },
 	{ "stash_reset", 2, { 8, 4 }, run_reset },
+	{ "bench_busy", 2, { 8, 4 }, run_busy }, /* gpu_bench's */
 };
 
 const struct kernel *kernel_find(const char *name)
