@@ -1,0 +1,143 @@
+"""torch_check - tensors on a device through ckptfs.py and safetensors.torch,
+compared bit by bit.
+
+    torch_check.py [--device cuda:0] DIR
+
+What one of them wrote the other reads, with the same bytes; saves that follow
+each other do not get each other's. DIR is in a ckptfs mount, or any directory.
+Exit: 0 all the same, 1 a tensor differs, 77 there is no torch, or no device.
+"""
+import argparse
+import errno
+import os
+import sys
+import time
+
+
+def skip(why):
+    print("SKIP: torch:", why)
+    sys.exit(77)
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--device", default="cuda:0")
+parser.add_argument("directory")
+options = parser.parse_args()
+
+try:
+    import torch
+except ImportError as e:
+    skip(f"cannot be imported: {e}")
+if options.device != "cpu" and not torch.cuda.is_available():
+    skip(f"{torch.__version__} sees no CUDA device")
+try:
+    import safetensors.torch
+except ImportError:
+    safetensors = None
+import ckptfs
+
+# Through bytes: NaNs and types without comparison are the same bits, too.
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64,
+          torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64,
+          torch.bool] + [getattr(torch, name) for name in
+                         ("float8_e4m3fn", "float8_e5m2") if
+                         hasattr(torch, name)]
+failed = 0
+
+
+def random_tensor(shape, dtype, device, generator):
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, generator=generator,
+                             dtype=torch.uint8).to(torch.bool).to(device)
+    width = torch.empty((), dtype=dtype).element_size()
+    data = torch.randint(0, 256, (*shape[:-1], shape[-1] * width),
+                         generator=generator, dtype=torch.uint8)
+    return data.to(device).view(dtype)
+
+
+def bits(tensor):
+    return tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8)
+
+
+def compare(found, wanted, what):
+    global failed
+    if set(found) != set(wanted):
+        print(f"WRONG: {what}: {sorted(set(found) ^ set(wanted))}")
+        failed += 1
+        return
+    for name, tensor in wanted.items():
+        other = found[name]
+        if (other.dtype != tensor.dtype or other.shape != tensor.shape or
+                not torch.equal(bits(other), bits(tensor))):
+            print(f"WRONG: {what}: '{name}' ({tensor.dtype}, "
+                  f"{tuple(tensor.shape)}) differs")
+            failed += 1
+
+
+def make(seed, device):
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {f"dtype.{dtype}": random_tensor((33, 64), dtype, device,
+                                               generator)
+               for dtype in DTYPES}
+    tensors["large"] = random_tensor((1024, 4096), torch.bfloat16, device,
+                                     generator)
+    tensors["empty"] = torch.empty((0, 7), device=device)
+    tensors["scalar"] = torch.tensor(float(seed), device=device)
+    tensors["on the host"] = random_tensor((17, 5), torch.float32, "cpu",
+                                           generator)
+    return tensors
+
+
+def is_plain(directory):
+    path = os.path.join(directory, "torch_check.probe")
+    try:
+        ckptfs.save_file({"x": torch.zeros(1)}, path)
+    except OSError as e:
+        if e.errno != errno.ENOTTY:
+            raise
+        return True
+    os.unlink(path)
+    return False
+
+
+def main():
+    device, plain = options.device, is_plain(options.directory)
+    path = os.path.join(options.directory, "torch_check.safetensors")
+    other = os.path.join(options.directory, "torch_check.other.safetensors")
+    started = time.monotonic()
+    for seed in range(4):
+        tensors = make(seed, device)
+        skipping = {"skip_unchanged": True} if seed == 3 else {}
+        if seed == 2:
+            save = ckptfs.save_file_async(tensors, path, {"step": "2"},
+                                          plain=plain)
+            save.wait()
+        else:
+            ckptfs.save_file(tensors, path, {"step": str(seed)}, plain=plain,
+                             **skipping)
+        compare(ckptfs.load_file(path, device=device), tensors,
+                f"save {seed}, loaded to {device}")
+        compare(ckptfs.load_file(path), tensors,
+                f"save {seed}, loaded to the host")
+        if safetensors:
+            compare(safetensors.torch.load_file(path, device=device), tensors,
+                    f"save {seed}, loaded by safetensors")
+            safetensors.torch.save_file(tensors, other)
+            compare(ckptfs.load_file(other, device=device), tensors,
+                    f"save {seed} of safetensors")
+    views = {"transposed": tensors["large"].t(),
+             "every third": tensors["large"][::3, 1::2]}
+    ckptfs.save_file(views, path, plain=plain)
+    compare(ckptfs.load_file(path, device=device), views, "views")
+    os.unlink(path)
+    if safetensors:
+        os.unlink(other)
+    print(f"torch {torch.__version__} on {device}, "
+          f"{'a plain directory' if plain else 'a mount'}, "
+          f"{'with' if safetensors else 'WITHOUT'} safetensors: "
+          f"{'every tensor is the same' if not failed else 'WRONG'} "
+          f"({time.monotonic() - started:.1f} s)")
+
+
+main()
+sys.exit(1 if failed else 0)
