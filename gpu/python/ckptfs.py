@@ -312,6 +312,11 @@ class _Adder:
         shape, stride = t.shape, None
         if not t.is_contiguous():
             stride = t.stride()
+            if kind == "cuda":  # a kernel, not a copy for each element
+                try:
+                    t, stride = t.contiguous(), None
+                except torch.cuda.OutOfMemoryError:
+                    pass
         if dtype == b"F4":  # two elements are one of torch's
             if stride is not None:
                 t, stride = t.contiguous(), None
