@@ -64,6 +64,8 @@ void place_close(struct place *p)
 	}
 	layout_release(&p->layout);
 	ckpt_close(p->c);
+	if (p->path[0]) /* the next place's segments need the memory */
+		(void)unlink(p->path);
 }
 
 /* --- in a mount -------------------------------------------------------------

@@ -22,6 +22,7 @@
 #define STASH_ITEMS 8u
 #define STASH_ROW_BYTES (UINT64_C(2) * 4096)
 #define STASH_PAGE_ROWS 64u
+#define LOAD_THREADS 16 /* when there are so many processors */
 #define KERNEL_NS 1000000.0 /* one launch of the busy kernel */
 #define KERNEL_STEPS 4096u
 #define KERNEL_GRID 2048u
@@ -431,11 +432,23 @@ static void write_plain(struct rig *r, char *path, size_t size)
 	ckpt_close(c);
 }
 
+/* One that did not save it has it from the file. */
+static void load_from_file(struct rig *r, const char *path, unsigned threads,
+			   const char *name)
+{
+	struct ckpt_options o = { .copy_threads = threads };
+	struct ckpt *c;
+
+	must(ckpt_open(&o, &c), "ckpt_open");
+	load_rounds(r, c, path, name, false);
+	ckpt_close(c);
+}
+
 static void row_load(struct rig *r)
 {
 	const char *segment = "load from the segment (pinned copy)";
+	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
 	char path[512];
-	struct ckpt *c;
 
 	tensors_stamp(&r->t, ++stamps);
 	if (r->b->mounted) {
@@ -446,10 +459,10 @@ static void row_load(struct rig *r)
 		row_skip(segment, "no mount");
 		write_plain(r, path, sizeof(path));
 	}
-	/* One that did not save it has it from the file. */
-	must(ckpt_open(NULL, &c), "ckpt_open");
-	load_rounds(r, c, path, "load, page cache (pinned copy)", false);
-	ckpt_close(c);
+	load_from_file(r, path, 0, "load, page cache (pinned copy)");
+	if (cpus >= LOAD_THREADS)
+		load_from_file(r, path, LOAD_THREADS,
+			       "load, page cache, copy_threads=16");
 	(void)unlink(path);
 }
 

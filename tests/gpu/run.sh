@@ -281,7 +281,7 @@ elif ! type -P mountpoint >/dev/null; then
 elif mount_store; then
 	where=$mnt
 else
-	say "no mount: $(tail -n 1 "$work/log")"
+	say "no mount: $(tr '\n' ' ' <"$work/log")"
 fi
 
 # --- the steps ----------------------------------------------------------------------
