@@ -22,8 +22,8 @@ usage() {
 
 	  --quick              small sizes, one round: does it work at all?
 	  --row NAME           only this part of the table (may be repeated):
-	                       write write128k first read assembled torch drain
-	                       files mount memory dedup
+	                       write write128k first read assembled torch tensors
+	                       drain files mount memory dedup
 	  --size MIB           size of the large files (2048)
 	  --rounds N           rounds, of which the median counts (5)
 	  --store DIR          a directory on the disk to be measured (/var/tmp)
@@ -47,8 +47,8 @@ die() {
 	exit "$code"
 }
 
-all_rows=(write write128k first read assembled torch drain files mount memory
-	dedup)
+all_rows=(write write128k first read assembled torch tensors drain files mount
+	memory dedup)
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 rows=() quick='' mib=2048 rounds=5 disk=/var/tmp build=$root/build sample=''
 while (($#)); do
@@ -91,11 +91,12 @@ bytes=$((mib << 20))
 stage_mib=$((mib * 3 + 512))
 
 bench=$build/tests/bench/ckpt_bench
+save_bench=$build/tests/bench/save_bench
 ckptfs=$build/fuse/ckptfs
 ckptctl=$build/fuse/ckptctl
 venv_python=${CKPTFS_VENV:-/var/cache/ckptfs/venv}/bin/python
-here=$(dirname "${BASH_SOURCE[0]}")
-for program in "$bench" "$ckptfs" "$ckptctl"; do
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+for program in "$bench" "$save_bench" "$ckptfs" "$ckptctl"; do
 	[[ -x $program ]] || die 1 "$program is not built"
 done
 [[ -z $sample || -x $sample ]] || die 1 "$sample cannot be run"
@@ -103,15 +104,15 @@ done
 exec </dev/null
 
 work=$(mktemp -d "$disk/ckptfs-bench.XXXXXX")
-store=$work/store mnt=$work/mnt raw=$work/raw plain=$work/plain
+store=$work/store mnt=$work/mnt raw=$work/raw plain=$work/plain small=$work/small
 daemon='' sample_pid=''
-mkdir "$mnt" "$raw" "$plain"
+mkdir "$mnt" "$raw" "$plain" "$small"
 
 leave() {
 	local code=$? dir
 
 	trap - EXIT
-	for dir in "$mnt" "$work/sample" "$raw"; do
+	for dir in "$mnt" "$work/sample" "$raw" "$small"; do
 		! mountpoint -q "$dir" || umount "$dir" || ! mountpoint -q "$dir" ||
 			umount -l "$dir" || code=1
 	done
@@ -381,6 +382,41 @@ row_torch() {
 		row_speed "torch.$what" 0.9 "$torch_bytes"
 	done
 	drop_store
+}
+
+# --- tensors, by the library ---------------------------------------------------
+
+row_tensors() {
+	local a b threads
+
+	threads=$(nproc)
+	((threads <= 4)) || threads=4
+	fresh_store ''
+	# A tenth of a second each: more rounds than others.
+	"$save_bench" "$mnt" "$bytes" $((rounds * 3)) "$threads" >"$work/tensors"
+	while read -r a b; do
+		pair "$a" "$b"
+	done <"$work/tensors"
+	row_speed "save tensors ($threads threads memcpy)" 0.9
+	drop_store
+
+	if ! [[ -x $venv_python ]]; then
+		not_run 'save tensors (safetensors)' "no $venv_python"
+		return
+	fi
+	# As /dev/shm is: pages of 4 KiB.
+	mount -t tmpfs -o "huge=never,size=$((stage_mib))M" ckptfs-bench "$small"
+	fresh_store ''
+	env CKPTFS_GPU_LIBRARY="$build/gpu/libckpt_gpu.so.0" \
+		PYTHONPATH="$root/gpu/python" PYTHONDONTWRITEBYTECODE=1 \
+		"$venv_python" "$here/save_pairs.py" "$mnt" "$small" "$ckptctl" \
+		"$rounds" "$torch_bytes" >"$work/tensors"
+	while read -r a b; do
+		pair "$a" "$b"
+	done <"$work/tensors"
+	row_speed 'save tensors (safetensors.torch, raw tmpfs)' 3 "$torch_bytes"
+	drop_store
+	umount "$small"
 }
 
 # --- the drain ---------------------------------------------------------------
