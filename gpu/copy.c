@@ -208,6 +208,61 @@ static int copy_host(struct ckpt *c, const struct copy_job *jobs, size_t count)
 
 /* --- devices ------------------------------------------------------------- */
 
+/* Shorter runs are not worth a copy each. */
+#define RUN_BYTES_MIN (UINT64_C(64) << 10)
+/* Memory between the elements that is copied along, at most. */
+#define SPAN_FACTOR_MAX 4
+
+/* The memory that the tensor's elements lie in: before and from data. */
+static uint64_t span_of(const struct layout_tensor *t, uint64_t *ret_before)
+{
+	uint64_t before = 0, after = 0;
+
+	for (unsigned i = 0; i < t->rank; i++) {
+		uint64_t steps = t->shape[i] - 1;
+
+		if (t->stride[i] < 0)
+			before += steps * (uint64_t)-t->stride[i];
+		else
+			after += steps * (uint64_t)t->stride[i];
+	}
+	*ret_before = before * t->element_bytes;
+	return (before + after + 1) * t->element_bytes;
+}
+
+/*
+ * A tensor whose neighbours are far apart: all of its memory in one copy, and
+ * gathered here. true: that was the way, and *ret_rc how it went.
+ */
+static bool gather_here(const struct copy_job *j, struct gpu_stream *s,
+			int *ret_rc)
+{
+	const struct layout_tensor *t = j->tensor;
+	struct layout_tensor copied = *t;
+	struct copy_job job = *j;
+	struct gather g;
+	uint64_t before, span = span_of(t, &before);
+	uint8_t *memory;
+
+	gather_init(&g, t, 0);
+	if (g.run_elements * t->element_bytes >= RUN_BYTES_MIN ||
+	    span / SPAN_FACTOR_MAX > t->bytes)
+		return false;
+	memory = malloc(span);
+	if (!memory)
+		return false;
+	*ret_rc = gpu_copy_d2h(s, memory, t->data - before, span);
+	if (*ret_rc == 0)
+		*ret_rc = gpu_stream_sync(s);
+	if (*ret_rc == 0) {
+		copied.data = memory + before;
+		job.tensor = &copied;
+		*ret_rc = gather_copy(&job, NULL);
+	}
+	free(memory);
+	return true;
+}
+
 static int enqueue(struct ckpt *c, const struct copy_job *j)
 {
 	const struct layout_tensor *t = j->tensor;
@@ -216,8 +271,10 @@ static int enqueue(struct ckpt *c, const struct copy_job *j)
 
 	if (rc < 0)
 		return rc;
-	rc = t->stride ? gather_copy(j, s) :
-			 gpu_copy_d2h(s, j->to, t->data + j->from, j->bytes);
+	if (!t->stride)
+		rc = gpu_copy_d2h(s, j->to, t->data + j->from, j->bytes);
+	else if (!gather_here(j, s, &rc))
+		rc = gather_copy(j, s);
 	if (rc == 0)
 		CKPT_COUNT(c, d2h_bytes, j->bytes);
 	return rc;

@@ -126,7 +126,7 @@ static struct stream *streams;
 static struct memory *memories;
 static unsigned captures;
 static uint64_t last_number;
-static uint64_t d2h_bytes, h2d_bytes, d2d_bytes, set_bytes, syncs, launches;
+static uint64_t d2h_copies, d2h_bytes, h2d_bytes, d2d_bytes, set_bytes, syncs, launches;
 static char fault_symbol[64];
 static unsigned fault_in;
 static int fault_result;
@@ -749,6 +749,7 @@ CU(cuMemcpyDtoHAsync_v2, void *dst, uint64_t src, size_t len, void *stream)
 
 	FAULT();
 	HOLD(&lock);
+	d2h_copies++;
 	if (!on_device_locked(o.src, len) || on_device_locked(dst, 1))
 		return INVALID_VALUE;
 	return copy_locked(stream, &o, dst);
@@ -1029,6 +1030,7 @@ API int cuGraphDestroy(void *graph)
 		return counter; \
 	}
 
+COUNTER(fake_cuda_d2h_copies, d2h_copies)
 COUNTER(fake_cuda_d2h_bytes, d2h_bytes)
 COUNTER(fake_cuda_h2d_bytes, h2d_bytes)
 COUNTER(fake_cuda_d2d_bytes, d2d_bytes)

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 /* Since the start of the process: bytes that copies have moved. */
+uint64_t fake_cuda_d2h_copies(void); /* how many calls */
 uint64_t fake_cuda_d2h_bytes(void);
 uint64_t fake_cuda_h2d_bytes(void);
 uint64_t fake_cuda_d2d_bytes(void);

@@ -90,7 +90,7 @@ class Fake:
         os.environ.update({f"FAKE_CUDA_{k}": str(v)
                            for k, v in environment.items()})
         self.cu = c.CDLL(FAKE)
-        for name in ("d2h_bytes", "h2d_bytes", "pinned_bytes", "syncs"):
+        for name in ("d2h_copies", "d2h_bytes", "h2d_bytes", "pinned_bytes", "syncs"):
             getattr(self.cu, "fake_cuda_" + name).restype = c.c_uint64
         self.cu.cuInit(0)
 

@@ -387,13 +387,23 @@ def tensors_that_are_not_contiguous_are_gathered(m):
     want = b"".join(raw[(r * 48 + k) * 4:(r * 48 + k) * 4 + 4]
                     for k in range(48) for r in range(64))
     for where in (Memory(raw), fake.memory(0, raw)):
+        before = fake.d2h_copies
         s = c.begin(m.path("f"))
         s.add("transposed", where, "F32", [48, 64], [1, 48])
         s.add("rows", where, "F32", [32, 48], [96, 1])
         s.add("dense", where, "F32", [64, 48], [48, 1])
+        s.add("backwards", where, "F32", [64 * 48], [-1],
+              address=where.address + len(raw) - 4)
+        s.add("far", where, "F32", [4, 2], [16 * 48, 40])
         s.commit()
         s.close()
+        # Not one copy for each element: only where they are far apart.
+        assert fake.d2h_copies - before in (0, 4 + 8)
         got = c.load(m.path("f"))
+        same(got["backwards"], b"".join(raw[i:i + 4] for i in
+                                        range(len(raw) - 4, -1, -4)))
+        same(got["far"], b"".join(raw[at * 4:at * 4 + 4] for r in range(4)
+                                  for at in (r * 768, r * 768 + 40)))
         same(got["transposed"], want)
         same(got["rows"], b"".join(raw[r * 192:r * 192 + 192]
                                    for r in range(0, 64, 2)))
