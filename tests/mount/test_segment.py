@@ -184,13 +184,32 @@ def a_mapping_keeps_its_bytes_while_the_client_goes_on(m):
     c = Client(m.mnt)
     ino = save(c, m.path("f"), 0)
     c.wait(ino)
-    with open(m.path("f"), "rb") as f:
-        view = mmap.mmap(f.fileno(), SIZE, prot=mmap.PROT_READ)
+    # Not by Python's mmap, which keeps a descriptor open.
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int,
+                          ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    fd = os.open(m.path("f"), os.O_RDONLY)
+    view = libc.mmap(None, SIZE, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    os.close(fd)
     for step in range(1, 6):
         c.wait(save(c, m.path(f"f{step}"), step))
-        same(view[:], data(SIZE, 0), step)
-    view.close()
+        same(ctypes.string_at(view, SIZE), data(SIZE, 0), step)
+    assert libc.munmap(view, SIZE) == 0
     same(get(m.path("f")), data(SIZE, 0))
+    c.close()
+
+
+@ck.mounted("debug_hold_drain")
+def a_commit_has_its_place_among_the_closes(m):
+    c = Client(m.mnt)
+    save(c, m.path("rank_0"), 0)
+    save(c, m.path("rank_1"), 1)
+    put(m.path("latest"), b"rank_0 rank_1")
+    m.flush(m.path("latest"))
+    assert m.state(m.path("rank_0")) == "durable"
+    assert m.state(m.path("rank_1")) == "durable"
     c.close()
 
 
