@@ -211,6 +211,27 @@ static int put_own_copies(struct kv_batch *b, struct drain_job *j)
 	return 0;
 }
 
+/* The same bytes were written again: only the time of it is new. */
+static int write_time(struct store *st, struct kv_batch *b, struct pending *p)
+{
+	const struct content *old = &p->j->old->c;
+	struct content c = *old;
+	int rc;
+
+	c.generation++;
+	c.mtime_ns = p->j->mtime_ns;
+	c.extents = calloc(old->extent_count + 1, sizeof(*c.extents));
+	if (!c.extents)
+		return -ENOMEM;
+	memcpy(c.extents, old->extents, old->extent_count * sizeof(*c.extents));
+	commit_put_content(b, p->j->in->ino, &c);
+	p->content = content_ref_new(&c);
+	rc = p->content ? kv_write(st->kv, b) : -ENOMEM;
+	p->j->written = rc == 0;
+	content_release(&c);
+	return rc;
+}
+
 /* Build and write one job's batch. 1: nothing had to be written. */
 static int job_write(struct store *st, struct pending *p)
 {
@@ -231,7 +252,8 @@ static int job_write(struct store *st, struct pending *p)
 		CHECK(j->in->file->content == j->old);
 	}
 	if (j->unchanged)
-		return 1;
+		return j->mtime_ns == old->mtime_ns ? 1 :
+						      write_time(st, b, p);
 	c.generation = old ? old->generation + 1 : 1;
 	c.size_bytes = j->size_bytes;
 	c.mtime_ns = j->mtime_ns;

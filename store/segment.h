@@ -42,7 +42,7 @@ struct attr;
 
 #define SEGMENTS_MAX 4096 /* of all clients */
 /* How long memory that other clients were asked for is waited for. */
-#define SEGMENT_RELEASE_WAIT_NS (INT64_C(5) * 1000000000)
+#define SEGMENT_RELEASE_WAIT_NS (INT64_C(10) * 1000000000)
 
 TAILQ_HEAD(segment_list, segment);
 

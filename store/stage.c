@@ -512,6 +512,8 @@ static int stage_create_disk(struct stages *st, struct stage *s)
 		return rc;
 	s->number = s->image->id;
 	s->fd = s->image->fd; /* as long as the reference is held */
+	/* One that is used again has the time of its last use. */
+	(void)futimens(s->fd, NULL);
 	return 0;
 }
 

@@ -77,6 +77,25 @@ def writing_moves_the_time_and_reading_does_not(fs):
 
 
 @ck.posix
+def writing_the_same_bytes_again_moves_the_time_too(fs):
+    for size in (0, 10, 200 * KIB):
+        path = fs.path(f"f{size}")
+        for flags in (os.O_TRUNC, 0):
+            put(path, data(size), flags)
+            fs.flush()
+            os.utime(path, ns=(10**18, 10**18))
+            before = coarse()
+            put(path, data(size), flags)
+            if size or flags:
+                assert os.stat(path).st_mtime_ns >= before, (size, flags)
+                fs.flush()
+                assert os.stat(path).st_mtime_ns >= before, (size, flags)
+        first = os.stat(path).st_mtime_ns
+        fs.remount()
+        assert os.stat(path).st_mtime_ns == first, size
+
+
+@ck.posix
 def files_written_in_order_have_times_in_order(fs):
     """HF Trainer deletes the checkpoints with the oldest times."""
     names = [fs.path(f"checkpoint-{i}") for i in range(20)]

@@ -96,7 +96,7 @@ def a_disk_filled_to_the_last_byte_works_again_once_freed(m):
     told = 0
     for i in range(3000):
         try:
-            put(m.path(f"f{i}"), data(3 * KIB, i), sync=True)
+            put(m.path(f"f{i}"), data(24 * KIB, i), sync=True)
         except OSError as e:
             assert e.errno == errno.ENOSPC, e
             told += 1
@@ -113,7 +113,7 @@ def a_disk_filled_to_the_last_byte_works_again_once_freed(m):
     same(get(m.path("before")), data(MIB), "before")
     for n in os.listdir(m.mnt):
         if n.startswith("f"):
-            assert get(m.path(n)) in (b"", data(3 * KIB, n[1:])), n
+            assert get(m.path(n)) in (b"", data(24 * KIB, n[1:])), n
     m.unmount()
     m.fsck("--scrub")
     ck.umount(disk.path)

@@ -260,7 +260,8 @@ a_reader_keeps_the_old_content_when_the_file_is_opened_to_be_replaced(
 			/* Until the new one is durable the old one is. */
 			c = live_content_ino(&l, fresh);
 			assert_int_equal(c.size_bytes, DATA_BYTES);
-			assert_int_equal(c.generation, 1);
+			/* Written twice, it has the second time of it. */
+			assert_int_equal(c.generation, staged ? 2 : 1);
 			content_release(&c);
 			handle_write(&w, new, DATA_BYTES, 0);
 			handle_close(&w);
