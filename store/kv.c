@@ -18,6 +18,8 @@
 #define KV_BLOCK_CACHE_BYTES (44u << 20)
 #define KV_OPEN_FILES_MAX 256
 
+#define KV_LOG_FATAL 4 /* rocksdb::FATAL_LEVEL */
+
 struct kv {
 	rocksdb_t *db;
 	rocksdb_options_t *options;
@@ -30,6 +32,12 @@ struct kv {
 	 * written may or may not be in it, so nothing more is.
 	 */
 	atomic_int failed;
+	/*
+	 * The last write found the disk full, so the log has an error until
+	 * RocksDB resumes with a new one. Builds with assertions (Debian's)
+	 * stop the process when such a log is synced.
+	 */
+	atomic_bool full;
 };
 
 struct kv_batch {
@@ -84,6 +92,12 @@ static rocksdb_options_t *kv_options(struct kv *kv, bool create)
 								      1);
 	rocksdb_block_based_options_set_pin_l0_filter_and_index_blocks_in_cache(
 		kv->table, 1);
+	/*
+	 * RocksDB's own log file is an end of the process when the disk is full
+	 * and it was built with assertions, as Debian's is (Append() after an
+	 * error): what is logged at this level does not happen.
+	 */
+	rocksdb_options_set_info_log_level(o, KV_LOG_FATAL);
 	rocksdb_options_set_block_based_table_factory(o, kv->table);
 	/* Most of it is hashes: there is nothing to be gained. */
 	rocksdb_options_set_compression(o, rocksdb_no_compression);
@@ -265,6 +279,7 @@ int kv_write(struct kv *kv, struct kv_batch *b)
 		return rc;
 	rocksdb_write(kv->db, kv->write, b->wb, &err);
 	rc = kv_error("write", err);
+	atomic_store(&kv->full, rc == -ENOSPC);
 	if (rc < 0 && rc != -ENOSPC) /* a full disk: it was not applied */
 		atomic_store(&kv->failed, rc);
 	return rc;
@@ -278,6 +293,8 @@ int kv_sync(struct kv *kv)
 
 	if (rc < 0)
 		return rc;
+	if (atomic_load(&kv->full))
+		return -ENOSPC;
 	rocksdb_flush_wal(kv->db, 1, &err);
 	rc = kv_error("sync", err);
 	if (rc < 0) {
