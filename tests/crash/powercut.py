@@ -161,8 +161,9 @@ class Daemon:
 class Rig:
     """A lossyfs, a store on it, a mount of that, and the stage's tmpfs."""
 
-    def __init__(self, scratch, options, lossy_options):
+    def __init__(self, scratch, options, lossy_options, work="files"):
         self.scratch = scratch
+        self.workload = workload.WORKLOADS[work]
         for name in ("mount", "stage"):
             os.mkdir(os.path.join(scratch, name))
         self.stage = os.path.join(scratch, "stage")
@@ -181,13 +182,8 @@ class Rig:
         umount(self.stage, MNT_DETACH)
 
     def lose_memory(self):
-        for entry in os.scandir(self.stage):
-            if entry.is_dir(follow_symlinks=False):
-                if os.path.ismount(entry.path):
-                    umount(entry.path, MNT_DETACH)
-                shutil.rmtree(entry.path)
-            else:
-                os.unlink(entry.path)
+        umount(self.stage, MNT_DETACH)
+        lossy.mount_tmpfs(self.stage, STAGE_OPTIONS)
         stage = self.disk.path("store/stage")
         try:
             if os.path.ismount(stage):
@@ -222,9 +218,12 @@ class Rig:
         d.start()
         w.h.end(step)
         self.disk.tell("lie", lie)
-        with Guard(d, "the run", 10 * STEP_BOUND):
-            workload.run(w, self.remount, self.crash, flush)
-            d.stop()
+        try:
+            with Guard(d, "the run", 10 * STEP_BOUND):
+                self.workload(w, self.remount, self.crash, flush)
+                d.stop()
+        finally:
+            w.disconnect()
 
     def record(self, lie="none"):
         """Run the workload once; its history, and where it begins."""
@@ -474,6 +473,8 @@ def arguments():
     p.add_argument("--keep", metavar="DIR", help="where failing runs are kept")
     p.add_argument("-o", dest="options", default="",
                    help="more mount options, e.g. passthrough=off")
+    p.add_argument("--workload", choices=list(workload.WORKLOADS),
+                   default="files")
     p.add_argument("--strict-names", action="store_true", help="fsync of a "
                    "new file does not make its name durable")
     p.add_argument("--lie-fsync", action="store_true", help="the disk does "
@@ -492,7 +493,7 @@ def main():
     scratch = tempfile.mkdtemp(prefix="powercut.")
     options = ["--strict-names"] if args.strict_names else []
     try:
-        with Rig(scratch, args.options, options) as rig:
+        with Rig(scratch, args.options, options, args.workload) as rig:
             if args.lie_fsync:
                 return prove_lies_are_caught(rig, args)
             return prove(rig, args)

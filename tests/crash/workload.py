@@ -9,8 +9,13 @@ import errno
 import json
 import os
 import random
+import sys
 
 from history import DIR, Close, History
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)),
+                             "../mount"))
+import segments  # noqa: E402  (its folder is known only now)
 
 libc = ctypes.CDLL(None, use_errno=True)
 KIB, MIB = 1 << 10, 1 << 20
@@ -107,6 +112,14 @@ class Work:
     def __init__(self, root, count):
         self.root = root
         self.h = History(count)
+        self.client = None  # connected with the first save
+        self.inos = {}  # of what was saved last: ino -> path
+
+    def disconnect(self):
+        """Who saves ends, or must connect anew: its daemon is another."""
+        client, self.client = self.client, None
+        if client:
+            client.close()
 
     def at(self, path):
         return os.path.join(self.root, path)
@@ -119,6 +132,56 @@ class Work:
         if sync:
             w.sync()
         w.close()
+
+    # --- saves through segments ---
+
+    def _wait(self, ino):
+        """What the ioctl answers for is durable."""
+        h, path = self.h, self.inos[ino]
+        step = h.begin(f"wait for {path}")
+        h.floor(step, [path] if path in h.tree else [])
+        h.hurry(step, h.fids([path]), "synced")
+        try:
+            self.client.wait(ino)
+        except OSError as e:
+            # deleted, or another inode has the name: it says nothing
+            if e.errno != errno.ENOENT:
+                raise
+            h.floors.pop()
+        h.end(step)
+
+    def _acquire(self, signature, size):
+        if self.client is None:
+            self.client = segments.Client(self.root)
+        for _ in range(16):
+            try:
+                return self.client.acquire(signature, size)
+            except segments.Refused as e:
+                if e.errno != errno.EAGAIN:
+                    raise
+                if not self.client.drop_released():
+                    self._wait(e.busy)
+        raise OSError(errno.EBUSY, "no segment after 16 tries")
+
+    def save(self, path, content, signature=None, wait=False):
+        """A commit: what was there stays, or all of this is there."""
+        h = self.h
+        segment = self._acquire(
+            (signature or f"{len(content)} bytes").encode(), len(content))
+        segment.memory[:] = content
+        h.lines.setdefault(path, [(-1, None)])
+        step = h.begin(f"save {path} ({len(content)} bytes)")
+        entry = h.tree.get(path)
+        fid = entry[1] if entry else h.new_file(path)
+        version = h.set_version(step, fid, content)
+        ino = segment.commit(os.path.dirname(self.at(path)),
+                             os.path.basename(path))
+        h.end(step)
+        h.closes.append(Close(step, fid, version, path))
+        self.inos[ino] = path
+        if wait:
+            self._wait(ino)
+        return ino
 
     def append(self, path, content):
         self.put(path, content, flags=os.O_APPEND)
@@ -329,3 +392,97 @@ def run(w, remount, crash, flush):
     w.unlink("before_crash_100")
     w.put("last", data(80 * KIB, 21))
     w.settle("unmount", remount)
+
+
+def run_segments(w, remount, crash, flush):
+    """The same of saves that are commits of segments: a commit counts as a
+    close, and stands in its order among files that are written."""
+    shared = data(2 * MIB, "shared")
+
+    def remounted():
+        w.disconnect()
+        remount()
+
+    # Steps as a trainer saves them, and a tracker after each.
+    for step in range(4):
+        w.mkdir(f"step_{step}")
+        for rank in range(2):
+            w.save(f"step_{step}/rank_{rank}.safetensors",
+                   safetensors(shared, data(300 * KIB, f"{step} {rank}")),
+                   f"rank {rank}")
+        w.put(f"step_{step}/meta.json", data(120, f"meta {step}"))
+        w.put("latest", b"step_%d" % step)
+
+    # Somebody waits for one; what nobody waits for keeps its place.
+    w.save("unawaited", data(MIB, "unawaited"))
+    w.put("before_wait", data(40 * KIB, "before"))
+    w.save("waited", data(MIB, "waited"), wait=True)
+    w.put("after_wait", data(100, "after"))
+    w.sync("before_wait")
+
+    # One name for every step: new, committed, not committed yet.
+    for step in range(5):
+        w.save("model", data(MIB, f"model {step}"))
+        w.put("model_latest", b"%d" % step)
+        if step == 2:
+            w.save("model", data(MIB, "model waited for"), wait=True)
+
+    # Saves over files that were written, and the other way round.
+    w.put("mixed", data(70 * KIB, 1))
+    w.save("mixed", data(MIB, 2))
+    w.put("mixed_log", b"1")
+    w.put("mixed", data(50 * KIB, 3))
+    w.save("mixed", data(MIB, 4), wait=True)
+    w.append("mixed", data(30 * KIB, 5))
+    w.patch("mixed", data(6000, 6), 7000)
+    w.put("mixed_log", b"2")
+    w.save("mixed", data(MIB, 7))
+    w.sync("mixed")
+
+    # While it is read, and while it is written, the name goes on.
+    with open(w.at("model"), "rb") as reader:
+        reader.read(4096)
+        w.save("model", data(MIB, "while it is read"))
+        w.put("model_latest", b"5")
+        w.save("model", data(MIB, "while it was read"), wait=True)
+    slow = w.open("slow").write(data(200 * KIB, "slow"))
+    w.save("between", data(MIB, "between"))
+    slow.close()
+
+    # Names.
+    w.save("saved.tmp", data(MIB, "published"))
+    w.rename("saved.tmp", "saved")
+    w.save("saved", data(MIB, "published again"))
+    w.link("saved", "saved_too")
+    w.save("saved", data(MIB, "through one of two names"))
+    w.put("saved_log", b"1")
+    w.save("gone", data(MIB, "gone"))
+    w.unlink("gone")
+    w.unlink("step_0/rank_0.safetensors")
+    w.rename("step_1", "step_1.done")
+    w.rename("unawaited", "waited", exchange=True)
+    w.sync_dir("")
+    if flush:
+        w.settle("flush", flush)
+    w.settle("unmount and mount", remounted)
+
+    # The daemon dies with saves to drain; the next one finds them.
+    w.save("model", data(MIB, "before the crash"))
+    w.put("model_latest", b"6")
+    for step in range(4, 6):
+        w.mkdir(f"step_{step}")
+        w.save(f"step_{step}/rank_0.safetensors",
+               safetensors(shared, data(300 * KIB, f"{step} 0")), "rank 0")
+        w.put("latest", b"step_%d" % step)
+    w.disconnect()
+    step = w.h.begin("kill -9 of the daemon and a new one")
+    crash()
+    w.h.end(step)
+    w.save("model", data(MIB, "after the crash"))
+    w.put("model_latest", b"7")
+    w.save("step_5/rank_0.safetensors", data(MIB, "a new one"), wait=True)
+    w.put("last", data(80 * KIB, 21))
+    w.settle("unmount", remounted)
+
+
+WORKLOADS = {"files": run, "segments": run_segments}
