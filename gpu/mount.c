@@ -42,6 +42,8 @@ static int receive(int fd, struct segment_reply *ret, int *ret_fd)
 	*ret_fd = -1;
 	if (n != sizeof(*ret))
 		return -EPIPE;
+	if (m.msg_flags & MSG_CTRUNC) /* no room in our table for it */
+		*ret_fd = -EMFILE;
 	cm = CMSG_FIRSTHDR(&m);
 	if (cm && cm->cmsg_level == SOL_SOCKET && cm->cmsg_type == SCM_RIGHTS)
 		memcpy(ret_fd, CMSG_DATA(cm), sizeof(int));
@@ -119,7 +121,10 @@ static int connect_mount(struct ckpt_mount *m)
 		    m->address_len) < 0) {
 		rc = -errno;
 		close(fd);
-		return rc;
+		/* The mount is bound into a container, its socket is not. */
+		return rc == -ENOENT || rc == -EACCES || rc == -EPERM ?
+			       -EOPNOTSUPP :
+			       rc;
 	}
 	HOLD(&m->lock);
 	m->fd = fd;
@@ -160,7 +165,8 @@ static int connect_if_needed(struct ckpt_mount *m)
 }
 
 int mount_request(struct ckpt_mount *m, struct segment_request *q,
-		  struct segment_reply *ret, int *ret_fd)
+		  struct segment_reply *ret, int *ret_fd,
+		  unsigned *ret_connection)
 {
 	unsigned connection;
 	int fd, got;
@@ -190,6 +196,8 @@ int mount_request(struct ckpt_mount *m, struct segment_request *q,
 		*ret_fd = got;
 	else if (got >= 0)
 		close(got);
+	if (ret_connection)
+		*ret_connection = connection;
 	return 0;
 }
 

@@ -90,11 +90,13 @@ struct ckpt_mount {
 int mount_find(struct ckpt *c, int dirfd, struct ckpt_mount **ret_mount);
 /*
  * One request and its reply; connects when needed. *ret_fd (may be NULL) is the
- * descriptor that came along, or -1. -ESTALE: the connection ended.
- * -EOPNOTSUPP: the socket is not to be reached.
+ * descriptor that came along, or -1; *ret_connection (may be NULL) the one that
+ * answered, which may have ended since. -ESTALE: the connection ended.
+ * -EOPNOTSUPP: this process cannot see the socket, or may not use it.
  */
 int mount_request(struct ckpt_mount *m, struct segment_request *q,
-		  struct segment_reply *ret, int *ret_fd);
+		  struct segment_reply *ret, int *ret_fd,
+		  unsigned *ret_connection);
 /* Say DROP; nobody waits for the answer. */
 void mount_drop(struct ckpt_mount *m, uint64_t id, unsigned connection);
 /* Give every segment and connection back. For ckpt_close(). */

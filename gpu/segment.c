@@ -156,7 +156,7 @@ static int map_new(struct ckpt_mount *m, const uint8_t *signature,
 	s->memory = memory;
 	/* A child neither needs it nor may keep it from being used again. */
 	(void)madvise(memory, s->size_bytes, MADV_DONTFORK);
-	rc = mount_request(m, &q, &answer, NULL);
+	rc = mount_request(m, &q, &answer, NULL, NULL);
 	if (rc == 0)
 		rc = answer.error;
 	if (rc < 0) {
@@ -175,13 +175,15 @@ static int map_new(struct ckpt_mount *m, const uint8_t *signature,
 
 /* One that is mapped already. NULL: it is not (the connection was another). */
 static struct segment *find_again(struct ckpt_mount *m,
-				  const struct segment_reply *r)
+				  const struct segment_reply *r,
+				  unsigned connection)
 {
 	struct segment *s;
 
 	HOLD(&m->lock);
+	/* Another daemon counts its segments from one as well. */
 	LIST_FOREACH(s, &m->segments, entry)
-		if (s->id == r->id && s->connection == m->connection)
+		if (s->id == r->id && s->connection == connection)
 			break;
 	if (!s || s->size_bytes != r->size_bytes)
 		return NULL;
@@ -242,22 +244,21 @@ static int acquire_once(struct ckpt_mount *m, int dirfd,
 	unsigned connection;
 	int fd, rc;
 
-	rc = mount_request(m, q, &r, &fd);
+	rc = mount_request(m, q, &r, &fd, &connection);
+	if (rc == -EOPNOTSUPP)
+		return ckpt_say(rc, "%s: the mount's socket cannot be seen "
+				    "from here: share its directory with this "
+				    "container",
+				path);
 	if (rc < 0)
-		return ckpt_say(rc, "%s: the mount's socket %s: %s", path,
-				rc == -ESTALE ? "was closed" :
-						"cannot be reached",
-				(const char *)m->address + 2);
+		return ckpt_say(rc, "%s: the mount's socket was closed", path);
 	if (r.error == -EACCES) /* the token was the last daemon's */
 		r.error = -ESTALE;
 	if (r.error == -EPROTONOSUPPORT)
 		r.error = -EOPNOTSUPP;
-	{
-		HOLD(&m->lock);
-		connection = m->connection;
-	}
 	if (r.error == 0 && r.fresh) {
-		rc = fd < 0 ? -EPROTO :
+		rc = fd == -EMFILE ? -EMFILE :
+		     fd < 0	    ? -EPROTO :
 			      map_new(m, q->signature, &r, fd, connection,
 				      ret_segment);
 		if (rc < 0 && rc != -ESTALE)
@@ -272,7 +273,7 @@ static int acquire_once(struct ckpt_mount *m, int dirfd,
 	if (fd >= 0)
 		close(fd);
 	if (r.error == 0) {
-		*ret_segment = find_again(m, &r);
+		*ret_segment = find_again(m, &r, connection);
 		if (*ret_segment) {
 			CKPT_COUNT(m->c, segments_reused, 1);
 			return 0;
@@ -387,7 +388,7 @@ void segment_return(struct segment *s)
 	}
 	/* Said before it can be asked back: who is asked finds it unused. */
 	if (current)
-		(void)mount_request(m, &q, &r, NULL);
+		(void)mount_request(m, &q, &r, NULL, NULL);
 	end_filling(s, 0, 0);
 }
 

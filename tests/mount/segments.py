@@ -2,6 +2,7 @@
 that shares no code with the library (store/base/segment_wire.h)."""
 import array
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -77,7 +78,8 @@ class Client:
         raw, control, _, _ = self.sock.recvmsg(REPLY.size,
                                                socket.CMSG_SPACE(4))
         if not raw:
-            raise ConnectionResetError("the mount closed the socket")
+            raise ConnectionResetError(errno.ECONNRESET,
+                                       "the mount closed the socket")
         for _, _, data in control:
             fds.frombytes(data[:4])
         op, error, ident, generation, size, busy, fresh, _ = REPLY.unpack(raw)

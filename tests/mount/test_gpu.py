@@ -7,6 +7,7 @@ import os
 import signal
 import struct
 import threading
+from contextlib import closing
 
 import ckptest as ck
 import ckptgpu
