@@ -189,6 +189,11 @@ static void reap(struct server *s, bool all)
 {
 	struct client *c;
 
+	if (all) { /* before any is waited for: one may wait for another */
+		HOLD(&s->lock);
+		LIST_FOREACH(c, &s->clients, entry)
+			(void)shutdown(c->fd, SHUT_RDWR);
+	}
 	for (;;) {
 		{
 			HOLD(&s->lock);
@@ -200,10 +205,21 @@ static void reap(struct server *s, bool all)
 			LIST_REMOVE(c, entry);
 			s->client_count--;
 		}
-		(void)shutdown(c->fd, SHUT_RDWR);
 		CHECK(pthread_join(c->thread, NULL) == 0);
 		client_free(c);
 	}
+}
+
+/* A user who connects for ever keeps the others out no more than himself. */
+static bool is_full_locked(struct server *s, uid_t uid)
+{
+	unsigned own = 0;
+	struct client *c;
+
+	LIST_FOREACH(c, &s->clients, entry)
+		own += c->segments.uid == uid;
+	return s->client_count >= SERVER_CLIENTS_MAX ||
+	       own >= SERVER_CLIENTS_OF_UID_MAX;
 }
 
 static int client_new(struct server *s, int fd)
@@ -234,7 +250,7 @@ static int client_new(struct server *s, int fd)
 			.uid = peer.uid, .wake = on_wake, .arg = c
 		};
 		HOLD(&s->lock);
-		rc = s->client_count >= SERVER_CLIENTS_MAX ?
+		rc = is_full_locked(s, peer.uid) ?
 			     -EMFILE :
 			     -pthread_create(&c->thread, NULL, client_main, c);
 		if (rc == 0) {
@@ -254,6 +270,7 @@ static int client_new(struct server *s, int fd)
 static void *server_main(void *arg)
 {
 	struct server *s = arg;
+	bool told = false; /* once, until there is room again */
 
 	for (;;) {
 		struct pollfd p[2] = {
@@ -270,12 +287,18 @@ static void *server_main(void *arg)
 		fd = accept4(s->fd, NULL, NULL, SOCK_CLOEXEC);
 		if (fd < 0)
 			continue;
-		if (client_new(s, fd) < 0) {
-			log_warning("a client of the socket is refused: there "
-				    "are %u, or no resources",
-				    SERVER_CLIENTS_MAX);
-			close(fd);
+		if (client_new(s, fd) == 0) {
+			told = false;
+			continue;
 		}
+		close(fd);
+		if (!told)
+			log_warning("a client of the socket is refused: there "
+				    "are %u, %u of one user, or no resources; "
+				    "it will write files",
+				    SERVER_CLIENTS_MAX,
+				    SERVER_CLIENTS_OF_UID_MAX);
+		told = true;
 	}
 	return NULL;
 }

@@ -10,7 +10,8 @@
 
 struct server;
 
-#define SERVER_CLIENTS_MAX 256
+#define SERVER_CLIENTS_MAX 1024
+#define SERVER_CLIENTS_OF_UID_MAX 256
 
 /*
  * Listen in /run/ckptfs, or, where that cannot be written, at an abstract
