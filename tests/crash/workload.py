@@ -452,7 +452,7 @@ def run_segments(w, remount, crash, flush):
     # Names.
     w.save("saved.tmp", data(MIB, "published"))
     w.rename("saved.tmp", "saved")
-    w.save("saved", data(MIB, "published again"))
+    w.save("saved", data(MIB, "published again"), wait=True)
     w.link("saved", "saved_too")
     w.save("saved", data(MIB, "through one of two names"))
     w.put("saved_log", b"1")
