@@ -1,7 +1,8 @@
 /*
  * fs.h - what the operations on the mount share, and the rules they keep.
  *
- *  1. do_x() works and returns -errno; op_x() alone replies, exactly once.
+ *  1. do_x() works and returns -errno; op_x() alone replies, exactly once
+ *     (or leaves that to the teller: teller.h).
  *  2. No lock is held while a reply is sent: it may be the kernel's last
  *     reference and FORGET may arrive before it returns.
  *  3. A look-up count goes up before the reply that tells the kernel of it,
@@ -33,10 +34,12 @@
 #define FS_TIMEOUT_S 86400.0
 
 struct server;
+struct teller;
 
 struct fs {
 	struct store *store;
 	struct server *server; /* for segments; NULL: none */
+	struct teller *teller; /* set when server is */
 	bool read_only; /* mounted with ro */
 	struct fuse_session *se;
 	const char *mountpoint;
@@ -45,6 +48,7 @@ struct fs {
 	/* Posted by op_init, and again when the session ends. */
 	sem_t answered;
 	atomic_bool initialised; /* op_init was there */
+	atomic_bool ended; /* the loop; the kernel is told nothing more */
 };
 
 extern const struct fuse_lowlevel_ops fs_ops;

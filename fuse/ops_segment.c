@@ -11,6 +11,7 @@
 
 #include "fuse/fs.h"
 #include "fuse/server.h"
+#include "fuse/teller.h"
 #include "store/base/scope.h"
 #include "store/file.h"
 
@@ -95,18 +96,8 @@ static int may_create_in(struct store *st, fuse_ino_t dir,
 	return may(c, &a, 03) ? 0 : -EACCES;
 }
 
-/* What the kernel remembers of the name and the file is not so any more. */
-static void forget_cached(struct fs *fs, fuse_ino_t dir,
-			  const struct ckptfs_commit *q, bool replaced)
-{
-	(void)fuse_lowlevel_notify_inval_entry(fs->se, dir, q->name,
-					       strlen(q->name));
-	(void)fuse_lowlevel_notify_inval_inode(fs->se, dir, -1, 0);
-	if (replaced)
-		(void)fuse_lowlevel_notify_inval_inode(fs->se, q->ino, -1, 0);
-}
-
-static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q)
+static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q,
+		     bool *ret_replaced)
 {
 	SCOPED(scope_caller) struct caller caller = { 0 };
 	struct fs *fs = fs_of(req);
@@ -139,7 +130,7 @@ static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q)
 		return rc;
 	q->ino = done.ino;
 	q->mtime_ns = done.mtime_ns;
-	forget_cached(fs, dir, q, done.replaced);
+	*ret_replaced = done.replaced;
 	return 0;
 }
 
@@ -189,11 +180,16 @@ bool op_segment_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd,
 	}
 	if (cmd == CKPTFS_IOC_COMMIT && in_size == sizeof(struct ckptfs_commit)) {
 		struct ckptfs_commit q;
+		bool replaced;
 		int rc;
 
 		memcpy(&q, in_buf, sizeof(q));
-		rc = do_commit(req, ino, &q);
-		reply(req, rc, &q, sizeof(q));
+		rc = do_commit(req, ino, &q, &replaced);
+		if (rc == 0)
+			rc = teller_committed(fs->teller, req, ino, &q,
+					      replaced);
+		if (rc < 0)
+			reply(req, rc, NULL, 0);
 		return true;
 	}
 	if (cmd == CKPTFS_IOC_WAIT && in_size == sizeof(struct ckptfs_wait)) {

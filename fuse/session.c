@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "fuse/server.h"
+#include "fuse/teller.h"
 #include "fuse/umount8.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
@@ -185,6 +186,8 @@ static void on_renamed(void *arg, uint64_t parent, const char *name)
 {
 	struct fs *fs = arg;
 
+	if (atomic_load(&fs->ended))
+		return;
 	(void)fuse_lowlevel_notify_inval_entry(fs->se, parent, name,
 					       strlen(name));
 }
@@ -290,9 +293,15 @@ static int serve(struct fs *fs, struct announcer *a)
 	pthread_t thread;
 	int rc = -pthread_create(&thread, NULL, announce, a);
 
+	if (rc == 0)
+		(void)session_loop(fs);
+	atomic_store(&fs->ended, true);
+	/* Their threads use the session: its descriptor may be another's soon.
+	 */
+	teller_stop(TAKE(fs->teller));
+	server_stop(TAKE(fs->server));
 	if (rc < 0)
 		return rc;
-	(void)session_loop(fs);
 	fuse_session_unmount(fs->se);
 	(void)sem_post(&fs->answered); /* the kernel may have asked nothing */
 	CHECK(pthread_join(thread, NULL) == 0);
@@ -308,7 +317,9 @@ static void start_server(struct fs *fs)
 
 	if (fs->store->segments.quota_bytes == 0 || fs->read_only)
 		return;
-	rc = server_start(fs->store, &fs->server);
+	rc = teller_start(fs, &fs->teller);
+	if (rc == 0)
+		rc = server_start(fs->store, &fs->server);
 	if (rc < 0)
 		log_warning("no socket for segments: %s; clients of the "
 			    "library will write files",
@@ -334,7 +345,6 @@ int session_run(struct fs *fs, void (*ready)(void *arg), void *arg)
 		is_serving = true;
 		start_server(fs);
 		rc = serve(fs, &a);
-		server_stop(TAKE(fs->server));
 		is_serving = false;
 	} else {
 		(void)fprintf(stderr, "ckptfs: cannot mount on %s; see the "
