@@ -59,8 +59,9 @@ static bool is_in_group(const struct caller *c, gid_t gid)
 }
 
 /* want: bits of rwx, as of S_IRWXO. */
-static bool may(const struct caller *c, const struct attr *a, uint32_t want)
+static bool may(void *arg, const struct attr *a, uint32_t want)
 {
+	const struct caller *c = arg;
 	unsigned shift = 0;
 
 	if (c->uid == 0)
@@ -72,13 +73,8 @@ static bool may(const struct caller *c, const struct attr *a, uint32_t want)
 	return ((a->mode >> shift) & want) == want;
 }
 
-static bool may_write(void *arg, const struct attr *a)
-{
-	return may(arg, a, 02);
-}
-
-static int may_create_in(struct store *st, fuse_ino_t dir,
-			 const struct caller *c)
+/* He could open the directory; may he look up a name in it? */
+static int may_search(struct store *st, fuse_ino_t dir, struct caller *c)
 {
 	struct inode *in;
 	struct attr a;
@@ -93,7 +89,7 @@ static int may_create_in(struct store *st, fuse_ino_t dir,
 	inode_put(st, in, 1);
 	if (!S_ISDIR(a.mode))
 		return -ENOTDIR;
-	return may(c, &a, 03) ? 0 : -EACCES;
+	return may(c, &a, 01) ? 0 : -EACCES;
 }
 
 static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q,
@@ -108,7 +104,7 @@ static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q,
 		.parent = dir,
 		.name = q->name,
 		.mode = q->mode,
-		.may_write = may_write,
+		.may = may,
 		.arg = &caller,
 	};
 	struct segment_committed done = { 0 };
@@ -120,7 +116,7 @@ static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q,
 		return -EROFS;
 	rc = caller_of(req, &caller);
 	if (rc == 0)
-		rc = may_create_in(fs->store, dir, &caller);
+		rc = may_search(fs->store, dir, &caller);
 	if (rc < 0)
 		return rc;
 	c.uid = caller.uid;

@@ -18,6 +18,8 @@
 #define COMMIT_TRIES_MAX 16
 /* Until the kernel has forgotten a file that nobody has open or mapped. */
 #define FORGET_WAIT_NS (INT64_C(200) * 1000000)
+/* What the stage gives memory in. */
+#define HUGE_PAGE_BYTES (UINT64_C(2) << 20)
 
 struct segment {
 	TAILQ_ENTRY(segment) entry; /* in segments.all */
@@ -26,6 +28,7 @@ struct segment {
 	struct segment_client *client;
 	uint8_t signature[SEGMENT_SIGNATURE_BYTES];
 	uint64_t size_bytes;
+	uint64_t memory_bytes; /* what that takes: whole huge pages */
 
 	/* segments.lock: */
 	struct stage *stage; /* a reference; NULL while it is allocated */
@@ -64,7 +67,7 @@ static void unlist_locked(struct segments *g, struct segment *s)
 {
 	TAILQ_REMOVE(&g->all, s, entry);
 	g->count--;
-	g->bytes -= s->size_bytes;
+	g->bytes -= s->memory_bytes;
 	g->leaving++;
 }
 
@@ -144,7 +147,7 @@ static void ask_locked(struct segments *g, uint64_t want, int64_t uid)
 
 	TAILQ_FOREACH(s, &g->all, entry)
 		if (s->asked && (uid < 0 || s->client->uid == (uid_t)uid))
-			asked += s->size_bytes;
+			asked += s->memory_bytes;
 	TAILQ_FOREACH(s, &g->all, entry) {
 		if (asked >= want)
 			return;
@@ -152,8 +155,10 @@ static void ask_locked(struct segments *g, uint64_t want, int64_t uid)
 		    (uid >= 0 && s->client->uid != (uid_t)uid))
 			continue;
 		s->asked = true;
-		asked += s->size_bytes;
+		asked += s->memory_bytes;
 		s->client->wake(s->client);
+		/* Or its client waits for somebody else's: see below. */
+		pthread_cond_broadcast(&g->changed);
 	}
 }
 
@@ -250,14 +255,20 @@ static void leave_to_file(struct store *st, struct segment *s)
 	segment_free(st, s);
 }
 
-static uint64_t uid_bytes_locked(struct segments *g, uid_t uid)
+/* What the segments of a user take; *ret_count: how many they are. */
+static uint64_t uid_bytes_locked(struct segments *g, uid_t uid,
+				 unsigned *ret_count)
 {
 	struct segment *s;
 	uint64_t bytes = 0;
 
-	TAILQ_FOREACH(s, &g->all, entry)
-		if (s->client->uid == uid)
-			bytes += s->size_bytes;
+	*ret_count = 0;
+	TAILQ_FOREACH(s, &g->all, entry) {
+		if (s->client->uid != uid)
+			continue;
+		bytes += s->memory_bytes;
+		(*ret_count)++;
+	}
 	return bytes;
 }
 
@@ -279,7 +290,11 @@ static bool is_asked_locked(struct segments *g, struct segment_client *c,
 	return own;
 }
 
-/* Wait until what others were asked for is there. false: not in time. */
+/*
+ * Wait until what others were asked for is there, or this client is asked
+ * himself: two who wait for each other would do so to the end. false: not in
+ * time.
+ */
 static bool wait_for_releases(struct segments *g, struct segment_client *c,
 			      int64_t deadline_ns)
 {
@@ -290,13 +305,10 @@ static bool wait_for_releases(struct segments *g, struct segment_client *c,
 	bool others;
 
 	HOLD(&g->lock);
-	(void)is_asked_locked(g, c, &others);
-	while (others) {
+	while (!is_asked_locked(g, c, &others) && others)
 		if (pthread_cond_timedwait(&g->changed, &g->lock, &until) ==
 		    ETIMEDOUT)
 			return false;
-		(void)is_asked_locked(g, c, &others);
-	}
 	return true;
 }
 
@@ -307,28 +319,33 @@ static int reserve(struct store *st, struct segment_client *c,
 {
 	struct segments *g = segments_of(st);
 	struct segment *s = calloc(1, sizeof(*s));
-	uint64_t used;
+	uint64_t used, want;
+	unsigned count;
 
 	if (!s)
 		return -ENOMEM;
+	want = (size_bytes + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES *
+	       HUGE_PAGE_BYTES;
 	s->client = c;
 	s->size_bytes = size_bytes;
+	s->memory_bytes = want;
 	memcpy(s->signature, signature, sizeof(s->signature));
 	s->filled = true;
 	HOLD(&g->lock);
-	used = uid_bytes_locked(g, c->uid);
-	if (size_bytes > g->quota_bytes || g->count >= SEGMENTS_MAX ||
-	    used > g->quota_bytes - size_bytes) {
-		if (size_bytes <= g->quota_bytes)
-			ask_locked(g, used + size_bytes - g->quota_bytes,
-				   c->uid);
+	used = uid_bytes_locked(g, c->uid, &count);
+	if (want > g->quota_bytes || g->count >= SEGMENTS_MAX ||
+	    count >= SEGMENTS_OF_UID_MAX || used > g->quota_bytes - want) {
+		if (used > g->quota_bytes - want && want <= g->quota_bytes)
+			ask_locked(g, used - (g->quota_bytes - want), c->uid);
+		else if (want <= g->quota_bytes) /* too many: any one */
+			ask_locked(g, 1, c->uid);
 		free(s);
 		return -EDQUOT;
 	}
 	s->id = g->next_id++;
 	TAILQ_INSERT_TAIL(&g->all, s, entry);
 	g->count++;
-	g->bytes += size_bytes;
+	g->bytes += want;
 	*ret_segment = s;
 	return 0;
 }
@@ -447,13 +464,21 @@ int segment_mapped(struct store *st, struct segment_client *c, uint64_t id,
 	struct segment *s;
 	int rc;
 
-	HOLD(&g->lock);
-	s = find_locked(g, id, generation);
-	if (!s || s->client != c || !s->filled)
-		return -ESTALE;
-	if (s->mapped)
-		return 0;
+	{
+		HOLD(&g->lock);
+		s = find_locked(g, id, generation);
+		if (!s || s->client != c || !s->filled)
+			return -ESTALE;
+		if (s->mapped)
+			return 0;
+	}
+	/*
+	 * Without the lock: the client can keep the file busy as long as he
+	 * likes. The segment stays, as only this thread removes it, and until
+	 * it is mapped nobody commits it.
+	 */
 	rc = stage_seal(s->stage, s->size_bytes);
+	HOLD(&g->lock);
 	s->mapped = rc == 0;
 	return rc;
 }
@@ -499,6 +524,16 @@ static bool is_name(const char *name)
 	       strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
 }
 
+/* As any write does of who is not root. */
+static int drop_suid(struct store *st, struct inode *in, const struct attr *a)
+{
+	struct attr to = { .mode = a->mode & ~(uint32_t)S_ISUID };
+
+	if (to.mode & S_IXGRP)
+		to.mode &= ~(uint32_t)S_ISGID;
+	return to.mode == a->mode ? 0 : names_setattr(st, in, SET_MODE, &to);
+}
+
 /* Replace what has the name. -ESTALE: it means another inode now. */
 static int replace(struct store *st, const struct segment_commit *c,
 		   struct inode *in, struct stage *stage)
@@ -515,9 +550,11 @@ static int replace(struct store *st, const struct segment_commit *c,
 		return -EISDIR;
 	if (!S_ISREG(a.mode))
 		return S_ISLNK(a.mode) ? -ELOOP : -EINVAL;
-	if (!c->may_write(c->arg, &a))
+	if (!c->may(c->arg, &a, 02))
 		return -EACCES;
-	rc = file_replace(st, in, stage);
+	rc = c->uid == 0 ? 0 : drop_suid(st, in, &a);
+	if (rc == 0)
+		rc = file_replace(st, in, stage);
 	if (rc < 0)
 		return rc;
 	{
@@ -562,6 +599,8 @@ static int commit_once(struct store *st, const struct segment_commit *c,
 		inode_put(st, parent, 1);
 		if (!S_ISDIR(dir.mode))
 			return -ENOTDIR;
+		if (!c->may(c->arg, &dir, 03))
+			return -EACCES;
 		rc = names_create(st, c->parent, c->name, &n, file_prepare,
 				  &in);
 	}
@@ -627,5 +666,5 @@ void segment_figures(struct store *st, struct segment_figures *ret)
 	};
 	TAILQ_FOREACH(s, &g->all, entry)
 		if (is_free_locked(s))
-			ret->idle_bytes += s->size_bytes;
+			ret->idle_bytes += s->memory_bytes;
 }

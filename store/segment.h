@@ -18,7 +18,7 @@
  * gets another one. A generation number is random and new for each acquire:
  * nobody can commit what he did not get.
  *
- * Each user (uid) has a quota. When the stage is full, idle segments that were
+ * Each user (uid) has a quota, counted in huge pages. When the stage is full, idle segments that were
  * not used for longest are asked back from their clients.
  *
  * Threads: any thread. Locks: segments.lock comes before inode.lock and
@@ -41,6 +41,7 @@ struct stage;
 struct attr;
 
 #define SEGMENTS_MAX 4096 /* of all clients */
+#define SEGMENTS_OF_UID_MAX 2048 /* nobody takes those of the others */
 /* How long memory that other clients were asked for is waited for. */
 #define SEGMENT_RELEASE_WAIT_NS (INT64_C(10) * 1000000000)
 
@@ -95,16 +96,17 @@ int segment_return(struct store *st, struct segment_client *c, uint64_t id,
 int segment_drop(struct store *st, struct segment_client *c, uint64_t id);
 
 /*
- * Make it the file `name` in `parent`: see CKPTFS_IOC_COMMIT. uid, gid: of who
- * asks; the segment must be of the same user. may_write says whether he may
- * write to a file that is there.
+ * Make it the file `name` in `parent`, a directory: see CKPTFS_IOC_COMMIT. uid,
+ * gid: of who asks; the segment must be of the same user. may() says whether he
+ * has these rights (bits as of S_IRWXO) to a directory that gets a new name, or
+ * to a file that is there.
  */
 struct segment_commit {
 	uint64_t id, generation, size_bytes;
 	uint64_t parent;
 	const char *name;
 	uint32_t mode, uid, gid;
-	bool (*may_write)(void *arg, const struct attr *a);
+	bool (*may)(void *arg, const struct attr *a, uint32_t want);
 	void *arg;
 };
 struct segment_committed {

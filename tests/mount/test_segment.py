@@ -4,6 +4,8 @@ import errno
 import mmap
 import os
 import stat
+import threading
+import time
 
 import ckptest as ck
 import segments
@@ -23,6 +25,16 @@ def save(client, path, seed, size=SIZE, signature=b"s"):
     """One whole save; the file's inode number."""
     segment = fill(client.acquire(signature, size), seed)
     return segment.commit(os.path.dirname(path), os.path.basename(path))
+
+
+def acquire_again(client, size, signature=b"s"):
+    """Does what it is asked for, until it gets one."""
+    while True:
+        try:
+            return client.acquire(signature, size)
+        except segments.Refused as e:
+            if e.errno != errno.EAGAIN or not client.drop_released():
+                raise
 
 
 @ck.mounted()
@@ -347,6 +359,22 @@ def who_may_not_write_there_cannot_commit(m):
 
 
 @ck.mounted()
+def replacing_needs_what_opening_needs_and_takes_set_user_id_away(m):
+    os.mkdir(m.path("theirs"), 0o755)
+    put(m.path("theirs", "open"), b"x", mode=0o666)
+    os.chmod(m.path("theirs", "open"), 0o6777)
+
+    def work():
+        c = Client(m.mnt)
+        save(c, m.path("theirs", "open"), 1)
+        fails(errno.EACCES, save, c, m.path("theirs", "new"), 2)
+    as_user(work)
+    found = os.stat(m.path("theirs", "open"))
+    assert stat.S_IMODE(found.st_mode) == 0o777 and found.st_uid == 0, found
+    same(get(m.path("theirs", "open")), data(SIZE, 1))
+
+
+@ck.mounted()
 def nobody_commits_the_segment_of_another(m):
     os.chmod(m.mnt, 0o777)
     s = fill(Client(m.mnt).acquire(size=SIZE), 1)
@@ -368,7 +396,7 @@ def a_user_has_a_quota_and_idle_segments_make_room_in_it(m):
     b = c.acquire(b"b", 6 * ck.MIB)
     c.give_back(b)
     other = Client(m.mnt)  # the same user: his quota is one
-    thread = __import__("threading").Thread(
+    thread = threading.Thread(
         target=lambda: (c.releases.append(c.receive()["id"]),
                         c.drop_released()))
     thread.start()
@@ -376,6 +404,47 @@ def a_user_has_a_quota_and_idle_segments_make_room_in_it(m):
     thread.join()
     c.close()
     other.close()
+
+
+@ck.mounted("segments=10M")
+def a_quota_is_counted_in_the_memory_that_it_takes(m):
+    c = Client(m.mnt)
+    for i in range(5):
+        c.acquire(b"%d" % i, 4096)
+    assert m.status()["segment_bytes"] == 10 * ck.MIB
+    fails(errno.EDQUOT, c.acquire, b"5", 4096)
+    c.close()
+
+
+@ck.mounted("stage_size=256M")
+def who_waits_for_memory_is_asked_for_his_as_well(m):
+    a, b, slow = Client(m.mnt), Client(m.mnt), Client(m.mnt)
+    slow.acquire(b"keeps", 32 * ck.MIB)
+    slow.give_back(slow.acquire(b"idle", 96 * ck.MIB))
+    b.give_back(b.acquire(b"idle", 48 * ck.MIB))
+    results = {}
+
+    def work(name, who, size):
+        began = time.monotonic()
+        try:
+            acquire_again(who, size)
+            results[name] = "ok"
+        except segments.Refused as e:
+            results[name] = str(e)
+        results[name + " took"] = time.monotonic() - began
+    threads = [threading.Thread(target=work, args=("b", b, 96 * ck.MIB)),
+               threading.Thread(target=work, args=("a", a, 100 * ck.MIB))]
+    threads[0].start()
+    slow.releases.append(slow.receive()["id"])  # b waits for it
+    threads[1].start()  # that one needs b's as well
+    ck.until("b was asked", lambda: m.status()["segments"] == 2 or results)
+    slow.drop_released()
+    for t in threads:
+        t.join()
+    assert results["a"] == results["b"] == "ok", results
+    assert max(results["a took"], results["b took"]) < 4, results
+    for client in (a, b, slow):
+        client.close()
 
 
 @ck.mounted("segments=off")
@@ -449,6 +518,75 @@ def umount_does_not_wait_for_clients(m):
     fails(errno.ESTALE, s.commit, m.mnt, "g")
     s.memory[:4] = b"mine"  # the mapping is his as long as he wants
     c.close()
+
+
+@ck.mounted("stage_size=128M")
+def umount_does_not_wait_for_who_waits_for_memory(m):
+    a, b = Client(m.mnt), Client(m.mnt)
+    a.give_back(a.acquire(b"never dropped", 80 * ck.MIB))
+    waits = threading.Thread(
+        target=fails, args=(errno.ECONNRESET, b.acquire, b"s", 100 * ck.MIB))
+    waits.start()
+    a.receive()  # b waits now
+    began = time.monotonic()
+    m.unmount()
+    assert time.monotonic() - began < 4
+    waits.join()
+    a.close()
+    b.close()
+
+
+@ck.mounted()
+def more_commits_in_a_directory_than_threads_that_serve_it(m):
+    """To forget a name the kernel takes the directory's lock, which has who
+    creates something there until he is answered."""
+    count, over = 270, False  # FS_THREADS_MAX and some more
+    c = Client(m.mnt)
+    filled = [c.acquire(b"%d" % i, 4096) for i in range(count)]
+
+    def churn(n):
+        while not over:
+            put(m.path(f"churn{n}"), b"")
+            os.unlink(m.path(f"churn{n}"))
+    others = [threading.Thread(target=churn, args=(n,)) for n in range(4)]
+    barrier = threading.Barrier(count)
+    commits = [threading.Thread(target=lambda s=s, i=i: (
+        barrier.wait(), s.commit(m.mnt, f"f{i}")))
+        for i, s in enumerate(filled)]
+    for t in others + commits:
+        t.start()
+    for t in commits:
+        t.join()
+    over = True
+    for t in others:
+        t.join()
+    assert sum(n[0] == "f" for n in os.listdir(m.mnt)) == count
+    c.close()
+
+
+@ck.mounted(modes=("auto",))
+def a_user_who_connects_for_ever_keeps_nobody_else_out(m):
+    ready, go_on = os.pipe(), os.pipe()
+
+    def work():
+        clients = []
+        for _ in range(2000):
+            clients.append(Client(m.mnt))
+            try:
+                clients[-1].ask(segments.RETURN)
+            except OSError as e:
+                if e.errno != errno.ESTALE:  # not let in
+                    break
+        os.write(ready[1], b"%d" % len(clients))
+        os.read(go_on[0], 1)
+    child = Child(work, ck.USER)
+    count = int(os.read(ready[0], 10))
+    assert 100 < count < 1000, count
+    save(Client(m.mnt), m.path("f"), 1)
+    same(get(m.path("f")), data(SIZE, 1))
+    os.write(go_on[1], b"x")
+    child.result()
+    m.expected.append("a client of the socket is refused")
 
 
 @ck.mounted(start=False)

@@ -109,10 +109,11 @@ static void acquire_waiting(struct client *c, uint8_t kind, size_t size,
 	assert_int_equal(rc, 0);
 }
 
-static bool everybody_may(void *arg, const struct attr *a)
+static bool everybody_may(void *arg, const struct attr *a, uint32_t want)
 {
 	(void)arg;
 	(void)a;
+	(void)want;
 	return true;
 }
 
@@ -126,7 +127,7 @@ static int commit(struct client *c, const struct segment_reply *r,
 		.parent = ROOT_INO,
 		.name = name,
 		.mode = 0644,
-		.may_write = everybody_may,
+		.may = everybody_may,
 	};
 	struct segment_committed done;
 
