@@ -121,10 +121,7 @@ static int connect_mount(struct ckpt_mount *m)
 		    m->address_len) < 0) {
 		rc = -errno;
 		close(fd);
-		/* The mount is bound into a container, its socket is not. */
-		return rc == -ENOENT || rc == -EACCES || rc == -EPERM ?
-			       -EOPNOTSUPP :
-			       rc;
+		return rc;
 	}
 	HOLD(&m->lock);
 	m->fd = fd;
@@ -172,7 +169,8 @@ int mount_request(struct ckpt_mount *m, struct segment_request *q,
 	int fd, got;
 
 	HOLD(&m->turn);
-	if (connect_if_needed(m) < 0) /* in a container, perhaps */
+	/* The mount is bound into a container, its socket is not. */
+	if (connect_if_needed(m) < 0)
 		return -EOPNOTSUPP;
 	q->version = SEGMENT_WIRE_VERSION;
 	{
