@@ -11,7 +11,7 @@
 
 static const struct ctl_command *const commands[] = {
 	&ctl_status, &ctl_flush, &ctl_inspect, &ctl_du,
-	&ctl_gc,     &ctl_fsck,	 &ctl_scrub,
+	&ctl_gc,     &ctl_fsck,	 &ctl_scrub,   &ctl_plan,
 };
 #define COMMANDS (sizeof(commands) / sizeof(*commands))
 
