@@ -1,6 +1,6 @@
 /*
- * check_names.c - the part of the check that looks at names: A, E, L, O, U and
- * X. After it every inode's record, its names in directories, its link counts
+ * check_names.c - the part of the check that looks at names: A, E, L, O, U, W
+ * and X. After it every inode's record, its names in directories, its link counts
  * and the tree are known to agree, or were reported.
  */
 #include <errno.h>
@@ -152,6 +152,21 @@ static int check_xattr(struct check *c, const struct check_record *r)
 		check_report_record(c, 'X', r);
 	else
 		(void)inode_of(c, 'X', r);
+	return 0;
+}
+
+static int check_writer(struct check *c, const struct check_record *r)
+{
+	struct check_inode *i;
+	struct writer w;
+
+	if (r->key_len != 9 || writer_decode(r->value, r->value_len, &w) < 0) {
+		check_report_record(c, 'W', r);
+		return 0;
+	}
+	i = inode_of(c, 'W', r);
+	if (i && !S_ISREG(i->mode)) /* only files are written */
+		check_report_record(c, 'W', r);
 	return 0;
 }
 
@@ -407,8 +422,9 @@ int check_names(struct check *c)
 		int (*fn)(struct check *c, const struct check_record *r);
 	} passes[] = {
 		{ 'A', check_attr },   { 'O', check_unlinked },
-		{ 'U', check_fresh },  { 'X', check_xattr },
-		{ 'E', check_dirent }, { 'L', check_link },
+		{ 'U', check_fresh },  { 'W', check_writer },
+		{ 'X', check_xattr },  { 'E', check_dirent },
+		{ 'L', check_link },
 	};
 
 	for (size_t n = 0; n < sizeof(passes) / sizeof(*passes); n++) {

@@ -131,7 +131,7 @@ uint32_t check_hash_tag(const uint8_t hash[HASH_BYTES]);
 int check_add_damage(struct check *c, size_t first, size_t count, int rc);
 
 /* The parts, in this order. 0 or -errno; problems are reported. */
-int check_names(struct check *c); /* A E L O U X: check_names.c */
+int check_names(struct check *c); /* A E L O U W X: check_names.c */
 int check_content(struct check *c); /* K H I P D F: check_content.c */
 int check_digests(struct check *c); /* check_digest.c */
 int check_scrub(struct check *c); /* adds to damage: check_scrub.c */

@@ -32,7 +32,7 @@ static int delete_xattrs(struct store *st, struct kv_batch *b, uint64_t ino)
 static int delete_one(struct store *st, struct kv_batch *b,
 		      struct ref_changes *changes, uint64_t ino)
 {
-	static const char kinds[] = "AFDOU";
+	static const char kinds[] = "AFDOUW";
 	SCOPED(scope_free) void *value = NULL;
 	struct content c = { 0 };
 	struct key k = key_ino('F', ino);

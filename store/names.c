@@ -87,6 +87,22 @@ static void count(struct kv_batch *b, const char *name, int64_t delta)
 	kv_add(b, k.data, k.len, delta);
 }
 
+/* Into b: a writer of whom nothing is known has no record. */
+static void writer_put(struct kv_batch *b, uint64_t ino, const struct writer *w)
+{
+	struct key k = key_ino('W', ino);
+	struct bytes value = { 0 };
+
+	if (w->source == WRITER_NOWHERE && !w->host[0] && !w->job[0]) {
+		kv_delete(b, k.data, k.len);
+		return;
+	}
+	writer_encode(w, &value);
+	CHECK(!value.failed);
+	kv_put(b, k.data, k.len, value.data, value.len);
+	bytes_release(&value);
+}
+
 int names_lookup(struct store *st, uint64_t parent, const char *name,
 		 struct inode **ret_inode)
 {
@@ -219,6 +235,8 @@ int names_create(struct store *st, uint64_t parent, const char *name,
 			if (S_ISREG(a.mode)) {
 				mark(b, 'U', in->ino);
 				count(b, META_FILES, 1);
+				if (n->writer)
+					writer_put(b, in->ino, n->writer);
 			}
 			t.nlink_delta = S_ISDIR(a.mode) ? 1 : 0;
 			touch_put(b, &t);
@@ -627,6 +645,18 @@ static int copy_xattrs(struct store *st, struct kv_batch *b, uint64_t from,
 	return rc;
 }
 
+static int copy_writer(struct store *st, struct kv_batch *b, uint64_t from,
+		       uint64_t to)
+{
+	struct writer w;
+	int rc = names_get_writer(st, from, &w);
+
+	if (rc == 0)
+		writer_put(b, to, &w);
+	/* A damaged one must not keep anybody from writing. */
+	return rc == -ENODATA || rc == -EIO ? 0 : rc;
+}
+
 /* Into b: every further name of `from` becomes one of `to`. */
 static int move_links(struct store *st, struct kv_batch *b, uint64_t from,
 		      uint64_t to, uint32_t mode)
@@ -699,6 +729,8 @@ static int renumber(struct store *st, struct inode *in, uint64_t *ret_ino)
 	dirent_put(b, a.parent, a.name, fresh->ino, a.mode);
 	inode_put_attr(b, fresh->ino, &a);
 	rc = copy_xattrs(st, b, in->ino, fresh->ino);
+	if (rc == 0)
+		rc = copy_writer(st, b, in->ino, fresh->ino);
 	if (rc == 0)
 		rc = move_links(st, b, in->ino, fresh->ino, a.mode);
 	old.nlink = 0;
@@ -813,6 +845,47 @@ int names_setattr(struct store *st, struct inode *in, unsigned valid,
 		in->attr = old;
 	}
 	return rc;
+}
+
+int names_get_writer(struct store *st, uint64_t ino, struct writer *ret)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_ino('W', ino);
+	size_t len;
+	int rc = kv_get(st->kv, k.data, k.len, &value, &len);
+
+	if (rc < 0)
+		return rc == -ENOENT ? -ENODATA : rc;
+	rc = writer_decode(value, len, ret);
+	if (rc < 0)
+		log_error("inode %llu: damaged record of its writer: run "
+			  "ckptctl fsck",
+			  (unsigned long long)ino);
+	return rc;
+}
+
+int names_set_writer(struct store *st, struct inode *in,
+		     const struct writer *w)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct writer old = { 0 };
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	rc = names_get_writer(st, in->ino, &old);
+	/* A damaged one is replaced. */
+	if ((rc == 0 || rc == -ENODATA) && writer_equal(&old, w))
+		return 0;
+	writer_put(b, in->ino, w);
+	HOLD(&st->names_turn);
+	{
+		HOLD(&in->lock);
+		/* Without a name it may be deleted: no record after that. */
+		if (in->attr.nlink == 0)
+			return 0;
+	}
+	return kv_write(st->kv, b);
 }
 
 int names_getxattr(struct store *st, uint64_t ino, const char *name,

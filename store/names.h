@@ -19,6 +19,7 @@ struct names_new {
 	uint64_t rdev;
 	const char *target; /* a symbolic link's */
 	struct stage *stage; /* a segment's that is its content; else NULL */
+	const struct writer *writer; /* of a regular file; NULL: not known */
 };
 
 /* One reference for the caller. -ENOENT: no such name. */
@@ -77,6 +78,16 @@ enum names_set {
 };
 int names_setattr(struct store *st, struct inode *in, unsigned valid,
 		  const struct attr *to);
+
+/*
+ * Who wrote a file. Set when it is created, and again when somebody begins it
+ * anew (O_TRUNC, a segment's commit): from then on, though a power cut may
+ * still bring the content back that somebody else wrote. It goes with the
+ * file and not with the name. -ENODATA: nothing is known.
+ */
+int names_set_writer(struct store *st, struct inode *in,
+		     const struct writer *w);
+int names_get_writer(struct store *st, uint64_t ino, struct writer *ret);
 
 /* Extended attributes. Value buffers are the caller's to free. */
 #define XATTR_VALUE_MAX 65536

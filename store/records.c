@@ -360,6 +360,54 @@ int series_decode(const void *p, size_t len, struct series_rec *ret)
 	return 0;
 }
 
+void writer_encode(const struct writer *w, struct bytes *out)
+{
+	size_t host_len = strlen(w->host), job_len = strlen(w->job);
+
+	bytes_put_u8(out, (uint8_t)w->source);
+	bytes_put_u8(out, (uint8_t)w->kind);
+	bytes_put_u32(out, w->rank);
+	bytes_put_u32(out, w->world_size);
+	bytes_put_u8(out, (uint8_t)host_len);
+	bytes_put(out, w->host, host_len);
+	bytes_put_u8(out, (uint8_t)job_len);
+	bytes_put(out, w->job, job_len);
+}
+
+/* False: it is too long, or not what writer_set_text() lets through. */
+static bool writer_take_text(struct bytes_reader *r, char *ret, size_t max)
+{
+	size_t len = bytes_take_u8(r);
+	const void *text = bytes_take(r, len);
+
+	if (r->bad)
+		return false;
+	writer_set_text(ret, max, text, len);
+	return strlen(ret) == len;
+}
+
+int writer_decode(const void *p, size_t len, struct writer *ret)
+{
+	struct bytes_reader r = bytes_reader_of(p, len);
+	struct writer w = { 0 };
+	uint8_t source = bytes_take_u8(&r), kind = bytes_take_u8(&r);
+
+	w.rank = bytes_take_u32(&r);
+	w.world_size = bytes_take_u32(&r);
+	if (!writer_take_text(&r, w.host, WRITER_HOST_MAX) ||
+	    !writer_take_text(&r, w.job, WRITER_JOB_MAX) || r.left != 0 ||
+	    source > WRITER_NAME || kind > WRITER_MODEL_PARALLEL ||
+	    w.rank > WRITER_RANK_MAX ||
+	    (w.world_size != 0 && w.rank >= w.world_size) ||
+	    (source == WRITER_NOWHERE &&
+	     (kind != WRITER_GLOBAL || w.rank != 0 || w.world_size != 0)))
+		return -EIO;
+	w.source = source;
+	w.kind = kind;
+	*ret = w;
+	return 0;
+}
+
 int u64_decode(const void *p, size_t len, uint64_t *ret)
 {
 	struct bytes_reader r = bytes_reader_of(p, len);

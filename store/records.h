@@ -8,6 +8,7 @@
  *   F ino                  committed content of a file       struct content
  *   D ino                  bytes of a small file (<= SMALL_BYTES_MAX)
  *   X ino name             an extended attribute
+ *   W ino                  who wrote a file                  struct writer
  *   L ino parent name      a further name of a file (hard link), empty value
  *   O ino                  unlinked while open: delete at the next start
  *   U ino                  created, never committed: absent after a power cut
@@ -18,7 +19,7 @@
  *   S key                  what the last file of a series was struct series_rec
  *   M name                 counters and settings (see META_*)
  *
- * Who writes what: A, E, L, O, X and U-on-create are written by the operation
+ * Who writes what: A, E, L, O, W, X and U-on-create are written by the operation
  * on the mount (the kernel serialises these per inode); F, D, K, H, I, P, S and
  * U-removal by the committer thread alone. So no record has two writers.
  *
@@ -33,6 +34,7 @@
 #include <stdint.h>
 
 #include "store/base/bytes.h"
+#include "store/writer.h"
 
 #define STORE_FORMAT 1
 #define SMALL_BYTES_MAX (32u << 10)
@@ -56,7 +58,7 @@ struct key {
 	size_t len;
 };
 
-struct key key_ino(char kind, uint64_t ino); /* A F D O U, and I image */
+struct key key_ino(char kind, uint64_t ino); /* A F D O U W, and I image */
 struct key key_dirent(uint64_t parent, uint64_t hash, const char *name);
 /* The prefix of a directory, or the place of `hash` in it. */
 struct key key_dir(uint64_t parent);
@@ -145,6 +147,10 @@ struct series_rec {
 };
 void series_encode(const struct series_rec *s, struct bytes *out);
 int series_decode(const void *p, size_t len, struct series_rec *ret);
+
+void writer_encode(const struct writer *w, struct bytes *out);
+/* Only what writer.h allows: nothing in it needs to be looked at again. */
+int writer_decode(const void *p, size_t len, struct writer *ret);
 
 int u64_decode(const void *p, size_t len, uint64_t *ret);
 

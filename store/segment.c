@@ -557,6 +557,9 @@ static int replace(struct store *st, const struct segment_commit *c,
 		rc = file_replace(st, in, stage);
 	if (rc < 0)
 		return rc;
+	/* The file is there: an error would say that it is not. */
+	if (c->writer)
+		(void)names_set_writer(st, in, c->writer);
 	{
 		HOLD(&in->lock);
 		gone = in->attr.nlink == 0;
@@ -574,6 +577,7 @@ static int commit_once(struct store *st, const struct segment_commit *c,
 		.uid = c->uid,
 		.gid = c->gid,
 		.stage = stage,
+		.writer = c->writer,
 	};
 	struct stat sb;
 	struct inode *in;

@@ -39,6 +39,7 @@
 struct store;
 struct stage;
 struct attr;
+struct writer;
 
 #define SEGMENTS_MAX 4096 /* of all clients */
 #define SEGMENTS_OF_UID_MAX 2048 /* nobody takes those of the others */
@@ -108,6 +109,7 @@ struct segment_commit {
 	uint32_t mode, uid, gid;
 	bool (*may)(void *arg, const struct attr *a, uint32_t want);
 	void *arg;
+	const struct writer *writer; /* NULL: not known */
 };
 struct segment_committed {
 	uint64_t ino;

@@ -96,11 +96,25 @@ static int recode_u64(const void *p, size_t len, struct bytes *out)
 	return rc;
 }
 
+static int recode_writer(const void *p, size_t len, struct bytes *out)
+{
+	struct writer w;
+	int rc = writer_decode(p, len, &w);
+
+	if (rc < 0)
+		return rc;
+	CHECK(strlen(w.host) <= WRITER_HOST_MAX);
+	CHECK(strlen(w.job) <= WRITER_JOB_MAX);
+	CHECK(w.rank <= WRITER_RANK_MAX);
+	writer_encode(&w, out);
+	return 0;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static int (*const recode[])(const void *, size_t, struct bytes *) = {
 		recode_attr, recode_dirent, recode_content, recode_chunk,
-		recode_loc,  recode_series, recode_u64,
+		recode_loc,  recode_series, recode_u64,     recode_writer,
 	};
 	struct bytes once = { 0 }, twice = { 0 };
 	unsigned which;

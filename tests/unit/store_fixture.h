@@ -5,7 +5,7 @@
  *
  *   /             inode 1
  *   /d            inode 2, a directory
- *   /d/big        inode 3, image 1: two chunks, native
+ *   /d/big        inode 3, image 1: two chunks, native; its writer is known
  *   /d/copy       inode 4, the same two chunks, native
  *   /d/sub        inode 10, a directory
  *   /part         inode 5, the first chunk of image 1, then one of image 2
@@ -207,6 +207,9 @@ static inline void fixture_digest(const struct chunk_rec *k, size_t count,
 
 static inline void fixture_names(struct fixture *f)
 {
+	struct writer w = { .source = WRITER_ENVIRONMENT, .host = "node" };
+	struct bytes value = { 0 };
+
 	fixture_inode(f, 1, S_IFDIR | 0755, 3, 0, "");
 	fixture_inode(f, 2, S_IFDIR | 0755, 3, 1, "d");
 	fixture_inode(f, 3, S_IFREG | 0644, 1, 2, "big");
@@ -230,6 +233,8 @@ static inline void fixture_names(struct fixture *f)
 	fixture_put(f, key_ino('U', 7), "", 0);
 	fixture_put(f, key_ino('O', 9), "", 0);
 	fixture_put(f, key_xattr(3, "user.who"), "me", 2);
+	writer_encode(&w, &value);
+	fixture_put_bytes(f, key_ino('W', 3), &value);
 }
 
 static inline void fixture_images(struct fixture *f)

@@ -307,6 +307,30 @@ static void break_xattr_no_name(struct fixture *f)
 	fixture_put(f, key_ino('X', 3), "", 0);
 }
 
+static void put_writer(struct fixture *f, uint64_t ino)
+{
+	struct writer w = { .source = WRITER_NAME, .rank = 3, .host = "n" };
+	struct bytes value = { 0 };
+
+	writer_encode(&w, &value);
+	fixture_put_bytes(f, key_ino('W', ino), &value);
+}
+
+static void break_writer_no_inode(struct fixture *f)
+{
+	put_writer(f, 50);
+}
+
+static void break_writer_of_dir(struct fixture *f)
+{
+	put_writer(f, 2);
+}
+
+static void break_writer_cut(struct fixture *f)
+{
+	fixture_put(f, key_ino('W', 3), "\2", 1);
+}
+
 static void break_next_ino(struct fixture *f)
 {
 	fixture_u64(f, key_meta(META_NEXT_INO), 10);
@@ -714,6 +738,9 @@ static const struct {
 	BREAK(fresh_dir, "fresh"),
 	BREAK(xattr_no_inode, "no-inode"),
 	BREAK(xattr_no_name, "record"),
+	BREAK(writer_no_inode, "no-inode"),
+	BREAK(writer_of_dir, "record"),
+	BREAK(writer_cut, "record"),
 	BREAK(next_ino, "next-ino"),
 	BREAK(next_ino_gone, "next-ino"),
 	BREAK(content_gone, "no-content"),

@@ -14,7 +14,7 @@
 
 /* --- sharing ------------------------------------------------------------------ */
 
-struct writer {
+struct handle_writer {
 	struct live *l;
 	pthread_barrier_t *barrier;
 	char name[32];
@@ -26,7 +26,7 @@ struct writer {
 /* Write first; then close at the same moment as the others. */
 static void *write_and_close(void *arg)
 {
-	struct writer *w = arg;
+	struct handle_writer *w = arg;
 	struct handle h = handle_open(w->l, w->name, O_WRONLY | O_CREAT);
 
 	handle_write(&h, w->data, w->len, 0);
@@ -35,7 +35,7 @@ static void *write_and_close(void *arg)
 	return NULL;
 }
 
-static void close_together(struct live *l, struct writer *w, unsigned n)
+static void close_together(struct live *l, struct handle_writer *w, unsigned n)
 {
 	pthread_barrier_t barrier;
 
@@ -60,7 +60,7 @@ replicas_that_are_closed_together_cost_one_and_are_all_native(void **state)
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
 		for (unsigned round = 0; round < 8; round++) {
 			struct live l = live_kind(kind);
-			struct writer w[2] = {
+			struct handle_writer w[2] = {
 				{ .name = "a", .data = data, .len = FILE_BYTES },
 				{ .name = "b", .data = data, .len = FILE_BYTES },
 			};
@@ -92,7 +92,7 @@ static void eight_replicas_cost_one(void **state)
 {
 	struct live l = live_kind(1);
 	uint8_t *data = filled(FILE_BYTES, 1);
-	struct writer w[8] = { 0 };
+	struct handle_writer w[8] = { 0 };
 
 	(void)state;
 	for (unsigned i = 0; i < 8; i++) {

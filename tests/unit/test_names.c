@@ -567,8 +567,18 @@ static void a_time_set_by_hand_is_kept_until_the_content_changes(void **state)
 
 /* --- renumber ----------------------------------------------------------------- */
 
+static void assert_writer(struct live *l, uint64_t ino, const struct writer *w)
+{
+	struct writer got;
+
+	assert_int_equal(names_get_writer(l->st, ino, &got), 0);
+	assert_true(writer_equal(&got, w));
+}
+
 static void assert_renumbered(struct live *l, const uint8_t *data, size_t len)
 {
+	const struct writer w = { .source = WRITER_NAME, .rank = 3 };
+	const struct writer nobody = { .source = WRITER_NOWHERE };
 	struct inode *in = NULL, *fresh = NULL;
 	uint64_t ino;
 
@@ -578,6 +588,7 @@ static void assert_renumbered(struct live *l, const uint8_t *data, size_t len)
 	assert_int_equal(live_link(l, "f", "third"), 0);
 	assert_int_equal(live_lookup(l, "f", &in), 0);
 	assert_int_equal(names_setxattr(l->st, in, "user.who", "me", 2, 0), 0);
+	assert_int_equal(names_set_writer(l->st, in, &w), 0);
 	live_sync_all(l);
 	ino = in->ino;
 	assert_int_equal(names_renumber(l->st, in), 0);
@@ -587,6 +598,11 @@ static void assert_renumbered(struct live *l, const uint8_t *data, size_t len)
 	assert_int_equal(live_ino(l, "third"), fresh->ino);
 	assert_int_equal(links_of(l, "f"), 3);
 	assert_xattr(l, fresh->ino, "user.who", "me");
+	assert_writer(l, fresh->ino, &w);
+	assert_writer(l, in->ino, &w); /* for those who have it open */
+	/* It has no name: nothing is written that nobody would delete. */
+	assert_int_equal(names_set_writer(l->st, in, &nobody), 0);
+	assert_writer(l, in->ino, &w);
 	assert_file(l, "third", data, len);
 	assert_int_equal(live_counter(l, META_FILES), 1);
 	/* It has no name any more: once is enough. */
@@ -596,6 +612,7 @@ static void assert_renumbered(struct live *l, const uint8_t *data, size_t len)
 	inode_put(l->st, in, 1);
 	live_settle(l);
 	assert_false(live_has(l, key_ino('A', ino)));
+	assert_false(live_has(l, key_ino('W', ino)));
 	assert_int_equal(live_counter(l, META_PHYSICAL), len);
 	assert_int_equal(live_counter(l, META_LOGICAL), len);
 	live_reopen(l);
@@ -622,6 +639,45 @@ static void a_new_number_keeps_names_xattrs_links_and_content(void **state)
 	free(data);
 }
 
+static void a_writer_is_made_with_the_file_changed_and_deleted(void **state)
+{
+	const struct writer a = { .source = WRITER_ENVIRONMENT,
+				  .rank = 1,
+				  .world_size = 2,
+				  .host = "node",
+				  .job = "job" };
+	const struct writer b = { .source = WRITER_NOWHERE, .host = "node" };
+	const struct writer nobody = { .source = WRITER_NOWHERE };
+	struct names_new n = { .mode = S_IFREG | 0644, .writer = &a };
+	struct live l = live_new(NULL);
+	struct inode *in = NULL;
+	struct writer got;
+	uint64_t ino;
+
+	(void)state;
+	assert_int_equal(names_create(l.st, ROOT_INO, "f", &n, file_prepare,
+				      &in),
+			 0);
+	ino = in->ino;
+	assert_writer(&l, ino, &a);
+	assert_int_equal(names_set_writer(l.st, in, &b), 0);
+	assert_writer(&l, ino, &b);
+	assert_int_equal(names_set_writer(l.st, in, &nobody), 0);
+	assert_int_equal(names_get_writer(l.st, ino, &got), -ENODATA);
+	assert_int_equal(live_records(&l, 'W'), 0);
+	assert_int_equal(names_set_writer(l.st, in, &a), 0);
+	inode_put(l.st, in, 1);
+	live_reopen(&l); /* never committed: it goes, and that with it */
+	assert_int_equal(live_records(&l, 'W'), live_records(&l, 'A') - 1);
+	n.writer = NULL;
+	assert_int_equal(names_create(l.st, ROOT_INO, "g", &n, file_prepare,
+				      &in),
+			 0);
+	assert_int_equal(names_get_writer(l.st, in->ino, &got), -ENODATA);
+	inode_put(l.st, in, 1);
+	live_free(&l);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -646,6 +702,8 @@ int main(void)
 		cmocka_unit_test(xattrs_fail_as_posix_says),
 		cmocka_unit_test(a_time_set_by_hand_is_kept_until_the_content_changes),
 		cmocka_unit_test(a_new_number_keeps_names_xattrs_links_and_content),
+		cmocka_unit_test(
+			a_writer_is_made_with_the_file_changed_and_deleted),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

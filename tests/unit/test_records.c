@@ -171,6 +171,28 @@ static void u64_sample(struct bytes *out)
 	bytes_put_u64(out, UINT64_C(0x0123456789abcdef));
 }
 
+static int writer_recode(const void *p, size_t len, struct bytes *out)
+{
+	struct writer w;
+	int rc = writer_decode(p, len, &w);
+
+	if (rc == 0)
+		writer_encode(&w, out);
+	return rc;
+}
+
+static void writer_sample(struct bytes *out)
+{
+	struct writer w = { .source = WRITER_NAME,
+			    .kind = WRITER_DATA_PARALLEL,
+			    .rank = 12,
+			    .world_size = 64,
+			    .host = "node-7",
+			    .job = "run:12" };
+
+	writer_encode(&w, out);
+}
+
 static const struct codec codecs[] = {
 	{ "attr", attr_recode, attr_sample },
 	{ "dirent", dirent_recode, dirent_sample },
@@ -179,6 +201,7 @@ static const struct codec codecs[] = {
 	{ "loc", loc_recode, loc_sample },
 	{ "series", series_recode, series_sample },
 	{ "u64", u64_recode, u64_sample },
+	{ "writer", writer_recode, writer_sample },
 };
 #define CODECS (sizeof(codecs) / sizeof(*codecs))
 
