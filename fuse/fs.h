@@ -33,6 +33,7 @@
 /* Only this mount changes the store, so the kernel may remember for long. */
 #define FS_TIMEOUT_S 86400.0
 
+struct callers;
 struct server;
 struct teller;
 
@@ -40,6 +41,7 @@ struct fs {
 	struct store *store;
 	struct server *server; /* for segments; NULL: none */
 	struct teller *teller; /* set when server is */
+	struct callers *callers;
 	bool read_only; /* mounted with ro */
 	struct fuse_session *se;
 	const char *mountpoint;
@@ -65,6 +67,12 @@ static inline struct store *store_of(fuse_req_t req)
 
 /* Fill e for an inode whose look-up count was raised. 0 or -errno. */
 int fs_entry(struct store *st, struct inode *in, struct fuse_entry_param *e);
+
+/*
+ * Who asks, as the writer of a file with this name. Blocks on the memory of
+ * that process: hold no lock.
+ */
+void fs_writer(fuse_req_t req, const char *name, struct writer *ret);
 
 /* The operations, by file. */
 void op_lookup(fuse_req_t, fuse_ino_t, const char *);

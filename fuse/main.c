@@ -22,6 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "fuse/caller.h"
 #include "fuse/place.h"
 #include "fuse/session.h"
 #include "store/base/log.h"
@@ -460,7 +461,10 @@ static int mount_place(struct fuse_args *args, const struct options *o,
 			p->mountpoint, strerror(-rc));
 		rc = MAIN_FAILED;
 	} else {
-		rc = serve(fs, p->store, so, &ready);
+		fs->callers = callers_new();
+		rc = fs->callers ? serve(fs, p->store, so, &ready) :
+				   MAIN_FAILED;
+		callers_free(fs->callers);
 	}
 	session_free(fs);
 	return rc;

@@ -12,6 +12,8 @@
 #include "store/names.h"
 
 #define OUR_XATTR "user.ckptfs."
+/* The longest value of ours, with its end. */
+#define OUR_XATTR_BYTES (WRITER_JOB_MAX + 1)
 
 static void reply_attr(fuse_req_t req, struct inode *in)
 {
@@ -269,6 +271,30 @@ int fs_file_state(struct store *st, struct inode *in, struct fs_state *ret)
 	return rc;
 }
 
+/* One of those that begin with writer_; -ENODATA: not known. */
+static int writer_xattr(struct store *st, struct inode *in, const char *name,
+			char *text, size_t size)
+{
+	struct writer w;
+	bool known;
+	int rc = names_get_writer(st, in->ino, &w);
+
+	if (rc < 0)
+		return rc;
+	known = w.source != WRITER_NOWHERE;
+	if (known && strcmp(name, "rank") == 0)
+		(void)snprintf(text, size, "%u", w.rank);
+	else if (known && strcmp(name, "rank_kind") == 0)
+		(void)snprintf(text, size, "%s", writer_kind_word(&w));
+	else if (w.world_size > 0 && strcmp(name, "world") == 0)
+		(void)snprintf(text, size, "%u", w.world_size);
+	else if (strcmp(name, "host") == 0)
+		(void)snprintf(text, size, "%s", w.host);
+	else if (strcmp(name, "job") == 0)
+		(void)snprintf(text, size, "%s", w.job);
+	return text[0] ? 0 : -ENODATA;
+}
+
 /* One of ours, as text; -ENODATA: not known (yet). */
 static int our_xattr(struct store *st, struct inode *in, const char *name,
 		     char *text, size_t size)
@@ -278,6 +304,8 @@ static int our_xattr(struct store *st, struct inode *in, const char *name,
 
 	if (inode_load_file(st, in) < 0)
 		return -ENODATA; /* not a regular file */
+	if (strncmp(name, "writer_", 7) == 0)
+		return writer_xattr(st, in, name + 7, text, size);
 	rc = fs_file_state(st, in, &s);
 	if (rc < 0)
 		return rc;
@@ -319,7 +347,7 @@ void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 {
 	struct store *st = store_of(req);
 	SCOPED(scope_free) void *value = NULL;
-	char text[64] = "";
+	char text[OUR_XATTR_BYTES] = "";
 	size_t len = 0;
 	int rc;
 

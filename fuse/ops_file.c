@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fuse/caller.h"
 #include "fuse/fs.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
@@ -55,6 +56,34 @@ static int drop_suid(fuse_req_t req, struct inode *in, int flags)
 	return names_setattr(store_of(req), in, SET_MODE, &to);
 }
 
+void fs_writer(fuse_req_t req, const char *name, struct writer *ret)
+{
+	bool scheduler;
+
+	caller_find(fs_of(req)->callers, fuse_req_ctx(req)->pid, ret,
+		    &scheduler);
+	writer_add_name(ret, scheduler, name);
+}
+
+static bool begins_anew(int flags)
+{
+	return (flags & O_TRUNC) && (flags & O_ACCMODE) != O_RDONLY;
+}
+
+/* An open that was O_TRUNC: the file is of whoever asked for it. */
+static int set_writer(fuse_req_t req, struct inode *in)
+{
+	char name[STORE_NAME_MAX + 1];
+	struct writer w;
+
+	{
+		HOLD(&in->lock);
+		strcpy(name, in->attr.name);
+	}
+	fs_writer(req, name, &w);
+	return names_set_writer(store_of(req), in, &w);
+}
+
 void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	       struct fuse_file_info *fi)
 {
@@ -65,11 +94,14 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	struct store *st = store_of(req);
 	struct file_opened opened;
 	struct fuse_entry_param e;
+	struct writer writer;
 	struct inode *in;
 	/* There is nothing to truncate in a file that is new. */
 	int flags = fi->flags & ~O_TRUNC;
 	int rc;
 
+	fs_writer(req, name, &writer);
+	n.writer = &writer;
 	rc = names_create(st, parent, name, &n, file_prepare, &in);
 	/* Asked again (the answer was lost): the file is there already. */
 	if (rc == -EEXIST && !(fi->flags & O_EXCL)) {
@@ -79,7 +111,10 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	if (rc == 0) {
 		rc = file_open(st, in, flags, &opened);
 		if (rc == 0) {
-			rc = fs_entry(st, in, &e);
+			if (begins_anew(flags))
+				rc = names_set_writer(st, in, &writer);
+			if (rc == 0)
+				rc = fs_entry(st, in, &e);
 			if (rc < 0)
 				file_release(st, in, flags);
 		}
@@ -114,6 +149,11 @@ void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	rc = drop_suid(req, in, fi->flags);
 	if (rc == 0)
 		rc = file_open(st, in, fi->flags, &opened);
+	if (rc == 0 && begins_anew(fi->flags)) {
+		rc = set_writer(req, in);
+		if (rc < 0)
+			file_release(st, in, fi->flags);
+	}
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
 	} else {

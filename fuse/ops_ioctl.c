@@ -13,6 +13,7 @@
 #include "fuse/fs.h"
 #include "store/base/scope.h"
 #include "store/file.h"
+#include "store/names.h"
 
 /* How many extents of a file are shown. */
 #define INSPECT_EXTENTS_MAX 1024
@@ -88,6 +89,33 @@ static cJSON *status(struct fs *fs)
 	return s;
 }
 
+/* What is not known is left out; null: nothing is. */
+static void add_writer(cJSON *to, struct store *st, uint64_t ino)
+{
+	struct writer w;
+	cJSON *one;
+
+	if (names_get_writer(st, ino, &w) < 0) {
+		(void)cJSON_AddNullToObject(to, "writer");
+		return;
+	}
+	one = cJSON_AddObjectToObject(to, "writer");
+	if (w.source != WRITER_NOWHERE) {
+		add_number(one, "rank", w.rank);
+		(void)cJSON_AddStringToObject(one, "rank_kind",
+					      writer_kind_word(&w));
+	}
+	if (w.world_size > 0)
+		add_number(one, "world_size", w.world_size);
+	if (w.host[0])
+		(void)cJSON_AddStringToObject(one, "host", w.host);
+	if (w.job[0])
+		(void)cJSON_AddStringToObject(one, "job", w.job);
+	if (w.source != WRITER_NOWHERE)
+		(void)cJSON_AddStringToObject(one, "source",
+					      writer_source_word(&w));
+}
+
 static int inspect(struct store *st, fuse_ino_t ino, cJSON **ret)
 {
 	struct content_ref *content = NULL;
@@ -128,6 +156,7 @@ static int inspect(struct store *st, fuse_ino_t ino, cJSON **ret)
 		(void)snprintf(digest + 2 * i, sizeof(digest) - 2 * i, "%02x",
 			       state.digest[i]);
 	(void)cJSON_AddStringToObject(f, "digest", digest);
+	add_writer(f, st, ino);
 	add_number(f, "extent_count", content ? content->c.extent_count : 0);
 	list = cJSON_AddArrayToObject(f, "extents");
 	/* The first ones will do: the text is made anew for every page. */

@@ -120,7 +120,13 @@ void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 {
 	struct names_new n = new_of(req, mode);
 
+	struct writer w;
+
 	n.rdev = rdev;
+	if (S_ISREG(mode)) {
+		fs_writer(req, name, &w);
+		n.writer = &w;
+	}
 	make(req, parent, name, &n);
 }
 

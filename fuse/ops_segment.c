@@ -97,6 +97,7 @@ static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q,
 {
 	SCOPED(scope_caller) struct caller caller = { 0 };
 	struct fs *fs = fs_of(req);
+	struct writer writer;
 	struct segment_commit c = {
 		.id = q->id,
 		.generation = q->generation,
@@ -106,6 +107,7 @@ static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q,
 		.mode = q->mode,
 		.may = may,
 		.arg = &caller,
+		.writer = &writer,
 	};
 	struct segment_committed done = { 0 };
 	int rc;
@@ -119,6 +121,7 @@ static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q,
 		rc = may_search(fs->store, dir, &caller);
 	if (rc < 0)
 		return rc;
+	fs_writer(req, q->name, &writer);
 	c.uid = caller.uid;
 	c.gid = caller.gid;
 	rc = segment_commit(fs->store, &c, &done);

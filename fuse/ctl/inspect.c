@@ -41,6 +41,37 @@ static void print_extents(const cJSON *list)
 	}
 }
 
+/* "rank 3 of 8 on node1, job 17 (environment)"; nothing: not known. */
+static void print_writer(const cJSON *w)
+{
+	const char *kind = ctl_text(w, "rank_kind");
+	const char *host = ctl_text(w, "host"), *job = ctl_text(w, "job");
+
+	if (!cJSON_IsObject(w))
+		return;
+	(void)printf("  %-16s", "writer");
+	if (*kind)
+		(void)printf("%srank %llu",
+			     strcmp(kind, "data_parallel") == 0 ?
+				     "data parallel " :
+			     strcmp(kind, "model_parallel") == 0 ?
+				     "model parallel " :
+				     "",
+			     (unsigned long long)ctl_number(w, "rank"));
+	else
+		(void)printf("unknown rank");
+	if (ctl_number(w, "world_size") > 0)
+		(void)printf(" of %llu",
+			     (unsigned long long)ctl_number(w, "world_size"));
+	if (*host)
+		(void)printf(" on %s", host);
+	if (*job)
+		(void)printf(", job %s", job);
+	if (*kind)
+		(void)printf(" (%s)", ctl_text(w, "source"));
+	(void)printf("\n");
+}
+
 static void print_file(const char *path, const cJSON *f)
 {
 	const cJSON *native = cJSON_GetObjectItemCaseSensitive(f, "native");
@@ -62,6 +93,7 @@ static void print_file(const char *path, const cJSON *f)
 	(void)printf("  %-16s%s\n", "digest", ctl_text(f, "digest"));
 	if (*ctl_text(f, "format"))
 		(void)printf("  %-16s%s\n", "format", ctl_text(f, "format"));
+	print_writer(cJSON_GetObjectItemCaseSensitive(f, "writer"));
 	print_extents(extents);
 }
 
@@ -223,7 +255,10 @@ const struct ctl_command ctl_inspect = {
 		"  physical  its part of the space: what n files share counts "
 		"one n-th\n"
 		"  native    one image is the whole file: it is read without "
-		"the daemon\n\n"
+		"the daemon\n"
+		"  writer    who created it or began it anew, from the "
+		"environment of that\n"
+		"            process or from the file's name\n\n"
 		"Exit code 1 when a file could not be made durable.\n\n",
 	.run = run,
 };

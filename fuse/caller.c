@@ -1,0 +1,197 @@
+/*
+ * caller.c - see caller.h.
+ *
+ * What is remembered of a process hangs on an open /proc/PID/environ. The
+ * kernel ties that to the memory the process had when it was opened, and it
+ * gives nothing once that memory is gone: so one byte tells that the process
+ * is still the same one and still runs the same program, where the time of
+ * its start would say nothing of an exec, and costs more to read.
+ *
+ * That holds only of memory that is the process's own. Between vfork and exec
+ * it is the parent's, and lives on after the exec: such a process is read
+ * anew each time.
+ */
+#include "fuse/caller.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/kcmp.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include "store/base/bytes.h"
+#include "store/base/scope.h"
+
+/* Remembered at a time: each takes a descriptor. A power of two. */
+#define CALLERS_MAX 256
+/* A longer environment is not looked at: half of one could mislead. */
+#define ENVIRON_BYTES_MAX (1u << 20)
+
+struct caller_slot {
+	pthread_mutex_t lock; /* guards everything below */
+	pid_t pid; /* 0: nobody */
+	int fd; /* its environ */
+	struct writer writer; /* without the host */
+	bool scheduler;
+};
+
+struct callers {
+	bool readable; /* immutable */
+	char host[WRITER_HOST_MAX + 1]; /* immutable */
+	struct caller_slot slots[CALLERS_MAX];
+};
+
+static ssize_t read_text(const char *path, char *text, size_t size)
+{
+	SCOPED(scope_close) int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? -1 : read(fd, text, size - 1);
+
+	text[n > 0 ? n : 0] = 0;
+	return n;
+}
+
+/*
+ * Are the numbers in /proc those that the kernel gives us? Not where it was
+ * mounted for another pid namespace: a number would be somebody else's there.
+ * Then /proc shows us with more than one number, or not as who we are.
+ */
+static bool proc_is_ours(void)
+{
+	static const char key[] = "\nNSpid:\t";
+	char text[4096], *at, *end;
+
+	if (read_text("/proc/self/status", text, sizeof(text)) <= 0)
+		return false;
+	at = strstr(text, key);
+	if (!at)
+		return false;
+	at += sizeof(key) - 1;
+	return strtol(at, &end, 10) == getpid() && end > at && *end == '\n';
+}
+
+struct callers *callers_new(void)
+{
+	struct callers *c = calloc(1, sizeof(*c));
+	struct utsname name;
+
+	if (!c)
+		return NULL;
+	c->readable = proc_is_ours();
+	if (uname(&name) == 0)
+		writer_set_text(c->host, WRITER_HOST_MAX, name.nodename,
+				strlen(name.nodename));
+	for (size_t i = 0; i < CALLERS_MAX; i++)
+		CHECK(pthread_mutex_init(&c->slots[i].lock, NULL) == 0);
+	return c;
+}
+
+void callers_free(struct callers *c)
+{
+	if (!c)
+		return;
+	for (size_t i = 0; i < CALLERS_MAX; i++) {
+		if (c->slots[i].pid != 0)
+			(void)close(c->slots[i].fd);
+		(void)pthread_mutex_destroy(&c->slots[i].lock);
+	}
+	free(c);
+}
+
+/* -1: it cannot be read whole. */
+static int read_environ(int fd, struct bytes *ret)
+{
+	char part[8192];
+	ssize_t n;
+
+	while ((n = read(fd, part, sizeof(part))) > 0) {
+		bytes_put(ret, part, (size_t)n);
+		if (ret->failed || ret->len > ENVIRON_BYTES_MAX)
+			return -1;
+	}
+	return n < 0 ? -1 : 0;
+}
+
+/* Has pid its memory to itself and its threads? False: not known either. */
+static bool has_own_memory(pid_t pid)
+{
+	char path[64], text[1024], state;
+	const char *at;
+	int parent = 0;
+
+	(void)snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	if (read_text(path, text, sizeof(text)) <= 0)
+		return false;
+	at = strrchr(text, ')'); /* the name before it may hold anything */
+	if (!at || sscanf(at, ") %c %d", &state, &parent) != 2 || parent <= 0)
+		return false;
+	return syscall(SYS_kcmp, pid, parent, KCMP_VM, 0L, 0L) > 0;
+}
+
+/* A descriptor to remember it by, or -1. */
+static int look(pid_t pid, struct writer *ret, bool *ret_scheduler)
+{
+	struct bytes block = { 0 };
+	char path[64];
+	int fd;
+
+	(void)snprintf(path, sizeof(path), "/proc/%d/environ", (int)pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return -1;
+	if (read_environ(fd, &block) == 0 && block.len > 0)
+		writer_of_environment((const char *)block.data, block.len, ret,
+				      ret_scheduler);
+	bytes_release(&block);
+	if (has_own_memory(pid))
+		return fd;
+	(void)close(fd);
+	return -1;
+}
+
+/* Under the lock only the memory of pid itself is waited for. */
+static bool recall(struct caller_slot *s, pid_t pid, struct writer *ret,
+		   bool *ret_scheduler)
+{
+	char byte;
+
+	HOLD(&s->lock);
+	if (s->pid != pid || pread(s->fd, &byte, 1, 0) != 1)
+		return false;
+	*ret = s->writer;
+	*ret_scheduler = s->scheduler;
+	return true;
+}
+
+/* Takes fd over; who had the slot is forgotten. */
+static void remember(struct caller_slot *s, pid_t pid, int fd,
+		     const struct writer *w, bool scheduler)
+{
+	HOLD(&s->lock);
+	if (s->pid != 0)
+		(void)close(s->fd);
+	s->pid = pid;
+	s->fd = fd;
+	s->writer = *w;
+	s->scheduler = scheduler;
+}
+
+void caller_find(struct callers *c, pid_t pid, struct writer *ret,
+		 bool *ret_scheduler)
+{
+	struct caller_slot *s = &c->slots[(unsigned)pid % CALLERS_MAX];
+
+	memset(ret, 0, sizeof(*ret));
+	*ret_scheduler = false;
+	if (pid > 0 && c->readable && !recall(s, pid, ret, ret_scheduler)) {
+		int fd = look(pid, ret, ret_scheduler);
+
+		if (fd >= 0)
+			remember(s, pid, fd, ret, *ret_scheduler);
+	}
+	memcpy(ret->host, c->host, sizeof(ret->host));
+}
