@@ -34,6 +34,7 @@
 #define FS_TIMEOUT_S 86400.0
 
 struct callers;
+struct reads;
 struct server;
 struct teller;
 
@@ -42,6 +43,7 @@ struct fs {
 	struct server *server; /* for segments; NULL: none */
 	struct teller *teller; /* set when server is */
 	struct callers *callers;
+	struct reads *reads;
 	bool read_only; /* mounted with ro */
 	struct fuse_session *se;
 	const char *mountpoint;

@@ -24,6 +24,7 @@
 
 #include "fuse/caller.h"
 #include "fuse/place.h"
+#include "fuse/reads.h"
 #include "fuse/session.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
@@ -462,8 +463,11 @@ static int mount_place(struct fuse_args *args, const struct options *o,
 		rc = MAIN_FAILED;
 	} else {
 		fs->callers = callers_new();
-		rc = fs->callers ? serve(fs, p->store, so, &ready) :
-				   MAIN_FAILED;
+		fs->reads = reads_new();
+		rc = fs->callers && fs->reads ?
+			     serve(fs, p->store, so, &ready) :
+			     MAIN_FAILED;
+		reads_free(fs->reads);
 		callers_free(fs->callers);
 	}
 	session_free(fs);

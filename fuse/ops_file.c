@@ -6,6 +6,7 @@
 
 #include "fuse/caller.h"
 #include "fuse/fs.h"
+#include "fuse/reads.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/file.h"
@@ -84,6 +85,26 @@ static int set_writer(fuse_req_t req, struct inode *in)
 	return names_set_writer(store_of(req), in, &w);
 }
 
+/* An open to read: see reads.h. Whatever goes wrong here, the open is fine. */
+static void count_read(fuse_req_t req, struct inode *in)
+{
+	struct store *st = store_of(req);
+	enum reads_whose whose = READS_UNKNOWN;
+	struct writer reader, writer;
+	bool scheduler;
+	struct stat sb;
+
+	caller_find(fs_of(req)->callers, fuse_req_ctx(req)->pid, &reader,
+		    &scheduler);
+	if (!writer_is_global(&reader) || inode_stat(st, in, &sb) < 0)
+		return;
+	if (names_get_writer(st, in->ino, &writer) == 0 &&
+	    writer_is_global(&writer))
+		whose = writer.rank == reader.rank ? READS_OWN : READS_FOREIGN;
+	reads_count(fs_of(req)->reads, reader.rank, whose,
+		    (uint64_t)sb.st_size);
+}
+
 void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	       struct fuse_file_info *fi)
 {
@@ -153,6 +174,8 @@ void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 		rc = set_writer(req, in);
 		if (rc < 0)
 			file_release(st, in, fi->flags);
+	} else if (rc == 0 && (fi->flags & O_ACCMODE) != O_WRONLY) {
+		count_read(req, in);
 	}
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);

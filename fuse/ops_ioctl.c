@@ -11,6 +11,7 @@
 
 #include "store/base/ckptfs_ioctl.h"
 #include "fuse/fs.h"
+#include "fuse/reads.h"
 #include "store/base/scope.h"
 #include "store/file.h"
 #include "store/names.h"
@@ -213,6 +214,11 @@ static int do_query(struct fs *fs, fuse_ino_t ino, struct ckptfs_query *q)
 	char *text;
 	int rc = 0;
 
+	if (q->what == CKPTFS_READS) {
+		q->len = (uint32_t)reads_page(fs->reads, &q->cursor, q->text,
+					      sizeof(q->text));
+		return 0;
+	}
 	switch (q->what) {
 	case CKPTFS_STATUS:
 		json = status(fs);

@@ -148,6 +148,31 @@ int ctl_query(int fd, enum ckptfs_what what, cJSON **ret_json)
 	return rc;
 }
 
+int ctl_query_reads(int fd, cJSON *list)
+{
+	struct ckptfs_query q = { .what = CKPTFS_READS };
+	uint64_t from;
+
+	do {
+		cJSON *page, *one;
+
+		from = q.cursor;
+		if (ioctl(fd, CKPTFS_IOC_QUERY, &q) < 0)
+			return -errno;
+		if (q.len > sizeof(q.text))
+			return -EPROTO;
+		page = cJSON_ParseWithLength(q.text, q.len);
+		if (!cJSON_IsArray(page) || (q.cursor != 0 && q.cursor <= from)) {
+			cJSON_Delete(page);
+			return -EPROTO;
+		}
+		while ((one = cJSON_DetachItemFromArray(page, 0)) != NULL)
+			(void)cJSON_AddItemToArray(list, one);
+		cJSON_Delete(page);
+	} while (q.cursor != 0);
+	return 0;
+}
+
 int ctl_open(const char *path)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);

@@ -53,6 +53,33 @@ static void print_failed(const cJSON *s)
 			     ctl_text(one, "error"));
 }
 
+static void print_reads(const cJSON *s)
+{
+	static const char *const words[] = { "own", "foreign", "unknown" };
+	const cJSON *list = cJSON_GetObjectItemCaseSensitive(s, "reads");
+	const cJSON *one;
+
+	for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++) {
+		char name[32], label[32], text[128];
+		uint64_t opens = 0, bytes = 0;
+
+		cJSON_ArrayForEach(one, list) {
+			(void)snprintf(name, sizeof(name), "%s_opens",
+				       words[i]);
+			opens += ctl_number(one, name);
+			(void)snprintf(name, sizeof(name), "%s_bytes",
+				       words[i]);
+			bytes += ctl_number(one, name);
+		}
+		if (opens == 0)
+			continue;
+		(void)snprintf(label, sizeof(label), "opened %s", words[i]);
+		(void)snprintf(text, sizeof(text), "%s (%s)", ctl_count(opens),
+			       ctl_bytes(bytes));
+		print_line(label, text);
+	}
+}
+
 static void print_status(const char *path, const cJSON *s)
 {
 	const cJSON *passthrough =
@@ -74,6 +101,7 @@ static void print_status(const char *path, const cJSON *s)
 	print_line("draining", ctl_count(ctl_number(s, "draining")));
 	print_line("failed", ctl_count(ctl_number(s, "failed")));
 	print_failed(s);
+	print_reads(s);
 }
 
 static int status_of(const char *path, bool json)
@@ -85,8 +113,13 @@ static int status_of(const char *path, bool json)
 
 	if (fd >= 0)
 		rc = ctl_query(fd, CKPTFS_STATUS, &s);
-	if (rc < 0)
+	if (rc == 0)
+		rc = ctl_query_reads(fd,
+				     cJSON_AddArrayToObject(s, "reads"));
+	if (rc < 0) {
+		cJSON_Delete(s);
 		return ctl_complain_query(path, rc);
+	}
 	failed = ctl_number(s, "failed") > 0;
 	if (json) {
 		ctl_print_json(s);
@@ -121,6 +154,12 @@ const struct ctl_command ctl_status = {
 		"  segments  memory that clients of the GPU library keep\n"
 		"  draining  files on their way to the disk\n"
 		"  failed    files that could not be written; it is tried "
-		"again\n\n",
+		"again\n"
+		"  opened own, foreign, unknown\n"
+		"            files that processes with a rank opened to read, "
+		"and their sizes then:\n"
+		"            written by the same rank, by another one, or by "
+		"who knows whom;\n"
+		"            --json has them for each rank\n\n",
 	.run = run,
 };

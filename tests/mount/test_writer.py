@@ -1,4 +1,4 @@
-"""Which rank wrote a file."""
+"""Which rank wrote a file, and which ranks open whose files."""
 import ctypes
 import errno
 import json
@@ -55,6 +55,10 @@ def run(argv, **environment):
 def save(path, size=9, **environment):
     run(["dd", "if=/dev/zero", f"of={path}", f"bs={size}", "count=1"],
         **environment)
+
+
+def reads(m):
+    return {row.pop("rank"): row for row in m.status()["reads"]}
 
 
 @ck.mounted()
@@ -341,6 +345,47 @@ def what_is_shown_can_not_be_set(m):
     assert ck.libc.getxattr(os.fsencode(m.path("f")),
                             b"user.ckptfs.writer_host", buffer, 1) == -1
     assert ctypes.get_errno() == errno.ERANGE or len(HOST) == 1
+
+
+@ck.mounted()
+def opens_of_own_and_foreign_files_are_counted_by_rank(m):
+    size = 100 * KIB
+    for rank in range(2):
+        save(m.path(f"f{rank}"), size, RANK=str(rank))
+    save(m.path("nobodys"), 9)
+    save(m.path("zero_pp_rank_1_mp_rank_00_optim_states.pt"), 9)
+    assert m.status()["reads"] == [], m.status()["reads"]
+    assert "opened" not in m.ctl("status", m.mnt)
+    for stage in m.stages(m.path("f0"), m.path("f1")):
+        run(["cat", m.path("f1"), m.path("f1"), m.path("f0"),
+             m.path("nobodys"),
+             m.path("zero_pp_rank_1_mp_rank_00_optim_states.pt")], RANK="1")
+        run(["cat", m.path("f1")], RANK="0", WORLD_SIZE="2")
+        run(["cat", m.path("f1")])
+        run(["sh", "-c", f"exec 9<>{m.path('f0')}"], RANK="0")
+        got = reads(m)
+        assert got == {
+            0: {"own_opens": 1, "own_bytes": size,
+                "foreign_opens": 1, "foreign_bytes": size,
+                "unknown_opens": 0, "unknown_bytes": 0},
+            1: {"own_opens": 2, "own_bytes": 2 * size,
+                "foreign_opens": 1, "foreign_bytes": size,
+                "unknown_opens": 2, "unknown_bytes": 18},
+        }, (stage, got)
+        said = m.ctl("status", m.mnt)
+        assert "opened own" in said and "3 (300 KiB)" in said, said
+        m.remount()  # counted since the mount began
+        assert reads(m) == {}
+
+
+@ck.mounted(modes=("auto",), bound=240)
+def counters_have_a_bound_and_come_in_pages(m):
+    save(m.path("f"), RANK="0")
+    for n in range(200):
+        run(["cat", m.path("f")], RANK=str(7 * n + 1))
+    rows = m.status()["reads"]
+    assert [row["rank"] for row in rows] == [7 * n + 1 for n in range(200)]
+    assert all(row["foreign_opens"] == 1 for row in rows)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,117 @@
+/* reads.c - see reads.h. */
+#include "fuse/reads.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/base/scope.h"
+
+/* More than the text of one rank, with every number at its longest. */
+#define ROW_BYTES_MAX 320
+
+struct reads_row {
+	uint32_t rank;
+	uint64_t opens[READS_WHOSE_COUNT], bytes[READS_WHOSE_COUNT];
+};
+
+struct reads {
+	pthread_mutex_t lock; /* guards everything below */
+	size_t count;
+	struct reads_row rows[READS_RANKS_MAX]; /* by rank */
+};
+
+struct reads *reads_new(void)
+{
+	struct reads *r = calloc(1, sizeof(*r));
+
+	if (r)
+		CHECK(pthread_mutex_init(&r->lock, NULL) == 0);
+	return r;
+}
+
+void reads_free(struct reads *r)
+{
+	if (!r)
+		return;
+	(void)pthread_mutex_destroy(&r->lock);
+	free(r);
+}
+
+/* The place of the first rank that is not below this one. */
+static size_t find_locked(const struct reads *r, uint64_t rank)
+{
+	size_t low = 0, high = r->count;
+
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+
+		if (r->rows[middle].rank < rank)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+void reads_count(struct reads *r, uint32_t rank, enum reads_whose whose,
+		 uint64_t size_bytes)
+{
+	struct reads_row *row;
+	size_t at;
+
+	HOLD(&r->lock);
+	at = find_locked(r, rank);
+	row = &r->rows[at];
+	if (at == r->count || row->rank != rank) {
+		if (r->count == READS_RANKS_MAX)
+			return;
+		memmove(row + 1, row, (r->count - at) * sizeof(*row));
+		memset(row, 0, sizeof(*row));
+		row->rank = rank;
+		r->count++;
+	}
+	row->opens[whose]++;
+	row->bytes[whose] += size_bytes;
+}
+
+static size_t print_row(const struct reads_row *row, char *text)
+{
+	static const char *const words[READS_WHOSE_COUNT] = {
+		[READS_OWN] = "own",
+		[READS_FOREIGN] = "foreign",
+		[READS_UNKNOWN] = "unknown",
+	};
+	size_t len = (size_t)snprintf(text, ROW_BYTES_MAX, "{\"rank\":%u",
+				      row->rank);
+
+	for (unsigned i = 0; i < READS_WHOSE_COUNT; i++)
+		len += (size_t)snprintf(text + len, ROW_BYTES_MAX - len,
+					",\"%s_opens\":%llu,\"%s_bytes\":%llu",
+					words[i],
+					(unsigned long long)row->opens[i],
+					words[i],
+					(unsigned long long)row->bytes[i]);
+	text[len++] = '}';
+	CHECK(len < ROW_BYTES_MAX);
+	return len;
+}
+
+size_t reads_page(struct reads *r, uint64_t *cursor, char *text, size_t size)
+{
+	size_t len = 0, at;
+
+	CHECK(size > ROW_BYTES_MAX + 2);
+	text[len++] = '[';
+	HOLD(&r->lock);
+	for (at = find_locked(r, *cursor);
+	     at < r->count && size - len > ROW_BYTES_MAX + 2; at++) {
+		if (len > 1)
+			text[len++] = ',';
+		len += print_row(&r->rows[at], text + len);
+	}
+	*cursor = at < r->count ? r->rows[at].rank : 0;
+	text[len++] = ']';
+	return len;
+}
