@@ -3,7 +3,7 @@
 # install.sh - build ckptfs and put it where a node looks for it.
 #
 #   PREFIX/bin                 ckptfs, ckptctl
-#   PREFIX/lib, PREFIX/include libckpt_gpu, ckpt_gpu.h
+#   PREFIX/lib, PREFIX/include libckpt_gpu, libckpt_plan and their headers
 #   PREFIX/share/ckptfs        the Python module, examples
 #   /usr/sbin                  umount.fuse.ckptfs: umount(8) looks only there
 #   PREFIX/lib/systemd/system  ckptfs@.service
@@ -69,7 +69,8 @@ reload() {
 
 if [[ $uninstall ]]; then
 	rm -f "$prefix"/bin/{ckptfs,ckptctl} "$helper" "$units/ckptfs@.service" \
-		"$prefix"/lib/libckpt_gpu.so* "$prefix/include/ckpt_gpu.h"
+		"$prefix"/lib/libckpt_{gpu,plan}.so* \
+		"$prefix"/include/ckpt_{gpu,plan}.h
 	rm -rf "$prefix/share/ckptfs"
 	ldconfig
 	reload
@@ -94,7 +95,7 @@ fi
 step cmake -S . -B build -G Ninja -DCKPTFS_PREFIX="$CKPTFS_PREFIX" \
 	-DCKPTFS_HELPER_DIR=/usr/sbin -DCKPTFS_UNIT_DIR=lib/systemd/system \
 	"${options[@]}"
-step cmake --build build --target ckptfs ckptctl ckpt_gpu
+step cmake --build build --target ckptfs ckptctl ckpt_gpu ckpt_plan
 step cmake --install build --prefix "$prefix"
 step ldconfig
 reload
