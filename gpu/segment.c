@@ -173,6 +173,20 @@ static int map_new(struct ckpt_mount *m, const uint8_t *signature,
 	return 0;
 }
 
+/* Found by the mount's word; mount.lock is held. */
+static struct segment *find_locked(struct ckpt_mount *m,
+				   const struct segment_reply *r,
+				   unsigned connection)
+{
+	struct segment *s;
+
+	/* Another daemon counts its segments from one as well. */
+	LIST_FOREACH(s, &m->segments, entry)
+		if (s->id == r->id && s->connection == connection)
+			break;
+	return s && s->size_bytes == r->size_bytes ? s : NULL;
+}
+
 /* One that is mapped already. NULL: it is not (the connection was another). */
 static struct segment *find_again(struct ckpt_mount *m,
 				  const struct segment_reply *r,
@@ -181,17 +195,19 @@ static struct segment *find_again(struct ckpt_mount *m,
 	struct segment *s;
 
 	HOLD(&m->lock);
-	/* Another daemon counts its segments from one as well. */
-	LIST_FOREACH(s, &m->segments, entry)
-		if (s->id == r->id && s->connection == connection)
-			break;
-	if (!s || s->size_bytes != r->size_bytes)
+	/*
+	 * It is the mount's word that it may be filled, but who filled it
+	 * before may not have heard yet that it is committed or returned. When
+	 * he has, it may be gone.
+	 */
+	while ((s = find_locked(m, r, connection)) != NULL && s->filling)
+		pthread_cond_wait(&m->changed, &m->lock);
+	if (!s)
 		return NULL;
 	s->filling = true;
 	s->ino = 0;
 	s->generation = r->generation;
-	while (s->readers > 0) /* it is the mount's word that nobody needs it,
-				  but a load of ours copies from it */
+	while (s->readers > 0) /* a load of ours copies from it */
 		pthread_cond_wait(&m->changed, &m->lock);
 	return s;
 }

@@ -603,6 +603,37 @@ def plain_files_are_written_where_there_is_no_mount(m):
 
 
 @ck.mounted()
+def a_segment_that_one_thread_commits_is_at_once_anothers(m):
+    """The mount may give it to the next save before who committed it knows:
+    unlinked, it is idle. The same process crashed, so it is one of its own."""
+    def work():
+        c = Ckpt()
+        want = {n: {"t": Memory(data(4096, n))} for n in range(4)}
+        wrong = []
+
+        def save(n):
+            try:
+                for i in range(150):
+                    path = m.path(f"f{n}")
+                    c.save(path, want[n])
+                    if i % 10 == 0:
+                        same(c.load(path)["t"], want[n]["t"].get())
+                    os.unlink(path)
+            except Exception as e:
+                wrong.append(repr(e))
+        threads = [threading.Thread(target=save, args=(n,)) for n in want]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert not wrong, wrong
+        k = c.counters()
+        assert k.plain_saves == 0, k.plain_saves
+        c.close()
+    Child(work).result()
+
+
+@ck.mounted()
 def threads_share_a_library(m):
     c = Ckpt()
     wrong = []
