@@ -223,7 +223,9 @@ static int write_time(struct store *st, struct kv_batch *b, struct pending *p)
 	c.extents = calloc(old->extent_count + 1, sizeof(*c.extents));
 	if (!c.extents)
 		return -ENOMEM;
-	memcpy(c.extents, old->extents, old->extent_count * sizeof(*c.extents));
+	if (old->extent_count > 0)
+		memcpy(c.extents, old->extents,
+		       old->extent_count * sizeof(*c.extents));
 	commit_put_content(b, p->j->in->ino, &c);
 	p->content = content_ref_new(&c);
 	rc = p->content ? kv_write(st->kv, b) : -ENOMEM;
