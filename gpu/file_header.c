@@ -16,8 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu/text.h"
 #include "store/base/scope.h"
+#include "store/base/utf8.h"
 
 #define DEPTH_MAX 64
 #define VALUES_MAX (UINT64_C(16) << 20) /* 80 bytes each while parsing */
@@ -68,7 +68,7 @@ static const char *scan_text(const char *json, size_t len, size_t *ret_at)
 
 	for (size_t at = 0; at < len; at += step) {
 		*ret_at = at;
-		step = text_utf8_length((const unsigned char *)json + at, len - at);
+		step = utf8_length(json + at, len - at);
 		if (step == 0)
 			return "not UTF-8";
 		if (json[at] == '\0' ||

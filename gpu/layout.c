@@ -12,6 +12,7 @@
 #include "gpu/text.h"
 #include "store/base/bytes.h"
 #include "store/base/scope.h"
+#include "store/base/utf8.h"
 
 /* Metadata may grow by so much before the tensors move. */
 #define METADATA_SPARE_BYTES 256u
@@ -158,7 +159,7 @@ int layout_add(struct layout *l, const struct ckpt_tensor *t, int device)
 				"tensor '%.64s...': its name is longer than %u "
 				"bytes",
 				t->name, LAYOUT_NAME_BYTES_MAX);
-	if (!text_is_utf8(t->name))
+	if (!utf8_is(t->name, strlen(t->name)))
 		return ckpt_say(-EILSEQ, "a tensor's name is not UTF-8");
 	if (strcmp(t->name, METADATA_NAME) == 0)
 		return ckpt_say(-EINVAL, "no tensor can be named "
@@ -213,7 +214,7 @@ int layout_add_metadata(struct layout *l, const char *key, const char *value)
 
 	if (!key || !value)
 		return ckpt_say(-EINVAL, "metadata without key or value");
-	if (!text_is_utf8(key) || !text_is_utf8(value))
+	if (!utf8_is(key, strlen(key)) || !utf8_is(value, strlen(value)))
 		return ckpt_say(-EILSEQ, "metadata that is not UTF-8");
 	for (size_t i = 0; i < l->metadata_count; i++)
 		if (strcmp(l->metadata[i].key, key) == 0)

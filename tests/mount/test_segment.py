@@ -467,6 +467,9 @@ def under_memory_pressure_idle_segments_are_asked_back_first_used_first(m):
         s = c.acquire(name, 32 * ck.MIB)
         c.give_back(s)
         order.append(s.id)
+    shown = [line.split() for line in m.ctl("status", m.mnt).splitlines()
+             if line.split()[0] == "segments"]
+    assert shown == ["segments 96.0 MiB of 1 clients, 96.0 MiB idle".split()]
     fails(errno.EAGAIN, c.acquire, b"d", 64 * ck.MIB)
     assert c.releases == order[:2], (c.releases, order)
     c.drop_released()
