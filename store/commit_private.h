@@ -90,11 +90,6 @@ void commit_ops_delete(struct store *st, struct commit_op **ops, unsigned n);
 /* Do it and answer; op is freed unless its caller waits for it. */
 void commit_op_run(struct store *st, struct commit_op *op);
 
-static inline void scope_batch(struct kv_batch **b)
-{
-	kv_batch_free(*b);
-}
-
 static inline void scope_changes(struct ref_changes *c)
 {
 	changes_release(c);

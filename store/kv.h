@@ -51,6 +51,10 @@ int kv_multi_get(struct kv *kv, size_t count, const struct kv_slice *keys,
 
 struct kv_batch *kv_batch_new(void); /* NULL: out of memory */
 void kv_batch_free(struct kv_batch *b);
+static inline void scope_batch(struct kv_batch **b)
+{
+	kv_batch_free(*b);
+}
 void kv_batch_clear(struct kv_batch *b);
 void kv_put(struct kv_batch *b, const void *key, size_t key_len,
 	    const void *value, size_t value_len);

@@ -20,11 +20,6 @@
 /* The kernel's second look-up and open are much faster. */
 #define RESERVED_NS (INT64_C(1) * 1000000000)
 
-static void scope_batch(struct kv_batch **b)
-{
-	kv_batch_free(*b);
-}
-
 static struct attr inode_attr(struct inode *in)
 {
 	HOLD(&in->lock);

@@ -349,7 +349,11 @@ static int remove_image(struct store *st, uint64_t id)
 	return rc;
 }
 
-/* Into b: the P records of the range, but for what still waits. */
+/*
+ * Into b: the P records of the range, but for what waits by now. The turn is
+ * held: a record that came since the range was decided on has its own range,
+ * which alone knows whether the image went with it.
+ */
 static int forget_range(struct store *st, struct kv_batch *b,
 			const struct range *r, const struct waiting *w)
 {
@@ -406,8 +410,7 @@ static int reclaim_plan(struct store *st, const struct range *r,
 	return rc;
 }
 
-static int reclaim_one(struct store *st, struct kv_batch *done,
-		       const struct range *r, const struct waiting *w,
+static int reclaim_one(struct store *st, const struct range *r,
 		       const struct plan *p)
 {
 	bool dead = false;
@@ -429,7 +432,7 @@ static int reclaim_one(struct store *st, struct kv_batch *done,
 			st->reclaim->freed_bytes += bytes;
 		}
 	}
-	return rc < 0 || !p->done ? rc : forget_range(st, done, r, w);
+	return rc;
 }
 
 /* All ranges that nobody can know of any more, into `out`. */
@@ -471,21 +474,40 @@ static int group_plan(struct store *st, struct group *g)
 	return rc;
 }
 
+/* What was done need not be done again after the next start. */
+static void group_forget(struct store *st, struct group *g)
+{
+	SCOPED(scope_batch) struct kv_batch *done = kv_batch_new();
+	int rc;
+
+	if (!done)
+		return; /* they are done again */
+	HOLD(&st->reclaim->turn);
+	rc = waiting_update(st, &g->waiting);
+	for (unsigned i = 0; rc == 0 && i < g->count; i++)
+		if (g->result[i] == 0 && g->plan[i].done)
+			rc = forget_range(st, done, g->range[i], &g->waiting);
+	if (rc == 0)
+		(void)kv_write(st->kv, done);
+}
+
 static void group_reclaim(struct store *st, struct group *g)
 {
-	struct kv_batch *done = kv_batch_new();
-	int all = done ? group_plan(st, g) : -ENOMEM;
+	int all = group_plan(st, g);
 
 	for (unsigned i = 0; i < g->count; i++) {
 		int rc = all < 0 ? all : g->result[i];
 
 		if (rc == 0)
-			rc = reclaim_one(st, done, g->range[i], &g->waiting,
-					 &g->plan[i]);
+			rc = reclaim_one(st, g->range[i], &g->plan[i]);
 		if (rc < 0)
 			log_error("image %llu: space is not given back: %s",
 				  (unsigned long long)g->range[i]->image,
 				  strerror(-rc));
+		g->result[i] = rc;
+	}
+	group_forget(st, g);
+	for (unsigned i = 0; i < g->count; i++) {
 		image_put(&st->images, g->plan[i].image);
 		free(g->plan[i].holes);
 		free(g->range[i]);
@@ -493,9 +515,6 @@ static void group_reclaim(struct store *st, struct group *g)
 		g->result[i] = 0;
 	}
 	g->count = 0;
-	if (all == 0)
-		(void)kv_write(st->kv, done); /* else they are done again */
-	kv_batch_free(done);
 }
 
 static void reclaim_all(struct store *st, struct group *g, struct ranges *taken)

@@ -1,5 +1,8 @@
 /* What nobody refers to any more is given back, and nothing else. */
+#include <fcntl.h>
 #include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "tests/unit/live_store.h"
 
@@ -398,6 +401,74 @@ static void an_abandoned_image_that_was_shared_once_leaves_no_record(void **stat
 	free(data);
 }
 
+/* What happens while the reclaimer is in the middle of a punch; once. */
+static void (*_Atomic while_punching)(void);
+
+int fallocate(int fd, int mode, off_t offset, off_t len)
+{
+	void (*act)(void) = NULL;
+
+	if (mode & FALLOC_FL_PUNCH_HOLE)
+		act = atomic_exchange(&while_punching, NULL);
+	if (act)
+		act();
+	return (int)syscall(SYS_fallocate, fd, mode, offset, len);
+}
+
+static struct live *punched;
+static struct reclaim_ticket late_reader;
+
+static void delete_the_rest(void)
+{
+	reclaim_enter(punched->st, &late_reader);
+	assert_int_equal(live_unlink(punched, "rest"), 0);
+	live_barrier(punched);
+}
+
+/*
+ * Else a daemon that ends now would leave the image's record, and nothing that
+ * says why.
+ */
+static void what_is_decided_during_a_punch_is_not_forgotten_with_it(void **state)
+{
+	uint8_t *data = filled(DATA_BYTES, 1);
+	struct live l = live_new(NULL);
+	struct reclaim_ticket reader;
+	struct image *i = NULL;
+	struct content c;
+	uint64_t freed;
+
+	(void)state;
+	live_write(&l, "all", data, DATA_BYTES);
+	live_sync_all(&l);
+	live_write(&l, "rest", data, DATA_BYTES / 2);
+	live_sync_all(&l);
+	c = live_content(&l, "all");
+	assert_int_equal(image_get(&l.st->images, c.extents[0].image, &i), 0);
+	content_release(&c);
+	/* Two ranges at once: the half that goes, and all of the image. */
+	reclaim_enter(l.st, &reader);
+	assert_int_equal(live_unlink(&l, "all"), 0);
+	live_barrier(&l);
+	commit_abandon(l.st, i, DATA_BYTES);
+	live_barrier(&l);
+	punched = &l;
+	atomic_store(&while_punching, delete_the_rest);
+	reclaim_leave(l.st, &reader);
+	reclaim_drain(l.st, &freed);
+	assert_null(atomic_load(&while_punching));
+	assert_int_equal(live_counter(&l, META_CHUNKS), 0);
+	assert_int_equal(live_counter(&l, META_IMAGES), 1);
+	assert_true(live_records(&l, 'P') > 0);
+	reclaim_leave(l.st, &late_reader);
+	live_settle(&l);
+	assert_int_equal(live_images(&l).count, 0);
+	assert_int_equal(live_counter(&l, META_IMAGES), 0);
+	assert_int_equal(live_records(&l, 'P'), 0);
+	live_free(&l);
+	free(data);
+}
+
 static void what_is_given_back_is_counted_once(void **state)
 {
 	uint8_t *data = filled(DATA_BYTES, 1);
@@ -515,6 +586,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_reader_keeps_the_block_that_he_shares_with_older_holes),
 		cmocka_unit_test(a_block_goes_with_the_last_of_its_bytes),
 		cmocka_unit_test(an_abandoned_image_that_was_shared_once_leaves_no_record),
+		cmocka_unit_test(
+			what_is_decided_during_a_punch_is_not_forgotten_with_it),
 		cmocka_unit_test(what_is_given_back_is_counted_once),
 		cmocka_unit_test(storing_what_is_deleted_at_the_same_moment_never_loses_a_chunk),
 	};
