@@ -377,7 +377,7 @@ void drain_restart(struct store *st, struct drain_job *j)
 	struct drain *d = st->drain;
 	struct drain_job *next = job_new(st, j->in, j->stage);
 	struct file *f = j->in->file;
-	bool was_earlier = false;
+	bool was_earlier = false, gone = false;
 
 	if (!next) {
 		drain_finish(st, j, JOB_CANCELLED, -ENOMEM);
@@ -387,8 +387,10 @@ void drain_restart(struct store *st, struct drain_job *j)
 		HOLD(&j->in->lock);
 		HOLD(&d->lock);
 		was_earlier = j->earlier;
-		if (f->queued && !was_earlier) { /* closed again meanwhile: that
-						    one does it */
+		/* Replaced, or moved, since its end was decided on. */
+		gone = !was_earlier && f->stage != j->stage;
+		if (!gone && !was_earlier && f->queued) {
+			/* Closed again meanwhile: that one does it. */
 			struct drain_job *q = f->queued;
 
 			if (j->order && !q->order) {
@@ -400,7 +402,7 @@ void drain_restart(struct store *st, struct drain_job *j)
 			q->asked = q->asked || j->asked;
 			if (j->urgent)
 				job_promote_locked(d, q);
-		} else {
+		} else if (!gone) {
 			d->draining++;
 			next->urgent = j->urgent;
 			next->asked = j->asked;
@@ -421,7 +423,7 @@ void drain_restart(struct store *st, struct drain_job *j)
 		}
 	}
 	drain_job_put(st, next);
-	drain_finish(st, j, JOB_RESTARTED, 0);
+	drain_finish(st, j, gone ? JOB_CANCELLED : JOB_RESTARTED, 0);
 	if (was_earlier)
 		drain_job_put(st, j); /* the list's */
 }
@@ -495,7 +497,8 @@ void drain_fail(struct store *st, struct drain_job *j, int rc)
 		if (j->adopt)
 			j->stage->frozen = false;
 		HOLD(&st->drain->lock);
-		if (next && !f->queued && !j->earlier)
+		if (next && !f->queued && !j->earlier &&
+		    f->stage == j->stage)
 			retry_locked(st->drain, j, TAKE(next), rc);
 	}
 	drain_job_put(st, next);
