@@ -321,6 +321,14 @@ class Judge:
                 return True
         return False
 
+    def whose(self, path):
+        """Which steps left what was found at the path."""
+        if path not in self.found:
+            return "absent"
+        return "as left by " + " or ".join(sorted(
+            {self.h.steps[first].what if first >= 0 else "nobody"
+             for first, _, _ in self.fits[path]}))
+
     def settled(self, close):
         if self.has(close.fid, close.version, False):
             return True
@@ -346,7 +354,8 @@ class Judge:
             self.say(kind, f"step {close.step}: "
                      f"{self.h.steps[close.step].what} is durable, but not "
                      f"step {missing.step} before it: "
-                     f"{self.h.steps[missing.step].what}")
+                     f"{self.h.steps[missing.step].what}, which is "
+                     f"{self.whose(missing.path)}")
             return
 
     def links(self):

@@ -121,6 +121,11 @@ class Daemon:
             f.seek(self.said_from)
             return f.read().decode(errors="replace").strip()[-2000:]
 
+    def said_lately(self):
+        """The last words of all daemons of this run."""
+        with open(self.log, "rb") as f:
+            return f.read().decode(errors="replace")[-4000:]
+
     def shoot(self):
         if self.process and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -394,6 +399,8 @@ def live(rig, args, span, report):
             found += rig.judge(history, None)
             report.add(f"live cut at operation {n}, seed {seed} "
                        f"({history.position(None)})", found)
+            if found:  # it cannot be played again
+                print(rig.daemon.said_lately(), flush=True)
         progress(f"live cut {i + 1} of {args.live}, {report.bad} bad")
     progress("")
 
