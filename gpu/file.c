@@ -23,9 +23,40 @@ static int say_read(const struct ckpt_file *f, int rc)
 	return ckpt_say(rc, "%s: read: %s", f->path, strerror(-rc));
 }
 
+static int say_header(const struct ckpt_file *f, int rc,
+		      const struct safetensors_error *e)
+{
+	return ckpt_say(rc, "%s: %s", f->path,
+			rc == -EBADMSG ? e->what : "no memory for its header");
+}
+
+_Static_assert(SAFETENSORS_RANK_MAX == CKPT_RANK_MAX, "one limit for both");
+
+/* What the store's reader found, in the words of the public header. */
+static int make_entries(struct ckpt_file *f)
+{
+	f->entries = calloc(f->header.count + 1, sizeof(*f->entries));
+	if (!f->entries)
+		return -ENOMEM;
+	for (size_t i = 0; i < f->header.count; i++) {
+		const struct safetensors_tensor *t = &f->header.entries[i];
+
+		f->entries[i] = (struct ckpt_entry){
+			.name = t->name,
+			.dtype = t->dtype,
+			.shape = t->shape,
+			.rank = t->rank,
+			.offset = t->offset,
+			.bytes = t->bytes,
+		};
+	}
+	return 0;
+}
+
 static int read_header(struct ckpt_file *f)
 {
-	uint8_t prefix[FILE_HEADER_PREFIX_BYTES] = { 0 };
+	struct safetensors_error error = { "" };
+	uint8_t prefix[SAFETENSORS_PREFIX_BYTES] = { 0 };
 	SCOPED(scope_free) char *json = NULL;
 	size_t len = 0;
 	int rc;
@@ -35,9 +66,9 @@ static int read_header(struct ckpt_file *f)
 		if (rc < 0)
 			return say_read(f, rc);
 	}
-	rc = file_header_length(f->path, prefix, f->bytes, &len);
+	rc = safetensors_header_length(prefix, f->bytes, &len, &error);
 	if (rc < 0)
-		return rc;
+		return say_header(f, rc, &error);
 	/* Read, not taken from the map: what is checked must not change. */
 	json = malloc(len + 1);
 	if (!json)
@@ -47,7 +78,10 @@ static int read_header(struct ckpt_file *f)
 	if (rc < 0)
 		return say_read(f, rc);
 	json[len] = '\0';
-	return file_header_parse(f->path, json, len, f->bytes, &f->header);
+	rc = safetensors_header_parse(json, len, f->bytes, &f->header, &error);
+	if (rc == 0)
+		rc = make_entries(f);
+	return rc < 0 ? say_header(f, rc, &error) : 0;
 }
 
 static int open_file(struct ckpt_file *f)
@@ -105,7 +139,8 @@ void ckpt_file_close(struct ckpt_file *f)
 		(void)munmap(f->map, f->bytes);
 	if (f->fd >= 0)
 		(void)close(f->fd);
-	file_header_release(&f->header);
+	safetensors_header_release(&f->header);
+	free(f->entries);
 	free(f->path);
 	free(f);
 }
@@ -118,13 +153,16 @@ size_t ckpt_file_count(const struct ckpt_file *f)
 const struct ckpt_entry *ckpt_file_entry(const struct ckpt_file *f,
 					 size_t index)
 {
-	return index < f->header.count ? &f->header.entries[index] : NULL;
+	return index < f->header.count ? &f->entries[index] : NULL;
 }
 
 const struct ckpt_entry *ckpt_file_find(const struct ckpt_file *f,
 					const char *name)
 {
-	return file_header_find(&f->header, name);
+	const struct safetensors_tensor *t =
+		safetensors_header_find(&f->header, name);
+
+	return t ? &f->entries[t - f->header.entries] : NULL;
 }
 
 int ckpt_file_metadata(const struct ckpt_file *f, size_t index,

@@ -4,7 +4,8 @@
 
 #include <sys/stat.h>
 
-#include "gpu/file_header.h"
+#include "gpu/private.h"
+#include "store/formats/safetensors_header.h"
 
 struct ckpt_file { /* immutable while it is open */
 	struct ckpt *c;
@@ -13,7 +14,8 @@ struct ckpt_file { /* immutable while it is open */
 	struct stat stat; /* when it was opened */
 	uint64_t bytes; /* st_size */
 	void *map; /* all of it, read-only; NULL: it cannot be mapped */
-	struct file_header header;
+	struct safetensors_header header;
+	struct ckpt_entry *entries; /* owned; of the header, as callers see it */
 };
 
 #endif

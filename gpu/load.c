@@ -58,7 +58,7 @@ struct run {
 
 static bool entry_is_of(const struct ckpt_file *f, const struct ckpt_entry *e)
 {
-	uintptr_t first = (uintptr_t)f->header.entries;
+	uintptr_t first = (uintptr_t)f->entries;
 	uintptr_t at = (uintptr_t)e - first; /* wraps: then it is too large */
 
 	return at % sizeof(*e) == 0 && at / sizeof(*e) < f->header.count;

@@ -7,26 +7,28 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "gpu/file_header.h"
 #include "store/base/scope.h"
+#include "store/formats/safetensors_header.h"
 #include "tests/fuzz/fuzz.h"
 
-static void check_entry(const struct file_header *h, const struct ckpt_entry *e)
+static void check_entry(const struct safetensors_header *h,
+			const struct safetensors_tensor *e)
 {
-	unsigned bits = ckpt_dtype_bits(e->dtype);
+	unsigned bits = safetensors_dtype_bits(e->dtype);
 	unsigned __int128 elements = 1;
 
 	CHECK(bits > 0);
-	CHECK(e->rank <= CKPT_RANK_MAX);
+	CHECK(e->rank <= SAFETENSORS_RANK_MAX);
 	for (unsigned i = 0; i < e->rank; i++) {
 		elements *= e->shape[i];
 		CHECK(elements <= UINT64_MAX);
 	}
 	CHECK(elements * bits == (unsigned __int128)e->bytes * 8);
-	CHECK(file_header_find(h, e->name) == e);
+	CHECK(safetensors_header_find(h, e->name) == e);
 }
 
-static void check_header(const struct file_header *h, size_t start, size_t end)
+static void check_header(const struct safetensors_header *h, size_t start,
+			 size_t end)
 {
 	uint64_t at = start;
 
@@ -45,22 +47,23 @@ static void check_header(const struct file_header *h, size_t start, size_t end)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	SCOPED(scope_free) char *json = NULL;
-	struct file_header h;
+	struct safetensors_error error;
+	struct safetensors_header h;
 	size_t len = 0;
-	int rc = file_header_length("input", data, size, &len);
+	int rc = safetensors_header_length(data, size, &len, &error);
 
 	CHECK(rc == 0 || rc == -EBADMSG);
 	if (rc < 0)
 		return 0;
 	json = malloc(len + 1);
 	CHECK(json);
-	memcpy(json, data + FILE_HEADER_PREFIX_BYTES, len);
+	memcpy(json, data + SAFETENSORS_PREFIX_BYTES, len);
 	json[len] = '\0';
-	rc = file_header_parse("input", json, len, size, &h);
+	rc = safetensors_header_parse(json, len, size, &h, &error);
 	CHECK(rc == 0 || rc == -EBADMSG || rc == -ENOMEM);
 	if (rc < 0)
 		return 0;
-	check_header(&h, FILE_HEADER_PREFIX_BYTES + len, size);
-	file_header_release(&h);
+	check_header(&h, SAFETENSORS_PREFIX_BYTES + len, size);
+	safetensors_header_release(&h);
 	return 0;
 }

@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu/file_header.h"
 #include "gpu/layout.h"
 #include "store/base/bytes.h"
+#include "store/formats/safetensors_header.h"
 
 static const uint8_t somewhere[1];
 
@@ -36,7 +36,8 @@ static void assert_valid(const struct layout *l)
 {
 	size_t len = (size_t)l->header_bytes - 8;
 	char *json = malloc(len + 1);
-	struct file_header h;
+	struct safetensors_header h;
+	struct safetensors_error error;
 	uint64_t prefix;
 
 	memcpy(&prefix, l->header, 8);
@@ -44,12 +45,14 @@ static void assert_valid(const struct layout *l)
 	assert_int_equal(l->header_bytes % LAYOUT_ALIGN, 0);
 	memcpy(json, l->header + 8, len);
 	json[len] = 0;
-	assert_int_equal(file_header_parse("f", json, len, l->file_bytes, &h),
+	assert_int_equal(safetensors_header_parse(json, len, l->file_bytes, &h,
+						  &error),
 			 0);
 	assert_int_equal(h.count, l->count);
 	for (size_t i = 0; i < l->count; i++) {
 		const struct layout_tensor *t = &l->tensors[i];
-		const struct ckpt_entry *e = file_header_find(&h, t->name);
+		const struct safetensors_tensor *e =
+			safetensors_header_find(&h, t->name);
 
 		assert_non_null(e);
 		assert_int_equal(e->offset, t->offset);
@@ -62,7 +65,7 @@ static void assert_valid(const struct layout *l)
 			assert_int_equal(t->offset % t->element_bytes, 0);
 	}
 	assert_int_equal(h.metadata_count, l->metadata_count);
-	file_header_release(&h);
+	safetensors_header_release(&h);
 	free(json);
 }
 

@@ -1,5 +1,5 @@
 /*
- * file_header.c - parse and check the header of a safetensors file.
+ * safetensors_header.c - parse and check the header of a safetensors file.
  *
  * cJSON does the parsing, but keeps strings as C strings and lets pass what
  * serde, with which safetensors reads, does not. So the text is looked over
@@ -8,11 +8,13 @@
  * a NUL anywhere, so that no name is cut short. Then the tree is copied into
  * flat arrays and checked.
  */
-#include "gpu/file_header.h"
+#include "store/formats/safetensors_header.h"
 
 #include <cjson/cJSON.h>
 #include <endian.h>
 #include <errno.h>
+#include <stdarg.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,33 +28,82 @@
 /* Of a name in a message: the rest of the sentence is to fit as well. */
 #define NAME_SHOWN 256
 
-int file_header_length(const char *path, const void *prefix,
-		       uint64_t file_bytes, size_t *ret_len)
+static int refuse(struct safetensors_error *e, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+static int refuse(struct safetensors_error *e, const char *format, ...)
+{
+	va_list ap;
+
+	va_start(ap, format);
+	(void)vsnprintf(e->what, sizeof(e->what), format, ap);
+	va_end(ap);
+	return -EBADMSG;
+}
+
+int safetensors_header_length(const void *prefix, uint64_t file_bytes,
+			      size_t *ret_len,
+			      struct safetensors_error *ret_error)
 {
 	uint64_t len;
 
-	if (file_bytes < FILE_HEADER_PREFIX_BYTES)
-		return ckpt_say(-EBADMSG,
-				"%s: not a safetensors file: it has %llu "
-				"bytes, fewer than its header's length takes",
-				path, (unsigned long long)file_bytes);
+	if (file_bytes < SAFETENSORS_PREFIX_BYTES)
+		return refuse(ret_error,
+			      "not a safetensors file: it has %llu "
+			      "bytes, fewer than its header's length takes",
+			      (unsigned long long)file_bytes);
 	memcpy(&len, prefix, sizeof(len));
 	len = le64toh(len);
-	if (len > FILE_HEADER_BYTES_MAX)
-		return ckpt_say(-EBADMSG,
-				"%s: not a safetensors file: a header of %llu "
-				"bytes; there can be %llu",
-				path, (unsigned long long)len,
-				(unsigned long long)FILE_HEADER_BYTES_MAX);
-	if (len > file_bytes - FILE_HEADER_PREFIX_BYTES)
-		return ckpt_say(-EBADMSG,
-				"%s: a header of %llu bytes, but the file ends "
-				"after %llu: it was cut off, or is no "
-				"safetensors file",
-				path, (unsigned long long)len,
-				(unsigned long long)file_bytes);
+	if (len > SAFETENSORS_HEADER_BYTES_MAX)
+		return refuse(ret_error,
+			      "not a safetensors file: a header of %llu "
+			      "bytes; there can be %llu",
+			      (unsigned long long)len,
+			      (unsigned long long)SAFETENSORS_HEADER_BYTES_MAX);
+	if (len > file_bytes - SAFETENSORS_PREFIX_BYTES)
+		return refuse(ret_error,
+			      "a header of %llu bytes, but the file ends "
+			      "after %llu: it was cut off, or is no "
+			      "safetensors file",
+			      (unsigned long long)len,
+			      (unsigned long long)file_bytes);
 	*ret_len = (size_t)len;
 	return 0;
+}
+
+static const struct {
+	const char *name;
+	unsigned bits;
+} dtypes[] = {
+	{ "BOOL", 8 },        { "F4", 4 },      { "F6_E2M3", 6 },
+	{ "F6_E3M2", 6 },     { "U8", 8 },      { "I8", 8 },
+	{ "F8_E5M2", 8 },     { "F8_E4M3", 8 }, { "F8_E8M0", 8 },
+	{ "I16", 16 },        { "U16", 16 },    { "F16", 16 },
+	{ "BF16", 16 },       { "I32", 32 },    { "U32", 32 },
+	{ "F32", 32 },        { "C64", 64 },    { "F64", 64 },
+	{ "I64", 64 },        { "U64", 64 },    { "F8_E4M3FNUZ", 8 },
+	{ "F8_E5M2FNUZ", 8 },
+};
+
+static int dtype_index(const char *dtype)
+{
+	for (size_t i = 0; i < sizeof(dtypes) / sizeof(*dtypes); i++)
+		if (strcmp(dtypes[i].name, dtype) == 0)
+			return (int)i;
+	return -1;
+}
+
+unsigned safetensors_dtype_bits(const char *dtype)
+{
+	int i = dtype_index(dtype);
+
+	return i < 0 ? 0 : dtypes[i].bits;
+}
+
+const char *safetensors_dtype_name(const char *dtype)
+{
+	int i = dtype_index(dtype);
+
+	return i < 0 ? NULL : dtypes[i].name;
 }
 
 /* --- The text ------------------------------------------------------------
@@ -115,18 +166,18 @@ static const char *scan_text(const char *json, size_t len, size_t *ret_at)
  */
 
 struct parse {
-	const char *path;
+	struct safetensors_error *error;
 	uint64_t data_start; /* in the file */
 	uint64_t data_bytes;
-	struct file_header *h;
+	struct safetensors_header *h;
 	uint64_t *shape_next; /* into h->shapes */
 	char *string_next; /* into h->strings */
 };
 
 /* The format is what is wrong with the tensor. Yields -EBADMSG. */
-#define BAD(p, name, format, ...)                                       \
-	ckpt_say(-EBADMSG, "%s: tensor '%.*s': " format, (p)->path,     \
-		 NAME_SHOWN, name, ##__VA_ARGS__)
+#define BAD(p, name, format, ...)                                      \
+	refuse((p)->error, "tensor '%.*s': " format, NAME_SHOWN, name, \
+	       ##__VA_ARGS__)
 
 static char *keep_string(struct parse *p, const char *s)
 {
@@ -150,7 +201,7 @@ static bool take_number(const cJSON *j, uint64_t *ret)
 }
 
 static int parse_shape(struct parse *p, const char *name, const cJSON *shape,
-		       struct ckpt_entry *e)
+		       struct safetensors_tensor *e)
 {
 	const cJSON *j;
 
@@ -158,10 +209,11 @@ static int parse_shape(struct parse *p, const char *name, const cJSON *shape,
 		return BAD(p, name, "its shape is not a list");
 	e->shape = p->shape_next;
 	e->rank = 0;
-	cJSON_ArrayForEach(j, shape) {
-		if (e->rank == CKPT_RANK_MAX)
+	cJSON_ArrayForEach(j, shape)
+	{
+		if (e->rank == SAFETENSORS_RANK_MAX)
 			return BAD(p, name, "more than %u dimensions",
-				   CKPT_RANK_MAX);
+				   SAFETENSORS_RANK_MAX);
 		if (!take_number(j, p->shape_next))
 			return BAD(p, name,
 				   "dimension %u of its shape is not a number "
@@ -174,7 +226,7 @@ static int parse_shape(struct parse *p, const char *name, const cJSON *shape,
 }
 
 static int parse_offsets(struct parse *p, const char *name,
-			 const cJSON *offsets, struct ckpt_entry *e)
+			 const cJSON *offsets, struct safetensors_tensor *e)
 {
 	const cJSON *j;
 	uint64_t at[2];
@@ -182,10 +234,12 @@ static int parse_offsets(struct parse *p, const char *name,
 
 	if (!cJSON_IsArray(offsets))
 		return BAD(p, name, "its data_offsets are not a list");
-	cJSON_ArrayForEach(j, offsets) {
+	cJSON_ArrayForEach(j, offsets)
+	{
 		if (count == 2 || !take_number(j, &at[count]))
-			return BAD(p, name, "its data_offsets are not two "
-					    "numbers from 0 to 2^53 - 1");
+			return BAD(p, name,
+				   "its data_offsets are not two "
+				   "numbers from 0 to 2^53 - 1");
 		count++;
 	}
 	if (count < 2)
@@ -194,8 +248,7 @@ static int parse_offsets(struct parse *p, const char *name,
 		return BAD(p, name,
 			   "its data_offsets are %llu to %llu, and the file "
 			   "has %llu bytes of data",
-			   (unsigned long long)at[0],
-			   (unsigned long long)at[1],
+			   (unsigned long long)at[0], (unsigned long long)at[1],
 			   (unsigned long long)p->data_bytes);
 	e->offset = p->data_start + at[0];
 	e->bytes = at[1] - at[0];
@@ -203,9 +256,10 @@ static int parse_offsets(struct parse *p, const char *name,
 }
 
 /* Does the shape make the bytes? Types of less than a byte are packed. */
-static int check_bytes(const struct parse *p, const struct ckpt_entry *e)
+static int check_bytes(const struct parse *p,
+		       const struct safetensors_tensor *e)
 {
-	unsigned element_bits = ckpt_dtype_bits(e->dtype);
+	unsigned element_bits = safetensors_dtype_bits(e->dtype);
 	uint64_t bits = 1;
 	bool over = false;
 
@@ -233,16 +287,16 @@ static int check_bytes(const struct parse *p, const struct ckpt_entry *e)
 
 static int parse_entry(struct parse *p, const cJSON *j)
 {
-	struct ckpt_entry *e = &p->h->entries[p->h->count];
+	struct safetensors_tensor *e = &p->h->entries[p->h->count];
 	const cJSON *found[3] = { NULL, NULL, NULL };
-	static const char *const keys[3] = { "dtype", "shape",
-					     "data_offsets" };
+	static const char *const keys[3] = { "dtype", "shape", "data_offsets" };
 	const cJSON *member;
 	int rc;
 
 	if (!cJSON_IsObject(j))
 		return BAD(p, j->string, "not an object");
-	cJSON_ArrayForEach(member, j) {
+	cJSON_ArrayForEach(member, j)
+	{
 		for (size_t i = 0; i < 3; i++) {
 			if (strcmp(member->string, keys[i]) != 0)
 				continue;
@@ -271,29 +325,29 @@ static int parse_entry(struct parse *p, const cJSON *j)
 
 static int compare_pairs(const void *a, const void *b)
 {
-	const struct file_header_pair *const *x = a, *const *y = b;
+	const struct safetensors_pair *const *x = a, *const *y = b;
 
 	return strcmp((*x)->key, (*y)->key);
 }
 
 static int check_metadata_keys(const struct parse *p)
 {
-	const struct file_header *h = p->h;
+	const struct safetensors_header *h = p->h;
 	SCOPED(scope_free)
-	const struct file_header_pair **sorted =
+	const struct safetensors_pair **sorted =
 		calloc(h->metadata_count + 1, sizeof(*sorted));
 
 	if (!sorted)
-		return ckpt_say(-ENOMEM, "%s: no memory", p->path);
+		return -ENOMEM;
 	for (size_t i = 0; i < h->metadata_count; i++)
 		sorted[i] = &h->metadata[i];
 	qsort(sorted, h->metadata_count, sizeof(*sorted), compare_pairs);
 	for (size_t i = 1; i < h->metadata_count; i++)
 		if (strcmp(sorted[i - 1]->key, sorted[i]->key) == 0)
-			return ckpt_say(-EBADMSG,
-					"%s: " METADATA_KEY ": the key '%.*s' "
-					"is there twice",
-					p->path, NAME_SHOWN, sorted[i]->key);
+			return refuse(p->error,
+				      METADATA_KEY ": the key '%.*s' "
+						   "is there twice",
+				      NAME_SHOWN, sorted[i]->key);
 	return 0;
 }
 
@@ -302,25 +356,23 @@ static int parse_metadata(struct parse *p, const cJSON *j)
 	const cJSON *member;
 
 	if (p->h->metadata)
-		return ckpt_say(-EBADMSG, "%s: " METADATA_KEY " is there twice",
-				p->path);
+		return refuse(p->error, METADATA_KEY " is there twice");
 	/* safetensors takes a null for none. */
 	if (!cJSON_IsObject(j) && !cJSON_IsNull(j))
-		return ckpt_say(-EBADMSG,
-				"%s: " METADATA_KEY " is not an object",
-				p->path);
+		return refuse(p->error, METADATA_KEY " is not an object");
 	p->h->metadata = calloc((size_t)cJSON_GetArraySize(j) + 1,
 				sizeof(*p->h->metadata));
 	if (!p->h->metadata)
-		return ckpt_say(-ENOMEM, "%s: no memory", p->path);
-	cJSON_ArrayForEach(member, j) {
+		return -ENOMEM;
+	cJSON_ArrayForEach(member, j)
+	{
 		if (!cJSON_IsString(member))
-			return ckpt_say(-EBADMSG,
-					"%s: " METADATA_KEY ": the value of "
-					"'%.*s' is not a string",
-					p->path, NAME_SHOWN, member->string);
+			return refuse(p->error,
+				      METADATA_KEY ": the value of "
+						   "'%.*s' is not a string",
+				      NAME_SHOWN, member->string);
 		p->h->metadata[p->h->metadata_count++] =
-			(struct file_header_pair){
+			(struct safetensors_pair){
 				.key = keep_string(p, member->string),
 				.value = keep_string(p, member->valuestring),
 			};
@@ -334,7 +386,7 @@ static int parse_metadata(struct parse *p, const cJSON *j)
 /* Empty ones before that which starts there; else as they were. */
 static int compare_offsets(const void *a, const void *b)
 {
-	const struct ckpt_entry *x = a, *y = b;
+	const struct safetensors_tensor *x = a, *y = b;
 
 	if (x->offset != y->offset)
 		return x->offset < y->offset ? -1 : 1;
@@ -345,7 +397,7 @@ static int compare_offsets(const void *a, const void *b)
 
 static int compare_names(const void *a, const void *b)
 {
-	const struct ckpt_entry *const *x = a, *const *y = b;
+	const struct safetensors_tensor *const *x = a, *const *y = b;
 
 	return strcmp((*x)->name, (*y)->name);
 }
@@ -355,32 +407,31 @@ static int check_cover(const struct parse *p)
 	uint64_t end = p->data_start;
 
 	for (size_t i = 0; i < p->h->count; i++) {
-		const struct ckpt_entry *e = &p->h->entries[i];
+		const struct safetensors_tensor *e = &p->h->entries[i];
 
 		if (e->offset != end)
-			return BAD(p, e->name,
-				   "%s: it starts at byte %llu of the data "
-				   "instead of %llu",
-				   e->offset < end ? "overlaps another" :
-						     "a gap before it",
-				   (unsigned long long)(e->offset -
-							p->data_start),
-				   (unsigned long long)(end - p->data_start));
+			return BAD(
+				p, e->name,
+				"%s: it starts at byte %llu of the data "
+				"instead of %llu",
+				e->offset < end ? "overlaps another"
+						: "a gap before it",
+				(unsigned long long)(e->offset - p->data_start),
+				(unsigned long long)(end - p->data_start));
 		end += e->bytes;
 	}
 	if (end - p->data_start != p->data_bytes)
-		return ckpt_say(-EBADMSG,
-				"%s: the tensors have %llu bytes, the file "
-				"has %llu for them",
-				p->path,
-				(unsigned long long)(end - p->data_start),
-				(unsigned long long)p->data_bytes);
+		return refuse(p->error,
+			      "the tensors have %llu bytes, the file "
+			      "has %llu for them",
+			      (unsigned long long)(end - p->data_start),
+			      (unsigned long long)p->data_bytes);
 	return 0;
 }
 
 static int sort_names(const struct parse *p)
 {
-	struct file_header *h = p->h;
+	struct safetensors_header *h = p->h;
 
 	for (size_t i = 0; i < h->count; i++)
 		h->by_name[i] = &h->entries[i];
@@ -400,10 +451,11 @@ static void count_parts(const cJSON *root, size_t *ret_members,
 	size_t members = 0;
 	size_t dimensions = 0;
 
-	cJSON_ArrayForEach(j, root) {
+	cJSON_ArrayForEach(j, root)
+	{
 		/* Entries with two shapes are refused before the second. */
-		const cJSON *shape = cJSON_GetObjectItemCaseSensitive(j,
-								      "shape");
+		const cJSON *shape =
+			cJSON_GetObjectItemCaseSensitive(j, "shape");
 
 		members++;
 		dimensions += (size_t)cJSON_GetArraySize(shape);
@@ -414,7 +466,7 @@ static void count_parts(const cJSON *root, size_t *ret_members,
 
 static int parse_root(struct parse *p, const cJSON *root, size_t len)
 {
-	struct file_header *h = p->h;
+	struct safetensors_header *h = p->h;
 	const cJSON *j;
 	size_t members;
 	size_t dimensions;
@@ -428,10 +480,11 @@ static int parse_root(struct parse *p, const cJSON *root, size_t len)
 	/* A string with its NUL is no longer than with its quotes. */
 	h->strings = malloc(len);
 	if (!h->entries || !h->by_name || !h->shapes || !h->strings)
-		return ckpt_say(-ENOMEM, "%s: no memory", p->path);
+		return -ENOMEM;
 	p->shape_next = h->shapes;
 	p->string_next = h->strings;
-	cJSON_ArrayForEach(j, root) {
+	cJSON_ArrayForEach(j, root)
+	{
 		if (strcmp(j->string, METADATA_KEY) == 0)
 			rc = parse_metadata(p, j);
 		else
@@ -457,14 +510,15 @@ static bool only_spaces(const char *at, const char *end)
 	return true;
 }
 
-int file_header_parse(const char *path, const char *json, size_t len,
-		      uint64_t file_bytes, struct file_header *ret)
+int safetensors_header_parse(const char *json, size_t len, uint64_t file_bytes,
+			     struct safetensors_header *ret,
+			     struct safetensors_error *ret_error)
 {
-	struct file_header h = { .entries = NULL };
+	struct safetensors_header h = { .entries = NULL };
 	struct parse p = {
-		.path = path,
-		.data_start = FILE_HEADER_PREFIX_BYTES + len,
-		.data_bytes = file_bytes - FILE_HEADER_PREFIX_BYTES - len,
+		.error = ret_error,
+		.data_start = SAFETENSORS_PREFIX_BYTES + len,
+		.data_bytes = file_bytes - SAFETENSORS_PREFIX_BYTES - len,
 		.h = &h,
 	};
 	SCOPED(scope_json) cJSON *root = NULL;
@@ -473,12 +527,11 @@ int file_header_parse(const char *path, const char *json, size_t len,
 	size_t at = 0;
 	int rc;
 
-	CHECK(file_bytes >= FILE_HEADER_PREFIX_BYTES + len);
+	CHECK(file_bytes >= SAFETENSORS_PREFIX_BYTES + len);
 	if (len == 0 || json[0] != '{')
-		return ckpt_say(-EBADMSG,
-				"%s: not a safetensors file: no '{' after the "
-				"header's length",
-				path);
+		return refuse(ret_error,
+			      "not a safetensors file: no '{' after the "
+			      "header's length");
 	wrong = scan_text(json, len, &at);
 	if (!wrong) {
 		root = cJSON_ParseWithLengthOpts(json, len, &end, 0);
@@ -488,17 +541,17 @@ int file_header_parse(const char *path, const char *json, size_t len,
 		}
 	}
 	if (wrong)
-		return ckpt_say(-EBADMSG, "%s: byte %zu of its header: %s",
-				path, at, wrong);
+		return refuse(ret_error, "byte %zu of its header: %s", at,
+			      wrong);
 	rc = parse_root(&p, root, len);
 	if (rc < 0)
-		file_header_release(&h);
+		safetensors_header_release(&h);
 	else
 		*ret = h;
 	return rc;
 }
 
-void file_header_release(struct file_header *h)
+void safetensors_header_release(struct safetensors_header *h)
 {
 	free(h->entries);
 	free(h->by_name);
@@ -508,14 +561,13 @@ void file_header_release(struct file_header *h)
 	memset(h, 0, sizeof(*h));
 }
 
-const struct ckpt_entry *file_header_find(const struct file_header *h,
-					  const char *name)
+const struct safetensors_tensor *
+safetensors_header_find(const struct safetensors_header *h, const char *name)
 {
-	struct ckpt_entry key = { .name = name };
-	struct ckpt_entry *at = &key;
-	struct ckpt_entry **found = bsearch(&at, h->by_name, h->count,
-					    sizeof(*h->by_name),
-					    compare_names);
+	struct safetensors_tensor key = { .name = name };
+	struct safetensors_tensor *at = &key;
+	struct safetensors_tensor **found = bsearch(
+		&at, h->by_name, h->count, sizeof(*h->by_name), compare_names);
 
 	return found ? *found : NULL;
 }
