@@ -125,6 +125,11 @@ static const struct pickle_class known[] = {
 #define KNOWN (sizeof(known) / sizeof(*known))
 _Static_assert(KNOWN + DTYPES <= PICKLE_CLASSES_MAX, "one table of both");
 
+const struct dcp_dtype *dcp_dtype_at(size_t index)
+{
+	return index < DTYPES ? &dtypes[index] : NULL;
+}
+
 /* ret has room for KNOWN + DTYPES. */
 static void classes_fill(struct pickle_class *ret)
 {

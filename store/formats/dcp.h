@@ -107,4 +107,7 @@ void dcp_release(struct dcp *d);
  */
 uint32_t dcp_file_rank(const char *name);
 
+/* The index-th dtype of torch; NULL: there are no more. */
+const struct dcp_dtype *dcp_dtype_at(size_t index);
+
 #endif

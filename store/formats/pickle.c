@@ -94,6 +94,12 @@ enum opcode {
 	OP_STACK_GLOBAL = 0x93,
 	OP_MEMOIZE = 0x94,
 	OP_FRAME = 0x95,
+	OP_BINPERSID = 'Q',
+	OP_EMPTY_SET = 0x8f,
+	OP_ADDITEMS = 0x90,
+	OP_FROZENSET = 0x91,
+	OP_NEWOBJ_EX = 0x92,
+	OP_BYTEARRAY8 = 0x96,
 };
 
 struct machine {
@@ -114,6 +120,8 @@ struct machine {
 	size_t memo_count, memo_capacity;
 	size_t marks[PICKLE_MARKS_MAX]; /* heights of the stack */
 	size_t mark_count;
+
+	size_t other, persistent; /* classes, or class_count: none is listed */
 
 	/* Classes by a hash of their name: indexes plus 1. */
 	uint16_t heads[BUCKETS];
@@ -216,7 +224,7 @@ static const char *opcode_name(uint8_t op)
 		[OP_FRAME] = "FRAME",
 		/* Those that are only refused. */
 		['P'] = "PERSID",
-		['Q'] = "BINPERSID",
+		[OP_BINPERSID] = "BINPERSID",
 		['i'] = "INST",
 		['o'] = "OBJ",
 		['I'] = "INT",
@@ -233,11 +241,11 @@ static const char *opcode_name(uint8_t op)
 		[0x82] = "EXT1",
 		[0x83] = "EXT2",
 		[0x84] = "EXT4",
-		[0x8f] = "EMPTY_SET",
-		[0x90] = "ADDITEMS",
-		[0x91] = "FROZENSET",
-		[0x92] = "NEWOBJ_EX",
-		[0x96] = "BYTEARRAY8",
+		[OP_EMPTY_SET] = "EMPTY_SET",
+		[OP_ADDITEMS] = "ADDITEMS",
+		[OP_FROZENSET] = "FROZENSET",
+		[OP_NEWOBJ_EX] = "NEWOBJ_EX",
+		[OP_BYTEARRAY8] = "BYTEARRAY8",
 		[0x97] = "NEXT_BUFFER",
 		[0x98] = "READONLY_BUFFER",
 	};
@@ -375,6 +383,36 @@ static int take_number(struct machine *m, size_t bytes, uint64_t *ret)
 	return 0;
 }
 
+/* Whether anything may be in it. */
+static bool is_open(const struct machine *m)
+{
+	return m->other < m->class_count;
+}
+
+/* A new object of a class, without a state. */
+static int push_object(struct machine *m, size_t class)
+{
+	uint32_t at;
+	int rc = words_add(m, 1, &at);
+
+	if (rc < 0)
+		return rc;
+	m->p.words[at] = value(TAG_NONE, 0);
+	return push(m, of_class(TAG_OBJECT, class, at));
+}
+
+/* An object that nothing is known of. */
+static int push_other(struct machine *m)
+{
+	return push_object(m, m->other);
+}
+
+static bool is_other(const struct machine *m, pickle_value v)
+{
+	return is_open(m) && (tag_of(v) == TAG_OBJECT) &&
+	       class_of(&m->p, v)->role == PICKLE_OTHER;
+}
+
 static int push_int(struct machine *m, int64_t v)
 {
 	uint32_t at;
@@ -408,9 +446,11 @@ static int do_long(struct machine *m, size_t length_bytes)
 
 	if (rc < 0)
 		return rc;
-	if (len > 8)
+	if (len > 8 && !is_open(m))
 		return refuse(m, "a number of more than 64 bits");
 	at = take(m, len);
+	if (at && len > 8)
+		return push_other(m);
 	if (!at)
 		return -EBADMSG;
 	if (len > 0 && (at[len - 1] & 0x80) != 0)
@@ -427,7 +467,7 @@ static int do_text(struct machine *m, size_t length_bytes, enum tag tag)
 
 	if (rc < 0)
 		return rc;
-	if (len > PICKLE_TEXT_BYTES_MAX)
+	if (len > PICKLE_TEXT_BYTES_MAX && !is_open(m))
 		return refuse(m, "a text of %llu bytes; at most %u are read",
 			      (unsigned long long)len, PICKLE_TEXT_BYTES_MAX);
 	if (!take(m, len))
@@ -513,6 +553,10 @@ static int do_extend(struct machine *m, size_t count, enum tag tag)
 
 	if (rc < 0)
 		return rc;
+	if (is_other(m, m->stack[m->stack_count - count - 1])) {
+		m->stack_count -= count;
+		return 0;
+	}
 	if (tag_of(m->stack[m->stack_count - count - 1]) != tag)
 		return refuse(m, "what it is to extend is no %s",
 			      tag == TAG_LIST ? "list" : "dict");
@@ -577,7 +621,13 @@ static int do_marked(struct machine *m, uint8_t op)
 		return do_extend(m, count, TAG_LIST);
 	if (op == OP_SETITEMS)
 		return do_extend(m, count, TAG_DICT);
-	m->stack_count -= count; /* POP_MARK */
+	if (op == OP_ADDITEMS && on_top(m) <= count)
+		return refuse(m, "what it is to extend is not there");
+	if (op == OP_FROZENSET) {
+		m->stack_count -= count;
+		return push_other(m);
+	}
+	m->stack_count -= count; /* POP_MARK, ADDITEMS */
 	return 0;
 }
 
@@ -645,10 +695,19 @@ static size_t bucket(const char *name, size_t len)
 
 static void classes_index(struct machine *m)
 {
+	m->other = m->class_count;
+	m->persistent = m->class_count;
 	for (size_t i = 0; i < m->class_count; i++) {
 		const char *name = m->p.classes[i].name;
-		uint16_t *head = &m->heads[bucket(name, strlen(name))];
+		uint16_t *head;
 
+		if (m->p.classes[i].role == PICKLE_OTHER)
+			m->other = i;
+		if (m->p.classes[i].role == PICKLE_PERSISTENT)
+			m->persistent = i;
+		if (!name)
+			continue;
+		head = &m->heads[bucket(name, strlen(name))];
 		m->nexts[i] = *head;
 		*head = (uint16_t)(i + 1);
 	}
@@ -672,6 +731,8 @@ static int push_class(struct machine *m, const char *module, size_t module_len,
 		    is_text(c->module, module, module_len))
 			return push(m, of_class(TAG_CLASS, i - 1, 0));
 	}
+	if (is_open(m))
+		return push(m, of_class(TAG_CLASS, m->other, 0));
 	return refuse(m, "'%s.%s' is none of the names that are known here",
 		      shown(module, module_len, shown_module),
 		      shown(name, name_len, shown_name));
@@ -758,17 +819,54 @@ static bool may_call(const struct pickle *p, enum pickle_role role,
 		       tag_of(words[2]) == TAG_TEXT;
 	case PICKLE_CONSTANT:
 	case PICKLE_OBJECT:
+	case PICKLE_MAKES_DICT:
+	case PICKLE_OTHER:
+	case PICKLE_PERSISTENT:
 		break;
 	}
 	return false;
+}
+
+/*
+ * A call or a making whose result is an object that nothing is known of, or
+ * a dict. 1: done; 0: it is something else; or -errno.
+ */
+static int make_open(struct machine *m)
+{
+	pickle_value callee;
+	enum pickle_role role;
+	int rc = need(m, 2);
+
+	if (rc < 0 || !is_open(m))
+		return rc;
+	callee = m->stack[m->stack_count - 2];
+	if (tag_of(m->stack[m->stack_count - 1]) != TAG_TUPLE)
+		return refuse(m, "its arguments are no tuple");
+	if (tag_of(callee) != TAG_CLASS && tag_of(callee) != TAG_OBJECT &&
+	    tag_of(callee) != TAG_CALLED)
+		return refuse(m, "what it is to call is no class");
+	role = class_of(&m->p, callee)->role;
+	if (tag_of(callee) == TAG_CLASS && role != PICKLE_OTHER &&
+	    role != PICKLE_MAKES_DICT)
+		return 0;
+	m->stack_count -= 2;
+	if (tag_of(callee) == TAG_CLASS && role == PICKLE_MAKES_DICT)
+		rc = do_empty(m, TAG_DICT);
+	else
+		rc = push_other(m);
+	return rc < 0 ? rc : 1;
 }
 
 static int do_reduce(struct machine *m)
 {
 	const struct pickle_class *class;
 	pickle_value args;
-	int rc = need_call(m, &class, &args);
+	int rc = make_open(m);
 
+	if (rc == 0)
+		rc = need_call(m, &class, &args);
+	else
+		return rc < 0 ? rc : 0;
 	if (rc < 0)
 		return rc;
 	if (!may_call(&m->p, class->role, args))
@@ -783,21 +881,60 @@ static int do_newobj(struct machine *m)
 {
 	const struct pickle_class *class;
 	pickle_value args;
-	uint32_t at;
-	int rc = need_call(m, &class, &args);
+	int rc = make_open(m);
 
+	if (rc == 0)
+		rc = need_call(m, &class, &args);
+	else
+		return rc < 0 ? rc : 0;
 	if (rc < 0)
 		return rc;
 	if (class->role != PICKLE_OBJECT || m->p.words[index_of(args)] != 0)
 		return refuse(m, "'%s.%s' is not made like that", class->module,
 			      class->name);
-	rc = words_add(m, 1, &at);
+	m->stack_count -= 2;
+	return push_object(m, (size_t)(class - m->p.classes));
+}
+
+/* A class, arguments and a dict of more of them. */
+static int do_newobj_ex(struct machine *m)
+{
+	int rc = need(m, 3);
+
 	if (rc < 0)
 		return rc;
-	m->p.words[at] = value(TAG_NONE, 0);
-	m->stack_count -= 2;
-	return push(m,
-		    of_class(TAG_OBJECT, (size_t)(class - m->p.classes), at));
+	m->stack_count -= 3;
+	return push_other(m);
+}
+
+static int do_persistent(struct machine *m)
+{
+	uint32_t at = 0;
+	int rc = need(m, 1);
+
+	if (rc == 0)
+		rc = words_add(m, 2, &at);
+	if (rc < 0)
+		return rc;
+	m->p.words[at] = 1;
+	m->p.words[at + 1] = m->stack[--m->stack_count];
+	return push(m, of_class(TAG_CALLED, m->persistent, at));
+}
+
+/* What only a pickle in which anything may be can have. */
+static int do_open(struct machine *m, uint8_t op)
+{
+	if (op == OP_BINPERSID && m->persistent < m->class_count)
+		return do_persistent(m);
+	if (!is_open(m) || op == OP_BINPERSID)
+		return refuse(m, "not an opcode of what is read here");
+	if (op == OP_EMPTY_SET)
+		return push_other(m);
+	if (op == OP_NEWOBJ_EX)
+		return do_newobj_ex(m);
+	if (op == OP_BYTEARRAY8)
+		return do_text(m, 8, TAG_BYTES);
+	return do_marked(m, op); /* ADDITEMS, FROZENSET */
 }
 
 static int do_build(struct machine *m)
@@ -809,6 +946,11 @@ static int do_build(struct machine *m)
 	if (rc < 0)
 		return rc;
 	object = m->stack[m->stack_count - 2];
+	if (is_open(m) && (tag_of(object) != TAG_OBJECT ||
+			   class_of(&m->p, object)->role == PICKLE_OTHER)) {
+		m->stack_count--;
+		return 0;
+	}
 	if (tag_of(object) != TAG_OBJECT)
 		return refuse(m, "a state for what is no object");
 	state = &m->p.words[index_of(object)];
@@ -918,6 +1060,13 @@ static int do_known(struct machine *m, enum opcode op)
 		return do_newobj(m);
 	case OP_BUILD:
 		return do_build(m);
+	case OP_BINPERSID:
+	case OP_EMPTY_SET:
+	case OP_ADDITEMS:
+	case OP_FROZENSET:
+	case OP_NEWOBJ_EX:
+	case OP_BYTEARRAY8:
+		return do_open(m, (uint8_t)op);
 	}
 	if (opcode_name((uint8_t)op))
 		return refuse(m, "not an opcode of what is read here");
@@ -1008,7 +1157,8 @@ const char *pickle_text(const struct pickle *p, pickle_value v, size_t *ret_len)
 	at = p->data + payload_of(v);
 	if (*at == OP_BINUNICODE || *at == OP_BINBYTES)
 		bytes = 4;
-	else if (*at == OP_BINUNICODE8 || *at == OP_BINBYTES8)
+	else if (*at == OP_BINUNICODE8 || *at == OP_BINBYTES8 ||
+		 *at == OP_BYTEARRAY8)
 		bytes = 8;
 	*ret_len = 0;
 	for (size_t i = bytes; i > 0; i--)

@@ -10,7 +10,9 @@
  * What is read: protocols 2 to 5, with frames. What is not known is refused,
  * with its place in the bytes: other classes, opcodes of protocols 0 and 1,
  * persistent ids, extensions, out-of-band buffers, sets, numbers beyond 64
- * bits. Memory is bounded: by a limit, and by about 24 bytes for each byte of
+ * bits. A caller whose pickles may hold anything lists PICKLE_OTHER: then
+ * other classes, what is made with them, sets and long numbers become objects
+ * that nothing is known of, and PICKLE_PERSISTENT allows persistent ids. Memory is bounded: by a limit, and by about 24 bytes for each byte of
  * the pickle. Nothing recurses, and time grows with the pickle's length.
  */
 #ifndef STORE_FORMATS_PICKLE_H
@@ -33,6 +35,10 @@ enum pickle_role {
 	PICKLE_CALL, /* called with any arguments */
 	PICKLE_ENUM, /* called with a number */
 	PICKLE_GETATTR, /* called with an enum and the name of a member */
+	PICKLE_MAKES_DICT, /* whatever it is called with, an empty dict */
+	/* Without module and name; at most one of each: */
+	PICKLE_OTHER, /* every class that is not listed */
+	PICKLE_PERSISTENT, /* a persistent id is a call of it, with the id */
 };
 
 struct pickle_class {

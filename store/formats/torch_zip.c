@@ -208,6 +208,31 @@ static int zip_mark_archive(struct walk *w, const struct zip_archive *a)
 	return rc;
 }
 
+int torch_zip_archives(struct walk *w, struct zip_archive **ret,
+		       size_t *ret_count)
+{
+	struct zip z = {
+		.w = w,
+		.search_left = ZIP_SEARCH_TOTAL_MAX,
+		.tries_left = ZIP_SEARCH_TRIES_MAX,
+	};
+	int rc = zip_find_all(&z);
+
+	if (rc < 0) {
+		free(z.archives);
+		return rc;
+	}
+	for (size_t i = 0; i < z.count / 2; i++) {
+		struct zip_archive a = z.archives[i];
+
+		z.archives[i] = z.archives[z.count - 1 - i];
+		z.archives[z.count - 1 - i] = a;
+	}
+	*ret = z.archives;
+	*ret_count = z.count;
+	return 0;
+}
+
 int torch_zip_walk(struct walk *w)
 {
 	struct zip z = {

@@ -2,7 +2,7 @@
 #ifndef STORE_FORMATS_TORCH_ZIP_H
 #define STORE_FORMATS_TORCH_ZIP_H
 
-#include "store/formats/walk.h"
+#include "store/formats/zip.h"
 
 /*
  * Mark where the members of all archives in the file start and end. 1: there
@@ -10,5 +10,12 @@
  * or an error of walk_*().
  */
 int torch_zip_walk(struct walk *w);
+
+/*
+ * All archives of the file, the first one first; *ret is the caller's, and
+ * NULL where there is none. -ENOMEM, or the error of walk_peek().
+ */
+int torch_zip_archives(struct walk *w, struct zip_archive **ret,
+		       size_t *ret_count);
 
 #endif

@@ -99,7 +99,9 @@ int zip_entry_read(struct walk *w, const struct zip_archive *a, uint64_t at,
 	r = bytes_reader_of(p, ZIP_ENTRY_BYTES);
 	if (bytes_take_u32(&r) != ZIP_ENTRY_SIG)
 		return 0;
-	(void)bytes_take(&r, 16); /* versions, flags, method, time, checksum */
+	(void)bytes_take(&r, 6); /* versions, flags */
+	ret->packed = bytes_take_u16(&r) != 0;
+	(void)bytes_take(&r, 8); /* time, checksum */
 	packed_bytes = bytes_take_u32(&r);
 	full_bytes = bytes_take_u32(&r);
 	name_bytes = bytes_take_u16(&r);
@@ -115,6 +117,8 @@ int zip_entry_read(struct walk *w, const struct zip_archive *a, uint64_t at,
 	rc = zip_entry_name(w, at, at + name_bytes, &ret->npy);
 	if (rc < 0)
 		return rc;
+	ret->name_at = at;
+	ret->name_bytes = name_bytes;
 	at += name_bytes;
 	if (full_bytes == UINT32_MAX || packed_bytes == UINT32_MAX ||
 	    local == UINT32_MAX) {

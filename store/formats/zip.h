@@ -24,6 +24,9 @@ struct zip_entry {
 	uint64_t payload_bytes; /* as claimed */
 	uint64_t next_at; /* of the next entry, at most the directory's end */
 	bool npy; /* called *.npy */
+	bool packed; /* its payload is not the bytes themselves */
+	uint64_t name_at; /* in the file, all of it in the directory */
+	uint16_t name_bytes;
 };
 
 /*

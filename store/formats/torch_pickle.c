@@ -1,0 +1,447 @@
+/*
+ * torch_pickle.c - the tensors in the data.pkl of a torch.save archive.
+ *
+ * What is known: dicts (also ordered ones), lists and tuples, and what torch
+ * calls to rebuild a tensor or a parameter from a storage, which is a
+ * persistent id ('storage', type, key, device, count). Everything else is an
+ * object that nothing is known of. A tensor's name is the way to it: keys and
+ * indexes with dots between them. The graph may have cycles and may share
+ * parts, so the way's length and the number of steps are bounded.
+ */
+#include <inttypes.h>
+
+#include "store/base/scope.h"
+#include "store/base/utf8.h"
+#include "store/formats/dcp.h"
+#include "store/formats/pickle.h"
+#include "store/formats/tensors.h"
+
+#define DEPTH_MAX 64
+#define MEMORY_BYTES_MAX (size_t)(UINT64_C(2) << 30)
+/* Steps on the way through it, for each byte of the pickle. */
+#define STEPS_PER_BYTE 4
+
+enum class_id {
+	CLASS_OTHER,
+	CLASS_DICT,
+	CLASS_SIZE,
+	CLASS_STORAGE_ID,
+	CLASS_TENSOR, /* storage, offset, size, stride, ... */
+	CLASS_TENSOR_V3, /* the same; dtype is the seventh */
+	CLASS_PARAMETER, /* tensor, ... */
+	CLASS_SUBCLASS, /* function, type, arguments, state */
+	CLASS_BYTES_STORAGE,
+	CLASS_DTYPE, /* and those that follow: dtypes, then their storages */
+};
+
+static const struct pickle_class known[] = {
+	{ NULL, NULL, PICKLE_OTHER, CLASS_OTHER },
+	{ NULL, NULL, PICKLE_PERSISTENT, CLASS_STORAGE_ID },
+	{ "collections", "OrderedDict", PICKLE_MAKES_DICT, CLASS_DICT },
+	{ "collections", "defaultdict", PICKLE_MAKES_DICT, CLASS_DICT },
+	{ "torch", "Size", PICKLE_CALL, CLASS_SIZE },
+	{ "torch._utils", "_rebuild_tensor", PICKLE_CALL, CLASS_TENSOR },
+	{ "torch._utils", "_rebuild_tensor_v2", PICKLE_CALL, CLASS_TENSOR },
+	{ "torch._utils", "_rebuild_qtensor", PICKLE_CALL, CLASS_TENSOR },
+	{ "torch._utils", "_rebuild_tensor_v3", PICKLE_CALL, CLASS_TENSOR_V3 },
+	{ "torch._utils", "_rebuild_parameter", PICKLE_CALL, CLASS_PARAMETER },
+	{ "torch._utils", "_rebuild_parameter_with_state", PICKLE_CALL,
+	  CLASS_PARAMETER },
+	{ "torch._tensor", "_rebuild_from_type_v2", PICKLE_CALL,
+	  CLASS_SUBCLASS },
+	{ "torch.storage", "UntypedStorage", PICKLE_CONSTANT,
+	  CLASS_BYTES_STORAGE },
+	{ "torch", "UntypedStorage", PICKLE_CONSTANT, CLASS_BYTES_STORAGE },
+};
+#define KNOWN (sizeof(known) / sizeof(*known))
+
+static const struct {
+	const char *storage, *dtype;
+} storages_of[] = {
+	{ "DoubleStorage", "float64" },
+	{ "FloatStorage", "float32" },
+	{ "HalfStorage", "float16" },
+	{ "BFloat16Storage", "bfloat16" },
+	{ "LongStorage", "int64" },
+	{ "IntStorage", "int32" },
+	{ "ShortStorage", "int16" },
+	{ "CharStorage", "int8" },
+	{ "ByteStorage", "uint8" },
+	{ "BoolStorage", "bool" },
+	{ "ComplexFloatStorage", "complex64" },
+	{ "ComplexDoubleStorage", "complex128" },
+	{ "QInt8Storage", "qint8" },
+	{ "QUInt8Storage", "quint8" },
+	{ "QInt32Storage", "qint32" },
+	{ "QUInt4x2Storage", "quint4x2" },
+	{ "QUInt2x4Storage", "quint2x4" },
+};
+#define STORAGES (sizeof(storages_of) / sizeof(*storages_of))
+
+struct reading {
+	struct pickle p;
+	struct tensors *list;
+	const struct tensor_storages *storages;
+	const char *file;
+	uint64_t steps_left;
+	size_t name_len;
+	char name[TENSOR_NAME_BYTES_MAX + 1];
+};
+
+static size_t classes_fill(struct pickle_class ret[PICKLE_CLASSES_MAX])
+{
+	const struct dcp_dtype *d;
+	size_t n = KNOWN;
+
+	memcpy(ret, known, sizeof(known));
+	for (size_t i = 0; (d = dcp_dtype_at(i)); i++) {
+		CHECK(n < PICKLE_CLASSES_MAX);
+		ret[n++] = (struct pickle_class){ "torch", d->name,
+						  PICKLE_CONSTANT,
+						  CLASS_DTYPE + (uint32_t)i };
+	}
+	for (size_t i = 0; i < STORAGES; i++)
+		for (uint32_t k = 0; (d = dcp_dtype_at(k)); k++) {
+			if (strcmp(d->name, storages_of[i].dtype) != 0)
+				continue;
+			CHECK(n < PICKLE_CLASSES_MAX);
+			ret[n++] = (struct pickle_class){
+				"torch", storages_of[i].storage,
+				PICKLE_CONSTANT, CLASS_DTYPE + k
+			};
+		}
+	return n;
+}
+
+/* --- A tensor --------------------------------------------------------------
+ */
+
+static bool is_call(const struct reading *r, pickle_value v, uint32_t id)
+{
+	const struct pickle_class *c = pickle_class(&r->p, v);
+
+	return c && pickle_kind(v) == PICKLE_CALLED && c->id == id;
+}
+
+/* The first `count` of a tuple; false: it has fewer. */
+static bool take(const struct reading *r, pickle_value tuple, size_t count,
+		 pickle_value *ret)
+{
+	struct pickle_walk w = pickle_walk(&r->p, tuple);
+
+	if (pickle_kind(tuple) != PICKLE_TUPLE || w.count < count)
+		return false;
+	for (size_t i = 0; i < count; i++)
+		(void)pickle_next(&w, &ret[i]);
+	return true;
+}
+
+static bool numbers(const struct reading *r, pickle_value v,
+		    uint64_t ret[TENSOR_RANK_MAX], unsigned *ret_count)
+{
+	struct pickle_walk w;
+	pickle_value one;
+	unsigned n = 0;
+
+	if (is_call(r, v, CLASS_SIZE) &&
+	    !take(r, pickle_arguments(&r->p, v), 1, &v))
+		return false;
+	w = pickle_walk(&r->p, v);
+	if ((pickle_kind(v) != PICKLE_TUPLE && pickle_kind(v) != PICKLE_LIST) ||
+	    w.count > TENSOR_RANK_MAX)
+		return false;
+	while (pickle_next(&w, &one)) {
+		int64_t i = 0;
+
+		if (!pickle_int(&r->p, one, &i) || i < 0)
+			return false;
+		ret[n++] = (uint64_t)i;
+	}
+	*ret_count = n;
+	return true;
+}
+
+/* Elements from its first to behind its last; false: too many. */
+static bool span(const struct tensor *t, const uint64_t *strides, bool *ret_c,
+		 uint64_t *ret)
+{
+	uint64_t dense = 1, last = 0, step;
+
+	*ret_c = true;
+	*ret = 0;
+	for (unsigned i = 0; i < t->rank; i++)
+		if (t->shape[i] == 0)
+			return true;
+	for (unsigned i = t->rank; i-- > 0;) {
+		if (t->shape[i] > 1 && strides[i] != dense)
+			*ret_c = false;
+		if (__builtin_mul_overflow(t->shape[i] - 1, strides[i],
+					   &step) ||
+		    __builtin_add_overflow(last, step, &last) ||
+		    __builtin_mul_overflow(dense, t->shape[i], &dense))
+			return false;
+	}
+	return !__builtin_add_overflow(last, UINT64_C(1), ret);
+}
+
+static const struct dcp_dtype *dtype_of(const struct reading *r, pickle_value v)
+{
+	const struct pickle_class *c = pickle_class(&r->p, v);
+
+	if (!c || pickle_kind(v) != PICKLE_IS_CLASS || c->id < CLASS_DTYPE)
+		return NULL;
+	return dcp_dtype_at(c->id - CLASS_DTYPE);
+}
+
+/* ('storage', type, key, device, count) */
+static int storage(struct reading *r, pickle_value id,
+		   const struct dcp_dtype **dtype, uint64_t *ret_at,
+		   uint64_t *ret_bytes)
+{
+	pickle_value a[5];
+	const char *word, *key;
+	size_t word_len, key_len;
+
+	if (!is_call(r, id, CLASS_STORAGE_ID) ||
+	    !take(r, pickle_arguments(&r->p, id), 1, a) || !take(r, a[0], 5, a))
+		return tensors_refuse(r->list,
+				      "tensor '%.200s': its storage is not "
+				      "understood",
+				      r->name);
+	word = pickle_text(&r->p, a[0], &word_len);
+	key = pickle_text(&r->p, a[2], &key_len);
+	if (!word || word_len != 7 || memcmp(word, "storage", 7) != 0 || !key)
+		return tensors_refuse(r->list,
+				      "tensor '%.200s': its storage is not "
+				      "understood",
+				      r->name);
+	if (!*dtype)
+		*dtype = dtype_of(r, a[1]);
+	if (!*dtype)
+		return tensors_refuse(r->list,
+				      "tensor '%.200s': its dtype is not "
+				      "understood",
+				      r->name);
+	if (r->storages->find(r->storages->self, key, key_len, ret_at,
+			      ret_bytes) < 0)
+		return tensors_refuse(r->list,
+				      "tensor '%.200s': its storage '%.*s' is "
+				      "not in the archive",
+				      r->name, key_len < 40 ? (int)key_len : 40,
+				      utf8_is(key, key_len) ? key : "?");
+	return 0;
+}
+
+static int add_tensor(struct reading *r, pickle_value args, bool is_v3)
+{
+	uint64_t shape[TENSOR_RANK_MAX], strides[TENSOR_RANK_MAX];
+	struct tensor t = { .name = r->name, .file = r->file, .shape = shape };
+	const struct dcp_dtype *dtype = NULL;
+	uint64_t at, bytes, begin, length, element;
+	pickle_value a[7] = { 0 };
+	unsigned stride_count = 0;
+	int64_t first = 0;
+	bool dense;
+	int rc;
+
+	if (!take(r, args, is_v3 ? 7 : 4, a) ||
+	    !pickle_int(&r->p, a[1], &first) || first < 0 ||
+	    !numbers(r, a[2], shape, &t.rank) ||
+	    !numbers(r, a[3], strides, &stride_count) ||
+	    stride_count != t.rank || !span(&t, strides, &dense, &length))
+		return tensors_refuse(
+			r->list, "tensor '%.200s' is not understood", r->name);
+	if (is_v3)
+		dtype = dtype_of(r, a[6]);
+	rc = storage(r, a[0], &dtype, &at, &bytes);
+	if (rc < 0)
+		return rc;
+	element = dtype->bits ? dtype->bits / 8 : 1;
+	if (__builtin_mul_overflow((uint64_t)first, element, &begin) ||
+	    __builtin_mul_overflow(length, element, &length) ||
+	    (length > 0 && (begin > bytes || length > bytes - begin)))
+		return tensors_refuse(r->list,
+				      "tensor '%.200s' goes beyond its storage "
+				      "of %" PRIu64 " bytes",
+				      r->name, bytes);
+	t.dtype = dtype->name;
+	t.strides = dense ? NULL : strides;
+	t.offset = at + (length > 0 ? begin : 0);
+	t.bytes = length;
+	return tensors_add(r->list, &t);
+}
+
+/* 1: it is a tensor, and added; 0: it is none; or -errno. */
+static int tensor(struct reading *r, pickle_value v)
+{
+	pickle_value a[3];
+	int rc;
+
+	for (unsigned depth = 0; depth < DEPTH_MAX; depth++) {
+		if (is_call(r, v, CLASS_PARAMETER)) {
+			if (!take(r, pickle_arguments(&r->p, v), 1, &v))
+				return 0;
+		} else if (is_call(r, v, CLASS_TENSOR) ||
+			   is_call(r, v, CLASS_TENSOR_V3)) {
+			rc = add_tensor(r, pickle_arguments(&r->p, v),
+					is_call(r, v, CLASS_TENSOR_V3));
+			return rc < 0 ? rc : 1;
+		} else if (is_call(r, v, CLASS_SUBCLASS)) {
+			const struct pickle_class *c;
+
+			if (!take(r, pickle_arguments(&r->p, v), 3, a))
+				return 0;
+			c = pickle_class(&r->p, a[0]);
+			if (!c || pickle_kind(a[0]) != PICKLE_IS_CLASS)
+				return 0;
+			if (c->id == CLASS_PARAMETER) {
+				if (!take(r, a[2], 1, &v))
+					return 0;
+				continue;
+			}
+			if (c->id != CLASS_TENSOR && c->id != CLASS_TENSOR_V3)
+				return 0;
+			rc = add_tensor(r, a[2], c->id == CLASS_TENSOR_V3);
+			return rc < 0 ? rc : 1;
+		} else {
+			return 0;
+		}
+	}
+	return 0;
+}
+
+/* --- The way there ---------------------------------------------------------
+ */
+
+static int name_push(struct reading *r, const char *text, size_t len)
+{
+	size_t dot = r->name_len > 0;
+
+	if (len > TENSOR_NAME_BYTES_MAX - r->name_len - dot ||
+	    r->name_len + dot > TENSOR_NAME_BYTES_MAX)
+		return tensors_refuse(r->list,
+				      "a name of more than %u bytes after "
+				      "'%.100s'",
+				      TENSOR_NAME_BYTES_MAX, r->name);
+	if (!utf8_is(text, len) || memchr(text, 0, len))
+		return tensors_refuse(r->list,
+				      "a key in '%.200s' has a NUL in it, or "
+				      "is not UTF-8",
+				      r->name);
+	if (dot)
+		r->name[r->name_len++] = '.';
+	memcpy(r->name + r->name_len, text, len);
+	r->name_len += len;
+	r->name[r->name_len] = 0;
+	return 0;
+}
+
+/* A key that is a text or a number; others count from 0. */
+static int name_push_key(struct reading *r, pickle_value key, uint64_t index)
+{
+	char number[32];
+	const char *text;
+	size_t len = 0;
+	int64_t i;
+
+	text = pickle_text(&r->p, key, &len);
+	if (text && pickle_kind(key) == PICKLE_TEXT)
+		return name_push(r, text, len);
+	if (pickle_int(&r->p, key, &i))
+		(void)snprintf(number, sizeof(number), "%" PRId64, i);
+	else
+		(void)snprintf(number, sizeof(number), "%" PRIu64, index);
+	return name_push(r, number, strlen(number));
+}
+
+struct level {
+	struct pickle_walk walk;
+	bool dict;
+	uint64_t index;
+	size_t name_len;
+};
+
+static bool is_container(pickle_value v)
+{
+	enum pickle_kind k = pickle_kind(v);
+
+	return k == PICKLE_DICT || k == PICKLE_LIST || k == PICKLE_TUPLE;
+}
+
+static int search(struct reading *r, pickle_value root)
+{
+	struct level levels[DEPTH_MAX];
+	unsigned depth = 0;
+	pickle_value v = root, key = 0;
+	int rc = tensor(r, root);
+
+	if (rc != 0 || !is_container(root))
+		return rc < 0 ? rc : 0;
+	levels[depth++] =
+		(struct level){ pickle_walk(&r->p, root),
+				pickle_kind(root) == PICKLE_DICT, 0, 0 };
+	while (depth > 0) {
+		struct level *l = &levels[depth - 1];
+
+		r->name_len = l->name_len;
+		r->name[r->name_len] = 0;
+		if ((l->dict && !pickle_next(&l->walk, &key)) ||
+		    !pickle_next(&l->walk, &v)) {
+			depth--;
+			continue;
+		}
+		if (r->steps_left-- == 0)
+			return tensors_refuse(
+				r->list, "has more in it than its length "
+					 "allows: the same things again and "
+					 "again");
+		rc = 0;
+		if (is_container(v) || pickle_kind(v) == PICKLE_CALLED) {
+			rc = l->dict ? name_push_key(r, key, l->index)
+				     : name_push_key(r, 0, l->index);
+			if (rc == 0)
+				rc = tensor(r, v);
+		}
+		l->index++;
+		if (rc < 0)
+			return rc;
+		if (rc > 0 || !is_container(v))
+			continue;
+		if (depth == DEPTH_MAX)
+			return tensors_refuse(r->list,
+					      "nested more than %d deep, at "
+					      "'%.200s'",
+					      DEPTH_MAX, r->name);
+		levels[depth++] = (struct level){ pickle_walk(&r->p, v),
+						  pickle_kind(v) == PICKLE_DICT,
+						  0, r->name_len };
+	}
+	return 0;
+}
+
+int torch_pickle_read(struct tensors *l, const void *data, size_t len,
+		      const struct tensor_storages *storages, const char *file)
+{
+	SCOPED(scope_free) struct reading *r = calloc(1, sizeof(*r));
+	struct pickle_class classes[PICKLE_CLASSES_MAX];
+	struct pickle_error error = { 0, "" };
+	size_t count = classes_fill(classes);
+	int rc;
+
+	if (!r)
+		return -ENOMEM;
+	r->list = l;
+	r->storages = storages;
+	r->file = file;
+	r->steps_left = STEPS_PER_BYTE * (uint64_t)len + 16;
+	rc = pickle_load(data, len, classes, count, MEMORY_BYTES_MAX, &r->p,
+			 &error);
+	if (rc == -EBADMSG || rc == -EFBIG)
+		(void)tensors_refuse(l, "data.pkl, offset %zu: %s",
+				     error.offset, error.what);
+	if (rc < 0)
+		return rc;
+	rc = search(r, r->p.root);
+	pickle_release(&r->p);
+	return rc;
+}
