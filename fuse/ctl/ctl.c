@@ -307,6 +307,49 @@ void ctl_add_text(cJSON *json, const char *name, const char *text)
 	bytes_release(&clean);
 }
 
+void ctl_print_string(const char *text)
+{
+	(void)putchar('"');
+	for (const char *p = text; *p;) {
+		size_t len = utf8_len((const uint8_t *)p);
+
+		if (len == 0)
+			(void)fputs("\xef\xbf\xbd", stdout);
+		else if (*p == '"' || *p == '\\')
+			(void)printf("\\%c", *p);
+		else if ((unsigned char)*p < ' ')
+			(void)printf("\\u%04x", (unsigned)*p);
+		else
+			(void)fwrite(p, 1, len, stdout);
+		p += len > 0 ? len : 1;
+	}
+	(void)putchar('"');
+}
+
+void ctl_print_numbers(const uint64_t *numbers, size_t count)
+{
+	(void)putchar('[');
+	for (size_t i = 0; i < count; i++)
+		(void)printf("%s%" PRIu64, i > 0 ? ", " : "", numbers[i]);
+	(void)putchar(']');
+}
+
+void ctl_print_open(cJSON *json)
+{
+	char *text = cJSON_Print(json);
+	char *end;
+
+	CHECK(text); /* out of memory */
+	end = strrchr(text, '}');
+	CHECK(end);
+	while (end > text && (end[-1] == '\n' || end[-1] == '\t'))
+		end--;
+	*end = 0;
+	(void)fputs(text, stdout);
+	cJSON_free(text);
+	cJSON_Delete(json);
+}
+
 void ctl_print_json(cJSON *json)
 {
 	char *text = cJSON_Print(json);

@@ -89,6 +89,12 @@ const char *ctl_text(const cJSON *json, const char *name);
 void ctl_print_line(const char *text);
 void ctl_add_text(cJSON *json, const char *name, const char *text);
 
+/* Print a JSON string, or an array; for answers too long for a tree. */
+void ctl_print_string(const char *text);
+void ctl_print_numbers(const uint64_t *numbers, size_t count);
+/* Print a JSON object but its end, and release it; members may follow. */
+void ctl_print_open(cJSON *json);
+
 /* Print a JSON value on standard output and release it. */
 void ctl_print_json(cJSON *json);
 void ctl_add_number(cJSON *json, const char *name, uint64_t value);

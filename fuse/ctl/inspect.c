@@ -9,11 +9,21 @@
 #include <sys/xattr.h>
 
 #include "fuse/ctl/ctl.h"
+#include "fuse/ctl/diff.h"
+#include "fuse/ctl/step.h"
 #include "store/base/scope.h"
 
 #define ATTRIBUTE_BYTES 64
 /* More extents are counted, but not printed, for people. */
 #define EXTENTS_SHOWN 64
+/* Likewise tensors. */
+#define TENSORS_SHOWN 64
+/* Of those that one tensor shares its bytes with. */
+#define SHARED_SHOWN 16
+
+struct options {
+	bool json, all, digest, diff, structure;
+};
 
 static void print_extents(const cJSON *list)
 {
@@ -26,11 +36,12 @@ static void print_extents(const cJSON *list)
 		return;
 	(void)printf("    %16s %12s  %16s %16s\n", "offset", "length", "image",
 		     "image offset");
-	cJSON_ArrayForEach(e, list) {
+	cJSON_ArrayForEach(e, list)
+	{
 		if (++shown > EXTENTS_SHOWN) {
-			(void)printf("    ... and %s more (all with --json)\n",
-				     ctl_count((uint64_t)(count -
-							  EXTENTS_SHOWN)));
+			(void)printf(
+				"    ... and %s more (all with --json)\n",
+				ctl_count((uint64_t)(count - EXTENTS_SHOWN)));
 			return;
 		}
 		(void)printf("    %16llu %12llu  %016llx %16llu\n",
@@ -87,9 +98,9 @@ static void print_file(const char *path, const cJSON *f)
 	(void)printf("  %-16s%s\n", "physical",
 		     ctl_bytes(ctl_number(f, "physical_bytes")));
 	(void)printf("  %-16s%s\n", "native",
-		     cJSON_IsTrue(native) || ctl_number(f, "native") == 1 ?
-			     "yes" :
-			     "no");
+		     cJSON_IsTrue(native) || ctl_number(f, "native") == 1
+			     ? "yes"
+			     : "no");
 	(void)printf("  %-16s%s\n", "digest", ctl_text(f, "digest"));
 	if (*ctl_text(f, "format"))
 		(void)printf("  %-16s%s\n", "format", ctl_text(f, "format"));
@@ -97,22 +108,224 @@ static void print_file(const char *path, const cJSON *f)
 	print_extents(extents);
 }
 
-static int inspect_file(const char *path, int fd, bool json)
+/* --- Tensors ---------------------------------------------------------------
+ */
+
+static void print_shape(const struct tensor *t)
+{
+	char text[64] = "-";
+	size_t n = 0;
+
+	if (t->dtype) {
+		text[n++] = '[';
+		for (unsigned i = 0; i < t->rank && n < sizeof(text) - 32; i++)
+			n += (size_t)sprintf(text + n, "%s%llu",
+					     i > 0 ? ", " : "",
+					     (unsigned long long)t->shape[i]);
+		(void)strcpy(text + n, "]");
+	}
+	(void)printf(" %-20s ", text);
+}
+
+static void print_tensors(const struct step *s, bool all)
+{
+	(void)printf("  %-16s%s\n", "format", s->format);
+	if (s->tensors.count > 0)
+		(void)printf("  %-16s%s\n  %-16s%s\n    %-14s %-20s %14s "
+			     "%14s  name\n",
+			     "structure", s->structure, "tensors",
+			     ctl_count(s->tensors.count), "dtype", "shape",
+			     "offset", "bytes");
+	for (size_t i = 0; i < s->tensors.count; i++) {
+		const struct tensor *t = &s->tensors.all[i];
+
+		if (i == TENSORS_SHOWN && !all) {
+			(void)printf("    ... and %s more (all with --all)\n",
+				     ctl_count(s->tensors.count - i));
+			break;
+		}
+		(void)printf("    %-14s", t->dtype ? t->dtype : "-");
+		print_shape(t);
+		(void)printf("%14llu %14llu  ", (unsigned long long)t->offset,
+			     (unsigned long long)t->bytes);
+		if (s->extra && s->extra[i].digested) {
+			char hex[2 * STEP_DIGEST_BYTES + 1];
+
+			step_hex(s->extra[i].digest, hex);
+			(void)printf("%s%c ", hex,
+				     s->extra[i].next != i ? '*' : ' ');
+		}
+		if (t->file)
+			(void)printf("%s: ", t->file);
+		ctl_print_line(t->name);
+	}
+	for (size_t i = 0; i < s->closure.count; i++) {
+		const struct closure_finding *f = &s->closure.findings[i];
+
+		(void)printf("  %s: %s%s%s: ", closure_kind_name(f->kind),
+			     f->file ? f->file : "",
+			     f->file && f->item ? ", " : "",
+			     f->item ? f->item : "");
+		ctl_print_line(f->what);
+	}
+}
+
+static void print_shared(const struct step *s, uint32_t index)
+{
+	unsigned count = 0;
+
+	(void)printf(", \"shared_with\": [");
+	for (uint32_t i = s->extra[index].next;
+	     i != index && count < SHARED_SHOWN; i = s->extra[i].next) {
+		(void)printf("%s{\"name\": ", count++ > 0 ? ", " : "");
+		ctl_print_string(s->tensors.all[i].name);
+		if (s->tensors.all[i].file) {
+			(void)printf(", \"file\": ");
+			ctl_print_string(s->tensors.all[i].file);
+		}
+		(void)printf("}");
+	}
+	(void)printf("]");
+}
+
+static void print_tensor_json(const struct step *s, uint32_t index)
+{
+	const struct tensor *t = &s->tensors.all[index];
+
+	(void)printf("\n\t\t{\"name\": ");
+	ctl_print_string(t->name);
+	(void)printf(", \"dtype\": ");
+	if (t->dtype) {
+		ctl_print_string(t->dtype);
+		(void)printf(", \"shape\": ");
+		ctl_print_numbers(t->shape, t->rank);
+	} else {
+		(void)printf("null, \"shape\": null");
+	}
+	if (t->strides) {
+		(void)printf(", \"strides\": ");
+		ctl_print_numbers(t->strides, t->rank);
+	}
+	if (t->place && t->dtype) {
+		(void)printf(", \"place\": ");
+		ctl_print_numbers(t->place, t->rank);
+	}
+	if (t->whole) {
+		(void)printf(", \"whole_shape\": ");
+		ctl_print_numbers(t->whole, t->rank);
+	}
+	(void)printf(", \"offset\": %llu, \"bytes\": %llu, \"file\": ",
+		     (unsigned long long)t->offset,
+		     (unsigned long long)t->bytes);
+	if (t->file)
+		ctl_print_string(t->file);
+	else
+		ctl_print_string(s->path);
+	if (s->extra && s->extra[index].digested) {
+		char hex[2 * STEP_DIGEST_BYTES + 1];
+
+		step_hex(s->extra[index].digest, hex);
+		(void)printf(", \"digest\": \"%s\"", hex);
+		print_shared(s, index);
+	}
+	(void)printf("}");
+}
+
+static void print_findings_json(const struct step *s)
+{
+	(void)printf(",\n\t\"findings\":\t[");
+	for (size_t i = 0; i < s->closure.count; i++) {
+		const struct closure_finding *f = &s->closure.findings[i];
+
+		(void)printf("%s\n\t\t{\"kind\": \"%s\", \"item\": ",
+			     i > 0 ? "," : "", closure_kind_name(f->kind));
+		ctl_print_string(f->item ? f->item : "");
+		(void)printf(", \"file\": ");
+		ctl_print_string(f->file ? f->file : "");
+		(void)printf(", \"what\": ");
+		ctl_print_string(f->what);
+		(void)printf("}");
+	}
+	(void)printf("]");
+}
+
+/* One JSON object: `head`, which is released, and what the step has. */
+static void print_json(const struct step *s, cJSON *head)
+{
+	const cJSON *backend = cJSON_GetObjectItemCaseSensitive(
+		s->megatron, "sharded_backend");
+	const cJSON *version = cJSON_GetObjectItemCaseSensitive(
+		s->megatron, "sharded_backend_version");
+	cJSON *errors = cJSON_CreateArray();
+
+	for (size_t i = 0; i < s->error_count; i++) {
+		cJSON *one = cJSON_CreateObject();
+
+		ctl_add_text(one, "file", s->errors[i].file);
+		ctl_add_text(one, "what", s->errors[i].what);
+		(void)cJSON_AddItemToArray(errors, one);
+	}
+	ctl_add_text(head, "format", s->format);
+	ctl_add_text(head, "structure", s->structure);
+	if (cJSON_IsString(backend))
+		ctl_add_text(head, "sharded_backend", backend->valuestring);
+	if (cJSON_IsNumber(version))
+		(void)cJSON_AddNumberToObject(head, "sharded_backend_version",
+					      version->valuedouble);
+	(void)cJSON_AddItemToObject(head, "errors", errors);
+	ctl_print_open(head);
+	if (s->is_folder)
+		print_findings_json(s);
+	(void)printf(",\n\t\"tensors\":\t[");
+	for (size_t i = 0; i < s->tensors.count; i++) {
+		(void)printf("%s", i > 0 ? "," : "");
+		print_tensor_json(s, (uint32_t)i);
+	}
+	(void)printf("]\n}\n");
+}
+
+static void complain_errors(const struct step *s)
+{
+	for (size_t i = 0; i < s->error_count; i++)
+		ctl_complain("%s%s%s: %s", s->is_folder ? s->path : "",
+			     s->is_folder ? "/" : "", s->errors[i].file,
+			     s->errors[i].what);
+}
+
+static bool is_sound(const struct step *s)
+{
+	return s->error_count == 0 && closure_holds(&s->closure);
+}
+
+static int inspect_file(const struct step *s, const struct options *o)
 {
 	cJSON *f;
-	int rc = ctl_query(fd, CKPTFS_INSPECT, &f);
+	int rc = ctl_query(s->fd, CKPTFS_INSPECT, &f);
 	bool failed;
+	struct stat st;
 
-	if (rc < 0)
-		return ctl_complain_query(path, rc);
+	if (rc < 0 && rc != -ENOTTY)
+		return ctl_complain_query(s->path, rc);
+	if (rc < 0) { /* not in a mount: there is less to say */
+		if (fstat(s->fd, &st) < 0)
+			return ctl_complain_query(s->path, -errno);
+		f = cJSON_CreateObject();
+		ctl_add_text(f, "path", s->path);
+		ctl_add_number(f, "size_bytes", (uint64_t)st.st_size);
+	}
 	failed = strcmp(ctl_text(f, "state"), "failed") == 0;
-	if (json) {
-		ctl_print_json(f);
+	if (o->json) {
+		print_json(s, f);
 	} else {
-		print_file(path, f);
+		if (rc == 0)
+			print_file(s->path, f);
+		else
+			(void)printf("%s\n  %-16s%s\n", s->path, "size",
+				     ctl_bytes(ctl_number(f, "size_bytes")));
+		print_tensors(s, o->all);
 		cJSON_Delete(f);
 	}
-	return failed ? CTL_PROBLEM : CTL_FINE;
+	return failed || !is_sound(s) ? CTL_PROBLEM : CTL_FINE;
 }
 
 /* An attribute of a file in a directory, "-" when it has none. */
@@ -156,8 +369,7 @@ static void row_add(const struct row *r, const char *name, cJSON *list)
 	ctl_add_text(one, "name", name);
 	ctl_add_text(one, "state", r->state);
 	ctl_add_number(one, "size_bytes", r->size);
-	ctl_add_number(one, "physical_bytes",
-		       strtoull(r->physical, NULL, 10));
+	ctl_add_number(one, "physical_bytes", strtoull(r->physical, NULL, 10));
 	(void)cJSON_AddBoolToObject(one, "native", r->native[0] == '1');
 	(void)cJSON_AddItemToArray(list, one);
 }
@@ -188,70 +400,138 @@ static int inspect_entry(const char *dir, int dirfd, const char *name,
 	return strcmp(r.state, "failed") == 0;
 }
 
-static int inspect_names(const char *path, int fd, bool json)
+static int inspect_folder(const struct step *s, const struct options *o)
 {
-	cJSON *list = json ? cJSON_CreateArray() : NULL;
+	cJSON *list = o->json ? cJSON_CreateArray() : NULL;
 	struct dirent **names;
-	int count = scandir(path, &names, NULL, alphasort);
+	int count = scandir(s->path, &names, NULL, alphasort);
 	int failed = 0;
 
 	if (count < 0) {
 		cJSON_Delete(list);
-		return ctl_complain_query(path, -errno);
+		return ctl_complain_query(s->path, -errno);
 	}
-	if (!json)
+	if (!o->json)
 		(void)printf("%-8s %11s %11s  %-6s  %s\n", "state", "size",
 			     "physical", "native", "name");
 	for (int n = 0; n < count; n++) {
 		if (strcmp(names[n]->d_name, ".") != 0 &&
 		    strcmp(names[n]->d_name, "..") != 0)
-			failed |= inspect_entry(path, fd, names[n]->d_name,
-						list);
+			failed |= inspect_entry(s->path, s->fd,
+						names[n]->d_name, list);
 		free(names[n]);
 	}
 	free(names);
-	if (json)
-		ctl_print_json(list);
-	return failed ? CTL_PROBLEM : CTL_FINE;
+	if (o->json) {
+		cJSON *head = cJSON_CreateObject();
+
+		(void)cJSON_AddItemToObject(head, "files", list);
+		print_json(s, head);
+	} else if (s->tensors.count > 0) {
+		print_tensors(s, o->all);
+	}
+	if (!o->json && s->megatron) {
+		const cJSON *version = cJSON_GetObjectItemCaseSensitive(
+			s->megatron, "sharded_backend_version");
+
+		(void)printf("  %-16s%s, version %g\n", "megatron",
+			     ctl_text(s->megatron, "sharded_backend"),
+			     cJSON_IsNumber(version) ? version->valuedouble
+						     : 0.0);
+	}
+	return failed || !is_sound(s) ? CTL_PROBLEM : CTL_FINE;
 }
 
-static int inspect(const char *path, bool json)
+static int inspect(const char *path, const struct options *o)
 {
-	SCOPED(scope_close) int fd = ctl_open(path);
-	cJSON *status;
-	struct stat st;
-	int rc;
+	SCOPED(step_release) struct step s = { .fd = -1 };
+	int fd = ctl_open(path), rc, code;
 
 	if (fd < 0)
 		return ctl_complain_query(path, fd);
-	if (fstat(fd, &st) < 0)
-		return ctl_complain_query(path, -errno);
-	if (!S_ISDIR(st.st_mode))
-		return inspect_file(path, fd, json);
-	rc = ctl_query(fd, CKPTFS_STATUS, &status);
+	rc = step_read(&s, path, fd);
+	if (rc == 0 && o->digest)
+		rc = step_digest(&s);
 	if (rc < 0)
 		return ctl_complain_query(path, rc);
-	cJSON_Delete(status);
-	return inspect_names(path, fd, json);
+	code = s.is_folder ? inspect_folder(&s, o) : inspect_file(&s, o);
+	complain_errors(&s);
+	if (fflush(stdout) != 0 || ferror(stdout)) {
+		ctl_complain("the result could not be written: %s",
+			     strerror(errno));
+		return CTL_PROBLEM;
+	}
+	return code;
+}
+
+static int inspect_diff(const char *a, const char *b, const struct options *o)
+{
+	SCOPED(step_release) struct step s = { .fd = -1 };
+	SCOPED(step_release) struct step t = { .fd = -1 };
+	struct step *both[] = { &s, &t };
+	const char *paths[] = { a, b };
+
+	for (size_t i = 0; i < 2; i++) {
+		int fd = ctl_open(paths[i]);
+		int rc = fd < 0 ? fd : step_read(both[i], paths[i], fd);
+
+		if (rc < 0)
+			return ctl_complain_query(paths[i], rc);
+		complain_errors(both[i]);
+	}
+	if (s.is_folder != t.is_folder)
+		return ctl_misused("inspect: --diff takes two files or two "
+				   "directories");
+	return diff_steps(&s, &t, o->json, o->all, o->structure);
 }
 
 static int run(const struct ctl_command *self, int argc, char **argv)
 {
-	struct ctl_options o = { .command = self };
-	int option = ctl_option(&o, argc, argv);
+	static const struct option names[] = {
+		{ "all", no_argument, NULL, 'a' },
+		{ "digest", no_argument, NULL, 'd' },
+		{ "diff", no_argument, NULL, 'D' },
+		{ "structure", no_argument, NULL, 's' },
+		{ 0 },
+	};
+	struct ctl_options c = { .command = self,
+				 .letters = "ad",
+				 .names = names };
+	struct options o = { .diff = false };
+	int option;
 
+	while ((option = ctl_option(&c, argc, argv)) >= 0) {
+		o.all |= option == 'a';
+		o.digest |= option == 'd';
+		o.diff |= option == 'D';
+		o.structure |= option == 's';
+	}
 	if (option != CTL_OPTION_DONE)
 		return ctl_option_exit(option);
-	if (argc - optind != 1)
-		return ctl_misused("inspect: name one file or directory");
-	return inspect(argv[optind], o.json);
+	o.json = c.json;
+	if (o.structure && !o.diff)
+		return ctl_misused("inspect: --structure is for --diff");
+	if (o.diff && o.digest)
+		return ctl_misused("inspect: --diff reads the bytes anyway");
+	if (argc - optind != (o.diff ? 2 : 1))
+		return ctl_misused(o.diff ? "inspect: name two files or two "
+					    "directories"
+					  : "inspect: name one file or "
+					    "directory");
+	if (o.diff)
+		return inspect_diff(argv[optind], argv[optind + 1], &o);
+	return inspect(argv[optind], &o);
 }
 
 const struct ctl_command ctl_inspect = {
 	.name = "inspect",
-	.arguments = "PATH",
-	.summary = "what a file consists of; or all files of a directory",
-	.help = "  state     staged (not durable yet), durable or failed\n"
+	.arguments = "[OPTION...] PATH | --diff [OPTION...] A B",
+	.summary = "what a file or directory consists of, and its tensors",
+	.help = "PATH need not be in a mount. Tensors are listed of "
+		"safetensors, of what torch.save\nwrites, and of .distcp files; "
+		"of a checkpoint with .metadata also whether it holds\n"
+		"together.\n\n"
+		"  state     staged (not durable yet), durable or failed\n"
 		"  physical  its part of the space: what n files share counts "
 		"one n-th\n"
 		"  native    one image is the whole file: it is read without "
@@ -259,6 +539,17 @@ const struct ctl_command ctl_inspect = {
 		"  writer    who created it or began it anew, from the "
 		"environment of that\n"
 		"            process or from the file's name\n\n"
-		"Exit code 1 when a file could not be made durable.\n\n",
+		"  structure XXH3-128 of all tensors' files, names, dtypes, "
+		"shapes and lengths\n\n"
+		"--diff says what was added, removed, retyped, reshaped, moved "
+		"or changed from A to B;\nexit code 1 when the structure "
+		"differs. Bytes are read, unless the mount knows\nthat they are "
+		"the same.\n\n"
+		"  -a, --all    print all tensors, not the first 64\n"
+		"  -d, --digest print a digest of every tensor (reads all), and "
+		"with --json who\n               shares its bytes (* without)\n"
+		"  --structure  with --diff: compare no bytes\n\n"
+		"Exit code 1 also when a file could not be made durable, is "
+		"damaged, or a checkpoint\ndoes not hold together.\n\n",
 	.run = run,
 };

@@ -4,7 +4,6 @@
  *
  * Results may have a million lines, so they are printed as they are made.
  */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -14,6 +13,7 @@
 #include <sys/stat.h>
 
 #include "fuse/ctl/ctl.h"
+#include "fuse/ctl/folder.h"
 #include "fuse/ctl/plan_input.h"
 #include "store/base/scope.h"
 #include "store/closure.h"
@@ -30,28 +30,6 @@ struct plan_command {
 
 /* --- Printing --------------------------------------------------------------
  */
-
-/* UTF-8, in quotes. */
-static void print_string(const char *text)
-{
-	(void)putchar('"');
-	for (const char *p = text; *p; p++)
-		if (*p == '"' || *p == '\\')
-			(void)printf("\\%c", *p);
-		else if ((unsigned char)*p < ' ')
-			(void)printf("\\u%04x", (unsigned)*p);
-		else
-			(void)putchar(*p);
-	(void)putchar('"');
-}
-
-static void print_numbers(const uint64_t *numbers, size_t count)
-{
-	(void)putchar('[');
-	for (size_t i = 0; i < count; i++)
-		(void)printf("%s%" PRIu64, i > 0 ? ", " : "", numbers[i]);
-	(void)putchar(']');
-}
 
 /* A problem: --json has one value all the same. */
 static int problem(const struct plan_command *c, const char *where,
@@ -85,11 +63,11 @@ static void print_json(const struct plan_input *in, const uint32_t *ranks,
 	(void)printf("{\n\t\"assignment\":\t{");
 	for (size_t i = 0; i < in->count; i++) {
 		(void)printf("%s\n\t\t", i > 0 ? "," : "");
-		print_string(plan_input_label(in, i));
+		ctl_print_string(plan_input_label(in, i));
 		(void)printf(":\t%" PRIu32, ranks[i]);
 	}
 	(void)printf("%s},\n\t\"load\":\t", in->count > 0 ? "\n\t" : "");
-	print_numbers(loads, in->rank_count);
+	ctl_print_numbers(loads, in->rank_count);
 	(void)printf("\n}\n");
 }
 
@@ -204,60 +182,6 @@ static int plan_text(const struct plan_command *c, const char *where, int fd)
 /* --- A checkpoint ----------------------------------------------------------
  */
 
-/* Sizes of what the folder has, and of what entries name in folders below. */
-struct folder {
-	struct closure_file *files; /* owned, with their names */
-	size_t count, capacity;
-};
-
-static void folder_release(struct folder *f)
-{
-	for (size_t i = 0; i < f->count; i++) {
-		char *name;
-
-		memcpy(&name, &f->files[i].name, sizeof(name));
-		free(name);
-	}
-	free(f->files);
-}
-
-static void folder_add(struct folder *f, int dirfd, const char *name)
-{
-	struct stat st;
-
-	if (fstatat(dirfd, name, &st, 0) < 0 || !S_ISREG(st.st_mode))
-		return;
-	if (f->count == f->capacity) {
-		f->capacity = f->capacity ? 2 * f->capacity : 64;
-		f->files =
-			reallocarray(f->files, f->capacity, sizeof(*f->files));
-		CHECK(f->files); /* out of memory */
-	}
-	f->files[f->count].name = strdup(name);
-	f->files[f->count].size_bytes = (uint64_t)st.st_size;
-	CHECK(f->files[f->count].name); /* out of memory */
-	f->count++;
-}
-
-static int folder_read(struct folder *f, const char *path, int dirfd,
-		       const struct dcp *d)
-{
-	struct dirent **names;
-	int count = scandir(path, &names, NULL, alphasort);
-
-	if (count < 0)
-		return -errno;
-	for (int i = 0; i < count; i++) {
-		folder_add(f, dirfd, names[i]->d_name);
-		free(names[i]);
-	}
-	free(names);
-	for (uint32_t i = 0; i < d->file_count; i++)
-		if (strchr(d->files[i].name, '/'))
-			folder_add(f, dirfd, d->files[i].name);
-	return 0;
-}
-
 static void list_place(const struct dcp *d, uint32_t number)
 {
 	const struct dcp_entry *e;
@@ -268,7 +192,7 @@ static void list_place(const struct dcp *d, uint32_t number)
 	}
 	e = &d->entries[number];
 	(void)printf("\"file\": ");
-	print_string(d->files[e->file].name);
+	ctl_print_string(d->files[e->file].name);
 	(void)printf(", \"offset\": %" PRIu64 ", \"length\": %" PRIu64
 		     ", \"transformed\": %s}",
 		     e->offset, e->length, e->transformed ? "true" : "false");
@@ -277,22 +201,22 @@ static void list_place(const struct dcp *d, uint32_t number)
 static void list_item(const struct dcp *d, const struct dcp_item *item)
 {
 	(void)printf("\n\t\t{\"name\": ");
-	print_string(item->name);
+	ctl_print_string(item->name);
 	if (!item->dtype) {
 		(void)printf(", \"dtype\": null, ");
 		list_place(d, item->entry);
 		return;
 	}
 	(void)printf(", \"dtype\": \"%s\", \"shape\": ", item->dtype->name);
-	print_numbers(item->shape, item->dimensions);
+	ctl_print_numbers(item->shape, item->dimensions);
 	(void)printf(", \"chunks\": [");
 	for (uint32_t i = 0; i < item->chunk_count; i++) {
 		const struct dcp_chunk *c = &d->chunks[item->chunk_at + i];
 
 		(void)printf("%s\n\t\t\t{\"offsets\": ", i > 0 ? "," : "");
-		print_numbers(c->offsets, item->dimensions);
+		ctl_print_numbers(c->offsets, item->dimensions);
 		(void)printf(", \"sizes\": ");
-		print_numbers(c->sizes, item->dimensions);
+		ctl_print_numbers(c->sizes, item->dimensions);
 		(void)printf(", ");
 		list_place(d, c->entry);
 	}
@@ -313,11 +237,11 @@ static void list_json(const struct dcp *d, const struct closure *found)
 
 		(void)printf("%s\n\t\t{\"kind\": \"%s\", \"item\": ",
 			     i > 0 ? "," : "", closure_kind_name(f->kind));
-		print_string(f->item ? f->item : "");
+		ctl_print_string(f->item ? f->item : "");
 		(void)printf(", \"file\": ");
-		print_string(f->file ? f->file : "");
+		ctl_print_string(f->file ? f->file : "");
 		(void)printf(", \"what\": ");
-		print_string(f->what);
+		ctl_print_string(f->what);
 		(void)printf("}");
 	}
 	(void)printf("]\n}\n");

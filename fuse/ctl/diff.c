@@ -1,0 +1,424 @@
+/*
+ * diff.c - ckptctl inspect --diff: two steps, tensor by tensor.
+ *
+ * Both lists are sorted by name and place. Tensors of one name and place are
+ * first paired within one file, then the rest in their order: those moved.
+ * Bytes are not read where the mount has both in the same place of one image.
+ */
+#include "fuse/ctl/diff.h"
+
+#include <errno.h>
+#include <sys/stat.h>
+
+#include "fuse/ctl/ctl.h"
+#include "store/base/scope.h"
+
+#define ROWS_SHOWN 64
+
+enum change {
+	CHANGE_ADDED,
+	CHANGE_REMOVED,
+	CHANGE_RETYPED,
+	CHANGE_RESHAPED,
+	CHANGE_MOVED,
+	CHANGE_BYTES,
+	CHANGES
+};
+
+static const char *const change_names[] = { "added",    "removed", "retyped",
+					    "reshaped", "moved",   "changed" };
+
+struct row {
+	enum change change;
+	const struct tensor *a, *b; /* NULL: not there */
+};
+
+/* The extents of one open file of a mount. */
+struct mapped {
+	const char *file; /* of which; the tensors' pointer */
+	bool tried;
+	cJSON *json; /* NULL: not in a mount, or not all of them are known */
+	dev_t dev;
+};
+
+struct diff {
+	struct step *a, *b;
+	struct row *rows; /* owned */
+	size_t count, capacity;
+	size_t totals[CHANGES];
+	size_t tensors_same, tensors_paired; /* of those with bytes */
+	uint64_t bytes_not_read;
+	bool structure_only, failed;
+	struct mapped map_a, map_b;
+};
+
+static void diff_release(struct diff *d)
+{
+	free(d->rows);
+	cJSON_Delete(d->map_a.json);
+	cJSON_Delete(d->map_b.json);
+}
+
+static void add(struct diff *d, enum change change, const struct tensor *a,
+		const struct tensor *b)
+{
+	d->totals[change]++;
+	if (d->count == d->capacity) {
+		d->capacity = d->capacity ? 2 * d->capacity : 64;
+		d->rows = reallocarray(d->rows, d->capacity, sizeof(*d->rows));
+		CHECK(d->rows); /* out of memory */
+	}
+	d->rows[d->count++] = (struct row){ change, a, b };
+}
+
+/* --- Bytes -----------------------------------------------------------------
+ */
+
+static void map(struct mapped *m, const struct step *s, const struct tensor *t)
+{
+	SCOPED(scope_close) int fd = -1;
+	const cJSON *list;
+	struct stat st;
+
+	if (m->tried && m->file == t->file)
+		return;
+	cJSON_Delete(m->json);
+	*m = (struct mapped){ .file = t->file, .tried = true };
+	fd = step_open(s, t);
+	if (fd < 0 || fstat(fd, &st) < 0 ||
+	    ctl_query(fd, CKPTFS_INSPECT, &m->json) < 0) {
+		m->json = NULL;
+		return;
+	}
+	m->dev = st.st_dev;
+	list = cJSON_GetObjectItemCaseSensitive(m->json, "extents");
+	if (strcmp(ctl_text(m->json, "state"), "durable") != 0 ||
+	    (uint64_t)cJSON_GetArraySize(list) !=
+		    ctl_number(m->json, "extent_count")) {
+		cJSON_Delete(m->json);
+		m->json = NULL;
+	}
+}
+
+/* The extent that has the byte at off; NULL: none. */
+static const cJSON *extent_at(const cJSON *e, uint64_t off, uint64_t *ret_left)
+{
+	for (; e; e = e->next) {
+		uint64_t at = ctl_number(e, "offset");
+		uint64_t len = ctl_number(e, "len");
+
+		if (off >= at && off - at < len) {
+			*ret_left = len - (off - at);
+			return e;
+		}
+	}
+	return NULL;
+}
+
+static bool in_one_place(struct diff *d, const struct tensor *a,
+			 const struct tensor *b)
+{
+	const cJSON *x, *y;
+	uint64_t done = 0;
+
+	map(&d->map_a, d->a, a);
+	map(&d->map_b, d->b, b);
+	if (!d->map_a.json || !d->map_b.json || d->map_a.dev != d->map_b.dev)
+		return false;
+	x = cJSON_GetObjectItemCaseSensitive(d->map_a.json, "extents")->child;
+	y = cJSON_GetObjectItemCaseSensitive(d->map_b.json, "extents")->child;
+	while (done < a->bytes) {
+		uint64_t i, k, x_left = 0, y_left = 0;
+
+		x = extent_at(x, a->offset + done, &x_left);
+		y = extent_at(y, b->offset + done, &y_left);
+		if (!x || !y)
+			return false;
+		i = ctl_number(x, "image_offset") + a->offset + done -
+		    ctl_number(x, "offset");
+		k = ctl_number(y, "image_offset") + b->offset + done -
+		    ctl_number(y, "offset");
+		if (i != k || ctl_number(x, "image") != ctl_number(y, "image"))
+			return false;
+		done += x_left < y_left ? x_left : y_left;
+	}
+	return true;
+}
+
+static int digests_equal(struct diff *d, const struct tensor *a,
+			 const struct tensor *b)
+{
+	size_t i = (size_t)(a - d->a->tensors.all);
+	size_t k = (size_t)(b - d->b->tensors.all);
+	int rc;
+
+	if (a->bytes == 0)
+		return 1;
+	if (in_one_place(d, a, b)) {
+		d->bytes_not_read += a->bytes;
+		return 1;
+	}
+	rc = step_digest_one(d->a, i);
+	if (rc == 0)
+		rc = step_digest_one(d->b, k);
+	if (rc < 0) {
+		ctl_complain("%s: %s", a->name, strerror(-rc));
+		d->failed = true;
+		return rc;
+	}
+	return memcmp(d->a->extra[i].digest, d->b->extra[k].digest,
+		      STEP_DIGEST_BYTES) == 0;
+}
+
+/* --- Pairs -----------------------------------------------------------------
+ */
+
+static bool same_file(const struct tensor *a, const struct tensor *b)
+{
+	return strcmp(a->file ? a->file : "", b->file ? b->file : "") == 0;
+}
+
+static bool same_numbers(const uint64_t *a, const uint64_t *b, unsigned n)
+{
+	if (!a || !b)
+		return !a && !b;
+	return memcmp(a, b, n * sizeof(*a)) == 0;
+}
+
+static void pair(struct diff *d, const struct tensor *a, const struct tensor *b)
+{
+	bool same = true;
+
+	if (strcmp(a->dtype ? a->dtype : "", b->dtype ? b->dtype : "") != 0) {
+		add(d, CHANGE_RETYPED, a, b);
+		same = false;
+	}
+	if (a->rank != b->rank || !same_numbers(a->shape, b->shape, a->rank) ||
+	    !same_numbers(a->strides, b->strides, a->rank) ||
+	    !same_numbers(a->whole, b->whole, a->rank)) {
+		add(d, CHANGE_RESHAPED, a, b);
+		same = false;
+	}
+	if (!same_file(a, b) || a->offset != b->offset)
+		add(d, CHANGE_MOVED, a, b);
+	if (d->structure_only)
+		return;
+	if (a->dtype && b->dtype)
+		d->tensors_paired++;
+	if (a->bytes != b->bytes || digests_equal(d, a, b) == 0)
+		add(d, CHANGE_BYTES, a, b);
+	else if (same && a->dtype && b->dtype)
+		d->tensors_same++;
+}
+
+/* All of one name and place: [0, n) of a and [0, m) of b, by file. */
+static void pair_all(struct diff *d, const struct tensor *a, size_t n,
+		     const struct tensor *b, size_t m)
+{
+	SCOPED(scope_free) const struct tensor **left = NULL;
+	size_t i = 0, k = 0, a_left = 0, b_left = n;
+
+	left = calloc(n + m, sizeof(*left));
+	CHECK(left); /* out of memory */
+	while (i < n || k < m) {
+		int c = i == n   ? 1
+			: k == m ? -1
+				 : strcmp(a[i].file ? a[i].file : "",
+					  b[k].file ? b[k].file : "");
+
+		if (c == 0)
+			pair(d, &a[i++], &b[k++]);
+		else if (c < 0)
+			left[a_left++] = &a[i++];
+		else
+			left[b_left++] = &b[k++];
+	}
+	for (i = 0, k = n; i < a_left || k < b_left; i++, k++)
+		if (i < a_left && k < b_left)
+			pair(d, left[i], left[k]);
+		else if (i < a_left)
+			add(d, CHANGE_REMOVED, left[i], NULL);
+		else
+			add(d, CHANGE_ADDED, NULL, left[k]);
+}
+
+static size_t run_of(const struct tensor *t, size_t left)
+{
+	size_t n = left > 0;
+
+	while (n < left && step_compare_place(&t[0], &t[n]) == 0)
+		n++;
+	return n;
+}
+
+static void compare(struct diff *d)
+{
+	const struct tensor *a = d->a->tensors.all, *b = d->b->tensors.all;
+	size_t a_left = d->a->tensors.count, b_left = d->b->tensors.count;
+
+	while (a_left > 0 || b_left > 0) {
+		int c = a_left == 0   ? 1
+			: b_left == 0 ? -1
+				      : step_compare_place(a, b);
+		size_t n = c <= 0 ? run_of(a, a_left) : 0;
+		size_t m = c >= 0 ? run_of(b, b_left) : 0;
+
+		pair_all(d, a, n, b, m);
+		a += n;
+		a_left -= n;
+		b += m;
+		b_left -= m;
+	}
+}
+
+/* --- Printing --------------------------------------------------------------
+ */
+
+static void print_side(const struct step *s, const struct tensor *t)
+{
+	(void)printf("{\"dtype\": ");
+	if (t->dtype) {
+		ctl_print_string(t->dtype);
+		(void)printf(", \"shape\": ");
+		ctl_print_numbers(t->shape, t->rank);
+	} else {
+		(void)printf("null, \"shape\": null");
+	}
+	(void)printf(", \"offset\": %llu, \"bytes\": %llu, \"file\": ",
+		     (unsigned long long)t->offset,
+		     (unsigned long long)t->bytes);
+	ctl_print_string(t->file ? t->file : s->path);
+	(void)printf("}");
+}
+
+static void print_json(const struct diff *d, bool identical)
+{
+	(void)printf("{\n\t\"a\":\t");
+	ctl_print_string(d->a->path);
+	(void)printf(",\n\t\"b\":\t");
+	ctl_print_string(d->b->path);
+	(void)printf(",\n\t\"same_structure\":\t%s,\n\t\"identical\":\t%s,\n"
+		     "\t\"structure\":\t[\"%s\", \"%s\"],\n"
+		     "\t\"unchanged\":\t%zu,\n\t\"bytes_not_read\":\t%llu",
+		     strcmp(d->a->structure, d->b->structure) == 0 ? "true"
+								   : "false",
+		     d->structure_only ? "null"
+		     : identical       ? "true"
+				       : "false",
+		     d->a->structure, d->b->structure, d->tensors_same,
+		     (unsigned long long)d->bytes_not_read);
+	for (enum change c = 0; c < CHANGES; c++) {
+		bool first = true;
+
+		(void)printf(",\n\t\"%s\":\t[", change_names[c]);
+		for (size_t i = 0; i < d->count; i++) {
+			const struct row *r = &d->rows[i];
+			const struct tensor *t = r->b ? r->b : r->a;
+
+			if (r->change != c)
+				continue;
+			(void)printf("%s\n\t\t{\"name\": ", first ? "" : ",");
+			first = false;
+			ctl_print_string(t->name);
+			if (t->place && t->dtype) {
+				(void)printf(", \"place\": ");
+				ctl_print_numbers(t->place, t->rank);
+			}
+			if (r->a) {
+				(void)printf(", \"a\": ");
+				print_side(d->a, r->a);
+			}
+			if (r->b) {
+				(void)printf(", \"b\": ");
+				print_side(d->b, r->b);
+			}
+			(void)printf("}");
+		}
+		(void)printf("]");
+	}
+	(void)printf("\n}\n");
+}
+
+static void print_what(const struct tensor *t)
+{
+	(void)printf("%s", t->dtype ? t->dtype : "bytes");
+	if (t->dtype)
+		ctl_print_numbers(t->shape, t->rank);
+}
+
+static void print_table(const struct diff *d, bool all)
+{
+	size_t shown[CHANGES] = { 0 };
+
+	for (size_t i = 0; i < d->count; i++) {
+		const struct row *r = &d->rows[i];
+		const struct tensor *t = r->b ? r->b : r->a;
+
+		if (shown[r->change]++ >= ROWS_SHOWN && !all)
+			continue;
+		(void)printf("%-9s ", change_names[r->change]);
+		if (r->change == CHANGE_MOVED)
+			(void)printf("%s%s%llu -> %s%s%llu",
+				     r->a->file ? r->a->file : "",
+				     r->a->file ? ":" : "",
+				     (unsigned long long)r->a->offset,
+				     r->b->file ? r->b->file : "",
+				     r->b->file ? ":" : "",
+				     (unsigned long long)r->b->offset);
+		else if (r->a)
+			print_what(r->a);
+		if (r->change == CHANGE_RETYPED || r->change == CHANGE_RESHAPED)
+			(void)printf(" -> ");
+		if (r->b && r->change != CHANGE_MOVED &&
+		    r->change != CHANGE_BYTES)
+			print_what(r->b);
+		(void)printf("  ");
+		ctl_print_line(t->name);
+	}
+	for (enum change c = 0; c < CHANGES; c++)
+		if (shown[c] > ROWS_SHOWN && !all)
+			(void)printf("%-9s ... and %s more (all with --all)\n",
+				     change_names[c],
+				     ctl_count(shown[c] - ROWS_SHOWN));
+}
+
+int diff_steps(struct step *a, struct step *b, bool json, bool all,
+	       bool structure_only)
+{
+	SCOPED(diff_release)
+	struct diff d = { .a = a, .b = b, .structure_only = structure_only };
+	bool same, identical;
+
+	if (step_digest_begin(a) < 0 || step_digest_begin(b) < 0) {
+		ctl_complain("%s", strerror(ENOMEM));
+		return CTL_PROBLEM;
+	}
+	d.failed = a->error_count > 0 || b->error_count > 0;
+	compare(&d);
+	same = strcmp(a->structure, b->structure) == 0;
+	identical = same && !d.failed && d.tensors_paired > 0 &&
+		    d.tensors_same == d.tensors_paired;
+	if (json) {
+		print_json(&d, identical);
+	} else {
+		print_table(&d, all);
+		(void)printf("structure %s: %s %s %s\n",
+			     same ? "the same" : "DIFFERENT", a->structure,
+			     same ? "=" : "!=", b->structure);
+		if (!structure_only)
+			(void)printf("%s of %s tensors that both have are "
+				     "unchanged\n",
+				     ctl_count(d.tensors_same),
+				     ctl_count(d.tensors_paired));
+		if (identical)
+			(void)printf("%s is byte-identical to %s: were stale "
+				     "weights saved?\n",
+				     b->path, a->path);
+	}
+	if (fflush(stdout) != 0 || ferror(stdout)) {
+		ctl_complain("the result could not be written: %s",
+			     strerror(errno));
+		return CTL_PROBLEM;
+	}
+	return same && !d.failed ? CTL_FINE : CTL_PROBLEM;
+}
