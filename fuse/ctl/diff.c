@@ -373,7 +373,7 @@ static void print_table(const struct diff *d, bool all)
 		    r->change != CHANGE_BYTES)
 			print_what(r->b);
 		(void)printf("  ");
-		ctl_print_line(t->name);
+		step_print_name(t);
 	}
 	for (enum change c = 0; c < CHANGES; c++)
 		if (shown[c] > ROWS_SHOWN && !all)

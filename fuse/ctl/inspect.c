@@ -132,10 +132,13 @@ static void print_tensors(const struct step *s, bool all)
 	(void)printf("  %-16s%s\n", "format", s->format);
 	if (s->tensors.count > 0)
 		(void)printf("  %-16s%s\n  %-16s%s\n    %-14s %-20s %14s "
-			     "%14s  name\n",
+			     "%14s  %s%s\n",
 			     "structure", s->structure, "tensors",
 			     ctl_count(s->tensors.count), "dtype", "shape",
-			     "offset", "bytes");
+			     "offset", "bytes",
+			     s->extra ? "digest                            " :
+					"",
+			     "name");
 	for (size_t i = 0; i < s->tensors.count; i++) {
 		const struct tensor *t = &s->tensors.all[i];
 
@@ -155,18 +158,21 @@ static void print_tensors(const struct step *s, bool all)
 			(void)printf("%s%c ", hex,
 				     s->extra[i].next != i ? '*' : ' ');
 		}
-		if (t->file)
-			(void)printf("%s: ", t->file);
-		ctl_print_line(t->name);
+		step_print_name(t);
 	}
 	for (size_t i = 0; i < s->closure.count; i++) {
 		const struct closure_finding *f = &s->closure.findings[i];
 
-		(void)printf("  %s: %s%s%s: ", closure_kind_name(f->kind),
-			     f->file ? f->file : "",
+		SCOPED(scope_free) char *line = NULL;
+
+		if (asprintf(&line, "%s: %s%s%s: %s",
+			     closure_kind_name(f->kind), f->file ? f->file : "",
 			     f->file && f->item ? ", " : "",
-			     f->item ? f->item : "");
-		ctl_print_line(f->what);
+			     f->item ? f->item : "", f->what) < 0)
+			line = NULL;
+		CHECK(line); /* out of memory */
+		(void)printf("  ");
+		ctl_print_line(line);
 	}
 }
 

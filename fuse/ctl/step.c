@@ -22,6 +22,17 @@ void step_hex(const uint8_t digest[STEP_DIGEST_BYTES],
 		(void)sprintf(ret + 2 * i, "%02x", digest[i]);
 }
 
+void step_print_name(const struct tensor *t)
+{
+	SCOPED(scope_free) char *line = NULL;
+
+	if (asprintf(&line, "%s%s%s", t->file ? t->file : "",
+		     t->file ? ": " : "", t->name) < 0)
+		line = NULL;
+	CHECK(line); /* out of memory */
+	ctl_print_line(line);
+}
+
 static void add_error(struct step *s, const char *file, const char *what)
 {
 	struct step_error *e;

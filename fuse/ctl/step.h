@@ -68,6 +68,9 @@ int step_open(const struct step *s, const struct tensor *t);
 int step_compare(const struct tensor *a, const struct tensor *b);
 int step_compare_place(const struct tensor *a, const struct tensor *b);
 
+/* "file: name", as one line. */
+void step_print_name(const struct tensor *t);
+
 void step_hex(const uint8_t digest[STEP_DIGEST_BYTES],
 	      char ret[2 * STEP_DIGEST_BYTES + 1]);
 

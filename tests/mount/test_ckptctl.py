@@ -84,6 +84,50 @@ def inspect_shows_one_file(m):
     assert m.ctl("inspect", m.path("f")).strip()
 
 
+def safetensors(tensors):
+    """Of (name, bytes) pairs, in this order."""
+    header, at = {}, 0
+    for name, content in tensors:
+        header[name] = {"dtype": "U8", "shape": [len(content)],
+                        "data_offsets": [at, at + len(content)]}
+        at += len(content)
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + b"".join(
+        content for _, content in tensors)
+
+
+@ck.mounted()
+def inspect_lists_tensors_and_compares_steps(m):
+    frozen, old, new = data(4 * MIB), data(MIB, 1), data(MIB, 2)
+    for step, w in (("1", old), ("2", new), ("3", new)):
+        os.mkdir(m.path(step))
+        put(m.path(step, "f.safetensors"),
+            safetensors([("frozen", frozen), ("w", w)]))
+        m.flush()
+    found = json.loads(m.ctl("inspect", "--json", "--digest",
+                             m.path("1", "f.safetensors")))
+    assert found["format"] == "safetensors" and found["state"] == "durable"
+    assert found["extents"], found
+    assert [(t["name"], t["bytes"]) for t in found["tensors"]] == [
+        ("frozen", 4 * MIB), ("w", MIB)], found
+    step = json.loads(m.ctl("inspect", "--json", m.path("1")))
+    assert [f["state"] for f in step["files"]] == ["durable"], step
+    assert step["tensors"][1]["file"] == "f.safetensors"
+
+    def diff(a, b):
+        return json.loads(m.ctl("inspect", "--diff", "--json", m.path(a),
+                                m.path(b)))
+    d = diff("1", "2")
+    assert [t["name"] for t in d["changed"]] == ["w"], d
+    assert d["unchanged"] == 1 and not d["identical"], d
+    # What is shared lies in one place, so it is not read to be compared.
+    assert d["bytes_not_read"] == 4 * MIB, d
+    d = diff("2", "3")
+    assert d["identical"] and d["bytes_not_read"] == 5 * MIB, d
+    assert "stale weights" in m.ctl("inspect", "--diff", m.path("2"),
+                                    m.path("3"))
+
+
 @ck.mounted()
 def gc_and_fsck_have_json_too(m):
     put(m.path("f"), data(MIB))

@@ -365,6 +365,56 @@ static void limits_are_kept(void **state)
 	assert_refused(BYTES("\x80\4\x8d\0\0\0\0\0\0\0\x80."), 2, "at most");
 }
 
+static const struct pickle_class open_classes[] = {
+	{ NULL, NULL, PICKLE_OTHER, 1 },
+	{ NULL, NULL, PICKLE_PERSISTENT, 2 },
+	{ "collections", "OrderedDict", PICKLE_MAKES_DICT, 3 },
+};
+
+static struct pickle loaded_open(const void *data, size_t len)
+{
+	struct pickle_error e = { 0, "" };
+	struct pickle p;
+	int rc = pickle_load(data, len, open_classes, 3, MEMORY, &p, &e);
+
+	if (rc < 0)
+		fail_msg("%d at %zu: %s", rc, e.offset, e.what);
+	return p;
+}
+
+/* What is not known is an object, whatever is done to it. */
+static void an_open_reader_passes_over_what_it_does_not_know(void **state)
+{
+	static const struct number others[] = {
+		{ BYTES("\x80\x02" "cos\nsystem\n(X\1\0\0\0xtR."), 0 },
+		{ BYTES("\x80\x02" "ca\nB\n)\x81}b."), 0 },
+		{ BYTES("\x80\x02" "ca\nB\n)R(K\1K\2e(K\1K\2uK\1a}b."), 0 },
+		{ BYTES("\x80\x02" "ca\nB\n)R)R."), 0 },
+		{ BYTES("\x80\x04\x8f(K\1\x90."), 0 },
+		{ BYTES("\x80\x04(K\1\x91."), 0 },
+		{ BYTES("\x80\x04" "ca\nB\n)}\x92."), 0 },
+		{ BYTES("\x80\x02\x8a\x09" "123456789."), 0 },
+	};
+	struct pickle p;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++) {
+		p = loaded_open(others[i].bytes, others[i].len);
+		assert_int_equal(pickle_kind(p.root), PICKLE_IS_OBJECT);
+		assert_int_equal(pickle_class(&p, p.root)->id, 1);
+		pickle_release(&p);
+	}
+	p = loaded_open(BYTES("\x80\x02K\x07Q."));
+	assert_int_equal(pickle_kind(p.root), PICKLE_CALLED);
+	assert_int_equal(pickle_class(&p, p.root)->id, 2);
+	pickle_release(&p);
+	p = loaded_open(BYTES("\x80\x02" "ccollections\nOrderedDict\n)R"
+			      "K\1K\2s}b."));
+	assert_int_equal(pickle_kind(p.root), PICKLE_DICT);
+	assert_int_equal(pickle_walk(&p, p.root).count, 2);
+	pickle_release(&p);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -381,6 +431,8 @@ int main(void)
 		cmocka_unit_test(nothing_is_read_behind_the_end),
 		cmocka_unit_test(frames_are_kept),
 		cmocka_unit_test(limits_are_kept),
+		cmocka_unit_test(
+			an_open_reader_passes_over_what_it_does_not_know),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
