@@ -136,8 +136,8 @@ static void print_tensors(const struct step *s, bool all)
 			     "structure", s->structure, "tensors",
 			     ctl_count(s->tensors.count), "dtype", "shape",
 			     "offset", "bytes",
-			     s->extra ? "digest                            " :
-					"",
+			     s->extra ? "digest                            "
+				      : "",
 			     "name");
 	for (size_t i = 0; i < s->tensors.count; i++) {
 		const struct tensor *t = &s->tensors.all[i];

@@ -44,7 +44,8 @@ struct safetensors_pair { /* borrowed from the header */
 };
 
 struct safetensors_header {
-	struct safetensors_tensor *entries; /* owned; by offset, empty ones first */
+	struct safetensors_tensor
+		*entries; /* owned; by offset, empty ones first */
 	struct safetensors_tensor **by_name; /* owned; the same, by name */
 	size_t count;
 	struct safetensors_pair *metadata; /* owned; in the file's order */
