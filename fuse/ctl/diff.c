@@ -1,8 +1,6 @@
 /*
  * diff.c - ckptctl inspect --diff: two steps, tensor by tensor.
  *
- * Both lists are sorted by name and place. Tensors of one name and place are
- * first paired within one file, then the rest in their order: those moved.
  * Bytes are not read where the mount has both in the same place of one image.
  */
 #include "fuse/ctl/diff.h"
@@ -148,8 +146,8 @@ static bool in_one_place(struct diff *d, const struct tensor *a,
 static int digests_equal(struct diff *d, const struct tensor *a,
 			 const struct tensor *b)
 {
-	size_t i = (size_t)(a - d->a->tensors.all);
-	size_t k = (size_t)(b - d->b->tensors.all);
+	size_t i = (size_t)(a - d->a->in.tensors.all);
+	size_t k = (size_t)(b - d->b->in.tensors.all);
 	int rc;
 
 	if (a->bytes == 0)
@@ -173,33 +171,24 @@ static int digests_equal(struct diff *d, const struct tensor *a,
 /* --- Pairs -----------------------------------------------------------------
  */
 
-static bool same_file(const struct tensor *a, const struct tensor *b)
+static void pair(void *arg, const struct tensor *a, const struct tensor *b)
 {
-	return strcmp(a->file ? a->file : "", b->file ? b->file : "") == 0;
-}
-
-static bool same_numbers(const uint64_t *a, const uint64_t *b, unsigned n)
-{
-	if (!a || !b)
-		return !a && !b;
-	return memcmp(a, b, n * sizeof(*a)) == 0;
-}
-
-static void pair(struct diff *d, const struct tensor *a, const struct tensor *b)
-{
+	struct diff *d = arg;
 	bool same = true;
 
-	if (strcmp(a->dtype ? a->dtype : "", b->dtype ? b->dtype : "") != 0) {
+	if (!a || !b) {
+		add(d, a ? CHANGE_REMOVED : CHANGE_ADDED, a, b);
+		return;
+	}
+	if (!structure_same_type(a, b)) {
 		add(d, CHANGE_RETYPED, a, b);
 		same = false;
 	}
-	if (a->rank != b->rank || !same_numbers(a->shape, b->shape, a->rank) ||
-	    !same_numbers(a->strides, b->strides, a->rank) ||
-	    !same_numbers(a->whole, b->whole, a->rank)) {
+	if (!structure_same_shape(a, b)) {
 		add(d, CHANGE_RESHAPED, a, b);
 		same = false;
 	}
-	if (!same_file(a, b) || a->offset != b->offset)
+	if (!structure_same_file(a, b) || a->offset != b->offset)
 		add(d, CHANGE_MOVED, a, b);
 	if (d->structure_only)
 		return;
@@ -209,66 +198,6 @@ static void pair(struct diff *d, const struct tensor *a, const struct tensor *b)
 		add(d, CHANGE_BYTES, a, b);
 	else if (same && a->dtype && b->dtype)
 		d->tensors_same++;
-}
-
-/* All of one name and place: [0, n) of a and [0, m) of b, by file. */
-static void pair_all(struct diff *d, const struct tensor *a, size_t n,
-		     const struct tensor *b, size_t m)
-{
-	SCOPED(scope_free) const struct tensor **left = NULL;
-	size_t i = 0, k = 0, a_left = 0, b_left = n;
-
-	left = calloc(n + m, sizeof(*left));
-	CHECK(left); /* out of memory */
-	while (i < n || k < m) {
-		int c = i == n   ? 1
-			: k == m ? -1
-				 : strcmp(a[i].file ? a[i].file : "",
-					  b[k].file ? b[k].file : "");
-
-		if (c == 0)
-			pair(d, &a[i++], &b[k++]);
-		else if (c < 0)
-			left[a_left++] = &a[i++];
-		else
-			left[b_left++] = &b[k++];
-	}
-	for (i = 0, k = n; i < a_left || k < b_left; i++, k++)
-		if (i < a_left && k < b_left)
-			pair(d, left[i], left[k]);
-		else if (i < a_left)
-			add(d, CHANGE_REMOVED, left[i], NULL);
-		else
-			add(d, CHANGE_ADDED, NULL, left[k]);
-}
-
-static size_t run_of(const struct tensor *t, size_t left)
-{
-	size_t n = left > 0;
-
-	while (n < left && step_compare_place(&t[0], &t[n]) == 0)
-		n++;
-	return n;
-}
-
-static void compare(struct diff *d)
-{
-	const struct tensor *a = d->a->tensors.all, *b = d->b->tensors.all;
-	size_t a_left = d->a->tensors.count, b_left = d->b->tensors.count;
-
-	while (a_left > 0 || b_left > 0) {
-		int c = a_left == 0   ? 1
-			: b_left == 0 ? -1
-				      : step_compare_place(a, b);
-		size_t n = c <= 0 ? run_of(a, a_left) : 0;
-		size_t m = c >= 0 ? run_of(b, b_left) : 0;
-
-		pair_all(d, a, n, b, m);
-		a += n;
-		a_left -= n;
-		b += m;
-		b_left -= m;
-	}
 }
 
 /* --- Printing --------------------------------------------------------------
@@ -300,12 +229,13 @@ static void print_json(const struct diff *d, bool identical)
 	(void)printf(",\n\t\"same_structure\":\t%s,\n\t\"identical\":\t%s,\n"
 		     "\t\"structure\":\t[\"%s\", \"%s\"],\n"
 		     "\t\"unchanged\":\t%zu,\n\t\"bytes_not_read\":\t%llu",
-		     strcmp(d->a->structure, d->b->structure) == 0 ? "true"
-								   : "false",
+		     strcmp(d->a->in.signature, d->b->in.signature) == 0
+			     ? "true"
+			     : "false",
 		     d->structure_only ? "null"
 		     : identical       ? "true"
 				       : "false",
-		     d->a->structure, d->b->structure, d->tensors_same,
+		     d->a->in.signature, d->b->in.signature, d->tensors_same,
 		     (unsigned long long)d->bytes_not_read);
 	for (enum change c = 0; c < CHANGES; c++) {
 		bool first = true;
@@ -393,9 +323,9 @@ int diff_steps(struct step *a, struct step *b, bool json, bool all,
 		ctl_complain("%s", strerror(ENOMEM));
 		return CTL_PROBLEM;
 	}
-	d.failed = a->error_count > 0 || b->error_count > 0;
-	compare(&d);
-	same = strcmp(a->structure, b->structure) == 0;
+	d.failed = a->in.error_count > 0 || b->in.error_count > 0;
+	CHECK(structure_pair(&a->in, &b->in, pair, &d) == 0);
+	same = strcmp(a->in.signature, b->in.signature) == 0;
 	identical = same && !d.failed && d.tensors_paired > 0 &&
 		    d.tensors_same == d.tensors_paired;
 	if (json) {
@@ -403,8 +333,8 @@ int diff_steps(struct step *a, struct step *b, bool json, bool all,
 	} else {
 		print_table(&d, all);
 		(void)printf("structure %s: %s %s %s\n",
-			     same ? "the same" : "DIFFERENT", a->structure,
-			     same ? "=" : "!=", b->structure);
+			     same ? "the same" : "DIFFERENT", a->in.signature,
+			     same ? "=" : "!=", b->in.signature);
 		if (!structure_only)
 			(void)printf("%s of %s tensors that both have are "
 				     "unchanged\n",

@@ -63,11 +63,11 @@ static void print_writer(const cJSON *w)
 	(void)printf("  %-16s", "writer");
 	if (*kind)
 		(void)printf("%srank %llu",
-			     strcmp(kind, "data_parallel") == 0 ?
-				     "data parallel " :
-			     strcmp(kind, "model_parallel") == 0 ?
-				     "model parallel " :
-				     "",
+			     strcmp(kind, "data_parallel") == 0
+				     ? "data parallel "
+			     : strcmp(kind, "model_parallel") == 0
+				     ? "model parallel "
+				     : "",
 			     (unsigned long long)ctl_number(w, "rank"));
 	else
 		(void)printf("unknown rank");
@@ -129,22 +129,22 @@ static void print_shape(const struct tensor *t)
 
 static void print_tensors(const struct step *s, bool all)
 {
-	(void)printf("  %-16s%s\n", "format", s->format);
-	if (s->tensors.count > 0)
+	(void)printf("  %-16s%s\n", "format", s->in.format);
+	if (s->in.tensors.count > 0)
 		(void)printf("  %-16s%s\n  %-16s%s\n    %-14s %-20s %14s "
 			     "%14s  %s%s\n",
-			     "structure", s->structure, "tensors",
-			     ctl_count(s->tensors.count), "dtype", "shape",
+			     "structure", s->in.signature, "tensors",
+			     ctl_count(s->in.tensors.count), "dtype", "shape",
 			     "offset", "bytes",
 			     s->extra ? "digest                            "
 				      : "",
 			     "name");
-	for (size_t i = 0; i < s->tensors.count; i++) {
-		const struct tensor *t = &s->tensors.all[i];
+	for (size_t i = 0; i < s->in.tensors.count; i++) {
+		const struct tensor *t = &s->in.tensors.all[i];
 
 		if (i == TENSORS_SHOWN && !all) {
 			(void)printf("    ... and %s more (all with --all)\n",
-				     ctl_count(s->tensors.count - i));
+				     ctl_count(s->in.tensors.count - i));
 			break;
 		}
 		(void)printf("    %-14s", t->dtype ? t->dtype : "-");
@@ -160,8 +160,8 @@ static void print_tensors(const struct step *s, bool all)
 		}
 		step_print_name(t);
 	}
-	for (size_t i = 0; i < s->closure.count; i++) {
-		const struct closure_finding *f = &s->closure.findings[i];
+	for (size_t i = 0; i < s->in.closure.count; i++) {
+		const struct closure_finding *f = &s->in.closure.findings[i];
 
 		SCOPED(scope_free) char *line = NULL;
 
@@ -184,10 +184,10 @@ static void print_shared(const struct step *s, uint32_t index)
 	for (uint32_t i = s->extra[index].next;
 	     i != index && count < SHARED_SHOWN; i = s->extra[i].next) {
 		(void)printf("%s{\"name\": ", count++ > 0 ? ", " : "");
-		ctl_print_string(s->tensors.all[i].name);
-		if (s->tensors.all[i].file) {
+		ctl_print_string(s->in.tensors.all[i].name);
+		if (s->in.tensors.all[i].file) {
 			(void)printf(", \"file\": ");
-			ctl_print_string(s->tensors.all[i].file);
+			ctl_print_string(s->in.tensors.all[i].file);
 		}
 		(void)printf("}");
 	}
@@ -196,7 +196,7 @@ static void print_shared(const struct step *s, uint32_t index)
 
 static void print_tensor_json(const struct step *s, uint32_t index)
 {
-	const struct tensor *t = &s->tensors.all[index];
+	const struct tensor *t = &s->in.tensors.all[index];
 
 	(void)printf("\n\t\t{\"name\": ");
 	ctl_print_string(t->name);
@@ -240,8 +240,8 @@ static void print_tensor_json(const struct step *s, uint32_t index)
 static void print_findings_json(const struct step *s)
 {
 	(void)printf(",\n\t\"findings\":\t[");
-	for (size_t i = 0; i < s->closure.count; i++) {
-		const struct closure_finding *f = &s->closure.findings[i];
+	for (size_t i = 0; i < s->in.closure.count; i++) {
+		const struct closure_finding *f = &s->in.closure.findings[i];
 
 		(void)printf("%s\n\t\t{\"kind\": \"%s\", \"item\": ",
 			     i > 0 ? "," : "", closure_kind_name(f->kind));
@@ -264,15 +264,15 @@ static void print_json(const struct step *s, cJSON *head)
 		s->megatron, "sharded_backend_version");
 	cJSON *errors = cJSON_CreateArray();
 
-	for (size_t i = 0; i < s->error_count; i++) {
+	for (size_t i = 0; i < s->in.error_count; i++) {
 		cJSON *one = cJSON_CreateObject();
 
-		ctl_add_text(one, "file", s->errors[i].file);
-		ctl_add_text(one, "what", s->errors[i].what);
+		ctl_add_text(one, "file", s->in.errors[i].file);
+		ctl_add_text(one, "what", s->in.errors[i].what);
 		(void)cJSON_AddItemToArray(errors, one);
 	}
-	ctl_add_text(head, "format", s->format);
-	ctl_add_text(head, "structure", s->structure);
+	ctl_add_text(head, "format", s->in.format);
+	ctl_add_text(head, "structure", s->in.signature);
 	if (cJSON_IsString(backend))
 		ctl_add_text(head, "sharded_backend", backend->valuestring);
 	if (cJSON_IsNumber(version))
@@ -283,7 +283,7 @@ static void print_json(const struct step *s, cJSON *head)
 	if (s->is_folder)
 		print_findings_json(s);
 	(void)printf(",\n\t\"tensors\":\t[");
-	for (size_t i = 0; i < s->tensors.count; i++) {
+	for (size_t i = 0; i < s->in.tensors.count; i++) {
 		(void)printf("%s", i > 0 ? "," : "");
 		print_tensor_json(s, (uint32_t)i);
 	}
@@ -292,15 +292,15 @@ static void print_json(const struct step *s, cJSON *head)
 
 static void complain_errors(const struct step *s)
 {
-	for (size_t i = 0; i < s->error_count; i++)
+	for (size_t i = 0; i < s->in.error_count; i++)
 		ctl_complain("%s%s%s: %s", s->is_folder ? s->path : "",
-			     s->is_folder ? "/" : "", s->errors[i].file,
-			     s->errors[i].what);
+			     s->is_folder ? "/" : "", s->in.errors[i].file,
+			     s->in.errors[i].what);
 }
 
 static bool is_sound(const struct step *s)
 {
-	return s->error_count == 0 && closure_holds(&s->closure);
+	return s->in.error_count == 0 && closure_holds(&s->in.closure);
 }
 
 static int inspect_file(const struct step *s, const struct options *o)
@@ -433,7 +433,7 @@ static int inspect_folder(const struct step *s, const struct options *o)
 
 		(void)cJSON_AddItemToObject(head, "files", list);
 		print_json(s, head);
-	} else if (s->tensors.count > 0) {
+	} else if (s->in.tensors.count > 0) {
 		print_tensors(s, o->all);
 	}
 	if (!o->json && s->megatron) {

@@ -1,27 +1,15 @@
 /*
  * step.h - what ckptctl inspect looks at: a file, or all files of one step of
- * training in a directory; in a mount or not.
- *
- * Of a directory its files are looked into, those below mp_rank_* folders
- * too. Where there is a .metadata, it says what the .distcp files have.
+ * training in a directory; in a mount or not. See store/structure.h.
  */
 #ifndef FUSE_CTL_STEP_H
 #define FUSE_CTL_STEP_H
 
 #include <cjson/cJSON.h>
 
-#include "store/closure.h"
-#include "store/formats/dcp.h"
-#include "store/formats/tensors.h"
+#include "store/structure.h"
 
 #define STEP_DIGEST_BYTES 16
-/* Files of a directory that are looked into. */
-#define STEP_FILES_MAX 65536
-
-struct step_error {
-	char *file; /* owned */
-	char what[512];
-};
 
 struct step_extra { /* of tensors.all[i] */
 	uint8_t digest[STEP_DIGEST_BYTES];
@@ -33,18 +21,9 @@ struct step {
 	const char *path; /* borrowed */
 	int fd; /* owned */
 	bool is_folder;
-	const char *format;
-	struct tensors tensors;
+	struct structure in;
 	struct step_extra *extra; /* owned; NULL before step_digest() */
-	char **names; /* owned; of files, for the tensors */
-	size_t name_count;
-	struct step_error *errors; /* owned; files that are damaged */
-	size_t error_count;
-	struct dcp dcp;
-	bool has_dcp;
-	struct closure closure;
 	cJSON *megatron; /* metadata.json, or NULL */
-	char structure[2 * STEP_DIGEST_BYTES + 1];
 };
 
 /*
@@ -63,10 +42,6 @@ int step_digest_begin(struct step *s);
 
 /* The file of a tensor, to be closed; -errno. */
 int step_open(const struct step *s, const struct tensor *t);
-
-/* By name, then place, then file. */
-int step_compare(const struct tensor *a, const struct tensor *b);
-int step_compare_place(const struct tensor *a, const struct tensor *b);
 
 /* "file: name", as one line. */
 void step_print_name(const struct tensor *t);

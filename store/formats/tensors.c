@@ -88,9 +88,10 @@ int tensors_add(struct tensors *l, const struct tensor *t)
 /* --- safetensors -----------------------------------------------------------
  */
 
-static int read_safetensors(struct tensors *l, int fd, uint64_t size,
+static int read_safetensors(struct tensors *l, const struct cut_source *source,
 			    const char *file)
 {
+	uint64_t size = source->size_bytes;
 	uint8_t prefix[SAFETENSORS_PREFIX_BYTES] = { 0 };
 	SCOPED(scope_free) char *json = NULL;
 	SCOPED(safetensors_header_release)
@@ -100,12 +101,13 @@ static int read_safetensors(struct tensors *l, int fd, uint64_t size,
 	int rc = 0;
 
 	if (size >= sizeof(prefix))
-		rc = io_read_full(fd, prefix, sizeof(prefix), 0);
+		rc = source->read(source->self, prefix, sizeof(prefix), 0);
 	if (rc == 0)
 		rc = safetensors_header_length(prefix, size, &len, &error);
 	if (rc == 0) {
 		json = malloc(len + 1);
-		rc = json ? io_read_full(fd, json, len, sizeof(prefix))
+		rc = json ? source->read(source->self, json, len,
+					 sizeof(prefix))
 			  : -ENOMEM;
 	}
 	if (rc == 0) {
@@ -378,11 +380,6 @@ static int read_archive(struct tensors *l, struct walk *w,
 	return rc;
 }
 
-static int read_at(void *self, void *buf, size_t len, uint64_t off)
-{
-	return io_read_full(*(int *)self, buf, len, off);
-}
-
 static bool ends_in(const char *text, const char *suffix)
 {
 	size_t n = strlen(text), m = strlen(suffix);
@@ -390,10 +387,9 @@ static bool ends_in(const char *text, const char *suffix)
 	return n >= m && strcmp(text + n - m, suffix) == 0;
 }
 
-static int read_archives(struct tensors *l, int fd, uint64_t size,
+static int read_archives(struct tensors *l, const struct cut_source *source,
 			 const char *name, const char *file)
 {
-	const struct cut_source source = { read_at, &fd, size };
 	SCOPED(scope_free) struct walk *w = calloc(1, sizeof(*w));
 	SCOPED(scope_free) struct zip_archive *archives = NULL;
 	size_t count = 0;
@@ -402,7 +398,7 @@ static int read_archives(struct tensors *l, int fd, uint64_t size,
 
 	if (!w)
 		return -ENOMEM;
-	w->source = &source;
+	w->source = source;
 	rc = torch_zip_archives(w, &archives, &count);
 	if (rc < 0)
 		return rc;
@@ -418,29 +414,46 @@ static int read_archives(struct tensors *l, int fd, uint64_t size,
 	return rc;
 }
 
-int tensors_read(struct tensors *l, int fd, const char *name, const char *file)
+int tensors_read_source(struct tensors *l, const struct cut_source *source,
+			const char *name, const char *file)
 {
 	uint8_t magic[9] = { 0 };
-	struct stat st;
-	size_t got = 0;
-	int rc;
+	size_t got = source->size_bytes < sizeof(magic)
+			     ? (size_t)source->size_bytes
+			     : sizeof(magic);
+	int rc = 0;
 
-	if (fstat(fd, &st) < 0)
-		return -errno;
-	rc = io_read(fd, magic, sizeof(magic), 0, &got);
+	if (got > 0)
+		rc = source->read(source->self, magic, got, 0);
 	if (rc < 0)
 		return rc;
 	l->format = "plain";
 	if (got >= 4 && memcmp(magic, "PK\3\4", 4) == 0) {
 		l->format = "torch_zip";
-		return read_archives(l, fd, (uint64_t)st.st_size, name, file);
+		return read_archives(l, source, name, file);
 	}
 	if (ends_in(name, ".safetensors") ||
 	    (got == 9 && magic[6] == 0 && magic[7] == 0 && magic[8] == '{')) {
 		l->format = "safetensors";
-		return read_safetensors(l, fd, (uint64_t)st.st_size, file);
+		return read_safetensors(l, source, file);
 	}
 	if (got >= 6 && memcmp(magic, "\x93NUMPY", 6) == 0)
 		l->format = "npy";
 	return 0;
+}
+
+static int read_at(void *self, void *buf, size_t len, uint64_t off)
+{
+	return io_read_full(*(int *)self, buf, len, off);
+}
+
+int tensors_read(struct tensors *l, int fd, const char *name, const char *file)
+{
+	struct cut_source source = { read_at, &fd, 0 };
+	struct stat st;
+
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	source.size_bytes = (uint64_t)st.st_size;
+	return tensors_read_source(l, &source, name, file);
 }

@@ -17,6 +17,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct cut_source;
+
 #define TENSOR_NAME_BYTES_MAX 4096
 #define TENSOR_RANK_MAX 64
 #define TENSORS_MAX (UINT32_C(1) << 26)
@@ -56,6 +58,9 @@ int tensors_refuse(struct tensors *l, const char *format, ...)
  * l->format is the file's. Also the errors of read(2).
  */
 int tensors_read(struct tensors *l, int fd, const char *name, const char *file);
+/* The same of anything that can be read. */
+int tensors_read_source(struct tensors *l, const struct cut_source *source,
+			const char *name, const char *file);
 
 /* Where a storage's bytes are. */
 struct tensor_storages {
