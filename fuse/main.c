@@ -39,7 +39,7 @@ struct options {
 	char *store, *mountpoint;
 	int foreground, debug, help, version, hold_drain, no_stage_cache;
 	char *stage, *stage_size, *durable, *publish, *verify, *passthrough;
-	char *saving, *threads, *interval, *debug_stage, *segments;
+	char *saving, *threads, *interval, *debug_stage, *segments, *structure;
 	int allow_other, read_only;
 	unsigned bare;
 };
@@ -63,6 +63,7 @@ static const struct fuse_opt option_table[] = {
 	OPT_TEXT("segments=%s", segments),
 	OPT_TEXT("durable=%s", durable),
 	OPT_TEXT("publish=%s", publish),
+	OPT_TEXT("structure=%s", structure),
 	OPT_TEXT("verify=%s", verify),
 	OPT_TEXT("passthrough=%s", passthrough),
 	OPT_TEXT("dedup_min_saving=%s", saving),
@@ -93,6 +94,10 @@ static const char help_text[] =
 	"  durable=async|close  close returns at once, or when durable (async)\n"
 	"  publish=wait|async   rename waits until all under the name is durable, or\n"
 	"                       only when it replaces something (wait)\n"
+	"  structure=warn|refuse|off\n"
+	"                       when a step is published: log how its tensors differ\n"
+	"                       from the step before, or that it is broken; or let\n"
+	"                       the call fail with EUCLEAN (warn)\n"
 	"  verify=on|open|off   on: compare bytes before sharing them; open: and\n"
 	"                       check a file's hashes at its first open; off: share\n"
 	"                       by the 128-bit keyed hash alone (on)\n"
@@ -234,6 +239,13 @@ static int parse_words(const struct options *o, struct store_options *s,
 	if (t < 0)
 		return misused("passthrough=%s: give auto or off",
 			       o->passthrough);
+	if (o->structure &&
+	    guard_policy_of(o->structure, strlen(o->structure),
+			    &s->structure) < 0)
+		return misused("structure=%s: give warn, refuse or off",
+			       o->structure);
+	if (!o->structure)
+		s->structure = GUARD_WARN;
 	if (m < 0)
 		return misused("debug_stage=%s: give auto or memory",
 			       o->debug_stage);
@@ -431,7 +443,7 @@ static void options_release(struct options *o)
 				 &o->durable, &o->stage_size, &o->publish,
 				 &o->verify,  &o->passthrough, &o->saving,
 				 &o->threads, &o->interval,    &o->debug_stage,
-				 &o->segments };
+				 &o->segments, &o->structure };
 
 	for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++)
 		free(*texts[i]);

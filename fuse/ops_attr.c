@@ -9,6 +9,7 @@
 #include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/file.h"
+#include "store/guard.h"
 #include "store/names.h"
 
 #define OUR_XATTR "user.ckptfs."
@@ -327,9 +328,28 @@ static int our_xattr(struct store *st, struct inode *in, const char *name,
 	return 0;
 }
 
+/* Those that people set: what guard.h is told. */
+static bool is_told(const char *name)
+{
+	return strcmp(name, GUARD_EXPECT_XATTR) == 0 ||
+	       strcmp(name, GUARD_POLICY_XATTR) == 0;
+}
+
 static bool is_ours(const char *name)
 {
-	return strncmp(name, OUR_XATTR, strlen(OUR_XATTR)) == 0;
+	return strncmp(name, OUR_XATTR, strlen(OUR_XATTR)) == 0 &&
+	       !is_told(name);
+}
+
+/* Those that are worked out anew, of a file or a folder. -ENODATA: none. */
+static int structure_xattr(struct store *st, struct inode *in,
+			   const char *name, struct bytes *out)
+{
+	if (strcmp(name, "structure") == 0)
+		return guard_signature(st, in, out);
+	if (strcmp(name, "structure_diff") == 0)
+		return guard_difference(st, in, out);
+	return -ENODATA;
 }
 
 static void reply_xattr(fuse_req_t req, const void *value, size_t len,
@@ -348,20 +368,27 @@ void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 	struct store *st = store_of(req);
 	SCOPED(scope_free) void *value = NULL;
 	char text[OUR_XATTR_BYTES] = "";
+	struct bytes out = { 0 };
 	size_t len = 0;
 	int rc;
 
 	if (is_ours(name)) {
-		struct inode *in;
+		const char *ours = name + strlen(OUR_XATTR);
+		struct inode *in = NULL;
 
 		rc = inode_get(st, ino, &in);
-		if (rc == 0) {
-			rc = our_xattr(st, in, name + strlen(OUR_XATTR), text,
-				       sizeof(text));
-			inode_put(st, in, 1);
-		}
+		if (rc == 0 && strncmp(ours, "structure", 9) == 0)
+			rc = structure_xattr(st, in, ours, &out);
+		else if (rc == 0)
+			rc = our_xattr(st, in, ours, text, sizeof(text));
 		if (rc == 0)
-			reply_xattr(req, text, strlen(text), size);
+			bytes_put(&out, text, strlen(text));
+		if (rc == 0 && out.failed)
+			rc = -ENOMEM;
+		if (rc == 0)
+			reply_xattr(req, out.data, out.len, size);
+		inode_put(st, in, 1);
+		bytes_release(&out);
 	} else {
 		rc = names_getxattr(st, ino, name, &value, &len);
 		if (rc == 0)
@@ -388,8 +415,11 @@ void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
 {
 	struct store *st = store_of(req);
 	struct inode *in;
+	enum guard_policy policy;
 	int rc = may_set(name);
 
+	if (rc == 0 && strcmp(name, GUARD_POLICY_XATTR) == 0)
+		rc = guard_policy_of(value, size, &policy);
 	if (rc == 0)
 		rc = inode_get(st, ino, &in);
 	if (rc == 0) {

@@ -10,6 +10,7 @@
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/file.h"
+#include "store/guard.h"
 #include "store/names.h"
 
 /* What an open handle must know: it is all that fi->fh holds. */
@@ -229,6 +230,17 @@ void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size,
 		fuse_reply_write(req, size);
 }
 
+/* A tracker is about to say that a step is there: see guard.h. */
+static int guard(fuse_req_t req, struct inode *in)
+{
+	int rc = guard_close(store_of(req), in);
+
+	if (rc < 0) /* its old content is back: sizes are not what they were */
+		(void)fuse_lowlevel_notify_inval_inode(fs_of(req)->se, in->ino,
+						       -1, 0);
+	return rc;
+}
+
 void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	struct store *st = store_of(req);
@@ -236,7 +248,11 @@ void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	int rc = inode_get(st, ino, &in);
 
 	if (rc == 0) {
+		bool write = (handle_flags(fi) & O_ACCMODE) != O_RDONLY;
+		int refused = write ? guard(req, in) : 0;
+
 		rc = file_flush(st, in, handle_flags(fi));
+		rc = refused < 0 ? refused : rc;
 		inode_put(st, in, 1);
 	}
 	fuse_reply_err(req, -rc);
@@ -264,7 +280,10 @@ void op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync,
 	(void)datasync;
 	(void)fi;
 	if (rc == 0) {
+		int refused = guard(req, in);
+
 		rc = file_sync(st, in);
+		rc = refused < 0 ? refused : rc;
 		inode_put(st, in, 1);
 	}
 	fuse_reply_err(req, -rc);

@@ -39,6 +39,24 @@ static void add_failed(void *arg, struct inode *in, int error)
 	cJSON_AddItemToArray(a->list, one);
 }
 
+static void add_structure(cJSON *to, struct store *st)
+{
+	cJSON *one = cJSON_AddObjectToObject(to, "structure");
+	struct guard_figures f;
+
+	guard_figures(st, &f);
+	(void)cJSON_AddStringToObject(one, "policy",
+				      guard_policy_word(st->options.structure));
+	add_number(one, "checked", f.checked);
+	add_number(one, "waiting", f.waiting);
+	add_number(one, "different", f.different);
+	add_number(one, "broken", f.broken);
+	add_number(one, "missing", f.missing);
+	add_number(one, "identical", f.identical);
+	add_number(one, "refused", f.refused);
+	(void)cJSON_AddStringToObject(one, "last", f.last);
+}
+
 static cJSON *status(struct fs *fs)
 {
 	static const char *const counters[] = { META_LOGICAL, META_PHYSICAL,
@@ -85,6 +103,7 @@ static cJSON *status(struct fs *fs)
 	add_number(s, "left_native_bytes", d.left_native_bytes);
 	add_number(s, "worker_restarts", 0);
 	(void)cJSON_AddStringToObject(s, "hash", chunk_hash_variant());
+	add_structure(s, st);
 	failed.list = cJSON_AddArrayToObject(s, "failed_files");
 	drain_each_failed(st, add_failed, &failed);
 	return s;
@@ -263,6 +282,7 @@ static int do_flush(struct store *st, fuse_ino_t ino)
 	else
 		rc = kv_sync(st->kv);
 	inode_put(st, in, 1);
+	guard_wait_idle(st); /* what it had to say is in the status then */
 	return rc;
 }
 

@@ -7,6 +7,7 @@
 #include "fuse/fs.h"
 #include "store/base/scope.h"
 #include "store/file.h"
+#include "store/guard.h"
 #include "store/names.h"
 
 int fs_entry(struct store *st, struct inode *in, struct fuse_entry_param *e)
@@ -232,8 +233,11 @@ static int do_rename(struct store *st, fuse_ino_t parent, const char *name,
 		     unsigned flags)
 {
 	struct inode *replaced;
-	int rc = 0;
+	int rc;
 
+	rc = guard_rename(st, parent, name, new_parent, new_name);
+	if (rc < 0)
+		return rc;
 	if (!st->options.publish_async || replaces(st, new_parent, new_name))
 		rc = publish(st, parent, name);
 	if (rc == 0 && (flags & RENAME_EXCHANGE))
@@ -247,6 +251,7 @@ static int do_rename(struct store *st, fuse_ino_t parent, const char *name,
 		file_unlinked(st, replaced);
 		inode_put(st, replaced, 1);
 	}
+	guard_renamed(st, new_parent, new_name);
 	/* The new name itself. */
 	return st->options.publish_async ? 0 : kv_sync(st->kv);
 }

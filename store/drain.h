@@ -177,6 +177,11 @@ int drain_sync_tree(struct store *st, uint64_t dir);
  * The same for one file, in order: what a publish needs.
  */
 int drain_publish(struct store *st, struct inode *in);
+/*
+ * Wait until all that was closed before is durable, without hurrying any of it:
+ * for who only wants to look afterwards. The error of what keeps failing.
+ */
+int drain_wait_drained(struct store *st);
 
 /*
  * Somebody is about to change the stage's bytes (open for writing, truncate):

@@ -85,11 +85,8 @@ int drain_sync(struct store *st, struct inode *in)
 	return rc;
 }
 
-/*
- * Wait until all jobs with a place before `order` are done. The first of them
- * that fails while we wait ends it: nothing after it can be in order.
- */
-int order_wait(struct store *st, uint64_t order)
+/* See order_wait(); ask: it is made durable now, even while it is changed. */
+static int order_await(struct store *st, uint64_t order, bool ask)
 {
 	struct drain *d = st->drain;
 	struct drain_job *j;
@@ -98,7 +95,7 @@ int order_wait(struct store *st, uint64_t order)
 	pthread_mutex_lock(&d->lock);
 	TAILQ_FOREACH(j, &d->order, by_order)
 	{
-		if (j->order >= order)
+		if (!ask || j->order >= order)
 			break;
 		j->asked = true;
 		job_wake_locked(d, j); /* a failed one: once more, for us */
@@ -118,10 +115,24 @@ int order_wait(struct store *st, uint64_t order)
 	return rc;
 }
 
+/*
+ * Wait until all jobs with a place before `order` are done. The first of them
+ * that fails while we wait ends it: nothing after it can be in order.
+ */
+int order_wait(struct store *st, uint64_t order)
+{
+	return order_await(st, order, true);
+}
+
 static uint64_t order_now(struct drain *d)
 {
 	HOLD(&d->lock);
 	return d->next_order;
+}
+
+int drain_wait_drained(struct store *st)
+{
+	return order_await(st, order_now(st->drain), false);
 }
 
 int drain_publish(struct store *st, struct inode *in)

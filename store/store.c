@@ -104,6 +104,8 @@ static int make_dirs(struct store *st)
 
 static void store_free(struct store *st)
 {
+	guard_stop(st);
+	guard_release(st);
 	reclaim_stop(st);
 	commit_stop(st);
 	drain_release(st); /* jobs hold inodes */
@@ -176,6 +178,8 @@ static int open_parts(struct store *st, char *why, size_t why_size)
 		rc = reclaim_init(st);
 	if (rc == 0)
 		rc = commit_init(st);
+	if (rc == 0)
+		rc = guard_init(st);
 	if (rc < 0) {
 		(void)snprintf(why, why_size, "%s: %s", st->path,
 			       strerror(-rc));
@@ -235,6 +239,8 @@ int store_start(struct store *st)
 	if (rc == 0)
 		rc = drain_start(st);
 	if (rc == 0)
+		rc = guard_start(st);
+	if (rc == 0)
 		rc = recover_sweep(st);
 	return rc;
 }
@@ -247,6 +253,7 @@ int store_close(struct store *st)
 	files_unmapped(st);
 	drain_ask_all(st);
 	rc = drain_sync_tree(st, ROOT_INO);
+	guard_stop(st);
 	drain_stop(st);
 	reclaim_drain(st, &freed);
 	store_free(st);

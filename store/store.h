@@ -17,6 +17,7 @@
 #include "store/drain.h"
 #include "store/hash.h"
 #include "store/image.h"
+#include "store/guard.h"
 #include "store/inode.h"
 #include "store/kv.h"
 #include "store/layout.h"
@@ -30,6 +31,8 @@ enum verify_mode {
 	VERIFY_OPEN, /* and a file is re-hashed at its first open */
 };
 
+struct guard;
+
 struct store_options {
 	const char *stage_dir; /* NULL: our own tmpfs */
 	uint64_t stage_bytes; /* 0: half of the memory */
@@ -41,6 +44,7 @@ struct store_options {
 	unsigned dedup_min_saving_percent;
 	bool durable_close; /* close waits until the file is durable */
 	bool publish_async; /* rename does not wait */
+	enum guard_policy structure; /* of what is published */
 	bool hold_drain; /* drain only when asked: for tests */
 	bool stage_all_in_memory; /* whatever the size: for tests */
 	bool no_stage_cache; /* give clean stages up at once: for tests */
@@ -79,6 +83,7 @@ struct store {
 	struct drain *drain;
 	struct committer *committer;
 	struct reclaim *reclaim;
+	struct guard *guard;
 	uint8_t secret[HASH_SECRET_BYTES];
 
 	/*

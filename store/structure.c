@@ -12,6 +12,8 @@
 #define PIPELINE_FOLDERS "mp_rank_" /* DeepSpeed's and Megatron's */
 /* Errors that are kept: one of each file, of many files that are damaged. */
 #define ERRORS_MAX 1000
+/* What reading .metadata takes, in bytes for each of its own: see dcp.h. */
+#define METADATA_MEMORY 5
 
 static char *keep_name(struct structure *s, const char *name)
 {
@@ -403,11 +405,11 @@ static int dcp_read_source(const struct structure_source *in, struct dcp *dcp,
 	error->what[0] = 0;
 	if (rc < 0)
 		return rc;
-	if (file.size_bytes > DCP_FILE_BYTES_MAX) {
+	if (file.size_bytes > in->metadata_bytes_max) {
 		(void)snprintf(error->what, sizeof(error->what),
 			       "it has %llu bytes; at most %llu are read",
 			       (unsigned long long)file.size_bytes,
-			       (unsigned long long)DCP_FILE_BYTES_MAX);
+			       (unsigned long long)in->metadata_bytes_max);
 		rc = -EFBIG;
 	}
 	if (rc == 0) {
@@ -418,7 +420,8 @@ static int dcp_read_source(const struct structure_source *in, struct dcp *dcp,
 	}
 	if (rc == 0)
 		rc = dcp_read(data, (size_t)file.size_bytes,
-			      DCP_MEMORY_BYTES_MAX, dcp, error);
+			      METADATA_MEMORY * (size_t)in->metadata_bytes_max,
+			      dcp, error);
 	in->close(in->self, &file);
 	return rc;
 }

@@ -38,6 +38,7 @@ struct structure_source {
 	/* A file, by its name in the folder, "mp_rank_00/a" too. */
 	int (*open)(void *self, const char *name, struct cut_source *ret);
 	void (*close)(void *self, struct cut_source *source);
+	uint64_t metadata_bytes_max; /* no larger .metadata is read */
 };
 
 struct structure_error {

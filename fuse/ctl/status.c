@@ -80,6 +80,32 @@ static void print_reads(const cJSON *s)
 	}
 }
 
+/* Nothing, as long as nothing was found. */
+static void print_structure(const cJSON *s)
+{
+	static const char *const kinds[] = { "different", "broken", "missing",
+					     "identical" };
+	const cJSON *one = cJSON_GetObjectItemCaseSensitive(s, "structure");
+	const char *last = ctl_text(one, "last");
+	char text[128] = "";
+	size_t n = 0;
+
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(*kinds); i++)
+		if (ctl_number(one, kinds[i]) > 0)
+			n += (size_t)snprintf(text + n, sizeof(text) - n,
+					      "%s%s %s", n > 0 ? ", " : "",
+					      ctl_count(ctl_number(one,
+								   kinds[i])),
+					      kinds[i]);
+	if (n == 0)
+		return;
+	(void)snprintf(text + n, sizeof(text) - n, ", %s refused",
+		       ctl_count(ctl_number(one, "refused")));
+	print_line("steps", text);
+	(void)printf("    ");
+	ctl_print_line(last);
+}
+
 static void print_status(const char *path, const cJSON *s)
 {
 	const cJSON *passthrough =
@@ -101,6 +127,7 @@ static void print_status(const char *path, const cJSON *s)
 	print_line("draining", ctl_count(ctl_number(s, "draining")));
 	print_line("failed", ctl_count(ctl_number(s, "failed")));
 	print_failed(s);
+	print_structure(s);
 	print_reads(s);
 }
 

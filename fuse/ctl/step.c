@@ -108,7 +108,8 @@ static void close_file(void *self, struct cut_source *source)
 static struct structure_source folder_source(int fd)
 {
 	return (struct structure_source){ (void *)(intptr_t)fd, list_folder,
-					  open_file, close_file };
+					  open_file, close_file,
+					  DCP_FILE_BYTES_MAX };
 }
 
 static void read_megatron(struct step *s)

@@ -1,0 +1,319 @@
+"""What is said of a step when it is published, and what is refused."""
+import errno
+import json
+import os
+import shutil
+import subprocess
+
+import ckptest as ck
+from ckptest import KIB, data, fails, get, same
+
+EUCLEAN = errno.EUCLEAN
+TYPES = {"F32": 4, "BF16": 2, "U8": 1}
+
+
+def save(path, tensors, seed=0):
+    """A safetensors file; tensors: name -> (type, shape)."""
+    head, at = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        size = TYPES[dtype]
+        for n in shape:
+            size *= n
+        head[name] = {"dtype": dtype, "shape": list(shape),
+                      "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    ck.put(path, len(text).to_bytes(8, "little") + text + data(at, seed))
+
+
+BASE = {"w": ("F32", (16, 1024)), "v": ("BF16", (512, 64))}
+MORE = dict(BASE, rerun=("U8", (64,)))
+
+
+def step(m, number, tensors=None, *, name="step_%d", seed=None, publish=True):
+    """A folder that is made aside, and published by its rename."""
+    final = m.path(name % number)
+    os.mkdir(final + ".tmp")
+    for rank in range(2):
+        save(f"{final}.tmp/rank_{rank}.safetensors",
+             BASE if tensors is None else tensors,
+             (number if seed is None else seed) * 10 + rank)
+    ck.put(f"{final}.tmp/state.json", b'{"step": %d}' % number)
+    if publish:
+        os.rename(final + ".tmp", final)
+    return final
+
+
+def figures(m):
+    """After the thread has looked at everything."""
+    m.flush()
+    return m.status()["structure"]
+
+
+def counts(m, **want):
+    got = figures(m)
+    want = {**dict.fromkeys(("different", "broken", "missing", "identical",
+                             "refused"), 0), **want}
+    assert {k: got[k] for k in want} == want, got
+    assert got["waiting"] == 0, got
+    return got["last"]
+
+
+def diff(path):
+    return os.getxattr(path, "user.ckptfs.structure_diff").decode()
+
+
+@ck.mounted()
+def steps_of_one_structure_say_nothing(m):
+    for number in (1, 9, 10):
+        step(m, number)
+    assert counts(m) == ""
+    assert figures(m)["checked"] == 3
+    assert ck.xattr(m.path("step_1"), "structure") == \
+        ck.xattr(m.path("step_10"), "structure")
+    assert diff(m.path("step_10")) == ""
+    assert "structure:" not in m.log_text()
+
+
+@ck.mounted()
+def what_came_and_went_is_named(m):
+    step(m, 9, MORE)
+    step(m, 10)  # 9 is before 10, though "10" is before "9"
+    last = counts(m, different=1)
+    assert "step_9" in last and "2 tensors are gone (rerun, rerun)" in last
+    assert m.log_text().count("2 tensors are gone") == 1
+    assert diff(m.path("step_10")) == "gone: rerun\ngone: rerun\n"
+    step(m, 11, {"w": ("BF16", (16, 1024)), "v": ("BF16", (64, 512)),
+                 "new": ("U8", (1,))})
+    last = counts(m, different=2)
+    for word in ("2 tensors are new (new, new)",
+                 "2 tensors are of another type (w, w)",
+                 "2 tensors are of another shape (v, v)"):
+        assert word in last, last
+    assert "new: new\n" in diff(m.path("step_11"))
+    assert "of another type: w (F32 -> BF16)\n" in diff(m.path("step_11"))
+    text = m.ctl("status", m.mnt)
+    assert "2 different" in text and "0 refused" in text, text
+
+
+@ck.mounted()
+def order_and_bytes_do_not_count_but_the_file_does(m):
+    step(m, 1)
+    step(m, 2, dict(reversed(BASE.items())))
+    assert counts(m) == ""
+    other = step(m, 3, publish=False) + ".tmp"
+    os.rename(other + "/rank_0.safetensors", other + "/x")
+    os.rename(other + "/rank_1.safetensors", other + "/rank_0.safetensors")
+    os.rename(other + "/x", other + "/rank_1.safetensors")
+    os.rename(other, m.path("step_3"))
+    assert counts(m) == ""  # the same names have the same things
+    moved = step(m, 4, publish=False) + ".tmp"
+    save(moved + "/rank_0.safetensors", {"w": BASE["w"]})
+    save(moved + "/rank_1.safetensors", {"v": BASE["v"], "w": BASE["w"]})
+    save(moved + "/rank_2.safetensors", {"v": BASE["v"]})
+    os.rename(moved, m.path("step_4"))
+    assert "1 tensor is in another file (v)" in counts(m, different=1)
+
+
+@ck.mounted()
+def stale_weights_are_told_of(m):
+    step(m, 1, seed=7)
+    step(m, 2, seed=7)
+    last = counts(m, identical=1)
+    assert "step_2" in last and "step_1" in last and "stale" in last, last
+    step(m, 3)
+    counts(m, identical=1)
+    same(get(m.path("step_2/state.json")), b'{"step": 2}')
+
+
+@ck.mounted()
+def a_tracker_publishes_in_place(m):
+    def iteration(number, tensors=None):
+        folder = m.path("iter_%07d" % number)
+        os.mkdir(folder)
+        for rank in range(2):
+            save(f"{folder}/rank_{rank}.safetensors", tensors or BASE,
+                 number * 10 + rank)
+        ck.put(m.path("latest_checkpointed_iteration.txt"),
+               str(number).encode())
+
+    iteration(90)
+    iteration(100)
+    assert counts(m) == "" and figures(m)["checked"] == 2
+    iteration(110, MORE)
+    assert "2 tensors are new (rerun, rerun)" in counts(m, different=1)
+    os.mkdir(m.path("global_step5"))
+    save(m.path("global_step5/mp_rank_00_model_states.safetensors"), BASE)
+    ck.put(m.path("latest"), b"global_step5\n")
+    assert figures(m)["checked"] == 4
+    # What names no step is nobody's business.
+    for text in (b"nothing", b"", b"..", b"\0", b"9" * 400, b"x" * 4000):
+        ck.put(m.path("latest"), text)
+    assert figures(m)["checked"] == 4
+
+
+@ck.mounted("structure=refuse")
+def what_is_not_the_same_is_not_published(m):
+    m.expected.append("not published")
+    step(m, 1)
+    bad = step(m, 2, MORE, publish=False)
+    fails(EUCLEAN, os.rename, bad + ".tmp", bad)
+    assert sorted(os.listdir(m.mnt)) == ["step_1", "step_2.tmp"]
+    assert "2 tensors are new (rerun, rerun)" in \
+        counts(m, different=1, refused=1)
+    assert "rerun" in m.log_text() and "not published" in m.log_text()
+    # Told that it is meant, it goes.
+    os.setxattr(bad + ".tmp", "user.ckptfs.structure_policy", b"warn")
+    os.rename(bad + ".tmp", bad)
+    counts(m, different=2, refused=1)
+    good = step(m, 3, MORE)
+    for _ in m.stages(good + "/rank_0.safetensors"):
+        assert os.path.isdir(good)
+
+
+@ck.mounted("structure=refuse")
+def a_tracker_that_is_refused_keeps_what_it_said(m):
+    m.expected.append("not published")
+    latest = m.path("latest")
+    step(m, 1, name="global_step%d")
+    ck.put(latest, b"global_step1")
+    m.flush()
+    os.setxattr(m.path(), "user.ckptfs.structure_policy", b"off")
+    step(m, 2000, MORE, name="global_step%d")
+    os.setxattr(m.path(), "user.ckptfs.structure_policy", b"refuse")
+    for sync in (False, True):
+        fd = os.open(latest, os.O_WRONLY | os.O_TRUNC)
+        os.write(fd, b"global_step2000")
+        if sync:
+            fails(EUCLEAN, os.fsync, fd)
+            os.close(fd)
+        else:
+            fails(EUCLEAN, os.close, fd)
+        same(get(latest), b"global_step1")
+        assert os.path.getsize(latest) == len(b"global_step1")
+    for _ in m.stages(latest):
+        same(get(latest), b"global_step1")
+    m.remount()
+    # So does one that is put in place by a rename.
+    ck.put(latest + ".tmp", b"global_step2000")  # is none yet
+    fails(EUCLEAN, os.rename, latest + ".tmp", latest)
+    same(get(latest), b"global_step1")
+    # The first of all has nothing to go back to.
+    os.unlink(latest)
+    os.setxattr(m.path("global_step1"), "user.ckptfs.expect", b"none")
+    fd = os.open(latest, os.O_WRONLY | os.O_CREAT)
+    os.write(fd, b"global_step1")
+    fails(EUCLEAN, os.close, fd)
+    same(get(latest), b"")
+
+
+@ck.mounted("structure=refuse")
+def what_was_declared_must_be_there(m):
+    m.expected.append("not published")
+    os.setxattr(m.path(), "user.ckptfs.expect", b"w\nv\r\n\n")
+    step(m, 1)
+    os.setxattr(m.path(), "user.ckptfs.expect", b"w\nv\nrerun\n")
+    os.mkdir(m.path("run"))
+    bad = step(m, 2, publish=False)
+    fails(EUCLEAN, os.rename, bad + ".tmp", bad)
+    last = counts(m, missing=1, refused=1)
+    assert "(rerun)" in last and "user.ckptfs.expect" in last, last
+    # The nearest folder's word counts.
+    os.setxattr(bad + ".tmp", "user.ckptfs.expect", b"w")
+    os.rename(bad + ".tmp", bad)
+    many = "\n".join(f"layer.{i}" for i in range(100))
+    bad = step(m, 3, publish=False)
+    os.setxattr(bad + ".tmp", "user.ckptfs.expect", many.encode())
+    fails(EUCLEAN, os.rename, bad + ".tmp", bad)
+    assert "layer.0, layer.1, layer.2, layer.3, ... 100 in all" in \
+        figures(m)["last"]
+
+
+@ck.mounted("structure=refuse")
+def what_is_damaged_is_not_published(m):
+    m.expected.append("not published")
+    bad = step(m, 1, publish=False) + ".tmp"
+    whole = get(bad + "/rank_1.safetensors")
+    ck.put(bad + "/rank_1.safetensors", whole[:-1])
+    fails(EUCLEAN, os.rename, bad, m.path("step_1"))
+    assert "rank_1.safetensors" in counts(m, broken=1, refused=1)
+    ck.put(bad + "/rank_1.safetensors", whole)
+    ck.put(bad + "/.metadata", b"\x80\x04cos\nsystem\n.")
+    fails(EUCLEAN, os.rename, bad, m.path("step_1"))
+    assert ".metadata" in figures(m)["last"]
+    # .metadata is put in place by its own rename.
+    os.unlink(bad + "/.metadata")
+    os.rename(bad, m.path("step_1"))
+    ck.put(m.path("step_1/.metadata.tmp"), b"\x80\x04cos\nsystem\n.")
+    fails(EUCLEAN, os.rename, m.path("step_1/.metadata.tmp"),
+          m.path("step_1/.metadata"))
+    assert not os.path.exists(m.path("step_1/.metadata"))
+    # A name in a file cannot forge a line of the log.
+    os.rename(m.path("step_1"), m.path("step_2"))
+    save(m.path("step_2/rank_0.safetensors"),
+         dict(BASE, **{"a\nckptfs: ERROR: forged": ("U8", (1,))}))
+    bad = step(m, 3, publish=False)
+    fails(EUCLEAN, os.rename, bad + ".tmp", bad)
+    assert "a?ckptfs" in figures(m)["last"]
+    assert "\nckptfs: ERROR: forged" not in m.log_text()
+
+
+@ck.mounted("structure=off")
+def nothing_is_looked_at_when_told_so(m):
+    step(m, 1)
+    step(m, 2, MORE)
+    counts(m)
+    assert figures(m)["checked"] == 0
+    assert "gone" not in diff(m.path("step_2"))
+    assert "new: rerun\n" in diff(m.path("step_2"))
+    os.setxattr(m.path(), "user.ckptfs.structure_policy", b"warn")
+    step(m, 3)
+    counts(m, different=1)
+
+
+@ck.mounted()
+def what_is_no_step_is_let_alone(m):
+    os.mkdir(m.path("plain_1.tmp"))
+    os.rename(m.path("plain_1.tmp"), m.path("plain_1"))
+    for rank in range(3):  # parts of one step, each with its own tensors
+        step(m, rank, {f"t{rank}": ("U8", (4,))}, name="rank_%d")
+    os.mkdir(m.path("a_2"))
+    os.rename(m.path("a_2"), m.path("b_2"))
+    os.symlink("nowhere", m.path("latest"))
+    ck.put(m.path("file_1"), data(KIB))
+    os.rename(m.path("file_1"), m.path("file_2"))
+    counts(m)
+    fails(errno.ENODATA, os.getxattr, m.path("plain_1"),
+          "user.ckptfs.structure")
+    fails(errno.ENODATA, diff, m.path("plain_1"))
+    fails(errno.ENODATA, diff, m.path("rank_1"))
+
+
+@ck.mounted()
+def attributes_are_told_from_ours(m):
+    path = m.path("step_1")
+    step(m, 1)
+    fails(errno.EPERM, os.setxattr, path, "user.ckptfs.structure", b"x")
+    fails(errno.EPERM, os.setxattr, path, "user.ckptfs.structure_diff", b"x")
+    fails(errno.EINVAL, os.setxattr, path, "user.ckptfs.structure_policy",
+          b"perhaps")
+    os.setxattr(path, "user.ckptfs.structure_policy", b"off")
+    os.setxattr(path, "user.ckptfs.expect", b"a")
+    same(sorted(os.listxattr(path)), ["user.ckptfs.expect",
+                                      "user.ckptfs.structure_policy"])
+    os.removexattr(path, "user.ckptfs.expect")
+    # The command says the same of a file and of a folder.
+    for name in ("step_1", "step_1/rank_0.safetensors"):
+        seen = json.loads(m.ctl("inspect", "--json", m.path(name)))
+        assert seen["structure"] == ck.xattr(m.path(name), "structure"), name
+    copy = os.path.join(m.base, "copy")
+    shutil.copytree(path, copy)
+    seen = json.loads(subprocess.run(
+        [ck.CKPTCTL, "inspect", "--json", copy], check=True,
+        stdout=subprocess.PIPE, timeout=ck.WAIT_BOUND).stdout)
+    assert seen["structure"] == ck.xattr(path, "structure")
+
+
+if __name__ == "__main__":
+    ck.main()
