@@ -1,0 +1,168 @@
+"""Checkpoints of torch whose structure changed, or that do not hold together:
+what the mount says when they are published, and what it refuses."""
+import errno
+import os
+import sys
+import tempfile
+
+import trainer
+from trainer import ck
+
+EUCLEAN = errno.EUCLEAN
+
+
+def states():
+    import torch
+    g = torch.Generator().manual_seed(1)
+
+    def rand(*size):
+        return torch.randn(*size, generator=g)
+
+    base = {"w": rand(4, 4096), "v": rand(2, 4096)}
+    return {
+        "base": base,
+        "again": base,
+        "other bytes": {"w": rand(4, 4096), "v": rand(2, 4096)},
+        "other order": {"v": rand(2, 4096), "w": rand(4, 4096)},
+        "rerun": {**base, "rerun": rand(1, 4096)},
+        "longer": {"w": rand(8, 4096), "v": rand(2, 4096)},
+        "type": {k: t.bfloat16().float().to(torch.bfloat16)
+                 for k, t in base.items()},
+        "fewer": {"w": rand(4, 4096)},
+    }
+
+
+def make(folder):
+    """Each as a checkpoint of its own, outside of any mount."""
+    import torch.distributed.checkpoint as dcp
+    for name, state in states().items():
+        dcp.save(state, checkpoint_id=f"{folder}/{name}", no_dist=True)
+
+
+def series(folder):
+    """A trainer that saves; what it was told, step by step."""
+    import torch.distributed.checkpoint as dcp
+    for step, (name, state) in enumerate(states().items()):
+        try:
+            dcp.save(state, checkpoint_id=f"{folder}/step_{step}",
+                     no_dist=True)
+            print("saved", name)
+        # DCP wraps what its writer met, in what is no Exception.
+        except BaseException as e:  # pylint: disable=broad-except
+            if "cleaning" not in str(e):
+                raise
+            print("refused", name)
+
+
+def copy(source, target, *, metadata=None, data=None):
+    """As a trainer writes it: .metadata last, by a rename. The errno."""
+    os.makedirs(target, exist_ok=True)
+    for name in os.listdir(source):
+        if name != ".metadata":
+            ck.put(f"{target}/{name}",
+                   ck.get(f"{data or source}/{name}"))
+    ck.put(f"{target}/.metadata.tmp",
+           ck.get(f"{metadata or source}/.metadata"))
+    try:
+        os.rename(f"{target}/.metadata.tmp", f"{target}/.metadata")
+    except OSError as e:
+        return e.errno
+    return 0
+
+
+def figures(m):
+    m.flush()
+    return m.status()["structure"]
+
+
+def tests():
+    @ck.mounted("structure=refuse", bound=240)
+    def a_trainer_is_told_when_its_structure_changed(m):
+        m.expected.append("not published")
+        p = trainer.start(os.path.abspath(__file__), "series", m.mnt)
+        said = p.communicate(timeout=200)[0]
+        assert p.returncode == 0, said
+        outcome = dict(reversed(line.split(" ", 1))
+                       for line in said.splitlines()
+                       if line.startswith(("saved ", "refused ")))
+        assert outcome == {
+            "base": "saved", "again": "saved", "other bytes": "saved",
+            "other order": "saved", "rerun": "refused",
+            "longer": "refused", "type": "refused", "fewer": "refused",
+        }, said
+        seen = figures(m)
+        assert seen["refused"] == 4 and seen["different"] == 4, seen
+        assert seen["identical"] == 1, seen  # "again", and nothing else
+        log = m.log_text()
+        for words in ("step_1: all its tensors have the bytes they have in "
+                      "step_0", "1 tensor is new (rerun)",
+                      "1 tensor is of another shape (w)",
+                      "2 tensors are of another type (v, w)",
+                      "1 tensor is gone (v)"):
+            assert words in log, (words, log)
+        # What was refused is not there, and what was there is whole.
+        for step in range(8):
+            assert os.path.exists(m.path(f"step_{step}/.metadata")) == \
+                (step < 4), step
+        m.ctl("inspect", "--diff", m.path("step_0"), m.path("step_2"))
+        m.ctl("plan", "--list", m.path("step_3"))
+
+    @ck.mounted("structure=refuse", bound=240)
+    def what_does_not_hold_together_is_refused(m):
+        m.expected.append("not published")
+        with tempfile.TemporaryDirectory() as tmp:
+            trainer.finish(trainer.start(os.path.abspath(__file__), "make",
+                                         tmp))
+            step = [m.path(f"step_{i}") for i in range(8)]
+            base = tmp + "/base"
+            assert copy(base, step[0]) == 0
+
+            def refused(code, *words):
+                assert code == EUCLEAN, code
+                last = figures(m)["last"]
+                for word in words:
+                    assert word in last, (word, last)
+
+            # .metadata names what no file has.
+            refused(copy(base, step[1], metadata=tmp + "/rerun"),
+                    "__0_0.distcp")
+            # A file has what .metadata does not name.
+            refused(copy(base, step[2], data=tmp + "/rerun"), "unnamed")
+            # A tensor that grew, with the metadata of before.
+            refused(copy(base, step[3], data=tmp + "/longer"))
+            # A file is not there.
+            os.makedirs(step[4])
+            ck.put(step[4] + "/.metadata.tmp", ck.get(base + "/.metadata"))
+            ck.fails(EUCLEAN, os.rename, step[4] + "/.metadata.tmp",
+                     step[4] + "/.metadata")
+            refused(EUCLEAN, "dangling", "__0_0.distcp")
+            # Files that a larger world left there.
+            os.makedirs(step[5])
+            ck.put(step[5] + "/__7_0.distcp", ck.get(base + "/__0_0.distcp"))
+            refused(copy(base, step[5]), "orphan", "__7_0.distcp")
+            os.unlink(step[5] + "/__7_0.distcp")
+            assert copy(base, step[5]) == 0
+            # The only way to see what the trainer never handed over.
+            os.setxattr(m.path(), "user.ckptfs.expect", b"w\nv\nrerun")
+            refused(copy(base, step[6]), "(rerun)", "user.ckptfs.expect")
+            os.removexattr(m.path(), "user.ckptfs.expect")
+            assert copy(base, step[6]) == 0
+            assert figures(m)["broken"] == 5, figures(m)
+
+    @ck.mounted(bound=240)
+    def warn_lets_it_pass_and_says_so(m):
+        with tempfile.TemporaryDirectory() as tmp:
+            trainer.finish(trainer.start(os.path.abspath(__file__), "make",
+                                         tmp))
+            for i, name in enumerate(("base", "rerun", "fewer")):
+                assert copy(f"{tmp}/{name}", m.path(f"step_{i}")) == 0
+        seen = figures(m)
+        assert seen["different"] == 2 and seen["refused"] == 0, seen
+        assert m.log_text().count("WARNING: structure:") == 2
+        got = os.getxattr(m.path("step_2"), "user.ckptfs.structure_diff")
+        assert got == b"gone: rerun\ngone: v\n", got
+
+
+if __name__ == "__main__":
+    trainer.main({"make": make, "series": series}, tests)
+    sys.exit(0)
