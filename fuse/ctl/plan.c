@@ -301,6 +301,25 @@ static int list(const struct plan_command *c, const char *path, int dirfd,
 	return printed(holds ? CTL_FINE : CTL_PROBLEM);
 }
 
+/* A plan that sends ranks to a file that is not there is a problem. */
+static int files_look(const char *path, int dirfd, const struct dcp *d)
+{
+	struct stat st;
+	uint32_t gone = 0;
+
+	for (uint32_t i = 0; i < d->file_count; i++) {
+		if (fstatat(dirfd, d->files[i].name, &st, 0) == 0)
+			continue;
+		if (gone++ == 0)
+			ctl_complain("%s: %s, which .metadata names: %s", path,
+				     d->files[i].name, strerror(errno));
+	}
+	if (gone > 1)
+		ctl_complain("%s: %" PRIu32 " files are missing (see --list)",
+			     path, gone);
+	return gone > 0 ? CTL_PROBLEM : CTL_FINE;
+}
+
 static int plan_folder(const struct plan_command *c, const char *path,
 		       int dirfd)
 {
@@ -322,6 +341,8 @@ static int plan_folder(const struct plan_command *c, const char *path,
 		code = rc < 0 ? problem(c, path, strerror(-rc))
 			      : plan(c, path, &in);
 		plan_input_release(&in);
+		if (code == CTL_FINE)
+			code = files_look(path, dirfd, &d);
 	}
 	dcp_release(&d);
 	return code;
@@ -448,7 +469,9 @@ const struct ctl_command ctl_plan = {
 	.summary = "which rank reads what, so that each reads its own file",
 	.help = "DIR is a checkpoint of torch.distributed.checkpoint: every "
 		"rank may read\nevery piece, and a piece's source is the rank "
-		"that its file's name says. FILE, or\nstandard input, is JSON:\n\n"
+		"that its file's name says. A\nfile that is not there is a "
+		"problem, but the plan is made. FILE, or standard\ninput, is "
+		"JSON:\n\n"
 		"  {\"num_ranks\": 2, \"shards\": [{\"id\": \"w\", \"bytes\": "
 		"8, \"ranks\": [0, 1],\n   \"source\": 0, \"cross\": false}]}\n\n"
 		"ranks null are all ranks, source null is none. With --json "

@@ -185,8 +185,15 @@ def damage_is_found(tmp):
     assert kinds() == {"unnamed"}
     os.truncate(data, os.path.getsize(data) - 41)
     assert kinds() == {"past_end"}
+    good = ctl(folder, "-n", 2, "--json")
+    assert good.stderr == "", good.stderr
     os.rename(data, f"{folder}/__1_0.distcp")
     assert kinds() == {"dangling", "orphan"}
+    # The plan is the same, but one cannot read by it.
+    bad = ctl(folder, "-n", 2, "--json", code=1)
+    assert bad.stdout == good.stdout
+    assert "__0_0.distcp" in bad.stderr and "No such file" in bad.stderr, \
+        bad.stderr
 
 
 class Evil:
