@@ -1,7 +1,9 @@
 """Stored once: what two files share costs nothing the second time, whatever
 its place in them, and is read back from both."""
+import ctypes
 import io
 import json
+import mmap
 import os
 import struct
 import threading
@@ -125,6 +127,67 @@ def two_replicas_cost_one(m):
     for i in range(2):
         same(get(m.path(f"s{i}")), data(16 * MIB, "both"), f"s{i}")
         same(get(m.path(f"r{i}.distcp")), one, f"r{i}")
+
+
+def images(m):
+    for folder, _, names in os.walk(os.path.join(m.store, "images")):
+        for name in names:
+            yield os.path.join(folder, name)
+
+
+def forget(m):
+    """Put all images out of the page cache."""
+    for path in images(m):
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def resident(m):
+    """Bytes of images that are in the page cache, as mincore(2) has it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int,
+                          ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    total = 0
+    for path in images(m):
+        size = os.path.getsize(path)
+        if size == 0:
+            continue
+        fd = os.open(path, os.O_RDONLY)
+        at = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+        os.close(fd)
+        pages = (ctypes.c_ubyte * ((size + 4095) // 4096))()
+        assert libc.mincore(ctypes.c_void_p(at), ctypes.c_size_t(size),
+                            pages) == 0, os.strerror(ctypes.get_errno())
+        libc.munmap(ctypes.c_void_p(at), ctypes.c_size_t(size))
+        total += 4096 * sum(p & 1 for p in pages)
+    return total
+
+
+@ck.mounted()
+def what_one_rank_brought_into_memory_serves_the_others(m):
+    replicas, own = data(16 * MIB, "replicas"), 3 * MIB
+    files = [safetensors([("r", replicas), ("own", data(own, rank))])
+             for rank in range(4)]
+    paths = [m.path(f"rank_{rank}.safetensors") for rank in range(4)]
+    for path, content in zip(paths, files):
+        put(path, content)
+    m.remount()
+    forget(m)
+    assert resident(m) < MIB, resident(m)
+    # Whoever comes first reads the replicas; each other one its own bytes,
+    # and the kernel a little ahead.
+    seen = []
+    for rank in (2, 0, 3, 1):
+        same(get(paths[rank]), files[rank])
+        seen.append(resident(m))
+    assert seen[0] >= len(files[2]) - MIB, seen
+    for before, now in zip(seen, seen[1:]):
+        assert now <= before + own + 2 * MIB, seen
+    assert len(replicas) + 4 * own - MIB <= seen[-1] <= \
+        len(replicas) + 4 * own + 8 * MIB, seen
 
 
 @ck.mounted()
