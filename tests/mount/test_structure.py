@@ -98,6 +98,24 @@ def what_came_and_went_is_named(m):
 
 
 @ck.mounted()
+def the_step_before_is_found_by_all_its_numbers(m):
+    more = dict(MORE, x=("U8", (1,)))
+    step(m, 100, MORE, name="epoch=0-step=%d")
+    step(m, 9, name="epoch=01-step=%d")
+    assert "epoch=0-step=100" in counts(m, different=1)
+    step(m, 10, name="epoch=1-step=%d")
+    step(m, 11, more, name="other=1-step=%d")  # another series
+    step(m, 12, more, name="epoch=1-step=%d.pt")
+    step(m, 9, more, name="step=%d")
+    counts(m, different=1)
+    step(m, 50, MORE, name="epoch=0-step=%d")  # it is the first of all
+    counts(m, different=1)
+    fails(errno.ENODATA, diff, m.path("epoch=0-step=50"))
+    step(m, 11, MORE, name="epoch=1-step=%d")
+    assert "epoch=1-step=10" in counts(m, different=2)
+
+
+@ck.mounted()
 def order_and_bytes_do_not_count_but_the_file_does(m):
     step(m, 1)
     step(m, 2, dict(reversed(BASE.items())))
