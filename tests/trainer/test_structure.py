@@ -162,6 +162,27 @@ def tests():
         got = os.getxattr(m.path("step_2"), "user.ckptfs.structure_diff")
         assert got == b"gone: rerun\ngone: v\n", got
 
+    @ck.mounted(bound=240)
+    def metadata_and_tracker_of_one_step_say_it_once(m):
+        extra = ck.get(os.path.join(os.path.dirname(
+            os.path.abspath(__file__)), "../fuzz/corpus/tensors/safetensors"))
+        with tempfile.TemporaryDirectory() as tmp:
+            trainer.finish(trainer.start(os.path.abspath(__file__), "make",
+                                         tmp))
+            for i, name in enumerate(("base", "other bytes", "rerun")):
+                folder = m.path("iter_%07d" % i)
+                assert copy(f"{tmp}/{name}", folder) == 0
+                # What comes after .metadata is not missed before it comes.
+                seen = figures(m)
+                assert seen["different"] == (i == 2), seen
+                ck.put(folder + "/common.safetensors", extra)
+                ck.put(m.path("latest_checkpointed_iteration.txt"),
+                       str(i).encode())
+                m.flush()
+        seen = figures(m)
+        assert seen["checked"] == 6 and seen["different"] == 2, seen
+        assert m.log_text().count("1 tensor is new (rerun)") == 1
+
 
 if __name__ == "__main__":
     trainer.main({"make": make, "series": series}, tests)
