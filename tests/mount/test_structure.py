@@ -175,6 +175,7 @@ def a_tracker_publishes_in_place(m):
 def what_is_not_the_same_is_not_published(m):
     m.expected.append("not published")
     step(m, 1)
+    assert figures(m)["checked"] == 1  # by the rename, and nobody else
     bad = step(m, 2, MORE, publish=False)
     fails(EUCLEAN, os.rename, bad + ".tmp", bad)
     assert sorted(os.listdir(m.mnt)) == ["step_1", "step_2.tmp"]
