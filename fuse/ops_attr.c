@@ -81,15 +81,15 @@ static unsigned set_of(fuse_req_t req, struct inode *in, const struct stat *s,
 			valid |= SET_MODE;
 	}
 	if (to_set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_ATIME_NOW)) {
-		to->atime_ns = to_set & FUSE_SET_ATTR_ATIME_NOW ?
-				       real_now_ns() :
-				       io_ns(&s->st_atim);
+		to->atime_ns = to_set & FUSE_SET_ATTR_ATIME_NOW
+				       ? real_now_ns()
+				       : io_ns(&s->st_atim);
 		valid |= SET_ATIME;
 	}
 	if (to_set & (FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW)) {
-		to->mtime_ns = to_set & FUSE_SET_ATTR_MTIME_NOW ?
-				       real_now_ns() :
-				       io_ns(&s->st_mtim);
+		to->mtime_ns = to_set & FUSE_SET_ATTR_MTIME_NOW
+				       ? real_now_ns()
+				       : io_ns(&s->st_mtim);
 		valid |= SET_MTIME;
 	}
 	return valid;
@@ -255,9 +255,9 @@ int fs_file_state(struct store *st, struct inode *in, struct fs_state *ret)
 	{
 		HOLD(&in->lock);
 		ret->error = in->file->sticky_error;
-		ret->word = ret->error < 0		    ? "failed" :
-			    is_durable_locked(in->file, &now) ? "durable" :
-								"staged";
+		ret->word = ret->error < 0                      ? "failed"
+			    : is_durable_locked(in->file, &now) ? "durable"
+								: "staged";
 		content = in->file->content;
 		if (content)
 			atomic_fetch_add(&content->refs, 1);
@@ -342,14 +342,23 @@ static bool is_ours(const char *name)
 }
 
 /* Those that are worked out anew, of a file or a folder. -ENODATA: none. */
-static int structure_xattr(struct store *st, struct inode *in,
-			   const char *name, struct bytes *out)
+static int structure_xattr(fuse_req_t req, struct inode *in, const char *name,
+			   struct bytes *out)
 {
+	struct store *st = store_of(req);
+	uid_t uid = fuse_req_ctx(req)->uid, owner;
+
+	{
+		HOLD(&in->lock);
+		owner = in->attr.uid;
+	}
 	if (strcmp(name, "structure") == 0)
 		return guard_signature(st, in, out);
-	if (strcmp(name, "structure_diff") == 0)
-		return guard_difference(st, in, out);
-	return -ENODATA;
+	if (strcmp(name, "structure_diff") != 0)
+		return -ENODATA;
+	/* Names out of files that not everybody may read. */
+	return uid == 0 || uid == owner ? guard_difference(st, in, out)
+					: -EACCES;
 }
 
 static void reply_xattr(fuse_req_t req, const void *value, size_t len,
@@ -378,7 +387,7 @@ void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 
 		rc = inode_get(st, ino, &in);
 		if (rc == 0 && strncmp(ours, "structure", 9) == 0)
-			rc = structure_xattr(st, in, ours, &out);
+			rc = structure_xattr(req, in, ours, &out);
 		else if (rc == 0)
 			rc = our_xattr(st, in, ours, text, sizeof(text));
 		if (rc == 0)
@@ -405,9 +414,9 @@ static int may_set(const char *name)
 	/* Access lists (system.*) need the kernel's help: not asked for. */
 	return strncmp(name, "user.", 5) == 0 ||
 			       strncmp(name, "trusted.", 8) == 0 ||
-			       strncmp(name, "security.", 9) == 0 ?
-		       0 :
-		       -EOPNOTSUPP;
+			       strncmp(name, "security.", 9) == 0
+		       ? 0
+		       : -EOPNOTSUPP;
 }
 
 void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name,

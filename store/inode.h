@@ -24,13 +24,14 @@
  *       +<---------- the last release
  *
  * Locks, in order (store.names_turn comes before all of these; reclaim_turn(),
- * of the committer and the reclaimer alone, before everything):
+ * of the committer and the reclaimer alone, before everything; so does
+ * guard.turn, of who looks at a step, and never with another's turn held):
  *   inode.turn   serialises what changes an inode's backing: open, release,
  *                truncate, copy-up. I/O on that same inode is done under it.
  *                Drain workers and the committer never take it.
  *   inode.lock   the fields below; no I/O under it.
- *   drain.lock, stages.lock, images.lock, table.shard: leaves, in any order
- *                below inode.lock, never two of them at once.
+ *   drain.lock, stages.lock, images.lock, guard.lock, table.shard: leaves, in
+ * any order below inode.lock, never two of them at once.
  */
 #ifndef STORE_INODE_H
 #define STORE_INODE_H
@@ -83,8 +84,8 @@ struct file {
 	/*
 	 * It was open for reading in passthrough. A mapping then belongs to the
 	 * backing file: it outlives the release, and only keeps the kernel from
-	 * forgetting the inode (fs/backing-file.c). Until it has, what backed it
-	 * must not be punched, cut short or used again.
+	 * forgetting the inode (fs/backing-file.c). Until it has, what backed
+	 * it must not be punched, cut short or used again.
 	 */
 	bool maybe_mapped;
 	/*

@@ -322,6 +322,9 @@ def attributes_are_told_from_ours(m):
     same(sorted(os.listxattr(path)), ["user.ckptfs.expect",
                                       "user.ckptfs.structure_policy"])
     os.removexattr(path, "user.ckptfs.expect")
+    same(ck.as_user(lambda: ck.xattr(path, "structure")),
+         ck.xattr(path, "structure"))
+    ck.as_user(lambda: fails(errno.EACCES, diff, path))
     # The command says the same of a file and of a folder.
     for name in ("step_1", "step_1/rank_0.safetensors"):
         seen = json.loads(m.ctl("inspect", "--json", m.path(name)))
