@@ -466,7 +466,11 @@ static int restore(struct store *st, struct inode *in)
 		if (content)
 			atomic_fetch_add(&content->refs, 1);
 	}
-	if (content && content->c.kind == CONTENT_SMALL) {
+	if (content && content->c.kind != CONTENT_SMALL) {
+		content_ref_put(content); /* it was no tracker before */
+		return -EFBIG;
+	}
+	if (content) {
 		struct key d = key_ino('D', in->ino);
 		SCOPED(scope_free) void *value = NULL;
 

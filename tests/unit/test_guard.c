@@ -1,0 +1,209 @@
+/*
+ * What is said of steps that are published, by many at once; see
+ * tests/mount/test_structure.py for the words and what calls it.
+ */
+#include <pthread.h>
+
+#include "tests/unit/live_store.h"
+
+#include "store/guard.h"
+
+#define TENSOR_BYTES (64 * KIB)
+#define PUBLISHERS 4
+#define STEPS 12
+
+/* A step of `count` tensors, under a name that is not published yet. */
+static void make_step(struct live *l, const char *folder, size_t count,
+		      uint64_t seed)
+{
+	struct tensor tensors[4];
+	char path[128];
+	uint8_t *file;
+	size_t len;
+
+	live_mkdir(l, folder);
+	for (size_t i = 0; i < count; i++)
+		tensors[i] = (struct tensor){ seed + i, TENSOR_BYTES };
+	file = safetensors(tensors, count, 0, &len);
+	(void)snprintf(path, sizeof(path), "%s/model.safetensors", folder);
+	live_write(l, path, file, len);
+	free(file);
+}
+
+/* As a mount does it. */
+static int publish(struct live *l, const char *from, const char *to)
+{
+	int rc = guard_rename(l->st, ROOT_INO, from, ROOT_INO, to);
+
+	if (rc == 0)
+		rc = live_rename(l, from, to, 0);
+	if (rc == 0)
+		guard_renamed(l->st, ROOT_INO, to);
+	return rc;
+}
+
+static int step(struct live *l, const char *name, size_t count, uint64_t seed)
+{
+	char aside[64];
+
+	(void)snprintf(aside, sizeof(aside), "%s.tmp", name);
+	make_step(l, aside, count, seed);
+	return publish(l, aside, name);
+}
+
+static struct guard_figures figures(struct live *l)
+{
+	struct guard_figures f;
+
+	guard_wait_idle(l->st);
+	guard_figures(l->st, &f);
+	assert_int_equal(f.waiting, 0);
+	return f;
+}
+
+static struct live guarded(enum guard_policy policy)
+{
+	struct store_options o = live_options();
+
+	o.structure = policy;
+	return live_new(&o);
+}
+
+static void every_publish_is_looked_at_once(void **state)
+{
+	struct live l = guarded(GUARD_WARN);
+
+	(void)state;
+	assert_int_equal(step(&l, "step_1", 2, 1), 0);
+	assert_int_equal(step(&l, "step_2", 2, 10), 0);
+	assert_int_equal(step(&l, "step_3", 3, 20), 0);
+	assert_int_equal(step(&l, "step_4", 3, 20), 0);
+	assert_int_equal(figures(&l).checked, 4);
+	assert_int_equal(figures(&l).different, 1);
+	assert_int_equal(figures(&l).identical, 1);
+	assert_non_null(strstr(figures(&l).last, "step_4"));
+	live_free(&l);
+}
+
+static void what_is_refused_is_where_it_was(void **state)
+{
+	struct live l = guarded(GUARD_REFUSE);
+
+	(void)state;
+	assert_int_equal(step(&l, "step_1", 2, 1), 0);
+	assert_int_equal(step(&l, "step_2", 3, 10), -EUCLEAN);
+	assert_absent(&l, "step_2");
+	assert_int_equal(step(&l, "step_3", 2, 20), 0);
+	assert_int_equal(figures(&l).refused, 1);
+	assert_int_equal(figures(&l).checked, 3);
+	live_free(&l);
+}
+
+/* Nothing may be lost when a store is closed while the thread has work. */
+static void a_store_that_is_closed_has_looked_at_everything(void **state)
+{
+	struct store_options o = live_options();
+	struct live l;
+
+	(void)state;
+	o.structure = GUARD_WARN;
+	o.hold_drain = true; /* the thread waits until it is closed */
+	l = live_new(&o);
+	for (unsigned i = 0; i < STEPS; i++) {
+		char name[32];
+
+		(void)snprintf(name, sizeof(name), "step_%u", i);
+		assert_int_equal(step(&l, name, 1 + i % 2, i), 0);
+	}
+	live_free(&l);
+}
+
+struct publisher {
+	struct live *l;
+	unsigned number;
+};
+
+static void *publish_steps(void *arg)
+{
+	const struct publisher *p = arg;
+
+	for (unsigned i = 0; i < STEPS; i++) {
+		char name[32], before[64];
+
+		(void)snprintf(name, sizeof(name), "run%u_step_%u", p->number,
+			       i);
+		if (step(p->l, name, 1 + i / (STEPS / 2), i) != 0)
+			return arg;
+		if (i < 2)
+			continue;
+		(void)snprintf(before, sizeof(before),
+			       "run%u_step_%u/model.safetensors", p->number,
+			       i - 2);
+		if (live_unlink(p->l, before) != 0)
+			return arg;
+	}
+	return NULL;
+}
+
+static void *look_at_them(void *arg)
+{
+	struct live *l = arg;
+
+	for (unsigned i = 0; i < STEPS * PUBLISHERS; i++) {
+		struct bytes out = { 0 };
+		struct inode *in;
+		char name[64];
+
+		(void)snprintf(name, sizeof(name), "run%u_step_%u",
+			       i % PUBLISHERS, i / PUBLISHERS);
+		if (live_lookup(l, name, &in) < 0)
+			continue;
+		(void)guard_signature(l->st, in, &out);
+		bytes_release(&out);
+		(void)guard_difference(l->st, in, &out);
+		bytes_release(&out);
+		inode_put(l->st, in, 1);
+	}
+	return NULL;
+}
+
+static void many_publish_while_steps_are_deleted_and_looked_at(void **state)
+{
+	struct live l = guarded(GUARD_WARN);
+	struct publisher p[PUBLISHERS];
+	pthread_t threads[PUBLISHERS + 1];
+
+	(void)state;
+	for (unsigned i = 0; i < PUBLISHERS; i++) {
+		p[i] = (struct publisher){ &l, i };
+		assert_int_equal(pthread_create(&threads[i], NULL,
+						publish_steps, &p[i]),
+				 0);
+	}
+	assert_int_equal(pthread_create(&threads[PUBLISHERS], NULL,
+					look_at_them, &l),
+			 0);
+	for (unsigned i = 0; i <= PUBLISHERS; i++) {
+		void *failed;
+
+		assert_int_equal(pthread_join(threads[i], &failed), 0);
+		assert_null(failed);
+	}
+	assert_true(figures(&l).checked <= PUBLISHERS * STEPS);
+	assert_true(figures(&l).checked > 0);
+	live_free(&l);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(every_publish_is_looked_at_once),
+		cmocka_unit_test(what_is_refused_is_where_it_was),
+		cmocka_unit_test(
+			a_store_that_is_closed_has_looked_at_everything),
+		cmocka_unit_test(
+			many_publish_while_steps_are_deleted_and_looked_at),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
