@@ -23,7 +23,7 @@ usage() {
 	  --quick              small sizes, one round: does it work at all?
 	  --row NAME           only this part of the table (may be repeated):
 	                       write write128k first read assembled torch tensors
-	                       drain files mount memory dedup
+	                       structure drain files mount memory dedup
 	  --size MIB           size of the large files (2048)
 	  --rounds N           rounds, of which the median counts (5)
 	  --store DIR          a directory on the disk to be measured (/var/tmp)
@@ -47,8 +47,8 @@ die() {
 	exit "$code"
 }
 
-all_rows=(write write128k first read assembled torch tensors drain files mount
-	memory dedup)
+all_rows=(write write128k first read assembled torch tensors structure drain
+	files mount memory dedup)
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 rows=() quick='' mib=2048 rounds=5 disk=/var/tmp build=$root/build sample=''
 while (($#)); do
@@ -381,6 +381,33 @@ row_torch() {
 		done < <(sed -n "s/^$what //p" "$work/torch")
 		row_speed "torch.$what" 0.9 "$torch_bytes"
 	done
+	drop_store
+}
+
+# --- looking at a step -------------------------------------------------------
+
+row_structure() {
+	local a b what='signature, closure of a DCP step (its drain)'
+
+	if ! [[ -x $venv_python ]]; then
+		not_run "$what" "no $venv_python"
+		return
+	fi
+	fresh_store debug_hold_drain,structure=off
+	"$venv_python" "$here/structure_pairs.py" "$mnt" "$raw" "$ckptctl" \
+		"$rounds" "$torch_bytes" >"$work/structure"
+	while read -r a b; do
+		pair "$a" "$b"
+	done < <(sed -n 's/^structure //p' "$work/structure")
+	a=$(printf '%s\n' "${ours[@]}" | median)
+	b=$(printf '%s\n' "${theirs[@]}" | median)
+	ours=() theirs=()
+	line "$what" "$(awk -v n="$a" 'BEGIN { printf "%.2f ms", n / 1e6 }')" \
+		"$(awk -v n="$b" 'BEGIN { printf "%.2f ms", n / 1e6 }')" \
+		"$(awk -v a="$a" -v b="$b" 'BEGIN { printf "%.4f", a / b }')" \
+		'<= 0.01' \
+		"$(verdict "$(awk -v a="$a" -v b="$b" \
+			'BEGIN { print a / b }')" LE 0.01)"
 	drop_store
 }
 
