@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include "store/base/scope.h"
+#include "store/base/utf8.h"
 #include "store/names.h"
 #include "store/store.h"
 #include "store/structure_store.h"
@@ -27,10 +28,28 @@ struct text {
 	size_t len, size;
 };
 
+/*
+ * Names come out of files: no control character gets into a log, and nothing
+ * that is not UTF-8, a character that was cut in two included.
+ */
+static void clean(char *text, size_t len)
+{
+	for (size_t at = 0; at < len;) {
+		size_t n = utf8_length(text + at, len - at);
+
+		if (n == 0 || iscntrl((unsigned char)text[at])) {
+			text[at] = '?';
+			n = 1;
+		}
+		at += n;
+	}
+}
+
 static void put(struct text *t, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 static void put(struct text *t, const char *format, ...)
 {
+	size_t from = t->len;
 	va_list ap;
 	int n;
 
@@ -38,19 +57,14 @@ static void put(struct text *t, const char *format, ...)
 	n = vsnprintf(t->at + t->len, t->size - t->len, format, ap);
 	va_end(ap);
 	if (n > 0)
-		t->len += (size_t)n < t->size - t->len ? (size_t)n
-						       : t->size - t->len - 1;
+		t->len += (size_t)n < t->size - t->len ? (size_t)n :
+							 t->size - t->len - 1;
+	clean(t->at + from, t->len - from);
 }
 
-/* A name out of a file: no control character gets into a log. */
 static void put_name(struct text *t, const char *name)
 {
-	size_t from = t->len;
-
 	put(t, "%.200s", name);
-	for (size_t i = from; i < t->len; i++)
-		if (iscntrl((unsigned char)t->at[i]))
-			t->at[i] = '?';
 }
 
 /* --- the step before -------------------------------------------------------
@@ -218,8 +232,8 @@ static void line_put(struct bytes *out, enum change change,
 	if (change == MOVED)
 		put(&text, " (%.100s -> %.100s)", a->file ? a->file : "",
 		    b->file ? b->file : "");
-	put(&text, "\n");
 	bytes_put(out, line, text.len);
+	bytes_put(out, "\n", 1);
 }
 
 static void differ(void *arg, const struct tensor *a, const struct tensor *b)

@@ -278,6 +278,22 @@ def what_is_damaged_is_not_published(m):
     assert "\nckptfs: ERROR: forged" not in m.log_text()
 
 
+@ck.mounted()
+def what_it_says_is_text_whatever_the_names_are(m):
+    for i in range(1, 6):
+        folder = os.fsencode(m.path()) + b"/step_\xff\xfe%d" % i
+        aside = os.fsdecode(folder) + ".tmp"
+        os.mkdir(aside)
+        save(aside + "/a.safetensors", {  # cut off in all places of a letter
+            "x" * i + "\u20ac" * 90 + str(n): ("U8", (1,)) for n in range(9)})
+        os.rename(aside, folder)
+        last = figures(m)["last"]
+        assert i == 1 or "step_??" in last, last
+        if i > 1:
+            os.getxattr(folder, "user.ckptfs.structure_diff").decode()
+    counts(m, different=4)
+
+
 @ck.mounted("structure=off")
 def nothing_is_looked_at_when_told_so(m):
     step(m, 1)
