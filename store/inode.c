@@ -148,8 +148,13 @@ static struct inode *inode_make(uint64_t ino, const struct attr *attr)
 	return in;
 }
 
-/* Into the table, unless another one got there first: that one counts. */
-static struct inode *inode_insert(struct store *st, struct inode *in)
+/*
+ * Into the table, unless another one got there first: that one counts. NULL:
+ * since *removed inodes have left the table, and this may have been one of
+ * them, which somebody changed after ours was read. removed NULL: it is new.
+ */
+static struct inode *inode_insert(struct store *st, struct inode *in,
+				  const uint64_t *removed)
 {
 	struct inode_shard *s = shard_of(st, in->ino);
 	struct inode *other;
@@ -157,7 +162,7 @@ static struct inode *inode_insert(struct store *st, struct inode *in)
 	{
 		HOLD(&s->lock);
 		other = inode_find_locked(s, in->ino);
-		if (!other) {
+		if (!other && (!removed || s->removed == *removed)) {
 			struct inode **b = bucket_of(s, in->ino);
 
 			in->next = *b;
@@ -169,15 +174,23 @@ static struct inode *inode_insert(struct store *st, struct inode *in)
 	return other;
 }
 
-int inode_get(struct store *st, uint64_t ino, struct inode **ret_inode)
+/* From the database. -EAGAIN: what was read may be out of date. */
+static int inode_read(struct store *st, uint64_t ino, struct inode **ret_inode)
 {
 	SCOPED(scope_free) void *value = NULL;
-	struct inode *in = inode_peek(st, ino);
+	struct inode_shard *s = shard_of(st, ino);
+	uint64_t removed;
+	struct inode *in;
 	struct attr attr;
 	struct key k;
 	size_t len;
 	int rc;
 
+	{
+		HOLD(&s->lock);
+		in = inode_find_locked(s, ino);
+		removed = s->removed;
+	}
 	if (in) {
 		*ret_inode = in;
 		return 0;
@@ -196,8 +209,17 @@ int inode_get(struct store *st, uint64_t ino, struct inode **ret_inode)
 		attr_release(&attr);
 		return -ENOMEM;
 	}
-	*ret_inode = inode_insert(st, in);
-	return 0;
+	*ret_inode = inode_insert(st, in, &removed);
+	return *ret_inode ? 0 : -EAGAIN;
+}
+
+int inode_get(struct store *st, uint64_t ino, struct inode **ret_inode)
+{
+	int rc;
+
+	while ((rc = inode_read(st, ino, ret_inode)) == -EAGAIN)
+		;
+	return rc;
 }
 
 void inode_ref(struct store *st, struct inode *in, uint64_t count)
@@ -252,6 +274,7 @@ void inode_put(struct store *st, struct inode *in, uint64_t count)
 		while (*at != in)
 			at = &(*at)->next;
 		*at = in->next;
+		s->removed++;
 	}
 	inode_free(st, in);
 }
@@ -306,7 +329,7 @@ int inode_new(struct store *st, const struct attr *attr,
 		in->file->content_loaded = true;
 		in->file->created = true;
 	}
-	*ret_inode = inode_insert(st, in);
+	*ret_inode = inode_insert(st, in, NULL);
 	return 0;
 }
 

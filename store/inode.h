@@ -144,6 +144,7 @@ struct inode_table {
 	struct inode_shard {
 		pthread_mutex_t lock;
 		struct inode *bucket[INODE_BUCKETS];
+		uint64_t removed; /* how often one was taken out */
 	} shard[INODE_SHARDS];
 	/* Held while a number is taken, and while the next are reserved. */
 	pthread_mutex_t ino_turn;
