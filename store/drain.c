@@ -423,7 +423,10 @@ void drain_restart(struct store *st, struct drain_job *j)
 		}
 	}
 	drain_job_put(st, next);
-	drain_finish(st, j, gone ? JOB_CANCELLED : JOB_RESTARTED, 0);
+	if (gone)
+		drain_finish(st, j, JOB_CANCELLED, -EAGAIN);
+	else
+		drain_finish(st, j, JOB_RESTARTED, 0);
 	if (was_earlier)
 		drain_job_put(st, j); /* the list's */
 }
@@ -514,18 +517,20 @@ void drain_fail(struct store *st, struct drain_job *j, int rc)
 /* A job that ran but must not count: a writer came, or the name went. */
 void drain_void(struct store *st, struct drain_job *j)
 {
-	bool gone;
+	bool gone, moved;
 
 	job_abandon_image(st, j);
 	{
 		HOLD(&j->in->lock);
-		gone = j->in->attr.nlink == 0 || j->overtaken ||
-		       (j->in->file->stage != j->stage && !j->earlier);
+		/* Who waits has to wait for the bytes where they are now. */
+		moved = j->in->attr.nlink > 0 &&
+			j->in->file->stage != j->stage && !j->earlier;
+		gone = j->in->attr.nlink == 0 || j->overtaken || moved;
 		if (j->adopt)
 			j->stage->frozen = false;
 	}
 	if (gone)
-		drain_finish(st, j, JOB_CANCELLED, 0);
+		drain_finish(st, j, JOB_CANCELLED, moved ? -EAGAIN : 0);
 	else
 		drain_restart(st, j);
 }
@@ -545,7 +550,8 @@ static struct drain_job *take_pending_locked(struct drain *d, struct file *f,
 	return j;
 }
 
-static void cancel_pending(struct store *st, struct inode *in, bool earlier_too)
+static void cancel_pending(struct store *st, struct inode *in, bool earlier_too,
+			   int result)
 {
 	struct drain *d = st->drain;
 	struct drain_job *j;
@@ -557,7 +563,7 @@ static void cancel_pending(struct store *st, struct inode *in, bool earlier_too)
 			j = take_pending_locked(d, in->file, earlier_too);
 		}
 		if (j) {
-			drain_finish(st, j, JOB_CANCELLED, 0);
+			drain_finish(st, j, JOB_CANCELLED, result);
 			drain_job_put(st, j);
 		}
 	} while (j);
@@ -573,7 +579,7 @@ void drain_cancel(struct store *st, struct inode *in)
 		if (in->file->running)
 			atomic_store(&in->file->running->raced, true);
 	}
-	cancel_pending(st, in, true);
+	cancel_pending(st, in, true, 0);
 }
 
 void drain_moved(struct store *st, struct inode *in)
@@ -584,7 +590,7 @@ void drain_moved(struct store *st, struct inode *in)
 		if (in->file->running && !in->file->running->earlier)
 			atomic_store(&in->file->running->raced, true);
 	}
-	cancel_pending(st, in, false);
+	cancel_pending(st, in, false, -EAGAIN);
 }
 
 /* --- for the committer --------------------------------------------------- */

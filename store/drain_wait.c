@@ -13,7 +13,10 @@
 #include "store/drain_private.h"
 #include "store/store.h"
 
-/* Wait for j, or whatever takes its place. Consumes the reference. */
+/*
+ * Wait for j, or whatever takes its place. Consumes the reference. -EAGAIN: the
+ * file has another stage now, and its bytes are there.
+ */
 static int job_wait(struct store *st, struct drain_job *j)
 {
 	struct drain *d = st->drain;
@@ -76,10 +79,14 @@ int drain_sync(struct store *st, struct inode *in)
 	struct drain_job *j;
 	int rc;
 
-	running_wait(st, in);
-	j = job_for(st, in, false, false, &rc);
+	do {
+		running_wait(st, in);
+		j = job_for(st, in, false, false, &rc);
+		if (j)
+			rc = job_wait(st, j);
+	} while (j && rc == -EAGAIN);
 	if (j)
-		return job_wait(st, j);
+		return rc;
 	if (rc == 0)
 		rc = kv_sync(st->kv); /* its name */
 	return rc;
@@ -282,8 +289,10 @@ void drain_wait_closed(struct store *st, struct inode *in)
 	{
 		HOLD(&in->lock);
 		HOLD(&d->lock);
-		if (in->file->earlier)
-			order = in->file->earlier->order;
+		for (const struct drain_job *e = in->file->earlier; e;
+		     e = e->next_earlier)
+			if (e->order > order)
+				order = e->order;
 		if (in->file->running && in->file->running->order > order)
 			order = in->file->running->order;
 		if (in->file->queued && in->file->queued->order > order)
