@@ -357,7 +357,7 @@ static int structure_xattr(fuse_req_t req, struct inode *in, const char *name,
 	if (strcmp(name, "structure_diff") != 0)
 		return -ENODATA;
 	/* Names out of files that not everybody may read. */
-	return uid == 0 || uid == owner ? guard_difference(st, in, out)
+	return uid == 0 || uid == owner ? guard_difference(st, in, &uid, out)
 					: -EACCES;
 }
 

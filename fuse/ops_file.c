@@ -278,9 +278,9 @@ void op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync,
 	int rc = inode_get(st, ino, &in);
 
 	(void)datasync;
-	(void)fi;
 	if (rc == 0) {
-		int refused = guard(req, in);
+		bool write = (handle_flags(fi) & O_ACCMODE) != O_RDONLY;
+		int refused = write ? guard(req, in) : 0;
 
 		rc = file_sync(st, in);
 		rc = refused < 0 ? refused : rc;

@@ -39,7 +39,7 @@ static void add_failed(void *arg, struct inode *in, int error)
 	cJSON_AddItemToArray(a->list, one);
 }
 
-static void add_structure(cJSON *to, struct store *st)
+static void add_structure(cJSON *to, struct store *st, bool root)
 {
 	cJSON *one = cJSON_AddObjectToObject(to, "structure");
 	struct guard_figures f;
@@ -54,10 +54,12 @@ static void add_structure(cJSON *to, struct store *st)
 	add_number(one, "missing", f.missing);
 	add_number(one, "identical", f.identical);
 	add_number(one, "refused", f.refused);
-	(void)cJSON_AddStringToObject(one, "last", f.last);
+	add_number(one, "overlooked", f.overlooked);
+	/* It has names out of files that not everybody may read. */
+	(void)cJSON_AddStringToObject(one, "last", root ? f.last : "");
 }
 
-static cJSON *status(struct fs *fs)
+static cJSON *status(struct fs *fs, bool root)
 {
 	static const char *const counters[] = { META_LOGICAL, META_PHYSICAL,
 						META_FILES,   META_IMAGES,
@@ -103,7 +105,7 @@ static cJSON *status(struct fs *fs)
 	add_number(s, "left_native_bytes", d.left_native_bytes);
 	add_number(s, "worker_restarts", 0);
 	(void)cJSON_AddStringToObject(s, "hash", chunk_hash_variant());
-	add_structure(s, st);
+	add_structure(s, st, root);
 	failed.list = cJSON_AddArrayToObject(s, "failed_files");
 	drain_each_failed(st, add_failed, &failed);
 	return s;
@@ -227,7 +229,8 @@ static void page(struct ckptfs_query *q, const char *text)
 	q->cursor = at < len ? at : 0;
 }
 
-static int do_query(struct fs *fs, fuse_ino_t ino, struct ckptfs_query *q)
+static int do_query(struct fs *fs, fuse_ino_t ino, bool root,
+		    struct ckptfs_query *q)
 {
 	cJSON *json = NULL;
 	char *text;
@@ -240,7 +243,7 @@ static int do_query(struct fs *fs, fuse_ino_t ino, struct ckptfs_query *q)
 	}
 	switch (q->what) {
 	case CKPTFS_STATUS:
-		json = status(fs);
+		json = status(fs, root);
 		break;
 	case CKPTFS_INSPECT:
 		rc = inspect(fs->store, ino, &json);
@@ -313,7 +316,7 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
 		return;
 	}
 	memcpy(&q, in_buf, sizeof(q));
-	rc = do_query(fs_of(req), ino, &q);
+	rc = do_query(fs_of(req), ino, fuse_req_ctx(req)->uid == 0, &q);
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
 	else

@@ -233,9 +233,13 @@ static int do_rename(struct store *st, fuse_ino_t parent, const char *name,
 		     unsigned flags)
 {
 	struct inode *replaced;
+	bool looked[2];
 	int rc;
 
-	rc = guard_rename(st, parent, name, new_parent, new_name);
+	rc = guard_rename(st, parent, name, new_parent, new_name, &looked[0]);
+	if (rc == 0 && (flags & RENAME_EXCHANGE))
+		rc = guard_rename(st, new_parent, new_name, parent, name,
+				  &looked[1]);
 	if (rc < 0)
 		return rc;
 	if (!st->options.publish_async || replaces(st, new_parent, new_name))
@@ -251,7 +255,9 @@ static int do_rename(struct store *st, fuse_ino_t parent, const char *name,
 		file_unlinked(st, replaced);
 		inode_put(st, replaced, 1);
 	}
-	guard_renamed(st, new_parent, new_name);
+	guard_renamed(st, new_parent, new_name, looked[0]);
+	if (flags & RENAME_EXCHANGE)
+		guard_renamed(st, parent, name, looked[1]);
 	/* The new name itself. */
 	return st->options.publish_async ? 0 : kv_sync(st->kv);
 }

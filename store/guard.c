@@ -22,8 +22,8 @@
 /* A tracker names a step, or a number: it is no longer than this. */
 #define TRACKER_BYTES_MAX 512
 #define TRACKER_PREFIX "latest"
-/* Publishes that wait for the thread; more are not looked at. */
-#define WAITING_MAX 4096
+/* Publishes that wait for the thread; more are not looked at, but counted. */
+#define WAITING_MAX 256
 
 struct waiting {
 	TAILQ_ENTRY(waiting) next;
@@ -38,8 +38,11 @@ struct guard {
 	pthread_mutex_t lock; /* guards what follows; a leaf */
 	pthread_cond_t work, idle;
 	pthread_t thread;
-	bool started, stop, busy;
+	bool started, stop;
+	bool asked; /* by somebody who looks for people, or waits to */
 	struct waiting_list waiting;
+	uint64_t queued,
+		done; /* of what was to be looked at, since the start */
 	struct guard_figures figures;
 	uint64_t last_dir; /* of which figures.last speaks */
 };
@@ -77,11 +80,14 @@ static uint64_t parent_of(struct store *st, uint64_t dir)
 	return parent;
 }
 
-/* What counts in this folder: its own word, or that of one above it. */
-static enum guard_policy policy_in(struct store *st, uint64_t dir)
+/* What counts: the step's own word, or that of a folder it is to be in. */
+static enum guard_policy policy_of(struct store *st,
+				   const struct guard_step *step)
 {
+	uint64_t dir = step->dir;
+
 	for (unsigned depth = 0; dir != 0 && depth < GUARD_DEPTH_MAX;
-	     dir = parent_of(st, dir), depth++) {
+	     dir = depth == 0 ? step->parent : parent_of(st, dir), depth++) {
 		SCOPED(scope_free) void *value = NULL;
 		enum guard_policy policy;
 		size_t len;
@@ -160,12 +166,13 @@ static int look(struct store *st, const struct guard_step *step, bool refuse)
 
 	HOLD(&st->guard->turn);
 	rc = guard_step_check(st, step, &v);
-	if (rc == -ENOENT) /* it has gone meanwhile */
-		return 0;
+	if (rc == -ENOENT || rc == -E2BIG)
+		return 0; /* it has gone meanwhile, or is no step */
 	if (rc < 0) {
 		(void)snprintf(v.text, sizeof(v.text),
 			       "structure: %s could not be looked at: %s",
 			       step->name, strerror(-rc));
+		guard_clean(v.text, strlen(v.text));
 		v.broken = true;
 	}
 	bad = v.broken || v.missing || v.different;
@@ -184,15 +191,11 @@ static void *guard_main(void *arg)
 
 	pthread_mutex_lock(&g->lock);
 	for (;;) {
-		while ((w = TAILQ_FIRST(&g->waiting)) == NULL && !g->stop) {
-			g->busy = false;
-			pthread_cond_broadcast(&g->idle);
+		while ((w = TAILQ_FIRST(&g->waiting)) == NULL && !g->stop)
 			pthread_cond_wait(&g->work, &g->lock);
-		}
 		if (!w)
 			break;
 		TAILQ_REMOVE(&g->waiting, w, next);
-		g->busy = true;
 		pthread_mutex_unlock(&g->lock);
 		if (!w->step.looked_at)
 			(void)look(st, &w->step, false);
@@ -204,29 +207,46 @@ static void *guard_main(void *arg)
 		free(w);
 		pthread_mutex_lock(&g->lock);
 		g->figures.waiting--;
+		g->done++;
+		pthread_cond_broadcast(&g->idle);
 	}
-	g->busy = false;
-	pthread_cond_broadcast(&g->idle);
 	pthread_mutex_unlock(&g->lock);
 	return NULL;
+}
+
+/* Does it wait already, for the same reason? g->lock is held. */
+static bool waits_locked(const struct guard *g, const struct guard_step *step)
+{
+	const struct waiting *w;
+
+	TAILQ_FOREACH(w, &g->waiting, next)
+	if (w->step.dir == step->dir && w->step.parent == step->parent &&
+	    w->step.dcp_only == step->dcp_only &&
+	    w->step.looked_at == step->looked_at &&
+	    strcmp(w->step.name, step->name) == 0)
+		return true;
+	return false;
 }
 
 static void have_looked_at(struct store *st, const struct guard_step *step)
 {
 	struct guard *g = st->guard;
 	struct waiting *w = malloc(sizeof(*w));
+	bool full = false;
 
 	if (!w)
 		return;
 	w->step = *step;
 	{
 		HOLD(&g->lock);
-		if (g->started && !g->stop &&
-		    g->figures.waiting < WAITING_MAX) {
+		full = g->figures.waiting >= WAITING_MAX;
+		g->figures.overlooked += full;
+		if (g->started && !g->stop && !full && !waits_locked(g, step)) {
 			TAILQ_INSERT_TAIL(&g->waiting, w, next);
+			w = NULL;
 			g->figures.waiting++;
+			g->queued++;
 			pthread_cond_signal(&g->work);
-			return;
 		}
 	}
 	free(w);
@@ -235,9 +255,11 @@ static void have_looked_at(struct store *st, const struct guard_step *step)
 void guard_wait_idle(struct store *st)
 {
 	struct guard *g = st->guard;
+	uint64_t ticket;
 
 	pthread_mutex_lock(&g->lock);
-	while (g->started && !g->stop && (g->busy || g->figures.waiting > 0))
+	ticket = g->queued;
+	while (g->started && g->done < ticket)
 		pthread_cond_wait(&g->idle, &g->lock);
 	pthread_mutex_unlock(&g->lock);
 }
@@ -404,11 +426,12 @@ static bool published_by(struct store *st, struct inode *in, uint64_t parent,
 		ret->metadata = in->ino;
 		ret->dcp_only = true;
 		ret->parent = parent_of(st, parent);
-		if (ret->parent == 0 || inode_get(st, parent, &folder) < 0)
+		if (inode_get(st, parent, &folder) < 0)
 			return false;
 		{
 			HOLD(&folder->lock);
-			strcpy(ret->name, folder->attr.name);
+			strcpy(ret->name,
+			       ret->parent ? folder->attr.name : "/");
 		}
 		inode_put(st, folder, 1);
 		return true;
@@ -417,34 +440,37 @@ static bool published_by(struct store *st, struct inode *in, uint64_t parent,
 }
 
 int guard_rename(struct store *st, uint64_t parent, const char *name,
-		 uint64_t new_parent, const char *new_name)
+		 uint64_t new_parent, const char *new_name, bool *ret_looked)
 {
 	struct guard_step step;
 	struct inode *in;
 	int rc = 0;
 
+	*ret_looked = false;
+
 	if (names_lookup(st, parent, name, &in) < 0)
 		return 0; /* the rename says why */
 	if (published_by(st, in, new_parent, new_name, &step) &&
-	    policy_in(st, step.dir) == GUARD_REFUSE)
+	    policy_of(st, &step) == GUARD_REFUSE) {
 		rc = look(st, &step, true);
+		*ret_looked = true;
+	}
 	inode_put(st, in, 1);
 	return rc;
 }
 
-void guard_renamed(struct store *st, uint64_t new_parent, const char *new_name)
+void guard_renamed(struct store *st, uint64_t new_parent, const char *new_name,
+		   bool looked)
 {
 	struct guard_step step;
-	enum guard_policy policy;
 	struct inode *in;
 
 	if (names_lookup(st, new_parent, new_name, &in) < 0)
 		return;
 	if (published_by(st, in, new_parent, new_name, &step)) {
-		policy = policy_in(st, step.dir);
 		step.metadata = 0; /* it has its name now */
-		step.looked_at = policy == GUARD_REFUSE;
-		if (policy != GUARD_OFF)
+		step.looked_at = looked;
+		if (policy_of(st, &step) != GUARD_OFF)
 			have_looked_at(st, &step);
 	}
 	inode_put(st, in, 1);
@@ -456,10 +482,12 @@ static int restore(struct store *st, struct inode *in)
 	SCOPED(scope_free) uint8_t *old = malloc(SMALL_BYTES_MAX);
 	struct content_ref *content;
 	size_t len = 0;
-	int rc;
+	int rc = 0;
 
 	if (!old)
 		return -ENOMEM;
+	/* What it said last may be on its way still. */
+	drain_wait_closed(st, in);
 	{
 		HOLD(&in->lock);
 		content = in->file->content;
@@ -474,14 +502,15 @@ static int restore(struct store *st, struct inode *in)
 		struct key d = key_ino('D', in->ino);
 		SCOPED(scope_free) void *value = NULL;
 
-		if (kv_get(st->kv, d.data, d.len, &value, &len) == 0 &&
-		    len <= SMALL_BYTES_MAX)
+		rc = kv_get(st->kv, d.data, d.len, &value, &len);
+		if (rc == 0 && len > SMALL_BYTES_MAX)
+			rc = -EIO;
+		if (rc == 0)
 			memcpy(old, value, len);
-		else
-			len = 0;
 	}
 	content_ref_put(content);
-	rc = file_truncate(st, in, 0);
+	if (rc == 0)
+		rc = file_truncate(st, in, 0);
 	return rc == 0 && len > 0 ? file_write(st, in, old, len, 0) : rc;
 }
 
@@ -505,7 +534,7 @@ int guard_close(struct store *st, struct inode *in)
 	}
 	if (!dirty || !tracked(st, in, parent, &step))
 		return 0;
-	policy = policy_in(st, step.dir);
+	policy = policy_of(st, &step);
 	if (policy == GUARD_OFF)
 		return 0;
 	if (policy == GUARD_WARN) {
@@ -517,6 +546,7 @@ int guard_close(struct store *st, struct inode *in)
 		step.looked_at = true;
 		have_looked_at(st, &step);
 	} else if (restore(st, in) < 0) {
+		guard_clean(name, strlen(name));
 		log_error("%s: the tracker's old content could not be restored",
 			  name);
 	}
@@ -525,6 +555,26 @@ int guard_close(struct store *st, struct inode *in)
 
 /* --- for people ------------------------------------------------------------
  */
+
+/* One at a time: the mount's threads must not queue up behind a slow one. */
+static bool ask_begin(struct guard *g)
+{
+	{
+		HOLD(&g->lock);
+		if (g->asked)
+			return false;
+		g->asked = true;
+	}
+	pthread_mutex_lock(&g->turn);
+	return true;
+}
+
+static void ask_end(struct guard *g)
+{
+	pthread_mutex_unlock(&g->turn);
+	HOLD(&g->lock);
+	g->asked = false;
+}
 
 int guard_signature(struct store *st, struct inode *in, struct bytes *out)
 {
@@ -536,13 +586,11 @@ int guard_signature(struct store *st, struct inode *in, struct bytes *out)
 		HOLD(&in->lock);
 		dir = S_ISDIR(in->attr.mode);
 	}
-	{
-		HOLD(&st->guard->turn);
-		rc = dir ? structure_of_dir(st, in->ino, 0,
-					    GUARD_METADATA_BYTES_MAX, &s)
-			 : structure_of_inode(st, in, GUARD_METADATA_BYTES_MAX,
-					      &s);
-	}
+	if (!ask_begin(st->guard))
+		return -EBUSY;
+	rc = dir ? structure_of_dir(st, in->ino, 0, &guard_limits, &s)
+		 : structure_of_inode(st, in, &guard_limits, &s);
+	ask_end(st->guard);
 	if (rc < 0)
 		return rc;
 	if (s.tensors.count == 0)
@@ -551,9 +599,11 @@ int guard_signature(struct store *st, struct inode *in, struct bytes *out)
 	return out->failed ? -ENOMEM : 0;
 }
 
-int guard_difference(struct store *st, struct inode *in, struct bytes *out)
+int guard_difference(struct store *st, struct inode *in, const uid_t *uid,
+		     struct bytes *out)
 {
 	struct guard_step step = { .dir = in->ino };
+	int rc;
 
 	{
 		HOLD(&in->lock);
@@ -562,6 +612,9 @@ int guard_difference(struct store *st, struct inode *in, struct bytes *out)
 		step.parent = in->attr.parent;
 		strcpy(step.name, in->attr.name);
 	}
-	HOLD(&st->guard->turn);
-	return guard_step_difference(st, &step, out);
+	if (!ask_begin(st->guard))
+		return -EBUSY;
+	rc = guard_step_difference(st, &step, uid, out);
+	ask_end(st->guard);
+	return rc;
 }

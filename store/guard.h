@@ -21,8 +21,8 @@
  * `identical` is never refused, and found out when all is durable.
  * user.ckptfs.structure_policy on a folder counts for what is below it.
  *
- * Threads: any; one step is looked at at a time, and memory is bounded by
- * GUARD_METADATA_BYTES_MAX. Blocks on I/O: hold no lock.
+ * Threads: any; one step is looked at at a time, and memory is bounded, see
+ * below. Blocks on I/O: hold no lock.
  */
 #ifndef STORE_GUARD_H
 #define STORE_GUARD_H
@@ -34,8 +34,13 @@
 
 #define GUARD_EXPECT_XATTR "user.ckptfs.expect"
 #define GUARD_POLICY_XATTR "user.ckptfs.structure_policy"
-/* No larger .metadata is looked into: 100 GB in 300,000 chunks have 45 MB. */
-#define GUARD_METADATA_BYTES_MAX (UINT64_C(160) << 20)
+/*
+ * No larger .metadata is looked into (100 GB in 300,000 chunks have 45 MB), and
+ * no step whose tensors take more memory. Reading a .metadata takes five times
+ * its size, and two steps are looked at at once.
+ */
+#define GUARD_METADATA_BYTES_MAX (UINT64_C(96) << 20)
+#define GUARD_MEMORY_BYTES_MAX ((size_t)256 << 20)
 #define GUARD_TEXT_BYTES 1024
 
 enum guard_policy {
@@ -50,6 +55,7 @@ struct guard;
 struct guard_figures {
 	uint64_t checked, different, broken, missing, identical, refused;
 	uint64_t waiting; /* that a thread has still to look at */
+	uint64_t overlooked; /* too many waited */
 	char last[GUARD_TEXT_BYTES]; /* what was reported last; or empty */
 };
 
@@ -64,12 +70,13 @@ int guard_policy_of(const char *word, size_t len, enum guard_policy *ret);
 const char *guard_policy_word(enum guard_policy policy);
 
 /*
- * A rename is about to happen: 0, or -EUCLEAN. When it has happened call
- * guard_renamed(), which may have the thread look.
+ * A rename is about to happen: 0, or -EUCLEAN. *ret_looked: it was looked at.
+ * When it has happened call guard_renamed(), which may have the thread look.
  */
 int guard_rename(struct store *st, uint64_t parent, const char *name,
-		 uint64_t new_parent, const char *new_name);
-void guard_renamed(struct store *st, uint64_t new_parent, const char *new_name);
+		 uint64_t new_parent, const char *new_name, bool *ret_looked);
+void guard_renamed(struct store *st, uint64_t new_parent, const char *new_name,
+		   bool looked);
 /*
  * A file that was written is about to be closed or synced: 0, or -EUCLEAN,
  * when it is a tracker, which then has its durable content again.
@@ -83,9 +90,13 @@ void guard_figures(struct store *st, struct guard_figures *ret);
 
 /*
  * For people: the signature of a file or a folder, and how a folder differs
- * from the step before it, a line for each. -ENODATA: there is none.
+ * from the step before it, a line for each, as many as an attribute takes; uid:
+ * who asks, if that matters, for -EACCES where the step before is another
+ * user's. -ENODATA: there is none. -EBUSY: somebody
+ * else asks.
  */
 int guard_signature(struct store *st, struct inode *in, struct bytes *out);
-int guard_difference(struct store *st, struct inode *in, struct bytes *out);
+int guard_difference(struct store *st, struct inode *in, const uid_t *uid,
+		     struct bytes *out);
 
 #endif

@@ -20,6 +20,11 @@
 /* Of folders that might be the step before, how many are looked into. */
 #define BEFORE_TRIES 8
 
+const struct structure_limits guard_limits = {
+	GUARD_METADATA_BYTES_MAX,
+	GUARD_MEMORY_BYTES_MAX,
+};
+
 /* --- text ------------------------------------------------------------------
  */
 
@@ -32,7 +37,7 @@ struct text {
  * Names come out of files: no control character gets into a log, and nothing
  * that is not UTF-8, a character that was cut in two included.
  */
-static void clean(char *text, size_t len)
+void guard_clean(char *text, size_t len)
 {
 	for (size_t at = 0; at < len;) {
 		size_t n = utf8_length(text + at, len - at);
@@ -57,9 +62,9 @@ static void put(struct text *t, const char *format, ...)
 	n = vsnprintf(t->at + t->len, t->size - t->len, format, ap);
 	va_end(ap);
 	if (n > 0)
-		t->len += (size_t)n < t->size - t->len ? (size_t)n :
-							 t->size - t->len - 1;
-	clean(t->at + from, t->len - from);
+		t->len += (size_t)n < t->size - t->len ? (size_t)n
+						       : t->size - t->len - 1;
+	guard_clean(t->at + from, t->len - from);
 }
 
 static void put_name(struct text *t, const char *name)
@@ -135,6 +140,7 @@ struct before {
 	char below[STORE_NAME_MAX + 1]; /* only what is smaller; or empty */
 	char name[STORE_NAME_MAX + 1]; /* the greatest of these */
 	uint64_t ino; /* 0: none */
+	unsigned tries;
 };
 
 static int before_look(void *arg, const char *name,
@@ -164,28 +170,76 @@ static bool has_metadata(struct store *st, uint64_t dir)
 	return true;
 }
 
-/* A step with .metadata is compared with another such: one was not finished. */
-static int find_before(struct store *st, const struct guard_step *step,
-		       struct before *ret)
+/*
+ * The next smaller one. A step with .metadata is compared with another such:
+ * one without was not finished. -ENODATA: there is none.
+ */
+static int find_before(struct store *st, bool dcp, struct before *b)
 {
-	bool dcp = step->metadata != 0 || has_metadata(st, step->dir);
+	while (b->tries++ < BEFORE_TRIES) {
+		int rc;
 
-	*ret = (struct before){ .step = step };
-	if (step->parent == 0 || is_part(step->name))
-		return -ENODATA;
-	for (unsigned i = 0; i < BEFORE_TRIES; i++) {
-		int rc = names_list(st, step->parent, 0, before_look, ret);
-
+		b->ino = 0;
+		rc = names_list(st, b->step->parent, 0, before_look, b);
 		if (rc < 0)
 			return rc;
-		if (ret->ino == 0)
+		if (b->ino == 0)
 			break;
-		if (!dcp || has_metadata(st, ret->ino))
+		strcpy(b->below, b->name);
+		if (!dcp || has_metadata(st, b->ino))
 			return 0;
-		strcpy(ret->below, ret->name);
-		ret->ino = 0;
 	}
 	return -ENODATA;
+}
+
+static int64_t changed_at(struct store *st, uint64_t dir, uid_t *ret_uid)
+{
+	struct inode *in;
+	int64_t when = -1;
+
+	if (inode_get(st, dir, &in) < 0)
+		return -1;
+	{
+		HOLD(&in->lock);
+		if (in->attr.nlink > 0)
+			when = in->attr.mtime_ns;
+		*ret_uid = in->attr.uid;
+	}
+	inode_put(st, in, 1);
+	return when;
+}
+
+/*
+ * The step before, that there is something to compare with: what has no
+ * tensors was no step, a damaged one is no measure, and one that is just being
+ * deleted is neither. uid: see guard_difference(). -ENODATA: there is none.
+ */
+static int read_before(struct store *st, const struct guard_step *step,
+		       const uid_t *uid, struct before *b,
+		       struct structure *ret)
+{
+	bool dcp = step->metadata != 0 || has_metadata(st, step->dir);
+	int rc;
+
+	*b = (struct before){ .step = step };
+	if (step->parent == 0 || is_part(step->name))
+		return -ENODATA;
+	while ((rc = find_before(st, dcp, b)) == 0) {
+		uid_t owner = 0;
+		int64_t when = changed_at(st, b->ino, &owner);
+
+		if (uid && *uid != 0 && *uid != owner)
+			return -EACCES;
+		rc = structure_of_dir(st, b->ino, 0, &guard_limits, ret);
+		if (rc == 0 && ret->tensors.count > 0 &&
+		    ret->error_count == 0 && when >= 0 &&
+		    when == changed_at(st, b->ino, &owner))
+			return 0;
+		structure_release(ret);
+		if (rc < 0 && rc != -ENOENT && rc != -E2BIG)
+			return rc;
+	}
+	return rc;
 }
 
 /* --- differences -----------------------------------------------------------
@@ -202,7 +256,11 @@ static const char *const change_words[] = {
 	[RESIZED] = "of another length",
 };
 
+/* Room that an attribute's value has, and for one line more. */
+#define LINES_BYTES_MAX (XATTR_VALUE_MAX - 1024)
+
 struct difference {
+	const char *then, *now; /* the steps' names */
 	bool dcp_only;
 	size_t total;
 	size_t count[CHANGES];
@@ -224,6 +282,8 @@ static void line_put(struct bytes *out, enum change change,
 	char line[512];
 	struct text text = { line, 0, sizeof(line) };
 
+	if (out->len > LINES_BYTES_MAX)
+		return;
 	put(&text, "%s: ", change_words[change]);
 	put_name(&text, t->name);
 	if (change == RETYPED)
@@ -234,6 +294,44 @@ static void line_put(struct bytes *out, enum change change,
 		    b->file ? b->file : "");
 	bytes_put(out, line, text.len);
 	bytes_put(out, "\n", 1);
+}
+
+/* Is this number one of the step's name? */
+static bool is_number_of(const char *digits, size_t len, const char *step)
+{
+	size_t n;
+
+	for (const char *at = next_number(step, &n); n > 0;
+	     at = next_number(at + n, &n))
+		if (n == len && memcmp(at, digits, n) == 0)
+			return true;
+	return false;
+}
+
+/* The same file, where a step's own number in its name does not count. */
+static bool same_place(const char *a, const char *step_a, const char *b,
+		       const char *step_b)
+{
+	a = a ? a : "";
+	b = b ? b : "";
+	while (*a && *b) {
+		size_t n, m;
+
+		if (!isdigit((unsigned char)*a) ||
+		    !isdigit((unsigned char)*b)) {
+			if (*a++ != *b++)
+				return false;
+			continue;
+		}
+		a = next_number(a, &n);
+		b = next_number(b, &m);
+		if ((n != m || memcmp(a, b, n) != 0) &&
+		    !(is_number_of(a, n, step_a) && is_number_of(b, m, step_b)))
+			return false;
+		a += n;
+		b += m;
+	}
+	return *a == *b;
 }
 
 static void differ(void *arg, const struct tensor *a, const struct tensor *b)
@@ -252,7 +350,7 @@ static void differ(void *arg, const struct tensor *a, const struct tensor *b)
 		change = RETYPED;
 	else if (!structure_same_shape(a, b))
 		change = RESHAPED;
-	else if (!structure_same_file(a, b))
+	else if (!same_place(a->file, d->then, b->file, d->now))
 		change = MOVED;
 	else if (a->dtype && a->bytes != b->bytes)
 		change = RESIZED;
@@ -289,21 +387,17 @@ static void put_difference(struct text *t, const struct difference *d,
 }
 
 static int compare(struct store *st, const struct guard_step *step,
-		   const struct structure *now, struct difference *d,
-		   struct before *before)
+		   const uid_t *uid, const struct structure *now,
+		   struct difference *d, struct before *before)
 {
 	struct structure then = { .format = NULL };
-	int rc = find_before(st, step, before);
+	int rc = read_before(st, step, uid, before, &then);
 
 	if (rc < 0)
 		return rc;
-	rc = structure_of_dir(st, before->ino, 0, GUARD_METADATA_BYTES_MAX,
-			      &then);
-	/* A step without tensors was none; a damaged one is no measure. */
-	if (rc == 0 && (then.tensors.count == 0 || then.error_count > 0))
-		rc = -ENODATA;
-	if (rc == 0)
-		rc = structure_pair(&then, now, differ, d);
+	d->then = before->name;
+	d->now = step->name;
+	rc = structure_pair(&then, now, differ, d);
 	/* What was told of is there no longer. */
 	for (size_t i = 0; i < NAMES_TOLD && i < d->count[REMOVED]; i++) {
 		const char *name = d->told[REMOVED][i]->name;
@@ -339,8 +433,12 @@ static void difference_release(struct difference *d)
 /* --- expectations ----------------------------------------------------------
  */
 
-static int expectation(struct store *st, uint64_t dir, char **ret)
+/* The step's own, or, of what is a step, that of a folder it is to be in. */
+static int expectation(struct store *st, const struct guard_step *step,
+		       bool own_only, char **ret)
 {
+	uint64_t dir = step->dir;
+
 	for (unsigned depth = 0; dir != 0 && depth < GUARD_DEPTH_MAX; depth++) {
 		SCOPED(scope_free) void *value = NULL;
 		struct inode *in;
@@ -351,6 +449,12 @@ static int expectation(struct store *st, uint64_t dir, char **ret)
 		if (rc == 0) {
 			*ret = strndup(value, len);
 			return *ret ? 0 : -ENOMEM;
+		}
+		if (own_only)
+			break;
+		if (depth == 0) {
+			dir = step->parent;
+			continue;
 		}
 		if (dir == ROOT_INO || inode_get(st, dir, &in) < 0)
 			break;
@@ -385,7 +489,7 @@ static int put_missing(struct store *st, const struct guard_step *step,
 	SCOPED(scope_free) char *expected = NULL;
 	char *save = NULL;
 	size_t n = 0;
-	int rc = expectation(st, step->dir, &expected);
+	int rc = expectation(st, step, s->tensors.count == 0, &expected);
 
 	if (rc < 0)
 		return rc == -ENODATA ? 0 : rc;
@@ -395,8 +499,8 @@ static int put_missing(struct store *st, const struct guard_step *step,
 			continue;
 		put(t, "%s",
 		    n == 1 ? "tensors that " GUARD_EXPECT_XATTR
-			     " declares are not there (" :
-			     ", ");
+			     " declares are not there ("
+			   : ", ");
 
 		put_name(t, name);
 	}
@@ -411,12 +515,28 @@ static int put_missing(struct store *st, const struct guard_step *step,
 /* --- the whole -------------------------------------------------------------
  */
 
-static void put_broken(struct text *t, const struct structure *s)
+/* With dcp_only what .metadata does not name may still be written. */
+static bool error_counts(const struct guard_step *step,
+			 const struct structure_error *e)
+{
+	return !step->dcp_only || strcmp(e->file, DCP_METADATA_NAME) == 0;
+}
+
+static bool is_broken(const struct guard_step *step, const struct structure *s)
+{
+	for (size_t i = 0; i < s->error_count; i++)
+		if (error_counts(step, &s->errors[i]))
+			return true;
+	return !closure_holds(&s->closure);
+}
+
+static void put_broken(struct text *t, const struct guard_step *step,
+		       const struct structure *s)
 {
 	size_t n = 0;
 
 	for (size_t i = 0; i < s->error_count; i++)
-		if (n++ < NAMES_TOLD) {
+		if (error_counts(step, &s->errors[i]) && n++ < NAMES_TOLD) {
 			put(t, "%s", n > 1 ? ", " : "it is damaged: ");
 			put_name(t, s->errors[i].file);
 			put(t, ": %.200s", s->errors[i].what);
@@ -450,22 +570,22 @@ int guard_step_check(struct store *st, const struct guard_step *step,
 	int rc;
 
 	memset(ret, 0, sizeof(*ret));
-	rc = structure_of_dir(st, step->dir, step->metadata,
-			      GUARD_METADATA_BYTES_MAX, &now);
+	rc = structure_of_dir(st, step->dir, step->metadata, &guard_limits,
+			      &now);
 	if (rc < 0)
 		return rc;
 	put(&t, "structure: ");
 	put_name(&t, step->name);
 	put(&t, ": ");
 	start = t.len;
-	ret->broken = !structure_is_sound(&now);
+	ret->broken = is_broken(step, &now);
 	if (ret->broken)
-		put_broken(&t, &now);
+		put_broken(&t, step, &now);
 	if (t.len > start)
 		put(&t, "; ");
 	rc = put_missing(st, step, &now, &t, &ret->missing);
 	if (rc == 0 && now.tensors.count > 0)
-		rc = compare(st, step, &now, &d, &before);
+		rc = compare(st, step, NULL, &now, &d, &before);
 	if (rc < 0 && rc != -ENODATA && rc != -ENOENT)
 		return rc;
 	ret->different = d.total > 0;
@@ -482,16 +602,16 @@ int guard_step_check(struct store *st, const struct guard_step *step,
 }
 
 int guard_step_difference(struct store *st, const struct guard_step *step,
-			  struct bytes *out)
+			  const uid_t *uid, struct bytes *out)
 {
 	SCOPED(structure_release) struct structure now = { .format = NULL };
 	SCOPED(difference_release) struct difference d = { .lines = out };
 	struct before before;
 	int rc;
 
-	rc = structure_of_dir(st, step->dir, 0, GUARD_METADATA_BYTES_MAX, &now);
+	rc = structure_of_dir(st, step->dir, 0, &guard_limits, &now);
 	if (rc == 0)
-		rc = compare(st, step, &now, &d, &before);
+		rc = compare(st, step, uid, &now, &d, &before);
 	if (rc == -ENOENT)
 		rc = -ENODATA;
 	return rc < 0 ? rc : out->failed ? -ENOMEM : 0;
@@ -532,11 +652,13 @@ int guard_step_identical(struct store *st, const struct guard_step *step,
 	struct before before;
 	uint64_t bytes = 0;
 	size_t n = 0;
-	int rc = find_before(st, step, &before);
+	struct structure then = { .format = NULL };
+	int rc = read_before(st, step, NULL, &before, &then);
 
+	structure_release(&then);
 	if (rc < 0)
 		return rc;
-	rc = structure_of_dir(st, step->dir, 0, GUARD_METADATA_BYTES_MAX, &s);
+	rc = structure_of_dir(st, step->dir, 0, &guard_limits, &s);
 	if (rc < 0)
 		return rc;
 	files = calloc(s.tensors.count + 1, sizeof(*files));

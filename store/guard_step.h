@@ -14,9 +14,12 @@
 #include "store/base/bytes.h"
 #include "store/guard.h"
 #include "store/records.h"
+#include "store/structure_store.h"
 
 /* Folders above a step that are asked for a policy or an expectation. */
 #define GUARD_DEPTH_MAX 64
+
+extern const struct structure_limits guard_limits;
 
 struct guard_step {
 	uint64_t dir;
@@ -48,6 +51,9 @@ int guard_step_identical(struct store *st, const struct guard_step *step,
 			 char text[GUARD_TEXT_BYTES]);
 /* A line for each difference. -ENODATA: there is no step before. */
 int guard_step_difference(struct store *st, const struct guard_step *step,
-			  struct bytes *out);
+			  const uid_t *uid, struct bytes *out);
+
+/* No control characters, and nothing but UTF-8: '?' instead. */
+void guard_clean(char *text, size_t len);
 
 #endif

@@ -507,6 +507,8 @@ static int read_dcp(struct structure *s, const struct structure_source *in,
 			e->chunk == DCP_NONE ? NULL : &s->dcp.chunks[e->chunk],
 			e);
 	}
+	if (rc == -EFBIG)
+		rc = note_failure(s, DCP_METADATA_NAME, rc, s->tensors.error);
 	return rc == 0 ? check_closure(s, in, l) : rc;
 }
 
@@ -516,6 +518,7 @@ int structure_of_folder(struct structure *s, const struct structure_source *in)
 	int rc;
 
 	memset(s, 0, sizeof(*s));
+	s->tensors.bytes_max = in->memory_bytes_max;
 	rc = listing_read(&l, in, "");
 	if (rc == 0)
 		rc = read_dcp(s, in, &l);
@@ -565,6 +568,7 @@ int structure_of_file(struct structure *s, const struct cut_source *file,
 	int rc;
 
 	memset(s, 0, sizeof(*s));
+	s->tensors.bytes_max = beside ? beside->memory_bytes_max : 0;
 	rc = tensors_read_source(&s->tensors, file, name, NULL);
 	s->format = s->tensors.format;
 	rc = note_failure(s, name, rc, s->tensors.error);

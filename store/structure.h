@@ -39,6 +39,7 @@ struct structure_source {
 	int (*open)(void *self, const char *name, struct cut_source *ret);
 	void (*close)(void *self, struct cut_source *source);
 	uint64_t metadata_bytes_max; /* no larger .metadata is read */
+	size_t memory_bytes_max; /* of all tensors; 0: no limit */
 };
 
 struct structure_error {

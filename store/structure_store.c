@@ -212,22 +212,31 @@ static int source_list(void *self, const char *below,
 }
 
 int structure_of_dir(struct store *st, uint64_t dir, uint64_t metadata,
-		     uint64_t metadata_bytes_max, struct structure *ret)
+		     const struct structure_limits *limits,
+		     struct structure *ret)
 {
 	struct folder f = { st, dir, metadata };
-	const struct structure_source in = { &f, source_list, source_open,
-					     source_close, metadata_bytes_max };
+	const struct structure_source in = { &f,
+					     source_list,
+					     source_open,
+					     source_close,
+					     limits->metadata_bytes_max,
+					     limits->memory_bytes_max };
 
 	return structure_of_folder(ret, &in);
 }
 
 int structure_of_inode(struct store *st, struct inode *in,
-		       uint64_t metadata_bytes_max, struct structure *ret)
+		       const struct structure_limits *limits,
+		       struct structure *ret)
 {
 	struct folder f = { .st = st };
-	const struct structure_source beside = { &f, source_list, source_open,
+	const struct structure_source beside = { &f,
+						 source_list,
+						 source_open,
 						 source_close,
-						 metadata_bytes_max };
+						 limits->metadata_bytes_max,
+						 limits->memory_bytes_max };
 	char name[STORE_NAME_MAX + 1];
 	struct cut_source file;
 	int rc;
@@ -242,7 +251,7 @@ int structure_of_inode(struct store *st, struct inode *in,
 	rc = open_inode(st, in, &file);
 	if (rc < 0)
 		return rc;
-	rc = structure_of_file(ret, &file, name, f.dir ? &beside : NULL);
+	rc = structure_of_file(ret, &file, name, &beside);
 	source_close(&f, &file);
 	return rc;
 }

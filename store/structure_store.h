@@ -8,15 +8,22 @@
 #include "store/inode.h"
 #include "store/structure.h"
 
+struct structure_limits {
+	uint64_t metadata_bytes_max;
+	size_t memory_bytes_max;
+};
+
 /*
  * Of a folder. metadata: the inode that is about to be its .metadata; 0: what
  * has that name. structure_release() it in any case.
  */
 int structure_of_dir(struct store *st, uint64_t dir, uint64_t metadata,
-		     uint64_t metadata_bytes_max, struct structure *ret);
+		     const struct structure_limits *limits,
+		     struct structure *ret);
 /* Of a file. */
 int structure_of_inode(struct store *st, struct inode *in,
-		       uint64_t metadata_bytes_max, struct structure *ret);
+		       const struct structure_limits *limits,
+		       struct structure *ret);
 
 /* "a/b" below a folder, with a reference. -ENOENT, -ENOTDIR. */
 int structure_lookup(struct store *st, uint64_t dir, const char *path,

@@ -109,7 +109,7 @@ static struct structure_source folder_source(int fd)
 {
 	return (struct structure_source){ (void *)(intptr_t)fd, list_folder,
 					  open_file, close_file,
-					  DCP_FILE_BYTES_MAX };
+					  DCP_FILE_BYTES_MAX, 0 };
 }
 
 static void read_megatron(struct step *s)

@@ -39,6 +39,7 @@ static int keep(struct tensors *l, const void *p, size_t bytes, void *ret_slot)
 	void *kept = NULL;
 
 	if (p) {
+		l->bytes += bytes + 1;
 		kept = dcp_alloc(&l->blocks, bytes + 1);
 		if (!kept)
 			return -ENOMEM;
@@ -59,6 +60,12 @@ int tensors_add(struct tensors *l, const struct tensor *t)
 		(void)tensors_refuse(l, "more than %u tensors", TENSORS_MAX);
 		return -EFBIG;
 	}
+	if (l->bytes_max && l->bytes > l->bytes_max) {
+		(void)tensors_refuse(l, "its tensors take more than %zu bytes",
+				     l->bytes_max);
+		return -EFBIG;
+	}
+	l->bytes += sizeof(*t);
 	if (l->count == l->capacity) {
 		size_t want = l->capacity ? l->capacity + l->capacity / 2 : 64;
 
@@ -337,6 +344,9 @@ static int read_piece(struct tensors *l, struct walk *w,
 	int rc;
 
 	a.list = &inside;
+	if (l->bytes_max) /* what is left of it */
+		inside.bytes_max =
+			l->bytes < l->bytes_max ? l->bytes_max - l->bytes : 1;
 	rc = read_members(&a, z);
 	if (rc == 0 && a.pickle)
 		rc = read_pickle(&a, file);

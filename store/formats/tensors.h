@@ -39,13 +39,18 @@ struct tensors {
 	struct tensor *all; /* owned */
 	size_t count, capacity;
 	struct dcp_block *blocks; /* what they point to; owned */
+	size_t bytes_max; /* of memory for all of them; 0: no limit */
+	size_t bytes;
 	const char *format; /* "safetensors", "torch_zip", ..., "plain" */
 	char error[512];
 };
 
 void tensors_release(struct tensors *l);
 
-/* One more, with copies of everything but the file. -ENOMEM, -EFBIG. */
+/*
+ * One more, with copies of everything but the file. -ENOMEM, -EFBIG: too many,
+ * or they take more memory than they may.
+ */
 int tensors_add(struct tensors *l, const struct tensor *t);
 
 /* What is wrong; returns -EBADMSG. */

@@ -294,6 +294,86 @@ def what_it_says_is_text_whatever_the_names_are(m):
     counts(m, different=4)
 
 
+@ck.mounted("structure=refuse")
+def where_a_step_goes_to_counts_and_not_where_it_was(m):
+    m.expected.append("not published")
+    for folder in ("aside", "run"):
+        os.mkdir(m.path(folder))
+    os.setxattr(m.path("aside"), "user.ckptfs.structure_policy", b"off")
+    os.setxattr(m.path("run"), "user.ckptfs.expect", b"w\nv")
+    step(m, 1, name="aside/step_%d")
+    os.rename(m.path("aside/step_1"), m.path("run/step_1"))
+    step(m, 2, MORE, name="aside/step_%d")
+    fails(EUCLEAN, os.rename, m.path("aside/step_2"), m.path("run/step_2"))
+    step(m, 3, {"w": BASE["w"]}, name="aside/step_%d")
+    fails(EUCLEAN, os.rename, m.path("aside/step_3"), m.path("run/step_3"))
+    assert "declares are not there (v)" in figures(m)["last"]
+    # An exchange publishes both.
+    step(m, 2, name="run/step_%d")
+    for old, new in (("aside", "run"), ("run", "aside")):
+        fails(EUCLEAN, ck.renameat2, m.path(old + "/step_2"),
+              m.path(new + "/step_2"), ck.RENAME_EXCHANGE)
+    # What has no tensors is no step, and nothing is expected of it.
+    os.mkdir(m.path("run/logs.tmp"))
+    os.rename(m.path("run/logs.tmp"), m.path("run/logs"))
+
+
+@ck.mounted("structure=refuse")
+def what_is_no_measure_is_passed_over(m):
+    m.expected.append("not published")
+    step(m, 1)
+    os.mkdir(m.path("step_2"))  # it was never finished
+    os.mkdir(m.path("step_3"))
+    ck.put(m.path("step_3/rank_0.safetensors"), b"torn")
+    bad = step(m, 4, MORE, publish=False)
+    fails(EUCLEAN, os.rename, bad + ".tmp", bad)
+    assert "not that of step_1" in figures(m)["last"]
+    # Its own number in a file's name does not make it another file.
+    for i in (1, 2):
+        os.mkdir(m.path(f"n_{i}.tmp"))
+        save(m.path(f"n_{i}.tmp/model_{i}_rank_1.safetensors"), BASE, i)
+        os.rename(m.path(f"n_{i}.tmp"), m.path(f"n_{i}"))
+    assert diff(m.path("n_2")) == ""
+    os.mkdir(m.path("n_3.tmp"))
+    save(m.path("n_3.tmp/model_3_rank_7.safetensors"), BASE, 3)
+    fails(EUCLEAN, os.rename, m.path("n_3.tmp"), m.path("n_3"))
+
+
+@ck.mounted("debug_hold_drain,structure=refuse")
+def a_tracker_goes_back_to_what_was_accepted_last(m):
+    m.expected.append("not published")
+    latest = m.path("latest")
+    for number in (1, 2, 3):
+        os.mkdir(m.path(f"step_{number}"))
+        save(m.path(f"step_{number}/a.safetensors"),
+             MORE if number == 3 else BASE, number)
+    for number in (1, 2):  # of which nothing is durable yet
+        ck.put(latest, b"step_%d" % number)
+    fails(EUCLEAN, ck.put, latest, b"step_3")
+    same(get(latest), b"step_2")
+    for _ in m.stages(latest):
+        same(get(latest), b"step_2")
+
+
+@ck.mounted()
+def a_long_difference_fits_into_an_attribute(m):
+    step(m, 1)
+    step(m, 2, {"n" * 80 + str(i): ("U8", (1,)) for i in range(2000)})
+    m.flush()
+    text = diff(m.path("step_2"))
+    assert 60000 < len(text) <= 65536, len(text)
+    # Names out of what another user keeps to himself are not told.
+    os.chown(m.path("step_2"), ck.USER, ck.USER)
+    ck.as_user(lambda: fails(errno.EACCES, diff, m.path("step_2")))
+    os.chown(m.path("step_1"), ck.USER, ck.USER)
+    same(ck.as_user(lambda: diff(m.path("step_2"))), text)
+    told = ck.as_user(lambda: subprocess.run(
+        [ck.CKPTCTL, "status", "--json", m.mnt], check=True,
+        stdout=subprocess.PIPE, timeout=ck.WAIT_BOUND).stdout)
+    assert json.loads(told)["structure"]["last"] == ""
+    assert json.loads(told)["structure"]["different"] == 1
+
+
 @ck.mounted("structure=off")
 def nothing_is_looked_at_when_told_so(m):
     step(m, 1)

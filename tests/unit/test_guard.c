@@ -33,12 +33,13 @@ static void make_step(struct live *l, const char *folder, size_t count,
 /* As a mount does it. */
 static int publish(struct live *l, const char *from, const char *to)
 {
-	int rc = guard_rename(l->st, ROOT_INO, from, ROOT_INO, to);
+	bool looked;
+	int rc = guard_rename(l->st, ROOT_INO, from, ROOT_INO, to, &looked);
 
 	if (rc == 0)
 		rc = live_rename(l, from, to, 0);
 	if (rc == 0)
-		guard_renamed(l->st, ROOT_INO, to);
+		guard_renamed(l->st, ROOT_INO, to, looked);
 	return rc;
 }
 
@@ -160,7 +161,7 @@ static void *look_at_them(void *arg)
 			continue;
 		(void)guard_signature(l->st, in, &out);
 		bytes_release(&out);
-		(void)guard_difference(l->st, in, &out);
+		(void)guard_difference(l->st, in, NULL, &out);
 		bytes_release(&out);
 		inode_put(l->st, in, 1);
 	}
