@@ -1,0 +1,72 @@
+/*
+ * A file that moves to the disk because memory is full, while somebody waits
+ * for it: fsync answers for the bytes, wherever they are.
+ */
+#include <errno.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "tests/unit/live_store.h"
+
+/* The drain's own sync is where somebody else writes; once. */
+static struct handle *_Atomic writer;
+static _Atomic int full_fd = -1;
+static uint8_t *more;
+
+static void write_meanwhile(struct handle *h)
+{
+	atomic_store(&full_fd, h->in->file->stage->fd);
+	assert_int_equal(file_write(h->l->st, h->in, more, 4096, MIB), 0);
+	atomic_store(&full_fd, -1);
+}
+
+int fdatasync(int fd)
+{
+	struct handle *h = atomic_exchange(&writer, NULL);
+
+	if (h)
+		write_meanwhile(h);
+	return (int)syscall(SYS_fdatasync, fd);
+}
+
+ssize_t pwrite(int fd, const void *buf, size_t len, off_t off)
+{
+	if (fd == atomic_load(&full_fd)) {
+		errno = ENOSPC;
+		return -1;
+	}
+	return syscall(SYS_pwrite64, fd, buf, len, off);
+}
+
+static void fsync_waits_for_the_bytes_where_they_are(void **state)
+{
+	struct store_options o = live_options();
+	uint8_t *data = filled(MIB, 1);
+	struct handle h;
+	struct live l;
+
+	(void)state;
+	o.stage_all_in_memory = true;
+	l = live_new(&o);
+	more = filled(4096, 2);
+	h = handle_open(&l, "a", O_RDWR | O_CREAT);
+	handle_write(&h, data, MIB, 0);
+	atomic_store(&writer, &h);
+	assert_int_equal(drain_sync(l.st, h.in), 0);
+	assert_null(atomic_load(&writer));
+	assert_int_equal(h.in->file->stage->kind, STAGE_DISK);
+	assert_true(committed(&l, h.in->ino));
+	handle_close(&h);
+	live_free(&l);
+	free(data);
+	free(more);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(fsync_waits_for_the_bytes_where_they_are),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
