@@ -277,6 +277,8 @@ static int job_write(struct store *st, struct pending *p)
 		put_job_records(st, b, j, &c, old);
 		rc = put_own_copies(b, j);
 	}
+	if (rc == 0)
+		rc = kv_room(st->kv);
 	if (rc == 0) { /* before the write: after it nothing may fail */
 		p->content = content_ref_new(&c);
 		rc = p->content ? 0 : -ENOMEM;

@@ -6,10 +6,13 @@
 #include "store/kv.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <rocksdb/c.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 
 #include "store/base/log.h"
 #include "store/base/scope.h"
@@ -17,6 +20,12 @@
 #define KV_MEMTABLE_BYTES (16u << 20)
 #define KV_BLOCK_CACHE_BYTES (44u << 20)
 #define KV_OPEN_FILES_MAX 256
+
+/* With less than this on the disk a write may find it full within a sync. */
+#define KV_ROOM_BYTES (UINT64_C(1) << 30)
+
+/* What only deletions may use. */
+#define KV_SPARE_BYTES (UINT64_C(4) << 20)
 
 #define KV_LOG_FATAL 4 /* rocksdb::FATAL_LEVEL */
 
@@ -38,6 +47,12 @@ struct kv {
 	 * stop the process when such a log is synced.
 	 */
 	atomic_bool full;
+	/*
+	 * Shared by who writes. Where the disk may become full meanwhile, a
+	 * sync has it alone: it must not meet a write that fails.
+	 */
+	pthread_rwlock_t turn;
+	int dirfd;
 };
 
 struct kv_batch {
@@ -122,11 +137,19 @@ static int kv_open_any(const char *dir, bool create, bool readonly,
 		       struct kv **ret_kv)
 {
 	struct kv *kv = calloc(1, sizeof(*kv));
+	pthread_rwlockattr_t attr;
 	char *err = NULL;
 	int rc;
 
 	if (!kv)
 		return -ENOMEM;
+	kv->dirfd = -1;
+	/* Writers of this lock are the syncs: they must not starve. */
+	pthread_rwlockattr_init(&attr);
+	pthread_rwlockattr_setkind_np(
+		&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+	pthread_rwlock_init(&kv->turn, &attr);
+	pthread_rwlockattr_destroy(&attr);
 	kv->options = kv_options(kv, create);
 	kv->write = rocksdb_writeoptions_create();
 	kv->read = rocksdb_readoptions_create();
@@ -140,6 +163,7 @@ static int kv_open_any(const char *dir, bool create, bool readonly,
 		kv_close(kv);
 		return rc;
 	}
+	kv->dirfd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	*ret_kv = kv;
 	return 0;
 }
@@ -165,6 +189,9 @@ void kv_close(struct kv *kv)
 	rocksdb_options_destroy(kv->options);
 	rocksdb_block_based_options_destroy(kv->table);
 	rocksdb_cache_destroy(kv->cache);
+	pthread_rwlock_destroy(&kv->turn);
+	if (kv->dirfd >= 0)
+		close(kv->dirfd);
 	free(kv);
 }
 
@@ -277,25 +304,50 @@ int kv_write(struct kv *kv, struct kv_batch *b)
 
 	if (rc < 0)
 		return rc;
+	pthread_rwlock_rdlock(&kv->turn);
 	rocksdb_write(kv->db, kv->write, b->wb, &err);
 	rc = kv_error("write", err);
 	atomic_store(&kv->full, rc == -ENOSPC);
+	pthread_rwlock_unlock(&kv->turn);
 	if (rc < 0 && rc != -ENOSPC) /* a full disk: it was not applied */
 		atomic_store(&kv->failed, rc);
 	return rc;
 }
 
+static bool room_below(const struct kv *kv, uint64_t bytes)
+{
+	struct statvfs v;
+
+	return fstatvfs(kv->dirfd, &v) == 0 &&
+	       (uint64_t)v.f_bavail * v.f_frsize < bytes;
+}
+
+int kv_room(const struct kv *kv)
+{
+	return room_below(kv, KV_SPARE_BYTES) ? -ENOSPC : 0;
+}
+
 int kv_sync(struct kv *kv)
 {
+	bool low, synced = false;
 	char *err = NULL;
 
 	int rc = atomic_load(&kv->failed);
 
 	if (rc < 0)
 		return rc;
-	if (atomic_load(&kv->full))
-		return -ENOSPC;
-	rocksdb_flush_wal(kv->db, 1, &err);
+	low = room_below(kv, KV_ROOM_BYTES);
+	if (low)
+		pthread_rwlock_wrlock(&kv->turn);
+	rc = atomic_load(&kv->full) ? -ENOSPC : 0;
+	if (rc == 0) {
+		rocksdb_flush_wal(kv->db, 1, &err);
+		synced = true;
+	}
+	if (low)
+		pthread_rwlock_unlock(&kv->turn);
+	if (!synced)
+		return rc;
 	rc = kv_error("sync", err);
 	if (rc < 0) {
 		atomic_store(&kv->failed, rc);

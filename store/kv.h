@@ -71,6 +71,13 @@ int kv_write(struct kv *kv, struct kv_batch *b);
  * not known any more.
  */
 int kv_sync(struct kv *kv);
+/*
+ * 0, or -ENOSPC: the disk is so full that nothing should be added. Ask before a
+ * write that adds something: when a write itself finds no space, RocksDB may go
+ * on with the log that has failed, and stop the process where it was built with
+ * assertions (7.8: nothing in memory to flush, so no new log is begun).
+ */
+int kv_room(const struct kv *kv);
 
 /*
  * Iterate keys >= start that begin with prefix; each step is 1 (there is an

@@ -186,6 +186,9 @@ int names_create(struct store *st, uint64_t parent, const char *name,
 	rc = dirent_get(st, parent, name, &d);
 	if (rc != -ENOENT)
 		return rc < 0 ? rc : -EEXIST;
+	rc = kv_room(st->kv);
+	if (rc < 0)
+		return rc;
 	rc = touch_begin(st, parent, &t);
 	if (rc < 0)
 		goto out;
@@ -288,6 +291,9 @@ int names_link(struct store *st, struct inode *in, uint64_t parent,
 	rc = dirent_get(st, parent, name, &d);
 	if (rc != -ENOENT)
 		return rc < 0 ? rc : -EEXIST;
+	rc = kv_room(st->kv);
+	if (rc < 0)
+		return rc;
 	rc = touch_begin(st, parent, &t);
 	if (rc < 0)
 		goto out;
@@ -935,6 +941,9 @@ int names_setxattr(struct store *st, struct inode *in, const char *name,
 		return -EEXIST;
 	if (rc == -ENOENT && (flags & XATTR_REPLACE))
 		return -ENODATA;
+	rc = kv_room(st->kv);
+	if (rc < 0)
+		return rc;
 	kv_put(b, k.data, k.len, value, len);
 	return xattr_write(st, b, in);
 }
