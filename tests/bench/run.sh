@@ -23,7 +23,7 @@ usage() {
 	  --quick              small sizes, one round: does it work at all?
 	  --row NAME           only this part of the table (may be repeated):
 	                       write write128k first read assembled torch tensors
-	                       structure drain files mount memory dedup
+	                       structure restore drain files mount memory dedup
 	  --size MIB           size of the large files (2048)
 	  --rounds N           rounds, of which the median counts (5)
 	  --store DIR          a directory on the disk to be measured (/var/tmp)
@@ -47,8 +47,8 @@ die() {
 	exit "$code"
 }
 
-all_rows=(write write128k first read assembled torch tensors structure drain
-	files mount memory dedup)
+all_rows=(write write128k first read assembled torch tensors structure restore
+	drain files mount memory dedup)
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 rows=() quick='' mib=2048 rounds=5 disk=/var/tmp build=$root/build sample=''
 while (($#)); do
@@ -92,11 +92,12 @@ stage_mib=$((mib * 3 + 512))
 
 bench=$build/tests/bench/ckpt_bench
 save_bench=$build/tests/bench/save_bench
+restore_bench=$build/tests/bench/restore_bench
 ckptfs=$build/fuse/ckptfs
 ckptctl=$build/fuse/ckptctl
 venv_python=${CKPTFS_VENV:-/var/cache/ckptfs/venv}/bin/python
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-for program in "$bench" "$save_bench" "$ckptfs" "$ckptctl"; do
+for program in "$bench" "$save_bench" "$restore_bench" "$ckptfs" "$ckptctl"; do
 	[[ -x $program ]] || die 1 "$program is not built"
 done
 [[ -z $sample || -x $sample ]] || die 1 "$sample cannot be run"
@@ -408,6 +409,52 @@ row_structure() {
 		'<= 0.01' \
 		"$(verdict "$(awk -v a="$a" -v b="$b" \
 			'BEGIN { print a / b }')" LE 0.01)"
+	drop_store
+}
+
+# --- restoring ---------------------------------------------------------------
+
+# cold COMMAND...: with nothing in the page cache
+cold() {
+	sync
+	echo 3 >/proc/sys/vm/drop_caches
+	"$@"
+}
+
+# restored OWN SHARED NAME: four ranks, each its own file, against the images
+restored() {
+	local round list images=() path
+
+	mapfile -t list < <(for round in 0 1 2 3; do
+		printf '%s\n' "$mnt/step_1/rank_$round.safetensors"
+	done)
+	mkdir -p "$mnt/step_1"
+	"$restore_bench" write "$1" "$2" every 1 "${list[@]}" >/dev/null
+	flush
+	unmount_store
+	mount_store ''
+	for path in "${list[@]}"; do
+		if [[ $(inspect_text "$path" native) == true ]]; then
+			images+=("$(image_of "$path")")
+		else # as large, and by itself on the same disk
+			cp "$path" "$plain/${path##*/}"
+			images+=("$plain/${path##*/}")
+		fi
+	done
+	for ((round = 0; round < rounds; round++)); do
+		pair "$(cold "$restore_bench" read $((1 << 20)) "${list[@]}")" \
+			"$(cold "$restore_bench" read $((1 << 20)) "${images[@]}")"
+	done
+	row_speed "$3" 0.9 $((4 * ($1 + $2)))
+	rm -rf "$mnt/step_1" "${plain:?}"/*.safetensors
+	settle
+}
+
+row_restore() {
+	fresh_store ''
+	restored $((bytes / 2)) 0 'restore, 4 ranks, cold (the images)'
+	restored $((bytes * 3 / 8)) $((bytes / 8)) \
+		'restore, a quarter replicas, cold (files)'
 	drop_store
 }
 
