@@ -82,6 +82,7 @@ static void segment_free(struct store *st, struct segment *s)
 	free(s);
 	HOLD(&g->lock);
 	g->leaving--;
+	g->left++;
 	pthread_cond_broadcast(&g->changed);
 }
 
@@ -420,7 +421,8 @@ int segment_acquire(struct store *st, struct segment_client *c,
 {
 	struct segments *g = segments_of(st);
 	int64_t deadline = mono_ns() + SEGMENT_RELEASE_WAIT_NS;
-	bool others;
+	bool others, left;
+	uint64_t seen;
 	int rc;
 
 	*ret_fd = -1;
@@ -432,6 +434,10 @@ int segment_acquire(struct store *st, struct segment_client *c,
 	if (rc != -ENOENT)
 		return rc;
 	for (;;) {
+		{
+			HOLD(&g->lock);
+			seen = g->left;
+		}
 		rc = create(st, c, signature, size_bytes, ret, ret_fd);
 		if (rc != -ENOSPC && rc != -EDQUOT)
 			return rc;
@@ -439,7 +445,11 @@ int segment_acquire(struct store *st, struct segment_client *c,
 			HOLD(&g->lock);
 			if (is_asked_locked(g, c, &others))
 				return -EAGAIN; /* the releases come first */
+			/* Who was asked may have been faster than we. */
+			left = g->left != seen;
 		}
+		if (left && mono_ns() < deadline)
+			continue;
 		if (!others || !wait_for_releases(g, c, deadline))
 			return rc;
 	}

@@ -58,6 +58,7 @@ struct segments {
 	uint64_t bytes;
 	unsigned clients;
 	unsigned leaving; /* out of the list, memory not given back yet */
+	uint64_t left; /* how many have been given back, all in all */
 };
 
 /* One connection. The server owns it. */
