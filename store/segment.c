@@ -74,6 +74,7 @@ static void unlist_locked(struct segments *g, struct segment *s)
 static void segment_free(struct store *st, struct segment *s)
 {
 	struct segments *g = segments_of(st);
+	bool had_memory = s->stage != NULL;
 
 	if (s->stage) {
 		stage_unkeep(&st->stages, s->stage);
@@ -82,7 +83,7 @@ static void segment_free(struct store *st, struct segment *s)
 	free(s);
 	HOLD(&g->lock);
 	g->leaving--;
-	g->left++;
+	g->left += had_memory;
 	pthread_cond_broadcast(&g->changed);
 }
 
