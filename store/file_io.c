@@ -20,6 +20,7 @@
 #include "store/store.h"
 
 #define COPY_BYTES (UINT64_C(1) << 20)
+#define AHEAD_EXTENTS_MAX 1024u /* at each read */
 
 static const uint8_t zeros[64 << 10];
 
@@ -154,6 +155,39 @@ static int read_extents(struct store *st, const struct content *c, size_t len,
 	return off < end ? -E2BIG : 0;
 }
 
+/* What a reader in sequence will want next is read ahead. */
+static void read_ahead(struct store *st, struct inode *in,
+		       const struct content *c, size_t len, uint64_t off)
+{
+	uint64_t from, to;
+	size_t i;
+
+	if (!st->ahead)
+		return;
+	{
+		HOLD(&in->lock);
+		if (!ahead_follow(&in->file->ahead, off, len, c->size_bytes,
+				  &from, &to))
+			return;
+	}
+	i = extent_find(c, from);
+	for (unsigned n = 0; n < AHEAD_EXTENTS_MAX && i < c->extent_count;
+	     n++, i++) {
+		const struct extent *e = &c->extents[i];
+		uint64_t start, end;
+		struct image *image;
+
+		if (e->offset >= to ||
+		    image_get(&st->images, e->image, &image) < 0)
+			return;
+		start = from > e->offset ? from - e->offset : 0;
+		end = to - e->offset < e->len ? to - e->offset : e->len;
+		ahead_add(st->ahead, image, e->image_offset + start,
+			  end - start);
+		image_put(&st->images, image);
+	}
+}
+
 /* A read of so many pieces that they have to be copied together. */
 static int read_copied(struct store *st, const struct content *c, size_t len,
 		       uint64_t off, struct file_read *r)
@@ -236,6 +270,7 @@ static int read_begin(struct store *st, struct inode *in, size_t len,
 	c = &r->content->c;
 	if (c->kind == CONTENT_SMALL)
 		return read_small(st, in, c, len, off, r);
+	read_ahead(st, in, c, len, off);
 	rc = read_extents(st, c, len, off, r);
 	if (rc == -E2BIG) {
 		while (r->images > 0)

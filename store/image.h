@@ -61,6 +61,7 @@ struct images {
 	pthread_mutex_t id_turn;
 	uint64_t next_id, next_id_reserved; /* id_turn */
 	uint64_t next_id_at_start; /* immutable */
+	bool populates; /* a fault of ours reads 2 MiB, no more; immutable */
 };
 
 int images_init(struct images *im, int store_dirfd, struct kv *kv);

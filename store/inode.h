@@ -41,6 +41,7 @@
 #include <stdint.h>
 #include <sys/stat.h>
 
+#include "store/ahead.h"
 #include "store/records.h"
 #include "store/stage.h"
 
@@ -129,6 +130,7 @@ struct file {
 	bool error_told; /* an open has reported sticky_error */
 	int64_t drained_mtime_ns; /* the stage as the last drain saw it */
 	uint64_t drained_size;
+	struct ahead_streams ahead; /* what is read of its content */
 	uint64_t series[2]; /* keys: exact and general; 0: unknown */
 };
 

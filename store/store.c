@@ -117,6 +117,7 @@ static void store_free(struct store *st)
 		segments_release(st);
 	if (st->stages.slots)
 		stages_release(&st->stages);
+	ahead_stop(st->ahead);
 	if (st->images.kv)
 		images_release(&st->images);
 	kv_close(st->kv);
@@ -240,6 +241,8 @@ int store_start(struct store *st)
 		rc = drain_start(st);
 	if (rc == 0)
 		rc = guard_start(st);
+	if (rc == 0)
+		rc = ahead_start(&st->images, &st->ahead);
 	if (rc == 0)
 		rc = recover_sweep(st);
 	return rc;

@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "store/ahead.h"
 #include "store/drain.h"
 #include "store/hash.h"
 #include "store/image.h"
@@ -84,6 +85,7 @@ struct store {
 	struct committer *committer;
 	struct reclaim *reclaim;
 	struct guard *guard;
+	struct ahead *ahead; /* NULL: nothing is read ahead */
 	uint8_t secret[HASH_SECRET_BYTES];
 
 	/*
