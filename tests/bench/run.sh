@@ -22,8 +22,9 @@ usage() {
 
 	  --quick              small sizes, one round: does it work at all?
 	  --row NAME           only this part of the table (may be repeated):
-	                       write write128k first read assembled torch tensors
-	                       structure restore drain files mount memory dedup
+	                       write write128k first series read assembled torch
+	                       tensors structure metadata restore plan drain files
+	                       mount memory dedup
 	  --size MIB           size of the large files (2048)
 	  --rounds N           rounds, of which the median counts (5)
 	  --store DIR          a directory on the disk to be measured (/var/tmp)
@@ -47,8 +48,8 @@ die() {
 	exit "$code"
 }
 
-all_rows=(write write128k first read assembled torch tensors structure restore
-	drain files mount memory dedup)
+all_rows=(write write128k first series read assembled torch tensors structure
+	metadata restore plan drain files mount memory dedup)
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 rows=() quick='' mib=2048 rounds=5 disk=/var/tmp build=$root/build sample=''
 while (($#)); do
@@ -306,6 +307,34 @@ row_first() {
 	drop_store
 }
 
+# third_save WRITERS NAME: of a series of its own, against its first save
+third_save() {
+	local round new=a a b
+
+	for ((round = 1; round <= rounds; round++)); do
+		new+=b
+		warm_up $((bytes * 2))
+		b=$(write_files "$mnt/$1_${new}_step_1" "$1" $((1 << 20)) 1)
+		flush
+		write_files "$mnt/$1_${new}_step_2" "$1" $((1 << 20)) 2 >/dev/null
+		flush
+		warm_up $((bytes * 2))
+		a=$(write_files "$mnt/$1_${new}_step_3" "$1" $((1 << 20)) 3)
+		flush
+		pair "$a" "$b"
+		rm -r "$mnt/$1_${new}"_step_?
+		settle
+	done
+	row_speed "$2" 1.0
+}
+
+row_series() {
+	fresh_store ''
+	third_save 1 'third save of a series (its first)'
+	third_save 4 'third save, 4 writers (the first)'
+	drop_store
+}
+
 # --- reading -----------------------------------------------------------------
 
 # read_pairs OURS THEIRS NAME WANTED: once for the cache, then in turn
@@ -412,27 +441,64 @@ row_structure() {
 	drop_store
 }
 
+row_metadata() {
+	local a b kib what="inspect 300000 chunks (torch's reader)"
+
+	if ! [[ -x $venv_python ]]; then
+		not_run "$what" "no $venv_python"
+		return
+	fi
+	mkdir "$plain/metadata"
+	"$venv_python" "$here/metadata_pairs.py" "$plain/metadata" "$ckptctl" \
+		"$rounds" >"$work/metadata"
+	rm -r "$plain/metadata"
+	while read -r a b kib; do
+		pair "$a" "$b"
+	done < <(sed -n 's/^metadata //p' "$work/metadata")
+	a=$(printf '%s\n' "${ours[@]}" | median)
+	b=$(printf '%s\n' "${theirs[@]}" | median)
+	line "$what" "$(awk -v n="$a" 'BEGIN { printf "%.2f s", n / 1e9 }')" \
+		"$(awk -v n="$b" 'BEGIN { printf "%.2f s", n / 1e9 }')" \
+		"$(printf %.2f "$(ratios | median)")" '<= 2 s' \
+		"$(verdict "$a" LE 2000000000)"
+	ours=() theirs=()
+	kib=$(awk '/^metadata / { print $4 }' "$work/metadata" | median)
+	line '  and resident' "$((kib / 1024)) MiB" - - '< 300 MiB' \
+		"$(verdict "$kib" LE $((300 * 1024)))"
+}
+
 # --- restoring ---------------------------------------------------------------
 
-# cold COMMAND...: with nothing in the page cache
+# cold COMMAND...: with nothing in the page cache, or mapped by the daemon. What
+# is dropped may go back to the host, so memory is touched once more.
 cold() {
+	unmount_store
+	mount_store ''
 	sync
 	echo 3 >/proc/sys/vm/drop_caches
+	warm_up $((bytes * 3))
 	"$@"
 }
 
-# restored OWN SHARED NAME: four ranks, each its own file, against the images
-restored() {
-	local round list images=() path
+# rank_files FOLDER: those of four ranks
+rank_files() {
+	local rank
 
-	mapfile -t list < <(for round in 0 1 2 3; do
-		printf '%s\n' "$mnt/step_1/rank_$round.safetensors"
-	done)
-	mkdir -p "$mnt/step_1"
-	"$restore_bench" write "$1" "$2" every 1 "${list[@]}" >/dev/null
-	flush
-	unmount_store
-	mount_store ''
+	mkdir -p "$1"
+	for rank in 0 1 2 3; do printf '%s\n' "$1/rank_$rank.safetensors"; done
+}
+
+# restored OWN SHARED every|kept NAME: four ranks, each its own file, against
+# the images, or files as large
+restored() {
+	local round list images=() path step
+
+	for step in 1 2; do
+		mapfile -t list < <(rank_files "$mnt/step_$step")
+		"$restore_bench" write "$1" "$2" "$3" "$step" "${list[@]}" >/dev/null
+		flush
+		[[ $3 == kept ]] || break
+	done
 	for path in "${list[@]}"; do
 		if [[ $(inspect_text "$path" native) == true ]]; then
 			images+=("$(image_of "$path")")
@@ -442,19 +508,51 @@ restored() {
 		fi
 	done
 	for ((round = 0; round < rounds; round++)); do
-		pair "$(cold "$restore_bench" read $((1 << 20)) "${list[@]}")" \
-			"$(cold "$restore_bench" read $((1 << 20)) "${images[@]}")"
+		cold "$restore_bench" read $((1 << 20)) "${list[@]}" >"$work/a"
+		cold "$restore_bench" read $((1 << 20)) "${images[@]}" >"$work/b"
+		pair "$(<"$work/a")" "$(<"$work/b")"
 	done
-	row_speed "$3" 0.9 $((4 * ($1 + $2)))
-	rm -rf "$mnt/step_1" "${plain:?}"/*.safetensors
+	row_speed "$4" 0.9 $((4 * ($1 + $2)))
+	rm -rf "$mnt"/step_? "${plain:?}"/*.safetensors
 	settle
 }
 
 row_restore() {
 	fresh_store ''
-	restored $((bytes / 2)) 0 'restore, 4 ranks, cold (the images)'
-	restored $((bytes * 3 / 8)) $((bytes / 8)) \
+	restored $((bytes / 2)) 0 every 'restore, 4 ranks, cold (the images)'
+	restored $((bytes / 4)) $((bytes / 4)) kept \
+		'restore, half kept, 4 ranks, cold (files)'
+	restored $((bytes * 3 / 8)) $((bytes / 8)) every \
 		'restore, a quarter replicas, cold (files)'
+	drop_store
+}
+
+# A checkpoint with one copy of what is common, read with each of two plans.
+row_plan() {
+	local round list own=$((bytes * 3 / 8)) shared=$((bytes / 2))
+	local a b counts_a counts_b
+
+	fresh_store ''
+	mapfile -t list < <(rank_files "$mnt/step_1")
+	"$restore_bench" write "$own" "$shared" one 1 "${list[@]}" >/dev/null
+	flush
+	for ((round = 0; round < rounds; round++)); do
+		cold "$restore_bench" plan per_shard $((1 << 20)) \
+			"$own" "$shared" "${list[@]}" >"$work/plan"
+		read -r a counts_a <"$work/plan"
+		cold "$restore_bench" plan greedy $((1 << 20)) \
+			"$own" "$shared" "${list[@]}" >"$work/plan"
+		read -r b counts_b <"$work/plan"
+		pair "$a" "$b"
+	done
+	row_speed 'restore, own files only, cold (greedy plan)' 0.9 \
+		$((4 * own + shared))
+	read -ra a <<<"$counts_a"
+	read -ra b <<<"$counts_b"
+	line '  files that ranks opened' "${a[2]}" "${b[2]}" - '= 4' \
+		"$(verdict "${a[2]}" LE 4)"
+	line "  bytes of other ranks' files" "$((a[1] >> 20)) MiB" \
+		"$((b[1] >> 20)) MiB" - '= 0' "$(verdict "${a[1]}" LE 0)"
 	drop_store
 }
 
