@@ -329,6 +329,11 @@ static int inspect_file(const struct step *s, const struct options *o)
 			(void)printf("%s\n  %-16s%s\n", s->path, "size",
 				     ctl_bytes(ctl_number(f, "size_bytes")));
 		print_tensors(s, o->all);
+		if (s->in.has_dcp && s->in.tensors.count == 0)
+			(void)printf("  %-16s%s, in the files beside it: "
+				     "inspect their directory\n",
+				     "pieces",
+				     ctl_count(s->in.dcp.entry_count));
 		cJSON_Delete(f);
 	}
 	return failed || !is_sound(s) ? CTL_PROBLEM : CTL_FINE;
@@ -488,6 +493,10 @@ static int inspect_diff(const char *a, const char *b, const struct options *o)
 	if (s.is_folder != t.is_folder)
 		return ctl_misused("inspect: --diff takes two files or two "
 				   "directories");
+	if (!s.is_folder && (s.in.has_dcp || t.in.has_dcp) &&
+	    s.in.tensors.count + t.in.tensors.count == 0)
+		return ctl_misused("inspect: --diff of .metadata takes the "
+				   "two directories");
 	return diff_steps(&s, &t, o->json, o->all, o->structure);
 }
 

@@ -232,6 +232,20 @@ def steps_are_compared(tmp):
     assert all(t["name"].startswith("@") for t in look(path)["tensors"])
     os.rename(f"{tmp}/away", f"{first}/.metadata")
 
+    # .metadata alone says where to look; a damaged one is told.
+    metadata = f"{first}/.metadata"
+    assert look(metadata)["format"] == "dcp"
+    assert "inspect their directory" in ctl(metadata).stdout
+    assert "two directories" in ctl("--diff", metadata, metadata,
+                                    code=2).stderr
+    with open(metadata, "rb") as f:
+        whole = f.read()
+    with open(metadata, "wb") as f:
+        f.write(whole[:len(whole) // 2])
+    assert ".metadata: " in ctl(metadata, code=1).stderr
+    with open(metadata, "wb") as f:
+        f.write(whole)
+
     # A rank's file is gone; another one is of a larger world.
     with open(f"{first}/metadata.json", "w", encoding="utf-8") as f:
         f.write('{"sharded_backend": "torch_dist", '
