@@ -332,6 +332,7 @@ static int our_xattr(struct store *st, struct inode *in, const char *name,
 static bool is_told(const char *name)
 {
 	return strcmp(name, GUARD_EXPECT_XATTR) == 0 ||
+	       strcmp(name, GUARD_IGNORE_XATTR) == 0 ||
 	       strcmp(name, GUARD_POLICY_XATTR) == 0;
 }
 
@@ -429,6 +430,8 @@ void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
 
 	if (rc == 0 && strcmp(name, GUARD_POLICY_XATTR) == 0)
 		rc = guard_policy_of(value, size, &policy);
+	if (rc == 0 && strcmp(name, GUARD_IGNORE_XATTR) == 0)
+		rc = guard_ignore_check(value, size);
 	if (rc == 0)
 		rc = inode_get(st, ino, &in);
 	if (rc == 0) {

@@ -60,6 +60,19 @@ int guard_policy_of(const char *word, size_t len, enum guard_policy *ret)
 	return -EINVAL;
 }
 
+int guard_ignore_check(const char *text, size_t len)
+{
+	unsigned count = 0;
+
+	if (memchr(text, 0, len))
+		return -EINVAL;
+	for (size_t i = 0; i < len; i++)
+		count += text[i] != '\n' && text[i] != '\r' &&
+			 (i == 0 || text[i - 1] == '\n' ||
+			  text[i - 1] == '\r');
+	return count > GUARD_IGNORE_MAX ? -E2BIG : 0;
+}
+
 const char *guard_policy_word(enum guard_policy policy)
 {
 	return words[policy];

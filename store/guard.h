@@ -15,6 +15,10 @@
  *   identical  every file with tensors has the bytes it had in the step before:
  *              stale weights may have been saved
  *
+ * What differs on purpose from step to step is named by patterns, one in a
+ * line, with * and ? (user.ckptfs.structure_ignore, on the step or a folder
+ * above it; the nearest counts): such tensors are never `different`.
+ *
  * Policy: off, warn (one line in the log; a thread looks, nobody waits) or
  * refuse: the call that would publish fails with -EUCLEAN, and nothing was
  * published; a tracker keeps, or gets back, the content that is durable.
@@ -33,7 +37,9 @@
 #include "store/inode.h"
 
 #define GUARD_EXPECT_XATTR "user.ckptfs.expect"
+#define GUARD_IGNORE_XATTR "user.ckptfs.structure_ignore"
 #define GUARD_POLICY_XATTR "user.ckptfs.structure_policy"
+#define GUARD_IGNORE_MAX 64u /* patterns */
 /*
  * No larger .metadata is looked into (100 GB in 300,000 chunks have 45 MB), and
  * no step whose tensors take more memory. Reading a .metadata takes five times
@@ -67,6 +73,8 @@ void guard_release(struct store *st);
 
 /* Words of the policy: "off", "warn", "refuse". -EINVAL. */
 int guard_policy_of(const char *word, size_t len, enum guard_policy *ret);
+/* Patterns that are not too many, and have no NUL: 0, or -E2BIG, -EINVAL. */
+int guard_ignore_check(const char *text, size_t len);
 const char *guard_policy_word(enum guard_policy policy);
 
 /*

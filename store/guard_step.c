@@ -242,6 +242,101 @@ static int read_before(struct store *st, const struct guard_step *step,
 	return rc;
 }
 
+/* --- what was said of a step -----------------------------------------------
+ */
+
+/* An attribute of the step, or, of what is a step, of a folder it is to be in.
+ */
+static int nearest(struct store *st, const struct guard_step *step,
+		   const char *attribute, bool own_only, char **ret)
+{
+	uint64_t dir = step->dir;
+
+	for (unsigned depth = 0; dir != 0 && depth < GUARD_DEPTH_MAX; depth++) {
+		SCOPED(scope_free) void *value = NULL;
+		struct inode *in;
+		size_t len;
+		int rc = names_getxattr(st, dir, attribute, &value, &len);
+
+		if (rc == 0) {
+			*ret = strndup(value, len);
+			return *ret ? 0 : -ENOMEM;
+		}
+		if (own_only)
+			break;
+		if (depth == 0) {
+			dir = step->parent;
+			continue;
+		}
+		if (dir == ROOT_INO || inode_get(st, dir, &in) < 0)
+			break;
+		{
+			HOLD(&in->lock);
+			dir = in->attr.parent;
+		}
+		inode_put(st, in, 1);
+	}
+	return -ENODATA;
+}
+
+/* Not fnmatch(3): a pattern is a user's, and must not cost more than this. */
+static bool matches(const char *name, const char *pattern)
+{
+	const char *star = NULL, *from = NULL;
+
+	while (*name) {
+		if (*pattern == '*') {
+			star = ++pattern;
+			from = name;
+		} else if (*pattern == '?' || *pattern == *name) {
+			pattern++;
+			name++;
+		} else if (star) {
+			pattern = star;
+			name = ++from;
+		} else {
+			return false;
+		}
+	}
+	while (*pattern == '*')
+		pattern++;
+	return *pattern == 0;
+}
+
+struct ignored {
+	char *text; /* owned */
+	const char *pattern[GUARD_IGNORE_MAX];
+	unsigned count;
+};
+
+static void ignored_release(struct ignored *i)
+{
+	free(i->text);
+}
+
+static int ignored_read(struct store *st, const struct guard_step *step,
+			struct ignored *ret)
+{
+	char *save = NULL, *line;
+	int rc = nearest(st, step, GUARD_IGNORE_XATTR, false, &ret->text);
+
+	if (rc < 0)
+		return rc == -ENODATA ? 0 : rc;
+	for (line = strtok_r(ret->text, "\r\n", &save);
+	     line && ret->count < GUARD_IGNORE_MAX;
+	     line = strtok_r(NULL, "\r\n", &save))
+		ret->pattern[ret->count++] = line;
+	return 0;
+}
+
+static bool is_ignored(const struct ignored *i, const struct tensor *t)
+{
+	for (unsigned n = 0; n < i->count; n++)
+		if (matches(t->name, i->pattern[n]))
+			return true;
+	return false;
+}
+
 /* --- differences -----------------------------------------------------------
  */
 
@@ -266,6 +361,7 @@ struct difference {
 	size_t count[CHANGES];
 	const struct tensor *told[CHANGES][NAMES_TOLD];
 	struct bytes *lines; /* all of them, for who asks; or NULL */
+	struct ignored ignored;
 };
 
 static bool ends_in(const char *text, const char *suffix)
@@ -356,6 +452,8 @@ static void differ(void *arg, const struct tensor *a, const struct tensor *b)
 		change = RESIZED;
 	else
 		return;
+	if (is_ignored(&d->ignored, t))
+		return;
 	if (d->count[change] < NAMES_TOLD)
 		d->told[change][d->count[change]] = t;
 	d->count[change]++;
@@ -391,8 +489,10 @@ static int compare(struct store *st, const struct guard_step *step,
 		   struct difference *d, struct before *before)
 {
 	struct structure then = { .format = NULL };
-	int rc = read_before(st, step, uid, before, &then);
+	int rc = ignored_read(st, step, &d->ignored);
 
+	if (rc == 0)
+		rc = read_before(st, step, uid, before, &then);
 	if (rc < 0)
 		return rc;
 	d->then = before->name;
@@ -419,6 +519,7 @@ static int compare(struct store *st, const struct guard_step *step,
 
 static void difference_release(struct difference *d)
 {
+	ignored_release(&d->ignored);
 	for (size_t i = 0; i < NAMES_TOLD && i < d->count[REMOVED]; i++) {
 		char *name;
 		void *kept;
@@ -432,40 +533,6 @@ static void difference_release(struct difference *d)
 
 /* --- expectations ----------------------------------------------------------
  */
-
-/* The step's own, or, of what is a step, that of a folder it is to be in. */
-static int expectation(struct store *st, const struct guard_step *step,
-		       bool own_only, char **ret)
-{
-	uint64_t dir = step->dir;
-
-	for (unsigned depth = 0; dir != 0 && depth < GUARD_DEPTH_MAX; depth++) {
-		SCOPED(scope_free) void *value = NULL;
-		struct inode *in;
-		size_t len;
-		int rc = names_getxattr(st, dir, GUARD_EXPECT_XATTR, &value,
-					&len);
-
-		if (rc == 0) {
-			*ret = strndup(value, len);
-			return *ret ? 0 : -ENOMEM;
-		}
-		if (own_only)
-			break;
-		if (depth == 0) {
-			dir = step->parent;
-			continue;
-		}
-		if (dir == ROOT_INO || inode_get(st, dir, &in) < 0)
-			break;
-		{
-			HOLD(&in->lock);
-			dir = in->attr.parent;
-		}
-		inode_put(st, in, 1);
-	}
-	return -ENODATA;
-}
 
 static bool has_tensor(const struct structure *s, const char *name)
 {
@@ -489,7 +556,8 @@ static int put_missing(struct store *st, const struct guard_step *step,
 	SCOPED(scope_free) char *expected = NULL;
 	char *save = NULL;
 	size_t n = 0;
-	int rc = expectation(st, step, s->tensors.count == 0, &expected);
+	int rc = nearest(st, step, GUARD_EXPECT_XATTR, s->tensors.count == 0,
+			 &expected);
 
 	if (rc < 0)
 		return rc == -ENODATA ? 0 : rc;

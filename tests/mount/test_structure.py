@@ -250,6 +250,41 @@ def what_was_declared_must_be_there(m):
 
 
 @ck.mounted("structure=refuse")
+def what_comes_and_goes_on_purpose_is_passed_over(m):
+    m.expected.append("not published")
+    ignore = "user.ckptfs.structure_ignore"
+
+    def state(number, **more):
+        return {**BASE, f"rng.{number}.state": ("U8", (number,)), **more}
+
+    step(m, 1, state(1))
+    bad = step(m, 2, state(2), publish=False)
+    fails(EUCLEAN, os.rename, bad + ".tmp", bad)
+    # Neither a part of the name nor a letter more or less will do.
+    for pattern in (b"rng.*.stat", b"rng", b"?.2.state", b"ng*", b""):
+        os.setxattr(m.path(), ignore, pattern)
+        fails(EUCLEAN, os.rename, bad + ".tmp", bad)
+    os.setxattr(m.path(), ignore, b"nothing\r\n\nr*g.?.s**te\n")
+    os.rename(bad + ".tmp", bad)
+    same(diff(bad), "")
+    # What else is different is seen, and the nearest folder's word counts.
+    bad = step(m, 3, state(3, rerun=("U8", (64,))), publish=False)
+    fails(EUCLEAN, os.rename, bad + ".tmp", bad)
+    last = figures(m)["last"]
+    assert "(rerun, rerun)" in last and "rng" not in last, last
+    os.setxattr(bad + ".tmp", ignore, b"rerun")
+    fails(EUCLEAN, os.rename, bad + ".tmp", bad)
+    os.setxattr(bad + ".tmp", ignore, b"*")
+    os.rename(bad + ".tmp", bad)
+    same(figures(m)["refused"], 8)
+
+    lines = "\n".join(f"layer.{i}.*" for i in range(64)).encode()
+    os.setxattr(bad, ignore, lines + b"\n")
+    fails(errno.E2BIG, os.setxattr, bad, ignore, lines + b"\nx")
+    fails(errno.EINVAL, os.setxattr, bad, ignore, b"a\0b")
+
+
+@ck.mounted("structure=refuse")
 def what_is_damaged_is_not_published(m):
     m.expected.append("not published")
     bad = step(m, 1, publish=False) + ".tmp"
