@@ -14,6 +14,7 @@
 #include "store/base/scope.h"
 #include "store/drain.h"
 #include "store/file.h"
+#include "store/guard_said.h"
 #include "store/guard_step.h"
 #include "store/names.h"
 #include "store/store.h"
@@ -46,72 +47,6 @@ struct guard {
 	struct guard_figures figures;
 	uint64_t last_dir; /* of which figures.last speaks */
 };
-
-static const char *const words[] = { "off", "warn", "refuse" };
-
-int guard_policy_of(const char *word, size_t len, enum guard_policy *ret)
-{
-	for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++)
-		if (len == strlen(words[i]) &&
-		    memcmp(word, words[i], len) == 0) {
-			*ret = (enum guard_policy)i;
-			return 0;
-		}
-	return -EINVAL;
-}
-
-int guard_ignore_check(const char *text, size_t len)
-{
-	unsigned count = 0;
-
-	if (memchr(text, 0, len))
-		return -EINVAL;
-	for (size_t i = 0; i < len; i++)
-		count += text[i] != '\n' && text[i] != '\r' &&
-			 (i == 0 || text[i - 1] == '\n' ||
-			  text[i - 1] == '\r');
-	return count > GUARD_IGNORE_MAX ? -E2BIG : 0;
-}
-
-const char *guard_policy_word(enum guard_policy policy)
-{
-	return words[policy];
-}
-
-static uint64_t parent_of(struct store *st, uint64_t dir)
-{
-	struct inode *in;
-	uint64_t parent;
-
-	if (dir == ROOT_INO || inode_get(st, dir, &in) < 0)
-		return 0;
-	{
-		HOLD(&in->lock);
-		parent = in->attr.parent;
-	}
-	inode_put(st, in, 1);
-	return parent;
-}
-
-/* What counts: the step's own word, or that of a folder it is to be in. */
-static enum guard_policy policy_of(struct store *st,
-				   const struct guard_step *step)
-{
-	uint64_t dir = step->dir;
-
-	for (unsigned depth = 0; dir != 0 && depth < GUARD_DEPTH_MAX;
-	     dir = depth == 0 ? step->parent : parent_of(st, dir), depth++) {
-		SCOPED(scope_free) void *value = NULL;
-		enum guard_policy policy;
-		size_t len;
-
-		if (names_getxattr(st, dir, GUARD_POLICY_XATTR, &value, &len) ==
-			    0 &&
-		    guard_policy_of(value, len, &policy) == 0)
-			return policy;
-	}
-	return st->options.structure;
-}
 
 /* --- what is said ----------------------------------------------------------
  */
@@ -438,7 +373,7 @@ static bool published_by(struct store *st, struct inode *in, uint64_t parent,
 		ret->dir = parent;
 		ret->metadata = in->ino;
 		ret->dcp_only = true;
-		ret->parent = parent_of(st, parent);
+		ret->parent = guard_parent(st, parent);
 		if (inode_get(st, parent, &folder) < 0)
 			return false;
 		{
@@ -464,7 +399,7 @@ int guard_rename(struct store *st, uint64_t parent, const char *name,
 	if (names_lookup(st, parent, name, &in) < 0)
 		return 0; /* the rename says why */
 	if (published_by(st, in, new_parent, new_name, &step) &&
-	    policy_of(st, &step) == GUARD_REFUSE) {
+	    guard_policy(st, &step) == GUARD_REFUSE) {
 		rc = look(st, &step, true);
 		*ret_looked = true;
 	}
@@ -483,7 +418,7 @@ void guard_renamed(struct store *st, uint64_t new_parent, const char *new_name,
 	if (published_by(st, in, new_parent, new_name, &step)) {
 		step.metadata = 0; /* it has its name now */
 		step.looked_at = looked;
-		if (policy_of(st, &step) != GUARD_OFF)
+		if (guard_policy(st, &step) != GUARD_OFF)
 			have_looked_at(st, &step);
 	}
 	inode_put(st, in, 1);
@@ -547,7 +482,7 @@ int guard_close(struct store *st, struct inode *in)
 	}
 	if (!dirty || !tracked(st, in, parent, &step))
 		return 0;
-	policy = policy_of(st, &step);
+	policy = guard_policy(st, &step);
 	if (policy == GUARD_OFF)
 		return 0;
 	if (policy == GUARD_WARN) {

@@ -11,6 +11,7 @@
 
 #include "store/base/scope.h"
 #include "store/base/utf8.h"
+#include "store/guard_said.h"
 #include "store/names.h"
 #include "store/store.h"
 #include "store/structure_store.h"
@@ -242,101 +243,6 @@ static int read_before(struct store *st, const struct guard_step *step,
 	return rc;
 }
 
-/* --- what was said of a step -----------------------------------------------
- */
-
-/* An attribute of the step, or, of what is a step, of a folder it is to be in.
- */
-static int nearest(struct store *st, const struct guard_step *step,
-		   const char *attribute, bool own_only, char **ret)
-{
-	uint64_t dir = step->dir;
-
-	for (unsigned depth = 0; dir != 0 && depth < GUARD_DEPTH_MAX; depth++) {
-		SCOPED(scope_free) void *value = NULL;
-		struct inode *in;
-		size_t len;
-		int rc = names_getxattr(st, dir, attribute, &value, &len);
-
-		if (rc == 0) {
-			*ret = strndup(value, len);
-			return *ret ? 0 : -ENOMEM;
-		}
-		if (own_only)
-			break;
-		if (depth == 0) {
-			dir = step->parent;
-			continue;
-		}
-		if (dir == ROOT_INO || inode_get(st, dir, &in) < 0)
-			break;
-		{
-			HOLD(&in->lock);
-			dir = in->attr.parent;
-		}
-		inode_put(st, in, 1);
-	}
-	return -ENODATA;
-}
-
-/* Not fnmatch(3): a pattern is a user's, and must not cost more than this. */
-static bool matches(const char *name, const char *pattern)
-{
-	const char *star = NULL, *from = NULL;
-
-	while (*name) {
-		if (*pattern == '*') {
-			star = ++pattern;
-			from = name;
-		} else if (*pattern == '?' || *pattern == *name) {
-			pattern++;
-			name++;
-		} else if (star) {
-			pattern = star;
-			name = ++from;
-		} else {
-			return false;
-		}
-	}
-	while (*pattern == '*')
-		pattern++;
-	return *pattern == 0;
-}
-
-struct ignored {
-	char *text; /* owned */
-	const char *pattern[GUARD_IGNORE_MAX];
-	unsigned count;
-};
-
-static void ignored_release(struct ignored *i)
-{
-	free(i->text);
-}
-
-static int ignored_read(struct store *st, const struct guard_step *step,
-			struct ignored *ret)
-{
-	char *save = NULL, *line;
-	int rc = nearest(st, step, GUARD_IGNORE_XATTR, false, &ret->text);
-
-	if (rc < 0)
-		return rc == -ENODATA ? 0 : rc;
-	for (line = strtok_r(ret->text, "\r\n", &save);
-	     line && ret->count < GUARD_IGNORE_MAX;
-	     line = strtok_r(NULL, "\r\n", &save))
-		ret->pattern[ret->count++] = line;
-	return 0;
-}
-
-static bool is_ignored(const struct ignored *i, const struct tensor *t)
-{
-	for (unsigned n = 0; n < i->count; n++)
-		if (matches(t->name, i->pattern[n]))
-			return true;
-	return false;
-}
-
 /* --- differences -----------------------------------------------------------
  */
 
@@ -361,7 +267,7 @@ struct difference {
 	size_t count[CHANGES];
 	const struct tensor *told[CHANGES][NAMES_TOLD];
 	struct bytes *lines; /* all of them, for who asks; or NULL */
-	struct ignored ignored;
+	struct guard_ignored ignored;
 };
 
 static bool ends_in(const char *text, const char *suffix)
@@ -452,7 +358,7 @@ static void differ(void *arg, const struct tensor *a, const struct tensor *b)
 		change = RESIZED;
 	else
 		return;
-	if (is_ignored(&d->ignored, t))
+	if (guard_is_ignored(&d->ignored, t->name))
 		return;
 	if (d->count[change] < NAMES_TOLD)
 		d->told[change][d->count[change]] = t;
@@ -489,7 +395,7 @@ static int compare(struct store *st, const struct guard_step *step,
 		   struct difference *d, struct before *before)
 {
 	struct structure then = { .format = NULL };
-	int rc = ignored_read(st, step, &d->ignored);
+	int rc = guard_ignored_read(st, step, &d->ignored);
 
 	if (rc == 0)
 		rc = read_before(st, step, uid, before, &then);
@@ -519,7 +425,7 @@ static int compare(struct store *st, const struct guard_step *step,
 
 static void difference_release(struct difference *d)
 {
-	ignored_release(&d->ignored);
+	guard_ignored_release(&d->ignored);
 	for (size_t i = 0; i < NAMES_TOLD && i < d->count[REMOVED]; i++) {
 		char *name;
 		void *kept;
@@ -556,8 +462,7 @@ static int put_missing(struct store *st, const struct guard_step *step,
 	SCOPED(scope_free) char *expected = NULL;
 	char *save = NULL;
 	size_t n = 0;
-	int rc = nearest(st, step, GUARD_EXPECT_XATTR, s->tensors.count == 0,
-			 &expected);
+	int rc = guard_expected(st, step, s->tensors.count == 0, &expected);
 
 	if (rc < 0)
 		return rc == -ENODATA ? 0 : rc;

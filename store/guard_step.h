@@ -16,9 +16,6 @@
 #include "store/records.h"
 #include "store/structure_store.h"
 
-/* Folders above a step that are asked for a policy or an expectation. */
-#define GUARD_DEPTH_MAX 64
-
 extern const struct structure_limits guard_limits;
 
 struct guard_step {
