@@ -39,7 +39,7 @@ int drain_init(struct store *st)
 	pthread_condattr_init(&attr);
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	pthread_cond_init(&d->work, NULL);
-	pthread_cond_init(&d->moved, NULL);
+	pthread_cond_init(&d->moved, &attr);
 	pthread_cond_init(&d->tick, &attr);
 	pthread_condattr_destroy(&attr);
 	TAILQ_INIT(&d->order);
@@ -292,6 +292,7 @@ void drain_released(struct store *st, struct inode *in)
 	{
 		HOLD(&in->lock);
 		HOLD(&d->lock);
+		pthread_cond_broadcast(&d->moved); /* drain_wait_released() */
 		/* The end of a change that is under way looks again. */
 		if (!in->file->dirty || in->file->writers > 0 ||
 		    in->file->changing > 0)

@@ -203,6 +203,15 @@ int drain_wait_idle(struct store *st, struct inode *in);
  */
 struct stage *drain_replace(struct store *st, struct inode *in,
 			    struct stage *fresh);
+/*
+ * O_TRUNC of a file whose last close is not durable, while its handle is not
+ * released: the kernel sends the release after close(2) has returned, so the
+ * next open may be here first, and would take the file for one that somebody
+ * still writes to. Wait until no writer is left, or until that close is durable
+ * or can not become so; a second at most, for who has a dup(2) of it. Not under
+ * in->turn, which the release needs.
+ */
+void drain_wait_released(struct store *st, struct inode *in);
 /* The stage was replaced by a copy in which the writer goes on. */
 void drain_moved(struct store *st, struct inode *in);
 /*
@@ -210,6 +219,8 @@ void drain_moved(struct store *st, struct inode *in);
  * order, or cannot become so: its name is about to go to another inode.
  */
 void drain_wait_closed(struct store *st, struct inode *in);
+/* The same for what was closed and then replaced only: see drain_replace(). */
+void drain_wait_replaced(struct store *st, struct inode *in);
 /* The inode lost its last name and handle: nothing of it is drained. */
 void drain_cancel(struct store *st, struct inode *in);
 

@@ -17,7 +17,7 @@ struct drain {
 
 	pthread_mutex_t lock; /* guards everything below */
 	pthread_cond_t work; /* there is something for a worker, or stop */
-	pthread_cond_t moved; /* a job changed its state */
+	pthread_cond_t moved; /* a job changed its state, or a writer went */
 	pthread_cond_t tick; /* wakes the timer early */
 	struct job_order order; /* ordered jobs that are not done, by order */
 	struct job_order queue; /* QUEUED; urgent ones first */
@@ -31,6 +31,7 @@ struct drain {
 	uint64_t draining; /* jobs that are not in a final state */
 	uint64_t failed; /* files with a sticky error */
 	uint64_t left_native, left_native_bytes;
+	unsigned awaiting_release; /* how many wait: for tests */
 };
 
 struct store;

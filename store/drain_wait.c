@@ -8,10 +8,14 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/commit.h"
 #include "store/drain_private.h"
 #include "store/store.h"
+
+/* How long an open with O_TRUNC waits for the release of the last handle. */
+#define RELEASED_WAIT_NS (INT64_C(1) * 1000000000)
 
 /*
  * Wait for j, or whatever takes its place. Consumes the reference. -EAGAIN: the
@@ -281,18 +285,25 @@ int drain_wait_idle(struct store *st, struct inode *in)
 	return rc;
 }
 
+static uint64_t earlier_order_locked(const struct file *f)
+{
+	uint64_t order = 0;
+
+	for (const struct drain_job *e = f->earlier; e; e = e->next_earlier)
+		if (e->order > order)
+			order = e->order;
+	return order;
+}
+
 void drain_wait_closed(struct store *st, struct inode *in)
 {
 	struct drain *d = st->drain;
-	uint64_t order = 0;
+	uint64_t order;
 
 	{
 		HOLD(&in->lock);
 		HOLD(&d->lock);
-		for (const struct drain_job *e = in->file->earlier; e;
-		     e = e->next_earlier)
-			if (e->order > order)
-				order = e->order;
+		order = earlier_order_locked(in->file);
 		if (in->file->running && in->file->running->order > order)
 			order = in->file->running->order;
 		if (in->file->queued && in->file->queued->order > order)
@@ -300,4 +311,52 @@ void drain_wait_closed(struct store *st, struct inode *in)
 	}
 	if (order)
 		(void)order_wait(st, order + 1);
+}
+
+void drain_wait_replaced(struct store *st, struct inode *in)
+{
+	uint64_t order;
+
+	{
+		HOLD(&in->lock);
+		HOLD(&st->drain->lock);
+		order = earlier_order_locked(in->file);
+	}
+	if (order)
+		(void)order_wait(st, order + 1);
+}
+
+/* Is a close of the stage that it has on its way? Under both locks. */
+static bool close_pending_locked(const struct file *f)
+{
+	const struct drain_job *j = f->queued ? f->queued : f->running;
+
+	return j && j->order && !j->earlier && !j->empty_close &&
+	       j->stage == f->stage && j->state != JOB_FAILED &&
+	       !job_final(j->state);
+}
+
+void drain_wait_released(struct store *st, struct inode *in)
+{
+	struct drain *d = st->drain;
+	int64_t deadline = mono_ns() + RELEASED_WAIT_NS;
+	struct timespec until = { deadline / 1000000000,
+				  deadline % 1000000000 };
+	int rc = 0;
+
+	do {
+		pthread_mutex_lock(&in->lock);
+		pthread_mutex_lock(&d->lock);
+		if (!in->file || in->file->writers == 0 ||
+		    !close_pending_locked(in->file))
+			rc = ETIMEDOUT;
+		pthread_mutex_unlock(&in->lock);
+		if (rc == 0) {
+			d->awaiting_release++;
+			rc = pthread_cond_timedwait(&d->moved, &d->lock,
+						    &until);
+			d->awaiting_release--;
+		}
+		pthread_mutex_unlock(&d->lock);
+	} while (rc == 0);
 }

@@ -562,6 +562,7 @@ int file_replace(struct store *st, struct inode *in, struct stage *fresh)
 
 	if (rc < 0)
 		return rc;
+	drain_wait_released(st, in);
 	HOLD(&in->turn);
 	{
 		HOLD(&in->lock);
@@ -672,6 +673,8 @@ int file_open(struct store *st, struct inode *in, int flags,
 		rc = tell_error(in);
 	if (rc < 0)
 		return rc;
+	if (flags_write(flags) && (flags & O_TRUNC))
+		drain_wait_released(st, in);
 	HOLD(&in->turn);
 	return open_turn(st, in, flags, ret);
 }

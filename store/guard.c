@@ -434,8 +434,11 @@ static int restore(struct store *st, struct inode *in)
 
 	if (!old)
 		return -ENOMEM;
-	/* What it said last may be on its way still. */
-	drain_wait_closed(st, in);
+	/*
+	 * What it said last may be on its way still, in a stage of its own; a
+	 * job of the stage that it has would make durable what is refused.
+	 */
+	drain_wait_replaced(st, in);
 	{
 		HOLD(&in->lock);
 		content = in->file->content;

@@ -390,6 +390,23 @@ def a_tracker_goes_back_to_what_was_accepted_last(m):
         same(get(latest), b"step_2")
 
 
+@ck.mounted("structure=refuse,debug_hold_drain")
+def what_is_refused_is_not_made_durable_by_looking_for_the_old(m):
+    m.expected.append("not published")
+    latest = m.path("latest")
+    for number in (1, 2):
+        os.mkdir(m.path(f"step_{number}"))
+        save(m.path(f"step_{number}/a.safetensors"),
+             MORE if number == 2 else BASE, number)
+    fd = os.open(latest, os.O_WRONLY | os.O_CREAT)
+    os.write(fd, b"step_1")
+    kept = os.dup(fd)
+    os.close(fd)    # and now it is changed in the place where it was closed
+    fails(EUCLEAN, ck.put, latest, b"step_2")
+    same(get(latest), b"")
+    os.close(kept)
+
+
 @ck.mounted()
 def a_long_difference_fits_into_an_attribute(m):
     step(m, 1)

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 
+#include "store/drain_private.h"
 #include "tests/unit/live_store.h"
 
 #define FILE_BYTES (3 * MIB + 12345)
@@ -625,6 +626,91 @@ a_file_that_is_replaced_keeps_its_place_in_the_order(void **state)
 	free(data);
 }
 
+struct opener {
+	struct live *l;
+	struct handle h;
+	atomic_bool opened;
+};
+
+static void *open_anew(void *arg)
+{
+	struct opener *o = arg;
+
+	o->h = handle_open(o->l, "a", O_WRONLY | O_TRUNC);
+	atomic_store(&o->opened, true);
+	return NULL;
+}
+
+static unsigned awaiting_release(struct live *l)
+{
+	HOLD(&l->st->drain->lock);
+	return l->st->drain->awaiting_release;
+}
+
+/* The kernel sends the release of a handle after its close has returned. */
+static void
+a_release_that_comes_after_the_next_open_changes_no_order(void **state)
+{
+	uint8_t *data = filled(2 * MIB + 8, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind_held(kind);
+		struct opener o = { .l = &l };
+		struct handle h;
+		pthread_t thread;
+
+		h = handle_open(&l, "a", O_WRONLY | O_CREAT);
+		handle_write(&h, data, 2 * MIB, 0);
+		assert_int_equal(file_flush(l.st, h.in, h.flags), 0);
+		live_write(&l, "t", data, 3);
+		assert_int_equal(
+			pthread_create(&thread, NULL, open_anew, &o), 0);
+		while (awaiting_release(&l) == 0)
+			assert_false(atomic_load(&o.opened));
+		handle_release(&h);
+		pthread_join(thread, NULL);
+		handle_write(&o.h, data + 2, 1000, 0);
+
+		drain_ask_all(l.st);
+		while (!committed(&l, live_ino(&l, "t")))
+			sched_yield();
+		assert_int_equal(committed_size(&l, "a"), 2 * MIB);
+		assert_file(&l, "a", data + 2, 1000);
+		handle_close(&o.h);
+		live_sync_all(&l);
+		assert_int_equal(committed_size(&l, "a"), 1000);
+		live_free(&l);
+	}
+	free(data);
+}
+
+/* Somebody has a dup(2) of it: that is no reason to wait for ever. */
+static void a_handle_that_stays_open_is_truncated_with_the_file(void **state)
+{
+	uint8_t *data = filled(MIB, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind_held(kind);
+		struct handle kept, h;
+
+		kept = handle_open(&l, "a", O_WRONLY | O_CREAT);
+		handle_write(&kept, data, MIB, 0);
+		assert_int_equal(file_flush(l.st, kept.in, kept.flags), 0);
+		h = handle_open(&l, "a", O_WRONLY | O_TRUNC);
+		handle_write(&h, data, 10, 0);
+		handle_write(&kept, data + 10, 10, 10);
+		handle_close(&h);
+		handle_close(&kept);
+		assert_file(&l, "a", data, 20);
+		live_sync_all(&l);
+		assert_int_equal(committed_size(&l, "a"), 20);
+		live_free(&l);
+	}
+	free(data);
+}
+
 /* Whoever asks for the newest bytes gets them, with the older ones before. */
 static void a_sync_of_a_file_that_was_replaced_is_of_the_newest(void **state)
 {
@@ -926,6 +1012,10 @@ int main(void)
 		cmocka_unit_test(a_publish_waits_for_all_that_was_closed_before),
 		cmocka_unit_test(
 			a_file_that_is_replaced_keeps_its_place_in_the_order),
+		cmocka_unit_test(
+			a_release_that_comes_after_the_next_open_changes_no_order),
+		cmocka_unit_test(
+			a_handle_that_stays_open_is_truncated_with_the_file),
 		cmocka_unit_test(
 			a_sync_of_a_file_that_was_replaced_is_of_the_newest),
 		cmocka_unit_test(
