@@ -355,5 +355,6 @@ int session_run(struct fs *fs, void (*ready)(void *arg), void *arg)
 	/* The kernel is gone: nothing can be invalidated or closed there. */
 	fs->store->on_renamed = NULL;
 	fs->store->backing_open = NULL;
+	fs->store->backing_close = NULL;
 	return rc == 0 ? 0 : -EIO;
 }

@@ -501,7 +501,7 @@ static void close_backing(struct store *st, struct inode *in)
 		     st->options.no_stage_cache))
 			drop = take_stage_locked(f);
 	}
-	if (id > 0)
+	if (id > 0 && st->backing_close)
 		st->backing_close(st->on_arg, id);
 	stage_put(&st->stages, stage);
 	image_put(&st->images, image);
@@ -762,19 +762,29 @@ void file_forgotten(struct store *st, struct inode *in)
 	file_unlinked(st, in);
 }
 
-void files_unmapped(struct store *st)
+void files_abandoned(struct store *st)
 {
 	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
 		uint64_t ino = SLOT_GET(&st->stages.slots[i], ino);
 		struct inode *in = ino ? inode_peek(st, ino) : NULL;
+		bool open = false;
 
 		if (!in)
 			continue;
 		{
 			HOLD(&in->lock);
-			if (in->file)
-				in->file->maybe_written = false;
+			if (in->file) {
+				struct file *f = in->file;
+
+				open = f->opens > 0;
+				f->maybe_written = false;
+				f->writers = 0;
+				(void)count_open_locked(f, false,
+							-(int)f->opens);
+			}
 		}
+		if (open)
+			close_backing(st, in);
 		inode_put(st, in, 1);
 	}
 }

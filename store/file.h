@@ -97,8 +97,11 @@ void file_set_times(struct store *st, struct inode *in, unsigned valid,
 void file_unlinked(struct store *st, struct inode *in);
 /* The kernel has dropped look-ups; when it has none left, nothing is mapped. */
 void file_forgotten(struct store *st, struct inode *in);
-/* The kernel is gone, and with it every mapping: it forgets nothing more. */
-void files_unmapped(struct store *st);
+/*
+ * The kernel is gone, and with it every handle and mapping: it forgets and
+ * releases nothing more, not even what close(2) had promised already.
+ */
+void files_abandoned(struct store *st);
 
 /* The stage of an earlier daemon becomes this inode's. Takes the reference. */
 int file_adopt(struct store *st, struct inode *in, struct stage *s,

@@ -253,7 +253,7 @@ int store_close(struct store *st)
 	uint64_t freed;
 	int rc;
 
-	files_unmapped(st);
+	files_abandoned(st);
 	drain_ask_all(st);
 	rc = drain_sync_tree(st, ROOT_INO);
 	guard_stop(st);

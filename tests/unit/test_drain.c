@@ -711,6 +711,32 @@ static void a_handle_that_stays_open_is_truncated_with_the_file(void **state)
 	free(data);
 }
 
+/* The mount goes while the kernel still has releases to send. */
+static void a_release_that_never_comes_leaves_nothing_staged(void **state)
+{
+	uint8_t *data = filled(2 * MIB, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+		struct handle h;
+		char table[4096];
+
+		h = handle_open(&l, "a", O_WRONLY | O_CREAT);
+		handle_write(&h, data, 2 * MIB, 0);
+		assert_int_equal(file_flush(l.st, h.in, h.flags), 0);
+		inode_put(l.st, h.in, 1);
+		(void)snprintf(table, sizeof(table), "%s/table", l.stage);
+		assert_int_equal(access(table, F_OK), 0);
+		live_close(&l);
+		assert_int_equal(access(table, F_OK), -1); /* it was clean */
+		live_open(&l);
+		assert_file(&l, "a", data, 2 * MIB);
+		live_free(&l);
+	}
+	free(data);
+}
+
 /* Whoever asks for the newest bytes gets them, with the older ones before. */
 static void a_sync_of_a_file_that_was_replaced_is_of_the_newest(void **state)
 {
@@ -1016,6 +1042,8 @@ int main(void)
 			a_release_that_comes_after_the_next_open_changes_no_order),
 		cmocka_unit_test(
 			a_handle_that_stays_open_is_truncated_with_the_file),
+		cmocka_unit_test(
+			a_release_that_never_comes_leaves_nothing_staged),
 		cmocka_unit_test(
 			a_sync_of_a_file_that_was_replaced_is_of_the_newest),
 		cmocka_unit_test(
