@@ -96,7 +96,11 @@ int drain_sync(struct store *st, struct inode *in)
 	return rc;
 }
 
-/* See order_wait(); ask: it is made durable now, even while it is changed. */
+/*
+ * See order_wait(); ask: it is made durable now, even while it is changed. Who
+ * was closed and is not released yet gets his time for that all the same: what
+ * is drained while it may change has to be drained once more.
+ */
 static int order_await(struct store *st, uint64_t order, bool ask)
 {
 	struct drain *d = st->drain;
@@ -109,7 +113,8 @@ static int order_await(struct store *st, uint64_t order, bool ask)
 		if (!ask || j->order >= order)
 			break;
 		j->asked = true;
-		job_wake_locked(d, j); /* a failed one: once more, for us */
+		if (j->state == JOB_FAILED)
+			job_wake_locked(d, j); /* once more, for us */
 	}
 	pthread_cond_broadcast(&d->work);
 	for (;;) {

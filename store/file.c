@@ -767,12 +767,14 @@ void files_abandoned(struct store *st)
 	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
 		uint64_t ino = SLOT_GET(&st->stages.slots[i], ino);
 		struct inode *in = ino ? inode_peek(st, ino) : NULL;
-		bool open = false;
+		bool open = false, unlinked = false;
+		uint64_t lookups;
 
 		if (!in)
 			continue;
 		{
 			HOLD(&in->lock);
+			unlinked = in->attr.nlink == 0;
 			if (in->file) {
 				struct file *f = in->file;
 
@@ -785,6 +787,12 @@ void files_abandoned(struct store *st)
 		}
 		if (open)
 			close_backing(st, in);
+		if (unlinked) {
+			lookups = inode_lookups(st, in);
+			inode_forget(st, in, lookups);
+			file_unlinked(st, in);
+			inode_put(st, in, lookups);
+		}
 		inode_put(st, in, 1);
 	}
 }

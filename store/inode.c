@@ -412,14 +412,11 @@ static void stat_time(struct timespec *t, int64_t ns)
 }
 
 /* Size, blocks and times of a regular file; consumes the stage reference. */
-static int file_stat(struct store *st, struct inode *in, struct stage *stage,
-		     struct stat *out)
+static int file_stat(struct store *st, struct stage *stage, struct stat *out)
 {
-	int64_t mtime = io_ns(&out->st_mtim);
 	struct stat sb;
 	int rc = 0;
 
-	(void)in;
 	if (!stage)
 		return 0;
 	if (fstat(stage->fd, &sb) < 0) {
@@ -430,10 +427,7 @@ static int file_stat(struct store *st, struct inode *in, struct stage *stage,
 		out->st_blocks = sb.st_blocks;
 		if (out->st_blocks > (sb.st_size + 511) / 512)
 			out->st_blocks = (sb.st_size + 511) / 512;
-		mtime = io_ns(&sb.st_mtim);
-		stat_time(&out->st_mtim, mtime);
-		if (mtime > io_ns(&out->st_ctim))
-			stat_time(&out->st_ctim, mtime);
+		out->st_mtim = sb.st_mtim;
 	}
 	stage_put(&st->stages, stage);
 	return rc;
@@ -444,6 +438,7 @@ int inode_stat(struct store *st, struct inode *in, struct stat *ret_stat)
 	struct stage *stage = NULL;
 	struct stat s = { 0 };
 	const struct attr *a = &in->attr;
+	int64_t mtime_ns, by_hand_ns;
 	bool reg;
 	int rc;
 
@@ -468,6 +463,7 @@ int inode_stat(struct store *st, struct inode *in, struct stat *ret_stat)
 		stat_time(&s.st_atim, a->atime_ns);
 		stat_time(&s.st_mtim, a->mtime_ns);
 		stat_time(&s.st_ctim, a->ctime_ns);
+		by_hand_ns = a->mtime_ns;
 		if (S_ISDIR(a->mode))
 			s.st_size = 4096;
 		if (a->target)
@@ -482,13 +478,15 @@ int inode_stat(struct store *st, struct inode *in, struct stat *ret_stat)
 			s.st_blocks = (blkcnt_t)((c->data_bytes + 511) / 512);
 			if (a->mtime_gen < c->generation)
 				stat_time(&s.st_mtim, c->mtime_ns);
-			if (c->mtime_ns > a->ctime_ns)
-				stat_time(&s.st_ctim, c->mtime_ns);
 		}
 	}
-	rc = file_stat(st, in, stage, &s);
+	rc = file_stat(st, stage, &s);
 	if (rc < 0)
 		return rc;
+	/* Bytes that were written later than anything else was changed. */
+	mtime_ns = io_ns(&s.st_mtim);
+	if (mtime_ns != by_hand_ns && mtime_ns > io_ns(&s.st_ctim))
+		s.st_ctim = s.st_mtim;
 	*ret_stat = s;
 	return 0;
 }

@@ -5,7 +5,7 @@ import stat
 import time
 
 import ckptest as ck
-from ckptest import KIB, MIB, PAGE, data, get, put
+from ckptest import KIB, MIB, PAGE, data, get, put, same
 
 CLOCK_REALTIME_COARSE = 5  # what the kernel stamps files with
 
@@ -93,6 +93,23 @@ def writing_the_same_bytes_again_moves_the_time_too(fs):
         first = os.stat(path).st_mtime_ns
         fs.remount()
         assert os.stat(path).st_mtime_ns == first, size
+
+
+@ck.posix
+def a_time_that_was_set_is_not_when_it_was_set(fs):
+    """tar takes a file for changed whose ctime is another one."""
+    future = 3 * 10**18
+    for size in (10, 200 * KIB):
+        path = fs.path(f"f{size}")
+        put(path, data(size))
+        before = coarse()
+        os.utime(path, ns=(future, future))
+        first = os.stat(path)
+        assert before <= first.st_ctime_ns < future, size
+        for stage in fs.stages(path):
+            st = os.stat(path)
+            same((st.st_mtime_ns, st.st_ctime_ns),
+                 (future, first.st_ctime_ns), f"{size} {stage}")
 
 
 @ck.posix

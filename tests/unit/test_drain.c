@@ -726,12 +726,18 @@ static void a_release_that_never_comes_leaves_nothing_staged(void **state)
 		handle_write(&h, data, 2 * MIB, 0);
 		assert_int_equal(file_flush(l.st, h.in, h.flags), 0);
 		inode_put(l.st, h.in, 1);
+		/* This one has no name, and lives as long as its handle. */
+		h = handle_open(&l, "b", O_WRONLY | O_CREAT);
+		handle_write(&h, data, MIB, 0);
+		assert_int_equal(file_flush(l.st, h.in, h.flags), 0);
+		assert_int_equal(live_unlink(&l, "b"), 0);
 		(void)snprintf(table, sizeof(table), "%s/table", l.stage);
 		assert_int_equal(access(table, F_OK), 0);
 		live_close(&l);
 		assert_int_equal(access(table, F_OK), -1); /* it was clean */
 		live_open(&l);
 		assert_file(&l, "a", data, 2 * MIB);
+		assert_int_equal(live_counter(&l, META_LOGICAL), 2 * MIB);
 		live_free(&l);
 	}
 	free(data);
