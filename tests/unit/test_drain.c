@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 
+#include "store/base/io.h"
 #include "store/drain_private.h"
 #include "tests/unit/live_store.h"
 
@@ -711,6 +712,61 @@ static void a_handle_that_stays_open_is_truncated_with_the_file(void **state)
 	free(data);
 }
 
+static void *sync_everything(void *arg)
+{
+	struct live *l = arg;
+
+	assert_int_equal(drain_sync_tree(l->st, ROOT_INO), 0);
+	return NULL;
+}
+
+/* Until when what was closed waits for its release; 0: it does no longer. */
+static int64_t waits_until(struct live *l, struct inode *in, bool *ret_asked)
+{
+	HOLD(&in->lock);
+	HOLD(&l->st->drain->lock);
+	const struct drain_job *j = in->file->queued;
+
+	*ret_asked = j && j->asked;
+	return j && j->state == JOB_WAITING ? j->due_ns : 0;
+}
+
+/* What is drained while it may change is drained once more. */
+static void a_publish_lets_a_file_be_released_first(void **state)
+{
+	uint8_t *data = filled(2 * MIB, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind_held(kind);
+		bool asked = false;
+		pthread_t thread;
+		struct handle h;
+		int64_t due;
+
+		h = handle_open(&l, "a", O_WRONLY | O_CREAT);
+		handle_write(&h, data, 2 * MIB, 0);
+		assert_int_equal(file_flush(l.st, h.in, h.flags), 0);
+		due = waits_until(&l, h.in, &asked);
+		assert_int_equal(
+			pthread_create(&thread, NULL, sync_everything, &l), 0);
+		/* Its time may be over on a slow machine, but no sooner. */
+		while (!asked && mono_ns() < due) {
+			sched_yield();
+			if (waits_until(&l, h.in, &asked) == 0)
+				assert_true(mono_ns() >= due);
+		}
+		if (waits_until(&l, h.in, &asked) == 0)
+			assert_true(mono_ns() >= due);
+		handle_release(&h);
+		pthread_join(thread, NULL);
+		assert_int_equal(committed_size(&l, "a"), 2 * MIB);
+		assert_file(&l, "a", data, 2 * MIB);
+		live_free(&l);
+	}
+	free(data);
+}
+
 /* The mount goes while the kernel still has releases to send. */
 static void a_release_that_never_comes_leaves_nothing_staged(void **state)
 {
@@ -1048,6 +1104,7 @@ int main(void)
 			a_release_that_comes_after_the_next_open_changes_no_order),
 		cmocka_unit_test(
 			a_handle_that_stays_open_is_truncated_with_the_file),
+		cmocka_unit_test(a_publish_lets_a_file_be_released_first),
 		cmocka_unit_test(
 			a_release_that_never_comes_leaves_nothing_staged),
 		cmocka_unit_test(
