@@ -565,24 +565,14 @@ int structure_of_file(struct structure *s, const struct cut_source *file,
 		      const char *name, const struct structure_source *beside)
 {
 	const char *slash = strrchr(name, '/');
-	const char *base = slash ? slash + 1 : name;
 	int rc;
 
 	memset(s, 0, sizeof(*s));
 	s->tensors.bytes_max = beside ? beside->memory_bytes_max : 0;
-	if (beside && strcmp(base, DCP_METADATA_NAME) == 0) {
-		struct dcp_error error;
-
-		s->format = "dcp";
-		rc = dcp_read_source(beside, &s->dcp, &error);
-		s->has_dcp = rc == 0;
-		rc = note_failure(s, name, rc, error.what);
-		return rc == 0 ? finish(s) : rc;
-	}
 	rc = tensors_read_source(&s->tensors, file, name, NULL);
 	s->format = s->tensors.format;
 	rc = note_failure(s, name, rc, s->tensors.error);
 	if (rc == 0 && beside && s->format && strcmp(s->format, "distcp") == 0)
-		rc = name_pieces(s, base, beside);
+		rc = name_pieces(s, slash ? slash + 1 : name, beside);
 	return rc == 0 ? finish(s) : rc;
 }

@@ -68,8 +68,7 @@ struct structure {
 int structure_of_folder(struct structure *s, const struct structure_source *in);
 /*
  * Look into one file, called `name`. beside: the folder that it is in, whose
- * .metadata gives the names of what a .distcp has; may be NULL. A .metadata is
- * read, and has no tensors of its own.
+ * .metadata gives the names of what a .distcp has; may be NULL.
  */
 int structure_of_file(struct structure *s, const struct cut_source *file,
 		      const char *name, const struct structure_source *beside);

@@ -136,6 +136,20 @@ static void read_megatron(struct step *s)
 	}
 }
 
+/* It has no tensors of its own, but says where they are. */
+static void read_metadata(struct step *s, int folder)
+{
+	struct dcp_error error;
+	int rc = dcp_read_file(folder, DCP_METADATA_NAME, &s->in.dcp, &error);
+
+	s->in.format = "dcp";
+	s->in.has_dcp = rc == 0;
+	if (rc < 0)
+		CHECK(structure_add_error(&s->in, s->path,
+					  error.what[0] ? error.what
+							: strerror(-rc)) == 0);
+}
+
 static int read_one_file(struct step *s)
 {
 	struct cut_source file = { read_at, (void *)(intptr_t)s->fd, 0 };
@@ -144,6 +158,7 @@ static int read_one_file(struct step *s)
 	struct structure_source beside;
 	SCOPED(scope_close) int fd = -1;
 	struct stat st;
+	int rc;
 
 	if (fstat(s->fd, &st) < 0)
 		return -errno;
@@ -153,8 +168,11 @@ static int read_one_file(struct step *s)
 	CHECK(folder); /* out of memory */
 	fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	beside = folder_source(fd);
-	return structure_of_file(&s->in, &file, s->path,
-				 fd < 0 ? NULL : &beside);
+	rc = structure_of_file(&s->in, &file, s->path, fd < 0 ? NULL : &beside);
+	if (rc == 0 && fd >= 0 &&
+	    strcmp(slash ? slash + 1 : s->path, DCP_METADATA_NAME) == 0)
+		read_metadata(s, fd);
+	return rc;
 }
 
 int step_read(struct step *s, const char *path, int fd)
