@@ -292,7 +292,8 @@ void drain_released(struct store *st, struct inode *in)
 	{
 		HOLD(&in->lock);
 		HOLD(&d->lock);
-		pthread_cond_broadcast(&d->moved); /* drain_wait_released() */
+		if (d->awaiting_release > 0)
+			pthread_cond_broadcast(&d->moved);
 		/* The end of a change that is under way looks again. */
 		if (!in->file->dirty || in->file->writers > 0 ||
 		    in->file->changing > 0)

@@ -31,7 +31,7 @@ struct drain {
 	uint64_t draining; /* jobs that are not in a final state */
 	uint64_t failed; /* files with a sticky error */
 	uint64_t left_native, left_native_bytes;
-	unsigned awaiting_release; /* how many wait: for tests */
+	unsigned awaiting_release; /* who is in drain_wait_released() */
 };
 
 struct store;

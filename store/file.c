@@ -762,37 +762,40 @@ void file_forgotten(struct store *st, struct inode *in)
 	file_unlinked(st, in);
 }
 
+static void file_abandoned(struct store *st, struct inode *in)
+{
+	struct file *f = in->file;
+	bool open, unlinked;
+	uint64_t lookups;
+
+	{
+		HOLD(&in->lock);
+		if (!f)
+			return;
+		unlinked = in->attr.nlink == 0;
+		open = f->opens > 0;
+		f->maybe_written = false;
+		f->writers = 0;
+		(void)count_open_locked(f, false, -(int)f->opens);
+	}
+	if (open)
+		close_backing(st, in);
+	if (!unlinked)
+		return;
+	lookups = inode_lookups(st, in);
+	inode_forget(st, in, lookups);
+	file_unlinked(st, in);
+	inode_put(st, in, lookups);
+}
+
 void files_abandoned(struct store *st)
 {
 	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
 		uint64_t ino = SLOT_GET(&st->stages.slots[i], ino);
 		struct inode *in = ino ? inode_peek(st, ino) : NULL;
-		bool open = false, unlinked = false;
-		uint64_t lookups;
 
-		if (!in)
-			continue;
-		{
-			HOLD(&in->lock);
-			unlinked = in->attr.nlink == 0;
-			if (in->file) {
-				struct file *f = in->file;
-
-				open = f->opens > 0;
-				f->maybe_written = false;
-				f->writers = 0;
-				(void)count_open_locked(f, false,
-							-(int)f->opens);
-			}
-		}
-		if (open)
-			close_backing(st, in);
-		if (unlinked) {
-			lookups = inode_lookups(st, in);
-			inode_forget(st, in, lookups);
-			file_unlinked(st, in);
-			inode_put(st, in, lookups);
-		}
+		if (in)
+			file_abandoned(st, in);
 		inode_put(st, in, 1);
 	}
 }
