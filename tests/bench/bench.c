@@ -10,19 +10,14 @@
  * random block, stamped with (seed, offset). The same seed gives the same file,
  * so run.sh chooses what is new and what is shared.
  */
-#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "tests/bench/bench.h"
 
 #define CALL_BYTES_MAX (UINT64_C(64) << 20)
 #define WRITERS_MAX 64
@@ -53,21 +48,6 @@ static const char usage_text[] =
 	"\n"
 	"Prints nanoseconds. Exit code: 0 fine, 1 a call failed, 2 wrong usage.\n";
 
-static void die(const char *format, ...) __attribute__((format(printf, 1, 2)))
-__attribute__((noreturn));
-static void die(const char *format, ...)
-{
-	int saved = errno;
-	va_list ap;
-
-	fprintf(stderr, "ckpt_bench: ");
-	va_start(ap, format);
-	vfprintf(stderr, format, ap);
-	va_end(ap);
-	fprintf(stderr, ": %s\n", strerror(saved));
-	exit(1);
-}
-
 static void misused(const char *what) __attribute__((noreturn));
 static void misused(const char *what)
 {
@@ -75,57 +55,11 @@ static void misused(const char *what)
 	exit(2);
 }
 
-static uint64_t now_ns(void)
-{
-	struct timespec t;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
-
-static uint64_t number(const char *text, uint64_t max)
-{
-	unsigned long long v;
-	char *end;
-
-	errno = 0;
-	v = strtoull(text, &end, 10);
-	if (end == text || *end || errno != 0 || *text == '-' || v > max) {
-		fprintf(stderr, "ckpt_bench: bad number '%s'\n", text);
-		exit(2);
-	}
-	return v;
-}
-
 /* --- content ----------------------------------------------------------- */
 
 struct stamp {
 	uint64_t seed, offset;
 };
-
-static void fill_random(uint8_t *p, size_t len)
-{
-	uint64_t x = UINT64_C(0x9e3779b97f4a7c15);
-
-	for (size_t i = 0; i + sizeof(x) <= len; i += sizeof(x)) {
-		x ^= x << 13;
-		x ^= x >> 7;
-		x ^= x << 17;
-		memcpy(p + i, &x, sizeof(x));
-	}
-}
-
-/* Touched, so that no page of it is met for the first time under the clock. */
-static uint8_t *block_new(size_t len)
-{
-	void *p;
-
-	errno = posix_memalign(&p, ALIGNMENT, len);
-	if (errno != 0)
-		die("%zu bytes of memory", len);
-	fill_random(p, len);
-	return p;
-}
 
 static void put_stamp(uint8_t *block, uint64_t seed, uint64_t offset)
 {
@@ -222,7 +156,7 @@ static uint64_t transfer(struct transfer *list, size_t count,
 	if (errno != 0)
 		die("barrier");
 	for (size_t i = 0; i < count; i++) {
-		list[i].block = block_new(list[i].call_bytes);
+		list[i].block = block_new(ALIGNMENT, list[i].call_bytes);
 		list[i].start = &start;
 		errno = pthread_create(&list[i].thread, NULL, run, &list[i]);
 		if (errno != 0)
@@ -375,7 +309,7 @@ static uint64_t do_files(int argc, char **argv,
 	if (argc != 2)
 		misused("give COUNT DIR");
 	count = number(argv[0], FILES_MAX);
-	block = block_new(SMALL_FILE_BYTES);
+	block = block_new(ALIGNMENT, SMALL_FILE_BYTES);
 	dirfd = files_directory(argv[1]);
 	if (one == create_one)
 		make_directories(dirfd, count);

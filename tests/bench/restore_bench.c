@@ -24,16 +24,14 @@
  * goes on in the same line: how often a rank opened another one's file, how
  * many bytes it read of them, and how often and how much in all.
  */
-#include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <sys/wait.h>
 
 #include "store/base/scope.h"
 #include "store/plan.h"
+#include "tests/bench/bench.h"
 
 #define RANKS_MAX 16u
 #define PAIRS 16u /* tensors of its own in a file, and shared ones in all */
@@ -46,65 +44,11 @@
 /* A reader gets three words for each piece: the first is the command's. */
 #define WORDS_MAX (3 * 2 * PAIRS * RANKS_MAX + 8)
 
-static void die(const char *format, ...) __attribute__((format(printf, 1, 2)))
-__attribute__((noreturn));
-static void die(const char *format, ...)
-{
-	int saved = errno;
-	va_list ap;
-
-	fprintf(stderr, "restore_bench: ");
-	va_start(ap, format);
-	vfprintf(stderr, format, ap);
-	va_end(ap);
-	fprintf(stderr, ": %s\n", strerror(saved));
-	exit(1);
-}
-
 static void misused(const char *what) __attribute__((noreturn));
 static void misused(const char *what)
 {
 	fprintf(stderr, "restore_bench: %s\n", what);
 	exit(2);
-}
-
-static uint64_t now_ns(void)
-{
-	struct timespec t;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
-
-static uint64_t number(const char *text, uint64_t max)
-{
-	unsigned long long v;
-	char *end;
-
-	errno = 0;
-	v = strtoull(text, &end, 10);
-	if (end == text || *end || errno != 0 || *text == '-' || v > max) {
-		fprintf(stderr, "restore_bench: bad number '%s'\n", text);
-		exit(2);
-	}
-	return v;
-}
-
-static uint8_t *block_new(size_t len)
-{
-	uint64_t x = UINT64_C(0x9e3779b97f4a7c15);
-	void *p;
-
-	errno = posix_memalign(&p, ALIGNMENT, len);
-	if (errno != 0)
-		die("%zu bytes of memory", len);
-	for (size_t i = 0; i + sizeof(x) <= len; i += sizeof(x)) {
-		x ^= x << 13;
-		x ^= x >> 7;
-		x ^= x << 17;
-		memcpy((uint8_t *)p + i, &x, sizeof(x));
-	}
-	return p;
 }
 
 /* --- what a file holds ------------------------------------------------- */
@@ -272,7 +216,7 @@ static void do_writer(char **argv)
 			 .share = share_of(argv[2]),
 			 .step = number(argv[3], UINT32_MAX) };
 	uint32_t rank = (uint32_t)number(argv[4], RANKS_MAX);
-	uint8_t *block = block_new(WRITE_BYTES);
+	uint8_t *block = block_new(ALIGNMENT, WRITE_BYTES);
 	const char *path = argv[6];
 	struct file f;
 	int fd;
@@ -318,7 +262,7 @@ static void read_piece(int fd, uint8_t *block, size_t call_bytes, uint64_t off,
 static void do_reader(char **argv)
 {
 	size_t call_bytes = (size_t)number(argv[0], CALL_BYTES_MAX);
-	uint8_t *block = block_new(call_bytes);
+	uint8_t *block = block_new(ALIGNMENT, call_bytes);
 	const char *path = "";
 	int fd = -1;
 

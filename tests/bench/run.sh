@@ -198,6 +198,12 @@ pair() { # OURS_NS THEIRS_NS
 	ours+=("$1") theirs+=("$2")
 }
 
+# Those of both sides, in nanoseconds: into a and b of the caller.
+medians() {
+	a=$(printf '%s\n' "${ours[@]}" | median)
+	b=$(printf '%s\n' "${theirs[@]}" | median)
+}
+
 ratios() { # theirs / ours: how many times faster we are
 	local i
 
@@ -216,8 +222,7 @@ verdict() {
 row() {
 	local a b r
 
-	a=$(printf '%s\n' "${ours[@]}" | median)
-	b=$(printf '%s\n' "${theirs[@]}" | median)
+	medians
 	r=$(ratios | median)
 	line "$1" "$(awk -v n="$3" -v t="$a" -v s="$4" \
 		'BEGIN { printf "%.2f %s", n / t, s }')" \
@@ -429,8 +434,7 @@ row_structure() {
 	while read -r a b; do
 		pair "$a" "$b"
 	done < <(sed -n 's/^structure //p' "$work/structure")
-	a=$(printf '%s\n' "${ours[@]}" | median)
-	b=$(printf '%s\n' "${theirs[@]}" | median)
+	medians
 	ours=() theirs=()
 	line "$what" "$(awk -v n="$a" 'BEGIN { printf "%.2f ms", n / 1e6 }')" \
 		"$(awk -v n="$b" 'BEGIN { printf "%.2f ms", n / 1e6 }')" \
@@ -455,8 +459,7 @@ row_metadata() {
 	while read -r a b kib; do
 		pair "$a" "$b"
 	done < <(sed -n 's/^metadata //p' "$work/metadata")
-	a=$(printf '%s\n' "${ours[@]}" | median)
-	b=$(printf '%s\n' "${theirs[@]}" | median)
+	medians
 	line "$what" "$(awk -v n="$a" 'BEGIN { printf "%.2f s", n / 1e9 }')" \
 		"$(awk -v n="$b" 'BEGIN { printf "%.2f s", n / 1e9 }')" \
 		"$(printf %.2f "$(ratios | median)")" '<= 2 s' \
@@ -697,8 +700,7 @@ row_mount() {
 row_difference() {
 	local a b d
 
-	a=$(printf '%s\n' "${ours[@]}" | median)
-	b=$(printf '%s\n' "${theirs[@]}" | median)
+	medians
 	d=$(awk -v a="$a" -v b="$b" 'BEGIN { printf "%+.3f", (a - b) / 1e9 }')
 	line "$1" "$(awk -v a="$a" 'BEGIN { printf "%.3f s", a / 1e9 }')" \
 		"$(awk -v a="$b" 'BEGIN { printf "%.3f s", a / 1e9 }')" \

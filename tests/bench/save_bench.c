@@ -12,17 +12,12 @@
  * and later saves; both sides' memory was used before.
  */
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
 #include "gpu/mount.h"
 #include "store/base/scope.h"
+#include "tests/bench/bench.h"
 
 #define TENSORS 24u
 #define THREADS_MAX 64u
@@ -30,40 +25,19 @@
 #define PRIME_SAVES 3u /* both segments are there, and were filled */
 #define HUGE_BYTES (UINT64_C(2) << 20)
 
-static void die(const char *format, ...) __attribute__((format(printf, 1, 2)))
-__attribute__((noreturn));
-static void die(const char *format, ...)
-{
-	va_list ap;
-
-	fprintf(stderr, "save_bench: ");
-	va_start(ap, format);
-	vfprintf(stderr, format, ap);
-	va_end(ap);
-	fprintf(stderr, "\n");
-	exit(1);
-}
-
 static void must(int rc)
 {
-	if (rc < 0)
+	if (rc < 0) {
+		errno = 0; /* it says all */
 		die("%s", ckpt_last_error());
+	}
 }
 
-static uint64_t now_ns(void)
+static uint64_t positive(const char *text, uint64_t max)
 {
-	struct timespec t;
+	uint64_t v = number(text, max);
 
-	(void)clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
-
-static uint64_t number(const char *text, uint64_t max)
-{
-	char *end;
-	unsigned long long v = strtoull(text, &end, 10);
-
-	if (end == text || *end || *text == '-' || v == 0 || v > max) {
+	if (v == 0) {
 		fprintf(stderr, "save_bench: bad number '%s'\n", text);
 		exit(2);
 	}
@@ -177,7 +151,6 @@ int main(int argc, char **argv)
 {
 	struct ckpt_options o = { .flags = CKPT_NO_GPU | CKPT_SEGMENT_ONLY };
 	struct rig r = { .c = NULL };
-	uint64_t x = UINT64_C(0x9e3779b97f4a7c15);
 	unsigned rounds;
 	void *p = NULL;
 
@@ -186,9 +159,9 @@ int main(int argc, char **argv)
 			"usage: save_bench DIRECTORY BYTES ROUNDS THREADS\n");
 		return 2;
 	}
-	r.tensor_bytes = number(argv[2], UINT64_C(1) << 40) / TENSORS / 4 * 4;
-	rounds = (unsigned)number(argv[3], ROUNDS_MAX);
-	r.threads = (unsigned)number(argv[4], THREADS_MAX);
+	r.tensor_bytes = positive(argv[2], UINT64_C(1) << 40) / TENSORS / 4 * 4;
+	rounds = (unsigned)positive(argv[3], ROUNDS_MAX);
+	r.threads = (unsigned)positive(argv[4], THREADS_MAX);
 	o.copy_threads = r.threads;
 	(void)snprintf(r.path, sizeof(r.path), "%s/save_bench.safetensors",
 		       argv[1]);
@@ -196,12 +169,7 @@ int main(int argc, char **argv)
 		die("no memory");
 	(void)madvise(p, payload(&r), MADV_HUGEPAGE);
 	r.data = p;
-	for (uint64_t i = 0; i + sizeof(x) <= payload(&r); i += sizeof(x)) {
-		x ^= x << 13;
-		x ^= x >> 7;
-		x ^= x << 17;
-		memcpy(r.data + i, &x, sizeof(x));
-	}
+	fill_random(r.data, payload(&r));
 	must(ckpt_open(&o, &r.c));
 	for (unsigned i = 0; i < PRIME_SAVES; i++) {
 		(void)save(&r);
