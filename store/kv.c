@@ -34,7 +34,8 @@ struct kv {
 	rocksdb_options_t *options;
 	rocksdb_block_based_table_options_t *table;
 	rocksdb_cache_t *cache;
-	rocksdb_writeoptions_t *write;
+	rocksdb_writeoptions_t *write, *unlogged;
+	rocksdb_flushoptions_t *flush;
 	rocksdb_readoptions_t *read;
 	/*
 	 * The first failure after which the log cannot be trusted: what was
@@ -42,16 +43,18 @@ struct kv {
 	 */
 	atomic_int failed;
 	/*
-	 * The last write found the disk full, so the log has an error until
+	 * A write has found the disk full, so the log has an error until
 	 * RocksDB resumes with a new one. Builds with assertions (Debian's)
-	 * stop the process when such a log is synced.
+	 * stop the process when such a log is synced, or written to again.
 	 */
 	atomic_bool full;
 	/*
-	 * Shared by who writes. Where the disk may become full meanwhile, a
-	 * sync has it alone: it must not meet a write that fails.
+	 * Shared by who writes. Where the disk may become full meanwhile (low,
+	 * as last seen), everybody has it alone: a sync must not meet a write
+	 * that fails, and each write looks at what is in memory first.
 	 */
 	pthread_rwlock_t turn;
+	atomic_bool low;
 	int dirfd;
 };
 
@@ -133,6 +136,14 @@ static rocksdb_options_t *kv_options(struct kv *kv, bool create)
 	return o;
 }
 
+static bool room_below(const struct kv *kv, uint64_t bytes)
+{
+	struct statvfs v;
+
+	return fstatvfs(kv->dirfd, &v) == 0 &&
+	       (uint64_t)v.f_bavail * v.f_frsize < bytes;
+}
+
 static int kv_open_any(const char *dir, bool create, bool readonly,
 		       struct kv **ret_kv)
 {
@@ -152,6 +163,9 @@ static int kv_open_any(const char *dir, bool create, bool readonly,
 	pthread_rwlockattr_destroy(&attr);
 	kv->options = kv_options(kv, create);
 	kv->write = rocksdb_writeoptions_create();
+	kv->unlogged = rocksdb_writeoptions_create();
+	rocksdb_writeoptions_disable_WAL(kv->unlogged, 1);
+	kv->flush = rocksdb_flushoptions_create(); /* it waits */
 	kv->read = rocksdb_readoptions_create();
 	if (readonly)
 		kv->db = rocksdb_open_for_read_only(kv->options, dir, 0, &err);
@@ -164,6 +178,7 @@ static int kv_open_any(const char *dir, bool create, bool readonly,
 		return rc;
 	}
 	kv->dirfd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	atomic_store(&kv->low, room_below(kv, KV_ROOM_BYTES));
 	*ret_kv = kv;
 	return 0;
 }
@@ -186,6 +201,8 @@ void kv_close(struct kv *kv)
 		rocksdb_close(kv->db);
 	rocksdb_readoptions_destroy(kv->read);
 	rocksdb_writeoptions_destroy(kv->write);
+	rocksdb_writeoptions_destroy(kv->unlogged);
+	rocksdb_flushoptions_destroy(kv->flush);
 	rocksdb_options_destroy(kv->options);
 	rocksdb_block_based_options_destroy(kv->table);
 	rocksdb_cache_destroy(kv->cache);
@@ -296,58 +313,90 @@ void kv_add(struct kv_batch *b, const void *key, size_t key_len, int64_t delta)
 					 sizeof(le));
 }
 
-int kv_write(struct kv *kv, struct kv_batch *b)
+int kv_room(struct kv *kv)
 {
+	atomic_store(&kv->low, room_below(kv, KV_ROOM_BYTES));
+	return room_below(kv, KV_SPARE_BYTES) ? -ENOSPC : 0;
+}
+
+/* To write or to sync. Returns whether the turn is had alone. */
+static bool log_enter(struct kv *kv)
+{
+	bool alone = atomic_load(&kv->low) || atomic_load(&kv->full);
+
+	if (alone)
+		pthread_rwlock_wrlock(&kv->turn);
+	else
+		pthread_rwlock_rdlock(&kv->turn);
+	return alone;
+}
+
+/*
+ * After a write that found the disk full RocksDB (7.8) resumes by writing out
+ * what it has in memory, which begins a new log; when that is nothing, it goes
+ * on with the log that failed. So there must be something, and the write must
+ * not be the one that changes to the next buffer. The turn is had alone.
+ */
+static int keep_something_to_flush(struct kv *kv)
+{
+	static const char nothing[] = "~"; /* no record has this key */
+	SCOPED(scope_batch) struct kv_batch *b = NULL;
+	uint64_t size = 0, entries = 0;
 	char *err = NULL;
 
+	if (rocksdb_property_int(kv->db, "rocksdb.cur-size-active-mem-table",
+				 &size) < 0)
+		return 0;
+	if (size > KV_MEMTABLE_BYTES / 4 * 3)
+		rocksdb_flush(kv->db, kv->flush, &err);
+	if (err ||
+	    rocksdb_property_int(kv->db, "rocksdb.num-entries-active-mem-table",
+				 &entries) < 0 ||
+	    entries > 0)
+		return kv_error("flush", err);
+	b = kv_batch_new();
+	if (!b)
+		return -ENOMEM;
+	kv_delete(b, nothing, sizeof(nothing) - 1);
+	rocksdb_write(kv->db, kv->unlogged, b->wb, &err);
+	return kv_error("write", err);
+}
+
+int kv_write(struct kv *kv, struct kv_batch *b)
+{
 	int rc = atomic_load(&kv->failed);
+	char *err = NULL;
 
 	if (rc < 0)
 		return rc;
-	pthread_rwlock_rdlock(&kv->turn);
-	rocksdb_write(kv->db, kv->write, b->wb, &err);
-	rc = kv_error("write", err);
-	atomic_store(&kv->full, rc == -ENOSPC);
+	if (log_enter(kv))
+		rc = keep_something_to_flush(kv);
+	if (rc == 0) {
+		rocksdb_write(kv->db, kv->write, b->wb, &err);
+		rc = kv_error("write", err);
+		atomic_store(&kv->full, rc == -ENOSPC);
+		if (rc < 0 && rc != -ENOSPC) /* full: it was not applied */
+			atomic_store(&kv->failed, rc);
+	}
 	pthread_rwlock_unlock(&kv->turn);
-	if (rc < 0 && rc != -ENOSPC) /* a full disk: it was not applied */
-		atomic_store(&kv->failed, rc);
 	return rc;
-}
-
-static bool room_below(const struct kv *kv, uint64_t bytes)
-{
-	struct statvfs v;
-
-	return fstatvfs(kv->dirfd, &v) == 0 &&
-	       (uint64_t)v.f_bavail * v.f_frsize < bytes;
-}
-
-int kv_room(const struct kv *kv)
-{
-	return room_below(kv, KV_SPARE_BYTES) ? -ENOSPC : 0;
 }
 
 int kv_sync(struct kv *kv)
 {
-	bool low, synced = false;
-	char *err = NULL;
-
 	int rc = atomic_load(&kv->failed);
+	char *err = NULL;
 
 	if (rc < 0)
 		return rc;
-	low = room_below(kv, KV_ROOM_BYTES);
-	if (low)
-		pthread_rwlock_wrlock(&kv->turn);
-	rc = atomic_load(&kv->full) ? -ENOSPC : 0;
-	if (rc == 0) {
-		rocksdb_flush_wal(kv->db, 1, &err);
-		synced = true;
-	}
-	if (low)
+	atomic_store(&kv->low, room_below(kv, KV_ROOM_BYTES));
+	(void)log_enter(kv);
+	if (atomic_load(&kv->full)) {
 		pthread_rwlock_unlock(&kv->turn);
-	if (!synced)
-		return rc;
+		return -ENOSPC;
+	}
+	rocksdb_flush_wal(kv->db, 1, &err);
+	pthread_rwlock_unlock(&kv->turn);
 	rc = kv_error("sync", err);
 	if (rc < 0) {
 		atomic_store(&kv->failed, rc);

@@ -63,21 +63,23 @@ void kv_delete(struct kv_batch *b, const void *key, size_t key_len);
 void kv_add(struct kv_batch *b, const void *key, size_t key_len,
 	    int64_t delta);
 
-/* Apply b atomically: ordered at once, durable after the next kv_sync(). */
+/*
+ * Apply b atomically: ordered at once, durable after the next kv_sync().
+ * -ENOSPC: nothing of it was applied, and it can be tried again once there is
+ * room; any other error stays.
+ */
 int kv_write(struct kv *kv, struct kv_batch *b);
 /*
- * Returns 0 only when every earlier kv_write() is durable. After a failure
- * every later write and sync fails with the same error: what is in the log is
- * not known any more.
+ * Returns 0 only when every earlier kv_write() is durable. -ENOSPC: not yet,
+ * the last write found the disk full. After any other failure every later write
+ * and sync fails with the same error: what is in the log is not known any more.
  */
 int kv_sync(struct kv *kv);
 /*
  * 0, or -ENOSPC: the disk is so full that nothing should be added. Ask before a
- * write that adds something: when a write itself finds no space, RocksDB may go
- * on with the log that has failed, and stop the process where it was built with
- * assertions (7.8: nothing in memory to flush, so no new log is begun).
+ * write that adds something, so that there is room left for deletions.
  */
-int kv_room(const struct kv *kv);
+int kv_room(struct kv *kv);
 
 /*
  * Iterate keys >= start that begin with prefix; each step is 1 (there is an

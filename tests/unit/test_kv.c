@@ -6,13 +6,13 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/mount.h>
+#include <time.h>
 
 #include <cmocka.h>
 
 #include "store/base/bytes.h"
 #include "store/base/log.h"
-#include "tests/unit/store_fixture.h"
+#include "tests/unit/small_disk.h"
 
 struct db {
 	char *dir; /* holds "db" */
@@ -467,6 +467,62 @@ static void a_full_disk_is_said_to_be_full(void **state)
 	free(dir);
 }
 
+static int put_large(struct kv *kv, const char *key)
+{
+	struct kv_batch *b = kv_batch_new();
+	static uint8_t value[64 << 10];
+	int rc;
+
+	memset(value, 0xa5, sizeof(value));
+	kv_put(b, key, strlen(key), value, sizeof(value));
+	rc = kv_write(kv, b);
+	kv_batch_free(b);
+	return rc;
+}
+
+/*
+ * The write that finds the disk full is the first since the database was
+ * opened: RocksDB would go on with the log that failed, and end the process.
+ */
+static void a_log_that_failed_is_not_written_to_again(void **state)
+{
+	const struct timespec tick = { 0, 1000000 };
+	char *disk = disk_mount();
+	struct db d = { .dir = disk };
+	int rc = -ENOSPC;
+
+	(void)state;
+	if (!disk)
+		skip();
+	assert_true(asprintf(&d.path, "%s/db", disk) > 0);
+	db_open(&d);
+	kv_close(d.kv);
+	disk_fill(disk, 1 << 20); /* no room for a log beforehand */
+	db_open(&d);
+	disk_fill(disk, 0);
+	assert_int_equal(put_large(d.kv, "refused"), -ENOSPC);
+	assert_int_equal(kv_sync(d.kv), -ENOSPC);
+	assert_int_equal(put_large(d.kv, "refused"), -ENOSPC);
+	disk_relieve(disk);
+	/* RocksDB goes on by itself, some time after there is room. */
+	for (unsigned i = 0; i < 100000 && rc == -ENOSPC; i++) {
+		rc = put_large(d.kv, "taken");
+		if (rc == -ENOSPC)
+			(void)nanosleep(&tick, NULL);
+	}
+	assert_int_equal(rc, 0);
+	assert_int_equal(kv_sync(d.kv), 0);
+	for (int again = 0; again < 2; again++) {
+		assert_true(has(d.kv, "taken"));
+		assert_false(has(d.kv, "refused"));
+		kv_close(d.kv);
+		assert_int_equal(kv_open(d.path, false, &d.kv), 0);
+	}
+	kv_close(d.kv);
+	free(d.path);
+	disk_free(disk);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -485,6 +541,7 @@ int main(void)
 		cmocka_unit_test(a_read_only_opener_sees_all_but_cannot_write),
 		cmocka_unit_test(a_cut_log_leaves_whole_batches_in_order),
 		cmocka_unit_test(a_full_disk_is_said_to_be_full),
+		cmocka_unit_test(a_log_that_failed_is_not_written_to_again),
 	};
 
 	log_set_level(LOG_CRIT); /* errors are made on purpose */
