@@ -566,8 +566,7 @@ int file_replace(struct store *st, struct inode *in, struct stage *fresh)
 	HOLD(&in->turn);
 	{
 		HOLD(&in->lock);
-		if (in->file->renumbered || in->file->deleted ||
-		    in->attr.nlink == 0)
+		if (in->file->renumbered || in->deleted || in->attr.nlink == 0)
 			return -ESTALE;
 		closed = in->file->opens == 0 && in->file->mode == IO_CLOSED &&
 			 !in->file->maybe_mapped;
@@ -645,7 +644,7 @@ static int open_do(struct store *st, struct inode *in, int flags,
 		return rc;
 	{
 		HOLD(&in->lock);
-		gone = in->file->deleted;
+		gone = in->deleted;
 		dirtied = gone ? NULL : count_open_locked(in->file, write, 1);
 		if (write)
 			in->file->reserved_until_ns = 0;
@@ -725,9 +724,10 @@ int file_sync(struct store *st, struct inode *in)
 {
 	int rc = drain_sync(st, in);
 
-	if (rc < 0 && in->file) {
+	if (rc < 0) {
 		HOLD(&in->lock);
-		in->file->error_told = true;
+		if (in->file)
+			in->file->error_told = true;
 	}
 	return rc;
 }
@@ -764,12 +764,13 @@ void file_forgotten(struct store *st, struct inode *in)
 
 static void file_abandoned(struct store *st, struct inode *in)
 {
-	struct file *f = in->file;
 	bool open, unlinked;
 	uint64_t lookups;
+	struct file *f;
 
 	{
 		HOLD(&in->lock);
+		f = in->file;
 		if (!f)
 			return;
 		unlinked = in->attr.nlink == 0;
@@ -808,19 +809,18 @@ void file_unlinked(struct store *st, struct inode *in)
 
 	{
 		HOLD(&in->lock);
-		gone = in->attr.nlink == 0 && !known &&
+		gone = in->attr.nlink == 0 && !known && !in->deleted &&
 		       (!in->file ||
-			(in->file->opens == 0 && in->file->changing == 0 &&
-			 !in->file->deleted));
-		if (gone && in->file) {
-			in->file->deleted = true;
-			stage = take_stage_locked(in->file);
+			(in->file->opens == 0 && in->file->changing == 0));
+		if (gone) {
+			in->deleted = true;
+			if (in->file)
+				stage = take_stage_locked(in->file);
 		}
 	}
 	if (!gone)
 		return;
-	if (in->file)
-		drain_cancel(st, in);
+	drain_cancel(st, in);
 	drop_stage(st, in, stage);
 	(void)commit_delete(st, in->ino); /* else the next start does it */
 }

@@ -57,7 +57,7 @@ static int read_small(struct store *st, struct inode *in,
 		{
 			HOLD(&in->lock);
 			replaced = in->file->content != r->content ||
-				   in->file->stage;
+				   in->file->stage || in->deleted;
 		}
 		if (replaced) /* since we looked: look again */
 			return -EAGAIN;
@@ -252,6 +252,8 @@ static int read_begin(struct store *st, struct inode *in, size_t len,
 	r->entered = true;
 	{
 		HOLD(&in->lock);
+		if (in->deleted) /* its bytes may be somebody else's by now */
+			return -ESTALE;
 		if (in->file->stage) {
 			stage = in->file->stage;
 			stage_ref(stage);

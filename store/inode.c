@@ -386,11 +386,13 @@ int inode_load_file(struct store *st, struct inode *in)
 	}
 	{
 		HOLD(&in->lock);
-		if (!in->file) {
+		if (in->deleted) { /* what was read may be no record of it */
+			rc = -ESTALE;
+		} else if (!in->file) {
 			in->file = fresh;
 			fresh = NULL;
 		}
-		if (!in->file->content_loaded) {
+		if (rc == 0 && !in->file->content_loaded) {
 			in->file->content = content;
 			in->file->content_loaded = true;
 			content = NULL;
@@ -398,7 +400,7 @@ int inode_load_file(struct store *st, struct inode *in)
 	}
 	free(fresh);
 	content_ref_put(content);
-	return 0;
+	return rc;
 }
 
 static void stat_time(struct timespec *t, int64_t ns)

@@ -72,6 +72,12 @@ struct inode {
 	pthread_mutex_t lock; /* guards everything below */
 	struct attr attr;
 	struct file *file; /* regular files only; set on first use, then kept */
+	/*
+	 * No name, no handle, and the kernel has forgotten it: its records and
+	 * bytes go. Who got here by a name that was still there keeps the
+	 * inode, but reads nothing more of it: -ESTALE.
+	 */
+	bool deleted;
 };
 
 struct file {
@@ -94,7 +100,6 @@ struct file {
 	 * open for. What is closed is drained, but stays dirty.
 	 */
 	bool maybe_written;
-	bool deleted; /* no name, no handle: gone from the database */
 	/*
 	 * Its names went to another inode (names_renumber()). Who still comes
 	 * here by name has an old look-up, and is told to look again.
@@ -174,7 +179,10 @@ uint64_t inode_lookups(struct store *st, struct inode *in);
 int inode_new(struct store *st, const struct attr *attr,
 	      struct inode **ret_inode);
 
-/* Make in->file be there, with its content read; regular files only. */
+/*
+ * Make in->file be there, with its content read; regular files only. -ESTALE:
+ * it was deleted before anybody used it.
+ */
 int inode_load_file(struct store *st, struct inode *in);
 
 /* What stat(2) shows. Blocks on fstat() of the stage at most. */

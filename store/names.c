@@ -98,58 +98,102 @@ static void writer_put(struct kv_batch *b, uint64_t ino, const struct writer *w)
 	bytes_release(&value);
 }
 
+static bool has_name(struct inode *in)
+{
+	HOLD(&in->lock);
+	return in->attr.nlink > 0;
+}
+
+/*
+ * Without names_turn the name may be gone by the time its inode is read, and
+ * the inode with it, or be about to be deleted. Then the name is read once
+ * more: an inode that it still leads to is in nobody's way.
+ */
 int names_lookup(struct store *st, uint64_t parent, const char *name,
 		 struct inode **ret_inode)
 {
-	struct dirent_rec d;
-	int rc = dirent_get(st, parent, name, &d);
+	uint64_t before = 0;
 
-	if (rc < 0)
-		return rc;
-	rc = inode_get(st, d.ino, ret_inode);
-	if (rc == -ENOENT) {
-		log_error("name %s in inode %llu leads nowhere: run ckptctl "
-			  "fsck",
-			  name, (unsigned long long)parent);
-		rc = -EIO;
+	for (;;) {
+		struct dirent_rec d;
+		int rc = dirent_get(st, parent, name, &d);
+
+		if (rc < 0)
+			return rc;
+		rc = inode_get(st, d.ino, ret_inode);
+		if (rc == 0 && (d.ino == before || has_name(*ret_inode)))
+			return 0;
+		if (rc == 0)
+			inode_put(st, *ret_inode, 1);
+		else if (rc != -ENOENT)
+			return rc;
+		if (rc == -ENOENT && d.ino == before) {
+			log_error("name %s in inode %llu leads nowhere: run "
+				  "ckptctl fsck",
+				  name, (unsigned long long)parent);
+			return -EIO;
+		}
+		before = d.ino;
+	}
+}
+
+/*
+ * What the inodes of a batch become once it is written. Not before: a full
+ * disk refuses the batch, and then nothing has changed; and nobody may see
+ * an inode without a name while the name can still be read. names_turn is
+ * held, as by everybody who changes attributes.
+ */
+#define CHANGED_INODES_MAX 4
+struct changed {
+	struct inode *in[CHANGED_INODES_MAX]; /* the caller's references */
+	struct attr attr[CHANGED_INODES_MAX];
+	unsigned count;
+};
+
+/* To be changed by the caller, who puts it into the batch. */
+static struct attr *changed_attr(struct changed *c, struct inode *in)
+{
+	for (unsigned i = 0; i < c->count; i++)
+		if (c->in[i] == in)
+			return &c->attr[i];
+	CHECK(c->count < CHANGED_INODES_MAX);
+	c->in[c->count] = in;
+	c->attr[c->count] = inode_attr(in);
+	return &c->attr[c->count++];
+}
+
+static int changed_write(struct store *st, struct kv_batch *b,
+			 struct changed *c)
+{
+	int rc;
+
+	for (unsigned i = 0; i < c->count; i++)
+		inode_put_attr(b, c->in[i]->ino, &c->attr[i]);
+	rc = kv_write(st->kv, b);
+	for (unsigned i = 0; rc == 0 && i < c->count; i++) {
+		struct inode *in = c->in[i];
+
+		HOLD(&in->lock);
+		in->attr = c->attr[i];
 	}
 	return rc;
 }
 
-/*
- * A directory's own record after a name in it changed: times, and the count
- * of subdirectories. The in-memory copy is changed when the batch is written.
- */
-struct touched {
-	struct inode *dir; /* a reference */
-	int nlink_delta;
-};
-
-static int touch_begin(struct store *st, uint64_t dir, struct touched *t)
+/* A directory after a name in it changed: times, and its subdirectories. */
+static void touch(struct changed *c, struct inode *dir, int subdirs)
 {
-	int rc = inode_get(st, dir, &t->dir);
+	struct attr *a = changed_attr(c, dir);
 
-	t->nlink_delta = 0;
-	if (rc < 0)
-		return rc;
-	HOLD(&t->dir->lock);
-	/* A directory that was removed takes no new names. */
-	return t->dir->attr.nlink == 0 ? -ENOENT : 0;
+	a->mtime_ns = a->ctime_ns = now_ns();
+	a->nlink += (uint32_t)subdirs;
 }
 
-static void touch_put(struct kv_batch *b, struct touched *t)
+/* A directory that was removed takes no new names. */
+static int dir_get(struct store *st, uint64_t ino, struct inode **ret_dir)
 {
-	struct attr a;
+	int rc = inode_get(st, ino, ret_dir);
 
-	{
-		HOLD(&t->dir->lock);
-		t->dir->attr.mtime_ns = now_ns();
-		t->dir->attr.ctime_ns = t->dir->attr.mtime_ns;
-		t->dir->attr.nlink += (uint32_t)t->nlink_delta;
-		t->nlink_delta = 0;
-		a = t->dir->attr;
-	}
-	inode_put_attr(b, t->dir->ino, &a);
+	return rc == 0 && !has_name(*ret_dir) ? -ENOENT : rc;
 }
 
 /*
@@ -157,15 +201,14 @@ static void touch_put(struct kv_batch *b, struct touched *t)
  * segment, which comes by an ioctl. names_turn is held.
  */
 static int names_create_check(struct store *st, uint64_t parent,
-			      const char *name, const struct touched *t)
+			      const char *name, struct inode *dir)
 {
 	struct dirent_rec d;
 	int rc = dirent_get(st, parent, name, &d);
 
 	if (rc != -ENOENT)
 		return rc < 0 ? rc : -EEXIST;
-	HOLD(&t->dir->lock);
-	return t->dir->attr.nlink == 0 ? -ENOENT : 0;
+	return has_name(dir) ? 0 : -ENOENT;
 }
 
 int names_create(struct store *st, uint64_t parent, const char *name,
@@ -175,9 +218,9 @@ int names_create(struct store *st, uint64_t parent, const char *name,
 		 struct inode **ret_inode)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	struct touched t = { 0 };
+	struct inode *in = NULL, *dir = NULL;
+	struct changed c = { .count = 0 };
 	struct dirent_rec d;
-	struct inode *in = NULL;
 	struct attr a = { 0 };
 	int rc;
 
@@ -189,7 +232,7 @@ int names_create(struct store *st, uint64_t parent, const char *name,
 	rc = kv_room(st->kv);
 	if (rc < 0)
 		return rc;
-	rc = touch_begin(st, parent, &t);
+	rc = dir_get(st, parent, &dir);
 	if (rc < 0)
 		goto out;
 	a.mode = n->mode;
@@ -201,9 +244,9 @@ int names_create(struct store *st, uint64_t parent, const char *name,
 	a.parent = parent;
 	strcpy(a.name, name);
 	{
-		HOLD(&t.dir->lock);
-		if (t.dir->attr.mode & S_ISGID) {
-			a.gid = t.dir->attr.gid;
+		HOLD(&dir->lock);
+		if (dir->attr.mode & S_ISGID) {
+			a.gid = dir->attr.gid;
 			if (S_ISDIR(a.mode))
 				a.mode |= S_ISGID;
 		}
@@ -226,7 +269,7 @@ int names_create(struct store *st, uint64_t parent, const char *name,
 		goto out;
 	{
 		HOLD(&st->names_turn);
-		rc = names_create_check(st, parent, name, &t);
+		rc = names_create_check(st, parent, name, dir);
 		if (rc == 0) {
 			dirent_put(b, parent, name, in->ino, a.mode);
 			inode_put_attr(b, in->ino, &a);
@@ -236,9 +279,8 @@ int names_create(struct store *st, uint64_t parent, const char *name,
 				if (n->writer)
 					writer_put(b, in->ino, n->writer);
 			}
-			t.nlink_delta = S_ISDIR(a.mode) ? 1 : 0;
-			touch_put(b, &t);
-			rc = kv_write(st->kv, b);
+			touch(&c, dir, S_ISDIR(a.mode) ? 1 : 0);
+			rc = changed_write(st, b, &c);
 		}
 	}
 	if (rc < 0)
@@ -256,7 +298,7 @@ unprepare: /* it was never there: what prepare() gave it goes */
 	}
 out:
 	inode_put(st, in, 1);
-	inode_put(st, t.dir, 1);
+	inode_put(st, dir, 1);
 	return rc;
 }
 
@@ -280,9 +322,10 @@ int names_link(struct store *st, struct inode *in, uint64_t parent,
 	       const char *name)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	struct touched t = { 0 };
+	struct changed c = { .count = 0 };
+	struct inode *dir = NULL;
 	struct dirent_rec d;
-	struct attr a;
+	struct attr *a;
 	int rc;
 
 	if (!b)
@@ -294,30 +337,21 @@ int names_link(struct store *st, struct inode *in, uint64_t parent,
 	rc = kv_room(st->kv);
 	if (rc < 0)
 		return rc;
-	rc = touch_begin(st, parent, &t);
-	if (rc < 0)
-		goto out;
-	{
-		HOLD(&in->lock);
-		if (in->attr.nlink == 0 || in->attr.nlink >= LINKS_MAX) {
-			rc = in->attr.nlink == 0 ? -ENOENT : -EMLINK;
-			goto out;
-		}
-		in->attr.nlink++;
-		in->attr.ctime_ns = now_ns();
-		a = in->attr;
+	a = changed_attr(&c, in);
+	rc = dir_get(st, parent, &dir);
+	if (rc == 0 && a->nlink == 0)
+		rc = -ENOENT;
+	if (rc == 0 && a->nlink >= LINKS_MAX)
+		rc = -EMLINK;
+	if (rc == 0) {
+		a->nlink++;
+		a->ctime_ns = now_ns();
+		dirent_put(b, parent, name, in->ino, a->mode);
+		link_key_put(b, in->ino, parent, name);
+		touch(&c, dir, 0);
+		rc = changed_write(st, b, &c);
 	}
-	dirent_put(b, parent, name, in->ino, a.mode);
-	link_key_put(b, in->ino, parent, name);
-	inode_put_attr(b, in->ino, &a);
-	touch_put(b, &t);
-	rc = kv_write(st->kv, b);
-	if (rc < 0) {
-		HOLD(&in->lock);
-		in->attr.nlink--;
-	}
-out:
-	inode_put(st, t.dir, 1);
+	inode_put(st, dir, 1);
 	return rc;
 }
 
@@ -359,38 +393,34 @@ static int link_first(struct store *st, uint64_t ino, uint64_t *ret_parent,
  * removes or replaces. With nlink 0 it is an orphan that the next start
  * deletes, if nobody does before.
  */
-static int drop_name(struct store *st, struct kv_batch *b, struct inode *in,
-		     uint64_t parent, const char *name)
+static int drop_name(struct store *st, struct kv_batch *b, struct changed *c,
+		     struct inode *in, uint64_t parent, const char *name)
 {
-	struct attr a = inode_attr(in);
-	bool first = a.parent == parent && strcmp(a.name, name) == 0;
+	struct attr *a = changed_attr(c, in);
+	bool first = a->parent == parent && strcmp(a->name, name) == 0;
 	int rc;
 
-	if (S_ISDIR(a.mode) || a.nlink <= 1) {
-		a.nlink = 0;
-		a.parent = 0;
-		a.name[0] = 0;
+	if (S_ISDIR(a->mode) || a->nlink <= 1) {
+		a->nlink = 0;
+		a->parent = 0;
+		a->name[0] = 0;
 		mark(b, 'O', in->ino);
-		if (S_ISREG(a.mode))
+		if (S_ISREG(a->mode))
 			count(b, META_FILES, -1);
-		if (!first && !S_ISDIR(a.mode))
+		if (!first && !S_ISDIR(a->mode))
 			link_key_delete(b, in->ino, parent, name);
 	} else {
-		a.nlink--;
+		a->nlink--;
 		if (first) { /* another name becomes the first one */
-			rc = link_first(st, in->ino, &a.parent, a.name);
+			rc = link_first(st, in->ino, &a->parent, a->name);
 			if (rc < 0)
 				return rc == -ENOENT ? -EIO : rc;
-			link_key_delete(b, in->ino, a.parent, a.name);
+			link_key_delete(b, in->ino, a->parent, a->name);
 		} else {
 			link_key_delete(b, in->ino, parent, name);
 		}
 	}
-	a.ctime_ns = now_ns();
-	inode_put_attr(b, in->ino, &a);
-	HOLD(&in->lock);
-	a.target = in->attr.target;
-	in->attr = a;
+	a->ctime_ns = now_ns();
 	return 0;
 }
 
@@ -415,8 +445,8 @@ static int remove_name(struct store *st, uint64_t parent, const char *name,
 		       bool dir, struct inode **ret_inode)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	struct touched t = { 0 };
-	struct inode *in = NULL;
+	struct inode *in = NULL, *parent_dir = NULL;
+	struct changed c = { .count = 0 };
 	int rc;
 
 	if (!b)
@@ -425,20 +455,19 @@ static int remove_name(struct store *st, uint64_t parent, const char *name,
 	rc = names_lookup(st, parent, name, &in);
 	if (rc < 0)
 		return rc;
-	rc = touch_begin(st, parent, &t);
+	rc = dir_get(st, parent, &parent_dir);
 	if (rc == 0 && S_ISDIR(inode_attr(in).mode) != dir)
 		rc = dir ? -ENOTDIR : -EISDIR;
 	if (rc == 0 && dir)
 		rc = dir_is_empty(st, in->ino);
 	if (rc == 0)
-		rc = drop_name(st, b, in, parent, name);
+		rc = drop_name(st, b, &c, in, parent, name);
 	if (rc == 0) {
 		dirent_delete(b, parent, name);
-		t.nlink_delta = dir ? -1 : 0;
-		touch_put(b, &t);
-		rc = kv_write(st->kv, b);
+		touch(&c, parent_dir, dir ? -1 : 0);
+		rc = changed_write(st, b, &c);
 	}
-	inode_put(st, t.dir, 1);
+	inode_put(st, parent_dir, 1);
 	if (rc < 0) {
 		inode_put(st, in, 1);
 		return rc;
@@ -460,30 +489,26 @@ int names_rmdir(struct store *st, uint64_t parent, const char *name,
 }
 
 /* Into b: what was (parent, name) of `in` is (new_parent, new_name) now. */
-static void move_name(struct kv_batch *b, struct inode *in, uint64_t parent,
-		      const char *name, uint64_t new_parent,
+static void move_name(struct kv_batch *b, struct changed *c, struct inode *in,
+		      uint64_t parent, const char *name, uint64_t new_parent,
 		      const char *new_name)
 {
-	struct attr a = inode_attr(in);
+	struct attr *a = changed_attr(c, in);
 
-	if (a.parent == parent && strcmp(a.name, name) == 0) {
-		a.parent = new_parent;
-		strcpy(a.name, new_name);
+	if (a->parent == parent && strcmp(a->name, name) == 0) {
+		a->parent = new_parent;
+		strcpy(a->name, new_name);
 	} else {
 		link_key_delete(b, in->ino, parent, name);
 		link_key_put(b, in->ino, new_parent, new_name);
 	}
-	a.ctime_ns = now_ns();
-	inode_put_attr(b, in->ino, &a);
-	dirent_put(b, new_parent, new_name, in->ino, a.mode);
-	HOLD(&in->lock);
-	a.target = in->attr.target;
-	in->attr = a;
+	a->ctime_ns = now_ns();
+	dirent_put(b, new_parent, new_name, in->ino, a->mode);
 }
 
 struct rename_state {
 	struct inode *in, *old; /* references; old: what is replaced, or NULL */
-	struct touched from, to;
+	struct inode *from, *to; /* references: the directories */
 };
 
 static int rename_check(struct store *st, struct rename_state *r,
@@ -511,6 +536,7 @@ static int rename_write(struct store *st, struct rename_state *r,
 			const char *new_name, unsigned flags)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct changed c = { .count = 0 };
 	bool dir = S_ISDIR(inode_attr(r->in).mode);
 	int to_delta = dir ? 1 : 0;
 	int from_delta = dir ? -1 : 0;
@@ -523,25 +549,22 @@ static int rename_write(struct store *st, struct rename_state *r,
 			to_delta--;
 			from_delta++;
 		}
-		move_name(b, r->in, parent, name, new_parent, new_name);
-		move_name(b, r->old, new_parent, new_name, parent, name);
+		move_name(b, &c, r->in, parent, name, new_parent, new_name);
+		move_name(b, &c, r->old, new_parent, new_name, parent, name);
 	} else {
 		if (r->old) {
-			rc = drop_name(st, b, r->old, new_parent, new_name);
+			rc = drop_name(st, b, &c, r->old, new_parent, new_name);
 			if (rc < 0)
 				return rc;
 			if (S_ISDIR(inode_attr(r->old).mode))
 				to_delta--;
 		}
 		dirent_delete(b, parent, name);
-		move_name(b, r->in, parent, name, new_parent, new_name);
+		move_name(b, &c, r->in, parent, name, new_parent, new_name);
 	}
-	r->from.nlink_delta = from_delta;
-	r->to.nlink_delta = to_delta;
-	/* The same directory twice: its record is put twice, in order. */
-	touch_put(b, &r->from);
-	touch_put(b, &r->to);
-	return kv_write(st->kv, b);
+	touch(&c, r->from, from_delta);
+	touch(&c, r->to, to_delta);
+	return changed_write(st, b, &c);
 }
 
 int names_rename(struct store *st, uint64_t parent, const char *name,
@@ -559,9 +582,9 @@ int names_rename(struct store *st, uint64_t parent, const char *name,
 	if (rc == -ENOENT && r.in)
 		rc = 0;
 	if (rc == 0)
-		rc = touch_begin(st, parent, &r.from);
+		rc = dir_get(st, parent, &r.from);
 	if (rc == 0)
-		rc = touch_begin(st, new_parent, &r.to);
+		rc = dir_get(st, new_parent, &r.to);
 	if (rc < 0)
 		goto out;
 	if (r.in == r.old) /* two names of one file: nothing to do */
@@ -577,8 +600,8 @@ int names_rename(struct store *st, uint64_t parent, const char *name,
 out:
 	inode_put(st, r.in, 1);
 	inode_put(st, r.old, 1);
-	inode_put(st, r.from.dir, 1);
-	inode_put(st, r.to.dir, 1);
+	inode_put(st, r.from, 1);
+	inode_put(st, r.to, 1);
 	return rc;
 }
 
@@ -905,16 +928,11 @@ int names_getxattr(struct store *st, uint64_t ino, const char *name,
 /* Write b, which changes an attribute of in, with a new ctime. */
 static int xattr_write(struct store *st, struct kv_batch *b, struct inode *in)
 {
-	struct attr a;
+	struct changed c = { .count = 0 };
 
 	HOLD(&st->names_turn);
-	{
-		HOLD(&in->lock);
-		in->attr.ctime_ns = now_ns();
-		a = in->attr;
-	}
-	inode_put_attr(b, in->ino, &a);
-	return kv_write(st->kv, b);
+	changed_attr(&c, in)->ctime_ns = now_ns();
+	return changed_write(st, b, &c);
 }
 
 int names_setxattr(struct store *st, struct inode *in, const char *name,

@@ -187,7 +187,9 @@ static int list_one(void *arg, const char *name, const struct dirent_rec *entry,
 		return 0;
 	rc = inode_stat(l->st, in, &sb);
 	inode_put(l->st, in, 1);
-	return rc < 0 ? 0 : l->fn(l->arg, name, false, (uint64_t)sb.st_size);
+	if (rc < 0 || sb.st_nlink == 0) /* deleted since it was listed */
+		return 0;
+	return l->fn(l->arg, name, false, (uint64_t)sb.st_size);
 }
 
 static int source_list(void *self, const char *below,

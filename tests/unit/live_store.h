@@ -690,7 +690,7 @@ static inline uint8_t *filled(size_t len, uint64_t seed)
 	return p;
 }
 
-struct tensor {
+struct payload {
 	uint64_t seed;
 	size_t len;
 };
@@ -699,7 +699,7 @@ struct tensor {
  * A safetensors file: `pad` more bytes in its header move every payload. The
  * caller frees it.
  */
-static inline uint8_t *safetensors(const struct tensor *t, size_t count,
+static inline uint8_t *safetensors(const struct payload *t, size_t count,
 				   size_t pad, size_t *ret_len)
 {
 	size_t payload = 0, at = 8, header_max = 256 + pad + count * 128;

@@ -184,8 +184,12 @@ static void the_same_bytes_closed_again_change_the_time_alone(void **state)
 /* Two files that have `shared` bytes in common, of some 4 MiB. */
 static void store_pair(struct live *l, size_t shared, size_t *ret_len)
 {
-	const struct tensor a[] = { { 1, 2 * MIB }, { 2, shared }, { 3, MIB } };
-	const struct tensor b[] = { { 4, 2 * MIB }, { 2, shared }, { 5, MIB } };
+	const struct payload a[] = { { 1, 2 * MIB },
+				     { 2, shared },
+				     { 3, MIB } };
+	const struct payload b[] = { { 4, 2 * MIB },
+				     { 2, shared },
+				     { 5, MIB } };
 	uint8_t *first, *second;
 	size_t first_len;
 
@@ -245,14 +249,14 @@ static void what_is_left_native_is_counted(void **state)
 
 static void the_same_tensors_at_other_offsets_are_shared(void **state)
 {
-	struct tensor t[40], reversed[40];
+	struct payload t[40], reversed[40];
 	size_t n = 40, first_len, second_len, third_len;
 	uint8_t *first, *second, *third;
 	uint64_t alone;
 
 	(void)state;
 	for (size_t i = 0; i < n; i++)
-		t[i] = (struct tensor){ i + 1, 100 * KIB + 777 * i };
+		t[i] = (struct payload){ i + 1, 100 * KIB + 777 * i };
 	for (size_t i = 0; i < n; i++)
 		reversed[i] = t[n - 1 - i];
 	first = safetensors(t, n, 3, &first_len);

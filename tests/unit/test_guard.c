@@ -16,14 +16,14 @@
 static void make_step(struct live *l, const char *folder, size_t count,
 		      uint64_t seed)
 {
-	struct tensor tensors[4];
+	struct payload tensors[4];
 	char path[128];
 	uint8_t *file;
 	size_t len;
 
 	live_mkdir(l, folder);
 	for (size_t i = 0; i < count; i++)
-		tensors[i] = (struct tensor){ seed + i, TENSOR_BYTES };
+		tensors[i] = (struct payload){ seed + i, TENSOR_BYTES };
 	file = safetensors(tensors, count, 0, &len);
 	(void)snprintf(path, sizeof(path), "%s/model.safetensors", folder);
 	live_write(l, path, file, len);

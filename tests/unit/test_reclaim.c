@@ -88,13 +88,13 @@ static void a_replaced_file_gives_its_old_bytes_back(void **state)
 }
 
 /* Tensors that are shared, at offsets that are no multiples of a block. */
-static const struct tensor both[] = { { 1, 300001 }, { 2, 500003 } };
-static const struct tensor only_a[] = { { 1, 300001 },
-					{ 2, 500003 },
-					{ 3, 400005 } };
-static const struct tensor only_b[] = { { 4, 200007 },
-					{ 1, 300001 },
-					{ 2, 500003 } };
+static const struct payload both[] = { { 1, 300001 }, { 2, 500003 } };
+static const struct payload only_a[] = { { 1, 300001 },
+					 { 2, 500003 },
+					 { 3, 400005 } };
+static const struct payload only_b[] = { { 4, 200007 },
+					 { 1, 300001 },
+					 { 2, 500003 } };
 
 static void shared_bytes_stay_as_long_as_one_file_has_them(void **state)
 {
@@ -278,7 +278,7 @@ static void holes_that_were_decided_are_punched_by_the_next_daemon(void **state)
  */
 static void a_reader_keeps_the_block_that_he_shares_with_older_holes(void **state)
 {
-	static const struct tensor all[] = { { 1, 500003 }, { 2, 500005 } };
+	static const struct payload all[] = { { 1, 500003 }, { 2, 500005 } };
 	size_t all_len, one_len, two_len;
 	uint8_t *whole = safetensors(all, 2, 0, &all_len);
 	uint8_t *one = safetensors(all, 1, 0, &one_len);
@@ -331,11 +331,11 @@ static void a_reader_keeps_the_block_that_he_shares_with_older_holes(void **stat
  */
 static void a_block_goes_with_the_last_of_its_bytes(void **state)
 {
-	static const struct tensor all[] = { { 1, 500003 },
-					     { 2, 500005 },
-					     { 3, 500007 } };
-	static const struct tensor first_third[] = { { 1, 500003 },
-						     { 3, 500007 } };
+	static const struct payload all[] = { { 1, 500003 },
+					      { 2, 500005 },
+					      { 3, 500007 } };
+	static const struct payload first_third[] = { { 1, 500003 },
+						      { 3, 500007 } };
 	size_t all_len, two_len, one_len;
 	uint8_t *three = safetensors(all, 3, 0, &all_len);
 	uint8_t *two = safetensors(first_third, 2, 0, &two_len);

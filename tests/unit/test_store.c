@@ -566,13 +566,13 @@ static void data_and_holes_are_found(void **state)
 static void a_file_of_many_extents_is_read_whole(void **state)
 {
 	size_t n = 3 * FILE_READ_VECTORS, len, len_b;
-	struct tensor *t = calloc(n, sizeof(*t));
+	struct payload *t = calloc(n, sizeof(*t));
 	uint8_t *a, *b, *got;
 
 	(void)state;
 	assert_non_null(t);
 	for (size_t i = 0; i < n; i++)
-		t[i] = (struct tensor){ i + 1, 20000 + i };
+		t[i] = (struct payload){ i + 1, 20000 + i };
 	a = safetensors(t, n, 0, &len);
 	for (size_t i = 0; i < n; i += 2) /* every second one is new */
 		t[i].seed += 10000;

@@ -1,0 +1,233 @@
+/*
+ * Names on a disk that is full to its last byte: what is refused has not
+ * happened, neither in the database nor for those who have the inodes, and
+ * nothing is deleted for it later.
+ */
+#include <linux/fs.h>
+#include <time.h>
+
+#include "tests/unit/live_store.h"
+#include "tests/unit/small_disk.h"
+
+#define DATA_BYTES 100000u
+#define TRIES_MAX 1000000
+
+static struct live live_on(const char *disk)
+{
+	struct live l = live_closed(NULL);
+
+	remove_tree(l.path);
+	free(l.path);
+	assert_true(asprintf(&l.path, "%s/store", disk) > 0);
+	assert_int_equal(mkdir(l.path, 0700), 0);
+	live_open(&l);
+	return l;
+}
+
+static int change_mode(struct live *l, const char *path, uint32_t mode)
+{
+	const struct attr to = { .mode = mode };
+	struct inode *in = NULL;
+	int rc;
+
+	assert_int_equal(live_lookup(l, path, &in), 0);
+	rc = names_setattr(l->st, in, SET_MODE, &to);
+	inode_put(l->st, in, 1);
+	return rc;
+}
+
+/* A file that changes its name all the time; the records are long. */
+struct busy {
+	char name[2][STORE_NAME_MAX + 1];
+	unsigned at;
+};
+
+static struct busy make_busy(struct live *l)
+{
+	struct busy b = { .at = 0 };
+
+	memset(b.name[0], 'p', STORE_NAME_MAX);
+	memset(b.name[1], 'q', STORE_NAME_MAX);
+	live_write(l, b.name[0], "x", 1);
+	return b;
+}
+
+static int rename_busy(struct live *l, struct busy *b)
+{
+	int rc = live_rename(l, b->name[b->at], b->name[!b->at], 0);
+
+	if (rc == 0)
+		b->at = !b->at;
+	return rc;
+}
+
+/* Until what RocksDB took for its log beforehand is full as well. */
+static void write_until_refused(struct live *l, struct busy *b)
+{
+	int rc = 0;
+
+	for (unsigned i = 0; i < TRIES_MAX && rc == 0; i++)
+		rc = rename_busy(l, b);
+	assert_int_equal(rc, -ENOSPC);
+}
+
+/* RocksDB goes on by itself, some time after there is room. */
+static void write_until_taken(struct live *l, struct busy *b)
+{
+	const struct timespec tick = { 0, 1000000 };
+	int rc = -ENOSPC;
+
+	for (unsigned i = 0; i < TRIES_MAX && rc == -ENOSPC; i++) {
+		rc = rename_busy(l, b);
+		if (rc == -ENOSPC)
+			(void)nanosleep(&tick, NULL);
+	}
+	assert_int_equal(rc, 0);
+}
+
+static struct stat stat_of(struct live *l, const char *path)
+{
+	struct inode *in = NULL;
+	struct stat sb;
+
+	assert_int_equal(live_lookup(l, path, &in), 0);
+	assert_int_equal(inode_stat(l->st, in, &sb), 0);
+	inode_put(l->st, in, 1);
+	return sb;
+}
+
+static const char *const NAMES[] = { "new",    "latest", "first",
+				     "second", "d",      "d/inside",
+				     "d/sub",  "e",      "d/file" };
+#define NAME_COUNT (sizeof(NAMES) / sizeof(NAMES[0]))
+
+static void stat_all(struct live *l, struct stat to[NAME_COUNT])
+{
+	for (unsigned i = 0; i < NAME_COUNT; i++)
+		to[i] = stat_of(l, NAMES[i]);
+}
+
+/* As the kernel has them: what is in memory counts, not what is on disk. */
+static void hold_all(struct live *l, struct inode *held[NAME_COUNT])
+{
+	for (unsigned i = 0; i < NAME_COUNT; i++) {
+		assert_int_equal(live_lookup(l, NAMES[i], &held[i]), 0);
+		inode_remember(l->st, held[i]);
+	}
+}
+
+static void forget_all(struct live *l, struct inode *held[NAME_COUNT])
+{
+	for (unsigned i = 0; i < NAME_COUNT; i++) {
+		inode_forget(l->st, held[i], 1);
+		file_forgotten(l->st, held[i]);
+		inode_put(l->st, held[i], 1);
+	}
+}
+
+static void make_names(struct live *l, const uint8_t *data)
+{
+	live_mkdir(l, "d");
+	live_mkdir(l, "d/sub");
+	live_mkdir(l, "d/inside");
+	live_mkdir(l, "e");
+	live_write(l, "new", data, DATA_BYTES);
+	live_write(l, "latest", data, 1000);
+	live_write(l, "first", data, DATA_BYTES / 2);
+	live_write(l, "d/file", data, 10);
+	assert_int_equal(live_link(l, "first", "second"), 0);
+	live_sync_all(l);
+}
+
+static void assert_contents(struct live *l, const uint8_t *data)
+{
+	assert_file(l, "new", data, DATA_BYTES);
+	assert_file(l, "latest", data, 1000);
+	assert_file(l, "first", data, DATA_BYTES / 2);
+	assert_file(l, "second", data, DATA_BYTES / 2);
+	assert_file(l, "d/file", data, 10);
+}
+
+static int rmdir_of(struct live *l, uint64_t dir, const char *name)
+{
+	struct inode *in;
+
+	return names_rmdir(l->st, dir, name, &in);
+}
+
+static void refused(struct live *l)
+{
+	uint64_t d = live_ino(l, "d");
+	struct inode *in = NULL;
+
+	assert_int_equal(live_rename(l, "new", "latest", 0), -ENOSPC);
+	assert_int_equal(live_rename(l, "d/sub", "e", 0), -ENOSPC);
+	assert_int_equal(live_rename(l, "d/inside", "moved", 0), -ENOSPC);
+	assert_int_equal(live_rename(l, "latest", "d/file", RENAME_EXCHANGE),
+			 -ENOSPC);
+	assert_int_equal(live_rename(l, "second", "third", 0), -ENOSPC);
+	assert_int_equal(live_rename(l, "first", "third", 0), -ENOSPC);
+	assert_int_equal(live_unlink(l, "latest"), -ENOSPC);
+	assert_int_equal(live_unlink(l, "first"), -ENOSPC);
+	assert_int_equal(rmdir_of(l, d, "sub"), -ENOSPC);
+	assert_int_equal(live_link(l, "new", "more"), -ENOSPC);
+	assert_int_equal(live_make(l, "made", S_IFDIR | 0755, &in), -ENOSPC);
+	assert_int_equal(change_mode(l, "new", 0777), -ENOSPC);
+	assert_int_equal(live_lookup(l, "new", &in), 0);
+	assert_int_equal(names_setxattr(l->st, in, "user.a", "b", 1, 0),
+			 -ENOSPC);
+	inode_put(l->st, in, 1);
+}
+
+static void what_a_full_disk_refuses_has_not_happened(void **state)
+{
+	struct stat before[NAME_COUNT], now[NAME_COUNT];
+	uint8_t *data = filled(DATA_BYTES, 1);
+	char *disk = disk_mount();
+	struct inode *held[NAME_COUNT];
+	struct busy b;
+	struct live l;
+
+	(void)state;
+	if (!disk) {
+		free(data);
+		skip();
+	}
+	l = live_on(disk);
+	b = make_busy(&l);
+	make_names(&l, data);
+	stat_all(&l, before);
+	hold_all(&l, held);
+	disk_fill(disk, 0);
+	write_until_refused(&l, &b);
+	refused(&l);
+	stat_all(&l, now);
+	assert_memory_equal(now, before, sizeof(now));
+	assert_contents(&l, data);
+	disk_relieve(disk);
+	write_until_taken(&l, &b);
+	forget_all(&l, held);
+	live_settle(&l);
+	stat_all(&l, now);
+	assert_memory_equal(now, before, sizeof(now));
+	live_reopen(&l);
+	stat_all(&l, now);
+	assert_memory_equal(now, before, sizeof(now));
+	assert_contents(&l, data);
+	assert_absent(&l, "third");
+	assert_absent(&l, "moved");
+	assert_int_equal(live_rename(&l, "new", "latest", 0), 0);
+	assert_file(&l, "latest", data, DATA_BYTES);
+	live_free(&l);
+	disk_free(disk);
+	free(data);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(what_a_full_disk_refuses_has_not_happened),
+	};
+
+	return cmocka_run_group_tests_name("names_full", tests, NULL, NULL);
+}
