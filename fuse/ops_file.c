@@ -86,7 +86,10 @@ static int set_writer(fuse_req_t req, struct inode *in)
 	return names_set_writer(store_of(req), in, &w);
 }
 
-/* An open to read: see reads.h. Whatever goes wrong here, the open is fine. */
+/*
+ * A file was opened to read: see reads.h. Whatever goes wrong here, the open is
+ * fine.
+ */
 static void count_read(fuse_req_t req, struct inode *in)
 {
 	struct store *st = store_of(req);
@@ -104,6 +107,8 @@ static void count_read(fuse_req_t req, struct inode *in)
 		whose = writer.rank == reader.rank ? READS_OWN : READS_FOREIGN;
 	reads_count(fs_of(req)->reads, reader.rank, whose,
 		    (uint64_t)sb.st_size);
+	if (whose == READS_OWN)
+		file_read_by_owner(in);
 }
 
 void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,

@@ -12,13 +12,6 @@
 /* How far a read may be from where it was expected. */
 #define SLACK_BYTES AHEAD_BLOCK_BYTES
 
-struct block {
-	struct image *image; /* a reference */
-	uint64_t number; /* of the block in it */
-	const uint8_t *start; /* of whole pages, in its mapping */
-	size_t len;
-};
-
 struct ahead {
 	struct images *images;
 	uint64_t page_bytes;
@@ -27,10 +20,9 @@ struct ahead {
 
 	pthread_mutex_t lock; /* guards everything below */
 	pthread_cond_t added, settled;
-	struct block queue[AHEAD_QUEUE_MAX]; /* a ring */
-	unsigned first, count;
+	struct ahead_queue queue;
 	/* What the threads are at; image NULL: idle. */
-	struct block current[AHEAD_THREADS];
+	struct ahead_block current[AHEAD_THREADS];
 	unsigned started, working;
 	bool stopping;
 };
@@ -93,19 +85,17 @@ static unsigned thread_begin(struct ahead *a)
 }
 
 /* *at is done, and becomes the next; false: there is none any more. */
-static bool block_next(struct ahead *a, struct block *at)
+static bool block_next(struct ahead *a, struct ahead_block *at)
 {
 	HOLD(&a->lock);
-	if (at->image && --a->working == 0 && a->count == 0)
+	if (at->image && --a->working == 0 && a->queue.count == 0)
 		(void)pthread_cond_broadcast(&a->settled);
 	at->image = NULL;
-	while (a->count == 0 && !a->stopping)
+	while (a->queue.count == 0 && !a->stopping)
 		(void)pthread_cond_wait(&a->added, &a->lock);
 	if (a->stopping)
 		return false;
-	*at = a->queue[a->first];
-	a->first = (a->first + 1) % AHEAD_QUEUE_MAX;
-	a->count--;
+	(void)ahead_queue_take(&a->queue, at);
 	a->working++;
 	return true;
 }
@@ -113,7 +103,7 @@ static bool block_next(struct ahead *a, struct block *at)
 static void *run(void *arg)
 {
 	struct ahead *a = arg;
-	struct block *at = &a->current[thread_begin(a)];
+	struct ahead_block *at = &a->current[thread_begin(a)];
 
 	while (block_next(a, at)) {
 		struct image *image = at->image;
@@ -157,6 +147,8 @@ int ahead_start(struct images *images, struct ahead **ret_ahead)
 
 void ahead_stop(struct ahead *a)
 {
+	struct ahead_block dropped;
+
 	if (!a)
 		return;
 	{
@@ -166,9 +158,8 @@ void ahead_stop(struct ahead *a)
 	}
 	for (unsigned i = 0; i < a->thread_count; i++)
 		(void)pthread_join(a->threads[i], NULL);
-	for (unsigned i = 0; i < a->count; i++)
-		image_put(a->images,
-			  a->queue[(a->first + i) % AHEAD_QUEUE_MAX].image);
+	while (ahead_queue_take(&a->queue, &dropped))
+		image_put(a->images, dropped.image);
 	(void)pthread_cond_destroy(&a->added);
 	(void)pthread_cond_destroy(&a->settled);
 	(void)pthread_mutex_destroy(&a->lock);
@@ -177,36 +168,24 @@ void ahead_stop(struct ahead *a)
 
 /* --- what they are given ----------------------------------------------- */
 
-static bool is_same(const struct block *a, const struct block *b)
+/* Takes over the reference; the one that is left over is the caller's to put.
+ */
+static struct image *block_add(struct ahead *a, const struct ahead_block *b,
+			       bool own)
 {
-	return a->image == b->image && a->number == b->number;
-}
+	struct ahead_block left;
 
-/* One fault reads all of a block, so a part of it in the queue is enough. */
-static bool is_known_locked(const struct ahead *a, const struct block *b)
-{
-	for (unsigned i = 0; i < a->count; i++)
-		if (is_same(&a->queue[(a->first + i) % AHEAD_QUEUE_MAX], b))
-			return true;
-	for (unsigned i = 0; i < AHEAD_THREADS; i++)
-		if (is_same(&a->current[i], b))
-			return true;
-	return false;
-}
-
-/* Takes over the reference when true. */
-static bool block_add(struct ahead *a, const struct block *b)
-{
 	HOLD(&a->lock);
-	if (a->count == AHEAD_QUEUE_MAX || is_known_locked(a, b))
-		return false;
-	a->queue[(a->first + a->count++) % AHEAD_QUEUE_MAX] = *b;
-	(void)pthread_cond_signal(&a->added);
-	return true;
+	for (unsigned i = 0; i < AHEAD_THREADS; i++)
+		if (ahead_block_is(&a->current[i], b))
+			return b->image;
+	if (ahead_queue_add(&a->queue, b, own, &left))
+		(void)pthread_cond_signal(&a->added);
+	return left.image;
 }
 
 /* Blocks come and go as one: its last page tells. */
-static bool is_cached(const struct ahead *a, const struct block *b)
+static bool is_cached(const struct ahead *a, const struct ahead_block *b)
 {
 	unsigned char in_memory = 0;
 
@@ -215,7 +194,8 @@ static bool is_cached(const struct ahead *a, const struct block *b)
 	       (in_memory & 1);
 }
 
-void ahead_add(struct ahead *a, struct image *i, uint64_t off, uint64_t len)
+void ahead_add(struct ahead *a, struct image *i, uint64_t off, uint64_t len,
+	       bool own)
 {
 	const uint8_t *map = image_map(a->images, i, off + len);
 	uint64_t end = off + len;
@@ -227,9 +207,9 @@ void ahead_add(struct ahead *a, struct image *i, uint64_t off, uint64_t len)
 		uint64_t next = (number + 1) * AHEAD_BLOCK_BYTES;
 		uint64_t from = off - off % a->page_bytes;
 		uint64_t to = next < end ? next : end;
-		struct block b = { .image = i,
-				   .number = number,
-				   .start = map + from };
+		struct ahead_block b = { .image = i,
+					 .number = number,
+					 .start = map + from };
 
 		to += (a->page_bytes - to % a->page_bytes) % a->page_bytes;
 		b.len = (size_t)(to - from);
@@ -237,14 +217,13 @@ void ahead_add(struct ahead *a, struct image *i, uint64_t off, uint64_t len)
 		if (is_cached(a, &b))
 			continue;
 		image_ref(a->images, i);
-		if (!block_add(a, &b))
-			image_put(a->images, i);
+		image_put(a->images, block_add(a, &b, own));
 	}
 }
 
 void ahead_settle(struct ahead *a)
 {
 	HOLD(&a->lock);
-	while (a->count > 0 || a->working > 0)
+	while (a->queue.count > 0 || a->working > 0)
 		(void)pthread_cond_wait(&a->settled, &a->lock);
 }

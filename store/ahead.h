@@ -8,9 +8,9 @@
  * he has read in sequence: who reads a header, or skips about, gets little that
  * he did not ask for. A few threads touch what is wanted, block by block, as
  * the reader's own fault would; the bytes stay in the page cache, and are the
- * kernel's to drop. What finds the queue full is left to the reader. Blocks are
- * read in the order of demand, so the files that ranks are at, mostly their
- * own, come first; files that are one image the kernel reads ahead by itself.
+ * kernel's to drop. What finds no place in the queue is left to the reader. A
+ * file that a rank reads which wrote it comes before those of other ranks (see
+ * ahead_queue.h); files that are one image the kernel reads ahead by itself.
  *
  * Measured when it came (four readers, cold, half of each file shared with the
  * step before): 1.03 of sequential files instead of 0.82; one reader 1.02
@@ -25,12 +25,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "store/ahead_queue.h"
 #include "store/image.h"
 
 #define AHEAD_BLOCK_BYTES (UINT64_C(2) << 20) /* what one fault reads */
 #define AHEAD_BYTES_MAX (UINT64_C(16) << 20) /* of each stream */
 #define AHEAD_STREAMS_MAX 4 /* of each file */
-#define AHEAD_QUEUE_MAX 64 /* blocks, of all files */
 #define AHEAD_THREADS 8
 
 /* Where a reader is; those of a file, last used first. All zero: at its start.
@@ -59,8 +59,12 @@ int ahead_start(struct images *images, struct ahead **ret_ahead);
 /* What is queued is dropped; before images_release(). NULL: nothing. */
 void ahead_stop(struct ahead *a);
 
-/* [off, off + len) of the image will be wanted. Does not block on the disk. */
-void ahead_add(struct ahead *a, struct image *i, uint64_t off, uint64_t len);
+/*
+ * [off, off + len) of the image will be wanted; own: by the rank that wrote
+ * the file. Does not block on the disk.
+ */
+void ahead_add(struct ahead *a, struct image *i, uint64_t off, uint64_t len,
+	       bool own);
 /* Wait until all that was added has been read: for tests. */
 void ahead_settle(struct ahead *a);
 

@@ -459,6 +459,8 @@ static struct stage *count_open_locked(struct file *f, bool write, int delta)
 	f->opens += (unsigned)delta;
 	if (write)
 		f->writers += (unsigned)delta;
+	if (f->opens == 0)
+		f->read_by_owner = false;
 	if (f->stage && f->stage->slot) {
 		SLOT_SET(f->stage->slot, opens, f->opens);
 		SLOT_SET(f->stage->slot, writers, f->writers);
@@ -697,6 +699,12 @@ void file_release(struct store *st, struct inode *in, int flags)
 		file_unlinked(st, in);
 	else if (last_writer)
 		drain_released(st, in);
+}
+
+void file_read_by_owner(struct inode *in)
+{
+	HOLD(&in->lock);
+	in->file->read_by_owner = in->file->opens > 0;
 }
 
 int file_flush(struct store *st, struct inode *in, int flags)

@@ -53,6 +53,11 @@ struct file_opened {
 int file_open(struct store *st, struct inode *in, int flags,
 	      struct file_opened *ret);
 void file_release(struct store *st, struct inode *in, int flags);
+/*
+ * The rank that wrote the file has it open to read: what it comes to next is
+ * read ahead before what is read of other files, until the last release.
+ */
+void file_read_by_owner(struct inode *in);
 /* fsync(2): drain_sync(), and whoever asked was told of an error. */
 int file_sync(struct store *st, struct inode *in);
 /* close(2) of a handle opened with flags. */

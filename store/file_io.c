@@ -161,6 +161,7 @@ static void read_ahead(struct store *st, struct inode *in,
 {
 	uint64_t from, to;
 	size_t i;
+	bool own;
 
 	if (!st->ahead)
 		return;
@@ -169,6 +170,7 @@ static void read_ahead(struct store *st, struct inode *in,
 		if (!ahead_follow(&in->file->ahead, off, len, c->size_bytes,
 				  &from, &to))
 			return;
+		own = in->file->read_by_owner;
 	}
 	i = extent_find(c, from);
 	for (unsigned n = 0; n < AHEAD_EXTENTS_MAX && i < c->extent_count;
@@ -183,7 +185,7 @@ static void read_ahead(struct store *st, struct inode *in,
 		start = from > e->offset ? from - e->offset : 0;
 		end = to - e->offset < e->len ? to - e->offset : e->len;
 		ahead_add(st->ahead, image, e->image_offset + start,
-			  end - start);
+			  end - start, own);
 		image_put(&st->images, image);
 	}
 }

@@ -136,6 +136,7 @@ struct file {
 	int64_t drained_mtime_ns; /* the stage as the last drain saw it */
 	uint64_t drained_size;
 	struct ahead_streams ahead; /* what is read of its content */
+	bool read_by_owner; /* as long as it is open: it is read ahead first */
 	uint64_t series[2]; /* keys: exact and general; 0: unknown */
 };
 

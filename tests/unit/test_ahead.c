@@ -249,6 +249,27 @@ static void what_a_reader_comes_to_next_is_in_memory(void **state)
 	free(buf);
 }
 
+/* Who reads it is said at each open that is a rank's own: see reads.h. */
+static void a_file_is_an_owners_as_long_as_it_is_open(void **state)
+{
+	struct live l = live_new(NULL);
+	struct handle first, second;
+
+	(void)state;
+	live_write(&l, "f", "x", 1);
+	first = handle_open(&l, "f", O_RDONLY);
+	assert_false(first.in->file->read_by_owner);
+	file_read_by_owner(first.in);
+	second = handle_open(&l, "f", O_RDONLY); /* another rank's */
+	handle_close(&first);
+	assert_true(second.in->file->read_by_owner);
+	handle_close(&second);
+	first = handle_open(&l, "f", O_RDONLY);
+	assert_false(first.in->file->read_by_owner);
+	handle_close(&first);
+	live_free(&l);
+}
+
 static void a_store_can_be_closed_in_the_middle_of_it(void **state)
 {
 	struct store_options options = live_options();
@@ -314,6 +335,7 @@ int main(void)
 		cmocka_unit_test(a_file_that_is_read_again_is_read_ahead_again),
 		cmocka_unit_test(a_read_at_the_end_or_behind_it_leads_nowhere),
 		cmocka_unit_test(what_a_reader_comes_to_next_is_in_memory),
+		cmocka_unit_test(a_file_is_an_owners_as_long_as_it_is_open),
 		cmocka_unit_test(a_store_can_be_closed_in_the_middle_of_it),
 		cmocka_unit_test(a_file_can_be_removed_in_the_middle_of_it),
 	};
