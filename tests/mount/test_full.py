@@ -128,6 +128,54 @@ def can_sync(path):
         return False
 
 
+def works(fn, *args):
+    try:
+        fn(*args)
+        return True
+    except OSError as e:
+        assert e.errno == errno.ENOSPC, e
+        return False
+
+
+@ck.mounted(start=False, bound=120)
+def what_a_full_disk_refuses_has_not_happened(m):
+    """A replaced or removed file has no name left only once that is written:
+    the kernel's forgetting it must not delete it otherwise."""
+    disk = store_on_small_disk(m, 128 * MIB)
+    m.start()
+    m.expected.append("No space left|space")
+    new, latest, step = m.path("new"), m.path("latest"), m.path("step_1")
+    busy = [m.path(c * 250) for c in "pq"]
+    os.mkdir(step)
+    for name, size in ((new, MIB), (latest, 100), (busy[0], 1)):
+        put(name, data(size, name), sync=True)
+    disk.fill(leave=0)
+    for _ in range(1000000):
+        if not works(os.rename, *busy):
+            break
+        busy.reverse()
+    for change in ((os.rename, new, latest), (os.unlink, latest),
+                   (os.rmdir, step), (os.rename, step, m.path("step_2")),
+                   (os.unlink, new), (os.chmod, new, 0o600)):
+        fails(errno.ENOSPC, *change)
+    with open("/proc/sys/vm/drop_caches", "w", encoding="ascii") as f:
+        f.write("2")  # and the kernel forgets inodes that nobody has open
+    assert os.listdir(step) == []
+    same(get(new), data(MIB, new), "what was not renamed")
+    same(get(latest), data(100, latest), "what was not replaced")
+    disk.relieve()
+    ck.until("a rename works again", lambda: works(os.rename, *busy))
+    os.rename(new, latest)
+    m.power_cut()
+    m.start()
+    same(get(latest), data(MIB, new), "renamed in the end")
+    assert sorted(os.listdir(m.mnt)) == sorted(
+        ["latest", "step_1", os.path.basename(busy[1])])
+    m.unmount()
+    m.fsck("--scrub")
+    ck.umount(disk.path)
+
+
 @ck.mounted(start=False)
 def deleting_makes_room_on_a_full_store(m):
     disk = store_on_small_disk(m, 128 * MIB)
