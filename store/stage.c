@@ -739,6 +739,11 @@ void stage_drop(struct stages *st, struct stage *s)
 	stage_unlist(st, s);
 	if (!s->slot || stage_return(st, s))
 		return; /* dropped before, or the segment's again */
+	/*
+	 * First of all: who is killed here must not leave a slot for what is
+	 * gone, or is another's already. The next start sweeps up the rest.
+	 */
+	SLOT_SET(s->slot, ino, 0);
 	if (s->kind == STAGE_MEMORY) {
 		atomic_fetch_sub(&st->memory_count, 1);
 		stage_file_name(s->number, name);

@@ -417,6 +417,50 @@ static void what_is_staged_is_counted_by_where_it_is(void **state)
 	free(data);
 }
 
+struct abandoned {
+	struct live *l;
+	stage_abandon_fn abandon; /* the store's */
+	void *arg;
+	unsigned count;
+};
+
+static void assert_no_slot(void *arg, struct image *i)
+{
+	struct abandoned *a = arg;
+	struct stages *st = &a->l->st->stages;
+
+	for (uint32_t n = 0; n < st->slot_count; n++)
+		if (SLOT_GET(&st->slots[n], ino) != 0)
+			assert_int_not_equal(SLOT_GET(&st->slots[n], number),
+					     i->id);
+	a->count++;
+	a->abandon(a->arg, i);
+}
+
+/*
+ * The image is given to the next writer at once. Were its slot still there, a
+ * kill at this moment would leave two of them for one image, and the next start
+ * would give back the first, and with it the bytes of the second.
+ */
+static void what_is_dropped_has_no_slot_any_more(void **state)
+{
+	struct live l = live_small(true);
+	struct abandoned a = { .l = &l,
+			       .abandon = l.st->stages.abandon,
+			       .arg = l.st->stages.hook_arg };
+
+	(void)state;
+	live_write(&l, "f", "on the disk", 11);
+	assert_int_equal(kind_of(&l, "f"), STAGE_DISK);
+	l.st->stages.abandon = assert_no_slot;
+	l.st->stages.hook_arg = &a;
+	assert_int_equal(live_unlink(&l, "f"), 0);
+	assert_int_equal(a.count, 1);
+	l.st->stages.abandon = a.abandon;
+	l.st->stages.hook_arg = a.arg;
+	live_small_free(&l);
+}
+
 static void a_clean_stage_that_was_read_last_is_given_up_last(void **state)
 {
 	struct live l = live_small(true);
@@ -455,6 +499,7 @@ int main(void)
 			clean_stages_are_not_kept_when_that_is_turned_off),
 		cmocka_unit_test(what_is_staged_is_counted_by_where_it_is),
 		cmocka_unit_test(a_clean_stage_that_was_read_last_is_given_up_last),
+		cmocka_unit_test(what_is_dropped_has_no_slot_any_more),
 	};
 
 	enter_namespace();
