@@ -180,16 +180,17 @@ static void have_looked_at(struct store *st, const struct guard_step *step)
 {
 	struct guard *g = st->guard;
 	struct waiting *w = malloc(sizeof(*w));
-	bool full = false;
 
 	if (!w)
 		return;
 	w->step = *step;
 	{
 		HOLD(&g->lock);
-		full = g->figures.waiting >= WAITING_MAX;
-		g->figures.overlooked += full;
-		if (g->started && !g->stop && !full && !waits_locked(g, step)) {
+		if (!g->started || g->stop || waits_locked(g, step)) {
+			/* nobody would come, or somebody does anyway */
+		} else if (g->figures.waiting >= WAITING_MAX) {
+			g->figures.overlooked++;
+		} else {
 			TAILQ_INSERT_TAIL(&g->waiting, w, next);
 			w = NULL;
 			g->figures.waiting++;

@@ -119,6 +119,33 @@ static void a_store_that_is_closed_has_looked_at_everything(void **state)
 	live_free(&l);
 }
 
+/* Who publishes faster than anybody can look is not made to wait. */
+static void what_is_too_much_is_overlooked_and_counted(void **state)
+{
+	const unsigned waiting = 256, more = 7;
+	struct store_options o = live_options();
+	struct guard_figures f;
+	struct live l;
+
+	(void)state;
+	o.structure = GUARD_WARN;
+	o.hold_drain = true; /* the thread waits until it is closed */
+	l = live_new(&o);
+	live_write(&l, "held", "x", 1); /* or there is nothing to wait for */
+	for (unsigned i = 0; i < waiting + more; i++) {
+		char name[32];
+
+		(void)snprintf(name, sizeof(name), "step_%u", i);
+		live_mkdir(&l, "aside");
+		assert_int_equal(publish(&l, "aside", name), 0);
+	}
+	assert_int_equal(publish(&l, "step_1", "step_300"), 0);
+	guard_figures(l.st, &f);
+	assert_int_equal(f.waiting, waiting);
+	assert_int_equal(f.overlooked, more + 1);
+	live_free(&l);
+}
+
 struct publisher {
 	struct live *l;
 	unsigned number;
@@ -202,6 +229,7 @@ int main(void)
 		cmocka_unit_test(what_is_refused_is_where_it_was),
 		cmocka_unit_test(
 			a_store_that_is_closed_has_looked_at_everything),
+		cmocka_unit_test(what_is_too_much_is_overlooked_and_counted),
 		cmocka_unit_test(
 			many_publish_while_steps_are_deleted_and_looked_at),
 	};
