@@ -508,6 +508,7 @@ int commit_init(struct store *st)
 	pthread_cond_init(&c->work, NULL);
 	pthread_cond_init(&c->done, NULL);
 	TAILQ_INIT(&c->ops);
+	TAILQ_INIT(&c->refused);
 	st->committer = c;
 	return 0;
 }
@@ -534,8 +535,9 @@ void commit_stop(struct store *st)
 	}
 	if (c->started)
 		pthread_join(c->thread, NULL);
+	TAILQ_CONCAT(&c->ops, &c->refused, next);
 	for (struct commit_op *op; (op = TAILQ_FIRST(&c->ops)) != NULL;) {
-		TAILQ_REMOVE(&c->ops, op, next); /* it was never started */
+		TAILQ_REMOVE(&c->ops, op, next); /* the next start does it */
 		free(op);
 	}
 	pthread_mutex_destroy(&c->lock);
@@ -560,6 +562,15 @@ static void op_add(struct store *st, struct commit_op *op)
 
 	HOLD(&c->lock);
 	TAILQ_INSERT_TAIL(&c->ops, op, next);
+	pthread_cond_signal(&c->work);
+}
+
+void commit_retry(struct store *st)
+{
+	struct committer *c = st->committer;
+
+	HOLD(&c->lock);
+	TAILQ_CONCAT(&c->ops, &c->refused, next);
 	pthread_cond_signal(&c->work);
 }
 

@@ -34,6 +34,8 @@ void commit_wake(struct store *st);
  * the chunks. Returns at once; deletions are applied in order.
  */
 int commit_delete(struct store *st, uint64_t ino);
+/* Deletions that a full disk refused are tried again. */
+void commit_retry(struct store *st);
 /*
  * Write b together with a copy of from's committed content for `to`; when it
  * has none, `to` counts as never committed. Waits for the committer; the

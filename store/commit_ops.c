@@ -94,7 +94,13 @@ void commit_ops_delete(struct store *st, struct commit_op **ops, unsigned n)
 			log_error("inode %llu cannot be deleted: %s",
 				  (unsigned long long)ops[i]->ino,
 				  strerror(-one));
-		free(ops[i]);
+		if (one == -ENOSPC) { /* and so does commit_retry() */
+			HOLD(&st->committer->lock);
+			TAILQ_INSERT_TAIL(&st->committer->refused, ops[i],
+					  next);
+		} else {
+			free(ops[i]);
+		}
 	}
 }
 

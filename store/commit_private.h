@@ -37,6 +37,7 @@ struct committer {
 	pthread_mutex_t lock; /* guards everything below */
 	pthread_cond_t work, done;
 	struct commit_ops ops;
+	struct commit_ops refused; /* deletions that found the disk full */
 	bool woken, stop;
 };
 

@@ -1,17 +1,19 @@
 /*
  * drain_timer.c - one thread for what happens without a call: a failed job is
  * tried again, a close whose release does not come is taken for closed, files
- * that stay open are drained now and then, and a stage that outgrew its
- * memory gives clean files up.
+ * that stay open are drained now and then, a stage that outgrew its memory
+ * gives clean files up, and what a full disk kept from being deleted goes.
  */
 #include <time.h>
 
 #include "store/base/io.h"
 #include "store/base/scope.h"
+#include "store/commit.h"
 #include "store/drain_private.h"
+#include "store/reclaim.h"
 #include "store/store.h"
 
-/* How often the stage's memory is looked at. */
+/* How often the stage's memory and the disk's room are looked at. */
 #define RELIEVE_NS (INT64_C(1) * 1000000000)
 /*
  * A file that stays open and grew by more than this since the last look is a
@@ -30,6 +32,14 @@ static void timer_relieve(struct store *st)
 	stages_usage(&st->stages, &used, &total);
 	if (used > total)
 		(void)stages_make_room(&st->stages, 0);
+}
+
+static void timer_retry(struct store *st)
+{
+	if (kv_room(st->kv) < 0)
+		return;
+	commit_retry(st);
+	reclaim_retry(st);
 }
 
 /* Wake what is due; *ret_next is when the next one is. */
@@ -164,6 +174,7 @@ void *drain_timer_main(void *arg)
 		pthread_cond_timedwait(&d->tick, &d->lock, &t);
 		pthread_mutex_unlock(&d->lock);
 		timer_relieve(st);
+		timer_retry(st);
 		pthread_mutex_lock(&d->lock);
 	}
 	pthread_mutex_unlock(&d->lock);

@@ -5,6 +5,7 @@
  */
 #include "store/kv.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -13,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 #include "store/base/log.h"
 #include "store/base/scope.h"
@@ -21,11 +23,11 @@
 #define KV_BLOCK_CACHE_BYTES (44u << 20)
 #define KV_OPEN_FILES_MAX 256
 
-/* With less than this on the disk a write may find it full within a sync. */
+/* With less than this on the disk a write may find it full. */
 #define KV_ROOM_BYTES (UINT64_C(1) << 30)
 
-/* What only deletions may use. */
-#define KV_SPARE_BYTES (UINT64_C(4) << 20)
+/* What only deletions may use: what is in memory fits into it. */
+#define KV_SPARE_BYTES (KV_MEMTABLE_BYTES + (UINT64_C(8) << 20))
 
 #define KV_LOG_FATAL 4 /* rocksdb::FATAL_LEVEL */
 
@@ -49,12 +51,12 @@ struct kv {
 	 */
 	atomic_bool full;
 	/*
-	 * Shared by who writes. Where the disk may become full meanwhile (low,
-	 * as last seen), everybody has it alone: a sync must not meet a write
-	 * that fails, and each write looks at what is in memory first.
+	 * Shared by who writes and syncs. Where the disk may become full
+	 * meanwhile (low), or is (full), each has it alone: a sync must not
+	 * meet a write that fails, and each write looks at what is in memory
+	 * first.
 	 */
 	pthread_rwlock_t turn;
-	atomic_bool low;
 	int dirfd;
 };
 
@@ -155,7 +157,7 @@ static int kv_open_any(const char *dir, bool create, bool readonly,
 	if (!kv)
 		return -ENOMEM;
 	kv->dirfd = -1;
-	/* Writers of this lock are the syncs: they must not starve. */
+	/* Who wants it alone must not starve. */
 	pthread_rwlockattr_init(&attr);
 	pthread_rwlockattr_setkind_np(
 		&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
@@ -178,7 +180,6 @@ static int kv_open_any(const char *dir, bool create, bool readonly,
 		return rc;
 	}
 	kv->dirfd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	atomic_store(&kv->low, room_below(kv, KV_ROOM_BYTES));
 	*ret_kv = kv;
 	return 0;
 }
@@ -313,16 +314,15 @@ void kv_add(struct kv_batch *b, const void *key, size_t key_len, int64_t delta)
 					 sizeof(le));
 }
 
-int kv_room(struct kv *kv)
+int kv_room(const struct kv *kv)
 {
-	atomic_store(&kv->low, room_below(kv, KV_ROOM_BYTES));
 	return room_below(kv, KV_SPARE_BYTES) ? -ENOSPC : 0;
 }
 
 /* To write or to sync. Returns whether the turn is had alone. */
 static bool log_enter(struct kv *kv)
 {
-	bool alone = atomic_load(&kv->low) || atomic_load(&kv->full);
+	bool alone = atomic_load(&kv->full) || room_below(kv, KV_ROOM_BYTES);
 
 	if (alone)
 		pthread_rwlock_wrlock(&kv->turn);
@@ -347,7 +347,8 @@ static int keep_something_to_flush(struct kv *kv)
 	if (rocksdb_property_int(kv->db, "rocksdb.cur-size-active-mem-table",
 				 &size) < 0)
 		return 0;
-	if (size > KV_MEMTABLE_BYTES / 4 * 3)
+	/* The log that failed cannot be left but by RocksDB itself. */
+	if (size > KV_MEMTABLE_BYTES / 4 * 3 && !atomic_load(&kv->full))
 		rocksdb_flush(kv->db, kv->flush, &err);
 	if (err ||
 	    rocksdb_property_int(kv->db, "rocksdb.num-entries-active-mem-table",
@@ -366,20 +367,60 @@ int kv_write(struct kv *kv, struct kv_batch *b)
 {
 	int rc = atomic_load(&kv->failed);
 	char *err = NULL;
+	bool alone;
 
 	if (rc < 0)
 		return rc;
-	if (log_enter(kv))
+	alone = log_enter(kv);
+	if (alone)
 		rc = keep_something_to_flush(kv);
 	if (rc == 0) {
 		rocksdb_write(kv->db, kv->write, b->wb, &err);
 		rc = kv_error("write", err);
-		atomic_store(&kv->full, rc == -ENOSPC);
-		if (rc < 0 && rc != -ENOSPC) /* full: it was not applied */
-			atomic_store(&kv->failed, rc);
+		if (rc == -ENOSPC)
+			atomic_store(&kv->full, true);
+		else if (rc == 0 && alone)
+			atomic_store(&kv->full, false);
 	}
+	if (rc < 0 && rc != -ENOSPC && rc != -ENOMEM) /* not applied: those */
+		atomic_store(&kv->failed, rc);
 	pthread_rwlock_unlock(&kv->turn);
 	return rc;
+}
+
+/*
+ * The logs' bytes to the disk without RocksDB, which must not touch the one
+ * that failed. Each batch that was applied is in them: it goes there first,
+ * with one write(2), which the next one waits for.
+ */
+static int sync_logs(const struct kv *kv)
+{
+	int fd = openat(kv->dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+	struct dirent *d;
+	int rc = 0;
+
+	if (!dir) {
+		rc = -errno;
+		if (fd >= 0)
+			close(fd);
+		return rc;
+	}
+	while (rc == 0 && (d = readdir(dir)) != NULL) {
+		const char *end = strrchr(d->d_name, '.');
+
+		if (!end || strcmp(end, ".log") != 0)
+			continue;
+		fd = openat(kv->dirfd, d->d_name, O_RDONLY | O_CLOEXEC);
+		if (fd < 0 && errno == ENOENT) /* one that is not needed */
+			continue;
+		if (fd < 0 || fdatasync(fd) < 0)
+			rc = -errno;
+		if (fd >= 0)
+			close(fd);
+	}
+	closedir(dir);
+	return rc == 0 && fsync(kv->dirfd) < 0 ? -errno : rc;
 }
 
 int kv_sync(struct kv *kv)
@@ -389,15 +430,14 @@ int kv_sync(struct kv *kv)
 
 	if (rc < 0)
 		return rc;
-	atomic_store(&kv->low, room_below(kv, KV_ROOM_BYTES));
 	(void)log_enter(kv);
 	if (atomic_load(&kv->full)) {
-		pthread_rwlock_unlock(&kv->turn);
-		return -ENOSPC;
+		rc = sync_logs(kv);
+	} else {
+		rocksdb_flush_wal(kv->db, 1, &err);
+		rc = kv_error("sync", err);
 	}
-	rocksdb_flush_wal(kv->db, 1, &err);
 	pthread_rwlock_unlock(&kv->turn);
-	rc = kv_error("sync", err);
 	if (rc < 0) {
 		atomic_store(&kv->failed, rc);
 		log_error("the database cannot be written any more: mend the "

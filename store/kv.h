@@ -65,13 +65,13 @@ void kv_add(struct kv_batch *b, const void *key, size_t key_len,
 
 /*
  * Apply b atomically: ordered at once, durable after the next kv_sync().
- * -ENOSPC: nothing of it was applied, and it can be tried again once there is
- * room; any other error stays.
+ * -ENOSPC, -ENOMEM: nothing of it was applied, and it can be tried again; any
+ * other error stays.
  */
 int kv_write(struct kv *kv, struct kv_batch *b);
 /*
- * Returns 0 only when every earlier kv_write() is durable. -ENOSPC: not yet,
- * the last write found the disk full. After any other failure every later write
+ * Returns 0 only when every earlier kv_write() that returned 0 is durable, also
+ * when a later one has found the disk full. After a failure every later write
  * and sync fails with the same error: what is in the log is not known any more.
  */
 int kv_sync(struct kv *kv);
@@ -79,7 +79,7 @@ int kv_sync(struct kv *kv);
  * 0, or -ENOSPC: the disk is so full that nothing should be added. Ask before a
  * write that adds something, so that there is room left for deletions.
  */
-int kv_room(struct kv *kv);
+int kv_room(const struct kv *kv);
 
 /*
  * Iterate keys >= start that begin with prefix; each step is 1 (there is an

@@ -32,6 +32,7 @@ struct reclaim {
 	pthread_mutex_t lock; /* guards everything below */
 	pthread_cond_t work, idle;
 	struct ranges ranges;
+	struct ranges refused; /* what found the disk full */
 	struct reclaim_ticket *oldest, *newest;
 	uint64_t next_ticket;
 	uint64_t added, taken; /* how often ranges were */
@@ -50,6 +51,7 @@ int reclaim_init(struct store *st)
 	pthread_cond_init(&r->work, NULL);
 	pthread_cond_init(&r->idle, NULL);
 	TAILQ_INIT(&r->ranges);
+	TAILQ_INIT(&r->refused);
 	r->next_ticket = 1;
 	st->reclaim = r;
 	return 0;
@@ -99,6 +101,15 @@ void reclaim_add(struct store *st, uint64_t image, uint64_t offset,
 	*one = (struct range){ .image = image, .offset = offset, .len = len };
 	one->epoch = r->next_ticket;
 	TAILQ_INSERT_TAIL(&r->ranges, one, next);
+	pthread_cond_signal(&r->work);
+}
+
+void reclaim_retry(struct store *st)
+{
+	struct reclaim *r = st->reclaim;
+
+	HOLD(&r->lock);
+	TAILQ_CONCAT(&r->ranges, &r->refused, next);
 	pthread_cond_signal(&r->work);
 }
 
@@ -505,6 +516,13 @@ static void group_reclaim(struct store *st, struct group *g)
 				  (unsigned long long)g->range[i]->image,
 				  strerror(-rc));
 		g->result[i] = rc;
+		if (rc == -ENOSPC) { /* kept for reclaim_retry() */
+			struct range *one = g->range[i];
+
+			g->range[i] = NULL;
+			HOLD(&st->reclaim->lock);
+			TAILQ_INSERT_TAIL(&st->reclaim->refused, one, next);
+		}
 	}
 	group_forget(st, g);
 	for (unsigned i = 0; i < g->count; i++) {
@@ -597,6 +615,7 @@ void reclaim_release(struct store *st)
 
 	if (!r)
 		return;
+	TAILQ_CONCAT(&r->ranges, &r->refused, next);
 	while ((one = TAILQ_FIRST(&r->ranges)) != NULL) {
 		TAILQ_REMOVE(&r->ranges, one, next);
 		free(one);

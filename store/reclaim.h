@@ -44,6 +44,8 @@ pthread_mutex_t *reclaim_turn(struct store *st);
 /* The range (already in a P record) may have bytes to give back. */
 void reclaim_add(struct store *st, uint64_t image, uint64_t offset,
 		 uint64_t len);
+/* What a full disk kept from being given back is tried again. */
+void reclaim_retry(struct store *st);
 /*
  * Wait until all that was added is given back; *ret_freed counts the bytes
  * since the store was opened.

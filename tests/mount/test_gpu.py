@@ -571,7 +571,7 @@ def an_error_of_the_drain_reaches_wait(m):
     m.expected += ["No space left"]
     try:
         c = Ckpt()
-        disk.fill(leave=8 * ck.MIB)
+        disk.fill(leave=28 * ck.MIB)
         t = {"t": Memory(data(ck.MIB, 1) + data(31 * ck.MIB, 2))}
         s = c.begin(m.path("f"))
         s.add("t", t["t"])

@@ -601,7 +601,7 @@ def an_error_of_the_drain_reaches_who_waits(m):
         m.start()
         m.expected.append("No space left")
         c = Client(m.mnt)
-        disk.fill(leave=8 * ck.MIB)
+        disk.fill(leave=28 * ck.MIB)
         ino = save(c, m.path("f"), 1, size=32 * ck.MIB)
         fails(errno.ENOSPC, c.wait, ino)
         same(get(m.path("f")) if m.state(m.path("f")) != "failed" else

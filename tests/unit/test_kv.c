@@ -501,7 +501,7 @@ static void a_log_that_failed_is_not_written_to_again(void **state)
 	db_open(&d);
 	disk_fill(disk, 0);
 	assert_int_equal(put_large(d.kv, "refused"), -ENOSPC);
-	assert_int_equal(kv_sync(d.kv), -ENOSPC);
+	assert_int_equal(kv_sync(d.kv), 0); /* all that was applied */
 	assert_int_equal(put_large(d.kv, "refused"), -ENOSPC);
 	disk_relieve(disk);
 	/* RocksDB goes on by itself, some time after there is room. */

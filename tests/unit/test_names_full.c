@@ -6,6 +6,7 @@
 #include <linux/fs.h>
 #include <time.h>
 
+#include "store/commit_private.h"
 #include "tests/unit/live_store.h"
 #include "tests/unit/small_disk.h"
 
@@ -223,10 +224,59 @@ static void what_a_full_disk_refuses_has_not_happened(void **state)
 	free(data);
 }
 
+static bool has_refused(struct live *l)
+{
+	struct committer *c = l->st->committer;
+
+	HOLD(&c->lock);
+	return !TAILQ_EMPTY(&c->refused);
+}
+
+/* The name is gone, and the disk full before the committer comes to the rest.
+ */
+static void what_is_deleted_goes_when_there_is_room_again(void **state)
+{
+	const struct timespec tick = { 0, 1000000 };
+	uint8_t *data = filled(DATA_BYTES, 1);
+	char *disk = disk_mount();
+	struct busy b;
+	struct live l;
+
+	(void)state;
+	if (!disk) {
+		free(data);
+		skip();
+	}
+	l = live_on(disk);
+	b = make_busy(&l);
+	live_write(&l, "f", data, DATA_BYTES);
+	live_sync_all(&l);
+	{
+		HOLD(reclaim_turn(l.st));
+		assert_int_equal(live_unlink(&l, "f"), 0);
+		disk_fill(disk, 0);
+		write_until_refused(&l, &b);
+	}
+	for (unsigned i = 0; i < TRIES_MAX && !has_refused(&l); i++)
+		(void)nanosleep(&tick, NULL);
+	assert_int_equal(live_records(&l, 'O'), 1);
+	assert_int_equal(live_counter(&l, META_PHYSICAL), DATA_BYTES + 1);
+	disk_relieve(disk);
+	for (unsigned i = 0; i < TRIES_MAX && live_records(&l, 'O') > 0; i++)
+		(void)nanosleep(&tick, NULL);
+	live_settle(&l);
+	assert_int_equal(live_records(&l, 'O'), 0);
+	assert_int_equal(live_counter(&l, META_PHYSICAL), 1);
+	live_free(&l);
+	disk_free(disk);
+	free(data);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(what_a_full_disk_refuses_has_not_happened),
+		cmocka_unit_test(what_is_deleted_goes_when_there_is_room_again),
 	};
 
 	return cmocka_run_group_tests_name("names_full", tests, NULL, NULL);
