@@ -72,8 +72,22 @@ static bool begins_anew(int flags)
 	return (flags & O_TRUNC) && (flags & O_ACCMODE) != O_RDONLY;
 }
 
-/* An open that was O_TRUNC: the file is of whoever asked for it. */
-static int set_writer(fuse_req_t req, struct inode *in)
+/*
+ * After an open that was O_TRUNC the file is of whoever asked for it. It cannot
+ * fail any more: the bytes are gone, and an open that failed would leave them
+ * gone without a word.
+ */
+static void set_writer(struct store *st, struct inode *in,
+		       const struct writer *w)
+{
+	int rc = names_set_writer(st, in, w);
+
+	if (rc < 0)
+		log_error("inode %llu: who writes it now is not recorded: %s",
+			  (unsigned long long)in->ino, strerror(-rc));
+}
+
+static void set_writer_opened(fuse_req_t req, struct inode *in)
 {
 	char name[STORE_NAME_MAX + 1];
 	struct writer w;
@@ -83,7 +97,7 @@ static int set_writer(fuse_req_t req, struct inode *in)
 		strcpy(name, in->attr.name);
 	}
 	fs_writer(req, name, &w);
-	return names_set_writer(store_of(req), in, &w);
+	set_writer(store_of(req), in, &w);
 }
 
 /*
@@ -139,9 +153,8 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 		rc = file_open(st, in, flags, &opened);
 		if (rc == 0) {
 			if (begins_anew(flags))
-				rc = names_set_writer(st, in, &writer);
-			if (rc == 0)
-				rc = fs_entry(st, in, &e);
+				set_writer(st, in, &writer);
+			rc = fs_entry(st, in, &e);
 			if (rc < 0)
 				file_release(st, in, flags);
 		}
@@ -177,9 +190,7 @@ void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	if (rc == 0)
 		rc = file_open(st, in, fi->flags, &opened);
 	if (rc == 0 && begins_anew(fi->flags)) {
-		rc = set_writer(req, in);
-		if (rc < 0)
-			file_release(st, in, fi->flags);
+		set_writer_opened(req, in);
 	} else if (rc == 0 && (fi->flags & O_ACCMODE) != O_WRONLY) {
 		count_read(req, in);
 	}

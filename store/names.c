@@ -125,7 +125,8 @@ int names_lookup(struct store *st, uint64_t parent, const char *name,
 			return 0;
 		if (rc == 0)
 			inode_put(st, *ret_inode, 1);
-		else if (rc != -ENOENT)
+		*ret_inode = NULL;
+		if (rc < 0 && rc != -ENOENT)
 			return rc;
 		if (rc == -ENOENT && d.ino == before) {
 			log_error("name %s in inode %llu leads nowhere: run "
@@ -837,38 +838,32 @@ int names_setattr(struct store *st, struct inode *in, unsigned valid,
 		  const struct attr *to)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	struct attr a, old;
-	int rc;
+	struct changed c = { .count = 0 };
+	struct attr *a;
 
 	if (!b)
 		return -ENOMEM;
 	HOLD(&st->names_turn);
+	a = changed_attr(&c, in);
+	if (valid & SET_MODE)
+		a->mode = (a->mode & S_IFMT) | (to->mode & 07777);
+	if (valid & SET_UID)
+		a->uid = to->uid;
+	if (valid & SET_GID)
+		a->gid = to->gid;
+	if (valid & SET_ATIME)
+		a->atime_ns = to->atime_ns;
 	{
 		HOLD(&in->lock);
-		old = in->attr;
-		a = old;
-		if (valid & SET_MODE)
-			a.mode = (a.mode & S_IFMT) | (to->mode & 07777);
-		if (valid & SET_UID)
-			a.uid = to->uid;
-		if (valid & SET_GID)
-			a.gid = to->gid;
-		if (valid & SET_ATIME)
-			a.atime_ns = to->atime_ns;
+		if (in->deleted) /* a record now would stay for ever */
+			return -ESTALE;
 		if (valid & SET_MTIME) {
-			a.mtime_ns = to->mtime_ns;
-			a.mtime_gen = mtime_generation_locked(in);
+			a->mtime_ns = to->mtime_ns;
+			a->mtime_gen = mtime_generation_locked(in);
 		}
-		a.ctime_ns = now_ns();
-		in->attr = a;
 	}
-	inode_put_attr(b, in->ino, &a);
-	rc = kv_write(st->kv, b);
-	if (rc < 0) {
-		HOLD(&in->lock);
-		in->attr = old;
-	}
-	return rc;
+	a->ctime_ns = now_ns();
+	return changed_write(st, b, &c);
 }
 
 int names_get_writer(struct store *st, uint64_t ino, struct writer *ret)
@@ -932,6 +927,11 @@ static int xattr_write(struct store *st, struct kv_batch *b, struct inode *in)
 
 	HOLD(&st->names_turn);
 	changed_attr(&c, in)->ctime_ns = now_ns();
+	{
+		HOLD(&in->lock);
+		if (in->deleted)
+			return -ESTALE;
+	}
 	return changed_write(st, b, &c);
 }
 

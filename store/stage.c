@@ -741,7 +741,8 @@ void stage_drop(struct stages *st, struct stage *s)
 		return; /* dropped before, or the segment's again */
 	/*
 	 * First of all: who is killed here must not leave a slot for what is
-	 * gone, or is another's already. The next start sweeps up the rest.
+	 * gone, or is another's already. The next start sweeps up the rest, gc
+	 * an image that has a record.
 	 */
 	SLOT_SET(s->slot, ino, 0);
 	if (s->kind == STAGE_MEMORY) {
