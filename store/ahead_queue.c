@@ -39,7 +39,7 @@ bool ahead_queue_add(struct ahead_queue *q, const struct ahead_block *b,
 	} else if (q->count == AHEAD_QUEUE_MAX) {
 		if (!own || q->own == q->count)
 			return false;
-		*ret = cut_out(q, q->count - 1);
+		*ret = cut_out(q, q->own); /* the oldest: read by now */
 	} else {
 		ret->image = NULL;
 	}
@@ -49,8 +49,16 @@ bool ahead_queue_add(struct ahead_queue *q, const struct ahead_block *b,
 
 bool ahead_queue_take(struct ahead_queue *q, struct ahead_block *ret)
 {
+	unsigned i = 0;
+
 	if (q->count == 0)
 		return false;
-	*ret = cut_out(q, 0);
+	if (q->own > 0 && q->own < q->count &&
+	    q->own_taken == AHEAD_OWN_TAKEN_MAX)
+		i = q->own;
+	q->own_taken = i < q->own ? q->own_taken + 1 : 0;
+	if (q->own_taken > AHEAD_OWN_TAKEN_MAX)
+		q->own_taken = AHEAD_OWN_TAKEN_MAX;
+	*ret = cut_out(q, i);
 	return true;
 }

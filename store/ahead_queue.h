@@ -1,8 +1,9 @@
 /*
  * ahead_queue.h - what is to be read ahead next: blocks of images, those of
  * files that a rank reads as their writer first, and then in the order of
- * demand. A full queue drops what is wanted least, never what is wanted more
- * for what is wanted less.
+ * demand. After AHEAD_OWN_TAKEN_MAX of these in a row comes one of another
+ * file, if one waits, so that nothing waits for ever. When it is full, the
+ * oldest block of another file makes room for an own one.
  *
  * Errors: none. Locks: none, the caller's.
  */
@@ -16,6 +17,7 @@
 #include "store/image.h"
 
 #define AHEAD_QUEUE_MAX 64 /* blocks, of all files */
+#define AHEAD_OWN_TAKEN_MAX 15 /* in a row, while others wait */
 
 struct ahead_block {
 	struct image *image; /* the queue's reference, once it is in it */
@@ -35,6 +37,7 @@ struct ahead_queue {
 	struct ahead_block at[AHEAD_QUEUE_MAX];
 	unsigned count;
 	unsigned own; /* so many of them, at the front, are of own files */
+	unsigned own_taken; /* in a row */
 };
 
 /*

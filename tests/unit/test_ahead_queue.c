@@ -103,11 +103,30 @@ static void a_full_queue_drops_what_is_wanted_least(void **state)
 		assert_int_equal(add(&q, i, FOREIGN), NOTHING);
 	assert_int_equal(add(&q, more, FOREIGN), more);
 	for (uint64_t i = 0; i <= last; i++)
-		assert_int_equal(add(&q, more + i, OWN), last - i);
+		assert_int_equal(add(&q, more + i, OWN), i);
 	assert_int_equal(add(&q, 0, FOREIGN), 0);
 	assert_int_equal(add(&q, 0, OWN), 0);
 	for (uint64_t i = 0; i <= last; i++)
 		assert_next(&q, more + i);
+	assert_empty(&q);
+}
+
+static void others_have_their_turn_as_well(void **state)
+{
+	struct ahead_queue q = { .count = 0 };
+	const uint64_t foreign = 1000;
+	uint64_t own = 0;
+
+	(void)state;
+	for (uint64_t i = 0; i < 3; i++)
+		assert_int_equal(add(&q, foreign + i, FOREIGN), NOTHING);
+	for (uint64_t i = 0; i < 3 * AHEAD_OWN_TAKEN_MAX; i++)
+		assert_int_equal(add(&q, i, OWN), NOTHING);
+	for (uint64_t i = 0; i < 3; i++) {
+		for (unsigned n = 0; n < AHEAD_OWN_TAKEN_MAX; n++)
+			assert_next(&q, own++);
+		assert_next(&q, foreign + i);
+	}
 	assert_empty(&q);
 }
 
@@ -118,6 +137,7 @@ int main(void)
 		cmocka_unit_test(own_files_come_before_others_each_in_order),
 		cmocka_unit_test(
 			a_block_is_there_once_and_moves_up_for_an_own_file),
+		cmocka_unit_test(others_have_their_turn_as_well),
 		cmocka_unit_test(a_full_queue_drops_what_is_wanted_least),
 	};
 
