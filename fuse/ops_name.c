@@ -99,8 +99,9 @@ static struct names_new new_of(fuse_req_t req, mode_t mode)
 	return (struct names_new){ .mode = mode, .uid = c->uid, .gid = c->gid };
 }
 
-static void make(fuse_req_t req, fuse_ino_t parent, const char *name,
-		 const struct names_new *n)
+/* Replies; 0: it is there. */
+static int make(fuse_req_t req, fuse_ino_t parent, const char *name,
+		const struct names_new *n)
 {
 	struct store *st = store_of(req);
 	bool reg = S_ISREG(n->mode);
@@ -114,6 +115,7 @@ static void make(fuse_req_t req, fuse_ino_t parent, const char *name,
 		fuse_reply_err(req, -rc);
 	else
 		reply_entry(req, in);
+	return rc;
 }
 
 void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
@@ -128,23 +130,32 @@ void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 		fs_writer(req, name, &w);
 		n.writer = &w;
 	}
-	make(req, parent, name, &n);
+	(void)make(req, parent, name, &n);
 }
 
 void op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
 {
 	struct names_new n = new_of(req, S_IFDIR | mode);
 
-	make(req, parent, name, &n);
+	(void)make(req, parent, name, &n);
 }
 
 void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent,
 		const char *name)
 {
 	struct names_new n = new_of(req, S_IFLNK | 0777);
+	struct store *st = store_of(req);
+	bool looked;
+	int rc = guard_symlink(st, target, parent, name, &looked);
 
+	if (rc < 0) {
+		fuse_reply_err(req, -rc);
+		return;
+	}
 	n.target = target;
-	make(req, parent, name, &n);
+	rc = make(req, parent, name, &n);
+	if (rc == 0)
+		guard_named(st, parent, name, looked);
 }
 
 void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t parent,
@@ -152,17 +163,22 @@ void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t parent,
 {
 	struct store *st = store_of(req);
 	struct inode *in;
+	bool looked;
 	int rc = inode_get(st, ino, &in);
 
 	if (rc == 0) {
-		rc = names_link(st, in, parent, name);
+		rc = guard_name(st, in, parent, name, &looked);
+		if (rc == 0)
+			rc = names_link(st, in, parent, name);
 		if (rc < 0)
 			inode_put(st, in, 1);
 	}
-	if (rc < 0)
+	if (rc < 0) {
 		fuse_reply_err(req, -rc);
-	else
-		reply_entry(req, in);
+		return;
+	}
+	guard_named(st, parent, name, looked);
+	reply_entry(req, in);
 }
 
 void op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
@@ -255,9 +271,9 @@ static int do_rename(struct store *st, fuse_ino_t parent, const char *name,
 		file_unlinked(st, replaced);
 		inode_put(st, replaced, 1);
 	}
-	guard_renamed(st, new_parent, new_name, looked[0]);
+	guard_named(st, new_parent, new_name, looked[0]);
 	if (flags & RENAME_EXCHANGE)
-		guard_renamed(st, parent, name, looked[1]);
+		guard_named(st, parent, name, looked[1]);
 	/* The new name itself. */
 	return st->options.publish_async ? 0 : kv_sync(st->kv);
 }

@@ -300,6 +300,56 @@ static uint64_t folder_called(struct store *st, uint64_t parent,
 	return ino;
 }
 
+/* Is the last part of a path's folder, path[0, len), called like this one? */
+static bool leads_into(struct store *st, uint64_t dir, const char *path,
+		       size_t len)
+{
+	char name[STORE_NAME_MAX + 1] = "";
+	struct inode *in;
+	size_t end = len;
+
+	if (path[0] != '/' || inode_get(st, dir, &in) < 0)
+		return false;
+	{
+		HOLD(&in->lock);
+		strcpy(name, in->attr.name);
+	}
+	inode_put(st, in, 1);
+	while (end > 0 && path[end - 1] == '/')
+		end--;
+	len = strlen(name); /* 0: the root, whose name is not known here */
+	return end >= len && memcmp(path + end - len, name, len) == 0 &&
+	       (len == 0 || path[end - len - 1] == '/');
+}
+
+/*
+ * Which folder beside it a symbolic link leads to: latest -> step_10, with ./
+ * before or / behind it, or by its whole path, whose end then is that of the
+ * link's own folder.
+ */
+static bool linked(struct store *st, uint64_t parent, const char *target,
+		   struct guard_step *ret)
+{
+	size_t len = strlen(target);
+	const char *name;
+
+	while (len > 0 && target[len - 1] == '/')
+		len--;
+	name = memrchr(target, '/', len);
+	name = name ? name + 1 : target;
+	len -= (size_t)(name - target);
+	if (len == 0 || len > STORE_NAME_MAX || (name[0] == '.' && len == 1) ||
+	    (name[0] == '.' && name[1] == '.' && len == 2))
+		return false;
+	if (name > target && strncmp(target, "./", (size_t)(name - target)) &&
+	    !leads_into(st, parent, target, (size_t)(name - target)))
+		return false;
+	*ret = (struct guard_step){ .parent = parent };
+	memcpy(ret->name, name, len);
+	ret->dir = folder_called(st, parent, ret->name);
+	return ret->dir != 0;
+}
+
 /*
  * Which folder beside a tracker it names: as it stands (DeepSpeed's latest), or
  * by a number (Megatron's latest_checkpointed_iteration.txt).
@@ -351,18 +401,30 @@ static bool tracked(struct store *st, struct inode *in, uint64_t parent,
 	return false;
 }
 
+/* latest -> step_10 */
+static bool link_publishes(struct store *st, const char *target,
+			   uint64_t parent, const char *name,
+			   struct guard_step *ret)
+{
+	return is_tracker(name) && linked(st, parent, target, ret);
+}
+
 /* Does giving `in` this name publish a step, and which? */
 static bool published_by(struct store *st, struct inode *in, uint64_t parent,
 			 const char *name, struct guard_step *ret)
 {
+	const char *target; /* as long as the inode */
 	bool dir, reg;
 
 	{
 		HOLD(&in->lock);
 		dir = S_ISDIR(in->attr.mode);
 		reg = S_ISREG(in->attr.mode);
+		target = in->attr.target;
 	}
 	*ret = (struct guard_step){ .parent = parent };
+	if (target)
+		return link_publishes(st, target, parent, name, ret);
 	if (dir) {
 		ret->dir = in->ino;
 		strcpy(ret->name, name);
@@ -388,35 +450,58 @@ static bool published_by(struct store *st, struct inode *in, uint64_t parent,
 	return reg && is_tracker(name) && tracked(st, in, parent, ret);
 }
 
+static int look_before(struct store *st, const struct guard_step *step,
+		       bool *ret_looked)
+{
+	*ret_looked = guard_policy(st, step) == GUARD_REFUSE;
+	return *ret_looked ? look(st, step, true) : 0;
+}
+
+int guard_name(struct store *st, struct inode *in, uint64_t parent,
+	       const char *name, bool *ret_looked)
+{
+	struct guard_step step;
+
+	*ret_looked = false;
+	return published_by(st, in, parent, name, &step)
+		       ? look_before(st, &step, ret_looked)
+		       : 0;
+}
+
+int guard_symlink(struct store *st, const char *target, uint64_t parent,
+		  const char *name, bool *ret_looked)
+{
+	struct guard_step step;
+
+	*ret_looked = false;
+	return link_publishes(st, target, parent, name, &step)
+		       ? look_before(st, &step, ret_looked)
+		       : 0;
+}
+
 int guard_rename(struct store *st, uint64_t parent, const char *name,
 		 uint64_t new_parent, const char *new_name, bool *ret_looked)
 {
-	struct guard_step step;
 	struct inode *in;
-	int rc = 0;
+	int rc;
 
 	*ret_looked = false;
-
 	if (names_lookup(st, parent, name, &in) < 0)
 		return 0; /* the rename says why */
-	if (published_by(st, in, new_parent, new_name, &step) &&
-	    guard_policy(st, &step) == GUARD_REFUSE) {
-		rc = look(st, &step, true);
-		*ret_looked = true;
-	}
+	rc = guard_name(st, in, new_parent, new_name, ret_looked);
 	inode_put(st, in, 1);
 	return rc;
 }
 
-void guard_renamed(struct store *st, uint64_t new_parent, const char *new_name,
-		   bool looked)
+void guard_named(struct store *st, uint64_t parent, const char *name,
+		 bool looked)
 {
 	struct guard_step step;
 	struct inode *in;
 
-	if (names_lookup(st, new_parent, new_name, &in) < 0)
+	if (names_lookup(st, parent, name, &in) < 0)
 		return;
-	if (published_by(st, in, new_parent, new_name, &step)) {
+	if (published_by(st, in, parent, name, &step)) {
 		step.metadata = 0; /* it has its name now */
 		step.looked_at = looked;
 		if (guard_policy(st, &step) != GUARD_OFF)

@@ -3,7 +3,8 @@
  *
  * A step is published by the rename of its folder, by the rename of its
  * .metadata to that name, or by a tracker that names it: a small file called
- * latest*, beside the step. It is then compared with the step before it, which
+ * latest*, or a symbolic link, beside the step. (A hard link counts as a
+ * rename.) It is then compared with the step before it, which
  * is the folder beside it whose name differs in its number only, by the next
  * smaller one. What is reported:
  *
@@ -78,13 +79,18 @@ int guard_ignore_check(const char *text, size_t len);
 const char *guard_policy_word(enum guard_policy policy);
 
 /*
- * A rename is about to happen: 0, or -EUCLEAN. *ret_looked: it was looked at.
- * When it has happened call guard_renamed(), which may have the thread look.
+ * A name is about to be given, by a rename, a hard link or a symbolic one: 0,
+ * or -EUCLEAN. *ret_looked: what it publishes was looked at. When it has
+ * happened call guard_named(), which may have the thread look.
  */
+int guard_name(struct store *st, struct inode *in, uint64_t parent,
+	       const char *name, bool *ret_looked);
+int guard_symlink(struct store *st, const char *target, uint64_t parent,
+		  const char *name, bool *ret_looked);
 int guard_rename(struct store *st, uint64_t parent, const char *name,
 		 uint64_t new_parent, const char *new_name, bool *ret_looked);
-void guard_renamed(struct store *st, uint64_t new_parent, const char *new_name,
-		   bool looked);
+void guard_named(struct store *st, uint64_t parent, const char *name,
+		 bool looked);
 /*
  * A file that was written is about to be closed or synced: 0, or -EUCLEAN,
  * when it is a tracker, which then has its durable content again.

@@ -227,6 +227,64 @@ def a_tracker_that_is_refused_keeps_what_it_said(m):
     same(get(latest), b"")
 
 
+@ck.mounted()
+def a_symbolic_link_is_a_tracker_too(m):
+    latest = m.path("latest")
+    os.setxattr(m.path(), "user.ckptfs.structure_policy", b"off")
+    for number, tensors in ((1, BASE), (2, BASE), (3, MORE)):
+        step(m, number, tensors)
+    os.setxattr(m.path(), "user.ckptfs.structure_policy", b"warn")
+    os.symlink("step_2", latest)
+    assert counts(m) == "" and figures(m)["checked"] == 1
+    # As ln -sfn does it: made aside, and put in place.
+    os.symlink("./step_3/", m.path("aside"))
+    assert figures(m)["checked"] == 1
+    os.rename(m.path("aside"), latest)
+    assert "2 tensors are new (rerun, rerun)" in counts(m, different=1)
+    os.unlink(latest)
+    os.symlink(m.path("step_1"), latest)
+    assert figures(m)["checked"] == 3
+    # What leads elsewhere, or nowhere, names no step beside it.
+    for target in ("step_9", "sub/step_1", "../step_1", "..", ".", "/",
+                   "./", "x" * 4000):
+        os.unlink(latest)
+        os.symlink(target, latest)
+    assert figures(m)["checked"] == 3
+    run = m.path("run")
+    os.mkdir(run)
+    os.mkdir(f"{run}/step_1")
+    save(f"{run}/step_1/model.safetensors", BASE)
+    os.symlink(m.path("step_1"), f"{run}/latest")  # not this one
+    assert figures(m)["checked"] == 3
+    os.symlink(f"{run}/step_1", f"{run}/latest_too")
+    assert figures(m)["checked"] == 4
+
+
+@ck.mounted("structure=refuse")
+def a_link_to_what_is_refused_is_not_made(m):
+    m.expected.append("not published")
+    latest = m.path("latest")
+    step(m, 1)
+    os.setxattr(m.path(), "user.ckptfs.structure_policy", b"off")
+    step(m, 2, MORE)
+    os.setxattr(m.path(), "user.ckptfs.structure_policy", b"refuse")
+    fails(EUCLEAN, os.symlink, "step_2", latest)
+    assert not os.path.lexists(latest)
+    os.symlink("step_1", latest)
+    os.symlink("step_2", m.path("aside"))
+    fails(EUCLEAN, os.rename, m.path("aside"), latest)
+    assert os.readlink(latest) == "step_1"
+    # A second name publishes like the first.
+    os.unlink(latest)
+    ck.put(m.path("text"), b"step_2")
+    fails(EUCLEAN, os.link, m.path("text"), latest)
+    assert not os.path.lexists(latest)
+    ck.put(m.path("text"), b"step_1")
+    os.link(m.path("text"), latest)
+    same(get(latest), b"step_1")
+    assert figures(m)["refused"] == 3
+
+
 @ck.mounted("structure=refuse")
 def what_was_declared_must_be_there(m):
     m.expected.append("not published")

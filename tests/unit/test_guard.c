@@ -39,7 +39,7 @@ static int publish(struct live *l, const char *from, const char *to)
 	if (rc == 0)
 		rc = live_rename(l, from, to, 0);
 	if (rc == 0)
-		guard_renamed(l->st, ROOT_INO, to, looked);
+		guard_named(l->st, ROOT_INO, to, looked);
 	return rc;
 }
 
