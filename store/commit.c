@@ -570,6 +570,8 @@ void commit_retry(struct store *st)
 	struct committer *c = st->committer;
 
 	HOLD(&c->lock);
+	if (TAILQ_EMPTY(&c->refused))
+		return;
 	TAILQ_CONCAT(&c->ops, &c->refused, next);
 	pthread_cond_signal(&c->work);
 }

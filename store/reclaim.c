@@ -109,6 +109,8 @@ void reclaim_retry(struct store *st)
 	struct reclaim *r = st->reclaim;
 
 	HOLD(&r->lock);
+	if (TAILQ_EMPTY(&r->refused))
+		return;
 	TAILQ_CONCAT(&r->ranges, &r->refused, next);
 	pthread_cond_signal(&r->work);
 }

@@ -240,7 +240,7 @@ static void a_reader_in_the_kernel_never_sees_a_file_get_holes(void **state)
 
 static void child_deletes_and_ends(struct live *l, const char *argument)
 {
-	struct reclaim_ticket reader;
+	static struct reclaim_ticket reader; /* until the process has ended */
 
 	(void)argument;
 	live_open(l);
