@@ -63,13 +63,16 @@ static int rename_busy(struct live *l, struct busy *b)
 }
 
 /* Until what RocksDB took for its log beforehand is full as well. */
-static void write_until_refused(struct live *l, struct busy *b)
+static void write_until_refused(struct live *l, const char *disk,
+				struct busy *b)
 {
 	int rc = 0;
 
+	disk_fill(disk, 0);
 	for (unsigned i = 0; i < TRIES_MAX && rc == 0; i++)
 		rc = rename_busy(l, b);
 	assert_int_equal(rc, -ENOSPC);
+	disk_fill(disk, 0); /* what came free by that */
 }
 
 /* RocksDB goes on by itself, some time after there is room. */
@@ -199,8 +202,7 @@ static void what_a_full_disk_refuses_has_not_happened(void **state)
 	make_names(&l, data);
 	stat_all(&l, before);
 	hold_all(&l, held);
-	disk_fill(disk, 0);
-	write_until_refused(&l, &b);
+	write_until_refused(&l, disk, &b);
 	refused(&l);
 	stat_all(&l, now);
 	assert_memory_equal(now, before, sizeof(now));
@@ -254,8 +256,7 @@ static void what_is_deleted_goes_when_there_is_room_again(void **state)
 	{
 		HOLD(reclaim_turn(l.st));
 		assert_int_equal(live_unlink(&l, "f"), 0);
-		disk_fill(disk, 0);
-		write_until_refused(&l, &b);
+		write_until_refused(&l, disk, &b);
 	}
 	for (unsigned i = 0; i < TRIES_MAX && !has_refused(&l); i++)
 		(void)nanosleep(&tick, NULL);
