@@ -142,6 +142,7 @@ def tests():
             refused(copy(base, step[5]), "orphan", "__7_0.distcp")
             os.unlink(step[5] + "/__7_0.distcp")
             assert copy(base, step[5]) == 0
+            figures(m)  # that it has the bytes of step_0 is said by now
             # The only way to see what the trainer never handed over.
             os.setxattr(m.path(), "user.ckptfs.expect", b"w\nv\nrerun")
             refused(copy(base, step[6]), "(rerun)", "user.ckptfs.expect")
