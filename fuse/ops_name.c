@@ -333,20 +333,19 @@ static bool listing_put_plus(struct listing *l, const char *name, uint64_t ino,
 	size_t n;
 
 	l->rc = inode_get(st, ino, &in);
-	if (l->rc == -ENOENT) { /* replaced since the walk began */
-		l->rc = 0;
+	if (l->rc == 0) {
+		l->rc = fs_entry(st, in, &e);
+		if (l->rc == 0 && e.attr.st_nlink == 0)
+			l->rc = -ENOENT;
+		if (l->rc < 0)
+			inode_put(st, in, 1);
+	}
+	if (l->rc == -ENOENT || l->rc == -ESTALE) {
+		l->rc = 0; /* deleted since the walk began: the next one */
 		return true;
 	}
 	if (l->rc < 0)
 		return false;
-	l->rc = fs_entry(st, in, &e);
-	if (l->rc < 0 || e.attr.st_nlink == 0) {
-		inode_put(st, in, 1);
-		if (l->rc < 0 && l->rc != -ESTALE)
-			return false;
-		l->rc = 0;
-		return true;
-	}
 	n = fuse_add_direntry_plus(l->req, l->buf + l->used, l->size - l->used,
 				   name, &e, (off_t)cookie);
 	if (n > l->size - l->used) {

@@ -34,6 +34,7 @@ static void timer_relieve(struct store *st)
 		(void)stages_make_room(&st->stages, 0);
 }
 
+/* What a full disk refused, once it has room. */
 static void timer_retry(struct store *st)
 {
 	if (kv_room(st->kv) < 0)

@@ -151,7 +151,7 @@ struct changed {
 	unsigned count;
 };
 
-/* To be changed by the caller, who puts it into the batch. */
+/* To be changed by the caller; changed_write() puts it into the batch. */
 static struct attr *changed_attr(struct changed *c, struct inode *in)
 {
 	for (unsigned i = 0; i < c->count; i++)
