@@ -6,7 +6,6 @@
 #include <linux/fs.h>
 #include <time.h>
 
-#include "store/commit_private.h"
 #include "tests/unit/live_store.h"
 #include "tests/unit/small_disk.h"
 
@@ -183,94 +182,132 @@ static void refused(struct live *l)
 	inode_put(l->st, in, 1);
 }
 
+/* A store on a disk of its own, and what fills it. */
+struct full {
+	char *disk;
+	struct live l;
+	struct busy b;
+	uint8_t *data; /* DATA_BYTES */
+};
+
+static struct full full_new(void)
+{
+	struct full f = { .disk = disk_mount() };
+
+	if (!f.disk)
+		skip();
+	f.l = live_on(f.disk);
+	f.b = make_busy(&f.l);
+	f.data = filled(DATA_BYTES, 1);
+	return f;
+}
+
+static void full_free(struct full *f)
+{
+	live_free(&f->l);
+	disk_free(f->disk);
+	free(f->data);
+}
+
 static void what_a_full_disk_refuses_has_not_happened(void **state)
 {
 	struct stat before[NAME_COUNT], now[NAME_COUNT];
-	uint8_t *data = filled(DATA_BYTES, 1);
-	char *disk = disk_mount();
 	struct inode *held[NAME_COUNT];
-	struct busy b;
-	struct live l;
+	struct full f = full_new();
+	struct live *l = &f.l;
 
 	(void)state;
-	if (!disk) {
-		free(data);
-		skip();
-	}
-	l = live_on(disk);
-	b = make_busy(&l);
-	make_names(&l, data);
-	stat_all(&l, before);
-	hold_all(&l, held);
-	write_until_refused(&l, disk, &b);
-	refused(&l);
-	stat_all(&l, now);
+	make_names(l, f.data);
+	stat_all(l, before);
+	hold_all(l, held);
+	write_until_refused(l, f.disk, &f.b);
+	refused(l);
+	stat_all(l, now);
 	assert_memory_equal(now, before, sizeof(now));
-	assert_contents(&l, data);
-	disk_relieve(disk);
-	write_until_taken(&l, &b);
-	forget_all(&l, held);
-	live_settle(&l);
-	stat_all(&l, now);
+	assert_contents(l, f.data);
+	disk_relieve(f.disk);
+	write_until_taken(l, &f.b);
+	forget_all(l, held);
+	live_settle(l);
+	stat_all(l, now);
 	assert_memory_equal(now, before, sizeof(now));
-	live_reopen(&l);
-	stat_all(&l, now);
+	live_reopen(l);
+	stat_all(l, now);
 	assert_memory_equal(now, before, sizeof(now));
-	assert_contents(&l, data);
-	assert_absent(&l, "third");
-	assert_absent(&l, "moved");
-	assert_int_equal(live_rename(&l, "new", "latest", 0), 0);
-	assert_file(&l, "latest", data, DATA_BYTES);
-	live_free(&l);
-	disk_free(disk);
-	free(data);
+	assert_contents(l, f.data);
+	assert_absent(l, "third");
+	assert_absent(l, "moved");
+	assert_int_equal(live_rename(l, "new", "latest", 0), 0);
+	assert_file(l, "latest", f.data, DATA_BYTES);
+	full_free(&f);
 }
 
-static bool has_refused(struct live *l)
+/* Like live_barrier(), whose write is refused. */
+static void wait_committer(struct live *l)
 {
-	struct committer *c = l->st->committer;
+	struct kv_batch *b = kv_batch_new();
 
-	HOLD(&c->lock);
-	return !TAILQ_EMPTY(&c->refused);
+	CHECK(b);
+	assert_int_equal(commit_clone(l->st, b, 0, 0), -ENOSPC);
+	kv_batch_free(b);
 }
 
-/* The name is gone, and the disk full before the committer comes to the rest.
+/* Deletions and space are tried again by themselves, within a second or so. */
+static void wait_given_back(struct live *l)
+{
+	const struct timespec tick = { 0, 1000000 };
+
+	for (unsigned i = 0; i < TRIES_MAX && (live_records(l, 'O') > 0 ||
+					       live_images(l).count > 0);
+	     i++)
+		(void)nanosleep(&tick, NULL);
+	assert_int_equal(live_records(l, 'O'), 0);
+	assert_int_equal(live_images(l).count, 0);
+	assert_int_equal(live_counter(l, META_PHYSICAL), 1); /* the busy one */
+}
+
+/* The name is gone, and the disk full before the committer or the reclaimer
+ * comes to the rest.
  */
 static void what_is_deleted_goes_when_there_is_room_again(void **state)
 {
-	const struct timespec tick = { 0, 1000000 };
-	uint8_t *data = filled(DATA_BYTES, 1);
-	char *disk = disk_mount();
-	struct busy b;
-	struct live l;
+	struct full f = full_new();
 
 	(void)state;
-	if (!disk) {
-		free(data);
-		skip();
-	}
-	l = live_on(disk);
-	b = make_busy(&l);
-	live_write(&l, "f", data, DATA_BYTES);
-	live_sync_all(&l);
+	live_write(&f.l, "f", f.data, DATA_BYTES);
+	live_sync_all(&f.l);
 	{
-		HOLD(reclaim_turn(l.st));
-		assert_int_equal(live_unlink(&l, "f"), 0);
-		write_until_refused(&l, disk, &b);
+		HOLD(reclaim_turn(f.l.st));
+		assert_int_equal(live_unlink(&f.l, "f"), 0);
+		write_until_refused(&f.l, f.disk, &f.b);
 	}
-	for (unsigned i = 0; i < TRIES_MAX && !has_refused(&l); i++)
-		(void)nanosleep(&tick, NULL);
-	assert_int_equal(live_records(&l, 'O'), 1);
-	assert_int_equal(live_counter(&l, META_PHYSICAL), DATA_BYTES + 1);
-	disk_relieve(disk);
-	for (unsigned i = 0; i < TRIES_MAX && live_records(&l, 'O') > 0; i++)
-		(void)nanosleep(&tick, NULL);
-	live_settle(&l);
-	assert_int_equal(live_records(&l, 'O'), 0);
-	assert_int_equal(live_counter(&l, META_PHYSICAL), 1);
-	live_free(&l);
-	disk_free(disk);
-	free(data);
+	wait_committer(&f.l);
+	assert_int_equal(live_records(&f.l, 'O'), 1);
+	assert_int_equal(live_counter(&f.l, META_PHYSICAL), DATA_BYTES + 1);
+	disk_relieve(f.disk);
+	wait_given_back(&f.l);
+	full_free(&f);
+}
+
+static void what_could_not_be_given_back_is_so_when_there_is_room(void **state)
+{
+	struct full f = full_new();
+	struct reclaim_ticket reader;
+	uint64_t freed;
+
+	(void)state;
+	live_write(&f.l, "f", f.data, DATA_BYTES);
+	live_sync_all(&f.l);
+	reclaim_enter(f.l.st, &reader);
+	assert_int_equal(live_unlink(&f.l, "f"), 0);
+	live_barrier(&f.l);
+	write_until_refused(&f.l, f.disk, &f.b);
+	reclaim_leave(f.l.st, &reader);
+	reclaim_drain(f.l.st, &freed);
+	assert_int_equal(live_images(&f.l).count, 1); /* its record stays */
+	disk_relieve(f.disk);
+	wait_given_back(&f.l);
+	full_free(&f);
 }
 
 int main(void)
@@ -278,6 +315,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(what_a_full_disk_refuses_has_not_happened),
 		cmocka_unit_test(what_is_deleted_goes_when_there_is_room_again),
+		cmocka_unit_test(
+			what_could_not_be_given_back_is_so_when_there_is_room),
 	};
 
 	return cmocka_run_group_tests_name("names_full", tests, NULL, NULL);
