@@ -195,19 +195,15 @@ bool job_final(enum job_state s)
 	return s == JOB_DONE || s == JOB_CANCELLED || s == JOB_RESTARTED;
 }
 
-/*
- * The job that will drain in's stage next, made when there is none, with one
- * reference. NULL when there is nothing to drain (*ret_rc 0) or no memory.
- */
-struct drain_job *job_for(struct store *st, struct inode *in, bool ordered,
-			  bool waiting, int *ret_rc)
+/* A job of the stage that in has now; NULL: nothing to drain, or no memory. */
+static struct drain_job *job_of_stage(struct store *st, struct inode *in,
+				      struct stat *ret_sb, int *ret_rc)
 {
-	struct stat sb = { 0 };
-	struct drain *d = st->drain;
-	struct drain_job *j, *fresh = NULL;
 	struct stage *stage = NULL;
+	struct drain_job *j;
 
 	*ret_rc = 0;
+	memset(ret_sb, 0, sizeof(*ret_sb));
 	{
 		HOLD(&in->lock);
 		if (!in->file || !in->file->stage || !in->file->dirty ||
@@ -216,61 +212,12 @@ struct drain_job *job_for(struct store *st, struct inode *in, bool ordered,
 		stage = in->file->stage;
 		stage_ref(stage);
 	}
-	fresh = job_new(st, in, stage);
-	(void)fstat(stage->fd, &sb);
+	(void)fstat(stage->fd, ret_sb);
+	j = job_new(st, in, stage);
 	stage_put(&st->stages, stage);
-	if (!fresh) {
+	if (!j)
 		*ret_rc = -ENOMEM;
-		return NULL;
-	}
-	HOLD(&in->lock);
-	{
-		HOLD(&d->lock);
-		j = in->file->queued;
-		if (!j) {
-			j = fresh;
-			fresh = NULL;
-			in->file->queued = j; /* owns the first reference */
-			d->draining++;
-			if (waiting)
-				job_idle_locked(d, j, JOB_WAITING,
-						mono_ns() + RELEASE_WAIT_NS);
-			else
-				job_enqueue_locked(d, j);
-		} else if (!waiting && j->state == JOB_WAITING) {
-			job_wake_locked(d, j);
-		}
-		j->empty_close = waiting && sb.st_size == 0;
-		if (ordered) {
-			j->again = false;
-			j->close_size = (uint64_t)sb.st_size;
-			j->close_mtime_ns = io_ns(&sb.st_mtim);
-			if (j->order)
-				TAILQ_REMOVE(&d->order, j, by_order);
-			j->order = d->next_order++;
-			TAILQ_INSERT_TAIL(&d->order, j, by_order);
-			if (j->stage->slot)
-				SLOT_SET(j->stage->slot, close_order, j->order);
-		}
-		job_ref(j);
-	}
-	if (fresh) {
-		/* Under in->lock: only counts go down, in still has others. */
-		pthread_mutex_destroy(&fresh->image_turn);
-		stage_put(&st->stages, fresh->stage);
-		inode_put(st, in, 1);
-		free(fresh);
-	}
 	return j;
-}
-
-int drain_closed(struct store *st, struct inode *in, bool released)
-{
-	int rc;
-	struct drain_job *j = job_for(st, in, true, !released, &rc);
-
-	drain_job_put(st, j);
-	return rc;
 }
 
 /* Will what is queued or running leave the file clean? Under both locks. */
@@ -282,6 +229,92 @@ static bool job_covers_locked(const struct file *f)
 		return true;
 	return j && !j->earlier &&
 	       (!j->begun || (j->exclusive && !atomic_load(&j->raced)));
+}
+
+/* The file was closed: j has the last place there is. Under both locks. */
+static void job_place_locked(struct drain *d, struct drain_job *j,
+			     const struct stat *sb)
+{
+	/* Sealed bytes are those that got the place: it is theirs. */
+	if (j->order && j->stage->sealed)
+		return;
+	j->again = false;
+	j->close_size = (uint64_t)sb->st_size;
+	j->close_mtime_ns = io_ns(&sb->st_mtim);
+	if (j->order)
+		TAILQ_REMOVE(&d->order, j, by_order);
+	j->order = d->next_order++;
+	TAILQ_INSERT_TAIL(&d->order, j, by_order);
+	if (j->stage->slot)
+		SLOT_SET(j->stage->slot, close_order, j->order);
+}
+
+/*
+ * The job that will drain in's stage next: `fresh`, which is TAKEn then, when
+ * there is none; with one reference. Both locks are held.
+ */
+static struct drain_job *job_for_locked(struct drain *d, struct inode *in,
+					struct drain_job **fresh, bool ordered,
+					bool waiting, const struct stat *sb)
+{
+	struct drain_job *j = in->file->queued;
+
+	if (!j && ordered && (*fresh)->stage->sealed &&
+	    job_covers_locked(in->file) && in->file->running->order)
+		return NULL;
+	if (!j) {
+		j = TAKE(*fresh);
+		in->file->queued = j; /* owns the first reference */
+		d->draining++;
+		if (waiting)
+			job_idle_locked(d, j, JOB_WAITING,
+					mono_ns() + RELEASE_WAIT_NS);
+		else
+			job_enqueue_locked(d, j);
+	} else if (!waiting && j->state == JOB_WAITING) {
+		job_wake_locked(d, j);
+	}
+	j->empty_close = waiting && sb->st_size == 0;
+	if (ordered)
+		job_place_locked(d, j, sb);
+	job_ref(j);
+	return j;
+}
+
+struct drain_job *job_for(struct store *st, struct inode *in, bool ordered,
+			  bool waiting, int *ret_rc)
+{
+	struct drain_job *fresh, *j = NULL;
+	bool moved = true;
+	struct stat sb;
+
+	while (moved) {
+		fresh = job_of_stage(st, in, &sb, ret_rc);
+		if (!fresh)
+			return NULL;
+		{
+			HOLD(&in->lock);
+			/* Replaced, deleted or durable since we looked? */
+			moved = in->file->stage != fresh->stage ||
+				!in->file->dirty || in->attr.nlink == 0;
+			if (!moved) {
+				HOLD(&st->drain->lock);
+				j = job_for_locked(st->drain, in, &fresh,
+						   ordered, waiting, &sb);
+			}
+		}
+		drain_job_put(st, fresh);
+	}
+	return j;
+}
+
+int drain_closed(struct store *st, struct inode *in, bool released)
+{
+	int rc;
+	struct drain_job *j = job_for(st, in, true, !released, &rc);
+
+	drain_job_put(st, j);
+	return rc;
 }
 
 void drain_released(struct store *st, struct inode *in)

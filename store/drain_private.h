@@ -45,6 +45,8 @@ struct drain_job *job_new(struct store *st, struct inode *in,
 /*
  * The job that will drain in's stage next, made when there is none, with one
  * reference. NULL when there is nothing to drain (*ret_rc 0) or no memory.
+ * ordered: the file was closed, and takes its place in the order; NULL also
+ * when a job that runs has the place for these very bytes, which are sealed.
  */
 struct drain_job *job_for(struct store *st, struct inode *in, bool ordered,
 			  bool waiting, int *ret_rc);

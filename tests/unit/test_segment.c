@@ -1,8 +1,15 @@
-/* Memory of clients that becomes files, without a mount: who has it when. */
+/*
+ * Memory of clients that becomes files, without a mount: who has it when.
+ *
+ * fstat(2) of the store is ours here (see CMakeLists.txt): the drain asks for a
+ * stage's size between choosing it and giving it a job, and a test can make
+ * something happen just there.
+ */
 #include <poll.h>
 #include <stdio.h>
 #include <sys/mman.h>
 
+#include "store/drain.h"
 #include "tests/unit/live_store.h"
 
 #define SIZE (MIB + 12288)
@@ -227,6 +234,124 @@ static void a_commit_that_fails_leaves_the_segment_to_be_committed(void **state)
 	live_free(&l);
 }
 
+/* --- between a commit and its place in the order ---------------------------
+ */
+
+/* What comes between, once, when nobody changes the file. */
+static struct between {
+	struct inode *in;
+	void (*fn)(void *arg);
+	void *arg;
+} between;
+
+int __real_fstat64(int fd, struct stat *sb);
+int __wrap_fstat64(int fd, struct stat *sb);
+
+int __wrap_fstat64(int fd, struct stat *sb)
+{
+	struct between b = between;
+	bool now = false;
+
+	if (b.fn && pthread_mutex_trylock(&b.in->turn) == 0) {
+		now = b.in->file->stage && b.in->file->stage->fd == fd;
+		pthread_mutex_unlock(&b.in->turn);
+	}
+	if (now) {
+		between.fn = NULL;
+		b.fn(b.arg);
+	}
+	return __real_fstat64(fd, sb);
+}
+
+/* The file is replaced, and everything is durable. */
+static void somebody_else_saves(void *arg)
+{
+	struct client *other = arg;
+
+	live_sync_all(other->l);
+	save(other, "f", 3);
+	live_sync_all(other->l);
+}
+
+static unsigned stage_count(struct live *l)
+{
+	unsigned n = 0;
+
+	for (uint32_t i = 0; i < l->st->stages.slot_count; i++)
+		n += SLOT_GET(&l->st->stages.slots[i], ino) != 0;
+	return n;
+}
+
+static void a_job_is_of_the_stage_that_the_file_has(void **state)
+{
+	struct store_options options = live_options();
+	struct client c, other;
+	struct inode *in;
+	struct live l;
+
+	(void)state;
+	options.hold_drain = true;
+	l = live_new(&options);
+	client_init(&c, &l);
+	client_init(&other, &l);
+	save(&c, "f", 1);
+	assert_int_equal(live_lookup(&l, "f", &in), 0);
+	between = (struct between){ in, somebody_else_saves, &other };
+	save(&c, "f", 2);
+	assert_null(between.fn);
+	assert_seed(&l, "f", 3);
+	/* Whose bytes are gone gets no job for them. */
+	assert_null(in->file->queued);
+	save(&c, "f", 4);
+	live_sync_all(&l);
+	assert_seed(&l, "f", 4);
+	assert_null(in->file->earlier);
+	assert_int_equal(stage_count(&l), 1);
+	inode_put(l.st, in, 1);
+	client_end(&c);
+	client_end(&other);
+	live_reopen(&l);
+	assert_seed(&l, "f", 4);
+	live_free(&l);
+}
+
+static uint64_t place_of(struct live *l, const char *name)
+{
+	uint64_t order;
+	struct inode *in;
+
+	assert_int_equal(live_lookup(l, name, &in), 0);
+	assert_non_null(in->file->queued);
+	order = in->file->queued->order;
+	inode_put(l->st, in, 1);
+	return order;
+}
+
+/* Who saved it says so once more, late: it keeps its place. */
+static void sealed_bytes_keep_their_place_in_the_order(void **state)
+{
+	struct store_options options = live_options();
+	struct client c;
+	struct inode *in;
+	struct live l;
+	uint64_t place;
+
+	(void)state;
+	options.hold_drain = true;
+	l = live_new(&options);
+	client_init(&c, &l);
+	save(&c, "f", 1);
+	save(&c, "g", 2);
+	place = place_of(&l, "f");
+	assert_true(place < place_of(&l, "g"));
+	assert_int_equal(live_lookup(&l, "f", &in), 0);
+	assert_int_equal(drain_closed(l.st, in, true), 0);
+	assert_int_equal(place_of(&l, "f"), place);
+	inode_put(l.st, in, 1);
+	client_end(&c);
+	live_free(&l);
+}
+
 /* --- everything at once ---------------------------------------------------- */
 
 #define RACERS 3
@@ -322,7 +447,10 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_client_that_ends_leaves_what_it_saved),
 		cmocka_unit_test(who_reads_keeps_his_bytes_whoever_is_next),
-		cmocka_unit_test(a_commit_that_fails_leaves_the_segment_to_be_committed),
+		cmocka_unit_test(
+			a_commit_that_fails_leaves_the_segment_to_be_committed),
+		cmocka_unit_test(a_job_is_of_the_stage_that_the_file_has),
+		cmocka_unit_test(sealed_bytes_keep_their_place_in_the_order),
 		cmocka_unit_test(files_are_whole_however_clients_race),
 	};
 
