@@ -313,6 +313,7 @@ static void job_publish(struct store *st, struct pending *p)
 	uint64_t image = 0;
 
 	HOLD(&j->in->lock);
+	j->published = true;
 	if (p->content) {
 		old = f->content;
 		f->content = TAKE(p->content);

@@ -99,6 +99,7 @@ struct drain_job {
 	struct drain_job *next_earlier;
 	bool no_join; /* share with nobody who is not committed yet */
 	bool written; /* in the log, maybe not synced yet; the committer's */
+	bool published; /* durable, and in file->content; under inode.lock */
 	/* Its chunks' places are final and on the disk, or will never be. */
 	bool settled, gave_up;
 	uint64_t serial; /* the smaller one of two jobs has the chunk */

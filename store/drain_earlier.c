@@ -68,7 +68,8 @@ struct stage *drain_replace(struct store *st, struct inode *in,
 		in->file->dirty = true;
 		r = in->file->running;
 		q = in->file->queued;
-		if (r && !r->earlier && r->stage == s &&
+		/* Published: the stage is a cache, and goes as one. */
+		if (r && !r->earlier && r->stage == s && !r->published &&
 		    !atomic_load(&r->raced)) {
 			earlier_add_locked(r);
 			kept = true;
