@@ -474,12 +474,15 @@ static void *committer_main(void *arg)
 
 	for (;;) {
 		unsigned n, op_count;
+		bool woken;
 
 		pthread_mutex_lock(&c->lock);
 		while (!c->woken && TAILQ_EMPTY(&c->ops) && !c->stop)
 			pthread_cond_wait(&c->work, &c->lock);
+		woken = c->woken;
 		c->woken = false;
-		if (c->stop && TAILQ_EMPTY(&c->ops)) {
+		/* What is ready already is committed, or given up, before. */
+		if (c->stop && !woken && TAILQ_EMPTY(&c->ops)) {
 			pthread_mutex_unlock(&c->lock);
 			return NULL;
 		}
