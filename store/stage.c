@@ -305,10 +305,14 @@ static void remove_clean(struct stages *st)
 
 void stages_release(struct stages *st)
 {
-	bool dirty = false;
+	uint32_t dirty = 0;
 
 	for (uint32_t i = 0; i < st->slot_count; i++)
-		dirty = dirty || (st->slots[i].ino != 0 && st->slots[i].dirty);
+		dirty += st->slots[i].ino != 0 && st->slots[i].dirty;
+	if (dirty)
+		log_warning("%s keeps %u files that are not durable; the next "
+			    "mount takes them over",
+			    st->path, dirty);
 	if (!dirty && !st->own_tmpfs)
 		remove_clean(st);
 	munmap((uint8_t *)st->slots - STAGE_HEADER_BYTES,
