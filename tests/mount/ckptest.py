@@ -659,8 +659,11 @@ class Guard:
                            stderr=subprocess.DEVNULL)
 
     def is_daemon(self, pid):
-        try:  # a pid may be somebody else's by now
-            return os.readlink(f"/proc/{pid}/exe") == os.path.realpath(CKPTFS)
+        try:  # a pid may be somebody else's by now, of another test even
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                ours = os.fsencode(self.scratch) in f.read()
+            return ours and \
+                os.readlink(f"/proc/{pid}/exe") == os.path.realpath(CKPTFS)
         except OSError:
             return False
 
