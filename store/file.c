@@ -229,6 +229,12 @@ int file_adopt(struct store *st, struct inode *in, struct stage *s, bool dirty,
 /* --- opening ---------------------------------------------------------------
  */
 
+static bool is_deleted(struct inode *in)
+{
+	HOLD(&in->lock);
+	return in->deleted;
+}
+
 /* Every image is there and as long as the content says. */
 static int check_images(struct store *st, struct inode *in,
 			const struct content *c)
@@ -257,6 +263,8 @@ static int check_images(struct store *st, struct inode *in,
 		image_put(&st->images, im);
 		checked = e->image;
 	}
+	if (rc < 0 && is_deleted(in))
+		return -ESTALE; /* its images may be gone with it */
 	if (rc < 0) {
 		char path[4096];
 
@@ -578,6 +586,7 @@ int file_replace(struct store *st, struct inode *in, struct stage *fresh)
 	if (!closed) { /* who has it open goes on with what he has */
 		drain_wait_closed(st, in);
 		rc = names_renumber(st, in);
+		file_unlinked(st, in); /* or the kernel forgot it before */
 		/* -ENOENT: it lost its name meanwhile. */
 		return rc < 0 && rc != -ENOENT ? rc : -ESTALE;
 	}

@@ -9,7 +9,8 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
-#include "store/drain.h"
+#include "store/drain_private.h"
+#include "store/reclaim.h"
 #include "tests/unit/live_store.h"
 
 #define SIZE (MIB + 12288)
@@ -352,23 +353,69 @@ static void sealed_bytes_keep_their_place_in_the_order(void **state)
 	live_free(&l);
 }
 
+static void *save_main(void *arg)
+{
+	save(arg, "f", 2);
+	return NULL;
+}
+
+/* The kernel forgets a file while who replaces it waits for it to be durable.
+ */
+static void who_is_forgotten_when_he_loses_his_name_leaves_nothing(void **state)
+{
+	struct live l = live_kind(2);
+	struct drain *d = l.st->drain;
+	struct client c, other;
+	pthread_t thread;
+	struct handle h;
+
+	(void)state;
+	client_init(&c, &l);
+	client_init(&other, &l);
+	{
+		HOLD(reclaim_turn(l.st)); /* nothing is committed */
+		save(&c, "f", 1);
+		h = handle_open(&l, "f", O_RDONLY);
+		file_release(l.st, h.in, O_RDONLY); /* perhaps mapped yet */
+		assert_int_equal(
+			pthread_create(&thread, NULL, save_main, &other), 0);
+		{
+			HOLD(&d->lock);
+			while (!TAILQ_FIRST(&d->order)->asked)
+				pthread_cond_wait(&d->work, &d->lock);
+		}
+		inode_forget(l.st, h.in, 1);
+		file_forgotten(l.st, h.in);
+	}
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	inode_put(l.st, h.in, 1);
+	live_sync_all(&l);
+	assert_seed(&l, "f", 2);
+	assert_int_equal(stage_count(&l), 1);
+	client_end(&c);
+	client_end(&other);
+	live_free(&l);
+}
+
 /* --- everything at once ---------------------------------------------------- */
 
 #define RACERS 3
 #define RACER_STEPS 60
-#define RACED_NAMES 4
+#define RACED_NAMES_MAX 4
 
 struct race {
 	struct live *l;
 	uint64_t seed;
 	unsigned number;
+	unsigned names; /* how many they save */
 };
 
-static const char *raced_name(uint64_t i)
+static const char *raced_name(const struct race *r, uint64_t i)
 {
-	static const char *const names[RACED_NAMES] = { "a", "b", "c", "d" };
+	static const char *const names[RACED_NAMES_MAX] = { "a", "b", "c",
+							    "d" };
 
-	return names[i % RACED_NAMES];
+	return names[i % r->names];
 }
 
 /* A file is one save's, whole: its first word says which. */
@@ -404,10 +451,11 @@ static void *race_main(void *arg)
 		words = (uint64_t *)(void *)memory;
 		for (size_t k = 0; k < SIZE / 8; k++)
 			words[k] = word;
-		assert_int_equal(commit(&c, &reply, raced_name(word * 7)), 0);
-		check_whole(r->l, raced_name(i + r->number));
+		assert_int_equal(commit(&c, &reply, raced_name(r, word * 7)),
+				 0);
+		check_whole(r->l, raced_name(r, i + r->number));
 		if (i % 11 == r->number)
-			(void)live_unlink(r->l, raced_name(i));
+			(void)live_unlink(r->l, raced_name(r, i));
 		if (i % 13 == r->number)
 			(void)stages_make_room(&r->l->st->stages, SIZE);
 		if (i % 17 == r->number) { /* a new connection */
@@ -419,25 +467,32 @@ static void *race_main(void *arg)
 	return NULL;
 }
 
+static void race(struct live *l, unsigned names)
+{
+	pthread_t thread[RACERS];
+	struct race r[RACERS];
+
+	for (unsigned i = 0; i < RACERS; i++) {
+		r[i] = (struct race){ l, i + 1, i, names };
+		assert_int_equal(
+			pthread_create(&thread[i], NULL, race_main, &r[i]), 0);
+	}
+	for (unsigned i = 0; i < RACERS; i++)
+		assert_int_equal(pthread_join(thread[i], NULL), 0);
+	for (unsigned i = 0; i < names; i++)
+		check_whole(l, raced_name(&r[0], i));
+	live_sync_all(l);
+	assert_true(stage_count(l) <= RACED_NAMES_MAX);
+}
+
 static void files_are_whole_however_clients_race(void **state)
 {
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind += 2) {
 		struct live l = live_kind(kind);
-		pthread_t thread[RACERS];
-		struct race r[RACERS];
 
 		(void)state;
-		for (unsigned i = 0; i < RACERS; i++) {
-			r[i] = (struct race){ &l, i + 1, i };
-			assert_int_equal(pthread_create(&thread[i], NULL,
-							race_main, &r[i]),
-					 0);
-		}
-		for (unsigned i = 0; i < RACERS; i++)
-			assert_int_equal(pthread_join(thread[i], NULL), 0);
-		for (unsigned i = 0; i < RACED_NAMES; i++)
-			check_whole(&l, raced_name(i));
-		live_sync_all(&l);
+		race(&l, RACED_NAMES_MAX);
+		race(&l, 1);
 		live_free(&l);
 	}
 }
@@ -451,6 +506,8 @@ int main(void)
 			a_commit_that_fails_leaves_the_segment_to_be_committed),
 		cmocka_unit_test(a_job_is_of_the_stage_that_the_file_has),
 		cmocka_unit_test(sealed_bytes_keep_their_place_in_the_order),
+		cmocka_unit_test(
+			who_is_forgotten_when_he_loses_his_name_leaves_nothing),
 		cmocka_unit_test(files_are_whole_however_clients_race),
 	};
 
