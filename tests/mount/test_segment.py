@@ -21,9 +21,20 @@ def fill(segment, seed):
     return segment
 
 
+def acquire_waiting(client, size, signature=b"s"):
+    """Waits for the file that has the memory, as the library does."""
+    while True:
+        try:
+            return client.acquire(signature, size)
+        except segments.Refused as e:
+            if e.errno != errno.EAGAIN or not e.busy:
+                raise
+            client.wait(e.busy)
+
+
 def save(client, path, seed, size=SIZE, signature=b"s"):
     """One whole save; the file's inode number."""
-    segment = fill(client.acquire(signature, size), seed)
+    segment = fill(acquire_waiting(client, size, signature), seed)
     return segment.commit(os.path.dirname(path), os.path.basename(path))
 
 
