@@ -115,7 +115,7 @@ static int commit(struct ckpt_save *s, struct segment *from)
 }
 
 /* A segment with the save's bytes, copied from `old` when that is there. */
-static int prime(struct ckpt_save *s, const struct segment *old,
+static int prime(struct ckpt_save *s, struct segment *old,
 		 struct segment **ret_segment)
 {
 	const struct layout *l = &s->layout;
@@ -125,6 +125,8 @@ static int prime(struct ckpt_save *s, const struct segment *old,
 	if (rc < 0)
 		return ckpt_say(rc, "%s: the mount gives no segments: %s",
 				s->path, strerror(-rc));
+	if (old) /* or two that have both wait for each other */
+		segment_give_place(old);
 	rc = segment_acquire(m, s->dirfd, s->path, l->signature,
 			     l->file_bytes, ret_segment);
 	if (rc < 0)

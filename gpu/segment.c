@@ -251,6 +251,21 @@ static int wait_for_file(int dirfd, uint64_t ino)
 	return errno == ENOENT || errno == EINTR ? 0 : -errno;
 }
 
+/* The mount wants memory back that a load of ours copies from. */
+static void wait_for_loads(struct ckpt_mount *m)
+{
+	struct segment *s;
+
+	HOLD(&m->lock);
+	do {
+		LIST_FOREACH(s, &m->segments, entry)
+		if (s->asked && s->readers > 0)
+			break;
+		if (s)
+			pthread_cond_wait(&m->changed, &m->lock);
+	} while (s);
+}
+
 /* One try. 1: ask again. */
 static int acquire_once(struct ckpt_mount *m, int dirfd,
 			struct segment_request *q, const char *path,
@@ -302,8 +317,10 @@ static int acquire_once(struct ckpt_mount *m, int dirfd,
 				"%s: no segment of %llu bytes: %s", path,
 				(unsigned long long)q->size_bytes,
 				strerror(-r.error));
-	if (r.busy_ino == 0) /* releases came before this; they are done */
+	if (r.busy_ino == 0) { /* releases came before this */
+		wait_for_loads(m);
 		return 1;
+	}
 	rc = wait_for_file(dirfd, r.busy_ino);
 	if (rc < 0)
 		return ckpt_say(rc,
@@ -337,8 +354,9 @@ int segment_acquire(struct ckpt_mount *m, int dirfd, const char *path,
 		HOLD(&m->lock);
 		claim_free_locked(m, claim);
 	}
-	return rc < 0 ? rc :
-			ckpt_say(-EAGAIN, "%s: no segment after %d tries", path,
+	/* As if there were no room: a plain file will do. */
+	return rc < 0 ? rc
+		      : ckpt_say(-ENOSPC, "%s: no segment after %d tries", path,
 				 ACQUIRE_TRIES_MAX);
 }
 
@@ -375,11 +393,19 @@ static void end_filling(struct segment *s, uint64_t ino, int64_t mtime_ns)
 		s->filling = false;
 		s->ino = ino;
 		s->mtime_ns = mtime_ns;
-		claim_free_locked(s->mount, TAKE(s->claim));
+		if (s->claim)
+			claim_free_locked(s->mount, TAKE(s->claim));
 		over = is_over_locked(s);
 	}
 	if (over)
 		remove_segment(s);
+}
+
+void segment_give_place(struct segment *s)
+{
+	HOLD(&s->mount->lock);
+	if (s->claim)
+		claim_free_locked(s->mount, TAKE(s->claim));
 }
 
 void segment_committed(struct segment *s, uint64_t ino, int64_t mtime_ns)

@@ -25,6 +25,11 @@ void segment_committed(struct segment *s, uint64_t ino, int64_t mtime_ns);
  */
 void segment_prepare_twin(struct segment *s, int dirfd);
 void segments_wait_for_twins(struct ckpt_mount *m);
+/*
+ * Its daemon has ended, and what it holds goes to another segment: it does not
+ * count among those that are being filled any more.
+ */
+void segment_give_place(struct segment *s);
 /* It will not be committed; it stays for the next save, if it is good still. */
 void segment_return(struct segment *s);
 /* Unmapped and unpinned; not in the list any more. */

@@ -169,6 +169,42 @@ def a_restart_during_a_save_does_not_lose_it(m):
 
 
 @ck.mounted()
+def a_restart_during_two_saves_of_one_structure_loses_neither(m):
+    """Both have a segment that no mount knows; each needs another one."""
+    copying, copied = os.pipe(), os.pipe()
+
+    def work():
+        fake = Fake()
+        c = Ckpt(0)
+        t = [tensors(seed, fake) for seed in (1, 2)]
+        saves = [c.begin(m.path(name)) for name in "fg"]
+        for s, own in zip(saves, t):
+            for name, memory in own.items():
+                s.add(name, memory)
+        fake.cu.fake_cuda_hold(1)
+        for s in saves:
+            s.start()
+        ck.until("both segments", lambda: c.counters().segments_new == 2)
+        os.write(copying[1], b"x")
+        os.read(copied[0], 1)
+        fake.cu.fake_cuda_hold(0)
+        for s in saves:
+            s.commit()
+            s.wait()
+            s.close()
+        for name, own in zip("fg", t):
+            alike(c.load(m.path(name)), own, name)
+        assert c.counters().primed_again == 2, c.counters().primed_again
+        c.close()
+    child = Child(work)
+    os.read(copying[0], 1)
+    m.kill()
+    m.start()
+    os.write(copied[1], b"x")
+    child.result()
+
+
+@ck.mounted()
 def a_dead_mount_is_an_error_and_not_a_hang(m):
     c = Ckpt()
     c.save(m.path("f"), tensors(1))
