@@ -26,8 +26,11 @@ int copy_stream(struct ckpt *c, int device, void *wait_for,
 			rc = gpu_stream_new(c->gpu, device,
 					    &c->streams[device]);
 		*ret_stream = c->streams[device];
+		/* One event for all: the next one's record comes after. */
+		if (rc == 0)
+			rc = gpu_stream_wait_for(*ret_stream, wait_for);
 	}
-	return rc < 0 ? rc : gpu_stream_wait_for(*ret_stream, wait_for);
+	return rc;
 }
 
 void copy_streams_close(struct ckpt *c)
