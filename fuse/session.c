@@ -300,9 +300,9 @@ static int serve(struct fs *fs, struct announcer *a)
 	 */
 	teller_stop(TAKE(fs->teller));
 	server_stop(TAKE(fs->server));
+	fuse_session_unmount(fs->se);
 	if (rc < 0)
 		return rc;
-	fuse_session_unmount(fs->se);
 	(void)sem_post(&fs->answered); /* the kernel may have asked nothing */
 	CHECK(pthread_join(thread, NULL) == 0);
 	if (a->noted)
