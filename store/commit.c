@@ -335,9 +335,10 @@ static void job_publish(struct store *st, struct pending *p)
 			j->stage->keep_image = !j->unchanged;
 			j->stage->frozen = true;
 			drop = f->stage;
-		} else if (f->content->c.kind == CONTENT_SMALL ||
-			   j->stage->kind == STAGE_DISK ||
-			   st->options.no_stage_cache) {
+		} else if (!file_lends_mapped(f) &&
+			   (f->content->c.kind == CONTENT_SMALL ||
+			    j->stage->kind == STAGE_DISK ||
+			    st->options.no_stage_cache)) {
 			/* Who has it open keeps it until he closes it. */
 			if (f->mode == IO_CLOSED)
 				drop = f->stage;

@@ -90,9 +90,8 @@ void file_dirtied(struct store *st, struct inode *in, struct stage *s)
 /* Is its stage a cache that nobody uses? in->lock is held. */
 static bool may_give_up_locked(const struct file *f)
 {
-	/* A segment's bytes are overwritten: nobody may have them mapped. */
 	return !f->dirty && f->mode == IO_CLOSED && f->changing == 0 &&
-	       !(f->maybe_mapped && atomic_load(&f->stage->kept));
+	       !file_lends_mapped(f);
 }
 
 bool file_evict(void *store, struct stage *s)
@@ -508,8 +507,12 @@ static void close_backing(struct store *st, struct inode *in)
 		if (f->stage && !f->dirty && f->content &&
 		    (f->content->c.kind == CONTENT_SMALL ||
 		     f->stage->kind == STAGE_DISK ||
-		     st->options.no_stage_cache))
-			drop = take_stage_locked(f);
+		     st->options.no_stage_cache)) {
+			if (file_lends_mapped(f))
+				stage_list(&st->stages, f->stage);
+			else
+				drop = take_stage_locked(f);
+		}
 	}
 	if (id > 0 && st->backing_close)
 		st->backing_close(st->on_arg, id);
@@ -755,10 +758,11 @@ void file_forgotten(struct store *st, struct inode *in)
 	struct stage *gone = NULL;
 	bool written = false;
 
-	if (inode_lookups(st, in) == 0) {
+	{
 		HOLD(&in->lock);
-		if (in->file && in->file->opens == 0 &&
-		    in->file->changing == 0) {
+		/* Looked up again meanwhile: it may be mapped again, too. */
+		if (inode_lookups(st, in) == 0 && in->file &&
+		    in->file->opens == 0 && in->file->changing == 0) {
 			in->file->maybe_mapped = false;
 			written = in->file->maybe_written;
 			in->file->maybe_written = false;

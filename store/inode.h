@@ -146,6 +146,15 @@ static inline bool file_may_change(const struct file *f)
 	return f->writers > 0 || f->changing > 0 || f->maybe_written;
 }
 
+/*
+ * A segment's bytes are overwritten once it is its client's again: nobody may
+ * have them mapped. in->lock is held, and there is a stage.
+ */
+static inline bool file_lends_mapped(const struct file *f)
+{
+	return f->maybe_mapped && atomic_load(&f->stage->kept);
+}
+
 #define INODE_SHARDS 64
 #define INODE_BUCKETS 4096 /* in each shard */
 struct inode_table {

@@ -397,6 +397,43 @@ static void who_is_forgotten_when_he_loses_his_name_leaves_nothing(void **state)
 	live_free(&l);
 }
 
+/* A reader maps it and closes it; small ones are not kept as a cache else. */
+static void what_may_be_mapped_is_not_filled_again(void **state)
+{
+	for (int durable = 0; durable < 2; durable++) {
+		struct live l = live_kind(2);
+		struct segment_reply r;
+		struct client c;
+		struct handle h;
+		uint8_t *memory;
+		uint64_t id;
+
+		(void)state;
+		client_init(&c, &l);
+		acquire_waiting(&c, 1, 8192, &r, &memory);
+		id = r.id;
+		fill(memory, 8192, 1);
+		assert_int_equal(commit(&c, &r, "f"), 0);
+		h = handle_open(&l, "f", O_RDONLY);
+		if (durable)
+			live_sync_all(&l);
+		file_release(l.st, h.in, O_RDONLY);
+		live_sync_all(&l);
+		assert_int_equal(stage_count(&l), 1);
+		/* The kernel forgets it: nobody has it mapped any more. */
+		inode_forget(l.st, h.in, 1);
+		file_forgotten(l.st, h.in);
+		assert_int_equal(file_give_back(l.st, h.in->file->stage),
+				 GIVEN_BACK);
+		inode_put(l.st, h.in, 1);
+		assert_int_equal(stage_count(&l), 0);
+		acquire_waiting(&c, 1, 8192, &r, &memory);
+		assert_int_equal(r.id, id);
+		client_end(&c);
+		live_free(&l);
+	}
+}
+
 /* --- everything at once ---------------------------------------------------- */
 
 #define RACERS 3
@@ -508,6 +545,7 @@ int main(void)
 		cmocka_unit_test(sealed_bytes_keep_their_place_in_the_order),
 		cmocka_unit_test(
 			who_is_forgotten_when_he_loses_his_name_leaves_nothing),
+		cmocka_unit_test(what_may_be_mapped_is_not_filled_again),
 		cmocka_unit_test(files_are_whole_however_clients_race),
 	};
 
