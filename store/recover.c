@@ -190,14 +190,32 @@ static int adopt_stages(struct store *st)
 	return rc;
 }
 
+/* Its bytes were committed before its name was: they were never without. */
+static int keep_committed(struct store *st, uint64_t ino)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct key k = key_ino('U', ino);
+
+	if (!b)
+		return -ENOMEM;
+	kv_delete(b, k.data, k.len);
+	return kv_write(st->kv, b);
+}
+
 /* A file that was created but never became durable is absent. */
 static int remove_uncommitted(struct store *st, uint64_t ino)
 {
+	SCOPED(scope_free) void *value = NULL;
+	struct key f = key_ino('F', ino);
 	struct inode *in = NULL, *removed;
 	char name[STORE_NAME_MAX + 1];
 	uint64_t parent;
+	size_t len;
 	int rc;
 
+	rc = kv_get(st->kv, f.data, f.len, &value, &len);
+	if (rc != -ENOENT)
+		return rc < 0 ? rc : keep_committed(st, ino);
 	rc = inode_get(st, ino, &in);
 	if (rc == 0 && in->file && (in->file->stage || in->file->earlier)) {
 		/* it was adopted */
@@ -277,12 +295,10 @@ static int remove_leftover(void *arg, uint64_t id)
 
 	if (id >= st->images.next_id_at_start)
 		return 0;
-	rc = kv_get(st->kv, k.data, k.len, &value, &len);
-	if (rc == 0)
-		free(value);
-	if (rc != -ENOENT)
-		return rc;
-	/* A stage that was taken over is held by it. */
+	/*
+	 * A stage that was taken over is held by it, until it is committed:
+	 * who looks for the record first may remove what got one since.
+	 */
 	rc = image_get(&st->images, id, &i);
 	if (rc < 0)
 		return 0;
@@ -290,7 +306,13 @@ static int remove_leftover(void *arg, uint64_t id)
 		HOLD(&st->images.lock);
 		busy = i->refs > 1;
 	}
-	rc = busy ? 0 : image_remove(&st->images, id);
+	if (!busy) {
+		rc = kv_get(st->kv, k.data, k.len, &value, &len);
+		if (rc == 0)
+			free(value);
+		if (rc == -ENOENT)
+			rc = image_remove(&st->images, id);
+	}
 	image_put(&st->images, i);
 	return rc;
 }

@@ -613,6 +613,27 @@ static void after_kill_a_replaced_file_keeps_its_place_in_the_order(void **state
 	free(data);
 }
 
+/* Its bytes were drained while its name was not written yet. */
+static void what_is_committed_is_not_taken_for_what_never_was(void **state)
+{
+	struct live l = live_new(NULL);
+	struct kv_batch *b = kv_batch_new();
+	struct key k;
+
+	(void)state;
+	live_write(&l, "small", "bytes", 5);
+	live_sync_all(&l);
+	k = key_ino('U', live_ino(&l, "small"));
+	assert_non_null(b);
+	kv_put(b, k.data, k.len, "", 0);
+	assert_int_equal(kv_write(l.st->kv, b), 0);
+	kv_batch_free(b);
+	live_reopen(&l);
+	assert_file(&l, "small", "bytes", 5);
+	assert_false(live_has(&l, k));
+	live_free(&l);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct live_child_entry children[] = {
@@ -635,11 +656,14 @@ int main(int argc, char **argv)
 			a_cut_in_the_middle_of_a_drain_leaves_whole_files_in_order),
 		cmocka_unit_test(
 			after_kill_a_replaced_file_keeps_its_place_in_the_order),
-		cmocka_unit_test(after_kill_changed_files_are_as_they_were_left),
+		cmocka_unit_test(
+			after_kill_changed_files_are_as_they_were_left),
 		cmocka_unit_test(
 			after_a_power_cut_changed_files_have_their_old_content),
 		cmocka_unit_test(
 			files_without_a_name_are_deleted_at_the_next_start),
+		cmocka_unit_test(
+			what_is_committed_is_not_taken_for_what_never_was),
 		cmocka_unit_test(a_sync_covers_all_that_was_written_before_it),
 		cmocka_unit_test(what_was_published_survives_a_power_cut),
 		cmocka_unit_test(a_stage_of_another_boot_is_not_believed),
