@@ -151,6 +151,13 @@ void job_unqueue_locked(struct drain *d, struct drain_job *j)
 		TAILQ_REMOVE(&d->idle, j, in_queue);
 }
 
+/* Taken out for good: nobody queues it again. */
+void job_end_locked(struct drain *d, struct drain_job *j)
+{
+	job_unqueue_locked(d, j);
+	j->state = JOB_ENDING;
+}
+
 /* It waits for no event any more. */
 void job_wake_locked(struct drain *d, struct drain_job *j)
 {
@@ -184,9 +191,12 @@ static void job_promote_one_locked(struct drain *d, struct drain_job *j)
 void job_promote_locked(struct drain *d, struct drain_job *j)
 {
 	struct drain_job *e = j->earlier ? NULL : j->in->file->earlier;
+	struct drain_job *r = j->in->file->running;
 
 	for (; e; e = e->next_earlier)
 		job_promote_one_locked(d, e);
+	if (r && r != j && !j->earlier) /* one of a file at a time */
+		job_promote_one_locked(d, r);
 	job_promote_one_locked(d, j);
 }
 
@@ -406,6 +416,17 @@ void drain_finish(struct store *st, struct drain_job *j, enum job_state to,
 	commit_wake(st); /* the order may be open for the next one */
 }
 
+/* The place of j, which ends, is that of `to` now, if it has none. */
+static void place_inherit_locked(struct drain_job *j, struct drain_job *to)
+{
+	if (!j->order || to->order)
+		return;
+	to->order = j->order;
+	to->close_size = j->close_size;
+	to->close_mtime_ns = j->close_mtime_ns;
+	TAILQ_INSERT_BEFORE(j, to, by_order);
+}
+
 /* A fresh job takes the place of j (which ran and does not count). */
 void drain_restart(struct store *st, struct drain_job *j)
 {
@@ -428,10 +449,7 @@ void drain_restart(struct store *st, struct drain_job *j)
 			/* Closed again meanwhile: that one does it. */
 			struct drain_job *q = f->queued;
 
-			if (j->order && !q->order) {
-				q->order = j->order;
-				TAILQ_INSERT_BEFORE(j, q, by_order);
-			}
+			place_inherit_locked(j, q);
 			job_ref(q);
 			j->successor = q;
 			q->asked = q->asked || j->asked;
@@ -442,11 +460,7 @@ void drain_restart(struct store *st, struct drain_job *j)
 			next->urgent = j->urgent;
 			next->asked = j->asked;
 			next->no_join = j->no_join;
-			next->close_size = j->close_size;
-			next->close_mtime_ns = j->close_mtime_ns;
-			next->order = j->order;
-			if (j->order)
-				TAILQ_INSERT_BEFORE(j, next, by_order);
+			place_inherit_locked(j, next);
 			if (was_earlier)
 				earlier_replace_locked(j, next);
 			else
@@ -505,11 +519,7 @@ static void retry_locked(struct drain *d, struct drain_job *j,
 {
 	next->result = rc;
 	next->again = true;
-	next->order = j->order;
-	next->close_size = j->close_size;
-	next->close_mtime_ns = j->close_mtime_ns;
-	if (j->order)
-		TAILQ_INSERT_BEFORE(j, next, by_order);
+	place_inherit_locked(j, next);
 	j->in->file->queued = next;
 	d->draining++;
 	job_idle_locked(d, next, JOB_FAILED, mono_ns() + RETRY_NS);
@@ -535,9 +545,12 @@ void drain_fail(struct store *st, struct drain_job *j, int rc)
 		if (j->adopt)
 			j->stage->frozen = false;
 		HOLD(&st->drain->lock);
-		if (next && !f->queued && !j->earlier &&
-		    f->stage == j->stage)
-			retry_locked(st->drain, j, TAKE(next), rc);
+		if (!j->earlier && f->stage == j->stage) {
+			if (f->queued)
+				place_inherit_locked(j, f->queued);
+			else if (next)
+				retry_locked(st->drain, j, TAKE(next), rc);
+		}
 	}
 	drain_job_put(st, next);
 	if (first) {
@@ -552,20 +565,22 @@ void drain_fail(struct store *st, struct drain_job *j, int rc)
 /* A job that ran but must not count: a writer came, or the name went. */
 void drain_void(struct store *st, struct drain_job *j)
 {
-	bool gone, moved;
+	bool gone, moved, again;
 
 	job_abandon_image(st, j);
 	{
 		HOLD(&j->in->lock);
-		/* Who waits has to wait for the bytes where they are now. */
 		moved = j->in->attr.nlink > 0 &&
 			j->in->file->stage != j->stage && !j->earlier;
 		gone = j->in->attr.nlink == 0 || j->overtaken || moved;
+		/* Who waits, perhaps only since it was overtaken, has to wait
+		 * for the bytes where and as they are now. */
+		again = moved || (j->overtaken && j->in->attr.nlink > 0);
 		if (j->adopt)
 			j->stage->frozen = false;
 	}
 	if (gone)
-		drain_finish(st, j, JOB_CANCELLED, moved ? -EAGAIN : 0);
+		drain_finish(st, j, JOB_CANCELLED, again ? -EAGAIN : 0);
 	else
 		drain_restart(st, j);
 }
@@ -581,7 +596,7 @@ static struct drain_job *take_pending_locked(struct drain *d, struct file *f,
 		if (e->state == JOB_QUEUED)
 			j = e;
 	if (j)
-		job_unqueue_locked(d, j);
+		job_end_locked(d, j);
 	return j;
 }
 
@@ -667,6 +682,8 @@ void drain_untake(struct store *st, struct drain_job *j)
 {
 	HOLD(&st->drain->lock);
 	j->taken = false;
+	if (j->urgent) /* asked for while we had it */
+		job_list_ready_locked(st->drain, j);
 }
 
 /* What could not be drained stays in its stage; only the jobs go. */

@@ -62,6 +62,7 @@ enum job_state {
 	JOB_QUEUED,
 	JOB_RUNNING,
 	JOB_READY,
+	JOB_ENDING, /* in no list any more: whoever took it there ends it */
 	JOB_DONE,
 	JOB_FAILED,
 	JOB_CANCELLED,

@@ -81,7 +81,7 @@ struct stage *drain_replace(struct store *st, struct inode *in,
 				earlier_add_locked(q);
 				kept = true;
 			} else {
-				job_unqueue_locked(d, q);
+				job_end_locked(d, q);
 				gone = q;
 			}
 		}

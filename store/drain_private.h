@@ -55,6 +55,8 @@ bool job_may_start_locked(const struct store *st, const struct drain_job *j);
 void job_enqueue_locked(struct drain *d, struct drain_job *j);
 /* Out of the list that its state says; nothing for the others. */
 void job_unqueue_locked(struct drain *d, struct drain_job *j);
+/* As that, for good: the caller ends it with drain_finish(), without locks. */
+void job_end_locked(struct drain *d, struct drain_job *j);
 /* It waits for no event any more. */
 void job_wake_locked(struct drain *d, struct drain_job *j);
 /* Finished in its place of the order, but somebody waits for it alone. */

@@ -132,7 +132,7 @@ static void cancel_empty(struct store *st, struct drain_job *j)
 		    !j->empty_close)
 			return;
 		f->queued = NULL;
-		job_unqueue_locked(d, j);
+		job_end_locked(d, j);
 	}
 	drain_finish(st, j, JOB_CANCELLED, 0);
 	drain_job_put(st, j);
