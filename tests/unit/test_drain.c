@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 
+#include "store/drain_private.h"
 #include "tests/unit/live_store.h"
 
 #define FILE_BYTES (3 * MIB + 12345)
@@ -454,6 +455,46 @@ static void a_file_may_become_small_and_large_again(void **state)
 	free(data);
 }
 
+/* Its worker sees that the bytes are not those that were closed any more. */
+static void who_waits_for_an_overtaken_job_is_told_to_look_again(void **state)
+{
+	struct store_options o = live_options();
+	uint8_t *data = filled(FILE_BYTES, 1);
+	struct drain_job *j;
+	struct content c;
+	struct handle h;
+	struct live l;
+	int rc;
+
+	(void)state;
+	o.hold_drain = true;
+	l = live_new(&o);
+	h = handle_open(&l, "f", O_WRONLY | O_CREAT);
+	handle_write(&h, data, 1000, 0);
+	assert_int_equal(file_flush(l.st, h.in, h.flags), 0);
+	handle_write(&h, data + 1000, FILE_BYTES - 1000, 1000);
+	/* A sync has found the job, and a worker is faster. */
+	j = job_for(l.st, h.in, false, false, &rc);
+	assert_non_null(j);
+	drain_ask_all(l.st);
+	{
+		HOLD(&l.st->drain->lock);
+		while (!job_final(j->state))
+			pthread_cond_wait(&l.st->drain->moved,
+					  &l.st->drain->lock);
+	}
+	assert_true(j->overtaken);
+	assert_int_equal(j->result, -EAGAIN);
+	drain_job_put(l.st, j);
+	assert_int_equal(live_sync(&l, "f"), 0);
+	c = live_content(&l, "f");
+	assert_int_equal(c.size_bytes, FILE_BYTES);
+	content_release(&c);
+	handle_close(&h);
+	live_free(&l);
+	free(data);
+}
+
 /* --- errors --------------------------------------------------------------------- */
 
 /* Writes that reach beyond `bytes` of a file fail with EFBIG; 0: none do. */
@@ -580,6 +621,8 @@ int main(void)
 		cmocka_unit_test(drained_files_keep_no_descriptor_open),
 		cmocka_unit_test(small_files_live_in_the_database),
 		cmocka_unit_test(a_file_may_become_small_and_large_again),
+		cmocka_unit_test(
+			who_waits_for_an_overtaken_job_is_told_to_look_again),
 		cmocka_unit_test(
 			an_error_sticks_is_told_once_and_ends_when_it_is_over),
 		cmocka_unit_test(
