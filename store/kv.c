@@ -322,13 +322,14 @@ int kv_room(const struct kv *kv)
 /* To write or to sync. Returns whether the turn is had alone. */
 static bool log_enter(struct kv *kv)
 {
-	bool alone = atomic_load(&kv->full) || room_below(kv, KV_ROOM_BYTES);
-
-	if (alone)
-		pthread_rwlock_wrlock(&kv->turn);
-	else
+	if (!atomic_load(&kv->full) && !room_below(kv, KV_ROOM_BYTES)) {
 		pthread_rwlock_rdlock(&kv->turn);
-	return alone;
+		if (!atomic_load(&kv->full)) /* while we waited */
+			return false;
+		pthread_rwlock_unlock(&kv->turn);
+	}
+	pthread_rwlock_wrlock(&kv->turn);
+	return true;
 }
 
 /*

@@ -523,6 +523,35 @@ static void a_log_that_failed_is_not_written_to_again(void **state)
 	disk_free(disk);
 }
 
+/* The mount ends while the disk is full yet. */
+static void a_database_whose_log_failed_is_closed(void **state)
+{
+	char *disk = disk_mount();
+	struct db d = { .dir = disk };
+
+	(void)state;
+	if (!disk)
+		skip();
+	assert_true(asprintf(&d.path, "%s/db", disk) > 0);
+	db_open(&d);
+	put(d.kv, "before", "1");
+	assert_int_equal(kv_sync(d.kv), 0);
+	kv_close(d.kv);
+	disk_fill(disk, 1 << 20);
+	db_open(&d);
+	disk_fill(disk, 0);
+	assert_int_equal(put_large(d.kv, "refused"), -ENOSPC);
+	assert_int_equal(kv_sync(d.kv), 0);
+	kv_close(d.kv);
+	disk_relieve(disk);
+	assert_int_equal(kv_open(d.path, false, &d.kv), 0);
+	assert_true(has(d.kv, "before"));
+	assert_false(has(d.kv, "refused"));
+	kv_close(d.kv);
+	free(d.path);
+	disk_free(disk);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -542,6 +571,7 @@ int main(void)
 		cmocka_unit_test(a_cut_log_leaves_whole_batches_in_order),
 		cmocka_unit_test(a_full_disk_is_said_to_be_full),
 		cmocka_unit_test(a_log_that_failed_is_not_written_to_again),
+		cmocka_unit_test(a_database_whose_log_failed_is_closed),
 	};
 
 	log_set_level(LOG_CRIT); /* errors are made on purpose */
