@@ -50,7 +50,7 @@ struct ckpt {
 
 	struct ckpt_atomic_counters counters;
 
-	pthread_mutex_t streams_turn; /* held while a stream is made */
+	pthread_mutex_t streams_turn; /* a stream is made, or told to wait */
 	struct gpu_stream *streams[CKPT_DEVICES_MAX]; /* copy.h; set once */
 
 	uint8_t secret[192]; /* of unchanged.h; immutable */
