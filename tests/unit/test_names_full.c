@@ -6,6 +6,7 @@
 #include <linux/fs.h>
 #include <time.h>
 
+#include "store/drain_private.h"
 #include "tests/unit/live_store.h"
 #include "tests/unit/small_disk.h"
 
@@ -310,6 +311,61 @@ static void what_could_not_be_given_back_is_so_when_there_is_room(void **state)
 	full_free(&f);
 }
 
+/* It waits beside the job that has the place, and that one fails. */
+static void the_place_of_a_job_that_fails_is_the_next_ones(void **state)
+{
+	uint8_t *data = filled(DATA_BYTES, 1);
+	char *disk = disk_mount();
+	struct drain_job *j, *q;
+	struct drain *d;
+	struct inode *in;
+	uint64_t place;
+	struct live l;
+	int rc;
+
+	(void)state;
+	if (!disk)
+		skip();
+	l = live_on(disk);
+	d = l.st->drain;
+	{
+		HOLD(reclaim_turn(l.st)); /* nothing is committed */
+		live_write(&l, "f", data, DATA_BYTES);
+		assert_int_equal(live_lookup(&l, "f", &in), 0);
+		{
+			HOLD(&d->lock);
+			while (!in->file->running ||
+			       !in->file->running->settled)
+				pthread_cond_wait(&d->moved, &d->lock);
+			j = in->file->running;
+			job_ref(j);
+			place = j->order;
+		}
+		q = job_for(l.st, in, false, false, &rc);
+		assert_non_null(q);
+		assert_int_equal(q->order, 0);
+		disk_fill(disk, 1 << 20);
+	}
+	{
+		HOLD(&d->lock);
+		while (!job_final(j->state))
+			pthread_cond_wait(&d->moved, &d->lock);
+		assert_int_equal(j->result, -ENOSPC);
+		/* Its own, or the next attempt's. */
+		assert_non_null(TAILQ_FIRST(&d->order));
+		assert_int_equal(TAILQ_FIRST(&d->order)->order, place);
+	}
+	drain_job_put(l.st, j);
+	drain_job_put(l.st, q);
+	disk_relieve(disk);
+	live_sync_all(&l);
+	assert_true(committed(&l, in->ino));
+	inode_put(l.st, in, 1);
+	live_free(&l);
+	disk_free(disk);
+	free(data);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -317,6 +373,8 @@ int main(void)
 		cmocka_unit_test(what_is_deleted_goes_when_there_is_room_again),
 		cmocka_unit_test(
 			what_could_not_be_given_back_is_so_when_there_is_room),
+		cmocka_unit_test(
+			the_place_of_a_job_that_fails_is_the_next_ones),
 	};
 
 	return cmocka_run_group_tests_name("names_full", tests, NULL, NULL);
