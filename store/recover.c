@@ -283,21 +283,32 @@ static int punch_decided(struct store *st)
 	return rc;
 }
 
+/* 1: the image has a record, 0: none. */
+static int has_record(struct store *st, uint64_t id)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_ino('I', id);
+	size_t len;
+	int rc = kv_get(st->kv, k.data, k.len, &value, &len);
+
+	return rc == -ENOENT ? 0 : rc < 0 ? rc : 1;
+}
+
 static int remove_leftover(void *arg, uint64_t id)
 {
 	struct store *st = arg;
-	struct key k = key_ino('I', id);
 	struct image *i;
-	void *value;
 	bool busy;
-	size_t len;
 	int rc;
 
 	if (id >= st->images.next_id_at_start)
 		return 0;
+	rc = has_record(st, id); /* nearly all: none of them is opened */
+	if (rc != 0)
+		return rc < 0 ? rc : 0;
 	/*
-	 * A stage that was taken over is held by it, until it is committed:
-	 * who looks for the record first may remove what got one since.
+	 * A stage that was taken over holds it until it is committed. When
+	 * nobody does, it may have got its record since we looked.
 	 */
 	rc = image_get(&st->images, id, &i);
 	if (rc < 0)
@@ -306,15 +317,11 @@ static int remove_leftover(void *arg, uint64_t id)
 		HOLD(&st->images.lock);
 		busy = i->refs > 1;
 	}
-	if (!busy) {
-		rc = kv_get(st->kv, k.data, k.len, &value, &len);
-		if (rc == 0)
-			free(value);
-		if (rc == -ENOENT)
-			rc = image_remove(&st->images, id);
-	}
+	rc = busy ? 1 : has_record(st, id);
+	if (rc == 0)
+		rc = image_remove(&st->images, id);
 	image_put(&st->images, i);
-	return rc;
+	return rc < 0 ? rc : 0;
 }
 
 int recover_sweep(struct store *st)
