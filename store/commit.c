@@ -23,6 +23,7 @@
 
 struct pending { /* one job in the group, between write and sync */
 	struct drain_job *j;
+	unsigned older; /* versions of its file that it supersedes */
 	struct content_ref *content;
 	struct ref_changes changes;
 	int rc;
@@ -218,7 +219,7 @@ static int write_time(struct store *st, struct kv_batch *b, struct pending *p)
 	struct content c = *old;
 	int rc;
 
-	c.generation++;
+	c.generation += 1 + p->older;
 	c.mtime_ns = p->j->mtime_ns;
 	c.extents = calloc(old->extent_count + 1, sizeof(*c.extents));
 	if (!c.extents)
@@ -250,13 +251,16 @@ static int job_write(struct store *st, struct pending *p)
 		if (j->in->attr.nlink == 0 ||
 		    (j->in->file->stage != j->stage && !j->earlier))
 			return -ECANCELED;
+		if (j->earlier && atomic_load(&j->raced)) /* it makes way */
+			return -ESTALE;
 		/* Its content cannot have changed: one job at a time. */
 		CHECK(j->in->file->content == j->old);
 	}
 	if (j->unchanged)
 		return j->mtime_ns == old->mtime_ns ? 1 :
 						      write_time(st, b, p);
-	c.generation = old ? old->generation + 1 : 1;
+	/* Those that it supersedes have theirs: see names_setattr(). */
+	c.generation = (old ? old->generation : 0) + 1 + p->older;
 	c.size_bytes = j->size_bytes;
 	c.mtime_ns = j->mtime_ns;
 	c.kind = j->small ? CONTENT_SMALL : CONTENT_EXTENTS;
@@ -397,27 +401,33 @@ static void job_published(struct store *st, struct pending *p)
 	}
 	if (j->image && !j->unchanged && !j->hold_punch)
 		reclaim_own_copies(st, j);
+	if (p->older > 0)
+		drain_supersede(st, j);
 	drain_finish(st, j, JOB_DONE, 0);
 }
 
 static void commit_jobs(struct store *st, struct drain_job **jobs, unsigned n)
 {
 	struct pending p[COMMIT_GROUP_MAX] = { 0 };
-	bool sync = false, stopped = false;
+	/* The place of the oldest that failed, in its turn or out of it. */
+	uint64_t failed = UINT64_MAX;
+	bool sync = false;
 	int rc = 0;
 
 	for (unsigned i = 0; i < n; i++) {
-		bool ordered = jobs[i]->in_turn;
+		struct drain_job *j = jobs[i];
 
-		if (stopped && ordered) { /* nobody overtakes who failed */
-			drain_untake(st, jobs[i]);
+		if (j->in_turn && j->order > failed) { /* nobody overtakes it */
+			drain_untake(st, j);
 			continue;
 		}
-		p[i].j = jobs[i];
+		p[i].j = j;
+		p[i].older = drain_older(st, j, true);
 		p[i].rc = job_write(st, &p[i]);
 		sync = sync || p[i].rc >= 0;
-		stopped = stopped ||
-			  (ordered && p[i].rc < 0 && p[i].rc != -ECANCELED);
+		if (p[i].rc < 0 && p[i].rc != -ECANCELED && j->order > 0 &&
+		    j->order < failed)
+			failed = j->order;
 	}
 	if (sync)
 		rc = kv_sync(st->kv);
@@ -428,6 +438,8 @@ static void commit_jobs(struct store *st, struct drain_job **jobs, unsigned n)
 			continue;
 		if (p[i].rc >= 0 && rc < 0)
 			p[i].rc = rc;
+		if (p[i].rc < 0 && p[i].older > 0)
+			(void)drain_older(st, j, false);
 		if (p[i].rc >= 0) {
 			job_publish(st, &p[i]);
 			job_published(st, &p[i]);

@@ -187,16 +187,29 @@ static void job_promote_one_locked(struct drain *d, struct drain_job *j)
 	job_list_ready_locked(d, j);
 }
 
-/* Somebody waits for this job: it goes to the front, after its elders. */
+/*
+ * A version that was replaced, and that nobody waits for, makes way for j,
+ * which is newer and somebody waits for: it would have to be committed before
+ * j, and would overtake what was closed before it. It keeps its place, and is
+ * drained again if j fails (drain_supersede() ends it if not).
+ */
+static void job_step_aside_locked(struct drain *d, struct drain_job *r)
+{
+	atomic_store(&r->raced, true);
+	/* When it is done already the committer gives it back. */
+	job_list_ready_locked(d, r);
+}
+
 void job_promote_locked(struct drain *d, struct drain_job *j)
 {
-	struct drain_job *e = j->earlier ? NULL : j->in->file->earlier;
 	struct drain_job *r = j->in->file->running;
 
-	for (; e; e = e->next_earlier)
-		job_promote_one_locked(d, e);
-	if (r && r != j && !j->earlier) /* one of a file at a time */
-		job_promote_one_locked(d, r);
+	if (r && r != j) { /* one of a file at a time */
+		if (r->earlier && !r->urgent)
+			job_step_aside_locked(d, r);
+		else if (!j->earlier)
+			job_promote_one_locked(d, r);
+	}
 	job_promote_one_locked(d, j);
 }
 
@@ -682,7 +695,8 @@ void drain_untake(struct store *st, struct drain_job *j)
 {
 	HOLD(&st->drain->lock);
 	j->taken = false;
-	if (j->urgent) /* asked for while we had it */
+	/* Asked for, or to step aside, while we had it. */
+	if (j->urgent || (j->earlier && atomic_load(&j->raced)))
 		job_list_ready_locked(st->drain, j);
 }
 

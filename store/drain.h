@@ -89,7 +89,7 @@ struct drain_job {
 	bool again; /* the same bytes failed before */
 	uint64_t close_size; /* the stage when it was closed last ... */
 	int64_t close_mtime_ns;
-	bool overtaken; /* not what was closed any more; set when it begins */
+	bool overtaken; /* not what was closed any more: it does not count */
 	/*
 	 * Its stage was closed and then replaced (O_TRUNC): it is drained in
 	 * its place all the same, before anything newer of its file. The list
@@ -166,7 +166,8 @@ int drain_resume_earlier(struct store *st, struct inode *in, struct stage *s,
 
 /*
  * Returns when all that was written to the file before the call is durable,
- * or with the error that prevents it. Does not keep the order of closes.
+ * or with the error that prevents it. Does not keep the order of closes: this
+ * version of the file alone overtakes, not those that it has replaced.
  */
 int drain_sync(struct store *st, struct inode *in);
 /*
@@ -244,6 +245,14 @@ void drain_each_failed(struct store *st,
 /* For commit.c: finish a job in one of its final states. */
 void drain_finish(struct store *st, struct drain_job *j, enum job_state to,
 		  int result);
+/*
+ * j is about to be committed, before versions of its file that are older, which
+ * somebody did not wait for: how many. With `hide` another daemon would not
+ * find them, and bring them back over j; without, it does again.
+ */
+unsigned drain_older(struct store *st, const struct drain_job *j, bool hide);
+/* j is durable and seen: what is older of its file ends. */
+void drain_supersede(struct store *st, const struct drain_job *j);
 /* It must be drained again, or need not be drained at all. */
 void drain_void(struct store *st, struct drain_job *j);
 /* The job failed in the committer. */

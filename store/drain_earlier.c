@@ -3,9 +3,13 @@
  * file that is not durable yet).
  *
  * What was closed later may depend on them, so each is drained in its place of
- * the order, and before anything newer of its own file. The list file->earlier
- * is changed under inode.lock and drain.lock, so that one of them is enough to
- * read it.
+ * the order, and before anything newer of its own file; unless somebody waits
+ * for a newer one. That one is committed first then, and alone: an older one
+ * that came along would be durable before what was closed before it. With the
+ * newer one durable the older ones are superseded, and end.
+ *
+ * The list file->earlier is changed under inode.lock and drain.lock, so that
+ * one of them is enough to read it.
  */
 #include <errno.h>
 
@@ -50,6 +54,60 @@ bool earlier_remove_locked(struct drain_job *j)
 	for (struct drain_job *e = j->in->file->earlier; e; e = e->next_earlier)
 		last = last && e->stage != j->stage;
 	return last;
+}
+
+/* The oldest one that somebody waits for; else the oldest. */
+bool job_is_next_locked(const struct drain_job *j)
+{
+	const struct file *f = j->in->file;
+
+	if (f->running)
+		return false;
+	for (const struct drain_job *e = f->earlier; e; e = e->next_earlier)
+		if (e->urgent)
+			return e == j;
+	if (f->queued && f->queued->urgent)
+		return f->queued == j;
+	return !f->earlier || f->earlier == j;
+}
+
+unsigned drain_older(struct store *st, const struct drain_job *j, bool hide)
+{
+	unsigned n = 0;
+
+	HOLD(&j->in->lock);
+	HOLD(&st->drain->lock);
+	for (const struct drain_job *e = j->in->file->earlier; e && e != j;
+	     e = e->next_earlier) {
+		n++;
+		if (e->stage != j->stage)
+			SLOT_SET(e->stage->slot, dirty, hide ? 0 : 1);
+	}
+	return n;
+}
+
+/* One that is older than j, taken out of its list; NULL: none is left. */
+static struct drain_job *take_older(struct store *st, const struct drain_job *j)
+{
+	HOLD(&j->in->lock);
+	HOLD(&st->drain->lock);
+	for (struct drain_job *e = j->in->file->earlier; e && e != j;
+	     e = e->next_earlier)
+		if (e->state == JOB_QUEUED) { /* else somebody ends it */
+			job_end_locked(st->drain, e);
+			return e;
+		}
+	return NULL;
+}
+
+void drain_supersede(struct store *st, const struct drain_job *j)
+{
+	struct drain_job *e;
+
+	while ((e = take_older(st, j)) != NULL) {
+		drain_finish(st, e, JOB_CANCELLED, 0);
+		drain_job_put(st, e);
+	}
 }
 
 struct stage *drain_replace(struct store *st, struct inode *in,

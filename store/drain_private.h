@@ -61,7 +61,10 @@ void job_end_locked(struct drain *d, struct drain_job *j);
 void job_wake_locked(struct drain *d, struct drain_job *j);
 /* Finished in its place of the order, but somebody waits for it alone. */
 void job_list_ready_locked(struct drain *d, struct drain_job *j);
-/* Somebody waits for this job: it goes to the front, after its elders. */
+/*
+ * Somebody waits for this job: it goes to the front. Versions of its file that
+ * were replaced stay where they are in the order: nobody asked for them.
+ */
 void job_promote_locked(struct drain *d, struct drain_job *j);
 
 /* --- drain_earlier.c. _locked: inode.lock and drain.lock are held. */
@@ -70,6 +73,8 @@ void job_promote_locked(struct drain *d, struct drain_job *j);
 void earlier_replace_locked(struct drain_job *j, struct drain_job *next);
 /* Out of the list; true: no other job has its stage, so it goes. */
 bool earlier_remove_locked(struct drain_job *j);
+/* May j start, as far as the other versions of its file are concerned? */
+bool job_is_next_locked(const struct drain_job *j);
 /* The store is closed: a replaced stage stays for the next start as well. */
 void earlier_discard(struct store *st, struct drain_job *j);
 

@@ -1,8 +1,9 @@
 /*
  * drain_run.c - the threads that work on jobs.
  *
- * One job of a file runs at a time, the oldest first; all workers share its
- * spans, so one large file is drained by all of them. A job that needs another
+ * One job of a file runs at a time, the oldest first, or the one that somebody
+ * waits for; all workers share its spans, so one large file is drained by all
+ * of them. A job that needs another
  * one's bytes helps it to its end instead of waiting for a thread, so there is
  * always somebody at work.
  */
@@ -30,11 +31,7 @@ static struct drain_job *job_start_locked(struct store *st)
 		return NULL;
 	TAILQ_FOREACH(j, &d->queue, in_queue)
 	{
-		if (!job_may_start_locked(st, j))
-			continue;
-		/* One job of a file at a time, the oldest first. */
-		if (!j->in->file->running &&
-		    (!j->in->file->earlier || j->in->file->earlier == j))
+		if (job_may_start_locked(st, j) && job_is_next_locked(j))
 			break;
 	}
 	if (!j)
@@ -56,7 +53,8 @@ static struct drain_job *job_start_locked(struct store *st)
 /*
  * What was closed is not there any more: somebody has opened the file and
  * changes it. Its own close will drain it; in the middle of a change it must
- * not become durable, unless somebody asks for it as it stands.
+ * not become durable, unless somebody asks for this very file as it stands.
+ * Looked at before it is read, and once more after that.
  */
 static bool job_is_overtaken(struct store *st, struct drain_job *j)
 {
@@ -68,7 +66,7 @@ static bool job_is_overtaken(struct store *st, struct drain_job *j)
 	    io_ns(&sb.st_mtim) == j->close_mtime_ns)
 		return false;
 	HOLD(&st->drain->lock);
-	j->overtaken = !j->urgent && !j->asked;
+	j->overtaken = !j->urgent;
 	return j->overtaken;
 }
 
@@ -162,6 +160,8 @@ static void job_complete(struct store *st, struct drain_job *j, uint8_t *buffer)
 			rc = job_resolve(st, j, buffer);
 		if (rc == 0)
 			rc = work_conclude(st, j, buffer);
+		if (rc == 0 && job_is_overtaken(st, j))
+			atomic_store(&j->raced, true);
 	}
 	{
 		HOLD(&d->lock);

@@ -53,7 +53,10 @@ static int job_wait(struct store *st, struct drain_job *j)
 	return rc;
 }
 
-/* Wait for what is draining now: it began before our caller's bytes came. */
+/*
+ * Wait for what is draining now: it began before our caller's bytes came. Not
+ * for a version that was replaced: it waits for its turn, and makes way.
+ */
 static void running_wait(struct store *st, struct inode *in)
 {
 	struct drain *d = st->drain;
@@ -62,8 +65,10 @@ static void running_wait(struct store *st, struct inode *in)
 	{
 		HOLD(&in->lock);
 		HOLD(&d->lock);
-		if (in->file && in->file->running) {
-			j = in->file->running;
+		j = in->file ? in->file->running : NULL;
+		if (j && j->earlier && !j->urgent)
+			j = NULL;
+		if (j) {
 			job_ref(j);
 			job_promote_locked(d, j);
 		}

@@ -356,7 +356,7 @@ static void a_release_that_never_comes_leaves_nothing_staged(void **state)
 	free(data);
 }
 
-/* Whoever asks for the newest bytes gets them, with the older ones before. */
+/* Whoever asks for the newest bytes gets them, and the older ones end. */
 static void a_sync_of_a_file_that_was_replaced_is_of_the_newest(void **state)
 {
 	uint8_t *data = filled(2 * MIB + 8, 1);

@@ -1,0 +1,336 @@
+/*
+ * Who may overtake whom: a sync makes its own file durable out of its turn, and
+ * nothing else comes along, or falls behind, because of that.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+#include "store/drain_private.h"
+#include "tests/unit/live_store.h"
+
+#define FILE_BYTES (3 * MIB + 12345)
+
+/* A store with the kind's stage in which nothing is drained before it is asked
+ * for. */
+static struct live live_held(unsigned kind)
+{
+	struct live l = live_kind(kind);
+
+	live_close(&l);
+	l.options.hold_drain = true;
+	live_open(&l);
+	return l;
+}
+
+/* What a power cut now would leave of the file; 0: nothing. */
+static size_t committed_size(struct live *l, const char *path)
+{
+	uint64_t ino = live_ino(l, path);
+	struct content c;
+	size_t len;
+
+	if (!committed(l, ino))
+		return 0;
+	c = live_content_ino(l, ino);
+	len = (size_t)c.size_bytes;
+	content_release(&c);
+	return len;
+}
+
+struct syncer {
+	struct live *l;
+	const char *path;
+	pthread_t thread;
+};
+
+static void *sync_path(void *arg)
+{
+	struct syncer *s = arg;
+
+	assert_int_equal(live_sync(s->l, s->path), 0);
+	return NULL;
+}
+
+static void sync_begin(struct syncer *s, struct live *l, const char *path)
+{
+	*s = (struct syncer){ .l = l, .path = path };
+	assert_int_equal(pthread_create(&s->thread, NULL, sync_path, s), 0);
+}
+
+enum seen {
+	SEEN_READY,
+	SEEN_LISTED, /* ready, and somebody waits for it */
+	SEEN_TAKEN, /* by the committer */
+};
+
+static bool job_seen(struct live *l, struct inode *in, enum seen what)
+{
+	HOLD(&in->lock);
+	HOLD(&l->st->drain->lock);
+	const struct drain_job *j = in->file->running;
+
+	if (!j || j->state != JOB_READY)
+		return false;
+	return what == SEEN_READY ? true :
+	       what == SEEN_LISTED ? j->listed :
+				     j->taken;
+}
+
+static void wait_job(struct live *l, const char *path, enum seen what)
+{
+	struct inode *in;
+
+	assert_int_equal(live_lookup(l, path, &in), 0);
+	while (!job_seen(l, in, what))
+		sched_yield();
+	inode_put(l->st, in, 1);
+}
+
+/*
+ * The replica is taken out of its turn and given back, because the bytes that
+ * it shares are in a stage that may be written to again. It keeps its place.
+ */
+static void
+who_fails_out_of_turn_is_not_overtaken_by_who_closed_later(void **state)
+{
+	uint8_t *data = filled(FILE_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind += 2) { /* on disk */
+		struct live l = live_held(kind);
+		struct syncer gate, rank_1;
+		bool latest = false;
+
+		live_write(&l, "gate", data + 1, 100);
+		live_write(&l, "rank_0", data, FILE_BYTES);
+		live_write(&l, "rank_1", data, FILE_BYTES);
+		live_write(&l, "latest", data, 3);
+		/* The committer stands until all of them can be committed. */
+		pthread_mutex_lock(reclaim_turn(l.st));
+		sync_begin(&gate, &l, "gate");
+		wait_job(&l, "gate", SEEN_TAKEN);
+		drain_ask_all(l.st);
+		wait_job(&l, "rank_0", SEEN_READY);
+		wait_job(&l, "rank_1", SEEN_READY);
+		wait_job(&l, "latest", SEEN_READY);
+		sync_begin(&rank_1, &l, "rank_1");
+		wait_job(&l, "rank_1", SEEN_LISTED);
+		pthread_mutex_unlock(reclaim_turn(l.st));
+		while (!latest) {
+			HOLD(reclaim_turn(l.st)); /* between two groups */
+			latest = committed(&l, live_ino(&l, "latest"));
+			if (latest)
+				assert_true(committed(&l,
+						      live_ino(&l, "rank_1")));
+		}
+		pthread_join(gate.thread, NULL);
+		pthread_join(rank_1.thread, NULL);
+		assert_file(&l, "rank_1", data, FILE_BYTES);
+		live_free(&l);
+	}
+	free(data);
+}
+
+/* It may be drained now, without anybody waiting for it. */
+static void ask(struct live *l, const char *path)
+{
+	struct inode *in;
+
+	assert_int_equal(live_lookup(l, path, &in), 0);
+	{
+		HOLD(&in->lock);
+		HOLD(&l->st->drain->lock);
+		in->file->queued->asked = true;
+		pthread_cond_broadcast(&l->st->drain->work);
+	}
+	inode_put(l->st, in, 1);
+}
+
+#define OLD_BYTES (2 * MIB)
+#define NEW_BYTES (3 * MIB)
+
+/*
+ * A file is replaced and synced. What it was before is not, and neither is
+ * what was closed before that: the one must not be durable without the other.
+ * `ready`: the old version stands in its place already when the sync comes.
+ */
+static void sync_replaced(unsigned kind, bool ready)
+{
+	uint8_t *data = filled(NEW_BYTES + 2, 1);
+	struct live l = live_held(kind);
+	struct syncer s;
+	size_t len = 0;
+
+	live_write(&l, "before", data, 100);
+	live_write(&l, "a", data + 1, OLD_BYTES);
+	if (ready) {
+		ask(&l, "a");
+		wait_job(&l, "a", SEEN_READY);
+	}
+	live_write(&l, "a", data + 2, NEW_BYTES);
+	sync_begin(&s, &l, "a");
+	while (len == 0) {
+		HOLD(reclaim_turn(l.st));
+		len = committed_size(&l, "a");
+		assert_int_not_equal(len, OLD_BYTES);
+	}
+	pthread_join(s.thread, NULL);
+	assert_int_equal(committed_size(&l, "a"), NEW_BYTES);
+	assert_int_equal(committed_size(&l, "before"), 0);
+	/* The old version does not come back. */
+	drain_ask_all(l.st);
+	live_sync_all(&l);
+	assert_int_equal(committed_size(&l, "before"), 100);
+	assert_int_equal(committed_size(&l, "a"), NEW_BYTES);
+	live_reopen(&l);
+	assert_file(&l, "a", data + 2, NEW_BYTES);
+	live_free(&l);
+	free(data);
+}
+
+static void a_sync_takes_no_older_version_of_its_file_along(void **state)
+{
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		sync_replaced(kind, false);
+		sync_replaced(kind, true);
+	}
+}
+
+static time_t time_of(struct live *l, const char *path)
+{
+	struct inode *in;
+	struct stat sb;
+
+	assert_int_equal(live_lookup(l, path, &in), 0);
+	assert_int_equal(inode_stat(l->st, in, &sb), 0);
+	inode_put(l->st, in, 1);
+	return sb.st_mtim.tv_sec;
+}
+
+/* A time set by hand is that of the version that it was set for. */
+static void a_time_set_by_hand_counts_for_what_was_synced_alone(void **state)
+{
+	struct attr to = { .mtime_ns = 1000000000 };
+	uint8_t *data = filled(NEW_BYTES, 1);
+	struct inode *in;
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_held(kind);
+
+		live_write(&l, "a", data, 100);
+		live_write(&l, "a", data, OLD_BYTES);
+		live_write(&l, "a", data, NEW_BYTES);
+		assert_int_equal(live_lookup(&l, "a", &in), 0);
+		file_set_times(l.st, in, SET_MTIME, &to);
+		assert_int_equal(names_setattr(l.st, in, SET_MTIME, &to), 0);
+		inode_put(l.st, in, 1);
+		assert_int_equal(live_sync(&l, "a"), 0);
+		assert_int_equal(time_of(&l, "a"), 1);
+		live_reopen(&l);
+		assert_int_equal(time_of(&l, "a"), 1);
+		live_write(&l, "a", data, 10);
+		live_sync_all(&l);
+		assert_int_not_equal(time_of(&l, "a"), 1);
+		live_free(&l);
+	}
+	free(data);
+}
+
+/* Writes that reach beyond `bytes` of a file fail with EFBIG; 0: none do. */
+static void limit_files(uint64_t bytes)
+{
+	struct rlimit limit;
+
+	assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
+	limit.rlim_cur = bytes ? bytes : limit.rlim_max;
+	assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+}
+
+/* The sync fails: the version before it is still the one that was closed. */
+static void a_sync_that_fails_leaves_the_older_version_its_place(void **state)
+{
+	uint8_t *data = filled(NEW_BYTES, 1);
+
+	(void)state;
+	(void)signal(SIGXFSZ, SIG_IGN);
+	for (unsigned kind = 1; kind < LIVE_KINDS; kind += 2) { /* in memory */
+		struct live l = live_held(kind);
+
+		live_write(&l, "before", data, 100);
+		live_write(&l, "a", data, 40 * KIB);
+		live_write(&l, "after", data, 200);
+		ask(&l, "a");
+		wait_job(&l, "a", SEEN_READY);
+		live_write(&l, "a", data, NEW_BYTES);
+		limit_files(MIB);
+		assert_int_equal(live_sync(&l, "a"), -EFBIG);
+		drain_ask_all(l.st);
+		while (committed_size(&l, "after") == 0)
+			sched_yield();
+		assert_int_equal(committed_size(&l, "a"), 40 * KIB);
+		assert_int_equal(committed_size(&l, "before"), 100);
+		limit_files(0);
+		assert_int_equal(live_sync(&l, "a"), 0);
+		assert_file(&l, "a", data, NEW_BYTES);
+		live_free(&l);
+	}
+	free(data);
+}
+
+/*
+ * Somebody publishes another file while this one, closed before, is changed in
+ * its place again. What would become durable is neither what it was nor what
+ * it becomes.
+ */
+static void a_publish_makes_no_change_durable_that_is_under_way(void **state)
+{
+	uint8_t *data = filled(OLD_BYTES, 1);
+	uint8_t *other = filled(OLD_BYTES, 2);
+	struct inode *in;
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_held(kind);
+		struct handle h;
+
+		live_write(&l, "a", data, OLD_BYTES);
+		live_write(&l, "b", data, 100);
+		h = handle_open(&l, "a", O_WRONLY);
+		handle_write(&h, other, MIB, 0);
+		assert_int_equal(live_lookup(&l, "b", &in), 0);
+		assert_int_equal(drain_publish(l.st, in), 0);
+		inode_put(l.st, in, 1);
+		assert_int_equal(committed_size(&l, "b"), 100);
+		assert_int_equal(committed_size(&l, "a"), 0);
+		handle_write(&h, other + MIB, MIB, MIB);
+		handle_close(&h);
+		live_sync_all(&l);
+		assert_file(&l, "a", other, OLD_BYTES);
+		live_free(&l);
+	}
+	free(data);
+	free(other);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(
+			a_sync_takes_no_older_version_of_its_file_along),
+		cmocka_unit_test(
+			a_time_set_by_hand_counts_for_what_was_synced_alone),
+		cmocka_unit_test(
+			a_sync_that_fails_leaves_the_older_version_its_place),
+		cmocka_unit_test(
+			a_publish_makes_no_change_durable_that_is_under_way),
+		cmocka_unit_test(
+			who_fails_out_of_turn_is_not_overtaken_by_who_closed_later),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
