@@ -25,9 +25,10 @@
 #include <unistd.h>
 
 #include "store/base/bytes.h"
+#include "store/base/io.h"
 #include "store/base/scope.h"
 
-/* Remembered at a time: each takes a descriptor. A power of two. */
+/* Remembered at a time, at most: each takes a descriptor. */
 #define CALLERS_MAX 256
 /* A longer environment is not looked at: half of one could mislead. */
 #define ENVIRON_BYTES_MAX (1u << 20)
@@ -42,6 +43,7 @@ struct caller_slot {
 
 struct callers {
 	bool readable; /* immutable */
+	unsigned count; /* of the slots, those that are used; immutable */
 	char host[WRITER_HOST_MAX + 1]; /* immutable */
 	struct caller_slot slots[CALLERS_MAX];
 };
@@ -82,6 +84,7 @@ struct callers *callers_new(void)
 	if (!c)
 		return NULL;
 	c->readable = proc_is_ours();
+	c->count = 1 + io_fd_share(10, CALLERS_MAX - 1);
 	if (uname(&name) == 0)
 		writer_set_text(c->host, WRITER_HOST_MAX, name.nodename,
 				strlen(name.nodename));
@@ -183,7 +186,7 @@ static void remember(struct caller_slot *s, pid_t pid, int fd,
 void caller_find(struct callers *c, pid_t pid, struct writer *ret,
 		 bool *ret_scheduler)
 {
-	struct caller_slot *s = &c->slots[(unsigned)pid % CALLERS_MAX];
+	struct caller_slot *s = &c->slots[(unsigned)pid % c->count];
 
 	memset(ret, 0, sizeof(*ret));
 	*ret_scheduler = false;

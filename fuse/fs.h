@@ -12,7 +12,8 @@
  *  5. Node ids are inode numbers; a handle (fi->fh) holds nothing but the
  *     flags of its open. Both mean the same to another daemon.
  *  6. Operations may block (fsync, a publishing rename): the loop starts
- *     further threads, up to FS_THREADS_MAX.
+ *     further threads, up to FS_THREADS_MAX, or fewer where the process may
+ *     have few descriptors: the drain must find one at any time.
  */
 #ifndef FUSE_FS_H
 #define FUSE_FS_H
@@ -26,6 +27,9 @@
 #include "store/store.h"
 
 #define FS_THREADS_MAX 256
+#define FS_THREADS_MIN 8
+/* Descriptors that an operation opens at a time, at most. */
+#define FS_THREAD_FDS 4
 #define FS_IDLE_THREADS 16
 #define FS_WRITE_BYTES_MAX (1u << 20)
 #define FS_READAHEAD_BYTES (1u << 20)

@@ -356,7 +356,6 @@ static int serve(struct fs *fs, const char *store,
 {
 	int rc;
 
-	raise_limits();
 	umask(0);
 	/* Writing for others under memory pressure must not wait for itself. */
 	(void)prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
@@ -474,6 +473,7 @@ static int mount_place(struct fuse_args *args, const struct options *o,
 			p->mountpoint, strerror(-rc));
 		rc = MAIN_FAILED;
 	} else {
+		raise_limits(); /* before anybody counts on them */
 		fs->callers = callers_new();
 		fs->reads = reads_new();
 		rc = fs->callers && fs->reads ?

@@ -25,6 +25,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 
@@ -53,6 +54,7 @@ struct server {
 	pthread_mutex_t lock; /* guards the list */
 	LIST_HEAD(, client) clients;
 	unsigned client_count;
+	unsigned clients_max, clients_of_uid_max; /* immutable */
 };
 
 static int send_reply(struct client *c, const struct segment_reply *r, int fd)
@@ -94,7 +96,7 @@ static int answer(struct client *c, const struct segment_request *q)
 {
 	struct segment_reply r = { .op = q->op };
 	struct store *st = c->server->store;
-	int fd = -1;
+	SCOPED(scope_close) int fd = -1;
 
 	if (q->version != SEGMENT_WIRE_VERSION)
 		r.error = -EPROTONOSUPPORT;
@@ -218,8 +220,8 @@ static bool is_full_locked(struct server *s, uid_t uid)
 
 	LIST_FOREACH(c, &s->clients, entry)
 		own += c->segments.uid == uid;
-	return s->client_count >= SERVER_CLIENTS_MAX ||
-	       own >= SERVER_CLIENTS_OF_UID_MAX;
+	return s->client_count >= s->clients_max ||
+	       own >= s->clients_of_uid_max;
 }
 
 static int client_new(struct server *s, int fd)
@@ -296,8 +298,7 @@ static void *server_main(void *arg)
 			log_warning("a client of the socket is refused: there "
 				    "are %u, %u of one user, or no resources; "
 				    "it will write files",
-				    SERVER_CLIENTS_MAX,
-				    SERVER_CLIENTS_OF_UID_MAX);
+				    s->clients_max, s->clients_of_uid_max);
 		told = true;
 	}
 	return NULL;
@@ -340,6 +341,10 @@ int server_start(struct store *st, struct server **ret_server)
 	if (!s)
 		return -ENOMEM;
 	s->store = st;
+	s->clients_max =
+		io_fd_share(15, SERVER_CLIENTS_MAX * SERVER_CLIENT_FDS) /
+		SERVER_CLIENT_FDS;
+	s->clients_of_uid_max = 1 + (s->clients_max - 1) / 4;
 	LIST_INIT(&s->clients);
 	s->stop = eventfd(0, EFD_CLOEXEC);
 	/* Not blocking: who called may be gone before he is let in. */

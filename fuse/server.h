@@ -10,8 +10,10 @@
 
 struct server;
 
+/* Fewer where the process may have few descriptors; a quarter for one user. */
 #define SERVER_CLIENTS_MAX 1024
-#define SERVER_CLIENTS_OF_UID_MAX 256
+/* Descriptors that a client takes. */
+#define SERVER_CLIENT_FDS 3
 
 /*
  * Listen in /run/ckptfs, or, where that cannot be written, at an abstract

@@ -20,6 +20,7 @@
 #include "fuse/server.h"
 #include "fuse/teller.h"
 #include "fuse/umount8.h"
+#include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 
@@ -231,12 +232,17 @@ const struct fuse_lowlevel_ops fs_ops = {
 static int session_loop(struct fs *fs)
 {
 	struct fuse_loop_config *config = fuse_loop_cfg_create();
+	unsigned threads;
 	int rc;
 
 	if (!config)
 		return -ENOMEM;
 	fuse_loop_cfg_set_clone_fd(config, 0);
-	fuse_loop_cfg_set_max_threads(config, FS_THREADS_MAX);
+	threads = io_fd_share(25, FS_THREADS_MAX * FS_THREAD_FDS) /
+		  FS_THREAD_FDS;
+	fuse_loop_cfg_set_max_threads(config, threads < FS_THREADS_MIN ?
+						      FS_THREADS_MIN :
+						      threads);
 	fuse_loop_cfg_set_idle_threads(config, FS_IDLE_THREADS);
 	rc = fuse_session_loop_mt(fs->se, config);
 	fuse_loop_cfg_destroy(config);

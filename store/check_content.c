@@ -299,13 +299,18 @@ static void check_images_recorded(struct check *c)
 	c->result->images = c->image_records;
 }
 
-/* A number from a name like 000000000000012f; 0 when it is not one. */
+/*
+ * A number from a name like 000000000000012f, or from that of one that was
+ * removed; 0 when it is not one.
+ */
 static uint64_t image_number(const char *name)
 {
 	for (size_t n = 0; n < 16; n++)
 		if (!isxdigit((unsigned char)name[n]))
 			return 0;
-	return name[16] == 0 ? strtoull(name, NULL, 16) : 0;
+	return name[16] == 0 || strcmp(name + 16, LAYOUT_IMAGE_GONE) == 0 ?
+		       strtoull(name, NULL, 16) :
+		       0;
 }
 
 /*
@@ -320,16 +325,18 @@ static int check_leftover(struct check *c, const char *dir, const char *file)
 	int rc;
 
 	(void)snprintf(object, sizeof(object), "images/%s/%s", dir, file);
-	if (id != 0)
+	if (id != 0 && file[16] != 0)
+		layout_gone_name(id, name);
+	else if (id != 0)
 		layout_image_name(id, name);
 	if (strcmp(object + strlen("images/"), name) != 0) {
 		check_remark(c, "foreign-file", object,
 			     "%s: this file is not from ckptfs", object);
 		return 0;
 	}
-	if (check_find_image(c, id))
+	if (file[16] == 0 && check_find_image(c, id))
 		return 0;
-	rc = has_record(c, 'I', id);
+	rc = file[16] == 0 ? has_record(c, 'I', id) : 0;
 	if (rc == 0)
 		check_remark(c, "leftover", object,
 			     "%s: this image is not in use; the next mount "

@@ -178,7 +178,7 @@ static void op_abandon(struct store *st, struct image *i, uint64_t size)
 		return;
 	}
 	if (shared == 0) /* a mapping keeps what is unlinked, not what is cut */
-		(void)image_remove(&st->images, i->id);
+		(void)image_remove(&st->images, i);
 	if (shared > 0) {
 		SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 		struct key p = key_chunk(i->id, 0);

@@ -109,6 +109,9 @@ struct drain_job *job_new(struct store *st, struct inode *in,
 		return NULL;
 	atomic_init(&j->refs, 1);
 	pthread_mutex_init(&j->image_turn, NULL);
+	j->stage_fd = -1;
+	j->image_fd = -1;
+	j->direct_fd = -1;
 	inode_ref(st, in, 1);
 	j->in = in;
 	stage_ref(stage);
@@ -235,7 +238,7 @@ static struct drain_job *job_of_stage(struct store *st, struct inode *in,
 		stage = in->file->stage;
 		stage_ref(stage);
 	}
-	(void)fstat(stage->fd, ret_sb);
+	(void)stage_stat(&st->stages, stage, ret_sb);
 	j = job_new(st, in, stage);
 	stage_put(&st->stages, stage);
 	if (!j)

@@ -116,6 +116,12 @@ struct drain_job {
 	struct reclaim_ticket ticket; /* held from start to end */
 	bool has_ticket;
 	const uint8_t *map; /* of an exclusive memory stage, else NULL */
+	/*
+	 * Open while it runs, and only then: what waits takes no descriptor.
+	 * -1: not yet, or not any more. See work_close().
+	 */
+	int stage_fd;
+	int image_fd, direct_fd; /* both under image_turn until they are set */
 	uint64_t size_bytes;
 	int64_t mtime_ns;
 	const char *format;

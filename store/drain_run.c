@@ -60,7 +60,7 @@ static bool job_is_overtaken(struct store *st, struct drain_job *j)
 {
 	struct stat sb;
 
-	if (j->exclusive || !j->order || fstat(j->stage->fd, &sb) < 0)
+	if (j->exclusive || !j->order || stage_stat(&st->stages, j->stage, &sb) < 0)
 		return false;
 	if ((uint64_t)sb.st_size == j->close_size &&
 	    io_ns(&sb.st_mtim) == j->close_mtime_ns)
@@ -74,6 +74,8 @@ static bool job_is_overtaken(struct store *st, struct drain_job *j)
 static int job_begin(struct store *st, struct drain_job *j)
 {
 	struct file *f = j->in->file;
+	struct stat sb;
+	int rc = stage_stat(&st->stages, j->stage, &sb);
 
 	{
 		HOLD(&j->in->lock);
@@ -85,18 +87,15 @@ static int job_begin(struct store *st, struct drain_job *j)
 		j->old = f->content;
 		if (j->old)
 			atomic_fetch_add(&j->old->refs, 1);
-		if (j->exclusive && j->stage->kind == STAGE_DISK) {
-			struct stat sb;
-
-			/* A small file goes to the database, not to an image.
-			 */
-			if (fstat(j->stage->fd, &sb) == 0 &&
-			    sb.st_size > SMALL_BYTES_MAX) {
-				j->adopt = true;
-				j->stage->frozen = true;
-			}
+		/* A small file goes to the database, not to an image. */
+		if (rc == 0 && j->exclusive && j->stage->kind == STAGE_DISK &&
+		    sb.st_size > SMALL_BYTES_MAX) {
+			j->adopt = true;
+			j->stage->frozen = true;
 		}
 	}
+	if (rc < 0)
+		return rc;
 	if (job_is_overtaken(st, j))
 		return -ECANCELED;
 	reclaim_enter(st, &j->ticket);
@@ -163,6 +162,7 @@ static void job_complete(struct store *st, struct drain_job *j, uint8_t *buffer)
 		if (rc == 0 && job_is_overtaken(st, j))
 			atomic_store(&j->raced, true);
 	}
+	work_close(j);
 	{
 		HOLD(&d->lock);
 		/* Once it is READY it is the committer's: raced or not. */

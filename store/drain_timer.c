@@ -96,7 +96,7 @@ static void timer_drain_open(struct store *st)
 				stage_ref(stage);
 			}
 		}
-		if (stage && fstat(stage->fd, &sb) == 0) {
+		if (stage && stage_stat(&st->stages, stage, &sb) == 0) {
 			int64_t mtime = io_ns(&sb.st_mtim);
 			HOLD(&in->lock);
 			uint64_t last = in->file->drained_size;

@@ -38,7 +38,7 @@ static int cut_read(void *self, void *buf, size_t len, uint64_t off)
 {
 	struct drain_job *j = self;
 
-	return io_read_full(j->stage->fd, buf, len, off);
+	return io_read_full(j->stage_fd, buf, len, off);
 }
 
 static int begin_small(struct drain_job *j)
@@ -47,7 +47,7 @@ static int begin_small(struct drain_job *j)
 	if (!j->small)
 		return -ENOMEM;
 	j->format = "plain";
-	return io_read_full(j->stage->fd, j->small, (size_t)j->size_bytes, 0);
+	return io_read_full(j->stage_fd, j->small, (size_t)j->size_bytes, 0);
 }
 
 /* Chunks that lie wholly in a hole of the stage need not be read at all. */
@@ -60,7 +60,7 @@ static void mark_holes(struct drain_job *j)
 		uint64_t end = c->offset + c->len;
 
 		if (hole <= c->offset) {
-			off_t at = lseek(j->stage->fd, (off_t)c->offset,
+			off_t at = lseek(j->stage_fd, (off_t)c->offset,
 					 SEEK_DATA);
 
 			if (at < 0) { /* no more data, or no such call */
@@ -68,7 +68,7 @@ static void mark_holes(struct drain_job *j)
 				hole = UINT64_MAX;
 			} else {
 				data = (uint64_t)at;
-				at = lseek(j->stage->fd, at, SEEK_HOLE);
+				at = lseek(j->stage_fd, at, SEEK_HOLE);
 				hole = at < 0 ? UINT64_MAX : (uint64_t)at;
 			}
 		}
@@ -107,7 +107,10 @@ int work_begin(struct store *st, struct drain_job *j)
 	uint64_t off = 0;
 	int rc;
 
-	if (fstat(j->stage->fd, &sb) < 0)
+	j->stage_fd = stage_open(&st->stages, j->stage, O_RDONLY);
+	if (j->stage_fd < 0)
+		return j->stage_fd;
+	if (fstat(j->stage_fd, &sb) < 0)
 		return -errno;
 	j->size_bytes = (uint64_t)sb.st_size;
 	j->mtime_ns = io_ns(&sb.st_mtim);
@@ -197,31 +200,63 @@ static bool equal_to_fd(int fd, const uint8_t *bytes, size_t len, uint64_t off)
 	return true;
 }
 
-/* Are these bytes at this place of an image? From memory if they are there. */
-static bool equal_to_image(struct store *st, const struct chunk_loc *l,
-			   const uint8_t *bytes)
+/* What was compared with last: neighbours mostly lie in one image. */
+struct compared {
+	uint64_t image; /* 0: nothing yet */
+	int fd;
+};
+#define COMPARED_NONE { 0, -1 }
+
+static void compared_close(struct compared *last)
+{
+	scope_close(&last->fd);
+}
+
+/* The bytes of an image, from memory if they are there. -errno: not to be had. */
+static int open_to_compare(struct store *st, uint64_t id)
 {
 	struct stage *clean;
 	struct image *i;
-	bool equal;
+	int fd;
 
-	if (image_get(&st->images, l->image, &i) < 0)
-		return false;
+	fd = image_get(&st->images, id, &i);
+	if (fd < 0)
+		return fd;
 	clean = image_clean(&st->images, i);
-	if (clean) {
-		/* Read, not mapped: a writer may cut it short at any time. */
-		equal = equal_to_fd(clean->fd, bytes, l->len, l->offset);
-		stage_put(&st->stages, clean);
-	} else {
-		equal = equal_to_fd(i->fd, bytes, l->len, l->offset);
-	}
+	/* Read, not mapped: a writer may cut it short at any time. */
+	fd = clean ? stage_open(&st->stages, clean, O_RDONLY) :
+		     image_open_fd(&st->images, i, O_RDONLY);
+	stage_put(&st->stages, clean);
 	image_put(&st->images, i);
-	return equal;
+	return fd;
+}
+
+/* Are these bytes at this place of an image? */
+static bool equal_to_image(struct store *st, struct compared *last,
+			   const struct chunk_loc *l, const uint8_t *bytes)
+{
+	if (last->image != l->image) {
+		compared_close(last);
+		last->fd = open_to_compare(st, l->image);
+		last->image = last->fd < 0 ? 0 : l->image;
+	}
+	return last->fd >= 0 &&
+	       equal_to_fd(last->fd, bytes, l->len, l->offset);
+}
+
+/* The same of a stage that is mapped by its job. */
+static bool equal_to_stage(struct store *st, const struct stage *s,
+			   const uint8_t *bytes, size_t len, uint64_t off)
+{
+	SCOPED(scope_close) int fd = stage_open(&st->stages, s, O_RDONLY);
+
+	return fd >= 0 && equal_to_fd(fd, bytes, len, off);
 }
 
 /* What the index says of one new chunk. */
 static void look_up_one(struct store *st, struct drain_job *j, uint32_t index,
-			const void *value, size_t len, const uint8_t *bytes)
+			const void *value, size_t len, const uint8_t *bytes,
+			struct compared *last)
 {
 	struct drain_chunk *c = &j->chunks[index];
 	struct chunk_loc l;
@@ -230,7 +265,7 @@ static void look_up_one(struct store *st, struct drain_job *j, uint32_t index,
 		return;
 	c->kept = kept_at(j, c, &l);
 	if (!c->kept && st->options.verify != VERIFY_OFF &&
-	    !equal_to_image(st, &l, bytes))
+	    !equal_to_image(st, last, &l, bytes))
 		return;
 	c->kind = CHUNK_SHARED;
 	c->image = l.image;
@@ -247,6 +282,7 @@ static int look_up(struct store *st, struct drain_job *j, uint32_t first,
 	void *values[KV_MULTI_MAX];
 	size_t lens[KV_MULTI_MAX];
 	uint32_t index[KV_MULTI_MAX];
+	SCOPED(compared_close) struct compared last = COMPARED_NONE;
 
 	while (first < end) {
 		size_t n = 0;
@@ -268,7 +304,7 @@ static int look_up(struct store *st, struct drain_job *j, uint32_t first,
 			const struct drain_chunk *c = &j->chunks[index[i]];
 
 			look_up_one(st, j, index[i], values[i], lens[i],
-				    base + c->offset);
+				    base + c->offset, &last);
 			free(values[i]);
 		}
 	}
@@ -278,8 +314,30 @@ static int look_up(struct store *st, struct drain_job *j, uint32_t first,
 /* The job's own image, made when there is something to put into it. */
 static int own_image(struct store *st, struct drain_job *j)
 {
+	int rc;
+
 	HOLD(&j->image_turn);
-	return j->image ? 0 : image_create(&st->images, &j->image);
+	rc = j->image ? 0 : image_create(&st->images, &j->image);
+	if (rc == 0 && j->image_fd < 0) {
+		j->image_fd = image_open_fd(&st->images, j->image, O_RDWR);
+		rc = j->image_fd < 0 ? j->image_fd : 0;
+	}
+	if (rc == 0 && j->direct_fd < 0) {
+		j->direct_fd = image_open_fd(&st->images, j->image,
+					     O_RDWR | O_DIRECT);
+		rc = j->direct_fd < 0 ? j->direct_fd : 0;
+	}
+	return rc;
+}
+
+void work_close(struct drain_job *j)
+{
+	int *const fds[] = { &j->stage_fd, &j->image_fd, &j->direct_fd };
+
+	for (size_t i = 0; i < sizeof(fds) / sizeof(*fds); i++) {
+		scope_close(fds[i]);
+		*fds[i] = -1;
+	}
 }
 
 /* Write file bytes [from, to), which lie at base + from. */
@@ -292,7 +350,7 @@ static int write_run(struct store *st, struct drain_job *j, uint64_t from,
 	rc = own_image(st, j);
 	if (rc < 0)
 		return rc;
-	direct = image_direct(&st->images, j->image);
+	direct = j->direct_fd;
 
 	if (j->map) /* stable: widen to whole blocks */
 		return io_write_full(direct, base + ALIGN_DOWN(from),
@@ -301,16 +359,16 @@ static int write_run(struct store *st, struct drain_job *j, uint64_t from,
 	low = ALIGN_UP(from);
 	high = ALIGN_DOWN(to);
 	if (low >= high)
-		return io_write_full(j->image->fd, base + from,
+		return io_write_full(j->image_fd, base + from,
 				     (size_t)(to - from), from);
 	if (low > from)
-		rc = io_write_full(j->image->fd, base + from,
+		rc = io_write_full(j->image_fd, base + from,
 				   (size_t)(low - from), from);
 	if (rc == 0)
 		rc = io_write_full(direct, base + low, (size_t)(high - low),
 				   low);
 	if (rc == 0 && to > high)
-		rc = io_write_full(j->image->fd, base + high,
+		rc = io_write_full(j->image_fd, base + high,
 				   (size_t)(to - high), high);
 	return rc;
 }
@@ -357,7 +415,7 @@ static int span_bytes(struct drain_job *j, uint32_t first, uint32_t end,
 	}
 	CHECK(to - origin <= DRAIN_BUFFER_BYTES);
 	*ret_base = (const uint8_t *)((uintptr_t)buffer - origin);
-	return io_read_full(j->stage->fd, buffer + (from - origin),
+	return io_read_full(j->stage_fd, buffer + (from - origin),
 			    (size_t)(to - from), from);
 }
 
@@ -403,9 +461,10 @@ int work_sync(struct store *st, struct drain_job *j)
 
 	if (!j->image)
 		return 0;
-	if (!j->adopt && ftruncate(j->image->fd, (off_t)j->size_bytes) < 0)
+	if (!j->adopt && ftruncate(j->image_fd, (off_t)j->size_bytes) < 0)
 		return -errno;
-	if (fdatasync(j->image->fd) < 0)
+	/* An adopted image is the stage. */
+	if (fdatasync(j->adopt ? j->stage_fd : j->image_fd) < 0)
 		return -errno;
 	rc = image_sync_name(&st->images, j->image->id);
 	return rc;
@@ -484,6 +543,7 @@ int work_resolve(struct store *st, struct drain_job *j, uint32_t chunk,
 	struct drain_chunk *c = &j->chunks[chunk];
 	const struct drain_job *o = c->owner;
 	const struct drain_chunk *theirs = &o->chunks[c->owner_chunk];
+	SCOPED(compared_close) struct compared last = COMPARED_NONE;
 	struct chunk_loc l = { .len = c->len };
 	const uint8_t *base;
 	int rc;
@@ -503,9 +563,9 @@ int work_resolve(struct store *st, struct drain_job *j, uint32_t chunk,
 		rc = chunk_bytes(j, chunk, buffer, &base);
 		if (rc < 0)
 			return rc == -ESTALE ? -EAGAIN : rc;
-		if (!(o->map ? equal_to_fd(o->stage->fd, base + c->offset,
-					   c->len, theirs->offset)
-			     : equal_to_image(st, &l, base + c->offset)))
+		if (!(o->map ? equal_to_stage(st, o->stage, base + c->offset,
+					      c->len, theirs->offset)
+			     : equal_to_image(st, &last, &l, base + c->offset)))
 			return store_late(st, j, chunk, buffer);
 	}
 	c->kind = theirs->kind == CHUNK_SHARED ? CHUNK_SHARED : CHUNK_JOINED;

@@ -18,6 +18,8 @@ struct store;
  * read whole. 0, or -errno.
  */
 int work_begin(struct store *st, struct drain_job *j);
+/* When nothing of the job runs any more: it needs no descriptor to wait. */
+void work_close(struct drain_job *j);
 /* Hash, look up and store one span. Errors go to j->error. */
 void work_span(struct store *st, struct drain_job *j, uint32_t span,
 	       uint8_t *buffer);

@@ -184,7 +184,7 @@ int file_install_stage(struct store *st, struct inode *in, uint64_t size,
 /* A segment's stage becomes the content of a file that has none. */
 static void install_kept(struct store *st, struct inode *in, struct stage *s)
 {
-	stage_lend(s, in->ino);
+	stage_lend(&st->stages, s, in->ino);
 	inode_ref(st, in, 1);
 	HOLD(&in->lock);
 	install_stage_locked(in->file, s);
@@ -254,8 +254,9 @@ static int check_images(struct store *st, struct inode *in,
 			rc = -EIO;
 		if (rc < 0)
 			break;
-		if (fstat(im->fd, &sb) < 0)
-			rc = -errno;
+		rc = image_stat(&st->images, im, &sb);
+		if (rc < 0)
+			rc = rc == -ENOENT ? -EIO : rc;
 		else if ((uint64_t)sb.st_size < e->image_offset + e->len ||
 			 (c->native && (uint64_t)sb.st_size != c->size_bytes))
 			rc = -EIO;
@@ -444,8 +445,16 @@ static int open_backing(struct store *st, struct inode *in, int flags)
 		if (rc < 0)
 			return rc == -ENOENT ? -EIO : rc;
 	}
-	fd = stage ? stage->fd : image->fd;
+	/* For writing the kernel opens it once more, by itself. */
+	fd = stage ? stage_open(&st->stages, stage, O_RDONLY) :
+		     image_open_fd(&st->images, image, O_RDONLY);
+	if (fd < 0) {
+		stage_put(&st->stages, stage);
+		image_put(&st->images, image);
+		return fd == -ENOENT ? -EIO : fd;
+	}
 	id = st->backing_open(st->on_arg, fd);
+	(void)close(fd); /* the id keeps it open */
 	HOLD(&in->lock);
 	if (id <= 0) { /* refused for this one: serve it ourselves */
 		f->mode = IO_DAEMON;
@@ -594,7 +603,7 @@ int file_replace(struct store *st, struct inode *in, struct stage *fresh)
 		return rc < 0 && rc != -ENOENT ? rc : -ESTALE;
 	}
 	learn_series(st, in);
-	stage_lend(fresh, in->ino);
+	stage_lend(&st->stages, fresh, in->ino);
 	replace_stage(st, in, fresh);
 	file_change_end(st, in);
 	return 0;
@@ -692,9 +701,24 @@ int file_open(struct store *st, struct inode *in, int flags,
 	return open_turn(st, in, flags, ret);
 }
 
+/* Whoever has nothing open is not to be kept open by us. */
+static void forget_descriptors(struct store *st, struct inode *in,
+			       struct stage *s)
+{
+	bool reads_too;
+
+	{
+		HOLD(&in->lock);
+		reads_too = in->file->opens == 0;
+	}
+	stage_fd_forget(&st->stages, s, reads_too);
+	stage_put(&st->stages, s);
+}
+
 void file_release(struct store *st, struct inode *in, int flags)
 {
 	bool write = flags_write(flags);
+	struct stage *stage = NULL;
 	bool last_writer, gone;
 
 	{
@@ -704,7 +728,14 @@ void file_release(struct store *st, struct inode *in, int flags)
 			(void)count_open_locked(in->file, write, -1);
 			last_writer = write && in->file->writers == 0;
 			gone = in->attr.nlink == 0;
+			if (in->file->stage &&
+			    (last_writer || in->file->opens == 0)) {
+				stage = in->file->stage;
+				stage_ref(stage);
+			}
 		}
+		if (stage)
+			forget_descriptors(st, in, stage);
 		close_backing(st, in);
 	}
 	if (gone)

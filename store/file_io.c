@@ -24,16 +24,21 @@
 
 static const uint8_t zeros[64 << 10];
 
-static int read_stage(struct stage *s, size_t len, uint64_t off,
-		      struct file_read *r)
+static int read_stage(struct store *st, struct stage *s, size_t len,
+		      uint64_t off, struct file_read *r)
 {
+	struct stage_use use;
 	size_t got = 0;
 	int rc;
 
 	r->buffer = malloc(len + 1);
 	if (!r->buffer)
 		return -ENOMEM;
-	rc = io_read(s->fd, r->buffer, len, off, &got);
+	rc = stage_fd_get(&st->stages, s, false, &use);
+	if (rc < 0)
+		return rc;
+	rc = io_read(use.fd, r->buffer, len, off, &got);
+	stage_fd_put(&st->stages, &use);
 	if (rc < 0)
 		return rc;
 	r->iov[0] = (struct iovec){ r->buffer, got };
@@ -190,6 +195,14 @@ static void read_ahead(struct store *st, struct inode *in,
 	}
 }
 
+static int read_image(struct store *st, const struct image *im, void *buf,
+		      size_t len, uint64_t off, size_t *ret_got)
+{
+	SCOPED(scope_close) int fd = image_open_fd(&st->images, im, O_RDONLY);
+
+	return fd < 0 ? fd : io_read(fd, buf, len, off, ret_got);
+}
+
 /* A read of so many pieces that they have to be copied together. */
 static int read_copied(struct store *st, const struct content *c, size_t len,
 		       uint64_t off, struct file_read *r)
@@ -224,7 +237,7 @@ static int read_copied(struct store *st, const struct content *c, size_t len,
 			rc = -EIO;
 		if (rc < 0)
 			break;
-		rc = io_read(im->fd, buffer + done, (size_t)n,
+		rc = read_image(st, im, buffer + done, (size_t)n,
 				e->image_offset + (at - e->offset), &got);
 		image_put(&st->images, im);
 		if (rc == 0 && got < n)
@@ -265,7 +278,7 @@ static int read_begin(struct store *st, struct inode *in, size_t len,
 		}
 	}
 	if (stage) {
-		rc = read_stage(stage, len, off, r);
+		rc = read_stage(st, stage, len, off, r);
 		stage_put(&st->stages, stage);
 		return rc;
 	}
@@ -310,8 +323,9 @@ void file_read_end(struct store *st, struct file_read *r)
 static int copy_up_bytes(struct store *st, struct inode *in, struct stage *s,
 			 uint64_t size)
 {
+	SCOPED(scope_close) int fd = stage_open(&st->stages, s, O_RDWR);
 	uint64_t off = 0;
-	int rc = 0;
+	int rc = fd < 0 ? fd : 0;
 
 	while (rc == 0 && off < size) {
 		size_t want = size - off < COPY_BYTES ? (size_t)(size - off) :
@@ -321,7 +335,7 @@ static int copy_up_bytes(struct store *st, struct inode *in, struct stage *s,
 
 		rc = file_read_begin(st, in, want, off, &r);
 		for (int i = 0; rc == 0 && i < r.count; i++) {
-			rc = io_write_full(s->fd, r.iov[i].iov_base,
+			rc = io_write_full(fd, r.iov[i].iov_base,
 					r.iov[i].iov_len, off + got);
 			got += r.iov[i].iov_len;
 		}
@@ -361,7 +375,7 @@ static int copy_up(struct store *st, struct inode *in, uint64_t keep_bytes)
 		times[1].tv_sec = mtime / 1000000000;
 		times[1].tv_nsec = mtime % 1000000000;
 	}
-	(void)futimens(s->fd, times);
+	stage_set_times(&st->stages, s, times);
 	stage_show(s);
 	inode_ref(st, in, 1);
 	HOLD(&in->lock);
@@ -420,13 +434,31 @@ static int writable_stage(struct store *st, struct inode *in, uint64_t keep,
 	return 0;
 }
 
+static int copy_stage(struct store *st, const struct stage *from,
+		      const struct stage *to)
+{
+	SCOPED(scope_free) uint8_t *buf = malloc(COPY_BYTES);
+	SCOPED(scope_close) int in = stage_open(&st->stages, from, O_RDONLY);
+	SCOPED(scope_close) int out = stage_open(&st->stages, to, O_RDWR);
+	uint64_t off = 0;
+	size_t got = 1;
+	int rc = 0;
+
+	if (!buf || in < 0 || out < 0)
+		return !buf ? -ENOMEM : in < 0 ? in : out;
+	while (rc == 0 && got > 0) {
+		rc = io_read(in, buf, COPY_BYTES, off, &got);
+		if (rc == 0)
+			rc = io_write_full(out, buf, got, off);
+		off += got;
+	}
+	return rc;
+}
+
 /* A stage in memory is full: the file goes on on the disk. Turn is held. */
 static int move_to_disk(struct store *st, struct inode *in, struct stage *old)
 {
-	SCOPED(scope_free) uint8_t *buf = malloc(COPY_BYTES);
 	struct stage *s;
-	uint64_t off = 0;
-	size_t got = 1;
 	int rc;
 
 	{
@@ -435,17 +467,10 @@ static int move_to_disk(struct store *st, struct inode *in, struct stage *old)
 		    in->file->mode == IO_BACKED)
 			return -ENOSPC;
 	}
-	if (!buf)
-		return -ENOMEM;
 	rc = stage_create_hidden(&st->stages, in->ino, 0, &s);
 	if (rc < 0)
 		return rc;
-	while (rc == 0 && got > 0) {
-		rc = io_read(old->fd, buf, COPY_BYTES, off, &got);
-		if (rc == 0)
-			rc = io_write_full(s->fd, buf, got, off);
-		off += got;
-	}
+	rc = copy_stage(st, old, s);
 	if (rc < 0) {
 		stage_drop(&st->stages, s);
 		stage_put(&st->stages, s);
@@ -464,6 +489,19 @@ static int move_to_disk(struct store *st, struct inode *in, struct stage *old)
 	return 0;
 }
 
+static int write_stage(struct store *st, const struct stage *s,
+		       const void *buf, size_t len, uint64_t off)
+{
+	struct stage_use use;
+	int rc = stage_fd_get(&st->stages, s, true, &use);
+
+	if (rc < 0)
+		return rc;
+	rc = io_write_full(use.fd, buf, len, off);
+	stage_fd_put(&st->stages, &use);
+	return rc;
+}
+
 static int write_turn(struct store *st, struct inode *in, const void *buf,
 		      size_t len, uint64_t off)
 {
@@ -474,16 +512,16 @@ static int write_turn(struct store *st, struct inode *in, const void *buf,
 	rc = writable_stage(st, in, UINT64_MAX, &s);
 	if (rc < 0)
 		return rc;
-	rc = io_write_full(s->fd, buf, len, off);
+	rc = write_stage(st, s, buf, len, off);
 	if (rc == -ENOSPC && stages_make_room(&st->stages, len))
-		rc = io_write_full(s->fd, buf, len, off);
+		rc = write_stage(st, s, buf, len, off);
 	if (rc == -ENOSPC && move_to_disk(st, in, s) == 0) {
 		stage_put(&st->stages, s);
 		file_change_end(st, in);
 		rc = writable_stage(st, in, UINT64_MAX, &s);
 		if (rc < 0)
 			return rc;
-		rc = io_write_full(s->fd, buf, len, off);
+		rc = write_stage(st, s, buf, len, off);
 	}
 	stage_put(&st->stages, s);
 	file_change_end(st, in);
@@ -510,9 +548,18 @@ int file_write(struct store *st, struct inode *in, const void *buf, size_t len,
 	}
 	if (!s)
 		return write_turn(st, in, buf, len, off);
-	rc = io_write_full(s->fd, buf, len, off);
+	rc = write_stage(st, s, buf, len, off);
 	stage_put(&st->stages, s);
 	return rc == -ENOSPC ? write_turn(st, in, buf, len, off) : rc;
+}
+
+static int cut_stage(struct store *st, const struct stage *s, uint64_t size)
+{
+	SCOPED(scope_close) int fd = stage_open(&st->stages, s, O_RDWR);
+
+	if (fd < 0)
+		return fd;
+	return ftruncate(fd, (off_t)size) < 0 ? -errno : 0;
 }
 
 int file_truncate_turn(struct store *st, struct inode *in, uint64_t size)
@@ -560,8 +607,7 @@ int file_truncate_turn(struct store *st, struct inode *in, uint64_t size)
 	if (rc < 0)
 		return rc;
 	drain_disturb(st, in, true);
-	if (ftruncate(s->fd, (off_t)size) < 0)
-		rc = -errno;
+	rc = cut_stage(st, s, size);
 	stage_put(&st->stages, s);
 	file_change_end(st, in);
 	return rc;
@@ -595,6 +641,16 @@ int file_truncate(struct store *st, struct inode *in, uint64_t size)
 	return rc;
 }
 
+static int allocate_stage(struct store *st, const struct stage *s, int mode,
+			  uint64_t off, uint64_t len)
+{
+	SCOPED(scope_close) int fd = stage_open(&st->stages, s, O_RDWR);
+
+	if (fd < 0)
+		return fd;
+	return fallocate(fd, mode, (off_t)off, (off_t)len) < 0 ? -errno : 0;
+}
+
 int file_fallocate(struct store *st, struct inode *in, int mode, uint64_t off,
 		   uint64_t len)
 {
@@ -608,12 +664,9 @@ int file_fallocate(struct store *st, struct inode *in, int mode, uint64_t off,
 	if (rc < 0)
 		return rc;
 	drain_disturb(st, in, true);
-	if (fallocate(s->fd, mode, (off_t)off, (off_t)len) < 0)
-		rc = -errno;
+	rc = allocate_stage(st, s, mode, off, len);
 	if (rc == -ENOSPC && stages_make_room(&st->stages, len))
-		rc = fallocate(s->fd, mode, (off_t)off, (off_t)len) < 0 ?
-			     -errno :
-			     0;
+		rc = allocate_stage(st, s, mode, off, len);
 	stage_put(&st->stages, s);
 	file_change_end(st, in);
 	return rc;
@@ -645,6 +698,21 @@ static int seek_extents(const struct content *c, uint64_t off, int whence,
 	return 0;
 }
 
+static int seek_stage(struct store *st, const struct stage *s, uint64_t off,
+		      int whence, uint64_t *ret_off)
+{
+	SCOPED(scope_close) int fd = stage_open(&st->stages, s, O_RDONLY);
+	off_t at;
+
+	if (fd < 0)
+		return fd;
+	at = lseek(fd, (off_t)off, whence);
+	if (at < 0)
+		return -errno;
+	*ret_off = (uint64_t)at;
+	return 0;
+}
+
 int file_seek(struct store *st, struct inode *in, uint64_t off, int whence,
 	      uint64_t *ret_off)
 {
@@ -665,11 +733,7 @@ int file_seek(struct store *st, struct inode *in, uint64_t off, int whence,
 		}
 	}
 	if (stage) {
-		off_t at = lseek(stage->fd, (off_t)off, whence);
-
-		rc = at < 0 ? -errno : 0;
-		if (rc == 0)
-			*ret_off = (uint64_t)at;
+		rc = seek_stage(st, stage, off, whence, ret_off);
 		stage_put(&st->stages, stage);
 		return rc;
 	}
@@ -697,6 +761,6 @@ void file_set_times(struct store *st, struct inode *in, unsigned valid,
 	}
 	if (!stage)
 		return;
-	stage_set_times(stage, times);
+	stage_set_times(&st->stages, stage, times);
 	stage_put(&st->stages, stage);
 }

@@ -19,6 +19,58 @@
 
 #define IMAGE_ID_STEP 1024
 
+/*
+ * At the start nobody has what the last daemon removed while somebody had it:
+ * the rest of that is done then.
+ */
+static bool is_gone_name(const char *name)
+{
+	return strlen(name) == 16 + strlen(LAYOUT_IMAGE_GONE) &&
+	       strcmp(name + 16, LAYOUT_IMAGE_GONE) == 0;
+}
+
+static int image_scan_dir(struct images *im, const char *name, bool at_start,
+			  int (*fn)(void *arg, uint64_t id), void *arg)
+{
+	int fd = openat(im->dirfd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	struct dirent *d;
+	int rc = 0;
+	DIR *dir;
+
+	if (fd < 0)
+		return errno == ENOENT ? 0 : -errno;
+	dir = fdopendir(fd);
+	if (!dir) {
+		close(fd);
+		return -ENOMEM;
+	}
+	while (rc == 0 && (d = readdir(dir)) != NULL) {
+		char *end;
+		uint64_t id = strtoull(d->d_name, &end, 16);
+
+		if (*end == 0 && end - d->d_name == 16)
+			rc = fn(arg, id);
+		else if (at_start && is_gone_name(d->d_name))
+			(void)unlinkat(fd, d->d_name, 0);
+	}
+	closedir(dir);
+	return rc;
+}
+
+static int image_scan_dirs(struct images *im, bool at_start,
+			   int (*fn)(void *arg, uint64_t id), void *arg)
+{
+	int rc = 0;
+
+	for (unsigned x = 0; x < 256 && rc == 0; x++) {
+		char dir[3];
+
+		(void)snprintf(dir, sizeof(dir), "%02x", x);
+		rc = image_scan_dir(im, dir, at_start, fn, arg);
+	}
+	return rc;
+}
+
 /* Numbers may be in use that the database lost in a power cut. */
 static int image_note_used(void *arg, uint64_t id)
 {
@@ -67,7 +119,7 @@ int images_init(struct images *im, int store_dirfd, struct kv *kv)
 		rc = 0;
 	im->next_id_reserved = im->next_id;
 	if (rc == 0)
-		rc = image_scan(im, image_note_used, im);
+		rc = image_scan_dirs(im, true, image_note_used, im);
 	if (rc < 0) {
 		close(im->dirfd);
 		im->kv = NULL;
@@ -82,9 +134,6 @@ static void image_free(struct image *i)
 {
 	if (i->map)
 		munmap(i->map, i->map_len);
-	close(i->fd);
-	if (i->fd_direct >= 0)
-		close(i->fd_direct);
 	free(i);
 }
 
@@ -134,27 +183,54 @@ static int image_next_id(struct images *im, uint64_t *ret_id)
 	return 0;
 }
 
-static int image_open(struct images *im, uint64_t id, int flags,
-		      struct image **ret_image)
+static struct image *image_new(uint64_t id)
 {
 	struct image *i = calloc(1, sizeof(*i));
-	char name[LAYOUT_IMAGE_NAME_BYTES];
-	int rc;
 
-	if (!i)
-		return -ENOMEM;
-	layout_image_name(id, name);
-	i->id = id;
-	i->refs = 1;
-	i->fd = openat(im->dirfd, name, O_RDWR | O_CLOEXEC | flags, 0600);
-	if (i->fd < 0) {
-		rc = -errno;
-		free(i);
-		return rc;
+	if (i) {
+		i->id = id;
+		i->refs = 1;
 	}
-	i->fd_direct = -1;
-	*ret_image = i;
-	return 0;
+	return i;
+}
+
+/* The name changes once, from the first to the second: that order finds it. */
+static int open_by_name(const struct images *im, uint64_t id, int flags)
+{
+	char name[LAYOUT_IMAGE_NAME_BYTES];
+	int fd;
+
+	flags |= O_CLOEXEC | O_NOFOLLOW;
+	layout_image_name(id, name);
+	fd = openat(im->dirfd, name, flags);
+	if (fd < 0 && errno == ENOENT) {
+		layout_gone_name(id, name);
+		fd = openat(im->dirfd, name, flags);
+	}
+	return fd < 0 ? -errno : fd;
+}
+
+int image_open_fd(struct images *im, const struct image *i, int flags)
+{
+	int fd = open_by_name(im, i->id, flags);
+
+	if (fd == -EINVAL && (flags & O_DIRECT))
+		fd = open_by_name(im, i->id, flags & ~O_DIRECT);
+	return fd;
+}
+
+int image_stat(struct images *im, const struct image *i, struct stat *ret)
+{
+	char name[LAYOUT_IMAGE_NAME_BYTES];
+
+	layout_image_name(i->id, name);
+	if (fstatat(im->dirfd, name, ret, AT_SYMLINK_NOFOLLOW) == 0)
+		return 0;
+	layout_gone_name(i->id, name);
+	if (errno == ENOENT &&
+	    fstatat(im->dirfd, name, ret, AT_SYMLINK_NOFOLLOW) == 0)
+		return 0;
+	return -errno;
 }
 
 static struct image *image_find_locked(struct images *im, uint64_t id)
@@ -203,19 +279,14 @@ static struct image *image_take_spare(struct images *im)
  * ext4 remembers that a file was truncated to nothing, and starts to write it
  * out at the next close of any descriptor of it (auto_da_alloc; fs/ext4/file.c,
  * ext4_release_file). That close would be the trainer's, with all its bytes in
- * the page cache: measured, a close of 1 s after a write of 0.3 s. Closing one
- * now, while there is nothing to write, makes it forget.
+ * the page cache: measured, a close of 1 s after a write of 0.3 s. Our own
+ * close, while there is nothing to write, makes it forget.
  */
-static void image_forget_truncation(const struct images *im,
-				    const struct image *i)
+static bool image_empty(struct images *im, const struct image *i)
 {
-	char name[LAYOUT_IMAGE_NAME_BYTES];
-	int fd;
+	SCOPED(scope_close) int fd = image_open_fd(im, i, O_RDWR);
 
-	layout_image_name(i->id, name);
-	fd = openat(im->dirfd, name, O_RDONLY | O_CLOEXEC);
-	if (fd >= 0)
-		close(fd);
+	return fd >= 0 && ftruncate(fd, 0) == 0;
 }
 
 /*
@@ -236,9 +307,8 @@ void image_recycle(struct images *im, struct image *i)
 {
 	/* Nobody else has it, and no chunk lies in it. */
 	if (image_hide(im, i)) {
-		bool emptied = ftruncate(i->fd, 0) == 0;
+		bool emptied = image_empty(im, i);
 
-		image_forget_truncation(im, i);
 		HOLD(&im->lock);
 		if (emptied && im->spare_count < IMAGE_SPARE_MAX) {
 			i->refs = 0;
@@ -248,15 +318,16 @@ void image_recycle(struct images *im, struct image *i)
 		}
 		i->spare = false;
 	}
-	(void)image_remove(im, i->id);
+	(void)image_remove(im, i);
 	image_put(im, i);
 }
 
 int image_create(struct images *im, struct image **ret_image)
 {
 	struct image *i = image_take_spare(im);
+	char name[LAYOUT_IMAGE_NAME_BYTES];
 	uint64_t id;
-	int rc;
+	int fd, rc;
 
 	if (i) {
 		*ret_image = i;
@@ -265,9 +336,18 @@ int image_create(struct images *im, struct image **ret_image)
 	rc = image_next_id(im, &id);
 	if (rc < 0)
 		return rc;
-	rc = image_open(im, id, O_CREAT | O_EXCL, &i);
-	if (rc < 0)
+	i = image_new(id);
+	if (!i)
+		return -ENOMEM;
+	layout_image_name(id, name);
+	fd = openat(im->dirfd, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+		    0600);
+	if (fd < 0) {
+		rc = -errno;
+		free(i);
 		return rc;
+	}
+	(void)close(fd);
 	HOLD(&im->lock);
 	i->building = true;
 	i->next = im->bucket[id % IMAGE_BUCKETS];
@@ -276,24 +356,35 @@ int image_create(struct images *im, struct image **ret_image)
 	return 0;
 }
 
+/* Nothing can lie in a spare one, or in one that was removed. */
+static int image_take_known_locked(struct images *im, struct image *i,
+				   struct image **ret_image)
+{
+	if (i->spare || i->dead)
+		return -ENOENT;
+	*ret_image = image_take_locked(im, i);
+	return 0;
+}
+
 int image_get(struct images *im, uint64_t id, struct image **ret_image)
 {
+	char name[LAYOUT_IMAGE_NAME_BYTES];
 	struct image *mine, *other;
+	struct stat sb;
 	int rc;
 
 	{
 		HOLD(&im->lock);
 		other = image_find_locked(im, id);
-		if (other && other->spare)
-			return -ENOENT; /* nothing can lie in it */
-		if (other) {
-			*ret_image = image_take_locked(im, other);
-			return 0;
-		}
+		if (other)
+			return image_take_known_locked(im, other, ret_image);
 	}
-	rc = image_open(im, id, 0, &mine);
-	if (rc < 0)
-		return rc;
+	layout_image_name(id, name);
+	if (fstatat(im->dirfd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
+		return -errno;
+	mine = image_new(id);
+	if (!mine)
+		return -ENOMEM;
 	{
 		HOLD(&im->lock);
 		other = image_find_locked(im, id);
@@ -303,10 +394,7 @@ int image_get(struct images *im, uint64_t id, struct image **ret_image)
 			*ret_image = mine;
 			return 0;
 		}
-		if (!other->spare)
-			*ret_image = image_take_locked(im, other);
-		else
-			rc = -ENOENT;
+		rc = image_take_known_locked(im, other, ret_image);
 	}
 	image_free(mine);
 	return rc;
@@ -334,6 +422,7 @@ static struct image *image_oldest_idle_locked(struct images *im)
 
 void image_put(struct images *im, struct image *i)
 {
+	char name[LAYOUT_IMAGE_NAME_BYTES];
 	struct image *gone = NULL;
 
 	if (!i)
@@ -354,56 +443,36 @@ void image_put(struct images *im, struct image *i)
 			image_unlink_locked(im, gone);
 		}
 	}
-	if (gone)
-		image_free(gone);
+	if (!gone)
+		return;
+	if (gone->gone) {
+		layout_gone_name(gone->id, name);
+		(void)unlinkat(im->dirfd, name, 0);
+	}
+	image_free(gone);
 }
 
-int image_remove(struct images *im, uint64_t id)
+int image_remove(struct images *im, struct image *i)
 {
-	char name[LAYOUT_IMAGE_NAME_BYTES];
-	struct image *i, *gone = NULL;
-	int rc = 0;
+	char name[LAYOUT_IMAGE_NAME_BYTES], gone[LAYOUT_IMAGE_NAME_BYTES];
+	bool shared;
 
-	layout_image_name(id, name);
-	{
-		HOLD(&im->lock);
-		i = image_find_locked(im, id);
-		if (i) {
-			i->dead = true;
-			if (i->refs == 0) {
-				im->idle--;
-				image_unlink_locked(im, i);
-				gone = i;
-			}
-		}
-	}
-	if (unlinkat(im->dirfd, name, 0) < 0 && errno != ENOENT)
-		rc = -errno;
-	if (gone)
-		image_free(gone);
-	return rc;
-}
-
-int image_direct(struct images *im, struct image *i)
-{
-	char name[LAYOUT_IMAGE_NAME_BYTES];
-	int fd;
-
-	{
-		HOLD(&im->lock);
-		if (i->fd_direct >= 0)
-			return i->fd_direct;
-	}
 	layout_image_name(i->id, name);
-	fd = openat(im->dirfd, name, O_RDWR | O_CLOEXEC | O_DIRECT);
-	if (fd < 0)
-		return i->fd; /* a file system without O_DIRECT */
-	HOLD(&im->lock);
-	if (i->fd_direct >= 0)
-		close(fd); /* somebody was faster */
-	else
-		i->fd_direct = fd;
-	return i->fd_direct;
+	{
+		HOLD(&im->lock);
+		i->dead = true; /* from here on nobody else gets it */
+		shared = i->refs > 1;
+		i->gone = i->gone || shared;
+	}
+	if (!shared)
+		return unlinkat(im->dirfd, name, 0) < 0 && errno != ENOENT ?
+			       -errno :
+			       0;
+	layout_gone_name(i->id, gone);
+	return renameat(im->dirfd, name, im->dirfd, gone) < 0 &&
+			       errno != ENOENT ?
+		       -errno :
+		       0;
 }
 
 int image_sync_name(struct images *im, uint64_t id)
@@ -424,6 +493,7 @@ int image_sync_name(struct images *im, uint64_t id)
 
 const uint8_t *image_map(struct images *im, struct image *i, uint64_t end)
 {
+	SCOPED(scope_close) int fd = -1;
 	struct stat st;
 	void *map;
 
@@ -432,9 +502,11 @@ const uint8_t *image_map(struct images *im, struct image *i, uint64_t end)
 		if (i->map)
 			return end <= i->map_len ? i->map : NULL;
 	}
-	if (fstat(i->fd, &st) < 0 || (uint64_t)st.st_size < end || end == 0)
+	fd = image_open_fd(im, i, O_RDONLY);
+	if (fd < 0 || fstat(fd, &st) < 0 || (uint64_t)st.st_size < end ||
+	    end == 0)
 		return NULL;
-	map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, i->fd, 0);
+	map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
 	if (map == MAP_FAILED)
 		return NULL;
 	/*
@@ -494,41 +566,7 @@ struct stage *image_clean(struct images *im, struct image *i)
 	return i->clean;
 }
 
-static int image_scan_dir(struct images *im, const char *name,
-			  int (*fn)(void *arg, uint64_t id), void *arg)
-{
-	int fd = openat(im->dirfd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	struct dirent *d;
-	int rc = 0;
-	DIR *dir;
-
-	if (fd < 0)
-		return errno == ENOENT ? 0 : -errno;
-	dir = fdopendir(fd);
-	if (!dir) {
-		close(fd);
-		return -ENOMEM;
-	}
-	while (rc == 0 && (d = readdir(dir)) != NULL) {
-		char *end;
-		uint64_t id = strtoull(d->d_name, &end, 16);
-
-		if (*end == 0 && end - d->d_name == 16)
-			rc = fn(arg, id);
-	}
-	closedir(dir);
-	return rc;
-}
-
 int image_scan(struct images *im, int (*fn)(void *arg, uint64_t id), void *arg)
 {
-	int rc = 0;
-
-	for (unsigned x = 0; x < 256 && rc == 0; x++) {
-		char dir[3];
-
-		(void)snprintf(dir, sizeof(dir), "%02x", x);
-		rc = image_scan_dir(im, dir, fn, arg);
-	}
-	return rc;
+	return image_scan_dirs(im, false, fn, arg);
 }

@@ -7,6 +7,12 @@
  * a K record covers are never written again, only read or, when the record
  * is gone, punched.
  *
+ * No descriptor is kept: whoever wants to read or write opens the file by its
+ * name and closes it again, so that what waits takes none. Who has a reference
+ * can open it until he puts it, also when it was removed meanwhile: it has
+ * another name then (LAYOUT_IMAGE_GONE) until the last reference is put, or,
+ * after a kill, until the next start.
+ *
  * Threads: any thread may call anything. Locks: images.lock is a leaf.
  */
 #ifndef STORE_IMAGE_H
@@ -16,6 +22,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/stat.h>
 
 #include "store/kv.h"
 
@@ -23,11 +30,10 @@ struct stage;
 
 struct image {
 	uint64_t id;
-	int fd; /* read-write */
-	int fd_direct; /* O_DIRECT, or -1 until image_direct() */
 	struct image *next; /* in its bucket; images.lock */
 	unsigned refs; /* images.lock */
-	bool dead; /* unlinked; images.lock */
+	bool dead; /* removed: nobody may get it by its number; lock */
+	bool gone; /* and renamed: unlink it with the last reference; lock */
 	bool spare; /* not in use: nobody may get it by its number; lock */
 	bool building; /* a stage, or a job's that is not committed yet; lock */
 	bool mappable; /* was open for reading in passthrough; lock */
@@ -45,7 +51,7 @@ struct image {
  * Making and unlinking a file costs ten times what truncating one does.
  */
 #define IMAGE_SPARE_MAX 256
-/* Unused images that stay open; the rest are closed at the last put. */
+/* Unused images that are remembered with what of them is mapped. */
 #define IMAGE_IDLE_MAX 128
 
 struct images {
@@ -69,7 +75,7 @@ void images_release(struct images *im);
 
 /* A new, empty image with one reference. */
 int image_create(struct images *im, struct image **ret_image);
-/* An existing one, opened when needed. -ENOENT: the file is missing. */
+/* An existing one. -ENOENT: the file is missing, or was removed. */
 int image_get(struct images *im, uint64_t id, struct image **ret_image);
 void image_ref(struct images *im, struct image *i);
 void image_put(struct images *im, struct image *i);
@@ -78,11 +84,19 @@ void image_put(struct images *im, struct image *i);
  * a spare one, or is removed. Takes over the reference.
  */
 void image_recycle(struct images *im, struct image *i);
-/* Unlink it; those who hold it keep it. Blocks. */
-int image_remove(struct images *im, uint64_t id);
-/* A descriptor with O_DIRECT where the file system has it, else i->fd. */
-int image_direct(struct images *im, struct image *i);
-/* Make the name durable (its bytes: fdatasync(i->fd)). */
+/*
+ * Remove it; the caller's reference stays his, and he and those who hold it
+ * too keep it. Blocks.
+ */
+int image_remove(struct images *im, struct image *i);
+/*
+ * A descriptor of the caller's own: O_RDONLY or O_RDWR, also with O_DIRECT,
+ * which a file system that has none goes without.
+ */
+int image_open_fd(struct images *im, const struct image *i, int flags);
+/* fstat(2) without a descriptor. */
+int image_stat(struct images *im, const struct image *i, struct stat *ret);
+/* Make the name durable (its bytes: fdatasync(2)). */
 int image_sync_name(struct images *im, uint64_t id);
 
 /*

@@ -417,13 +417,12 @@ static void stat_time(struct timespec *t, int64_t ns)
 static int file_stat(struct store *st, struct stage *stage, struct stat *out)
 {
 	struct stat sb;
-	int rc = 0;
+	int rc;
 
 	if (!stage)
 		return 0;
-	if (fstat(stage->fd, &sb) < 0) {
-		rc = -errno;
-	} else {
+	rc = stage_stat(&st->stages, stage, &sb);
+	if (rc == 0) {
 		out->st_size = sb.st_size;
 		/* Preallocated room is not the file's: no more than its size. */
 		out->st_blocks = sb.st_blocks;

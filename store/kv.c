@@ -16,6 +16,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 
@@ -124,7 +125,8 @@ static rocksdb_options_t *kv_options(struct kv *kv, bool create)
 	rocksdb_options_set_create_if_missing(o, create);
 	rocksdb_options_set_write_buffer_size(o, KV_MEMTABLE_BYTES);
 	rocksdb_options_set_max_write_buffer_number(o, 2);
-	rocksdb_options_set_max_open_files(o, KV_OPEN_FILES_MAX);
+	rocksdb_options_set_max_open_files(
+		o, (int)io_fd_share(20, KV_OPEN_FILES_MAX));
 	rocksdb_options_set_max_background_jobs(o, 2);
 	rocksdb_options_set_max_total_wal_size(o, 4 * KV_MEMTABLE_BYTES);
 	rocksdb_options_set_keep_log_file_num(o, 2);

@@ -4,7 +4,8 @@
  *   STORE/format       "ckptfs store, format 1\n" + "uuid ...\n"
  *   STORE/lock         flock()ed by whoever has the store open
  *   STORE/db/          RocksDB
- *   STORE/images/XX/N  images: N is 16 hex digits, XX its last two
+ *   STORE/images/XX/N  images: N is 16 hex digits, XX its last two; with
+ *                      ".gone" behind it: removed while somebody had it
  *   STORE/stage/       mount point of the private tmpfs (empty when unmounted)
  *
  * A directory without `format` is a store only when it is empty (or holds
@@ -24,13 +25,23 @@
 #define LAYOUT_STAGE_DIR "stage"
 
 #define LAYOUT_UUID_BYTES 37 /* 36 characters and a NUL */
-#define LAYOUT_IMAGE_NAME_BYTES 24
+#define LAYOUT_IMAGE_GONE ".gone"
+#define LAYOUT_IMAGE_NAME_BYTES 32
 
 /* "images"-relative name of an image: "XX/NNNNNNNNNNNNNNNN". */
 static inline void layout_image_name(uint64_t image,
 				     char ret[LAYOUT_IMAGE_NAME_BYTES])
 {
 	(void)snprintf(ret, LAYOUT_IMAGE_NAME_BYTES, "%02x/%016llx",
+		       (unsigned)(image & 0xff), (unsigned long long)image);
+}
+
+/* Its name from when it is removed until the last reference is put. */
+static inline void layout_gone_name(uint64_t image,
+				    char ret[LAYOUT_IMAGE_NAME_BYTES])
+{
+	(void)snprintf(ret, LAYOUT_IMAGE_NAME_BYTES,
+		       "%02x/%016llx" LAYOUT_IMAGE_GONE,
 		       (unsigned)(image & 0xff), (unsigned long long)image);
 }
 

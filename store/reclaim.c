@@ -319,16 +319,16 @@ static int plan_range(struct store *st, struct plan *p, const struct waiting *w,
 	return 0;
 }
 
-static int punch(struct store *st, struct image *i, const struct hole *h)
+static int punch(struct store *st, int fd, const struct hole *h)
 {
 	struct stat before, after;
 
-	if (fstat(i->fd, &before) < 0)
+	if (fstat(fd, &before) < 0)
 		return -errno;
-	if (fallocate(i->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+	if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
 		      (off_t)h->from, (off_t)(h->to - h->from)) < 0)
 		return errno == EOPNOTSUPP ? 0 : -errno;
-	if (fstat(i->fd, &after) == 0 && after.st_blocks < before.st_blocks) {
+	if (fstat(fd, &after) == 0 && after.st_blocks < before.st_blocks) {
 		HOLD(&st->reclaim->lock);
 		st->reclaim->freed_bytes +=
 			(uint64_t)(before.st_blocks - after.st_blocks) * 512;
@@ -336,11 +336,22 @@ static int punch(struct store *st, struct image *i, const struct hole *h)
 	return 0;
 }
 
+static int punch_holes(struct store *st, const struct plan *p)
+{
+	SCOPED(scope_close) int fd =
+		image_open_fd(&st->images, p->image, O_RDWR);
+	int rc = fd < 0 ? fd : 0;
+
+	for (size_t i = 0; rc == 0 && i < p->count; i++)
+		rc = punch(st, fd, &p->holes[i]);
+	return rc;
+}
+
 /* The image's last chunk went: its record first, durably, then the file. */
-static int remove_image(struct store *st, uint64_t id)
+static int remove_image(struct store *st, struct image *image)
 {
 	struct kv_batch *b = kv_batch_new();
-	struct key i = key_ino('I', id), images = key_meta(META_IMAGES);
+	struct key i = key_ino('I', image->id), images = key_meta(META_IMAGES);
 	void *value = NULL;
 	size_t len;
 	int rc;
@@ -358,7 +369,7 @@ static int remove_image(struct store *st, uint64_t id)
 	}
 	kv_batch_free(b);
 	if (rc == 0 || rc == -ENOENT)
-		rc = image_remove(&st->images, id);
+		rc = image_remove(&st->images, image);
 	return rc;
 }
 
@@ -396,11 +407,13 @@ static int forget_range(struct store *st, struct kv_batch *b,
 	return rc < 0 ? rc : 0;
 }
 
-static uint64_t image_bytes(const struct image *i)
+static uint64_t image_bytes(struct store *st, const struct image *i)
 {
 	struct stat sb;
 
-	return fstat(i->fd, &sb) == 0 ? (uint64_t)sb.st_blocks * 512 : 0;
+	return image_stat(&st->images, i, &sb) == 0 ?
+		       (uint64_t)sb.st_blocks * 512 :
+		       0;
 }
 
 /* What is to be done about the range; the turn is held. */
@@ -423,8 +436,7 @@ static int reclaim_plan(struct store *st, const struct range *r,
 	return rc;
 }
 
-static int reclaim_one(struct store *st, const struct range *r,
-		       const struct plan *p)
+static int reclaim_one(struct store *st, const struct plan *p)
 {
 	bool dead = false;
 	int rc = 0;
@@ -434,12 +446,12 @@ static int reclaim_one(struct store *st, const struct range *r,
 		/* Another range of this group was its last one, too. */
 		dead = p->image->dead;
 	}
-	for (size_t i = 0; rc == 0 && i < p->count && !p->empty; i++)
-		rc = punch(st, p->image, &p->holes[i]);
+	if (p->count > 0 && !p->empty)
+		rc = punch_holes(st, p);
 	if (rc == 0 && p->empty && !dead) {
-		uint64_t bytes = image_bytes(p->image);
+		uint64_t bytes = image_bytes(st, p->image);
 
-		rc = remove_image(st, r->image);
+		rc = remove_image(st, p->image);
 		if (rc == 0) {
 			HOLD(&st->reclaim->lock);
 			st->reclaim->freed_bytes += bytes;
@@ -512,7 +524,7 @@ static void group_reclaim(struct store *st, struct group *g)
 		int rc = all < 0 ? all : g->result[i];
 
 		if (rc == 0)
-			rc = reclaim_one(st, g->range[i], &g->plan[i]);
+			rc = reclaim_one(st, &g->plan[i]);
 		if (rc < 0)
 			log_error("image %llu: space is not given back: %s",
 				  (unsigned long long)g->range[i]->image,

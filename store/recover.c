@@ -319,7 +319,7 @@ static int remove_leftover(void *arg, uint64_t id)
 	}
 	rc = busy ? 1 : has_record(st, id);
 	if (rc == 0)
-		rc = image_remove(&st->images, id);
+		rc = image_remove(&st->images, i);
 	image_put(&st->images, i);
 	return rc < 0 ? rc : 0;
 }

@@ -365,12 +365,17 @@ static int create(struct store *st, struct segment_client *c,
 		return rc;
 	rc = stage_create_kept(&st->stages, size_bytes, &stage);
 	if (rc == 0) {
+		int fd = stage_open(&st->stages, stage, O_RDWR);
+
 		HOLD(&g->lock);
-		s->stage = stage;
-		take_locked(g, s, ret);
-		ret->fresh = 1;
-		*ret_fd = stage->fd;
-		return 0;
+		s->stage = stage; /* given back with it, if we fail */
+		if (fd >= 0) {
+			take_locked(g, s, ret);
+			ret->fresh = 1;
+			*ret_fd = fd;
+			return 0;
+		}
+		rc = fd;
 	}
 	{
 		HOLD(&g->lock);
@@ -488,7 +493,7 @@ int segment_mapped(struct store *st, struct segment_client *c, uint64_t id,
 	 * likes. The segment stays, as only this thread removes it, and until
 	 * it is mapped nobody commits it.
 	 */
-	rc = stage_seal(s->stage, s->size_bytes);
+	rc = stage_seal(&st->stages, s->stage, s->size_bytes);
 	HOLD(&g->lock);
 	s->mapped = rc == 0;
 	return rc;
@@ -624,7 +629,7 @@ static int commit_once(struct store *st, const struct segment_commit *c,
 	/* Without memory for its job it is drained with the next one. */
 	(void)drain_closed(st, in, true);
 	ret->ino = in->ino;
-	if (fstat(stage->fd, &sb) == 0)
+	if (stage_stat(&st->stages, stage, &sb) == 0)
 		ret->mtime_ns = io_ns(&sb.st_mtim);
 	inode_put(st, in, 1);
 	return 0;

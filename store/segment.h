@@ -82,8 +82,7 @@ bool segment_take_release(struct store *st, struct segment_client *c,
 
 /*
  * A segment to fill; fields of *ret as in segment_wire.h, its error too. *ret_fd
- * is a descriptor that the segment owns when ret->fresh, else -1; it stays
- * valid until the client drops the segment. May wait for other clients, for
+ * is a descriptor for the caller to close when ret->fresh, else -1. May wait for other clients, for
  * SEGMENT_RELEASE_WAIT_NS at most.
  */
 int segment_acquire(struct store *st, struct segment_client *c,

@@ -242,6 +242,7 @@ int stages_init(struct stages *st, const struct stages_config *config,
 			 st->slots[i].number >= st->next_number)
 			st->next_number = st->slots[i].number + 1;
 	}
+	stage_fds_init(&st->fds);
 	pthread_mutex_init(&st->admit, NULL);
 	cond_init_monotonic(&st->returned);
 	return -pthread_mutex_init(&st->lock, NULL);
@@ -318,6 +319,7 @@ void stages_release(struct stages *st)
 	munmap((uint8_t *)st->slots - STAGE_HEADER_BYTES,
 	       STAGE_HEADER_BYTES + st->slot_count * sizeof(*st->slots));
 	free(st->free_slot);
+	stage_fds_release(&st->fds);
 	pthread_mutex_destroy(&st->lock);
 	pthread_mutex_destroy(&st->admit);
 	pthread_cond_destroy(&st->returned);
@@ -339,27 +341,42 @@ static struct stage *stage_new(uint64_t ino, enum stage_kind kind)
 		return NULL;
 	s->ino = ino;
 	s->kind = kind;
-	s->fd = -1;
 	atomic_init(&s->refs, 1);
 	return s;
 }
 
-static int stage_open_memory(struct stages *st, struct stage *s, int flags)
+int stage_open(struct stages *st, const struct stage *s, int flags)
+{
+	char name[24];
+	int fd;
+
+	if (s->kind == STAGE_DISK)
+		return image_open_fd(st->images, s->image, flags);
+	stage_file_name(s->number, name);
+	fd = openat(st->dirfd, name, flags | O_CLOEXEC | O_NOFOLLOW, 0600);
+	return fd < 0 ? -errno : fd;
+}
+
+int stage_stat(struct stages *st, const struct stage *s, struct stat *ret)
 {
 	char name[24];
 
+	if (s->kind == STAGE_DISK)
+		return image_stat(st->images, s->image, ret);
 	stage_file_name(s->number, name);
-	s->fd = openat(st->dirfd, name, O_RDWR | O_CLOEXEC | flags, 0600);
-	if (s->fd >= 0)
-		return 0;
-	if (errno != EPERM)
-		return -errno;
-	/* Sealed by an earlier daemon; its client may have it mapped yet. */
-	s->fd = openat(st->dirfd, name, O_RDONLY | O_CLOEXEC);
-	if (s->fd < 0)
-		return -errno;
-	s->sealed = is_append_only(s->fd);
-	return s->sealed ? 0 : -EPERM;
+	return fstatat(st->dirfd, name, ret, AT_SYMLINK_NOFOLLOW) < 0 ? -errno :
+									0;
+}
+
+/* Is it there yet? When it was sealed, a client may have it mapped yet. */
+static int stage_find_memory(struct stages *st, struct stage *s)
+{
+	SCOPED(scope_close) int fd = stage_open(st, s, O_RDONLY);
+
+	if (fd < 0)
+		return fd;
+	s->sealed = is_append_only(fd);
+	return 0;
 }
 
 int stages_adopt(struct stages *st,
@@ -386,11 +403,10 @@ int stages_adopt(struct stages *st,
 		s->slot = slot;
 		s->slot_index = i;
 		if (s->kind == STAGE_MEMORY) {
-			rc = stage_open_memory(st, s, 0);
+			rc = stage_find_memory(st, s);
 		} else {
 			rc = image_get(st->images, s->number, &s->image);
 			if (rc == 0) {
-				s->fd = s->image->fd;
 				HOLD(&st->images->lock);
 				s->image->building = true;
 			}
@@ -492,32 +508,32 @@ static void stage_give_slot(struct stages *st, struct stage *s)
 static int stage_create_memory(struct stages *st, struct stage *s,
 			       uint64_t size_bytes)
 {
+	SCOPED(scope_close) int fd =
+		stage_open(st, s, O_RDWR | O_CREAT | O_EXCL);
 	char name[24];
 	int rc;
 
-	rc = stage_open_memory(st, s, O_CREAT | O_EXCL);
-	if (rc < 0)
-		return rc;
-	if (fallocate(s->fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)size_bytes) == 0)
+	if (fd < 0)
+		return fd;
+	if (fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)size_bytes) == 0)
 		return 0;
 	rc = -errno;
 	stage_file_name(s->number, name);
 	(void)unlinkat(st->dirfd, name, 0);
-	close(s->fd);
-	s->fd = -1;
 	return rc;
 }
 
 static int stage_create_disk(struct stages *st, struct stage *s)
 {
+	char name[LAYOUT_IMAGE_NAME_BYTES];
 	int rc = image_create(st->images, &s->image);
 
 	if (rc < 0)
 		return rc;
 	s->number = s->image->id;
-	s->fd = s->image->fd; /* as long as the reference is held */
 	/* One that is used again has the time of its last use. */
-	(void)futimens(s->fd, NULL);
+	layout_image_name(s->number, name);
+	(void)utimensat(st->images->dirfd, name, NULL, AT_SYMLINK_NOFOLLOW);
 	return 0;
 }
 
@@ -614,10 +630,15 @@ void stage_put(struct stages *st, struct stage *s)
 	}
 	if (left > 0)
 		return;
+	stage_fd_forget(st, s, true);
 	if (s->map)
 		munmap(s->map, s->map_len);
-	if (s->kind == STAGE_MEMORY && s->fd >= 0)
-		close(s->fd);
+	if (s->kind == STAGE_MEMORY && s->dropped) {
+		char name[24];
+
+		stage_file_name(s->number, name);
+		unlink_stage(st, name);
+	}
 	image_put(st->images, s->image);
 	free(s);
 }
@@ -631,6 +652,21 @@ static bool stage_return(struct stages *st, struct stage *s)
 	SLOT_SET(s->slot, ino, 0);
 	pthread_cond_broadcast(&st->returned);
 	return true;
+}
+
+/* The file gets its size. Can it be sealed, once the client has mapped it? */
+static int stage_prepare_kept(struct stages *st, struct stage *s,
+			      uint64_t size_bytes)
+{
+	SCOPED(scope_close) int fd = stage_open(st, s, O_RDWR);
+
+	if (fd < 0)
+		return fd;
+	if (ftruncate(fd, (off_t)size_bytes) < 0)
+		return -errno;
+	if (set_append_only(fd, true) < 0 || set_append_only(fd, false) < 0)
+		return -EOPNOTSUPP;
+	return 0;
 }
 
 int stage_create_kept(struct stages *st, uint64_t size_bytes,
@@ -649,12 +685,8 @@ int stage_create_kept(struct stages *st, uint64_t size_bytes,
 		if (stage_fits(st, size_bytes))
 			rc = stage_create_memory(st, s, size_bytes);
 	}
-	if (rc == 0 && ftruncate(s->fd, (off_t)size_bytes) < 0)
-		rc = -errno;
-	/* Can it be sealed here? Only the client's mapping is missing yet. */
-	if (rc == 0 && (set_append_only(s->fd, true) < 0 ||
-			set_append_only(s->fd, false) < 0))
-		rc = -EOPNOTSUPP;
+	if (rc == 0)
+		rc = stage_prepare_kept(st, s, size_bytes);
 	atomic_fetch_add(&st->memory_count, 1);
 	if (rc < 0) {
 		atomic_store(&s->kept, false);
@@ -666,38 +698,57 @@ int stage_create_kept(struct stages *st, uint64_t size_bytes,
 	return 0;
 }
 
-int stage_seal(struct stage *s, uint64_t size_bytes)
+int stage_seal(struct stages *st, struct stage *s, uint64_t size_bytes)
 {
+	SCOPED(scope_close) int fd = stage_open(st, s, O_RDONLY);
 	struct stat sb;
-	int rc = set_append_only(s->fd, true);
+	int rc = fd < 0 ? fd : set_append_only(fd, true);
 
 	if (rc < 0)
 		return rc;
 	s->sealed = true;
-	if (fstat(s->fd, &sb) < 0)
+	if (fstat(fd, &sb) < 0)
 		return -errno;
 	return (uint64_t)sb.st_size == size_bytes ? 0 : -ESTALE;
 }
 
-void stage_set_times(struct stage *s, const struct timespec times[2])
+void stage_set_times(struct stages *st, struct stage *s,
+		     const struct timespec times[2])
 {
-	/* An append-only file takes no times but the present one. */
-	if (s->sealed)
-		(void)set_append_only(s->fd, false);
-	(void)futimens(s->fd, times);
-	if (s->sealed && set_append_only(s->fd, true) < 0)
+	SCOPED(scope_close) int fd = -1;
+	char name[LAYOUT_IMAGE_NAME_BYTES];
+
+	if (s->kind == STAGE_DISK) {
+		layout_image_name(s->number, name);
+		(void)utimensat(st->images->dirfd, name, times,
+				AT_SYMLINK_NOFOLLOW);
+		return;
+	}
+	if (s->sealed) {
+		fd = stage_open(st, s, O_RDONLY);
+		/* An append-only file takes no times but the present one. */
+		if (fd < 0 || set_append_only(fd, false) < 0)
+			return;
+	}
+	stage_file_name(s->number, name);
+	(void)utimensat(st->dirfd, name, times, AT_SYMLINK_NOFOLLOW);
+	if (s->sealed && set_append_only(fd, true) < 0)
 		log_error("stage of inode %llu: cannot be sealed again: %s",
 			  (unsigned long long)s->ino, strerror(errno));
 }
 
-void stage_lend(struct stage *s, uint64_t ino)
+void stage_lend(struct stages *st, struct stage *s, uint64_t ino)
 {
+	char name[24];
+
 	CHECK(atomic_load(&s->kept) && s->sealed &&
 	      SLOT_GET(s->slot, ino) == 0);
 	atomic_store(&s->wanted, false);
 	__atomic_store_n(&s->ino, ino, __ATOMIC_RELEASE);
 	s->clean_image = 0;
-	(void)futimens(s->fd, NULL); /* a mapping's writes leave no time */
+	/* A mapping's writes leave no time. */
+	stage_file_name(s->number, name);
+	(void)utimensat(st->dirfd, name, NULL, AT_SYMLINK_NOFOLLOW);
 	stage_ref(s);
 	stage_write_slot(s);
 	stage_show(s);
@@ -738,8 +789,6 @@ void stage_unkeep(struct stages *st, struct stage *s)
 
 void stage_drop(struct stages *st, struct stage *s)
 {
-	char name[24];
-
 	stage_unlist(st, s);
 	if (!s->slot || stage_return(st, s))
 		return; /* dropped before, or the segment's again */
@@ -751,8 +800,7 @@ void stage_drop(struct stages *st, struct stage *s)
 	SLOT_SET(s->slot, ino, 0);
 	if (s->kind == STAGE_MEMORY) {
 		atomic_fetch_sub(&st->memory_count, 1);
-		stage_file_name(s->number, name);
-		unlink_stage(st, name);
+		s->dropped = true; /* with the reference of who calls */
 	} else {
 		atomic_fetch_sub(&st->disk_count, 1);
 		if (!s->keep_image && s->image) {
@@ -766,16 +814,20 @@ void stage_drop(struct stages *st, struct stage *s)
 const uint8_t *stage_map(struct stages *st, struct stage *s, uint64_t size)
 {
 	size_t len = (size_t)((size + 4095) & ~UINT64_C(4095));
+	SCOPED(scope_close) int fd = -1;
 	void *map;
 
 	if (s->kind != STAGE_MEMORY || size == 0)
+		return NULL;
+	fd = stage_open(st, s, O_RDONLY);
+	if (fd < 0)
 		return NULL;
 	HOLD(&st->lock);
 	if (s->map && s->map_len >= len)
 		return s->map;
 	if (s->map)
 		return NULL; /* in use at the old length: read instead */
-	map = mmap(NULL, len, PROT_READ, MAP_SHARED, s->fd, 0);
+	map = mmap(NULL, len, PROT_READ, MAP_SHARED, fd, 0);
 	if (map == MAP_FAILED)
 		return NULL;
 	s->map = map;

@@ -32,6 +32,10 @@
  * 6.18; fs/open.c, mm/mmap.c). What is sealed is never mapped by the drain:
  * it is copied before it is hashed, because its owner could still change it.
  *
+ * A stage has no descriptor of its own: one file more that is staged must not
+ * take one from all others. Who has a reference can open it until he puts it;
+ * stage_fd.h keeps a few that are in use.
+ *
  * Threads: any thread. Locks: stages.admit, then inode.lock (to give clean
  * stages up); stages.lock is a leaf.
  */
@@ -43,10 +47,12 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "store/image.h"
 #include "store/layout.h"
+#include "store/stage_fd.h"
 
 enum stage_kind {
 	STAGE_MEMORY = 1,
@@ -81,7 +87,6 @@ struct stage {
 	uint64_t ino;
 	enum stage_kind kind;
 	uint64_t number;
-	int fd; /* read-write; owned in memory, else the image's */
 	struct image *image; /* STAGE_DISK: the image, a reference */
 	atomic_uint refs;
 	struct stage_slot *slot;
@@ -91,6 +96,7 @@ struct stage {
 	 * lock of the inode that has this stage, like clean_image.
 	 */
 	bool frozen;
+	bool dropped; /* its file goes with the last reference */
 	bool keep_image; /* the image was committed: do not remove it */
 	bool sealed; /* see above; nobody opens it for writing */
 	/*
@@ -138,6 +144,7 @@ struct stages {
 	uint32_t free_count;
 	uint64_t next_number;
 	struct stage *oldest, *newest; /* clean ones, by last use */
+	struct stage_fds fds; /* has a lock of its own */
 	pthread_cond_t returned; /* a kept stage is not used any more */
 	atomic_uint_fast64_t memory_count, disk_count;
 };
@@ -191,12 +198,19 @@ int stage_create(struct stages *st, uint64_t ino, uint64_t size_bytes,
 int stage_create_hidden(struct stages *st, uint64_t ino, uint64_t size_bytes,
 			struct stage **ret_stage);
 void stage_show(struct stage *s);
+/*
+ * A descriptor of the caller's own, O_RDONLY or O_RDWR; a sealed one is only
+ * read (-EPERM).
+ */
+int stage_open(struct stages *st, const struct stage *s, int flags);
+/* fstat(2) without a descriptor. */
+int stage_stat(struct stages *st, const struct stage *s, struct stat *ret);
 void stage_ref(struct stage *s);
-/* The last put closes it; bytes and slot stay: see stage_drop(). */
+/* Bytes and slot stay after the last put, too: see stage_drop(). */
 void stage_put(struct stages *st, struct stage *s);
 /*
- * Give the bytes up: the slot is freed at once, the memory with the last
- * reference. An image that was not committed (keep_image) is removed.
+ * Give the bytes up: the slot is freed at once, the file with the last
+ * reference, of which the caller has one. An image that was not committed (keep_image) is removed.
  */
 void stage_drop(struct stages *st, struct stage *s);
 
@@ -208,14 +222,15 @@ void stage_drop(struct stages *st, struct stage *s);
 int stage_create_kept(struct stages *st, uint64_t size_bytes,
 		      struct stage **ret_stage);
 /* -ESTALE: it is not as long as it was made. */
-int stage_seal(struct stage *s, uint64_t size_bytes);
+int stage_seal(struct stages *st, struct stage *s, uint64_t size_bytes);
 /* futimens(2), sealed or not. */
-void stage_set_times(struct stage *s, const struct timespec times[2]);
+void stage_set_times(struct stages *st, struct stage *s,
+		     const struct timespec times[2]);
 /*
  * A kept stage becomes the (dirty) stage of an inode, with a reference for it:
  * the slot counts from now on.
  */
-void stage_lend(struct stage *s, uint64_t ino);
+void stage_lend(struct stages *st, struct stage *s, uint64_t ino);
 /* A kept stage that no file has: is anybody else using it still? */
 bool stage_is_idle(struct stage *s);
 /* Wait until it is idle, or no file has it; false: not before the deadline. */

@@ -129,10 +129,13 @@ static void store_free(struct store *st)
 
 static void abandon_image(void *arg, struct image *i)
 {
+	struct store *st = arg;
 	struct stat sb;
 
-	commit_abandon(arg, i,
-		       fstat(i->fd, &sb) == 0 ? (uint64_t)sb.st_size : 0);
+	commit_abandon(st, i,
+		       image_stat(&st->images, i, &sb) == 0 ?
+			       (uint64_t)sb.st_size :
+			       0);
 }
 
 static uint64_t segment_quota(const struct store_options *o)

@@ -4,6 +4,7 @@
  * a file's first open. The chunks are shared out among a few threads.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -85,12 +86,24 @@ static int verify_extent(struct verify *v, const struct extent *e)
 	return at == end ? 0 : -EIO;
 }
 
+static int verify_read(struct verify *v, const struct image *i,
+		       const struct verify_chunk *c, uint8_t *buf)
+{
+	SCOPED(scope_close) int fd =
+		image_open_fd(&v->st->images, i, O_RDONLY);
+
+	if (fd < 0)
+		return fd == -ENOENT ? -EIO : fd;
+	return pread(fd, buf, c->len, (off_t)c->offset) == (ssize_t)c->len ?
+		       0 :
+		       -EIO;
+}
+
 static int verify_one(struct verify *v, const struct verify_chunk *c,
 		      uint8_t *buf)
 {
 	uint8_t hash[HASH_BYTES];
 	struct image *i;
-	ssize_t n;
 	int rc;
 
 	if (c->len > CHUNK_BYTES_MAX)
@@ -98,10 +111,10 @@ static int verify_one(struct verify *v, const struct verify_chunk *c,
 	rc = image_get(&v->st->images, c->image, &i);
 	if (rc < 0)
 		return rc == -ENOENT ? -EIO : rc;
-	n = pread(i->fd, buf, c->len, (off_t)c->offset);
+	rc = verify_read(v, i, c, buf);
 	image_put(&v->st->images, i);
-	if (n != (ssize_t)c->len)
-		return -EIO;
+	if (rc < 0)
+		return rc;
 	chunk_hash(v->st->secret, buf, c->len, hash);
 	return memcmp(hash, c->hash, HASH_BYTES) == 0 ? 0 : -EIO;
 }

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -56,6 +57,20 @@ static inline int io_write_full(int fd, const void *buf, size_t len,
 		done += (size_t)n;
 	}
 	return 0;
+}
+
+/*
+ * `share` hundredths of the descriptors that this process may have, `max` at
+ * most: who keeps some is bounded so that those who need one to go on get it.
+ */
+static inline unsigned io_fd_share(unsigned share, unsigned max)
+{
+	struct rlimit r = { .rlim_cur = 1024 };
+
+	(void)getrlimit(RLIMIT_NOFILE, &r);
+	return r.rlim_cur < (rlim_t)max * 100 / share ?
+		       (unsigned)(r.rlim_cur * share / 100) :
+		       max;
 }
 
 static inline int64_t io_ns(const struct timespec *t)

@@ -21,6 +21,7 @@ import os
 import pickle
 import random
 import re
+import resource
 import select
 import shutil
 import signal
@@ -45,6 +46,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64,
                            ctypes.c_int64]
 MNT_DETACH = 2
+PR_CAPBSET_DROP, CAP_SYS_RESOURCE = 24, 24
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 AT_FDCWD = -100
 
@@ -273,6 +275,7 @@ class Mount:
         self.expected = []  # patterns of ERROR lines that belong to the test
         self.proc = None
         self.uid = None
+        self.files = None  # how many descriptors the daemon may have
         os.makedirs(self.store, exist_ok=True)
         os.makedirs(self.mnt, exist_ok=True)
         open(self.log, "ab").close()
@@ -292,6 +295,10 @@ class Mount:
 
     def spawn(self, *options):
         def become_user():
+            if self.files is not None:
+                resource.setrlimit(resource.RLIMIT_NOFILE,
+                                   (self.files, self.files))
+                _call(libc.prctl, PR_CAPBSET_DROP, CAP_SYS_RESOURCE, 0, 0, 0)
             if self.uid is not None:
                 os.setgroups([])
                 os.setgid(self.uid)

@@ -143,10 +143,13 @@ static size_t pages_in_memory(struct live *l, uint64_t id, uint64_t off,
 	unsigned char *pages = calloc(size / page + 1, 1);
 	struct image *i = NULL;
 	void *map;
+	int fd;
 
 	assert_non_null(pages);
 	assert_int_equal(image_get(&l->st->images, id, &i), 0);
-	map = mmap(NULL, size, PROT_READ, MAP_SHARED, i->fd, (off_t)start);
+	fd = image_open_fd(&l->st->images, i, O_RDONLY);
+	map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, (off_t)start);
+	close(fd);
 	assert_true(map != MAP_FAILED);
 	assert_int_equal(mincore(map, size, pages), 0);
 	for (size_t n = 0; n < (size + page - 1) / page; n++)
@@ -168,10 +171,13 @@ static size_t pages_of(uint64_t off, uint64_t len)
 static bool drop(struct live *l, uint64_t id, uint64_t size)
 {
 	struct image *i = NULL;
+	int fd;
 
 	assert_int_equal(image_get(&l->st->images, id, &i), 0);
-	assert_int_equal(fsync(i->fd), 0);
-	(void)posix_fadvise(i->fd, 0, 0, POSIX_FADV_DONTNEED);
+	fd = image_open_fd(&l->st->images, i, O_RDONLY);
+	assert_int_equal(fsync(fd), 0);
+	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	close(fd);
 	image_put(&l->st->images, i);
 	return pages_in_memory(l, id, 0, size) == 0;
 }

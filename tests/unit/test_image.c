@@ -9,6 +9,35 @@ static bool image_exists(struct live *l, uint64_t id)
 	return faccessat(l->st->images.dirfd, name, F_OK, 0) == 0;
 }
 
+static void image_write(struct live *l, const struct image *i, const void *data,
+			size_t len)
+{
+	int fd = image_open_fd(&l->st->images, i, O_RDWR);
+
+	assert_true(fd >= 0);
+	assert_int_equal(pwrite(fd, data, len, 0), len);
+	close(fd);
+}
+
+static void image_read(struct live *l, const struct image *i, void *data,
+		       size_t len)
+{
+	int fd = image_open_fd(&l->st->images, i, O_RDONLY);
+
+	assert_true(fd >= 0);
+	assert_int_equal(pread(fd, data, len, 0), len);
+	close(fd);
+}
+
+static void remove_number(struct live *l, uint64_t id)
+{
+	struct image *i = NULL;
+
+	assert_int_equal(image_get(&l->st->images, id, &i), 0);
+	assert_int_equal(image_remove(&l->st->images, i), 0);
+	image_put(&l->st->images, i);
+}
+
 /* What a drain leaves: an image that holds something and is known by number. */
 static uint64_t make_image(struct live *l, const void *data, size_t len)
 {
@@ -16,7 +45,7 @@ static uint64_t make_image(struct live *l, const void *data, size_t len)
 	uint64_t id;
 
 	assert_int_equal(image_create(&l->st->images, &i), 0);
-	assert_int_equal(pwrite(i->fd, data, len, 0), len);
+	image_write(l, i, data, len);
 	id = i->id;
 	i->building = false;
 	image_put(&l->st->images, i);
@@ -35,7 +64,7 @@ static void a_number_is_never_used_twice_also_by_the_next_daemon(void **state)
 
 			assert_true(id > last);
 			last = id;
-			assert_int_equal(image_remove(&l.st->images, id), 0);
+			remove_number(&l, id);
 		}
 		live_reopen(&l);
 	}
@@ -79,6 +108,7 @@ static void who_holds_an_image_keeps_it_when_it_is_removed(void **state)
 	struct live l = live_new(NULL);
 	struct image *i = NULL, *again = NULL;
 	uint64_t id = make_image(&l, "hello", 5);
+	char name[LAYOUT_IMAGE_NAME_BYTES];
 	char got[5];
 
 	(void)state;
@@ -86,37 +116,39 @@ static void who_holds_an_image_keeps_it_when_it_is_removed(void **state)
 	assert_int_equal(image_get(&l.st->images, id, &again), 0);
 	assert_ptr_equal(i, again);
 	image_put(&l.st->images, again);
-	assert_int_equal(image_remove(&l.st->images, id), 0);
+	remove_number(&l, id);
 	assert_false(image_exists(&l, id));
-	assert_int_equal(pread(i->fd, got, 5, 0), 5);
+	assert_int_equal(image_get(&l.st->images, id, &again), -ENOENT);
+	image_read(&l, i, got, 5);
 	assert_memory_equal(got, "hello", 5);
 	image_put(&l.st->images, i);
 	assert_int_equal(image_get(&l.st->images, id, &i), -ENOENT);
-	assert_int_equal(image_remove(&l.st->images, id), 0); /* twice is once */
+	/* What nobody can open any more is gone. */
+	layout_gone_name(id, name);
+	assert_int_equal(faccessat(l.st->images.dirfd, name, F_OK, 0), -1);
 	live_free(&l);
 }
 
-static void not_more_unused_images_stay_open_than_are_allowed(void **state)
+static void images_take_no_descriptor(void **state)
 {
 	struct live l = live_new(NULL);
+	struct image *held[2 * IMAGE_IDLE_MAX];
 	uint64_t ids[2 * IMAGE_IDLE_MAX];
 	unsigned before = open_descriptors();
 
 	(void)state;
 	for (unsigned n = 0; n < 2 * IMAGE_IDLE_MAX; n++)
 		ids[n] = make_image(&l, &n, sizeof(n));
-	assert_true(open_descriptors() <= before + IMAGE_IDLE_MAX + 1);
 	for (unsigned n = 0; n < 2 * IMAGE_IDLE_MAX; n++) {
-		struct image *i = NULL;
 		unsigned got = 0;
 
-		assert_int_equal(image_get(&l.st->images, ids[n], &i), 0);
-		assert_int_equal(pread(i->fd, &got, sizeof(got), 0),
-				 sizeof(got));
+		assert_int_equal(image_get(&l.st->images, ids[n], &held[n]), 0);
+		image_read(&l, held[n], &got, sizeof(got));
 		assert_int_equal(got, n);
-		image_put(&l.st->images, i);
 	}
-	assert_true(open_descriptors() <= before + IMAGE_IDLE_MAX + 1);
+	assert_int_equal(open_descriptors(), before);
+	for (unsigned n = 0; n < 2 * IMAGE_IDLE_MAX; n++)
+		image_put(&l.st->images, held[n]);
 	live_free(&l);
 }
 
@@ -152,12 +184,12 @@ static void an_empty_image_is_used_again_and_nobody_finds_it(void **state)
 	(void)state;
 	assert_int_equal(image_create(&l.st->images, &i), 0);
 	id = i->id;
-	assert_int_equal(pwrite(i->fd, "old", 3, 0), 3);
+	image_write(&l, i, "old", 3);
 	image_recycle(&l.st->images, i);
 	assert_int_equal(image_get(&l.st->images, id, &none), -ENOENT);
 	assert_int_equal(image_create(&l.st->images, &i), 0);
 	assert_int_equal(i->id, id);
-	assert_int_equal(fstat(i->fd, &sb), 0);
+	assert_int_equal(image_stat(&l.st->images, i, &sb), 0);
 	assert_int_equal(sb.st_size, 0);
 	assert_int_equal(image_get(&l.st->images, id, &none), 0);
 	image_put(&l.st->images, none);
@@ -173,7 +205,7 @@ static void an_image_that_somebody_holds_is_removed_and_not_recycled(void **stat
 
 	(void)state;
 	assert_int_equal(image_create(&l.st->images, &i), 0);
-	assert_int_equal(pwrite(i->fd, "old", 3, 0), 3);
+	image_write(&l, i, "old", 3);
 	image_ref(&l.st->images, i);
 	image_recycle(&l.st->images, i);
 	assert_false(image_exists(&l, i->id));
@@ -181,7 +213,7 @@ static void an_image_that_somebody_holds_is_removed_and_not_recycled(void **stat
 	assert_int_not_equal(next->id, i->id);
 	image_put(&l.st->images, next);
 	/* Whoever holds it, or has it mapped, keeps its bytes. */
-	assert_int_equal(pread(i->fd, got, 3, 0), 3);
+	image_read(&l, i, got, 3);
 	assert_memory_equal(got, "old", 3);
 	image_put(&l.st->images, i);
 	live_free(&l);
@@ -198,10 +230,11 @@ static void a_direct_descriptor_is_of_the_same_file(void **state)
 	assert_int_equal(posix_memalign((void **)&block, 4096, 4096), 0);
 	fill(block, 4096, 1);
 	assert_int_equal(image_create(&l.st->images, &i), 0);
-	fd = image_direct(&l.st->images, i);
-	assert_int_equal(image_direct(&l.st->images, i), fd);
-	assert_int_equal(pwrite(fd, block, 4096, 4096), 4096);
-	assert_int_equal(pread(i->fd, got, 4096, 4096), 4096);
+	fd = image_open_fd(&l.st->images, i, O_RDWR | O_DIRECT);
+	assert_true(fd >= 0);
+	assert_int_equal(pwrite(fd, block, 4096, 0), 4096);
+	close(fd);
+	image_read(&l, i, got, 4096);
 	assert_memory_equal(got, block, 4096);
 	image_recycle(&l.st->images, i);
 	free(block);
@@ -274,7 +307,7 @@ int main(void)
 		cmocka_unit_test(a_missing_image_is_not_found),
 		cmocka_unit_test(who_holds_an_image_keeps_it_when_it_is_removed),
 		cmocka_unit_test(
-			not_more_unused_images_stay_open_than_are_allowed),
+			images_take_no_descriptor),
 		cmocka_unit_test(a_mapping_never_reaches_beyond_the_image),
 		cmocka_unit_test(an_empty_image_is_used_again_and_nobody_finds_it),
 		cmocka_unit_test(

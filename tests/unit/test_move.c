@@ -10,14 +10,20 @@
 
 /* The drain's own sync is where somebody else writes; once. */
 static struct handle *_Atomic writer;
-static _Atomic int full_fd = -1;
+static _Atomic ino_t full; /* this file, a stage, is full */
+static dev_t full_dev;
 static uint8_t *more;
 
 static void write_meanwhile(struct handle *h)
 {
-	atomic_store(&full_fd, h->in->file->stage->fd);
+	struct stat sb;
+
+	assert_int_equal(stage_stat(&h->l->st->stages, h->in->file->stage, &sb),
+			 0);
+	full_dev = sb.st_dev;
+	atomic_store(&full, sb.st_ino);
 	assert_int_equal(file_write(h->l->st, h->in, more, 4096, MIB), 0);
-	atomic_store(&full_fd, -1);
+	atomic_store(&full, 0);
 }
 
 int fdatasync(int fd)
@@ -31,7 +37,10 @@ int fdatasync(int fd)
 
 ssize_t pwrite(int fd, const void *buf, size_t len, off_t off)
 {
-	if (fd == atomic_load(&full_fd)) {
+	struct stat sb;
+
+	if (atomic_load(&full) != 0 && fstat(fd, &sb) == 0 &&
+	    sb.st_ino == atomic_load(&full) && sb.st_dev == full_dev) {
 		errno = ENOSPC;
 		return -1;
 	}

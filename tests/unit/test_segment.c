@@ -85,6 +85,7 @@ static int acquire(struct client *c, uint8_t kind, size_t size,
 
 		m->memory = mmap(NULL, size, PROT_READ | PROT_WRITE,
 				 MAP_SHARED, fd, 0);
+		close(fd);
 		assert_ptr_not_equal(m->memory, MAP_FAILED);
 		m->id = r->id;
 		m->len = size;
@@ -245,23 +246,26 @@ static struct between {
 	void *arg;
 } between;
 
-int __real_fstat64(int fd, struct stat *sb);
-int __wrap_fstat64(int fd, struct stat *sb);
+int __real_stage_stat(struct stages *st, const struct stage *s,
+		      struct stat *ret);
+int __wrap_stage_stat(struct stages *st, const struct stage *s,
+		      struct stat *ret);
 
-int __wrap_fstat64(int fd, struct stat *sb)
+int __wrap_stage_stat(struct stages *st, const struct stage *s,
+		      struct stat *ret)
 {
 	struct between b = between;
 	bool now = false;
 
 	if (b.fn && pthread_mutex_trylock(&b.in->turn) == 0) {
-		now = b.in->file->stage && b.in->file->stage->fd == fd;
+		now = b.in->file->stage == s;
 		pthread_mutex_unlock(&b.in->turn);
 	}
 	if (now) {
 		between.fn = NULL;
 		b.fn(b.arg);
 	}
-	return __real_fstat64(fd, sb);
+	return __real_stage_stat(st, s, ret);
 }
 
 /* The file is replaced, and everything is durable. */
