@@ -40,6 +40,7 @@ struct options {
 	int foreground, debug, help, version, hold_drain, no_stage_cache;
 	char *stage, *stage_size, *durable, *publish, *verify, *passthrough;
 	char *saving, *threads, *interval, *debug_stage, *segments, *structure;
+	char *share;
 	int allow_other, read_only;
 	unsigned bare;
 };
@@ -64,6 +65,7 @@ static const struct fuse_opt option_table[] = {
 	OPT_TEXT("durable=%s", durable),
 	OPT_TEXT("publish=%s", publish),
 	OPT_TEXT("structure=%s", structure),
+	OPT_TEXT("share=%s", share),
 	OPT_TEXT("verify=%s", verify),
 	OPT_TEXT("passthrough=%s", passthrough),
 	OPT_TEXT("dedup_min_saving=%s", saving),
@@ -98,6 +100,9 @@ static const char help_text[] =
 	"                       when a step is published: log how its tensors differ\n"
 	"                       from the step before, or that it is broken; or let\n"
 	"                       the call fail with EUCLEAN (warn)\n"
+	"  share=user|all       bytes are stored once for each owner of files, or once\n"
+	"                       for all; then who takes up less space than he wrote\n"
+	"                       learns that another user's file has those bytes (user)\n"
 	"  verify=on|open|off   on: compare bytes before sharing them; open: and\n"
 	"                       check a file's hashes at its first open; off: share\n"
 	"                       by the 128-bit keyed hash alone (on)\n"
@@ -222,11 +227,13 @@ static int parse_words(const struct options *o, struct store_options *s,
 	static const char *const durable[] = { "async", "close", NULL };
 	static const char *const publish[] = { "wait", "async", NULL };
 	static const char *const verify[] = { "off", "on", "open", NULL };
+	static const char *const share[] = { "user", "all", NULL };
 	static const char *const pass[] = { "off", "auto", NULL };
 	static const char *const stage[] = { "auto", "memory", NULL };
 	int d = o->durable ? choose(o->durable, durable) : 0;
 	int p = o->publish ? choose(o->publish, publish) : 0;
 	int v = o->verify ? choose(o->verify, verify) : VERIFY_ON;
+	int w = o->share ? choose(o->share, share) : 0;
 	int t = o->passthrough ? choose(o->passthrough, pass) : 1;
 	int m = o->debug_stage ? choose(o->debug_stage, stage) : 0;
 
@@ -236,6 +243,8 @@ static int parse_words(const struct options *o, struct store_options *s,
 		return misused("publish=%s: give wait or async", o->publish);
 	if (v < 0)
 		return misused("verify=%s: give on, open or off", o->verify);
+	if (w < 0)
+		return misused("share=%s: give user or all", o->share);
 	if (t < 0)
 		return misused("passthrough=%s: give auto or off",
 			       o->passthrough);
@@ -252,6 +261,7 @@ static int parse_words(const struct options *o, struct store_options *s,
 	s->durable_close = d == 1;
 	s->publish_async = p == 1;
 	s->verify = (enum verify_mode)v;
+	s->share_all = w == 1;
 	s->stage_all_in_memory = m == 1;
 	*ret_passthrough = t == 1;
 	return MAIN_FINE;
@@ -442,7 +452,7 @@ static void options_release(struct options *o)
 				 &o->durable, &o->stage_size, &o->publish,
 				 &o->verify,  &o->passthrough, &o->saving,
 				 &o->threads, &o->interval,    &o->debug_stage,
-				 &o->segments, &o->structure };
+				 &o->segments, &o->structure,  &o->share };
 
 	for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++)
 		free(*texts[i]);

@@ -208,14 +208,14 @@ size_t check_find_chunk(const struct check *c, const struct check_image *i,
 	return low;
 }
 
-uint32_t check_hash_tag(const uint8_t hash[HASH_BYTES])
+uint32_t check_hash_tag(const uint8_t hash[HASH_BYTES], uint64_t domain)
 {
 	uint64_t a, b;
 
 	memcpy(&a, hash, 8);
 	memcpy(&b, hash + 8, 8);
-	a = (a ^ (b * UINT64_C(0x9e3779b97f4a7c15))) *
-	    UINT64_C(0xd6e8feb86659fd93);
+	b = (b ^ domain) * UINT64_C(0x9e3779b97f4a7c15);
+	a = (a ^ b) * UINT64_C(0xd6e8feb86659fd93);
 	return (uint32_t)(a >> 32);
 }
 

@@ -17,6 +17,8 @@
 #include "store/cut.h"
 #include "store/layout.h"
 
+/* Of an H of one domain. */
+#define HASH_DOMAIN_KEY_BYTES (1 + HASH_BYTES + 8)
 #define ADVICE_FILE "restore it from another copy, or delete it"
 #define ADVICE_INDEX "copy the files to a new store"
 
@@ -63,7 +65,7 @@ static int chunk_add(struct check *c, uint64_t image, uint64_t offset,
 		.offset = offset,
 		.len = k->len,
 		.image_index = (uint32_t)(c->image_count - 1),
-		.hash_tag = check_hash_tag(k->hash),
+		.hash_tag = check_hash_tag(k->hash, k->domain),
 		.refs_left = k->refs,
 	};
 	i->chunk_count++;
@@ -126,15 +128,18 @@ static int check_hash(struct check *c, const struct check_record *r)
 {
 	char object[CHECK_IMAGE_BYTES];
 	const struct check_chunk *k;
+	uint64_t domain = DOMAIN_ALL;
 	struct chunk_loc l;
 
-	if (r->key_len != 1 + HASH_BYTES ||
+	if (r->key_len == HASH_DOMAIN_KEY_BYTES)
+		domain = get_be64(r->key + 1 + HASH_BYTES);
+	if ((r->key_len != 1 + HASH_BYTES && domain == DOMAIN_ALL) ||
 	    loc_decode(r->value, r->value_len, &l) < 0) {
 		check_report_record(c, 'H', r);
 		return 0;
 	}
 	k = chunk_at(c, l.image, l.offset);
-	if (k && k->len == l.len && k->hash_tag == check_hash_tag(r->key + 1))
+	if (k && k->len == l.len && k->hash_tag == check_hash_tag(r->key + 1, domain))
 		return 0;
 	check_report(c, "hash", check_image_name(l.image, object),
 		     "%s: a hash in the index leads to %u bytes at %llu, but "

@@ -50,7 +50,7 @@ struct check_chunk {
 	uint64_t offset;
 	uint32_t len;
 	uint32_t image_index;
-	uint32_t hash_tag; /* 32 bits that depend on all of the hash */
+	uint32_t hash_tag; /* 32 bits: all of the hash, and the domain */
 	uint32_t refs_left; /* as K has them, less those found; wraps */
 };
 _Static_assert(sizeof(struct check_chunk) == 24, "a million is 24 MB");
@@ -127,7 +127,7 @@ struct check_image *check_find_image(struct check *c, uint64_t id);
 /* The first chunk of this image at or after offset, or one past its last. */
 size_t check_find_chunk(const struct check *c, const struct check_image *i,
 			uint64_t offset);
-uint32_t check_hash_tag(const uint8_t hash[HASH_BYTES]);
+uint32_t check_hash_tag(const uint8_t hash[HASH_BYTES], uint64_t domain);
 int check_add_damage(struct check *c, size_t first, size_t count, int rc);
 
 /* The parts, in this order. 0 or -errno; problems are reported. */

@@ -62,7 +62,9 @@ static int content_of_job(struct drain_job *j, struct content *c,
 
 	for (uint32_t i = 0; i < j->chunk_count; i++) {
 		const struct drain_chunk *k = &j->chunks[i];
-		struct ref_change one = { .delta = 1, .len = k->len };
+		struct ref_change one = { .delta = 1,
+					  .len = k->len,
+					  .domain = j->domain };
 		struct extent e = { .offset = k->offset, .len = k->len };
 		int rc;
 
@@ -151,7 +153,7 @@ static bool came_too_late(struct store *st, const struct drain_job *j)
 	for (uint32_t i = 0; i < j->chunk_count; i++) {
 		SCOPED(scope_free) void *value = NULL;
 		const struct drain_chunk *c = &j->chunks[i];
-		struct key k = key_hash(c->hash);
+		struct key k = key_hash(c->hash, j->domain);
 		struct chunk_loc loc;
 		size_t len;
 

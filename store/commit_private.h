@@ -49,6 +49,7 @@ struct ref_change {
 	uint32_t len;
 	int32_t delta;
 	uint8_t hash[HASH_BYTES];
+	uint64_t domain;
 	bool gone; /* set by changes_apply(): it was the last reference */
 	bool fresh; /* may not be there yet: written by a running job */
 	uint64_t image_size; /* fresh: what the image's I record says */

@@ -107,6 +107,7 @@ int changes_of_content(struct store *st, const struct content *c, int32_t delta,
 			if (one.offset >= e->image_offset + e->len)
 				break;
 			one.len = k.len;
+			one.domain = k.domain;
 			memcpy(one.hash, k.hash, HASH_BYTES);
 			rc = changes_add(out, &one);
 			if (rc < 0)
@@ -130,9 +131,12 @@ void commit_count(struct kv_batch *b, const char *name, int64_t delta)
 static int chunk_create(struct store *st, struct kv_batch *b,
 			const struct ref_change *c, uint64_t *last_image)
 {
-	struct chunk_rec rec = { .len = c->len, .refs = (uint32_t)c->delta };
+	struct chunk_rec rec = { .len = c->len,
+				 .refs = (uint32_t)c->delta,
+				 .domain = c->domain };
 	struct chunk_loc loc = { c->image, c->offset, c->len };
-	struct key k = key_chunk(c->image, c->offset), h = key_hash(c->hash);
+	struct key k = key_chunk(c->image, c->offset);
+	struct key h = key_hash(c->hash, c->domain);
 	struct key i = key_ino('I', c->image);
 	struct bytes value = { 0 };
 	uint64_t le = htole64(c->image_size);
@@ -167,8 +171,8 @@ static int chunk_create(struct store *st, struct kv_batch *b,
 static int chunk_remove(struct store *st, struct kv_batch *b,
 			const struct ref_change *c, const struct chunk_rec *rec)
 {
-	struct key k = key_chunk(c->image, c->offset), h = key_hash(rec->hash);
-	struct key p = k;
+	struct key k = key_chunk(c->image, c->offset), p = k;
+	struct key h = key_hash(rec->hash, rec->domain);
 	SCOPED(scope_free) void *value = NULL;
 	uint64_t le = htole64(rec->len);
 	struct chunk_loc loc;
@@ -232,8 +236,9 @@ int changes_apply(struct store *st, struct kv_batch *b,
 		}
 		if (rc < 0)
 			return rc;
-		if (c->delta > 0 && (rec.len != c->len ||
-				     memcmp(rec.hash, c->hash, HASH_BYTES)))
+		if (c->delta > 0 &&
+		    (rec.len != c->len || rec.domain != c->domain ||
+		     memcmp(rec.hash, c->hash, HASH_BYTES) != 0))
 			return -ESTALE;
 		if (c->delta < 0 && rec.refs < (uint32_t)-c->delta)
 			return -EIO;

@@ -125,6 +125,7 @@ struct drain_job {
 	uint64_t size_bytes;
 	int64_t mtime_ns;
 	const char *format;
+	uint64_t domain; /* with whose chunks it shares: records.h */
 	pthread_mutex_t image_turn; /* held while the image is made */
 	struct image *image; /* where NEW chunks go; a reference, or NULL */
 	struct content_ref *old; /* what was committed when it started */

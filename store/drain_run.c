@@ -84,6 +84,8 @@ static int job_begin(struct store *st, struct drain_job *j)
 			return -ECANCELED;
 		j->exclusive = j->earlier || !file_may_change(f);
 		j->begun = true;
+		j->domain = st->options.share_all ? DOMAIN_ALL :
+						    domain_of(&j->in->attr);
 		j->old = f->content;
 		if (j->old)
 			atomic_fetch_add(&j->old->refs, 1);

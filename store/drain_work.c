@@ -291,7 +291,7 @@ static int look_up(struct store *st, struct drain_job *j, uint32_t first,
 		for (; first < end && n < KV_MULTI_MAX; first++) {
 			if (j->chunks[first].kind != CHUNK_NEW)
 				continue;
-			key[n] = key_hash(j->chunks[first].hash);
+			key[n] = key_hash(j->chunks[first].hash, j->domain);
 			keys[n] = (struct kv_slice){ key[n].data, key[n].len };
 			index[n++] = first;
 		}

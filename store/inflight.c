@@ -51,10 +51,13 @@ static struct inflight_entry **inflight_bucket(struct inflight *t,
 	return &t->bucket[h % INFLIGHT_BUCKETS];
 }
 
+/* Jobs of another domain have chunks of their own. */
 static struct inflight_entry *inflight_find(struct inflight_entry *e,
-					    const uint8_t *hash)
+					    const uint8_t *hash,
+					    const struct drain_job *job)
 {
-	while (e && memcmp(e->hash, hash, HASH_BYTES) != 0)
+	while (e && (e->job->domain != job->domain ||
+		     memcmp(e->hash, hash, HASH_BYTES) != 0))
 		e = e->next;
 	return e;
 }
@@ -67,7 +70,7 @@ bool inflight_claim(struct inflight *t, const uint8_t hash[HASH_BYTES],
 	struct inflight_entry *e;
 
 	HOLD(&t->lock);
-	e = inflight_find(*b, hash);
+	e = inflight_find(*b, hash, job);
 	if (e && e->job->serial <= job->serial) {
 		atomic_fetch_add(&e->job->refs, 1);
 		*ret_owner = e->job;
@@ -96,7 +99,7 @@ enum inflight_owner inflight_check(struct inflight *t,
 	struct inflight_entry *e;
 
 	HOLD(&t->lock);
-	e = inflight_find(*inflight_bucket(t, hash), hash);
+	e = inflight_find(*inflight_bucket(t, hash), hash, job);
 	if (!e)
 		return INFLIGHT_NOBODY;
 	if (e->job == job && e->chunk == chunk)

@@ -8,6 +8,8 @@
  * claimed the chunk first; it finds that out before it is settled. Waiting
  * goes from younger to older jobs only.
  *
+ * Jobs share within their domain (records.h) only.
+ *
  * Threads: any. The table's lock is a leaf.
  */
 #ifndef STORE_INFLIGHT_H

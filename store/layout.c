@@ -355,6 +355,23 @@ static int make_store(const struct refusal *r, int dirfd,
 	return 0;
 }
 
+/* From now on there may be what an older ckptfs does not know. */
+static int upgrade(const struct refusal *r, int dirfd, const char *uuid)
+{
+	char text[FORMAT_BYTES_MAX], current[FORMAT_BYTES_MAX];
+	ssize_t n = read_text(dirfd, LAYOUT_FORMAT_FILE, text, sizeof(text));
+	int rc = n < 0 ? (int)n : 0;
+
+	(void)snprintf(current, sizeof(current), FORMAT_TEXT, STORE_FORMAT,
+		       uuid);
+	if (rc == 0 && strcmp(text, current) != 0)
+		rc = write_format(dirfd, uuid);
+	if (rc < 0)
+		return refuse(r, rc, "%s: cannot be upgraded to format %u: %s",
+			      r->path, STORE_FORMAT, strerror(-rc));
+	return 0;
+}
+
 /* They may be missing after a crash between `format` and them. */
 static int make_subdirs(const struct refusal *r, int dirfd)
 {
@@ -396,6 +413,8 @@ int layout_open(const char *path, bool create, int *ret_dirfd, int *ret_lockfd,
 	rc = look(&r, dirfd, create, uuid);
 	if (rc == 0)
 		rc = make_store(&r, dirfd, uuid);
+	if (rc >= 0 && create)
+		rc = upgrade(&r, dirfd, uuid);
 	if (rc >= 0 && create)
 		rc = make_subdirs(&r, dirfd);
 	if (rc < 0)

@@ -1,7 +1,7 @@
 /*
  * layout.h - where things lie in a store directory.
  *
- *   STORE/format       "ckptfs store, format 1\n" + "uuid ...\n"
+ *   STORE/format       "ckptfs store, format 2\n" + "uuid ...\n"
  *   STORE/lock         flock()ed by whoever has the store open
  *   STORE/db/          RocksDB
  *   STORE/images/XX/N  images: N is 16 hex digits, XX its last two; with

@@ -8,6 +8,8 @@
 
 #define EXTENT_BYTES 32u
 #define SYMLINK_BYTES_MAX 4096u
+/* In the length of a chunk: its domain follows. */
+#define CHUNK_OF_DOMAIN (UINT32_C(1) << 31)
 
 static void key_put_u64(struct key *k, uint64_t v)
 {
@@ -88,13 +90,30 @@ struct key key_chunk(uint64_t image, uint64_t offset)
 	return k;
 }
 
-struct key key_hash(const uint8_t hash[16])
+struct key key_hash(const uint8_t hash[16], uint64_t domain)
 {
 	struct key k = key_of('H');
 
 	memcpy(k.data + 1, hash, 16);
 	k.len = 17;
+	if (domain != DOMAIN_ALL)
+		key_put_u64(&k, domain);
 	return k;
+}
+
+/* What no group has; the first of them is no valid number at all. */
+#define WRITERS_OWNER UINT32_MAX
+#define WRITERS_ALL (UINT32_MAX - 1)
+
+uint64_t domain_of(const struct attr *a)
+{
+	uint64_t writers = WRITERS_OWNER;
+
+	if (a->mode & S_IWOTH)
+		writers = WRITERS_ALL;
+	else if (a->mode & S_IWGRP)
+		writers = a->gid;
+	return writers << 32 | a->uid;
 }
 
 struct key key_series(uint64_t series)
@@ -298,20 +317,29 @@ void content_release(struct content *c)
 
 void chunk_encode(const struct chunk_rec *k, struct bytes *out)
 {
-	bytes_put_u32(out, k->len);
+	CHECK(!(k->len & CHUNK_OF_DOMAIN));
+	bytes_put_u32(out, k->domain == DOMAIN_ALL ? k->len :
+						     k->len | CHUNK_OF_DOMAIN);
 	bytes_put_u32(out, k->refs);
 	bytes_put(out, k->hash, sizeof(k->hash));
+	if (k->domain != DOMAIN_ALL)
+		bytes_put_u64(out, k->domain);
 }
 
 int chunk_decode(const void *p, size_t len, struct chunk_rec *ret)
 {
 	struct bytes_reader r = bytes_reader_of(p, len);
-	struct chunk_rec k;
+	struct chunk_rec k = { .domain = DOMAIN_ALL };
 	const void *hash;
 
 	k.len = bytes_take_u32(&r);
 	k.refs = bytes_take_u32(&r);
 	hash = bytes_take(&r, sizeof(k.hash));
+	if (k.len & CHUNK_OF_DOMAIN) {
+		k.len &= ~CHUNK_OF_DOMAIN;
+		k.domain = bytes_take_u64(&r);
+		r.bad = r.bad || k.domain == DOMAIN_ALL;
+	}
 	if (r.bad || r.left != 0 || k.len == 0)
 		return -EIO;
 	memcpy(k.hash, hash, sizeof(k.hash));

@@ -13,7 +13,7 @@
  *   O ino                  unlinked while open: delete at the next start
  *   U ino                  created, never committed: absent after a power cut
  *   K image offset         a chunk that lies in an image     struct chunk_rec
- *   H hash                 where a chunk with this hash lies  struct chunk_loc
+ *   H hash domain          where a chunk with this hash lies  struct chunk_loc
  *   I image                an image that holds committed bytes, u64 size
  *   P image offset         bytes to be punched, u64 length (see reclaim.h)
  *   S key                  what the last file of a series was struct series_rec
@@ -36,7 +36,11 @@
 #include "store/base/bytes.h"
 #include "store/writer.h"
 
-#define STORE_FORMAT 1
+/*
+ * 1: no chunk has a domain. It is read as it is, and made 2 when it is mounted,
+ * for a ckptfs of that time would take a chunk with a domain for damage.
+ */
+#define STORE_FORMAT 2
 #define SMALL_BYTES_MAX (32u << 10)
 #define STORE_NAME_MAX 255
 #define ROOT_INO 1
@@ -66,7 +70,7 @@ struct key key_dir_at(uint64_t parent, uint64_t hash);
 struct key key_xattr(uint64_t ino, const char *name);
 struct key key_link(uint64_t ino, uint64_t parent, const char *name);
 struct key key_chunk(uint64_t image, uint64_t offset);
-struct key key_hash(const uint8_t hash[16]);
+struct key key_hash(const uint8_t hash[16], uint64_t domain);
 struct key key_series(uint64_t series);
 struct key key_meta(const char *name);
 
@@ -126,10 +130,22 @@ void content_encode(const struct content *c, struct bytes *out);
 int content_decode(const void *p, size_t len, struct content *ret);
 void content_release(struct content *c);
 
+/*
+ * A chunk is found, and so shared, only by files of the domain that it was
+ * stored for: what a file takes up would else tell its owner of bytes in files
+ * that he may not read. A domain is an owner; files that others may write to
+ * are apart from his own, or they could have their guesses compared with
+ * those. DOMAIN_ALL is everybody's; its H has no domain in the key, and its K
+ * no field, as in stores that know of none.
+ */
+#define DOMAIN_ALL UINT64_MAX
+uint64_t domain_of(const struct attr *a);
+
 struct chunk_rec {
 	uint32_t len;
 	uint32_t refs; /* how many times files' extents cover it */
 	uint8_t hash[16];
+	uint64_t domain;
 };
 void chunk_encode(const struct chunk_rec *k, struct bytes *out);
 int chunk_decode(const void *p, size_t len, struct chunk_rec *ret);

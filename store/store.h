@@ -45,6 +45,7 @@ struct store_options {
 	unsigned dedup_min_saving_percent;
 	bool durable_close; /* close waits until the file is durable */
 	bool publish_async; /* rename does not wait */
+	bool share_all; /* bytes are shared between owners: records.h */
 	enum guard_policy structure; /* of what is published */
 	bool hold_drain; /* drain only when asked: for tests */
 	bool stage_all_in_memory; /* whatever the size: for tests */

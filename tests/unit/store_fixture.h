@@ -177,13 +177,15 @@ static inline void fixture_loc(struct fixture *f, const uint8_t hash[16],
 	struct bytes value = { 0 };
 
 	loc_encode(l, &value);
-	fixture_put_bytes(f, key_hash(hash), &value);
+	fixture_put_bytes(f, key_hash(hash, DOMAIN_ALL), &value);
 }
 
 static inline struct chunk_rec fixture_chunk_of(struct fixture *f, size_t at,
 						uint32_t len, uint32_t refs)
 {
-	struct chunk_rec k = { .len = len, .refs = refs };
+	struct chunk_rec k = { .len = len,
+			       .refs = refs,
+			       .domain = DOMAIN_ALL };
 
 	chunk_hash(f->secret, f->bytes + at, len, k.hash);
 	return k;

@@ -525,7 +525,9 @@ static void break_chunk_overlap(struct fixture *f)
 
 static void break_chunk_large(struct fixture *f)
 {
-	struct chunk_rec k = { .len = 2u << 20, .refs = 1 };
+	struct chunk_rec k = { .len = 2u << 20,
+			       .refs = 1,
+			       .domain = DOMAIN_ALL };
 
 	fixture_chunk(f, 1, 1u << 20, &k);
 }
@@ -562,7 +564,7 @@ static void break_hash_cut(struct fixture *f)
 {
 	struct chunk_rec k = fixture_chunk_of(f, 0, CHUNK_A, 1);
 
-	fixture_put(f, key_hash(k.hash), "\1", 1);
+	fixture_put(f, key_hash(k.hash, DOMAIN_ALL), "\1", 1);
 }
 
 static void break_hash_place(struct fixture *f)

@@ -201,6 +201,29 @@ static void of_jobs_that_run_at_once_the_oldest_ends_up_with_all(void **state)
 	inflight_free(t);
 }
 
+static void jobs_of_different_domains_have_chunks_of_their_own(void **state)
+{
+	struct inflight *t = inflight_new();
+	struct drain_job a = job(1), b = job(2), *owner = NULL;
+	uint8_t hash[HASH_BYTES];
+	uint32_t chunk = 0;
+
+	(void)state;
+	a.domain = 1000;
+	b.domain = 1001;
+	name(hash, 1);
+	assert_true(inflight_claim(t, hash, &a, 7, &owner, &chunk));
+	assert_true(inflight_claim(t, hash, &b, 3, &owner, &chunk));
+	assert_null(owner);
+	assert_int_equal(inflight_check(t, hash, &b, 3, &owner, &chunk),
+			 INFLIGHT_MINE);
+	inflight_drop(t, hash, &a, 7);
+	assert_int_equal(inflight_check(t, hash, &b, 3, &owner, &chunk),
+			 INFLIGHT_MINE);
+	inflight_drop(t, hash, &b, 3);
+	inflight_free(t);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -213,6 +236,8 @@ int main(void)
 		cmocka_unit_test(hashes_of_one_bucket_do_not_disturb_each_other),
 		cmocka_unit_test(
 			of_jobs_that_run_at_once_the_oldest_ends_up_with_all),
+		cmocka_unit_test(
+			jobs_of_different_domains_have_chunks_of_their_own),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "store/base/scope.h"
 #include "tests/unit/store_fixture.h"
 
 #define WHY_BYTES 4096
@@ -206,10 +207,47 @@ static void a_newer_format_is_refused(void **state)
 
 		assert_int_equal(o.rc, -EPROTO);
 		assert_non_null(strstr(o.why, "format 7"));
-		assert_non_null(strstr(o.why, "up to 1"));
+		assert_non_null(strstr(o.why, "up to 2"));
 		assert_non_null(strstr(o.why, "upgrade ckptfs"));
 		assert_false(has_name(dir, "lock"));
 	}
+	remove_tree(dir);
+	free(dir);
+}
+
+static void format_is(const char *dir, unsigned want)
+{
+	SCOPED(scope_free) char *path = NULL;
+	unsigned got = 0;
+	FILE *f;
+
+	assert_true(asprintf(&path, "%s/format", dir) > 0);
+	f = fopen(path, "r");
+	assert_non_null(f);
+	assert_int_equal(fscanf(f, "ckptfs store, format %u", &got), 1);
+	(void)fclose(f);
+	assert_int_equal(got, want);
+}
+
+/* Looking does not change it; who mounts it writes what format 2 has. */
+static void an_older_format_is_upgraded_when_it_is_mounted(void **state)
+{
+	char *dir = make_tmp();
+	struct opened o = open_layout(dir, true);
+
+	(void)state;
+	assert_int_equal(o.rc, 0);
+	close_layout(&o);
+	put_text(dir, "format", "ckptfs store, format 1\nuuid " GOOD_UUID "\n");
+	o = open_layout(dir, false);
+	assert_int_equal(o.rc, 0);
+	close_layout(&o);
+	format_is(dir, 1);
+	o = open_layout(dir, true);
+	assert_int_equal(o.rc, 0);
+	assert_string_equal(o.uuid, GOOD_UUID);
+	close_layout(&o);
+	format_is(dir, STORE_FORMAT);
 	remove_tree(dir);
 	free(dir);
 }
@@ -396,6 +434,7 @@ int main(void)
 		cmocka_unit_test(what_an_interrupted_start_left_is_no_data),
 		cmocka_unit_test(fsck_makes_nothing),
 		cmocka_unit_test(a_newer_format_is_refused),
+		cmocka_unit_test(an_older_format_is_upgraded_when_it_is_mounted),
 		cmocka_unit_test(a_damaged_format_file_is_refused),
 		cmocka_unit_test(a_format_that_is_no_file_is_refused),
 		cmocka_unit_test(a_file_is_refused),

@@ -117,7 +117,20 @@ static int chunk_recode(const void *p, size_t len, struct bytes *out)
 
 static void chunk_sample(struct bytes *out)
 {
-	struct chunk_rec k = { .len = 1u << 20, .refs = 2, .hash = { 9, 8 } };
+	struct chunk_rec k = { .len = 1u << 20,
+			       .refs = 2,
+			       .hash = { 9, 8 },
+			       .domain = DOMAIN_ALL };
+
+	chunk_encode(&k, out);
+}
+
+static void own_chunk_sample(struct bytes *out)
+{
+	struct chunk_rec k = { .len = 1u << 20,
+			       .refs = 2,
+			       .hash = { 9, 8 },
+			       .domain = 1000 };
 
 	chunk_encode(&k, out);
 }
@@ -198,6 +211,7 @@ static const struct codec codecs[] = {
 	{ "dirent", dirent_recode, dirent_sample },
 	{ "content", content_recode, content_sample },
 	{ "chunk", chunk_recode, chunk_sample },
+	{ "chunk of a domain", chunk_recode, own_chunk_sample },
 	{ "loc", loc_recode, loc_sample },
 	{ "series", series_recode, series_sample },
 	{ "u64", u64_recode, u64_sample },
@@ -497,7 +511,7 @@ static void kinds_of_keys_do_not_meet(void **state)
 	uint8_t hash[16] = { 0 };
 	struct key keys[] = {
 		key_ino('A', 1),   key_dirent(1, 4, "n"), key_xattr(1, "n"),
-		key_link(1, 1, "n"), key_chunk(1, 1),	  key_hash(hash),
+		key_link(1, 1, "n"), key_chunk(1, 1),	  key_hash(hash, 7),
 		key_series(1),	   key_meta("n"),
 	};
 	static const char kinds[] = "AEXLKHSM";
@@ -507,6 +521,53 @@ static void kinds_of_keys_do_not_meet(void **state)
 		assert_int_equal(keys[n].data[0], kinds[n]);
 		assert_true(keys[n].len <= KEY_BYTES_MAX);
 	}
+}
+
+static void set_writers(struct attr *a, uint32_t mode, uint32_t uid,
+			uint32_t gid)
+{
+	*a = (struct attr){ .mode = S_IFREG | mode, .uid = uid, .gid = gid };
+}
+
+/* Who can write to a file must not have it compared with what he can not. */
+static void a_domain_is_an_owner_and_who_may_write(void **state)
+{
+	static const struct {
+		uint32_t mode, uid, gid;
+	} apart[] = {
+		{ 0600, 1000, 5 }, { 0600, 1001, 5 }, { 0660, 1000, 5 },
+		{ 0660, 1000, 6 }, { 0666, 1000, 5 }, { 0600, 0, 5 },
+		{ 0660, 0, 5 },	   { 0666, 0, 5 },
+	};
+	struct attr a, b;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(apart) / sizeof(*apart); i++)
+		for (size_t k = 0; k < sizeof(apart) / sizeof(*apart); k++) {
+			set_writers(&a, apart[i].mode, apart[i].uid,
+				    apart[i].gid);
+			set_writers(&b, apart[k].mode, apart[k].uid,
+				    apart[k].gid);
+			assert_int_equal(domain_of(&a) == domain_of(&b),
+					 i == k);
+			assert_true(domain_of(&a) != DOMAIN_ALL);
+		}
+	/* Nobody can write to these but their owner. */
+	set_writers(&a, 0644, 1000, 5);
+	set_writers(&b, 0400, 1000, 6);
+	assert_true(domain_of(&a) == domain_of(&b));
+}
+
+static void each_domain_has_a_key_of_its_own(void **state)
+{
+	uint8_t hash[16] = { 1, 2, 3 };
+	struct key all = key_hash(hash, DOMAIN_ALL), one = key_hash(hash, 1),
+		   other = key_hash(hash, 2);
+
+	(void)state;
+	assert_int_equal(all.len, 17);
+	assert_true(key_compare(&all, &one) != 0);
+	assert_true(key_compare(&one, &other) != 0);
 }
 
 int main(void)
@@ -524,6 +585,8 @@ int main(void)
 		cmocka_unit_test(keys_sort_as_their_numbers),
 		cmocka_unit_test(a_name_lies_between_its_place_and_the_next),
 		cmocka_unit_test(kinds_of_keys_do_not_meet),
+		cmocka_unit_test(a_domain_is_an_owner_and_who_may_write),
+		cmocka_unit_test(each_domain_has_a_key_of_its_own),
 	};
 
 	return cmocka_run_group_tests_name("records", tests, NULL, NULL);
