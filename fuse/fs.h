@@ -136,8 +136,19 @@ struct fs_state {
 	bool has_content;
 	bool native;
 	uint64_t physical_bytes;
+	/* physical_bytes and extents may say what it shares with others. */
+	bool shares_shown;
 	uint8_t digest[16];
 };
-int fs_file_state(struct store *st, struct inode *in, struct fs_state *ret);
+/* Does the caller own it, or may he see everything? */
+bool fs_is_own(fuse_req_t req, struct inode *in);
+/* Has the caller these rights (bits as of S_IRWXO)? 0, -EACCES, -ENOMEM. */
+int fs_may(fuse_req_t req, struct inode *in, uint32_t want);
+/*
+ * own: see fs_is_own(). With share=user nobody else is told what the file
+ * shares: the other files with these bytes may not be for him to know of.
+ */
+int fs_file_state(struct store *st, struct inode *in, bool own,
+		  struct fs_state *ret);
 
 #endif

@@ -241,7 +241,16 @@ static bool is_durable_locked(const struct file *f, const struct stat *now)
 	       c->mtime_ns == io_ns(&now->st_mtim);
 }
 
-int fs_file_state(struct store *st, struct inode *in, struct fs_state *ret)
+bool fs_is_own(fuse_req_t req, struct inode *in)
+{
+	uid_t uid = fuse_req_ctx(req)->uid;
+
+	HOLD(&in->lock);
+	return uid == 0 || uid == in->attr.uid;
+}
+
+int fs_file_state(struct store *st, struct inode *in, bool own,
+		  struct fs_state *ret)
 {
 	struct content_ref *content = NULL;
 	struct stat now = { 0 };
@@ -266,7 +275,12 @@ int fs_file_state(struct store *st, struct inode *in, struct fs_state *ret)
 		ret->has_content = true;
 		ret->native = content->c.native;
 		memcpy(ret->digest, content->c.digest, sizeof(ret->digest));
-		rc = physical_bytes(st, &content->c, &ret->physical_bytes);
+		ret->shares_shown = own || st->options.share_all;
+		if (ret->shares_shown)
+			rc = physical_bytes(st, &content->c,
+					    &ret->physical_bytes);
+		else
+			ret->physical_bytes = content->c.data_bytes;
 	}
 	content_ref_put(content);
 	return rc;
@@ -297,9 +311,10 @@ static int writer_xattr(struct store *st, struct inode *in, const char *name,
 }
 
 /* One of ours, as text; -ENODATA: not known (yet). */
-static int our_xattr(struct store *st, struct inode *in, const char *name,
+static int our_xattr(fuse_req_t req, struct inode *in, const char *name,
 		     char *text, size_t size)
 {
+	struct store *st = store_of(req);
 	struct fs_state s;
 	int rc;
 
@@ -307,7 +322,7 @@ static int our_xattr(struct store *st, struct inode *in, const char *name,
 		return -ENODATA; /* not a regular file */
 	if (strncmp(name, "writer_", 7) == 0)
 		return writer_xattr(st, in, name + 7, text, size);
-	rc = fs_file_state(st, in, &s);
+	rc = fs_file_state(st, in, fs_is_own(req, in), &s);
 	if (rc < 0)
 		return rc;
 	if (strcmp(name, "state") == 0)
@@ -354,7 +369,7 @@ static int structure_xattr(fuse_req_t req, struct inode *in, const char *name,
 		owner = in->attr.uid;
 	}
 	if (strcmp(name, "structure") == 0)
-		return guard_signature(st, in, out);
+		return guard_signature(st, in, &uid, out);
 	if (strcmp(name, "structure_diff") != 0)
 		return -ENODATA;
 	/* Names out of files that not everybody may read. */
@@ -390,7 +405,7 @@ void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 		if (rc == 0 && strncmp(ours, "structure", 9) == 0)
 			rc = structure_xattr(req, in, ours, &out);
 		else if (rc == 0)
-			rc = our_xattr(st, in, ours, text, sizeof(text));
+			rc = our_xattr(req, in, ours, text, sizeof(text));
 		if (rc == 0)
 			bytes_put(&out, text, strlen(text));
 		if (rc == 0 && out.failed)

@@ -119,7 +119,7 @@ static void count_read(fuse_req_t req, struct inode *in)
 	if (names_get_writer(st, in->ino, &writer) == 0 &&
 	    writer_is_global(&writer))
 		whose = writer.rank == reader.rank ? READS_OWN : READS_FOREIGN;
-	reads_count(fs_of(req)->reads, reader.rank, whose,
+	reads_count(fs_of(req)->reads, fuse_req_ctx(req)->uid, reader.rank, whose,
 		    (uint64_t)sb.st_size);
 	if (whose == READS_OWN)
 		file_read_by_owner(in);

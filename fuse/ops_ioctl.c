@@ -24,15 +24,24 @@ static void add_number(cJSON *to, const char *name, uint64_t v)
 	(void)cJSON_AddNumberToObject(to, name, (double)v);
 }
 
+struct failed_files {
+	struct store *st;
+	cJSON *list;
+	uid_t uid; /* root, or whose they are: names are not for everybody */
+};
+
 static void add_failed(void *arg, struct inode *in, int error)
 {
-	struct {
-		struct store *st;
-		cJSON *list;
-	} *a = arg;
-	cJSON *one = cJSON_CreateObject();
+	struct failed_files *a = arg;
 	char path[4096];
+	cJSON *one;
 
+	{
+		HOLD(&in->lock);
+		if (a->uid != 0 && a->uid != in->attr.uid)
+			return;
+	}
+	one = cJSON_CreateObject();
 	inode_path(a->st, in, path, sizeof(path));
 	(void)cJSON_AddStringToObject(one, "path", path);
 	(void)cJSON_AddStringToObject(one, "error", strerror(-error));
@@ -59,17 +68,14 @@ static void add_structure(cJSON *to, struct store *st, bool root)
 	(void)cJSON_AddStringToObject(one, "last", root ? f.last : "");
 }
 
-static cJSON *status(struct fs *fs, bool root)
+static cJSON *status(struct fs *fs, uid_t uid)
 {
 	static const char *const counters[] = { META_LOGICAL, META_PHYSICAL,
 						META_FILES,   META_IMAGES,
 						META_CHUNKS,  META_SHARED };
 	struct store *st = fs->store;
 	cJSON *s = cJSON_CreateObject();
-	struct {
-		struct store *st;
-		cJSON *list;
-	} failed = { .st = st };
+	struct failed_files failed = { .st = st, .uid = uid };
 	struct drain_figures d;
 	struct segment_figures g;
 	uint64_t used, total, memory, disk;
@@ -104,8 +110,10 @@ static cJSON *status(struct fs *fs, bool root)
 	add_number(s, "left_native", d.left_native);
 	add_number(s, "left_native_bytes", d.left_native_bytes);
 	add_number(s, "worker_restarts", 0);
+	(void)cJSON_AddStringToObject(s, "share",
+				      st->options.share_all ? "all" : "user");
 	(void)cJSON_AddStringToObject(s, "hash", chunk_hash_variant());
-	add_structure(s, st, root);
+	add_structure(s, st, uid == 0);
 	failed.list = cJSON_AddArrayToObject(s, "failed_files");
 	drain_each_failed(st, add_failed, &failed);
 	return s;
@@ -138,20 +146,29 @@ static void add_writer(cJSON *to, struct store *st, uint64_t ino)
 					      writer_source_word(&w));
 }
 
-static int inspect(struct store *st, fuse_ino_t ino, cJSON **ret)
+/*
+ * For who may read the file: a descriptor for writing lets him ask as well.
+ * Its path and what it shares are for its owner.
+ */
+static int inspect(fuse_req_t req, fuse_ino_t ino, cJSON **ret)
 {
+	struct store *st = store_of(req);
 	struct content_ref *content = NULL;
-	char digest[33] = "", path[4096];
+	char digest[33] = "", path[4096] = "";
 	struct fs_state state;
 	struct inode *in;
 	struct stat sb;
 	cJSON *f, *list;
+	bool own;
 	int rc;
 
 	rc = inode_get(st, ino, &in);
 	if (rc < 0)
 		return rc;
-	rc = fs_file_state(st, in, &state);
+	own = fs_is_own(req, in);
+	rc = own ? 0 : fs_may(req, in, 04);
+	if (rc == 0)
+		rc = fs_file_state(st, in, own, &state);
 	if (rc == 0)
 		rc = inode_stat(st, in, &sb);
 	if (rc < 0) {
@@ -160,11 +177,12 @@ static int inspect(struct store *st, fuse_ino_t ino, cJSON **ret)
 	}
 	{
 		HOLD(&in->lock);
-		content = in->file->content;
+		content = state.shares_shown ? in->file->content : NULL;
 		if (content)
 			atomic_fetch_add(&content->refs, 1);
 	}
-	inode_path(st, in, path, sizeof(path));
+	if (own)
+		inode_path(st, in, path, sizeof(path));
 	f = cJSON_CreateObject();
 	(void)cJSON_AddStringToObject(f, "path", path);
 	(void)cJSON_AddStringToObject(f, "state", state.word);
@@ -200,15 +218,50 @@ static int inspect(struct store *st, fuse_ino_t ino, cJSON **ret)
 	return 0;
 }
 
-/* Give up every clean stage that nobody has open; finish all punching. */
-static cJSON *gc(struct store *st)
+/* Give up the clean stages of one user's files that nobody has open. */
+static void give_up_of(struct store *st, uid_t uid)
+{
+	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
+		const struct stage_slot *slot = &st->stages.slots[i];
+		uint64_t ino = SLOT_GET(slot, ino);
+		struct stage *stage = NULL;
+		struct inode *in;
+
+		if (ino == 0 || SLOT_GET(slot, dirty))
+			continue;
+		in = inode_peek(st, ino);
+		if (!in)
+			continue;
+		{
+			HOLD(&in->lock);
+			if (in->attr.uid == uid && in->file)
+				stage = in->file->stage;
+			if (stage)
+				stage_ref(stage);
+		}
+		if (stage)
+			(void)file_evict(st, stage);
+		stage_put(&st->stages, stage);
+		inode_put(st, in, 1);
+	}
+	segments_ask_back(st, uid);
+}
+
+/*
+ * Give up every clean stage that nobody has open, a user's own if it is not
+ * root who asks; finish all punching.
+ */
+static cJSON *gc(struct store *st, uid_t uid)
 {
 	uint64_t before, after, total, freed_before = 0, freed = 0;
 	cJSON *g = cJSON_CreateObject();
 
 	stages_usage(&st->stages, &before, &total);
 	reclaim_freed(st, &freed_before);
-	(void)stages_make_room(&st->stages, total);
+	if (uid == 0)
+		(void)stages_make_room(&st->stages, total);
+	else
+		give_up_of(st, uid);
 	reclaim_drain(st, &freed);
 	stages_usage(&st->stages, &after, &total);
 	add_number(g, "stage_freed_bytes", before > after ? before - after : 0);
@@ -229,27 +282,28 @@ static void page(struct ckptfs_query *q, const char *text)
 	q->cursor = at < len ? at : 0;
 }
 
-static int do_query(struct fs *fs, fuse_ino_t ino, bool root,
-		    struct ckptfs_query *q)
+static int do_query(fuse_req_t req, fuse_ino_t ino, struct ckptfs_query *q)
 {
+	struct fs *fs = fs_of(req);
+	uid_t uid = fuse_req_ctx(req)->uid;
 	cJSON *json = NULL;
 	char *text;
 	int rc = 0;
 
 	if (q->what == CKPTFS_READS) {
-		q->len = (uint32_t)reads_page(fs->reads, &q->cursor, q->text,
-					      sizeof(q->text));
+		q->len = (uint32_t)reads_page(fs->reads, uid, &q->cursor,
+					      q->text, sizeof(q->text));
 		return 0;
 	}
 	switch (q->what) {
 	case CKPTFS_STATUS:
-		json = status(fs, root);
+		json = status(fs, uid);
 		break;
 	case CKPTFS_INSPECT:
-		rc = inspect(fs->store, ino, &json);
+		rc = inspect(req, ino, &json);
 		break;
 	case CKPTFS_GC:
-		json = gc(fs->store);
+		json = gc(fs->store, uid);
 		break;
 	default:
 		rc = -EINVAL;
@@ -316,7 +370,7 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
 		return;
 	}
 	memcpy(&q, in_buf, sizeof(q));
-	rc = do_query(fs_of(req), ino, fuse_req_ctx(req)->uid == 0, &q);
+	rc = do_query(req, ino, &q);
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
 	else

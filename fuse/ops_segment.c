@@ -73,6 +73,21 @@ static bool may(void *arg, const struct attr *a, uint32_t want)
 	return ((a->mode >> shift) & want) == want;
 }
 
+int fs_may(fuse_req_t req, struct inode *in, uint32_t want)
+{
+	SCOPED(scope_caller) struct caller c = { 0 };
+	struct attr a;
+	int rc = caller_of(req, &c);
+
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		a = in->attr;
+	}
+	return may(&c, &a, want) ? 0 : -EACCES;
+}
+
 /* He could open the directory; may he look up a name in it? */
 static int may_search(struct store *st, fuse_ino_t dir, struct caller *c)
 {
@@ -133,15 +148,22 @@ static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q,
 	return 0;
 }
 
-static int do_wait(struct store *st, uint64_t ino)
+/* Of an inode that the caller can have nothing to do with there is none. */
+static int do_wait(fuse_req_t req, uint64_t ino)
 {
+	struct store *st = store_of(req);
 	struct inode *in;
 	int rc = inode_get(st, ino, &in);
 	bool gone;
 
 	if (rc < 0)
 		return rc;
-	rc = inode_load_file(st, in);
+	rc = fs_is_own(req, in) || fs_may(req, in, 04) == 0 ||
+			     fs_may(req, in, 02) == 0 ?
+		     0 :
+		     -ENOENT;
+	if (rc == 0)
+		rc = inode_load_file(st, in);
 	if (rc == 0)
 		rc = file_sync(st, in);
 	{
@@ -195,7 +217,7 @@ bool op_segment_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd,
 		struct ckptfs_wait q;
 
 		memcpy(&q, in_buf, sizeof(q));
-		reply(req, do_wait(fs->store, q.ino), NULL, 0);
+		reply(req, do_wait(req, q.ino), NULL, 0);
 		return true;
 	}
 	return false;

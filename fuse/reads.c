@@ -2,6 +2,7 @@
 #include "fuse/reads.h"
 
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,13 +14,14 @@
 
 struct reads_row {
 	uint32_t rank;
+	uid_t uid;
 	uint64_t opens[READS_WHOSE_COUNT], bytes[READS_WHOSE_COUNT];
 };
 
 struct reads {
 	pthread_mutex_t lock; /* guards everything below */
 	size_t count;
-	struct reads_row rows[READS_RANKS_MAX]; /* by rank */
+	struct reads_row rows[READS_RANKS_MAX]; /* by rank, uid */
 };
 
 struct reads *reads_new(void)
@@ -39,15 +41,17 @@ void reads_free(struct reads *r)
 	free(r);
 }
 
-/* The place of the first rank that is not below this one. */
-static size_t find_locked(const struct reads *r, uint64_t rank)
+/* The place of the first row that is not below this one. */
+static size_t find_locked(const struct reads *r, uint64_t rank, uid_t uid)
 {
 	size_t low = 0, high = r->count;
 
 	while (low < high) {
 		size_t middle = low + (high - low) / 2;
 
-		if (r->rows[middle].rank < rank)
+		if (r->rows[middle].rank < rank ||
+		    (r->rows[middle].rank == rank &&
+		     r->rows[middle].uid < uid))
 			low = middle + 1;
 		else
 			high = middle;
@@ -55,21 +59,22 @@ static size_t find_locked(const struct reads *r, uint64_t rank)
 	return low;
 }
 
-void reads_count(struct reads *r, uint32_t rank, enum reads_whose whose,
-		 uint64_t size_bytes)
+void reads_count(struct reads *r, uid_t uid, uint32_t rank,
+		 enum reads_whose whose, uint64_t size_bytes)
 {
 	struct reads_row *row;
 	size_t at;
 
 	HOLD(&r->lock);
-	at = find_locked(r, rank);
+	at = find_locked(r, rank, uid);
 	row = &r->rows[at];
-	if (at == r->count || row->rank != rank) {
+	if (at == r->count || row->rank != rank || row->uid != uid) {
 		if (r->count == READS_RANKS_MAX)
 			return;
 		memmove(row + 1, row, (r->count - at) * sizeof(*row));
 		memset(row, 0, sizeof(*row));
 		row->rank = rank;
+		row->uid = uid;
 		r->count++;
 	}
 	row->opens[whose]++;
@@ -98,18 +103,44 @@ static size_t print_row(const struct reads_row *row, char *text)
 	return len;
 }
 
-size_t reads_page(struct reads *r, uint64_t *cursor, char *text, size_t size)
+/* All of one rank from *at on, which becomes the next rank's; false: none. */
+static bool sum_locked(const struct reads *r, uid_t uid, size_t *at,
+		       struct reads_row *ret)
 {
+	uint32_t rank = r->rows[*at].rank;
+	bool any = false;
+
+	*ret = (struct reads_row){ .rank = rank };
+	for (; *at < r->count && r->rows[*at].rank == rank; (*at)++) {
+		const struct reads_row *row = &r->rows[*at];
+
+		if (uid != 0 && uid != row->uid)
+			continue;
+		any = true;
+		for (unsigned i = 0; i < READS_WHOSE_COUNT; i++) {
+			ret->opens[i] += row->opens[i];
+			ret->bytes[i] += row->bytes[i];
+		}
+	}
+	return any;
+}
+
+size_t reads_page(struct reads *r, uid_t uid, uint64_t *cursor, char *text,
+		  size_t size)
+{
+	struct reads_row row;
 	size_t len = 0, at;
 
 	CHECK(size > ROW_BYTES_MAX + 2);
 	text[len++] = '[';
 	HOLD(&r->lock);
-	for (at = find_locked(r, *cursor);
-	     at < r->count && size - len > ROW_BYTES_MAX + 2; at++) {
+	at = find_locked(r, *cursor, 0);
+	while (at < r->count && size - len > ROW_BYTES_MAX + 2) {
+		if (!sum_locked(r, uid, &at, &row))
+			continue;
 		if (len > 1)
 			text[len++] = ',';
-		len += print_row(&r->rows[at], text + len);
+		len += print_row(&row, text + len);
 	}
 	*cursor = at < r->count ? r->rows[at].rank : 0;
 	text[len++] = ']';

@@ -15,8 +15,9 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
-#define READS_RANKS_MAX 4096 /* those that come first */
+#define READS_RANKS_MAX 4096 /* of all users; those that come first */
 
 enum reads_whose {
 	READS_OWN,
@@ -31,14 +32,16 @@ struct reads;
 struct reads *reads_new(void);
 void reads_free(struct reads *r);
 
-void reads_count(struct reads *r, uint32_t rank, enum reads_whose whose,
-		 uint64_t size_bytes);
+void reads_count(struct reads *r, uid_t uid, uint32_t rank,
+		 enum reads_whose whose, uint64_t size_bytes);
 
 /*
- * A JSON array with the ranks from *cursor on, as many as fit into size bytes,
+ * For root of everybody, else of this user's processes:
+ * a JSON array with the ranks from *cursor on, as many as fit into size bytes,
  * in order; its length is returned. *cursor becomes the rank to go on with, or
  * 0 when there are no more.
  */
-size_t reads_page(struct reads *r, uint64_t *cursor, char *text, size_t size);
+size_t reads_page(struct reads *r, uid_t uid, uint64_t *cursor, char *text,
+		  size_t size);
 
 #endif

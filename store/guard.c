@@ -613,7 +613,8 @@ static void ask_end(struct guard *g)
 	g->asked = false;
 }
 
-int guard_signature(struct store *st, struct inode *in, struct bytes *out)
+int guard_signature(struct store *st, struct inode *in, const uid_t *uid,
+		    struct bytes *out)
 {
 	SCOPED(structure_release) struct structure s = { .format = NULL };
 	bool dir;
@@ -625,7 +626,7 @@ int guard_signature(struct store *st, struct inode *in, struct bytes *out)
 	}
 	if (!ask_begin(st->guard))
 		return -EBUSY;
-	rc = dir ? structure_of_dir(st, in->ino, 0, &guard_limits, &s)
+	rc = dir ? structure_of_dir(st, in->ino, 0, &guard_limits, uid, &s)
 		 : structure_of_inode(st, in, &guard_limits, &s);
 	ask_end(st->guard);
 	if (rc < 0)

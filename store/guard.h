@@ -106,10 +106,11 @@ void guard_figures(struct store *st, struct guard_figures *ret);
  * For people: the signature of a file or a folder, and how a folder differs
  * from the step before it, a line for each, as many as an attribute takes; uid:
  * who asks, if that matters, for -EACCES where the step before is another
- * user's. -ENODATA: there is none. -EBUSY: somebody
+ * user's, or something in the folder is not for him to read. -ENODATA: there is none. -EBUSY: somebody
  * else asks.
  */
-int guard_signature(struct store *st, struct inode *in, struct bytes *out);
+int guard_signature(struct store *st, struct inode *in, const uid_t *uid,
+		    struct bytes *out);
 int guard_difference(struct store *st, struct inode *in, const uid_t *uid,
 		     struct bytes *out);
 

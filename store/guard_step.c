@@ -213,31 +213,37 @@ static int64_t changed_at(struct store *st, uint64_t dir, uid_t *ret_uid)
 /*
  * The step before, that there is something to compare with: what has no
  * tensors was no step, a damaged one is no measure, and one that is just being
- * deleted is neither. uid: see guard_difference(). -ENODATA: there is none.
+ * deleted is neither. uid: see guard_difference(). Who publishes a step may
+ * compare it with what he can read: that the call is refused would tell him of
+ * the rest. -ENODATA: there is none.
  */
 static int read_before(struct store *st, const struct guard_step *step,
 		       const uid_t *uid, struct before *b,
 		       struct structure *ret)
 {
 	bool dcp = step->metadata != 0 || has_metadata(st, step->dir);
+	uid_t publisher = 0;
+	const uid_t *reader = uid ? uid : &publisher;
 	int rc;
 
 	*b = (struct before){ .step = step };
 	if (step->parent == 0 || is_part(step->name))
 		return -ENODATA;
+	(void)changed_at(st, step->dir, &publisher);
 	while ((rc = find_before(st, dcp, b)) == 0) {
 		uid_t owner = 0;
 		int64_t when = changed_at(st, b->ino, &owner);
 
 		if (uid && *uid != 0 && *uid != owner)
 			return -EACCES;
-		rc = structure_of_dir(st, b->ino, 0, &guard_limits, ret);
+		rc = structure_of_dir(st, b->ino, 0, &guard_limits, reader, ret);
 		if (rc == 0 && ret->tensors.count > 0 &&
 		    ret->error_count == 0 && when >= 0 &&
 		    when == changed_at(st, b->ino, &owner))
 			return 0;
 		structure_release(ret);
-		if (rc < 0 && rc != -ENOENT && rc != -E2BIG)
+		if (rc < 0 && rc != -ENOENT && rc != -E2BIG &&
+		    (uid || rc != -EACCES))
 			return rc;
 	}
 	return rc;
@@ -544,7 +550,7 @@ int guard_step_check(struct store *st, const struct guard_step *step,
 
 	memset(ret, 0, sizeof(*ret));
 	rc = structure_of_dir(st, step->dir, step->metadata, &guard_limits,
-			      &now);
+			      NULL, &now);
 	if (rc < 0)
 		return rc;
 	put(&t, "structure: ");
@@ -582,7 +588,7 @@ int guard_step_difference(struct store *st, const struct guard_step *step,
 	struct before before;
 	int rc;
 
-	rc = structure_of_dir(st, step->dir, 0, &guard_limits, &now);
+	rc = structure_of_dir(st, step->dir, 0, &guard_limits, uid, &now);
 	if (rc == 0)
 		rc = compare(st, step, uid, &now, &d, &before);
 	if (rc == -ENOENT)
@@ -631,7 +637,7 @@ int guard_step_identical(struct store *st, const struct guard_step *step,
 	structure_release(&then);
 	if (rc < 0)
 		return rc;
-	rc = structure_of_dir(st, step->dir, 0, &guard_limits, &s);
+	rc = structure_of_dir(st, step->dir, 0, &guard_limits, NULL, &s);
 	if (rc < 0)
 		return rc;
 	files = calloc(s.tensors.count + 1, sizeof(*files));

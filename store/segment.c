@@ -173,6 +173,14 @@ static void on_pressure(void *store, uint64_t want)
 	ask_locked(g, want, -1);
 }
 
+void segments_ask_back(struct store *st, uid_t uid)
+{
+	struct segments *g = segments_of(st);
+
+	HOLD(&g->lock);
+	ask_locked(g, UINT64_MAX, uid);
+}
+
 int segments_init(struct store *st, uint64_t quota_bytes)
 {
 	struct segments *g = segments_of(st);

@@ -73,6 +73,9 @@ struct segment_client {
 int segments_init(struct store *st, uint64_t quota_bytes);
 void segments_release(struct store *st);
 
+/* All idle ones of a user. */
+void segments_ask_back(struct store *st, uid_t uid);
+
 void segment_client_add(struct store *st, struct segment_client *c);
 /* All its segments: what a file has stays the file's, the rest goes. */
 void segment_client_remove(struct store *st, struct segment_client *c);

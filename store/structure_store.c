@@ -19,6 +19,8 @@ struct folder {
 	struct store *st;
 	uint64_t dir;
 	uint64_t metadata;
+	const uid_t *reader; /* who must be able to read all of it, or NULL */
+	bool refused; /* and is not */
 };
 
 struct opened {
@@ -117,6 +119,17 @@ static int source_read(void *self, void *buf, size_t len, uint64_t off)
 	return read_through(o->st, o->in, buf, len, off, o->memory);
 }
 
+/* Of his groups nothing is known: their rights do not count. */
+static bool may_read(struct folder *f, struct inode *in)
+{
+	HOLD(&in->lock);
+	if (!f->reader || *f->reader == 0 || *f->reader == in->attr.uid ||
+	    (in->attr.mode & S_IROTH))
+		return true;
+	f->refused = true;
+	return false;
+}
+
 /* Takes over the reference. */
 static int open_inode(struct store *st, struct inode *in,
 		      struct cut_source *ret)
@@ -152,6 +165,10 @@ static int source_open(void *self, const char *name, struct cut_source *ret)
 		rc = inode_get(f->st, f->metadata, &in);
 	else
 		rc = structure_lookup(f->st, f->dir, name, &in);
+	if (rc == 0 && !may_read(f, in)) {
+		inode_put(f->st, in, 1);
+		rc = -EACCES;
+	}
 	return rc < 0 ? rc : open_inode(f->st, in, ret);
 }
 
@@ -199,33 +216,43 @@ static int source_list(void *self, const char *below,
 {
 	struct folder *f = self;
 	struct listing l = { f->st, fn, arg };
-	uint64_t dir = f->dir;
 	struct inode *in;
+	uint64_t dir;
+	bool may;
 	int rc;
 
-	if (*below) {
+	if (*below)
 		rc = structure_lookup(f->st, f->dir, below, &in);
-		if (rc < 0)
-			return rc;
-		dir = in->ino;
-		inode_put(f->st, in, 1);
-	}
+	else
+		rc = inode_get(f->st, f->dir, &in);
+	if (rc < 0)
+		return rc;
+	dir = in->ino;
+	may = may_read(f, in);
+	inode_put(f->st, in, 1);
+	if (!may)
+		return -EACCES;
 	return names_list(f->st, dir, 0, list_one, &l);
 }
 
 int structure_of_dir(struct store *st, uint64_t dir, uint64_t metadata,
 		     const struct structure_limits *limits,
-		     struct structure *ret)
+		     const uid_t *reader, struct structure *ret)
 {
-	struct folder f = { st, dir, metadata };
+	struct folder f = { .st = st,
+			    .dir = dir,
+			    .metadata = metadata,
+			    .reader = reader };
 	const struct structure_source in = { &f,
 					     source_list,
 					     source_open,
 					     source_close,
 					     limits->metadata_bytes_max,
 					     limits->memory_bytes_max };
+	int rc;
 
-	return structure_of_folder(ret, &in);
+	rc = structure_of_folder(ret, &in);
+	return f.refused ? -EACCES : rc;
 }
 
 int structure_of_inode(struct store *st, struct inode *in,

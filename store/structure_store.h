@@ -15,11 +15,12 @@ struct structure_limits {
 
 /*
  * Of a folder. metadata: the inode that is about to be its .metadata; 0: what
- * has that name. structure_release() it in any case.
+ * has that name. reader: -EACCES when he may not read all of it (his groups'
+ * rights do not count); NULL: whoever. structure_release() it in any case.
  */
 int structure_of_dir(struct store *st, uint64_t dir, uint64_t metadata,
 		     const struct structure_limits *limits,
-		     struct structure *ret);
+		     const uid_t *reader, struct structure *ret);
 /* Of a file. */
 int structure_of_inode(struct store *st, struct inode *in,
 		       const struct structure_limits *limits,

@@ -186,7 +186,7 @@ static void *look_at_them(void *arg)
 			       i % PUBLISHERS, i / PUBLISHERS);
 		if (live_lookup(l, name, &in) < 0)
 			continue;
-		(void)guard_signature(l->st, in, &out);
+		(void)guard_signature(l->st, in, NULL, &out);
 		bytes_release(&out);
 		(void)guard_difference(l->st, in, NULL, &out);
 		bytes_release(&out);
