@@ -233,6 +233,19 @@ int image_stat(struct images *im, const struct image *i, struct stat *ret)
 	return -errno;
 }
 
+int image_ask(struct images *im, const struct image *i, enum lease what)
+{
+	char name[LAYOUT_IMAGE_NAME_BYTES];
+	int rc;
+
+	layout_image_name(i->id, name);
+	rc = lease_ask(im->dirfd, name, what);
+	if (rc != -ENOENT)
+		return rc;
+	layout_gone_name(i->id, name);
+	return lease_ask(im->dirfd, name, what);
+}
+
 static struct image *image_find_locked(struct images *im, uint64_t id)
 {
 	struct image *i = im->bucket[id % IMAGE_BUCKETS];

@@ -25,6 +25,7 @@
 #include <sys/stat.h>
 
 #include "store/kv.h"
+#include "store/lease.h"
 
 struct stage;
 
@@ -96,6 +97,8 @@ int image_remove(struct images *im, struct image *i);
 int image_open_fd(struct images *im, const struct image *i, int flags);
 /* fstat(2) without a descriptor. */
 int image_stat(struct images *im, const struct image *i, struct stat *ret);
+/* lease_ask() of its file. */
+int image_ask(struct images *im, const struct image *i, enum lease what);
 /* Make the name durable (its bytes: fdatasync(2)). */
 int image_sync_name(struct images *im, uint64_t id);
 

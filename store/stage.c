@@ -368,6 +368,16 @@ int stage_stat(struct stages *st, const struct stage *s, struct stat *ret)
 									0;
 }
 
+int stage_ask(struct stages *st, const struct stage *s, enum lease what)
+{
+	char name[24];
+
+	if (s->kind == STAGE_DISK)
+		return image_ask(st->images, s->image, what);
+	stage_file_name(s->number, name);
+	return lease_ask(st->dirfd, name, what);
+}
+
 /* Is it there yet? When it was sealed, a client may have it mapped yet. */
 static int stage_find_memory(struct stages *st, struct stage *s)
 {

@@ -205,6 +205,11 @@ void stage_show(struct stage *s);
 int stage_open(struct stages *st, const struct stage *s, int flags);
 /* fstat(2) without a descriptor. */
 int stage_stat(struct stages *st, const struct stage *s, struct stat *ret);
+/*
+ * lease_ask() of its file: give the backing id back, and what stage_fd.h keeps,
+ * before. A mapping of stage_map() is none of a writer.
+ */
+int stage_ask(struct stages *st, const struct stage *s, enum lease what);
 void stage_ref(struct stage *s);
 /* Bytes and slot stay after the last put, too: see stage_drop(). */
 void stage_put(struct stages *st, struct stage *s);
