@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "store/base/log.h"
+#include "store/base/memory.h"
 #include "store/base/scope.h"
 
 #define STAGE_TABLE "table"
@@ -56,17 +57,8 @@ static int read_text(const char *path, char *buf, size_t size)
 /* The memory that this process may use. */
 static uint64_t memory_size(void)
 {
-	uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) *
-			 (uint64_t)sysconf(_SC_PAGESIZE);
-	char text[64];
+	uint64_t bytes = memory_bytes();
 
-	if (read_text("/sys/fs/cgroup/memory.max", text, sizeof(text)) == 0 &&
-	    text[0] != 'm') {
-		uint64_t limit = strtoull(text, NULL, 10);
-
-		if (limit > 0 && limit < bytes)
-			bytes = limit;
-	}
 	return bytes < 2 * STAGE_BYTES_MIN ? 2 * STAGE_BYTES_MIN : bytes;
 }
 
@@ -93,17 +85,25 @@ static bool is_tmpfs_mount(int dirfd, int parentfd)
 static int stages_mount(struct stages *st, const struct stages_config *c,
 			char *why, size_t why_size)
 {
-	uint64_t size;
+	uint64_t size, memory = memory_size();
 	char options[96];
 	int rc;
 
-	st->capacity = c->size_bytes ? c->size_bytes : memory_size() / 2;
+	st->capacity = c->size_bytes ? c->size_bytes : memory / 2;
+	if (st->capacity > memory) { /* the kernel would kill this process */
+		log_warning("stage_size: %llu MiB are more than the %llu MiB of "
+			    "memory that there are: half of those are used",
+			    (unsigned long long)(st->capacity >> 20),
+			    (unsigned long long)(memory >> 20));
+		st->capacity = memory / 2;
+	}
 	size = hard_limit(st->capacity);
 	(void)snprintf(st->path, sizeof(st->path), "%s/" LAYOUT_STAGE_DIR,
 		       c->store_path);
 	if (mkdir(st->path, 0700) < 0 && errno != EEXIST)
 		return -errno;
-	st->dirfd = open(st->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	st->dirfd = open(st->path,
+			 O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	if (st->dirfd < 0)
 		return -errno;
 	if (is_tmpfs_mount(st->dirfd, c->store_dirfd)) {

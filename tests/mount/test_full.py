@@ -305,5 +305,58 @@ def a_full_stage_is_given_back_oldest_first(m):
         same(get(m.path(f"f{i}")), data(8 * MIB, i), f"f{i}")
 
 
+class MemoryLimit:
+    """A control group that this process is in, and what it starts."""
+
+    def __init__(self, limit):
+        for self.top, self.file in (("/sys/fs/cgroup/memory",
+                                     "memory.limit_in_bytes"),
+                                    ("/sys/fs/cgroup", "memory.max")):
+            self.dir = os.path.join(self.top, f"ckptest-{os.getpid()}")
+            try:
+                os.mkdir(self.dir)
+                if os.path.exists(os.path.join(self.dir, self.file)):
+                    self.set(self.dir, self.file, limit)
+                    return
+                os.rmdir(self.dir)
+            except OSError:
+                pass
+        ck.skip("no control group with a memory limit can be made")
+
+    @staticmethod
+    def set(folder, name, value):
+        with open(os.path.join(folder, name), "w", encoding="ascii") as f:
+            f.write(str(value))
+
+    def __enter__(self):
+        with open("/proc/self/cgroup", encoding="ascii") as f:
+            lines = [line.strip().split(":", 2) for line in f]
+        v1 = self.file != "memory.max"
+        self.home = next(group for _, controllers, group in lines
+                         if controllers == ("memory" if v1 else ""))
+        self.set(self.dir, "cgroup.procs", os.getpid())
+
+    def __exit__(self, *_):
+        home = self.top + self.home
+        self.set(home if os.path.isdir(home) else self.top, "cgroup.procs",
+                 os.getpid())
+
+
+@ck.mounted("stage_size=1G", modes=("auto",), start=False, bound=120)
+def a_stage_fits_into_the_control_group_of_the_daemon(m):
+    """Or its memory, which the daemon allocates, would have it killed."""
+    limit = MemoryLimit(300 * MIB)
+    with limit:
+        m.start()
+    assert m.status()["stage_capacity_bytes"] <= 150 * MIB
+    for n in range(8):
+        put(m.path(f"step_{n}"), data(60 * MIB, n))
+    m.flush()
+    for n in range(8):
+        same(get(m.path(f"step_{n}")), data(60 * MIB, n), f"step {n}")
+    m.unmount()
+    os.rmdir(limit.dir)
+
+
 if __name__ == "__main__":
     ck.main()
