@@ -217,7 +217,7 @@ prepare_directories() {
 		die 1 "$mount is a mount point already"
 	fi
 	if [[ ! -e $store ]]; then
-		mkdir -p -- "$store" 2>/dev/null || die 1 "cannot make $store"
+		mkdir -p -m 700 -- "$store" 2>/dev/null || die 1 "cannot make $store"
 		made_store=yes
 	fi
 	if [[ ! -e $mount ]]; then

@@ -304,6 +304,18 @@ static void *server_main(void *arg)
 	return NULL;
 }
 
+/* Nobody else can have put a socket, or a link, there. */
+static bool socket_dir_is_safe(void)
+{
+	struct stat sb;
+
+	if (mkdir(SOCKET_DIR, 0755) < 0 && errno != EEXIST)
+		return false;
+	return lstat(SOCKET_DIR, &sb) == 0 && S_ISDIR(sb.st_mode) &&
+	       (sb.st_uid == 0 || sb.st_uid == geteuid()) &&
+	       !(sb.st_mode & (S_IWGRP | S_IWOTH));
+}
+
 /* Bind where others can reach it. */
 static int bind_socket(struct server *s)
 {
@@ -313,7 +325,7 @@ static int bind_socket(struct server *s)
 	int n, rc;
 
 	a->sun_family = AF_UNIX;
-	if (mkdir(SOCKET_DIR, 0755) == 0 || errno == EEXIST) {
+	if (socket_dir_is_safe()) {
 		n = snprintf(a->sun_path, sizeof(a->sun_path),
 			     SOCKET_DIR "/%.40s.sock", s->store->uuid);
 		s->address_len = (socklen_t)(head + (size_t)n + 1);

@@ -32,7 +32,8 @@ static bool is_gone_name(const char *name)
 static int image_scan_dir(struct images *im, const char *name, bool at_start,
 			  int (*fn)(void *arg, uint64_t id), void *arg)
 {
-	int fd = openat(im->dirfd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int fd = openat(im->dirfd, name,
+			O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	struct dirent *d;
 	int rc = 0;
 	DIR *dir;
@@ -109,7 +110,7 @@ int images_init(struct images *im, int store_dirfd, struct kv *kv)
 	im->next_id = 1;
 	im->populates = kernel_populates();
 	im->dirfd = openat(store_dirfd, LAYOUT_IMAGE_DIR,
-			   O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+			   O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	if (im->dirfd < 0)
 		return -errno;
 	rc = kv_get(kv, k.data, k.len, &value, &len);
@@ -495,7 +496,8 @@ int image_sync_name(struct images *im, uint64_t id)
 	int fd;
 
 	(void)snprintf(dir, sizeof(dir), "%02x", (unsigned)(id & 0xff));
-	fd = openat(im->dirfd, dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	fd = openat(im->dirfd, dir,
+		    O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	if (fd < 0)
 		return -errno;
 	if (fsync(fd) < 0)

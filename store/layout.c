@@ -116,6 +116,28 @@ static int open_dir(const struct refusal *r, bool create, int *ret_fd)
 	return 0;
 }
 
+int layout_check_owner(int dirfd, const char *path, char *why, size_t why_size)
+{
+	const struct refusal r = { .path = path, .why = why, .size = why_size };
+	struct stat sb;
+
+	if (fstat(dirfd, &sb) < 0)
+		return refuse_call(&r, "look at this directory");
+	if (sb.st_uid != geteuid())
+		return refuse(&r, -EPERM,
+			      "%s belongs to another user (%u), who could have "
+			      "other files changed through links in it; give a "
+			      "directory of user %u, or chown it",
+			      path, sb.st_uid, geteuid());
+	if (sb.st_mode & (S_IWGRP | S_IWOTH))
+		return refuse(&r, -EPERM,
+			      "%s can be written by other users, who could "
+			      "have other files changed through links in it; "
+			      "chmod go-w it, or give another directory",
+			      path);
+	return 0;
+}
+
 /* A small file's text, ended with a NUL; its length, or -errno. */
 static ssize_t read_text(int dirfd, const char *name, char *ret, size_t size)
 {
@@ -380,10 +402,21 @@ static int make_subdirs(const struct refusal *r, int dirfd)
 	bool made = false;
 
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		struct stat sb;
+
 		if (mkdirat(dirfd, names[i], STORE_MODE) == 0)
 			made = true;
 		else if (errno != EEXIST)
 			return refuse_call(r, "make the directories in it");
+		else if (fstatat(dirfd, names[i], &sb, AT_SYMLINK_NOFOLLOW) < 0)
+			return refuse_call(r, "look at the directories in it");
+		else if (!S_ISDIR(sb.st_mode) || sb.st_uid != geteuid() ||
+			 (sb.st_mode & (S_IWGRP | S_IWOTH)))
+			return refuse(r, -EPERM,
+				      "%s/%s is not a directory that user %u "
+				      "alone can change; put it right, or give "
+				      "another store",
+				      r->path, names[i], geteuid());
 	}
 	if (made && fsync(dirfd) < 0)
 		return refuse_call(r, "make its directories durable");
@@ -400,6 +433,8 @@ int layout_open(const char *path, bool create, int *ret_dirfd, int *ret_lockfd,
 	int rc;
 
 	rc = open_dir(&r, create, &dirfd);
+	if (rc == 0 && create)
+		rc = layout_check_owner(dirfd, path, why, why_size);
 	if (rc < 0)
 		return rc;
 	/* Look before the lock file is made: it may be a foreign directory. */

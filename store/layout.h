@@ -57,4 +57,11 @@ static inline void layout_gone_name(uint64_t image,
 int layout_open(const char *path, bool create, int *ret_dirfd, int *ret_lockfd,
 		char ret_uuid[LAYOUT_UUID_BYTES], char *why, size_t why_size);
 
+/*
+ * 0: only this user can change what names there are in the directory, so that
+ * nobody can put a link where we write. -EPERM, and a sentence in `why`.
+ */
+int layout_check_owner(int dirfd, const char *path, char *why,
+		       size_t why_size);
+
 #endif

@@ -132,7 +132,8 @@ static int stages_mount(struct stages *st, const struct stages_config *c,
 	}
 	st->own_tmpfs = true;
 	close(st->dirfd);
-	st->dirfd = open(st->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	st->dirfd = open(st->path,
+			 O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	return st->dirfd < 0 ? -errno : 0;
 }
 
@@ -153,7 +154,7 @@ static int stages_open_dir(struct stages *st, const struct stages_config *c,
 			       c->dir, strerror(-rc));
 		return rc;
 	}
-	return 0;
+	return layout_check_owner(st->dirfd, c->dir, why, why_size);
 }
 
 /* Map the table; start a new one unless this boot's daemon left it here. */
@@ -171,10 +172,18 @@ static int stages_map_table(struct stages *st, const char *uuid,
 
 	(void)read_text("/proc/sys/kernel/random/boot_id", boot_id,
 			sizeof(boot_id));
-	fd = openat(st->dirfd, STAGE_TABLE, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	fd = openat(st->dirfd, STAGE_TABLE,
+		    O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK,
+		    0600);
 	if (fd < 0)
 		return -errno;
-	if (fstat(fd, &sb) < 0 || (size_t)sb.st_size != bytes) {
+	/* A directory that is ours now may have been somebody else's before. */
+	if (fstat(fd, &sb) < 0 || !S_ISREG(sb.st_mode) || sb.st_nlink != 1 ||
+	    sb.st_uid != geteuid()) {
+		close(fd);
+		return -EPERM;
+	}
+	if ((size_t)sb.st_size != bytes) {
 		/* Allocated now: a full tmpfs must not raise SIGBUS later. */
 		rc = ftruncate(fd, 0) < 0 ? errno :
 					    posix_fallocate(fd, 0,
@@ -279,7 +288,7 @@ static void unlink_stage(struct stages *st, const char *name)
 
 	if (unlinkat(st->dirfd, name, 0) == 0 || errno != EPERM)
 		return;
-	fd = openat(st->dirfd, name, O_RDONLY | O_CLOEXEC);
+	fd = openat(st->dirfd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 	if (fd < 0)
 		return;
 	if (set_append_only(fd, false) < 0 ||
@@ -968,11 +977,13 @@ void stages_dirty(struct stages *st, uint64_t *ret_memory, uint64_t *ret_disk)
 			continue;
 		if (SLOT_GET(slot, kind) == STAGE_MEMORY) {
 			stage_file_name(SLOT_GET(slot, number), name);
-			if (fstatat(st->dirfd, name, &sb, 0) == 0)
+			if (fstatat(st->dirfd, name, &sb,
+				    AT_SYMLINK_NOFOLLOW) == 0)
 				*ret_memory += (uint64_t)sb.st_size;
 		} else {
 			layout_image_name(SLOT_GET(slot, number), name);
-			if (fstatat(st->images->dirfd, name, &sb, 0) == 0)
+			if (fstatat(st->images->dirfd, name, &sb,
+				    AT_SYMLINK_NOFOLLOW) == 0)
 				*ret_disk += (uint64_t)sb.st_size;
 		}
 	}

@@ -93,7 +93,7 @@ static int make_dirs(struct store *st)
 			return -errno;
 	}
 	fd = openat(st->dirfd, LAYOUT_IMAGE_DIR,
-		    O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		    O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	if (fd < 0)
 		return -errno;
 	if (fsync(fd) < 0 || fsync(st->dirfd) < 0)

@@ -257,6 +257,84 @@ def what_failed_is_named_to_its_owner(m):
     ck.umount(disk.path)
 
 
+def keeps(m, victim, *options, says):
+    """It does not mount, says why, and has not touched the victim."""
+    said = m.refuse(*options, code=1)
+    assert says in said, said
+    assert get(victim) == b"precious", "it was overwritten"
+    assert ck.mounts_under(m.base) == []
+
+
+@ck.mounted(start=False, modes=("auto",))
+def a_stage_that_others_can_change_is_refused(m):
+    victim = os.path.join(m.base, "victim")
+    put(victim, b"precious", mode=0o600)
+    os.chmod(m.base, 0o755)
+    stage = os.path.join(m.base, "stage")
+    os.mkdir(stage)
+    table = os.path.join(stage, "table")
+    option = f"stage={stage}"
+
+    def link():
+        os.symlink(victim, table)
+    os.chown(stage, BOB, BOB)
+    as_user(link, BOB)
+    keeps(m, victim, option, says=f"{stage} belongs to another user (1002)")
+    os.chown(stage, 0, 0)
+    for mode in (0o1777, 0o775, 0o757):
+        os.chmod(stage, mode)
+        keeps(m, victim, option, says=f"chmod go-w")
+    # What he left behind when it was his is not followed either.
+    os.chmod(stage, 0o755)
+    keeps(m, victim, option, says=stage)
+    os.unlink(table)
+    os.link(victim, table)
+    keeps(m, victim, option, says=stage)
+    os.unlink(table)
+    m.start(option)
+    put(m.path("f"), SECRET)
+    m.unmount()
+
+
+@ck.mounted(start=False, modes=("auto",))
+def a_store_that_others_can_change_is_refused(m):
+    victim = os.path.join(m.base, "victim")
+    put(victim, b"precious", mode=0o600)
+    os.chown(m.store, BOB, BOB)
+    as_user(lambda: os.symlink(m.base, os.path.join(m.store, "db")), BOB)
+    keeps(m, victim, says="belongs to another user (1002)")
+    os.unlink(os.path.join(m.store, "db"))
+    keeps(m, victim, says="belongs to another user (1002)")
+    os.chown(m.store, 0, 0)
+    os.chmod(m.store, 0o1777)
+    keeps(m, victim, says="chmod go-w")
+    os.chmod(m.store, 0o755)
+    m.start().unmount()
+    # Names that were planted while others could.
+    for name in ("db", "images", "stage"):
+        path = os.path.join(m.store, name)
+        os.rename(path, path + ".away")
+        os.symlink(path + ".away", path)
+        keeps(m, victim, says=name)
+        os.unlink(path)
+        os.rename(path + ".away", path)
+    for name in ("lock", "format"):
+        path = os.path.join(m.store, name)
+        os.rename(path, path + ".away")
+        os.symlink(victim, path)
+        keeps(m, victim, says=m.store)
+        os.unlink(path)
+        os.rename(path + ".away", path)
+    # And images below images/.
+    path = os.path.join(m.store, "images", "00")
+    os.rename(path, path + ".away")
+    os.symlink(path + ".away", path)
+    keeps(m, victim, says=m.store)
+    os.unlink(path)
+    os.rename(path + ".away", path)
+    m.start()
+
+
 @ck.mounted()
 def gc_drops_the_callers_cache_alone(m):
     homes(m)
