@@ -10,6 +10,7 @@ TAILQ_HEAD(job_order, drain_job);
 
 struct drain {
 	struct inflight *inflight;
+	atomic_uint_fast64_t writing_bytes; /* by workers, just now */
 	pthread_t thread[DRAIN_THREADS_MAX];
 	unsigned thread_count;
 	pthread_t timer;

@@ -326,7 +326,6 @@ void image_recycle(struct images *im, struct image *i)
 		HOLD(&im->lock);
 		if (emptied && im->spare_count < IMAGE_SPARE_MAX) {
 			i->refs = 0;
-			i->abandoned = false;
 			im->spare[im->spare_count++] = i;
 			return;
 		}

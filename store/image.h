@@ -38,7 +38,6 @@ struct image {
 	bool spare; /* not in use: nobody may get it by its number; lock */
 	bool building; /* a stage, or a job's that is not committed yet; lock */
 	bool mappable; /* was open for reading in passthrough; lock */
-	bool abandoned; /* its job gave up: nothing may refer to it; lock */
 	uint64_t lru; /* when it was put last; images.lock */
 	struct stage *clean; /* a stage with the same bytes; images.lock */
 	uint8_t *map; /* read-only, or NULL; images.lock; unmapped at free */

@@ -316,9 +316,14 @@ void kv_add(struct kv_batch *b, const void *key, size_t key_len, int64_t delta)
 					 sizeof(le));
 }
 
+int kv_room_for(const struct kv *kv, uint64_t bytes)
+{
+	return room_below(kv, KV_SPARE_BYTES + bytes) ? -ENOSPC : 0;
+}
+
 int kv_room(const struct kv *kv)
 {
-	return room_below(kv, KV_SPARE_BYTES) ? -ENOSPC : 0;
+	return kv_room_for(kv, 0);
 }
 
 /* To write or to sync. Returns whether the turn is had alone. */

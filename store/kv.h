@@ -80,6 +80,8 @@ int kv_sync(struct kv *kv);
  * write that adds something, so that there is room left for deletions.
  */
 int kv_room(const struct kv *kv);
+/* The same before that many bytes are written to the disk beside it. */
+int kv_room_for(const struct kv *kv, uint64_t bytes);
 
 /*
  * Iterate keys >= start that begin with prefix; each step is 1 (there is an
