@@ -204,19 +204,41 @@ static bool is_spare(const struct drain_job *j, const struct drain_chunk *c)
 	       (j->adopt || c->spare);
 }
 
+/* Does the job's image hold anything of it? */
+static bool job_stored(const struct drain_job *j)
+{
+	for (uint32_t i = 0; i < j->chunk_count; i++)
+		if (j->chunks[i].kind == CHUNK_NEW)
+			return true;
+	return false;
+}
+
+/* A stage that holds nothing but zeros or what is shared: no image of it. */
+static bool stage_is_spare(const struct drain_job *j)
+{
+	return j->adopt && !job_stored(j);
+}
+
+static void put_punch(struct kv_batch *b, uint64_t image, uint64_t offset,
+		      uint64_t len)
+{
+	struct key p = key_chunk(image, offset);
+	uint64_t le = htole64(len);
+
+	p.data[0] = 'P';
+	kv_put(b, p.data, p.len, &le, sizeof(le));
+}
+
 /* Bytes of the own image that are shared after all: they are given back. */
 static int put_own_copies(struct kv_batch *b, struct drain_job *j)
 {
+	if (stage_is_spare(j))
+		put_punch(b, j->image->id, 0, j->size_bytes);
 	for (uint32_t i = 0; i < j->chunk_count; i++) {
 		const struct drain_chunk *k = &j->chunks[i];
-		uint64_t le = htole64(k->len);
-		struct key p;
 
-		if (!is_spare(j, k))
-			continue;
-		p = key_chunk(j->image->id, k->offset);
-		p.data[0] = 'P';
-		kv_put(b, p.data, p.len, &le, sizeof(le));
+		if (is_spare(j, k) && !stage_is_spare(j))
+			put_punch(b, j->image->id, k->offset, k->len);
 	}
 	return 0;
 }
@@ -312,6 +334,10 @@ static int job_write(struct store *st, struct pending *p)
 /* The ranges of the adopted image that nobody will read once it is closed. */
 static void reclaim_own_copies(struct store *st, struct drain_job *j)
 {
+	if (stage_is_spare(j)) {
+		reclaim_add(st, j->image->id, 0, j->size_bytes);
+		return;
+	}
 	for (uint32_t i = 0; i < j->chunk_count; i++)
 		if (is_spare(j, &j->chunks[i]))
 			reclaim_add(st, j->image->id, j->chunks[i].offset,
@@ -382,15 +408,6 @@ static void job_publish(struct store *st, struct pending *p)
 	}
 	j->publish_old = old;
 	j->publish_drop = drop;
-}
-
-/* Does the job's image hold anything of it? */
-static bool job_stored(const struct drain_job *j)
-{
-	for (uint32_t i = 0; i < j->chunk_count; i++)
-		if (j->chunks[i].kind == CHUNK_NEW)
-			return true;
-	return false;
 }
 
 static void job_published(struct store *st, struct pending *p)
