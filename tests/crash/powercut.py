@@ -20,147 +20,21 @@ import argparse
 import itertools
 import os
 import pickle
-import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 import lossy
 import workload
 from history import look
-from lossy import BUILD, MNT_DETACH, Lossy, umount
+from lossy import MNT_DETACH, Lossy, umount
+from rig import (CKPTCTL, CKPTFS, STEP_BOUND, Daemon, Guard, Hung, NoMount,
+                 Report, judge, progress)
 
-CKPTFS = os.environ.get("CKPTFS", os.path.join(BUILD, "fuse/ckptfs"))
-CKPTCTL = os.environ.get("CKPTCTL", os.path.join(BUILD, "fuse/ckptctl"))
-STEP_BOUND = 30  # seconds for anything a daemon is asked to do
 STAGE_OPTIONS = "size=1g,mode=700"
-SHOWN_MAX = 20  # violations printed in full
 DOUBLE_EVERY = 5  # every n-th cut is followed by one during the recovery
-
-
-class Hung(Exception):
-    pass
-
-
-class NoMount(Exception):
-    """The daemon did not come up; its own words are in the message."""
-
-
-class Guard:
-    """Bounds a block: when its time is over the daemon is killed, which
-    wakes everybody who waits for it in the kernel."""
-
-    def __init__(self, daemon, what, bound=STEP_BOUND):
-        self.daemon, self.what, self.hit = daemon, what, False
-        self.timer = threading.Timer(bound, self.strike)
-
-    def strike(self):
-        self.hit = True
-        self.daemon.shoot()
-
-    def __enter__(self):
-        self.timer.start()
-        return self
-
-    def __exit__(self, kind, e, _tb):
-        self.timer.cancel()
-        self.timer.join()
-        if self.hit:
-            raise Hung(f"{self.what} did not return within "
-                       f"{self.timer.interval:.0f} s") from e
-
-
-class Daemon:
-    def __init__(self, store, mount, stage, options, log):
-        self.store, self.mount, self.stage = store, mount, stage
-        self.options = f"stage={stage}" + (options and "," + options)
-        self.log, self.process = log, None
-
-    def argv(self):
-        return [CKPTFS, "-f", "-o", self.options, self.store, self.mount]
-
-    def mounted(self):
-        with open("/proc/self/mountinfo") as f:
-            return any(line.split()[4] == self.mount for line in f)
-
-    def start(self):
-        with open(self.log, "ab") as log, open("/proc/self/mountinfo") as info:
-            self.said_from = log.tell()
-            # a session of its own: shoot() gets its children too
-            self.process = subprocess.Popen(
-                self.argv(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True)
-            ended = os.pidfd_open(self.process.pid)
-            poll = select.poll()
-            poll.register(info, select.POLLPRI)
-            poll.register(ended, select.POLLIN)
-            try:
-                deadline = time.monotonic() + STEP_BOUND
-                while not self.mounted() and self.process.poll() is None:
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        self.kill()
-                        raise Hung(f"no mount within {STEP_BOUND} s: "
-                                   f"{self.said()}")
-                    poll.poll(left * 1000)
-            finally:
-                os.close(ended)
-        if not self.mounted():
-            code = self.process.wait()
-            self.process = None
-            raise NoMount(f"exit {code}: {self.said()}")
-        with Guard(self, "statvfs of the new mount"):
-            os.statvfs(self.mount)
-
-    def said(self):
-        with open(self.log, "rb") as f:
-            f.seek(self.said_from)
-            return f.read().decode(errors="replace").strip()[-2000:]
-
-    def said_lately(self):
-        """The last words of all daemons of this run."""
-        with open(self.log, "rb") as f:
-            return f.read().decode(errors="replace")[-4000:]
-
-    def shoot(self):
-        if self.process and self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-    def kill(self):
-        """As kill -9 does it; the mount goes with it."""
-        self.shoot()
-        if self.process:
-            self.process.wait(STEP_BOUND)
-            self.process = None
-        while self.mounted():
-            umount(self.mount, MNT_DETACH)
-
-    def stop(self):
-        """A clean unmount; everything is durable when it returns."""
-        umount(self.mount)
-        try:
-            code = self.process.wait(STEP_BOUND)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise Hung("the daemon did not end after its unmount") from None
-        self.process = None
-        if code != 0:
-            raise NoMount(f"exit {code} after its unmount: {self.said()}")
-
-    def fsck(self):
-        return subprocess.run(
-            [CKPTCTL, "fsck", self.store, "--scrub"], timeout=STEP_BOUND,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True)
-
-    def flush(self):
-        subprocess.run([CKPTCTL, "flush", self.mount], timeout=STEP_BOUND,
-                       check=True, stdin=subprocess.DEVNULL,
-                       stdout=subprocess.DEVNULL)
 
 
 class Rig:
@@ -259,40 +133,6 @@ class Rig:
 
     # --- the proof ---
 
-    def judge(self, history, k):
-        """Start a daemon on what is there and look. Leaves it unmounted."""
-        d, out = self.daemon, []
-        try:
-            d.start()
-            with Guard(d, "reading everything"):
-                found = look(d.mount)
-            out += history.violations(found, k)
-            with Guard(d, "a new file"):
-                out += self.use()
-            d.stop()
-            fsck = d.fsck()
-            if fsck.returncode != 0:
-                out.append(("fsck", f"exit {fsck.returncode}: "
-                            f"{fsck.stdout.strip()[-1000:]}"))
-        except (OSError, Hung, NoMount, subprocess.SubprocessError) as e:
-            out.append(("dead", f"{type(e).__name__}: {e}"))
-        d.kill()
-        return out
-
-    def use(self):
-        """A store that came through a cut takes new files."""
-        path = os.path.join(self.daemon.mount, "new after the cut")
-        content = workload.data(100_000, "new")
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        try:
-            os.write(fd, content)
-            os.fsync(fd)
-            same = os.pread(fd, len(content) + 1, 0) == content
-        finally:
-            os.close(fd)
-        os.unlink(path)
-        return [] if same else [("torn", "a new file reads wrong")]
-
     def cut(self, history, k, seed, second=0):
         """The cut after k operations; a second one in the recovery, at its
         second-th operation."""
@@ -312,7 +152,7 @@ class Rig:
             self.daemon.kill()
             self.lose_memory()
             self.disk.tell("reboot", seed + 7)
-        return self.judge(history, k)
+        return judge(self.daemon, history, k)
 
 
 def spread(first, last):
@@ -346,31 +186,6 @@ def plan(args, start, end):
             for i, k in enumerate(spread(start, end)))
 
 
-def progress(text):
-    if sys.stdout.isatty():
-        print(f"\r\033[K{text}", end="", flush=True)
-
-
-class Report:
-    def __init__(self):
-        self.cuts = self.bad = 0
-        self.kinds = {}
-
-    def add(self, title, violations):
-        self.cuts += 1
-        if not violations:
-            return
-        self.bad += 1
-        for kind, _ in violations:
-            self.kinds[kind] = self.kinds.get(kind, 0) + 1
-        if self.bad <= SHOWN_MAX:
-            progress("")
-            print(f"VIOLATION {title}")
-            for kind, sentence in violations:
-                print(f"    {kind}: {sentence}")
-            sys.stdout.flush()
-
-
 def replay(rig, args, history, start, report, *, stop_at_first=False):
     end = rig.disk.state()[2]
     deadline = time.monotonic() + args.seconds
@@ -396,7 +211,7 @@ def live(rig, args, span, report):
         history, was_cut, found = rig.live(n)
         if was_cut:
             rig.disk.tell("reboot", seed := 2 + i if i % 2 else 0)
-            found += rig.judge(history, None)
+            found += judge(rig.daemon, history, None)
             report.add(f"live cut at operation {n}, seed {seed} "
                        f"({history.position(None)})", found)
             if found:  # it cannot be played again
