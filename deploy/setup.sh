@@ -286,6 +286,10 @@ if [[ $tests ]]; then
 		libcmocka-dev python3 python3-venv attr rsync sqlite3 git
 		e2fsprogs procps gdb
 	)
+	case $ID:$VERSION_ID in # where qemu-storage-daemon is
+	debian:12 | ubuntu:24.*) packages+=(qemu-system-common) ;;
+	*) packages+=(qemu-utils) ;;
+	esac
 fi
 if [[ $fuzz ]]; then packages+=(clang libclang-rt-dev); fi
 if [[ $trainer ]]; then packages+=(python3 python3-venv ca-certificates); fi

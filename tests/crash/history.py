@@ -40,10 +40,12 @@ class Step:
 class Close:
     """A version that was closed, and what may have hurried it along."""
 
-    def __init__(self, step, fid, version, path):
+    def __init__(self, step, fid, version, path, lane=None):
         self.step, self.fid, self.version = step, fid, version
         self.path = path
+        self.lane = lane  # who else closed meanwhile has another
         self.hurried = []  # (step, how): "synced" or "published"
+        self.left = None  # the step that took it out of its place
 
 
 class History:
@@ -58,6 +60,7 @@ class History:
         self.closes = []
         self.renames = []  # (step, paths): they change together
         self.deaths = {}  # fid -> (step, path): its last name went
+        self.parts = []  # (content, bytes that are sure), see grow()
 
     def __getstate__(self):
         return {**self.__dict__, "count": None}
@@ -78,7 +81,7 @@ class History:
         version = self.version[entry[1]]
         return None if version is None else ("file", entry[1], version)
 
-    def _note(self, step, *paths):
+    def note(self, step, *paths):
         for path in paths:
             line = self.lines.setdefault(path, [(-1, None)])
             state = self._state(path)
@@ -106,8 +109,30 @@ class History:
         if old is None or self.content[fid, old] != content:
             self.version[fid] = 0 if old is None else old + 1
             self.content[fid, self.version[fid]] = bytes(content)
-        self._note(step, *self.names(fid))
+        self.note(step, *self.names(fid))
         return self.version[fid]
+
+    def add_close(self, step, fid, version, path, lane=None):
+        close = Close(step, fid, version, path, lane)
+        self.closes.append(close)
+        return close
+
+    def grow(self, step, fid, content, sure):
+        """A file that stays open is made durable as it stands: from this
+        step on any beginning of the content may be found, down to the bytes
+        that are sure. content: appended to later; None for a file that is
+        changed in place, of which anything may be found."""
+        self.parts.append((content, sure))
+        for path in self.names(fid):
+            self.lines[path].append((step, ("part", fid,
+                                            len(self.parts) - 1)))
+
+    def leave(self, step, fid):
+        """Changed in place before it was durable: it waits for its next
+        close, and loses its place in the order."""
+        for close in self.closes:
+            if close.fid == fid and close.left is None:
+                close.left = step
 
     def floor(self, step, paths):
         self.floors.append((step, set(paths)))
@@ -123,11 +148,11 @@ class History:
 
     def put(self, step, path, entry):
         self.tree[path] = entry
-        self._note(step, path)
+        self.note(step, path)
 
     def drop(self, step, path):
         entry = self.tree.pop(path)
-        self._note(step, path)
+        self.note(step, path)
         if entry[0] == "file" and not self.names(entry[1]):
             self.deaths[entry[1]] = (step, path)
 
@@ -147,7 +172,7 @@ class History:
                 self.deaths[entry[1]] = (step, dst)
         paths = set(moved) | set(gone) | set(self.under(dst)) \
             | set(self.under(src))
-        self._note(step, *paths)
+        self.note(step, *paths)
         self.renames.append((step, paths))
         return paths
 
@@ -235,6 +260,11 @@ class Judge:
         if state[0] == "file":
             return f.digest is not None and \
                 f.digest == self.digests[state[1:]]
+        if state[0] == "part":
+            content, sure = self.h.parts[state[2]]
+            return f.content is not None and (
+                content is None or len(f.content) >= sure and
+                content.startswith(f.content))
         return f.state == state
 
     def path(self, path):
@@ -274,6 +304,11 @@ class Judge:
             return "lost", f"{path}: absent{promise}"
         if f.content is None:
             return "foreign", f"{path}: {f.state} never was there{promise}"
+        for _, state in line:
+            if state and state[0] == "file" and f.digest in (
+                    self.digests[state[1], v] for v in range(state[2])):
+                return "older", f"{path}: {what} that its file had before " \
+                    f"it got this name{promise}"
         return "torn", f"{path}: {what} that no complete version has" \
             f"{promise}: {self.anatomy(path, line)}"
 
@@ -332,13 +367,22 @@ class Judge:
     def settled(self, close):
         if self.has(close.fid, close.version, False):
             return True
+        if close.left is not None and \
+                self.h.steps[close.left].begun(self.k):
+            return True
         step, path = self.h.deaths.get(close.fid, (None, None))
         return step is not None and self.h.steps[step].begun(self.k) and \
             any(last >= step for _, last, _ in self.fits[path])
 
     def close_order(self):
+        for lane in {close.lane for close in self.h.closes}:
+            self.lane_order(lane)
+
+    def lane_order(self, lane):
         missing = None
         for close in self.h.closes:
+            if close.lane != lane:
+                continue
             if not self.h.steps[close.step].begun(self.k):
                 break
             if missing is None:

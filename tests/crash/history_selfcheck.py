@@ -157,6 +157,52 @@ def hard_links_are_one_file():
     assert c.kinds({"a": file(b"x", 1), "b": file(b"x", 2)}) == ["split"]
 
 
+def closes_of_several_are_ordered_by_themselves():
+    c = Case()
+    for lane in ("a", "b"):
+        c.w.lane = lane
+        for i in range(2):
+            c.w.put(f"{lane}{i}", f"{lane}{i}".encode())
+    found = c.tree()
+    assert c.kinds({n: found[n] for n in ("b0",)}) == []
+    assert c.kinds({n: found[n] for n in ("a0", "b0", "b1")}) == []
+    assert c.kinds({n: found[n] for n in ("a0", "b1")}) == ["overtaken"]
+
+
+def what_is_changed_in_place_has_left_the_order():
+    c = Case()
+    c.w.put("first", b"1" * 9000)
+    c.w.put("tracker", b"1")
+    found = c.tree()
+    assert c.kinds({"tracker": found["tracker"]}) == ["overtaken"]
+    step = c.h.begin("open first again")
+    c.h.leave(step, c.h.tree["first"][1])
+    assert c.kinds({"tracker": found["tracker"]}) == []
+
+
+def what_stays_open_may_be_found_as_it_stands():
+    c = Case()
+    w = c.w.open("log").write(b"12").sync().write(b"345")
+    assert c.kinds({"log": file(b"123")}) == ["torn"]
+    c.h.grow(c.h.begin("later"), w.fid, w.content, 2)
+    w.write(b"6")
+    for content, kinds in ((b"12", []), (b"123", []), (b"123456", []),
+                           (b"1", ["torn"]), (b"12x", ["torn"]),
+                           (b"1234567", ["torn"])):
+        assert c.kinds({"log": file(content)}) == kinds, content
+    assert c.kinds({}) == ["lost"]
+
+
+def a_name_shows_nothing_from_before_it_was_given():
+    c = Case()
+    c.w.put("a", b"old", sync=True)
+    c.w.put("a", b"new")
+    c.w.link("a", "b")
+    a, b = file(b"old"), file(b"old")
+    assert c.kinds({"a": a}) == []
+    assert c.kinds({"a": a, "b": b}) == ["older"]
+
+
 def main():
     tests = [the_whole_workload_fits_its_own_outcome,
              every_promise_is_missed_when_it_is_broken,
@@ -165,7 +211,11 @@ def main():
              a_rename_is_whole_and_publishes,
              closes_become_durable_in_their_order,
              removed_names_of_a_synced_directory_stay_away,
-             hard_links_are_one_file]
+             hard_links_are_one_file,
+             closes_of_several_are_ordered_by_themselves,
+             what_is_changed_in_place_has_left_the_order,
+             what_stays_open_may_be_found_as_it_stands,
+             a_name_shows_nothing_from_before_it_was_given]
     failed = 0
     for test in tests:
         try:

@@ -11,7 +11,7 @@ import os
 import random
 import sys
 
-from history import DIR, Close, History
+from history import DIR, History
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)),
                              "../mount"))
@@ -102,13 +102,15 @@ class Writer:
         h.end(step)
         if not h.names(self.fid):
             return
-        close = Close(step, self.fid, version, self.path)
+        close = h.add_close(step, self.fid, version, self.path,
+                            self.work.lane)
         close.hurried += [(s, "synced") for s, content in self.synced
                           if content == self.content]
-        h.closes.append(close)
 
 
 class Work:
+    lane = None  # of the closes
+
     def __init__(self, root, count):
         self.root = root
         self.h = History(count)
@@ -177,7 +179,7 @@ class Work:
         ino = segment.commit(os.path.dirname(self.at(path)),
                              os.path.basename(path))
         h.end(step)
-        h.closes.append(Close(step, fid, version, path))
+        h.add_close(step, fid, version, path, self.lane)
         self.inos[ino] = path
         if wait:
             self._wait(ino)
