@@ -93,6 +93,7 @@ static cJSON *status(struct fs *fs, uid_t uid)
 			v += memory + disk;
 		add_number(s, counters[i], v);
 	}
+	add_number(s, "unknown_images", atomic_load(&st->unknown_images));
 	stages_usage(&st->stages, &used, &total);
 	drain_figures(st, &d);
 	add_number(s, "staged_bytes", memory + disk);

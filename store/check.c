@@ -313,8 +313,9 @@ static int check_kinds(struct check *c)
 /* Settings and counters. */
 
 static const char *const meta_known[] = {
-	META_NEXT_INO, META_NEXT_IMAGE, META_SECRET, META_FILES, META_LOGICAL,
-	META_PHYSICAL, META_CHUNKS, META_SHARED, META_IMAGES
+	META_NEXT_INO, META_NEXT_IMAGE, META_UNFINISHED, META_SECRET,
+	META_FILES,    META_LOGICAL,	META_PHYSICAL,	 META_CHUNKS,
+	META_SHARED,   META_IMAGES
 };
 
 static int check_setting(struct check *c, const struct check_record *r)
@@ -348,6 +349,10 @@ static int check_setting(struct check *c, const struct check_record *r)
 		c->next_ino = number;
 	else if (strcmp(name, META_NEXT_IMAGE) == 0)
 		c->next_image = number;
+	else if (strcmp(name, META_UNFINISHED) == 0) {
+		c->unfinished_known = true;
+		c->unfinished_from = number;
+	}
 	return 0;
 }
 

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "store/base/scope.h"
 #include "store/check_work.h"
@@ -297,8 +298,9 @@ static void check_images_recorded(struct check *c)
 			check_report(c, "unrecorded-image",
 				     check_image_name(i->id, object),
 				     "%s: holds %zu chunks, but is not "
-				     "recorded, so that the next mount removes "
-				     "it; make a copy of the store before that",
+				     "recorded, so that the next mount may "
+				     "remove it; make a copy of the store "
+				     "before that",
 				     object, i->chunk_count);
 	}
 	c->result->images = c->image_records;
@@ -318,10 +320,45 @@ static uint64_t image_number(const char *name)
 		       0;
 }
 
+/* Not one byte is in it; the next mount removes it. */
+static bool image_is_empty(struct check *c, const char *name)
+{
+	SCOPED(scope_close)
+	int fd = openat(c->images_dirfd, name,
+			O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+
+	return fd >= 0 && lseek(fd, 0, SEEK_DATA) < 0 && errno == ENXIO;
+}
+
 /*
- * A file without a record holds nothing committed: what a daemon left that
- * was killed. The next mount removes it, so it is only remarked on.
+ * A file without a record: what a daemon left that was killed, if it had
+ * recorded that it began it. The next mount removes that. Of any other the
+ * database should know.
  */
+static int report_unrecorded(struct check *c, uint64_t id, const char *name,
+			     const char *object)
+{
+	int rc = has_record(c, 'P', id);
+
+	if (rc < 0)
+		return rc;
+	if (rc == 1 || image_is_empty(c, name) ||
+	    (c->unfinished_known && id >= c->unfinished_from &&
+	     id < c->next_image))
+		check_remark(c, "leftover", object,
+			     "%s: this image is not in use; the next mount "
+			     "removes it",
+			     object);
+	else
+		check_report(c, "unknown-image", object,
+			     "%s: the database does not know this image, so "
+			     "that no file uses it; it is kept: 'ckptctl "
+			     "rebuild' looks whether a file can be had from "
+			     "it, and puts it aside if not",
+			     object);
+	return 0;
+}
+
 static int check_leftover(struct check *c, const char *dir, const char *file)
 {
 	uint64_t id = image_number(file);
@@ -343,10 +380,7 @@ static int check_leftover(struct check *c, const char *dir, const char *file)
 		return 0;
 	rc = file[16] == 0 ? has_record(c, 'I', id) : 0;
 	if (rc == 0)
-		check_remark(c, "leftover", object,
-			     "%s: this image is not in use; the next mount "
-			     "removes it",
-			     object);
+		rc = report_unrecorded(c, id, name, object);
 	return rc < 0 ? rc : 0;
 }
 

@@ -79,9 +79,15 @@ static int content_of_job(struct drain_job *j, struct content *c,
 			e.image = k->image;
 			e.image_offset = k->image_offset;
 			if (k->kind == CHUNK_JOINED) {
-				one.fresh = true;
-				one.image_size = k->owner ? k->owner->size_bytes
-							  : j->size_bytes;
+				const struct drain_origin *o = k->origin;
+
+				/*
+				 * Committed, it may be gone again, and its
+				 * bytes with it, as those of any other.
+				 */
+				one.fresh = !o || !atomic_load(&o->written);
+				one.image_size = o ? o->size_bytes
+						   : j->size_bytes;
 			}
 		}
 		one.image = e.image;
@@ -120,24 +126,25 @@ static void check_native_size(struct store *st, const struct drain_job *j,
 		/* A running job's: it says itself how large it will be. */
 		size = 0;
 		for (uint32_t i = 0; i < j->chunk_count; i++)
-			if (j->chunks[i].kind == CHUNK_JOINED &&
-			    j->chunks[i].owner)
-				size = j->chunks[i].owner->size_bytes;
+			if (j->chunks[i].origin)
+				size = j->chunks[i].origin->size_bytes;
 	}
 	c->native = size == c->size_bytes;
 }
 
-/* A running job's image that was given up, or may be, must not be shared. */
-static bool joined_image_dead(struct store *st, const struct drain_job *j)
+/*
+ * Does it share with a job that was given up, and its image with it? Or with a
+ * stage that may be written again if its job fails?
+ */
+static bool joined_is_dead(const struct drain_job *j)
 {
-	HOLD(&st->images.lock);
-	for (uint32_t i = 0; i < j->chunk_count; i++)
-		if (j->chunks[i].kind == CHUNK_JOINED && j->chunks[i].owner &&
-		    (j->chunks[i].owner->image->abandoned ||
-		     /* A stage that may be written again if its job fails. */
-		     (j->chunks[i].owner->adopt &&
-		      !j->chunks[i].owner->written)))
+	for (uint32_t i = 0; i < j->chunk_count; i++) {
+		const struct drain_origin *o = j->chunks[i].origin;
+
+		if (o && !atomic_load(&o->written) &&
+		    (o->adopt || atomic_load(&o->ended)))
 			return true;
+	}
 	return false;
 }
 
@@ -197,21 +204,49 @@ static bool is_spare(const struct drain_job *j, const struct drain_chunk *c)
 	       (j->adopt || c->spare);
 }
 
+/* Does the job's image hold anything of it? */
+static bool job_stored(const struct drain_job *j)
+{
+	for (uint32_t i = 0; i < j->chunk_count; i++)
+		if (j->chunks[i].kind == CHUNK_NEW)
+			return true;
+	return false;
+}
+
+/* A stage that holds nothing but zeros or what is shared: no image of it. */
+static bool stage_is_spare(const struct drain_job *j)
+{
+	return j->adopt && !job_stored(j);
+}
+
+static void put_punch(struct kv_batch *b, uint64_t image, uint64_t offset,
+		      uint64_t len)
+{
+	struct key p = key_chunk(image, offset);
+	uint64_t le = htole64(len);
+
+	p.data[0] = 'P';
+	kv_put(b, p.data, p.len, &le, sizeof(le));
+}
+
 /* Bytes of the own image that are shared after all: they are given back. */
 static int put_own_copies(struct kv_batch *b, struct drain_job *j)
 {
+	if (stage_is_spare(j))
+		put_punch(b, j->image->id, 0, j->size_bytes);
 	for (uint32_t i = 0; i < j->chunk_count; i++) {
 		const struct drain_chunk *k = &j->chunks[i];
-		uint64_t le = htole64(k->len);
-		struct key p;
 
-		if (!is_spare(j, k))
-			continue;
-		p = key_chunk(j->image->id, k->offset);
-		p.data[0] = 'P';
-		kv_put(b, p.data, p.len, &le, sizeof(le));
+		if (is_spare(j, k) && !stage_is_spare(j))
+			put_punch(b, j->image->id, k->offset, k->len);
 	}
 	return 0;
+}
+
+static void job_written(struct drain_job *j, int rc)
+{
+	if (j->origin)
+		atomic_store(&j->origin->written, rc == 0);
 }
 
 /* The same bytes were written again: only the time of it is new. */
@@ -232,7 +267,7 @@ static int write_time(struct store *st, struct kv_batch *b, struct pending *p)
 	commit_put_content(b, p->j->in->ino, &c);
 	p->content = content_ref_new(&c);
 	rc = p->content ? kv_write(st->kv, b) : -ENOMEM;
-	p->j->written = rc == 0;
+	job_written(p->j, rc);
 	content_release(&c);
 	return rc;
 }
@@ -269,7 +304,7 @@ static int job_write(struct store *st, struct pending *p)
 	memcpy(c.digest, j->digest, HASH_BYTES);
 	if (j->small)
 		c.data_bytes = c.size_bytes;
-	else if (joined_image_dead(st, j) || came_too_late(st, j))
+	else if (joined_is_dead(j) || came_too_late(st, j))
 		rc = -ESTALE;
 	else
 		rc = content_of_job(j, &c, &p->changes);
@@ -291,7 +326,7 @@ static int job_write(struct store *st, struct pending *p)
 	}
 	if (rc == 0)
 		rc = kv_write(st->kv, b);
-	j->written = rc == 0;
+	job_written(j, rc);
 	content_release(&c);
 	return rc;
 }
@@ -299,6 +334,10 @@ static int job_write(struct store *st, struct pending *p)
 /* The ranges of the adopted image that nobody will read once it is closed. */
 static void reclaim_own_copies(struct store *st, struct drain_job *j)
 {
+	if (stage_is_spare(j)) {
+		reclaim_add(st, j->image->id, 0, j->size_bytes);
+		return;
+	}
 	for (uint32_t i = 0; i < j->chunk_count; i++)
 		if (is_spare(j, &j->chunks[i]))
 			reclaim_add(st, j->image->id, j->chunks[i].offset,
@@ -369,15 +408,6 @@ static void job_publish(struct store *st, struct pending *p)
 	}
 	j->publish_old = old;
 	j->publish_drop = drop;
-}
-
-/* Does the job's image hold anything of it? */
-static bool job_stored(const struct drain_job *j)
-{
-	for (uint32_t i = 0; i < j->chunk_count; i++)
-		if (j->chunks[i].kind == CHUNK_NEW)
-			return true;
-	return false;
 }
 
 static void job_published(struct store *st, struct pending *p)

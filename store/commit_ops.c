@@ -170,7 +170,6 @@ static void op_abandon(struct store *st, struct image *i, uint64_t size)
 	{
 		HOLD(&st->images.lock);
 		i->building = shared == 0;
-		i->abandoned = shared == 0;
 		mappable = i->mappable;
 	}
 	if (shared == 0 && !mappable) {

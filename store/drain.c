@@ -57,15 +57,22 @@ void job_ref(struct drain_job *j)
 	atomic_fetch_add(&j->refs, 1);
 }
 
+void drain_origin_put(struct drain_origin *o)
+{
+	if (o && atomic_fetch_sub(&o->refs, 1) == 1)
+		free(o);
+}
+
 /* The chunks' claims and references on others; the job's own bytes. */
 static void job_clear(struct store *st, struct drain_job *j)
 {
 	for (uint32_t i = 0; i < j->chunk_count; i++) {
 		struct drain_chunk *c = &j->chunks[i];
 
-		if (c->owner)
-			drain_job_put(st, c->owner);
+		drain_job_put(st, c->owner);
+		drain_origin_put(c->origin);
 	}
+	drain_origin_put(j->origin);
 	image_put(&st->images, j->image);
 	pthread_mutex_destroy(&j->image_turn);
 	free(j->chunks);
@@ -389,10 +396,6 @@ void drain_finish(struct store *st, struct drain_job *j, enum job_state to,
 	bool put_running = false, put_earlier = false, drop = false;
 
 	job_drop_claims(st, j);
-	if (j->has_ticket) {
-		reclaim_leave(st, &j->ticket);
-		j->has_ticket = false;
-	}
 	{
 		HOLD(&j->in->lock);
 		HOLD(&d->lock);
@@ -411,6 +414,8 @@ void drain_finish(struct store *st, struct drain_job *j, enum job_state to,
 			TAILQ_REMOVE(&d->order, j, by_order);
 			j->order = 0;
 		}
+		if (j->origin)
+			atomic_store(&j->origin->ended, true);
 		j->settled = j->settled || to == JOB_DONE;
 		j->gave_up = !j->settled;
 		j->state = to;
@@ -728,8 +733,6 @@ static void discard_finished(struct drain *d, struct store *st)
 	while ((j = TAILQ_FIRST(&d->order)) != NULL) {
 		TAILQ_REMOVE(&d->order, j, by_order);
 		job_drop_claims(st, j);
-		if (j->has_ticket)
-			reclaim_leave(st, &j->ticket);
 		j->in->file->running = NULL;
 		earlier_discard(st, j);
 		drain_job_put(st, j);

@@ -52,10 +52,24 @@ struct drain_chunk {
 	bool spare; /* was written to the own image before it was shared */
 	uint8_t hash[HASH_BYTES];
 	uint64_t image, image_offset;
-	/* DEFERRED, JOINED: a reference; JOINED and NULL: the file itself. */
-	struct drain_job *owner;
+	struct drain_job *owner; /* DEFERRED: a reference */
 	uint32_t owner_chunk;
+	struct drain_origin *origin; /* JOINED: a reference; NULL: the file */
 };
+
+/*
+ * What others must know of a job whose bytes they share, until they are
+ * committed themselves. The job may have ended long before: its image and its
+ * stage are not kept for them.
+ */
+struct drain_origin {
+	atomic_uint refs;
+	uint64_t size_bytes;
+	bool adopt;
+	atomic_bool written; /* the chunks are in the index now, or were */
+	atomic_bool ended; /* when not written: there will be no such chunks */
+};
+void drain_origin_put(struct drain_origin *o);
 
 enum job_state {
 	JOB_WAITING,
@@ -99,13 +113,13 @@ struct drain_job {
 	bool earlier;
 	struct drain_job *next_earlier;
 	bool no_join; /* share with nobody who is not committed yet */
-	bool written; /* in the log, maybe not synced yet; the committer's */
 	bool published; /* durable, and in file->content; under inode.lock */
 	/* Its chunks' places are final and on the disk, or will never be. */
 	bool settled, gave_up;
 	uint64_t serial; /* the smaller one of two jobs has the chunk */
 	int64_t due_ns; /* WAITING, FAILED: when to go on by itself */
 	struct drain_job *successor; /* RESTARTED: a reference */
+	struct drain_origin *origin; /* a reference; set when it begins */
 	int result;
 	/* in_queue: of queue, idle, running or ready, as the state says. */
 	TAILQ_ENTRY(drain_job) by_order, in_queue;
@@ -113,7 +127,7 @@ struct drain_job {
 	/* Set when it starts to run, then read only: */
 	bool exclusive; /* nobody has it open for writing */
 	bool adopt; /* the stage is the image */
-	struct reclaim_ticket ticket; /* held from start to end */
+	struct reclaim_ticket ticket; /* held while it runs */
 	bool has_ticket;
 	const uint8_t *map; /* of an exclusive memory stage, else NULL */
 	/*
@@ -183,14 +197,10 @@ int drain_sync(struct store *st, struct inode *in);
  * the first error.
  */
 int drain_sync_tree(struct store *st, uint64_t dir);
-/* The same for all that was closed so far; what is open stays as it is. */
-int drain_sync_closed(struct store *st);
 /*
  * The same for one file, in order: what a publish needs.
  */
 int drain_publish(struct store *st, struct inode *in);
-/* The same, but what is open for writing stays as it is: only what was closed. */
-int drain_publish_closed(struct store *st, struct inode *in);
 /*
  * Wait until all that was closed before is durable, without hurrying any of it:
  * for who only wants to look afterwards. The error of what keeps failing.
@@ -235,8 +245,6 @@ void drain_moved(struct store *st, struct inode *in);
 void drain_wait_closed(struct store *st, struct inode *in);
 /* The same for what was closed and then replaced only: see drain_replace(). */
 void drain_wait_replaced(struct store *st, struct inode *in);
-/* Was a version closed that is not durable yet? inode.lock is held. */
-bool drain_has_closed(struct store *st, const struct file *f);
 /* The inode lost its last name and handle: nothing of it is drained. */
 void drain_cancel(struct store *st, struct inode *in);
 

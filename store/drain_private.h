@@ -10,6 +10,7 @@ TAILQ_HEAD(job_order, drain_job);
 
 struct drain {
 	struct inflight *inflight;
+	atomic_uint_fast64_t writing_bytes; /* by workers, just now */
 	pthread_t thread[DRAIN_THREADS_MAX];
 	unsigned thread_count;
 	pthread_t timer;
@@ -89,12 +90,6 @@ int order_wait(struct store *st, uint64_t order);
 /* --- drain_timer.c */
 
 void *drain_timer_main(void *store);
-/*
- * Drain as they stand the files that have been open for drain_interval seconds
- * by now_ns, each since its first writer opened it or it was looked at last. One
- * that takes the place of something is left: see file->replaces.
- */
-void drain_open_files(struct store *st, int64_t now_ns);
 
 /* A file kept its few duplicates, so as to stay native. */
 void drain_count_left(struct store *st, uint64_t bytes);

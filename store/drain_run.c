@@ -146,6 +146,19 @@ static int job_resolve(struct store *st, struct drain_job *j, uint8_t *buffer)
 	return late ? work_sync(st, j) : 0;
 }
 
+/*
+ * It reads nothing that is committed any more. What it shares may go from now
+ * on, however long it waits for its turn: the committer finds that out, and
+ * gives it back to be drained again. So nobody who waits keeps space from being
+ * given back.
+ */
+static void job_leave(struct store *st, struct drain_job *j)
+{
+	if (j->has_ticket)
+		reclaim_leave(st, &j->ticket);
+	j->has_ticket = false;
+}
+
 /* The last span is done: make it durable, settle shares, hand it over. */
 static void job_complete(struct store *st, struct drain_job *j, uint8_t *buffer)
 {
@@ -165,6 +178,7 @@ static void job_complete(struct store *st, struct drain_job *j, uint8_t *buffer)
 			atomic_store(&j->raced, true);
 	}
 	work_close(j);
+	job_leave(st, j);
 	{
 		HOLD(&d->lock);
 		/* Once it is READY it is the committer's: raced or not. */

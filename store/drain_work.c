@@ -99,6 +99,17 @@ static int begin_spans(struct drain_job *j)
 	return 0;
 }
 
+static int begin_origin(struct drain_job *j)
+{
+	j->origin = calloc(1, sizeof(*j->origin));
+	if (!j->origin)
+		return -ENOMEM;
+	atomic_init(&j->origin->refs, 1);
+	j->origin->size_bytes = j->size_bytes;
+	j->origin->adopt = j->adopt;
+	return 0;
+}
+
 int work_begin(struct store *st, struct drain_job *j)
 {
 	struct cut_source source = { .read = cut_read, .self = j };
@@ -116,6 +127,9 @@ int work_begin(struct store *st, struct drain_job *j)
 	j->mtime_ns = io_ns(&sb.st_mtim);
 	if (j->size_bytes <= SMALL_BYTES_MAX)
 		return begin_small(j);
+	rc = begin_origin(j);
+	if (rc < 0)
+		return rc;
 	source.size_bytes = j->size_bytes;
 	rc = cut_file(&source, &cut);
 	if (rc < 0)
@@ -341,16 +355,11 @@ void work_close(struct drain_job *j)
 }
 
 /* Write file bytes [from, to), which lie at base + from. */
-static int write_run(struct store *st, struct drain_job *j, uint64_t from,
-		     uint64_t to, const uint8_t *base)
+static int write_bytes(const struct drain_job *j, uint64_t from, uint64_t to,
+		       const uint8_t *base)
 {
 	uint64_t low, high;
-	int direct, rc;
-
-	rc = own_image(st, j);
-	if (rc < 0)
-		return rc;
-	direct = j->direct_fd;
+	int direct = j->direct_fd, rc = 0;
 
 	if (j->map) /* stable: widen to whole blocks */
 		return io_write_full(direct, base + ALIGN_DOWN(from),
@@ -370,6 +379,26 @@ static int write_run(struct store *st, struct drain_job *j, uint64_t from,
 	if (rc == 0 && to > high)
 		rc = io_write_full(j->image_fd, base + high,
 				   (size_t)(to - high), high);
+	return rc;
+}
+
+/*
+ * The same, unless that would take the room that is left for deletions, also
+ * together with what the other workers write just now.
+ */
+static int write_run(struct store *st, struct drain_job *j, uint64_t from,
+		     uint64_t to, const uint8_t *base)
+{
+	atomic_uint_fast64_t *writing = &st->drain->writing_bytes;
+	uint64_t len = ALIGN_UP(to) - ALIGN_DOWN(from);
+	int rc = own_image(st, j);
+
+	if (rc < 0)
+		return rc;
+	rc = kv_room_for(st->kv, atomic_fetch_add(writing, len) + len);
+	if (rc == 0)
+		rc = write_bytes(j, from, to, base);
+	atomic_fetch_sub(writing, len);
 	return rc;
 }
 
@@ -496,6 +525,8 @@ static int store_late(struct store *st, struct drain_job *j, uint32_t i,
 	}
 	c->kind = CHUNK_NEW;
 	c->kept = false;
+	drain_origin_put(c->origin);
+	c->origin = NULL;
 	if (c->spare || j->adopt) { /* it is there already */
 		c->spare = false;
 		return 0;
@@ -537,8 +568,27 @@ int work_recheck(struct store *st, struct drain_job *j, uint8_t *buffer)
 	return 0;
 }
 
-int work_resolve(struct store *st, struct drain_job *j, uint32_t chunk,
-		 bool owner_failed, uint8_t *buffer)
+/* The chunk is where its owner, or whom that one shares with, has put it. */
+static void join(struct drain_chunk *c, const struct drain_job *j,
+		 const struct drain_job *o, const struct drain_chunk *theirs,
+		 const struct chunk_loc *l)
+{
+	struct drain_origin *origin = NULL;
+
+	if (theirs->kind == CHUNK_JOINED)
+		origin = theirs->origin; /* NULL: o has it twice */
+	if (theirs->kind != CHUNK_SHARED && !origin && o != j)
+		origin = o->origin;
+	if (origin)
+		atomic_fetch_add(&origin->refs, 1);
+	c->kind = theirs->kind == CHUNK_SHARED ? CHUNK_SHARED : CHUNK_JOINED;
+	c->image = l->image;
+	c->image_offset = l->offset;
+	c->origin = origin;
+}
+
+static int resolve(struct store *st, struct drain_job *j, uint32_t chunk,
+		   bool owner_failed, uint8_t *buffer)
 {
 	struct drain_chunk *c = &j->chunks[chunk];
 	const struct drain_job *o = c->owner;
@@ -568,23 +618,24 @@ int work_resolve(struct store *st, struct drain_job *j, uint32_t chunk,
 			     : equal_to_image(st, &last, &l, base + c->offset)))
 			return store_late(st, j, chunk, buffer);
 	}
-	c->kind = theirs->kind == CHUNK_SHARED ? CHUNK_SHARED : CHUNK_JOINED;
-	c->image = l.image;
-	c->image_offset = l.offset;
-	if (o == j) { /* a chunk that the file has twice: no reference */
-		c->owner = theirs->owner;
-		if (c->owner)
-			atomic_fetch_add(&c->owner->refs, 1);
-		atomic_fetch_sub(&j->refs, 1);
-	} else if (theirs->kind == CHUNK_JOINED && theirs->owner) {
-		/* Whose image is it really? */
-		struct drain_job *middle = c->owner;
-
-		atomic_fetch_add(&theirs->owner->refs, 1);
-		c->owner = theirs->owner;
-		drain_job_put(st, middle);
-	}
+	join(c, j, o, theirs, &l);
 	return 0;
+}
+
+int work_resolve(struct store *st, struct drain_job *j, uint32_t chunk,
+		 bool owner_failed, uint8_t *buffer)
+{
+	struct drain_chunk *c = &j->chunks[chunk];
+	int rc = resolve(st, j, chunk, owner_failed, buffer);
+	struct drain_job *owner = c->owner;
+
+	/* A circle of the file with itself is broken without an end of it. */
+	c->owner = NULL;
+	if (owner == j)
+		atomic_fetch_sub(&j->refs, 1);
+	else
+		drain_job_put(st, owner);
+	return rc;
 }
 
 /* Whole-file duplicates stay native: everything maps 1:1 onto one image. */

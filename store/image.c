@@ -72,14 +72,27 @@ static int image_scan_dirs(struct images *im, bool at_start,
 	return rc;
 }
 
-/* Numbers may be in use that the database lost in a power cut. */
+/* Files may be there that the database does not know. */
 static int image_note_used(void *arg, uint64_t id)
 {
 	struct images *im = arg;
 
-	if (id >= im->next_id)
+	if (id >= im->next_id && id < IMAGE_ID_MAX)
 		im->next_id = id + 1;
 	return 0;
+}
+
+/* A number of the M records, or `missing` when there is none. */
+static int read_number(struct kv *kv, const char *name, uint64_t missing,
+		       uint64_t *ret)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_meta(name);
+	size_t len;
+	int rc = kv_get(kv, k.data, k.len, &value, &len);
+
+	*ret = missing;
+	return rc == -ENOENT ? 0 : rc < 0 ? rc : u64_decode(value, len, ret);
 }
 
 /*
@@ -100,25 +113,20 @@ static bool kernel_populates(void)
 
 int images_init(struct images *im, int store_dirfd, struct kv *kv)
 {
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_meta(META_NEXT_IMAGE);
-	size_t len;
 	int rc;
 
 	memset(im, 0, sizeof(*im));
 	im->kv = kv;
-	im->next_id = 1;
 	im->populates = kernel_populates();
 	im->dirfd = openat(store_dirfd, LAYOUT_IMAGE_DIR,
 			   O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	if (im->dirfd < 0)
 		return -errno;
-	rc = kv_get(kv, k.data, k.len, &value, &len);
-	if (rc == 0)
-		rc = u64_decode(value, len, &im->next_id);
-	if (rc == -ENOENT)
-		rc = 0;
-	im->next_id_reserved = im->next_id;
+	rc = read_number(kv, META_NEXT_IMAGE, 1, &im->next_id);
+	im->unfinished_end = im->next_id;
+	if (rc == 0) /* one of an older version does not say */
+		rc = read_number(kv, META_UNFINISHED, im->unfinished_end,
+				 &im->unfinished_from);
 	if (rc == 0)
 		rc = image_scan_dirs(im, true, image_note_used, im);
 	if (rc < 0) {
@@ -126,7 +134,7 @@ int images_init(struct images *im, int store_dirfd, struct kv *kv)
 		im->kv = NULL;
 		return rc;
 	}
-	im->next_id_at_start = im->next_id;
+	im->next_id_at_start = im->next_id_reserved = im->next_id;
 	pthread_mutex_init(&im->id_turn, NULL);
 	return -pthread_mutex_init(&im->lock, NULL);
 }
@@ -138,14 +146,55 @@ static void image_free(struct image *i)
 	free(i);
 }
 
-void images_release(struct images *im)
+/* Durably: images from `from` on, below `next`, may be unfinished. */
+static int record_numbers(struct images *im, uint64_t from, uint64_t next)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct key first = key_meta(META_UNFINISHED);
+	struct key end = key_meta(META_NEXT_IMAGE);
+	uint64_t le;
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	le = htole64(from);
+	kv_put(b, first.data, first.len, &le, sizeof(le));
+	le = htole64(next);
+	kv_put(b, end.data, end.len, &le, sizeof(le));
+	rc = kv_write(im->kv, b);
+	return rc == 0 ? kv_sync(im->kv) : rc;
+}
+
+static void remove_spares(struct images *im)
 {
 	while (im->spare_count > 0) {
 		char name[LAYOUT_IMAGE_NAME_BYTES];
+		uint64_t id = im->spare[--im->spare_count]->id;
 
-		layout_image_name(im->spare[--im->spare_count]->id, name);
+		im->spare[im->spare_count]->building = false;
+		layout_image_name(id, name);
 		(void)unlinkat(im->dirfd, name, 0);
+		atomic_store(&im->unlinked[id & 0xff], true);
 	}
+}
+
+int images_finish(struct images *im)
+{
+	uint64_t from = im->next_id;
+	int rc;
+
+	remove_spares(im);
+	for (size_t b = 0; b < IMAGE_BUCKETS; b++)
+		for (struct image *i = im->bucket[b]; i; i = i->next)
+			if (i->building && !i->dead && i->id < from)
+				from = i->id;
+	rc = image_sync_removed(im);
+	return rc == 0 ? record_numbers(im, from, im->next_id) : rc;
+}
+
+void images_release(struct images *im)
+{
+	remove_spares(im);
 	for (size_t b = 0; b < IMAGE_BUCKETS; b++)
 		while (im->bucket[b]) {
 			struct image *i = im->bucket[b];
@@ -161,21 +210,17 @@ void images_release(struct images *im)
 /* A number that was never used, also not before a crash. */
 static int image_next_id(struct images *im, uint64_t *ret_id)
 {
-	struct key k = key_meta(META_NEXT_IMAGE);
-	struct kv_batch *b;
-	uint64_t le;
 	int rc;
 
 	HOLD(&im->id_turn);
 	if (im->next_id >= im->next_id_reserved) {
-		/* In the log before any number of it is used. */
-		le = htole64(im->next_id + IMAGE_ID_STEP);
-		b = kv_batch_new();
-		if (!b)
-			return -ENOMEM;
-		kv_put(b, k.data, k.len, &le, sizeof(le));
-		rc = kv_write(im->kv, b);
-		kv_batch_free(b);
+		/*
+		 * Durable before any number of it is used: a file of which a
+		 * power cut leaves the name alone is known to be nothing. It
+		 * is one sync for IMAGE_ID_STEP images.
+		 */
+		rc = record_numbers(im, im->unfinished_from,
+				    im->next_id + IMAGE_ID_STEP);
 		if (rc < 0)
 			return rc;
 		im->next_id_reserved = im->next_id + IMAGE_ID_STEP;
@@ -326,7 +371,6 @@ void image_recycle(struct images *im, struct image *i)
 		HOLD(&im->lock);
 		if (emptied && im->spare_count < IMAGE_SPARE_MAX) {
 			i->refs = 0;
-			i->abandoned = false;
 			im->spare[im->spare_count++] = i;
 			return;
 		}
@@ -470,6 +514,7 @@ int image_remove(struct images *im, struct image *i)
 {
 	char name[LAYOUT_IMAGE_NAME_BYTES], gone[LAYOUT_IMAGE_NAME_BYTES];
 	bool shared;
+	int rc;
 
 	layout_image_name(i->id, name);
 	{
@@ -478,15 +523,28 @@ int image_remove(struct images *im, struct image *i)
 		shared = i->refs > 1;
 		i->gone = i->gone || shared;
 	}
-	if (!shared)
-		return unlinkat(im->dirfd, name, 0) < 0 && errno != ENOENT ?
-			       -errno :
-			       0;
 	layout_gone_name(i->id, gone);
-	return renameat(im->dirfd, name, im->dirfd, gone) < 0 &&
-			       errno != ENOENT ?
-		       -errno :
-		       0;
+	if (shared)
+		rc = renameat(im->dirfd, name, im->dirfd, gone);
+	else
+		rc = unlinkat(im->dirfd, name, 0);
+	if (rc < 0 && errno != ENOENT)
+		return -errno;
+	atomic_store(&im->unlinked[i->id & 0xff], true);
+	return 0;
+}
+
+int image_sync_removed(struct images *im)
+{
+	int rc = 0;
+
+	for (unsigned x = 0; rc == 0 && x < 256; x++)
+		if (atomic_exchange(&im->unlinked[x], false)) {
+			rc = image_sync_name(im, x);
+			if (rc < 0)
+				atomic_store(&im->unlinked[x], true);
+		}
+	return rc;
 }
 
 int image_sync_name(struct images *im, uint64_t id)

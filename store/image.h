@@ -2,8 +2,9 @@
  * image.h - images: plain sparse files that hold files' bytes at the offsets
  * that they have in the file, so that a store can be read with cp.
  *
- * Keeps true: an image number is never used twice; an image that no I record
- * names holds nothing committed and is removed at the next start; bytes that
+ * Keeps true: an image number is never used twice; numbers are recorded,
+ * durably, before they are used, so that an image that no I record names is
+ * known to be unfinished, and only then removed at the next start; bytes that
  * a K record covers are never written again, only read or, when the record
  * is gone, punched.
  *
@@ -19,6 +20,7 @@
 #define STORE_IMAGE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -38,12 +40,14 @@ struct image {
 	bool spare; /* not in use: nobody may get it by its number; lock */
 	bool building; /* a stage, or a job's that is not committed yet; lock */
 	bool mappable; /* was open for reading in passthrough; lock */
-	bool abandoned; /* its job gave up: nothing may refer to it; lock */
 	uint64_t lru; /* when it was put last; images.lock */
 	struct stage *clean; /* a stage with the same bytes; images.lock */
 	uint8_t *map; /* read-only, or NULL; images.lock; unmapped at free */
 	size_t map_len;
 };
+
+/* No number of ours is as large: a file of that name is somebody else's. */
+#define IMAGE_ID_MAX (UINT64_C(1) << 62)
 
 #define IMAGE_BUCKETS 4096
 /*
@@ -68,10 +72,21 @@ struct images {
 	pthread_mutex_t id_turn;
 	uint64_t next_id, next_id_reserved; /* id_turn */
 	uint64_t next_id_at_start; /* immutable */
+	/*
+	 * What the last daemon had begun and not finished is among these, and
+	 * nothing else is (META_UNFINISHED); immutable.
+	 */
+	uint64_t unfinished_from, unfinished_end;
+	atomic_bool unlinked[256]; /* by directory: not durable yet */
 	bool populates; /* a fault of ours reads 2 MiB, no more; immutable */
 };
 
 int images_init(struct images *im, int store_dirfd, struct kv *kv);
+/*
+ * A clean end, before images_release(): what is not finished is recorded, which
+ * is nothing but the stages that are left for the next start.
+ */
+int images_finish(struct images *im);
 void images_release(struct images *im);
 
 /* A new, empty image with one reference. */
@@ -90,6 +105,8 @@ void image_recycle(struct images *im, struct image *i);
  * too keep it. Blocks.
  */
 int image_remove(struct images *im, struct image *i);
+/* What image_remove() did so far is durable. */
+int image_sync_removed(struct images *im);
 /*
  * A descriptor of the caller's own: O_RDONLY or O_RDWR, also with O_DIRECT,
  * which a file system that has none goes without.

@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <rocksdb/c.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/statvfs.h>
@@ -32,6 +33,9 @@
 
 #define KV_LOG_FATAL 4 /* rocksdb::FATAL_LEVEL */
 
+/* Changes in a row that may be in no log: see keep_something_to_flush(). */
+#define KV_UNLOGGED_MAX 4
+
 struct kv {
 	rocksdb_t *db;
 	rocksdb_options_t *options;
@@ -52,6 +56,11 @@ struct kv {
 	 */
 	atomic_bool full;
 	/*
+	 * The last change that is in the log, or in a table. Numbers above it
+	 * may be in use: of what failed, and of what was written without it.
+	 */
+	_Atomic uint64_t logged;
+	/*
 	 * Shared by who writes and syncs. Where the disk may become full
 	 * meanwhile (low), or is (full), each has it alone: a sync must not
 	 * meet a write that fails, and each write looks at what is in memory
@@ -59,6 +68,8 @@ struct kv {
 	 */
 	pthread_rwlock_t turn;
 	int dirfd;
+	void (*on_sync)(void *arg, uint64_t sequence); /* or NULL */
+	void *on_sync_arg;
 };
 
 struct kv_batch {
@@ -88,6 +99,27 @@ static int kv_error(const char *what, char *text)
 	log_error("database: %s: %s", what, text);
 	rocksdb_free(text);
 	return rc;
+}
+
+/*
+ * Of each log that is full its length is recorded with the tables, so that one
+ * that is missing or cut short is an error. c.h has no call for it. Takes over
+ * the options.
+ */
+static rocksdb_options_t *track_logs(rocksdb_options_t *o)
+{
+	rocksdb_options_t *tracking = rocksdb_options_create();
+	char *err = NULL;
+
+	rocksdb_get_options_from_string(
+		o, "track_and_verify_wals_in_manifest=true", tracking, &err);
+	if (err) { /* a version that does not know it yet, or any more */
+		rocksdb_free(err);
+		rocksdb_options_destroy(tracking);
+		return o;
+	}
+	rocksdb_options_destroy(o);
+	return tracking;
 }
 
 static rocksdb_options_t *kv_options(struct kv *kv, bool create)
@@ -137,7 +169,7 @@ static rocksdb_options_t *kv_options(struct kv *kv, bool create)
 	/* The log is a prefix of what was written, never with a gap. */
 	rocksdb_options_set_wal_recovery_mode(o,
 					      rocksdb_point_in_time_recovery);
-	return o;
+	return track_logs(o);
 }
 
 static bool room_below(const struct kv *kv, uint64_t bytes)
@@ -146,6 +178,27 @@ static bool room_below(const struct kv *kv, uint64_t bytes)
 
 	return fstatvfs(kv->dirfd, &v) == 0 &&
 	       (uint64_t)v.f_bavail * v.f_frsize < bytes;
+}
+
+static void kv_alloc(struct kv *kv, bool create)
+{
+	kv->options = kv_options(kv, create);
+	kv->write = rocksdb_writeoptions_create();
+	kv->unlogged = rocksdb_writeoptions_create();
+	rocksdb_writeoptions_disable_WAL(kv->unlogged, 1);
+	kv->flush = rocksdb_flushoptions_create(); /* it waits */
+	kv->read = rocksdb_readoptions_create();
+}
+
+/* A batch was written: all that came before it is in the log as well. */
+static void note_logged(struct kv *kv)
+{
+	uint64_t now = rocksdb_get_latest_sequence_number(kv->db);
+	uint64_t known = atomic_load(&kv->logged);
+
+	while (known < now &&
+	       !atomic_compare_exchange_weak(&kv->logged, &known, now))
+		;
 }
 
 static int kv_open_any(const char *dir, bool create, bool readonly,
@@ -165,12 +218,7 @@ static int kv_open_any(const char *dir, bool create, bool readonly,
 		&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
 	pthread_rwlock_init(&kv->turn, &attr);
 	pthread_rwlockattr_destroy(&attr);
-	kv->options = kv_options(kv, create);
-	kv->write = rocksdb_writeoptions_create();
-	kv->unlogged = rocksdb_writeoptions_create();
-	rocksdb_writeoptions_disable_WAL(kv->unlogged, 1);
-	kv->flush = rocksdb_flushoptions_create(); /* it waits */
-	kv->read = rocksdb_readoptions_create();
+	kv_alloc(kv, create);
 	if (readonly)
 		kv->db = rocksdb_open_for_read_only(kv->options, dir, 0, &err);
 	else
@@ -182,6 +230,7 @@ static int kv_open_any(const char *dir, bool create, bool readonly,
 		return rc;
 	}
 	kv->dirfd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	note_logged(kv);
 	*ret_kv = kv;
 	return 0;
 }
@@ -213,6 +262,133 @@ void kv_close(struct kv *kv)
 	if (kv->dirfd >= 0)
 		close(kv->dirfd);
 	free(kv);
+}
+
+/* Only to look: with its log, or (no_logs) as if there were none. */
+static struct kv *look_open(const char *dir, bool no_logs, char **ret_err)
+{
+	struct kv *kv = calloc(1, sizeof(*kv));
+	char *elsewhere = NULL;
+
+	if (!kv)
+		return NULL;
+	kv->dirfd = -1;
+	pthread_rwlock_init(&kv->turn, NULL);
+	kv_alloc(kv, false);
+	/* No log of RocksDB's lies beside the database's directory. */
+	if (no_logs && asprintf(&elsewhere, "%s/..", dir) > 0)
+		rocksdb_options_set_wal_dir(kv->options, elsewhere);
+	free(elsewhere);
+	kv->db = rocksdb_open_for_read_only(kv->options, dir, 0, ret_err);
+	if (!*ret_err)
+		return kv;
+	kv->db = NULL;
+	kv_close(kv);
+	return NULL;
+}
+
+/* RocksDB's text, which is freed, as an answer to who only looks. */
+static int look_error(char *err, char *text, size_t text_size)
+{
+	int rc = strstr(err, "Corruption") ? -EUCLEAN : -EIO;
+
+	if (strstr(err, "Too many open files"))
+		rc = -EMFILE;
+	(void)snprintf(text, text_size, "%.*s", (int)strcspn(err, "\n"), err);
+	rocksdb_free(err);
+	return rc;
+}
+
+/*
+ * The changes after number `from` follow each other without a gap. A log that
+ * is missing between two others, and a list of tables that lost its end, are
+ * seen here only.
+ */
+static bool log_is_whole(struct kv *kv, uint64_t from)
+{
+	rocksdb_wal_iterator_t *it = NULL;
+	uint64_t next = from + 1;
+	char *err = NULL;
+	bool whole = true;
+
+	/* Where keep_something_to_flush() wrote, a number is in no log. */
+	for (uint64_t skip = 0; !it && skip <= KV_UNLOGGED_MAX; skip++) {
+		err = NULL;
+		it = rocksdb_get_updates_since(kv->db, next + skip, NULL, &err);
+		if (err) {
+			rocksdb_free(err);
+			it = NULL;
+		}
+	}
+	if (!it)
+		return false;
+	while (whole && rocksdb_wal_iter_valid(it)) {
+		rocksdb_writebatch_t *wb;
+		uint64_t first;
+
+		wb = rocksdb_wal_iter_get_batch(it, &first);
+		whole = first <= next + KV_UNLOGGED_MAX;
+		next = first + (uint64_t)rocksdb_writebatch_count(wb);
+		rocksdb_writebatch_destroy(wb);
+		rocksdb_wal_iter_next(it);
+	}
+	rocksdb_wal_iter_destroy(it);
+	return whole;
+}
+
+int kv_look(const char *dir, struct kv **ret_kv, uint64_t *ret_sequence,
+	    char *text, size_t text_size)
+{
+	uint64_t all, in_tables;
+	struct kv *kv, *tables;
+	char *err = NULL;
+
+	kv = look_open(dir, false, &err);
+	if (!kv)
+		return err ? look_error(err, text, text_size) : -ENOMEM;
+	tables = look_open(dir, true, &err);
+	if (!tables) {
+		kv_close(kv);
+		return err ? look_error(err, text, text_size) : -ENOMEM;
+	}
+	all = rocksdb_get_latest_sequence_number(kv->db);
+	in_tables = rocksdb_get_latest_sequence_number(tables->db);
+	kv_close(tables);
+	if (all > in_tables && !log_is_whole(kv, in_tables)) {
+		(void)snprintf(text, text_size,
+			       "changes are missing between its tables, which "
+			       "reach to number %llu, and the end of its log, "
+			       "%llu",
+			       (unsigned long long)in_tables,
+			       (unsigned long long)all);
+		kv_close(kv);
+		return -EUCLEAN;
+	}
+	*ret_kv = kv;
+	*ret_sequence = all;
+	return 0;
+}
+
+void kv_on_sync(struct kv *kv, void (*fn)(void *arg, uint64_t sequence),
+		void *arg)
+{
+	kv->on_sync = fn;
+	kv->on_sync_arg = arg;
+}
+
+int kv_finish(struct kv *kv, uint64_t *ret_sequence)
+{
+	int rc = atomic_load(&kv->failed);
+	char *err = NULL;
+
+	if (rc < 0)
+		return rc;
+	/* The log that failed cannot be left but by RocksDB itself. */
+	if (atomic_load(&kv->full))
+		return -ENOSPC;
+	rocksdb_flush(kv->db, kv->flush, &err);
+	*ret_sequence = atomic_load(&kv->logged);
+	return kv_error("flush", err);
 }
 
 int kv_get(struct kv *kv, const void *key, size_t key_len, void **ret_value,
@@ -316,9 +492,14 @@ void kv_add(struct kv_batch *b, const void *key, size_t key_len, int64_t delta)
 					 sizeof(le));
 }
 
+int kv_room_for(const struct kv *kv, uint64_t bytes)
+{
+	return room_below(kv, KV_SPARE_BYTES + bytes) ? -ENOSPC : 0;
+}
+
 int kv_room(const struct kv *kv)
 {
-	return room_below(kv, KV_SPARE_BYTES) ? -ENOSPC : 0;
+	return kv_room_for(kv, 0);
 }
 
 /* To write or to sync. Returns whether the turn is had alone. */
@@ -380,6 +561,8 @@ int kv_write(struct kv *kv, struct kv_batch *b)
 	if (rc == 0) {
 		rocksdb_write(kv->db, kv->write, b->wb, &err);
 		rc = kv_error("write", err);
+		if (rc == 0)
+			note_logged(kv);
 		if (rc == -ENOSPC)
 			atomic_store(&kv->full, true);
 		else if (rc == 0 && alone)
@@ -429,11 +612,13 @@ static int sync_logs(const struct kv *kv)
 int kv_sync(struct kv *kv)
 {
 	int rc = atomic_load(&kv->failed);
+	uint64_t sequence;
 	char *err = NULL;
 
 	if (rc < 0)
 		return rc;
 	(void)log_enter(kv);
+	sequence = atomic_load(&kv->logged);
 	if (atomic_load(&kv->full)) {
 		rc = sync_logs(kv);
 	} else {
@@ -441,6 +626,8 @@ int kv_sync(struct kv *kv)
 		rc = kv_error("sync", err);
 	}
 	pthread_rwlock_unlock(&kv->turn);
+	if (rc == 0 && kv->on_sync)
+		kv->on_sync(kv->on_sync_arg, sequence);
 	if (rc < 0) {
 		atomic_store(&kv->failed, rc);
 		log_error("the database cannot be written any more: mend the "

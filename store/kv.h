@@ -35,6 +35,24 @@ int kv_open_readonly(const char *dir, struct kv **ret_kv);
 void kv_close(struct kv *kv);
 
 /*
+ * Look at the database in dir without changing a byte of it, its log
+ * included. *ret_sequence is the number of its last change; numbers only grow.
+ * *ret_kv is the caller's, for reading.
+ * -EUCLEAN: it is damaged, or changes are missing between what its tables hold
+ * and what its log holds. -EIO: it cannot be read. `text` says what.
+ */
+int kv_look(const char *dir, struct kv **ret_kv, uint64_t *ret_sequence,
+	    char *text, size_t text_size);
+/* fn is told the number of the last change that a kv_sync() made durable. */
+void kv_on_sync(struct kv *kv, void (*fn)(void *arg, uint64_t sequence),
+		void *arg);
+/*
+ * Before kv_close(): what is in memory goes to tables, so that the log is empty
+ * afterwards. *ret_sequence: of the last change, which is durable then.
+ */
+int kv_finish(struct kv *kv, uint64_t *ret_sequence);
+
+/*
  * The value of key into a buffer that the caller frees. -ENOENT: none.
  * *ret_value is NULL only on failure, also for an empty value.
  */
@@ -80,6 +98,8 @@ int kv_sync(struct kv *kv);
  * write that adds something, so that there is room left for deletions.
  */
 int kv_room(const struct kv *kv);
+/* The same before that many bytes are written to the disk beside it. */
+int kv_room_for(const struct kv *kv, uint64_t bytes);
 
 /*
  * Iterate keys >= start that begin with prefix; each step is 1 (there is an

@@ -1,7 +1,9 @@
 /*
  * layout.c - see layout.h. What it keeps true: nothing is written into a
  * directory that is not a store or empty, and a directory with a `format` file
- * is a whole store, because that file appears last and at once (rename).
+ * is a whole store, because that file appears last and at once (rename). While
+ * a store is made its text lies under another name: that says of the rest that
+ * it is ours, and holds nothing yet.
  */
 #include "store/layout.h"
 
@@ -18,14 +20,18 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "store/base/scope.h"
 #include "store/records.h"
 
+/* There while the store is made: what else is there counts for nothing. */
 #define FORMAT_TMP ".ckptfs-format.tmp"
+#define FORMAT_NEW ".ckptfs-format.new" /* of an old store */
 #define FORMAT_TEXT "ckptfs store, format %u\nuuid %s\n"
+#define FORMAT_CHECK "check %016llx\n" /* of what stands before it */
 #define FORMAT_BYTES_MAX 128
-#define LOCK_BYTES_MAX 64
+#define LOCK_BYTES_MAX LAYOUT_LOCK_BYTES_MAX
 #define STORE_MODE 0700 /* what is inside has its own permissions */
 
 /* Where the sentence for the user goes. */
@@ -171,20 +177,63 @@ static bool is_our_lock(int dirfd)
 		strchr(text, '\n') == text + n - 1);
 }
 
+static bool is_dir(int dirfd, const char *name)
+{
+	struct stat sb;
+
+	return fstatat(dirfd, name, &sb, AT_SYMLINK_NOFOLLOW) == 0 &&
+	       S_ISDIR(sb.st_mode);
+}
+
+static int each_is(int dirfd, const char *path,
+		   bool (*fn)(int dirfd, const char *name));
+
+static bool is_dot(int dirfd, const char *name)
+{
+	(void)dirfd;
+	return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+}
+
+/* A directory of images in which there is none. */
+static bool is_empty_dir(int dirfd, const char *name)
+{
+	return is_dot(dirfd, name) || each_is(dirfd, name, is_dot) == 1;
+}
+
+/* What make_store() and the first mount make before there is a format file. */
+static bool is_half_made(int dirfd, const char *name)
+{
+	static const char *const parts[] = { LAYOUT_DB_DIR, LAYOUT_STAGE_DIR,
+					     LAYOUT_MARK_FILE,
+					     LAYOUT_SECRET_FILE,
+					     LAYOUT_SECRET_FILE ".tmp" };
+	struct stat sb;
+
+	if (fstatat(dirfd, FORMAT_TMP, &sb, AT_SYMLINK_NOFOLLOW) < 0 ||
+	    !S_ISREG(sb.st_mode))
+		return false;
+	for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++)
+		if (strcmp(name, parts[i]) == 0)
+			return true;
+	return strcmp(name, LAYOUT_IMAGE_DIR) == 0 &&
+	       each_is(dirfd, name, is_empty_dir) == 1;
+}
+
 /* True for what may lie in a directory that is about to become a store. */
 static bool is_no_data(int dirfd, const char *name)
 {
-	if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+	if (is_dot(dirfd, name) || is_half_made(dirfd, name))
 		return true;
 	if (strcmp(name, "lost+found") == 0 || strcmp(name, FORMAT_TMP) == 0)
 		return true;
 	return strcmp(name, LAYOUT_LOCK_FILE) == 0 && is_our_lock(dirfd);
 }
 
-/* 1: holds nothing. 0: somebody's data. */
-static int dir_is_fresh(int dirfd)
+/* 1: fn says yes to every name in the directory. 0: not to all. */
+static int each_is(int dirfd, const char *path,
+		   bool (*fn)(int dirfd, const char *name))
 {
-	int fd = openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int fd = openat(dirfd, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	struct dirent *d;
 	int rc = 1;
 	DIR *dir;
@@ -202,11 +251,27 @@ static int dir_is_fresh(int dirfd)
 		d = readdir(dir);
 		if (!d && errno != 0)
 			rc = -errno;
-		else if (d && !is_no_data(dirfd, d->d_name))
+		else if (d && !fn(fd, d->d_name))
 			rc = 0;
 	} while (d && rc == 1);
 	(void)closedir(dir);
 	return rc;
+}
+
+/* What the file holds that says so; its length. */
+static int format_text(unsigned format, const char *uuid,
+		       char ret[FORMAT_BYTES_MAX])
+{
+	int len = snprintf(ret, FORMAT_BYTES_MAX, FORMAT_TEXT, format, uuid);
+
+	CHECK(len > 0 && len < FORMAT_BYTES_MAX);
+	if (format > STORE_FORMAT_OLD)
+		len += snprintf(ret + len, (size_t)(FORMAT_BYTES_MAX - len),
+				FORMAT_CHECK,
+				(unsigned long long)XXH3_64bits(ret,
+								(size_t)len));
+	CHECK(len < FORMAT_BYTES_MAX);
+	return len;
 }
 
 /* The text must be one of ours to the byte: anything else is damage. */
@@ -214,7 +279,7 @@ static int parse_format(const struct refusal *r, const char *text,
 			char ret_uuid[LAYOUT_UUID_BYTES])
 {
 	char uuid[LAYOUT_UUID_BYTES] = "";
-	char again[FORMAT_BYTES_MAX];
+	char again[FORMAT_BYTES_MAX] = "";
 	unsigned format = 0;
 	int fields = sscanf(text, "ckptfs store, format %u uuid %36[0-9a-f-]",
 			    &format, uuid);
@@ -224,14 +289,14 @@ static int parse_format(const struct refusal *r, const char *text,
 			      "%s was written by a newer ckptfs (format %u, "
 			      "this one reads up to %u); upgrade ckptfs",
 			      r->path, format, STORE_FORMAT);
-	(void)snprintf(again, sizeof(again), FORMAT_TEXT, format, uuid);
-	if (fields != 2 || format == 0 ||
-	    strlen(uuid) != LAYOUT_UUID_BYTES - 1 || strcmp(text, again) != 0)
+	if (fields == 2 && format >= STORE_FORMAT_OLD)
+		(void)format_text(format, uuid, again);
+	if (strlen(uuid) != LAYOUT_UUID_BYTES - 1 || strcmp(text, again) != 0)
 		return refuse(r, -EINVAL,
 			      "%s/%s is damaged or not from ckptfs; put that "
-			      "file back from a copy, or give another "
-			      "directory",
-			      r->path, LAYOUT_FORMAT_FILE);
+			      "file back from a copy, give another directory, "
+			      "or run 'ckptctl rebuild %s' if it is a store",
+			      r->path, LAYOUT_FORMAT_FILE, r->path);
 	memcpy(ret_uuid, uuid, LAYOUT_UUID_BYTES);
 	return 0;
 }
@@ -251,13 +316,21 @@ static int look(const struct refusal *r, int dirfd, bool create,
 	if (n != -ENOENT)
 		return refuse(r, (int)n, "%s/%s: cannot be read: %s", r->path,
 			      LAYOUT_FORMAT_FILE, strerror((int)-n));
+	/* While a store is made there is the temporary one. */
+	if (is_dir(dirfd, LAYOUT_DB_DIR) && is_dir(dirfd, LAYOUT_IMAGE_DIR) &&
+	    faccessat(dirfd, FORMAT_TMP, F_OK, AT_SYMLINK_NOFOLLOW) < 0)
+		return refuse(r, -EUCLEAN,
+			      "%s: its file '%s' is missing; nothing was "
+			      "changed: put it back from a copy, or run "
+			      "'ckptctl rebuild %s'",
+			      r->path, LAYOUT_FORMAT_FILE, r->path);
 	if (!create)
 		return refuse(r, -EINVAL,
 			      "%s is not a ckptfs store (it has no file '%s'); "
 			      "give the directory that ckptfs was given as "
 			      "STORE",
 			      r->path, LAYOUT_FORMAT_FILE);
-	rc = dir_is_fresh(dirfd);
+	rc = each_is(dirfd, ".", is_no_data);
 	if (rc < 0)
 		return refuse(r, rc, "%s: cannot be listed: %s", r->path,
 			      strerror(-rc));
@@ -301,7 +374,6 @@ static int take_lock(const struct refusal *r, int dirfd, int *ret_lockfd)
 	int flags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
 	int fd = openat(dirfd, LAYOUT_LOCK_FILE, flags | O_RDWR | O_CREAT,
 			0600);
-	char text[LOCK_BYTES_MAX];
 	int rc;
 
 	/* A check may look at a store that lies on a read-only disk. */
@@ -315,13 +387,30 @@ static int take_lock(const struct refusal *r, int dirfd, int *ret_lockfd)
 		(void)close(fd);
 		return rc;
 	}
-	/* Only for the message above, so a full disk is no reason to fail. */
-	(void)snprintf(text, sizeof(text), "%ld %.32s\n", (long)getpid(),
-		       program_invocation_short_name);
-	if (ftruncate(fd, 0) == 0)
-		(void)!pwrite(fd, text, strlen(text), 0);
 	*ret_lockfd = fd;
 	return 0;
+}
+
+/* Only for a message, so a full disk is no reason to fail. */
+void layout_unsay(int lockfd, const struct layout_lock_text *old)
+{
+	if (ftruncate(lockfd, 0) == 0)
+		(void)!pwrite(lockfd, old->text, old->len, 0);
+}
+
+void layout_say_who(int lockfd, struct layout_lock_text *ret_old)
+{
+	struct layout_lock_text us;
+	ssize_t n;
+
+	if (ret_old) {
+		n = pread(lockfd, ret_old->text, LOCK_BYTES_MAX, 0);
+		ret_old->len = n > 0 ? (size_t)n : 0;
+	}
+	(void)snprintf(us.text, sizeof(us.text), "%ld %.32s\n", (long)getpid(),
+		       program_invocation_short_name);
+	us.len = strlen(us.text);
+	layout_unsay(lockfd, &us);
 }
 
 static int make_uuid(char ret[LAYOUT_UUID_BYTES])
@@ -340,10 +429,11 @@ static int make_uuid(char ret[LAYOUT_UUID_BYTES])
 	return 0;
 }
 
-static int write_format(int dirfd, const char *uuid)
+/* The file `name` says that this is a store, durably. */
+static int write_format(int dirfd, const char *name, const char *uuid)
 {
 	SCOPED(scope_close)
-	int fd = openat(dirfd, FORMAT_TMP,
+	int fd = openat(dirfd, name,
 			O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
 			0600);
 	char text[FORMAT_BYTES_MAX];
@@ -352,75 +442,111 @@ static int write_format(int dirfd, const char *uuid)
 
 	if (fd < 0)
 		return -errno;
-	len = snprintf(text, sizeof(text), FORMAT_TEXT, STORE_FORMAT, uuid);
-	CHECK(len > 0 && (size_t)len < sizeof(text));
+	len = format_text(STORE_FORMAT, uuid, text);
 	n = write(fd, text, (size_t)len);
 	if (n != len)
 		return n < 0 ? -errno : -ENOSPC;
-	if (fsync(fd) < 0 ||
-	    renameat(dirfd, FORMAT_TMP, dirfd, LAYOUT_FORMAT_FILE) < 0 ||
-	    fsync(dirfd) < 0)
-		return -errno;
-	return 0;
+	return fsync(fd) < 0 || fsync(dirfd) < 0 ? -errno : 0;
 }
 
+int layout_finish(int dirfd, const char uuid[LAYOUT_UUID_BYTES])
+{
+	const char *name = layout_is_old(dirfd) ? FORMAT_NEW : FORMAT_TMP;
+	int rc = write_format(dirfd, name, uuid);
+
+	if (rc == 0 &&
+	    (renameat(dirfd, name, dirfd, LAYOUT_FORMAT_FILE) < 0 ||
+	     fsync(dirfd) < 0))
+		rc = -errno;
+	return rc;
+}
+
+bool layout_is_old(int dirfd)
+{
+	char text[FORMAT_BYTES_MAX];
+	unsigned format = 0;
+
+	return read_text(dirfd, LAYOUT_FORMAT_FILE, text, sizeof(text)) > 0 &&
+	       sscanf(text, "ckptfs store, format %u", &format) == 1 &&
+	       format < STORE_FORMAT;
+}
+
+/* What was left of a database when the making was interrupted. */
+static int empty_db(int dirfd)
+{
+	int fd = openat(dirfd, LAYOUT_DB_DIR,
+			O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+	struct dirent *d;
+	int rc = 0;
+
+	if (!dir)
+		return -errno;
+	while (rc == 0 && (d = readdir(dir)) != NULL)
+		if (!is_dot(fd, d->d_name) && unlinkat(fd, d->d_name, 0) < 0)
+			rc = -errno;
+	closedir(dir);
+	return rc;
+}
+
+/* All of it but the database, and the name of the format file. */
 static int make_store(const struct refusal *r, int dirfd,
 		      char ret_uuid[LAYOUT_UUID_BYTES])
 {
+	static const char *const names[] = { LAYOUT_DB_DIR, LAYOUT_IMAGE_DIR,
+					     LAYOUT_STAGE_DIR };
 	int rc = make_uuid(ret_uuid);
 
 	if (rc == 0)
-		rc = write_format(dirfd, ret_uuid);
+		rc = write_format(dirfd, FORMAT_TMP, ret_uuid);
+	for (size_t i = 0; rc == 0 && i < sizeof(names) / sizeof(*names); i++)
+		if (mkdirat(dirfd, names[i], STORE_MODE) < 0 && errno != EEXIST)
+			rc = -errno;
+	if (rc == 0)
+		rc = empty_db(dirfd);
+	if (rc == 0 && unlinkat(dirfd, LAYOUT_MARK_FILE, 0) < 0 &&
+	    errno != ENOENT)
+		rc = -errno;
+	if (rc == 0 && fsync(dirfd) < 0)
+		rc = -errno;
 	if (rc < 0)
 		return refuse(r, rc, "%s: cannot make a store here: %s",
 			      r->path, strerror(-rc));
-	return 0;
+	return 1;
 }
 
-/* From now on there may be what an older ckptfs does not know. */
-static int upgrade(const struct refusal *r, int dirfd, const char *uuid)
-{
-	char text[FORMAT_BYTES_MAX], current[FORMAT_BYTES_MAX];
-	ssize_t n = read_text(dirfd, LAYOUT_FORMAT_FILE, text, sizeof(text));
-	int rc = n < 0 ? (int)n : 0;
-
-	(void)snprintf(current, sizeof(current), FORMAT_TEXT, STORE_FORMAT,
-		       uuid);
-	if (rc == 0 && strcmp(text, current) != 0)
-		rc = write_format(dirfd, uuid);
-	if (rc < 0)
-		return refuse(r, rc, "%s: cannot be upgraded to format %u: %s",
-			      r->path, STORE_FORMAT, strerror(-rc));
-	return 0;
-}
-
-/* They may be missing after a crash between `format` and them. */
-static int make_subdirs(const struct refusal *r, int dirfd)
+/*
+ * What is in it must be nobody else's to change, and without its images a store
+ * is not one to write to. The other two are looked at by who opens them.
+ */
+static int look_parts(const struct refusal *r, int dirfd)
 {
 	static const char *const names[] = { LAYOUT_DB_DIR, LAYOUT_IMAGE_DIR,
 					     LAYOUT_STAGE_DIR };
-	bool made = false;
 
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
 		struct stat sb;
 
-		if (mkdirat(dirfd, names[i], STORE_MODE) == 0)
-			made = true;
-		else if (errno != EEXIST)
-			return refuse_call(r, "make the directories in it");
-		else if (fstatat(dirfd, names[i], &sb, AT_SYMLINK_NOFOLLOW) < 0)
+		if (fstatat(dirfd, names[i], &sb, AT_SYMLINK_NOFOLLOW) < 0) {
+			if (errno == ENOENT)
+				continue;
 			return refuse_call(r, "look at the directories in it");
-		else if (!S_ISDIR(sb.st_mode) || sb.st_uid != geteuid() ||
-			 (sb.st_mode & (S_IWGRP | S_IWOTH)))
+		}
+		if (!S_ISDIR(sb.st_mode) || sb.st_uid != geteuid() ||
+		    (sb.st_mode & (S_IWGRP | S_IWOTH)))
 			return refuse(r, -EPERM,
 				      "%s/%s is not a directory that user %u "
 				      "alone can change; put it right, or give "
 				      "another store",
 				      r->path, names[i], geteuid());
 	}
-	if (made && fsync(dirfd) < 0)
-		return refuse_call(r, "make its directories durable");
-	return 0;
+	if (is_dir(dirfd, LAYOUT_IMAGE_DIR))
+		return 0;
+	return refuse(r, -EUCLEAN,
+		      "%s: its directory '%s' is missing; nothing was changed: "
+		      "put it back from a copy of this store, or run 'ckptctl "
+		      "rebuild %s' to go on without what was in it",
+		      r->path, LAYOUT_IMAGE_DIR, r->path);
 }
 
 int layout_open(const char *path, bool create, int *ret_dirfd, int *ret_lockfd,
@@ -448,10 +574,13 @@ int layout_open(const char *path, bool create, int *ret_dirfd, int *ret_lockfd,
 	rc = look(&r, dirfd, create, uuid);
 	if (rc == 0)
 		rc = make_store(&r, dirfd, uuid);
-	if (rc >= 0 && create)
-		rc = upgrade(&r, dirfd, uuid);
-	if (rc >= 0 && create)
-		rc = make_subdirs(&r, dirfd);
+	else if (rc == 1)
+		rc = 0;
+	if (rc >= 0 && create) {
+		int parts = look_parts(&r, dirfd);
+
+		rc = parts < 0 ? parts : rc;
+	}
 	if (rc < 0)
 		return rc;
 	memcpy(ret_uuid, uuid, sizeof(uuid));
@@ -459,5 +588,5 @@ int layout_open(const char *path, bool create, int *ret_dirfd, int *ret_lockfd,
 	*ret_lockfd = lockfd;
 	dirfd = -1;
 	lockfd = -1;
-	return 0;
+	return rc;
 }

@@ -1,15 +1,22 @@
 /*
  * layout.h - where things lie in a store directory.
  *
- *   STORE/format       "ckptfs store, format 2\n" + "uuid ...\n"
+ *   STORE/format       "ckptfs store, format 2\n" + "uuid ...\n" + "check ...\n"
  *   STORE/lock         flock()ed by whoever has the store open
+ *   STORE/mark         what the database must at least hold: mark.h
+ *   STORE/secret       a copy of the secret of its hashes: identity.h
  *   STORE/db/          RocksDB
+ *   STORE/backup/      the last two backups of it: backup.h
  *   STORE/images/XX/N  images: N is 16 hex digits, XX its last two; with
  *                      ".gone" behind it: removed while somebody had it
  *   STORE/stage/       mount point of the private tmpfs (empty when unmounted)
  *
- * A directory without `format` is a store only when it is empty (or holds
- * nothing but lost+found); anything else is refused: it is somebody's data.
+ * A directory without `format` becomes a store only when it is empty (or holds
+ * nothing but lost+found, or what was left when just that was interrupted);
+ * anything else is refused: it is somebody's data. `format` is written last, so
+ * that a store which has one had a database, and never gets a new one.
+ *
+ * Format 1, of which the text has no check, is read as well.
  */
 #ifndef STORE_LAYOUT_H
 #define STORE_LAYOUT_H
@@ -20,7 +27,10 @@
 
 #define LAYOUT_FORMAT_FILE "format"
 #define LAYOUT_LOCK_FILE "lock"
+#define LAYOUT_MARK_FILE "mark"
+#define LAYOUT_SECRET_FILE "secret"
 #define LAYOUT_DB_DIR "db"
+#define LAYOUT_BACKUP_DIR "backup"
 #define LAYOUT_IMAGE_DIR "images"
 #define LAYOUT_STAGE_DIR "stage"
 
@@ -46,16 +56,36 @@ static inline void layout_gone_name(uint64_t image,
 }
 
 /*
- * Open a store directory, take its lock and check its format.
+ * Open a store directory, take its lock and check its format. Nothing is
+ * changed in one that is a store.
  *
- * *ret_dirfd and *ret_lockfd are the caller's to close (closing the lock lets
- * the next one in). With `create`, an empty directory becomes a store.
+ * Returns 0, or, with `create`, 1: the directory was empty and is to become a
+ * store. Its lock and its directories are there; the caller makes a database
+ * and calls layout_finish(). *ret_dirfd and *ret_lockfd are the caller's to
+ * close (closing the lock lets the next one in).
  * On failure `why` (size bytes) holds a sentence for the user that says what
  * to do. -EBUSY: in use. -EINVAL: not a store, or a foreign directory.
- * -EPROTO: a newer format. -ENOENT, -EACCES, ... as open(2) says.
+ * -EUCLEAN: a store that lacks a part. -EPROTO: a newer format. -ENOENT,
+ * -EACCES, ... as open(2) says.
  */
 int layout_open(const char *path, bool create, int *ret_dirfd, int *ret_lockfd,
 		char ret_uuid[LAYOUT_UUID_BYTES], char *why, size_t why_size);
+/* The store is whole: `format` is there, durably. Also of an older format. */
+int layout_finish(int dirfd, const char uuid[LAYOUT_UUID_BYTES]);
+/* Is it of a format before STORE_FORMAT? Then layout_finish() makes it new. */
+bool layout_is_old(int dirfd);
+
+/*
+ * Who has the lock writes his name into it, for the message to the next one,
+ * and a check that changes nothing puts back what was there (old may be NULL).
+ */
+#define LAYOUT_LOCK_BYTES_MAX 64
+struct layout_lock_text {
+	char text[LAYOUT_LOCK_BYTES_MAX + 1];
+	size_t len;
+};
+void layout_say_who(int lockfd, struct layout_lock_text *ret_old);
+void layout_unsay(int lockfd, const struct layout_lock_text *old);
 
 /*
  * 0: only this user can change what names there are in the directory, so that

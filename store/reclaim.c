@@ -499,13 +499,16 @@ static int group_plan(struct store *st, struct group *g)
 	return rc;
 }
 
-/* What was done need not be done again after the next start. */
+/*
+ * What was done need not be done again after the next start. An image that is
+ * gone must stay so: without these records nobody would know it.
+ */
 static void group_forget(struct store *st, struct group *g)
 {
 	SCOPED(scope_batch) struct kv_batch *done = kv_batch_new();
 	int rc;
 
-	if (!done)
+	if (!done || image_sync_removed(&st->images) < 0)
 		return; /* they are done again */
 	HOLD(&st->reclaim->turn);
 	rc = waiting_update(st, &g->waiting);

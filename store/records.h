@@ -37,16 +37,25 @@
 #include "store/writer.h"
 
 /*
- * 1: no chunk has a domain. It is read as it is, and made 2 when it is mounted,
- * for a ckptfs of that time would take a chunk with a domain for damage.
+ * 1: no chunk has a domain, and what is unfinished is not recorded. It is read
+ * as it is, and made 2 when it is mounted, for a ckptfs of that time would take
+ * a chunk with a domain for damage, and an image that it does not know for a
+ * leftover.
  */
 #define STORE_FORMAT 2
+#define STORE_FORMAT_OLD 1
 #define SMALL_BYTES_MAX (32u << 10)
 #define STORE_NAME_MAX 255
 #define ROOT_INO 1
 
 #define META_NEXT_INO "next_ino" /* u64: first number not handed out */
 #define META_NEXT_IMAGE "next_image" /* u64, likewise */
+/*
+ * u64: images without an I record, of this number or a later one below
+ * META_NEXT_IMAGE, are what a daemon had not finished. Any other without one is
+ * not known to be nothing.
+ */
+#define META_UNFINISHED "unfinished_image"
 #define META_SECRET "secret" /* HASH_SECRET_BYTES random bytes */
 /* Counters, changed with kv_add() in the batch that changes the thing. */
 #define META_FILES "files" /* regular files that have a name */

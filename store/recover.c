@@ -2,8 +2,10 @@
 #include "store/recover.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "store/base/log.h"
 #include "store/base/scope.h"
@@ -283,27 +285,62 @@ static int punch_decided(struct store *st)
 	return rc;
 }
 
-/* 1: the image has a record, 0: none. */
-static int has_record(struct store *st, uint64_t id)
+/* 1: there is a record of this kind about the image, 0: none. */
+static int has_record(struct store *st, char kind, uint64_t id)
 {
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_ino('I', id);
-	size_t len;
-	int rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	struct key prefix = key_ino(kind, id);
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc;
 
-	return rc == -ENOENT ? 0 : rc < 0 ? rc : 1;
+	rc = kv_iter_new(st->kv, prefix.data, prefix.len, NULL, 0, &it);
+	if (rc < 0)
+		return rc;
+	rc = kv_iter_next(it, &key, &value);
+	kv_iter_free(it);
+	return rc;
 }
 
-static int remove_leftover(void *arg, uint64_t id)
+static bool is_empty(struct store *st, const struct image *i)
+{
+	SCOPED(scope_close) int fd = image_open_fd(&st->images, i, O_RDONLY);
+
+	return fd >= 0 && lseek(fd, 0, SEEK_DATA) < 0 && errno == ENXIO;
+}
+
+/*
+ * An image without a record. It goes only when it is known to be nothing: the
+ * last daemon had begun it, or it holds not one byte. Any other one is kept,
+ * and counted: the database may be what is wrong.
+ */
+static int remove_unrecorded(struct store *st, struct image *i)
+{
+	const struct images *im = &st->images;
+
+	if ((i->id < im->unfinished_from || i->id >= im->unfinished_end) &&
+	    !is_empty(st, i)) {
+		atomic_fetch_add(&st->unknown_images, 1);
+		log_error("image %016llx: the database does not know it; it is "
+			  "kept: unmount and run ckptctl fsck %s",
+			  (unsigned long long)i->id, st->path);
+		return 0;
+	}
+	return image_remove(&st->images, i);
+}
+
+static int sweep_one(void *arg, uint64_t id)
 {
 	struct store *st = arg;
 	struct image *i;
 	bool busy;
 	int rc;
 
-	if (id >= st->images.next_id_at_start)
+	/* This daemon's own. */
+	if (id >= st->images.next_id_at_start && id < IMAGE_ID_MAX)
 		return 0;
-	rc = has_record(st, id); /* nearly all: none of them is opened */
+	rc = has_record(st, 'I', id); /* nearly all: none of them is opened */
+	if (rc == 0) /* what is to be given back is the reclaimer's */
+		rc = has_record(st, 'P', id);
 	if (rc != 0)
 		return rc < 0 ? rc : 0;
 	/*
@@ -317,9 +354,9 @@ static int remove_leftover(void *arg, uint64_t id)
 		HOLD(&st->images.lock);
 		busy = i->refs > 1;
 	}
-	rc = busy ? 1 : has_record(st, id);
+	rc = busy ? 1 : has_record(st, 'I', id);
 	if (rc == 0)
-		rc = image_remove(&st->images, i);
+		rc = remove_unrecorded(st, i);
 	image_put(&st->images, i);
 	return rc < 0 ? rc : 0;
 }
@@ -329,7 +366,7 @@ int recover_sweep(struct store *st)
 	int rc = punch_decided(st);
 
 	if (rc == 0)
-		rc = image_scan(&st->images, remove_leftover, st);
+		rc = image_scan(&st->images, sweep_one, st);
 	if (rc < 0)
 		log_error("leftovers of the last mount are not removed: %s",
 			  strerror(-rc));

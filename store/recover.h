@@ -9,7 +9,8 @@
  *                      is absent, all others have their committed content
  *
  * In each case: orphans are deleted, holes that were decided are punched, and
- * images that hold nothing committed are removed.
+ * images that the last daemon had begun and not committed are removed. An image
+ * of which nothing is recorded is kept: see store.unknown_images.
  */
 #ifndef STORE_RECOVER_H
 #define STORE_RECOVER_H

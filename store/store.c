@@ -15,66 +15,69 @@
 #include "store/base/scope.h"
 #include "store/commit.h"
 #include "store/file.h"
+#include "store/identity.h"
 #include "store/recover.h"
+#include "store/trust.h"
 
 /* Left on the disk for the database, so that deleting always works. */
 #define STORE_SPARE_BYTES (UINT64_C(64) << 20)
 
+static int make_secret(struct store *st)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct key k = key_meta(META_SECRET);
+
+	if (getrandom(st->secret, HASH_SECRET_BYTES, 0) != HASH_SECRET_BYTES)
+		return -EIO;
+	if (!b)
+		return -ENOMEM;
+	kv_put(b, k.data, k.len, st->secret, HASH_SECRET_BYTES);
+	return kv_write(st->kv, b);
+}
+
+/* -EUCLEAN: it is not there, or none. */
 static int open_secret(struct store *st)
 {
 	SCOPED(scope_free) void *value = NULL;
 	struct key k = key_meta(META_SECRET);
-	struct kv_batch *b;
 	size_t len;
 	int rc;
 
 	rc = kv_get(st->kv, k.data, k.len, &value, &len);
-	if (rc == 0) {
-		if (len != HASH_SECRET_BYTES)
-			return -EIO;
+	if (rc == -ENOENT || (rc == 0 && len != HASH_SECRET_BYTES))
+		return -EUCLEAN;
+	if (rc == 0)
 		memcpy(st->secret, value, HASH_SECRET_BYTES);
-		return 0;
-	}
-	if (rc != -ENOENT)
-		return rc;
-	if (getrandom(st->secret, HASH_SECRET_BYTES, 0) != HASH_SECRET_BYTES)
-		return -EIO;
-	b = kv_batch_new();
-	if (!b)
-		return -ENOMEM;
-	kv_put(b, k.data, k.len, st->secret, HASH_SECRET_BYTES);
-	rc = kv_write(st->kv, b);
-	kv_batch_free(b);
 	return rc;
 }
 
 /* The root directory of a new store. */
 static int make_root(struct store *st)
 {
-	SCOPED(scope_free) void *value = NULL;
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct attr root = { .mode = S_IFDIR | 0755, .nlink = 2 };
-	struct key k = key_ino('A', ROOT_INO), next = key_meta(META_NEXT_INO);
+	struct key next = key_meta(META_NEXT_INO);
 	uint64_t le = htole64(ROOT_INO + 1);
-	struct kv_batch *b;
-	size_t len;
-	int rc;
 
-	rc = kv_get(st->kv, k.data, k.len, &value, &len);
-	if (rc != -ENOENT)
-		return rc;
+	if (!b)
+		return -ENOMEM;
 	root.atime_ns = root.mtime_ns = root.ctime_ns = now_ns();
 	root.uid = geteuid();
 	root.gid = getegid();
-	b = kv_batch_new();
-	if (!b)
-		return -ENOMEM;
 	inode_put_attr(b, ROOT_INO, &root);
 	kv_put(b, next.data, next.len, &le, sizeof(le));
-	rc = kv_write(st->kv, b);
-	kv_batch_free(b);
-	if (rc == 0)
-		rc = kv_sync(st->kv);
-	return rc;
+	return kv_write(st->kv, b);
+}
+
+/* A database of this store always has one. */
+static int look_root(struct store *st)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_ino('A', ROOT_INO);
+	size_t len;
+	int rc = kv_get(st->kv, k.data, k.len, &value, &len);
+
+	return rc == -ENOENT ? -EUCLEAN : rc;
 }
 
 /* The directories' names must be durable before anything in them is. */
@@ -92,6 +95,8 @@ static int make_dirs(struct store *st)
 		if (mkdirat(st->dirfd, dir, 0700) < 0 && errno != EEXIST)
 			return -errno;
 	}
+	if (mkdirat(st->dirfd, LAYOUT_STAGE_DIR, 0700) < 0 && errno != EEXIST)
+		return -errno;
 	fd = openat(st->dirfd, LAYOUT_IMAGE_DIR,
 		    O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	if (fd < 0)
@@ -100,6 +105,24 @@ static int make_dirs(struct store *st)
 		rc = -errno;
 	close(fd);
 	return rc;
+}
+
+/*
+ * A clean end: all that the database knows is in its tables, and the mark says
+ * up to where. Without it the next start looks at the log, as after a crash.
+ */
+static void finish_database(struct store *st)
+{
+	struct mark mark = { .clean = true };
+	int rc = images_finish(&st->images);
+
+	if (rc == 0)
+		rc = kv_finish(st->kv, &mark.sequence);
+	if (rc == 0)
+		rc = marker_write(&st->marker, &mark);
+	if (rc < 0)
+		log_error("%s: the database is closed as after a crash: %s",
+			  st->path, strerror(-rc));
 }
 
 static void store_free(struct store *st)
@@ -118,9 +141,12 @@ static void store_free(struct store *st)
 	if (st->stages.slots)
 		stages_release(&st->stages);
 	ahead_stop(st->ahead);
+	if (st->ending)
+		finish_database(st);
 	if (st->images.kv)
 		images_release(&st->images);
 	kv_close(st->kv);
+	marker_close(&st->marker);
 	close(st->dirfd);
 	close(st->lockfd);
 	pthread_mutex_destroy(&st->names_turn);
@@ -145,7 +171,90 @@ static uint64_t segment_quota(const struct store_options *o)
 	return o->segment_bytes ? o->segment_bytes : INT64_MAX;
 }
 
-static int open_parts(struct store *st, char *why, size_t why_size)
+static void on_sync(void *arg, uint64_t sequence)
+{
+	marker_synced(arg, sequence);
+}
+
+/* Believe the database, or leave everything as it is. */
+static int look_at_database(struct store *st, bool fresh, struct trust *ret,
+			    char *why, size_t why_size)
+{
+	int rc;
+
+	if (fresh) {
+		ret->sequence = 0;
+		return 0;
+	}
+	rc = trust_database(st->path, st->dirfd, ret, why, why_size);
+	if (rc == 0 && ret->mark < 0 && !layout_is_old(st->dirfd))
+		log_error("%s/" LAYOUT_MARK_FILE " is %s, and is written anew",
+			  st->path,
+			  ret->mark == -ENOENT ? "missing" : "damaged");
+	return rc;
+}
+
+/* A database is made for a new store only. */
+static int open_database(struct store *st, bool fresh, char *why,
+			 size_t why_size)
+{
+	struct identity id, copy;
+	struct trust trust;
+	char db[4096 + 16];
+	int rc = look_at_database(st, fresh, &trust, why, why_size);
+
+	if (rc < 0)
+		return rc;
+	layout_say_who(st->lockfd, NULL);
+	rc = marker_open(&st->marker, st->dirfd);
+	if (rc == 0) /* from here on it is not closed any more */
+		rc = marker_write(&st->marker,
+				  &(struct mark){ .sequence = trust.sequence });
+	if (rc < 0) {
+		(void)snprintf(why, why_size,
+			       "%s/" LAYOUT_MARK_FILE ": cannot be written: %s",
+			       st->path, strerror(-rc));
+		return rc;
+	}
+	(void)snprintf(db, sizeof(db), "%s/" LAYOUT_DB_DIR, st->path);
+	rc = kv_open(db, fresh, &st->kv);
+	if (rc < 0) {
+		(void)snprintf(why, why_size,
+			       "%s: the database cannot be opened: %s; see the "
+			       "line above, and ckptctl fsck %s",
+			       st->path, strerror(-rc), st->path);
+		return rc;
+	}
+	kv_on_sync(st->kv, on_sync, &st->marker);
+	rc = make_dirs(st);
+	if (rc == 0 && fresh)
+		rc = make_secret(st);
+	else if (rc == 0)
+		rc = open_secret(st);
+	if (rc == 0)
+		rc = fresh ? make_root(st) : look_root(st);
+	if (rc == 0 && fresh)
+		rc = kv_sync(st->kv);
+	memcpy(id.uuid, st->uuid, sizeof(id.uuid));
+	memcpy(id.secret, st->secret, sizeof(id.secret));
+	if (rc == 0 && (identity_read(st->dirfd, &copy) < 0 ||
+			memcmp(&copy, &id, sizeof(id)) != 0))
+		rc = identity_write(st->dirfd, &id);
+	if (rc == 0 && (fresh || layout_is_old(st->dirfd)))
+		rc = layout_finish(st->dirfd, st->uuid);
+	if (rc == -EUCLEAN)
+		(void)snprintf(why, why_size,
+			       "%s: its database lacks its secret or its root; "
+			       "put the database back from a copy of this "
+			       "store, or run 'ckptctl rebuild %s'",
+			       st->path, st->path);
+	else if (rc < 0)
+		(void)snprintf(why, why_size, "%s: %s", st->path,
+			       strerror(-rc));
+	return rc;
+}
+
+static int open_parts(struct store *st, bool fresh, char *why, size_t why_size)
 {
 	struct stages_config config = {
 		.store_path = st->path,
@@ -154,26 +263,12 @@ static int open_parts(struct store *st, char *why, size_t why_size)
 		.size_bytes = st->options.stage_bytes,
 		.uuid = st->uuid,
 	};
-	char db[4096 + 16];
 	bool adopted;
-	int rc;
+	int rc = open_database(st, fresh, why, why_size);
 
-	(void)snprintf(db, sizeof(db), "%s/" LAYOUT_DB_DIR, st->path);
-	rc = kv_open(db, true, &st->kv);
-	if (rc < 0) {
-		(void)snprintf(why, why_size,
-			       "%s: the database cannot be opened: %s; see the "
-			       "line above, and ckptctl fsck %s",
-			       st->path, strerror(-rc), st->path);
+	if (rc < 0)
 		return rc;
-	}
-	rc = make_dirs(st);
-	if (rc == 0)
-		rc = open_secret(st);
-	if (rc == 0)
-		rc = make_root(st);
-	if (rc == 0)
-		rc = images_init(&st->images, st->dirfd, st->kv);
+	rc = images_init(&st->images, st->dirfd, st->kv);
 	if (rc == 0)
 		rc = inodes_init(st);
 	if (rc == 0)
@@ -217,6 +312,7 @@ int store_open(const char *path, const struct store_options *options,
 		return -ENAMETOOLONG;
 	}
 	strcpy(st->path, path);
+	st->marker.fd = -1;
 	pthread_mutex_init(&st->names_turn, NULL);
 	st->options = *options;
 	rc = layout_open(path, true, &st->dirfd, &st->lockfd, st->uuid, why,
@@ -225,7 +321,7 @@ int store_open(const char *path, const struct store_options *options,
 		free(st);
 		return rc;
 	}
-	rc = open_parts(st, why, why_size);
+	rc = open_parts(st, rc == 1, why, why_size);
 	if (rc < 0) {
 		store_free(st);
 		return rc;
@@ -262,6 +358,7 @@ int store_close(struct store *st)
 	guard_stop(st);
 	drain_stop(st);
 	reclaim_drain(st, &freed);
+	st->ending = true;
 	store_free(st);
 	return rc;
 }

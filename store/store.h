@@ -22,6 +22,7 @@
 #include "store/inode.h"
 #include "store/kv.h"
 #include "store/layout.h"
+#include "store/mark.h"
 #include "store/reclaim.h"
 #include "store/segment.h"
 #include "store/stage.h"
@@ -65,6 +66,8 @@ struct store {
 	char uuid[LAYOUT_UUID_BYTES];
 	int dirfd, lockfd;
 	struct kv *kv;
+	struct marker marker; /* told of each kv_sync() */
+	bool ending; /* store_close(): the database gets a clean end */
 	struct images images;
 	struct stages stages;
 	struct segments segments;
@@ -88,6 +91,8 @@ struct store {
 	struct guard *guard;
 	struct ahead *ahead; /* NULL: nothing is read ahead */
 	uint8_t secret[HASH_SECRET_BYTES];
+	/* Image files that the database does not know; they are kept. */
+	_Atomic uint64_t unknown_images;
 
 	/*
 	 * Kernel passthrough, when there is some (else NULL): register a
@@ -106,6 +111,7 @@ struct store {
 /*
  * Open the store in `path`, making one of an empty directory. On failure
  * `why` holds a sentence for the user. The caller owns *ret_store.
+ * -EUCLEAN: its database is gone or lacks changes, and nothing was changed.
  */
 int store_open(const char *path, const struct store_options *options,
 	       struct store **ret_store, char *why, size_t why_size);

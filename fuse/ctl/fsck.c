@@ -8,8 +8,10 @@
 #include "fuse/ctl/ctl.h"
 #include "store/base/scope.h"
 #include "store/check.h"
+#include "store/identity.h"
 #include "store/kv.h"
 #include "store/layout.h"
+#include "store/trust.h"
 
 #define WHY_BYTES 8192
 /* More problems are counted, but not listed, in JSON. */
@@ -128,19 +130,57 @@ static void print_result_json(struct fsck *f)
 	ctl_print_json(TAKE(f->json));
 }
 
+static void problem(struct fsck *f, const char *code, const char *object,
+		    const char *text)
+{
+	const struct check_problem p = { .code = code,
+					 .object = object,
+					 .text = text };
+
+	f->result.problems++;
+	on_problem(f, &p);
+}
+
+/* What is beside the database so that its loss can be seen, or survived. */
+static void check_copies(struct fsck *f, int dirfd, int mark)
+{
+	char text[WHY_BYTES];
+	struct identity id;
+	int secret = identity_read(dirfd, &id);
+
+	if (layout_is_old(dirfd))
+		return; /* the next mount makes them */
+	if (secret == 0 && strcmp(id.uuid, f->uuid) != 0)
+		secret = -EIO;
+	if (mark < 0) {
+		(void)snprintf(text, sizeof(text),
+			       "%s/" LAYOUT_MARK_FILE ": is %s, so that it is "
+			       "not known whether the database is whole; the "
+			       "next mount writes it anew",
+			       f->path, mark == -ENOENT ? "missing" :
+							  "damaged");
+		problem(f, "mark", LAYOUT_MARK_FILE, text);
+	}
+	if (secret < 0) {
+		(void)snprintf(text, sizeof(text),
+			       "%s/" LAYOUT_SECRET_FILE ": is %s; the next "
+			       "mount writes it anew",
+			       f->path, secret == -ENOENT ? "missing" :
+							    "damaged");
+		problem(f, "secret-copy", LAYOUT_SECRET_FILE, text);
+	}
+}
+
 /* A part of the store that is not there is a problem like another. */
 static void missing(struct fsck *f, const char *part, int rc)
 {
-	struct check_problem p = { .code = "missing", .object = part };
 	char text[WHY_BYTES];
 
 	(void)snprintf(text, sizeof(text),
 		       "%s/%s: cannot be opened: %s; put it back from another "
 		       "copy of this store",
 		       f->path, part, strerror(-rc));
-	p.text = text;
-	f->result.problems++;
-	on_problem(f, &p);
+	problem(f, "missing", part, text);
 }
 
 static int check_open_store(struct fsck *f, int dirfd)
@@ -154,11 +194,18 @@ static int check_open_store(struct fsck *f, int dirfd)
 	int images = openat(dirfd, LAYOUT_IMAGE_DIR,
 			    O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	SCOPED(scope_free) char *db = NULL;
+	char why[WHY_BYTES];
+	struct trust trust;
 	struct kv *kv;
 	int rc;
 
 	if (images < 0) {
 		missing(f, LAYOUT_IMAGE_DIR, -errno);
+		return 1;
+	}
+	rc = trust_database(f->path, dirfd, &trust, why, sizeof(why));
+	if (rc < 0) { /* the sentence that a mount says */
+		problem(f, "database", LAYOUT_DB_DIR, why);
 		return 1;
 	}
 	if (asprintf(&db, "%s/" LAYOUT_DB_DIR, f->path) < 0)
@@ -170,7 +217,10 @@ static int check_open_store(struct fsck *f, int dirfd)
 	}
 	rc = check_store(kv, images, &options, &f->result);
 	kv_close(kv);
-	return rc;
+	if (rc < 0)
+		return rc;
+	check_copies(f, dirfd, trust.mark);
+	return f->result.problems > 0 ? 1 : 0;
 }
 
 /* Somebody named the mount point: say which store to name. */
@@ -194,6 +244,7 @@ static int fsck(const char *path, bool scrub, bool json)
 	struct fsck f = { .path = path, .scrub = scrub };
 	SCOPED(scope_close) int dirfd = -1;
 	SCOPED(scope_close) int lockfd = -1;
+	struct layout_lock_text said;
 	char why[WHY_BYTES];
 	int rc;
 
@@ -201,7 +252,7 @@ static int fsck(const char *path, bool scrub, bool json)
 		return CTL_USAGE;
 	rc = layout_open(path, false, &dirfd, &lockfd, f.uuid, why,
 			 sizeof(why));
-	if (rc < 0) {
+	if (rc < 0 && rc != -EUCLEAN) {
 		ctl_complain("%s", why);
 		return CTL_USAGE;
 	}
@@ -210,7 +261,14 @@ static int fsck(const char *path, bool scrub, bool json)
 		f.problems = cJSON_AddArrayToObject(f.json, "problems");
 		f.notes = cJSON_AddArrayToObject(f.json, "notes");
 	}
-	rc = check_open_store(&f, dirfd);
+	if (rc < 0) { /* a store that lacks a part */
+		problem(&f, "missing", path, why);
+		rc = 1;
+	} else {
+		layout_say_who(lockfd, &said);
+		rc = check_open_store(&f, dirfd);
+		layout_unsay(lockfd, &said);
+	}
 	ctl_progress_clear(&f.progress);
 	if (rc < 0) {
 		ctl_complain("%s: the check could not be finished: %s", path,

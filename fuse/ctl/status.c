@@ -127,6 +127,9 @@ static void print_status(const char *path, const cJSON *s)
 	print_line("draining", ctl_count(ctl_number(s, "draining")));
 	print_line("failed", ctl_count(ctl_number(s, "failed")));
 	print_failed(s);
+	if (ctl_number(s, "unknown_images") > 0)
+		print_line("unknown images",
+			   ctl_count(ctl_number(s, "unknown_images")));
 	print_structure(s);
 	print_reads(s);
 }
@@ -147,7 +150,8 @@ static int status_of(const char *path, bool json)
 		cJSON_Delete(s);
 		return ctl_complain_query(path, rc);
 	}
-	failed = ctl_number(s, "failed") > 0;
+	failed = ctl_number(s, "failed") > 0 ||
+		 ctl_number(s, "unknown_images") > 0;
 	if (json) {
 		ctl_print_json(s);
 	} else {
@@ -173,7 +177,8 @@ const struct ctl_command ctl_status = {
 	.name = "status",
 	.arguments = "MOUNTPOINT",
 	.summary = "how a mount is doing: space, what is staged, what failed",
-	.help = "Exit code 1 when a file could not be made durable.\n"
+	.help = "Exit code 1 when a file could not be made durable, or there "
+		"are unknown images.\n"
 		"  logical   what all files hold together\n"
 		"  physical  what they take up in the store\n"
 		"  shared    what was saved because the same bytes were there\n"
@@ -182,6 +187,10 @@ const struct ctl_command ctl_status = {
 		"  draining  files on their way to the disk\n"
 		"  failed    files that could not be written; it is tried "
 		"again\n"
+		"  unknown images\n"
+		"            files in the store's 'images' that the database "
+		"does not know; they are\n"
+		"            kept: ckptctl fsck names them\n"
 		"  opened own, foreign, unknown\n"
 		"            files that processes with a rank opened to read, "
 		"and their sizes then:\n"

@@ -3,6 +3,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 
@@ -187,17 +188,109 @@ def a_damaged_stage_is_not_taken_for_a_file(m):
 
 
 @ck.mounted()
-def an_image_that_belongs_to_nobody_is_removed(m):
+def an_image_that_nobody_recorded_is_kept_and_named(m):
+    """The database may be what is wrong: only what the last daemon had begun
+    is a leftover."""
     three_files(m)
     name = os.path.join(m.store, "images", "99", "0000000000009999")
-    os.makedirs(os.path.dirname(name), exist_ok=True)
     put(name, data(MIB))
-    m.expected.append(".*")
+    m.expected.append("0000000000009999")
     m.start()
+    m.flush()
     m.ctl("gc", m.mnt)
-    ck.until("the image is removed", lambda: not os.path.exists(name))
+    ck.until("the sweep has seen it",
+             lambda: m.status()["unknown_images"] == 1)
+    m.kill()
+    m.start()
     m.unmount()
+    same(get(name), data(MIB), "the image")
+    assert "0000000000009999" in m.fsck(code=1)
+    os.unlink(name)
     m.fsck("--scrub")
+
+
+def snapshot(path):
+    """Every name under path, with the bytes of what is a file."""
+    found = {}
+    for folder, _, names in os.walk(path):
+        found[folder] = None
+        for name in names:
+            found[os.path.join(folder, name)] = get(os.path.join(folder, name))
+    return found
+
+
+def db(m, name=""):
+    return os.path.join(m.store, "db", name)
+
+
+def largest(m, ending):
+    return max((db(m, name) for name in os.listdir(db(m))
+                if name.endswith(ending)), key=os.path.getsize)
+
+
+def refused(m, what):
+    """Twice, in one sentence that fsck says too, and nothing is changed."""
+    before = snapshot(m.store)
+    said = m.refuse(code=1)
+    for again in (m.refuse(code=1), m.fsck(code=1)):
+        assert said.split(": ", 2)[-1].strip() in again, (what, said, again)
+    assert "ckptctl rebuild" in said and said.count("\n") == 1, (what, said)
+    after = snapshot(m.store)
+    assert before == after, (what, [p for p in before | after
+                                    if before.get(p) != after.get(p)])
+
+
+def whole(m, copy):
+    shutil.rmtree(m.store)
+    shutil.copytree(copy, m.store)
+
+
+@ck.mounted(modes=("auto",), bound=120)
+def without_its_database_a_store_is_refused_and_left_as_it_is(m):
+    for i in range(30):
+        put(m.path(f"f{i}"), data(100 if i % 3 else 70 * KIB, i))
+    m.unmount()
+    copy = m.store + "-copy"
+    shutil.copytree(m.store, copy)
+    for what, damage in (
+            ("no db", lambda: shutil.rmtree(db(m))),
+            ("an empty db", lambda: (shutil.rmtree(db(m)), os.mkdir(db(m)))),
+            ("no CURRENT", lambda: os.unlink(db(m, "CURRENT"))),
+            ("no table", lambda: os.unlink(largest(m, ".sst"))),
+            ("no format", lambda: os.unlink(m.store + "/format")),
+            ("no images", lambda: shutil.rmtree(m.store + "/images"))):
+        damage()
+        if what == "no images":
+            assert "images" in m.refuse(code=1)
+        else:
+            refused(m, what)
+        whole(m, copy)
+    m.start()
+    for i in range(30):
+        same(get(m.path(f"f{i}")), data(100 if i % 3 else 70 * KIB, i), f"f{i}")
+
+
+@ck.mounted(modes=("auto",), bound=120)
+def a_log_that_lost_what_was_durable_is_refused(m):
+    """One flipped bit in the log, and all behind it would be gone."""
+    for i in range(30):
+        put(m.path(f"f{i}"), data(100 if i % 3 else 70 * KIB, i), sync=True)
+    m.power_cut()
+    copy = m.store + "-copy"
+    shutil.copytree(m.store, copy)
+    log = os.path.basename(largest(m, ".log"))
+    size = os.path.getsize(db(m, log))
+    for what, damage in (
+            ("its first byte", lambda: flip(db(m, log), 0)),
+            ("a bit in the middle", lambda: flip(db(m, log), size // 2)),
+            ("half of it", lambda: os.truncate(db(m, log), size // 2)),
+            ("all of it", lambda: os.unlink(db(m, log)))):
+        damage()
+        refused(m, what)
+        whole(m, copy)
+    m.start()
+    for i in range(30):
+        same(get(m.path(f"f{i}")), data(100 if i % 3 else 70 * KIB, i), f"f{i}")
 
 
 if __name__ == "__main__":

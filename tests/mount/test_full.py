@@ -203,6 +203,36 @@ def deleting_makes_room_on_a_full_store(m):
     ck.umount(disk.path)
 
 
+@ck.mounted("debug_hold_drain", start=False, bound=120)
+def deleting_makes_room_while_a_save_that_failed_keeps_its_place(m):
+    """Nobody syncs; what is ready behind the save waits for its turn."""
+    disk = store_on_small_disk(m, 192 * MIB)
+    m.start()
+    m.expected.append("No space left|rank_0|ENOSPC|space")
+    for step in (1, 2):
+        os.mkdir(m.path(f"step_{step}"))
+    old = m.path("step_1", "rank_0.pt")
+    put(old, data(40 * MIB, 1))
+    put(m.path("other"), data(40 * MIB, 3))
+    m.flush()
+    put(m.path("step_2", "rank_0.pt"), data(40 * MIB, 2))
+    put(m.path("behind"), data(100 * KIB, 4))
+    disk.fill(leave=40 * MIB)
+    m.ctl("flush", m.mnt, code=1)
+    assert m.status()["failed"] == 1
+    before = disk.free()
+    os.unlink(m.path("other"))
+    ck.until("the room is given back",
+             lambda: disk.free() >= before + 39 * MIB)
+    m.unmount()  # what failed has room now
+    m.start()
+    same(get(m.path("step_2", "rank_0.pt")), data(40 * MIB, 2), "saved")
+    same(get(m.path("behind")), data(100 * KIB, 4), "behind it")
+    m.unmount()
+    m.fsck("--scrub")
+    ck.umount(disk.path)
+
+
 @ck.mounted(STAGE, bound=120)
 def a_file_larger_than_the_stage_is_no_error(m):
     content = data(160 * MIB)

@@ -212,40 +212,6 @@ def rename_of_a_directory_publishes_all_below(m):
         same(get(m.path("step", name)), content, name)
 
 
-@ck.mounted("debug_hold_drain")
-def a_hard_link_publishes_the_file(m):
-    """Names are durable with the next sync of anything: a new one must not
-    show what the file was before its last close."""
-    for size in (100, MIB):
-        for old in (False, True):
-            path = m.path(f"f{size}{old}")
-            if old:
-                put(path, data(size, "old"), sync=True)
-            put(path, data(size, "new"))
-            os.link(path, path + ".link")
-            assert m.state(path) == "durable"
-    put(m.path("other"), b"x", sync=True)
-    m.power_cut()
-    m.start()
-    for size in (100, MIB):
-        for old in (False, True):
-            for name in ("", ".link"):
-                same(get(m.path(f"f{size}{old}{name}")), data(size, "new"),
-                     f"{size} {old} {name}")
-
-
-@ck.mounted("debug_hold_drain")
-def a_hard_link_makes_no_half_of_a_file_durable(m):
-    put(m.path("f"), data(MIB, "old"), sync=True)
-    fd = open_put(m.path("f"), data(MIB // 2, "new"))
-    os.link(m.path("f"), m.path("link"))
-    m.power_cut()
-    close_all([fd])
-    m.start()
-    for name in ("f", "link"):
-        same(get(m.path(name)), data(MIB, "old"), name)
-
-
 @ck.mounted("durable=close")
 def close_waits_when_asked_to(m):
     for i, size in enumerate(SIZES):
@@ -429,27 +395,6 @@ def a_file_that_stays_open_is_drained_all_the_same(m):
     close_all([fd])
     m.start()
     assert whole_or_absent(path, content, content + b"more") == 0
-
-
-@ck.mounted("drain_interval=1")
-def what_replaces_a_file_is_not_drained_before_it_is_closed(m):
-    """It is open for longer than a log that is drained meanwhile, twice."""
-    size, fds, olds = 300 * KIB, [], {}
-    for how, flags in (("o_trunc", os.O_TRUNC), ("in place", 0)):
-        path = m.path(how)
-        olds[path] = data(size, how)
-        put(path, olds[path], sync=True)
-        fds.append(open_put(path, data(size // 3, "new"), flags))
-    log = m.path("log")
-    for part in ("one", "two"):
-        fds.append(open_put(log, data(size, part), os.O_APPEND))
-        ck.until("the log is durable", lambda: m.state(log) == "durable")
-    m.power_cut()
-    close_all(fds)
-    m.start()
-    for path, old in olds.items():
-        same(get(path), old, path)
-    same(get(log), data(size, "one") + data(size, "two"), "the log")
 
 
 @ck.mounted("drain_interval=1")

@@ -936,14 +936,36 @@ static void what_a_killed_daemon_left_is_only_remarked_on(void **state)
 	struct found found = { .f = fixture_new() };
 
 	(void)state;
-	write_file(found.f->images_dirfd, "02/0000000000000102", "x", 1);
+	assert_int_equal(mkdirat(found.f->images_dirfd, "08", 0700), 0);
+	write_file(found.f->images_dirfd, "08/0000000000000008", "x", 1);
+	write_file(found.f->images_dirfd, "02/0000000000000102", "", 0);
 	write_file(found.f->images_dirfd, "02/README", "x", 1);
+	fixture_u64(found.f, key_meta(META_UNFINISHED), 8);
 	fixture_u64(found.f, key_meta("later"), 1);
 	assert_int_equal(run_check(&found, true, 0), 0);
 	assert_int_equal(found.problems, 0);
-	assert_int_equal(found.notes, 3);
-	assert_int_equal(found.result.notes, 3);
+	assert_int_equal(found.notes, 4);
+	assert_int_equal(found.result.notes, 4);
 	fixture_free(found.f);
+}
+
+/* Nobody had begun it: the database may be what is wrong. */
+static void an_image_that_the_database_does_not_know_is_a_problem(void **state)
+{
+	static const char *const names[] = { "02/0000000000000102",
+					     "07/0000000000000007" };
+
+	(void)state;
+	for (size_t n = 0; n < 2; n++) {
+		struct found found = { .f = fixture_new() };
+
+		assert_int_equal(mkdirat(found.f->images_dirfd, "07", 0700), 0);
+		write_file(found.f->images_dirfd, names[n], "x", 1);
+		fixture_u64(found.f, key_meta(META_UNFINISHED), 8);
+		assert_int_equal(run_check(&found, true, 0), 1);
+		assert_int_equal(found.problems, 1);
+		fixture_free(found.f);
+	}
 }
 
 /* Many records between those of the store, so that there are table files. */
@@ -1027,6 +1049,8 @@ int main(void)
 		cmocka_unit_test(
 			an_image_whose_bytes_are_being_given_back_is_fine),
 		cmocka_unit_test(what_a_killed_daemon_left_is_only_remarked_on),
+		cmocka_unit_test(
+			an_image_that_the_database_does_not_know_is_a_problem),
 		cmocka_unit_test(a_damaged_database_is_a_problem_not_a_crash),
 		cmocka_unit_test(paths_are_told_at_any_depth),
 	};

@@ -52,6 +52,32 @@ static uint64_t make_image(struct live *l, const void *data, size_t len)
 	return id;
 }
 
+/* A stage that nobody has committed when the daemon ends. */
+static uint64_t make_unfinished(struct live *l, const void *data, size_t len)
+{
+	struct image *i = NULL;
+	uint64_t id;
+
+	assert_int_equal(image_create(&l->st->images, &i), 0);
+	image_write(l, i, data, len);
+	id = i->id;
+	image_put(&l->st->images, i);
+	return id;
+}
+
+static int remove_it(void *arg, uint64_t id)
+{
+	remove_number(arg, id);
+	return 0;
+}
+
+/* The images are no file's: the check at the end would name them. */
+static void end_without_images(struct live *l)
+{
+	assert_int_equal(image_scan(&l->st->images, remove_it, l), 0);
+	live_free(l);
+}
+
 static void a_number_is_never_used_twice_also_by_the_next_daemon(void **state)
 {
 	struct live l = live_new(NULL);
@@ -88,8 +114,8 @@ static void an_image_that_the_database_lost_keeps_its_number(void **state)
 	live_open(&l);
 	assert_true(make_image(&l, "x", 1) > 0xffff00);
 	live_reopen(&l);
-	assert_int_equal(access(path, F_OK), -1); /* nothing named it */
-	live_free(&l);
+	assert_int_equal(access(path, F_OK), -1); /* there is nothing in it */
+	end_without_images(&l);
 }
 
 static void a_missing_image_is_not_found(void **state)
@@ -149,7 +175,7 @@ static void images_take_no_descriptor(void **state)
 	assert_int_equal(open_descriptors(), before);
 	for (unsigned n = 0; n < 2 * IMAGE_IDLE_MAX; n++)
 		image_put(&l.st->images, held[n]);
-	live_free(&l);
+	end_without_images(&l);
 }
 
 static void a_mapping_never_reaches_beyond_the_image(void **state)
@@ -170,7 +196,7 @@ static void a_mapping_never_reaches_beyond_the_image(void **state)
 	assert_ptr_equal(image_map(&l.st->images, i, 1), map);
 	assert_null(image_map(&l.st->images, i, 10001));
 	image_put(&l.st->images, i);
-	live_free(&l);
+	end_without_images(&l);
 	free(data);
 }
 
@@ -273,10 +299,10 @@ static void a_scan_finds_every_image_and_stops_when_told(void **state)
 	assert_int_equal(found, sum);
 	assert_int_equal(image_scan(&l.st->images, note_seen, &first), -EINTR);
 	assert_int_equal(first.count, 1);
-	live_free(&l);
+	end_without_images(&l);
 }
 
-static void what_holds_nothing_committed_is_removed_at_the_next_start(void **state)
+static void what_was_not_finished_is_removed_at_the_next_start(void **state)
 {
 	struct live l = live_new(NULL);
 	uint8_t *data = filled(MIB, 1);
@@ -286,15 +312,44 @@ static void what_holds_nothing_committed_is_removed_at_the_next_start(void **sta
 	live_write(&l, "kept", data, MIB);
 	live_sync_all(&l);
 	for (unsigned n = 0; n < 5; n++)
-		(void)make_image(&l, "x", 1);
+		(void)make_unfinished(&l, "x", 1);
 	live_reopen(&l);
 	assert_int_equal(live_images(&l).count, 1);
+	assert_int_equal(l.st->unknown_images, 0);
 	c = live_content(&l, "kept");
 	assert_true(image_exists(&l, c.extents[0].image));
 	content_release(&c);
 	assert_file(&l, "kept", data, MIB);
 	live_free(&l);
 	free(data);
+}
+
+/* The database may be what is wrong: nothing that it did not record goes. */
+static void an_image_that_nobody_recorded_is_kept_and_counted(void **state)
+{
+	struct live l = live_new(NULL);
+	uint64_t known, unknown;
+	char path[4096];
+	int fd;
+
+	(void)state;
+	unknown = make_image(&l, "x", 1);
+	(void)snprintf(path, sizeof(path), "%s/" LAYOUT_IMAGE_DIR
+		       "/00/0000000000ffff00", l.path);
+	fd = open(path, O_CREAT | O_WRONLY, 0600);
+	assert_int_equal(write(fd, "y", 1), 1);
+	close(fd);
+	for (unsigned n = 0; n < 3; n++) {
+		live_reopen(&l);
+		assert_int_equal(l.st->unknown_images, 2);
+		assert_true(image_exists(&l, unknown));
+		assert_int_equal(access(path, F_OK), 0);
+		known = make_unfinished(&l, "z", 1);
+		assert_true(known > 0xffff00);
+	}
+	live_reopen(&l);
+	assert_false(image_exists(&l, known));
+	end_without_images(&l);
 }
 
 int main(void)
@@ -315,7 +370,9 @@ int main(void)
 		cmocka_unit_test(a_direct_descriptor_is_of_the_same_file),
 		cmocka_unit_test(a_scan_finds_every_image_and_stops_when_told),
 		cmocka_unit_test(
-			what_holds_nothing_committed_is_removed_at_the_next_start),
+			what_was_not_finished_is_removed_at_the_next_start),
+		cmocka_unit_test(
+			an_image_that_nobody_recorded_is_kept_and_counted),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -28,6 +28,10 @@ static struct opened open_layout(const char *path, bool create)
 
 	o.rc = layout_open(path, create, &o.dirfd, &o.lockfd, o.uuid, o.why,
 			   sizeof(o.why));
+	if (o.rc >= 0)
+		layout_say_who(o.lockfd, NULL);
+	if (o.rc == 1) /* as if there were a database now */
+		o.rc = layout_finish(o.dirfd, o.uuid);
 	if (o.rc < 0) {
 		assert_int_equal(o.dirfd, -7); /* untouched on failure */
 		assert_int_equal(o.lockfd, -7);
@@ -229,29 +233,6 @@ static void format_is(const char *dir, unsigned want)
 	assert_int_equal(got, want);
 }
 
-/* Looking does not change it; who mounts it writes what format 2 has. */
-static void an_older_format_is_upgraded_when_it_is_mounted(void **state)
-{
-	char *dir = make_tmp();
-	struct opened o = open_layout(dir, true);
-
-	(void)state;
-	assert_int_equal(o.rc, 0);
-	close_layout(&o);
-	put_text(dir, "format", "ckptfs store, format 1\nuuid " GOOD_UUID "\n");
-	o = open_layout(dir, false);
-	assert_int_equal(o.rc, 0);
-	close_layout(&o);
-	format_is(dir, 1);
-	o = open_layout(dir, true);
-	assert_int_equal(o.rc, 0);
-	assert_string_equal(o.uuid, GOOD_UUID);
-	close_layout(&o);
-	format_is(dir, STORE_FORMAT);
-	remove_tree(dir);
-	free(dir);
-}
-
 static void a_damaged_format_file_is_refused(void **state)
 {
 	static const char *const texts[] = {
@@ -267,6 +248,9 @@ static void a_damaged_format_file_is_refused(void **state)
 		"ckptfs store, format 01\nuuid " GOOD_UUID "\n",
 		"ckptfs store,  format 1\nuuid " GOOD_UUID "\n",
 		"another store, format 1\nuuid " GOOD_UUID "\n",
+		"ckptfs store, format 2\nuuid " GOOD_UUID "\n",
+		"ckptfs store, format 2\nuuid " GOOD_UUID
+		"\ncheck 0000000000000000\n",
 	};
 
 	(void)state;
@@ -401,7 +385,79 @@ static void the_lock_goes_with_a_killed_holder(void **state)
 	free(dir);
 }
 
-static void missing_directories_are_made_again(void **state)
+/* Whoever finds `format` believes that there was a database. */
+static void the_format_file_is_the_last_to_appear(void **state)
+{
+	char *dir = make_tmp();
+	struct opened o = { .dirfd = -7, .lockfd = -7 };
+	char first[LAYOUT_UUID_BYTES];
+
+	(void)state;
+	for (int again = 0; again < 2; again++) { /* and interrupted here */
+		assert_int_equal(layout_open(dir, true, &o.dirfd, &o.lockfd,
+					     o.uuid, o.why, sizeof(o.why)),
+				 1);
+		assert_false(has_name(dir, "format"));
+		assert_true(has_name(dir, "db"));
+		put_text(dir, "db/CURRENT", "half a database");
+		put_text(dir, "mark", "and its mark");
+		close(o.dirfd);
+		close(o.lockfd);
+	}
+	o = open_layout(dir, true);
+	close_layout(&o);
+	memcpy(first, o.uuid, sizeof(first));
+	assert_true(has_name(dir, "format"));
+	assert_false(has_name(dir, "db/CURRENT"));
+	assert_false(has_name(dir, "mark"));
+	o = open_layout(dir, false);
+	close_layout(&o);
+	assert_string_equal(o.uuid, first);
+	remove_tree(dir);
+	free(dir);
+}
+
+static void what_holds_an_image_is_not_half_made(void **state)
+{
+	char *dir = make_tmp();
+	struct opened o = { .dirfd = -7, .lockfd = -7 };
+
+	(void)state;
+	assert_int_equal(layout_open(dir, true, &o.dirfd, &o.lockfd, o.uuid,
+				     o.why, sizeof(o.why)),
+			 1);
+	assert_int_equal(mkdirat(o.dirfd, "images/01", 0700), 0);
+	put_text(dir, "images/01/0000000000000001", "somebody's bytes");
+	close(o.dirfd);
+	close(o.lockfd);
+	o = open_layout(dir, true);
+	assert_int_equal(o.rc, -EINVAL);
+	assert_true(has_name(dir, "images/01/0000000000000001"));
+	remove_tree(dir);
+	free(dir);
+}
+
+static void a_store_without_its_format_is_named_and_left(void **state)
+{
+	char *dir = make_tmp();
+	struct opened o = open_layout(dir, true);
+
+	(void)state;
+	close_layout(&o);
+	o.dirfd = open(dir, O_RDONLY | O_DIRECTORY);
+	assert_int_equal(unlinkat(o.dirfd, "format", 0), 0);
+	close(o.dirfd);
+	for (int create = 0; create < 2; create++) {
+		o = open_layout(dir, create);
+		assert_int_equal(o.rc, -EUCLEAN);
+		assert_non_null(strstr(o.why, "ckptctl rebuild"));
+		assert_false(has_name(dir, "format"));
+	}
+	remove_tree(dir);
+	free(dir);
+}
+
+static void a_store_without_its_images_is_named_and_left(void **state)
 {
 	char *dir = make_tmp();
 	char *images = NULL;
@@ -411,13 +467,62 @@ static void missing_directories_are_made_again(void **state)
 	close_layout(&o);
 	assert_true(asprintf(&images, "%s/images", dir) > 0);
 	assert_int_equal(rmdir(images), 0);
-	o = open_layout(dir, false); /* a check changes nothing */
+	o = open_layout(dir, false); /* a check says it in its own words */
 	close_layout(&o);
-	assert_false(has_name(dir, "images"));
 	o = open_layout(dir, true);
-	close_layout(&o);
-	assert_true(has_name(dir, "images"));
+	assert_int_equal(o.rc, -EUCLEAN);
+	assert_non_null(strstr(o.why, "'images' is missing"));
+	assert_false(has_name(dir, "images"));
 	free(images);
+	remove_tree(dir);
+	free(dir);
+}
+
+static void an_old_store_is_opened_and_becomes_a_new_one(void **state)
+{
+	char *dir = make_tmp();
+	struct opened o = open_layout(dir, true);
+
+	(void)state;
+	close_layout(&o);
+	put_text(dir, "format", "ckptfs store, format 1\nuuid " GOOD_UUID "\n");
+	o = open_layout(dir, false);
+	close_layout(&o);
+	format_is(dir, 1); /* looking does not change it */
+	o = open_layout(dir, true);
+	assert_int_equal(o.rc, 0);
+	assert_string_equal(o.uuid, GOOD_UUID);
+	assert_true(layout_is_old(o.dirfd));
+	assert_int_equal(layout_finish(o.dirfd, o.uuid), 0);
+	assert_false(layout_is_old(o.dirfd));
+	format_is(dir, STORE_FORMAT);
+	close_layout(&o);
+	o = open_layout(dir, false);
+	assert_string_equal(o.uuid, GOOD_UUID);
+	close_layout(&o);
+	remove_tree(dir);
+	free(dir);
+}
+
+/* Who only looks leaves not even his name. */
+static void a_look_changes_no_byte_of_the_lock(void **state)
+{
+	struct layout_lock_text old, now;
+	char *dir = make_tmp();
+	struct opened o = open_layout(dir, true);
+
+	(void)state;
+	close_layout(&o);
+	put_text(dir, "lock", "4711 ckptfs\n");
+	o.rc = layout_open(dir, false, &o.dirfd, &o.lockfd, o.uuid, o.why,
+			   sizeof(o.why));
+	assert_int_equal(o.rc, 0);
+	layout_say_who(o.lockfd, &old);
+	layout_unsay(o.lockfd, &old);
+	now.len = (size_t)pread(o.lockfd, now.text, sizeof(now.text), 0);
+	assert_int_equal(now.len, 12);
+	assert_memory_equal(now.text, "4711 ckptfs\n", 12);
+	close_layout(&o);
 	remove_tree(dir);
 	free(dir);
 }
@@ -434,14 +539,18 @@ int main(void)
 		cmocka_unit_test(what_an_interrupted_start_left_is_no_data),
 		cmocka_unit_test(fsck_makes_nothing),
 		cmocka_unit_test(a_newer_format_is_refused),
-		cmocka_unit_test(an_older_format_is_upgraded_when_it_is_mounted),
 		cmocka_unit_test(a_damaged_format_file_is_refused),
 		cmocka_unit_test(a_format_that_is_no_file_is_refused),
 		cmocka_unit_test(a_file_is_refused),
 		cmocka_unit_test(a_second_opener_is_told_who_has_it),
 		cmocka_unit_test(a_holder_that_forked_is_not_named_wrongly),
 		cmocka_unit_test(the_lock_goes_with_a_killed_holder),
-		cmocka_unit_test(missing_directories_are_made_again),
+		cmocka_unit_test(the_format_file_is_the_last_to_appear),
+		cmocka_unit_test(what_holds_an_image_is_not_half_made),
+		cmocka_unit_test(a_store_without_its_format_is_named_and_left),
+		cmocka_unit_test(a_store_without_its_images_is_named_and_left),
+		cmocka_unit_test(an_old_store_is_opened_and_becomes_a_new_one),
+		cmocka_unit_test(a_look_changes_no_byte_of_the_lock),
 	};
 
 	return cmocka_run_group_tests_name("layout", tests, NULL, NULL);
