@@ -142,6 +142,8 @@ struct fs_state {
 };
 /* Does the caller own it, or may he see everything? */
 bool fs_is_own(fuse_req_t req, struct inode *in);
+/* True for root. */
+bool fs_is_in_group(fuse_req_t req, gid_t gid);
 /* Has the caller these rights (bits as of S_IRWXO)? 0, -EACCES, -ENOMEM. */
 int fs_may(fuse_req_t req, struct inode *in, uint32_t want);
 /*

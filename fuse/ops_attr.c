@@ -50,16 +50,38 @@ static int64_t real_now_ns(void)
 	return io_ns(&t);
 }
 
+/*
+ * A new owner of anything but a directory, or a new size by who is not root,
+ * takes the setuid bit and, where it means the same, the setgid bit; that of
+ * a file which its group cannot execute goes only when the caller is not of
+ * the group (the kernel's setattr_should_drop_suidgid()).
+ */
+static uint32_t without_suid(fuse_req_t req, uint32_t mode, gid_t gid)
+{
+	mode &= ~(uint32_t)S_ISUID;
+	if ((mode & S_ISGID) &&
+	    ((mode & S_IXGRP) || !fs_is_in_group(req, gid)))
+		mode &= ~(uint32_t)S_ISGID;
+	return mode;
+}
+
+/* Without any of these it is chown(path, -1, -1), which takes those bits too. */
+#define SET_ANYTHING                                                       \
+	(FUSE_SET_ATTR_MODE | FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID |      \
+	 FUSE_SET_ATTR_SIZE | FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_MTIME |  \
+	 FUSE_SET_ATTR_ATIME_NOW | FUSE_SET_ATTR_MTIME_NOW)
+
 /* What the kernel asks for, in our words. */
 static unsigned set_of(fuse_req_t req, struct inode *in, const struct stat *s,
 		       int to_set, struct attr *to)
 {
 	unsigned valid = 0;
-	uint32_t mode;
+	uint32_t mode, gid;
 
 	{
 		HOLD(&in->lock);
 		mode = in->attr.mode;
+		gid = in->attr.gid;
 	}
 	to->mode = to_set & FUSE_SET_ATTR_MODE ? s->st_mode : mode;
 	to->uid = s->st_uid;
@@ -70,13 +92,10 @@ static unsigned set_of(fuse_req_t req, struct inode *in, const struct stat *s,
 		valid |= SET_UID;
 	if (to_set & FUSE_SET_ATTR_GID)
 		valid |= SET_GID;
-	/* A new owner, or a new size by who is not root, takes these bits. */
-	if (S_ISREG(mode) && !(valid & SET_MODE) &&
-	    ((valid & (SET_UID | SET_GID)) ||
+	if (!S_ISDIR(mode) && !(valid & SET_MODE) &&
+	    ((valid & (SET_UID | SET_GID)) || !(to_set & SET_ANYTHING) ||
 	     ((to_set & FUSE_SET_ATTR_SIZE) && fuse_req_ctx(req)->uid != 0))) {
-		to->mode &= ~(uint32_t)S_ISUID;
-		if (to->mode & S_IXGRP)
-			to->mode &= ~(uint32_t)S_ISGID;
+		to->mode = without_suid(req, mode, gid);
 		if (to->mode != mode)
 			valid |= SET_MODE;
 	}

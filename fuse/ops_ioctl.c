@@ -5,6 +5,7 @@
  */
 #include <cjson/cJSON.h>
 #include <errno.h>
+#include <linux/fs.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -345,6 +346,29 @@ static int do_flush(struct store *st, fuse_ino_t ino)
 	return rc;
 }
 
+/*
+ * chattr(1), lsattr(1) and their kin: no file has any of those flags, so asking
+ * for them is answered, and setting none succeeds. true: it was one of them.
+ */
+static bool flags_ioctl(fuse_req_t req, unsigned cmd, const void *in_buf,
+			size_t in_size, size_t out_size)
+{
+	static const struct fsxattr none;
+	bool get = cmd == FS_IOC_GETFLAGS || cmd == FS_IOC_FSGETXATTR;
+	bool set = cmd == FS_IOC_SETFLAGS || cmd == FS_IOC_FSSETXATTR;
+
+	if (get && out_size <= sizeof(none))
+		fuse_reply_ioctl(req, 0, &none, out_size);
+	else if (set && in_size <= sizeof(none) &&
+		 memcmp(in_buf, &none, in_size) == 0)
+		fuse_reply_ioctl(req, 0, NULL, 0);
+	else if (set)
+		fuse_reply_err(req, EOPNOTSUPP);
+	else
+		return false;
+	return true;
+}
+
 void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
 	      struct fuse_file_info *fi, unsigned flags, const void *in_buf,
 	      size_t in_size, size_t out_size)
@@ -363,6 +387,8 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
 			fuse_reply_ioctl(req, 0, NULL, 0);
 		return;
 	}
+	if (flags_ioctl(req, cmd, in_buf, in_size, out_size))
+		return;
 	if (op_segment_ioctl(req, ino, cmd, in_buf, in_size, out_size))
 		return;
 	if (cmd != CKPTFS_IOC_QUERY || in_size != sizeof(q) ||

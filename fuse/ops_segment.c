@@ -73,6 +73,14 @@ static bool may(void *arg, const struct attr *a, uint32_t want)
 	return ((a->mode >> shift) & want) == want;
 }
 
+bool fs_is_in_group(fuse_req_t req, gid_t gid)
+{
+	SCOPED(scope_caller) struct caller c = { 0 };
+
+	return fuse_req_ctx(req)->uid == 0 ||
+	       (caller_of(req, &c) == 0 && is_in_group(&c, gid));
+}
+
 int fs_may(fuse_req_t req, struct inode *in, uint32_t want)
 {
 	SCOPED(scope_caller) struct caller c = { 0 };

@@ -372,8 +372,7 @@ static int copy_up(struct store *st, struct inode *in, uint64_t keep_bytes)
 
 		if (in->attr.mtime_gen >= in->file->content->c.generation)
 			mtime = in->attr.mtime_ns;
-		times[1].tv_sec = mtime / 1000000000;
-		times[1].tv_nsec = mtime % 1000000000;
+		times[1] = io_timespec(mtime);
 	}
 	stage_set_times(&st->stages, s, times);
 	stage_show(s);
@@ -748,10 +747,8 @@ void file_set_times(struct store *st, struct inode *in, unsigned valid,
 	struct timespec times[2] = { { 0, UTIME_OMIT }, { 0, UTIME_OMIT } };
 	struct stage *stage = NULL;
 
-	if (valid & SET_MTIME) {
-		times[1].tv_sec = to->mtime_ns / 1000000000;
-		times[1].tv_nsec = to->mtime_ns % 1000000000;
-	}
+	if (valid & SET_MTIME)
+		times[1] = io_timespec(to->mtime_ns);
 	{
 		HOLD(&in->lock);
 		if (in->file && in->file->stage) {

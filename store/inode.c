@@ -403,16 +403,6 @@ int inode_load_file(struct store *st, struct inode *in)
 	return rc;
 }
 
-static void stat_time(struct timespec *t, int64_t ns)
-{
-	t->tv_sec = ns / 1000000000;
-	t->tv_nsec = ns % 1000000000;
-	if (t->tv_nsec < 0) {
-		t->tv_nsec += 1000000000;
-		t->tv_sec--;
-	}
-}
-
 /* Size, blocks and times of a regular file; consumes the stage reference. */
 static int file_stat(struct store *st, struct stage *stage, struct stat *out)
 {
@@ -461,9 +451,9 @@ int inode_stat(struct store *st, struct inode *in, struct stat *ret_stat)
 		s.st_gid = a->gid;
 		s.st_rdev = a->rdev;
 		s.st_blksize = 4096;
-		stat_time(&s.st_atim, a->atime_ns);
-		stat_time(&s.st_mtim, a->mtime_ns);
-		stat_time(&s.st_ctim, a->ctime_ns);
+		s.st_atim = io_timespec(a->atime_ns);
+		s.st_mtim = io_timespec(a->mtime_ns);
+		s.st_ctim = io_timespec(a->ctime_ns);
 		by_hand_ns = a->mtime_ns;
 		if (S_ISDIR(a->mode))
 			s.st_size = 4096;
@@ -478,7 +468,7 @@ int inode_stat(struct store *st, struct inode *in, struct stat *ret_stat)
 			s.st_size = (off_t)c->size_bytes;
 			s.st_blocks = (blkcnt_t)((c->data_bytes + 511) / 512);
 			if (a->mtime_gen < c->generation)
-				stat_time(&s.st_mtim, c->mtime_ns);
+				s.st_mtim = io_timespec(c->mtime_ns);
 		}
 	}
 	rc = file_stat(st, stage, &s);

@@ -73,9 +73,28 @@ static inline unsigned io_fd_share(unsigned share, unsigned max)
 		       max;
 }
 
+/* What is too far away for 64 bits (the years 1677, 2262) is cut off there. */
 static inline int64_t io_ns(const struct timespec *t)
 {
-	return (int64_t)t->tv_sec * 1000000000 + t->tv_nsec;
+	int64_t ns;
+
+	if (__builtin_mul_overflow((int64_t)t->tv_sec, 1000000000, &ns) ||
+	    __builtin_add_overflow(ns, (int64_t)t->tv_nsec, &ns))
+		return t->tv_sec < 0 ? INT64_MIN : INT64_MAX;
+	return ns;
+}
+
+/* Before 1970 too the nanoseconds count forward: tv_nsec is never negative. */
+static inline struct timespec io_timespec(int64_t ns)
+{
+	struct timespec t = { .tv_sec = ns / 1000000000,
+			      .tv_nsec = ns % 1000000000 };
+
+	if (t.tv_nsec < 0) {
+		t.tv_nsec += 1000000000;
+		t.tv_sec--;
+	}
+	return t;
 }
 
 /* For deadlines: it goes on when somebody sets the clock. */

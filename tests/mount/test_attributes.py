@@ -1,11 +1,13 @@
 """What stat says: sizes, inode numbers, times, modes and owners, and that
 none of it changes by itself when a file is drained or remounted."""
+import errno
+import fcntl
 import os
 import stat
 import time
 
 import ckptest as ck
-from ckptest import KIB, MIB, PAGE, data, get, put, same
+from ckptest import KIB, MIB, PAGE, data, fails, get, put, same
 
 CLOCK_REALTIME_COARSE = 5  # what the kernel stamps files with
 
@@ -225,6 +227,45 @@ def statfs_is_plausible(fs):
     assert before.f_blocks >= before.f_bfree >= before.f_bavail > 0
     assert before.f_frsize * before.f_blocks > 16 * MIB
     assert before.f_frsize in (512, 1024, PAGE, 65536), before.f_frsize
+
+
+@ck.posix
+def times_before_1970_keep_their_fraction(fs):
+    put(fs.path("small"), data(100))
+    put(fs.path("large"), data(5 * MIB))
+    os.mkdir(fs.path("dir"))
+    want = {}
+    for n, name in enumerate(("small", "large", "dir")):
+        want[name] = (-1500000000 - n, -86400 * 10**9 * 365 * 20 - 1 - n)
+        os.utime(fs.path(name), ns=want[name])
+    for stage in fs.stages():
+        for name, times in want.items():
+            s = os.stat(fs.path(name))
+            assert (s.st_atime_ns, s.st_mtime_ns) == times, (stage, name, s)
+    # A file that is opened again is staged again, with its time.
+    os.close(os.open(fs.path("large"), os.O_RDWR))
+    assert os.stat(fs.path("large")).st_mtime_ns == want["large"][1]
+
+
+@ck.mounted()
+def flags_of_files_can_be_asked_for_and_there_are_none(m):
+    put(m.path("f"), data(100))
+    os.mkdir(m.path("d"))
+    get_flags, set_flags = 0x80086601, 0x40086602
+    get_xattr, set_xattr = 0x801c581f, 0x401c5820
+    for name in ("f", "d"):
+        fd = os.open(m.path(name), os.O_RDONLY)
+        for ask, change, size in ((get_flags, set_flags, 8),
+                                  (get_xattr, set_xattr, 28)):
+            raw = bytearray(b"\xff" * 4 + bytes(size - 4))
+            fcntl.ioctl(fd, ask, raw)
+            assert raw == bytes(size), (name, raw)
+            fcntl.ioctl(fd, change, bytes(size))
+            # Append-only, as chattr and xfs_io have it.
+            flag = b"\x20\0\0\0" if size == 8 else b"\x10\0\0\0"
+            fails(errno.EOPNOTSUPP, fcntl.ioctl, fd, change,
+                  flag + bytes(size - 4))
+        os.close(fd)
 
 
 if __name__ == "__main__":

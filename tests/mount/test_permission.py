@@ -163,6 +163,39 @@ def writing_or_giving_away_clears_suid_and_sgid(fs):
 
 
 @ck.posix
+def a_new_owner_takes_suid_and_sgid_of_all_but_directories(fs):
+    open_dir(fs)
+    makers = {"file": lambda p: put(p, b"x"), "fifo": os.mkfifo,
+              "socket": lambda p: os.mknod(p, stat.S_IFSOCK | 0o600),
+              "device": lambda p: os.mknod(p, stat.S_IFCHR | 0o600,
+                                           os.makedev(1, 3)),
+              "dir": os.mkdir}
+    # The setgid bit of what a group cannot execute means something else: it
+    # stays for who is of the group.
+    for mode, in_group, other in ((0o6777, 0o777, 0o777),
+                                  (0o6767, 0o2767, 0o767),
+                                  (0o2700, 0o2700, 0o700),
+                                  (0o4700, 0o700, 0o700)):
+        for groups, want in (([USER, 4242], in_group), ([4242], other)):
+            for uid, gid in ((-1, -1), (-1, 4242), (USER, -1)):
+                for kind, make in makers.items():
+                    path = fs.path("x")
+                    make(path)
+                    os.chown(path, USER, USER)
+                    os.chmod(path, mode)
+
+                    def work():
+                        os.setresgid(groups[0], groups[0], groups[0])
+                        os.setresuid(USER, USER, USER)
+                        os.chown(path, uid, gid)
+                    ck.Child(lambda: (os.setgroups(groups), work())).result()
+                    got = stat.S_IMODE(os.stat(path).st_mode)
+                    assert got == (mode if kind == "dir" else want), \
+                        (kind, oct(mode), groups, uid, gid, oct(got))
+                    (os.rmdir if kind == "dir" else os.unlink)(path)
+
+
+@ck.posix
 def an_owner_may_change_what_is_theirs(fs):
     open_dir(fs)
 
