@@ -197,6 +197,8 @@ int drain_sync(struct store *st, struct inode *in);
  * the first error.
  */
 int drain_sync_tree(struct store *st, uint64_t dir);
+/* The same for all that was closed so far; what is open stays as it is. */
+int drain_sync_closed(struct store *st);
 /*
  * The same for one file, in order: what a publish needs.
  */
@@ -245,6 +247,8 @@ void drain_moved(struct store *st, struct inode *in);
 void drain_wait_closed(struct store *st, struct inode *in);
 /* The same for what was closed and then replaced only: see drain_replace(). */
 void drain_wait_replaced(struct store *st, struct inode *in);
+/* Was a version closed that is not durable yet? inode.lock is held. */
+bool drain_has_closed(struct store *st, const struct file *f);
 /* The inode lost its last name and handle: nothing of it is drained. */
 void drain_cancel(struct store *st, struct inode *in);
 

@@ -90,6 +90,12 @@ int order_wait(struct store *st, uint64_t order);
 /* --- drain_timer.c */
 
 void *drain_timer_main(void *store);
+/*
+ * Drain as they stand the files that have been open for drain_interval seconds
+ * by now_ns, each since its first writer opened it or it was looked at last. One
+ * that takes the place of something is left: see file->replaces.
+ */
+void drain_open_files(struct store *st, int64_t now_ns);
 
 /* A file kept its few duplicates, so as to stay native. */
 void drain_count_left(struct store *st, uint64_t bytes);

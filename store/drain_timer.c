@@ -1,8 +1,9 @@
 /*
  * drain_timer.c - one thread for what happens without a call: a failed job is
  * tried again, a close whose release does not come is taken for closed, files
- * that stay open are drained now and then, a stage that outgrew its memory
- * gives clean files up, and what a full disk kept from being deleted goes.
+ * that stay open and grow are drained now and then, a stage that outgrew its
+ * memory gives clean files up, and what a full disk kept from being deleted
+ * goes.
  */
 #include <time.h>
 
@@ -69,17 +70,59 @@ static struct drain_job *timer_wake_due_locked(struct drain *d, int64_t now,
 	return NULL;
 }
 
-/* A file that stays open for writing and changed since it was drained. */
-static void timer_drain_open(struct store *st)
+/*
+ * The stage of a file that has been open for an interval, with a reference; not
+ * of one that takes the place of something: see file->replaces.
+ */
+static struct stage *open_for_long(struct inode *in, int64_t now,
+				   int64_t interval)
 {
+	struct file *f;
+
+	HOLD(&in->lock);
+	f = in->file;
+	if (!f || !f->stage || f->writers == 0 || f->replaces ||
+	    now - f->open_since_ns < interval)
+		return NULL;
+	f->open_since_ns = now;
+	stage_ref(f->stage);
+	return f->stage;
+}
+
+/* Is there something new in it that is worth to be drained? */
+static bool open_has_changed(struct store *st, struct inode *in,
+			     struct stage *stage)
+{
+	struct file *f = in->file;
+	uint64_t last, size;
+	int64_t mtime;
+	struct stat sb;
+	bool changed;
+
+	if (stage_stat(&st->stages, stage, &sb) < 0)
+		return false;
+	mtime = io_ns(&sb.st_mtim);
+	size = (uint64_t)sb.st_size;
+	HOLD(&in->lock);
+	last = f->drained_size;
+	changed = f->drained_mtime_ns != mtime || last != size;
+	/* Written in one go: its close is not far. */
+	if (size > last + DRAIN_OPEN_GROWTH_MAX)
+		changed = false;
+	f->drained_mtime_ns = mtime;
+	f->drained_size = size;
+	return changed;
+}
+
+void drain_open_files(struct store *st, int64_t now_ns)
+{
+	int64_t interval = (int64_t)st->options.drain_interval_s * 1000000000;
+
 	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
 		struct stage_slot *slot = &st->stages.slots[i];
 		uint64_t ino = SLOT_GET(slot, ino);
 		struct inode *in;
-		struct stage *stage = NULL;
-		struct drain_job *j;
-		struct stat sb;
-		bool changed = false;
+		struct stage *stage;
 		int rc;
 
 		if (ino == 0 || !SLOT_GET(slot, dirty) ||
@@ -88,33 +131,10 @@ static void timer_drain_open(struct store *st)
 		in = inode_peek(st, ino);
 		if (!in)
 			continue;
-		{
-			HOLD(&in->lock);
-			if (in->file && in->file->stage &&
-			    in->file->writers > 0) {
-				stage = in->file->stage;
-				stage_ref(stage);
-			}
-		}
-		if (stage && stage_stat(&st->stages, stage, &sb) == 0) {
-			int64_t mtime = io_ns(&sb.st_mtim);
-			HOLD(&in->lock);
-			uint64_t last = in->file->drained_size;
-			uint64_t size = (uint64_t)sb.st_size;
-
-			changed = in->file->drained_mtime_ns != mtime ||
-				  last != size;
-			/* Written in one go: its close is not far. */
-			if (size > last + DRAIN_OPEN_GROWTH_MAX)
-				changed = false;
-			in->file->drained_mtime_ns = mtime;
-			in->file->drained_size = (uint64_t)sb.st_size;
-		}
+		stage = open_for_long(in, now_ns, interval);
+		if (stage && open_has_changed(st, in, stage))
+			drain_job_put(st, job_for(st, in, false, false, &rc));
 		stage_put(&st->stages, stage);
-		if (changed) {
-			j = job_for(st, in, false, false, &rc);
-			drain_job_put(st, j);
-		}
 		inode_put(st, in, 1);
 	}
 }
@@ -143,7 +163,9 @@ void *drain_timer_main(void *arg)
 	struct store *st = arg;
 	struct drain *d = st->drain;
 	int64_t interval = (int64_t)st->options.drain_interval_s * 1000000000;
-	int64_t next_open = interval ? mono_ns() + interval : INT64_MAX;
+	/* Each file by its own age: so they are looked at more often. */
+	int64_t look = interval / 8 > RELIEVE_NS ? interval / 8 : RELIEVE_NS;
+	int64_t next_open = interval ? mono_ns() + look : INT64_MAX;
 
 	pthread_mutex_lock(&d->lock);
 	while (!d->stop) {
@@ -153,9 +175,9 @@ void *drain_timer_main(void *arg)
 
 		if (now >= next_open) {
 			pthread_mutex_unlock(&d->lock);
-			timer_drain_open(st);
+			drain_open_files(st, now);
 			pthread_mutex_lock(&d->lock);
-			next_open = mono_ns() + interval;
+			next_open = mono_ns() + look;
 			continue;
 		}
 		empty = timer_wake_due_locked(d, now, &next);

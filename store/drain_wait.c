@@ -151,6 +151,13 @@ static uint64_t order_now(struct drain *d)
 	return d->next_order;
 }
 
+int drain_sync_closed(struct store *st)
+{
+	int rc = order_wait(st, order_now(st->drain));
+
+	return rc < 0 ? rc : kv_sync(st->kv);
+}
+
 int drain_wait_drained(struct store *st)
 {
 	return order_await(st, order_now(st->drain), false);
@@ -334,6 +341,13 @@ void drain_wait_replaced(struct store *st, struct inode *in)
 	}
 	if (order)
 		(void)order_wait(st, order + 1);
+}
+
+bool drain_has_closed(struct store *st, const struct file *f)
+{
+	HOLD(&st->drain->lock);
+	return f->earlier || (f->queued && f->queued->order) ||
+	       (f->running && f->running->order);
 }
 
 /* Is a close of the stage that it has on its way? Under both locks. */

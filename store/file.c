@@ -37,7 +37,7 @@ static int new_stage(struct store *st, struct inode *in, uint64_t size,
 		size = TEST_STAGE_BYTES;
 	rc = stage_create(&st->stages, in->ino, size, ret_stage);
 	if (rc == -ENFILE) {
-		rc = drain_sync_tree(st, ROOT_INO);
+		rc = drain_sync_closed(st);
 		if (rc == 0)
 			rc = stage_create(&st->stages, in->ino, size,
 					  ret_stage);
@@ -469,6 +469,23 @@ static int open_backing(struct store *st, struct inode *in, int flags)
 	return 0;
 }
 
+/*
+ * A writer opens the file: does it grow only, or is what was committed, or
+ * closed, about to be changed? See file->replaces.
+ */
+static void note_writer_locked(struct store *st, struct file *f, int flags)
+{
+	bool appends = (flags & O_APPEND) && !(flags & O_TRUNC);
+	bool complete = (f->content && f->content->c.size_bytes > 0) ||
+			drain_has_closed(st, f);
+
+	if (f->writers == 0) {
+		f->replaces = false;
+		f->open_since_ns = mono_ns();
+	}
+	f->replaces = f->replaces || (complete && !appends);
+}
+
 /* One more open; what the table on the tmpfs says follows. */
 static struct stage *count_open_locked(struct file *f, bool write, int delta)
 {
@@ -668,6 +685,8 @@ static int open_do(struct store *st, struct inode *in, int flags,
 	{
 		HOLD(&in->lock);
 		gone = in->deleted;
+		if (write && !gone)
+			note_writer_locked(st, in->file, flags);
 		dirtied = gone ? NULL : count_open_locked(in->file, write, 1);
 		if (write)
 			in->file->reserved_until_ns = 0;

@@ -605,6 +605,12 @@ int file_truncate_turn(struct store *st, struct inode *in, uint64_t size)
 	rc = writable_stage(st, in, size, &s);
 	if (rc < 0)
 		return rc;
+	{
+		HOLD(&in->lock);
+		if (in->file->content &&
+		    size < in->file->content->c.size_bytes)
+			in->file->replaces = true;
+	}
 	drain_disturb(st, in, true);
 	rc = cut_stage(st, s, size);
 	stage_put(&st->stages, s);

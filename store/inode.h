@@ -131,6 +131,14 @@ struct file {
 	struct drain_job *queued, *running;
 	/* Of stages that were replaced after a close: oldest first. */
 	struct drain_job *earlier;
+	/*
+	 * What its writers put there takes the place of something: in the
+	 * middle of it the file is neither the old nor the new one. So it is
+	 * drained when it is closed, or for who asks for it, but not because it
+	 * stays open for long. The first writer's open decides.
+	 */
+	bool replaces;
+	int64_t open_since_ns; /* or looked at since; monotonic */
 	int sticky_error; /* of the last drain, 0 when it succeeded */
 	bool error_told; /* an open has reported sticky_error */
 	int64_t drained_mtime_ns; /* the stage as the last drain saw it */

@@ -398,6 +398,27 @@ def a_file_that_stays_open_is_drained_all_the_same(m):
 
 
 @ck.mounted("drain_interval=1")
+def what_replaces_a_file_is_not_drained_before_it_is_closed(m):
+    """It is open for longer than a log that is drained meanwhile, twice."""
+    size, fds, olds = 300 * KIB, [], {}
+    for how, flags in (("o_trunc", os.O_TRUNC), ("in place", 0)):
+        path = m.path(how)
+        olds[path] = data(size, how)
+        put(path, olds[path], sync=True)
+        fds.append(open_put(path, data(size // 3, "new"), flags))
+    log = m.path("log")
+    for part in ("one", "two"):
+        fds.append(open_put(log, data(size, part), os.O_APPEND))
+        ck.until("the log is durable", lambda: m.state(log) == "durable")
+    m.power_cut()
+    close_all(fds)
+    m.start()
+    for path, old in olds.items():
+        same(get(path), old, path)
+    same(get(log), data(size, "one") + data(size, "two"), "the log")
+
+
+@ck.mounted("drain_interval=1")
 def what_changes_during_a_drain_is_stored_as_it_ended(m):
     """Eight writers go on while their files are drained, again and again."""
     final = {}

@@ -1,0 +1,211 @@
+/*
+ * Files that stay open for long: a log becomes durable as it grows; what takes
+ * the place of something does not, before it is whole.
+ */
+#include <sched.h>
+
+#include "store/drain_private.h"
+#include "tests/unit/live_store.h"
+
+#define SECOND INT64_C(1000000000)
+#define INTERVAL_S 3600 /* it does not end by itself here */
+#define OLD_BYTES (MIB + 5)
+
+static struct live live_interval(unsigned kind)
+{
+	struct live l = live_kind(kind);
+
+	live_close(&l);
+	l.options.drain_interval_s = INTERVAL_S;
+	live_open(&l);
+	return l;
+}
+
+/* When it was opened, or looked at last. */
+static int64_t open_since(struct handle *h)
+{
+	HOLD(&h->in->lock);
+	return h->in->file->open_since_ns;
+}
+
+/* Everything that is being drained has been. */
+static void wait_drained(struct live *l)
+{
+	struct drain_figures figures;
+
+	do {
+		sched_yield();
+		drain_figures(l->st, &figures);
+	} while (figures.draining > 0);
+}
+
+/* The time has come to look at h, and what that starts is done. */
+static void look_at(struct live *l, struct handle *h)
+{
+	drain_open_files(l->st, open_since(h) + INTERVAL_S * SECOND);
+	wait_drained(l);
+}
+
+static void assert_committed(struct live *l, const char *path, size_t size,
+			     uint64_t generation)
+{
+	struct content c = live_content(l, path);
+
+	assert_int_equal(c.size_bytes, size);
+	assert_int_equal(c.generation, generation);
+	content_release(&c);
+}
+
+static void what_replaces_a_file_is_durable_when_it_is_whole(void **state)
+{
+	static const int flags[] = { O_WRONLY | O_TRUNC, O_WRONLY, O_RDWR,
+				     O_WRONLY | O_TRUNC | O_APPEND };
+	uint8_t *old = filled(OLD_BYTES, 1), *new = filled(OLD_BYTES, 2);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		for (unsigned i = 0; i < 4; i++) {
+			struct live l = live_interval(kind);
+			struct handle h;
+
+			live_write(&l, "f", old, OLD_BYTES);
+			live_sync_all(&l);
+			h = handle_open(&l, "f", flags[i]);
+			handle_write(&h, new, 100, 0);
+			look_at(&l, &h);
+			handle_write(&h, new, OLD_BYTES / 2, 0);
+			look_at(&l, &h);
+			assert_committed(&l, "f", OLD_BYTES, 1);
+			/* Who asks for it gets it, and changes nothing else. */
+			assert_int_equal(file_sync(l.st, h.in), 0);
+			assert_int_equal(live_generation(&l, "f"), 2);
+			handle_write(&h, new, OLD_BYTES, 0);
+			look_at(&l, &h);
+			assert_int_equal(live_generation(&l, "f"), 2);
+			handle_close(&h);
+			wait_drained(&l);
+			assert_committed(&l, "f", OLD_BYTES, 3);
+			assert_file(&l, "f", new, OLD_BYTES);
+			live_free(&l);
+		}
+	}
+	free(old);
+	free(new);
+}
+
+/* It was closed and is not durable yet: that is as good as durable. */
+static void what_replaces_a_closed_file_is_durable_when_it_is_whole(void **state)
+{
+	uint8_t *old = filled(OLD_BYTES, 1), *new = filled(OLD_BYTES, 2);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_interval(kind);
+		struct handle h;
+
+		pthread_mutex_lock(reclaim_turn(l.st)); /* nothing is */
+		live_write(&l, "f", old, OLD_BYTES);
+		h = handle_open(&l, "f", O_WRONLY | O_TRUNC);
+		pthread_mutex_unlock(reclaim_turn(l.st));
+		handle_write(&h, new, OLD_BYTES / 2, 0);
+		look_at(&l, &h);
+		assert_committed(&l, "f", OLD_BYTES, 1);
+		handle_close(&h);
+		wait_drained(&l);
+		assert_file(&l, "f", new, OLD_BYTES / 2);
+		live_free(&l);
+	}
+	free(old);
+	free(new);
+}
+
+static void what_is_cut_short_is_durable_when_it_is_whole(void **state)
+{
+	uint8_t *data = filled(OLD_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_interval(kind);
+		struct handle h = handle_open(&l, "f", O_RDWR | O_CREAT);
+
+		handle_write(&h, data, OLD_BYTES, 0);
+		assert_int_equal(file_sync(l.st, h.in), 0);
+		assert_int_equal(file_truncate(l.st, h.in, 10), 0);
+		look_at(&l, &h);
+		assert_committed(&l, "f", OLD_BYTES, 1);
+		handle_close(&h);
+		wait_drained(&l);
+		assert_committed(&l, "f", 10, 2);
+		live_free(&l);
+	}
+	free(data);
+}
+
+static void what_grows_is_durable_while_it_is_open(void **state)
+{
+	uint8_t *data = filled(OLD_BYTES + 200, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_interval(kind);
+		struct handle h = handle_open(&l, "f", O_WRONLY | O_CREAT);
+
+		handle_write(&h, data, OLD_BYTES, 0);
+		look_at(&l, &h);
+		assert_committed(&l, "f", OLD_BYTES, 1);
+		handle_write(&h, data + OLD_BYTES, 100, OLD_BYTES);
+		look_at(&l, &h);
+		assert_committed(&l, "f", OLD_BYTES + 100, 2);
+		handle_close(&h);
+		wait_drained(&l);
+		h = handle_open(&l, "f", O_WRONLY | O_APPEND);
+		handle_write(&h, data + OLD_BYTES + 100, 100, OLD_BYTES + 100);
+		look_at(&l, &h);
+		assert_committed(&l, "f", OLD_BYTES + 200,
+				 live_generation(&l, "f"));
+		handle_close(&h);
+		assert_file(&l, "f", data, OLD_BYTES + 200);
+		live_free(&l);
+	}
+	free(data);
+}
+
+static void each_file_is_looked_at_by_its_own_age(void **state)
+{
+	uint8_t *data = filled(MIB, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_interval(kind);
+		struct handle a = handle_open(&l, "a", O_WRONLY | O_CREAT);
+		struct handle b = handle_open(&l, "b", O_WRONLY | O_CREAT);
+
+		handle_write(&a, data, MIB, 0);
+		handle_write(&b, data, 100, 0);
+		assert_true(open_since(&b) > open_since(&a));
+		look_at(&l, &a);
+		assert_true(committed(&l, a.in->ino));
+		assert_false(committed(&l, b.in->ino));
+		look_at(&l, &b);
+		assert_true(committed(&l, b.in->ino));
+		handle_close(&a);
+		handle_close(&b);
+		live_free(&l);
+	}
+	free(data);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(
+			what_replaces_a_file_is_durable_when_it_is_whole),
+		cmocka_unit_test(
+			what_replaces_a_closed_file_is_durable_when_it_is_whole),
+		cmocka_unit_test(what_is_cut_short_is_durable_when_it_is_whole),
+		cmocka_unit_test(what_grows_is_durable_while_it_is_open),
+		cmocka_unit_test(each_file_is_looked_at_by_its_own_age),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
