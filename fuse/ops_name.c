@@ -158,6 +158,30 @@ void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent,
 		guard_named(st, parent, name, looked);
 }
 
+/*
+ * The new name is durable with the next sync of anything, and must not lead to
+ * what the file was before its last close. Who snapshots a folder with links
+ * makes no half of a file durable that is being written.
+ */
+static int do_link(struct store *st, struct inode *in, fuse_ino_t parent,
+		   const char *name, bool *ret_looked)
+{
+	int rc = guard_name(st, in, parent, name, ret_looked);
+	bool reg = false;
+
+	if (rc == 0) {
+		HOLD(&in->lock);
+		reg = S_ISREG(in->attr.mode);
+	}
+	if (rc == 0 && reg && !st->options.publish_async)
+		rc = drain_publish_closed(st, in);
+	if (rc == 0)
+		rc = names_link(st, in, parent, name);
+	if (rc == 0 && !st->options.publish_async)
+		rc = kv_sync(st->kv);
+	return rc;
+}
+
 void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t parent,
 	     const char *name)
 {
@@ -167,9 +191,7 @@ void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t parent,
 	int rc = inode_get(st, ino, &in);
 
 	if (rc == 0) {
-		rc = guard_name(st, in, parent, name, &looked);
-		if (rc == 0)
-			rc = names_link(st, in, parent, name);
+		rc = do_link(st, in, parent, name, &looked);
 		if (rc < 0)
 			inode_put(st, in, 1);
 	}

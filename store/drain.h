@@ -203,6 +203,8 @@ int drain_sync_closed(struct store *st);
  * The same for one file, in order: what a publish needs.
  */
 int drain_publish(struct store *st, struct inode *in);
+/* The same, but what is open for writing stays as it is: only what was closed. */
+int drain_publish_closed(struct store *st, struct inode *in);
 /*
  * Wait until all that was closed before is durable, without hurrying any of it:
  * for who only wants to look afterwards. The error of what keeps failing.

@@ -180,6 +180,17 @@ int drain_publish(struct store *st, struct inode *in)
 	return rc;
 }
 
+int drain_publish_closed(struct store *st, struct inode *in)
+{
+	bool writers;
+
+	{
+		HOLD(&in->lock);
+		writers = in->file && in->file->writers > 0;
+	}
+	return writers ? drain_sync_closed(st) : drain_publish(st, in);
+}
+
 /* Files with a stage, under a directory: collected, then synced one by one. */
 struct tree_list {
 	struct inode **at;

@@ -212,6 +212,40 @@ def rename_of_a_directory_publishes_all_below(m):
         same(get(m.path("step", name)), content, name)
 
 
+@ck.mounted("debug_hold_drain")
+def a_hard_link_publishes_the_file(m):
+    """Names are durable with the next sync of anything: a new one must not
+    show what the file was before its last close."""
+    for size in (100, MIB):
+        for old in (False, True):
+            path = m.path(f"f{size}{old}")
+            if old:
+                put(path, data(size, "old"), sync=True)
+            put(path, data(size, "new"))
+            os.link(path, path + ".link")
+            assert m.state(path) == "durable"
+    put(m.path("other"), b"x", sync=True)
+    m.power_cut()
+    m.start()
+    for size in (100, MIB):
+        for old in (False, True):
+            for name in ("", ".link"):
+                same(get(m.path(f"f{size}{old}{name}")), data(size, "new"),
+                     f"{size} {old} {name}")
+
+
+@ck.mounted("debug_hold_drain")
+def a_hard_link_makes_no_half_of_a_file_durable(m):
+    put(m.path("f"), data(MIB, "old"), sync=True)
+    fd = open_put(m.path("f"), data(MIB // 2, "new"))
+    os.link(m.path("f"), m.path("link"))
+    m.power_cut()
+    close_all([fd])
+    m.start()
+    for name in ("f", "link"):
+        same(get(m.path(name)), data(MIB, "old"), name)
+
+
 @ck.mounted("durable=close")
 def close_waits_when_asked_to(m):
     for i, size in enumerate(SIZES):
