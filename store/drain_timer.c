@@ -12,6 +12,7 @@
 #include "store/commit.h"
 #include "store/drain_private.h"
 #include "store/reclaim.h"
+#include "store/reserve.h"
 #include "store/store.h"
 
 /* How often the stage's memory and the disk's room are looked at. */
@@ -197,6 +198,7 @@ void *drain_timer_main(void *arg)
 		pthread_cond_timedwait(&d->tick, &d->lock, &t);
 		pthread_mutex_unlock(&d->lock);
 		timer_relieve(st);
+		reserve_look(st);
 		timer_retry(st);
 		pthread_mutex_lock(&d->lock);
 	}

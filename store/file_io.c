@@ -646,13 +646,54 @@ int file_truncate(struct store *st, struct inode *in, uint64_t size)
 	return rc;
 }
 
+/* How much of [off, off + len) is not there yet. */
+static uint64_t missing_bytes(int fd, uint64_t off, uint64_t len)
+{
+	uint64_t missing = 0, end = off + len;
+
+	while (off < end) {
+		off_t hole = lseek(fd, (off_t)off, SEEK_HOLE);
+		uint64_t from = hole < 0 ? off : (uint64_t)hole;
+		off_t data = from < end ? lseek(fd, (off_t)from, SEEK_DATA) : 0;
+		uint64_t to = data < 0 || (uint64_t)data > end ? end :
+								 (uint64_t)data;
+
+		if (from >= end)
+			break;
+		missing += to - from;
+		off = to;
+	}
+	return missing;
+}
+
+/*
+ * A stage on the disk takes its room from the store's. The last of that is for
+ * deletions, so what would need it is refused before anything is allocated.
+ */
+static int allocate_room(struct store *st, const struct stage *s, int fd,
+			 int mode, uint64_t off, uint64_t len)
+{
+	uint64_t missing;
+
+	if (s->kind != STAGE_DISK ||
+	    (mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_COLLAPSE_RANGE)) ||
+	    kv_room_for(st->kv, len) == 0)
+		return 0;
+	missing = missing_bytes(fd, off, len);
+	return missing > 0 ? kv_room_for(st->kv, missing) : 0;
+}
+
 static int allocate_stage(struct store *st, const struct stage *s, int mode,
 			  uint64_t off, uint64_t len)
 {
 	SCOPED(scope_close) int fd = stage_open(&st->stages, s, O_RDWR);
+	int rc;
 
 	if (fd < 0)
 		return fd;
+	rc = allocate_room(st, s, fd, mode, off, len);
+	if (rc < 0)
+		return rc;
 	return fallocate(fd, mode, (off_t)off, (off_t)len) < 0 ? -errno : 0;
 }
 

@@ -55,6 +55,8 @@ struct kv {
 	 * stop the process when such a log is synced, or written to again.
 	 */
 	atomic_bool full;
+	/* A write was refused for want of room, and none has succeeded since. */
+	atomic_bool refused;
 	/*
 	 * The last change that is in the log, or in a table. Numbers above it
 	 * may be in use: of what failed, and of what was written without it.
@@ -502,6 +504,11 @@ int kv_room(const struct kv *kv)
 	return kv_room_for(kv, 0);
 }
 
+bool kv_is_full(const struct kv *kv)
+{
+	return atomic_load(&kv->refused);
+}
+
 /* To write or to sync. Returns whether the turn is had alone. */
 static bool log_enter(struct kv *kv)
 {
@@ -568,6 +575,9 @@ int kv_write(struct kv *kv, struct kv_batch *b)
 		else if (rc == 0 && alone)
 			atomic_store(&kv->full, false);
 	}
+	if ((rc == 0 || rc == -ENOSPC) &&
+	    atomic_load(&kv->refused) != (rc < 0))
+		atomic_store(&kv->refused, rc < 0);
 	if (rc < 0 && rc != -ENOSPC && rc != -ENOMEM) /* not applied: those */
 		atomic_store(&kv->failed, rc);
 	pthread_rwlock_unlock(&kv->turn);

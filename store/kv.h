@@ -100,6 +100,8 @@ int kv_sync(struct kv *kv);
 int kv_room(const struct kv *kv);
 /* The same before that many bytes are written to the disk beside it. */
 int kv_room_for(const struct kv *kv, uint64_t bytes);
+/* Has a write found no room at all, and none has succeeded since? */
+bool kv_is_full(const struct kv *kv);
 
 /*
  * Iterate keys >= start that begin with prefix; each step is 1 (there is an

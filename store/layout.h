@@ -33,6 +33,7 @@
 #define LAYOUT_BACKUP_DIR "backup"
 #define LAYOUT_IMAGE_DIR "images"
 #define LAYOUT_STAGE_DIR "stage"
+#define LAYOUT_RESERVE_FILE "reserve"
 
 #define LAYOUT_UUID_BYTES 37 /* 36 characters and a NUL */
 #define LAYOUT_IMAGE_GONE ".gone"

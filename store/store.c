@@ -17,6 +17,7 @@
 #include "store/file.h"
 #include "store/identity.h"
 #include "store/recover.h"
+#include "store/reserve.h"
 #include "store/trust.h"
 
 /* Left on the disk for the database, so that deleting always works. */
@@ -334,6 +335,7 @@ int store_start(struct store *st)
 {
 	int rc = commit_start(st);
 
+	reserve_init(st);
 	if (rc == 0)
 		rc = reclaim_start(st);
 	if (rc == 0)

@@ -65,6 +65,8 @@ struct store {
 	char path[4096];
 	char uuid[LAYOUT_UUID_BYTES];
 	int dirfd, lockfd;
+	/* reserve.h; the timer's alone once the threads run. */
+	bool reserved_room, no_reserve;
 	struct kv *kv;
 	struct marker marker; /* told of each kv_sync() */
 	bool ending; /* store_close(): the database gets a clean end */

@@ -13,15 +13,20 @@
 #include "tests/unit/store_fixture.h"
 
 /* Its directory; NULL: it cannot be mounted here. */
-static inline char *disk_mount(void)
+static inline char *disk_mount_size(const char *option)
 {
 	char *dir = make_tmp();
 
-	if (mount("tmpfs", dir, "tmpfs", 0, "size=96m") == 0)
+	if (mount("tmpfs", dir, "tmpfs", 0, option) == 0)
 		return dir;
 	remove_tree(dir);
 	free(dir);
 	return NULL;
+}
+
+static inline char *disk_mount(void)
+{
+	return disk_mount_size("size=96m");
 }
 
 static inline uint64_t disk_room(const char *dir)

@@ -366,6 +366,99 @@ static void the_place_of_a_job_that_fails_is_the_next_ones(void **state)
 	free(data);
 }
 
+static bool has_reserve(struct live *l)
+{
+	return faccessat(l->st->dirfd, LAYOUT_RESERVE_FILE, F_OK, 0) == 0;
+}
+
+/* A look at the disk comes once in a second. */
+static void wait_reserve(struct live *l, bool wanted)
+{
+	const struct timespec tick = { 0, 1000000 };
+
+	for (unsigned i = 0; i < 60000 && has_reserve(l) != wanted; i++)
+		(void)nanosleep(&tick, NULL);
+	assert_int_equal(has_reserve(l), wanted);
+}
+
+/* Nobody makes room: the reserve is there for that. */
+static void a_full_disk_takes_deletions_again_by_itself(void **state)
+{
+	const struct timespec tick = { 0, 1000000 };
+	uint8_t *data = filled(40 * MIB, 1);
+	char *disk = disk_mount_size("size=400m");
+	struct busy busy;
+	struct live l;
+	int rc = 0;
+
+	(void)state;
+	if (!disk)
+		skip();
+	l = live_on(disk);
+	busy = make_busy(&l);
+	live_write(&l, "old", data, 40 * MIB);
+	live_sync_all(&l);
+	wait_reserve(&l, true);
+	disk_fill(disk, 0);
+	for (unsigned i = 0; i < TRIES_MAX && rc == 0; i++)
+		rc = rename_busy(&l, &busy);
+	assert_int_equal(rc, -ENOSPC);
+	wait_reserve(&l, false);
+	for (unsigned i = 0; i < 60000 && rc == -ENOSPC; i++) {
+		(void)nanosleep(&tick, NULL);
+		rc = live_unlink(&l, "old");
+	}
+	assert_int_equal(rc, 0);
+	live_settle(&l);
+	assert_true(disk_room(disk) >= 40 * MIB);
+	disk_relieve(disk);
+	wait_reserve(&l, true);
+	live_free(&l);
+	disk_free(disk);
+	free(data);
+}
+
+static void an_allocation_leaves_the_room_for_deletions(void **state)
+{
+	uint8_t *data = filled(8 * MIB, 1);
+	char *disk = disk_mount();
+	struct handle h;
+	struct live l;
+	uint64_t room;
+
+	(void)state;
+	if (!disk)
+		skip();
+	l = live_on(disk);
+	h = handle_open(&l, "f", O_WRONLY | O_CREAT);
+	room = disk_room(disk);
+	for (int mode = 0; mode <= FALLOC_FL_KEEP_SIZE; mode++)
+		assert_int_equal(file_fallocate(l.st, h.in, mode, 0,
+						room - 16 * MIB),
+				 -ENOSPC);
+	assert_int_equal(disk_room(disk), room);
+	assert_int_equal(file_fallocate(l.st, h.in, 0, 0, 4 * MIB), 0);
+	handle_write(&h, data, 8 * MIB, 0);
+	disk_fill(disk, 16 * MIB);
+	/* What is there already takes no room; a hole gives some. */
+	assert_int_equal(file_fallocate(l.st, h.in, 0, 0, 8 * MIB), 0);
+	assert_int_equal(file_fallocate(l.st, h.in, 0, 0, 8 * MIB + 1),
+			 -ENOSPC);
+	assert_int_equal(file_fallocate(l.st, h.in,
+					FALLOC_FL_PUNCH_HOLE |
+						FALLOC_FL_KEEP_SIZE,
+					MIB, MIB),
+			 0);
+	disk_relieve(disk);
+	handle_close(&h);
+	live_sync_all(&l);
+	memset(data + MIB, 0, MIB);
+	assert_file(&l, "f", data, 8 * MIB);
+	live_free(&l);
+	disk_free(disk);
+	free(data);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -375,6 +468,8 @@ int main(void)
 			what_could_not_be_given_back_is_so_when_there_is_room),
 		cmocka_unit_test(
 			the_place_of_a_job_that_fails_is_the_next_ones),
+		cmocka_unit_test(a_full_disk_takes_deletions_again_by_itself),
+		cmocka_unit_test(an_allocation_leaves_the_room_for_deletions),
 	};
 
 	return cmocka_run_group_tests_name("names_full", tests, NULL, NULL);

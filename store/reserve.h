@@ -1,0 +1,23 @@
+/*
+ * reserve.h - a file that only takes room on the store's disk, to be given up.
+ *
+ * What the store adds itself leaves some room for deletions (kv_room()). But
+ * the kernel writes to the stages on the disk by itself, and others write
+ * beside the store: either can take the disk to its last byte, and then the
+ * database cannot even be told to delete. Once it has found the disk full the
+ * reserve is given up, so that deletions go on, within seconds; it is made
+ * again when there is plenty of room.
+ *
+ * Threads: reserve_look() is the drain's timer's alone.
+ */
+#ifndef STORE_RESERVE_H
+#define STORE_RESERVE_H
+
+struct store;
+
+/* Is it there from the last mount? Before the threads start. */
+void reserve_init(struct store *st);
+/* Make it, or give it up, as things are now. */
+void reserve_look(struct store *st);
+
+#endif
