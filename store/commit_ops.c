@@ -170,7 +170,8 @@ static void op_abandon(struct store *st, struct image *i, uint64_t size)
 	{
 		HOLD(&st->images.lock);
 		i->building = shared == 0;
-		mappable = i->mappable;
+		/* Nobody is asked any more who has it, to read or to write. */
+		mappable = i->mappable || st->images.ending;
 	}
 	if (shared == 0 && !mappable) {
 		image_recycle(&st->images, i);

@@ -82,7 +82,8 @@ static int job_begin(struct store *st, struct drain_job *j)
 		if (j->in->attr.nlink == 0 ||
 		    (f->stage != j->stage && !j->earlier))
 			return -ECANCELED;
-		j->exclusive = j->earlier || !file_may_change(f);
+		j->exclusive = !j->stage->held &&
+			       (j->earlier || !file_may_change(f));
 		j->begun = true;
 		j->domain = st->options.share_all ? DOMAIN_ALL :
 						    domain_of(&j->in->attr);

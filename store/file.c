@@ -13,6 +13,7 @@
 #include "store/base/scope.h"
 #include "store/commit.h"
 #include "store/file_private.h"
+#include "store/held.h"
 #include "store/names.h"
 #include "store/series.h"
 #include "store/store.h"
@@ -833,6 +834,29 @@ void file_forgotten(struct store *st, struct inode *in)
 	file_unlinked(st, in);
 }
 
+/*
+ * Somebody may go on writing to the file's stage, in passthrough: as long as he
+ * does, what is there becomes durable as it stands, and the stage stays for the
+ * next start.
+ */
+static void ask_who_writes(struct store *st, struct inode *in)
+{
+	struct stage *stage = NULL;
+	bool held;
+
+	{
+		HOLD(&in->lock);
+		if (in->file->maybe_written && in->file->stage) {
+			stage = in->file->stage;
+			stage_ref(stage);
+		}
+	}
+	held = stage && held_for_writing(st, stage);
+	stage_put(&st->stages, stage);
+	HOLD(&in->lock);
+	in->file->maybe_written = held;
+}
+
 static void file_abandoned(struct store *st, struct inode *in)
 {
 	bool open, unlinked;
@@ -846,12 +870,14 @@ static void file_abandoned(struct store *st, struct inode *in)
 			return;
 		unlinked = in->attr.nlink == 0;
 		open = f->opens > 0;
-		f->maybe_written = false;
+		f->maybe_written = f->mode == IO_BACKED &&
+				   (f->writers > 0 || f->maybe_written);
 		f->writers = 0;
 		(void)count_open_locked(f, false, -(int)f->opens);
 	}
 	if (open)
 		close_backing(st, in);
+	ask_who_writes(st, in);
 	if (!unlinked)
 		return;
 	lookups = inode_lookups(st, in);
@@ -862,6 +888,7 @@ static void file_abandoned(struct store *st, struct inode *in)
 
 void files_abandoned(struct store *st)
 {
+	images_end(&st->images);
 	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
 		uint64_t ino = SLOT_GET(&st->stages.slots[i], ino);
 		struct inode *in = ino ? inode_peek(st, ino) : NULL;

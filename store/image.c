@@ -18,6 +18,8 @@
 #include "store/stage.h"
 
 #define IMAGE_ID_STEP 1024
+/* Numbers that are remembered; an image beyond is asked for each time. */
+#define OLD_NUMBERS_MAX (UINT64_C(1) << 30)
 
 /*
  * At the start nobody has what the last daemon removed while somebody had it:
@@ -135,6 +137,14 @@ int images_init(struct images *im, int store_dirfd, struct kv *kv)
 		return rc;
 	}
 	im->next_id_at_start = im->next_id_reserved = im->next_id;
+	im->free_of_old_end = im->next_id < OLD_NUMBERS_MAX ? im->next_id :
+							      OLD_NUMBERS_MAX;
+	im->free_of_old = calloc(im->free_of_old_end / 8 + 1, 1);
+	if (!im->free_of_old) {
+		close(im->dirfd);
+		im->kv = NULL;
+		return -ENOMEM;
+	}
 	pthread_mutex_init(&im->id_turn, NULL);
 	return -pthread_mutex_init(&im->lock, NULL);
 }
@@ -203,6 +213,7 @@ void images_release(struct images *im)
 			image_free(i);
 		}
 	close(im->dirfd);
+	free(im->free_of_old);
 	pthread_mutex_destroy(&im->id_turn);
 	pthread_mutex_destroy(&im->lock);
 }
@@ -290,6 +301,41 @@ int image_ask(struct images *im, const struct image *i, enum lease what)
 		return rc;
 	layout_gone_name(i->id, name);
 	return lease_ask(im->dirfd, name, what);
+}
+
+void images_end(struct images *im)
+{
+	HOLD(&im->lock);
+	im->ending = true;
+}
+
+bool image_is_left(struct images *im, struct image *i)
+{
+	uint8_t bit = (uint8_t)(1u << (i->id % 8));
+	uint8_t *map = NULL;
+	size_t map_len = 0;
+	int rc;
+
+	{
+		HOLD(&im->lock);
+		if (!im->ending && (i->id >= im->next_id_at_start ||
+				    (i->id < im->free_of_old_end &&
+				     (im->free_of_old[i->id / 8] & bit))))
+			return false;
+		if (i->refs == 1) { /* our own mapping is no reason */
+			map = TAKE(i->map);
+			map_len = i->map_len;
+		}
+	}
+	if (map)
+		munmap(map, map_len);
+	rc = image_ask(im, i, LEASE_NOBODY);
+	if (rc == 0 || rc == -EMFILE || rc == -ENFILE)
+		return true;
+	HOLD(&im->lock);
+	if (rc == 1 && i->id < im->free_of_old_end)
+		im->free_of_old[i->id / 8] |= bit;
+	return false; /* without leases nobody can be asked */
 }
 
 static struct image *image_find_locked(struct images *im, uint64_t id)

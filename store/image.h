@@ -78,6 +78,13 @@ struct images {
 	 */
 	uint64_t unfinished_from, unfinished_end;
 	atomic_bool unlinked[256]; /* by directory: not durable yet */
+	/*
+	 * A bit for each number of an earlier start, but for absurd ones: it
+	 * was asked for, and nobody has it. images.lock
+	 */
+	uint8_t *free_of_old;
+	uint64_t free_of_old_end; /* immutable */
+	bool ending; /* no kernel is behind the mount any more; lock */
 	bool populates; /* a fault of ours reads 2 MiB, no more; immutable */
 };
 
@@ -114,6 +121,14 @@ int image_sync_removed(struct images *im);
 int image_open_fd(struct images *im, const struct image *i, int flags);
 /* fstat(2) without a descriptor. */
 int image_stat(struct images *im, const struct image *i, struct stat *ret);
+/*
+ * May somebody have it open or mapped through a connection that is gone? Then
+ * nothing of it may be punched or cut. The caller has the only reference, or is
+ * told that it is so: ask again later.
+ */
+bool image_is_left(struct images *im, struct image *i);
+/* From now on that can be said of those that this daemon gave out, too. */
+void images_end(struct images *im);
 /* lease_ask() of its file. */
 int image_ask(struct images *im, const struct image *i, enum lease what);
 /* Make the name durable (its bytes: fdatasync(2)). */

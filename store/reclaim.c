@@ -10,6 +10,7 @@
 #include <sys/queue.h>
 #include <sys/stat.h>
 
+#include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/store.h"
@@ -17,6 +18,8 @@
 #define BLOCK UINT64_C(4096)
 /* Ranges that are decided on in one turn: the committer waits for that. */
 #define RECLAIM_GROUP_MAX 256
+/* How often it is asked whether an image is still open from before. */
+#define LEFT_RETRY_NS (INT64_C(10) * 1000000000)
 
 struct range {
 	TAILQ_ENTRY(range) next;
@@ -33,6 +36,8 @@ struct reclaim {
 	pthread_cond_t work, idle;
 	struct ranges ranges;
 	struct ranges refused; /* what found the disk full */
+	struct ranges left; /* somebody has the image: see image_is_left() */
+	int64_t left_due_ns; /* when they are asked again */
 	struct reclaim_ticket *oldest, *newest;
 	uint64_t next_ticket;
 	uint64_t added, taken; /* how often ranges were */
@@ -52,6 +57,7 @@ int reclaim_init(struct store *st)
 	pthread_cond_init(&r->idle, NULL);
 	TAILQ_INIT(&r->ranges);
 	TAILQ_INIT(&r->refused);
+	TAILQ_INIT(&r->left);
 	r->next_ticket = 1;
 	st->reclaim = r;
 	return 0;
@@ -109,10 +115,11 @@ void reclaim_retry(struct store *st)
 	struct reclaim *r = st->reclaim;
 
 	HOLD(&r->lock);
-	if (TAILQ_EMPTY(&r->refused))
-		return;
 	TAILQ_CONCAT(&r->ranges, &r->refused, next);
-	pthread_cond_signal(&r->work);
+	if (mono_ns() >= r->left_due_ns)
+		TAILQ_CONCAT(&r->ranges, &r->left, next);
+	if (!TAILQ_EMPTY(&r->ranges))
+		pthread_cond_signal(&r->work);
 }
 
 pthread_mutex_t *reclaim_turn(struct store *st)
@@ -447,7 +454,9 @@ static int reclaim_one(struct store *st, const struct plan *p)
 		dead = p->image->dead;
 	}
 	if (p->count > 0 && !p->empty)
-		rc = punch_holes(st, p);
+		rc = image_is_left(&st->images, p->image) ?
+			     -EBUSY :
+			     punch_holes(st, p);
 	if (rc == 0 && p->empty && !dead) {
 		uint64_t bytes = image_bytes(st, p->image);
 
@@ -519,6 +528,17 @@ static void group_forget(struct store *st, struct group *g)
 		(void)kv_write(st->kv, done);
 }
 
+/* Whoever has the image reads it yet: it is asked for again after a while. */
+static void keep_left(struct store *st, struct range *one)
+{
+	struct reclaim *r = st->reclaim;
+
+	HOLD(&r->lock);
+	if (TAILQ_EMPTY(&r->left))
+		r->left_due_ns = mono_ns() + LEFT_RETRY_NS;
+	TAILQ_INSERT_TAIL(&r->left, one, next);
+}
+
 static void group_reclaim(struct store *st, struct group *g)
 {
 	int all = group_plan(st, g);
@@ -528,11 +548,13 @@ static void group_reclaim(struct store *st, struct group *g)
 
 		if (rc == 0)
 			rc = reclaim_one(st, &g->plan[i]);
-		if (rc < 0)
+		if (rc < 0 && rc != -EBUSY)
 			log_error("image %llu: space is not given back: %s",
 				  (unsigned long long)g->range[i]->image,
 				  strerror(-rc));
 		g->result[i] = rc;
+		if (rc == -EBUSY)
+			keep_left(st, TAKE(g->range[i]));
 		if (rc == -ENOSPC) { /* kept for reclaim_retry() */
 			struct range *one = g->range[i];
 
@@ -633,6 +655,7 @@ void reclaim_release(struct store *st)
 	if (!r)
 		return;
 	TAILQ_CONCAT(&r->ranges, &r->refused, next);
+	TAILQ_CONCAT(&r->ranges, &r->left, next);
 	while ((one = TAILQ_FIRST(&r->ranges)) != NULL) {
 		TAILQ_REMOVE(&r->ranges, one, next);
 		free(one);
@@ -650,6 +673,7 @@ void reclaim_drain(struct store *st, uint64_t *ret_freed)
 	struct reclaim *r = st->reclaim;
 
 	pthread_mutex_lock(&r->lock);
+	TAILQ_CONCAT(&r->ranges, &r->left, next);
 	while (r->busy || !TAILQ_EMPTY(&r->ranges)) {
 		pthread_cond_signal(&r->work);
 		pthread_cond_wait(&r->idle, &r->lock);

@@ -11,6 +11,7 @@
 #include "store/base/scope.h"
 #include "store/commit.h"
 #include "store/file.h"
+#include "store/held.h"
 #include "store/names.h"
 #include "store/store.h"
 
@@ -107,6 +108,25 @@ static bool in_use(const struct file *file, uint64_t image)
 	return false;
 }
 
+/*
+ * Whoever can still write to the stage keeps it, and the file goes on in a copy
+ * of what it holds now. What is sealed is copied before it is hashed, as ever.
+ */
+static void leave_held(struct store *st, struct found *f)
+{
+	int rc = held_for_writing(st, f->stage) ?
+			 held_replace(st, &f->stage) :
+			 0;
+
+	if (rc == 0)
+		return;
+	log_warning("inode %llu is still open for writing from the last mount, "
+		    "and there is no room for a copy: %s; it is made durable "
+		    "as it stands",
+		    (unsigned long long)f->slot.ino, strerror(-rc));
+	f->stage->held = true;
+}
+
 /* *ret_dirty: it was taken over, and has to become durable. */
 static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
 {
@@ -116,6 +136,7 @@ static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
 	int rc;
 
 	*ret_dirty = false;
+	held_keep(st, f->stage);
 	rc = inode_get(st, f->slot.ino, &in);
 	if (rc == 0 && (in->attr.nlink == 0 || !S_ISREG(in->attr.mode)))
 		rc = -ENOENT;
@@ -138,8 +159,8 @@ static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
 	dirty = f->slot.dirty || !file->content ||
 		file->content->c.generation != f->slot.clean_generation ||
 		f->stage->kind == STAGE_DISK;
-	if (f->stage->sealed && !dirty) {
-		/* A cache that its former owner could still write to. */
+	if (!dirty && (f->stage->sealed || held_for_writing(st, f->stage))) {
+		/* A cache that somebody else could still write to. */
 		stage_drop(&st->stages, f->stage);
 		stage_put(&st->stages, f->stage);
 		inode_put(st, in, 1);
@@ -153,6 +174,8 @@ static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
 		inode_put(st, in, 1);
 		return 0;
 	}
+	if (dirty && !f->stage->sealed)
+		leave_held(st, f);
 	if (f->slot.earlier) { /* keeps both references */
 		rc = drain_resume_earlier(st, in, f->stage,
 					  f->slot.close_order);
@@ -253,9 +276,10 @@ int recover(struct store *st, bool adopted)
 {
 	int rc = 0;
 
+	/* Before new ones are made, which could get their numbers. */
+	stages_sweep(&st->stages);
 	if (adopted)
 		rc = adopt_stages(st);
-	stages_sweep(&st->stages);
 	if (rc == 0)
 		rc = each_ino(st, 'U', remove_uncommitted);
 	if (rc == 0)

@@ -99,6 +99,9 @@ struct stage {
 	bool dropped; /* its file goes with the last reference */
 	bool keep_image; /* the image was committed: do not remove it */
 	bool sealed; /* see above; nobody opens it for writing */
+	/* Somebody of an earlier connection may write to it, and it could not
+	 * be copied: see held.h. Set before there are threads. */
+	bool held;
 	/*
 	 * A segment has it: stage_drop() takes it from its file and leaves the
 	 * bytes. Changed under stages.lock.
