@@ -8,6 +8,9 @@
  *   after a power cut  there are no stages: a file that was never committed
  *                      is absent, all others have their committed content
  *
+ * Handles and mappings of the last mount may go on: what somebody still has is
+ * asked for and left to him, see held.h.
+ *
  * In each case: orphans are deleted, holes that were decided are punched, and
  * images that the last daemon had begun and not committed are removed. An image
  * of which nothing is recorded is kept: see store.unknown_images.

@@ -2,8 +2,8 @@
  * stage_fd.h - a few descriptors of stages that are kept from one call to the
  * next, for files whose bytes pass through the daemon.
  *
- * Opening a stage by its name costs 2 to 4 us, a seventh of a call of 4 KiB.
- * How many are kept does not depend on how many files there are, and none is
+ * Opening and closing a stage by its name takes 1 to 1.7 us, a tenth of a call
+ * of 4 KiB; a kept one 0.2 us (measured on tmpfs and ext4). How many are kept does not depend on how many files there are, and none is
  * kept of a file that nobody has open: a lease would be refused for it.
  *
  * Threads: any thread. Locks: the one in here is a leaf.

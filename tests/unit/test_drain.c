@@ -599,6 +599,44 @@ static void nobody_overtakes_a_file_that_cannot_be_made_durable(void **state)
 	free(data);
 }
 
+/* A job that finds no descriptor is tried again, and nothing of it is lost. */
+static void a_job_without_a_descriptor_is_only_late(void **state)
+{
+	uint8_t *data = filled(3 * MIB, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_closed(NULL);
+		struct rlimit had, none;
+		unsigned before;
+
+		l.options.stage_all_in_memory = (kind & 1) != 0;
+		l.options.hold_drain = (kind & 2) != 0;
+		live_open(&l);
+		live_write(&l, "first", data, 3 * MIB);
+		live_sync_all(&l);
+		before = open_descriptors();
+		assert_int_equal(getrlimit(RLIMIT_NOFILE, &had), 0);
+		none = had;
+		none.rlim_cur = 3;
+		{
+			struct handle h = handle_open(&l, "a",
+						      O_WRONLY | O_CREAT);
+
+			handle_write(&h, data + 1, 3 * MIB - 1, 0);
+			assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+			handle_close(&h);
+		}
+		assert_int_equal(live_sync(&l, "a"), -EMFILE);
+		assert_int_equal(setrlimit(RLIMIT_NOFILE, &had), 0);
+		assert_int_equal(live_sync(&l, "a"), 0);
+		assert_file(&l, "a", data + 1, 3 * MIB - 1);
+		assert_int_equal(open_descriptors(), before);
+		live_free(&l);
+	}
+	free(data);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -629,6 +667,7 @@ int main(void)
 			a_store_that_closes_with_an_error_says_so_and_drops_nothing),
 		cmocka_unit_test(
 			nobody_overtakes_a_file_that_cannot_be_made_durable),
+		cmocka_unit_test(a_job_without_a_descriptor_is_only_late),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

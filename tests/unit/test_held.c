@@ -147,6 +147,47 @@ static void what_is_new_is_not_asked_for(void **state)
 	live_free(&l);
 }
 
+/* What could not be copied is stored as it stands, and never taken for it. */
+static void what_is_held_and_not_copied_is_durable_but_stays_staged(void **state)
+{
+	uint8_t *data = filled(2 * MIB, 3), *later = filled(2 * MIB, 4);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+		struct handle h = handle_open(&l, "a", O_WRONLY | O_CREAT);
+		struct inode *in;
+		struct content c;
+		uint64_t number;
+		int theirs;
+
+		h.in->file->stage->held = true;
+		number = h.in->file->stage->number;
+		theirs = stage_open(&l.st->stages, h.in->file->stage, O_RDWR);
+		handle_write(&h, data, 2 * MIB, 0);
+		handle_close(&h);
+		assert_int_equal(live_sync(&l, "a"), 0);
+		assert_int_equal(live_lookup(&l, "a", &in), 0);
+		assert_true(in->file->dirty);
+		assert_int_equal(in->file->stage->number, number);
+		c = live_content(&l, "a");
+		assert_true(in->file->stage->kind == STAGE_MEMORY ||
+			    c.extents[0].image != number);
+		content_release(&c);
+		inode_put(l.st, in, 1);
+		/* What is committed has nothing to do with what he writes. */
+		assert_int_equal(pwrite(theirs, later, MIB, 0), MIB);
+		close(theirs);
+		assert_int_equal(live_sync(&l, "a"), 0);
+		memcpy(later + MIB, data + MIB, MIB);
+		assert_file(&l, "a", later, 2 * MIB);
+		fill(later, 2 * MIB, 4);
+		live_free(&l);
+	}
+	free(data);
+	free(later);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -155,6 +196,8 @@ int main(void)
 		cmocka_unit_test(
 			an_image_from_before_is_asked_for_until_nobody_has_it),
 		cmocka_unit_test(what_is_new_is_not_asked_for),
+		cmocka_unit_test(
+			what_is_held_and_not_copied_is_durable_but_stays_staged),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
