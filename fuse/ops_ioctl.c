@@ -69,6 +69,20 @@ static void add_structure(cJSON *to, struct store *st, bool root)
 	(void)cJSON_AddStringToObject(one, "last", root ? f.last : "");
 }
 
+/* Can anything be made durable at all? */
+static const char *health(const struct store *st)
+{
+	switch (kv_health(st->kv)) {
+	case KV_FAILING:
+		return "failing";
+	case KV_CONDEMNED:
+		return "failed";
+	case KV_FINE:
+		break;
+	}
+	return "fine";
+}
+
 static cJSON *status(struct fs *fs, uid_t uid)
 {
 	static const char *const counters[] = { META_LOGICAL, META_PHYSICAL,
@@ -95,6 +109,7 @@ static cJSON *status(struct fs *fs, uid_t uid)
 		add_number(s, counters[i], v);
 	}
 	add_number(s, "unknown_images", atomic_load(&st->unknown_images));
+	(void)cJSON_AddStringToObject(s, "database", health(st));
 	stages_usage(&st->stages, &used, &total);
 	drain_figures(st, &d);
 	add_number(s, "staged_bytes", memory + disk);

@@ -443,7 +443,7 @@ static void commit_jobs(struct store *st, struct drain_job **jobs, unsigned n)
 	struct pending p[COMMIT_GROUP_MAX] = { 0 };
 	/* The place of the oldest that failed, in its turn or out of it. */
 	uint64_t failed = UINT64_MAX;
-	bool sync = false;
+	bool sync = false, wrote = false;
 	int rc = 0;
 
 	for (unsigned i = 0; i < n; i++) {
@@ -457,12 +457,15 @@ static void commit_jobs(struct store *st, struct drain_job **jobs, unsigned n)
 		p[i].older = drain_older(st, j, true);
 		p[i].rc = job_write(st, &p[i]);
 		sync = sync || p[i].rc >= 0;
+		wrote = wrote || p[i].rc == 0;
 		if (p[i].rc < 0 && p[i].rc != -ECANCELED && j->order > 0 &&
 		    j->order < failed)
 			failed = j->order;
 	}
 	if (sync)
 		rc = kv_sync(st->kv);
+	if (rc < 0 && wrote) /* what was written is tried again as if it was not */
+		kv_condemn(st->kv);
 	for (unsigned i = 0; i < n; i++) {
 		struct drain_job *j = p[i].j;
 

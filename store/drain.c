@@ -577,8 +577,11 @@ void drain_fail(struct store *st, struct drain_job *j, int rc)
 	if (first) {
 		inode_path(st, j->in, path, sizeof(path));
 		log_error("%s: cannot be made durable: %s; its bytes are kept "
-			  "and it is tried again",
-			  path, strerror(-rc));
+			  "and %s",
+			  path, strerror(-rc),
+			  kv_health(st->kv) == KV_CONDEMNED ?
+				  "taken over when it is mounted again" :
+				  "it is tried again");
 	}
 	drain_finish(st, j, JOB_CANCELLED, rc);
 }

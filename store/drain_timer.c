@@ -36,10 +36,10 @@ static void timer_relieve(struct store *st)
 		(void)stages_make_room(&st->stages, 0);
 }
 
-/* What a full disk refused, once it has room. */
+/* What a full disk refused, once it has room; or one that has failed. */
 static void timer_retry(struct store *st)
 {
-	if (kv_room(st->kv) < 0)
+	if (kv_mend(st->kv) < 0 || kv_room(st->kv) < 0)
 		return;
 	commit_retry(st);
 	reclaim_retry(st);

@@ -36,6 +36,11 @@
 /* Changes in a row that may be in no log: see keep_something_to_flush(). */
 #define KV_UNLOGGED_MAX 4
 
+/* Opening again waits that long for who looks something up just now ... */
+#define KV_USERS_WAIT_NS (INT64_C(1) * 1000000000)
+/* ... and comes this often. */
+#define KV_MEND_NS (INT64_C(5) * 1000000000)
+
 struct kv {
 	rocksdb_t *db;
 	rocksdb_options_t *options;
@@ -45,10 +50,24 @@ struct kv {
 	rocksdb_flushoptions_t *flush;
 	rocksdb_readoptions_t *read;
 	/*
-	 * The first failure after which the log cannot be trusted: what was
-	 * written may or may not be in it, so nothing more is.
+	 * The failure after which RocksDB takes no more writes. It is opened
+	 * again then, at once and now and then (kv_mend()), as if the process
+	 * had been started anew: what is in the log is all that was written,
+	 * which `logged` proves. Changed under the turn, alone.
 	 */
 	atomic_int failed;
+	atomic_bool condemned; /* see kv_condemn() */
+	atomic_uint openings;
+	int64_t mend_due_ns; /* the turn, alone */
+	char *dir;
+	/*
+	 * Who looks something up is counted, so that the database is not
+	 * closed meanwhile: see db_enter().
+	 */
+	atomic_uint users;
+	atomic_bool closing;
+	pthread_mutex_t gate; /* of who waits for either; a leaf */
+	pthread_cond_t passed;
 	/*
 	 * A write has found the disk full, so the log has an error until
 	 * RocksDB resumes with a new one. Builds with assertions (Debian's)
@@ -62,6 +81,7 @@ struct kv {
 	 * may be in use: of what failed, and of what was written without it.
 	 */
 	_Atomic uint64_t logged;
+	uint64_t unlogged_last; /* the last one written without it; the turn */
 	/*
 	 * Shared by who writes and syncs. Where the disk may become full
 	 * meanwhile (low), or is (full), each has it alone: a sync must not
@@ -79,6 +99,7 @@ struct kv_batch {
 };
 
 struct kv_iter {
+	struct kv *kv;
 	rocksdb_iterator_t *it;
 	rocksdb_readoptions_t *read;
 	uint8_t *prefix;
@@ -184,6 +205,8 @@ static bool room_below(const struct kv *kv, uint64_t bytes)
 
 static void kv_alloc(struct kv *kv, bool create)
 {
+	pthread_mutex_init(&kv->gate, NULL);
+	cond_init_monotonic(&kv->passed);
 	kv->options = kv_options(kv, create);
 	kv->write = rocksdb_writeoptions_create();
 	kv->unlogged = rocksdb_writeoptions_create();
@@ -201,6 +224,76 @@ static void note_logged(struct kv *kv)
 	while (known < now &&
 	       !atomic_compare_exchange_weak(&kv->logged, &known, now))
 		;
+}
+
+/* --- who uses the database while it may be opened again --- */
+
+/* This thread's uses that are not over: who iterates looks things up, too. */
+static _Thread_local unsigned db_depth;
+
+static void db_drop(struct kv *kv)
+{
+	if (atomic_fetch_sub(&kv->users, 1) == 1 &&
+	    atomic_load(&kv->closing)) {
+		HOLD(&kv->gate);
+		pthread_cond_broadcast(&kv->passed);
+	}
+}
+
+/* -EIO: it could not be opened again, not even to look. */
+static int db_enter(struct kv *kv)
+{
+	for (;;) {
+		atomic_fetch_add(&kv->users, 1);
+		if (db_depth > 0 || !atomic_load(&kv->closing))
+			break;
+		db_drop(kv);
+		HOLD(&kv->gate);
+		while (atomic_load(&kv->closing))
+			pthread_cond_wait(&kv->passed, &kv->gate);
+	}
+	if (!kv->db) {
+		db_drop(kv);
+		return -EIO;
+	}
+	db_depth++;
+	return 0;
+}
+
+static void db_leave(struct kv *kv)
+{
+	db_depth--;
+	db_drop(kv);
+}
+
+/*
+ * Keep new users out and wait until there are none. -EBUSY: one of them takes
+ * its time, perhaps because it waits for what we hold.
+ */
+static int db_close_gate(struct kv *kv)
+{
+	int64_t until = mono_ns() + KV_USERS_WAIT_NS;
+	struct timespec t = { until / 1000000000, until % 1000000000 };
+	int rc = 0;
+
+	if (db_depth > 0)
+		return -EBUSY;
+	HOLD(&kv->gate);
+	atomic_store(&kv->closing, true);
+	while (rc == 0 && atomic_load(&kv->users) > 0)
+		rc = pthread_cond_timedwait(&kv->passed, &kv->gate, &t);
+	if (rc == 0)
+		return 0;
+	atomic_store(&kv->closing, false);
+	pthread_cond_broadcast(&kv->passed);
+	return -EBUSY;
+}
+
+static void db_open_gate(struct kv *kv)
+{
+	HOLD(&kv->gate);
+	atomic_store(&kv->closing, false);
+	pthread_cond_broadcast(&kv->passed);
 }
 
 static int kv_open_any(const char *dir, bool create, bool readonly,
@@ -232,6 +325,8 @@ static int kv_open_any(const char *dir, bool create, bool readonly,
 		return rc;
 	}
 	kv->dirfd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	kv->dir = strdup(dir);
+	atomic_store(&kv->condemned, readonly);
 	note_logged(kv);
 	*ret_kv = kv;
 	return 0;
@@ -261,8 +356,11 @@ void kv_close(struct kv *kv)
 	rocksdb_block_based_options_destroy(kv->table);
 	rocksdb_cache_destroy(kv->cache);
 	pthread_rwlock_destroy(&kv->turn);
+	pthread_mutex_destroy(&kv->gate);
+	pthread_cond_destroy(&kv->passed);
 	if (kv->dirfd >= 0)
 		close(kv->dirfd);
+	free(kv->dir);
 	free(kv);
 }
 
@@ -388,9 +486,13 @@ int kv_finish(struct kv *kv, uint64_t *ret_sequence)
 	/* The log that failed cannot be left but by RocksDB itself. */
 	if (atomic_load(&kv->full))
 		return -ENOSPC;
-	rocksdb_flush(kv->db, kv->flush, &err);
+	pthread_rwlock_rdlock(&kv->turn);
+	rc = atomic_load(&kv->failed);
+	if (rc == 0)
+		rocksdb_flush(kv->db, kv->flush, &err);
+	pthread_rwlock_unlock(&kv->turn);
 	*ret_sequence = atomic_load(&kv->logged);
-	return kv_error("flush", err);
+	return rc < 0 ? rc : kv_error("flush", err);
 }
 
 int kv_get(struct kv *kv, const void *key, size_t key_len, void **ret_value,
@@ -401,19 +503,22 @@ int kv_get(struct kv *kv, const void *key, size_t key_len, void **ret_value,
 	char *err = NULL;
 	void *copy;
 	size_t len;
-	int rc;
+	int rc = db_enter(kv);
 
-	slice = rocksdb_get_pinned(kv->db, kv->read, key, key_len, &err);
-	rc = kv_error("get", err);
 	if (rc < 0)
 		return rc;
-	if (!slice)
-		return -ENOENT;
+	slice = rocksdb_get_pinned(kv->db, kv->read, key, key_len, &err);
+	rc = kv_error("get", err);
+	if (rc < 0 || !slice) {
+		db_leave(kv);
+		return rc < 0 ? rc : -ENOENT;
+	}
 	value = rocksdb_pinnableslice_value(slice, &len);
 	copy = malloc(len + 1);
 	if (copy && len > 0)
 		memcpy(copy, value, len);
 	rocksdb_pinnableslice_destroy(slice);
+	db_leave(kv);
 	if (!copy)
 		return -ENOMEM;
 	*ret_value = copy;
@@ -428,8 +533,10 @@ int kv_multi_get(struct kv *kv, size_t count, const struct kv_slice *keys,
 	size_t lens[KV_MULTI_MAX] = { 0 };
 	char *values[KV_MULTI_MAX];
 	char *errs[KV_MULTI_MAX];
-	int rc = 0;
+	int rc = db_enter(kv);
 
+	if (rc < 0)
+		return rc;
 	CHECK(count <= KV_MULTI_MAX);
 	for (size_t i = 0; i < count; i++) {
 		ptrs[i] = keys[i].data;
@@ -437,6 +544,7 @@ int kv_multi_get(struct kv *kv, size_t count, const struct kv_slice *keys,
 	}
 	rocksdb_multi_get(kv->db, kv->read, count, ptrs, lens, values, ret_lens,
 			  errs);
+	db_leave(kv);
 	for (size_t i = 0; i < count; i++) {
 		int one = kv_error("get", errs[i]);
 
@@ -551,19 +659,93 @@ static int keep_something_to_flush(struct kv *kv)
 		return -ENOMEM;
 	kv_delete(b, nothing, sizeof(nothing) - 1);
 	rocksdb_write(kv->db, kv->unlogged, b->wb, &err);
+	kv->unlogged_last = rocksdb_get_latest_sequence_number(kv->db);
 	return kv_error("write", err);
 }
 
-int kv_write(struct kv *kv, struct kv_batch *b)
+/* Every error but these stays: the batch may be in the log, or not. */
+static bool is_hard(int rc)
 {
-	int rc = atomic_load(&kv->failed);
+	return rc < 0 && rc != -ENOSPC && rc != -ENOMEM;
+}
+
+/*
+ * Open it again, as after a kill; the turn is had alone. What was written is in
+ * its tables then, and durable. When that cannot be, it is opened to look only.
+ */
+static int open_again(struct kv *kv)
+{
+	uint64_t logged = atomic_load(&kv->logged), now;
 	char *err = NULL;
-	bool alone;
+	int rc = kv->dir ? db_close_gate(kv) : -ENOMEM;
 
 	if (rc < 0)
 		return rc;
-	alone = log_enter(kv);
-	if (alone)
+	if (kv->db)
+		rocksdb_close(kv->db);
+	kv->db = rocksdb_open(kv->options, kv->dir, &err);
+	rc = kv_error("open it again", err);
+	if (rc == 0) {
+		now = rocksdb_get_latest_sequence_number(kv->db);
+		if (now != logged && now != kv->unlogged_last) {
+			log_error("database: after an error it has changes up "
+				  "to number %llu, not %llu",
+				  (unsigned long long)now,
+				  (unsigned long long)logged);
+			atomic_store(&kv->condemned, true);
+			rocksdb_close(kv->db);
+			rc = -EIO;
+		}
+	}
+	if (rc < 0) {
+		err = NULL;
+		kv->db = rocksdb_open_for_read_only(kv->options, kv->dir, 0,
+						    &err);
+		if (kv_error("open it to look", err) < 0)
+			kv->db = NULL;
+	} else {
+		atomic_store(&kv->failed, 0);
+		atomic_store(&kv->full, false);
+		atomic_fetch_add(&kv->openings, 1);
+	}
+	db_open_gate(kv);
+	return rc;
+}
+
+/* What it says when RocksDB has failed, and goes on failing. */
+static void fail(struct kv *kv, int rc)
+{
+	if (atomic_load(&kv->failed) == 0)
+		log_error("the database cannot be written: %s; it is opened "
+			  "again every few seconds, and what is staged is kept",
+			  strerror(-rc));
+	atomic_store(&kv->failed, rc);
+	kv->mend_due_ns = mono_ns() + KV_MEND_NS;
+}
+
+/*
+ * A write or sync failed with rc; `seen` is what `openings` said before it. 0:
+ * it is open again, by us or by somebody else.
+ */
+static int mend(struct kv *kv, int rc, unsigned seen)
+{
+	pthread_rwlock_wrlock(&kv->turn);
+	if (atomic_load(&kv->failed) == 0 && !atomic_load(&kv->condemned) &&
+	    (atomic_load(&kv->openings) != seen || open_again(kv) == 0))
+		rc = 0;
+	else
+		fail(kv, rc);
+	pthread_rwlock_unlock(&kv->turn);
+	return rc;
+}
+
+static int write_once(struct kv *kv, struct kv_batch *b)
+{
+	bool alone = log_enter(kv);
+	int rc = atomic_load(&kv->failed);
+	char *err = NULL;
+
+	if (rc == 0 && alone)
 		rc = keep_something_to_flush(kv);
 	if (rc == 0) {
 		rocksdb_write(kv->db, kv->write, b->wb, &err);
@@ -578,10 +760,64 @@ int kv_write(struct kv *kv, struct kv_batch *b)
 	if ((rc == 0 || rc == -ENOSPC) &&
 	    atomic_load(&kv->refused) != (rc < 0))
 		atomic_store(&kv->refused, rc < 0);
-	if (rc < 0 && rc != -ENOSPC && rc != -ENOMEM) /* not applied: those */
-		atomic_store(&kv->failed, rc);
 	pthread_rwlock_unlock(&kv->turn);
 	return rc;
+}
+
+int kv_write(struct kv *kv, struct kv_batch *b)
+{
+	unsigned seen = atomic_load(&kv->openings);
+	int rc = atomic_load(&kv->failed);
+
+	if (rc < 0)
+		return rc;
+	rc = write_once(kv, b);
+	if (!is_hard(rc))
+		return rc;
+	rc = mend(kv, rc, seen);
+	if (rc < 0)
+		return rc;
+	rc = write_once(kv, b);
+	if (is_hard(rc)) { /* and once more: it is not one error */
+		pthread_rwlock_wrlock(&kv->turn);
+		fail(kv, rc);
+		pthread_rwlock_unlock(&kv->turn);
+	}
+	return rc;
+}
+
+int kv_mend(struct kv *kv)
+{
+	int rc = atomic_load(&kv->failed);
+
+	if (rc == 0 || atomic_load(&kv->condemned))
+		return rc;
+	pthread_rwlock_wrlock(&kv->turn);
+	rc = atomic_load(&kv->failed);
+	if (rc < 0 && mono_ns() >= kv->mend_due_ns) {
+		kv->mend_due_ns = mono_ns() + KV_MEND_NS;
+		if (open_again(kv) == 0) {
+			log_info("the database can be written again");
+			rc = 0;
+		}
+	}
+	pthread_rwlock_unlock(&kv->turn);
+	return rc;
+}
+
+void kv_condemn(struct kv *kv)
+{
+	if (!atomic_exchange(&kv->condemned, true))
+		log_error("the database cannot be written any more: mend the "
+			  "disk, unmount and mount again; what is staged is "
+			  "kept");
+}
+
+enum kv_health kv_health(const struct kv *kv)
+{
+	if (atomic_load(&kv->failed) == 0)
+		return KV_FINE;
+	return atomic_load(&kv->condemned) ? KV_CONDEMNED : KV_FAILING;
 }
 
 /*
@@ -621,6 +857,7 @@ static int sync_logs(const struct kv *kv)
 
 int kv_sync(struct kv *kv)
 {
+	unsigned seen = atomic_load(&kv->openings);
 	int rc = atomic_load(&kv->failed);
 	uint64_t sequence;
 	char *err = NULL;
@@ -629,20 +866,18 @@ int kv_sync(struct kv *kv)
 		return rc;
 	(void)log_enter(kv);
 	sequence = atomic_load(&kv->logged);
-	if (atomic_load(&kv->full)) {
+	rc = atomic_load(&kv->failed);
+	if (rc == 0 && atomic_load(&kv->full)) {
 		rc = sync_logs(kv);
-	} else {
+	} else if (rc == 0) {
 		rocksdb_flush_wal(kv->db, 1, &err);
 		rc = kv_error("sync", err);
 	}
 	pthread_rwlock_unlock(&kv->turn);
+	if (rc < 0) /* opened again, it has in tables what the log had */
+		rc = mend(kv, rc, seen);
 	if (rc == 0 && kv->on_sync)
 		kv->on_sync(kv->on_sync_arg, sequence);
-	if (rc < 0) {
-		atomic_store(&kv->failed, rc);
-		log_error("the database cannot be written any more: mend the "
-			  "disk and mount again; what is staged is kept");
-	}
 	return rc;
 }
 
@@ -691,7 +926,9 @@ static struct kv_iter *iter_alloc(struct kv *kv, const void *prefix,
 		free(it);
 		return NULL;
 	}
-	it->it = rocksdb_create_iterator(kv->db, it->read);
+	it->kv = kv;
+	if (db_enter(kv) == 0)
+		it->it = rocksdb_create_iterator(kv->db, it->read);
 	return it;
 }
 
@@ -702,6 +939,10 @@ int kv_iter_new(struct kv *kv, const void *prefix, size_t prefix_len,
 
 	if (!it)
 		return -ENOMEM;
+	if (!it->it) {
+		kv_iter_free(it);
+		return -EIO;
+	}
 	if (start)
 		rocksdb_iter_seek(it->it, start, start_len);
 	else
@@ -720,6 +961,10 @@ int kv_iter_new_before(struct kv *kv, const void *prefix, size_t prefix_len,
 
 	if (!it)
 		return -ENOMEM;
+	if (!it->it) {
+		kv_iter_free(it);
+		return -EIO;
+	}
 	rocksdb_iter_seek_for_prev(it->it, start, start_len);
 	p = rocksdb_iter_valid(it->it) ? rocksdb_iter_key(it->it, &len) : NULL;
 	if (!p || len < prefix_len || memcmp(p, prefix, prefix_len) != 0)
@@ -755,7 +1000,10 @@ void kv_iter_free(struct kv_iter *it)
 {
 	if (!it)
 		return;
-	rocksdb_iter_destroy(it->it);
+	if (it->it) {
+		rocksdb_iter_destroy(it->it);
+		db_leave(it->kv);
+	}
 	rocksdb_readoptions_destroy(it->read);
 	free(it->prefix);
 	free(it->bound);

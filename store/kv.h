@@ -83,16 +83,28 @@ void kv_add(struct kv_batch *b, const void *key, size_t key_len,
 
 /*
  * Apply b atomically: ordered at once, durable after the next kv_sync().
- * -ENOSPC, -ENOMEM: nothing of it was applied, and it can be tried again; any
- * other error stays.
+ * -ENOSPC, -ENOMEM: nothing of it was applied, and it can be tried again. After
+ * any other error the database is opened again and the write repeated; when
+ * that fails nothing was applied, and every later write and sync fails until
+ * kv_mend() has succeeded.
  */
 int kv_write(struct kv *kv, struct kv_batch *b);
 /*
  * Returns 0 only when every earlier kv_write() that returned 0 is durable, also
- * when a later one has found the disk full. After a failure every later write
- * and sync fails with the same error: what is in the log is not known any more.
+ * when a later one has found the disk full. A failure is as one of kv_write();
+ * who goes on then as if he had not written what he had calls kv_condemn().
  */
 int kv_sync(struct kv *kv);
+/* After an error: 0 when it can be written again. Call it now and then. */
+int kv_mend(struct kv *kv);
+/* It has what its user does not know of: it must not be written any more. */
+void kv_condemn(struct kv *kv);
+enum kv_health {
+	KV_FINE,
+	KV_FAILING, /* it is tried again */
+	KV_CONDEMNED, /* the store must be opened anew */
+};
+enum kv_health kv_health(const struct kv *kv);
 /*
  * 0, or -ENOSPC: the disk is so full that nothing should be added. Ask before a
  * write that adds something, so that there is room left for deletions.

@@ -106,6 +106,16 @@ static void print_structure(const cJSON *s)
 	ctl_print_line(last);
 }
 
+static void print_database(const char *health)
+{
+	if (strcmp(health, "failing") == 0)
+		print_line("database", "CANNOT BE WRITTEN: see the log; it is "
+				       "tried again every few seconds");
+	else if (strcmp(health, "failed") == 0)
+		print_line("database", "CANNOT BE WRITTEN: mend the disk, "
+				       "unmount and mount again");
+}
+
 static void print_status(const char *path, const cJSON *s)
 {
 	const cJSON *passthrough =
@@ -130,6 +140,7 @@ static void print_status(const char *path, const cJSON *s)
 	if (ctl_number(s, "unknown_images") > 0)
 		print_line("unknown images",
 			   ctl_count(ctl_number(s, "unknown_images")));
+	print_database(ctl_text(s, "database"));
 	print_structure(s);
 	print_reads(s);
 }
@@ -151,7 +162,8 @@ static int status_of(const char *path, bool json)
 		return ctl_complain_query(path, rc);
 	}
 	failed = ctl_number(s, "failed") > 0 ||
-		 ctl_number(s, "unknown_images") > 0;
+		 ctl_number(s, "unknown_images") > 0 ||
+		 strncmp(ctl_text(s, "database"), "fail", 4) == 0;
 	if (json) {
 		ctl_print_json(s);
 	} else {
