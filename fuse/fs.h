@@ -51,6 +51,7 @@ struct fs {
 	bool read_only; /* mounted with ro */
 	struct fuse_session *se;
 	const char *mountpoint;
+	_Atomic dev_t dev; /* of the mount; 0: not known yet */
 	bool want_passthrough; /* passthrough=auto */
 	bool passthrough; /* the kernel agreed */
 	/* Posted by op_init, and again when the session ends. */

@@ -79,12 +79,12 @@ static bool mount_line_parse(struct mount_line *m)
 }
 
 /*
- * The last mount of ckptfs that `fits`: where it is, for the caller to free.
- * NULL: there is none.
+ * The last mount of ckptfs that `fits`: where it is, for the caller to free,
+ * and its device number. NULL: there is none.
  */
 static char *find_mount(bool (*fits)(const struct mount_line *m,
 				     const void *arg),
-			const void *arg)
+			const void *arg, dev_t *ret_dev)
 {
 	FILE *f = fopen("/proc/self/mountinfo", "re");
 	struct mount_line m = { 0 };
@@ -95,6 +95,7 @@ static char *find_mount(bool (*fits)(const struct mount_line *m,
 		    fits(&m, arg)) {
 			free(found);
 			found = strdup(m.target);
+			*ret_dev = m.dev;
 		}
 	free(m.line);
 	if (f)
@@ -119,17 +120,24 @@ static bool has_device(const struct mount_line *m, const void *dev)
 
 bool place_has_mount_of(const char *store)
 {
-	SCOPED(scope_free) char *found = find_mount(is_of_store, store);
+	dev_t dev;
+	SCOPED(scope_free) char *found = find_mount(is_of_store, store, &dev);
 
 	return found != NULL;
 }
 
 bool place_has_mount_on(const char *mountpoint)
 {
-	SCOPED(scope_free) char *found = find_mount(is_on_directory,
-						    mountpoint);
+	return place_device(mountpoint) != 0;
+}
 
-	return found != NULL;
+dev_t place_device(const char *mountpoint)
+{
+	dev_t dev = 0;
+	SCOPED(scope_free) char *found = find_mount(is_on_directory,
+						    mountpoint, &dev);
+
+	return found ? dev : 0;
 }
 
 __attribute__((format(printf, 2, 3))) static int refuse(int rc,
@@ -252,7 +260,7 @@ static int refuse_on_ckptfs(const char *what, const char *path)
 
 	if (stat(path, &sb) < 0)
 		return 0; /* said when it is used */
-	mount = find_mount(has_device, &sb.st_dev);
+	mount = find_mount(has_device, &sb.st_dev, &sb.st_dev);
 	if (!mount)
 		return 0;
 	return refuse(-EINVAL,

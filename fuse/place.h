@@ -9,6 +9,7 @@
 #define FUSE_PLACE_H
 
 #include <stdbool.h>
+#include <sys/types.h>
 
 /* Absolute paths without symbolic links; the strings are the caller's. */
 struct place {
@@ -27,5 +28,7 @@ void place_release(struct place *p);
 /* Is there a mount of this store? And one of ckptfs on this directory? */
 bool place_has_mount_of(const char *store);
 bool place_has_mount_on(const char *mountpoint);
+/* The device number of the mount of ckptfs on it; 0: there is none. */
+dev_t place_device(const char *mountpoint);
 
 #endif

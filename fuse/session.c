@@ -17,6 +17,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "fuse/locks.h"
+#include "fuse/place.h"
 #include "fuse/server.h"
 #include "fuse/teller.h"
 #include "fuse/umount8.h"
@@ -193,6 +195,24 @@ static void on_renamed(void *arg, uint64_t parent, const char *name)
 					       strlen(name));
 }
 
+static void on_changed(void *arg, uint64_t ino)
+{
+	struct fs *fs = arg;
+
+	if (atomic_load(&fs->ended))
+		return;
+	(void)fuse_lowlevel_notify_inval_inode(fs->se, ino, -1, 0);
+}
+
+/* In doubt it is: then the file keeps its inode, as on any file system. */
+static bool is_locked(void *arg, uint64_t ino)
+{
+	struct fs *fs = arg;
+	dev_t dev = atomic_load(&fs->dev);
+
+	return dev == 0 || locks_held(dev, ino);
+}
+
 const struct fuse_lowlevel_ops fs_ops = {
 	.init = op_init,
 	.lookup = op_lookup,
@@ -287,6 +307,7 @@ static void *announce(void *arg)
 	while (sem_wait(&a->fs->answered) < 0)
 		CHECK(errno == EINTR);
 	if (atomic_load(&a->fs->initialised)) {
+		atomic_store(&a->fs->dev, place_device(a->fs->mountpoint));
 		a->noted = umount8_note(a->fs->store->path, a->fs->mountpoint);
 		a->ready(a->arg);
 	}
@@ -339,6 +360,8 @@ int session_run(struct fs *fs, void (*ready)(void *arg), void *arg)
 
 	fs->store->on_arg = fs;
 	fs->store->on_renamed = on_renamed;
+	fs->store->on_changed = on_changed;
+	fs->store->is_locked = is_locked;
 #ifdef FUSE_CAP_PASSTHROUGH
 	fs->store->backing_open = backing_open;
 	fs->store->backing_close = backing_close;
@@ -360,6 +383,8 @@ int session_run(struct fs *fs, void (*ready)(void *arg), void *arg)
 	(void)sem_destroy(&fs->answered);
 	/* The kernel is gone: nothing can be invalidated or closed there. */
 	fs->store->on_renamed = NULL;
+	fs->store->on_changed = NULL;
+	fs->store->is_locked = NULL;
 	fs->store->backing_open = NULL;
 	fs->store->backing_close = NULL;
 	return rc == 0 ? 0 : -EIO;

@@ -100,6 +100,21 @@ static bool block_next(struct ahead *a, struct ahead_block *at)
 	return true;
 }
 
+/* A block keeps its image, and the mapping of it. */
+static void block_keep(struct ahead *a, struct image *i)
+{
+	image_ref(a->images, i);
+	image_map_more(a->images, i);
+}
+
+static void block_drop(struct ahead *a, struct image *i)
+{
+	if (!i)
+		return;
+	image_map_end(a->images, i);
+	image_put(a->images, i);
+}
+
 static void *run(void *arg)
 {
 	struct ahead *a = arg;
@@ -111,7 +126,7 @@ static void *run(void *arg)
 		/* A page that cannot be read is the reader's to hear of. */
 		(void)madvise((void *)(uintptr_t)at->start, at->len,
 			      MADV_POPULATE_READ);
-		image_put(a->images, image);
+		block_drop(a, image);
 	}
 	return NULL;
 }
@@ -159,7 +174,7 @@ void ahead_stop(struct ahead *a)
 	for (unsigned i = 0; i < a->thread_count; i++)
 		(void)pthread_join(a->threads[i], NULL);
 	while (ahead_queue_take(&a->queue, &dropped))
-		image_put(a->images, dropped.image);
+		block_drop(a, dropped.image);
 	(void)pthread_cond_destroy(&a->added);
 	(void)pthread_cond_destroy(&a->settled);
 	(void)pthread_mutex_destroy(&a->lock);
@@ -168,7 +183,7 @@ void ahead_stop(struct ahead *a)
 
 /* --- what they are given ----------------------------------------------- */
 
-/* Takes over the reference; the one that is left over is the caller's to put.
+/* Takes over what b keeps; the one that is left over is the caller's to drop.
  */
 static struct image *block_add(struct ahead *a, const struct ahead_block *b,
 			       bool own)
@@ -216,9 +231,10 @@ void ahead_add(struct ahead *a, struct image *i, uint64_t off, uint64_t len,
 		off = next;
 		if (is_cached(a, &b))
 			continue;
-		image_ref(a->images, i);
-		image_put(a->images, block_add(a, &b, own));
+		block_keep(a, i);
+		block_drop(a, block_add(a, &b, own));
 	}
+	image_map_end(a->images, i);
 }
 
 void ahead_settle(struct ahead *a)

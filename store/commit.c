@@ -354,7 +354,7 @@ static void job_publish(struct store *st, struct pending *p)
 	struct file *f = j->in->file;
 	struct content_ref *old = NULL;
 	struct stage *drop = NULL;
-	bool own_image = false;
+	bool own_image = false, poor;
 	uint64_t image = 0;
 
 	HOLD(&j->in->lock);
@@ -370,6 +370,8 @@ static void job_publish(struct store *st, struct pending *p)
 	own_image = f->content->c.native && f->content->c.extent_count > 0;
 	if (own_image)
 		image = f->content->c.extents[0].image;
+	poor = f->content->c.kind == CONTENT_SMALL ||
+	       j->stage->kind == STAGE_DISK || st->options.no_stage_cache;
 	if (j->exclusive && f->stage == j->stage &&
 	    (j->adopt || (!atomic_load(&j->raced) && !file_may_change(f)))) {
 		f->dirty = false;
@@ -380,16 +382,12 @@ static void job_publish(struct store *st, struct pending *p)
 			j->stage->keep_image = !j->unchanged;
 			j->stage->frozen = true;
 			drop = f->stage;
-		} else if (!file_lends_mapped(f) &&
-			   (f->content->c.kind == CONTENT_SMALL ||
-			    j->stage->kind == STAGE_DISK ||
-			    st->options.no_stage_cache)) {
-			/* Who has it open keeps it until he closes it. */
-			if (f->mode == IO_CLOSED)
-				drop = f->stage;
-		} else {
+		} else if (poor && f->mode == IO_CLOSED && !f->maybe_mapped) {
+			drop = f->stage;
+		} else { /* who has it open or mapped keeps it */
 			stage_list(&st->stages, j->stage);
-			if (image != 0 && !j->unchanged && !j->stage->sealed) {
+			if (image != 0 && !poor && !j->unchanged &&
+			    !j->stage->sealed) {
 				j->stage->clean_image = image;
 				image_set_clean(&st->images, image, j->stage);
 			}

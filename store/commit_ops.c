@@ -165,15 +165,15 @@ static int image_is_shared(struct store *st, uint64_t image)
 static void op_abandon(struct store *st, struct image *i, uint64_t size)
 {
 	int shared = image_is_shared(st, i->id);
-	bool mappable;
+	bool opened;
 
 	{
 		HOLD(&st->images.lock);
 		i->building = shared == 0;
 		/* Nobody is asked any more who has it, to read or to write. */
-		mappable = i->mappable || st->images.ending;
+		opened = i->opened_by != 0 || st->images.ending;
 	}
-	if (shared == 0 && !mappable) {
+	if (shared == 0 && !opened) {
 		image_recycle(&st->images, i);
 		return;
 	}

@@ -360,9 +360,8 @@ void drain_released(struct store *st, struct inode *in)
 		HOLD(&d->lock);
 		if (d->awaiting_release > 0)
 			pthread_cond_broadcast(&d->moved);
-		/* The end of a change that is under way looks again. */
-		if (!in->file->dirty || in->file->writers > 0 ||
-		    in->file->changing > 0)
+		/* The end of a change looks again, or of a mapping. */
+		if (!in->file->dirty || file_may_change(in->file))
 			return;
 		covered = job_covers_locked(in->file);
 		if (in->file->queued)

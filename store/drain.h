@@ -129,7 +129,8 @@ struct drain_job {
 	bool adopt; /* the stage is the image */
 	struct reclaim_ticket ticket; /* held while it runs */
 	bool has_ticket;
-	const uint8_t *map; /* of an exclusive memory stage, else NULL */
+	const uint8_t *map; /* of an exclusive memory stage while it runs */
+	bool stable; /* it had one: its bytes did not change */
 	/*
 	 * Open while it runs, and only then: what waits takes no descriptor.
 	 * -1: not yet, or not any more. See work_close().
@@ -176,6 +177,11 @@ void drain_release(struct store *st);
 int drain_closed(struct store *st, struct inode *in, bool released);
 /* The last writer is gone: what waited for that starts, or it is queued. */
 void drain_released(struct store *st, struct inode *in);
+/*
+ * The last writer is gone, but a mapping of his may be left: ask until none is,
+ * soon at first. See in_place.h.
+ */
+void drain_ask_left(struct store *st);
 /* The same for a stage found at the start, in its old place (0: the end). */
 int drain_resume(struct store *st, struct inode *in, uint64_t order);
 /*

@@ -134,7 +134,9 @@ struct stage *drain_replace(struct store *st, struct inode *in,
 		}
 		if (q) {
 			in->file->queued = NULL;
-			if (q->order && q->state != JOB_FAILED) {
+			/* Of a stage that went, since it was published. */
+			if (q->stage == s && q->order &&
+			    q->state != JOB_FAILED) {
 				job_wake_locked(d, q);
 				earlier_add_locked(q);
 				kept = true;

@@ -33,6 +33,8 @@ struct drain {
 	uint64_t failed; /* files with a sticky error */
 	uint64_t left_native, left_native_bytes;
 	unsigned awaiting_release; /* who is in drain_wait_released() */
+	/* When files_ask_left() is next, and how long after that; 0: never. */
+	int64_t left_due_ns, left_delay_ns;
 };
 
 struct store;

@@ -11,11 +11,14 @@
 #include "store/base/scope.h"
 #include "store/commit.h"
 #include "store/drain_private.h"
+#include "store/in_place.h"
 #include "store/reclaim.h"
 #include "store/reserve.h"
 #include "store/store.h"
 
 /* How often the stage's memory and the disk's room are looked at. */
+#define ASK_NS_MIN (INT64_C(1) * 1000000)
+#define ASK_NS_MAX (INT64_C(1) * 1000000000)
 #define RELIEVE_NS (INT64_C(1) * 1000000000)
 /*
  * A file that stays open and grew by more than this since the last look is a
@@ -82,7 +85,8 @@ static struct stage *open_for_long(struct inode *in, int64_t now,
 
 	HOLD(&in->lock);
 	f = in->file;
-	if (!f || !f->stage || f->writers == 0 || f->replaces ||
+	if (!f || !f->stage || f->replaces ||
+	    (f->writers == 0 && !f->maybe_written) ||
 	    now - f->open_since_ns < interval)
 		return NULL;
 	f->open_since_ns = now;
@@ -106,7 +110,9 @@ static bool open_has_changed(struct store *st, struct inode *in,
 	size = (uint64_t)sb.st_size;
 	HOLD(&in->lock);
 	last = f->drained_size;
-	changed = f->drained_mtime_ns != mtime || last != size;
+	/* What comes through a mapping of a tmpfs leaves no time. */
+	changed = f->drained_mtime_ns != mtime || last != size ||
+		  f->maybe_written;
 	/* Written in one go: its close is not far. */
 	if (size > last + DRAIN_OPEN_GROWTH_MAX)
 		changed = false;
@@ -126,8 +132,7 @@ void drain_open_files(struct store *st, int64_t now_ns)
 		struct stage *stage;
 		int rc;
 
-		if (ino == 0 || !SLOT_GET(slot, dirty) ||
-		    SLOT_GET(slot, writers) == 0)
+		if (ino == 0 || !SLOT_GET(slot, dirty))
 			continue;
 		in = inode_peek(st, ino);
 		if (!in)
@@ -159,6 +164,35 @@ static void cancel_empty(struct store *st, struct drain_job *j)
 	drain_job_put(st, j);
 }
 
+void drain_ask_left(struct store *st)
+{
+	struct drain *d = st->drain;
+
+	HOLD(&d->lock);
+	d->left_delay_ns = ASK_NS_MIN;
+	d->left_due_ns = mono_ns() + ASK_NS_MIN;
+	pthread_cond_signal(&d->tick);
+}
+
+/* Who is left with a mapping may be gone by now. */
+static void timer_ask_left(struct store *st)
+{
+	struct drain *d = st->drain;
+	bool again;
+
+	{
+		HOLD(&d->lock);
+		d->left_due_ns = 0;
+	}
+	again = files_ask_left(st);
+	HOLD(&d->lock);
+	if (!again || d->left_due_ns != 0)
+		return;
+	if (d->left_delay_ns < ASK_NS_MAX)
+		d->left_delay_ns *= 2;
+	d->left_due_ns = mono_ns() + d->left_delay_ns;
+}
+
 void *drain_timer_main(void *arg)
 {
 	struct store *st = arg;
@@ -181,6 +215,12 @@ void *drain_timer_main(void *arg)
 			next_open = mono_ns() + look;
 			continue;
 		}
+		if (d->left_due_ns != 0 && now >= d->left_due_ns) {
+			pthread_mutex_unlock(&d->lock);
+			timer_ask_left(st);
+			pthread_mutex_lock(&d->lock);
+			continue;
+		}
 		empty = timer_wake_due_locked(d, now, &next);
 		if (empty) {
 			pthread_mutex_unlock(&d->lock);
@@ -191,6 +231,8 @@ void *drain_timer_main(void *arg)
 		}
 		if (next > next_open)
 			next = next_open;
+		if (d->left_due_ns != 0 && next > d->left_due_ns)
+			next = d->left_due_ns;
 		if (next > now + RELIEVE_NS)
 			next = now + RELIEVE_NS;
 		t.tv_sec = next / 1000000000;

@@ -155,6 +155,7 @@ int work_begin(struct store *st, struct drain_job *j)
 	mark_holes(j);
 	if (j->exclusive && !j->adopt && !j->stage->sealed)
 		j->map = stage_map(&st->stages, j->stage, j->size_bytes);
+	j->stable = j->map != NULL;
 	if (j->adopt) {
 		j->image = j->stage->image;
 		image_ref(&st->images, j->image);
@@ -352,6 +353,8 @@ void work_close(struct drain_job *j)
 		scope_close(fds[i]);
 		*fds[i] = -1;
 	}
+	stage_unmap(j->map, j->size_bytes);
+	j->map = NULL;
 }
 
 /* Write file bytes [from, to), which lie at base + from. */
@@ -613,7 +616,7 @@ static int resolve(struct store *st, struct drain_job *j, uint32_t chunk,
 		rc = chunk_bytes(j, chunk, buffer, &base);
 		if (rc < 0)
 			return rc == -ESTALE ? -EAGAIN : rc;
-		if (!(o->map ? equal_to_stage(st, o->stage, base + c->offset,
+		if (!(o->stable ? equal_to_stage(st, o->stage, base + c->offset,
 					      c->len, theirs->offset)
 			     : equal_to_image(st, &last, &l, base + c->offset)))
 			return store_late(st, j, chunk, buffer);

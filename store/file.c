@@ -14,6 +14,7 @@
 #include "store/commit.h"
 #include "store/file_private.h"
 #include "store/held.h"
+#include "store/in_place.h"
 #include "store/names.h"
 #include "store/series.h"
 #include "store/store.h"
@@ -88,11 +89,22 @@ void file_dirtied(struct store *st, struct inode *in, struct stage *s)
 		SLOT_SET(s->slot, dirty, 1);
 }
 
-/* Is its stage a cache that nobody uses? in->lock is held. */
+/*
+ * Is its stage a cache that nobody uses? Who has it mapped must see what is
+ * written later, and would keep its memory in any case. in->lock is held.
+ */
 static bool may_give_up_locked(const struct file *f)
 {
 	return !f->dirty && f->mode == IO_CLOSED && f->changing == 0 &&
-	       !file_lends_mapped(f);
+	       !f->maybe_mapped;
+}
+
+/* A cache that is not worth keeping: small, on disk, or unwanted. */
+static bool is_poor_cache_locked(const struct store *st, const struct file *f)
+{
+	return f->stage && f->content && may_give_up_locked(f) &&
+	       (f->content->c.kind == CONTENT_SMALL ||
+		f->stage->kind == STAGE_DISK || st->options.no_stage_cache);
 }
 
 bool file_evict(void *store, struct stage *s)
@@ -103,6 +115,11 @@ bool file_evict(void *store, struct stage *s)
 
 	if (!in)
 		return false;
+	/* Whoever opens it now is asked about when he closes it. */
+	if (pthread_mutex_trylock(&in->turn) == 0) {
+		file_ask_left_turn(st, in);
+		pthread_mutex_unlock(&in->turn);
+	}
 	{
 		HOLD(&in->lock);
 		if (in->file && in->file->stage == s &&
@@ -319,7 +336,8 @@ static int tell_error(struct inode *in)
 enum open_step {
 	OPEN_OK,
 	OPEN_WAIT,
-	OPEN_RENUMBER,
+	OPEN_RENUMBER, /* who has it keeps what he has */
+	OPEN_IN_PLACE, /* the image that readers have becomes the stage */
 	OPEN_NEW_STAGE,
 	OPEN_STALE,
 	OPEN_SYNC, /* first it must be durable */
@@ -341,8 +359,19 @@ static enum open_step sealed_step_locked(const struct file *f)
 							 OPEN_GIVE_UP;
 }
 
-/* What has to be done before the file can be opened; in->lock is held. */
-static enum open_step open_step_locked(const struct inode *in, int flags)
+/* Somebody has it open or mapped, and nobody to write. in->lock is held. */
+static bool is_read_locked(const struct file *f)
+{
+	return f->opens > 0 ? f->writers == 0 : f->maybe_mapped;
+}
+
+/*
+ * What has to be done before the file can be opened; in->lock is held. keeps:
+ * it is empty, small or locked, so that O_TRUNC must not give the name another
+ * inode; else readers of a large file keep its whole old content.
+ */
+static enum open_step open_step_locked(const struct inode *in, int flags,
+				       bool keeps)
 {
 	const struct file *f = in->file;
 	bool write = flags_write(flags);
@@ -359,19 +388,23 @@ static enum open_step open_step_locked(const struct inode *in, int flags)
 		return sealed_step_locked(f);
 	if (f->stage && f->stage->frozen)
 		return OPEN_WAIT;
-	if (trunc && f->opens > 0 && f->writers == 0 && !joins)
-		return OPEN_RENUMBER; /* readers keep what they have */
-	if (f->maybe_mapped && f->opens == 0 && in->attr.nlink > 0 &&
-	    (trunc || !f->stage))
-		return OPEN_RENUMBER; /* so do mappings */
-	if (f->mode == IO_BACKED && f->stage != f->backing_stage)
-		return OPEN_RENUMBER; /* backed by an image: not to be written
-				       */
-	if (f->mode == IO_BACKED && !f->stage)
-		return OPEN_RENUMBER;
-	if (trunc && f->opens == 0)
-		return OPEN_NEW_STAGE;
-	return OPEN_OK;
+	if (trunc && is_read_locked(f) && !joins) {
+		if (!keeps && in->attr.nlink > 0)
+			return OPEN_RENUMBER;
+		/* Who reads through us sees the new stage, from its start. */
+		if (f->mode != IO_BACKED)
+			return OPEN_NEW_STAGE;
+	}
+	return file_reads_image_locked(f) ? OPEN_IN_PLACE : OPEN_OK;
+}
+
+/* Must O_TRUNC leave the name its inode? See open_step_locked(). */
+static bool keeps_inode(struct store *st, struct inode *in)
+{
+	struct stat sb;
+
+	return inode_stat(st, in, &sb) < 0 || sb.st_size <= SMALL_BYTES_MAX ||
+	       (st->is_locked && st->is_locked(st->on_arg, in->ino));
 }
 
 /* The fresh stage, for which the file has a reference, is its content now. */
@@ -434,8 +467,7 @@ static int open_backing(struct store *st, struct inode *in, int flags)
 			native = f->content->c.extents[0].image;
 		}
 	}
-	if (!st->backing_open || (!stage && !native) || reserved ||
-	    (flags & O_ACCMODE) == O_RDWR) {
+	if (!st->backing_open || (!stage && !native) || reserved) {
 		stage_put(&st->stages, stage);
 		HOLD(&in->lock);
 		f->mode = IO_DAEMON;
@@ -446,6 +478,8 @@ static int open_backing(struct store *st, struct inode *in, int flags)
 		if (rc < 0)
 			return rc == -ENOENT ? -EIO : rc;
 	}
+	/* Before we have it open: it is asked who has it. */
+	image_note_opened(&st->images, stage ? stage->image : image, in->ino);
 	/* For writing the kernel opens it once more, by itself. */
 	fd = stage ? stage_open(&st->stages, stage, O_RDONLY) :
 		     image_open_fd(&st->images, image, O_RDONLY);
@@ -506,13 +540,16 @@ static struct stage *count_open_locked(struct file *f, bool write, int delta)
 	return NULL;
 }
 
-/* After the last release: the mode ends, and what it kept back happens. */
+/*
+ * After the last release: the mode ends, and what it kept back happens, unless
+ * somebody has it mapped. in->turn is held.
+ */
 static void close_backing(struct store *st, struct inode *in)
 {
-	struct file *f = in->file;
 	struct stage *stage, *drop = NULL;
+	struct file *f = in->file;
 	struct image *image;
-	uint64_t punch, punch_size;
+	uint64_t punch = 0;
 	int id;
 
 	{
@@ -526,70 +563,119 @@ static void close_backing(struct store *st, struct inode *in)
 		if (f->stage)
 			stage_touch(&st->stages, f->stage);
 		image = TAKE(f->backing_image);
-		punch = f->maybe_mapped ? 0 : f->punch_image;
-		punch_size = f->punch_size;
-		if (punch)
-			f->punch_image = 0;
-		/* A cache that need not be kept: a small file, or on disk. */
-		if (f->stage && !f->dirty && f->content &&
-		    (f->content->c.kind == CONTENT_SMALL ||
-		     f->stage->kind == STAGE_DISK ||
-		     st->options.no_stage_cache)) {
-			if (file_lends_mapped(f))
-				stage_list(&st->stages, f->stage);
-			else
-				drop = take_stage_locked(f);
-		}
 	}
 	if (id > 0 && st->backing_close)
 		st->backing_close(st->on_arg, id);
 	stage_put(&st->stages, stage);
 	image_put(&st->images, image);
+	file_ask_left_turn(st, in);
+	{
+		HOLD(&in->lock);
+		if (!f->maybe_mapped)
+			punch = f->punch_image;
+		if (punch)
+			f->punch_image = 0;
+		if (is_poor_cache_locked(st, f))
+			drop = take_stage_locked(f);
+		else if (f->stage && !f->dirty)
+			stage_list(&st->stages, f->stage);
+	}
 	drop_stage(st, in, drop);
 	if (punch)
-		reclaim_add(st, punch, 0, punch_size);
+		reclaim_add(st, punch, 0, f->punch_size);
 }
 
 static int open_do(struct store *st, struct inode *in, int flags,
 		   enum open_step step, struct file_opened *ret);
 
-static int open_turn(struct store *st, struct inode *in, int flags,
-		     struct file_opened *ret)
+/*
+ * Wait for what `step` needs before anything else. 0: look again; 1: nothing
+ * is needed, the step itself is next.
+ */
+static int open_wait(struct store *st, struct inode *in, enum open_step step,
+		     bool *waited)
 {
-	bool write = flags_write(flags);
-	bool waited = false;
-	enum open_step step;
 	int rc;
 
+	switch (step) {
+	case OPEN_RENUMBER:
+	case OPEN_OK: /* O_TRUNC of what somebody reads */
+		if (*waited)
+			return 1;
+		/* Only what is committed goes with the name, or is kept. */
+		drain_wait_closed(st, in);
+		*waited = true;
+		return 0;
+	case OPEN_WAIT:
+		rc = drain_wait_idle(st, in);
+		break;
+	case OPEN_SYNC:
+		rc = drain_sync(st, in);
+		break;
+	case OPEN_GIVE_UP:
+		rc = file_give_up_turn(st, in);
+		break;
+	case OPEN_IN_PLACE:
+	case OPEN_NEW_STAGE:
+	case OPEN_STALE:
+	default:
+		return 1;
+	}
+	return rc < 0 && rc != -EAGAIN ? rc : 0;
+}
+
+/* Begin a change of the file, once nothing has to be waited for any more. */
+static int open_begin(struct store *st, struct inode *in, int flags,
+		      enum open_step *ret_step)
+{
+	bool trunc = flags_write(flags) && (flags & O_TRUNC);
+	bool waited = false, looked = false, keeps = false;
+	enum open_step step;
+	int rc = 0;
+
 	for (;;) {
-		bool wait;
+		bool look, wait;
 
 		{
 			HOLD(&in->lock);
-			step = open_step_locked(in, flags);
+			step = open_step_locked(in, flags, keeps);
+			look = trunc && step == OPEN_RENUMBER && !looked &&
+			       !(in->file->stage && in->file->stage->sealed);
 			wait = step == OPEN_WAIT || step == OPEN_SYNC ||
 			       step == OPEN_GIVE_UP ||
-			       (step == OPEN_RENUMBER && !waited);
-			if (!wait) {
+			       (!waited && (step == OPEN_RENUMBER ||
+					    (step == OPEN_OK && trunc &&
+					     is_read_locked(in->file))));
+			if (!look && !wait) {
 				in->file->changing++;
-				if (write && in->file->stage)
+				if (flags_write(flags) && in->file->stage)
 					in->file->dirty = true;
+				*ret_step = step;
+				return 0;
 			}
 		}
-		if (!wait)
-			break;
-		if (step == OPEN_RENUMBER) {
-			/* Only what is committed goes with the name. */
-			drain_wait_closed(st, in);
-			waited = true;
+		if (look) {
+			keeps = keeps_inode(st, in);
+			looked = true;
 			continue;
 		}
-		rc = step == OPEN_SYNC	  ? drain_sync(st, in) :
-		     step == OPEN_GIVE_UP ? file_give_up_turn(st, in) :
-					    drain_wait_idle(st, in);
-		if (rc < 0 && rc != -EAGAIN)
+		rc = open_wait(st, in, step, &waited);
+		if (rc < 0)
 			return rc;
 	}
+}
+
+static int open_turn(struct store *st, struct inode *in, int flags,
+		     struct file_opened *ret)
+{
+	enum open_step step;
+	int rc;
+
+	if (flags_write(flags))
+		file_ask_left_turn(st, in);
+	rc = open_begin(st, in, flags, &step);
+	if (rc < 0)
+		return rc;
 	rc = open_do(st, in, flags, step, ret);
 	file_change_end(st, in);
 	return rc;
@@ -604,6 +690,7 @@ int file_replace(struct store *st, struct inode *in, struct stage *fresh)
 		return rc;
 	drain_wait_released(st, in);
 	HOLD(&in->turn);
+	file_ask_left_turn(st, in);
 	{
 		HOLD(&in->lock);
 		if (in->file->renumbered || in->deleted || in->attr.nlink == 0)
@@ -644,18 +731,12 @@ void file_change_end(struct store *st, struct inode *in)
 		drain_released(st, in);
 }
 
-static void note_mappable_locked(struct store *st, struct file *f, int flags)
+static void note_mappable_locked(struct file *f, int flags)
 {
-	struct image *i =
-		f->backing_stage ? f->backing_stage->image : f->backing_image;
-
+	f->opened++;
 	f->maybe_mapped = true;
 	if ((flags & O_ACCMODE) == O_RDWR)
 		f->maybe_written = true;
-	if (i) {
-		HOLD(&st->images.lock);
-		i->mappable = true;
-	}
 }
 
 static int open_do(struct store *st, struct inode *in, int flags,
@@ -668,10 +749,13 @@ static int open_do(struct store *st, struct inode *in, int flags,
 
 	if (step == OPEN_STALE)
 		return -ESTALE;
-	if (step == OPEN_RENUMBER) {
+	rc = step == OPEN_IN_PLACE ? file_take_image(st, in) : 0;
+	if (step == OPEN_RENUMBER || rc == -EMLINK) {
 		rc = names_renumber(st, in);
 		return rc < 0 ? rc : -ESTALE;
 	}
+	if (rc < 0)
+		return rc;
 	if (step == OPEN_NEW_STAGE) {
 		rc = open_new_stage(st, in);
 	} else if (write && (flags & O_TRUNC)) {
@@ -693,7 +777,7 @@ static int open_do(struct store *st, struct inode *in, int flags,
 			in->file->reserved_until_ns = 0;
 		if (in->file->mode == IO_BACKED &&
 		    (flags & O_ACCMODE) != O_WRONLY)
-			note_mappable_locked(st, in->file, flags);
+			note_mappable_locked(in->file, flags);
 		ret->backing_id =
 			in->file->mode == IO_BACKED ? in->file->backing_id : 0;
 	}
@@ -739,7 +823,7 @@ void file_release(struct store *st, struct inode *in, int flags)
 {
 	bool write = flags_write(flags);
 	struct stage *stage = NULL;
-	bool last_writer, gone;
+	bool last_writer, readers, gone, left;
 
 	{
 		HOLD(&in->turn);
@@ -748,6 +832,7 @@ void file_release(struct store *st, struct inode *in, int flags)
 			(void)count_open_locked(in->file, write, -1);
 			last_writer = write && in->file->writers == 0;
 			gone = in->attr.nlink == 0;
+			readers = last_writer && in->file->opens > 0;
 			if (in->file->stage &&
 			    (last_writer || in->file->opens == 0)) {
 				stage = in->file->stage;
@@ -756,12 +841,21 @@ void file_release(struct store *st, struct inode *in, int flags)
 		}
 		if (stage)
 			forget_descriptors(st, in, stage);
+		if (readers) /* if nobody is left, it is asked there */
+			file_ask_left_turn(st, in);
 		close_backing(st, in);
+		{
+			HOLD(&in->lock);
+			left = in->file->maybe_written;
+		}
 	}
-	if (gone)
+	if (gone) {
 		file_unlinked(st, in);
-	else if (last_writer)
+	} else if (last_writer) {
 		drain_released(st, in);
+		if (left)
+			drain_ask_left(st);
+	}
 }
 
 void file_read_by_owner(struct inode *in)
@@ -820,9 +914,10 @@ void file_forgotten(struct store *st, struct inode *in)
 			punch = in->file->punch_image;
 			punch_size = in->file->punch_size;
 			in->file->punch_image = 0;
-			if (in->file->stage &&
-			    atomic_load(&in->file->stage->wanted) &&
-			    may_give_up_locked(in->file))
+			if (is_poor_cache_locked(st, in->file) ||
+			    (in->file->stage &&
+			     atomic_load(&in->file->stage->wanted) &&
+			     may_give_up_locked(in->file)))
 				gone = take_stage_locked(in->file);
 		}
 	}
@@ -875,8 +970,10 @@ static void file_abandoned(struct store *st, struct inode *in)
 		f->writers = 0;
 		(void)count_open_locked(f, false, -(int)f->opens);
 	}
-	if (open)
+	if (open) {
+		HOLD(&in->turn);
 		close_backing(st, in);
+	}
 	ask_who_writes(st, in);
 	if (!unlinked)
 		return;

@@ -16,7 +16,9 @@
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/file_private.h"
+#include "store/in_place.h"
 #include "store/names.h"
+#include "store/series.h"
 #include "store/store.h"
 
 #define COPY_BYTES (UINT64_C(1) << 20)
@@ -94,13 +96,25 @@ static int read_extent(struct store *st, const struct extent *e, uint64_t off,
 	rc = image_get(&st->images, e->image, &i);
 	if (rc < 0)
 		return rc == -ENOENT ? -EIO : rc;
-	r->image[r->images++] = i;
 	map = image_map(&st->images, i, at + len);
-	if (!map)
+	if (!map) {
+		image_put(&st->images, i);
 		return -EIO;
+	}
+	r->image[r->images++] = i;
 	r->iov[r->count].iov_base = (void *)(uintptr_t)(map + at);
 	r->iov[r->count++].iov_len = len;
 	return 0;
+}
+
+static void put_images(struct store *st, struct file_read *r)
+{
+	while (r->images > 0) {
+		struct image *i = r->image[--r->images];
+
+		image_map_end(&st->images, i);
+		image_put(&st->images, i);
+	}
 }
 
 static size_t extent_find(const struct content *c, uint64_t off)
@@ -290,8 +304,7 @@ static int read_begin(struct store *st, struct inode *in, size_t len,
 	read_ahead(st, in, c, len, off);
 	rc = read_extents(st, c, len, off, r);
 	if (rc == -E2BIG) {
-		while (r->images > 0)
-			image_put(&st->images, r->image[--r->images]);
+		put_images(st, r);
 		rc = read_copied(st, c, len, off, r);
 	}
 	return rc;
@@ -309,8 +322,7 @@ int file_read_begin(struct store *st, struct inode *in, size_t len,
 
 void file_read_end(struct store *st, struct file_read *r)
 {
-	while (r->images > 0)
-		image_put(&st->images, r->image[--r->images]);
+	put_images(st, r);
 	free(r->buffer);
 	content_ref_put(r->content);
 	if (r->entered)
@@ -564,7 +576,7 @@ static int cut_stage(struct store *st, const struct stage *s, uint64_t size)
 int file_truncate_turn(struct store *st, struct inode *in, uint64_t size)
 {
 	struct stage *s;
-	bool renumber;
+	bool renumber = false, take;
 	int rc;
 
 	for (;;) {
@@ -575,13 +587,7 @@ int file_truncate_turn(struct store *st, struct inode *in, uint64_t size)
 			frozen = in->file->stage && in->file->stage->frozen;
 			sealed = in->file->stage && in->file->stage->sealed;
 			dirty = in->file->dirty;
-			renumber = in->file->mode == IO_BACKED &&
-				   (!in->file->stage ||
-				    in->file->stage !=
-					    in->file->backing_stage);
-			renumber = renumber ||
-				   (in->file->maybe_mapped && !in->file->stage &&
-				    in->file->opens == 0 && in->attr.nlink > 0);
+			take = file_reads_image_locked(in->file);
 		}
 		if (sealed) {
 			rc = dirty ? drain_sync(st, in) :
@@ -598,11 +604,13 @@ int file_truncate_turn(struct store *st, struct inode *in, uint64_t size)
 		if (rc < 0)
 			return rc;
 	}
-	if (renumber) {
+	rc = take ? file_take_image(st, in) : 0;
+	if (renumber || rc == -EMLINK) {
 		rc = names_renumber(st, in);
 		return rc < 0 ? rc : -ESTALE;
 	}
-	rc = writable_stage(st, in, size, &s);
+	if (rc == 0)
+		rc = writable_stage(st, in, size, &s);
 	if (rc < 0)
 		return rc;
 	{
@@ -612,10 +620,31 @@ int file_truncate_turn(struct store *st, struct inode *in, uint64_t size)
 			in->file->replaces = true;
 	}
 	drain_disturb(st, in, true);
+	stage_reserve(&st->stages, s, size);
 	rc = cut_stage(st, s, size);
 	stage_put(&st->stages, s);
 	file_change_end(st, in);
 	return rc;
+}
+
+/*
+ * The size that a new file is given before it is written (safetensors,
+ * numpy.memmap) is what its siblings will have, too: they need not wait until
+ * it is durable to be staged in memory.
+ */
+static void note_size(struct store *st, struct inode *in, uint64_t size)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	bool fresh;
+
+	{
+		HOLD(&in->lock);
+		fresh = !in->file->content && in->file->writers > 0;
+	}
+	if (!b || !fresh || size <= SMALL_BYTES_MAX)
+		return;
+	series_put(st, b, in, size);
+	(void)kv_write(st->kv, b); /* a hint: its drain notes it again */
 }
 
 /* A change that no open handle will close is queued as if it were closed. */
@@ -639,8 +668,11 @@ int file_truncate(struct store *st, struct inode *in, uint64_t size)
 		return rc;
 	{
 		HOLD(&in->turn);
+		file_ask_left_turn(st, in);
 		rc = file_truncate_turn(st, in, size);
 	}
+	if (rc == 0)
+		note_size(st, in, size);
 	if (rc == 0)
 		changed_without_handle(st, in);
 	return rc;

@@ -10,10 +10,8 @@
 
 void held_keep(struct store *st, struct stage *s)
 {
-	if (s->kind != STAGE_DISK)
-		return;
-	HOLD(&st->images.lock);
-	s->image->mappable = true;
+	if (s->kind == STAGE_DISK)
+		image_note_opened(&st->images, s->image, IMAGE_OPENED_BY_MANY);
 }
 
 bool held_for_writing(struct store *st, struct stage *s)

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "store/base/scope.h"
+#include "store/lease.h"
 #include "store/layout.h"
 #include "store/records.h"
 #include "store/stage.h"
@@ -27,8 +28,8 @@
  */
 static bool is_gone_name(const char *name)
 {
-	return strlen(name) == 16 + strlen(LAYOUT_IMAGE_GONE) &&
-	       strcmp(name + 16, LAYOUT_IMAGE_GONE) == 0;
+	return strlen(name) > 16 && (strcmp(name + 16, LAYOUT_IMAGE_GONE) == 0 ||
+				     strcmp(name + 16, LAYOUT_IMAGE_COPY) == 0);
 }
 
 static int image_scan_dir(struct images *im, const char *name, bool at_start,
@@ -146,6 +147,7 @@ int images_init(struct images *im, int store_dirfd, struct kv *kv)
 		return -ENOMEM;
 	}
 	pthread_mutex_init(&im->id_turn, NULL);
+	pthread_cond_init(&im->unused, NULL);
 	return -pthread_mutex_init(&im->lock, NULL);
 }
 
@@ -215,6 +217,7 @@ void images_release(struct images *im)
 	close(im->dirfd);
 	free(im->free_of_old);
 	pthread_mutex_destroy(&im->id_turn);
+	pthread_cond_destroy(&im->unused);
 	pthread_mutex_destroy(&im->lock);
 }
 
@@ -519,7 +522,7 @@ static struct image *image_oldest_idle_locked(struct images *im)
 	for (size_t b = 0; b < IMAGE_BUCKETS; b++)
 		for (struct image *i = im->bucket[b]; i; i = i->next)
 			if (i->refs == 0 && !i->clean && !i->building &&
-			    (!oldest || i->lru < oldest->lru))
+			    i->opened_by == 0 && (!oldest || i->lru < oldest->lru))
 				oldest = i;
 	return oldest;
 }
@@ -541,7 +544,9 @@ void image_put(struct images *im, struct image *i)
 		if (i->dead)
 			gone = i;
 		else if (im->idle > IMAGE_IDLE_MAX && !i->clean)
-			gone = i->map ? i : image_oldest_idle_locked(im);
+			gone = i->map && i->opened_by == 0 ?
+				       i :
+				       image_oldest_idle_locked(im);
 		if (gone) {
 			im->idle--;
 			image_unlink_locked(im, gone);
@@ -610,16 +615,31 @@ int image_sync_name(struct images *im, uint64_t id)
 	return rc;
 }
 
-const uint8_t *image_map(struct images *im, struct image *i, uint64_t end)
+/* A use of the mapping, when it reaches so far. */
+static const uint8_t *map_use_locked(struct image *i, uint64_t end)
+{
+	if (end > i->map_len)
+		return NULL;
+	i->map_users++;
+	return i->map;
+}
+
+/* *ret_again: the name came to mean another inode meanwhile. */
+static const uint8_t *try_map(struct images *im, struct image *i, uint64_t end,
+			      bool *ret_again)
 {
 	SCOPED(scope_close) int fd = -1;
+	uint64_t unmapped;
 	struct stat st;
 	void *map;
 
 	{
 		HOLD(&im->lock);
+		while (i->unmapping)
+			pthread_cond_wait(&im->unused, &im->lock);
 		if (i->map)
-			return end <= i->map_len ? i->map : NULL;
+			return map_use_locked(i, end);
+		unmapped = i->unmapped;
 	}
 	fd = image_open_fd(im, i, O_RDONLY);
 	if (fd < 0 || fstat(fd, &st) < 0 || (uint64_t)st.st_size < end ||
@@ -638,13 +658,108 @@ const uint8_t *image_map(struct images *im, struct image *i, uint64_t end)
 	    im->populates)
 		(void)madvise(map, (size_t)st.st_size, MADV_RANDOM);
 	HOLD(&im->lock);
-	if (i->map) { /* somebody was faster */
+	if (i->map || i->unmapped != unmapped) { /* somebody was faster */
 		munmap(map, (size_t)st.st_size);
-		return end <= i->map_len ? i->map : NULL;
+		*ret_again = !i->map;
+		return i->map ? map_use_locked(i, end) : NULL;
 	}
 	i->map = map;
 	i->map_len = (size_t)st.st_size;
-	return i->map;
+	return map_use_locked(i, end);
+}
+
+const uint8_t *image_map(struct images *im, struct image *i, uint64_t end)
+{
+	const uint8_t *map;
+	bool again;
+
+	do {
+		again = false;
+		map = try_map(im, i, end, &again);
+	} while (again);
+	return map;
+}
+
+void image_map_more(struct images *im, struct image *i)
+{
+	HOLD(&im->lock);
+	CHECK(i->map_users > 0);
+	i->map_users++;
+}
+
+void image_map_end(struct images *im, struct image *i)
+{
+	HOLD(&im->lock);
+	CHECK(i->map_users > 0);
+	if (--i->map_users == 0 && i->unmapping)
+		pthread_cond_broadcast(&im->unused);
+}
+
+void image_unmap(struct images *im, struct image *i)
+{
+	uint8_t *map;
+
+	HOLD(&im->lock);
+	CHECK(!i->unmapping);
+	i->unmapping = true;
+	while (i->map_users > 0)
+		pthread_cond_wait(&im->unused, &im->lock);
+	map = TAKE(i->map);
+	if (map)
+		(void)munmap(map, i->map_len);
+	i->unmapped++;
+	i->unmapping = false;
+	pthread_cond_broadcast(&im->unused);
+}
+
+bool image_unmap_idle(struct images *im, struct image *i)
+{
+	uint8_t *map;
+
+	HOLD(&im->lock);
+	if (i->unmapping || i->map_users > 0)
+		return false;
+	map = TAKE(i->map);
+	if (map)
+		(void)munmap(map, i->map_len);
+	return map != NULL;
+}
+
+void image_note_free(struct images *im, struct image *i)
+{
+	HOLD(&im->lock);
+	i->opened_by = 0;
+}
+
+void image_note_opened(struct images *im, struct image *i, uint64_t ino)
+{
+	bool first, left;
+
+	if (!i)
+		return;
+	{
+		HOLD(&im->lock);
+		first = i->opened_by == 0;
+	}
+	/* Somebody may have it from before this start: of whatever file. */
+	left = first && image_is_left(im, i);
+	HOLD(&im->lock);
+	if (i->opened_by != ino)
+		i->opened_by = i->opened_by || left ? IMAGE_OPENED_BY_MANY :
+						      ino;
+}
+
+bool image_opened_by(struct images *im, struct image *i, uint64_t ino)
+{
+	HOLD(&im->lock);
+	return i->opened_by == 0 || i->opened_by == ino;
+}
+
+void image_move_opened(struct images *im, struct image *from, struct image *to)
+{
+	HOLD(&im->lock);
+	to->opened_by = from->opened_by;
+	from->opened_by = 0;
 }
 
 void image_set_clean(struct images *im, uint64_t id, struct stage *s)

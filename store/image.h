@@ -39,15 +39,23 @@ struct image {
 	bool gone; /* and renamed: unlink it with the last reference; lock */
 	bool spare; /* not in use: nobody may get it by its number; lock */
 	bool building; /* a stage, or a job's that is not committed yet; lock */
-	bool mappable; /* was open for reading in passthrough; lock */
+	/*
+	 * The inode that had it open in passthrough, or IMAGE_OPENED_BY_MANY,
+	 * since a lease last said that nobody has it; 0: none. lock
+	 */
+	uint64_t opened_by;
 	uint64_t lru; /* when it was put last; images.lock */
 	struct stage *clean; /* a stage with the same bytes; images.lock */
 	uint8_t *map; /* read-only, or NULL; images.lock; unmapped at free */
 	size_t map_len;
+	unsigned map_users; /* image_map() without its end; images.lock */
+	uint64_t unmapped; /* how often it was; images.lock */
+	bool unmapping; /* images.lock */
 };
 
 /* No number of ours is as large: a file of that name is somebody else's. */
 #define IMAGE_ID_MAX (UINT64_C(1) << 62)
+#define IMAGE_OPENED_BY_MANY UINT64_MAX
 
 #define IMAGE_BUCKETS 4096
 /*
@@ -68,6 +76,7 @@ struct images {
 	struct image *spare[IMAGE_SPARE_MAX]; /* no references, in the table */
 	unsigned spare_count;
 	uint64_t tick;
+	pthread_cond_t unused; /* a mapping that is to go is, or has gone */
 	/* Held while a number is taken, and while the next are reserved. */
 	pthread_mutex_t id_turn;
 	uint64_t next_id, next_id_reserved; /* id_turn */
@@ -135,11 +144,33 @@ int image_ask(struct images *im, const struct image *i, enum lease what);
 int image_sync_name(struct images *im, uint64_t id);
 
 /*
- * At least [0, end) of the image, mapped for reading, valid until image_put();
- * NULL when it cannot be mapped. A page that cannot be read raises SIGBUS in
- * user space: hand it to system calls only, which answer EFAULT.
+ * At least [0, end) of the image, mapped for reading, valid until
+ * image_map_end(); NULL, without an end, when it cannot be mapped. A page that
+ * cannot be read raises SIGBUS in user space: hand it to system calls only,
+ * which answer EFAULT.
  */
 const uint8_t *image_map(struct images *im, struct image *i, uint64_t end);
+void image_map_end(struct images *im, struct image *i);
+/* One use more, for who has one. */
+void image_map_more(struct images *im, struct image *i);
+/*
+ * Its name means another inode now: the mapping goes, once nobody uses it any
+ * more. The caller has a reference, and no use of his own.
+ */
+void image_unmap(struct images *im, struct image *i);
+
+/* The same unless somebody uses it; false: it stays, or there is none. */
+bool image_unmap_idle(struct images *im, struct image *i);
+
+/* The inode has it open in passthrough. i may be NULL. */
+void image_note_opened(struct images *im, struct image *i, uint64_t ino);
+/* Had nobody but this inode it open? */
+bool image_opened_by(struct images *im, struct image *i, uint64_t ino);
+/* Who had `from` open has its inode, which is `to` now. */
+void image_move_opened(struct images *im, struct image *from,
+		       struct image *to);
+/* A lease said that nobody has it open or mapped. */
+void image_note_free(struct images *im, struct image *i);
 
 /*
  * A stage that has the same bytes at the same offsets as the image, or NULL.

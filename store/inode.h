@@ -12,10 +12,6 @@
  *   else content set     the committed content
  *   else                 nothing yet: it was created and has no stage
  *
- * A handle for reading and writing is served by the daemon from the start: a
- * writable mapping in passthrough could change bytes after the last release,
- * unseen by anybody.
- *
  * How its opens are served is fixed while it is open anywhere, because the
  * kernel allows one backing file for each inode (fs/fuse/iomode.c):
  *
@@ -90,16 +86,17 @@ struct file {
 	bool dirty;
 	/*
 	 * It was open for reading in passthrough. A mapping then belongs to the
-	 * backing file: it outlives the release, and only keeps the kernel from
-	 * forgetting the inode (fs/backing-file.c). Until it has, what backed
-	 * it must not be punched, cut short or used again.
+	 * backing file: it outlives the release (fs/backing-file.c). Until a
+	 * lease said that none is left (in_place.h), or the kernel forgot the
+	 * inode, what backed it must not be punched, cut short or used again.
 	 */
 	bool maybe_mapped;
 	/*
-	 * The same for writing: as long, bytes may change that no handle is
-	 * open for. What is closed is drained, but stays dirty.
+	 * The same for reading and writing: as long, bytes may change that no
+	 * handle is open for. What is closed is drained, but stays dirty.
 	 */
 	bool maybe_written;
+	uint64_t opened; /* how often one of the two was set */
 	/*
 	 * Its names went to another inode (names_renumber()). Who still comes
 	 * here by name has an old look-up, and is told to look again.
@@ -152,15 +149,6 @@ struct file {
 static inline bool file_may_change(const struct file *f)
 {
 	return f->writers > 0 || f->changing > 0 || f->maybe_written;
-}
-
-/*
- * A segment's bytes are overwritten once it is its client's again: nobody may
- * have them mapped. in->lock is held, and there is a stage.
- */
-static inline bool file_lends_mapped(const struct file *f)
-{
-	return f->maybe_mapped && atomic_load(&f->stage->kept);
 }
 
 #define INODE_SHARDS 64

@@ -37,6 +37,7 @@
 
 #define LAYOUT_UUID_BYTES 37 /* 36 characters and a NUL */
 #define LAYOUT_IMAGE_GONE ".gone"
+#define LAYOUT_IMAGE_COPY ".copy" /* that is to take its place */
 #define LAYOUT_IMAGE_NAME_BYTES 32
 
 /* "images"-relative name of an image: "XX/NNNNNNNNNNNNNNNN". */
@@ -53,6 +54,14 @@ static inline void layout_gone_name(uint64_t image,
 {
 	(void)snprintf(ret, LAYOUT_IMAGE_NAME_BYTES,
 		       "%02x/%016llx" LAYOUT_IMAGE_GONE,
+		       (unsigned)(image & 0xff), (unsigned long long)image);
+}
+
+static inline void layout_copy_name(uint64_t image,
+				    char ret[LAYOUT_IMAGE_NAME_BYTES])
+{
+	(void)snprintf(ret, LAYOUT_IMAGE_NAME_BYTES,
+		       "%02x/%016llx" LAYOUT_IMAGE_COPY,
 		       (unsigned)(image & 0xff), (unsigned long long)image);
 }
 

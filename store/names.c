@@ -812,6 +812,8 @@ int names_renumber(struct store *st, struct inode *in)
 
 	if (rc == 0 && a.nlink > 1 && st->on_renamed)
 		forget_names(st, &a, ino);
+	if (rc == 0 && st->on_changed) /* it has no name any more */
+		st->on_changed(st->on_arg, in->ino);
 	return rc;
 }
 

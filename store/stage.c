@@ -19,6 +19,7 @@
 #include "store/base/log.h"
 #include "store/base/memory.h"
 #include "store/base/scope.h"
+#include "store/lease.h"
 
 #define STAGE_TABLE "table"
 #define STAGE_SLOTS 65535u
@@ -567,6 +568,26 @@ static bool stage_fits(struct stages *st, uint64_t size)
 	return used + size <= total || stages_make_room(st, size);
 }
 
+void stage_reserve(struct stages *st, const struct stage *s,
+		   uint64_t size_bytes)
+{
+	SCOPED(scope_close) int fd = -1;
+	uint64_t has;
+	struct stat sb;
+
+	if (s->kind != STAGE_MEMORY || stage_stat(st, s, &sb) < 0)
+		return;
+	has = (uint64_t)sb.st_blocks * 512;
+	if (size_bytes <= has)
+		return;
+	fd = stage_open(st, s, O_RDWR);
+	if (fd < 0)
+		return;
+	HOLD(&st->admit);
+	if (stage_fits(st, size_bytes - has))
+		(void)fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)size_bytes);
+}
+
 int stage_create(struct stages *st, uint64_t ino, uint64_t size_bytes,
 		 struct stage **ret_stage)
 {
@@ -650,8 +671,6 @@ void stage_put(struct stages *st, struct stage *s)
 	if (left > 0)
 		return;
 	stage_fd_forget(st, s, true);
-	if (s->map)
-		munmap(s->map, s->map_len);
 	if (s->kind == STAGE_MEMORY && s->dropped) {
 		char name[24];
 
@@ -830,7 +849,8 @@ void stage_drop(struct stages *st, struct stage *s)
 	stage_give_slot(st, s);
 }
 
-const uint8_t *stage_map(struct stages *st, struct stage *s, uint64_t size)
+const uint8_t *stage_map(struct stages *st, const struct stage *s,
+			 uint64_t size)
 {
 	size_t len = (size_t)((size + 4095) & ~UINT64_C(4095));
 	SCOPED(scope_close) int fd = -1;
@@ -841,17 +861,16 @@ const uint8_t *stage_map(struct stages *st, struct stage *s, uint64_t size)
 	fd = stage_open(st, s, O_RDONLY);
 	if (fd < 0)
 		return NULL;
-	HOLD(&st->lock);
-	if (s->map && s->map_len >= len)
-		return s->map;
-	if (s->map)
-		return NULL; /* in use at the old length: read instead */
 	map = mmap(NULL, len, PROT_READ, MAP_SHARED, fd, 0);
-	if (map == MAP_FAILED)
-		return NULL;
-	s->map = map;
-	s->map_len = len;
-	return s->map;
+	return map == MAP_FAILED ? NULL : map;
+}
+
+void stage_unmap(const uint8_t *map, uint64_t size)
+{
+	size_t len = (size_t)((size + 4095) & ~UINT64_C(4095));
+
+	if (map)
+		(void)munmap((void *)(uintptr_t)map, len);
 }
 
 static void stage_unlist_locked(struct stages *st, struct stage *s)

@@ -112,8 +112,6 @@ struct stage {
 	/* stages.lock: */
 	struct stage *newer, *older; /* in the list of clean stages */
 	bool listed;
-	uint8_t *map; /* STAGE_MEMORY: set by stage_map() */
-	size_t map_len;
 };
 
 /*
@@ -223,6 +221,13 @@ void stage_put(struct stages *st, struct stage *s);
 void stage_drop(struct stages *st, struct stage *s);
 
 /*
+ * The file is to become this large: allocate its memory, if there is room and
+ * it is staged there.
+ */
+void stage_reserve(struct stages *st, const struct stage *s,
+		   uint64_t size_bytes);
+
+/*
  * A stage for a segment: exactly size_bytes of memory, allocated, and of no
  * file yet; kept. -ENOSPC: there is no room. -EOPNOTSUPP: it could not be
  * sealed (see above) on this file system.
@@ -249,8 +254,13 @@ bool stage_wait_idle(struct stages *st, struct stage *s, int64_t deadline_ns);
  */
 void stage_unkeep(struct stages *st, struct stage *s);
 
-/* All of a memory stage, mapped for reading; NULL: read it instead. */
-const uint8_t *stage_map(struct stages *st, struct stage *s, uint64_t size);
+/*
+ * All of a memory stage, mapped for reading, for stage_unmap(); NULL: read it
+ * instead. As long as it is, a lease says that somebody has it.
+ */
+const uint8_t *stage_map(struct stages *st, const struct stage *s,
+			 uint64_t size);
+void stage_unmap(const uint8_t *map, uint64_t size);
 
 /* Clean stages are given up oldest first; dirty ones are not in the list. */
 void stage_list(struct stages *st, struct stage *s);

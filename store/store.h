@@ -107,6 +107,10 @@ struct store {
 	 * a name now means another inode. May be NULL.
 	 */
 	void (*on_renamed)(void *arg, uint64_t parent, const char *name);
+	/* The same for the attributes of an inode. May be NULL. */
+	void (*on_changed)(void *arg, uint64_t ino);
+	/* Does anybody hold a lock on the file? Called without one of ours. */
+	bool (*is_locked)(void *arg, uint64_t ino);
 	void *on_arg;
 };
 

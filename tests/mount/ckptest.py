@@ -17,6 +17,7 @@ import ctypes
 import errno
 import faulthandler
 import json
+import mmap
 import os
 import pickle
 import random
@@ -216,6 +217,27 @@ class Child:
 
 def as_user(fn, uid=USER, groups=()):
     return Child(fn, uid, groups).result()
+
+
+class BareMap:
+    """A shared, writable map that keeps no handle; Python's own keeps one."""
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int,
+                          ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+    def __init__(self, fd, size):
+        self.size = size
+        self.at = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE,
+                                 mmap.MAP_SHARED, fd, 0)
+        if self.at == ctypes.c_void_p(-1).value:
+            raise OSError(ctypes.get_errno(), "mmap")
+
+    def write(self, offset, what):
+        ctypes.memmove(self.at + offset, what, len(what))
+
+    def close(self):
+        assert libc.munmap(self.at, self.size) == 0
 
 
 # --- places a test can run in ---

@@ -8,7 +8,7 @@ import struct
 import threading
 
 import ckptest as ck
-from ckptest import Child, data, fails, put
+from ckptest import KIB, MIB, Child, data, fails, put
 
 
 def held_by_another(fs, lock):
@@ -64,6 +64,45 @@ def record_locks_cover_only_their_bytes(fs):
     assert Child(who).result() == (fcntl.F_WRLCK, 20, 10, os.getpid())
     os.close(fd)
     assert not held_by_another(fs, lambda o: fcntl.lockf(o, nb))
+
+
+@ck.posix
+def o_trunc_leaves_a_lock_with_its_file(fs):
+    """The second one opens with O_TRUNC, as a shell's `exec 9>lock` does."""
+    for size in (0, 5, 100 * KIB, 3 * MIB):
+        path = fs.path(f"lock{size}")
+        put(path, data(size))
+        for stage in fs.stages(path):
+            for mode in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
+                for take in (fcntl.flock, fcntl.lockf):
+                    if take is fcntl.lockf and mode == os.O_RDONLY:
+                        continue
+                    what = f"{size} {stage} {mode} {take.__name__}"
+                    fd = os.open(path, mode)
+                    if mode != os.O_WRONLY:
+                        os.read(fd, 1)
+                    take(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+                    def second():
+                        other = os.open(path, os.O_WRONLY | os.O_CREAT |
+                                        os.O_TRUNC, 0o644)
+                        fails(errno.EAGAIN, take, other,
+                              fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    Child(second).result()
+                    Child(second).result()
+                    assert os.fstat(fd).st_ino == os.stat(path).st_ino, what
+                    os.close(fd)
+                    put(path, data(size))
+
+
+@ck.posix
+def a_shell_locks_an_empty_file(fs):
+    script = 'exec 9>"$1"; flock -n 9 || exit 7; exec 8>"$1"; ' \
+             'flock -n 8 && exit 8; exec 8>&-; flock -n "$1" true && exit 9; ' \
+             'exit 0'
+    for stage in fs.stages():
+        ck.tool("flock")
+        ck.sh("bash", "-c", script, "lock", fs.path("lk"))
 
 
 @ck.posix

@@ -1,32 +1,9 @@
 """Mapped files: torch.load(mmap=True) and safetensors read nothing else."""
-import ctypes
 import mmap
 import os
 
 import ckptest as ck
-from ckptest import KIB, MIB, PAGE, data, get, put, same
-
-
-class BareMap:
-    """A shared, writable map that keeps no handle; Python's own keeps one."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int,
-                          ctypes.c_int, ctypes.c_int, ctypes.c_long]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-
-    def __init__(self, fd, size):
-        self.size = size
-        self.at = self.libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE,
-                                 mmap.MAP_SHARED, fd, 0)
-        if self.at == ctypes.c_void_p(-1).value:
-            raise OSError(ctypes.get_errno(), "mmap")
-
-    def write(self, offset, what):
-        ctypes.memmove(self.at + offset, what, len(what))
-
-    def close(self):
-        assert self.libc.munmap(self.at, self.size) == 0
+from ckptest import KIB, MIB, PAGE, BareMap, data, get, put, same
 
 
 @ck.posix

@@ -427,8 +427,6 @@ static void what_may_be_mapped_is_not_filled_again(void **state)
 		/* The kernel forgets it: nobody has it mapped any more. */
 		inode_forget(l.st, h.in, 1);
 		file_forgotten(l.st, h.in);
-		assert_int_equal(file_give_back(l.st, h.in->file->stage),
-				 GIVEN_BACK);
 		inode_put(l.st, h.in, 1);
 		assert_int_equal(stage_count(&l), 0);
 		acquire_waiting(&c, 1, 8192, &r, &memory);
