@@ -9,6 +9,11 @@
 #include "store/base/scope.h"
 #include "store/store.h"
 
+/* How long the random part of a name is: 6 of mkstemp(3), 8 of Python's. */
+#define RANDOM_BYTES_MIN 6u
+#define RANDOM_BYTES_MAX 12u
+#define MKSTEMP_BYTES 6u
+
 /* text with every run of digits written as one '#'. */
 static size_t without_digits(const char *text, size_t len, char *out)
 {
@@ -23,22 +28,61 @@ static size_t without_digits(const char *text, size_t len, char *out)
 	return n;
 }
 
+static bool is_random(const char *text, size_t len)
+{
+	for (size_t i = 0; i < len; i++)
+		if (!isalnum((unsigned char)text[i]) && text[i] != '_')
+			return false;
+	return len >= RANDOM_BYTES_MIN && len <= RANDOM_BYTES_MAX;
+}
+
+/*
+ * What stands for the name: itself, the name that a random one is made of, or,
+ * when there is none, what comes before the random part (*ret_exact: false).
+ */
+static const char *lasting_name(const char *name, size_t *len, bool *ret_exact)
+{
+	static const char *const prefixes[] = { ".tmp", "tmp" };
+
+	*ret_exact = true;
+	for (size_t i = 0; i < sizeof(prefixes) / sizeof(*prefixes); i++) {
+		size_t n = strlen(prefixes[i]);
+
+		if (*len > n && strncmp(name, prefixes[i], n) == 0 &&
+		    is_random(name + n, *len - n)) {
+			*len = n;
+			*ret_exact = false;
+			return name;
+		}
+	}
+	if (*len > MKSTEMP_BYTES + 2 && name[0] == '.' &&
+	    name[*len - MKSTEMP_BYTES - 1] == '.' &&
+	    is_random(name + *len - MKSTEMP_BYTES, MKSTEMP_BYTES)) {
+		*len -= MKSTEMP_BYTES + 2;
+		return name + 1;
+	}
+	return name;
+}
+
 void series_keys(const char *path, uint64_t ret_keys[2])
 {
-	const char *slash = strrchr(path, '/');
+	const char *slash = strrchr(path, '/'), *name;
 	size_t dir_len = slash ? (size_t)(slash - path) + 1 : 0;
 	size_t name_len = strlen(path) - dir_len;
 	SCOPED(scope_free) char *buf = malloc(dir_len + name_len + 1);
 	size_t n, m;
+	bool exact;
 
 	ret_keys[0] = 0;
 	ret_keys[1] = 0;
 	if (!buf)
 		return;
+	name = lasting_name(path + dir_len, &name_len, &exact);
 	n = without_digits(path, dir_len, buf);
-	memcpy(buf + n, path + dir_len, name_len);
-	ret_keys[0] = XXH3_64bits(buf, n + name_len) | 1;
-	m = without_digits(path + dir_len, name_len, buf + n);
+	memcpy(buf + n, name, name_len);
+	if (exact)
+		ret_keys[0] = XXH3_64bits(buf, n + name_len) | 1;
+	m = without_digits(name, name_len, buf + n);
 	ret_keys[1] = XXH3_64bits(buf, n + m) & ~UINT64_C(1);
 }
 

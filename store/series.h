@@ -8,6 +8,11 @@
  * (step_100/rank_3.pt and step_200/rank_3.pt), the general one out of the
  * file's name as well (ckpt_100.pt and ckpt_200.pt). The exact one counts
  * when it is known.
+ *
+ * A file that is written under a random name and renamed has no exact key: the
+ * general one says that it is one of those (`.tmpXXXXXX` of safetensors,
+ * `tmpXXXXXXXX` of Python), so that its siblings tell how large it will be. Of
+ * `.NAME.XXXXXX` (mkstemp(3) as rsync uses it) NAME's keys are taken.
  */
 #ifndef STORE_SERIES_H
 #define STORE_SERIES_H

@@ -116,6 +116,41 @@ static void a_renamed_file_counts_under_the_name_it_was_written_by(void **state)
 	free(data);
 }
 
+static void random_names_of_a_directory_are_one_series(void **state)
+{
+	uint64_t keys[2];
+
+	(void)state;
+	assert_true(alike("/run/step_1/.tmpAbC123", "/run/step_2/.tmpzzzzzz",
+			  GENERAL));
+	assert_true(alike("/run/tmpk3j_x9ab", "/run/tmpq8w7e6r5", GENERAL));
+	assert_false(alike("/a/.tmpAbC123", "/b/.tmpAbC123", GENERAL));
+	series_keys("/run/.tmpAbC123", keys); /* it will not come again */
+	assert_int_equal(keys[EXACT], 0);
+	assert_true(alike("/run/step_1/.f.bin.Qw12er", "/run/step_2/f.bin",
+			  EXACT));
+	/* These are names as any other. */
+	assert_false(alike("/run/tmp", "/run/.tmp", GENERAL));
+	assert_false(alike("/run/.tmp-a-b-c", "/run/.tmp-x-y-z", GENERAL));
+	assert_false(alike("/run/.f.bin", "/run/f", EXACT));
+	series_keys("/run/.tmp_thumbnails_x", keys);
+	assert_int_not_equal(keys[EXACT], 0);
+}
+
+static void a_size_that_is_set_is_known_before_it_is_durable(void **state)
+{
+	struct live l = live_kind(0);
+	struct handle h;
+
+	(void)state;
+	h = handle_open(&l, ".tmpAbC123", O_RDWR | O_CREAT);
+	assert_int_equal(size_of(&l, "/.tmpXXXXXX"), 0);
+	assert_int_equal(file_truncate(l.st, h.in, 3 << 20), 0);
+	assert_int_equal(size_of(&l, "/.tmpXXXXXX"), 3 << 20);
+	handle_close(&h);
+	live_free(&l);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -127,6 +162,9 @@ int main(void)
 		cmocka_unit_test(the_last_file_tells_the_size_of_the_next),
 		cmocka_unit_test(
 			a_renamed_file_counts_under_the_name_it_was_written_by),
+		cmocka_unit_test(random_names_of_a_directory_are_one_series),
+		cmocka_unit_test(
+			a_size_that_is_set_is_known_before_it_is_durable),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
