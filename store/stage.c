@@ -321,8 +321,9 @@ void stages_release(struct stages *st)
 	for (uint32_t i = 0; i < st->slot_count; i++)
 		dirty += st->slots[i].ino != 0 && st->slots[i].dirty;
 	if (dirty)
-		log_warning("%s keeps %u files that are not durable; the next "
-			    "mount takes them over",
+		log_warning("%s keeps %u files that are not durable, or that "
+			    "somebody still writes to; the next mount takes "
+			    "them over",
 			    st->path, dirty);
 	if (!dirty && !st->own_tmpfs)
 		remove_clean(st);
