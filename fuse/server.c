@@ -26,11 +26,15 @@
 #include <unistd.h>
 
 #include "store/base/io.h"
+#include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 
 #define SOCKET_DIR "/run/ckptfs"
 #define SEND_TIMEOUT_S 10
+/* How often a client's segments are looked at. */
+#define TRIM_MS 1000
+#define TRIM_NS (INT64_C(1000000) * TRIM_MS)
 
 struct client {
 	LIST_ENTRY(client) entry;
@@ -133,10 +137,20 @@ static int receive(struct client *c)
 	return answer(c, &q);
 }
 
+/* Waits for that for a while. */
+static bool is_stopping(struct server *s)
+{
+	struct pollfd p = { .fd = s->stop, .events = POLLIN };
+
+	return poll(&p, 1, TRIM_MS) > 0;
+}
+
 static void *client_main(void *arg)
 {
 	struct client *c = arg;
 	struct server *s = c->server;
+	int64_t next_trim = 0;
+	bool has_some = false;
 	int rc = 0;
 
 	segment_client_add(s->store, &c->segments);
@@ -147,9 +161,13 @@ static void *client_main(void *arg)
 			{ .fd = c->process, .events = POLLIN },
 		};
 
-		if (poll(p, 3, -1) < 0) {
+		if (poll(p, 3, has_some ? TRIM_MS : -1) < 0) {
 			rc = errno == EINTR ? 0 : -errno;
 			continue;
+		}
+		if (has_some && mono_ns() >= next_trim) {
+			has_some = segment_client_trim(s->store, &c->segments);
+			next_trim = mono_ns() + TRIM_NS;
 		}
 		if (p[1].revents) {
 			uint64_t count;
@@ -157,13 +175,18 @@ static void *client_main(void *arg)
 			(void)!read(c->wake, &count, sizeof(count));
 			rc = send_releases(c);
 		}
-		if (rc == 0 && p[0].revents)
+		if (rc == 0 && p[0].revents) {
 			rc = receive(c);
+			has_some = true;
+		}
 		else if (rc == 0 && p[2].revents) /* its last words first */
 			rc = -ESRCH;
 	}
 	segment_client_remove(s->store, &c->segments);
 	(void)shutdown(c->fd, SHUT_RDWR); /* closed when it is joined */
+	while (segment_client_trim(s->store, &c->segments) && !is_stopping(s))
+		;
+	segment_client_forget(s->store, &c->segments);
 	HOLD(&s->lock);
 	c->done = true;
 	return NULL;

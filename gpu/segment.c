@@ -39,6 +39,17 @@ void segment_free(struct segment *s)
 	free(s);
 }
 
+/* In this order: what it is told of is to be the mount's again. */
+static void give_back(struct segment *s)
+{
+	struct ckpt_mount *m = s->mount;
+	unsigned connection = s->connection;
+	uint64_t id = s->id;
+
+	segment_free(s);
+	mount_drop(m, id, connection);
+}
+
 void segments_released(struct ckpt_mount *m, uint64_t id)
 {
 	struct segment *s;
@@ -57,8 +68,7 @@ void segments_released(struct ckpt_mount *m, uint64_t id)
 		LIST_REMOVE(s, entry);
 	}
 	CKPT_COUNT(m->c, released, 1);
-	mount_drop(m, id, s->connection);
-	segment_free(s);
+	give_back(s);
 }
 
 void segments_disconnected(struct ckpt_mount *m, unsigned connection)
@@ -380,8 +390,7 @@ static void remove_segment(struct segment *s)
 {
 	if (s->asked)
 		CKPT_COUNT(s->mount->c, released, 1);
-	mount_drop(s->mount, s->id, s->connection);
-	segment_free(s);
+	give_back(s);
 }
 
 static void end_filling(struct segment *s, uint64_t ino, int64_t mtime_ns)

@@ -32,6 +32,7 @@ static void timer_relieve(struct store *st)
 {
 	uint64_t used, total;
 
+	segments_let_go(st);
 	if (atomic_load(&st->stages.memory_count) == 0)
 		return;
 	stages_usage(&st->stages, &used, &total);

@@ -12,6 +12,7 @@
 #include "store/drain.h"
 #include "store/file.h"
 #include "store/names.h"
+#include "store/segment_private.h"
 #include "store/store.h"
 
 /* A name may be given to another inode under us, but not for ever. */
@@ -21,34 +22,12 @@
 /* What the stage gives memory in. */
 #define HUGE_PAGE_BYTES (UINT64_C(2) << 20)
 
-struct segment {
-	TAILQ_ENTRY(segment) entry; /* in segments.all */
-	/* Immutable: */
-	uint64_t id;
-	struct segment_client *client;
-	uint8_t signature[SEGMENT_SIGNATURE_BYTES];
-	uint64_t size_bytes;
-	uint64_t memory_bytes; /* what that takes: whole huge pages */
-
-	/* segments.lock: */
-	struct stage *stage; /* a reference; NULL while it is allocated */
-	uint64_t generation; /* 0: nobody may commit it */
-	bool filled; /* its client is at it */
-	bool mapped; /* and sealed */
-	bool committing;
-	bool asked, asked_sent; /* its client is to drop it */
-};
-
-static struct segments *segments_of(struct store *st)
-{
-	return &st->segments;
-}
-
 void segments_release(struct store *st)
 {
 	struct segments *g = segments_of(st);
 
 	CHECK(TAILQ_EMPTY(&g->all));
+	CHECK(TAILQ_EMPTY(&g->held));
 	pthread_cond_destroy(&g->changed);
 	pthread_mutex_destroy(&g->lock);
 }
@@ -74,17 +53,19 @@ static void unlist_locked(struct segments *g, struct segment *s)
 static void segment_free(struct store *st, struct segment *s)
 {
 	struct segments *g = segments_of(st);
-	bool had_memory = s->stage != NULL;
 
-	if (s->stage) {
+	if (s->stage)
 		stage_unkeep(&st->stages, s->stage);
-		stage_put(&st->stages, s->stage);
+	if (s->stage && segment_is_held(st, s)) {
+		HOLD(&g->lock);
+		g->leaving--;
+		TAILQ_INSERT_TAIL(&g->held, s, entry);
+		pthread_cond_broadcast(&g->changed);
+		return;
 	}
-	free(s);
+	segment_put(st, s);
 	HOLD(&g->lock);
 	g->leaving--;
-	g->left += had_memory;
-	pthread_cond_broadcast(&g->changed);
 }
 
 void segment_client_remove(struct store *st, struct segment_client *c)
@@ -188,6 +169,7 @@ int segments_init(struct store *st, uint64_t quota_bytes)
 	g->quota_bytes = quota_bytes;
 	g->next_id = 1;
 	TAILQ_INIT(&g->all);
+	TAILQ_INIT(&g->held);
 	cond_init_monotonic(&g->changed);
 	stages_set_pressure(&st->stages, on_pressure, st);
 	return -pthread_mutex_init(&g->lock, NULL);
@@ -274,11 +256,15 @@ static uint64_t uid_bytes_locked(struct segments *g, uid_t uid,
 
 	*ret_count = 0;
 	TAILQ_FOREACH(s, &g->all, entry) {
-		if (s->client->uid != uid)
+		if (s->uid != uid)
 			continue;
 		bytes += s->memory_bytes;
 		(*ret_count)++;
 	}
+	/* What he kept to himself; what a file has is the file's. */
+	TAILQ_FOREACH(s, &g->held, entry)
+		if (s->uid == uid && !s->stage->slot)
+			bytes += s->memory_bytes;
 	return bytes;
 }
 
@@ -297,6 +283,8 @@ static bool is_asked_locked(struct segments *g, struct segment_client *c,
 		own = own || (s->asked && s->client == c);
 		*ret_others = *ret_others || s->asked;
 	}
+	TAILQ_FOREACH(s, &g->held, entry)
+		*ret_others = *ret_others || (s->client != c && !s->stage->slot);
 	return own;
 }
 
@@ -337,6 +325,7 @@ static int reserve(struct store *st, struct segment_client *c,
 	want = (size_bytes + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES *
 	       HUGE_PAGE_BYTES;
 	s->client = c;
+	s->uid = c->uid;
 	s->size_bytes = size_bytes;
 	s->memory_bytes = want;
 	memcpy(s->signature, signature, sizeof(s->signature));
@@ -658,9 +647,18 @@ int segment_commit(struct store *st, const struct segment_commit *c,
 		if (!s || !s->filled || !s->mapped || s->committing ||
 		    s->size_bytes != c->size_bytes)
 			return -ESTALE;
-		if (s->client->uid != c->uid && c->uid != 0)
+		if (s->uid != c->uid && c->uid != 0)
 			return -EPERM;
 		s->committing = true;
+	}
+	/* Then it is not what its client says that it is. */
+	rc = segment_trim(st, s) ? -ESTALE : 0;
+	if (rc < 0) {
+		HOLD(&g->lock);
+		s->committing = false;
+		s->generation = 0;
+		pthread_cond_broadcast(&g->changed);
+		return rc;
 	}
 	rc = -ESTALE;
 	for (int i = 0; rc == -ESTALE && i < COMMIT_TRIES_MAX; i++) {
@@ -692,7 +690,16 @@ void segment_figures(struct store *st, struct segment_figures *ret)
 		.bytes = g->bytes,
 		.clients = g->clients,
 	};
-	TAILQ_FOREACH(s, &g->all, entry)
+	TAILQ_FOREACH(s, &g->all, entry) {
 		if (is_free_locked(s))
 			ret->idle_bytes += s->memory_bytes;
+		if (s->stage)
+			ret->bytes += stage_beyond(&st->stages, s->stage,
+						   s->size_bytes);
+	}
+	TAILQ_FOREACH(s, &g->held, entry)
+		if (!s->stage->slot)
+			ret->bytes += s->memory_bytes +
+				      stage_beyond(&st->stages, s->stage,
+						   s->size_bytes);
 }

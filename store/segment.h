@@ -53,6 +53,7 @@ struct segments {
 	pthread_mutex_t lock; /* guards everything below */
 	pthread_cond_t changed; /* one was dropped, or a commit ended */
 	struct segment_list all; /* least recently used first */
+	struct segment_list held; /* dropped, but their clients hold them */
 	unsigned count;
 	uint64_t next_id;
 	uint64_t bytes;
@@ -79,6 +80,17 @@ void segments_ask_back(struct store *st, uid_t uid);
 void segment_client_add(struct store *st, struct segment_client *c);
 /* All its segments: what a file has stays the file's, the rest goes. */
 void segment_client_remove(struct store *st, struct segment_client *c);
+/*
+ * To be called now and then by the client's own thread, also when the client
+ * is removed: cut off what he wrote past the end of his segments, and give up
+ * what he has dropped and holds no more. false: he has nothing. May wait for
+ * the client.
+ */
+bool segment_client_trim(struct store *st, struct segment_client *c);
+/* For everybody who has dropped something; waits for nobody. */
+void segments_let_go(struct store *st);
+/* At the end, whether he holds it or not: then c may be freed. */
+void segment_client_forget(struct store *st, struct segment_client *c);
 /* The next segment that the client is asked to drop. false: none. */
 bool segment_take_release(struct store *st, struct segment_client *c,
 			  uint64_t *ret_id);

@@ -751,6 +751,43 @@ int stage_seal(struct stages *st, struct stage *s, uint64_t size_bytes)
 	return (uint64_t)sb.st_size == size_bytes ? 0 : -ESTALE;
 }
 
+uint64_t stage_beyond(struct stages *st, const struct stage *s,
+		      uint64_t size_bytes)
+{
+	const uint64_t huge = UINT64_C(2) << 20;
+	uint64_t whole = (size_bytes + huge - 1) / huge * huge, blocks;
+	char name[24];
+	struct stat sb;
+
+	stage_file_name(s->number, name);
+	if (fstatat(st->dirfd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
+		return 0;
+	blocks = (uint64_t)sb.st_blocks * 512;
+	if (blocks > whole)
+		return blocks - whole;
+	return (uint64_t)sb.st_size > size_bytes ?
+		       (uint64_t)sb.st_size - size_bytes :
+		       0;
+}
+
+int stage_cut(struct stages *st, struct stage *s, uint64_t size_bytes)
+{
+	SCOPED(scope_close) int flags_fd = stage_open(st, s, O_RDONLY);
+	SCOPED(scope_close) int fd = -1;
+	int rc;
+
+	if (flags_fd < 0)
+		return flags_fd;
+	rc = set_append_only(flags_fd, false);
+	if (rc < 0)
+		return rc;
+	fd = stage_open(st, s, O_RDWR);
+	rc = fd < 0 ? fd : ftruncate(fd, (off_t)size_bytes) < 0 ? -errno : 0;
+	if (s->sealed && set_append_only(flags_fd, true) < 0 && rc == 0)
+		rc = -errno;
+	return rc;
+}
+
 void stage_set_times(struct stages *st, struct stage *s,
 		     const struct timespec times[2])
 {

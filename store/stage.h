@@ -236,6 +236,11 @@ int stage_create_kept(struct stages *st, uint64_t size_bytes,
 		      struct stage **ret_stage);
 /* -ESTALE: it is not as long as it was made. */
 int stage_seal(struct stages *st, struct stage *s, uint64_t size_bytes);
+/* How much a kept one has more than it was made with; 0 also when not known. */
+uint64_t stage_beyond(struct stages *st, const struct stage *s,
+		      uint64_t size_bytes);
+/* Take that back, sealed or not. Waits for who writes to it. */
+int stage_cut(struct stages *st, struct stage *s, uint64_t size_bytes);
 /* futimens(2), sealed or not. */
 void stage_set_times(struct stages *st, struct stage *s,
 		     const struct timespec times[2]);

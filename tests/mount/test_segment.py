@@ -13,6 +13,7 @@ from ckptest import Child, as_user, data, fails, get, put, same
 from segments import Client
 
 SIZE = 3 * ck.MIB + 4096
+TOO_MUCH = 100 * ck.MIB
 PUNCH = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 
 
@@ -626,6 +627,79 @@ def an_error_of_the_drain_reaches_who_waits(m):
         m.unmount()
     finally:
         m.stop()
+
+
+def grow(fd, size, by=TOO_MUCH):
+    """Take memory that was not asked for, with the descriptor."""
+    os.posix_fallocate(fd, size, by)
+
+
+@ck.mounted("stage_size=512M")
+def what_is_written_past_the_end_is_cut_off_and_told(m):
+    os.chmod(m.mnt, 0o777)
+
+    def work():
+        c = Client(m.mnt)
+        segment = fill(c.acquire(size=SIZE), 1)
+        honest = fill(c.acquire(b"other", SIZE), 2)
+        before = m.status()
+        grow(c.fds[segment.id], SIZE)
+        fails(errno.ESTALE, segment.commit, m.mnt, "f")
+        ck.until("cut off", lambda: os.fstat(c.fds[segment.id]).st_size ==
+                 SIZE)
+        # And nobody has to ask: also what has no size is found.
+        ck.fallocate(c.fds[honest.id], 1, 64 * ck.MIB, TOO_MUCH)
+        ck.until("given back", lambda: m.status()["stage_used_bytes"] <=
+                 before["stage_used_bytes"])
+        assert m.status()["segment_bytes"] == before["segment_bytes"]
+        same(bytes(segment.memory), data(SIZE, 1), "what he may have")
+        os.ftruncate(c.fds[c.acquire(b"third", SIZE, seal=False).id], 1 << 40)
+        c.close()
+    as_user(work)
+    assert "of user 1000: " in m.log_text(), m.log_text()
+    ck.until("gone", lambda: m.status()["segment_bytes"] == 0)
+
+
+@ck.mounted("stage_size=512M")
+def what_is_taken_shows_in_the_status(m):
+    c = Client(m.mnt)
+    segment = c.acquire(size=SIZE)
+    seen, end = 0, time.monotonic() + 60
+    # It is cut off once a second: one of the looks comes in between.
+    while seen < TOO_MUCH and time.monotonic() < end:
+        grow(c.fds[segment.id], SIZE)
+        seen = m.status()["segment_bytes"]
+    assert seen >= TOO_MUCH, seen
+    c.close()
+
+
+@ck.mounted("segments=8M")
+def what_is_dropped_and_held_counts_until_it_is_let_go(m):
+    c = Client(m.mnt)
+    for n in range(2):
+        segment = c.acquire(b"%d" % n, SIZE)
+        kept = os.dup(c.fds[segment.id])
+        c.drop(segment.id)
+        if n == 0:
+            first = kept
+    assert m.status()["segment_bytes"] == 8 * ck.MIB
+    fails(errno.EDQUOT, c.acquire, b"x", SIZE)
+    grow(first, SIZE)
+    ck.until("cut off", lambda: os.fstat(first).st_size == SIZE)
+    os.close(first)
+    os.close(kept)
+    ck.until("let go", lambda: m.status()["segment_bytes"] == 0)
+    c.drop(c.acquire(b"x", SIZE).id)
+    c.close()
+    # The process is gone, and a child of it holds on.
+    c = Client(m.mnt)
+    fd = os.dup(c.fds[c.acquire(size=SIZE).id])
+    c.close()
+    ck.until("counted", lambda: m.status()["segment_clients"] == 0)
+    grow(fd, SIZE)
+    ck.until("cut off", lambda: os.fstat(fd).st_size == SIZE)
+    assert m.status()["segment_bytes"] == 4 * ck.MIB
+    os.close(fd)
 
 
 if __name__ == "__main__":

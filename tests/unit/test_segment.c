@@ -56,6 +56,7 @@ static void unmap(struct mapped *m)
 static void client_end(struct client *c)
 {
 	segment_client_remove(c->l->st, &c->sc);
+	segment_client_forget(c->l->st, &c->sc);
 	for (size_t i = 0; i < 8; i++)
 		if (c->mapped[i].id)
 			unmap(&c->mapped[i]);
