@@ -66,6 +66,7 @@ SETTINGS = {
     "save": Setting(options="stage_size=256M", segments=True),
     "gpu": Setting(options=SMALL, slow=True, segments=True, gpu=True),
     "threads": Setting(options=SMALL, slow=True, threads=3),
+    "restless": Setting(options="stage_size=96M", restless=True),
     "full": Setting(options="stage_size=256M", mib=192, full=True),
     "full-small": Setting(options=SMALL, mib=128, full=True, slow=True),
     "xfs": Setting(options=SMALL, kind="xfs", mib=512, slow=True),

@@ -126,12 +126,13 @@ class BlockWriter(Writer):
 class BlockWork(Work):
     def __init__(self, root, count, *, history=None, lane=None, slow=False,
                  threads=0, full=False, segments=False, gpu=False,
-                 durable=False):
+                 durable=False, restless=False):
         super().__init__(root, count)
         self.h = history or SharedHistory(count)
         self.lane, self.count = lane, count
         self.slow, self.threads, self.full = slow, threads, full
         self.segments, self.gpu, self.durable = segments, gpu, durable
+        self.restless = restless
         self.library = None
 
     def open(self, path, flags=os.O_TRUNC):
@@ -516,9 +517,10 @@ def run(w, rig, flush, rng):
 
     if w.threads:
         in_threads(w, rng, w.threads)
+    between = 6 if w.restless else 40  # calls between two of rig
     for i in range(OPS):
         actor.act()
-        if i % 40 != 39:
+        if i % between != between - 1:
             continue
         actor.done()
         how = rng.randrange(4)
