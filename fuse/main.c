@@ -39,7 +39,7 @@ struct options {
 	char *store, *mountpoint;
 	int foreground, debug, help, version, hold_drain, no_stage_cache;
 	char *stage, *stage_size, *durable, *publish, *verify, *passthrough;
-	char *saving, *threads, *interval, *debug_stage, *segments, *structure;
+	char *saving, *threads, *backup, *interval, *debug_stage, *segments, *structure;
 	char *share;
 	int allow_other, read_only;
 	unsigned bare;
@@ -71,6 +71,7 @@ static const struct fuse_opt option_table[] = {
 	OPT_TEXT("dedup_min_saving=%s", saving),
 	OPT_TEXT("drain_threads=%s", threads),
 	OPT_TEXT("drain_interval=%s", interval),
+	OPT_TEXT("backup_interval=%s", backup),
 	FUSE_OPT_END
 };
 
@@ -114,6 +115,8 @@ static const char help_text[] =
 	"                       processor, 2 to 8)\n"
 	"  drain_interval=S     seconds after which a file that stays open and grows\n"
 	"                       is made durable as it stands, 0: never (30)\n"
+	"  backup_interval=S    seconds from one backup of the database, after a\n"
+	"                       rename, to the next, 0: none is made (600)\n"
 	"  passthrough=auto|off let the kernel move the bytes where it can (auto)\n"
 	"  allow_other          let other users in (default for root)\n"
 	"  and those of mount(8): ro, noexec, nosuid, ...\n"
@@ -280,6 +283,10 @@ static int parse_values(const struct options *o, struct store_options *s)
 	if (o->threads && (!parse_number(o->threads, 8, &s->drain_threads) ||
 			   s->drain_threads == 0))
 		return misused("drain_threads=%s: give 1 to 8", o->threads);
+	if (o->backup &&
+	    !parse_number(o->backup, 86400, &s->backup_interval_s))
+		return misused("backup_interval=%s: give 0 to 86400 seconds",
+			       o->backup);
 	if (o->interval &&
 	    !parse_number(o->interval, 86400, &s->drain_interval_s))
 		return misused("drain_interval=%s: give 0 to 86400 seconds",
@@ -452,7 +459,8 @@ static void options_release(struct options *o)
 	char **const texts[] = { &o->store,   &o->mountpoint, &o->stage,
 				 &o->durable, &o->stage_size, &o->publish,
 				 &o->verify,  &o->passthrough, &o->saving,
-				 &o->threads, &o->interval,    &o->debug_stage,
+				 &o->threads, &o->interval,    &o->backup,
+				 &o->debug_stage,
 				 &o->segments, &o->structure,  &o->share };
 
 	for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++)

@@ -49,6 +49,20 @@ static void add_failed(void *arg, struct inode *in, int error)
 	cJSON_AddItemToArray(a->list, one);
 }
 
+static void add_backup(cJSON *to, struct store *st)
+{
+	cJSON *one = cJSON_AddObjectToObject(to, "backup");
+	struct backup_figures f;
+
+	backup_figures(st, &f);
+	add_number(one, "interval_s", st->options.backup_interval_s);
+	add_number(one, "made", f.made);
+	add_number(one, "failed", f.failed);
+	add_number(one, "bytes", f.bytes);
+	add_number(one, "took_ms", (uint64_t)f.took_ns / 1000000);
+	add_number(one, "at_s", (uint64_t)f.at_ns / 1000000000);
+}
+
 static void add_structure(cJSON *to, struct store *st, bool root)
 {
 	cJSON *one = cJSON_AddObjectToObject(to, "structure");
@@ -130,6 +144,7 @@ static cJSON *status(struct fs *fs, uid_t uid)
 	(void)cJSON_AddStringToObject(s, "share",
 				      st->options.share_all ? "all" : "user");
 	(void)cJSON_AddStringToObject(s, "hash", chunk_hash_variant());
+	add_backup(s, st);
 	add_structure(s, st, uid == 0);
 	failed.list = cJSON_AddArrayToObject(s, "failed_files");
 	drain_each_failed(st, add_failed, &failed);

@@ -297,7 +297,10 @@ static int do_rename(struct store *st, fuse_ino_t parent, const char *name,
 	if (flags & RENAME_EXCHANGE)
 		guard_named(st, parent, name, looked[1]);
 	/* The new name itself. */
-	return st->options.publish_async ? 0 : kv_sync(st->kv);
+	rc = st->options.publish_async ? 0 : kv_sync(st->kv);
+	if (rc == 0)
+		backup_wanted(st);
+	return rc;
 }
 
 void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name,

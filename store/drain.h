@@ -141,6 +141,8 @@ struct drain_job {
 	int64_t mtime_ns;
 	const char *format;
 	uint64_t domain; /* with whose chunks it shares: records.h */
+	bool synced; /* what is in the image is durable, with its label */
+	uint64_t label; /* a sum of what that says; 0: it has none */
 	pthread_mutex_t image_turn; /* held while the image is made */
 	struct image *image; /* where NEW chunks go; a reference, or NULL */
 	struct content_ref *old; /* what was committed when it started */

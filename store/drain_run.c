@@ -126,8 +126,6 @@ static bool owner_wait(struct store *st, struct drain_job *o, uint8_t *buffer)
 /* Settle what is deferred: first with other jobs, then within this one. */
 static int job_resolve(struct store *st, struct drain_job *j, uint8_t *buffer)
 {
-	bool late = false;
-
 	for (int own = 0; own < 2; own++) {
 		for (uint32_t i = 0; i < j->chunk_count; i++) {
 			struct drain_chunk *c = &j->chunks[i];
@@ -141,10 +139,9 @@ static int job_resolve(struct store *st, struct drain_job *j, uint8_t *buffer)
 			rc = work_resolve(st, j, i, failed, buffer);
 			if (rc < 0)
 				return rc;
-			late = late || c->kind == CHUNK_NEW;
 		}
 	}
-	return late ? work_sync(st, j) : 0;
+	return 0;
 }
 
 /*
@@ -175,6 +172,8 @@ static void job_complete(struct store *st, struct drain_job *j, uint8_t *buffer)
 			rc = job_resolve(st, j, buffer);
 		if (rc == 0)
 			rc = work_conclude(st, j, buffer);
+		if (rc == 0)
+			rc = work_settle(st, j);
 		if (rc == 0 && job_is_overtaken(st, j))
 			atomic_store(&j->raced, true);
 	}

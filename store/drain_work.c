@@ -487,19 +487,70 @@ void work_span(struct store *st, struct drain_job *j, uint32_t span,
 		atomic_store(&j->error, rc);
 }
 
-int work_sync(struct store *st, struct drain_job *j)
+static void conclude_digest(struct store *st, struct drain_job *j)
 {
+	uint8_t record[HASH_BYTES + 4];
+	XXH128_canonical_t canon;
+	XXH3_state_t *state;
+
+	if (j->small) {
+		chunk_hash(st->secret, j->small, (size_t)j->size_bytes,
+			   j->digest);
+		return;
+	}
+	state = XXH3_createState();
+	CHECK(state);
+	XXH3_128bits_reset(state);
+	for (uint32_t i = 0; i < j->chunk_count; i++) {
+		uint32_t len = htole32(j->chunks[i].len);
+
+		memcpy(record, j->chunks[i].hash, HASH_BYTES);
+		memcpy(record + HASH_BYTES, &len, sizeof(len));
+		XXH3_128bits_update(state, record, sizeof(record));
+	}
+	XXH128_canonicalFromHash(&canon, XXH3_128bits_digest(state));
+	memcpy(j->digest, canon.digest, HASH_BYTES);
+	XXH3_freeState(state);
+}
+
+/* Do other jobs decide where some of it lies? */
+static bool has_deferred(const struct drain_job *j)
+{
+	for (uint32_t i = 0; i < j->chunk_count; i++)
+		if (j->chunks[i].kind == CHUNK_DEFERRED)
+			return true;
+	return false;
+}
+
+static int sync_image(struct store *st, struct drain_job *j)
+{
+	/* An adopted image is the stage. */
+	int fd = j->adopt ? j->stage_fd : j->image_fd;
 	int rc;
 
-	if (!j->image)
-		return 0;
-	if (!j->adopt && ftruncate(j->image_fd, (off_t)j->size_bytes) < 0)
+	if (!j->adopt && ftruncate(fd, (off_t)j->size_bytes) < 0)
 		return -errno;
-	/* An adopted image is the stage. */
-	if (fdatasync(j->adopt ? j->stage_fd : j->image_fd) < 0)
+	conclude_digest(st, j);
+	work_label(st, j, fd);
+	/* An fdatasync() need not bring the label. */
+	if (fsync(fd) < 0)
 		return -errno;
 	rc = image_sync_name(&st->images, j->image->id);
+	j->synced = rc == 0;
 	return rc;
+}
+
+int work_sync(struct store *st, struct drain_job *j)
+{
+	return j->image && !has_deferred(j) ? sync_image(st, j) : 0;
+}
+
+int work_settle(struct store *st, struct drain_job *j)
+{
+	if (!j->image || j->unchanged ||
+	    (j->synced && !work_label_is_old(st, j)))
+		return 0;
+	return sync_image(st, j);
 }
 
 /* The bytes of one chunk: from the mapping or read into the buffer. */
@@ -526,6 +577,7 @@ static int store_late(struct store *st, struct drain_job *j, uint32_t i,
 		if (memcmp(hash, c->hash, HASH_BYTES) != 0)
 			return -EAGAIN;
 	}
+	j->synced = false;
 	c->kind = CHUNK_NEW;
 	c->kept = false;
 	drain_origin_put(c->origin);
@@ -691,33 +743,7 @@ static int undo_sharing(struct store *st, struct drain_job *j, uint8_t *buffer)
 	}
 	j->undid = true;
 	drain_count_left(st, shared);
-	return work_sync(st, j);
-}
-
-static void conclude_digest(struct store *st, struct drain_job *j)
-{
-	uint8_t record[HASH_BYTES + 4];
-	XXH128_canonical_t canon;
-	XXH3_state_t *state;
-
-	if (j->small) {
-		chunk_hash(st->secret, j->small, (size_t)j->size_bytes,
-			   j->digest);
-		return;
-	}
-	state = XXH3_createState();
-	CHECK(state);
-	XXH3_128bits_reset(state);
-	for (uint32_t i = 0; i < j->chunk_count; i++) {
-		uint32_t len = htole32(j->chunks[i].len);
-
-		memcpy(record, j->chunks[i].hash, HASH_BYTES);
-		memcpy(record + HASH_BYTES, &len, sizeof(len));
-		XXH3_128bits_update(state, record, sizeof(record));
-	}
-	XXH128_canonicalFromHash(&canon, XXH3_128bits_digest(state));
-	memcpy(j->digest, canon.digest, HASH_BYTES);
-	XXH3_freeState(state);
+	return 0;
 }
 
 int work_conclude(struct store *st, struct drain_job *j, uint8_t *buffer)

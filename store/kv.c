@@ -1,15 +1,14 @@
 /*
- * kv.c - see kv.h. Memory is bounded here: 2 x 16 MiB of memtable and a 44 MiB
+ * kv.c - see kv.h; what a backup is, is in kv_backup.c. Memory is bounded here: 2 x 16 MiB of memtable and a 44 MiB
  * block cache, so that a daemon with a million chunks stays small; bloom
  * filters keep a look-up of an unknown hash from touching the disk.
  */
-#include "store/kv.h"
+#include "store/kv_private.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <rocksdb/c.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -108,8 +107,7 @@ struct kv_iter {
 	bool started;
 };
 
-/* RocksDB's text to -errno; the text is logged and freed. */
-static int kv_error(const char *what, char *text)
+int kv_error(const char *what, char *text)
 {
 	int rc = -EIO;
 
@@ -605,6 +603,20 @@ void kv_add(struct kv_batch *b, const void *key, size_t key_len, int64_t delta)
 int kv_room_for(const struct kv *kv, uint64_t bytes)
 {
 	return room_below(kv, KV_SPARE_BYTES + bytes) ? -ENOSPC : 0;
+}
+
+rocksdb_t *kv_db(struct kv *kv)
+{
+	return kv->db;
+}
+
+int kv_calm(struct kv *kv)
+{
+	int rc = atomic_load(&kv->failed);
+
+	if (rc == 0 && (atomic_load(&kv->full) || room_below(kv, KV_ROOM_BYTES)))
+		rc = -ENOSPC;
+	return rc;
 }
 
 int kv_room(const struct kv *kv)

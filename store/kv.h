@@ -53,6 +53,30 @@ void kv_on_sync(struct kv *kv, void (*fn)(void *arg, uint64_t sequence),
 int kv_finish(struct kv *kv, uint64_t *ret_sequence);
 
 /*
+ * Backups: copies that share what did not change, in a directory of their own.
+ * kv_backup.c.
+ */
+struct kv_backup_info {
+	uint32_t id;
+	uint64_t bytes;
+	int64_t at_ns; /* when it was made */
+};
+/*
+ * Make one, and leave no more than the last `keep`. Nobody who writes waits for
+ * it. -ENOSPC: the disk has little room, and nothing was done.
+ */
+int kv_backup(struct kv *kv, const char *dir, unsigned keep,
+	      struct kv_backup_info *ret);
+/* The last one. -ENOENT: there is none. */
+int kv_backup_look(const char *dir, struct kv_backup_info *ret);
+/*
+ * The one before the last `back` ones becomes a database in `to`, a directory
+ * that is empty. -ENOENT: there is none. -EIO: it is damaged.
+ */
+int kv_backup_restore(const char *dir, unsigned back, const char *to,
+		      struct kv_backup_info *ret);
+
+/*
  * The value of key into a buffer that the caller frees. -ENOENT: none.
  * *ret_value is NULL only on failure, also for an empty value.
  */

@@ -23,6 +23,7 @@
 #include <xxhash.h>
 
 #include "store/base/scope.h"
+#include "store/identity.h"
 #include "store/records.h"
 
 /* There while the store is made: what else is there counts for nothing. */
@@ -394,6 +395,8 @@ static int take_lock(const struct refusal *r, int dirfd, int *ret_lockfd)
 /* Only for a message, so a full disk is no reason to fail. */
 void layout_unsay(int lockfd, const struct layout_lock_text *old)
 {
+	if (old->len > LOCK_BYTES_MAX) /* not ours: it was left as it is */
+		return;
 	if (ftruncate(lockfd, 0) == 0)
 		(void)!pwrite(lockfd, old->text, old->len, 0);
 }
@@ -404,8 +407,10 @@ void layout_say_who(int lockfd, struct layout_lock_text *ret_old)
 	ssize_t n;
 
 	if (ret_old) {
-		n = pread(lockfd, ret_old->text, LOCK_BYTES_MAX, 0);
+		n = pread(lockfd, ret_old->text, sizeof(ret_old->text), 0);
 		ret_old->len = n > 0 ? (size_t)n : 0;
+		if (ret_old->len > LOCK_BYTES_MAX)
+			return;
 	}
 	(void)snprintf(us.text, sizeof(us.text), "%ld %.32s\n", (long)getpid(),
 		       program_invocation_short_name);
@@ -413,7 +418,7 @@ void layout_say_who(int lockfd, struct layout_lock_text *ret_old)
 	layout_unsay(lockfd, &us);
 }
 
-static int make_uuid(char ret[LAYOUT_UUID_BYTES])
+int layout_make_uuid(char ret[LAYOUT_UUID_BYTES])
 {
 	uint8_t b[16];
 
@@ -495,7 +500,7 @@ static int make_store(const struct refusal *r, int dirfd,
 {
 	static const char *const names[] = { LAYOUT_DB_DIR, LAYOUT_IMAGE_DIR,
 					     LAYOUT_STAGE_DIR };
-	int rc = make_uuid(ret_uuid);
+	int rc = layout_make_uuid(ret_uuid);
 
 	if (rc == 0)
 		rc = write_format(dirfd, FORMAT_TMP, ret_uuid);
@@ -589,4 +594,45 @@ int layout_open(const char *path, bool create, int *ret_dirfd, int *ret_lockfd,
 	dirfd = -1;
 	lockfd = -1;
 	return rc;
+}
+
+int layout_open_damaged(const char *path, int *ret_dirfd, int *ret_lockfd,
+			char ret_uuid[LAYOUT_UUID_BYTES], char *why,
+			size_t why_size)
+{
+	const struct refusal r = { .path = path, .why = why, .size = why_size };
+	SCOPED(scope_close) int dirfd = -1;
+	char text[FORMAT_BYTES_MAX];
+	char uuid[LAYOUT_UUID_BYTES] = "";
+	struct identity id;
+	ssize_t n;
+	int rc = open_dir(&r, false, &dirfd);
+
+	if (rc == 0)
+		rc = layout_check_owner(dirfd, path, why, why_size);
+	if (rc < 0)
+		return rc;
+	n = read_text(dirfd, LAYOUT_FORMAT_FILE, text, sizeof(text));
+	rc = n >= 0 ? parse_format(&r, text, uuid) : -ENOENT;
+	if (rc == -EPROTO)
+		return rc;
+	if (rc < 0 && identity_read(dirfd, &id) == 0)
+		memcpy(uuid, id.uuid, sizeof(uuid));
+	/* Two of its parts at least: a directory may be called `images`. */
+	if ((n >= 0) + is_dir(dirfd, LAYOUT_IMAGE_DIR) +
+		    is_dir(dirfd, LAYOUT_DB_DIR) + (uuid[0] != 0) < 2)
+		return refuse(&r, -EINVAL, "%s is not a ckptfs store", path);
+	rc = take_lock(&r, dirfd, ret_lockfd);
+	if (rc < 0)
+		return rc;
+	if (mkdirat(dirfd, LAYOUT_IMAGE_DIR, STORE_MODE) < 0 &&
+	    errno != EEXIST) {
+		rc = refuse_call(&r, "make its directory 'images'");
+		close(*ret_lockfd);
+		return rc;
+	}
+	memcpy(ret_uuid, uuid, sizeof(uuid));
+	*ret_dirfd = dirfd;
+	dirfd = -1;
+	return 0;
 }

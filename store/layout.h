@@ -80,6 +80,15 @@ static inline void layout_copy_name(uint64_t image,
  */
 int layout_open(const char *path, bool create, int *ret_dirfd, int *ret_lockfd,
 		char ret_uuid[LAYOUT_UUID_BYTES], char *why, size_t why_size);
+/*
+ * The same for what is to be put right: only the directory must be one of a
+ * store, and its lock free. *ret_uuid is empty when neither `format` nor the
+ * copy beside it says it. 'images' is made when it is missing.
+ */
+int layout_open_damaged(const char *path, int *ret_dirfd, int *ret_lockfd,
+			char ret_uuid[LAYOUT_UUID_BYTES], char *why,
+			size_t why_size);
+int layout_make_uuid(char ret[LAYOUT_UUID_BYTES]);
 /* The store is whole: `format` is there, durably. Also of an older format. */
 int layout_finish(int dirfd, const char uuid[LAYOUT_UUID_BYTES]);
 /* Is it of a format before STORE_FORMAT? Then layout_finish() makes it new. */

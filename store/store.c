@@ -128,6 +128,7 @@ static void finish_database(struct store *st)
 
 static void store_free(struct store *st)
 {
+	backup_stop(st);
 	guard_stop(st);
 	guard_release(st);
 	reclaim_stop(st);
@@ -344,6 +345,8 @@ int store_start(struct store *st)
 		rc = guard_start(st);
 	if (rc == 0)
 		rc = ahead_start(&st->images, &st->ahead);
+	if (rc == 0)
+		rc = backup_start(st);
 	if (rc == 0)
 		rc = recover_sweep(st);
 	return rc;

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "store/ahead.h"
+#include "store/backup.h"
 #include "store/drain.h"
 #include "store/hash.h"
 #include "store/image.h"
@@ -42,6 +43,7 @@ struct store_options {
 	bool no_segments;
 	enum verify_mode verify;
 	unsigned drain_threads; /* 0: one for each processor, 2 to 8 */
+	unsigned backup_interval_s; /* of the database; 0: none is made */
 	unsigned drain_interval_s; /* for files that stay open; 0: never */
 	unsigned dedup_min_saving_percent;
 	bool durable_close; /* close waits until the file is durable */
@@ -55,7 +57,7 @@ struct store_options {
 #define STORE_OPTIONS_DEFAULT                                              \
 	{                                                                  \
 		.verify = VERIFY_ON, .drain_interval_s = 30,               \
-		.dedup_min_saving_percent = 3,                             \
+		.backup_interval_s = 600, .dedup_min_saving_percent = 3,   \
 	}
 
 #define RESERVED_INODES_MAX 64
@@ -91,8 +93,10 @@ struct store {
 	struct committer *committer;
 	struct reclaim *reclaim;
 	struct guard *guard;
+	struct backup *backup; /* NULL: none is made */
 	struct ahead *ahead; /* NULL: nothing is read ahead */
 	uint8_t secret[HASH_SECRET_BYTES];
+	atomic_bool label_failed; /* and that was said */
 	/* Image files that the database does not know; they are kept. */
 	_Atomic uint64_t unknown_images;
 

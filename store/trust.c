@@ -126,6 +126,32 @@ static int look_sequence(const struct look *l, const struct trust *t)
 		      mark.clean ? " when the store was closed" : "");
 }
 
+/*
+ * What a start reads before it knows whether the store can be mounted: settings,
+ * files that are to be deleted, files that are absent, bytes to be given back.
+ */
+static int look_kinds(const struct look *l, struct kv *kv)
+{
+	static const char kinds[] = "MOUP";
+	int rc = 0;
+
+	for (const char *k = kinds; rc >= 0 && *k; k++) {
+		struct kv_slice key, value;
+		struct kv_iter *it;
+
+		rc = kv_iter_new(kv, k, 1, NULL, 0, &it);
+		if (rc < 0)
+			return rc;
+		do
+			rc = kv_iter_next(it, &key, &value);
+		while (rc == 1);
+		kv_iter_free(it);
+	}
+	return rc < 0 ? refuse(l, "its database is damaged: some of its "
+				  "records cannot be read") :
+			0;
+}
+
 /* Each database has these from the day it is made. */
 static int look_records(const struct look *l, struct kv *kv)
 {
@@ -146,7 +172,7 @@ static int look_records(const struct look *l, struct kv *kv)
 			return refuse(l, "its database is damaged: %s cannot "
 				      "be read", words[i]);
 	}
-	return 0;
+	return look_kinds(l, kv);
 }
 
 int trust_database(const char *path, int store_dirfd, struct trust *ret,

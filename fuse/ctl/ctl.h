@@ -33,7 +33,7 @@ struct ctl_command {
 };
 
 extern const struct ctl_command ctl_status, ctl_flush, ctl_inspect, ctl_du,
-	ctl_gc, ctl_fsck, ctl_scrub, ctl_plan;
+	ctl_gc, ctl_fsck, ctl_scrub, ctl_plan, ctl_rebuild;
 
 /* "ckptctl: ..." on standard error. */
 void ctl_complain(const char *format, ...)

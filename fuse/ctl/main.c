@@ -2,7 +2,7 @@
  * main.c - ckptctl: look at a ckptfs mount and at a store.
  *
  * The mount's answers come through ioctl(2), the store's through its own code.
- * Nothing here changes a store; `flush` and `gc` ask the mount to.
+ * Nothing here changes a store but `rebuild`; `flush` and `gc` ask the mount to.
  */
 #include <stdio.h>
 #include <string.h>
@@ -12,6 +12,7 @@
 static const struct ctl_command *const commands[] = {
 	&ctl_status, &ctl_flush, &ctl_inspect, &ctl_du,
 	&ctl_gc,     &ctl_fsck,	 &ctl_scrub,   &ctl_plan,
+	&ctl_rebuild,
 };
 #define COMMANDS (sizeof(commands) / sizeof(*commands))
 

@@ -24,7 +24,7 @@ usage() {
 	  --row NAME           only this part of the table (may be repeated):
 	                       write write128k first series read assembled torch
 	                       tensors structure metadata restore plan drain files
-	                       mount memory dedup
+	                       mount backup memory dedup
 	  --size MIB           size of the large files (2048)
 	  --rounds N           rounds, of which the median counts (5)
 	  --store DIR          a directory on the disk to be measured (/var/tmp)
@@ -49,7 +49,7 @@ die() {
 }
 
 all_rows=(write write128k first series read assembled torch tensors structure
-	metadata restore plan drain files mount memory dedup)
+	metadata restore plan drain files mount backup memory dedup)
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 rows=() quick='' mib=2048 rounds=5 disk=/var/tmp build=$root/build sample=''
 while (($#)); do
@@ -694,6 +694,52 @@ row_mount() {
 	done
 	row_difference "mount with $many_files files (empty)" 1
 	rm -rf --one-file-system "$store" "$work/empty"
+}
+
+# rename_on: something is published again and again, until it is killed
+rename_on() {
+	echo x >"$mnt/published.tmp"
+	for ((;;)); do
+		mv "$mnt/published.tmp" "$mnt/published"
+		mv "$mnt/published" "$mnt/published.tmp"
+		sleep 0.1
+	done
+}
+
+# What a backup of the database takes, and what creating files has to do with it.
+row_backup() {
+	local round a b made renamer
+
+	for ((round = 0; round < rounds; round++)); do
+		fresh_store backup_interval=0
+		rename_on &
+		renamer=$!
+		b=$("$bench" create "$files" "$mnt")
+		kill "$renamer"
+		wait "$renamer" || true
+		drop_store
+		fresh_store backup_interval=1
+		rename_on &
+		renamer=$!
+		a=$("$bench" create "$files" "$mnt")
+		kill "$renamer"
+		wait "$renamer" || true
+		pair "$a" "$b"
+		if ((round < rounds - 1)); then drop_store; fi
+	done
+	row_rate "create $files files, a backup each s (none)" 0.9
+	flush
+	made=$(status_number made)
+	until (($(status_number made) > made + 1)); do
+		touch "$mnt/published"
+		mv "$mnt/published" "$mnt/again"
+		sleep 0.1
+	done
+	line "  a backup then" "$(status_number took_ms) ms" - - - ''
+	line "  and holds (the database)" \
+		"$(($(status_number bytes) >> 10)) KiB" \
+		"$(du -sk --apparent-size "$store/db" | cut -f 1) KiB" - - ''
+	drop_store
 }
 
 # row_difference NAME SECONDS: how much longer than theirs

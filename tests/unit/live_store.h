@@ -122,6 +122,7 @@ static inline struct store_options live_options(void)
 	struct store_options o = STORE_OPTIONS_DEFAULT;
 
 	o.drain_interval_s = 0;
+	o.backup_interval_s = 0;
 	o.drain_threads = 4;
 	return o;
 }

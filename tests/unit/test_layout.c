@@ -522,6 +522,11 @@ static void a_look_changes_no_byte_of_the_lock(void **state)
 	now.len = (size_t)pread(o.lockfd, now.text, sizeof(now.text), 0);
 	assert_int_equal(now.len, 12);
 	assert_memory_equal(now.text, "4711 ckptfs\n", 12);
+	/* Too long for a name: somebody else's, and left alone. */
+	assert_int_equal(ftruncate(o.lockfd, 1000), 0);
+	layout_say_who(o.lockfd, &old);
+	layout_unsay(o.lockfd, &old);
+	assert_int_equal(lseek(o.lockfd, 0, SEEK_END), 1000);
 	close_layout(&o);
 	remove_tree(dir);
 	free(dir);

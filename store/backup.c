@@ -1,0 +1,159 @@
+/*
+ * backup.c - see backup.h. The thread sleeps until a backup is wanted and due;
+ * when the last one was made is asked of what lies in STORE/backup, so that
+ * many short mounts do not make many backups.
+ */
+#include "store/backup.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "store/base/io.h"
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/store.h"
+
+#define NS_PER_S INT64_C(1000000000)
+
+struct backup {
+	pthread_t thread;
+	char path[4096 + 16];
+	pthread_mutex_t lock; /* guards everything below */
+	pthread_cond_t work;
+	bool wanted, stop;
+	int64_t due_ns; /* monotonic: not before */
+	struct backup_figures figures;
+};
+
+/* What is on the disk already; when the next one may be made. */
+static void look_at_last(struct backup *b, unsigned interval_s)
+{
+	struct kv_backup_info last;
+	int64_t age_ns;
+
+	if (kv_backup_look(b->path, &last) < 0)
+		return;
+	HOLD(&b->lock);
+	b->figures.at_ns = last.at_ns;
+	b->figures.bytes = last.bytes;
+	age_ns = now_ns() - last.at_ns;
+	if (age_ns >= 0 && age_ns < interval_s * NS_PER_S)
+		b->due_ns = mono_ns() + interval_s * NS_PER_S - age_ns;
+}
+
+static void make_one(struct store *st)
+{
+	struct backup *b = st->backup;
+	struct kv_backup_info made;
+	int64_t begin = mono_ns();
+	int rc = kv_backup(st->kv, b->path, BACKUP_KEPT, &made);
+	int64_t now = mono_ns();
+
+	if (rc < 0) /* it is tried again after the next publish */
+		log_error("%s: the database is not backed up: %s", b->path,
+			  strerror(-rc));
+	HOLD(&b->lock);
+	b->due_ns = now + st->options.backup_interval_s * NS_PER_S;
+	if (rc < 0) {
+		b->figures.failed++;
+		return;
+	}
+	b->figures.made++;
+	b->figures.bytes = made.bytes;
+	b->figures.at_ns = made.at_ns;
+	b->figures.took_ns = now - begin;
+}
+
+/* Wait until one is wanted and due; false: the store is closed. */
+static bool wait_for_work(struct backup *b)
+{
+	HOLD(&b->lock);
+	while (!b->stop) {
+		struct timespec until = { .tv_sec = b->due_ns / NS_PER_S,
+					  .tv_nsec = b->due_ns % NS_PER_S };
+
+		if (!b->wanted)
+			pthread_cond_wait(&b->work, &b->lock);
+		else if (mono_ns() < b->due_ns)
+			(void)pthread_cond_timedwait(&b->work, &b->lock,
+						     &until);
+		else
+			break;
+	}
+	b->wanted = false;
+	return !b->stop;
+}
+
+static void *backup_main(void *arg)
+{
+	struct store *st = arg;
+
+	look_at_last(st->backup, st->options.backup_interval_s);
+	while (wait_for_work(st->backup))
+		make_one(st);
+	return NULL;
+}
+
+int backup_start(struct store *st)
+{
+	struct backup *b;
+	int rc;
+
+	if (st->options.backup_interval_s == 0)
+		return 0;
+	b = calloc(1, sizeof(*b));
+	if (!b)
+		return -ENOMEM;
+	(void)snprintf(b->path, sizeof(b->path), "%s/" LAYOUT_BACKUP_DIR,
+		       st->path);
+	pthread_mutex_init(&b->lock, NULL);
+	cond_init_monotonic(&b->work);
+	st->backup = b;
+	rc = pthread_create(&b->thread, NULL, backup_main, st);
+	if (rc == 0)
+		return 0;
+	free(TAKE(st->backup));
+	return -rc;
+}
+
+void backup_stop(struct store *st)
+{
+	struct backup *b = st->backup;
+
+	if (!b)
+		return;
+	{
+		HOLD(&b->lock);
+		b->stop = true;
+		pthread_cond_signal(&b->work);
+	}
+	pthread_join(b->thread, NULL);
+	pthread_mutex_destroy(&b->lock);
+	pthread_cond_destroy(&b->work);
+	free(TAKE(st->backup));
+}
+
+void backup_wanted(struct store *st)
+{
+	struct backup *b = st->backup;
+
+	if (!b)
+		return;
+	HOLD(&b->lock);
+	b->wanted = true;
+	pthread_cond_signal(&b->work);
+}
+
+void backup_figures(struct store *st, struct backup_figures *ret)
+{
+	struct backup *b = st->backup;
+
+	memset(ret, 0, sizeof(*ret));
+	if (!b)
+		return;
+	HOLD(&b->lock);
+	*ret = b->figures;
+}
