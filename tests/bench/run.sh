@@ -5,8 +5,9 @@
 #
 # Keeps true: the two sides of a row take turns (A B A B ...), the figures are
 # medians, and the ratio is the median of the rounds' ratios, so that what else
-# the machine does meets both. Memory that the run will use is touched first:
-# on a virtual machine a page's first use is many times slower than its second.
+# the machine does meets both. Memory that a row will use is touched first, and
+# again before each side of each round: on a virtual machine a page's first use
+# is many times slower than its second, and a host may take back what is free.
 # Nothing is left behind: mounts, files and processes go at the end, however
 # it comes.
 #
@@ -261,9 +262,11 @@ second_save() {
 	write_files "$mnt/step_1" "$2" "$1" 1 >/dev/null
 	flush
 	for ((round = 1; round <= rounds; round++)); do
+		warm_up $((bytes * 2))
 		a=$(write_files "$mnt/step_$((round + 1))" "$2" "$1" $((round + 1)))
 		rm -r "$mnt/step_$((round + 1))"
 		sleep 0.2
+		warm_up $((bytes * 2))
 		b=$(write_files "$raw/step" "$2" "$1" "$round")
 		rm -r "$raw/step"
 		pair "$a" "$b"
@@ -293,9 +296,11 @@ first_save() {
 
 	for ((round = 1; round <= rounds; round++)); do
 		new+=b # no file before had this name, digits apart
+		warm_up $((bytes * 2))
 		a=$(write_files "$mnt/$2_$new" "$2" "$1" "$round")
 		rm -r "${mnt:?}/$2_$new"
 		sleep 0.2
+		warm_up $((bytes * 2))
 		b=$(write_files "$plain/step" "$2" "$1" "$round")
 		rm -r "$plain/step"
 		pair "$a" "$b"
