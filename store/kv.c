@@ -605,9 +605,18 @@ int kv_room_for(const struct kv *kv, uint64_t bytes)
 	return room_below(kv, KV_SPARE_BYTES + bytes) ? -ENOSPC : 0;
 }
 
-rocksdb_t *kv_db(struct kv *kv)
+int kv_borrow(struct kv *kv, rocksdb_t **ret_db)
 {
-	return kv->db;
+	int rc = db_enter(kv);
+
+	if (rc == 0)
+		*ret_db = kv->db;
+	return rc;
+}
+
+void kv_return(struct kv *kv)
+{
+	db_leave(kv);
 }
 
 int kv_calm(struct kv *kv)

@@ -8,7 +8,9 @@
 
 /* RocksDB's text to -errno; the text is logged and freed. */
 int kv_error(const char *what, char *text);
-rocksdb_t *kv_db(struct kv *kv);
+/* It is not closed between these two. */
+int kv_borrow(struct kv *kv, rocksdb_t **ret_db);
+void kv_return(struct kv *kv);
 /* Can the log be left alone for a while, and is there room on the disk? */
 int kv_calm(struct kv *kv);
 
