@@ -293,5 +293,74 @@ def a_log_that_lost_what_was_durable_is_refused(m):
         same(get(m.path(f"f{i}")), data(100 if i % 3 else 70 * KIB, i), f"f{i}")
 
 
+@ck.mounted(modes=("auto",), bound=120)
+def rebuild_brings_back_what_backup_and_labels_know(m):
+    m.remount("backup_interval=1")
+    put(m.path("small.tmp"), data(99, "small"))
+    os.rename(m.path("small.tmp"), m.path("small"))
+    ck.until("a backup", lambda: m.status()["backup"]["made"] > 0)
+    m.remount("backup_interval=0")
+    put(m.path("small later"), data(99, "later"), sync=True)
+    os.mkdir(m.path("new"))
+    put(m.path("new/big"), data(3 * MIB, "big"), mode=0o640, sync=True)
+    os.utime(m.path("new/big"), (5, 5))
+    m.unmount()
+    shutil.rmtree(db(m))
+    refused(m, "no database")
+    said = m.ctl("rebuild", m.store, code=1)
+    assert "the backup of" in said and "/new/big" in said, said
+    m.fsck("--scrub")
+    m.start()
+    same(get(m.path("small")), data(99, "small"), "small")
+    same(get(m.path("new/big")), data(3 * MIB, "big"), "big")
+    assert os.stat(m.path("new/big")).st_mode & 0o777 == 0o640
+    assert not os.path.exists(m.path("small later"))  # it had no image
+    put(m.path("after"), data(MIB, "after"))
+    m.remount()
+    same(get(m.path("after")), data(MIB, "after"), "after")
+
+
+@ck.mounted(modes=("auto",))
+def rebuild_of_a_database_that_lacks_nothing_loses_nothing(m):
+    three_files(m)
+    os.unlink(db(m, "CURRENT"))
+    refused(m, "no CURRENT")
+    m.ctl("rebuild", m.store)
+    assert os.path.isdir(os.path.join(m.store, "db.damaged-1"))
+    m.fsck("--scrub")
+    m.start()
+    for name, size in (("victim", 5 * MIB), ("other", 3 * MIB), ("tiny", 99)):
+        same(get(m.path(name)), data(size, name), name)
+
+
+@ck.mounted(modes=("auto",))
+def rebuild_has_nothing_but_labels_when_all_else_is_gone(m):
+    three_files(m)
+    for gone in ("db", "backup"):
+        shutil.rmtree(os.path.join(m.store, gone), ignore_errors=True)
+    for gone in ("format", "mark", "secret"):
+        os.unlink(os.path.join(m.store, gone))
+    os.mkdir(db(m))
+    assert "ckptctl rebuild" in m.refuse(code=1)
+    found = json.loads(m.ctl("rebuild", "--json", m.store, code=1))
+    assert found["base"] == "nothing", found
+    assert len(found["recovered"]) == 2, found
+    m.fsck("--scrub")
+    m.start()
+    same(get(m.path("victim")), data(5 * MIB, "victim"), "victim")
+    same(get(m.path("other")), data(3 * MIB, "other"), "other")
+
+
+@ck.mounted(modes=("auto",))
+def rebuild_of_what_is_no_store_changes_nothing(m):
+    assert "is mounted" in m.ctl("rebuild", m.store, code=2)
+    m.unmount()
+    place = m.store + "-not"
+    os.makedirs(os.path.join(place, "images"))
+    put(os.path.join(place, "images", "holiday.jpg"), b"x")
+    assert "not a ckptfs store" in m.ctl("rebuild", place, code=2)
+    assert os.listdir(place) == ["images"]
+
+
 if __name__ == "__main__":
     ck.main()
