@@ -33,6 +33,8 @@
 #define FORMAT_CHECK "check %016llx\n" /* of what stands before it */
 #define FORMAT_BYTES_MAX 128
 #define LOCK_BYTES_MAX LAYOUT_LOCK_BYTES_MAX
+#define LOCK_CHARACTERS \
+	"0123456789 abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ._-"
 #define STORE_MODE 0700 /* what is inside has its own permissions */
 
 /* Where the sentence for the user goes. */
@@ -170,12 +172,13 @@ static bool is_our_lock(int dirfd)
 
 	if (n < 0 || n == LOCK_BYTES_MAX)
 		return false;
-	/* A power cut can leave the size without the bytes. */
+	/* A power cut can leave the size without the bytes, or without some. */
 	while (n > 0 && text[n - 1] == 0)
 		n--;
-	return n == 0 ||
-	       (text[0] >= '1' && text[0] <= '9' && text[n - 1] == '\n' &&
-		strchr(text, '\n') == text + n - 1);
+	if (n > 0 && text[n - 1] == '\n')
+		text[--n] = 0;
+	return n == 0 || (text[0] >= '1' && text[0] <= '9' &&
+			  strspn(text, LOCK_CHARACTERS) == (size_t)n);
 }
 
 static bool is_dir(int dirfd, const char *name)
