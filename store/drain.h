@@ -226,6 +226,12 @@ int drain_wait_drained(struct store *st);
  */
 void drain_disturb(struct store *st, struct inode *in, bool wait);
 /*
+ * The stage's bytes have been changed by us, not by a writer of whom it is
+ * known that he may be in the middle of something: a job that was reading them
+ * has neither what was there nor what is, and does not count.
+ */
+void drain_changed(struct store *st, struct inode *in);
+/*
  * Wait until no job of this inode runs: it is frozen only so long. The order
  * of closes is kept, so an error of one that was closed earlier ends it.
  */

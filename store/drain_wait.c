@@ -281,6 +281,14 @@ void drain_disturb(struct store *st, struct inode *in, bool wait)
 	drain_job_put(st, j);
 }
 
+void drain_changed(struct store *st, struct inode *in)
+{
+	HOLD(&in->lock);
+	HOLD(&st->drain->lock);
+	if (in->file->running && !in->file->running->earlier)
+		atomic_store(&in->file->running->raced, true);
+}
+
 int drain_wait_idle(struct store *st, struct inode *in)
 {
 	struct drain *d = st->drain;

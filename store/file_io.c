@@ -622,6 +622,7 @@ int file_truncate_turn(struct store *st, struct inode *in, uint64_t size)
 	drain_disturb(st, in, true);
 	stage_reserve(&st->stages, s, size);
 	rc = cut_stage(st, s, size);
+	drain_changed(st, in); /* one that began after we looked */
 	stage_put(&st->stages, s);
 	file_change_end(st, in);
 	return rc;
@@ -745,6 +746,7 @@ int file_fallocate(struct store *st, struct inode *in, int mode, uint64_t off,
 	rc = allocate_stage(st, s, mode, off, len);
 	if (rc == -ENOSPC && stages_make_room(&st->stages, len))
 		rc = allocate_stage(st, s, mode, off, len);
+	drain_changed(st, in);
 	stage_put(&st->stages, s);
 	file_change_end(st, in);
 	return rc;

@@ -560,6 +560,21 @@ static inline struct content live_content_ino(struct live *l, uint64_t ino)
 	return c;
 }
 
+/* What a power cut now would leave of the file; 0: nothing. */
+static inline size_t committed_size(struct live *l, const char *path)
+{
+	uint64_t ino = live_ino(l, path);
+	struct content c;
+	size_t len;
+
+	if (!committed(l, ino))
+		return 0;
+	c = live_content_ino(l, ino);
+	len = (size_t)c.size_bytes;
+	content_release(&c);
+	return len;
+}
+
 static inline struct content live_content(struct live *l, const char *path)
 {
 	return live_content_ino(l, live_ino(l, path));

@@ -114,16 +114,6 @@ static void a_publish_waits_for_all_that_was_closed_before(void **state)
 	free(data);
 }
 
-/* What a power cut now would leave of the file. */
-static size_t committed_size(struct live *l, const char *path)
-{
-	struct content c = live_content(l, path);
-	size_t len = (size_t)c.size_bytes;
-
-	content_release(&c);
-	return len;
-}
-
 static struct live live_kind_held(unsigned kind)
 {
 	struct live l = live_kind(kind);

@@ -25,21 +25,6 @@ static struct live live_held(unsigned kind)
 	return l;
 }
 
-/* What a power cut now would leave of the file; 0: nothing. */
-static size_t committed_size(struct live *l, const char *path)
-{
-	uint64_t ino = live_ino(l, path);
-	struct content c;
-	size_t len;
-
-	if (!committed(l, ino))
-		return 0;
-	c = live_content_ino(l, ino);
-	len = (size_t)c.size_bytes;
-	content_release(&c);
-	return len;
-}
-
 struct syncer {
 	struct live *l;
 	const char *path;

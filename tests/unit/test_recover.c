@@ -571,15 +571,6 @@ static void child_replaces(struct live *l, const char *kind)
 	handle_write(&h, data + 2, 1000, 0);
 }
 
-static size_t committed_size(struct live *l, const char *path)
-{
-	struct content c = live_content(l, path);
-	size_t len = (size_t)c.size_bytes;
-
-	content_release(&c);
-	return len;
-}
-
 static void after_kill_a_replaced_file_keeps_its_place_in_the_order(void **state)
 {
 	uint8_t *data = filled(SECOND_BYTES + 2, 1);
