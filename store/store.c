@@ -185,7 +185,7 @@ static int look_at_database(struct store *st, bool fresh, struct trust *ret,
 	int rc;
 
 	if (fresh) {
-		ret->sequence = 0;
+		ret->durable = 0;
 		return 0;
 	}
 	rc = trust_database(st->path, st->dirfd, ret, why, why_size);
@@ -211,7 +211,7 @@ static int open_database(struct store *st, bool fresh, char *why,
 	rc = marker_open(&st->marker, st->dirfd);
 	if (rc == 0) /* from here on it is not closed any more */
 		rc = marker_write(&st->marker,
-				  &(struct mark){ .sequence = trust.sequence });
+				  &(struct mark){ .sequence = trust.durable });
 	if (rc < 0) {
 		(void)snprintf(why, why_size,
 			       "%s/" LAYOUT_MARK_FILE ": cannot be written: %s",

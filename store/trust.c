@@ -189,6 +189,7 @@ int trust_database(const char *path, int store_dirfd, struct trust *ret,
 	int rc;
 
 	ret->mark = mark_read(store_dirfd, &mark);
+	ret->durable = ret->mark < 0 ? 0 : mark.sequence;
 	rc = look_directory(&l);
 	if (rc < 0)
 		return rc;

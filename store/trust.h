@@ -13,6 +13,11 @@
 
 struct trust {
 	uint64_t sequence; /* of the last change in the database */
+	/*
+	 * Of the last one that is surely on the disk: the mark's, or 0. What a
+	 * daemon that was killed wrote and did not sync can be read, too.
+	 */
+	uint64_t durable;
 	int mark; /* what mark_read() said */
 };
 

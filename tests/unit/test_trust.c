@@ -3,6 +3,8 @@
  * sentence, and neither a mount nor a check changes a byte of it. One that was
  * killed, or that lost what nobody was promised, opens as ever.
  */
+#include <signal.h>
+#include <sys/resource.h>
 #include <xxhash.h>
 
 #include "store/trust.h"
@@ -370,6 +372,43 @@ static void what_was_not_synced_may_be_lost(void **state)
 	live_free(&l);
 }
 
+/* The database cannot be opened: no file may become longer than a mark. */
+static void child_starts_in_vain(struct live *l, const char *argument)
+{
+	const struct rlimit small = { .rlim_cur = 64, .rlim_max = 64 };
+	char why[512];
+
+	(void)argument;
+	assert_true(signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
+	assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+	assert_true(live_try_open(l, why) < 0);
+}
+
+/*
+ * What a killed daemon wrote and did not sync can be read by the next one. A
+ * power cut before that one has synced anything may still take it.
+ */
+static void a_start_notes_nothing_that_was_not_synced(void **state)
+{
+	struct live l = live_new(NULL);
+	struct mark before, after;
+	int fd;
+
+	(void)state;
+	live_close(&l);
+	live_child(&l, "unsynced", "");
+	fd = open(l.path, O_RDONLY | O_DIRECTORY);
+	assert_int_equal(mark_read(fd, &before), 0);
+	live_child(&l, "vain", "");
+	assert_int_equal(mark_read(fd, &after), 0);
+	assert_int_equal(after.sequence, before.sequence);
+	assert_false(after.clean);
+	close(fd);
+	live_open(&l);
+	assert_filled(&l);
+	live_free(&l);
+}
+
 /* A store that lost its mark is opened all the same, and gets a new one. */
 static void without_a_mark_a_whole_database_opens(void **state)
 {
@@ -405,6 +444,7 @@ int main(int argc, char **argv)
 	static const struct live_child_entry children[] = {
 		{ "fill", child_fills_and_is_killed },
 		{ "unsynced", child_writes_unsynced },
+		{ "vain", child_starts_in_vain },
 	};
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(after_a_clean_end_each_damage_is_refused),
@@ -412,6 +452,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(after_a_clean_end_the_log_is_not_needed),
 		cmocka_unit_test(after_a_kill_and_no_damage_it_opens),
 		cmocka_unit_test(what_was_not_synced_may_be_lost),
+		cmocka_unit_test(a_start_notes_nothing_that_was_not_synced),
 		cmocka_unit_test(without_a_mark_a_whole_database_opens),
 	};
 
