@@ -260,7 +260,8 @@ static bool job_covers_locked(const struct file *f)
 
 	if (f->queued)
 		return true;
-	return j && !j->earlier &&
+	/* One that was published and is not over may be of another stage. */
+	return j && !j->earlier && j->stage == f->stage &&
 	       (!j->begun || (j->exclusive && !atomic_load(&j->raced)));
 }
 

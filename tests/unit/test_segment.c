@@ -437,6 +437,53 @@ static void what_may_be_mapped_is_not_filled_again(void **state)
 	}
 }
 
+/*
+ * The committer has published the first save, and is about to end its job: the
+ * second one has a place of its own, behind it.
+ */
+static void a_save_right_after_one_that_was_published_has_a_place(void **state)
+{
+	struct live l = live_kind(2);
+	struct segment_reply r;
+	struct drain_job *first;
+	struct client c;
+	struct inode *in;
+	uint8_t *memory;
+
+	(void)state;
+	client_init(&c, &l);
+	acquire_waiting(&c, 1, SIZE, &r, &memory);
+	fill(memory, SIZE, 1);
+	assert_int_equal(commit(&c, &r, "f"), 0);
+	live_sync_all(&l);
+	assert_int_equal(inode_get(l.st, live_ino(&l, "f"), &in), 0);
+	first = job_new(l.st, in, in->file->stage);
+	assert_non_null(first);
+	first->begun = first->exclusive = first->published = true;
+	first->order = 1;
+	{
+		HOLD(&in->lock);
+		HOLD(&l.st->drain->lock);
+		in->file->running = first;
+	}
+	acquire_waiting(&c, 1, SIZE, &r, &memory);
+	fill(memory, SIZE, 2);
+	assert_int_equal(commit(&c, &r, "f"), 0);
+	{
+		HOLD(&in->lock);
+		HOLD(&l.st->drain->lock);
+		assert_non_null(in->file->queued);
+		assert_int_not_equal(in->file->queued->order, 0);
+		in->file->running = NULL;
+		pthread_cond_broadcast(&l.st->drain->work);
+	}
+	drain_job_put(l.st, first);
+	inode_put(l.st, in, 1);
+	live_sync_all(&l);
+	client_end(&c);
+	live_free(&l);
+}
+
 /* --- everything at once ---------------------------------------------------- */
 
 #define RACERS 3
@@ -549,6 +596,8 @@ int main(void)
 		cmocka_unit_test(
 			who_is_forgotten_when_he_loses_his_name_leaves_nothing),
 		cmocka_unit_test(what_may_be_mapped_is_not_filled_again),
+		cmocka_unit_test(
+			a_save_right_after_one_that_was_published_has_a_place),
 		cmocka_unit_test(files_are_whole_however_clients_race),
 	};
 
