@@ -7,6 +7,7 @@ was written last, at any time, or the run fails.
 """
 import contextlib
 import errno
+import mmap
 import os
 import random
 import threading
@@ -94,6 +95,21 @@ class BlockWriter(Writer):
             self.content[at + i:at + i + wrote] = part[:wrote]
             if wrote != len(part):
                 raise OSError(errno.ENOSPC, "a short write", self.path)
+        return self
+
+    def resize(self, size):
+        os.ftruncate(self.fd, size)
+        self.patched = True
+        del self.content[size:]
+        self.content.extend(bytes(size - len(self.content)))
+        return self
+
+    def write_mapped(self, content, offset):
+        """Into a mapping, which is gone again when this returns."""
+        self.patched = True
+        with mmap.mmap(self.fd, len(self.content)) as m:
+            m[offset:offset + len(content)] = content
+        self.content[offset:offset + len(content)] = content
         return self
 
     def sync(self, call=os.fsync):
@@ -203,6 +219,7 @@ class Actor:
         self.w, self.rng, self.top = work, rng, top
         self.h = work.h
         self.open = []  # writers
+        self.readers = []  # descriptors; nobody reads them any more
         self.number = 0
         self.shared = [data(size, f"{top} shared {size}")
                        for size in (MIB, 2 * MIB, 300 * KIB)]
@@ -354,6 +371,53 @@ class Actor:
         if path:
             self.w.truncate(path, self.rng.choice((0, 5000, 50000)))
 
+    def map(self):
+        """A change in place through a mapping."""
+        path = self.file()
+        content = path and self.h.content[self.h.tree[path][1],
+                                          self.h.version[self.h.tree[path][1]]]
+        if not content:
+            return
+        w = self.w.open(path, os.O_RDWR)
+        try:
+            self.number += 1
+            at = self.rng.randrange(len(content))
+            w.write_mapped(data(min(5000, len(content) - at), self.number),
+                           at)
+            if self.rng.random() < 0.3:
+                w.sync()
+        finally:
+            w.close()
+
+    def sized(self):
+        """A save under a name that says nothing, of a size that is known,
+        renamed when it is complete."""
+        rng = self.rng
+        content = safetensors(self.shared[rng.randrange(3)],
+                              data(400 * KIB, self.fresh("sized")))
+        name = self.top + self.fresh(".tmp")
+        w = self.w.open(name, os.O_RDWR | os.O_EXCL)
+        try:
+            w.resize(len(content)).write(content, 0,
+                                         rng.choice((100_000, MIB)))
+            if rng.random() < 0.3:
+                w.write_mapped(content[5000:90_000], 5000)
+            if rng.random() < 0.3:
+                w.sync()
+        finally:
+            w.close()
+        with self.w.refusable():
+            self.w.rename(name, f"{self.top}sized_{rng.randrange(4)}")
+
+    def hold(self):
+        """Somebody reads a file, and keeps it open."""
+        path = self.file()
+        if path:
+            self.readers.append(os.open(self.w.at(path), os.O_RDONLY))
+            os.pread(self.readers[-1], 10_000, 0)
+        if len(self.readers) > 4:
+            os.close(self.readers.pop(self.rng.randrange(4)))
+
     def sync(self):
         path = self.file()
         if path:
@@ -432,7 +496,8 @@ class Actor:
                 self.rng.random() < 0.3)
 
     WEIGHTS = {put: 24, step: 6, begin: 6, more: 8, finish: 5, append: 5,
-               patch: 4, truncate: 2, sync: 6, read: 6, rename: 6,
+               patch: 4, map: 3, truncate: 2, sized: 5, hold: 5, sync: 6,
+               read: 6, rename: 6,
                rename_dir: 2, link: 4, symlink: 1, mkdir: 1, unlink: 7,
                sync_dir: 2, wait: 2, save: 12, save_tensors: 6}
 
@@ -476,6 +541,8 @@ class Actor:
     def done(self):
         while self.open:
             self.open.pop().close()
+        while self.readers:
+            os.close(self.readers.pop())
 
 
 def in_threads(w, rng, count):

@@ -54,8 +54,8 @@ class Writer:
         entry = h.tree.get(path)
         h.lines.setdefault(path, [(-1, None)])
         step = h.begin(f"open {path}")
-        self.fd = os.open(work.at(path), os.O_WRONLY | os.O_CREAT | flags,
-                          0o644)
+        access = 0 if flags & os.O_RDWR else os.O_WRONLY
+        self.fd = os.open(work.at(path), access | os.O_CREAT | flags, 0o644)
         h.end(step)
         self.fid = entry[1] if entry else h.new_file(path)
         old = h.version[self.fid]
