@@ -34,6 +34,7 @@ static const char usage_text[] =
 	"  write CALL BYTES SEED PATH...  write each PATH, all at once; SEED is\n"
 	"                                 N, or N:M for parts of N and M in "
 	"turn\n"
+	"  update CALL BYTES SEED PATH... the same with O_RDWR and ftruncate\n"
 	"  direct CALL BYTES SEED PATH    the same with O_DIRECT, then "
 	"fdatasync\n"
 	"  read CALL PATH...              read each PATH, all at once\n"
@@ -75,6 +76,7 @@ struct transfer {
 	size_t call_bytes;
 	uint64_t bytes, seed, other_seed;
 	bool direct;
+	bool update; /* opened to read and to write */
 	pthread_barrier_t *start;
 	pthread_t thread;
 	uint8_t *block;
@@ -96,7 +98,8 @@ static void write_all(int fd, const uint8_t *p, size_t len, const char *path)
 static void *write_run(void *arg)
 {
 	struct transfer *t = arg;
-	int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (t->direct ? O_DIRECT : 0);
+	int flags = (t->update ? O_RDWR : O_WRONLY) | O_CREAT | O_CLOEXEC |
+		    (t->direct ? O_DIRECT : 0);
 	int fd;
 
 	(void)pthread_barrier_wait(t->start);
@@ -104,6 +107,9 @@ static void *write_run(void *arg)
 	fd = open(t->path, flags, 0644);
 	if (fd < 0)
 		die("open %s", t->path);
+	/* As safetensors does, which says before how large it will be. */
+	if (t->update && ftruncate(fd, (off_t)t->bytes) < 0)
+		die("ftruncate %s", t->path);
 	for (uint64_t off = 0; off < t->bytes; off += t->call_bytes) {
 		bool other = (off / MIX_BYTES) % 2 == 1;
 		uint64_t left = t->bytes - off;
@@ -183,7 +189,7 @@ static size_t call_bytes(const char *text)
 	return n;
 }
 
-static uint64_t do_write(int argc, char **argv, bool direct)
+static uint64_t do_write(int argc, char **argv, bool direct, bool update)
 {
 	struct transfer list[WRITERS_MAX] = { 0 };
 	size_t count = argc > 3 ? (size_t)argc - 3 : 0;
@@ -206,6 +212,7 @@ static uint64_t do_write(int argc, char **argv, bool direct)
 			.seed = seed | (uint64_t)i << 32,
 			.other_seed = other | (uint64_t)i << 32,
 			.direct = direct,
+			.update = update,
 		};
 	return transfer(list, count, write_run);
 }
@@ -441,9 +448,11 @@ int main(int argc, char **argv)
 	argc -= 2;
 	argv += 2;
 	if (strcmp(command, "write") == 0)
-		ns = do_write(argc, argv, false);
+		ns = do_write(argc, argv, false, false);
+	else if (strcmp(command, "update") == 0)
+		ns = do_write(argc, argv, false, true);
 	else if (strcmp(command, "direct") == 0)
-		ns = do_write(argc, argv, true);
+		ns = do_write(argc, argv, true, false);
 	else if (strcmp(command, "read") == 0)
 		ns = do_read(argc, argv);
 	else if (strcmp(command, "create") == 0)

@@ -49,8 +49,8 @@ die() {
 	exit "$code"
 }
 
-all_rows=(write write128k first series read assembled torch tensors structure
-	metadata restore plan drain files mount backup memory dedup)
+all_rows=(write write128k first series read assembled torch safetensors tensors
+	structure metadata restore plan drain files mount backup memory dedup)
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 rows=() quick='' mib=2048 rounds=5 disk=/var/tmp build=$root/build sample=''
 while (($#)); do
@@ -247,27 +247,28 @@ paths() {
 	for ((i = 0; i < $2; i++)); do printf '%s\n' "$1/rank_${i}_of_$2.bin"; done
 }
 
-# write_files DIR WRITERS CALL SEED
+# write_files DIR WRITERS CALL SEED [COMMAND]
 write_files() {
 	local list
 
 	mapfile -t list < <(paths "$1" "$2")
-	"$bench" write "$3" $((bytes / $2)) "$4" "${list[@]}"
+	"$bench" "${5:-write}" "$3" $((bytes / $2)) "$4" "${list[@]}"
 }
 
-# second_save CALL WRITERS NAME WANTED
+# second_save CALL WRITERS NAME WANTED [COMMAND]
 second_save() {
 	local round a b
 
-	write_files "$mnt/step_1" "$2" "$1" 1 >/dev/null
+	write_files "$mnt/step_1" "$2" "$1" 1 "${5-}" >/dev/null
 	flush
 	for ((round = 1; round <= rounds; round++)); do
 		warm_up $((bytes * 2))
-		a=$(write_files "$mnt/step_$((round + 1))" "$2" "$1" $((round + 1)))
+		a=$(write_files "$mnt/step_$((round + 1))" "$2" "$1" \
+			$((round + 1)) "${5-}")
 		rm -r "$mnt/step_$((round + 1))"
 		sleep 0.2
 		warm_up $((bytes * 2))
-		b=$(write_files "$raw/step" "$2" "$1" "$round")
+		b=$(write_files "$raw/step" "$2" "$1" "$round" "${5-}")
 		rm -r "$raw/step"
 		pair "$a" "$b"
 	done
@@ -280,6 +281,7 @@ row_write() {
 	fresh_store debug_hold_drain
 	second_save $((1 << 20)) 1 'write 1 MiB calls, second save' 0.9
 	second_save $((1 << 20)) 4 'write 1 MiB calls, 4 writers' 0.9
+	second_save $((1 << 20)) 1 'write 1 MiB calls, O_RDWR' 0.9 update
 	drop_store
 }
 
@@ -561,6 +563,24 @@ row_plan() {
 		"$(verdict "${a[2]}" LE 4)"
 	line "  bytes of other ranks' files" "$((a[1] >> 20)) MiB" \
 		"$((b[1] >> 20)) MiB" - '= 0' "$(verdict "${a[1]}" LE 0)"
+	drop_store
+}
+
+# As a trainer with safetensors saves: .tmpXXXXXX, O_RDWR, ftruncate, rename.
+row_safetensors() {
+	local a b
+
+	if ! [[ -x $venv_python ]]; then
+		not_run 'safetensors.torch.save_file' "no $venv_python"
+		return
+	fi
+	fresh_store debug_hold_drain,publish=async
+	"$venv_python" "$here/safetensors_pairs.py" "$mnt" "$raw" "$ckptctl" \
+		"$rounds" "$torch_bytes" >"$work/safetensors"
+	while read -r a b; do
+		pair "$a" "$b"
+	done <"$work/safetensors"
+	row_speed 'safetensors.torch.save_file' 0.9 "$torch_bytes"
 	drop_store
 }
 
