@@ -65,7 +65,8 @@ static void segment_free(struct store *st, struct segment *s)
 	}
 	segment_put(st, s);
 	HOLD(&g->lock);
-	g->leaving--;
+	g->leaving--; /* who was woken by the put may have seen it yet */
+	pthread_cond_broadcast(&g->changed);
 }
 
 void segment_client_remove(struct store *st, struct segment_client *c)
