@@ -20,6 +20,7 @@ import os
 import pickle
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -461,6 +462,8 @@ def arguments():
 
 def main():
     args = arguments()
+    # So that what is mounted is unmounted, whoever ends it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     why = lossy.missing() or blockdisk.missing()
     for path in (CKPTFS, *([NOSYNC] if args.no_sync else ())):
         if not why and not os.access(path, os.X_OK):
