@@ -549,7 +549,7 @@ static void close_backing(struct store *st, struct inode *in)
 	struct stage *stage, *drop = NULL;
 	struct file *f = in->file;
 	struct image *image;
-	uint64_t punch = 0;
+	uint64_t punch = 0, punch_size;
 	int id;
 
 	{
@@ -571,10 +571,11 @@ static void close_backing(struct store *st, struct inode *in)
 	file_ask_left_turn(st, in);
 	{
 		HOLD(&in->lock);
-		if (!f->maybe_mapped)
+		punch_size = f->punch_size;
+		if (!f->maybe_mapped) {
 			punch = f->punch_image;
-		if (punch)
 			f->punch_image = 0;
+		}
 		if (is_poor_cache_locked(st, f))
 			drop = take_stage_locked(f);
 		else if (f->stage && !f->dirty)
@@ -582,44 +583,26 @@ static void close_backing(struct store *st, struct inode *in)
 	}
 	drop_stage(st, in, drop);
 	if (punch)
-		reclaim_add(st, punch, 0, f->punch_size);
+		reclaim_add(st, punch, 0, punch_size);
 }
 
 static int open_do(struct store *st, struct inode *in, int flags,
 		   enum open_step step, struct file_opened *ret);
 
-/*
- * Wait for what `step` needs before anything else. 0: look again; 1: nothing
- * is needed, the step itself is next.
- */
-static int open_wait(struct store *st, struct inode *in, enum open_step step,
-		     bool *waited)
+/* Wait for what `step` needs before it can be looked at again. */
+static int open_wait(struct store *st, struct inode *in, enum open_step step)
 {
 	int rc;
 
-	switch (step) {
-	case OPEN_RENUMBER:
-	case OPEN_OK: /* O_TRUNC of what somebody reads */
-		if (*waited)
-			return 1;
-		/* Only what is committed goes with the name, or is kept. */
-		drain_wait_closed(st, in);
-		*waited = true;
-		return 0;
-	case OPEN_WAIT:
+	if (step == OPEN_WAIT) {
 		rc = drain_wait_idle(st, in);
-		break;
-	case OPEN_SYNC:
+	} else if (step == OPEN_SYNC) {
 		rc = drain_sync(st, in);
-		break;
-	case OPEN_GIVE_UP:
+	} else if (step == OPEN_GIVE_UP) {
 		rc = file_give_up_turn(st, in);
-		break;
-	case OPEN_IN_PLACE:
-	case OPEN_NEW_STAGE:
-	case OPEN_STALE:
-	default:
-		return 1;
+	} else { /* only what is committed goes with the name, or is kept */
+		drain_wait_closed(st, in);
+		rc = 0;
 	}
 	return rc < 0 && rc != -EAGAIN ? rc : 0;
 }
@@ -659,9 +642,10 @@ static int open_begin(struct store *st, struct inode *in, int flags,
 			looked = true;
 			continue;
 		}
-		rc = open_wait(st, in, step, &waited);
+		rc = open_wait(st, in, step);
 		if (rc < 0)
 			return rc;
+		waited = waited || step == OPEN_RENUMBER || step == OPEN_OK;
 	}
 }
 

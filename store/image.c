@@ -315,8 +315,6 @@ void images_end(struct images *im)
 bool image_is_left(struct images *im, struct image *i)
 {
 	uint8_t bit = (uint8_t)(1u << (i->id % 8));
-	uint8_t *map = NULL;
-	size_t map_len = 0;
 	int rc;
 
 	{
@@ -325,13 +323,8 @@ bool image_is_left(struct images *im, struct image *i)
 				    (i->id < im->free_of_old_end &&
 				     (im->free_of_old[i->id / 8] & bit))))
 			return false;
-		if (i->refs == 1) { /* our own mapping is no reason */
-			map = TAKE(i->map);
-			map_len = i->map_len;
-		}
 	}
-	if (map)
-		munmap(map, map_len);
+	(void)image_unmap_idle(im, i); /* our own mapping is no reason */
 	rc = image_ask(im, i, LEASE_NOBODY);
 	if (rc == 0 || rc == -EMFILE || rc == -ENFILE)
 		return true;

@@ -112,6 +112,7 @@ static void an_image_from_before_is_asked_for_until_nobody_has_it(void **state)
 	live_reopen(&l);
 	i = old_image(&l);
 	assert_non_null(image_map(&l.st->images, i, MIB));
+	image_map_end(&l.st->images, i); /* it stays mapped */
 	theirs = image_open_fd(&l.st->images, i, O_RDONLY);
 	assert_true(theirs >= 0);
 	assert_true(image_is_left(&l.st->images, i));
@@ -119,6 +120,7 @@ static void an_image_from_before_is_asked_for_until_nobody_has_it(void **state)
 	again = old_image(&l); /* it may be at work with the mapping */
 	assert_non_null(image_map(&l.st->images, again, MIB));
 	assert_true(image_is_left(&l.st->images, i));
+	image_map_end(&l.st->images, again);
 	image_put(&l.st->images, again);
 	assert_false(image_is_left(&l.st->images, i));
 	/* From here on only this daemon gives it out. */
