@@ -460,9 +460,14 @@ static inline int live_sync(struct live *l, const char *path)
 	return rc;
 }
 
+/*
+ * All is durable, and what followed from that has happened: a sync may find a
+ * file durable whose stage the committer is only about to give up.
+ */
 static inline void live_sync_all(struct live *l)
 {
 	assert_int_equal(drain_sync_tree(l->st, ROOT_INO), 0);
+	assert_int_equal(drain_wait_drained(l->st), 0);
 }
 
 /* Write a whole file and close it; it is queued then. */
