@@ -19,7 +19,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#include "store/writer.h"
+#include "store/db/writer.h"
 
 struct callers;
 

@@ -8,9 +8,9 @@
 #include "fuse/fs.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
-#include "store/file.h"
-#include "store/guard.h"
-#include "store/names.h"
+#include "store/file/file.h"
+#include "store/guard/guard.h"
+#include "store/names/names.h"
 
 #define OUR_XATTR "user.ckptfs."
 /* The longest value of ours, with its end. */

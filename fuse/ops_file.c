@@ -9,9 +9,9 @@
 #include "fuse/reads.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
-#include "store/file.h"
-#include "store/guard.h"
-#include "store/names.h"
+#include "store/file/file.h"
+#include "store/guard/guard.h"
+#include "store/names/names.h"
 
 /* What an open handle must know: it is all that fi->fh holds. */
 static int handle_flags(const struct fuse_file_info *fi)

@@ -14,8 +14,8 @@
 #include "fuse/fs.h"
 #include "fuse/reads.h"
 #include "store/base/scope.h"
-#include "store/file.h"
-#include "store/names.h"
+#include "store/file/file.h"
+#include "store/names/names.h"
 
 /* How many extents of a file are shown. */
 #define INSPECT_EXTENTS_MAX 1024

@@ -6,9 +6,9 @@
 
 #include "fuse/fs.h"
 #include "store/base/scope.h"
-#include "store/file.h"
-#include "store/guard.h"
-#include "store/names.h"
+#include "store/file/file.h"
+#include "store/guard/guard.h"
+#include "store/names/names.h"
 
 int fs_entry(struct store *st, struct inode *in, struct fuse_entry_param *e)
 {

@@ -13,7 +13,7 @@
 #include "fuse/server.h"
 #include "fuse/teller.h"
 #include "store/base/scope.h"
-#include "store/file.h"
+#include "store/file/file.h"
 
 /* Who asks, with all his groups. */
 struct caller {

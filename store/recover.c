@@ -9,10 +9,10 @@
 
 #include "store/base/log.h"
 #include "store/base/scope.h"
-#include "store/commit.h"
-#include "store/file.h"
-#include "store/held.h"
-#include "store/names.h"
+#include "store/drain/commit.h"
+#include "store/file/file.h"
+#include "store/space/held.h"
+#include "store/names/names.h"
 #include "store/store.h"
 
 /* Inode numbers collected from one key space. */

@@ -13,12 +13,12 @@
 
 #include "store/base/log.h"
 #include "store/base/scope.h"
-#include "store/commit.h"
-#include "store/file.h"
-#include "store/identity.h"
+#include "store/drain/commit.h"
+#include "store/file/file.h"
+#include "store/db/identity.h"
 #include "store/recover.h"
-#include "store/reserve.h"
-#include "store/trust.h"
+#include "store/space/reserve.h"
+#include "store/db/trust.h"
 
 /* Left on the disk for the database, so that deleting always works. */
 #define STORE_SPARE_BYTES (UINT64_C(64) << 20)

@@ -14,19 +14,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "store/ahead.h"
+#include "store/space/ahead.h"
 #include "store/backup.h"
-#include "store/drain.h"
-#include "store/hash.h"
-#include "store/image.h"
-#include "store/guard.h"
-#include "store/inode.h"
-#include "store/kv.h"
-#include "store/layout.h"
-#include "store/mark.h"
-#include "store/reclaim.h"
-#include "store/segment.h"
-#include "store/stage.h"
+#include "store/drain/drain.h"
+#include "store/db/hash.h"
+#include "store/space/image.h"
+#include "store/guard/guard.h"
+#include "store/names/inode.h"
+#include "store/db/kv.h"
+#include "store/db/layout.h"
+#include "store/db/mark.h"
+#include "store/space/reclaim.h"
+#include "store/file/segment.h"
+#include "store/space/stage.h"
 
 enum verify_mode {
 	VERIFY_OFF, /* sharing trusts the 128-bit keyed hash */

@@ -14,7 +14,7 @@
 
 #include "store/base/bytes.h"
 #include "store/base/scope.h"
-#include "store/layout.h"
+#include "store/db/layout.h"
 
 #define PROGRESS_EVERY_NS 100000000
 #define PROGRESS_LINE_BYTES 128

@@ -2,7 +2,7 @@
 #ifndef FUSE_CTL_FOLDER_H
 #define FUSE_CTL_FOLDER_H
 
-#include "store/closure.h"
+#include "store/step/closure.h"
 #include "store/formats/dcp.h"
 
 /* Sizes of what the folder has, and of what entries name in folders below. */

@@ -7,11 +7,11 @@
 
 #include "fuse/ctl/ctl.h"
 #include "store/base/scope.h"
-#include "store/check.h"
-#include "store/identity.h"
-#include "store/kv.h"
-#include "store/layout.h"
-#include "store/trust.h"
+#include "store/check/check.h"
+#include "store/db/identity.h"
+#include "store/db/kv.h"
+#include "store/db/layout.h"
+#include "store/db/trust.h"
 
 #define WHY_BYTES 8192
 /* More problems are counted, but not listed, in JSON. */

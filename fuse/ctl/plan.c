@@ -16,7 +16,7 @@
 #include "fuse/ctl/folder.h"
 #include "fuse/ctl/plan_input.h"
 #include "store/base/scope.h"
-#include "store/closure.h"
+#include "store/step/closure.h"
 #include "store/formats/dcp.h"
 
 #define READ_BYTES (size_t)(1 << 20)

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "store/base/bytes.h"
-#include "store/plan.h"
+#include "store/step/plan.h"
 
 struct dcp;
 

@@ -5,7 +5,7 @@
 #include <time.h>
 
 #include "fuse/ctl/ctl.h"
-#include "store/rebuild.h"
+#include "store/check/rebuild.h"
 
 #define WHY_BYTES 8192
 

@@ -1,13 +1,13 @@
 /*
  * step.h - what ckptctl inspect looks at: a file, or all files of one step of
- * training in a directory; in a mount or not. See store/structure.h.
+ * training in a directory; in a mount or not. See store/step/structure.h.
  */
 #ifndef FUSE_CTL_STEP_H
 #define FUSE_CTL_STEP_H
 
 #include <cjson/cJSON.h>
 
-#include "store/structure.h"
+#include "store/step/structure.h"
 
 #define STEP_DIGEST_BYTES 16
 

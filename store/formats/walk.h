@@ -15,7 +15,7 @@
 
 #include <stdbool.h>
 
-#include "store/cut.h"
+#include "store/formats/cut.h"
 
 #define WALK_WINDOW_BYTES (UINT32_C(64) << 10)
 

@@ -8,7 +8,7 @@
 #include <sys/resource.h>
 
 #include "store/base/scope.h"
-#include "store/plan.h"
+#include "store/step/plan.h"
 
 #define ID_BYTES 64
 #define FEW 8

@@ -30,7 +30,7 @@
 #include <sys/wait.h>
 
 #include "store/base/scope.h"
-#include "store/plan.h"
+#include "store/step/plan.h"
 #include "tests/bench/bench.h"
 
 #define RANKS_MAX 16u

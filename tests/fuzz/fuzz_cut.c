@@ -12,7 +12,7 @@
  */
 #include "store/base/bytes.h"
 #include "store/base/scope.h"
-#include "store/cut.h"
+#include "store/formats/cut.h"
 #include "tests/fuzz/fuzz.h"
 
 #define PREFIX_BYTES 8

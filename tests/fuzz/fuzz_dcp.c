@@ -8,7 +8,7 @@
 
 #include "store/base/scope.h"
 #include "store/base/utf8.h"
-#include "store/closure.h"
+#include "store/step/closure.h"
 #include "store/formats/dcp.h"
 #include "tests/fuzz/fuzz.h"
 

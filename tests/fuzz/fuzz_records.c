@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "store/base/scope.h"
-#include "store/records.h"
+#include "store/db/records.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

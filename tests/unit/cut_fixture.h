@@ -19,7 +19,7 @@
 #include <cmocka.h>
 
 #include "store/base/bytes.h"
-#include "store/cut.h"
+#include "store/formats/cut.h"
 
 #define KIB UINT64_C(1024)
 #define MIB (KIB * 1024)

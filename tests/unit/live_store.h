@@ -36,10 +36,10 @@
 
 #include "store/base/log.h"
 #include "store/base/scope.h"
-#include "store/check.h"
-#include "store/commit.h"
-#include "store/file.h"
-#include "store/names.h"
+#include "store/check/check.h"
+#include "store/drain/commit.h"
+#include "store/file/file.h"
+#include "store/names/names.h"
 #include "store/store.h"
 #include "tests/unit/store_fixture.h"
 

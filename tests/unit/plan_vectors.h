@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "store/plan.h"
+#include "store/step/plan.h"
 
 #define RANKS_MAX 4
 #define SHARDS_MAX 8

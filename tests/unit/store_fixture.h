@@ -27,10 +27,10 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#include "store/hash.h"
-#include "store/kv.h"
-#include "store/layout.h"
-#include "store/records.h"
+#include "store/db/hash.h"
+#include "store/db/kv.h"
+#include "store/db/layout.h"
+#include "store/db/records.h"
 
 #define CHUNK_A 65536u /* image 1 at 0 */
 #define CHUNK_B 20000u /* image 1 at CHUNK_A */

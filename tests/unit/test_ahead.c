@@ -1,5 +1,5 @@
 /* What is read ahead: for whom, how far, and that it is in memory then. */
-#include "store/ahead.h"
+#include "store/space/ahead.h"
 
 #include <sys/mman.h>
 

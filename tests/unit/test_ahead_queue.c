@@ -1,5 +1,5 @@
 /* What is read ahead next: own files first, then in the order of demand. */
-#include "store/ahead_queue.h"
+#include "store/space/ahead_queue.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

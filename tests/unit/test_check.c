@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "store/check.h"
+#include "store/check/check.h"
 #include "tests/unit/store_fixture.h"
 
 #define FOUND_MAX 64

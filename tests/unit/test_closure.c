@@ -2,7 +2,7 @@
  * Whether a checkpoint holds together: a real one, then with one thing wrong
  * at a time; and chunks of random tensors against a count of every element.
  */
-#include "store/closure.h"
+#include "store/step/closure.h"
 #include "tests/unit/dcp_fixture.h"
 
 /* The files of the fixture as they were on disk. */

@@ -4,7 +4,7 @@
  */
 #include <pthread.h>
 
-#include "store/structure_store.h"
+#include "store/guard/structure_store.h"
 #include "tests/unit/live_store.h"
 
 #define SMALL_BYTES 1000u

@@ -6,7 +6,7 @@
 
 #include "tests/unit/live_store.h"
 
-#include "store/guard.h"
+#include "store/guard/guard.h"
 
 #define TENSOR_BYTES (64 * KIB)
 #define PUBLISHERS 4

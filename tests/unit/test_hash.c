@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "store/hash.h"
+#include "store/db/hash.h"
 
 #define LEN_MAX (1u << 20)
 

@@ -1,7 +1,7 @@
 /* What somebody still has open through a connection that is gone. */
 #include "tests/unit/live_store.h"
 
-#include "store/held.h"
+#include "store/space/held.h"
 
 #define SIZE (3u * MIB)
 #define HOLE_AT (1u * MIB)

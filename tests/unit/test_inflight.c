@@ -9,8 +9,8 @@
 #include <cmocka.h>
 
 #include "store/base/scope.h"
-#include "store/drain.h"
-#include "store/inflight.h"
+#include "store/drain/drain.h"
+#include "store/drain/inflight.h"
 
 /* A job is its age and its references here. */
 static struct drain_job job(uint64_t serial)

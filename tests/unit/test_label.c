@@ -1,5 +1,5 @@
 /* What an image says about itself, and that the drain has it say so. */
-#include "store/label.h"
+#include "store/db/label.h"
 #include "tests/unit/live_store.h"
 
 #define EXTENTS 1000

@@ -4,7 +4,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 
-#include "store/lease.h"
+#include "store/base/lease.h"
 
 struct place {
 	char *path;

@@ -6,7 +6,7 @@
 #include <linux/fs.h>
 #include <time.h>
 
-#include "store/drain_private.h"
+#include "store/drain/drain_private.h"
 #include "tests/unit/live_store.h"
 #include "tests/unit/small_disk.h"
 

@@ -4,7 +4,7 @@
  */
 #include <sched.h>
 
-#include "store/drain_private.h"
+#include "store/drain/drain_private.h"
 #include "tests/unit/live_store.h"
 
 #define SECOND INT64_C(1000000000)

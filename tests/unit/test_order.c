@@ -7,7 +7,7 @@
 #include <sched.h>
 
 #include "store/base/io.h"
-#include "store/drain_private.h"
+#include "store/drain/drain_private.h"
 #include "tests/unit/live_store.h"
 
 #define FILE_BYTES (3 * MIB + 12345)

@@ -8,7 +8,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 
-#include "store/drain_private.h"
+#include "store/drain/drain_private.h"
 #include "tests/unit/live_store.h"
 
 #define FILE_BYTES (3 * MIB + 12345)

@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-#include "store/records.h"
+#include "store/db/records.h"
 
 /* Decode a copy that ends where its memory ends; encode what came of it. */
 struct codec {

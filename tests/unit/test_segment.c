@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
-#include "store/drain_private.h"
-#include "store/reclaim.h"
+#include "store/drain/drain_private.h"
+#include "store/space/reclaim.h"
 #include "tests/unit/live_store.h"
 
 #define SIZE (MIB + 12288)

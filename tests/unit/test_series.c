@@ -1,5 +1,5 @@
 /* Which files are of one series, and what is learnt from its last one. */
-#include "store/series.h"
+#include "store/names/series.h"
 #include "tests/unit/live_store.h"
 
 #define EXACT 0

@@ -7,7 +7,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 
-#include "store/drain_private.h"
+#include "store/drain/drain_private.h"
 #include "tests/unit/live_store.h"
 
 #define LIMIT_BYTES (8 * MIB)

@@ -7,7 +7,7 @@
 #include <sys/resource.h>
 #include <xxhash.h>
 
-#include "store/trust.h"
+#include "store/db/trust.h"
 #include "tests/unit/live_store.h"
 
 #define FILES 20

@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include "store/writer.h"
+#include "store/db/writer.h"
 
 #define NONE (-1)
 

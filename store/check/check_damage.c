@@ -1,0 +1,265 @@
+/*
+ * check_damage.c - the last part of the check: which files contain the chunks
+ * that cannot be read back as they were stored. Chunks do not know their
+ * files, so all contents are gone through once, and only when there is damage.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/base/scope.h"
+#include "store/check/check_work.h"
+
+/* More pairs of damage and file are counted, but not named. */
+#define HITS_MAX (1u << 20)
+#define PATHS_BYTES ((size_t)2 * PATH_MAX)
+
+struct hit {
+	size_t damage_index;
+	uint64_t ino;
+};
+
+/* The contents that are gone through, and what was found. */
+struct search {
+	struct check *c;
+	struct hit *hits; /* in the order of inodes, later of damage */
+	size_t hit_count, hit_capacity;
+	uint64_t hits_dropped;
+};
+
+static int damage_order(const void *a, const void *b)
+{
+	const struct check_damage *x = a, *y = b;
+
+	return (x->first > y->first) - (x->first < y->first);
+}
+
+static int hit_order(const void *a, const void *b)
+{
+	const struct hit *x = a, *y = b;
+
+	if (x->damage_index != y->damage_index)
+		return x->damage_index < y->damage_index ? -1 : 1;
+	return (x->ino > y->ino) - (x->ino < y->ino);
+}
+
+static int search_add(struct search *s, size_t damage_index, uint64_t ino)
+{
+	struct hit *grown;
+
+	/* A file may cover the same chunk several times in a row. */
+	if (s->hit_count > 0 && s->hits[s->hit_count - 1].ino == ino &&
+	    s->hits[s->hit_count - 1].damage_index == damage_index)
+		return 0;
+	if (s->hit_count == HITS_MAX) {
+		s->hits_dropped++;
+		return 0;
+	}
+	grown = check_grown(s->hits, s->hit_count, &s->hit_capacity,
+			    sizeof(*s->hits));
+	if (!grown)
+		return -ENOMEM;
+	s->hits = grown;
+	s->hits[s->hit_count++] = (struct hit){ damage_index, ino };
+	return 0;
+}
+
+/* The first damage that ends after this chunk. */
+static size_t damage_after(const struct check *c, size_t chunk)
+{
+	size_t low = 0, high = c->damage_count;
+
+	while (low < high) {
+		size_t mid = low + (high - low) / 2;
+
+		if (c->damage[mid].first + c->damage[mid].count <= chunk)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	return low;
+}
+
+static int search_extent(struct search *s, uint64_t ino,
+			 const struct extent *e)
+{
+	const struct check_image *i = check_find_image(s->c, e->image);
+	size_t first, end, n;
+	int rc = 0;
+
+	if (!i)
+		return 0;
+	first = check_find_chunk(s->c, i, e->image_offset);
+	end = check_find_chunk(s->c, i, e->image_offset + e->len);
+	for (n = damage_after(s->c, first);
+	     rc == 0 && n < s->c->damage_count && s->c->damage[n].first < end;
+	     n++)
+		rc = search_add(s, n, ino);
+	return rc;
+}
+
+static int search_file(struct search *s, const struct kv_slice *key,
+		       const struct kv_slice *value)
+{
+	struct content f;
+	int rc;
+
+	/* What does not decode was reported before. */
+	if (key->len != 9)
+		return 0;
+	rc = content_decode(value->data, value->len, &f);
+	if (rc < 0)
+		return rc == -ENOMEM ? rc : 0;
+	for (size_t n = 0; n < f.extent_count && rc == 0; n++)
+		rc = search_extent(s, get_be64((const uint8_t *)key->data + 1),
+				   &f.extents[n]);
+	content_release(&f);
+	return rc;
+}
+
+static int search_all(struct search *s)
+{
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc;
+
+	rc = kv_iter_new(s->c->kv, "F", 1, NULL, 0, &it);
+	if (rc < 0)
+		return check_database_failed(s->c, rc);
+	for (;;) {
+		rc = kv_iter_next(it, &key, &value);
+		if (rc < 0)
+			rc = check_database_failed(s->c, rc);
+		if (rc <= 0)
+			break;
+		rc = search_file(s, &key, &value);
+		if (rc < 0)
+			break;
+	}
+	kv_iter_free(it);
+	return rc;
+}
+
+static const char *damage_reason(int rc)
+{
+	switch (rc) {
+	case 0:
+		return "are not what was stored (their hash differs)";
+	case -ENOENT:
+		return "are gone with its file";
+	case -ENODATA:
+		return "lie past the end of its file";
+	default:
+		return strerror(-rc);
+	}
+}
+
+/* In the order of damage; and each pair once. */
+static void search_sort(struct search *s)
+{
+	size_t kept = 0;
+
+	if (s->hit_count == 0)
+		return;
+	qsort(s->hits, s->hit_count, sizeof(*s->hits), hit_order);
+	for (size_t n = 1; n < s->hit_count; n++)
+		if (hit_order(&s->hits[kept], &s->hits[n]) != 0)
+			s->hits[++kept] = s->hits[n];
+	s->hit_count = kept + 1;
+}
+
+/* The paths of up to CHECK_FILES_MAX files; the caller frees each. */
+static size_t hit_paths(struct check *c, const struct hit *hits, size_t count,
+			char *ret[CHECK_FILES_MAX])
+{
+	char path[CHECK_OBJECT_BYTES];
+	size_t n, paths = 0;
+
+	for (n = 0; n < count && paths < CHECK_FILES_MAX; n++) {
+		ret[paths] = strdup(check_path(c, hits[n].ino, path));
+		if (ret[paths])
+			paths++;
+	}
+	return paths;
+}
+
+static void list_paths(char *const paths[], size_t count, size_t more,
+		       char ret[PATHS_BYTES])
+{
+	size_t at = 0;
+	size_t n;
+
+	ret[0] = 0;
+	for (n = 0; n < count && at < PATHS_BYTES / 2 - 64; n++)
+		at += (size_t)snprintf(ret + at, PATHS_BYTES - at, "%s%s",
+				       n > 0 ? ", " : "", paths[n]);
+	more += count - n;
+	if (more > 0)
+		(void)snprintf(ret + at, PATHS_BYTES - at, " and %zu more",
+			       more);
+}
+
+static void report_damage(struct search *s, const struct check_damage *d,
+			  const struct hit *hits, size_t count)
+{
+	struct check *c = s->c;
+	const struct check_chunk *first = &c->chunks[d->first];
+	const struct check_chunk *last = first + d->count - 1;
+	char text[PATHS_BYTES + CHECK_OBJECT_BYTES + 256];
+	char image[CHECK_IMAGE_BYTES], list[PATHS_BYTES];
+	char *paths[CHECK_FILES_MAX];
+	size_t path_count = hit_paths(c, hits, count, paths);
+	struct check_problem p = { .code = "damaged",
+				   .text = text,
+				   .files = (const char *const *)paths,
+				   .file_count = path_count };
+
+	check_image_name(c->images[first->image_index].id, image);
+	p.object = path_count > 0 ? paths[0] : image;
+	list_paths(paths, path_count, count - path_count, list);
+	if (path_count > 0)
+		(void)snprintf(text, sizeof(text),
+			       "%s: damaged: bytes %llu to %llu of %s %s; "
+			       "restore from another copy, or delete: %s",
+			       paths[0], (unsigned long long)first->offset,
+			       (unsigned long long)(last->offset + last->len),
+			       image, damage_reason(d->rc), list);
+	else
+		(void)snprintf(text, sizeof(text),
+			       "%s: damaged: bytes %llu to %llu %s; no file "
+			       "uses them",
+			       image, (unsigned long long)first->offset,
+			       (unsigned long long)(last->offset + last->len),
+			       damage_reason(d->rc));
+	c->result->problems++;
+	c->result->damaged_chunks += d->count;
+	c->options->problem(c->options->self, &p);
+	for (size_t n = 0; n < path_count; n++)
+		free(paths[n]);
+}
+
+int check_name_damage(struct check *c)
+{
+	struct search s = { .c = c };
+	size_t at = 0;
+	int rc;
+
+	if (c->damage_count == 0)
+		return 0;
+	qsort(c->damage, c->damage_count, sizeof(*c->damage), damage_order);
+	rc = search_all(&s);
+	search_sort(&s);
+	for (size_t n = 0; rc == 0 && n < c->damage_count; n++) {
+		size_t first = at;
+
+		while (at < s.hit_count && s.hits[at].damage_index == n)
+			at++;
+		report_damage(&s, &c->damage[n], &s.hits[first], at - first);
+	}
+	if (s.hits_dropped > 0)
+		check_remark(c, "many-damaged", "files",
+			     "so many files contain damaged bytes that not "
+			     "all are named");
+	free(s.hits);
+	return rc;
+}

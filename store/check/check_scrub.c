@@ -1,0 +1,349 @@
+/*
+ * check_scrub.c - the part of the check that reads: every chunk is hashed
+ * again and compared with its record.
+ *
+ * Several threads, because one core hashes slower than a good disk reads. Each
+ * takes the next run of neighbouring chunks and reads it at once, past the
+ * page cache where the file system allows that: a scrub must not push out
+ * what the machine is working with. The threads only read the tables; what
+ * they find is added to the list of damage under the lock.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "store/base/scope.h"
+#include "store/check/check_work.h"
+#include "store/formats/cut.h"
+#include "store/db/layout.h"
+
+#define SCRUB_THREADS_MAX 16
+#define SCRUB_RUN_BYTES (4u << 20)
+/* Reading a hole this long is cheaper than a second call. */
+#define SCRUB_GAP_BYTES (256u << 10)
+#define SCRUB_ALIGN 4096u
+#define SCRUB_BUFFER_BYTES (SCRUB_RUN_BYTES + 2 * SCRUB_ALIGN)
+#define SCRUB_TICK_NS 100000000
+_Static_assert(SCRUB_RUN_BYTES >= CHUNK_BYTES_MAX, "a chunk fits in a run");
+
+struct scrub {
+	struct check *c; /* tables: read-only; damage: guarded by lock */
+
+	pthread_mutex_t lock; /* guards everything below */
+	pthread_cond_t moved; /* running became 0 */
+	size_t next; /* chunk that nobody has taken */
+	unsigned running;
+	uint64_t done_bytes;
+	int rc; /* why it stopped early, or 0 */
+};
+
+struct scrub_run {
+	size_t first, count;
+	uint64_t offset, end; /* in the image */
+};
+
+/* One thread's own. */
+struct scrub_worker {
+	struct scrub *s;
+	uint8_t *buffer; /* SCRUB_BUFFER_BYTES, aligned */
+	uint32_t image_index; /* of what is open */
+	int fd; /* -1: none */
+	bool direct;
+};
+
+/* Chunks that were reported as missing or cut off are not read. */
+static bool is_readable(const struct check *c, size_t n)
+{
+	const struct check_chunk *k = &c->chunks[n];
+	const struct check_image *i = &c->images[k->image_index];
+
+	return i->file_bytes != IMAGE_NO_FILE &&
+	       k->offset + k->len <= i->file_bytes;
+}
+
+/* Take the next run; false when there is none. */
+static bool scrub_take(struct scrub *s, struct scrub_run *ret)
+{
+	const struct check *c = s->c;
+	const struct check_chunk *k;
+	size_t n;
+
+	HOLD(&s->lock);
+	while (s->next < c->chunk_count && !is_readable(c, s->next))
+		s->next++;
+	if (s->next == c->chunk_count || s->rc < 0)
+		return false;
+	n = s->next;
+	k = &c->chunks[n];
+	*ret = (struct scrub_run){ .first = n,
+				   .count = 1,
+				   .offset = k->offset,
+				   .end = k->offset + k->len };
+	for (n++; n < c->chunk_count && is_readable(c, n); n++) {
+		const struct check_chunk *next = &c->chunks[n];
+
+		if (next->image_index != k->image_index ||
+		    next->offset > ret->end + SCRUB_GAP_BYTES ||
+		    next->offset + next->len > ret->offset + SCRUB_RUN_BYTES)
+			break;
+		if (next->offset + next->len > ret->end)
+			ret->end = next->offset + next->len;
+		ret->count++;
+	}
+	s->next = n;
+	return true;
+}
+
+static void scrub_stop(struct scrub *s, int rc)
+{
+	HOLD(&s->lock);
+	if (s->rc == 0)
+		s->rc = rc;
+}
+
+static void scrub_damaged(struct scrub *s, size_t n, int rc)
+{
+	HOLD(&s->lock);
+	rc = check_add_damage(s->c, n, 1, rc);
+	if (rc < 0 && s->rc == 0)
+		s->rc = rc;
+}
+
+static int open_image(struct scrub_worker *w, uint32_t index)
+{
+	struct check *c = w->s->c;
+	char name[LAYOUT_IMAGE_NAME_BYTES];
+	int flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW;
+
+	if (w->fd >= 0 && w->image_index == index)
+		return 0;
+	scope_close(&w->fd);
+	layout_image_name(c->images[index].id, name);
+	w->image_index = index;
+	w->direct = true;
+	w->fd = openat(c->images_dirfd, name, flags | O_DIRECT);
+	if (w->fd >= 0 || errno != EINVAL)
+		return w->fd < 0 ? -errno : 0;
+	w->direct = false;
+	w->fd = openat(c->images_dirfd, name, flags);
+	return w->fd < 0 ? -errno : 0;
+}
+
+/* Some file systems accept O_DIRECT at open and refuse it at read. */
+static int give_up_direct(struct scrub_worker *w)
+{
+	int flags = fcntl(w->fd, F_GETFL);
+
+	if (flags < 0 || fcntl(w->fd, F_SETFL, flags & ~O_DIRECT) < 0)
+		return -errno;
+	w->direct = false;
+	return 0;
+}
+
+/* The image's bytes [offset, end) are then at *ret_bytes, in the buffer. */
+static int read_range(struct scrub_worker *w, uint64_t offset, uint64_t end,
+		      const uint8_t **ret_bytes)
+{
+	uint64_t begin = offset & ~(uint64_t)(SCRUB_ALIGN - 1);
+	size_t want = (size_t)(end - begin), got = 0;
+	size_t ask = (want + SCRUB_ALIGN - 1) & ~(size_t)(SCRUB_ALIGN - 1);
+
+	CHECK(ask <= SCRUB_BUFFER_BYTES);
+	while (got < want) {
+		ssize_t n = pread(w->fd, w->buffer + got, ask - got,
+				  (off_t)(begin + got));
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && errno == EINVAL && w->direct) {
+			int rc = give_up_direct(w);
+
+			if (rc < 0)
+				return rc;
+			continue;
+		}
+		if (n <= 0)
+			return n < 0 ? -errno : -ENODATA;
+		got += (size_t)n;
+	}
+	if (!w->direct)
+		(void)posix_fadvise(w->fd, (off_t)begin, (off_t)ask,
+				    POSIX_FADV_DONTNEED);
+	*ret_bytes = w->buffer + (offset - begin);
+	return 0;
+}
+
+/* `at` is NULL when the chunk must be read first. */
+static void compare_chunk(struct scrub_worker *w, size_t n, const uint8_t *at,
+			  const uint8_t expected[HASH_BYTES])
+{
+	const struct check_chunk *k = &w->s->c->chunks[n];
+	uint8_t hash[HASH_BYTES];
+	int rc = 0;
+
+	if (!at)
+		rc = read_range(w, k->offset, k->offset + k->len, &at);
+	if (rc < 0) {
+		scrub_damaged(w->s, n, rc);
+		return;
+	}
+	chunk_hash(w->s->c->secret, at, k->len, hash);
+	if (memcmp(hash, expected, sizeof(hash)) != 0)
+		scrub_damaged(w->s, n, 0);
+}
+
+/*
+ * Compare the chunks of a run, whose bytes are there or (bytes is NULL) are to
+ * be read one by one. Records come in the order of the table; those that do
+ * not decode are not in it.
+ */
+static int compare_run(struct scrub_worker *w, const struct scrub_run *run,
+		       const uint8_t *bytes)
+{
+	struct check *c = w->s->c;
+	uint64_t image = c->images[c->chunks[run->first].image_index].id;
+	struct key prefix = key_ino('K', image);
+	struct key start = key_chunk(image, run->offset);
+	struct kv_slice key, value;
+	size_t n = run->first, last = n + run->count;
+	struct kv_iter *it;
+	int rc;
+
+	rc = kv_iter_new(c->kv, prefix.data, prefix.len, start.data, start.len,
+			 &it);
+	if (rc < 0)
+		return rc;
+	while (n < last && (rc = kv_iter_next(it, &key, &value)) == 1) {
+		const struct check_chunk *k = &c->chunks[n];
+		struct chunk_rec r;
+
+		if (key.len != 17 ||
+		    get_be64((const uint8_t *)key.data + 9) != k->offset ||
+		    chunk_decode(value.data, value.len, &r) < 0)
+			continue;
+		compare_chunk(w, n, bytes ? bytes + (k->offset - run->offset) :
+					    NULL,
+			      r.hash);
+		n++;
+	}
+	kv_iter_free(it);
+	return rc < 0 ? rc : 0;
+}
+
+static int scrub_one(struct scrub_worker *w, const struct scrub_run *run)
+{
+	const uint8_t *bytes = NULL;
+	int rc = open_image(w, w->s->c->chunks[run->first].image_index);
+
+	if (rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM)
+		return rc;
+	if (rc < 0) {
+		for (size_t n = 0; n < run->count; n++)
+			scrub_damaged(w->s, run->first + n, rc);
+		return 0;
+	}
+	/* When something in it cannot be read, find out what. */
+	if (read_range(w, run->offset, run->end, &bytes) < 0)
+		bytes = NULL;
+	return compare_run(w, run, bytes);
+}
+
+static void *scrub_thread(void *arg)
+{
+	struct scrub *s = arg;
+	struct scrub_worker w = { .s = s, .fd = -1 };
+	struct scrub_run run;
+	void *buffer = NULL;
+	int rc = -posix_memalign(&buffer, SCRUB_ALIGN, SCRUB_BUFFER_BYTES);
+
+	w.buffer = buffer;
+	while (rc == 0 && scrub_take(s, &run)) {
+		rc = scrub_one(&w, &run);
+		if (rc == 0) {
+			const struct check_chunk *k = &s->c->chunks[run.first];
+
+			HOLD(&s->lock);
+			for (size_t n = 0; n < run.count; n++)
+				s->done_bytes += k[n].len;
+		}
+	}
+	if (rc < 0)
+		scrub_stop(s, rc);
+	free(buffer);
+	scope_close(&w.fd);
+	HOLD(&s->lock);
+	s->running--;
+	pthread_cond_signal(&s->moved);
+	return NULL;
+}
+
+/* Show progress from this thread until the others are done. */
+static void scrub_wait(struct scrub *s)
+{
+	uint64_t total = s->c->result->physical_bytes;
+	uint64_t done;
+	bool running;
+
+	do {
+		struct timespec until;
+
+		(void)clock_gettime(CLOCK_REALTIME, &until);
+		until.tv_nsec += SCRUB_TICK_NS;
+		until.tv_sec += until.tv_nsec / 1000000000;
+		until.tv_nsec %= 1000000000;
+		(void)pthread_mutex_lock(&s->lock);
+		if (s->running > 0)
+			(void)pthread_cond_timedwait(&s->moved, &s->lock,
+						     &until);
+		running = s->running > 0;
+		done = s->done_bytes;
+		(void)pthread_mutex_unlock(&s->lock);
+		check_progress(s->c, "scrub", done, total);
+	} while (running);
+	s->c->result->scrubbed_bytes = done;
+}
+
+static unsigned scrub_thread_count(const struct check *c)
+{
+	long processors = sysconf(_SC_NPROCESSORS_ONLN);
+	unsigned count = c->options->threads;
+
+	if (count == 0)
+		count = processors > 0 ? (unsigned)processors : 1;
+	return count < SCRUB_THREADS_MAX ? count : SCRUB_THREADS_MAX;
+}
+
+int check_scrub(struct check *c)
+{
+	struct scrub s = { .c = c };
+	pthread_t threads[SCRUB_THREADS_MAX];
+	unsigned want = scrub_thread_count(c);
+	unsigned count = 0;
+	int rc = 0;
+
+	/* Without the secret, which was reported, nothing can be compared. */
+	if (!c->options->scrub || !c->secret_known)
+		return 0;
+	CHECK(pthread_mutex_init(&s.lock, NULL) == 0);
+	CHECK(pthread_cond_init(&s.moved, NULL) == 0);
+	(void)pthread_mutex_lock(&s.lock);
+	for (; count < want; count++) {
+		rc = -pthread_create(&threads[count], NULL, scrub_thread, &s);
+		if (rc < 0)
+			break;
+		s.running++;
+	}
+	(void)pthread_mutex_unlock(&s.lock);
+	if (count > 0)
+		scrub_wait(&s);
+	for (unsigned n = 0; n < count; n++)
+		(void)pthread_join(threads[n], NULL);
+	(void)pthread_cond_destroy(&s.moved);
+	(void)pthread_mutex_destroy(&s.lock);
+	if (count == 0)
+		return rc;
+	return s.rc == -EIO ? check_database_failed(c, s.rc) : s.rc;
+}

@@ -1,0 +1,142 @@
+/*
+ * check_work.h - what the parts of the check share: the tables that one part
+ * fills and the next one compares with. Private to check*.c.
+ *
+ * Tables are sorted, because the database is: inodes by number, images by
+ * number, chunks by image and offset. They are looked up by bisection.
+ */
+#ifndef STORE_CHECK_WORK_H
+#define STORE_CHECK_WORK_H
+
+#include <limits.h>
+#include <stdatomic.h>
+
+#include "store/check/check.h"
+#include "store/db/hash.h"
+#include "store/db/kv.h"
+#include "store/db/records.h"
+
+enum inode_flag {
+	INODE_CONTENT = 1 << 0, /* has F */
+	INODE_SMALL = 1 << 1, /* and that says: the bytes are in D */
+	INODE_BYTES = 1 << 2, /* has D */
+	INODE_FRESH = 1 << 3, /* has U */
+	INODE_UNLINKED = 1 << 4, /* has O */
+	INODE_FIRST = 1 << 5, /* the name in A is a name in a directory */
+	INODE_WALKED = 1 << 6, /* a directory: its way up is known to end */
+};
+
+struct check_inode {
+	uint64_t ino;
+	uint64_t parent, name_hash; /* of the first name, as A has it */
+	uint64_t up; /* of a directory: where its name was found */
+	uint32_t mode, nlink; /* as A has them */
+	uint32_t names, subdirs; /* counted */
+	uint32_t small_bytes; /* length of D */
+	uint32_t flags; /* enum inode_flag */
+	uint32_t walk; /* of a directory: the last walk up that passed here */
+};
+
+#define IMAGE_NO_FILE UINT64_MAX
+struct check_image {
+	uint64_t id;
+	uint64_t end; /* of the last byte of a chunk */
+	uint64_t file_bytes; /* IMAGE_NO_FILE: there is none */
+	size_t first_chunk, chunk_count;
+	bool recorded; /* has I */
+};
+
+struct check_chunk {
+	uint64_t offset;
+	uint32_t len;
+	uint32_t image_index;
+	uint32_t hash_tag; /* 32 bits: all of the hash, and the domain */
+	uint32_t refs_left; /* as K has them, less those found; wraps */
+};
+_Static_assert(sizeof(struct check_chunk) == 24, "a million is 24 MB");
+
+/* Chunks [first, first + count) cannot be read back as they were stored. */
+struct check_damage {
+	size_t first, count;
+	int rc; /* -EIO and the like; 0: the bytes differ */
+};
+
+struct check {
+	struct kv *kv;
+	int images_dirfd;
+	const struct check_options *options;
+	struct check_result *result;
+
+	struct check_inode *inodes;
+	size_t inode_count, inode_capacity;
+	struct check_image *images;
+	size_t image_count, image_capacity;
+	struct check_chunk *chunks;
+	size_t chunk_count, chunk_capacity;
+	struct check_damage *damage;
+	size_t damage_count, damage_capacity;
+
+	uint64_t image_records; /* I, whether or not they have chunks */
+	uint64_t next_ino, next_image; /* as M has them; 0: not known */
+	uint64_t unfinished_from; /* when it is known */
+	bool unfinished_known;
+	bool secret_known;
+	uint8_t secret[HASH_SECRET_BYTES];
+	bool database_failed; /* and that was reported */
+};
+
+#define CHECK_OBJECT_BYTES PATH_MAX
+#define CHECK_IMAGE_BYTES 32
+
+__attribute__((format(printf, 4, 5))) void
+check_report(struct check *c, const char *code, const char *object,
+	     const char *format, ...);
+__attribute__((format(printf, 4, 5))) void
+check_remark(struct check *c, const char *code, const char *object,
+	     const char *format, ...);
+/* The database gave `rc`: reported once; returns rc. */
+int check_database_failed(struct check *c, int rc);
+void check_progress(struct check *c, const char *phase, uint64_t done,
+		    uint64_t total);
+
+/* The path of an inode, or "inode N" when no names lead to it. */
+const char *check_path(struct check *c, uint64_t ino,
+		       char ret[CHECK_OBJECT_BYTES]);
+/* "image 0000000000000012" */
+const char *check_image_name(uint64_t id, char ret[CHECK_IMAGE_BYTES]);
+
+/*
+ * The table with room for one more element, perhaps moved. NULL: out of
+ * memory, and it is where and as it was.
+ */
+void *check_grown(void *table, size_t count, size_t *capacity, size_t size);
+
+/* Call fn for each record of a kind; a record is one key and its value. */
+struct check_record {
+	const uint8_t *key;
+	size_t key_len;
+	const void *value;
+	size_t value_len;
+};
+int check_each(struct check *c, char kind, const char *phase,
+	       int (*fn)(struct check *c, const struct check_record *r));
+/* A record of this kind that nobody can read. */
+void check_report_record(struct check *c, char kind,
+			 const struct check_record *r);
+
+struct check_inode *check_find_inode(struct check *c, uint64_t ino);
+struct check_image *check_find_image(struct check *c, uint64_t id);
+/* The first chunk of this image at or after offset, or one past its last. */
+size_t check_find_chunk(const struct check *c, const struct check_image *i,
+			uint64_t offset);
+uint32_t check_hash_tag(const uint8_t hash[HASH_BYTES], uint64_t domain);
+int check_add_damage(struct check *c, size_t first, size_t count, int rc);
+
+/* The parts, in this order. 0 or -errno; problems are reported. */
+int check_names(struct check *c); /* A E L O U W X: check_names.c */
+int check_content(struct check *c); /* K H I P D F: check_content.c */
+int check_digests(struct check *c); /* check_digest.c */
+int check_scrub(struct check *c); /* adds to damage: check_scrub.c */
+int check_name_damage(struct check *c); /* reports it: check_damage.c */
+
+#endif

@@ -1,0 +1,666 @@
+/*
+ * rebuild.c - see rebuild.h. The new database is made beside the old one and
+ * takes its place with two renames at the end, so that whatever ends it before
+ * leaves the store as it was. Names, attributes and small files are the base's
+ * (rebuild_base.c); which bytes files consist of is the base's or a label's;
+ * what says where chunks lie is written anew from that, so it agrees.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "store/base/scope.h"
+#include "store/check/check.h"
+#include "store/formats/cut.h"
+#include "store/db/identity.h"
+#include "store/db/mark.h"
+#include "store/check/rebuild_names.h"
+#include "store/check/rebuild_work.h"
+
+#define TEXT_BYTES 1024
+#define BATCH_RECORDS 2000
+#define LOST_DIR "lost"
+
+void rebuild_say(struct rebuild *r, enum rebuild_kind kind, const char *object,
+		 const char *format, ...)
+{
+	char text[TEXT_BYTES];
+	va_list ap;
+
+	va_start(ap, format);
+	(void)vsnprintf(text, sizeof(text), format, ap);
+	va_end(ap);
+	if (kind == REBUILD_RECOVERED)
+		r->result->recovered++;
+	else if (kind == REBUILD_LOST)
+		r->result->lost++;
+	else if (kind == REBUILD_ASIDE)
+		r->result->aside++;
+	r->options->say(r->options->self, kind, object, text);
+}
+
+int rebuild_image(struct rebuild *r, uint64_t id)
+{
+	char name[LAYOUT_IMAGE_NAME_BYTES];
+
+	if (id == r->open_image)
+		return r->open_fd;
+	if (r->open_fd >= 0)
+		close(r->open_fd);
+	layout_image_name(id, name);
+	r->open_image = id;
+	r->open_fd = openat(r->images_dirfd, name,
+			    O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	return r->open_fd;
+}
+
+static int each_in(struct rebuild *r, const char *name,
+		   int (*fn)(struct rebuild *r, uint64_t id))
+{
+	int fd = openat(r->images_dirfd, name,
+			O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+	struct dirent *d;
+	int rc = 0;
+
+	if (!dir) {
+		if (fd >= 0)
+			close(fd);
+		return 0;
+	}
+	while (rc == 0 && (d = readdir(dir)) != NULL) {
+		char *end;
+		uint64_t id = strtoull(d->d_name, &end, 16);
+
+		if (*end == 0 && end - d->d_name == 16 && id != 0)
+			rc = fn(r, id);
+	}
+	closedir(dir);
+	return rc;
+}
+
+int rebuild_each_image(struct rebuild *r,
+		       int (*fn)(struct rebuild *r, uint64_t id))
+{
+	int rc = 0;
+
+	for (unsigned x = 0; x < 256 && rc == 0; x++) {
+		char dir[3];
+
+		(void)snprintf(dir, sizeof(dir), "%02x", x);
+		rc = each_in(r, dir, fn);
+	}
+	return rc;
+}
+
+/* --- labels --- */
+
+static int note_label(struct rebuild *r, uint64_t id)
+{
+	int fd = rebuild_image(r, id);
+	struct label *grown, one;
+
+	if (fd < 0 || label_get(fd, &one) < 0)
+		return 0;
+	/* One of another store was copied here. */
+	if (one.image != id || !S_ISREG(one.mode) ||
+	    (r->uuid[0] && strcmp(one.uuid, r->uuid) != 0)) {
+		label_release(&one);
+		return 0;
+	}
+	if (!r->uuid[0])
+		memcpy(r->uuid, one.uuid, sizeof(r->uuid));
+	if (r->label_count == r->label_capacity) {
+		r->label_capacity = r->label_capacity ?
+					    2 * r->label_capacity : 64;
+		grown = realloc(r->labels,
+				r->label_capacity * sizeof(*grown));
+		if (!grown)
+			return -ENOMEM;
+		r->labels = grown;
+	}
+	r->labels[r->label_count++] = one;
+	return 0;
+}
+
+/* Of one inode the newest first. */
+static int label_order(const void *pa, const void *pb)
+{
+	const struct label *a = pa, *b = pb;
+
+	if (a->ino != b->ino)
+		return a->ino < b->ino ? -1 : 1;
+	return (a->generation < b->generation) - (a->generation > b->generation);
+}
+
+/* --- chunks of the base --- */
+
+static int load_chunks(struct rebuild *r)
+{
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc = kv_iter_new(r->kv, "K", 1, NULL, 0, &it);
+
+	if (rc < 0)
+		return rc;
+	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
+		const uint8_t *p = key.data;
+		struct rebuild_chunk *c;
+		struct chunk_rec k;
+
+		if (key.len != 17 ||
+		    chunk_decode(value.data, value.len, &k) < 0)
+			continue;
+		c = rebuild_add(&r->chunks, get_be64(p + 1), get_be64(p + 9));
+		if (!c) {
+			rc = -ENOMEM;
+			break;
+		}
+		c->len = k.len;
+		c->domain = k.domain;
+		memcpy(c->hash, k.hash, sizeof(c->hash));
+	}
+	kv_iter_free(it);
+	return rc;
+}
+
+/* --- files --- */
+
+/* The content that the base has of the inode; -ENOENT: none. */
+static int base_content(struct rebuild *r, uint64_t ino, struct content *ret)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_ino('F', ino);
+	size_t len;
+	int rc = kv_get(r->kv, k.data, k.len, &value, &len);
+
+	return rc < 0 ? rc : content_decode(value, len, ret);
+}
+
+static bool has_record(struct rebuild *r, char kind, uint64_t number)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_ino(kind, number);
+	size_t len;
+
+	return kv_get(r->kv, k.data, k.len, &value, &len) == 0;
+}
+
+/* Does the label know something that the base does not? */
+static bool is_newer(struct rebuild *r, const struct label *l)
+{
+	struct content c;
+	bool newer;
+	int rc = base_content(r, l->ino, &c);
+
+	if (rc == 0) {
+		newer = l->generation > c.generation;
+		content_release(&c);
+		return newer;
+	}
+	/* A file that was deleted, but whose bytes others share. */
+	return has_record(r, 'A', l->ino) || !has_record(r, 'I', l->image);
+}
+
+static int put_content(struct rebuild *r, uint64_t ino,
+		       const struct content *c)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct key f = key_ino('F', ino), d = key_ino('D', ino);
+	struct key u = key_ino('U', ino);
+	struct bytes value = { 0 };
+	int rc = b ? 0 : -ENOMEM;
+
+	content_encode(c, &value);
+	if (value.failed)
+		rc = -ENOMEM;
+	if (rc == 0) {
+		kv_put(b, f.data, f.len, value.data, value.len);
+		kv_delete(b, d.data, d.len);
+		kv_delete(b, u.data, u.len);
+		rc = kv_write(r->kv, b);
+	}
+	bytes_release(&value);
+	return rc;
+}
+
+/* The first of an inode's labels, newest first, that holds: into the base. */
+static int use_labels_of(struct rebuild *r, size_t first, size_t end)
+{
+	const char *reason = NULL;
+
+	for (size_t i = first; i < end; i++) {
+		const struct label *l = &r->labels[i];
+		struct content c;
+		int rc;
+
+		if (l->ino == 0 || !is_newer(r, l))
+			break;
+		rc = rebuild_content(r, l, &c, &reason);
+		if (rc < 0)
+			return rc;
+		if (rc == 0) {
+			rebuild_say(r, REBUILD_LOST, l->path,
+				    "version %llu of it, in image %016llx: %s",
+				    (unsigned long long)l->generation,
+				    (unsigned long long)l->image, reason);
+			continue;
+		}
+		rc = rebuild_name(r, l);
+		if (rc == 0)
+			rc = put_content(r, l->ino, &c);
+		content_release(&c);
+		if (rc == 0)
+			rebuild_say(r, REBUILD_RECOVERED, l->path,
+				    "from the label of image %016llx",
+				    (unsigned long long)l->image);
+		return rc;
+	}
+	return 0;
+}
+
+static int use_labels(struct rebuild *r)
+{
+	int rc = 0;
+
+	if (r->label_count > 0)
+		qsort(r->labels, r->label_count, sizeof(*r->labels),
+		      label_order);
+	for (size_t i = 0; rc == 0 && i < r->label_count;) {
+		size_t end = i + 1;
+
+		while (end < r->label_count &&
+		       r->labels[end].ino == r->labels[i].ino)
+			end++;
+		rc = use_labels_of(r, i, end);
+		i = end;
+	}
+	return rc;
+}
+
+/* Every file that cannot be had goes; the others' chunks are counted. */
+static int keep_what_is_there(struct rebuild *r)
+{
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc = kv_iter_new(r->kv, "F", 1, NULL, 0, &it);
+
+	if (rc < 0)
+		return rc;
+	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
+		uint64_t ino = get_be64((const uint8_t *)key.data + 1);
+		const char *reason = "its record is damaged";
+		struct content c = { 0 };
+
+		if (key.len != 9)
+			continue;
+		rc = content_decode(value.data, value.len, &c);
+		if (rc == 0 && !has_record(r, 'O', ino))
+			rc = rebuild_verify(r, &c, &reason);
+		else if (rc == 0)
+			reason = NULL; /* deleted, and nobody has it open */
+		else if (rc == -EIO)
+			rc = 0;
+		if (rc == 1)
+			rebuild_count(r, &c);
+		else if (rc == 0)
+			rc = rebuild_remove(r, ino, reason);
+		content_release(&c);
+		if (rc < 0)
+			break;
+	}
+	kv_iter_free(it);
+	return rc < 0 ? rc : 0;
+}
+
+/* --- what says where chunks lie, written anew --- */
+
+struct writing {
+	struct rebuild *r;
+	struct kv_batch *b;
+	unsigned count;
+};
+
+static int write_some(struct writing *w, bool all)
+{
+	int rc;
+
+	if (w->count == 0 || (!all && ++w->count < BATCH_RECORDS))
+		return 0;
+	rc = kv_write(w->r->kv, w->b);
+	kv_batch_clear(w->b);
+	w->count = 1;
+	return rc;
+}
+
+static int delete_kind(struct writing *w, char kind)
+{
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc = kv_iter_new(w->r->kv, &kind, 1, NULL, 0, &it);
+
+	if (rc < 0)
+		return rc;
+	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
+		kv_delete(w->b, key.data, key.len);
+		rc = write_some(w, false);
+		if (rc < 0)
+			break;
+	}
+	kv_iter_free(it);
+	return rc < 0 ? rc : 0;
+}
+
+static int put_chunk(struct writing *w, const struct rebuild_chunk *c)
+{
+	const struct chunk_rec k_rec = { .len = c->len,
+					 .refs = c->refs,
+					 .domain = c->domain };
+	const struct chunk_loc loc = { c->image, c->offset, c->len };
+	struct chunk_rec rec = k_rec;
+	struct key k = key_chunk(c->image, c->offset);
+	struct key h = key_hash(c->hash, c->domain);
+	struct key i = key_ino('I', c->image);
+	struct bytes chunk = { 0 }, place = { 0 };
+	uint64_t le = 0;
+	struct stat sb;
+	int fd = rebuild_image(w->r, c->image);
+
+	memcpy(rec.hash, c->hash, sizeof(rec.hash));
+	chunk_encode(&rec, &chunk);
+	loc_encode(&loc, &place);
+	if (chunk.failed || place.failed) {
+		bytes_release(&chunk);
+		bytes_release(&place);
+		return -ENOMEM;
+	}
+	if (fd >= 0 && fstat(fd, &sb) == 0)
+		le = htole64((uint64_t)sb.st_size);
+	kv_put(w->b, k.data, k.len, chunk.data, chunk.len);
+	kv_put(w->b, h.data, h.len, place.data, place.len);
+	kv_put(w->b, i.data, i.len, &le, sizeof(le));
+	bytes_release(&chunk);
+	bytes_release(&place);
+	return write_some(w, false);
+}
+
+/* Neighbours follow each other, so that each image is opened once. */
+static int chunk_order(const void *pa, const void *pb)
+{
+	const struct rebuild_chunk *a = pa, *b = pb;
+
+	if (a->image != b->image)
+		return a->image < b->image ? -1 : 1;
+	return a->offset < b->offset ? -1 : a->offset > b->offset;
+}
+
+static int write_chunks(struct rebuild *r)
+{
+	static const char kinds[] = "KHIP";
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct writing w = { .r = r, .b = b, .count = 1 };
+	int rc = b ? 0 : -ENOMEM;
+
+	for (const char *k = kinds; rc == 0 && *k; k++)
+		rc = delete_kind(&w, *k);
+	if (r->chunks.capacity > 0) /* it is not searched any more */
+		qsort(r->chunks.at, r->chunks.capacity, sizeof(*r->chunks.at),
+		      chunk_order);
+	for (size_t i = 0; rc == 0 && i < r->chunks.capacity; i++)
+		if (r->chunks.at[i].refs > 0)
+			rc = put_chunk(&w, &r->chunks.at[i]);
+	return rc == 0 ? write_some(&w, true) : rc;
+}
+
+/* --- settings --- */
+
+static void put_number(struct kv_batch *b, const char *name, uint64_t v)
+{
+	struct key k = key_meta(name);
+	uint64_t le = htole64(v);
+
+	kv_put(b, k.data, k.len, &le, sizeof(le));
+}
+
+static int note_image(struct rebuild *r, uint64_t id)
+{
+	/* A larger one is no number of ours. */
+	if (id >= r->next_image && id < UINT64_C(1) << 62)
+		r->next_image = id + 1;
+	return 0;
+}
+
+static int note_inodes(struct rebuild *r)
+{
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc = kv_iter_new(r->kv, "A", 1, NULL, 0, &it);
+
+	if (rc < 0)
+		return rc;
+	while ((rc = kv_iter_next(it, &key, &value)) == 1)
+		if (key.len == 9 &&
+		    get_be64((const uint8_t *)key.data + 1) >= r->next_ino)
+			r->next_ino =
+				get_be64((const uint8_t *)key.data + 1) + 1;
+	kv_iter_free(it);
+	return rc;
+}
+
+static void ignore_problem(void *self, const struct check_problem *p)
+{
+	(void)self;
+	(void)p;
+}
+
+static int read_setting(struct rebuild *r, const char *name, uint64_t *ret)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_meta(name);
+	size_t len;
+	int rc = kv_get(r->kv, k.data, k.len, &value, &len);
+
+	return rc == -ENOENT ? 0 : rc < 0 ? rc : u64_decode(value, len, ret);
+}
+
+/* A number that neither the base nor a label has used. */
+static int next_inode(struct rebuild *r)
+{
+	uint64_t recorded = 0;
+	int rc = read_setting(r, META_NEXT_INO, &recorded);
+
+	if (recorded > r->next_ino)
+		r->next_ino = recorded;
+	for (size_t i = 0; i < r->label_count; i++)
+		if (r->labels[i].ino >= r->next_ino &&
+		    r->labels[i].ino < UINT64_C(1) << 62)
+			r->next_ino = r->labels[i].ino + 1;
+	return rc == 0 ? note_inodes(r) : rc;
+}
+
+/* Counters as the check counts them. */
+static int write_settings(struct rebuild *r)
+{
+	const struct check_options options = { .problem = ignore_problem };
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct check_result c;
+	int rc = b ? next_inode(r) : -ENOMEM;
+
+	if (rc == 0)
+		rc = read_setting(r, META_NEXT_IMAGE, &r->next_image);
+	if (rc == 0)
+		rc = rebuild_each_image(r, note_image);
+	if (rc == 0)
+		rc = check_store(r->kv, r->images_dirfd, &options, &c);
+	if (rc < 0)
+		return rc;
+	put_number(b, META_NEXT_INO, r->next_ino);
+	put_number(b, META_NEXT_IMAGE, r->next_image);
+	put_number(b, META_UNFINISHED, r->next_image);
+	put_number(b, META_FILES, c.files);
+	put_number(b, META_LOGICAL, c.logical_bytes);
+	put_number(b, META_PHYSICAL, c.physical_bytes);
+	put_number(b, META_CHUNKS, c.chunks);
+	put_number(b, META_SHARED, c.shared_bytes);
+	put_number(b, META_IMAGES, c.images);
+	r->result->files = c.files;
+	return kv_write(r->kv, b);
+}
+
+/* --- images of which there is no file --- */
+
+static int put_aside(struct rebuild *r, uint64_t id)
+{
+	char name[LAYOUT_IMAGE_NAME_BYTES], to[64], object[64];
+	int fd = rebuild_image(r, id);
+
+	if (has_record(r, 'I', id) || fd < 0 ||
+	    (lseek(fd, 0, SEEK_DATA) < 0 && errno == ENXIO))
+		return 0;
+	layout_image_name(id, name);
+	(void)snprintf(object, sizeof(object), LAYOUT_IMAGE_DIR "/%s", name);
+	(void)snprintf(to, sizeof(to), LOST_DIR "/%016llx",
+		       (unsigned long long)id);
+	if (mkdirat(r->dirfd, LOST_DIR, 0700) < 0 && errno != EEXIST)
+		return -errno;
+	if (renameat(r->images_dirfd, name, r->dirfd, to) < 0)
+		return -errno;
+	rebuild_say(r, REBUILD_ASIDE, object,
+		    "no file can be made of it; it is kept as %s", to);
+	return 0;
+}
+
+/* --- all of it --- */
+
+static int fill_lossy(struct rebuild *r)
+{
+	int rc = load_chunks(r);
+
+	if (rc == 0)
+		rc = rebuild_each_image(r, note_label);
+	if (rc == 0)
+		rc = next_inode(r);
+	if (rc == 0)
+		rc = use_labels(r);
+	if (rc == 0)
+		rc = keep_what_is_there(r);
+	return rc == 0 ? write_chunks(r) : rc;
+}
+
+/* The first name db.damaged-N that is free. */
+static int swap(struct rebuild *r)
+{
+	struct rebuild_result *res = r->result;
+	struct stat sb;
+
+	if (fstatat(r->dirfd, LAYOUT_DB_DIR, &sb, AT_SYMLINK_NOFOLLOW) == 0) {
+		for (unsigned n = 1; n != 0; n++) {
+			(void)snprintf(res->kept_as, sizeof(res->kept_as),
+				       LAYOUT_DB_DIR ".damaged-%u", n);
+			if (fstatat(r->dirfd, res->kept_as, &sb,
+				    AT_SYMLINK_NOFOLLOW) < 0)
+				break;
+		}
+		if (renameat(r->dirfd, LAYOUT_DB_DIR, r->dirfd,
+			     res->kept_as) < 0)
+			return -errno;
+		res->old_kept = true;
+	}
+	if (renameat(r->dirfd, REBUILD_DIR, r->dirfd, LAYOUT_DB_DIR) < 0 ||
+	    fsync(r->dirfd) < 0)
+		return -errno;
+	return 0;
+}
+
+static int finish(struct rebuild *r)
+{
+	struct mark mark = { .clean = true };
+	struct marker marker;
+	struct identity id;
+	int rc = kv_finish(r->kv, &mark.sequence);
+
+	kv_close(r->kv);
+	r->kv = NULL;
+	if (rc == 0)
+		rc = swap(r);
+	if (rc == 0)
+		rc = marker_open(&marker, r->dirfd);
+	if (rc < 0)
+		return rc;
+	rc = marker_write(&marker, &mark);
+	marker_close(&marker);
+	memcpy(id.uuid, r->uuid, sizeof(id.uuid));
+	memcpy(id.secret, r->secret, sizeof(id.secret));
+	if (rc == 0)
+		rc = identity_write(r->dirfd, &id);
+	if (rc == 0)
+		rc = layout_finish(r->dirfd, r->uuid);
+	return rc;
+}
+
+static int rebuild_all(struct rebuild *r, char *why, size_t why_size)
+{
+	int rc = rebuild_base(r, why, why_size);
+
+	if (rc < 0)
+		return rc;
+	if (r->lossy)
+		rc = fill_lossy(r);
+	if (rc == 0)
+		rc = write_settings(r);
+	if (rc == 0)
+		rc = rebuild_each_image(r, put_aside);
+	if (rc == 0 && !r->uuid[0])
+		rc = layout_make_uuid(r->uuid);
+	return rc == 0 ? finish(r) : rc;
+}
+
+int rebuild_store(const char *path, const struct rebuild_options *options,
+		  struct rebuild_result *ret, char *why, size_t why_size)
+{
+	struct rebuild r = { .options = options,
+			     .result = ret,
+			     .path = path,
+			     .dirfd = -1,
+			     .images_dirfd = -1,
+			     .open_fd = -1 };
+	SCOPED(scope_close) int lockfd = -1;
+	int rc;
+
+	memset(ret, 0, sizeof(*ret));
+	rc = layout_open_damaged(path, &r.dirfd, &lockfd, r.uuid, why,
+				 why_size);
+	if (rc < 0)
+		return rc;
+	layout_say_who(lockfd, NULL);
+	why[0] = 0;
+	r.next_ino = ROOT_INO + 1;
+	r.next_image = 1;
+	r.images_dirfd = openat(r.dirfd, LAYOUT_IMAGE_DIR,
+				O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	r.buffer = malloc(CHUNK_BYTES_MAX);
+	rc = r.images_dirfd < 0 ? -errno : r.buffer ? 0 : -ENOMEM;
+	if (rc == 0)
+		rc = rebuild_all(&r, why, why_size);
+	if (rc < 0 && why[0] == 0)
+		(void)snprintf(why, why_size,
+			       "%s: the rebuild could not be finished: %s",
+			       path, strerror(-rc));
+	kv_close(r.kv);
+	for (size_t i = 0; i < r.label_count; i++)
+		label_release(&r.labels[i]);
+	free(r.labels);
+	free(r.chunks.at);
+	free(r.buffer);
+	scope_close(&r.open_fd);
+	scope_close(&r.images_dirfd);
+	scope_close(&r.dirfd);
+	if (rc < 0)
+		return rc;
+	return r.lossy || ret->lost > 0 ? 1 : 0;
+}

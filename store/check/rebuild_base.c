@@ -1,0 +1,300 @@
+/*
+ * rebuild_base.c - the database that a rebuild begins with, in STORE/db.rebuild:
+ * a copy of the old one as far as its log goes, or the newest backup that is
+ * sound, whichever has the later changes; or an empty one. Sound means that it
+ * opens, has no gap (kv_look()), and that its records agree with each other: an
+ * image that is missing is not its fault.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "store/backup.h"
+#include "store/base/io.h"
+#include "store/base/scope.h"
+#include "store/check/check.h"
+#include "store/db/identity.h"
+#include "store/names/inode.h"
+#include "store/db/mark.h"
+#include "store/check/rebuild_work.h"
+
+#define OTHER_DIR "db.rebuild.other"
+#define COPY_BYTES (1u << 20)
+
+static void full_path(const struct rebuild *r, const char *name, char ret[4352])
+{
+	(void)snprintf(ret, 4352, "%s/%s", r->path, name);
+}
+
+/* A directory of files, and nothing below. */
+static void remove_dir(const struct rebuild *r, const char *name)
+{
+	int fd = openat(r->dirfd, name,
+			O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+	struct dirent *d;
+
+	if (dir) {
+		while ((d = readdir(dir)) != NULL)
+			(void)unlinkat(fd, d->d_name, 0);
+		closedir(dir);
+	}
+	(void)unlinkat(r->dirfd, name, AT_REMOVEDIR);
+}
+
+static int copy_file(int from_dir, int to_dir, const char *name)
+{
+	SCOPED(scope_free) uint8_t *buffer = malloc(COPY_BYTES);
+	SCOPED(scope_close)
+	int from = openat(from_dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	SCOPED(scope_close)
+	int to = openat(to_dir, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+			0600);
+	uint64_t at = 0;
+	size_t n;
+	int rc;
+
+	if (from < 0 || to < 0 || !buffer)
+		return -errno;
+	do {
+		rc = io_read(from, buffer, COPY_BYTES, at, &n);
+		if (rc == 0)
+			rc = io_write_full(to, buffer, n, at);
+		at += n;
+	} while (rc == 0 && n == COPY_BYTES);
+	return rc;
+}
+
+/* Without CURRENT, or with a wrong one: the list of tables made last. */
+static int mend_current(int dirfd, const char *newest)
+{
+	SCOPED(scope_close) int fd = -1;
+	char name[64] = "", list[72];
+	struct stat sb;
+	int len;
+
+	fd = openat(dirfd, "CURRENT", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	if (fd < 0 || read(fd, name, sizeof(name) - 1) < 0)
+		return -errno;
+	name[strcspn(name, "\n")] = 0;
+	if (strncmp(name, "MANIFEST-", 9) == 0 && !strchr(name, '/') &&
+	    fstatat(dirfd, name, &sb, 0) == 0)
+		return 0;
+	len = snprintf(list, sizeof(list), "%s\n", newest);
+	if (ftruncate(fd, 0) < 0)
+		return -errno;
+	return io_write_full(fd, list, (size_t)len, 0);
+}
+
+/* The old database's files; what cannot be read is left out. */
+static int copy_old(const struct rebuild *r)
+{
+	SCOPED(scope_close)
+	int to = openat(r->dirfd, REBUILD_DIR,
+			O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int from = openat(r->dirfd, LAYOUT_DB_DIR,
+			  O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+	DIR *dir = from < 0 ? NULL : fdopendir(from);
+	char newest[64] = "";
+	struct dirent *d;
+	int rc = 0;
+
+	if (!dir || to < 0) {
+		if (from >= 0 && !dir)
+			close(from);
+		return -ENOENT;
+	}
+	while (rc == 0 && (d = readdir(dir)) != NULL) {
+		if (d->d_name[0] == '.' || strncmp(d->d_name, "LO", 2) == 0)
+			continue; /* LOCK, LOG */
+		if (strncmp(d->d_name, "MANIFEST-", 9) == 0 &&
+		    strlen(d->d_name) < sizeof(newest) &&
+		    strcmp(d->d_name, newest) > 0)
+			strcpy(newest, d->d_name);
+		rc = copy_file(from, to, d->d_name);
+		if (rc == -EIO)
+			rc = 0;
+	}
+	closedir(dir);
+	return rc < 0 ? rc : newest[0] == 0 ? -ENOENT :
+					      mend_current(to, newest);
+}
+
+/* --- is it sound? */
+
+static void count_problem(void *self, const struct check_problem *p)
+{
+	/* What is wrong with images, and not with the records of them. */
+	static const char *const images[] = { "image-missing", "image-short",
+					      "image-size", "unknown-image",
+					      "native", "damaged" };
+	uint64_t *count = self;
+
+	for (size_t i = 0; i < sizeof(images) / sizeof(*images); i++)
+		if (strcmp(p->code, images[i]) == 0)
+			return;
+	(*count)++;
+}
+
+/* 0 and its last change; else why not. */
+static int look(const struct rebuild *r, const char *name, uint64_t *ret,
+		char *text, size_t text_size)
+{
+	uint64_t problems = 0;
+	const struct check_options options = { .problem = count_problem,
+					       .self = &problems };
+	struct check_result result;
+	char path[4352];
+	struct kv *kv;
+	int rc;
+
+	full_path(r, name, path);
+	rc = kv_look(path, &kv, ret, text, text_size);
+	if (rc < 0)
+		return rc;
+	rc = check_store(kv, r->images_dirfd, &options, &result);
+	kv_close(kv);
+	if (rc < 0)
+		return rc;
+	(void)snprintf(text, text_size, "%llu of its records are damaged",
+		       (unsigned long long)problems);
+	return problems > 0 ? -EUCLEAN : 0;
+}
+
+/* The newest sound backup, in OTHER_DIR. */
+static int restore_backup(struct rebuild *r, uint64_t *ret_sequence,
+			  int64_t *ret_ns)
+{
+	struct kv_backup_info info;
+	char from[4352], to[4352], text[512];
+	int rc = -ENOENT;
+
+	full_path(r, LAYOUT_BACKUP_DIR, from);
+	full_path(r, OTHER_DIR, to);
+	for (unsigned back = 0; back < BACKUP_KEPT; back++) {
+		remove_dir(r, OTHER_DIR);
+		if (mkdirat(r->dirfd, OTHER_DIR, 0700) < 0)
+			return -errno;
+		rc = kv_backup_restore(from, back, to, &info);
+		if (rc == -ENOENT)
+			break;
+		if (rc == 0)
+			rc = look(r, OTHER_DIR, ret_sequence, text,
+				  sizeof(text));
+		if (rc == 0) {
+			*ret_ns = info.at_ns;
+			return 0;
+		}
+		rebuild_say(r, REBUILD_NOTE, LAYOUT_BACKUP_DIR,
+			    "a backup of the database is damaged, and not used");
+	}
+	remove_dir(r, OTHER_DIR);
+	return rc;
+}
+
+/* A database with nothing but a root. */
+static int make_empty(struct rebuild *r)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct attr root = { .mode = S_IFDIR | 0755, .nlink = 2 };
+	struct key secret = key_meta(META_SECRET);
+	struct key next = key_meta(META_NEXT_INO);
+	uint64_t le = htole64(ROOT_INO + 1);
+	struct identity id;
+	char path[4352];
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	remove_dir(r, REBUILD_DIR);
+	full_path(r, REBUILD_DIR, path);
+	rc = kv_open(path, true, &r->kv);
+	if (rc < 0)
+		return rc;
+	if (identity_read(r->dirfd, &id) == 0) {
+		memcpy(r->secret, id.secret, sizeof(r->secret));
+	} else {
+		r->secret_is_new = true;
+		if (getrandom(r->secret, sizeof(r->secret), 0) !=
+		    (ssize_t)sizeof(r->secret))
+			return -EIO;
+	}
+	root.atime_ns = root.mtime_ns = root.ctime_ns = now_ns();
+	root.uid = geteuid();
+	root.gid = getegid();
+	inode_put_attr(b, ROOT_INO, &root);
+	kv_put(b, secret.data, secret.len, r->secret, sizeof(r->secret));
+	kv_put(b, next.data, next.len, &le, sizeof(le));
+	return kv_write(r->kv, b);
+}
+
+static int open_base(struct rebuild *r)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_meta(META_SECRET);
+	char path[4352];
+	size_t len;
+	int rc;
+
+	full_path(r, REBUILD_DIR, path);
+	rc = kv_open(path, false, &r->kv);
+	if (rc == 0)
+		rc = kv_get(r->kv, k.data, k.len, &value, &len);
+	if (rc == 0 && len != sizeof(r->secret))
+		rc = -EIO;
+	if (rc == 0)
+		memcpy(r->secret, value, len);
+	return rc;
+}
+
+int rebuild_base(struct rebuild *r, char *why, size_t why_size)
+{
+	uint64_t old = 0, backup = 0;
+	struct mark mark = { 0 };
+	bool marked = mark_read(r->dirfd, &mark) == 0;
+	char text[512] = "it is missing";
+	int old_rc, backup_rc;
+
+	remove_dir(r, REBUILD_DIR);
+	if (mkdirat(r->dirfd, REBUILD_DIR, 0700) < 0) {
+		(void)snprintf(why, why_size, "%s/" REBUILD_DIR ": %s", r->path,
+			       strerror(errno));
+		return -errno;
+	}
+	old_rc = copy_old(r);
+	if (old_rc == 0)
+		old_rc = look(r, REBUILD_DIR, &old, text, sizeof(text));
+	if (old_rc < 0 && old_rc != -EUCLEAN && old_rc != -EIO &&
+	    old_rc != -ENOENT) { /* the disk is full, no memory */
+		(void)snprintf(why, why_size,
+			       "%s: the database cannot be copied: %s", r->path,
+			       strerror(-old_rc));
+		return old_rc;
+	}
+	if (old_rc < 0)
+		rebuild_say(r, REBUILD_NOTE, LAYOUT_DB_DIR,
+			    "the old database cannot be used: %s", text);
+	r->result->base = REBUILD_WHOLE;
+	r->lossy = old_rc < 0 || !marked || old < mark.sequence;
+	if (!r->lossy)
+		return open_base(r);
+	r->result->base = REBUILD_PART;
+	backup_rc = restore_backup(r, &backup, &r->result->base_ns);
+	if (backup_rc == 0 && (old_rc < 0 || backup > old)) {
+		r->result->base = REBUILD_BACKUP;
+		remove_dir(r, REBUILD_DIR);
+		if (renameat(r->dirfd, OTHER_DIR, r->dirfd, REBUILD_DIR) < 0)
+			return -errno;
+		return open_base(r);
+	}
+	remove_dir(r, OTHER_DIR);
+	if (old_rc == 0)
+		return open_base(r);
+	r->result->base = REBUILD_NOTHING;
+	return make_empty(r);
+}

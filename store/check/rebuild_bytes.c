@@ -1,0 +1,365 @@
+/*
+ * rebuild_bytes.c - does a file consist of bytes that are there, and are they
+ * what was stored? A content of a database names chunks with hashes; a label
+ * names places, and the file is cut anew, which gives the same chunks, as its
+ * digest proves. Each chunk is read once, however many files share it.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <xxhash.h>
+
+#include "store/base/io.h"
+#include "store/base/scope.h"
+#include "store/formats/cut.h"
+#include "store/check/rebuild_work.h"
+
+static size_t slot_of(const struct rebuild_table *t, uint64_t image,
+		      uint64_t offset)
+{
+	const uint64_t key[] = { image, offset };
+
+	return (size_t)XXH3_64bits(key, sizeof(key)) & (t->capacity - 1);
+}
+
+struct rebuild_chunk *rebuild_find(struct rebuild_table *t, uint64_t image,
+				   uint64_t offset)
+{
+	if (t->capacity == 0)
+		return NULL;
+	for (size_t i = slot_of(t, image, offset); t->at[i].image != 0;
+	     i = (i + 1) & (t->capacity - 1))
+		if (t->at[i].image == image && t->at[i].offset == offset)
+			return &t->at[i];
+	return NULL;
+}
+
+static int table_grow(struct rebuild_table *t)
+{
+	struct rebuild_table big = { .count = t->count };
+
+	big.capacity = t->capacity ? 2 * t->capacity : 1024;
+	big.at = calloc(big.capacity, sizeof(*big.at));
+	if (!big.at)
+		return -ENOMEM;
+	for (size_t i = 0; i < t->capacity; i++) {
+		size_t to;
+
+		if (t->at[i].image == 0)
+			continue;
+		to = slot_of(&big, t->at[i].image, t->at[i].offset);
+		while (big.at[to].image != 0)
+			to = (to + 1) & (big.capacity - 1);
+		big.at[to] = t->at[i];
+	}
+	free(t->at);
+	*t = big;
+	return 0;
+}
+
+struct rebuild_chunk *rebuild_add(struct rebuild_table *t, uint64_t image,
+				  uint64_t offset)
+{
+	struct rebuild_chunk *c = rebuild_find(t, image, offset);
+	size_t to;
+
+	if (c)
+		return c;
+	if (2 * t->count >= t->capacity && table_grow(t) < 0)
+		return NULL;
+	to = slot_of(t, image, offset);
+	while (t->at[to].image != 0)
+		to = (to + 1) & (t->capacity - 1);
+	t->at[to] = (struct rebuild_chunk){ .image = image, .offset = offset };
+	t->count++;
+	return &t->at[to];
+}
+
+/* The chunk's bytes, in the buffer; false: they cannot be read. */
+static bool read_place(struct rebuild *r, uint64_t image, uint64_t offset,
+		       uint32_t len)
+{
+	int fd = len <= CHUNK_BYTES_MAX ? rebuild_image(r, image) : -1;
+
+	return fd >= 0 && io_read_full(fd, r->buffer, len, offset) == 0;
+}
+
+static bool chunk_is_right(struct rebuild *r, struct rebuild_chunk *c)
+{
+	uint8_t hash[HASH_BYTES];
+
+	if (c->state != 0)
+		return c->state > 0;
+	c->state = -1;
+	if (!read_place(r, c->image, c->offset, c->len))
+		return false;
+	chunk_hash(r->secret, r->buffer, c->len, hash);
+	c->state = memcmp(hash, c->hash, sizeof(hash)) == 0 ? 1 : -1;
+	return c->state > 0;
+}
+
+int rebuild_verify(struct rebuild *r, const struct content *f,
+		   const char **ret_reason)
+{
+	for (size_t i = 0; i < f->extent_count; i++) {
+		const struct extent *e = &f->extents[i];
+		uint64_t at = e->image_offset, end = at + e->len;
+
+		while (at < end) {
+			struct rebuild_chunk *c =
+				rebuild_find(&r->chunks, e->image, at);
+
+			if (!c || c->len == 0 || c->len > end - at) {
+				*ret_reason = "the database lacks a part of it";
+				return 0;
+			}
+			if (rebuild_image(r, e->image) < 0) {
+				*ret_reason = "its image is gone: it was "
+					      "deleted or replaced since";
+				return 0;
+			}
+			if (!chunk_is_right(r, c)) {
+				*ret_reason = "its bytes are not what was "
+					      "stored: it was deleted or "
+					      "replaced since, or is damaged";
+				return 0;
+			}
+			at += c->len;
+		}
+	}
+	return 1;
+}
+
+void rebuild_count(struct rebuild *r, const struct content *f)
+{
+	for (size_t i = 0; i < f->extent_count; i++) {
+		const struct extent *e = &f->extents[i];
+		uint64_t at = e->image_offset, end = at + e->len;
+
+		while (at < end) {
+			struct rebuild_chunk *c =
+				rebuild_find(&r->chunks, e->image, at);
+
+			CHECK(c && c->len > 0); /* it was verified */
+			c->refs++;
+			at += c->len;
+		}
+	}
+}
+
+/* --- a label --- */
+
+struct source {
+	struct rebuild *r;
+	const struct label *l;
+};
+
+/* The part that has the file's byte at `offset`; the next one: its beginning. */
+static bool place_of(const struct label *l, uint64_t offset, struct extent *ret,
+		     uint64_t *ret_next)
+{
+	*ret_next = l->size_bytes;
+	if (l->identity) {
+		*ret = (struct extent){ 0, l->size_bytes, l->image, 0 };
+		return true;
+	}
+	for (size_t i = 0; i < l->listed; i++) {
+		const struct extent *e = &l->extents[i];
+
+		if (offset >= e->offset && offset < e->offset + e->len) {
+			*ret = *e;
+			return true;
+		}
+		if (e->offset > offset) {
+			*ret_next = e->offset;
+			break;
+		}
+	}
+	return false;
+}
+
+/* Bytes of the file that the label is of; what no part has is zero. */
+static int source_read(void *self, void *buf, size_t len, uint64_t off)
+{
+	const struct source *s = self;
+	uint8_t *to = buf;
+
+	while (len > 0) {
+		struct extent e;
+		uint64_t next;
+		size_t n;
+
+		if (place_of(s->l, off, &e, &next)) {
+			uint64_t left = e.offset + e.len - off;
+			int fd = rebuild_image(s->r, e.image);
+			int rc;
+
+			n = left < len ? (size_t)left : len;
+			if (fd < 0)
+				return -ENOENT;
+			rc = io_read_full(fd, to, n,
+					  e.image_offset + (off - e.offset));
+			if (rc < 0)
+				return rc;
+		} else {
+			n = next - off < len ? (size_t)(next - off) : len;
+			memset(to, 0, n);
+		}
+		to += n;
+		off += n;
+		len -= n;
+	}
+	return 0;
+}
+
+static bool all_zero(const uint8_t *p, size_t len)
+{
+	return p[0] == 0 && memcmp(p, p + 1, len - 1) == 0;
+}
+
+static int add_extent(struct content *c, const struct extent *e)
+{
+	struct extent *last =
+		c->extent_count ? &c->extents[c->extent_count - 1] : NULL;
+	struct extent *grown;
+
+	if (last && last->offset + last->len == e->offset &&
+	    last->image == e->image &&
+	    last->image_offset + last->len == e->image_offset) {
+		last->len += e->len;
+		return 0;
+	}
+	grown = realloc(c->extents, (c->extent_count + 1) * sizeof(*grown));
+	if (!grown)
+		return -ENOMEM;
+	c->extents = grown;
+	c->extents[c->extent_count++] = *e;
+	return 0;
+}
+
+/* One chunk of the file, whose bytes are in the buffer. 0: its place is odd. */
+static int label_chunk(struct rebuild *r, const struct label *l,
+		       uint64_t offset, uint32_t len, struct content *c,
+		       uint8_t hash[HASH_BYTES])
+{
+	struct extent e = { 0 }, one;
+	struct rebuild_chunk *k;
+	uint64_t next;
+	int rc;
+
+	memset(hash, 0, HASH_BYTES);
+	if (all_zero(r->buffer, len))
+		return 1;
+	if (!place_of(l, offset, &e, &next) || offset + len > e.offset + e.len)
+		return 0;
+	chunk_hash(r->secret, r->buffer, len, hash);
+	one = (struct extent){ .offset = offset,
+			       .len = len,
+			       .image = e.image,
+			       .image_offset =
+				       e.image_offset + (offset - e.offset) };
+	k = rebuild_add(&r->chunks, one.image, one.image_offset);
+	if (!k)
+		return -ENOMEM;
+	if (k->len == 0) {
+		k->len = len;
+		k->domain = l->domain;
+		memcpy(k->hash, hash, HASH_BYTES);
+		k->state = 1;
+	}
+	if (k->len != len || memcmp(k->hash, hash, HASH_BYTES) != 0)
+		return 0;
+	k->state = 1;
+	c->data_bytes += len;
+	rc = add_extent(c, &one);
+	return rc < 0 ? rc : 1;
+}
+
+static bool is_native(struct rebuild *r, const struct content *c, uint64_t own)
+{
+	struct stat sb;
+	int fd;
+
+	for (size_t i = 0; i < c->extent_count; i++)
+		if (c->extents[i].image != c->extents[0].image ||
+		    c->extents[i].offset != c->extents[i].image_offset)
+			return false;
+	if (c->extent_count == 0 || (c->data_bytes != c->size_bytes &&
+				     c->extents[0].image != own))
+		return false;
+	fd = rebuild_image(r, c->extents[0].image);
+	return fd >= 0 && fstat(fd, &sb) == 0 &&
+	       (uint64_t)sb.st_size == c->size_bytes;
+}
+
+static int content_of_cut(struct rebuild *r, const struct label *l,
+			  const struct cut *cut, struct content *c,
+			  const char **ret_reason)
+{
+	struct source s = { r, l };
+	XXH3_state_t *state = XXH3_createState();
+	XXH128_canonical_t canon;
+	uint64_t offset = 0;
+	int rc = 1;
+
+	CHECK(state);
+	XXH3_128bits_reset(state);
+	for (size_t i = 0; rc == 1 && i < cut->count; i++) {
+		uint32_t len = cut->len[i], le = htole32(len);
+		uint8_t hash[HASH_BYTES];
+
+		rc = source_read(&s, r->buffer, len, offset);
+		if (rc == 0)
+			rc = label_chunk(r, l, offset, len, c, hash);
+		if (rc == 1) {
+			XXH3_128bits_update(state, hash, sizeof(hash));
+			XXH3_128bits_update(state, &le, sizeof(le));
+		}
+		offset += len;
+	}
+	XXH128_canonicalFromHash(&canon, XXH3_128bits_digest(state));
+	XXH3_freeState(state);
+	*ret_reason = "its parts do not lie where its label says";
+	if (rc != 1)
+		return rc;
+	memcpy(c->digest, canon.digest, sizeof(c->digest));
+	if (!r->secret_is_new &&
+	    memcmp(c->digest, l->digest, sizeof(c->digest)) != 0) {
+		*ret_reason = "its bytes are not those that its label was "
+			      "made of: it was not finished, or is damaged";
+		return 0;
+	}
+	return 1;
+}
+
+int rebuild_content(struct rebuild *r, const struct label *l,
+		    struct content *ret, const char **ret_reason)
+{
+	struct source s = { r, l };
+	const struct cut_source source = { .read = source_read,
+					   .self = &s,
+					   .size_bytes = l->size_bytes };
+	struct cut cut;
+	int rc;
+
+	memset(ret, 0, sizeof(*ret));
+	*ret_reason = "it has so many parts that its label does not have all";
+	if (!l->identity && l->listed < l->extent_count)
+		return 0;
+	*ret_reason = "its bytes are not all there";
+	rc = cut_file(&source, &cut);
+	if (rc < 0)
+		return rc == -ENOMEM ? rc : 0;
+	ret->generation = l->generation;
+	ret->size_bytes = l->size_bytes;
+	ret->mtime_ns = l->mtime_ns;
+	ret->kind = CONTENT_EXTENTS;
+	rc = content_of_cut(r, l, &cut, ret, ret_reason);
+	cut_release(&cut);
+	if (rc == 1)
+		ret->native = is_native(r, ret, l->image);
+	else
+		content_release(ret);
+	return rc == -ENOMEM ? rc : rc == 1 ? 1 : 0;
+}

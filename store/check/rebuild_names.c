@@ -1,0 +1,282 @@
+/*
+ * rebuild_names.c - see rebuild_names.h. Each change is one batch, so that
+ * names, inodes and link counts always agree.
+ */
+#include "store/check/rebuild_names.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "store/base/scope.h"
+#include "store/names/inode.h"
+
+/* Where a file goes whose own place is not known, or taken by a directory. */
+#define REBUILT_DIR "rebuilt"
+#define OLDER_SUFFIX ".before-rebuild"
+#define PATH_DEPTH_MAX 2048
+
+static int get_attr(struct rebuild *r, uint64_t ino, struct attr *ret)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_ino('A', ino);
+	size_t len;
+	int rc = kv_get(r->kv, k.data, k.len, &value, &len);
+
+	return rc < 0 ? rc : attr_decode(value, len, ret);
+}
+
+static int get_name(struct rebuild *r, uint64_t parent, const char *name,
+		    struct dirent_rec *ret)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_dirent(parent, name_hash(name), name);
+	size_t len;
+	int rc = kv_get(r->kv, k.data, k.len, &value, &len);
+
+	return rc < 0 ? rc : dirent_decode(value, len, ret);
+}
+
+static void put_name(struct kv_batch *b, uint64_t parent, const char *name,
+		     uint64_t ino, uint32_t mode)
+{
+	const struct dirent_rec d = { .ino = ino, .type = mode & S_IFMT };
+	struct key k = key_dirent(parent, name_hash(name), name);
+	struct bytes value = { 0 };
+
+	dirent_encode(&d, &value);
+	CHECK(!value.failed); /* out of memory */
+	kv_put(b, k.data, k.len, value.data, value.len);
+	bytes_release(&value);
+}
+
+static void delete_name(struct kv_batch *b, uint64_t parent, const char *name)
+{
+	struct key k = key_dirent(parent, name_hash(name), name);
+
+	kv_delete(b, k.data, k.len);
+}
+
+/* A directory of this name, made when there is none. -ENOTDIR: a file is. */
+static int need_dir(struct rebuild *r, uint64_t parent, const char *name,
+		    uint64_t *ret_ino)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct attr dir = { .mode = S_IFDIR | 0755, .nlink = 2 }, up;
+	struct dirent_rec d;
+	int rc = get_name(r, parent, name, &d);
+
+	if (rc == 0) {
+		*ret_ino = d.ino;
+		return S_ISDIR(d.type) ? 0 : -ENOTDIR;
+	}
+	if (rc == -ENOENT)
+		rc = b ? get_attr(r, parent, &up) : -ENOMEM;
+	if (rc < 0)
+		return rc;
+	dir.uid = up.uid;
+	dir.gid = up.gid;
+	dir.atime_ns = dir.mtime_ns = dir.ctime_ns = now_ns();
+	dir.parent = parent;
+	(void)snprintf(dir.name, sizeof(dir.name), "%s", name);
+	up.nlink++;
+	*ret_ino = r->next_ino++;
+	inode_put_attr(b, *ret_ino, &dir);
+	inode_put_attr(b, parent, &up);
+	put_name(b, parent, name, *ret_ino, S_IFDIR);
+	attr_release(&up);
+	return kv_write(r->kv, b);
+}
+
+/* What has this name gets another one. -EISDIR: it is a directory. */
+static int make_way(struct rebuild *r, uint64_t parent, const char *name)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	char other[STORE_NAME_MAX + 1];
+	struct dirent_rec d, taken;
+	struct attr a;
+	int rc = get_name(r, parent, name, &d);
+
+	if (rc < 0)
+		return rc == -ENOENT ? 0 : rc;
+	if (S_ISDIR(d.type))
+		return -EISDIR;
+	(void)snprintf(other, sizeof(other), "%.200s" OLDER_SUFFIX, name);
+	for (unsigned n = 2; get_name(r, parent, other, &taken) == 0; n++)
+		(void)snprintf(other, sizeof(other), "%.200s" OLDER_SUFFIX "-%u",
+			       name, n);
+	rc = b ? get_attr(r, d.ino, &a) : -ENOMEM;
+	if (rc < 0)
+		return rc;
+	delete_name(b, parent, name);
+	put_name(b, parent, other, d.ino, d.type);
+	if (a.parent == parent && strcmp(a.name, name) == 0) {
+		strcpy(a.name, other);
+		inode_put_attr(b, d.ino, &a);
+	} else {
+		struct key old = key_link(d.ino, parent, name);
+		struct key now = key_link(d.ino, parent, other);
+
+		kv_delete(b, old.data, old.len);
+		kv_put(b, now.data, now.len, "", 0);
+	}
+	attr_release(&a);
+	rc = kv_write(r->kv, b);
+	if (rc == 0)
+		rebuild_say(r, REBUILD_NOTE, name,
+			    "an older file of this name is now %s", other);
+	return rc;
+}
+
+static int put_file(struct rebuild *r, const struct label *l, uint64_t parent,
+		    const char *name)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct attr a = { .mode = l->mode,
+			  .uid = l->uid,
+			  .gid = l->gid,
+			  .nlink = 1,
+			  .atime_ns = l->mtime_ns,
+			  .mtime_ns = l->mtime_ns,
+			  .ctime_ns = l->mtime_ns,
+			  .parent = parent };
+
+	if (!b)
+		return -ENOMEM;
+	(void)snprintf(a.name, sizeof(a.name), "%s", name);
+	inode_put_attr(b, l->ino, &a);
+	put_name(b, parent, name, l->ino, l->mode);
+	return kv_write(r->kv, b);
+}
+
+static int put_path(struct rebuild *r, const struct label *l, const char *path)
+{
+	uint64_t parent = ROOT_INO;
+	char name[STORE_NAME_MAX + 1];
+	int rc = 0;
+
+	for (;;) {
+		size_t len;
+
+		path += strspn(path, "/");
+		len = strcspn(path, "/");
+		if (len == 0 || len > STORE_NAME_MAX)
+			return -EINVAL;
+		memcpy(name, path, len);
+		name[len] = 0;
+		if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+			return -EINVAL;
+		path += len;
+		if (*path == 0)
+			break;
+		rc = need_dir(r, parent, name, &parent);
+		if (rc < 0)
+			return rc;
+	}
+	rc = make_way(r, parent, name);
+	return rc < 0 ? rc : put_file(r, l, parent, name);
+}
+
+int rebuild_name(struct rebuild *r, const struct label *l)
+{
+	char path[LABEL_PATH_MAX + 64];
+	const char *base = strrchr(l->path, '/');
+	struct attr a;
+	int rc = get_attr(r, l->ino, &a);
+
+	if (rc == 0)
+		attr_release(&a);
+	if (rc != -ENOENT)
+		return rc;
+	/* A path that is not whole says no more than its last name. */
+	rc = l->path[0] == '/' ? put_path(r, l, l->path) : -EINVAL;
+	if (rc != -EINVAL && rc != -ENOTDIR && rc != -EISDIR)
+		return rc;
+	(void)snprintf(path, sizeof(path), "/" REBUILT_DIR "/%llu-%.200s",
+		       (unsigned long long)l->ino,
+		       base && base[1] ? base + 1 : "file");
+	rebuild_say(r, REBUILD_NOTE, l->path, "it is put at %s", path);
+	return put_path(r, l, path);
+}
+
+/* --- removal --- */
+
+static void path_of(struct rebuild *r, uint64_t ino, char ret[PATH_MAX])
+{
+	char path[PATH_MAX];
+	size_t at = sizeof(path) - 1;
+
+	path[at] = 0;
+	for (int depth = 0; depth < PATH_DEPTH_MAX && ino != ROOT_INO; depth++) {
+		struct attr a;
+		size_t len;
+
+		if (get_attr(r, ino, &a) < 0)
+			break;
+		len = strlen(a.name);
+		ino = a.parent;
+		if (len > 0 && len + 1 <= at) {
+			at -= len;
+			memcpy(path + at, a.name, len);
+			path[--at] = '/';
+		}
+		attr_release(&a);
+		if (ino == 0)
+			break;
+	}
+	(void)snprintf(ret, PATH_MAX, "%s", path + at);
+}
+
+/* Into b: no record that begins so. Those of L lead to a name each. */
+static int delete_all(struct rebuild *r, struct kv_batch *b, char kind,
+		      uint64_t ino)
+{
+	struct key prefix = key_ino(kind, ino);
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc = kv_iter_new(r->kv, prefix.data, prefix.len, NULL, 0, &it);
+
+	if (rc < 0)
+		return rc;
+	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
+		char name[STORE_NAME_MAX + 1];
+
+		kv_delete(b, key.data, key.len);
+		if (kind != 'L' || key.len <= 17 ||
+		    key.len - 17 > STORE_NAME_MAX)
+			continue;
+		memcpy(name, (const uint8_t *)key.data + 17, key.len - 17);
+		name[key.len - 17] = 0;
+		delete_name(b, get_be64((const uint8_t *)key.data + 9), name);
+	}
+	kv_iter_free(it);
+	return rc;
+}
+
+int rebuild_remove(struct rebuild *r, uint64_t ino, const char *reason)
+{
+	static const char kinds[] = "AFDOUWXL";
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	char path[PATH_MAX];
+	struct attr a;
+	int rc = b ? get_attr(r, ino, &a) : -ENOMEM;
+
+	if (rc == 0) {
+		path_of(r, ino, path);
+		if (a.parent != 0)
+			delete_name(b, a.parent, a.name);
+		attr_release(&a);
+	} else if (rc == -ENOENT) {
+		(void)snprintf(path, sizeof(path), "inode %llu",
+			       (unsigned long long)ino);
+		rc = 0;
+	}
+	for (const char *k = kinds; rc == 0 && *k; k++)
+		rc = delete_all(r, b, *k, ino);
+	if (rc == 0)
+		rc = kv_write(r->kv, b);
+	if (rc == 0 && reason)
+		rebuild_say(r, REBUILD_LOST, path, "%s", reason);
+	return rc;
+}

@@ -1,0 +1,85 @@
+/* rebuild_work.h - between the rebuild*.c files: see rebuild.h. */
+#ifndef STORE_REBUILD_WORK_H
+#define STORE_REBUILD_WORK_H
+
+#include "store/db/hash.h"
+#include "store/db/kv.h"
+#include "store/db/label.h"
+#include "store/check/rebuild.h"
+#include "store/db/records.h"
+
+/* A chunk of any file, by its place; found again by (image, offset). */
+struct rebuild_chunk {
+	uint64_t image, offset; /* image 0: a free slot */
+	uint64_t domain;
+	uint32_t len, refs;
+	uint8_t hash[HASH_BYTES];
+	int8_t state; /* 0: not looked at; 1: its bytes are right; -1: not */
+};
+
+struct rebuild_table {
+	struct rebuild_chunk *at;
+	size_t count, capacity; /* a power of two */
+};
+
+/* A file, of the database or of a label. */
+struct rebuild_file {
+	uint64_t ino;
+	struct content content; /* owned */
+	bool bad; /* it cannot be had; reason says why */
+	const char *reason;
+};
+
+struct rebuild {
+	const struct rebuild_options *options;
+	struct rebuild_result *result;
+	const char *path;
+	int dirfd, images_dirfd;
+	struct kv *kv; /* the new database, open for writing */
+	char uuid[LAYOUT_UUID_BYTES];
+	uint8_t secret[HASH_SECRET_BYTES];
+	bool secret_is_new;
+	bool lossy; /* changes are missing at its end */
+
+	struct rebuild_table chunks;
+	struct label *labels; /* of all images; sorted by inode, newest first */
+	size_t label_count, label_capacity;
+	uint64_t next_ino, next_image;
+
+	/* The image that was read last. */
+	uint64_t open_image;
+	int open_fd;
+	uint8_t *buffer; /* CHUNK_BYTES_MAX */
+};
+
+__attribute__((format(printf, 4, 5))) void
+rebuild_say(struct rebuild *r, enum rebuild_kind kind, const char *object,
+	    const char *format, ...);
+/* The image, open for reading; -1: it is not there. Borrowed. */
+int rebuild_image(struct rebuild *r, uint64_t id);
+/* Call fn for each image file. */
+int rebuild_each_image(struct rebuild *r,
+		       int (*fn)(struct rebuild *r, uint64_t id));
+
+/* --- rebuild_bytes.c: is it what was stored? */
+
+struct rebuild_chunk *rebuild_find(struct rebuild_table *t, uint64_t image,
+				   uint64_t offset);
+/* The one of this place, new if there is none; NULL: out of memory. */
+struct rebuild_chunk *rebuild_add(struct rebuild_table *t, uint64_t image,
+				  uint64_t offset);
+/* 1: every byte of the content is there; 0: not, and *ret_reason says why. */
+int rebuild_verify(struct rebuild *r, const struct content *c,
+		   const char **ret_reason);
+/* The same for what a label says, which becomes a content. */
+int rebuild_content(struct rebuild *r, const struct label *l,
+		    struct content *ret, const char **ret_reason);
+/* Its chunks have one more user. */
+void rebuild_count(struct rebuild *r, const struct content *c);
+
+/* --- rebuild_base.c: a database to begin with, as STORE/db.rebuild */
+
+#define REBUILD_DIR "db.rebuild"
+int rebuild_base(struct rebuild *r, char *why, size_t why_size);
+
+#endif

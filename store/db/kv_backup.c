@@ -1,0 +1,124 @@
+/*
+ * kv_backup.c - copies of a database with RocksDB's backup engine. Tables are
+ * shared between copies, so that a copy costs what changed since the last one;
+ * each file has a checksum in its name.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "store/db/kv_private.h"
+
+/* Half of what a slow disk can do: a backup is never in a hurry. */
+#define BACKUP_BYTES_PER_S (UINT64_C(64) << 20)
+#define BACKUP_TRIES_MAX 16
+
+static rocksdb_backup_engine_t *engine_open(const char *dir, int *ret_rc)
+{
+	rocksdb_backup_engine_options_t *o;
+	rocksdb_backup_engine_t *be;
+	rocksdb_env_t *env;
+	char *err = NULL;
+
+	o = rocksdb_backup_engine_options_create(dir);
+	env = rocksdb_create_default_env();
+	rocksdb_backup_engine_options_set_backup_rate_limit(o,
+							    BACKUP_BYTES_PER_S);
+	be = rocksdb_backup_engine_open_opts(o, env, &err);
+	rocksdb_backup_engine_options_destroy(o);
+	rocksdb_env_destroy(env);
+	*ret_rc = kv_error("backup", err);
+	return *ret_rc < 0 ? NULL : be;
+}
+
+/* The one that was made last but `back` ones; -ENOENT: there is none. */
+static int info_of(rocksdb_backup_engine_t *be, int back,
+		   struct kv_backup_info *ret)
+{
+	const rocksdb_backup_engine_info_t *info =
+		rocksdb_backup_engine_get_backup_info(be);
+	int at = rocksdb_backup_engine_info_count(info) - 1 - back;
+
+	if (at >= 0) {
+		ret->id = rocksdb_backup_engine_info_backup_id(info, at);
+		ret->bytes = rocksdb_backup_engine_info_size(info, at);
+		ret->at_ns = rocksdb_backup_engine_info_timestamp(info, at) *
+			     INT64_C(1000000000);
+	}
+	rocksdb_backup_engine_info_destroy(info);
+	return at < 0 ? -ENOENT : 0;
+}
+
+int kv_backup(struct kv *kv, const char *dir, unsigned keep,
+	      struct kv_backup_info *ret)
+{
+	rocksdb_backup_engine_t *be = NULL;
+	rocksdb_t *db = NULL;
+	char *err = NULL;
+	int rc = kv_calm(kv);
+
+	if (rc == 0)
+		be = engine_open(dir, &rc);
+	if (rc < 0)
+		return rc;
+	rc = kv_borrow(kv, &db);
+	if (rc < 0) {
+		rocksdb_backup_engine_close(be);
+		return rc;
+	}
+	/* With what is in memory: then it needs no log. */
+	rocksdb_backup_engine_create_new_backup_flush(be, db, 1, &err);
+	kv_return(kv);
+	rc = kv_error("backup", err);
+	if (rc == 0) {
+		rocksdb_backup_engine_purge_old_backups(be, keep, &err);
+		rc = kv_error("backup", err);
+	}
+	if (rc == 0)
+		rc = info_of(be, 0, ret);
+	rocksdb_backup_engine_close(be);
+	return rc;
+}
+
+int kv_backup_look(const char *dir, struct kv_backup_info *ret)
+{
+	rocksdb_backup_engine_t *be;
+	struct stat sb;
+	int rc;
+
+	/* The engine would make it. */
+	if (stat(dir, &sb) < 0)
+		return -errno;
+	be = engine_open(dir, &rc);
+	if (!be)
+		return rc;
+	rc = info_of(be, 0, ret);
+	rocksdb_backup_engine_close(be);
+	return rc;
+}
+
+int kv_backup_restore(const char *dir, unsigned back, const char *to,
+		      struct kv_backup_info *ret)
+{
+	rocksdb_restore_options_t *o;
+	rocksdb_backup_engine_t *be;
+	char *err = NULL;
+	struct stat sb;
+	int rc;
+
+	if (stat(dir, &sb) < 0)
+		return -errno;
+	be = engine_open(dir, &rc);
+	if (!be)
+		return rc;
+	rc = back < BACKUP_TRIES_MAX ? info_of(be, (int)back, ret) : -ENOENT;
+	if (rc == 0) {
+		o = rocksdb_restore_options_create();
+		rocksdb_backup_engine_restore_db_from_backup(be, to, to, o,
+							     ret->id, &err);
+		rocksdb_restore_options_destroy(o);
+		rc = kv_error("restore", err);
+	}
+	rocksdb_backup_engine_close(be);
+	return rc;
+}

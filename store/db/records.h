@@ -1,0 +1,182 @@
+/*
+ * records.h - every key and value in the database: the store's format, version
+ * STORE_FORMAT. fsck and the daemon share it; nothing else knows the layout.
+ *
+ * Keys (one letter, then big-endian numbers, so that they sort):
+ *   A ino                  attributes of an inode            struct attr
+ *   E parent hash name     a name in a directory             struct dirent_rec
+ *   F ino                  committed content of a file       struct content
+ *   D ino                  bytes of a small file (<= SMALL_BYTES_MAX)
+ *   X ino name             an extended attribute
+ *   W ino                  who wrote a file                  struct writer
+ *   L ino parent name      a further name of a file (hard link), empty value
+ *   O ino                  unlinked while open: delete at the next start
+ *   U ino                  created, never committed: absent after a power cut
+ *   K image offset         a chunk that lies in an image     struct chunk_rec
+ *   H hash domain          where a chunk with this hash lies  struct chunk_loc
+ *   I image                an image that holds committed bytes, u64 size
+ *   P image offset         bytes to be punched, u64 length (see reclaim.h)
+ *   S key                  what the last file of a series was struct series_rec
+ *   M name                 counters and settings (see META_*)
+ *
+ * Who writes what: A, E, L, O, W, X and U-on-create are written by the operation
+ * on the mount (the kernel serialises these per inode); F, D, K, H, I, P, S and
+ * U-removal by the committer thread alone. So no record has two writers.
+ *
+ * Values are little-endian. A decoder checks every length and returns -EIO for
+ * a value that it does not understand: it is damage, not a mistake of ours.
+ */
+#ifndef STORE_RECORDS_H
+#define STORE_RECORDS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "store/base/bytes.h"
+#include "store/db/writer.h"
+
+/*
+ * 1: no chunk has a domain, and what is unfinished is not recorded. It is read
+ * as it is, and made 2 when it is mounted, for a ckptfs of that time would take
+ * a chunk with a domain for damage, and an image that it does not know for a
+ * leftover.
+ */
+#define STORE_FORMAT 2
+#define STORE_FORMAT_OLD 1
+#define SMALL_BYTES_MAX (32u << 10)
+#define STORE_NAME_MAX 255
+#define ROOT_INO 1
+
+#define META_NEXT_INO "next_ino" /* u64: first number not handed out */
+#define META_NEXT_IMAGE "next_image" /* u64, likewise */
+/*
+ * u64: images without an I record, of this number or a later one below
+ * META_NEXT_IMAGE, are what a daemon had not finished. Any other without one is
+ * not known to be nothing.
+ */
+#define META_UNFINISHED "unfinished_image"
+#define META_SECRET "secret" /* HASH_SECRET_BYTES random bytes */
+/* Counters, changed with kv_add() in the batch that changes the thing. */
+#define META_FILES "files" /* regular files that have a name */
+#define META_LOGICAL "logical_bytes" /* sum of committed sizes */
+#define META_PHYSICAL "physical_bytes" /* chunk bytes + small files' bytes */
+#define META_CHUNKS "chunks" /* K records */
+#define META_SHARED "shared_bytes" /* sum over chunks of (refs - 1) * len */
+#define META_IMAGES "images" /* I records */
+
+#define KEY_BYTES_MAX (1 + 8 + 8 + STORE_NAME_MAX)
+struct key {
+	uint8_t data[KEY_BYTES_MAX];
+	size_t len;
+};
+
+struct key key_ino(char kind, uint64_t ino); /* A F D O U W, and I image */
+struct key key_dirent(uint64_t parent, uint64_t hash, const char *name);
+/* The prefix of a directory, or the place of `hash` in it. */
+struct key key_dir(uint64_t parent);
+struct key key_dir_at(uint64_t parent, uint64_t hash);
+struct key key_xattr(uint64_t ino, const char *name);
+struct key key_link(uint64_t ino, uint64_t parent, const char *name);
+struct key key_chunk(uint64_t image, uint64_t offset);
+struct key key_hash(const uint8_t hash[16], uint64_t domain);
+struct key key_series(uint64_t series);
+struct key key_meta(const char *name);
+
+/* 62 bits of XXH3-64: a directory's order and readdir's cookie (>= 4). */
+uint64_t name_hash(const char *name);
+
+struct attr {
+	uint32_t mode; /* type and permission bits */
+	uint32_t uid, gid;
+	uint32_t nlink;
+	uint64_t rdev;
+	int64_t atime_ns, mtime_ns, ctime_ns;
+	/*
+	 * A file's mtime is its content's, unless mtime_gen is at least the
+	 * content's generation: then it was set by hand since (0: never).
+	 */
+	uint64_t mtime_gen;
+	uint64_t parent; /* of the first name; 0 when it has none */
+	char name[STORE_NAME_MAX + 1]; /* the first name, or a link's target */
+	char *target; /* a symbolic link's target, owned; else NULL */
+};
+void attr_encode(const struct attr *a, struct bytes *out);
+int attr_decode(const void *p, size_t len, struct attr *ret_attr);
+void attr_release(struct attr *a);
+
+struct dirent_rec {
+	uint64_t ino;
+	uint32_t type; /* S_IFMT bits */
+};
+void dirent_encode(const struct dirent_rec *d, struct bytes *out);
+int dirent_decode(const void *p, size_t len, struct dirent_rec *ret);
+
+/* [offset, offset + len) of a file lies at image_offset of image. */
+struct extent {
+	uint64_t offset, len;
+	uint64_t image, image_offset;
+};
+
+enum content_kind {
+	CONTENT_SMALL = 1, /* the bytes are in D */
+	CONTENT_EXTENTS = 2, /* what no extent covers is zero */
+};
+
+struct content {
+	uint64_t generation; /* counts commits of this inode, from 1 */
+	uint64_t size_bytes;
+	uint64_t data_bytes; /* without holes: what st_blocks tells */
+	int64_t mtime_ns;
+	enum content_kind kind;
+	bool native; /* one image, identity, same size: see image.h */
+	uint8_t digest[16];
+	size_t extent_count;
+	struct extent *extents; /* owned, sorted by offset, disjoint */
+};
+void content_encode(const struct content *c, struct bytes *out);
+/* Checks that extents are sorted, disjoint and inside the file. */
+int content_decode(const void *p, size_t len, struct content *ret);
+void content_release(struct content *c);
+
+/*
+ * A chunk is found, and so shared, only by files of the domain that it was
+ * stored for: what a file takes up would else tell its owner of bytes in files
+ * that he may not read. A domain is an owner; files that others may write to
+ * are apart from his own, or they could have their guesses compared with
+ * those. DOMAIN_ALL is everybody's; its H has no domain in the key, and its K
+ * no field, as in stores that know of none.
+ */
+#define DOMAIN_ALL UINT64_MAX
+uint64_t domain_of(const struct attr *a);
+
+struct chunk_rec {
+	uint32_t len;
+	uint32_t refs; /* how many times files' extents cover it */
+	uint8_t hash[16];
+	uint64_t domain;
+};
+void chunk_encode(const struct chunk_rec *k, struct bytes *out);
+int chunk_decode(const void *p, size_t len, struct chunk_rec *ret);
+
+struct chunk_loc {
+	uint64_t image, offset;
+	uint32_t len;
+};
+void loc_encode(const struct chunk_loc *l, struct bytes *out);
+int loc_decode(const void *p, size_t len, struct chunk_loc *ret);
+
+struct series_rec {
+	uint64_t size_bytes; /* of its last file */
+	uint64_t count;
+};
+void series_encode(const struct series_rec *s, struct bytes *out);
+int series_decode(const void *p, size_t len, struct series_rec *ret);
+
+void writer_encode(const struct writer *w, struct bytes *out);
+/* Only what writer.h allows: nothing in it needs to be looked at again. */
+int writer_decode(const void *p, size_t len, struct writer *ret);
+
+int u64_decode(const void *p, size_t len, uint64_t *ret);
+
+#endif

@@ -1,0 +1,275 @@
+/* writer.c - see writer.h. */
+#include "store/db/writer.h"
+
+#include <string.h>
+
+/* A number has at most so many digits, leading zeros included. */
+#define DIGITS_MAX 10
+
+static bool is_digit(char c)
+{
+	return c >= '0' && c <= '9';
+}
+
+static bool is_word(char c)
+{
+	return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
+/* The digits at *at, up to *at's new place. False: no rank begins there. */
+static bool take_number(const char **at, const char *end, uint32_t *ret)
+{
+	const char *p = *at;
+	uint64_t v = 0;
+
+	while (p < end && is_digit(*p) && p - *at < DIGITS_MAX)
+		v = v * 10 + (uint64_t)(*p++ - '0');
+	if (p == *at || (p < end && is_digit(*p)) || v > WRITER_RANK_MAX)
+		return false;
+	*at = p;
+	*ret = (uint32_t)v;
+	return true;
+}
+
+static bool take_text(const char **at, const char *end, const char *text)
+{
+	size_t len = strlen(text);
+
+	if ((size_t)(end - *at) < len || memcmp(*at, text, len) != 0)
+		return false;
+	*at += len;
+	return true;
+}
+
+void writer_set_text(char *ret, size_t max, const char *text, size_t len)
+{
+	bool good = len <= max;
+
+	for (size_t i = 0; good && i < len; i++)
+		good = text[i] > ' ' && text[i] <= '~';
+	if (!good)
+		len = 0;
+	memcpy(ret, text, len);
+	ret[len] = 0;
+}
+
+/* --- environment --------------------------------------------------------- */
+
+struct variable {
+	const char *text; /* NULL: not there */
+	size_t len;
+};
+
+/* The first one counts, as for getenv(). One that is cut off does not. */
+static struct variable find(const char *block, size_t len, const char *name)
+{
+	size_t name_len = strlen(name);
+	const char *end = block + len;
+
+	for (const char *p = block; p < end;) {
+		const char *stop = memchr(p, 0, (size_t)(end - p));
+
+		if (!stop)
+			break;
+		if ((size_t)(stop - p) > name_len && p[name_len] == '=' &&
+		    memcmp(p, name, name_len) == 0)
+			return (struct variable){
+				p + name_len + 1,
+				(size_t)(stop - p) - name_len - 1,
+			};
+		p = stop + 1;
+	}
+	return (struct variable){ NULL, 0 };
+}
+
+static bool find_number(const char *block, size_t len, const char *name,
+			uint32_t *ret)
+{
+	struct variable v = find(block, len, name);
+	const char *at = v.text;
+
+	return v.text && take_number(&at, v.text + v.len, ret) &&
+	       at == v.text + v.len;
+}
+
+void writer_of_environment(const char *block, size_t len, struct writer *ret,
+			   bool *ret_scheduler)
+{
+	/*
+	 * mpirun starts its ranks below one task of Slurm on each node, whose
+	 * variables they inherit: the scheduler's come last.
+	 */
+	static const struct {
+		const char *rank, *world;
+	} pairs[] = {
+		{ "RANK", "WORLD_SIZE" },
+		{ "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE" },
+		{ "PMI_RANK", "PMI_SIZE" },
+		{ "SLURM_PROCID", "SLURM_NTASKS" },
+	};
+	struct variable job;
+
+	memset(ret, 0, sizeof(*ret));
+	*ret_scheduler = false;
+	for (size_t i = 0; i < sizeof(pairs) / sizeof(*pairs); i++) {
+		uint32_t rank, world;
+
+		if (!find_number(block, len, pairs[i].rank, &rank))
+			continue;
+		if (!find_number(block, len, pairs[i].world, &world))
+			world = 0;
+		else if (rank >= world)
+			continue;
+		ret->source = WRITER_ENVIRONMENT;
+		ret->rank = rank;
+		ret->world_size = world;
+		*ret_scheduler = i > 0;
+		break;
+	}
+	job = find(block, len, "TORCHELASTIC_RUN_ID");
+	/* torchrun's default when nobody gave one. */
+	if (!job.text || job.len == 0 ||
+	    (job.len == 4 && memcmp(job.text, "none", 4) == 0))
+		job = find(block, len, "SLURM_JOB_ID");
+	if (job.text)
+		writer_set_text(ret->job, WRITER_JOB_MAX, job.text, job.len);
+}
+
+/* --- names --------------------------------------------------------------- */
+
+/* [hint]__RANK_I.distcp: of DCP and Megatron; what follows may be .tmp. */
+static bool name_distcp(const char *p, const char *end, struct writer *ret)
+{
+	const char *at = NULL;
+	uint32_t ignored;
+
+	for (const char *s = p; (s = strstr(s, "__")) != NULL; s++)
+		at = s + 2;
+	return at && take_number(&at, end, &ret->rank) &&
+	       take_text(&at, end, "_") && take_number(&at, end, &ignored) &&
+	       take_text(&at, end, ".distcp") && (at == end || *at == '.');
+}
+
+/* rank_N..., rankN... */
+static bool name_rank(const char *p, const char *end, struct writer *ret)
+{
+	if (!take_text(&p, end, "rank"))
+		return false;
+	(void)take_text(&p, end, "_");
+	return take_number(&p, end, &ret->rank) && (p == end || !is_word(*p));
+}
+
+/* rng_state_N.pth: of the Hugging Face trainer. */
+static bool name_rng(const char *p, const char *end, struct writer *ret)
+{
+	return take_text(&p, end, "rng_state_") &&
+	       take_number(&p, end, &ret->rank) &&
+	       take_text(&p, end, ".pth") && p == end;
+}
+
+/* WHAT_world_size_W_rank_N.pt: of FSDP's users. */
+static bool name_world(const char *p, const char *end, struct writer *ret)
+{
+	const char *at = strstr(p, "world_size_");
+
+	return at && (at == p || at[-1] == '_') &&
+	       take_text(&at, end, "world_size_") &&
+	       take_number(&at, end, &ret->world_size) &&
+	       take_text(&at, end, "_rank_") &&
+	       take_number(&at, end, &ret->rank) &&
+	       ret->rank < ret->world_size && (at == end || !is_word(*at));
+}
+
+/* mp_rank_X_...: of DeepSpeed; the world is not known. */
+static bool name_model(const char *p, const char *end, struct writer *ret)
+{
+	ret->kind = WRITER_MODEL_PARALLEL;
+	return take_text(&p, end, "mp_rank_") &&
+	       take_number(&p, end, &ret->rank) && (p == end || !is_word(*p));
+}
+
+/* [bf16_|fp16_]zero_pp_rank_D_mp_rank_X_... */
+static bool name_data(const char *p, const char *end, struct writer *ret)
+{
+	uint32_t ignored;
+
+	ret->kind = WRITER_DATA_PARALLEL;
+	if (!take_text(&p, end, "bf16_"))
+		(void)take_text(&p, end, "fp16_");
+	return take_text(&p, end, "zero_pp_rank_") &&
+	       take_number(&p, end, &ret->rank) &&
+	       take_text(&p, end, "_mp_rank_") &&
+	       take_number(&p, end, &ignored) && (p == end || !is_word(*p));
+}
+
+void writer_of_name(const char *name, struct writer *ret)
+{
+	static bool (*const forms[])(const char *, const char *,
+				     struct writer *) = {
+		name_distcp, name_rank, name_rng,
+		name_world,  name_model, name_data,
+	};
+	const char *end = name + strlen(name);
+
+	for (size_t i = 0; i < sizeof(forms) / sizeof(*forms); i++) {
+		memset(ret, 0, sizeof(*ret));
+		if (forms[i](name, end, ret)) {
+			ret->source = WRITER_NAME;
+			return;
+		}
+	}
+	memset(ret, 0, sizeof(*ret));
+}
+
+void writer_add_name(struct writer *w, bool scheduler, const char *name)
+{
+	struct writer said;
+
+	if (w->source == WRITER_ENVIRONMENT && !scheduler)
+		return;
+	writer_of_name(name, &said);
+	if (said.source == WRITER_NOWHERE)
+		return;
+	if (w->source == WRITER_ENVIRONMENT &&
+	    (said.kind != WRITER_GLOBAL || said.rank == w->rank))
+		return;
+	w->source = said.source;
+	w->kind = said.kind;
+	w->rank = said.rank;
+	w->world_size = said.world_size;
+}
+
+/* --- words --------------------------------------------------------------- */
+
+bool writer_equal(const struct writer *a, const struct writer *b)
+{
+	return a->source == b->source && a->kind == b->kind &&
+	       a->rank == b->rank && a->world_size == b->world_size &&
+	       strcmp(a->host, b->host) == 0 && strcmp(a->job, b->job) == 0;
+}
+
+const char *writer_source_word(const struct writer *w)
+{
+	switch (w->source) {
+	case WRITER_ENVIRONMENT:
+		return "environment";
+	case WRITER_NAME:
+		return "name";
+	case WRITER_NOWHERE:
+		break;
+	}
+	return NULL;
+}
+
+const char *writer_kind_word(const struct writer *w)
+{
+	switch (w->kind) {
+	case WRITER_DATA_PARALLEL:
+		return "data_parallel";
+	case WRITER_MODEL_PARALLEL:
+		return "model_parallel";
+	case WRITER_GLOBAL:
+		break;
+	}
+	return "global";
+}

@@ -1,0 +1,221 @@
+/*
+ * commit_ops.c - what the committer does besides drain jobs: deleting an inode,
+ * copying content to another one, and giving up an image of a job that does
+ * not count.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/drain/commit_private.h"
+#include "store/store.h"
+
+static int delete_xattrs(struct store *st, struct kv_batch *b, uint64_t ino)
+{
+	struct key prefix = key_ino('X', ino);
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc;
+
+	rc = kv_iter_new(st->kv, prefix.data, prefix.len, NULL, 0, &it);
+	if (rc < 0)
+		return rc;
+	while ((rc = kv_iter_next(it, &key, &value)) == 1)
+		kv_delete(b, key.data, key.len);
+	kv_iter_free(it);
+	return rc;
+}
+
+/* Into b and changes: nothing of the inode is left. */
+static int delete_one(struct store *st, struct kv_batch *b,
+		      struct ref_changes *changes, uint64_t ino)
+{
+	static const char kinds[] = "AFDOUW";
+	SCOPED(scope_free) void *value = NULL;
+	struct content c = { 0 };
+	struct key k = key_ino('F', ino);
+	size_t len;
+	int rc;
+
+	rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	if (rc == 0)
+		rc = content_decode(value, len, &c);
+	if (rc == 0) {
+		commit_count(b, META_LOGICAL, -(int64_t)c.size_bytes);
+		if (c.kind == CONTENT_SMALL)
+			commit_count(b, META_PHYSICAL, -(int64_t)c.size_bytes);
+		rc = changes_of_content(st, &c, -1, changes);
+	}
+	content_release(&c);
+	if (rc < 0 && rc != -ENOENT)
+		return rc;
+	for (const char *kind = kinds; *kind; kind++) {
+		k = key_ino(*kind, ino);
+		kv_delete(b, k.data, k.len);
+	}
+	return delete_xattrs(st, b, ino);
+}
+
+static int delete_group(struct store *st, struct commit_op **ops, unsigned n)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	SCOPED(scope_changes) struct ref_changes changes = { 0 };
+	int rc = b ? 0 : -ENOMEM;
+
+	for (unsigned i = 0; rc == 0 && i < n; i++) {
+		bool again = false; /* the start finds some in two ways */
+
+		for (unsigned e = 0; e < i; e++)
+			again = again || ops[e]->ino == ops[i]->ino;
+		if (!again)
+			rc = delete_one(st, b, &changes, ops[i]->ino);
+	}
+	if (rc == 0)
+		rc = changes_apply(st, b, &changes);
+	if (rc == 0)
+		rc = kv_write(st->kv, b);
+	if (rc == 0)
+		changes_reclaim(st, &changes);
+	return rc;
+}
+
+void commit_ops_delete(struct store *st, struct commit_op **ops, unsigned n)
+{
+	int rc = delete_group(st, ops, n);
+
+	for (unsigned i = 0; i < n; i++) {
+		int one = rc;
+
+		if (rc < 0 && n > 1) /* one of them must not stop the others */
+			one = delete_group(st, &ops[i], 1);
+		if (one < 0) /* the O record stays: the next start tries again */
+			log_error("inode %llu cannot be deleted: %s",
+				  (unsigned long long)ops[i]->ino,
+				  strerror(-one));
+		if (one == -ENOSPC) { /* and so does commit_retry() */
+			HOLD(&st->committer->lock);
+			TAILQ_INSERT_TAIL(&st->committer->refused, ops[i],
+					  next);
+		} else {
+			free(ops[i]);
+		}
+	}
+}
+
+/* A small file's bytes are its own: a clone has them a second time. */
+static int clone_small(struct store *st, const struct commit_op *op)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key from = key_ino('D', op->from), to = key_ino('D', op->ino);
+	size_t len;
+	int rc = kv_get(st->kv, from.data, from.len, &value, &len);
+
+	if (rc < 0)
+		return rc == -ENOENT ? -EIO : rc;
+	kv_put(op->batch, to.data, to.len, value, len);
+	commit_count(op->batch, META_PHYSICAL, (int64_t)len);
+	return 0;
+}
+
+static int op_clone(struct store *st, const struct commit_op *op)
+{
+	SCOPED(scope_changes) struct ref_changes changes = { 0 };
+	SCOPED(scope_free) void *value = NULL;
+	struct key from = key_ino('F', op->from), u = key_ino('U', op->ino);
+	struct content c = { 0 };
+	size_t len;
+	int rc;
+
+	rc = kv_get(st->kv, from.data, from.len, &value, &len);
+	if (rc == -ENOENT) { /* never committed, so the new one neither */
+		kv_put(op->batch, u.data, u.len, "", 0);
+		return kv_write(st->kv, op->batch);
+	}
+	if (rc == 0)
+		rc = content_decode(value, len, &c);
+	if (rc == 0 && c.kind == CONTENT_SMALL)
+		rc = clone_small(st, op);
+	if (rc == 0)
+		rc = changes_of_content(st, &c, 1, &changes);
+	if (rc == 0)
+		rc = changes_apply(st, op->batch, &changes);
+	if (rc == 0) {
+		commit_put_content(op->batch, op->ino, &c);
+		commit_count(op->batch, META_LOGICAL, (int64_t)c.size_bytes);
+		rc = kv_write(st->kv, op->batch);
+	}
+	content_release(&c);
+	return rc;
+}
+
+/*
+ * Has anybody else's content ever found its way into this image? Then it has a
+ * record, and who read that content may still do so: the reclaimer removes it.
+ */
+static int image_is_shared(struct store *st, uint64_t image)
+{
+	uint64_t size;
+	int rc = commit_image_size(st, image, &size);
+
+	return rc == -ENOENT ? 0 : rc < 0 ? rc : 1;
+}
+
+static void op_abandon(struct store *st, struct image *i, uint64_t size)
+{
+	int shared = image_is_shared(st, i->id);
+	bool opened;
+
+	{
+		HOLD(&st->images.lock);
+		i->building = shared == 0;
+		/* Nobody is asked any more who has it, to read or to write. */
+		opened = i->opened_by != 0 || st->images.ending;
+	}
+	if (shared == 0 && !opened) {
+		image_recycle(&st->images, i);
+		return;
+	}
+	if (shared == 0) /* a mapping keeps what is unlinked, not what is cut */
+		(void)image_remove(&st->images, i);
+	if (shared > 0) {
+		SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+		struct key p = key_chunk(i->id, 0);
+		uint64_t le = htole64(size);
+
+		p.data[0] = 'P';
+		if (b) {
+			kv_put(b, p.data, p.len, &le, sizeof(le));
+			(void)kv_write(st->kv, b); /* lost: gc finds it */
+		}
+		reclaim_add(st, i->id, 0, size);
+	}
+	image_put(&st->images, i);
+}
+
+void commit_op_run(struct store *st, struct commit_op *op)
+{
+	struct committer *c = st->committer;
+	int rc = 0;
+
+	switch (op->kind) {
+	case COMMIT_DELETE:
+		commit_ops_delete(st, &op, 1);
+		return;
+	case COMMIT_CLONE:
+		rc = op_clone(st, op);
+		break;
+	case COMMIT_ABANDON:
+		op_abandon(st, op->image, op->size_bytes);
+		break;
+	}
+	if (op->waited) {
+		HOLD(&c->lock);
+		op->result = rc;
+		op->done = true;
+		pthread_cond_broadcast(&c->done);
+		return;
+	}
+	free(op);
+}

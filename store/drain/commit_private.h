@@ -1,0 +1,100 @@
+/* commit_private.h - between the commit*.c files: see commit.h. */
+#ifndef STORE_COMMIT_PRIVATE_H
+#define STORE_COMMIT_PRIVATE_H
+
+#include <sys/queue.h>
+
+#include "store/drain/commit.h"
+#include "store/db/hash.h"
+#include "store/db/kv.h"
+#include "store/db/records.h"
+
+struct image;
+struct store;
+
+enum commit_kind {
+	COMMIT_DELETE,
+	COMMIT_CLONE,
+	COMMIT_ABANDON,
+};
+
+struct commit_op {
+	TAILQ_ENTRY(commit_op) next;
+	enum commit_kind kind;
+	uint64_t ino; /* DELETE; CLONE: to */
+	uint64_t from; /* CLONE */
+	struct kv_batch *batch; /* CLONE: the caller's */
+	struct image *image; /* ABANDON: a reference */
+	uint64_t size_bytes; /* ABANDON */
+	bool waited, done; /* CLONE: on the caller's stack */
+	int result;
+};
+TAILQ_HEAD(commit_ops, commit_op);
+
+struct committer {
+	pthread_t thread;
+	bool started;
+	pthread_mutex_t lock; /* guards everything below */
+	pthread_cond_t work, done;
+	struct commit_ops ops;
+	struct commit_ops refused; /* deletions that found the disk full */
+	bool woken, stop;
+};
+
+/* --- commit_refs.c */
+
+/* A change of one chunk's references, to be summed up. */
+struct ref_change {
+	uint64_t image, offset;
+	uint32_t len;
+	int32_t delta;
+	uint8_t hash[HASH_BYTES];
+	uint64_t domain;
+	bool gone; /* set by changes_apply(): it was the last reference */
+	bool fresh; /* may not be there yet: written by a running job */
+	uint64_t image_size; /* fresh: what the image's I record says */
+};
+
+struct ref_changes {
+	struct ref_change *at;
+	size_t count, capacity;
+};
+
+int changes_add(struct ref_changes *c, const struct ref_change *one);
+void changes_release(struct ref_changes *c);
+/* Every chunk under these extents gets `delta` more references. */
+int changes_of_content(struct store *st, const struct content *c, int32_t delta,
+		       struct ref_changes *out);
+/*
+ * Into b: all changes. -ESTALE: a shared chunk is not there any more; nothing
+ * in b may be used then.
+ */
+int changes_apply(struct store *st, struct kv_batch *b,
+		  struct ref_changes *changes);
+/* What changes_apply() left behind for the reclaimer, once it is written. */
+void changes_reclaim(struct store *st, const struct ref_changes *changes);
+/* Into b: the counter `name` of the M records. */
+void commit_count(struct kv_batch *b, const char *name, int64_t delta);
+/* What the image's I record says; -ENOENT: no chunk was ever committed in it.
+ */
+int commit_image_size(struct store *st, uint64_t image, uint64_t *ret_size);
+/* Into b: the F record. */
+void commit_put_content(struct kv_batch *b, uint64_t ino,
+			const struct content *c);
+
+/* --- commit_ops.c */
+
+/*
+ * Delete n inodes in one batch: what `rm -r` of many small files costs is
+ * mostly the batches. The ops are freed.
+ */
+void commit_ops_delete(struct store *st, struct commit_op **ops, unsigned n);
+/* Do it and answer; op is freed unless its caller waits for it. */
+void commit_op_run(struct store *st, struct commit_op *op);
+
+static inline void scope_changes(struct ref_changes *c)
+{
+	changes_release(c);
+}
+
+#endif

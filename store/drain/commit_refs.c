@@ -1,0 +1,291 @@
+/*
+ * commit_refs.c - the references of chunks (K records), and what follows from
+ * them: the index by hash (H), images (I), ranges to be punched (P) and the
+ * counters.
+ *
+ * Within one batch every chunk's changes are summed up first, so that its
+ * record is read and written once.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/drain/commit_private.h"
+#include "store/store.h"
+
+int changes_add(struct ref_changes *c, const struct ref_change *one)
+{
+	if (c->count == c->capacity) {
+		size_t want = c->capacity ? 2 * c->capacity : 64;
+		struct ref_change *grown =
+			realloc(c->at, want * sizeof(*grown));
+
+		if (!grown)
+			return -ENOMEM;
+		c->at = grown;
+		c->capacity = want;
+	}
+	c->at[c->count++] = *one;
+	return 0;
+}
+
+void changes_release(struct ref_changes *c)
+{
+	free(c->at);
+}
+
+static int change_compare(const void *pa, const void *pb)
+{
+	const struct ref_change *a = pa, *b = pb;
+
+	if (a->image != b->image)
+		return a->image < b->image ? -1 : 1;
+	if (a->offset != b->offset)
+		return a->offset < b->offset ? -1 : 1;
+	/* The one that brings the chunk comes first: its hash counts. */
+	return (int)b->fresh - (int)a->fresh;
+}
+
+static void changes_merge(struct ref_changes *c)
+{
+	size_t n = 0;
+
+	if (c->count == 0)
+		return;
+	qsort(c->at, c->count, sizeof(*c->at), change_compare);
+	for (size_t i = 1; i < c->count; i++) {
+		if (c->at[i].image == c->at[n].image &&
+		    c->at[i].offset == c->at[n].offset) {
+			c->at[n].delta += c->at[i].delta;
+			continue;
+		}
+		c->at[++n] = c->at[i];
+	}
+	c->count = n + 1;
+}
+
+static int chunk_get(struct store *st, uint64_t image, uint64_t offset,
+		     struct chunk_rec *ret)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_chunk(image, offset);
+	size_t len;
+	int rc = kv_get(st->kv, k.data, k.len, &value, &len);
+
+	return rc < 0 ? rc : chunk_decode(value, len, ret);
+}
+
+/* Every chunk under these extents gets `delta` more references. */
+int changes_of_content(struct store *st, const struct content *c, int32_t delta,
+		       struct ref_changes *out)
+{
+	for (size_t i = 0; i < c->extent_count; i++) {
+		const struct extent *e = &c->extents[i];
+		struct key prefix = key_ino('K', e->image);
+		struct key start = key_chunk(e->image, e->image_offset);
+		struct kv_slice key, value;
+		struct kv_iter *it;
+		int rc;
+
+		rc = kv_iter_new(st->kv, prefix.data, prefix.len, start.data,
+				 start.len, &it);
+		if (rc < 0)
+			return rc;
+		while ((rc = kv_iter_next(it, &key, &value)) == 1) {
+			struct ref_change one = { .image = e->image,
+						  .delta = delta };
+			struct chunk_rec k;
+
+			if (key.len != 17 ||
+			    chunk_decode(value.data, value.len, &k) < 0) {
+				rc = -EIO;
+				break;
+			}
+			one.offset = get_be64((const uint8_t *)key.data + 9);
+			if (one.offset >= e->image_offset + e->len)
+				break;
+			one.len = k.len;
+			one.domain = k.domain;
+			memcpy(one.hash, k.hash, HASH_BYTES);
+			rc = changes_add(out, &one);
+			if (rc < 0)
+				break;
+		}
+		kv_iter_free(it);
+		if (rc < 0)
+			return rc;
+	}
+	return 0;
+}
+
+void commit_count(struct kv_batch *b, const char *name, int64_t delta)
+{
+	struct key k = key_meta(name);
+
+	kv_add(b, k.data, k.len, delta);
+}
+
+/* The chunk's first reference: its record, its hash, and its image's. */
+static int chunk_create(struct store *st, struct kv_batch *b,
+			const struct ref_change *c, uint64_t *last_image)
+{
+	struct chunk_rec rec = { .len = c->len,
+				 .refs = (uint32_t)c->delta,
+				 .domain = c->domain };
+	struct chunk_loc loc = { c->image, c->offset, c->len };
+	struct key k = key_chunk(c->image, c->offset);
+	struct key h = key_hash(c->hash, c->domain);
+	struct key i = key_ino('I', c->image);
+	struct bytes value = { 0 };
+	uint64_t le = htole64(c->image_size);
+	void *old = NULL;
+	size_t len;
+	int rc;
+
+	memcpy(rec.hash, c->hash, HASH_BYTES);
+	chunk_encode(&rec, &value);
+	kv_put(b, k.data, k.len, value.data, value.len);
+	value.len = 0;
+	loc_encode(&loc, &value);
+	kv_put(b, h.data, h.len, value.data, value.len);
+	bytes_release(&value);
+	commit_count(b, META_CHUNKS, 1);
+	commit_count(b, META_PHYSICAL, c->len);
+	commit_count(b, META_SHARED, (int64_t)(c->delta - 1) * c->len);
+	if (*last_image == c->image)
+		return 0;
+	*last_image = c->image;
+	rc = kv_get(st->kv, i.data, i.len, &old, &len);
+	free(old);
+	if (rc == -ENOENT) {
+		kv_put(b, i.data, i.len, &le, sizeof(le));
+		commit_count(b, META_IMAGES, 1);
+		rc = 0;
+	}
+	return rc;
+}
+
+/* The last reference is gone: the records go now, the bytes a little later. */
+static int chunk_remove(struct store *st, struct kv_batch *b,
+			const struct ref_change *c, const struct chunk_rec *rec)
+{
+	struct key k = key_chunk(c->image, c->offset), p = k;
+	struct key h = key_hash(rec->hash, rec->domain);
+	SCOPED(scope_free) void *value = NULL;
+	uint64_t le = htole64(rec->len);
+	struct chunk_loc loc;
+	size_t len;
+	int rc;
+
+	kv_delete(b, k.data, k.len);
+	p.data[0] = 'P';
+	kv_put(b, p.data, p.len, &le, sizeof(le));
+	commit_count(b, META_CHUNKS, -1);
+	commit_count(b, META_PHYSICAL, -(int64_t)rec->len);
+	commit_count(b, META_SHARED, -(int64_t)(rec->refs - 1) * rec->len);
+	rc = kv_get(st->kv, h.data, h.len, &value, &len);
+	if (rc == -ENOENT)
+		return 0;
+	if (rc < 0)
+		return rc;
+	if (loc_decode(value, len, &loc) == 0 && loc.image == c->image &&
+	    loc.offset == c->offset)
+		kv_delete(b, h.data, h.len);
+	return 0;
+}
+
+/*
+ * Into b: all changes. -ESTALE: a shared chunk is not there any more; nothing
+ * in b may be used then.
+ */
+int changes_apply(struct store *st, struct kv_batch *b,
+		  struct ref_changes *changes)
+{
+	uint64_t last_image = 0;
+
+	changes_merge(changes);
+	for (size_t i = 0; i < changes->count; i++) {
+		struct ref_change *c = &changes->at[i];
+		struct chunk_rec rec;
+		struct bytes value = { 0 };
+		struct key k;
+		int rc;
+
+		if (c->delta == 0 && !c->fresh)
+			continue;
+		rc = chunk_get(st, c->image, c->offset, &rec);
+		if (rc == -ENOENT && c->fresh) {
+			if (c->delta > 0)
+				rc = chunk_create(st, b, c, &last_image);
+			else
+				rc = 0;
+			if (rc < 0)
+				return rc;
+			continue;
+		}
+		if (rc == -ENOENT && c->delta > 0)
+			return -ESTALE;
+		if (rc == -ENOENT) { /* damage must not keep us from going on */
+			log_error("image %llu: the chunk at %llu is not in the "
+				  "index: run ckptctl fsck",
+				  (unsigned long long)c->image,
+				  (unsigned long long)c->offset);
+			continue;
+		}
+		if (rc < 0)
+			return rc;
+		if (c->delta > 0 &&
+		    (rec.len != c->len || rec.domain != c->domain ||
+		     memcmp(rec.hash, c->hash, HASH_BYTES) != 0))
+			return -ESTALE;
+		if (c->delta < 0 && rec.refs < (uint32_t)-c->delta)
+			return -EIO;
+		if ((int64_t)rec.refs + c->delta == 0) {
+			rc = chunk_remove(st, b, c, &rec);
+			c->gone = true;
+			if (rc < 0)
+				return rc;
+			continue;
+		}
+		commit_count(b, META_SHARED, (int64_t)c->delta * rec.len);
+		rec.refs += (uint32_t)c->delta;
+		chunk_encode(&rec, &value);
+		k = key_chunk(c->image, c->offset);
+		kv_put(b, k.data, k.len, value.data, value.len);
+		bytes_release(&value);
+	}
+	return 0;
+}
+
+/* What changes_apply() left behind for the reclaimer, once it is written. */
+void changes_reclaim(struct store *st, const struct ref_changes *changes)
+{
+	for (size_t i = 0; i < changes->count; i++)
+		if (changes->at[i].gone)
+			reclaim_add(st, changes->at[i].image,
+				    changes->at[i].offset, changes->at[i].len);
+}
+
+int commit_image_size(struct store *st, uint64_t image, uint64_t *ret_size)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_ino('I', image);
+	size_t len;
+	int rc = kv_get(st->kv, k.data, k.len, &value, &len);
+
+	return rc < 0 ? rc : u64_decode(value, len, ret_size);
+}
+
+void commit_put_content(struct kv_batch *b, uint64_t ino,
+			const struct content *c)
+{
+	struct key f = key_ino('F', ino);
+	struct bytes value = { 0 };
+
+	content_encode(c, &value);
+	CHECK(!value.failed);
+	kv_put(b, f.data, f.len, value.data, value.len);
+	bytes_release(&value);
+}

@@ -1,0 +1,128 @@
+/*
+ * drain_label.c - the label (label.h) of a job's image: what the committer will
+ * write of the file, as far as it is known when the image is synced.
+ *
+ * It is written before that sync, and again only when the places of chunks have
+ * changed since. A file system that takes no label is no error: it costs a way
+ * back, not the bytes.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/drain/drain_work.h"
+#include "store/db/label.h"
+#include "store/store.h"
+
+/* Where the chunk will lie; false: nowhere, or that is not known yet. */
+static bool chunk_place(const struct drain_job *j, const struct drain_chunk *c,
+			struct extent *ret)
+{
+	ret->offset = c->offset;
+	ret->len = c->len;
+	ret->image = j->image->id;
+	ret->image_offset = c->offset;
+	if (c->kind == CHUNK_SHARED || c->kind == CHUNK_JOINED) {
+		ret->image = c->image;
+		ret->image_offset = c->image_offset;
+	}
+	return c->kind != CHUNK_ZERO && c->kind != CHUNK_DEFERRED;
+}
+
+static void add_extent(struct label *l, const struct extent *e)
+{
+	struct extent *last = l->listed > 0 ? &l->extents[l->listed - 1] : NULL;
+
+	l->identity = l->identity && e->image == l->image &&
+		      e->image_offset == e->offset;
+	if (last && last->offset + last->len == e->offset &&
+	    last->image == e->image &&
+	    last->image_offset + last->len == e->image_offset) {
+		last->len += e->len;
+		return;
+	}
+	l->extents[l->listed++] = *e;
+	l->extent_count++;
+}
+
+/* As much of the end of the path as there is room for. */
+static void label_path(struct store *st, struct inode *in, struct label *l)
+{
+	char path[4096];
+	size_t len, skip;
+
+	inode_path(st, in, path, sizeof(path));
+	len = strlen(path);
+	skip = len > LABEL_PATH_MAX ? len - LABEL_PATH_MAX : 0;
+	memcpy(l->path, path + skip, len - skip + 1);
+}
+
+static int label_of_job(struct store *st, const struct drain_job *j,
+			struct bytes *out)
+{
+	struct label l = { .image = j->image->id,
+			   .ino = j->in->ino,
+			   .generation = j->old ? j->old->c.generation + 1 : 1,
+			   .size_bytes = j->size_bytes,
+			   .mtime_ns = j->mtime_ns,
+			   .domain = j->domain,
+			   .identity = true };
+
+	l.extents = calloc((size_t)j->chunk_count + 1, sizeof(*l.extents));
+	if (!l.extents)
+		return -ENOMEM;
+	memcpy(l.uuid, st->uuid, sizeof(l.uuid));
+	memcpy(l.digest, j->digest, sizeof(l.digest));
+	for (uint32_t i = 0; i < j->chunk_count; i++) {
+		struct extent e;
+
+		if (chunk_place(j, &j->chunks[i], &e))
+			add_extent(&l, &e);
+	}
+	{
+		HOLD(&j->in->lock);
+		l.mode = j->in->attr.mode;
+		l.uid = j->in->attr.uid;
+		l.gid = j->in->attr.gid;
+	}
+	label_path(st, j->in, &l);
+	label_encode(&l, out);
+	free(l.extents);
+	return out->failed ? -ENOMEM : 0;
+}
+
+/* What is to be compared, to know whether it has changed. */
+static uint64_t label_sum(const struct bytes *text)
+{
+	return XXH3_64bits(text->data, text->len) | 1;
+}
+
+void work_label(struct store *st, struct drain_job *j, int fd)
+{
+	struct bytes text = { 0 };
+	int rc = label_of_job(st, j, &text);
+
+	if (rc == 0)
+		rc = label_set(fd, &text);
+	if (rc < 0 && !atomic_exchange(&st->label_failed, true))
+		log_info("images are stored without labels: %s; 'ckptctl "
+			 "rebuild' has the backups of the database alone",
+			 strerror(-rc));
+	j->label = rc == 0 ? label_sum(&text) : 0;
+	bytes_release(&text);
+}
+
+bool work_label_is_old(struct store *st, const struct drain_job *j)
+{
+	struct bytes text = { 0 };
+	bool old;
+
+	if (j->label == 0) /* it cannot have one */
+		return false;
+	old = label_of_job(st, j, &text) == 0 && label_sum(&text) != j->label;
+	bytes_release(&text);
+	return old;
+}

@@ -1,0 +1,250 @@
+/*
+ * drain_timer.c - one thread for what happens without a call: a failed job is
+ * tried again, a close whose release does not come is taken for closed, files
+ * that stay open and grow are drained now and then, a stage that outgrew its
+ * memory gives clean files up, and what a full disk kept from being deleted
+ * goes.
+ */
+#include <time.h>
+
+#include "store/base/io.h"
+#include "store/base/scope.h"
+#include "store/drain/commit.h"
+#include "store/drain/drain_private.h"
+#include "store/file/in_place.h"
+#include "store/space/reclaim.h"
+#include "store/space/reserve.h"
+#include "store/store.h"
+
+/* How often the stage's memory and the disk's room are looked at. */
+#define ASK_NS_MIN (INT64_C(1) * 1000000)
+#define ASK_NS_MAX (INT64_C(1) * 1000000000)
+#define RELIEVE_NS (INT64_C(1) * 1000000000)
+/*
+ * A file that stays open and grew by more than this since the last look is a
+ * checkpoint in the middle of being written, not a log: draining it as it
+ * stands would only write it twice.
+ */
+#define DRAIN_OPEN_GROWTH_MAX (UINT64_C(64) << 20)
+
+/* More is used than was admitted: a file outgrew its series. */
+static void timer_relieve(struct store *st)
+{
+	uint64_t used, total;
+
+	segments_let_go(st);
+	if (atomic_load(&st->stages.memory_count) == 0)
+		return;
+	stages_usage(&st->stages, &used, &total);
+	if (used > total)
+		(void)stages_make_room(&st->stages, 0);
+}
+
+/* What a full disk refused, once it has room; or one that has failed. */
+static void timer_retry(struct store *st)
+{
+	if (kv_mend(st->kv) < 0 || kv_room(st->kv) < 0)
+		return;
+	commit_retry(st);
+	reclaim_retry(st);
+}
+
+/* Wake what is due; *ret_next is when the next one is. */
+static struct drain_job *timer_wake_due_locked(struct drain *d, int64_t now,
+					       int64_t *ret_next)
+{
+	struct drain_job *j = TAILQ_FIRST(&d->idle), *after;
+
+	*ret_next = INT64_MAX;
+	for (; j; j = after) {
+		after = TAILQ_NEXT(j, in_queue);
+		if (j->due_ns > now) {
+			if (j->due_ns < *ret_next)
+				*ret_next = j->due_ns;
+		} else if (j->state == JOB_WAITING && j->empty_close) {
+			/*
+			 * dup(2) and close(2) before the first write: nothing
+			 * was closed yet, and the real close is still to come.
+			 */
+			job_ref(j);
+			return j;
+		} else {
+			job_wake_locked(d, j);
+		}
+	}
+	return NULL;
+}
+
+/*
+ * The stage of a file that has been open for an interval, with a reference; not
+ * of one that takes the place of something: see file->replaces.
+ */
+static struct stage *open_for_long(struct inode *in, int64_t now,
+				   int64_t interval)
+{
+	struct file *f;
+
+	HOLD(&in->lock);
+	f = in->file;
+	if (!f || !f->stage || f->replaces ||
+	    (f->writers == 0 && !f->maybe_written) ||
+	    now - f->open_since_ns < interval)
+		return NULL;
+	f->open_since_ns = now;
+	stage_ref(f->stage);
+	return f->stage;
+}
+
+/* Is there something new in it that is worth to be drained? */
+static bool open_has_changed(struct store *st, struct inode *in,
+			     struct stage *stage)
+{
+	struct file *f = in->file;
+	uint64_t last, size;
+	int64_t mtime;
+	struct stat sb;
+	bool changed;
+
+	if (stage_stat(&st->stages, stage, &sb) < 0)
+		return false;
+	mtime = io_ns(&sb.st_mtim);
+	size = (uint64_t)sb.st_size;
+	HOLD(&in->lock);
+	last = f->drained_size;
+	/* What comes through a mapping of a tmpfs leaves no time. */
+	changed = f->drained_mtime_ns != mtime || last != size ||
+		  f->maybe_written;
+	/* Written in one go: its close is not far. */
+	if (size > last + DRAIN_OPEN_GROWTH_MAX)
+		changed = false;
+	f->drained_mtime_ns = mtime;
+	f->drained_size = size;
+	return changed;
+}
+
+void drain_open_files(struct store *st, int64_t now_ns)
+{
+	int64_t interval = (int64_t)st->options.drain_interval_s * 1000000000;
+
+	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
+		struct stage_slot *slot = &st->stages.slots[i];
+		uint64_t ino = SLOT_GET(slot, ino);
+		struct inode *in;
+		struct stage *stage;
+		int rc;
+
+		if (ino == 0 || !SLOT_GET(slot, dirty))
+			continue;
+		in = inode_peek(st, ino);
+		if (!in)
+			continue;
+		stage = open_for_long(in, now_ns, interval);
+		if (stage && open_has_changed(st, in, stage))
+			drain_job_put(st, job_for(st, in, false, false, &rc));
+		stage_put(&st->stages, stage);
+		inode_put(st, in, 1);
+	}
+}
+
+/* Unless a real close has come since. */
+static void cancel_empty(struct store *st, struct drain_job *j)
+{
+	struct drain *d = st->drain;
+	struct file *f = j->in->file;
+
+	{
+		HOLD(&j->in->lock);
+		HOLD(&d->lock);
+		if (f->queued != j || j->state != JOB_WAITING ||
+		    !j->empty_close)
+			return;
+		f->queued = NULL;
+		job_end_locked(d, j);
+	}
+	drain_finish(st, j, JOB_CANCELLED, 0);
+	drain_job_put(st, j);
+}
+
+void drain_ask_left(struct store *st)
+{
+	struct drain *d = st->drain;
+
+	HOLD(&d->lock);
+	d->left_delay_ns = ASK_NS_MIN;
+	d->left_due_ns = mono_ns() + ASK_NS_MIN;
+	pthread_cond_signal(&d->tick);
+}
+
+/* Who is left with a mapping may be gone by now. */
+static void timer_ask_left(struct store *st)
+{
+	struct drain *d = st->drain;
+	bool again;
+
+	{
+		HOLD(&d->lock);
+		d->left_due_ns = 0;
+	}
+	again = files_ask_left(st);
+	HOLD(&d->lock);
+	if (!again || d->left_due_ns != 0)
+		return;
+	if (d->left_delay_ns < ASK_NS_MAX)
+		d->left_delay_ns *= 2;
+	d->left_due_ns = mono_ns() + d->left_delay_ns;
+}
+
+void *drain_timer_main(void *arg)
+{
+	struct store *st = arg;
+	struct drain *d = st->drain;
+	int64_t interval = (int64_t)st->options.drain_interval_s * 1000000000;
+	/* Each file by its own age: so they are looked at more often. */
+	int64_t look = interval / 8 > RELIEVE_NS ? interval / 8 : RELIEVE_NS;
+	int64_t next_open = interval ? mono_ns() + look : INT64_MAX;
+
+	pthread_mutex_lock(&d->lock);
+	while (!d->stop) {
+		int64_t now = mono_ns(), next;
+		struct drain_job *empty;
+		struct timespec t;
+
+		if (now >= next_open) {
+			pthread_mutex_unlock(&d->lock);
+			drain_open_files(st, now);
+			pthread_mutex_lock(&d->lock);
+			next_open = mono_ns() + look;
+			continue;
+		}
+		if (d->left_due_ns != 0 && now >= d->left_due_ns) {
+			pthread_mutex_unlock(&d->lock);
+			timer_ask_left(st);
+			pthread_mutex_lock(&d->lock);
+			continue;
+		}
+		empty = timer_wake_due_locked(d, now, &next);
+		if (empty) {
+			pthread_mutex_unlock(&d->lock);
+			cancel_empty(st, empty);
+			drain_job_put(st, empty);
+			pthread_mutex_lock(&d->lock);
+			continue;
+		}
+		if (next > next_open)
+			next = next_open;
+		if (d->left_due_ns != 0 && next > d->left_due_ns)
+			next = d->left_due_ns;
+		if (next > now + RELIEVE_NS)
+			next = now + RELIEVE_NS;
+		t.tv_sec = next / 1000000000;
+		t.tv_nsec = next % 1000000000;
+		pthread_cond_timedwait(&d->tick, &d->lock, &t);
+		pthread_mutex_unlock(&d->lock);
+		timer_relieve(st);
+		reserve_look(st);
+		timer_retry(st);
+		pthread_mutex_lock(&d->lock);
+	}
+	pthread_mutex_unlock(&d->lock);
+	return NULL;
+}

@@ -1,0 +1,127 @@
+/* inflight.c - see inflight.h. */
+#include "store/drain/inflight.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/base/scope.h"
+#include "store/drain/drain.h"
+
+#define INFLIGHT_BUCKETS 16384
+
+struct inflight_entry {
+	struct inflight_entry *next;
+	uint8_t hash[HASH_BYTES];
+	struct drain_job *job;
+	uint32_t chunk;
+};
+
+struct inflight {
+	pthread_mutex_t lock;
+	struct inflight_entry *bucket[INFLIGHT_BUCKETS];
+};
+
+struct inflight *inflight_new(void)
+{
+	struct inflight *t = calloc(1, sizeof(*t));
+
+	if (t)
+		pthread_mutex_init(&t->lock, NULL);
+	return t;
+}
+
+void inflight_free(struct inflight *t)
+{
+	if (!t)
+		return;
+	for (unsigned i = 0; i < INFLIGHT_BUCKETS; i++)
+		CHECK(t->bucket[i] == NULL);
+	pthread_mutex_destroy(&t->lock);
+	free(t);
+}
+
+static struct inflight_entry **inflight_bucket(struct inflight *t,
+					       const uint8_t *hash)
+{
+	uint32_t h;
+
+	memcpy(&h, hash, sizeof(h));
+	return &t->bucket[h % INFLIGHT_BUCKETS];
+}
+
+/* Jobs of another domain have chunks of their own. */
+static struct inflight_entry *inflight_find(struct inflight_entry *e,
+					    const uint8_t *hash,
+					    const struct drain_job *job)
+{
+	while (e && (e->job->domain != job->domain ||
+		     memcmp(e->hash, hash, HASH_BYTES) != 0))
+		e = e->next;
+	return e;
+}
+
+bool inflight_claim(struct inflight *t, const uint8_t hash[HASH_BYTES],
+		    struct drain_job *job, uint32_t chunk,
+		    struct drain_job **ret_owner, uint32_t *ret_chunk)
+{
+	struct inflight_entry **b = inflight_bucket(t, hash);
+	struct inflight_entry *e;
+
+	HOLD(&t->lock);
+	e = inflight_find(*b, hash, job);
+	if (e && e->job->serial <= job->serial) {
+		atomic_fetch_add(&e->job->refs, 1);
+		*ret_owner = e->job;
+		*ret_chunk = e->chunk;
+		return false;
+	}
+	if (!e) {
+		e = malloc(sizeof(*e));
+		if (!e)
+			return true; /* stored twice at worst */
+		memcpy(e->hash, hash, HASH_BYTES);
+		e->next = *b;
+		*b = e;
+	}
+	e->job = job;
+	e->chunk = chunk;
+	return true;
+}
+
+enum inflight_owner inflight_check(struct inflight *t,
+				   const uint8_t hash[HASH_BYTES],
+				   const struct drain_job *job, uint32_t chunk,
+				   struct drain_job **ret_owner,
+				   uint32_t *ret_chunk)
+{
+	struct inflight_entry *e;
+
+	HOLD(&t->lock);
+	e = inflight_find(*inflight_bucket(t, hash), hash, job);
+	if (!e)
+		return INFLIGHT_NOBODY;
+	if (e->job == job && e->chunk == chunk)
+		return INFLIGHT_MINE;
+	atomic_fetch_add(&e->job->refs, 1);
+	*ret_owner = e->job;
+	*ret_chunk = e->chunk;
+	return INFLIGHT_OTHER;
+}
+
+void inflight_drop(struct inflight *t, const uint8_t hash[HASH_BYTES],
+		   const struct drain_job *job, uint32_t chunk)
+{
+	struct inflight_entry **at = inflight_bucket(t, hash);
+	struct inflight_entry *e;
+
+	HOLD(&t->lock);
+	while (*at && !((*at)->job == job && (*at)->chunk == chunk &&
+			memcmp((*at)->hash, hash, HASH_BYTES) == 0))
+		at = &(*at)->next;
+	e = *at;
+	if (e)
+		*at = e->next;
+	free(e);
+}

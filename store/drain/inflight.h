@@ -1,0 +1,49 @@
+/*
+ * inflight.h - chunks that running drain jobs are about to store, by hash, so
+ * that replicas which are closed at the same moment are stored once.
+ *
+ * The older of two running jobs owns a chunk that both have: so the oldest of
+ * several replicas keeps all its chunks, and each of the others maps onto it
+ * as a whole. The younger one refers to it (CHUNK_DEFERRED), also when it had
+ * claimed the chunk first; it finds that out before it is settled. Waiting
+ * goes from younger to older jobs only.
+ *
+ * Jobs share within their domain (records.h) only.
+ *
+ * Threads: any. The table's lock is a leaf.
+ */
+#ifndef STORE_INFLIGHT_H
+#define STORE_INFLIGHT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "store/db/hash.h"
+
+struct drain_job;
+struct inflight;
+
+struct inflight *inflight_new(void);
+void inflight_free(struct inflight *t);
+/*
+ * True: (job, chunk) owns the hash now, maybe in a younger one's stead. False:
+ * *ret_owner (with a reference taken) and *ret_chunk do.
+ */
+bool inflight_claim(struct inflight *t, const uint8_t hash[HASH_BYTES],
+		    struct drain_job *job, uint32_t chunk,
+		    struct drain_job **ret_owner, uint32_t *ret_chunk);
+enum inflight_owner {
+	INFLIGHT_MINE,
+	INFLIGHT_OTHER, /* *ret_owner, a reference, and *ret_chunk */
+	INFLIGHT_NOBODY, /* an older job had it and is committed, or gave up */
+};
+enum inflight_owner inflight_check(struct inflight *t,
+				   const uint8_t hash[HASH_BYTES],
+				   const struct drain_job *job, uint32_t chunk,
+				   struct drain_job **ret_owner,
+				   uint32_t *ret_chunk);
+/* Give up what (job, chunk) owns; nothing when it does not own it. */
+void inflight_drop(struct inflight *t, const uint8_t hash[HASH_BYTES],
+		   const struct drain_job *job, uint32_t chunk);
+
+#endif

@@ -1,0 +1,203 @@
+/*
+ * verify.c - re-hash a file's committed content, at the disk's or memory's
+ * speed: passthrough reads do not pass the daemon, so verify=open does this at
+ * a file's first open. The chunks are shared out among a few threads.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/formats/cut.h"
+#include "store/file/file.h"
+#include "store/store.h"
+
+#define VERIFY_THREADS_MAX 8
+
+struct verify_chunk {
+	uint64_t image, offset;
+	uint32_t len;
+	uint8_t hash[HASH_BYTES];
+};
+
+struct verify {
+	struct store *st;
+	struct verify_chunk *at;
+	size_t count, capacity;
+	atomic_size_t next;
+	atomic_int rc;
+};
+
+static int verify_add(struct verify *v, const struct verify_chunk *c)
+{
+	if (v->count == v->capacity) {
+		size_t want = v->capacity ? 2 * v->capacity : 256;
+		struct verify_chunk *grown =
+			realloc(v->at, want * sizeof(*grown));
+
+		if (!grown)
+			return -ENOMEM;
+		v->at = grown;
+		v->capacity = want;
+	}
+	v->at[v->count++] = *c;
+	return 0;
+}
+
+/* All chunks under one extent; they must tile it. */
+static int verify_extent(struct verify *v, const struct extent *e)
+{
+	struct key prefix = key_ino('K', e->image);
+	struct key start = key_chunk(e->image, e->image_offset);
+	uint64_t at = e->image_offset, end = e->image_offset + e->len;
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc;
+
+	rc = kv_iter_new(v->st->kv, prefix.data, prefix.len, start.data,
+			 start.len, &it);
+	if (rc < 0)
+		return rc;
+	while (at < end && (rc = kv_iter_next(it, &key, &value)) == 1) {
+		struct verify_chunk c = { .image = e->image, .offset = at };
+		struct chunk_rec k;
+
+		if (key.len != 17 ||
+		    chunk_decode(value.data, value.len, &k) < 0 ||
+		    get_be64((const uint8_t *)key.data + 9) != at) {
+			rc = -EIO;
+			break;
+		}
+		c.len = k.len;
+		memcpy(c.hash, k.hash, HASH_BYTES);
+		rc = verify_add(v, &c);
+		if (rc < 0)
+			break;
+		at += k.len;
+	}
+	kv_iter_free(it);
+	if (rc < 0)
+		return rc;
+	return at == end ? 0 : -EIO;
+}
+
+static int verify_read(struct verify *v, const struct image *i,
+		       const struct verify_chunk *c, uint8_t *buf)
+{
+	SCOPED(scope_close) int fd =
+		image_open_fd(&v->st->images, i, O_RDONLY);
+
+	if (fd < 0)
+		return fd == -ENOENT ? -EIO : fd;
+	return pread(fd, buf, c->len, (off_t)c->offset) == (ssize_t)c->len ?
+		       0 :
+		       -EIO;
+}
+
+static int verify_one(struct verify *v, const struct verify_chunk *c,
+		      uint8_t *buf)
+{
+	uint8_t hash[HASH_BYTES];
+	struct image *i;
+	int rc;
+
+	if (c->len > CHUNK_BYTES_MAX)
+		return -EIO;
+	rc = image_get(&v->st->images, c->image, &i);
+	if (rc < 0)
+		return rc == -ENOENT ? -EIO : rc;
+	rc = verify_read(v, i, c, buf);
+	image_put(&v->st->images, i);
+	if (rc < 0)
+		return rc;
+	chunk_hash(v->st->secret, buf, c->len, hash);
+	return memcmp(hash, c->hash, HASH_BYTES) == 0 ? 0 : -EIO;
+}
+
+static void *verify_main(void *arg)
+{
+	struct verify *v = arg;
+	uint8_t *buf = malloc(CHUNK_BYTES_MAX);
+	size_t i;
+
+	if (!buf) {
+		atomic_store(&v->rc, -ENOMEM);
+		return NULL;
+	}
+	while ((i = atomic_fetch_add(&v->next, 1)) < v->count &&
+	       atomic_load(&v->rc) == 0) {
+		int rc = verify_one(v, &v->at[i], buf);
+
+		if (rc < 0)
+			atomic_store(&v->rc, rc);
+	}
+	free(buf);
+	return NULL;
+}
+
+static int verify_small(struct store *st, struct inode *in,
+			const struct content *content)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_ino('D', in->ino);
+	uint8_t hash[HASH_BYTES];
+	size_t len;
+	int rc = kv_get(st->kv, k.data, k.len, &value, &len);
+
+	if (rc < 0)
+		return rc == -ENOENT ? -EIO : rc;
+	chunk_hash(st->secret, value, len, hash);
+	return len == content->size_bytes &&
+			       memcmp(hash, content->digest, HASH_BYTES) == 0 ?
+		       0 :
+		       -EIO;
+}
+
+static int verify_chunks(struct verify *v)
+{
+	pthread_t thread[VERIFY_THREADS_MAX];
+	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	unsigned n = cpus < 1 ? 1 : (unsigned)cpus, started = 0;
+
+	if (n > VERIFY_THREADS_MAX)
+		n = VERIFY_THREADS_MAX;
+	while (started + 1 < n &&
+	       pthread_create(&thread[started], NULL, verify_main, v) == 0)
+		started++;
+	(void)verify_main(v);
+	while (started > 0)
+		pthread_join(thread[--started], NULL);
+	return atomic_load(&v->rc);
+}
+
+int file_verify(struct store *st, struct inode *in,
+		const struct content *content)
+{
+	struct verify v = { .st = st };
+	struct reclaim_ticket ticket;
+	char path[4096];
+	int rc = 0;
+
+	reclaim_enter(st, &ticket);
+	if (content->kind == CONTENT_SMALL)
+		rc = verify_small(st, in, content);
+	for (size_t i = 0; rc == 0 && i < content->extent_count; i++)
+		rc = verify_extent(&v, &content->extents[i]);
+	if (rc == 0 && v.count > 0)
+		rc = verify_chunks(&v);
+	reclaim_leave(st, &ticket);
+	free(v.at);
+	if (rc < 0) {
+		inode_path(st, in, path, sizeof(path));
+		log_error("%s: its bytes on the disk are not those that were "
+			  "written: %s; run ckptctl fsck --scrub on the "
+			  "unmounted store",
+			  path, strerror(-rc));
+	}
+	return rc;
+}

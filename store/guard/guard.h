@@ -1,0 +1,117 @@
+/*
+ * guard.h - looks at a step when it is published, before anybody trusts it.
+ *
+ * A step is published by the rename of its folder, by the rename of its
+ * .metadata to that name, or by a tracker that names it: a small file called
+ * latest*, or a symbolic link, beside the step. (A hard link counts as a
+ * rename.) It is then compared with the step before it, which
+ * is the folder beside it whose name differs in its number only, by the next
+ * smaller one. What is reported:
+ *
+ *   broken     a file is damaged, or .metadata does not fit the files
+ *   missing    a tensor that was declared (user.ckptfs.expect, one name in a
+ *              line, on the step or a folder above it) is not there
+ *   different  tensors were added, removed, retyped, reshaped or moved to
+ *              another file
+ *   identical  every file with tensors has the bytes it had in the step before:
+ *              stale weights may have been saved
+ *
+ * What differs on purpose from step to step is named by patterns, one in a
+ * line, with * and ? (user.ckptfs.structure_ignore, on the step or a folder
+ * above it; the nearest counts): such tensors are never `different`.
+ *
+ * Policy: off, warn (one line in the log; a thread looks, nobody waits) or
+ * refuse: the call that would publish fails with -EUCLEAN, and nothing was
+ * published; a tracker keeps, or gets back, the content that is durable.
+ * `identical` is never refused, and found out when all is durable.
+ * user.ckptfs.structure_policy on a folder counts for what is below it.
+ *
+ * Threads: any; one step is looked at at a time, and memory is bounded, see
+ * below. Blocks on I/O: hold no lock.
+ */
+#ifndef STORE_GUARD_H
+#define STORE_GUARD_H
+
+#include <stdint.h>
+
+#include "store/base/bytes.h"
+#include "store/names/inode.h"
+
+#define GUARD_EXPECT_XATTR "user.ckptfs.expect"
+#define GUARD_IGNORE_XATTR "user.ckptfs.structure_ignore"
+#define GUARD_POLICY_XATTR "user.ckptfs.structure_policy"
+#define GUARD_IGNORE_MAX 64u /* patterns */
+/*
+ * No larger .metadata is looked into (100 GB in 300,000 chunks have 45 MB), and
+ * no step whose tensors take more memory. Reading a .metadata takes five times
+ * its size, and two steps are looked at at once.
+ */
+#define GUARD_METADATA_BYTES_MAX (UINT64_C(96) << 20)
+#define GUARD_MEMORY_BYTES_MAX ((size_t)256 << 20)
+#define GUARD_TEXT_BYTES 1024
+
+enum guard_policy {
+	GUARD_OFF,
+	GUARD_WARN,
+	GUARD_REFUSE,
+};
+
+struct store;
+struct guard;
+
+struct guard_figures {
+	uint64_t checked, different, broken, missing, identical, refused;
+	uint64_t waiting; /* that a thread has still to look at */
+	uint64_t overlooked; /* too many waited */
+	char last[GUARD_TEXT_BYTES]; /* what was reported last; or empty */
+};
+
+int guard_init(struct store *st);
+int guard_start(struct store *st);
+/* Looks at all that waits, first. */
+void guard_stop(struct store *st);
+void guard_release(struct store *st);
+
+/* Words of the policy: "off", "warn", "refuse". -EINVAL. */
+int guard_policy_of(const char *word, size_t len, enum guard_policy *ret);
+/* Patterns that are not too many, and have no NUL: 0, or -E2BIG, -EINVAL. */
+int guard_ignore_check(const char *text, size_t len);
+const char *guard_policy_word(enum guard_policy policy);
+
+/*
+ * A name is about to be given, by a rename, a hard link or a symbolic one: 0,
+ * or -EUCLEAN. *ret_looked: what it publishes was looked at. When it has
+ * happened call guard_named(), which may have the thread look.
+ */
+int guard_name(struct store *st, struct inode *in, uint64_t parent,
+	       const char *name, bool *ret_looked);
+int guard_symlink(struct store *st, const char *target, uint64_t parent,
+		  const char *name, bool *ret_looked);
+int guard_rename(struct store *st, uint64_t parent, const char *name,
+		 uint64_t new_parent, const char *new_name, bool *ret_looked);
+void guard_named(struct store *st, uint64_t parent, const char *name,
+		 bool looked);
+/*
+ * A file that was written is about to be closed or synced: 0, or -EUCLEAN,
+ * when it is a tracker, which then has its durable content again.
+ */
+int guard_close(struct store *st, struct inode *in);
+
+/* Wait until the thread has looked at all that was published before. */
+void guard_wait_idle(struct store *st);
+
+void guard_figures(struct store *st, struct guard_figures *ret);
+
+/*
+ * For people: the signature of a file or a folder, and how a folder differs
+ * from the step before it, a line for each, as many as an attribute takes; uid:
+ * who asks, if that matters, for -EACCES where the step before is another
+ * user's, or something in the folder is not for him to read. -ENODATA: there is none. -EBUSY: somebody
+ * else asks.
+ */
+int guard_signature(struct store *st, struct inode *in, const uid_t *uid,
+		    struct bytes *out);
+int guard_difference(struct store *st, struct inode *in, const uid_t *uid,
+		     struct bytes *out);
+
+#endif

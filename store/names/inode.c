@@ -1,0 +1,552 @@
+/* inode.c - see inode.h. */
+#include "store/names/inode.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "store/base/io.h"
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/store.h"
+
+#define INO_STEP 1024
+#define PATH_DEPTH_MAX 256
+
+int64_t now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_REALTIME_COARSE, &t);
+	return io_ns(&t);
+}
+
+struct content_ref *content_ref_new(struct content *c)
+{
+	struct content_ref *r = malloc(sizeof(*r));
+
+	if (!r)
+		return NULL;
+	atomic_init(&r->refs, 1);
+	r->c = *c;
+	memset(c, 0, sizeof(*c));
+	return r;
+}
+
+void content_ref_put(struct content_ref *r)
+{
+	if (!r || atomic_fetch_sub(&r->refs, 1) != 1)
+		return;
+	content_release(&r->c);
+	free(r);
+}
+
+int inodes_init(struct store *st)
+{
+	struct inode_table *t = calloc(1, sizeof(*t));
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_meta(META_NEXT_INO);
+	size_t len;
+	int rc;
+
+	if (!t)
+		return -ENOMEM;
+	rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	if (rc == 0)
+		rc = u64_decode(value, len, &t->next_ino);
+	if (rc < 0) {
+		free(t);
+		return rc;
+	}
+	t->next_ino_reserved = t->next_ino;
+	for (unsigned i = 0; i < INODE_SHARDS; i++)
+		pthread_mutex_init(&t->shard[i].lock, NULL);
+	pthread_mutex_init(&t->ino_turn, NULL);
+	st->inodes = t;
+	return 0;
+}
+
+static void inode_free(struct store *st, struct inode *in)
+{
+	if (in->file) {
+		struct file *f = in->file;
+
+		content_ref_put(f->content);
+		stage_put(&st->stages, f->stage);
+		stage_put(&st->stages, f->backing_stage);
+		image_put(&st->images, f->backing_image);
+		free(f);
+	}
+	attr_release(&in->attr);
+	pthread_mutex_destroy(&in->lock);
+	pthread_mutex_destroy(&in->turn);
+	free(in);
+}
+
+void inodes_release(struct store *st)
+{
+	struct inode_table *t = st->inodes;
+
+	if (!t)
+		return;
+	for (unsigned s = 0; s < INODE_SHARDS; s++) {
+		for (unsigned b = 0; b < INODE_BUCKETS; b++)
+			while (t->shard[s].bucket[b]) {
+				struct inode *in = t->shard[s].bucket[b];
+
+				t->shard[s].bucket[b] = in->next;
+				inode_free(st, in);
+			}
+		pthread_mutex_destroy(&t->shard[s].lock);
+	}
+	pthread_mutex_destroy(&t->ino_turn);
+	free(t);
+	st->inodes = NULL;
+}
+
+static struct inode_shard *shard_of(struct store *st, uint64_t ino)
+{
+	return &st->inodes->shard[ino % INODE_SHARDS];
+}
+
+static struct inode **bucket_of(struct inode_shard *s, uint64_t ino)
+{
+	return &s->bucket[ino / INODE_SHARDS % INODE_BUCKETS];
+}
+
+static struct inode *inode_find_locked(struct inode_shard *s, uint64_t ino)
+{
+	struct inode *in = *bucket_of(s, ino);
+
+	while (in && in->ino != ino)
+		in = in->next;
+	if (in)
+		in->refs++;
+	return in;
+}
+
+struct inode *inode_peek(struct store *st, uint64_t ino)
+{
+	struct inode_shard *s = shard_of(st, ino);
+
+	HOLD(&s->lock);
+	return inode_find_locked(s, ino);
+}
+
+static struct inode *inode_make(uint64_t ino, const struct attr *attr)
+{
+	struct inode *in = calloc(1, sizeof(*in));
+
+	if (!in)
+		return NULL;
+	in->ino = ino;
+	in->refs = 1;
+	in->attr = *attr;
+	pthread_mutex_init(&in->lock, NULL);
+	pthread_mutex_init(&in->turn, NULL);
+	return in;
+}
+
+/*
+ * Into the table, unless another one got there first: that one counts. NULL:
+ * since *removed inodes have left the table, and this may have been one of
+ * them, which somebody changed after ours was read. removed NULL: it is new.
+ */
+static struct inode *inode_insert(struct store *st, struct inode *in,
+				  const uint64_t *removed)
+{
+	struct inode_shard *s = shard_of(st, in->ino);
+	struct inode *other;
+
+	{
+		HOLD(&s->lock);
+		other = inode_find_locked(s, in->ino);
+		if (!other && (!removed || s->removed == *removed)) {
+			struct inode **b = bucket_of(s, in->ino);
+
+			in->next = *b;
+			*b = in;
+			return in;
+		}
+	}
+	inode_free(st, in);
+	return other;
+}
+
+/* From the database. -EAGAIN: what was read may be out of date. */
+static int inode_read(struct store *st, uint64_t ino, struct inode **ret_inode)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct inode_shard *s = shard_of(st, ino);
+	uint64_t removed;
+	struct inode *in;
+	struct attr attr;
+	struct key k;
+	size_t len;
+	int rc;
+
+	{
+		HOLD(&s->lock);
+		in = inode_find_locked(s, ino);
+		removed = s->removed;
+	}
+	if (in) {
+		*ret_inode = in;
+		return 0;
+	}
+	k = key_ino('A', ino);
+	rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	if (rc == 0)
+		rc = attr_decode(value, len, &attr);
+	if (rc == -EIO)
+		log_error("inode %llu: damaged attributes: run ckptctl fsck",
+			  (unsigned long long)ino);
+	if (rc < 0)
+		return rc;
+	in = inode_make(ino, &attr);
+	if (!in) {
+		attr_release(&attr);
+		return -ENOMEM;
+	}
+	*ret_inode = inode_insert(st, in, &removed);
+	return *ret_inode ? 0 : -EAGAIN;
+}
+
+int inode_get(struct store *st, uint64_t ino, struct inode **ret_inode)
+{
+	int rc;
+
+	while ((rc = inode_read(st, ino, ret_inode)) == -EAGAIN)
+		;
+	return rc;
+}
+
+void inode_ref(struct store *st, struct inode *in, uint64_t count)
+{
+	struct inode_shard *s = shard_of(st, in->ino);
+
+	HOLD(&s->lock);
+	CHECK(in->refs > 0);
+	in->refs += count;
+}
+
+void inode_remember(struct store *st, struct inode *in)
+{
+	struct inode_shard *s = shard_of(st, in->ino);
+
+	HOLD(&s->lock);
+	in->lookups++;
+}
+
+void inode_forget(struct store *st, struct inode *in, uint64_t count)
+{
+	struct inode_shard *s = shard_of(st, in->ino);
+
+	HOLD(&s->lock);
+	CHECK(in->lookups >= count);
+	in->lookups -= count;
+}
+
+uint64_t inode_lookups(struct store *st, struct inode *in)
+{
+	struct inode_shard *s = shard_of(st, in->ino);
+
+	HOLD(&s->lock);
+	return in->lookups;
+}
+
+void inode_put(struct store *st, struct inode *in, uint64_t count)
+{
+	struct inode_shard *s;
+	struct inode **at;
+
+	if (!in)
+		return;
+	s = shard_of(st, in->ino);
+	{
+		HOLD(&s->lock);
+		CHECK(in->refs >= count);
+		in->refs -= count;
+		if (in->refs > 0)
+			return;
+		at = bucket_of(s, in->ino);
+		while (*at != in)
+			at = &(*at)->next;
+		*at = in->next;
+		s->removed++;
+	}
+	inode_free(st, in);
+}
+
+/* A number that was never used, also not before a crash. */
+static int inode_next_ino(struct store *st, uint64_t *ret_ino)
+{
+	struct inode_table *t = st->inodes;
+	struct key k = key_meta(META_NEXT_INO);
+	struct kv_batch *b;
+	uint64_t le;
+	int rc;
+
+	HOLD(&t->ino_turn);
+	if (t->next_ino >= t->next_ino_reserved) {
+		/* In the log before any number of it is used. */
+		le = htole64(t->next_ino + INO_STEP);
+		b = kv_batch_new();
+		if (!b)
+			return -ENOMEM;
+		kv_put(b, k.data, k.len, &le, sizeof(le));
+		rc = kv_write(st->kv, b);
+		kv_batch_free(b);
+		if (rc < 0)
+			return rc;
+		t->next_ino_reserved = t->next_ino + INO_STEP;
+	}
+	*ret_ino = t->next_ino++;
+	return 0;
+}
+
+int inode_new(struct store *st, const struct attr *attr,
+	      struct inode **ret_inode)
+{
+	struct inode *in;
+	uint64_t ino;
+	int rc;
+
+	rc = inode_next_ino(st, &ino);
+	if (rc < 0)
+		return rc;
+	in = inode_make(ino, attr);
+	if (!in)
+		return -ENOMEM;
+	if (S_ISREG(attr->mode)) {
+		in->file = calloc(1, sizeof(*in->file));
+		if (!in->file) {
+			in->attr.target = NULL; /* still the caller's */
+			inode_free(st, in);
+			return -ENOMEM;
+		}
+		in->file->content_loaded = true;
+		in->file->created = true;
+	}
+	*ret_inode = inode_insert(st, in, NULL);
+	return 0;
+}
+
+static int content_read(struct store *st, uint64_t ino,
+			struct content_ref **ret_content)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_ino('F', ino);
+	struct content c;
+	size_t len;
+	int rc;
+
+	rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	if (rc == -ENOENT) {
+		*ret_content = NULL;
+		return 0;
+	}
+	if (rc == 0)
+		rc = content_decode(value, len, &c);
+	if (rc < 0) {
+		log_error("inode %llu: damaged content record: %s: run ckptctl "
+			  "fsck",
+			  (unsigned long long)ino, strerror(-rc));
+		return rc;
+	}
+	*ret_content = content_ref_new(&c);
+	if (!*ret_content) {
+		content_release(&c);
+		return -ENOMEM;
+	}
+	return 0;
+}
+
+int inode_load_file(struct store *st, struct inode *in)
+{
+	struct content_ref *content;
+	struct file *fresh;
+	int rc;
+
+	{
+		HOLD(&in->lock);
+		if (!S_ISREG(in->attr.mode))
+			return -EINVAL;
+		if (in->file && in->file->content_loaded)
+			return 0;
+	}
+	rc = content_read(st, in->ino, &content);
+	if (rc < 0)
+		return rc;
+	fresh = calloc(1, sizeof(*fresh));
+	if (!fresh) {
+		content_ref_put(content);
+		return -ENOMEM;
+	}
+	{
+		HOLD(&in->lock);
+		if (in->deleted) { /* what was read may be no record of it */
+			rc = -ESTALE;
+		} else if (!in->file) {
+			in->file = fresh;
+			fresh = NULL;
+		}
+		if (rc == 0 && !in->file->content_loaded) {
+			in->file->content = content;
+			in->file->content_loaded = true;
+			content = NULL;
+		}
+	}
+	free(fresh);
+	content_ref_put(content);
+	return rc;
+}
+
+/* Size, blocks and times of a regular file; consumes the stage reference. */
+static int file_stat(struct store *st, struct stage *stage, struct stat *out)
+{
+	struct stat sb;
+	int rc;
+
+	if (!stage)
+		return 0;
+	rc = stage_stat(&st->stages, stage, &sb);
+	if (rc == 0) {
+		out->st_size = sb.st_size;
+		/* Preallocated room is not the file's: no more than its size. */
+		out->st_blocks = sb.st_blocks;
+		if (out->st_blocks > (sb.st_size + 511) / 512)
+			out->st_blocks = (sb.st_size + 511) / 512;
+		out->st_mtim = sb.st_mtim;
+	}
+	stage_put(&st->stages, stage);
+	return rc;
+}
+
+int inode_stat(struct store *st, struct inode *in, struct stat *ret_stat)
+{
+	struct stage *stage = NULL;
+	struct stat s = { 0 };
+	const struct attr *a = &in->attr;
+	int64_t mtime_ns, by_hand_ns;
+	bool reg;
+	int rc;
+
+	{
+		HOLD(&in->lock);
+		reg = S_ISREG(a->mode);
+	}
+	if (reg) {
+		rc = inode_load_file(st, in);
+		if (rc < 0)
+			return rc;
+	}
+	{
+		HOLD(&in->lock);
+		s.st_ino = in->ino;
+		s.st_mode = a->mode;
+		s.st_nlink = a->nlink;
+		s.st_uid = a->uid;
+		s.st_gid = a->gid;
+		s.st_rdev = a->rdev;
+		s.st_blksize = 4096;
+		s.st_atim = io_timespec(a->atime_ns);
+		s.st_mtim = io_timespec(a->mtime_ns);
+		s.st_ctim = io_timespec(a->ctime_ns);
+		by_hand_ns = a->mtime_ns;
+		if (S_ISDIR(a->mode))
+			s.st_size = 4096;
+		if (a->target)
+			s.st_size = (off_t)strlen(a->target);
+		if (reg && in->file->stage) {
+			stage = in->file->stage;
+			stage_ref(stage);
+		} else if (reg && in->file->content) {
+			const struct content *c = &in->file->content->c;
+
+			s.st_size = (off_t)c->size_bytes;
+			s.st_blocks = (blkcnt_t)((c->data_bytes + 511) / 512);
+			if (a->mtime_gen < c->generation)
+				s.st_mtim = io_timespec(c->mtime_ns);
+		}
+	}
+	rc = file_stat(st, stage, &s);
+	if (rc < 0)
+		return rc;
+	/* Bytes that were written later than anything else was changed. */
+	mtime_ns = io_ns(&s.st_mtim);
+	if (mtime_ns != by_hand_ns && mtime_ns > io_ns(&s.st_ctim))
+		s.st_ctim = s.st_mtim;
+	*ret_stat = s;
+	return 0;
+}
+
+void inode_put_attr(struct kv_batch *b, uint64_t ino, const struct attr *a)
+{
+	struct bytes value = { 0 };
+	struct key k = key_ino('A', ino);
+
+	attr_encode(a, &value);
+	CHECK(!value.failed);
+	kv_put(b, k.data, k.len, value.data, value.len);
+	bytes_release(&value);
+}
+
+/* Parent and name of an inode; false at the root or when it has no name. */
+static bool inode_up(struct store *st, uint64_t ino, uint64_t *ret_parent,
+		     char ret_name[STORE_NAME_MAX + 1])
+{
+	struct inode *in;
+
+	if (ino == ROOT_INO || inode_get(st, ino, &in) < 0)
+		return false;
+	pthread_mutex_lock(&in->lock);
+	*ret_parent = in->attr.parent;
+	memcpy(ret_name, in->attr.name, STORE_NAME_MAX + 1);
+	pthread_mutex_unlock(&in->lock);
+	inode_put(st, in, 1);
+	return *ret_parent != 0;
+}
+
+void inode_path(struct store *st, struct inode *in, char *buf, size_t size)
+{
+	char name[STORE_NAME_MAX + 1];
+	uint64_t ino = in->ino, parent;
+	size_t at = size - 1;
+
+	buf[at] = 0;
+	for (int depth = 0; depth < PATH_DEPTH_MAX && ino != ROOT_INO; depth++) {
+		size_t len;
+
+		if (!inode_up(st, ino, &parent, name)) {
+			(void)snprintf(buf, size, "(inode %llu)",
+				       (unsigned long long)in->ino);
+			return;
+		}
+		len = strlen(name);
+		if (len + 1 > at)
+			break; /* the end of a very long path will do */
+		at -= len;
+		memcpy(buf + at, name, len);
+		buf[--at] = '/';
+		ino = parent;
+	}
+	if (buf[at] == 0)
+		buf[--at] = '/';
+	memmove(buf, buf + at, size - at);
+}
+
+bool inode_is_under(struct store *st, struct inode *in, uint64_t dir)
+{
+	char name[STORE_NAME_MAX + 1];
+	uint64_t ino = in->ino;
+
+	for (int depth = 0; depth < 4 * PATH_DEPTH_MAX; depth++) {
+		if (ino == dir)
+			return true;
+		if (!inode_up(st, ino, &ino, name))
+			return false;
+	}
+	return false;
+}

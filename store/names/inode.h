@@ -1,0 +1,208 @@
+/*
+ * inode.h - the inodes that somebody knows of: kernel, open handle or drain.
+ *
+ * A node id *is* the persistent inode number, so a look-up needs no pointer
+ * from the kernel and means the same to the next daemon. An inode stays in the
+ * table while it is referenced: by the kernel's look-ups (given back by
+ * FORGET), by operations in progress, and once while its file is staged.
+ *
+ * What a regular file's bytes are:
+ *
+ *   stage set            the stage (it may equal what is committed)
+ *   else content set     the committed content
+ *   else                 nothing yet: it was created and has no stage
+ *
+ * How its opens are served is fixed while it is open anywhere, because the
+ * kernel allows one backing file for each inode (fs/fuse/iomode.c):
+ *
+ *   IO_CLOSED ---> IO_BACKED   reads and writes go to `backing` in the kernel
+ *       |     ---> IO_DAEMON   reads and writes come to us (direct_io)
+ *       +<---------- the last release
+ *
+ * Locks, in order (store.names_turn comes before all of these; reclaim_turn(),
+ * of the committer and the reclaimer alone, before everything; so does
+ * guard.turn, of who looks at a step, and never with another's turn held):
+ *   inode.turn   serialises what changes an inode's backing: open, release,
+ *                truncate, copy-up. I/O on that same inode is done under it.
+ *                Drain workers and the committer never take it.
+ *   inode.lock   the fields below; no I/O under it.
+ *   drain.lock, stages.lock, images.lock, guard.lock, table.shard: leaves, in
+ * any order below inode.lock, never two of them at once.
+ */
+#ifndef STORE_INODE_H
+#define STORE_INODE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/stat.h>
+
+#include "store/space/ahead.h"
+#include "store/db/records.h"
+#include "store/space/stage.h"
+
+struct store;
+struct drain_job;
+
+enum io_mode {
+	IO_CLOSED,
+	IO_BACKED,
+	IO_DAEMON,
+};
+
+/* Committed content, shared by those who read it; immutable. */
+struct content_ref {
+	atomic_uint refs;
+	struct content c;
+};
+struct content_ref *content_ref_new(struct content *c); /* takes c over */
+void content_ref_put(struct content_ref *r);
+
+struct inode {
+	uint64_t ino;
+	struct inode *next; /* in its bucket; shard lock */
+	uint64_t refs; /* shard lock */
+	uint64_t lookups; /* of these, the kernel's; shard lock */
+
+	pthread_mutex_t turn; /* see above */
+	pthread_mutex_t lock; /* guards everything below */
+	struct attr attr;
+	struct file *file; /* regular files only; set on first use, then kept */
+	/*
+	 * No name, no handle, and the kernel has forgotten it: its records and
+	 * bytes go. Who got here by a name that was still there keeps the
+	 * inode, but reads nothing more of it: -ESTALE.
+	 */
+	bool deleted;
+};
+
+struct file {
+	struct content_ref *content; /* NULL: never committed */
+	bool content_loaded;
+	bool verified; /* verify=open has passed for this content */
+	bool created; /* a U record says so: not committed yet */
+	struct stage *stage;
+	/* The stage may differ from what is committed. */
+	bool dirty;
+	/*
+	 * It was open for reading in passthrough. A mapping then belongs to the
+	 * backing file: it outlives the release (fs/backing-file.c). Until a
+	 * lease said that none is left (in_place.h), or the kernel forgot the
+	 * inode, what backed it must not be punched, cut short or used again.
+	 */
+	bool maybe_mapped;
+	/*
+	 * The same for reading and writing: as long, bytes may change that no
+	 * handle is open for. What is closed is drained, but stays dirty.
+	 */
+	bool maybe_written;
+	uint64_t opened; /* how often one of the two was set */
+	/*
+	 * Its names went to another inode (names_renumber()). Who still comes
+	 * here by name has an old look-up, and is told to look again.
+	 */
+	bool renumbered;
+	/*
+	 * Until then (monotonic) the writer is expected for whom this inode
+	 * was made. The kernel looks the name up again only once, so it must
+	 * not be sent on because readers came between: they are served by the
+	 * daemon, and he may join them.
+	 */
+	int64_t reserved_until_ns;
+
+	enum io_mode mode;
+	unsigned opens, writers;
+	/*
+	 * Who is about to open or change the file, but is not counted above
+	 * yet. While there is one, no job may take the file for closed.
+	 */
+	unsigned changing;
+	int backing_id; /* of the kernel, 0: none (IO_BACKED only) */
+	struct stage *backing_stage; /* what backs it: a stage ... */
+	struct image *backing_image; /* ... or an image; a reference */
+	/* Its readers have an image that is partly shared by now: punch it
+	 * when the last of them is gone. 0: none. */
+	uint64_t punch_image, punch_size;
+
+	/* The drain; see drain.h. These three are guarded by drain.lock. */
+	struct drain_job *queued, *running;
+	/* Of stages that were replaced after a close: oldest first. */
+	struct drain_job *earlier;
+	/*
+	 * What its writers put there takes the place of something: in the
+	 * middle of it the file is neither the old nor the new one. So it is
+	 * drained when it is closed, or for who asks for it, but not because it
+	 * stays open for long. The first writer's open decides.
+	 */
+	bool replaces;
+	int64_t open_since_ns; /* or looked at since; monotonic */
+	int sticky_error; /* of the last drain, 0 when it succeeded */
+	bool error_told; /* an open has reported sticky_error */
+	int64_t drained_mtime_ns; /* the stage as the last drain saw it */
+	uint64_t drained_size;
+	struct ahead_streams ahead; /* what is read of its content */
+	bool read_by_owner; /* as long as it is open: it is read ahead first */
+	uint64_t series[2]; /* keys: exact and general; 0: unknown */
+};
+
+/* Can its stage's bytes change while nobody looks? in->lock is held. */
+static inline bool file_may_change(const struct file *f)
+{
+	return f->writers > 0 || f->changing > 0 || f->maybe_written;
+}
+
+#define INODE_SHARDS 64
+#define INODE_BUCKETS 4096 /* in each shard */
+struct inode_table {
+	struct inode_shard {
+		pthread_mutex_t lock;
+		struct inode *bucket[INODE_BUCKETS];
+		uint64_t removed; /* how often one was taken out */
+	} shard[INODE_SHARDS];
+	/* Held while a number is taken, and while the next are reserved. */
+	pthread_mutex_t ino_turn;
+	uint64_t next_ino, next_ino_reserved; /* ino_turn */
+};
+
+int inodes_init(struct store *st);
+void inodes_release(struct store *st);
+
+/* The inode with one more reference; read from the database when needed. */
+int inode_get(struct store *st, uint64_t ino, struct inode **ret_inode);
+/* Only when it is in the table already; else NULL. */
+struct inode *inode_peek(struct store *st, uint64_t ino);
+void inode_ref(struct store *st, struct inode *in, uint64_t count);
+void inode_put(struct store *st, struct inode *in, uint64_t count);
+/*
+ * One of the caller's references becomes the kernel's (a look-up), or `count`
+ * of the kernel's become the caller's (to put). As long as the kernel has one,
+ * it can open the inode, whether it has a name or not.
+ */
+void inode_remember(struct store *st, struct inode *in);
+void inode_forget(struct store *st, struct inode *in, uint64_t count);
+uint64_t inode_lookups(struct store *st, struct inode *in);
+/* A new inode in the table, one reference, not in the database yet. */
+int inode_new(struct store *st, const struct attr *attr,
+	      struct inode **ret_inode);
+
+/*
+ * Make in->file be there, with its content read; regular files only. -ESTALE:
+ * it was deleted before anybody used it.
+ */
+int inode_load_file(struct store *st, struct inode *in);
+
+/* What stat(2) shows. Blocks on fstat() of the stage at most. */
+int inode_stat(struct store *st, struct inode *in, struct stat *ret_stat);
+
+/* Put the attributes into a batch. */
+void inode_put_attr(struct kv_batch *b, uint64_t ino, const struct attr *a);
+
+/* The path of an inode's first name, for messages: "?" when there is none. */
+void inode_path(struct store *st, struct inode *in, char *buf, size_t size);
+
+/* Is ino `dir`, or below it? */
+bool inode_is_under(struct store *st, struct inode *in, uint64_t dir);
+
+int64_t now_ns(void);
+
+#endif

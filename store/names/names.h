@@ -1,0 +1,102 @@
+/*
+ * names.h - directories: every change of a name is one atomic batch.
+ *
+ * The kernel holds the directory's (and for unlink, link and rename the
+ * file's) own lock while one of these runs, but a segment's commit (segment.h)
+ * comes without: what is decided is decided under store.names_turn.
+ * Batches reach the log in order: if one survives a power cut, so do all
+ * earlier ones.
+ *
+ * Errors are those of the POSIX call. Everything may block on the database.
+ */
+#ifndef STORE_NAMES_H
+#define STORE_NAMES_H
+
+#include "store/names/inode.h"
+
+struct names_new {
+	uint32_t mode, uid, gid;
+	uint64_t rdev;
+	const char *target; /* a symbolic link's */
+	struct stage *stage; /* a segment's that is its content; else NULL */
+	const struct writer *writer; /* of a regular file; NULL: not known */
+};
+
+/* One reference for the caller. -ENOENT: no such name. */
+int names_lookup(struct store *st, uint64_t parent, const char *name,
+		 struct inode **ret_inode);
+
+/*
+ * Make a new inode with a name. A regular file has no bytes and no stage yet:
+ * the caller gives it one before anybody can see it (`prepare`, run before
+ * the batch is written; its error stops the creation).
+ */
+int names_create(struct store *st, uint64_t parent, const char *name,
+		 const struct names_new *n,
+		 int (*prepare)(struct store *st, struct inode *in,
+				const struct names_new *n),
+		 struct inode **ret_inode);
+
+int names_link(struct store *st, struct inode *in, uint64_t parent,
+	       const char *name);
+/*
+ * Remove a name. *ret_inode (one reference) is what it named: when its
+ * nlink is 0 now, file_unlinked() must be told.
+ */
+int names_unlink(struct store *st, uint64_t parent, const char *name,
+		 struct inode **ret_inode);
+int names_rmdir(struct store *st, uint64_t parent, const char *name,
+		struct inode **ret_inode);
+/* flags: RENAME_NOREPLACE or RENAME_EXCHANGE. *ret_replaced may be NULL. */
+int names_rename(struct store *st, uint64_t parent, const char *name,
+		 uint64_t new_parent, const char *new_name, unsigned flags,
+		 struct inode **ret_replaced);
+
+/*
+ * Entries of a directory after `cookie` (0: from the start), until fn returns
+ * other than 0, which is returned. A cookie stays valid while names come and go.
+ */
+typedef int (*names_fn)(void *arg, const char *name,
+			const struct dirent_rec *entry, uint64_t cookie);
+int names_list(struct store *st, uint64_t dir, uint64_t cookie, names_fn fn,
+	       void *arg);
+
+/*
+ * Give every name of `in` to a new inode with the same attributes and, if
+ * there is one, the same committed content; `in` keeps its bytes, without a
+ * name. So readers keep the complete old content while a writer begins anew.
+ */
+int names_renumber(struct store *st, struct inode *in);
+
+/* Attributes: chmod, chown, times. Bits of `valid` below. */
+enum names_set {
+	SET_MODE = 1,
+	SET_UID = 2,
+	SET_GID = 4,
+	SET_ATIME = 8,
+	SET_MTIME = 16,
+};
+int names_setattr(struct store *st, struct inode *in, unsigned valid,
+		  const struct attr *to);
+
+/*
+ * Who wrote a file. Set when it is created, and again when somebody begins it
+ * anew (O_TRUNC, a segment's commit): from then on, though a power cut may
+ * still bring the content back that somebody else wrote. It goes with the
+ * file and not with the name. -ENODATA: nothing is known.
+ */
+int names_set_writer(struct store *st, struct inode *in,
+		     const struct writer *w);
+int names_get_writer(struct store *st, uint64_t ino, struct writer *ret);
+
+/* Extended attributes. Value buffers are the caller's to free. */
+#define XATTR_VALUE_MAX 65536
+int names_getxattr(struct store *st, uint64_t ino, const char *name,
+		   void **ret_value, size_t *ret_len);
+int names_setxattr(struct store *st, struct inode *in, const char *name,
+		   const void *value, size_t len, int flags);
+int names_removexattr(struct store *st, struct inode *in, const char *name);
+/* NUL-terminated names, one after the other. */
+int names_listxattr(struct store *st, uint64_t ino, struct bytes *out);
+
+#endif

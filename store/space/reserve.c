@@ -1,0 +1,70 @@
+/*
+ * reserve.c - see reserve.h. The reserve is larger than what the database has
+ * in memory, which it writes out before it goes on after a full disk, and than
+ * what must be left before anything is retried (kv_room()).
+ */
+#include "store/space/reserve.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "store/base/log.h"
+#include "store/store.h"
+
+#define RESERVE_BYTES (UINT64_C(32) << 20)
+/* A smaller disk has better use for it. */
+#define RESERVE_ROOM_BYTES (UINT64_C(256) << 20)
+
+void reserve_init(struct store *st)
+{
+	struct stat sb;
+
+	st->reserved_room =
+		fstatat(st->dirfd, LAYOUT_RESERVE_FILE, &sb, 0) == 0 &&
+		(uint64_t)sb.st_blocks * 512 >= RESERVE_BYTES;
+}
+
+static bool reserve_make(struct store *st)
+{
+	int fd = openat(st->dirfd, LAYOUT_RESERVE_FILE,
+			O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+	bool made;
+
+	if (fd < 0)
+		return false;
+	made = fallocate(fd, 0, 0, (off_t)RESERVE_BYTES) == 0;
+	close(fd);
+	if (!made)
+		(void)unlinkat(st->dirfd, LAYOUT_RESERVE_FILE, 0);
+	return made;
+}
+
+void reserve_look(struct store *st)
+{
+	struct statvfs v;
+
+	if (st->reserved_room) {
+		if (!kv_is_full(st->kv))
+			return;
+		log_warning("%s: the disk is full; its reserve is given up so "
+			    "that files can be deleted",
+			    st->path);
+		if (unlinkat(st->dirfd, LAYOUT_RESERVE_FILE, 0) < 0)
+			log_error("%s/" LAYOUT_RESERVE_FILE ": %s", st->path,
+				  strerror(errno));
+		/* ext4 has the room once this is on the disk. */
+		(void)fsync(st->dirfd);
+		st->reserved_room = false;
+		return;
+	}
+	if (!st->no_reserve && fstatvfs(st->dirfd, &v) == 0 &&
+	    (uint64_t)v.f_bavail * v.f_frsize >= RESERVE_ROOM_BYTES) {
+		st->reserved_room = reserve_make(st);
+		/* A file system that cannot allocate is not asked again. */
+		st->no_reserve = !st->reserved_room;
+	}
+}

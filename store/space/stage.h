@@ -1,0 +1,291 @@
+/*
+ * stage.h - where a file's bytes are while it is written and until it is
+ * durable (and after that, as a read cache, until the memory is wanted).
+ *
+ * A stage in memory is a file on the store's private tmpfs with huge pages; it
+ * is used when the size is known to fit, and that size is allocated before
+ * the trainer's first write, so that neither ENOSPC nor SIGBUS can meet him. A
+ * stage on disk *is* an image: the bytes go through the page cache to where
+ * they will stay, and the kernel's own throttling holds the writer back. It
+ * is used for a file whose size is not known, is small, or does not fit.
+ * Measured: 2 GiB are allocated on huge-page tmpfs in 4 ms, so the allocation
+ * is done while the file is created. Small files go to disk too: with huge
+ * pages each would take 2 MiB of memory until it is drained.
+ *
+ * The stage table is a file on the tmpfs with one slot for each stage: what is
+ * staged where, how often it is open, whether it differs from what is
+ * committed, and in which order it was closed. A slot is written before the
+ * operation is answered, so that another daemon can go on after a kill -9.
+ * It is believed only if it carries this boot's id: after a power cut the
+ * stages are gone, or, in a directory on a disk, not to be trusted.
+ *
+ * A file that outgrows its series cannot be moved while the kernel writes to
+ * it. So the tmpfs is larger than what is admitted: by half of the memory
+ * that is left; and clean stages are given up as soon as more is used.
+ *
+ * A stage that a client has mapped for writing (a segment, segment.h) is
+ * *sealed*: it can neither be cut short nor punched, by anybody. tmpfs has no
+ * seals (fcntl's are for memfd, which has no name to survive this process),
+ * but it knows the append-only flag, and an append-only file refuses just
+ * that: ftruncate, FALLOC_FL_PUNCH_HOLE and MADV_REMOVE give EPERM, and a new
+ * writable mapping EACCES, while the mapping that is there stays (tried on
+ * 6.18; fs/open.c, mm/mmap.c). What is sealed is never mapped by the drain:
+ * it is copied before it is hashed, because its owner could still change it.
+ *
+ * A stage has no descriptor of its own: one file more that is staged must not
+ * take one from all others. Who has a reference can open it until he puts it;
+ * stage_fd.h keeps a few that are in use.
+ *
+ * Threads: any thread. Locks: stages.admit, then inode.lock (to give clean
+ * stages up); stages.lock is a leaf.
+ */
+#ifndef STORE_STAGE_H
+#define STORE_STAGE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "store/space/image.h"
+#include "store/db/layout.h"
+#include "store/space/stage_fd.h"
+
+enum stage_kind {
+	STAGE_MEMORY = 1,
+	STAGE_DISK = 2,
+};
+
+/* One slot of the table. Shared with the next daemon: fixed layout. */
+struct stage_slot {
+	uint64_t ino; /* 0: free */
+	uint64_t number; /* of the file in memory, or of the image */
+	uint64_t close_order; /* 0: not closed yet */
+	uint64_t clean_generation; /* content with the same bytes, when !dirty */
+	uint32_t kind; /* enum stage_kind */
+	uint32_t dirty; /* may differ from what is committed */
+	uint32_t opens, writers;
+	uint32_t earlier; /* closed, then replaced by another of the same ino */
+	uint32_t reserved32;
+	uint64_t reserved;
+};
+
+/*
+ * The table is read by scans while others write it: field by field, so that
+ * a reader sees an old or a new value and never half of one. What a scan
+ * finds is a hint; it looks again under the inode's lock.
+ */
+#define SLOT_GET(slot, field) __atomic_load_n(&(slot)->field, __ATOMIC_ACQUIRE)
+#define SLOT_SET(slot, field, value) \
+	__atomic_store_n(&(slot)->field, value, __ATOMIC_RELEASE)
+
+struct stage {
+	/* Of a kept one: the last file's that had it. See stage_ino(). */
+	uint64_t ino;
+	enum stage_kind kind;
+	uint64_t number;
+	struct image *image; /* STAGE_DISK: the image, a reference */
+	atomic_uint refs;
+	struct stage_slot *slot;
+	uint32_t slot_index;
+	/*
+	 * Being adopted as an image: nobody may write any more. Guarded by the
+	 * lock of the inode that has this stage, like clean_image.
+	 */
+	bool frozen;
+	bool dropped; /* its file goes with the last reference */
+	bool keep_image; /* the image was committed: do not remove it */
+	bool sealed; /* see above; nobody opens it for writing */
+	/* Somebody of an earlier connection may write to it, and it could not
+	 * be copied: see held.h. Set before there are threads. */
+	bool held;
+	/*
+	 * A segment has it: stage_drop() takes it from its file and leaves the
+	 * bytes. Changed under stages.lock.
+	 */
+	atomic_bool kept;
+	atomic_bool wanted; /* by its segment, as soon as the file can */
+	uint64_t clean_image; /* image with the same bytes, or 0 */
+	/* stages.lock: */
+	struct stage *newer, *older; /* in the list of clean stages */
+	bool listed;
+};
+
+/*
+ * Called with a reference to the oldest clean stage: true when it was given
+ * up (the inode let go of it).
+ */
+typedef bool (*stage_evict_fn)(void *arg, struct stage *s);
+
+struct stages {
+	/* Set before any other thread runs: */
+	bool (*evict)(void *arg, struct stage *s);
+	/* No clean stage is left, and this much is wanted; never waits. */
+	void (*pressure)(void *arg, uint64_t want);
+	void (*abandon)(void *arg, struct image *i);
+	void *hook_arg, *pressure_arg;
+	int dirfd; /* the tmpfs, or the directory given by stage= */
+	bool own_tmpfs; /* we mounted it: unmount it at the end */
+	char path[4096];
+	struct images *images;
+	struct stage_slot *slots; /* the table, mapped */
+	uint32_t slot_count;
+	uint64_t capacity; /* what is admitted; the tmpfs itself holds more */
+	/*
+	 * Held while room is looked for and taken. An allocation that is tried
+	 * and fails would cost other files theirs: the kernel then takes huge
+	 * pages back that lie beyond the end of a file (mm/shmem.c).
+	 */
+	pthread_mutex_t admit;
+	pthread_mutex_t lock;
+	uint32_t *free_slot; /* stack of free slots */
+	uint32_t free_count;
+	uint64_t next_number;
+	struct stage *oldest, *newest; /* clean ones, by last use */
+	struct stage_fds fds; /* has a lock of its own */
+	pthread_cond_t returned; /* a kept stage is not used any more */
+	atomic_uint_fast64_t memory_count, disk_count;
+};
+
+static inline uint64_t stage_ino(const struct stage *s)
+{
+	return __atomic_load_n(&s->ino, __ATOMIC_ACQUIRE);
+}
+
+/* Where to stage when `dir` is not given, and how much. */
+struct stages_config {
+	const char *store_path;
+	int store_dirfd;
+	const char *dir; /* stage=, or NULL */
+	uint64_t size_bytes; /* stage_size=, or 0: half of the memory */
+	const char *uuid; /* of the store */
+};
+
+/*
+ * Set up the stage. *ret_adopted: a daemon of this boot left stages behind;
+ * look at them with stages_adopt().
+ * `why` gets a sentence on failure.
+ */
+int stages_init(struct stages *st, const struct stages_config *config,
+		struct images *images, bool *ret_adopted, char *why,
+		size_t why_size);
+/* Unmounts the tmpfs when nothing dirty is left on it. */
+void stages_release(struct stages *st);
+
+/*
+ * Calls fn for every slot that is in use, with the stage opened (one
+ * reference for fn to keep), or with NULL when its bytes are gone.
+ */
+int stages_adopt(struct stages *st,
+		 int (*fn)(void *arg, const struct stage_slot *slot,
+			   struct stage *s),
+		 void *arg);
+/* Remove files on the tmpfs that no slot names. */
+void stages_sweep(struct stages *st);
+
+/*
+ * A new, empty, dirty stage for ino, one reference. size_bytes: what the file
+ * is expected to become, 0 when that is not known.
+ */
+int stage_create(struct stages *st, uint64_t ino, uint64_t size_bytes,
+		 struct stage **ret_stage);
+/*
+ * The same, but the slot does not count yet: another daemon would not find
+ * the stage until stage_show(). For a stage that is filled before it is used.
+ */
+int stage_create_hidden(struct stages *st, uint64_t ino, uint64_t size_bytes,
+			struct stage **ret_stage);
+void stage_show(struct stage *s);
+/*
+ * A descriptor of the caller's own, O_RDONLY or O_RDWR; a sealed one is only
+ * read (-EPERM).
+ */
+int stage_open(struct stages *st, const struct stage *s, int flags);
+/* fstat(2) without a descriptor. */
+int stage_stat(struct stages *st, const struct stage *s, struct stat *ret);
+/*
+ * lease_ask() of its file: give the backing id back, and what stage_fd.h keeps,
+ * before. A mapping of stage_map() is none of a writer.
+ */
+int stage_ask(struct stages *st, const struct stage *s, enum lease what);
+void stage_ref(struct stage *s);
+/* Bytes and slot stay after the last put, too: see stage_drop(). */
+void stage_put(struct stages *st, struct stage *s);
+/*
+ * Give the bytes up: the slot is freed at once, the file with the last
+ * reference, of which the caller has one. An image that was not committed (keep_image) is removed.
+ */
+void stage_drop(struct stages *st, struct stage *s);
+
+/*
+ * The file is to become this large: allocate its memory, if there is room and
+ * it is staged there.
+ */
+void stage_reserve(struct stages *st, const struct stage *s,
+		   uint64_t size_bytes);
+
+/*
+ * A stage for a segment: exactly size_bytes of memory, allocated, and of no
+ * file yet; kept. -ENOSPC: there is no room. -EOPNOTSUPP: it could not be
+ * sealed (see above) on this file system.
+ */
+int stage_create_kept(struct stages *st, uint64_t size_bytes,
+		      struct stage **ret_stage);
+/* -ESTALE: it is not as long as it was made. */
+int stage_seal(struct stages *st, struct stage *s, uint64_t size_bytes);
+/* How much a kept one has more than it was made with; 0 also when not known. */
+uint64_t stage_beyond(struct stages *st, const struct stage *s,
+		      uint64_t size_bytes);
+/* Take that back, sealed or not. Waits for who writes to it. */
+int stage_cut(struct stages *st, struct stage *s, uint64_t size_bytes);
+/* futimens(2), sealed or not. */
+void stage_set_times(struct stages *st, struct stage *s,
+		     const struct timespec times[2]);
+/*
+ * A kept stage becomes the (dirty) stage of an inode, with a reference for it:
+ * the slot counts from now on.
+ */
+void stage_lend(struct stages *st, struct stage *s, uint64_t ino);
+/* A kept stage that no file has: is anybody else using it still? */
+bool stage_is_idle(struct stage *s);
+/* Wait until it is idle, or no file has it; false: not before the deadline. */
+bool stage_wait_idle(struct stages *st, struct stage *s, int64_t deadline_ns);
+/*
+ * No segment has it any more: a file that has it keeps it, else its bytes are
+ * given up. The caller's reference stays his.
+ */
+void stage_unkeep(struct stages *st, struct stage *s);
+
+/*
+ * All of a memory stage, mapped for reading, for stage_unmap(); NULL: read it
+ * instead. As long as it is, a lease says that somebody has it.
+ */
+const uint8_t *stage_map(struct stages *st, const struct stage *s,
+			 uint64_t size);
+void stage_unmap(const uint8_t *map, uint64_t size);
+
+/* Clean stages are given up oldest first; dirty ones are not in the list. */
+void stage_list(struct stages *st, struct stage *s);
+void stage_unlist(struct stages *st, struct stage *s);
+void stage_touch(struct stages *st, struct stage *s);
+/*
+ * Called with the image (a reference to take over) of a stage on disk that is
+ * dropped: chunks of it may be committed all the same, so only the committer
+ * can say whether it goes.
+ */
+typedef void (*stage_abandon_fn)(void *arg, struct image *i);
+void stages_set_hooks(struct stages *st, stage_evict_fn evict,
+		      stage_abandon_fn abandon, void *arg);
+void stages_set_pressure(struct stages *st,
+			 void (*pressure)(void *arg, uint64_t want), void *arg);
+/* Give clean stages up until `want` bytes are free; false: there are none. */
+bool stages_make_room(struct stages *st, uint64_t want);
+
+/* What the dirty stages hold: in memory, and on the disk. */
+void stages_dirty(struct stages *st, uint64_t *ret_memory, uint64_t *ret_disk);
+void stages_usage(struct stages *st, uint64_t *ret_used, uint64_t *ret_total);
+
+#endif

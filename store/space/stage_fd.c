@@ -1,0 +1,104 @@
+/*
+ * stage_fd.c - see stage_fd.h. A stage has one entry for reading and one for
+ * writing, found by its number; a call that finds its entry in use by another
+ * stage goes without. An entry that is forgotten while a call uses it is
+ * closed by that call.
+ */
+#include "store/space/stage_fd.h"
+
+#include <fcntl.h>
+
+#include "store/base/scope.h"
+#include "store/space/stage.h"
+
+void stage_fds_init(struct stage_fds *f)
+{
+	pthread_mutex_init(&f->lock, NULL);
+	for (unsigned i = 0; i < STAGE_FDS; i++)
+		f->at[i] = (struct stage_fd){ .fd = -1 };
+}
+
+void stage_fds_release(struct stage_fds *f)
+{
+	for (unsigned i = 0; i < STAGE_FDS; i++) {
+		CHECK(f->at[i].users == 0);
+		scope_close(&f->at[i].fd);
+	}
+	pthread_mutex_destroy(&f->lock);
+}
+
+static struct stage_fd *entry_of(struct stages *st, const struct stage *s,
+				 bool writes)
+{
+	return &st->fds.at[(2 * s->number + (writes ? 1 : 0)) % STAGE_FDS];
+}
+
+/* The kept descriptor, or -1. */
+static int take_kept(struct stages *st, const struct stage *s, bool writes)
+{
+	struct stage_fd *e = entry_of(st, s, writes);
+
+	HOLD(&st->fds.lock);
+	if (e->stage != s || e->writes != writes)
+		return -1;
+	e->users++;
+	return e->fd;
+}
+
+int stage_fd_get(struct stages *st, const struct stage *s, bool writes,
+		 struct stage_use *ret)
+{
+	struct stage_fd *e = entry_of(st, s, writes);
+	SCOPED(scope_close) int old = -1;
+	int fd = take_kept(st, s, writes);
+
+	*ret = (struct stage_use){ .fd = fd, .entry = e };
+	if (fd >= 0)
+		return 0;
+	fd = stage_open(st, s, writes ? O_RDWR : O_RDONLY);
+	if (fd < 0)
+		return fd;
+	ret->fd = fd;
+	HOLD(&st->fds.lock);
+	if (e->users > 0) { /* another one's, at this moment */
+		ret->entry = NULL;
+		return 0;
+	}
+	old = e->fd;
+	*e = (struct stage_fd){
+		.stage = s, .writes = writes, .users = 1, .fd = fd
+	};
+	return 0;
+}
+
+void stage_fd_put(struct stages *st, struct stage_use *u)
+{
+	SCOPED(scope_close) int done = -1;
+
+	if (!u->entry) {
+		done = u->fd;
+		return;
+	}
+	HOLD(&st->fds.lock);
+	if (--u->entry->users == 0 && !u->entry->stage) {
+		done = u->entry->fd;
+		u->entry->fd = -1;
+	}
+}
+
+void stage_fd_forget(struct stages *st, const struct stage *s, bool reads_too)
+{
+	for (int writes = reads_too ? 0 : 1; writes < 2; writes++) {
+		struct stage_fd *e = entry_of(st, s, writes == 1);
+		SCOPED(scope_close) int done = -1;
+
+		HOLD(&st->fds.lock);
+		if (e->stage != s)
+			continue;
+		e->stage = NULL;
+		if (e->users == 0) {
+			done = e->fd;
+			e->fd = -1;
+		}
+	}
+}

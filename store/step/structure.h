@@ -1,0 +1,102 @@
+/*
+ * structure.h - what a step of training consists of: which tensors are in
+ * which files, of what type and shape.
+ *
+ * A step is a folder, or one file. What a folder has is looked for in its
+ * files, and in those of the mp_rank_* folders below it; where there is a
+ * .metadata, it says what the .distcp files have. Only headers are read.
+ *
+ * The signature is of files, names, types, shapes and lengths. It is not of the
+ * order in a file, nor of the offsets: what is no tensor changes its length
+ * from step to step, and moves all that follows it.
+ *
+ * Where the files come from is the caller's: a mount looks into its own store,
+ * ckptctl at any folder.
+ */
+#ifndef STORE_STRUCTURE_H
+#define STORE_STRUCTURE_H
+
+#include "store/step/closure.h"
+#include "store/formats/cut.h"
+#include "store/formats/dcp.h"
+#include "store/formats/tensors.h"
+
+#define STRUCTURE_TEXT_BYTES 33 /* a signature: 32 hexadecimal digits, NUL */
+/* Files of a folder that are looked into. */
+#define STRUCTURE_FILES_MAX 65536
+
+struct structure_source {
+	void *self;
+	/*
+	 * Call fn for every file and folder in `below` ("": in the folder
+	 * itself), in any order, until it returns other than 0.
+	 */
+	int (*list)(void *self, const char *below,
+		    int (*fn)(void *arg, const char *name, bool folder,
+			      uint64_t size_bytes),
+		    void *arg);
+	/* A file, by its name in the folder, "mp_rank_00/a" too. */
+	int (*open)(void *self, const char *name, struct cut_source *ret);
+	void (*close)(void *self, struct cut_source *source);
+	uint64_t metadata_bytes_max; /* no larger .metadata is read */
+	size_t memory_bytes_max; /* of all tensors; 0: no limit */
+};
+
+struct structure_error {
+	char *file; /* owned */
+	char what[512];
+};
+
+struct structure {
+	const char *format;
+	struct tensors tensors; /* by name, then place, then file */
+	char **names; /* owned; of files, for the tensors */
+	size_t name_count;
+	struct structure_error *errors; /* owned; files that are damaged */
+	size_t error_count;
+	struct dcp dcp;
+	bool has_dcp;
+	struct closure closure; /* of a folder with a .metadata */
+	char signature[STRUCTURE_TEXT_BYTES];
+};
+
+/*
+ * Look into a folder. A damaged file is one of the errors; a negative errno
+ * is returned for what kept it from looking. structure_release() it in any
+ * case.
+ */
+int structure_of_folder(struct structure *s, const struct structure_source *in);
+/*
+ * Look into one file, called `name`. beside: the folder that it is in, whose
+ * .metadata gives the names of what a .distcp has; may be NULL.
+ */
+int structure_of_file(struct structure *s, const struct cut_source *file,
+		      const char *name, const struct structure_source *beside);
+void structure_release(struct structure *s);
+
+/* One more error. -ENOMEM. */
+int structure_add_error(struct structure *s, const char *file,
+			const char *what);
+
+/* Does it hold together: nothing damaged, and .metadata fits the files? */
+bool structure_is_sound(const struct structure *s);
+
+/* By name, and place in a larger tensor. */
+int structure_compare_place(const struct tensor *a, const struct tensor *b);
+
+/*
+ * Call fn for each tensor of both, with the one that is the same in the other:
+ * of the same name and place, in the same file where there is such a one.
+ * NULL: there is none. -ENOMEM.
+ */
+int structure_pair(const struct structure *a, const struct structure *b,
+		   void (*fn)(void *arg, const struct tensor *a,
+			      const struct tensor *b),
+		   void *arg);
+
+/* What is not the same about two of a pair. */
+bool structure_same_type(const struct tensor *a, const struct tensor *b);
+bool structure_same_shape(const struct tensor *a, const struct tensor *b);
+bool structure_same_file(const struct tensor *a, const struct tensor *b);
+
+#endif
