@@ -6,7 +6,6 @@
 #include "store/backup.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -19,10 +18,10 @@
 #define NS_PER_S INT64_C(1000000000)
 
 struct backup {
-	pthread_t thread;
+	struct thread thread;
 	char path[4096 + 16];
-	pthread_mutex_t lock; /* guards everything below */
-	pthread_cond_t work;
+	struct lock lock; /* guards everything below */
+	struct cond work;
 	bool wanted, stop;
 	int64_t due_ns; /* monotonic: not before */
 	struct backup_figures figures;
@@ -39,7 +38,7 @@ static void look_at_last(struct backup *b, unsigned interval_s)
 	HOLD(&b->lock);
 	b->figures.at_ns = last.at_ns;
 	b->figures.bytes = last.bytes;
-	age_ns = now_ns() - last.at_ns;
+	age_ns = wall_ns() - last.at_ns;
 	if (age_ns >= 0 && age_ns < interval_s * NS_PER_S)
 		b->due_ns = mono_ns() + interval_s * NS_PER_S - age_ns;
 }
@@ -72,14 +71,10 @@ static bool wait_for_work(struct backup *b)
 {
 	HOLD(&b->lock);
 	while (!b->stop) {
-		struct timespec until = { .tv_sec = b->due_ns / NS_PER_S,
-					  .tv_nsec = b->due_ns % NS_PER_S };
-
 		if (!b->wanted)
-			pthread_cond_wait(&b->work, &b->lock);
+			cond_wait(&b->work, &b->lock);
 		else if (mono_ns() < b->due_ns)
-			(void)pthread_cond_timedwait(&b->work, &b->lock,
-						     &until);
+			(void)cond_wait_until(&b->work, &b->lock, b->due_ns);
 		else
 			break;
 	}
@@ -109,10 +104,10 @@ int backup_start(struct store *st)
 		return -ENOMEM;
 	(void)snprintf(b->path, sizeof(b->path), "%s/" LAYOUT_BACKUP_DIR,
 		       st->path);
-	pthread_mutex_init(&b->lock, NULL);
-	cond_init_monotonic(&b->work);
+	lock_init(&b->lock, LOCK_BACKUP);
+	cond_init(&b->work);
 	st->backup = b;
-	rc = pthread_create(&b->thread, NULL, backup_main, st);
+	rc = thread_create(&b->thread, backup_main, st);
 	if (rc == 0)
 		return 0;
 	free(TAKE(st->backup));
@@ -128,11 +123,11 @@ void backup_stop(struct store *st)
 	{
 		HOLD(&b->lock);
 		b->stop = true;
-		pthread_cond_signal(&b->work);
+		cond_signal(&b->work);
 	}
-	pthread_join(b->thread, NULL);
-	pthread_mutex_destroy(&b->lock);
-	pthread_cond_destroy(&b->work);
+	thread_join(&b->thread);
+	lock_destroy(&b->lock);
+	cond_destroy(&b->work);
 	free(TAKE(st->backup));
 }
 
@@ -144,7 +139,7 @@ void backup_wanted(struct store *st)
 		return;
 	HOLD(&b->lock);
 	b->wanted = true;
-	pthread_cond_signal(&b->work);
+	cond_signal(&b->work);
 }
 
 void backup_figures(struct store *st, struct backup_figures *ret)

@@ -13,12 +13,12 @@
 
 #include "store/base/log.h"
 #include "store/base/scope.h"
+#include "store/db/identity.h"
+#include "store/db/trust.h"
 #include "store/drain/commit.h"
 #include "store/file/file.h"
-#include "store/db/identity.h"
 #include "store/recover.h"
 #include "store/space/reserve.h"
-#include "store/db/trust.h"
 
 /* Left on the disk for the database, so that deleting always works. */
 #define STORE_SPARE_BYTES (UINT64_C(64) << 20)
@@ -62,7 +62,7 @@ static int make_root(struct store *st)
 
 	if (!b)
 		return -ENOMEM;
-	root.atime_ns = root.mtime_ns = root.ctime_ns = now_ns();
+	root.atime_ns = root.mtime_ns = root.ctime_ns = wall_ns();
 	root.uid = geteuid();
 	root.gid = getegid();
 	inode_put_attr(b, ROOT_INO, &root);
@@ -151,7 +151,7 @@ static void store_free(struct store *st)
 	marker_close(&st->marker);
 	close(st->dirfd);
 	close(st->lockfd);
-	pthread_mutex_destroy(&st->names_turn);
+	lock_destroy(&st->names_turn);
 	free(st);
 }
 
@@ -161,9 +161,9 @@ static void abandon_image(void *arg, struct image *i)
 	struct stat sb;
 
 	commit_abandon(st, i,
-		       image_stat(&st->images, i, &sb) == 0 ?
-			       (uint64_t)sb.st_size :
-			       0);
+		       image_stat(&st->images, i, &sb) == 0
+			       ? (uint64_t)sb.st_size
+			       : 0);
 }
 
 static uint64_t segment_quota(const struct store_options *o)
@@ -315,7 +315,7 @@ int store_open(const char *path, const struct store_options *options,
 	}
 	strcpy(st->path, path);
 	st->marker.fd = -1;
-	pthread_mutex_init(&st->names_turn, NULL);
+	lock_init(&st->names_turn, LOCK_NAMES_TURN);
 	st->options = *options;
 	rc = layout_open(path, true, &st->dirfd, &st->lockfd, st->uuid, why,
 			 why_size);

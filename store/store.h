@@ -14,18 +14,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "store/space/ahead.h"
 #include "store/backup.h"
-#include "store/drain/drain.h"
+#include "store/base/sync.h"
 #include "store/db/hash.h"
-#include "store/space/image.h"
-#include "store/guard/guard.h"
-#include "store/names/inode.h"
 #include "store/db/kv.h"
 #include "store/db/layout.h"
 #include "store/db/mark.h"
-#include "store/space/reclaim.h"
+#include "store/drain/drain.h"
 #include "store/file/segment.h"
+#include "store/guard/guard.h"
+#include "store/names/inode.h"
+#include "store/space/ahead.h"
+#include "store/space/image.h"
+#include "store/space/reclaim.h"
 #include "store/space/stage.h"
 
 enum verify_mode {
@@ -54,10 +55,10 @@ struct store_options {
 	bool stage_all_in_memory; /* whatever the size: for tests */
 	bool no_stage_cache; /* give clean stages up at once: for tests */
 };
-#define STORE_OPTIONS_DEFAULT                                              \
-	{                                                                  \
-		.verify = VERIFY_ON, .drain_interval_s = 30,               \
-		.backup_interval_s = 600, .dedup_min_saving_percent = 3,   \
+#define STORE_OPTIONS_DEFAULT                                            \
+	{                                                                \
+		.verify = VERIFY_ON, .drain_interval_s = 30,             \
+		.backup_interval_s = 600, .dedup_min_saving_percent = 3, \
 	}
 
 #define RESERVED_INODES_MAX 64
@@ -82,7 +83,7 @@ struct store {
 	 * by its own rename, which the kernel does not serialise. Taken before
 	 * any inode.lock; the committer never takes it.
 	 */
-	pthread_mutex_t names_turn;
+	struct lock names_turn;
 	/*
 	 * The last inodes that renumbering made, a reference each, so that they
 	 * remember for whom they are reserved until he comes. names_turn.

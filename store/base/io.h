@@ -68,9 +68,9 @@ static inline unsigned io_fd_share(unsigned share, unsigned max)
 	struct rlimit r = { .rlim_cur = 1024 };
 
 	(void)getrlimit(RLIMIT_NOFILE, &r);
-	return r.rlim_cur < (rlim_t)max * 100 / share ?
-		       (unsigned)(r.rlim_cur * share / 100) :
-		       max;
+	return r.rlim_cur < (rlim_t)max * 100 / share
+		       ? (unsigned)(r.rlim_cur * share / 100)
+		       : max;
 }
 
 /* What is too far away for 64 bits (the years 1677, 2262) is cut off there. */
@@ -95,15 +95,6 @@ static inline struct timespec io_timespec(int64_t ns)
 		t.tv_sec--;
 	}
 	return t;
-}
-
-/* For deadlines: it goes on when somebody sets the clock. */
-static inline int64_t mono_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return io_ns(&t);
 }
 
 #endif

@@ -10,15 +10,14 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "store/base/scope.h"
 #include "store/check/check_work.h"
-#include "store/formats/cut.h"
 #include "store/db/layout.h"
+#include "store/formats/cut.h"
 
 #define SCRUB_THREADS_MAX 16
 #define SCRUB_RUN_BYTES (4u << 20)
@@ -32,8 +31,8 @@ _Static_assert(SCRUB_RUN_BYTES >= CHUNK_BYTES_MAX, "a chunk fits in a run");
 struct scrub {
 	struct check *c; /* tables: read-only; damage: guarded by lock */
 
-	pthread_mutex_t lock; /* guards everything below */
-	pthread_cond_t moved; /* running became 0 */
+	struct lock lock; /* guards everything below */
+	struct cond moved; /* running became 0 */
 	size_t next; /* chunk that nobody has taken */
 	unsigned running;
 	uint64_t done_bytes;
@@ -224,8 +223,8 @@ static int compare_run(struct scrub_worker *w, const struct scrub_run *run,
 		    get_be64((const uint8_t *)key.data + 9) != k->offset ||
 		    chunk_decode(value.data, value.len, &r) < 0)
 			continue;
-		compare_chunk(w, n, bytes ? bytes + (k->offset - run->offset) :
-					    NULL,
+		compare_chunk(w, n,
+			      bytes ? bytes + (k->offset - run->offset) : NULL,
 			      r.hash);
 		n++;
 	}
@@ -276,7 +275,7 @@ static void *scrub_thread(void *arg)
 	scope_close(&w.fd);
 	HOLD(&s->lock);
 	s->running--;
-	pthread_cond_signal(&s->moved);
+	cond_signal(&s->moved);
 	return NULL;
 }
 
@@ -288,19 +287,14 @@ static void scrub_wait(struct scrub *s)
 	bool running;
 
 	do {
-		struct timespec until;
+		int64_t until = mono_ns() + SCRUB_TICK_NS;
 
-		(void)clock_gettime(CLOCK_REALTIME, &until);
-		until.tv_nsec += SCRUB_TICK_NS;
-		until.tv_sec += until.tv_nsec / 1000000000;
-		until.tv_nsec %= 1000000000;
-		(void)pthread_mutex_lock(&s->lock);
+		lock_take(&s->lock);
 		if (s->running > 0)
-			(void)pthread_cond_timedwait(&s->moved, &s->lock,
-						     &until);
+			(void)cond_wait_until(&s->moved, &s->lock, until);
 		running = s->running > 0;
 		done = s->done_bytes;
-		(void)pthread_mutex_unlock(&s->lock);
+		lock_give(&s->lock);
 		check_progress(s->c, "scrub", done, total);
 	} while (running);
 	s->c->result->scrubbed_bytes = done;
@@ -319,7 +313,7 @@ static unsigned scrub_thread_count(const struct check *c)
 int check_scrub(struct check *c)
 {
 	struct scrub s = { .c = c };
-	pthread_t threads[SCRUB_THREADS_MAX];
+	struct thread threads[SCRUB_THREADS_MAX];
 	unsigned want = scrub_thread_count(c);
 	unsigned count = 0;
 	int rc = 0;
@@ -327,22 +321,22 @@ int check_scrub(struct check *c)
 	/* Without the secret, which was reported, nothing can be compared. */
 	if (!c->options->scrub || !c->secret_known)
 		return 0;
-	CHECK(pthread_mutex_init(&s.lock, NULL) == 0);
-	CHECK(pthread_cond_init(&s.moved, NULL) == 0);
-	(void)pthread_mutex_lock(&s.lock);
+	lock_init(&s.lock, LOCK_SCRUB);
+	cond_init(&s.moved);
+	lock_take(&s.lock);
 	for (; count < want; count++) {
-		rc = -pthread_create(&threads[count], NULL, scrub_thread, &s);
+		rc = thread_create(&threads[count], scrub_thread, &s);
 		if (rc < 0)
 			break;
 		s.running++;
 	}
-	(void)pthread_mutex_unlock(&s.lock);
+	lock_give(&s.lock);
 	if (count > 0)
 		scrub_wait(&s);
 	for (unsigned n = 0; n < count; n++)
-		(void)pthread_join(threads[n], NULL);
-	(void)pthread_cond_destroy(&s.moved);
-	(void)pthread_mutex_destroy(&s.lock);
+		thread_join(&threads[n]);
+	cond_destroy(&s.moved);
+	lock_destroy(&s.lock);
 	if (count == 0)
 		return rc;
 	return s.rc == -EIO ? check_database_failed(c, s.rc) : s.rc;

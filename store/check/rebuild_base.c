@@ -1,9 +1,9 @@
 /*
- * rebuild_base.c - the database that a rebuild begins with, in STORE/db.rebuild:
- * a copy of the old one as far as its log goes, or the newest backup that is
- * sound, whichever has the later changes; or an empty one. Sound means that it
- * opens, has no gap (kv_look()), and that its records agree with each other: an
- * image that is missing is not its fault.
+ * rebuild_base.c - the database that a rebuild begins with, in
+ * STORE/db.rebuild: a copy of the old one as far as its log goes, or the newest
+ * backup that is sound, whichever has the later changes; or an empty one. Sound
+ * means that it opens, has no gap (kv_look()), and that its records agree with
+ * each other: an image that is missing is not its fault.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -18,10 +18,10 @@
 #include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/check/check.h"
-#include "store/db/identity.h"
-#include "store/names/inode.h"
-#include "store/db/mark.h"
 #include "store/check/rebuild_work.h"
+#include "store/db/identity.h"
+#include "store/db/mark.h"
+#include "store/names/inode.h"
 
 #define OTHER_DIR "db.rebuild.other"
 #define COPY_BYTES (1u << 20)
@@ -121,8 +121,9 @@ static int copy_old(const struct rebuild *r)
 			rc = 0;
 	}
 	closedir(dir);
-	return rc < 0 ? rc : newest[0] == 0 ? -ENOENT :
-					      mend_current(to, newest);
+	return rc < 0           ? rc
+	       : newest[0] == 0 ? -ENOENT
+				: mend_current(to, newest);
 }
 
 /* --- is it sound? */
@@ -131,8 +132,8 @@ static void count_problem(void *self, const struct check_problem *p)
 {
 	/* What is wrong with images, and not with the records of them. */
 	static const char *const images[] = { "image-missing", "image-short",
-					      "image-size", "unknown-image",
-					      "native", "damaged" };
+					      "image-size",    "unknown-image",
+					      "native",        "damaged" };
 	uint64_t *count = self;
 
 	for (size_t i = 0; i < sizeof(images) / sizeof(*images); i++)
@@ -190,8 +191,9 @@ static int restore_backup(struct rebuild *r, uint64_t *ret_sequence,
 			*ret_ns = info.at_ns;
 			return 0;
 		}
-		rebuild_say(r, REBUILD_NOTE, LAYOUT_BACKUP_DIR,
-			    "a backup of the database is damaged, and not used");
+		rebuild_say(
+			r, REBUILD_NOTE, LAYOUT_BACKUP_DIR,
+			"a backup of the database is damaged, and not used");
 	}
 	remove_dir(r, OTHER_DIR);
 	return rc;
@@ -224,7 +226,7 @@ static int make_empty(struct rebuild *r)
 		    (ssize_t)sizeof(r->secret))
 			return -EIO;
 	}
-	root.atime_ns = root.mtime_ns = root.ctime_ns = now_ns();
+	root.atime_ns = root.mtime_ns = root.ctime_ns = wall_ns();
 	root.uid = geteuid();
 	root.gid = getegid();
 	inode_put_attr(b, ROOT_INO, &root);

@@ -77,7 +77,7 @@ static int need_dir(struct rebuild *r, uint64_t parent, const char *name,
 		return rc;
 	dir.uid = up.uid;
 	dir.gid = up.gid;
-	dir.atime_ns = dir.mtime_ns = dir.ctime_ns = now_ns();
+	dir.atime_ns = dir.mtime_ns = dir.ctime_ns = wall_ns();
 	dir.parent = parent;
 	(void)snprintf(dir.name, sizeof(dir.name), "%s", name);
 	up.nlink++;
@@ -104,8 +104,8 @@ static int make_way(struct rebuild *r, uint64_t parent, const char *name)
 		return -EISDIR;
 	(void)snprintf(other, sizeof(other), "%.200s" OLDER_SUFFIX, name);
 	for (unsigned n = 2; get_name(r, parent, other, &taken) == 0; n++)
-		(void)snprintf(other, sizeof(other), "%.200s" OLDER_SUFFIX "-%u",
-			       name, n);
+		(void)snprintf(other, sizeof(other),
+			       "%.200s" OLDER_SUFFIX "-%u", name, n);
 	rc = b ? get_attr(r, d.ino, &a) : -ENOMEM;
 	if (rc < 0)
 		return rc;
@@ -208,7 +208,8 @@ static void path_of(struct rebuild *r, uint64_t ino, char ret[PATH_MAX])
 	size_t at = sizeof(path) - 1;
 
 	path[at] = 0;
-	for (int depth = 0; depth < PATH_DEPTH_MAX && ino != ROOT_INO; depth++) {
+	for (int depth = 0; depth < PATH_DEPTH_MAX && ino != ROOT_INO;
+	     depth++) {
 		struct attr a;
 		size_t len;
 

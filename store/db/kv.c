@@ -1,14 +1,14 @@
 /*
- * kv.c - see kv.h; what a backup is, is in kv_backup.c. Memory is bounded here: 2 x 16 MiB of memtable and a 44 MiB
- * block cache, so that a daemon with a million chunks stays small; bloom
- * filters keep a look-up of an unknown hash from touching the disk.
+ * kv.c - see kv.h; what a backup is, is in kv_backup.c. Memory is bounded here:
+ * 2 x 16 MiB of memtable and a 44 MiB block cache, so that a daemon with a
+ * million chunks stays small; bloom filters keep a look-up of an unknown hash
+ * from touching the disk.
  */
 #include "store/db/kv_private.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,15 +65,16 @@ struct kv {
 	 */
 	atomic_uint users;
 	atomic_bool closing;
-	pthread_mutex_t gate; /* of who waits for either; a leaf */
-	pthread_cond_t passed;
+	struct lock gate; /* of who waits for either; a leaf */
+	struct cond passed;
 	/*
 	 * A write has found the disk full, so the log has an error until
 	 * RocksDB resumes with a new one. Builds with assertions (Debian's)
 	 * stop the process when such a log is synced, or written to again.
 	 */
 	atomic_bool full;
-	/* A write was refused for want of room, and none has succeeded since. */
+	/* A write was refused for want of room, and none has succeeded since.
+	 */
 	atomic_bool refused;
 	/*
 	 * The last change that is in the log, or in a table. Numbers above it
@@ -87,7 +88,7 @@ struct kv {
 	 * meet a write that fails, and each write looks at what is in memory
 	 * first.
 	 */
-	pthread_rwlock_t turn;
+	struct shared_lock turn;
 	int dirfd;
 	void (*on_sync)(void *arg, uint64_t sequence); /* or NULL */
 	void *on_sync_arg;
@@ -188,8 +189,8 @@ static bool room_below(const struct kv *kv, uint64_t bytes)
 
 static void kv_alloc(struct kv *kv, bool create)
 {
-	pthread_mutex_init(&kv->gate, NULL);
-	cond_init_monotonic(&kv->passed);
+	lock_init(&kv->gate, LOCK_KV_GATE);
+	cond_init(&kv->passed);
 	kv->options = kv_options(kv, create);
 	kv->write = rocksdb_writeoptions_create();
 	kv->unlogged = rocksdb_writeoptions_create();
@@ -216,10 +217,9 @@ static _Thread_local unsigned db_depth;
 
 static void db_drop(struct kv *kv)
 {
-	if (atomic_fetch_sub(&kv->users, 1) == 1 &&
-	    atomic_load(&kv->closing)) {
+	if (atomic_fetch_sub(&kv->users, 1) == 1 && atomic_load(&kv->closing)) {
 		HOLD(&kv->gate);
-		pthread_cond_broadcast(&kv->passed);
+		cond_broadcast(&kv->passed);
 	}
 }
 
@@ -233,7 +233,7 @@ static int db_enter(struct kv *kv)
 		db_drop(kv);
 		HOLD(&kv->gate);
 		while (atomic_load(&kv->closing))
-			pthread_cond_wait(&kv->passed, &kv->gate);
+			cond_wait(&kv->passed, &kv->gate);
 	}
 	if (!kv->db) {
 		db_drop(kv);
@@ -256,19 +256,18 @@ static void db_leave(struct kv *kv)
 static int db_close_gate(struct kv *kv)
 {
 	int64_t until = mono_ns() + KV_USERS_WAIT_NS;
-	struct timespec t = { until / 1000000000, until % 1000000000 };
-	int rc = 0;
+	bool in_time = true;
 
 	if (db_depth > 0)
 		return -EBUSY;
 	HOLD(&kv->gate);
 	atomic_store(&kv->closing, true);
-	while (rc == 0 && atomic_load(&kv->users) > 0)
-		rc = pthread_cond_timedwait(&kv->passed, &kv->gate, &t);
-	if (rc == 0)
+	while (in_time && atomic_load(&kv->users) > 0)
+		in_time = cond_wait_until(&kv->passed, &kv->gate, until);
+	if (in_time)
 		return 0;
 	atomic_store(&kv->closing, false);
-	pthread_cond_broadcast(&kv->passed);
+	cond_broadcast(&kv->passed);
 	return -EBUSY;
 }
 
@@ -276,26 +275,20 @@ static void db_open_gate(struct kv *kv)
 {
 	HOLD(&kv->gate);
 	atomic_store(&kv->closing, false);
-	pthread_cond_broadcast(&kv->passed);
+	cond_broadcast(&kv->passed);
 }
 
 static int kv_open_any(const char *dir, bool create, bool readonly,
 		       struct kv **ret_kv)
 {
 	struct kv *kv = calloc(1, sizeof(*kv));
-	pthread_rwlockattr_t attr;
 	char *err = NULL;
 	int rc;
 
 	if (!kv)
 		return -ENOMEM;
 	kv->dirfd = -1;
-	/* Who wants it alone must not starve. */
-	pthread_rwlockattr_init(&attr);
-	pthread_rwlockattr_setkind_np(
-		&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-	pthread_rwlock_init(&kv->turn, &attr);
-	pthread_rwlockattr_destroy(&attr);
+	shared_lock_init(&kv->turn, LOCK_KV_TURN);
 	kv_alloc(kv, create);
 	if (readonly)
 		kv->db = rocksdb_open_for_read_only(kv->options, dir, 0, &err);
@@ -338,9 +331,9 @@ void kv_close(struct kv *kv)
 	rocksdb_options_destroy(kv->options);
 	rocksdb_block_based_options_destroy(kv->table);
 	rocksdb_cache_destroy(kv->cache);
-	pthread_rwlock_destroy(&kv->turn);
-	pthread_mutex_destroy(&kv->gate);
-	pthread_cond_destroy(&kv->passed);
+	shared_lock_destroy(&kv->turn);
+	lock_destroy(&kv->gate);
+	cond_destroy(&kv->passed);
 	if (kv->dirfd >= 0)
 		close(kv->dirfd);
 	free(kv->dir);
@@ -356,7 +349,7 @@ static struct kv *look_open(const char *dir, bool no_logs, char **ret_err)
 	if (!kv)
 		return NULL;
 	kv->dirfd = -1;
-	pthread_rwlock_init(&kv->turn, NULL);
+	shared_lock_init(&kv->turn, LOCK_KV_TURN);
 	kv_alloc(kv, false);
 	/* No log of RocksDB's lies beside the database's directory. */
 	if (no_logs && asprintf(&elsewhere, "%s/..", dir) > 0)
@@ -469,11 +462,11 @@ int kv_finish(struct kv *kv, uint64_t *ret_sequence)
 	/* The log that failed cannot be left but by RocksDB itself. */
 	if (atomic_load(&kv->full))
 		return -ENOSPC;
-	pthread_rwlock_rdlock(&kv->turn);
+	shared_lock_read(&kv->turn);
 	rc = atomic_load(&kv->failed);
 	if (rc == 0)
 		rocksdb_flush(kv->db, kv->flush, &err);
-	pthread_rwlock_unlock(&kv->turn);
+	shared_lock_give(&kv->turn);
 	*ret_sequence = atomic_load(&kv->logged);
 	return rc < 0 ? rc : kv_error("flush", err);
 }
@@ -608,7 +601,8 @@ int kv_calm(struct kv *kv)
 {
 	int rc = atomic_load(&kv->failed);
 
-	if (rc == 0 && (atomic_load(&kv->full) || room_below(kv, KV_ROOM_BYTES)))
+	if (rc == 0 &&
+	    (atomic_load(&kv->full) || room_below(kv, KV_ROOM_BYTES)))
 		rc = -ENOSPC;
 	return rc;
 }
@@ -627,12 +621,12 @@ bool kv_is_full(const struct kv *kv)
 static bool log_enter(struct kv *kv)
 {
 	if (!atomic_load(&kv->full) && !room_below(kv, KV_ROOM_BYTES)) {
-		pthread_rwlock_rdlock(&kv->turn);
+		shared_lock_read(&kv->turn);
 		if (!atomic_load(&kv->full)) /* while we waited */
 			return false;
-		pthread_rwlock_unlock(&kv->turn);
+		shared_lock_give(&kv->turn);
 	}
-	pthread_rwlock_wrlock(&kv->turn);
+	shared_lock_write(&kv->turn);
 	return true;
 }
 
@@ -735,13 +729,13 @@ static void fail(struct kv *kv, int rc)
  */
 static int mend(struct kv *kv, int rc, unsigned seen)
 {
-	pthread_rwlock_wrlock(&kv->turn);
+	shared_lock_write(&kv->turn);
 	if (atomic_load(&kv->failed) == 0 && !atomic_load(&kv->condemned) &&
 	    (atomic_load(&kv->openings) != seen || open_again(kv) == 0))
 		rc = 0;
 	else
 		fail(kv, rc);
-	pthread_rwlock_unlock(&kv->turn);
+	shared_lock_give(&kv->turn);
 	return rc;
 }
 
@@ -763,10 +757,9 @@ static int write_once(struct kv *kv, struct kv_batch *b)
 		else if (rc == 0 && alone)
 			atomic_store(&kv->full, false);
 	}
-	if ((rc == 0 || rc == -ENOSPC) &&
-	    atomic_load(&kv->refused) != (rc < 0))
+	if ((rc == 0 || rc == -ENOSPC) && atomic_load(&kv->refused) != (rc < 0))
 		atomic_store(&kv->refused, rc < 0);
-	pthread_rwlock_unlock(&kv->turn);
+	shared_lock_give(&kv->turn);
 	return rc;
 }
 
@@ -785,9 +778,9 @@ int kv_write(struct kv *kv, struct kv_batch *b)
 		return rc;
 	rc = write_once(kv, b);
 	if (is_hard(rc)) { /* and once more: it is not one error */
-		pthread_rwlock_wrlock(&kv->turn);
+		shared_lock_write(&kv->turn);
 		fail(kv, rc);
-		pthread_rwlock_unlock(&kv->turn);
+		shared_lock_give(&kv->turn);
 	}
 	return rc;
 }
@@ -798,7 +791,7 @@ int kv_mend(struct kv *kv)
 
 	if (rc == 0 || atomic_load(&kv->condemned))
 		return rc;
-	pthread_rwlock_wrlock(&kv->turn);
+	shared_lock_write(&kv->turn);
 	rc = atomic_load(&kv->failed);
 	if (rc < 0 && mono_ns() >= kv->mend_due_ns) {
 		kv->mend_due_ns = mono_ns() + KV_MEND_NS;
@@ -807,7 +800,7 @@ int kv_mend(struct kv *kv)
 			rc = 0;
 		}
 	}
-	pthread_rwlock_unlock(&kv->turn);
+	shared_lock_give(&kv->turn);
 	return rc;
 }
 
@@ -879,7 +872,7 @@ int kv_sync(struct kv *kv)
 		rocksdb_flush_wal(kv->db, 1, &err);
 		rc = kv_error("sync", err);
 	}
-	pthread_rwlock_unlock(&kv->turn);
+	shared_lock_give(&kv->turn);
 	if (rc < 0) /* opened again, it has in tables what the log had */
 		rc = mend(kv, rc, seen);
 	if (rc == 0 && kv->on_sync)

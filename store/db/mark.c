@@ -56,7 +56,8 @@ int marker_open(struct marker *m, int store_dirfd)
 		       0600);
 	if (m->fd < 0)
 		return -errno;
-	return -pthread_mutex_init(&m->lock, NULL);
+	lock_init(&m->lock, LOCK_MARK);
+	return 0;
 }
 
 void marker_close(struct marker *m)
@@ -65,7 +66,7 @@ void marker_close(struct marker *m)
 		return;
 	close(m->fd);
 	m->fd = -1;
-	pthread_mutex_destroy(&m->lock);
+	lock_destroy(&m->lock);
 }
 
 int marker_write(struct marker *m, const struct mark *mark)

@@ -18,9 +18,10 @@
 #ifndef STORE_MARK_H
 #define STORE_MARK_H
 
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+#include "store/base/sync.h"
 
 struct mark {
 	uint64_t sequence; /* the last change that is durable */
@@ -32,7 +33,7 @@ int mark_read(int store_dirfd, struct mark *ret);
 
 struct marker {
 	int fd;
-	pthread_mutex_t lock; /* guards everything below, and the file */
+	struct lock lock; /* guards everything below, and the file */
 	uint64_t sequence;
 };
 

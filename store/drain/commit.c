@@ -7,7 +7,6 @@
 #include "store/drain/commit_private.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/queue.h>
@@ -86,8 +85,8 @@ static int content_of_job(struct drain_job *j, struct content *c,
 				 * bytes with it, as those of any other.
 				 */
 				one.fresh = !o || !atomic_load(&o->written);
-				one.image_size = o ? o->size_bytes
-						   : j->size_bytes;
+				one.image_size =
+					o ? o->size_bytes : j->size_bytes;
 			}
 		}
 		one.image = e.image;
@@ -294,8 +293,7 @@ static int job_write(struct store *st, struct pending *p)
 		CHECK(j->in->file->content == j->old);
 	}
 	if (j->unchanged)
-		return j->mtime_ns == old->mtime_ns ? 1 :
-						      write_time(st, b, p);
+		return j->mtime_ns == old->mtime_ns ? 1 : write_time(st, b, p);
 	/* Those that it supersedes have theirs: see names_setattr(). */
 	c.generation = (old ? old->generation : 0) + 1 + p->older;
 	c.size_bytes = j->size_bytes;
@@ -462,7 +460,8 @@ static void commit_jobs(struct store *st, struct drain_job **jobs, unsigned n)
 	}
 	if (sync)
 		rc = kv_sync(st->kv);
-	if (rc < 0 && wrote) /* what was written is tried again as if it was not */
+	if (rc < 0 &&
+	    wrote) /* what was written is tried again as if it was not */
 		kv_condemn(st->kv);
 	for (unsigned i = 0; i < n; i++) {
 		struct drain_job *j = p[i].j;
@@ -494,8 +493,8 @@ static unsigned take_ops_locked(struct committer *c, struct commit_op **ops)
 	unsigned n = 0;
 
 	while (n < COMMIT_GROUP_MAX && (op = TAILQ_FIRST(&c->ops)) != NULL &&
-	       (n == 0 || (op->kind == COMMIT_DELETE &&
-			   ops[0]->kind == COMMIT_DELETE))) {
+	       (n == 0 ||
+		(op->kind == COMMIT_DELETE && ops[0]->kind == COMMIT_DELETE))) {
 		TAILQ_REMOVE(&c->ops, op, next);
 		ops[n++] = op;
 	}
@@ -522,18 +521,18 @@ static void *committer_main(void *arg)
 		unsigned n, op_count;
 		bool woken;
 
-		pthread_mutex_lock(&c->lock);
+		lock_take(&c->lock);
 		while (!c->woken && TAILQ_EMPTY(&c->ops) && !c->stop)
-			pthread_cond_wait(&c->work, &c->lock);
+			cond_wait(&c->work, &c->lock);
 		woken = c->woken;
 		c->woken = false;
 		/* What is ready already is committed, or given up, before. */
 		if (c->stop && !woken && TAILQ_EMPTY(&c->ops)) {
-			pthread_mutex_unlock(&c->lock);
+			lock_give(&c->lock);
 			return NULL;
 		}
 		op_count = take_ops_locked(c, ops);
-		pthread_mutex_unlock(&c->lock);
+		lock_give(&c->lock);
 		if (op_count > 0) {
 			run_ops(st, ops, op_count);
 			commit_wake(st);
@@ -554,9 +553,9 @@ int commit_init(struct store *st)
 
 	if (!c)
 		return -ENOMEM;
-	pthread_mutex_init(&c->lock, NULL);
-	pthread_cond_init(&c->work, NULL);
-	pthread_cond_init(&c->done, NULL);
+	lock_init(&c->lock, LOCK_COMMITTER);
+	cond_init(&c->work);
+	cond_init(&c->done);
 	TAILQ_INIT(&c->ops);
 	TAILQ_INIT(&c->refused);
 	st->committer = c;
@@ -566,7 +565,7 @@ int commit_init(struct store *st)
 int commit_start(struct store *st)
 {
 	struct committer *c = st->committer;
-	int rc = pthread_create(&c->thread, NULL, committer_main, st);
+	int rc = thread_create(&c->thread, committer_main, st);
 
 	c->started = rc == 0;
 	return -rc;
@@ -581,18 +580,18 @@ void commit_stop(struct store *st)
 	{
 		HOLD(&c->lock);
 		c->stop = true;
-		pthread_cond_signal(&c->work);
+		cond_signal(&c->work);
 	}
 	if (c->started)
-		pthread_join(c->thread, NULL);
+		thread_join(&c->thread);
 	TAILQ_CONCAT(&c->ops, &c->refused, next);
 	for (struct commit_op *op; (op = TAILQ_FIRST(&c->ops)) != NULL;) {
 		TAILQ_REMOVE(&c->ops, op, next); /* the next start does it */
 		free(op);
 	}
-	pthread_mutex_destroy(&c->lock);
-	pthread_cond_destroy(&c->work);
-	pthread_cond_destroy(&c->done);
+	lock_destroy(&c->lock);
+	cond_destroy(&c->work);
+	cond_destroy(&c->done);
 	free(c);
 	st->committer = NULL;
 }
@@ -603,7 +602,7 @@ void commit_wake(struct store *st)
 
 	HOLD(&c->lock);
 	c->woken = true;
-	pthread_cond_signal(&c->work);
+	cond_signal(&c->work);
 }
 
 static void op_add(struct store *st, struct commit_op *op)
@@ -612,7 +611,7 @@ static void op_add(struct store *st, struct commit_op *op)
 
 	HOLD(&c->lock);
 	TAILQ_INSERT_TAIL(&c->ops, op, next);
-	pthread_cond_signal(&c->work);
+	cond_signal(&c->work);
 }
 
 void commit_retry(struct store *st)
@@ -623,7 +622,7 @@ void commit_retry(struct store *st)
 	if (TAILQ_EMPTY(&c->refused))
 		return;
 	TAILQ_CONCAT(&c->ops, &c->refused, next);
-	pthread_cond_signal(&c->work);
+	cond_signal(&c->work);
 }
 
 int commit_delete(struct store *st, uint64_t ino)
@@ -649,10 +648,10 @@ int commit_clone(struct store *st, struct kv_batch *b, uint64_t from,
 	struct committer *c = st->committer;
 
 	op_add(st, &op);
-	pthread_mutex_lock(&c->lock);
+	lock_take(&c->lock);
 	while (!op.done)
-		pthread_cond_wait(&c->done, &c->lock);
-	pthread_mutex_unlock(&c->lock);
+		cond_wait(&c->done, &c->lock);
+	lock_give(&c->lock);
 	return op.result;
 }
 

@@ -90,7 +90,8 @@ void commit_ops_delete(struct store *st, struct commit_op **ops, unsigned n)
 
 		if (rc < 0 && n > 1) /* one of them must not stop the others */
 			one = delete_group(st, &ops[i], 1);
-		if (one < 0) /* the O record stays: the next start tries again */
+		if (one <
+		    0) /* the O record stays: the next start tries again */
 			log_error("inode %llu cannot be deleted: %s",
 				  (unsigned long long)ops[i]->ino,
 				  strerror(-one));
@@ -214,7 +215,7 @@ void commit_op_run(struct store *st, struct commit_op *op)
 		HOLD(&c->lock);
 		op->result = rc;
 		op->done = true;
-		pthread_cond_broadcast(&c->done);
+		cond_broadcast(&c->done);
 		return;
 	}
 	free(op);

@@ -4,10 +4,11 @@
 
 #include <sys/queue.h>
 
-#include "store/drain/commit.h"
+#include "store/base/sync.h"
 #include "store/db/hash.h"
 #include "store/db/kv.h"
 #include "store/db/records.h"
+#include "store/drain/commit.h"
 
 struct image;
 struct store;
@@ -32,10 +33,10 @@ struct commit_op {
 TAILQ_HEAD(commit_ops, commit_op);
 
 struct committer {
-	pthread_t thread;
+	struct thread thread;
 	bool started;
-	pthread_mutex_t lock; /* guards everything below */
-	pthread_cond_t work, done;
+	struct lock lock; /* guards everything below */
+	struct cond work, done;
 	struct commit_ops ops;
 	struct commit_ops refused; /* deletions that found the disk full */
 	bool woken, stop;

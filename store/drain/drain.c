@@ -26,7 +26,6 @@
 int drain_init(struct store *st)
 {
 	struct drain *d = calloc(1, sizeof(*d));
-	pthread_condattr_t attr;
 
 	if (!d)
 		return -ENOMEM;
@@ -35,13 +34,10 @@ int drain_init(struct store *st)
 		free(d);
 		return -ENOMEM;
 	}
-	pthread_mutex_init(&d->lock, NULL);
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(&d->work, NULL);
-	pthread_cond_init(&d->moved, &attr);
-	pthread_cond_init(&d->tick, &attr);
-	pthread_condattr_destroy(&attr);
+	lock_init(&d->lock, LOCK_DRAIN);
+	cond_init(&d->work);
+	cond_init(&d->moved);
+	cond_init(&d->tick);
 	TAILQ_INIT(&d->order);
 	TAILQ_INIT(&d->queue);
 	TAILQ_INIT(&d->idle);
@@ -74,7 +70,7 @@ static void job_clear(struct store *st, struct drain_job *j)
 	}
 	drain_origin_put(j->origin);
 	image_put(&st->images, j->image);
-	pthread_mutex_destroy(&j->image_turn);
+	lock_destroy(&j->image_turn);
 	free(j->chunks);
 	free(j->spans);
 	free(j->small);
@@ -115,7 +111,7 @@ struct drain_job *job_new(struct store *st, struct inode *in,
 	if (!j)
 		return NULL;
 	atomic_init(&j->refs, 1);
-	pthread_mutex_init(&j->image_turn, NULL);
+	lock_init(&j->image_turn, LOCK_IMAGE_TURN);
 	j->stage_fd = -1;
 	j->image_fd = -1;
 	j->direct_fd = -1;
@@ -140,7 +136,7 @@ void job_enqueue_locked(struct drain *d, struct drain_job *j)
 		TAILQ_INSERT_HEAD(&d->queue, j, in_queue);
 	else
 		TAILQ_INSERT_TAIL(&d->queue, j, in_queue);
-	pthread_cond_signal(&d->work);
+	cond_signal(&d->work);
 }
 
 static void job_idle_locked(struct drain *d, struct drain_job *j,
@@ -149,7 +145,7 @@ static void job_idle_locked(struct drain *d, struct drain_job *j,
 	j->state = state;
 	j->due_ns = due_ns;
 	TAILQ_INSERT_TAIL(&d->idle, j, in_queue);
-	pthread_cond_signal(&d->tick);
+	cond_signal(&d->tick);
 }
 
 /* Out of the list that its state says; nothing for the others. */
@@ -360,7 +356,7 @@ void drain_released(struct store *st, struct inode *in)
 		HOLD(&in->lock);
 		HOLD(&d->lock);
 		if (d->awaiting_release > 0)
-			pthread_cond_broadcast(&d->moved);
+			cond_broadcast(&d->moved);
 		/* The end of a change looks again, or of a mapping. */
 		if (!in->file->dirty || file_may_change(in->file))
 			return;
@@ -421,9 +417,9 @@ void drain_finish(struct store *st, struct drain_job *j, enum job_state to,
 		j->state = to;
 		j->result = result;
 		d->draining--;
-		pthread_cond_broadcast(&d->moved);
+		cond_broadcast(&d->moved);
 		/* The next job of the same file may start now. */
-		pthread_cond_broadcast(&d->work);
+		cond_broadcast(&d->work);
 	}
 	if (drop) { /* what the file had */
 		stage_drop(&st->stages, j->stage);
@@ -579,9 +575,9 @@ void drain_fail(struct store *st, struct drain_job *j, int rc)
 		log_error("%s: cannot be made durable: %s; its bytes are kept "
 			  "and %s",
 			  path, strerror(-rc),
-			  kv_health(st->kv) == KV_CONDEMNED ?
-				  "taken over when it is mounted again" :
-				  "it is tried again");
+			  kv_health(st->kv) == KV_CONDEMNED
+				  ? "taken over when it is mounted again"
+				  : "it is tried again");
 	}
 	drain_finish(st, j, JOB_CANCELLED, rc);
 }
@@ -752,10 +748,10 @@ void drain_release(struct store *st)
 	discard_jobs(d, st, &d->idle);
 	discard_finished(d, st);
 	inflight_free(d->inflight);
-	pthread_mutex_destroy(&d->lock);
-	pthread_cond_destroy(&d->work);
-	pthread_cond_destroy(&d->moved);
-	pthread_cond_destroy(&d->tick);
+	lock_destroy(&d->lock);
+	cond_destroy(&d->work);
+	cond_destroy(&d->moved);
+	cond_destroy(&d->tick);
 	free(d);
 	st->drain = NULL;
 }
@@ -764,7 +760,7 @@ void drain_ask_all(struct store *st)
 {
 	HOLD(&st->drain->lock);
 	st->drain->release_all = true;
-	pthread_cond_broadcast(&st->drain->work);
+	cond_broadcast(&st->drain->work);
 }
 
 void drain_count_left(struct store *st, uint64_t bytes)

@@ -25,14 +25,14 @@
 #ifndef STORE_DRAIN_H
 #define STORE_DRAIN_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
 
-#include "store/formats/cut.h"
+#include "store/base/sync.h"
 #include "store/db/hash.h"
+#include "store/formats/cut.h"
 #include "store/names/inode.h"
 #include "store/space/reclaim.h"
 
@@ -92,12 +92,14 @@ struct drain_job {
 
 	/* drain.lock: */
 	enum job_state state;
-	uint64_t order; /* place among the closes; 0: none, commits when ready */
+	uint64_t
+		order; /* place among the closes; 0: none, commits when ready */
 	bool urgent; /* somebody waits: commit without regard to the order */
 	bool asked; /* may start although hold_drain is set */
 	bool listed; /* in the list of READY jobs that need no order */
 	bool taken; /* by the committer ... */
-	bool in_turn; /* ... in its place of the order; set before it is taken */
+	bool in_turn; /* ... in its place of the order; set before it is taken
+		       */
 	bool begun; /* job_begin() has looked at the writers; in->lock too */
 	bool empty_close; /* WAITING: there was nothing to close yet */
 	bool again; /* the same bytes failed before */
@@ -143,7 +145,7 @@ struct drain_job {
 	uint64_t domain; /* with whose chunks it shares: records.h */
 	bool synced; /* what is in the image is durable, with its label */
 	uint64_t label; /* a sum of what that says; 0: it has none */
-	pthread_mutex_t image_turn; /* held while the image is made */
+	struct lock image_turn; /* held while the image is made */
 	struct image *image; /* where NEW chunks go; a reference, or NULL */
 	struct content_ref *old; /* what was committed when it started */
 	uint8_t *small; /* all bytes of a small file */
@@ -211,7 +213,8 @@ int drain_sync_closed(struct store *st);
  * The same for one file, in order: what a publish needs.
  */
 int drain_publish(struct store *st, struct inode *in);
-/* The same, but what is open for writing stays as it is: only what was closed. */
+/* The same, but what is open for writing stays as it is: only what was closed.
+ */
 int drain_publish_closed(struct store *st, struct inode *in);
 /*
  * Wait until all that was closed before is durable, without hurrying any of it:

@@ -2,6 +2,7 @@
 #ifndef STORE_DRAIN_PRIVATE_H
 #define STORE_DRAIN_PRIVATE_H
 
+#include "store/base/sync.h"
 #include "store/drain/drain.h"
 
 #define DRAIN_THREADS_MAX 8
@@ -11,15 +12,15 @@ TAILQ_HEAD(job_order, drain_job);
 struct drain {
 	struct inflight *inflight;
 	atomic_uint_fast64_t writing_bytes; /* by workers, just now */
-	pthread_t thread[DRAIN_THREADS_MAX];
+	struct thread thread[DRAIN_THREADS_MAX];
 	unsigned thread_count;
-	pthread_t timer;
+	struct thread timer;
 	bool started;
 
-	pthread_mutex_t lock; /* guards everything below */
-	pthread_cond_t work; /* there is something for a worker, or stop */
-	pthread_cond_t moved; /* a job changed its state, or a writer went */
-	pthread_cond_t tick; /* wakes the timer early */
+	struct lock lock; /* guards everything below */
+	struct cond work; /* there is something for a worker, or stop */
+	struct cond moved; /* a job changed its state, or a writer went */
+	struct cond tick; /* wakes the timer early */
 	struct job_order order; /* ordered jobs that are not done, by order */
 	struct job_order queue; /* QUEUED; urgent ones first */
 	struct job_order idle; /* WAITING and FAILED */
@@ -94,8 +95,8 @@ int order_wait(struct store *st, uint64_t order);
 void *drain_timer_main(void *store);
 /*
  * Drain as they stand the files that have been open for drain_interval seconds
- * by now_ns, each since its first writer opened it or it was looked at last. One
- * that takes the place of something is left: see file->replaces.
+ * by now_ns, each since its first writer opened it or it was looked at last.
+ * One that takes the place of something is left: see file->replaces.
  */
 void drain_open_files(struct store *st, int64_t now_ns);
 

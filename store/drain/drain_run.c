@@ -60,7 +60,8 @@ static bool job_is_overtaken(struct store *st, struct drain_job *j)
 {
 	struct stat sb;
 
-	if (j->exclusive || !j->order || stage_stat(&st->stages, j->stage, &sb) < 0)
+	if (j->exclusive || !j->order ||
+	    stage_stat(&st->stages, j->stage, &sb) < 0)
 		return false;
 	if ((uint64_t)sb.st_size == j->close_size &&
 	    io_ns(&sb.st_mtim) == j->close_mtime_ns)
@@ -82,11 +83,11 @@ static int job_begin(struct store *st, struct drain_job *j)
 		if (j->in->attr.nlink == 0 ||
 		    (f->stage != j->stage && !j->earlier))
 			return -ECANCELED;
-		j->exclusive = !j->stage->held &&
-			       (j->earlier || !file_may_change(f));
+		j->exclusive =
+			!j->stage->held && (j->earlier || !file_may_change(f));
 		j->begun = true;
-		j->domain = st->options.share_all ? DOMAIN_ALL :
-						    domain_of(&j->in->attr);
+		j->domain = st->options.share_all ? DOMAIN_ALL
+						  : domain_of(&j->in->attr);
 		j->old = f->content;
 		if (j->old)
 			atomic_fetch_add(&j->old->refs, 1);
@@ -115,11 +116,11 @@ static bool owner_wait(struct store *st, struct drain_job *o, uint8_t *buffer)
 	bool failed;
 
 	worker_help(st, o, buffer);
-	pthread_mutex_lock(&d->lock);
+	lock_take(&d->lock);
 	while (!o->settled && !o->gave_up)
-		pthread_cond_wait(&d->moved, &d->lock);
+		cond_wait(&d->moved, &d->lock);
 	failed = o->gave_up;
-	pthread_mutex_unlock(&d->lock);
+	lock_give(&d->lock);
 	return failed;
 }
 
@@ -187,15 +188,15 @@ static void job_complete(struct store *st, struct drain_job *j, uint8_t *buffer)
 		d->running_count--;
 		if (rc < 0 || raced) {
 			j->gave_up = true;
-			pthread_cond_broadcast(&d->moved);
+			cond_broadcast(&d->moved);
 		} else {
 			j->settled = true;
-			pthread_cond_broadcast(&d->moved);
+			cond_broadcast(&d->moved);
 			j->state = JOB_READY;
 			if (!j->order || j->urgent)
 				job_list_ready_locked(d, j);
 		}
-		pthread_cond_broadcast(&d->work);
+		cond_broadcast(&d->work);
 	}
 	if (raced)
 		drain_void(st, j);
@@ -251,7 +252,7 @@ static bool worker_begin(struct store *st, struct drain_job *j, uint8_t *buffer)
 		if (rc < 0)
 			j->span_count = 0;
 		else if (j->span_count > 1)
-			pthread_cond_broadcast(&d->work);
+			cond_broadcast(&d->work);
 	}
 	if (rc == -ECANCELED)
 		atomic_store(&j->raced, true);
@@ -278,23 +279,23 @@ static void *worker_main(void *arg)
 	for (;;) {
 		struct drain_job *j, *started = NULL;
 
-		pthread_mutex_lock(&d->lock);
+		lock_take(&d->lock);
 		for (;;) {
 			j = job_with_span_locked(d);
 			if (!j)
 				started = job_start_locked(st);
 			if (j || started || d->stop)
 				break;
-			pthread_cond_wait(&d->work, &d->lock);
+			cond_wait(&d->work, &d->lock);
 		}
 		if (d->stop && !j && !started) {
-			pthread_mutex_unlock(&d->lock);
+			lock_give(&d->lock);
 			break;
 		}
 		if (!j)
 			j = started;
 		job_ref(j);
-		pthread_mutex_unlock(&d->lock);
+		lock_give(&d->lock);
 		if (!started || worker_begin(st, j, buffer))
 			worker_help(st, j, buffer);
 		drain_job_put(st, j);
@@ -318,13 +319,13 @@ int drain_start(struct store *st)
 		n = DRAIN_THREADS_MAX;
 	d->started = true;
 	for (unsigned i = 0; i < n; i++) {
-		rc = pthread_create(&d->thread[i], NULL, worker_main, st);
+		rc = thread_create(&d->thread[i], worker_main, st);
 		if (rc != 0)
 			return -rc;
 		HOLD(&d->lock);
 		d->thread_count++;
 	}
-	return -pthread_create(&d->timer, NULL, drain_timer_main, st);
+	return thread_create(&d->timer, drain_timer_main, st);
 }
 
 void drain_stop(struct store *st)
@@ -336,11 +337,11 @@ void drain_stop(struct store *st)
 	{
 		HOLD(&d->lock);
 		d->stop = true;
-		pthread_cond_broadcast(&d->work);
-		pthread_cond_broadcast(&d->tick);
+		cond_broadcast(&d->work);
+		cond_broadcast(&d->tick);
 	}
 	for (unsigned i = 0; i < d->thread_count; i++)
-		pthread_join(d->thread[i], NULL);
-	pthread_join(d->timer, NULL);
+		thread_join(&d->thread[i]);
+	thread_join(&d->timer);
 	d->started = false;
 }

@@ -172,7 +172,7 @@ void drain_ask_left(struct store *st)
 	HOLD(&d->lock);
 	d->left_delay_ns = ASK_NS_MIN;
 	d->left_due_ns = mono_ns() + ASK_NS_MIN;
-	pthread_cond_signal(&d->tick);
+	cond_signal(&d->tick);
 }
 
 /* Who is left with a mapping may be gone by now. */
@@ -203,31 +203,30 @@ void *drain_timer_main(void *arg)
 	int64_t look = interval / 8 > RELIEVE_NS ? interval / 8 : RELIEVE_NS;
 	int64_t next_open = interval ? mono_ns() + look : INT64_MAX;
 
-	pthread_mutex_lock(&d->lock);
+	lock_take(&d->lock);
 	while (!d->stop) {
 		int64_t now = mono_ns(), next;
 		struct drain_job *empty;
-		struct timespec t;
 
 		if (now >= next_open) {
-			pthread_mutex_unlock(&d->lock);
+			lock_give(&d->lock);
 			drain_open_files(st, now);
-			pthread_mutex_lock(&d->lock);
+			lock_take(&d->lock);
 			next_open = mono_ns() + look;
 			continue;
 		}
 		if (d->left_due_ns != 0 && now >= d->left_due_ns) {
-			pthread_mutex_unlock(&d->lock);
+			lock_give(&d->lock);
 			timer_ask_left(st);
-			pthread_mutex_lock(&d->lock);
+			lock_take(&d->lock);
 			continue;
 		}
 		empty = timer_wake_due_locked(d, now, &next);
 		if (empty) {
-			pthread_mutex_unlock(&d->lock);
+			lock_give(&d->lock);
 			cancel_empty(st, empty);
 			drain_job_put(st, empty);
-			pthread_mutex_lock(&d->lock);
+			lock_take(&d->lock);
 			continue;
 		}
 		if (next > next_open)
@@ -236,15 +235,13 @@ void *drain_timer_main(void *arg)
 			next = d->left_due_ns;
 		if (next > now + RELIEVE_NS)
 			next = now + RELIEVE_NS;
-		t.tv_sec = next / 1000000000;
-		t.tv_nsec = next % 1000000000;
-		pthread_cond_timedwait(&d->tick, &d->lock, &t);
-		pthread_mutex_unlock(&d->lock);
+		(void)cond_wait_until(&d->tick, &d->lock, next);
+		lock_give(&d->lock);
 		timer_relieve(st);
 		reserve_look(st);
 		timer_retry(st);
-		pthread_mutex_lock(&d->lock);
+		lock_take(&d->lock);
 	}
-	pthread_mutex_unlock(&d->lock);
+	lock_give(&d->lock);
 	return NULL;
 }

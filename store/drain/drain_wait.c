@@ -26,29 +26,29 @@ static int job_wait(struct store *st, struct drain_job *j)
 	struct drain *d = st->drain;
 	int rc;
 
-	pthread_mutex_lock(&d->lock);
+	lock_take(&d->lock);
 	job_promote_locked(d, j);
-	pthread_mutex_unlock(&d->lock);
+	lock_give(&d->lock);
 	commit_wake(st);
-	pthread_mutex_lock(&d->lock);
+	lock_take(&d->lock);
 	for (;;) {
 		while (!job_final(j->state))
-			pthread_cond_wait(&d->moved, &d->lock);
+			cond_wait(&d->moved, &d->lock);
 		if (j->state == JOB_RESTARTED && j->successor) {
 			struct drain_job *next = j->successor;
 
 			job_ref(next);
 			job_promote_locked(d, next);
-			pthread_mutex_unlock(&d->lock);
+			lock_give(&d->lock);
 			drain_job_put(st, j);
 			j = next;
-			pthread_mutex_lock(&d->lock);
+			lock_take(&d->lock);
 			continue;
 		}
 		break;
 	}
 	rc = j->result;
-	pthread_mutex_unlock(&d->lock);
+	lock_give(&d->lock);
 	drain_job_put(st, j);
 	return rc;
 }
@@ -76,10 +76,10 @@ static void running_wait(struct store *st, struct inode *in)
 	if (!j)
 		return;
 	commit_wake(st);
-	pthread_mutex_lock(&d->lock);
+	lock_take(&d->lock);
 	while (!job_final(j->state))
-		pthread_cond_wait(&d->moved, &d->lock);
-	pthread_mutex_unlock(&d->lock);
+		cond_wait(&d->moved, &d->lock);
+	lock_give(&d->lock);
 	drain_job_put(st, j);
 }
 
@@ -112,7 +112,7 @@ static int order_await(struct store *st, uint64_t order, bool ask)
 	struct drain_job *j;
 	int rc = 0;
 
-	pthread_mutex_lock(&d->lock);
+	lock_take(&d->lock);
 	TAILQ_FOREACH(j, &d->order, by_order)
 	{
 		if (!ask || j->order >= order)
@@ -121,7 +121,7 @@ static int order_await(struct store *st, uint64_t order, bool ask)
 		if (j->state == JOB_FAILED)
 			job_wake_locked(d, j); /* once more, for us */
 	}
-	pthread_cond_broadcast(&d->work);
+	cond_broadcast(&d->work);
 	for (;;) {
 		j = TAILQ_FIRST(&d->order);
 		if (!j || j->order >= order)
@@ -130,9 +130,9 @@ static int order_await(struct store *st, uint64_t order, bool ask)
 			rc = j->result;
 			break;
 		}
-		pthread_cond_wait(&d->moved, &d->lock);
+		cond_wait(&d->moved, &d->lock);
 	}
-	pthread_mutex_unlock(&d->lock);
+	lock_give(&d->lock);
 	return rc;
 }
 
@@ -273,10 +273,10 @@ void drain_disturb(struct store *st, struct inode *in, bool wait)
 	if (!j)
 		return;
 	if (wait) {
-		pthread_mutex_lock(&d->lock);
+		lock_take(&d->lock);
 		while (j->state == JOB_RUNNING)
-			pthread_cond_wait(&d->moved, &d->lock);
-		pthread_mutex_unlock(&d->lock);
+			cond_wait(&d->moved, &d->lock);
+		lock_give(&d->lock);
 	}
 	drain_job_put(st, j);
 }
@@ -306,7 +306,7 @@ int drain_wait_idle(struct store *st, struct inode *in)
 	}
 	if (!j)
 		return 0;
-	pthread_mutex_lock(&d->lock);
+	lock_take(&d->lock);
 	while (!job_final(j->state)) {
 		struct drain_job *first = TAILQ_FIRST(&d->order);
 
@@ -314,9 +314,9 @@ int drain_wait_idle(struct store *st, struct inode *in)
 			rc = first->result;
 			break;
 		}
-		pthread_cond_wait(&d->moved, &d->lock);
+		cond_wait(&d->moved, &d->lock);
 	}
-	pthread_mutex_unlock(&d->lock);
+	lock_give(&d->lock);
 	drain_job_put(st, j);
 	return rc;
 }
@@ -383,23 +383,20 @@ void drain_wait_released(struct store *st, struct inode *in)
 {
 	struct drain *d = st->drain;
 	int64_t deadline = mono_ns() + RELEASED_WAIT_NS;
-	struct timespec until = { deadline / 1000000000,
-				  deadline % 1000000000 };
-	int rc = 0;
+	bool wait = true;
 
 	do {
-		pthread_mutex_lock(&in->lock);
-		pthread_mutex_lock(&d->lock);
+		lock_take(&in->lock);
+		lock_take(&d->lock);
 		if (!in->file || in->file->writers == 0 ||
 		    !close_pending_locked(in->file))
-			rc = ETIMEDOUT;
-		pthread_mutex_unlock(&in->lock);
-		if (rc == 0) {
+			wait = false;
+		lock_give(&in->lock);
+		if (wait) {
 			d->awaiting_release++;
-			rc = pthread_cond_timedwait(&d->moved, &d->lock,
-						    &until);
+			wait = cond_wait_until(&d->moved, &d->lock, deadline);
 			d->awaiting_release--;
 		}
-		pthread_mutex_unlock(&d->lock);
-	} while (rc == 0);
+		lock_give(&d->lock);
+	} while (wait);
 }

@@ -1,7 +1,6 @@
 /* inflight.c - see inflight.h. */
 #include "store/drain/inflight.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +18,7 @@ struct inflight_entry {
 };
 
 struct inflight {
-	pthread_mutex_t lock;
+	struct lock lock;
 	struct inflight_entry *bucket[INFLIGHT_BUCKETS];
 };
 
@@ -28,7 +27,7 @@ struct inflight *inflight_new(void)
 	struct inflight *t = calloc(1, sizeof(*t));
 
 	if (t)
-		pthread_mutex_init(&t->lock, NULL);
+		lock_init(&t->lock, LOCK_INFLIGHT);
 	return t;
 }
 
@@ -38,7 +37,7 @@ void inflight_free(struct inflight *t)
 		return;
 	for (unsigned i = 0; i < INFLIGHT_BUCKETS; i++)
 		CHECK(t->bucket[i] == NULL);
-	pthread_mutex_destroy(&t->lock);
+	lock_destroy(&t->lock);
 	free(t);
 }
 

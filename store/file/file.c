@@ -13,10 +13,10 @@
 #include "store/base/scope.h"
 #include "store/drain/commit.h"
 #include "store/file/file_private.h"
-#include "store/space/held.h"
 #include "store/file/in_place.h"
 #include "store/names/names.h"
 #include "store/names/series.h"
+#include "store/space/held.h"
 #include "store/store.h"
 
 /* debug_stage=memory: room for what tests write. */
@@ -116,9 +116,9 @@ bool file_evict(void *store, struct stage *s)
 	if (!in)
 		return false;
 	/* Whoever opens it now is asked about when he closes it. */
-	if (pthread_mutex_trylock(&in->turn) == 0) {
+	if (lock_try(&in->turn)) {
 		file_ask_left_turn(st, in);
-		pthread_mutex_unlock(&in->turn);
+		lock_give(&in->turn);
 	}
 	{
 		HOLD(&in->lock);
@@ -355,8 +355,8 @@ static enum open_step sealed_step_locked(const struct file *f)
 {
 	if (f->dirty)
 		return OPEN_SYNC;
-	return f->mode == IO_BACKED || f->maybe_mapped ? OPEN_RENUMBER :
-							 OPEN_GIVE_UP;
+	return f->mode == IO_BACKED || f->maybe_mapped ? OPEN_RENUMBER
+						       : OPEN_GIVE_UP;
 }
 
 /* Somebody has it open or mapped, and nobody to write. in->lock is held. */
@@ -481,8 +481,8 @@ static int open_backing(struct store *st, struct inode *in, int flags)
 	/* Before we have it open: it is asked who has it. */
 	image_note_opened(&st->images, stage ? stage->image : image, in->ino);
 	/* For writing the kernel opens it once more, by itself. */
-	fd = stage ? stage_open(&st->stages, stage, O_RDONLY) :
-		     image_open_fd(&st->images, image, O_RDONLY);
+	fd = stage ? stage_open(&st->stages, stage, O_RDONLY)
+		   : image_open_fd(&st->images, image, O_RDONLY);
 	if (fd < 0) {
 		stage_put(&st->stages, stage);
 		image_put(&st->images, image);

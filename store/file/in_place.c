@@ -12,10 +12,10 @@
 #include <sys/stat.h>
 
 #include "store/base/io.h"
+#include "store/base/lease.h"
 #include "store/base/scope.h"
 #include "store/file/file_private.h"
 #include "store/space/image_copy.h"
-#include "store/base/lease.h"
 #include "store/store.h"
 
 /* The image that a mapping of a file without a stage may be of; 0: none. */
@@ -252,10 +252,10 @@ static bool ask_one(struct store *st, struct inode *in)
 			return false;
 	}
 	/* Who has the turn may wait for us, in whose thread jobs are woken. */
-	if (pthread_mutex_trylock(&in->turn) != 0)
+	if (!lock_try(&in->turn))
 		return true;
 	file_ask_left_turn(st, in);
-	pthread_mutex_unlock(&in->turn);
+	lock_give(&in->turn);
 	{
 		HOLD(&in->lock);
 		left = in->file->maybe_written;

@@ -11,8 +11,8 @@
 #include "store/base/scope.h"
 #include "store/drain/drain.h"
 #include "store/file/file.h"
-#include "store/names/names.h"
 #include "store/file/segment_private.h"
+#include "store/names/names.h"
 #include "store/store.h"
 
 /* A name may be given to another inode under us, but not for ever. */
@@ -28,8 +28,8 @@ void segments_release(struct store *st)
 
 	CHECK(TAILQ_EMPTY(&g->all));
 	CHECK(TAILQ_EMPTY(&g->held));
-	pthread_cond_destroy(&g->changed);
-	pthread_mutex_destroy(&g->lock);
+	cond_destroy(&g->changed);
+	lock_destroy(&g->lock);
 }
 
 void segment_client_add(struct store *st, struct segment_client *c)
@@ -60,13 +60,13 @@ static void segment_free(struct store *st, struct segment *s)
 		HOLD(&g->lock);
 		g->leaving--;
 		TAILQ_INSERT_TAIL(&g->held, s, entry);
-		pthread_cond_broadcast(&g->changed);
+		cond_broadcast(&g->changed);
 		return;
 	}
 	segment_put(st, s);
 	HOLD(&g->lock);
 	g->leaving--; /* who was woken by the put may have seen it yet */
-	pthread_cond_broadcast(&g->changed);
+	cond_broadcast(&g->changed);
 }
 
 void segment_client_remove(struct store *st, struct segment_client *c)
@@ -82,8 +82,9 @@ void segment_client_remove(struct store *st, struct segment_client *c)
 			next = TAILQ_NEXT(s, entry);
 			if (s->client != c)
 				continue;
-			if (s->committing) { /* an ioctl is at work: soon over */
-				pthread_cond_wait(&g->changed, &g->lock);
+			if (s->committing) { /* an ioctl is at work: soon over
+					      */
+				cond_wait(&g->changed, &g->lock);
 				next = TAILQ_FIRST(&g->all);
 				continue;
 			}
@@ -104,7 +105,8 @@ bool segment_take_release(struct store *st, struct segment_client *c,
 	struct segment *s;
 
 	HOLD(&g->lock);
-	TAILQ_FOREACH(s, &g->all, entry) {
+	TAILQ_FOREACH(s, &g->all, entry)
+	{
 		if (s->client != c || !s->asked || s->asked_sent)
 			continue;
 		s->asked_sent = true;
@@ -130,9 +132,10 @@ static void ask_locked(struct segments *g, uint64_t want, int64_t uid)
 	uint64_t asked = 0;
 
 	TAILQ_FOREACH(s, &g->all, entry)
-		if (s->asked && (uid < 0 || s->client->uid == (uid_t)uid))
-			asked += s->memory_bytes;
-	TAILQ_FOREACH(s, &g->all, entry) {
+	if (s->asked && (uid < 0 || s->client->uid == (uid_t)uid))
+		asked += s->memory_bytes;
+	TAILQ_FOREACH(s, &g->all, entry)
+	{
 		if (asked >= want)
 			return;
 		if (!is_free_locked(s) ||
@@ -142,7 +145,7 @@ static void ask_locked(struct segments *g, uint64_t want, int64_t uid)
 		asked += s->memory_bytes;
 		s->client->wake(s->client);
 		/* Or its client waits for somebody else's: see below. */
-		pthread_cond_broadcast(&g->changed);
+		cond_broadcast(&g->changed);
 	}
 }
 
@@ -171,9 +174,10 @@ int segments_init(struct store *st, uint64_t quota_bytes)
 	g->next_id = 1;
 	TAILQ_INIT(&g->all);
 	TAILQ_INIT(&g->held);
-	cond_init_monotonic(&g->changed);
+	cond_init(&g->changed);
 	stages_set_pressure(&st->stages, on_pressure, st);
-	return -pthread_mutex_init(&g->lock, NULL);
+	lock_init(&g->lock, LOCK_SEGMENTS);
+	return 0;
 }
 
 static void take_locked(struct segments *g, struct segment *s,
@@ -205,7 +209,8 @@ static void find_set_locked(struct segments *g, struct segment_client *c,
 	struct segment *s;
 
 	memset(ret, 0, sizeof(*ret));
-	TAILQ_FOREACH(s, &g->all, entry) {
+	TAILQ_FOREACH(s, &g->all, entry)
+	{
 		if (s->client != c || s->asked || s->size_bytes != size_bytes ||
 		    memcmp(s->signature, signature, sizeof(s->signature)) != 0)
 			continue;
@@ -256,7 +261,8 @@ static uint64_t uid_bytes_locked(struct segments *g, uid_t uid,
 	uint64_t bytes = 0;
 
 	*ret_count = 0;
-	TAILQ_FOREACH(s, &g->all, entry) {
+	TAILQ_FOREACH(s, &g->all, entry)
+	{
 		if (s->uid != uid)
 			continue;
 		bytes += s->memory_bytes;
@@ -264,8 +270,8 @@ static uint64_t uid_bytes_locked(struct segments *g, uid_t uid,
 	}
 	/* What he kept to himself; what a file has is the file's. */
 	TAILQ_FOREACH(s, &g->held, entry)
-		if (s->uid == uid && !s->stage->slot)
-			bytes += s->memory_bytes;
+	if (s->uid == uid && !s->stage->slot)
+		bytes += s->memory_bytes;
 	return bytes;
 }
 
@@ -280,12 +286,13 @@ static bool is_asked_locked(struct segments *g, struct segment_client *c,
 	bool own = false;
 
 	*ret_others = g->leaving > 0;
-	TAILQ_FOREACH(s, &g->all, entry) {
+	TAILQ_FOREACH(s, &g->all, entry)
+	{
 		own = own || (s->asked && s->client == c);
 		*ret_others = *ret_others || s->asked;
 	}
 	TAILQ_FOREACH(s, &g->held, entry)
-		*ret_others = *ret_others || (s->client != c && !s->stage->slot);
+	*ret_others = *ret_others || (s->client != c && !s->stage->slot);
 	return own;
 }
 
@@ -297,16 +304,11 @@ static bool is_asked_locked(struct segments *g, struct segment_client *c,
 static bool wait_for_releases(struct segments *g, struct segment_client *c,
 			      int64_t deadline_ns)
 {
-	struct timespec until = {
-		.tv_sec = deadline_ns / 1000000000,
-		.tv_nsec = deadline_ns % 1000000000,
-	};
 	bool others;
 
 	HOLD(&g->lock);
 	while (!is_asked_locked(g, c, &others) && others)
-		if (pthread_cond_timedwait(&g->changed, &g->lock, &until) ==
-		    ETIMEDOUT)
+		if (!cond_wait_until(&g->changed, &g->lock, deadline_ns))
 			return false;
 	return true;
 }
@@ -420,8 +422,7 @@ static int take_existing(struct store *st, struct segment_client *c,
 
 int segment_acquire(struct store *st, struct segment_client *c,
 		    const uint8_t signature[SEGMENT_SIGNATURE_BYTES],
-		    uint64_t size_bytes, struct segment_reply *ret,
-		    int *ret_fd)
+		    uint64_t size_bytes, struct segment_reply *ret, int *ret_fd)
 {
 	struct segments *g = segments_of(st);
 	int64_t deadline = mono_ns() + SEGMENT_RELEASE_WAIT_NS;
@@ -465,9 +466,9 @@ static struct segment *find_locked(struct segments *g, uint64_t id,
 	struct segment *s;
 
 	TAILQ_FOREACH(s, &g->all, entry)
-		if (s->id == id && s->stage && s->generation == generation &&
-		    generation != 0)
-			return s;
+	if (s->id == id && s->stage && s->generation == generation &&
+	    generation != 0)
+		return s;
 	return NULL;
 }
 
@@ -520,8 +521,8 @@ int segment_drop(struct store *st, struct segment_client *c, uint64_t id)
 	{
 		HOLD(&g->lock);
 		TAILQ_FOREACH(s, &g->all, entry)
-			if (s->id == id && s->client == c)
-				break;
+		if (s->id == id && s->client == c)
+			break;
 		if (!s)
 			return -ESTALE;
 		if (s->committing)
@@ -658,7 +659,7 @@ int segment_commit(struct store *st, const struct segment_commit *c,
 		HOLD(&g->lock);
 		s->committing = false;
 		s->generation = 0;
-		pthread_cond_broadcast(&g->changed);
+		cond_broadcast(&g->changed);
 		return rc;
 	}
 	rc = -ESTALE;
@@ -672,7 +673,7 @@ int segment_commit(struct store *st, const struct segment_commit *c,
 	}
 	HOLD(&g->lock);
 	s->committing = false;
-	pthread_cond_broadcast(&g->changed);
+	cond_broadcast(&g->changed);
 	if (rc < 0)
 		return rc == -ESTALE ? -EBUSY : rc;
 	s->filled = false;
@@ -691,7 +692,8 @@ void segment_figures(struct store *st, struct segment_figures *ret)
 		.bytes = g->bytes,
 		.clients = g->clients,
 	};
-	TAILQ_FOREACH(s, &g->all, entry) {
+	TAILQ_FOREACH(s, &g->all, entry)
+	{
 		if (is_free_locked(s))
 			ret->idle_bytes += s->memory_bytes;
 		if (s->stage)
@@ -699,8 +701,8 @@ void segment_figures(struct store *st, struct segment_figures *ret)
 						   s->size_bytes);
 	}
 	TAILQ_FOREACH(s, &g->held, entry)
-		if (!s->stage->slot)
-			ret->bytes += s->memory_bytes +
-				      stage_beyond(&st->stages, s->stage,
-						   s->size_bytes);
+	if (!s->stage->slot)
+		ret->bytes +=
+			s->memory_bytes +
+			stage_beyond(&st->stages, s->stage, s->size_bytes);
 }

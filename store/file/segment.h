@@ -18,8 +18,9 @@
  * gets another one. A generation number is random and new for each acquire:
  * nobody can commit what he did not get.
  *
- * Each user (uid) has a quota, counted in huge pages. When the stage is full, idle segments that were
- * not used for longest are asked back from their clients.
+ * Each user (uid) has a quota, counted in huge pages. When the stage is full,
+ * idle segments that were not used for longest are asked back from their
+ * clients.
  *
  * Threads: any thread. Locks: segments.lock comes before inode.lock and
  * stages.lock; nothing is allocated from the stage and nothing waits for a
@@ -28,13 +29,13 @@
 #ifndef STORE_SEGMENT_H
 #define STORE_SEGMENT_H
 
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
 #include <sys/types.h>
 
 #include "store/base/segment_wire.h"
+#include "store/base/sync.h"
 
 struct store;
 struct stage;
@@ -50,8 +51,8 @@ TAILQ_HEAD(segment_list, segment);
 
 struct segments {
 	uint64_t quota_bytes; /* for each uid; 0: no segments. Immutable. */
-	pthread_mutex_t lock; /* guards everything below */
-	pthread_cond_t changed; /* one was dropped, or a commit ended */
+	struct lock lock; /* guards everything below */
+	struct cond changed; /* one was dropped, or a commit ended */
 	struct segment_list all; /* least recently used first */
 	struct segment_list held; /* dropped, but their clients hold them */
 	unsigned count;
@@ -96,9 +97,9 @@ bool segment_take_release(struct store *st, struct segment_client *c,
 			  uint64_t *ret_id);
 
 /*
- * A segment to fill; fields of *ret as in segment_wire.h, its error too. *ret_fd
- * is a descriptor for the caller to close when ret->fresh, else -1. May wait for other clients, for
- * SEGMENT_RELEASE_WAIT_NS at most.
+ * A segment to fill; fields of *ret as in segment_wire.h, its error too.
+ * *ret_fd is a descriptor for the caller to close when ret->fresh, else -1. May
+ * wait for other clients, for SEGMENT_RELEASE_WAIT_NS at most.
  */
 int segment_acquire(struct store *st, struct segment_client *c,
 		    const uint8_t signature[SEGMENT_SIGNATURE_BYTES],

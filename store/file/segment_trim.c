@@ -46,7 +46,7 @@ void segment_put(struct store *st, struct segment *s)
 	free(s);
 	HOLD(&g->lock);
 	g->left += had_memory;
-	pthread_cond_broadcast(&g->changed);
+	cond_broadcast(&g->changed);
 }
 
 static struct segment *next_in(struct store *st, struct segment_list *list,
@@ -56,10 +56,10 @@ static struct segment *next_in(struct store *st, struct segment_list *list,
 	struct segment *s;
 
 	TAILQ_FOREACH(s, list, entry)
-		if (s->client == c && s->stage && !s->committing &&
-		    s->id > id && (!found || s->id < found->id) &&
-		    stage_beyond(&st->stages, s->stage, s->size_bytes) > 0)
-			found = s;
+	if (s->client == c && s->stage && !s->committing && s->id > id &&
+	    (!found || s->id < found->id) &&
+	    stage_beyond(&st->stages, s->stage, s->size_bytes) > 0)
+		found = s;
 	return found;
 }
 
@@ -120,15 +120,15 @@ bool segment_client_trim(struct store *st, struct segment_client *c)
 		HOLD(&g->lock);
 		s->committing = false;
 		s->generation = 0; /* it is not whole: he cannot commit it */
-		pthread_cond_broadcast(&g->changed);
+		cond_broadcast(&g->changed);
 	}
 	HOLD(&g->lock);
 	TAILQ_FOREACH(s, &g->all, entry)
-		if (s->client == c)
-			return true;
+	if (s->client == c)
+		return true;
 	TAILQ_FOREACH(s, &g->held, entry)
-		if (s->client == c)
-			return true;
+	if (s->client == c)
+		return true;
 	return false;
 }
 

@@ -5,7 +5,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,8 +12,8 @@
 
 #include "store/base/log.h"
 #include "store/base/scope.h"
-#include "store/formats/cut.h"
 #include "store/file/file.h"
+#include "store/formats/cut.h"
 #include "store/store.h"
 
 #define VERIFY_THREADS_MAX 8
@@ -89,14 +88,13 @@ static int verify_extent(struct verify *v, const struct extent *e)
 static int verify_read(struct verify *v, const struct image *i,
 		       const struct verify_chunk *c, uint8_t *buf)
 {
-	SCOPED(scope_close) int fd =
-		image_open_fd(&v->st->images, i, O_RDONLY);
+	SCOPED(scope_close) int fd = image_open_fd(&v->st->images, i, O_RDONLY);
 
 	if (fd < 0)
 		return fd == -ENOENT ? -EIO : fd;
-	return pread(fd, buf, c->len, (off_t)c->offset) == (ssize_t)c->len ?
-		       0 :
-		       -EIO;
+	return pread(fd, buf, c->len, (off_t)c->offset) == (ssize_t)c->len
+		       ? 0
+		       : -EIO;
 }
 
 static int verify_one(struct verify *v, const struct verify_chunk *c,
@@ -153,25 +151,25 @@ static int verify_small(struct store *st, struct inode *in,
 		return rc == -ENOENT ? -EIO : rc;
 	chunk_hash(st->secret, value, len, hash);
 	return len == content->size_bytes &&
-			       memcmp(hash, content->digest, HASH_BYTES) == 0 ?
-		       0 :
-		       -EIO;
+			       memcmp(hash, content->digest, HASH_BYTES) == 0
+		       ? 0
+		       : -EIO;
 }
 
 static int verify_chunks(struct verify *v)
 {
-	pthread_t thread[VERIFY_THREADS_MAX];
+	struct thread thread[VERIFY_THREADS_MAX];
 	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
 	unsigned n = cpus < 1 ? 1 : (unsigned)cpus, started = 0;
 
 	if (n > VERIFY_THREADS_MAX)
 		n = VERIFY_THREADS_MAX;
 	while (started + 1 < n &&
-	       pthread_create(&thread[started], NULL, verify_main, v) == 0)
+	       thread_create(&thread[started], verify_main, v) == 0)
 		started++;
 	(void)verify_main(v);
 	while (started > 0)
-		pthread_join(thread[--started], NULL);
+		thread_join(&thread[--started]);
 	return atomic_load(&v->rc);
 }
 

@@ -16,9 +16,9 @@
 #include "store/file/file.h"
 #include "store/guard/guard_said.h"
 #include "store/guard/guard_step.h"
+#include "store/guard/structure_store.h"
 #include "store/names/names.h"
 #include "store/store.h"
-#include "store/guard/structure_store.h"
 
 /* A tracker names a step, or a number: it is no longer than this. */
 #define TRACKER_BYTES_MAX 512
@@ -35,10 +35,10 @@ TAILQ_HEAD(waiting_list, waiting);
 
 struct guard {
 	/* One look at a time, whoever takes it. Before all other locks. */
-	pthread_mutex_t turn;
-	pthread_mutex_t lock; /* guards what follows; a leaf */
-	pthread_cond_t work, idle;
-	pthread_t thread;
+	struct lock turn;
+	struct lock lock; /* guards what follows; a leaf */
+	struct cond work, idle;
+	struct thread thread;
 	bool started, stop;
 	bool asked; /* by somebody who looks for people, or waits to */
 	struct waiting_list waiting;
@@ -137,14 +137,14 @@ static void *guard_main(void *arg)
 	struct guard *g = st->guard;
 	struct waiting *w;
 
-	pthread_mutex_lock(&g->lock);
+	lock_take(&g->lock);
 	for (;;) {
 		while ((w = TAILQ_FIRST(&g->waiting)) == NULL && !g->stop)
-			pthread_cond_wait(&g->work, &g->lock);
+			cond_wait(&g->work, &g->lock);
 		if (!w)
 			break;
 		TAILQ_REMOVE(&g->waiting, w, next);
-		pthread_mutex_unlock(&g->lock);
+		lock_give(&g->lock);
 		if (!w->step.looked_at)
 			(void)look(st, &w->step, false);
 		/* Digests are known of what is durable. */
@@ -153,12 +153,12 @@ static void *guard_main(void *arg)
 			say_identical(st, &w->step);
 		}
 		free(w);
-		pthread_mutex_lock(&g->lock);
+		lock_take(&g->lock);
 		g->figures.waiting--;
 		g->done++;
-		pthread_cond_broadcast(&g->idle);
+		cond_broadcast(&g->idle);
 	}
-	pthread_mutex_unlock(&g->lock);
+	lock_give(&g->lock);
 	return NULL;
 }
 
@@ -195,7 +195,7 @@ static void have_looked_at(struct store *st, const struct guard_step *step)
 			w = NULL;
 			g->figures.waiting++;
 			g->queued++;
-			pthread_cond_signal(&g->work);
+			cond_signal(&g->work);
 		}
 	}
 	free(w);
@@ -206,11 +206,11 @@ void guard_wait_idle(struct store *st)
 	struct guard *g = st->guard;
 	uint64_t ticket;
 
-	pthread_mutex_lock(&g->lock);
+	lock_take(&g->lock);
 	ticket = g->queued;
 	while (g->started && g->done < ticket)
-		pthread_cond_wait(&g->idle, &g->lock);
-	pthread_mutex_unlock(&g->lock);
+		cond_wait(&g->idle, &g->lock);
+	lock_give(&g->lock);
 }
 
 int guard_init(struct store *st)
@@ -219,10 +219,10 @@ int guard_init(struct store *st)
 
 	if (!g)
 		return -ENOMEM;
-	pthread_mutex_init(&g->turn, NULL);
-	pthread_mutex_init(&g->lock, NULL);
-	pthread_cond_init(&g->work, NULL);
-	pthread_cond_init(&g->idle, NULL);
+	lock_init(&g->turn, LOCK_GUARD_TURN);
+	lock_init(&g->lock, LOCK_GUARD);
+	cond_init(&g->work);
+	cond_init(&g->idle);
 	TAILQ_INIT(&g->waiting);
 	st->guard = g;
 	return 0;
@@ -231,7 +231,7 @@ int guard_init(struct store *st)
 int guard_start(struct store *st)
 {
 	struct guard *g = st->guard;
-	int rc = pthread_create(&g->thread, NULL, guard_main, st);
+	int rc = thread_create(&g->thread, guard_main, st);
 
 	g->started = rc == 0;
 	return -rc;
@@ -246,9 +246,9 @@ void guard_stop(struct store *st)
 	{
 		HOLD(&g->lock);
 		g->stop = true;
-		pthread_cond_signal(&g->work);
+		cond_signal(&g->work);
 	}
-	pthread_join(g->thread, NULL);
+	thread_join(&g->thread);
 	g->started = false;
 }
 
@@ -258,10 +258,10 @@ void guard_release(struct store *st)
 
 	if (!g)
 		return;
-	pthread_mutex_destroy(&g->turn);
-	pthread_mutex_destroy(&g->lock);
-	pthread_cond_destroy(&g->work);
-	pthread_cond_destroy(&g->idle);
+	lock_destroy(&g->turn);
+	lock_destroy(&g->lock);
+	cond_destroy(&g->work);
+	cond_destroy(&g->idle);
 	free(g);
 	st->guard = NULL;
 }
@@ -602,13 +602,13 @@ static bool ask_begin(struct guard *g)
 			return false;
 		g->asked = true;
 	}
-	pthread_mutex_lock(&g->turn);
+	lock_take(&g->turn);
 	return true;
 }
 
 static void ask_end(struct guard *g)
 {
-	pthread_mutex_unlock(&g->turn);
+	lock_give(&g->turn);
 	HOLD(&g->lock);
 	g->asked = false;
 }

@@ -14,14 +14,6 @@
 #define INO_STEP 1024
 #define PATH_DEPTH_MAX 256
 
-int64_t now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_REALTIME_COARSE, &t);
-	return io_ns(&t);
-}
-
 struct content_ref *content_ref_new(struct content *c)
 {
 	struct content_ref *r = malloc(sizeof(*r));
@@ -61,8 +53,8 @@ int inodes_init(struct store *st)
 	}
 	t->next_ino_reserved = t->next_ino;
 	for (unsigned i = 0; i < INODE_SHARDS; i++)
-		pthread_mutex_init(&t->shard[i].lock, NULL);
-	pthread_mutex_init(&t->ino_turn, NULL);
+		lock_init(&t->shard[i].lock, LOCK_INODE_SHARD);
+	lock_init(&t->ino_turn, LOCK_INO_TURN);
 	st->inodes = t;
 	return 0;
 }
@@ -79,8 +71,8 @@ static void inode_free(struct store *st, struct inode *in)
 		free(f);
 	}
 	attr_release(&in->attr);
-	pthread_mutex_destroy(&in->lock);
-	pthread_mutex_destroy(&in->turn);
+	lock_destroy(&in->lock);
+	lock_destroy(&in->turn);
 	free(in);
 }
 
@@ -98,9 +90,9 @@ void inodes_release(struct store *st)
 				t->shard[s].bucket[b] = in->next;
 				inode_free(st, in);
 			}
-		pthread_mutex_destroy(&t->shard[s].lock);
+		lock_destroy(&t->shard[s].lock);
 	}
-	pthread_mutex_destroy(&t->ino_turn);
+	lock_destroy(&t->ino_turn);
 	free(t);
 	st->inodes = NULL;
 }
@@ -143,8 +135,8 @@ static struct inode *inode_make(uint64_t ino, const struct attr *attr)
 	in->ino = ino;
 	in->refs = 1;
 	in->attr = *attr;
-	pthread_mutex_init(&in->lock, NULL);
-	pthread_mutex_init(&in->turn, NULL);
+	lock_init(&in->lock, LOCK_INODE);
+	lock_init(&in->turn, LOCK_INODE_TURN);
 	return in;
 }
 
@@ -414,7 +406,8 @@ static int file_stat(struct store *st, struct stage *stage, struct stat *out)
 	rc = stage_stat(&st->stages, stage, &sb);
 	if (rc == 0) {
 		out->st_size = sb.st_size;
-		/* Preallocated room is not the file's: no more than its size. */
+		/* Preallocated room is not the file's: no more than its size.
+		 */
 		out->st_blocks = sb.st_blocks;
 		if (out->st_blocks > (sb.st_size + 511) / 512)
 			out->st_blocks = (sb.st_size + 511) / 512;
@@ -501,10 +494,10 @@ static bool inode_up(struct store *st, uint64_t ino, uint64_t *ret_parent,
 
 	if (ino == ROOT_INO || inode_get(st, ino, &in) < 0)
 		return false;
-	pthread_mutex_lock(&in->lock);
+	lock_take(&in->lock);
 	*ret_parent = in->attr.parent;
 	memcpy(ret_name, in->attr.name, STORE_NAME_MAX + 1);
-	pthread_mutex_unlock(&in->lock);
+	lock_give(&in->lock);
 	inode_put(st, in, 1);
 	return *ret_parent != 0;
 }
@@ -516,7 +509,8 @@ void inode_path(struct store *st, struct inode *in, char *buf, size_t size)
 	size_t at = size - 1;
 
 	buf[at] = 0;
-	for (int depth = 0; depth < PATH_DEPTH_MAX && ino != ROOT_INO; depth++) {
+	for (int depth = 0; depth < PATH_DEPTH_MAX && ino != ROOT_INO;
+	     depth++) {
 		size_t len;
 
 		if (!inode_up(st, ino, &parent, name)) {

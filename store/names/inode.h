@@ -32,13 +32,13 @@
 #ifndef STORE_INODE_H
 #define STORE_INODE_H
 
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/stat.h>
 
-#include "store/space/ahead.h"
+#include "store/base/sync.h"
 #include "store/db/records.h"
+#include "store/space/ahead.h"
 #include "store/space/stage.h"
 
 struct store;
@@ -64,8 +64,8 @@ struct inode {
 	uint64_t refs; /* shard lock */
 	uint64_t lookups; /* of these, the kernel's; shard lock */
 
-	pthread_mutex_t turn; /* see above */
-	pthread_mutex_t lock; /* guards everything below */
+	struct lock turn; /* see above */
+	struct lock lock; /* guards everything below */
 	struct attr attr;
 	struct file *file; /* regular files only; set on first use, then kept */
 	/*
@@ -155,12 +155,12 @@ static inline bool file_may_change(const struct file *f)
 #define INODE_BUCKETS 4096 /* in each shard */
 struct inode_table {
 	struct inode_shard {
-		pthread_mutex_t lock;
+		struct lock lock;
 		struct inode *bucket[INODE_BUCKETS];
 		uint64_t removed; /* how often one was taken out */
 	} shard[INODE_SHARDS];
 	/* Held while a number is taken, and while the next are reserved. */
-	pthread_mutex_t ino_turn;
+	struct lock ino_turn;
 	uint64_t next_ino, next_ino_reserved; /* ino_turn */
 };
 
@@ -202,7 +202,5 @@ void inode_path(struct store *st, struct inode *in, char *buf, size_t size);
 
 /* Is ino `dir`, or below it? */
 bool inode_is_under(struct store *st, struct inode *in, uint64_t dir);
-
-int64_t now_ns(void);
 
 #endif

@@ -185,7 +185,7 @@ static void touch(struct changed *c, struct inode *dir, int subdirs)
 {
 	struct attr *a = changed_attr(c, dir);
 
-	a->mtime_ns = a->ctime_ns = now_ns();
+	a->mtime_ns = a->ctime_ns = wall_ns();
 	a->nlink += (uint32_t)subdirs;
 }
 
@@ -241,7 +241,7 @@ int names_create(struct store *st, uint64_t parent, const char *name,
 	a.gid = n->gid;
 	a.rdev = n->rdev;
 	a.nlink = S_ISDIR(n->mode) ? 2 : 1;
-	a.atime_ns = a.mtime_ns = a.ctime_ns = now_ns();
+	a.atime_ns = a.mtime_ns = a.ctime_ns = wall_ns();
 	a.parent = parent;
 	strcpy(a.name, name);
 	{
@@ -346,7 +346,7 @@ int names_link(struct store *st, struct inode *in, uint64_t parent,
 		rc = -EMLINK;
 	if (rc == 0) {
 		a->nlink++;
-		a->ctime_ns = now_ns();
+		a->ctime_ns = wall_ns();
 		dirent_put(b, parent, name, in->ino, a->mode);
 		link_key_put(b, in->ino, parent, name);
 		touch(&c, dir, 0);
@@ -421,7 +421,7 @@ static int drop_name(struct store *st, struct kv_batch *b, struct changed *c,
 			link_key_delete(b, in->ino, parent, name);
 		}
 	}
-	a->ctime_ns = now_ns();
+	a->ctime_ns = wall_ns();
 	return 0;
 }
 
@@ -503,7 +503,7 @@ static void move_name(struct kv_batch *b, struct changed *c, struct inode *in,
 		link_key_delete(b, in->ino, parent, name);
 		link_key_put(b, in->ino, new_parent, new_name);
 	}
-	a->ctime_ns = now_ns();
+	a->ctime_ns = wall_ns();
 	dirent_put(b, new_parent, new_name, in->ino, a->mode);
 }
 
@@ -864,7 +864,7 @@ int names_setattr(struct store *st, struct inode *in, unsigned valid,
 			a->mtime_gen = mtime_generation_locked(in);
 		}
 	}
-	a->ctime_ns = now_ns();
+	a->ctime_ns = wall_ns();
 	return changed_write(st, b, &c);
 }
 
@@ -885,8 +885,7 @@ int names_get_writer(struct store *st, uint64_t ino, struct writer *ret)
 	return rc;
 }
 
-int names_set_writer(struct store *st, struct inode *in,
-		     const struct writer *w)
+int names_set_writer(struct store *st, struct inode *in, const struct writer *w)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct writer old = { 0 };
@@ -928,7 +927,7 @@ static int xattr_write(struct store *st, struct kv_batch *b, struct inode *in)
 	struct changed c = { .count = 0 };
 
 	HOLD(&st->names_turn);
-	changed_attr(&c, in)->ctime_ns = now_ns();
+	changed_attr(&c, in)->ctime_ns = wall_ns();
 	{
 		HOLD(&in->lock);
 		if (in->deleted)

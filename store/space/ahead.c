@@ -2,7 +2,6 @@
 #include "store/space/ahead.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -15,11 +14,11 @@
 struct ahead {
 	struct images *images;
 	uint64_t page_bytes;
-	pthread_t threads[AHEAD_THREADS];
+	struct thread threads[AHEAD_THREADS];
 	unsigned thread_count;
 
-	pthread_mutex_t lock; /* guards everything below */
-	pthread_cond_t added, settled;
+	struct lock lock; /* guards everything below */
+	struct cond added, settled;
 	struct ahead_queue queue;
 	/* What the threads are at; image NULL: idle. */
 	struct ahead_block current[AHEAD_THREADS];
@@ -89,10 +88,10 @@ static bool block_next(struct ahead *a, struct ahead_block *at)
 {
 	HOLD(&a->lock);
 	if (at->image && --a->working == 0 && a->queue.count == 0)
-		(void)pthread_cond_broadcast(&a->settled);
+		cond_broadcast(&a->settled);
 	at->image = NULL;
 	while (a->queue.count == 0 && !a->stopping)
-		(void)pthread_cond_wait(&a->added, &a->lock);
+		cond_wait(&a->added, &a->lock);
 	if (a->stopping)
 		return false;
 	(void)ahead_queue_take(&a->queue, at);
@@ -144,12 +143,11 @@ int ahead_start(struct images *images, struct ahead **ret_ahead)
 		return -ENOMEM;
 	a->images = images;
 	a->page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
-	CHECK(pthread_mutex_init(&a->lock, NULL) == 0);
-	CHECK(pthread_cond_init(&a->added, NULL) == 0);
-	CHECK(pthread_cond_init(&a->settled, NULL) == 0);
+	lock_init(&a->lock, LOCK_AHEAD);
+	cond_init(&a->added);
+	cond_init(&a->settled);
 	while (rc == 0 && a->thread_count < AHEAD_THREADS) {
-		rc = -pthread_create(&a->threads[a->thread_count], NULL, run,
-				     a);
+		rc = thread_create(&a->threads[a->thread_count], run, a);
 		a->thread_count += rc == 0;
 	}
 	if (rc < 0) {
@@ -169,15 +167,15 @@ void ahead_stop(struct ahead *a)
 	{
 		HOLD(&a->lock);
 		a->stopping = true;
-		(void)pthread_cond_broadcast(&a->added);
+		cond_broadcast(&a->added);
 	}
 	for (unsigned i = 0; i < a->thread_count; i++)
-		(void)pthread_join(a->threads[i], NULL);
+		thread_join(&a->threads[i]);
 	while (ahead_queue_take(&a->queue, &dropped))
 		block_drop(a, dropped.image);
-	(void)pthread_cond_destroy(&a->added);
-	(void)pthread_cond_destroy(&a->settled);
-	(void)pthread_mutex_destroy(&a->lock);
+	cond_destroy(&a->added);
+	cond_destroy(&a->settled);
+	lock_destroy(&a->lock);
 	free(a);
 }
 
@@ -195,7 +193,7 @@ static struct image *block_add(struct ahead *a, const struct ahead_block *b,
 		if (ahead_block_is(&a->current[i], b))
 			return b->image;
 	if (ahead_queue_add(&a->queue, b, own, &left))
-		(void)pthread_cond_signal(&a->added);
+		cond_signal(&a->added);
 	return left.image;
 }
 
@@ -241,5 +239,5 @@ void ahead_settle(struct ahead *a)
 {
 	HOLD(&a->lock);
 	while (a->queue.count > 0 || a->working > 0)
-		(void)pthread_cond_wait(&a->settled, &a->lock);
+		cond_wait(&a->settled, &a->lock);
 }

@@ -12,8 +12,8 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include "store/base/scope.h"
 #include "store/base/lease.h"
+#include "store/base/scope.h"
 #include "store/db/layout.h"
 #include "store/db/records.h"
 #include "store/space/stage.h"
@@ -28,8 +28,9 @@
  */
 static bool is_gone_name(const char *name)
 {
-	return strlen(name) > 16 && (strcmp(name + 16, LAYOUT_IMAGE_GONE) == 0 ||
-				     strcmp(name + 16, LAYOUT_IMAGE_COPY) == 0);
+	return strlen(name) > 16 &&
+	       (strcmp(name + 16, LAYOUT_IMAGE_GONE) == 0 ||
+		strcmp(name + 16, LAYOUT_IMAGE_COPY) == 0);
 }
 
 static int image_scan_dir(struct images *im, const char *name, bool at_start,
@@ -138,17 +139,18 @@ int images_init(struct images *im, int store_dirfd, struct kv *kv)
 		return rc;
 	}
 	im->next_id_at_start = im->next_id_reserved = im->next_id;
-	im->free_of_old_end = im->next_id < OLD_NUMBERS_MAX ? im->next_id :
-							      OLD_NUMBERS_MAX;
+	im->free_of_old_end =
+		im->next_id < OLD_NUMBERS_MAX ? im->next_id : OLD_NUMBERS_MAX;
 	im->free_of_old = calloc(im->free_of_old_end / 8 + 1, 1);
 	if (!im->free_of_old) {
 		close(im->dirfd);
 		im->kv = NULL;
 		return -ENOMEM;
 	}
-	pthread_mutex_init(&im->id_turn, NULL);
-	pthread_cond_init(&im->unused, NULL);
-	return -pthread_mutex_init(&im->lock, NULL);
+	lock_init(&im->id_turn, LOCK_IMAGE_ID_TURN);
+	cond_init(&im->unused);
+	lock_init(&im->lock, LOCK_IMAGES);
+	return 0;
 }
 
 static void image_free(struct image *i)
@@ -216,9 +218,9 @@ void images_release(struct images *im)
 		}
 	close(im->dirfd);
 	free(im->free_of_old);
-	pthread_mutex_destroy(&im->id_turn);
-	pthread_cond_destroy(&im->unused);
-	pthread_mutex_destroy(&im->lock);
+	lock_destroy(&im->id_turn);
+	cond_destroy(&im->unused);
+	lock_destroy(&im->lock);
 }
 
 /* A number that was never used, also not before a crash. */
@@ -515,7 +517,8 @@ static struct image *image_oldest_idle_locked(struct images *im)
 	for (size_t b = 0; b < IMAGE_BUCKETS; b++)
 		for (struct image *i = im->bucket[b]; i; i = i->next)
 			if (i->refs == 0 && !i->clean && !i->building &&
-			    i->opened_by == 0 && (!oldest || i->lru < oldest->lru))
+			    i->opened_by == 0 &&
+			    (!oldest || i->lru < oldest->lru))
 				oldest = i;
 	return oldest;
 }
@@ -537,9 +540,9 @@ void image_put(struct images *im, struct image *i)
 		if (i->dead)
 			gone = i;
 		else if (im->idle > IMAGE_IDLE_MAX && !i->clean)
-			gone = i->map && i->opened_by == 0 ?
-				       i :
-				       image_oldest_idle_locked(im);
+			gone = i->map && i->opened_by == 0
+				       ? i
+				       : image_oldest_idle_locked(im);
 		if (gone) {
 			im->idle--;
 			image_unlink_locked(im, gone);
@@ -629,7 +632,7 @@ static const uint8_t *try_map(struct images *im, struct image *i, uint64_t end,
 	{
 		HOLD(&im->lock);
 		while (i->unmapping)
-			pthread_cond_wait(&im->unused, &im->lock);
+			cond_wait(&im->unused, &im->lock);
 		if (i->map)
 			return map_use_locked(i, end);
 		unmapped = i->unmapped;
@@ -685,7 +688,7 @@ void image_map_end(struct images *im, struct image *i)
 	HOLD(&im->lock);
 	CHECK(i->map_users > 0);
 	if (--i->map_users == 0 && i->unmapping)
-		pthread_cond_broadcast(&im->unused);
+		cond_broadcast(&im->unused);
 }
 
 void image_unmap(struct images *im, struct image *i)
@@ -696,13 +699,13 @@ void image_unmap(struct images *im, struct image *i)
 	CHECK(!i->unmapping);
 	i->unmapping = true;
 	while (i->map_users > 0)
-		pthread_cond_wait(&im->unused, &im->lock);
+		cond_wait(&im->unused, &im->lock);
 	map = TAKE(i->map);
 	if (map)
 		(void)munmap(map, i->map_len);
 	i->unmapped++;
 	i->unmapping = false;
-	pthread_cond_broadcast(&im->unused);
+	cond_broadcast(&im->unused);
 }
 
 bool image_unmap_idle(struct images *im, struct image *i)
@@ -738,8 +741,8 @@ void image_note_opened(struct images *im, struct image *i, uint64_t ino)
 	left = first && image_is_left(im, i);
 	HOLD(&im->lock);
 	if (i->opened_by != ino)
-		i->opened_by = i->opened_by || left ? IMAGE_OPENED_BY_MANY :
-						      ino;
+		i->opened_by =
+			i->opened_by || left ? IMAGE_OPENED_BY_MANY : ino;
 }
 
 bool image_opened_by(struct images *im, struct image *i, uint64_t ino)

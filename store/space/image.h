@@ -19,15 +19,15 @@
 #ifndef STORE_IMAGE_H
 #define STORE_IMAGE_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/stat.h>
 
-#include "store/db/kv.h"
 #include "store/base/lease.h"
+#include "store/base/sync.h"
+#include "store/db/kv.h"
 
 struct stage;
 
@@ -70,15 +70,15 @@ struct image {
 struct images {
 	int dirfd; /* STORE/images */
 	struct kv *kv;
-	pthread_mutex_t lock;
+	struct lock lock;
 	struct image *bucket[IMAGE_BUCKETS];
 	unsigned idle;
 	struct image *spare[IMAGE_SPARE_MAX]; /* no references, in the table */
 	unsigned spare_count;
 	uint64_t tick;
-	pthread_cond_t unused; /* a mapping that is to go is, or has gone */
+	struct cond unused; /* a mapping that is to go is, or has gone */
 	/* Held while a number is taken, and while the next are reserved. */
-	pthread_mutex_t id_turn;
+	struct lock id_turn;
 	uint64_t next_id, next_id_reserved; /* id_turn */
 	uint64_t next_id_at_start; /* immutable */
 	/*
@@ -167,8 +167,7 @@ void image_note_opened(struct images *im, struct image *i, uint64_t ino);
 /* Had nobody but this inode it open? */
 bool image_opened_by(struct images *im, struct image *i, uint64_t ino);
 /* Who had `from` open has its inode, which is `to` now. */
-void image_move_opened(struct images *im, struct image *from,
-		       struct image *to);
+void image_move_opened(struct images *im, struct image *from, struct image *to);
 /* A lease said that nobody has it open or mapped. */
 void image_note_free(struct images *im, struct image *i);
 

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,11 +28,11 @@ struct range {
 TAILQ_HEAD(ranges, range);
 
 struct reclaim {
-	pthread_t thread;
+	struct thread thread;
 	bool started;
-	pthread_mutex_t turn; /* see reclaim_turn() */
-	pthread_mutex_t lock; /* guards everything below */
-	pthread_cond_t work, idle;
+	struct lock turn; /* see reclaim_turn() */
+	struct lock lock; /* guards everything below */
+	struct cond work, idle;
 	struct ranges ranges;
 	struct ranges refused; /* what found the disk full */
 	struct ranges left; /* somebody has the image: see image_is_left() */
@@ -51,10 +50,10 @@ int reclaim_init(struct store *st)
 
 	if (!r)
 		return -ENOMEM;
-	pthread_mutex_init(&r->turn, NULL);
-	pthread_mutex_init(&r->lock, NULL);
-	pthread_cond_init(&r->work, NULL);
-	pthread_cond_init(&r->idle, NULL);
+	lock_init(&r->turn, LOCK_RECLAIM_TURN);
+	lock_init(&r->lock, LOCK_RECLAIM);
+	cond_init(&r->work);
+	cond_init(&r->idle);
 	TAILQ_INIT(&r->ranges);
 	TAILQ_INIT(&r->refused);
 	TAILQ_INIT(&r->left);
@@ -83,7 +82,7 @@ void reclaim_leave(struct store *st, struct reclaim_ticket *t)
 	*(t->prev ? &t->prev->next : &r->oldest) = t->next;
 	*(t->next ? &t->next->prev : &r->newest) = t->prev;
 	if (!TAILQ_EMPTY(&r->ranges))
-		pthread_cond_signal(&r->work);
+		cond_signal(&r->work);
 }
 
 void reclaim_add(struct store *st, uint64_t image, uint64_t offset,
@@ -107,7 +106,7 @@ void reclaim_add(struct store *st, uint64_t image, uint64_t offset,
 	*one = (struct range){ .image = image, .offset = offset, .len = len };
 	one->epoch = r->next_ticket;
 	TAILQ_INSERT_TAIL(&r->ranges, one, next);
-	pthread_cond_signal(&r->work);
+	cond_signal(&r->work);
 }
 
 void reclaim_retry(struct store *st)
@@ -119,10 +118,10 @@ void reclaim_retry(struct store *st)
 	if (mono_ns() >= r->left_due_ns)
 		TAILQ_CONCAT(&r->ranges, &r->left, next);
 	if (!TAILQ_EMPTY(&r->ranges))
-		pthread_cond_signal(&r->work);
+		cond_signal(&r->work);
 }
 
-pthread_mutex_t *reclaim_turn(struct store *st)
+struct lock *reclaim_turn(struct store *st)
 {
 	return &st->reclaim->turn;
 }
@@ -345,8 +344,8 @@ static int punch(struct store *st, int fd, const struct hole *h)
 
 static int punch_holes(struct store *st, const struct plan *p)
 {
-	SCOPED(scope_close) int fd =
-		image_open_fd(&st->images, p->image, O_RDWR);
+	SCOPED(scope_close)
+	int fd = image_open_fd(&st->images, p->image, O_RDWR);
 	int rc = fd < 0 ? fd : 0;
 
 	for (size_t i = 0; rc == 0 && i < p->count; i++)
@@ -418,9 +417,9 @@ static uint64_t image_bytes(struct store *st, const struct image *i)
 {
 	struct stat sb;
 
-	return image_stat(&st->images, i, &sb) == 0 ?
-		       (uint64_t)sb.st_blocks * 512 :
-		       0;
+	return image_stat(&st->images, i, &sb) == 0
+		       ? (uint64_t)sb.st_blocks * 512
+		       : 0;
 }
 
 /* What is to be done about the range; the turn is held. */
@@ -454,9 +453,8 @@ static int reclaim_one(struct store *st, const struct plan *p)
 		dead = p->image->dead;
 	}
 	if (p->count > 0 && !p->empty)
-		rc = image_is_left(&st->images, p->image) ?
-			     -EBUSY :
-			     punch_holes(st, p);
+		rc = image_is_left(&st->images, p->image) ? -EBUSY
+							  : punch_holes(st, p);
 	if (rc == 0 && p->empty && !dead) {
 		uint64_t bytes = image_bytes(st, p->image);
 
@@ -600,25 +598,25 @@ static void *reclaim_main(void *arg)
 	struct reclaim *r = st->reclaim;
 	struct group g = { 0 };
 
-	pthread_mutex_lock(&r->lock);
+	lock_take(&r->lock);
 	for (;;) {
 		struct ranges taken = TAILQ_HEAD_INITIALIZER(taken);
 
 		reclaim_take_locked(r, &taken);
 		if (!TAILQ_EMPTY(&taken)) {
 			r->busy = true;
-			pthread_mutex_unlock(&r->lock);
+			lock_give(&r->lock);
 			reclaim_all(st, &g, &taken);
-			pthread_mutex_lock(&r->lock);
+			lock_take(&r->lock);
 			continue;
 		}
 		r->busy = false;
-		pthread_cond_broadcast(&r->idle);
+		cond_broadcast(&r->idle);
 		if (r->stop)
 			break;
-		pthread_cond_wait(&r->work, &r->lock);
+		cond_wait(&r->work, &r->lock);
 	}
-	pthread_mutex_unlock(&r->lock);
+	lock_give(&r->lock);
 	free(g.waiting.at);
 	return NULL;
 }
@@ -626,7 +624,7 @@ static void *reclaim_main(void *arg)
 int reclaim_start(struct store *st)
 {
 	struct reclaim *r = st->reclaim;
-	int rc = pthread_create(&r->thread, NULL, reclaim_main, st);
+	int rc = thread_create(&r->thread, reclaim_main, st);
 
 	r->started = rc == 0;
 	return -rc;
@@ -641,9 +639,9 @@ void reclaim_stop(struct store *st)
 	{
 		HOLD(&r->lock);
 		r->stop = true;
-		pthread_cond_signal(&r->work);
+		cond_signal(&r->work);
 	}
-	pthread_join(r->thread, NULL);
+	thread_join(&r->thread);
 	r->started = false;
 }
 
@@ -660,10 +658,10 @@ void reclaim_release(struct store *st)
 		TAILQ_REMOVE(&r->ranges, one, next);
 		free(one);
 	}
-	pthread_mutex_destroy(&r->turn);
-	pthread_mutex_destroy(&r->lock);
-	pthread_cond_destroy(&r->work);
-	pthread_cond_destroy(&r->idle);
+	lock_destroy(&r->turn);
+	lock_destroy(&r->lock);
+	cond_destroy(&r->work);
+	cond_destroy(&r->idle);
 	free(r);
 	st->reclaim = NULL;
 }
@@ -672,16 +670,16 @@ void reclaim_drain(struct store *st, uint64_t *ret_freed)
 {
 	struct reclaim *r = st->reclaim;
 
-	pthread_mutex_lock(&r->lock);
+	lock_take(&r->lock);
 	TAILQ_CONCAT(&r->ranges, &r->left, next);
 	while (r->busy || !TAILQ_EMPTY(&r->ranges)) {
-		pthread_cond_signal(&r->work);
-		pthread_cond_wait(&r->idle, &r->lock);
+		cond_signal(&r->work);
+		cond_wait(&r->idle, &r->lock);
 		if (!r->busy && r->oldest) /* somebody reads: not now */
 			break;
 	}
 	*ret_freed = r->freed_bytes;
-	pthread_mutex_unlock(&r->lock);
+	lock_give(&r->lock);
 }
 
 void reclaim_freed(struct store *st, uint64_t *ret_freed)

@@ -17,8 +17,9 @@
 #ifndef STORE_RECLAIM_H
 #define STORE_RECLAIM_H
 
-#include <pthread.h>
 #include <stdint.h>
+
+#include "store/base/sync.h"
 
 struct store;
 
@@ -40,7 +41,7 @@ void reclaim_leave(struct store *st, struct reclaim_ticket *t);
  * was told of them, and by the reclaimer while it decides what to punch.
  * Outermost of all locks; only these two threads take it.
  */
-pthread_mutex_t *reclaim_turn(struct store *st);
+struct lock *reclaim_turn(struct store *st);
 /* The range (already in a P record) may have bytes to give back. */
 void reclaim_add(struct store *st, uint64_t image, uint64_t offset,
 		 uint64_t len);

@@ -16,10 +16,10 @@
 #include <sys/statfs.h>
 #include <unistd.h>
 
+#include "store/base/lease.h"
 #include "store/base/log.h"
 #include "store/base/memory.h"
 #include "store/base/scope.h"
-#include "store/base/lease.h"
 
 #define STAGE_TABLE "table"
 #define STAGE_SLOTS 65535u
@@ -68,8 +68,8 @@ static uint64_t hard_limit(uint64_t capacity)
 {
 	uint64_t memory = memory_size();
 
-	return capacity < memory ? capacity + (memory - capacity) / 2 :
-				   capacity;
+	return capacity < memory ? capacity + (memory - capacity) / 2
+				 : capacity;
 }
 
 static bool is_tmpfs_mount(int dirfd, int parentfd)
@@ -92,10 +92,11 @@ static int stages_mount(struct stages *st, const struct stages_config *c,
 
 	st->capacity = c->size_bytes ? c->size_bytes : memory / 2;
 	if (st->capacity > memory) { /* the kernel would kill this process */
-		log_warning("stage_size: %llu MiB are more than the %llu MiB of "
-			    "memory that there are: half of those are used",
-			    (unsigned long long)(st->capacity >> 20),
-			    (unsigned long long)(memory >> 20));
+		log_warning(
+			"stage_size: %llu MiB are more than the %llu MiB of "
+			"memory that there are: half of those are used",
+			(unsigned long long)(st->capacity >> 20),
+			(unsigned long long)(memory >> 20));
 		st->capacity = memory / 2;
 	}
 	size = hard_limit(st->capacity);
@@ -103,8 +104,8 @@ static int stages_mount(struct stages *st, const struct stages_config *c,
 		       c->store_path);
 	if (mkdir(st->path, 0700) < 0 && errno != EEXIST)
 		return -errno;
-	st->dirfd = open(st->path,
-			 O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+	st->dirfd =
+		open(st->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	if (st->dirfd < 0)
 		return -errno;
 	if (is_tmpfs_mount(st->dirfd, c->store_dirfd)) {
@@ -133,8 +134,8 @@ static int stages_mount(struct stages *st, const struct stages_config *c,
 	}
 	st->own_tmpfs = true;
 	close(st->dirfd);
-	st->dirfd = open(st->path,
-			 O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+	st->dirfd =
+		open(st->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	return st->dirfd < 0 ? -errno : 0;
 }
 
@@ -162,8 +163,8 @@ static int stages_open_dir(struct stages *st, const struct stages_config *c,
 static int stages_map_table(struct stages *st, const char *uuid,
 			    bool *ret_adopted)
 {
-	size_t bytes = STAGE_HEADER_BYTES +
-		       STAGE_SLOTS * sizeof(struct stage_slot);
+	size_t bytes =
+		STAGE_HEADER_BYTES + STAGE_SLOTS * sizeof(struct stage_slot);
 	char boot_id[40] = "";
 	struct stage_header *h;
 	struct stat sb;
@@ -186,9 +187,9 @@ static int stages_map_table(struct stages *st, const char *uuid,
 	}
 	if ((size_t)sb.st_size != bytes) {
 		/* Allocated now: a full tmpfs must not raise SIGBUS later. */
-		rc = ftruncate(fd, 0) < 0 ? errno :
-					    posix_fallocate(fd, 0,
-							    (off_t)bytes);
+		rc = ftruncate(fd, 0) < 0
+			     ? errno
+			     : posix_fallocate(fd, 0, (off_t)bytes);
 		if (rc != 0) {
 			close(fd);
 			return -rc;
@@ -253,9 +254,10 @@ int stages_init(struct stages *st, const struct stages_config *config,
 			st->next_number = st->slots[i].number + 1;
 	}
 	stage_fds_init(&st->fds);
-	pthread_mutex_init(&st->admit, NULL);
-	cond_init_monotonic(&st->returned);
-	return -pthread_mutex_init(&st->lock, NULL);
+	lock_init(&st->admit, LOCK_STAGE_ADMIT);
+	cond_init(&st->returned);
+	lock_init(&st->lock, LOCK_STAGES);
+	return 0;
 }
 
 static void stage_file_name(uint64_t number, char ret[24])
@@ -292,8 +294,7 @@ static void unlink_stage(struct stages *st, const char *name)
 	fd = openat(st->dirfd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 	if (fd < 0)
 		return;
-	if (set_append_only(fd, false) < 0 ||
-	    unlinkat(st->dirfd, name, 0) < 0)
+	if (set_append_only(fd, false) < 0 || unlinkat(st->dirfd, name, 0) < 0)
 		log_warning("cannot remove %s/%s: %s", st->path, name,
 			    strerror(errno));
 	close(fd);
@@ -331,9 +332,9 @@ void stages_release(struct stages *st)
 	       STAGE_HEADER_BYTES + st->slot_count * sizeof(*st->slots));
 	free(st->free_slot);
 	stage_fds_release(&st->fds);
-	pthread_mutex_destroy(&st->lock);
-	pthread_mutex_destroy(&st->admit);
-	pthread_cond_destroy(&st->returned);
+	lock_destroy(&st->lock);
+	lock_destroy(&st->admit);
+	cond_destroy(&st->returned);
 	close(st->dirfd);
 	/*
 	 * A lazy unmount would hide bytes that are not durable yet. When there
@@ -375,8 +376,8 @@ int stage_stat(struct stages *st, const struct stage *s, struct stat *ret)
 	if (s->kind == STAGE_DISK)
 		return image_stat(st->images, s->image, ret);
 	stage_file_name(s->number, name);
-	return fstatat(st->dirfd, name, ret, AT_SYMLINK_NOFOLLOW) < 0 ? -errno :
-									0;
+	return fstatat(st->dirfd, name, ret, AT_SYMLINK_NOFOLLOW) < 0 ? -errno
+								      : 0;
 }
 
 int stage_ask(struct stages *st, const struct stage *s, enum lease what)
@@ -415,9 +416,9 @@ int stages_adopt(struct stages *st,
 			continue;
 		SLOT_SET(slot, opens, 0);
 		SLOT_SET(slot, writers, 0);
-		s = stage_new(slot->ino, slot->kind == STAGE_DISK ?
-						 STAGE_DISK :
-						 STAGE_MEMORY);
+		s = stage_new(slot->ino, slot->kind == STAGE_DISK
+						 ? STAGE_DISK
+						 : STAGE_MEMORY);
 		if (!s)
 			return -ENOMEM;
 		s->number = slot->number;
@@ -529,8 +530,8 @@ static void stage_give_slot(struct stages *st, struct stage *s)
 static int stage_create_memory(struct stages *st, struct stage *s,
 			       uint64_t size_bytes)
 {
-	SCOPED(scope_close) int fd =
-		stage_open(st, s, O_RDWR | O_CREAT | O_EXCL);
+	SCOPED(scope_close)
+	int fd = stage_open(st, s, O_RDWR | O_CREAT | O_EXCL);
 	char name[24];
 	int rc;
 
@@ -667,7 +668,7 @@ void stage_put(struct stages *st, struct stage *s)
 	left = atomic_fetch_sub(&s->refs, 1) - 1;
 	if (left == 1 && kept) { /* the segment's: nobody else uses it now */
 		HOLD(&st->lock);
-		pthread_cond_broadcast(&st->returned);
+		cond_broadcast(&st->returned);
 	}
 	if (left > 0)
 		return;
@@ -689,7 +690,7 @@ static bool stage_return(struct stages *st, struct stage *s)
 	if (!atomic_load(&s->kept))
 		return false;
 	SLOT_SET(s->slot, ino, 0);
-	pthread_cond_broadcast(&st->returned);
+	cond_broadcast(&st->returned);
 	return true;
 }
 
@@ -765,9 +766,9 @@ uint64_t stage_beyond(struct stages *st, const struct stage *s,
 	blocks = (uint64_t)sb.st_blocks * 512;
 	if (blocks > whole)
 		return blocks - whole;
-	return (uint64_t)sb.st_size > size_bytes ?
-		       (uint64_t)sb.st_size - size_bytes :
-		       0;
+	return (uint64_t)sb.st_size > size_bytes
+		       ? (uint64_t)sb.st_size - size_bytes
+		       : 0;
 }
 
 int stage_cut(struct stages *st, struct stage *s, uint64_t size_bytes)
@@ -837,15 +838,9 @@ bool stage_is_idle(struct stage *s)
 
 bool stage_wait_idle(struct stages *st, struct stage *s, int64_t deadline_ns)
 {
-	struct timespec until = {
-		.tv_sec = deadline_ns / 1000000000,
-		.tv_nsec = deadline_ns % 1000000000,
-	};
-
 	HOLD(&st->lock);
 	while (!stage_is_idle(s))
-		if (pthread_cond_timedwait(&st->returned, &st->lock, &until) ==
-		    ETIMEDOUT)
+		if (!cond_wait_until(&st->returned, &st->lock, deadline_ns))
 			return stage_is_idle(s);
 	return true;
 }
@@ -1017,8 +1012,8 @@ void stages_usage(struct stages *st, uint64_t *ret_used, uint64_t *ret_total)
 	*ret_total = (uint64_t)fs.f_blocks * (uint64_t)fs.f_bsize;
 	if (st->capacity && st->capacity < *ret_total)
 		*ret_total = st->capacity;
-	*ret_used = (uint64_t)(fs.f_blocks - fs.f_bavail) *
-		    (uint64_t)fs.f_bsize;
+	*ret_used =
+		(uint64_t)(fs.f_blocks - fs.f_bavail) * (uint64_t)fs.f_bsize;
 }
 
 void stages_dirty(struct stages *st, uint64_t *ret_memory, uint64_t *ret_disk)

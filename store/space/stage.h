@@ -42,7 +42,6 @@
 #ifndef STORE_STAGE_H
 #define STORE_STAGE_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -50,8 +49,9 @@
 #include <sys/stat.h>
 #include <time.h>
 
-#include "store/space/image.h"
+#include "store/base/sync.h"
 #include "store/db/layout.h"
+#include "store/space/image.h"
 #include "store/space/stage_fd.h"
 
 enum stage_kind {
@@ -64,7 +64,8 @@ struct stage_slot {
 	uint64_t ino; /* 0: free */
 	uint64_t number; /* of the file in memory, or of the image */
 	uint64_t close_order; /* 0: not closed yet */
-	uint64_t clean_generation; /* content with the same bytes, when !dirty */
+	uint64_t
+		clean_generation; /* content with the same bytes, when !dirty */
 	uint32_t kind; /* enum stage_kind */
 	uint32_t dirty; /* may differ from what is committed */
 	uint32_t opens, writers;
@@ -139,14 +140,14 @@ struct stages {
 	 * and fails would cost other files theirs: the kernel then takes huge
 	 * pages back that lie beyond the end of a file (mm/shmem.c).
 	 */
-	pthread_mutex_t admit;
-	pthread_mutex_t lock;
+	struct lock admit;
+	struct lock lock;
 	uint32_t *free_slot; /* stack of free slots */
 	uint32_t free_count;
 	uint64_t next_number;
 	struct stage *oldest, *newest; /* clean ones, by last use */
 	struct stage_fds fds; /* has a lock of its own */
-	pthread_cond_t returned; /* a kept stage is not used any more */
+	struct cond returned; /* a kept stage is not used any more */
 	atomic_uint_fast64_t memory_count, disk_count;
 };
 
@@ -216,7 +217,8 @@ void stage_ref(struct stage *s);
 void stage_put(struct stages *st, struct stage *s);
 /*
  * Give the bytes up: the slot is freed at once, the file with the last
- * reference, of which the caller has one. An image that was not committed (keep_image) is removed.
+ * reference, of which the caller has one. An image that was not committed
+ * (keep_image) is removed.
  */
 void stage_drop(struct stages *st, struct stage *s);
 

@@ -13,7 +13,7 @@
 
 void stage_fds_init(struct stage_fds *f)
 {
-	pthread_mutex_init(&f->lock, NULL);
+	lock_init(&f->lock, LOCK_STAGE_FDS);
 	for (unsigned i = 0; i < STAGE_FDS; i++)
 		f->at[i] = (struct stage_fd){ .fd = -1 };
 }
@@ -24,7 +24,7 @@ void stage_fds_release(struct stage_fds *f)
 		CHECK(f->at[i].users == 0);
 		scope_close(&f->at[i].fd);
 	}
-	pthread_mutex_destroy(&f->lock);
+	lock_destroy(&f->lock);
 }
 
 static struct stage_fd *entry_of(struct stages *st, const struct stage *s,

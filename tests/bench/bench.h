@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "store/base/io.h"
+#include "store/base/sync.h"
 
 static inline uint64_t now_ns(void)
 {

@@ -12,7 +12,8 @@
 
 #define FILE_BYTES (3 * MIB + 12345)
 
-/* --- sharing ------------------------------------------------------------------ */
+/* --- sharing
+ * ------------------------------------------------------------------ */
 
 struct handle_writer {
 	struct live *l;
@@ -61,8 +62,12 @@ replicas_that_are_closed_together_cost_one_and_are_all_native(void **state)
 		for (unsigned round = 0; round < 8; round++) {
 			struct live l = live_kind(kind);
 			struct handle_writer w[2] = {
-				{ .name = "a", .data = data, .len = FILE_BYTES },
-				{ .name = "b", .data = data, .len = FILE_BYTES },
+				{ .name = "a",
+				  .data = data,
+				  .len = FILE_BYTES },
+				{ .name = "b",
+				  .data = data,
+				  .len = FILE_BYTES },
 			};
 
 			close_together(&l, w, 2);
@@ -158,8 +163,8 @@ static void the_same_bytes_closed_again_change_the_time_alone(void **state)
 			/* The kernel's clock for files may stand still. */
 			assert_true(again.mtime_ns >= first.mtime_ns);
 			assert_int_equal(again.generation,
-					 again.mtime_ns > first.mtime_ns ? 2 :
-									   1);
+					 again.mtime_ns > first.mtime_ns ? 2
+									 : 1);
 			assert_int_equal(again.extent_count,
 					 first.extent_count);
 			if (first.extent_count > 0)
@@ -480,8 +485,7 @@ static void who_waits_for_an_overtaken_job_is_told_to_look_again(void **state)
 	{
 		HOLD(&l.st->drain->lock);
 		while (!job_final(j->state))
-			pthread_cond_wait(&l.st->drain->moved,
-					  &l.st->drain->lock);
+			cond_wait(&l.st->drain->moved, &l.st->drain->lock);
 	}
 	assert_true(j->overtaken);
 	assert_int_equal(j->result, -EAGAIN);
@@ -495,7 +499,8 @@ static void who_waits_for_an_overtaken_job_is_told_to_look_again(void **state)
 	free(data);
 }
 
-/* --- errors --------------------------------------------------------------------- */
+/* --- errors
+ * --------------------------------------------------------------------- */
 
 /* Writes that reach beyond `bytes` of a file fail with EFBIG; 0: none do. */
 static void limit_files(uint64_t bytes)
@@ -620,8 +625,8 @@ static void a_job_without_a_descriptor_is_only_late(void **state)
 		none = had;
 		none.rlim_cur = 3;
 		{
-			struct handle h = handle_open(&l, "a",
-						      O_WRONLY | O_CREAT);
+			struct handle h =
+				handle_open(&l, "a", O_WRONLY | O_CREAT);
 
 			handle_write(&h, data + 1, 3 * MIB - 1, 0);
 			assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);

@@ -336,7 +336,7 @@ static void the_place_of_a_job_that_fails_is_the_next_ones(void **state)
 			HOLD(&d->lock);
 			while (!in->file->running ||
 			       !in->file->running->settled)
-				pthread_cond_wait(&d->moved, &d->lock);
+				cond_wait(&d->moved, &d->lock);
 			j = in->file->running;
 			job_ref(j);
 			place = j->order;
@@ -349,7 +349,7 @@ static void the_place_of_a_job_that_fails_is_the_next_ones(void **state)
 	{
 		HOLD(&d->lock);
 		while (!job_final(j->state))
-			pthread_cond_wait(&d->moved, &d->lock);
+			cond_wait(&d->moved, &d->lock);
 		assert_int_equal(j->result, -ENOSPC);
 		/* Its own, or the next attempt's. */
 		assert_non_null(TAILQ_FIRST(&d->order));
@@ -433,9 +433,9 @@ static void an_allocation_leaves_the_room_for_deletions(void **state)
 	h = handle_open(&l, "f", O_WRONLY | O_CREAT);
 	room = disk_room(disk);
 	for (int mode = 0; mode <= FALLOC_FL_KEEP_SIZE; mode++)
-		assert_int_equal(file_fallocate(l.st, h.in, mode, 0,
-						room - 16 * MIB),
-				 -ENOSPC);
+		assert_int_equal(
+			file_fallocate(l.st, h.in, mode, 0, room - 16 * MIB),
+			-ENOSPC);
 	assert_int_equal(disk_room(disk), room);
 	assert_int_equal(file_fallocate(l.st, h.in, 0, 0, 4 * MIB), 0);
 	handle_write(&h, data, 8 * MIB, 0);
@@ -444,11 +444,11 @@ static void an_allocation_leaves_the_room_for_deletions(void **state)
 	assert_int_equal(file_fallocate(l.st, h.in, 0, 0, 8 * MIB), 0);
 	assert_int_equal(file_fallocate(l.st, h.in, 0, 0, 8 * MIB + 1),
 			 -ENOSPC);
-	assert_int_equal(file_fallocate(l.st, h.in,
-					FALLOC_FL_PUNCH_HOLE |
-						FALLOC_FL_KEEP_SIZE,
-					MIB, MIB),
-			 0);
+	assert_int_equal(
+		file_fallocate(l.st, h.in,
+			       FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, MIB,
+			       MIB),
+		0);
 	disk_relieve(disk);
 	handle_close(&h);
 	live_sync_all(&l);

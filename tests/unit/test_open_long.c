@@ -94,7 +94,8 @@ static void what_replaces_a_file_is_durable_when_it_is_whole(void **state)
 }
 
 /* It was closed and is not durable yet: that is as good as durable. */
-static void what_replaces_a_closed_file_is_durable_when_it_is_whole(void **state)
+static void
+what_replaces_a_closed_file_is_durable_when_it_is_whole(void **state)
 {
 	uint8_t *old = filled(OLD_BYTES, 1), *new = filled(OLD_BYTES, 2);
 
@@ -103,10 +104,10 @@ static void what_replaces_a_closed_file_is_durable_when_it_is_whole(void **state
 		struct live l = live_interval(kind);
 		struct handle h;
 
-		pthread_mutex_lock(reclaim_turn(l.st)); /* nothing is */
+		lock_take(reclaim_turn(l.st)); /* nothing is */
 		live_write(&l, "f", old, OLD_BYTES);
 		h = handle_open(&l, "f", O_WRONLY | O_TRUNC);
-		pthread_mutex_unlock(reclaim_turn(l.st));
+		lock_give(reclaim_turn(l.st));
 		handle_write(&h, new, OLD_BYTES / 2, 0);
 		look_at(&l, &h);
 		assert_committed(&l, "f", OLD_BYTES, 1);

@@ -7,6 +7,7 @@
 #include <sched.h>
 
 #include "store/base/io.h"
+#include "store/base/sync.h"
 #include "store/drain/drain_private.h"
 #include "tests/unit/live_store.h"
 
@@ -19,8 +20,8 @@ of_closed_files_none_is_committed_before_an_earlier_one(void **state)
 {
 	/* The first ones take long, so that the last would like to overtake. */
 	static const size_t lens[ORDER_FILES] = {
-		5 * MIB, 100,	  3 * MIB, 40000, 10, 2 * MIB,
-		5000,	 1 * MIB, 0,	   70000, 3,  2,
+		5 * MIB, 100,     3 * MIB, 40000, 10, 2 * MIB,
+		5000,    1 * MIB, 0,       70000, 3,  2,
 	};
 	uint8_t *data = filled(5 * MIB, 1);
 	struct live l = live_kind(1);
@@ -128,8 +129,7 @@ static struct live live_kind_held(unsigned kind)
  * The tracker names what was closed before it. What it names is opened again
  * and replaced, more than once: a durable tracker must still find it.
  */
-static void
-a_file_that_is_replaced_keeps_its_place_in_the_order(void **state)
+static void a_file_that_is_replaced_keeps_its_place_in_the_order(void **state)
 {
 	static const size_t len[] = { 3 * MIB, 100, 2 * MIB + 1, MIB, 5 };
 	uint8_t *data = filled(3 * MIB + 8, 1);
@@ -212,8 +212,8 @@ a_release_that_comes_after_the_next_open_changes_no_order(void **state)
 		handle_write(&h, data, 2 * MIB, 0);
 		assert_int_equal(file_flush(l.st, h.in, h.flags), 0);
 		live_write(&l, "t", data, 3);
-		assert_int_equal(
-			pthread_create(&thread, NULL, open_anew, &o), 0);
+		assert_int_equal(pthread_create(&thread, NULL, open_anew, &o),
+				 0);
 		while (awaiting_release(&l) == 0)
 			assert_false(atomic_load(&o.opened));
 		handle_release(&h);

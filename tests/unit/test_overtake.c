@@ -59,9 +59,9 @@ static bool job_seen(struct live *l, struct inode *in, enum seen what)
 
 	if (!j || j->state != JOB_READY)
 		return false;
-	return what == SEEN_READY ? true :
-	       what == SEEN_LISTED ? j->listed :
-				     j->taken;
+	return what == SEEN_READY    ? true
+	       : what == SEEN_LISTED ? j->listed
+				     : j->taken;
 }
 
 static void wait_job(struct live *l, const char *path, enum seen what)
@@ -94,7 +94,7 @@ who_fails_out_of_turn_is_not_overtaken_by_who_closed_later(void **state)
 		live_write(&l, "rank_1", data, FILE_BYTES);
 		live_write(&l, "latest", data, 3);
 		/* The committer stands until all of them can be committed. */
-		pthread_mutex_lock(reclaim_turn(l.st));
+		lock_take(reclaim_turn(l.st));
 		sync_begin(&gate, &l, "gate");
 		wait_job(&l, "gate", SEEN_TAKEN);
 		drain_ask_all(l.st);
@@ -103,13 +103,13 @@ who_fails_out_of_turn_is_not_overtaken_by_who_closed_later(void **state)
 		wait_job(&l, "latest", SEEN_READY);
 		sync_begin(&rank_1, &l, "rank_1");
 		wait_job(&l, "rank_1", SEEN_LISTED);
-		pthread_mutex_unlock(reclaim_turn(l.st));
+		lock_give(reclaim_turn(l.st));
 		while (!latest) {
 			HOLD(reclaim_turn(l.st)); /* between two groups */
 			latest = committed(&l, live_ino(&l, "latest"));
 			if (latest)
-				assert_true(committed(&l,
-						      live_ino(&l, "rank_1")));
+				assert_true(
+					committed(&l, live_ino(&l, "rank_1")));
 		}
 		pthread_join(gate.thread, NULL);
 		pthread_join(rank_1.thread, NULL);
@@ -129,7 +129,7 @@ static void ask(struct live *l, const char *path)
 		HOLD(&in->lock);
 		HOLD(&l->st->drain->lock);
 		in->file->queued->asked = true;
-		pthread_cond_broadcast(&l->st->drain->work);
+		cond_broadcast(&l->st->drain->work);
 	}
 	inode_put(l->st, in, 1);
 }

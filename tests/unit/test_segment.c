@@ -84,15 +84,15 @@ static int acquire(struct client *c, uint8_t kind, size_t size,
 	if (rc == 0 && r->fresh) {
 		struct mapped *m = find(c, 0);
 
-		m->memory = mmap(NULL, size, PROT_READ | PROT_WRITE,
-				 MAP_SHARED, fd, 0);
+		m->memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED,
+				 fd, 0);
 		close(fd);
 		assert_ptr_not_equal(m->memory, MAP_FAILED);
 		m->id = r->id;
 		m->len = size;
-		assert_int_equal(segment_mapped(c->l->st, &c->sc, r->id,
-						r->generation),
-				 0);
+		assert_int_equal(
+			segment_mapped(c->l->st, &c->sc, r->id, r->generation),
+			0);
 	}
 	if (rc == 0)
 		*ret_memory = find(c, r->id)->memory;
@@ -258,9 +258,9 @@ int __wrap_stage_stat(struct stages *st, const struct stage *s,
 	struct between b = between;
 	bool now = false;
 
-	if (b.fn && pthread_mutex_trylock(&b.in->turn) == 0) {
+	if (b.fn && lock_try(&b.in->turn)) {
 		now = b.in->file->stage == s;
-		pthread_mutex_unlock(&b.in->turn);
+		lock_give(&b.in->turn);
 	}
 	if (now) {
 		between.fn = NULL;
@@ -387,7 +387,7 @@ static void who_is_forgotten_when_he_loses_his_name_leaves_nothing(void **state)
 		{
 			HOLD(&d->lock);
 			while (!TAILQ_FIRST(&d->order)->asked)
-				pthread_cond_wait(&d->work, &d->lock);
+				cond_wait(&d->work, &d->lock);
 		}
 		inode_forget(l.st, h.in, 1);
 		file_forgotten(l.st, h.in);
@@ -475,7 +475,7 @@ static void a_save_right_after_one_that_was_published_has_a_place(void **state)
 		assert_non_null(in->file->queued);
 		assert_int_not_equal(in->file->queued->order, 0);
 		in->file->running = NULL;
-		pthread_cond_broadcast(&l.st->drain->work);
+		cond_broadcast(&l.st->drain->work);
 	}
 	drain_job_put(l.st, first);
 	inode_put(l.st, in, 1);
@@ -484,7 +484,8 @@ static void a_save_right_after_one_that_was_published_has_a_place(void **state)
 	live_free(&l);
 }
 
-/* --- everything at once ---------------------------------------------------- */
+/* --- everything at once ----------------------------------------------------
+ */
 
 #define RACERS 3
 #define RACER_STEPS 60

@@ -79,7 +79,7 @@ static void ask(struct live *l, const char *path)
 		HOLD(&in->lock);
 		HOLD(&l->st->drain->lock);
 		in->file->queued->asked = true;
-		pthread_cond_broadcast(&l->st->drain->work);
+		cond_broadcast(&l->st->drain->work);
 	}
 	inode_put(l->st, in, 1);
 }

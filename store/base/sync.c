@@ -1,0 +1,227 @@
+/*
+ * sync.c - see sync.h. With CKPTFS_LOCK_CHECK each thread remembers which locks
+ * it holds, and taking one that stands further up in the list, or on the same
+ * line as one that it holds, stops the process: such an order waits for ever
+ * as soon as another thread has the other one, whether or not it did so today.
+ * The simulator has its own of all this.
+ */
+#include "store/base/sync.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "store/base/io.h"
+#include "store/base/scope.h"
+
+void lock_init(struct lock *l, enum lock_rank rank)
+{
+	CHECK(pthread_mutex_init(&l->mutex, NULL) == 0);
+#ifdef LOCK_HAS_RANK
+	l->rank = rank;
+#else
+	(void)rank;
+#endif
+}
+
+void lock_destroy(struct lock *l)
+{
+	(void)pthread_mutex_destroy(&l->mutex);
+}
+
+void shared_lock_init(struct shared_lock *l, enum lock_rank rank)
+{
+	pthread_rwlockattr_t attr;
+
+	(void)pthread_rwlockattr_init(&attr);
+	(void)pthread_rwlockattr_setkind_np(
+		&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+	CHECK(pthread_rwlock_init(&l->rw, &attr) == 0);
+	(void)pthread_rwlockattr_destroy(&attr);
+#ifdef LOCK_HAS_RANK
+	l->rank = rank;
+#else
+	(void)rank;
+#endif
+}
+
+void shared_lock_destroy(struct shared_lock *l)
+{
+	(void)pthread_rwlock_destroy(&l->rw);
+}
+
+void cond_init(struct cond *c)
+{
+	pthread_condattr_t a;
+
+	(void)pthread_condattr_init(&a);
+	CHECK(pthread_condattr_setclock(&a, CLOCK_MONOTONIC) == 0);
+	CHECK(pthread_cond_init(&c->cond, &a) == 0);
+	(void)pthread_condattr_destroy(&a);
+}
+
+void cond_destroy(struct cond *c)
+{
+	(void)pthread_cond_destroy(&c->cond);
+}
+
+int thread_create(struct thread *t, void *(*main)(void *), void *arg)
+{
+	return -pthread_create(&t->id, NULL, main, arg);
+}
+
+void thread_join(struct thread *t)
+{
+	CHECK(pthread_join(t->id, NULL) == 0);
+}
+
+int64_t mono_ns(void)
+{
+	struct timespec t;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &t);
+	return io_ns(&t);
+}
+
+int64_t wall_ns(void)
+{
+	struct timespec t;
+
+	(void)clock_gettime(CLOCK_REALTIME_COARSE, &t);
+	return io_ns(&t);
+}
+
+#ifdef CKPTFS_LOCK_CHECK
+
+#define HELD_MAX 16
+
+static _Thread_local struct {
+	const void *lock;
+	enum lock_rank rank;
+} held[HELD_MAX];
+static _Thread_local unsigned held_count;
+
+static const char *rank_name(enum lock_rank rank)
+{
+#define LOCK_NAME_(r, name) name,
+	static const char *const names[] = { LOCK_RANKS(LOCK_NAME_) };
+#undef LOCK_NAME_
+
+	return names[rank];
+}
+
+/* Before it is waited for: could it be that its holder waits for us? */
+static void check_order(enum lock_rank rank)
+{
+	for (unsigned i = 0; i < held_count; i++)
+		if (held[i].rank >= rank) {
+			fprintf(stderr,
+				"lock order: %s is taken by a thread that "
+				"holds %s; see LOCK_RANKS in base/sync.h\n",
+				rank_name(rank), rank_name(held[i].rank));
+			abort();
+		}
+}
+
+static void note_taken(const void *lock, enum lock_rank rank)
+{
+	CHECK(held_count < HELD_MAX);
+	held[held_count].lock = lock;
+	held[held_count++].rank = rank;
+}
+
+static void note_given(const void *lock)
+{
+	unsigned i = held_count;
+
+	while (i > 0 && held[i - 1].lock != lock)
+		i--;
+	CHECK(i > 0); /* else it is not held by this thread */
+	for (; i < held_count; i++)
+		held[i - 1] = held[i];
+	held_count--;
+}
+
+void lock_take(struct lock *l)
+{
+	check_order(l->rank);
+	CHECK(pthread_mutex_lock(&l->mutex) == 0);
+	note_taken(l, l->rank);
+}
+
+bool lock_try(struct lock *l)
+{
+	if (pthread_mutex_trylock(&l->mutex) != 0)
+		return false;
+	note_taken(l, l->rank);
+	return true;
+}
+
+void lock_give(struct lock *l)
+{
+	note_given(l);
+	CHECK(pthread_mutex_unlock(&l->mutex) == 0);
+}
+
+void shared_lock_read(struct shared_lock *l)
+{
+	check_order(l->rank);
+	CHECK(pthread_rwlock_rdlock(&l->rw) == 0);
+	note_taken(l, l->rank);
+}
+
+void shared_lock_write(struct shared_lock *l)
+{
+	check_order(l->rank);
+	CHECK(pthread_rwlock_wrlock(&l->rw) == 0);
+	note_taken(l, l->rank);
+}
+
+void shared_lock_give(struct shared_lock *l)
+{
+	note_given(l);
+	CHECK(pthread_rwlock_unlock(&l->rw) == 0);
+}
+
+/* Who waits gives up this lock only; it is taken again in its order. */
+static void check_wait(const struct lock *l)
+{
+	for (unsigned i = 0; i < held_count; i++)
+		if (held[i].lock != l && held[i].rank >= l->rank) {
+			fprintf(stderr,
+				"lock order: a thread waits with %s and holds "
+				"%s\n",
+				rank_name(l->rank), rank_name(held[i].rank));
+			abort();
+		}
+}
+
+void cond_wait(struct cond *c, struct lock *l)
+{
+	check_wait(l);
+	CHECK(pthread_cond_wait(&c->cond, &l->mutex) == 0);
+}
+
+bool cond_wait_until(struct cond *c, struct lock *l, int64_t deadline_ns)
+{
+	struct timespec t = io_timespec(deadline_ns);
+	int rc;
+
+	check_wait(l);
+	rc = pthread_cond_timedwait(&c->cond, &l->mutex, &t);
+	CHECK(rc == 0 || rc == ETIMEDOUT);
+	return rc == 0;
+}
+
+void cond_signal(struct cond *c)
+{
+	CHECK(pthread_cond_signal(&c->cond) == 0);
+}
+
+void cond_broadcast(struct cond *c)
+{
+	CHECK(pthread_cond_broadcast(&c->cond) == 0);
+}
+
+#endif

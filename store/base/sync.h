@@ -1,0 +1,117 @@
+/*
+ * sync.h - locks, waits, threads and clocks: all that decides which thread goes
+ * on, and when. Nothing in store/ calls pthread or a clock by itself, so that
+ *
+ *   - a build with CKPTFS_LOCK_CHECK (debug, sanitizers) stops the process when
+ *     a lock is taken out of order, naming both;
+ *   - the simulator (CKPTFS_SIM, tests/sim) lets one thread run at a time and
+ *     decides which, and lends its own clock.
+ *
+ * In every other build these are the pthread calls, inline. A failing call is a
+ * broken invariant: there is nothing that a caller could do about it.
+ */
+#ifndef STORE_BASE_SYNC_H
+#define STORE_BASE_SYNC_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/*
+ * THE lock order: who holds a lock takes only those further down. Two of one
+ * line are never held at once. lock_try() may be called out of order: it does
+ * not wait. What each lock guards is said where it is defined.
+ */
+#define LOCK_RANKS(X)                                 \
+	X(LOCK_GUARD_TURN, "guard.turn")              \
+	X(LOCK_INODE_TURN, "inode.turn")              \
+	X(LOCK_NAMES_TURN, "names_turn")              \
+	X(LOCK_RECLAIM_TURN, "reclaim.turn")          \
+	X(LOCK_INO_TURN, "inode_table.ino_turn")      \
+	X(LOCK_IMAGE_TURN, "drain_job.image_turn")    \
+	X(LOCK_IMAGE_ID_TURN, "images.id_turn")       \
+	X(LOCK_STAGE_ADMIT, "stages.admit")           \
+	X(LOCK_INODE, "inode.lock")                   \
+	X(LOCK_SEGMENTS, "segments.lock")             \
+	X(LOCK_DRAIN, "drain.lock")                   \
+	X(LOCK_COMMITTER, "committer.lock")           \
+	X(LOCK_INFLIGHT, "inflight.lock")             \
+	X(LOCK_RECLAIM, "reclaim.lock")               \
+	X(LOCK_IMAGES, "images.lock")                 \
+	X(LOCK_STAGES, "stages.lock")                 \
+	X(LOCK_STAGE_FDS, "stage_fds.lock")           \
+	X(LOCK_INODE_SHARD, "inode_table.shard.lock") \
+	X(LOCK_GUARD, "guard.lock")                   \
+	X(LOCK_BACKUP, "backup.lock")                 \
+	X(LOCK_AHEAD, "ahead.lock")                   \
+	X(LOCK_SCRUB, "scrub.lock")                   \
+	X(LOCK_KV_TURN, "kv.turn")                    \
+	X(LOCK_KV_GATE, "kv.gate")                    \
+	X(LOCK_MARK, "mark.lock")
+
+#define LOCK_RANK_(rank, name) rank,
+enum lock_rank { LOCK_RANKS(LOCK_RANK_) LOCK_RANK_COUNT };
+#undef LOCK_RANK_
+
+#if defined(CKPTFS_LOCK_CHECK) || defined(CKPTFS_SIM)
+#define LOCK_HAS_RANK 1
+#endif
+
+struct lock {
+	pthread_mutex_t mutex;
+#ifdef LOCK_HAS_RANK
+	enum lock_rank rank;
+#endif
+};
+
+/* Many have it to read, or one alone, who does not starve. */
+struct shared_lock {
+	pthread_rwlock_t rw;
+#ifdef LOCK_HAS_RANK
+	enum lock_rank rank;
+#endif
+};
+
+struct cond {
+	pthread_cond_t cond;
+};
+
+struct thread {
+	pthread_t id;
+};
+
+void lock_init(struct lock *l, enum lock_rank rank);
+void lock_destroy(struct lock *l);
+void shared_lock_init(struct shared_lock *l, enum lock_rank rank);
+void shared_lock_destroy(struct shared_lock *l);
+/* Its waits end by mono_ns(): they go on when somebody sets the clock. */
+void cond_init(struct cond *c);
+void cond_destroy(struct cond *c);
+/* 0, or a negative errno: no thread could be made. */
+int thread_create(struct thread *t, void *(*main)(void *), void *arg);
+void thread_join(struct thread *t);
+
+#ifdef LOCK_HAS_RANK
+void lock_take(struct lock *l);
+/* false: somebody has it. */
+bool lock_try(struct lock *l);
+void lock_give(struct lock *l);
+void shared_lock_read(struct shared_lock *l);
+void shared_lock_write(struct shared_lock *l);
+void shared_lock_give(struct shared_lock *l);
+/* Gives the lock up while it waits. May return without a reason. */
+void cond_wait(struct cond *c, struct lock *l);
+/* false: mono_ns() has reached deadline_ns. */
+bool cond_wait_until(struct cond *c, struct lock *l, int64_t deadline_ns);
+void cond_signal(struct cond *c);
+void cond_broadcast(struct cond *c);
+#else
+#include "store/base/sync_inline.h"
+#endif
+
+/* For deadlines: it goes on when somebody sets the clock. */
+int64_t mono_ns(void);
+/* Since 1970, for what stat(2) shows; as fine as a tick. */
+int64_t wall_ns(void);
+
+#endif
