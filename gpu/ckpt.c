@@ -1,53 +1,23 @@
 /*
- * ckpt.c - the process's handle: options, counters, and the sentence that
- * goes with an error.
+ * ckpt.c - make the process's handle, and take it down: the one file that knows
+ * all who leave something in it.
  */
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "gpu/load.h"
 #include "gpu/copy.h"
+#include "gpu/handle.h"
+#include "gpu/load.h"
 #include "gpu/mount.h"
 #include "gpu/unchanged.h"
-#include "gpu/private.h"
 #include "store/base/scope.h"
-#include "store/formats/safetensors_header.h"
 
 #define COPY_THREADS_DEFAULT 4
 #define COPY_THREADS_MAX 64
 #define BUFFER_BYTES_DEFAULT (UINT64_C(32) << 20)
-
-static _Thread_local char last_error[4608] = "no error";
-
-int ckpt_say(int rc, const char *format, ...)
-{
-	va_list ap;
-
-	va_start(ap, format);
-	(void)vsnprintf(last_error, sizeof(last_error), format, ap);
-	va_end(ap);
-	return rc;
-}
-
-const char *ckpt_last_error(void)
-{
-	return last_error;
-}
-
-unsigned ckpt_dtype_bits(const char *dtype)
-{
-	return safetensors_dtype_bits(dtype);
-}
-
-const char *ckpt_dtype_name(const char *dtype)
-{
-	return safetensors_dtype_name(dtype);
-}
 
 int ckpt_open(const struct ckpt_options *options, struct ckpt **ret_ckpt)
 {
@@ -66,11 +36,11 @@ int ckpt_open(const struct ckpt_options *options, struct ckpt **ret_ckpt)
 	c->pid = getpid();
 	c->copy_threads = o->copy_threads;
 	if (c->copy_threads == 0)
-		c->copy_threads = cpus < COPY_THREADS_DEFAULT ?
-					  (unsigned)cpus :
-					  COPY_THREADS_DEFAULT;
-	c->buffer_bytes = o->buffer_bytes ? o->buffer_bytes :
-					    BUFFER_BYTES_DEFAULT;
+		c->copy_threads = cpus < COPY_THREADS_DEFAULT
+					  ? (unsigned)cpus
+					  : COPY_THREADS_DEFAULT;
+	c->buffer_bytes =
+		o->buffer_bytes ? o->buffer_bytes : BUFFER_BYTES_DEFAULT;
 	(void)snprintf(c->gpu_state, sizeof(c->gpu_state),
 		       "not looked for (CKPT_NO_GPU)");
 	if (!(c->flags & CKPT_NO_GPU)) {
@@ -107,38 +77,4 @@ void ckpt_close(struct ckpt *c)
 	pthread_mutex_destroy(&c->streams_turn);
 	pthread_mutex_destroy(&c->hashers_turn);
 	free(c);
-}
-
-int ckpt_check_process(const struct ckpt *c)
-{
-	if (c->pid == getpid())
-		return 0;
-	return ckpt_say(-ECHILD, "made by process %d before a fork: open a "
-				 "ckpt of its own in this process",
-			(int)c->pid);
-}
-
-const char *ckpt_gpu_state(struct ckpt *c)
-{
-	return c->gpu_state;
-}
-
-void ckpt_get_counters(struct ckpt *c, struct ckpt_counters *ret)
-{
-	struct ckpt_atomic_counters *a = &c->counters;
-
-	*ret = (struct ckpt_counters){
-		.saves = atomic_load(&a->saves),
-		.d2h_bytes = atomic_load(&a->d2h_bytes),
-		.h2d_bytes = atomic_load(&a->h2d_bytes),
-		.host_bytes = atomic_load(&a->host_bytes),
-		.skipped_bytes = atomic_load(&a->skipped_bytes),
-		.segments_new = atomic_load(&a->segments_new),
-		.segments_reused = atomic_load(&a->segments_reused),
-		.pinned_bytes = atomic_load(&a->pinned_bytes),
-		.pin_failures = atomic_load(&a->pin_failures),
-		.plain_saves = atomic_load(&a->plain_saves),
-		.primed_again = atomic_load(&a->primed_again),
-		.released = atomic_load(&a->released),
-	};
 }

@@ -11,6 +11,7 @@
 #ifndef GPU_COPY_H
 #define GPU_COPY_H
 
+#include "gpu/handle.h"
 #include "gpu/layout.h"
 
 /* Bytes [from, from + bytes) of the tensor as they lie in the file. */

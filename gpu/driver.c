@@ -16,7 +16,7 @@
 
 #include "gpu/driver_private.h"
 #include "gpu/kernel_image.h"
-#include "gpu/private.h"
+#include "gpu/say.h"
 #include "store/base/scope.h"
 
 #define LIBRARY_DEFAULT "libcuda.so.1"

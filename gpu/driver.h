@@ -8,7 +8,7 @@
  * primary contexts, which torch and the CUDA runtime use too.
  *
  * Errors:  0 or a negative errno: -ENOMEM, -ENODEV, -EINVAL, else -EIO; the
- *          driver's own words go to ckpt_say() (private.h).
+ *          driver's own words go to ckpt_say() (say.h).
  * Threads: any thread; the current context is put back before a call returns.
  */
 #ifndef GPU_DRIVER_H

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "gpu/driver_private.h"
-#include "gpu/private.h"
+#include "gpu/say.h"
 #include "store/base/scope.h"
 
 struct gpu_event {

@@ -4,8 +4,8 @@
 
 #include <sys/stat.h>
 
-#include "gpu/private.h"
-#include "store/formats/safetensors_header.h"
+#include "gpu/handle.h"
+#include "store/base/safetensors_header.h"
 
 struct ckpt_file { /* immutable while it is open */
 	struct ckpt *c;

@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <xxhash.h>
 
-#include "gpu/private.h"
+#include "gpu/say.h"
 #include "gpu/xxh3_device.h"
 #include "store/base/scope.h"
 

@@ -2,7 +2,7 @@
  * hash.h - names of chunks, computed where the bytes are: the same XXH3-128 as
  * the store's (store/db/hash.h), in the same canonical byte order.
  *
- * Errors:  0 or a negative errno, with a sentence (private.h).
+ * Errors:  0 or a negative errno, with a sentence (say.h).
  * Threads: one hasher belongs to one thread at a time.
  */
 #ifndef GPU_HASH_H

@@ -9,8 +9,10 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "gpu/say.h"
 #include "gpu/text.h"
 #include "store/base/bytes.h"
+#include "store/base/safetensors_dtype.h"
 #include "store/base/scope.h"
 #include "store/base/utf8.h"
 
@@ -164,7 +166,7 @@ int layout_add(struct layout *l, const struct ckpt_tensor *t, int device)
 	if (strcmp(t->name, METADATA_NAME) == 0)
 		return ckpt_say(-EINVAL, "no tensor can be named "
 					 METADATA_NAME);
-	bits = ckpt_dtype_bits(t->dtype);
+	bits = safetensors_dtype_bits(t->dtype);
 	rc = check(t, bits);
 	if (rc == 0)
 		rc = tensor_bytes(t, bits, &bytes);
@@ -183,7 +185,7 @@ int layout_add(struct layout *l, const struct ckpt_tensor *t, int device)
 	to = &l->tensors[l->count];
 	*to = (struct layout_tensor){
 		.name = strdup(t->name),
-		.dtype = ckpt_dtype_name(t->dtype),
+		.dtype = safetensors_dtype_name(t->dtype),
 		.shape = calloc(t->rank + 1, sizeof(uint64_t)),
 		.rank = t->rank,
 		.element_bytes = bits / 8,
@@ -242,7 +244,8 @@ int layout_add_metadata(struct layout *l, const char *key, const char *value)
 static int by_place(const void *a, const void *b)
 {
 	const struct layout_tensor *x = a, *y = b;
-	unsigned xb = ckpt_dtype_bits(x->dtype), yb = ckpt_dtype_bits(y->dtype);
+	unsigned xb = safetensors_dtype_bits(x->dtype),
+		 yb = safetensors_dtype_bits(y->dtype);
 
 	if (xb != yb)
 		return xb > yb ? -1 : 1;

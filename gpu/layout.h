@@ -21,7 +21,7 @@
 #ifndef GPU_LAYOUT_H
 #define GPU_LAYOUT_H
 
-#include "gpu/private.h"
+#include "gpu/ckpt_gpu.h"
 #include "store/base/segment_wire.h"
 
 #define LAYOUT_ALIGN 4096u

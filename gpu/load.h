@@ -5,7 +5,7 @@
 #ifndef GPU_LOAD_H
 #define GPU_LOAD_H
 
-#include "gpu/private.h"
+#include "gpu/handle.h"
 
 /* Give the buffers back. For ckpt_close(); the driver is still open. */
 void load_buffers_close(struct ckpt *c);

@@ -14,7 +14,7 @@
 
 #include <sys/queue.h>
 
-#include "gpu/private.h"
+#include "gpu/handle.h"
 #include "store/base/ckptfs_ioctl.h"
 
 /*

@@ -2,9 +2,11 @@
  * pack.c - which items go together: into transfer buffers, and into files.
  */
 #include <errno.h>
+#include <stdbool.h>
 #include <stdlib.h>
 
-#include "gpu/private.h"
+#include "gpu/ckpt_gpu.h"
+#include "gpu/say.h"
 #include "store/base/scope.h"
 
 static int by_number(const void *a, const void *b)

@@ -8,6 +8,7 @@
 #ifndef GPU_SAVE_H
 #define GPU_SAVE_H
 
+#include "gpu/handle.h"
 #include "gpu/layout.h"
 #include "gpu/mount.h"
 

@@ -4,7 +4,7 @@
 #ifndef GPU_STASH_H
 #define GPU_STASH_H
 
-#include "gpu/private.h"
+#include "gpu/handle.h"
 #include "gpu/stash_rows.h"
 
 #define STASH_TYPES_MAX 64u

@@ -6,10 +6,10 @@
 #include <sys/stat.h>
 
 #include "store/base/io.h"
+#include "store/base/safetensors_header.h"
 #include "store/base/scope.h"
 #include "store/base/utf8.h"
 #include "store/formats/dcp_names.h"
-#include "store/formats/safetensors_header.h"
 #include "store/formats/torch_zip.h"
 
 /* No longer data.pkl is read. */

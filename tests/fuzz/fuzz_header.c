@@ -7,8 +7,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "store/base/safetensors_dtype.h"
+#include "store/base/safetensors_header.h"
 #include "store/base/scope.h"
-#include "store/formats/safetensors_header.h"
 #include "tests/fuzz/fuzz.h"
 
 static void check_entry(const struct safetensors_header *h,

@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include "gpu/private.h"
+#include "gpu/handle.h"
 #include "tests/gpu/fake_cuda.h"
 
 #define BYTES 4096

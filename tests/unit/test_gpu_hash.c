@@ -16,8 +16,8 @@
 
 #include <cmocka.h>
 
+#include "gpu/handle.h"
 #include "gpu/hash.h"
-#include "gpu/private.h"
 #include "tests/gpu/fake_cuda.h"
 
 #define LEN_MAX ((size_t)1 << 20)

@@ -12,7 +12,7 @@
 
 #include "gpu/layout.h"
 #include "store/base/bytes.h"
-#include "store/formats/safetensors_header.h"
+#include "store/base/safetensors_header.h"
 
 static const uint8_t somewhere[1];
 

@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "gpu/private.h"
+#include "gpu/handle.h"
 #include "store/base/bytes.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"

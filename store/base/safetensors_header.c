@@ -1,14 +1,13 @@
 /*
  * safetensors_header.c - parse and check the header of a safetensors file.
  *
- * cJSON does the parsing, but keeps strings as C strings and lets pass what
- * serde, with which safetensors reads, does not. So the text is looked over
- * first (scan_text): its nesting and the number of its values are bounded, so
- * that a tree of it needs bounded stack and memory, and it is UTF-8 without
- * a NUL anywhere, so that no name is cut short. Then the tree is copied into
- * flat arrays and checked.
+ * The text becomes a tree (json_text.h), and the tree is copied into flat
+ * arrays: one of tensors, one of all their shapes, one of all strings. Counts
+ * are taken first, so each array is allocated once. Each tensor is checked as
+ * it is copied, and last, in the order of the offsets, that the tensors cover
+ * the data.
  */
-#include "store/formats/safetensors_header.h"
+#include "store/base/safetensors_header.h"
 
 #include <cjson/cJSON.h>
 #include <endian.h>
@@ -18,11 +17,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "store/base/json_text.h"
+#include "store/base/safetensors_dtype.h"
 #include "store/base/scope.h"
-#include "store/base/utf8.h"
 
-#define DEPTH_MAX 64
-#define VALUES_MAX (UINT64_C(16) << 20) /* 80 bytes each while parsing */
 #define NUMBER_END 9007199254740992.0 /* 2^53: doubles are exact below it */
 #define METADATA_KEY "__metadata__"
 /* Of a name in a message: the rest of the sentence is to fit as well. */
@@ -68,98 +66,6 @@ int safetensors_header_length(const void *prefix, uint64_t file_bytes,
 			      (unsigned long long)file_bytes);
 	*ret_len = (size_t)len;
 	return 0;
-}
-
-static const struct {
-	const char *name;
-	unsigned bits;
-} dtypes[] = {
-	{ "BOOL", 8 },        { "F4", 4 },      { "F6_E2M3", 6 },
-	{ "F6_E3M2", 6 },     { "U8", 8 },      { "I8", 8 },
-	{ "F8_E5M2", 8 },     { "F8_E4M3", 8 }, { "F8_E8M0", 8 },
-	{ "I16", 16 },        { "U16", 16 },    { "F16", 16 },
-	{ "BF16", 16 },       { "I32", 32 },    { "U32", 32 },
-	{ "F32", 32 },        { "C64", 64 },    { "F64", 64 },
-	{ "I64", 64 },        { "U64", 64 },    { "F8_E4M3FNUZ", 8 },
-	{ "F8_E5M2FNUZ", 8 },
-};
-
-static int dtype_index(const char *dtype)
-{
-	for (size_t i = 0; i < sizeof(dtypes) / sizeof(*dtypes); i++)
-		if (strcmp(dtypes[i].name, dtype) == 0)
-			return (int)i;
-	return -1;
-}
-
-unsigned safetensors_dtype_bits(const char *dtype)
-{
-	int i = dtype_index(dtype);
-
-	return i < 0 ? 0 : dtypes[i].bits;
-}
-
-const char *safetensors_dtype_name(const char *dtype)
-{
-	int i = dtype_index(dtype);
-
-	return i < 0 ? NULL : dtypes[i].name;
-}
-
-/* --- The text ------------------------------------------------------------
- */
-
-/* What is wrong with the text, or NULL; *ret_at says where. */
-static const char *scan_text(const char *json, size_t len, size_t *ret_at)
-{
-	uint64_t values = 0;
-	unsigned depth = 0;
-	bool quoted = false;
-	size_t step;
-
-	for (size_t at = 0; at < len; at += step) {
-		*ret_at = at;
-		step = utf8_length(json + at, len - at);
-		if (step == 0)
-			return "not UTF-8";
-		if (json[at] == '\0' ||
-		    (quoted && json[at] > 0 && json[at] < ' '))
-			return "a control character";
-		switch (json[at]) {
-		case '"':
-			quoted = !quoted;
-			break;
-		case '\\':
-			if (!quoted)
-				return "a backslash outside of a string";
-			if (len - at >= 6 &&
-			    memcmp(json + at, "\\u0000", 6) == 0)
-				return "a NUL in a string";
-			/* What is escaped is ASCII, else cJSON refuses it. */
-			if (len - at >= 2 && (json[at + 1] & 0x80) == 0)
-				step = 2;
-			break;
-		case '{':
-		case '[':
-			if (!quoted && ++depth > DEPTH_MAX)
-				return "nested too deeply";
-			values += !quoted;
-			break;
-		case '}':
-		case ']':
-			if (!quoted && depth-- == 0)
-				return "a bracket that closes nothing";
-			break;
-		case ',':
-			values += !quoted;
-			break;
-		default:
-			break;
-		}
-		if (values > VALUES_MAX)
-			return "too many values";
-	}
-	return NULL;
 }
 
 /* --- The values ------------------------------------------------------------
@@ -502,14 +408,6 @@ static void scope_json(cJSON **j)
 	cJSON_Delete(*j);
 }
 
-static bool only_spaces(const char *at, const char *end)
-{
-	for (; at < end; at++)
-		if (!strchr(" \t\r\n", *at))
-			return false;
-	return true;
-}
-
 int safetensors_header_parse(const char *json, size_t len, uint64_t file_bytes,
 			     struct safetensors_header *ret,
 			     struct safetensors_error *ret_error)
@@ -522,9 +420,8 @@ int safetensors_header_parse(const char *json, size_t len, uint64_t file_bytes,
 		.h = &h,
 	};
 	SCOPED(scope_json) cJSON *root = NULL;
-	const char *end = NULL;
 	const char *wrong;
-	size_t at = 0;
+	size_t at;
 	int rc;
 
 	CHECK(file_bytes >= SAFETENSORS_PREFIX_BYTES + len);
@@ -532,14 +429,7 @@ int safetensors_header_parse(const char *json, size_t len, uint64_t file_bytes,
 		return refuse(ret_error,
 			      "not a safetensors file: no '{' after the "
 			      "header's length");
-	wrong = scan_text(json, len, &at);
-	if (!wrong) {
-		root = cJSON_ParseWithLengthOpts(json, len, &end, 0);
-		if (!root || !only_spaces(end, json + len)) {
-			wrong = "not JSON";
-			at = end ? (size_t)(end - json) : 0;
-		}
-	}
+	wrong = json_text_parse(json, len, &root, &at);
 	if (wrong)
 		return refuse(ret_error, "byte %zu of its header: %s", at,
 			      wrong);

@@ -13,8 +13,8 @@
  * Errors:  0 or a negative errno. -EBADMSG: not such a file; *ret_error names
  *          the tensor and what is wrong, but not the file.
  */
-#ifndef STORE_FORMATS_SAFETENSORS_HEADER_H
-#define STORE_FORMATS_SAFETENSORS_HEADER_H
+#ifndef STORE_BASE_SAFETENSORS_HEADER_H
+#define STORE_BASE_SAFETENSORS_HEADER_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -75,13 +75,5 @@ void safetensors_header_release(struct safetensors_header *h);
 /* NULL: there is no tensor of that name. O(log n). */
 const struct safetensors_tensor *
 safetensors_header_find(const struct safetensors_header *h, const char *name);
-
-/*
- * Bits of one element of a dtype ("BF16": 16), 0: there is no such dtype.
- * Those of less than 8 bits are packed. From safetensors/src/tensor.rs.
- */
-unsigned safetensors_dtype_bits(const char *dtype);
-/* The same text, static. NULL: there is no such dtype. */
-const char *safetensors_dtype_name(const char *dtype);
 
 #endif

@@ -1,0 +1,16 @@
+/* json_text.h - JSON that comes from anybody, as a tree of cJSON. */
+#ifndef STORE_BASE_JSON_TEXT_H
+#define STORE_BASE_JSON_TEXT_H
+
+#include <cjson/cJSON.h>
+#include <stddef.h>
+
+/*
+ * The tree of the text, which must be all of it: *ret_root is the caller's to
+ * delete. json[len] must be a NUL: some versions of cJSON look at it. Returns
+ * NULL, or what is wrong with the text, and *ret_at says at which byte.
+ */
+const char *json_text_parse(const char *json, size_t len, cJSON **ret_root,
+			    size_t *ret_at);
+
+#endif
