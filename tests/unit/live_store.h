@@ -20,6 +20,8 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <spawn.h>
 #include <stdarg.h>
@@ -40,6 +42,7 @@
 #include "store/drain/commit.h"
 #include "store/file/file.h"
 #include "store/names/names.h"
+#include "store/space/reclaim.h"
 #include "store/store.h"
 #include "tests/unit/store_fixture.h"
 
@@ -54,7 +57,8 @@ struct live {
 	struct store *st; /* NULL: closed */
 };
 
-/* Where a stage can be without a mount: in memory when there is such a place. */
+/* Where a stage can be without a mount: in memory when there is such a place.
+ */
 static inline char *live_stage_dir(void)
 {
 	char *path = NULL;
@@ -222,7 +226,8 @@ static inline void live_empty_stage(struct live *l)
 	assert_int_equal(mkdir(l->stage, 0700), 0);
 }
 
-/* --- names ------------------------------------------------------------------ */
+/* --- names ------------------------------------------------------------------
+ */
 
 /* The directory of a path and its last part, which points into it. */
 static inline int live_walk(struct live *l, const char *path, uint64_t *ret_dir,
@@ -348,7 +353,8 @@ static inline int live_link(struct live *l, const char *path, const char *to)
 	return rc;
 }
 
-/* --- open files ------------------------------------------------------------- */
+/* --- open files -------------------------------------------------------------
+ */
 
 struct handle {
 	struct live *l;
@@ -461,6 +467,50 @@ static inline int live_sync(struct live *l, const char *path)
 }
 
 /*
+ * The committer stands from here to the end of the block. Another thread holds
+ * its lock: this one goes on to use the store, and takes locks that come before
+ * that one.
+ */
+struct commits_paused {
+	pthread_t thread;
+	struct lock *turn;
+	sem_t held, over;
+};
+
+static inline void *commits_hold(void *arg)
+{
+	struct commits_paused *p = arg;
+
+	HOLD(p->turn);
+	CHECK(sem_post(&p->held) == 0);
+	while (sem_wait(&p->over) != 0)
+		;
+	return NULL;
+}
+
+static inline void commits_pause(struct commits_paused *p, struct live *l)
+{
+	p->turn = reclaim_turn(l->st);
+	CHECK(sem_init(&p->held, 0, 0) == 0 && sem_init(&p->over, 0, 0) == 0);
+	CHECK(pthread_create(&p->thread, NULL, commits_hold, p) == 0);
+	while (sem_wait(&p->held) != 0)
+		;
+}
+
+static inline void commits_go_on(struct commits_paused *p)
+{
+	CHECK(sem_post(&p->over) == 0);
+	CHECK(pthread_join(p->thread, NULL) == 0);
+	(void)sem_destroy(&p->held);
+	(void)sem_destroy(&p->over);
+}
+
+#define PAUSE_COMMITS(l)                                    \
+	SCOPED(commits_go_on)                               \
+	struct commits_paused SCOPE_CAT(paused_, __LINE__); \
+	commits_pause(&SCOPE_CAT(paused_, __LINE__), l)
+
+/*
  * All is durable, and what followed from that has happened: a sync may find a
  * file durable whose stage the committer is only about to give up.
  */
@@ -518,7 +568,8 @@ static inline void assert_absent(struct live *l, const char *path)
 	assert_int_equal(live_lookup(l, path, &in), -ENOENT);
 }
 
-/* --- what the database says -------------------------------------------------- */
+/* --- what the database says --------------------------------------------------
+ */
 
 /* Descriptors that this process has open. */
 static inline unsigned open_descriptors(void)
@@ -670,8 +721,8 @@ static inline struct live_images live_images(struct live *l)
 		struct stat sb;
 		DIR *dir;
 
-		(void)snprintf(path, sizeof(path), "%s/" LAYOUT_IMAGE_DIR
-			       "/%02x", l->path, x);
+		(void)snprintf(path, sizeof(path),
+			       "%s/" LAYOUT_IMAGE_DIR "/%02x", l->path, x);
 		dir = opendir(path);
 		assert_non_null(dir);
 		while ((d = readdir(dir)) != NULL) {
@@ -692,7 +743,8 @@ static inline struct live_images live_images(struct live *l)
 	return sum;
 }
 
-/* --- bytes -------------------------------------------------------------------- */
+/* --- bytes
+ * -------------------------------------------------------------------- */
 
 /* The same seed gives the same bytes; no two chunks of them are alike. */
 static inline void fill(void *buf, size_t len, uint64_t seed)
@@ -746,8 +798,7 @@ static inline uint8_t *safetensors(const struct payload *t, size_t count,
 		at += (size_t)sprintf((char *)file + at,
 				      ",\"t%zu\":{\"dtype\":\"U8\",\"shape\":"
 				      "[%zu],\"data_offsets\":[%zu,%zu]}",
-				      i, t[i].len, payload,
-				      payload + t[i].len);
+				      i, t[i].len, payload, payload + t[i].len);
 		payload += t[i].len;
 	}
 	file[at++] = '}';
@@ -762,7 +813,8 @@ static inline uint8_t *safetensors(const struct payload *t, size_t count,
 	return file;
 }
 
-/* --- children ------------------------------------------------------------------ */
+/* --- children
+ * ------------------------------------------------------------------ */
 
 /*
  * Run this program as `PROGRAM child NAME STORE STAGE [ARGUMENT]`, which must

@@ -14,16 +14,26 @@ static _Atomic ino_t full; /* this file, a stage, is full */
 static dev_t full_dev;
 static uint8_t *more;
 
-static void write_meanwhile(struct handle *h)
+static void *write_more(void *arg)
 {
+	struct handle *h = arg;
 	struct stat sb;
 
-	assert_int_equal(stage_stat(&h->l->st->stages, h->in->file->stage, &sb),
-			 0);
+	CHECK(stage_stat(&h->l->st->stages, h->in->file->stage, &sb) == 0);
 	full_dev = sb.st_dev;
 	atomic_store(&full, sb.st_ino);
-	assert_int_equal(file_write(h->l->st, h->in, more, 4096, MIB), 0);
+	CHECK(file_write(h->l->st, h->in, more, 4096, MIB) == 0);
 	atomic_store(&full, 0);
+	return NULL;
+}
+
+/* Another thread: whoever syncs holds locks of the store. */
+static void write_meanwhile(struct handle *h)
+{
+	pthread_t thread;
+
+	CHECK(pthread_create(&thread, NULL, write_more, h) == 0);
+	CHECK(pthread_join(thread, NULL) == 0);
 }
 
 int fdatasync(int fd)

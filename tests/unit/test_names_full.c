@@ -278,7 +278,8 @@ static void what_is_deleted_goes_when_there_is_room_again(void **state)
 	live_write(&f.l, "f", f.data, DATA_BYTES);
 	live_sync_all(&f.l);
 	{
-		HOLD(reclaim_turn(f.l.st));
+		PAUSE_COMMITS(&f.l);
+
 		assert_int_equal(live_unlink(&f.l, "f"), 0);
 		write_until_refused(&f.l, f.disk, &f.b);
 	}
@@ -329,7 +330,8 @@ static void the_place_of_a_job_that_fails_is_the_next_ones(void **state)
 	l = live_on(disk);
 	d = l.st->drain;
 	{
-		HOLD(reclaim_turn(l.st)); /* nothing is committed */
+		PAUSE_COMMITS(&l);
+
 		live_write(&l, "f", data, DATA_BYTES);
 		assert_int_equal(live_lookup(&l, "f", &in), 0);
 		{

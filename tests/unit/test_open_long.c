@@ -102,12 +102,13 @@ what_replaces_a_closed_file_is_durable_when_it_is_whole(void **state)
 	(void)state;
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
 		struct live l = live_interval(kind);
+		struct commits_paused paused;
 		struct handle h;
 
-		lock_take(reclaim_turn(l.st)); /* nothing is */
+		commits_pause(&paused, &l);
 		live_write(&l, "f", old, OLD_BYTES);
 		h = handle_open(&l, "f", O_WRONLY | O_TRUNC);
-		lock_give(reclaim_turn(l.st));
+		commits_go_on(&paused);
 		handle_write(&h, new, OLD_BYTES / 2, 0);
 		look_at(&l, &h);
 		assert_committed(&l, "f", OLD_BYTES, 1);

@@ -87,6 +87,7 @@ who_fails_out_of_turn_is_not_overtaken_by_who_closed_later(void **state)
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind += 2) { /* on disk */
 		struct live l = live_held(kind);
 		struct syncer gate, rank_1;
+		struct commits_paused paused;
 		bool latest = false;
 
 		live_write(&l, "gate", data + 1, 100);
@@ -94,7 +95,7 @@ who_fails_out_of_turn_is_not_overtaken_by_who_closed_later(void **state)
 		live_write(&l, "rank_1", data, FILE_BYTES);
 		live_write(&l, "latest", data, 3);
 		/* The committer stands until all of them can be committed. */
-		lock_take(reclaim_turn(l.st));
+		commits_pause(&paused, &l);
 		sync_begin(&gate, &l, "gate");
 		wait_job(&l, "gate", SEEN_TAKEN);
 		drain_ask_all(l.st);
@@ -103,7 +104,7 @@ who_fails_out_of_turn_is_not_overtaken_by_who_closed_later(void **state)
 		wait_job(&l, "latest", SEEN_READY);
 		sync_begin(&rank_1, &l, "rank_1");
 		wait_job(&l, "rank_1", SEEN_LISTED);
-		lock_give(reclaim_turn(l.st));
+		commits_go_on(&paused);
 		while (!latest) {
 			HOLD(reclaim_turn(l.st)); /* between two groups */
 			latest = committed(&l, live_ino(&l, "latest"));

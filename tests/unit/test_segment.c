@@ -378,7 +378,8 @@ static void who_is_forgotten_when_he_loses_his_name_leaves_nothing(void **state)
 	client_init(&c, &l);
 	client_init(&other, &l);
 	{
-		HOLD(reclaim_turn(l.st)); /* nothing is committed */
+		PAUSE_COMMITS(&l);
+
 		save(&c, "f", 1);
 		h = handle_open(&l, "f", O_RDONLY);
 		file_release(l.st, h.in, O_RDONLY); /* perhaps mapped yet */
