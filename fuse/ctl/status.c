@@ -189,8 +189,8 @@ const struct ctl_command ctl_status = {
 	.name = "status",
 	.arguments = "MOUNTPOINT",
 	.summary = "how a mount is doing: space, what is staged, what failed",
-	.help = "Exit code 1 when a file could not be made durable, or there "
-		"are unknown images.\n"
+	.help = "Exit code 1 when a file could not be made durable, the "
+		"database cannot be\nwritten, or there are unknown images.\n"
 		"  logical   what all files hold together\n"
 		"  physical  what they take up in the store\n"
 		"  shared    what was saved because the same bytes were there\n"
