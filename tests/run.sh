@@ -20,7 +20,7 @@ usage() {
 	cat <<-'END'
 	usage: tests/run.sh [--quick] [--label L] [--help]
 
-	  --quick    only the tree 'build': no sanitizers, no fuzzers
+	  --quick    only the preset 'normal': no sanitizers, no fuzzers
 	  --label L  only tests with this label: unit, mount, crash, fuzz, trainer...
 
 	CKPTFS_PREFIX   where deploy/setup.sh puts a newer libfuse (/opt/ckptfs)
@@ -69,34 +69,29 @@ failed=0
 
 step() { printf '\n== %s (%d s)\n' "$*" "$SECONDS"; }
 
-# build_tree DIR [CMAKE OPTION...]
+# build_tree PRESET
 build_tree() {
-	local dir=$1
-	shift
-	step "building $dir"
-	cmake -S . -B "$dir" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-		-DCKPTFS_PREFIX="$CKPTFS_PREFIX" -DCKPTFS_WERROR=ON -DCKPTFS_TESTS=ON "$@" \
+	step "building $1"
+	cmake --preset "$1" -DCKPTFS_PREFIX="$CKPTFS_PREFIX" \
 		>"$results/cmake.log" 2>&1 || {
 		cat "$results/cmake.log"
-		die 1 "cmake failed in $dir"
+		die 1 "cmake failed for $1"
 	}
-	cmake --build "$dir" || die 1 "the build failed in $dir"
+	cmake --build --preset "$1" || die 1 "the build failed for $1"
 }
 
-# test_tree DIR [CTEST OPTION...]: a tree without one chosen test is passed by;
-# that no tree had one is seen at the end. setarch: the shadow memory of the
-# thread sanitizer has a fixed place, which a random layout may take.
+# test_tree PRESET: a tree without one chosen test is passed by; that no tree
+# had one is seen at the end. setarch: the shadow memory of the thread sanitizer
+# has a fixed place, which a random layout may take.
 test_tree() {
-	local dir=$1 chosen
+	local preset=$1 chosen
 	shift
-	if [[ $label ]]; then set -- "$@" -L "^$label\$"; fi
-	chosen=$(ctest --test-dir "$dir" -N "$@" | sed -n 's/^Total Tests: //p')
+	if [[ $label ]]; then set -- -L "^$label\$"; fi
+	chosen=$(ctest --preset "$preset" -N "$@" | sed -n 's/^Total Tests: //p')
 	if ((chosen == 0)); then return; fi
-	step "testing $dir"
-	setarch "$(uname -m)" -R ctest --test-dir "$dir" -j "$jobs" \
-		--output-on-failure --output-junit "$results/$dir.xml" \
-		--test-output-size-passed 4194304 \
-		--test-output-size-failed 4194304 "$@" || failed=1
+	step "testing $preset"
+	setarch "$(uname -m)" -R ctest --preset "$preset" -j "$jobs" \
+		--output-junit "$results/$preset.xml" "$@" || failed=1
 }
 
 # One line for each skipped test or part of one, then the sum of all trees.
@@ -147,22 +142,13 @@ summary() {
 step "set-up"
 deploy/setup.sh --fuzz --trainer || die 1 "deploy/setup.sh failed"
 
-build_tree build
-test_tree build
+build_tree normal
+test_tree normal
 if [[ ! $quick && ${label:-unit} =~ ^(unit|mount|fuzz)$ ]]; then
-	export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1}
-	export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
-	export TSAN_OPTIONS=${TSAN_OPTIONS:-second_deadlock_stack=1:ignore_noninstrumented_modules=1:history_size=4:suppressions=$root/tests/tsan.supp}
-	some=(-L '^(unit|mount|fuzz)$' -LE '^(trainer|bench|crash)$')
-	build_tree build-asan -DCKPTFS_SANITIZE=address,undefined
-	test_tree build-asan "${some[@]}"
-	build_tree build-tsan -DCKPTFS_SANITIZE=thread
-	# Not the mount tests: libfuse's and RocksDB's packages are not built for
-	# it, and it takes their inner order for races.
-	test_tree build-tsan -L '^unit$'
-	build_tree build-fuzz -DCMAKE_C_COMPILER=clang -DCKPTFS_FUZZ=ON \
-		-DCKPTFS_SANITIZE=address,undefined
-	test_tree build-fuzz -L '^fuzz$'
+	for preset in asan tsan fuzz; do
+		build_tree "$preset"
+		test_tree "$preset"
+	done
 fi
 
 step "result"

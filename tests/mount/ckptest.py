@@ -38,7 +38,10 @@ CKPTFS = os.path.join(BUILD, "fuse/ckptfs")
 CKPTCTL = os.path.join(BUILD, "fuse/ckptctl")
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PAGE = 4096
-WAIT_BOUND = 60  # seconds for any one event: mounted, unmounted, durable
+# tests/debug.sh: a pipe that is told each daemon, which then waits for gdb.
+DEBUGGED = os.environ.get("CKPTFS_TEST_DEBUGGED")
+# Seconds for any one event: mounted, unmounted, durable.
+WAIT_BOUND = 86400 if DEBUGGED else 60
 # The guard says what hung before ctest's own TIMEOUT would only kill it.
 TOTAL_BOUND = int(os.environ.get("CKPTFS_TEST_TIMEOUT", "3600"))
 USER = 1000  # some uid and gid that is not root; needs no passwd entry
@@ -325,6 +328,10 @@ class Mount:
                 os.setgroups([])
                 os.setgid(self.uid)
                 os.setuid(self.uid)
+            if DEBUGGED:
+                with open(DEBUGGED, "w", encoding="ascii") as pipe:
+                    print(os.getpid(), file=pipe)
+                os.kill(os.getpid(), signal.SIGSTOP)
         with open(self.log, "ab") as log:
             self.proc = subprocess.Popen(
                 self.argv(*options), stdin=subprocess.DEVNULL, stdout=log,
@@ -668,8 +675,8 @@ class Guard:
                 self.daemons[int(words[0])] = words[1]
             elif kind == "test":
                 self.what, self.late = " ".join(words[1:]), False
-                self.deadline = min(self.end,
-                                    time.monotonic() + int(words[0]))
+                self.deadline = self.end if DEBUGGED else min(
+                    self.end, time.monotonic() + int(words[0]))
 
     def dump(self, pid):
         print(f"--- stacks of {pid}", flush=True)

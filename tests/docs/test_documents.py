@@ -1,13 +1,14 @@
-"""The man pages in deploy/man: each formats without a warning, and what they
-name is what there is. Options and commands are compared with what the programs
-print for --help, calls with the header and the Python module; links of the
-Markdown files must lead to something.
+"""What the documents say, against what there is. Each man page in deploy/man
+formats without a warning; options and commands are compared with what the
+programs print for --help, calls with the header and the Python module. Links of
+the Markdown files lead to something, and the tests that they name exist.
 
-Usage: test_man.py. CKPTFS_BUILD is the build tree. Exit: 0 fine, 1 a page and
-the program differ, 77 this machine has no man(1) that formats a page.
+Usage: test_documents.py. CKPTFS_BUILD is the build tree. Exit: 0 fine, 1 a
+document is wrong, 77 this machine has no man(1) that formats a page.
 """
 import ast
 import glob
+import json
 import os
 import re
 import shutil
@@ -228,6 +229,39 @@ def links_of_the_documents_lead_somewhere():
     assert found > 0, "no link was found: the test does not look right"
 
 
+def alternatives(pattern):
+    """a(b|c)d|e as abd, acd and e: each must be there, not only one."""
+    depth, parts = 0, [""]
+    for c in pattern:
+        depth += (c == "(") - (c == ")")
+        if c == "|" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += c
+    for part in parts:
+        group = re.search(r"\(([^()]*)\)", part)
+        if group is None:
+            yield part
+            continue
+        for one in group.group(1).split("|"):
+            yield part[:group.start()] + one + part[group.end():]
+
+
+def tests_that_the_guide_names_exist():
+    listed = json.loads(subprocess.run(
+        ["ctest", "--test-dir", BUILD, "--show-only=json-v1"], check=True,
+        capture_output=True, text=True).stdout)["tests"]
+    names = [test["name"] for test in listed]
+    guide = text_of("tests/README.md").replace("\\|", "|")
+    patterns = re.findall(r"(?<!setarch )-R '?([^'` \n]+)", guide)
+    patterns += re.findall(r"debug.sh (?:--preset \w+ )?(\w[\w.]*)", guide)
+    assert len(patterns) > 10, patterns
+    for pattern in patterns:
+        for one in alternatives(pattern):
+            assert any(re.search(one, name) for name in names), \
+                f"tests/README.md names {one}: there is no such test"
+
+
 TESTS = (
     pages_format_without_a_warning,
     ckptfs_has_the_options_of_its_help,
@@ -235,6 +269,7 @@ TESTS = (
     the_library_has_the_calls_of_its_header,
     the_library_has_the_calls_of_its_module,
     links_of_the_documents_lead_somewhere,
+    tests_that_the_guide_names_exist,
 )
 
 
