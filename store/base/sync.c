@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "store/base/check.h"
 #include "store/base/io.h"
-#include "store/base/scope.h"
 
 void lock_init(struct lock *l, enum lock_rank rank)
 {
