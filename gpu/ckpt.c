@@ -10,8 +10,9 @@
 
 #include "gpu/copy.h"
 #include "gpu/handle.h"
-#include "gpu/load.h"
+#include "gpu/load_device.h"
 #include "gpu/mount.h"
+#include "gpu/twin.h"
 #include "gpu/unchanged.h"
 #include "store/base/scope.h"
 
@@ -54,8 +55,8 @@ int ckpt_open(const struct ckpt_options *options, struct ckpt **ret_ckpt)
 	}
 	/* With default attributes none of them can fail. */
 	CHECK(pthread_mutex_init(&c->lock, NULL) == 0);
-	CHECK(pthread_mutex_init(&c->streams_turn, NULL) == 0);
-	CHECK(pthread_mutex_init(&c->hashers_turn, NULL) == 0);
+	CHECK(pthread_mutex_init(&c->streams_lock, NULL) == 0);
+	CHECK(pthread_mutex_init(&c->hashers_lock, NULL) == 0);
 	*ret_ckpt = TAKE(c);
 	return 0;
 }
@@ -68,13 +69,14 @@ void ckpt_close(struct ckpt *c)
 		free(c);
 		return;
 	}
+	twins_wait(c);
 	mounts_close(c);
 	load_buffers_close(c);
 	unchanged_close(c);
 	copy_streams_close(c);
 	gpu_close(c->gpu);
 	pthread_mutex_destroy(&c->lock);
-	pthread_mutex_destroy(&c->streams_turn);
-	pthread_mutex_destroy(&c->hashers_turn);
+	pthread_mutex_destroy(&c->streams_lock);
+	pthread_mutex_destroy(&c->hashers_lock);
 	free(c);
 }

@@ -21,7 +21,7 @@ int copy_stream(struct ckpt *c, int device, void *wait_for,
 		return ckpt_say(-ENODEV, "there is no device %d: %s", device,
 				c->gpu_state);
 	{
-		HOLD(&c->streams_turn);
+		HOLD(&c->streams_lock);
 		if (!c->streams[device])
 			rc = gpu_stream_new(c->gpu, device,
 					    &c->streams[device]);

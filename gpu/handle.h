@@ -42,11 +42,11 @@ struct ckpt {
 
 	struct ckpt_atomic_counters counters;
 
-	pthread_mutex_t streams_turn; /* a stream is made, or told to wait */
+	pthread_mutex_t streams_lock; /* a stream is made, or told to wait */
 	struct gpu_stream *streams[CKPT_DEVICES_MAX]; /* copy.c's; set once */
 
 	uint8_t secret[192]; /* of unchanged.h; immutable */
-	pthread_mutex_t hashers_turn; /* held while one is made, and runs */
+	pthread_mutex_t hashers_lock; /* held while one is made, and runs */
 	/* unchanged.c's; [0]: host memory */
 	struct hasher *hashers[CKPT_DEVICES_MAX + 1];
 

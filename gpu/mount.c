@@ -1,4 +1,7 @@
-/* mount.c - see mount.h. */
+/*
+ * mount.c - a socket to the mount's daemon, one request at a time, and the
+ * thread that listens to it. See mount.h.
+ */
 #include "gpu/mount.h"
 
 #include <errno.h>
@@ -11,7 +14,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "gpu/segment.h"
 #include "gpu/thread.h"
 #include "store/base/scope.h"
 
@@ -68,7 +70,7 @@ static void *listen_main(void *arg)
 		if (receive(fd, &r, &got) < 0)
 			break;
 		if (r.op == SEGMENT_RELEASE) {
-			segments_released(m, r.id);
+			m->user->released(m, r.id);
 			continue;
 		}
 		if (r.op == SEGMENT_DROP) /* nobody waits for it */
@@ -84,11 +86,12 @@ static void *listen_main(void *arg)
 		m->connection++; /* what was got from it is stale */
 		pthread_cond_broadcast(&m->changed);
 	}
-	segments_disconnected(m, connection);
+	m->user->ended(m, connection);
 	return NULL;
 }
 
-/* End what there is of a connection. Turn is held, or nobody else is there. */
+/* End what there is of a connection: request_lock is held, or nobody else is.
+ */
 static void disconnect(struct ckpt_mount *m)
 {
 	int fd;
@@ -168,7 +171,7 @@ int mount_request(struct ckpt_mount *m, struct segment_request *q,
 	unsigned connection;
 	int fd, got;
 
-	HOLD(&m->turn);
+	HOLD(&m->request_lock);
 	/* The mount is bound into a container, its socket is not. */
 	if (connect_if_needed(m) < 0)
 		return -EOPNOTSUPP;
@@ -216,6 +219,7 @@ void mount_drop(struct ckpt_mount *m, uint64_t id, unsigned connection)
 }
 
 static struct ckpt_mount *mount_new(struct ckpt *c,
+				    const struct mount_user *user,
 				    const struct ckptfs_segments *where)
 {
 	struct ckpt_mount *m = calloc(1, sizeof(*m));
@@ -223,12 +227,13 @@ static struct ckpt_mount *mount_new(struct ckpt *c,
 	if (!m)
 		return NULL;
 	m->c = c;
+	m->user = user;
 	m->fd = -1;
 	memcpy(m->address, where->address, sizeof(m->address));
 	m->address_len = where->address_len;
-	LIST_INIT(&m->segments);
+	LIST_INIT(&m->mappings);
 	LIST_INIT(&m->claims);
-	CHECK(pthread_mutex_init(&m->turn, NULL) == 0);
+	CHECK(pthread_mutex_init(&m->request_lock, NULL) == 0);
 	CHECK(pthread_mutex_init(&m->lock, NULL) == 0);
 	CHECK(pthread_cond_init(&m->changed, NULL) == 0);
 	return m;
@@ -245,7 +250,8 @@ static void set_token(struct ckpt_mount *m, const uint8_t *token)
 		(void)shutdown(m->fd, SHUT_RDWR);
 }
 
-int mount_find(struct ckpt *c, int dirfd, struct ckpt_mount **ret_mount)
+int mount_find(struct ckpt *c, int dirfd, const struct mount_user *user,
+	       struct ckpt_mount **ret_mount)
 {
 	struct ckptfs_segments where;
 	struct ckpt_mount *m;
@@ -273,7 +279,7 @@ int mount_find(struct ckpt *c, int dirfd, struct ckpt_mount **ret_mount)
 				   m->address_len) == 0)
 				break;
 		if (!m) {
-			m = mount_new(c, &where);
+			m = mount_new(c, user, &where);
 			if (!m)
 				return -ENOMEM;
 			m->next = c->mounts;
@@ -291,13 +297,12 @@ void mounts_close(struct ckpt *c)
 
 	while ((m = c->mounts) != NULL) {
 		c->mounts = m->next;
-		segments_wait_for_twins(m);
-		disconnect(m); /* unmaps what nobody fills */
-		if (!LIST_EMPTY(&m->segments))
+		disconnect(m); /* its user unmaps what nobody fills */
+		if (!LIST_EMPTY(&m->mappings))
 			continue; /* a save was not freed: leave it be */
 		pthread_cond_destroy(&m->changed);
 		pthread_mutex_destroy(&m->lock);
-		pthread_mutex_destroy(&m->turn);
+		pthread_mutex_destroy(&m->request_lock);
 		free(m);
 	}
 }

@@ -2,12 +2,11 @@
  * mount.h - a mount as this process reaches it: found by a directory in it,
  * connected once, and asked for segments (store/base/segment_wire.h).
  *
- * A connection lives as long as the daemon at its other end. When that ends,
- * every segment is stale: those that nobody fills are unmapped by the listener,
- * the others when who fills them is done. The next request connects anew.
- *
- * Locks, in order: mount.turn (one request at a time; held over the exchange),
- * mount.lock (a leaf).
+ * A connection lives as long as the daemon at its other end. Its listener, a
+ * thread, hands each reply to the request that waits for it, and tells
+ * mount_user of what comes unasked. When the daemon ends, so does the
+ * connection, and every segment that it gave is stale; the next request
+ * connects anew.
  */
 #ifndef GPU_MOUNT_H
 #define GPU_MOUNT_H
@@ -17,55 +16,26 @@
 #include "gpu/handle.h"
 #include "store/base/ckptfs_ioctl.h"
 
-/*
- * Somebody who fills a segment of this structure, or is about to ask for one.
- * There are never more of them than segments: the others wait here, not at the
- * mount, which could only send them away.
- */
-struct claim {
-	LIST_ENTRY(claim) entry; /* in mount.claims; mount.lock */
-	uint8_t signature[SEGMENT_SIGNATURE_BYTES];
-};
+struct mapping; /* mapping.h */
+struct claim; /* acquire.c */
 
-struct segment {
-	LIST_ENTRY(segment) entry; /* in mount.segments; mount.lock */
-	struct ckpt_mount *mount;
-	/* Immutable: */
-	uint64_t id;
-	unsigned connection; /* of which it is */
-	uint8_t signature[SEGMENT_SIGNATURE_BYTES];
-	uint8_t *memory; /* mapped, size_bytes */
-	uint64_t size_bytes;
-	bool pinned;
-	bool fresh; /* its first save is not over; who fills it alone */
-
-	/* mount.lock: */
-	bool filling; /* somebody's, until it is committed or returned */
-	bool asked; /* the mount wants it back, as soon as it is not used */
-	unsigned readers; /* copy from it: it cannot be filled before */
-	/* The file it was made into, when not filling; ino 0: none. */
-	uint64_t ino;
-	int64_t mtime_ns;
-
-	/* Who fills it alone: */
-	struct claim *claim; /* owned */
-	uint64_t generation;
-	/*
-	 * What the tensors in it hash to, chunk by chunk; valid: the bytes are
-	 * those. See unchanged.h.
-	 */
-	uint8_t (*digests)[16];
-	size_t digest_count;
-	bool digests_valid;
+/* What a mount says unasked. Its listener calls; no lock is held. */
+struct mount_user {
+	/* It wants the memory of segment `id` back. */
+	void (*released)(struct ckpt_mount *m, uint64_t id);
+	/* The connection has ended, and all that was got from it is stale. */
+	void (*ended)(struct ckpt_mount *m, unsigned connection);
 };
 
 struct ckpt_mount {
 	struct ckpt_mount *next; /* ckpt.lock; set once */
 	struct ckpt *c;
+	const struct mount_user *user; /* immutable */
 	uint8_t address[110]; /* its key; immutable */
 	uint16_t address_len;
 
-	pthread_mutex_t turn;
+	pthread_mutex_t
+		request_lock; /* one request, until its reply is there */
 
 	pthread_mutex_t lock; /* guards everything below */
 	pthread_cond_t changed;
@@ -77,17 +47,18 @@ struct ckpt_mount {
 	bool have_reply; /* for the request in progress */
 	struct segment_reply reply;
 	int reply_fd;
-	LIST_HEAD(, segment) segments;
+	LIST_HEAD(, mapping) mappings;
 	LIST_HEAD(, claim) claims;
-	unsigned twins; /* threads that prepare one */
+	unsigned twins; /* twin.c's threads */
 	bool closing; /* they are to hurry */
 };
 
 /*
- * The mount of an open directory. -ENOTTY: it is not in one. -EOPNOTSUPP,
- * -EROFS: it gives no segments. No sentence is set.
+ * The mount of an open directory, which tells `user`. -ENOTTY: the directory
+ * is not in one. -EOPNOTSUPP, -EROFS: it gives no segments. No sentence is set.
  */
-int mount_find(struct ckpt *c, int dirfd, struct ckpt_mount **ret_mount);
+int mount_find(struct ckpt *c, int dirfd, const struct mount_user *user,
+	       struct ckpt_mount **ret_mount);
 /*
  * One request and its reply; connects when needed. *ret_fd (may be NULL) is the
  * descriptor that came along, or -1; *ret_connection (may be NULL) the one that
@@ -99,7 +70,7 @@ int mount_request(struct ckpt_mount *m, struct segment_request *q,
 		  unsigned *ret_connection);
 /* Say DROP; nobody waits for the answer. */
 void mount_drop(struct ckpt_mount *m, uint64_t id, unsigned connection);
-/* Give every segment and connection back. For ckpt_close(). */
+/* End every connection. For ckpt_close(); nobody asks any more. */
 void mounts_close(struct ckpt *c);
 
 #endif

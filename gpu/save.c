@@ -1,5 +1,14 @@
-/* save.c - see save.h, and ckpt_gpu.h for what is promised. */
-#include "gpu/save.h"
+/*
+ * save.c - one save, from ckpt_begin() to ckpt_save_free(). What is promised
+ * is in ckpt_gpu.h.
+ *
+ *   OPEN --> RUNNING --> COMMITTED
+ *     |         `------> FAILED      (ckpt_begin() and ckpt_add() leave OPEN)
+ *     `-- ckpt_start() runs it in a thread, ckpt_commit() where it is called
+ *
+ * A save runs through a segment (save_segment.h) when the mount has one for
+ * it, and else through the file (save_plain.h).
+ */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -9,66 +18,56 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "gpu/destination.h"
+#include "gpu/layout.h"
+#include "gpu/mapping.h"
+#include "gpu/save_plain.h"
+#include "gpu/save_segment.h"
 #include "gpu/thread.h"
 #include "store/base/scope.h"
 
-/* DIRECTORY/NAME; a name without a directory is in the current one. */
-static int split(struct ckpt_save *s, const char *path)
-{
-	const char *slash = strrchr(path, '/');
-	const char *name = slash ? slash + 1 : path;
+enum save_state {
+	SAVE_OPEN,
+	SAVE_RUNNING,
+	SAVE_COMMITTED,
+	SAVE_FAILED,
+};
 
-	if (*name == 0 || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
-		return ckpt_say(-EISDIR, "'%s': give the name of a file", path);
-	if (strlen(name) >= CKPTFS_NAME_BYTES)
-		return ckpt_say(-ENAMETOOLONG, "%s: its name is too long",
-				path);
-	s->path = strdup(path);
-	s->name = strdup(name);
-	if (!slash)
-		s->directory = strdup(".");
-	else
-		s->directory = slash == path ?
-				       strdup("/") :
-				       strndup(path, (size_t)(slash - path));
-	if (!s->path || !s->name || !s->directory)
-		return ckpt_say(-ENOMEM, "%s: no memory", path);
-	return 0;
-}
+struct ckpt_save {
+	struct ckpt *c;
+	struct destination to;
+	struct layout layout;
+	pthread_t thread;
+	bool has_thread; /* to be joined */
+	int fd; /* of a file that was written plainly; else -1 */
+	uint64_t ino; /* of the file that was committed */
 
-int save_reopen(struct ckpt_save *s)
-{
-	int fd = open(s->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-
-	if (fd < 0)
-		return ckpt_say(-errno, "%s: its directory cannot be opened: "
-					"%s",
-				s->path, strerror(errno));
-	if (s->dirfd >= 0)
-		close(s->dirfd);
-	s->dirfd = fd;
-	return 0;
-}
+	pthread_mutex_t lock; /* guards everything below */
+	enum save_state state;
+	int rc; /* FAILED: why */
+	char error[1024]; /* its sentence */
+};
 
 /* Is the directory in a mount of ours, and does it matter? */
 static int find_mount(struct ckpt_save *s)
 {
 	struct ckpt_mount *m;
-	int rc = mount_find(s->c, s->dirfd, &m);
+	int rc = mapping_find_mount(s->c, s->to.dirfd, &m);
 
-	s->in_mount = rc != -ENOTTY;
+	s->to.in_mount = rc != -ENOTTY;
 	if (rc == -EROFS)
-		return ckpt_say(rc, "%s: the mount is read-only", s->path);
+		return ckpt_say(rc, "%s: the mount is read-only", s->to.path);
 	if (rc == 0 || rc == -EOPNOTSUPP)
 		return 0;
 	if (rc != -ENOTTY)
 		return ckpt_say(rc, "%s: the mount does not answer: %s",
-				s->path, strerror(-rc));
+				s->to.path, strerror(-rc));
 	if (s->c->flags & CKPT_PLAIN)
 		return 0;
-	return ckpt_say(rc, "%s: not in a ckptfs mount: give a path in one, or "
-			    "ask for a plain file (CKPT_PLAIN)",
-			s->path);
+	return ckpt_say(rc,
+			"%s: not in a ckptfs mount: give a path in one, or "
+			"ask for a plain file (CKPT_PLAIN)",
+			s->to.path);
 }
 
 int ckpt_begin(struct ckpt *c, const char *path, struct ckpt_save **ret_save)
@@ -82,12 +81,10 @@ int ckpt_begin(struct ckpt *c, const char *path, struct ckpt_save **ret_save)
 	if (!s)
 		return ckpt_say(-ENOMEM, "%s: no memory", path);
 	s->c = c;
-	s->dirfd = -1;
+	s->to.dirfd = -1;
 	s->fd = -1;
 	CHECK(pthread_mutex_init(&s->lock, NULL) == 0);
-	rc = split(s, path);
-	if (rc == 0)
-		rc = save_reopen(s);
+	rc = destination_open(path, &s->to);
 	if (rc == 0)
 		rc = find_mount(s);
 	if (rc < 0) {
@@ -118,9 +115,10 @@ static int check_open(struct ckpt_save *s)
 	if (rc < 0)
 		return rc;
 	if (state_of(s) != SAVE_OPEN)
-		return ckpt_say(-EINVAL, "%s: it was committed or started "
-					 "before",
-				s->path);
+		return ckpt_say(-EINVAL,
+				"%s: it was committed or started "
+				"before",
+				s->to.path);
 	return 0;
 }
 
@@ -189,12 +187,14 @@ static int work(struct ckpt_save *s)
 
 	if (rc < 0)
 		return rc;
-	rc = s->in_mount ? save_through_segment(s) : -EOPNOTSUPP;
-	if (is_no_segment(rc) && s->in_mount &&
+	rc = s->to.in_mount
+		     ? save_through_segment(s->c, &s->to, &s->layout, &s->ino)
+		     : -EOPNOTSUPP;
+	if (is_no_segment(rc) && s->to.in_mount &&
 	    (s->c->flags & CKPT_SEGMENT_ONLY))
 		return rc;
 	if (is_no_segment(rc)) {
-		rc = save_plainly(s);
+		rc = save_plainly(s->c, &s->to, &s->layout, &s->fd, &s->ino);
 		if (rc == 0)
 			CKPT_COUNT(s->c, plain_saves, 1);
 	}
@@ -227,7 +227,8 @@ static int begin_running(struct ckpt_save *s)
 {
 	HOLD(&s->lock);
 	if (s->state != SAVE_OPEN)
-		return ckpt_say(-EINVAL, "%s: it was started before", s->path);
+		return ckpt_say(-EINVAL, "%s: it was started before",
+				s->to.path);
 	s->state = SAVE_RUNNING;
 	return 0;
 }
@@ -247,7 +248,7 @@ int ckpt_start(struct ckpt_save *s)
 	}
 	HOLD(&s->lock);
 	s->state = SAVE_OPEN; /* ckpt_commit() can do it */
-	return ckpt_say(rc, "%s: no thread: %s", s->path, strerror(-rc));
+	return ckpt_say(rc, "%s: no thread: %s", s->to.path, strerror(-rc));
 }
 
 int ckpt_is_committed(struct ckpt_save *s)
@@ -285,13 +286,13 @@ static int wait_in_mount(struct ckpt_save *s)
 	int rc;
 
 	do {
-		rc = ioctl(s->dirfd, CKPTFS_IOC_WAIT, &w) < 0 ? -errno : 0;
+		rc = ioctl(s->to.dirfd, CKPTFS_IOC_WAIT, &w) < 0 ? -errno : 0;
 	} while (rc == -EINTR);
 	if (rc != -ENOTCONN && rc != -ECONNABORTED)
 		return rc;
 	/* The daemon ended meanwhile; if there is another one, ask that. */
-	rc = save_reopen(s);
-	if (rc == 0 && ioctl(s->dirfd, CKPTFS_IOC_WAIT, &w) < 0)
+	rc = destination_reopen(&s->to);
+	if (rc == 0 && ioctl(s->to.dirfd, CKPTFS_IOC_WAIT, &w) < 0)
 		rc = -errno;
 	return rc;
 }
@@ -302,17 +303,18 @@ int ckpt_wait(struct ckpt_save *s)
 
 	if (rc < 0)
 		return rc;
-	if (s->in_mount)
+	if (s->to.in_mount)
 		rc = wait_in_mount(s);
-	else if (fsync(s->fd) < 0 || fsync(s->dirfd) < 0)
+	else if (fsync(s->fd) < 0 || fsync(s->to.dirfd) < 0)
 		rc = -errno;
 	if (rc == -ENOENT)
-		return ckpt_say(rc, "%s: deleted or replaced before it was "
-				    "durable",
-				s->path);
-	return rc < 0 ? ckpt_say(rc, "%s: it is not durable: %s", s->path,
-				 strerror(-rc)) :
-			0;
+		return ckpt_say(rc,
+				"%s: deleted or replaced before it was "
+				"durable",
+				s->to.path);
+	return rc < 0 ? ckpt_say(rc, "%s: it is not durable: %s", s->to.path,
+				 strerror(-rc))
+		      : 0;
 }
 
 void ckpt_save_free(struct ckpt_save *s)
@@ -322,13 +324,9 @@ void ckpt_save_free(struct ckpt_save *s)
 	if (s->c->pid == getpid())
 		join(s);
 	layout_release(&s->layout);
-	if (s->dirfd >= 0)
-		close(s->dirfd);
+	destination_close(&s->to);
 	if (s->fd >= 0)
 		close(s->fd);
 	pthread_mutex_destroy(&s->lock);
-	free(s->path);
-	free(s->directory);
-	free(s->name);
 	free(s);
 }

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "gpu/stash_memory.h"
 #include "store/base/scope.h"
 
 #define PAGE_ROWS_DEFAULT 64u
@@ -18,55 +19,8 @@
 #define RESET_BLOCKS 64u
 /* A few times what runs at once, so that all finish at about the same time. */
 #define COPY_BLOCKS_MAX 4096u
-#define CONTROL_ALIGN 256u
 
 static const struct stash_lane only_lane = { 0, 1, 0, 1 };
-
-/* --- Memory: on the device, or the host's ----------------------------------
- */
-
-static int stash_alloc(struct ckpt_stash *s, uint64_t len, void **ret_p)
-{
-	void *p = NULL;
-
-	if (s->g)
-		return gpu_alloc(s->g, s->device, len, ret_p);
-	if (posix_memalign(&p, CONTROL_ALIGN, len) != 0)
-		return ckpt_say(-ENOMEM, "no memory for a stash of %llu bytes",
-				(unsigned long long)len);
-	*ret_p = p;
-	return 0;
-}
-
-static void stash_unalloc(struct ckpt_stash *s, void *p)
-{
-	if (s->g)
-		gpu_free(s->g, s->device, p);
-	else
-		free(p);
-}
-
-static int stash_host_alloc(struct ckpt_stash *s, uint64_t len, void **ret_p)
-{
-	int rc = s->g ? gpu_host_alloc(s->g, len, ret_p) :
-			stash_alloc(s, len, ret_p);
-
-	if (rc == 0 && s->g)
-		CKPT_COUNT(s->c, pinned_bytes, len);
-	return rc;
-}
-
-static void stash_host_unalloc(struct ckpt_stash *s, void *p, uint64_t len)
-{
-	if (!p)
-		return;
-	if (!s->g) {
-		free(p);
-		return;
-	}
-	gpu_host_free(s->g, p);
-	CKPT_COUNT(s->c, pinned_bytes, -len);
-}
 
 /* --- Streams ---------------------------------------------------------------
  */
@@ -184,7 +138,7 @@ static const struct stash_type *type_get(const struct ckpt_stash *s,
 /* Where the next part begins. */
 static uint64_t control_add(uint64_t at, uint64_t len)
 {
-	return (at + len + CONTROL_ALIGN - 1) / CONTROL_ALIGN * CONTROL_ALIGN;
+	return (at + len + STASH_ALIGN - 1) / STASH_ALIGN * STASH_ALIGN;
 }
 
 /* Point the views into control, whose layout this is; returns its size. */
@@ -211,37 +165,6 @@ static uint64_t control_lay_out(struct ckpt_stash *s, uint8_t *control)
 	}
 #undef PLACE
 	return at;
-}
-
-/* Zero `to`, then put `len` bytes there; waits. */
-static int stash_put(struct ckpt_stash *s, void *to, uint64_t size,
-		     const void *from, size_t len)
-{
-	struct gpu_stream *own;
-	void *pinned = NULL;
-	int rc;
-
-	if (!s->g) {
-		memset(to, 0, size);
-		if (len > 0)
-			memcpy(to, from, len);
-		return 0;
-	}
-	rc = gpu_stream_new(s->g, s->device, &own);
-	if (rc < 0)
-		return rc;
-	rc = gpu_zero(own, to, size);
-	if (rc == 0 && len > 0)
-		rc = gpu_host_alloc(s->g, len, &pinned);
-	if (rc == 0 && len > 0) {
-		memcpy(pinned, from, len);
-		rc = gpu_copy_h2d(own, to, pinned, len);
-	}
-	if (rc == 0)
-		rc = gpu_stream_sync(own);
-	gpu_host_free(s->g, pinned);
-	gpu_stream_free(own);
-	return rc;
 }
 
 static int stash_enqueue_reset(struct ckpt_stash *s, struct gpu_stream *on)

@@ -1,12 +1,34 @@
-/* unchanged.c - see unchanged.h. */
+/*
+ * unchanged.c - hash, compare, and copy the rest. See unchanged.h.
+ *
+ * All tensors are cut into chunks, in one list, and each device hashes its own
+ * in one run. A chunk is then skipped, or copied from an equal chunk within the
+ * segment, or copied from where the tensor is; neighbours become one copy.
+ */
 #include "gpu/unchanged.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu/copy.h"
 #include "gpu/hash.h"
 #include "store/base/scope.h"
+
+/* What is to be done for one save, and what it is known by next time. */
+struct unchanged {
+	struct copy_job *jobs; /* what is to be copied; owned */
+	size_t job_count;
+	struct repeat { /* then these, within the segment */
+		const uint8_t *from;
+		uint8_t *to;
+		uint64_t bytes;
+	} * repeats; /* owned */
+	size_t repeat_count;
+	uint64_t skipped_bytes;
+	uint8_t (*digests)[16]; /* of all chunks; owned */
+	size_t chunk_count;
+};
 
 struct chunk {
 	const struct layout_tensor *tensor;
@@ -68,7 +90,7 @@ static int hash_device(struct ckpt *c, int device, const struct chunk *chunks,
 	if (rc < 0 || n == 0)
 		return rc;
 	{
-		HOLD(&c->hashers_turn);
+		HOLD(&c->hashers_lock);
 		if (!*h)
 			rc = hasher_new(c->gpu, device, c->secret, h);
 		if (rc == 0)
@@ -103,7 +125,7 @@ struct table {
 };
 
 /* An earlier chunk of this save with the same bytes, or NULL. */
-static const struct chunk *find_twin(struct table *t, size_t i)
+static const struct chunk *find_equal(struct table *t, size_t i)
 {
 	uint64_t hash;
 	size_t at;
@@ -120,13 +142,13 @@ static const struct chunk *find_twin(struct table *t, size_t i)
 	return NULL;
 }
 
-static uint8_t *place_of(const struct segment *s, const struct chunk *k)
+static uint8_t *place_of(const struct mapping *p, const struct chunk *k)
 {
-	return s->memory + k->tensor->offset + k->from;
+	return p->memory + k->tensor->offset + k->from;
 }
 
 /* Neighbours are copied together. */
-static void add_job(struct unchanged *u, const struct segment *s,
+static void add_job(struct unchanged *u, const struct mapping *p,
 		    const struct chunk *k)
 {
 	struct copy_job *last = u->job_count ? &u->jobs[u->job_count - 1] :
@@ -141,38 +163,39 @@ static void add_job(struct unchanged *u, const struct segment *s,
 		.tensor = k->tensor,
 		.from = k->from,
 		.bytes = k->bytes,
-		.to = place_of(s, k),
+		.to = place_of(p, k),
 	};
 }
 
-static void decide(const struct segment *s, const struct chunk *chunks,
+static void decide(const struct mapping *p, const struct chunk *chunks,
 		   struct table *table, struct unchanged *u)
 {
-	bool known = s->digests_valid && s->digest_count == u->chunk_count;
+	bool known = p->digests_valid && p->digest_count == u->chunk_count;
 
 	for (size_t i = 0; i < u->chunk_count; i++) {
-		const struct chunk *k = &chunks[i], *twin;
+		const struct chunk *k = &chunks[i], *equal;
 
 		if (k->tensor->stride) { /* not hashed */
-			add_job(u, s, k);
+			add_job(u, p, k);
 			continue;
 		}
-		twin = find_twin(table, i);
-		if (known && memcmp(s->digests[i], u->digests[i], 16) == 0) {
+		equal = find_equal(table, i);
+		if (known && memcmp(p->digests[i], u->digests[i], 16) == 0) {
 			u->skipped_bytes += k->bytes;
-		} else if (twin && k->tensor->device != CKPT_DEVICE_HOST) {
+		} else if (equal && k->tensor->device != CKPT_DEVICE_HOST) {
 			u->skipped_bytes += k->bytes;
-			u->twins[u->twin_count++] = (struct unchanged_twin){
-				place_of(s, twin), place_of(s, k), k->bytes
-			};
+			u->repeats[u->repeat_count++] =
+				(struct repeat){ place_of(p, equal),
+						 place_of(p, k), k->bytes };
 		} else {
-			add_job(u, s, k);
+			add_job(u, p, k);
 		}
 	}
 }
 
-int unchanged_find(struct ckpt *c, const struct segment *s,
-		   const struct layout *l, struct unchanged *ret)
+/* Hash, and decide. */
+static int find(struct ckpt *c, const struct mapping *p, const struct layout *l,
+		struct unchanged *ret)
 {
 	SCOPED(scope_free) struct chunk *chunks = NULL;
 	SCOPED(scope_free) uint32_t *slots = NULL;
@@ -180,52 +203,64 @@ int unchanged_find(struct ckpt *c, const struct segment *s,
 	size_t room = 2;
 	int rc;
 
-	memset(ret, 0, sizeof(*ret));
 	ret->chunk_count = count_chunks(l);
 	while (room < 2 * ret->chunk_count)
 		room *= 2;
 	chunks = calloc(ret->chunk_count + 1, sizeof(*chunks));
 	slots = calloc(room, sizeof(*slots));
 	ret->jobs = calloc(ret->chunk_count + 1, sizeof(*ret->jobs));
-	ret->twins = calloc(ret->chunk_count + 1, sizeof(*ret->twins));
+	ret->repeats = calloc(ret->chunk_count + 1, sizeof(*ret->repeats));
 	ret->digests = calloc(ret->chunk_count + 1, sizeof(*ret->digests));
-	if (!chunks || !slots || !ret->jobs || !ret->twins || !ret->digests) {
-		unchanged_release(ret);
+	if (!chunks || !slots || !ret->jobs || !ret->repeats || !ret->digests)
 		return ckpt_say(-ENOMEM, "no memory for %zu hashes",
 				ret->chunk_count);
-	}
 	list_chunks(l, chunks);
 	rc = hash_all(c, chunks, ret->chunk_count, ret->digests);
-	if (rc < 0) {
-		unchanged_release(ret);
+	if (rc < 0)
 		return rc;
-	}
 	table.chunks = chunks;
 	table.digests = ret->digests;
 	table.slots = slots;
 	table.mask = room - 1;
-	decide(s, chunks, &table, ret);
+	decide(p, chunks, &table, ret);
 	return 0;
 }
 
-void unchanged_remember(struct unchanged *u, struct segment *s)
+static void scope_unchanged(struct unchanged *u)
 {
-	free(s->digests);
-	s->digests = TAKE(u->digests);
-	s->digest_count = u->chunk_count;
-	s->digests_valid = true;
+	free(u->jobs);
+	free(u->repeats);
+	free(u->digests);
+}
+
+int unchanged_copy_rest(struct ckpt *c, struct mapping *p,
+			const struct layout *l, uint64_t *ret_skipped_bytes)
+{
+	SCOPED(scope_unchanged) struct unchanged u = { 0 };
+	int rc = find(c, p, l, &u);
+
+	if (rc < 0)
+		return rc;
+	p->digests_valid = false;
+	rc = copy_run(c, u.jobs, u.job_count);
+	if (rc < 0)
+		return rc;
+	for (size_t i = 0; i < u.repeat_count; i++) {
+		const struct repeat *r = &u.repeats[i];
+
+		memcpy(r->to, r->from, r->bytes);
+		CKPT_COUNT(c, host_bytes, r->bytes);
+	}
+	free(p->digests);
+	p->digests = TAKE(u.digests);
+	p->digest_count = u.chunk_count;
+	p->digests_valid = true;
+	*ret_skipped_bytes = u.skipped_bytes;
+	return 0;
 }
 
 void unchanged_close(struct ckpt *c)
 {
 	for (int i = 0; i <= CKPT_DEVICES_MAX; i++)
 		hasher_free(TAKE(c->hashers[i]));
-}
-
-void unchanged_release(struct unchanged *u)
-{
-	free(u->jobs);
-	free(u->twins);
-	free(u->digests);
-	memset(u, 0, sizeof(*u));
 }

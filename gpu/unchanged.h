@@ -1,5 +1,5 @@
 /*
- * unchanged.h - what need not be copied, because the segment holds it already.
+ * unchanged.h - copy to a mapping only what its segment does not hold already.
  *
  * Each MiB of each tensor, counted from its start, is hashed where it is
  * (XXH3-128, keyed by a random secret of this process), and compared with the
@@ -18,31 +18,18 @@
 #ifndef GPU_UNCHANGED_H
 #define GPU_UNCHANGED_H
 
-#include "gpu/copy.h"
-#include "gpu/segment.h"
+#include "gpu/layout.h"
+#include "gpu/mapping.h"
 
 #define UNCHANGED_CHUNK_BYTES (UINT64_C(1) << 20)
 
-struct unchanged {
-	struct copy_job *jobs; /* what is to be copied; owned */
-	size_t job_count;
-	struct unchanged_twin { /* then these, within the segment */
-		const uint8_t *from;
-		uint8_t *to;
-		uint64_t bytes;
-	} *twins; /* owned */
-	size_t twin_count;
-	uint64_t skipped_bytes;
-	uint8_t (*digests)[16]; /* of all chunks; owned */
-	size_t chunk_count;
-};
-
-/* Hash, and find out. s is being filled with the layout's tensors. */
-int unchanged_find(struct ckpt *c, const struct segment *s,
-		   const struct layout *l, struct unchanged *ret);
-/* It was copied: the segment remembers the hashes. */
-void unchanged_remember(struct unchanged *u, struct segment *s);
-void unchanged_release(struct unchanged *u);
+/*
+ * Copy to p, which is being filled, what it does not hold of the layout's
+ * tensors; *ret_skipped_bytes were there. -ENODEV: tensors are on a device, and
+ * this library has no kernels to hash there; nothing was copied.
+ */
+int unchanged_copy_rest(struct ckpt *c, struct mapping *p,
+			const struct layout *l, uint64_t *ret_skipped_bytes);
 /* The hashers that c keeps. For ckpt_close(). */
 void unchanged_close(struct ckpt *c);
 

@@ -15,7 +15,7 @@
 #include <stdbool.h>
 #include <sys/mman.h>
 
-#include "gpu/mount.h"
+#include "gpu/mapping.h"
 #include "store/base/scope.h"
 #include "tests/bench/bench.h"
 
@@ -95,11 +95,11 @@ static void change(struct rig *r, unsigned round)
 /* Of the segment that the last save is in, where the tensors are. */
 static uint8_t *last_segment(const struct rig *r)
 {
-	const struct segment *s, *last = NULL;
+	const struct mapping *s, *last = NULL;
 
 	if (!r->c->mounts)
 		die("%s: no segment: is it in a mount?", r->path);
-	LIST_FOREACH(s, &r->c->mounts->segments, entry)
+	LIST_FOREACH(s, &r->c->mounts->mappings, entry)
 	if (s->ino != 0 && (!last || s->mtime_ns > last->mtime_ns))
 		last = s;
 	if (!last || last->size_bytes < payload(r))

@@ -33,7 +33,7 @@ bool place_is_mount(const char *dir)
 	if (fd < 0)
 		die("%s cannot be opened", dir);
 	must(ckpt_open(&none, &c), "ckpt_open");
-	rc = mount_find(c, fd, &m);
+	rc = mapping_find_mount(c, fd, &m);
 	ckpt_close(c);
 	close(fd);
 	return rc == 0;
@@ -54,7 +54,7 @@ void place_open(struct place *p, const char *dir, bool skip)
 void place_close(struct place *p)
 {
 	for (size_t i = 0; i < 2; i++) {
-		struct segment *s = &p->segments[i];
+		struct mapping *s = &p->mappings[i];
 
 		if (!s->memory)
 			continue;
@@ -107,7 +107,7 @@ static uint64_t save_mounted(struct place *p, const struct tensors *sets,
 /* --- without one ------------------------------------------------------------
  */
 
-static void *segment_map(int fd, uint64_t bytes)
+static void *map_segment(int fd, uint64_t bytes)
 {
 	uint8_t *room =
 		mmap(NULL, bytes + HUGE_BYTES, PROT_NONE,
@@ -120,7 +120,7 @@ static void *segment_map(int fd, uint64_t bytes)
 		    MAP_SHARED | MAP_FIXED, fd, 0);
 }
 
-static void segment_make(struct segment *s, uint64_t bytes)
+static void mapping_make(struct mapping *s, uint64_t bytes)
 {
 	int fd = memfd_create("gpu_bench", MFD_CLOEXEC);
 	void *p;
@@ -130,7 +130,7 @@ static void segment_make(struct segment *s, uint64_t bytes)
 	if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0 ||
 	    fallocate(fd, 0, 0, (off_t)bytes) < 0)
 		die("no shared memory: %llu bytes", (unsigned long long)bytes);
-	p = segment_map(fd, bytes);
+	p = map_segment(fd, bytes);
 	close(fd);
 	if (p == MAP_FAILED)
 		die("no room for a map of %llu bytes",
@@ -140,7 +140,7 @@ static void segment_make(struct segment *s, uint64_t bytes)
 	s->size_bytes = bytes;
 }
 
-static void copy_all(struct place *p, struct segment *to)
+static void copy_all(struct place *p, struct mapping *to)
 {
 	const struct layout *l = &p->layout;
 	SCOPED(scope_free)
@@ -157,24 +157,11 @@ static void copy_all(struct place *p, struct segment *to)
 	must(copy_run(p->c, jobs, l->count), "copy");
 }
 
-static void copy_changed(struct place *p, struct segment *to)
-{
-	struct unchanged u;
-
-	must(unchanged_find(p->c, to, &p->layout, &u), "hash");
-	must(copy_run(p->c, u.jobs, u.job_count), "copy");
-	for (size_t i = 0; i < u.twin_count; i++)
-		memcpy(u.twins[i].to, u.twins[i].from, u.twins[i].bytes);
-	p->skipped_bytes = u.skipped_bytes;
-	unchanged_remember(&u, to);
-	unchanged_release(&u);
-}
-
 static uint64_t save_unmounted(struct place *p, const struct tensors *sets,
 			       size_t count)
 {
 	uint64_t start;
-	struct segment *to;
+	struct mapping *to;
 
 	layout_release(&p->layout);
 	memset(&p->layout, 0, sizeof(p->layout));
@@ -187,12 +174,14 @@ static uint64_t save_unmounted(struct place *p, const struct tensors *sets,
 		}
 	must(layout_finish(&p->layout), "layout");
 	p->turn ^= 1;
-	to = &p->segments[p->turn];
+	to = &p->mappings[p->turn];
 	if (to->size_bytes != p->layout.file_bytes)
-		segment_make(to, p->layout.file_bytes);
+		mapping_make(to, p->layout.file_bytes);
 	memcpy(to->memory, p->layout.header, p->layout.header_bytes);
 	if (p->skip)
-		copy_changed(p, to);
+		must(unchanged_copy_rest(p->c, to, &p->layout,
+					 &p->skipped_bytes),
+		     "hash and copy");
 	else
 		copy_all(p, to);
 	return now_ns() - start;
@@ -217,7 +206,7 @@ void place_settle(struct place *p)
 	struct ckpt_counters now;
 
 	if (!p->dir) {
-		segment_make(&p->segments[p->turn ^ 1], p->layout.file_bytes);
+		mapping_make(&p->mappings[p->turn ^ 1], p->layout.file_bytes);
 		return;
 	}
 	for (int i = 0; i < SETTLE_TRIES; i++) {
@@ -270,7 +259,7 @@ static void check_file(struct place *p, const struct tensors *t,
 static void check_memory(struct place *p, const struct tensors *t,
 			 const char *what)
 {
-	const struct segment *s = &p->segments[p->turn];
+	const struct mapping *s = &p->mappings[p->turn];
 	size_t found = 0;
 
 	for (size_t k = 0; k < p->layout.count; k++) {

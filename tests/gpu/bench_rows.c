@@ -383,18 +383,18 @@ static void load_rounds(struct rig *r, struct ckpt *c, const char *path,
 			const char *name, bool from_segment)
 {
 	struct row row = { .name = name };
-	struct segment *s;
+	struct mapping *s;
 	struct ckpt_file *f;
 
 	must(ckpt_file_open(c, path, &f), "open");
 	if (from_segment) {
-		s = segment_read_begin(c, &f->stat);
+		s = mapping_read_begin(c, &f->stat);
 		if (!s) {
 			row_skip(name, "it is not in a pinned segment");
 			ckpt_file_close(f);
 			return;
 		}
-		segment_read_end(s);
+		mapping_read_end(s);
 	}
 	for (unsigned i = 0; i <= r->b->rounds; i++) {
 		uint64_t ours, theirs;

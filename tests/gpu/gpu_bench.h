@@ -11,7 +11,7 @@
 
 #include "gpu/driver_private.h"
 #include "gpu/layout.h"
-#include "gpu/segment.h"
+#include "gpu/mapping.h"
 
 #define ROUNDS_MAX 64
 #define BENCH_DEVICES_MAX 2 /* used at the same time */
@@ -120,7 +120,7 @@ struct place {
 	bool skip; /* CKPT_SKIP_UNCHANGED */
 	uint64_t skipped_bytes; /* by the last save */
 	/* Without a mount: */
-	struct segment segments[2];
+	struct mapping mappings[2];
 	struct layout layout; /* of the last save */
 	unsigned turn; /* index of its segment, and the next one's */
 };

@@ -1,0 +1,282 @@
+/*
+ * mapping.c - the list of a mount's mappings, and what becomes of each.
+ *
+ * Whatever ends a use of a mapping (a commit, a return, a load that is done,
+ * the mount's word, the end of the connection) asks the same question, under
+ * mount.lock: is it idle, and to go? Who gets a yes has taken the mapping out
+ * of the list, and is the only one who knows it: it is unmapped without a lock.
+ */
+#include "gpu/mapping.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "store/base/io.h"
+#include "store/base/scope.h"
+
+#define HUGE_BYTES (UINT64_C(2) << 20)
+#define PAGE_BYTES 4096u
+
+static void mapping_free(struct mapping *p)
+{
+	struct ckpt *c = p->mount->c;
+
+	if (p->pinned) {
+		gpu_unregister(c->gpu, p->memory);
+		(void)atomic_fetch_sub(&c->counters.pinned_bytes,
+				       p->size_bytes);
+	}
+	if (p->memory)
+		(void)munmap(p->memory, p->size_bytes);
+	free(p->digests);
+	free(p);
+}
+
+/* --- An end of a use -------------------------------------------------------
+ */
+
+static bool is_idle_locked(const struct mapping *p)
+{
+	return !p->filling && p->readers == 0;
+}
+
+bool mapping_is_over_locked(struct mapping *p)
+{
+	struct ckpt_mount *m = p->mount;
+
+	pthread_cond_broadcast(&m->changed);
+	if (!is_idle_locked(p) ||
+	    (p->connection == m->connection && !p->wanted_back))
+		return false;
+	LIST_REMOVE(p, entry);
+	return true;
+}
+
+/* In this order: what the mount is told of is to be its own again. */
+void mapping_remove(struct mapping *p)
+{
+	struct ckpt_mount *m = p->mount;
+	unsigned connection = p->connection;
+	uint64_t id = p->id;
+
+	if (p->wanted_back)
+		CKPT_COUNT(m->c, released, 1);
+	mapping_free(p);
+	mount_drop(m, id, connection);
+}
+
+/* Another daemon counts its segments from one as well. */
+static struct mapping *find_locked(struct ckpt_mount *m, uint64_t id,
+				   unsigned connection)
+{
+	struct mapping *p;
+
+	LIST_FOREACH(p, &m->mappings, entry)
+	if (p->id == id && p->connection == connection)
+		break;
+	return p;
+}
+
+static void released(struct ckpt_mount *m, uint64_t id)
+{
+	struct mapping *p;
+	bool over = false;
+
+	{
+		HOLD(&m->lock);
+		p = find_locked(m, id, m->connection);
+		if (p) {
+			p->wanted_back = true;
+			over = mapping_is_over_locked(p);
+		}
+	}
+	if (over)
+		mapping_remove(p);
+}
+
+static void ended(struct ckpt_mount *m, unsigned connection)
+{
+	for (;;) {
+		struct mapping *p;
+
+		{
+			HOLD(&m->lock);
+			LIST_FOREACH(p, &m->mappings, entry)
+			if (p->connection == connection && is_idle_locked(p))
+				break;
+			if (!p)
+				return;
+			LIST_REMOVE(p, entry);
+		}
+		mapping_free(p);
+	}
+}
+
+int mapping_find_mount(struct ckpt *c, int dirfd, struct ckpt_mount **ret_mount)
+{
+	static const struct mount_user user = { released, ended };
+
+	return mount_find(c, dirfd, &user, ret_mount);
+}
+
+/* --- A segment that is new -------------------------------------------------
+ */
+
+/*
+ * Map it where huge pages fit: an address that is not a multiple of theirs
+ * costs a fault for each 4 KiB.
+ */
+static void *map_aligned(int fd, uint64_t size_bytes)
+{
+	const size_t reserve = size_bytes + HUGE_BYTES;
+	uint8_t *room =
+		mmap(NULL, reserve, PROT_NONE,
+		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	uint8_t *at;
+	void *memory;
+
+	if (room == MAP_FAILED)
+		return NULL;
+	at = room + (HUGE_BYTES - (uintptr_t)room % HUGE_BYTES) % HUGE_BYTES;
+	memory = mmap(at, size_bytes, PROT_READ | PROT_WRITE,
+		      MAP_SHARED | MAP_FIXED, fd, 0);
+	if (memory == MAP_FAILED) {
+		(void)munmap(room, reserve);
+		return NULL;
+	}
+	if (at > room)
+		(void)munmap(room, (size_t)(at - room));
+	at += (size_bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+	if (at < room + reserve)
+		(void)munmap(at, (size_t)(room + reserve - at));
+	return memory;
+}
+
+/* Pin it for the devices; without, copies take longer, and that is said. */
+static void pin(struct ckpt *c, struct mapping *p)
+{
+	if (!c->gpu)
+		return;
+	if (gpu_register(c->gpu, p->memory, p->size_bytes, false) < 0) {
+		CKPT_COUNT(c, pin_failures, 1);
+		return;
+	}
+	p->pinned = true;
+	CKPT_COUNT(c, pinned_bytes, p->size_bytes);
+}
+
+int mapping_new(struct ckpt_mount *m, const uint8_t *signature,
+		const struct segment_reply *r, int fd, unsigned connection,
+		struct mapping **ret_mapping)
+{
+	struct segment_request q = {
+		.op = SEGMENT_MAPPED,
+		.id = r->id,
+		.generation = r->generation,
+	};
+	struct mapping *p = calloc(1, sizeof(*p));
+	struct segment_reply answer;
+	int rc;
+
+	if (!p)
+		return -ENOMEM;
+	p->mount = m;
+	p->id = r->id;
+	p->generation = r->generation;
+	p->connection = connection;
+	p->filling = true;
+	p->fresh = true;
+	p->size_bytes = r->size_bytes;
+	memcpy(p->signature, signature, sizeof(p->signature));
+	p->memory = map_aligned(fd, p->size_bytes);
+	if (!p->memory) {
+		free(p);
+		return -ENOMEM;
+	}
+	/* A child neither needs it nor may keep it from being used again. */
+	(void)madvise(p->memory, p->size_bytes, MADV_DONTFORK);
+	rc = mount_request(m, &q, &answer, NULL, NULL);
+	if (rc == 0)
+		rc = answer.error;
+	if (rc < 0) {
+		mapping_free(p);
+		return rc;
+	}
+	pin(m->c, p);
+	{
+		HOLD(&m->lock);
+		LIST_INSERT_HEAD(&m->mappings, p, entry);
+	}
+	CKPT_COUNT(m->c, segments_new, 1);
+	*ret_mapping = p;
+	return 0;
+}
+
+/* --- One that is there already ---------------------------------------------
+ */
+
+struct mapping *mapping_find_again(struct ckpt_mount *m,
+				   const struct segment_reply *r,
+				   unsigned connection)
+{
+	struct mapping *p;
+
+	HOLD(&m->lock);
+	/*
+	 * It is the mount's word that it may be filled, but who filled it
+	 * before may not have heard yet that it is committed or returned. When
+	 * he has, it may be gone.
+	 */
+	while ((p = find_locked(m, r->id, connection)) != NULL &&
+	       p->size_bytes == r->size_bytes && p->filling)
+		pthread_cond_wait(&m->changed, &m->lock);
+	if (!p || p->size_bytes != r->size_bytes)
+		return NULL;
+	p->filling = true;
+	p->ino = 0;
+	p->generation = r->generation;
+	while (p->readers > 0) /* a load of ours copies from it */
+		pthread_cond_wait(&m->changed, &m->lock);
+	return p;
+}
+
+struct mapping *mapping_read_begin(struct ckpt *c, const struct stat *sb)
+{
+	struct ckpt_mount *m;
+	struct mapping *p;
+
+	{
+		HOLD(&c->lock);
+		m = c->mounts;
+	}
+	for (; m; m = m->next) {
+		HOLD(&m->lock);
+		LIST_FOREACH(p, &m->mappings, entry)
+		if (p->ino != 0 && p->ino == sb->st_ino && !p->filling &&
+		    p->pinned && p->connection == m->connection &&
+		    p->size_bytes == (uint64_t)sb->st_size &&
+		    p->mtime_ns == io_ns(&sb->st_mtim))
+			break;
+		if (p) {
+			p->readers++;
+			return p;
+		}
+	}
+	return NULL;
+}
+
+void mapping_read_end(struct mapping *p)
+{
+	bool over;
+
+	{
+		HOLD(&p->mount->lock);
+		p->readers--;
+		over = mapping_is_over_locked(p);
+	}
+	if (over)
+		mapping_remove(p);
+}
