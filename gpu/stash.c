@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "gpu/stash_memory.h"
 #include "store/base/scope.h"
 
 #define PAGE_ROWS_DEFAULT 64u
@@ -29,11 +28,11 @@ static const struct stash_lane only_lane = { 0, 1, 0, 1 };
 static int stash_use(struct ckpt_stash *s, void *raw)
 {
 	struct gpu_stream *wrapped;
-	int rc = ckpt_check_process(s->c);
+	int rc = ckpt_check_process(s->memory.c);
 
-	if (rc < 0 || !s->g || (s->stream && s->stream_raw == raw))
+	if (rc < 0 || !s->memory.g || (s->stream && s->stream_raw == raw))
 		return rc;
-	rc = gpu_stream_wrap(s->g, s->device, raw, &wrapped);
+	rc = gpu_stream_wrap(s->memory.g, s->memory.device, raw, &wrapped);
 	if (rc < 0)
 		return rc;
 	gpu_stream_free(s->stream);
@@ -96,9 +95,10 @@ static int type_alloc(struct ckpt_stash *s, struct stash_type *t)
 
 	t->host_bytes = t->view.capacity[1] * t->view.stride;
 	if (bytes > 0)
-		rc = stash_alloc(s, bytes, &t->pages);
+		rc = stash_alloc(&s->memory, bytes, &t->pages);
 	if (rc == 0 && t->host_bytes > 0)
-		rc = stash_host_alloc(s, t->host_bytes, &t->host_pages);
+		rc = stash_host_alloc(&s->memory, t->host_bytes,
+				      &t->host_pages);
 	if (rc < 0)
 		return rc;
 	t->view.pages[0] = t->pages;
@@ -172,7 +172,7 @@ static int stash_enqueue_reset(struct ckpt_stash *s, struct gpu_stream *on)
 	uint32_t count = (uint32_t)s->type_count;
 	void *args[] = { &s->views, &count };
 
-	if (s->g)
+	if (s->memory.g)
 		return gpu_launch(on, "stash_reset", RESET_BLOCKS,
 				  RESET_THREADS, args);
 	stash_reset(s->views, count, 0, 1);
@@ -184,19 +184,19 @@ static int stash_fill_control(struct ckpt_stash *s)
 	struct stash_view views[STASH_TYPES_MAX];
 	uint64_t size = control_lay_out(s, NULL);
 	struct gpu_stream *own;
-	int rc = stash_alloc(s, size, &s->control);
+	int rc = stash_alloc(&s->memory, size, &s->control);
 
 	if (rc < 0)
 		return rc;
 	(void)control_lay_out(s, s->control);
 	for (size_t i = 0; i < s->type_count; i++)
 		views[i] = s->types[i].view;
-	rc = stash_put(s, s->control, size, views,
+	rc = stash_put(&s->memory, s->control, size, views,
 		       s->type_count * sizeof(*views));
-	if (rc < 0 || !s->g)
+	if (rc < 0 || !s->memory.g)
 		return rc < 0 ? rc : stash_enqueue_reset(s, NULL);
 	/* Waits, and so loads the kernels before anything is captured. */
-	rc = gpu_stream_new(s->g, s->device, &own);
+	rc = gpu_stream_new(s->memory.g, s->memory.device, &own);
 	if (rc < 0)
 		return rc;
 	rc = stash_enqueue_reset(s, own);
@@ -243,9 +243,9 @@ int ckpt_stash_new(struct ckpt *c, const struct ckpt_stash_options *o,
 	s = calloc(1, sizeof(*s));
 	if (!s)
 		return ckpt_say(-ENOMEM, "no memory");
-	s->c = c;
-	s->g = o->device == CKPT_DEVICE_HOST ? NULL : c->gpu;
-	s->device = o->device;
+	s->memory.c = c;
+	s->memory.g = o->device == CKPT_DEVICE_HOST ? NULL : c->gpu;
+	s->memory.device = o->device;
 	s->page_rows = o->page_rows ? o->page_rows : PAGE_ROWS_DEFAULT;
 	for (size_t i = 0; i < o->type_count; i++) {
 		const struct ckpt_stash_type *given = &o->types[i];
@@ -266,7 +266,7 @@ int ckpt_stash_new(struct ckpt *c, const struct ckpt_stash_options *o,
 		if (rc < 0)
 			return rc;
 	}
-	rc = stash_host_alloc(s, sizeof(*s->pinned_ring), &pinned);
+	rc = stash_host_alloc(&s->memory, sizeof(*s->pinned_ring), &pinned);
 	if (rc < 0)
 		return rc;
 	s->pinned_ring = pinned;
@@ -282,15 +282,17 @@ void ckpt_stash_free(struct ckpt_stash *s)
 	if (!s)
 		return;
 	/* In a forked child none of the device's side is there. */
-	if (!s->g || ckpt_check_process(s->c) == 0) {
+	if (!s->memory.g || ckpt_check_process(s->memory.c) == 0) {
 		for (size_t i = 0; i < s->type_count; i++) {
 			struct stash_type *t = &s->types[i];
 
-			stash_unalloc(s, t->pages);
-			stash_host_unalloc(s, t->host_pages, t->host_bytes);
+			stash_unalloc(&s->memory, t->pages);
+			stash_host_unalloc(&s->memory, t->host_pages,
+					   t->host_bytes);
 		}
-		stash_unalloc(s, s->control);
-		stash_host_unalloc(s, s->pinned_ring, sizeof(*s->pinned_ring));
+		stash_unalloc(&s->memory, s->control);
+		stash_host_unalloc(&s->memory, s->pinned_ring,
+				   sizeof(*s->pinned_ring));
 		gpu_stream_free(s->stream);
 	}
 	free(s);
@@ -307,7 +309,7 @@ int ckpt_stash_item_new(struct ckpt_stash *s, uint32_t element_bytes,
 	const struct stash_view *v;
 	uint64_t pages, blocks, size;
 	void *packed;
-	int rc = ckpt_check_process(s->c);
+	int rc = ckpt_check_process(s->memory.c);
 
 	i = calloc(1, sizeof(*i));
 	if (!i)
@@ -331,12 +333,12 @@ int ckpt_stash_item_new(struct ckpt_stash *s, uint32_t element_bytes,
 		  blocks < COPY_BLOCKS_MAX ? (unsigned)blocks :
 					     COPY_BLOCKS_MAX;
 	size = sizeof(*i->view.packed) + pages * sizeof(*i->view.record);
-	rc = stash_alloc(s, size, &packed);
+	rc = stash_alloc(&s->memory, size, &packed);
 	if (rc < 0)
 		return rc;
-	rc = stash_put(s, packed, size, NULL, 0);
+	rc = stash_put(&s->memory, packed, size, NULL, 0);
 	if (rc < 0) {
-		stash_unalloc(s, packed);
+		stash_unalloc(&s->memory, packed);
 		return rc;
 	}
 	i->view.packed = packed;
@@ -349,8 +351,8 @@ void ckpt_stash_item_free(struct ckpt_stash_item *i)
 {
 	if (!i)
 		return;
-	if (!i->s->g || ckpt_check_process(i->s->c) == 0)
-		stash_unalloc(i->s, i->view.packed);
+	if (!i->s->memory.g || ckpt_check_process(i->s->memory.c) == 0)
+		stash_unalloc(&i->s->memory, i->view.packed);
 	free(i);
 }
 
@@ -368,7 +370,7 @@ int ckpt_stash_pack(struct ckpt_stash_item *i, const void *data,
 
 	if (rc < 0)
 		return rc;
-	if (!s->g) {
+	if (!s->memory.g) {
 		stash_plan_pack(v, &i->view, rows);
 		stash_copy_in(v, &i->view, data, only_lane);
 		return 0;
@@ -390,7 +392,7 @@ int ckpt_stash_unpack(struct ckpt_stash_item *i, void *data, void *stream)
 
 	if (rc < 0)
 		return rc;
-	if (!s->g) {
+	if (!s->memory.g) {
 		stash_plan_unpack(v, &i->view);
 		stash_copy_out(v, &i->view, data, only_lane);
 		return 0;
@@ -426,7 +428,7 @@ int ckpt_stash_get_state(struct ckpt_stash *s, uint32_t element_bytes,
 	if (!t)
 		return -EINVAL;
 	r = t->view.ring;
-	if (s->g) {
+	if (s->memory.g) {
 		rc = gpu_copy_d2h(s->stream, s->pinned_ring, r, sizeof(*r));
 		if (rc == 0)
 			rc = gpu_stream_sync(s->stream);
@@ -450,7 +452,7 @@ int ckpt_stash_overflowed(struct ckpt_stash *s, uint32_t *flag, void *stream)
 
 	if (rc < 0)
 		return rc;
-	if (!s->g) {
+	if (!s->memory.g) {
 		*flag = *s->any_overflow;
 		return 0;
 	}

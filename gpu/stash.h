@@ -4,7 +4,7 @@
 #ifndef GPU_STASH_H
 #define GPU_STASH_H
 
-#include "gpu/handle.h"
+#include "gpu/stash_memory.h"
 #include "gpu/stash_rows.h"
 
 #define STASH_TYPES_MAX 64u
@@ -18,9 +18,7 @@ struct stash_type {
 };
 
 struct ckpt_stash {
-	struct ckpt *c;
-	struct gpu *g; /* NULL: host memory */
-	int device;
+	struct stash_memory memory;
 	uint32_t page_rows;
 	/*
 	 * Rings, views, the flag and the lists of free pages of all types, in

@@ -25,9 +25,9 @@ ROOMS = ["gpu", "store/base", "store/db", "store/formats", "store/space",
          "store/names", "store/file", "store/drain", "store/step",
          "store/guard", "store/check", "store", "fuse", "fuse/ctl"]
 # Rooms that see less than all that stands above them: what is pure, and the
-# library for trainers, which reads safetensors files by itself.
+# library for trainers.
 SEES = {
-    "gpu": {"gpu", "store/base", "store/formats"},
+    "gpu": {"gpu", "store/base"},
     "store/formats": {"store/base", "store/formats"},
     "store/step": {"store/base", "store/formats", "store/step"},
 }
