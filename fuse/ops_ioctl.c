@@ -289,12 +289,12 @@ static cJSON *gc(struct store *st, uid_t uid)
 	cJSON *g = cJSON_CreateObject();
 
 	stages_usage(&st->stages, &before, &total);
-	reclaim_freed(st, &freed_before);
+	reclaim_freed(st->reclaim, &freed_before);
 	if (uid == 0)
 		(void)stages_make_room(&st->stages, total);
 	else
 		give_up_of(st, uid);
-	reclaim_drain(st, &freed);
+	reclaim_drain(st->reclaim, &freed);
 	stages_usage(&st->stages, &after, &total);
 	add_number(g, "stage_freed_bytes", before > after ? before - after : 0);
 	add_number(g, "freed_bytes", freed - freed_before);

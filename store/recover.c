@@ -114,9 +114,9 @@ static bool in_use(const struct file *file, uint64_t image)
  */
 static void leave_held(struct store *st, struct found *f)
 {
-	int rc = held_for_writing(st, f->stage) ?
-			 held_replace(st, &f->stage) :
-			 0;
+	int rc = held_for_writing(&st->stages, f->stage)
+			 ? held_replace(&st->stages, &f->stage)
+			 : 0;
 
 	if (rc == 0)
 		return;
@@ -136,7 +136,7 @@ static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
 	int rc;
 
 	*ret_dirty = false;
-	held_keep(st, f->stage);
+	held_keep(&st->stages, f->stage);
 	rc = inode_get(st, f->slot.ino, &in);
 	if (rc == 0 && (in->attr.nlink == 0 || !S_ISREG(in->attr.mode)))
 		rc = -ENOENT;
@@ -159,7 +159,8 @@ static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
 	dirty = f->slot.dirty || !file->content ||
 		file->content->c.generation != f->slot.clean_generation ||
 		f->stage->kind == STAGE_DISK;
-	if (!dirty && (f->stage->sealed || held_for_writing(st, f->stage))) {
+	if (!dirty &&
+	    (f->stage->sealed || held_for_writing(&st->stages, f->stage))) {
 		/* A cache that somebody else could still write to. */
 		stage_drop(&st->stages, f->stage);
 		stage_put(&st->stages, f->stage);
@@ -303,7 +304,8 @@ static int punch_decided(struct store *st)
 		uint64_t len;
 
 		if (key.len == 17 && u64_decode(value.data, value.len, &len) == 0)
-			reclaim_add(st, get_be64(p + 1), get_be64(p + 9), len);
+			reclaim_add(st->reclaim, get_be64(p + 1),
+				    get_be64(p + 9), len);
 	}
 	kv_iter_free(it);
 	return rc;

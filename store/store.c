@@ -18,7 +18,6 @@
 #include "store/drain/commit.h"
 #include "store/file/file.h"
 #include "store/recover.h"
-#include "store/space/reserve.h"
 
 /* Left on the disk for the database, so that deleting always works. */
 #define STORE_SPARE_BYTES (UINT64_C(64) << 20)
@@ -131,13 +130,13 @@ static void store_free(struct store *st)
 	backup_stop(st);
 	guard_stop(st);
 	guard_release(st);
-	reclaim_stop(st);
+	reclaim_stop(st->reclaim);
 	commit_stop(st);
 	drain_release(st); /* jobs hold inodes */
 	for (unsigned i = 0; i < RESERVED_INODES_MAX; i++)
 		inode_put(st, st->reserved[i], 1);
 	inodes_release(st);
-	reclaim_release(st);
+	reclaim_free(st->reclaim);
 	if (st->segments.next_id)
 		segments_release(st);
 	if (st->stages.slots)
@@ -276,7 +275,7 @@ static int open_parts(struct store *st, bool fresh, char *why, size_t why_size)
 	if (rc == 0)
 		rc = drain_init(st);
 	if (rc == 0)
-		rc = reclaim_init(st);
+		rc = reclaim_new(st->kv, &st->images, &st->reclaim);
 	if (rc == 0)
 		rc = commit_init(st);
 	if (rc == 0)
@@ -336,9 +335,9 @@ int store_start(struct store *st)
 {
 	int rc = commit_start(st);
 
-	reserve_init(st);
+	reserve_init(&st->reserve, st->path, st->dirfd, st->kv);
 	if (rc == 0)
-		rc = reclaim_start(st);
+		rc = reclaim_start(st->reclaim);
 	if (rc == 0)
 		rc = drain_start(st);
 	if (rc == 0)
@@ -362,7 +361,7 @@ int store_close(struct store *st)
 	rc = drain_sync_tree(st, ROOT_INO);
 	guard_stop(st);
 	drain_stop(st);
-	reclaim_drain(st, &freed);
+	reclaim_drain(st->reclaim, &freed);
 	st->ending = true;
 	store_free(st);
 	return rc;

@@ -27,6 +27,7 @@
 #include "store/space/ahead.h"
 #include "store/space/image.h"
 #include "store/space/reclaim.h"
+#include "store/space/reserve.h"
 #include "store/space/stage.h"
 
 enum verify_mode {
@@ -68,8 +69,7 @@ struct store {
 	char path[4096];
 	char uuid[LAYOUT_UUID_BYTES];
 	int dirfd, lockfd;
-	/* reserve.h; the timer's alone once the threads run. */
-	bool reserved_room, no_reserve;
+	struct reserve reserve; /* the timer's alone once the threads run */
 	struct kv *kv;
 	struct marker marker; /* told of each kv_sync() */
 	bool ending; /* store_close(): the database gets a clean end */

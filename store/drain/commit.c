@@ -333,13 +333,13 @@ static int job_write(struct store *st, struct pending *p)
 static void reclaim_own_copies(struct store *st, struct drain_job *j)
 {
 	if (stage_is_spare(j)) {
-		reclaim_add(st, j->image->id, 0, j->size_bytes);
+		reclaim_add(st->reclaim, j->image->id, 0, j->size_bytes);
 		return;
 	}
 	for (uint32_t i = 0; i < j->chunk_count; i++)
 		if (is_spare(j, &j->chunks[i]))
-			reclaim_add(st, j->image->id, j->chunks[i].offset,
-				    j->chunks[i].len);
+			reclaim_add(st->reclaim, j->image->id,
+				    j->chunks[i].offset, j->chunks[i].len);
 }
 
 /*
@@ -503,7 +503,7 @@ static unsigned take_ops_locked(struct committer *c, struct commit_op **ops)
 
 static void run_ops(struct store *st, struct commit_op **ops, unsigned n)
 {
-	HOLD(reclaim_turn(st));
+	HOLD(reclaim_turn(st->reclaim));
 	if (n > 1)
 		commit_ops_delete(st, ops, n);
 	else
@@ -539,7 +539,7 @@ static void *committer_main(void *arg)
 		}
 		n = drain_take_ready(st, jobs, COMMIT_GROUP_MAX);
 		if (n > 0) {
-			HOLD(reclaim_turn(st));
+			HOLD(reclaim_turn(st->reclaim));
 			commit_jobs(st, jobs, n);
 		}
 		if (n > 0)

@@ -190,7 +190,7 @@ static void op_abandon(struct store *st, struct image *i, uint64_t size)
 			kv_put(b, p.data, p.len, &le, sizeof(le));
 			(void)kv_write(st->kv, b); /* lost: gc finds it */
 		}
-		reclaim_add(st, i->id, 0, size);
+		reclaim_add(st->reclaim, i->id, 0, size);
 	}
 	image_put(&st->images, i);
 }

@@ -264,7 +264,7 @@ void changes_reclaim(struct store *st, const struct ref_changes *changes)
 {
 	for (size_t i = 0; i < changes->count; i++)
 		if (changes->at[i].gone)
-			reclaim_add(st, changes->at[i].image,
+			reclaim_add(st->reclaim, changes->at[i].image,
 				    changes->at[i].offset, changes->at[i].len);
 }
 

@@ -102,7 +102,7 @@ static int job_begin(struct store *st, struct drain_job *j)
 		return rc;
 	if (job_is_overtaken(st, j))
 		return -ECANCELED;
-	reclaim_enter(st, &j->ticket);
+	reclaim_enter(st->reclaim, &j->ticket);
 	j->has_ticket = true;
 	return work_begin(st, j);
 }
@@ -154,7 +154,7 @@ static int job_resolve(struct store *st, struct drain_job *j, uint8_t *buffer)
 static void job_leave(struct store *st, struct drain_job *j)
 {
 	if (j->has_ticket)
-		reclaim_leave(st, &j->ticket);
+		reclaim_leave(st->reclaim, &j->ticket);
 	j->has_ticket = false;
 }
 

@@ -46,7 +46,7 @@ static void timer_retry(struct store *st)
 	if (kv_mend(st->kv) < 0 || kv_room(st->kv) < 0)
 		return;
 	commit_retry(st);
-	reclaim_retry(st);
+	reclaim_retry(st->reclaim);
 }
 
 /* Wake what is due; *ret_next is when the next one is. */
@@ -238,7 +238,7 @@ void *drain_timer_main(void *arg)
 		(void)cond_wait_until(&d->tick, &d->lock, next);
 		lock_give(&d->lock);
 		timer_relieve(st);
-		reserve_look(st);
+		reserve_look(&st->reserve);
 		timer_retry(st);
 		lock_take(&d->lock);
 	}

@@ -583,7 +583,7 @@ static void close_backing(struct store *st, struct inode *in)
 	}
 	drop_stage(st, in, drop);
 	if (punch)
-		reclaim_add(st, punch, 0, punch_size);
+		reclaim_add(st->reclaim, punch, 0, punch_size);
 }
 
 static int open_do(struct store *st, struct inode *in, int flags,
@@ -907,7 +907,7 @@ void file_forgotten(struct store *st, struct inode *in)
 	}
 	drop_stage(st, in, gone);
 	if (punch)
-		reclaim_add(st, punch, 0, punch_size);
+		reclaim_add(st->reclaim, punch, 0, punch_size);
 	if (written) /* what came through a mapping after the last close */
 		drain_released(st, in);
 	file_unlinked(st, in);
@@ -930,7 +930,7 @@ static void ask_who_writes(struct store *st, struct inode *in)
 			stage_ref(stage);
 		}
 	}
-	held = stage && held_for_writing(st, stage);
+	held = stage && held_for_writing(&st->stages, stage);
 	stage_put(&st->stages, stage);
 	HOLD(&in->lock);
 	in->file->maybe_written = held;

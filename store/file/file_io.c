@@ -277,7 +277,7 @@ static int read_begin(struct store *st, struct inode *in, size_t len,
 	rc = inode_load_file(st, in);
 	if (rc < 0)
 		return rc;
-	reclaim_enter(st, &r->ticket);
+	reclaim_enter(st->reclaim, &r->ticket);
 	r->entered = true;
 	{
 		HOLD(&in->lock);
@@ -326,7 +326,7 @@ void file_read_end(struct store *st, struct file_read *r)
 	free(r->buffer);
 	content_ref_put(r->content);
 	if (r->entered)
-		reclaim_leave(st, &r->ticket);
+		reclaim_leave(st->reclaim, &r->ticket);
 }
 
 /* --- writing --------------------------------------------------------------- */

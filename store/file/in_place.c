@@ -95,7 +95,7 @@ static void install_taken(struct store *st, struct inode *in, struct stage *s,
 	stage_put(&st->stages, old_stage);
 	image_put(&st->images, old_image);
 	if (punch)
-		reclaim_add(st, punch, 0, punch_size);
+		reclaim_add(st->reclaim, punch, 0, punch_size);
 }
 
 static void set_committed_time(struct store *st, struct inode *in,
@@ -133,7 +133,7 @@ int file_take_image(struct store *st, struct inode *in)
 	CHECK(s->kind == STAGE_DISK);
 	rc = image_copy_make(&st->images, from);
 	if (rc == 0) {
-		HOLD(reclaim_turn(st));
+		HOLD(reclaim_turn(st->reclaim));
 		rc = image_copy_swap(&st->images, from, s->image);
 	}
 	if (rc < 0) {
@@ -237,7 +237,7 @@ void file_ask_left_turn(struct store *st, struct inode *in)
 	}
 	stage_put(&st->stages, l.stage);
 	if (punch)
-		reclaim_add(st, punch, 0, punch_size);
+		reclaim_add(st->reclaim, punch, 0, punch_size);
 }
 
 /* True when it has to be asked again. */

@@ -181,14 +181,14 @@ int file_verify(struct store *st, struct inode *in,
 	char path[4096];
 	int rc = 0;
 
-	reclaim_enter(st, &ticket);
+	reclaim_enter(st->reclaim, &ticket);
 	if (content->kind == CONTENT_SMALL)
 		rc = verify_small(st, in, content);
 	for (size_t i = 0; rc == 0 && i < content->extent_count; i++)
 		rc = verify_extent(&v, &content->extents[i]);
 	if (rc == 0 && v.count > 0)
 		rc = verify_chunks(&v);
-	reclaim_leave(st, &ticket);
+	reclaim_leave(st->reclaim, &ticket);
 	free(v.at);
 	if (rc < 0) {
 		inode_path(st, in, path, sizeof(path));

@@ -6,24 +6,24 @@
 
 #include "store/base/copy.h"
 #include "store/base/scope.h"
-#include "store/store.h"
+#include "store/space/stage.h"
 
-void held_keep(struct store *st, struct stage *s)
+void held_keep(struct stages *st, struct stage *s)
 {
 	if (s->kind == STAGE_DISK)
-		image_note_opened(&st->images, s->image, IMAGE_OPENED_BY_MANY);
+		image_note_opened(st->images, s->image, IMAGE_OPENED_BY_MANY);
 }
 
-bool held_for_writing(struct store *st, struct stage *s)
+bool held_for_writing(struct stages *st, struct stage *s)
 {
-	stage_fd_forget(&st->stages, s, true);
-	return stage_ask(&st->stages, s, LEASE_NO_WRITER) != 1;
+	stage_fd_forget(st, s, true);
+	return stage_ask(st, s, LEASE_NO_WRITER) != 1;
 }
 
-static int copy_stage(struct store *st, struct stage *from, struct stage *to)
+static int copy_stage(struct stages *st, struct stage *from, struct stage *to)
 {
-	SCOPED(scope_close) int in = stage_open(&st->stages, from, O_RDONLY);
-	SCOPED(scope_close) int out = stage_open(&st->stages, to, O_RDWR);
+	SCOPED(scope_close) int in = stage_open(st, from, O_RDONLY);
+	SCOPED(scope_close) int out = stage_open(st, to, O_RDWR);
 	struct timespec times[2];
 	struct stat sb;
 	int rc;
@@ -32,40 +32,40 @@ static int copy_stage(struct store *st, struct stage *from, struct stage *to)
 		return in < 0 ? in : out;
 	rc = copy_file(in, out);
 	if (rc == 0)
-		rc = stage_stat(&st->stages, from, &sb);
+		rc = stage_stat(st, from, &sb);
 	if (rc < 0)
 		return rc;
 	times[0] = sb.st_atim;
 	times[1] = sb.st_mtim;
-	stage_set_times(&st->stages, to, times);
+	stage_set_times(st, to, times);
 	return 0;
 }
 
-int held_replace(struct store *st, struct stage **stage)
+int held_replace(struct stages *st, struct stage **stage)
 {
 	struct stage *old = *stage, *fresh;
 	struct stat sb;
-	int rc = stage_stat(&st->stages, old, &sb);
+	int rc = stage_stat(st, old, &sb);
 
 	if (rc == 0)
 		rc = stage_create_hidden(
-			&st->stages, old->ino,
+			st, old->ino,
 			old->kind == STAGE_MEMORY ? (uint64_t)sb.st_size : 0,
 			&fresh);
 	if (rc < 0)
 		return rc;
 	rc = copy_stage(st, old, fresh);
 	if (rc < 0) {
-		stage_drop(&st->stages, fresh);
-		stage_put(&st->stages, fresh);
+		stage_drop(st, fresh);
+		stage_put(st, fresh);
 		return rc;
 	}
 	SLOT_SET(fresh->slot, earlier, SLOT_GET(old->slot, earlier));
 	SLOT_SET(fresh->slot, close_order, SLOT_GET(old->slot, close_order));
 	stage_show(fresh);
 	held_keep(st, old);
-	stage_drop(&st->stages, old);
-	stage_put(&st->stages, old);
+	stage_drop(st, old);
+	stage_put(st, old);
 	*stage = fresh;
 	return 0;
 }

@@ -16,17 +16,17 @@
 #include <stdbool.h>
 
 struct stage;
-struct store;
+struct stages;
 
 /* Its file is never cut and used again: somebody may have it. */
-void held_keep(struct store *st, struct stage *s);
+void held_keep(struct stages *st, struct stage *s);
 /* May somebody of an earlier connection write to it? */
-bool held_for_writing(struct store *st, struct stage *s);
+bool held_for_writing(struct stages *st, struct stage *s);
 /*
  * A copy of *stage takes its place: its slot counts, with the same place in the
  * order, and the old one is dropped, with the caller's reference, which he has
  * to the copy then. On failure nothing has changed.
  */
-int held_replace(struct store *st, struct stage **stage);
+int held_replace(struct stages *st, struct stage **stage);
 
 #endif

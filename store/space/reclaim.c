@@ -12,9 +12,10 @@
 #include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
-#include "store/store.h"
+#include "store/db/records.h"
+#include "store/space/image.h"
+#include "store/space/punch.h"
 
-#define BLOCK UINT64_C(4096)
 /* Ranges that are decided on in one turn: the committer waits for that. */
 #define RECLAIM_GROUP_MAX 256
 /* How often it is asked whether an image is still open from before. */
@@ -28,6 +29,8 @@ struct range {
 TAILQ_HEAD(ranges, range);
 
 struct reclaim {
+	struct kv *kv; /* the borrowed two are immutable */
+	struct images *images;
 	struct thread thread;
 	bool started;
 	struct lock turn; /* see reclaim_turn() */
@@ -44,7 +47,8 @@ struct reclaim {
 	bool busy, stop;
 };
 
-int reclaim_init(struct store *st)
+int reclaim_new(struct kv *kv, struct images *images,
+		struct reclaim **ret_reclaim)
 {
 	struct reclaim *r = calloc(1, sizeof(*r));
 
@@ -58,14 +62,14 @@ int reclaim_init(struct store *st)
 	TAILQ_INIT(&r->refused);
 	TAILQ_INIT(&r->left);
 	r->next_ticket = 1;
-	st->reclaim = r;
+	r->kv = kv;
+	r->images = images;
+	*ret_reclaim = r;
 	return 0;
 }
 
-void reclaim_enter(struct store *st, struct reclaim_ticket *t)
+void reclaim_enter(struct reclaim *r, struct reclaim_ticket *t)
 {
-	struct reclaim *r = st->reclaim;
-
 	HOLD(&r->lock);
 	t->number = r->next_ticket++;
 	t->next = NULL;
@@ -74,10 +78,8 @@ void reclaim_enter(struct store *st, struct reclaim_ticket *t)
 	r->newest = t;
 }
 
-void reclaim_leave(struct store *st, struct reclaim_ticket *t)
+void reclaim_leave(struct reclaim *r, struct reclaim_ticket *t)
 {
-	struct reclaim *r = st->reclaim;
-
 	HOLD(&r->lock);
 	*(t->prev ? &t->prev->next : &r->oldest) = t->next;
 	*(t->next ? &t->next->prev : &r->newest) = t->prev;
@@ -85,10 +87,9 @@ void reclaim_leave(struct store *st, struct reclaim_ticket *t)
 		cond_signal(&r->work);
 }
 
-void reclaim_add(struct store *st, uint64_t image, uint64_t offset,
+void reclaim_add(struct reclaim *r, uint64_t image, uint64_t offset,
 		 uint64_t len)
 {
-	struct reclaim *r = st->reclaim;
 	struct range *one, *last;
 
 	HOLD(&r->lock);
@@ -109,10 +110,8 @@ void reclaim_add(struct store *st, uint64_t image, uint64_t offset,
 	cond_signal(&r->work);
 }
 
-void reclaim_retry(struct store *st)
+void reclaim_retry(struct reclaim *r)
 {
-	struct reclaim *r = st->reclaim;
-
 	HOLD(&r->lock);
 	TAILQ_CONCAT(&r->ranges, &r->refused, next);
 	if (mono_ns() >= r->left_due_ns)
@@ -121,211 +120,47 @@ void reclaim_retry(struct store *st)
 		cond_signal(&r->work);
 }
 
-struct lock *reclaim_turn(struct store *st)
+struct lock *reclaim_turn(struct reclaim *r)
 {
-	return &st->reclaim->turn;
+	return &r->turn;
 }
 
-/* --- what may be punched --- */
-
-/*
- * Ranges that still wait: their chunks have no K record any more, but readers
- * who entered before may use them. Sorted by image and offset.
- */
-struct span {
-	uint64_t image, offset, end;
+/* A part of what was taken: decided in one turn. */
+struct group {
+	struct range *range[RECLAIM_GROUP_MAX];
+	struct punch_plan plan[RECLAIM_GROUP_MAX];
+	int result[RECLAIM_GROUP_MAX];
+	unsigned count;
+	/* What waits, from one group to the next, and when that was looked at.
+	 */
+	struct punch_waiting waiting;
+	uint64_t added, taken;
 };
 
-struct waiting {
-	struct span *at;
-	size_t count;
-	uint64_t added, taken; /* the reclaimer's, when this was looked at */
-};
-
-static int span_compare(const void *pa, const void *pb)
+/* What waits now; r->lock is taken only for as long as that is copied. */
+static int waiting_update(struct reclaim *r, struct group *g)
 {
-	const struct span *a = pa, *b = pb;
-
-	if (a->image != b->image)
-		return a->image < b->image ? -1 : 1;
-	if (a->offset != b->offset)
-		return a->offset < b->offset ? -1 : 1;
-	return 0;
-}
-
-static int waiting_update(struct store *st, struct waiting *w)
-{
-	struct reclaim *r = st->reclaim;
-	struct span *at = NULL;
+	struct punch_waiting *w = &g->waiting;
 	struct range *one;
-	size_t n = 0;
+	int rc = 0;
 
 	HOLD(&r->lock);
-	if (w->added == r->added && w->taken == r->taken)
+	if (g->added == r->added && g->taken == r->taken)
 		return 0;
-	TAILQ_FOREACH(one, &r->ranges, next)
-	{
-		n++;
-	}
-	at = n ? realloc(w->at, n * sizeof(*at)) : NULL;
-	if (n && !at)
-		return -ENOMEM;
-	if (n)
-		w->at = at;
 	w->count = 0;
 	TAILQ_FOREACH(one, &r->ranges, next)
 	{
-		w->at[w->count++] = (struct span){ one->image, one->offset,
-						   one->offset + one->len };
+		rc = punch_waiting_add(w, one->image, one->offset, one->len);
+		if (rc < 0)
+			return rc;
 	}
-	if (n)
-		qsort(w->at, n, sizeof(*w->at), span_compare);
-	/* Each ends where the furthest before it does: then ends are sorted. */
-	for (size_t i = 1; i < n; i++)
-		if (w->at[i].image == w->at[i - 1].image &&
-		    w->at[i].end < w->at[i - 1].end)
-			w->at[i].end = w->at[i - 1].end;
-	w->added = r->added;
-	w->taken = r->taken;
+	punch_waiting_sort(w);
+	g->added = r->added;
+	g->taken = r->taken;
 	return 0;
 }
 
-/* The first waiting range of the image that ends after `at`, or NULL. */
-static const struct span *waiting_after(const struct waiting *w, uint64_t image,
-					uint64_t at)
-{
-	size_t low = 0, high = w->count;
-
-	while (low < high) {
-		size_t mid = (low + high) / 2;
-		const struct span *s = &w->at[mid];
-
-		if (s->image < image || (s->image == image && s->end <= at))
-			low = mid + 1;
-		else
-			high = mid;
-	}
-	return low < w->count && w->at[low].image == image ? &w->at[low] : NULL;
-}
-
-static bool waits(const struct waiting *w, uint64_t image, uint64_t from,
-		  uint64_t to)
-{
-	const struct span *s = waiting_after(w, image, from);
-
-	return from < to && s && s->offset < to;
-}
-
-struct hole {
-	uint64_t from, to;
-};
-
-/* What is to be done about one range. */
-struct plan {
-	struct image *image; /* a reference; NULL: it is gone, or not now */
-	struct hole *holes;
-	size_t count, capacity;
-	bool empty; /* nothing is left of the image */
-	bool done; /* its P records can go */
-};
-
-static int plan_add(struct plan *p, uint64_t from, uint64_t to)
-{
-	if (p->count == p->capacity) {
-		size_t want = p->capacity ? 2 * p->capacity : 4;
-		struct hole *grown = realloc(p->holes, want * sizeof(*grown));
-
-		if (!grown)
-			return -ENOMEM;
-		p->holes = grown;
-		p->capacity = want;
-	}
-	p->holes[p->count++] = (struct hole){ from, to };
-	return 0;
-}
-
-/*
- * [from, to) without chunks: what of it does not wait, and as much around it
- * as whole blocks in which nothing lies and nothing waits.
- */
-static int plan_gap(struct plan *p, const struct waiting *w, uint64_t from,
-		    uint64_t to, uint64_t used_before, uint64_t used_after)
-{
-	while (from < to) {
-		const struct span *s = waiting_after(w, p->image->id, from);
-		uint64_t end = s && s->offset < to ? s->offset : to;
-
-		if (end > from) {
-			uint64_t low = from & ~(BLOCK - 1);
-			uint64_t high = (end + BLOCK - 1) & ~(BLOCK - 1);
-			uint64_t id = p->image->id;
-			int rc;
-
-			if (low < used_before || waits(w, id, low, from))
-				low = from;
-			if (high > used_after || waits(w, id, end, high))
-				high = end;
-			rc = plan_add(p, low, high);
-			if (rc < 0)
-				return rc;
-		}
-		from = s && s->end > end ? s->end : end;
-	}
-	return 0;
-}
-
-/* The gaps between the chunks that overlap [offset, offset + len). */
-static int plan_range(struct store *st, struct plan *p, const struct waiting *w,
-		      uint64_t offset, uint64_t len)
-{
-	uint64_t end = offset + len, at = offset, used_before = 0;
-	struct key prefix = key_ino('K', p->image->id);
-	struct key start = key_chunk(p->image->id, offset);
-	uint64_t after = UINT64_MAX;
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	bool any = false;
-	int rc;
-
-	/* From the chunk before: it may reach into the range, or its block. */
-	rc = kv_iter_new_before(st->kv, prefix.data, prefix.len, start.data,
-				start.len, &it);
-	if (rc < 0)
-		return rc;
-	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
-		struct chunk_rec k;
-		uint64_t chunk;
-
-		any = true;
-		if (key.len != 17 ||
-		    chunk_decode(value.data, value.len, &k) < 0) {
-			rc = -EIO;
-			break;
-		}
-		chunk = get_be64((const uint8_t *)key.data + 9);
-		if (chunk >= end) {
-			after = chunk;
-			break;
-		}
-		if (chunk > at) {
-			rc = plan_gap(p, w, at, chunk, used_before, chunk);
-			if (rc < 0)
-				break;
-		}
-		if (chunk + k.len > at)
-			at = chunk + k.len;
-		used_before = chunk + k.len;
-	}
-	kv_iter_free(it);
-	if (rc >= 0 && at < end)
-		rc = plan_gap(p, w, at, end, used_before, after);
-	if (rc < 0)
-		return rc;
-	p->empty = !any && !waits(w, p->image->id, 0, UINT64_MAX);
-	return 0;
-}
-
-static int punch(struct store *st, int fd, const struct hole *h)
+static int punch(struct reclaim *r, int fd, const struct punch_hole *h)
 {
 	struct stat before, after;
 
@@ -335,26 +170,26 @@ static int punch(struct store *st, int fd, const struct hole *h)
 		      (off_t)h->from, (off_t)(h->to - h->from)) < 0)
 		return errno == EOPNOTSUPP ? 0 : -errno;
 	if (fstat(fd, &after) == 0 && after.st_blocks < before.st_blocks) {
-		HOLD(&st->reclaim->lock);
-		st->reclaim->freed_bytes +=
+		HOLD(&r->lock);
+		r->freed_bytes +=
 			(uint64_t)(before.st_blocks - after.st_blocks) * 512;
 	}
 	return 0;
 }
 
-static int punch_holes(struct store *st, const struct plan *p)
+static int punch_holes(struct reclaim *r, const struct punch_plan *p)
 {
 	SCOPED(scope_close)
-	int fd = image_open_fd(&st->images, p->image, O_RDWR);
+	int fd = image_open_fd(r->images, p->image, O_RDWR);
 	int rc = fd < 0 ? fd : 0;
 
 	for (size_t i = 0; rc == 0 && i < p->count; i++)
-		rc = punch(st, fd, &p->holes[i]);
+		rc = punch(r, fd, &p->holes[i]);
 	return rc;
 }
 
 /* The image's last chunk went: its record first, durably, then the file. */
-static int remove_image(struct store *st, struct image *image)
+static int remove_image(struct reclaim *r, struct image *image)
 {
 	struct kv_batch *b = kv_batch_new();
 	struct key i = key_ino('I', image->id), images = key_meta(META_IMAGES);
@@ -364,18 +199,18 @@ static int remove_image(struct store *st, struct image *image)
 
 	if (!b)
 		return -ENOMEM;
-	rc = kv_get(st->kv, i.data, i.len, &value, &len);
+	rc = kv_get(r->kv, i.data, i.len, &value, &len);
 	free(value);
 	if (rc == 0) {
 		kv_delete(b, i.data, i.len);
 		kv_add(b, images.data, images.len, -1);
-		rc = kv_write(st->kv, b);
+		rc = kv_write(r->kv, b);
 		if (rc == 0)
-			rc = kv_sync(st->kv);
+			rc = kv_sync(r->kv);
 	}
 	kv_batch_free(b);
 	if (rc == 0 || rc == -ENOENT)
-		rc = image_remove(&st->images, image);
+		rc = image_remove(r->images, image);
 	return rc;
 }
 
@@ -384,17 +219,17 @@ static int remove_image(struct store *st, struct image *image)
  * held: a record that came since the range was decided on has its own range,
  * which alone knows whether the image went with it.
  */
-static int forget_range(struct store *st, struct kv_batch *b,
-			const struct range *r, const struct waiting *w)
+static int forget_range(struct reclaim *r, struct kv_batch *b,
+			const struct range *one, const struct punch_waiting *w)
 {
-	struct key prefix = key_ino('P', r->image);
-	struct key start = key_chunk(r->image, r->offset);
+	struct key prefix = key_ino('P', one->image);
+	struct key start = key_chunk(one->image, one->offset);
 	struct kv_slice key, value;
 	struct kv_iter *it;
 	int rc;
 
 	start.data[0] = 'P';
-	rc = kv_iter_new(st->kv, prefix.data, prefix.len, start.data, start.len,
+	rc = kv_iter_new(r->kv, prefix.data, prefix.len, start.data, start.len,
 			 &it);
 	if (rc < 0)
 		return rc;
@@ -404,64 +239,63 @@ static int forget_range(struct store *st, struct kv_batch *b,
 		if (key.len != 17)
 			break;
 		at = get_be64((const uint8_t *)key.data + 9);
-		if (at >= r->offset + r->len)
+		if (at >= one->offset + one->len)
 			break;
-		if (!waits(w, r->image, at, at + 1))
+		if (!punch_waits(w, one->image, at, at + 1))
 			kv_delete(b, key.data, key.len);
 	}
 	kv_iter_free(it);
 	return rc < 0 ? rc : 0;
 }
 
-static uint64_t image_bytes(struct store *st, const struct image *i)
+static uint64_t image_bytes(struct reclaim *r, const struct image *i)
 {
 	struct stat sb;
 
-	return image_stat(&st->images, i, &sb) == 0
-		       ? (uint64_t)sb.st_blocks * 512
-		       : 0;
+	return image_stat(r->images, i, &sb) == 0 ? (uint64_t)sb.st_blocks * 512
+						  : 0;
 }
 
 /* What is to be done about the range; the turn is held. */
-static int reclaim_plan(struct store *st, const struct range *r,
-			const struct waiting *w, struct plan *p)
+static int reclaim_plan(struct reclaim *r, const struct range *one,
+			const struct punch_waiting *w, struct punch_plan *p)
 {
-	int rc = image_get(&st->images, r->image, &p->image);
+	int rc = image_get(r->images, one->image, &p->image);
 
 	p->done = rc == -EIO || rc == -ENOENT; /* it is gone already */
 	if (rc < 0)
 		return p->done ? 0 : rc;
 	{
-		HOLD(&st->images.lock);
+		HOLD(&r->images->lock);
 		/* Its job decides; its P records stay until then. */
 		if (p->image->building)
 			return 0;
 	}
-	rc = plan_range(st, p, w, r->offset, r->len);
+	rc = punch_plan_range(r->kv, w, p, one->offset, one->len);
 	p->done = rc == 0;
 	return rc;
 }
 
-static int reclaim_one(struct store *st, const struct plan *p)
+static int reclaim_one(struct reclaim *r, const struct punch_plan *p)
 {
 	bool dead = false;
 	int rc = 0;
 
 	if (p->empty) {
-		HOLD(&st->images.lock);
+		HOLD(&r->images->lock);
 		/* Another range of this group was its last one, too. */
 		dead = p->image->dead;
 	}
 	if (p->count > 0 && !p->empty)
-		rc = image_is_left(&st->images, p->image) ? -EBUSY
-							  : punch_holes(st, p);
+		rc = image_is_left(r->images, p->image) ? -EBUSY
+							: punch_holes(r, p);
 	if (rc == 0 && p->empty && !dead) {
-		uint64_t bytes = image_bytes(st, p->image);
+		uint64_t bytes = image_bytes(r, p->image);
 
-		rc = remove_image(st, p->image);
+		rc = remove_image(r, p->image);
 		if (rc == 0) {
-			HOLD(&st->reclaim->lock);
-			st->reclaim->freed_bytes += bytes;
+			HOLD(&r->lock);
+			r->freed_bytes += bytes;
 		}
 	}
 	return rc;
@@ -480,29 +314,20 @@ static void reclaim_take_locked(struct reclaim *r, struct ranges *out)
 	}
 }
 
-/* A part of what was taken: decided in one turn. */
-struct group {
-	struct range *range[RECLAIM_GROUP_MAX];
-	struct plan plan[RECLAIM_GROUP_MAX];
-	int result[RECLAIM_GROUP_MAX];
-	unsigned count;
-	struct waiting waiting; /* kept from one group to the next */
-};
-
 /*
  * Which bytes go is decided in the committer's absence: between the write that
  * drops a K record and the range that then waits for its readers, the record
  * alone would say that nobody needs them.
  */
-static int group_plan(struct store *st, struct group *g)
+static int group_plan(struct reclaim *r, struct group *g)
 {
 	int rc;
 
-	HOLD(&st->reclaim->turn);
-	rc = waiting_update(st, &g->waiting);
+	HOLD(&r->turn);
+	rc = waiting_update(r, g);
 	for (unsigned i = 0; rc == 0 && i < g->count; i++)
 		g->result[i] =
-			reclaim_plan(st, g->range[i], &g->waiting, &g->plan[i]);
+			reclaim_plan(r, g->range[i], &g->waiting, &g->plan[i]);
 	return rc;
 }
 
@@ -510,73 +335,72 @@ static int group_plan(struct store *st, struct group *g)
  * What was done need not be done again after the next start. An image that is
  * gone must stay so: without these records nobody would know it.
  */
-static void group_forget(struct store *st, struct group *g)
+static void group_forget(struct reclaim *r, struct group *g)
 {
 	SCOPED(scope_batch) struct kv_batch *done = kv_batch_new();
 	int rc;
 
-	if (!done || image_sync_removed(&st->images) < 0)
+	if (!done || image_sync_removed(r->images) < 0)
 		return; /* they are done again */
-	HOLD(&st->reclaim->turn);
-	rc = waiting_update(st, &g->waiting);
+	HOLD(&r->turn);
+	rc = waiting_update(r, g);
 	for (unsigned i = 0; rc == 0 && i < g->count; i++)
 		if (g->result[i] == 0 && g->plan[i].done)
-			rc = forget_range(st, done, g->range[i], &g->waiting);
+			rc = forget_range(r, done, g->range[i], &g->waiting);
 	if (rc == 0)
-		(void)kv_write(st->kv, done);
+		(void)kv_write(r->kv, done);
 }
 
 /* Whoever has the image reads it yet: it is asked for again after a while. */
-static void keep_left(struct store *st, struct range *one)
+static void keep_left(struct reclaim *r, struct range *one)
 {
-	struct reclaim *r = st->reclaim;
-
 	HOLD(&r->lock);
 	if (TAILQ_EMPTY(&r->left))
 		r->left_due_ns = mono_ns() + LEFT_RETRY_NS;
 	TAILQ_INSERT_TAIL(&r->left, one, next);
 }
 
-static void group_reclaim(struct store *st, struct group *g)
+static void group_reclaim(struct reclaim *r, struct group *g)
 {
-	int all = group_plan(st, g);
+	int all = group_plan(r, g);
 
 	for (unsigned i = 0; i < g->count; i++) {
 		int rc = all < 0 ? all : g->result[i];
 
 		if (rc == 0)
-			rc = reclaim_one(st, &g->plan[i]);
+			rc = reclaim_one(r, &g->plan[i]);
 		if (rc < 0 && rc != -EBUSY)
 			log_error("image %llu: space is not given back: %s",
 				  (unsigned long long)g->range[i]->image,
 				  strerror(-rc));
 		g->result[i] = rc;
 		if (rc == -EBUSY)
-			keep_left(st, TAKE(g->range[i]));
+			keep_left(r, TAKE(g->range[i]));
 		if (rc == -ENOSPC) { /* kept for reclaim_retry() */
 			struct range *one = g->range[i];
 
 			g->range[i] = NULL;
-			HOLD(&st->reclaim->lock);
-			TAILQ_INSERT_TAIL(&st->reclaim->refused, one, next);
+			HOLD(&r->lock);
+			TAILQ_INSERT_TAIL(&r->refused, one, next);
 		}
 	}
-	group_forget(st, g);
+	group_forget(r, g);
 	for (unsigned i = 0; i < g->count; i++) {
-		image_put(&st->images, g->plan[i].image);
+		image_put(r->images, g->plan[i].image);
 		free(g->plan[i].holes);
 		free(g->range[i]);
-		g->plan[i] = (struct plan){ 0 };
+		g->plan[i] = (struct punch_plan){ 0 };
 		g->result[i] = 0;
 	}
 	g->count = 0;
 }
 
-static void reclaim_all(struct store *st, struct group *g, struct ranges *taken)
+static void reclaim_all(struct reclaim *r, struct group *g,
+			struct ranges *taken)
 {
 	struct range *one;
 	/* The deletions, before their bytes go. */
-	int rc = kv_sync(st->kv);
+	int rc = kv_sync(r->kv);
 
 	while ((one = TAILQ_FIRST(taken)) != NULL) {
 		TAILQ_REMOVE(taken, one, next);
@@ -586,7 +410,7 @@ static void reclaim_all(struct store *st, struct group *g, struct ranges *taken)
 		}
 		g->range[g->count++] = one;
 		if (g->count == RECLAIM_GROUP_MAX || TAILQ_EMPTY(taken))
-			group_reclaim(st, g);
+			group_reclaim(r, g);
 	}
 	if (rc < 0)
 		log_error("space is not given back: %s", strerror(-rc));
@@ -594,8 +418,7 @@ static void reclaim_all(struct store *st, struct group *g, struct ranges *taken)
 
 static void *reclaim_main(void *arg)
 {
-	struct store *st = arg;
-	struct reclaim *r = st->reclaim;
+	struct reclaim *r = arg;
 	struct group g = { 0 };
 
 	lock_take(&r->lock);
@@ -606,7 +429,7 @@ static void *reclaim_main(void *arg)
 		if (!TAILQ_EMPTY(&taken)) {
 			r->busy = true;
 			lock_give(&r->lock);
-			reclaim_all(st, &g, &taken);
+			reclaim_all(r, &g, &taken);
 			lock_take(&r->lock);
 			continue;
 		}
@@ -621,19 +444,16 @@ static void *reclaim_main(void *arg)
 	return NULL;
 }
 
-int reclaim_start(struct store *st)
+int reclaim_start(struct reclaim *r)
 {
-	struct reclaim *r = st->reclaim;
-	int rc = thread_create(&r->thread, reclaim_main, st);
+	int rc = thread_create(&r->thread, reclaim_main, r);
 
 	r->started = rc == 0;
 	return -rc;
 }
 
-void reclaim_stop(struct store *st)
+void reclaim_stop(struct reclaim *r)
 {
-	struct reclaim *r = st->reclaim;
-
 	if (!r || !r->started)
 		return;
 	{
@@ -645,9 +465,8 @@ void reclaim_stop(struct store *st)
 	r->started = false;
 }
 
-void reclaim_release(struct store *st)
+void reclaim_free(struct reclaim *r)
 {
-	struct reclaim *r = st->reclaim;
 	struct range *one;
 
 	if (!r)
@@ -663,13 +482,10 @@ void reclaim_release(struct store *st)
 	cond_destroy(&r->work);
 	cond_destroy(&r->idle);
 	free(r);
-	st->reclaim = NULL;
 }
 
-void reclaim_drain(struct store *st, uint64_t *ret_freed)
+void reclaim_drain(struct reclaim *r, uint64_t *ret_freed)
 {
-	struct reclaim *r = st->reclaim;
-
 	lock_take(&r->lock);
 	TAILQ_CONCAT(&r->ranges, &r->left, next);
 	while (r->busy || !TAILQ_EMPTY(&r->ranges)) {
@@ -682,8 +498,8 @@ void reclaim_drain(struct store *st, uint64_t *ret_freed)
 	lock_give(&r->lock);
 }
 
-void reclaim_freed(struct store *st, uint64_t *ret_freed)
+void reclaim_freed(struct reclaim *r, uint64_t *ret_freed)
 {
-	HOLD(&st->reclaim->lock);
-	*ret_freed = st->reclaim->freed_bytes;
+	HOLD(&r->lock);
+	*ret_freed = r->freed_bytes;
 }

@@ -21,39 +21,44 @@
 
 #include "store/base/sync.h"
 
-struct store;
+struct images;
+struct kv;
+struct reclaim;
 
-int reclaim_init(struct store *st);
-int reclaim_start(struct store *st);
-void reclaim_stop(struct store *st);
-void reclaim_release(struct store *st);
+/* Both are borrowed. */
+int reclaim_new(struct kv *kv, struct images *images,
+		struct reclaim **ret_reclaim);
+int reclaim_start(struct reclaim *r);
+/* NULL, or one that was not started: nothing. */
+void reclaim_stop(struct reclaim *r);
+void reclaim_free(struct reclaim *r);
 
 /* Enter and leave the use of committed extents. Never fails, never blocks. */
 struct reclaim_ticket {
 	uint64_t number;
 	struct reclaim_ticket *next, *prev;
 };
-void reclaim_enter(struct store *st, struct reclaim_ticket *t);
-void reclaim_leave(struct store *st, struct reclaim_ticket *t);
+void reclaim_enter(struct reclaim *r, struct reclaim_ticket *t);
+void reclaim_leave(struct reclaim *r, struct reclaim_ticket *t);
 
 /*
  * Held by the committer from the write that drops chunks until reclaim_add()
  * was told of them, and by the reclaimer while it decides what to punch.
  * Outermost of all locks; only these two threads take it.
  */
-struct lock *reclaim_turn(struct store *st);
+struct lock *reclaim_turn(struct reclaim *r);
 /* The range (already in a P record) may have bytes to give back. */
-void reclaim_add(struct store *st, uint64_t image, uint64_t offset,
+void reclaim_add(struct reclaim *r, uint64_t image, uint64_t offset,
 		 uint64_t len);
 /* What a full disk kept from being given back is tried again. */
-void reclaim_retry(struct store *st);
+void reclaim_retry(struct reclaim *r);
 /*
  * Wait until all that was added is given back; *ret_freed counts the bytes
  * since the store was opened.
  */
-void reclaim_drain(struct store *st, uint64_t *ret_freed);
+void reclaim_drain(struct reclaim *r, uint64_t *ret_freed);
 
 /* Bytes given back since the store was opened. */
-void reclaim_freed(struct store *st, uint64_t *ret_freed);
+void reclaim_freed(struct reclaim *r, uint64_t *ret_freed);
 
 #endif

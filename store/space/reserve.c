@@ -13,24 +13,25 @@
 #include <unistd.h>
 
 #include "store/base/log.h"
-#include "store/store.h"
+#include "store/db/kv.h"
+#include "store/db/layout.h"
 
 #define RESERVE_BYTES (UINT64_C(32) << 20)
 /* A smaller disk has better use for it. */
 #define RESERVE_ROOM_BYTES (UINT64_C(256) << 20)
 
-void reserve_init(struct store *st)
+void reserve_init(struct reserve *r, const char *path, int dirfd, struct kv *kv)
 {
 	struct stat sb;
 
-	st->reserved_room =
-		fstatat(st->dirfd, LAYOUT_RESERVE_FILE, &sb, 0) == 0 &&
-		(uint64_t)sb.st_blocks * 512 >= RESERVE_BYTES;
+	*r = (struct reserve){ .path = path, .dirfd = dirfd, .kv = kv };
+	r->made = fstatat(r->dirfd, LAYOUT_RESERVE_FILE, &sb, 0) == 0 &&
+		  (uint64_t)sb.st_blocks * 512 >= RESERVE_BYTES;
 }
 
-static bool reserve_make(struct store *st)
+static bool reserve_make(struct reserve *r)
 {
-	int fd = openat(st->dirfd, LAYOUT_RESERVE_FILE,
+	int fd = openat(r->dirfd, LAYOUT_RESERVE_FILE,
 			O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
 	bool made;
 
@@ -39,32 +40,31 @@ static bool reserve_make(struct store *st)
 	made = fallocate(fd, 0, 0, (off_t)RESERVE_BYTES) == 0;
 	close(fd);
 	if (!made)
-		(void)unlinkat(st->dirfd, LAYOUT_RESERVE_FILE, 0);
+		(void)unlinkat(r->dirfd, LAYOUT_RESERVE_FILE, 0);
 	return made;
 }
 
-void reserve_look(struct store *st)
+void reserve_look(struct reserve *r)
 {
 	struct statvfs v;
 
-	if (st->reserved_room) {
-		if (!kv_is_full(st->kv))
+	if (r->made) {
+		if (!kv_is_full(r->kv))
 			return;
 		log_warning("%s: the disk is full; its reserve is given up so "
 			    "that files can be deleted",
-			    st->path);
-		if (unlinkat(st->dirfd, LAYOUT_RESERVE_FILE, 0) < 0)
-			log_error("%s/" LAYOUT_RESERVE_FILE ": %s", st->path,
+			    r->path);
+		if (unlinkat(r->dirfd, LAYOUT_RESERVE_FILE, 0) < 0)
+			log_error("%s/" LAYOUT_RESERVE_FILE ": %s", r->path,
 				  strerror(errno));
 		/* ext4 has the room once this is on the disk. */
-		(void)fsync(st->dirfd);
-		st->reserved_room = false;
+		(void)fsync(r->dirfd);
+		r->made = false;
 		return;
 	}
-	if (!st->no_reserve && fstatvfs(st->dirfd, &v) == 0 &&
+	if (!r->never && fstatvfs(r->dirfd, &v) == 0 &&
 	    (uint64_t)v.f_bavail * v.f_frsize >= RESERVE_ROOM_BYTES) {
-		st->reserved_room = reserve_make(st);
-		/* A file system that cannot allocate is not asked again. */
-		st->no_reserve = !st->reserved_room;
+		r->made = reserve_make(r);
+		r->never = !r->made;
 	}
 }

@@ -13,11 +13,25 @@
 #ifndef STORE_RESERVE_H
 #define STORE_RESERVE_H
 
-struct store;
+#include <stdbool.h>
 
-/* Is it there from the last mount? Before the threads start. */
-void reserve_init(struct store *st);
+struct kv;
+
+struct reserve {
+	const char *path; /* of the store, for messages */
+	int dirfd;
+	struct kv *kv;
+	bool made; /* it is there */
+	bool never; /* this file system cannot allocate: do not ask again */
+};
+
+/*
+ * Is it there from the last mount? Before the threads start; all three are
+ * borrowed.
+ */
+void reserve_init(struct reserve *r, const char *path, int dirfd,
+		  struct kv *kv);
 /* Make it, or give it up, as things are now. */
-void reserve_look(struct store *st);
+void reserve_look(struct reserve *r);
 
 #endif

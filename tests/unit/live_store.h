@@ -490,7 +490,7 @@ static inline void *commits_hold(void *arg)
 
 static inline void commits_pause(struct commits_paused *p, struct live *l)
 {
-	p->turn = reclaim_turn(l->st);
+	p->turn = reclaim_turn(l->st->reclaim);
 	CHECK(sem_init(&p->held, 0, 0) == 0 && sem_init(&p->over, 0, 0) == 0);
 	CHECK(pthread_create(&p->thread, NULL, commits_hold, p) == 0);
 	while (sem_wait(&p->held) != 0)
@@ -702,7 +702,7 @@ static inline void live_settle(struct live *l)
 	uint64_t freed;
 
 	live_barrier(l);
-	reclaim_drain(l->st, &freed);
+	reclaim_drain(l->st->reclaim, &freed);
 }
 
 /* Image files that hold something, and the bytes that they take of the disk. */

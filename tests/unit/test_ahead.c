@@ -323,7 +323,7 @@ static void a_file_can_be_removed_in_the_middle_of_it(void **state)
 		assert_int_equal(live_unlink(&l, "first"), 0);
 		assert_int_equal(live_unlink(&l, "pieced"), 0);
 		live_sync_all(&l);
-		reclaim_drain(l.st, &freed);
+		reclaim_drain(l.st->reclaim, &freed);
 	}
 	live_free(&l);
 	free(buf);

@@ -59,15 +59,15 @@ static void who_writes_keeps_the_stage_and_the_file_gets_a_copy(void **state)
 		char byte = 0;
 		int theirs;
 
-		assert_false(held_for_writing(l.st, s));
+		assert_false(held_for_writing(&l.st->stages, s));
 		theirs = stage_open(&l.st->stages, s, O_RDWR);
 		assert_true(theirs >= 0);
-		assert_true(held_for_writing(l.st, s));
+		assert_true(held_for_writing(&l.st->stages, s));
 		assert_int_equal(stage_stat(&l.st->stages, s, &before), 0);
-		assert_int_equal(held_replace(l.st, &s), 0);
+		assert_int_equal(held_replace(&l.st->stages, &s), 0);
 		assert_int_not_equal(s->number, number);
 		assert_int_equal(s->kind, memory ? STAGE_MEMORY : STAGE_DISK);
-		assert_false(held_for_writing(l.st, s));
+		assert_false(held_for_writing(&l.st->stages, s));
 		assert_int_equal(pwrite(theirs, "!", 1, 0), 1);
 		assert_stage_bytes(&l, s, data);
 		assert_int_equal(pread(theirs, &byte, 1, 0), 1);

@@ -300,12 +300,12 @@ static void what_could_not_be_given_back_is_so_when_there_is_room(void **state)
 	(void)state;
 	live_write(&f.l, "f", f.data, DATA_BYTES);
 	live_sync_all(&f.l);
-	reclaim_enter(f.l.st, &reader);
+	reclaim_enter(f.l.st->reclaim, &reader);
 	assert_int_equal(live_unlink(&f.l, "f"), 0);
 	live_barrier(&f.l);
 	write_until_refused(&f.l, f.disk, &f.b);
-	reclaim_leave(f.l.st, &reader);
-	reclaim_drain(f.l.st, &freed);
+	reclaim_leave(f.l.st->reclaim, &reader);
+	reclaim_drain(f.l.st->reclaim, &freed);
 	assert_int_equal(live_images(&f.l).count, 1); /* its record stays */
 	disk_relieve(f.disk);
 	wait_given_back(&f.l);

@@ -159,7 +159,7 @@ static void who_reads_keeps_the_bytes_until_he_is_done(void **state)
 	live_write(&l, "f", new, DATA_BYTES);
 	live_sync_all(&l);
 	live_barrier(&l);
-	reclaim_drain(l.st, &freed); /* somebody reads: not now */
+	reclaim_drain(l.st->reclaim, &freed); /* somebody reads: not now */
 	assert_int_equal(freed, 0);
 	assert_true(live_records(&l, 'P') > 0);
 	for (int i = 0; i < r.count; i++) {
@@ -169,7 +169,7 @@ static void who_reads_keeps_the_bytes_until_he_is_done(void **state)
 	}
 	assert_int_equal(at, DATA_BYTES);
 	file_read_end(l.st, &r);
-	reclaim_drain(l.st, &freed);
+	reclaim_drain(l.st->reclaim, &freed);
 	assert_true(freed >= DATA_BYTES);
 	assert_int_equal(live_records(&l, 'P'), 0);
 	assert_int_equal(live_images(&l).count, 1);
@@ -244,7 +244,7 @@ static void child_deletes_and_ends(struct live *l, const char *argument)
 
 	(void)argument;
 	live_open(l);
-	reclaim_enter(l->st, &reader); /* nothing is punched */
+	reclaim_enter(l->st->reclaim, &reader); /* nothing is punched */
 	assert_int_equal(live_unlink(l, "f"), 0);
 	live_barrier(l);
 	assert_int_equal(kv_sync(l->st->kv), 0);
@@ -299,7 +299,7 @@ static void a_reader_keeps_the_block_that_he_shares_with_older_holes(void **stat
 	assert_int_equal(live_counter(&l, META_SHARED), 500003 + 500005);
 	assert_int_equal(live_unlink(&l, "both"), 0);
 	live_settle(&l);
-	reclaim_enter(l.st, &before);
+	reclaim_enter(l.st->reclaim, &before);
 	assert_int_equal(live_unlink(&l, "two"), 0);
 	live_barrier(&l);
 	assert_int_equal(live_lookup(&l, "one", &in), 0);
@@ -307,8 +307,8 @@ static void a_reader_keeps_the_block_that_he_shares_with_older_holes(void **stat
 	live_write(&l, "one", "x", 1);
 	live_sync_all(&l);
 	live_barrier(&l);
-	reclaim_leave(l.st, &before);
-	reclaim_drain(l.st, &freed);
+	reclaim_leave(l.st->reclaim, &before);
+	reclaim_drain(l.st->reclaim, &freed);
 	for (int i = 0; i < r.count; i++) {
 		assert_memory_equal(r.iov[i].iov_base, one + at,
 				    r.iov[i].iov_len);
@@ -316,7 +316,7 @@ static void a_reader_keeps_the_block_that_he_shares_with_older_holes(void **stat
 	}
 	assert_int_equal(at, one_len);
 	file_read_end(l.st, &r);
-	reclaim_drain(l.st, &freed);
+	reclaim_drain(l.st->reclaim, &freed);
 	assert_int_equal(live_images(&l).count, 0);
 	inode_put(l.st, in, 1);
 	live_free(&l);
@@ -389,13 +389,13 @@ static void an_abandoned_image_that_was_shared_once_leaves_no_record(void **stat
 	c = live_content(&l, "f");
 	assert_int_equal(image_get(&l.st->images, c.extents[0].image, &i), 0);
 	content_release(&c);
-	reclaim_enter(l.st, &reader); /* nothing is punched */
+	reclaim_enter(l.st->reclaim, &reader); /* nothing is punched */
 	assert_int_equal(live_unlink(&l, "f"), 0);
 	live_barrier(&l);
 	commit_abandon(l.st, i, DATA_BYTES);
 	live_barrier(&l);
 	assert_int_equal(live_images(&l).count, 1); /* he may read it */
-	reclaim_leave(l.st, &reader);
+	reclaim_leave(l.st->reclaim, &reader);
 	live_settle(&l);
 	assert_int_equal(live_images(&l).count, 0);
 	assert_int_equal(live_counter(&l, META_IMAGES), 0);
@@ -422,7 +422,7 @@ static struct reclaim_ticket late_reader;
 
 static void delete_the_rest(void)
 {
-	reclaim_enter(punched->st, &late_reader);
+	reclaim_enter(punched->st->reclaim, &late_reader);
 	assert_int_equal(live_unlink(punched, "rest"), 0);
 	live_barrier(punched);
 }
@@ -449,20 +449,20 @@ static void what_is_decided_during_a_punch_is_not_forgotten_with_it(void **state
 	assert_int_equal(image_get(&l.st->images, c.extents[0].image, &i), 0);
 	content_release(&c);
 	/* Two ranges at once: the half that goes, and all of the image. */
-	reclaim_enter(l.st, &reader);
+	reclaim_enter(l.st->reclaim, &reader);
 	assert_int_equal(live_unlink(&l, "all"), 0);
 	live_barrier(&l);
 	commit_abandon(l.st, i, DATA_BYTES);
 	live_barrier(&l);
 	punched = &l;
 	atomic_store(&while_punching, delete_the_rest);
-	reclaim_leave(l.st, &reader);
-	reclaim_drain(l.st, &freed);
+	reclaim_leave(l.st->reclaim, &reader);
+	reclaim_drain(l.st->reclaim, &freed);
 	assert_null(atomic_load(&while_punching));
 	assert_int_equal(live_counter(&l, META_CHUNKS), 0);
 	assert_int_equal(live_counter(&l, META_IMAGES), 1);
 	assert_true(live_records(&l, 'P') > 0);
-	reclaim_leave(l.st, &late_reader);
+	reclaim_leave(l.st->reclaim, &late_reader);
 	live_settle(&l);
 	assert_int_equal(live_images(&l).count, 0);
 	assert_int_equal(live_counter(&l, META_IMAGES), 0);
@@ -490,13 +490,13 @@ static void what_is_given_back_is_counted_once(void **state)
 		image = c.extents[0].image;
 		content_release(&c);
 		/* Also when two ranges of the image are decided on together. */
-		reclaim_enter(l.st, &reader);
+		reclaim_enter(l.st->reclaim, &reader);
 		assert_int_equal(live_unlink(&l, "f"), 0);
 		live_barrier(&l);
-		reclaim_add(l.st, image, 0, DATA_BYTES);
-		reclaim_leave(l.st, &reader);
+		reclaim_add(l.st->reclaim, image, 0, DATA_BYTES);
+		reclaim_leave(l.st->reclaim, &reader);
 		live_settle(&l);
-		reclaim_freed(l.st, &freed);
+		reclaim_freed(l.st->reclaim, &freed);
 		assert_int_equal(freed, held);
 		live_free(&l);
 	}

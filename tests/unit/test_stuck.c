@@ -117,10 +117,10 @@ static void deleting_frees_space_whatever_waits_for_its_turn(void **state)
 		live_write(&l, "behind", data + 1, FILE_BYTES);
 		wait_stuck(&l);
 		wait_ready(&l, "behind");
-		reclaim_freed(l.st, &before);
+		reclaim_freed(l.st->reclaim, &before);
 		assert_int_equal(live_unlink(&l, "old"), 0);
 		live_settle(&l);
-		reclaim_freed(l.st, &freed);
+		reclaim_freed(l.st->reclaim, &freed);
 		assert_true(freed >= before + FILE_BYTES);
 		assert_true(is_ready(&l, "behind"));
 		unstick(&l);
