@@ -392,7 +392,7 @@ int recover_sweep(struct store *st)
 	int rc = punch_decided(st);
 
 	if (rc == 0)
-		rc = image_scan(&st->images, sweep_one, st);
+		rc = image_scan(&st->images, false, sweep_one, st);
 	if (rc < 0)
 		log_error("leftovers of the last mount are not removed: %s",
 			  strerror(-rc));

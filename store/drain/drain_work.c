@@ -237,7 +237,7 @@ static int open_to_compare(struct store *st, uint64_t id)
 	fd = image_get(&st->images, id, &i);
 	if (fd < 0)
 		return fd;
-	clean = image_clean(&st->images, i);
+	clean = stage_of_image(&st->images, i);
 	/* Read, not mapped: a writer may cut it short at any time. */
 	fd = clean ? stage_open(&st->stages, clean, O_RDONLY) :
 		     image_open_fd(&st->images, i, O_RDONLY);

@@ -1,4 +1,9 @@
-/* image.c - see image.h. */
+/*
+ * image.c - the table of images: their numbers, references and ends. An image
+ * is in the table while somebody refers to it, while a clean stage has its
+ * bytes, and some time after, for what of it is mapped. An empty one that is
+ * not wanted any more is spare: it keeps its file, and becomes the next stage.
+ */
 #include "store/space/image.h"
 
 #include <dirent.h>
@@ -16,65 +21,10 @@
 #include "store/base/scope.h"
 #include "store/db/layout.h"
 #include "store/db/records.h"
-#include "store/space/stage.h"
 
 #define IMAGE_ID_STEP 1024
 /* Numbers that are remembered; an image beyond is asked for each time. */
 #define OLD_NUMBERS_MAX (UINT64_C(1) << 30)
-
-/*
- * At the start nobody has what the last daemon removed while somebody had it:
- * the rest of that is done then.
- */
-static bool is_gone_name(const char *name)
-{
-	return strlen(name) > 16 &&
-	       (strcmp(name + 16, LAYOUT_IMAGE_GONE) == 0 ||
-		strcmp(name + 16, LAYOUT_IMAGE_COPY) == 0);
-}
-
-static int image_scan_dir(struct images *im, const char *name, bool at_start,
-			  int (*fn)(void *arg, uint64_t id), void *arg)
-{
-	int fd = openat(im->dirfd, name,
-			O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-	struct dirent *d;
-	int rc = 0;
-	DIR *dir;
-
-	if (fd < 0)
-		return errno == ENOENT ? 0 : -errno;
-	dir = fdopendir(fd);
-	if (!dir) {
-		close(fd);
-		return -ENOMEM;
-	}
-	while (rc == 0 && (d = readdir(dir)) != NULL) {
-		char *end;
-		uint64_t id = strtoull(d->d_name, &end, 16);
-
-		if (*end == 0 && end - d->d_name == 16)
-			rc = fn(arg, id);
-		else if (at_start && is_gone_name(d->d_name))
-			(void)unlinkat(fd, d->d_name, 0);
-	}
-	closedir(dir);
-	return rc;
-}
-
-static int image_scan_dirs(struct images *im, bool at_start,
-			   int (*fn)(void *arg, uint64_t id), void *arg)
-{
-	int rc = 0;
-
-	for (unsigned x = 0; x < 256 && rc == 0; x++) {
-		char dir[3];
-
-		(void)snprintf(dir, sizeof(dir), "%02x", x);
-		rc = image_scan_dir(im, dir, at_start, fn, arg);
-	}
-	return rc;
-}
 
 /* Files may be there that the database does not know. */
 static int image_note_used(void *arg, uint64_t id)
@@ -132,7 +82,7 @@ int images_init(struct images *im, int store_dirfd, struct kv *kv)
 		rc = read_number(kv, META_UNFINISHED, im->unfinished_end,
 				 &im->unfinished_from);
 	if (rc == 0)
-		rc = image_scan_dirs(im, true, image_note_used, im);
+		rc = image_scan(im, true, image_note_used, im);
 	if (rc < 0) {
 		close(im->dirfd);
 		im->kv = NULL;
@@ -254,86 +204,6 @@ static struct image *image_new(uint64_t id)
 		i->refs = 1;
 	}
 	return i;
-}
-
-/* The name changes once, from the first to the second: that order finds it. */
-static int open_by_name(const struct images *im, uint64_t id, int flags)
-{
-	char name[LAYOUT_IMAGE_NAME_BYTES];
-	int fd;
-
-	flags |= O_CLOEXEC | O_NOFOLLOW;
-	layout_image_name(id, name);
-	fd = openat(im->dirfd, name, flags);
-	if (fd < 0 && errno == ENOENT) {
-		layout_gone_name(id, name);
-		fd = openat(im->dirfd, name, flags);
-	}
-	return fd < 0 ? -errno : fd;
-}
-
-int image_open_fd(struct images *im, const struct image *i, int flags)
-{
-	int fd = open_by_name(im, i->id, flags);
-
-	if (fd == -EINVAL && (flags & O_DIRECT))
-		fd = open_by_name(im, i->id, flags & ~O_DIRECT);
-	return fd;
-}
-
-int image_stat(struct images *im, const struct image *i, struct stat *ret)
-{
-	char name[LAYOUT_IMAGE_NAME_BYTES];
-
-	layout_image_name(i->id, name);
-	if (fstatat(im->dirfd, name, ret, AT_SYMLINK_NOFOLLOW) == 0)
-		return 0;
-	layout_gone_name(i->id, name);
-	if (errno == ENOENT &&
-	    fstatat(im->dirfd, name, ret, AT_SYMLINK_NOFOLLOW) == 0)
-		return 0;
-	return -errno;
-}
-
-int image_ask(struct images *im, const struct image *i, enum lease what)
-{
-	char name[LAYOUT_IMAGE_NAME_BYTES];
-	int rc;
-
-	layout_image_name(i->id, name);
-	rc = lease_ask(im->dirfd, name, what);
-	if (rc != -ENOENT)
-		return rc;
-	layout_gone_name(i->id, name);
-	return lease_ask(im->dirfd, name, what);
-}
-
-void images_end(struct images *im)
-{
-	HOLD(&im->lock);
-	im->ending = true;
-}
-
-bool image_is_left(struct images *im, struct image *i)
-{
-	uint8_t bit = (uint8_t)(1u << (i->id % 8));
-	int rc;
-
-	{
-		HOLD(&im->lock);
-		if (!im->ending && (i->id >= im->next_id_at_start ||
-				    (i->id < im->free_of_old_end &&
-				     (im->free_of_old[i->id / 8] & bit))))
-			return false;
-	}
-	(void)image_unmap_idle(im, i); /* our own mapping is no reason */
-	rc = image_ask(im, i, LEASE_NOBODY);
-	if (rc == 0 || rc == -EMFILE || rc == -ENFILE)
-		return true;
-	HOLD(&im->lock);
-	if (rc == 1 && i->id < im->free_of_old_end)
-		im->free_of_old[i->id / 8] |= bit;
-	return false; /* without leases nobody can be asked */
 }
 
 static struct image *image_find_locked(struct images *im, uint64_t id)
@@ -581,183 +451,6 @@ int image_remove(struct images *im, struct image *i)
 	return 0;
 }
 
-int image_sync_removed(struct images *im)
-{
-	int rc = 0;
-
-	for (unsigned x = 0; rc == 0 && x < 256; x++)
-		if (atomic_exchange(&im->unlinked[x], false)) {
-			rc = image_sync_name(im, x);
-			if (rc < 0)
-				atomic_store(&im->unlinked[x], true);
-		}
-	return rc;
-}
-
-int image_sync_name(struct images *im, uint64_t id)
-{
-	char dir[3];
-	int rc = 0;
-	int fd;
-
-	(void)snprintf(dir, sizeof(dir), "%02x", (unsigned)(id & 0xff));
-	fd = openat(im->dirfd, dir,
-		    O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-	if (fd < 0)
-		return -errno;
-	if (fsync(fd) < 0)
-		rc = -errno;
-	close(fd);
-	return rc;
-}
-
-/* A use of the mapping, when it reaches so far. */
-static const uint8_t *map_use_locked(struct image *i, uint64_t end)
-{
-	if (end > i->map_len)
-		return NULL;
-	i->map_users++;
-	return i->map;
-}
-
-/* *ret_again: the name came to mean another inode meanwhile. */
-static const uint8_t *try_map(struct images *im, struct image *i, uint64_t end,
-			      bool *ret_again)
-{
-	SCOPED(scope_close) int fd = -1;
-	uint64_t unmapped;
-	struct stat st;
-	void *map;
-
-	{
-		HOLD(&im->lock);
-		while (i->unmapping)
-			cond_wait(&im->unused, &im->lock);
-		if (i->map)
-			return map_use_locked(i, end);
-		unmapped = i->unmapped;
-	}
-	fd = image_open_fd(im, i, O_RDONLY);
-	if (fd < 0 || fstat(fd, &st) < 0 || (uint64_t)st.st_size < end ||
-	    end == 0)
-		return NULL;
-	map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
-	if (map == MAP_FAILED)
-		return NULL;
-	/*
-	 * A fault then reads 2 MiB and maps them at once, not 16 pages: an
-	 * assembled file is read 1.4 times as fast from a cold cache. By itself
-	 * it would read on behind them, into what may be another file's or an
-	 * earlier step's: what comes next is ahead.h's to know.
-	 */
-	if (madvise(map, (size_t)st.st_size, MADV_HUGEPAGE) == 0 &&
-	    im->populates)
-		(void)madvise(map, (size_t)st.st_size, MADV_RANDOM);
-	HOLD(&im->lock);
-	if (i->map || i->unmapped != unmapped) { /* somebody was faster */
-		munmap(map, (size_t)st.st_size);
-		*ret_again = !i->map;
-		return i->map ? map_use_locked(i, end) : NULL;
-	}
-	i->map = map;
-	i->map_len = (size_t)st.st_size;
-	return map_use_locked(i, end);
-}
-
-const uint8_t *image_map(struct images *im, struct image *i, uint64_t end)
-{
-	const uint8_t *map;
-	bool again;
-
-	do {
-		again = false;
-		map = try_map(im, i, end, &again);
-	} while (again);
-	return map;
-}
-
-void image_map_more(struct images *im, struct image *i)
-{
-	HOLD(&im->lock);
-	CHECK(i->map_users > 0);
-	i->map_users++;
-}
-
-void image_map_end(struct images *im, struct image *i)
-{
-	HOLD(&im->lock);
-	CHECK(i->map_users > 0);
-	if (--i->map_users == 0 && i->unmapping)
-		cond_broadcast(&im->unused);
-}
-
-void image_unmap(struct images *im, struct image *i)
-{
-	uint8_t *map;
-
-	HOLD(&im->lock);
-	CHECK(!i->unmapping);
-	i->unmapping = true;
-	while (i->map_users > 0)
-		cond_wait(&im->unused, &im->lock);
-	map = TAKE(i->map);
-	if (map)
-		(void)munmap(map, i->map_len);
-	i->unmapped++;
-	i->unmapping = false;
-	cond_broadcast(&im->unused);
-}
-
-bool image_unmap_idle(struct images *im, struct image *i)
-{
-	uint8_t *map;
-
-	HOLD(&im->lock);
-	if (i->unmapping || i->map_users > 0)
-		return false;
-	map = TAKE(i->map);
-	if (map)
-		(void)munmap(map, i->map_len);
-	return map != NULL;
-}
-
-void image_note_free(struct images *im, struct image *i)
-{
-	HOLD(&im->lock);
-	i->opened_by = 0;
-}
-
-void image_note_opened(struct images *im, struct image *i, uint64_t ino)
-{
-	bool first, left;
-
-	if (!i)
-		return;
-	{
-		HOLD(&im->lock);
-		first = i->opened_by == 0;
-	}
-	/* Somebody may have it from before this start: of whatever file. */
-	left = first && image_is_left(im, i);
-	HOLD(&im->lock);
-	if (i->opened_by != ino)
-		i->opened_by =
-			i->opened_by || left ? IMAGE_OPENED_BY_MANY : ino;
-}
-
-bool image_opened_by(struct images *im, struct image *i, uint64_t ino)
-{
-	HOLD(&im->lock);
-	return i->opened_by == 0 || i->opened_by == ino;
-}
-
-void image_move_opened(struct images *im, struct image *from, struct image *to)
-{
-	HOLD(&im->lock);
-	to->opened_by = from->opened_by;
-	from->opened_by = 0;
-}
-
 void image_set_clean(struct images *im, uint64_t id, struct stage *s)
 {
 	HOLD(&im->lock);
@@ -786,17 +479,4 @@ void image_clear_clean(struct images *im, uint64_t id, struct stage *s)
 	}
 	if (gone)
 		image_free(gone);
-}
-
-struct stage *image_clean(struct images *im, struct image *i)
-{
-	HOLD(&im->lock);
-	if (i->clean)
-		stage_ref(i->clean);
-	return i->clean;
-}
-
-int image_scan(struct images *im, int (*fn)(void *arg, uint64_t id), void *arg)
-{
-	return image_scan_dirs(im, false, fn, arg);
 }

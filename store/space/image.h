@@ -14,6 +14,9 @@
  * another name then (LAYOUT_IMAGE_GONE) until the last reference is put, or,
  * after a kill, until the next start.
  *
+ * image_file.c has what touches the files, image_map.c the mappings,
+ * image_opened.c who has one open, image.c the rest.
+ *
  * Threads: any thread may call anything. Locks: images.lock is a leaf.
  */
 #ifndef STORE_IMAGE_H
@@ -172,14 +175,17 @@ void image_move_opened(struct images *im, struct image *from, struct image *to);
 void image_note_free(struct images *im, struct image *i);
 
 /*
- * A stage that has the same bytes at the same offsets as the image, or NULL.
- * image_clean() returns a reference (stage_put() it).
+ * A stage that has the same bytes at the same offsets as the image, or none.
+ * See stage_of_image().
  */
 void image_set_clean(struct images *im, uint64_t id, struct stage *s);
 void image_clear_clean(struct images *im, uint64_t id, struct stage *s);
-struct stage *image_clean(struct images *im, struct image *i);
 
-/* Call fn for every image file there is; stops at the first rc != 0. */
-int image_scan(struct images *im, int (*fn)(void *arg, uint64_t id), void *arg);
+/*
+ * Call fn for every image file there is; stops at the first rc != 0. at_start:
+ * what the last daemon removed while somebody had it goes.
+ */
+int image_scan(struct images *im, bool at_start,
+	       int (*fn)(void *arg, uint64_t id), void *arg);
 
 #endif

@@ -215,6 +215,8 @@ int stage_ask(struct stages *st, const struct stage *s, enum lease what);
 void stage_ref(struct stage *s);
 /* Bytes and slot stay after the last put, too: see stage_drop(). */
 void stage_put(struct stages *st, struct stage *s);
+/* The clean stage that has the image's bytes, with a reference, or NULL. */
+struct stage *stage_of_image(struct images *im, struct image *i);
 /*
  * Give the bytes up: the slot is freed at once, the file with the last
  * reference, of which the caller has one. An image that was not committed

@@ -74,7 +74,7 @@ static int remove_it(void *arg, uint64_t id)
 /* The images are no file's: the check at the end would name them. */
 static void end_without_images(struct live *l)
 {
-	assert_int_equal(image_scan(&l->st->images, remove_it, l), 0);
+	assert_int_equal(image_scan(&l->st->images, false, remove_it, l), 0);
 	live_free(l);
 }
 
@@ -292,12 +292,12 @@ static void a_scan_finds_every_image_and_stops_when_told(void **state)
 	(void)state;
 	for (unsigned n = 0; n < 5; n++)
 		sum += make_image(&l, "x", 1);
-	assert_int_equal(image_scan(&l.st->images, note_seen, &all), 0);
+	assert_int_equal(image_scan(&l.st->images, false, note_seen, &all), 0);
 	assert_int_equal(all.count, 5);
 	for (unsigned n = 0; n < 5; n++)
 		found += all.ids[n];
 	assert_int_equal(found, sum);
-	assert_int_equal(image_scan(&l.st->images, note_seen, &first), -EINTR);
+	assert_int_equal(image_scan(&l.st->images, false, note_seen, &first), -EINTR);
 	assert_int_equal(first.count, 1);
 	end_without_images(&l);
 }

@@ -1,0 +1,24 @@
+/* stage_private.h - between the files that make stages: see stage.h. */
+#ifndef STORE_STAGE_PRIVATE_H
+#define STORE_STAGE_PRIVATE_H
+
+#include "store/space/stage.h"
+
+/* Its name on the tmpfs. */
+void stage_file_name(uint64_t number, char ret[24]);
+/* Remove a file of the tmpfs, sealed or not. */
+void stage_unlink(struct stages *st, const char *name);
+/* The flag of a file, as chattr(1) has it: append-only or not. */
+int stage_set_sealed(int fd, bool on);
+bool stage_is_sealed(int fd);
+
+/* One reference, and no slot. NULL: out of memory. */
+struct stage *stage_new(uint64_t ino, enum stage_kind kind);
+/* A memory stage without bytes, with a slot. */
+int stage_new_slot(struct stages *st, uint64_t ino, struct stage **ret_stage);
+/* Its bytes, allocated. -ENOSPC: there is no room for so many. */
+int stage_make_memory(struct stages *st, struct stage *s, uint64_t size_bytes);
+/* All but the slot's ino, which makes it count: see stage_show(). */
+void stage_write_slot(struct stage *s);
+
+#endif

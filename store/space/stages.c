@@ -1,0 +1,401 @@
+/*
+ * stages.c - where stages lie: a tmpfs of the store's own, or a directory that
+ * is given, and the table of slots in it. The table is a mapped file that stays
+ * when this process is killed; the next daemon of the same boot and store
+ * believes it, and takes over what its slots name.
+ */
+#include "store/space/stage_private.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+
+#include "store/base/log.h"
+#include "store/base/memory.h"
+#include "store/base/scope.h"
+
+#define STAGE_TABLE "table"
+#define STAGE_SLOTS 65535u
+#define STAGE_BYTES_MIN (UINT64_C(64) << 20)
+struct stage_header {
+	char magic[16];
+	char boot_id[40];
+	char uuid[40];
+	uint32_t slot_count;
+	uint32_t pad;
+	uint64_t reserved[2];
+};
+_Static_assert(sizeof(struct stage_slot) == 64, "slots are shared");
+_Static_assert(sizeof(struct stage_header) == 120, "header is shared");
+#define STAGE_MAGIC "ckptfs stages 1"
+#define STAGE_HEADER_BYTES 4096
+
+static int read_text(const char *path, char *buf, size_t size)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n;
+
+	if (fd < 0)
+		return -errno;
+	n = read(fd, buf, size - 1);
+	close(fd);
+	if (n < 0)
+		return -EIO;
+	buf[n] = 0;
+	buf[strcspn(buf, "\n")] = 0;
+	return 0;
+}
+
+/* The memory that this process may use. */
+static uint64_t memory_size(void)
+{
+	uint64_t bytes = memory_bytes();
+
+	return bytes < 2 * STAGE_BYTES_MIN ? 2 * STAGE_BYTES_MIN : bytes;
+}
+
+/* What the tmpfs holds at most; see above. */
+static uint64_t hard_limit(uint64_t capacity)
+{
+	uint64_t memory = memory_size();
+
+	return capacity < memory ? capacity + (memory - capacity) / 2
+				 : capacity;
+}
+
+static bool is_tmpfs_mount(int dirfd, int parentfd)
+{
+	struct statfs fs;
+	struct stat a, b;
+
+	return fstatfs(dirfd, &fs) == 0 && fs.f_type == TMPFS_MAGIC &&
+	       fstat(dirfd, &a) == 0 && fstat(parentfd, &b) == 0 &&
+	       a.st_dev != b.st_dev;
+}
+
+/* Mount our tmpfs on STORE/stage, or find the one that is there already. */
+static int stages_mount(struct stages *st, const struct stages_config *c,
+			char *why, size_t why_size)
+{
+	uint64_t size, memory = memory_size();
+	char options[96];
+	int rc;
+
+	st->capacity = c->size_bytes ? c->size_bytes : memory / 2;
+	if (st->capacity > memory) { /* the kernel would kill this process */
+		log_warning(
+			"stage_size: %llu MiB are more than the %llu MiB of "
+			"memory that there are: half of those are used",
+			(unsigned long long)(st->capacity >> 20),
+			(unsigned long long)(memory >> 20));
+		st->capacity = memory / 2;
+	}
+	size = hard_limit(st->capacity);
+	(void)snprintf(st->path, sizeof(st->path), "%s/" LAYOUT_STAGE_DIR,
+		       c->store_path);
+	if (mkdir(st->path, 0700) < 0 && errno != EEXIST)
+		return -errno;
+	st->dirfd =
+		open(st->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+	if (st->dirfd < 0)
+		return -errno;
+	if (is_tmpfs_mount(st->dirfd, c->store_dirfd)) {
+		st->own_tmpfs = true;
+		return 0;
+	}
+	(void)snprintf(options, sizeof(options),
+		       "size=%llu,mode=0700,huge=always,nr_inodes=0",
+		       (unsigned long long)size);
+	rc = mount("ckptfs-stage", st->path, "tmpfs",
+		   MS_NOSUID | MS_NODEV | MS_NOEXEC, options);
+	if (rc < 0 && errno == EINVAL) { /* a kernel without huge pages */
+		(void)snprintf(options, sizeof(options), "size=%llu,mode=0700",
+			       (unsigned long long)size);
+		rc = mount("ckptfs-stage", st->path, "tmpfs",
+			   MS_NOSUID | MS_NODEV | MS_NOEXEC, options);
+	}
+	if (rc < 0) {
+		rc = -errno;
+		/* Not allowed to mount: the directory itself will do. */
+		if (rc == -EPERM)
+			return 0;
+		(void)snprintf(why, why_size, "cannot mount a tmpfs on %s: %s",
+			       st->path, strerror(-rc));
+		return rc;
+	}
+	st->own_tmpfs = true;
+	close(st->dirfd);
+	st->dirfd =
+		open(st->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+	return st->dirfd < 0 ? -errno : 0;
+}
+
+static int stages_open_dir(struct stages *st, const struct stages_config *c,
+			   char *why, size_t why_size)
+{
+	if (strlen(c->dir) >= sizeof(st->path))
+		return -ENAMETOOLONG;
+	strcpy(st->path, c->dir);
+	st->capacity = c->size_bytes;
+	st->dirfd = open(c->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (st->dirfd < 0) {
+		int rc = -errno;
+
+		(void)snprintf(why, why_size,
+			       "cannot use %s as the stage: %s; make the "
+			       "directory or leave stage= out",
+			       c->dir, strerror(-rc));
+		return rc;
+	}
+	return layout_check_owner(st->dirfd, c->dir, why, why_size);
+}
+
+/* Map the table; start a new one unless this boot's daemon left it here. */
+static int stages_map_table(struct stages *st, const char *uuid,
+			    bool *ret_adopted)
+{
+	size_t bytes =
+		STAGE_HEADER_BYTES + STAGE_SLOTS * sizeof(struct stage_slot);
+	char boot_id[40] = "";
+	struct stage_header *h;
+	struct stat sb;
+	void *map;
+	int fd;
+	int rc;
+
+	(void)read_text("/proc/sys/kernel/random/boot_id", boot_id,
+			sizeof(boot_id));
+	fd = openat(st->dirfd, STAGE_TABLE,
+		    O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK,
+		    0600);
+	if (fd < 0)
+		return -errno;
+	/* A directory that is ours now may have been somebody else's before. */
+	if (fstat(fd, &sb) < 0 || !S_ISREG(sb.st_mode) || sb.st_nlink != 1 ||
+	    sb.st_uid != geteuid()) {
+		close(fd);
+		return -EPERM;
+	}
+	if ((size_t)sb.st_size != bytes) {
+		/* Allocated now: a full tmpfs must not raise SIGBUS later. */
+		rc = ftruncate(fd, 0) < 0
+			     ? errno
+			     : posix_fallocate(fd, 0, (off_t)bytes);
+		if (rc != 0) {
+			close(fd);
+			return -rc;
+		}
+	}
+	map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	rc = map == MAP_FAILED ? -errno : 0;
+	close(fd);
+	if (rc < 0)
+		return rc;
+	h = map;
+	st->slots = (struct stage_slot *)((uint8_t *)map + STAGE_HEADER_BYTES);
+	st->slot_count = STAGE_SLOTS;
+	*ret_adopted = memcmp(h->magic, STAGE_MAGIC, sizeof(h->magic)) == 0 &&
+		       boot_id[0] != 0 &&
+		       strncmp(h->boot_id, boot_id, sizeof(h->boot_id)) == 0 &&
+		       strncmp(h->uuid, uuid, sizeof(h->uuid)) == 0 &&
+		       h->slot_count == STAGE_SLOTS;
+	if (!*ret_adopted) {
+		memset(map, 0, bytes);
+		memcpy(h->boot_id, boot_id, sizeof(boot_id));
+		memcpy(h->uuid, uuid, LAYOUT_UUID_BYTES);
+		h->slot_count = STAGE_SLOTS;
+		memcpy(h->magic, STAGE_MAGIC, sizeof(h->magic));
+	}
+	return 0;
+}
+
+int stages_init(struct stages *st, const struct stages_config *config,
+		struct images *images, bool *ret_adopted, char *why,
+		size_t why_size)
+{
+	int rc;
+
+	memset(st, 0, sizeof(*st));
+	st->images = images;
+	st->dirfd = -1;
+	why[0] = 0;
+	if (config->dir)
+		rc = stages_open_dir(st, config, why, why_size);
+	else
+		rc = stages_mount(st, config, why, why_size);
+	if (rc == 0)
+		rc = stages_map_table(st, config->uuid, ret_adopted);
+	if (rc == 0) {
+		st->free_slot = calloc(STAGE_SLOTS, sizeof(uint32_t));
+		rc = st->free_slot ? 0 : -ENOMEM;
+	}
+	if (rc < 0) {
+		if (why[0] == 0)
+			(void)snprintf(why, why_size,
+				       "cannot set up the stage in %s: %s",
+				       st->path, strerror(-rc));
+		return rc;
+	}
+	st->next_number = 1;
+	for (uint32_t i = STAGE_SLOTS; i-- > 0;) {
+		if (st->slots[i].ino == 0)
+			st->free_slot[st->free_count++] = i;
+		else if (st->slots[i].kind == STAGE_MEMORY &&
+			 st->slots[i].number >= st->next_number)
+			st->next_number = st->slots[i].number + 1;
+	}
+	stage_fds_init(&st->fds);
+	lock_init(&st->admit, LOCK_STAGE_ADMIT);
+	cond_init(&st->returned);
+	lock_init(&st->lock, LOCK_STAGES);
+	return 0;
+}
+
+/* Clean stages are a cache; on a tmpfs of our own they go with it. */
+static void remove_clean(struct stages *st)
+{
+	(void)unlinkat(st->dirfd, STAGE_TABLE, 0);
+	for (uint32_t i = 0; i < st->slot_count; i++) {
+		char name[24];
+
+		if (st->slots[i].ino == 0 || st->slots[i].kind != STAGE_MEMORY)
+			continue;
+		stage_file_name(st->slots[i].number, name);
+		stage_unlink(st, name);
+	}
+	st->next_number = 0;
+}
+
+void stages_release(struct stages *st)
+{
+	uint32_t dirty = 0;
+
+	for (uint32_t i = 0; i < st->slot_count; i++)
+		dirty += st->slots[i].ino != 0 && st->slots[i].dirty;
+	if (dirty)
+		log_warning("%s keeps %u files that are not durable, or that "
+			    "somebody still writes to; the next mount takes "
+			    "them over",
+			    st->path, dirty);
+	if (!dirty && !st->own_tmpfs)
+		remove_clean(st);
+	munmap((uint8_t *)st->slots - STAGE_HEADER_BYTES,
+	       STAGE_HEADER_BYTES + st->slot_count * sizeof(*st->slots));
+	free(st->free_slot);
+	stage_fds_release(&st->fds);
+	lock_destroy(&st->lock);
+	lock_destroy(&st->admit);
+	cond_destroy(&st->returned);
+	close(st->dirfd);
+	/*
+	 * A lazy unmount would hide bytes that are not durable yet. When there
+	 * are none, it is a client that has a segment mapped yet.
+	 */
+	if (st->own_tmpfs && !dirty && umount2(st->path, 0) < 0 &&
+	    (errno != EBUSY || umount2(st->path, MNT_DETACH) < 0))
+		log_warning("cannot unmount %s: %s", st->path, strerror(errno));
+}
+
+/* Is it there yet? When it was sealed, a client may have it mapped yet. */
+static int stage_find_memory(struct stages *st, struct stage *s)
+{
+	SCOPED(scope_close) int fd = stage_open(st, s, O_RDONLY);
+
+	if (fd < 0)
+		return fd;
+	s->sealed = stage_is_sealed(fd);
+	return 0;
+}
+
+int stages_adopt(struct stages *st,
+		 int (*fn)(void *arg, const struct stage_slot *slot,
+			   struct stage *s),
+		 void *arg)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; i < st->slot_count && rc == 0; i++) {
+		struct stage_slot *slot = &st->slots[i];
+		struct stage *s;
+
+		if (slot->ino == 0)
+			continue;
+		SLOT_SET(slot, opens, 0);
+		SLOT_SET(slot, writers, 0);
+		s = stage_new(slot->ino, slot->kind == STAGE_DISK
+						 ? STAGE_DISK
+						 : STAGE_MEMORY);
+		if (!s)
+			return -ENOMEM;
+		s->number = slot->number;
+		s->slot = slot;
+		s->slot_index = i;
+		if (s->kind == STAGE_MEMORY) {
+			rc = stage_find_memory(st, s);
+		} else {
+			rc = image_get(st->images, s->number, &s->image);
+			if (rc == 0) {
+				HOLD(&st->images->lock);
+				s->image->building = true;
+			}
+		}
+		if (s->kind == STAGE_MEMORY)
+			atomic_fetch_add(&st->memory_count, 1);
+		else
+			atomic_fetch_add(&st->disk_count, 1);
+		if (rc < 0 && rc != -ENOENT) { /* not gone: not now */
+			stage_put(st, s);
+			return rc;
+		}
+		if (rc < 0) {
+			log_error("stage of inode %llu is gone: %s",
+				  (unsigned long long)slot->ino, strerror(-rc));
+			rc = fn(arg, slot, NULL);
+			stage_drop(st, s);
+			stage_put(st, s);
+			continue;
+		}
+		rc = fn(arg, slot, s);
+	}
+	return rc;
+}
+
+void stages_sweep(struct stages *st)
+{
+	int fd = openat(st->dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+	struct dirent *d;
+
+	if (!dir) {
+		if (fd >= 0)
+			close(fd);
+		return;
+	}
+	while ((d = readdir(dir)) != NULL) {
+		uint64_t number;
+		bool used = false;
+		char *end;
+
+		if (d->d_name[0] != 's' || strlen(d->d_name) != 17)
+			continue;
+		number = strtoull(d->d_name + 1, &end, 16);
+		if (*end != 0)
+			continue;
+		for (uint32_t i = 0; i < st->slot_count && !used; i++)
+			used = st->slots[i].ino != 0 &&
+			       st->slots[i].kind == STAGE_MEMORY &&
+			       st->slots[i].number == number;
+		if (!used)
+			stage_unlink(st, d->d_name);
+	}
+	closedir(dir);
+}
