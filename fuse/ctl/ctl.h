@@ -29,7 +29,10 @@ struct ctl_command {
 	const char *arguments; /* for the usage line */
 	const char *summary; /* one line, for the list */
 	const char *help; /* the rest of --help; ends with a newline */
+	/* One of these; run_on() is for a command with one argument. */
 	int (*run)(const struct ctl_command *self, int argc, char **argv);
+	int (*run_on)(const char *argument, bool json);
+	const char *takes; /* of run_on(): "store" */
 };
 
 extern const struct ctl_command ctl_status, ctl_flush, ctl_inspect, ctl_du,

@@ -9,7 +9,9 @@
 #include <sys/stat.h>
 
 #include "fuse/ctl/ctl.h"
+#include "fuse/ctl/step_print.h"
 #include "store/base/scope.h"
+#include "store/base/vec.h"
 
 #define ROWS_SHOWN 64
 
@@ -61,11 +63,8 @@ static void add(struct diff *d, enum change change, const struct tensor *a,
 		const struct tensor *b)
 {
 	d->totals[change]++;
-	if (d->count == d->capacity) {
-		d->capacity = d->capacity ? 2 * d->capacity : 64;
-		d->rows = reallocarray(d->rows, d->capacity, sizeof(*d->rows));
-		CHECK(d->rows); /* out of memory */
-	}
+	CHECK(vec_grow(&d->rows, d->count, &d->capacity, sizeof(*d->rows)) ==
+	      0); /* out of memory */
 	d->rows[d->count++] = (struct row){ change, a, b };
 }
 
@@ -203,23 +202,6 @@ static void pair(void *arg, const struct tensor *a, const struct tensor *b)
 /* --- Printing --------------------------------------------------------------
  */
 
-static void print_side(const struct step *s, const struct tensor *t)
-{
-	(void)printf("{\"dtype\": ");
-	if (t->dtype) {
-		ctl_print_string(t->dtype);
-		(void)printf(", \"shape\": ");
-		ctl_print_numbers(t->shape, t->rank);
-	} else {
-		(void)printf("null, \"shape\": null");
-	}
-	(void)printf(", \"offset\": %llu, \"bytes\": %llu, \"file\": ",
-		     (unsigned long long)t->offset,
-		     (unsigned long long)t->bytes);
-	ctl_print_string(t->file ? t->file : s->path);
-	(void)printf("}");
-}
-
 static void print_json(const struct diff *d, bool identical)
 {
 	(void)printf("{\n\t\"a\":\t");
@@ -256,11 +238,11 @@ static void print_json(const struct diff *d, bool identical)
 			}
 			if (r->a) {
 				(void)printf(", \"a\": ");
-				print_side(d->a, r->a);
+				step_print_side(d->a, r->a);
 			}
 			if (r->b) {
 				(void)printf(", \"b\": ");
-				print_side(d->b, r->b);
+				step_print_side(d->b, r->b);
 			}
 			(void)printf("}");
 		}

@@ -17,6 +17,7 @@
 
 #include "fuse/ctl/ctl.h"
 #include "store/base/scope.h"
+#include "store/base/vec.h"
 
 #define PHYSICAL_ATTRIBUTE "user.ckptfs.physical_bytes"
 #define NUMBER_BYTES 32
@@ -154,15 +155,14 @@ static void du_file(struct du *d, const FTSENT *e, struct sums *into)
 /* Sums of level n: level 0 is above what was named. */
 static struct sums *level(struct du *d, size_t n)
 {
-	if (n >= d->level_capacity) {
-		size_t want = 2 * n + 16;
+	size_t had = d->level_capacity;
 
-		d->levels = reallocarray(d->levels, want, sizeof(*d->levels));
-		CHECK(d->levels); /* out of memory */
-		memset(d->levels + d->level_capacity, 0,
-		       (want - d->level_capacity) * sizeof(*d->levels));
-		d->level_capacity = want;
-	}
+	if (n < had)
+		return &d->levels[n];
+	CHECK(vec_reserve(&d->levels, had, n + 1 - had, &d->level_capacity,
+			  sizeof(*d->levels)) == 0); /* out of memory */
+	memset(d->levels + had, 0,
+	       (d->level_capacity - had) * sizeof(*d->levels));
 	return &d->levels[n];
 }
 

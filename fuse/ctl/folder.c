@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include "store/base/scope.h"
+#include "store/base/vec.h"
 
 void folder_release(struct folder *f)
 {
@@ -23,12 +24,8 @@ static void folder_add(struct folder *f, int dirfd, const char *name)
 
 	if (fstatat(dirfd, name, &st, 0) < 0 || !S_ISREG(st.st_mode))
 		return;
-	if (f->count == f->capacity) {
-		f->capacity = f->capacity ? 2 * f->capacity : 64;
-		f->files =
-			reallocarray(f->files, f->capacity, sizeof(*f->files));
-		CHECK(f->files); /* out of memory */
-	}
+	CHECK(vec_grow(&f->files, f->count, &f->capacity, sizeof(*f->files)) ==
+	      0); /* out of memory */
 	f->files[f->count].name = strdup(name);
 	f->files[f->count].size_bytes = (uint64_t)st.st_size;
 	CHECK(f->files[f->count].name); /* out of memory */

@@ -302,16 +302,9 @@ static int run_fsck(const struct ctl_command *self, int argc, char **argv)
 	return fsck(argv[optind], scrub, o.json);
 }
 
-static int run_scrub(const struct ctl_command *self, int argc, char **argv)
+static int scrub(const char *path, bool json)
 {
-	struct ctl_options o = { .command = self };
-	int option = ctl_option(&o, argc, argv);
-
-	if (option != CTL_OPTION_DONE)
-		return ctl_option_exit(option);
-	if (argc - optind != 1)
-		return ctl_misused("scrub: name one store");
-	return fsck(argv[optind], true, o.json);
+	return fsck(path, true, json);
 }
 
 const struct ctl_command ctl_fsck = {
@@ -333,5 +326,6 @@ const struct ctl_command ctl_scrub = {
 	.help = "Reads all bytes of a store that is not mounted and compares "
 		"them with their\nhashes; names every file with damaged "
 		"bytes.\n\n",
-	.run = run_scrub,
+	.takes = "store",
+	.run_on = scrub,
 };

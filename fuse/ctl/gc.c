@@ -26,18 +26,6 @@ static int gc_of(const char *path, bool json)
 	return CTL_FINE;
 }
 
-static int run(const struct ctl_command *self, int argc, char **argv)
-{
-	struct ctl_options o = { .command = self };
-	int option = ctl_option(&o, argc, argv);
-
-	if (option != CTL_OPTION_DONE)
-		return ctl_option_exit(option);
-	if (argc - optind != 1)
-		return ctl_misused("gc: name one mount point");
-	return gc_of(argv[optind], o.json);
-}
-
 const struct ctl_command ctl_gc = {
 	.name = "gc",
 	.arguments = "MOUNTPOINT",
@@ -45,5 +33,6 @@ const struct ctl_command ctl_gc = {
 	.help = "The mount does this by itself; gc waits until it is done and "
 		"also lets go of the\nmemory that holds durable files for "
 		"readers.\n\n",
-	.run = run,
+	.takes = "mount point",
+	.run_on = gc_of,
 };

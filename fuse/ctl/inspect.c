@@ -11,15 +11,12 @@
 #include "fuse/ctl/ctl.h"
 #include "fuse/ctl/diff.h"
 #include "fuse/ctl/step.h"
+#include "fuse/ctl/step_print.h"
 #include "store/base/scope.h"
 
 #define ATTRIBUTE_BYTES 64
 /* More extents are counted, but not printed, for people. */
 #define EXTENTS_SHOWN 64
-/* Likewise tensors. */
-#define TENSORS_SHOWN 64
-/* Of those that one tensor shares its bytes with. */
-#define SHARED_SHOWN 16
 
 struct options {
 	bool json, all, digest, diff, structure;
@@ -108,199 +105,12 @@ static void print_file(const char *path, const cJSON *f)
 	print_extents(extents);
 }
 
-/* --- Tensors ---------------------------------------------------------------
- */
-
-static void print_shape(const struct tensor *t)
-{
-	char text[64] = "-";
-	size_t n = 0;
-
-	if (t->dtype) {
-		text[n++] = '[';
-		for (unsigned i = 0; i < t->rank && n < sizeof(text) - 32; i++)
-			n += (size_t)sprintf(text + n, "%s%llu",
-					     i > 0 ? ", " : "",
-					     (unsigned long long)t->shape[i]);
-		(void)strcpy(text + n, "]");
-	}
-	(void)printf(" %-20s ", text);
-}
-
-static void print_tensors(const struct step *s, bool all)
-{
-	(void)printf("  %-16s%s\n", "format", s->in.format);
-	if (s->in.tensors.count > 0)
-		(void)printf("  %-16s%s\n  %-16s%s\n    %-14s %-20s %14s "
-			     "%14s  %s%s\n",
-			     "structure", s->in.signature, "tensors",
-			     ctl_count(s->in.tensors.count), "dtype", "shape",
-			     "offset", "bytes",
-			     s->extra ? "digest                            "
-				      : "",
-			     "name");
-	for (size_t i = 0; i < s->in.tensors.count; i++) {
-		const struct tensor *t = &s->in.tensors.all[i];
-
-		if (i == TENSORS_SHOWN && !all) {
-			(void)printf("    ... and %s more (all with --all)\n",
-				     ctl_count(s->in.tensors.count - i));
-			break;
-		}
-		(void)printf("    %-14s", t->dtype ? t->dtype : "-");
-		print_shape(t);
-		(void)printf("%14llu %14llu  ", (unsigned long long)t->offset,
-			     (unsigned long long)t->bytes);
-		if (s->extra && s->extra[i].digested) {
-			char hex[2 * STEP_DIGEST_BYTES + 1];
-
-			step_hex(s->extra[i].digest, hex);
-			(void)printf("%s%c ", hex,
-				     s->extra[i].next != i ? '*' : ' ');
-		}
-		step_print_name(t);
-	}
-	for (size_t i = 0; i < s->in.closure.count; i++) {
-		const struct closure_finding *f = &s->in.closure.findings[i];
-
-		SCOPED(scope_free) char *line = NULL;
-
-		if (asprintf(&line, "%s: %s%s%s: %s",
-			     closure_kind_name(f->kind), f->file ? f->file : "",
-			     f->file && f->item ? ", " : "",
-			     f->item ? f->item : "", f->what) < 0)
-			line = NULL;
-		CHECK(line); /* out of memory */
-		(void)printf("  ");
-		ctl_print_line(line);
-	}
-}
-
-static void print_shared(const struct step *s, uint32_t index)
-{
-	unsigned count = 0;
-
-	(void)printf(", \"shared_with\": [");
-	for (uint32_t i = s->extra[index].next;
-	     i != index && count < SHARED_SHOWN; i = s->extra[i].next) {
-		(void)printf("%s{\"name\": ", count++ > 0 ? ", " : "");
-		ctl_print_string(s->in.tensors.all[i].name);
-		if (s->in.tensors.all[i].file) {
-			(void)printf(", \"file\": ");
-			ctl_print_string(s->in.tensors.all[i].file);
-		}
-		(void)printf("}");
-	}
-	(void)printf("]");
-}
-
-static void print_tensor_json(const struct step *s, uint32_t index)
-{
-	const struct tensor *t = &s->in.tensors.all[index];
-
-	(void)printf("\n\t\t{\"name\": ");
-	ctl_print_string(t->name);
-	(void)printf(", \"dtype\": ");
-	if (t->dtype) {
-		ctl_print_string(t->dtype);
-		(void)printf(", \"shape\": ");
-		ctl_print_numbers(t->shape, t->rank);
-	} else {
-		(void)printf("null, \"shape\": null");
-	}
-	if (t->strides) {
-		(void)printf(", \"strides\": ");
-		ctl_print_numbers(t->strides, t->rank);
-	}
-	if (t->place && t->dtype) {
-		(void)printf(", \"place\": ");
-		ctl_print_numbers(t->place, t->rank);
-	}
-	if (t->whole) {
-		(void)printf(", \"whole_shape\": ");
-		ctl_print_numbers(t->whole, t->rank);
-	}
-	(void)printf(", \"offset\": %llu, \"bytes\": %llu, \"file\": ",
-		     (unsigned long long)t->offset,
-		     (unsigned long long)t->bytes);
-	if (t->file)
-		ctl_print_string(t->file);
-	else
-		ctl_print_string(s->path);
-	if (s->extra && s->extra[index].digested) {
-		char hex[2 * STEP_DIGEST_BYTES + 1];
-
-		step_hex(s->extra[index].digest, hex);
-		(void)printf(", \"digest\": \"%s\"", hex);
-		print_shared(s, index);
-	}
-	(void)printf("}");
-}
-
-static void print_findings_json(const struct step *s)
-{
-	(void)printf(",\n\t\"findings\":\t[");
-	for (size_t i = 0; i < s->in.closure.count; i++) {
-		const struct closure_finding *f = &s->in.closure.findings[i];
-
-		(void)printf("%s\n\t\t{\"kind\": \"%s\", \"item\": ",
-			     i > 0 ? "," : "", closure_kind_name(f->kind));
-		ctl_print_string(f->item ? f->item : "");
-		(void)printf(", \"file\": ");
-		ctl_print_string(f->file ? f->file : "");
-		(void)printf(", \"what\": ");
-		ctl_print_string(f->what);
-		(void)printf("}");
-	}
-	(void)printf("]");
-}
-
-/* One JSON object: `head`, which is released, and what the step has. */
-static void print_json(const struct step *s, cJSON *head)
-{
-	const cJSON *backend = cJSON_GetObjectItemCaseSensitive(
-		s->megatron, "sharded_backend");
-	const cJSON *version = cJSON_GetObjectItemCaseSensitive(
-		s->megatron, "sharded_backend_version");
-	cJSON *errors = cJSON_CreateArray();
-
-	for (size_t i = 0; i < s->in.error_count; i++) {
-		cJSON *one = cJSON_CreateObject();
-
-		ctl_add_text(one, "file", s->in.errors[i].file);
-		ctl_add_text(one, "what", s->in.errors[i].what);
-		(void)cJSON_AddItemToArray(errors, one);
-	}
-	ctl_add_text(head, "format", s->in.format);
-	ctl_add_text(head, "structure", s->in.signature);
-	if (cJSON_IsString(backend))
-		ctl_add_text(head, "sharded_backend", backend->valuestring);
-	if (cJSON_IsNumber(version))
-		(void)cJSON_AddNumberToObject(head, "sharded_backend_version",
-					      version->valuedouble);
-	(void)cJSON_AddItemToObject(head, "errors", errors);
-	ctl_print_open(head);
-	if (s->is_folder)
-		print_findings_json(s);
-	(void)printf(",\n\t\"tensors\":\t[");
-	for (size_t i = 0; i < s->in.tensors.count; i++) {
-		(void)printf("%s", i > 0 ? "," : "");
-		print_tensor_json(s, (uint32_t)i);
-	}
-	(void)printf("]\n}\n");
-}
-
 static void complain_errors(const struct step *s)
 {
 	for (size_t i = 0; i < s->in.error_count; i++)
 		ctl_complain("%s%s%s: %s", s->is_folder ? s->path : "",
 			     s->is_folder ? "/" : "", s->in.errors[i].file,
 			     s->in.errors[i].what);
-}
-
-static bool is_sound(const struct step *s)
-{
-	return s->in.error_count == 0 && closure_holds(&s->in.closure);
 }
 
 static int inspect_file(const struct step *s, const struct options *o)
@@ -321,14 +131,14 @@ static int inspect_file(const struct step *s, const struct options *o)
 	}
 	failed = strcmp(ctl_text(f, "state"), "failed") == 0;
 	if (o->json) {
-		print_json(s, f);
+		step_print_json(s, f);
 	} else {
 		if (rc == 0)
 			print_file(s->path, f);
 		else
 			(void)printf("%s\n  %-16s%s\n", s->path, "size",
 				     ctl_bytes(ctl_number(f, "size_bytes")));
-		print_tensors(s, o->all);
+		step_print(s, o->all);
 		if (s->in.has_dcp && s->in.tensors.count == 0)
 			(void)printf("  %-16s%s, in the files beside it: "
 				     "inspect their directory\n",
@@ -336,7 +146,7 @@ static int inspect_file(const struct step *s, const struct options *o)
 				     ctl_count(s->in.dcp.entry_count));
 		cJSON_Delete(f);
 	}
-	return failed || !is_sound(s) ? CTL_PROBLEM : CTL_FINE;
+	return failed || !structure_is_sound(&s->in) ? CTL_PROBLEM : CTL_FINE;
 }
 
 /* An attribute of a file in a directory, "-" when it has none. */
@@ -437,9 +247,9 @@ static int inspect_folder(const struct step *s, const struct options *o)
 		cJSON *head = cJSON_CreateObject();
 
 		(void)cJSON_AddItemToObject(head, "files", list);
-		print_json(s, head);
+		step_print_json(s, head);
 	} else if (s->in.tensors.count > 0) {
-		print_tensors(s, o->all);
+		step_print(s, o->all);
 	}
 	if (!o->json && s->megatron) {
 		const cJSON *version = cJSON_GetObjectItemCaseSensitive(
@@ -450,7 +260,7 @@ static int inspect_folder(const struct step *s, const struct options *o)
 			     cJSON_IsNumber(version) ? version->valuedouble
 						     : 0.0);
 	}
-	return failed || !is_sound(s) ? CTL_PROBLEM : CTL_FINE;
+	return failed || !structure_is_sound(&s->in) ? CTL_PROBLEM : CTL_FINE;
 }
 
 static int inspect(const char *path, const struct options *o)

@@ -28,6 +28,21 @@ static int help(void)
 	return CTL_FINE;
 }
 
+static int run(const struct ctl_command *c, int argc, char **argv)
+{
+	struct ctl_options o = { .command = c };
+	int option;
+
+	if (c->run)
+		return c->run(c, argc, argv);
+	option = ctl_option(&o, argc, argv);
+	if (option != CTL_OPTION_DONE)
+		return ctl_option_exit(option);
+	if (argc - optind != 1)
+		return ctl_misused("%s: name one %s", c->name, c->takes);
+	return c->run_on(argv[optind], o.json);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc < 2)
@@ -41,7 +56,6 @@ int main(int argc, char **argv)
 	}
 	for (size_t n = 0; n < COMMANDS; n++)
 		if (strcmp(argv[1], commands[n]->name) == 0)
-			return commands[n]->run(commands[n], argc - 1,
-						argv + 1);
+			return run(commands[n], argc - 1, argv + 1);
 	return ctl_misused("'%s' is not a command", argv[1]);
 }

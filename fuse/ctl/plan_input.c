@@ -13,6 +13,7 @@
 
 #include "store/base/scope.h"
 #include "store/base/utf8.h"
+#include "store/base/vec.h"
 #include "store/formats/dcp.h"
 
 #define NUMBER_END 9007199254740992.0 /* 2^53: doubles are exact below it */
@@ -125,21 +126,6 @@ static bool natural(const cJSON *j, double end, uint64_t *ret)
 /* --- Shards ----------------------------------------------------------------
  */
 
-static int shards_grow(struct parse *p)
-{
-	size_t want = p->capacity ? 2 * p->capacity : 64;
-	struct ckpt_plan_shard *grown;
-
-	if (p->in->count < p->capacity)
-		return 0;
-	grown = reallocarray(p->in->shards, want, sizeof(*grown));
-	if (!grown)
-		return -ENOMEM;
-	p->in->shards = grown;
-	p->capacity = want;
-	return 0;
-}
-
 static int take_ranks(struct parse *p, const cJSON *ranks, const char *id,
 		      struct ckpt_plan_shard *s)
 {
@@ -204,7 +190,8 @@ static int take_shard(struct parse *p, const cJSON *one)
 		return rc;
 	s.id_bytes = strlen(name);
 	bytes_put(&p->in->ids, name, s.id_bytes + 1);
-	rc = shards_grow(p);
+	rc = vec_grow(&p->in->shards, p->in->count, &p->capacity,
+		      sizeof(*p->in->shards));
 	if (rc < 0 || p->in->ids.failed || p->in->ranks.failed)
 		return -ENOMEM;
 	p->in->shards[p->in->count++] = s;

@@ -122,18 +122,6 @@ static int rebuild(const char *path, bool json)
 	return rc == 0 ? CTL_FINE : CTL_PROBLEM;
 }
 
-static int run(const struct ctl_command *self, int argc, char **argv)
-{
-	struct ctl_options o = { .command = self };
-	int option = ctl_option(&o, argc, argv);
-
-	if (option != CTL_OPTION_DONE)
-		return ctl_option_exit(option);
-	if (argc - optind != 1)
-		return ctl_misused("rebuild: name one store");
-	return rebuild(argv[optind], o.json);
-}
-
 const struct ctl_command ctl_rebuild = {
 	.name = "rebuild",
 	.arguments = "STORE",
@@ -149,5 +137,6 @@ const struct ctl_command ctl_rebuild = {
 		"  recovered  a file that only its image's label knew\n"
 		"  lost       a file, or a version of it, that cannot be had\n"
 		"  aside      an image of which no file can be made\n\n",
-	.run = run,
+	.takes = "store",
+	.run_on = rebuild,
 };

@@ -173,18 +173,6 @@ static int status_of(const char *path, bool json)
 	return failed ? CTL_PROBLEM : CTL_FINE;
 }
 
-static int run(const struct ctl_command *self, int argc, char **argv)
-{
-	struct ctl_options o = { .command = self };
-	int option = ctl_option(&o, argc, argv);
-
-	if (option != CTL_OPTION_DONE)
-		return ctl_option_exit(option);
-	if (argc - optind != 1)
-		return ctl_misused("status: name one mount point");
-	return status_of(argv[optind], o.json);
-}
-
 const struct ctl_command ctl_status = {
 	.name = "status",
 	.arguments = "MOUNTPOINT",
@@ -209,5 +197,6 @@ const struct ctl_command ctl_status = {
 		"            written by the same rank, by another one, or by "
 		"who knows whom;\n"
 		"            --json has them for each rank\n\n",
-	.run = run,
+	.takes = "mount point",
+	.run_on = status_of,
 };
