@@ -18,6 +18,7 @@
 #include <endian.h>
 
 #include "store/base/scope.h"
+#include "store/base/vec.h"
 
 #define SAFETENSORS_PREFIX_BYTES 8
 /* Both ends of 2^20 tensors; later ones are not looked at. */
@@ -161,18 +162,9 @@ static bool scan_number(struct scan *s, uint64_t *ret)
 
 static bool scan_push(struct scan *s, uint64_t off)
 {
-	if (s->count == s->capacity) {
-		size_t capacity = s->capacity > 0 ? s->capacity * 2 : 256;
-		uint64_t *marks;
-
-		marks = realloc(s->marks, capacity * sizeof(*marks));
-		if (!marks) {
-			s->rc = -ENOMEM;
-			return false;
-		}
-		s->marks = marks;
-		s->capacity = capacity;
-	}
+	s->rc = vec_grow(&s->marks, s->count, &s->capacity, sizeof(off));
+	if (s->rc < 0)
+		return false;
 	s->marks[s->count++] = off;
 	return true;
 }

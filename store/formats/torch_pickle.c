@@ -8,13 +8,14 @@
  * indexes with dots between them. The graph may have cycles and may share
  * parts, so the way's length and the number of steps are bounded.
  */
+#include "store/formats/torch_pickle.h"
+
 #include <inttypes.h>
 
 #include "store/base/scope.h"
 #include "store/base/utf8.h"
 #include "store/formats/dcp.h"
 #include "store/formats/pickle.h"
-#include "store/formats/tensors.h"
 
 #define DEPTH_MAX 64
 #define MEMORY_BYTES_MAX (size_t)(UINT64_C(2) << 30)

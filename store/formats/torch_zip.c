@@ -17,6 +17,7 @@
 #include "store/formats/torch_zip.h"
 
 #include "store/base/scope.h"
+#include "store/base/vec.h"
 #include "store/formats/npy.h"
 #include "store/formats/zip.h"
 
@@ -39,18 +40,11 @@ struct zip {
 
 static int zip_push(struct zip *z, const struct zip_archive *a)
 {
-	if (z->count == z->capacity) {
-		size_t capacity = z->capacity > 0 ? z->capacity * 2 : 16;
-		struct zip_archive *grown;
+	int rc = vec_grow(&z->archives, z->count, &z->capacity, sizeof(*a));
 
-		grown = realloc(z->archives, capacity * sizeof(*grown));
-		if (!grown)
-			return -ENOMEM;
-		z->archives = grown;
-		z->capacity = capacity;
-	}
-	z->archives[z->count++] = *a;
-	return 0;
+	if (rc == 0)
+		z->archives[z->count++] = *a;
+	return rc;
 }
 
 /*

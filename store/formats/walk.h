@@ -3,8 +3,7 @@
  *
  * A format reader looks at headers through walk_peek() and walk_read(), and
  * says with walk_mark() where a new piece of the file starts. It never learns
- * what becomes of the pieces: gathering them into chunks is cut.c's business,
- * which also implements what is declared here.
+ * what becomes of the pieces, which are gathered into chunks here.
  *
  * The readers hold no trust either way: a mark that lies behind the last one
  * or outside the file is ignored, so no format reader can break the promise
@@ -15,7 +14,7 @@
 
 #include <stdbool.h>
 
-#include "store/formats/cut.h"
+#include "store/formats/chunks.h"
 
 #define WALK_WINDOW_BYTES (UINT32_C(64) << 10)
 
@@ -38,6 +37,9 @@ static inline uint64_t walk_size(const struct walk *w)
 
 /* A new piece starts at off. Fails with -ENOMEM only. */
 int walk_mark(struct walk *w, uint64_t off);
+
+/* No piece comes any more: w->cut covers the file. -ENOMEM. */
+int walk_end(struct walk *w);
 
 /*
  * *ret is the need (<= WALK_WINDOW_BYTES) bytes at off, good until the next

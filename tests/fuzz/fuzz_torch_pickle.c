@@ -8,6 +8,7 @@
 #include "store/base/scope.h"
 #include "store/base/utf8.h"
 #include "store/formats/tensors.h"
+#include "store/formats/torch_pickle.h"
 #include "tests/fuzz/fuzz.h"
 
 #define STORAGE_BYTES UINT64_C(4096)

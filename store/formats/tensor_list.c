@@ -1,0 +1,81 @@
+/*
+ * tensor_list.c - what a tensor says lies in the list's blocks, which stay
+ * where they are; the list of tensors itself moves as it grows.
+ */
+#include "store/formats/tensor_list.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/base/vec.h"
+#include "store/formats/dcp_names.h"
+
+void tensors_release(struct tensors *l)
+{
+	free(l->all);
+	dcp_blocks_release(&l->blocks);
+	memset(l, 0, sizeof(*l));
+}
+
+int tensors_refuse(struct tensors *l, const char *format, ...)
+{
+	va_list ap;
+
+	va_start(ap, format);
+	(void)vsnprintf(l->error, sizeof(l->error), format, ap);
+	va_end(ap);
+	return -EBADMSG;
+}
+
+static int keep(struct tensors *l, const void *p, size_t bytes, void *ret_slot)
+{
+	void *kept = NULL;
+
+	if (p) {
+		l->bytes += bytes + 1;
+		kept = dcp_alloc(&l->blocks, bytes + 1);
+		if (!kept)
+			return -ENOMEM;
+		memcpy(kept, p, bytes);
+	}
+	memcpy(ret_slot, &kept, sizeof(kept));
+	return 0;
+}
+
+int tensors_add(struct tensors *l, const struct tensor *t)
+{
+	struct tensor one = *t;
+	size_t shape_bytes = t->rank * sizeof(*t->shape);
+	int rc;
+
+	if (l->count == TENSORS_MAX) {
+		(void)tensors_refuse(l, "more than %u tensors", TENSORS_MAX);
+		return -EFBIG;
+	}
+	if (l->bytes_max && l->bytes > l->bytes_max) {
+		(void)tensors_refuse(l, "its tensors take more than %zu bytes",
+				     l->bytes_max);
+		return -EFBIG;
+	}
+	l->bytes += sizeof(*t);
+	rc = vec_grow(&l->all, l->count, &l->capacity, sizeof(*l->all));
+	if (rc == 0)
+		rc = keep(l, t->name, strlen(t->name) + 1, &one.name);
+	if (rc == 0)
+		rc = keep(l, t->dtype, t->dtype ? strlen(t->dtype) + 1 : 0,
+			  &one.dtype);
+	if (rc == 0)
+		rc = keep(l, t->shape, shape_bytes, &one.shape);
+	if (rc == 0)
+		rc = keep(l, t->strides, shape_bytes, &one.strides);
+	if (rc == 0)
+		rc = keep(l, t->place, shape_bytes, &one.place);
+	if (rc == 0)
+		rc = keep(l, t->whole, shape_bytes, &one.whole);
+	if (rc == 0)
+		l->all[l->count++] = one;
+	return rc;
+}

@@ -1,0 +1,47 @@
+/* tensor_list.h - tensors that were found, with copies of all that they say. */
+#ifndef STORE_FORMATS_TENSOR_LIST_H
+#define STORE_FORMATS_TENSOR_LIST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define TENSOR_NAME_BYTES_MAX 4096
+#define TENSOR_RANK_MAX 64
+#define TENSORS_MAX (UINT32_C(1) << 26)
+
+struct tensor {
+	const char *name; /* UTF-8 */
+	const char *file; /* borrowed; NULL: there is but one */
+	const char *dtype; /* the format's word; NULL: no tensor, just bytes */
+	unsigned rank;
+	const uint64_t *shape; /* of what is stored here */
+	const uint64_t *strides; /* in elements; NULL: as in C */
+	/* A part of a larger tensor: where in it, and its shape; else NULL. */
+	const uint64_t *place, *whole;
+	uint64_t offset, bytes; /* in the file; of a view: all it spans */
+};
+
+struct tensors {
+	struct tensor *all; /* owned */
+	size_t count, capacity;
+	struct dcp_block *blocks; /* what they point to; owned */
+	size_t bytes_max; /* of memory for all of them; 0: no limit */
+	size_t bytes;
+	const char *format; /* "safetensors", "torch_zip", ..., "plain" */
+	char error[512];
+};
+
+void tensors_release(struct tensors *l);
+
+/*
+ * One more, with copies of everything but the file. -ENOMEM, -EFBIG: too many,
+ * or they take more memory than they may.
+ */
+int tensors_add(struct tensors *l, const struct tensor *t);
+
+/* What is wrong; returns -EBADMSG. */
+int tensors_refuse(struct tensors *l, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+
+#endif
