@@ -21,12 +21,13 @@ usage() {
 	usage: tests/run.sh [--quick] [--label L] [--help]
 
 	  --quick    only the preset 'normal': no sanitizers, no fuzzers
-	  --label L  only tests with this label: unit, mount, crash, fuzz, trainer...
+	  --label L  only tests with this label: unit, sim, mount, crash, fuzz...
 
 	CKPTFS_PREFIX   where deploy/setup.sh puts a newer libfuse (/opt/ckptfs)
 	CKPTFS_VENV     where the Python with torch is kept between runs
 	CKPTFS_SKIP_OK  tests that CI may skip: names or patterns, with spaces
 	CKPTFS_JOBS     how many tests run at once (the number of cores)
+	CKPTFS_SIM_SECONDS  how long fresh seeds are tried (300)
 
 	exit code: 0 all passed; 1 a step or a test failed; 2 wrong usage
 	END
@@ -142,8 +143,17 @@ summary() {
 step "set-up"
 deploy/setup.sh --fuzz --trainer || die 1 "deploy/setup.sh failed"
 
+# simulate: schedules that nobody has seen. What fails says how to see it again.
+simulate() {
+	local seconds=${CKPTFS_SIM_SECONDS:-300}
+	if [[ $label && $label != sim ]]; then return; fi
+	step "simulating for $seconds s"
+	tests/sim/run --seconds "$seconds" || failed=1
+}
+
 build_tree normal
 test_tree normal
+simulate
 if [[ ! $quick && ${label:-unit} =~ ^(unit|mount|fuzz)$ ]]; then
 	for preset in asan tsan fuzz; do
 		build_tree "$preset"

@@ -57,6 +57,24 @@ enum lock_rank { LOCK_RANKS(LOCK_RANK_) LOCK_RANK_COUNT };
 #define LOCK_HAS_RANK 1
 #endif
 
+#ifdef CKPTFS_SIM
+struct sim_thread;
+struct lock {
+	struct sim_thread *holder;
+	enum lock_rank rank;
+};
+struct shared_lock {
+	struct sim_thread *writer;
+	unsigned readers;
+	enum lock_rank rank;
+};
+struct cond {
+	unsigned waiting;
+};
+struct thread {
+	struct sim_thread *sim;
+};
+#else
 struct lock {
 	pthread_mutex_t mutex;
 #ifdef LOCK_HAS_RANK
@@ -79,6 +97,7 @@ struct cond {
 struct thread {
 	pthread_t id;
 };
+#endif
 
 void lock_init(struct lock *l, enum lock_rank rank);
 void lock_destroy(struct lock *l);

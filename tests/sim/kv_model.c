@@ -1,0 +1,636 @@
+/* kv_model.c - see kv_model.h. There is one database in a process. */
+#include "tests/sim/kv_model.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "store/base/bytes.h"
+#include "store/base/scope.h"
+#include "store/base/vec.h"
+#include "tests/sim/disk.h"
+
+/* Free on the disk below which nothing should be added: as in kv.c. */
+#define SPARE_BYTES (UINT64_C(24) << 20)
+
+struct text {
+	uint8_t *data;
+	size_t len;
+};
+
+struct entry {
+	struct text key, value;
+};
+
+struct map {
+	struct entry *at;
+	size_t count, room;
+};
+
+enum change_kind {
+	CHANGE_PUT,
+	CHANGE_DELETE,
+	CHANGE_ADD,
+};
+
+struct change {
+	enum change_kind kind;
+	struct text key, value;
+	int64_t delta;
+};
+
+struct kv_batch {
+	struct change *at;
+	size_t count, room;
+};
+
+struct kv {
+	struct map *map; /* what this one sees */
+	bool readonly;
+};
+
+struct kv_iter {
+	struct map copy;
+	size_t next;
+};
+
+static struct {
+	bool made;
+	struct kv_batch *log; /* all that was written */
+	size_t log_count, log_room;
+	size_t synced; /* of these */
+	uint64_t sequence, sequence_synced; /* changes */
+	struct map now, durable;
+	void (*on_sync)(void *arg, uint64_t sequence);
+	void *on_sync_arg;
+	void (*on_durable)(void);
+	struct chance chance;
+	uint64_t one_in;
+	int64_t errors_until_ns;
+	bool failed, condemned, full;
+} db;
+
+/* --- a map
+ * -------------------------------------------------------------------- */
+
+static struct text text_of(const void *data, size_t len)
+{
+	struct text t = { .data = malloc(len ? len : 1), .len = len };
+
+	CHECK(t.data);
+	if (len > 0)
+		memcpy(t.data, data, len);
+	return t;
+}
+
+static int compare(const struct text *a, const void *data, size_t len)
+{
+	int rc = memcmp(a->data, data, a->len < len ? a->len : len);
+
+	return rc ? rc : a->len < len ? -1 : a->len > len;
+}
+
+/* The place of the first key that is not smaller. */
+static size_t map_find(const struct map *m, const void *key, size_t len)
+{
+	size_t low = 0, high = m->count;
+
+	while (low < high) {
+		size_t mid = (low + high) / 2;
+
+		if (compare(&m->at[mid].key, key, len) < 0)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	return low;
+}
+
+static struct entry *map_get(const struct map *m, const void *key, size_t len)
+{
+	size_t i = map_find(m, key, len);
+
+	if (i < m->count && compare(&m->at[i].key, key, len) == 0)
+		return &m->at[i];
+	return NULL;
+}
+
+static void grow(void *vec, size_t count, size_t *room, size_t size)
+{
+	CHECK(vec_grow(vec, count, room, size) == 0);
+}
+
+static void map_put(struct map *m, const struct text *key, const void *value,
+		    size_t len)
+{
+	size_t i = map_find(m, key->data, key->len);
+	struct entry *e;
+
+	if (i == m->count || compare(&m->at[i].key, key->data, key->len) != 0) {
+		grow(&m->at, m->count, &m->room, sizeof(*m->at));
+		memmove(&m->at[i + 1], &m->at[i],
+			(m->count++ - i) * sizeof(*m->at));
+		m->at[i] =
+			(struct entry){ .key = text_of(key->data, key->len) };
+	}
+	e = &m->at[i];
+	free(e->value.data);
+	e->value = text_of(value, len);
+}
+
+static void map_delete(struct map *m, const struct text *key)
+{
+	struct entry *e = map_get(m, key->data, key->len);
+
+	if (!e)
+		return;
+	free(e->key.data);
+	free(e->value.data);
+	memmove(e, e + 1, (size_t)(m->at + --m->count - e) * sizeof(*e));
+}
+
+static void map_clear(struct map *m)
+{
+	for (size_t i = 0; i < m->count; i++) {
+		free(m->at[i].key.data);
+		free(m->at[i].value.data);
+	}
+	free(m->at);
+	*m = (struct map){ 0 };
+}
+
+static void map_apply(struct map *m, const struct kv_batch *b)
+{
+	for (size_t i = 0; i < b->count; i++) {
+		const struct change *c = &b->at[i];
+		const struct entry *e;
+		uint64_t n = 0;
+
+		switch (c->kind) {
+		case CHANGE_PUT:
+			map_put(m, &c->key, c->value.data, c->value.len);
+			break;
+		case CHANGE_DELETE:
+			map_delete(m, &c->key);
+			break;
+		case CHANGE_ADD:
+			e = map_get(m, c->key.data, c->key.len);
+			if (e && e->value.len == sizeof(n))
+				memcpy(&n, e->value.data, sizeof(n));
+			n = htole64(le64toh(n) + (uint64_t)c->delta);
+			map_put(m, &c->key, &n, sizeof(n));
+			break;
+		}
+	}
+}
+
+/* --- a crash, and what the checker sees
+ * ---------------------------------------- */
+
+void kv_model_kill(void)
+{
+	db.failed = db.condemned = db.full = false;
+	db.on_sync = NULL;
+}
+
+void kv_model_cut(struct chance *c)
+{
+	size_t keep = db.synced + chance_below(c, db.log_count - db.synced + 1);
+
+	kv_model_kill();
+	map_clear(&db.now);
+	db.sequence = 0;
+	for (size_t i = 0; i < keep; i++) {
+		map_apply(&db.now, &db.log[i]);
+		db.sequence += db.log[i].count;
+	}
+	for (size_t i = db.synced; i < keep; i++)
+		map_apply(&db.durable, &db.log[i]);
+	db.log_count = db.synced = keep;
+	db.sequence_synced = db.sequence;
+}
+
+uint64_t kv_model_unsynced(void)
+{
+	return db.log_count - db.synced;
+}
+
+int kv_model_durable(const void *key, size_t key_len, struct kv_slice *ret)
+{
+	const struct entry *e = map_get(&db.durable, key, key_len);
+
+	if (!e)
+		return -ENOENT;
+	*ret = (struct kv_slice){ e->value.data, e->value.len };
+	return 0;
+}
+
+void kv_model_on_durable(void (*fn)(void))
+{
+	db.on_durable = fn;
+}
+
+void kv_model_errors(uint64_t one_in, int64_t until_ns)
+{
+	db.chance = chance_of(one_in + (uint64_t)until_ns, 77);
+	db.one_in = one_in;
+	db.errors_until_ns = until_ns;
+}
+
+static int error_now(void)
+{
+	if (!db.one_in || sim_clock() >= db.errors_until_ns ||
+	    !chance_one_in(&db.chance, db.one_in))
+		return 0;
+	return chance_one_in(&db.chance, 2) ? -EIO : -ENOSPC;
+}
+
+/* --- kv.h
+ * --------------------------------------------------------------------- */
+
+/* trust.c looks for them. */
+static int make_files(const char *dir)
+{
+	static const char *const files[][2] = {
+		{ "CURRENT", "MANIFEST-000001\n" },
+		{ "MANIFEST-000001", "a model\n" },
+	};
+
+	for (int i = 0; i < 2; i++) {
+		char path[4200];
+		int rc;
+
+		(void)snprintf(path, sizeof(path), "%s/%s", dir, files[i][0]);
+		rc = disk_put_file(path, files[i][1]);
+		if (rc < 0)
+			return rc;
+	}
+	return 0;
+}
+
+int kv_open(const char *dir, bool create, struct kv **ret_kv)
+{
+	struct kv *kv = calloc(1, sizeof(*kv));
+
+	CHECK(kv);
+	CHECK(create || db.made);
+	if (create) {
+		int rc = make_files(dir);
+
+		CHECK(rc == 0);
+		db.made = true;
+	}
+	kv->map = &db.now;
+	*ret_kv = kv;
+	return 0;
+}
+
+int kv_open_readonly(const char *dir, struct kv **ret_kv)
+{
+	int rc = kv_open(dir, false, ret_kv);
+
+	if (rc == 0)
+		(*ret_kv)->readonly = true;
+	return rc;
+}
+
+void kv_close(struct kv *kv)
+{
+	if (kv && !kv->readonly)
+		db.on_sync = NULL;
+	free(kv);
+}
+
+int kv_look(const char *dir, struct kv **ret_kv, uint64_t *ret_sequence,
+	    char *text, size_t text_size)
+{
+	(void)text;
+	(void)text_size;
+	*ret_sequence = db.sequence;
+	return kv_open_readonly(dir, ret_kv);
+}
+
+void kv_on_sync(struct kv *kv, void (*fn)(void *, uint64_t), void *arg)
+{
+	(void)kv;
+	db.on_sync = fn;
+	db.on_sync_arg = arg;
+}
+
+static void make_durable(void)
+{
+	bool some = db.synced < db.log_count;
+
+	for (; db.synced < db.log_count; db.synced++)
+		map_apply(&db.durable, &db.log[db.synced]);
+	db.sequence_synced = db.sequence;
+	if (some && db.on_durable)
+		db.on_durable();
+}
+
+int kv_finish(struct kv *kv, uint64_t *ret_sequence)
+{
+	int rc = kv_sync(kv);
+
+	*ret_sequence = db.sequence;
+	return rc;
+}
+
+int kv_get(struct kv *kv, const void *key, size_t key_len, void **ret_value,
+	   size_t *ret_len)
+{
+	const struct entry *e;
+	struct text t;
+
+	sim_point("kv", "get");
+	e = map_get(kv->map, key, key_len);
+	*ret_value = NULL;
+	if (!e)
+		return -ENOENT;
+	t = text_of(e->value.data, e->value.len);
+	*ret_value = t.data;
+	*ret_len = t.len;
+	return 0;
+}
+
+int kv_multi_get(struct kv *kv, size_t count, const struct kv_slice *keys,
+		 void **ret_values, size_t *ret_lens)
+{
+	sim_point("kv", "multi_get");
+	for (size_t i = 0; i < count; i++) {
+		const struct entry *e =
+			map_get(kv->map, keys[i].data, keys[i].len);
+
+		ret_values[i] = NULL;
+		ret_lens[i] = 0;
+		if (e) {
+			ret_values[i] =
+				text_of(e->value.data, e->value.len).data;
+			ret_lens[i] = e->value.len;
+		}
+	}
+	return 0;
+}
+
+struct kv_batch *kv_batch_new(void)
+{
+	return calloc(1, sizeof(struct kv_batch));
+}
+
+void kv_batch_clear(struct kv_batch *b)
+{
+	for (size_t i = 0; i < b->count; i++) {
+		free(b->at[i].key.data);
+		free(b->at[i].value.data);
+	}
+	b->count = 0;
+}
+
+void kv_batch_free(struct kv_batch *b)
+{
+	if (!b)
+		return;
+	kv_batch_clear(b);
+	free(b->at);
+	free(b);
+}
+
+static struct change *change_new(struct kv_batch *b, enum change_kind kind,
+				 const void *key, size_t len)
+{
+	struct change *c;
+
+	grow(&b->at, b->count, &b->room, sizeof(*b->at));
+	c = &b->at[b->count++];
+	*c = (struct change){ .kind = kind, .key = text_of(key, len) };
+	return c;
+}
+
+void kv_put(struct kv_batch *b, const void *key, size_t key_len,
+	    const void *value, size_t value_len)
+{
+	change_new(b, CHANGE_PUT, key, key_len)->value =
+		text_of(value, value_len);
+}
+
+void kv_delete(struct kv_batch *b, const void *key, size_t key_len)
+{
+	(void)change_new(b, CHANGE_DELETE, key, key_len);
+}
+
+void kv_add(struct kv_batch *b, const void *key, size_t key_len, int64_t delta)
+{
+	change_new(b, CHANGE_ADD, key, key_len)->delta = delta;
+}
+
+static struct kv_batch batch_copy(const struct kv_batch *b)
+{
+	struct kv_batch copy = { .room = b->count, .count = b->count };
+
+	copy.at = calloc(b->count ? b->count : 1, sizeof(*copy.at));
+	CHECK(copy.at);
+	for (size_t i = 0; i < b->count; i++) {
+		copy.at[i] = b->at[i];
+		copy.at[i].key = text_of(b->at[i].key.data, b->at[i].key.len);
+		copy.at[i].value =
+			text_of(b->at[i].value.data, b->at[i].value.len);
+	}
+	return copy;
+}
+
+/* An error that is no lack of room stays until kv_mend(). */
+static int fail_now(void)
+{
+	int rc = db.condemned || db.failed ? -EIO : error_now();
+
+	if (rc == -EIO)
+		db.failed = true;
+	if (rc == -ENOSPC)
+		db.full = true;
+	return rc;
+}
+
+int kv_write(struct kv *kv, struct kv_batch *b)
+{
+	int rc;
+
+	CHECK(!kv->readonly);
+	sim_point("kv", "write");
+	rc = fail_now();
+	if (rc < 0)
+		return rc;
+	db.full = false;
+	if (b->count == 0)
+		return 0;
+	grow(&db.log, db.log_count, &db.log_room, sizeof(*db.log));
+	db.log[db.log_count++] = batch_copy(b);
+	db.sequence += b->count;
+	map_apply(&db.now, b);
+	sim_point("kv", "written");
+	return 0;
+}
+
+int kv_sync(struct kv *kv)
+{
+	uint64_t sequence;
+	int rc;
+
+	(void)kv;
+	sim_point("kv", "sync");
+	rc = fail_now();
+	if (rc < 0)
+		return rc;
+	make_durable();
+	sequence = db.sequence;
+	sim_point("kv", "synced");
+	if (db.on_sync)
+		db.on_sync(db.on_sync_arg, sequence);
+	return 0;
+}
+
+int kv_mend(struct kv *kv)
+{
+	(void)kv;
+	sim_point("kv", "mend");
+	if (db.condemned)
+		return -EIO;
+	db.failed = error_now() < 0;
+	return db.failed ? -EIO : 0;
+}
+
+void kv_condemn(struct kv *kv)
+{
+	(void)kv;
+	db.condemned = true;
+}
+
+enum kv_health kv_health(const struct kv *kv)
+{
+	(void)kv;
+	return db.condemned ? KV_CONDEMNED : db.failed ? KV_FAILING : KV_FINE;
+}
+
+int kv_room(const struct kv *kv)
+{
+	return kv_room_for(kv, 0);
+}
+
+int kv_room_for(const struct kv *kv, uint64_t bytes)
+{
+	(void)kv;
+	return disk_free() < SPARE_BYTES + bytes ? -ENOSPC : 0;
+}
+
+bool kv_is_full(const struct kv *kv)
+{
+	(void)kv;
+	return db.full;
+}
+
+/* What it is about is copied: RocksDB's iterators see a snapshot. */
+static struct kv_iter *iter_of(const struct map *m, const void *prefix,
+			       size_t prefix_len, size_t first)
+{
+	struct kv_iter *it = calloc(1, sizeof(*it));
+
+	CHECK(it);
+	for (size_t i = first; i < m->count; i++) {
+		const struct entry *e = &m->at[i];
+
+		if (e->key.len < prefix_len ||
+		    memcmp(e->key.data, prefix, prefix_len) != 0)
+			break;
+		grow(&it->copy.at, it->copy.count, &it->copy.room,
+		     sizeof(*it->copy.at));
+		it->copy.at[it->copy.count++] =
+			(struct entry){ text_of(e->key.data, e->key.len),
+					text_of(e->value.data, e->value.len) };
+	}
+	return it;
+}
+
+int kv_iter_new(struct kv *kv, const void *prefix, size_t prefix_len,
+		const void *start, size_t start_len, struct kv_iter **ret_iter)
+{
+	const struct map *m = kv->map;
+	size_t first = map_find(m, prefix, prefix_len);
+
+	sim_point("kv", "iterate");
+	first = map_find(m, prefix, prefix_len);
+	if (start && map_find(m, start, start_len) > first)
+		first = map_find(m, start, start_len);
+	*ret_iter = iter_of(m, prefix, prefix_len, first);
+	return 0;
+}
+
+int kv_iter_new_before(struct kv *kv, const void *prefix, size_t prefix_len,
+		       const void *start, size_t start_len,
+		       struct kv_iter **ret_iter)
+{
+	const struct map *m = kv->map;
+	size_t first, at;
+
+	sim_point("kv", "iterate");
+	first = map_find(m, prefix, prefix_len);
+	at = map_find(m, start, start_len);
+	/* The last one that is not larger. */
+	if (at == m->count || compare(&m->at[at].key, start, start_len) != 0)
+		at = at > first ? at - 1 : first;
+	*ret_iter = iter_of(m, prefix, prefix_len, at > first ? at : first);
+	return 0;
+}
+
+int kv_iter_next(struct kv_iter *it, struct kv_slice *ret_key,
+		 struct kv_slice *ret_value)
+{
+	const struct entry *e;
+
+	if (it->next == it->copy.count)
+		return 0;
+	e = &it->copy.at[it->next++];
+	*ret_key = (struct kv_slice){ e->key.data, e->key.len };
+	*ret_value = (struct kv_slice){ e->value.data, e->value.len };
+	return 1;
+}
+
+void kv_iter_free(struct kv_iter *it)
+{
+	if (!it)
+		return;
+	map_clear(&it->copy);
+	free(it);
+}
+
+/* --- backups: none
+ * ------------------------------------------------------------- */
+
+int kv_backup(struct kv *kv, const char *dir, unsigned keep,
+	      struct kv_backup_info *ret)
+{
+	(void)kv;
+	(void)dir;
+	(void)keep;
+	(void)ret;
+	return -EOPNOTSUPP;
+}
+
+int kv_backup_look(const char *dir, struct kv_backup_info *ret)
+{
+	(void)dir;
+	(void)ret;
+	return -ENOENT;
+}
+
+int kv_backup_restore(const char *dir, unsigned back, const char *to,
+		      struct kv_backup_info *ret)
+{
+	(void)dir;
+	(void)back;
+	(void)to;
+	(void)ret;
+	return -ENOENT;
+}

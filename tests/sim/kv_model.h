@@ -1,0 +1,33 @@
+/*
+ * kv_model.h - the database of a run: an ordered map in memory behind kv.h.
+ *
+ * Batches are kept in the order in which they were written, with how many of
+ * them a kv_sync() has made durable. A kill leaves all of them, a power cut
+ * those that are durable and some that were written after.
+ */
+#ifndef TESTS_SIM_KV_MODEL_H
+#define TESTS_SIM_KV_MODEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "store/db/kv.h"
+#include "tests/sim/sim.h"
+
+/* Nobody has it open any more. */
+void kv_model_kill(void);
+/* What was not synced: a prefix of it is left. */
+void kv_model_cut(struct chance *c);
+/* Of what is durable now; -ENOENT. The value stays the database's. */
+int kv_model_durable(const void *key, size_t key_len, struct kv_slice *ret);
+/* fn runs after each sync that has made something durable. */
+void kv_model_on_durable(void (*fn)(void));
+/*
+ * From now on: one write in so many finds no room or an error (0: none), until
+ * the clock says so.
+ */
+void kv_model_errors(uint64_t one_in, int64_t until_ns);
+/* How many batches a power cut could take away now. */
+uint64_t kv_model_unsynced(void);
+
+#endif

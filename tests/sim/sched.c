@@ -1,0 +1,739 @@
+/*
+ * sched.c - see sim.h; and sync.h, as the simulator has it.
+ *
+ * A thread is a context with a stack of its own. Who comes to a point calls
+ * go_on(), which asks pick() who is next and changes over to him. A thread that
+ * waits says for what (state, on), so that pick() can see whether it could go
+ * on: a lock is taken by who runs, not by who gives it up, and so a lock that
+ * is free has no owner that nobody sees.
+ */
+#include "tests/sim/sim.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include "store/base/scope.h"
+#include "store/base/sync.h"
+
+#define THREADS_MAX 64
+#define STACK_BYTES (256u << 10)
+#define HELD_MAX 16
+#define CHANGES_MAX 8
+#define POINTS_MAX 3000000 /* more: it does not end */
+#define POINT_NS 700 /* a point takes as long */
+#define CLOCK_START INT64_C(1000000000000)
+#define WALL_START INT64_C(1700000000000000000)
+
+enum state {
+	FREE,
+	READY,
+	ON_LOCK,
+	ON_READ,
+	ON_WRITE,
+	ON_COND,
+	ON_JOIN,
+	ENDED,
+};
+
+struct sim_thread {
+	ucontext_t context;
+	enum state state;
+	unsigned id;
+	char name[24];
+	const void *on; /* what it waits for: a lock, a thread */
+	const void *cond; /* ON_COND */
+	struct lock *relock; /* ON_COND */
+	int64_t deadline_ns; /* ON_COND; INT64_MAX: none */
+	bool late; /* the deadline has passed */
+	uint64_t priority;
+	int saved_errno;
+	struct {
+		const void *lock;
+		enum lock_rank rank;
+	} held[HELD_MAX];
+	unsigned held_count;
+	void *(*main)(void *);
+	void *arg;
+};
+
+static struct {
+	struct sim_thread thread[THREADS_MAX];
+	unsigned count;
+	struct sim_thread *self;
+	ucontext_t root;
+	char *stacks;
+	struct chance chance;
+	uint64_t points, crash_at, trace, seed;
+	int64_t now_ns;
+	bool crashed, print;
+	/* The strategy: */
+	bool pct;
+	uint64_t walk; /* change once in so many points */
+	uint64_t spurious, early; /* once in so many; 0: never */
+	uint64_t change[CHANGES_MAX];
+	unsigned changes;
+	uint64_t lowest;
+	void (*first)(void *);
+	void *first_arg;
+	void (*on_fail)(void);
+} sim;
+
+/* --- chance
+ * ------------------------------------------------------------------- */
+
+uint64_t chance_next(struct chance *c)
+{
+	uint64_t z = c->x += UINT64_C(0x9e3779b97f4a7c15);
+
+	z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+	z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+	return z ^ (z >> 31);
+}
+
+struct chance chance_of(uint64_t seed, uint64_t stream)
+{
+	struct chance c = { seed * UINT64_C(0xd1342543de82ef95) + stream };
+
+	(void)chance_next(&c);
+	c.x ^= chance_next(&c) + stream;
+	return c;
+}
+
+uint64_t chance_below(struct chance *c, uint64_t n)
+{
+	return n > 0 ? chance_next(c) % n : 0;
+}
+
+bool chance_one_in(struct chance *c, uint64_t n)
+{
+	return n > 0 && chance_below(c, n) == 0;
+}
+
+/* --- what is said
+ * ------------------------------------------------------------- */
+
+static const char *rank_name(enum lock_rank rank)
+{
+#define LOCK_NAME_(r, name) name,
+	static const char *const names[] = { LOCK_RANKS(LOCK_NAME_) };
+#undef LOCK_NAME_
+
+	return (unsigned)rank < LOCK_RANK_COUNT ? names[rank] : "a client's";
+}
+
+static void say_thread(const struct sim_thread *t)
+{
+	const struct lock *l = t->on;
+	const struct shared_lock *s = t->on;
+
+	fprintf(stderr, "  %2u %-12s ", t->id, t->name);
+	switch (t->state) {
+	case READY:
+		fprintf(stderr, "can run");
+		break;
+	case ON_LOCK:
+		fprintf(stderr, "waits for %s, which %s has",
+			rank_name(l->rank),
+			l->holder ? l->holder->name : "nobody");
+		break;
+	case ON_READ:
+	case ON_WRITE:
+		fprintf(stderr, "waits for %s: writer %s, readers %u",
+			rank_name(s->rank),
+			s->writer ? s->writer->name : "none", s->readers);
+		break;
+	case ON_COND:
+		fprintf(stderr, "waits under %s", rank_name(t->relock->rank));
+		if (t->deadline_ns != INT64_MAX)
+			fprintf(stderr, " for %.3f s more",
+				(double)(t->deadline_ns - sim.now_ns) / 1e9);
+		break;
+	case ON_JOIN:
+		fprintf(stderr, "waits for the end of %s",
+			((const struct sim_thread *)t->on)->name);
+		break;
+	case FREE:
+	case ENDED:
+		fprintf(stderr, "ended");
+		break;
+	}
+	for (unsigned i = 0; i < t->held_count; i++)
+		fprintf(stderr, "%s %s", i ? "," : "; holds",
+			rank_name(t->held[i].rank));
+	fprintf(stderr, "\n");
+}
+
+void sim_fail(const char *format, ...)
+{
+	va_list ap;
+
+	fflush(stdout);
+	fprintf(stderr,
+		"FOUND at point %llu, %.6f s: ", (unsigned long long)sim.points,
+		(double)(sim.now_ns - CLOCK_START) / 1e9);
+	va_start(ap, format);
+	vfprintf(stderr, format, ap);
+	va_end(ap);
+	fprintf(stderr, "\n");
+	for (unsigned i = 0; i < sim.count; i++)
+		if (sim.thread[i].state != ENDED)
+			say_thread(&sim.thread[i]);
+	if (sim.on_fail)
+		sim.on_fail();
+	fprintf(stderr, "trace %016llx\n", (unsigned long long)sim.trace);
+	_exit(SIM_EXIT_FOUND);
+}
+
+void sim_on_fail(void (*fn)(void))
+{
+	sim.on_fail = fn;
+}
+
+static void mix(uint64_t value)
+{
+	sim.trace = (sim.trace ^ value) * UINT64_C(0x100000001b3);
+	sim.trace ^= sim.trace >> 29;
+}
+
+static uint64_t text_sum(const char *text)
+{
+	uint64_t sum = 14695981039346656037u;
+
+	for (; *text; text++)
+		sum = (sum ^ (uint8_t)*text) * UINT64_C(0x100000001b3);
+	return sum;
+}
+
+void sim_note(uint64_t value)
+{
+	mix(value);
+	if (sim.print)
+		fprintf(stderr, "%s note %llx\n",
+			sim.self ? sim.self->name : "-",
+			(unsigned long long)value);
+}
+
+static void count_point(const char *kind, const char *what)
+{
+	sim.points++;
+	sim.now_ns += POINT_NS;
+	mix(sim.self->id);
+	mix(text_sum(kind));
+	mix(text_sum(what));
+	if (sim.print)
+		fprintf(stderr, "%7llu %-10s %s %s\n",
+			(unsigned long long)sim.points, sim.self->name, kind,
+			what);
+	if (sim.points > POINTS_MAX)
+		sim_fail("it does not end");
+}
+
+/* --- who is next
+ * -------------------------------------------------------------- */
+
+static bool writer_waits(const struct shared_lock *s)
+{
+	for (unsigned i = 0; i < sim.count; i++)
+		if (sim.thread[i].state == ON_WRITE && sim.thread[i].on == s)
+			return true;
+	return false;
+}
+
+static bool can_run(const struct sim_thread *t)
+{
+	const struct shared_lock *s = t->on;
+
+	switch (t->state) {
+	case READY:
+		return true;
+	case ON_LOCK:
+		return !((const struct lock *)t->on)->holder;
+	case ON_READ: /* a writer does not starve: see sync.h */
+		return !s->writer && !writer_waits(s);
+	case ON_WRITE:
+		return !s->writer && s->readers == 0;
+	case ON_JOIN:
+		return ((const struct sim_thread *)t->on)->state == ENDED;
+	case ON_COND:
+	case FREE:
+	case ENDED:
+		break;
+	}
+	return false;
+}
+
+/* The wait of t is over: it still has to get its lock. */
+static void wake(struct sim_thread *t, bool late)
+{
+	((struct cond *)(uintptr_t)t->cond)->waiting--;
+	t->late = late;
+	t->on = t->relock;
+	t->state = ON_LOCK;
+}
+
+/* Whoever's deadline comes first; false: nobody has one. */
+static bool pass_time(void)
+{
+	struct sim_thread *first = NULL;
+
+	for (unsigned i = 0; i < sim.count; i++) {
+		struct sim_thread *t = &sim.thread[i];
+
+		if (t->state == ON_COND && t->deadline_ns != INT64_MAX &&
+		    (!first || t->deadline_ns < first->deadline_ns))
+			first = t;
+	}
+	if (!first)
+		return false;
+	if (sim.now_ns < first->deadline_ns)
+		sim.now_ns = first->deadline_ns;
+	wake(first, true);
+	return true;
+}
+
+static unsigned find_runnable(struct sim_thread *list[THREADS_MAX])
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < sim.count; i++)
+		if (can_run(&sim.thread[i]))
+			list[n++] = &sim.thread[i];
+	return n;
+}
+
+/* What may happen at any time: a wait ends for no reason, or time passes. */
+static void disturb(void)
+{
+	if (sim.early && chance_one_in(&sim.chance, sim.early))
+		(void)pass_time();
+	if (sim.spurious && chance_one_in(&sim.chance, sim.spurious)) {
+		struct sim_thread *t =
+			&sim.thread[chance_below(&sim.chance, sim.count)];
+
+		if (t->state == ON_COND)
+			wake(t, false);
+	}
+}
+
+static struct sim_thread *pick(void)
+{
+	struct sim_thread *list[THREADS_MAX], *best;
+	unsigned n;
+
+	disturb();
+	while ((n = find_runnable(list)) == 0)
+		if (!pass_time())
+			sim_fail("nobody can go on");
+	if (!sim.pct) {
+		if (can_run(sim.self) && !chance_one_in(&sim.chance, sim.walk))
+			return sim.self;
+		return list[chance_below(&sim.chance, n)];
+	}
+	for (unsigned i = 0; i < sim.changes; i++)
+		if (sim.change[i] == sim.points)
+			sim.self->priority = --sim.lowest;
+	best = list[0];
+	for (unsigned i = 1; i < n; i++)
+		if (list[i]->priority > best->priority)
+			best = list[i];
+	return best;
+}
+
+static void change_to(struct sim_thread *to)
+{
+	struct sim_thread *from = sim.self;
+
+	if (to == from)
+		return;
+	from->saved_errno = errno;
+	sim.self = to;
+	CHECK(swapcontext(&from->context, &to->context) == 0);
+	errno = sim.self->saved_errno;
+}
+
+/* Self has said what it waits for; returns when it can have that. */
+static void go_on(void)
+{
+	if (sim.crash_at && sim.points >= sim.crash_at) {
+		sim.crashed = true;
+		CHECK(setcontext(&sim.root) == 0);
+	}
+	change_to(pick());
+	sim.self->state = READY;
+}
+
+void sim_point(const char *kind, const char *what)
+{
+	if (!sim.self)
+		return;
+	count_point(kind, what);
+	go_on();
+}
+
+/* --- a run
+ * -------------------------------------------------------------------- */
+
+static void choose_strategy(void)
+{
+	static const uint64_t walks[] = { 1, 2, 3, 5, 8, 20, 50, 200 };
+	static const uint64_t lengths[] = { 300, 1000, 2500, 6000, 20000 };
+	struct chance *c = &sim.chance;
+	uint64_t length = lengths[chance_below(c, 5)];
+
+	sim.pct = !chance_one_in(c, 3);
+	sim.walk = walks[chance_below(c, sizeof(walks) / sizeof(*walks))];
+	sim.spurious = chance_one_in(c, 4) ? 50 : 0;
+	sim.early = chance_one_in(c, 6) ? 40 + chance_below(c, 400) : 0;
+	sim.changes = (unsigned)chance_below(c, CHANGES_MAX + 1);
+	for (unsigned i = 0; i < sim.changes; i++)
+		sim.change[i] = 1 + chance_below(c, length);
+	sim.lowest = CHANGES_MAX * 1000;
+}
+
+void sim_init(uint64_t seed)
+{
+	if (!sim.stacks) {
+		sim.stacks = mmap(NULL, (size_t)THREADS_MAX * STACK_BYTES,
+				  PROT_READ | PROT_WRITE,
+				  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+				  -1, 0);
+		CHECK(sim.stacks != MAP_FAILED);
+	}
+	sim.seed = seed;
+	sim.chance = chance_of(seed, 1);
+	sim.now_ns = CLOCK_START;
+	sim.trace = seed;
+	choose_strategy();
+}
+
+void sim_trace_on(void)
+{
+	sim.print = true;
+}
+
+void sim_crash_at(uint64_t point)
+{
+	sim.crash_at = point;
+}
+
+uint64_t sim_points(void)
+{
+	return sim.points;
+}
+
+uint64_t sim_trace(void)
+{
+	return sim.trace;
+}
+
+int64_t sim_clock(void)
+{
+	return sim.now_ns;
+}
+
+bool sim_running(void)
+{
+	return sim.self != NULL;
+}
+
+unsigned sim_self(void)
+{
+	return sim.self ? sim.self->id : 0;
+}
+
+void sim_name(const char *name)
+{
+	(void)snprintf(sim.self->name, sizeof(sim.self->name), "%s", name);
+}
+
+/* Where each thread begins. */
+static void thread_main(void)
+{
+	struct sim_thread *t = sim.self;
+
+	t->state = READY;
+	(void)t->main(t->arg);
+	CHECK(t->held_count == 0);
+	t->state = ENDED;
+	count_point("end", t->name);
+	change_to(pick());
+	abort(); /* who has ended is never picked */
+}
+
+static void *first_main(void *arg)
+{
+	(void)arg;
+	sim.first(sim.first_arg);
+	CHECK(setcontext(&sim.root) == 0);
+	return NULL;
+}
+
+static void context_of(struct sim_thread *t)
+{
+	CHECK(getcontext(&t->context) == 0);
+	t->context.uc_stack.ss_sp = sim.stacks + (size_t)t->id * STACK_BYTES;
+	t->context.uc_stack.ss_size = STACK_BYTES;
+	t->context.uc_link = NULL;
+	makecontext(&t->context, thread_main, 0);
+}
+
+static struct sim_thread *thread_new(void *(*main)(void *), void *arg)
+{
+	struct sim_thread *t;
+	unsigned at = 0;
+
+	while (at < sim.count && sim.thread[at].state != FREE)
+		at++;
+	CHECK(at < THREADS_MAX);
+	if (at == sim.count)
+		sim.count++;
+	t = &sim.thread[at];
+	memset(t, 0, sizeof(*t));
+	t->id = at;
+	(void)snprintf(t->name, sizeof(t->name), "thread-%u", at);
+	t->state = READY;
+	t->deadline_ns = INT64_MAX;
+	t->main = main;
+	t->arg = arg;
+	t->priority = CHANGES_MAX * 1000 + 1 +
+		      chance_below(&sim.chance, UINT64_C(1) << 40);
+	context_of(t);
+	return t;
+}
+
+enum sim_end sim_run(void (*main)(void *), void *arg)
+{
+	/* Not a register's: it must be seen after the second return. */
+	static volatile bool begun;
+
+	sim.first = main;
+	sim.first_arg = arg;
+	sim.count = 0;
+	sim.crashed = false;
+	begun = false;
+	CHECK(getcontext(&sim.root) == 0);
+	if (!begun) {
+		begun = true;
+		sim.self = thread_new(first_main, NULL);
+		sim_name("main");
+		CHECK(setcontext(&sim.self->context) == 0);
+	}
+	sim.self = NULL;
+	sim.crash_at = 0;
+	return sim.crashed ? SIM_CRASHED : SIM_DONE;
+}
+
+/* --- sync.h
+ * ------------------------------------------------------------------- */
+
+/* Before it is waited for: could it be that its holder waits for us? */
+static void check_order(enum lock_rank rank)
+{
+	const struct sim_thread *t = sim.self;
+
+	for (unsigned i = 0; t && i < t->held_count; i++)
+		if ((int)t->held[i].rank >= (int)rank)
+			sim_fail("lock order: %s is taken by %s, which holds "
+				 "%s",
+				 rank_name(rank), t->name,
+				 rank_name(t->held[i].rank));
+}
+
+static void note_taken(const void *lock, enum lock_rank rank)
+{
+	struct sim_thread *t = sim.self;
+
+	CHECK(t->held_count < HELD_MAX);
+	t->held[t->held_count].lock = lock;
+	t->held[t->held_count++].rank = rank;
+}
+
+static void note_given(const void *lock)
+{
+	struct sim_thread *t = sim.self;
+	unsigned i = t->held_count;
+
+	while (i > 0 && t->held[i - 1].lock != lock)
+		i--;
+	if (i == 0)
+		sim_fail("%s gives a lock that it does not hold", t->name);
+	for (; i < t->held_count; i++)
+		t->held[i - 1] = t->held[i];
+	t->held_count--;
+}
+
+void lock_init(struct lock *l, enum lock_rank rank)
+{
+	*l = (struct lock){ .rank = rank };
+}
+
+void lock_destroy(struct lock *l)
+{
+	if (l->holder)
+		sim_fail("%s is destroyed while %s holds it",
+			 rank_name(l->rank), l->holder->name);
+}
+
+void lock_take(struct lock *l)
+{
+	check_order(l->rank);
+	count_point("take", rank_name(l->rank));
+	sim.self->state = ON_LOCK;
+	sim.self->on = l;
+	go_on();
+	l->holder = sim.self;
+	note_taken(l, l->rank);
+}
+
+bool lock_try(struct lock *l)
+{
+	sim_point("try", rank_name(l->rank));
+	if (l->holder)
+		return false;
+	l->holder = sim.self;
+	note_taken(l, l->rank);
+	return true;
+}
+
+void lock_give(struct lock *l)
+{
+	CHECK(l->holder == sim.self);
+	note_given(l);
+	l->holder = NULL;
+}
+
+void shared_lock_init(struct shared_lock *l, enum lock_rank rank)
+{
+	*l = (struct shared_lock){ .rank = rank };
+}
+
+void shared_lock_destroy(struct shared_lock *l)
+{
+	CHECK(!l->writer && l->readers == 0);
+}
+
+void shared_lock_read(struct shared_lock *l)
+{
+	check_order(l->rank);
+	count_point("read", rank_name(l->rank));
+	sim.self->state = ON_READ;
+	sim.self->on = l;
+	go_on();
+	l->readers++;
+	note_taken(l, l->rank);
+}
+
+void shared_lock_write(struct shared_lock *l)
+{
+	check_order(l->rank);
+	count_point("write", rank_name(l->rank));
+	sim.self->state = ON_WRITE;
+	sim.self->on = l;
+	go_on();
+	l->writer = sim.self;
+	note_taken(l, l->rank);
+}
+
+void shared_lock_give(struct shared_lock *l)
+{
+	note_given(l);
+	if (l->writer == sim.self)
+		l->writer = NULL;
+	else
+		l->readers--;
+}
+
+void cond_init(struct cond *c)
+{
+	*c = (struct cond){ 0 };
+}
+
+void cond_destroy(struct cond *c)
+{
+	if (c->waiting > 0)
+		sim_fail("a condition is destroyed while somebody waits");
+}
+
+bool cond_wait_until(struct cond *c, struct lock *l, int64_t deadline_ns)
+{
+	struct sim_thread *t = sim.self;
+
+	for (unsigned i = 0; i < t->held_count; i++)
+		if (t->held[i].lock != l &&
+		    (int)t->held[i].rank >= (int)l->rank)
+			sim_fail("lock order: %s waits under %s and holds %s",
+				 t->name, rank_name(l->rank),
+				 rank_name(t->held[i].rank));
+	CHECK(l->holder == t);
+	note_given(l);
+	l->holder = NULL;
+	c->waiting++;
+	t->cond = c;
+	t->relock = l;
+	t->deadline_ns = deadline_ns;
+	t->late = false;
+	count_point("wait", rank_name(l->rank));
+	t->state = ON_COND;
+	go_on();
+	l->holder = t;
+	note_taken(l, l->rank);
+	return !t->late;
+}
+
+void cond_wait(struct cond *c, struct lock *l)
+{
+	(void)cond_wait_until(c, l, INT64_MAX);
+}
+
+void cond_signal(struct cond *c)
+{
+	struct sim_thread *list[THREADS_MAX];
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < sim.count; i++)
+		if (sim.thread[i].state == ON_COND && sim.thread[i].cond == c)
+			list[n++] = &sim.thread[i];
+	if (n > 0)
+		wake(list[chance_below(&sim.chance, n)], false);
+}
+
+void cond_broadcast(struct cond *c)
+{
+	for (unsigned i = 0; i < sim.count; i++)
+		if (sim.thread[i].state == ON_COND && sim.thread[i].cond == c)
+			wake(&sim.thread[i], false);
+}
+
+int thread_create(struct thread *t, void *(*main)(void *), void *arg)
+{
+	t->sim = thread_new(main, arg);
+	sim_point("create", t->sim->name);
+	return 0;
+}
+
+void thread_join(struct thread *t)
+{
+	count_point("join", t->sim->name);
+	sim.self->state = ON_JOIN;
+	sim.self->on = t->sim;
+	go_on();
+	t->sim->state = FREE;
+}
+
+int64_t mono_ns(void)
+{
+	sim.now_ns += POINT_NS;
+	return sim.now_ns;
+}
+
+int64_t wall_ns(void)
+{
+	/* As coarse as a tick of the kernel: 4 ms. */
+	return WALL_START + sim.now_ns / 4000000 * 4000000;
+}

@@ -1,0 +1,533 @@
+/*
+ * work.c - see work.h. A client changes its own paths, one call after the
+ * other, and reads and syncs everybody's. What it calls and what it is answered
+ * goes to the model.
+ */
+#include "tests/sim/work.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/base/scope.h"
+#include "tests/sim/kernel.h"
+#include "tests/sim/model.h"
+#include "tests/sim/sim.h"
+
+#define KIB 1024u
+#define MIB (1024u * KIB)
+#define FILES_OF_CLIENT 3
+#define POOL_BYTES (8u * MIB)
+#define FILE_BYTES_MAX (3u * MIB + 4096)
+
+struct own {
+	struct path *path;
+	bool linked; /* another name has the same file */
+};
+
+struct client {
+	const struct plan *plan;
+	struct chance chance;
+	unsigned number;
+	struct own file[FILES_OF_CLIENT], tmp, link;
+	struct thread thread;
+};
+
+static struct client clients[CLIENTS_MAX];
+static uint8_t *pool; /* random bytes: a payload is a part of them */
+
+/* --- plans
+ * ---------------------------------------------------------------------- */
+
+static const unsigned usual[OP_COUNT] = {
+	[OP_WRITE] = 30, [OP_REPLACE] = 12, [OP_UNLINK] = 4,
+	[OP_SYNC] = 12,  [OP_SYNC_ALL] = 3, [OP_READ] = 10,
+	[OP_CHANGE] = 6, [OP_LINK] = 2,     [OP_PAUSE] = 4,
+};
+
+static const char *const op_names[OP_COUNT] = {
+	[OP_WRITE] = "write",       [OP_REPLACE] = "replace",
+	[OP_UNLINK] = "unlink",     [OP_SYNC] = "sync",
+	[OP_SYNC_ALL] = "sync-all", [OP_READ] = "read",
+	[OP_CHANGE] = "change",     [OP_LINK] = "link",
+	[OP_PAUSE] = "pause",
+};
+
+void plan_draw(struct plan *plan, uint64_t seed)
+{
+	struct chance c = chance_of(seed, 4);
+	struct store_options o = STORE_OPTIONS_DEFAULT;
+
+	*plan = (struct plan){ .seed = seed };
+	o.backup_interval_s = 0;
+	o.stage_bytes = 256u * MIB;
+	o.drain_threads = 1 + (unsigned)chance_below(&c, 3);
+	o.drain_interval_s = chance_one_in(&c, 8) ? 30 : 0;
+	o.stage_all_in_memory = chance_one_in(&c, 2);
+	o.no_stage_cache = chance_one_in(&c, 4);
+	o.durable_close = chance_one_in(&c, 10);
+	o.publish_async = chance_one_in(&c, 4);
+	o.verify = chance_one_in(&c, 8) ? VERIFY_OFF : VERIFY_ON;
+	o.dedup_min_saving_percent = chance_one_in(&c, 2) ? 0 : 3;
+	plan->options = o;
+	plan->passthrough = !chance_one_in(&c, 3);
+	plan->clients = 1 + (unsigned)chance_below(&c, CLIENTS_MAX);
+	plan->ops = 2 + (unsigned)chance_below(&c, 8);
+	plan->sizes = (unsigned)chance_below(&c, 4);
+	plan->payloads = 1 + (unsigned)chance_below(&c, 5);
+	/* Some are left out: what is done often then is done more often. */
+	for (unsigned i = 0; i < OP_COUNT; i++)
+		plan->weight[i] = chance_one_in(&c, 3) ? 0 : usual[i];
+	plan->weight[OP_WRITE] = usual[OP_WRITE];
+}
+
+void plan_print(const struct plan *plan)
+{
+	const struct store_options *o = &plan->options;
+
+	fprintf(stderr,
+		"seed %llu: %u clients, %u ops of each, sizes %u, %u payloads, "
+		"%u workers, %s, stage %s%s%s%s%s; ",
+		(unsigned long long)plan->seed, plan->clients, plan->ops,
+		plan->sizes, plan->payloads, o->drain_threads,
+		plan->passthrough ? "passthrough" : "through the daemon",
+		o->stage_all_in_memory ? "in memory" : "on disk",
+		o->durable_close ? ", durable close" : "",
+		o->publish_async ? ", publish async" : "",
+		o->drain_interval_s ? ", open files are drained" : "",
+		o->no_stage_cache ? ", no cache" : "");
+	for (unsigned i = 0; i < OP_COUNT; i++)
+		if (plan->weight[i])
+			fprintf(stderr, " %s", op_names[i]);
+	fprintf(stderr, "\n");
+}
+
+/* "what_1", or "what_1_0". */
+static struct path *path_of(const char *what, unsigned client, int n)
+{
+	char name[64];
+
+	if (n < 0)
+		(void)snprintf(name, sizeof(name), "%s_%u", what, client);
+	else
+		(void)snprintf(name, sizeof(name), "%s_%u_%d", what, client, n);
+	return model_path(name);
+}
+
+void work_init(const struct plan *plan)
+{
+	struct chance c = chance_of(1, 5);
+
+	if (!pool) {
+		pool = malloc(POOL_BYTES);
+		CHECK(pool);
+		for (size_t i = 0; i < POOL_BYTES; i += 8) {
+			uint64_t x = chance_next(&c);
+
+			memcpy(pool + i, &x, 8);
+		}
+	}
+	if (!plan)
+		return;
+	model_init();
+	if (plan->options.drain_interval_s > 0)
+		model_expect_parts();
+	for (unsigned i = 0; i < plan->clients; i++) {
+		struct client *cl = &clients[i];
+
+		memset(cl, 0, sizeof(*cl));
+		cl->plan = plan;
+		cl->number = i;
+		for (unsigned k = 0; k < FILES_OF_CLIENT; k++)
+			cl->file[k].path = path_of("rank", i, (int)k);
+		cl->tmp.path = path_of("tmp", i, -1);
+		cl->link.path = path_of("link", i, -1);
+	}
+}
+
+/* --- bytes
+ * ---------------------------------------------------------------------- */
+
+static size_t draw_size(struct client *c)
+{
+	struct chance *r = &c->chance;
+	unsigned kind = c->plan->sizes == 3 ? (unsigned)chance_below(r, 4)
+					    : c->plan->sizes;
+
+	if (chance_one_in(r, 12))
+		return 0;
+	/* Large ones take most of the time, and few are enough. */
+	if (kind >= 2 && chance_one_in(r, 2))
+		kind -= 2;
+	switch (kind) {
+	case 0: /* to the database */
+		return 1 + chance_below(r, 2000);
+	case 1:
+		return 33u * KIB + chance_below(r, 20u * KIB);
+	case 2: /* two chunks, the first of which may be shared */
+		return MIB + 20u * KIB + chance_below(r, 4u * KIB);
+	default:
+		return 2u * MIB + chance_below(r, 200u * KIB);
+	}
+}
+
+static uint8_t *draw_bytes(struct client *c, size_t size)
+{
+	uint8_t *p = malloc(size ? size : 1);
+	size_t at = 4099 * chance_below(&c->chance, c->plan->payloads);
+
+	CHECK(p && at + size <= POOL_BYTES);
+	memcpy(p, pool + at, size);
+	return p;
+}
+
+/* --- ops
+ * ------------------------------------------------------------------------ */
+
+static void say_op(const struct client *c, const char *what,
+		   const struct path *p, size_t size, int rc)
+{
+	char text[120];
+
+	(void)snprintf(text, sizeof(text), "client %u %s %s %zu: %d", c->number,
+		       what, p ? model_name(p) : "", size, rc);
+	sim_point("op", text);
+}
+
+/* ESTALE: whoever asked tries again, as a person would. */
+static int open_again(const char *name, int flags, struct kernel_file **ret)
+{
+	int rc = kernel_open(name, flags, ret);
+
+	for (unsigned i = 0; i < 20 && rc == -ESTALE; i++)
+		rc = kernel_open(name, flags, ret);
+	return rc;
+}
+
+/* No errors are injected: none may be seen. */
+static void expect(const struct client *c, const char *what,
+		   const struct path *p, int rc, int also)
+{
+	if (rc < 0 && rc != also)
+		sim_fail("client %u: %s %s: %s", c->number, what,
+			 p ? model_name(p) : "", strerror(-rc));
+}
+
+static void write_file(struct client *c, struct path *p)
+{
+	size_t size = model_size(p, draw_size(c)), state, done = 0, part;
+	uint8_t *bytes = draw_bytes(c, size);
+	unsigned parts = 1 + (unsigned)chance_below(&c->chance, 3);
+	struct kernel_file *f;
+	int rc;
+
+	state = model_begin(p, bytes, size);
+	model_is_written(p, state);
+	say_op(c, "write", p, size, 0);
+	rc = open_again(model_name(p), O_WRONLY | O_CREAT | O_TRUNC, &f);
+	expect(c, "open to write", p, rc, 0);
+	for (unsigned i = 0; rc == 0 && i < parts; i++, done += part) {
+		part = i + 1 < parts ? (size - done) / 2 : size - done;
+		if (part > 0)
+			rc = kernel_write(f, bytes + done, part, done);
+		expect(c, "write", p, rc, 0);
+	}
+	model_close_begin(p, state);
+	rc = kernel_close(f);
+	expect(c, "close", p, rc, 0);
+	model_close_end(p, state);
+	model_end(p, state);
+	say_op(c, "written", p, size, rc);
+}
+
+static void sync_path(struct client *c, struct path *p)
+{
+	size_t promised = model_sync_begin(p);
+	int rc;
+
+	say_op(c, "sync", p, promised, 0);
+	rc = kernel_sync(model_name(p));
+	say_op(c, "synced", p, promised, rc);
+	/* Nobody can sync a file that is not there, or just went. */
+	if (rc != -ENOENT && rc != -ESTALE)
+		expect(c, "sync", p, rc, 0);
+	model_sync_end(p, promised, rc == 0);
+}
+
+static void sync_all(struct client *c)
+{
+	size_t promised[64];
+	int rc;
+
+	for (unsigned i = 0; i < model_paths(); i++)
+		promised[i] = model_sync_begin(model_path_at(i));
+	say_op(c, "sync-all", NULL, 0, 0);
+	rc = kernel_sync_all();
+	say_op(c, "synced-all", NULL, 0, rc);
+	expect(c, "sync of all", NULL, rc, 0);
+	for (unsigned i = 0; i < model_paths(); i++)
+		model_sync_end(model_path_at(i), promised[i], rc == 0);
+}
+
+static uint8_t *copy_of(const struct path *p, size_t state, size_t *ret_size)
+{
+	const uint8_t *bytes = model_bytes(p, state, ret_size);
+	uint8_t *copy;
+
+	if (!bytes)
+		return NULL;
+	copy = malloc(*ret_size ? *ret_size : 1);
+	CHECK(copy);
+	memcpy(copy, bytes, *ret_size);
+	return copy;
+}
+
+static void rename_over(struct client *c, struct own *from, struct own *to)
+{
+	size_t size, a, b, old = model_last(from->path);
+	size_t promised = model_promise_begin(from->path);
+	uint8_t *bytes = copy_of(from->path, old, &size);
+	int rc;
+
+	b = model_begin(to->path, bytes, size);
+	a = model_begin(from->path, NULL, 0);
+	model_moved(from->path, a, to->path, b);
+	say_op(c, "rename to", to->path, size, 0);
+	rc = kernel_rename(model_name(from->path), model_name(to->path), 0);
+	say_op(c, "renamed to", to->path, size, rc);
+	expect(c, "rename to", to->path, rc, 0);
+	model_end(from->path, a);
+	model_close_end(to->path, b);
+	model_end(to->path, b);
+	if (!c->plan->options.publish_async)
+		model_promise(to->path, b);
+	(void)promised;
+	to->linked = from->linked;
+	from->linked = false;
+}
+
+static void replace(struct client *c, struct own *own)
+{
+	write_file(c, c->tmp.path);
+	if (chance_one_in(&c->chance, 3))
+		sync_path(c, c->tmp.path);
+	rename_over(c, &c->tmp, own);
+}
+
+static void remove_file(struct client *c, struct own *own)
+{
+	size_t size, state;
+
+	if (!model_bytes(own->path, model_last(own->path), &size))
+		return;
+	state = model_begin(own->path, NULL, 0);
+	say_op(c, "unlink", own->path, 0, 0);
+	expect(c, "unlink", own->path, kernel_unlink(model_name(own->path)), 0);
+	model_end(own->path, state);
+	own->linked = false;
+}
+
+/* Read all of it; NULL: absent. */
+static uint8_t *read_all(struct kernel_file *f, size_t *ret_size)
+{
+	size_t room = FILE_BYTES_MAX, size = 0;
+	uint8_t *bytes = malloc(room);
+	ssize_t n;
+
+	CHECK(bytes);
+	while ((n = kernel_read(f, bytes + size,
+				room - size < 700000 ? room - size : 700000,
+				size)) > 0)
+		size += (size_t)n;
+	if (n < 0)
+		sim_fail("read: %s", strerror((int)-n));
+	*ret_size = size;
+	return bytes;
+}
+
+static void read_path(struct client *c, struct path *p)
+{
+	size_t from = model_ended(p), size = 0;
+	struct kernel_file *f;
+	uint8_t *bytes;
+	int rc;
+
+	say_op(c, "read", p, from, 0);
+	rc = open_again(model_name(p), O_RDONLY, &f);
+	if (rc == -ESTALE) /* replaced again and again */
+		return;
+	expect(c, "open to read", p, rc, -ENOENT);
+	if (rc < 0) {
+		model_check_read(p, from, model_last(p), NULL, 0, true);
+		return;
+	}
+	if (chance_one_in(&c->chance, 3))
+		kernel_sleep((int64_t)chance_below(&c->chance, 3000000000));
+	bytes = read_all(f, &size);
+	model_check_read(p, from, model_last(p), bytes, size, false);
+	free(bytes);
+	(void)kernel_close(f);
+}
+
+/* Some bytes in the middle change, and it gets a little longer. */
+static void change(struct client *c, struct own *own)
+{
+	size_t last = model_last(own->path), old_size, size, state, at, len;
+	const uint8_t *old = model_bytes(own->path, last, &old_size);
+	struct kernel_file *f;
+	uint8_t *bytes;
+	int rc;
+
+	if (!old || own->linked || old_size < 16 ||
+	    old_size > FILE_BYTES_MAX - 4096)
+		return;
+	size = model_size(own->path,
+			  old_size + 1 + chance_below(&c->chance, 100));
+	bytes = calloc(1, size);
+	CHECK(bytes);
+	memcpy(bytes, old, old_size);
+	at = chance_below(&c->chance, old_size - 8);
+	len = size - old_size;
+	memset(bytes + old_size, 0x5a, len);
+	state = model_begin(own->path, bytes, size);
+	say_op(c, "append", own->path, size, 0);
+	(void)at;
+	model_is_written(own->path, state);
+	rc = open_again(model_name(own->path), O_RDWR, &f);
+	expect(c, "open to change", own->path, rc, 0);
+	rc = kernel_write(f, bytes + old_size, len, old_size);
+	expect(c, "append", own->path, rc, 0);
+	model_close_begin(own->path, state);
+	expect(c, "close", own->path, kernel_close(f), 0);
+	model_close_end(own->path, state);
+	model_end(own->path, state);
+}
+
+static void make_link(struct client *c, struct own *own)
+{
+	size_t size, state;
+	uint8_t *bytes = copy_of(own->path, model_last(own->path), &size);
+
+	if (!bytes || own->linked) {
+		free(bytes);
+		return;
+	}
+	if (model_bytes(c->link.path, model_last(c->link.path), &state)) {
+		free(bytes);
+		remove_file(c, &c->link);
+		return;
+	}
+	own->linked = c->link.linked = true;
+	state = model_begin(c->link.path, bytes, size);
+	model_linked(own->path, c->link.path, state);
+	say_op(c, "link", own->path, size, 0);
+	expect(c, "link", own->path,
+	       kernel_link(model_name(own->path), model_name(c->link.path)), 0);
+	model_end(c->link.path, state);
+}
+
+static void one_op(struct client *c)
+{
+	const struct plan *plan = c->plan;
+	unsigned sum = 0, at, op = 0;
+	struct own *own = &c->file[chance_below(&c->chance, FILES_OF_CLIENT)];
+	struct path *any = model_path_at(
+		(unsigned)chance_below(&c->chance, model_paths()));
+
+	for (unsigned i = 0; i < OP_COUNT; i++)
+		sum += plan->weight[i];
+	at = (unsigned)chance_below(&c->chance, sum);
+	while (at >= plan->weight[op])
+		at -= plan->weight[op++];
+	switch ((enum op)op) {
+	case OP_WRITE: /* a file with two names is left as it is */
+		if (own->linked)
+			replace(c, own);
+		else
+			write_file(c, own->path);
+		break;
+	case OP_REPLACE:
+		replace(c, own);
+		break;
+	case OP_UNLINK:
+		remove_file(c, own);
+		break;
+	case OP_SYNC:
+		sync_path(c, any);
+		break;
+	case OP_SYNC_ALL:
+		sync_all(c);
+		break;
+	case OP_READ:
+		read_path(c, any);
+		break;
+	case OP_CHANGE:
+		change(c, own);
+		break;
+	case OP_LINK:
+		make_link(c, own);
+		break;
+	case OP_PAUSE:
+		kernel_sleep((int64_t)chance_below(
+			&c->chance,
+			chance_one_in(&c->chance, 3) ? 40000000000 : 5000000));
+		break;
+	case OP_COUNT:
+		break;
+	}
+}
+
+static void *client_main(void *arg)
+{
+	struct client *c = arg;
+	char name[16];
+
+	(void)snprintf(name, sizeof(name), "client-%u", c->number);
+	sim_name(name);
+	for (unsigned i = 0; i < c->plan->ops; i++)
+		one_op(c);
+	return NULL;
+}
+
+void work_run(const struct plan *plan, unsigned round)
+{
+	for (unsigned i = 0; i < plan->clients; i++) {
+		clients[i].chance = chance_of(plan->seed, 100 + i + 16 * round);
+		CHECK(thread_create(&clients[i].thread, client_main,
+				    &clients[i]) == 0);
+	}
+	for (unsigned i = 0; i < plan->clients; i++)
+		thread_join(&clients[i].thread);
+}
+
+void work_check_all(void)
+{
+	for (unsigned i = 0; i < model_paths(); i++) {
+		struct path *p = model_path_at(i);
+		struct client c = { .number = 99 };
+
+		read_path(&c, p);
+	}
+}
+
+void work_check_found(bool cut)
+{
+	for (unsigned i = 0; i < model_paths(); i++) {
+		struct path *p = model_path_at(i);
+		struct kernel_file *f;
+		uint8_t *bytes = NULL;
+		size_t size = 0;
+		int rc = open_again(model_name(p), O_RDONLY, &f);
+
+		if (rc < 0 && rc != -ENOENT)
+			sim_fail("found: %s: %s", model_name(p), strerror(-rc));
+		if (rc == 0) {
+			bytes = read_all(f, &size);
+			(void)kernel_close(f);
+		}
+		model_check_found(p, bytes, size, cut);
+	}
+	model_check_found_all();
+}

@@ -1,0 +1,49 @@
+/*
+ * work.h - what the clients of a run do: a plan that is drawn from the seed.
+ */
+#ifndef TESTS_SIM_WORK_H
+#define TESTS_SIM_WORK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "store/store.h"
+
+#define CLIENTS_MAX 4
+
+enum op {
+	OP_WRITE, /* O_TRUNC, all of it, close */
+	OP_REPLACE, /* a temporary name, and a rename over it */
+	OP_UNLINK,
+	OP_SYNC,
+	OP_SYNC_ALL,
+	OP_READ,
+	OP_CHANGE, /* in place */
+	OP_LINK,
+	OP_PAUSE,
+	OP_COUNT,
+};
+
+struct plan {
+	uint64_t seed;
+	struct store_options options;
+	bool passthrough;
+	unsigned clients, ops; /* of each */
+	unsigned weight[OP_COUNT];
+	unsigned sizes; /* which sizes are usual */
+	unsigned payloads; /* so few different ones, so that they are shared */
+};
+
+void plan_draw(struct plan *plan, uint64_t seed);
+void plan_print(const struct plan *plan);
+
+/* For this plan the paths, once. */
+void work_init(const struct plan *plan);
+/* All clients, from the first op to the last. The store is mounted. */
+void work_run(const struct plan *plan, unsigned round);
+/* Each path as it is now, compared with its last state. */
+void work_check_all(void);
+/* Each path as it was found after a crash. */
+void work_check_found(bool cut);
+
+#endif
