@@ -26,7 +26,6 @@
 #include <unistd.h>
 
 #include "store/base/io.h"
-#include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 

@@ -56,7 +56,7 @@ static int copy_file(int from_dir, int to_dir, const char *name)
 	int to = openat(to_dir, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
 			0600);
 	uint64_t at = 0;
-	size_t n;
+	size_t n = 0;
 	int rc;
 
 	if (from < 0 || to < 0 || !buffer)

@@ -69,13 +69,13 @@ struct rebuild_chunk *rebuild_find(struct rebuild_table *t, uint64_t image,
 struct rebuild_chunk *rebuild_add(struct rebuild_table *t, uint64_t image,
 				  uint64_t offset);
 /* 1: every byte of the content is there; 0: not, and *ret_reason says why. */
-int rebuild_verify(struct rebuild *r, const struct content *c,
+int rebuild_verify(struct rebuild *r, const struct content *f,
 		   const char **ret_reason);
 /* The same for what a label says, which becomes a content. */
 int rebuild_content(struct rebuild *r, const struct label *l,
 		    struct content *ret, const char **ret_reason);
 /* Its chunks have one more user. */
-void rebuild_count(struct rebuild *r, const struct content *c);
+void rebuild_count(struct rebuild *r, const struct content *f);
 
 /* --- rebuild_base.c: a database to begin with, as STORE/db.rebuild */
 

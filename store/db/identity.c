@@ -43,7 +43,7 @@ static int parse(const char *text, struct identity *ret)
 	memset(ret, 0, sizeof(*ret));
 	if (sscanf(text, TITLE " uuid %36[0-9a-f-] secret %384[0-9a-f]",
 		   ret->uuid, hex) != 2 ||
-	    strlen(hex) != 2 * HASH_SECRET_BYTES)
+	    strlen(hex) != sizeof(hex) - 1)
 		return -EIO;
 	for (size_t i = 0; i < HASH_SECRET_BYTES; i++) {
 		unsigned byte = 0;

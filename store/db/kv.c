@@ -20,7 +20,7 @@
 #include "store/base/log.h"
 #include "store/base/scope.h"
 
-#define KV_MEMTABLE_BYTES (16u << 20)
+#define KV_MEMTABLE_BYTES ((size_t)16 << 20)
 #define KV_BLOCK_CACHE_BYTES (44u << 20)
 #define KV_OPEN_FILES_MAX 256
 

@@ -210,7 +210,7 @@ static bool is_half_made(int dirfd, const char *name)
 	static const char *const parts[] = { LAYOUT_DB_DIR, LAYOUT_STAGE_DIR,
 					     LAYOUT_MARK_FILE,
 					     LAYOUT_SECRET_FILE,
-					     LAYOUT_SECRET_FILE ".tmp" };
+					     (LAYOUT_SECRET_FILE ".tmp") };
 	struct stat sb;
 
 	if (fstatat(dirfd, FORMAT_TMP, &sb, AT_SYMLINK_NOFOLLOW) < 0 ||

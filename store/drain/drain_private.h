@@ -92,7 +92,7 @@ int order_wait(struct store *st, uint64_t order);
 
 /* --- drain_timer.c */
 
-void *drain_timer_main(void *store);
+void *drain_timer_main(void *arg);
 /*
  * Drain as they stand the files that have been open for drain_interval seconds
  * by now_ns, each since its first writer opened it or it was looked at last.

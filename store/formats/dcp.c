@@ -15,7 +15,7 @@
 #include "store/formats/pickle.h"
 
 /* Attributes of one object; no class here has more than eight. */
-#define ATTRIBUTES_MAX 16
+#define ATTRIBUTES_MAX ((size_t)16)
 #define NAME_SHOWN 120
 /* No tensor has more elements. */
 #define ELEMENTS_MAX (UINT64_C(1) << 56)

@@ -341,7 +341,8 @@ static bool linked(struct store *st, uint64_t parent, const char *target,
 	if (len == 0 || len > STORE_NAME_MAX || (name[0] == '.' && len == 1) ||
 	    (name[0] == '.' && name[1] == '.' && len == 2))
 		return false;
-	if (name > target && strncmp(target, "./", (size_t)(name - target)) &&
+	if (name > target &&
+	    strncmp(target, "./", (size_t)(name - target)) != 0 &&
 	    !leads_into(st, parent, target, (size_t)(name - target)))
 		return false;
 	*ret = (struct guard_step){ .parent = parent };

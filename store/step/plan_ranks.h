@@ -78,7 +78,7 @@ bool plan_ranks_has(const struct plan_ranks *r, const struct ckpt_plan_shard *s,
 
 /* Take from bits, one for each rank, those that the shard's set has not. */
 void plan_ranks_cut(const struct plan_ranks *r, const struct ckpt_plan_shard *s,
-		    uint32_t set, uint64_t *bits);
+		    uint32_t index, uint64_t *bits);
 
 /*
  * All sets are known: from here on loads only grow, and plan_ranks_grown()
@@ -92,6 +92,6 @@ void plan_ranks_grown(struct plan_ranks *r, uint32_t rank);
  * kept set are `waiting` tells whether a heap pays. -ENOMEM.
  */
 int plan_ranks_pick(struct plan_ranks *r, const struct ckpt_plan_shard *s,
-		    uint32_t set, uint32_t *ret_rank);
+		    uint32_t index, uint32_t *ret_rank);
 
 #endif
