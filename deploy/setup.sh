@@ -29,7 +29,8 @@ usage() {
 	Installs what ckptfs needs on Debian 12, Debian 13 and Ubuntu 24.04.
 
 	  --no-tests  only what building and running the product needs
-	  --fuzz      also clang and its runtime, for the coverage-guided fuzzers
+	  --fuzz      also clang and its runtime, for the coverage-guided fuzzers, and
+	              clang-tidy
 	  --trainer   also the virtual environment of the tests with real torch
 
 	CKPTFS_PREFIX  where a newer libfuse is installed (/opt/ckptfs)
@@ -291,7 +292,7 @@ if [[ $tests ]]; then
 	*) packages+=(qemu-utils) ;;
 	esac
 fi
-if [[ $fuzz ]]; then packages+=(clang libclang-rt-dev); fi
+if [[ $fuzz ]]; then packages+=(clang libclang-rt-dev clang-tidy); fi
 if [[ $trainer ]]; then packages+=(python3 python3-venv ca-certificates); fi
 
 install_packages "${packages[@]}"
