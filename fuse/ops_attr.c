@@ -31,7 +31,7 @@ void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	struct store *st = store_of(req);
 	struct inode *in;
-	int rc = inode_get(st, ino, &in);
+	int rc = inode_get(st->inodes, ino, &in);
 
 	(void)fi;
 	if (rc < 0) {
@@ -39,7 +39,7 @@ void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 		return;
 	}
 	reply_attr(req, in);
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 }
 
 static int64_t real_now_ns(void)
@@ -131,12 +131,12 @@ static int do_setattr(fuse_req_t req, struct inode *in, const struct stat *s,
 			reg = S_ISREG(in->attr.mode);
 		}
 		if (reg) {
-			rc = inode_load_file(st, in);
+			rc = inode_load_file(st->inodes, in);
 			file_set_times(st, in, valid, &to);
 		}
 	}
 	if (rc == 0 && valid)
-		rc = names_setattr(st, in, valid, &to);
+		rc = names_setattr(st->names, in, valid, &to);
 	return rc;
 }
 
@@ -145,7 +145,7 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 {
 	struct store *st = store_of(req);
 	struct inode *in;
-	int rc = inode_get(st, ino, &in);
+	int rc = inode_get(st->inodes, ino, &in);
 
 	(void)fi;
 	if (rc < 0) {
@@ -157,7 +157,7 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 		fuse_reply_err(req, -rc);
 	else
 		reply_attr(req, in);
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 }
 
 void op_readlink(fuse_req_t req, fuse_ino_t ino)
@@ -165,14 +165,14 @@ void op_readlink(fuse_req_t req, fuse_ino_t ino)
 	struct store *st = store_of(req);
 	SCOPED(scope_free) char *target = NULL;
 	struct inode *in;
-	int rc = inode_get(st, ino, &in);
+	int rc = inode_get(st->inodes, ino, &in);
 
 	if (rc == 0) {
 		{
 			HOLD(&in->lock);
 			target = strdup(in->attr.target ? in->attr.target : "");
 		}
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 	}
 	if (rc < 0 || !target)
 		fuse_reply_err(req, rc < 0 ? -rc : ENOMEM);
@@ -273,11 +273,11 @@ int fs_file_state(struct store *st, struct inode *in, bool own,
 {
 	struct content_ref *content = NULL;
 	struct stat now = { 0 };
-	int rc = inode_load_file(st, in);
+	int rc = inode_load_file(st->inodes, in);
 
 	memset(ret, 0, sizeof(*ret));
 	if (rc == 0)
-		rc = inode_stat(st, in, &now);
+		rc = inode_stat(st->inodes, in, &now);
 	if (rc < 0)
 		return rc;
 	{
@@ -311,7 +311,7 @@ static int writer_xattr(struct store *st, struct inode *in, const char *name,
 {
 	struct writer w;
 	bool known;
-	int rc = names_get_writer(st, in->ino, &w);
+	int rc = names_get_writer(st->names, in->ino, &w);
 
 	if (rc < 0)
 		return rc;
@@ -337,7 +337,7 @@ static int our_xattr(fuse_req_t req, struct inode *in, const char *name,
 	struct fs_state s;
 	int rc;
 
-	if (inode_load_file(st, in) < 0)
+	if (inode_load_file(st->inodes, in) < 0)
 		return -ENODATA; /* not a regular file */
 	if (strncmp(name, "writer_", 7) == 0)
 		return writer_xattr(st, in, name + 7, text, size);
@@ -420,7 +420,7 @@ void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 		const char *ours = name + strlen(OUR_XATTR);
 		struct inode *in = NULL;
 
-		rc = inode_get(st, ino, &in);
+		rc = inode_get(st->inodes, ino, &in);
 		if (rc == 0 && strncmp(ours, "structure", 9) == 0)
 			rc = structure_xattr(req, in, ours, &out);
 		else if (rc == 0)
@@ -431,10 +431,10 @@ void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 			rc = -ENOMEM;
 		if (rc == 0)
 			reply_xattr(req, out.data, out.len, size);
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 		bytes_release(&out);
 	} else {
-		rc = names_getxattr(st, ino, name, &value, &len);
+		rc = names_getxattr(st->names, ino, name, &value, &len);
 		if (rc == 0)
 			reply_xattr(req, value, len, size);
 	}
@@ -467,10 +467,10 @@ void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
 	if (rc == 0 && strcmp(name, GUARD_IGNORE_XATTR) == 0)
 		rc = guard_ignore_check(value, size);
 	if (rc == 0)
-		rc = inode_get(st, ino, &in);
+		rc = inode_get(st->inodes, ino, &in);
 	if (rc == 0) {
-		rc = names_setxattr(st, in, name, value, size, flags);
-		inode_put(st, in, 1);
+		rc = names_setxattr(st->names, in, name, value, size, flags);
+		inode_put(st->inodes, in, 1);
 	}
 	fuse_reply_err(req, -rc);
 }
@@ -495,10 +495,10 @@ void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
 	int rc = may_set(name);
 
 	if (rc == 0)
-		rc = inode_get(st, ino, &in);
+		rc = inode_get(st->inodes, ino, &in);
 	if (rc == 0) {
-		rc = names_removexattr(st, in, name);
-		inode_put(st, in, 1);
+		rc = names_removexattr(st->names, in, name);
+		inode_put(st->inodes, in, 1);
 	}
 	fuse_reply_err(req, -rc);
 }

@@ -43,7 +43,7 @@ static void add_failed(void *arg, struct inode *in, int error)
 			return;
 	}
 	one = cJSON_CreateObject();
-	inode_path(a->st, in, path, sizeof(path));
+	inode_path(a->st->inodes, in, path, sizeof(path));
 	(void)cJSON_AddStringToObject(one, "path", path);
 	(void)cJSON_AddStringToObject(one, "error", strerror(-error));
 	cJSON_AddItemToArray(a->list, one);
@@ -157,7 +157,7 @@ static void add_writer(cJSON *to, struct store *st, uint64_t ino)
 	struct writer w;
 	cJSON *one;
 
-	if (names_get_writer(st, ino, &w) < 0) {
+	if (names_get_writer(st->names, ino, &w) < 0) {
 		(void)cJSON_AddNullToObject(to, "writer");
 		return;
 	}
@@ -194,7 +194,7 @@ static int inspect(fuse_req_t req, fuse_ino_t ino, cJSON **ret)
 	bool own;
 	int rc;
 
-	rc = inode_get(st, ino, &in);
+	rc = inode_get(st->inodes, ino, &in);
 	if (rc < 0)
 		return rc;
 	own = fs_is_own(req, in);
@@ -202,9 +202,9 @@ static int inspect(fuse_req_t req, fuse_ino_t ino, cJSON **ret)
 	if (rc == 0)
 		rc = fs_file_state(st, in, own, &state);
 	if (rc == 0)
-		rc = inode_stat(st, in, &sb);
+		rc = inode_stat(st->inodes, in, &sb);
 	if (rc < 0) {
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 		return rc;
 	}
 	{
@@ -214,7 +214,7 @@ static int inspect(fuse_req_t req, fuse_ino_t ino, cJSON **ret)
 			atomic_fetch_add(&content->refs, 1);
 	}
 	if (own)
-		inode_path(st, in, path, sizeof(path));
+		inode_path(st->inodes, in, path, sizeof(path));
 	f = cJSON_CreateObject();
 	(void)cJSON_AddStringToObject(f, "path", path);
 	(void)cJSON_AddStringToObject(f, "state", state.word);
@@ -245,7 +245,7 @@ static int inspect(fuse_req_t req, fuse_ino_t ino, cJSON **ret)
 		cJSON_AddItemToArray(list, one);
 	}
 	content_ref_put(content);
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 	*ret = f;
 	return 0;
 }
@@ -261,7 +261,7 @@ static void give_up_of(struct store *st, uid_t uid)
 
 		if (ino == 0 || SLOT_GET(slot, dirty))
 			continue;
-		in = inode_peek(st, ino);
+		in = inode_peek(st->inodes, ino);
 		if (!in)
 			continue;
 		{
@@ -274,7 +274,7 @@ static void give_up_of(struct store *st, uid_t uid)
 		if (stage)
 			(void)file_evict(st, stage);
 		stage_put(&st->stages, stage);
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 	}
 	segments_ask_back(st, uid);
 }
@@ -355,7 +355,7 @@ static int do_flush(struct store *st, fuse_ino_t ino)
 {
 	struct inode *in;
 	bool dir, reg;
-	int rc = inode_get(st, ino, &in);
+	int rc = inode_get(st->inodes, ino, &in);
 
 	if (rc < 0)
 		return rc;
@@ -370,7 +370,7 @@ static int do_flush(struct store *st, fuse_ino_t ino)
 		rc = drain_publish(st, in);
 	else
 		rc = kv_sync(st->kv);
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 	if (ino == FUSE_ROOT_ID) /* then the status says what was found */
 		guard_wait_idle(st);
 	return rc;

@@ -16,7 +16,7 @@ int fs_entry(struct store *st, struct inode *in, struct fuse_entry_param *e)
 	int rc;
 
 	memset(e, 0, sizeof(*e));
-	rc = inode_stat(st, in, &e->attr);
+	rc = inode_stat(st->inodes, in, &e->attr);
 	if (rc < 0)
 		return rc;
 	{
@@ -34,14 +34,14 @@ int fs_entry(struct store *st, struct inode *in, struct fuse_entry_param *e)
 
 static void forget(struct store *st, fuse_ino_t ino, uint64_t nlookup)
 {
-	struct inode *in = inode_peek(st, ino);
+	struct inode *in = inode_peek(st->inodes, ino);
 
 	if (!in)
 		return;
-	inode_forget(st, in, nlookup);
+	inode_forget(st->inodes, in, nlookup);
 	file_forgotten(st, in);
 	/* One more for the reference that inode_peek() took. */
-	inode_put(st, in, nlookup + 1);
+	inode_put(st->inodes, in, nlookup + 1);
 }
 
 /* Reply with an entry; consumes one reference, which becomes a look-up. */
@@ -52,11 +52,11 @@ static void reply_entry(fuse_req_t req, struct inode *in)
 	int rc = fs_entry(st, in, &e);
 
 	if (rc < 0) {
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 		fuse_reply_err(req, -rc);
 		return;
 	}
-	inode_remember(st, in);
+	inode_remember(st->inodes, in);
 	if (fuse_reply_entry(req, &e) < 0)
 		forget(st, in->ino, 1);
 }
@@ -108,7 +108,7 @@ static int make(fuse_req_t req, fuse_ino_t parent, const char *name,
 	struct inode *in;
 	int rc;
 
-	rc = names_create(st, parent, name, n, reg ? file_prepare : NULL, &in);
+	rc = names_create(st->names, parent, name, n, &in);
 	if (rc == 0 && reg) /* nobody will close it */
 		(void)drain_closed(st, in, true);
 	if (rc < 0)
@@ -176,7 +176,7 @@ static int do_link(struct store *st, struct inode *in, fuse_ino_t parent,
 	if (rc == 0 && reg && !st->options.publish_async)
 		rc = drain_publish_closed(st, in);
 	if (rc == 0)
-		rc = names_link(st, in, parent, name);
+		rc = names_link(st->names, in, parent, name);
 	if (rc == 0 && !st->options.publish_async)
 		rc = kv_sync(st->kv);
 	return rc;
@@ -188,12 +188,12 @@ void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t parent,
 	struct store *st = store_of(req);
 	struct inode *in;
 	bool looked;
-	int rc = inode_get(st, ino, &in);
+	int rc = inode_get(st->inodes, ino, &in);
 
 	if (rc == 0) {
 		rc = do_link(st, in, parent, name, &looked);
 		if (rc < 0)
-			inode_put(st, in, 1);
+			inode_put(st->inodes, in, 1);
 	}
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
@@ -207,11 +207,11 @@ void op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
 	struct store *st = store_of(req);
 	struct inode *in;
-	int rc = names_unlink(st, parent, name, &in);
+	int rc = names_unlink(st->names, parent, name, &in);
 
 	if (rc == 0) {
 		file_unlinked(st, in);
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 	}
 	fuse_reply_err(req, -rc);
 }
@@ -220,11 +220,11 @@ void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
 	struct store *st = store_of(req);
 	struct inode *in;
-	int rc = names_rmdir(st, parent, name, &in);
+	int rc = names_rmdir(st->names, parent, name, &in);
 
 	if (rc == 0) {
 		file_unlinked(st, in);
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 	}
 	fuse_reply_err(req, -rc);
 }
@@ -236,7 +236,7 @@ static int publish(struct store *st, fuse_ino_t parent, const char *name)
 	bool dir, reg;
 	int rc;
 
-	rc = names_lookup(st, parent, name, &in);
+	rc = names_lookup(st->names, parent, name, &in);
 	if (rc < 0)
 		return rc;
 	{
@@ -248,7 +248,7 @@ static int publish(struct store *st, fuse_ino_t parent, const char *name)
 		rc = drain_sync_tree(st, in->ino);
 	else if (reg)
 		rc = drain_publish(st, in);
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 	return rc;
 }
 
@@ -260,9 +260,9 @@ static bool replaces(struct store *st, fuse_ino_t parent, const char *name)
 {
 	struct inode *in;
 
-	if (names_lookup(st, parent, name, &in) < 0)
+	if (names_lookup(st->names, parent, name, &in) < 0)
 		return false;
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 	return true;
 }
 
@@ -285,13 +285,13 @@ static int do_rename(struct store *st, fuse_ino_t parent, const char *name,
 	if (rc == 0 && (flags & RENAME_EXCHANGE))
 		rc = publish(st, new_parent, new_name);
 	if (rc == 0)
-		rc = names_rename(st, parent, name, new_parent, new_name, flags,
-				  &replaced);
+		rc = names_rename(st->names, parent, name, new_parent, new_name,
+				  flags, &replaced);
 	if (rc < 0)
 		return rc;
 	if (replaced) {
 		file_unlinked(st, replaced);
-		inode_put(st, replaced, 1);
+		inode_put(st->inodes, replaced, 1);
 	}
 	guard_named(st, new_parent, new_name, looked[0]);
 	if (flags & RENAME_EXCHANGE)
@@ -357,13 +357,13 @@ static bool listing_put_plus(struct listing *l, const char *name, uint64_t ino,
 	struct inode *in;
 	size_t n;
 
-	l->rc = inode_get(st, ino, &in);
+	l->rc = inode_get(st->inodes, ino, &in);
 	if (l->rc == 0) {
 		l->rc = fs_entry(st, in, &e);
 		if (l->rc == 0 && e.attr.st_nlink == 0)
 			l->rc = -ENOENT;
 		if (l->rc < 0)
-			inode_put(st, in, 1);
+			inode_put(st->inodes, in, 1);
 	}
 	if (l->rc == -ENOENT || l->rc == -ESTALE) {
 		l->rc = 0; /* deleted since the walk began: the next one */
@@ -374,10 +374,10 @@ static bool listing_put_plus(struct listing *l, const char *name, uint64_t ino,
 	n = fuse_add_direntry_plus(l->req, l->buf + l->used, l->size - l->used,
 				   name, &e, (off_t)cookie);
 	if (n > l->size - l->used) {
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 		return false;
 	}
-	inode_remember(st, in);
+	inode_remember(st->inodes, in);
 	l->used += n;
 	return true;
 }
@@ -419,20 +419,20 @@ static int list(struct listing *l, fuse_ino_t ino, off_t off)
 	uint64_t parent;
 	int rc;
 
-	rc = inode_get(st, ino, &in);
+	rc = inode_get(st->inodes, ino, &in);
 	if (rc < 0)
 		return rc;
 	{
 		HOLD(&in->lock);
 		parent = in->attr.parent ? in->attr.parent : ROOT_INO;
 	}
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 	if (off < COOKIE_DOT && !listing_put_dot(l, ".", ino, COOKIE_DOT))
 		return 0;
 	if (off < COOKIE_DOTDOT &&
 	    !listing_put_dot(l, "..", parent, COOKIE_DOTDOT))
 		return 0;
-	rc = names_list(st, ino,
+	rc = names_list(st->names, ino,
 			off <= COOKIE_DOTDOT ? COOKIE_DOTDOT : (uint64_t)off,
 			listing_add, l);
 	if (rc < 0)

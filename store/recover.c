@@ -137,14 +137,14 @@ static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
 
 	*ret_dirty = false;
 	held_keep(&st->stages, f->stage);
-	rc = inode_get(st, f->slot.ino, &in);
+	rc = inode_get(st->inodes, f->slot.ino, &in);
 	if (rc == 0 && (in->attr.nlink == 0 || !S_ISREG(in->attr.mode)))
 		rc = -ENOENT;
 	if (rc == 0)
-		rc = inode_load_file(st, in);
+		rc = inode_load_file(st->inodes, in);
 	if (rc < 0 && rc != -ENOENT) { /* damage: nothing of it is dropped */
 		stage_put(&st->stages, f->stage);
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 		return rc;
 	}
 	if (rc < 0 || (!f->slot.earlier && in->file->stage) ||
@@ -152,7 +152,7 @@ static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
 		/* Its name was never written, or is gone, or it is an old one. */
 		stage_drop(&st->stages, f->stage);
 		stage_put(&st->stages, f->stage);
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 		return 0;
 	}
 	file = in->file;
@@ -164,7 +164,7 @@ static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
 		/* A cache that somebody else could still write to. */
 		stage_drop(&st->stages, f->stage);
 		stage_put(&st->stages, f->stage);
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 		return 0;
 	}
 	if (f->stage->kind == STAGE_DISK && in_use(file, f->stage->number)) {
@@ -172,7 +172,7 @@ static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
 		f->stage->keep_image = true;
 		stage_drop(&st->stages, f->stage);
 		stage_put(&st->stages, f->stage);
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 		return 0;
 	}
 	if (dirty && !f->stage->sealed)
@@ -182,14 +182,14 @@ static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
 					  f->slot.close_order);
 		if (rc < 0) {
 			stage_put(&st->stages, f->stage);
-			inode_put(st, in, 1);
+			inode_put(st->inodes, in, 1);
 		}
 		*ret_dirty = rc == 0;
 		return rc;
 	}
 	rc = file_adopt(st, in, f->stage, dirty, f->slot.close_order);
 	*ret_dirty = dirty && rc == 0;
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 	return rc;
 }
 
@@ -242,20 +242,20 @@ static int remove_uncommitted(struct store *st, uint64_t ino)
 	rc = kv_get(st->kv, f.data, f.len, &value, &len);
 	if (rc != -ENOENT)
 		return rc < 0 ? rc : keep_committed(st, ino);
-	rc = inode_get(st, ino, &in);
+	rc = inode_get(st->inodes, ino, &in);
 	if (rc == 0 && in->file && (in->file->stage || in->file->earlier)) {
 		/* it was adopted */
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 		return 0;
 	}
 	while (rc == 0 && in->attr.nlink > 0) {
 		parent = in->attr.parent;
 		memcpy(name, in->attr.name, sizeof(name));
-		rc = names_unlink(st, parent, name, &removed);
+		rc = names_unlink(st->names, parent, name, &removed);
 		if (rc == 0)
-			inode_put(st, removed, 1);
+			inode_put(st->inodes, removed, 1);
 	}
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 	if (rc == -ENOENT || rc == 0)
 		return commit_delete(st, ino);
 	return rc;

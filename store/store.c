@@ -133,9 +133,8 @@ static void store_free(struct store *st)
 	reclaim_stop(st->reclaim);
 	commit_stop(st);
 	drain_release(st); /* jobs hold inodes */
-	for (unsigned i = 0; i < RESERVED_INODES_MAX; i++)
-		inode_put(st, st->reserved[i], 1);
-	inodes_release(st);
+	names_free(st->names);
+	inodes_free(st->inodes);
 	reclaim_free(st->reclaim);
 	if (st->segments.next_id)
 		segments_release(st);
@@ -150,7 +149,6 @@ static void store_free(struct store *st)
 	marker_close(&st->marker);
 	close(st->dirfd);
 	close(st->lockfd);
-	lock_destroy(&st->names_turn);
 	free(st);
 }
 
@@ -255,6 +253,40 @@ static int open_database(struct store *st, bool fresh, char *why,
 	return rc;
 }
 
+/* --- what the names call; see names_hooks --- */
+
+static int prepare(void *arg, struct inode *in, const struct names_new *n)
+{
+	return file_prepare(arg, in, n);
+}
+
+static void unlinked(void *arg, struct inode *in)
+{
+	file_unlinked(arg, in);
+}
+
+static int clone_content(void *arg, struct kv_batch *b, uint64_t from,
+			 uint64_t to)
+{
+	return commit_clone(arg, b, from, to);
+}
+
+static void renamed(void *arg, uint64_t parent, const char *name)
+{
+	struct store *st = arg;
+
+	if (st->on_renamed)
+		st->on_renamed(st->on_arg, parent, name);
+}
+
+static void changed(void *arg, uint64_t ino)
+{
+	struct store *st = arg;
+
+	if (st->on_changed)
+		st->on_changed(st->on_arg, ino);
+}
+
 static int open_parts(struct store *st, bool fresh, char *why, size_t why_size)
 {
 	struct stages_config config = {
@@ -264,6 +296,9 @@ static int open_parts(struct store *st, bool fresh, char *why, size_t why_size)
 		.size_bytes = st->options.stage_bytes,
 		.uuid = st->uuid,
 	};
+	const struct names_hooks hooks = { st,       prepare,
+					   unlinked, clone_content,
+					   renamed,  changed };
 	bool adopted;
 	int rc = open_database(st, fresh, why, why_size);
 
@@ -271,7 +306,9 @@ static int open_parts(struct store *st, bool fresh, char *why, size_t why_size)
 		return rc;
 	rc = images_init(&st->images, st->dirfd, st->kv);
 	if (rc == 0)
-		rc = inodes_init(st);
+		rc = inodes_new(st->kv, &st->images, &st->stages, &st->inodes);
+	if (rc == 0)
+		rc = names_new(st->kv, st->inodes, &hooks, &st->names);
 	if (rc == 0)
 		rc = drain_init(st);
 	if (rc == 0)
@@ -314,7 +351,6 @@ int store_open(const char *path, const struct store_options *options,
 	}
 	strcpy(st->path, path);
 	st->marker.fd = -1;
-	lock_init(&st->names_turn, LOCK_NAMES_TURN);
 	st->options = *options;
 	rc = layout_open(path, true, &st->dirfd, &st->lockfd, st->uuid, why,
 			 why_size);

@@ -22,31 +22,31 @@
  * line are never held at once. lock_try() may be called out of order: it does
  * not wait. What each lock guards is said where it is defined.
  */
-#define LOCK_RANKS(X)                                 \
-	X(LOCK_GUARD_TURN, "guard.turn")              \
-	X(LOCK_INODE_TURN, "inode.turn")              \
-	X(LOCK_NAMES_TURN, "names_turn")              \
-	X(LOCK_RECLAIM_TURN, "reclaim.turn")          \
-	X(LOCK_INO_TURN, "inode_table.ino_turn")      \
-	X(LOCK_IMAGE_TURN, "drain_job.image_turn")    \
-	X(LOCK_IMAGE_ID_TURN, "images.id_turn")       \
-	X(LOCK_STAGE_ADMIT, "stages.admit")           \
-	X(LOCK_INODE, "inode.lock")                   \
-	X(LOCK_SEGMENTS, "segments.lock")             \
-	X(LOCK_DRAIN, "drain.lock")                   \
-	X(LOCK_COMMITTER, "committer.lock")           \
-	X(LOCK_INFLIGHT, "inflight.lock")             \
-	X(LOCK_RECLAIM, "reclaim.lock")               \
-	X(LOCK_IMAGES, "images.lock")                 \
-	X(LOCK_STAGES, "stages.lock")                 \
-	X(LOCK_STAGE_FDS, "stage_fds.lock")           \
-	X(LOCK_INODE_SHARD, "inode_table.shard.lock") \
-	X(LOCK_GUARD, "guard.lock")                   \
-	X(LOCK_BACKUP, "backup.lock")                 \
-	X(LOCK_AHEAD, "ahead.lock")                   \
-	X(LOCK_SCRUB, "scrub.lock")                   \
-	X(LOCK_KV_TURN, "kv.turn")                    \
-	X(LOCK_KV_GATE, "kv.gate")                    \
+#define LOCK_RANKS(X)                                  \
+	X(LOCK_GUARD_TURN, "guard.turn")               \
+	X(LOCK_INODE_TURN, "inode.turn")               \
+	X(LOCK_NAMES_CHANGING, "names.changing")       \
+	X(LOCK_RECLAIM_TURN, "reclaim.turn")           \
+	X(LOCK_INO_NUMBERING, "inode_table.numbering") \
+	X(LOCK_IMAGE_TURN, "drain_job.image_turn")     \
+	X(LOCK_IMAGE_ID_TURN, "images.id_turn")        \
+	X(LOCK_STAGE_ADMIT, "stages.admit")            \
+	X(LOCK_INODE, "inode.lock")                    \
+	X(LOCK_SEGMENTS, "segments.lock")              \
+	X(LOCK_DRAIN, "drain.lock")                    \
+	X(LOCK_COMMITTER, "committer.lock")            \
+	X(LOCK_INFLIGHT, "inflight.lock")              \
+	X(LOCK_RECLAIM, "reclaim.lock")                \
+	X(LOCK_IMAGES, "images.lock")                  \
+	X(LOCK_STAGES, "stages.lock")                  \
+	X(LOCK_STAGE_FDS, "stage_fds.lock")            \
+	X(LOCK_INODE_SHARD, "inode_table.shard.lock")  \
+	X(LOCK_GUARD, "guard.lock")                    \
+	X(LOCK_BACKUP, "backup.lock")                  \
+	X(LOCK_AHEAD, "ahead.lock")                    \
+	X(LOCK_SCRUB, "scrub.lock")                    \
+	X(LOCK_KV_TURN, "kv.turn")                     \
+	X(LOCK_KV_GATE, "kv.gate")                     \
 	X(LOCK_MARK, "mark.lock")
 
 #define LOCK_RANK_(rank, name) rank,

@@ -21,6 +21,7 @@
 #include "store/space/reclaim.h"
 
 struct names_new;
+struct store;
 
 /* For names_create(): give a new file its first stage, n->stage if it is set. */
 int file_prepare(struct store *st, struct inode *in,

@@ -620,8 +620,7 @@ static int commit_once(struct store *st, const struct segment_commit *c,
 			return -ENOTDIR;
 		if (!c->may(c->arg, &dir, 03))
 			return -EACCES;
-		rc = names_create(st, c->parent, c->name, &n, file_prepare,
-				  &in);
+		rc = names_create(st, c->parent, c->name, &n, &in);
 	}
 	if (rc < 0)
 		return rc;
@@ -668,7 +667,7 @@ int segment_commit(struct store *st, const struct segment_commit *c,
 		if (rc == -EEXIST) /* another process had the same idea */
 			rc = -ESTALE;
 		if (rc == -ESTALE) { /* whoever changes the name is done then */
-			HOLD(&st->names_turn);
+			HOLD(names_changing(st->names));
 		}
 	}
 	HOLD(&g->lock);

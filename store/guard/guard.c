@@ -289,14 +289,14 @@ static uint64_t folder_called(struct store *st, uint64_t parent,
 	struct inode *in;
 	uint64_t ino = 0;
 
-	if (names_lookup(st, parent, name, &in) < 0)
+	if (names_lookup(st->names, parent, name, &in) < 0)
 		return 0;
 	{
 		HOLD(&in->lock);
 		if (S_ISDIR(in->attr.mode))
 			ino = in->ino;
 	}
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 	return ino;
 }
 
@@ -308,13 +308,13 @@ static bool leads_into(struct store *st, uint64_t dir, const char *path,
 	struct inode *in;
 	size_t end = len;
 
-	if (path[0] != '/' || inode_get(st, dir, &in) < 0)
+	if (path[0] != '/' || inode_get(st->inodes, dir, &in) < 0)
 		return false;
 	{
 		HOLD(&in->lock);
 		strcpy(name, in->attr.name);
 	}
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 	while (end > 0 && path[end - 1] == '/')
 		end--;
 	len = strlen(name); /* 0: the root, whose name is not known here */
@@ -368,7 +368,7 @@ static bool tracked(struct store *st, struct inode *in, uint64_t parent,
 	unsigned long number;
 	size_t len;
 
-	if (inode_stat(st, in, &sb) < 0 || !S_ISREG(sb.st_mode) ||
+	if (inode_stat(st->inodes, in, &sb) < 0 || !S_ISREG(sb.st_mode) ||
 	    sb.st_size == 0 || sb.st_size > TRACKER_BYTES_MAX ||
 	    structure_read(st, in, text, (size_t)sb.st_size, 0) < 0)
 		return false;
@@ -438,14 +438,14 @@ static bool published_by(struct store *st, struct inode *in, uint64_t parent,
 		ret->metadata = in->ino;
 		ret->dcp_only = true;
 		ret->parent = guard_parent(st, parent);
-		if (inode_get(st, parent, &folder) < 0)
+		if (inode_get(st->inodes, parent, &folder) < 0)
 			return false;
 		{
 			HOLD(&folder->lock);
 			strcpy(ret->name,
 			       ret->parent ? folder->attr.name : "/");
 		}
-		inode_put(st, folder, 1);
+		inode_put(st->inodes, folder, 1);
 		return true;
 	}
 	return reg && is_tracker(name) && tracked(st, in, parent, ret);
@@ -487,10 +487,10 @@ int guard_rename(struct store *st, uint64_t parent, const char *name,
 	int rc;
 
 	*ret_looked = false;
-	if (names_lookup(st, parent, name, &in) < 0)
+	if (names_lookup(st->names, parent, name, &in) < 0)
 		return 0; /* the rename says why */
 	rc = guard_name(st, in, new_parent, new_name, ret_looked);
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 	return rc;
 }
 
@@ -500,7 +500,7 @@ void guard_named(struct store *st, uint64_t parent, const char *name,
 	struct guard_step step;
 	struct inode *in;
 
-	if (names_lookup(st, parent, name, &in) < 0)
+	if (names_lookup(st->names, parent, name, &in) < 0)
 		return;
 	if (published_by(st, in, parent, name, &step)) {
 		step.metadata = 0; /* it has its name now */
@@ -508,7 +508,7 @@ void guard_named(struct store *st, uint64_t parent, const char *name,
 		if (guard_policy(st, &step) != GUARD_OFF)
 			have_looked_at(st, &step);
 	}
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 }
 
 /* The tracker says again what it said when it was last durable. */

@@ -45,13 +45,13 @@ uint64_t guard_parent(struct store *st, uint64_t dir)
 	struct inode *in;
 	uint64_t parent;
 
-	if (dir == ROOT_INO || inode_get(st, dir, &in) < 0)
+	if (dir == ROOT_INO || inode_get(st->inodes, dir, &in) < 0)
 		return 0;
 	{
 		HOLD(&in->lock);
 		parent = in->attr.parent;
 	}
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 	return parent;
 }
 
@@ -66,7 +66,8 @@ static int said(struct store *st, const struct guard_step *step,
 		SCOPED(scope_free) void *value = NULL;
 		size_t len;
 
-		if (names_getxattr(st, dir, attribute, &value, &len) == 0) {
+		if (names_getxattr(st->names, dir, attribute, &value, &len) ==
+		    0) {
 			*ret = strndup(value, len);
 			return *ret ? 0 : -ENOMEM;
 		}

@@ -165,9 +165,9 @@ static bool has_metadata(struct store *st, uint64_t dir)
 {
 	struct inode *in;
 
-	if (names_lookup(st, dir, DCP_METADATA_NAME, &in) < 0)
+	if (names_lookup(st->names, dir, DCP_METADATA_NAME, &in) < 0)
 		return false;
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 	return true;
 }
 
@@ -181,7 +181,7 @@ static int find_before(struct store *st, bool dcp, struct before *b)
 		int rc;
 
 		b->ino = 0;
-		rc = names_list(st, b->step->parent, 0, before_look, b);
+		rc = names_list(st->names, b->step->parent, 0, before_look, b);
 		if (rc < 0)
 			return rc;
 		if (b->ino == 0)
@@ -198,7 +198,7 @@ static int64_t changed_at(struct store *st, uint64_t dir, uid_t *ret_uid)
 	struct inode *in;
 	int64_t when = -1;
 
-	if (inode_get(st, dir, &in) < 0)
+	if (inode_get(st->inodes, dir, &in) < 0)
 		return -1;
 	{
 		HOLD(&in->lock);
@@ -206,7 +206,7 @@ static int64_t changed_at(struct store *st, uint64_t dir, uid_t *ret_uid)
 			when = in->attr.mtime_ns;
 		*ret_uid = in->attr.uid;
 	}
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 	return when;
 }
 
@@ -605,7 +605,7 @@ static bool digest_of(struct store *st, uint64_t dir, const char *file,
 
 	if (structure_lookup(st, dir, file, &in) < 0)
 		return false;
-	if (inode_load_file(st, in) == 0) {
+	if (inode_load_file(st->inodes, in) == 0) {
 		HOLD(&in->lock);
 		known = in->file->content && !in->file->dirty;
 		if (known) {
@@ -613,7 +613,7 @@ static bool digest_of(struct store *st, uint64_t dir, const char *file,
 			memcpy(ret, in->file->content->c.digest, 16);
 		}
 	}
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 	return known;
 }
 

@@ -97,7 +97,7 @@ int structure_lookup(struct store *st, uint64_t dir, const char *path,
 			return -ENOENT;
 		memcpy(name, path, len);
 		name[len] = 0;
-		rc = names_lookup(st, at, name, ret_inode);
+		rc = names_lookup(st->names, at, name, ret_inode);
 		if (rc < 0 || !slash)
 			return rc;
 		{
@@ -105,7 +105,7 @@ int structure_lookup(struct store *st, uint64_t dir, const char *path,
 			folder = S_ISDIR((*ret_inode)->attr.mode);
 		}
 		at = (*ret_inode)->ino;
-		inode_put(st, *ret_inode, 1);
+		inode_put(st->inodes, *ret_inode, 1);
 		if (!folder)
 			return -ENOTDIR;
 		path = slash + 1;
@@ -136,7 +136,7 @@ static int open_inode(struct store *st, struct inode *in,
 {
 	struct opened *o = malloc(sizeof(*o));
 	struct stat sb;
-	int rc = o ? inode_stat(st, in, &sb) : -ENOMEM;
+	int rc = o ? inode_stat(st->inodes, in, &sb) : -ENOMEM;
 	int memory = -1;
 
 	if (rc == 0 && !S_ISREG(sb.st_mode))
@@ -147,7 +147,7 @@ static int open_inode(struct store *st, struct inode *in,
 	}
 	if (rc < 0) {
 		free(o);
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 		return rc;
 	}
 	*o = (struct opened){ st, in, memory };
@@ -162,11 +162,11 @@ static int source_open(void *self, const char *name, struct cut_source *ret)
 	int rc;
 
 	if (f->metadata && strcmp(name, DCP_METADATA_NAME) == 0)
-		rc = inode_get(f->st, f->metadata, &in);
+		rc = inode_get(f->st->inodes, f->metadata, &in);
 	else
 		rc = structure_lookup(f->st, f->dir, name, &in);
 	if (rc == 0 && !may_read(f, in)) {
-		inode_put(f->st, in, 1);
+		inode_put(f->st->inodes, in, 1);
 		rc = -EACCES;
 	}
 	return rc < 0 ? rc : open_inode(f->st, in, ret);
@@ -178,7 +178,7 @@ static void source_close(void *self, struct cut_source *source)
 
 	(void)self;
 	(void)close(o->memory);
-	inode_put(o->st, o->in, 1);
+	inode_put(o->st->inodes, o->in, 1);
 	free(o);
 }
 
@@ -200,10 +200,11 @@ static int list_one(void *arg, const char *name, const struct dirent_rec *entry,
 	(void)cookie;
 	if (S_ISDIR(entry->type))
 		return l->fn(l->arg, name, true, 0);
-	if (!S_ISREG(entry->type) || inode_get(l->st, entry->ino, &in) < 0)
+	if (!S_ISREG(entry->type) ||
+	    inode_get(l->st->inodes, entry->ino, &in) < 0)
 		return 0;
-	rc = inode_stat(l->st, in, &sb);
-	inode_put(l->st, in, 1);
+	rc = inode_stat(l->st->inodes, in, &sb);
+	inode_put(l->st->inodes, in, 1);
 	if (rc < 0 || sb.st_nlink == 0) /* deleted since it was listed */
 		return 0;
 	return l->fn(l->arg, name, false, (uint64_t)sb.st_size);
@@ -224,15 +225,15 @@ static int source_list(void *self, const char *below,
 	if (*below)
 		rc = structure_lookup(f->st, f->dir, below, &in);
 	else
-		rc = inode_get(f->st, f->dir, &in);
+		rc = inode_get(f->st->inodes, f->dir, &in);
 	if (rc < 0)
 		return rc;
 	dir = in->ino;
 	may = may_read(f, in);
-	inode_put(f->st, in, 1);
+	inode_put(f->st->inodes, in, 1);
 	if (!may)
 		return -EACCES;
-	return names_list(f->st, dir, 0, list_one, &l);
+	return names_list(f->st->names, dir, 0, list_one, &l);
 }
 
 int structure_of_dir(struct store *st, uint64_t dir, uint64_t metadata,
@@ -276,7 +277,7 @@ int structure_of_inode(struct store *st, struct inode *in,
 		strcpy(name, in->attr.name);
 	}
 	memset(ret, 0, sizeof(*ret));
-	inode_ref(st, in, 1);
+	inode_ref(st->inodes, in, 1);
 	rc = open_inode(st, in, &file);
 	if (rc < 0)
 		return rc;

@@ -8,6 +8,8 @@
 #include "store/names/inode.h"
 #include "store/step/structure.h"
 
+struct store;
+
 struct structure_limits {
 	uint64_t metadata_bytes_max;
 	size_t memory_bytes_max;

@@ -9,7 +9,8 @@
 #include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
-#include "store/store.h"
+#include "store/db/kv.h"
+#include "store/space/image.h"
 
 #define INO_STEP 1024
 #define PATH_DEPTH_MAX 256
@@ -34,7 +35,8 @@ void content_ref_put(struct content_ref *r)
 	free(r);
 }
 
-int inodes_init(struct store *st)
+int inodes_new(struct kv *kv, struct images *images, struct stages *stages,
+	       struct inode_table **ret_table)
 {
 	struct inode_table *t = calloc(1, sizeof(*t));
 	SCOPED(scope_free) void *value = NULL;
@@ -44,7 +46,7 @@ int inodes_init(struct store *st)
 
 	if (!t)
 		return -ENOMEM;
-	rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	rc = kv_get(kv, k.data, k.len, &value, &len);
 	if (rc == 0)
 		rc = u64_decode(value, len, &t->next_ino);
 	if (rc < 0) {
@@ -54,20 +56,23 @@ int inodes_init(struct store *st)
 	t->next_ino_reserved = t->next_ino;
 	for (unsigned i = 0; i < INODE_SHARDS; i++)
 		lock_init(&t->shard[i].lock, LOCK_INODE_SHARD);
-	lock_init(&t->ino_turn, LOCK_INO_TURN);
-	st->inodes = t;
+	lock_init(&t->numbering, LOCK_INO_NUMBERING);
+	t->kv = kv;
+	t->images = images;
+	t->stages = stages;
+	*ret_table = t;
 	return 0;
 }
 
-static void inode_free(struct store *st, struct inode *in)
+static void inode_free(struct inode_table *t, struct inode *in)
 {
 	if (in->file) {
 		struct file *f = in->file;
 
 		content_ref_put(f->content);
-		stage_put(&st->stages, f->stage);
-		stage_put(&st->stages, f->backing_stage);
-		image_put(&st->images, f->backing_image);
+		stage_put(t->stages, f->stage);
+		stage_put(t->stages, f->backing_stage);
+		image_put(t->images, f->backing_image);
 		free(f);
 	}
 	attr_release(&in->attr);
@@ -76,10 +81,8 @@ static void inode_free(struct store *st, struct inode *in)
 	free(in);
 }
 
-void inodes_release(struct store *st)
+void inodes_free(struct inode_table *t)
 {
-	struct inode_table *t = st->inodes;
-
 	if (!t)
 		return;
 	for (unsigned s = 0; s < INODE_SHARDS; s++) {
@@ -88,18 +91,17 @@ void inodes_release(struct store *st)
 				struct inode *in = t->shard[s].bucket[b];
 
 				t->shard[s].bucket[b] = in->next;
-				inode_free(st, in);
+				inode_free(t, in);
 			}
 		lock_destroy(&t->shard[s].lock);
 	}
-	lock_destroy(&t->ino_turn);
+	lock_destroy(&t->numbering);
 	free(t);
-	st->inodes = NULL;
 }
 
-static struct inode_shard *shard_of(struct store *st, uint64_t ino)
+static struct inode_shard *shard_of(struct inode_table *t, uint64_t ino)
 {
-	return &st->inodes->shard[ino % INODE_SHARDS];
+	return &t->shard[ino % INODE_SHARDS];
 }
 
 static struct inode **bucket_of(struct inode_shard *s, uint64_t ino)
@@ -118,9 +120,9 @@ static struct inode *inode_find_locked(struct inode_shard *s, uint64_t ino)
 	return in;
 }
 
-struct inode *inode_peek(struct store *st, uint64_t ino)
+struct inode *inode_peek(struct inode_table *t, uint64_t ino)
 {
-	struct inode_shard *s = shard_of(st, ino);
+	struct inode_shard *s = shard_of(t, ino);
 
 	HOLD(&s->lock);
 	return inode_find_locked(s, ino);
@@ -145,10 +147,10 @@ static struct inode *inode_make(uint64_t ino, const struct attr *attr)
  * since *removed inodes have left the table, and this may have been one of
  * them, which somebody changed after ours was read. removed NULL: it is new.
  */
-static struct inode *inode_insert(struct store *st, struct inode *in,
+static struct inode *inode_insert(struct inode_table *t, struct inode *in,
 				  const uint64_t *removed)
 {
-	struct inode_shard *s = shard_of(st, in->ino);
+	struct inode_shard *s = shard_of(t, in->ino);
 	struct inode *other;
 
 	{
@@ -162,15 +164,16 @@ static struct inode *inode_insert(struct store *st, struct inode *in,
 			return in;
 		}
 	}
-	inode_free(st, in);
+	inode_free(t, in);
 	return other;
 }
 
 /* From the database. -EAGAIN: what was read may be out of date. */
-static int inode_read(struct store *st, uint64_t ino, struct inode **ret_inode)
+static int inode_read(struct inode_table *t, uint64_t ino,
+		      struct inode **ret_inode)
 {
 	SCOPED(scope_free) void *value = NULL;
-	struct inode_shard *s = shard_of(st, ino);
+	struct inode_shard *s = shard_of(t, ino);
 	uint64_t removed;
 	struct inode *in;
 	struct attr attr;
@@ -188,7 +191,7 @@ static int inode_read(struct store *st, uint64_t ino, struct inode **ret_inode)
 		return 0;
 	}
 	k = key_ino('A', ino);
-	rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	rc = kv_get(t->kv, k.data, k.len, &value, &len);
 	if (rc == 0)
 		rc = attr_decode(value, len, &attr);
 	if (rc == -EIO)
@@ -201,61 +204,61 @@ static int inode_read(struct store *st, uint64_t ino, struct inode **ret_inode)
 		attr_release(&attr);
 		return -ENOMEM;
 	}
-	*ret_inode = inode_insert(st, in, &removed);
+	*ret_inode = inode_insert(t, in, &removed);
 	return *ret_inode ? 0 : -EAGAIN;
 }
 
-int inode_get(struct store *st, uint64_t ino, struct inode **ret_inode)
+int inode_get(struct inode_table *t, uint64_t ino, struct inode **ret_inode)
 {
 	int rc;
 
-	while ((rc = inode_read(st, ino, ret_inode)) == -EAGAIN)
+	while ((rc = inode_read(t, ino, ret_inode)) == -EAGAIN)
 		;
 	return rc;
 }
 
-void inode_ref(struct store *st, struct inode *in, uint64_t count)
+void inode_ref(struct inode_table *t, struct inode *in, uint64_t count)
 {
-	struct inode_shard *s = shard_of(st, in->ino);
+	struct inode_shard *s = shard_of(t, in->ino);
 
 	HOLD(&s->lock);
 	CHECK(in->refs > 0);
 	in->refs += count;
 }
 
-void inode_remember(struct store *st, struct inode *in)
+void inode_remember(struct inode_table *t, struct inode *in)
 {
-	struct inode_shard *s = shard_of(st, in->ino);
+	struct inode_shard *s = shard_of(t, in->ino);
 
 	HOLD(&s->lock);
 	in->lookups++;
 }
 
-void inode_forget(struct store *st, struct inode *in, uint64_t count)
+void inode_forget(struct inode_table *t, struct inode *in, uint64_t count)
 {
-	struct inode_shard *s = shard_of(st, in->ino);
+	struct inode_shard *s = shard_of(t, in->ino);
 
 	HOLD(&s->lock);
 	CHECK(in->lookups >= count);
 	in->lookups -= count;
 }
 
-uint64_t inode_lookups(struct store *st, struct inode *in)
+uint64_t inode_lookups(struct inode_table *t, struct inode *in)
 {
-	struct inode_shard *s = shard_of(st, in->ino);
+	struct inode_shard *s = shard_of(t, in->ino);
 
 	HOLD(&s->lock);
 	return in->lookups;
 }
 
-void inode_put(struct store *st, struct inode *in, uint64_t count)
+void inode_put(struct inode_table *t, struct inode *in, uint64_t count)
 {
 	struct inode_shard *s;
 	struct inode **at;
 
 	if (!in)
 		return;
-	s = shard_of(st, in->ino);
+	s = shard_of(t, in->ino);
 	{
 		HOLD(&s->lock);
 		CHECK(in->refs >= count);
@@ -268,19 +271,18 @@ void inode_put(struct store *st, struct inode *in, uint64_t count)
 		*at = in->next;
 		s->removed++;
 	}
-	inode_free(st, in);
+	inode_free(t, in);
 }
 
 /* A number that was never used, also not before a crash. */
-static int inode_next_ino(struct store *st, uint64_t *ret_ino)
+static int inode_next_ino(struct inode_table *t, uint64_t *ret_ino)
 {
-	struct inode_table *t = st->inodes;
 	struct key k = key_meta(META_NEXT_INO);
 	struct kv_batch *b;
 	uint64_t le;
 	int rc;
 
-	HOLD(&t->ino_turn);
+	HOLD(&t->numbering);
 	if (t->next_ino >= t->next_ino_reserved) {
 		/* In the log before any number of it is used. */
 		le = htole64(t->next_ino + INO_STEP);
@@ -288,7 +290,7 @@ static int inode_next_ino(struct store *st, uint64_t *ret_ino)
 		if (!b)
 			return -ENOMEM;
 		kv_put(b, k.data, k.len, &le, sizeof(le));
-		rc = kv_write(st->kv, b);
+		rc = kv_write(t->kv, b);
 		kv_batch_free(b);
 		if (rc < 0)
 			return rc;
@@ -298,14 +300,14 @@ static int inode_next_ino(struct store *st, uint64_t *ret_ino)
 	return 0;
 }
 
-int inode_new(struct store *st, const struct attr *attr,
+int inode_new(struct inode_table *t, const struct attr *attr,
 	      struct inode **ret_inode)
 {
 	struct inode *in;
 	uint64_t ino;
 	int rc;
 
-	rc = inode_next_ino(st, &ino);
+	rc = inode_next_ino(t, &ino);
 	if (rc < 0)
 		return rc;
 	in = inode_make(ino, attr);
@@ -315,17 +317,17 @@ int inode_new(struct store *st, const struct attr *attr,
 		in->file = calloc(1, sizeof(*in->file));
 		if (!in->file) {
 			in->attr.target = NULL; /* still the caller's */
-			inode_free(st, in);
+			inode_free(t, in);
 			return -ENOMEM;
 		}
 		in->file->content_loaded = true;
 		in->file->created = true;
 	}
-	*ret_inode = inode_insert(st, in, NULL);
+	*ret_inode = inode_insert(t, in, NULL);
 	return 0;
 }
 
-static int content_read(struct store *st, uint64_t ino,
+static int content_read(struct inode_table *t, uint64_t ino,
 			struct content_ref **ret_content)
 {
 	SCOPED(scope_free) void *value = NULL;
@@ -334,7 +336,7 @@ static int content_read(struct store *st, uint64_t ino,
 	size_t len;
 	int rc;
 
-	rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	rc = kv_get(t->kv, k.data, k.len, &value, &len);
 	if (rc == -ENOENT) {
 		*ret_content = NULL;
 		return 0;
@@ -355,7 +357,7 @@ static int content_read(struct store *st, uint64_t ino,
 	return 0;
 }
 
-int inode_load_file(struct store *st, struct inode *in)
+int inode_load_file(struct inode_table *t, struct inode *in)
 {
 	struct content_ref *content;
 	struct file *fresh;
@@ -368,7 +370,7 @@ int inode_load_file(struct store *st, struct inode *in)
 		if (in->file && in->file->content_loaded)
 			return 0;
 	}
-	rc = content_read(st, in->ino, &content);
+	rc = content_read(t, in->ino, &content);
 	if (rc < 0)
 		return rc;
 	fresh = calloc(1, sizeof(*fresh));
@@ -396,14 +398,15 @@ int inode_load_file(struct store *st, struct inode *in)
 }
 
 /* Size, blocks and times of a regular file; consumes the stage reference. */
-static int file_stat(struct store *st, struct stage *stage, struct stat *out)
+static int file_stat(struct inode_table *t, struct stage *stage,
+		     struct stat *out)
 {
 	struct stat sb;
 	int rc;
 
 	if (!stage)
 		return 0;
-	rc = stage_stat(&st->stages, stage, &sb);
+	rc = stage_stat(t->stages, stage, &sb);
 	if (rc == 0) {
 		out->st_size = sb.st_size;
 		/* Preallocated room is not the file's: no more than its size.
@@ -413,11 +416,11 @@ static int file_stat(struct store *st, struct stage *stage, struct stat *out)
 			out->st_blocks = (sb.st_size + 511) / 512;
 		out->st_mtim = sb.st_mtim;
 	}
-	stage_put(&st->stages, stage);
+	stage_put(t->stages, stage);
 	return rc;
 }
 
-int inode_stat(struct store *st, struct inode *in, struct stat *ret_stat)
+int inode_stat(struct inode_table *t, struct inode *in, struct stat *ret_stat)
 {
 	struct stage *stage = NULL;
 	struct stat s = { 0 };
@@ -431,7 +434,7 @@ int inode_stat(struct store *st, struct inode *in, struct stat *ret_stat)
 		reg = S_ISREG(a->mode);
 	}
 	if (reg) {
-		rc = inode_load_file(st, in);
+		rc = inode_load_file(t, in);
 		if (rc < 0)
 			return rc;
 	}
@@ -464,7 +467,7 @@ int inode_stat(struct store *st, struct inode *in, struct stat *ret_stat)
 				s.st_mtim = io_timespec(c->mtime_ns);
 		}
 	}
-	rc = file_stat(st, stage, &s);
+	rc = file_stat(t, stage, &s);
 	if (rc < 0)
 		return rc;
 	/* Bytes that were written later than anything else was changed. */
@@ -487,22 +490,22 @@ void inode_put_attr(struct kv_batch *b, uint64_t ino, const struct attr *a)
 }
 
 /* Parent and name of an inode; false at the root or when it has no name. */
-static bool inode_up(struct store *st, uint64_t ino, uint64_t *ret_parent,
+static bool inode_up(struct inode_table *t, uint64_t ino, uint64_t *ret_parent,
 		     char ret_name[STORE_NAME_MAX + 1])
 {
 	struct inode *in;
 
-	if (ino == ROOT_INO || inode_get(st, ino, &in) < 0)
+	if (ino == ROOT_INO || inode_get(t, ino, &in) < 0)
 		return false;
 	lock_take(&in->lock);
 	*ret_parent = in->attr.parent;
 	memcpy(ret_name, in->attr.name, STORE_NAME_MAX + 1);
 	lock_give(&in->lock);
-	inode_put(st, in, 1);
+	inode_put(t, in, 1);
 	return *ret_parent != 0;
 }
 
-void inode_path(struct store *st, struct inode *in, char *buf, size_t size)
+void inode_path(struct inode_table *t, struct inode *in, char *buf, size_t size)
 {
 	char name[STORE_NAME_MAX + 1];
 	uint64_t ino = in->ino, parent;
@@ -513,7 +516,7 @@ void inode_path(struct store *st, struct inode *in, char *buf, size_t size)
 	     depth++) {
 		size_t len;
 
-		if (!inode_up(st, ino, &parent, name)) {
+		if (!inode_up(t, ino, &parent, name)) {
 			(void)snprintf(buf, size, "(inode %llu)",
 				       (unsigned long long)in->ino);
 			return;
@@ -531,7 +534,7 @@ void inode_path(struct store *st, struct inode *in, char *buf, size_t size)
 	memmove(buf, buf + at, size - at);
 }
 
-bool inode_is_under(struct store *st, struct inode *in, uint64_t dir)
+bool inode_is_under(struct inode_table *t, struct inode *in, uint64_t dir)
 {
 	char name[STORE_NAME_MAX + 1];
 	uint64_t ino = in->ino;
@@ -539,7 +542,7 @@ bool inode_is_under(struct store *st, struct inode *in, uint64_t dir)
 	for (int depth = 0; depth < 4 * PATH_DEPTH_MAX; depth++) {
 		if (ino == dir)
 			return true;
-		if (!inode_up(st, ino, &ino, name))
+		if (!inode_up(t, ino, &ino, name))
 			return false;
 	}
 	return false;

@@ -19,7 +19,7 @@
  *       |     ---> IO_DAEMON   reads and writes come to us (direct_io)
  *       +<---------- the last release
  *
- * Locks, in order (store.names_turn comes before all of these; reclaim_turn(),
+ * Locks, in order (names.changing comes before all of these; reclaim_turn(),
  * of the committer and the reclaimer alone, before everything; so does
  * guard.turn, of who looks at a step, and never with another's turn held):
  *   inode.turn   serialises what changes an inode's backing: open, release,
@@ -41,7 +41,6 @@
 #include "store/space/ahead.h"
 #include "store/space/stage.h"
 
-struct store;
 struct drain_job;
 
 enum io_mode {
@@ -155,54 +154,61 @@ static inline bool file_may_change(const struct file *f)
 #ifndef INODE_BUCKETS /* a simulator has few files */
 #define INODE_BUCKETS 4096 /* in each shard */
 #endif
+/* The inodes that are known, and from where others are read: all borrowed. */
 struct inode_table {
+	struct kv *kv;
+	struct images *images;
+	struct stages *stages;
 	struct inode_shard {
 		struct lock lock;
 		struct inode *bucket[INODE_BUCKETS];
 		uint64_t removed; /* how often one was taken out */
 	} shard[INODE_SHARDS];
 	/* Held while a number is taken, and while the next are reserved. */
-	struct lock ino_turn;
-	uint64_t next_ino, next_ino_reserved; /* ino_turn */
+	struct lock numbering;
+	uint64_t next_ino, next_ino_reserved; /* numbering */
 };
 
-int inodes_init(struct store *st);
-void inodes_release(struct store *st);
+int inodes_new(struct kv *kv, struct images *images, struct stages *stages,
+	       struct inode_table **ret_table);
+/* With all that are in it. NULL: nothing. */
+void inodes_free(struct inode_table *t);
 
 /* The inode with one more reference; read from the database when needed. */
-int inode_get(struct store *st, uint64_t ino, struct inode **ret_inode);
+int inode_get(struct inode_table *t, uint64_t ino, struct inode **ret_inode);
 /* Only when it is in the table already; else NULL. */
-struct inode *inode_peek(struct store *st, uint64_t ino);
-void inode_ref(struct store *st, struct inode *in, uint64_t count);
-void inode_put(struct store *st, struct inode *in, uint64_t count);
+struct inode *inode_peek(struct inode_table *t, uint64_t ino);
+void inode_ref(struct inode_table *t, struct inode *in, uint64_t count);
+void inode_put(struct inode_table *t, struct inode *in, uint64_t count);
 /*
  * One of the caller's references becomes the kernel's (a look-up), or `count`
  * of the kernel's become the caller's (to put). As long as the kernel has one,
  * it can open the inode, whether it has a name or not.
  */
-void inode_remember(struct store *st, struct inode *in);
-void inode_forget(struct store *st, struct inode *in, uint64_t count);
-uint64_t inode_lookups(struct store *st, struct inode *in);
+void inode_remember(struct inode_table *t, struct inode *in);
+void inode_forget(struct inode_table *t, struct inode *in, uint64_t count);
+uint64_t inode_lookups(struct inode_table *t, struct inode *in);
 /* A new inode in the table, one reference, not in the database yet. */
-int inode_new(struct store *st, const struct attr *attr,
+int inode_new(struct inode_table *t, const struct attr *attr,
 	      struct inode **ret_inode);
 
 /*
  * Make in->file be there, with its content read; regular files only. -ESTALE:
  * it was deleted before anybody used it.
  */
-int inode_load_file(struct store *st, struct inode *in);
+int inode_load_file(struct inode_table *t, struct inode *in);
 
 /* What stat(2) shows. Blocks on fstat() of the stage at most. */
-int inode_stat(struct store *st, struct inode *in, struct stat *ret_stat);
+int inode_stat(struct inode_table *t, struct inode *in, struct stat *ret_stat);
 
 /* Put the attributes into a batch. */
 void inode_put_attr(struct kv_batch *b, uint64_t ino, const struct attr *a);
 
 /* The path of an inode's first name, for messages: "?" when there is none. */
-void inode_path(struct store *st, struct inode *in, char *buf, size_t size);
+void inode_path(struct inode_table *t, struct inode *in, char *buf,
+		size_t size);
 
 /* Is ino `dir`, or below it? */
-bool inode_is_under(struct store *st, struct inode *in, uint64_t dir);
+bool inode_is_under(struct inode_table *t, struct inode *in, uint64_t dir);
 
 #endif

@@ -11,14 +11,63 @@
 #include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
-#include "store/drain/commit.h"
+#include "store/db/kv.h"
 #include "store/drain/drain.h"
-#include "store/file/file.h"
-#include "store/store.h"
 
 #define LINKS_MAX 65000
 /* The kernel's second look-up and open are much faster. */
 #define RESERVED_NS (INT64_C(1) * 1000000000)
+
+#define RESERVED_INODES_MAX 64
+
+struct names {
+	struct kv *kv;
+	struct inode_table *inodes;
+	struct names_hooks hooks;
+	/*
+	 * Held while a change of names or attributes is put together and
+	 * written: a directory's record is changed by what happens in it and
+	 * by its own rename, which the kernel does not serialise. Taken before
+	 * any inode.lock; the committer never takes it.
+	 */
+	struct lock changing;
+	/*
+	 * The last inodes that renumbering made, a reference each, so that they
+	 * remember for whom they are reserved until he comes. changing
+	 */
+	struct inode *reserved[RESERVED_INODES_MAX];
+	unsigned reserved_next;
+};
+
+int names_new(struct kv *kv, struct inode_table *inodes,
+	      const struct names_hooks *hooks, struct names **ret_names)
+{
+	struct names *nm = calloc(1, sizeof(*nm));
+
+	if (!nm)
+		return -ENOMEM;
+	nm->kv = kv;
+	nm->inodes = inodes;
+	nm->hooks = *hooks;
+	lock_init(&nm->changing, LOCK_NAMES_CHANGING);
+	*ret_names = nm;
+	return 0;
+}
+
+void names_free(struct names *nm)
+{
+	if (!nm)
+		return;
+	for (unsigned i = 0; i < RESERVED_INODES_MAX; i++)
+		inode_put(nm->inodes, nm->reserved[i], 1);
+	lock_destroy(&nm->changing);
+	free(nm);
+}
+
+struct lock *names_changing(struct names *nm)
+{
+	return &nm->changing;
+}
 
 static struct attr inode_attr(struct inode *in)
 {
@@ -26,7 +75,7 @@ static struct attr inode_attr(struct inode *in)
 	return in->attr; /* target stays the inode's: do not release */
 }
 
-static int dirent_get(struct store *st, uint64_t parent, const char *name,
+static int dirent_get(struct names *nm, uint64_t parent, const char *name,
 		      struct dirent_rec *ret)
 {
 	SCOPED(scope_free) void *value = NULL;
@@ -37,7 +86,7 @@ static int dirent_get(struct store *st, uint64_t parent, const char *name,
 	if (strlen(name) > STORE_NAME_MAX)
 		return -ENAMETOOLONG;
 	k = key_dirent(parent, name_hash(name), name);
-	rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	rc = kv_get(nm->kv, k.data, k.len, &value, &len);
 	if (rc < 0)
 		return rc;
 	rc = dirent_decode(value, len, ret);
@@ -105,26 +154,26 @@ static bool has_name(struct inode *in)
 }
 
 /*
- * Without names_turn the name may be gone by the time its inode is read, and
- * the inode with it, or be about to be deleted. Then the name is read once
+ * Without names.changing the name may be gone by the time its inode is read,
+ * and the inode with it, or be about to be deleted. Then the name is read once
  * more: an inode that it still leads to is in nobody's way.
  */
-int names_lookup(struct store *st, uint64_t parent, const char *name,
+int names_lookup(struct names *nm, uint64_t parent, const char *name,
 		 struct inode **ret_inode)
 {
 	uint64_t before = 0;
 
 	for (;;) {
 		struct dirent_rec d;
-		int rc = dirent_get(st, parent, name, &d);
+		int rc = dirent_get(nm, parent, name, &d);
 
 		if (rc < 0)
 			return rc;
-		rc = inode_get(st, d.ino, ret_inode);
+		rc = inode_get(nm->inodes, d.ino, ret_inode);
 		if (rc == 0 && (d.ino == before || has_name(*ret_inode)))
 			return 0;
 		if (rc == 0)
-			inode_put(st, *ret_inode, 1);
+			inode_put(nm->inodes, *ret_inode, 1);
 		*ret_inode = NULL;
 		if (rc < 0 && rc != -ENOENT)
 			return rc;
@@ -141,7 +190,7 @@ int names_lookup(struct store *st, uint64_t parent, const char *name,
 /*
  * What the inodes of a batch become once it is written. Not before: a full
  * disk refuses the batch, and then nothing has changed; and nobody may see
- * an inode without a name while the name can still be read. names_turn is
+ * an inode without a name while the name can still be read. names.changing is
  * held, as by everybody who changes attributes.
  */
 #define CHANGED_INODES_MAX 4
@@ -163,14 +212,14 @@ static struct attr *changed_attr(struct changed *c, struct inode *in)
 	return &c->attr[c->count++];
 }
 
-static int changed_write(struct store *st, struct kv_batch *b,
+static int changed_write(struct names *nm, struct kv_batch *b,
 			 struct changed *c)
 {
 	int rc;
 
 	for (unsigned i = 0; i < c->count; i++)
 		inode_put_attr(b, c->in[i]->ino, &c->attr[i]);
-	rc = kv_write(st->kv, b);
+	rc = kv_write(nm->kv, b);
 	for (unsigned i = 0; rc == 0 && i < c->count; i++) {
 		struct inode *in = c->in[i];
 
@@ -190,33 +239,30 @@ static void touch(struct changed *c, struct inode *dir, int subdirs)
 }
 
 /* A directory that was removed takes no new names. */
-static int dir_get(struct store *st, uint64_t ino, struct inode **ret_dir)
+static int dir_get(struct names *nm, uint64_t ino, struct inode **ret_dir)
 {
-	int rc = inode_get(st, ino, ret_dir);
+	int rc = inode_get(nm->inodes, ino, ret_dir);
 
 	return rc == 0 && !has_name(*ret_dir) ? -ENOENT : rc;
 }
 
 /*
  * The kernel's lock keeps others away from the name, but not a commit of a
- * segment, which comes by an ioctl. names_turn is held.
+ * segment, which comes by an ioctl. names.changing is held.
  */
-static int names_create_check(struct store *st, uint64_t parent,
+static int names_create_check(struct names *nm, uint64_t parent,
 			      const char *name, struct inode *dir)
 {
 	struct dirent_rec d;
-	int rc = dirent_get(st, parent, name, &d);
+	int rc = dirent_get(nm, parent, name, &d);
 
 	if (rc != -ENOENT)
 		return rc < 0 ? rc : -EEXIST;
 	return has_name(dir) ? 0 : -ENOENT;
 }
 
-int names_create(struct store *st, uint64_t parent, const char *name,
-		 const struct names_new *n,
-		 int (*prepare)(struct store *st, struct inode *in,
-				const struct names_new *n),
-		 struct inode **ret_inode)
+int names_create(struct names *nm, uint64_t parent, const char *name,
+		 const struct names_new *n, struct inode **ret_inode)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct inode *in = NULL, *dir = NULL;
@@ -227,13 +273,13 @@ int names_create(struct store *st, uint64_t parent, const char *name,
 
 	if (!b)
 		return -ENOMEM;
-	rc = dirent_get(st, parent, name, &d);
+	rc = dirent_get(nm, parent, name, &d);
 	if (rc != -ENOENT)
 		return rc < 0 ? rc : -EEXIST;
-	rc = kv_room(st->kv);
+	rc = kv_room(nm->kv);
 	if (rc < 0)
 		return rc;
-	rc = dir_get(st, parent, &dir);
+	rc = dir_get(nm, parent, &dir);
 	if (rc < 0)
 		goto out;
 	a.mode = n->mode;
@@ -259,18 +305,18 @@ int names_create(struct store *st, uint64_t parent, const char *name,
 			goto out;
 		}
 	}
-	rc = inode_new(st, &a, &in);
+	rc = inode_new(nm->inodes, &a, &in);
 	if (rc < 0) {
 		attr_release(&a);
 		goto out;
 	}
-	if (prepare)
-		rc = prepare(st, in, n);
+	if (S_ISREG(a.mode))
+		rc = nm->hooks.prepare(nm->hooks.arg, in, n);
 	if (rc < 0)
 		goto out;
 	{
-		HOLD(&st->names_turn);
-		rc = names_create_check(st, parent, name, dir);
+		HOLD(&nm->changing);
+		rc = names_create_check(nm, parent, name, dir);
 		if (rc == 0) {
 			dirent_put(b, parent, name, in->ino, a.mode);
 			inode_put_attr(b, in->ino, &a);
@@ -281,7 +327,7 @@ int names_create(struct store *st, uint64_t parent, const char *name,
 					writer_put(b, in->ino, n->writer);
 			}
 			touch(&c, dir, S_ISDIR(a.mode) ? 1 : 0);
-			rc = changed_write(st, b, &c);
+			rc = changed_write(nm, b, &c);
 		}
 	}
 	if (rc < 0)
@@ -290,16 +336,16 @@ int names_create(struct store *st, uint64_t parent, const char *name,
 	in = NULL;
 	goto out;
 unprepare: /* it was never there: what prepare() gave it goes */
-	if (prepare) {
+	if (S_ISREG(a.mode)) {
 		{
 			HOLD(&in->lock);
 			in->attr.nlink = 0;
 		}
-		file_unlinked(st, in);
+		nm->hooks.unlinked(nm->hooks.arg, in);
 	}
 out:
-	inode_put(st, in, 1);
-	inode_put(st, dir, 1);
+	inode_put(nm->inodes, in, 1);
+	inode_put(nm->inodes, dir, 1);
 	return rc;
 }
 
@@ -319,7 +365,7 @@ static void link_key_delete(struct kv_batch *b, uint64_t ino, uint64_t parent,
 	kv_delete(b, k.data, k.len);
 }
 
-int names_link(struct store *st, struct inode *in, uint64_t parent,
+int names_link(struct names *nm, struct inode *in, uint64_t parent,
 	       const char *name)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
@@ -331,15 +377,15 @@ int names_link(struct store *st, struct inode *in, uint64_t parent,
 
 	if (!b)
 		return -ENOMEM;
-	HOLD(&st->names_turn);
-	rc = dirent_get(st, parent, name, &d);
+	HOLD(&nm->changing);
+	rc = dirent_get(nm, parent, name, &d);
 	if (rc != -ENOENT)
 		return rc < 0 ? rc : -EEXIST;
-	rc = kv_room(st->kv);
+	rc = kv_room(nm->kv);
 	if (rc < 0)
 		return rc;
 	a = changed_attr(&c, in);
-	rc = dir_get(st, parent, &dir);
+	rc = dir_get(nm, parent, &dir);
 	if (rc == 0 && a->nlink == 0)
 		rc = -ENOENT;
 	if (rc == 0 && a->nlink >= LINKS_MAX)
@@ -350,14 +396,14 @@ int names_link(struct store *st, struct inode *in, uint64_t parent,
 		dirent_put(b, parent, name, in->ino, a->mode);
 		link_key_put(b, in->ino, parent, name);
 		touch(&c, dir, 0);
-		rc = changed_write(st, b, &c);
+		rc = changed_write(nm, b, &c);
 	}
-	inode_put(st, dir, 1);
+	inode_put(nm->inodes, dir, 1);
 	return rc;
 }
 
 /* Some further name of ino: -ENOENT when it has none. */
-static int link_first(struct store *st, uint64_t ino, uint64_t *ret_parent,
+static int link_first(struct names *nm, uint64_t ino, uint64_t *ret_parent,
 		      char ret_name[STORE_NAME_MAX + 1])
 {
 	struct key k = key_ino('L', ino);
@@ -366,7 +412,7 @@ static int link_first(struct store *st, uint64_t ino, uint64_t *ret_parent,
 	size_t len;
 	int rc;
 
-	rc = kv_iter_new(st->kv, k.data, k.len, NULL, 0, &it);
+	rc = kv_iter_new(nm->kv, k.data, k.len, NULL, 0, &it);
 	if (rc < 0)
 		return rc;
 	rc = kv_iter_next(it, &key, &value);
@@ -394,7 +440,7 @@ static int link_first(struct store *st, uint64_t ino, uint64_t *ret_parent,
  * removes or replaces. With nlink 0 it is an orphan that the next start
  * deletes, if nobody does before.
  */
-static int drop_name(struct store *st, struct kv_batch *b, struct changed *c,
+static int drop_name(struct names *nm, struct kv_batch *b, struct changed *c,
 		     struct inode *in, uint64_t parent, const char *name)
 {
 	struct attr *a = changed_attr(c, in);
@@ -413,7 +459,7 @@ static int drop_name(struct store *st, struct kv_batch *b, struct changed *c,
 	} else {
 		a->nlink--;
 		if (first) { /* another name becomes the first one */
-			rc = link_first(st, in->ino, &a->parent, a->name);
+			rc = link_first(nm, in->ino, &a->parent, a->name);
 			if (rc < 0)
 				return rc == -ENOENT ? -EIO : rc;
 			link_key_delete(b, in->ino, a->parent, a->name);
@@ -435,14 +481,14 @@ static int stop_at_first(void *arg, const char *name,
 	return 1;
 }
 
-static int dir_is_empty(struct store *st, uint64_t dir)
+static int dir_is_empty(struct names *nm, uint64_t dir)
 {
-	int rc = names_list(st, dir, 0, stop_at_first, NULL);
+	int rc = names_list(nm, dir, 0, stop_at_first, NULL);
 
 	return rc == 1 ? -ENOTEMPTY : rc;
 }
 
-static int remove_name(struct store *st, uint64_t parent, const char *name,
+static int remove_name(struct names *nm, uint64_t parent, const char *name,
 		       bool dir, struct inode **ret_inode)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
@@ -452,41 +498,41 @@ static int remove_name(struct store *st, uint64_t parent, const char *name,
 
 	if (!b)
 		return -ENOMEM;
-	HOLD(&st->names_turn);
-	rc = names_lookup(st, parent, name, &in);
+	HOLD(&nm->changing);
+	rc = names_lookup(nm, parent, name, &in);
 	if (rc < 0)
 		return rc;
-	rc = dir_get(st, parent, &parent_dir);
+	rc = dir_get(nm, parent, &parent_dir);
 	if (rc == 0 && S_ISDIR(inode_attr(in).mode) != dir)
 		rc = dir ? -ENOTDIR : -EISDIR;
 	if (rc == 0 && dir)
-		rc = dir_is_empty(st, in->ino);
+		rc = dir_is_empty(nm, in->ino);
 	if (rc == 0)
-		rc = drop_name(st, b, &c, in, parent, name);
+		rc = drop_name(nm, b, &c, in, parent, name);
 	if (rc == 0) {
 		dirent_delete(b, parent, name);
 		touch(&c, parent_dir, dir ? -1 : 0);
-		rc = changed_write(st, b, &c);
+		rc = changed_write(nm, b, &c);
 	}
-	inode_put(st, parent_dir, 1);
+	inode_put(nm->inodes, parent_dir, 1);
 	if (rc < 0) {
-		inode_put(st, in, 1);
+		inode_put(nm->inodes, in, 1);
 		return rc;
 	}
 	*ret_inode = in;
 	return 0;
 }
 
-int names_unlink(struct store *st, uint64_t parent, const char *name,
+int names_unlink(struct names *nm, uint64_t parent, const char *name,
 		 struct inode **ret_inode)
 {
-	return remove_name(st, parent, name, false, ret_inode);
+	return remove_name(nm, parent, name, false, ret_inode);
 }
 
-int names_rmdir(struct store *st, uint64_t parent, const char *name,
+int names_rmdir(struct names *nm, uint64_t parent, const char *name,
 		struct inode **ret_inode)
 {
-	return remove_name(st, parent, name, true, ret_inode);
+	return remove_name(nm, parent, name, true, ret_inode);
 }
 
 /* Into b: what was (parent, name) of `in` is (new_parent, new_name) now. */
@@ -512,7 +558,7 @@ struct rename_state {
 	struct inode *from, *to; /* references: the directories */
 };
 
-static int rename_check(struct store *st, struct rename_state *r,
+static int rename_check(struct names *nm, struct rename_state *r,
 			unsigned flags)
 {
 	bool dir = S_ISDIR(inode_attr(r->in).mode);
@@ -529,10 +575,10 @@ static int rename_check(struct store *st, struct rename_state *r,
 		return -ENOTDIR;
 	if (!dir && old_dir)
 		return -EISDIR;
-	return old_dir ? dir_is_empty(st, r->old->ino) : 0;
+	return old_dir ? dir_is_empty(nm, r->old->ino) : 0;
 }
 
-static int rename_write(struct store *st, struct rename_state *r,
+static int rename_write(struct names *nm, struct rename_state *r,
 			uint64_t parent, const char *name, uint64_t new_parent,
 			const char *new_name, unsigned flags)
 {
@@ -554,7 +600,7 @@ static int rename_write(struct store *st, struct rename_state *r,
 		move_name(b, &c, r->old, new_parent, new_name, parent, name);
 	} else {
 		if (r->old) {
-			rc = drop_name(st, b, &c, r->old, new_parent, new_name);
+			rc = drop_name(nm, b, &c, r->old, new_parent, new_name);
 			if (rc < 0)
 				return rc;
 			if (S_ISDIR(inode_attr(r->old).mode))
@@ -565,10 +611,10 @@ static int rename_write(struct store *st, struct rename_state *r,
 	}
 	touch(&c, r->from, from_delta);
 	touch(&c, r->to, to_delta);
-	return changed_write(st, b, &c);
+	return changed_write(nm, b, &c);
 }
 
-int names_rename(struct store *st, uint64_t parent, const char *name,
+int names_rename(struct names *nm, uint64_t parent, const char *name,
 		 uint64_t new_parent, const char *new_name, unsigned flags,
 		 struct inode **ret_replaced)
 {
@@ -576,37 +622,37 @@ int names_rename(struct store *st, uint64_t parent, const char *name,
 	int rc;
 
 	*ret_replaced = NULL;
-	HOLD(&st->names_turn);
-	rc = names_lookup(st, parent, name, &r.in);
+	HOLD(&nm->changing);
+	rc = names_lookup(nm, parent, name, &r.in);
 	if (rc == 0)
-		rc = names_lookup(st, new_parent, new_name, &r.old);
+		rc = names_lookup(nm, new_parent, new_name, &r.old);
 	if (rc == -ENOENT && r.in)
 		rc = 0;
 	if (rc == 0)
-		rc = dir_get(st, parent, &r.from);
+		rc = dir_get(nm, parent, &r.from);
 	if (rc == 0)
-		rc = dir_get(st, new_parent, &r.to);
+		rc = dir_get(nm, new_parent, &r.to);
 	if (rc < 0)
 		goto out;
 	if (r.in == r.old) /* two names of one file: nothing to do */
 		goto out;
-	rc = rename_check(st, &r, flags);
+	rc = rename_check(nm, &r, flags);
 	if (rc == 0)
-		rc = rename_write(st, &r, parent, name, new_parent, new_name,
+		rc = rename_write(nm, &r, parent, name, new_parent, new_name,
 				  flags);
 	if (rc == 0 && r.old && !(flags & RENAME_EXCHANGE)) {
 		*ret_replaced = r.old;
 		r.old = NULL;
 	}
 out:
-	inode_put(st, r.in, 1);
-	inode_put(st, r.old, 1);
-	inode_put(st, r.from, 1);
-	inode_put(st, r.to, 1);
+	inode_put(nm->inodes, r.in, 1);
+	inode_put(nm->inodes, r.old, 1);
+	inode_put(nm->inodes, r.from, 1);
+	inode_put(nm->inodes, r.to, 1);
 	return rc;
 }
 
-int names_list(struct store *st, uint64_t dir, uint64_t cookie, names_fn fn,
+int names_list(struct names *nm, uint64_t dir, uint64_t cookie, names_fn fn,
 	       void *arg)
 {
 	struct key prefix = key_dir(dir);
@@ -616,7 +662,7 @@ int names_list(struct store *st, uint64_t dir, uint64_t cookie, names_fn fn,
 	struct kv_iter *it;
 	int rc;
 
-	rc = kv_iter_new(st->kv, prefix.data, prefix.len, start.data, start.len,
+	rc = kv_iter_new(nm->kv, prefix.data, prefix.len, start.data, start.len,
 			 &it);
 	if (rc < 0)
 		return rc;
@@ -644,7 +690,7 @@ int names_list(struct store *st, uint64_t dir, uint64_t cookie, names_fn fn,
 }
 
 /* Into b: what carries the number `from` in the X records, copied to `to`. */
-static int copy_xattrs(struct store *st, struct kv_batch *b, uint64_t from,
+static int copy_xattrs(struct names *nm, struct kv_batch *b, uint64_t from,
 		       uint64_t to)
 {
 	struct key prefix = key_ino('X', from);
@@ -652,7 +698,7 @@ static int copy_xattrs(struct store *st, struct kv_batch *b, uint64_t from,
 	struct kv_iter *it;
 	int rc;
 
-	rc = kv_iter_new(st->kv, prefix.data, prefix.len, NULL, 0, &it);
+	rc = kv_iter_new(nm->kv, prefix.data, prefix.len, NULL, 0, &it);
 	if (rc < 0)
 		return rc;
 	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
@@ -670,11 +716,11 @@ static int copy_xattrs(struct store *st, struct kv_batch *b, uint64_t from,
 	return rc;
 }
 
-static int copy_writer(struct store *st, struct kv_batch *b, uint64_t from,
+static int copy_writer(struct names *nm, struct kv_batch *b, uint64_t from,
 		       uint64_t to)
 {
 	struct writer w;
-	int rc = names_get_writer(st, from, &w);
+	int rc = names_get_writer(nm, from, &w);
 
 	if (rc == 0)
 		writer_put(b, to, &w);
@@ -683,7 +729,7 @@ static int copy_writer(struct store *st, struct kv_batch *b, uint64_t from,
 }
 
 /* Into b: every further name of `from` becomes one of `to`. */
-static int move_links(struct store *st, struct kv_batch *b, uint64_t from,
+static int move_links(struct names *nm, struct kv_batch *b, uint64_t from,
 		      uint64_t to, uint32_t mode)
 {
 	struct key prefix = key_ino('L', from);
@@ -692,7 +738,7 @@ static int move_links(struct store *st, struct kv_batch *b, uint64_t from,
 	struct kv_iter *it;
 	int rc;
 
-	rc = kv_iter_new(st->kv, prefix.data, prefix.len, NULL, 0, &it);
+	rc = kv_iter_new(nm->kv, prefix.data, prefix.len, NULL, 0, &it);
 	if (rc < 0)
 		return rc;
 	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
@@ -715,17 +761,17 @@ static int move_links(struct store *st, struct kv_batch *b, uint64_t from,
 	return rc;
 }
 
-/* Keep it in memory for a while; names_turn is held. */
-static void reserve(struct store *st, struct inode *fresh)
+/* Keep it in memory for a while; names.changing is held. */
+static void reserve(struct names *nm, struct inode *fresh)
 {
-	unsigned at = st->reserved_next++ % RESERVED_INODES_MAX;
+	unsigned at = nm->reserved_next++ % RESERVED_INODES_MAX;
 
-	inode_put(st, st->reserved[at], 1);
-	inode_ref(st, fresh, 1);
-	st->reserved[at] = fresh;
+	inode_put(nm->inodes, nm->reserved[at], 1);
+	inode_ref(nm->inodes, fresh, 1);
+	nm->reserved[at] = fresh;
 }
 
-static int renumber(struct store *st, struct inode *in, uint64_t *ret_ino)
+static int renumber(struct names *nm, struct inode *in, uint64_t *ret_ino)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct attr a, old;
@@ -734,15 +780,15 @@ static int renumber(struct store *st, struct inode *in, uint64_t *ret_ino)
 
 	if (!b)
 		return -ENOMEM;
-	rc = inode_load_file(st, in);
+	rc = inode_load_file(nm->inodes, in);
 	if (rc < 0)
 		return rc;
-	HOLD(&st->names_turn);
+	HOLD(&nm->changing);
 	a = inode_attr(in);
 	old = a;
 	if (a.nlink == 0)
 		return -ENOENT;
-	rc = inode_new(st, &a, &fresh);
+	rc = inode_new(nm->inodes, &a, &fresh);
 	if (rc < 0)
 		return rc;
 	{
@@ -753,27 +799,27 @@ static int renumber(struct store *st, struct inode *in, uint64_t *ret_ino)
 	}
 	dirent_put(b, a.parent, a.name, fresh->ino, a.mode);
 	inode_put_attr(b, fresh->ino, &a);
-	rc = copy_xattrs(st, b, in->ino, fresh->ino);
+	rc = copy_xattrs(nm, b, in->ino, fresh->ino);
 	if (rc == 0)
-		rc = copy_writer(st, b, in->ino, fresh->ino);
+		rc = copy_writer(nm, b, in->ino, fresh->ino);
 	if (rc == 0)
-		rc = move_links(st, b, in->ino, fresh->ino, a.mode);
+		rc = move_links(nm, b, in->ino, fresh->ino, a.mode);
 	old.nlink = 0;
 	old.parent = 0;
 	old.name[0] = 0;
 	inode_put_attr(b, in->ino, &old);
 	mark(b, 'O', in->ino);
 	if (rc == 0)
-		rc = commit_clone(st, b, in->ino, fresh->ino);
+		rc = nm->hooks.clone(nm->hooks.arg, b, in->ino, fresh->ino);
 	if (rc == 0) {
 		HOLD(&in->lock);
 		in->attr = old;
 		in->file->renumbered = true;
 	}
 	if (rc == 0)
-		reserve(st, fresh);
+		reserve(nm, fresh);
 	*ret_ino = fresh->ino;
-	inode_put(st, fresh, 1);
+	inode_put(nm->inodes, fresh, 1);
 	return rc;
 }
 
@@ -781,15 +827,15 @@ static int renumber(struct store *st, struct inode *in, uint64_t *ret_ino)
  * The kernel looks the name again that it is opening, but not the others of a
  * file with several. No lock is held: it takes the directories' own.
  */
-static void forget_names(struct store *st, const struct attr *a, uint64_t ino)
+static void forget_names(struct names *nm, const struct attr *a, uint64_t ino)
 {
 	struct key prefix = key_ino('L', ino);
 	char name[STORE_NAME_MAX + 1];
 	struct kv_slice key, value;
 	struct kv_iter *it;
 
-	st->on_renamed(st->on_arg, a->parent, a->name);
-	if (kv_iter_new(st->kv, prefix.data, prefix.len, NULL, 0, &it) < 0)
+	nm->hooks.renamed(nm->hooks.arg, a->parent, a->name);
+	if (kv_iter_new(nm->kv, prefix.data, prefix.len, NULL, 0, &it) < 0)
 		return;
 	while (kv_iter_next(it, &key, &value) == 1) {
 		const uint8_t *p = key.data;
@@ -799,21 +845,21 @@ static void forget_names(struct store *st, const struct attr *a, uint64_t ino)
 			break;
 		memcpy(name, p + 17, len);
 		name[len] = 0;
-		st->on_renamed(st->on_arg, get_be64(p + 9), name);
+		nm->hooks.renamed(nm->hooks.arg, get_be64(p + 9), name);
 	}
 	kv_iter_free(it);
 }
 
-int names_renumber(struct store *st, struct inode *in)
+int names_renumber(struct names *nm, struct inode *in)
 {
 	struct attr a = inode_attr(in);
 	uint64_t ino = 0;
-	int rc = renumber(st, in, &ino);
+	int rc = renumber(nm, in, &ino);
 
-	if (rc == 0 && a.nlink > 1 && st->on_renamed)
-		forget_names(st, &a, ino);
-	if (rc == 0 && st->on_changed) /* it has no name any more */
-		st->on_changed(st->on_arg, in->ino);
+	if (rc == 0 && a.nlink > 1)
+		forget_names(nm, &a, ino);
+	if (rc == 0) /* it has no name any more */
+		nm->hooks.changed(nm->hooks.arg, in->ino);
 	return rc;
 }
 
@@ -836,7 +882,7 @@ static uint64_t mtime_generation_locked(struct inode *in)
 	return generation;
 }
 
-int names_setattr(struct store *st, struct inode *in, unsigned valid,
+int names_setattr(struct names *nm, struct inode *in, unsigned valid,
 		  const struct attr *to)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
@@ -845,7 +891,7 @@ int names_setattr(struct store *st, struct inode *in, unsigned valid,
 
 	if (!b)
 		return -ENOMEM;
-	HOLD(&st->names_turn);
+	HOLD(&nm->changing);
 	a = changed_attr(&c, in);
 	if (valid & SET_MODE)
 		a->mode = (a->mode & S_IFMT) | (to->mode & 07777);
@@ -865,15 +911,15 @@ int names_setattr(struct store *st, struct inode *in, unsigned valid,
 		}
 	}
 	a->ctime_ns = wall_ns();
-	return changed_write(st, b, &c);
+	return changed_write(nm, b, &c);
 }
 
-int names_get_writer(struct store *st, uint64_t ino, struct writer *ret)
+int names_get_writer(struct names *nm, uint64_t ino, struct writer *ret)
 {
 	SCOPED(scope_free) void *value = NULL;
 	struct key k = key_ino('W', ino);
 	size_t len;
-	int rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	int rc = kv_get(nm->kv, k.data, k.len, &value, &len);
 
 	if (rc < 0)
 		return rc == -ENOENT ? -ENODATA : rc;
@@ -885,7 +931,7 @@ int names_get_writer(struct store *st, uint64_t ino, struct writer *ret)
 	return rc;
 }
 
-int names_set_writer(struct store *st, struct inode *in, const struct writer *w)
+int names_set_writer(struct names *nm, struct inode *in, const struct writer *w)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct writer old = { 0 };
@@ -893,22 +939,22 @@ int names_set_writer(struct store *st, struct inode *in, const struct writer *w)
 
 	if (!b)
 		return -ENOMEM;
-	rc = names_get_writer(st, in->ino, &old);
+	rc = names_get_writer(nm, in->ino, &old);
 	/* A damaged one is replaced. */
 	if ((rc == 0 || rc == -ENODATA) && writer_equal(&old, w))
 		return 0;
 	writer_put(b, in->ino, w);
-	HOLD(&st->names_turn);
+	HOLD(&nm->changing);
 	{
 		HOLD(&in->lock);
 		/* Without a name it may be deleted: no record after that. */
 		if (in->attr.nlink == 0)
 			return 0;
 	}
-	return kv_write(st->kv, b);
+	return kv_write(nm->kv, b);
 }
 
-int names_getxattr(struct store *st, uint64_t ino, const char *name,
+int names_getxattr(struct names *nm, uint64_t ino, const char *name,
 		   void **ret_value, size_t *ret_len)
 {
 	struct key k;
@@ -917,26 +963,26 @@ int names_getxattr(struct store *st, uint64_t ino, const char *name,
 	if (strlen(name) > STORE_NAME_MAX)
 		return -ERANGE;
 	k = key_xattr(ino, name);
-	rc = kv_get(st->kv, k.data, k.len, ret_value, ret_len);
+	rc = kv_get(nm->kv, k.data, k.len, ret_value, ret_len);
 	return rc == -ENOENT ? -ENODATA : rc;
 }
 
 /* Write b, which changes an attribute of in, with a new ctime. */
-static int xattr_write(struct store *st, struct kv_batch *b, struct inode *in)
+static int xattr_write(struct names *nm, struct kv_batch *b, struct inode *in)
 {
 	struct changed c = { .count = 0 };
 
-	HOLD(&st->names_turn);
+	HOLD(&nm->changing);
 	changed_attr(&c, in)->ctime_ns = wall_ns();
 	{
 		HOLD(&in->lock);
 		if (in->deleted)
 			return -ESTALE;
 	}
-	return changed_write(st, b, &c);
+	return changed_write(nm, b, &c);
 }
 
-int names_setxattr(struct store *st, struct inode *in, const char *name,
+int names_setxattr(struct names *nm, struct inode *in, const char *name,
 		   const void *value, size_t len, int flags)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
@@ -952,7 +998,7 @@ int names_setxattr(struct store *st, struct inode *in, const char *name,
 	if (len > XATTR_VALUE_MAX)
 		return -E2BIG;
 	k = key_xattr(in->ino, name);
-	rc = kv_get(st->kv, k.data, k.len, &old, &old_len);
+	rc = kv_get(nm->kv, k.data, k.len, &old, &old_len);
 	free(old);
 	if (rc < 0 && rc != -ENOENT)
 		return rc;
@@ -960,14 +1006,14 @@ int names_setxattr(struct store *st, struct inode *in, const char *name,
 		return -EEXIST;
 	if (rc == -ENOENT && (flags & XATTR_REPLACE))
 		return -ENODATA;
-	rc = kv_room(st->kv);
+	rc = kv_room(nm->kv);
 	if (rc < 0)
 		return rc;
 	kv_put(b, k.data, k.len, value, len);
-	return xattr_write(st, b, in);
+	return xattr_write(nm, b, in);
 }
 
-int names_removexattr(struct store *st, struct inode *in, const char *name)
+int names_removexattr(struct names *nm, struct inode *in, const char *name)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	void *old = NULL;
@@ -977,23 +1023,23 @@ int names_removexattr(struct store *st, struct inode *in, const char *name)
 
 	if (!b)
 		return -ENOMEM;
-	rc = names_getxattr(st, in->ino, name, &old, &old_len);
+	rc = names_getxattr(nm, in->ino, name, &old, &old_len);
 	free(old);
 	if (rc < 0)
 		return rc;
 	k = key_xattr(in->ino, name);
 	kv_delete(b, k.data, k.len);
-	return xattr_write(st, b, in);
+	return xattr_write(nm, b, in);
 }
 
-int names_listxattr(struct store *st, uint64_t ino, struct bytes *out)
+int names_listxattr(struct names *nm, uint64_t ino, struct bytes *out)
 {
 	struct key prefix = key_ino('X', ino);
 	struct kv_slice key, value;
 	struct kv_iter *it;
 	int rc;
 
-	rc = kv_iter_new(st->kv, prefix.data, prefix.len, NULL, 0, &it);
+	rc = kv_iter_new(nm->kv, prefix.data, prefix.len, NULL, 0, &it);
 	if (rc < 0)
 		return rc;
 	while ((rc = kv_iter_next(it, &key, &value)) == 1) {

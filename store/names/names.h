@@ -3,7 +3,7 @@
  *
  * The kernel holds the directory's (and for unlink, link and rename the
  * file's) own lock while one of these runs, but a segment's commit (segment.h)
- * comes without: what is decided is decided under store.names_turn.
+ * comes without: what is decided is decided under names.changing.
  * Batches reach the log in order: if one survives a power cut, so do all
  * earlier ones.
  *
@@ -14,6 +14,35 @@
 
 #include "store/names/inode.h"
 
+struct names;
+struct names_new;
+
+/* What is above: each is called with `arg`, and with no lock but `changing`. */
+struct names_hooks {
+	void *arg;
+	/* A new regular file gets its first stage; see names_create(). */
+	int (*prepare)(void *arg, struct inode *in, const struct names_new *n);
+	/* ... and was never there after all, or lost its last name. */
+	void (*unlinked)(void *arg, struct inode *in);
+	/* Write b, in which what is committed of `from` is that of `to`, too.
+	 */
+	int (*clone)(void *arg, struct kv_batch *b, uint64_t from, uint64_t to);
+	/* A name means another inode, an inode lost its names: no lock held. */
+	void (*renamed)(void *arg, uint64_t parent, const char *name);
+	void (*changed)(void *arg, uint64_t ino);
+};
+
+/* kv and inodes are borrowed. */
+int names_new(struct kv *kv, struct inode_table *inodes,
+	      const struct names_hooks *hooks, struct names **ret_names);
+/* Before inodes_free(). NULL: nothing. */
+void names_free(struct names *nm);
+/*
+ * Held while a change of names or attributes is put together and written, by
+ * who decides something that none of these may come between.
+ */
+struct lock *names_changing(struct names *nm);
+
 struct names_new {
 	uint32_t mode, uid, gid;
 	uint64_t rdev;
@@ -23,32 +52,29 @@ struct names_new {
 };
 
 /* One reference for the caller. -ENOENT: no such name. */
-int names_lookup(struct store *st, uint64_t parent, const char *name,
+int names_lookup(struct names *nm, uint64_t parent, const char *name,
 		 struct inode **ret_inode);
 
 /*
- * Make a new inode with a name. A regular file has no bytes and no stage yet:
- * the caller gives it one before anybody can see it (`prepare`, run before
- * the batch is written; its error stops the creation).
+ * Make a new inode with a name. A regular file gets its stage from
+ * names_hooks.prepare before anybody can see it; an error of that stops the
+ * creation.
  */
-int names_create(struct store *st, uint64_t parent, const char *name,
-		 const struct names_new *n,
-		 int (*prepare)(struct store *st, struct inode *in,
-				const struct names_new *n),
-		 struct inode **ret_inode);
+int names_create(struct names *nm, uint64_t parent, const char *name,
+		 const struct names_new *n, struct inode **ret_inode);
 
-int names_link(struct store *st, struct inode *in, uint64_t parent,
+int names_link(struct names *nm, struct inode *in, uint64_t parent,
 	       const char *name);
 /*
  * Remove a name. *ret_inode (one reference) is what it named: when its
  * nlink is 0 now, file_unlinked() must be told.
  */
-int names_unlink(struct store *st, uint64_t parent, const char *name,
+int names_unlink(struct names *nm, uint64_t parent, const char *name,
 		 struct inode **ret_inode);
-int names_rmdir(struct store *st, uint64_t parent, const char *name,
+int names_rmdir(struct names *nm, uint64_t parent, const char *name,
 		struct inode **ret_inode);
 /* flags: RENAME_NOREPLACE or RENAME_EXCHANGE. *ret_replaced may be NULL. */
-int names_rename(struct store *st, uint64_t parent, const char *name,
+int names_rename(struct names *nm, uint64_t parent, const char *name,
 		 uint64_t new_parent, const char *new_name, unsigned flags,
 		 struct inode **ret_replaced);
 
@@ -58,7 +84,7 @@ int names_rename(struct store *st, uint64_t parent, const char *name,
  */
 typedef int (*names_fn)(void *arg, const char *name,
 			const struct dirent_rec *entry, uint64_t cookie);
-int names_list(struct store *st, uint64_t dir, uint64_t cookie, names_fn fn,
+int names_list(struct names *nm, uint64_t dir, uint64_t cookie, names_fn fn,
 	       void *arg);
 
 /*
@@ -66,7 +92,7 @@ int names_list(struct store *st, uint64_t dir, uint64_t cookie, names_fn fn,
  * there is one, the same committed content; `in` keeps its bytes, without a
  * name. So readers keep the complete old content while a writer begins anew.
  */
-int names_renumber(struct store *st, struct inode *in);
+int names_renumber(struct names *nm, struct inode *in);
 
 /* Attributes: chmod, chown, times. Bits of `valid` below. */
 enum names_set {
@@ -76,7 +102,7 @@ enum names_set {
 	SET_ATIME = 8,
 	SET_MTIME = 16,
 };
-int names_setattr(struct store *st, struct inode *in, unsigned valid,
+int names_setattr(struct names *nm, struct inode *in, unsigned valid,
 		  const struct attr *to);
 
 /*
@@ -85,18 +111,18 @@ int names_setattr(struct store *st, struct inode *in, unsigned valid,
  * still bring the content back that somebody else wrote. It goes with the
  * file and not with the name. -ENODATA: nothing is known.
  */
-int names_set_writer(struct store *st, struct inode *in,
+int names_set_writer(struct names *nm, struct inode *in,
 		     const struct writer *w);
-int names_get_writer(struct store *st, uint64_t ino, struct writer *ret);
+int names_get_writer(struct names *nm, uint64_t ino, struct writer *ret);
 
 /* Extended attributes. Value buffers are the caller's to free. */
 #define XATTR_VALUE_MAX 65536
-int names_getxattr(struct store *st, uint64_t ino, const char *name,
+int names_getxattr(struct names *nm, uint64_t ino, const char *name,
 		   void **ret_value, size_t *ret_len);
-int names_setxattr(struct store *st, struct inode *in, const char *name,
+int names_setxattr(struct names *nm, struct inode *in, const char *name,
 		   const void *value, size_t len, int flags);
-int names_removexattr(struct store *st, struct inode *in, const char *name);
+int names_removexattr(struct names *nm, struct inode *in, const char *name);
 /* NUL-terminated names, one after the other. */
-int names_listxattr(struct store *st, uint64_t ino, struct bytes *out);
+int names_listxattr(struct names *nm, uint64_t ino, struct bytes *out);
 
 #endif

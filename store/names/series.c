@@ -7,7 +7,6 @@
 #include <xxhash.h>
 
 #include "store/base/scope.h"
-#include "store/store.h"
 
 /* How long the random part of a name is: 6 of mkstemp(3), 8 of Python's. */
 #define RANDOM_BYTES_MIN 6u
@@ -86,7 +85,7 @@ void series_keys(const char *path, uint64_t ret_keys[2])
 	ret_keys[1] = XXH3_64bits(buf, n + m) & ~UINT64_C(1);
 }
 
-uint64_t series_size(struct store *st, const uint64_t keys[2])
+uint64_t series_size(struct kv *kv, const uint64_t keys[2])
 {
 	for (int i = 0; i < 2; i++) {
 		SCOPED(scope_free) void *value = NULL;
@@ -95,14 +94,14 @@ uint64_t series_size(struct store *st, const uint64_t keys[2])
 		size_t len;
 
 		if (keys[i] != 0 &&
-		    kv_get(st->kv, k.data, k.len, &value, &len) == 0 &&
+		    kv_get(kv, k.data, k.len, &value, &len) == 0 &&
 		    series_decode(value, len, &s) == 0)
 			return s.size_bytes;
 	}
 	return 0;
 }
 
-void series_put(struct store *st, struct kv_batch *b, struct inode *in,
+void series_put(struct kv *kv, struct kv_batch *b, struct inode *in,
 		uint64_t size_bytes)
 {
 	uint64_t keys[2];
@@ -121,7 +120,7 @@ void series_put(struct store *st, struct kv_batch *b, struct inode *in,
 
 		if (keys[i] == 0)
 			continue;
-		if (kv_get(st->kv, k.data, k.len, &value, &len) == 0)
+		if (kv_get(kv, k.data, k.len, &value, &len) == 0)
 			(void)series_decode(value, len, &s);
 		s.size_bytes = size_bytes;
 		s.count++;

@@ -25,9 +25,9 @@
 /* The two keys of a path. */
 void series_keys(const char *path, uint64_t ret_keys[2]);
 /* The size that a new file will probably have; 0: not known. */
-uint64_t series_size(struct store *st, const uint64_t keys[2]);
+uint64_t series_size(struct kv *kv, const uint64_t keys[2]);
 /* Into b: this file had that size. */
-void series_put(struct store *st, struct kv_batch *b, struct inode *in,
+void series_put(struct kv *kv, struct kv_batch *b, struct inode *in,
 		uint64_t size_bytes);
 
 #endif

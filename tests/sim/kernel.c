@@ -191,8 +191,7 @@ static int make(const char *path, uint32_t mode, struct inode **ret)
 
 	if (rc < 0)
 		return rc;
-	return names_create(k.st, dir, name, &n,
-			    S_ISREG(mode) ? file_prepare : NULL, ret);
+	return names_create(k.st, dir, name, &n, ret);
 }
 
 int kernel_mkdir(const char *path)

@@ -288,8 +288,7 @@ static inline int live_make(struct live *l, const char *path, uint32_t mode,
 
 	if (rc < 0)
 		return rc;
-	return names_create(l->st, dir, name, &n,
-			    S_ISREG(mode) ? file_prepare : NULL, ret);
+	return names_create(l->st, dir, name, &n, ret);
 }
 
 static inline void live_mkdir(struct live *l, const char *path)
@@ -399,7 +398,7 @@ static inline struct handle handle_open(struct live *l, const char *path,
 
 	while (rc == -ESTALE)
 		rc = handle_try(l, path, flags, &h);
-	if (rc < 0) {
+	if (rc < 0 || !h.in) {
 		fail_msg("open %s: %d", path, rc);
 		abort(); /* it does not return, but the compiler cannot know */
 	}

@@ -65,10 +65,10 @@ static void creating_fails_as_posix_says(void **state)
 	live_free(&l);
 }
 
-static int refuse_to_prepare(struct store *st, struct inode *in,
+static int refuse_to_prepare(void *arg, struct inode *in,
 			     const struct names_new *n)
 {
-	(void)st;
+	(void)arg;
 	(void)in;
 	(void)n;
 	return -EDQUOT;
@@ -76,14 +76,16 @@ static int refuse_to_prepare(struct store *st, struct inode *in,
 
 static void a_file_that_cannot_be_prepared_is_not_there(void **state)
 {
+	const struct names_hooks hooks = { .prepare = refuse_to_prepare };
 	struct names_new n = { .mode = S_IFREG | 0644 };
 	struct live l = live_new(NULL);
+	struct names *nm;
 	struct inode *in = NULL;
 
 	(void)state;
-	assert_int_equal(names_create(l.st, ROOT_INO, "f", &n,
-				      refuse_to_prepare, &in),
-			 -EDQUOT);
+	assert_int_equal(names_new(l.st->kv, l.st->inodes, &hooks, &nm), 0);
+	assert_int_equal(names_create(nm, ROOT_INO, "f", &n, &in), -EDQUOT);
+	names_free(nm);
 	assert_null(in);
 	assert_absent(&l, "f");
 	assert_int_equal(live_counter(&l, META_FILES), 0);
@@ -119,9 +121,7 @@ static void a_removed_directory_takes_no_new_names(void **state)
 	live_write(&l, "f", "x", 1);
 	assert_int_equal(live_lookup(&l, "d", &dir), 0);
 	assert_int_equal(live_rmdir(&l, "d"), 0);
-	assert_int_equal(names_create(l.st, dir->ino, "g", &n, file_prepare,
-				      &in),
-			 -ENOENT);
+	assert_int_equal(names_create(l.st, dir->ino, "g", &n, &in), -ENOENT);
 	assert_int_equal(live_lookup(&l, "f", &in), 0);
 	assert_int_equal(names_link(l.st, in, dir->ino, "g"), -ENOENT);
 	inode_put(l.st, in, 1);
@@ -377,7 +377,7 @@ static void a_symbolic_link_keeps_its_target(void **state)
 	struct stat sb;
 
 	(void)state;
-	assert_int_equal(names_create(l.st, ROOT_INO, "s", &n, NULL, &in), 0);
+	assert_int_equal(names_create(l.st, ROOT_INO, "s", &n, &in), 0);
 	inode_put(l.st, in, 1);
 	live_mkdir(&l, "d");
 	assert_int_equal(live_rename(&l, "s", "d/t", 0), 0);
@@ -655,9 +655,7 @@ static void a_writer_is_made_with_the_file_changed_and_deleted(void **state)
 	uint64_t ino;
 
 	(void)state;
-	assert_int_equal(names_create(l.st, ROOT_INO, "f", &n, file_prepare,
-				      &in),
-			 0);
+	assert_int_equal(names_create(l.st, ROOT_INO, "f", &n, &in), 0);
 	ino = in->ino;
 	assert_writer(&l, ino, &a);
 	assert_int_equal(names_set_writer(l.st, in, &b), 0);
@@ -670,9 +668,7 @@ static void a_writer_is_made_with_the_file_changed_and_deleted(void **state)
 	live_reopen(&l); /* never committed: it goes, and that with it */
 	assert_int_equal(live_records(&l, 'W'), live_records(&l, 'A') - 1);
 	n.writer = NULL;
-	assert_int_equal(names_create(l.st, ROOT_INO, "g", &n, file_prepare,
-				      &in),
-			 0);
+	assert_int_equal(names_create(l.st, ROOT_INO, "g", &n, &in), 0);
 	assert_int_equal(names_get_writer(l.st, in->ino, &got), -ENODATA);
 	inode_put(l.st, in, 1);
 	live_free(&l);
