@@ -283,6 +283,10 @@ int kv_open(const char *dir, bool create, struct kv **ret_kv)
 
 		CHECK(rc == 0);
 		db.made = true;
+		map_clear(&db.now);
+		map_clear(&db.durable);
+		db.log_count = db.synced = 0;
+		db.sequence = db.sequence_synced = 0;
 	}
 	kv->map = &db.now;
 	*ret_kv = kv;

@@ -42,6 +42,8 @@ struct outcome {
 static struct {
 	struct plan plan;
 	struct store *st;
+	bool was_cut;
+	size_t part; /* how often the store was opened before */
 } run;
 
 static void mount_store(void)
@@ -119,17 +121,49 @@ static void unmount_store(void)
 		sim_fail("stages are there after the end");
 }
 
-static void whole_run(void *arg)
+/* From one start to the next crash, or to the end. */
+static void one_part(void *arg)
 {
 	(void)arg;
 	mount_store();
-	work_run(&run.plan, 0);
+	if (run.part > 0)
+		work_check_found(run.was_cut);
+	run.was_cut = false;
+	work_run(&run.plan, (unsigned)run.part);
 	drained();
 	work_check_all();
 	unmount_store();
 	check_closed();
 	if (sim_clock() > RUN_CLOCK_MAX)
 		sim_fail("it took too long by its clock");
+}
+
+static void crash(const struct crash *c, struct chance *chance)
+{
+	disk_kill(false);
+	kernel_forget_all();
+	kv_model_kill();
+	if (!c->cut)
+		return;
+	run.was_cut = true; /* until what is left was looked at */
+	kv_model_cut(chance);
+	disk_cut(chance);
+}
+
+static void all_parts(void)
+{
+	struct chance chance = chance_of(run.plan.seed, 6);
+
+	for (;; run.part++) {
+		struct crash *next = run.part < run.plan.crashes
+					     ? &run.plan.crash[run.part]
+					     : NULL;
+
+		sim_crash_at(next ? sim_points() + next->after : 0);
+		if (sim_run(one_part, NULL) == SIM_DONE)
+			return;
+		crash(next, &chance);
+	}
 }
 
 static void say_plan(void)
@@ -157,7 +191,7 @@ static void run_seed(uint64_t seed, const char *root, bool trace,
 	run.plan.options.stage_dir = disk_stage();
 	work_init(&run.plan);
 	kv_model_on_durable(model_durable);
-	(void)sim_run(whole_run, NULL);
+	all_parts();
 	out->trace = sim_trace();
 	out->points = sim_points();
 }

@@ -77,6 +77,16 @@ void plan_draw(struct plan *plan, uint64_t seed)
 	plan->ops = 2 + (unsigned)chance_below(&c, 8);
 	plan->sizes = (unsigned)chance_below(&c, 4);
 	plan->payloads = 1 + (unsigned)chance_below(&c, 5);
+	plan->crashes = chance_one_in(&c, 2) ? 0 : 1;
+	while (plan->crashes > 0 && plan->crashes < CRASHES_MAX &&
+	       chance_one_in(&c, 4))
+		plan->crashes++;
+	for (unsigned i = 0; i < plan->crashes; i++) {
+		plan->crash[i].cut = chance_one_in(&c, 2);
+		plan->crash[i].after =
+			1 + chance_below(&c, 300 + (i ? 1 : plan->clients) *
+							     plan->ops * 120);
+	}
 	/* Some are left out: what is done often then is done more often. */
 	for (unsigned i = 0; i < OP_COUNT; i++)
 		plan->weight[i] = chance_one_in(&c, 3) ? 0 : usual[i];
@@ -101,6 +111,10 @@ void plan_print(const struct plan *plan)
 	for (unsigned i = 0; i < OP_COUNT; i++)
 		if (plan->weight[i])
 			fprintf(stderr, " %s", op_names[i]);
+	for (unsigned i = 0; i < plan->crashes; i++)
+		fprintf(stderr, "; %s after %llu points",
+			plan->crash[i].cut ? "power cut" : "kill",
+			(unsigned long long)plan->crash[i].after);
 	fprintf(stderr, "\n");
 }
 

@@ -24,6 +24,12 @@ enum op {
 	OP_COUNT,
 };
 
+#define CRASHES_MAX 3
+struct crash {
+	uint64_t after; /* so many points of its part of the run */
+	bool cut; /* the power, else the daemon is killed */
+};
+
 struct plan {
 	uint64_t seed;
 	struct store_options options;
@@ -32,6 +38,8 @@ struct plan {
 	unsigned weight[OP_COUNT];
 	unsigned sizes; /* which sizes are usual */
 	unsigned payloads; /* so few different ones, so that they are shared */
+	struct crash crash[CRASHES_MAX];
+	unsigned crashes;
 };
 
 void plan_draw(struct plan *plan, uint64_t seed);
