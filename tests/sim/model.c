@@ -39,6 +39,7 @@ struct version {
 
 struct path {
 	char name[64];
+	unsigned owner;
 	struct version *at;
 	size_t count, room;
 	size_t floor; /* this state or a later one is durable */
@@ -65,12 +66,13 @@ void model_init(void)
 	memset(&m, 0, sizeof(m));
 }
 
-struct path *model_path(const char *name)
+struct path *model_path(const char *name, unsigned owner)
 {
 	struct path *p = &m.path[m.count];
 
 	CHECK(m.count < PATHS_MAX);
 	m.count++;
+	p->owner = owner;
 	(void)snprintf(p->name, sizeof(p->name), "%s", name);
 	(void)model_begin(p, NULL, 0);
 	model_end(p, 0);
@@ -418,13 +420,22 @@ static bool same(const struct version *v, const uint8_t *bytes, size_t size,
 	return size == 0 || memcmp(v->bytes, bytes, size) == 0;
 }
 
-void model_check_read(struct path *p, size_t from, size_t to,
+void model_check_read(struct path *p, uint64_t since, size_t from, size_t to,
 		      const uint8_t *bytes, size_t size, bool absent)
 {
 	for (size_t i = from; i <= to; i++)
 		if (same(&p->at[i], bytes, size, absent,
 			 i > from || !p->at[i].ended || p->at[i].failed))
 			return;
+	/* Its file got another name meanwhile, and was written to there. */
+	for (unsigned k = 0; !absent && k < m.count; k++)
+		for (size_t i = m.path[k].count; i-- > 0;) {
+			const struct version *v = &m.path[k].at[i];
+
+			if (m.path[k].owner == p->owner && v->begun >= since &&
+			    same(v, bytes, size, false, true))
+				return;
+		}
 	if (absent)
 		sim_fail("read: %s is absent, between states %zu and %zu",
 			 p->name, from, to);
@@ -446,6 +457,18 @@ void model_check_read(struct path *p, size_t from, size_t to,
 /* --- after a crash
  * --------------------------------------------------------------- */
 
+void model_killed(void)
+{
+	for (unsigned i = 0; i < m.count; i++) {
+		struct version *v = &m.path[i].at[m.path[i].count - 1];
+
+		if (v->closed)
+			continue;
+		v->partial = v->partial || v->written;
+		v->hurried = true;
+	}
+}
+
 void model_check_found(struct path *p, uint8_t *bytes, size_t size, bool cut)
 {
 	size_t from = cut ? p->floor : model_ended(p), at = p->count;
@@ -465,7 +488,8 @@ void model_check_found(struct path *p, uint8_t *bytes, size_t size, bool cut)
 	if (at + 1 == from) {
 		fprintf(stderr, "found: %zu bytes%s\n", size,
 			bytes ? "" : ", absent");
-		model_check_read(p, from, p->count - 1, bytes, size, !bytes);
+		model_check_read(p, UINT64_MAX, from, p->count - 1, bytes, size,
+				 !bytes);
 		sim_fail("found: %s is a part of a version", p->name);
 	}
 	p->found = at;

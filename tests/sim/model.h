@@ -25,7 +25,8 @@
 struct path;
 
 void model_init(void);
-struct path *model_path(const char *name);
+/* owner: who alone changes it. */
+struct path *model_path(const char *name, unsigned owner);
 const char *model_name(const struct path *p);
 unsigned model_paths(void);
 struct path *model_path_at(unsigned i);
@@ -67,8 +68,8 @@ const uint8_t *model_bytes(const struct path *p, size_t state,
 size_t model_size(const struct path *p, size_t about);
 size_t model_ended(const struct path *p);
 
-/* What a reader may see who opened the path when `from` was ended. */
-void model_check_read(struct path *p, size_t from, size_t to,
+/* What a reader may see who opened it at this point, when `from` was ended. */
+void model_check_read(struct path *p, uint64_t since, size_t from, size_t to,
 		      const uint8_t *bytes, size_t size, bool absent);
 /* Something was made durable. */
 void model_durable(void);
@@ -76,6 +77,11 @@ void model_durable(void);
 void model_expect_errors(void);
 /* What stays open is drained as it stands, out of its turn. */
 void model_expect_parts(void);
+/*
+ * The daemon is dead, and so are its clients: the next one drains what they had
+ * open as they left it.
+ */
+void model_killed(void);
 /*
  * The store was opened again. `bytes` NULL: absent. After it this is the path's
  * last state. `cut`: by a power cut, else by a kill.

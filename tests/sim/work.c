@@ -127,7 +127,7 @@ static struct path *path_of(const char *what, unsigned client, int n)
 		(void)snprintf(name, sizeof(name), "%s_%u", what, client);
 	else
 		(void)snprintf(name, sizeof(name), "%s_%u_%d", what, client, n);
-	return model_path(name);
+	return model_path(name, client);
 }
 
 void work_init(const struct plan *plan)
@@ -364,6 +364,7 @@ static uint8_t *read_all(struct kernel_file *f, size_t *ret_size)
 static void read_path(struct client *c, struct path *p)
 {
 	size_t from = model_ended(p), size = 0;
+	uint64_t since = sim_points();
 	struct kernel_file *f;
 	uint8_t *bytes;
 	int rc;
@@ -374,13 +375,13 @@ static void read_path(struct client *c, struct path *p)
 		return;
 	expect(c, "open to read", p, rc, -ENOENT);
 	if (rc < 0) {
-		model_check_read(p, from, model_last(p), NULL, 0, true);
+		model_check_read(p, since, from, model_last(p), NULL, 0, true);
 		return;
 	}
 	if (chance_one_in(&c->chance, 3))
 		kernel_sleep((int64_t)chance_below(&c->chance, 3000000000));
 	bytes = read_all(f, &size);
-	model_check_read(p, from, model_last(p), bytes, size, false);
+	model_check_read(p, since, from, model_last(p), bytes, size, false);
 	free(bytes);
 	(void)kernel_close(f);
 }
