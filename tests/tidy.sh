@@ -47,27 +47,34 @@ command -v clang-tidy >/dev/null || die 77 "skip: there is no clang-tidy"
 [[ -e $build/compile_commands.json ]] ||
 	die 2 "$build has no compile_commands.json: cmake --preset normal"
 
-# hash_variant.c is xxHash alone, whose headers are not ours.
-mapfile -t files < <(python3 - "$build" "$@" <<-'END'
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# The simulator compiles the store once more: one command for each file is
+# enough. hash_variant.c is xxHash alone, whose headers are not ours.
+mapfile -t files < <(python3 - "$build" "$work" "$@" <<-'END'
 	import json, os, sys
-	here, wanted = os.getcwd() + "/", sys.argv[2:]
-	found = {entry["file"].removeprefix(here)
-	         for entry in json.load(open(sys.argv[1] + "/compile_commands.json"))}
-	for name in sorted(found):
-	    if name in wanted if wanted else \
-	            name.startswith(("store/", "fuse/", "gpu/")) and \
-	            not name.endswith("/hash_variant.c"):
-	        print(name)
+	here, wanted = os.getcwd() + "/", sys.argv[3:]
+	with open(sys.argv[1] + "/compile_commands.json") as f:
+	    commands = {entry["file"].removeprefix(here): entry
+	                for entry in reversed(json.load(f))}
+	chosen = [name for name in sorted(commands)
+	          if (name in wanted if wanted else
+	              name.startswith(("store/", "fuse/", "gpu/")) and
+	              not name.endswith("/hash_variant.c"))]
+	with open(sys.argv[2] + "/compile_commands.json", "w") as f:
+	    json.dump([commands[name] for name in chosen], f)
+	for name in chosen:
+	    print(name)
 END
 )
 ((${#files[@]} > 0 && ${#files[@]} >= $#)) || die 2 "$build does not build $*"
 
-found=$(mktemp)
-trap 'rm -f "$found"' EXIT
 code=0
 printf '%s\0' "${files[@]}" |
-	xargs -0 -n 1 -P "$(nproc)" clang-tidy -p "$build" --quiet \
-		>"$found" 2>/dev/null || code=1
-cat "$found"
+	xargs -0 -n 1 -P "$(nproc)" clang-tidy -p "$work" --quiet \
+		>"$work/found" 2>"$work/said" || code=1
+cat "$work/found"
+if ((code)) && [[ ! -s $work/found ]]; then tail -n 20 "$work/said" >&2; fi
 if ((code)); then die 1 "see above: found in ${#files[@]} files"; fi
 printf 'tidy: nothing found in %d files\n' "${#files[@]}"
