@@ -12,8 +12,10 @@
  * persistent ids, extensions, out-of-band buffers, sets, numbers beyond 64
  * bits. A caller whose pickles may hold anything lists PICKLE_OTHER: then
  * other classes, what is made with them, sets and long numbers become objects
- * that nothing is known of, and PICKLE_PERSISTENT allows persistent ids. Memory is bounded: by a limit, and by about 24 bytes for each byte of
- * the pickle. Nothing recurses, and time grows with the pickle's length.
+ * that nothing is known of, and PICKLE_PERSISTENT allows persistent ids.
+ *
+ * Memory is bounded: by a limit, and by about 24 bytes for each byte of the
+ * pickle. Nothing recurses, and time grows with the pickle's length.
  */
 #ifndef STORE_FORMATS_PICKLE_H
 #define STORE_FORMATS_PICKLE_H

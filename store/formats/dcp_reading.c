@@ -1,0 +1,270 @@
+/*
+ * dcp_reading.c - values of the pickle, with their limits, and names and places
+ * that were seen. See dcp_reading.h.
+ */
+#include "store/formats/dcp_reading.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/base/utf8.h"
+
+/* Attributes of one object; no class here has more than eight. */
+#define ATTRIBUTES_MAX ((size_t)16)
+/* No tensor has more elements. */
+#define ELEMENTS_MAX (UINT64_C(1) << 56)
+
+int reading_refuse(struct reading *r, const char *format, ...)
+{
+	va_list ap;
+
+	va_start(ap, format);
+	(void)vsnprintf(r->error->what, sizeof(r->error->what), format, ap);
+	va_end(ap);
+	return -EBADMSG;
+}
+
+static int too_large(struct reading *r)
+{
+	(void)reading_refuse(r, "takes more memory than the limit allows");
+	return -EFBIG;
+}
+
+static int reading_keep(struct reading *r, size_t bytes, void *ret_slot)
+{
+	void *p;
+
+	if (bytes > r->memory_left)
+		return too_large(r);
+	r->memory_left -= bytes;
+	p = dcp_alloc(&r->d.blocks, bytes);
+	if (!p)
+		return -ENOMEM;
+	memcpy(ret_slot, &p, sizeof(p));
+	return 0;
+}
+
+int reading_grow(struct reading *r, void *slot, uint32_t count,
+		 uint32_t *capacity, size_t size)
+{
+	uint32_t want = *capacity ? *capacity + *capacity / 2 : 64;
+	void *array;
+
+	if (count < *capacity)
+		return 0;
+	if (want < *capacity || (want - *capacity) * size > r->memory_left)
+		return too_large(r);
+	memcpy(&array, slot, sizeof(array));
+	array = reallocarray(array, want, size);
+	if (!array)
+		return -ENOMEM;
+	r->memory_left -= (want - *capacity) * size;
+	memcpy(slot, &array, sizeof(array));
+	*capacity = want;
+	return 0;
+}
+
+int reading_spend(struct reading *r)
+{
+	if (r->left == 0)
+		return reading_refuse(
+			r, "has more in it than its length allows: the "
+			   "same things again and again");
+	r->left--;
+	return 0;
+}
+
+bool reading_is_class(const struct reading *r, pickle_value v, uint32_t id)
+{
+	const struct pickle_class *c = pickle_class(&r->p, v);
+
+	return c && c->id == id && pickle_kind(v) != PICKLE_IS_CLASS;
+}
+
+static bool is_attribute(const struct reading *r, pickle_value key,
+			 const char *name)
+{
+	size_t len = 0;
+	const char *text = pickle_text(&r->p, key, &len);
+
+	return text && len == strlen(name) && memcmp(text, name, len) == 0;
+}
+
+bool reading_attributes(const struct reading *r, pickle_value object,
+			const char *const *names, size_t count,
+			pickle_value *ret)
+{
+	pickle_value state = pickle_state(&r->p, object), key, v;
+	struct pickle_walk w = pickle_walk(&r->p, state);
+
+	for (size_t i = 0; i < count; i++)
+		ret[i] = 0; /* None */
+	if (pickle_kind(state) != PICKLE_DICT || w.count > 2 * ATTRIBUTES_MAX)
+		return false;
+	while (pickle_next(&w, &key) && pickle_next(&w, &v))
+		for (size_t i = 0; i < count; i++)
+			if (is_attribute(r, key, names[i]))
+				ret[i] = v;
+	return true;
+}
+
+bool reading_natural(const struct reading *r, pickle_value v, uint64_t *ret)
+{
+	int64_t i = 0;
+
+	if (!pickle_int(&r->p, v, &i) || i < 0)
+		return false;
+	*ret = (uint64_t)i;
+	return true;
+}
+
+bool reading_numbers(const struct reading *r, pickle_value v,
+		     uint64_t dims[DCP_DIMENSIONS_MAX], unsigned *ret_count)
+{
+	struct pickle_walk w;
+	pickle_value one;
+	unsigned count = 0;
+
+	if (reading_is_class(r, v, CLASS_SIZE)) {
+		w = pickle_walk(&r->p, pickle_arguments(&r->p, v));
+		if (w.count != 1 || !pickle_next(&w, &v))
+			return false;
+	}
+	if (pickle_kind(v) != PICKLE_TUPLE && pickle_kind(v) != PICKLE_LIST)
+		return false;
+	w = pickle_walk(&r->p, v);
+	if (w.count > DCP_DIMENSIONS_MAX)
+		return false;
+	while (pickle_next(&w, &one))
+		if (!reading_natural(r, one, &dims[count++]))
+			return false;
+	*ret_count = count;
+	return true;
+}
+
+int reading_keep_dims(struct reading *r, const uint64_t *dims, unsigned count,
+		      const uint64_t **ret)
+{
+	uint64_t *kept;
+	int rc = reading_keep(r, (count + 1) * sizeof(*dims), &kept);
+
+	if (rc < 0)
+		return rc;
+	memcpy(kept, dims, count * sizeof(*dims));
+	*ret = kept;
+	return 0;
+}
+
+bool dims_volume(const uint64_t *dims, unsigned count, uint64_t *ret)
+{
+	uint64_t v = 1;
+
+	*ret = 0;
+	for (unsigned i = 0; i < count; i++)
+		if (dims[i] == 0)
+			return true;
+	for (unsigned i = 0; i < count; i++)
+		if (__builtin_mul_overflow(v, dims[i], &v) || v > ELEMENTS_MAX)
+			return false;
+	*ret = v;
+	return true;
+}
+
+const char *name_shown(struct name n, struct shown *ret)
+{
+	size_t len = n.len < NAME_SHOWN ? n.len : NAME_SHOWN;
+
+	while (len < n.len && len > 0 && (n.text[len] & 0xc0) == 0x80)
+		len--; /* not in the middle of a character */
+	for (size_t i = 0; i < len; i++) {
+		unsigned char c = (unsigned char)n.text[i];
+
+		ret->text[i] = c < ' ' || c == 0x7f ? '?' : (char)c;
+	}
+	(void)strcpy(ret->text + len, len < n.len ? "..." : "");
+	return ret->text;
+}
+
+int name_take(struct reading *r, pickle_value v, const char *whose,
+	      struct name *ret)
+{
+	ret->text = pickle_text(&r->p, v, &ret->len);
+	if (!ret->text || pickle_kind(v) != PICKLE_TEXT)
+		return reading_refuse(r, "%s is no text", whose);
+	if (ret->len > DCP_NAME_BYTES_MAX)
+		return reading_refuse(r,
+				      "%s has %zu bytes; at most %u are read",
+				      whose, ret->len, DCP_NAME_BYTES_MAX);
+	if (!utf8_is(ret->text, ret->len))
+		return reading_refuse(r, "%s is not UTF-8", whose);
+	if (memchr(ret->text, 0, ret->len))
+		return reading_refuse(r, "%s has a NUL in it", whose);
+	return 0;
+}
+
+int name_keep(struct reading *r, struct name n, const char **ret)
+{
+	char *kept;
+	int rc = reading_keep(r, n.len + 1, &kept);
+
+	if (rc < 0)
+		return rc;
+	memcpy(kept, n.text, n.len);
+	kept[n.len] = 0;
+	*ret = kept;
+	return 0;
+}
+
+static bool is_name(const char *kept, const struct name *n)
+{
+	return strncmp(kept, n->text, n->len) == 0 && kept[n->len] == 0;
+}
+
+static int same_item(const void *self, uint32_t number, const void *key)
+{
+	const struct reading *r = self;
+
+	return is_name(r->d.items[number].name, key);
+}
+
+int reading_same_file(const void *self, uint32_t number, const void *key)
+{
+	const struct reading *r = self;
+
+	return is_name(r->d.files[number].name, key);
+}
+
+uint32_t reading_find_item(const struct reading *r, struct name n)
+{
+	const struct dcp_table *t = &r->item_names;
+
+	return dcp_table_find(t, dcp_table_hash(t, n.text, n.len, 0), same_item,
+			      r, &n);
+}
+
+static int same_place(const void *self, uint32_t number, const void *key)
+{
+	const struct reading *r = self;
+	const struct dcp_chunk *c = &r->d.chunks[number];
+	const struct place *p = key;
+
+	return c->item == p->item &&
+	       r->d.items[p->item].dimensions == p->dimensions &&
+	       memcmp(c->offsets, p->offsets,
+		      p->dimensions * sizeof(*p->offsets)) == 0;
+}
+
+uint32_t reading_hash_place(const struct reading *r, const struct place *p)
+{
+	return dcp_table_hash(&r->places, p->offsets,
+			      p->dimensions * sizeof(*p->offsets), p->item);
+}
+
+uint32_t reading_find_chunk(const struct reading *r, const struct place *p)
+{
+	return dcp_table_find(&r->places, reading_hash_place(r, p), same_place,
+			      r, p);
+}

@@ -1,0 +1,87 @@
+/*
+ * dcp_reading.h - a .metadata while it is read: the result so far, what may
+ * still be added to it, and how its names and places are found again; for
+ * dcp*.c alone.
+ *
+ * Errors: 0, -ENOMEM, -EBADMSG or -EFBIG; of the last two r->error has what.
+ */
+#ifndef STORE_FORMATS_DCP_READING_H
+#define STORE_FORMATS_DCP_READING_H
+
+#include "store/formats/dcp_names.h"
+#include "store/formats/dcp_types.h"
+
+#define NAME_SHOWN 120
+
+struct reading {
+	struct pickle p;
+	struct dcp d;
+	struct dcp_error *error;
+	size_t memory_left; /* for the result */
+	uint32_t left; /* how many more things the pickle can have */
+	uint32_t item_capacity, chunk_capacity, entry_capacity, file_capacity;
+	struct dcp_table item_names, file_names, places; /* of chunks */
+};
+
+/* What is wrong; returns -EBADMSG. */
+int reading_refuse(struct reading *r, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+/* Room for one more in an array; slot is the array's pointer. */
+int reading_grow(struct reading *r, void *slot, uint32_t count,
+		 uint32_t *capacity, size_t size);
+#define GROW(r, array, count, capacity) \
+	reading_grow(r, &(array), count, &(capacity), sizeof(*(array)))
+
+/* Every thing of the result takes at least one byte of the pickle. */
+int reading_spend(struct reading *r);
+bool reading_is_class(const struct reading *r, pickle_value v, uint32_t id);
+/*
+ * The attributes of an object: ret[i] is that of names[i], or None when there
+ * is none. False: it has no such state.
+ */
+bool reading_attributes(const struct reading *r, pickle_value object,
+			const char *const *names, size_t count,
+			pickle_value *ret);
+#define ATTRIBUTES(r, object, names, ret)                                      \
+	reading_attributes(r, object, names, sizeof(names) / sizeof(*(names)), \
+			   ret)
+
+bool reading_natural(const struct reading *r, pickle_value v, uint64_t *ret);
+/* A torch.Size, or a tuple or list: *ret_count numbers in dims. */
+bool reading_numbers(const struct reading *r, pickle_value v,
+		     uint64_t dims[DCP_DIMENSIONS_MAX], unsigned *ret_count);
+int reading_keep_dims(struct reading *r, const uint64_t *dims, unsigned count,
+		      const uint64_t **ret);
+/* False: more elements than any tensor has. */
+bool dims_volume(const uint64_t *dims, unsigned count, uint64_t *ret);
+
+struct name {
+	const char *text; /* in the pickle, not terminated */
+	size_t len;
+};
+
+/* For a message: what can be shown of it. */
+struct shown {
+	char text[NAME_SHOWN + 4];
+};
+
+const char *name_shown(struct name n, struct shown *ret);
+/* A text that may be a name; `whose` is for what is wrong with it. */
+int name_take(struct reading *r, pickle_value v, const char *whose,
+	      struct name *ret);
+int name_keep(struct reading *r, struct name n, const char **ret);
+int reading_same_file(const void *self, uint32_t number, const void *key);
+/* Its number, or UINT32_MAX. */
+uint32_t reading_find_item(const struct reading *r, struct name n);
+
+/* Of a chunk: which part of an item it is. */
+struct place {
+	uint32_t item;
+	const uint64_t *offsets;
+	unsigned dimensions;
+};
+
+uint32_t reading_hash_place(const struct reading *r, const struct place *p);
+uint32_t reading_find_chunk(const struct reading *r, const struct place *p);
+
+#endif

@@ -1,0 +1,17 @@
+/* pickle_call.h - opcodes of classes; what each takes, the protocol says. */
+#ifndef STORE_FORMATS_PICKLE_CALL_H
+#define STORE_FORMATS_PICKLE_CALL_H
+
+#include "store/formats/pickle_machine.h"
+
+/* Find the listed classes by their names; once, before all else. */
+void pickle_index_classes(struct machine *m);
+
+int pickle_do_global(struct machine *m);
+int pickle_do_stack_global(struct machine *m);
+int pickle_do_reduce(struct machine *m);
+int pickle_do_newobj(struct machine *m);
+int pickle_do_open(struct machine *m, uint8_t op);
+int pickle_do_build(struct machine *m);
+
+#endif

@@ -1,0 +1,113 @@
+/* pickle_value.c - looking at values, and walking through them. */
+#include "store/formats/pickle_value.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/base/bytes.h"
+
+enum pickle_kind pickle_kind(pickle_value v)
+{
+	static const enum pickle_kind kinds[] = {
+		[TAG_NONE] = PICKLE_NONE,        [TAG_BOOL] = PICKLE_BOOL,
+		[TAG_INT] = PICKLE_INT,          [TAG_WIDE] = PICKLE_INT,
+		[TAG_FLOAT] = PICKLE_FLOAT,      [TAG_TEXT] = PICKLE_TEXT,
+		[TAG_BYTES] = PICKLE_BYTES,      [TAG_TUPLE] = PICKLE_TUPLE,
+		[TAG_LIST] = PICKLE_LIST,        [TAG_DICT] = PICKLE_DICT,
+		[TAG_CLASS] = PICKLE_IS_CLASS,   [TAG_CALLED] = PICKLE_CALLED,
+		[TAG_OBJECT] = PICKLE_IS_OBJECT,
+	};
+
+	return kinds[tag_of(v)];
+}
+
+const char *pickle_text(const struct pickle *p, pickle_value v, size_t *ret_len)
+{
+	const uint8_t *at;
+	size_t bytes = 1;
+
+	if (tag_of(v) != TAG_TEXT && tag_of(v) != TAG_BYTES)
+		return NULL;
+	at = p->data + payload_of(v);
+	if (*at == OP_BINUNICODE || *at == OP_BINBYTES)
+		bytes = 4;
+	else if (*at == OP_BINUNICODE8 || *at == OP_BINBYTES8 ||
+		 *at == OP_BYTEARRAY8)
+		bytes = 8;
+	*ret_len = 0;
+	for (size_t i = bytes; i > 0; i--)
+		*ret_len = *ret_len << 8 | at[i];
+	return (const char *)at + 1 + bytes;
+}
+
+bool pickle_int(const struct pickle *p, pickle_value v, int64_t *ret)
+{
+	if (tag_of(v) == TAG_WIDE)
+		*ret = (int64_t)p->words[index_of(v)];
+	else if (tag_of(v) == TAG_INT)
+		*ret = (int64_t)(v << (64 - TAG_SHIFT)) >> (64 - TAG_SHIFT);
+	else
+		return false;
+	return true;
+}
+
+const struct pickle_class *pickle_class(const struct pickle *p, pickle_value v)
+{
+	enum tag tag = tag_of(v);
+
+	if (tag != TAG_CLASS && tag != TAG_CALLED && tag != TAG_OBJECT)
+		return NULL;
+	return class_of(p, v);
+}
+
+pickle_value pickle_arguments(const struct pickle *p, pickle_value v)
+{
+	(void)p;
+	return tag_of(v) == TAG_CALLED ? value(TAG_TUPLE, index_of(v))
+				       : value(TAG_NONE, 0);
+}
+
+pickle_value pickle_state(const struct pickle *p, pickle_value v)
+{
+	return tag_of(v) == TAG_OBJECT ? p->words[index_of(v)]
+				       : value(TAG_NONE, 0);
+}
+
+struct pickle_walk pickle_walk(const struct pickle *p, pickle_value v)
+{
+	struct pickle_walk w = { .p = p };
+	uint32_t at = index_of(v);
+
+	if (tag_of(v) == TAG_TUPLE) {
+		w.count = p->words[at];
+		w.left = (uint32_t)w.count;
+		w.at = at + 1;
+	} else if (tag_of(v) == TAG_LIST || tag_of(v) == TAG_DICT) {
+		w.next = high(p->words[at]);
+		w.count = p->words[at + 1];
+	}
+	return w;
+}
+
+bool pickle_next(struct pickle_walk *w, pickle_value *ret)
+{
+	if (w->left == 0) {
+		uint64_t head;
+
+		if (w->next == 0)
+			return false;
+		head = w->p->words[w->next];
+		w->at = w->next + 1;
+		w->left = (uint32_t)head;
+		w->next = high(head);
+	}
+	w->left--;
+	*ret = w->p->words[w->at++];
+	return true;
+}
+
+void pickle_release(struct pickle *p)
+{
+	free(p->words);
+	memset(p, 0, sizeof(*p));
+}
