@@ -1,10 +1,11 @@
 /*
- * plan.c - see plan.h. First the ids are sorted, once: from then on an id is
- * its place, and every comparison is one of numbers.
+ * plan.c - where shards are read. First the ids are sorted, once: from then on
+ * an id is its place, and every comparison is one of numbers. See plan.h.
  */
 #include "store/step/plan.h"
 
 #include "store/base/scope.h"
+#include "store/step/plan_ids.h"
 #include "store/step/plan_ranks.h"
 
 #define NO_RANK UINT32_MAX
@@ -27,99 +28,6 @@ static int fault(struct plan *p, size_t shard, const char *what, int rc)
 {
 	p->fault = (struct ckpt_plan_fault){ shard, what };
 	return rc;
-}
-
-/* --- The order of ids ------------------------------------------------------
- *
- * Seven bytes of each id at a time; those that agree so far are sorted by
- * their next seven. The last byte of a key says how many of the seven there
- * are, 8 for more: what ends first is first, and what ends together is equal.
- */
-
-#define KEY_BYTES 7
-#define KEY_MORE 8
-
-struct id_key {
-	uint64_t key;
-	uint32_t shard;
-};
-
-struct id_run {
-	uint32_t lo, hi; /* keys[lo, hi) agree in their first `depth` bytes */
-	size_t depth;
-};
-
-static uint64_t id_key(const struct ckpt_plan_shard *s, size_t depth)
-{
-	size_t left = s->id_bytes - depth;
-	size_t bytes = left < KEY_BYTES ? left : KEY_BYTES;
-	uint64_t key = 0;
-
-	for (size_t i = 0; i < KEY_BYTES; i++)
-		key = key << 8 |
-		      (i < bytes ? (unsigned char)s->id[depth + i] : 0);
-	return key << 8 | (left > KEY_BYTES ? KEY_MORE : bytes);
-}
-
-static int id_key_compare(const void *a, const void *b)
-{
-	const struct id_key *x = a, *y = b;
-
-	return (x->key > y->key) - (x->key < y->key);
-}
-
-/* Sort one run, and put those that are to be looked at further on the stack. */
-static int run_sort(struct plan *p, struct id_key *keys, struct id_run run,
-		    struct id_run *stack, size_t *depth)
-{
-	bool equal = true;
-
-	for (uint32_t i = run.lo; i < run.hi; i++) {
-		keys[i].key = id_key(&p->shards[keys[i].shard], run.depth);
-		equal = equal && keys[i].key == keys[run.lo].key;
-	}
-	if (!equal)
-		qsort(keys + run.lo, run.hi - run.lo, sizeof(*keys),
-		      id_key_compare);
-	for (uint32_t lo = run.lo, hi; lo < run.hi; lo = hi) {
-		for (hi = lo + 1; hi < run.hi && keys[hi].key == keys[lo].key;)
-			hi++;
-		if (hi - lo == 1)
-			continue;
-		if ((keys[lo].key & 0xff) != KEY_MORE)
-			return fault(p, keys[lo].shard,
-				     "its id is another shard's too", -EEXIST);
-		stack[(*depth)++] =
-			(struct id_run){ lo, hi, run.depth + KEY_BYTES };
-	}
-	return 0;
-}
-
-static int plan_places(struct plan *p)
-{
-	SCOPED(scope_free) struct id_key *keys = NULL;
-	SCOPED(scope_free) struct id_run *stack = NULL;
-	size_t depth = 0;
-	int rc = 0;
-
-	keys = calloc(p->count, sizeof(*keys));
-	/* Runs on the stack are disjoint, and none has less than two. */
-	stack = calloc(p->count / 2 + 1, sizeof(*stack));
-	if (!keys || !stack)
-		return -ENOMEM;
-	for (uint32_t i = 0; i < p->count; i++)
-		keys[i].shard = i;
-	stack[depth++] = (struct id_run){ 0, p->count, 0 };
-	while (depth > 0 && rc == 0) {
-		struct id_run run = stack[--depth];
-
-		rc = run_sort(p, keys, run, stack, &depth);
-	}
-	if (rc < 0)
-		return rc;
-	for (uint32_t i = 0; i < p->count; i++)
-		p->places[keys[i].shard] = i;
-	return 0;
 }
 
 /* --- Placing ---------------------------------------------------------------
@@ -477,6 +385,7 @@ static int plan_make(struct plan *p)
 {
 	/* One more: there may be no shards, and NULL means no memory. */
 	size_t room = (size_t)p->count + 1;
+	uint32_t twice = 0;
 	int rc;
 
 	p->places = calloc(room, sizeof(*p->places));
@@ -490,7 +399,9 @@ static int plan_make(struct plan *p)
 		rc = shards_check(p);
 	if (rc < 0 || p->count == 0)
 		return rc;
-	rc = plan_places(p);
+	rc = plan_ids_sort(p->shards, p->count, p->places, &twice);
+	if (rc == -EEXIST)
+		return fault(p, twice, "its id is another shard's too", rc);
 	if (rc < 0)
 		return rc;
 
@@ -529,23 +440,6 @@ int ckpt_plan_reads(const struct ckpt_plan_shard *shards, size_t count,
 
 /* --- Names -----------------------------------------------------------------
  */
-
-size_t ckpt_plan_id(char *buf, size_t size, const char *name, size_t name_bytes,
-		    const uint64_t *offsets, unsigned dimensions)
-{
-	size_t want = name_bytes + 1 + (size_t)dimensions * 8;
-	size_t at = name_bytes < size ? name_bytes : size;
-
-	if (at > 0)
-		memcpy(buf, name, at);
-	/* The NUL is below all that a longer name could go on with. */
-	if (at < size)
-		buf[at++] = 0;
-	for (unsigned i = 0; i < dimensions; i++)
-		for (unsigned n = 0; n < 8 && at < size; n++)
-			buf[at++] = (char)(offsets[i] >> (56 - 8 * n));
-	return want;
-}
 
 static const char *const policy_names[] = {
 	[CKPT_PLAN_PER_SHARD] = "per_shard",

@@ -1,7 +1,11 @@
-/* plan_ranks.c - see plan_ranks.h. */
+/*
+ * plan_ranks.c - sets are found again by the address of their list, and that
+ * not being there yet, by its contents. See plan_ranks.h for the heaps.
+ */
 #include "store/step/plan_ranks.h"
 
 #include "store/base/scope.h"
+#include "store/base/vec.h"
 #include "store/step/plan.h"
 
 /* For fewer shards a look through the set costs less than its heap. */
@@ -124,17 +128,11 @@ static int contents_grow(struct plan_ranks *r)
 static int set_append(struct plan_ranks *r, const struct plan_set *s)
 {
 	struct plan_set *set;
+	int rc = vec_grow(&r->sets, r->set_count, &r->set_capacity,
+			  sizeof(*set));
 
-	if (r->set_count == r->set_capacity) {
-		size_t want = r->set_capacity ? 2 * r->set_capacity : 16;
-		struct plan_set *grown =
-			reallocarray(r->sets, want, sizeof(*grown));
-
-		if (!grown)
-			return -ENOMEM;
-		r->sets = grown;
-		r->set_capacity = want;
-	}
+	if (rc < 0)
+		return rc;
 	set = &r->sets[r->set_count];
 	*set = *s;
 	if (set->count >= BITS_PAY_AT(r->rank_count)) {

@@ -13,13 +13,13 @@
  * Where the files come from is the caller's: a mount looks into its own store,
  * ckptctl at any folder.
  */
-#ifndef STORE_STRUCTURE_H
-#define STORE_STRUCTURE_H
+#ifndef STORE_STEP_STRUCTURE_H
+#define STORE_STEP_STRUCTURE_H
 
-#include "store/step/closure.h"
-#include "store/formats/cut.h"
+#include "store/formats/chunks.h"
 #include "store/formats/dcp.h"
 #include "store/formats/tensors.h"
+#include "store/step/closure.h"
 
 #define STRUCTURE_TEXT_BYTES 33 /* a signature: 32 hexadecimal digits, NUL */
 /* Files of a folder that are looked into. */
@@ -51,9 +51,9 @@ struct structure {
 	const char *format;
 	struct tensors tensors; /* by name, then place, then file */
 	char **names; /* owned; of files, for the tensors */
-	size_t name_count;
+	size_t name_count, name_capacity;
 	struct structure_error *errors; /* owned; files that are damaged */
-	size_t error_count;
+	size_t error_count, error_capacity;
 	struct dcp dcp;
 	bool has_dcp;
 	struct closure closure; /* of a folder with a .metadata */
@@ -77,6 +77,11 @@ void structure_release(struct structure *s);
 /* One more error. -ENOMEM. */
 int structure_add_error(struct structure *s, const char *file,
 			const char *what);
+
+/* A copy of a file's name, which is the structure's. NULL: no memory. */
+char *structure_keep_name(struct structure *s, const char *name);
+/* Everything was added: put it in order, and sign it. -ENOMEM. */
+int structure_finish(struct structure *s);
 
 /* Does it hold together: nothing damaged, and .metadata fits the files? */
 bool structure_is_sound(const struct structure *s);
