@@ -38,7 +38,7 @@
 #define FS_TIMEOUT_S 86400.0
 
 struct callers;
-struct reads;
+struct opens;
 struct server;
 struct teller;
 
@@ -47,7 +47,7 @@ struct fs {
 	struct server *server; /* for segments; NULL: none */
 	struct teller *teller; /* set when server is */
 	struct callers *callers;
-	struct reads *reads;
+	struct opens *opens;
 	bool read_only; /* mounted with ro */
 	struct fuse_session *se;
 	const char *mountpoint;

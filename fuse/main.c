@@ -24,7 +24,7 @@
 
 #include "fuse/caller.h"
 #include "fuse/place.h"
-#include "fuse/reads.h"
+#include "fuse/opens.h"
 #include "fuse/session.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
@@ -494,11 +494,11 @@ static int mount_place(struct fuse_args *args, const struct options *o,
 	} else {
 		raise_limits(); /* before anybody counts on them */
 		fs->callers = callers_new();
-		fs->reads = reads_new();
-		rc = fs->callers && fs->reads ?
+		fs->opens = opens_new();
+		rc = fs->callers && fs->opens ?
 			     serve(fs, p->store, so, &ready) :
 			     MAIN_FAILED;
-		reads_free(fs->reads);
+		opens_free(fs->opens);
 		callers_free(fs->callers);
 	}
 	session_free(fs);

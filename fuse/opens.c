@@ -1,5 +1,5 @@
-/* reads.c - see reads.h. */
-#include "fuse/reads.h"
+/* opens.c - see opens.h. */
+#include "fuse/opens.h"
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -12,28 +12,28 @@
 /* More than the text of one rank, with every number at its longest. */
 #define ROW_BYTES_MAX 320
 
-struct reads_row {
+struct opens_row {
 	uint32_t rank;
 	uid_t uid;
-	uint64_t opens[READS_WHOSE_COUNT], bytes[READS_WHOSE_COUNT];
+	uint64_t opens[OPENS_WHOSE_COUNT], bytes[OPENS_WHOSE_COUNT];
 };
 
-struct reads {
+struct opens {
 	pthread_mutex_t lock; /* guards everything below */
 	size_t count;
-	struct reads_row rows[READS_RANKS_MAX]; /* by rank, uid */
+	struct opens_row rows[OPENS_RANKS_MAX]; /* by rank, uid */
 };
 
-struct reads *reads_new(void)
+struct opens *opens_new(void)
 {
-	struct reads *r = calloc(1, sizeof(*r));
+	struct opens *r = calloc(1, sizeof(*r));
 
 	if (r)
 		CHECK(pthread_mutex_init(&r->lock, NULL) == 0);
 	return r;
 }
 
-void reads_free(struct reads *r)
+void opens_free(struct opens *r)
 {
 	if (!r)
 		return;
@@ -42,7 +42,7 @@ void reads_free(struct reads *r)
 }
 
 /* The place of the first row that is not below this one. */
-static size_t find_locked(const struct reads *r, uint64_t rank, uid_t uid)
+static size_t find_locked(const struct opens *r, uint64_t rank, uid_t uid)
 {
 	size_t low = 0, high = r->count;
 
@@ -59,17 +59,17 @@ static size_t find_locked(const struct reads *r, uint64_t rank, uid_t uid)
 	return low;
 }
 
-void reads_count(struct reads *r, uid_t uid, uint32_t rank,
-		 enum reads_whose whose, uint64_t size_bytes)
+void opens_count(struct opens *r, uid_t uid, uint32_t rank,
+		 enum opens_whose whose, uint64_t size_bytes)
 {
-	struct reads_row *row;
+	struct opens_row *row;
 	size_t at;
 
 	HOLD(&r->lock);
 	at = find_locked(r, rank, uid);
 	row = &r->rows[at];
 	if (at == r->count || row->rank != rank || row->uid != uid) {
-		if (r->count == READS_RANKS_MAX)
+		if (r->count == OPENS_RANKS_MAX)
 			return;
 		memmove(row + 1, row, (r->count - at) * sizeof(*row));
 		memset(row, 0, sizeof(*row));
@@ -81,17 +81,17 @@ void reads_count(struct reads *r, uid_t uid, uint32_t rank,
 	row->bytes[whose] += size_bytes;
 }
 
-static size_t print_row(const struct reads_row *row, char *text)
+static size_t print_row(const struct opens_row *row, char *text)
 {
-	static const char *const words[READS_WHOSE_COUNT] = {
-		[READS_OWN] = "own",
-		[READS_FOREIGN] = "foreign",
-		[READS_UNKNOWN] = "unknown",
+	static const char *const words[OPENS_WHOSE_COUNT] = {
+		[OPENS_OWN] = "own",
+		[OPENS_FOREIGN] = "foreign",
+		[OPENS_UNKNOWN] = "unknown",
 	};
 	size_t len = (size_t)snprintf(text, ROW_BYTES_MAX, "{\"rank\":%u",
 				      row->rank);
 
-	for (unsigned i = 0; i < READS_WHOSE_COUNT; i++)
+	for (unsigned i = 0; i < OPENS_WHOSE_COUNT; i++)
 		len += (size_t)snprintf(text + len, ROW_BYTES_MAX - len,
 					",\"%s_opens\":%llu,\"%s_bytes\":%llu",
 					words[i],
@@ -104,20 +104,20 @@ static size_t print_row(const struct reads_row *row, char *text)
 }
 
 /* All of one rank from *at on, which becomes the next rank's; false: none. */
-static bool sum_locked(const struct reads *r, uid_t uid, size_t *at,
-		       struct reads_row *ret)
+static bool sum_locked(const struct opens *r, uid_t uid, size_t *at,
+		       struct opens_row *ret)
 {
 	uint32_t rank = r->rows[*at].rank;
 	bool any = false;
 
-	*ret = (struct reads_row){ .rank = rank };
+	*ret = (struct opens_row){ .rank = rank };
 	for (; *at < r->count && r->rows[*at].rank == rank; (*at)++) {
-		const struct reads_row *row = &r->rows[*at];
+		const struct opens_row *row = &r->rows[*at];
 
 		if (uid != 0 && uid != row->uid)
 			continue;
 		any = true;
-		for (unsigned i = 0; i < READS_WHOSE_COUNT; i++) {
+		for (unsigned i = 0; i < OPENS_WHOSE_COUNT; i++) {
 			ret->opens[i] += row->opens[i];
 			ret->bytes[i] += row->bytes[i];
 		}
@@ -125,10 +125,10 @@ static bool sum_locked(const struct reads *r, uid_t uid, size_t *at,
 	return any;
 }
 
-size_t reads_page(struct reads *r, uid_t uid, uint64_t *cursor, char *text,
+size_t opens_page(struct opens *r, uid_t uid, uint64_t *cursor, char *text,
 		  size_t size)
 {
-	struct reads_row row;
+	struct opens_row row;
 	size_t len = 0, at;
 
 	CHECK(size > ROW_BYTES_MAX + 2);

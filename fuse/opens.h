@@ -1,5 +1,5 @@
 /*
- * reads.h - which ranks open whose files to read them: counted since the mount
+ * opens.h - which ranks open whose files to read them: counted since the mount
  * began, for each reading rank.
  *
  * A file is the reader's own when its writer had the reader's rank, whatever
@@ -10,30 +10,30 @@
  *
  * Threads: any thread.
  */
-#ifndef FUSE_READS_H
-#define FUSE_READS_H
+#ifndef FUSE_OPENS_H
+#define FUSE_OPENS_H
 
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
-#define READS_RANKS_MAX 4096 /* of all users; those that come first */
+#define OPENS_RANKS_MAX 4096 /* of all users; those that come first */
 
-enum reads_whose {
-	READS_OWN,
-	READS_FOREIGN,
-	READS_UNKNOWN,
-	READS_WHOSE_COUNT,
+enum opens_whose {
+	OPENS_OWN,
+	OPENS_FOREIGN,
+	OPENS_UNKNOWN,
+	OPENS_WHOSE_COUNT,
 };
 
-struct reads;
+struct opens;
 
 /* NULL: out of memory. */
-struct reads *reads_new(void);
-void reads_free(struct reads *r);
+struct opens *opens_new(void);
+void opens_free(struct opens *r);
 
-void reads_count(struct reads *r, uid_t uid, uint32_t rank,
-		 enum reads_whose whose, uint64_t size_bytes);
+void opens_count(struct opens *r, uid_t uid, uint32_t rank,
+		 enum opens_whose whose, uint64_t size_bytes);
 
 /*
  * For root of everybody, else of this user's processes:
@@ -41,7 +41,7 @@ void reads_count(struct reads *r, uid_t uid, uint32_t rank,
  * in order; its length is returned. *cursor becomes the rank to go on with, or
  * 0 when there are no more.
  */
-size_t reads_page(struct reads *r, uid_t uid, uint64_t *cursor, char *text,
+size_t opens_page(struct opens *r, uid_t uid, uint64_t *cursor, char *text,
 		  size_t size);
 
 #endif

@@ -6,7 +6,7 @@
 
 #include "fuse/caller.h"
 #include "fuse/fs.h"
-#include "fuse/reads.h"
+#include "fuse/opens.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/file/file.h"
@@ -101,13 +101,13 @@ static void set_writer_opened(fuse_req_t req, struct inode *in)
 }
 
 /*
- * A file was opened to read: see reads.h. Whatever goes wrong here, the open is
+ * A file was opened to read: see opens.h. Whatever goes wrong here, the open is
  * fine.
  */
-static void count_read(fuse_req_t req, struct inode *in)
+static void count_open(fuse_req_t req, struct inode *in)
 {
 	struct store *st = store_of(req);
-	enum reads_whose whose = READS_UNKNOWN;
+	enum opens_whose whose = OPENS_UNKNOWN;
 	struct writer reader, writer;
 	bool scheduler;
 	struct stat sb;
@@ -118,10 +118,10 @@ static void count_read(fuse_req_t req, struct inode *in)
 		return;
 	if (names_get_writer(st, in->ino, &writer) == 0 &&
 	    writer_is_global(&writer))
-		whose = writer.rank == reader.rank ? READS_OWN : READS_FOREIGN;
-	reads_count(fs_of(req)->reads, fuse_req_ctx(req)->uid, reader.rank, whose,
+		whose = writer.rank == reader.rank ? OPENS_OWN : OPENS_FOREIGN;
+	opens_count(fs_of(req)->opens, fuse_req_ctx(req)->uid, reader.rank, whose,
 		    (uint64_t)sb.st_size);
-	if (whose == READS_OWN)
+	if (whose == OPENS_OWN)
 		file_read_by_owner(in);
 }
 
@@ -192,7 +192,7 @@ void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	if (rc == 0 && begins_anew(fi->flags)) {
 		set_writer_opened(req, in);
 	} else if (rc == 0 && (fi->flags & O_ACCMODE) != O_WRONLY) {
-		count_read(req, in);
+		count_open(req, in);
 	}
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);

@@ -12,7 +12,7 @@
 
 #include "store/base/ckptfs_ioctl.h"
 #include "fuse/fs.h"
-#include "fuse/reads.h"
+#include "fuse/opens.h"
 #include "store/base/scope.h"
 #include "store/file/file.h"
 #include "store/names/names.h"
@@ -322,8 +322,8 @@ static int do_query(fuse_req_t req, fuse_ino_t ino, struct ckptfs_query *q)
 	char *text;
 	int rc = 0;
 
-	if (q->what == CKPTFS_READS) {
-		q->len = (uint32_t)reads_page(fs->reads, uid, &q->cursor,
+	if (q->what == CKPTFS_OPENS) {
+		q->len = (uint32_t)opens_page(fs->opens, uid, &q->cursor,
 					      q->text, sizeof(q->text));
 		return 0;
 	}

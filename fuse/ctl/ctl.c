@@ -1,4 +1,7 @@
-/* ctl.c - see ctl.h. */
+/*
+ * ctl.c - options, questions to a mount, and output that is the same for all
+ * commands.
+ */
 #include "fuse/ctl/ctl.h"
 
 #include <errno.h>
@@ -148,9 +151,9 @@ int ctl_query(int fd, enum ckptfs_what what, cJSON **ret_json)
 	return rc;
 }
 
-int ctl_query_reads(int fd, cJSON *list)
+int ctl_query_opens(int fd, cJSON *list)
 {
-	struct ckptfs_query q = { .what = CKPTFS_READS };
+	struct ckptfs_query q = { .what = CKPTFS_OPENS };
 	uint64_t from;
 
 	do {

@@ -69,8 +69,8 @@ static inline int ctl_option_exit(int option)
  * -ENOTTY: not a ckptfs mount. -EPROTO: the answer is no JSON object.
  */
 int ctl_query(int fd, enum ckptfs_what what, cJSON **ret_json);
-/* Add what CKPTFS_READS answers to the array. Errors as above. */
-int ctl_query_reads(int fd, cJSON *list);
+/* Add what CKPTFS_OPENS answers to the array. Errors as above. */
+int ctl_query_opens(int fd, cJSON *list);
 /* Open for asking; never blocks on a fifo. -errno, as open(2). */
 int ctl_open(const char *path);
 /*

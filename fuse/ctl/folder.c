@@ -1,4 +1,4 @@
-/* folder.c - see folder.h. */
+/* folder.c - what a folder holds, and what .metadata names below it. */
 #include "fuse/ctl/folder.h"
 
 #include <dirent.h>

@@ -1,5 +1,5 @@
 /*
- * plan_input.c - see plan_input.h.
+ * plan_input.c - shards from a JSON text or from .metadata.
  *
  * A million shards as one tree of cJSON would take more than a gigabyte, so
  * the outer object is taken apart here, and cJSON gets one shard at a time.

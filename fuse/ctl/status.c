@@ -53,7 +53,7 @@ static void print_failed(const cJSON *s)
 			     ctl_text(one, "error"));
 }
 
-static void print_reads(const cJSON *s)
+static void print_opens(const cJSON *s)
 {
 	static const char *const words[] = { "own", "foreign", "unknown" };
 	const cJSON *list = cJSON_GetObjectItemCaseSensitive(s, "reads");
@@ -142,7 +142,7 @@ static void print_status(const char *path, const cJSON *s)
 			   ctl_count(ctl_number(s, "unknown_images")));
 	print_database(ctl_text(s, "database"));
 	print_structure(s);
-	print_reads(s);
+	print_opens(s);
 }
 
 static int status_of(const char *path, bool json)
@@ -155,7 +155,7 @@ static int status_of(const char *path, bool json)
 	if (fd >= 0)
 		rc = ctl_query(fd, CKPTFS_STATUS, &s);
 	if (rc == 0)
-		rc = ctl_query_reads(fd,
+		rc = ctl_query_opens(fd,
 				     cJSON_AddArrayToObject(s, "reads"));
 	if (rc < 0) {
 		cJSON_Delete(s);

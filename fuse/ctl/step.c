@@ -1,4 +1,7 @@
-/* step.c - see step.h. */
+/*
+ * step.c - look into a file or a folder through the system's calls, and hash
+ * tensors, each with the bytes that it has in its file.
+ */
 #include "fuse/ctl/step.h"
 
 #include <dirent.h>

@@ -5,7 +5,7 @@
  * Answers are JSON texts, fetched in pages: start with cursor 0; each call
  * fills `text` (`len` bytes, not terminated) and sets `cursor` for the next
  * page, or 0 when that was the last one. Pages break anywhere, except those of
- * CKPTFS_READS: each of them is a JSON array of its own.
+ * CKPTFS_OPENS: each of them is a JSON array of its own.
  */
 #ifndef STORE_BASE_CKPTFS_IOCTL_H
 #define STORE_BASE_CKPTFS_IOCTL_H
@@ -19,7 +19,7 @@ enum ckptfs_what {
 	CKPTFS_STATUS = 1, /* the mount; on anything in it */
 	CKPTFS_INSPECT = 2, /* the open file: state, digest, extents */
 	CKPTFS_GC = 3, /* give back what is unused now; what that freed */
-	CKPTFS_READS = 4, /* opens to read, by rank; on anything in it */
+	CKPTFS_OPENS = 4, /* opens to read, by rank; on anything in it */
 };
 
 #define CKPTFS_PAGE_BYTES 8192
