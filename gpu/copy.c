@@ -1,4 +1,9 @@
-/* copy.c - see copy.h. */
+/*
+ * copy.c - a device's copies go to its stream and are waited for at the end;
+ * host memory is cut into pieces of like size, which a crew copies meanwhile.
+ * A tensor that is not contiguous is gathered run by run, or, where its runs
+ * are short and lie on a device, copied with what is between them.
+ */
 #include "gpu/copy.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
 /*
- * hash.c - see hash.h. A run is one list of jobs up, one kernel, one list of
+ * hash.c - hash where the bytes are. A run is one list of jobs up, one kernel, one list of
  * digests down; all three go through pinned memory, so nothing waits before
  * the end.
  */

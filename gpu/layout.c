@@ -1,4 +1,7 @@
-/* layout.c - see layout.h. */
+/*
+ * layout.c - tensors are kept in a table by name as they are added; at the end
+ * they are put in the file's order, and the header and the signature made.
+ */
 #include "gpu/layout.h"
 
 #include <endian.h>

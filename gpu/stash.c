@@ -1,7 +1,7 @@
 /*
- * stash.c - see ckpt_gpu.h for what a paged stash promises, and stash_rows.h
- * for how it works. Here memory is laid out and kernels are launched; in host
- * memory the same functions are called at once.
+ * stash.c - lay the memory of a paged stash out, and launch its kernels; in
+ * host memory the same functions are called at once. ckpt_gpu.h has what is
+ * promised, stash_rows.h how it works.
  *
  * Pack, unpack and reset enqueue kernels and nothing else: no allocation, no
  * copy, no waiting. So a graph can be captured of them.

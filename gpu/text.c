@@ -1,4 +1,4 @@
-/* text.c - see text.h. */
+/* text.c - escape what JSON wants escaped: quotes and control characters. */
 #include "gpu/text.h"
 
 #include <stdio.h>

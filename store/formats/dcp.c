@@ -1,7 +1,8 @@
 /*
- * dcp.c - see dcp.h. The pickle is a graph that may have cycles and may use
- * one thing many times, so the way through it has a fixed depth, whatever it
- * holds, and what it yields is bounded by the pickle's length.
+ * dcp.c - from a pickle to items, chunks and entries. The pickle is a graph
+ * that may have cycles and may use one thing many times, so the way through it
+ * has a fixed depth, whatever it holds, and what it yields is bounded by the
+ * pickle's length.
  */
 #include "store/formats/dcp.h"
 

@@ -1,4 +1,7 @@
-/* dcp_names.c - see dcp_names.h. */
+/*
+ * dcp_names.c - blocks, filled from the front and freed together; and open
+ * addressing, by a hash that is seeded anew for each table.
+ */
 #include "store/formats/dcp_names.h"
 
 #include <sys/random.h>

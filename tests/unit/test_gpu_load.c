@@ -550,6 +550,15 @@ static void reads_release(struct reads *r)
 		free(r->targets[i].data);
 }
 
+/* Read what is wanted; then the file is closed. */
+static void assert_reads_all(struct ckpt_file *f, struct reads *r)
+{
+	assert_int_equal(ckpt_file_read(f, r->targets, r->count), 0);
+	assert_have_all(r);
+	reads_release(r);
+	ckpt_file_close(f);
+}
+
 static void every_byte_is_read(void **state)
 {
 	static struct reads r;
@@ -569,13 +578,10 @@ static void every_byte_is_read(void **state)
 		assert_int_equal(ckpt_open(&o, &c), 0);
 		f = open_good(c);
 		want_all(&r, f);
-		assert_int_equal(ckpt_file_read(f, r.targets, r.count), 0);
-		assert_have_all(&r);
+		assert_reads_all(f, &r);
 		ckpt_get_counters(c, &counted);
 		assert_int_equal(counted.host_bytes, sum);
 		assert_int_equal(counted.h2d_bytes, 0);
-		reads_release(&r);
-		ckpt_file_close(f);
 		ckpt_close(c);
 	}
 }
@@ -592,10 +598,7 @@ static void small_tensors_are_read_together(void **state)
 	put_tensors(sizes, TENSORS_MAX);
 	f = open_good(host);
 	want_all(&r, f);
-	assert_int_equal(ckpt_file_read(f, r.targets, r.count), 0);
-	assert_have_all(&r);
-	reads_release(&r);
-	ckpt_file_close(f);
+	assert_reads_all(f, &r);
 }
 
 static void any_choice_of_tensors_can_be_read(void **state)
@@ -614,10 +617,7 @@ static void any_choice_of_tensors_can_be_read(void **state)
 		r.targets[i].data = malloc(r.targets[i].entry->bytes + 1);
 		r.targets[i].device = CKPT_DEVICE_HOST;
 	}
-	assert_int_equal(ckpt_file_read(f, r.targets, r.count), 0);
-	assert_have_all(&r);
-	reads_release(&r);
-	ckpt_file_close(f);
+	assert_reads_all(f, &r);
 }
 
 static void an_open_file_keeps_its_version(void **state)
@@ -631,10 +631,7 @@ static void an_open_file_keeps_its_version(void **state)
 	assert_int_equal(unlink(path), 0);
 	put_json("{}", 0);
 	want_all(&r, f);
-	assert_int_equal(ckpt_file_read(f, r.targets, r.count), 0);
-	assert_have_all(&r);
-	reads_release(&r);
-	ckpt_file_close(f);
+	assert_reads_all(f, &r);
 }
 
 static void a_file_that_shrinks_is_an_error(void **state)
