@@ -458,6 +458,22 @@ static int fail_now(void)
 	return rc;
 }
 
+/* For people: "+F 2" and the like. */
+static void print_batch(const struct kv_batch *b)
+{
+	fprintf(stderr, "        batch %zu:", db.log_count);
+	for (size_t i = 0; i < b->count; i++) {
+		const struct change *c = &b->at[i];
+
+		fprintf(stderr, " %c%c", "+-#"[c->kind], c -> key.data[0]);
+		if (c->key.len >= 9 && c->key.data[0] != 'M' &&
+		    c->key.data[0] != 'H')
+			fprintf(stderr, "%llu",
+				(unsigned long long)get_be64(c->key.data + 1));
+	}
+	fprintf(stderr, "\n");
+}
+
 int kv_write(struct kv *kv, struct kv_batch *b)
 {
 	int rc;
@@ -474,6 +490,8 @@ int kv_write(struct kv *kv, struct kv_batch *b)
 	db.log[db.log_count++] = batch_copy(b);
 	db.sequence += b->count;
 	map_apply(&db.now, b);
+	if (sim_traces())
+		print_batch(b);
 	sim_point("kv", "written");
 	return 0;
 }

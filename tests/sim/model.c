@@ -12,7 +12,7 @@
 #include "tests/sim/kv_model.h"
 #include "tests/sim/sim.h"
 
-#define PATHS_MAX 32
+#define PATHS_MAX 40
 #define NONE SIZE_MAX
 
 struct version {
@@ -148,6 +148,7 @@ void model_failed(struct path *p, size_t state)
 {
 	p->at[state].failed = p->at[state].written = true;
 	p->at[state].partial = true;
+	p->moved_to = NULL;
 	model_end(p, state);
 }
 
@@ -226,9 +227,14 @@ size_t model_ended(const struct path *p)
 {
 	size_t i = p->count - 1;
 
-	while (!p->at[i].ended)
+	while (!p->at[i].ended || p->at[i].failed)
 		i--;
 	return i;
+}
+
+bool model_known(const struct path *p)
+{
+	return !p->at[p->count - 1].failed;
 }
 
 const uint8_t *model_bytes(const struct path *p, size_t state, size_t *ret_size)
@@ -237,14 +243,12 @@ const uint8_t *model_bytes(const struct path *p, size_t state, size_t *ret_size)
 	return p->at[state].bytes;
 }
 
-size_t model_size(const struct path *p, size_t about)
+bool model_has_size(const struct path *p, size_t size)
 {
 	for (size_t i = 0; i < p->count; i++)
-		if (p->at[i].bytes && p->at[i].size == about) {
-			about++;
-			i = (size_t)-1;
-		}
-	return about;
+		if (p->at[i].bytes && p->at[i].size == size)
+			return true;
+	return false;
 }
 
 /* --- what is said
@@ -399,7 +403,7 @@ void model_check_drained(void)
 	for (unsigned i = 0; i < m.count; i++) {
 		struct path *p = &m.path[i];
 
-		p->floor = p->count - 1;
+		p->floor = model_ended(p);
 	}
 	model_durable();
 }
@@ -508,6 +512,7 @@ static void go_on_from_found(struct path *p)
 	p->moved_to = NULL;
 	for (size_t i = 0; i < p->count; i++)
 		p->at[i].of = NULL;
+	p->at[p->found].failed = false;
 	if (p->is_part) {
 		p->count = p->found > 0 ? p->found : 1;
 		state = model_begin(p, p->part, p->part_size);

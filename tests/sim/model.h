@@ -64,9 +64,12 @@ void model_promise(struct path *p, size_t promised);
 size_t model_last(const struct path *p);
 const uint8_t *model_bytes(const struct path *p, size_t state,
 			   size_t *ret_size);
-/* A size that no version of this path had. */
-size_t model_size(const struct path *p, size_t about);
+/* Had a version of this path this size? */
+bool model_has_size(const struct path *p, size_t size);
+/* The last one that was reached for sure. */
 size_t model_ended(const struct path *p);
+/* No: the last call failed, and nobody knows what it left. */
+bool model_known(const struct path *p);
 
 /* What a reader may see who opened it at this point, when `from` was ended. */
 void model_check_read(struct path *p, uint64_t since, size_t from, size_t to,

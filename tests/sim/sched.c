@@ -417,6 +417,11 @@ void sim_trace_on(void)
 	sim.print = true;
 }
 
+bool sim_traces(void)
+{
+	return sim.print;
+}
+
 void sim_crash_at(uint64_t point)
 {
 	sim.crash_at = point;

@@ -47,6 +47,7 @@ enum sim_end {
 void sim_init(uint64_t seed);
 /* Print each point. */
 void sim_trace_on(void);
+bool sim_traces(void);
 /* Stop at this point of the run (0: never), where everybody stands. */
 void sim_crash_at(uint64_t point);
 /*

@@ -14,11 +14,13 @@
 #include "store/base/scope.h"
 #include "tests/sim/kernel.h"
 #include "tests/sim/model.h"
+#include "tests/sim/saver.h"
 #include "tests/sim/sim.h"
 
 #define KIB 1024u
 #define MIB (1024u * KIB)
 #define FILES_OF_CLIENT 3
+#define SAVED_OF_CLIENT 2
 #define POOL_BYTES (8u * MIB)
 #define FILE_BYTES_MAX (3u * MIB + 4096)
 
@@ -32,6 +34,10 @@ struct client {
 	struct chance chance;
 	unsigned number;
 	struct own file[FILES_OF_CLIENT], tmp, link;
+	struct path *saved[SAVED_OF_CLIENT];
+	struct saver *saver; /* NULL: it has not saved anything yet */
+	struct store *st;
+	size_t save_size;
 	struct thread thread;
 };
 
@@ -42,9 +48,9 @@ static uint8_t *pool; /* random bytes: a payload is a part of them */
  * ---------------------------------------------------------------------- */
 
 static const unsigned usual[OP_COUNT] = {
-	[OP_WRITE] = 30, [OP_REPLACE] = 12, [OP_UNLINK] = 4,
-	[OP_SYNC] = 12,  [OP_SYNC_ALL] = 3, [OP_READ] = 10,
-	[OP_CHANGE] = 6, [OP_LINK] = 2,     [OP_PAUSE] = 4,
+	[OP_WRITE] = 30,   [OP_REPLACE] = 12, [OP_UNLINK] = 4, [OP_SYNC] = 12,
+	[OP_SYNC_ALL] = 3, [OP_READ] = 10,    [OP_CHANGE] = 6, [OP_LINK] = 2,
+	[OP_PAUSE] = 4,    [OP_SAVE] = 10,
 };
 
 static const char *const op_names[OP_COUNT] = {
@@ -52,7 +58,7 @@ static const char *const op_names[OP_COUNT] = {
 	[OP_UNLINK] = "unlink",     [OP_SYNC] = "sync",
 	[OP_SYNC_ALL] = "sync-all", [OP_READ] = "read",
 	[OP_CHANGE] = "change",     [OP_LINK] = "link",
-	[OP_PAUSE] = "pause",
+	[OP_PAUSE] = "pause",       [OP_SAVE] = "save",
 };
 
 void plan_draw(struct plan *plan, uint64_t seed)
@@ -87,6 +93,12 @@ void plan_draw(struct plan *plan, uint64_t seed)
 			1 + chance_below(&c, 300 + (i ? 1 : plan->clients) *
 							     plan->ops * 120);
 	}
+	if (chance_one_in(&c, 5))
+		plan->errors = 5 + chance_below(&c, 200);
+	if (chance_one_in(&c, 10))
+		plan->errors_kv = 5 + chance_below(&c, 100);
+	if (chance_one_in(&c, 12))
+		plan->disk_bytes = (25u + chance_below(&c, 6)) * MIB;
 	/* Some are left out: what is done often then is done more often. */
 	for (unsigned i = 0; i < OP_COUNT; i++)
 		plan->weight[i] = chance_one_in(&c, 3) ? 0 : usual[i];
@@ -111,6 +123,15 @@ void plan_print(const struct plan *plan)
 	for (unsigned i = 0; i < OP_COUNT; i++)
 		if (plan->weight[i])
 			fprintf(stderr, " %s", op_names[i]);
+	if (plan->errors)
+		fprintf(stderr, "; one call in %llu fails",
+			(unsigned long long)plan->errors);
+	if (plan->errors_kv)
+		fprintf(stderr, "; one change in %llu fails",
+			(unsigned long long)plan->errors_kv);
+	if (plan->disk_bytes)
+		fprintf(stderr, "; a disk of %llu MiB",
+			(unsigned long long)(plan->disk_bytes >> 20));
 	for (unsigned i = 0; i < plan->crashes; i++)
 		fprintf(stderr, "; %s after %llu points",
 			plan->crash[i].cut ? "power cut" : "kill",
@@ -148,6 +169,8 @@ void work_init(const struct plan *plan)
 	model_init();
 	if (plan->options.drain_interval_s > 0)
 		model_expect_parts();
+	if (plan->errors || plan->errors_kv || plan->disk_bytes)
+		model_expect_errors();
 	for (unsigned i = 0; i < plan->clients; i++) {
 		struct client *cl = &clients[i];
 
@@ -158,6 +181,8 @@ void work_init(const struct plan *plan)
 			cl->file[k].path = path_of("rank", i, (int)k);
 		cl->tmp.path = path_of("tmp", i, -1);
 		cl->link.path = path_of("link", i, -1);
+		for (unsigned k = 0; k < SAVED_OF_CLIENT; k++)
+			cl->saved[k] = path_of("saved", i, (int)k);
 	}
 }
 
@@ -177,13 +202,13 @@ static size_t draw_size(struct client *c)
 		kind -= 2;
 	switch (kind) {
 	case 0: /* to the database */
-		return 1 + chance_below(r, 2000);
+		return 1 + 400 * chance_below(r, 5);
 	case 1:
-		return 33u * KIB + chance_below(r, 20u * KIB);
+		return 33u * KIB + 5000 * chance_below(r, 4);
 	case 2: /* two chunks, the first of which may be shared */
-		return MIB + 20u * KIB + chance_below(r, 4u * KIB);
+		return MIB + 20u * KIB + 1000 * chance_below(r, 3);
 	default:
-		return 2u * MIB + chance_below(r, 200u * KIB);
+		return 2u * MIB + 30000 * chance_below(r, 3);
 	}
 }
 
@@ -220,40 +245,83 @@ static int open_again(const char *name, int flags, struct kernel_file **ret)
 	return rc;
 }
 
-/* No errors are injected: none may be seen. */
-static void expect(const struct client *c, const char *what,
-		   const struct path *p, int rc, int also)
+/* false: it failed, and may have: errors are injected. */
+static bool fine(const struct client *c, const char *what, const struct path *p,
+		 int rc)
 {
-	if (rc < 0 && rc != also)
+	const struct plan *plan = c->plan;
+
+	if (rc >= 0)
+		return true;
+	if (!plan->errors && !plan->errors_kv && !plan->disk_bytes)
 		sim_fail("client %u: %s %s: %s", c->number, what,
 			 p ? model_name(p) : "", strerror(-rc));
+	return false;
 }
 
-static void write_file(struct client *c, struct path *p)
+/* From `done` on, in some parts. */
+static bool write_rest(struct client *c, struct path *p, struct kernel_file *f,
+		       const uint8_t *bytes, size_t done, size_t size)
 {
-	size_t size = model_size(p, draw_size(c)), state, done = 0, part;
-	uint8_t *bytes = draw_bytes(c, size);
 	unsigned parts = 1 + (unsigned)chance_below(&c->chance, 3);
-	struct kernel_file *f;
-	int rc;
 
-	state = model_begin(p, bytes, size);
+	for (unsigned i = 0; i < parts; i++) {
+		size_t part = i + 1 < parts ? (size - done) / 2 : size - done;
+
+		if (part > 0 &&
+		    !fine(c, "write", p,
+			  kernel_write(f, bytes + done, part, done)))
+			return false;
+		done += part;
+	}
+	return true;
+}
+
+/* The file is open, and gets to be what `state` is. */
+static void write_and_close(struct client *c, struct path *p, size_t state,
+			    struct kernel_file *f, size_t done)
+{
+	size_t size;
+	const uint8_t *bytes = model_bytes(p, state, &size);
+	bool ok = write_rest(c, p, f, bytes, done, size);
+
+	if (!ok)
+		model_failed(p, state);
+	model_close_begin(p, state);
+	ok = fine(c, "close", p, kernel_close(f)) && ok;
+	if (ok) {
+		model_close_end(p, state);
+		model_end(p, state);
+	} else {
+		model_failed(p, state);
+	}
+	say_op(c, "written", p, size, ok ? 0 : -1);
+}
+
+/* A size that no version of these paths had. */
+static size_t new_size(const struct path *p, const struct path *also,
+		       size_t about)
+{
+	while (model_has_size(p, about) || model_has_size(also, about))
+		about++;
+	return about;
+}
+
+/* also: where it is to be renamed to, or p. */
+static void write_file(struct client *c, struct path *p,
+		       const struct path *also)
+{
+	size_t size = new_size(p, also, draw_size(c)), state;
+	struct kernel_file *f;
+
+	state = model_begin(p, draw_bytes(c, size), size);
 	model_is_written(p, state);
 	say_op(c, "write", p, size, 0);
-	rc = open_again(model_name(p), O_WRONLY | O_CREAT | O_TRUNC, &f);
-	expect(c, "open to write", p, rc, 0);
-	for (unsigned i = 0; rc == 0 && i < parts; i++, done += part) {
-		part = i + 1 < parts ? (size - done) / 2 : size - done;
-		if (part > 0)
-			rc = kernel_write(f, bytes + done, part, done);
-		expect(c, "write", p, rc, 0);
-	}
-	model_close_begin(p, state);
-	rc = kernel_close(f);
-	expect(c, "close", p, rc, 0);
-	model_close_end(p, state);
-	model_end(p, state);
-	say_op(c, "written", p, size, rc);
+	if (fine(c, "open to write", p,
+		 open_again(model_name(p), O_WRONLY | O_CREAT | O_TRUNC, &f)))
+		write_and_close(c, p, state, f, 0);
+	else
+		model_failed(p, state);
 }
 
 static void sync_path(struct client *c, struct path *p)
@@ -266,7 +334,7 @@ static void sync_path(struct client *c, struct path *p)
 	say_op(c, "synced", p, promised, rc);
 	/* Nobody can sync a file that is not there, or just went. */
 	if (rc != -ENOENT && rc != -ESTALE)
-		expect(c, "sync", p, rc, 0);
+		(void)fine(c, "sync", p, rc);
 	model_sync_end(p, promised, rc == 0);
 }
 
@@ -280,7 +348,7 @@ static void sync_all(struct client *c)
 	say_op(c, "sync-all", NULL, 0, 0);
 	rc = kernel_sync_all();
 	say_op(c, "synced-all", NULL, 0, rc);
-	expect(c, "sync of all", NULL, rc, 0);
+	(void)fine(c, "sync of all", NULL, rc);
 	for (unsigned i = 0; i < model_paths(); i++)
 		model_sync_end(model_path_at(i), promised[i], rc == 0);
 }
@@ -311,7 +379,11 @@ static void rename_over(struct client *c, struct own *from, struct own *to)
 	say_op(c, "rename to", to->path, size, 0);
 	rc = kernel_rename(model_name(from->path), model_name(to->path), 0);
 	say_op(c, "renamed to", to->path, size, rc);
-	expect(c, "rename to", to->path, rc, 0);
+	if (!fine(c, "rename to", to->path, rc)) {
+		model_failed(from->path, a);
+		model_failed(to->path, b);
+		return;
+	}
 	model_end(from->path, a);
 	model_close_end(to->path, b);
 	model_end(to->path, b);
@@ -324,7 +396,9 @@ static void rename_over(struct client *c, struct own *from, struct own *to)
 
 static void replace(struct client *c, struct own *own)
 {
-	write_file(c, c->tmp.path);
+	write_file(c, c->tmp.path, own->path);
+	if (!model_known(c->tmp.path))
+		return;
 	if (chance_one_in(&c->chance, 3))
 		sync_path(c, c->tmp.path);
 	rename_over(c, &c->tmp, own);
@@ -334,16 +408,21 @@ static void remove_file(struct client *c, struct own *own)
 {
 	size_t size, state;
 
-	if (!model_bytes(own->path, model_last(own->path), &size))
+	if (!model_known(own->path) ||
+	    !model_bytes(own->path, model_last(own->path), &size))
 		return;
 	state = model_begin(own->path, NULL, 0);
 	say_op(c, "unlink", own->path, 0, 0);
-	expect(c, "unlink", own->path, kernel_unlink(model_name(own->path)), 0);
-	model_end(own->path, state);
-	own->linked = false;
+	if (fine(c, "unlink", own->path,
+		 kernel_unlink(model_name(own->path)))) {
+		model_end(own->path, state);
+		own->linked = false;
+	} else {
+		model_failed(own->path, state);
+	}
 }
 
-/* Read all of it; NULL: absent. */
+/* Read all of it; NULL: an error, which is *ret_size. */
 static uint8_t *read_all(struct kernel_file *f, size_t *ret_size)
 {
 	size_t room = FILE_BYTES_MAX, size = 0;
@@ -355,8 +434,11 @@ static uint8_t *read_all(struct kernel_file *f, size_t *ret_size)
 				room - size < 700000 ? room - size : 700000,
 				size)) > 0)
 		size += (size_t)n;
-	if (n < 0)
-		sim_fail("read: %s", strerror((int)-n));
+	if (n < 0) {
+		free(bytes);
+		*ret_size = (size_t)-n;
+		return NULL;
+	}
 	*ret_size = size;
 	return bytes;
 }
@@ -373,7 +455,10 @@ static void read_path(struct client *c, struct path *p)
 	rc = open_again(model_name(p), O_RDONLY, &f);
 	if (rc == -ESTALE) /* replaced again and again */
 		return;
-	expect(c, "open to read", p, rc, -ENOENT);
+	if (rc == -EIO && !fine(c, "open to read", p, rc)) /* said once */
+		rc = open_again(model_name(p), O_RDONLY, &f);
+	if (rc != -ENOENT && !fine(c, "open to read", p, rc))
+		return;
 	if (rc < 0) {
 		model_check_read(p, since, from, model_last(p), NULL, 0, true);
 		return;
@@ -381,43 +466,39 @@ static void read_path(struct client *c, struct path *p)
 	if (chance_one_in(&c->chance, 3))
 		kernel_sleep((int64_t)chance_below(&c->chance, 3000000000));
 	bytes = read_all(f, &size);
+	if (!bytes)
+		sim_fail("read: %s: %s", model_name(p), strerror((int)size));
 	model_check_read(p, since, from, model_last(p), bytes, size, false);
 	free(bytes);
 	(void)kernel_close(f);
 }
 
-/* Some bytes in the middle change, and it gets a little longer. */
+/* It gets a little longer, in place. */
 static void change(struct client *c, struct own *own)
 {
-	size_t last = model_last(own->path), old_size, size, state, at, len;
+	size_t last = model_last(own->path), old_size, size, state;
 	const uint8_t *old = model_bytes(own->path, last, &old_size);
 	struct kernel_file *f;
 	uint8_t *bytes;
-	int rc;
 
-	if (!old || own->linked || old_size < 16 ||
+	if (!old || own->linked || !model_known(own->path) ||
 	    old_size > FILE_BYTES_MAX - 4096)
 		return;
-	size = model_size(own->path,
-			  old_size + 1 + chance_below(&c->chance, 100));
+	size = new_size(own->path, own->path,
+			old_size + 1 + chance_below(&c->chance, 100));
 	bytes = calloc(1, size);
 	CHECK(bytes);
-	memcpy(bytes, old, old_size);
-	at = chance_below(&c->chance, old_size - 8);
-	len = size - old_size;
-	memset(bytes + old_size, 0x5a, len);
+	if (old_size > 0)
+		memcpy(bytes, old, old_size);
+	memset(bytes + old_size, 0x5a, size - old_size);
 	state = model_begin(own->path, bytes, size);
 	say_op(c, "append", own->path, size, 0);
-	(void)at;
 	model_is_written(own->path, state);
-	rc = open_again(model_name(own->path), O_RDWR, &f);
-	expect(c, "open to change", own->path, rc, 0);
-	rc = kernel_write(f, bytes + old_size, len, old_size);
-	expect(c, "append", own->path, rc, 0);
-	model_close_begin(own->path, state);
-	expect(c, "close", own->path, kernel_close(f), 0);
-	model_close_end(own->path, state);
-	model_end(own->path, state);
+	if (fine(c, "open to change", own->path,
+		 open_again(model_name(own->path), O_RDWR, &f)))
+		write_and_close(c, own->path, state, f, old_size);
+	else
+		model_failed(own->path, state);
 }
 
 static void make_link(struct client *c, struct own *own)
@@ -425,7 +506,8 @@ static void make_link(struct client *c, struct own *own)
 	size_t size, state;
 	uint8_t *bytes = copy_of(own->path, model_last(own->path), &size);
 
-	if (!bytes || own->linked) {
+	if (!bytes || own->linked || !model_known(own->path) ||
+	    !model_known(c->link.path) || model_has_size(c->link.path, size)) {
 		free(bytes);
 		return;
 	}
@@ -438,9 +520,80 @@ static void make_link(struct client *c, struct own *own)
 	state = model_begin(c->link.path, bytes, size);
 	model_linked(own->path, c->link.path, state);
 	say_op(c, "link", own->path, size, 0);
-	expect(c, "link", own->path,
-	       kernel_link(model_name(own->path), model_name(c->link.path)), 0);
-	model_end(c->link.path, state);
+	if (fine(c, "link", own->path,
+		 kernel_link(model_name(own->path), model_name(c->link.path))))
+		model_end(c->link.path, state);
+	else
+		model_failed(c->link.path, state);
+}
+
+/* Memory to fill; NULL: there is none now. */
+static uint8_t *acquire(struct client *c, size_t size)
+{
+	uint8_t *memory;
+	uint64_t busy;
+	int rc;
+
+	if (!c->saver)
+		c->saver = saver_new(c->st);
+	for (unsigned i = 0; i < 20; i++) {
+		saver_drop_asked(c->saver);
+		rc = saver_acquire(c->saver, size, &memory, &busy);
+		if (rc == 0)
+			return memory;
+		if (rc != -EAGAIN || !busy)
+			continue;
+		/* It is one of these that is waited for. */
+		for (unsigned k = 0; k < SAVED_OF_CLIENT; k++)
+			(void)model_sync_begin(c->saved[k]);
+		rc = saver_wait_for(c->saver, busy);
+		for (unsigned k = 0; k < SAVED_OF_CLIENT; k++)
+			model_sync_end(c->saved[k], 0, false);
+		if (rc != -ENOENT && rc != -ESTALE)
+			(void)fine(c, "wait for a save", NULL, rc);
+	}
+	return NULL;
+}
+
+/*
+ * The same memory again and again: so each save is as long as the others, and a
+ * save of one path is told from the next by its bytes alone.
+ */
+static void save(struct client *c)
+{
+	struct path *p = c->saved[chance_below(&c->chance, SAVED_OF_CLIENT)];
+	size_t size = c->save_size, state;
+	uint8_t *memory = acquire(c, size), *bytes;
+	int rc;
+
+	if (!memory)
+		return;
+	bytes = malloc(size);
+	CHECK(bytes);
+	memcpy(bytes, pool + 4099 * chance_below(&c->chance, 400), size);
+	memcpy(memory, bytes, size / 2);
+	say_op(c, "fill for", p, size, 0);
+	memcpy(memory + size / 2, bytes + size / 2, size - size / 2);
+	state = model_begin(p, bytes, size);
+	model_close_begin(p, state);
+	say_op(c, "save", p, size, 0);
+	rc = saver_commit(c->saver, model_name(p));
+	say_op(c, "saved", p, size, rc);
+	if (fine(c, "save", p, rc)) {
+		model_close_end(p, state);
+		model_end(p, state);
+	} else {
+		model_failed(p, state);
+	}
+}
+
+void work_end(void)
+{
+	for (unsigned i = 0; i < CLIENTS_MAX; i++) {
+		if (clients[i].saver)
+			saver_end(clients[i].saver);
+		clients[i].saver = NULL;
+	}
 }
 
 static void one_op(struct client *c)
@@ -461,7 +614,7 @@ static void one_op(struct client *c)
 		if (own->linked)
 			replace(c, own);
 		else
-			write_file(c, own->path);
+			write_file(c, own->path, own->path);
 		break;
 	case OP_REPLACE:
 		replace(c, own);
@@ -489,6 +642,9 @@ static void one_op(struct client *c)
 			&c->chance,
 			chance_one_in(&c->chance, 3) ? 40000000000 : 5000000));
 		break;
+	case OP_SAVE:
+		save(c);
+		break;
 	case OP_COUNT:
 		break;
 	}
@@ -506,9 +662,12 @@ static void *client_main(void *arg)
 	return NULL;
 }
 
-void work_run(const struct plan *plan, unsigned round)
+void work_run(const struct plan *plan, struct store *st, unsigned round)
 {
 	for (unsigned i = 0; i < plan->clients; i++) {
+		clients[i].st = st;
+		clients[i].saver = NULL; /* of before a crash: it is gone */
+		clients[i].save_size = (i % 2 ? 100u : 1100u) * KIB + 77;
 		clients[i].chance = chance_of(plan->seed, 100 + i + 16 * round);
 		CHECK(thread_create(&clients[i].thread, client_main,
 				    &clients[i]) == 0);
@@ -521,7 +680,7 @@ void work_check_all(void)
 {
 	for (unsigned i = 0; i < model_paths(); i++) {
 		struct path *p = model_path_at(i);
-		struct client c = { .number = 99 };
+		struct client c = { .number = 99, .plan = clients[0].plan };
 
 		read_path(&c, p);
 	}
@@ -536,10 +695,15 @@ void work_check_found(bool cut)
 		size_t size = 0;
 		int rc = open_again(model_name(p), O_RDONLY, &f);
 
+		if (rc == -EIO) /* said once */
+			rc = open_again(model_name(p), O_RDONLY, &f);
 		if (rc < 0 && rc != -ENOENT)
 			sim_fail("found: %s: %s", model_name(p), strerror(-rc));
 		if (rc == 0) {
 			bytes = read_all(f, &size);
+			if (!bytes)
+				sim_fail("found: %s: %s", model_name(p),
+					 strerror((int)size));
 			(void)kernel_close(f);
 		}
 		model_check_found(p, bytes, size, cut);

@@ -21,6 +21,7 @@ enum op {
 	OP_CHANGE, /* in place */
 	OP_LINK,
 	OP_PAUSE,
+	OP_SAVE, /* by a segment */
 	OP_COUNT,
 };
 
@@ -38,6 +39,9 @@ struct plan {
 	unsigned weight[OP_COUNT];
 	unsigned sizes; /* which sizes are usual */
 	unsigned payloads; /* so few different ones, so that they are shared */
+	/* One call in so many fails, for a while; 0: none does. */
+	uint64_t errors, errors_kv;
+	uint64_t disk_bytes; /* 0: it is never full */
 	struct crash crash[CRASHES_MAX];
 	unsigned crashes;
 };
@@ -48,7 +52,9 @@ void plan_print(const struct plan *plan);
 /* For this plan the paths, once. */
 void work_init(const struct plan *plan);
 /* All clients, from the first op to the last. The store is mounted. */
-void work_run(const struct plan *plan, unsigned round);
+void work_run(const struct plan *plan, struct store *st, unsigned round);
+/* Before the store is closed. */
+void work_end(void);
 /* Each path as it is now, compared with its last state. */
 void work_check_all(void);
 /* Each path as it was found after a crash. */
