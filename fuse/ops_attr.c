@@ -254,7 +254,7 @@ static bool is_durable_locked(const struct file *f, const struct stat *now)
 {
 	const struct content *c = f->content ? &f->content->c : NULL;
 
-	if (!f->stage || !f->dirty)
+	if (!file_is_dirty(f))
 		return c != NULL;
 	return c && c->size_bytes == (uint64_t)now->st_size &&
 	       c->mtime_ns == io_ns(&now->st_mtim);

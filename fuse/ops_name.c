@@ -21,7 +21,7 @@ int fs_entry(struct store *st, struct inode *in, struct fuse_entry_param *e)
 		return rc;
 	{
 		HOLD(&in->lock);
-		writers = in->file && in->file->writers > 0;
+		writers = in->file && in->file->state.writers > 0;
 		links = in->attr.nlink > 1 && !S_ISDIR(in->attr.mode);
 	}
 	e->ino = in->ino;

@@ -13,6 +13,8 @@
 
 #include "store/base/log.h"
 #include "store/base/scope.h"
+#include "store/file/file.h"
+#include "store/file/state.h"
 #include "store/names/series.h"
 #include "store/store.h"
 
@@ -343,67 +345,58 @@ static void reclaim_own_copies(struct store *st, struct drain_job *j)
 }
 
 /*
- * The content is durable: let everybody see it. The stage is now a cache, or,
- * adopted, it is the image, or it goes.
+ * What is committed is what the file's stage holds: the stage is now a cache,
+ * or, adopted, it is the image, or it goes. in->lock is held. Returns the one
+ * that goes.
  */
+static struct stage *publish_stage_locked(struct store *st, struct drain_job *j)
+{
+	struct file *f = j->in->file;
+	const struct content *c = &f->content->c;
+	bool poor = file_is_poor_cache(st, f);
+	bool reached = file_is_reached(&f->state);
+	enum file_fate fate = file_end(&f->state, END_DURABLE, poor);
+	struct stage *s = j->stage;
+
+	if (fate == FATE_STAYS)
+		return NULL;
+	SLOT_SET(s->slot, clean_generation, c->generation);
+	SLOT_SET(s->slot, dirty, 0);
+	s->keep_image = j->adopt && !j->unchanged;
+	if (s->keep_image && reached) { /* punched when its readers go */
+		j->hold_punch = true;
+		f->punch_image = j->image->id;
+		f->punch_size = j->size_bytes;
+	}
+	if (fate == FATE_GOES)
+		return TAKE(f->stage);
+	stage_list(&st->stages, s);
+	if (c->native && c->extent_count > 0 && !poor && !j->unchanged &&
+	    !s->sealed) {
+		s->clean_image = c->extents[0].image;
+		image_set_clean(&st->images, s->clean_image, s);
+	}
+	return NULL;
+}
+
+/* The content is durable: let everybody see it. */
 static void job_publish(struct store *st, struct pending *p)
 {
 	struct drain_job *j = p->j;
 	struct file *f = j->in->file;
-	struct content_ref *old = NULL;
-	struct stage *drop = NULL;
-	bool own_image = false, poor;
-	uint64_t image = 0;
 
 	HOLD(&j->in->lock);
 	j->published = true;
 	if (p->content) {
-		old = f->content;
+		j->publish_old = f->content;
 		f->content = TAKE(p->content);
-		f->created = false;
 		f->verified = true;
 	}
 	if (j->earlier && j->adopt)
 		j->stage->keep_image = !j->unchanged;
-	own_image = f->content->c.native && f->content->c.extent_count > 0;
-	if (own_image)
-		image = f->content->c.extents[0].image;
-	poor = f->content->c.kind == CONTENT_SMALL ||
-	       j->stage->kind == STAGE_DISK || st->options.no_stage_cache;
 	if (j->exclusive && f->stage == j->stage &&
-	    (j->adopt || (!atomic_load(&j->raced) && !file_may_change(f)))) {
-		f->dirty = false;
-		SLOT_SET(j->stage->slot, clean_generation,
-			 f->content->c.generation);
-		SLOT_SET(j->stage->slot, dirty, 0);
-		if (j->adopt) {
-			j->stage->keep_image = !j->unchanged;
-			j->stage->frozen = true;
-			drop = f->stage;
-		} else if (poor && f->mode == IO_CLOSED && !f->maybe_mapped) {
-			drop = f->stage;
-		} else { /* who has it open or mapped keeps it */
-			stage_list(&st->stages, j->stage);
-			if (image != 0 && !poor && !j->unchanged &&
-			    !j->stage->sealed) {
-				j->stage->clean_image = image;
-				image_set_clean(&st->images, image, j->stage);
-			}
-		}
-		if (drop)
-			f->stage = NULL;
-		if (j->adopt && !j->unchanged &&
-		    (f->mode == IO_BACKED || f->changing > 0 ||
-		     f->maybe_mapped)) {
-			/* Readers have the whole image: punch it when they go.
-			 */
-			j->hold_punch = true;
-			f->punch_image = j->image->id;
-			f->punch_size = j->size_bytes;
-		}
-	}
-	j->publish_old = old;
-	j->publish_drop = drop;
+	    (j->adopt || !atomic_load(&j->raced)))
+		j->publish_drop = publish_stage_locked(st, j);
 }
 
 static void job_published(struct store *st, struct pending *p)

@@ -16,6 +16,7 @@
 #include "store/drain/commit.h"
 #include "store/drain/drain_private.h"
 #include "store/drain/inflight.h"
+#include "store/file/state.h"
 #include "store/store.h"
 
 /* How long a closed file waits for its handle's release, which is on its way.
@@ -235,7 +236,7 @@ static struct drain_job *job_of_stage(struct store *st, struct inode *in,
 	memset(ret_sb, 0, sizeof(*ret_sb));
 	{
 		HOLD(&in->lock);
-		if (!in->file || !in->file->stage || !in->file->dirty ||
+		if (!in->file || !file_is_dirty(in->file) ||
 		    in->attr.nlink == 0)
 			return NULL;
 		stage = in->file->stage;
@@ -326,7 +327,8 @@ struct drain_job *job_for(struct store *st, struct inode *in, bool ordered,
 			HOLD(&in->lock);
 			/* Replaced, deleted or durable since we looked? */
 			moved = in->file->stage != fresh->stage ||
-				!in->file->dirty || in->attr.nlink == 0;
+				!file_is_dirty(in->file) ||
+				in->attr.nlink == 0;
 			if (!moved) {
 				HOLD(&st->drain->lock);
 				j = job_for_locked(st->drain, in, &fresh,
@@ -358,7 +360,7 @@ void drain_released(struct store *st, struct inode *in)
 		if (d->awaiting_release > 0)
 			cond_broadcast(&d->moved);
 		/* The end of a change looks again, or of a mapping. */
-		if (!in->file->dirty || file_may_change(in->file))
+		if (!file_is_dirty(in->file) || file_may_change(in->file))
 			return;
 		covered = job_covers_locked(in->file);
 		if (in->file->queued)
@@ -530,6 +532,15 @@ void drain_unstick(struct store *st, struct inode *in)
 	st->drain->failed--;
 }
 
+/* Its stage does not become the image: it is the file's to be written again. */
+static void thaw_locked(const struct drain_job *j)
+{
+	struct file *f = j->in->file;
+
+	if (j->adopt && f->stage == j->stage)
+		file_move(&f->state, FILE_THAWED);
+}
+
 /* The attempt that comes next, after a while, in the same place. */
 static void retry_locked(struct drain *d, struct drain_job *j,
 			 struct drain_job *next, int rc)
@@ -559,8 +570,7 @@ void drain_fail(struct store *st, struct drain_job *j, int rc)
 		HOLD(&j->in->lock);
 		first = f->sticky_error != rc;
 		stick_locked(st, f, rc, j->again);
-		if (j->adopt)
-			j->stage->frozen = false;
+		thaw_locked(j);
 		HOLD(&st->drain->lock);
 		if (!j->earlier && f->stage == j->stage) {
 			if (f->queued)
@@ -596,8 +606,7 @@ void drain_void(struct store *st, struct drain_job *j)
 		/* Who waits, perhaps only since it was overtaken, has to wait
 		 * for the bytes where and as they are now. */
 		again = moved || (j->overtaken && j->in->attr.nlink > 0);
-		if (j->adopt)
-			j->stage->frozen = false;
+		thaw_locked(j);
 	}
 	if (gone)
 		drain_finish(st, j, JOB_CANCELLED, again ? -EAGAIN : 0);

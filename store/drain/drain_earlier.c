@@ -15,6 +15,7 @@
 
 #include "store/base/scope.h"
 #include "store/drain/drain_private.h"
+#include "store/file/state.h"
 #include "store/store.h"
 
 static void earlier_add_locked(struct drain_job *j)
@@ -123,7 +124,8 @@ struct stage *drain_replace(struct store *st, struct inode *in,
 		HOLD(&d->lock);
 		s = in->file->stage;
 		in->file->stage = fresh;
-		in->file->dirty = true;
+		file_move(&in->file->state,
+			  fresh->sealed ? FILE_LENT : FILE_STAGED);
 		r = in->file->running;
 		q = in->file->queued;
 		/* Published: the stage is a cache, and goes as one. */

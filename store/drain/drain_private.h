@@ -96,7 +96,7 @@ void *drain_timer_main(void *arg);
 /*
  * Drain as they stand the files that have been open for drain_interval seconds
  * by now_ns, each since its first writer opened it or it was looked at last.
- * One that takes the place of something is left: see file->replaces.
+ * One that takes the place of something is left: OPEN_REPLACES.
  */
 void drain_open_files(struct store *st, int64_t now_ns);
 

@@ -16,6 +16,7 @@
 #include "store/drain/commit.h"
 #include "store/drain/drain_private.h"
 #include "store/drain/drain_work.h"
+#include "store/file/state.h"
 #include "store/store.h"
 
 /* Jobs without an order have smaller serials than this. */
@@ -95,7 +96,8 @@ static int job_begin(struct store *st, struct drain_job *j)
 		if (rc == 0 && j->exclusive && j->stage->kind == STAGE_DISK &&
 		    sb.st_size > SMALL_BYTES_MAX) {
 			j->adopt = true;
-			j->stage->frozen = true;
+			if (!j->earlier)
+				file_move(&f->state, FILE_FROZEN);
 		}
 	}
 	if (rc < 0)

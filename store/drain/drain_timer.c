@@ -77,7 +77,7 @@ static struct drain_job *timer_wake_due_locked(struct drain *d, int64_t now,
 
 /*
  * The stage of a file that has been open for an interval, with a reference; not
- * of one that takes the place of something: see file->replaces.
+ * of one that takes the place of something.
  */
 static struct stage *open_for_long(struct inode *in, int64_t now,
 				   int64_t interval)
@@ -86,8 +86,8 @@ static struct stage *open_for_long(struct inode *in, int64_t now,
 
 	HOLD(&in->lock);
 	f = in->file;
-	if (!f || !f->stage || f->replaces ||
-	    (f->writers == 0 && !f->maybe_written) ||
+	if (!f || !f->stage || f->open_since_ns == OPEN_REPLACES ||
+	    (f->state.writers == 0 && f->state.left != LEFT_WRITERS) ||
 	    now - f->open_since_ns < interval)
 		return NULL;
 	f->open_since_ns = now;
@@ -113,7 +113,7 @@ static bool open_has_changed(struct store *st, struct inode *in,
 	last = f->drained_size;
 	/* What comes through a mapping of a tmpfs leaves no time. */
 	changed = f->drained_mtime_ns != mtime || last != size ||
-		  f->maybe_written;
+		  f->state.left == LEFT_WRITERS;
 	/* Written in one go: its close is not far. */
 	if (size > last + DRAIN_OPEN_GROWTH_MAX)
 		changed = false;

@@ -171,7 +171,7 @@ int drain_publish(struct store *st, struct inode *in)
 
 	{
 		HOLD(&in->lock);
-		open = in->file && in->file->stage && in->file->dirty;
+		open = in->file && file_is_dirty(in->file);
 	}
 	order = order_now(st->drain);
 	rc = open ? order_wait(st, order) : 0;
@@ -186,7 +186,7 @@ int drain_publish_closed(struct store *st, struct inode *in)
 
 	{
 		HOLD(&in->lock);
-		writers = in->file && in->file->writers > 0;
+		writers = in->file && in->file->state.writers > 0;
 	}
 	return writers ? drain_sync_closed(st) : drain_publish(st, in);
 }
@@ -226,7 +226,7 @@ static void tree_collect(struct store *st, uint64_t dir, struct tree_list *l)
 			continue;
 		{
 			HOLD(&in->lock);
-			dirty = in->file && in->file->stage && in->file->dirty;
+			dirty = in->file && file_is_dirty(in->file);
 		}
 		if (dirty && inode_is_under(st, in, dir))
 			tree_add(st, l, in);
@@ -388,7 +388,7 @@ void drain_wait_released(struct store *st, struct inode *in)
 	do {
 		lock_take(&in->lock);
 		lock_take(&d->lock);
-		if (!in->file || in->file->writers == 0 ||
+		if (!in->file || in->file->state.writers == 0 ||
 		    !close_pending_locked(in->file))
 			wait = false;
 		lock_give(&in->lock);

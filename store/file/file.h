@@ -24,8 +24,7 @@ struct names_new;
 struct store;
 
 /* For names_create(): give a new file its first stage, n->stage if it is set. */
-int file_prepare(struct store *st, struct inode *in,
-		 const struct names_new *n);
+int file_prepare(struct store *st, struct inode *in, const struct names_new *n);
 /*
  * The file's content is this kept stage's from now on, as if it had been
  * opened with O_TRUNC, written and closed; the old one stays committed until
@@ -110,10 +109,12 @@ void file_forgotten(struct store *st, struct inode *in);
 void files_abandoned(struct store *st);
 
 /* The stage of an earlier daemon becomes this inode's. Takes the reference. */
-int file_adopt(struct store *st, struct inode *in, struct stage *s,
-	       bool dirty, uint64_t order);
+int file_adopt(struct store *st, struct inode *in, struct stage *s, bool dirty,
+	       uint64_t order);
 
-/* Give this clean stage up, if nobody has it open: for stages_on_pressure(). */
+/* Is its stage, as a cache, not worth its place? in->lock is held. */
+bool file_is_poor_cache(const struct store *st, const struct file *f);
+/* Give this clean stage up, if nobody keeps it: for stages_on_pressure(). */
 bool file_evict(void *store, struct stage *s);
 
 /*

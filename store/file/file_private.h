@@ -1,19 +1,75 @@
-/* file_private.h - between file.c and file_io.c. */
+/* file_private.h - between the files of this folder. */
 #ifndef STORE_FILE_PRIVATE_H
 #define STORE_FILE_PRIVATE_H
 
-#include "store/file/file.h"
+#include <fcntl.h>
 
-/* file_truncate() for who holds the turn. */
-int file_truncate_turn(struct store *st, struct inode *in, uint64_t size);
-/* A sealed stage that is only a cache goes; -EAGAIN: it is more than that. */
-int file_give_up_turn(struct store *st, struct inode *in);
-/* Ends what file->changing++ began. */
+#include "store/file/file.h"
+#include "store/file/state.h"
+
+static inline bool file_flags_write(int flags)
+{
+	return (flags & O_ACCMODE) != O_RDONLY;
+}
+
+static inline bool file_empties(int flags)
+{
+	return file_flags_write(flags) && (flags & O_TRUNC);
+}
+
+/* What the table on the tmpfs says of the handles; in->lock is held. */
+static inline void file_show_opens(const struct file *f)
+{
+	if (!f->stage || !f->stage->slot)
+		return;
+	SLOT_SET(f->stage->slot, opens, f->state.opens);
+	SLOT_SET(f->stage->slot, writers, f->state.writers);
+}
+
+/* --- change.c. in->turn is held. */
+
+/*
+ * A change of the file begins, once nothing is in its way any more, and ends
+ * with file_change_end(): *ret_step is STEP_OK or STEP_TAKE_IMAGE (the stage
+ * can be written to) or STEP_FRESH. After an error none has begun; -ESTALE: as
+ * file_open().
+ */
+int file_begin(struct store *st, struct inode *in, enum file_wish wish,
+	       enum file_step *ret_step);
+
+/* --- close.c */
+
+/* in->turn is held. What was put off until nobody is at work happens. */
 void file_change_end(struct store *st, struct inode *in);
-/* Mark the stage as changed; expects the caller to have it referenced. */
+
+/* --- write.c */
+
+/* file_truncate() in a change that has begun. */
+int file_cut_begun(struct store *st, struct inode *in, uint64_t size);
+
+/* --- verify.c */
+
+/* Before committed content is opened: is it whole? */
+int file_check_content(struct store *st, struct inode *in);
+
+/* --- file_stage.c */
+
+/* The stage that goes now, if it does: for file_drop_stage(). Locked. */
+struct stage *file_end_locked(struct store *st, struct file *f,
+			      enum file_end why);
+/* The rest of giving a stage up, without locks; NULL: nothing. */
+void file_drop_stage(struct store *st, struct inode *in, struct stage *s);
+/* Bytes of the stage may change from now on; the caller has it referenced. */
 void file_dirtied(struct store *st, struct inode *in, struct stage *s);
-/* See new_stage() in file.c; installs it. */
+/* A new stage for a file that has none. */
 int file_install_stage(struct store *st, struct inode *in, uint64_t size,
 		       struct stage **ret_stage);
+/* Replace what is there by an empty stage; the old content stays committed. */
+int file_fresh_stage(struct store *st, struct inode *in);
+/* The same by this one, for which the file has a reference. */
+void file_replace_stage(struct store *st, struct inode *in,
+			struct stage *fresh);
+/* Find the series that the file's name belongs to. */
+void file_learn_series(struct store *st, struct inode *in);
 
 #endif

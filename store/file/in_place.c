@@ -18,22 +18,13 @@
 #include "store/space/image_copy.h"
 #include "store/store.h"
 
-/* The image that a mapping of a file without a stage may be of; 0: none. */
-static uint64_t mapped_image_locked(const struct file *f)
+uint64_t file_mapped_image_locked(const struct file *f)
 {
 	if (f->punch_image)
 		return f->punch_image;
 	if (f->content && f->content->c.native && f->content->c.extent_count)
 		return f->content->c.extents[0].image;
 	return 0;
-}
-
-bool file_reads_image_locked(const struct file *f)
-{
-	if (f->mode == IO_BACKED)
-		return !f->stage;
-	return f->mode == IO_CLOSED && f->maybe_mapped && !f->stage &&
-	       mapped_image_locked(f) != 0;
 }
 
 /* The image that readers have, with a reference. -EMLINK: it is no image. */
@@ -49,13 +40,13 @@ static int image_of_readers(struct store *st, struct inode *in,
 		i = f->backing_image;
 		if (f->backing_stage)
 			i = f->backing_stage->image;
-		id = mapped_image_locked(f);
+		id = file_mapped_image_locked(f);
 		if (i) {
 			image_ref(&st->images, i);
 			*ret_image = i;
 			return 0;
 		}
-		if (f->mode == IO_BACKED)
+		if (f->state.mode == IO_BACKED)
 			return -EMLINK;
 	}
 	return id ? image_get(&st->images, id, ret_image) : -EMLINK;
@@ -76,15 +67,14 @@ static void install_taken(struct store *st, struct inode *in, struct stage *s,
 		HOLD(&in->lock);
 		CHECK(!f->stage);
 		f->stage = s;
-		f->dirty = true;
-		if (f->mode == IO_BACKED) {
+		file_move(&f->state, FILE_TAKEN);
+		if (f->state.mode == IO_BACKED) {
 			old_stage = f->backing_stage;
 			old_image = TAKE(f->backing_image);
 			stage_ref(s);
 			f->backing_stage = s;
 		}
-		SLOT_SET(s->slot, opens, f->opens);
-		SLOT_SET(s->slot, writers, f->writers);
+		file_show_opens(f);
 		/* What was left in it for the readers' sake only. */
 		punch_size = f->punch_size;
 		if (f->punch_image == image) {
@@ -156,7 +146,6 @@ struct left {
 	struct stage *stage; /* a reference, or NULL */
 	uint64_t image; /* 0: none */
 	bool writers, mapped; /* what is to be asked */
-	uint64_t opened; /* file->opened then */
 };
 
 /* false: there is nothing to be asked. */
@@ -169,16 +158,16 @@ static bool left_begin(struct inode *in, struct left *l)
 	f = in->file;
 	if (!f)
 		return false;
-	l->opened = f->opened;
-	l->writers = f->maybe_written && f->writers == 0;
-	l->mapped = f->maybe_mapped && f->opens == 0 && f->mode == IO_CLOSED;
+	l->writers = f->state.left == LEFT_WRITERS && f->state.writers == 0;
+	l->mapped = f->state.left != LEFT_NOBODY && f->state.opens == 0 &&
+		    f->state.mode == IO_CLOSED;
 	if (!l->writers && !l->mapped)
 		return false;
 	if (f->stage) {
 		l->stage = f->stage;
 		stage_ref(l->stage);
 	} else {
-		l->image = mapped_image_locked(f);
+		l->image = file_mapped_image_locked(f);
 	}
 	return true;
 }
@@ -224,12 +213,12 @@ void file_ask_left_turn(struct store *st, struct inode *in)
 	none_writes = l.writers && (nobody || granted(st, &l, LEASE_NO_WRITER));
 	{
 		HOLD(&in->lock);
-		if (f->opened != l.opened || f->stage != l.stage)
+		if (f->stage != l.stage) /* it was about another one */
 			nobody = none_writes = false;
 		if (none_writes)
-			f->maybe_written = false;
+			file_move(&f->state, FILE_NO_WRITER_LEFT);
 		if (nobody) {
-			f->maybe_mapped = false;
+			file_move(&f->state, FILE_NOBODY_LEFT);
 			punch = f->punch_image;
 			punch_size = f->punch_size;
 			f->punch_image = 0;
@@ -247,8 +236,8 @@ static bool ask_one(struct store *st, struct inode *in)
 
 	{
 		HOLD(&in->lock);
-		if (!in->file || !in->file->maybe_written ||
-		    in->file->writers > 0)
+		if (!in->file || in->file->state.left != LEFT_WRITERS ||
+		    in->file->state.writers > 0)
 			return false;
 	}
 	/* Who has the turn may wait for us, in whose thread jobs are woken. */
@@ -258,7 +247,7 @@ static bool ask_one(struct store *st, struct inode *in)
 	lock_give(&in->turn);
 	{
 		HOLD(&in->lock);
-		left = in->file->maybe_written;
+		left = in->file->state.left == LEFT_WRITERS;
 	}
 	if (!left)
 		drain_released(st, in);

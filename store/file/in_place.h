@@ -24,12 +24,12 @@
 struct store;
 
 /*
- * Has a reader the committed image, so that it has to become the stage before
- * the file is changed? in->lock is held.
+ * The image that a mapping of a file without a stage may be of; 0: none.
+ * in->lock is held.
  */
-bool file_reads_image_locked(const struct file *f);
+uint64_t file_mapped_image_locked(const struct file *f);
 /*
- * Make it so. The caller holds in->turn and has begun a change (file->changing).
+ * Make it so. The caller holds in->turn and has begun a change.
  * -EMLINK: another file has the same image open, so nothing was changed.
  * Copies the image; other errors are the disk's.
  */

@@ -12,7 +12,7 @@
 
 #include "store/base/log.h"
 #include "store/base/scope.h"
-#include "store/file/file.h"
+#include "store/file/file_private.h"
 #include "store/formats/cut.h"
 #include "store/store.h"
 
@@ -197,5 +197,82 @@ int file_verify(struct store *st, struct inode *in,
 			  "unmounted store",
 			  path, strerror(-rc));
 	}
+	return rc;
+}
+
+static bool is_deleted(struct inode *in)
+{
+	HOLD(&in->lock);
+	return in->deleted;
+}
+
+/* Every image is there and as long as the content says. */
+static int check_images(struct store *st, struct inode *in,
+			const struct content *c)
+{
+	uint64_t checked = 0;
+	int rc = 0;
+
+	for (size_t i = 0; rc == 0 && i < c->extent_count; i++) {
+		const struct extent *e = &c->extents[i];
+		struct image *im;
+		struct stat sb;
+
+		if (e->image == checked && i > 0 &&
+		    e->image_offset + e->len <= c->extents[i - 1].image_offset)
+			continue;
+		rc = image_get(&st->images, e->image, &im);
+		if (rc == -ENOENT)
+			rc = -EIO;
+		if (rc < 0)
+			break;
+		rc = image_stat(&st->images, im, &sb);
+		if (rc < 0)
+			rc = rc == -ENOENT ? -EIO : rc;
+		else if ((uint64_t)sb.st_size < e->image_offset + e->len ||
+			 (c->native && (uint64_t)sb.st_size != c->size_bytes))
+			rc = -EIO;
+		image_put(&st->images, im);
+		checked = e->image;
+	}
+	if (rc < 0 && is_deleted(in))
+		return -ESTALE; /* its images may be gone with it */
+	if (rc < 0) {
+		char path[4096];
+
+		inode_path(st, in, path, sizeof(path));
+		log_error("%s: an image of it is missing or too short: %s: run "
+			  "ckptctl fsck on the unmounted store",
+			  path, strerror(-rc));
+	}
+	return rc;
+}
+
+/* Before committed content is opened: is it whole? */
+int file_check_content(struct store *st, struct inode *in)
+{
+	struct content_ref *content = NULL;
+	bool verify;
+	int rc;
+
+	{
+		HOLD(&in->lock);
+		if (in->file->content && !in->file->stage) {
+			content = in->file->content;
+			atomic_fetch_add(&content->refs, 1);
+		}
+		verify = st->options.verify == VERIFY_OPEN &&
+			 !in->file->verified;
+	}
+	if (!content)
+		return 0;
+	rc = check_images(st, in, &content->c);
+	if (rc == 0 && verify)
+		rc = file_verify(st, in, &content->c);
+	if (rc == 0 && verify) {
+		HOLD(&in->lock);
+		in->file->verified = in->file->content == content;
+	}
+	content_ref_put(content);
 	return rc;
 }

@@ -568,7 +568,7 @@ int guard_close(struct store *st, struct inode *in)
 			return 0;
 		strcpy(name, in->attr.name);
 		parent = in->attr.parent;
-		dirty = in->file->stage && in->file->dirty;
+		dirty = file_is_dirty(in->file);
 	}
 	if (!dirty || !tracked(st, in, parent, &step))
 		return 0;

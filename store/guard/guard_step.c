@@ -607,7 +607,7 @@ static bool digest_of(struct store *st, uint64_t dir, const char *file,
 		return false;
 	if (inode_load_file(st->inodes, in) == 0) {
 		HOLD(&in->lock);
-		known = in->file->content && !in->file->dirty;
+		known = in->file->content && !file_is_dirty(in->file);
 		if (known) {
 			*ret_size = in->file->content->c.size_bytes;
 			memcpy(ret, in->file->content->c.digest, 16);

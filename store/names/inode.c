@@ -321,7 +321,6 @@ int inode_new(struct inode_table *t, const struct attr *attr,
 			return -ENOMEM;
 		}
 		in->file->content_loaded = true;
-		in->file->created = true;
 	}
 	*ret_inode = inode_insert(t, in, NULL);
 	return 0;

@@ -13,11 +13,7 @@
  *   else                 nothing yet: it was created and has no stage
  *
  * How its opens are served is fixed while it is open anywhere, because the
- * kernel allows one backing file for each inode (fs/fuse/iomode.c):
- *
- *   IO_CLOSED ---> IO_BACKED   reads and writes go to `backing` in the kernel
- *       |     ---> IO_DAEMON   reads and writes come to us (direct_io)
- *       +<---------- the last release
+ * kernel allows one backing file for each inode (fs/fuse/iomode.c).
  *
  * Locks, in order (names.changing comes before all of these; reclaim_turn(),
  * of the committer and the reclaimer alone, before everything; so does
@@ -43,10 +39,44 @@
 
 struct drain_job;
 
+/* The parts of a regular file's state; file/state.h says what they mean. */
+enum file_bytes {
+	BYTES_COMMITTED,
+	BYTES_DIRTY,
+	BYTES_CLEAN,
+	BYTES_FROZEN,
+	BYTES_SEALED,
+	BYTES_SEALED_CLEAN,
+	BYTES_SEALED_WANTED,
+	BYTES_GONE,
+	FILE_BYTES_COUNT,
+};
 enum io_mode {
 	IO_CLOSED,
-	IO_BACKED,
-	IO_DAEMON,
+	IO_BACKED, /* reads and writes go to `backing` in the kernel */
+	IO_DAEMON, /* they come to us (direct_io) */
+};
+enum file_left {
+	LEFT_NOBODY,
+	LEFT_READERS,
+	LEFT_WRITERS,
+};
+enum file_name {
+	NAME_OWN,
+	NAME_AWAITED,
+	NAME_MOVED,
+};
+struct file_state {
+	enum file_bytes bytes;
+	enum io_mode mode;
+	enum file_left left;
+	enum file_name name;
+	unsigned opens, writers; /* handles, and of these, for writing */
+	/*
+	 * Who is about to open or change the file, but is not counted above
+	 * yet. While there is one, no job may take the file for closed.
+	 */
+	unsigned changing;
 };
 
 /* Committed content, shared by those who read it; immutable. */
@@ -79,43 +109,10 @@ struct file {
 	struct content_ref *content; /* NULL: never committed */
 	bool content_loaded;
 	bool verified; /* verify=open has passed for this content */
-	bool created; /* a U record says so: not committed yet */
-	struct stage *stage;
-	/* The stage may differ from what is committed. */
-	bool dirty;
-	/*
-	 * It was open for reading in passthrough. A mapping then belongs to the
-	 * backing file: it outlives the release (fs/backing-file.c). Until a
-	 * lease said that none is left (in_place.h), or the kernel forgot the
-	 * inode, what backed it must not be punched, cut short or used again.
-	 */
-	bool maybe_mapped;
-	/*
-	 * The same for reading and writing: as long, bytes may change that no
-	 * handle is open for. What is closed is drained, but stays dirty.
-	 */
-	bool maybe_written;
-	uint64_t opened; /* how often one of the two was set */
-	/*
-	 * Its names went to another inode (names_renumber()). Who still comes
-	 * here by name has an old look-up, and is told to look again.
-	 */
-	bool renumbered;
-	/*
-	 * Until then (monotonic) the writer is expected for whom this inode
-	 * was made. The kernel looks the name up again only once, so it must
-	 * not be sent on because readers came between: they are served by the
-	 * daemon, and he may join them.
-	 */
-	int64_t reserved_until_ns;
+	struct stage *stage; /* as state.bytes says */
+	/* Read under inode.lock; changed by file_move() alone. */
+	struct file_state state;
 
-	enum io_mode mode;
-	unsigned opens, writers;
-	/*
-	 * Who is about to open or change the file, but is not counted above
-	 * yet. While there is one, no job may take the file for closed.
-	 */
-	unsigned changing;
 	int backing_id; /* of the kernel, 0: none (IO_BACKED only) */
 	struct stage *backing_stage; /* what backs it: a stage ... */
 	struct image *backing_image; /* ... or an image; a reference */
@@ -128,13 +125,13 @@ struct file {
 	/* Of stages that were replaced after a close: oldest first. */
 	struct drain_job *earlier;
 	/*
-	 * What its writers put there takes the place of something: in the
-	 * middle of it the file is neither the old nor the new one. So it is
-	 * drained when it is closed, or for who asks for it, but not because it
-	 * stays open for long. The first writer's open decides.
+	 * When its first writer opened it, or it was looked at since
+	 * (monotonic). OPEN_REPLACES: what the writers put there takes the
+	 * place of something, and in the middle of it the file is neither the
+	 * old nor the new one. So it is drained when it is closed, or for who
+	 * asks for it, but not because it stays open for long.
 	 */
-	bool replaces;
-	int64_t open_since_ns; /* or looked at since; monotonic */
+	int64_t open_since_ns;
 	int sticky_error; /* of the last drain, 0 when it succeeded */
 	bool error_told; /* an open has reported sticky_error */
 	int64_t drained_mtime_ns; /* the stage as the last drain saw it */
@@ -144,10 +141,22 @@ struct file {
 	uint64_t series[2]; /* keys: exact and general; 0: unknown */
 };
 
+#define OPEN_REPLACES INT64_MAX
+
 /* Can its stage's bytes change while nobody looks? in->lock is held. */
 static inline bool file_may_change(const struct file *f)
 {
-	return f->writers > 0 || f->changing > 0 || f->maybe_written;
+	const struct file_state *s = &f->state;
+
+	return s->writers > 0 || s->changing > 0 || s->left == LEFT_WRITERS;
+}
+
+/* May its stage differ from what is committed? in->lock is held. */
+static inline bool file_is_dirty(const struct file *f)
+{
+	enum file_bytes b = f->state.bytes;
+
+	return b == BYTES_DIRTY || b == BYTES_FROZEN || b == BYTES_SEALED;
 }
 
 #define INODE_SHARDS 64

@@ -15,8 +15,6 @@
 #include "store/drain/drain.h"
 
 #define LINKS_MAX 65000
-/* The kernel's second look-up and open are much faster. */
-#define RESERVED_NS (INT64_C(1) * 1000000000)
 
 #define RESERVED_INODES_MAX 64
 
@@ -795,7 +793,7 @@ static int renumber(struct names *nm, struct inode *in, uint64_t *ret_ino)
 		/* Read back what is committed when it is first looked at. */
 		HOLD(&fresh->lock);
 		fresh->file->content_loaded = false;
-		fresh->file->reserved_until_ns = mono_ns() + RESERVED_NS;
+		fresh->file->state.name = NAME_AWAITED;
 	}
 	dirent_put(b, a.parent, a.name, fresh->ino, a.mode);
 	inode_put_attr(b, fresh->ino, &a);
@@ -814,7 +812,6 @@ static int renumber(struct names *nm, struct inode *in, uint64_t *ret_ino)
 	if (rc == 0) {
 		HOLD(&in->lock);
 		in->attr = old;
-		in->file->renumbered = true;
 	}
 	if (rc == 0)
 		reserve(nm, fresh);
@@ -877,7 +874,7 @@ static uint64_t mtime_generation_locked(struct inode *in)
 	generation = f->content ? f->content->c.generation : 0;
 	for (const struct drain_job *j = f->earlier; j; j = j->next_earlier)
 		generation++;
-	if (f->dirty && f->writers == 0)
+	if (file_is_dirty(f) && f->state.writers == 0)
 		generation++;
 	return generation;
 }

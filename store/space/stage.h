@@ -92,11 +92,6 @@ struct stage {
 	atomic_uint refs;
 	struct stage_slot *slot;
 	uint32_t slot_index;
-	/*
-	 * Being adopted as an image: nobody may write any more. Guarded by the
-	 * lock of the inode that has this stage, like clean_image.
-	 */
-	bool frozen;
 	bool dropped; /* its file goes with the last reference */
 	bool keep_image; /* the image was committed: do not remove it */
 	bool sealed; /* see above; nobody opens it for writing */
@@ -108,8 +103,8 @@ struct stage {
 	 * bytes. Changed under stages.lock.
 	 */
 	atomic_bool kept;
-	atomic_bool wanted; /* by its segment, as soon as the file can */
-	uint64_t clean_image; /* image with the same bytes, or 0 */
+	/* Image with the same bytes, or 0. Lock of the inode that has it. */
+	uint64_t clean_image;
 	/* stages.lock: */
 	struct stage *newer, *older; /* in the list of clean stages */
 	bool listed;

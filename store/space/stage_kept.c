@@ -58,7 +58,6 @@ void stage_lend(struct stages *st, struct stage *s, uint64_t ino)
 
 	CHECK(atomic_load(&s->kept) && s->sealed &&
 	      SLOT_GET(s->slot, ino) == 0);
-	atomic_store(&s->wanted, false);
 	__atomic_store_n(&s->ino, ino, __ATOMIC_RELEASE);
 	s->clean_image = 0;
 	/* A mapping's writes leave no time. */

@@ -170,7 +170,7 @@ static void what_is_held_and_not_copied_is_durable_but_stays_staged(void **state
 		handle_close(&h);
 		assert_int_equal(live_sync(&l, "a"), 0);
 		assert_int_equal(live_lookup(&l, "a", &in), 0);
-		assert_true(in->file->dirty);
+		assert_true(file_is_dirty(in->file));
 		assert_int_equal(in->file->stage->number, number);
 		c = live_content(&l, "a");
 		assert_true(in->file->stage->kind == STAGE_MEMORY ||

@@ -21,11 +21,13 @@ static struct live live_interval(unsigned kind)
 	return l;
 }
 
-/* When it was opened, or looked at last. */
+/* When it was opened, or looked at last; now for what replaces something. */
 static int64_t open_since(struct handle *h)
 {
 	HOLD(&h->in->lock);
-	return h->in->file->open_since_ns;
+	return h->in->file->open_since_ns == OPEN_REPLACES ?
+		       mono_ns() :
+		       h->in->file->open_since_ns;
 }
 
 /* Everything that is being drained has been. */

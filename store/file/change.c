@@ -1,0 +1,133 @@
+/*
+ * change.c - how a change of what a file holds begins, and what it waits for.
+ *
+ * file_begin() asks file_step() whether the bytes may be changed, and does what
+ * is first: waits for the drain, makes the file durable, lets a cache go, turns
+ * the image that readers have into the stage, gives the name to a fresh inode.
+ * From then until file_change_end() the file counts as open for writing, and
+ * the caller has in->turn.
+ */
+#include <errno.h>
+
+#include "store/base/scope.h"
+#include "store/drain/drain.h"
+#include "store/file/file_private.h"
+#include "store/file/in_place.h"
+#include "store/names/names.h"
+#include "store/store.h"
+
+/* Must O_TRUNC leave the name its inode? See file_step(). */
+static bool keeps_inode(struct store *st, struct inode *in)
+{
+	struct stat sb;
+
+	return inode_stat(st, in, &sb) < 0 || sb.st_size <= SMALL_BYTES_MAX ||
+	       (st->is_locked && st->is_locked(st->on_arg, in->ino));
+}
+
+/* Wait for what `step` needs before it can be looked at again. */
+static int begin_wait(struct store *st, struct inode *in, enum file_step step)
+{
+	int rc = 0;
+
+	if (step == STEP_WAIT) {
+		rc = drain_wait_idle(st, in);
+	} else if (step == STEP_SYNC) {
+		rc = drain_sync(st, in);
+	} else if (step == STEP_GIVE_UP) {
+		struct stage *gone;
+
+		{
+			HOLD(&in->lock);
+			gone = file_end_locked(st, in->file, END_EVICTED);
+		}
+		file_drop_stage(st, in, gone);
+	} else { /* only what is committed goes with the name, or is kept */
+		drain_wait_closed(st, in);
+	}
+	return rc;
+}
+
+/* Between the looks of one file_begin(). */
+struct beginning {
+	enum file_wish wish;
+	unsigned facts;
+	bool looked; /* whether the name keeps its inode */
+	bool waited; /* for what was closed */
+	enum file_step step;
+};
+
+/* 0: it has begun. 1: look whether it keeps its inode. 2: wait. */
+static int begin_locked(struct inode *in, struct beginning *b)
+{
+	struct file *f = in->file;
+	bool sealed = f->stage && f->stage->sealed;
+	unsigned facts = b->facts;
+
+	if (file_mapped_image_locked(f))
+		facts |= WISH_HAS_IMAGE;
+	if (in->attr.nlink == 0)
+		facts |= WISH_KEEPS_INODE;
+	b->step = file_step(&f->state, b->wish, facts);
+	if (b->wish == WISH_EMPTY && b->step == STEP_RENUMBER && !b->looked &&
+	    !sealed)
+		return 1;
+	if (b->step == STEP_WAIT || b->step == STEP_SYNC ||
+	    b->step == STEP_GIVE_UP)
+		return 2;
+	if (!b->waited && (b->step == STEP_RENUMBER ||
+			   (b->wish == WISH_EMPTY && b->step == STEP_OK &&
+			    file_is_read(&f->state))))
+		return 2;
+	if (b->step == STEP_STALE)
+		return 0;
+	file_move(&f->state, FILE_BEGUN);
+	file_move(&f->state, FILE_WRITER_CAME);
+	return 0;
+}
+
+/* Its names go to a fresh inode: -ESTALE, or why they do not. */
+static int renumber(struct store *st, struct inode *in)
+{
+	int rc = names_renumber(st, in);
+
+	if (rc < 0)
+		return rc;
+	HOLD(&in->lock);
+	file_move(&in->file->state, FILE_NAME_MOVED);
+	return -ESTALE;
+}
+
+int file_begin(struct store *st, struct inode *in, enum file_wish wish,
+	       enum file_step *ret_step)
+{
+	struct beginning b = { .wish = wish };
+	int what, rc = 0;
+
+	do {
+		{
+			HOLD(&in->lock);
+			what = begin_locked(in, &b);
+		}
+		if (what == 1) {
+			b.looked = true;
+			b.facts = keeps_inode(st, in) ? WISH_KEEPS_INODE : 0;
+		} else if (what == 2) {
+			rc = begin_wait(st, in, b.step);
+			b.waited = b.waited || b.step == STEP_RENUMBER ||
+				   b.step == STEP_OK;
+		}
+		if (rc < 0)
+			return rc;
+	} while (what != 0);
+	if (b.step == STEP_STALE)
+		return -ESTALE;
+	if (b.step == STEP_TAKE_IMAGE)
+		rc = file_take_image(st, in);
+	if (b.step == STEP_RENUMBER || rc == -EMLINK)
+		rc = renumber(st, in);
+	if (rc < 0)
+		file_change_end(st, in);
+	*ret_step = b.step;
+	return rc;
+}

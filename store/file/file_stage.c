@@ -1,0 +1,249 @@
+/*
+ * file_stage.c - the stage that a file has: where it comes from and how it is
+ * let go.
+ *
+ * A file gets one when it is created, emptied or written to for the first time
+ * since it is durable, or the last daemon left it; drain_replace() exchanges it
+ * for a fresh one. With each goes a reference to the stage and, for it, one to
+ * the inode. Who takes it from the file (as file_end() said, or because the
+ * file is deleted) drops it here, without a lock.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "store/base/scope.h"
+#include "store/drain/drain.h"
+#include "store/file/file_private.h"
+#include "store/file/in_place.h"
+#include "store/names/names.h"
+#include "store/names/series.h"
+#include "store/store.h"
+
+/* debug_stage=memory: room for what tests write. */
+#define TEST_STAGE_BYTES (UINT64_C(2) << 20)
+
+/* A new stage; when there are too many, wait until some are drained. */
+static int new_stage(struct store *st, struct inode *in, uint64_t size,
+		     struct stage **ret_stage)
+{
+	int rc;
+
+	if (st->options.stage_all_in_memory && size < TEST_STAGE_BYTES)
+		size = TEST_STAGE_BYTES;
+	rc = stage_create(&st->stages, in->ino, size, ret_stage);
+	if (rc == -ENFILE) {
+		rc = drain_sync_closed(st);
+		if (rc == 0)
+			rc = stage_create(&st->stages, in->ino, size,
+					  ret_stage);
+	}
+	return rc;
+}
+
+static void install_locked(struct file *f, struct stage *s)
+{
+	CHECK(!f->stage);
+	f->stage = s;
+	file_move(&f->state, s->sealed ? FILE_LENT : FILE_STAGED);
+}
+
+/* The rest of giving a stage up: memory, slot, the inode's reference. */
+void file_drop_stage(struct store *st, struct inode *in, struct stage *s)
+{
+	if (!s)
+		return;
+	if (s->clean_image)
+		image_clear_clean(&st->images, s->clean_image, s);
+	stage_drop(&st->stages, s);
+	stage_put(&st->stages, s);
+	inode_put(st, in, 1);
+}
+
+/* Bytes of the stage may change from now on. */
+void file_dirtied(struct store *st, struct inode *in, struct stage *s)
+{
+	stage_unlist(&st->stages, s);
+	if (s->clean_image) {
+		image_clear_clean(&st->images, s->clean_image, s);
+		HOLD(&in->lock);
+		s->clean_image = 0;
+	}
+	if (s->slot)
+		SLOT_SET(s->slot, dirty, 1);
+}
+
+bool file_is_poor_cache(const struct store *st, const struct file *f)
+{
+	return f->stage && f->content &&
+	       (f->content->c.kind == CONTENT_SMALL ||
+		f->stage->kind == STAGE_DISK || st->options.no_stage_cache);
+}
+
+struct stage *file_end_locked(struct store *st, struct file *f,
+			      enum file_end why)
+{
+	bool poor = file_is_poor_cache(st, f);
+
+	if (!f->stage || file_end(&f->state, why, poor) != FATE_GOES)
+		return NULL;
+	return TAKE(f->stage);
+}
+
+bool file_evict(void *store, struct stage *s)
+{
+	struct store *st = store;
+	struct inode *in = inode_peek(st, stage_ino(s));
+	struct stage *gone = NULL;
+
+	if (!in)
+		return false;
+	/* Whoever opens it now is asked about when he closes it. */
+	if (lock_try(&in->turn)) {
+		file_ask_left_turn(st, in);
+		lock_give(&in->turn);
+	}
+	{
+		HOLD(&in->lock);
+		if (in->file && in->file->stage == s)
+			gone = file_end_locked(st, in->file, END_EVICTED);
+	}
+	file_drop_stage(st, in, gone);
+	inode_put(st, in, 1);
+	return gone != NULL;
+}
+
+enum give_back file_give_back(struct store *st, struct stage *s)
+{
+	uint64_t ino = SLOT_GET(s->slot, ino);
+	struct inode *in = ino ? inode_peek(st, ino) : NULL;
+	bool ask = false, later = false;
+	struct attr a = { 0 };
+
+	if (in) {
+		HOLD(&in->lock);
+		/* What lost its name is not drained any more. */
+		later = SLOT_GET(s->slot, dirty) && in->attr.nlink > 0;
+		if (in->file && in->file->stage == s &&
+		    in->file->state.mode == IO_CLOSED &&
+		    in->file->state.left != LEFT_NOBODY &&
+		    file_may_move(&in->file->state, FILE_WANTED)) {
+			file_move(&in->file->state, FILE_WANTED);
+			ask = in->attr.nlink == 1;
+			a.parent = in->attr.parent;
+			strcpy(a.name, in->attr.name);
+		}
+	}
+	/* It forgets what nobody has open or mapped: see file_forgotten(). */
+	if (ask && st->on_renamed)
+		st->on_renamed(st->on_arg, a.parent, a.name);
+	if (in)
+		inode_put(st, in, 1);
+	if (!later)
+		(void)file_evict(st, s);
+	if (SLOT_GET(s->slot, ino) == 0)
+		return GIVEN_BACK;
+	return later ? GIVEN_LATER : GIVEN_NEVER;
+}
+
+void file_learn_series(struct store *st, struct inode *in)
+{
+	uint64_t keys[2];
+	char path[4096];
+
+	inode_path(st, in, path, sizeof(path));
+	series_keys(path, keys);
+	HOLD(&in->lock);
+	in->file->series[0] = keys[0];
+	in->file->series[1] = keys[1];
+}
+
+static uint64_t expected_size(struct store *st, struct inode *in)
+{
+	uint64_t keys[2];
+
+	{
+		HOLD(&in->lock);
+		keys[0] = in->file->series[0];
+		keys[1] = in->file->series[1];
+	}
+	return series_size(st, keys);
+}
+
+int file_install_stage(struct store *st, struct inode *in, uint64_t size,
+		       struct stage **ret_stage)
+{
+	int rc = new_stage(st, in, size, ret_stage);
+
+	if (rc < 0)
+		return rc;
+	inode_ref(st, in, 1);
+	HOLD(&in->lock);
+	install_locked(in->file, *ret_stage);
+	return 0;
+}
+
+/* A segment's stage becomes the content of a file that has none. */
+static void install_kept(struct store *st, struct inode *in, struct stage *s)
+{
+	stage_lend(&st->stages, s, in->ino);
+	inode_ref(st, in, 1);
+	HOLD(&in->lock);
+	install_locked(in->file, s);
+}
+
+int file_prepare(struct store *st, struct inode *in, const struct names_new *n)
+{
+	struct stage *s;
+
+	file_learn_series(st, in);
+	if (n->stage) {
+		install_kept(st, in, n->stage);
+		return 0;
+	}
+	return file_install_stage(st, in, expected_size(st, in), &s);
+}
+
+int file_adopt(struct store *st, struct inode *in, struct stage *s, bool dirty,
+	       uint64_t order)
+{
+	int rc = inode_load_file(st, in);
+
+	if (rc < 0)
+		return rc;
+	file_learn_series(st, in);
+	inode_ref(st, in, 1);
+	{
+		HOLD(&in->lock);
+		if (dirty) {
+			install_locked(in->file, s);
+		} else {
+			in->file->stage = s;
+			file_move(&in->file->state, FILE_FOUND);
+		}
+	}
+	if (dirty)
+		return drain_resume(st, in, order);
+	stage_list(&st->stages, s);
+	return 0;
+}
+
+/* The fresh stage, for which the file has a reference, is its content now. */
+void file_replace_stage(struct store *st, struct inode *in, struct stage *fresh)
+{
+	inode_ref(st, in, 1);
+	file_drop_stage(st, in, drain_replace(st, in, fresh));
+}
+
+/* Replace what is there by an empty stage; the old content stays committed. */
+int file_fresh_stage(struct store *st, struct inode *in)
+{
+	struct stage *s;
+	int rc;
+
+	file_learn_series(st, in);
+	rc = new_stage(st, in, expected_size(st, in), &s);
+	if (rc < 0)
+		return rc;
+	file_replace_stage(st, in, s);
+	return 0;
+}

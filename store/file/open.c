@@ -1,0 +1,217 @@
+/*
+ * open.c - the opens of a file, and what takes the place of its content.
+ *
+ * An open to write, or with O_TRUNC, is a change: it begins and ends as any
+ * other (change.c). The first open chooses how the kernel serves the file until
+ * nobody has it open any more: see the modes in state.h.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "store/base/scope.h"
+#include "store/drain/drain.h"
+#include "store/file/file_private.h"
+#include "store/file/in_place.h"
+#include "store/store.h"
+
+/* A drain failed since somebody last asked: say it once. */
+static int tell_error(struct inode *in)
+{
+	HOLD(&in->lock);
+	if (in->file->sticky_error == 0 || in->file->error_told)
+		return 0;
+	in->file->error_told = true;
+	return in->file->sticky_error;
+}
+
+/* Choose the mode of the first open; file_open() holds the turn. */
+static int open_backing(struct store *st, struct inode *in, int flags)
+{
+	bool write = file_flags_write(flags);
+	struct file *f = in->file;
+	struct stage *stage = NULL;
+	struct image *image = NULL;
+	uint64_t native = 0;
+	bool awaited;
+	int fd, id, rc;
+
+	{
+		HOLD(&in->lock);
+		if (f->state.mode != IO_CLOSED)
+			return 0;
+		awaited = !write && f->state.name == NAME_AWAITED;
+		if (f->stage) {
+			stage = f->stage;
+			stage_ref(stage);
+		} else if (!write && f->content && f->content->c.native) {
+			native = f->content->c.extents[0].image;
+		}
+	}
+	if (!st->backing_open || (!stage && !native) || awaited) {
+		stage_put(&st->stages, stage);
+		HOLD(&in->lock);
+		file_move(&f->state, FILE_SERVED);
+		return 0;
+	}
+	if (native) {
+		rc = image_get(&st->images, native, &image);
+		if (rc < 0)
+			return rc == -ENOENT ? -EIO : rc;
+	}
+	/* Before we have it open: it is asked who has it. */
+	image_note_opened(&st->images, stage ? stage->image : image, in->ino);
+	/* For writing the kernel opens it once more, by itself. */
+	fd = stage ? stage_open(&st->stages, stage, O_RDONLY)
+		   : image_open_fd(&st->images, image, O_RDONLY);
+	if (fd < 0) {
+		stage_put(&st->stages, stage);
+		image_put(&st->images, image);
+		return fd == -ENOENT ? -EIO : fd;
+	}
+	id = st->backing_open(st->on_arg, fd);
+	(void)close(fd); /* the id keeps it open */
+	HOLD(&in->lock);
+	if (id <= 0) { /* refused for this one: serve it ourselves */
+		file_move(&f->state, FILE_SERVED);
+		stage_put(&st->stages, stage);
+		image_put(&st->images, image);
+		return 0;
+	}
+	file_move(&f->state, FILE_BACKED);
+	f->backing_id = id;
+	f->backing_stage = stage;
+	f->backing_image = image;
+	return 0;
+}
+
+/*
+ * A writer opens the file: does it grow only, or is what was committed, or
+ * closed, about to be changed? See file->open_since_ns.
+ */
+static void note_writer_locked(struct store *st, struct file *f, int flags)
+{
+	bool appends = (flags & O_APPEND) && !(flags & O_TRUNC);
+	bool complete = (f->content && f->content->c.size_bytes > 0) ||
+			drain_has_closed(st, f);
+
+	if (complete && !appends)
+		f->open_since_ns = OPEN_REPLACES;
+	else if (f->state.writers == 0)
+		f->open_since_ns = mono_ns();
+}
+
+/* One more handle; returns the stage whose bytes may change from now on. */
+static struct stage *count_open_locked(struct store *st, struct file *f,
+				       int flags)
+{
+	bool write = file_flags_write(flags);
+
+	if (write)
+		note_writer_locked(st, f, flags);
+	file_move(&f->state, write ? FILE_OPENED_WRITER : FILE_OPENED);
+	file_show_opens(f);
+	if (f->state.mode == IO_BACKED && (flags & O_ACCMODE) == O_RDWR)
+		file_move(&f->state, FILE_MAPPABLE_WRITER);
+	else if (f->state.mode == IO_BACKED && !write)
+		file_move(&f->state, FILE_MAPPABLE);
+	return write ? f->stage : NULL;
+}
+
+static int open_begun(struct store *st, struct inode *in, int flags,
+		      enum file_step step, struct file_opened *ret)
+{
+	struct stage *dirtied;
+	int rc;
+
+	if (step == STEP_FRESH)
+		rc = file_fresh_stage(st, in);
+	else if (file_empties(flags))
+		rc = file_cut_begun(st, in, 0);
+	else
+		rc = file_check_content(st, in);
+	if (rc == 0)
+		rc = open_backing(st, in, flags);
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		dirtied = count_open_locked(st, in->file, flags);
+		ret->backing_id = in->file->state.mode == IO_BACKED
+					  ? in->file->backing_id
+					  : 0;
+	}
+	if (dirtied) {
+		file_dirtied(st, in, dirtied);
+		drain_disturb(st, in, false);
+	}
+	return 0;
+}
+
+/* An open that changes nothing waits for nothing. */
+static int begin_read(struct inode *in)
+{
+	HOLD(&in->lock);
+	if (in->deleted)
+		return -ESTALE;
+	file_move(&in->file->state, FILE_BEGUN);
+	return 0;
+}
+
+int file_open(struct store *st, struct inode *in, int flags,
+	      struct file_opened *ret)
+{
+	enum file_step step = STEP_OK;
+	int rc = inode_load_file(st, in);
+
+	if (rc == 0)
+		rc = tell_error(in);
+	if (rc < 0)
+		return rc;
+	if (file_empties(flags))
+		drain_wait_released(st, in);
+	HOLD(&in->turn);
+	if (file_flags_write(flags)) {
+		file_ask_left_turn(st, in);
+		rc = file_begin(st, in,
+				file_empties(flags) ? WISH_EMPTY : WISH_WRITE,
+				&step);
+	} else {
+		rc = begin_read(in);
+	}
+	if (rc < 0)
+		return rc;
+	rc = open_begun(st, in, flags, step, ret);
+	file_change_end(st, in);
+	return rc;
+}
+
+int file_replace(struct store *st, struct inode *in, struct stage *fresh)
+{
+	enum file_step step = STEP_OK;
+	int rc = inode_load_file(st, in);
+
+	if (rc < 0)
+		return rc;
+	drain_wait_released(st, in);
+	HOLD(&in->turn);
+	file_ask_left_turn(st, in);
+	{
+		HOLD(&in->lock);
+		if (in->attr.nlink == 0)
+			return -ESTALE;
+	}
+	rc = file_begin(st, in, WISH_REPLACE, &step);
+	if (step == STEP_RENUMBER) { /* who has it goes on with what he has */
+		file_unlinked(st, in); /* or the kernel forgot it before */
+		/* It lost its name meanwhile. */
+		return rc == -ENOENT ? -ESTALE : rc;
+	}
+	if (rc < 0)
+		return rc;
+	file_learn_series(st, in);
+	stage_lend(&st->stages, fresh, in->ino);
+	file_replace_stage(st, in, fresh);
+	file_change_end(st, in);
+	return 0;
+}

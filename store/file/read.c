@@ -1,0 +1,397 @@
+/*
+ * read.c - the bytes of a file that are read through the daemon: those of its
+ * stage, or else of what is committed.
+ *
+ * The answer comes from mapped memory (file.h); only a stage's bytes, and a
+ * read of too many pieces, are copied. Who reads in sequence has what comes
+ * next read ahead.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "store/base/io.h"
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/file/file.h"
+#include "store/store.h"
+
+#define AHEAD_EXTENTS_MAX 1024u /* at each read */
+
+static const uint8_t zeros[64 << 10];
+
+static int read_stage(struct store *st, struct stage *s, size_t len,
+		      uint64_t off, struct file_read *r)
+{
+	struct stage_use use;
+	size_t got = 0;
+	int rc;
+
+	r->buffer = malloc(len + 1);
+	if (!r->buffer)
+		return -ENOMEM;
+	rc = stage_fd_get(&st->stages, s, false, &use);
+	if (rc < 0)
+		return rc;
+	rc = io_read(use.fd, r->buffer, len, off, &got);
+	stage_fd_put(&st->stages, &use);
+	if (rc < 0)
+		return rc;
+	r->iov[0] = (struct iovec){ r->buffer, got };
+	r->count = 1;
+	return 0;
+}
+
+static int read_small(struct store *st, struct inode *in,
+		      const struct content *c, size_t len, uint64_t off,
+		      struct file_read *r)
+{
+	struct key k = key_ino('D', in->ino);
+	size_t have;
+	int rc;
+
+	rc = kv_get(st->kv, k.data, k.len, &r->buffer, &have);
+	if (rc < 0 || have != c->size_bytes) {
+		char path[4096];
+		bool replaced;
+
+		{
+			HOLD(&in->lock);
+			replaced = in->file->content != r->content ||
+				   in->file->stage || in->deleted;
+		}
+		if (replaced) /* since we looked: look again */
+			return -EAGAIN;
+
+		inode_path(st, in, path, sizeof(path));
+		log_error("%s: its bytes are damaged or missing: run ckptctl "
+			  "fsck on the unmounted store",
+			  path);
+		return -EIO;
+	}
+	if (off >= have)
+		return 0;
+	if (len > have - off)
+		len = have - off;
+	r->iov[0] = (struct iovec){ (uint8_t *)r->buffer + off, len };
+	r->count = 1;
+	return 0;
+}
+
+/* One vector of an extent's bytes: mapped, or read when it cannot be. */
+static int read_extent(struct store *st, const struct extent *e, uint64_t off,
+		       size_t len, struct file_read *r)
+{
+	uint64_t at = e->image_offset + (off - e->offset);
+	const uint8_t *map;
+	struct image *i;
+	int rc;
+
+	rc = image_get(&st->images, e->image, &i);
+	if (rc < 0)
+		return rc == -ENOENT ? -EIO : rc;
+	map = image_map(&st->images, i, at + len);
+	if (!map) {
+		image_put(&st->images, i);
+		return -EIO;
+	}
+	r->image[r->images++] = i;
+	r->iov[r->count].iov_base = (void *)(uintptr_t)(map + at);
+	r->iov[r->count++].iov_len = len;
+	return 0;
+}
+
+static void put_images(struct store *st, struct file_read *r)
+{
+	while (r->images > 0) {
+		struct image *i = r->image[--r->images];
+
+		image_map_end(&st->images, i);
+		image_put(&st->images, i);
+	}
+}
+
+static size_t extent_find(const struct content *c, uint64_t off)
+{
+	size_t low = 0, high = c->extent_count;
+
+	while (low < high) {
+		size_t mid = (low + high) / 2;
+
+		if (c->extents[mid].offset + c->extents[mid].len <= off)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	return low;
+}
+
+/* As much as the vectors hold; the kernel asks again for the rest. */
+static int read_extents(struct store *st, const struct content *c, size_t len,
+			uint64_t off, struct file_read *r)
+{
+	uint64_t end;
+	size_t i;
+
+	if (off >= c->size_bytes)
+		return 0;
+	end = len < c->size_bytes - off ? off + len : c->size_bytes;
+	i = extent_find(c, off);
+	while (off < end && r->count < FILE_READ_VECTORS) {
+		const struct extent *e =
+			i < c->extent_count ? &c->extents[i] : NULL;
+		uint64_t n;
+
+		if (e && e->offset <= off) {
+			int rc;
+
+			n = e->offset + e->len - off;
+			if (n > end - off)
+				n = end - off;
+			rc = read_extent(st, e, off, (size_t)n, r);
+			if (rc < 0)
+				return rc;
+			i++;
+		} else {
+			n = (e && e->offset < end ? e->offset : end) - off;
+			if (n > sizeof(zeros))
+				n = sizeof(zeros);
+			r->iov[r->count].iov_base = (void *)(uintptr_t)zeros;
+			r->iov[r->count++].iov_len = (size_t)n;
+		}
+		off += n;
+	}
+	/*
+	 * A direct_io reader takes a short answer for the end of the file, so
+	 * what did not fit into the vectors is copied behind them.
+	 */
+	return off < end ? -E2BIG : 0;
+}
+
+/* What a reader in sequence will want next is read ahead. */
+static void read_ahead(struct store *st, struct inode *in,
+		       const struct content *c, size_t len, uint64_t off)
+{
+	uint64_t from, to;
+	size_t i;
+	bool own;
+
+	if (!st->ahead)
+		return;
+	{
+		HOLD(&in->lock);
+		if (!ahead_follow(&in->file->ahead, off, len, c->size_bytes,
+				  &from, &to))
+			return;
+		own = in->file->read_by_owner;
+	}
+	i = extent_find(c, from);
+	for (unsigned n = 0; n < AHEAD_EXTENTS_MAX && i < c->extent_count;
+	     n++, i++) {
+		const struct extent *e = &c->extents[i];
+		uint64_t start, end;
+		struct image *image;
+
+		if (e->offset >= to ||
+		    image_get(&st->images, e->image, &image) < 0)
+			return;
+		start = from > e->offset ? from - e->offset : 0;
+		end = to - e->offset < e->len ? to - e->offset : e->len;
+		ahead_add(st->ahead, image, e->image_offset + start,
+			  end - start, own);
+		image_put(&st->images, image);
+	}
+}
+
+static int read_image(struct store *st, const struct image *im, void *buf,
+		      size_t len, uint64_t off, size_t *ret_got)
+{
+	SCOPED(scope_close) int fd = image_open_fd(&st->images, im, O_RDONLY);
+
+	return fd < 0 ? fd : io_read(fd, buf, len, off, ret_got);
+}
+
+/* A read of so many pieces that they have to be copied together. */
+static int read_copied(struct store *st, const struct content *c, size_t len,
+		       uint64_t off, struct file_read *r)
+{
+	uint8_t *buffer = malloc(len + 1);
+	size_t done = 0;
+	int rc = 0;
+
+	if (!buffer)
+		return -ENOMEM;
+	while (done < len && off + done < c->size_bytes) {
+		size_t i = extent_find(c, off + done);
+		const struct extent *e =
+			i < c->extent_count ? &c->extents[i] : NULL;
+		uint64_t at = off + done, n = len - done;
+		struct image *im;
+		size_t got = 0;
+
+		if (n > c->size_bytes - at)
+			n = c->size_bytes - at;
+		if (!e || e->offset > at) {
+			if (e && n > e->offset - at)
+				n = e->offset - at;
+			memset(buffer + done, 0, (size_t)n);
+			done += (size_t)n;
+			continue;
+		}
+		if (n > e->offset + e->len - at)
+			n = e->offset + e->len - at;
+		rc = image_get(&st->images, e->image, &im);
+		if (rc == -ENOENT)
+			rc = -EIO;
+		if (rc < 0)
+			break;
+		rc = read_image(st, im, buffer + done, (size_t)n,
+				e->image_offset + (at - e->offset), &got);
+		image_put(&st->images, im);
+		if (rc == 0 && got < n)
+			rc = -EIO;
+		if (rc < 0)
+			break;
+		done += (size_t)n;
+	}
+	r->buffer = buffer;
+	r->iov[0] = (struct iovec){ buffer, done };
+	r->count = 1;
+	return rc;
+}
+
+static int read_begin(struct store *st, struct inode *in, size_t len,
+		      uint64_t off, struct file_read *r)
+{
+	struct stage *stage = NULL;
+	const struct content *c;
+	int rc;
+
+	memset(r, 0, sizeof(*r));
+	rc = inode_load_file(st, in);
+	if (rc < 0)
+		return rc;
+	reclaim_enter(st->reclaim, &r->ticket);
+	r->entered = true;
+	{
+		HOLD(&in->lock);
+		if (in->deleted) /* its bytes may be somebody else's by now */
+			return -ESTALE;
+		if (in->file->stage) {
+			stage = in->file->stage;
+			stage_ref(stage);
+		} else if (in->file->content) {
+			r->content = in->file->content;
+			atomic_fetch_add(&r->content->refs, 1);
+		}
+	}
+	if (stage) {
+		rc = read_stage(st, stage, len, off, r);
+		stage_put(&st->stages, stage);
+		return rc;
+	}
+	if (!r->content)
+		return 0;
+	c = &r->content->c;
+	if (c->kind == CONTENT_SMALL)
+		return read_small(st, in, c, len, off, r);
+	read_ahead(st, in, c, len, off);
+	rc = read_extents(st, c, len, off, r);
+	if (rc == -E2BIG) {
+		put_images(st, r);
+		rc = read_copied(st, c, len, off, r);
+	}
+	return rc;
+}
+
+int file_read_begin(struct store *st, struct inode *in, size_t len,
+		    uint64_t off, struct file_read *r)
+{
+	int rc;
+
+	while ((rc = read_begin(st, in, len, off, r)) == -EAGAIN)
+		file_read_end(st, r);
+	return rc;
+}
+
+void file_read_end(struct store *st, struct file_read *r)
+{
+	put_images(st, r);
+	free(r->buffer);
+	content_ref_put(r->content);
+	if (r->entered)
+		reclaim_leave(st->reclaim, &r->ticket);
+}
+
+static int seek_extents(const struct content *c, uint64_t off, int whence,
+			uint64_t *ret_off)
+{
+	size_t i = extent_find(c, off);
+
+	if (off >= c->size_bytes)
+		return -ENXIO;
+	if (c->kind == CONTENT_SMALL) {
+		*ret_off = whence == SEEK_DATA ? off : c->size_bytes;
+		return 0;
+	}
+	if (whence == SEEK_DATA) {
+		if (i == c->extent_count)
+			return -ENXIO;
+		*ret_off =
+			c->extents[i].offset > off ? c->extents[i].offset : off;
+		return 0;
+	}
+	while (i < c->extent_count && c->extents[i].offset <= off) {
+		off = c->extents[i].offset + c->extents[i].len;
+		i++;
+	}
+	*ret_off = off;
+	return 0;
+}
+
+static int seek_stage(struct store *st, const struct stage *s, uint64_t off,
+		      int whence, uint64_t *ret_off)
+{
+	SCOPED(scope_close) int fd = stage_open(&st->stages, s, O_RDONLY);
+	off_t at;
+
+	if (fd < 0)
+		return fd;
+	at = lseek(fd, (off_t)off, whence);
+	if (at < 0)
+		return -errno;
+	*ret_off = (uint64_t)at;
+	return 0;
+}
+
+int file_seek(struct store *st, struct inode *in, uint64_t off, int whence,
+	      uint64_t *ret_off)
+{
+	struct content_ref *content = NULL;
+	struct stage *stage = NULL;
+	int rc = inode_load_file(st, in);
+
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		if (in->file->stage) {
+			stage = in->file->stage;
+			stage_ref(stage);
+		} else if (in->file->content) {
+			content = in->file->content;
+			atomic_fetch_add(&content->refs, 1);
+		}
+	}
+	if (stage) {
+		rc = seek_stage(st, stage, off, whence, ret_off);
+		stage_put(&st->stages, stage);
+		return rc;
+	}
+	rc = content ? seek_extents(&content->c, off, whence, ret_off) : -ENXIO;
+	content_ref_put(content);
+	return rc;
+}

@@ -1,0 +1,456 @@
+/*
+ * write.c - the bytes of a file that are written through the daemon, and what
+ * changes them without an open: truncate, fallocate.
+ *
+ * Committed content is never changed in place: the first write to a file
+ * that has no stage copies its content to a new one (copy-up). Each change
+ * is made between file_begin() and file_change_end().
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "store/base/io.h"
+#include "store/base/scope.h"
+#include "store/file/file_private.h"
+#include "store/file/in_place.h"
+#include "store/names/names.h"
+#include "store/names/series.h"
+#include "store/store.h"
+
+#define COPY_BYTES (UINT64_C(1) << 20)
+
+/* Copy the first `size` bytes of what is committed to a stage. */
+static int copy_up_bytes(struct store *st, struct inode *in, struct stage *s,
+			 uint64_t size)
+{
+	SCOPED(scope_close) int fd = stage_open(&st->stages, s, O_RDWR);
+	uint64_t off = 0;
+	int rc = fd < 0 ? fd : 0;
+
+	while (rc == 0 && off < size) {
+		size_t want = size - off < COPY_BYTES ? (size_t)(size - off)
+						      : (size_t)COPY_BYTES;
+		struct file_read r;
+		size_t got = 0;
+
+		rc = file_read_begin(st, in, want, off, &r);
+		for (int i = 0; rc == 0 && i < r.count; i++) {
+			rc = io_write_full(fd, r.iov[i].iov_base,
+					   r.iov[i].iov_len, off + got);
+			got += r.iov[i].iov_len;
+		}
+		file_read_end(st, &r);
+		if (rc == 0 && got == 0)
+			rc = -EIO;
+		off += got;
+	}
+	return rc;
+}
+
+/*
+ * A stage with the first keep_bytes of the committed content, installed. The
+ * caller holds the turn, and nothing backs the file in the kernel.
+ */
+static int copy_up(struct store *st, struct inode *in, uint64_t keep_bytes)
+{
+	struct timespec times[2] = { { 0, UTIME_OMIT }, { 0, 0 } };
+	struct stage *s;
+	int rc;
+
+	rc = stage_create_hidden(&st->stages, in->ino, keep_bytes, &s);
+	if (rc < 0)
+		return rc;
+	rc = copy_up_bytes(st, in, s, keep_bytes);
+	if (rc < 0) {
+		stage_drop(&st->stages, s);
+		stage_put(&st->stages, s);
+		return rc;
+	}
+	{
+		HOLD(&in->lock);
+		int64_t mtime = in->file->content->c.mtime_ns;
+
+		if (in->attr.mtime_gen >= in->file->content->c.generation)
+			mtime = in->attr.mtime_ns;
+		times[1] = io_timespec(mtime);
+	}
+	stage_set_times(&st->stages, s, times);
+	stage_show(s);
+	inode_ref(st, in, 1);
+	HOLD(&in->lock);
+	CHECK(!in->file->stage);
+	in->file->stage = s;
+	file_move(&in->file->state, FILE_STAGED);
+	file_show_opens(in->file);
+	return 0;
+}
+
+/* The stage, if there is one, with a reference: to be written to. */
+static struct stage *stage_to_write(struct inode *in, uint64_t *ret_size,
+				    bool *ret_empty)
+{
+	struct file *f = in->file;
+
+	HOLD(&in->lock);
+	*ret_empty = !f->content;
+	*ret_size = f->content ? f->content->c.size_bytes : 0;
+	if (!f->stage)
+		return NULL;
+	file_move(&f->state, FILE_WRITTEN);
+	stage_ref(f->stage);
+	return f->stage;
+}
+
+/*
+ * The stage to write to, with a reference; made when there is none, with the
+ * first `keep` bytes of what is committed. A change has begun: see change.c.
+ */
+static int writable_stage(struct store *st, struct inode *in, uint64_t keep,
+			  struct stage **ret_stage)
+{
+	struct stage *s;
+	uint64_t size;
+	bool empty;
+	int rc;
+
+	while ((s = stage_to_write(in, &size, &empty)) == NULL) {
+		rc = empty ? file_install_stage(st, in, 0, &s)
+			   : copy_up(st, in, size < keep ? size : keep);
+		if (rc < 0)
+			return rc;
+	}
+	file_dirtied(st, in, s);
+	*ret_stage = s;
+	return 0;
+}
+
+static int copy_stage(struct store *st, const struct stage *from,
+		      const struct stage *to)
+{
+	SCOPED(scope_free) uint8_t *buf = malloc(COPY_BYTES);
+	SCOPED(scope_close) int in = stage_open(&st->stages, from, O_RDONLY);
+	SCOPED(scope_close) int out = stage_open(&st->stages, to, O_RDWR);
+	uint64_t off = 0;
+	size_t got = 1;
+	int rc = 0;
+
+	if (!buf || in < 0 || out < 0)
+		return !buf ? -ENOMEM : in < 0 ? in : out;
+	while (rc == 0 && got > 0) {
+		rc = io_read(in, buf, COPY_BYTES, off, &got);
+		if (rc == 0)
+			rc = io_write_full(out, buf, got, off);
+		off += got;
+	}
+	return rc;
+}
+
+/* A stage in memory is full: the file goes on on the disk. Turn is held. */
+static int move_to_disk(struct store *st, struct inode *in, struct stage *old)
+{
+	struct stage *s;
+	int rc;
+
+	{
+		HOLD(&in->lock);
+		if (old->kind != STAGE_MEMORY || in->file->stage != old ||
+		    in->file->state.mode == IO_BACKED)
+			return -ENOSPC;
+	}
+	rc = stage_create_hidden(&st->stages, in->ino, 0, &s);
+	if (rc < 0)
+		return rc;
+	rc = copy_stage(st, old, s);
+	if (rc < 0) {
+		stage_drop(&st->stages, s);
+		stage_put(&st->stages, s);
+		return rc;
+	}
+	stage_show(s);
+	{
+		HOLD(&in->lock);
+		in->file->stage = s;
+		file_show_opens(in->file);
+	}
+	drain_moved(st, in);
+	stage_drop(&st->stages, old);
+	stage_put(&st->stages, old); /* the file's; our caller has his own */
+	return 0;
+}
+
+static int write_stage(struct store *st, const struct stage *s, const void *buf,
+		       size_t len, uint64_t off)
+{
+	struct stage_use use;
+	int rc = stage_fd_get(&st->stages, s, true, &use);
+
+	if (rc < 0)
+		return rc;
+	rc = io_write_full(use.fd, buf, len, off);
+	stage_fd_put(&st->stages, &use);
+	return rc;
+}
+
+/* A change has begun. */
+static int write_begun(struct store *st, struct inode *in, const void *buf,
+		       size_t len, uint64_t off)
+{
+	struct stage *s;
+	int rc = writable_stage(st, in, UINT64_MAX, &s);
+
+	if (rc < 0)
+		return rc;
+	rc = write_stage(st, s, buf, len, off);
+	if (rc == -ENOSPC && stages_make_room(&st->stages, len))
+		rc = write_stage(st, s, buf, len, off);
+	if (rc == -ENOSPC && move_to_disk(st, in, s) == 0) {
+		stage_put(&st->stages, s);
+		rc = writable_stage(st, in, UINT64_MAX, &s);
+		if (rc < 0)
+			return rc;
+		rc = write_stage(st, s, buf, len, off);
+	}
+	stage_put(&st->stages, s);
+	return rc;
+}
+
+static int write_turn(struct store *st, struct inode *in, const void *buf,
+		      size_t len, uint64_t off)
+{
+	enum file_step step;
+	int rc;
+
+	HOLD(&in->turn);
+	rc = file_begin(st, in, WISH_WRITE, &step);
+	if (rc < 0)
+		return rc;
+	rc = write_begun(st, in, buf, len, off);
+	file_change_end(st, in);
+	return rc;
+}
+
+int file_write(struct store *st, struct inode *in, const void *buf, size_t len,
+	       uint64_t off)
+{
+	struct stage *s = NULL;
+	int rc = inode_load_file(st, in);
+
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		/* With a writer a stage on disk stays: no turn is needed. */
+		if (in->file->state.bytes == BYTES_DIRTY &&
+		    in->file->stage->kind == STAGE_DISK &&
+		    in->file->state.writers > 0) {
+			s = in->file->stage;
+			stage_ref(s);
+		}
+	}
+	if (!s)
+		return write_turn(st, in, buf, len, off);
+	rc = write_stage(st, s, buf, len, off);
+	stage_put(&st->stages, s);
+	return rc == -ENOSPC ? write_turn(st, in, buf, len, off) : rc;
+}
+
+static int cut_stage(struct store *st, const struct stage *s, uint64_t size)
+{
+	SCOPED(scope_close) int fd = stage_open(&st->stages, s, O_RDWR);
+
+	if (fd < 0)
+		return fd;
+	return ftruncate(fd, (off_t)size) < 0 ? -errno : 0;
+}
+
+int file_cut_begun(struct store *st, struct inode *in, uint64_t size)
+{
+	struct stage *s;
+	int rc = writable_stage(st, in, size, &s);
+
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		if (in->file->content && size < in->file->content->c.size_bytes)
+			in->file->open_since_ns = OPEN_REPLACES;
+	}
+	drain_disturb(st, in, true);
+	stage_reserve(&st->stages, s, size);
+	rc = cut_stage(st, s, size);
+	drain_changed(st, in); /* one that began after we looked */
+	stage_put(&st->stages, s);
+	return rc;
+}
+
+/*
+ * The size that a new file is given before it is written (safetensors,
+ * numpy.memmap) is what its siblings will have, too: they need not wait until
+ * it is durable to be staged in memory.
+ */
+static void note_size(struct store *st, struct inode *in, uint64_t size)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	bool fresh;
+
+	{
+		HOLD(&in->lock);
+		fresh = !in->file->content && in->file->state.writers > 0;
+	}
+	if (!b || !fresh || size <= SMALL_BYTES_MAX)
+		return;
+	series_put(st, b, in, size);
+	(void)kv_write(st->kv, b); /* a hint: its drain notes it again */
+}
+
+/* A change that no open handle will close is queued as if it were closed. */
+static void changed_without_handle(struct store *st, struct inode *in)
+{
+	bool closed;
+
+	{
+		HOLD(&in->lock);
+		closed = in->file->state.writers == 0 && in->attr.nlink > 0;
+	}
+	if (closed)
+		(void)drain_closed(st, in, true);
+}
+
+static int truncate_turn(struct store *st, struct inode *in, uint64_t size)
+{
+	enum file_step step;
+	int rc;
+
+	HOLD(&in->turn);
+	file_ask_left_turn(st, in);
+	rc = file_begin(st, in, WISH_WRITE, &step);
+	if (rc < 0)
+		return rc;
+	rc = file_cut_begun(st, in, size);
+	file_change_end(st, in);
+	return rc;
+}
+
+int file_truncate(struct store *st, struct inode *in, uint64_t size)
+{
+	int rc = inode_load_file(st, in);
+
+	if (rc < 0)
+		return rc;
+	rc = truncate_turn(st, in, size);
+	if (rc == 0)
+		note_size(st, in, size);
+	if (rc == 0)
+		changed_without_handle(st, in);
+	return rc;
+}
+
+/* How much of [off, off + len) is not there yet. */
+static uint64_t missing_bytes(int fd, uint64_t off, uint64_t len)
+{
+	uint64_t missing = 0, end = off + len;
+
+	while (off < end) {
+		off_t hole = lseek(fd, (off_t)off, SEEK_HOLE);
+		uint64_t from = hole < 0 ? off : (uint64_t)hole;
+		off_t data = from < end ? lseek(fd, (off_t)from, SEEK_DATA) : 0;
+		uint64_t to =
+			data < 0 || (uint64_t)data > end ? end : (uint64_t)data;
+
+		if (from >= end)
+			break;
+		missing += to - from;
+		off = to;
+	}
+	return missing;
+}
+
+/*
+ * A stage on the disk takes its room from the store's. The last of that is for
+ * deletions, so what would need it is refused before anything is allocated.
+ */
+static int allocate_room(struct store *st, const struct stage *s, int fd,
+			 int mode, uint64_t off, uint64_t len)
+{
+	uint64_t missing;
+
+	if (s->kind != STAGE_DISK ||
+	    (mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_COLLAPSE_RANGE)) ||
+	    kv_room_for(st->kv, len) == 0)
+		return 0;
+	missing = missing_bytes(fd, off, len);
+	return missing > 0 ? kv_room_for(st->kv, missing) : 0;
+}
+
+static int allocate_stage(struct store *st, const struct stage *s, int mode,
+			  uint64_t off, uint64_t len)
+{
+	SCOPED(scope_close) int fd = stage_open(&st->stages, s, O_RDWR);
+	int rc;
+
+	if (fd < 0)
+		return fd;
+	rc = allocate_room(st, s, fd, mode, off, len);
+	if (rc < 0)
+		return rc;
+	return fallocate(fd, mode, (off_t)off, (off_t)len) < 0 ? -errno : 0;
+}
+
+static int allocate_begun(struct store *st, struct inode *in, int mode,
+			  uint64_t off, uint64_t len)
+{
+	struct stage *s;
+	int rc = writable_stage(st, in, UINT64_MAX, &s);
+
+	if (rc < 0)
+		return rc;
+	drain_disturb(st, in, true);
+	rc = allocate_stage(st, s, mode, off, len);
+	if (rc == -ENOSPC && stages_make_room(&st->stages, len))
+		rc = allocate_stage(st, s, mode, off, len);
+	drain_changed(st, in);
+	stage_put(&st->stages, s);
+	return rc;
+}
+
+int file_fallocate(struct store *st, struct inode *in, int mode, uint64_t off,
+		   uint64_t len)
+{
+	enum file_step step;
+	int rc = inode_load_file(st, in);
+
+	if (rc < 0)
+		return rc;
+	HOLD(&in->turn);
+	rc = file_begin(st, in, WISH_WRITE, &step);
+	if (rc < 0)
+		return rc;
+	rc = allocate_begun(st, in, mode, off, len);
+	file_change_end(st, in);
+	return rc;
+}
+
+void file_set_times(struct store *st, struct inode *in, unsigned valid,
+		    const struct attr *to)
+{
+	struct timespec times[2] = { { 0, UTIME_OMIT }, { 0, UTIME_OMIT } };
+	struct stage *stage = NULL;
+
+	if (valid & SET_MTIME)
+		times[1] = io_timespec(to->mtime_ns);
+	{
+		HOLD(&in->lock);
+		if (in->file && in->file->stage) {
+			stage = in->file->stage;
+			stage_ref(stage);
+		}
+	}
+	if (!stage)
+		return;
+	stage_set_times(&st->stages, stage, times);
+	stage_put(&st->stages, stage);
+}
