@@ -18,6 +18,7 @@
 #include "store/base/safetensors_dtype.h"
 #include "store/base/scope.h"
 #include "store/base/utf8.h"
+#include "store/base/vec.h"
 
 /* Metadata may grow by so much before the tensors move. */
 #define METADATA_SPARE_BYTES 256u
@@ -215,7 +216,7 @@ int layout_add(struct layout *l, const struct ckpt_tensor *t, int device)
 
 int layout_add_metadata(struct layout *l, const char *key, const char *value)
 {
-	struct layout_pair *more, *to;
+	struct layout_pair *to;
 
 	if (!key || !value)
 		return ckpt_say(-EINVAL, "metadata without key or value");
@@ -225,10 +226,9 @@ int layout_add_metadata(struct layout *l, const char *key, const char *value)
 		if (strcmp(l->metadata[i].key, key) == 0)
 			return ckpt_say(-EEXIST, "metadata '%s' is there twice",
 					key);
-	more = reallocarray(l->metadata, l->metadata_count + 1, sizeof(*more));
-	if (!more)
+	if (vec_grow(&l->metadata, l->metadata_count, &l->metadata_capacity,
+		     sizeof(*to)) < 0)
 		return ckpt_say(-ENOMEM, "no memory for metadata");
-	l->metadata = more;
 	to = &l->metadata[l->metadata_count];
 	to->key = strdup(key);
 	to->value = strdup(value);

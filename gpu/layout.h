@@ -52,7 +52,7 @@ struct layout {
 	size_t count, room;
 	uint32_t *slots; /* names by hash: index + 1, 0: free; 2 * room */
 	struct layout_pair *metadata;
-	size_t metadata_count;
+	size_t metadata_count, metadata_capacity;
 	uint64_t data_bytes; /* of all tensors */
 	/* After layout_finish(): */
 	char *header; /* with the length before it; header_bytes of it */

@@ -284,14 +284,12 @@ static bool set_has(const struct plan_set *set, uint32_t rank)
 	while (lo < hi) {
 		uint32_t mid = lo + (hi - lo) / 2;
 
-		if (set->ranks[mid] == rank)
-			return true;
 		if (set->ranks[mid] < rank)
 			lo = mid + 1;
 		else
 			hi = mid;
 	}
-	return false;
+	return lo < set->count && set->ranks[lo] == rank;
 }
 
 bool plan_ranks_has(const struct plan_ranks *r, const struct ckpt_plan_shard *s,
@@ -332,18 +330,20 @@ void plan_ranks_cut(const struct plan_ranks *r, const struct ckpt_plan_shard *s,
 /* --- The least loaded ------------------------------------------------------
  */
 
+static bool order_before(const struct plan_ranks *r, uint32_t a, uint32_t b)
+{
+	return r->loads[a] < r->loads[b] ||
+	       (r->loads[a] == r->loads[b] && a < b);
+}
+
 static uint32_t ranks_least(const struct plan_ranks *r, const uint32_t *ranks,
 			    uint32_t count)
 {
 	uint32_t best = ranks[0];
 
-	for (uint32_t i = 1; i < count; i++) {
-		uint64_t load = r->loads[ranks[i]];
-
-		if (load < r->loads[best] ||
-		    (load == r->loads[best] && ranks[i] < best))
+	for (uint32_t i = 1; i < count; i++)
+		if (order_before(r, ranks[i], best))
 			best = ranks[i];
-	}
 	return best;
 }
 
@@ -388,12 +388,6 @@ static int set_heap(const struct plan_ranks *r, struct plan_set *set)
 
 /* --- The heap of all ranks -------------------------------------------------
  */
-
-static bool order_before(const struct plan_ranks *r, uint32_t a, uint32_t b)
-{
-	return r->loads[a] < r->loads[b] ||
-	       (r->loads[a] == r->loads[b] && a < b);
-}
 
 static void order_sink(struct plan_ranks *r, uint32_t at)
 {
