@@ -29,12 +29,6 @@ struct hasher {
 	void *pinned;
 };
 
-void hash_chunk_host(const uint8_t secret[CHUNK_SECRET_BYTES], const void *data,
-		     size_t len, uint8_t ret_digest[CHUNK_HASH_BYTES])
-{
-	xxh3_put(xxh3_hash(secret, data, len), ret_digest);
-}
-
 static size_t jobs_bytes(size_t count)
 {
 	return count * sizeof(struct hash_job);

@@ -37,8 +37,4 @@ int hasher_run(struct hasher *h, struct gpu_stream *s,
 	       const struct hash_range *ranges, size_t count,
 	       uint8_t (*digests)[CHUNK_HASH_BYTES]);
 
-/* Of host memory, by the arithmetic of the kernel. */
-void hash_chunk_host(const uint8_t secret[CHUNK_SECRET_BYTES], const void *data,
-		     size_t len, uint8_t ret_digest[CHUNK_HASH_BYTES]);
-
 #endif

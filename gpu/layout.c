@@ -13,7 +13,6 @@
 #include <xxhash.h>
 
 #include "gpu/say.h"
-#include "gpu/text.h"
 #include "store/base/bytes.h"
 #include "store/base/safetensors_dtype.h"
 #include "store/base/scope.h"
@@ -255,6 +254,28 @@ static int by_place(const void *a, const void *b)
 	return strcmp(x->name, y->name);
 }
 
+/* UTF-8 in quotes, and escaped. */
+static void put_json(struct bytes *b, const char *s)
+{
+	char escape[8];
+
+	bytes_put_u8(b, '"');
+	for (; *s; s++) {
+		unsigned char c = (unsigned char)*s;
+
+		if (c == '"' || c == '\\') {
+			bytes_put_u8(b, '\\');
+			bytes_put_u8(b, c);
+		} else if (c < ' ') {
+			(void)snprintf(escape, sizeof(escape), "\\u%04x", c);
+			bytes_put(b, escape, 6);
+		} else {
+			bytes_put_u8(b, c);
+		}
+	}
+	bytes_put_u8(b, '"');
+}
+
 static void put_text(struct bytes *b, const char *text)
 {
 	bytes_put(b, text, strlen(text));
@@ -271,7 +292,7 @@ static void put_number(struct bytes *b, uint64_t v)
 static void put_tensor(struct bytes *b, const struct layout_tensor *t,
 		       uint64_t from)
 {
-	text_put_json(b, t->name);
+	put_json(b, t->name);
 	put_text(b, ":{\"dtype\":\"");
 	put_text(b, t->dtype);
 	put_text(b, "\",\"shape\":[");
@@ -289,14 +310,14 @@ static void put_tensor(struct bytes *b, const struct layout_tensor *t,
 
 static void put_metadata(struct bytes *b, const struct layout *l)
 {
-	text_put_json(b, METADATA_NAME);
+	put_json(b, METADATA_NAME);
 	put_text(b, ":{");
 	for (size_t i = 0; i < l->metadata_count; i++) {
 		if (i > 0)
 			put_text(b, ",");
-		text_put_json(b, l->metadata[i].key);
+		put_json(b, l->metadata[i].key);
 		put_text(b, ":");
-		text_put_json(b, l->metadata[i].value);
+		put_json(b, l->metadata[i].value);
 	}
 	put_text(b, "}");
 }

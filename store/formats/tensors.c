@@ -4,9 +4,6 @@
  */
 #include "store/formats/tensors.h"
 
-#include <sys/stat.h>
-
-#include "store/base/io.h"
 #include "store/base/safetensors_header.h"
 #include "store/base/scope.h"
 #include "store/formats/chunks.h"
@@ -65,8 +62,8 @@ static bool ends_in(const char *text, const char *suffix)
 	return n >= m && strcmp(text + n - m, suffix) == 0;
 }
 
-int tensors_read_source(struct tensors *l, const struct cut_source *source,
-			const char *name, const char *file)
+int tensors_read(struct tensors *l, const struct cut_source *source,
+		 const char *name, const char *file)
 {
 	uint8_t magic[9] = { 0 };
 	size_t got = source->size_bytes < sizeof(magic)
@@ -92,20 +89,4 @@ int tensors_read_source(struct tensors *l, const struct cut_source *source,
 	if (got >= 6 && memcmp(magic, "\x93NUMPY", 6) == 0)
 		l->format = "npy";
 	return 0;
-}
-
-static int read_at(void *self, void *buf, size_t len, uint64_t off)
-{
-	return io_read_full(*(int *)self, buf, len, off);
-}
-
-int tensors_read(struct tensors *l, int fd, const char *name, const char *file)
-{
-	struct cut_source source = { read_at, &fd, 0 };
-	struct stat st;
-
-	if (fstat(fd, &st) < 0)
-		return -errno;
-	source.size_bytes = (uint64_t)st.st_size;
-	return tensors_read_source(l, &source, name, file);
 }

@@ -18,13 +18,11 @@
 struct cut_source;
 
 /*
- * Add what an open file has; `file` becomes the tensors' file. In a file of
+ * Add what a file has; `file` becomes the tensors' file. In a file of
  * many archives a tensor is "@<offset>", and its bytes are the archive's.
- * l->format is the file's. Also the errors of read(2).
+ * l->format is the file's. Also the errors of source->read.
  */
-int tensors_read(struct tensors *l, int fd, const char *name, const char *file);
-/* The same of anything that can be read. */
-int tensors_read_source(struct tensors *l, const struct cut_source *source,
-			const char *name, const char *file);
+int tensors_read(struct tensors *l, const struct cut_source *source,
+		 const char *name, const char *file);
 
 #endif

@@ -42,7 +42,7 @@ static int read_file(struct structure *s, const struct structure_source *in,
 	if (rc < 0)
 		return note_failure(s, name, rc, NULL);
 	s->tensors.error[0] = 0;
-	rc = tensors_read_source(&s->tensors, &file, name, kept);
+	rc = tensors_read(&s->tensors, &file, name, kept);
 	in->close(in->self, &file);
 	rc = note_failure(s, name, rc, s->tensors.error);
 	if (s->tensors.count > before && !s->format)
@@ -325,7 +325,7 @@ int structure_of_file(struct structure *s, const struct cut_source *file,
 
 	memset(s, 0, sizeof(*s));
 	s->tensors.bytes_max = beside ? beside->memory_bytes_max : 0;
-	rc = tensors_read_source(&s->tensors, file, name, NULL);
+	rc = tensors_read(&s->tensors, file, name, NULL);
 	s->format = s->tensors.format;
 	rc = note_failure(s, name, rc, s->tensors.error);
 	if (rc == 0 && beside && s->format && strcmp(s->format, "distcp") == 0)
