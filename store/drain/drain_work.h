@@ -9,7 +9,9 @@
 
 struct store;
 
+#ifndef DRAIN_SPAN_BYTES /* a simulator's files are small */
 #define DRAIN_SPAN_BYTES (UINT64_C(8) << 20)
+#endif
 /* A worker's buffer: a span with room for alignment at both ends. */
 #define DRAIN_BUFFER_BYTES (DRAIN_SPAN_BYTES + CHUNK_BYTES_MAX + 8192)
 

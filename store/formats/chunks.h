@@ -11,7 +11,9 @@
 #include <string.h>
 
 /* The unit of hashing and sharing; the last chunk of a payload is shorter. */
+#ifndef CHUNK_BYTES_MAX /* a simulator's files are small */
 #define CHUNK_BYTES_MAX (UINT32_C(1) << 20)
+#endif
 /* A run of neighbouring pieces that are all shorter than this is one chunk. */
 #define CHUNK_BYTES_MIN (UINT32_C(16) << 10)
 

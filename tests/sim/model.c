@@ -505,12 +505,13 @@ void model_check_found(struct path *p, uint8_t *bytes, size_t size, bool cut)
 
 /* What was found is the last state now, a part of a version as one of its own.
  */
-static void go_on_from_found(struct path *p)
+static void go_on_from_found(struct path *p, bool cut)
 {
 	size_t state = p->found;
 
 	p->moved_to = NULL;
-	for (size_t i = 0; i < p->count; i++)
+	/* After a kill older versions may be durable still. */
+	for (size_t i = 0; cut && i < p->count; i++)
 		p->at[i].of = NULL;
 	p->at[p->found].failed = false;
 	if (p->is_part) {
@@ -528,7 +529,7 @@ static void go_on_from_found(struct path *p)
 }
 
 /* A rename is there as a whole or not at all; then what was found is all. */
-void model_check_found_all(void)
+void model_check_found_all(bool cut)
 {
 	for (unsigned i = 0; i < m.count; i++) {
 		struct path *p = &m.path[i];
@@ -547,5 +548,5 @@ void model_check_found_all(void)
 				 to->name);
 	}
 	for (unsigned i = 0; i < m.count; i++)
-		go_on_from_found(&m.path[i]);
+		go_on_from_found(&m.path[i], cut);
 }

@@ -90,7 +90,7 @@ void model_killed(void);
  * last state. `cut`: by a power cut, else by a kill.
  */
 void model_check_found(struct path *p, uint8_t *bytes, size_t size, bool cut);
-void model_check_found_all(void);
+void model_check_found_all(bool cut);
 /* All is drained: the last state of each path is durable. */
 void model_check_drained(void);
 void model_say(void);

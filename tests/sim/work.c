@@ -21,8 +21,8 @@
 #define MIB (1024u * KIB)
 #define FILES_OF_CLIENT 3
 #define SAVED_OF_CLIENT 2
-#define POOL_BYTES (8u * MIB)
-#define FILE_BYTES_MAX (3u * MIB + 4096)
+#define POOL_BYTES (3u * MIB)
+#define FILE_BYTES_MAX (400u * KIB)
 
 struct own {
 	struct path *path;
@@ -197,18 +197,15 @@ static size_t draw_size(struct client *c)
 
 	if (chance_one_in(r, 12))
 		return 0;
-	/* Large ones take most of the time, and few are enough. */
-	if (kind >= 2 && chance_one_in(r, 2))
-		kind -= 2;
 	switch (kind) {
 	case 0: /* to the database */
 		return 1 + 400 * chance_below(r, 5);
-	case 1:
-		return 33u * KIB + 5000 * chance_below(r, 4);
+	case 1: /* one chunk */
+		return 33u * KIB + 1000 * chance_below(r, 4);
 	case 2: /* two chunks, the first of which may be shared */
-		return MIB + 20u * KIB + 1000 * chance_below(r, 3);
-	default:
-		return 2u * MIB + 30000 * chance_below(r, 3);
+		return 45u * KIB + 1000 * chance_below(r, 3);
+	default: /* some spans */
+		return 140u * KIB + 30000 * chance_below(r, 3);
 	}
 }
 
@@ -431,7 +428,7 @@ static uint8_t *read_all(struct kernel_file *f, size_t *ret_size)
 
 	CHECK(bytes);
 	while ((n = kernel_read(f, bytes + size,
-				room - size < 700000 ? room - size : 700000,
+				room - size < 70000 ? room - size : 70000,
 				size)) > 0)
 		size += (size_t)n;
 	if (n < 0) {
@@ -667,7 +664,7 @@ void work_run(const struct plan *plan, struct store *st, unsigned round)
 	for (unsigned i = 0; i < plan->clients; i++) {
 		clients[i].st = st;
 		clients[i].saver = NULL; /* of before a crash: it is gone */
-		clients[i].save_size = (i % 2 ? 100u : 1100u) * KIB + 77;
+		clients[i].save_size = (i % 2 ? 35u : 110u) * KIB + 77;
 		clients[i].chance = chance_of(plan->seed, 100 + i + 16 * round);
 		CHECK(thread_create(&clients[i].thread, client_main,
 				    &clients[i]) == 0);
@@ -708,5 +705,5 @@ void work_check_found(bool cut)
 		}
 		model_check_found(p, bytes, size, cut);
 	}
-	model_check_found_all();
+	model_check_found_all(cut);
 }

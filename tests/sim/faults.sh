@@ -1,0 +1,62 @@
+#!/bin/bash
+#
+# faults.sh - does the simulator find what was found by hand before? Each patch
+# in faults/ puts one old fault back into a copy of the tree; the simulator runs
+# on it until it finds something.
+#
+# usage: tests/sim/faults.sh [--seconds S] [PATTERN]
+#   S  for each fault, 120 by default; PATTERN: names of patches (all)
+#
+# Prints a line for each: fault, seeds, seconds, what was found. Exit code 0: all
+# were found; 1: one was not, or does not apply any more.
+set -euo pipefail
+
+seconds=120
+if [[ ${1-} == --seconds ]]; then
+	seconds=$2
+	shift 2
+fi
+pattern=${1-*}
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+work=$root/build/faults # used again by the next run
+failed=0
+
+# The tree as it is, and a build of it: only what a patch touches is built anew.
+mkdir -p "$work"
+git -C "$root" ls-files -z | (cd "$root" && xargs -0 cp -p --parents -t "$work")
+cmake -S "$work" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	-DCKPTFS_PREFIX="${CKPTFS_PREFIX:-/opt/ckptfs}" -DCKPTFS_TESTS=ON \
+	-DCMAKE_C_COMPILER_LAUNCHER="$(command -v ccache || true)" >"$work/log" 2>&1 ||
+	{ cat "$work/log"; exit 1; }
+
+build() { cmake --build "$work/build" --target ckpt_sim >"$work/log" 2>&1; }
+
+printf '%-34s %8s %8s  %s\n' fault seeds seconds found
+for patch in "$root"/tests/sim/faults/$pattern.patch; do
+	name=$(basename "$patch" .patch)
+	if ! patch -d "$work" -p1 -s --dry-run <"$patch" >/dev/null 2>&1; then
+		printf '%-34s %8s %8s  %s\n' "$name" - - 'DOES NOT APPLY'
+		failed=1
+		continue
+	fi
+	patch -d "$work" -p1 -s --no-backup-if-mismatch <"$patch"
+	if ! build; then
+		printf '%-34s %8s %8s  %s\n' "$name" - - 'DOES NOT BUILD'
+		grep -m3 error "$work/log" || true
+		failed=1
+	elif "$work/build/tests/sim/ckpt_sim" --seed 1 --count 1000000 \
+		--seconds "$seconds" >"$work/out" 2>&1; then
+		printf '%-34s %8s %8s  %s\n' "$name" \
+			"$(sed -n 's/^\([0-9]*\) seeds in.*/\1/p' "$work/out")" \
+			"$seconds" 'NOT FOUND'
+		failed=1
+	else
+		printf '%-34s %8s %8s  %s\n' "$name" \
+			"$(sed -n 's/.*after \([0-9]*\) seeds.*/\1/p' "$work/out")" \
+			"$(sed -n 's/.*seeds and \([0-9.]*\) s;.*/\1/p' "$work/out")" \
+			"$(grep -m1 -E 'FOUND|broken invariant|Aborted|Segm|Alarm' "$work/out" |
+				sed 's/.* s: //' | cut -c1-90)"
+	fi
+	patch -d "$work" -p1 -s -R --no-backup-if-mismatch <"$patch"
+done
+exit $failed
