@@ -61,7 +61,7 @@ struct name_change {
 };
 
 static struct {
-	char root[128], store[160], stage[160], grave[160];
+	char root[128], store[160], stage[160], grave[160], empty[160];
 	struct chance chance;
 	struct {
 		enum place place;
@@ -483,6 +483,8 @@ void disk_init(const char *root, uint64_t seed)
 	CHECK(__real_mkdirat(AT_FDCWD, d.store, 0700) == 0);
 	CHECK(__real_mkdirat(AT_FDCWD, d.stage, 0700) == 0);
 	CHECK(__real_mkdirat(AT_FDCWD, d.grave, 0700) == 0);
+	(void)snprintf(d.empty, sizeof(d.empty), "%s/empty", root);
+	CHECK(__real_mkdirat(AT_FDCWD, d.empty, 0700) == 0);
 	(void)snprintf(d.root, sizeof(d.root), "%s", root);
 	d.size = UINT64_MAX;
 	d.chance = chance_of(seed, 2);
@@ -503,6 +505,7 @@ void disk_remove(void)
 	remove_tree(d.store);
 	remove_tree(d.stage);
 	remove_tree(d.grave);
+	remove_tree(d.empty);
 }
 
 int disk_put_file(const char *path, const char *text)
@@ -604,6 +607,35 @@ static void opened(int fd, enum place place, const char *path, bool is_new)
 	}
 }
 
+/*
+ * The 256 directories of images are made when they get a file; until then they
+ * are all the same empty one.
+ */
+static bool is_image_dir(const char *full)
+{
+	const char *name = strstr(full, "/images/");
+
+	return name && strlen(name) == strlen("/images/XX");
+}
+
+static int open_at(int dirfd, const char *path, const char *full, int flags,
+		   mode_t mode)
+{
+	int fd = __real_openat64(dirfd, path, flags, mode);
+	char dir[200], name[100];
+
+	if (fd >= 0 || errno != ENOENT)
+		return fd;
+	if ((flags & O_DIRECTORY) && is_image_dir(full))
+		return __real_open64(d.empty, O_RDONLY | O_CLOEXEC);
+	if (!(flags & O_CREAT))
+		return fd;
+	split(full, dir, name);
+	if (!is_image_dir(dir) || __real_mkdirat(AT_FDCWD, dir, 0700) < 0)
+		return -1;
+	return __real_openat64(dirfd, path, flags, mode);
+}
+
 static int open_any(int dirfd, const char *path, int flags, mode_t mode)
 {
 	char full[400], text[440];
@@ -614,7 +646,8 @@ static int open_any(int dirfd, const char *path, int flags, mode_t mode)
 	if (place == ELSEWHERE)
 		return __real_openat64(dirfd, path, flags, mode);
 	(void)snprintf(text, sizeof(text), "open %s", shown(full));
-	sim_point("io", text);
+	if (!(flags & O_DIRECTORY))
+		sim_point("io", text);
 	is_new = (flags & O_CREAT) &&
 		 faccessat(dirfd, path, F_OK, AT_SYMLINK_NOFOLLOW) < 0;
 	if ((flags & O_TRUNC) && !is_new && place == DISK) {
@@ -628,7 +661,7 @@ static int open_any(int dirfd, const char *path, int flags, mode_t mode)
 			(void)close(fd);
 		}
 	}
-	fd = __real_openat64(dirfd, path, flags, mode);
+	fd = open_at(dirfd, path, full, flags, mode);
 	if (fd >= 0)
 		opened(fd, place, full, is_new);
 	return fd;
@@ -886,15 +919,14 @@ int __wrap_linkat(int from_fd, const char *from, int to_fd, const char *to,
 	return rc;
 }
 
+/* Of a new store only, and that is whole when it is used. */
 int __wrap_mkdirat(int dirfd, const char *path, mode_t mode)
 {
 	char full[400];
-	enum place place = resolve(dirfd, path, full);
-	int rc = __real_mkdirat(dirfd, path, mode);
 
-	/* Of a new store only, and that is whole when it is used. */
-	(void)place;
-	return rc;
+	if (resolve(dirfd, path, full) == DISK && is_image_dir(full))
+		return 0;
+	return __real_mkdirat(dirfd, path, mode);
 }
 
 void *__wrap_mmap64(void *at, size_t len, int prot, int flags, int fd,
