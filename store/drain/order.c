@@ -1,0 +1,318 @@
+/*
+ * order.c - see order.h.
+ *
+ * The list that a version is in follows from its state, its place and from who
+ * wants it (queue_of()); so none of the three is set but by relist(), which
+ * takes it out of one list and puts it into the other. The state is set by
+ * move() alone, which asks the table.
+ */
+#include "store/drain/order.h"
+
+#include "store/base/scope.h"
+
+#define TO(state) (1u << VERSION_##state)
+
+static const uint32_t next[VERSION_STATE_COUNT] = {
+	[VERSION_NEW] = TO(EMPTY) | TO(CLOSED) | TO(QUEUED),
+	[VERSION_EMPTY] = TO(CLOSED) | TO(QUEUED) | TO(GONE),
+	[VERSION_CLOSED] = TO(EMPTY) | TO(QUEUED) | TO(GONE),
+	[VERSION_FAILED] = TO(QUEUED) | TO(GONE),
+	[VERSION_QUEUED] = TO(RUNNING) | TO(GONE),
+	[VERSION_RUNNING] =
+		TO(READY) | TO(VOID) | TO(QUEUED) | TO(FAILED) | TO(GONE),
+	[VERSION_READY] = TO(TAKEN) | TO(VOID) | TO(GONE),
+	[VERSION_VOID] = TO(QUEUED) | TO(GONE),
+	[VERSION_TAKEN] = TO(SEEN) | TO(QUEUED) | TO(FAILED) | TO(GONE),
+	[VERSION_SEEN] = TO(DONE),
+};
+
+#define IS_PENDING (TO(EMPTY) | TO(CLOSED) | TO(FAILED) | TO(QUEUED))
+#define IS_IDLE (TO(EMPTY) | TO(CLOSED) | TO(FAILED))
+#define IS_IN_FLIGHT (TO(RUNNING) | TO(READY) | TO(VOID) | TO(TAKEN) | TO(SEEN))
+#define IS_OVER (TO(DONE) | TO(GONE))
+
+static bool in_state(const struct version *v, uint32_t states)
+{
+	return (states & (1u << v->state)) != 0;
+}
+
+bool order_allows(enum version_state from, enum version_state to)
+{
+	return (next[from] & (1u << to)) != 0;
+}
+
+bool version_pending(const struct version *v)
+{
+	return in_state(v, IS_PENDING);
+}
+
+bool version_over(const struct version *v)
+{
+	return in_state(v, IS_OVER);
+}
+
+void order_init(struct order *o)
+{
+	*o = (struct order){ .next_place = 1 };
+	TAILQ_INIT(&o->placed);
+	TAILQ_INIT(&o->idle);
+	TAILQ_INIT(&o->queue);
+	TAILQ_INIT(&o->loose);
+	TAILQ_INIT(&o->voided);
+}
+
+static struct version_queue *queue_of(struct order *o, const struct version *v)
+{
+	if (in_state(v, IS_IDLE))
+		return &o->idle;
+	if (v->state == VERSION_QUEUED)
+		return &o->queue;
+	if (v->state == VERSION_VOID)
+		return &o->voided;
+	if (v->state == VERSION_READY &&
+	    (v->place == 0 || v->want == WANT_ALONE))
+		return &o->loose;
+	return NULL;
+}
+
+/* The one way in which what decides on a version's list changes. */
+static void relist(struct order *o, struct version *v, enum version_state state,
+		   enum version_want want)
+{
+	struct version_queue *q = queue_of(o, v);
+
+	if (q)
+		TAILQ_REMOVE(q, v, by_state);
+	v->state = state;
+	v->want = want;
+	q = queue_of(o, v);
+	if (q == &o->queue && want == WANT_ALONE)
+		TAILQ_INSERT_HEAD(q, v, by_state);
+	else if (q)
+		TAILQ_INSERT_TAIL(q, v, by_state);
+}
+
+static void move(struct order *o, struct version *v, enum version_state to)
+{
+	bool flew = in_state(v, IS_IN_FLIGHT);
+
+	CHECK(order_allows(v->state, to));
+	relist(o, v, to, to == VERSION_FAILED ? WANT_NOT : v->want);
+	if (flew)
+		CHECK(v->file->in_flight == v);
+	else if (in_state(v, IS_IN_FLIGHT))
+		CHECK(!v->file->in_flight);
+	else
+		return;
+	v->file->in_flight = in_state(v, IS_IN_FLIGHT) ? v : NULL;
+}
+
+struct version *versions_next(const struct versions *f)
+{
+	struct version *v = TAILQ_LAST(&f->list, version_list);
+
+	return v && !v->replaced && version_pending(v) ? v : NULL;
+}
+
+void order_add(struct order *o, struct version *v, struct versions *f,
+	       enum version_state state)
+{
+	v->file = f;
+	TAILQ_INSERT_TAIL(&f->list, v, by_file);
+	o->unfinished++;
+	move(o, v, state);
+}
+
+static void unplace(struct order *o, struct version *v)
+{
+	if (v->place)
+		TAILQ_REMOVE(&o->placed, v, by_place);
+	v->place = 0;
+}
+
+void order_place(struct order *o, struct version *v)
+{
+	CHECK(version_pending(v));
+	unplace(o, v);
+	v->place = o->next_place++;
+	TAILQ_INSERT_TAIL(&o->placed, v, by_place);
+}
+
+void order_resume(struct order *o, uint64_t place)
+{
+	if (place >= o->next_place)
+		o->next_place = place + 1;
+}
+
+void order_inherit(struct order *o, struct version *from, struct version *to)
+{
+	CHECK(from->file == to->file && version_pending(to));
+	if (from->place == 0 || to->place != 0)
+		return;
+	to->place = from->place;
+	TAILQ_INSERT_BEFORE(from, to, by_place);
+	TAILQ_REMOVE(&o->placed, from, by_place);
+	from->place = 0;
+}
+
+void order_empty(struct order *o, struct version *v, bool empty)
+{
+	enum version_state to = empty ? VERSION_EMPTY : VERSION_CLOSED;
+
+	if ((v->state == VERSION_EMPTY || v->state == VERSION_CLOSED) &&
+	    v->state != to)
+		move(o, v, to);
+}
+
+void order_wake(struct order *o, struct version *v)
+{
+	if (in_state(v, IS_IDLE))
+		move(o, v, VERSION_QUEUED);
+}
+
+void order_replace(struct order *o, struct version *v)
+{
+	CHECK(!v->replaced && !in_state(v, TO(SEEN) | IS_OVER));
+	order_wake(o, v);
+	v->replaced = true;
+	v->file->replaced++;
+}
+
+/* Of its file the oldest one that somebody waits for; else the oldest. */
+static bool is_next(const struct version *v)
+{
+	const struct version *u;
+
+	if (v->file->in_flight)
+		return false;
+	TAILQ_FOREACH(u, &v->file->list, by_file)
+	if (u->want == WANT_ALONE)
+		return u == v;
+	return TAILQ_FIRST(&v->file->list) == v;
+}
+
+struct version *order_start(struct order *o)
+{
+	struct version *v;
+
+	TAILQ_FOREACH(v, &o->queue, by_state)
+	{
+		if ((o->held && v->want == WANT_NOT) || !is_next(v))
+			continue;
+		move(o, v, VERSION_RUNNING);
+		return v;
+	}
+	return NULL;
+}
+
+/* A version that was replaced, and that nobody waits for, but for a newer one.
+ */
+static bool makes_way(const struct version *v)
+{
+	const struct version *u = v;
+
+	if (!v->replaced || v->want == WANT_ALONE)
+		return false;
+	while ((u = TAILQ_NEXT(u, by_file)) != NULL)
+		if (u->want == WANT_ALONE)
+			return true;
+	return false;
+}
+
+void order_ready(struct order *o, struct version *v)
+{
+	move(o, v, makes_way(v) ? VERSION_VOID : VERSION_READY);
+}
+
+void order_again(struct order *o, struct version *v)
+{
+	move(o, v, VERSION_QUEUED);
+}
+
+void order_fail(struct order *o, struct version *v)
+{
+	move(o, v, VERSION_FAILED);
+}
+
+struct version *order_take(struct order *o)
+{
+	struct version *v = TAILQ_FIRST(&o->loose);
+
+	if (!v)
+		v = TAILQ_FIRST(&o->placed);
+	/* Who is TAKEN is written before whoever is taken now. */
+	while (v && in_state(v, TO(TAKEN) | TO(SEEN)))
+		v = TAILQ_NEXT(v, by_place);
+	if (!v || v->state != VERSION_READY)
+		return NULL; /* nobody overtakes it */
+	move(o, v, VERSION_TAKEN);
+	return v;
+}
+
+struct version *order_void(const struct order *o)
+{
+	return TAILQ_FIRST(&o->voided);
+}
+
+void order_seen(struct order *o, struct version *v)
+{
+	move(o, v, VERSION_SEEN);
+}
+
+void order_end(struct order *o, struct version *v, enum version_state to)
+{
+	CHECK(to == VERSION_DONE || to == VERSION_GONE);
+	move(o, v, to);
+	unplace(o, v);
+	TAILQ_REMOVE(&v->file->list, v, by_file);
+	if (v->replaced)
+		v->file->replaced--;
+	o->unfinished--;
+}
+
+static void want_one(struct order *o, struct version *v)
+{
+	enum version_state to = version_pending(v) ? VERSION_QUEUED : v->state;
+
+	CHECK(to == v->state || order_allows(v->state, to));
+	relist(o, v, to, WANT_ALONE);
+}
+
+struct version *order_want(struct order *o, struct version *v)
+{
+	struct version *r;
+	bool aside;
+
+	if (version_over(v))
+		return NULL;
+	r = v->file->in_flight;
+	aside = r && r != v && r->replaced && r->want != WANT_ALONE;
+	if (r && r != v && !aside && !v->replaced) /* one of a file at a time */
+		want_one(o, r);
+	want_one(o, v);
+	if (aside && r->state == VERSION_READY)
+		move(o, r, VERSION_VOID);
+	return aside && r->state == VERSION_RUNNING ? r : NULL;
+}
+
+void order_ask(struct version *v)
+{
+	if (v->want == WANT_NOT)
+		v->want = WANT_SOON;
+}
+
+struct version *order_first(const struct order *o)
+{
+	return TAILQ_FIRST(&o->placed);
+}
+
+unsigned order_older(const struct version *v)
+{
+	const struct version *u;
+	unsigned n = 0;
+
+	for (u = TAILQ_PREV(v, version_list, by_file); u;
+	     u = TAILQ_PREV(u, version_list, by_file))
+		n += u->replaced;
+	return n;
+}

@@ -1,0 +1,154 @@
+/*
+ * order.h - the one order of what was closed: which version is drained next,
+ * and which may be committed next.
+ *
+ * A version is what a file was at one of its closes (it has a place then), or
+ * what somebody asks for as it stands (it has none). It keeps its place until
+ * it ends, however often it is tried:
+ *
+ *   NEW --> EMPTY/CLOSED --> QUEUED --> RUNNING --> READY --> TAKEN --> SEEN
+ *              ^                ^ |        |          |         |         |
+ *            FAILED <-----------|-|--------+----------|---------+         v
+ *              +--------------->+ |        |          v         |       DONE
+ *                               ^ v        v         VOID       v
+ *                               | GONE <---+----------+---------+
+ *                               +----------+----------+---------+
+ *
+ * What order_take() gives to the committer keeps this: a version with a place
+ * follows all that have smaller ones. Each of these is committed, or given to
+ * him before, or it ended (deleted, or written over by something newer); one
+ * that fails, or is drained again, stops all that are younger at once. Only
+ * what somebody waits for (order_want()) overtakes, alone: older versions of
+ * its file do not come along, and end when it is durable.
+ *
+ * Of each file one version is in flight at a time, the oldest, or the oldest
+ * that somebody waits for. Committed is therefore never an older one over a
+ * newer one.
+ *
+ * Pure: no thread, no I/O, no clock, no memory of its own. The caller holds one
+ * lock (drain.lock) around each call. What is not in the table of transitions
+ * stops the process.
+ */
+#ifndef STORE_ORDER_H
+#define STORE_ORDER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "store/names/versions.h"
+
+enum version_state {
+	VERSION_NEW, /* not in the order yet */
+	VERSION_EMPTY, /* closed with nothing in it: its real close will come */
+	VERSION_CLOSED, /* its writer's handle is not released yet */
+	VERSION_FAILED, /* is tried again later, in its place */
+	VERSION_QUEUED,
+	VERSION_RUNNING, /* a worker has it */
+	VERSION_READY, /* may be committed */
+	VERSION_VOID, /* READY once: the committer has to give it back */
+	VERSION_TAKEN, /* the committer has it */
+	VERSION_SEEN, /* durable, and everybody sees it */
+	VERSION_DONE, /* durable, and over */
+	VERSION_GONE, /* over, and was not made durable */
+	VERSION_STATE_COUNT,
+};
+
+enum version_want {
+	WANT_NOT,
+	WANT_SOON, /* may start although the order is held; keeps its turn */
+	WANT_ALONE, /* somebody waits for it: it overtakes */
+};
+
+struct version {
+	enum version_state state;
+	enum version_want want;
+	bool replaced; /* its file has another stage since (O_TRUNC) */
+	uint64_t place; /* among the closes; 0: none, is committed when ready */
+	struct versions *file;
+	TAILQ_ENTRY(version) by_file, by_place, by_state;
+};
+TAILQ_HEAD(version_queue, version);
+
+struct order {
+	struct version_queue placed; /* all with a place, by it */
+	struct version_queue idle; /* EMPTY, CLOSED, FAILED */
+	struct version_queue queue; /* QUEUED; wanted ones first */
+	/* READY, and need no turn: they have no place, or are wanted. */
+	struct version_queue loose;
+	struct version_queue voided; /* VOID */
+	uint64_t next_place;
+	uint64_t unfinished;
+	bool held; /* nothing starts that nobody asked for */
+};
+
+void order_init(struct order *o);
+/* What the mover asks. */
+bool order_allows(enum version_state from, enum version_state to);
+
+/* In no worker's hands and not the committer's: it can start, or end. */
+bool version_pending(const struct version *v);
+bool version_over(const struct version *v);
+/* The pending version of what the file is now; NULL: none. */
+struct version *versions_next(const struct versions *f);
+
+/* --- closes */
+
+/* v is the file's newest: EMPTY, CLOSED or QUEUED. */
+void order_add(struct order *o, struct version *v, struct versions *f,
+	       enum version_state state);
+/* The file was closed: v, which is pending, has the last place there is. */
+void order_place(struct order *o, struct version *v);
+/* The next place is not before `place`, which another daemon had given. */
+void order_resume(struct order *o, uint64_t place);
+/* `to`, of the same file, counts where `from` did, if it has no place. */
+void order_inherit(struct order *o, struct version *from, struct version *to);
+/* A pending v waits for its real close again, which is not there yet. */
+void order_empty(struct order *o, struct version *v, bool empty);
+/* A v that is idle waits for no event any more. */
+void order_wake(struct order *o, struct version *v);
+/*
+ * The file has another stage now; v, of the one before, keeps its place, and
+ * comes before what is newer. It is pending, or RUNNING, READY or TAKEN.
+ */
+void order_replace(struct order *o, struct version *v);
+
+/* --- workers */
+
+/* The next one to be drained is RUNNING now; NULL: none may start. */
+struct version *order_start(struct order *o);
+/* Drained: READY, or VOID when it has to make way. */
+void order_ready(struct order *o, struct version *v);
+/* It must be drained again, in the same place. */
+void order_again(struct order *o, struct version *v);
+/* It is tried again later, in the same place. Nobody waits for it any more. */
+void order_fail(struct order *o, struct version *v);
+
+/* --- the committer */
+
+/* The next one to be committed is TAKEN now; NULL: none may be. */
+struct version *order_take(struct order *o);
+/* One that is VOID, for order_again() or order_end(); NULL: none is. */
+struct version *order_void(const struct order *o);
+void order_seen(struct order *o, struct version *v);
+/* DONE or GONE: v is in no list any more. */
+void order_end(struct order *o, struct version *v, enum version_state to);
+
+/* --- who waits */
+
+/*
+ * Somebody waits for v alone, so it goes to the front, and with it what is in
+ * flight of the same bytes. An older version that nobody waits for makes way:
+ * it would have to be committed before v, and would overtake what was closed
+ * before it. It keeps its place. Returned is one that is RUNNING for nothing
+ * now, or NULL.
+ */
+struct version *order_want(struct order *o, struct version *v);
+/* It may start, but keeps its turn. */
+void order_ask(struct version *v);
+/* The oldest with a place; NULL: nothing that was closed is unfinished. */
+struct version *order_first(const struct order *o);
+/* How many replaced versions of its file are older than v. */
+unsigned order_older(const struct version *v);
+
+#endif
