@@ -243,7 +243,8 @@ static int remove_uncommitted(struct store *st, uint64_t ino)
 	if (rc != -ENOENT)
 		return rc < 0 ? rc : keep_committed(st, ino);
 	rc = inode_get(st->inodes, ino, &in);
-	if (rc == 0 && in->file && (in->file->stage || in->file->earlier)) {
+	if (rc == 0 && in->file &&
+	    (in->file->stage || in->file->versions.replaced > 0)) {
 		/* it was adopted */
 		inode_put(st->inodes, in, 1);
 		return 0;

@@ -15,8 +15,8 @@
 
 #include <stdint.h>
 
-#include "store/names/inode.h"
 #include "store/db/kv.h"
+#include "store/names/inode.h"
 
 struct store;
 struct image;
@@ -41,8 +41,8 @@ void commit_retry(struct store *st);
  * has none, `to` counts as never committed. Waits for the committer; the
  * caller keeps b.
  */
-int commit_clone(struct store *st, struct kv_batch *b,
-		 uint64_t from, uint64_t to);
+int commit_clone(struct store *st, struct kv_batch *b, uint64_t from,
+		 uint64_t to);
 /*
  * An image that no job will commit: removed, unless another file has shared
  * some of it meanwhile. Takes over the caller's reference.

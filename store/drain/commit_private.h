@@ -2,6 +2,7 @@
 #ifndef STORE_COMMIT_PRIVATE_H
 #define STORE_COMMIT_PRIVATE_H
 
+#include <stdbool.h>
 #include <sys/queue.h>
 
 #include "store/base/sync.h"
@@ -41,6 +42,14 @@ struct committer {
 	struct commit_ops refused; /* deletions that found the disk full */
 	bool woken, stop;
 };
+
+/* How many jobs share a sync of the log, or deletions a batch. */
+#define COMMIT_GROUP_MAX 64
+
+/* --- commit_job.c */
+
+/* Commit what the order has for it, if anything: true, maybe there is more. */
+bool commit_jobs(struct store *st);
 
 /* --- commit_refs.c */
 

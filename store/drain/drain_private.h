@@ -1,13 +1,42 @@
-/* drain_private.h - the drain's own state, shared by the drain*.c files. */
+/*
+ * drain_private.h - the drain's own state, shared by the files of this room.
+ *
+ * drain.lock is the one monitor: it guards the order and what each job says
+ * below it. What a worker or the committer does goes on without it, on a
+ * struct work (work.h) that nobody else changes.
+ */
 #ifndef STORE_DRAIN_PRIVATE_H
 #define STORE_DRAIN_PRIVATE_H
 
 #include "store/base/sync.h"
 #include "store/drain/drain.h"
+#include "store/drain/order.h"
+#include "store/drain/work.h"
 
 #define DRAIN_THREADS_MAX 8
 
-TAILQ_HEAD(job_order, drain_job);
+/*
+ * A version of a file, from its close to its end. Who has it, and where it
+ * stands, is in `v`; the attempt at it that is under way is its work.
+ */
+struct drain_job {
+	struct inode *in; /* a reference */
+	struct stage *stage; /* a reference; see also drain.c */
+	atomic_uint refs; /* of these, one is the order's, until v is over */
+
+	/* drain.lock: */
+	struct version v;
+	struct work *work; /* a reference; NULL: no worker has looked at it */
+	unsigned attempts, failures; /* that are over; of these, failed */
+	int result; /* of the last that failed; or of all, when v is over */
+	bool no_join; /* its works share with committed chunks only */
+	struct stage *drop; /* v is over: what the file had of it, or NULL */
+	int64_t due_ns; /* v is idle: when it goes on by itself */
+	uint64_t close_size; /* the stage when it was closed last ... */
+	int64_t close_mtime_ns;
+};
+
+TAILQ_HEAD(works, work);
 
 struct drain {
 	struct inflight *inflight;
@@ -21,16 +50,11 @@ struct drain {
 	struct cond work; /* there is something for a worker, or stop */
 	struct cond moved; /* a job changed its state, or a writer went */
 	struct cond tick; /* wakes the timer early */
-	struct job_order order; /* ordered jobs that are not done, by order */
-	struct job_order queue; /* QUEUED; urgent ones first */
-	struct job_order idle; /* WAITING and FAILED */
-	struct job_order running;
-	struct job_order ready; /* READY, to be committed without order */
-	unsigned running_count;
-	uint64_t next_order, next_serial;
+	struct order order;
+	struct works running; /* their spans can be claimed */
+	unsigned running_count; /* jobs that workers have */
+	uint64_t next_serial;
 	bool stop;
-	bool release_all; /* hold_drain is over: the store is being closed */
-	uint64_t draining; /* jobs that are not in a final state */
 	uint64_t failed; /* files with a sticky error */
 	uint64_t left_native, left_native_bytes;
 	unsigned awaiting_release; /* who is in drain_wait_released() */
@@ -38,14 +62,17 @@ struct drain {
 	int64_t left_due_ns, left_delay_ns;
 };
 
-struct store;
+static inline struct drain_job *job_of(struct version *v)
+{
+	return v ? (struct drain_job *)((char *)v -
+					offsetof(struct drain_job, v))
+		 : NULL;
+}
 
-/* --- drain.c. _locked: drain.lock is held. */
+/* --- drain.c. _locked: inode.lock and drain.lock are held. */
 
 void job_ref(struct drain_job *j);
-/* One reference; takes its own of the inode and the stage. NULL: no memory. */
-struct drain_job *job_new(struct store *st, struct inode *in,
-			  struct stage *stage);
+void drain_job_put(struct store *st, struct drain_job *j);
 /*
  * The job that will drain in's stage next, made when there is none, with one
  * reference. NULL when there is nothing to drain (*ret_rc 0) or no memory.
@@ -54,33 +81,45 @@ struct drain_job *job_new(struct store *st, struct inode *in,
  */
 struct drain_job *job_for(struct store *st, struct inode *in, bool ordered,
 			  bool waiting, int *ret_rc);
-bool job_final(enum job_state s);
-bool job_may_start_locked(const struct store *st, const struct drain_job *j);
-void job_enqueue_locked(struct drain *d, struct drain_job *j);
-/* Out of the list that its state says; nothing for the others. */
-void job_unqueue_locked(struct drain *d, struct drain_job *j);
-/* As that, for good: the caller ends it with drain_finish(), without locks. */
-void job_end_locked(struct drain *d, struct drain_job *j);
-/* It waits for no event any more. */
+/* It waits for no event any more; drain.lock alone is held. */
 void job_wake_locked(struct drain *d, struct drain_job *j);
-/* Finished in its place of the order, but somebody waits for it alone. */
-void job_list_ready_locked(struct drain *d, struct drain_job *j);
+/* Somebody waits for it: see order_want(). drain.lock alone is held. */
+void job_want_locked(struct drain *d, struct drain_job *j);
 /*
- * Somebody waits for this job: it goes to the front. Versions of its file that
- * were replaced stay where they are in the order: nobody asked for them.
+ * It is over, in the state `to` with this result; it waits in `ended` for the
+ * caller's jobs_ended(), without locks.
  */
-void job_promote_locked(struct drain *d, struct drain_job *j);
+void job_end_locked(struct drain *d, struct drain_job *j, enum version_state to,
+		    int result, struct version_queue *ended);
+void jobs_ended(struct store *st, struct version_queue *ended);
 
-/* --- drain_earlier.c. _locked: inode.lock and drain.lock are held. */
+/* --- drain_over.c */
 
-/* next stands for j from now on; the caller puts the list's reference to j. */
-void earlier_replace_locked(struct drain_job *j, struct drain_job *next);
-/* Out of the list; true: no other job has its stage, so it goes. */
-bool earlier_remove_locked(struct drain_job *j);
-/* May j start, as far as the other versions of its file are concerned? */
-bool job_is_next_locked(const struct drain_job *j);
-/* The store is closed: a replaced stage stays for the next start as well. */
-void earlier_discard(struct store *st, struct drain_job *j);
+/* An attempt is over; the job is drained again, or not needed any more. */
+void drain_void(struct store *st, struct drain_job *j, bool overtaken);
+/*
+ * It failed: the stage is kept, the error sticks to the file, and it is tried
+ * again later in the same place.
+ */
+void drain_fail(struct store *st, struct drain_job *j, int rc);
+/*
+ * The next job that may be committed, oldest first, and how many versions of
+ * its file it supersedes. Another daemon would not find these any more, and
+ * bring them back over it. NULL: there is none.
+ */
+struct drain_job *drain_take(struct store *st, unsigned *ret_older);
+/* It is not committed after all: another daemon finds them again. */
+void drain_unhide(struct store *st, struct drain_job *j);
+/* One that makes way, for drain_void(); NULL: there is none. */
+struct drain_job *drain_take_void(struct store *st);
+/*
+ * j is durable, and everybody may see it. clean: there are no other bytes in
+ * its stage, so a later close of it ends as well. inode.lock is held.
+ */
+void drain_seen(struct store *st, struct drain_job *j, bool clean,
+		struct version_queue *ended);
+/* All that follows is done. Unless `stored`, its own image is given up. */
+void drain_done(struct store *st, struct drain_job *j, bool stored);
 
 /* --- drain_wait.c */
 

@@ -1,11 +1,12 @@
 /*
  * drain_run.c - the threads that work on jobs.
  *
- * One job of a file runs at a time, the oldest first, or the one that somebody
- * waits for; all workers share its spans, so one large file is drained by all
- * of them. A job that needs another
- * one's bytes helps it to its end instead of waiting for a thread, so there is
- * always somebody at work.
+ * A worker takes the next job that the order lets start, freezes what it is
+ * about into a work, and shares that work's spans with all workers that have
+ * nothing else, so one large file is drained by all of them. A work that needs
+ * another one's bytes helps it to its end instead of waiting for a thread, so
+ * there is always somebody at work. Whoever does the last span finishes the
+ * work, and hands the job to the committer, or back to the order.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -15,39 +16,23 @@
 #include "store/base/scope.h"
 #include "store/drain/commit.h"
 #include "store/drain/drain_private.h"
-#include "store/drain/drain_work.h"
+#include "store/drain/work.h"
 #include "store/file/state.h"
 #include "store/store.h"
 
-/* Jobs without an order have smaller serials than this. */
+/* Jobs without a place have smaller serials than this. */
 #define SERIAL_ORDERED (UINT64_C(1) << 62)
 
-/* Take the first job of the queue into `running`; d->lock is held. */
-static struct drain_job *job_start_locked(struct store *st)
+/* The next job that may start, RUNNING now; d->lock is held. */
+static struct drain_job *job_start_locked(struct drain *d)
 {
-	struct drain *d = st->drain;
 	struct drain_job *j;
 
 	if (d->running_count >= 2 * d->thread_count)
 		return NULL;
-	TAILQ_FOREACH(j, &d->queue, in_queue)
-	{
-		if (job_may_start_locked(st, j) && job_is_next_locked(j))
-			break;
-	}
-	if (!j)
-		return NULL;
-	TAILQ_REMOVE(&d->queue, j, in_queue);
-	j->state = JOB_RUNNING;
-	if (j->in->file->queued == j) /* its reference is `running` now */
-		j->in->file->queued = NULL;
-	j->in->file->running = j;
-	d->running_count++;
-	/*
-	 * Who is asked for commits first, the others in their order; a job
-	 * shares only with those that are committed before it.
-	 */
-	j->serial = j->order ? SERIAL_ORDERED + j->order : ++d->next_serial;
+	j = job_of(order_start(&d->order));
+	if (j)
+		d->running_count++;
 	return j;
 }
 
@@ -57,89 +42,96 @@ static struct drain_job *job_start_locked(struct store *st)
  * not become durable, unless somebody asks for this very file as it stands.
  * Looked at before it is read, and once more after that.
  */
-static bool job_is_overtaken(struct store *st, struct drain_job *j)
+static bool work_is_overtaken(struct store *st, struct work *w)
 {
+	struct drain_job *j = w->job;
 	struct stat sb;
 
-	if (j->exclusive || !j->order ||
-	    stage_stat(&st->stages, j->stage, &sb) < 0)
-		return false;
-	if ((uint64_t)sb.st_size == j->close_size &&
-	    io_ns(&sb.st_mtim) == j->close_mtime_ns)
+	if (w->exclusive || stage_stat(&st->stages, w->stage, &sb) < 0)
 		return false;
 	HOLD(&st->drain->lock);
-	j->overtaken = !j->urgent;
-	return j->overtaken;
+	return j->v.place && j->v.want != WANT_ALONE &&
+	       ((uint64_t)sb.st_size != j->close_size ||
+		io_ns(&sb.st_mtim) != j->close_mtime_ns);
 }
 
-/* The rest of the start, without drain.lock. */
-static int job_begin(struct store *st, struct drain_job *j)
+/*
+ * What the work is about, frozen; NULL: no memory. -EAGAIN in its error: there
+ * is nothing to be done any more.
+ */
+static struct work *work_freeze(struct store *st, struct drain_job *j)
 {
+	struct work *w = work_new(j);
+	struct drain *d = st->drain;
 	struct file *f = j->in->file;
 	struct stat sb;
-	int rc = stage_stat(&st->stages, j->stage, &sb);
+	int rc;
 
-	{
-		HOLD(&j->in->lock);
-		if (j->in->attr.nlink == 0 ||
-		    (f->stage != j->stage && !j->earlier))
-			return -ECANCELED;
-		j->exclusive =
-			!j->stage->held && (j->earlier || !file_may_change(f));
-		j->begun = true;
-		j->domain = st->options.share_all ? DOMAIN_ALL
-						  : domain_of(&j->in->attr);
-		j->old = f->content;
-		if (j->old)
-			atomic_fetch_add(&j->old->refs, 1);
+	if (!w)
+		return NULL;
+	rc = stage_stat(&st->stages, j->stage, &sb);
+	HOLD(&j->in->lock);
+	w->exclusive =
+		!j->stage->held && (j->v.replaced || !file_may_change(f));
+	w->domain =
+		st->options.share_all ? DOMAIN_ALL : domain_of(&j->in->attr);
+	w->old = f->content;
+	if (w->old)
+		atomic_fetch_add(&w->old->refs, 1);
+	if (j->in->attr.nlink == 0 ||
+	    (f->stage != j->stage && !j->v.replaced)) {
+		rc = -EAGAIN;
+	} else if (rc == 0 && w->exclusive && j->stage->kind == STAGE_DISK &&
+		   sb.st_size > SMALL_BYTES_MAX) {
 		/* A small file goes to the database, not to an image. */
-		if (rc == 0 && j->exclusive && j->stage->kind == STAGE_DISK &&
-		    sb.st_size > SMALL_BYTES_MAX) {
-			j->adopt = true;
-			if (!j->earlier)
-				file_move(&f->state, FILE_FROZEN);
-		}
+		w->adopt = true;
+		if (!j->v.replaced)
+			file_move(&f->state, FILE_FROZEN);
 	}
-	if (rc < 0)
-		return rc;
-	if (job_is_overtaken(st, j))
-		return -ECANCELED;
-	reclaim_enter(st->reclaim, &j->ticket);
-	j->has_ticket = true;
-	return work_begin(st, j);
+	atomic_store(&w->error, rc);
+	HOLD(&d->lock);
+	w->no_join = j->no_join;
+	/*
+	 * Who is asked for commits first, the others in their order; a work
+	 * shares only with those that are committed before it.
+	 */
+	w->serial = j->v.place ? SERIAL_ORDERED + j->v.place : ++d->next_serial;
+	work_ref(w);
+	j->work = w;
+	return w;
 }
 
-static void worker_help(struct store *st, struct drain_job *j, uint8_t *buffer);
+static void worker_help(struct store *st, struct work *w, uint8_t *buffer);
 
-/* Wait for another job's bytes, working on it meanwhile. */
-static bool owner_wait(struct store *st, struct drain_job *o, uint8_t *buffer)
+/* Wait for another work's bytes, and work on them meanwhile. */
+static bool owner_wait(struct store *st, struct work *o, uint8_t *buffer)
 {
 	struct drain *d = st->drain;
 	bool failed;
 
 	worker_help(st, o, buffer);
 	lock_take(&d->lock);
-	while (!o->settled && !o->gave_up)
+	while (o->outcome == WORK_OPEN)
 		cond_wait(&d->moved, &d->lock);
-	failed = o->gave_up;
+	failed = o->outcome == WORK_GAVE_UP;
 	lock_give(&d->lock);
 	return failed;
 }
 
 /* Settle what is deferred: first with other jobs, then within this one. */
-static int job_resolve(struct store *st, struct drain_job *j, uint8_t *buffer)
+static int resolve(struct store *st, struct work *w, uint8_t *buffer)
 {
 	for (int own = 0; own < 2; own++) {
-		for (uint32_t i = 0; i < j->chunk_count; i++) {
-			struct drain_chunk *c = &j->chunks[i];
+		for (uint32_t i = 0; i < w->chunk_count; i++) {
+			struct drain_chunk *c = &w->chunks[i];
 			bool failed;
 			int rc;
 
 			if (c->kind != CHUNK_DEFERRED ||
-			    (c->owner == j) != (own == 1))
+			    (c->owner == w) != (own == 1))
 				continue;
 			failed = !own && owner_wait(st, c->owner, buffer);
-			rc = work_resolve(st, j, i, failed, buffer);
+			rc = work_resolve(st, w, i, failed, buffer);
 			if (rc < 0)
 				return rc;
 		}
@@ -147,126 +139,133 @@ static int job_resolve(struct store *st, struct drain_job *j, uint8_t *buffer)
 	return 0;
 }
 
-/*
- * It reads nothing that is committed any more. What it shares may go from now
- * on, however long it waits for its turn: the committer finds that out, and
- * gives it back to be drained again. So nobody who waits keeps space from being
- * given back.
- */
-static void job_leave(struct store *st, struct drain_job *j)
+/* The last span is done: make it durable and settle shares. */
+static int work_finish(struct store *st, struct work *w, uint8_t *buffer)
 {
-	if (j->has_ticket)
-		reclaim_leave(st->reclaim, &j->ticket);
-	j->has_ticket = false;
+	int rc = atomic_load(&w->error);
+
+	if (rc == 0 && !atomic_load(&w->disturbed))
+		rc = work_sync(st, w);
+	if (rc < 0 || atomic_load(&w->disturbed))
+		return rc;
+	rc = work_recheck(st, w, buffer);
+	if (rc == 0)
+		rc = resolve(st, w, buffer);
+	if (rc == 0)
+		rc = work_conclude(st, w, buffer);
+	if (rc == 0)
+		rc = work_settle(st, w);
+	return rc;
 }
 
-/* The last span is done: make it durable, settle shares, hand it over. */
-static void job_complete(struct store *st, struct drain_job *j, uint8_t *buffer)
+/*
+ * No worker has it any more: it is handed over, or over. A work that waits for
+ * its turn reads nothing that is committed: what it shares may go, however long
+ * it waits; the committer finds that out, and gives it back to be drained
+ * again. So nobody who waits keeps space from being given back.
+ */
+static void work_leave(struct store *st, struct work *w, int rc, bool overtaken)
 {
 	struct drain *d = st->drain;
-	int rc = atomic_load(&j->error);
-	bool raced;
+	struct drain_job *j = w->job;
+	bool again;
 
-	if (rc == 0 && !atomic_load(&j->raced))
-		rc = work_sync(st, j);
-	if (rc == 0 && !atomic_load(&j->raced)) {
-		rc = work_recheck(st, j, buffer);
-		if (rc == 0)
-			rc = job_resolve(st, j, buffer);
-		if (rc == 0)
-			rc = work_conclude(st, j, buffer);
-		if (rc == 0)
-			rc = work_settle(st, j);
-		if (rc == 0 && job_is_overtaken(st, j))
-			atomic_store(&j->raced, true);
-	}
-	work_close(j);
-	job_leave(st, j);
+	work_close(w);
 	{
 		HOLD(&d->lock);
-		/* Once it is READY it is the committer's: raced or not. */
-		raced = atomic_load(&j->raced) || rc == -EAGAIN;
-		TAILQ_REMOVE(&d->running, j, in_queue);
+		/* Once it is READY it is the committer's: disturbed or not. */
+		again = overtaken || rc == -EAGAIN ||
+			atomic_load(&w->disturbed);
+		if (w->span_count > 1)
+			TAILQ_REMOVE(&d->running, w, running);
 		d->running_count--;
-		if (rc < 0 || raced) {
-			j->gave_up = true;
-			cond_broadcast(&d->moved);
-		} else {
-			j->settled = true;
-			cond_broadcast(&d->moved);
-			j->state = JOB_READY;
-			if (!j->order || j->urgent)
-				job_list_ready_locked(d, j);
-		}
+		w->outcome = again || rc < 0 ? WORK_GAVE_UP : WORK_SETTLED;
+		if (w->outcome == WORK_SETTLED)
+			order_ready(&d->order, &j->v);
+		cond_broadcast(&d->moved);
 		cond_broadcast(&d->work);
 	}
-	if (raced)
-		drain_void(st, j);
+	if (again)
+		drain_void(st, j, overtaken);
 	else if (rc < 0)
 		drain_fail(st, j, rc);
 	else
 		commit_wake(st);
 }
 
-/* Claim and do spans of j until there are none left to claim. */
-static void worker_help(struct store *st, struct drain_job *j, uint8_t *buffer)
+static void work_over(struct store *st, struct work *w, uint8_t *buffer)
 {
-	struct drain *d = st->drain;
+	int rc = work_finish(st, w, buffer);
+	bool overtaken = rc == 0 && work_is_overtaken(st, w);
 
+	reclaim_leave(st->reclaim, &w->ticket);
+	work_leave(st, w, rc, overtaken);
+}
+
+/* Claim and do spans of w until there are none left to claim. */
+static void worker_help(struct store *st, struct work *w, uint8_t *buffer)
+{
 	for (;;) {
-		uint32_t span = UINT32_MAX;
+		uint32_t span = atomic_fetch_add(&w->next_span, 1);
 
-		{
-			HOLD(&d->lock);
-			if (j->state == JOB_RUNNING && j->spans)
-				span = atomic_fetch_add(&j->next_span, 1);
-			if (span >= j->span_count)
-				return;
-		}
-		work_span(st, j, span, buffer);
-		if (atomic_fetch_sub(&j->spans_left, 1) == 1) {
-			job_complete(st, j, buffer);
+		if (span >= w->span_count)
+			return;
+		work_span(st, w, span, buffer);
+		if (atomic_fetch_sub(&w->spans_left, 1) == 1) {
+			work_over(st, w, buffer);
 			return;
 		}
 	}
 }
 
-/* A running job with a span that nobody has; d->lock is held. */
-static struct drain_job *job_with_span_locked(struct drain *d)
+/* A running work with a span that nobody has; d->lock is held. */
+static struct work *work_with_span_locked(struct drain *d)
 {
-	struct drain_job *j;
+	struct work *w;
 
-	TAILQ_FOREACH(j, &d->running, in_queue)
-	if (atomic_load(&j->next_span) < j->span_count)
-		return j;
+	TAILQ_FOREACH(w, &d->running, running)
+	if (atomic_load(&w->next_span) < w->span_count)
+		return w;
 	return NULL;
 }
 
-/* Begin a job; true when it has spans to be worked on. */
-static bool worker_begin(struct store *st, struct drain_job *j, uint8_t *buffer)
+/* Begin a job that was started, and do what there is of it. */
+static void worker_begin(struct store *st, struct drain_job *j, uint8_t *buffer)
 {
 	struct drain *d = st->drain;
-	int rc = job_begin(st, j);
+	struct work *w = work_freeze(st, j);
+	bool overtaken;
+	int rc;
 
-	{
+	if (!w) {
+		{
+			HOLD(&d->lock);
+			d->running_count--;
+		}
+		drain_fail(st, j, -ENOMEM);
+		return;
+	}
+	rc = atomic_load(&w->error);
+	overtaken = rc == 0 && work_is_overtaken(st, w);
+	if (rc < 0 || overtaken) {
+		work_leave(st, w, rc, overtaken);
+		work_put(st, w);
+		return;
+	}
+	reclaim_enter(st->reclaim, &w->ticket);
+	rc = work_begin(st, w);
+	/* -ESTALE: it became shorter meanwhile. */
+	atomic_store(&w->error, rc == -ESTALE ? -EAGAIN : rc);
+	if (w->span_count > 1) { /* others can help */
 		HOLD(&d->lock);
-		TAILQ_INSERT_TAIL(&d->running, j, in_queue);
-		if (rc < 0)
-			j->span_count = 0;
-		else if (j->span_count > 1)
-			cond_broadcast(&d->work);
+		TAILQ_INSERT_TAIL(&d->running, w, running);
+		cond_broadcast(&d->work);
 	}
-	if (rc == -ECANCELED)
-		atomic_store(&j->raced, true);
-	else if (rc == -ESTALE)
-		atomic_store(&j->raced, true);
-	else if (rc < 0)
-		atomic_store(&j->error, rc);
-	if (rc < 0 || j->span_count == 0) {
-		job_complete(st, j, buffer);
-		return false;
-	}
-	return true;
+	if (w->span_count > 0)
+		worker_help(st, w, buffer);
+	else
+		work_over(st, w, buffer);
+	work_put(st, w);
 }
 
 static void *worker_main(void *arg)
@@ -279,27 +278,25 @@ static void *worker_main(void *arg)
 		buffer = NULL;
 	CHECK(buffer);
 	for (;;) {
-		struct drain_job *j, *started = NULL;
+		struct drain_job *j = NULL;
+		struct work *w;
 
 		lock_take(&d->lock);
-		for (;;) {
-			j = job_with_span_locked(d);
-			if (!j)
-				started = job_start_locked(st);
-			if (j || started || d->stop)
-				break;
+		while (!(w = work_with_span_locked(d)) &&
+		       !(j = job_start_locked(d)) && !d->stop)
 			cond_wait(&d->work, &d->lock);
-		}
-		if (d->stop && !j && !started) {
-			lock_give(&d->lock);
-			break;
-		}
-		if (!j)
-			j = started;
-		job_ref(j);
+		if (w)
+			work_ref(w);
+		if (j)
+			job_ref(j);
 		lock_give(&d->lock);
-		if (!started || worker_begin(st, j, buffer))
-			worker_help(st, j, buffer);
+		if (w)
+			worker_help(st, w, buffer);
+		else if (j)
+			worker_begin(st, j, buffer);
+		else
+			break;
+		work_put(st, w);
 		drain_job_put(st, j);
 	}
 	free(buffer);

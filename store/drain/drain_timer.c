@@ -49,23 +49,25 @@ static void timer_retry(struct store *st)
 	reclaim_retry(st->reclaim);
 }
 
-/* Wake what is due; *ret_next is when the next one is. */
+/*
+ * Wake what is due; *ret_next is when the next one is. Returned, with a
+ * reference, is one that is to be ended: there was dup(2) and close(2) before
+ * the first write, so nothing was closed yet, and the real close will come.
+ */
 static struct drain_job *timer_wake_due_locked(struct drain *d, int64_t now,
 					       int64_t *ret_next)
 {
-	struct drain_job *j = TAILQ_FIRST(&d->idle), *after;
+	struct version *v = TAILQ_FIRST(&d->order.idle), *after;
 
 	*ret_next = INT64_MAX;
-	for (; j; j = after) {
-		after = TAILQ_NEXT(j, in_queue);
+	for (; v; v = after) {
+		struct drain_job *j = job_of(v);
+
+		after = TAILQ_NEXT(v, by_state);
 		if (j->due_ns > now) {
 			if (j->due_ns < *ret_next)
 				*ret_next = j->due_ns;
-		} else if (j->state == JOB_WAITING && j->empty_close) {
-			/*
-			 * dup(2) and close(2) before the first write: nothing
-			 * was closed yet, and the real close is still to come.
-			 */
+		} else if (v->state == VERSION_EMPTY) {
 			job_ref(j);
 			return j;
 		} else {
@@ -146,22 +148,18 @@ void drain_open_files(struct store *st, int64_t now_ns)
 	}
 }
 
-/* Unless a real close has come since. */
-static void cancel_empty(struct store *st, struct drain_job *j)
+/* Unless a real close has come since. Puts the reference. */
+static void end_empty(struct store *st, struct drain_job *j)
 {
-	struct drain *d = st->drain;
-	struct file *f = j->in->file;
+	struct version_queue ended = TAILQ_HEAD_INITIALIZER(ended);
 
 	{
 		HOLD(&j->in->lock);
-		HOLD(&d->lock);
-		if (f->queued != j || j->state != JOB_WAITING ||
-		    !j->empty_close)
-			return;
-		f->queued = NULL;
-		job_end_locked(d, j);
+		HOLD(&st->drain->lock);
+		if (j->v.state == VERSION_EMPTY)
+			job_end_locked(st->drain, j, VERSION_GONE, 0, &ended);
 	}
-	drain_finish(st, j, JOB_CANCELLED, 0);
+	jobs_ended(st, &ended);
 	drain_job_put(st, j);
 }
 
@@ -224,8 +222,7 @@ void *drain_timer_main(void *arg)
 		empty = timer_wake_due_locked(d, now, &next);
 		if (empty) {
 			lock_give(&d->lock);
-			cancel_empty(st, empty);
-			drain_job_put(st, empty);
+			end_empty(st, empty);
 			lock_take(&d->lock);
 			continue;
 		}

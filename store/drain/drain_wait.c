@@ -17,69 +17,65 @@
 /* How long an open with O_TRUNC waits for the release of the last handle. */
 #define RELEASED_WAIT_NS (INT64_C(1) * 1000000000)
 
+static bool in_flight(const struct drain_job *j)
+{
+	return j->in->file->versions.in_flight == &j->v;
+}
+
 /*
- * Wait for j, or whatever takes its place. Consumes the reference. -EAGAIN: the
- * file has another stage now, and its bytes are there.
+ * Wait until j is over, or fails. Consumes the reference. -EAGAIN: the file's
+ * bytes are another job's now.
  */
 static int job_wait(struct store *st, struct drain_job *j)
 {
 	struct drain *d = st->drain;
+	unsigned failures;
 	int rc;
 
-	lock_take(&d->lock);
-	job_promote_locked(d, j);
-	lock_give(&d->lock);
-	commit_wake(st);
-	lock_take(&d->lock);
-	for (;;) {
-		while (!job_final(j->state))
-			cond_wait(&d->moved, &d->lock);
-		if (j->state == JOB_RESTARTED && j->successor) {
-			struct drain_job *next = j->successor;
-
-			job_ref(next);
-			job_promote_locked(d, next);
-			lock_give(&d->lock);
-			drain_job_put(st, j);
-			j = next;
-			lock_take(&d->lock);
-			continue;
-		}
-		break;
+	{
+		HOLD(&d->lock);
+		job_want_locked(d, j);
+		failures = j->failures;
 	}
-	rc = j->result;
-	lock_give(&d->lock);
+	commit_wake(st);
+	{
+		HOLD(&d->lock);
+		while (!version_over(&j->v) && j->failures == failures)
+			cond_wait(&d->moved, &d->lock);
+		rc = j->result;
+	}
 	drain_job_put(st, j);
 	return rc;
 }
 
 /*
- * Wait for what is draining now: it began before our caller's bytes came. Not
- * for a version that was replaced: it waits for its turn, and makes way.
+ * Wait for the attempt that is under way: it began before our caller's bytes
+ * came. Not for a version that was replaced: it waits for its turn, and makes
+ * way.
  */
 static void running_wait(struct store *st, struct inode *in)
 {
 	struct drain *d = st->drain;
 	struct drain_job *j = NULL;
+	unsigned attempts = 0;
 
 	{
 		HOLD(&in->lock);
 		HOLD(&d->lock);
-		j = in->file ? in->file->running : NULL;
-		if (j && j->earlier && !j->urgent)
-			j = NULL;
-		if (j) {
-			job_ref(j);
-			job_promote_locked(d, j);
-		}
+		if (in->file)
+			j = job_of(in->file->versions.in_flight);
+		if (!j || (j->v.replaced && j->v.want != WANT_ALONE))
+			return;
+		job_ref(j);
+		job_want_locked(d, j);
+		attempts = j->attempts;
 	}
-	if (!j)
-		return;
 	commit_wake(st);
-	lock_take(&d->lock);
-	while (!job_final(j->state))
-		cond_wait(&d->moved, &d->lock);
-	lock_give(&d->lock);
+	{
+		HOLD(&d->lock);
+		while (in_flight(j) && j->attempts == attempts)
+			cond_wait(&d->moved, &d->lock);
+	}
 	drain_job_put(st, j);
 }
 
@@ -109,25 +105,25 @@ int drain_sync(struct store *st, struct inode *in)
 static int order_await(struct store *st, uint64_t order, bool ask)
 {
 	struct drain *d = st->drain;
-	struct drain_job *j;
+	struct version *v;
 	int rc = 0;
 
 	lock_take(&d->lock);
-	TAILQ_FOREACH(j, &d->order, by_order)
+	TAILQ_FOREACH(v, &d->order.placed, by_place)
 	{
-		if (!ask || j->order >= order)
+		if (!ask || v->place >= order)
 			break;
-		j->asked = true;
-		if (j->state == JOB_FAILED)
-			job_wake_locked(d, j); /* once more, for us */
+		order_ask(v);
+		if (v->state == VERSION_FAILED)
+			order_wake(&d->order, v); /* once more, for us */
 	}
 	cond_broadcast(&d->work);
 	for (;;) {
-		j = TAILQ_FIRST(&d->order);
-		if (!j || j->order >= order)
+		v = order_first(&d->order);
+		if (!v || v->place >= order)
 			break;
-		if (j->state == JOB_FAILED) {
-			rc = j->result;
+		if (v->state == VERSION_FAILED) {
+			rc = job_of(v)->result;
 			break;
 		}
 		cond_wait(&d->moved, &d->lock);
@@ -148,7 +144,7 @@ int order_wait(struct store *st, uint64_t order)
 static uint64_t order_now(struct drain *d)
 {
 	HOLD(&d->lock);
-	return d->next_order;
+	return d->order.next_place;
 }
 
 int drain_sync_closed(struct store *st)
@@ -257,61 +253,65 @@ void drain_disturb(struct store *st, struct inode *in, bool wait)
 {
 	struct drain *d = st->drain;
 	struct drain_job *j = NULL;
+	unsigned attempts;
 
 	{
 		HOLD(&in->lock);
 		HOLD(&d->lock);
-		if (in->file && in->file->running) {
-			j = in->file->running;
-			if (in->file->running->earlier) /* another stage */
-				return;
-			job_ref(j);
-			if (j->exclusive)
-				atomic_store(&j->raced, true);
-		}
+		if (in->file)
+			j = job_of(in->file->versions.in_flight);
+		if (!j || j->v.replaced) /* that is another stage */
+			return;
+		if (j->work && j->work->exclusive)
+			atomic_store(&j->work->disturbed, true);
+		if (!wait || j->v.state != VERSION_RUNNING)
+			return;
+		job_ref(j);
+		attempts = j->attempts;
 	}
-	if (!j)
-		return;
-	if (wait) {
-		lock_take(&d->lock);
-		while (j->state == JOB_RUNNING)
+	{
+		HOLD(&d->lock);
+		while (j->v.state == VERSION_RUNNING && j->attempts == attempts)
 			cond_wait(&d->moved, &d->lock);
-		lock_give(&d->lock);
 	}
 	drain_job_put(st, j);
 }
 
 void drain_changed(struct store *st, struct inode *in)
 {
+	struct drain_job *j;
+
 	HOLD(&in->lock);
 	HOLD(&st->drain->lock);
-	if (in->file->running && !in->file->running->earlier)
-		atomic_store(&in->file->running->raced, true);
+	j = job_of(in->file->versions.in_flight);
+	if (j && !j->v.replaced && j->work)
+		atomic_store(&j->work->disturbed, true);
 }
 
 int drain_wait_idle(struct store *st, struct inode *in)
 {
 	struct drain *d = st->drain;
 	struct drain_job *j = NULL;
+	unsigned attempts;
 	int rc = 0;
 
 	{
 		HOLD(&in->lock);
 		HOLD(&d->lock);
-		j = in->file ? in->file->running : NULL;
-		if (j) {
-			job_ref(j);
-			j->asked = true;
-		}
+		if (in->file)
+			j = job_of(in->file->versions.in_flight);
+		if (!j)
+			return 0;
+		job_ref(j);
+		order_ask(&j->v);
+		attempts = j->attempts;
 	}
-	if (!j)
-		return 0;
 	lock_take(&d->lock);
-	while (!job_final(j->state)) {
-		struct drain_job *first = TAILQ_FIRST(&d->order);
+	while (in_flight(j) && j->attempts == attempts) {
+		struct version *first = order_first(&d->order);
 
-		if (first && first != j && first->state == JOB_FAILED) {
-			rc = first->result;
+		if (first && first != &j->v && first->state == VERSION_FAILED) {
+			rc = job_of(first)->result;
 			break;
 		}
 		cond_wait(&d->moved, &d->lock);
@@ -321,62 +321,56 @@ int drain_wait_idle(struct store *st, struct inode *in)
 	return rc;
 }
 
-static uint64_t earlier_order_locked(const struct file *f)
+/* The last place that a version of the file has; 0: none has one. */
+static uint64_t last_place(struct store *st, struct inode *in, bool replaced)
 {
-	uint64_t order = 0;
+	const struct version *v;
+	uint64_t place = 0;
 
-	for (const struct drain_job *e = f->earlier; e; e = e->next_earlier)
-		if (e->order > order)
-			order = e->order;
-	return order;
+	HOLD(&in->lock);
+	HOLD(&st->drain->lock);
+	TAILQ_FOREACH(v, &in->file->versions.list, by_file)
+	if (v->place > place && (v->replaced || !replaced))
+		place = v->place;
+	return place;
 }
 
 void drain_wait_closed(struct store *st, struct inode *in)
 {
-	struct drain *d = st->drain;
-	uint64_t order;
+	uint64_t place = last_place(st, in, false);
 
-	{
-		HOLD(&in->lock);
-		HOLD(&d->lock);
-		order = earlier_order_locked(in->file);
-		if (in->file->running && in->file->running->order > order)
-			order = in->file->running->order;
-		if (in->file->queued && in->file->queued->order > order)
-			order = in->file->queued->order;
-	}
-	if (order)
-		(void)order_wait(st, order + 1);
+	if (place)
+		(void)order_wait(st, place + 1);
 }
 
 void drain_wait_replaced(struct store *st, struct inode *in)
 {
-	uint64_t order;
+	uint64_t place = last_place(st, in, true);
 
-	{
-		HOLD(&in->lock);
-		HOLD(&st->drain->lock);
-		order = earlier_order_locked(in->file);
-	}
-	if (order)
-		(void)order_wait(st, order + 1);
+	if (place)
+		(void)order_wait(st, place + 1);
 }
 
 bool drain_has_closed(struct store *st, const struct file *f)
 {
+	const struct version *v;
+
 	HOLD(&st->drain->lock);
-	return f->earlier || (f->queued && f->queued->order) ||
-	       (f->running && f->running->order);
+	TAILQ_FOREACH(v, &f->versions.list, by_file)
+	if (v->replaced || v->place)
+		return true;
+	return false;
 }
 
 /* Is a close of the stage that it has on its way? Under both locks. */
 static bool close_pending_locked(const struct file *f)
 {
-	const struct drain_job *j = f->queued ? f->queued : f->running;
+	struct version *v = versions_next(&f->versions);
 
-	return j && j->order && !j->earlier && !j->empty_close &&
-	       j->stage == f->stage && j->state != JOB_FAILED &&
-	       !job_final(j->state);
+	if (!v)
+		v = f->versions.in_flight;
+	return v && v->place && !v->replaced && v->state != VERSION_EMPTY &&
+	       v->state != VERSION_FAILED && job_of(v)->stage == f->stage;
 }
 
 void drain_wait_released(struct store *st, struct inode *in)

@@ -6,14 +6,14 @@
 #include <string.h>
 
 #include "store/base/scope.h"
-#include "store/drain/drain.h"
+#include "store/drain/work.h"
 
 #define INFLIGHT_BUCKETS 16384
 
 struct inflight_entry {
 	struct inflight_entry *next;
 	uint8_t hash[HASH_BYTES];
-	struct drain_job *job;
+	struct work *work;
 	uint32_t chunk;
 };
 
@@ -53,26 +53,26 @@ static struct inflight_entry **inflight_bucket(struct inflight *t,
 /* Jobs of another domain have chunks of their own. */
 static struct inflight_entry *inflight_find(struct inflight_entry *e,
 					    const uint8_t *hash,
-					    const struct drain_job *job)
+					    const struct work *work)
 {
-	while (e && (e->job->domain != job->domain ||
+	while (e && (e->work->domain != work->domain ||
 		     memcmp(e->hash, hash, HASH_BYTES) != 0))
 		e = e->next;
 	return e;
 }
 
 bool inflight_claim(struct inflight *t, const uint8_t hash[HASH_BYTES],
-		    struct drain_job *job, uint32_t chunk,
-		    struct drain_job **ret_owner, uint32_t *ret_chunk)
+		    struct work *work, uint32_t chunk, struct work **ret_owner,
+		    uint32_t *ret_chunk)
 {
 	struct inflight_entry **b = inflight_bucket(t, hash);
 	struct inflight_entry *e;
 
 	HOLD(&t->lock);
-	e = inflight_find(*b, hash, job);
-	if (e && e->job->serial <= job->serial) {
-		atomic_fetch_add(&e->job->refs, 1);
-		*ret_owner = e->job;
+	e = inflight_find(*b, hash, work);
+	if (e && e->work->serial <= work->serial) {
+		atomic_fetch_add(&e->work->refs, 1);
+		*ret_owner = e->work;
 		*ret_chunk = e->chunk;
 		return false;
 	}
@@ -84,39 +84,38 @@ bool inflight_claim(struct inflight *t, const uint8_t hash[HASH_BYTES],
 		e->next = *b;
 		*b = e;
 	}
-	e->job = job;
+	e->work = work;
 	e->chunk = chunk;
 	return true;
 }
 
 enum inflight_owner inflight_check(struct inflight *t,
 				   const uint8_t hash[HASH_BYTES],
-				   const struct drain_job *job, uint32_t chunk,
-				   struct drain_job **ret_owner,
-				   uint32_t *ret_chunk)
+				   const struct work *work, uint32_t chunk,
+				   struct work **ret_owner, uint32_t *ret_chunk)
 {
 	struct inflight_entry *e;
 
 	HOLD(&t->lock);
-	e = inflight_find(*inflight_bucket(t, hash), hash, job);
+	e = inflight_find(*inflight_bucket(t, hash), hash, work);
 	if (!e)
 		return INFLIGHT_NOBODY;
-	if (e->job == job && e->chunk == chunk)
+	if (e->work == work && e->chunk == chunk)
 		return INFLIGHT_MINE;
-	atomic_fetch_add(&e->job->refs, 1);
-	*ret_owner = e->job;
+	atomic_fetch_add(&e->work->refs, 1);
+	*ret_owner = e->work;
 	*ret_chunk = e->chunk;
 	return INFLIGHT_OTHER;
 }
 
 void inflight_drop(struct inflight *t, const uint8_t hash[HASH_BYTES],
-		   const struct drain_job *job, uint32_t chunk)
+		   const struct work *work, uint32_t chunk)
 {
 	struct inflight_entry **at = inflight_bucket(t, hash);
 	struct inflight_entry *e;
 
 	HOLD(&t->lock);
-	while (*at && !((*at)->job == job && (*at)->chunk == chunk &&
+	while (*at && !((*at)->work == work && (*at)->chunk == chunk &&
 			memcmp((*at)->hash, hash, HASH_BYTES) == 0))
 		at = &(*at)->next;
 	e = *at;

@@ -20,30 +20,30 @@
 
 #include "store/db/hash.h"
 
-struct drain_job;
+struct work;
 struct inflight;
 
 struct inflight *inflight_new(void);
 void inflight_free(struct inflight *t);
 /*
- * True: (job, chunk) owns the hash now, maybe in a younger one's stead. False:
+ * True: (work, chunk) owns the hash now, maybe in a younger one's stead. False:
  * *ret_owner (with a reference taken) and *ret_chunk do.
  */
 bool inflight_claim(struct inflight *t, const uint8_t hash[HASH_BYTES],
-		    struct drain_job *job, uint32_t chunk,
-		    struct drain_job **ret_owner, uint32_t *ret_chunk);
+		    struct work *work, uint32_t chunk, struct work **ret_owner,
+		    uint32_t *ret_chunk);
 enum inflight_owner {
 	INFLIGHT_MINE,
 	INFLIGHT_OTHER, /* *ret_owner, a reference, and *ret_chunk */
-	INFLIGHT_NOBODY, /* an older job had it and is committed, or gave up */
+	INFLIGHT_NOBODY, /* an older work had it and is committed, or gave up */
 };
 enum inflight_owner inflight_check(struct inflight *t,
 				   const uint8_t hash[HASH_BYTES],
-				   const struct drain_job *job, uint32_t chunk,
-				   struct drain_job **ret_owner,
+				   const struct work *work, uint32_t chunk,
+				   struct work **ret_owner,
 				   uint32_t *ret_chunk);
-/* Give up what (job, chunk) owns; nothing when it does not own it. */
+/* Give up what (work, chunk) owns; nothing when it does not own it. */
 void inflight_drop(struct inflight *t, const uint8_t hash[HASH_BYTES],
-		   const struct drain_job *job, uint32_t chunk);
+		   const struct work *work, uint32_t chunk);
 
 #endif

@@ -320,6 +320,7 @@ int inode_new(struct inode_table *t, const struct attr *attr,
 			inode_free(t, in);
 			return -ENOMEM;
 		}
+		versions_init(&in->file->versions);
 		in->file->content_loaded = true;
 	}
 	*ret_inode = inode_insert(t, in, NULL);
@@ -377,6 +378,7 @@ int inode_load_file(struct inode_table *t, struct inode *in)
 		content_ref_put(content);
 		return -ENOMEM;
 	}
+	versions_init(&fresh->versions);
 	{
 		HOLD(&in->lock);
 		if (in->deleted) { /* what was read may be no record of it */

@@ -34,10 +34,9 @@
 
 #include "store/base/sync.h"
 #include "store/db/records.h"
+#include "store/names/versions.h"
 #include "store/space/ahead.h"
 #include "store/space/stage.h"
-
-struct drain_job;
 
 /* The parts of a regular file's state; file/state.h says what they mean. */
 enum file_bytes {
@@ -120,10 +119,7 @@ struct file {
 	 * when the last of them is gone. 0: none. */
 	uint64_t punch_image, punch_size;
 
-	/* The drain; see drain.h. These three are guarded by drain.lock. */
-	struct drain_job *queued, *running;
-	/* Of stages that were replaced after a close: oldest first. */
-	struct drain_job *earlier;
+	struct versions versions; /* inode.lock and drain.lock */
 	/*
 	 * When its first writer opened it, or it was looked at since
 	 * (monotonic). OPEN_REPLACES: what the writers put there takes the

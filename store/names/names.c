@@ -872,8 +872,7 @@ static uint64_t mtime_generation_locked(struct inode *in)
 	if (!f)
 		return 0;
 	generation = f->content ? f->content->c.generation : 0;
-	for (const struct drain_job *j = f->earlier; j; j = j->next_earlier)
-		generation++;
+	generation += f->versions.replaced;
 	if (file_is_dirty(f) && f->state.writers == 0)
 		generation++;
 	return generation;

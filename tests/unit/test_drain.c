@@ -460,6 +460,48 @@ static void a_file_may_become_small_and_large_again(void **state)
 	free(data);
 }
 
+/*
+ * A file is closed once more, by a dup(2), while the committer has its bytes.
+ * They are durable then, and its stage may be gone: nothing is left to do.
+ */
+static void a_close_of_what_is_durable_meanwhile_leaves_no_job(void **state)
+{
+	uint8_t *data = filled(FILE_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+		struct inode *in;
+
+		live_close(&l);
+		l.options.hold_drain = true;
+		live_open(&l);
+		{
+			PAUSE_COMMITS(&l);
+			live_write(&l, "f", data, FILE_BYTES);
+			assert_int_equal(live_lookup(&l, "f", &in), 0);
+			{
+				HOLD(&l.st->drain->lock);
+				order_ask(versions_next(&in->file->versions));
+				cond_broadcast(&l.st->drain->work);
+				while (versions_next(&in->file->versions) ||
+				       in->file->versions.in_flight->state ==
+					       VERSION_RUNNING)
+					cond_wait(&l.st->drain->moved,
+						  &l.st->drain->lock);
+			}
+			assert_int_equal(drain_closed(l.st, in, true), 0);
+			assert_non_null(versions_next(&in->file->versions));
+		}
+		assert_int_equal(drain_wait_drained(l.st), 0);
+		assert_null(versions_next(&in->file->versions));
+		assert_int_equal(committed_size(&l, "f"), FILE_BYTES);
+		inode_put(l.st, in, 1);
+		live_free(&l);
+	}
+	free(data);
+}
+
 /* Its worker sees that the bytes are not those that were closed any more. */
 static void who_waits_for_an_overtaken_job_is_told_to_look_again(void **state)
 {
@@ -484,10 +526,10 @@ static void who_waits_for_an_overtaken_job_is_told_to_look_again(void **state)
 	drain_ask_all(l.st);
 	{
 		HOLD(&l.st->drain->lock);
-		while (!job_final(j->state))
+		while (!version_over(&j->v))
 			cond_wait(&l.st->drain->moved, &l.st->drain->lock);
 	}
-	assert_true(j->overtaken);
+	assert_int_equal(j->v.state, VERSION_GONE);
 	assert_int_equal(j->result, -EAGAIN);
 	drain_job_put(l.st, j);
 	assert_int_equal(live_sync(&l, "f"), 0);
@@ -664,6 +706,8 @@ int main(void)
 		cmocka_unit_test(drained_files_keep_no_descriptor_open),
 		cmocka_unit_test(small_files_live_in_the_database),
 		cmocka_unit_test(a_file_may_become_small_and_large_again),
+		cmocka_unit_test(
+			a_close_of_what_is_durable_meanwhile_leaves_no_job),
 		cmocka_unit_test(
 			who_waits_for_an_overtaken_job_is_told_to_look_again),
 		cmocka_unit_test(

@@ -9,16 +9,16 @@
 #include <cmocka.h>
 
 #include "store/base/scope.h"
-#include "store/drain/drain.h"
+#include "store/drain/work.h"
 #include "store/drain/inflight.h"
 
-/* A job is its age and its references here. */
-static struct drain_job job(uint64_t serial)
+/* A work is its age and its references here. */
+static struct work work(uint64_t serial)
 {
-	struct drain_job j = { .serial = serial };
+	struct work w = { .serial = serial };
 
-	atomic_init(&j.refs, 1);
-	return j;
+	atomic_init(&w.refs, 1);
+	return w;
 }
 
 static void name(uint8_t hash[HASH_BYTES], uint32_t n)
@@ -31,7 +31,7 @@ static void name(uint8_t hash[HASH_BYTES], uint32_t n)
 static void the_first_to_come_owns_it_against_younger_ones(void **state)
 {
 	struct inflight *t = inflight_new();
-	struct drain_job a = job(1), b = job(2), *owner = NULL;
+	struct work a = work(1), b = work(2), *owner = NULL;
 	uint8_t hash[HASH_BYTES];
 	uint32_t chunk = 0;
 
@@ -51,7 +51,7 @@ static void the_first_to_come_owns_it_against_younger_ones(void **state)
 static void an_older_job_takes_it_over(void **state)
 {
 	struct inflight *t = inflight_new();
-	struct drain_job old = job(1), young = job(2), *owner = NULL;
+	struct work old = work(1), young = work(2), *owner = NULL;
 	uint8_t hash[HASH_BYTES];
 	uint32_t chunk = 0;
 
@@ -79,7 +79,7 @@ static void the_second_of_two_equal_chunks_of_a_job_refers_to_the_first(
 	void **state)
 {
 	struct inflight *t = inflight_new();
-	struct drain_job a = job(1), *owner = NULL;
+	struct work a = work(1), *owner = NULL;
 	uint8_t hash[HASH_BYTES];
 	uint32_t chunk = 0;
 
@@ -99,7 +99,7 @@ static void the_second_of_two_equal_chunks_of_a_job_refers_to_the_first(
 static void what_is_given_up_is_nobodys_and_can_be_claimed_again(void **state)
 {
 	struct inflight *t = inflight_new();
-	struct drain_job a = job(1), b = job(2), *owner = NULL;
+	struct work a = work(1), b = work(2), *owner = NULL;
 	uint8_t hash[HASH_BYTES];
 	uint32_t chunk = 0;
 
@@ -120,7 +120,7 @@ static void what_is_given_up_is_nobodys_and_can_be_claimed_again(void **state)
 static void hashes_of_one_bucket_do_not_disturb_each_other(void **state)
 {
 	struct inflight *t = inflight_new();
-	struct drain_job a = job(1), b = job(2), *owner = NULL;
+	struct work a = work(1), b = work(2), *owner = NULL;
 	uint8_t hash[HASH_BYTES];
 	uint32_t chunk = 0;
 
@@ -152,7 +152,7 @@ static void hashes_of_one_bucket_do_not_disturb_each_other(void **state)
 
 struct claimer {
 	struct inflight *t;
-	struct drain_job job;
+	struct work work;
 	pthread_t thread;
 };
 
@@ -161,14 +161,14 @@ static void *claim_all(void *arg)
 	struct claimer *c = arg;
 
 	for (uint32_t n = 0; n < CHUNKS; n++) {
-		struct drain_job *owner = NULL;
+		struct work *owner = NULL;
 		uint8_t hash[HASH_BYTES];
 		uint32_t chunk = 0;
 
 		name(hash, n);
 		/* Whoever refuses is not younger than the one who asks. */
-		if (!inflight_claim(c->t, hash, &c->job, n, &owner, &chunk))
-			CHECK(owner->serial < c->job.serial && chunk == n);
+		if (!inflight_claim(c->t, hash, &c->work, n, &owner, &chunk))
+			CHECK(owner->serial < c->work.serial && chunk == n);
 	}
 	return NULL;
 }
@@ -181,22 +181,22 @@ static void of_jobs_that_run_at_once_the_oldest_ends_up_with_all(void **state)
 	(void)state;
 	for (unsigned i = 0; i < THREADS; i++) {
 		c[i].t = t;
-		c[i].job = job(THREADS - i);
+		c[i].work = work(THREADS - i);
 		CHECK(pthread_create(&c[i].thread, NULL, claim_all, &c[i]) ==
 		      0);
 	}
 	for (unsigned i = 0; i < THREADS; i++)
 		pthread_join(c[i].thread, NULL);
 	for (uint32_t n = 0; n < CHUNKS; n++) {
-		struct drain_job *owner = NULL;
+		struct work *owner = NULL;
 		uint8_t hash[HASH_BYTES];
 		uint32_t chunk = 0;
 
 		name(hash, n);
-		assert_int_equal(inflight_check(t, hash, &c[THREADS - 1].job,
+		assert_int_equal(inflight_check(t, hash, &c[THREADS - 1].work,
 						n, &owner, &chunk),
 				 INFLIGHT_MINE);
-		inflight_drop(t, hash, &c[THREADS - 1].job, n);
+		inflight_drop(t, hash, &c[THREADS - 1].work, n);
 	}
 	inflight_free(t);
 }
@@ -204,7 +204,7 @@ static void of_jobs_that_run_at_once_the_oldest_ends_up_with_all(void **state)
 static void jobs_of_different_domains_have_chunks_of_their_own(void **state)
 {
 	struct inflight *t = inflight_new();
-	struct drain_job a = job(1), b = job(2), *owner = NULL;
+	struct work a = work(1), b = work(2), *owner = NULL;
 	uint8_t hash[HASH_BYTES];
 	uint32_t chunk = 0;
 

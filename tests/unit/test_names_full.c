@@ -336,26 +336,25 @@ static void the_place_of_a_job_that_fails_is_the_next_ones(void **state)
 		assert_int_equal(live_lookup(&l, "f", &in), 0);
 		{
 			HOLD(&d->lock);
-			while (!in->file->running ||
-			       !in->file->running->settled)
+			while (!(j = job_of(in->file->versions.in_flight)) ||
+			       j->v.state == VERSION_RUNNING)
 				cond_wait(&d->moved, &d->lock);
-			j = in->file->running;
 			job_ref(j);
-			place = j->order;
+			place = j->v.place;
 		}
 		q = job_for(l.st, in, false, false, &rc);
 		assert_non_null(q);
-		assert_int_equal(q->order, 0);
+		assert_int_equal(q->v.place, 0);
 		disk_fill(disk, 1 << 20);
 	}
 	{
 		HOLD(&d->lock);
-		while (!job_final(j->state))
+		while (!version_over(&j->v))
 			cond_wait(&d->moved, &d->lock);
 		assert_int_equal(j->result, -ENOSPC);
 		/* Its own, or the next attempt's. */
-		assert_non_null(TAILQ_FIRST(&d->order));
-		assert_int_equal(TAILQ_FIRST(&d->order)->order, place);
+		assert_non_null(order_first(&d->order));
+		assert_int_equal(order_first(&d->order)->place, place);
 	}
 	drain_job_put(l.st, j);
 	drain_job_put(l.st, q);

@@ -272,10 +272,10 @@ static int64_t waits_until(struct live *l, struct inode *in, bool *ret_asked)
 {
 	HOLD(&in->lock);
 	HOLD(&l->st->drain->lock);
-	const struct drain_job *j = in->file->queued;
+	struct version *v = versions_next(&in->file->versions);
 
-	*ret_asked = j && j->asked;
-	return j && j->state == JOB_WAITING ? j->due_ns : 0;
+	*ret_asked = v && v->want != WANT_NOT;
+	return v && v->state == VERSION_CLOSED ? job_of(v)->due_ns : 0;
 }
 
 /* What is drained while it may change is drained once more. */

@@ -47,7 +47,7 @@ static void sync_begin(struct syncer *s, struct live *l, const char *path)
 
 enum seen {
 	SEEN_READY,
-	SEEN_LISTED, /* ready, and somebody waits for it */
+	SEEN_WANTED, /* ready, and somebody waits for it */
 	SEEN_TAKEN, /* by the committer */
 };
 
@@ -55,13 +55,14 @@ static bool job_seen(struct live *l, struct inode *in, enum seen what)
 {
 	HOLD(&in->lock);
 	HOLD(&l->st->drain->lock);
-	const struct drain_job *j = in->file->running;
+	const struct version *v = in->file->versions.in_flight;
 
-	if (!j || j->state != JOB_READY)
+	if (!v)
 		return false;
-	return what == SEEN_READY    ? true
-	       : what == SEEN_LISTED ? j->listed
-				     : j->taken;
+	if (what == SEEN_TAKEN)
+		return v->state == VERSION_TAKEN;
+	return v->state == VERSION_READY &&
+	       (what == SEEN_READY || v->want == WANT_ALONE);
 }
 
 static void wait_job(struct live *l, const char *path, enum seen what)
@@ -103,7 +104,7 @@ who_fails_out_of_turn_is_not_overtaken_by_who_closed_later(void **state)
 		wait_job(&l, "rank_1", SEEN_READY);
 		wait_job(&l, "latest", SEEN_READY);
 		sync_begin(&rank_1, &l, "rank_1");
-		wait_job(&l, "rank_1", SEEN_LISTED);
+		wait_job(&l, "rank_1", SEEN_WANTED);
 		commits_go_on(&paused);
 		while (!latest) {
 			HOLD(reclaim_turn(
@@ -130,7 +131,7 @@ static void ask(struct live *l, const char *path)
 	{
 		HOLD(&in->lock);
 		HOLD(&l->st->drain->lock);
-		in->file->queued->asked = true;
+		order_ask(versions_next(&in->file->versions));
 		cond_broadcast(&l->st->drain->work);
 	}
 	inode_put(l->st, in, 1);

@@ -307,11 +307,11 @@ static void a_job_is_of_the_stage_that_the_file_has(void **state)
 	assert_null(between.fn);
 	assert_seed(&l, "f", 3);
 	/* Whose bytes are gone gets no job for them. */
-	assert_null(in->file->queued);
+	assert_null(versions_next(&in->file->versions));
 	save(&c, "f", 4);
 	live_sync_all(&l);
 	assert_seed(&l, "f", 4);
-	assert_null(in->file->earlier);
+	assert_int_equal(in->file->versions.replaced, 0);
 	assert_int_equal(stage_count(&l), 1);
 	inode_put(l.st, in, 1);
 	client_end(&c);
@@ -327,8 +327,8 @@ static uint64_t place_of(struct live *l, const char *name)
 	struct inode *in;
 
 	assert_int_equal(live_lookup(l, name, &in), 0);
-	assert_non_null(in->file->queued);
-	order = in->file->queued->order;
+	assert_non_null(versions_next(&in->file->versions));
+	order = versions_next(&in->file->versions)->place;
 	inode_put(l->st, in, 1);
 	return order;
 }
@@ -387,7 +387,7 @@ static void who_is_forgotten_when_he_loses_his_name_leaves_nothing(void **state)
 			pthread_create(&thread, NULL, save_main, &other), 0);
 		{
 			HOLD(&d->lock);
-			while (!TAILQ_FIRST(&d->order)->asked)
+			while (order_first(&d->order)->want == WANT_NOT)
 				cond_wait(&d->work, &d->lock);
 		}
 		inode_forget(l.st, h.in, 1);
@@ -446,7 +446,9 @@ static void a_save_right_after_one_that_was_published_has_a_place(void **state)
 {
 	struct live l = live_kind(2);
 	struct segment_reply r;
-	struct drain_job *first;
+	struct work seen = { .exclusive = true };
+	struct drain_job first = { .work = &seen };
+	struct order *o = &l.st->drain->order;
 	struct client c;
 	struct inode *in;
 	uint8_t *memory;
@@ -458,14 +460,17 @@ static void a_save_right_after_one_that_was_published_has_a_place(void **state)
 	assert_int_equal(commit(&c, &r, "f"), 0);
 	live_sync_all(&l);
 	assert_int_equal(inode_get(l.st, live_ino(&l, "f"), &in), 0);
-	first = job_new(l.st, in, in->file->stage);
-	assert_non_null(first);
-	first->begun = first->exclusive = first->published = true;
-	first->order = 1;
+	first.in = in;
+	first.stage = in->file->stage;
 	{
 		HOLD(&in->lock);
 		HOLD(&l.st->drain->lock);
-		in->file->running = first;
+		order_add(o, &first.v, &in->file->versions, VERSION_QUEUED);
+		order_place(o, &first.v);
+		assert_ptr_equal(order_start(o), &first.v);
+		order_ready(o, &first.v);
+		assert_ptr_equal(order_take(o), &first.v);
+		order_seen(o, &first.v);
 	}
 	acquire_waiting(&c, 1, SIZE, &r, &memory);
 	fill(memory, SIZE, 2);
@@ -473,12 +478,12 @@ static void a_save_right_after_one_that_was_published_has_a_place(void **state)
 	{
 		HOLD(&in->lock);
 		HOLD(&l.st->drain->lock);
-		assert_non_null(in->file->queued);
-		assert_int_not_equal(in->file->queued->order, 0);
-		in->file->running = NULL;
+		assert_non_null(versions_next(&in->file->versions));
+		assert_int_not_equal(
+			versions_next(&in->file->versions)->place, 0);
+		order_end(o, &first.v, VERSION_DONE);
 		cond_broadcast(&l.st->drain->work);
 	}
-	drain_job_put(l.st, first);
 	inode_put(l.st, in, 1);
 	live_sync_all(&l);
 	client_end(&c);

@@ -33,8 +33,8 @@ static bool is_ready(struct live *l, const char *path)
 	{
 		HOLD(&in->lock);
 		HOLD(&l->st->drain->lock);
-		ready = in->file->running &&
-			in->file->running->state == JOB_READY;
+		ready = in->file->versions.in_flight &&
+			in->file->versions.in_flight->state == VERSION_READY;
 	}
 	inode_put(l->st, in, 1);
 	return ready;
@@ -78,7 +78,7 @@ static void ask(struct live *l, const char *path)
 	{
 		HOLD(&in->lock);
 		HOLD(&l->st->drain->lock);
-		in->file->queued->asked = true;
+		order_ask(versions_next(&in->file->versions));
 		cond_broadcast(&l->st->drain->work);
 	}
 	inode_put(l->st, in, 1);

@@ -1,5 +1,5 @@
 /*
- * drain_label.c - the label (label.h) of a job's image: what the committer will
+ * work_label.c - the label (label.h) of a work's image: what the committer will
  * write of the file, as far as it is known when the image is synced.
  *
  * It is written before that sync, and again only when the places of chunks have
@@ -13,17 +13,17 @@
 
 #include "store/base/log.h"
 #include "store/base/scope.h"
-#include "store/drain/drain_work.h"
 #include "store/db/label.h"
+#include "store/drain/work.h"
 #include "store/store.h"
 
 /* Where the chunk will lie; false: nowhere, or that is not known yet. */
-static bool chunk_place(const struct drain_job *j, const struct drain_chunk *c,
+static bool chunk_place(const struct work *w, const struct drain_chunk *c,
 			struct extent *ret)
 {
 	ret->offset = c->offset;
 	ret->len = c->len;
-	ret->image = j->image->id;
+	ret->image = w->image->id;
 	ret->image_offset = c->offset;
 	if (c->kind == CHUNK_SHARED || c->kind == CHUNK_JOINED) {
 		ret->image = c->image;
@@ -60,35 +60,35 @@ static void label_path(struct store *st, struct inode *in, struct label *l)
 	memcpy(l->path, path + skip, len - skip + 1);
 }
 
-static int label_of_job(struct store *st, const struct drain_job *j,
-			struct bytes *out)
+static int label_of_work(struct store *st, const struct work *w,
+			 struct bytes *out)
 {
-	struct label l = { .image = j->image->id,
-			   .ino = j->in->ino,
-			   .generation = j->old ? j->old->c.generation + 1 : 1,
-			   .size_bytes = j->size_bytes,
-			   .mtime_ns = j->mtime_ns,
-			   .domain = j->domain,
+	struct label l = { .image = w->image->id,
+			   .ino = w->in->ino,
+			   .generation = w->old ? w->old->c.generation + 1 : 1,
+			   .size_bytes = w->size_bytes,
+			   .mtime_ns = w->mtime_ns,
+			   .domain = w->domain,
 			   .identity = true };
 
-	l.extents = calloc((size_t)j->chunk_count + 1, sizeof(*l.extents));
+	l.extents = calloc((size_t)w->chunk_count + 1, sizeof(*l.extents));
 	if (!l.extents)
 		return -ENOMEM;
 	memcpy(l.uuid, st->uuid, sizeof(l.uuid));
-	memcpy(l.digest, j->digest, sizeof(l.digest));
-	for (uint32_t i = 0; i < j->chunk_count; i++) {
+	memcpy(l.digest, w->digest, sizeof(l.digest));
+	for (uint32_t i = 0; i < w->chunk_count; i++) {
 		struct extent e;
 
-		if (chunk_place(j, &j->chunks[i], &e))
+		if (chunk_place(w, &w->chunks[i], &e))
 			add_extent(&l, &e);
 	}
 	{
-		HOLD(&j->in->lock);
-		l.mode = j->in->attr.mode;
-		l.uid = j->in->attr.uid;
-		l.gid = j->in->attr.gid;
+		HOLD(&w->in->lock);
+		l.mode = w->in->attr.mode;
+		l.uid = w->in->attr.uid;
+		l.gid = w->in->attr.gid;
 	}
-	label_path(st, j->in, &l);
+	label_path(st, w->in, &l);
 	label_encode(&l, out);
 	free(l.extents);
 	return out->failed ? -ENOMEM : 0;
@@ -100,10 +100,10 @@ static uint64_t label_sum(const struct bytes *text)
 	return XXH3_64bits(text->data, text->len) | 1;
 }
 
-void work_label(struct store *st, struct drain_job *j, int fd)
+void work_label(struct store *st, struct work *w, int fd)
 {
 	struct bytes text = { 0 };
-	int rc = label_of_job(st, j, &text);
+	int rc = label_of_work(st, w, &text);
 
 	if (rc == 0)
 		rc = label_set(fd, &text);
@@ -111,18 +111,18 @@ void work_label(struct store *st, struct drain_job *j, int fd)
 		log_info("images are stored without labels: %s; 'ckptctl "
 			 "rebuild' has the backups of the database alone",
 			 strerror(-rc));
-	j->label = rc == 0 ? label_sum(&text) : 0;
+	w->label = rc == 0 ? label_sum(&text) : 0;
 	bytes_release(&text);
 }
 
-bool work_label_is_old(struct store *st, const struct drain_job *j)
+bool work_label_is_old(struct store *st, const struct work *w)
 {
 	struct bytes text = { 0 };
 	bool old;
 
-	if (j->label == 0) /* it cannot have one */
+	if (w->label == 0) /* it cannot have one */
 		return false;
-	old = label_of_job(st, j, &text) == 0 && label_sum(&text) != j->label;
+	old = label_of_work(st, w, &text) == 0 && label_sum(&text) != w->label;
 	bytes_release(&text);
 	return old;
 }

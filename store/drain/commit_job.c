@@ -1,0 +1,504 @@
+/*
+ * commit_job.c - what the committer does with what was drained.
+ *
+ * One batch for each job, in the order in which they are taken; one sync of the
+ * log for all of them; and only then does anybody see them. A job that cannot
+ * be written is given back at once, before the next one is taken: so the order
+ * itself stops those that are younger.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/base/scope.h"
+#include "store/drain/commit_private.h"
+#include "store/drain/drain_private.h"
+#include "store/file/file.h"
+#include "store/file/state.h"
+#include "store/names/series.h"
+#include "store/store.h"
+
+struct pending { /* one job in the group, between write and sync */
+	struct drain_job *j;
+	struct work *w;
+	unsigned older; /* versions of its file that it supersedes */
+	struct content_ref *content;
+	struct ref_changes changes;
+	/* Between job_publish() and job_published(): */
+	struct content_ref *old;
+	struct stage *drop;
+	struct version_queue ended; /* jobs of the same bytes */
+	bool hold_punch;
+};
+
+static int extent_add(struct content *c, const struct extent *e)
+{
+	struct extent *last =
+		c->extent_count ? &c->extents[c->extent_count - 1] : NULL;
+
+	if (last && last->offset + last->len == e->offset &&
+	    last->image == e->image &&
+	    last->image_offset + last->len == e->image_offset) {
+		last->len += e->len;
+		return 0;
+	}
+	/* Grown in powers of two: the count itself says when. */
+	if ((c->extent_count & (c->extent_count - 1)) == 0) {
+		size_t want = c->extent_count ? 2 * c->extent_count : 1;
+		struct extent *grown =
+			realloc(c->extents, want * sizeof(*grown));
+
+		if (!grown)
+			return -ENOMEM;
+		c->extents = grown;
+	}
+	c->extents[c->extent_count++] = *e;
+	return 0;
+}
+
+/* The work's chunks as extents, and the references that they take. */
+static int content_of_work(struct work *w, struct content *c,
+			   struct ref_changes *changes)
+{
+	bool identity = true;
+
+	for (uint32_t i = 0; i < w->chunk_count; i++) {
+		const struct drain_chunk *k = &w->chunks[i];
+		struct ref_change one = { .delta = 1,
+					  .len = k->len,
+					  .domain = w->domain };
+		struct extent e = { .offset = k->offset, .len = k->len };
+		int rc;
+
+		if (k->kind == CHUNK_ZERO)
+			continue;
+		if (k->kind == CHUNK_NEW) {
+			e.image = w->image->id;
+			e.image_offset = k->offset;
+			one.fresh = true;
+			one.image_size = w->size_bytes;
+		} else {
+			e.image = k->image;
+			e.image_offset = k->image_offset;
+			if (k->kind == CHUNK_JOINED) {
+				const struct drain_origin *o = k->origin;
+
+				/*
+				 * Committed, it may be gone again, and its
+				 * bytes with it, as those of any other.
+				 */
+				one.fresh = !o || !atomic_load(&o->written);
+				one.image_size =
+					o ? o->size_bytes : w->size_bytes;
+			}
+		}
+		one.image = e.image;
+		one.offset = e.image_offset;
+		memcpy(one.hash, k->hash, HASH_BYTES);
+		identity = identity && e.image_offset == e.offset;
+		c->data_bytes += k->len;
+		rc = extent_add(c, &e);
+		if (rc == 0)
+			rc = changes_add(changes, &one);
+		if (rc < 0)
+			return rc;
+	}
+	/*
+	 * Native: all of it at its own offsets in one image of the same size.
+	 * With holes only the file's own, fresh image is known to have them.
+	 */
+	c->native = identity && c->extent_count > 0;
+	for (size_t i = 1; i < c->extent_count; i++)
+		c->native =
+			c->native && c->extents[i].image == c->extents[0].image;
+	if (c->native && c->data_bytes != c->size_bytes)
+		c->native = w->image && c->extents[0].image == w->image->id;
+	return 0;
+}
+
+/* An image of another size cannot stand for the file. */
+static void check_native_size(struct store *st, const struct work *w,
+			      struct content *c)
+{
+	uint64_t size;
+
+	if (!c->native || (w->image && c->extents[0].image == w->image->id))
+		return;
+	if (commit_image_size(st, c->extents[0].image, &size) < 0) {
+		/* A running job's: it says itself how large it will be. */
+		size = 0;
+		for (uint32_t i = 0; i < w->chunk_count; i++)
+			if (w->chunks[i].origin)
+				size = w->chunks[i].origin->size_bytes;
+	}
+	c->native = size == c->size_bytes;
+}
+
+/*
+ * Does it share with a job that was given up, and its image with it? Or with a
+ * stage that may be written again if its job fails?
+ */
+static bool joined_is_dead(const struct work *w)
+{
+	for (uint32_t i = 0; i < w->chunk_count; i++) {
+		const struct drain_origin *o = w->chunks[i].origin;
+
+		if (o && !atomic_load(&o->written) &&
+		    (o->adopt || atomic_load(&o->ended)))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Has a chunk that the job stored been committed by another one since? Then the
+ * job is done again and finds it: replicas that are closed at the same moment
+ * are stored once, however their drains were interleaved.
+ */
+static bool came_too_late(struct store *st, const struct work *w)
+{
+	if (w->no_join || w->undid)
+		return false;
+	for (uint32_t i = 0; i < w->chunk_count; i++) {
+		SCOPED(scope_free) void *value = NULL;
+		const struct drain_chunk *c = &w->chunks[i];
+		struct key k = key_hash(c->hash, w->domain);
+		struct chunk_loc loc;
+		size_t len;
+
+		if (c->kind == CHUNK_NEW &&
+		    kv_get(st->kv, k.data, k.len, &value, &len) == 0 &&
+		    loc_decode(value, len, &loc) == 0 && loc.len == c->len &&
+		    loc.image != w->image->id)
+			return true;
+	}
+	return false;
+}
+
+/* The records of the new content, without its chunks'. */
+static void put_records(struct store *st, struct kv_batch *b, struct work *w,
+			const struct content *c, const struct content *old)
+{
+	uint64_t ino = w->in->ino;
+	struct key u = key_ino('U', ino), d = key_ino('D', ino);
+	bool old_small = old && old->kind == CONTENT_SMALL;
+
+	commit_put_content(b, ino, c);
+	kv_delete(b, u.data, u.len);
+	if (w->small)
+		kv_put(b, d.data, d.len, w->small, (size_t)c->size_bytes);
+	else if (old_small)
+		kv_delete(b, d.data, d.len);
+	commit_count(b, META_LOGICAL,
+		     (int64_t)c->size_bytes -
+			     (old ? (int64_t)old->size_bytes : 0));
+	commit_count(b, META_PHYSICAL,
+		     (w->small ? (int64_t)c->size_bytes : 0) -
+			     (old_small ? (int64_t)old->size_bytes : 0));
+	series_put(st, b, w->in, c->size_bytes);
+}
+
+/* Does the own image have bytes of this chunk that nobody will read? */
+static bool is_spare(const struct work *w, const struct drain_chunk *c)
+{
+	return (c->kind == CHUNK_SHARED || c->kind == CHUNK_JOINED) &&
+	       (w->adopt || c->spare);
+}
+
+/* Does the work's image hold anything of it? */
+static bool work_stored(const struct work *w)
+{
+	for (uint32_t i = 0; i < w->chunk_count; i++)
+		if (w->chunks[i].kind == CHUNK_NEW)
+			return true;
+	return false;
+}
+
+/* A stage that holds nothing but zeros or what is shared: no image of it. */
+static bool stage_is_spare(const struct work *w)
+{
+	return w->adopt && !work_stored(w);
+}
+
+static void put_punch(struct kv_batch *b, uint64_t image, uint64_t offset,
+		      uint64_t len)
+{
+	struct key p = key_chunk(image, offset);
+	uint64_t le = htole64(len);
+
+	p.data[0] = 'P';
+	kv_put(b, p.data, p.len, &le, sizeof(le));
+}
+
+/* Bytes of the own image that are shared after all: they are given back. */
+static int put_own_copies(struct kv_batch *b, struct work *w)
+{
+	if (stage_is_spare(w))
+		put_punch(b, w->image->id, 0, w->size_bytes);
+	for (uint32_t i = 0; i < w->chunk_count; i++) {
+		const struct drain_chunk *k = &w->chunks[i];
+
+		if (is_spare(w, k) && !stage_is_spare(w))
+			put_punch(b, w->image->id, k->offset, k->len);
+	}
+	return 0;
+}
+
+static void work_written(struct work *w, int rc)
+{
+	if (w->origin)
+		atomic_store(&w->origin->written, rc == 0);
+}
+
+/* The same bytes were written again: only the time of it is new. */
+static int write_time(struct store *st, struct kv_batch *b, struct pending *p)
+{
+	const struct content *old = &p->w->old->c;
+	struct content c = *old;
+	int rc;
+
+	c.generation += 1 + p->older;
+	c.mtime_ns = p->w->mtime_ns;
+	c.extents = calloc(old->extent_count + 1, sizeof(*c.extents));
+	if (!c.extents)
+		return -ENOMEM;
+	if (old->extent_count > 0)
+		memcpy(c.extents, old->extents,
+		       old->extent_count * sizeof(*c.extents));
+	commit_put_content(b, p->j->in->ino, &c);
+	p->content = content_ref_new(&c);
+	rc = p->content ? kv_write(st->kv, b) : -ENOMEM;
+	work_written(p->w, rc);
+	content_release(&c);
+	return rc;
+}
+
+/* Build and write one job's batch. 1: nothing had to be written. */
+static int job_write(struct store *st, struct pending *p)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct drain_job *j = p->j;
+	struct work *w = p->w;
+	struct content c = { 0 };
+	struct content *old = w->old ? &w->old->c : NULL;
+	int rc = 0;
+
+	if (!b)
+		return -ENOMEM;
+	{
+		HOLD(&j->in->lock);
+		if (j->in->attr.nlink == 0 ||
+		    (j->in->file->stage != j->stage && !j->v.replaced))
+			return -ECANCELED;
+		/* Its content cannot have changed: one job at a time. */
+		CHECK(j->in->file->content == w->old);
+	}
+	if (w->unchanged)
+		return w->mtime_ns == old->mtime_ns ? 1 : write_time(st, b, p);
+	/* Those that it supersedes have theirs: see names_setattr(). */
+	c.generation = (old ? old->generation : 0) + 1 + p->older;
+	c.size_bytes = w->size_bytes;
+	c.mtime_ns = w->mtime_ns;
+	c.kind = w->small ? CONTENT_SMALL : CONTENT_EXTENTS;
+	memcpy(c.digest, w->digest, HASH_BYTES);
+	if (w->small)
+		c.data_bytes = c.size_bytes;
+	else if (joined_is_dead(w) || came_too_late(st, w))
+		rc = -ESTALE;
+	else
+		rc = content_of_work(w, &c, &p->changes);
+	if (rc == 0)
+		check_native_size(st, w, &c);
+	if (rc == 0 && old)
+		rc = changes_of_content(st, old, -1, &p->changes);
+	if (rc == 0)
+		rc = changes_apply(st, b, &p->changes);
+	if (rc == 0) {
+		put_records(st, b, w, &c, old);
+		rc = put_own_copies(b, w);
+	}
+	if (rc == 0)
+		rc = kv_room(st->kv);
+	if (rc == 0) { /* before the write: after it nothing may fail */
+		p->content = content_ref_new(&c);
+		rc = p->content ? 0 : -ENOMEM;
+	}
+	if (rc == 0)
+		rc = kv_write(st->kv, b);
+	work_written(w, rc);
+	content_release(&c);
+	return rc;
+}
+
+/* The ranges of the adopted image that nobody will read once it is closed. */
+static void reclaim_own_copies(struct store *st, struct work *w)
+{
+	if (stage_is_spare(w)) {
+		reclaim_add(st->reclaim, w->image->id, 0, w->size_bytes);
+		return;
+	}
+	for (uint32_t i = 0; i < w->chunk_count; i++)
+		if (is_spare(w, &w->chunks[i]))
+			reclaim_add(st->reclaim, w->image->id, w->chunks[i].offset,
+				    w->chunks[i].len);
+}
+
+/*
+ * What is committed is what the file's stage holds: the stage is now a cache,
+ * or, adopted, it is the image, or it goes. in->lock is held. false: its bytes
+ * may be others all the same.
+ */
+static bool publish_stage_locked(struct store *st, struct pending *p)
+{
+	struct file *f = p->j->in->file;
+	const struct content *c = &f->content->c;
+	bool poor = file_is_poor_cache(st, f);
+	bool reached = file_is_reached(&f->state);
+	enum file_fate fate = file_end(&f->state, END_DURABLE, poor);
+	struct stage *s = p->j->stage;
+	struct work *w = p->w;
+
+	if (fate == FATE_STAYS)
+		return false;
+	SLOT_SET(s->slot, clean_generation, c->generation);
+	SLOT_SET(s->slot, dirty, 0);
+	s->keep_image = w->adopt && !w->unchanged;
+	if (s->keep_image && reached) { /* punched when its readers go */
+		p->hold_punch = true;
+		f->punch_image = w->image->id;
+		f->punch_size = w->size_bytes;
+	}
+	if (fate == FATE_GOES) {
+		p->drop = TAKE(f->stage);
+		return true;
+	}
+	stage_list(&st->stages, s);
+	if (c->native && c->extent_count > 0 && !poor && !w->unchanged &&
+	    !s->sealed) {
+		s->clean_image = c->extents[0].image;
+		image_set_clean(&st->images, s->clean_image, s);
+	}
+	return true;
+}
+
+/* The content is durable: let everybody see it. */
+static void job_publish(struct store *st, struct pending *p)
+{
+	struct drain_job *j = p->j;
+	struct file *f = j->in->file;
+	struct work *w = p->w;
+	bool clean;
+
+	HOLD(&j->in->lock);
+	if (p->content) {
+		p->old = f->content;
+		f->content = TAKE(p->content);
+		f->verified = true;
+	}
+	if (j->v.replaced && w->adopt)
+		j->stage->keep_image = !w->unchanged;
+	clean = w->exclusive && f->stage == j->stage &&
+		(w->adopt || !atomic_load(&w->disturbed)) &&
+		publish_stage_locked(st, p);
+	TAILQ_INIT(&p->ended);
+	drain_seen(st, j, clean, &p->ended);
+}
+
+static void job_published(struct store *st, struct pending *p)
+{
+	struct drain_job *j = p->j;
+	struct work *w = p->w;
+	bool stored = w->image && !w->unchanged && (w->adopt || work_stored(w));
+
+	if (p->drop) {
+		stage_drop(&st->stages, p->drop);
+		stage_put(&st->stages, p->drop);
+		inode_put(st, j->in, 1); /* the stage's reference */
+	}
+	jobs_ended(st, &p->ended);
+	content_ref_put(p->old);
+	changes_reclaim(st, &p->changes);
+	if (stored) {
+		HOLD(&st->images.lock);
+		w->image->building = false;
+	}
+	if (w->image && !w->unchanged && !p->hold_punch)
+		reclaim_own_copies(st, w);
+	/* An own image that holds nothing that counts is given up. */
+	drain_done(st, j, stored);
+}
+
+/* It is not committed, so nothing that is younger is before it is. */
+static void job_give_back(struct store *st, struct pending *p, int rc)
+{
+	struct drain_job *j = p->j;
+
+	if (p->older > 0)
+		drain_unhide(st, j);
+	if (rc == -ESTALE || rc == -ECANCELED) {
+		j->no_join = true; /* or it could go round for ever */
+		drain_void(st, j, false);
+	} else {
+		drain_fail(st, j, rc);
+	}
+}
+
+static void pending_release(struct pending *p)
+{
+	content_ref_put(p->content);
+	free(p->changes.at);
+}
+
+/* `first` was taken from the order. */
+static void commit_group(struct store *st, const struct pending *first)
+{
+	struct pending p[COMMIT_GROUP_MAX];
+	bool wrote = false;
+	unsigned n = 0;
+	int rc = 0;
+
+	p[0] = *first;
+	for (unsigned taken = 0; taken < COMMIT_GROUP_MAX && p[n].j; taken++) {
+		p[n].w = p[n].j->work;
+		rc = job_write(st, &p[n]);
+		wrote = wrote || rc == 0;
+		if (rc < 0) {
+			job_give_back(st, &p[n], rc);
+			pending_release(&p[n]);
+		} else {
+			n++;
+		}
+		if (taken + 1 < COMMIT_GROUP_MAX) {
+			p[n] = (struct pending){ 0 };
+			p[n].j = drain_take(st, &p[n].older);
+		}
+	}
+	rc = n > 0 ? kv_sync(st->kv) : 0;
+	if (rc < 0 && wrote) /* what was written is tried again as if it was
+				not */
+		kv_condemn(st->kv);
+	for (unsigned i = 0; i < n; i++) {
+		if (rc < 0) {
+			job_give_back(st, &p[i], rc);
+		} else {
+			job_publish(st, &p[i]);
+			job_published(st, &p[i]);
+		}
+		pending_release(&p[i]);
+	}
+}
+
+bool commit_jobs(struct store *st)
+{
+	struct pending first = { 0 };
+	struct drain_job *j;
+
+	while ((j = drain_take_void(st)) != NULL)
+		drain_void(st, j, false);
+	first.j = drain_take(st, &first.older);
+	if (!first.j)
+		return false;
+	HOLD(reclaim_turn(st->reclaim));
+	commit_group(st, &first);
+	return true;
+}

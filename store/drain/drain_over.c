@@ -1,0 +1,255 @@
+/*
+ * drain_over.c - what follows when an attempt at a job is over.
+ *
+ * Workers and the committer bring a job back here with what came of it: it
+ * does not count (the bytes changed under it, or what it shares is gone), it
+ * failed, or it is durable. Its place in the order outlasts all but the last.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/drain/drain_private.h"
+#include "store/file/state.h"
+#include "store/store.h"
+
+#define RETRY_NS (INT64_C(5) * 1000000000)
+
+/*
+ * The attempt is over; the caller puts the work that is returned. A stage that
+ * does not become the image after all is the file's to be written again.
+ */
+static struct work *attempt_over_locked(struct drain *d, struct drain_job *j)
+{
+	struct work *w = TAKE(j->work);
+
+	j->attempts++;
+	if (w && w->adopt && j->in->file->stage == j->stage)
+		file_move(&j->in->file->state, FILE_THAWED);
+	cond_broadcast(&d->moved);
+	return w;
+}
+
+/*
+ * The file has been closed again, or is asked for: q drains the bytes that j
+ * did, and counts where j did if it has no place.
+ */
+static void merge_locked(struct drain *d, struct drain_job *j,
+			 struct drain_job *q)
+{
+	if (j->v.place && !q->v.place) {
+		q->close_size = j->close_size;
+		q->close_mtime_ns = j->close_mtime_ns;
+	}
+	order_inherit(&d->order, &j->v, &q->v);
+}
+
+/* The newer job of the very stage that j has; NULL: none. */
+static struct drain_job *newer_locked(const struct drain_job *j)
+{
+	struct drain_job *q = job_of(versions_next(&j->in->file->versions));
+
+	return !j->v.replaced && q && q->stage == j->stage ? q : NULL;
+}
+
+/*
+ * Who waits for j, perhaps only since it was overtaken, is told to look again
+ * (-EAGAIN) when the file's bytes are another job's by now.
+ */
+static void again_locked(struct drain *d, struct drain_job *j, bool overtaken,
+			 struct version_queue *ended)
+{
+	struct drain_job *q = newer_locked(j);
+
+	if (j->in->attr.nlink == 0) {
+		job_end_locked(d, j, VERSION_GONE, 0, ended);
+	} else if (overtaken ||
+		   (!j->v.replaced && j->in->file->stage != j->stage)) {
+		job_end_locked(d, j, VERSION_GONE, -EAGAIN, ended);
+	} else if (q) {
+		enum version_want want = j->v.want;
+
+		merge_locked(d, j, q);
+		job_end_locked(d, j, VERSION_GONE, -EAGAIN, ended);
+		if (want == WANT_ALONE)
+			job_want_locked(d, q);
+		else if (want == WANT_SOON)
+			order_ask(&q->v);
+	} else {
+		order_again(&d->order, &j->v);
+		cond_broadcast(&d->work);
+	}
+}
+
+void drain_void(struct store *st, struct drain_job *j, bool overtaken)
+{
+	struct version_queue ended = TAILQ_HEAD_INITIALIZER(ended);
+	struct work *w;
+
+	if (j->work)
+		work_end(st, j->work, false);
+	{
+		HOLD(&j->in->lock);
+		HOLD(&st->drain->lock);
+		w = attempt_over_locked(st->drain, j);
+		again_locked(st->drain, j, overtaken, &ended);
+	}
+	work_put(st, w);
+	jobs_ended(st, &ended);
+}
+
+/*
+ * The file has an error: it counts once, and is told once more when other bytes
+ * failed than those that had failed before.
+ */
+static void stick_locked(struct drain *d, struct drain_job *j, int rc)
+{
+	struct file *f = j->in->file;
+
+	if (f->sticky_error == 0)
+		d->failed++;
+	if (f->sticky_error != rc || j->result == 0)
+		f->error_told = false;
+	f->sticky_error = rc;
+}
+
+/*
+ * A stage that was replaced since is given up: newer bytes of its file wait
+ * behind it. So is one that another job has as well.
+ */
+static void failed_locked(struct drain *d, struct drain_job *j, int rc,
+			  struct version_queue *ended)
+{
+	struct drain_job *q = newer_locked(j);
+
+	j->failures++;
+	if (q)
+		merge_locked(d, j, q);
+	if (q || j->v.replaced || j->in->file->stage != j->stage) {
+		job_end_locked(d, j, VERSION_GONE, rc, ended);
+	} else {
+		j->result = rc;
+		j->due_ns = mono_ns() + RETRY_NS;
+		order_fail(&d->order, &j->v);
+		cond_signal(&d->tick);
+		cond_broadcast(&d->work); /* older ones of its file */
+	}
+}
+
+static void log_failed(struct store *st, struct inode *in, int rc)
+{
+	char path[4096];
+
+	inode_path(st, in, path, sizeof(path));
+	log_error("%s: cannot be made durable: %s; its bytes are kept and %s",
+		  path, strerror(-rc),
+		  kv_health(st->kv) == KV_CONDEMNED
+			  ? "taken over when it is mounted again"
+			  : "it is tried again");
+}
+
+void drain_fail(struct store *st, struct drain_job *j, int rc)
+{
+	struct version_queue ended = TAILQ_HEAD_INITIALIZER(ended);
+	struct drain *d = st->drain;
+	struct work *w;
+	bool first;
+
+	if (j->work)
+		work_end(st, j->work, false);
+	job_ref(j); /* what fails later may have ended it by then */
+	{
+		HOLD(&j->in->lock);
+		first = j->in->file->sticky_error != rc;
+	}
+	if (first)
+		log_failed(st, j->in, rc);
+	{
+		HOLD(&j->in->lock);
+		HOLD(&d->lock);
+		stick_locked(d, j, rc);
+		w = attempt_over_locked(d, j);
+		failed_locked(d, j, rc, &ended);
+	}
+	work_put(st, w);
+	jobs_ended(st, &ended);
+	drain_job_put(st, j);
+}
+
+/* --- for the committer --------------------------------------------------- */
+
+/* Does another daemon find the older versions of j's file that are left? */
+static void show_older_locked(const struct drain_job *j, bool show)
+{
+	struct version *u;
+
+	for (u = TAILQ_PREV(&j->v, version_list, by_file); u;
+	     u = TAILQ_PREV(u, version_list, by_file))
+		if (u->replaced && job_of(u)->stage != j->stage)
+			SLOT_SET(job_of(u)->stage->slot, dirty, show);
+}
+
+struct drain_job *drain_take(struct store *st, unsigned *ret_older)
+{
+	struct drain_job *j;
+
+	HOLD(&st->drain->lock);
+	j = job_of(order_take(&st->drain->order));
+	*ret_older = j ? order_older(&j->v) : 0;
+	if (*ret_older > 0)
+		show_older_locked(j, false);
+	return j;
+}
+
+void drain_unhide(struct store *st, struct drain_job *j)
+{
+	HOLD(&st->drain->lock);
+	show_older_locked(j, true);
+}
+
+struct drain_job *drain_take_void(struct store *st)
+{
+	HOLD(&st->drain->lock);
+	return job_of(order_void(&st->drain->order));
+}
+
+void drain_seen(struct store *st, struct drain_job *j, bool clean,
+		struct version_queue *ended)
+{
+	struct drain *d = st->drain;
+	struct file *f = j->in->file;
+	struct drain_job *q;
+
+	HOLD(&d->lock);
+	q = newer_locked(j);
+	if (clean && q)
+		job_end_locked(d, q, VERSION_GONE, -EAGAIN, ended);
+	order_seen(&d->order, &j->v);
+	if (f->sticky_error != 0)
+		d->failed--;
+	f->sticky_error = 0;
+}
+
+void drain_done(struct store *st, struct drain_job *j, bool stored)
+{
+	struct version_queue ended = TAILQ_HEAD_INITIALIZER(ended);
+	struct drain *d = st->drain;
+	struct work *w;
+
+	work_end(st, j->work, stored || j->work->adopt);
+	{
+		struct version *u;
+
+		HOLD(&j->in->lock);
+		HOLD(&d->lock);
+		/* What is older of its file is superseded. */
+		while ((u = TAILQ_FIRST(&j->in->file->versions.list)) != &j->v)
+			job_end_locked(d, job_of(u), VERSION_GONE, 0, &ended);
+		w = TAKE(j->work);
+		j->attempts++;
+		job_end_locked(d, j, VERSION_DONE, 0, &ended);
+	}
+	work_put(st, w);
+	jobs_ended(st, &ended);
+}

@@ -1,0 +1,207 @@
+/*
+ * work.h - one attempt at a version: its bytes are cut, hashed, looked up,
+ * compared and stored. Who may work on what, and when, is the drain's to say;
+ * nothing here knows of an order. Private to the drain.
+ *
+ * What is stored is what was hashed. A stage that nobody can write to is hashed
+ * and written from its mapping; if a writer opens it meanwhile the work is
+ * `disturbed` and does not count. While writers exist, bytes are copied before
+ * they are hashed, and at the last close everything is hashed once more.
+ *
+ * Workers share the work in spans of some MiB; the one that finishes the last
+ * span concludes it. Sharing between works that run at once goes through the
+ * in-flight table (inflight.h).
+ */
+#ifndef STORE_WORK_H
+#define STORE_WORK_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "store/base/sync.h"
+#include "store/db/hash.h"
+#include "store/formats/cut.h"
+#include "store/names/inode.h"
+#include "store/space/reclaim.h"
+
+struct drain_job;
+struct store;
+
+#ifndef DRAIN_SPAN_BYTES /* the simulator has smaller ones */
+#define DRAIN_SPAN_BYTES (UINT64_C(8) << 20)
+#endif
+/* A worker's buffer: a span with room for alignment at both ends. */
+#define DRAIN_BUFFER_BYTES (DRAIN_SPAN_BYTES + CHUNK_BYTES_MAX + 8192)
+
+enum chunk_kind {
+	CHUNK_ZERO, /* a hole */
+	CHUNK_NEW, /* written to the work's own image, at its own offset */
+	CHUNK_SHARED, /* lies at image, image_offset, and is committed */
+	CHUNK_JOINED, /* lies where another running work puts it */
+	CHUNK_DEFERRED, /* another running work has it: not decided yet */
+};
+
+struct drain_chunk {
+	uint64_t offset;
+	uint32_t len;
+	uint8_t kind; /* enum chunk_kind */
+	bool kept; /* SHARED with the file's own committed content */
+	bool spare; /* was written to the own image before it was shared */
+	uint8_t hash[HASH_BYTES];
+	uint64_t image, image_offset;
+	struct work *owner; /* DEFERRED: a reference */
+	uint32_t owner_chunk;
+	struct drain_origin *origin; /* JOINED: a reference; NULL: the file */
+};
+
+/*
+ * What others must know of a work whose bytes they share, until they are
+ * committed themselves. It may have ended long before: its image and its stage
+ * are not kept for them.
+ */
+struct drain_origin {
+	atomic_uint refs;
+	uint64_t size_bytes;
+	bool adopt;
+	atomic_bool written; /* the chunks are in the index now, or were */
+	atomic_bool ended; /* when not written: there will be no such chunks */
+};
+void drain_origin_put(struct drain_origin *o);
+
+/* Are its chunks' places final, and on the disk? */
+enum work_outcome {
+	WORK_OPEN,
+	WORK_SETTLED,
+	WORK_GAVE_UP, /* they will never be */
+};
+
+struct work {
+	/* Frozen when it begins: */
+	struct drain_job *job; /* a reference */
+	struct inode *in; /* the job's, and so is the stage */
+	struct stage *stage;
+	uint64_t serial; /* the smaller one of two has the chunk */
+	uint64_t domain; /* with whose chunks it shares: records.h */
+	bool exclusive; /* nobody has it open for writing */
+	bool adopt; /* the stage is the image */
+	bool no_join; /* share with nobody who is not committed yet */
+	struct content_ref *old; /* what was committed; a reference */
+
+	atomic_uint refs;
+	atomic_bool disturbed; /* a writer came, or it was asked to stop */
+	atomic_int error; /* first error of any span */
+	enum work_outcome outcome; /* drain.lock */
+	TAILQ_ENTRY(work) running; /* drain.lock */
+
+	struct reclaim_ticket
+		ticket; /* held from work_begin() to work_close() */
+
+	/* Set by work_begin(), then read only: */
+	uint64_t size_bytes;
+	int64_t mtime_ns;
+	const uint8_t *map; /* of an exclusive memory stage while it runs */
+	bool stable; /* it had one: its bytes did not change */
+	uint8_t *small; /* all bytes of a small file */
+	struct drain_chunk *chunks;
+	uint32_t chunk_count;
+	uint32_t *spans; /* first chunk of each span, and chunk_count */
+	uint32_t span_count;
+	atomic_uint next_span, spans_left;
+	/*
+	 * Open while it runs, and only then: what waits takes no descriptor.
+	 * -1: not yet, or not any more. See work_close().
+	 */
+	int stage_fd;
+	int image_fd, direct_fd; /* both under image_turn until they are set */
+	struct lock image_turn; /* held while the image is made */
+	struct image *image; /* where NEW chunks go; a reference, or NULL */
+	struct drain_origin *origin; /* a reference; a small file has none */
+
+	/* Whoever concludes it: */
+	bool synced; /* what is in the image is durable, with its label */
+	uint64_t label; /* a sum of what that says; 0: it has none */
+
+	/* The result, for the committer: */
+	bool undid; /* what little it could have shared was stored after all */
+	bool unchanged; /* equals what is committed */
+	uint8_t digest[HASH_BYTES];
+};
+
+/* One reference. NULL: no memory. */
+struct work *work_new(struct drain_job *j);
+void work_ref(struct work *w);
+void work_put(struct store *st, struct work *w);
+/*
+ * It is over: what it claimed is findable now, or never. What it stored is
+ * given up, unless it was committed.
+ */
+void work_end(struct store *st, struct work *w, bool committed);
+
+/*
+ * Set up: size, mapping, cut, spans. A small file is read whole. 0, or -errno.
+ */
+int work_begin(struct store *st, struct work *w);
+/* When nothing of it runs any more: it needs no descriptor to wait. */
+void work_close(struct work *w);
+/* Hash, look up and store one span. Errors go to w->error. */
+void work_span(struct store *st, struct work *w, uint32_t span,
+	       uint8_t *buffer);
+/*
+ * After the last span: make the own bytes durable, with the label of their
+ * image. Where chunks wait for others, that is work_settle()'s to do.
+ */
+int work_sync(struct store *st, struct work *w);
+/* The same for what was stored, or found to lie elsewhere, since. */
+int work_settle(struct store *st, struct work *w);
+/* Find the chunks that an older one has taken over since they were claimed. */
+int work_recheck(struct store *st, struct work *w, uint8_t *buffer);
+/*
+ * A deferred chunk whose owner is settled: share it, or, when the owner gave
+ * up or the bytes differ, store it ourselves. -EAGAIN: drain the file again.
+ */
+int work_resolve(struct store *st, struct work *w, uint32_t chunk,
+		 bool owner_failed, uint8_t *buffer);
+/* Sharing that does not pay is undone; the digest; did anything change? */
+int work_conclude(struct store *st, struct work *w, uint8_t *buffer);
+
+/* --- between work.c and work_late.c */
+
+/* What was compared with last: neighbours mostly lie in one image. */
+struct compared {
+	uint64_t image; /* 0: nothing yet */
+	int fd;
+};
+#define COMPARED_NONE \
+	{             \
+		0, -1 \
+	}
+void compared_close(struct compared *last);
+/* Are these bytes at this place of an image? */
+bool equal_to_image(struct store *st, struct compared *last,
+		    const struct chunk_loc *l, const uint8_t *bytes);
+/* The same of a stage that is mapped by its work. */
+bool equal_to_stage(struct store *st, const struct stage *s,
+		    const uint8_t *bytes, size_t len, uint64_t off);
+/* Look up the new chunks of [first, end); base is the byte at file offset 0. */
+int work_look_up(struct store *st, struct work *w, uint32_t first, uint32_t end,
+		 const uint8_t *base);
+/* Store the new chunks of [first, end), neighbours with one write. */
+int work_write(struct store *st, struct work *w, uint32_t first, uint32_t end,
+	       const uint8_t *base);
+/*
+ * The bytes of [first, end) so that file offset o lies at *ret_base + o:
+ * the mapping, or a copy in the buffer that is aligned as the file is.
+ */
+int work_bytes(struct work *w, uint32_t first, uint32_t end, uint8_t *buffer,
+	       const uint8_t **ret_base);
+
+/* --- work_label.c */
+
+/* Label the image, open as fd. It need not have one. */
+void work_label(struct store *st, struct work *w, int fd);
+/* Would it say something else by now? */
+bool work_label_is_old(struct store *st, const struct work *w);
+
+#endif

@@ -1,0 +1,292 @@
+/*
+ * work_late.c - what is decided about a work when all its spans are done.
+ *
+ * By then another one may have taken a chunk over, or stored it and gone; and
+ * what a chunk was deferred to is settled, or gave up. Whatever cannot be
+ * shared after all is stored late. In the end the bytes are on the disk, and it
+ * is known where each of them lies.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "store/base/scope.h"
+#include "store/drain/drain_private.h"
+#include "store/drain/inflight.h"
+#include "store/drain/work.h"
+#include "store/store.h"
+
+/*
+ * A file up to this size is not shared with its own former content: written
+ * whole it stays native, in one image, however often it is changed.
+ */
+#define SELF_SHARE_BYTES_MIN (UINT64_C(64) << 20)
+
+static void conclude_digest(struct store *st, struct work *w)
+{
+	uint8_t record[HASH_BYTES + 4];
+	XXH128_canonical_t canon;
+	XXH3_state_t *state;
+
+	if (w->small) {
+		chunk_hash(st->secret, w->small, (size_t)w->size_bytes,
+			   w->digest);
+		return;
+	}
+	state = XXH3_createState();
+	CHECK(state);
+	XXH3_128bits_reset(state);
+	for (uint32_t i = 0; i < w->chunk_count; i++) {
+		uint32_t len = htole32(w->chunks[i].len);
+
+		memcpy(record, w->chunks[i].hash, HASH_BYTES);
+		memcpy(record + HASH_BYTES, &len, sizeof(len));
+		XXH3_128bits_update(state, record, sizeof(record));
+	}
+	XXH128_canonicalFromHash(&canon, XXH3_128bits_digest(state));
+	memcpy(w->digest, canon.digest, HASH_BYTES);
+	XXH3_freeState(state);
+}
+
+/* Do other jobs decide where some of it lies? */
+static bool has_deferred(const struct work *w)
+{
+	for (uint32_t i = 0; i < w->chunk_count; i++)
+		if (w->chunks[i].kind == CHUNK_DEFERRED)
+			return true;
+	return false;
+}
+
+static int sync_image(struct store *st, struct work *w)
+{
+	/* An adopted image is the stage. */
+	int fd = w->adopt ? w->stage_fd : w->image_fd;
+	int rc;
+
+	if (!w->adopt && ftruncate(fd, (off_t)w->size_bytes) < 0)
+		return -errno;
+	conclude_digest(st, w);
+	work_label(st, w, fd);
+	/* An fdatasync() need not bring the label. */
+	if (fsync(fd) < 0)
+		return -errno;
+	rc = image_sync_name(&st->images, w->image->id);
+	w->synced = rc == 0;
+	return rc;
+}
+
+int work_sync(struct store *st, struct work *w)
+{
+	return w->image && !has_deferred(w) ? sync_image(st, w) : 0;
+}
+
+int work_settle(struct store *st, struct work *w)
+{
+	if (!w->image || w->unchanged ||
+	    (w->synced && !work_label_is_old(st, w)))
+		return 0;
+	return sync_image(st, w);
+}
+
+/* Store a chunk after all. Its bytes must be those that were hashed. */
+static int store_late(struct store *st, struct work *w, uint32_t i,
+		      uint8_t *buffer)
+{
+	struct drain_chunk *c = &w->chunks[i];
+	uint8_t hash[HASH_BYTES];
+	const uint8_t *base;
+	int rc;
+
+	rc = work_bytes(w, i, i + 1, buffer, &base);
+	if (rc < 0)
+		return rc == -ESTALE ? -EAGAIN : rc;
+	if (!w->map) {
+		chunk_hash(st->secret, base + c->offset, c->len, hash);
+		if (memcmp(hash, c->hash, HASH_BYTES) != 0)
+			return -EAGAIN;
+	}
+	w->synced = false;
+	c->kind = CHUNK_NEW;
+	c->kept = false;
+	drain_origin_put(c->origin);
+	c->origin = NULL;
+	if (c->spare || w->adopt) { /* it is there already */
+		c->spare = false;
+		return 0;
+	}
+	return work_write(st, w, i, i + 1, base);
+}
+
+int work_recheck(struct store *st, struct work *w, uint8_t *buffer)
+{
+	for (uint32_t i = 0; i < w->chunk_count; i++) {
+		struct drain_chunk *c = &w->chunks[i];
+		struct work *owner;
+		uint32_t owner_chunk;
+		const uint8_t *base;
+		int rc;
+
+		if (c->kind != CHUNK_NEW || w->no_join)
+			continue;
+		switch (inflight_check(st->drain->inflight, c->hash, w, i,
+				       &owner, &owner_chunk)) {
+		case INFLIGHT_MINE:
+			break;
+		case INFLIGHT_OTHER:
+			c->kind = CHUNK_DEFERRED;
+			c->spare = !w->adopt;
+			c->owner = owner;
+			c->owner_chunk = owner_chunk;
+			break;
+		case INFLIGHT_NOBODY:
+			rc = work_bytes(w, i, i + 1, buffer, &base);
+			if (rc == 0)
+				rc = work_look_up(st, w, i, i + 1, base);
+			if (rc < 0)
+				return rc == -ESTALE ? -EAGAIN : rc;
+			c->spare = c->kind == CHUNK_SHARED && !w->adopt;
+			break;
+		}
+	}
+	return 0;
+}
+
+/* The chunk is where its owner, or whom that one shares with, has put it. */
+static void join(struct drain_chunk *c, const struct work *w,
+		 const struct work *o, const struct drain_chunk *theirs,
+		 const struct chunk_loc *l)
+{
+	struct drain_origin *origin = NULL;
+
+	if (theirs->kind == CHUNK_JOINED)
+		origin = theirs->origin; /* NULL: o has it twice */
+	if (theirs->kind != CHUNK_SHARED && !origin && o != w)
+		origin = o->origin;
+	if (origin)
+		atomic_fetch_add(&origin->refs, 1);
+	c->kind = theirs->kind == CHUNK_SHARED ? CHUNK_SHARED : CHUNK_JOINED;
+	c->image = l->image;
+	c->image_offset = l->offset;
+	c->origin = origin;
+}
+
+static int resolve(struct store *st, struct work *w, uint32_t chunk,
+		   bool owner_failed, uint8_t *buffer)
+{
+	struct drain_chunk *c = &w->chunks[chunk];
+	const struct work *o = c->owner;
+	const struct drain_chunk *theirs = &o->chunks[c->owner_chunk];
+	SCOPED(compared_close) struct compared last = COMPARED_NONE;
+	struct chunk_loc l = { .len = c->len };
+	const uint8_t *base;
+	int rc;
+
+	if (owner_failed || theirs->len != c->len)
+		return store_late(st, w, chunk, buffer);
+	if (theirs->kind == CHUNK_SHARED || theirs->kind == CHUNK_JOINED) {
+		l.image = theirs->image;
+		l.offset = theirs->image_offset;
+	} else if (theirs->kind == CHUNK_NEW) {
+		l.image = o->image->id;
+		l.offset = theirs->offset;
+	} else {
+		return store_late(st, w, chunk, buffer);
+	}
+	if (st->options.verify != VERIFY_OFF) {
+		rc = work_bytes(w, chunk, chunk + 1, buffer, &base);
+		if (rc < 0)
+			return rc == -ESTALE ? -EAGAIN : rc;
+		if (!(o->stable ? equal_to_stage(st, o->stage, base + c->offset,
+						 c->len, theirs->offset)
+				: equal_to_image(st, &last, &l,
+						 base + c->offset)))
+			return store_late(st, w, chunk, buffer);
+	}
+	join(c, w, o, theirs, &l);
+	return 0;
+}
+
+int work_resolve(struct store *st, struct work *w, uint32_t chunk,
+		 bool owner_failed, uint8_t *buffer)
+{
+	struct drain_chunk *c = &w->chunks[chunk];
+	int rc = resolve(st, w, chunk, owner_failed, buffer);
+	struct work *owner = c->owner;
+
+	/* A circle of the file with itself is broken without an end of it. */
+	c->owner = NULL;
+	if (owner == w)
+		atomic_fetch_sub(&w->refs, 1);
+	else
+		work_put(st, owner);
+	return rc;
+}
+
+/* Whole-file duplicates stay native: everything maps 1:1 onto one image. */
+static bool is_identity(const struct work *w)
+{
+	const struct drain_chunk *c = w->chunks;
+	uint64_t image = c[0].kind == CHUNK_NEW ? w->image->id : c[0].image;
+
+	for (uint32_t i = 0; i < w->chunk_count; i++) {
+		if (c[i].kind == CHUNK_ZERO)
+			return false; /* is it a hole there as well? */
+		if (c[i].kind == CHUNK_NEW) {
+			if (w->image->id != image)
+				return false;
+		} else if (c[i].image != image ||
+			   c[i].image_offset != c[i].offset) {
+			return false;
+		}
+	}
+	return true;
+}
+
+static int undo_sharing(struct store *st, struct work *w, uint8_t *buffer)
+{
+	uint64_t shared = 0, kept = 0;
+	int rc;
+
+	for (uint32_t i = 0; i < w->chunk_count; i++)
+		if (w->chunks[i].kind == CHUNK_SHARED ||
+		    w->chunks[i].kind == CHUNK_JOINED) {
+			shared += w->chunks[i].len;
+			if (w->chunks[i].kept)
+				kept += w->chunks[i].len;
+		}
+	if (shared == 0 || is_identity(w))
+		return 0;
+	if (w->size_bytes < SELF_SHARE_BYTES_MIN)
+		shared -= kept;
+	if (shared > 0 &&
+	    shared >=
+		    w->size_bytes / 100 * st->options.dedup_min_saving_percent)
+		return 0;
+	for (uint32_t i = 0; i < w->chunk_count; i++) {
+		if (w->chunks[i].kind != CHUNK_SHARED &&
+		    w->chunks[i].kind != CHUNK_JOINED)
+			continue;
+		rc = store_late(st, w, i, buffer);
+		if (rc < 0)
+			return rc;
+	}
+	w->undid = true;
+	drain_count_left(st, shared);
+	return 0;
+}
+
+int work_conclude(struct store *st, struct work *w, uint8_t *buffer)
+{
+	const struct content *old = w->old ? &w->old->c : NULL;
+	int rc;
+
+	conclude_digest(st, w);
+	w->unchanged = old && old->size_bytes == w->size_bytes &&
+		       memcmp(old->digest, w->digest, HASH_BYTES) == 0;
+	if (w->unchanged || w->small)
+		return 0;
+	rc = undo_sharing(st, w, buffer);
+	return rc;
+}

@@ -1,0 +1,168 @@
+/*
+ * work_look.c - which of a work's chunks are there already.
+ *
+ * What the index finds by its hash is compared byte by byte before it is
+ * shared (verify=off trusts the hash), but for what the file itself has at the
+ * same place.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/base/io.h"
+#include "store/base/scope.h"
+#include "store/drain/drain_private.h"
+#include "store/drain/inflight.h"
+#include "store/drain/work.h"
+#include "store/store.h"
+
+#define COMPARE_BYTES (256u << 10)
+
+/* Where the file's committed content has the file's byte `offset`. */
+static bool kept_at(const struct work *w, const struct drain_chunk *c,
+		    const struct chunk_loc *l)
+{
+	const struct extent *e;
+	size_t low = 0, high;
+
+	if (!w->old)
+		return false;
+	high = w->old->c.extent_count;
+	while (low < high) {
+		size_t mid = (low + high) / 2;
+
+		e = &w->old->c.extents[mid];
+		if (e->offset + e->len <= c->offset)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	if (low == w->old->c.extent_count)
+		return false;
+	e = &w->old->c.extents[low];
+	return e->offset <= c->offset && e->image == l->image &&
+	       e->image_offset + (c->offset - e->offset) == l->offset &&
+	       c->offset + c->len <= e->offset + e->len;
+}
+
+/* Compare with bytes that only a descriptor gives, piece by piece. */
+static bool equal_to_fd(int fd, const uint8_t *bytes, size_t len, uint64_t off)
+{
+	SCOPED(scope_free) uint8_t *buf = malloc(COMPARE_BYTES);
+	size_t done = 0;
+
+	if (!buf)
+		return false;
+	while (done < len) {
+		size_t n =
+			len - done < COMPARE_BYTES ? len - done : COMPARE_BYTES;
+
+		if (io_read_full(fd, buf, n, off + done) < 0 ||
+		    memcmp(buf, bytes + done, n) != 0)
+			return false;
+		done += n;
+	}
+	return true;
+}
+
+void compared_close(struct compared *last)
+{
+	scope_close(&last->fd);
+}
+
+/* The bytes of an image, from memory if they are there. -errno: not to be had.
+ */
+static int open_to_compare(struct store *st, uint64_t id)
+{
+	struct stage *clean;
+	struct image *i;
+	int fd;
+
+	fd = image_get(&st->images, id, &i);
+	if (fd < 0)
+		return fd;
+	clean = stage_of_image(&st->images, i);
+	/* Read, not mapped: a writer may cut it short at any time. */
+	fd = clean ? stage_open(&st->stages, clean, O_RDONLY)
+		   : image_open_fd(&st->images, i, O_RDONLY);
+	stage_put(&st->stages, clean);
+	image_put(&st->images, i);
+	return fd;
+}
+
+bool equal_to_image(struct store *st, struct compared *last,
+		    const struct chunk_loc *l, const uint8_t *bytes)
+{
+	if (last->image != l->image) {
+		compared_close(last);
+		last->fd = open_to_compare(st, l->image);
+		last->image = last->fd < 0 ? 0 : l->image;
+	}
+	return last->fd >= 0 && equal_to_fd(last->fd, bytes, l->len, l->offset);
+}
+
+bool equal_to_stage(struct store *st, const struct stage *s,
+		    const uint8_t *bytes, size_t len, uint64_t off)
+{
+	SCOPED(scope_close) int fd = stage_open(&st->stages, s, O_RDONLY);
+
+	return fd >= 0 && equal_to_fd(fd, bytes, len, off);
+}
+
+/* What the index says of one new chunk. */
+static void look_up_one(struct store *st, struct work *w, uint32_t index,
+			const void *value, size_t len, const uint8_t *bytes,
+			struct compared *last)
+{
+	struct drain_chunk *c = &w->chunks[index];
+	struct chunk_loc l;
+
+	if (!value || loc_decode(value, len, &l) < 0 || l.len != c->len)
+		return;
+	c->kept = kept_at(w, c, &l);
+	if (!c->kept && st->options.verify != VERIFY_OFF &&
+	    !equal_to_image(st, last, &l, bytes))
+		return;
+	c->kind = CHUNK_SHARED;
+	c->image = l.image;
+	c->image_offset = l.offset;
+	inflight_drop(st->drain->inflight, c->hash, w, index);
+}
+
+int work_look_up(struct store *st, struct work *w, uint32_t first, uint32_t end,
+		 const uint8_t *base)
+{
+	struct kv_slice keys[KV_MULTI_MAX];
+	struct key key[KV_MULTI_MAX];
+	void *values[KV_MULTI_MAX];
+	size_t lens[KV_MULTI_MAX];
+	uint32_t index[KV_MULTI_MAX];
+	SCOPED(compared_close) struct compared last = COMPARED_NONE;
+
+	while (first < end) {
+		size_t n = 0;
+		int rc;
+
+		for (; first < end && n < KV_MULTI_MAX; first++) {
+			if (w->chunks[first].kind != CHUNK_NEW)
+				continue;
+			key[n] = key_hash(w->chunks[first].hash, w->domain);
+			keys[n] = (struct kv_slice){ key[n].data, key[n].len };
+			index[n++] = first;
+		}
+		if (n == 0)
+			return 0;
+		rc = kv_multi_get(st->kv, n, keys, values, lens);
+		if (rc < 0)
+			return rc;
+		for (size_t i = 0; i < n; i++) {
+			const struct drain_chunk *c = &w->chunks[index[i]];
+
+			look_up_one(st, w, index[i], values[i], lens[i],
+				    base + c->offset, &last);
+			free(values[i]);
+		}
+	}
+	return 0;
+}
