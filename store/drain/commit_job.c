@@ -339,8 +339,8 @@ static void reclaim_own_copies(struct store *st, struct work *w)
 	}
 	for (uint32_t i = 0; i < w->chunk_count; i++)
 		if (is_spare(w, &w->chunks[i]))
-			reclaim_add(st->reclaim, w->image->id, w->chunks[i].offset,
-				    w->chunks[i].len);
+			reclaim_add(st->reclaim, w->image->id,
+				    w->chunks[i].offset, w->chunks[i].len);
 }
 
 /*

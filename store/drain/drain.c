@@ -209,42 +209,48 @@ static void job_place_locked(struct drain *d, struct drain_job *j,
 		SLOT_SET(j->stage->slot, close_order, j->v.place);
 }
 
-static enum version_state closed_state(bool waiting, const struct stat *sb)
-{
-	if (!waiting)
-		return VERSION_QUEUED;
-	return sb->st_size > 0 ? VERSION_CLOSED : VERSION_EMPTY;
-}
-
-/* The job that waits, or `fresh`, which is TAKEn then; with one reference. */
+/*
+ * The job that waits, or `fresh`, which is TAKEn then; with one reference. What
+ * the caller saw of the file may have changed since: a close of a file that
+ * somebody has opened meanwhile waits for him, as one whose handle is held.
+ */
 static struct drain_job *job_for_locked(struct drain *d, struct inode *in,
-					struct drain_job **fresh, bool ordered,
-					bool waiting, const struct stat *sb)
+					struct drain_job **fresh,
+					enum close_kind kind,
+					const struct stat *sb)
 {
-	struct drain_job *j = pending_locked(in->file);
+	struct file *f = in->file;
+	struct drain_job *j = pending_locked(f);
+	bool open = f->state.writers > 0 || f->state.changing > 0;
+	bool waiting = kind == CLOSE_HELD || (kind == CLOSE_LAST && open);
+	bool empty = sb->st_size == 0;
 
-	if (!j && ordered && (*fresh)->stage->sealed &&
-	    is_covered_locked(in->file) && in->file->versions.in_flight->place)
+	if (kind == CLOSE_LEFT && (file_may_change(f) || is_covered_locked(f)))
+		return NULL;
+	if (!j && kind != CLOSE_NOT && (*fresh)->stage->sealed &&
+	    is_covered_locked(f) && f->versions.in_flight->place)
 		return NULL;
 	if (!j) {
 		j = TAKE(*fresh); /* its first reference is the order's */
 		j->due_ns = waiting ? mono_ns() + RELEASE_WAIT_NS : 0;
-		order_add(&d->order, &j->v, &in->file->versions,
-			  closed_state(waiting, sb));
+		order_add(&d->order, &j->v, &f->versions,
+			  !waiting ? VERSION_QUEUED
+			  : empty  ? VERSION_EMPTY
+				   : VERSION_CLOSED);
 		cond_signal(waiting ? &d->tick : &d->work);
 	} else if (waiting) {
-		order_empty(&d->order, &j->v, sb->st_size == 0);
+		order_empty(&d->order, &j->v, empty);
 	} else if (j->v.state != VERSION_FAILED) {
 		job_wake_locked(d, j);
 	}
-	if (ordered)
+	if (kind != CLOSE_NOT)
 		job_place_locked(d, j, sb);
 	job_ref(j);
 	return j;
 }
 
-struct drain_job *job_for(struct store *st, struct inode *in, bool ordered,
-			  bool waiting, int *ret_rc)
+struct drain_job *job_for(struct store *st, struct inode *in,
+			  enum close_kind kind, int *ret_rc)
 {
 	struct drain_job *fresh, *j = NULL;
 	bool moved = true;
@@ -262,8 +268,8 @@ struct drain_job *job_for(struct store *st, struct inode *in, bool ordered,
 				in->attr.nlink == 0;
 			if (!moved) {
 				HOLD(&st->drain->lock);
-				j = job_for_locked(st->drain, in, &fresh,
-						   ordered, waiting, &sb);
+				j = job_for_locked(st->drain, in, &fresh, kind,
+						   &sb);
 			}
 		}
 		drain_job_put(st, fresh);
@@ -274,9 +280,9 @@ struct drain_job *job_for(struct store *st, struct inode *in, bool ordered,
 int drain_closed(struct store *st, struct inode *in, bool released)
 {
 	int rc;
-	struct drain_job *j = job_for(st, in, true, !released, &rc);
 
-	drain_job_put(st, j);
+	drain_job_put(st,
+		      job_for(st, in, released ? CLOSE_LAST : CLOSE_HELD, &rc));
 	return rc;
 }
 
@@ -284,6 +290,7 @@ void drain_released(struct store *st, struct inode *in)
 {
 	struct drain *d = st->drain;
 	bool covered;
+	int rc;
 
 	{
 		struct drain_job *j;
@@ -303,7 +310,7 @@ void drain_released(struct store *st, struct inode *in)
 	/* A mapping kept the file alive after its close, or it is drained as
 	 * it was at a close that was not the last one. */
 	if (!covered)
-		(void)drain_closed(st, in, true);
+		drain_job_put(st, job_for(st, in, CLOSE_LEFT, &rc));
 }
 
 int drain_resume(struct store *st, struct inode *in, uint64_t order)
@@ -443,7 +450,7 @@ static struct drain_job *any_job(const struct drain *d)
 static void job_discard(struct store *st, struct drain_job *j)
 {
 	if (j->work)
-		work_end(st, j->work, true);
+		work_ended(st, j->work, true);
 	if (j->v.replaced && is_last_of_stage(j)) {
 		stage_put(&st->stages, j->stage);
 		inode_put(st, j->in, 1);

@@ -88,7 +88,7 @@ void drain_void(struct store *st, struct drain_job *j, bool overtaken)
 	struct work *w;
 
 	if (j->work)
-		work_end(st, j->work, false);
+		work_ended(st, j->work, false);
 	{
 		HOLD(&j->in->lock);
 		HOLD(&st->drain->lock);
@@ -157,7 +157,7 @@ void drain_fail(struct store *st, struct drain_job *j, int rc)
 	bool first;
 
 	if (j->work)
-		work_end(st, j->work, false);
+		work_ended(st, j->work, false);
 	job_ref(j); /* what fails later may have ended it by then */
 	{
 		HOLD(&j->in->lock);
@@ -237,7 +237,7 @@ void drain_done(struct store *st, struct drain_job *j, bool stored)
 	struct drain *d = st->drain;
 	struct work *w;
 
-	work_end(st, j->work, stored || j->work->adopt);
+	work_ended(st, j->work, stored || j->work->adopt);
 	{
 		struct version *u;
 

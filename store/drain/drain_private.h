@@ -73,14 +73,20 @@ static inline struct drain_job *job_of(struct version *v)
 
 void job_ref(struct drain_job *j);
 void drain_job_put(struct store *st, struct drain_job *j);
+/* What made somebody ask for a job. */
+enum close_kind {
+	CLOSE_NOT, /* it is asked for as it stands: it gets no place */
+	CLOSE_HELD, /* closed, but the handle is not released yet */
+	CLOSE_LAST, /* closed, and released, unless somebody has opened it */
+	CLOSE_LEFT, /* nobody can change it any more: if that is still so */
+};
 /*
  * The job that will drain in's stage next, made when there is none, with one
- * reference. NULL when there is nothing to drain (*ret_rc 0) or no memory.
- * ordered: the file was closed, and takes its place in the order; NULL also
+ * reference. NULL when there is nothing to drain (*ret_rc 0) or no memory; also
  * when a job that runs has the place for these very bytes, which are sealed.
  */
-struct drain_job *job_for(struct store *st, struct inode *in, bool ordered,
-			  bool waiting, int *ret_rc);
+struct drain_job *job_for(struct store *st, struct inode *in,
+			  enum close_kind kind, int *ret_rc);
 /* It waits for no event any more; drain.lock alone is held. */
 void job_wake_locked(struct drain *d, struct drain_job *j);
 /* Somebody waits for it: see order_want(). drain.lock alone is held. */

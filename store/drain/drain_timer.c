@@ -142,7 +142,7 @@ void drain_open_files(struct store *st, int64_t now_ns)
 			continue;
 		stage = open_for_long(in, now_ns, interval);
 		if (stage && open_has_changed(st, in, stage))
-			drain_job_put(st, job_for(st, in, false, false, &rc));
+			drain_job_put(st, job_for(st, in, CLOSE_NOT, &rc));
 		stage_put(&st->stages, stage);
 		inode_put(st, in, 1);
 	}

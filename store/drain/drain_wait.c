@@ -86,7 +86,7 @@ int drain_sync(struct store *st, struct inode *in)
 
 	do {
 		running_wait(st, in);
-		j = job_for(st, in, false, false, &rc);
+		j = job_for(st, in, CLOSE_NOT, &rc);
 		if (j)
 			rc = job_wait(st, j);
 	} while (j && rc == -EAGAIN);

@@ -76,7 +76,7 @@ void work_put(struct store *st, struct work *w)
 	free(w);
 }
 
-void work_end(struct store *st, struct work *w, bool committed)
+void work_ended(struct store *st, struct work *w, bool committed)
 {
 	if (!committed && w->image && !w->adopt) {
 		image_ref(&st->images, w->image);

@@ -137,7 +137,7 @@ void work_put(struct store *st, struct work *w);
  * It is over: what it claimed is findable now, or never. What it stored is
  * given up, unless it was committed.
  */
-void work_end(struct store *st, struct work *w, bool committed);
+void work_ended(struct store *st, struct work *w, bool committed);
 
 /*
  * Set up: size, mapping, cut, spans. A small file is read whole. 0, or -errno.

@@ -521,7 +521,7 @@ static void who_waits_for_an_overtaken_job_is_told_to_look_again(void **state)
 	assert_int_equal(file_flush(l.st, h.in, h.flags), 0);
 	handle_write(&h, data + 1000, FILE_BYTES - 1000, 1000);
 	/* A sync has found the job, and a worker is faster. */
-	j = job_for(l.st, h.in, false, false, &rc);
+	j = job_for(l.st, h.in, CLOSE_NOT, &rc);
 	assert_non_null(j);
 	drain_ask_all(l.st);
 	{

@@ -342,7 +342,7 @@ static void the_place_of_a_job_that_fails_is_the_next_ones(void **state)
 			job_ref(j);
 			place = j->v.place;
 		}
-		q = job_for(l.st, in, false, false, &rc);
+		q = job_for(l.st, in, CLOSE_NOT, &rc);
 		assert_non_null(q);
 		assert_int_equal(q->v.place, 0);
 		disk_fill(disk, 1 << 20);
