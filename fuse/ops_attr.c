@@ -260,14 +260,6 @@ static bool is_durable_locked(const struct file *f, const struct stat *now)
 	       c->mtime_ns == io_ns(&now->st_mtim);
 }
 
-bool fs_is_own(fuse_req_t req, struct inode *in)
-{
-	uid_t uid = fuse_req_ctx(req)->uid;
-
-	HOLD(&in->lock);
-	return uid == 0 || uid == in->attr.uid;
-}
-
 int fs_file_state(struct store *st, struct inode *in, bool own,
 		  struct fs_state *ret)
 {

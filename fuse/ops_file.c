@@ -2,7 +2,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "fuse/caller.h"
 #include "fuse/fs.h"
@@ -56,15 +55,6 @@ static int drop_suid(fuse_req_t req, struct inode *in, int flags)
 			return 0;
 	}
 	return names_setattr(store_of(req), in, SET_MODE, &to);
-}
-
-void fs_writer(fuse_req_t req, const char *name, struct writer *ret)
-{
-	bool scheduler;
-
-	caller_find(fs_of(req)->callers, fuse_req_ctx(req)->pid, ret,
-		    &scheduler);
-	writer_add_name(ret, scheduler, name);
 }
 
 static bool begins_anew(int flags)

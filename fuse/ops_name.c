@@ -2,35 +2,12 @@
 #include <errno.h>
 #include <linux/fs.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "fuse/fs.h"
 #include "store/base/scope.h"
 #include "store/file/file.h"
 #include "store/guard/guard.h"
 #include "store/names/names.h"
-
-int fs_entry(struct store *st, struct inode *in, struct fuse_entry_param *e)
-{
-	bool writers, links;
-	int rc;
-
-	memset(e, 0, sizeof(*e));
-	rc = inode_stat(st->inodes, in, &e->attr);
-	if (rc < 0)
-		return rc;
-	{
-		HOLD(&in->lock);
-		writers = in->file && in->file->state.writers > 0;
-		links = in->attr.nlink > 1 && !S_ISDIR(in->attr.mode);
-	}
-	e->ino = in->ino;
-	e->generation = 1; /* numbers are never used again */
-	/* A writer's mapping changes times without telling anybody. */
-	e->attr_timeout = writers ? 0 : FS_TIMEOUT_S;
-	e->entry_timeout = links ? 0 : FS_TIMEOUT_S;
-	return 0;
-}
 
 static void forget(struct store *st, fuse_ino_t ino, uint64_t nlookup)
 {

@@ -15,8 +15,6 @@
 
 struct store;
 
-#define BACKUP_KEPT 2
-
 int backup_start(struct store *st);
 /* A running one is finished before. */
 void backup_stop(struct store *st);

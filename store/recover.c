@@ -9,10 +9,11 @@
 
 #include "store/base/log.h"
 #include "store/base/scope.h"
+#include "store/base/vec.h"
 #include "store/drain/commit.h"
 #include "store/file/file.h"
-#include "store/space/held.h"
 #include "store/names/names.h"
+#include "store/space/held.h"
 #include "store/store.h"
 
 /* Inode numbers collected from one key space. */
@@ -23,17 +24,11 @@ struct ino_list {
 
 static int ino_list_add(struct ino_list *l, uint64_t ino)
 {
-	if (l->count == l->capacity) {
-		size_t want = l->capacity ? 2 * l->capacity : 256;
-		uint64_t *grown = realloc(l->at, want * sizeof(*grown));
+	int rc = vec_grow(&l->at, l->count, &l->capacity, sizeof(*l->at));
 
-		if (!grown)
-			return -ENOMEM;
-		l->at = grown;
-		l->capacity = want;
-	}
-	l->at[l->count++] = ino;
-	return 0;
+	if (rc == 0)
+		l->at[l->count++] = ino;
+	return rc;
 }
 
 static int collect(struct store *st, char kind, struct ino_list *l)
@@ -70,20 +65,14 @@ struct found_list {
 static int found_add(void *arg, const struct stage_slot *slot, struct stage *s)
 {
 	struct found_list *l = arg;
+	int rc;
 
 	if (!s)
 		return 0;
-	if (l->count == l->capacity) {
-		size_t want = l->capacity ? 2 * l->capacity : 64;
-		struct found *grown = realloc(l->at, want * sizeof(*grown));
-
-		if (!grown)
-			return -ENOMEM;
-		l->at = grown;
-		l->capacity = want;
-	}
-	l->at[l->count++] = (struct found){ *slot, s };
-	return 0;
+	rc = vec_grow(&l->at, l->count, &l->capacity, sizeof(*l->at));
+	if (rc == 0)
+		l->at[l->count++] = (struct found){ *slot, s };
+	return rc;
 }
 
 /* Closed ones by their order, then those that were open. */

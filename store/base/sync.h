@@ -23,13 +23,13 @@
  * not wait. What each lock guards is said where it is defined.
  */
 #define LOCK_RANKS(X)                                  \
-	X(LOCK_GUARD_TURN, "guard.turn")               \
+	X(LOCK_GUARD_LOOKING, "guard.looking")         \
 	X(LOCK_INODE_TURN, "inode.turn")               \
 	X(LOCK_NAMES_CHANGING, "names.changing")       \
-	X(LOCK_RECLAIM_TURN, "reclaim.turn")           \
+	X(LOCK_RECLAIM_DECIDING, "reclaim.deciding")   \
 	X(LOCK_INO_NUMBERING, "inode_table.numbering") \
 	X(LOCK_IMAGE_TURN, "drain_job.image_turn")     \
-	X(LOCK_IMAGE_ID_TURN, "images.id_turn")        \
+	X(LOCK_IMAGE_NUMBERING, "images.numbering")    \
 	X(LOCK_STAGE_ADMIT, "stages.admit")            \
 	X(LOCK_INODE, "inode.lock")                    \
 	X(LOCK_SEGMENTS, "segments.lock")              \
@@ -45,7 +45,7 @@
 	X(LOCK_BACKUP, "backup.lock")                  \
 	X(LOCK_AHEAD, "ahead.lock")                    \
 	X(LOCK_SCRUB, "scrub.lock")                    \
-	X(LOCK_KV_TURN, "kv.turn")                     \
+	X(LOCK_KV_LOG_USE, "kv.log_use")               \
 	X(LOCK_KV_GATE, "kv.gate")                     \
 	X(LOCK_MARK, "mark.lock")
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "store/base/scope.h"
+#include "store/base/vec.h"
 #include "store/check/check_work.h"
 
 /* More pairs of damage and file are counted, but not named. */
@@ -45,7 +46,7 @@ static int hit_order(const void *a, const void *b)
 
 static int search_add(struct search *s, size_t damage_index, uint64_t ino)
 {
-	struct hit *grown;
+	int rc;
 
 	/* A file may cover the same chunk several times in a row. */
 	if (s->hit_count > 0 && s->hits[s->hit_count - 1].ino == ino &&
@@ -55,11 +56,10 @@ static int search_add(struct search *s, size_t damage_index, uint64_t ino)
 		s->hits_dropped++;
 		return 0;
 	}
-	grown = check_grown(s->hits, s->hit_count, &s->hit_capacity,
-			    sizeof(*s->hits));
-	if (!grown)
-		return -ENOMEM;
-	s->hits = grown;
+	rc = vec_grow(&s->hits, s->hit_count, &s->hit_capacity,
+		      sizeof(*s->hits));
+	if (rc < 0)
+		return rc;
 	s->hits[s->hit_count++] = (struct hit){ damage_index, ino };
 	return 0;
 }

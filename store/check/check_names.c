@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "store/base/scope.h"
+#include "store/base/vec.h"
 #include "store/check/check_work.h"
 
 #define ADVICE_TREE "mount it, copy the files to a new store"
@@ -65,7 +66,6 @@ static const char *type_word(uint32_t mode)
 /* A: fills the table of inodes. */
 static int check_attr(struct check *c, const struct check_record *r)
 {
-	struct check_inode *grown;
 	struct attr a;
 	int rc;
 
@@ -80,10 +80,9 @@ static int check_attr(struct check *c, const struct check_record *r)
 		check_report_record(c, 'A', r);
 		return 0;
 	}
-	grown = check_grown(c->inodes, c->inode_count, &c->inode_capacity,
-			    sizeof(*c->inodes));
-	if (grown) {
-		c->inodes = grown;
+	rc = vec_grow(&c->inodes, c->inode_count, &c->inode_capacity,
+		      sizeof(*c->inodes));
+	if (rc == 0)
 		c->inodes[c->inode_count++] = (struct check_inode){
 			.ino = get_be64(r->key + 1),
 			.parent = a.parent,
@@ -91,11 +90,10 @@ static int check_attr(struct check *c, const struct check_record *r)
 			.mode = a.mode,
 			.nlink = a.nlink,
 		};
-	}
 	if (!is_type(a.mode) || S_ISLNK(a.mode) != (a.target != NULL))
 		check_report_record(c, 'A', r);
 	attr_release(&a);
-	return grown ? 0 : -ENOMEM;
+	return rc;
 }
 
 /* The inode that a record is about, or NULL, and it was reported. */

@@ -85,6 +85,8 @@ struct check {
 	bool database_failed; /* and that was reported */
 };
 
+/* For what only the index gets wrong. */
+#define CHECK_ADVICE_INDEX "copy the files to a new store"
 #define CHECK_OBJECT_BYTES PATH_MAX
 #define CHECK_IMAGE_BYTES 32
 
@@ -104,12 +106,6 @@ const char *check_path(struct check *c, uint64_t ino,
 		       char ret[CHECK_OBJECT_BYTES]);
 /* "image 0000000000000012" */
 const char *check_image_name(uint64_t id, char ret[CHECK_IMAGE_BYTES]);
-
-/*
- * The table with room for one more element, perhaps moved. NULL: out of
- * memory, and it is where and as it was.
- */
-void *check_grown(void *table, size_t count, size_t *capacity, size_t size);
 
 /* Call fn for each record of a kind; a record is one key and its value. */
 struct check_record {
@@ -134,7 +130,8 @@ int check_add_damage(struct check *c, size_t first, size_t count, int rc);
 
 /* The parts, in this order. 0 or -errno; problems are reported. */
 int check_names(struct check *c); /* A E L O U W X: check_names.c */
-int check_content(struct check *c); /* K H I P D F: check_content.c */
+int check_content(struct check *c); /* K H D F: check_content.c */
+int check_images(struct check *c); /* I P, by check_content(): check_images.c */
 int check_digests(struct check *c); /* check_digest.c */
 int check_scrub(struct check *c); /* adds to damage: check_scrub.c */
 int check_name_damage(struct check *c); /* reports it: check_damage.c */

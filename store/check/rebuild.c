@@ -5,105 +5,31 @@
  * (rebuild_base.c); which bytes files consist of is the base's or a label's;
  * what says where chunks lie is written anew from that, so it agrees.
  */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "store/base/scope.h"
+#include "store/base/vec.h"
 #include "store/check/check.h"
-#include "store/formats/cut.h"
-#include "store/db/identity.h"
-#include "store/db/mark.h"
 #include "store/check/rebuild_names.h"
 #include "store/check/rebuild_work.h"
+#include "store/db/identity.h"
+#include "store/db/mark.h"
+#include "store/formats/cut.h"
 
-#define TEXT_BYTES 1024
-#define BATCH_RECORDS 2000
 #define LOST_DIR "lost"
-
-void rebuild_say(struct rebuild *r, enum rebuild_kind kind, const char *object,
-		 const char *format, ...)
-{
-	char text[TEXT_BYTES];
-	va_list ap;
-
-	va_start(ap, format);
-	(void)vsnprintf(text, sizeof(text), format, ap);
-	va_end(ap);
-	if (kind == REBUILD_RECOVERED)
-		r->result->recovered++;
-	else if (kind == REBUILD_LOST)
-		r->result->lost++;
-	else if (kind == REBUILD_ASIDE)
-		r->result->aside++;
-	r->options->say(r->options->self, kind, object, text);
-}
-
-int rebuild_image(struct rebuild *r, uint64_t id)
-{
-	char name[LAYOUT_IMAGE_NAME_BYTES];
-
-	if (id == r->open_image)
-		return r->open_fd;
-	if (r->open_fd >= 0)
-		close(r->open_fd);
-	layout_image_name(id, name);
-	r->open_image = id;
-	r->open_fd = openat(r->images_dirfd, name,
-			    O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-	return r->open_fd;
-}
-
-static int each_in(struct rebuild *r, const char *name,
-		   int (*fn)(struct rebuild *r, uint64_t id))
-{
-	int fd = openat(r->images_dirfd, name,
-			O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-	struct dirent *d;
-	int rc = 0;
-
-	if (!dir) {
-		if (fd >= 0)
-			close(fd);
-		return 0;
-	}
-	while (rc == 0 && (d = readdir(dir)) != NULL) {
-		char *end;
-		uint64_t id = strtoull(d->d_name, &end, 16);
-
-		if (*end == 0 && end - d->d_name == 16 && id != 0)
-			rc = fn(r, id);
-	}
-	closedir(dir);
-	return rc;
-}
-
-int rebuild_each_image(struct rebuild *r,
-		       int (*fn)(struct rebuild *r, uint64_t id))
-{
-	int rc = 0;
-
-	for (unsigned x = 0; x < 256 && rc == 0; x++) {
-		char dir[3];
-
-		(void)snprintf(dir, sizeof(dir), "%02x", x);
-		rc = each_in(r, dir, fn);
-	}
-	return rc;
-}
 
 /* --- labels --- */
 
 static int note_label(struct rebuild *r, uint64_t id)
 {
 	int fd = rebuild_image(r, id);
-	struct label *grown, one;
+	struct label one;
+	int rc;
 
 	if (fd < 0 || label_get(fd, &one) < 0)
 		return 0;
@@ -115,17 +41,13 @@ static int note_label(struct rebuild *r, uint64_t id)
 	}
 	if (!r->uuid[0])
 		memcpy(r->uuid, one.uuid, sizeof(r->uuid));
-	if (r->label_count == r->label_capacity) {
-		r->label_capacity = r->label_capacity ?
-					    2 * r->label_capacity : 64;
-		grown = realloc(r->labels,
-				r->label_capacity * sizeof(*grown));
-		if (!grown)
-			return -ENOMEM;
-		r->labels = grown;
-	}
-	r->labels[r->label_count++] = one;
-	return 0;
+	rc = vec_grow(&r->labels, r->label_count, &r->label_capacity,
+		      sizeof(*r->labels));
+	if (rc < 0)
+		label_release(&one);
+	else
+		r->labels[r->label_count++] = one;
+	return rc;
 }
 
 /* Of one inode the newest first. */
@@ -318,200 +240,6 @@ static int keep_what_is_there(struct rebuild *r)
 	return rc < 0 ? rc : 0;
 }
 
-/* --- what says where chunks lie, written anew --- */
-
-struct writing {
-	struct rebuild *r;
-	struct kv_batch *b;
-	unsigned count;
-};
-
-static int write_some(struct writing *w, bool all)
-{
-	int rc;
-
-	if (w->count == 0 || (!all && ++w->count < BATCH_RECORDS))
-		return 0;
-	rc = kv_write(w->r->kv, w->b);
-	kv_batch_clear(w->b);
-	w->count = 1;
-	return rc;
-}
-
-static int delete_kind(struct writing *w, char kind)
-{
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	int rc = kv_iter_new(w->r->kv, &kind, 1, NULL, 0, &it);
-
-	if (rc < 0)
-		return rc;
-	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
-		kv_delete(w->b, key.data, key.len);
-		rc = write_some(w, false);
-		if (rc < 0)
-			break;
-	}
-	kv_iter_free(it);
-	return rc < 0 ? rc : 0;
-}
-
-static int put_chunk(struct writing *w, const struct rebuild_chunk *c)
-{
-	const struct chunk_rec k_rec = { .len = c->len,
-					 .refs = c->refs,
-					 .domain = c->domain };
-	const struct chunk_loc loc = { c->image, c->offset, c->len };
-	struct chunk_rec rec = k_rec;
-	struct key k = key_chunk(c->image, c->offset);
-	struct key h = key_hash(c->hash, c->domain);
-	struct key i = key_ino('I', c->image);
-	struct bytes chunk = { 0 }, place = { 0 };
-	uint64_t le = 0;
-	struct stat sb;
-	int fd = rebuild_image(w->r, c->image);
-
-	memcpy(rec.hash, c->hash, sizeof(rec.hash));
-	chunk_encode(&rec, &chunk);
-	loc_encode(&loc, &place);
-	if (chunk.failed || place.failed) {
-		bytes_release(&chunk);
-		bytes_release(&place);
-		return -ENOMEM;
-	}
-	if (fd >= 0 && fstat(fd, &sb) == 0)
-		le = htole64((uint64_t)sb.st_size);
-	kv_put(w->b, k.data, k.len, chunk.data, chunk.len);
-	kv_put(w->b, h.data, h.len, place.data, place.len);
-	kv_put(w->b, i.data, i.len, &le, sizeof(le));
-	bytes_release(&chunk);
-	bytes_release(&place);
-	return write_some(w, false);
-}
-
-/* Neighbours follow each other, so that each image is opened once. */
-static int chunk_order(const void *pa, const void *pb)
-{
-	const struct rebuild_chunk *a = pa, *b = pb;
-
-	if (a->image != b->image)
-		return a->image < b->image ? -1 : 1;
-	return a->offset < b->offset ? -1 : a->offset > b->offset;
-}
-
-static int write_chunks(struct rebuild *r)
-{
-	static const char kinds[] = "KHIP";
-	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	struct writing w = { .r = r, .b = b, .count = 1 };
-	int rc = b ? 0 : -ENOMEM;
-
-	for (const char *k = kinds; rc == 0 && *k; k++)
-		rc = delete_kind(&w, *k);
-	if (r->chunks.capacity > 0) /* it is not searched any more */
-		qsort(r->chunks.at, r->chunks.capacity, sizeof(*r->chunks.at),
-		      chunk_order);
-	for (size_t i = 0; rc == 0 && i < r->chunks.capacity; i++)
-		if (r->chunks.at[i].refs > 0)
-			rc = put_chunk(&w, &r->chunks.at[i]);
-	return rc == 0 ? write_some(&w, true) : rc;
-}
-
-/* --- settings --- */
-
-static void put_number(struct kv_batch *b, const char *name, uint64_t v)
-{
-	struct key k = key_meta(name);
-	uint64_t le = htole64(v);
-
-	kv_put(b, k.data, k.len, &le, sizeof(le));
-}
-
-static int note_image(struct rebuild *r, uint64_t id)
-{
-	/* A larger one is no number of ours. */
-	if (id >= r->next_image && id < UINT64_C(1) << 62)
-		r->next_image = id + 1;
-	return 0;
-}
-
-static int note_inodes(struct rebuild *r)
-{
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	int rc = kv_iter_new(r->kv, "A", 1, NULL, 0, &it);
-
-	if (rc < 0)
-		return rc;
-	while ((rc = kv_iter_next(it, &key, &value)) == 1)
-		if (key.len == 9 &&
-		    get_be64((const uint8_t *)key.data + 1) >= r->next_ino)
-			r->next_ino =
-				get_be64((const uint8_t *)key.data + 1) + 1;
-	kv_iter_free(it);
-	return rc;
-}
-
-static void ignore_problem(void *self, const struct check_problem *p)
-{
-	(void)self;
-	(void)p;
-}
-
-static int read_setting(struct rebuild *r, const char *name, uint64_t *ret)
-{
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_meta(name);
-	size_t len;
-	int rc = kv_get(r->kv, k.data, k.len, &value, &len);
-
-	return rc == -ENOENT ? 0 : rc < 0 ? rc : u64_decode(value, len, ret);
-}
-
-/* A number that neither the base nor a label has used. */
-static int next_inode(struct rebuild *r)
-{
-	uint64_t recorded = 0;
-	int rc = read_setting(r, META_NEXT_INO, &recorded);
-
-	if (recorded > r->next_ino)
-		r->next_ino = recorded;
-	for (size_t i = 0; i < r->label_count; i++)
-		if (r->labels[i].ino >= r->next_ino &&
-		    r->labels[i].ino < UINT64_C(1) << 62)
-			r->next_ino = r->labels[i].ino + 1;
-	return rc == 0 ? note_inodes(r) : rc;
-}
-
-/* Counters as the check counts them. */
-static int write_settings(struct rebuild *r)
-{
-	const struct check_options options = { .problem = ignore_problem };
-	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	struct check_result c;
-	int rc = b ? next_inode(r) : -ENOMEM;
-
-	if (rc == 0)
-		rc = read_setting(r, META_NEXT_IMAGE, &r->next_image);
-	if (rc == 0)
-		rc = rebuild_each_image(r, note_image);
-	if (rc == 0)
-		rc = check_store(r->kv, r->images_dirfd, &options, &c);
-	if (rc < 0)
-		return rc;
-	put_number(b, META_NEXT_INO, r->next_ino);
-	put_number(b, META_NEXT_IMAGE, r->next_image);
-	put_number(b, META_UNFINISHED, r->next_image);
-	put_number(b, META_FILES, c.files);
-	put_number(b, META_LOGICAL, c.logical_bytes);
-	put_number(b, META_PHYSICAL, c.physical_bytes);
-	put_number(b, META_CHUNKS, c.chunks);
-	put_number(b, META_SHARED, c.shared_bytes);
-	put_number(b, META_IMAGES, c.images);
-	r->result->files = c.files;
-	return kv_write(r->kv, b);
-}
-
 /* --- images of which there is no file --- */
 
 static int put_aside(struct rebuild *r, uint64_t id)
@@ -544,12 +272,12 @@ static int fill_lossy(struct rebuild *r)
 	if (rc == 0)
 		rc = rebuild_each_image(r, note_label);
 	if (rc == 0)
-		rc = next_inode(r);
+		rc = rebuild_next_inode(r);
 	if (rc == 0)
 		rc = use_labels(r);
 	if (rc == 0)
 		rc = keep_what_is_there(r);
-	return rc == 0 ? write_chunks(r) : rc;
+	return rc == 0 ? rebuild_write_chunks(r) : rc;
 }
 
 /* The first name db.damaged-N that is free. */
@@ -612,7 +340,7 @@ static int rebuild_all(struct rebuild *r, char *why, size_t why_size)
 	if (r->lossy)
 		rc = fill_lossy(r);
 	if (rc == 0)
-		rc = write_settings(r);
+		rc = rebuild_write_settings(r);
 	if (rc == 0)
 		rc = rebuild_each_image(r, put_aside);
 	if (rc == 0 && !r->uuid[0])

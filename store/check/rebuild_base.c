@@ -14,7 +14,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "store/backup.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/check/check.h"
@@ -177,7 +176,7 @@ static int restore_backup(struct rebuild *r, uint64_t *ret_sequence,
 
 	full_path(r, LAYOUT_BACKUP_DIR, from);
 	full_path(r, OTHER_DIR, to);
-	for (unsigned back = 0; back < BACKUP_KEPT; back++) {
+	for (unsigned back = 0; back < KV_BACKUPS_KEPT; back++) {
 		remove_dir(r, OTHER_DIR);
 		if (mkdirat(r->dirfd, OTHER_DIR, 0700) < 0)
 			return -errno;

@@ -2,10 +2,10 @@
 #ifndef STORE_REBUILD_WORK_H
 #define STORE_REBUILD_WORK_H
 
+#include "store/check/rebuild.h"
 #include "store/db/hash.h"
 #include "store/db/kv.h"
 #include "store/db/label.h"
-#include "store/check/rebuild.h"
 #include "store/db/records.h"
 
 /* A chunk of any file, by its place; found again by (image, offset). */
@@ -52,9 +52,10 @@ struct rebuild {
 	uint8_t *buffer; /* CHUNK_BYTES_MAX */
 };
 
-__attribute__((format(printf, 4, 5))) void
-rebuild_say(struct rebuild *r, enum rebuild_kind kind, const char *object,
-	    const char *format, ...);
+__attribute__((format(printf, 4, 5))) void rebuild_say(struct rebuild *r,
+						       enum rebuild_kind kind,
+						       const char *object,
+						       const char *format, ...);
 /* The image, open for reading; -1: it is not there. Borrowed. */
 int rebuild_image(struct rebuild *r, uint64_t id);
 /* Call fn for each image file. */
@@ -76,6 +77,13 @@ int rebuild_content(struct rebuild *r, const struct label *l,
 		    struct content *ret, const char **ret_reason);
 /* Its chunks have one more user. */
 void rebuild_count(struct rebuild *r, const struct content *f);
+
+/* --- rebuild_write.c: what follows from the files */
+
+int rebuild_write_chunks(struct rebuild *r);
+/* next_ino: a number that neither the base nor a label has used. */
+int rebuild_next_inode(struct rebuild *r);
+int rebuild_write_settings(struct rebuild *r);
 
 /* --- rebuild_base.c: a database to begin with, as STORE/db.rebuild */
 

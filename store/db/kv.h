@@ -9,7 +9,8 @@
  *          its status is lost at this door: -EIO for corruption and I/O,
  *          -ENOSPC for a full disk.
  * Threads: any thread may call anything, except kv_close().
- * Blocking: kv_write() copies into the page cache; kv_sync() waits for the disk.
+ * Blocking: kv_write() copies into the page cache; kv_sync() waits for the
+ * disk.
  */
 #ifndef STORE_KV_H
 #define STORE_KV_H
@@ -56,6 +57,7 @@ int kv_finish(struct kv *kv, uint64_t *ret_sequence);
  * Backups: copies that share what did not change, in a directory of their own.
  * kv_backup.c.
  */
+#define KV_BACKUPS_KEPT 2
 struct kv_backup_info {
 	uint32_t id;
 	uint64_t bytes;
@@ -102,8 +104,7 @@ void kv_put(struct kv_batch *b, const void *key, size_t key_len,
 	    const void *value, size_t value_len);
 void kv_delete(struct kv_batch *b, const void *key, size_t key_len);
 /* Add delta to the little-endian 64-bit counter under key (wraps). */
-void kv_add(struct kv_batch *b, const void *key, size_t key_len,
-	    int64_t delta);
+void kv_add(struct kv_batch *b, const void *key, size_t key_len, int64_t delta);
 
 /*
  * Apply b atomically: ordered at once, durable after the next kv_sync().
@@ -152,5 +153,12 @@ int kv_iter_new_before(struct kv *kv, const void *prefix, size_t prefix_len,
 int kv_iter_next(struct kv_iter *it, struct kv_slice *ret_key,
 		 struct kv_slice *ret_value);
 void kv_iter_free(struct kv_iter *it);
+/*
+ * Call fn for each key that begins with prefix, until it returns other than 0,
+ * which is returned. each.c
+ */
+int kv_each(struct kv *kv, const void *prefix, size_t prefix_len,
+	    int (*fn)(void *arg, struct kv_slice key, struct kv_slice value),
+	    void *arg);
 
 #endif

@@ -4,7 +4,6 @@
  * each file has a checksum in its name.
  */
 #include <errno.h>
-#include <string.h>
 #include <sys/stat.h>
 
 #include "store/db/kv_private.h"
@@ -53,7 +52,6 @@ int kv_backup(struct kv *kv, const char *dir, unsigned keep,
 	      struct kv_backup_info *ret)
 {
 	rocksdb_backup_engine_t *be = NULL;
-	rocksdb_t *db = NULL;
 	char *err = NULL;
 	int rc = kv_calm(kv);
 
@@ -61,14 +59,14 @@ int kv_backup(struct kv *kv, const char *dir, unsigned keep,
 		be = engine_open(dir, &rc);
 	if (rc < 0)
 		return rc;
-	rc = kv_borrow(kv, &db);
+	rc = kv_enter(kv);
 	if (rc < 0) {
 		rocksdb_backup_engine_close(be);
 		return rc;
 	}
 	/* With what is in memory: then it needs no log. */
-	rocksdb_backup_engine_create_new_backup_flush(be, db, 1, &err);
-	kv_return(kv);
+	rocksdb_backup_engine_create_new_backup_flush(be, kv->db, 1, &err);
+	kv_leave(kv);
 	rc = kv_error("backup", err);
 	if (rc == 0) {
 		rocksdb_backup_engine_purge_old_backups(be, keep, &err);

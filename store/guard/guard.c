@@ -35,7 +35,7 @@ TAILQ_HEAD(waiting_list, waiting);
 
 struct guard {
 	/* One look at a time, whoever takes it. Before all other locks. */
-	struct lock turn;
+	struct lock looking;
 	struct lock lock; /* guards what follows; a leaf */
 	struct cond work, idle;
 	struct thread thread;
@@ -112,7 +112,7 @@ static int look(struct store *st, const struct guard_step *step, bool refuse)
 	bool bad;
 	int rc;
 
-	HOLD(&st->guard->turn);
+	HOLD(&st->guard->looking);
 	rc = guard_step_check(st, step, &v);
 	if (rc == -ENOENT || rc == -E2BIG)
 		return 0; /* it has gone meanwhile, or is no step */
@@ -149,7 +149,7 @@ static void *guard_main(void *arg)
 			(void)look(st, &w->step, false);
 		/* Digests are known of what is durable. */
 		if (drain_wait_drained(st) == 0) {
-			HOLD(&g->turn);
+			HOLD(&g->looking);
 			say_identical(st, &w->step);
 		}
 		free(w);
@@ -219,7 +219,7 @@ int guard_init(struct store *st)
 
 	if (!g)
 		return -ENOMEM;
-	lock_init(&g->turn, LOCK_GUARD_TURN);
+	lock_init(&g->looking, LOCK_GUARD_LOOKING);
 	lock_init(&g->lock, LOCK_GUARD);
 	cond_init(&g->work);
 	cond_init(&g->idle);
@@ -258,7 +258,7 @@ void guard_release(struct store *st)
 
 	if (!g)
 		return;
-	lock_destroy(&g->turn);
+	lock_destroy(&g->looking);
 	lock_destroy(&g->lock);
 	cond_destroy(&g->work);
 	cond_destroy(&g->idle);
@@ -603,13 +603,13 @@ static bool ask_begin(struct guard *g)
 			return false;
 		g->asked = true;
 	}
-	lock_take(&g->turn);
+	lock_take(&g->looking);
 	return true;
 }
 
 static void ask_end(struct guard *g)
 {
-	lock_give(&g->turn);
+	lock_give(&g->looking);
 	HOLD(&g->lock);
 	g->asked = false;
 }

@@ -3,7 +3,7 @@
  *
  * No state is kept of earlier steps: the step before is found by its name each
  * time, so a restart, a deleted step or one that was written again cannot make
- * a comparison stale. The caller has one call at a time run (guard.turn).
+ * a comparison stale. The caller has one call at a time run (guard.looking).
  */
 #ifndef STORE_GUARD_STEP_H
 #define STORE_GUARD_STEP_H

@@ -80,7 +80,8 @@ int names_rename(struct names *nm, uint64_t parent, const char *name,
 
 /*
  * Entries of a directory after `cookie` (0: from the start), until fn returns
- * other than 0, which is returned. A cookie stays valid while names come and go.
+ * other than 0, which is returned. A cookie stays valid while names come and
+ * go.
  */
 typedef int (*names_fn)(void *arg, const char *name,
 			const struct dirent_rec *entry, uint64_t cookie);

@@ -6,7 +6,6 @@
  */
 #include "store/space/image.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -17,7 +16,6 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include "store/base/lease.h"
 #include "store/base/scope.h"
 #include "store/db/layout.h"
 #include "store/db/records.h"
@@ -97,7 +95,7 @@ int images_init(struct images *im, int store_dirfd, struct kv *kv)
 		im->kv = NULL;
 		return -ENOMEM;
 	}
-	lock_init(&im->id_turn, LOCK_IMAGE_ID_TURN);
+	lock_init(&im->numbering, LOCK_IMAGE_NUMBERING);
 	cond_init(&im->unused);
 	lock_init(&im->lock, LOCK_IMAGES);
 	return 0;
@@ -168,7 +166,7 @@ void images_release(struct images *im)
 		}
 	close(im->dirfd);
 	free(im->free_of_old);
-	lock_destroy(&im->id_turn);
+	lock_destroy(&im->numbering);
 	cond_destroy(&im->unused);
 	lock_destroy(&im->lock);
 }
@@ -178,7 +176,7 @@ static int image_next_id(struct images *im, uint64_t *ret_id)
 {
 	int rc;
 
-	HOLD(&im->id_turn);
+	HOLD(&im->numbering);
 	if (im->next_id >= im->next_id_reserved) {
 		/*
 		 * Durable before any number of it is used: a file of which a

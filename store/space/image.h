@@ -81,8 +81,8 @@ struct images {
 	uint64_t tick;
 	struct cond unused; /* a mapping that is to go is, or has gone */
 	/* Held while a number is taken, and while the next are reserved. */
-	struct lock id_turn;
-	uint64_t next_id, next_id_reserved; /* id_turn */
+	struct lock numbering;
+	uint64_t next_id, next_id_reserved; /* numbering */
 	uint64_t next_id_at_start; /* immutable */
 	/*
 	 * What the last daemon had begun and not finished is among these, and

@@ -9,14 +9,13 @@
 #include <sys/queue.h>
 #include <sys/stat.h>
 
-#include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/db/records.h"
 #include "store/space/image.h"
 #include "store/space/punch.h"
 
-/* Ranges that are decided on in one turn: the committer waits for that. */
+/* Ranges that are decided on at once: the committer waits for that. */
 #define RECLAIM_GROUP_MAX 256
 /* How often it is asked whether an image is still open from before. */
 #define LEFT_RETRY_NS (INT64_C(10) * 1000000000)
@@ -33,7 +32,7 @@ struct reclaim {
 	struct images *images;
 	struct thread thread;
 	bool started;
-	struct lock turn; /* see reclaim_turn() */
+	struct lock deciding; /* see reclaim_turn() */
 	struct lock lock; /* guards everything below */
 	struct cond work, idle;
 	struct ranges ranges;
@@ -54,7 +53,7 @@ int reclaim_new(struct kv *kv, struct images *images,
 
 	if (!r)
 		return -ENOMEM;
-	lock_init(&r->turn, LOCK_RECLAIM_TURN);
+	lock_init(&r->deciding, LOCK_RECLAIM_DECIDING);
 	lock_init(&r->lock, LOCK_RECLAIM);
 	cond_init(&r->work);
 	cond_init(&r->idle);
@@ -122,10 +121,10 @@ void reclaim_retry(struct reclaim *r)
 
 struct lock *reclaim_turn(struct reclaim *r)
 {
-	return &r->turn;
+	return &r->deciding;
 }
 
-/* A part of what was taken: decided in one turn. */
+/* A part of what was taken: decided at once. */
 struct group {
 	struct range *range[RECLAIM_GROUP_MAX];
 	struct punch_plan plan[RECLAIM_GROUP_MAX];
@@ -215,7 +214,7 @@ static int remove_image(struct reclaim *r, struct image *image)
 }
 
 /*
- * Into b: the P records of the range, but for what waits by now. The turn is
+ * Into b: the P records of the range, but for what waits by now. deciding is
  * held: a record that came since the range was decided on has its own range,
  * which alone knows whether the image went with it.
  */
@@ -256,7 +255,7 @@ static uint64_t image_bytes(struct reclaim *r, const struct image *i)
 						  : 0;
 }
 
-/* What is to be done about the range; the turn is held. */
+/* What is to be done about the range; deciding is held. */
 static int reclaim_plan(struct reclaim *r, const struct range *one,
 			const struct punch_waiting *w, struct punch_plan *p)
 {
@@ -323,7 +322,7 @@ static int group_plan(struct reclaim *r, struct group *g)
 {
 	int rc;
 
-	HOLD(&r->turn);
+	HOLD(&r->deciding);
 	rc = waiting_update(r, g);
 	for (unsigned i = 0; rc == 0 && i < g->count; i++)
 		g->result[i] =
@@ -342,7 +341,7 @@ static void group_forget(struct reclaim *r, struct group *g)
 
 	if (!done || image_sync_removed(r->images) < 0)
 		return; /* they are done again */
-	HOLD(&r->turn);
+	HOLD(&r->deciding);
 	rc = waiting_update(r, g);
 	for (unsigned i = 0; rc == 0 && i < g->count; i++)
 		if (g->result[i] == 0 && g->plan[i].done)
@@ -477,7 +476,7 @@ void reclaim_free(struct reclaim *r)
 		TAILQ_REMOVE(&r->ranges, one, next);
 		free(one);
 	}
-	lock_destroy(&r->turn);
+	lock_destroy(&r->deciding);
 	lock_destroy(&r->lock);
 	cond_destroy(&r->work);
 	cond_destroy(&r->idle);

@@ -1,0 +1,46 @@
+/* fs.c - what several files of operations need: see fs.h. */
+#include "fuse/fs.h"
+
+#include <string.h>
+
+#include "fuse/caller.h"
+#include "store/base/scope.h"
+
+int fs_entry(struct store *st, struct inode *in, struct fuse_entry_param *e)
+{
+	bool writers, links;
+	int rc;
+
+	memset(e, 0, sizeof(*e));
+	rc = inode_stat(st->inodes, in, &e->attr);
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		writers = in->file && in->file->state.writers > 0;
+		links = in->attr.nlink > 1 && !S_ISDIR(in->attr.mode);
+	}
+	e->ino = in->ino;
+	e->generation = 1; /* numbers are never used again */
+	/* A writer's mapping changes times without telling anybody. */
+	e->attr_timeout = writers ? 0 : FS_TIMEOUT_S;
+	e->entry_timeout = links ? 0 : FS_TIMEOUT_S;
+	return 0;
+}
+
+void fs_writer(fuse_req_t req, const char *name, struct writer *ret)
+{
+	bool scheduler;
+
+	caller_find(fs_of(req)->callers, fuse_req_ctx(req)->pid, ret,
+		    &scheduler);
+	writer_add_name(ret, scheduler, name);
+}
+
+bool fs_is_own(fuse_req_t req, struct inode *in)
+{
+	uid_t uid = fuse_req_ctx(req)->uid;
+
+	HOLD(&in->lock);
+	return uid == 0 || uid == in->attr.uid;
+}

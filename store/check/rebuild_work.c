@@ -1,0 +1,83 @@
+/* rebuild_work.c - what all parts of the rebuild need: rebuild_work.h. */
+#include "store/check/rebuild_work.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define TEXT_BYTES 1024
+
+void rebuild_say(struct rebuild *r, enum rebuild_kind kind, const char *object,
+		 const char *format, ...)
+{
+	char text[TEXT_BYTES];
+	va_list ap;
+
+	va_start(ap, format);
+	(void)vsnprintf(text, sizeof(text), format, ap);
+	va_end(ap);
+	if (kind == REBUILD_RECOVERED)
+		r->result->recovered++;
+	else if (kind == REBUILD_LOST)
+		r->result->lost++;
+	else if (kind == REBUILD_ASIDE)
+		r->result->aside++;
+	r->options->say(r->options->self, kind, object, text);
+}
+
+int rebuild_image(struct rebuild *r, uint64_t id)
+{
+	char name[LAYOUT_IMAGE_NAME_BYTES];
+
+	if (id == r->open_image)
+		return r->open_fd;
+	if (r->open_fd >= 0)
+		close(r->open_fd);
+	layout_image_name(id, name);
+	r->open_image = id;
+	r->open_fd = openat(r->images_dirfd, name,
+			    O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	return r->open_fd;
+}
+
+static int each_in(struct rebuild *r, const char *name,
+		   int (*fn)(struct rebuild *r, uint64_t id))
+{
+	int fd = openat(r->images_dirfd, name,
+			O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+	struct dirent *d;
+	int rc = 0;
+
+	if (!dir) {
+		if (fd >= 0)
+			close(fd);
+		return 0;
+	}
+	while (rc == 0 && (d = readdir(dir)) != NULL) {
+		char *end;
+		uint64_t id = strtoull(d->d_name, &end, 16);
+
+		if (*end == 0 && end - d->d_name == 16 && id != 0)
+			rc = fn(r, id);
+	}
+	closedir(dir);
+	return rc;
+}
+
+int rebuild_each_image(struct rebuild *r,
+		       int (*fn)(struct rebuild *r, uint64_t id))
+{
+	int rc = 0;
+
+	for (unsigned x = 0; x < 256 && rc == 0; x++) {
+		char dir[3];
+
+		(void)snprintf(dir, sizeof(dir), "%02x", x);
+		rc = each_in(r, dir, fn);
+	}
+	return rc;
+}

@@ -1,0 +1,203 @@
+/*
+ * rebuild_write.c - what is written anew from the files' contents, so that it
+ * agrees with them: the records that say where chunks lie, and the settings,
+ * whose counters are those of a check of the result.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "store/base/scope.h"
+#include "store/check/check.h"
+#include "store/check/rebuild_work.h"
+
+#define BATCH_RECORDS 2000
+
+struct writing {
+	struct rebuild *r;
+	struct kv_batch *b;
+	unsigned count;
+};
+
+static int write_some(struct writing *w, bool all)
+{
+	int rc;
+
+	if (w->count == 0 || (!all && ++w->count < BATCH_RECORDS))
+		return 0;
+	rc = kv_write(w->r->kv, w->b);
+	kv_batch_clear(w->b);
+	w->count = 1;
+	return rc;
+}
+
+static int delete_kind(struct writing *w, char kind)
+{
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc = kv_iter_new(w->r->kv, &kind, 1, NULL, 0, &it);
+
+	if (rc < 0)
+		return rc;
+	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
+		kv_delete(w->b, key.data, key.len);
+		rc = write_some(w, false);
+		if (rc < 0)
+			break;
+	}
+	kv_iter_free(it);
+	return rc < 0 ? rc : 0;
+}
+
+static int put_chunk(struct writing *w, const struct rebuild_chunk *c)
+{
+	const struct chunk_rec k_rec = { .len = c->len,
+					 .refs = c->refs,
+					 .domain = c->domain };
+	const struct chunk_loc loc = { c->image, c->offset, c->len };
+	struct chunk_rec rec = k_rec;
+	struct key k = key_chunk(c->image, c->offset);
+	struct key h = key_hash(c->hash, c->domain);
+	struct key i = key_ino('I', c->image);
+	struct bytes chunk = { 0 }, place = { 0 };
+	uint64_t le = 0;
+	struct stat sb;
+	int fd = rebuild_image(w->r, c->image);
+
+	memcpy(rec.hash, c->hash, sizeof(rec.hash));
+	chunk_encode(&rec, &chunk);
+	loc_encode(&loc, &place);
+	if (chunk.failed || place.failed) {
+		bytes_release(&chunk);
+		bytes_release(&place);
+		return -ENOMEM;
+	}
+	if (fd >= 0 && fstat(fd, &sb) == 0)
+		le = htole64((uint64_t)sb.st_size);
+	kv_put(w->b, k.data, k.len, chunk.data, chunk.len);
+	kv_put(w->b, h.data, h.len, place.data, place.len);
+	kv_put(w->b, i.data, i.len, &le, sizeof(le));
+	bytes_release(&chunk);
+	bytes_release(&place);
+	return write_some(w, false);
+}
+
+/* Neighbours follow each other, so that each image is opened once. */
+static int chunk_order(const void *pa, const void *pb)
+{
+	const struct rebuild_chunk *a = pa, *b = pb;
+
+	if (a->image != b->image)
+		return a->image < b->image ? -1 : 1;
+	return a->offset < b->offset ? -1 : a->offset > b->offset;
+}
+
+int rebuild_write_chunks(struct rebuild *r)
+{
+	static const char kinds[] = "KHIP";
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct writing w = { .r = r, .b = b, .count = 1 };
+	int rc = b ? 0 : -ENOMEM;
+
+	for (const char *k = kinds; rc == 0 && *k; k++)
+		rc = delete_kind(&w, *k);
+	if (r->chunks.capacity > 0) /* it is not searched any more */
+		qsort(r->chunks.at, r->chunks.capacity, sizeof(*r->chunks.at),
+		      chunk_order);
+	for (size_t i = 0; rc == 0 && i < r->chunks.capacity; i++)
+		if (r->chunks.at[i].refs > 0)
+			rc = put_chunk(&w, &r->chunks.at[i]);
+	return rc == 0 ? write_some(&w, true) : rc;
+}
+
+static void put_number(struct kv_batch *b, const char *name, uint64_t v)
+{
+	struct key k = key_meta(name);
+	uint64_t le = htole64(v);
+
+	kv_put(b, k.data, k.len, &le, sizeof(le));
+}
+
+static int note_image(struct rebuild *r, uint64_t id)
+{
+	/* A larger one is no number of ours. */
+	if (id >= r->next_image && id < UINT64_C(1) << 62)
+		r->next_image = id + 1;
+	return 0;
+}
+
+static int note_inodes(struct rebuild *r)
+{
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc = kv_iter_new(r->kv, "A", 1, NULL, 0, &it);
+
+	if (rc < 0)
+		return rc;
+	while ((rc = kv_iter_next(it, &key, &value)) == 1)
+		if (key.len == 9 &&
+		    get_be64((const uint8_t *)key.data + 1) >= r->next_ino)
+			r->next_ino =
+				get_be64((const uint8_t *)key.data + 1) + 1;
+	kv_iter_free(it);
+	return rc;
+}
+
+static void ignore_problem(void *self, const struct check_problem *p)
+{
+	(void)self;
+	(void)p;
+}
+
+static int read_setting(struct rebuild *r, const char *name, uint64_t *ret)
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_meta(name);
+	size_t len;
+	int rc = kv_get(r->kv, k.data, k.len, &value, &len);
+
+	return rc == -ENOENT ? 0 : rc < 0 ? rc : u64_decode(value, len, ret);
+}
+
+int rebuild_next_inode(struct rebuild *r)
+{
+	uint64_t recorded = 0;
+	int rc = read_setting(r, META_NEXT_INO, &recorded);
+
+	if (recorded > r->next_ino)
+		r->next_ino = recorded;
+	for (size_t i = 0; i < r->label_count; i++)
+		if (r->labels[i].ino >= r->next_ino &&
+		    r->labels[i].ino < UINT64_C(1) << 62)
+			r->next_ino = r->labels[i].ino + 1;
+	return rc == 0 ? note_inodes(r) : rc;
+}
+
+/* Counters as the check counts them. */
+int rebuild_write_settings(struct rebuild *r)
+{
+	const struct check_options options = { .problem = ignore_problem };
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct check_result c;
+	int rc = b ? rebuild_next_inode(r) : -ENOMEM;
+
+	if (rc == 0)
+		rc = read_setting(r, META_NEXT_IMAGE, &r->next_image);
+	if (rc == 0)
+		rc = rebuild_each_image(r, note_image);
+	if (rc == 0)
+		rc = check_store(r->kv, r->images_dirfd, &options, &c);
+	if (rc < 0)
+		return rc;
+	put_number(b, META_NEXT_INO, r->next_ino);
+	put_number(b, META_NEXT_IMAGE, r->next_image);
+	put_number(b, META_UNFINISHED, r->next_image);
+	put_number(b, META_FILES, c.files);
+	put_number(b, META_LOGICAL, c.logical_bytes);
+	put_number(b, META_PHYSICAL, c.physical_bytes);
+	put_number(b, META_CHUNKS, c.chunks);
+	put_number(b, META_SHARED, c.shared_bytes);
+	put_number(b, META_IMAGES, c.images);
+	r->result->files = c.files;
+	return kv_write(r->kv, b);
+}

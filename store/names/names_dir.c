@@ -1,0 +1,416 @@
+/*
+ * names_dir.c - every change of a name in a directory. Who
+ * changes a name looks it up under names.changing first, because the commit of
+ * a segment comes by an ioctl, past the kernel's locks.
+ */
+#include "store/names/names_private.h"
+
+#include <errno.h>
+#include <linux/fs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/db/kv.h"
+
+#define LINKS_MAX 65000
+
+static void dirent_delete(struct kv_batch *b, uint64_t parent, const char *name)
+{
+	struct key k = key_dirent(parent, name_hash(name), name);
+
+	kv_delete(b, k.data, k.len);
+}
+
+static void count(struct kv_batch *b, const char *name, int64_t delta)
+{
+	struct key k = key_meta(name);
+
+	kv_add(b, k.data, k.len, delta);
+}
+
+/* A directory after a name in it changed: times, and its subdirectories. */
+static void touch(struct names_change *c, struct inode *dir, int subdirs)
+{
+	struct attr *a = names_changed_attr(c, dir);
+
+	a->mtime_ns = a->ctime_ns = wall_ns();
+	a->nlink += (uint32_t)subdirs;
+}
+
+/* A directory that was removed takes no new names. */
+static int dir_get(struct names *nm, uint64_t ino, struct inode **ret_dir)
+{
+	int rc = inode_get(nm->inodes, ino, ret_dir);
+
+	return rc == 0 && !inode_has_name(*ret_dir) ? -ENOENT : rc;
+}
+
+/*
+ * The kernel's lock keeps others away from the name, but not a commit of a
+ * segment, which comes by an ioctl. names.changing is held.
+ */
+static int names_create_check(struct names *nm, uint64_t parent,
+			      const char *name, struct inode *dir)
+{
+	struct dirent_rec d;
+	int rc = names_get_entry(nm, parent, name, &d);
+
+	if (rc != -ENOENT)
+		return rc < 0 ? rc : -EEXIST;
+	return inode_has_name(dir) ? 0 : -ENOENT;
+}
+
+int names_create(struct names *nm, uint64_t parent, const char *name,
+		 const struct names_new *n, struct inode **ret_inode)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct inode *in = NULL, *dir = NULL;
+	struct names_change c = { .count = 0 };
+	struct dirent_rec d;
+	struct attr a = { 0 };
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	rc = names_get_entry(nm, parent, name, &d);
+	if (rc != -ENOENT)
+		return rc < 0 ? rc : -EEXIST;
+	rc = kv_room(nm->kv);
+	if (rc < 0)
+		return rc;
+	rc = dir_get(nm, parent, &dir);
+	if (rc < 0)
+		goto out;
+	a.mode = n->mode;
+	a.uid = n->uid;
+	a.gid = n->gid;
+	a.rdev = n->rdev;
+	a.nlink = S_ISDIR(n->mode) ? 2 : 1;
+	a.atime_ns = a.mtime_ns = a.ctime_ns = wall_ns();
+	a.parent = parent;
+	strcpy(a.name, name);
+	{
+		HOLD(&dir->lock);
+		if (dir->attr.mode & S_ISGID) {
+			a.gid = dir->attr.gid;
+			if (S_ISDIR(a.mode))
+				a.mode |= S_ISGID;
+		}
+	}
+	if (n->target) {
+		a.target = strdup(n->target);
+		if (!a.target) {
+			rc = -ENOMEM;
+			goto out;
+		}
+	}
+	rc = inode_new(nm->inodes, &a, &in);
+	if (rc < 0) {
+		attr_release(&a);
+		goto out;
+	}
+	if (S_ISREG(a.mode))
+		rc = nm->hooks.prepare(nm->hooks.arg, in, n);
+	if (rc < 0)
+		goto out;
+	{
+		HOLD(&nm->changing);
+		rc = names_create_check(nm, parent, name, dir);
+		if (rc == 0) {
+			names_put_entry(b, parent, name, in->ino, a.mode);
+			inode_put_attr(b, in->ino, &a);
+			if (S_ISREG(a.mode)) {
+				names_mark(b, 'U', in->ino);
+				count(b, META_FILES, 1);
+				if (n->writer)
+					names_put_writer(b, in->ino, n->writer);
+			}
+			touch(&c, dir, S_ISDIR(a.mode) ? 1 : 0);
+			rc = names_write(nm, b, &c);
+		}
+	}
+	if (rc < 0)
+		goto unprepare;
+	*ret_inode = in;
+	in = NULL;
+	goto out;
+unprepare: /* it was never there: what prepare() gave it goes */
+	if (S_ISREG(a.mode)) {
+		{
+			HOLD(&in->lock);
+			in->attr.nlink = 0;
+		}
+		nm->hooks.unlinked(nm->hooks.arg, in);
+	}
+out:
+	inode_put(nm->inodes, in, 1);
+	inode_put(nm->inodes, dir, 1);
+	return rc;
+}
+
+int names_link(struct names *nm, struct inode *in, uint64_t parent,
+	       const char *name)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct names_change c = { .count = 0 };
+	struct inode *dir = NULL;
+	struct dirent_rec d;
+	struct attr *a;
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	HOLD(&nm->changing);
+	rc = names_get_entry(nm, parent, name, &d);
+	if (rc != -ENOENT)
+		return rc < 0 ? rc : -EEXIST;
+	rc = kv_room(nm->kv);
+	if (rc < 0)
+		return rc;
+	a = names_changed_attr(&c, in);
+	rc = dir_get(nm, parent, &dir);
+	if (rc == 0 && a->nlink == 0)
+		rc = -ENOENT;
+	if (rc == 0 && a->nlink >= LINKS_MAX)
+		rc = -EMLINK;
+	if (rc == 0) {
+		a->nlink++;
+		a->ctime_ns = wall_ns();
+		names_put_entry(b, parent, name, in->ino, a->mode);
+		names_put_link(b, in->ino, parent, name);
+		touch(&c, dir, 0);
+		rc = names_write(nm, b, &c);
+	}
+	inode_put(nm->inodes, dir, 1);
+	return rc;
+}
+
+static int first_link(void *arg, uint64_t parent, const char *name)
+{
+	struct attr *a = arg;
+
+	a->parent = parent;
+	strcpy(a->name, name);
+	return 1;
+}
+
+/*
+ * Into b: the inode loses the name (parent, name), whose entry the caller
+ * removes or replaces. With nlink 0 it is an orphan that the next start
+ * deletes, if nobody does before.
+ */
+static int drop_name(struct names *nm, struct kv_batch *b,
+		     struct names_change *c, struct inode *in, uint64_t parent,
+		     const char *name)
+{
+	struct attr *a = names_changed_attr(c, in);
+	bool first = a->parent == parent && strcmp(a->name, name) == 0;
+	int rc;
+
+	if (S_ISDIR(a->mode) || a->nlink <= 1) {
+		a->nlink = 0;
+		a->parent = 0;
+		a->name[0] = 0;
+		names_mark(b, 'O', in->ino);
+		if (S_ISREG(a->mode))
+			count(b, META_FILES, -1);
+		if (!first && !S_ISDIR(a->mode))
+			names_delete_link(b, in->ino, parent, name);
+	} else {
+		a->nlink--;
+		if (first) { /* another name becomes the first one */
+			rc = names_each_link(nm, in->ino, first_link, a);
+			if (rc <= 0)
+				return rc < 0 ? rc : -EIO;
+			names_delete_link(b, in->ino, a->parent, a->name);
+		} else {
+			names_delete_link(b, in->ino, parent, name);
+		}
+	}
+	a->ctime_ns = wall_ns();
+	return 0;
+}
+
+static int stop_at_first(void *arg, const char *name,
+			 const struct dirent_rec *entry, uint64_t cookie)
+{
+	(void)arg;
+	(void)name;
+	(void)entry;
+	(void)cookie;
+	return 1;
+}
+
+static int dir_is_empty(struct names *nm, uint64_t dir)
+{
+	int rc = names_list(nm, dir, 0, stop_at_first, NULL);
+
+	return rc == 1 ? -ENOTEMPTY : rc;
+}
+
+static int remove_name(struct names *nm, uint64_t parent, const char *name,
+		       bool dir, struct inode **ret_inode)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct inode *in = NULL, *parent_dir = NULL;
+	struct names_change c = { .count = 0 };
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	HOLD(&nm->changing);
+	rc = names_lookup(nm, parent, name, &in);
+	if (rc < 0)
+		return rc;
+	rc = dir_get(nm, parent, &parent_dir);
+	if (rc == 0 && S_ISDIR(inode_attr(in).mode) != dir)
+		rc = dir ? -ENOTDIR : -EISDIR;
+	if (rc == 0 && dir)
+		rc = dir_is_empty(nm, in->ino);
+	if (rc == 0)
+		rc = drop_name(nm, b, &c, in, parent, name);
+	if (rc == 0) {
+		dirent_delete(b, parent, name);
+		touch(&c, parent_dir, dir ? -1 : 0);
+		rc = names_write(nm, b, &c);
+	}
+	inode_put(nm->inodes, parent_dir, 1);
+	if (rc < 0) {
+		inode_put(nm->inodes, in, 1);
+		return rc;
+	}
+	*ret_inode = in;
+	return 0;
+}
+
+int names_unlink(struct names *nm, uint64_t parent, const char *name,
+		 struct inode **ret_inode)
+{
+	return remove_name(nm, parent, name, false, ret_inode);
+}
+
+int names_rmdir(struct names *nm, uint64_t parent, const char *name,
+		struct inode **ret_inode)
+{
+	return remove_name(nm, parent, name, true, ret_inode);
+}
+
+/* Into b: what was (parent, name) of `in` is (new_parent, new_name) now. */
+static void move_name(struct kv_batch *b, struct names_change *c,
+		      struct inode *in, uint64_t parent, const char *name,
+		      uint64_t new_parent, const char *new_name)
+{
+	struct attr *a = names_changed_attr(c, in);
+
+	if (a->parent == parent && strcmp(a->name, name) == 0) {
+		a->parent = new_parent;
+		strcpy(a->name, new_name);
+	} else {
+		names_delete_link(b, in->ino, parent, name);
+		names_put_link(b, in->ino, new_parent, new_name);
+	}
+	a->ctime_ns = wall_ns();
+	names_put_entry(b, new_parent, new_name, in->ino, a->mode);
+}
+
+struct rename_state {
+	struct inode *in, *old; /* references; old: what is replaced, or NULL */
+	struct inode *from, *to; /* references: the directories */
+};
+
+static int rename_check(struct names *nm, struct rename_state *r,
+			unsigned flags)
+{
+	bool dir = S_ISDIR(inode_attr(r->in).mode);
+	bool old_dir;
+
+	if (!r->old)
+		return (flags & RENAME_EXCHANGE) ? -ENOENT : 0;
+	if (flags & RENAME_NOREPLACE)
+		return -EEXIST;
+	if (flags & RENAME_EXCHANGE)
+		return 0;
+	old_dir = S_ISDIR(inode_attr(r->old).mode);
+	if (dir && !old_dir)
+		return -ENOTDIR;
+	if (!dir && old_dir)
+		return -EISDIR;
+	return old_dir ? dir_is_empty(nm, r->old->ino) : 0;
+}
+
+static int rename_write(struct names *nm, struct rename_state *r,
+			uint64_t parent, const char *name, uint64_t new_parent,
+			const char *new_name, unsigned flags)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct names_change c = { .count = 0 };
+	bool dir = S_ISDIR(inode_attr(r->in).mode);
+	int to_delta = dir ? 1 : 0;
+	int from_delta = dir ? -1 : 0;
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	if (flags & RENAME_EXCHANGE) {
+		if (S_ISDIR(inode_attr(r->old).mode)) {
+			to_delta--;
+			from_delta++;
+		}
+		move_name(b, &c, r->in, parent, name, new_parent, new_name);
+		move_name(b, &c, r->old, new_parent, new_name, parent, name);
+	} else {
+		if (r->old) {
+			rc = drop_name(nm, b, &c, r->old, new_parent, new_name);
+			if (rc < 0)
+				return rc;
+			if (S_ISDIR(inode_attr(r->old).mode))
+				to_delta--;
+		}
+		dirent_delete(b, parent, name);
+		move_name(b, &c, r->in, parent, name, new_parent, new_name);
+	}
+	touch(&c, r->from, from_delta);
+	touch(&c, r->to, to_delta);
+	return names_write(nm, b, &c);
+}
+
+int names_rename(struct names *nm, uint64_t parent, const char *name,
+		 uint64_t new_parent, const char *new_name, unsigned flags,
+		 struct inode **ret_replaced)
+{
+	struct rename_state r = { 0 };
+	int rc;
+
+	*ret_replaced = NULL;
+	HOLD(&nm->changing);
+	rc = names_lookup(nm, parent, name, &r.in);
+	if (rc == 0)
+		rc = names_lookup(nm, new_parent, new_name, &r.old);
+	if (rc == -ENOENT && r.in)
+		rc = 0;
+	if (rc == 0)
+		rc = dir_get(nm, parent, &r.from);
+	if (rc == 0)
+		rc = dir_get(nm, new_parent, &r.to);
+	if (rc < 0)
+		goto out;
+	if (r.in == r.old) /* two names of one file: nothing to do */
+		goto out;
+	rc = rename_check(nm, &r, flags);
+	if (rc == 0)
+		rc = rename_write(nm, &r, parent, name, new_parent, new_name,
+				  flags);
+	if (rc == 0 && r.old && !(flags & RENAME_EXCHANGE)) {
+		*ret_replaced = r.old;
+		r.old = NULL;
+	}
+out:
+	inode_put(nm->inodes, r.in, 1);
+	inode_put(nm->inodes, r.old, 1);
+	inode_put(nm->inodes, r.from, 1);
+	inode_put(nm->inodes, r.to, 1);
+	return rc;
+}

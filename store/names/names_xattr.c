@@ -1,0 +1,106 @@
+/* names_xattr.c - extended attributes of files and directories: names.h. */
+#include "store/names/names_private.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/xattr.h>
+
+#include "store/base/scope.h"
+#include "store/db/kv.h"
+
+int names_getxattr(struct names *nm, uint64_t ino, const char *name,
+		   void **ret_value, size_t *ret_len)
+{
+	struct key k;
+	int rc;
+
+	if (strlen(name) > STORE_NAME_MAX)
+		return -ERANGE;
+	k = key_xattr(ino, name);
+	rc = kv_get(nm->kv, k.data, k.len, ret_value, ret_len);
+	return rc == -ENOENT ? -ENODATA : rc;
+}
+
+/* Write b, which changes an attribute of in, with a new ctime. */
+static int xattr_write(struct names *nm, struct kv_batch *b, struct inode *in)
+{
+	struct names_change c = { .count = 0 };
+
+	HOLD(&nm->changing);
+	names_changed_attr(&c, in)->ctime_ns = wall_ns();
+	{
+		HOLD(&in->lock);
+		if (in->deleted)
+			return -ESTALE;
+	}
+	return names_write(nm, b, &c);
+}
+
+int names_setxattr(struct names *nm, struct inode *in, const char *name,
+		   const void *value, size_t len, int flags)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	void *old = NULL;
+	struct key k;
+	size_t old_len;
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	if (strlen(name) > STORE_NAME_MAX)
+		return -ERANGE;
+	if (len > XATTR_VALUE_MAX)
+		return -E2BIG;
+	k = key_xattr(in->ino, name);
+	rc = kv_get(nm->kv, k.data, k.len, &old, &old_len);
+	free(old);
+	if (rc < 0 && rc != -ENOENT)
+		return rc;
+	if (rc == 0 && (flags & XATTR_CREATE))
+		return -EEXIST;
+	if (rc == -ENOENT && (flags & XATTR_REPLACE))
+		return -ENODATA;
+	rc = kv_room(nm->kv);
+	if (rc < 0)
+		return rc;
+	kv_put(b, k.data, k.len, value, len);
+	return xattr_write(nm, b, in);
+}
+
+int names_removexattr(struct names *nm, struct inode *in, const char *name)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	void *old = NULL;
+	struct key k;
+	size_t old_len;
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	rc = names_getxattr(nm, in->ino, name, &old, &old_len);
+	free(old);
+	if (rc < 0)
+		return rc;
+	k = key_xattr(in->ino, name);
+	kv_delete(b, k.data, k.len);
+	return xattr_write(nm, b, in);
+}
+
+static int list_one(void *arg, struct kv_slice key, struct kv_slice value)
+{
+	struct bytes *out = arg;
+
+	(void)value;
+	bytes_put(out, (const uint8_t *)key.data + 9, key.len - 9);
+	bytes_put_u8(out, 0);
+	return 0;
+}
+
+int names_listxattr(struct names *nm, uint64_t ino, struct bytes *out)
+{
+	struct key prefix = key_ino('X', ino);
+	int rc = kv_each(nm->kv, prefix.data, prefix.len, list_one, out);
+
+	return rc < 0 ? rc : out->failed ? -ENOMEM : 0;
+}
