@@ -113,6 +113,22 @@ def find_circle(pairs):
     return None
 
 
+def check_readme(tree):
+    """store/README.md has the rooms and the locks in their order."""
+    text = (tree / "store/README.md").read_text()
+    rooms = re.findall(r"^\| `(\w+)/` \|", text, re.M)
+    locks = re.search(r"^## Locks.*?```\n(.*?)```", text, re.M | re.S)
+    ranks = re.findall(r'X\(LOCK_\w+,\s*"([^"]+)"\)',
+                       (tree / "store/base/sync.h").read_text())
+    wrong = []
+    if rooms != [r[len("store/"):] for r in ROOMS if r.startswith("store/")]:
+        wrong.append("store/README.md: its rooms are not those of rooms.py")
+    if not ranks or not locks or locks[1].split() != ranks:
+        wrong.append("store/README.md: its locks are not those of "
+                     "store/base/sync.h, in that order")
+    return wrong
+
+
 def check_doors(tree):
     wrong = []
     for name, header, is_ours in read_includes(tree):
@@ -212,10 +228,11 @@ def main():
     if sys.argv[1:] == ["--self"]:
         return self_check()
     text = (pathlib.Path(__file__).parent / "rooms_allowed.txt").read_text()
-    wrong = check(pathlib.Path(sys.argv[1]),
-                  pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else None,
-                  {tuple(line.split()) for line in text.splitlines()
-                   if line and not line.startswith("#")})
+    wrong = check_readme(pathlib.Path(sys.argv[1]))
+    wrong += check(pathlib.Path(sys.argv[1]),
+                   pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else None,
+                   {tuple(line.split()) for line in text.splitlines()
+                    if line and not line.startswith("#")})
     for line in wrong:
         print(line)
     return 1 if wrong else 0
