@@ -15,15 +15,11 @@
  * How its opens are served is fixed while it is open anywhere, because the
  * kernel allows one backing file for each inode (fs/fuse/iomode.c).
  *
- * Locks, in order (names.changing comes before all of these; reclaim_turn(),
- * of the committer and the reclaimer alone, before everything; so does
- * guard.turn, of who looks at a step, and never with another's turn held):
+ * Locks (their order: store/README.md):
  *   inode.turn   serialises what changes an inode's backing: open, release,
  *                truncate, copy-up. I/O on that same inode is done under it.
  *                Drain workers and the committer never take it.
  *   inode.lock   the fields below; no I/O under it.
- *   drain.lock, stages.lock, images.lock, guard.lock, table.shard: leaves, in
- * any order below inode.lock, never two of them at once.
  */
 #ifndef STORE_INODE_H
 #define STORE_INODE_H
