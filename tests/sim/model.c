@@ -24,6 +24,8 @@ struct version {
 	bool written; /* some first part of it may be there ... */
 	bool partial; /* ... and durable, for a sync came meanwhile */
 	bool failed;
+	bool anew; /* takes the place of a closed version, which keeps its turn
+		    */
 	/*
 	 * Made anew: who opens and closes it to read before the writer's own
 	 * open has come makes it durable while it is empty.
@@ -129,6 +131,11 @@ void model_is_written(struct path *p, size_t state)
 	p->at[state].made = state > 0 && !p->at[state - 1].bytes;
 }
 
+void model_is_anew(struct path *p, size_t state)
+{
+	p->at[state].anew = true;
+}
+
 void model_end(struct path *p, size_t state)
 {
 	p->at[state].ended = sim_points() + 1;
@@ -183,6 +190,8 @@ static void hurry(struct path *p, int by)
 	if (by < 0)
 		return;
 	/* Whose name changes meanwhile: either may be what is synced. */
+	if (p->moved_to)
+		p->moved_to->at[p->moved].hurried = true;
 	v->hurried = true;
 	v->partial = v->partial || !v->ended;
 	if (!v->ended && p->count > 1)
@@ -349,6 +358,26 @@ static size_t first_fit(const struct path *p, bool absent, size_t size)
 	return NONE;
 }
 
+/*
+ * The last version that was closed before this point, and kept its turn since:
+ * who changes it in place, or removes it, takes it out. NONE: there is none.
+ */
+static size_t last_closed(const struct path *p, uint64_t before)
+{
+	for (size_t i = p->count; i-- > 0;) {
+		const struct version *v = &p->at[i];
+
+		/* Closed without a byte, it gets its turn when released. */
+		if (!v->bytes || v->size == 0 || v->failed)
+			return NONE;
+		if (v->closed && v->closed < before)
+			return i;
+		if (!v->anew)
+			return NONE;
+	}
+	return NONE;
+}
+
 /* b is durable: what was closed before it has to be. */
 static void check_order(const struct path *b, size_t b_state, size_t size,
 			const size_t last[PATHS_MAX])
@@ -360,16 +389,13 @@ static void check_order(const struct path *b, size_t b_state, size_t size,
 		return;
 	for (unsigned i = 0; i < m.count; i++) {
 		const struct path *a = &m.path[i];
-		const struct version *w = &a->at[a->count - 1];
+		size_t elder = last_closed(a, v->close_begun);
 
-		/* Closed without a byte, it gets its place when released. */
-		if (a == b || !w->bytes || w->size == 0 || !w->closed ||
-		    w->failed || w->closed >= v->close_begun ||
-		    last[i] == a->count - 1)
+		if (a == b || elder == NONE || last[i] >= elder)
 			continue;
 		sim_fail("order: %s (state %zu) is durable, and %s (state "
 			 "%zu), which was closed before it, is not",
-			 b->name, b_state, a->name, a->count - 1);
+			 b->name, b_state, a->name, elder);
 	}
 }
 

@@ -38,6 +38,8 @@ size_t model_begin(struct path *p, uint8_t *bytes, size_t size);
  * there. Otherwise it is there at once.
  */
 void model_is_written(struct path *p, size_t state);
+/* The version before it, if there is one, is replaced and not changed. */
+void model_is_anew(struct path *p, size_t state);
 void model_end(struct path *p, size_t state);
 /* Its last writer's close is called, and has returned. */
 void model_close_begin(struct path *p, size_t state);

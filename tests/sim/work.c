@@ -313,6 +313,7 @@ static void write_file(struct client *c, struct path *p,
 
 	state = model_begin(p, draw_bytes(c, size), size);
 	model_is_written(p, state);
+	model_is_anew(p, state);
 	say_op(c, "write", p, size, 0);
 	if (fine(c, "open to write", p,
 		 open_again(model_name(p), O_WRONLY | O_CREAT | O_TRUNC, &f)))
@@ -572,6 +573,7 @@ static void save(struct client *c)
 	say_op(c, "fill for", p, size, 0);
 	memcpy(memory + size / 2, bytes + size / 2, size - size / 2);
 	state = model_begin(p, bytes, size);
+	model_is_anew(p, state);
 	model_close_begin(p, state);
 	say_op(c, "save", p, size, 0);
 	rc = saver_commit(c->saver, model_name(p));
@@ -683,6 +685,20 @@ void work_check_all(void)
 	}
 }
 
+/* A rename that a power cut took back may have taken a link's name back, too.
+ */
+static void relink(struct client *c)
+{
+	size_t size;
+
+	if (!c->link.path ||
+	    !model_bytes(c->link.path, model_last(c->link.path), &size))
+		return;
+	c->link.linked = c->tmp.linked = true;
+	for (unsigned i = 0; i < FILES_OF_CLIENT; i++)
+		c->file[i].linked = true;
+}
+
 void work_check_found(bool cut)
 {
 	for (unsigned i = 0; i < model_paths(); i++) {
@@ -706,4 +722,6 @@ void work_check_found(bool cut)
 		model_check_found(p, bytes, size, cut);
 	}
 	model_check_found_all(cut);
+	for (unsigned i = 0; i < CLIENTS_MAX; i++)
+		relink(&clients[i]);
 }
