@@ -24,7 +24,10 @@ failed=0
 
 # The tree as it is, and a build of it: only what a patch touches is built anew.
 mkdir -p "$work"
-git -C "$root" ls-files -z | (cd "$root" && xargs -0 cp -p --parents -t "$work")
+while IFS= read -r -d '' file; do
+	cmp -s "$root/$file" "$work/$file" ||
+		(cd "$root" && cp --parents -t "$work" "$file")
+done < <(git -C "$root" ls-files -z CMakeLists.txt CMakePresets.json store fuse gpu tests deploy)
 cmake -S "$work" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	-DCKPTFS_PREFIX="${CKPTFS_PREFIX:-/opt/ckptfs}" -DCKPTFS_TESTS=ON \
 	-DCMAKE_C_COMPILER_LAUNCHER="$(command -v ccache || true)" >"$work/log" 2>&1 ||
