@@ -22,6 +22,7 @@
 
 #include "store/base/log.h"
 #include "store/base/scope.h"
+#include "store/base/vec.h"
 #include "store/check/check.h"
 #include "store/store.h"
 #include "tests/sim/disk.h"
@@ -413,12 +414,32 @@ static int one_seed(uint64_t seed, const struct options *o,
 	return 1;
 }
 
+static int compare_traces(const void *a, const void *b)
+{
+	const uint64_t *x = a, *y = b;
+
+	return *x < *y ? -1 : *x > *y;
+}
+
+/* How many of the traces are different; they are sorted then. */
+static size_t count_distinct(uint64_t *trace, size_t n)
+{
+	size_t distinct = n > 0 ? 1 : 0;
+
+	if (n > 1)
+		qsort(trace, n, sizeof(*trace), compare_traces);
+	for (size_t i = 1; i < n; i++)
+		distinct += trace[i] != trace[i - 1] ? 1 : 0;
+	return distinct;
+}
+
 int main(int argc, char **argv)
 {
 	struct outcome *shared;
 	struct options o;
 	double begin = clock_s(), took;
-	uint64_t n, points = 0;
+	uint64_t n, points = 0, *traces = NULL;
+	size_t room = 0;
 	int rc = 0;
 
 	if (parse(argc, argv, &o) < 0)
@@ -435,6 +456,8 @@ int main(int argc, char **argv)
 		rc = one_seed(o.seed + n, &o, shared, &points);
 		if (rc)
 			break;
+		CHECK(vec_grow(&traces, n, &room, sizeof(*traces)) == 0);
+		traces[n] = shared->trace;
 	}
 	took = clock_s() - begin;
 	if (rc)
@@ -444,8 +467,10 @@ int main(int argc, char **argv)
 		       took, (unsigned long long)(o.seed + n));
 	else
 		printf("%llu seeds in %.1f s (%.0f/s), %.0f points each, "
-		       "nothing found\n",
+		       "%zu traces, nothing found\n",
 		       (unsigned long long)n, took, (double)n / took,
-		       n ? (double)points / (double)n : 0.0);
+		       n ? (double)points / (double)n : 0.0,
+		       count_distinct(traces, n));
+	free(traces);
 	return rc;
 }
