@@ -210,6 +210,20 @@ static void job_place_locked(struct drain *d, struct drain_job *j,
 }
 
 /*
+ * Has what is in flight the place for these very bytes? Then they keep it, also
+ * in the slot, when they are drained once more: somebody came between, but did
+ * not change them.
+ */
+static bool has_place(const struct file *f, const struct stat *sb)
+{
+	const struct drain_job *j = job_of(f->versions.in_flight);
+
+	return j && !j->v.replaced && j->v.place && j->stage == f->stage &&
+	       j->close_size == (uint64_t)sb->st_size &&
+	       j->close_mtime_ns == io_ns(&sb->st_mtim);
+}
+
+/*
  * The job that waits, or `fresh`, which is TAKEn then; with one reference. What
  * the caller saw of the file may have changed since: a close of a file that
  * somebody has opened meanwhile waits for him, as one whose handle is held.
@@ -243,7 +257,7 @@ static struct drain_job *job_for_locked(struct drain *d, struct inode *in,
 	} else if (j->v.state != VERSION_FAILED) {
 		job_wake_locked(d, j);
 	}
-	if (kind != CLOSE_NOT)
+	if (kind != CLOSE_NOT && !(kind == CLOSE_LEFT && has_place(f, sb)))
 		job_place_locked(d, j, sb);
 	job_ref(j);
 	return j;
@@ -264,8 +278,7 @@ struct drain_job *job_for(struct store *st, struct inode *in,
 			HOLD(&in->lock);
 			/* Replaced, deleted or durable since we looked? */
 			moved = in->file->stage != fresh->stage ||
-				!file_is_dirty(in->file) ||
-				in->attr.nlink == 0;
+				!file_is_dirty(in->file) || in->attr.nlink == 0;
 			if (!moved) {
 				HOLD(&st->drain->lock);
 				j = job_for_locked(st->drain, in, &fresh, kind,

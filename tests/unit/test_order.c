@@ -9,6 +9,7 @@
 #include "store/base/io.h"
 #include "store/base/sync.h"
 #include "store/drain/drain_private.h"
+#include "store/file/state.h"
 #include "tests/unit/live_store.h"
 
 #define FILE_BYTES (3 * MIB + 12345)
@@ -254,6 +255,63 @@ static void a_handle_that_stays_open_is_truncated_with_the_file(void **state)
 		assert_file(&l, "a", data, 20);
 		live_sync_all(&l);
 		assert_int_equal(committed_size(&l, "a"), 20);
+		live_free(&l);
+	}
+	free(data);
+}
+
+/*
+ * Somebody opens a closed file to read just when its drain begins, so it has to
+ * be drained once more. Its bytes have their place, for the next daemon as
+ * well.
+ */
+static void who_only_reads_costs_a_closed_file_no_place(void **state)
+{
+	uint8_t *data = filled(2 * MIB, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind_held(kind);
+		struct drain *d = l.st->drain;
+		struct inode *in;
+
+		live_write(&l, "a", data, 2 * MIB);
+		assert_int_equal(live_lookup(&l, "a", &in), 0);
+		{
+			PAUSE_COMMITS(&l);
+			uint64_t place;
+
+			{
+				HOLD(&in->lock);
+				file_move(&in->file->state, FILE_BEGUN);
+				HOLD(&d->lock);
+				place = versions_next(&in->file->versions)
+						->place;
+				order_ask(versions_next(&in->file->versions));
+				cond_broadcast(&d->work);
+			}
+			{
+				HOLD(&d->lock);
+				while (!in->file->versions.in_flight ||
+				       in->file->versions.in_flight->state ==
+					       VERSION_RUNNING)
+					cond_wait(&d->moved, &d->lock);
+			}
+			{
+				HOLD(&in->lock);
+				file_move(&in->file->state, FILE_ENDED);
+			}
+			drain_released(l.st, in);
+			HOLD(&in->lock);
+			assert_non_null(versions_next(&in->file->versions));
+			assert_int_equal(
+				SLOT_GET(in->file->stage->slot, close_order),
+				place);
+		}
+		inode_put(l.st, in, 1);
+		drain_ask_all(l.st);
+		live_sync_all(&l);
+		assert_file(&l, "a", data, 2 * MIB);
 		live_free(&l);
 	}
 	free(data);
@@ -530,6 +588,7 @@ int main(void)
 			a_release_that_comes_after_the_next_open_changes_no_order),
 		cmocka_unit_test(
 			a_handle_that_stays_open_is_truncated_with_the_file),
+		cmocka_unit_test(who_only_reads_costs_a_closed_file_no_place),
 		cmocka_unit_test(a_publish_lets_a_file_be_released_first),
 		cmocka_unit_test(
 			a_release_that_never_comes_leaves_nothing_staged),
