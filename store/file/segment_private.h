@@ -31,6 +31,21 @@ static inline struct segments *segments_of(struct store *st)
 	return &st->segments;
 }
 
+/* --- segment.c. _locked: segments.lock is held. */
+
+/* Nobody fills it, no file has it, and its client was not asked for it. */
+bool segment_is_free_locked(const struct segment *s);
+/* Out of the list; the caller calls segment_give_up() without the lock. */
+void segment_unlist_locked(struct segments *g, struct segment *s);
+void segment_give_up(struct store *st, struct segment *s);
+/*
+ * Ask for idle segments back, least recently used ones first, until `want`
+ * bytes are asked for (with what was asked for before). uid: whose, or -1.
+ */
+void segments_ask_locked(struct segments *g, uint64_t want, int64_t uid);
+struct segment *segment_find_locked(struct segments *g, uint64_t id,
+				    uint64_t generation);
+
 /* --- segment_trim.c; all of them without segments.lock */
 
 /* Does anybody have a descriptor for writing, or a mapping, of it? */

@@ -1,0 +1,167 @@
+/*
+ * segment_commit.c - a full segment becomes a file, without a copy: its stage
+ * is that of a new inode, or takes the place of what has the name.
+ *
+ * No kernel lock of the directory is held: a name that came to mean another
+ * inode meanwhile is looked up again.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "store/base/io.h"
+#include "store/base/scope.h"
+#include "store/drain/drain.h"
+#include "store/file/file.h"
+#include "store/file/segment_private.h"
+#include "store/names/names.h"
+#include "store/store.h"
+
+/* A name may be given to another inode under us, but not for ever. */
+#define COMMIT_TRIES_MAX 16
+
+static bool is_name(const char *name)
+{
+	return name[0] != 0 && strchr(name, '/') == NULL &&
+	       strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
+}
+
+/* As any write does of who is not root. */
+static int drop_suid(struct store *st, struct inode *in, const struct attr *a)
+{
+	struct attr to = { .mode = a->mode & ~(uint32_t)S_ISUID };
+
+	if (to.mode & S_IXGRP)
+		to.mode &= ~(uint32_t)S_ISGID;
+	return to.mode == a->mode ? 0 : names_setattr(st, in, SET_MODE, &to);
+}
+
+/* Replace what has the name. -ESTALE: it means another inode now. */
+static int replace(struct store *st, const struct segment_commit *c,
+		   struct inode *in, struct stage *stage)
+{
+	struct attr a;
+	bool gone;
+	int rc;
+
+	{
+		HOLD(&in->lock);
+		a = in->attr;
+	}
+	if (S_ISDIR(a.mode))
+		return -EISDIR;
+	if (!S_ISREG(a.mode))
+		return S_ISLNK(a.mode) ? -ELOOP : -EINVAL;
+	if (!c->may(c->arg, &a, 02))
+		return -EACCES;
+	rc = c->uid == 0 ? 0 : drop_suid(st, in, &a);
+	if (rc == 0)
+		rc = file_replace(st, in, stage);
+	if (rc < 0)
+		return rc;
+	/* The file is there: an error would say that it is not. */
+	if (c->writer)
+		(void)names_set_writer(st, in, c->writer);
+	{
+		HOLD(&in->lock);
+		gone = in->attr.nlink == 0;
+	}
+	if (gone) /* by somebody who came right after us */
+		file_unlinked(st, in);
+	return 0;
+}
+
+static int commit_once(struct store *st, const struct segment_commit *c,
+		       struct stage *stage, struct segment_committed *ret)
+{
+	const struct names_new n = {
+		.mode = S_IFREG | (c->mode & 0777),
+		.uid = c->uid,
+		.gid = c->gid,
+		.stage = stage,
+		.writer = c->writer,
+	};
+	struct stat sb;
+	struct inode *in;
+	int rc;
+
+	rc = names_lookup(st, c->parent, c->name, &in);
+	ret->replaced = rc == 0;
+	if (rc == 0) {
+		rc = replace(st, c, in, stage);
+		if (rc < 0)
+			inode_put(st, in, 1);
+	} else if (rc == -ENOENT) {
+		struct attr dir = { 0 };
+		struct inode *parent;
+
+		rc = inode_get(st, c->parent, &parent);
+		if (rc < 0)
+			return rc;
+		{
+			HOLD(&parent->lock);
+			dir = parent->attr;
+		}
+		inode_put(st, parent, 1);
+		if (!S_ISDIR(dir.mode))
+			return -ENOTDIR;
+		if (!c->may(c->arg, &dir, 03))
+			return -EACCES;
+		rc = names_create(st, c->parent, c->name, &n, &in);
+	}
+	if (rc < 0)
+		return rc;
+	/* Without memory for its job it is drained with the next one. */
+	(void)drain_closed(st, in, true);
+	ret->ino = in->ino;
+	if (stage_stat(&st->stages, stage, &sb) == 0)
+		ret->mtime_ns = io_ns(&sb.st_mtim);
+	inode_put(st, in, 1);
+	return 0;
+}
+
+int segment_commit(struct store *st, const struct segment_commit *c,
+		   struct segment_committed *ret)
+{
+	struct segments *g = segments_of(st);
+	struct segment *s;
+	int rc;
+
+	if (!is_name(c->name))
+		return -EINVAL;
+	{
+		HOLD(&g->lock);
+		s = segment_find_locked(g, c->id, c->generation);
+		if (!s || !s->filled || !s->mapped || s->committing ||
+		    s->size_bytes != c->size_bytes)
+			return -ESTALE;
+		if (s->uid != c->uid && c->uid != 0)
+			return -EPERM;
+		s->committing = true;
+	}
+	/* Then it is not what its client says that it is. */
+	rc = segment_trim(st, s) ? -ESTALE : 0;
+	if (rc < 0) {
+		HOLD(&g->lock);
+		s->committing = false;
+		s->generation = 0;
+		cond_broadcast(&g->changed);
+		return rc;
+	}
+	rc = -ESTALE;
+	for (int i = 0; rc == -ESTALE && i < COMMIT_TRIES_MAX; i++) {
+		rc = commit_once(st, c, s->stage, ret);
+		if (rc == -EEXIST) /* another process had the same idea */
+			rc = -ESTALE;
+		if (rc == -ESTALE) { /* whoever changes the name is done then */
+			HOLD(names_changing(st->names));
+		}
+	}
+	HOLD(&g->lock);
+	s->committing = false;
+	cond_broadcast(&g->changed);
+	if (rc < 0)
+		return rc == -ESTALE ? -EBUSY : rc;
+	s->filled = false;
+	s->generation = 0;
+	return 0;
+}
