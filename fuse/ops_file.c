@@ -134,6 +134,8 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	fs_writer(req, name, &writer);
 	n.writer = &writer;
 	rc = names_create(st, parent, name, &n, &in);
+	if (rc == 0)
+		file_created(in);
 	/* Asked again (the answer was lost): the file is there already. */
 	if (rc == -EEXIST && !(fi->flags & O_EXCL)) {
 		rc = names_lookup(st, parent, name, &in);

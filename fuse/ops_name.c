@@ -86,8 +86,10 @@ static int make(fuse_req_t req, fuse_ino_t parent, const char *name,
 	int rc;
 
 	rc = names_create(st->names, parent, name, n, &in);
-	if (rc == 0 && reg) /* nobody will close it */
+	if (rc == 0 && reg) { /* nobody will close it */
+		file_created(in);
 		(void)drain_closed(st, in, true);
+	}
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
 	else

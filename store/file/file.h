@@ -23,8 +23,14 @@
 struct names_new;
 struct store;
 
-/* For names_create(): give a new file its first stage, n->stage if it is set. */
+/*
+ * For names_create(): give a new file its first stage, n->stage if it is set.
+ * Nobody finds that before file_created(): a sync of all that is staged would
+ * make bytes durable whose name is not written yet.
+ */
 int file_prepare(struct store *st, struct inode *in, const struct names_new *n);
+/* The name is written. */
+void file_created(struct inode *in);
 /*
  * The file's content is this kept stage's from now on, as if it had been
  * opened with O_TRUNC, written and closed; the old one stays committed until

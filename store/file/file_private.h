@@ -17,13 +17,17 @@ static inline bool file_empties(int flags)
 	return file_flags_write(flags) && (flags & O_TRUNC);
 }
 
-/* What the table on the tmpfs says of the handles; in->lock is held. */
+/*
+ * Its stage counts (whoever has a handle must find it after a kill -9), and
+ * this is what the table on the tmpfs says of the handles; in->lock is held.
+ */
 static inline void file_show_opens(const struct file *f)
 {
 	if (!f->stage || !f->stage->slot)
 		return;
 	SLOT_SET(f->stage->slot, opens, f->state.opens);
 	SLOT_SET(f->stage->slot, writers, f->state.writers);
+	stage_show(f->stage);
 }
 
 /* --- change.c. in->turn is held. */

@@ -22,7 +22,10 @@
 /* debug_stage=memory: room for what tests write. */
 #define TEST_STAGE_BYTES (UINT64_C(2) << 20)
 
-/* A new stage; when there are too many, wait until some are drained. */
+/*
+ * A new stage, which does not count yet; when there are too many, wait until
+ * some are drained.
+ */
 static int new_stage(struct store *st, struct inode *in, uint64_t size,
 		     struct stage **ret_stage)
 {
@@ -30,12 +33,12 @@ static int new_stage(struct store *st, struct inode *in, uint64_t size,
 
 	if (st->options.stage_all_in_memory && size < TEST_STAGE_BYTES)
 		size = TEST_STAGE_BYTES;
-	rc = stage_create(&st->stages, in->ino, size, ret_stage);
+	rc = stage_create_hidden(&st->stages, in->ino, size, ret_stage);
 	if (rc == -ENFILE) {
 		rc = drain_sync_closed(st);
 		if (rc == 0)
-			rc = stage_create(&st->stages, in->ino, size,
-					  ret_stage);
+			rc = stage_create_hidden(&st->stages, in->ino, size,
+						 ret_stage);
 	}
 	return rc;
 }
@@ -176,31 +179,35 @@ int file_install_stage(struct store *st, struct inode *in, uint64_t size,
 
 	if (rc < 0)
 		return rc;
+	stage_show(*ret_stage);
 	inode_ref(st, in, 1);
 	HOLD(&in->lock);
 	install_locked(in->file, *ret_stage);
 	return 0;
 }
 
-/* A segment's stage becomes the content of a file that has none. */
-static void install_kept(struct store *st, struct inode *in, struct stage *s)
+int file_prepare(struct store *st, struct inode *in, const struct names_new *n)
 {
-	stage_lend(&st->stages, s, in->ino);
+	struct stage *s = n->stage;
+	int rc = 0;
+
+	file_learn_series(st, in);
+	if (s)
+		stage_lend(&st->stages, s, in->ino);
+	else
+		rc = new_stage(st, in, expected_size(st, in), &s);
+	if (rc < 0)
+		return rc;
 	inode_ref(st, in, 1);
 	HOLD(&in->lock);
 	install_locked(in->file, s);
+	return 0;
 }
 
-int file_prepare(struct store *st, struct inode *in, const struct names_new *n)
+void file_created(struct inode *in)
 {
-	struct stage *s;
-
-	file_learn_series(st, in);
-	if (n->stage) {
-		install_kept(st, in, n->stage);
-		return 0;
-	}
-	return file_install_stage(st, in, expected_size(st, in), &s);
+	HOLD(&in->lock);
+	file_show_opens(in->file);
 }
 
 int file_adopt(struct store *st, struct inode *in, struct stage *s, bool dirty,
@@ -244,6 +251,7 @@ int file_fresh_stage(struct store *st, struct inode *in)
 	rc = new_stage(st, in, expected_size(st, in), &s);
 	if (rc < 0)
 		return rc;
+	stage_show(s);
 	file_replace_stage(st, in, s);
 	return 0;
 }

@@ -211,6 +211,7 @@ int file_replace(struct store *st, struct inode *in, struct stage *fresh)
 		return rc;
 	file_learn_series(st, in);
 	stage_lend(&st->stages, fresh, in->ino);
+	stage_show(fresh);
 	file_replace_stage(st, in, fresh);
 	file_change_end(st, in);
 	return 0;

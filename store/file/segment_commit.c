@@ -107,6 +107,8 @@ static int commit_once(struct store *st, const struct segment_commit *c,
 		if (!c->may(c->arg, &dir, 03))
 			return -EACCES;
 		rc = names_create(st, c->parent, c->name, &n, &in);
+		if (rc == 0)
+			file_created(in);
 	}
 	if (rc < 0)
 		return rc;

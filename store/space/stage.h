@@ -245,7 +245,7 @@ void stage_set_times(struct stages *st, struct stage *s,
 		     const struct timespec times[2]);
 /*
  * A kept stage becomes the (dirty) stage of an inode, with a reference for it:
- * the slot counts from now on.
+ * the slot counts from stage_show() on.
  */
 void stage_lend(struct stages *st, struct stage *s, uint64_t ino);
 /* A kept stage that no file has: is anybody else using it still? */

@@ -64,7 +64,6 @@ void stage_lend(struct stages *st, struct stage *s, uint64_t ino)
 	(void)utimensat(st->dirfd, name, NULL, AT_SYMLINK_NOFOLLOW);
 	stage_ref(s);
 	stage_write_slot(s);
-	stage_show(s);
 }
 
 bool stage_is_idle(struct stage *s)

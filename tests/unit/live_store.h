@@ -286,9 +286,11 @@ static inline int live_make(struct live *l, const char *path, uint32_t mode,
 	uint64_t dir;
 	int rc = live_walk(l, path, &dir, &name);
 
-	if (rc < 0)
-		return rc;
-	return names_create(l->st, dir, name, &n, ret);
+	if (rc == 0)
+		rc = names_create(l->st, dir, name, &n, ret);
+	if (rc == 0 && S_ISREG(mode))
+		file_created(*ret);
+	return rc;
 }
 
 static inline void live_mkdir(struct live *l, const char *path)

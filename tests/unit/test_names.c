@@ -639,6 +639,28 @@ static void a_new_number_keeps_names_xattrs_links_and_content(void **state)
 	free(data);
 }
 
+/* Or a power cut would leave the content of a file that never was. */
+static void who_syncs_everything_waits_for_no_name(void **state)
+{
+	const struct names_new n = { .mode = S_IFREG | 0644 };
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+		struct inode *in = NULL;
+
+		/* As if its batch were not written yet. */
+		assert_int_equal(names_create(l.st, ROOT_INO, "f", &n, &in), 0);
+		assert_int_equal(drain_sync_tree(l.st, ROOT_INO), 0);
+		assert_false(live_has(&l, key_ino('F', in->ino)));
+		file_created(in);
+		assert_int_equal(drain_sync_tree(l.st, ROOT_INO), 0);
+		assert_true(live_has(&l, key_ino('F', in->ino)));
+		inode_put(l.st, in, 1);
+		live_free(&l);
+	}
+}
+
 static void a_writer_is_made_with_the_file_changed_and_deleted(void **state)
 {
 	const struct writer a = { .source = WRITER_ENVIRONMENT,
@@ -698,6 +720,7 @@ int main(void)
 		cmocka_unit_test(xattrs_fail_as_posix_says),
 		cmocka_unit_test(a_time_set_by_hand_is_kept_until_the_content_changes),
 		cmocka_unit_test(a_new_number_keeps_names_xattrs_links_and_content),
+		cmocka_unit_test(who_syncs_everything_waits_for_no_name),
 		cmocka_unit_test(
 			a_writer_is_made_with_the_file_changed_and_deleted),
 	};
