@@ -14,12 +14,15 @@
 
 #define PATHS_MAX 40
 #define NONE SIZE_MAX
+/* drain_wait_released() waits as long for a late RELEASE. */
+#define RELEASE_NS INT64_C(1000000000)
 
 struct version {
 	uint8_t *bytes; /* NULL: absent */
 	size_t size;
 	uint64_t begun, ended; /* points; 0: not */
 	uint64_t close_begun, closed;
+	int64_t begun_ns;
 	bool hurried; /* a sync may make it durable out of its turn */
 	bool written; /* some first part of it may be there ... */
 	bool partial; /* ... and durable, for a sync came meanwhile */
@@ -118,6 +121,7 @@ size_t model_begin(struct path *p, uint8_t *bytes, size_t size)
 	*v = (struct version){ .bytes = bytes,
 			       .size = size,
 			       .begun = sim_points() + 1,
+			       .begun_ns = sim_clock(),
 			       .hurried = p->syncing > 0,
 			       .partial = p->syncing > 0 };
 	return p->count++;
@@ -372,7 +376,8 @@ static size_t last_closed(const struct path *p, uint64_t before)
 			return NONE;
 		if (v->closed && v->closed < before)
 			return i;
-		if (!v->anew)
+		/* A RELEASE that takes longer is not waited for. */
+		if (!v->anew || sim_clock() - v->begun_ns >= RELEASE_NS)
 			return NONE;
 	}
 	return NONE;
