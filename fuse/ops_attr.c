@@ -471,7 +471,7 @@ void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 {
 	struct bytes names = { 0 };
 	/* Ours are not listed: cp -a would try to set them on the copy. */
-	int rc = names_listxattr(store_of(req), ino, &names);
+	int rc = names_listxattr(store_of(req)->names, ino, &names);
 
 	if (rc < 0)
 		fuse_reply_err(req, -rc);

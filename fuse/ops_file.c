@@ -54,7 +54,7 @@ static int drop_suid(fuse_req_t req, struct inode *in, int flags)
 		if (to.mode == in->attr.mode)
 			return 0;
 	}
-	return names_setattr(store_of(req), in, SET_MODE, &to);
+	return names_setattr(store_of(req)->names, in, SET_MODE, &to);
 }
 
 static bool begins_anew(int flags)
@@ -70,7 +70,7 @@ static bool begins_anew(int flags)
 static void set_writer(struct store *st, struct inode *in,
 		       const struct writer *w)
 {
-	int rc = names_set_writer(st, in, w);
+	int rc = names_set_writer(st->names, in, w);
 
 	if (rc < 0)
 		log_error("inode %llu: who writes it now is not recorded: %s",
@@ -104,13 +104,13 @@ static void count_open(fuse_req_t req, struct inode *in)
 
 	caller_find(fs_of(req)->callers, fuse_req_ctx(req)->pid, &reader,
 		    &scheduler);
-	if (!writer_is_global(&reader) || inode_stat(st, in, &sb) < 0)
+	if (!writer_is_global(&reader) || inode_stat(st->inodes, in, &sb) < 0)
 		return;
-	if (names_get_writer(st, in->ino, &writer) == 0 &&
+	if (names_get_writer(st->names, in->ino, &writer) == 0 &&
 	    writer_is_global(&writer))
 		whose = writer.rank == reader.rank ? OPENS_OWN : OPENS_FOREIGN;
-	opens_count(fs_of(req)->opens, fuse_req_ctx(req)->uid, reader.rank, whose,
-		    (uint64_t)sb.st_size);
+	opens_count(fs_of(req)->opens, fuse_req_ctx(req)->uid, reader.rank,
+		    whose, (uint64_t)sb.st_size);
 	if (whose == OPENS_OWN)
 		file_read_by_owner(in);
 }
@@ -133,12 +133,12 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 
 	fs_writer(req, name, &writer);
 	n.writer = &writer;
-	rc = names_create(st, parent, name, &n, &in);
+	rc = names_create(st->names, parent, name, &n, &in);
 	if (rc == 0)
 		file_created(in);
 	/* Asked again (the answer was lost): the file is there already. */
 	if (rc == -EEXIST && !(fi->flags & O_EXCL)) {
-		rc = names_lookup(st, parent, name, &in);
+		rc = names_lookup(st->names, parent, name, &in);
 		flags = fi->flags;
 	}
 	if (rc == 0) {
@@ -151,18 +151,18 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 				file_release(st, in, flags);
 		}
 		if (rc < 0)
-			inode_put(st, in, 1);
+			inode_put(st->inodes, in, 1);
 	}
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
 		return;
 	}
 	handle_fill(fi, flags, &opened);
-	inode_remember(st, in);
+	inode_remember(st->inodes, in);
 	if (fuse_reply_create(req, &e, fi) < 0) {
-		inode_forget(st, in, 1);
+		inode_forget(st->inodes, in, 1);
 		file_release(st, in, flags);
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 	}
 }
 
@@ -173,7 +173,7 @@ void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	struct inode *in;
 	int rc;
 
-	rc = inode_get(st, ino, &in);
+	rc = inode_get(st->inodes, ino, &in);
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
 		return;
@@ -193,7 +193,7 @@ void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 		if (fuse_reply_open(req, fi) < 0)
 			file_release(st, in, fi->flags);
 	}
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 }
 
 void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
@@ -205,7 +205,7 @@ void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 	int rc;
 
 	(void)fi;
-	rc = inode_get(st, ino, &in);
+	rc = inode_get(st->inodes, ino, &in);
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
 		return;
@@ -216,7 +216,7 @@ void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 	else
 		fuse_reply_iov(req, r.iov, r.count);
 	file_read_end(st, &r);
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 }
 
 void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size,
@@ -227,10 +227,10 @@ void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size,
 	int rc;
 
 	(void)fi;
-	rc = inode_get(st, ino, &in);
+	rc = inode_get(st->inodes, ino, &in);
 	if (rc == 0) {
 		rc = file_write(st, in, buf, size, (uint64_t)off);
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 	}
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
@@ -253,7 +253,7 @@ void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	struct store *st = store_of(req);
 	struct inode *in;
-	int rc = inode_get(st, ino, &in);
+	int rc = inode_get(st->inodes, ino, &in);
 
 	if (rc == 0) {
 		bool write = (handle_flags(fi) & O_ACCMODE) != O_RDONLY;
@@ -261,7 +261,7 @@ void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 
 		rc = file_flush(st, in, handle_flags(fi));
 		rc = refused < 0 ? refused : rc;
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 	}
 	fuse_reply_err(req, -rc);
 }
@@ -271,9 +271,9 @@ void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	struct store *st = store_of(req);
 	struct inode *in;
 
-	if (inode_get(st, ino, &in) == 0) {
+	if (inode_get(st->inodes, ino, &in) == 0) {
 		file_release(st, in, handle_flags(fi));
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 	}
 	fuse_reply_err(req, 0); /* nobody hears the answer */
 }
@@ -283,7 +283,7 @@ void op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync,
 {
 	struct store *st = store_of(req);
 	struct inode *in;
-	int rc = inode_get(st, ino, &in);
+	int rc = inode_get(st->inodes, ino, &in);
 
 	(void)datasync;
 	if (rc == 0) {
@@ -292,7 +292,7 @@ void op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync,
 
 		rc = file_sync(st, in);
 		rc = refused < 0 ? refused : rc;
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 	}
 	fuse_reply_err(req, -rc);
 }
@@ -302,12 +302,12 @@ void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off,
 {
 	struct store *st = store_of(req);
 	struct inode *in;
-	int rc = inode_get(st, ino, &in);
+	int rc = inode_get(st->inodes, ino, &in);
 
 	(void)fi;
 	if (rc == 0) {
 		rc = file_fallocate(st, in, mode, (uint64_t)off, (uint64_t)len);
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 	}
 	fuse_reply_err(req, -rc);
 }
@@ -318,12 +318,12 @@ void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence,
 	struct store *st = store_of(req);
 	struct inode *in;
 	uint64_t at = 0;
-	int rc = inode_get(st, ino, &in);
+	int rc = inode_get(st->inodes, ino, &in);
 
 	(void)fi;
 	if (rc == 0) {
 		rc = file_seek(st, in, (uint64_t)off, whence, &at);
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 	}
 	if (rc < 0)
 		fuse_reply_err(req, -rc);

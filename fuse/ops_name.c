@@ -42,7 +42,7 @@ void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
 	struct fuse_entry_param none = { .entry_timeout = FS_TIMEOUT_S };
 	struct inode *in;
-	int rc = names_lookup(store_of(req), parent, name, &in);
+	int rc = names_lookup(store_of(req)->names, parent, name, &in);
 
 	if (rc == -ENOENT)
 		fuse_reply_entry(req, &none); /* remembered as absent */

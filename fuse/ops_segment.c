@@ -101,7 +101,7 @@ static int may_search(struct store *st, fuse_ino_t dir, struct caller *c)
 {
 	struct inode *in;
 	struct attr a;
-	int rc = inode_get(st, dir, &in);
+	int rc = inode_get(st->inodes, dir, &in);
 
 	if (rc < 0)
 		return rc;
@@ -109,7 +109,7 @@ static int may_search(struct store *st, fuse_ino_t dir, struct caller *c)
 		HOLD(&in->lock);
 		a = in->attr;
 	}
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 	if (!S_ISDIR(a.mode))
 		return -ENOTDIR;
 	return may(c, &a, 01) ? 0 : -EACCES;
@@ -161,7 +161,7 @@ static int do_wait(fuse_req_t req, uint64_t ino)
 {
 	struct store *st = store_of(req);
 	struct inode *in;
-	int rc = inode_get(st, ino, &in);
+	int rc = inode_get(st->inodes, ino, &in);
 	bool gone;
 
 	if (rc < 0)
@@ -171,14 +171,14 @@ static int do_wait(fuse_req_t req, uint64_t ino)
 		     0 :
 		     -ENOENT;
 	if (rc == 0)
-		rc = inode_load_file(st, in);
+		rc = inode_load_file(st->inodes, in);
 	if (rc == 0)
 		rc = file_sync(st, in);
 	{
 		HOLD(&in->lock);
 		gone = in->attr.nlink == 0;
 	}
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 	return gone ? -ENOENT : rc;
 }
 

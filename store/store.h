@@ -134,49 +134,4 @@ bool store_has_room(struct store *st);
 /* A meta counter (META_FILES ...) as it is now. */
 int store_counter(struct store *st, const char *name, uint64_t *ret_value);
 
-/*
- * For callers that have a whole store yet: the part that a room below takes.
- * Each line goes with its last caller.
- */
-#define STORE_PART(s, part)                                     \
-	_Generic((s), struct store *                            \
-		 : ((struct store *)(void *)(s))->part, default \
-		 : (s))
-#define inode_get(s, ...) inode_get(STORE_PART(s, inodes), __VA_ARGS__)
-#define inode_peek(s, ...) inode_peek(STORE_PART(s, inodes), __VA_ARGS__)
-#define inode_ref(s, ...) inode_ref(STORE_PART(s, inodes), __VA_ARGS__)
-#define inode_put(s, ...) inode_put(STORE_PART(s, inodes), __VA_ARGS__)
-#define inode_remember(s, ...) \
-	inode_remember(STORE_PART(s, inodes), __VA_ARGS__)
-#define inode_forget(s, ...) inode_forget(STORE_PART(s, inodes), __VA_ARGS__)
-#define inode_lookups(s, ...) inode_lookups(STORE_PART(s, inodes), __VA_ARGS__)
-#define inode_new(s, ...) inode_new(STORE_PART(s, inodes), __VA_ARGS__)
-#define inode_load_file(s, ...) \
-	inode_load_file(STORE_PART(s, inodes), __VA_ARGS__)
-#define inode_stat(s, ...) inode_stat(STORE_PART(s, inodes), __VA_ARGS__)
-#define inode_path(s, ...) inode_path(STORE_PART(s, inodes), __VA_ARGS__)
-#define inode_is_under(s, ...) \
-	inode_is_under(STORE_PART(s, inodes), __VA_ARGS__)
-#define names_lookup(s, ...) names_lookup(STORE_PART(s, names), __VA_ARGS__)
-#define names_create(s, ...) names_create(STORE_PART(s, names), __VA_ARGS__)
-#define names_link(s, ...) names_link(STORE_PART(s, names), __VA_ARGS__)
-#define names_unlink(s, ...) names_unlink(STORE_PART(s, names), __VA_ARGS__)
-#define names_rmdir(s, ...) names_rmdir(STORE_PART(s, names), __VA_ARGS__)
-#define names_rename(s, ...) names_rename(STORE_PART(s, names), __VA_ARGS__)
-#define names_list(s, ...) names_list(STORE_PART(s, names), __VA_ARGS__)
-#define names_renumber(s, ...) names_renumber(STORE_PART(s, names), __VA_ARGS__)
-#define names_setattr(s, ...) names_setattr(STORE_PART(s, names), __VA_ARGS__)
-#define names_set_writer(s, ...) \
-	names_set_writer(STORE_PART(s, names), __VA_ARGS__)
-#define names_get_writer(s, ...) \
-	names_get_writer(STORE_PART(s, names), __VA_ARGS__)
-#define names_getxattr(s, ...) names_getxattr(STORE_PART(s, names), __VA_ARGS__)
-#define names_setxattr(s, ...) names_setxattr(STORE_PART(s, names), __VA_ARGS__)
-#define names_removexattr(s, ...) \
-	names_removexattr(STORE_PART(s, names), __VA_ARGS__)
-#define names_listxattr(s, ...) \
-	names_listxattr(STORE_PART(s, names), __VA_ARGS__)
-#define series_size(s, ...) series_size(STORE_PART(s, kv), __VA_ARGS__)
-#define series_put(s, ...) series_put(STORE_PART(s, kv), __VA_ARGS__)
-
 #endif

@@ -195,7 +195,7 @@ static void put_records(struct store *st, struct kv_batch *b, struct work *w,
 	commit_count(b, META_PHYSICAL,
 		     (w->small ? (int64_t)c->size_bytes : 0) -
 			     (old_small ? (int64_t)old->size_bytes : 0));
-	series_put(st, b, w->in, c->size_bytes);
+	series_put(st->kv, b, w->in, c->size_bytes);
 }
 
 /* Does the own image have bytes of this chunk that nobody will read? */
@@ -413,7 +413,7 @@ static void job_published(struct store *st, struct pending *p)
 	if (p->drop) {
 		stage_drop(&st->stages, p->drop);
 		stage_put(&st->stages, p->drop);
-		inode_put(st, j->in, 1); /* the stage's reference */
+		inode_put(st->inodes, j->in, 1); /* the stage's reference */
 	}
 	jobs_ended(st, &p->ended);
 	content_ref_put(p->old);

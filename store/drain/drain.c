@@ -63,7 +63,7 @@ void drain_job_put(struct store *st, struct drain_job *j)
 	if (!j || atomic_fetch_sub(&j->refs, 1) != 1)
 		return;
 	stage_put(&st->stages, j->stage);
-	inode_put(st, j->in, 1);
+	inode_put(st->inodes, j->in, 1);
 	free(j);
 }
 
@@ -76,7 +76,7 @@ static struct drain_job *job_new(struct store *st, struct inode *in,
 	if (!j)
 		return NULL;
 	atomic_init(&j->refs, 1);
-	inode_ref(st, in, 1);
+	inode_ref(st->inodes, in, 1);
 	j->in = in;
 	stage_ref(stage);
 	j->stage = stage;
@@ -139,7 +139,7 @@ void jobs_ended(struct store *st, struct version_queue *ended)
 		if (j->drop) { /* what the file had */
 			stage_drop(&st->stages, j->drop);
 			stage_put(&st->stages, j->drop);
-			inode_put(st, j->in, 1);
+			inode_put(st->inodes, j->in, 1);
 		}
 		drain_job_put(st, j); /* the order's */
 	}
@@ -466,7 +466,7 @@ static void job_discard(struct store *st, struct drain_job *j)
 		work_ended(st, j->work, true);
 	if (j->v.replaced && is_last_of_stage(j)) {
 		stage_put(&st->stages, j->stage);
-		inode_put(st, j->in, 1);
+		inode_put(st->inodes, j->in, 1);
 	}
 	order_end(&st->drain->order, &j->v, VERSION_GONE);
 	work_put(st, TAKE(j->work));
@@ -520,7 +520,7 @@ void drain_each_failed(struct store *st,
 {
 	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
 		uint64_t ino = SLOT_GET(&st->stages.slots[i], ino);
-		struct inode *in = ino ? inode_peek(st, ino) : NULL;
+		struct inode *in = ino ? inode_peek(st->inodes, ino) : NULL;
 		int error = 0;
 
 		if (!in)
@@ -533,6 +533,6 @@ void drain_each_failed(struct store *st,
 		}
 		if (error < 0)
 			fn(arg, in, error);
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 	}
 }

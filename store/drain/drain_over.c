@@ -141,7 +141,7 @@ static void log_failed(struct store *st, struct inode *in, int rc)
 {
 	char path[4096];
 
-	inode_path(st, in, path, sizeof(path));
+	inode_path(st->inodes, in, path, sizeof(path));
 	log_error("%s: cannot be made durable: %s; its bytes are kept and %s",
 		  path, strerror(-rc),
 		  kv_health(st->kv) == KV_CONDEMNED

@@ -137,14 +137,14 @@ void drain_open_files(struct store *st, int64_t now_ns)
 
 		if (ino == 0 || !SLOT_GET(slot, dirty))
 			continue;
-		in = inode_peek(st, ino);
+		in = inode_peek(st->inodes, ino);
 		if (!in)
 			continue;
 		stage = open_for_long(in, now_ns, interval);
 		if (stage && open_has_changed(st, in, stage))
 			drain_job_put(st, job_for(st, in, CLOSE_NOT, &rc));
 		stage_put(&st->stages, stage);
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 	}
 }
 

@@ -202,7 +202,7 @@ static void tree_add(struct store *st, struct tree_list *l, struct inode *in)
 
 		if (!grown) {
 			l->rc = -ENOMEM;
-			inode_put(st, in, 1);
+			inode_put(st->inodes, in, 1);
 			return;
 		}
 		l->at = grown;
@@ -215,7 +215,7 @@ static void tree_collect(struct store *st, uint64_t dir, struct tree_list *l)
 {
 	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
 		uint64_t ino = SLOT_GET(&st->stages.slots[i], ino);
-		struct inode *in = ino ? inode_peek(st, ino) : NULL;
+		struct inode *in = ino ? inode_peek(st->inodes, ino) : NULL;
 		bool dirty = false;
 
 		if (!in)
@@ -224,10 +224,10 @@ static void tree_collect(struct store *st, uint64_t dir, struct tree_list *l)
 			HOLD(&in->lock);
 			dirty = in->file && file_is_dirty(in->file);
 		}
-		if (dirty && inode_is_under(st, in, dir))
+		if (dirty && inode_is_under(st->inodes, in, dir))
 			tree_add(st, l, in);
 		else
-			inode_put(st, in, 1);
+			inode_put(st->inodes, in, 1);
 	}
 }
 
@@ -243,7 +243,7 @@ int drain_sync_tree(struct store *st, uint64_t dir)
 	for (size_t i = 0; i < l.count; i++) {
 		if (rc == 0)
 			rc = drain_sync(st, l.at[i]);
-		inode_put(st, l.at[i], 1);
+		inode_put(st->inodes, l.at[i], 1);
 	}
 	free(l.at);
 	return rc < 0 ? rc : kv_sync(st->kv);

@@ -54,7 +54,7 @@ static void label_path(struct store *st, struct inode *in, struct label *l)
 	char path[4096];
 	size_t len, skip;
 
-	inode_path(st, in, path, sizeof(path));
+	inode_path(st->inodes, in, path, sizeof(path));
 	len = strlen(path);
 	skip = len > LABEL_PATH_MAX ? len - LABEL_PATH_MAX : 0;
 	memcpy(l->path, path + skip, len - skip + 1);

@@ -21,7 +21,8 @@ static bool keeps_inode(struct store *st, struct inode *in)
 {
 	struct stat sb;
 
-	return inode_stat(st, in, &sb) < 0 || sb.st_size <= SMALL_BYTES_MAX ||
+	return inode_stat(st->inodes, in, &sb) < 0 ||
+	       sb.st_size <= SMALL_BYTES_MAX ||
 	       (st->is_locked && st->is_locked(st->on_arg, in->ino));
 }
 
@@ -89,7 +90,7 @@ static int begin_locked(struct inode *in, struct beginning *b)
 /* Its names go to a fresh inode: -ESTALE, or why they do not. */
 static int renumber(struct store *st, struct inode *in)
 {
-	int rc = names_renumber(st, in);
+	int rc = names_renumber(st->names, in);
 
 	if (rc < 0)
 		return rc;

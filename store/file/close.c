@@ -182,7 +182,7 @@ void file_forgotten(struct store *st, struct inode *in)
 	{
 		HOLD(&in->lock);
 		/* Looked up again meanwhile: it may be mapped again, too. */
-		if (inode_lookups(st, in) == 0 && in->file &&
+		if (inode_lookups(st->inodes, in) == 0 && in->file &&
 		    in->file->state.opens == 0 &&
 		    in->file->state.changing == 0) {
 			written = in->file->state.left == LEFT_WRITERS;
@@ -250,10 +250,10 @@ static void file_abandoned(struct store *st, struct inode *in)
 	ask_who_writes(st, in);
 	if (!unlinked)
 		return;
-	lookups = inode_lookups(st, in);
-	inode_forget(st, in, lookups);
+	lookups = inode_lookups(st->inodes, in);
+	inode_forget(st->inodes, in, lookups);
 	file_unlinked(st, in);
-	inode_put(st, in, lookups);
+	inode_put(st->inodes, in, lookups);
 }
 
 void files_abandoned(struct store *st)
@@ -261,17 +261,17 @@ void files_abandoned(struct store *st)
 	images_end(&st->images);
 	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
 		uint64_t ino = SLOT_GET(&st->stages.slots[i], ino);
-		struct inode *in = ino ? inode_peek(st, ino) : NULL;
+		struct inode *in = ino ? inode_peek(st->inodes, ino) : NULL;
 
 		if (in)
 			file_abandoned(st, in);
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 	}
 }
 
 void file_unlinked(struct store *st, struct inode *in)
 {
-	bool known = inode_lookups(st, in) > 0;
+	bool known = inode_lookups(st->inodes, in) > 0;
 	struct stage *stage = NULL;
 	bool gone;
 

@@ -59,7 +59,7 @@ void file_drop_stage(struct store *st, struct inode *in, struct stage *s)
 		image_clear_clean(&st->images, s->clean_image, s);
 	stage_drop(&st->stages, s);
 	stage_put(&st->stages, s);
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 }
 
 /* Bytes of the stage may change from now on. */
@@ -95,7 +95,7 @@ struct stage *file_end_locked(struct store *st, struct file *f,
 bool file_evict(void *store, struct stage *s)
 {
 	struct store *st = store;
-	struct inode *in = inode_peek(st, stage_ino(s));
+	struct inode *in = inode_peek(st->inodes, stage_ino(s));
 	struct stage *gone = NULL;
 
 	if (!in)
@@ -111,14 +111,14 @@ bool file_evict(void *store, struct stage *s)
 			gone = file_end_locked(st, in->file, END_EVICTED);
 	}
 	file_drop_stage(st, in, gone);
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 	return gone != NULL;
 }
 
 enum give_back file_give_back(struct store *st, struct stage *s)
 {
 	uint64_t ino = SLOT_GET(s->slot, ino);
-	struct inode *in = ino ? inode_peek(st, ino) : NULL;
+	struct inode *in = ino ? inode_peek(st->inodes, ino) : NULL;
 	bool ask = false, later = false;
 	struct attr a = { 0 };
 
@@ -140,7 +140,7 @@ enum give_back file_give_back(struct store *st, struct stage *s)
 	if (ask && st->on_renamed)
 		st->on_renamed(st->on_arg, a.parent, a.name);
 	if (in)
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 	if (!later)
 		(void)file_evict(st, s);
 	if (SLOT_GET(s->slot, ino) == 0)
@@ -153,7 +153,7 @@ void file_learn_series(struct store *st, struct inode *in)
 	uint64_t keys[2];
 	char path[4096];
 
-	inode_path(st, in, path, sizeof(path));
+	inode_path(st->inodes, in, path, sizeof(path));
 	series_keys(path, keys);
 	HOLD(&in->lock);
 	in->file->series[0] = keys[0];
@@ -169,7 +169,7 @@ static uint64_t expected_size(struct store *st, struct inode *in)
 		keys[0] = in->file->series[0];
 		keys[1] = in->file->series[1];
 	}
-	return series_size(st, keys);
+	return series_size(st->kv, keys);
 }
 
 int file_install_stage(struct store *st, struct inode *in, uint64_t size,
@@ -180,7 +180,7 @@ int file_install_stage(struct store *st, struct inode *in, uint64_t size,
 	if (rc < 0)
 		return rc;
 	stage_show(*ret_stage);
-	inode_ref(st, in, 1);
+	inode_ref(st->inodes, in, 1);
 	HOLD(&in->lock);
 	install_locked(in->file, *ret_stage);
 	return 0;
@@ -198,7 +198,7 @@ int file_prepare(struct store *st, struct inode *in, const struct names_new *n)
 		rc = new_stage(st, in, expected_size(st, in), &s);
 	if (rc < 0)
 		return rc;
-	inode_ref(st, in, 1);
+	inode_ref(st->inodes, in, 1);
 	HOLD(&in->lock);
 	install_locked(in->file, s);
 	return 0;
@@ -213,12 +213,12 @@ void file_created(struct inode *in)
 int file_adopt(struct store *st, struct inode *in, struct stage *s, bool dirty,
 	       uint64_t order)
 {
-	int rc = inode_load_file(st, in);
+	int rc = inode_load_file(st->inodes, in);
 
 	if (rc < 0)
 		return rc;
 	file_learn_series(st, in);
-	inode_ref(st, in, 1);
+	inode_ref(st->inodes, in, 1);
 	{
 		HOLD(&in->lock);
 		if (dirty) {
@@ -237,7 +237,7 @@ int file_adopt(struct store *st, struct inode *in, struct stage *s, bool dirty,
 /* The fresh stage, for which the file has a reference, is its content now. */
 void file_replace_stage(struct store *st, struct inode *in, struct stage *fresh)
 {
-	inode_ref(st, in, 1);
+	inode_ref(st->inodes, in, 1);
 	file_drop_stage(st, in, drain_replace(st, in, fresh));
 }
 

@@ -62,7 +62,7 @@ static void install_taken(struct store *st, struct inode *in, struct stage *s,
 	uint64_t punch = 0, punch_size;
 
 	stage_show(s);
-	inode_ref(st, in, 1);
+	inode_ref(st->inodes, in, 1);
 	{
 		HOLD(&in->lock);
 		CHECK(!f->stage);
@@ -263,10 +263,10 @@ bool files_ask_left(struct store *st)
 		struct inode *in = NULL;
 
 		if (ino != 0 && SLOT_GET(&st->stages.slots[i], dirty))
-			in = inode_peek(st, ino);
+			in = inode_peek(st->inodes, ino);
 		if (in && ask_one(st, in))
 			again = true;
-		inode_put(st, in, 1);
+		inode_put(st->inodes, in, 1);
 	}
 	return again;
 }

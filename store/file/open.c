@@ -162,7 +162,7 @@ int file_open(struct store *st, struct inode *in, int flags,
 	      struct file_opened *ret)
 {
 	enum file_step step = STEP_OK;
-	int rc = inode_load_file(st, in);
+	int rc = inode_load_file(st->inodes, in);
 
 	if (rc == 0)
 		rc = tell_error(in);
@@ -189,7 +189,7 @@ int file_open(struct store *st, struct inode *in, int flags,
 int file_replace(struct store *st, struct inode *in, struct stage *fresh)
 {
 	enum file_step step = STEP_OK;
-	int rc = inode_load_file(st, in);
+	int rc = inode_load_file(st->inodes, in);
 
 	if (rc < 0)
 		return rc;

@@ -66,7 +66,7 @@ static int read_small(struct store *st, struct inode *in,
 		if (replaced) /* since we looked: look again */
 			return -EAGAIN;
 
-		inode_path(st, in, path, sizeof(path));
+		inode_path(st->inodes, in, path, sizeof(path));
 		log_error("%s: its bytes are damaged or missing: run ckptctl "
 			  "fsck on the unmounted store",
 			  path);
@@ -271,7 +271,7 @@ static int read_begin(struct store *st, struct inode *in, size_t len,
 	int rc;
 
 	memset(r, 0, sizeof(*r));
-	rc = inode_load_file(st, in);
+	rc = inode_load_file(st->inodes, in);
 	if (rc < 0)
 		return rc;
 	reclaim_enter(st->reclaim, &r->ticket);
@@ -372,7 +372,7 @@ int file_seek(struct store *st, struct inode *in, uint64_t off, int whence,
 {
 	struct content_ref *content = NULL;
 	struct stage *stage = NULL;
-	int rc = inode_load_file(st, in);
+	int rc = inode_load_file(st->inodes, in);
 
 	if (rc < 0)
 		return rc;

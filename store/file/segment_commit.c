@@ -32,7 +32,7 @@ static int drop_suid(struct store *st, struct inode *in, const struct attr *a)
 
 	if (to.mode & S_IXGRP)
 		to.mode &= ~(uint32_t)S_ISGID;
-	return to.mode == a->mode ? 0 : names_setattr(st, in, SET_MODE, &to);
+	return to.mode == a->mode ? 0 : names_setattr(st->names, in, SET_MODE, &to);
 }
 
 /* Replace what has the name. -ESTALE: it means another inode now. */
@@ -60,7 +60,7 @@ static int replace(struct store *st, const struct segment_commit *c,
 		return rc;
 	/* The file is there: an error would say that it is not. */
 	if (c->writer)
-		(void)names_set_writer(st, in, c->writer);
+		(void)names_set_writer(st->names, in, c->writer);
 	{
 		HOLD(&in->lock);
 		gone = in->attr.nlink == 0;
@@ -84,29 +84,29 @@ static int commit_once(struct store *st, const struct segment_commit *c,
 	struct inode *in;
 	int rc;
 
-	rc = names_lookup(st, c->parent, c->name, &in);
+	rc = names_lookup(st->names, c->parent, c->name, &in);
 	ret->replaced = rc == 0;
 	if (rc == 0) {
 		rc = replace(st, c, in, stage);
 		if (rc < 0)
-			inode_put(st, in, 1);
+			inode_put(st->inodes, in, 1);
 	} else if (rc == -ENOENT) {
 		struct attr dir = { 0 };
 		struct inode *parent;
 
-		rc = inode_get(st, c->parent, &parent);
+		rc = inode_get(st->inodes, c->parent, &parent);
 		if (rc < 0)
 			return rc;
 		{
 			HOLD(&parent->lock);
 			dir = parent->attr;
 		}
-		inode_put(st, parent, 1);
+		inode_put(st->inodes, parent, 1);
 		if (!S_ISDIR(dir.mode))
 			return -ENOTDIR;
 		if (!c->may(c->arg, &dir, 03))
 			return -EACCES;
-		rc = names_create(st, c->parent, c->name, &n, &in);
+		rc = names_create(st->names, c->parent, c->name, &n, &in);
 		if (rc == 0)
 			file_created(in);
 	}
@@ -117,7 +117,7 @@ static int commit_once(struct store *st, const struct segment_commit *c,
 	ret->ino = in->ino;
 	if (stage_stat(&st->stages, stage, &sb) == 0)
 		ret->mtime_ns = io_ns(&sb.st_mtim);
-	inode_put(st, in, 1);
+	inode_put(st->inodes, in, 1);
 	return 0;
 }
 

@@ -191,7 +191,7 @@ int file_verify(struct store *st, struct inode *in,
 	reclaim_leave(st->reclaim, &ticket);
 	free(v.at);
 	if (rc < 0) {
-		inode_path(st, in, path, sizeof(path));
+		inode_path(st->inodes, in, path, sizeof(path));
 		log_error("%s: its bytes on the disk are not those that were "
 			  "written: %s; run ckptctl fsck --scrub on the "
 			  "unmounted store",
@@ -240,7 +240,7 @@ static int check_images(struct store *st, struct inode *in,
 	if (rc < 0) {
 		char path[4096];
 
-		inode_path(st, in, path, sizeof(path));
+		inode_path(st->inodes, in, path, sizeof(path));
 		log_error("%s: an image of it is missing or too short: %s: run "
 			  "ckptctl fsck on the unmounted store",
 			  path, strerror(-rc));

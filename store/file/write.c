@@ -80,7 +80,7 @@ static int copy_up(struct store *st, struct inode *in, uint64_t keep_bytes)
 	}
 	stage_set_times(&st->stages, s, times);
 	stage_show(s);
-	inode_ref(st, in, 1);
+	inode_ref(st->inodes, in, 1);
 	HOLD(&in->lock);
 	CHECK(!in->file->stage);
 	in->file->stage = s;
@@ -237,7 +237,7 @@ int file_write(struct store *st, struct inode *in, const void *buf, size_t len,
 	       uint64_t off)
 {
 	struct stage *s = NULL;
-	int rc = inode_load_file(st, in);
+	int rc = inode_load_file(st->inodes, in);
 
 	if (rc < 0)
 		return rc;
@@ -303,7 +303,7 @@ static void note_size(struct store *st, struct inode *in, uint64_t size)
 	}
 	if (!b || !fresh || size <= SMALL_BYTES_MAX)
 		return;
-	series_put(st, b, in, size);
+	series_put(st->kv, b, in, size);
 	(void)kv_write(st->kv, b); /* a hint: its drain notes it again */
 }
 
@@ -337,7 +337,7 @@ static int truncate_turn(struct store *st, struct inode *in, uint64_t size)
 
 int file_truncate(struct store *st, struct inode *in, uint64_t size)
 {
-	int rc = inode_load_file(st, in);
+	int rc = inode_load_file(st->inodes, in);
 
 	if (rc < 0)
 		return rc;
@@ -421,7 +421,7 @@ int file_fallocate(struct store *st, struct inode *in, int mode, uint64_t off,
 		   uint64_t len)
 {
 	enum file_step step;
-	int rc = inode_load_file(st, in);
+	int rc = inode_load_file(st->inodes, in);
 
 	if (rc < 0)
 		return rc;

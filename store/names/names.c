@@ -17,7 +17,6 @@
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/db/kv.h"
-#include "store/drain/drain.h"
 
 int names_new(struct kv *kv, struct inode_table *inodes,
 	      const struct names_hooks *hooks, struct names **ret_names)

@@ -48,9 +48,9 @@ static struct {
 
 static void forget(struct inode *in)
 {
-	inode_forget(k.st, in, 1);
+	inode_forget(k.st->inodes, in, 1);
 	file_forgotten(k.st, in);
-	inode_put(k.st, in, 1);
+	inode_put(k.st->inodes, in, 1);
 }
 
 /* RELEASE, and sometimes FORGET at once. */
@@ -164,12 +164,12 @@ static int walk(const char *path, uint64_t *ret_dir, const char **ret_name)
 	if (!slash)
 		return 0;
 	(void)snprintf(dir, sizeof(dir), "%.*s", (int)(slash - path), path);
-	rc = names_lookup(k.st, ROOT_INO, dir, &in);
+	rc = names_lookup(k.st->names, ROOT_INO, dir, &in);
 	if (rc < 0)
 		return rc;
 	*ret_dir = in->ino;
 	*ret_name = slash + 1;
-	inode_put(k.st, in, 1);
+	inode_put(k.st->inodes, in, 1);
 	return 0;
 }
 
@@ -179,7 +179,7 @@ static int lookup(const char *path, struct inode **ret)
 	uint64_t dir;
 	int rc = walk(path, &dir, &name);
 
-	return rc < 0 ? rc : names_lookup(k.st, dir, name, ret);
+	return rc < 0 ? rc : names_lookup(k.st->names, dir, name, ret);
 }
 
 static int make(const char *path, uint32_t mode, struct inode **ret)
@@ -191,7 +191,7 @@ static int make(const char *path, uint32_t mode, struct inode **ret)
 
 	if (rc < 0)
 		return rc;
-	return names_create(k.st, dir, name, &n, ret);
+	return names_create(k.st->names, dir, name, &n, ret);
 }
 
 int kernel_mkdir(const char *path)
@@ -202,14 +202,14 @@ int kernel_mkdir(const char *path)
 	HOLD(&k.names);
 	rc = make(path, S_IFDIR | 0755, &in);
 	if (rc == 0)
-		inode_put(k.st, in, 1);
+		inode_put(k.st->inodes, in, 1);
 	return rc;
 }
 
 static void unlinked(struct inode *in)
 {
 	file_unlinked(k.st, in);
-	inode_put(k.st, in, 1);
+	inode_put(k.st->inodes, in, 1);
 }
 
 int kernel_unlink(const char *path)
@@ -222,7 +222,7 @@ int kernel_unlink(const char *path)
 	HOLD(&k.names);
 	rc = walk(path, &dir, &name);
 	if (rc == 0)
-		rc = names_unlink(k.st, dir, name, &in);
+		rc = names_unlink(k.st->names, dir, name, &in);
 	if (rc == 0)
 		unlinked(in);
 	return rc;
@@ -242,7 +242,7 @@ static int publish(const char *path)
 		dir = S_ISDIR(in->attr.mode);
 	}
 	rc = dir ? drain_sync_tree(k.st, in->ino) : drain_publish(k.st, in);
-	inode_put(k.st, in, 1);
+	inode_put(k.st->inodes, in, 1);
 	return rc;
 }
 
@@ -256,7 +256,7 @@ int kernel_rename(const char *from, const char *to, unsigned flags)
 
 	HOLD(&k.names);
 	if (!waits && lookup(to, &in) == 0) {
-		inode_put(k.st, in, 1);
+		inode_put(k.st->inodes, in, 1);
 		waits = true;
 	}
 	rc = waits ? publish(from) : 0;
@@ -265,8 +265,8 @@ int kernel_rename(const char *from, const char *to, unsigned flags)
 	if (rc == 0)
 		rc = walk(to, &to_dir, &to_name);
 	if (rc == 0)
-		rc = names_rename(k.st, from_dir, from_name, to_dir, to_name,
-				  flags, &replaced);
+		rc = names_rename(k.st->names, from_dir, from_name, to_dir,
+				  to_name, flags, &replaced);
 	if (rc < 0)
 		return rc;
 	if (replaced)
@@ -287,8 +287,8 @@ int kernel_link(const char *from, const char *to)
 		return rc;
 	rc = walk(to, &dir, &name);
 	if (rc == 0)
-		rc = names_link(k.st, in, dir, name);
-	inode_put(k.st, in, 1);
+		rc = names_link(k.st->names, in, dir, name);
+	inode_put(k.st->inodes, in, 1);
 	return rc;
 }
 
@@ -308,7 +308,7 @@ static int open_once(const char *path, int flags, struct kernel_file **ret)
 	}
 	if (rc < 0)
 		return rc;
-	inode_remember(k.st, in);
+	inode_remember(k.st->inodes, in);
 	rc = file_open(k.st, in, flags, &opened);
 	if (rc < 0) {
 		forget(in);

@@ -122,14 +122,14 @@ int saver_commit(struct saver *s, const char *name)
 int saver_wait_for(struct saver *s, uint64_t ino)
 {
 	struct inode *in;
-	int rc = inode_get(s->st, ino, &in);
+	int rc = inode_get(s->st->inodes, ino, &in);
 
 	if (rc < 0)
 		return rc;
-	rc = inode_load_file(s->st, in);
+	rc = inode_load_file(s->st->inodes, in);
 	if (rc == 0)
 		rc = file_sync(s->st, in);
-	inode_put(s->st, in, 1);
+	inode_put(s->st->inodes, in, 1);
 	return rc;
 }
 

@@ -243,11 +243,11 @@ static inline int live_walk(struct live *l, const char *path, uint64_t *ret_dir,
 
 		(void)snprintf(name, sizeof(name), "%.*s", (int)(slash - path),
 			       path);
-		rc = names_lookup(l->st, dir, name, &in);
+		rc = names_lookup(l->st->names, dir, name, &in);
 		if (rc < 0)
 			return rc;
 		dir = in->ino;
-		inode_put(l->st, in, 1);
+		inode_put(l->st->inodes, in, 1);
 		path = slash + 1;
 	}
 	*ret_dir = dir;
@@ -263,7 +263,7 @@ static inline int live_lookup(struct live *l, const char *path,
 	uint64_t dir;
 	int rc = live_walk(l, path, &dir, &name);
 
-	return rc < 0 ? rc : names_lookup(l->st, dir, name, ret);
+	return rc < 0 ? rc : names_lookup(l->st->names, dir, name, ret);
 }
 
 static inline uint64_t live_ino(struct live *l, const char *path)
@@ -273,7 +273,7 @@ static inline uint64_t live_ino(struct live *l, const char *path)
 
 	assert_int_equal(live_lookup(l, path, &in), 0);
 	ino = in->ino;
-	inode_put(l->st, in, 1);
+	inode_put(l->st->inodes, in, 1);
 	return ino;
 }
 
@@ -287,7 +287,7 @@ static inline int live_make(struct live *l, const char *path, uint32_t mode,
 	int rc = live_walk(l, path, &dir, &name);
 
 	if (rc == 0)
-		rc = names_create(l->st, dir, name, &n, ret);
+		rc = names_create(l->st->names, dir, name, &n, ret);
 	if (rc == 0 && S_ISREG(mode))
 		file_created(*ret);
 	return rc;
@@ -298,7 +298,7 @@ static inline void live_mkdir(struct live *l, const char *path)
 	struct inode *in = NULL;
 
 	assert_int_equal(live_make(l, path, S_IFDIR | 0755, &in), 0);
-	inode_put(l->st, in, 1);
+	inode_put(l->st->inodes, in, 1);
 }
 
 static inline int live_unlink(struct live *l, const char *path)
@@ -309,11 +309,11 @@ static inline int live_unlink(struct live *l, const char *path)
 	int rc = live_walk(l, path, &dir, &name);
 
 	if (rc == 0)
-		rc = names_unlink(l->st, dir, name, &in);
+		rc = names_unlink(l->st->names, dir, name, &in);
 	if (rc < 0)
 		return rc;
 	file_unlinked(l->st, in);
-	inode_put(l->st, in, 1);
+	inode_put(l->st->inodes, in, 1);
 	return 0;
 }
 
@@ -329,12 +329,12 @@ static inline int live_rename(struct live *l, const char *from, const char *to,
 	if (rc == 0)
 		rc = live_walk(l, to, &to_dir, &to_name);
 	if (rc == 0)
-		rc = names_rename(l->st, from_dir, from_name, to_dir, to_name,
-				  flags, &replaced);
+		rc = names_rename(l->st->names, from_dir, from_name, to_dir,
+				  to_name, flags, &replaced);
 	if (rc < 0 || !replaced)
 		return rc;
 	file_unlinked(l->st, replaced);
-	inode_put(l->st, replaced, 1);
+	inode_put(l->st->inodes, replaced, 1);
 	return 0;
 }
 
@@ -349,8 +349,8 @@ static inline int live_link(struct live *l, const char *path, const char *to)
 		return rc;
 	rc = live_walk(l, to, &dir, &name);
 	if (rc == 0)
-		rc = names_link(l->st, in, dir, name);
-	inode_put(l->st, in, 1);
+		rc = names_link(l->st->names, in, dir, name);
+	inode_put(l->st->inodes, in, 1);
 	return rc;
 }
 
@@ -379,10 +379,10 @@ static inline int handle_try(struct live *l, const char *path, int flags,
 		return rc;
 	rc = file_open(l->st, in, flags, &opened);
 	if (rc < 0) {
-		inode_put(l->st, in, 1);
+		inode_put(l->st->inodes, in, 1);
 		return rc;
 	}
-	inode_remember(l->st, in);
+	inode_remember(l->st->inodes, in);
 	*ret = (struct handle){ .l = l, .in = in, .flags = flags & O_ACCMODE };
 	ret->fd = opened.backing_id > 0 ? opened.backing_id : -1;
 	return 0;
@@ -444,9 +444,9 @@ static inline ssize_t handle_read(struct handle *h, void *buf, size_t len,
 static inline void handle_release(struct handle *h)
 {
 	file_release(h->l->st, h->in, h->flags);
-	inode_forget(h->l->st, h->in, 1);
+	inode_forget(h->l->st->inodes, h->in, 1);
 	file_forgotten(h->l->st, h->in);
-	inode_put(h->l->st, h->in, 1);
+	inode_put(h->l->st->inodes, h->in, 1);
 }
 
 static inline void handle_close(struct handle *h)
@@ -463,7 +463,7 @@ static inline int live_sync(struct live *l, const char *path)
 	if (rc < 0)
 		return rc;
 	rc = file_sync(l->st, in);
-	inode_put(l->st, in, 1);
+	inode_put(l->st->inodes, in, 1);
 	return rc;
 }
 
@@ -556,7 +556,7 @@ static inline void assert_file(struct live *l, const char *path,
 	struct handle h = handle_open(l, path, O_RDONLY);
 	struct stat sb;
 
-	assert_int_equal(inode_stat(l->st, h.in, &sb), 0);
+	assert_int_equal(inode_stat(l->st->inodes, h.in, &sb), 0);
 	assert_int_equal(sb.st_size, len);
 	assert_handle_bytes(&h, data, len);
 	handle_release(&h);

@@ -29,8 +29,9 @@ static void assert_deleted(const uint8_t *data, size_t len, bool loaded)
 	live_settle(&l);
 	assert_int_equal(live_records(&l, 'F'), 0);
 	assert_int_equal(structure_read(l.st, in, got, len, 0), -ESTALE);
-	assert_int_equal(inode_stat(l.st, in, &sb), loaded ? 0 : -ESTALE);
-	inode_put(l.st, in, 1);
+	assert_int_equal(inode_stat(l.st->inodes, in, &sb),
+			 loaded ? 0 : -ESTALE);
+	inode_put(l.st->inodes, in, 1);
 	free(got);
 	live_free(&l);
 }
@@ -58,7 +59,7 @@ static void deleting_twice_deletes_once(void **state)
 	assert_int_equal(live_lookup(&l, "f", &in), 0);
 	assert_int_equal(live_unlink(&l, "f"), 0);
 	file_unlinked(l.st, in); /* as the kernel's last FORGET does */
-	inode_put(l.st, in, 1);
+	inode_put(l.st->inodes, in, 1);
 	live_settle(&l);
 	assert_int_equal(live_counter(&l, META_FILES), 0);
 	assert_int_equal(live_counter(&l, META_PHYSICAL), 0);
@@ -77,10 +78,10 @@ static void *look_up(void *arg)
 
 	while (!atomic_load(&k->stop)) {
 		struct inode *in = NULL;
-		int rc = names_lookup(k->l->st, ROOT_INO, "f", &in);
+		int rc = names_lookup(k->l->st->names, ROOT_INO, "f", &in);
 
 		if (rc == 0)
-			inode_put(k->l->st, in, 1);
+			inode_put(k->l->st->inodes, in, 1);
 		k->other += rc != 0 && rc != -ENOENT;
 	}
 	return NULL;
@@ -99,7 +100,7 @@ static void a_name_that_goes_while_it_is_looked_up_is_absent(void **state)
 		struct inode *in = NULL;
 
 		assert_int_equal(live_make(&l, "f", S_IFIFO | 0600, &in), 0);
-		inode_put(l.st, in, 1);
+		inode_put(l.st->inodes, in, 1);
 		assert_int_equal(live_unlink(&l, "f"), 0);
 		if (i % 64 == 0)
 			live_settle(&l);

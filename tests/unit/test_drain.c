@@ -496,7 +496,7 @@ static void a_close_of_what_is_durable_meanwhile_leaves_no_job(void **state)
 		assert_int_equal(drain_wait_drained(l.st), 0);
 		assert_null(versions_next(&in->file->versions));
 		assert_int_equal(committed_size(&l, "f"), FILE_BYTES);
-		inode_put(l.st, in, 1);
+		inode_put(l.st->inodes, in, 1);
 		live_free(&l);
 	}
 	free(data);

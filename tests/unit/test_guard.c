@@ -190,7 +190,7 @@ static void *look_at_them(void *arg)
 		bytes_release(&out);
 		(void)guard_difference(l->st, in, NULL, &out);
 		bytes_release(&out);
-		inode_put(l->st, in, 1);
+		inode_put(l->st->inodes, in, 1);
 	}
 	return NULL;
 }

@@ -176,7 +176,7 @@ static void what_is_held_and_not_copied_is_durable_but_stays_staged(void **state
 		assert_true(in->file->stage->kind == STAGE_MEMORY ||
 			    c.extents[0].image != number);
 		content_release(&c);
-		inode_put(l.st, in, 1);
+		inode_put(l.st->inodes, in, 1);
 		/* What is committed has nothing to do with what he writes. */
 		assert_int_equal(pwrite(theirs, later, MIB, 0), MIB);
 		close(theirs);

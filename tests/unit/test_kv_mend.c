@@ -275,7 +275,7 @@ static void a_store_goes_on_when_its_disk_does(void **state)
 		struct inode *in = NULL;
 
 		rc = live_make(&l, "after", S_IFDIR | 0755, &in);
-		inode_put(l.st, in, 1);
+		inode_put(l.st->inodes, in, 1);
 		(void)nanosleep(&tick, NULL);
 	}
 	assert_int_equal(rc, 0);

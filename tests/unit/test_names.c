@@ -12,8 +12,8 @@ static uint32_t links_of(struct live *l, const char *path)
 	struct stat sb;
 
 	assert_int_equal(live_lookup(l, path, &in), 0);
-	assert_int_equal(inode_stat(l->st, in, &sb), 0);
-	inode_put(l->st, in, 1);
+	assert_int_equal(inode_stat(l->st->inodes, in, &sb), 0);
+	inode_put(l->st->inodes, in, 1);
 	return (uint32_t)sb.st_nlink;
 }
 
@@ -25,11 +25,11 @@ static int live_rmdir(struct live *l, const char *path)
 	int rc = live_walk(l, path, &dir, &name);
 
 	if (rc == 0)
-		rc = names_rmdir(l->st, dir, name, &in);
+		rc = names_rmdir(l->st->names, dir, name, &in);
 	if (rc < 0)
 		return rc;
 	file_unlinked(l->st, in);
-	inode_put(l->st, in, 1);
+	inode_put(l->st->inodes, in, 1);
 	return 0;
 }
 
@@ -121,11 +121,12 @@ static void a_removed_directory_takes_no_new_names(void **state)
 	live_write(&l, "f", "x", 1);
 	assert_int_equal(live_lookup(&l, "d", &dir), 0);
 	assert_int_equal(live_rmdir(&l, "d"), 0);
-	assert_int_equal(names_create(l.st, dir->ino, "g", &n, &in), -ENOENT);
+	assert_int_equal(names_create(l.st->names, dir->ino, "g", &n, &in),
+			 -ENOENT);
 	assert_int_equal(live_lookup(&l, "f", &in), 0);
-	assert_int_equal(names_link(l.st, in, dir->ino, "g"), -ENOENT);
-	inode_put(l.st, in, 1);
-	inode_put(l.st, dir, 1);
+	assert_int_equal(names_link(l.st->names, in, dir->ino, "g"), -ENOENT);
+	inode_put(l.st->inodes, in, 1);
+	inode_put(l.st->inodes, dir, 1);
 	live_free(&l);
 }
 
@@ -272,10 +273,10 @@ static void a_file_lives_as_long_as_one_of_its_names(void **state)
 	live_reopen(&l);
 	assert_int_equal(links_of(&l, "third"), 2);
 	assert_int_equal(live_lookup(&l, "third", &in), 0);
-	inode_path(l.st, in, path, sizeof(path));
+	inode_path(l.st->inodes, in, path, sizeof(path));
 	assert_true(strcmp(path, "/third") == 0 ||
 		    strcmp(path, "/d/second") == 0);
-	inode_put(l.st, in, 1);
+	inode_put(l.st->inodes, in, 1);
 	assert_int_equal(live_rename(&l, "third", "d/fourth", 0), 0);
 	assert_file(&l, "d/second", data, DATA_BYTES);
 	assert_file(&l, "d/fourth", data, DATA_BYTES);
@@ -298,7 +299,7 @@ static void a_file_without_a_name_takes_no_new_one(void **state)
 
 	(void)state;
 	assert_int_equal(live_unlink(&l, "f"), 0);
-	assert_int_equal(names_link(l.st, h.in, ROOT_INO, "g"), -ENOENT);
+	assert_int_equal(names_link(l.st->names, h.in, ROOT_INO, "g"), -ENOENT);
 	handle_close(&h);
 	live_free(&l);
 }
@@ -347,8 +348,8 @@ static void an_unlinked_file_lives_while_the_kernel_knows_it(void **state)
 		live_write(&l, "f", data, DATA_BYTES);
 		live_sync_all(&l);
 		assert_int_equal(live_lookup(&l, "f", &in), 0);
-		inode_ref(l.st, in, 1);
-		inode_remember(l.st, in); /* has one of the two */
+		inode_ref(l.st->inodes, in, 1);
+		inode_remember(l.st->inodes, in); /* has one of the two */
 		assert_int_equal(live_unlink(&l, "f"), 0);
 		live_settle(&l);
 		/* It can still be opened, by /proc/self/fd for instance. */
@@ -359,9 +360,9 @@ static void an_unlinked_file_lives_while_the_kernel_knows_it(void **state)
 		assert_handle_bytes(&h, data, DATA_BYTES);
 		file_release(l.st, in, O_RDONLY);
 		assert_int_equal(live_counter(&l, META_PHYSICAL), DATA_BYTES);
-		inode_forget(l.st, in, 1);
+		inode_forget(l.st->inodes, in, 1);
 		file_forgotten(l.st, in);
-		inode_put(l.st, in, 2);
+		inode_put(l.st->inodes, in, 2);
 		live_settle(&l);
 		assert_int_equal(live_counter(&l, META_PHYSICAL), 0);
 		live_free(&l);
@@ -377,17 +378,17 @@ static void a_symbolic_link_keeps_its_target(void **state)
 	struct stat sb;
 
 	(void)state;
-	assert_int_equal(names_create(l.st, ROOT_INO, "s", &n, &in), 0);
-	inode_put(l.st, in, 1);
+	assert_int_equal(names_create(l.st->names, ROOT_INO, "s", &n, &in), 0);
+	inode_put(l.st->inodes, in, 1);
 	live_mkdir(&l, "d");
 	assert_int_equal(live_rename(&l, "s", "d/t", 0), 0);
 	live_reopen(&l);
 	assert_int_equal(live_lookup(&l, "d/t", &in), 0);
 	assert_string_equal(in->attr.target, "a/b c");
-	assert_int_equal(inode_stat(l.st, in, &sb), 0);
+	assert_int_equal(inode_stat(l.st->inodes, in, &sb), 0);
 	assert_int_equal(sb.st_size, 5);
-	assert_int_equal(inode_load_file(l.st, in), -EINVAL);
-	inode_put(l.st, in, 1);
+	assert_int_equal(inode_load_file(l.st->inodes, in), -EINVAL);
+	inode_put(l.st->inodes, in, 1);
 	assert_int_equal(live_unlink(&l, "d/t"), 0);
 	live_free(&l);
 }
@@ -433,7 +434,8 @@ static void a_listing_goes_on_where_it_stopped_whatever_came_and_went(
 		(void)snprintf(name, sizeof(name), "f%u", i);
 		live_write(&l, name, "x", 1);
 	}
-	assert_int_equal(names_list(l.st, ROOT_INO, 0, note_name, &first), 7);
+	assert_int_equal(
+		names_list(l.st->names, ROOT_INO, 0, note_name, &first), 7);
 	assert_int_equal(first.count, 10);
 	/* The one where it stopped goes, and so do others; some come. */
 	assert_int_equal(live_unlink(&l, first.names[9]), 0);
@@ -442,8 +444,8 @@ static void a_listing_goes_on_where_it_stopped_whatever_came_and_went(
 		(void)snprintf(name, sizeof(name), "new%u", i);
 		live_write(&l, name, "x", 1);
 	}
-	assert_int_equal(names_list(l.st, ROOT_INO, first.cookie, note_name,
-				    &rest),
+	assert_int_equal(names_list(l.st->names, ROOT_INO, first.cookie,
+				    note_name, &rest),
 			 0);
 	for (unsigned i = 0; i < 30; i++) {
 		(void)snprintf(name, sizeof(name), "f%u", i);
@@ -461,8 +463,9 @@ static void an_empty_directory_lists_nothing(void **state)
 
 	(void)state;
 	live_mkdir(&l, "d");
-	assert_int_equal(names_list(l.st, live_ino(&l, "d"), 0, note_name, &s),
-			 0);
+	assert_int_equal(
+		names_list(l.st->names, live_ino(&l, "d"), 0, note_name, &s),
+		0);
 	assert_int_equal(s.count, 0);
 	live_free(&l);
 }
@@ -475,7 +478,8 @@ static void assert_xattr(struct live *l, uint64_t ino, const char *name,
 	void *value = NULL;
 	size_t len = 0;
 
-	assert_int_equal(names_getxattr(l->st, ino, name, &value, &len), 0);
+	assert_int_equal(names_getxattr(l->st->names, ino, name, &value, &len),
+			 0);
 	assert_int_equal(len, strlen(expected));
 	assert_memory_equal(value, expected, len);
 	free(value);
@@ -497,34 +501,38 @@ static void xattrs_fail_as_posix_says(void **state)
 	assert_int_equal(live_lookup(&l, "f", &in), 0);
 	memset(longest, 'n', sizeof(longest));
 	longest[STORE_NAME_MAX + 1] = 0;
-	assert_int_equal(names_getxattr(l.st, in->ino, "user.a", &value, &len),
+	assert_int_equal(
+		names_getxattr(l.st->names, in->ino, "user.a", &value, &len),
+		-ENODATA);
+	assert_int_equal(names_removexattr(l.st->names, in, "user.a"),
 			 -ENODATA);
-	assert_int_equal(names_removexattr(l.st, in, "user.a"), -ENODATA);
-	assert_int_equal(names_setxattr(l.st, in, "user.a", "1", 1,
+	assert_int_equal(names_setxattr(l.st->names, in, "user.a", "1", 1,
 					XATTR_REPLACE),
 			 -ENODATA);
-	assert_int_equal(names_setxattr(l.st, in, "user.a", "1", 1,
-					XATTR_CREATE),
-			 0);
-	assert_int_equal(names_setxattr(l.st, in, "user.a", "2", 1,
-					XATTR_CREATE),
-			 -EEXIST);
+	assert_int_equal(
+		names_setxattr(l.st->names, in, "user.a", "1", 1, XATTR_CREATE),
+		0);
+	assert_int_equal(
+		names_setxattr(l.st->names, in, "user.a", "2", 1, XATTR_CREATE),
+		-EEXIST);
 	assert_xattr(&l, in->ino, "user.a", "1");
-	assert_int_equal(names_setxattr(l.st, in, longest, "1", 1, 0), -ERANGE);
-	assert_int_equal(names_setxattr(l.st, in, "user.big", big,
+	assert_int_equal(names_setxattr(l.st->names, in, longest, "1", 1, 0),
+			 -ERANGE);
+	assert_int_equal(names_setxattr(l.st->names, in, "user.big", big,
 					XATTR_VALUE_MAX + 1, 0),
 			 -E2BIG);
-	assert_int_equal(names_setxattr(l.st, in, "user.big", big,
+	assert_int_equal(names_setxattr(l.st->names, in, "user.big", big,
 					XATTR_VALUE_MAX, 0),
 			 0);
-	assert_int_equal(names_setxattr(l.st, in, "user.empty", "", 0, 0), 0);
+	assert_int_equal(
+		names_setxattr(l.st->names, in, "user.empty", "", 0, 0), 0);
 	assert_xattr(&l, in->ino, "user.empty", "");
-	assert_int_equal(names_removexattr(l.st, in, "user.big"), 0);
-	assert_int_equal(names_listxattr(l.st, in->ino, &list), 0);
+	assert_int_equal(names_removexattr(l.st->names, in, "user.big"), 0);
+	assert_int_equal(names_listxattr(l.st->names, in->ino, &list), 0);
 	assert_int_equal(list.len, sizeof("user.a") + sizeof("user.empty"));
 	assert_memory_equal(list.data, "user.a\0user.empty", list.len);
 	bytes_release(&list);
-	inode_put(l.st, in, 1);
+	inode_put(l.st->inodes, in, 1);
 	assert_int_equal(live_unlink(&l, "f"), 0);
 	live_settle(&l);
 	assert_int_equal(live_records(&l, 'X'), 0);
@@ -545,21 +553,22 @@ static void a_time_set_by_hand_is_kept_until_the_content_changes(void **state)
 
 		live_write(&l, "f", data, DATA_BYTES);
 		assert_int_equal(live_lookup(&l, "f", &in), 0);
-		assert_int_equal(names_setattr(l.st, in, SET_MTIME, &to), 0);
+		assert_int_equal(names_setattr(l.st->names, in, SET_MTIME, &to),
+				 0);
 		file_set_times(l.st, in, SET_MTIME, &to);
 		live_sync_all(&l);
-		inode_put(l.st, in, 1);
+		inode_put(l.st->inodes, in, 1);
 		live_reopen(&l);
 		assert_int_equal(live_lookup(&l, "f", &in), 0);
-		assert_int_equal(inode_stat(l.st, in, &sb), 0);
+		assert_int_equal(inode_stat(l.st->inodes, in, &sb), 0);
 		assert_int_equal(sb.st_mtim.tv_sec, 12345);
-		inode_put(l.st, in, 1);
+		inode_put(l.st->inodes, in, 1);
 		live_write(&l, "f", data + 1, DATA_BYTES - 1);
 		live_reopen(&l);
 		assert_int_equal(live_lookup(&l, "f", &in), 0);
-		assert_int_equal(inode_stat(l.st, in, &sb), 0);
+		assert_int_equal(inode_stat(l.st->inodes, in, &sb), 0);
 		assert_true(sb.st_mtim.tv_sec > 12345);
-		inode_put(l.st, in, 1);
+		inode_put(l.st->inodes, in, 1);
 		live_free(&l);
 	}
 	free(data);
@@ -571,7 +580,7 @@ static void assert_writer(struct live *l, uint64_t ino, const struct writer *w)
 {
 	struct writer got;
 
-	assert_int_equal(names_get_writer(l->st, ino, &got), 0);
+	assert_int_equal(names_get_writer(l->st->names, ino, &got), 0);
 	assert_true(writer_equal(&got, w));
 }
 
@@ -587,11 +596,12 @@ static void assert_renumbered(struct live *l, const uint8_t *data, size_t len)
 	assert_int_equal(live_link(l, "f", "d/second"), 0);
 	assert_int_equal(live_link(l, "f", "third"), 0);
 	assert_int_equal(live_lookup(l, "f", &in), 0);
-	assert_int_equal(names_setxattr(l->st, in, "user.who", "me", 2, 0), 0);
-	assert_int_equal(names_set_writer(l->st, in, &w), 0);
+	assert_int_equal(
+		names_setxattr(l->st->names, in, "user.who", "me", 2, 0), 0);
+	assert_int_equal(names_set_writer(l->st->names, in, &w), 0);
 	live_sync_all(l);
 	ino = in->ino;
-	assert_int_equal(names_renumber(l->st, in), 0);
+	assert_int_equal(names_renumber(l->st->names, in), 0);
 	assert_int_equal(live_lookup(l, "f", &fresh), 0);
 	assert_int_not_equal(fresh->ino, ino);
 	assert_int_equal(live_ino(l, "d/second"), fresh->ino);
@@ -601,15 +611,15 @@ static void assert_renumbered(struct live *l, const uint8_t *data, size_t len)
 	assert_writer(l, fresh->ino, &w);
 	assert_writer(l, in->ino, &w); /* for those who have it open */
 	/* It has no name: nothing is written that nobody would delete. */
-	assert_int_equal(names_set_writer(l->st, in, &nobody), 0);
+	assert_int_equal(names_set_writer(l->st->names, in, &nobody), 0);
 	assert_writer(l, in->ino, &w);
 	assert_file(l, "third", data, len);
 	assert_int_equal(live_counter(l, META_FILES), 1);
 	/* It has no name any more: once is enough. */
-	assert_int_equal(names_renumber(l->st, in), -ENOENT);
-	inode_put(l->st, fresh, 1);
+	assert_int_equal(names_renumber(l->st->names, in), -ENOENT);
+	inode_put(l->st->inodes, fresh, 1);
 	file_unlinked(l->st, in);
-	inode_put(l->st, in, 1);
+	inode_put(l->st->inodes, in, 1);
 	live_settle(l);
 	assert_false(live_has(l, key_ino('A', ino)));
 	assert_false(live_has(l, key_ino('W', ino)));
@@ -650,13 +660,13 @@ static void who_syncs_everything_waits_for_no_name(void **state)
 		struct inode *in = NULL;
 
 		/* As if its batch were not written yet. */
-		assert_int_equal(names_create(l.st, ROOT_INO, "f", &n, &in), 0);
+		assert_int_equal(names_create(l.st->names, ROOT_INO, "f", &n, &in), 0);
 		assert_int_equal(drain_sync_tree(l.st, ROOT_INO), 0);
 		assert_false(live_has(&l, key_ino('F', in->ino)));
 		file_created(in);
 		assert_int_equal(drain_sync_tree(l.st, ROOT_INO), 0);
 		assert_true(live_has(&l, key_ino('F', in->ino)));
-		inode_put(l.st, in, 1);
+		inode_put(l.st->inodes, in, 1);
 		live_free(&l);
 	}
 }
@@ -677,22 +687,23 @@ static void a_writer_is_made_with_the_file_changed_and_deleted(void **state)
 	uint64_t ino;
 
 	(void)state;
-	assert_int_equal(names_create(l.st, ROOT_INO, "f", &n, &in), 0);
+	assert_int_equal(names_create(l.st->names, ROOT_INO, "f", &n, &in), 0);
 	ino = in->ino;
 	assert_writer(&l, ino, &a);
-	assert_int_equal(names_set_writer(l.st, in, &b), 0);
+	assert_int_equal(names_set_writer(l.st->names, in, &b), 0);
 	assert_writer(&l, ino, &b);
-	assert_int_equal(names_set_writer(l.st, in, &nobody), 0);
-	assert_int_equal(names_get_writer(l.st, ino, &got), -ENODATA);
+	assert_int_equal(names_set_writer(l.st->names, in, &nobody), 0);
+	assert_int_equal(names_get_writer(l.st->names, ino, &got), -ENODATA);
 	assert_int_equal(live_records(&l, 'W'), 0);
-	assert_int_equal(names_set_writer(l.st, in, &a), 0);
-	inode_put(l.st, in, 1);
+	assert_int_equal(names_set_writer(l.st->names, in, &a), 0);
+	inode_put(l.st->inodes, in, 1);
 	live_reopen(&l); /* never committed: it goes, and that with it */
 	assert_int_equal(live_records(&l, 'W'), live_records(&l, 'A') - 1);
 	n.writer = NULL;
-	assert_int_equal(names_create(l.st, ROOT_INO, "g", &n, &in), 0);
-	assert_int_equal(names_get_writer(l.st, in->ino, &got), -ENODATA);
-	inode_put(l.st, in, 1);
+	assert_int_equal(names_create(l.st->names, ROOT_INO, "g", &n, &in), 0);
+	assert_int_equal(names_get_writer(l.st->names, in->ino, &got),
+			 -ENODATA);
+	inode_put(l.st->inodes, in, 1);
 	live_free(&l);
 }
 

@@ -32,8 +32,8 @@ static int change_mode(struct live *l, const char *path, uint32_t mode)
 	int rc;
 
 	assert_int_equal(live_lookup(l, path, &in), 0);
-	rc = names_setattr(l->st, in, SET_MODE, &to);
-	inode_put(l->st, in, 1);
+	rc = names_setattr(l->st->names, in, SET_MODE, &to);
+	inode_put(l->st->inodes, in, 1);
 	return rc;
 }
 
@@ -95,8 +95,8 @@ static struct stat stat_of(struct live *l, const char *path)
 	struct stat sb;
 
 	assert_int_equal(live_lookup(l, path, &in), 0);
-	assert_int_equal(inode_stat(l->st, in, &sb), 0);
-	inode_put(l->st, in, 1);
+	assert_int_equal(inode_stat(l->st->inodes, in, &sb), 0);
+	inode_put(l->st->inodes, in, 1);
 	return sb;
 }
 
@@ -116,16 +116,16 @@ static void hold_all(struct live *l, struct inode *held[NAME_COUNT])
 {
 	for (unsigned i = 0; i < NAME_COUNT; i++) {
 		assert_int_equal(live_lookup(l, NAMES[i], &held[i]), 0);
-		inode_remember(l->st, held[i]);
+		inode_remember(l->st->inodes, held[i]);
 	}
 }
 
 static void forget_all(struct live *l, struct inode *held[NAME_COUNT])
 {
 	for (unsigned i = 0; i < NAME_COUNT; i++) {
-		inode_forget(l->st, held[i], 1);
+		inode_forget(l->st->inodes, held[i], 1);
 		file_forgotten(l->st, held[i]);
-		inode_put(l->st, held[i], 1);
+		inode_put(l->st->inodes, held[i], 1);
 	}
 }
 
@@ -156,7 +156,7 @@ static int rmdir_of(struct live *l, uint64_t dir, const char *name)
 {
 	struct inode *in;
 
-	return names_rmdir(l->st, dir, name, &in);
+	return names_rmdir(l->st->names, dir, name, &in);
 }
 
 static void refused(struct live *l)
@@ -178,9 +178,9 @@ static void refused(struct live *l)
 	assert_int_equal(live_make(l, "made", S_IFDIR | 0755, &in), -ENOSPC);
 	assert_int_equal(change_mode(l, "new", 0777), -ENOSPC);
 	assert_int_equal(live_lookup(l, "new", &in), 0);
-	assert_int_equal(names_setxattr(l->st, in, "user.a", "b", 1, 0),
+	assert_int_equal(names_setxattr(l->st->names, in, "user.a", "b", 1, 0),
 			 -ENOSPC);
-	inode_put(l->st, in, 1);
+	inode_put(l->st->inodes, in, 1);
 }
 
 /* A store on a disk of its own, and what fills it. */
@@ -361,7 +361,7 @@ static void the_place_of_a_job_that_fails_is_the_next_ones(void **state)
 	disk_relieve(disk);
 	live_sync_all(&l);
 	assert_true(committed(&l, in->ino));
-	inode_put(l.st, in, 1);
+	inode_put(l.st->inodes, in, 1);
 	live_free(&l);
 	disk_free(disk);
 	free(data);

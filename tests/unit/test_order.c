@@ -111,7 +111,7 @@ static void a_publish_waits_for_all_that_was_closed_before(void **state)
 	assert_int_equal(drain_publish(l.st, in), 0);
 	assert_true(committed(&l, live_ino(&l, "first")));
 	assert_true(committed(&l, in->ino));
-	inode_put(l.st, in, 1);
+	inode_put(l.st->inodes, in, 1);
 	live_free(&l);
 	free(data);
 }
@@ -308,7 +308,7 @@ static void who_only_reads_costs_a_closed_file_no_place(void **state)
 				SLOT_GET(in->file->stage->slot, close_order),
 				place);
 		}
-		inode_put(l.st, in, 1);
+		inode_put(l.st->inodes, in, 1);
 		drain_ask_all(l.st);
 		live_sync_all(&l);
 		assert_file(&l, "a", data, 2 * MIB);
@@ -386,7 +386,7 @@ static void a_release_that_never_comes_leaves_nothing_staged(void **state)
 		h = handle_open(&l, "a", O_WRONLY | O_CREAT);
 		handle_write(&h, data, 2 * MIB, 0);
 		assert_int_equal(file_flush(l.st, h.in, h.flags), 0);
-		inode_put(l.st, h.in, 1);
+		inode_put(l.st->inodes, h.in, 1);
 		/* This one has no name, and lives as long as its handle. */
 		h = handle_open(&l, "b", O_WRONLY | O_CREAT);
 		handle_write(&h, data, MIB, 0);

@@ -72,7 +72,7 @@ static void wait_job(struct live *l, const char *path, enum seen what)
 	assert_int_equal(live_lookup(l, path, &in), 0);
 	while (!job_seen(l, in, what))
 		sched_yield();
-	inode_put(l->st, in, 1);
+	inode_put(l->st->inodes, in, 1);
 }
 
 /*
@@ -134,7 +134,7 @@ static void ask(struct live *l, const char *path)
 		order_ask(versions_next(&in->file->versions));
 		cond_broadcast(&l->st->drain->work);
 	}
-	inode_put(l->st, in, 1);
+	inode_put(l->st->inodes, in, 1);
 }
 
 #define OLD_BYTES (2 * MIB)
@@ -194,8 +194,8 @@ static time_t time_of(struct live *l, const char *path)
 	struct stat sb;
 
 	assert_int_equal(live_lookup(l, path, &in), 0);
-	assert_int_equal(inode_stat(l->st, in, &sb), 0);
-	inode_put(l->st, in, 1);
+	assert_int_equal(inode_stat(l->st->inodes, in, &sb), 0);
+	inode_put(l->st->inodes, in, 1);
 	return sb.st_mtim.tv_sec;
 }
 
@@ -215,8 +215,9 @@ static void a_time_set_by_hand_counts_for_what_was_synced_alone(void **state)
 		live_write(&l, "a", data, NEW_BYTES);
 		assert_int_equal(live_lookup(&l, "a", &in), 0);
 		file_set_times(l.st, in, SET_MTIME, &to);
-		assert_int_equal(names_setattr(l.st, in, SET_MTIME, &to), 0);
-		inode_put(l.st, in, 1);
+		assert_int_equal(names_setattr(l.st->names, in, SET_MTIME, &to),
+				 0);
+		inode_put(l.st->inodes, in, 1);
 		assert_int_equal(live_sync(&l, "a"), 0);
 		assert_int_equal(time_of(&l, "a"), 1);
 		live_reopen(&l);
@@ -292,7 +293,7 @@ static void a_publish_makes_no_change_durable_that_is_under_way(void **state)
 		handle_write(&h, other, MIB, 0);
 		assert_int_equal(live_lookup(&l, "b", &in), 0);
 		assert_int_equal(drain_publish(l.st, in), 0);
-		inode_put(l.st, in, 1);
+		inode_put(l.st->inodes, in, 1);
 		assert_int_equal(committed_size(&l, "b"), 100);
 		assert_int_equal(committed_size(&l, "a"), 0);
 		handle_write(&h, other + MIB, MIB, MIB);

@@ -173,7 +173,7 @@ static void who_reads_keeps_the_bytes_until_he_is_done(void **state)
 	assert_true(freed >= DATA_BYTES);
 	assert_int_equal(live_records(&l, 'P'), 0);
 	assert_int_equal(live_images(&l).count, 1);
-	inode_put(l.st, in, 1);
+	inode_put(l.st->inodes, in, 1);
 	live_free(&l);
 	free(old);
 	free(new);
@@ -318,7 +318,7 @@ static void a_reader_keeps_the_block_that_he_shares_with_older_holes(void **stat
 	file_read_end(l.st, &r);
 	reclaim_drain(l.st->reclaim, &freed);
 	assert_int_equal(live_images(&l).count, 0);
-	inode_put(l.st, in, 1);
+	inode_put(l.st->inodes, in, 1);
 	live_free(&l);
 	free(whole);
 	free(one);

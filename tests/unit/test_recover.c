@@ -221,7 +221,7 @@ static void a_cut_in_the_middle_of_a_drain_leaves_whole_files_in_order(void **st
 					missing = true;
 					continue;
 				}
-				inode_put(l.st, in, 1);
+				inode_put(l.st->inodes, in, 1);
 				/* Synced out of turn, or all before are here. */
 				assert_true(i == 9 || !missing);
 				assert_file(&l, name, data, DATA_BYTES);
@@ -456,7 +456,7 @@ static void a_sync_covers_all_that_was_written_before_it(void **state)
 		assert_true(promised >= 430);
 		live_open(&l);
 		h = handle_open(&l, "log", O_RDONLY);
-		assert_int_equal(inode_stat(l.st, h.in, &sb), 0);
+		assert_int_equal(inode_stat(l.st->inodes, h.in, &sb), 0);
 		assert_true((uint64_t)sb.st_size >= promised * RECORD_BYTES);
 		/* Each record is whole, and what follows is no part of one. */
 		assert_int_equal(sb.st_size % RECORD_BYTES, 0);

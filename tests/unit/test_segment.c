@@ -109,10 +109,12 @@ static void acquire_waiting(struct client *c, uint8_t kind, size_t size,
 		struct inode *in;
 
 		drop_released(c);
-		if (r->busy_ino && inode_get(c->l->st, r->busy_ino, &in) == 0) {
-			assert_int_equal(inode_load_file(c->l->st, in), 0);
+		if (r->busy_ino &&
+		    inode_get(c->l->st->inodes, r->busy_ino, &in) == 0) {
+			assert_int_equal(inode_load_file(c->l->st->inodes, in),
+					 0);
 			assert_int_equal(file_sync(c->l->st, in), 0);
-			inode_put(c->l->st, in, 1);
+			inode_put(c->l->st->inodes, in, 1);
 		}
 		rc = acquire(c, kind, size, r, ret_memory);
 	}
@@ -313,7 +315,7 @@ static void a_job_is_of_the_stage_that_the_file_has(void **state)
 	assert_seed(&l, "f", 4);
 	assert_int_equal(in->file->versions.replaced, 0);
 	assert_int_equal(stage_count(&l), 1);
-	inode_put(l.st, in, 1);
+	inode_put(l.st->inodes, in, 1);
 	client_end(&c);
 	client_end(&other);
 	live_reopen(&l);
@@ -329,7 +331,7 @@ static uint64_t place_of(struct live *l, const char *name)
 	assert_int_equal(live_lookup(l, name, &in), 0);
 	assert_non_null(versions_next(&in->file->versions));
 	order = versions_next(&in->file->versions)->place;
-	inode_put(l->st, in, 1);
+	inode_put(l->st->inodes, in, 1);
 	return order;
 }
 
@@ -353,7 +355,7 @@ static void sealed_bytes_keep_their_place_in_the_order(void **state)
 	assert_int_equal(live_lookup(&l, "f", &in), 0);
 	assert_int_equal(drain_closed(l.st, in, true), 0);
 	assert_int_equal(place_of(&l, "f"), place);
-	inode_put(l.st, in, 1);
+	inode_put(l.st->inodes, in, 1);
 	client_end(&c);
 	live_free(&l);
 }
@@ -390,11 +392,11 @@ static void who_is_forgotten_when_he_loses_his_name_leaves_nothing(void **state)
 			while (order_first(&d->order)->want == WANT_NOT)
 				cond_wait(&d->work, &d->lock);
 		}
-		inode_forget(l.st, h.in, 1);
+		inode_forget(l.st->inodes, h.in, 1);
 		file_forgotten(l.st, h.in);
 	}
 	assert_int_equal(pthread_join(thread, NULL), 0);
-	inode_put(l.st, h.in, 1);
+	inode_put(l.st->inodes, h.in, 1);
 	live_sync_all(&l);
 	assert_seed(&l, "f", 2);
 	assert_int_equal(stage_count(&l), 1);
@@ -427,9 +429,9 @@ static void what_may_be_mapped_is_not_filled_again(void **state)
 		live_sync_all(&l);
 		assert_int_equal(stage_count(&l), 1);
 		/* The kernel forgets it: nobody has it mapped any more. */
-		inode_forget(l.st, h.in, 1);
+		inode_forget(l.st->inodes, h.in, 1);
 		file_forgotten(l.st, h.in);
-		inode_put(l.st, h.in, 1);
+		inode_put(l.st->inodes, h.in, 1);
 		assert_int_equal(stage_count(&l), 0);
 		acquire_waiting(&c, 1, 8192, &r, &memory);
 		assert_int_equal(r.id, id);
@@ -459,7 +461,7 @@ static void a_save_right_after_one_that_was_published_has_a_place(void **state)
 	fill(memory, SIZE, 1);
 	assert_int_equal(commit(&c, &r, "f"), 0);
 	live_sync_all(&l);
-	assert_int_equal(inode_get(l.st, live_ino(&l, "f"), &in), 0);
+	assert_int_equal(inode_get(l.st->inodes, live_ino(&l, "f"), &in), 0);
 	first.in = in;
 	first.stage = in->file->stage;
 	{
@@ -484,7 +486,7 @@ static void a_save_right_after_one_that_was_published_has_a_place(void **state)
 		order_end(o, &first.v, VERSION_DONE);
 		cond_broadcast(&l.st->drain->work);
 	}
-	inode_put(l.st, in, 1);
+	inode_put(l.st->inodes, in, 1);
 	live_sync_all(&l);
 	client_end(&c);
 	live_free(&l);

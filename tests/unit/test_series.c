@@ -73,7 +73,7 @@ static uint64_t size_of(struct live *l, const char *path)
 	uint64_t keys[2];
 
 	series_keys(path, keys);
-	return series_size(l->st, keys);
+	return series_size(l->st->kv, keys);
 }
 
 static void the_last_file_tells_the_size_of_the_next(void **state)

@@ -82,7 +82,7 @@ static int kind_of(struct live *l, const char *path)
 		if (in->file && in->file->stage)
 			kind = (int)in->file->stage->kind;
 	}
-	inode_put(l->st, in, 1);
+	inode_put(l->st->inodes, in, 1);
 	return kind;
 }
 

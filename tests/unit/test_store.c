@@ -418,7 +418,7 @@ static int truncate_path(struct live *l, const char *path, uint64_t size)
 
 	if (rc == 0)
 		rc = file_truncate(l->st, in, size);
-	inode_put(l->st, in, 1);
+	inode_put(l->st->inodes, in, 1);
 	return rc;
 }
 
@@ -513,10 +513,10 @@ static void room_can_be_allocated_and_holes_punched(void **state)
 						DATA_BYTES + 5000),
 				 0);
 		memset(data + 4096, 0, MIB);
-		assert_int_equal(inode_stat(l.st, in, &sb), 0);
+		assert_int_equal(inode_stat(l.st->inodes, in, &sb), 0);
 		assert_int_equal(sb.st_size, DATA_BYTES + 5000);
 		assert_int_equal(file_truncate(l.st, in, DATA_BYTES), 0);
-		inode_put(l.st, in, 1);
+		inode_put(l.st->inodes, in, 1);
 		live_reopen(&l);
 		assert_file(&l, "f", data, DATA_BYTES);
 		fill(data, DATA_BYTES, 1);
@@ -555,7 +555,7 @@ static void data_and_holes_are_found(void **state)
 				 -ENXIO);
 		assert_int_equal(file_seek(l.st, in, at, SEEK_HOLE, &at),
 				 -ENXIO);
-		inode_put(l.st, in, 1);
+		inode_put(l.st->inodes, in, 1);
 		live_free(&l);
 	}
 	free(data);

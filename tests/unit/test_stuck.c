@@ -36,7 +36,7 @@ static bool is_ready(struct live *l, const char *path)
 		ready = in->file->versions.in_flight &&
 			in->file->versions.in_flight->state == VERSION_READY;
 	}
-	inode_put(l->st, in, 1);
+	inode_put(l->st->inodes, in, 1);
 	return ready;
 }
 
@@ -81,7 +81,7 @@ static void ask(struct live *l, const char *path)
 		order_ask(versions_next(&in->file->versions));
 		cond_broadcast(&l->st->drain->work);
 	}
-	inode_put(l->st, in, 1);
+	inode_put(l->st->inodes, in, 1);
 }
 
 static void wait_ready(struct live *l, const char *path)
