@@ -8,7 +8,7 @@
 #include "store/base/sync.h"
 #include "store/db/kv.h"
 
-#define KV_MEMTABLE_BYTES (16u << 20)
+#define KV_MEMTABLE_BYTES (UINT64_C(16) << 20)
 
 /* Changes in a row that may be in no log: see keep_something_to_flush(). */
 #define KV_UNLOGGED_MAX 4
