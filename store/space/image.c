@@ -95,6 +95,9 @@ int images_init(struct images *im, int store_dirfd, struct kv *kv)
 		im->kv = NULL;
 		return -ENOMEM;
 	}
+	/* The last daemon may have been killed before it synced them. */
+	for (unsigned x = 0; x < 256; x++)
+		atomic_store(&im->unlinked[x], true);
 	lock_init(&im->numbering, LOCK_IMAGE_NUMBERING);
 	cond_init(&im->unused);
 	lock_init(&im->lock, LOCK_IMAGES);

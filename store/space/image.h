@@ -89,7 +89,7 @@ struct images {
 	 * nothing else is (META_UNFINISHED); immutable.
 	 */
 	uint64_t unfinished_from, unfinished_end;
-	atomic_bool unlinked[256]; /* by directory: not durable yet */
+	atomic_bool unlinked[256]; /* by directory: perhaps not durable yet */
 	/*
 	 * A bit for each number of an earlier start, but for absurd ones: it
 	 * was asked for, and nobody has it. images.lock
@@ -124,7 +124,7 @@ void image_recycle(struct images *im, struct image *i);
  * too keep it. Blocks.
  */
 int image_remove(struct images *im, struct image *i);
-/* What image_remove() did so far is durable. */
+/* What image_remove() did so far is durable, also the last daemon's. */
 int image_sync_removed(struct images *im);
 /*
  * A descriptor of the caller's own: O_RDONLY or O_RDWR, also with O_DIRECT,

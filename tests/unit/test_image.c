@@ -1,5 +1,21 @@
 /* Images: files with numbers, found, held, kept open for a while, removed. */
+#include <sys/syscall.h>
+
 #include "tests/unit/live_store.h"
+
+/* How often this directory was synced. */
+static struct stat watched;
+static atomic_uint watched_syncs;
+
+int fsync(int fd)
+{
+	struct stat sb;
+
+	if (fstat(fd, &sb) == 0 && sb.st_ino == watched.st_ino &&
+	    sb.st_dev == watched.st_dev)
+		atomic_fetch_add(&watched_syncs, 1);
+	return (int)syscall(SYS_fsync, fd);
+}
 
 static bool image_exists(struct live *l, uint64_t id)
 {
@@ -352,6 +368,25 @@ static void an_image_that_nobody_recorded_is_kept_and_counted(void **state)
 	end_without_images(&l);
 }
 
+/*
+ * Killed between the removal of a name and its sync, the last daemon left a
+ * record that this one forgets: not before the name is durably gone.
+ */
+static void what_the_last_daemon_removed_is_synced(void **state)
+{
+	struct live l = live_new(NULL);
+
+	(void)state;
+	live_reopen(&l);
+	assert_int_equal(fstatat(l.st->images.dirfd, "2a", &watched, 0), 0);
+	atomic_store(&watched_syncs, 0);
+	assert_int_equal(image_sync_removed(&l.st->images), 0);
+	assert_int_equal(watched_syncs, 1);
+	assert_int_equal(image_sync_removed(&l.st->images), 0);
+	assert_int_equal(watched_syncs, 1);
+	live_free(&l);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -373,6 +408,7 @@ int main(void)
 			what_was_not_finished_is_removed_at_the_next_start),
 		cmocka_unit_test(
 			an_image_that_nobody_recorded_is_kept_and_counted),
+		cmocka_unit_test(what_the_last_daemon_removed_is_synced),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
