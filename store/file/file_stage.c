@@ -33,12 +33,12 @@ static int new_stage(struct store *st, struct inode *in, uint64_t size,
 
 	if (st->options.stage_all_in_memory && size < TEST_STAGE_BYTES)
 		size = TEST_STAGE_BYTES;
-	rc = stage_create_hidden(&st->stages, in->ino, size, ret_stage);
+	rc = stage_create(&st->stages, in->ino, size, ret_stage);
 	if (rc == -ENFILE) {
 		rc = drain_sync_closed(st);
 		if (rc == 0)
-			rc = stage_create_hidden(&st->stages, in->ino, size,
-						 ret_stage);
+			rc = stage_create(&st->stages, in->ino, size,
+					  ret_stage);
 	}
 	return rc;
 }

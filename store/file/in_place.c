@@ -115,7 +115,7 @@ int file_take_image(struct store *st, struct inode *in)
 	if (!image_opened_by(&st->images, from, in->ino))
 		rc = -EMLINK;
 	if (rc == 0)
-		rc = stage_create_hidden(&st->stages, in->ino, 0, &s);
+		rc = stage_create(&st->stages, in->ino, 0, &s);
 	if (rc < 0) {
 		image_put(&st->images, from);
 		return rc;

@@ -61,7 +61,7 @@ static int copy_up(struct store *st, struct inode *in, uint64_t keep_bytes)
 	struct stage *s;
 	int rc;
 
-	rc = stage_create_hidden(&st->stages, in->ino, keep_bytes, &s);
+	rc = stage_create(&st->stages, in->ino, keep_bytes, &s);
 	if (rc < 0)
 		return rc;
 	rc = copy_up_bytes(st, in, s, keep_bytes);
@@ -161,7 +161,7 @@ static int move_to_disk(struct store *st, struct inode *in, struct stage *old)
 		    in->file->state.mode == IO_BACKED)
 			return -ENOSPC;
 	}
-	rc = stage_create_hidden(&st->stages, in->ino, 0, &s);
+	rc = stage_create(&st->stages, in->ino, 0, &s);
 	if (rc < 0)
 		return rc;
 	rc = copy_stage(st, old, s);

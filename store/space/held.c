@@ -48,7 +48,7 @@ int held_replace(struct stages *st, struct stage **stage)
 	int rc = stage_stat(st, old, &sb);
 
 	if (rc == 0)
-		rc = stage_create_hidden(
+		rc = stage_create(
 			st, old->ino,
 			old->kind == STAGE_MEMORY ? (uint64_t)sb.st_size : 0,
 			&fresh);

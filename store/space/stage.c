@@ -133,16 +133,6 @@ void stage_reserve(struct stages *st, const struct stage *s,
 		(void)fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)size_bytes);
 }
 
-int stage_create(struct stages *st, uint64_t ino, uint64_t size_bytes,
-		 struct stage **ret_stage)
-{
-	int rc = stage_create_hidden(st, ino, size_bytes, ret_stage);
-
-	if (rc == 0)
-		stage_show(*ret_stage);
-	return rc;
-}
-
 int stage_make_memory(struct stages *st, struct stage *s, uint64_t size_bytes)
 {
 	HOLD(&st->admit);
@@ -167,8 +157,8 @@ int stage_new_slot(struct stages *st, uint64_t ino, struct stage **ret_stage)
 	return 0;
 }
 
-int stage_create_hidden(struct stages *st, uint64_t ino, uint64_t size_bytes,
-			struct stage **ret_stage)
+int stage_create(struct stages *st, uint64_t ino, uint64_t size_bytes,
+		 struct stage **ret_stage)
 {
 	/* A series' files differ a little: a thirty-second more. */
 	uint64_t want = size_bytes + size_bytes / 32;

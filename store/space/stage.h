@@ -184,16 +184,11 @@ void stages_sweep(struct stages *st);
 
 /*
  * A new, empty, dirty stage for ino, one reference. size_bytes: what the file
- * is expected to become, 0 when that is not known.
+ * is expected to become, 0 when that is not known. Its slot does not count yet:
+ * nobody finds the stage, nor would another daemon, until stage_show().
  */
 int stage_create(struct stages *st, uint64_t ino, uint64_t size_bytes,
 		 struct stage **ret_stage);
-/*
- * The same, but the slot does not count yet: another daemon would not find
- * the stage until stage_show(). For a stage that is filled before it is used.
- */
-int stage_create_hidden(struct stages *st, uint64_t ino, uint64_t size_bytes,
-			struct stage **ret_stage);
 void stage_show(struct stage *s);
 /*
  * A descriptor of the caller's own, O_RDONLY or O_RDWR; a sealed one is only

@@ -13,9 +13,9 @@ static struct stage *make_stage(struct live *l, bool memory, const void *data)
 	struct stage *s = NULL;
 	int fd;
 
-	assert_int_equal(stage_create(&l->st->stages, INO, memory ? SIZE : 0,
-				      &s),
-			 0);
+	assert_int_equal(
+		stage_create(&l->st->stages, INO, memory ? SIZE : 0, &s), 0);
+	stage_show(s);
 	assert_int_equal(s->kind, memory ? STAGE_MEMORY : STAGE_DISK);
 	fd = stage_open(&l->st->stages, s, O_RDWR);
 	assert_true(fd >= 0);
@@ -150,7 +150,8 @@ static void what_is_new_is_not_asked_for(void **state)
 }
 
 /* What could not be copied is stored as it stands, and never taken for it. */
-static void what_is_held_and_not_copied_is_durable_but_stays_staged(void **state)
+static void
+what_is_held_and_not_copied_is_durable_but_stays_staged(void **state)
 {
 	uint8_t *data = filled(2 * MIB, 3), *later = filled(2 * MIB, 4);
 
