@@ -12,11 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "store/base/bytes.h"
 #include "store/base/scope.h"
+#include "store/base/utf8.h"
 #include "store/db/layout.h"
 
 #define PROGRESS_EVERY_NS 100000000
@@ -28,28 +28,39 @@
 #define ANSWER_BYTES_MAX (UINT64_C(1) << 30)
 #define QUERY_TRIES_MAX 5
 
+static void say(const char *format, va_list ap, const char *end)
+{
+	(void)fflush(stdout);
+	(void)fputs("ckptctl: ", stderr);
+	(void)vfprintf(stderr, format, ap);
+	(void)fputs(end, stderr);
+}
+
 void ctl_complain(const char *format, ...)
 {
 	va_list ap;
 
-	(void)fflush(stdout);
-	(void)fputs("ckptctl: ", stderr);
 	va_start(ap, format);
-	(void)vfprintf(stderr, format, ap);
+	say(format, ap, "\n");
 	va_end(ap);
-	(void)fputc('\n', stderr);
 }
 
 int ctl_misused(const char *format, ...)
 {
 	va_list ap;
 
-	(void)fputs("ckptctl: ", stderr);
 	va_start(ap, format);
-	(void)vfprintf(stderr, format, ap);
+	say(format, ap, " (see ckptctl --help)\n");
 	va_end(ap);
-	(void)fputs(" (see ckptctl --help)\n", stderr);
 	return CTL_USAGE;
+}
+
+int ctl_end(int code)
+{
+	if (fflush(stdout) == 0 && !ferror(stdout))
+		return code;
+	ctl_complain("the result could not be written: %s", strerror(errno));
+	return CTL_PROBLEM;
 }
 
 static void print_help(const struct ctl_command *c)
@@ -93,10 +104,10 @@ int ctl_option(struct ctl_options *o, int argc, char **argv)
 			o->json = true;
 		} else if (option == 'h') {
 			print_help(o->command);
-			return CTL_OPTION_LEAVE_FINE;
+			exit(ctl_end(CTL_FINE));
 		} else if (option == '?') {
 			misused_option(o->command, argv[optind - 1]);
-			return CTL_OPTION_LEAVE_USAGE;
+			exit(CTL_USAGE);
 		} else {
 			return option;
 		}
@@ -165,7 +176,8 @@ int ctl_query_opens(int fd, cJSON *list)
 		if (q.len > sizeof(q.text))
 			return -EPROTO;
 		page = cJSON_ParseWithLength(q.text, q.len);
-		if (!cJSON_IsArray(page) || (q.cursor != 0 && q.cursor <= from)) {
+		if (!cJSON_IsArray(page) ||
+		    (q.cursor != 0 && q.cursor <= from)) {
 			cJSON_Delete(page);
 			return -EPROTO;
 		}
@@ -181,6 +193,14 @@ int ctl_open(const char *path)
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
 
 	return fd < 0 ? -errno : fd;
+}
+
+int ctl_ask(const char *path, enum ckptfs_what what, cJSON **ret_json)
+{
+	SCOPED(scope_close) int fd = ctl_open(path);
+	int rc = fd < 0 ? fd : ctl_query(fd, what, ret_json);
+
+	return rc < 0 ? ctl_complain_query(path, rc) : CTL_FINE;
 }
 
 /* Somebody named the store where its mount point belongs. */
@@ -259,82 +279,59 @@ void ctl_print_line(const char *text)
 	(void)putchar('\n');
 }
 
-/* Bytes of the UTF-8 character at p; 0 when there is none. */
-static size_t utf8_len(const uint8_t *p)
+/* As UTF-8: U+FFFD for each byte that is not. To be released. */
+static struct bytes clean_text(const char *text)
 {
-	static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
-	size_t len = 0;
-	uint32_t code;
+	const char *end = text + strlen(text);
+	struct bytes clean = { 0 };
 
-	if (p[0] < 0x80)
-		len = 1;
-	else if (p[0] >= 0xc0 && p[0] < 0xe0)
-		len = 2;
-	else if (p[0] >= 0xe0 && p[0] < 0xf0)
-		len = 3;
-	else if (p[0] >= 0xf0 && p[0] < 0xf8)
-		len = 4;
-	if (len < 2)
-		return len;
-	code = p[0] & (0x7fu >> len);
-	for (size_t n = 1; n < len; n++) {
-		if ((p[n] & 0xc0) != 0x80)
-			return 0; /* also at the end of the text */
-		code = code << 6 | (p[n] & 0x3fu);
+	while (text < end) {
+		size_t len = utf8_length(text, (size_t)(end - text));
+
+		bytes_put(&clean, len > 0 ? text : "\xef\xbf\xbd",
+			  len > 0 ? len : 3);
+		text += len > 0 ? len : 1;
 	}
-	if (code < least[len] || code > 0x10ffff ||
-	    (code >= 0xd800 && code < 0xe000))
-		return 0;
-	return len;
+	bytes_put_u8(&clean, 0);
+	CHECK(!clean.failed); /* out of memory */
+	return clean;
 }
 
 void ctl_add_text(cJSON *json, const char *name, const char *text)
 {
-	struct bytes clean = { 0 };
+	struct bytes clean = clean_text(text);
+	cJSON *string = cJSON_CreateString((const char *)clean.data);
 
-	for (const char *p = text; *p;) {
-		size_t len = utf8_len((const uint8_t *)p);
-
-		bytes_put(&clean, len > 0 ? p : "\xef\xbf\xbd",
-			  len > 0 ? len : 3);
-		p += len > 0 ? len : 1;
-	}
-	bytes_put_u8(&clean, 0);
-	CHECK(!clean.failed); /* out of memory */
 	if (name)
-		(void)cJSON_AddStringToObject(json, name,
-					      (const char *)clean.data);
+		(void)cJSON_AddItemToObject(json, name, string);
 	else
-		(void)cJSON_AddItemToArray(
-			json, cJSON_CreateString((const char *)clean.data));
+		(void)cJSON_AddItemToArray(json, string);
 	bytes_release(&clean);
 }
 
 void ctl_print_string(const char *text)
 {
-	(void)putchar('"');
-	for (const char *p = text; *p;) {
-		size_t len = utf8_len((const uint8_t *)p);
+	struct bytes clean = clean_text(text);
 
-		if (len == 0)
-			(void)fputs("\xef\xbf\xbd", stdout);
-		else if (*p == '"' || *p == '\\')
-			(void)printf("\\%c", *p);
-		else if ((unsigned char)*p < ' ')
-			(void)printf("\\u%04x", (unsigned)*p);
-		else
-			(void)fwrite(p, 1, len, stdout);
-		p += len > 0 ? len : 1;
-	}
 	(void)putchar('"');
+	for (const uint8_t *p = clean.data; *p; p++)
+		if (*p == '"' || *p == '\\')
+			(void)printf("\\%c", *p);
+		else if (*p < ' ')
+			(void)printf("\\u%04x", *p);
+		else
+			(void)putchar(*p);
+	(void)putchar('"');
+	bytes_release(&clean);
 }
 
-void ctl_print_numbers(const uint64_t *numbers, size_t count)
+int ctl_print_numbers(const uint64_t *numbers, size_t count)
 {
-	(void)putchar('[');
+	int width = printf("[");
+
 	for (size_t i = 0; i < count; i++)
-		(void)printf("%s%" PRIu64, i > 0 ? ", " : "", numbers[i]);
-	(void)putchar(']');
+		width += printf("%s%" PRIu64, i > 0 ? ", " : "", numbers[i]);
+	return width + printf("]");
 }
 
 void ctl_print_open(cJSON *json)
@@ -410,14 +407,6 @@ const char *ctl_count(uint64_t count)
 	return text;
 }
 
-static int64_t clock_ns(void)
-{
-	struct timespec t;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &t);
-	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 bool ctl_progress_wanted(void)
 {
 	return isatty(STDERR_FILENO) == 1;
@@ -453,12 +442,12 @@ void ctl_progress_say(struct ctl_progress *p, const char *text)
 	p->shown = true;
 }
 
-void ctl_progress_show(struct ctl_progress *p, const char *phase,
-		       uint64_t done, uint64_t total, bool bytes)
+void ctl_progress_show(struct ctl_progress *p, const char *phase, uint64_t done,
+		       uint64_t total, bool bytes)
 {
 	char line[PROGRESS_LINE_BYTES], bar[PROGRESS_BAR_CELLS + 1];
 	char rate[PROGRESS_LINE_BYTES / 2] = "";
-	int64_t now = clock_ns();
+	int64_t now = mono_ns();
 
 	if (!ctl_progress_wanted())
 		return;

@@ -45,8 +45,14 @@ void ctl_complain(const char *format, ...)
 int ctl_misused(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /*
- * The next option, as getopt_long() says it, with --json and --help done here:
- * -1: no more. Anything below that: leave with CTL_OPTION_EXIT(it).
+ * All was printed: the exit code, CTL_PROBLEM instead when the output did not
+ * get where it should, which is said.
+ */
+int ctl_end(int code);
+
+/*
+ * The next option, as getopt_long() says it; -1: no more. --json is done here.
+ * --help, and what is no option of the command, end the process.
  */
 struct ctl_options {
 	const struct ctl_command *command;
@@ -56,13 +62,6 @@ struct ctl_options {
 };
 #define CTL_OPTION_MAX 8
 int ctl_option(struct ctl_options *o, int argc, char **argv);
-#define CTL_OPTION_DONE (-1)
-#define CTL_OPTION_LEAVE_FINE (-2)
-#define CTL_OPTION_LEAVE_USAGE (-3)
-static inline int ctl_option_exit(int option)
-{
-	return option == CTL_OPTION_LEAVE_FINE ? CTL_FINE : CTL_USAGE;
-}
 
 /*
  * Ask the mount that fd lies in. *ret_json is the caller's (cJSON_Delete()).
@@ -78,6 +77,8 @@ int ctl_open(const char *path);
  * that goes with it.
  */
 int ctl_complain_query(const char *path, int rc);
+/* Open, ask and, if need be, complain: the exit code. */
+int ctl_ask(const char *path, enum ckptfs_what what, cJSON **ret_json);
 
 /* A number of an answer; 0 when it has none of that name. */
 uint64_t ctl_number(const cJSON *json, const char *name);
@@ -92,9 +93,10 @@ const char *ctl_text(const cJSON *json, const char *name);
 void ctl_print_line(const char *text);
 void ctl_add_text(cJSON *json, const char *name, const char *text);
 
-/* Print a JSON string, or an array; for answers too long for a tree. */
+/* Print a JSON string; for answers too long for a tree. */
 void ctl_print_string(const char *text);
-void ctl_print_numbers(const uint64_t *numbers, size_t count);
+/* Print "[2, 3]"; how many characters that were. */
+int ctl_print_numbers(const uint64_t *numbers, size_t count);
 /* Print a JSON object but its end, and release it; members may follow. */
 void ctl_print_open(cJSON *json);
 
@@ -118,8 +120,8 @@ struct ctl_progress {
 };
 bool ctl_progress_wanted(void);
 /* total 0: not known. `bytes`: they are bytes, so show a rate too. */
-void ctl_progress_show(struct ctl_progress *p, const char *phase,
-		       uint64_t done, uint64_t total, bool bytes);
+void ctl_progress_show(struct ctl_progress *p, const char *phase, uint64_t done,
+		       uint64_t total, bool bytes);
 /* The same line, with a text of one's own. */
 void ctl_progress_say(struct ctl_progress *p, const char *text);
 /* Take the line off the screen, before something else is printed. */

@@ -3,13 +3,11 @@
  *
  * Bytes are not read where the mount has both in the same place of one image.
  */
-#include "fuse/ctl/diff.h"
-
 #include <errno.h>
 #include <sys/stat.h>
 
 #include "fuse/ctl/ctl.h"
-#include "fuse/ctl/step_print.h"
+#include "fuse/ctl/step.h"
 #include "store/base/scope.h"
 #include "store/base/vec.h"
 
@@ -45,7 +43,6 @@ struct diff {
 	struct step *a, *b;
 	struct row *rows; /* owned */
 	size_t count, capacity;
-	size_t totals[CHANGES];
 	size_t tensors_same, tensors_paired; /* of those with bytes */
 	uint64_t bytes_not_read;
 	bool structure_only, failed;
@@ -62,7 +59,6 @@ static void diff_release(struct diff *d)
 static void add(struct diff *d, enum change change, const struct tensor *a,
 		const struct tensor *b)
 {
-	d->totals[change]++;
 	CHECK(vec_grow(&d->rows, d->count, &d->capacity, sizeof(*d->rows)) ==
 	      0); /* out of memory */
 	d->rows[d->count++] = (struct row){ change, a, b };
@@ -326,11 +322,6 @@ int diff_steps(struct step *a, struct step *b, bool json, bool all,
 			(void)printf("%s is byte-identical to %s: were stale "
 				     "weights saved?\n",
 				     b->path, a->path);
-	}
-	if (fflush(stdout) != 0 || ferror(stdout)) {
-		ctl_complain("the result could not be written: %s",
-			     strerror(errno));
-		return CTL_PROBLEM;
 	}
 	return same && !d.failed ? CTL_FINE : CTL_PROBLEM;
 }

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fts.h>
 #include <inttypes.h>
+#include <search.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,68 +22,50 @@
 
 #define PHYSICAL_ATTRIBUTE "user.ckptfs.physical_bytes"
 #define NUMBER_BYTES 32
-#define SEEN_SLOTS_MIN 1024
 
 struct sums {
 	uint64_t logical, physical, files;
 };
 
-/* Files with several names that were counted: a hash set that never shrinks. */
+/* A file with several names, which was counted. */
 struct seen {
-	struct seen_file {
-		uint64_t dev, ino; /* ino 0: free */
-	} *slots;
-	size_t count, slot_count;
+	uint64_t dev, ino;
 };
 
 struct du {
 	bool summarize, exact;
 	cJSON *list; /* NULL: print */
-	struct seen seen;
+	void *seen; /* a tree (tsearch(3)) */
 	struct sums *levels; /* of the directories from the top to here */
 	size_t level_capacity;
 	bool failed;
 };
 
-static size_t seen_slot(const struct seen *s, const struct seen_file *f)
+static int seen_order(const void *pa, const void *pb)
 {
-	uint64_t h = (f->ino ^ (f->dev << 32)) * UINT64_C(0x9e3779b97f4a7c15);
-	size_t n = (size_t)(h >> 20) & (s->slot_count - 1);
+	const struct seen *a = pa, *b = pb;
 
-	while (s->slots[n].ino != 0 &&
-	       (s->slots[n].ino != f->ino || s->slots[n].dev != f->dev))
-		n = (n + 1) & (s->slot_count - 1);
-	return n;
-}
-
-static void seen_grow(struct seen *s)
-{
-	struct seen old = *s;
-
-	s->slot_count = old.slot_count ? 2 * old.slot_count : SEEN_SLOTS_MIN;
-	s->slots = calloc(s->slot_count, sizeof(*s->slots));
-	CHECK(s->slots); /* out of memory */
-	for (size_t n = 0; n < old.slot_count; n++)
-		if (old.slots[n].ino != 0)
-			s->slots[seen_slot(s, &old.slots[n])] = old.slots[n];
-	free(old.slots);
+	if (a->dev != b->dev)
+		return a->dev < b->dev ? -1 : 1;
+	return (a->ino > b->ino) - (a->ino < b->ino);
 }
 
 /* True at the first name of a file. */
-static bool seen_first(struct seen *s, const struct stat *st)
+static bool seen_first(struct du *d, const struct stat *st)
 {
-	struct seen_file f = { st->st_dev, st->st_ino };
-	size_t n;
+	SCOPED(scope_free) struct seen *f = NULL;
+	struct seen **found;
 
 	if (st->st_nlink < 2)
 		return true;
-	if (2 * (s->count + 1) > s->slot_count)
-		seen_grow(s);
-	n = seen_slot(s, &f);
-	if (s->slots[n].ino != 0)
+	f = malloc(sizeof(*f));
+	CHECK(f); /* out of memory */
+	*f = (struct seen){ st->st_dev, st->st_ino };
+	found = tsearch(f, &d->seen, seen_order);
+	CHECK(found); /* out of memory */
+	if (*found != f)
 		return false;
-	s->slots[n] = f;
-	s->count++;
+	(void)TAKE(f); /* the tree has it */
 	return true;
 }
 
@@ -137,8 +120,7 @@ static void du_file(struct du *d, const FTSENT *e, struct sums *into)
 	uint64_t physical = 0;
 	int rc;
 
-	if (!S_ISREG(e->fts_statp->st_mode) ||
-	    !seen_first(&d->seen, e->fts_statp))
+	if (!S_ISREG(e->fts_statp->st_mode) || !seen_first(d, e->fts_statp))
 		return;
 	rc = file_physical(e->fts_path, &physical);
 	if (rc == -ENOENT)
@@ -207,8 +189,8 @@ static void du_entry(struct du *d, const FTSENT *e)
 static int du_path(struct du *d, char *path, struct sums *total)
 {
 	char *paths[] = { path, NULL };
-	FTS *walk = fts_open(paths, FTS_PHYSICAL | FTS_NOCHDIR | FTS_XDEV,
-			     NULL);
+	FTS *walk =
+		fts_open(paths, FTS_PHYSICAL | FTS_NOCHDIR | FTS_XDEV, NULL);
 	const FTSENT *e;
 
 	if (!walk)
@@ -228,30 +210,17 @@ static int du_path(struct du *d, char *path, struct sums *total)
 	return CTL_FINE;
 }
 
-/* Elsewhere the figures would be made up. */
-static int is_in_mount(const char *path)
-{
-	SCOPED(scope_close) int fd = ctl_open(path);
-	cJSON *status;
-	int rc = fd;
-
-	if (fd >= 0)
-		rc = ctl_query(fd, CKPTFS_STATUS, &status);
-	if (rc < 0)
-		return ctl_complain_query(path, rc);
-	cJSON_Delete(status);
-	return CTL_FINE;
-}
-
 static int du(struct du *d, int count, char **paths)
 {
 	struct sums total = { 0 };
+	cJSON *status;
 	int code;
 
-	for (int n = 0; n < count; n++) {
-		code = is_in_mount(paths[n]);
+	for (int n = 0; n < count; n++) { /* elsewhere there are no figures */
+		code = ctl_ask(paths[n], CKPTFS_STATUS, &status);
 		if (code != CTL_FINE)
 			return code;
+		cJSON_Delete(status);
 	}
 	du_header(d);
 	for (int n = 0; n < count; n++) {
@@ -281,8 +250,6 @@ static int run(const struct ctl_command *self, int argc, char **argv)
 		d.summarize = d.summarize || option == 's';
 		d.exact = d.exact || option == 'b';
 	}
-	if (option != CTL_OPTION_DONE)
-		return ctl_option_exit(option);
 	if (optind == argc)
 		return ctl_misused("du: name a file or a directory");
 	d.list = o.json ? cJSON_CreateArray() : NULL;
@@ -291,7 +258,7 @@ static int run(const struct ctl_command *self, int argc, char **argv)
 		ctl_print_json(d.list);
 	else
 		cJSON_Delete(d.list);
-	free(d.seen.slots);
+	tdestroy(d.seen, free);
 	free(d.levels);
 	return code;
 }

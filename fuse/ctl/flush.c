@@ -132,12 +132,10 @@ static int flush(const char *path, cJSON *flushed, cJSON *failed)
 static int run(const struct ctl_command *self, int argc, char **argv)
 {
 	struct ctl_options o = { .command = self };
-	int option = ctl_option(&o, argc, argv);
 	cJSON *json, *flushed, *failed;
 	int worst = CTL_FINE;
 
-	if (option != CTL_OPTION_DONE)
-		return ctl_option_exit(option);
+	(void)ctl_option(&o, argc, argv);
 	if (optind == argc)
 		return ctl_misused("flush: name a file or a directory");
 	json = cJSON_CreateObject();

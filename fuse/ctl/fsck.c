@@ -1,6 +1,7 @@
 /* fsck.c - ckptctl fsck and scrub: check a store that is not mounted. */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -130,13 +131,20 @@ static void print_result_json(struct fsck *f)
 	ctl_print_json(TAKE(f->json));
 }
 
-static void problem(struct fsck *f, const char *code, const char *object,
-		    const char *text)
+__attribute__((format(printf, 4, 5))) static void
+problem(struct fsck *f, const char *code, const char *object,
+	const char *format, ...)
 {
-	const struct check_problem p = { .code = code,
-					 .object = object,
-					 .text = text };
+	struct check_problem p = { .code = code, .object = object };
+	SCOPED(scope_free) char *text = NULL;
+	va_list ap;
+	int rc;
 
+	va_start(ap, format);
+	rc = vasprintf(&text, format, ap);
+	va_end(ap);
+	CHECK(rc >= 0); /* out of memory */
+	p.text = text;
 	f->result.problems++;
 	on_problem(f, &p);
 }
@@ -144,7 +152,6 @@ static void problem(struct fsck *f, const char *code, const char *object,
 /* What is beside the database so that its loss can be seen, or survived. */
 static void check_copies(struct fsck *f, int dirfd, int mark)
 {
-	char text[WHY_BYTES];
 	struct identity id;
 	int secret = identity_read(dirfd, &id);
 
@@ -152,35 +159,26 @@ static void check_copies(struct fsck *f, int dirfd, int mark)
 		return; /* the next mount makes them */
 	if (secret == 0 && strcmp(id.uuid, f->uuid) != 0)
 		secret = -EIO;
-	if (mark < 0) {
-		(void)snprintf(text, sizeof(text),
-			       "%s/" LAYOUT_MARK_FILE ": is %s, so that it is "
-			       "not known whether the database is whole; the "
-			       "next mount writes it anew",
-			       f->path, mark == -ENOENT ? "missing" :
-							  "damaged");
-		problem(f, "mark", LAYOUT_MARK_FILE, text);
-	}
-	if (secret < 0) {
-		(void)snprintf(text, sizeof(text),
-			       "%s/" LAYOUT_SECRET_FILE ": is %s; the next "
-			       "mount writes it anew",
-			       f->path, secret == -ENOENT ? "missing" :
-							    "damaged");
-		problem(f, "secret-copy", LAYOUT_SECRET_FILE, text);
-	}
+	if (mark < 0)
+		problem(f, "mark", LAYOUT_MARK_FILE,
+			"%s/" LAYOUT_MARK_FILE ": is %s, so that it is not "
+			"known whether the database is whole; the next mount "
+			"writes it anew",
+			f->path, mark == -ENOENT ? "missing" : "damaged");
+	if (secret < 0)
+		problem(f, "secret-copy", LAYOUT_SECRET_FILE,
+			"%s/" LAYOUT_SECRET_FILE ": is %s; the next mount "
+			"writes it anew",
+			f->path, secret == -ENOENT ? "missing" : "damaged");
 }
 
 /* A part of the store that is not there is a problem like another. */
 static void missing(struct fsck *f, const char *part, int rc)
 {
-	char text[WHY_BYTES];
-
-	(void)snprintf(text, sizeof(text),
-		       "%s/%s: cannot be opened: %s; put it back from another "
-		       "copy of this store",
-		       f->path, part, strerror(-rc));
-	problem(f, "missing", part, text);
+	problem(f, "missing", part,
+		"%s/%s: cannot be opened: %s; put it back from another copy "
+		"of this store",
+		f->path, part, strerror(-rc));
 }
 
 static int check_open_store(struct fsck *f, int dirfd)
@@ -205,7 +203,7 @@ static int check_open_store(struct fsck *f, int dirfd)
 	}
 	rc = trust_database(f->path, dirfd, &trust, why, sizeof(why));
 	if (rc < 0) { /* the sentence that a mount says */
-		problem(f, "database", LAYOUT_DB_DIR, why);
+		problem(f, "database", LAYOUT_DB_DIR, "%s", why);
 		return 1;
 	}
 	if (asprintf(&db, "%s/" LAYOUT_DB_DIR, f->path) < 0)
@@ -262,7 +260,7 @@ static int fsck(const char *path, bool scrub, bool json)
 		f.notes = cJSON_AddArrayToObject(f.json, "notes");
 	}
 	if (rc < 0) { /* a store that lacks a part */
-		problem(&f, "missing", path, why);
+		problem(&f, "missing", path, "%s", why);
 		rc = 1;
 	} else {
 		layout_say_who(lockfd, &said);
@@ -291,12 +289,9 @@ static int run_fsck(const struct ctl_command *self, int argc, char **argv)
 	};
 	struct ctl_options o = { .command = self, .names = names };
 	bool scrub = false;
-	int option;
 
-	while ((option = ctl_option(&o, argc, argv)) >= 0)
+	while (ctl_option(&o, argc, argv) >= 0)
 		scrub = true;
-	if (option != CTL_OPTION_DONE)
-		return ctl_option_exit(option);
 	if (argc - optind != 1)
 		return ctl_misused("fsck: name one store");
 	return fsck(argv[optind], scrub, o.json);

@@ -1,20 +1,15 @@
 /* gc.c - ckptctl gc: have the mount give back what it does not need. */
-#include <errno.h>
 #include <stdio.h>
 
 #include "fuse/ctl/ctl.h"
-#include "store/base/scope.h"
 
 static int gc_of(const char *path, bool json)
 {
-	SCOPED(scope_close) int fd = ctl_open(path);
 	cJSON *answer = NULL;
-	int rc = fd;
+	int code = ctl_ask(path, CKPTFS_GC, &answer);
 
-	if (fd >= 0)
-		rc = ctl_query(fd, CKPTFS_GC, &answer);
-	if (rc < 0)
-		return ctl_complain_query(path, rc);
+	if (code != CTL_FINE)
+		return code;
 	if (json) {
 		ctl_print_json(answer);
 		return CTL_FINE;

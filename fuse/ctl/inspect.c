@@ -9,9 +9,7 @@
 #include <sys/xattr.h>
 
 #include "fuse/ctl/ctl.h"
-#include "fuse/ctl/diff.h"
 #include "fuse/ctl/step.h"
-#include "fuse/ctl/step_print.h"
 #include "store/base/scope.h"
 
 #define ATTRIBUTE_BYTES 64
@@ -33,8 +31,7 @@ static void print_extents(const cJSON *list)
 		return;
 	(void)printf("    %16s %12s  %16s %16s\n", "offset", "length", "image",
 		     "image offset");
-	cJSON_ArrayForEach(e, list)
-	{
+	cJSON_ArrayForEach(e, list) {
 		if (++shown > EXTENTS_SHOWN) {
 			(void)printf(
 				"    ... and %s more (all with --json)\n",
@@ -277,11 +274,6 @@ static int inspect(const char *path, const struct options *o)
 		return ctl_complain_query(path, rc);
 	code = s.is_folder ? inspect_folder(&s, o) : inspect_file(&s, o);
 	complain_errors(&s);
-	if (fflush(stdout) != 0 || ferror(stdout)) {
-		ctl_complain("the result could not be written: %s",
-			     strerror(errno));
-		return CTL_PROBLEM;
-	}
 	return code;
 }
 
@@ -331,8 +323,6 @@ static int run(const struct ctl_command *self, int argc, char **argv)
 		o.diff |= option == 'D';
 		o.structure |= option == 's';
 	}
-	if (option != CTL_OPTION_DONE)
-		return ctl_option_exit(option);
 	o.json = c.json;
 	if (o.structure && !o.diff)
 		return ctl_misused("inspect: --structure is for --diff");

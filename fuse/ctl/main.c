@@ -2,7 +2,8 @@
  * main.c - ckptctl: look at a ckptfs mount and at a store.
  *
  * The mount's answers come through ioctl(2), the store's through its own code.
- * Nothing here changes a store but `rebuild`; `flush` and `gc` ask the mount to.
+ * Nothing here changes a store but `rebuild`; `flush` and `gc` ask the mount
+ * to.
  */
 #include <stdio.h>
 #include <string.h>
@@ -10,9 +11,8 @@
 #include "fuse/ctl/ctl.h"
 
 static const struct ctl_command *const commands[] = {
-	&ctl_status, &ctl_flush, &ctl_inspect, &ctl_du,
-	&ctl_gc,     &ctl_fsck,	 &ctl_scrub,   &ctl_plan,
-	&ctl_rebuild,
+	&ctl_status, &ctl_flush, &ctl_inspect, &ctl_du,      &ctl_gc,
+	&ctl_fsck,   &ctl_scrub, &ctl_plan,    &ctl_rebuild,
 };
 #define COMMANDS (sizeof(commands) / sizeof(*commands))
 
@@ -31,13 +31,10 @@ static int help(void)
 static int run(const struct ctl_command *c, int argc, char **argv)
 {
 	struct ctl_options o = { .command = c };
-	int option;
 
 	if (c->run)
 		return c->run(c, argc, argv);
-	option = ctl_option(&o, argc, argv);
-	if (option != CTL_OPTION_DONE)
-		return ctl_option_exit(option);
+	(void)ctl_option(&o, argc, argv);
 	if (argc - optind != 1)
 		return ctl_misused("%s: name one %s", c->name, c->takes);
 	return c->run_on(argv[optind], o.json);
@@ -49,13 +46,13 @@ int main(int argc, char **argv)
 		return ctl_misused("name a command");
 	if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
 	    strcmp(argv[1], "help") == 0)
-		return help();
+		return ctl_end(help());
 	if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0) {
 		(void)puts("ckptctl " CKPTFS_VERSION);
-		return CTL_FINE;
+		return ctl_end(CTL_FINE);
 	}
 	for (size_t n = 0; n < COMMANDS; n++)
 		if (strcmp(argv[1], commands[n]->name) == 0)
-			return run(commands[n], argc - 1, argv + 1);
+			return ctl_end(run(commands[n], argc - 1, argv + 1));
 	return ctl_misused("'%s' is not a command", argv[1]);
 }

@@ -1,6 +1,6 @@
 /*
  * plan.c - ckptctl plan: which rank reads what, of a JSON text or of a
- * checkpoint; and what a checkpoint says it holds. Nothing here needs a mount.
+ * checkpoint. Nothing here needs a mount.
  *
  * Results may have a million lines, so they are printed as they are made.
  */
@@ -13,10 +13,8 @@
 #include <sys/stat.h>
 
 #include "fuse/ctl/ctl.h"
-#include "fuse/ctl/folder.h"
-#include "fuse/ctl/plan_input.h"
+#include "fuse/ctl/plan.h"
 #include "store/base/scope.h"
-#include "store/step/closure.h"
 #include "store/formats/dcp.h"
 
 #define READ_BYTES (size_t)(1 << 20)
@@ -42,15 +40,6 @@ static int problem(const struct plan_command *c, const char *where,
 		ctl_add_text(json, "error", what);
 		ctl_print_json(json);
 	}
-	return CTL_PROBLEM;
-}
-
-/* Output that did not get there is a problem that only the end shows. */
-static int printed(int code)
-{
-	if (fflush(stdout) == 0 && !ferror(stdout))
-		return code;
-	ctl_complain("the result could not be written: %s", strerror(errno));
 	return CTL_PROBLEM;
 }
 
@@ -139,7 +128,7 @@ static int plan(const struct plan_command *c, const char *where,
 		print_json(in, ranks, loads);
 	else if (print_table(in, ranks, loads) < 0)
 		return problem(c, where, strerror(ENOMEM));
-	return printed(CTL_FINE);
+	return CTL_FINE;
 }
 
 /* --- A JSON text -----------------------------------------------------------
@@ -182,125 +171,6 @@ static int plan_text(const struct plan_command *c, const char *where, int fd)
 /* --- A checkpoint ----------------------------------------------------------
  */
 
-static void list_place(const struct dcp *d, uint32_t number)
-{
-	const struct dcp_entry *e;
-
-	if (number == DCP_NONE) {
-		(void)printf("\"file\": null}");
-		return;
-	}
-	e = &d->entries[number];
-	(void)printf("\"file\": ");
-	ctl_print_string(d->files[e->file].name);
-	(void)printf(", \"offset\": %" PRIu64 ", \"length\": %" PRIu64
-		     ", \"transformed\": %s}",
-		     e->offset, e->length, e->transformed ? "true" : "false");
-}
-
-static void list_item(const struct dcp *d, const struct dcp_item *item)
-{
-	(void)printf("\n\t\t{\"name\": ");
-	ctl_print_string(item->name);
-	if (!item->dtype) {
-		(void)printf(", \"dtype\": null, ");
-		list_place(d, item->entry);
-		return;
-	}
-	(void)printf(", \"dtype\": \"%s\", \"shape\": ", item->dtype->name);
-	ctl_print_numbers(item->shape, item->dimensions);
-	(void)printf(", \"chunks\": [");
-	for (uint32_t i = 0; i < item->chunk_count; i++) {
-		const struct dcp_chunk *c = &d->chunks[item->chunk_at + i];
-
-		(void)printf("%s\n\t\t\t{\"offsets\": ", i > 0 ? "," : "");
-		ctl_print_numbers(c->offsets, item->dimensions);
-		(void)printf(", \"sizes\": ");
-		ctl_print_numbers(c->sizes, item->dimensions);
-		(void)printf(", ");
-		list_place(d, c->entry);
-	}
-	(void)printf("]}");
-}
-
-static void list_json(const struct dcp *d, const struct closure *found)
-{
-	(void)printf("{\n\t\"items\":\t[");
-	for (uint32_t i = 0; i < d->item_count; i++) {
-		(void)printf("%s", i > 0 ? "," : "");
-		list_item(d, &d->items[i]);
-	}
-	(void)printf("],\n\t\"entries\":\t%" PRIu32 ",\n\t\"findings\":\t[",
-		     d->entry_count);
-	for (size_t i = 0; i < found->count; i++) {
-		const struct closure_finding *f = &found->findings[i];
-
-		(void)printf("%s\n\t\t{\"kind\": \"%s\", \"item\": ",
-			     i > 0 ? "," : "", closure_kind_name(f->kind));
-		ctl_print_string(f->item ? f->item : "");
-		(void)printf(", \"file\": ");
-		ctl_print_string(f->file ? f->file : "");
-		(void)printf(", \"what\": ");
-		ctl_print_string(f->what);
-		(void)printf("}");
-	}
-	(void)printf("]\n}\n");
-}
-
-static void list_table(const struct dcp *d, const struct closure *found)
-{
-	SCOPED(scope_free) char *shape = malloc(32 * DCP_DIMENSIONS_MAX + 3);
-
-	CHECK(shape); /* out of memory */
-	(void)printf("%-16s %8s  %-24s %s\n", "dtype", "chunks", "shape",
-		     "name");
-	for (uint32_t i = 0; i < d->item_count; i++) {
-		const struct dcp_item *item = &d->items[i];
-		size_t n = 0;
-
-		shape[n++] = '[';
-		for (unsigned k = 0; k < item->dimensions; k++)
-			n += (size_t)sprintf(shape + n, "%s%" PRIu64,
-					     k > 0 ? ", " : "", item->shape[k]);
-		(void)strcpy(shape + n, "]");
-		(void)printf("%-16s %8" PRIu32 "  %-24s ",
-			     item->dtype ? item->dtype->name : "bytes",
-			     item->chunk_count, item->dtype ? shape : "-");
-		ctl_print_line(item->name);
-	}
-	for (size_t i = 0; i < found->count; i++) {
-		const struct closure_finding *f = &found->findings[i];
-
-		(void)printf("%s%s: %s%s%s", i == 0 ? "\n" : "",
-			     closure_kind_name(f->kind), f->file ? f->file : "",
-			     f->file && f->item ? ", " : "",
-			     f->item ? f->item : "");
-		(void)printf(": ");
-		ctl_print_line(f->what);
-	}
-}
-
-static int list(const struct plan_command *c, const char *path, int dirfd,
-		const struct dcp *d)
-{
-	SCOPED(folder_release) struct folder f = { 0 };
-	struct closure found = { 0 };
-	int rc = folder_read(&f, path, dirfd, d);
-	bool holds;
-
-	if (rc == 0)
-		rc = closure_check(d, f.files, f.count, &found);
-	if (rc < 0)
-		return problem(c, path, strerror(-rc));
-	if (c->json)
-		list_json(d, &found);
-	else
-		list_table(d, &found);
-	holds = closure_holds(&found);
-	closure_release(&found);
-	return printed(holds ? CTL_FINE : CTL_PROBLEM);
-}
-
 /* A plan that sends ranks to a file that is not there is a problem. */
 static int files_look(const char *path, int dirfd, const struct dcp *d)
 {
@@ -327,6 +197,7 @@ static int plan_folder(const struct plan_command *c, const char *path,
 	struct dcp_error error;
 	char what[512];
 	struct dcp d;
+	bool holds;
 	int rc = dcp_read_file(dirfd, DCP_METADATA_NAME, &d, &error), code;
 
 	if (rc < 0) {
@@ -335,7 +206,10 @@ static int plan_folder(const struct plan_command *c, const char *path,
 		return problem(c, path, what);
 	}
 	if (c->list) {
-		code = list(c, path, dirfd, &d);
+		rc = plan_list(path, dirfd, &d, c->json, &holds);
+		code = rc < 0  ? problem(c, path, strerror(-rc))
+		       : holds ? CTL_FINE
+			       : CTL_PROBLEM;
 	} else {
 		rc = plan_input_dcp(&in, &d, c->rank_count, c->policy);
 		code = rc < 0 ? problem(c, path, strerror(-rc))
@@ -455,8 +329,6 @@ static int run(const struct ctl_command *self, int argc, char **argv)
 		if (code != CTL_FINE)
 			return code;
 	}
-	if (option != CTL_OPTION_DONE)
-		return ctl_option_exit(option);
 	if (argc - optind != 1)
 		return ctl_misused("plan: name one folder or file, or -");
 	c.json = o.json;

@@ -1,9 +1,9 @@
 /*
- * plan_input.h - what ckptctl plan is to plan: shards from a JSON text, or the
- * stored pieces of a checkpoint.
+ * plan.h - what ckptctl plan is to plan: shards from a JSON text, or the stored
+ * pieces of a checkpoint; and the list of what a checkpoint says it holds.
  */
-#ifndef FUSE_CTL_PLAN_INPUT_H
-#define FUSE_CTL_PLAN_INPUT_H
+#ifndef FUSE_CTL_PLAN_H
+#define FUSE_CTL_PLAN_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,8 +44,12 @@ void plan_input_release(struct plan_input *in);
 /* The name of shard i, for people. */
 const char *plan_input_label(const struct plan_input *in, size_t i);
 
-/* "name@(0, 8)", "name@(8,)", or without a place the name. -ENOMEM. */
-int plan_label_put(struct bytes *b, const char *name, const uint64_t *offsets,
-		   unsigned dimensions);
+/*
+ * Print what d, the .metadata of the folder, says it holds, and where the
+ * folder's files do not match; *ret_holds: they do. -errno: nothing was
+ * printed.
+ */
+int plan_list(const char *path, int dirfd, const struct dcp *d, bool json,
+	      bool *ret_holds);
 
 #endif

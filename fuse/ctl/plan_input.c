@@ -4,7 +4,7 @@
  * A million shards as one tree of cJSON would take more than a gigabyte, so
  * the outer object is taken apart here, and cJSON gets one shard at a time.
  */
-#include "fuse/ctl/plan_input.h"
+#include "fuse/ctl/plan.h"
 
 #include <cjson/cJSON.h>
 #include <inttypes.h>
@@ -136,8 +136,7 @@ static int take_ranks(struct parse *p, const cJSON *ranks, const char *id,
 		return 0; /* all of them */
 	if (!cJSON_IsArray(ranks))
 		return BAD(p, id, "its ranks are neither a list nor null");
-	cJSON_ArrayForEach(j, ranks)
-	{
+	cJSON_ArrayForEach(j, ranks) {
 		uint32_t rank;
 
 		if (!natural(j, CKPT_PLAN_RANKS_MAX, &v))
@@ -312,8 +311,9 @@ int plan_input_json(struct plan_input *in, const char *text, size_t len)
 /* --- A checkpoint ----------------------------------------------------------
  */
 
-int plan_label_put(struct bytes *b, const char *name, const uint64_t *offsets,
-		   unsigned dimensions)
+/* "name@(0, 8)", "name@(8,)", or without a place the name. */
+static int put_label(struct bytes *b, const char *name, const uint64_t *offsets,
+		     unsigned dimensions)
 {
 	char number[32];
 
@@ -369,7 +369,7 @@ static int put_names(struct plan_input *in, const struct dcp_entry *e,
 				   e->offsets, e->dimensions);
 	CHECK(s->id_bytes <= sizeof(id));
 	bytes_put(&in->ids, id, s->id_bytes);
-	return plan_label_put(&in->ids, e->name, e->offsets, e->dimensions);
+	return put_label(&in->ids, e->name, e->offsets, e->dimensions);
 }
 
 int plan_input_dcp(struct plan_input *in, const struct dcp *d,

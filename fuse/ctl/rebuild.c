@@ -23,8 +23,7 @@ static void on_say(void *self, enum rebuild_kind kind, const char *object,
 	cJSON *one;
 
 	if (!l->json) {
-		(void)printf("%-10s", words[kind]);
-		(void)printf("%s: ", object);
+		(void)printf("%-10s%s: ", words[kind], object);
 		ctl_print_line(text);
 		return;
 	}
@@ -111,9 +110,9 @@ static int rebuild(const char *path, bool json)
 		cJSON_Delete(l.json);
 		ctl_complain("%s", why);
 		return rc == -EINVAL || rc == -ENOENT || rc == -ENOTDIR ||
-				       rc == -EBUSY ?
-			       CTL_USAGE :
-			       CTL_PROBLEM;
+				       rc == -EBUSY
+			       ? CTL_USAGE
+			       : CTL_PROBLEM;
 	}
 	if (json)
 		print_result_json(&l, path, &result);

@@ -32,20 +32,16 @@ static void print_space(const cJSON *s)
 	print_line("staged", text);
 	if (ctl_number(s, "segments") == 0)
 		return;
-	(void)snprintf(text, sizeof(text), "%s", /* one static text each */
-		       ctl_bytes(ctl_number(s, "segment_bytes")));
-	(void)snprintf(text + strlen(text), sizeof(text) - strlen(text),
-		       " of %s", ctl_count(ctl_number(s, "segment_clients")));
-	(void)snprintf(text + strlen(text), sizeof(text) - strlen(text),
-		       " clients, %s idle",
+	(void)snprintf(text, sizeof(text), "%s of %s clients, %s idle",
+		       ctl_bytes(ctl_number(s, "segment_bytes")),
+		       ctl_count(ctl_number(s, "segment_clients")),
 		       ctl_bytes(ctl_number(s, "segment_idle_bytes")));
 	print_line("segments", text);
 }
 
 static void print_failed(const cJSON *s)
 {
-	const cJSON *list =
-		cJSON_GetObjectItemCaseSensitive(s, "failed_files");
+	const cJSON *list = cJSON_GetObjectItemCaseSensitive(s, "failed_files");
 	const cJSON *one;
 
 	cJSON_ArrayForEach(one, list)
@@ -92,11 +88,10 @@ static void print_structure(const cJSON *s)
 
 	for (size_t i = 0; i < sizeof(kinds) / sizeof(*kinds); i++)
 		if (ctl_number(one, kinds[i]) > 0)
-			n += (size_t)snprintf(text + n, sizeof(text) - n,
-					      "%s%s %s", n > 0 ? ", " : "",
-					      ctl_count(ctl_number(one,
-								   kinds[i])),
-					      kinds[i]);
+			n += (size_t)snprintf(
+				text + n, sizeof(text) - n, "%s%s %s",
+				n > 0 ? ", " : "",
+				ctl_count(ctl_number(one, kinds[i])), kinds[i]);
 	if (n == 0)
 		return;
 	(void)snprintf(text + n, sizeof(text) - n, ", %s refused",
@@ -130,8 +125,9 @@ static void print_status(const char *path, const cJSON *s)
 	print_line("chunks", ctl_count(ctl_number(s, "chunks")));
 	print_line("images", ctl_count(ctl_number(s, "images")));
 	print_line("passthrough",
-		   cJSON_IsTrue(passthrough) ? "yes" :
-		   "no: all bytes go through the daemon");
+		   cJSON_IsTrue(passthrough)
+			   ? "yes"
+			   : "no: all bytes go through the daemon");
 	print_line("worker restarts",
 		   ctl_count(ctl_number(s, "worker_restarts")));
 	print_line("draining", ctl_count(ctl_number(s, "draining")));
@@ -155,8 +151,7 @@ static int status_of(const char *path, bool json)
 	if (fd >= 0)
 		rc = ctl_query(fd, CKPTFS_STATUS, &s);
 	if (rc == 0)
-		rc = ctl_query_opens(fd,
-				     cJSON_AddArrayToObject(s, "reads"));
+		rc = ctl_query_opens(fd, cJSON_AddArrayToObject(s, "reads"));
 	if (rc < 0) {
 		cJSON_Delete(s);
 		return ctl_complain_query(path, rc);

@@ -9,31 +9,12 @@
 #include <sys/stat.h>
 #include <xxhash.h>
 
-#include "fuse/ctl/ctl.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
 
 #define READ_BYTES (size_t)(1 << 20)
 #define MEGATRON_NAME "metadata.json"
 #define MEGATRON_BYTES_MAX (1 << 20)
-
-void step_hex(const uint8_t digest[STEP_DIGEST_BYTES],
-	      char ret[2 * STEP_DIGEST_BYTES + 1])
-{
-	for (size_t i = 0; i < STEP_DIGEST_BYTES; i++)
-		(void)sprintf(ret + 2 * i, "%02x", digest[i]);
-}
-
-void step_print_name(const struct tensor *t)
-{
-	SCOPED(scope_free) char *line = NULL;
-
-	if (asprintf(&line, "%s%s%s", t->file ? t->file : "",
-		     t->file ? ": " : "", t->name) < 0)
-		line = NULL;
-	CHECK(line); /* out of memory */
-	ctl_print_line(line);
-}
 
 /* --- Reading ---------------------------------------------------------------
  */
@@ -110,9 +91,10 @@ static void close_file(void *self, struct cut_source *source)
 
 static struct structure_source folder_source(int fd)
 {
-	return (struct structure_source){ (void *)(intptr_t)fd, list_folder,
-					  open_file, close_file,
-					  DCP_FILE_BYTES_MAX, 0 };
+	return (struct structure_source){
+		(void *)(intptr_t)fd, list_folder,        open_file,
+		close_file,           DCP_FILE_BYTES_MAX, 0
+	};
 }
 
 static void read_megatron(struct step *s)

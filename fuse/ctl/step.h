@@ -43,10 +43,30 @@ int step_digest_begin(struct step *s);
 /* The file of a tensor, to be closed; -errno. */
 int step_open(const struct step *s, const struct tensor *t);
 
+/* --- Printing: step_print.c ----------------------------------------------- */
+
+/* For people; all: also the tensors after the first. */
+void step_print(const struct step *s, bool all);
+/* One JSON object: `head`, which is released, and what the step holds. */
+void step_print_json(const struct step *s, cJSON *head);
+/* A tensor's type and place, as a JSON object. */
+void step_print_side(const struct step *s, const struct tensor *t);
 /* "file: name", as one line. */
 void step_print_name(const struct tensor *t);
+/* "[2, 3]", or "-" for NULL, filled up with spaces. */
+void step_print_shape(const uint64_t *shape, size_t rank, int width);
+/* What does not match: lines, or a member "findings" that follows another. */
+void step_print_findings(const struct closure *found, const char *indent);
+void step_print_findings_json(const struct closure *found);
 
-void step_hex(const uint8_t digest[STEP_DIGEST_BYTES],
-	      char ret[2 * STEP_DIGEST_BYTES + 1]);
+/* --- diff.c --------------------------------------------------------------- */
+
+/*
+ * Print what changed from a to b; the command's exit code: CTL_PROBLEM when
+ * the structure differs or a file could not be read. structure_only: no byte
+ * is compared.
+ */
+int diff_steps(struct step *a, struct step *b, bool json, bool all,
+	       bool structure_only);
 
 #endif

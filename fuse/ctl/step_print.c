@@ -2,12 +2,11 @@
  * step_print.c - a step's tensors and findings, for people and as JSON. The
  * JSON is printed piece by piece: a tree of a million tensors is not made.
  */
-#include "fuse/ctl/step_print.h"
-
 #include <stdio.h>
 #include <string.h>
 
 #include "fuse/ctl/ctl.h"
+#include "fuse/ctl/step.h"
 #include "store/base/scope.h"
 
 /* More tensors are counted, but not printed, for people. */
@@ -15,20 +14,43 @@
 /* Of those that one tensor shares its bytes with. */
 #define SHARED_SHOWN 16
 
-static void print_shape(const struct tensor *t)
+void step_print_name(const struct tensor *t)
 {
-	char text[64] = "-";
-	size_t n = 0;
+	SCOPED(scope_free) char *line = NULL;
 
-	if (t->dtype) {
-		text[n++] = '[';
-		for (unsigned i = 0; i < t->rank && n < sizeof(text) - 32; i++)
-			n += (size_t)sprintf(text + n, "%s%llu",
-					     i > 0 ? ", " : "",
-					     (unsigned long long)t->shape[i]);
-		(void)strcpy(text + n, "]");
+	CHECK(asprintf(&line, "%s%s%s", t->file ? t->file : "",
+		       t->file ? ": " : "", t->name) >= 0); /* out of memory */
+	ctl_print_line(line);
+}
+
+void step_print_shape(const uint64_t *shape, size_t rank, int width)
+{
+	int printed = shape ? ctl_print_numbers(shape, rank) : printf("-");
+
+	(void)printf("%*s", printed < width ? width - printed : 0, "");
+}
+
+void step_print_findings(const struct closure *found, const char *indent)
+{
+	for (size_t i = 0; i < found->count; i++) {
+		const struct closure_finding *f = &found->findings[i];
+
+		SCOPED(scope_free) char *line = NULL;
+
+		CHECK(asprintf(&line, "%s%s: %s%s%s: %s", indent,
+			       closure_kind_name(f->kind),
+			       f->file ? f->file : "",
+			       f->file && f->item ? ", " : "",
+			       f->item ? f->item : "",
+			       f->what) >= 0); /* out of memory */
+		ctl_print_line(line);
 	}
-	(void)printf(" %-20s ", text);
+}
+
+static void print_digest(const struct step_extra *x)
+{
+	for (size_t i = 0; i < STEP_DIGEST_BYTES; i++)
+		(void)printf("%02x", x->digest[i]);
 }
 
 void step_print(const struct step *s, bool all)
@@ -52,32 +74,17 @@ void step_print(const struct step *s, bool all)
 			break;
 		}
 		(void)printf("    %-14s", t->dtype ? t->dtype : "-");
-		print_shape(t);
-		(void)printf("%14llu %14llu  ", (unsigned long long)t->offset,
+		(void)putchar(' ');
+		step_print_shape(t->dtype ? t->shape : NULL, t->rank, 20);
+		(void)printf(" %14llu %14llu  ", (unsigned long long)t->offset,
 			     (unsigned long long)t->bytes);
 		if (s->extra && s->extra[i].digested) {
-			char hex[2 * STEP_DIGEST_BYTES + 1];
-
-			step_hex(s->extra[i].digest, hex);
-			(void)printf("%s%c ", hex,
-				     s->extra[i].next != i ? '*' : ' ');
+			print_digest(&s->extra[i]);
+			(void)printf("%c ", s->extra[i].next != i ? '*' : ' ');
 		}
 		step_print_name(t);
 	}
-	for (size_t i = 0; i < s->in.closure.count; i++) {
-		const struct closure_finding *f = &s->in.closure.findings[i];
-
-		SCOPED(scope_free) char *line = NULL;
-
-		if (asprintf(&line, "%s: %s%s%s: %s",
-			     closure_kind_name(f->kind), f->file ? f->file : "",
-			     f->file && f->item ? ", " : "",
-			     f->item ? f->item : "", f->what) < 0)
-			line = NULL;
-		CHECK(line); /* out of memory */
-		(void)printf("  ");
-		ctl_print_line(line);
-	}
+	step_print_findings(&s->in.closure, "  ");
 }
 
 static void print_shared(const struct step *s, uint32_t index)
@@ -149,20 +156,19 @@ static void print_tensor_json(const struct step *s, uint32_t index)
 	}
 	print_place(s, t);
 	if (s->extra && s->extra[index].digested) {
-		char hex[2 * STEP_DIGEST_BYTES + 1];
-
-		step_hex(s->extra[index].digest, hex);
-		(void)printf(", \"digest\": \"%s\"", hex);
+		(void)printf(", \"digest\": \"");
+		print_digest(&s->extra[index]);
+		(void)putchar('"');
 		print_shared(s, index);
 	}
 	(void)printf("}");
 }
 
-static void print_findings_json(const struct step *s)
+void step_print_findings_json(const struct closure *found)
 {
 	(void)printf(",\n\t\"findings\":\t[");
-	for (size_t i = 0; i < s->in.closure.count; i++) {
-		const struct closure_finding *f = &s->in.closure.findings[i];
+	for (size_t i = 0; i < found->count; i++) {
+		const struct closure_finding *f = &found->findings[i];
 
 		(void)printf("%s\n\t\t{\"kind\": \"%s\", \"item\": ",
 			     i > 0 ? "," : "", closure_kind_name(f->kind));
@@ -201,7 +207,7 @@ void step_print_json(const struct step *s, cJSON *head)
 	(void)cJSON_AddItemToObject(head, "errors", errors);
 	ctl_print_open(head);
 	if (s->is_folder)
-		print_findings_json(s);
+		step_print_findings_json(&s->in.closure);
 	(void)printf(",\n\t\"tensors\":\t[");
 	for (size_t i = 0; i < s->in.tensors.count; i++) {
 		(void)printf("%s", i > 0 ? "," : "");

@@ -2,6 +2,7 @@
 that scripts can rely on; nothing but the result in a pipe."""
 import json
 import os
+import subprocess
 
 import ckptest as ck
 from ckptest import KIB, MIB, data, put
@@ -161,6 +162,20 @@ def exit_codes_tell_usage_from_problems(m):
     m.ctl("status", m.mnt, code=2)  # not mounted any more
     m.ctl("flush", m.mnt, code=2)
     m.fsck()
+
+
+@ck.mounted()
+def a_result_that_cannot_be_written_is_a_problem(m):
+    put(m.path("f"), b"x")
+    for argv in (("--help",), ("--version",), ("du", "--help"),
+                 ("status", m.mnt), ("status", "--json", m.mnt),
+                 ("inspect", m.path("f")), ("du", m.mnt), ("gc", m.mnt)):
+        with open("/dev/full", "w", encoding="ascii") as full:
+            done = subprocess.run([ck.CKPTCTL, *argv], stdout=full,
+                                  stderr=subprocess.PIPE, text=True,
+                                  timeout=ck.WAIT_BOUND, check=False)
+        assert done.returncode == 1, (argv, done)
+        assert "No space left on device" in done.stderr, (argv, done)
 
 
 @ck.mounted()
