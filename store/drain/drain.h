@@ -20,7 +20,10 @@ struct store;
 
 int drain_init(struct store *st);
 int drain_start(struct store *st);
-/* Stop the threads; jobs that are not done stay in their stages. */
+/*
+ * Stop the threads; jobs that are not done stay in their stages. It may be
+ * started again.
+ */
 void drain_stop(struct store *st);
 void drain_release(struct store *st);
 

@@ -342,5 +342,7 @@ void drain_stop(struct store *st)
 	for (unsigned i = 0; i < d->thread_count; i++)
 		thread_join(&d->thread[i]);
 	thread_join(&d->timer);
+	d->thread_count = 0;
+	d->stop = false;
 	d->started = false;
 }

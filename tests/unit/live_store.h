@@ -512,13 +512,24 @@ static inline void commits_go_on(struct commits_paused *p)
 	commits_pause(&SCOPE_CAT(paused_, __LINE__), l)
 
 /*
- * All is durable, and what followed from that has happened: a sync may find a
- * file durable whose stage the committer is only about to give up.
+ * Nobody is in the middle of a job: its end is seen before those who worked on
+ * it have let go of its stage, its image and its inode. Workers have when they
+ * have ended, the committer when it gives its lock up. Waits for what may
+ * start; one thread at a time.
  */
+static inline void live_quiet(struct live *l)
+{
+	drain_stop(l->st);
+	assert_int_equal(drain_start(l->st), 0);
+	HOLD(reclaim_turn(l->st->reclaim));
+}
+
+/* All is durable, and what followed from that has happened. */
 static inline void live_sync_all(struct live *l)
 {
 	assert_int_equal(drain_sync_tree(l->st, ROOT_INO), 0);
 	assert_int_equal(drain_wait_drained(l->st), 0);
+	live_quiet(l);
 }
 
 /* Write a whole file and close it; it is queued then. */
@@ -702,6 +713,7 @@ static inline void live_settle(struct live *l)
 {
 	uint64_t freed;
 
+	live_quiet(l);
 	live_barrier(l);
 	reclaim_drain(l->st->reclaim, &freed);
 }
