@@ -380,12 +380,13 @@ static int structure_xattr(fuse_req_t req, struct inode *in, const char *name,
 		owner = in->attr.uid;
 	}
 	if (strcmp(name, "structure") == 0)
-		return guard_signature(st, in, &uid, out);
+		return guard_signature(st->guard, in, &uid, out);
 	if (strcmp(name, "structure_diff") != 0)
 		return -ENODATA;
 	/* Names out of files that not everybody may read. */
-	return uid == 0 || uid == owner ? guard_difference(st, in, &uid, out)
-					: -EACCES;
+	return uid == 0 || uid == owner
+		       ? guard_difference(st->guard, in, &uid, out)
+		       : -EACCES;
 }
 
 static void reply_xattr(fuse_req_t req, const void *value, size_t len,

@@ -241,7 +241,7 @@ void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size,
 /* A tracker is about to say that a step is there: see guard.h. */
 static int guard(fuse_req_t req, struct inode *in)
 {
-	int rc = guard_close(store_of(req), in);
+	int rc = guard_close(store_of(req)->guard, in);
 
 	if (rc < 0) /* its old content is back: sizes are not what they were */
 		(void)fuse_lowlevel_notify_inval_inode(fs_of(req)->se, in->ino,

@@ -68,7 +68,7 @@ static void add_structure(cJSON *to, struct store *st, bool root)
 	cJSON *one = cJSON_AddObjectToObject(to, "structure");
 	struct guard_figures f;
 
-	guard_figures(st, &f);
+	guard_figures(st->guard, &f);
 	(void)cJSON_AddStringToObject(one, "policy",
 				      guard_policy_word(st->options.structure));
 	add_number(one, "checked", f.checked);
@@ -372,7 +372,7 @@ static int do_flush(struct store *st, fuse_ino_t ino)
 		rc = kv_sync(st->kv);
 	inode_put(st->inodes, in, 1);
 	if (ino == FUSE_ROOT_ID) /* then the status says what was found */
-		guard_wait_idle(st);
+		guard_wait_idle(st->guard);
 	return rc;
 }
 

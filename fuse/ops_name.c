@@ -125,7 +125,7 @@ void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent,
 	struct names_new n = new_of(req, S_IFLNK | 0777);
 	struct store *st = store_of(req);
 	bool looked;
-	int rc = guard_symlink(st, target, parent, name, &looked);
+	int rc = guard_symlink(st->guard, target, parent, name, &looked);
 
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
@@ -134,7 +134,7 @@ void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent,
 	n.target = target;
 	rc = make(req, parent, name, &n);
 	if (rc == 0)
-		guard_named(st, parent, name, looked);
+		guard_named(st->guard, parent, name, looked);
 }
 
 /*
@@ -145,7 +145,7 @@ void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent,
 static int do_link(struct store *st, struct inode *in, fuse_ino_t parent,
 		   const char *name, bool *ret_looked)
 {
-	int rc = guard_name(st, in, parent, name, ret_looked);
+	int rc = guard_name(st->guard, in, parent, name, ret_looked);
 	bool reg = false;
 
 	if (rc == 0) {
@@ -178,7 +178,7 @@ void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t parent,
 		fuse_reply_err(req, -rc);
 		return;
 	}
-	guard_named(st, parent, name, looked);
+	guard_named(st->guard, parent, name, looked);
 	reply_entry(req, in);
 }
 
@@ -253,9 +253,10 @@ static int do_rename(struct store *st, fuse_ino_t parent, const char *name,
 	bool looked[2];
 	int rc;
 
-	rc = guard_rename(st, parent, name, new_parent, new_name, &looked[0]);
+	rc = guard_rename(st->guard, parent, name, new_parent, new_name,
+			  &looked[0]);
 	if (rc == 0 && (flags & RENAME_EXCHANGE))
-		rc = guard_rename(st, new_parent, new_name, parent, name,
+		rc = guard_rename(st->guard, new_parent, new_name, parent, name,
 				  &looked[1]);
 	if (rc < 0)
 		return rc;
@@ -272,9 +273,9 @@ static int do_rename(struct store *st, fuse_ino_t parent, const char *name,
 		file_unlinked(st, replaced);
 		inode_put(st->inodes, replaced, 1);
 	}
-	guard_named(st, new_parent, new_name, looked[0]);
+	guard_named(st->guard, new_parent, new_name, looked[0]);
 	if (flags & RENAME_EXCHANGE)
-		guard_named(st, parent, name, looked[1]);
+		guard_named(st->guard, parent, name, looked[1]);
 	/* The new name itself. */
 	rc = st->options.publish_async ? 0 : kv_sync(st->kv);
 	if (rc == 0)

@@ -128,8 +128,7 @@ static void finish_database(struct store *st)
 static void store_free(struct store *st)
 {
 	backup_stop(st);
-	guard_stop(st);
-	guard_release(st);
+	guard_free(st->guard);
 	reclaim_stop(st->reclaim);
 	commit_stop(st);
 	drain_release(st); /* jobs hold inodes */
@@ -287,6 +286,17 @@ static void changed(void *arg, uint64_t ino)
 		st->on_changed(st->on_arg, ino);
 }
 
+static int make_guard(struct store *st)
+{
+	const struct guard_uses use = { .kv = st->kv,
+					.inodes = st->inodes,
+					.names = st->names,
+					.store = st,
+					.policy = st->options.structure };
+
+	return guard_new(&use, &st->guard);
+}
+
 static int open_parts(struct store *st, bool fresh, char *why, size_t why_size)
 {
 	struct stages_config config = {
@@ -316,7 +326,7 @@ static int open_parts(struct store *st, bool fresh, char *why, size_t why_size)
 	if (rc == 0)
 		rc = commit_init(st);
 	if (rc == 0)
-		rc = guard_init(st);
+		rc = make_guard(st);
 	if (rc < 0) {
 		(void)snprintf(why, why_size, "%s: %s", st->path,
 			       strerror(-rc));
@@ -377,7 +387,7 @@ int store_start(struct store *st)
 	if (rc == 0)
 		rc = drain_start(st);
 	if (rc == 0)
-		rc = guard_start(st);
+		rc = guard_start(st->guard);
 	if (rc == 0)
 		rc = ahead_start(&st->images, &st->ahead);
 	if (rc == 0)
@@ -395,7 +405,7 @@ int store_close(struct store *st)
 	files_abandoned(st);
 	drain_ask_all(st);
 	rc = drain_sync_tree(st, ROOT_INO);
-	guard_stop(st);
+	guard_stop(st->guard);
 	drain_stop(st);
 	reclaim_drain(st->reclaim, &freed);
 	st->ending = true;

@@ -38,8 +38,6 @@ enum verify_mode {
 	VERIFY_OPEN, /* and a file is re-hashed at its first open */
 };
 
-struct guard;
-
 struct store_options {
 	const char *stage_dir; /* NULL: our own tmpfs */
 	uint64_t stage_bytes; /* 0: half of the memory */

@@ -56,8 +56,10 @@ enum guard_policy {
 	GUARD_REFUSE,
 };
 
-struct store;
 struct guard;
+struct kv;
+struct names;
+struct store;
 
 struct guard_figures {
 	uint64_t checked, different, broken, missing, identical, refused;
@@ -66,11 +68,21 @@ struct guard_figures {
 	char last[GUARD_TEXT_BYTES]; /* what was reported last; or empty */
 };
 
-int guard_init(struct store *st);
-int guard_start(struct store *st);
+/* What the guard works with; all borrowed. */
+struct guard_uses {
+	struct kv *kv;
+	struct inode_table *inodes;
+	struct names *names;
+	struct store *store; /* for the files and the drain */
+	enum guard_policy policy; /* where no folder has its own */
+};
+
+int guard_new(const struct guard_uses *use, struct guard **ret_guard);
+int guard_start(struct guard *g);
 /* Looks at all that waits, first. */
-void guard_stop(struct store *st);
-void guard_release(struct store *st);
+void guard_stop(struct guard *g);
+/* Stopped before. NULL: nothing. */
+void guard_free(struct guard *g);
 
 /* Words of the policy: "off", "warn", "refuse". -EINVAL. */
 int guard_policy_of(const char *word, size_t len, enum guard_policy *ret);
@@ -83,35 +95,35 @@ const char *guard_policy_word(enum guard_policy policy);
  * or -EUCLEAN. *ret_looked: what it publishes was looked at. When it has
  * happened call guard_named(), which may have the thread look.
  */
-int guard_name(struct store *st, struct inode *in, uint64_t parent,
+int guard_name(struct guard *g, struct inode *in, uint64_t parent,
 	       const char *name, bool *ret_looked);
-int guard_symlink(struct store *st, const char *target, uint64_t parent,
+int guard_symlink(struct guard *g, const char *target, uint64_t parent,
 		  const char *name, bool *ret_looked);
-int guard_rename(struct store *st, uint64_t parent, const char *name,
+int guard_rename(struct guard *g, uint64_t parent, const char *name,
 		 uint64_t new_parent, const char *new_name, bool *ret_looked);
-void guard_named(struct store *st, uint64_t parent, const char *name,
+void guard_named(struct guard *g, uint64_t parent, const char *name,
 		 bool looked);
 /*
  * A file that was written is about to be closed or synced: 0, or -EUCLEAN,
  * when it is a tracker, which then has its durable content again.
  */
-int guard_close(struct store *st, struct inode *in);
+int guard_close(struct guard *g, struct inode *in);
 
 /* Wait until the thread has looked at all that was published before. */
-void guard_wait_idle(struct store *st);
+void guard_wait_idle(struct guard *g);
 
-void guard_figures(struct store *st, struct guard_figures *ret);
+void guard_figures(struct guard *g, struct guard_figures *ret);
 
 /*
  * For people: the signature of a file or a folder, and how a folder differs
  * from the step before it, a line for each, as many as an attribute takes; uid:
  * who asks, if that matters, for -EACCES where the step before is another
- * user's, or something in the folder is not for him to read. -ENODATA: there is none. -EBUSY: somebody
- * else asks.
+ * user's, or something in the folder is not for him to read. -ENODATA: there is
+ * none. -EBUSY: somebody else asks.
  */
-int guard_signature(struct store *st, struct inode *in, const uid_t *uid,
+int guard_signature(struct guard *g, struct inode *in, const uid_t *uid,
 		    struct bytes *out);
-int guard_difference(struct store *st, struct inode *in, const uid_t *uid,
+int guard_difference(struct guard *g, struct inode *in, const uid_t *uid,
 		     struct bytes *out);
 
 #endif

@@ -1,13 +1,16 @@
-/* guard_said.c - see guard_said.h. */
-#include "store/guard/guard_said.h"
-
+/*
+ * guard_said.c - what people said of a step, in attributes of it or of a folder
+ * above it, and what the words and patterns in them mean.
+ */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "store/base/scope.h"
+#include "store/guard/guard_private.h"
 #include "store/names/names.h"
-#include "store/store.h"
+
+/* Folders above a step that are asked. */
+#define DEPTH_MAX 64
 
 static const char *const words[] = { "off", "warn", "refuse" };
 
@@ -30,8 +33,7 @@ int guard_ignore_check(const char *text, size_t len)
 		return -EINVAL;
 	for (size_t i = 0; i < len; i++)
 		count += text[i] != '\n' && text[i] != '\r' &&
-			 (i == 0 || text[i - 1] == '\n' ||
-			  text[i - 1] == '\r');
+			 (i == 0 || text[i - 1] == '\n' || text[i - 1] == '\r');
 	return count > GUARD_IGNORE_MAX ? -E2BIG : 0;
 }
 
@@ -40,66 +42,45 @@ const char *guard_policy_word(enum guard_policy policy)
 	return words[policy];
 }
 
-uint64_t guard_parent(struct store *st, uint64_t dir)
-{
-	struct inode *in;
-	uint64_t parent;
-
-	if (dir == ROOT_INO || inode_get(st->inodes, dir, &in) < 0)
-		return 0;
-	{
-		HOLD(&in->lock);
-		parent = in->attr.parent;
-	}
-	inode_put(st->inodes, in, 1);
-	return parent;
-}
-
-/* An attribute that counts for the step; *ret is the caller's to free. */
-static int said(struct store *st, const struct guard_step *step,
-		const char *attribute, bool own_only, char **ret)
+int guard_said(struct guard *g, const struct guard_step *step,
+	       const char *attribute, bool own_only, char **ret)
 {
 	uint64_t dir = step->dir;
 
-	for (unsigned depth = 0; dir != 0 && depth < GUARD_DEPTH_MAX;
-	     dir = depth == 0 ? step->parent : guard_parent(st, dir), depth++) {
+	for (unsigned depth = 0; dir != 0 && depth < DEPTH_MAX; depth++) {
 		SCOPED(scope_free) void *value = NULL;
+		struct attr a = { .parent = step->parent };
 		size_t len;
 
-		if (names_getxattr(st->names, dir, attribute, &value, &len) ==
-		    0) {
+		if (names_getxattr(g->use.names, dir, attribute, &value,
+				   &len) == 0) {
 			*ret = strndup(value, len);
 			return *ret ? 0 : -ENOMEM;
 		}
-		if (own_only)
+		if (own_only || (depth > 0 && guard_attr(g, dir, &a) < 0))
 			break;
+		dir = a.parent;
 	}
 	return -ENODATA;
 }
 
-enum guard_policy guard_policy(struct store *st, const struct guard_step *step)
+enum guard_policy guard_policy(struct guard *g, const struct guard_step *step)
 {
-	enum guard_policy policy = st->options.structure;
+	enum guard_policy policy = g->use.policy;
 	SCOPED(scope_free) char *word = NULL;
 
-	if (said(st, step, GUARD_POLICY_XATTR, false, &word) == 0)
+	if (guard_said(g, step, GUARD_POLICY_XATTR, false, &word) == 0)
 		(void)guard_policy_of(word, strlen(word), &policy);
 	return policy;
 }
 
-int guard_expected(struct store *st, const struct guard_step *step,
-		   bool own_only, char **ret)
-{
-	return said(st, step, GUARD_EXPECT_XATTR, own_only, ret);
-}
+/* --- what is passed over --- */
 
-/* --- what is passed over ------------------------------------------------ */
-
-int guard_ignored_read(struct store *st, const struct guard_step *step,
+int guard_ignored_read(struct guard *g, const struct guard_step *step,
 		       struct guard_ignored *ret)
 {
 	char *save = NULL, *line;
-	int rc = said(st, step, GUARD_IGNORE_XATTR, false, &ret->text);
+	int rc = guard_said(g, step, GUARD_IGNORE_XATTR, false, &ret->text);
 
 	if (rc < 0)
 		return rc == -ENODATA ? 0 : rc;

@@ -4,7 +4,7 @@
  */
 #include <pthread.h>
 
-#include "store/guard/structure_store.h"
+#include "store/guard/guard_private.h"
 #include "tests/unit/live_store.h"
 
 #define SMALL_BYTES 1000u
@@ -22,13 +22,13 @@ static void assert_deleted(const uint8_t *data, size_t len, bool loaded)
 	live_reopen(&l);
 	assert_int_equal(live_lookup(&l, "f", &in), 0);
 	if (loaded) {
-		assert_int_equal(structure_read(l.st, in, got, len, 0), 0);
+		assert_int_equal(guard_read(l.st->guard, in, got, len, 0), 0);
 		assert_memory_equal(got, data, len);
 	}
 	assert_int_equal(live_unlink(&l, "f"), 0);
 	live_settle(&l);
 	assert_int_equal(live_records(&l, 'F'), 0);
-	assert_int_equal(structure_read(l.st, in, got, len, 0), -ESTALE);
+	assert_int_equal(guard_read(l.st->guard, in, got, len, 0), -ESTALE);
 	assert_int_equal(inode_stat(l.st->inodes, in, &sb),
 			 loaded ? 0 : -ESTALE);
 	inode_put(l.st->inodes, in, 1);

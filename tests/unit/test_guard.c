@@ -34,12 +34,13 @@ static void make_step(struct live *l, const char *folder, size_t count,
 static int publish(struct live *l, const char *from, const char *to)
 {
 	bool looked;
-	int rc = guard_rename(l->st, ROOT_INO, from, ROOT_INO, to, &looked);
+	int rc = guard_rename(l->st->guard, ROOT_INO, from, ROOT_INO, to,
+			      &looked);
 
 	if (rc == 0)
 		rc = live_rename(l, from, to, 0);
 	if (rc == 0)
-		guard_named(l->st, ROOT_INO, to, looked);
+		guard_named(l->st->guard, ROOT_INO, to, looked);
 	return rc;
 }
 
@@ -56,8 +57,8 @@ static struct guard_figures figures(struct live *l)
 {
 	struct guard_figures f;
 
-	guard_wait_idle(l->st);
-	guard_figures(l->st, &f);
+	guard_wait_idle(l->st->guard);
+	guard_figures(l->st->guard, &f);
 	assert_int_equal(f.waiting, 0);
 	return f;
 }
@@ -140,7 +141,7 @@ static void what_is_too_much_is_overlooked_and_counted(void **state)
 		assert_int_equal(publish(&l, "aside", name), 0);
 	}
 	assert_int_equal(publish(&l, "step_1", "step_300"), 0);
-	guard_figures(l.st, &f);
+	guard_figures(l.st->guard, &f);
 	assert_int_equal(f.waiting, waiting);
 	assert_int_equal(f.overlooked, more + 1);
 	live_free(&l);
@@ -186,9 +187,9 @@ static void *look_at_them(void *arg)
 			       i % PUBLISHERS, i / PUBLISHERS);
 		if (live_lookup(l, name, &in) < 0)
 			continue;
-		(void)guard_signature(l->st, in, NULL, &out);
+		(void)guard_signature(l->st->guard, in, NULL, &out);
 		bytes_release(&out);
-		(void)guard_difference(l->st, in, NULL, &out);
+		(void)guard_difference(l->st->guard, in, NULL, &out);
 		bytes_release(&out);
 		inode_put(l->st->inodes, in, 1);
 	}

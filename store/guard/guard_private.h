@@ -1,0 +1,161 @@
+/*
+ * guard_private.h - between the guard*.c files: see guard.h.
+ *
+ * No state is kept of earlier steps: the step before is found by its name each
+ * time, so a restart, a deleted step or one that was written again cannot make
+ * a comparison stale. Who looks at a step has guard.looking.
+ *
+ * Threads: any. Everything blocks on I/O: hold no other lock.
+ */
+#ifndef STORE_GUARD_PRIVATE_H
+#define STORE_GUARD_PRIVATE_H
+
+#include <sys/queue.h>
+
+#include "store/base/scope.h"
+#include "store/db/records.h"
+#include "store/guard/guard.h"
+#include "store/step/structure.h"
+
+TAILQ_HEAD(guard_waiting_list, guard_waiting);
+
+struct guard {
+	struct guard_uses use; /* immutable */
+	/* One look at a time, whoever takes it. Before all other locks. */
+	struct lock looking;
+	struct lock lock; /* guards what follows; a leaf */
+	struct cond work, idle;
+	struct thread thread;
+	bool started, stop;
+	bool asked; /* by somebody who looks for people, or waits to */
+	struct guard_waiting_list waiting;
+	uint64_t queued, done; /* what was put into it, and is done */
+	struct guard_figures figures;
+	uint64_t last_dir; /* of which figures.last speaks */
+};
+
+struct guard_step {
+	uint64_t dir;
+	/* The name it has, or is to have. */
+	uint64_t parent;
+	char name[STORE_NAME_MAX + 1];
+	uint64_t metadata; /* what is about to be its .metadata; 0: what is */
+	/*
+	 * Only what .metadata names is compared: other files may still come.
+	 * Set with metadata, too.
+	 */
+	bool dcp_only;
+	bool looked_at; /* but for its bytes */
+};
+
+/* --- guard.c: who looks, and when */
+
+/* 0, or -EUCLEAN: it is not in order, and that is to be refused. */
+int guard_look(struct guard *g, const struct guard_step *step, bool refuse);
+/* The thread looks at it, if it does not wait for that already. */
+void guard_look_later(struct guard *g, const struct guard_step *step);
+
+/* --- guard_step.c: one step against the step before it */
+
+struct guard_verdict {
+	bool broken, missing, different;
+	char text[GUARD_TEXT_BYTES]; /* one line; empty: nothing to say */
+};
+
+/* -ENOENT: the step is gone. */
+int guard_step_check(struct guard *g, const struct guard_step *step,
+		     struct guard_verdict *ret);
+/*
+ * Do all files with tensors have the bytes they have in the step before? 1:
+ * text says so; 0: no, or not all of them are durable.
+ */
+int guard_step_identical(struct guard *g, const struct guard_step *step,
+			 char text[GUARD_TEXT_BYTES]);
+/* A line for each difference. -ENODATA: there is no step before. */
+int guard_step_difference(struct guard *g, const struct guard_step *step,
+			  const uid_t *uid, struct bytes *out);
+
+/* No control characters, and nothing but UTF-8: '?' instead. */
+void guard_clean(char *text, size_t len);
+
+/* --- guard_before.c: which step is the one before */
+
+struct guard_before {
+	uint64_t dir;
+	char name[STORE_NAME_MAX + 1];
+};
+
+/*
+ * The step before, that there is something to compare with: what has no
+ * tensors was no step, a damaged one is no measure, and one that is just being
+ * deleted is neither. uid: see guard_difference(). Who publishes a step may
+ * compare it with what he can read: that the call is refused would tell him of
+ * the rest. -ENODATA: there is none. structure_release() *ret_what in any case.
+ */
+int guard_read_before(struct guard *g, const struct guard_step *step,
+		      const uid_t *uid, struct guard_before *ret,
+		      struct structure *ret_what);
+/*
+ * Do two files of two steps have the same place there? A step's own number in
+ * the name of a file does not count. NULL: "".
+ */
+bool guard_same_place(const char *file_a, const char *step_a,
+		      const char *file_b, const char *step_b);
+
+/*
+ * --- guard_said.c: what people said of a step, or of all below a folder, with
+ * the attributes that guard.h names: what counts for a step is its own word,
+ * else that of the nearest folder above the place that it goes to.
+ */
+
+enum guard_policy guard_policy(struct guard *g, const struct guard_step *step);
+/*
+ * The attribute that counts for the step; *ret is the caller's to free.
+ * own_only: the folders above do not count. -ENODATA: nobody said anything.
+ */
+int guard_said(struct guard *g, const struct guard_step *step,
+	       const char *attribute, bool own_only, char **ret);
+
+struct guard_ignored {
+	char *text; /* owned */
+	const char *pattern[GUARD_IGNORE_MAX];
+	unsigned count;
+};
+
+/* Into what is all zero. guard_ignored_release() it in any case. */
+int guard_ignored_read(struct guard *g, const struct guard_step *step,
+		       struct guard_ignored *ret);
+void guard_ignored_release(struct guard_ignored *i);
+bool guard_is_ignored(const struct guard_ignored *i, const char *name);
+
+/*
+ * --- guard_read.c: what lies in the store, files as they stand, staged or
+ * durable, without a handle.
+ */
+
+/* As they are now; a link's target is the inode's, and lasts as long. */
+static inline struct attr guard_attr_of(struct inode *in)
+{
+	HOLD(&in->lock);
+	return in->attr;
+}
+/* The same, without a target. -ENOENT and the like. */
+int guard_attr(struct guard *g, uint64_t ino, struct attr *ret);
+/* "a/b" below a folder, with a reference. -ENOENT, -ENOTDIR. */
+int guard_find(struct guard *g, uint64_t dir, const char *path,
+	       struct inode **ret_inode);
+/* Exactly [off, off + len) of a file. -ESTALE: it ends before. */
+int guard_read(struct guard *g, struct inode *in, void *buf, size_t len,
+	       uint64_t off);
+/*
+ * What a folder consists of. metadata: the inode that is about to be its
+ * .metadata; 0: what has that name. reader: -EACCES when he may not read all of
+ * it (his groups' rights do not count); NULL: whoever. structure_release() it
+ * in any case.
+ */
+int guard_read_dir(struct guard *g, uint64_t dir, uint64_t metadata,
+		   const uid_t *reader, struct structure *ret);
+/* The same of a file. */
+int guard_read_file(struct guard *g, struct inode *in, struct structure *ret);
+
+#endif
