@@ -42,7 +42,7 @@ RECOVERY_CUTS = 3
 BEFORE_EVERY = 3  # every n-th is checked before it is mounted
 TWICE_EVERY = 4  # every n-th is mounted twice
 BAD_MAX = 5  # of one run; the others would say the same
-RUN_BOUND = 20 * STEP_BOUND
+RUN_BOUND = 10 * STEP_BOUND
 
 
 class Setting:

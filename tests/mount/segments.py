@@ -67,7 +67,7 @@ class Client:
         path = address[2:length]
         self.address = path if path[:1] == b"\0" else path.rstrip(b"\0")
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.sock.settimeout(60)
+        self.sock.settimeout(240)
         self.sock.connect(self.address)
         self.mapped = {}
         self.fds = {}

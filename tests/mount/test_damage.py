@@ -114,7 +114,7 @@ def a_damaged_original_is_not_shared_further(m):
     same(get(m.path("good")), data(5 * MIB, "victim"), "good")
 
 
-@ck.mounted(modes=("auto",), bound=180)
+@ck.mounted(modes=("auto",))
 def damaged_database_files_never_crash_it(m):
     """Flip bytes all over RocksDB's files. Whatever happens, it is an error
     with a sentence: no signal, no hang, no wrong bytes."""
@@ -245,7 +245,7 @@ def whole(m, copy):
     shutil.copytree(copy, m.store)
 
 
-@ck.mounted(modes=("auto",), bound=120)
+@ck.mounted(modes=("auto",))
 def without_its_database_a_store_is_refused_and_left_as_it_is(m):
     for i in range(30):
         put(m.path(f"f{i}"), data(100 if i % 3 else 70 * KIB, i))
@@ -270,7 +270,7 @@ def without_its_database_a_store_is_refused_and_left_as_it_is(m):
         same(get(m.path(f"f{i}")), data(100 if i % 3 else 70 * KIB, i), f"f{i}")
 
 
-@ck.mounted(modes=("auto",), bound=120)
+@ck.mounted(modes=("auto",))
 def a_log_that_lost_what_was_durable_is_refused(m):
     """One flipped bit in the log, and all behind it would be gone."""
     for i in range(30):
@@ -293,7 +293,7 @@ def a_log_that_lost_what_was_durable_is_refused(m):
         same(get(m.path(f"f{i}")), data(100 if i % 3 else 70 * KIB, i), f"f{i}")
 
 
-@ck.mounted(modes=("auto",), bound=120)
+@ck.mounted(modes=("auto",))
 def rebuild_brings_back_what_backup_and_labels_know(m):
     m.remount("backup_interval=1")
     put(m.path("small.tmp"), data(99, "small"))

@@ -13,7 +13,7 @@ def payload(n, size=40 * KIB):
     return f"{n:08d}".encode() * (size // 8)
 
 
-@ck.mounted(start=False, bound=200)
+@ck.mounted(start=False)
 def thousands_of_staged_files_drain_with_few_descriptors(m):
     """More closed files than the daemon may have descriptors."""
     m.files = LIMIT
@@ -31,7 +31,7 @@ def thousands_of_staged_files_drain_with_few_descriptors(m):
     m.fsck("--scrub")
 
 
-@ck.mounted(start=False, bound=200)
+@ck.mounted(start=False)
 def files_held_open_by_one_user_leave_descriptors_for_the_others(m):
     m.files = LIMIT
     m.start()

@@ -33,7 +33,7 @@ def second_save(m, disk, size):
     return path
 
 
-@ck.mounted(start=False, bound=120)
+@ck.mounted(start=False)
 def a_full_store_fails_fsync_and_recovers(m):
     disk = store_on_small_disk(m, 192 * MIB)
     m.start()
@@ -60,7 +60,7 @@ def a_full_store_fails_fsync_and_recovers(m):
     ck.umount(disk.path)
 
 
-@ck.mounted("debug_hold_drain", start=False, bound=120)
+@ck.mounted("debug_hold_drain", start=False)
 def an_error_after_close_meets_the_next_open_and_sticks(m):
     disk = store_on_small_disk(m, 192 * MIB)
     m.start()
@@ -85,7 +85,7 @@ def an_error_after_close_meets_the_next_open_and_sticks(m):
     ck.umount(disk.path)
 
 
-@ck.mounted(start=False, bound=120)
+@ck.mounted(start=False)
 def a_disk_filled_to_the_last_byte_works_again_once_freed(m):
     """RocksDB stops at its first failed write; it must be woken again."""
     disk = store_on_small_disk(m, 96 * MIB)
@@ -137,7 +137,7 @@ def works(fn, *args):
         return False
 
 
-@ck.mounted(start=False, bound=120)
+@ck.mounted(start=False)
 def what_a_full_disk_refuses_has_not_happened(m):
     """A replaced or removed file has no name left only once that is written:
     the kernel's forgetting it must not delete it otherwise."""
@@ -203,7 +203,7 @@ def deleting_makes_room_on_a_full_store(m):
     ck.umount(disk.path)
 
 
-@ck.mounted("debug_hold_drain", start=False, bound=120)
+@ck.mounted("debug_hold_drain", start=False)
 def deleting_makes_room_while_a_save_that_failed_keeps_its_place(m):
     """Nobody syncs; what is ready behind the save waits for its turn."""
     disk = store_on_small_disk(m, 192 * MIB)
@@ -233,7 +233,7 @@ def deleting_makes_room_while_a_save_that_failed_keeps_its_place(m):
     ck.umount(disk.path)
 
 
-@ck.mounted(STAGE, bound=120)
+@ck.mounted(STAGE)
 def a_file_larger_than_the_stage_is_no_error(m):
     content = data(160 * MIB)
     put(m.path("first"), content)
@@ -245,7 +245,7 @@ def a_file_larger_than_the_stage_is_no_error(m):
     same(get(m.path("first")), content, "remounted")
 
 
-@ck.mounted(STAGE, bound=180)
+@ck.mounted(STAGE)
 def eight_files_larger_than_the_stage_together_are_no_error(m):
     """The first and the second save of a series, and a third that outgrew
     them, eight ranks at once."""
@@ -372,7 +372,7 @@ class MemoryLimit:
                  os.getpid())
 
 
-@ck.mounted("stage_size=1G", modes=("auto",), start=False, bound=120)
+@ck.mounted("stage_size=1G", modes=("auto",), start=False)
 def a_stage_fits_into_the_control_group_of_the_daemon(m):
     """Or its memory, which the daemon allocates, would have it killed."""
     limit = MemoryLimit(300 * MIB)

@@ -55,7 +55,7 @@ def opened(path, flags, content=None):
             os.close(fd)
 
 
-@ck.mounted(modes=("auto",), start=False, bound=200)
+@ck.mounted(modes=("auto",), start=False)
 def an_old_descriptor_does_not_write_into_what_others_store(m):
     want = data(8 * MIB, 1)
     for folder, restart in each(m, "debug_hold_drain"):
@@ -87,7 +87,7 @@ def scribble(fd, size, pipe):
             os.write(pipe, b"x")
 
 
-@ck.mounted(modes=("auto",), start=False, bound=200)
+@ck.mounted(modes=("auto",), start=False)
 def who_goes_on_writing_damages_nothing(m):
     size = 8 * MIB
     for folder, restart in each(m, "debug_hold_drain"):
@@ -110,7 +110,7 @@ def who_goes_on_writing_damages_nothing(m):
                 os.close(pipe)
 
 
-@ck.mounted(modes=("auto",), start=False, bound=200)
+@ck.mounted(modes=("auto",), start=False)
 def an_old_reader_keeps_what_is_deleted_and_then_it_is_given_back(m):
     head, tail, other = data(4 * MIB, 3), data(4 * MIB, 4), data(4 * MIB, 5)
     for folder, restart in each(m):
@@ -138,7 +138,7 @@ def an_old_reader_keeps_what_is_deleted_and_then_it_is_given_back(m):
         os.unlink(b)
 
 
-@ck.mounted(modes=("auto",), start=False, bound=200)
+@ck.mounted(modes=("auto",), start=False)
 def an_old_reader_keeps_what_was_staged(m):
     """Its stage becomes the image, or goes to the database, and is shared."""
     known, new = data(2 * MIB, 6), data(2 * MIB, 7)
@@ -171,7 +171,7 @@ def an_old_reader_keeps_what_was_staged(m):
             os.close(fds[name])
 
 
-@ck.mounted(modes=("auto",), start=False, bound=100)
+@ck.mounted(modes=("auto",), start=False)
 def a_deleted_file_that_is_still_written_to_touches_no_other(m):
     """Its stage must not be used again for another file."""
     for folder, restart in each(m):

@@ -132,7 +132,7 @@ def one_round(m, rand, model, folder, power_cut):
         model.hear(line)
 
 
-@ck.mounted(modes=("auto",), start=False, bound=400)
+@ck.mounted(modes=("auto",), start=False)
 def kill_9_at_random_points_never_loses_or_mixes_bytes(m):
     print(f"seed {SEED}, {ROUNDS} rounds")
     rand = random.Random(SEED)

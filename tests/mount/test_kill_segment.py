@@ -146,7 +146,7 @@ def one_round(m, rand, power_cut):
     return model
 
 
-@ck.mounted(modes=("auto",), start=False, bound=400)
+@ck.mounted(modes=("auto",), start=False)
 def kill_9_while_clients_save_never_loses_or_mixes_bytes(m):
     print(f"seed {SEED}, {ROUNDS} rounds")
     rand = random.Random(SEED)

@@ -257,7 +257,7 @@ def close_waits_when_asked_to(m):
         same(get(m.path(f"f{i}")), data(size, i), f"f{i}")
 
 
-@ck.mounted("drain_threads=4", bound=120)
+@ck.mounted("drain_threads=4")
 def files_become_durable_in_the_order_of_their_close(m):
     """Big and small in turns, so that a small one could overtake."""
     seed = random.randrange(1 << 30)
@@ -285,7 +285,7 @@ def files_become_durable_in_the_order_of_their_close(m):
         m.unmount()
 
 
-@ck.mounted("drain_threads=4", bound=120)
+@ck.mounted("drain_threads=4")
 def a_tracker_never_gets_ahead_of_its_step(m):
     """`latest` is rewritten in place after each step, and nobody syncs."""
     rand = random.Random(7)

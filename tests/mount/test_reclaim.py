@@ -10,7 +10,7 @@ SLACK = MIB  # images are given back in whole blocks
 def shrinks_to(m, size, what):
     m.flush()
     ck.until(f"{what}: images shrink to {size}, now {m.images_du()}",
-             lambda: m.images_du() <= size + SLACK, bound=20)
+             lambda: m.images_du() <= size + SLACK)
 
 
 @ck.mounted()

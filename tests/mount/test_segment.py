@@ -454,7 +454,8 @@ def who_waits_for_memory_is_asked_for_his_as_well(m):
     for t in threads:
         t.join()
     assert results["a"] == results["b"] == "ok", results
-    assert max(results["a took"], results["b took"]) < 4, results
+    # Less than SEGMENT_RELEASE_WAIT_NS: nobody was refused after it.
+    assert max(results["a took"], results["b took"]) < 9, results
     for client in (a, b, slow):
         client.close()
 
@@ -545,7 +546,7 @@ def umount_does_not_wait_for_who_waits_for_memory(m):
     a.receive()  # b waits now
     began = time.monotonic()
     m.unmount()
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 9  # SEGMENT_RELEASE_WAIT_NS is 10
     waits.join()
     a.close()
     b.close()

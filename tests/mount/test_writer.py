@@ -378,7 +378,7 @@ def opens_of_own_and_foreign_files_are_counted_by_rank(m):
         assert reads(m) == {}
 
 
-@ck.mounted(modes=("auto",), bound=240)
+@ck.mounted(modes=("auto",))
 def counters_have_a_bound_and_come_in_pages(m):
     save(m.path("f"), RANK="0")
     for n in range(200):

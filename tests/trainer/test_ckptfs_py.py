@@ -418,49 +418,49 @@ def kill_and_resume(argv, folder):
 
 
 def tests():
-    @ck.posix(bound=300)
+    @ck.posix
     def files_mean_the_same_to_ckptfs_and_to_safetensors(fs):
         trainer.save_and_check(__file__, fs)
 
-    @ck.posix(bound=120)
+    @ck.posix
     def any_layout_of_memory_is_saved_as_its_values(fs):
         run("layouts", fs.dir)
 
-    @ck.posix(bound=120)
+    @ck.posix
     def loaded_tensors_own_their_memory_and_files_their_version(fs):
         run("ownership", fs.dir)
 
-    @ck.posix(bound=120)
+    @ck.posix
     def errors_say_what_is_wrong_and_leave_nothing_behind(fs):
         run("errors", fs.dir)
 
-    @ck.posix(bound=300)
+    @ck.posix
     def two_thousand_tensors_need_few_descriptors(fs):
         run("many", fs.dir)
 
-    @ck.posix(bound=300)
+    @ck.posix
     def tensors_may_change_once_they_are_copied(fs):
         run("asynchronous", fs.dir)
         run("check_asynchronous", fs.dir)
 
-    @ck.posix(bound=120)
+    @ck.posix
     def a_child_of_fork_has_a_library_of_its_own(fs):
         run("forks", fs.dir)
 
-    @ck.posix(bound=120)
+    @ck.posix
     def threads_may_save_and_load_at_once(fs):
         run("threads", fs.dir)
 
-    @ck.posix(bound=60)
+    @ck.posix
     def neither_torch_nor_numpy_is_imported(fs):
         run("imports")
 
-    @ck.posix(bound=300)
+    @ck.posix
     def the_example_in_python_resumes_where_it_was_killed(fs):
         kill_and_resume([trainer.PYTHON, os.path.join(
             GPU, "examples/train.py")], fs.dir)
 
-    @ck.posix(bound=300)
+    @ck.posix
     def the_example_in_c_resumes_where_it_was_killed(fs):
         kill_and_resume([os.environ.get("CKPTFS_EXAMPLE", os.path.join(
             ck.BUILD, "gpu/ckpt_example_train"))], fs.dir)

@@ -124,7 +124,7 @@ def ranks(program, folder, store, world):
 
 
 def tests():
-    @ck.posix(bound=500)
+    @ck.posix
     def every_shard_is_loaded_as_it_was_saved(fs):
         store = fs.mnt.rstrip("/") + ".gloo"  # where the ranks meet
         ranks("save", fs.dir, store, RANKS)

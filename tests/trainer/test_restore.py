@@ -270,7 +270,7 @@ def copies_cost_one(folder, before, after):
 
 
 def tests():
-    @ck.mounted(bound=300, modes=("auto",))
+    @ck.mounted(modes=("auto",))
     def each_rank_reads_its_own_file_and_nothing_else(m):
         folder = m.path("step_1")
         before = dict(m.status(), du=m.images_du())
@@ -291,7 +291,7 @@ def tests():
         assert max(map(len, greedy.files)) > 1, greedy.files
         assert sum(greedy.foreign) > 0, greedy.files
 
-    @ck.mounted(bound=300, modes=("auto",))
+    @ck.mounted(modes=("auto",))
     def what_rank_0_alone_has_is_read_from_its_file(m):
         folder = m.path("old")
         alone, pairs, shared = run(
@@ -320,7 +320,7 @@ def tests():
         assert shared.files == own and shared.foreign == [0] * RANKS
         assert shared.once() == pieces
 
-    @ck.mounted(bound=300, modes=("auto",))
+    @ck.mounted(modes=("auto",))
     def fewer_and_more_ranks_read_every_piece_once(m):
         four, two = m.path("four"), m.path("two")
         run(m, RANKS, save(four, 3))
@@ -347,7 +347,7 @@ def tests():
             assert opened, rank
             assert alone.foreign[rank] == len(opened) - (rank < 2), opened
 
-    @ck.mounted(bound=300, modes=("auto",))
+    @ck.mounted(modes=("auto",))
     def a_file_that_is_gone_is_named(m):
         folder = m.path("lost")
         loads = run(m, 2, save(folder, 5),

@@ -48,7 +48,7 @@ def check(folder):
 
 
 def tests():
-    @ck.posix(bound=300)
+    @ck.posix
     def every_tensor_is_loaded_as_it_was_saved(fs):
         grown = []
         for step in STEPS:

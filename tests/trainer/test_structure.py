@@ -76,7 +76,7 @@ def figures(m):
 
 
 def tests():
-    @ck.mounted("structure=refuse", bound=240)
+    @ck.mounted("structure=refuse")
     def a_trainer_is_told_when_its_structure_changed(m):
         m.expected.append("not published")
         p = trainer.start(os.path.abspath(__file__), "series", m.mnt)
@@ -107,7 +107,7 @@ def tests():
         m.ctl("inspect", "--diff", m.path("step_0"), m.path("step_2"))
         m.ctl("plan", "--list", m.path("step_3"))
 
-    @ck.mounted("structure=refuse", bound=240)
+    @ck.mounted("structure=refuse")
     def what_does_not_hold_together_is_refused(m):
         m.expected.append("not published")
         with tempfile.TemporaryDirectory() as tmp:
@@ -150,7 +150,7 @@ def tests():
             assert copy(base, step[6]) == 0
             assert figures(m)["broken"] == 5, figures(m)
 
-    @ck.mounted(bound=240)
+    @ck.mounted()
     def warn_lets_it_pass_and_says_so(m):
         with tempfile.TemporaryDirectory() as tmp:
             trainer.finish(trainer.start(os.path.abspath(__file__), "make",
@@ -163,7 +163,7 @@ def tests():
         got = os.getxattr(m.path("step_2"), "user.ckptfs.structure_diff")
         assert got == b"gone: rerun\ngone: v\n", got
 
-    @ck.mounted(bound=240)
+    @ck.mounted()
     def metadata_and_tracker_of_one_step_say_it_once(m):
         extra = ck.get(os.path.join(os.path.dirname(
             os.path.abspath(__file__)), "../fuzz/corpus/tensors/safetensors"))

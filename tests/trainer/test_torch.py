@@ -87,7 +87,7 @@ def check(folder):
 
 
 def tests():
-    @ck.posix(bound=300)
+    @ck.posix
     def every_tensor_is_loaded_as_it_was_saved(fs):
         trainer.save_and_check(__file__, fs)
 
