@@ -10,7 +10,6 @@
  *	l->at[l->count++] = one;
  *
  * Errors: 0, or -ENOMEM, and then the array and its items are as they were.
- * An array that has to stay within a limit of bytes counts by itself.
  */
 #ifndef STORE_BASE_VEC_H
 #define STORE_BASE_VEC_H
@@ -26,13 +25,15 @@
 /*
  * Room for `more` items behind the first `count`. slot points to the array's
  * pointer. What grows becomes half as large again, so that appending one by
- * one costs the same for each; new items are not initialized.
+ * one costs the same for each; new items are not initialized. The bytes that
+ * it grows by are taken from *bytes_left. -EFBIG: there are not so many left.
  */
-static inline int vec_reserve(void *slot, size_t count, size_t more,
-			      size_t *capacity, size_t item_bytes)
+static inline int vec_reserve_within(void *slot, size_t count, size_t more,
+				     size_t *capacity, size_t item_bytes,
+				     size_t *bytes_left)
 {
 	size_t want = *capacity + *capacity / 2;
-	size_t need, bytes;
+	size_t need, bytes, grown_bytes;
 	void *array;
 
 	if (more <= *capacity - count)
@@ -47,13 +48,27 @@ static inline int vec_reserve(void *slot, size_t count, size_t more,
 	if (__builtin_mul_overflow(want, item_bytes, &bytes) ||
 	    bytes > PTRDIFF_MAX)
 		return -ENOMEM;
+	grown_bytes = bytes - *capacity * item_bytes;
+	if (grown_bytes > *bytes_left)
+		return -EFBIG;
 	memcpy(&array, slot, sizeof(array));
 	array = realloc(array, bytes);
 	if (!array)
 		return -ENOMEM;
 	memcpy(slot, &array, sizeof(array));
 	*capacity = want;
+	*bytes_left -= grown_bytes;
 	return 0;
+}
+
+/* The same without a limit. */
+static inline int vec_reserve(void *slot, size_t count, size_t more,
+			      size_t *capacity, size_t item_bytes)
+{
+	size_t unlimited = SIZE_MAX;
+
+	return vec_reserve_within(slot, count, more, capacity, item_bytes,
+				  &unlimited);
 }
 
 /* The same for one more item. */

@@ -7,8 +7,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "store/formats/pickle_data.h"
-
 static size_t bucket(const char *name, size_t len)
 {
 	uint32_t h = (uint32_t)len;
@@ -80,7 +78,7 @@ static int take_line(struct machine *m, const char **ret, size_t *ret_len)
 	return 0;
 }
 
-int pickle_do_global(struct machine *m)
+int pickle_run_global(struct machine *m)
 {
 	const char *module, *name;
 	size_t module_len, name_len;
@@ -93,7 +91,7 @@ int pickle_do_global(struct machine *m)
 	return push_class(m, module, module_len, name, name_len);
 }
 
-int pickle_do_stack_global(struct machine *m)
+int pickle_run_stack_global(struct machine *m)
 {
 	const char *module, *name;
 	size_t module_len, name_len;
@@ -162,13 +160,13 @@ static int begin_call(struct machine *m, const struct pickle_class **ret_class,
 		return 0;
 	m->stack_count -= 2;
 	if (tag == TAG_CLASS && (*ret_class)->role == PICKLE_MAKES_DICT)
-		rc = pickle_do_empty(m, TAG_DICT);
+		rc = machine_push_empty(m, TAG_DICT);
 	else
 		rc = machine_push_other(m);
 	return rc < 0 ? rc : 1;
 }
 
-int pickle_do_reduce(struct machine *m)
+int pickle_run_reduce(struct machine *m)
 {
 	const struct pickle_class *class;
 	pickle_value args;
@@ -185,7 +183,7 @@ int pickle_do_reduce(struct machine *m)
 				     index_of(args)));
 }
 
-int pickle_do_newobj(struct machine *m)
+int pickle_run_newobj(struct machine *m)
 {
 	const struct pickle_class *class;
 	pickle_value args;
@@ -201,7 +199,7 @@ int pickle_do_newobj(struct machine *m)
 }
 
 /* A class, arguments and a dict of more of them. */
-static int pickle_do_newobj_ex(struct machine *m)
+int pickle_run_newobj_ex(struct machine *m)
 {
 	int rc = machine_need(m, 3);
 
@@ -211,11 +209,14 @@ static int pickle_do_newobj_ex(struct machine *m)
 	return machine_push_other(m);
 }
 
-static int pickle_do_persistent(struct machine *m)
+int pickle_run_persistent(struct machine *m)
 {
 	uint32_t at = 0;
-	int rc = machine_need(m, 1);
+	int rc;
 
+	if (m->persistent == m->class_count)
+		return machine_refuse(m, MACHINE_NOT_READ);
+	rc = machine_need(m, 1);
 	if (rc == 0)
 		rc = machine_add_words(m, 2, &at);
 	if (rc < 0)
@@ -225,23 +226,7 @@ static int pickle_do_persistent(struct machine *m)
 	return machine_push(m, of_class(TAG_CALLED, m->persistent, at));
 }
 
-/* What only a pickle in which anything may be can have. */
-int pickle_do_open(struct machine *m, uint8_t op)
-{
-	if (op == OP_BINPERSID && m->persistent < m->class_count)
-		return pickle_do_persistent(m);
-	if (!machine_is_open(m) || op == OP_BINPERSID)
-		return machine_refuse(m, "not an opcode of what is read here");
-	if (op == OP_EMPTY_SET)
-		return machine_push_other(m);
-	if (op == OP_NEWOBJ_EX)
-		return pickle_do_newobj_ex(m);
-	if (op == OP_BYTEARRAY8)
-		return pickle_do_text(m, 8, TAG_BYTES);
-	return pickle_do_marked(m, op); /* ADDITEMS, FROZENSET */
-}
-
-int pickle_do_build(struct machine *m)
+int pickle_run_build(struct machine *m)
 {
 	pickle_value object;
 	uint64_t *state;

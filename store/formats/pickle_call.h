@@ -7,11 +7,12 @@
 /* Find the listed classes by their names; once, before all else. */
 void pickle_index_classes(struct machine *m);
 
-int pickle_do_global(struct machine *m);
-int pickle_do_stack_global(struct machine *m);
-int pickle_do_reduce(struct machine *m);
-int pickle_do_newobj(struct machine *m);
-int pickle_do_open(struct machine *m, uint8_t op);
-int pickle_do_build(struct machine *m);
+int pickle_run_global(struct machine *m);
+int pickle_run_stack_global(struct machine *m);
+int pickle_run_reduce(struct machine *m);
+int pickle_run_newobj(struct machine *m);
+int pickle_run_newobj_ex(struct machine *m);
+int pickle_run_persistent(struct machine *m);
+int pickle_run_build(struct machine *m);
 
 #endif

@@ -12,6 +12,17 @@
 /* Room for the beginning of a name in a message. */
 #define NAME_SHOWN 60
 #define CLASS_BUCKETS 256
+#define MACHINE_NOT_READ "not an opcode of what is read here"
+
+struct machine;
+
+struct opcode {
+	const char *name; /* NULL: there is no such opcode */
+	int (*run)(struct machine *m); /* NULL: it is not read here */
+	size_t n; /* what it is of, run knows */
+	enum tag tag; /* of what it yields or extends */
+	bool open; /* only in a pickle in which anything may be */
+};
 
 struct machine {
 	struct pickle p;
@@ -21,7 +32,8 @@ struct machine {
 	struct pickle_error *error;
 
 	size_t at; /* the next byte */
-	size_t op_at; /* the opcode that is being done */
+	size_t op_at; /* the opcode that is being done ... */
+	const struct opcode *op; /* ... or NULL: there is none */
 	size_t frame_end; /* 0: in no frame */
 	bool stopped;
 
@@ -39,8 +51,6 @@ struct machine {
 	uint16_t nexts[PICKLE_CLASSES_MAX];
 };
 
-/* "BINPUT"; NULL: there is no such opcode. */
-const char *machine_opcode_name(uint8_t op);
 /* What is wrong with the opcode that is being done; returns -EBADMSG. */
 int machine_refuse(struct machine *m, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
@@ -65,6 +75,8 @@ int machine_take_number(struct machine *m, size_t bytes, uint64_t *ret);
 
 /* Whether anything may be in it. */
 bool machine_is_open(const struct machine *m);
+/* A new list or dict, with nothing in it. */
+int machine_push_empty(struct machine *m, enum tag tag);
 /* A new object of a class, without a state. */
 int machine_push_object(struct machine *m, size_t class);
 /* An object that nothing is known of. */

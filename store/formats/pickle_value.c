@@ -23,21 +23,16 @@ enum pickle_kind pickle_kind(pickle_value v)
 
 const char *pickle_text(const struct pickle *p, pickle_value v, size_t *ret_len)
 {
-	const uint8_t *at;
-	size_t bytes = 1;
+	uint64_t offset = payload_of(v) & ((UINT64_C(1) << TEXT_SHIFT) - 1);
+	const uint8_t *at = p->data + offset;
+	size_t bytes = payload_of(v) >> TEXT_SHIFT;
 
 	if (tag_of(v) != TAG_TEXT && tag_of(v) != TAG_BYTES)
 		return NULL;
-	at = p->data + payload_of(v);
-	if (*at == OP_BINUNICODE || *at == OP_BINBYTES)
-		bytes = 4;
-	else if (*at == OP_BINUNICODE8 || *at == OP_BINBYTES8 ||
-		 *at == OP_BYTEARRAY8)
-		bytes = 8;
 	*ret_len = 0;
-	for (size_t i = bytes; i > 0; i--)
+	for (size_t i = bytes; i-- > 0;)
 		*ret_len = *ret_len << 8 | at[i];
-	return (const char *)at + 1 + bytes;
+	return (const char *)at + bytes;
 }
 
 bool pickle_int(const struct pickle *p, pickle_value v, int64_t *ret)

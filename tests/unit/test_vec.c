@@ -113,6 +113,32 @@ static void without_memory_all_is_as_it_was(void **state)
 	free(l.at);
 }
 
+/* One byte less than it takes, then just enough. */
+static void no_more_bytes_than_the_limit(void **state)
+{
+	struct list l = { 0 };
+	size_t left = VEC_FIRST * sizeof(*l.at) - 1;
+
+	(void)state;
+	assert_int_equal(vec_reserve_within(&l.at, 0, 1, &l.capacity,
+					    sizeof(*l.at), &left),
+			 -EFBIG);
+	assert_null(l.at);
+	assert_int_equal(l.capacity, 0);
+	assert_int_equal(left, VEC_FIRST * sizeof(*l.at) - 1);
+
+	left = 2 * VEC_FIRST * sizeof(*l.at);
+	assert_int_equal(vec_reserve_within(&l.at, 0, 1, &l.capacity,
+					    sizeof(*l.at), &left),
+			 0);
+	assert_int_equal(left, VEC_FIRST * sizeof(*l.at));
+	assert_int_equal(vec_reserve_within(&l.at, VEC_FIRST, 1, &l.capacity,
+					    sizeof(*l.at), &left),
+			 0);
+	assert_int_equal(left, (2 * VEC_FIRST - l.capacity) * sizeof(*l.at));
+	free(l.at);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -121,6 +147,7 @@ int main(void)
 		cmocka_unit_test(many_at_once_have_room),
 		cmocka_unit_test(what_has_room_does_not_move),
 		cmocka_unit_test(without_memory_all_is_as_it_was),
+		cmocka_unit_test(no_more_bytes_than_the_limit),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
