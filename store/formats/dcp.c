@@ -9,8 +9,14 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include "store/base/io.h"
 #include "store/base/scope.h"
+#include "store/formats/chunks.h"
 #include "store/formats/dcp_reading.h"
+
+/* What is wrong with a tensor. Yields -EBADMSG. */
+#define BAD(r, item, format, ...) \
+	reading_refuse(r, "tensor '%.120s'" format, (item)->name, ##__VA_ARGS__)
 
 /* --- state_dict_metadata ---------------------------------------------------
  */
@@ -30,22 +36,14 @@ static int read_chunk(struct reading *r, pickle_value v, uint32_t number)
 	    !ATTRIBUTES(r, v, names, a) ||
 	    !reading_numbers(r, a[0], offsets, &offset_count) ||
 	    !reading_numbers(r, a[1], sizes, &size_count))
-		return reading_refuse(r,
-				      "tensor '%.120s': a chunk that is not "
-				      "understood",
-				      item->name);
+		return BAD(r, item, ": a chunk that is not understood");
 	if (offset_count != item->dimensions || size_count != item->dimensions)
-		return reading_refuse(
-			r,
-			"tensor '%.120s' has %u dimensions, and a "
-			"chunk of it offsets of %u and sizes of %u",
-			item->name, item->dimensions, offset_count, size_count);
+		return BAD(r, item,
+			   " has %u dimensions, and a chunk of it offsets of "
+			   "%u and sizes of %u",
+			   item->dimensions, offset_count, size_count);
 	if (!dims_volume(sizes, size_count, &c.elements))
-		return reading_refuse(
-			r,
-			"tensor '%.120s': a chunk of more than 2^56 "
-			"elements",
-			item->name);
+		return BAD(r, item, ": a chunk of more than 2^56 elements");
 	rc = reading_spend(r);
 	if (rc == 0)
 		rc = reading_keep_dims(r, offsets, offset_count, &c.offsets);
@@ -57,8 +55,7 @@ static int read_chunk(struct reading *r, pickle_value v, uint32_t number)
 		return rc;
 	r->d.chunks[r->d.chunk_count] = c;
 	if (reading_find_chunk(r, &place) == DCP_NONE)
-		rc = dcp_table_add(&r->places, reading_hash_place(r, &place),
-				   r->d.chunk_count);
+		rc = reading_add_chunk(r, &place);
 	r->d.chunk_count++;
 	r->d.items[number].chunk_count++;
 	return rc;
@@ -83,9 +80,7 @@ static int read_dtype(struct reading *r, pickle_value properties,
 	c = pickle_class(&r->p, dtype);
 	if (!reading_is_class(r, properties, CLASS_PROPERTIES) || !c ||
 	    pickle_kind(dtype) != PICKLE_IS_CLASS || c->id < CLASS_DTYPE)
-		return reading_refuse(
-			r, "tensor '%.120s': its dtype is not understood",
-			item->name);
+		return BAD(r, item, ": its dtype is not understood");
 	item->dtype = dcp_dtype_at(c->id - CLASS_DTYPE);
 	return 0;
 }
@@ -94,32 +89,25 @@ static int read_tensor(struct reading *r, pickle_value v, uint32_t number)
 {
 	static const char *const names[] = { "properties", "size", "chunks" };
 	struct dcp_item *item = &r->d.items[number];
-	uint64_t shape[DCP_DIMENSIONS_MAX], elements;
+	uint64_t shape[DCP_DIMENSIONS_MAX];
 	struct pickle_walk w;
 	pickle_value a[3], chunk;
 	int rc;
 
 	if (!ATTRIBUTES(r, v, names, a))
-		return reading_refuse(r, "tensor '%.120s' has no properties",
-				      item->name);
+		return BAD(r, item, " has no properties");
 	rc = read_dtype(r, a[0], item);
 	if (rc < 0)
 		return rc;
 	if (!reading_numbers(r, a[1], shape, &item->dimensions))
-		return reading_refuse(
-			r, "tensor '%.120s': its size is not understood",
-			item->name);
-	if (!dims_volume(shape, item->dimensions, &elements))
-		return reading_refuse(
-			r, "tensor '%.120s' has more than 2^56 elements",
-			item->name);
+		return BAD(r, item, ": its size is not understood");
+	if (!dims_volume(shape, item->dimensions, &item->elements))
+		return BAD(r, item, " has more than 2^56 elements");
 	rc = reading_keep_dims(r, shape, item->dimensions, &item->shape);
 	if (rc < 0)
 		return rc;
 	if (pickle_kind(a[2]) != PICKLE_LIST)
-		return reading_refuse(r,
-				      "tensor '%.120s': its chunks are no list",
-				      item->name);
+		return BAD(r, item, ": its chunks are no list");
 	w = pickle_walk(&r->p, a[2]);
 	while (rc == 0 && pickle_next(&w, &chunk))
 		rc = read_chunk(r, chunk, number);
@@ -131,7 +119,6 @@ static int read_item(struct reading *r, pickle_value key, pickle_value v)
 	struct dcp_item item = { .chunk_at = r->d.chunk_count,
 				 .entry = DCP_NONE };
 	uint32_t number = r->d.item_count;
-	struct shown s;
 	struct name n;
 	int rc = name_take(r, key, "the name of an item", &n);
 
@@ -140,16 +127,12 @@ static int read_item(struct reading *r, pickle_value key, pickle_value v)
 	if (rc < 0)
 		return rc;
 	if (reading_find_item(r, n) != DCP_NONE)
-		return reading_refuse(r, "'%s' is there twice",
-				      name_shown(n, &s));
+		return reading_refuse(r, "'%s' is there twice", SHOWN(n));
 	rc = name_keep(r, n, &item.name);
 	if (rc == 0)
 		rc = GROW(r, r->d.items, number, r->item_capacity);
 	if (rc == 0)
-		rc = dcp_table_add(
-			&r->item_names,
-			dcp_table_hash(&r->item_names, n.text, n.len, 0),
-			number);
+		rc = reading_add_item(r, n);
 	if (rc < 0)
 		return rc;
 	r->d.items[r->d.item_count++] = item;
@@ -157,7 +140,7 @@ static int read_item(struct reading *r, pickle_value key, pickle_value v)
 		return read_tensor(r, v, number);
 	if (!reading_is_class(r, v, CLASS_BYTES))
 		return reading_refuse(r, "'%s' is neither a tensor nor bytes",
-				      name_shown(n, &s));
+				      SHOWN(n));
 	return 0;
 }
 
@@ -183,29 +166,25 @@ static bool is_relative(struct name n)
 
 static int read_file_name(struct reading *r, pickle_value v, uint32_t *ret_file)
 {
-	struct dcp_table *t = &r->file_names;
 	struct dcp_file file;
-	struct shown s;
 	struct name n;
-	uint32_t hash;
 	int rc = name_take(r, v, "the name of a file", &n);
 
 	if (rc < 0)
 		return rc;
-	hash = dcp_table_hash(t, n.text, n.len, 0);
-	*ret_file = dcp_table_find(t, hash, reading_same_file, r, &n);
+	*ret_file = reading_find_file(r, n);
 	if (*ret_file != DCP_NONE)
 		return 0;
 	if (!is_relative(n))
 		return reading_refuse(r,
 				      "'%s' is no name of a file in the "
 				      "checkpoint's folder",
-				      name_shown(n, &s));
+				      SHOWN(n));
 	rc = name_keep(r, n, &file.name);
 	if (rc == 0)
 		rc = GROW(r, r->d.files, r->d.file_count, r->file_capacity);
 	if (rc == 0)
-		rc = dcp_table_add(t, hash, r->d.file_count);
+		rc = reading_add_file(r, n);
 	if (rc < 0)
 		return rc;
 	file.rank = dcp_file_rank(file.name);
@@ -220,7 +199,6 @@ static int entry_link(struct reading *r, struct name n, struct dcp_entry *e,
 {
 	struct place place = { 0, e->offsets, e->dimensions };
 	uint32_t *owner;
-	struct shown s;
 
 	e->item = reading_find_item(r, n);
 	e->chunk = DCP_NONE;
@@ -238,7 +216,7 @@ static int entry_link(struct reading *r, struct name n, struct dcp_entry *e,
 	}
 	if (*owner != DCP_NONE)
 		return reading_refuse(r, "'%s' is stored at two places",
-				      name_shown(n, &s));
+				      SHOWN(n));
 	*owner = number;
 	return 0;
 }
@@ -248,7 +226,6 @@ static int read_index(struct reading *r, pickle_value key, struct name *ret,
 {
 	static const char *const names[] = { "fqn", "offset" };
 	uint64_t offsets[DCP_DIMENSIONS_MAX];
-	struct shown s;
 	pickle_value a[2];
 	int rc;
 
@@ -263,7 +240,7 @@ static int read_index(struct reading *r, pickle_value key, struct name *ret,
 		return reading_refuse(r,
 				      "'%s' is stored at an offset that is not "
 				      "understood",
-				      name_shown(*ret, &s));
+				      SHOWN(*ret));
 	return reading_keep_dims(r, offsets, e->dimensions, &e->offsets);
 }
 
@@ -273,7 +250,6 @@ static int read_entry(struct reading *r, pickle_value key, pickle_value v)
 					     "length",
 					     "transform_descriptors" };
 	struct dcp_entry e = { 0 };
-	struct shown s;
 	pickle_value a[4];
 	struct name n;
 	int rc = reading_spend(r);
@@ -284,12 +260,11 @@ static int read_entry(struct reading *r, pickle_value key, pickle_value v)
 		return rc;
 	if (!reading_is_class(r, v, CLASS_STORAGE_INFO) ||
 	    !ATTRIBUTES(r, v, names, a) ||
-	    !reading_natural(r, a[1], &e.offset) ||
-	    !reading_natural(r, a[2], &e.length) ||
+	    !pickle_natural(&r->p, a[1], &e.offset) ||
+	    !pickle_natural(&r->p, a[2], &e.length) ||
 	    e.length > INT64_MAX - e.offset)
-		return reading_refuse(r,
-				      "where '%s' is stored is not understood",
-				      name_shown(n, &s));
+		return reading_refuse(
+			r, "where '%s' is stored is not understood", SHOWN(n));
 	e.transformed = pickle_kind(a[3]) != PICKLE_NONE &&
 			pickle_walk(&r->p, a[3]).count > 0;
 	rc = read_file_name(r, a[0], &e.file);
@@ -375,7 +350,7 @@ int dcp_read(const void *data, size_t len, size_t memory_bytes_max,
 	int rc;
 
 	ret_error->what[0] = 0;
-	rc = pickle_load(data, len, classes, dcp_fill_classes(classes),
+	rc = pickle_load(data, len, classes, reading_classes(classes),
 			 memory_bytes_max, &r.p, &error);
 	if (rc == -EBADMSG || rc == -EFBIG)
 		(void)reading_refuse(&r, "offset %zu: %s", error.offset,
@@ -395,38 +370,51 @@ int dcp_read(const void *data, size_t len, size_t memory_bytes_max,
 	return 0;
 }
 
+int dcp_read_source(const struct cut_source *file, uint64_t bytes_max,
+		    struct dcp *ret, struct dcp_error *ret_error)
+{
+	SCOPED(scope_free) uint8_t *data = NULL;
+	size_t len = (size_t)file->size_bytes;
+	int rc;
+
+	ret_error->what[0] = 0;
+	if (file->size_bytes > bytes_max) {
+		(void)snprintf(ret_error->what, sizeof(ret_error->what),
+			       "it has %llu bytes; at most %llu are read",
+			       (unsigned long long)file->size_bytes,
+			       (unsigned long long)bytes_max);
+		return -EFBIG;
+	}
+	data = malloc(len + 1);
+	if (!data)
+		return -ENOMEM;
+	rc = file->read(file->self, data, len, 0);
+	if (rc < 0)
+		return rc;
+	return dcp_read(data, len, DCP_MEMORY_PER_BYTE * (size_t)bytes_max, ret,
+			ret_error);
+}
+
+static int read_fd(void *self, void *buf, size_t len, uint64_t off)
+{
+	return io_read_full(*(const int *)self, buf, len, off);
+}
+
 int dcp_read_file(int dirfd, const char *name, struct dcp *ret,
 		  struct dcp_error *ret_error)
 {
-	SCOPED(scope_free) uint8_t *data = NULL;
 	SCOPED(scope_close)
 	int fd = openat(dirfd, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	struct cut_source file = { .read = read_fd, .self = &fd };
 	struct stat st;
-	size_t len = 0;
-	ssize_t n = 1;
 
 	ret_error->what[0] = 0;
 	if (fd < 0 || fstat(fd, &st) < 0)
 		return -errno;
 	if (!S_ISREG(st.st_mode))
 		return -EINVAL;
-	if ((uint64_t)st.st_size > DCP_FILE_BYTES_MAX) {
-		(void)snprintf(ret_error->what, sizeof(ret_error->what),
-			       "it has %llu bytes; at most %llu are read",
-			       (unsigned long long)st.st_size,
-			       (unsigned long long)DCP_FILE_BYTES_MAX);
-		return -EFBIG;
-	}
-	data = malloc((size_t)st.st_size + 1);
-	if (!data)
-		return -ENOMEM;
-	while (len < (size_t)st.st_size && n > 0) {
-		n = read(fd, data + len, (size_t)st.st_size - len);
-		if (n < 0)
-			return -errno;
-		len += (size_t)n;
-	}
-	return dcp_read(data, len, DCP_MEMORY_BYTES_MAX, ret, ret_error);
+	file.size_bytes = (uint64_t)st.st_size;
+	return dcp_read_source(&file, DCP_FILE_BYTES_MAX, ret, ret_error);
 }
 
 void dcp_release(struct dcp *d)
@@ -439,36 +427,16 @@ void dcp_release(struct dcp *d)
 	memset(d, 0, sizeof(*d));
 }
 
-/* Step back over digits; how many there were. */
-static size_t digits_before(const char *name, size_t *at)
-{
-	size_t count = 0;
-
-	while (*at > 0 && name[*at - 1] >= '0' && name[*at - 1] <= '9') {
-		(*at)--;
-		count++;
-	}
-	return count;
-}
-
 uint32_t dcp_file_rank(const char *name)
 {
-	static const char suffix[] = ".distcp";
-	size_t len = strlen(name), at, count;
-	uint32_t rank = 0;
+	const char *at = NULL;
+	char rank[10];
+	int end = 0;
 
-	if (len < sizeof(suffix) - 1)
+	for (const char *p = strstr(name, "__"); p; p = strstr(p + 1, "__"))
+		at = p;
+	if (!at || sscanf(at, "__%9[0-9]_%*[0-9].distcp%n", rank, &end) != 1 ||
+	    end == 0 || at[end] != 0)
 		return DCP_NONE;
-	at = len - (sizeof(suffix) - 1);
-	if (strcmp(name + at, suffix) != 0 || digits_before(name, &at) == 0)
-		return DCP_NONE;
-	if (at == 0 || name[--at] != '_')
-		return DCP_NONE;
-	count = digits_before(name, &at);
-	if (count == 0 || count > 9 || at < 2 || name[at - 1] != '_' ||
-	    name[at - 2] != '_')
-		return DCP_NONE;
-	for (size_t i = 0; i < count; i++)
-		rank = rank * 10 + (uint32_t)(name[at + i] - '0');
-	return rank;
+	return (uint32_t)strtoul(rank, NULL, 10);
 }

@@ -24,6 +24,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct cut_source;
+struct pickle_class;
+
 #define DCP_METADATA_NAME ".metadata"
 #define DCP_NONE UINT32_MAX
 #define DCP_DIMENSIONS_MAX 64
@@ -31,8 +34,8 @@
 #define DCP_NAME_BYTES_MAX 4096
 /* No larger .metadata is read: a million chunks take 150 MB. */
 #define DCP_FILE_BYTES_MAX (UINT64_C(1) << 30)
-/* Of reading: about five times the file; what is kept is a part of it. */
-#define DCP_MEMORY_BYTES_MAX (UINT64_C(4) << 30)
+/* What reading takes, for each byte of the file; less is kept. */
+#define DCP_MEMORY_PER_BYTE 5
 
 struct dcp_dtype {
 	const char *name; /* "bfloat16" */
@@ -45,6 +48,7 @@ struct dcp_item {
 	const struct dcp_dtype *dtype; /* NULL: no tensor */
 	unsigned dimensions;
 	const uint64_t *shape;
+	uint64_t elements; /* of the shape, at most 2^56 */
 	uint32_t chunk_at, chunk_count; /* its chunks, in the file's order */
 	uint32_t entry; /* of what is no tensor, or DCP_NONE */
 };
@@ -93,9 +97,15 @@ struct dcp_error {
 int dcp_read(const void *data, size_t len, size_t memory_bytes_max,
 	     struct dcp *ret, struct dcp_error *ret_error);
 /*
- * The same for a file below dirfd (AT_FDCWD: wherever), with the limits above.
- * Also the errors of openat(2) and read(2), and -EINVAL: no regular file;
- * ret_error is then empty.
+ * The same of a file that has bytes_max bytes at the most; else -EFBIG. Also
+ * the errors of file->read, and ret_error is then empty.
+ */
+int dcp_read_source(const struct cut_source *file, uint64_t bytes_max,
+		    struct dcp *ret, struct dcp_error *ret_error);
+/*
+ * The same of a file below dirfd (AT_FDCWD: wherever) of DCP_FILE_BYTES_MAX
+ * bytes at the most. Also the errors of openat(2), and -EINVAL: no regular
+ * file.
  */
 int dcp_read_file(int dirfd, const char *name, struct dcp *ret,
 		  struct dcp_error *ret_error);
@@ -107,7 +117,12 @@ void dcp_release(struct dcp *d);
  */
 uint32_t dcp_file_rank(const char *name);
 
-/* The index-th dtype of torch; NULL: there are no more. */
+/* A dtype of torch, by its number. */
 const struct dcp_dtype *dcp_dtype_at(size_t index);
+/*
+ * All of them as classes of a pickle: the id of each is its number and
+ * first_id. Returns how many.
+ */
+size_t dcp_dtype_classes(struct pickle_class *ret, uint32_t first_id);
 
 #endif

@@ -7,10 +7,10 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "store/base/utf8.h"
+#include "store/base/vec.h"
 
 /* Attributes of one object; no class here has more than eight. */
 #define ATTRIBUTES_MAX ((size_t)16)
@@ -47,24 +47,13 @@ static int reading_keep(struct reading *r, size_t bytes, void *ret_slot)
 	return 0;
 }
 
-int reading_grow(struct reading *r, void *slot, uint32_t count,
-		 uint32_t *capacity, size_t size)
+int reading_grow(struct reading *r, void *slot, size_t count, size_t *capacity,
+		 size_t item_bytes)
 {
-	uint32_t want = *capacity ? *capacity + *capacity / 2 : 64;
-	void *array;
+	int rc = vec_reserve_within(slot, count, 1, capacity, item_bytes,
+				    &r->memory_left);
 
-	if (count < *capacity)
-		return 0;
-	if (want < *capacity || (want - *capacity) * size > r->memory_left)
-		return too_large(r);
-	memcpy(&array, slot, sizeof(array));
-	array = reallocarray(array, want, size);
-	if (!array)
-		return -ENOMEM;
-	r->memory_left -= (want - *capacity) * size;
-	memcpy(slot, &array, sizeof(array));
-	*capacity = want;
-	return 0;
+	return rc == -EFBIG ? too_large(r) : rc;
 }
 
 int reading_spend(struct reading *r)
@@ -84,15 +73,6 @@ bool reading_is_class(const struct reading *r, pickle_value v, uint32_t id)
 	return c && c->id == id && pickle_kind(v) != PICKLE_IS_CLASS;
 }
 
-static bool is_attribute(const struct reading *r, pickle_value key,
-			 const char *name)
-{
-	size_t len = 0;
-	const char *text = pickle_text(&r->p, key, &len);
-
-	return text && len == strlen(name) && memcmp(text, name, len) == 0;
-}
-
 bool reading_attributes(const struct reading *r, pickle_value object,
 			const char *const *names, size_t count,
 			pickle_value *ret)
@@ -106,43 +86,16 @@ bool reading_attributes(const struct reading *r, pickle_value object,
 		return false;
 	while (pickle_next(&w, &key) && pickle_next(&w, &v))
 		for (size_t i = 0; i < count; i++)
-			if (is_attribute(r, key, names[i]))
+			if (pickle_is_text(&r->p, key, names[i]))
 				ret[i] = v;
-	return true;
-}
-
-bool reading_natural(const struct reading *r, pickle_value v, uint64_t *ret)
-{
-	int64_t i = 0;
-
-	if (!pickle_int(&r->p, v, &i) || i < 0)
-		return false;
-	*ret = (uint64_t)i;
 	return true;
 }
 
 bool reading_numbers(const struct reading *r, pickle_value v,
 		     uint64_t dims[DCP_DIMENSIONS_MAX], unsigned *ret_count)
 {
-	struct pickle_walk w;
-	pickle_value one;
-	unsigned count = 0;
-
-	if (reading_is_class(r, v, CLASS_SIZE)) {
-		w = pickle_walk(&r->p, pickle_arguments(&r->p, v));
-		if (w.count != 1 || !pickle_next(&w, &v))
-			return false;
-	}
-	if (pickle_kind(v) != PICKLE_TUPLE && pickle_kind(v) != PICKLE_LIST)
-		return false;
-	w = pickle_walk(&r->p, v);
-	if (w.count > DCP_DIMENSIONS_MAX)
-		return false;
-	while (pickle_next(&w, &one))
-		if (!reading_natural(r, one, &dims[count++]))
-			return false;
-	*ret_count = count;
-	return true;
+	return pickle_naturals(&r->p, v, CLASS_SIZE, dims, DCP_DIMENSIONS_MAX,
+			       ret_count);
 }
 
 int reading_keep_dims(struct reading *r, const uint64_t *dims, unsigned count,
@@ -173,7 +126,7 @@ bool dims_volume(const uint64_t *dims, unsigned count, uint64_t *ret)
 	return true;
 }
 
-const char *name_shown(struct name n, struct shown *ret)
+const char *name_shown(struct name n, char ret[NAME_SHOWN + 4])
 {
 	size_t len = n.len < NAME_SHOWN ? n.len : NAME_SHOWN;
 
@@ -182,10 +135,10 @@ const char *name_shown(struct name n, struct shown *ret)
 	for (size_t i = 0; i < len; i++) {
 		unsigned char c = (unsigned char)n.text[i];
 
-		ret->text[i] = c < ' ' || c == 0x7f ? '?' : (char)c;
+		ret[i] = c < ' ' || c == 0x7f ? '?' : (char)c;
 	}
-	(void)strcpy(ret->text + len, len < n.len ? "..." : "");
-	return ret->text;
+	(void)strcpy(ret + len, len < n.len ? "..." : "");
+	return ret;
 }
 
 int name_take(struct reading *r, pickle_value v, const char *whose,
@@ -230,19 +183,11 @@ static int same_item(const void *self, uint32_t number, const void *key)
 	return is_name(r->d.items[number].name, key);
 }
 
-int reading_same_file(const void *self, uint32_t number, const void *key)
+static int same_file(const void *self, uint32_t number, const void *key)
 {
 	const struct reading *r = self;
 
 	return is_name(r->d.files[number].name, key);
-}
-
-uint32_t reading_find_item(const struct reading *r, struct name n)
-{
-	const struct dcp_table *t = &r->item_names;
-
-	return dcp_table_find(t, dcp_table_hash(t, n.text, n.len, 0), same_item,
-			      r, &n);
 }
 
 static int same_place(const void *self, uint32_t number, const void *key)
@@ -257,14 +202,52 @@ static int same_place(const void *self, uint32_t number, const void *key)
 		      p->dimensions * sizeof(*p->offsets)) == 0;
 }
 
-uint32_t reading_hash_place(const struct reading *r, const struct place *p)
+static uint32_t name_hash(const struct dcp_table *t, struct name n)
 {
-	return dcp_table_hash(&r->places, p->offsets,
+	return dcp_table_hash(t, n.text, n.len, 0);
+}
+
+static uint32_t place_hash(const struct dcp_table *t, const struct place *p)
+{
+	return dcp_table_hash(t, p->offsets,
 			      p->dimensions * sizeof(*p->offsets), p->item);
+}
+
+uint32_t reading_find_item(const struct reading *r, struct name n)
+{
+	const struct dcp_table *t = &r->item_names;
+
+	return dcp_table_find(t, name_hash(t, n), same_item, r, &n);
+}
+
+uint32_t reading_find_file(const struct reading *r, struct name n)
+{
+	const struct dcp_table *t = &r->file_names;
+
+	return dcp_table_find(t, name_hash(t, n), same_file, r, &n);
 }
 
 uint32_t reading_find_chunk(const struct reading *r, const struct place *p)
 {
-	return dcp_table_find(&r->places, reading_hash_place(r, p), same_place,
-			      r, p);
+	const struct dcp_table *t = &r->places;
+
+	return dcp_table_find(t, place_hash(t, p), same_place, r, p);
+}
+
+int reading_add_item(struct reading *r, struct name n)
+{
+	return dcp_table_add(&r->item_names, name_hash(&r->item_names, n),
+			     r->d.item_count);
+}
+
+int reading_add_file(struct reading *r, struct name n)
+{
+	return dcp_table_add(&r->file_names, name_hash(&r->file_names, n),
+			     r->d.file_count);
+}
+
+int reading_add_chunk(struct reading *r, const struct place *p)
+{
+	return dcp_table_add(&r->places, place_hash(&r->places, p),
+			     r->d.chunk_count);
 }

@@ -8,10 +8,27 @@
 #ifndef STORE_FORMATS_DCP_READING_H
 #define STORE_FORMATS_DCP_READING_H
 
+#include "store/formats/dcp.h"
 #include "store/formats/dcp_names.h"
-#include "store/formats/dcp_types.h"
+#include "store/formats/pickle.h"
 
 #define NAME_SHOWN 120
+
+enum class_id {
+	CLASS_OTHER, /* may be there, and is passed over */
+	CLASS_METADATA,
+	CLASS_TENSOR,
+	CLASS_BYTES,
+	CLASS_CHUNK,
+	CLASS_PROPERTIES,
+	CLASS_INDEX,
+	CLASS_SIZE,
+	CLASS_STORAGE_INFO,
+	CLASS_DTYPE, /* and those that follow: dcp_dtype_at(id - CLASS_DTYPE) */
+};
+
+/* All that are known; returns how many. */
+size_t reading_classes(struct pickle_class ret[PICKLE_CLASSES_MAX]);
 
 struct reading {
 	struct pickle p;
@@ -19,16 +36,16 @@ struct reading {
 	struct dcp_error *error;
 	size_t memory_left; /* for the result */
 	uint32_t left; /* how many more things the pickle can have */
-	uint32_t item_capacity, chunk_capacity, entry_capacity, file_capacity;
+	size_t item_capacity, chunk_capacity, entry_capacity, file_capacity;
 	struct dcp_table item_names, file_names, places; /* of chunks */
 };
 
 /* What is wrong; returns -EBADMSG. */
 int reading_refuse(struct reading *r, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
-/* Room for one more in an array; slot is the array's pointer. */
-int reading_grow(struct reading *r, void *slot, uint32_t count,
-		 uint32_t *capacity, size_t size);
+/* vec_grow(), as far as the memory goes. */
+int reading_grow(struct reading *r, void *slot, size_t count, size_t *capacity,
+		 size_t item_bytes);
 #define GROW(r, array, count, capacity) \
 	reading_grow(r, &(array), count, &(capacity), sizeof(*(array)))
 
@@ -46,7 +63,6 @@ bool reading_attributes(const struct reading *r, pickle_value object,
 	reading_attributes(r, object, names, sizeof(names) / sizeof(*(names)), \
 			   ret)
 
-bool reading_natural(const struct reading *r, pickle_value v, uint64_t *ret);
 /* A torch.Size, or a tuple or list: *ret_count numbers in dims. */
 bool reading_numbers(const struct reading *r, pickle_value v,
 		     uint64_t dims[DCP_DIMENSIONS_MAX], unsigned *ret_count);
@@ -60,20 +76,13 @@ struct name {
 	size_t len;
 };
 
-/* For a message: what can be shown of it. */
-struct shown {
-	char text[NAME_SHOWN + 4];
-};
-
-const char *name_shown(struct name n, struct shown *ret);
+/* What can be shown of a name, in a message. */
+#define SHOWN(n) name_shown(n, (char[NAME_SHOWN + 4]){ "" })
+const char *name_shown(struct name n, char ret[NAME_SHOWN + 4]);
 /* A text that may be a name; `whose` is for what is wrong with it. */
 int name_take(struct reading *r, pickle_value v, const char *whose,
 	      struct name *ret);
 int name_keep(struct reading *r, struct name n, const char **ret);
-int reading_same_file(const void *self, uint32_t number, const void *key);
-/* Its number, or UINT32_MAX. */
-uint32_t reading_find_item(const struct reading *r, struct name n);
-
 /* Of a chunk: which part of an item it is. */
 struct place {
 	uint32_t item;
@@ -81,7 +90,13 @@ struct place {
 	unsigned dimensions;
 };
 
-uint32_t reading_hash_place(const struct reading *r, const struct place *p);
+/* Their numbers, or DCP_NONE. */
+uint32_t reading_find_item(const struct reading *r, struct name n);
+uint32_t reading_find_file(const struct reading *r, struct name n);
 uint32_t reading_find_chunk(const struct reading *r, const struct place *p);
+/* The next one gets this name; the name, or the place, is not there yet. */
+int reading_add_item(struct reading *r, struct name n);
+int reading_add_file(struct reading *r, struct name n);
+int reading_add_chunk(struct reading *r, const struct place *p);
 
 #endif

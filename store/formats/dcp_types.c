@@ -1,8 +1,8 @@
 /* dcp_types.c - the classes of torch's and Megatron's that .metadata has. */
-#include "store/formats/dcp_types.h"
-
-#include <stddef.h>
 #include <string.h>
+
+#include "store/base/check.h"
+#include "store/formats/dcp_reading.h"
 
 static const struct dcp_dtype dtypes[] = {
 	{ "float64", 64 },       { "float32", 32 },
@@ -31,49 +31,40 @@ static const struct dcp_dtype dtypes[] = {
 };
 #define DTYPES (sizeof(dtypes) / sizeof(*dtypes))
 
-#define CHECKPOINT "torch.distributed.checkpoint."
-#define BEFORE_2 "torch.distributed._shard.checkpoint."
-#define SHARDED "torch.distributed._shard.sharded_tensor.metadata"
+#define METADATA "torch.distributed.checkpoint.metadata"
+#define FILESYSTEM "torch.distributed.checkpoint.filesystem"
+#define PLANNER "torch.distributed.checkpoint.planner"
+/* As torch 1.12 to 2.2 had them. */
+#define METADATA_1 "torch.distributed._shard.checkpoint.metadata"
+#define FILESYSTEM_1 "torch.distributed._shard.checkpoint.filesystem"
+#define SHARDED_1 "torch.distributed._shard.sharded_tensor.metadata"
 #define MEGATRON "megatron.core.dist_checkpointing.strategies.torch"
 
 static const struct pickle_class known[] = {
-	{ CHECKPOINT "metadata", "Metadata", PICKLE_OBJECT, CLASS_METADATA },
-	{ CHECKPOINT "metadata", "TensorStorageMetadata", PICKLE_OBJECT,
-	  CLASS_TENSOR },
-	{ CHECKPOINT "metadata", "BytesStorageMetadata", PICKLE_OBJECT,
-	  CLASS_BYTES },
-	{ CHECKPOINT "metadata", "ChunkStorageMetadata", PICKLE_OBJECT,
-	  CLASS_CHUNK },
-	{ CHECKPOINT "metadata", "TensorProperties", PICKLE_OBJECT,
-	  CLASS_PROPERTIES },
-	{ CHECKPOINT "metadata", "MetadataIndex", PICKLE_OBJECT, CLASS_INDEX },
-	{ CHECKPOINT "metadata", "StorageMeta", PICKLE_OBJECT, CLASS_OTHER },
-	{ CHECKPOINT "metadata", "_MEM_FORMAT_ENCODING", PICKLE_ENUM,
-	  CLASS_OTHER },
-	{ CHECKPOINT "filesystem", "_StorageInfo", PICKLE_OBJECT,
-	  CLASS_STORAGE_INFO },
-	{ CHECKPOINT "filesystem", "_StoragePrefix", PICKLE_OBJECT,
-	  CLASS_OTHER },
-	{ CHECKPOINT "planner", "SavePlan", PICKLE_OBJECT, CLASS_OTHER },
-	{ CHECKPOINT "planner", "WriteItem", PICKLE_OBJECT, CLASS_OTHER },
-	{ CHECKPOINT "planner", "WriteItemType", PICKLE_ENUM, CLASS_OTHER },
-	{ CHECKPOINT "planner", "TensorWriteData", PICKLE_OBJECT, CLASS_OTHER },
-	{ CHECKPOINT "planner", "BytesIOWriteData", PICKLE_OBJECT,
-	  CLASS_OTHER },
+	{ METADATA, "Metadata", PICKLE_OBJECT, CLASS_METADATA },
+	{ METADATA, "TensorStorageMetadata", PICKLE_OBJECT, CLASS_TENSOR },
+	{ METADATA, "BytesStorageMetadata", PICKLE_OBJECT, CLASS_BYTES },
+	{ METADATA, "ChunkStorageMetadata", PICKLE_OBJECT, CLASS_CHUNK },
+	{ METADATA, "TensorProperties", PICKLE_OBJECT, CLASS_PROPERTIES },
+	{ METADATA, "MetadataIndex", PICKLE_OBJECT, CLASS_INDEX },
+	{ METADATA, "StorageMeta", PICKLE_OBJECT, CLASS_OTHER },
+	{ METADATA, "_MEM_FORMAT_ENCODING", PICKLE_ENUM, CLASS_OTHER },
+	{ FILESYSTEM, "_StorageInfo", PICKLE_OBJECT, CLASS_STORAGE_INFO },
+	{ FILESYSTEM, "_StoragePrefix", PICKLE_OBJECT, CLASS_OTHER },
+	{ PLANNER, "SavePlan", PICKLE_OBJECT, CLASS_OTHER },
+	{ PLANNER, "WriteItem", PICKLE_OBJECT, CLASS_OTHER },
+	{ PLANNER, "WriteItemType", PICKLE_ENUM, CLASS_OTHER },
+	{ PLANNER, "TensorWriteData", PICKLE_OBJECT, CLASS_OTHER },
+	{ PLANNER, "BytesIOWriteData", PICKLE_OBJECT, CLASS_OTHER },
 
-	/* As torch 1.12 to 2.2 had it. */
-	{ BEFORE_2 "metadata", "Metadata", PICKLE_OBJECT, CLASS_METADATA },
-	{ BEFORE_2 "metadata", "TensorStorageMetadata", PICKLE_OBJECT,
-	  CLASS_TENSOR },
-	{ BEFORE_2 "metadata", "BytesStorageMetadata", PICKLE_OBJECT,
-	  CLASS_BYTES },
-	{ BEFORE_2 "metadata", "ChunkStorageMetadata", PICKLE_OBJECT,
-	  CLASS_CHUNK },
-	{ BEFORE_2 "metadata", "MetadataIndex", PICKLE_OBJECT, CLASS_INDEX },
-	{ BEFORE_2 "filesystem", "_StorageInfo", PICKLE_OBJECT,
-	  CLASS_STORAGE_INFO },
-	{ SHARDED, "TensorProperties", PICKLE_OBJECT, CLASS_PROPERTIES },
-	{ SHARDED, "MEM_FORMAT_ENCODING", PICKLE_ENUM, CLASS_OTHER },
+	{ METADATA_1, "Metadata", PICKLE_OBJECT, CLASS_METADATA },
+	{ METADATA_1, "TensorStorageMetadata", PICKLE_OBJECT, CLASS_TENSOR },
+	{ METADATA_1, "BytesStorageMetadata", PICKLE_OBJECT, CLASS_BYTES },
+	{ METADATA_1, "ChunkStorageMetadata", PICKLE_OBJECT, CLASS_CHUNK },
+	{ METADATA_1, "MetadataIndex", PICKLE_OBJECT, CLASS_INDEX },
+	{ FILESYSTEM_1, "_StorageInfo", PICKLE_OBJECT, CLASS_STORAGE_INFO },
+	{ SHARDED_1, "TensorProperties", PICKLE_OBJECT, CLASS_PROPERTIES },
+	{ SHARDED_1, "MEM_FORMAT_ENCODING", PICKLE_ENUM, CLASS_OTHER },
 
 	{ MEGATRON, "MCoreMetadata", PICKLE_OBJECT, CLASS_METADATA },
 	{ MEGATRON, "MCoreSavePlan", PICKLE_OBJECT, CLASS_OTHER },
@@ -95,17 +86,20 @@ _Static_assert(KNOWN + DTYPES <= PICKLE_CLASSES_MAX, "one table of both");
 
 const struct dcp_dtype *dcp_dtype_at(size_t index)
 {
-	return index < DTYPES ? &dtypes[index] : NULL;
+	CHECK(index < DTYPES);
+	return &dtypes[index];
 }
 
-/* ret has room for KNOWN + DTYPES. */
-size_t dcp_fill_classes(struct pickle_class ret[PICKLE_CLASSES_MAX])
+size_t dcp_dtype_classes(struct pickle_class *ret, uint32_t first_id)
+{
+	for (uint32_t i = 0; i < DTYPES; i++)
+		ret[i] = (struct pickle_class){ "torch", dtypes[i].name,
+						PICKLE_CONSTANT, first_id + i };
+	return DTYPES;
+}
+
+size_t reading_classes(struct pickle_class ret[PICKLE_CLASSES_MAX])
 {
 	memcpy(ret, known, sizeof(known));
-	for (size_t i = 0; i < DTYPES; i++)
-		ret[KNOWN + i] =
-			(struct pickle_class){ "torch", dtypes[i].name,
-					       PICKLE_CONSTANT,
-					       (uint32_t)(CLASS_DTYPE + i) };
-	return KNOWN + DTYPES;
+	return KNOWN + dcp_dtype_classes(ret + KNOWN, CLASS_DTYPE);
 }

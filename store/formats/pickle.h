@@ -96,12 +96,15 @@ enum pickle_kind pickle_kind(pickle_value v);
 /* Of a text or bytes, not terminated; NULL: it is neither. */
 const char *pickle_text(const struct pickle *p, pickle_value v,
 			size_t *ret_len);
+bool pickle_is_text(const struct pickle *p, pickle_value v, const char *text);
 /* False: not a number. */
 bool pickle_int(const struct pickle *p, pickle_value v, int64_t *ret);
+/* False: not a number from 0 to 2^63 - 1. */
+bool pickle_natural(const struct pickle *p, pickle_value v, uint64_t *ret);
 /* Of a class, a call or an object; NULL: it is neither. */
 const struct pickle_class *pickle_class(const struct pickle *p, pickle_value v);
 /* The arguments of a call, a tuple; of others None. */
-pickle_value pickle_arguments(const struct pickle *p, pickle_value v);
+pickle_value pickle_arguments(pickle_value v);
 /* The state of an object; of others, and before it has one, None. */
 pickle_value pickle_state(const struct pickle *p, pickle_value v);
 
@@ -115,5 +118,12 @@ struct pickle_walk {
 
 struct pickle_walk pickle_walk(const struct pickle *p, pickle_value v);
 bool pickle_next(struct pickle_walk *w, pickle_value *ret);
+
+/*
+ * The naturals of a tuple or a list, or of what is the only argument of a call
+ * of class size_id (torch.Size): *ret_count in ret, which has room for max.
+ */
+bool pickle_naturals(const struct pickle *p, pickle_value v, uint32_t size_id,
+		     uint64_t *ret, size_t max, unsigned *ret_count);
 
 #endif

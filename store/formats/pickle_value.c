@@ -35,6 +35,14 @@ const char *pickle_text(const struct pickle *p, pickle_value v, size_t *ret_len)
 	return (const char *)at + bytes;
 }
 
+bool pickle_is_text(const struct pickle *p, pickle_value v, const char *text)
+{
+	size_t len = 0;
+	const char *is = pickle_text(p, v, &len);
+
+	return is && len == strlen(text) && memcmp(is, text, len) == 0;
+}
+
 bool pickle_int(const struct pickle *p, pickle_value v, int64_t *ret)
 {
 	if (tag_of(v) == TAG_WIDE)
@@ -43,6 +51,16 @@ bool pickle_int(const struct pickle *p, pickle_value v, int64_t *ret)
 		*ret = (int64_t)(v << (64 - TAG_SHIFT)) >> (64 - TAG_SHIFT);
 	else
 		return false;
+	return true;
+}
+
+bool pickle_natural(const struct pickle *p, pickle_value v, uint64_t *ret)
+{
+	int64_t i = 0;
+
+	if (!pickle_int(p, v, &i) || i < 0)
+		return false;
+	*ret = (uint64_t)i;
 	return true;
 }
 
@@ -55,9 +73,8 @@ const struct pickle_class *pickle_class(const struct pickle *p, pickle_value v)
 	return class_of(p, v);
 }
 
-pickle_value pickle_arguments(const struct pickle *p, pickle_value v)
+pickle_value pickle_arguments(pickle_value v)
 {
-	(void)p;
 	return tag_of(v) == TAG_CALLED ? value(TAG_TUPLE, index_of(v))
 				       : value(TAG_NONE, 0);
 }
@@ -98,6 +115,28 @@ bool pickle_next(struct pickle_walk *w, pickle_value *ret)
 	}
 	w->left--;
 	*ret = w->p->words[w->at++];
+	return true;
+}
+
+bool pickle_naturals(const struct pickle *p, pickle_value v, uint32_t size_id,
+		     uint64_t *ret, size_t max, unsigned *ret_count)
+{
+	struct pickle_walk w;
+	pickle_value one;
+	unsigned count = 0;
+
+	if (tag_of(v) == TAG_CALLED && class_of(p, v)->id == size_id) {
+		w = pickle_walk(p, pickle_arguments(v));
+		if (w.count != 1 || !pickle_next(&w, &v))
+			return false;
+	}
+	w = pickle_walk(p, v);
+	if ((tag_of(v) != TAG_TUPLE && tag_of(v) != TAG_LIST) || w.count > max)
+		return false;
+	while (pickle_next(&w, &one))
+		if (!pickle_natural(p, one, &ret[count++]))
+			return false;
+	*ret_count = count;
 	return true;
 }
 

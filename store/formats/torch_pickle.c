@@ -91,28 +91,28 @@ struct reading {
 
 static size_t classes_fill(struct pickle_class ret[PICKLE_CLASSES_MAX])
 {
-	const struct dcp_dtype *d;
 	size_t n = KNOWN;
 
 	memcpy(ret, known, sizeof(known));
-	for (size_t i = 0; (d = dcp_dtype_at(i)); i++) {
-		CHECK(n < PICKLE_CLASSES_MAX);
-		ret[n++] = (struct pickle_class){ "torch", d->name,
-						  PICKLE_CONSTANT,
-						  CLASS_DTYPE + (uint32_t)i };
-	}
-	for (size_t i = 0; i < STORAGES; i++)
-		for (uint32_t k = 0; (d = dcp_dtype_at(k)); k++) {
-			if (strcmp(d->name, storages_of[i].dtype) != 0)
-				continue;
-			CHECK(n < PICKLE_CLASSES_MAX);
-			ret[n++] = (struct pickle_class){
-				"torch", storages_of[i].storage,
-				PICKLE_CONSTANT, CLASS_DTYPE + k
-			};
+	n += dcp_dtype_classes(ret + n, CLASS_DTYPE);
+	CHECK(n + STORAGES <= PICKLE_CLASSES_MAX);
+	for (size_t i = 0; i < STORAGES; i++) {
+		const struct pickle_class *dtype = &ret[KNOWN];
+
+		while (strcmp(dtype->name, storages_of[i].dtype) != 0) {
+			dtype++;
+			CHECK(dtype < ret + n);
 		}
+		ret[n] = *dtype;
+		ret[n++].name = storages_of[i].storage;
+	}
 	return n;
 }
+
+/* What is wrong with the tensor that is being read. Yields -EBADMSG. */
+#define BAD(r, format, ...)                                            \
+	tensors_refuse((r)->list, "tensor '%.200s'" format, (r)->name, \
+		       ##__VA_ARGS__)
 
 /* --- A tensor --------------------------------------------------------------
  */
@@ -140,26 +140,8 @@ static bool take(const struct reading *r, pickle_value tuple, size_t count,
 static bool numbers(const struct reading *r, pickle_value v,
 		    uint64_t ret[TENSOR_RANK_MAX], unsigned *ret_count)
 {
-	struct pickle_walk w;
-	pickle_value one;
-	unsigned n = 0;
-
-	if (is_call(r, v, CLASS_SIZE) &&
-	    !take(r, pickle_arguments(&r->p, v), 1, &v))
-		return false;
-	w = pickle_walk(&r->p, v);
-	if ((pickle_kind(v) != PICKLE_TUPLE && pickle_kind(v) != PICKLE_LIST) ||
-	    w.count > TENSOR_RANK_MAX)
-		return false;
-	while (pickle_next(&w, &one)) {
-		int64_t i = 0;
-
-		if (!pickle_int(&r->p, one, &i) || i < 0)
-			return false;
-		ret[n++] = (uint64_t)i;
-	}
-	*ret_count = n;
-	return true;
+	return pickle_naturals(&r->p, v, CLASS_SIZE, ret, TENSOR_RANK_MAX,
+			       ret_count);
 }
 
 /* Elements from its first to behind its last; false: too many. */
@@ -200,36 +182,24 @@ static int storage(struct reading *r, pickle_value id,
 		   uint64_t *ret_bytes)
 {
 	pickle_value a[5];
-	const char *word, *key;
-	size_t word_len, key_len;
+	const char *key;
+	size_t key_len;
 
 	if (!is_call(r, id, CLASS_STORAGE_ID) ||
-	    !take(r, pickle_arguments(&r->p, id), 1, a) || !take(r, a[0], 5, a))
-		return tensors_refuse(r->list,
-				      "tensor '%.200s': its storage is not "
-				      "understood",
-				      r->name);
-	word = pickle_text(&r->p, a[0], &word_len);
+	    !take(r, pickle_arguments(id), 1, a) || !take(r, a[0], 5, a))
+		return BAD(r, ": its storage is not understood");
 	key = pickle_text(&r->p, a[2], &key_len);
-	if (!word || word_len != 7 || memcmp(word, "storage", 7) != 0 || !key)
-		return tensors_refuse(r->list,
-				      "tensor '%.200s': its storage is not "
-				      "understood",
-				      r->name);
+	if (!pickle_is_text(&r->p, a[0], "storage") || !key)
+		return BAD(r, ": its storage is not understood");
 	if (!*dtype)
 		*dtype = dtype_of(r, a[1]);
 	if (!*dtype)
-		return tensors_refuse(r->list,
-				      "tensor '%.200s': its dtype is not "
-				      "understood",
-				      r->name);
+		return BAD(r, ": its dtype is not understood");
 	if (r->storages->find(r->storages->self, key, key_len, ret_at,
 			      ret_bytes) < 0)
-		return tensors_refuse(r->list,
-				      "tensor '%.200s': its storage '%.*s' is "
-				      "not in the archive",
-				      r->name, key_len < 40 ? (int)key_len : 40,
-				      utf8_is(key, key_len) ? key : "?");
+		return BAD(r, ": its storage '%.*s' is not in the archive",
+			   key_len < 40 ? (int)key_len : 40,
+			   utf8_is(key, key_len) ? key : "?");
 	return 0;
 }
 
@@ -238,33 +208,29 @@ static int add_tensor(struct reading *r, pickle_value args, bool is_v3)
 	uint64_t shape[TENSOR_RANK_MAX], strides[TENSOR_RANK_MAX];
 	struct tensor t = { .name = r->name, .file = r->file, .shape = shape };
 	const struct dcp_dtype *dtype = NULL;
-	uint64_t at, bytes, begin, length, element;
+	uint64_t at, bytes, first, begin, length, element;
 	pickle_value a[7] = { 0 };
 	unsigned stride_count = 0;
-	int64_t first = 0;
 	bool dense;
 	int rc;
 
 	if (!take(r, args, is_v3 ? 7 : 4, a) ||
-	    !pickle_int(&r->p, a[1], &first) || first < 0 ||
+	    !pickle_natural(&r->p, a[1], &first) ||
 	    !numbers(r, a[2], shape, &t.rank) ||
 	    !numbers(r, a[3], strides, &stride_count) ||
 	    stride_count != t.rank || !span(&t, strides, &dense, &length))
-		return tensors_refuse(
-			r->list, "tensor '%.200s' is not understood", r->name);
+		return BAD(r, " is not understood");
 	if (is_v3)
 		dtype = dtype_of(r, a[6]);
 	rc = storage(r, a[0], &dtype, &at, &bytes);
 	if (rc < 0)
 		return rc;
 	element = dtype->bits ? dtype->bits / 8 : 1;
-	if (__builtin_mul_overflow((uint64_t)first, element, &begin) ||
+	if (__builtin_mul_overflow(first, element, &begin) ||
 	    __builtin_mul_overflow(length, element, &length) ||
 	    (length > 0 && (begin > bytes || length > bytes - begin)))
-		return tensors_refuse(r->list,
-				      "tensor '%.200s' goes beyond its storage "
-				      "of %" PRIu64 " bytes",
-				      r->name, bytes);
+		return BAD(r, " goes beyond its storage of %" PRIu64 " bytes",
+			   bytes);
 	t.dtype = dtype->name;
 	t.strides = dense ? NULL : strides;
 	t.offset = at + (length > 0 ? begin : 0);
@@ -275,38 +241,27 @@ static int add_tensor(struct reading *r, pickle_value args, bool is_v3)
 /* 1: it is a tensor, and added; 0: it is none; or -errno. */
 static int tensor(struct reading *r, pickle_value v)
 {
-	pickle_value a[3];
-	int rc;
-
 	for (unsigned depth = 0; depth < DEPTH_MAX; depth++) {
-		if (is_call(r, v, CLASS_PARAMETER)) {
-			if (!take(r, pickle_arguments(&r->p, v), 1, &v))
-				return 0;
-		} else if (is_call(r, v, CLASS_TENSOR) ||
-			   is_call(r, v, CLASS_TENSOR_V3)) {
-			rc = add_tensor(r, pickle_arguments(&r->p, v),
-					is_call(r, v, CLASS_TENSOR_V3));
-			return rc < 0 ? rc : 1;
-		} else if (is_call(r, v, CLASS_SUBCLASS)) {
-			const struct pickle_class *c;
+		const struct pickle_class *c = pickle_class(&r->p, v);
+		pickle_value args = pickle_arguments(v), a[3];
+		int rc;
 
-			if (!take(r, pickle_arguments(&r->p, v), 3, a))
+		if (!c || pickle_kind(v) != PICKLE_CALLED)
+			return 0;
+		if (c->id == CLASS_SUBCLASS) {
+			if (!take(r, args, 3, a))
 				return 0;
 			c = pickle_class(&r->p, a[0]);
+			args = a[2];
 			if (!c || pickle_kind(a[0]) != PICKLE_IS_CLASS)
 				return 0;
-			if (c->id == CLASS_PARAMETER) {
-				if (!take(r, a[2], 1, &v))
-					return 0;
-				continue;
-			}
-			if (c->id != CLASS_TENSOR && c->id != CLASS_TENSOR_V3)
-				return 0;
-			rc = add_tensor(r, a[2], c->id == CLASS_TENSOR_V3);
-			return rc < 0 ? rc : 1;
-		} else {
-			return 0;
 		}
+		if (c->id == CLASS_TENSOR || c->id == CLASS_TENSOR_V3) {
+			rc = add_tensor(r, args, c->id == CLASS_TENSOR_V3);
+			return rc < 0 ? rc : 1;
+		}
+		if (c->id != CLASS_PARAMETER || !take(r, args, 1, &v))
+			return 0;
 	}
 	return 0;
 }
@@ -369,20 +324,25 @@ static bool is_container(pickle_value v)
 	return k == PICKLE_DICT || k == PICKLE_LIST || k == PICKLE_TUPLE;
 }
 
+static struct level level_of(const struct reading *r, pickle_value v)
+{
+	return (struct level){ .walk = pickle_walk(&r->p, v),
+			       .dict = pickle_kind(v) == PICKLE_DICT,
+			       .name_len = r->name_len };
+}
+
 static int search(struct reading *r, pickle_value root)
 {
 	struct level levels[DEPTH_MAX];
 	unsigned depth = 0;
-	pickle_value v = root, key = 0;
 	int rc = tensor(r, root);
 
 	if (rc != 0 || !is_container(root))
 		return rc < 0 ? rc : 0;
-	levels[depth++] =
-		(struct level){ pickle_walk(&r->p, root),
-				pickle_kind(root) == PICKLE_DICT, 0, 0 };
+	levels[depth++] = level_of(r, root);
 	while (depth > 0) {
 		struct level *l = &levels[depth - 1];
+		pickle_value key = 0, v;
 
 		r->name_len = l->name_len;
 		r->name[r->name_len] = 0;
@@ -398,8 +358,7 @@ static int search(struct reading *r, pickle_value root)
 					 "again");
 		rc = 0;
 		if (is_container(v) || pickle_kind(v) == PICKLE_CALLED) {
-			rc = l->dict ? name_push_key(r, key, l->index)
-				     : name_push_key(r, 0, l->index);
+			rc = name_push_key(r, key, l->index);
 			if (rc == 0)
 				rc = tensor(r, v);
 		}
@@ -413,9 +372,7 @@ static int search(struct reading *r, pickle_value root)
 					      "nested more than %d deep, at "
 					      "'%.200s'",
 					      DEPTH_MAX, r->name);
-		levels[depth++] = (struct level){ pickle_walk(&r->p, v),
-						  pickle_kind(v) == PICKLE_DICT,
-						  0, r->name_len };
+		levels[depth++] = level_of(r, v);
 	}
 	return 0;
 }

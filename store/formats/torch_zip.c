@@ -229,17 +229,11 @@ int torch_zip_archives(struct walk *w, struct zip_archive **ret,
 
 int torch_zip_walk(struct walk *w)
 {
-	struct zip z = {
-		.w = w,
-		.search_left = ZIP_SEARCH_TOTAL_MAX,
-		.tries_left = ZIP_SEARCH_TRIES_MAX,
-	};
-	int rc = zip_find_all(&z);
+	SCOPED(scope_free) struct zip_archive *archives = NULL;
+	size_t count = 0;
+	int rc = torch_zip_archives(w, &archives, &count);
 
-	for (size_t i = z.count; rc == 0 && i > 0; i--)
-		rc = zip_mark_archive(w, &z.archives[i - 1]);
-	if (rc == 0)
-		rc = z.count > 0;
-	free(z.archives);
-	return rc;
+	for (size_t i = 0; rc == 0 && i < count; i++)
+		rc = zip_mark_archive(w, &archives[i]);
+	return rc < 0 ? rc : count > 0;
 }

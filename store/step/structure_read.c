@@ -12,8 +12,6 @@
 #include "store/step/structure.h"
 
 #define PIPELINE_FOLDERS "mp_rank_" /* DeepSpeed's and Megatron's */
-/* What reading .metadata takes, in bytes for each of its own: see dcp.h. */
-#define METADATA_MEMORY 5
 
 /* Out of memory ends it; anything else is the file's. */
 static int note_failure(struct structure *s, const char *file, int rc,
@@ -150,33 +148,16 @@ static int read_files(struct structure *s, const struct structure_source *in,
 
 /* --- .metadata --- */
 
-static int dcp_read_source(const struct structure_source *in, struct dcp *dcp,
-			   struct dcp_error *error)
+static int read_metadata(const struct structure_source *in, struct dcp *dcp,
+			 struct dcp_error *error)
 {
-	SCOPED(scope_free) uint8_t *data = NULL;
 	struct cut_source file;
 	int rc = in->open(in->self, DCP_METADATA_NAME, &file);
 
 	error->what[0] = 0;
 	if (rc < 0)
 		return rc;
-	if (file.size_bytes > in->metadata_bytes_max) {
-		(void)snprintf(error->what, sizeof(error->what),
-			       "it has %llu bytes; at most %llu are read",
-			       (unsigned long long)file.size_bytes,
-			       (unsigned long long)in->metadata_bytes_max);
-		rc = -EFBIG;
-	}
-	if (rc == 0) {
-		data = malloc((size_t)file.size_bytes + 1);
-		rc = data ? file.read(file.self, data, (size_t)file.size_bytes,
-				      0)
-			  : -ENOMEM;
-	}
-	if (rc == 0)
-		rc = dcp_read(data, (size_t)file.size_bytes,
-			      METADATA_MEMORY * (size_t)in->metadata_bytes_max,
-			      dcp, error);
+	rc = dcp_read_source(&file, in->metadata_bytes_max, dcp, error);
 	in->close(in->self, &file);
 	return rc;
 }
@@ -247,7 +228,7 @@ static int read_dcp(struct structure *s, const struct structure_source *in,
 		    const struct listing *l)
 {
 	struct dcp_error error;
-	int rc = dcp_read_source(in, &s->dcp, &error);
+	int rc = read_metadata(in, &s->dcp, &error);
 
 	if (rc == -ENOENT)
 		return 0;
@@ -288,7 +269,7 @@ static int name_pieces(struct structure *s, const char *name,
 		       const struct structure_source *beside)
 {
 	struct dcp_error error;
-	int rc = dcp_read_source(beside, &s->dcp, &error);
+	int rc = read_metadata(beside, &s->dcp, &error);
 
 	if (rc < 0)
 		return rc == -ENOMEM ? rc : 0; /* then they have no names */

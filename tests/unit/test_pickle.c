@@ -178,7 +178,7 @@ static void objects_calls_and_members_are_noted(void **state)
 	p = loaded(BYTES("\x80\4\x8c\1m\x8c\4Size\x93K\1K\2\x86\x85R."));
 	assert_int_equal(pickle_kind(p.root), PICKLE_CALLED);
 	assert_int_equal(pickle_class(&p, p.root)->id, ID_SIZE);
-	w = pickle_walk(&p, pickle_arguments(&p, p.root));
+	w = pickle_walk(&p, pickle_arguments(p.root));
 	assert_int_equal(w.count, 1);
 	pickle_release(&p);
 
