@@ -1,6 +1,6 @@
 /*
  * closure.c - compare .metadata with the files that are there, and its entries
- * with each other; closure_chunks.c does the chunks. See closure.h.
+ * with each other; closure_check.c does the chunks. See closure.h.
  */
 #include "store/step/closure.h"
 
@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "store/base/scope.h"
-#include "store/step/closure_chunks.h"
+#include "store/step/closure_check.h"
 
 /* Of all tensors together: pairs, or elements sorted times SORT_COST. */
 #define WORK_MAX (UINT64_C(1) << 27)
@@ -30,8 +30,9 @@ static int files_match(struct check *k)
 	const struct closure_file **hit;
 
 	k->by_name = calloc(k->file_count + 1, sizeof(*k->by_name));
+	k->named = calloc(k->file_count + 1, sizeof(*k->named));
 	k->found = calloc((size_t)k->d->file_count + 1, sizeof(*k->found));
-	if (!k->by_name || !k->found)
+	if (!k->by_name || !k->named || !k->found)
 		return -ENOMEM;
 	for (size_t i = 0; i < k->file_count; i++)
 		k->by_name[i] = &k->files[i];
@@ -42,41 +43,23 @@ static int files_match(struct check *k)
 
 		hit = bsearch(&key, k->by_name, k->file_count,
 			      sizeof(*k->by_name), by_name);
-		k->found[i] = hit ? *hit : NULL;
+		if (!hit)
+			continue;
+		k->found[i] = *hit;
+		k->named[hit - k->by_name] = true;
 	}
 	return 0;
 }
 
-static int file_name_compare(const void *a, const void *b, void *d)
-{
-	const struct dcp_file *files = ((const struct dcp *)d)->files;
-
-	return strcmp(files[*(const uint32_t *)a].name,
-		      files[*(const uint32_t *)b].name);
-}
-
 static int orphans_find(struct check *k)
 {
-	SCOPED(scope_free) uint32_t *named = NULL;
-	struct dcp d = *k->d;
-	size_t at = 0;
 	int rc = 0;
 
-	named = calloc((size_t)d.file_count + 1, sizeof(*named));
-	if (!named)
-		return -ENOMEM;
-	for (uint32_t i = 0; i < d.file_count; i++)
-		named[i] = i;
-	qsort_r(named, d.file_count, sizeof(*named), file_name_compare, &d);
 	for (size_t i = 0; i < k->file_count && rc == 0; i++) {
 		const struct closure_file *f = k->by_name[i];
 
-		while (at < d.file_count &&
-		       strcmp(d.files[named[at]].name, f->name) < 0)
-			at++;
-		if ((at < d.file_count &&
-		     strcmp(d.files[named[at]].name, f->name) == 0) ||
-		    f->size_bytes == 0 || dcp_file_rank(f->name) == DCP_NONE)
+		if (k->named[i] || f->size_bytes == 0 ||
+		    dcp_file_rank(f->name) == DCP_NONE)
 			continue;
 		rc = closure_find(k, CLOSURE_ORPHAN, NULL, f->name,
 				  "%llu bytes that nothing in .metadata names",
@@ -229,6 +212,7 @@ static int entries_check(struct check *k)
 static void check_release(struct check *k)
 {
 	free(k->by_name);
+	free(k->named);
 	free(k->found);
 	free(k->order);
 	free(k->spans);

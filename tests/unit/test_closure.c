@@ -195,11 +195,13 @@ static void chunks_that_do_not_tile_are_found(void **state)
 	(void)state;
 	given_init(&g); /* a hole: one chunk less */
 	item = dcp_fixture_item(&g.d, "f8");
-	writable(item->shape)[0] = 5;
+	assert_int_equal(item->dimensions, 1);
+	item->elements = writable(item->shape)[0] = 5;
 	assert_finds(&g, CLOSURE_NOT_COVERED, "f8", NULL);
 	given_init(&g);
 	item = dcp_fixture_item(&g.d, "f8");
-	writable(item->shape)[0] = 3;
+	assert_int_equal(item->dimensions, 1);
+	item->elements = writable(item->shape)[0] = 3;
 	assert_finds(&g, CLOSURE_OUTSIDE, "f8", NULL);
 	given_init(&g); /* as many elements as the tensor has, but twice */
 	writable(chunk_of(&g, "rows", 1)->offsets)[0] = 128;
@@ -306,6 +308,7 @@ static void check_random(struct tensor *t, const struct dcp_dtype *dtype)
 	t->item.name = "t";
 	t->item.dtype = dtype;
 	t->item.shape = t->shape;
+	t->item.elements = t->shape[0] * t->shape[1] * t->shape[2];
 	t->item.chunk_count = t->count;
 	d.chunk_count = t->count;
 	for (uint32_t i = 0; i < t->count; i++)
@@ -380,7 +383,11 @@ static void what_costs_too_much_is_said_to_be_unchecked(void **state)
 	struct dcp_chunk *chunks = calloc(room, sizeof(*chunks));
 	SCOPED(scope_free) uint64_t *at = calloc(4 * (size_t)room, sizeof(*at));
 	struct dcp_item item = {
-		.name = "t", .dtype = &dtype, .dimensions = 2, .shape = shape
+		.name = "t",
+		.dtype = &dtype,
+		.dimensions = 2,
+		.shape = shape,
+		.elements = shape[0] * shape[1],
 	};
 	struct dcp d = { .items = &item, .chunks = chunks, .item_count = 1 };
 	struct closure c;
