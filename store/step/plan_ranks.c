@@ -330,106 +330,91 @@ void plan_ranks_cut(const struct plan_ranks *r, const struct ckpt_plan_shard *s,
 /* --- The least loaded ------------------------------------------------------
  */
 
-static bool order_before(const struct plan_ranks *r, uint32_t a, uint32_t b)
+static struct plan_heap_node node_of(const struct plan_ranks *r, uint32_t rank)
 {
-	return r->loads[a] < r->loads[b] ||
-	       (r->loads[a] == r->loads[b] && a < b);
+	return (struct plan_heap_node){ .load = r->loads[rank], .rank = rank };
+}
+
+static bool node_before(struct plan_heap_node a, struct plan_heap_node b)
+{
+	return a.load < b.load || (a.load == b.load && a.rank < b.rank);
 }
 
 static uint32_t ranks_least(const struct plan_ranks *r, const uint32_t *ranks,
 			    uint32_t count)
 {
-	uint32_t best = ranks[0];
+	struct plan_heap_node best = node_of(r, ranks[0]);
 
-	for (uint32_t i = 1; i < count; i++)
-		if (order_before(r, ranks[i], best))
-			best = ranks[i];
-	return best;
+	for (uint32_t i = 1; i < count; i++) {
+		struct plan_heap_node one = node_of(r, ranks[i]);
+
+		if (node_before(one, best))
+			best = one;
+	}
+	return best.rank;
 }
 
-static bool node_before(const struct plan_heap_node *a,
-			const struct plan_heap_node *b)
+/* places, if it is not NULL, has where each rank is in the heap. */
+static void heap_put(struct plan_heap_node *heap, uint32_t at,
+		     struct plan_heap_node node, uint32_t *places)
 {
-	return a->load < b->load || (a->load == b->load && a->rank < b->rank);
+	heap[at] = node;
+	if (places)
+		places[node.rank] = at;
 }
 
-static void heap_sink(struct plan_heap_node *heap, uint32_t count, uint32_t at)
+static void heap_sink(struct plan_heap_node *heap, uint32_t count, uint32_t at,
+		      uint32_t *places)
 {
 	struct plan_heap_node node = heap[at];
 
 	for (;;) {
 		uint32_t child = 2 * at + 1;
 
-		if (child >= count)
-			break;
 		if (child + 1 < count &&
-		    node_before(&heap[child + 1], &heap[child]))
+		    node_before(heap[child + 1], heap[child]))
 			child++;
-		if (!node_before(&heap[child], &node))
+		if (child >= count || !node_before(heap[child], node))
 			break;
-		heap[at] = heap[child];
+		heap_put(heap, at, heap[child], places);
 		at = child;
 	}
-	heap[at] = node;
+	heap_put(heap, at, node, places);
 }
 
-static int set_heap(const struct plan_ranks *r, struct plan_set *set)
+/* Of these ranks; NULL: of the first `count`. */
+static struct plan_heap_node *heap_new(const struct plan_ranks *r,
+				       const uint32_t *ranks, uint32_t count,
+				       uint32_t *places)
 {
-	set->heap = malloc(set->count * sizeof(*set->heap));
-	if (!set->heap)
-		return -ENOMEM;
-	for (uint32_t i = 0; i < set->count; i++)
-		set->heap[i] = (struct plan_heap_node){ r->loads[set->ranks[i]],
-							set->ranks[i] };
-	for (uint32_t i = set->count / 2; i-- > 0;)
-		heap_sink(set->heap, set->count, i);
-	return 0;
-}
+	struct plan_heap_node *heap = malloc(count * sizeof(*heap));
 
-/* --- The heap of all ranks -------------------------------------------------
- */
-
-static void order_sink(struct plan_ranks *r, uint32_t at)
-{
-	uint32_t rank = r->order[at];
-
-	for (;;) {
-		uint32_t child = 2 * at + 1;
-
-		if (child >= r->rank_count)
-			break;
-		if (child + 1 < r->rank_count &&
-		    order_before(r, r->order[child + 1], r->order[child]))
-			child++;
-		if (!order_before(r, r->order[child], rank))
-			break;
-		r->order[at] = r->order[child];
-		r->order_at[r->order[at]] = at;
-		at = child;
-	}
-	r->order[at] = rank;
-	r->order_at[rank] = at;
+	if (!heap)
+		return NULL;
+	for (uint32_t i = 0; i < count; i++)
+		heap_put(heap, i, node_of(r, ranks ? ranks[i] : i), places);
+	for (uint32_t i = count / 2; i-- > 0;)
+		heap_sink(heap, count, i, places);
+	return heap;
 }
 
 int plan_ranks_begin(struct plan_ranks *r)
 {
 	if (r->set_count <= ORDER_PAYS_AT)
 		return 0;
-	r->order = calloc(r->rank_count, sizeof(*r->order));
 	r->order_at = calloc(r->rank_count, sizeof(*r->order_at));
-	if (!r->order || !r->order_at)
+	if (!r->order_at)
 		return -ENOMEM;
-	for (uint32_t i = 0; i < r->rank_count; i++)
-		r->order[i] = r->order_at[i] = i;
-	for (uint32_t i = r->rank_count / 2; i-- > 0;)
-		order_sink(r, i);
-	return 0;
+	r->order = heap_new(r, NULL, r->rank_count, r->order_at);
+	return r->order ? 0 : -ENOMEM;
 }
 
 void plan_ranks_grown(struct plan_ranks *r, uint32_t rank)
 {
-	if (r->order)
-		order_sink(r, r->order_at[rank]);
+	if (!r->order)
+		return;
+	r->order[r->order_at[rank]].load = r->loads[rank];
+	heap_sink(r->order, r->rank_count, r->order_at[rank], r->order_at);
 }
 
 /*
@@ -446,7 +431,7 @@ static bool order_pick(const struct plan_ranks *r, const struct plan_set *set,
 	next[count++] = 0;
 	for (unsigned tries = 0; tries < ORDER_TRIES && count > 0; tries++) {
 		uint32_t at = next[--count];
-		uint32_t rank = r->order[at];
+		uint32_t rank = r->order[at].rank;
 
 		if (set_has(set, rank)) {
 			*ret_rank = rank;
@@ -456,8 +441,8 @@ static bool order_pick(const struct plan_ranks *r, const struct plan_set *set,
 		     child <= 2 * at + 2 && child < r->rank_count; child++) {
 			unsigned n = count++;
 
-			for (; n > 0 && order_before(r, r->order[next[n - 1]],
-						     r->order[child]);
+			for (; n > 0 && node_before(r->order[next[n - 1]],
+						    r->order[child]);
 			     n--)
 				next[n] = next[n - 1];
 			next[n] = child;
@@ -470,7 +455,6 @@ int plan_ranks_pick(struct plan_ranks *r, const struct ckpt_plan_shard *s,
 		    uint32_t index, uint32_t *ret_rank)
 {
 	struct plan_set *set;
-	int rc;
 
 	if (index == PLAN_SET_SMALL) {
 		*ret_rank = ranks_least(r, s->ranks, s->rank_count);
@@ -486,13 +470,13 @@ int plan_ranks_pick(struct plan_ranks *r, const struct ckpt_plan_shard *s,
 			*ret_rank = ranks_least(r, set->ranks, set->count);
 			return 0;
 		}
-		rc = set_heap(r, set);
-		if (rc < 0)
-			return rc;
+		set->heap = heap_new(r, set->ranks, set->count, NULL);
+		if (!set->heap)
+			return -ENOMEM;
 	}
 	while (set->heap[0].load != r->loads[set->heap[0].rank]) {
 		set->heap[0].load = r->loads[set->heap[0].rank];
-		heap_sink(set->heap, set->count, 0);
+		heap_sink(set->heap, set->count, 0, NULL);
 	}
 	*ret_rank = set->heap[0].rank;
 	return 0;

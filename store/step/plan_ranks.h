@@ -56,8 +56,9 @@ struct plan_ranks {
 	uint32_t *contents;
 	size_t content_slots;
 
-	/* All ranks by load, and where each is in it; NULL: not needed. */
-	uint32_t *order, *order_at;
+	/* A heap of all ranks, and where each is in it; NULL: not needed. */
+	struct plan_heap_node *order;
+	uint32_t *order_at;
 };
 
 #define PLAN_BITS_WORDS(ranks) (((size_t)(ranks) + 63) / 64)
