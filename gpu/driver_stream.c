@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "gpu/driver_private.h"
+#include "gpu/driver_context.h"
 #include "gpu/say.h"
 #include "store/base/scope.h"
 

@@ -9,7 +9,8 @@
 #ifndef TESTS_GPU_GPU_BENCH_H
 #define TESTS_GPU_GPU_BENCH_H
 
-#include "gpu/driver_private.h"
+#include "gpu/driver.h"
+#include "gpu/driver_context.h"
 #include "gpu/layout.h"
 #include "gpu/mapping.h"
 

@@ -1,17 +1,18 @@
 /*
- * driver_private.h - the table of driver functions and the process's one
- * instance of it, for driver.c and driver_stream.c.
+ * driver_context.h - the table of driver functions, and the device's context
+ * that each call into it is made in; for driver*.c alone.
  *
  * Nothing here includes cuda.h: the prototypes below are the driver's stable
  * ABI, so that the library builds where there is no toolkit.
  */
-#ifndef GPU_DRIVER_PRIVATE_H
-#define GPU_DRIVER_PRIVATE_H
+#ifndef GPU_DRIVER_CONTEXT_H
+#define GPU_DRIVER_CONTEXT_H
 
 #include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <sys/types.h>
-
-#include "gpu/driver.h"
 
 #define DEVICES_MAX 64
 #define KERNELS 6
@@ -118,7 +119,7 @@ struct gpu {
 	bool fake; /* the tests' driver: has the kernels by name */
 	char state[160];
 
-	unsigned users; /* guarded by the_gpu_lock */
+	unsigned users; /* guarded by the_gpu_lock (driver.c) */
 
 	pthread_mutex_t lock; /* guards everything below; driver calls are
 			       * made under it, so that each is made once */
@@ -133,6 +134,12 @@ struct gpu_stream {
 	bool owned;
 	void *event; /* of gpu_stream_wait_for(); NULL: not yet */
 };
+
+/*
+ * Load the driver and start it. `state` gets a sentence in any case, see
+ * gpu_open(). Whoever frees it releases the contexts before.
+ */
+int gpu_new(struct gpu **ret_gpu, char *state, size_t state_size);
 
 /* 0, or an error with a sentence: "CUDA: <what>: <the driver's words>". */
 int gpu_said(const struct gpu *g, int result, const char *format, ...)
