@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "store/base/ckptfs_ioctl.h"
 #include "fuse/fs.h"
 #include "fuse/opens.h"
+#include "store/base/ckptfs_ioctl.h"
 #include "store/base/scope.h"
 #include "store/file/file.h"
 #include "store/names/names.h"
@@ -125,7 +125,7 @@ static cJSON *status(struct fs *fs, uid_t uid)
 	add_number(s, "unknown_images", atomic_load(&st->unknown_images));
 	(void)cJSON_AddStringToObject(s, "database", health(st));
 	stages_usage(&st->stages, &used, &total);
-	drain_figures(st, &d);
+	drain_figures(st->drain, &d);
 	add_number(s, "staged_bytes", memory + disk);
 	add_number(s, "staged_memory_bytes", memory);
 	add_number(s, "stage_used_bytes", used);
@@ -147,7 +147,7 @@ static cJSON *status(struct fs *fs, uid_t uid)
 	add_backup(s, st);
 	add_structure(s, st, uid == 0);
 	failed.list = cJSON_AddArrayToObject(s, "failed_files");
-	drain_each_failed(st, add_failed, &failed);
+	drain_each_failed(st->drain, add_failed, &failed);
 	return s;
 }
 
@@ -232,8 +232,8 @@ static int inspect(fuse_req_t req, fuse_ino_t ino, cJSON **ret)
 	add_number(f, "extent_count", content ? content->c.extent_count : 0);
 	list = cJSON_AddArrayToObject(f, "extents");
 	/* The first ones will do: the text is made anew for every page. */
-	for (size_t i = 0; content && i < content->c.extent_count &&
-			   i < INSPECT_EXTENTS_MAX;
+	for (size_t i = 0;
+	     content && i < content->c.extent_count && i < INSPECT_EXTENTS_MAX;
 	     i++) {
 		const struct extent *e = &content->c.extents[i];
 		cJSON *one = cJSON_CreateObject();
@@ -307,8 +307,8 @@ static void page(struct ckptfs_query *q, const char *text)
 	size_t len = strlen(text);
 	size_t at = q->cursor < len ? (size_t)q->cursor : len;
 
-	q->len = (uint32_t)(len - at < sizeof(q->text) ? len - at :
-							 sizeof(q->text));
+	q->len = (uint32_t)(len - at < sizeof(q->text) ? len - at
+						       : sizeof(q->text));
 	memcpy(q->text, text + at, q->len);
 	at += q->len;
 	q->cursor = at < len ? at : 0;
@@ -365,9 +365,9 @@ static int do_flush(struct store *st, fuse_ino_t ino)
 		reg = S_ISREG(in->attr.mode);
 	}
 	if (dir)
-		rc = drain_sync_tree(st, ino);
+		rc = drain_sync_tree(st->drain, ino);
 	else if (reg) /* with what was closed before: the order holds */
-		rc = drain_publish(st, in);
+		rc = drain_publish(st->drain, in);
 	else
 		rc = kv_sync(st->kv);
 	inode_put(st->inodes, in, 1);

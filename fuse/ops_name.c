@@ -88,7 +88,7 @@ static int make(fuse_req_t req, fuse_ino_t parent, const char *name,
 	rc = names_create(st->names, parent, name, n, &in);
 	if (rc == 0 && reg) { /* nobody will close it */
 		file_created(in);
-		(void)drain_closed(st, in, true);
+		(void)drain_closed(st->drain, in, true);
 	}
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
@@ -153,7 +153,7 @@ static int do_link(struct store *st, struct inode *in, fuse_ino_t parent,
 		reg = S_ISREG(in->attr.mode);
 	}
 	if (rc == 0 && reg && !st->options.publish_async)
-		rc = drain_publish_closed(st, in);
+		rc = drain_publish_closed(st->drain, in);
 	if (rc == 0)
 		rc = names_link(st->names, in, parent, name);
 	if (rc == 0 && !st->options.publish_async)
@@ -224,9 +224,9 @@ static int publish(struct store *st, fuse_ino_t parent, const char *name)
 		reg = S_ISREG(in->attr.mode);
 	}
 	if (dir)
-		rc = drain_sync_tree(st, in->ino);
+		rc = drain_sync_tree(st->drain, in->ino);
 	else if (reg)
-		rc = drain_publish(st, in);
+		rc = drain_publish(st->drain, in);
 	inode_put(st->inodes, in, 1);
 	return rc;
 }
@@ -294,7 +294,8 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name,
 				       new_name, flags));
 }
 
-/* --- reading directories: the cookie is all the state there is ------------- */
+/* --- reading directories: the cookie is all the state there is -------------
+ */
 
 void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
@@ -318,9 +319,9 @@ static bool listing_put(struct listing *l, const char *name, uint64_t ino,
 			uint32_t type, uint64_t cookie)
 {
 	struct stat attr = { .st_ino = ino, .st_mode = type };
-	size_t n = fuse_add_direntry(l->req, l->buf + l->used,
-				     l->size - l->used, name, &attr,
-				     (off_t)cookie);
+	size_t n =
+		fuse_add_direntry(l->req, l->buf + l->used, l->size - l->used,
+				  name, &attr, (off_t)cookie);
 
 	if (n > l->size - l->used)
 		return false;
@@ -385,9 +386,9 @@ static int listing_add(void *arg, const char *name,
 		       const struct dirent_rec *entry, uint64_t cookie)
 {
 	struct listing *l = arg;
-	bool ok = l->plus ? listing_put_plus(l, name, entry->ino, cookie) :
-			    listing_put(l, name, entry->ino, entry->type,
-					cookie);
+	bool ok =
+		l->plus ? listing_put_plus(l, name, entry->ino, cookie)
+			: listing_put(l, name, entry->ino, entry->type, cookie);
 
 	return ok ? 0 : 1;
 }

@@ -167,7 +167,7 @@ static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
 	if (dirty && !f->stage->sealed)
 		leave_held(st, f);
 	if (f->slot.earlier) { /* keeps both references */
-		rc = drain_resume_earlier(st, in, f->stage,
+		rc = drain_resume_earlier(st->drain, in, f->stage,
 					  f->slot.close_order);
 		if (rc < 0) {
 			stage_put(&st->stages, f->stage);
@@ -247,8 +247,14 @@ static int remove_uncommitted(struct store *st, uint64_t ino)
 	}
 	inode_put(st->inodes, in, 1);
 	if (rc == -ENOENT || rc == 0)
-		return commit_delete(st, ino);
+		return commit_delete(st->drain, ino);
 	return rc;
+}
+
+/* It lost its last name, and the last daemon did not get to its records. */
+static int delete_unlinked(struct store *st, uint64_t ino)
+{
+	return commit_delete(st->drain, ino);
 }
 
 static int each_ino(struct store *st, char kind,
@@ -274,7 +280,7 @@ int recover(struct store *st, bool adopted)
 	if (rc == 0)
 		rc = each_ino(st, 'U', remove_uncommitted);
 	if (rc == 0)
-		rc = each_ino(st, 'O', commit_delete);
+		rc = each_ino(st, 'O', delete_unlinked);
 	return rc;
 }
 

@@ -17,6 +17,7 @@
 #include "store/db/trust.h"
 #include "store/drain/commit.h"
 #include "store/file/file.h"
+#include "store/file/in_place.h"
 #include "store/recover.h"
 
 /* Left on the disk for the database, so that deleting always works. */
@@ -130,8 +131,7 @@ static void store_free(struct store *st)
 	backup_stop(st);
 	guard_free(st->guard);
 	reclaim_stop(st->reclaim);
-	commit_stop(st);
-	drain_release(st); /* jobs hold inodes */
+	drain_free(st->drain); /* jobs hold inodes */
 	names_free(st->names);
 	inodes_free(st->inodes);
 	reclaim_free(st->reclaim);
@@ -156,7 +156,7 @@ static void abandon_image(void *arg, struct image *i)
 	struct store *st = arg;
 	struct stat sb;
 
-	commit_abandon(st, i,
+	commit_abandon(st->drain, i,
 		       image_stat(&st->images, i, &sb) == 0
 			       ? (uint64_t)sb.st_size
 			       : 0);
@@ -267,7 +267,9 @@ static void unlinked(void *arg, struct inode *in)
 static int clone_content(void *arg, struct kv_batch *b, uint64_t from,
 			 uint64_t to)
 {
-	return commit_clone(arg, b, from, to);
+	struct store *st = arg;
+
+	return commit_clone(st->drain, b, from, to);
 }
 
 static void renamed(void *arg, uint64_t parent, const char *name)
@@ -291,10 +293,47 @@ static int make_guard(struct store *st)
 	const struct guard_uses use = { .kv = st->kv,
 					.inodes = st->inodes,
 					.names = st->names,
+					.drain = st->drain,
 					.store = st,
 					.policy = st->options.structure };
 
 	return guard_new(&use, &st->guard);
+}
+
+/* --- what the drain's timer calls; see drain_options --- */
+
+static bool ask_left(void *arg)
+{
+	return files_ask_left(arg);
+}
+
+static void each_second(void *arg)
+{
+	struct store *st = arg;
+
+	segments_let_go(st);
+	reserve_look(&st->reserve);
+}
+
+static int open_drain(struct store *st)
+{
+	const struct store_options *o = &st->options;
+	const struct drain_options options = {
+		.uuid = st->uuid,
+		.secret = st->secret,
+		.threads = o->drain_threads,
+		.interval_s = o->drain_interval_s,
+		.dedup_min_saving_percent = o->dedup_min_saving_percent,
+		.verify = o->verify != VERIFY_OFF,
+		.share_all = o->share_all,
+		.hold = o->hold_drain,
+		.arg = st,
+		.ask_left = ask_left,
+		.each_second = each_second,
+	};
+
+	return drain_new(st->kv, &st->images, &st->stages, st->inodes,
+			 st->reclaim, &options, &st->drain);
 }
 
 static int open_parts(struct store *st, bool fresh, char *why, size_t why_size)
@@ -305,6 +344,7 @@ static int open_parts(struct store *st, bool fresh, char *why, size_t why_size)
 		.dir = st->options.stage_dir,
 		.size_bytes = st->options.stage_bytes,
 		.uuid = st->uuid,
+		.no_cache = st->options.no_stage_cache,
 	};
 	const struct names_hooks hooks = { st,       prepare,
 					   unlinked, clone_content,
@@ -320,11 +360,9 @@ static int open_parts(struct store *st, bool fresh, char *why, size_t why_size)
 	if (rc == 0)
 		rc = names_new(st->kv, st->inodes, &hooks, &st->names);
 	if (rc == 0)
-		rc = drain_init(st);
-	if (rc == 0)
 		rc = reclaim_new(st->kv, &st->images, &st->reclaim);
 	if (rc == 0)
-		rc = commit_init(st);
+		rc = open_drain(st);
 	if (rc == 0)
 		rc = make_guard(st);
 	if (rc < 0) {
@@ -379,13 +417,12 @@ int store_open(const char *path, const struct store_options *options,
 
 int store_start(struct store *st)
 {
-	int rc = commit_start(st);
+	int rc;
 
 	reserve_init(&st->reserve, st->path, st->dirfd, st->kv);
+	rc = reclaim_start(st->reclaim);
 	if (rc == 0)
-		rc = reclaim_start(st->reclaim);
-	if (rc == 0)
-		rc = drain_start(st);
+		rc = drain_start(st->drain);
 	if (rc == 0)
 		rc = guard_start(st->guard);
 	if (rc == 0)
@@ -403,10 +440,10 @@ int store_close(struct store *st)
 	int rc;
 
 	files_abandoned(st);
-	drain_ask_all(st);
-	rc = drain_sync_tree(st, ROOT_INO);
+	drain_ask_all(st->drain);
+	rc = drain_sync_tree(st->drain, ROOT_INO);
 	guard_stop(st->guard);
-	drain_stop(st);
+	drain_stop(st->drain);
 	reclaim_drain(st->reclaim, &freed);
 	st->ending = true;
 	store_free(st);

@@ -67,7 +67,7 @@ struct store {
 	char path[4096];
 	char uuid[LAYOUT_UUID_BYTES];
 	int dirfd, lockfd;
-	struct reserve reserve; /* the timer's alone once the threads run */
+	struct reserve reserve; /* the drain's timer's alone once it runs */
 	struct kv *kv;
 	struct marker marker; /* told of each kv_sync() */
 	bool ending; /* store_close(): the database gets a clean end */
@@ -77,13 +77,11 @@ struct store {
 	struct inode_table *inodes;
 	struct names *names;
 	struct drain *drain;
-	struct committer *committer;
 	struct reclaim *reclaim;
 	struct guard *guard;
 	struct backup *backup; /* NULL: none is made */
 	struct ahead *ahead; /* NULL: nothing is read ahead */
 	uint8_t secret[HASH_SECRET_BYTES];
-	atomic_bool label_failed; /* and that was said */
 	/* Image files that the database does not know; they are kept. */
 	_Atomic uint64_t unknown_images;
 

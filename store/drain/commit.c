@@ -8,8 +8,8 @@
 
 #include "store/base/scope.h"
 #include "store/drain/commit_private.h"
+#include "store/drain/drain_private.h"
 #include "store/space/reclaim.h"
-#include "store/store.h"
 
 /* The next operation, with the deletions right behind it if it is one. */
 static unsigned take_ops_locked(struct committer *c, struct commit_op **ops)
@@ -26,19 +26,19 @@ static unsigned take_ops_locked(struct committer *c, struct commit_op **ops)
 	return n;
 }
 
-static void run_ops(struct store *st, struct commit_op **ops, unsigned n)
+static void run_ops(struct drain *d, struct commit_op **ops, unsigned n)
 {
-	HOLD(reclaim_turn(st->reclaim));
+	HOLD(reclaim_turn(d->reclaim));
 	if (n > 1)
-		commit_ops_delete(st, ops, n);
+		commit_ops_delete(d, ops, n);
 	else
-		commit_op_run(st, ops[0]);
+		commit_op_run(d, ops[0]);
 }
 
 static void *committer_main(void *arg)
 {
-	struct store *st = arg;
-	struct committer *c = st->committer;
+	struct drain *d = arg;
+	struct committer *c = d->committer;
 	struct commit_op *ops[COMMIT_GROUP_MAX];
 
 	for (;;) {
@@ -58,29 +58,30 @@ static void *committer_main(void *arg)
 		op_count = take_ops_locked(c, ops);
 		lock_give(&c->lock);
 		if (op_count > 0) {
-			run_ops(st, ops, op_count);
-			commit_wake(st);
+			run_ops(d, ops, op_count);
+			commit_wake(d);
 		}
-		if (commit_jobs(st))
-			commit_wake(st);
+		if (commit_jobs(d))
+			commit_wake(d);
 	}
 }
 
-int commit_start(struct store *st)
+int commit_start(struct drain *d)
 {
-	struct committer *c = st->committer;
-	int rc = thread_create(&c->thread, committer_main, st);
+	struct committer *c = d->committer;
+	int rc;
 
+	if (c->started)
+		return 0;
+	rc = thread_create(&c->thread, committer_main, d);
 	c->started = rc == 0;
 	return -rc;
 }
 
-void commit_stop(struct store *st)
+void commit_stop(struct drain *d)
 {
-	struct committer *c = st->committer;
+	struct committer *c = d->committer;
 
-	if (!c)
-		return;
 	{
 		HOLD(&c->lock);
 		c->stop = true;
@@ -97,5 +98,4 @@ void commit_stop(struct store *st)
 	cond_destroy(&c->work);
 	cond_destroy(&c->done);
 	free(c);
-	st->committer = NULL;
 }

@@ -18,35 +18,25 @@
 #include "store/db/kv.h"
 #include "store/names/inode.h"
 
-struct store;
+struct drain;
 struct image;
-
-/* Operations may be given to it from commit_init() on. */
-int commit_init(struct store *st);
-int commit_start(struct store *st);
-void commit_stop(struct store *st);
-
-/* There may be something to commit. */
-void commit_wake(struct store *st);
 
 /*
  * Delete an inode that has no name and no handle: its records and its share of
  * the chunks. Returns at once; deletions are applied in order.
  */
-int commit_delete(struct store *st, uint64_t ino);
-/* Deletions that a full disk refused are tried again. */
-void commit_retry(struct store *st);
+int commit_delete(struct drain *d, uint64_t ino);
 /*
  * Write b together with a copy of from's committed content for `to`; when it
  * has none, `to` counts as never committed. Waits for the committer; the
  * caller keeps b.
  */
-int commit_clone(struct store *st, struct kv_batch *b, uint64_t from,
+int commit_clone(struct drain *d, struct kv_batch *b, uint64_t from,
 		 uint64_t to);
 /*
  * An image that no job will commit: removed, unless another file has shared
  * some of it meanwhile. Takes over the caller's reference.
  */
-void commit_abandon(struct store *st, struct image *i, uint64_t size_bytes);
+void commit_abandon(struct drain *d, struct image *i, uint64_t size_bytes);
 
 #endif

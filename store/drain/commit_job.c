@@ -13,10 +13,8 @@
 #include "store/base/scope.h"
 #include "store/drain/commit_private.h"
 #include "store/drain/drain_private.h"
-#include "store/file/file.h"
 #include "store/file/state.h"
 #include "store/names/series.h"
-#include "store/store.h"
 
 struct pending { /* one job in the group, between write and sync */
 	struct drain_job *j;
@@ -117,14 +115,14 @@ static int content_of_work(struct work *w, struct content *c,
 }
 
 /* An image of another size cannot stand for the file. */
-static void check_native_size(struct store *st, const struct work *w,
+static void check_native_size(struct drain *d, const struct work *w,
 			      struct content *c)
 {
 	uint64_t size;
 
 	if (!c->native || (w->image && c->extents[0].image == w->image->id))
 		return;
-	if (commit_image_size(st, c->extents[0].image, &size) < 0) {
+	if (commit_image_size(d, c->extents[0].image, &size) < 0) {
 		/* A running job's: it says itself how large it will be. */
 		size = 0;
 		for (uint32_t i = 0; i < w->chunk_count; i++)
@@ -155,7 +153,7 @@ static bool joined_is_dead(const struct work *w)
  * job is done again and finds it: replicas that are closed at the same moment
  * are stored once, however their drains were interleaved.
  */
-static bool came_too_late(struct store *st, const struct work *w)
+static bool came_too_late(struct drain *d, const struct work *w)
 {
 	if (w->no_join || w->undid)
 		return false;
@@ -167,7 +165,7 @@ static bool came_too_late(struct store *st, const struct work *w)
 		size_t len;
 
 		if (c->kind == CHUNK_NEW &&
-		    kv_get(st->kv, k.data, k.len, &value, &len) == 0 &&
+		    kv_get(d->kv, k.data, k.len, &value, &len) == 0 &&
 		    loc_decode(value, len, &loc) == 0 && loc.len == c->len &&
 		    loc.image != w->image->id)
 			return true;
@@ -176,26 +174,26 @@ static bool came_too_late(struct store *st, const struct work *w)
 }
 
 /* The records of the new content, without its chunks'. */
-static void put_records(struct store *st, struct kv_batch *b, struct work *w,
+static void put_records(struct drain *d, struct kv_batch *b, struct work *w,
 			const struct content *c, const struct content *old)
 {
 	uint64_t ino = w->in->ino;
-	struct key u = key_ino('U', ino), d = key_ino('D', ino);
+	struct key u = key_ino('U', ino), data = key_ino('D', ino);
 	bool old_small = old && old->kind == CONTENT_SMALL;
 
 	commit_put_content(b, ino, c);
 	kv_delete(b, u.data, u.len);
 	if (w->small)
-		kv_put(b, d.data, d.len, w->small, (size_t)c->size_bytes);
+		kv_put(b, data.data, data.len, w->small, (size_t)c->size_bytes);
 	else if (old_small)
-		kv_delete(b, d.data, d.len);
+		kv_delete(b, data.data, data.len);
 	commit_count(b, META_LOGICAL,
 		     (int64_t)c->size_bytes -
 			     (old ? (int64_t)old->size_bytes : 0));
 	commit_count(b, META_PHYSICAL,
 		     (w->small ? (int64_t)c->size_bytes : 0) -
 			     (old_small ? (int64_t)old->size_bytes : 0));
-	series_put(st->kv, b, w->in, c->size_bytes);
+	series_put(d->kv, b, w->in, c->size_bytes);
 }
 
 /* Does the own image have bytes of this chunk that nobody will read? */
@@ -251,7 +249,7 @@ static void work_written(struct work *w, int rc)
 }
 
 /* The same bytes were written again: only the time of it is new. */
-static int write_time(struct store *st, struct kv_batch *b, struct pending *p)
+static int write_time(struct drain *d, struct kv_batch *b, struct pending *p)
 {
 	const struct content *old = &p->w->old->c;
 	struct content c = *old;
@@ -267,14 +265,14 @@ static int write_time(struct store *st, struct kv_batch *b, struct pending *p)
 		       old->extent_count * sizeof(*c.extents));
 	commit_put_content(b, p->j->in->ino, &c);
 	p->content = content_ref_new(&c);
-	rc = p->content ? kv_write(st->kv, b) : -ENOMEM;
+	rc = p->content ? kv_write(d->kv, b) : -ENOMEM;
 	work_written(p->w, rc);
 	content_release(&c);
 	return rc;
 }
 
 /* Build and write one job's batch. 1: nothing had to be written. */
-static int job_write(struct store *st, struct pending *p)
+static int job_write(struct drain *d, struct pending *p)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct drain_job *j = p->j;
@@ -294,7 +292,7 @@ static int job_write(struct store *st, struct pending *p)
 		CHECK(j->in->file->content == w->old);
 	}
 	if (w->unchanged)
-		return w->mtime_ns == old->mtime_ns ? 1 : write_time(st, b, p);
+		return w->mtime_ns == old->mtime_ns ? 1 : write_time(d, b, p);
 	/* Those that it supersedes have theirs: see names_setattr(). */
 	c.generation = (old ? old->generation : 0) + 1 + p->older;
 	c.size_bytes = w->size_bytes;
@@ -303,43 +301,43 @@ static int job_write(struct store *st, struct pending *p)
 	memcpy(c.digest, w->digest, HASH_BYTES);
 	if (w->small)
 		c.data_bytes = c.size_bytes;
-	else if (joined_is_dead(w) || came_too_late(st, w))
+	else if (joined_is_dead(w) || came_too_late(d, w))
 		rc = -ESTALE;
 	else
 		rc = content_of_work(w, &c, &p->changes);
 	if (rc == 0)
-		check_native_size(st, w, &c);
+		check_native_size(d, w, &c);
 	if (rc == 0 && old)
-		rc = changes_of_content(st, old, -1, &p->changes);
+		rc = changes_of_content(d, old, -1, &p->changes);
 	if (rc == 0)
-		rc = changes_apply(st, b, &p->changes);
+		rc = changes_apply(d, b, &p->changes);
 	if (rc == 0) {
-		put_records(st, b, w, &c, old);
+		put_records(d, b, w, &c, old);
 		rc = put_own_copies(b, w);
 	}
 	if (rc == 0)
-		rc = kv_room(st->kv);
+		rc = kv_room(d->kv);
 	if (rc == 0) { /* before the write: after it nothing may fail */
 		p->content = content_ref_new(&c);
 		rc = p->content ? 0 : -ENOMEM;
 	}
 	if (rc == 0)
-		rc = kv_write(st->kv, b);
+		rc = kv_write(d->kv, b);
 	work_written(w, rc);
 	content_release(&c);
 	return rc;
 }
 
 /* The ranges of the adopted image that nobody will read once it is closed. */
-static void reclaim_own_copies(struct store *st, struct work *w)
+static void reclaim_own_copies(struct drain *d, struct work *w)
 {
 	if (stage_is_spare(w)) {
-		reclaim_add(st->reclaim, w->image->id, 0, w->size_bytes);
+		reclaim_add(d->reclaim, w->image->id, 0, w->size_bytes);
 		return;
 	}
 	for (uint32_t i = 0; i < w->chunk_count; i++)
 		if (is_spare(w, &w->chunks[i]))
-			reclaim_add(st->reclaim, w->image->id,
+			reclaim_add(d->reclaim, w->image->id,
 				    w->chunks[i].offset, w->chunks[i].len);
 }
 
@@ -348,11 +346,11 @@ static void reclaim_own_copies(struct store *st, struct work *w)
  * or, adopted, it is the image, or it goes. in->lock is held. false: its bytes
  * may be others all the same.
  */
-static bool publish_stage_locked(struct store *st, struct pending *p)
+static bool publish_stage_locked(struct drain *d, struct pending *p)
 {
 	struct file *f = p->j->in->file;
 	const struct content *c = &f->content->c;
-	bool poor = file_is_poor_cache(st, f);
+	bool poor = file_is_poor_cache(d->stages, f);
 	bool reached = file_is_reached(&f->state);
 	enum file_fate fate = file_end(&f->state, END_DURABLE, poor);
 	struct stage *s = p->j->stage;
@@ -372,17 +370,17 @@ static bool publish_stage_locked(struct store *st, struct pending *p)
 		p->drop = TAKE(f->stage);
 		return true;
 	}
-	stage_list(&st->stages, s);
+	stage_list(d->stages, s);
 	if (c->native && c->extent_count > 0 && !poor && !w->unchanged &&
 	    !s->sealed) {
 		s->clean_image = c->extents[0].image;
-		image_set_clean(&st->images, s->clean_image, s);
+		image_set_clean(d->images, s->clean_image, s);
 	}
 	return true;
 }
 
 /* The content is durable: let everybody see it. */
-static void job_publish(struct store *st, struct pending *p)
+static void job_publish(struct drain *d, struct pending *p)
 {
 	struct drain_job *j = p->j;
 	struct file *f = j->in->file;
@@ -399,47 +397,47 @@ static void job_publish(struct store *st, struct pending *p)
 		j->stage->keep_image = !w->unchanged;
 	clean = w->exclusive && f->stage == j->stage &&
 		(w->adopt || !atomic_load(&w->disturbed)) &&
-		publish_stage_locked(st, p);
+		publish_stage_locked(d, p);
 	TAILQ_INIT(&p->ended);
-	drain_seen(st, j, clean, &p->ended);
+	drain_seen(d, j, clean, &p->ended);
 }
 
-static void job_published(struct store *st, struct pending *p)
+static void job_published(struct drain *d, struct pending *p)
 {
 	struct drain_job *j = p->j;
 	struct work *w = p->w;
 	bool stored = w->image && !w->unchanged && (w->adopt || work_stored(w));
 
 	if (p->drop) {
-		stage_drop(&st->stages, p->drop);
-		stage_put(&st->stages, p->drop);
-		inode_put(st->inodes, j->in, 1); /* the stage's reference */
+		stage_drop(d->stages, p->drop);
+		stage_put(d->stages, p->drop);
+		inode_put(d->inodes, j->in, 1); /* the stage's reference */
 	}
-	jobs_ended(st, &p->ended);
+	jobs_ended(d, &p->ended);
 	content_ref_put(p->old);
-	changes_reclaim(st, &p->changes);
+	changes_reclaim(d, &p->changes);
 	if (stored) {
-		HOLD(&st->images.lock);
+		HOLD(&d->images->lock);
 		w->image->building = false;
 	}
 	if (w->image && !w->unchanged && !p->hold_punch)
-		reclaim_own_copies(st, w);
+		reclaim_own_copies(d, w);
 	/* An own image that holds nothing that counts is given up. */
-	drain_done(st, j, stored);
+	drain_done(d, j, stored);
 }
 
 /* It is not committed, so nothing that is younger is before it is. */
-static void job_give_back(struct store *st, struct pending *p, int rc)
+static void job_give_back(struct drain *d, struct pending *p, int rc)
 {
 	struct drain_job *j = p->j;
 
 	if (p->older > 0)
-		drain_unhide(st, j);
+		drain_unhide(d, j);
 	if (rc == -ESTALE || rc == -ECANCELED) {
 		j->no_join = true; /* or it could go round for ever */
-		drain_void(st, j, false);
+		drain_void(d, j, false);
 	} else {
-		drain_fail(st, j, rc);
+		drain_fail(d, j, rc);
 	}
 }
 
@@ -450,7 +448,7 @@ static void pending_release(struct pending *p)
 }
 
 /* `first` was taken from the order. */
-static void commit_group(struct store *st, const struct pending *first)
+static void commit_group(struct drain *d, const struct pending *first)
 {
 	struct pending p[COMMIT_GROUP_MAX];
 	bool wrote = false;
@@ -460,45 +458,45 @@ static void commit_group(struct store *st, const struct pending *first)
 	p[0] = *first;
 	for (unsigned taken = 0; taken < COMMIT_GROUP_MAX && p[n].j; taken++) {
 		p[n].w = p[n].j->work;
-		rc = job_write(st, &p[n]);
+		rc = job_write(d, &p[n]);
 		wrote = wrote || rc == 0;
 		if (rc < 0) {
-			job_give_back(st, &p[n], rc);
+			job_give_back(d, &p[n], rc);
 			pending_release(&p[n]);
 		} else {
 			n++;
 		}
 		if (taken + 1 < COMMIT_GROUP_MAX) {
 			p[n] = (struct pending){ 0 };
-			p[n].j = drain_take(st, &p[n].older);
+			p[n].j = drain_take(d, &p[n].older);
 		}
 	}
-	rc = n > 0 ? kv_sync(st->kv) : 0;
+	rc = n > 0 ? kv_sync(d->kv) : 0;
 	if (rc < 0 && wrote) /* what was written is tried again as if it was
 				not */
-		kv_condemn(st->kv);
+		kv_condemn(d->kv);
 	for (unsigned i = 0; i < n; i++) {
 		if (rc < 0) {
-			job_give_back(st, &p[i], rc);
+			job_give_back(d, &p[i], rc);
 		} else {
-			job_publish(st, &p[i]);
-			job_published(st, &p[i]);
+			job_publish(d, &p[i]);
+			job_published(d, &p[i]);
 		}
 		pending_release(&p[i]);
 	}
 }
 
-bool commit_jobs(struct store *st)
+bool commit_jobs(struct drain *d)
 {
 	struct pending first = { 0 };
 	struct drain_job *j;
 
-	while ((j = drain_take_void(st)) != NULL)
-		drain_void(st, j, false);
-	first.j = drain_take(st, &first.older);
+	while ((j = drain_take_void(d)) != NULL)
+		drain_void(d, j, false);
+	first.j = drain_take(d, &first.older);
 	if (!first.j)
 		return false;
-	HOLD(reclaim_turn(st->reclaim));
-	commit_group(st, &first);
+	HOLD(reclaim_turn(d->reclaim));
+	commit_group(d, &first);
 	return true;
 }

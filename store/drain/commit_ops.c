@@ -10,16 +10,16 @@
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/drain/commit_private.h"
-#include "store/store.h"
+#include "store/drain/drain_private.h"
 
-static int delete_xattrs(struct store *st, struct kv_batch *b, uint64_t ino)
+static int delete_xattrs(struct drain *d, struct kv_batch *b, uint64_t ino)
 {
 	struct key prefix = key_ino('X', ino);
 	struct kv_slice key, value;
 	struct kv_iter *it;
 	int rc;
 
-	rc = kv_iter_new(st->kv, prefix.data, prefix.len, NULL, 0, &it);
+	rc = kv_iter_new(d->kv, prefix.data, prefix.len, NULL, 0, &it);
 	if (rc < 0)
 		return rc;
 	while ((rc = kv_iter_next(it, &key, &value)) == 1)
@@ -29,7 +29,7 @@ static int delete_xattrs(struct store *st, struct kv_batch *b, uint64_t ino)
 }
 
 /* Into b and changes: nothing of the inode is left. */
-static int delete_one(struct store *st, struct kv_batch *b,
+static int delete_one(struct drain *d, struct kv_batch *b,
 		      struct ref_changes *changes, uint64_t ino)
 {
 	static const char kinds[] = "AFDOUW";
@@ -39,14 +39,14 @@ static int delete_one(struct store *st, struct kv_batch *b,
 	size_t len;
 	int rc;
 
-	rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	rc = kv_get(d->kv, k.data, k.len, &value, &len);
 	if (rc == 0)
 		rc = content_decode(value, len, &c);
 	if (rc == 0) {
 		commit_count(b, META_LOGICAL, -(int64_t)c.size_bytes);
 		if (c.kind == CONTENT_SMALL)
 			commit_count(b, META_PHYSICAL, -(int64_t)c.size_bytes);
-		rc = changes_of_content(st, &c, -1, changes);
+		rc = changes_of_content(d, &c, -1, changes);
 	}
 	content_release(&c);
 	if (rc < 0 && rc != -ENOENT)
@@ -55,10 +55,10 @@ static int delete_one(struct store *st, struct kv_batch *b,
 		k = key_ino(*kind, ino);
 		kv_delete(b, k.data, k.len);
 	}
-	return delete_xattrs(st, b, ino);
+	return delete_xattrs(d, b, ino);
 }
 
-static int delete_group(struct store *st, struct commit_op **ops, unsigned n)
+static int delete_group(struct drain *d, struct commit_op **ops, unsigned n)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	SCOPED(scope_changes) struct ref_changes changes = { 0 };
@@ -70,35 +70,34 @@ static int delete_group(struct store *st, struct commit_op **ops, unsigned n)
 		for (unsigned e = 0; e < i; e++)
 			again = again || ops[e]->ino == ops[i]->ino;
 		if (!again)
-			rc = delete_one(st, b, &changes, ops[i]->ino);
+			rc = delete_one(d, b, &changes, ops[i]->ino);
 	}
 	if (rc == 0)
-		rc = changes_apply(st, b, &changes);
+		rc = changes_apply(d, b, &changes);
 	if (rc == 0)
-		rc = kv_write(st->kv, b);
+		rc = kv_write(d->kv, b);
 	if (rc == 0)
-		changes_reclaim(st, &changes);
+		changes_reclaim(d, &changes);
 	return rc;
 }
 
-void commit_ops_delete(struct store *st, struct commit_op **ops, unsigned n)
+void commit_ops_delete(struct drain *d, struct commit_op **ops, unsigned n)
 {
-	int rc = delete_group(st, ops, n);
+	int rc = delete_group(d, ops, n);
 
 	for (unsigned i = 0; i < n; i++) {
 		int one = rc;
 
 		if (rc < 0 && n > 1) /* one of them must not stop the others */
-			one = delete_group(st, &ops[i], 1);
+			one = delete_group(d, &ops[i], 1);
 		if (one <
 		    0) /* the O record stays: the next start tries again */
 			log_error("inode %llu cannot be deleted: %s",
 				  (unsigned long long)ops[i]->ino,
 				  strerror(-one));
 		if (one == -ENOSPC) { /* and so does commit_retry() */
-			HOLD(&st->committer->lock);
-			TAILQ_INSERT_TAIL(&st->committer->refused, ops[i],
-					  next);
+			HOLD(&d->committer->lock);
+			TAILQ_INSERT_TAIL(&d->committer->refused, ops[i], next);
 		} else {
 			free(ops[i]);
 		}
@@ -106,12 +105,12 @@ void commit_ops_delete(struct store *st, struct commit_op **ops, unsigned n)
 }
 
 /* A small file's bytes are its own: a clone has them a second time. */
-static int clone_small(struct store *st, const struct commit_op *op)
+static int clone_small(struct drain *d, const struct commit_op *op)
 {
 	SCOPED(scope_free) void *value = NULL;
 	struct key from = key_ino('D', op->from), to = key_ino('D', op->ino);
 	size_t len;
-	int rc = kv_get(st->kv, from.data, from.len, &value, &len);
+	int rc = kv_get(d->kv, from.data, from.len, &value, &len);
 
 	if (rc < 0)
 		return rc == -ENOENT ? -EIO : rc;
@@ -120,7 +119,7 @@ static int clone_small(struct store *st, const struct commit_op *op)
 	return 0;
 }
 
-static int op_clone(struct store *st, const struct commit_op *op)
+static int op_clone(struct drain *d, const struct commit_op *op)
 {
 	SCOPED(scope_changes) struct ref_changes changes = { 0 };
 	SCOPED(scope_free) void *value = NULL;
@@ -129,23 +128,23 @@ static int op_clone(struct store *st, const struct commit_op *op)
 	size_t len;
 	int rc;
 
-	rc = kv_get(st->kv, from.data, from.len, &value, &len);
+	rc = kv_get(d->kv, from.data, from.len, &value, &len);
 	if (rc == -ENOENT) { /* never committed, so the new one neither */
 		kv_put(op->batch, u.data, u.len, "", 0);
-		return kv_write(st->kv, op->batch);
+		return kv_write(d->kv, op->batch);
 	}
 	if (rc == 0)
 		rc = content_decode(value, len, &c);
 	if (rc == 0 && c.kind == CONTENT_SMALL)
-		rc = clone_small(st, op);
+		rc = clone_small(d, op);
 	if (rc == 0)
-		rc = changes_of_content(st, &c, 1, &changes);
+		rc = changes_of_content(d, &c, 1, &changes);
 	if (rc == 0)
-		rc = changes_apply(st, op->batch, &changes);
+		rc = changes_apply(d, op->batch, &changes);
 	if (rc == 0) {
 		commit_put_content(op->batch, op->ino, &c);
 		commit_count(op->batch, META_LOGICAL, (int64_t)c.size_bytes);
-		rc = kv_write(st->kv, op->batch);
+		rc = kv_write(d->kv, op->batch);
 	}
 	content_release(&c);
 	return rc;
@@ -155,31 +154,31 @@ static int op_clone(struct store *st, const struct commit_op *op)
  * Has anybody else's content ever found its way into this image? Then it has a
  * record, and who read that content may still do so: the reclaimer removes it.
  */
-static int image_is_shared(struct store *st, uint64_t image)
+static int image_is_shared(struct drain *d, uint64_t image)
 {
 	uint64_t size;
-	int rc = commit_image_size(st, image, &size);
+	int rc = commit_image_size(d, image, &size);
 
 	return rc == -ENOENT ? 0 : rc < 0 ? rc : 1;
 }
 
-static void op_abandon(struct store *st, struct image *i, uint64_t size)
+static void op_abandon(struct drain *d, struct image *i, uint64_t size)
 {
-	int shared = image_is_shared(st, i->id);
+	int shared = image_is_shared(d, i->id);
 	bool opened;
 
 	{
-		HOLD(&st->images.lock);
+		HOLD(&d->images->lock);
 		i->building = shared == 0;
 		/* Nobody is asked any more who has it, to read or to write. */
-		opened = i->opened_by != 0 || st->images.ending;
+		opened = i->opened_by != 0 || d->images->ending;
 	}
 	if (shared == 0 && !opened) {
-		image_recycle(&st->images, i);
+		image_recycle(d->images, i);
 		return;
 	}
 	if (shared == 0) /* a mapping keeps what is unlinked, not what is cut */
-		(void)image_remove(&st->images, i);
+		(void)image_remove(d->images, i);
 	if (shared > 0) {
 		SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 		struct key p = key_chunk(i->id, 0);
@@ -188,27 +187,27 @@ static void op_abandon(struct store *st, struct image *i, uint64_t size)
 		p.data[0] = 'P';
 		if (b) {
 			kv_put(b, p.data, p.len, &le, sizeof(le));
-			(void)kv_write(st->kv, b); /* lost: gc finds it */
+			(void)kv_write(d->kv, b); /* lost: gc finds it */
 		}
-		reclaim_add(st->reclaim, i->id, 0, size);
+		reclaim_add(d->reclaim, i->id, 0, size);
 	}
-	image_put(&st->images, i);
+	image_put(d->images, i);
 }
 
-void commit_op_run(struct store *st, struct commit_op *op)
+void commit_op_run(struct drain *d, struct commit_op *op)
 {
-	struct committer *c = st->committer;
+	struct committer *c = d->committer;
 	int rc = 0;
 
 	switch (op->kind) {
 	case COMMIT_DELETE:
-		commit_ops_delete(st, &op, 1);
+		commit_ops_delete(d, &op, 1);
 		return;
 	case COMMIT_CLONE:
-		rc = op_clone(st, op);
+		rc = op_clone(d, op);
 		break;
 	case COMMIT_ABANDON:
-		op_abandon(st, op->image, op->size_bytes);
+		op_abandon(d, op->image, op->size_bytes);
 		break;
 	}
 	if (op->waited) {

@@ -11,8 +11,8 @@
 #include "store/db/records.h"
 #include "store/drain/commit.h"
 
+struct drain;
 struct image;
-struct store;
 
 enum commit_kind {
 	COMMIT_DELETE,
@@ -46,10 +46,25 @@ struct committer {
 /* How many jobs share a sync of the log, or deletions a batch. */
 #define COMMIT_GROUP_MAX 64
 
+/* --- commit_queue.c */
+
+int committer_new(struct committer **ret_committer);
+/* There may be something to commit. */
+void commit_wake(struct drain *d);
+/* Deletions that a full disk refused are tried again. */
+void commit_retry(struct drain *d);
+
+/* --- commit.c */
+
+/* Nothing, when it runs already: drain_start() may come again. */
+int commit_start(struct drain *d);
+/* Once nothing is given to it any more; it is freed. */
+void commit_stop(struct drain *d);
+
 /* --- commit_job.c */
 
 /* Commit what the order has for it, if anything: true, maybe there is more. */
-bool commit_jobs(struct store *st);
+bool commit_jobs(struct drain *d);
 
 /* --- commit_refs.c */
 
@@ -73,21 +88,21 @@ struct ref_changes {
 int changes_add(struct ref_changes *c, const struct ref_change *one);
 void changes_release(struct ref_changes *c);
 /* Every chunk under these extents gets `delta` more references. */
-int changes_of_content(struct store *st, const struct content *c, int32_t delta,
+int changes_of_content(struct drain *d, const struct content *c, int32_t delta,
 		       struct ref_changes *out);
 /*
  * Into b: all changes. -ESTALE: a shared chunk is not there any more; nothing
  * in b may be used then.
  */
-int changes_apply(struct store *st, struct kv_batch *b,
+int changes_apply(struct drain *d, struct kv_batch *b,
 		  struct ref_changes *changes);
 /* What changes_apply() left behind for the reclaimer, once it is written. */
-void changes_reclaim(struct store *st, const struct ref_changes *changes);
+void changes_reclaim(struct drain *d, const struct ref_changes *changes);
 /* Into b: the counter `name` of the M records. */
 void commit_count(struct kv_batch *b, const char *name, int64_t delta);
 /* What the image's I record says; -ENOENT: no chunk was ever committed in it.
  */
-int commit_image_size(struct store *st, uint64_t image, uint64_t *ret_size);
+int commit_image_size(struct drain *d, uint64_t image, uint64_t *ret_size);
 /* Into b: the F record. */
 void commit_put_content(struct kv_batch *b, uint64_t ino,
 			const struct content *c);
@@ -98,9 +113,9 @@ void commit_put_content(struct kv_batch *b, uint64_t ino,
  * Delete n inodes in one batch: what `rm -r` of many small files costs is
  * mostly the batches. The ops are freed.
  */
-void commit_ops_delete(struct store *st, struct commit_op **ops, unsigned n);
+void commit_ops_delete(struct drain *d, struct commit_op **ops, unsigned n);
 /* Do it and answer; op is freed unless its caller waits for it. */
-void commit_op_run(struct store *st, struct commit_op *op);
+void commit_op_run(struct drain *d, struct commit_op *op);
 
 static inline void scope_changes(struct ref_changes *c)
 {

@@ -7,9 +7,9 @@
 
 #include "store/base/scope.h"
 #include "store/drain/commit_private.h"
-#include "store/store.h"
+#include "store/drain/drain_private.h"
 
-int commit_init(struct store *st)
+int committer_new(struct committer **ret_committer)
 {
 	struct committer *c = calloc(1, sizeof(*c));
 
@@ -20,31 +20,31 @@ int commit_init(struct store *st)
 	cond_init(&c->done);
 	TAILQ_INIT(&c->ops);
 	TAILQ_INIT(&c->refused);
-	st->committer = c;
+	*ret_committer = c;
 	return 0;
 }
 
-void commit_wake(struct store *st)
+void commit_wake(struct drain *d)
 {
-	struct committer *c = st->committer;
+	struct committer *c = d->committer;
 
 	HOLD(&c->lock);
 	c->woken = true;
 	cond_signal(&c->work);
 }
 
-static void op_add(struct store *st, struct commit_op *op)
+static void op_add(struct drain *d, struct commit_op *op)
 {
-	struct committer *c = st->committer;
+	struct committer *c = d->committer;
 
 	HOLD(&c->lock);
 	TAILQ_INSERT_TAIL(&c->ops, op, next);
 	cond_signal(&c->work);
 }
 
-void commit_retry(struct store *st)
+void commit_retry(struct drain *d)
 {
-	struct committer *c = st->committer;
+	struct committer *c = d->committer;
 
 	HOLD(&c->lock);
 	if (TAILQ_EMPTY(&c->refused))
@@ -53,7 +53,7 @@ void commit_retry(struct store *st)
 	cond_signal(&c->work);
 }
 
-int commit_delete(struct store *st, uint64_t ino)
+int commit_delete(struct drain *d, uint64_t ino)
 {
 	struct commit_op *op = calloc(1, sizeof(*op));
 
@@ -61,11 +61,11 @@ int commit_delete(struct store *st, uint64_t ino)
 		return -ENOMEM;
 	op->kind = COMMIT_DELETE;
 	op->ino = ino;
-	op_add(st, op);
+	op_add(d, op);
 	return 0;
 }
 
-int commit_clone(struct store *st, struct kv_batch *b, uint64_t from,
+int commit_clone(struct drain *d, struct kv_batch *b, uint64_t from,
 		 uint64_t to)
 {
 	struct commit_op op = { .kind = COMMIT_CLONE,
@@ -73,9 +73,9 @@ int commit_clone(struct store *st, struct kv_batch *b, uint64_t from,
 				.from = from,
 				.batch = b,
 				.waited = true };
-	struct committer *c = st->committer;
+	struct committer *c = d->committer;
 
-	op_add(st, &op);
+	op_add(d, &op);
 	lock_take(&c->lock);
 	while (!op.done)
 		cond_wait(&c->done, &c->lock);
@@ -83,16 +83,16 @@ int commit_clone(struct store *st, struct kv_batch *b, uint64_t from,
 	return op.result;
 }
 
-void commit_abandon(struct store *st, struct image *i, uint64_t size_bytes)
+void commit_abandon(struct drain *d, struct image *i, uint64_t size_bytes)
 {
 	struct commit_op *op = calloc(1, sizeof(*op));
 
 	if (!op) { /* the next start removes it */
-		image_put(&st->images, i);
+		image_put(d->images, i);
 		return;
 	}
 	op->kind = COMMIT_ABANDON;
 	op->image = i;
 	op->size_bytes = size_bytes;
-	op_add(st, op);
+	op_add(d, op);
 }

@@ -13,7 +13,7 @@
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/drain/commit_private.h"
-#include "store/store.h"
+#include "store/drain/drain_private.h"
 
 int changes_add(struct ref_changes *c, const struct ref_change *one)
 {
@@ -66,19 +66,19 @@ static void changes_merge(struct ref_changes *c)
 	c->count = n + 1;
 }
 
-static int chunk_get(struct store *st, uint64_t image, uint64_t offset,
+static int chunk_get(struct drain *d, uint64_t image, uint64_t offset,
 		     struct chunk_rec *ret)
 {
 	SCOPED(scope_free) void *value = NULL;
 	struct key k = key_chunk(image, offset);
 	size_t len;
-	int rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	int rc = kv_get(d->kv, k.data, k.len, &value, &len);
 
 	return rc < 0 ? rc : chunk_decode(value, len, ret);
 }
 
 /* Every chunk under these extents gets `delta` more references. */
-int changes_of_content(struct store *st, const struct content *c, int32_t delta,
+int changes_of_content(struct drain *d, const struct content *c, int32_t delta,
 		       struct ref_changes *out)
 {
 	for (size_t i = 0; i < c->extent_count; i++) {
@@ -89,7 +89,7 @@ int changes_of_content(struct store *st, const struct content *c, int32_t delta,
 		struct kv_iter *it;
 		int rc;
 
-		rc = kv_iter_new(st->kv, prefix.data, prefix.len, start.data,
+		rc = kv_iter_new(d->kv, prefix.data, prefix.len, start.data,
 				 start.len, &it);
 		if (rc < 0)
 			return rc;
@@ -128,7 +128,7 @@ void commit_count(struct kv_batch *b, const char *name, int64_t delta)
 }
 
 /* The chunk's first reference: its record, its hash, and its image's. */
-static int chunk_create(struct store *st, struct kv_batch *b,
+static int chunk_create(struct drain *d, struct kv_batch *b,
 			const struct ref_change *c, uint64_t *last_image)
 {
 	struct chunk_rec rec = { .len = c->len,
@@ -157,7 +157,7 @@ static int chunk_create(struct store *st, struct kv_batch *b,
 	if (*last_image == c->image)
 		return 0;
 	*last_image = c->image;
-	rc = kv_get(st->kv, i.data, i.len, &old, &len);
+	rc = kv_get(d->kv, i.data, i.len, &old, &len);
 	free(old);
 	if (rc == -ENOENT) {
 		kv_put(b, i.data, i.len, &le, sizeof(le));
@@ -168,7 +168,7 @@ static int chunk_create(struct store *st, struct kv_batch *b,
 }
 
 /* The last reference is gone: the records go now, the bytes a little later. */
-static int chunk_remove(struct store *st, struct kv_batch *b,
+static int chunk_remove(struct drain *d, struct kv_batch *b,
 			const struct ref_change *c, const struct chunk_rec *rec)
 {
 	struct key k = key_chunk(c->image, c->offset), p = k;
@@ -185,7 +185,7 @@ static int chunk_remove(struct store *st, struct kv_batch *b,
 	commit_count(b, META_CHUNKS, -1);
 	commit_count(b, META_PHYSICAL, -(int64_t)rec->len);
 	commit_count(b, META_SHARED, -(int64_t)(rec->refs - 1) * rec->len);
-	rc = kv_get(st->kv, h.data, h.len, &value, &len);
+	rc = kv_get(d->kv, h.data, h.len, &value, &len);
 	if (rc == -ENOENT)
 		return 0;
 	if (rc < 0)
@@ -200,7 +200,7 @@ static int chunk_remove(struct store *st, struct kv_batch *b,
  * Into b: all changes. -ESTALE: a shared chunk is not there any more; nothing
  * in b may be used then.
  */
-int changes_apply(struct store *st, struct kv_batch *b,
+int changes_apply(struct drain *d, struct kv_batch *b,
 		  struct ref_changes *changes)
 {
 	uint64_t last_image = 0;
@@ -215,10 +215,10 @@ int changes_apply(struct store *st, struct kv_batch *b,
 
 		if (c->delta == 0 && !c->fresh)
 			continue;
-		rc = chunk_get(st, c->image, c->offset, &rec);
+		rc = chunk_get(d, c->image, c->offset, &rec);
 		if (rc == -ENOENT && c->fresh) {
 			if (c->delta > 0)
-				rc = chunk_create(st, b, c, &last_image);
+				rc = chunk_create(d, b, c, &last_image);
 			else
 				rc = 0;
 			if (rc < 0)
@@ -243,7 +243,7 @@ int changes_apply(struct store *st, struct kv_batch *b,
 		if (c->delta < 0 && rec.refs < (uint32_t)-c->delta)
 			return -EIO;
 		if ((int64_t)rec.refs + c->delta == 0) {
-			rc = chunk_remove(st, b, c, &rec);
+			rc = chunk_remove(d, b, c, &rec);
 			c->gone = true;
 			if (rc < 0)
 				return rc;
@@ -260,20 +260,20 @@ int changes_apply(struct store *st, struct kv_batch *b,
 }
 
 /* What changes_apply() left behind for the reclaimer, once it is written. */
-void changes_reclaim(struct store *st, const struct ref_changes *changes)
+void changes_reclaim(struct drain *d, const struct ref_changes *changes)
 {
 	for (size_t i = 0; i < changes->count; i++)
 		if (changes->at[i].gone)
-			reclaim_add(st->reclaim, changes->at[i].image,
+			reclaim_add(d->reclaim, changes->at[i].image,
 				    changes->at[i].offset, changes->at[i].len);
 }
 
-int commit_image_size(struct store *st, uint64_t image, uint64_t *ret_size)
+int commit_image_size(struct drain *d, uint64_t image, uint64_t *ret_size)
 {
 	SCOPED(scope_free) void *value = NULL;
 	struct key k = key_ino('I', image);
 	size_t len;
-	int rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	int rc = kv_get(d->kv, k.data, k.len, &value, &len);
 
 	return rc < 0 ? rc : u64_decode(value, len, ret_size);
 }

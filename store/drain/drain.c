@@ -21,135 +21,53 @@
 
 #include "store/base/io.h"
 #include "store/base/scope.h"
-#include "store/drain/commit.h"
+#include "store/drain/commit_private.h"
 #include "store/drain/drain_private.h"
 #include "store/drain/inflight.h"
 #include "store/file/state.h"
-#include "store/store.h"
 
 /* How long a closed file waits for its handle's release, which is on its way.
  */
 #define RELEASE_WAIT_NS (INT64_C(100) * 1000000)
 
-int drain_init(struct store *st)
+int drain_new(struct kv *kv, struct images *images, struct stages *stages,
+	      struct inode_table *inodes, struct reclaim *reclaim,
+	      const struct drain_options *options, struct drain **ret_drain)
 {
-	struct drain *d = calloc(1, sizeof(*d));
+	SCOPED(scope_free) struct drain *d = calloc(1, sizeof(*d));
+	int rc;
 
 	if (!d)
 		return -ENOMEM;
 	d->inflight = inflight_new();
-	if (!d->inflight) {
-		free(d);
+	if (!d->inflight)
 		return -ENOMEM;
+	rc = committer_new(&d->committer);
+	if (rc < 0) {
+		inflight_free(d->inflight);
+		return rc;
 	}
+	d->kv = kv;
+	d->images = images;
+	d->stages = stages;
+	d->inodes = inodes;
+	d->reclaim = reclaim;
+	d->options = *options;
 	lock_init(&d->lock, LOCK_DRAIN);
 	cond_init(&d->work);
 	cond_init(&d->moved);
 	cond_init(&d->tick);
 	TAILQ_INIT(&d->running);
 	order_init(&d->order);
-	d->order.held = st->options.hold_drain;
-	st->drain = d;
+	d->order.held = options->hold;
+	*ret_drain = TAKE(d);
 	return 0;
-}
-
-void job_ref(struct drain_job *j)
-{
-	atomic_fetch_add(&j->refs, 1);
-}
-
-void drain_job_put(struct store *st, struct drain_job *j)
-{
-	if (!j || atomic_fetch_sub(&j->refs, 1) != 1)
-		return;
-	stage_put(&st->stages, j->stage);
-	inode_put(st->inodes, j->in, 1);
-	free(j);
-}
-
-/* One reference; takes its own of the inode and the stage. NULL: no memory. */
-static struct drain_job *job_new(struct store *st, struct inode *in,
-				 struct stage *stage)
-{
-	struct drain_job *j = calloc(1, sizeof(*j));
-
-	if (!j)
-		return NULL;
-	atomic_init(&j->refs, 1);
-	inode_ref(st->inodes, in, 1);
-	j->in = in;
-	stage_ref(stage);
-	j->stage = stage;
-	return j;
-}
-
-void job_wake_locked(struct drain *d, struct drain_job *j)
-{
-	order_wake(&d->order, &j->v);
-	cond_signal(&d->work);
-}
-
-void job_want_locked(struct drain *d, struct drain_job *j)
-{
-	struct drain_job *aside = job_of(order_want(&d->order, &j->v));
-
-	if (aside && aside->work)
-		atomic_store(&aside->work->disturbed, true);
-	cond_signal(&d->work);
-}
-
-/* --- the end */
-
-/* Has no other job the stage that j's file had before? */
-static bool is_last_of_stage(const struct drain_job *j)
-{
-	struct version *v;
-
-	TAILQ_FOREACH(v, &j->in->file->versions.list, by_file)
-	if (v != &j->v && v->replaced && job_of(v)->stage == j->stage)
-		return false;
-	return true;
-}
-
-void job_end_locked(struct drain *d, struct drain_job *j, enum version_state to,
-		    int result, struct version_queue *ended)
-{
-	if (j->v.replaced && is_last_of_stage(j)) {
-		j->drop = j->stage;
-		/* Never again, once newer bytes may be committed. */
-		SLOT_SET(j->stage->slot, dirty, 0);
-	}
-	order_end(&d->order, &j->v, to);
-	TAILQ_INSERT_TAIL(ended, &j->v, by_state);
-	j->result = result;
-	cond_broadcast(&d->moved);
-	/* The next job of the same file may start now. */
-	if (!TAILQ_EMPTY(&j->in->file->versions.list))
-		cond_broadcast(&d->work);
-}
-
-void jobs_ended(struct store *st, struct version_queue *ended)
-{
-	struct drain_job *j;
-
-	if (TAILQ_EMPTY(ended))
-		return;
-	while ((j = job_of(TAILQ_FIRST(ended))) != NULL) {
-		TAILQ_REMOVE(ended, &j->v, by_state);
-		if (j->drop) { /* what the file had */
-			stage_drop(&st->stages, j->drop);
-			stage_put(&st->stages, j->drop);
-			inode_put(st->inodes, j->in, 1);
-		}
-		drain_job_put(st, j); /* the order's */
-	}
-	commit_wake(st); /* it may be open for the next one */
 }
 
 /* --- closes */
 
 /* A job of the stage that in has now; NULL: nothing to drain, or no memory. */
-static struct drain_job *job_of_stage(struct store *st, struct inode *in,
+static struct drain_job *job_of_stage(struct drain *d, struct inode *in,
 				      struct stat *ret_sb, int *ret_rc)
 {
 	struct stage *stage = NULL;
@@ -165,9 +83,9 @@ static struct drain_job *job_of_stage(struct store *st, struct inode *in,
 		stage = in->file->stage;
 		stage_ref(stage);
 	}
-	(void)stage_stat(&st->stages, stage, ret_sb);
-	j = job_new(st, in, stage);
-	stage_put(&st->stages, stage);
+	(void)stage_stat(d->stages, stage, ret_sb);
+	j = job_new(d, in, stage);
+	stage_put(d->stages, stage);
 	if (!j)
 		*ret_rc = -ENOMEM;
 	return j;
@@ -263,7 +181,7 @@ static struct drain_job *job_for_locked(struct drain *d, struct inode *in,
 	return j;
 }
 
-struct drain_job *job_for(struct store *st, struct inode *in,
+struct drain_job *job_for(struct drain *d, struct inode *in,
 			  enum close_kind kind, int *ret_rc)
 {
 	struct drain_job *fresh, *j = NULL;
@@ -271,7 +189,7 @@ struct drain_job *job_for(struct store *st, struct inode *in,
 	struct stat sb;
 
 	while (moved) {
-		fresh = job_of_stage(st, in, &sb, ret_rc);
+		fresh = job_of_stage(d, in, &sb, ret_rc);
 		if (!fresh)
 			return NULL;
 		{
@@ -280,28 +198,26 @@ struct drain_job *job_for(struct store *st, struct inode *in,
 			moved = in->file->stage != fresh->stage ||
 				!file_is_dirty(in->file) || in->attr.nlink == 0;
 			if (!moved) {
-				HOLD(&st->drain->lock);
-				j = job_for_locked(st->drain, in, &fresh, kind,
-						   &sb);
+				HOLD(&d->lock);
+				j = job_for_locked(d, in, &fresh, kind, &sb);
 			}
 		}
-		drain_job_put(st, fresh);
+		drain_job_put(d, fresh);
 	}
 	return j;
 }
 
-int drain_closed(struct store *st, struct inode *in, bool released)
+int drain_closed(struct drain *d, struct inode *in, bool released)
 {
 	int rc;
 
-	drain_job_put(st,
-		      job_for(st, in, released ? CLOSE_LAST : CLOSE_HELD, &rc));
+	drain_job_put(d,
+		      job_for(d, in, released ? CLOSE_LAST : CLOSE_HELD, &rc));
 	return rc;
 }
 
-void drain_released(struct store *st, struct inode *in)
+void drain_released(struct drain *d, struct inode *in)
 {
-	struct drain *d = st->drain;
 	bool covered;
 	int rc;
 
@@ -323,23 +239,22 @@ void drain_released(struct store *st, struct inode *in)
 	/* A mapping kept the file alive after its close, or it is drained as
 	 * it was at a close that was not the last one. */
 	if (!covered)
-		drain_job_put(st, job_for(st, in, CLOSE_LEFT, &rc));
+		drain_job_put(d, job_for(d, in, CLOSE_LEFT, &rc));
 }
 
-int drain_resume(struct store *st, struct inode *in, uint64_t order)
+int drain_resume(struct drain *d, struct inode *in, uint64_t order)
 {
 	{
-		HOLD(&st->drain->lock);
-		order_resume(&st->drain->order, order);
+		HOLD(&d->lock);
+		order_resume(&d->order, order);
 	}
-	return drain_closed(st, in, true);
+	return drain_closed(d, in, true);
 }
 
-int drain_resume_earlier(struct store *st, struct inode *in, struct stage *s,
+int drain_resume_earlier(struct drain *d, struct inode *in, struct stage *s,
 			 uint64_t order)
 {
-	struct drain *d = st->drain;
-	struct drain_job *j = job_new(st, in, s);
+	struct drain_job *j = job_new(d, in, s);
 
 	if (!j)
 		return -ENOMEM;
@@ -367,11 +282,10 @@ static bool keeps_place(const struct drain_job *j, const struct stage *s)
 	return !j->work || !atomic_load(&j->work->disturbed);
 }
 
-struct stage *drain_replace(struct store *st, struct inode *in,
+struct stage *drain_replace(struct drain *d, struct inode *in,
 			    struct stage *fresh)
 {
 	struct version_queue ended = TAILQ_HEAD_INITIALIZER(ended);
-	struct drain *d = st->drain;
 	struct stage *s;
 	bool kept = false;
 
@@ -399,16 +313,15 @@ struct stage *drain_replace(struct store *st, struct inode *in,
 		if (kept)
 			SLOT_SET(s->slot, earlier, 1);
 	}
-	jobs_ended(st, &ended);
+	jobs_ended(d, &ended);
 	return kept ? NULL : s;
 }
 
 /* End what is pending of in; what is in flight does not count any more. */
-static void cancel(struct store *st, struct inode *in, bool replaced_too,
+static void cancel(struct drain *d, struct inode *in, bool replaced_too,
 		   int result)
 {
 	struct version_queue ended = TAILQ_HEAD_INITIALIZER(ended);
-	struct drain *d = st->drain;
 
 	{
 		struct version *v, *after;
@@ -429,17 +342,17 @@ static void cancel(struct store *st, struct inode *in, bool replaced_too,
 				atomic_store(&j->work->disturbed, true);
 		}
 	}
-	jobs_ended(st, &ended);
+	jobs_ended(d, &ended);
 }
 
-void drain_cancel(struct store *st, struct inode *in)
+void drain_cancel(struct drain *d, struct inode *in)
 {
-	cancel(st, in, true, 0);
+	cancel(d, in, true, 0);
 }
 
-void drain_moved(struct store *st, struct inode *in)
+void drain_moved(struct drain *d, struct inode *in)
 {
-	cancel(st, in, false, -EAGAIN);
+	cancel(d, in, false, -EAGAIN);
 }
 
 /* --- the whole */
@@ -460,67 +373,59 @@ static struct drain_job *any_job(const struct drain *d)
  * What could not be drained stays in its stage, also in one that was replaced,
  * and what was stored in its image: the next start finds both.
  */
-static void job_discard(struct store *st, struct drain_job *j)
+static void job_discard(struct drain *d, struct drain_job *j)
 {
 	if (j->work)
-		work_ended(st, j->work, true);
-	if (j->v.replaced && is_last_of_stage(j)) {
-		stage_put(&st->stages, j->stage);
-		inode_put(st->inodes, j->in, 1);
+		work_ended(d, j->work, true);
+	if (j->v.replaced && job_is_last_of_stage(j)) {
+		stage_put(d->stages, j->stage);
+		inode_put(d->inodes, j->in, 1);
 	}
-	order_end(&st->drain->order, &j->v, VERSION_GONE);
-	work_put(st, TAKE(j->work));
-	drain_job_put(st, j);
+	order_end(&d->order, &j->v, VERSION_GONE);
+	work_put(d, TAKE(j->work));
+	drain_job_put(d, j);
 }
 
-void drain_release(struct store *st)
+void drain_free(struct drain *d)
 {
-	struct drain *d = st->drain;
 	struct drain_job *j;
 
 	if (!d)
 		return;
+	commit_stop(d);
 	while ((j = any_job(d)) != NULL)
-		job_discard(st, j);
+		job_discard(d, j);
 	inflight_free(d->inflight);
 	lock_destroy(&d->lock);
 	cond_destroy(&d->work);
 	cond_destroy(&d->moved);
 	cond_destroy(&d->tick);
 	free(d);
-	st->drain = NULL;
 }
 
-void drain_ask_all(struct store *st)
+void drain_ask_all(struct drain *d)
 {
-	HOLD(&st->drain->lock);
-	st->drain->order.held = false;
-	cond_broadcast(&st->drain->work);
+	HOLD(&d->lock);
+	d->order.held = false;
+	cond_broadcast(&d->work);
 }
 
-void drain_count_left(struct store *st, uint64_t bytes)
+void drain_figures(struct drain *d, struct drain_figures *ret)
 {
-	HOLD(&st->drain->lock);
-	st->drain->left_native++;
-	st->drain->left_native_bytes += bytes;
+	HOLD(&d->lock);
+	ret->draining = d->order.unfinished;
+	ret->failed = d->failed;
+	ret->left_native = d->left_native;
+	ret->left_native_bytes = d->left_native_bytes;
 }
 
-void drain_figures(struct store *st, struct drain_figures *ret)
-{
-	HOLD(&st->drain->lock);
-	ret->draining = st->drain->order.unfinished;
-	ret->failed = st->drain->failed;
-	ret->left_native = st->drain->left_native;
-	ret->left_native_bytes = st->drain->left_native_bytes;
-}
-
-void drain_each_failed(struct store *st,
+void drain_each_failed(struct drain *d,
 		       void (*fn)(void *arg, struct inode *in, int error),
 		       void *arg)
 {
-	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
-		uint64_t ino = SLOT_GET(&st->stages.slots[i], ino);
-		struct inode *in = ino ? inode_peek(st->inodes, ino) : NULL;
+	for (uint32_t i = 0; i < d->stages->slot_count; i++) {
+		uint64_t ino = SLOT_GET(&d->stages->slots[i], ino);
+		struct inode *in = ino ? inode_peek(d->inodes, ino) : NULL;
 		int error = 0;
 
 		if (!in)
@@ -528,11 +433,11 @@ void drain_each_failed(struct store *st,
 		{
 			HOLD(&in->lock);
 			if (in->file &&
-			    !SLOT_GET(&st->stages.slots[i], earlier))
+			    !SLOT_GET(&d->stages->slots[i], earlier))
 				error = in->file->sticky_error;
 		}
 		if (error < 0)
 			fn(arg, in, error);
-		inode_put(st->inodes, in, 1);
+		inode_put(d->inodes, in, 1);
 	}
 }

@@ -16,36 +16,55 @@
 #include "store/names/inode.h"
 
 struct drain;
-struct store;
+struct reclaim;
 
-int drain_init(struct store *st);
-int drain_start(struct store *st);
+/* How it works, and whom it calls. All that is pointed to is borrowed. */
+struct drain_options {
+	const char *uuid; /* of the store, for labels */
+	const uint8_t *secret; /* HASH_SECRET_BYTES */
+	unsigned threads; /* 0: one for each processor, 2 to 8 */
+	unsigned interval_s; /* for files that stay open; 0: never */
+	unsigned dedup_min_saving_percent;
+	bool verify; /* bytes are compared before they are shared */
+	bool share_all; /* bytes are shared between owners: records.h */
+	bool hold; /* drain only when asked */
+	/* Each is called by the drain's timer alone, with `arg` and no lock: */
+	void *arg;
+	bool (*ask_left)(void *arg); /* see drain_ask_left(); true: again */
+	void (*each_second)(void *arg);
+};
+/* Work may be given to it from now on. */
+int drain_new(struct kv *kv, struct images *images, struct stages *stages,
+	      struct inode_table *inodes, struct reclaim *reclaim,
+	      const struct drain_options *options, struct drain **ret_drain);
+int drain_start(struct drain *d);
 /*
- * Stop the threads; jobs that are not done stay in their stages. It may be
- * started again.
+ * Stop the workers; jobs that are not done stay in their stages. They may be
+ * started again. The committer goes on until drain_free().
  */
-void drain_stop(struct store *st);
-void drain_release(struct store *st);
+void drain_stop(struct drain *d);
+/* Before inodes_free(), for jobs hold inodes. NULL: nothing. */
+void drain_free(struct drain *d);
 
 /*
  * A handle for writing was closed: the file is to become durable after all
  * that were closed before. `released`: no writer is left.
  */
-int drain_closed(struct store *st, struct inode *in, bool released);
+int drain_closed(struct drain *d, struct inode *in, bool released);
 /* The last writer is gone: what waited for that starts, or it is queued. */
-void drain_released(struct store *st, struct inode *in);
+void drain_released(struct drain *d, struct inode *in);
 /*
  * The last writer is gone, but a mapping of his may be left: ask until none is,
- * soon at first. See in_place.h.
+ * soon at first. See drain_options.ask_left.
  */
-void drain_ask_left(struct store *st);
+void drain_ask_left(struct drain *d);
 /* The same for a stage found at the start, in its old place (0: the end). */
-int drain_resume(struct store *st, struct inode *in, uint64_t order);
+int drain_resume(struct drain *d, struct inode *in, uint64_t order);
 /*
  * The same for one that had been replaced by another when the last daemon
  * died. Takes over the references to the stage and, for it, to the inode.
  */
-int drain_resume_earlier(struct store *st, struct inode *in, struct stage *s,
+int drain_resume_earlier(struct drain *d, struct inode *in, struct stage *s,
 			 uint64_t order);
 
 /*
@@ -53,45 +72,45 @@ int drain_resume_earlier(struct store *st, struct inode *in, struct stage *s,
  * or with the error that prevents it. Does not keep the order of closes: this
  * version of the file alone overtakes, not those that it has replaced.
  */
-int drain_sync(struct store *st, struct inode *in);
+int drain_sync(struct drain *d, struct inode *in);
 /*
  * Returns when every file at or under `dir` is durable, those that are still
  * open as they stand, and with them all that was closed before; or with
  * the first error.
  */
-int drain_sync_tree(struct store *st, uint64_t dir);
+int drain_sync_tree(struct drain *d, uint64_t dir);
 /* The same for all that was closed so far; what is open stays as it is. */
-int drain_sync_closed(struct store *st);
+int drain_sync_closed(struct drain *d);
 /*
  * The same for one file, in order: what a publish needs.
  */
-int drain_publish(struct store *st, struct inode *in);
+int drain_publish(struct drain *d, struct inode *in);
 /* The same, but what is open for writing stays as it is: only what was closed.
  */
-int drain_publish_closed(struct store *st, struct inode *in);
+int drain_publish_closed(struct drain *d, struct inode *in);
 /*
  * Wait until all that was closed before is durable, without hurrying any of it:
  * for who only wants to look afterwards. The error of what keeps failing.
  */
-int drain_wait_drained(struct store *st);
+int drain_wait_drained(struct drain *d);
 
 /*
  * Somebody is about to change the stage's bytes (open for writing, truncate):
  * a job that reads the mapping must not count. With `wait`, returns when no
  * worker reads it any more.
  */
-void drain_disturb(struct store *st, struct inode *in, bool wait);
+void drain_disturb(struct drain *d, struct inode *in, bool wait);
 /*
  * The stage's bytes have been changed by us, not by a writer of whom it is
  * known that he may be in the middle of something: a job that was reading them
  * has neither what was there nor what is, and does not count.
  */
-void drain_changed(struct store *st, struct inode *in);
+void drain_changed(struct drain *d, struct inode *in);
 /*
  * Wait until no job of this inode runs: it is frozen only so long. The order
  * of closes is kept, so an error of one that was closed earlier ends it.
  */
-int drain_wait_idle(struct store *st, struct inode *in);
+int drain_wait_idle(struct drain *d, struct inode *in);
 /*
  * O_TRUNC of a file that nobody has open: `fresh`, empty, becomes its stage.
  * If the old one was closed, what was closed after it may depend on it, so it
@@ -99,7 +118,7 @@ int drain_wait_idle(struct store *st, struct inode *in);
  * that the file had, to the stage and for it to the inode, are taken over.
  * Otherwise returns the old stage, for the caller to drop, or NULL.
  */
-struct stage *drain_replace(struct store *st, struct inode *in,
+struct stage *drain_replace(struct drain *d, struct inode *in,
 			    struct stage *fresh);
 /*
  * O_TRUNC of a file whose last close is not durable, while its handle is not
@@ -109,23 +128,23 @@ struct stage *drain_replace(struct store *st, struct inode *in,
  * or can not become so; a second at most, for who has a dup(2) of it. Not under
  * in->turn, which the release needs.
  */
-void drain_wait_released(struct store *st, struct inode *in);
+void drain_wait_released(struct drain *d, struct inode *in);
 /* The stage was replaced by a copy in which the writer goes on. */
-void drain_moved(struct store *st, struct inode *in);
+void drain_moved(struct drain *d, struct inode *in);
 /*
  * Returns when what was closed of the file is durable, in its place of the
  * order, or cannot become so: its name is about to go to another inode.
  */
-void drain_wait_closed(struct store *st, struct inode *in);
+void drain_wait_closed(struct drain *d, struct inode *in);
 /* The same for what was closed and then replaced only: see drain_replace(). */
-void drain_wait_replaced(struct store *st, struct inode *in);
+void drain_wait_replaced(struct drain *d, struct inode *in);
 /* Was a version closed that is not durable yet? inode.lock is held. */
-bool drain_has_closed(struct store *st, const struct file *f);
+bool drain_has_closed(struct drain *d, const struct file *f);
 /* The inode lost its last name and handle: nothing of it is drained. */
-void drain_cancel(struct store *st, struct inode *in);
+void drain_cancel(struct drain *d, struct inode *in);
 
 /* hold_drain is over: everything may be drained. */
-void drain_ask_all(struct store *st);
+void drain_ask_all(struct drain *d);
 
 struct drain_figures {
 	uint64_t draining; /* jobs that are not done */
@@ -133,9 +152,9 @@ struct drain_figures {
 	uint64_t left_native; /* files whose few duplicates were left */
 	uint64_t left_native_bytes;
 };
-void drain_figures(struct store *st, struct drain_figures *ret);
+void drain_figures(struct drain *d, struct drain_figures *ret);
 /* Call fn for every failed file, without a lock. */
-void drain_each_failed(struct store *st,
+void drain_each_failed(struct drain *d,
 		       void (*fn)(void *arg, struct inode *in, int error),
 		       void *arg);
 

@@ -12,7 +12,6 @@
 #include "store/base/scope.h"
 #include "store/drain/drain_private.h"
 #include "store/file/state.h"
-#include "store/store.h"
 
 #define RETRY_NS (INT64_C(5) * 1000000000)
 
@@ -82,21 +81,21 @@ static void again_locked(struct drain *d, struct drain_job *j, bool overtaken,
 	}
 }
 
-void drain_void(struct store *st, struct drain_job *j, bool overtaken)
+void drain_void(struct drain *d, struct drain_job *j, bool overtaken)
 {
 	struct version_queue ended = TAILQ_HEAD_INITIALIZER(ended);
 	struct work *w;
 
 	if (j->work)
-		work_ended(st, j->work, false);
+		work_ended(d, j->work, false);
 	{
 		HOLD(&j->in->lock);
-		HOLD(&st->drain->lock);
-		w = attempt_over_locked(st->drain, j);
-		again_locked(st->drain, j, overtaken, &ended);
+		HOLD(&d->lock);
+		w = attempt_over_locked(d, j);
+		again_locked(d, j, overtaken, &ended);
 	}
-	work_put(st, w);
-	jobs_ended(st, &ended);
+	work_put(d, w);
+	jobs_ended(d, &ended);
 }
 
 /*
@@ -137,34 +136,33 @@ static void failed_locked(struct drain *d, struct drain_job *j, int rc,
 	}
 }
 
-static void log_failed(struct store *st, struct inode *in, int rc)
+static void log_failed(struct drain *d, struct inode *in, int rc)
 {
 	char path[4096];
 
-	inode_path(st->inodes, in, path, sizeof(path));
+	inode_path(d->inodes, in, path, sizeof(path));
 	log_error("%s: cannot be made durable: %s; its bytes are kept and %s",
 		  path, strerror(-rc),
-		  kv_health(st->kv) == KV_CONDEMNED
+		  kv_health(d->kv) == KV_CONDEMNED
 			  ? "taken over when it is mounted again"
 			  : "it is tried again");
 }
 
-void drain_fail(struct store *st, struct drain_job *j, int rc)
+void drain_fail(struct drain *d, struct drain_job *j, int rc)
 {
 	struct version_queue ended = TAILQ_HEAD_INITIALIZER(ended);
-	struct drain *d = st->drain;
 	struct work *w;
 	bool first;
 
 	if (j->work)
-		work_ended(st, j->work, false);
+		work_ended(d, j->work, false);
 	job_ref(j); /* what fails later may have ended it by then */
 	{
 		HOLD(&j->in->lock);
 		first = j->in->file->sticky_error != rc;
 	}
 	if (first)
-		log_failed(st, j->in, rc);
+		log_failed(d, j->in, rc);
 	{
 		HOLD(&j->in->lock);
 		HOLD(&d->lock);
@@ -172,9 +170,9 @@ void drain_fail(struct store *st, struct drain_job *j, int rc)
 		w = attempt_over_locked(d, j);
 		failed_locked(d, j, rc, &ended);
 	}
-	work_put(st, w);
-	jobs_ended(st, &ended);
-	drain_job_put(st, j);
+	work_put(d, w);
+	jobs_ended(d, &ended);
+	drain_job_put(d, j);
 }
 
 /* --- for the committer --------------------------------------------------- */
@@ -190,34 +188,33 @@ static void show_older_locked(const struct drain_job *j, bool show)
 			SLOT_SET(job_of(u)->stage->slot, dirty, show);
 }
 
-struct drain_job *drain_take(struct store *st, unsigned *ret_older)
+struct drain_job *drain_take(struct drain *d, unsigned *ret_older)
 {
 	struct drain_job *j;
 
-	HOLD(&st->drain->lock);
-	j = job_of(order_take(&st->drain->order));
+	HOLD(&d->lock);
+	j = job_of(order_take(&d->order));
 	*ret_older = j ? order_older(&j->v) : 0;
 	if (*ret_older > 0)
 		show_older_locked(j, false);
 	return j;
 }
 
-void drain_unhide(struct store *st, struct drain_job *j)
+void drain_unhide(struct drain *d, struct drain_job *j)
 {
-	HOLD(&st->drain->lock);
+	HOLD(&d->lock);
 	show_older_locked(j, true);
 }
 
-struct drain_job *drain_take_void(struct store *st)
+struct drain_job *drain_take_void(struct drain *d)
 {
-	HOLD(&st->drain->lock);
-	return job_of(order_void(&st->drain->order));
+	HOLD(&d->lock);
+	return job_of(order_void(&d->order));
 }
 
-void drain_seen(struct store *st, struct drain_job *j, bool clean,
+void drain_seen(struct drain *d, struct drain_job *j, bool clean,
 		struct version_queue *ended)
 {
-	struct drain *d = st->drain;
 	struct file *f = j->in->file;
 	struct drain_job *q;
 
@@ -231,13 +228,12 @@ void drain_seen(struct store *st, struct drain_job *j, bool clean,
 	f->sticky_error = 0;
 }
 
-void drain_done(struct store *st, struct drain_job *j, bool stored)
+void drain_done(struct drain *d, struct drain_job *j, bool stored)
 {
 	struct version_queue ended = TAILQ_HEAD_INITIALIZER(ended);
-	struct drain *d = st->drain;
 	struct work *w;
 
-	work_ended(st, j->work, stored || j->work->adopt);
+	work_ended(d, j->work, stored || j->work->adopt);
 	{
 		struct version *u;
 
@@ -250,6 +246,6 @@ void drain_done(struct store *st, struct drain_job *j, bool stored)
 		j->attempts++;
 		job_end_locked(d, j, VERSION_DONE, 0, &ended);
 	}
-	work_put(st, w);
-	jobs_ended(st, &ended);
+	work_put(d, w);
+	jobs_ended(d, &ended);
 }

@@ -9,9 +9,14 @@
 #define STORE_DRAIN_PRIVATE_H
 
 #include "store/base/sync.h"
+#include "store/db/kv.h"
 #include "store/drain/drain.h"
 #include "store/drain/order.h"
 #include "store/drain/work.h"
+#include "store/names/inode.h"
+#include "store/space/image.h"
+#include "store/space/reclaim.h"
+#include "store/space/stage.h"
 
 #define DRAIN_THREADS_MAX 8
 
@@ -39,7 +44,15 @@ struct drain_job {
 TAILQ_HEAD(works, work);
 
 struct drain {
+	struct kv *kv;
+	struct images *images;
+	struct stages *stages;
+	struct inode_table *inodes;
+	struct reclaim *reclaim;
+	struct drain_options options;
+	struct committer *committer;
 	struct inflight *inflight;
+	atomic_bool label_failed; /* and that was said */
 	atomic_uint_fast64_t writing_bytes; /* by workers, just now */
 	struct thread thread[DRAIN_THREADS_MAX];
 	unsigned thread_count;
@@ -58,7 +71,8 @@ struct drain {
 	uint64_t failed; /* files with a sticky error */
 	uint64_t left_native, left_native_bytes;
 	unsigned awaiting_release; /* who is in drain_wait_released() */
-	/* When files_ask_left() is next, and how long after that; 0: never. */
+	/* When options.ask_left() is next, and how long after that; 0: never.
+	 */
 	int64_t left_due_ns, left_delay_ns;
 };
 
@@ -69,10 +83,29 @@ static inline struct drain_job *job_of(struct version *v)
 		 : NULL;
 }
 
-/* --- drain.c. _locked: inode.lock and drain.lock are held. */
+/* --- job.c. _locked: inode.lock and drain.lock are held. */
 
+/* One reference; takes its own of the inode and the stage. NULL: no memory. */
+struct drain_job *job_new(struct drain *d, struct inode *in,
+			  struct stage *stage);
 void job_ref(struct drain_job *j);
-void drain_job_put(struct store *st, struct drain_job *j);
+void drain_job_put(struct drain *d, struct drain_job *j);
+/* It waits for no event any more; drain.lock alone is held. */
+void job_wake_locked(struct drain *d, struct drain_job *j);
+/* Somebody waits for it: see order_want(). drain.lock alone is held. */
+void job_want_locked(struct drain *d, struct drain_job *j);
+/* Has no other job the stage that j's file had before? */
+bool job_is_last_of_stage(const struct drain_job *j);
+/*
+ * It is over, in the state `to` with this result; it waits in `ended` for the
+ * caller's jobs_ended(), without locks.
+ */
+void job_end_locked(struct drain *d, struct drain_job *j, enum version_state to,
+		    int result, struct version_queue *ended);
+void jobs_ended(struct drain *d, struct version_queue *ended);
+
+/* --- drain.c */
+
 /* What made somebody ask for a job. */
 enum close_kind {
 	CLOSE_NOT, /* it is asked for as it stands: it gets no place */
@@ -85,47 +118,35 @@ enum close_kind {
  * reference. NULL when there is nothing to drain (*ret_rc 0) or no memory; also
  * when a job that runs has the place for these very bytes, which are sealed.
  */
-struct drain_job *job_for(struct store *st, struct inode *in,
+struct drain_job *job_for(struct drain *d, struct inode *in,
 			  enum close_kind kind, int *ret_rc);
-/* It waits for no event any more; drain.lock alone is held. */
-void job_wake_locked(struct drain *d, struct drain_job *j);
-/* Somebody waits for it: see order_want(). drain.lock alone is held. */
-void job_want_locked(struct drain *d, struct drain_job *j);
-/*
- * It is over, in the state `to` with this result; it waits in `ended` for the
- * caller's jobs_ended(), without locks.
- */
-void job_end_locked(struct drain *d, struct drain_job *j, enum version_state to,
-		    int result, struct version_queue *ended);
-void jobs_ended(struct store *st, struct version_queue *ended);
-
 /* --- drain_over.c */
 
 /* An attempt is over; the job is drained again, or not needed any more. */
-void drain_void(struct store *st, struct drain_job *j, bool overtaken);
+void drain_void(struct drain *d, struct drain_job *j, bool overtaken);
 /*
  * It failed: the stage is kept, the error sticks to the file, and it is tried
  * again later in the same place.
  */
-void drain_fail(struct store *st, struct drain_job *j, int rc);
+void drain_fail(struct drain *d, struct drain_job *j, int rc);
 /*
  * The next job that may be committed, oldest first, and how many versions of
  * its file it supersedes. Another daemon would not find these any more, and
  * bring them back over it. NULL: there is none.
  */
-struct drain_job *drain_take(struct store *st, unsigned *ret_older);
+struct drain_job *drain_take(struct drain *d, unsigned *ret_older);
 /* It is not committed after all: another daemon finds them again. */
-void drain_unhide(struct store *st, struct drain_job *j);
+void drain_unhide(struct drain *d, struct drain_job *j);
 /* One that makes way, for drain_void(); NULL: there is none. */
-struct drain_job *drain_take_void(struct store *st);
+struct drain_job *drain_take_void(struct drain *d);
 /*
  * j is durable, and everybody may see it. clean: there are no other bytes in
  * its stage, so a later close of it ends as well. inode.lock is held.
  */
-void drain_seen(struct store *st, struct drain_job *j, bool clean,
+void drain_seen(struct drain *d, struct drain_job *j, bool clean,
 		struct version_queue *ended);
 /* All that follows is done. Unless `stored`, its own image is given up. */
-void drain_done(struct store *st, struct drain_job *j, bool stored);
+void drain_done(struct drain *d, struct drain_job *j, bool stored);
 
 /* --- drain_wait.c */
 
@@ -133,7 +154,7 @@ void drain_done(struct store *st, struct drain_job *j, bool stored);
  * Wait until all jobs with a place before `order` are done. The first of them
  * that fails while we wait ends it: nothing after it can be in order.
  */
-int order_wait(struct store *st, uint64_t order);
+int order_wait(struct drain *d, uint64_t order);
 
 /* --- drain_timer.c */
 
@@ -143,9 +164,6 @@ void *drain_timer_main(void *arg);
  * by now_ns, each since its first writer opened it or it was looked at last.
  * One that takes the place of something is left: OPEN_REPLACES.
  */
-void drain_open_files(struct store *st, int64_t now_ns);
-
-/* A file kept its few duplicates, so as to stay native. */
-void drain_count_left(struct store *st, uint64_t bytes);
+void drain_open_files(struct drain *d, int64_t now_ns);
 
 #endif

@@ -14,11 +14,10 @@
 
 #include "store/base/io.h"
 #include "store/base/scope.h"
-#include "store/drain/commit.h"
+#include "store/drain/commit_private.h"
 #include "store/drain/drain_private.h"
 #include "store/drain/work.h"
 #include "store/file/state.h"
-#include "store/store.h"
 
 /* Jobs without a place have smaller serials than this. */
 #define SERIAL_ORDERED (UINT64_C(1) << 62)
@@ -42,14 +41,14 @@ static struct drain_job *job_start_locked(struct drain *d)
  * not become durable, unless somebody asks for this very file as it stands.
  * Looked at before it is read, and once more after that.
  */
-static bool work_is_overtaken(struct store *st, struct work *w)
+static bool work_is_overtaken(struct drain *d, struct work *w)
 {
 	struct drain_job *j = w->job;
 	struct stat sb;
 
-	if (w->exclusive || stage_stat(&st->stages, w->stage, &sb) < 0)
+	if (w->exclusive || stage_stat(d->stages, w->stage, &sb) < 0)
 		return false;
-	HOLD(&st->drain->lock);
+	HOLD(&d->lock);
 	return j->v.place && j->v.want != WANT_ALONE &&
 	       ((uint64_t)sb.st_size != j->close_size ||
 		io_ns(&sb.st_mtim) != j->close_mtime_ns);
@@ -59,22 +58,20 @@ static bool work_is_overtaken(struct store *st, struct work *w)
  * What the work is about, frozen; NULL: no memory. -EAGAIN in its error: there
  * is nothing to be done any more.
  */
-static struct work *work_freeze(struct store *st, struct drain_job *j)
+static struct work *work_freeze(struct drain *d, struct drain_job *j)
 {
 	struct work *w = work_new(j);
-	struct drain *d = st->drain;
 	struct file *f = j->in->file;
 	struct stat sb;
 	int rc;
 
 	if (!w)
 		return NULL;
-	rc = stage_stat(&st->stages, j->stage, &sb);
+	rc = stage_stat(d->stages, j->stage, &sb);
 	HOLD(&j->in->lock);
 	w->exclusive =
 		!j->stage->held && (j->v.replaced || !file_may_change(f));
-	w->domain =
-		st->options.share_all ? DOMAIN_ALL : domain_of(&j->in->attr);
+	w->domain = d->options.share_all ? DOMAIN_ALL : domain_of(&j->in->attr);
 	w->old = f->content;
 	if (w->old)
 		atomic_fetch_add(&w->old->refs, 1);
@@ -101,15 +98,14 @@ static struct work *work_freeze(struct store *st, struct drain_job *j)
 	return w;
 }
 
-static void worker_help(struct store *st, struct work *w, uint8_t *buffer);
+static void worker_help(struct drain *d, struct work *w, uint8_t *buffer);
 
 /* Wait for another work's bytes, and work on them meanwhile. */
-static bool owner_wait(struct store *st, struct work *o, uint8_t *buffer)
+static bool owner_wait(struct drain *d, struct work *o, uint8_t *buffer)
 {
-	struct drain *d = st->drain;
 	bool failed;
 
-	worker_help(st, o, buffer);
+	worker_help(d, o, buffer);
 	lock_take(&d->lock);
 	while (o->outcome == WORK_OPEN)
 		cond_wait(&d->moved, &d->lock);
@@ -119,7 +115,7 @@ static bool owner_wait(struct store *st, struct work *o, uint8_t *buffer)
 }
 
 /* Settle what is deferred: first with other jobs, then within this one. */
-static int resolve(struct store *st, struct work *w, uint8_t *buffer)
+static int resolve(struct drain *d, struct work *w, uint8_t *buffer)
 {
 	for (int own = 0; own < 2; own++) {
 		for (uint32_t i = 0; i < w->chunk_count; i++) {
@@ -130,8 +126,8 @@ static int resolve(struct store *st, struct work *w, uint8_t *buffer)
 			if (c->kind != CHUNK_DEFERRED ||
 			    (c->owner == w) != (own == 1))
 				continue;
-			failed = !own && owner_wait(st, c->owner, buffer);
-			rc = work_resolve(st, w, i, failed, buffer);
+			failed = !own && owner_wait(d, c->owner, buffer);
+			rc = work_resolve(d, w, i, failed, buffer);
 			if (rc < 0)
 				return rc;
 		}
@@ -140,21 +136,21 @@ static int resolve(struct store *st, struct work *w, uint8_t *buffer)
 }
 
 /* The last span is done: make it durable and settle shares. */
-static int work_finish(struct store *st, struct work *w, uint8_t *buffer)
+static int work_finish(struct drain *d, struct work *w, uint8_t *buffer)
 {
 	int rc = atomic_load(&w->error);
 
 	if (rc == 0 && !atomic_load(&w->disturbed))
-		rc = work_sync(st, w);
+		rc = work_sync(d, w);
 	if (rc < 0 || atomic_load(&w->disturbed))
 		return rc;
-	rc = work_recheck(st, w, buffer);
+	rc = work_recheck(d, w, buffer);
 	if (rc == 0)
-		rc = resolve(st, w, buffer);
+		rc = resolve(d, w, buffer);
 	if (rc == 0)
-		rc = work_conclude(st, w, buffer);
+		rc = work_conclude(d, w, buffer);
 	if (rc == 0)
-		rc = work_settle(st, w);
+		rc = work_settle(d, w);
 	return rc;
 }
 
@@ -164,9 +160,8 @@ static int work_finish(struct store *st, struct work *w, uint8_t *buffer)
  * it waits; the committer finds that out, and gives it back to be drained
  * again. So nobody who waits keeps space from being given back.
  */
-static void work_leave(struct store *st, struct work *w, int rc, bool overtaken)
+static void work_leave(struct drain *d, struct work *w, int rc, bool overtaken)
 {
-	struct drain *d = st->drain;
 	struct drain_job *j = w->job;
 	bool again;
 
@@ -186,33 +181,33 @@ static void work_leave(struct store *st, struct work *w, int rc, bool overtaken)
 		cond_broadcast(&d->work);
 	}
 	if (again)
-		drain_void(st, j, overtaken);
+		drain_void(d, j, overtaken);
 	else if (rc < 0)
-		drain_fail(st, j, rc);
+		drain_fail(d, j, rc);
 	else
-		commit_wake(st);
+		commit_wake(d);
 }
 
-static void work_over(struct store *st, struct work *w, uint8_t *buffer)
+static void work_over(struct drain *d, struct work *w, uint8_t *buffer)
 {
-	int rc = work_finish(st, w, buffer);
-	bool overtaken = rc == 0 && work_is_overtaken(st, w);
+	int rc = work_finish(d, w, buffer);
+	bool overtaken = rc == 0 && work_is_overtaken(d, w);
 
-	reclaim_leave(st->reclaim, &w->ticket);
-	work_leave(st, w, rc, overtaken);
+	reclaim_leave(d->reclaim, &w->ticket);
+	work_leave(d, w, rc, overtaken);
 }
 
 /* Claim and do spans of w until there are none left to claim. */
-static void worker_help(struct store *st, struct work *w, uint8_t *buffer)
+static void worker_help(struct drain *d, struct work *w, uint8_t *buffer)
 {
 	for (;;) {
 		uint32_t span = atomic_fetch_add(&w->next_span, 1);
 
 		if (span >= w->span_count)
 			return;
-		work_span(st, w, span, buffer);
+		work_span(d, w, span, buffer);
 		if (atomic_fetch_sub(&w->spans_left, 1) == 1) {
-			work_over(st, w, buffer);
+			work_over(d, w, buffer);
 			return;
 		}
 	}
@@ -230,10 +225,9 @@ static struct work *work_with_span_locked(struct drain *d)
 }
 
 /* Begin a job that was started, and do what there is of it. */
-static void worker_begin(struct store *st, struct drain_job *j, uint8_t *buffer)
+static void worker_begin(struct drain *d, struct drain_job *j, uint8_t *buffer)
 {
-	struct drain *d = st->drain;
-	struct work *w = work_freeze(st, j);
+	struct work *w = work_freeze(d, j);
 	bool overtaken;
 	int rc;
 
@@ -242,18 +236,18 @@ static void worker_begin(struct store *st, struct drain_job *j, uint8_t *buffer)
 			HOLD(&d->lock);
 			d->running_count--;
 		}
-		drain_fail(st, j, -ENOMEM);
+		drain_fail(d, j, -ENOMEM);
 		return;
 	}
 	rc = atomic_load(&w->error);
-	overtaken = rc == 0 && work_is_overtaken(st, w);
+	overtaken = rc == 0 && work_is_overtaken(d, w);
 	if (rc < 0 || overtaken) {
-		work_leave(st, w, rc, overtaken);
-		work_put(st, w);
+		work_leave(d, w, rc, overtaken);
+		work_put(d, w);
 		return;
 	}
-	reclaim_enter(st->reclaim, &w->ticket);
-	rc = work_begin(st, w);
+	reclaim_enter(d->reclaim, &w->ticket);
+	rc = work_begin(d, w);
 	/* -ESTALE: it became shorter meanwhile. */
 	atomic_store(&w->error, rc == -ESTALE ? -EAGAIN : rc);
 	if (w->span_count > 1) { /* others can help */
@@ -262,16 +256,15 @@ static void worker_begin(struct store *st, struct drain_job *j, uint8_t *buffer)
 		cond_broadcast(&d->work);
 	}
 	if (w->span_count > 0)
-		worker_help(st, w, buffer);
+		worker_help(d, w, buffer);
 	else
-		work_over(st, w, buffer);
-	work_put(st, w);
+		work_over(d, w, buffer);
+	work_put(d, w);
 }
 
 static void *worker_main(void *arg)
 {
-	struct store *st = arg;
-	struct drain *d = st->drain;
+	struct drain *d = arg;
 	uint8_t *buffer = NULL;
 
 	if (posix_memalign((void **)&buffer, 4096, DRAIN_BUFFER_BYTES) != 0)
@@ -291,24 +284,25 @@ static void *worker_main(void *arg)
 			job_ref(j);
 		lock_give(&d->lock);
 		if (w)
-			worker_help(st, w, buffer);
+			worker_help(d, w, buffer);
 		else if (j)
-			worker_begin(st, j, buffer);
+			worker_begin(d, j, buffer);
 		else
 			break;
-		work_put(st, w);
-		drain_job_put(st, j);
+		work_put(d, w);
+		drain_job_put(d, j);
 	}
 	free(buffer);
 	return NULL;
 }
 
-int drain_start(struct store *st)
+int drain_start(struct drain *d)
 {
-	struct drain *d = st->drain;
-	unsigned n = st->options.drain_threads;
-	int rc;
+	unsigned n = d->options.threads;
+	int rc = commit_start(d);
 
+	if (rc < 0)
+		return rc;
 	if (n == 0) {
 		long cpus = sysconf(_SC_NPROCESSORS_ONLN);
 
@@ -318,20 +312,18 @@ int drain_start(struct store *st)
 		n = DRAIN_THREADS_MAX;
 	d->started = true;
 	for (unsigned i = 0; i < n; i++) {
-		rc = thread_create(&d->thread[i], worker_main, st);
+		rc = thread_create(&d->thread[i], worker_main, d);
 		if (rc != 0)
 			return -rc;
 		HOLD(&d->lock);
 		d->thread_count++;
 	}
-	return thread_create(&d->timer, drain_timer_main, st);
+	return thread_create(&d->timer, drain_timer_main, d);
 }
 
-void drain_stop(struct store *st)
+void drain_stop(struct drain *d)
 {
-	struct drain *d = st->drain;
-
-	if (!d || !d->started)
+	if (!d->started)
 		return;
 	{
 		HOLD(&d->lock);

@@ -9,12 +9,9 @@
 
 #include "store/base/io.h"
 #include "store/base/scope.h"
-#include "store/drain/commit.h"
+#include "store/drain/commit_private.h"
 #include "store/drain/drain_private.h"
-#include "store/file/in_place.h"
 #include "store/space/reclaim.h"
-#include "store/space/reserve.h"
-#include "store/store.h"
 
 /* How often the stage's memory and the disk's room are looked at. */
 #define ASK_NS_MIN (INT64_C(1) * 1000000)
@@ -28,25 +25,24 @@
 #define DRAIN_OPEN_GROWTH_MAX (UINT64_C(64) << 20)
 
 /* More is used than was admitted: a file outgrew its series. */
-static void timer_relieve(struct store *st)
+static void timer_relieve(struct drain *d)
 {
 	uint64_t used, total;
 
-	segments_let_go(st);
-	if (atomic_load(&st->stages.memory_count) == 0)
+	if (atomic_load(&d->stages->memory_count) == 0)
 		return;
-	stages_usage(&st->stages, &used, &total);
+	stages_usage(d->stages, &used, &total);
 	if (used > total)
-		(void)stages_make_room(&st->stages, 0);
+		(void)stages_make_room(d->stages, 0);
 }
 
 /* What a full disk refused, once it has room; or one that has failed. */
-static void timer_retry(struct store *st)
+static void timer_retry(struct drain *d)
 {
-	if (kv_mend(st->kv) < 0 || kv_room(st->kv) < 0)
+	if (kv_mend(d->kv) < 0 || kv_room(d->kv) < 0)
 		return;
-	commit_retry(st);
-	reclaim_retry(st->reclaim);
+	commit_retry(d);
+	reclaim_retry(d->reclaim);
 }
 
 /*
@@ -98,7 +94,7 @@ static struct stage *open_for_long(struct inode *in, int64_t now,
 }
 
 /* Is there something new in it that is worth to be drained? */
-static bool open_has_changed(struct store *st, struct inode *in,
+static bool open_has_changed(struct drain *d, struct inode *in,
 			     struct stage *stage)
 {
 	struct file *f = in->file;
@@ -107,7 +103,7 @@ static bool open_has_changed(struct store *st, struct inode *in,
 	struct stat sb;
 	bool changed;
 
-	if (stage_stat(&st->stages, stage, &sb) < 0)
+	if (stage_stat(d->stages, stage, &sb) < 0)
 		return false;
 	mtime = io_ns(&sb.st_mtim);
 	size = (uint64_t)sb.st_size;
@@ -124,12 +120,12 @@ static bool open_has_changed(struct store *st, struct inode *in,
 	return changed;
 }
 
-void drain_open_files(struct store *st, int64_t now_ns)
+void drain_open_files(struct drain *d, int64_t now_ns)
 {
-	int64_t interval = (int64_t)st->options.drain_interval_s * 1000000000;
+	int64_t interval = (int64_t)d->options.interval_s * 1000000000;
 
-	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
-		struct stage_slot *slot = &st->stages.slots[i];
+	for (uint32_t i = 0; i < d->stages->slot_count; i++) {
+		struct stage_slot *slot = &d->stages->slots[i];
 		uint64_t ino = SLOT_GET(slot, ino);
 		struct inode *in;
 		struct stage *stage;
@@ -137,36 +133,34 @@ void drain_open_files(struct store *st, int64_t now_ns)
 
 		if (ino == 0 || !SLOT_GET(slot, dirty))
 			continue;
-		in = inode_peek(st->inodes, ino);
+		in = inode_peek(d->inodes, ino);
 		if (!in)
 			continue;
 		stage = open_for_long(in, now_ns, interval);
-		if (stage && open_has_changed(st, in, stage))
-			drain_job_put(st, job_for(st, in, CLOSE_NOT, &rc));
-		stage_put(&st->stages, stage);
-		inode_put(st->inodes, in, 1);
+		if (stage && open_has_changed(d, in, stage))
+			drain_job_put(d, job_for(d, in, CLOSE_NOT, &rc));
+		stage_put(d->stages, stage);
+		inode_put(d->inodes, in, 1);
 	}
 }
 
 /* Unless a real close has come since. Puts the reference. */
-static void end_empty(struct store *st, struct drain_job *j)
+static void end_empty(struct drain *d, struct drain_job *j)
 {
 	struct version_queue ended = TAILQ_HEAD_INITIALIZER(ended);
 
 	{
 		HOLD(&j->in->lock);
-		HOLD(&st->drain->lock);
+		HOLD(&d->lock);
 		if (j->v.state == VERSION_EMPTY)
-			job_end_locked(st->drain, j, VERSION_GONE, 0, &ended);
+			job_end_locked(d, j, VERSION_GONE, 0, &ended);
 	}
-	jobs_ended(st, &ended);
-	drain_job_put(st, j);
+	jobs_ended(d, &ended);
+	drain_job_put(d, j);
 }
 
-void drain_ask_left(struct store *st)
+void drain_ask_left(struct drain *d)
 {
-	struct drain *d = st->drain;
-
 	HOLD(&d->lock);
 	d->left_delay_ns = ASK_NS_MIN;
 	d->left_due_ns = mono_ns() + ASK_NS_MIN;
@@ -174,16 +168,15 @@ void drain_ask_left(struct store *st)
 }
 
 /* Who is left with a mapping may be gone by now. */
-static void timer_ask_left(struct store *st)
+static void timer_ask_left(struct drain *d)
 {
-	struct drain *d = st->drain;
 	bool again;
 
 	{
 		HOLD(&d->lock);
 		d->left_due_ns = 0;
 	}
-	again = files_ask_left(st);
+	again = d->options.ask_left(d->options.arg);
 	HOLD(&d->lock);
 	if (!again || d->left_due_ns != 0)
 		return;
@@ -194,9 +187,8 @@ static void timer_ask_left(struct store *st)
 
 void *drain_timer_main(void *arg)
 {
-	struct store *st = arg;
-	struct drain *d = st->drain;
-	int64_t interval = (int64_t)st->options.drain_interval_s * 1000000000;
+	struct drain *d = arg;
+	int64_t interval = (int64_t)d->options.interval_s * 1000000000;
 	/* Each file by its own age: so they are looked at more often. */
 	int64_t look = interval / 8 > RELIEVE_NS ? interval / 8 : RELIEVE_NS;
 	int64_t next_open = interval ? mono_ns() + look : INT64_MAX;
@@ -208,21 +200,21 @@ void *drain_timer_main(void *arg)
 
 		if (now >= next_open) {
 			lock_give(&d->lock);
-			drain_open_files(st, now);
+			drain_open_files(d, now);
 			lock_take(&d->lock);
 			next_open = mono_ns() + look;
 			continue;
 		}
 		if (d->left_due_ns != 0 && now >= d->left_due_ns) {
 			lock_give(&d->lock);
-			timer_ask_left(st);
+			timer_ask_left(d);
 			lock_take(&d->lock);
 			continue;
 		}
 		empty = timer_wake_due_locked(d, now, &next);
 		if (empty) {
 			lock_give(&d->lock);
-			end_empty(st, empty);
+			end_empty(d, empty);
 			lock_take(&d->lock);
 			continue;
 		}
@@ -234,9 +226,9 @@ void *drain_timer_main(void *arg)
 			next = now + RELIEVE_NS;
 		(void)cond_wait_until(&d->tick, &d->lock, next);
 		lock_give(&d->lock);
-		timer_relieve(st);
-		reserve_look(&st->reserve);
-		timer_retry(st);
+		timer_relieve(d);
+		d->options.each_second(d->options.arg);
+		timer_retry(d);
 		lock_take(&d->lock);
 	}
 	lock_give(&d->lock);

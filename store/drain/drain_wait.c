@@ -10,9 +10,8 @@
 
 #include "store/base/io.h"
 #include "store/base/scope.h"
-#include "store/drain/commit.h"
+#include "store/drain/commit_private.h"
 #include "store/drain/drain_private.h"
-#include "store/store.h"
 
 /* How long an open with O_TRUNC waits for the release of the last handle. */
 #define RELEASED_WAIT_NS (INT64_C(1) * 1000000000)
@@ -26,9 +25,8 @@ static bool in_flight(const struct drain_job *j)
  * Wait until j is over, or fails. Consumes the reference. -EAGAIN: the file's
  * bytes are another job's now.
  */
-static int job_wait(struct store *st, struct drain_job *j)
+static int job_wait(struct drain *d, struct drain_job *j)
 {
-	struct drain *d = st->drain;
 	unsigned failures;
 	int rc;
 
@@ -37,14 +35,14 @@ static int job_wait(struct store *st, struct drain_job *j)
 		job_want_locked(d, j);
 		failures = j->failures;
 	}
-	commit_wake(st);
+	commit_wake(d);
 	{
 		HOLD(&d->lock);
 		while (!version_over(&j->v) && j->failures == failures)
 			cond_wait(&d->moved, &d->lock);
 		rc = j->result;
 	}
-	drain_job_put(st, j);
+	drain_job_put(d, j);
 	return rc;
 }
 
@@ -53,9 +51,8 @@ static int job_wait(struct store *st, struct drain_job *j)
  * came. Not for a version that was replaced: it waits for its turn, and makes
  * way.
  */
-static void running_wait(struct store *st, struct inode *in)
+static void running_wait(struct drain *d, struct inode *in)
 {
-	struct drain *d = st->drain;
 	struct drain_job *j = NULL;
 	unsigned attempts = 0;
 
@@ -70,30 +67,30 @@ static void running_wait(struct store *st, struct inode *in)
 		job_want_locked(d, j);
 		attempts = j->attempts;
 	}
-	commit_wake(st);
+	commit_wake(d);
 	{
 		HOLD(&d->lock);
 		while (in_flight(j) && j->attempts == attempts)
 			cond_wait(&d->moved, &d->lock);
 	}
-	drain_job_put(st, j);
+	drain_job_put(d, j);
 }
 
-int drain_sync(struct store *st, struct inode *in)
+int drain_sync(struct drain *d, struct inode *in)
 {
 	struct drain_job *j;
 	int rc;
 
 	do {
-		running_wait(st, in);
-		j = job_for(st, in, CLOSE_NOT, &rc);
+		running_wait(d, in);
+		j = job_for(d, in, CLOSE_NOT, &rc);
 		if (j)
-			rc = job_wait(st, j);
+			rc = job_wait(d, j);
 	} while (j && rc == -EAGAIN);
 	if (j)
 		return rc;
 	if (rc == 0)
-		rc = kv_sync(st->kv); /* its name */
+		rc = kv_sync(d->kv); /* its name */
 	return rc;
 }
 
@@ -102,9 +99,8 @@ int drain_sync(struct store *st, struct inode *in)
  * was closed and is not released yet gets his time for that all the same: what
  * is drained while it may change has to be drained once more.
  */
-static int order_await(struct store *st, uint64_t order, bool ask)
+static int order_await(struct drain *d, uint64_t order, bool ask)
 {
-	struct drain *d = st->drain;
 	struct version *v;
 	int rc = 0;
 
@@ -136,9 +132,9 @@ static int order_await(struct store *st, uint64_t order, bool ask)
  * Wait until all jobs with a place before `order` are done. The first of them
  * that fails while we wait ends it: nothing after it can be in order.
  */
-int order_wait(struct store *st, uint64_t order)
+int order_wait(struct drain *d, uint64_t order)
 {
-	return order_await(st, order, true);
+	return order_await(d, order, true);
 }
 
 static uint64_t order_now(struct drain *d)
@@ -147,19 +143,19 @@ static uint64_t order_now(struct drain *d)
 	return d->order.next_place;
 }
 
-int drain_sync_closed(struct store *st)
+int drain_sync_closed(struct drain *d)
 {
-	int rc = order_wait(st, order_now(st->drain));
+	int rc = order_wait(d, order_now(d));
 
-	return rc < 0 ? rc : kv_sync(st->kv);
+	return rc < 0 ? rc : kv_sync(d->kv);
 }
 
-int drain_wait_drained(struct store *st)
+int drain_wait_drained(struct drain *d)
 {
-	return order_await(st, order_now(st->drain), false);
+	return order_await(d, order_now(d), false);
 }
 
-int drain_publish(struct store *st, struct inode *in)
+int drain_publish(struct drain *d, struct inode *in)
 {
 	uint64_t order;
 	bool open;
@@ -169,14 +165,14 @@ int drain_publish(struct store *st, struct inode *in)
 		HOLD(&in->lock);
 		open = in->file && file_is_dirty(in->file);
 	}
-	order = order_now(st->drain);
-	rc = open ? order_wait(st, order) : 0;
+	order = order_now(d);
+	rc = open ? order_wait(d, order) : 0;
 	if (rc == 0)
-		rc = drain_sync(st, in); /* still open: as it stands */
+		rc = drain_sync(d, in); /* still open: as it stands */
 	return rc;
 }
 
-int drain_publish_closed(struct store *st, struct inode *in)
+int drain_publish_closed(struct drain *d, struct inode *in)
 {
 	bool writers;
 
@@ -184,7 +180,7 @@ int drain_publish_closed(struct store *st, struct inode *in)
 		HOLD(&in->lock);
 		writers = in->file && in->file->state.writers > 0;
 	}
-	return writers ? drain_sync_closed(st) : drain_publish(st, in);
+	return writers ? drain_sync_closed(d) : drain_publish(d, in);
 }
 
 /* Files with a stage, under a directory: collected, then synced one by one. */
@@ -194,7 +190,7 @@ struct tree_list {
 	int rc;
 };
 
-static void tree_add(struct store *st, struct tree_list *l, struct inode *in)
+static void tree_add(struct drain *d, struct tree_list *l, struct inode *in)
 {
 	if (l->count == l->capacity) {
 		size_t want = l->capacity ? 2 * l->capacity : 64;
@@ -202,7 +198,7 @@ static void tree_add(struct store *st, struct tree_list *l, struct inode *in)
 
 		if (!grown) {
 			l->rc = -ENOMEM;
-			inode_put(st->inodes, in, 1);
+			inode_put(d->inodes, in, 1);
 			return;
 		}
 		l->at = grown;
@@ -211,11 +207,11 @@ static void tree_add(struct store *st, struct tree_list *l, struct inode *in)
 	l->at[l->count++] = in;
 }
 
-static void tree_collect(struct store *st, uint64_t dir, struct tree_list *l)
+static void tree_collect(struct drain *d, uint64_t dir, struct tree_list *l)
 {
-	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
-		uint64_t ino = SLOT_GET(&st->stages.slots[i], ino);
-		struct inode *in = ino ? inode_peek(st->inodes, ino) : NULL;
+	for (uint32_t i = 0; i < d->stages->slot_count; i++) {
+		uint64_t ino = SLOT_GET(&d->stages->slots[i], ino);
+		struct inode *in = ino ? inode_peek(d->inodes, ino) : NULL;
 		bool dirty = false;
 
 		if (!in)
@@ -224,34 +220,33 @@ static void tree_collect(struct store *st, uint64_t dir, struct tree_list *l)
 			HOLD(&in->lock);
 			dirty = in->file && file_is_dirty(in->file);
 		}
-		if (dirty && inode_is_under(st->inodes, in, dir))
-			tree_add(st, l, in);
+		if (dirty && inode_is_under(d->inodes, in, dir))
+			tree_add(d, l, in);
 		else
-			inode_put(st->inodes, in, 1);
+			inode_put(d->inodes, in, 1);
 	}
 }
 
-int drain_sync_tree(struct store *st, uint64_t dir)
+int drain_sync_tree(struct drain *d, uint64_t dir)
 {
 	struct tree_list l = { 0 };
 	int rc;
 
-	tree_collect(st, dir, &l);
+	tree_collect(d, dir, &l);
 	rc = l.rc;
 	if (rc == 0 && l.count > 0)
-		rc = order_wait(st, order_now(st->drain));
+		rc = order_wait(d, order_now(d));
 	for (size_t i = 0; i < l.count; i++) {
 		if (rc == 0)
-			rc = drain_sync(st, l.at[i]);
-		inode_put(st->inodes, l.at[i], 1);
+			rc = drain_sync(d, l.at[i]);
+		inode_put(d->inodes, l.at[i], 1);
 	}
 	free(l.at);
-	return rc < 0 ? rc : kv_sync(st->kv);
+	return rc < 0 ? rc : kv_sync(d->kv);
 }
 
-void drain_disturb(struct store *st, struct inode *in, bool wait)
+void drain_disturb(struct drain *d, struct inode *in, bool wait)
 {
-	struct drain *d = st->drain;
 	struct drain_job *j = NULL;
 	unsigned attempts;
 
@@ -274,23 +269,22 @@ void drain_disturb(struct store *st, struct inode *in, bool wait)
 		while (j->v.state == VERSION_RUNNING && j->attempts == attempts)
 			cond_wait(&d->moved, &d->lock);
 	}
-	drain_job_put(st, j);
+	drain_job_put(d, j);
 }
 
-void drain_changed(struct store *st, struct inode *in)
+void drain_changed(struct drain *d, struct inode *in)
 {
 	struct drain_job *j;
 
 	HOLD(&in->lock);
-	HOLD(&st->drain->lock);
+	HOLD(&d->lock);
 	j = job_of(in->file->versions.in_flight);
 	if (j && !j->v.replaced && j->work)
 		atomic_store(&j->work->disturbed, true);
 }
 
-int drain_wait_idle(struct store *st, struct inode *in)
+int drain_wait_idle(struct drain *d, struct inode *in)
 {
-	struct drain *d = st->drain;
 	struct drain_job *j = NULL;
 	unsigned attempts;
 	int rc = 0;
@@ -317,45 +311,45 @@ int drain_wait_idle(struct store *st, struct inode *in)
 		cond_wait(&d->moved, &d->lock);
 	}
 	lock_give(&d->lock);
-	drain_job_put(st, j);
+	drain_job_put(d, j);
 	return rc;
 }
 
 /* The last place that a version of the file has; 0: none has one. */
-static uint64_t last_place(struct store *st, struct inode *in, bool replaced)
+static uint64_t last_place(struct drain *d, struct inode *in, bool replaced)
 {
 	const struct version *v;
 	uint64_t place = 0;
 
 	HOLD(&in->lock);
-	HOLD(&st->drain->lock);
+	HOLD(&d->lock);
 	TAILQ_FOREACH(v, &in->file->versions.list, by_file)
 	if (v->place > place && (v->replaced || !replaced))
 		place = v->place;
 	return place;
 }
 
-void drain_wait_closed(struct store *st, struct inode *in)
+void drain_wait_closed(struct drain *d, struct inode *in)
 {
-	uint64_t place = last_place(st, in, false);
+	uint64_t place = last_place(d, in, false);
 
 	if (place)
-		(void)order_wait(st, place + 1);
+		(void)order_wait(d, place + 1);
 }
 
-void drain_wait_replaced(struct store *st, struct inode *in)
+void drain_wait_replaced(struct drain *d, struct inode *in)
 {
-	uint64_t place = last_place(st, in, true);
+	uint64_t place = last_place(d, in, true);
 
 	if (place)
-		(void)order_wait(st, place + 1);
+		(void)order_wait(d, place + 1);
 }
 
-bool drain_has_closed(struct store *st, const struct file *f)
+bool drain_has_closed(struct drain *d, const struct file *f)
 {
 	const struct version *v;
 
-	HOLD(&st->drain->lock);
+	HOLD(&d->lock);
 	TAILQ_FOREACH(v, &f->versions.list, by_file)
 	if (v->replaced || v->place)
 		return true;
@@ -373,9 +367,8 @@ static bool close_pending_locked(const struct file *f)
 	       v->state != VERSION_FAILED && job_of(v)->stage == f->stage;
 }
 
-void drain_wait_released(struct store *st, struct inode *in)
+void drain_wait_released(struct drain *d, struct inode *in)
 {
-	struct drain *d = st->drain;
 	int64_t deadline = mono_ns() + RELEASED_WAIT_NS;
 	bool wait = true;
 

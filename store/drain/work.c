@@ -19,10 +19,9 @@
 
 #include "store/base/io.h"
 #include "store/base/scope.h"
-#include "store/drain/commit.h"
+#include "store/drain/commit_private.h"
 #include "store/drain/drain_private.h"
 #include "store/drain/inflight.h"
-#include "store/store.h"
 
 #define BLOCK 4096u
 #define ALIGN_DOWN(x) ((x) & ~(uint64_t)(BLOCK - 1))
@@ -57,30 +56,30 @@ void drain_origin_put(struct drain_origin *o)
 		free(o);
 }
 
-void work_put(struct store *st, struct work *w)
+void work_put(struct drain *d, struct work *w)
 {
 	if (!w || atomic_fetch_sub(&w->refs, 1) != 1)
 		return;
 	for (uint32_t i = 0; i < w->chunk_count; i++) {
-		work_put(st, w->chunks[i].owner);
+		work_put(d, w->chunks[i].owner);
 		drain_origin_put(w->chunks[i].origin);
 	}
 	drain_origin_put(w->origin);
-	image_put(&st->images, w->image);
+	image_put(d->images, w->image);
 	lock_destroy(&w->image_turn);
 	free(w->chunks);
 	free(w->spans);
 	free(w->small);
 	content_ref_put(w->old);
-	drain_job_put(st, w->job);
+	drain_job_put(d, w->job);
 	free(w);
 }
 
-void work_ended(struct store *st, struct work *w, bool committed)
+void work_ended(struct drain *d, struct work *w, bool committed)
 {
 	if (!committed && w->image && !w->adopt) {
-		image_ref(&st->images, w->image);
-		commit_abandon(st, w->image, w->size_bytes);
+		image_ref(d->images, w->image);
+		commit_abandon(d, w->image, w->size_bytes);
 	}
 	for (uint32_t i = 0; i < w->chunk_count; i++) {
 		struct drain_chunk *c = &w->chunks[i];
@@ -90,7 +89,7 @@ void work_ended(struct store *st, struct work *w, bool committed)
 			atomic_fetch_sub(&w->refs, 1);
 		}
 		if (c->kind == CHUNK_NEW)
-			inflight_drop(st->drain->inflight, c->hash, w, i);
+			inflight_drop(d->inflight, c->hash, w, i);
 	}
 	if (w->origin)
 		atomic_store(&w->origin->ended, true);
@@ -171,7 +170,7 @@ static int begin_origin(struct work *w)
 	return 0;
 }
 
-int work_begin(struct store *st, struct work *w)
+int work_begin(struct drain *d, struct work *w)
 {
 	struct cut_source source = { .read = cut_read, .self = w };
 	struct cut cut;
@@ -179,7 +178,7 @@ int work_begin(struct store *st, struct work *w)
 	uint64_t off = 0;
 	int rc;
 
-	w->stage_fd = stage_open(&st->stages, w->stage, O_RDONLY);
+	w->stage_fd = stage_open(d->stages, w->stage, O_RDONLY);
 	if (w->stage_fd < 0)
 		return w->stage_fd;
 	if (fstat(w->stage_fd, &sb) < 0)
@@ -214,11 +213,11 @@ int work_begin(struct store *st, struct work *w)
 	CHECK(off == w->size_bytes);
 	mark_holes(w);
 	if (w->exclusive && !w->adopt && !w->stage->sealed)
-		w->map = stage_map(&st->stages, w->stage, w->size_bytes);
+		w->map = stage_map(d->stages, w->stage, w->size_bytes);
 	w->stable = w->map != NULL;
 	if (w->adopt) {
 		w->image = w->stage->image;
-		image_ref(&st->images, w->image);
+		image_ref(d->images, w->image);
 	}
 	return begin_spans(w);
 }
@@ -229,19 +228,19 @@ static bool all_zero(const uint8_t *p, size_t len)
 }
 
 /* The work's own image, made when there is something to put into it. */
-static int own_image(struct store *st, struct work *w)
+static int own_image(struct drain *d, struct work *w)
 {
 	int rc;
 
 	HOLD(&w->image_turn);
-	rc = w->image ? 0 : image_create(&st->images, &w->image);
+	rc = w->image ? 0 : image_create(d->images, &w->image);
 	if (rc == 0 && w->image_fd < 0) {
-		w->image_fd = image_open_fd(&st->images, w->image, O_RDWR);
+		w->image_fd = image_open_fd(d->images, w->image, O_RDWR);
 		rc = w->image_fd < 0 ? w->image_fd : 0;
 	}
 	if (rc == 0 && w->direct_fd < 0) {
 		w->direct_fd =
-			image_open_fd(&st->images, w->image, O_RDWR | O_DIRECT);
+			image_open_fd(d->images, w->image, O_RDWR | O_DIRECT);
 		rc = w->direct_fd < 0 ? w->direct_fd : 0;
 	}
 	return rc;
@@ -291,23 +290,23 @@ static int write_bytes(const struct work *w, uint64_t from, uint64_t to,
  * The same, unless that would take the room that is left for deletions, also
  * together with what the other workers write just now.
  */
-static int write_run(struct store *st, struct work *w, uint64_t from,
+static int write_run(struct drain *d, struct work *w, uint64_t from,
 		     uint64_t to, const uint8_t *base)
 {
-	atomic_uint_fast64_t *writing = &st->drain->writing_bytes;
+	atomic_uint_fast64_t *writing = &d->writing_bytes;
 	uint64_t len = ALIGN_UP(to) - ALIGN_DOWN(from);
-	int rc = own_image(st, w);
+	int rc = own_image(d, w);
 
 	if (rc < 0)
 		return rc;
-	rc = kv_room_for(st->kv, atomic_fetch_add(writing, len) + len);
+	rc = kv_room_for(d->kv, atomic_fetch_add(writing, len) + len);
 	if (rc == 0)
 		rc = write_bytes(w, from, to, base);
 	atomic_fetch_sub(writing, len);
 	return rc;
 }
 
-int work_write(struct store *st, struct work *w, uint32_t first, uint32_t end,
+int work_write(struct drain *d, struct work *w, uint32_t first, uint32_t end,
 	       const uint8_t *base)
 {
 	while (first < end) {
@@ -321,7 +320,7 @@ int work_write(struct store *st, struct work *w, uint32_t first, uint32_t end,
 		}
 		while (last + 1 < end && w->chunks[last + 1].kind == CHUNK_NEW)
 			last++;
-		rc = write_run(st, w, c->offset,
+		rc = write_run(d, w, c->offset,
 			       w->chunks[last].offset + w->chunks[last].len,
 			       base);
 		if (rc < 0)
@@ -348,7 +347,7 @@ int work_bytes(struct work *w, uint32_t first, uint32_t end, uint8_t *buffer,
 			    (size_t)(to - from), from);
 }
 
-void work_span(struct store *st, struct work *w, uint32_t span, uint8_t *buffer)
+void work_span(struct drain *d, struct work *w, uint32_t span, uint8_t *buffer)
 {
 	uint32_t first = w->spans[span], end = w->spans[span + 1];
 	const uint8_t *base;
@@ -367,16 +366,16 @@ void work_span(struct store *st, struct work *w, uint32_t span, uint8_t *buffer)
 			c->kind = CHUNK_ZERO;
 			continue;
 		}
-		chunk_hash(st->secret, base + c->offset, c->len, c->hash);
-		if (!w->no_join &&
-		    !inflight_claim(st->drain->inflight, c->hash, w, i,
-				    &c->owner, &c->owner_chunk))
+		chunk_hash(d->options.secret, base + c->offset, c->len,
+			   c->hash);
+		if (!w->no_join && !inflight_claim(d->inflight, c->hash, w, i,
+						   &c->owner, &c->owner_chunk))
 			c->kind = CHUNK_DEFERRED;
 	}
 	if (rc == 0)
-		rc = work_look_up(st, w, first, end, base);
+		rc = work_look_up(d, w, first, end, base);
 	if (rc == 0 && !w->adopt)
-		rc = work_write(st, w, first, end, base);
+		rc = work_write(d, w, first, end, base);
 	if (rc == -ESTALE) /* the file became shorter under us */
 		atomic_store(&w->disturbed, true);
 	else if (rc < 0)

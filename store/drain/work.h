@@ -27,7 +27,7 @@
 #include "store/space/reclaim.h"
 
 struct drain_job;
-struct store;
+struct drain;
 
 #ifndef DRAIN_SPAN_BYTES /* the simulator has smaller ones */
 #define DRAIN_SPAN_BYTES (UINT64_C(8) << 20)
@@ -132,39 +132,38 @@ struct work {
 /* One reference. NULL: no memory. */
 struct work *work_new(struct drain_job *j);
 void work_ref(struct work *w);
-void work_put(struct store *st, struct work *w);
+void work_put(struct drain *d, struct work *w);
 /*
  * It is over: what it claimed is findable now, or never. What it stored is
  * given up, unless it was committed.
  */
-void work_ended(struct store *st, struct work *w, bool committed);
+void work_ended(struct drain *d, struct work *w, bool committed);
 
 /*
  * Set up: size, mapping, cut, spans. A small file is read whole. 0, or -errno.
  */
-int work_begin(struct store *st, struct work *w);
+int work_begin(struct drain *d, struct work *w);
 /* When nothing of it runs any more: it needs no descriptor to wait. */
 void work_close(struct work *w);
 /* Hash, look up and store one span. Errors go to w->error. */
-void work_span(struct store *st, struct work *w, uint32_t span,
-	       uint8_t *buffer);
+void work_span(struct drain *d, struct work *w, uint32_t span, uint8_t *buffer);
 /*
  * After the last span: make the own bytes durable, with the label of their
  * image. Where chunks wait for others, that is work_settle()'s to do.
  */
-int work_sync(struct store *st, struct work *w);
+int work_sync(struct drain *d, struct work *w);
 /* The same for what was stored, or found to lie elsewhere, since. */
-int work_settle(struct store *st, struct work *w);
+int work_settle(struct drain *d, struct work *w);
 /* Find the chunks that an older one has taken over since they were claimed. */
-int work_recheck(struct store *st, struct work *w, uint8_t *buffer);
+int work_recheck(struct drain *d, struct work *w, uint8_t *buffer);
 /*
  * A deferred chunk whose owner is settled: share it, or, when the owner gave
  * up or the bytes differ, store it ourselves. -EAGAIN: drain the file again.
  */
-int work_resolve(struct store *st, struct work *w, uint32_t chunk,
+int work_resolve(struct drain *d, struct work *w, uint32_t chunk,
 		 bool owner_failed, uint8_t *buffer);
 /* Sharing that does not pay is undone; the digest; did anything change? */
-int work_conclude(struct store *st, struct work *w, uint8_t *buffer);
+int work_conclude(struct drain *d, struct work *w, uint8_t *buffer);
 
 /* --- between work.c and work_late.c */
 
@@ -179,16 +178,16 @@ struct compared {
 	}
 void compared_close(struct compared *last);
 /* Are these bytes at this place of an image? */
-bool equal_to_image(struct store *st, struct compared *last,
+bool equal_to_image(struct drain *d, struct compared *last,
 		    const struct chunk_loc *l, const uint8_t *bytes);
 /* The same of a stage that is mapped by its work. */
-bool equal_to_stage(struct store *st, const struct stage *s,
+bool equal_to_stage(struct drain *d, const struct stage *s,
 		    const uint8_t *bytes, size_t len, uint64_t off);
 /* Look up the new chunks of [first, end); base is the byte at file offset 0. */
-int work_look_up(struct store *st, struct work *w, uint32_t first, uint32_t end,
+int work_look_up(struct drain *d, struct work *w, uint32_t first, uint32_t end,
 		 const uint8_t *base);
 /* Store the new chunks of [first, end), neighbours with one write. */
-int work_write(struct store *st, struct work *w, uint32_t first, uint32_t end,
+int work_write(struct drain *d, struct work *w, uint32_t first, uint32_t end,
 	       const uint8_t *base);
 /*
  * The bytes of [first, end) so that file offset o lies at *ret_base + o:
@@ -200,8 +199,8 @@ int work_bytes(struct work *w, uint32_t first, uint32_t end, uint8_t *buffer,
 /* --- work_label.c */
 
 /* Label the image, open as fd. It need not have one. */
-void work_label(struct store *st, struct work *w, int fd);
+void work_label(struct drain *d, struct work *w, int fd);
 /* Would it say something else by now? */
-bool work_label_is_old(struct store *st, const struct work *w);
+bool work_label_is_old(struct drain *d, const struct work *w);
 
 #endif

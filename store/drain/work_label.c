@@ -14,8 +14,8 @@
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/db/label.h"
+#include "store/drain/drain_private.h"
 #include "store/drain/work.h"
-#include "store/store.h"
 
 /* Where the chunk will lie; false: nowhere, or that is not known yet. */
 static bool chunk_place(const struct work *w, const struct drain_chunk *c,
@@ -49,18 +49,18 @@ static void add_extent(struct label *l, const struct extent *e)
 }
 
 /* As much of the end of the path as there is room for. */
-static void label_path(struct store *st, struct inode *in, struct label *l)
+static void label_path(struct drain *d, struct inode *in, struct label *l)
 {
 	char path[4096];
 	size_t len, skip;
 
-	inode_path(st->inodes, in, path, sizeof(path));
+	inode_path(d->inodes, in, path, sizeof(path));
 	len = strlen(path);
 	skip = len > LABEL_PATH_MAX ? len - LABEL_PATH_MAX : 0;
 	memcpy(l->path, path + skip, len - skip + 1);
 }
 
-static int label_of_work(struct store *st, const struct work *w,
+static int label_of_work(struct drain *d, const struct work *w,
 			 struct bytes *out)
 {
 	struct label l = { .image = w->image->id,
@@ -74,7 +74,7 @@ static int label_of_work(struct store *st, const struct work *w,
 	l.extents = calloc((size_t)w->chunk_count + 1, sizeof(*l.extents));
 	if (!l.extents)
 		return -ENOMEM;
-	memcpy(l.uuid, st->uuid, sizeof(l.uuid));
+	memcpy(l.uuid, d->options.uuid, sizeof(l.uuid));
 	memcpy(l.digest, w->digest, sizeof(l.digest));
 	for (uint32_t i = 0; i < w->chunk_count; i++) {
 		struct extent e;
@@ -88,7 +88,7 @@ static int label_of_work(struct store *st, const struct work *w,
 		l.uid = w->in->attr.uid;
 		l.gid = w->in->attr.gid;
 	}
-	label_path(st, w->in, &l);
+	label_path(d, w->in, &l);
 	label_encode(&l, out);
 	free(l.extents);
 	return out->failed ? -ENOMEM : 0;
@@ -100,14 +100,14 @@ static uint64_t label_sum(const struct bytes *text)
 	return XXH3_64bits(text->data, text->len) | 1;
 }
 
-void work_label(struct store *st, struct work *w, int fd)
+void work_label(struct drain *d, struct work *w, int fd)
 {
 	struct bytes text = { 0 };
-	int rc = label_of_work(st, w, &text);
+	int rc = label_of_work(d, w, &text);
 
 	if (rc == 0)
 		rc = label_set(fd, &text);
-	if (rc < 0 && !atomic_exchange(&st->label_failed, true))
+	if (rc < 0 && !atomic_exchange(&d->label_failed, true))
 		log_info("images are stored without labels: %s; 'ckptctl "
 			 "rebuild' has the backups of the database alone",
 			 strerror(-rc));
@@ -115,14 +115,14 @@ void work_label(struct store *st, struct work *w, int fd)
 	bytes_release(&text);
 }
 
-bool work_label_is_old(struct store *st, const struct work *w)
+bool work_label_is_old(struct drain *d, const struct work *w)
 {
 	struct bytes text = { 0 };
 	bool old;
 
 	if (w->label == 0) /* it cannot have one */
 		return false;
-	old = label_of_work(st, w, &text) == 0 && label_sum(&text) != w->label;
+	old = label_of_work(d, w, &text) == 0 && label_sum(&text) != w->label;
 	bytes_release(&text);
 	return old;
 }

@@ -16,7 +16,6 @@
 #include "store/drain/drain_private.h"
 #include "store/drain/inflight.h"
 #include "store/drain/work.h"
-#include "store/store.h"
 
 /*
  * A file up to this size is not shared with its own former content: written
@@ -24,14 +23,14 @@
  */
 #define SELF_SHARE_BYTES_MIN (UINT64_C(64) << 20)
 
-static void conclude_digest(struct store *st, struct work *w)
+static void conclude_digest(struct drain *d, struct work *w)
 {
 	uint8_t record[HASH_BYTES + 4];
 	XXH128_canonical_t canon;
 	XXH3_state_t *state;
 
 	if (w->small) {
-		chunk_hash(st->secret, w->small, (size_t)w->size_bytes,
+		chunk_hash(d->options.secret, w->small, (size_t)w->size_bytes,
 			   w->digest);
 		return;
 	}
@@ -59,7 +58,7 @@ static bool has_deferred(const struct work *w)
 	return false;
 }
 
-static int sync_image(struct store *st, struct work *w)
+static int sync_image(struct drain *d, struct work *w)
 {
 	/* An adopted image is the stage. */
 	int fd = w->adopt ? w->stage_fd : w->image_fd;
@@ -67,31 +66,31 @@ static int sync_image(struct store *st, struct work *w)
 
 	if (!w->adopt && ftruncate(fd, (off_t)w->size_bytes) < 0)
 		return -errno;
-	conclude_digest(st, w);
-	work_label(st, w, fd);
+	conclude_digest(d, w);
+	work_label(d, w, fd);
 	/* An fdatasync() need not bring the label. */
 	if (fsync(fd) < 0)
 		return -errno;
-	rc = image_sync_name(&st->images, w->image->id);
+	rc = image_sync_name(d->images, w->image->id);
 	w->synced = rc == 0;
 	return rc;
 }
 
-int work_sync(struct store *st, struct work *w)
+int work_sync(struct drain *d, struct work *w)
 {
-	return w->image && !has_deferred(w) ? sync_image(st, w) : 0;
+	return w->image && !has_deferred(w) ? sync_image(d, w) : 0;
 }
 
-int work_settle(struct store *st, struct work *w)
+int work_settle(struct drain *d, struct work *w)
 {
 	if (!w->image || w->unchanged ||
-	    (w->synced && !work_label_is_old(st, w)))
+	    (w->synced && !work_label_is_old(d, w)))
 		return 0;
-	return sync_image(st, w);
+	return sync_image(d, w);
 }
 
 /* Store a chunk after all. Its bytes must be those that were hashed. */
-static int store_late(struct store *st, struct work *w, uint32_t i,
+static int store_late(struct drain *d, struct work *w, uint32_t i,
 		      uint8_t *buffer)
 {
 	struct drain_chunk *c = &w->chunks[i];
@@ -103,7 +102,7 @@ static int store_late(struct store *st, struct work *w, uint32_t i,
 	if (rc < 0)
 		return rc == -ESTALE ? -EAGAIN : rc;
 	if (!w->map) {
-		chunk_hash(st->secret, base + c->offset, c->len, hash);
+		chunk_hash(d->options.secret, base + c->offset, c->len, hash);
 		if (memcmp(hash, c->hash, HASH_BYTES) != 0)
 			return -EAGAIN;
 	}
@@ -116,10 +115,10 @@ static int store_late(struct store *st, struct work *w, uint32_t i,
 		c->spare = false;
 		return 0;
 	}
-	return work_write(st, w, i, i + 1, base);
+	return work_write(d, w, i, i + 1, base);
 }
 
-int work_recheck(struct store *st, struct work *w, uint8_t *buffer)
+int work_recheck(struct drain *d, struct work *w, uint8_t *buffer)
 {
 	for (uint32_t i = 0; i < w->chunk_count; i++) {
 		struct drain_chunk *c = &w->chunks[i];
@@ -130,8 +129,8 @@ int work_recheck(struct store *st, struct work *w, uint8_t *buffer)
 
 		if (c->kind != CHUNK_NEW || w->no_join)
 			continue;
-		switch (inflight_check(st->drain->inflight, c->hash, w, i,
-				       &owner, &owner_chunk)) {
+		switch (inflight_check(d->inflight, c->hash, w, i, &owner,
+				       &owner_chunk)) {
 		case INFLIGHT_MINE:
 			break;
 		case INFLIGHT_OTHER:
@@ -143,7 +142,7 @@ int work_recheck(struct store *st, struct work *w, uint8_t *buffer)
 		case INFLIGHT_NOBODY:
 			rc = work_bytes(w, i, i + 1, buffer, &base);
 			if (rc == 0)
-				rc = work_look_up(st, w, i, i + 1, base);
+				rc = work_look_up(d, w, i, i + 1, base);
 			if (rc < 0)
 				return rc == -ESTALE ? -EAGAIN : rc;
 			c->spare = c->kind == CHUNK_SHARED && !w->adopt;
@@ -172,7 +171,7 @@ static void join(struct drain_chunk *c, const struct work *w,
 	c->origin = origin;
 }
 
-static int resolve(struct store *st, struct work *w, uint32_t chunk,
+static int resolve(struct drain *d, struct work *w, uint32_t chunk,
 		   bool owner_failed, uint8_t *buffer)
 {
 	struct drain_chunk *c = &w->chunks[chunk];
@@ -184,7 +183,7 @@ static int resolve(struct store *st, struct work *w, uint32_t chunk,
 	int rc;
 
 	if (owner_failed || theirs->len != c->len)
-		return store_late(st, w, chunk, buffer);
+		return store_late(d, w, chunk, buffer);
 	if (theirs->kind == CHUNK_SHARED || theirs->kind == CHUNK_JOINED) {
 		l.image = theirs->image;
 		l.offset = theirs->image_offset;
@@ -192,27 +191,27 @@ static int resolve(struct store *st, struct work *w, uint32_t chunk,
 		l.image = o->image->id;
 		l.offset = theirs->offset;
 	} else {
-		return store_late(st, w, chunk, buffer);
+		return store_late(d, w, chunk, buffer);
 	}
-	if (st->options.verify != VERIFY_OFF) {
+	if (d->options.verify) {
 		rc = work_bytes(w, chunk, chunk + 1, buffer, &base);
 		if (rc < 0)
 			return rc == -ESTALE ? -EAGAIN : rc;
-		if (!(o->stable ? equal_to_stage(st, o->stage, base + c->offset,
-						 c->len, theirs->offset)
-				: equal_to_image(st, &last, &l,
-						 base + c->offset)))
-			return store_late(st, w, chunk, buffer);
+		if (!(o->stable
+			      ? equal_to_stage(d, o->stage, base + c->offset,
+					       c->len, theirs->offset)
+			      : equal_to_image(d, &last, &l, base + c->offset)))
+			return store_late(d, w, chunk, buffer);
 	}
 	join(c, w, o, theirs, &l);
 	return 0;
 }
 
-int work_resolve(struct store *st, struct work *w, uint32_t chunk,
+int work_resolve(struct drain *d, struct work *w, uint32_t chunk,
 		 bool owner_failed, uint8_t *buffer)
 {
 	struct drain_chunk *c = &w->chunks[chunk];
-	int rc = resolve(st, w, chunk, owner_failed, buffer);
+	int rc = resolve(d, w, chunk, owner_failed, buffer);
 	struct work *owner = c->owner;
 
 	/* A circle of the file with itself is broken without an end of it. */
@@ -220,7 +219,7 @@ int work_resolve(struct store *st, struct work *w, uint32_t chunk,
 	if (owner == w)
 		atomic_fetch_sub(&w->refs, 1);
 	else
-		work_put(st, owner);
+		work_put(d, owner);
 	return rc;
 }
 
@@ -244,7 +243,15 @@ static bool is_identity(const struct work *w)
 	return true;
 }
 
-static int undo_sharing(struct store *st, struct work *w, uint8_t *buffer)
+/* A file keeps its few duplicates, so as to stay native. */
+static void count_left(struct drain *d, uint64_t bytes)
+{
+	HOLD(&d->lock);
+	d->left_native++;
+	d->left_native_bytes += bytes;
+}
+
+static int undo_sharing(struct drain *d, struct work *w, uint8_t *buffer)
 {
 	uint64_t shared = 0, kept = 0;
 	int rc;
@@ -261,32 +268,31 @@ static int undo_sharing(struct store *st, struct work *w, uint8_t *buffer)
 	if (w->size_bytes < SELF_SHARE_BYTES_MIN)
 		shared -= kept;
 	if (shared > 0 &&
-	    shared >=
-		    w->size_bytes / 100 * st->options.dedup_min_saving_percent)
+	    shared >= w->size_bytes / 100 * d->options.dedup_min_saving_percent)
 		return 0;
 	for (uint32_t i = 0; i < w->chunk_count; i++) {
 		if (w->chunks[i].kind != CHUNK_SHARED &&
 		    w->chunks[i].kind != CHUNK_JOINED)
 			continue;
-		rc = store_late(st, w, i, buffer);
+		rc = store_late(d, w, i, buffer);
 		if (rc < 0)
 			return rc;
 	}
 	w->undid = true;
-	drain_count_left(st, shared);
+	count_left(d, shared);
 	return 0;
 }
 
-int work_conclude(struct store *st, struct work *w, uint8_t *buffer)
+int work_conclude(struct drain *d, struct work *w, uint8_t *buffer)
 {
 	const struct content *old = w->old ? &w->old->c : NULL;
 	int rc;
 
-	conclude_digest(st, w);
+	conclude_digest(d, w);
 	w->unchanged = old && old->size_bytes == w->size_bytes &&
 		       memcmp(old->digest, w->digest, HASH_BYTES) == 0;
 	if (w->unchanged || w->small)
 		return 0;
-	rc = undo_sharing(st, w, buffer);
+	rc = undo_sharing(d, w, buffer);
 	return rc;
 }

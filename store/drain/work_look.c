@@ -15,7 +15,6 @@
 #include "store/drain/drain_private.h"
 #include "store/drain/inflight.h"
 #include "store/drain/work.h"
-#include "store/store.h"
 
 #define COMPARE_BYTES (256u << 10)
 
@@ -73,45 +72,45 @@ void compared_close(struct compared *last)
 
 /* The bytes of an image, from memory if they are there. -errno: not to be had.
  */
-static int open_to_compare(struct store *st, uint64_t id)
+static int open_to_compare(struct drain *d, uint64_t id)
 {
 	struct stage *clean;
 	struct image *i;
 	int fd;
 
-	fd = image_get(&st->images, id, &i);
+	fd = image_get(d->images, id, &i);
 	if (fd < 0)
 		return fd;
-	clean = stage_of_image(&st->images, i);
+	clean = stage_of_image(d->images, i);
 	/* Read, not mapped: a writer may cut it short at any time. */
-	fd = clean ? stage_open(&st->stages, clean, O_RDONLY)
-		   : image_open_fd(&st->images, i, O_RDONLY);
-	stage_put(&st->stages, clean);
-	image_put(&st->images, i);
+	fd = clean ? stage_open(d->stages, clean, O_RDONLY)
+		   : image_open_fd(d->images, i, O_RDONLY);
+	stage_put(d->stages, clean);
+	image_put(d->images, i);
 	return fd;
 }
 
-bool equal_to_image(struct store *st, struct compared *last,
+bool equal_to_image(struct drain *d, struct compared *last,
 		    const struct chunk_loc *l, const uint8_t *bytes)
 {
 	if (last->image != l->image) {
 		compared_close(last);
-		last->fd = open_to_compare(st, l->image);
+		last->fd = open_to_compare(d, l->image);
 		last->image = last->fd < 0 ? 0 : l->image;
 	}
 	return last->fd >= 0 && equal_to_fd(last->fd, bytes, l->len, l->offset);
 }
 
-bool equal_to_stage(struct store *st, const struct stage *s,
+bool equal_to_stage(struct drain *d, const struct stage *s,
 		    const uint8_t *bytes, size_t len, uint64_t off)
 {
-	SCOPED(scope_close) int fd = stage_open(&st->stages, s, O_RDONLY);
+	SCOPED(scope_close) int fd = stage_open(d->stages, s, O_RDONLY);
 
 	return fd >= 0 && equal_to_fd(fd, bytes, len, off);
 }
 
 /* What the index says of one new chunk. */
-static void look_up_one(struct store *st, struct work *w, uint32_t index,
+static void look_up_one(struct drain *d, struct work *w, uint32_t index,
 			const void *value, size_t len, const uint8_t *bytes,
 			struct compared *last)
 {
@@ -121,16 +120,16 @@ static void look_up_one(struct store *st, struct work *w, uint32_t index,
 	if (!value || loc_decode(value, len, &l) < 0 || l.len != c->len)
 		return;
 	c->kept = kept_at(w, c, &l);
-	if (!c->kept && st->options.verify != VERIFY_OFF &&
-	    !equal_to_image(st, last, &l, bytes))
+	if (!c->kept && d->options.verify &&
+	    !equal_to_image(d, last, &l, bytes))
 		return;
 	c->kind = CHUNK_SHARED;
 	c->image = l.image;
 	c->image_offset = l.offset;
-	inflight_drop(st->drain->inflight, c->hash, w, index);
+	inflight_drop(d->inflight, c->hash, w, index);
 }
 
-int work_look_up(struct store *st, struct work *w, uint32_t first, uint32_t end,
+int work_look_up(struct drain *d, struct work *w, uint32_t first, uint32_t end,
 		 const uint8_t *base)
 {
 	struct kv_slice keys[KV_MULTI_MAX];
@@ -153,13 +152,13 @@ int work_look_up(struct store *st, struct work *w, uint32_t first, uint32_t end,
 		}
 		if (n == 0)
 			return 0;
-		rc = kv_multi_get(st->kv, n, keys, values, lens);
+		rc = kv_multi_get(d->kv, n, keys, values, lens);
 		if (rc < 0)
 			return rc;
 		for (size_t i = 0; i < n; i++) {
 			const struct drain_chunk *c = &w->chunks[index[i]];
 
-			look_up_one(st, w, index[i], values[i], lens[i],
+			look_up_one(d, w, index[i], values[i], lens[i],
 				    base + c->offset, &last);
 			free(values[i]);
 		}

@@ -32,9 +32,9 @@ static int begin_wait(struct store *st, struct inode *in, enum file_step step)
 	int rc = 0;
 
 	if (step == STEP_WAIT) {
-		rc = drain_wait_idle(st, in);
+		rc = drain_wait_idle(st->drain, in);
 	} else if (step == STEP_SYNC) {
-		rc = drain_sync(st, in);
+		rc = drain_sync(st->drain, in);
 	} else if (step == STEP_GIVE_UP) {
 		struct stage *gone;
 
@@ -44,7 +44,7 @@ static int begin_wait(struct store *st, struct inode *in, enum file_step step)
 		}
 		file_drop_stage(st, in, gone);
 	} else { /* only what is committed goes with the name, or is kept */
-		drain_wait_closed(st, in);
+		drain_wait_closed(st->drain, in);
 	}
 	return rc;
 }

@@ -75,7 +75,7 @@ void file_change_end(struct store *st, struct inode *in)
 	}
 	close_backing(st, in);
 	if (idle)
-		drain_released(st, in);
+		drain_released(st->drain, in);
 }
 
 /* Whoever has nothing open is not to be kept open by us. */
@@ -129,9 +129,9 @@ void file_release(struct store *st, struct inode *in, int flags)
 	if (gone) {
 		file_unlinked(st, in);
 	} else if (last_writer) {
-		drain_released(st, in);
+		drain_released(st->drain, in);
 		if (left)
-			drain_ask_left(st);
+			drain_ask_left(st->drain);
 	}
 }
 
@@ -155,7 +155,7 @@ int file_flush(struct store *st, struct inode *in, int flags)
 	}
 	if (!dirty)
 		return 0;
-	rc = drain_closed(st, in, released);
+	rc = drain_closed(st->drain, in, released);
 	if (rc == 0 && (st->options.durable_close || !store_has_room(st)))
 		rc = file_sync(st, in);
 	return rc;
@@ -163,7 +163,7 @@ int file_flush(struct store *st, struct inode *in, int flags)
 
 int file_sync(struct store *st, struct inode *in)
 {
-	int rc = drain_sync(st, in);
+	int rc = drain_sync(st->drain, in);
 
 	if (rc < 0) {
 		HOLD(&in->lock);
@@ -197,7 +197,7 @@ void file_forgotten(struct store *st, struct inode *in)
 	if (punch)
 		reclaim_add(st->reclaim, punch, 0, punch_size);
 	if (written) /* what came through a mapping after the last close */
-		drain_released(st, in);
+		drain_released(st->drain, in);
 	file_unlinked(st, in);
 }
 
@@ -290,7 +290,8 @@ void file_unlinked(struct store *st, struct inode *in)
 	}
 	if (!gone)
 		return;
-	drain_cancel(st, in);
+	drain_cancel(st->drain, in);
 	file_drop_stage(st, in, stage);
-	(void)commit_delete(st, in->ino); /* else the next start does it */
+	/* Else the next start does it. */
+	(void)commit_delete(st->drain, in->ino);
 }

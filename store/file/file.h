@@ -118,8 +118,6 @@ void files_abandoned(struct store *st);
 int file_adopt(struct store *st, struct inode *in, struct stage *s, bool dirty,
 	       uint64_t order);
 
-/* Is its stage, as a cache, not worth its place? in->lock is held. */
-bool file_is_poor_cache(const struct store *st, const struct file *f);
 /* Give this clean stage up, if nobody keeps it: for stages_on_pressure(). */
 bool file_evict(void *store, struct stage *s);
 

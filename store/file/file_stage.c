@@ -35,7 +35,7 @@ static int new_stage(struct store *st, struct inode *in, uint64_t size,
 		size = TEST_STAGE_BYTES;
 	rc = stage_create(&st->stages, in->ino, size, ret_stage);
 	if (rc == -ENFILE) {
-		rc = drain_sync_closed(st);
+		rc = drain_sync_closed(st->drain);
 		if (rc == 0)
 			rc = stage_create(&st->stages, in->ino, size,
 					  ret_stage);
@@ -75,17 +75,10 @@ void file_dirtied(struct store *st, struct inode *in, struct stage *s)
 		SLOT_SET(s->slot, dirty, 1);
 }
 
-bool file_is_poor_cache(const struct store *st, const struct file *f)
-{
-	return f->stage && f->content &&
-	       (f->content->c.kind == CONTENT_SMALL ||
-		f->stage->kind == STAGE_DISK || st->options.no_stage_cache);
-}
-
 struct stage *file_end_locked(struct store *st, struct file *f,
 			      enum file_end why)
 {
-	bool poor = file_is_poor_cache(st, f);
+	bool poor = file_is_poor_cache(&st->stages, f);
 
 	if (!f->stage || file_end(&f->state, why, poor) != FATE_GOES)
 		return NULL;
@@ -229,7 +222,7 @@ int file_adopt(struct store *st, struct inode *in, struct stage *s, bool dirty,
 		}
 	}
 	if (dirty)
-		return drain_resume(st, in, order);
+		return drain_resume(st->drain, in, order);
 	stage_list(&st->stages, s);
 	return 0;
 }
@@ -238,7 +231,7 @@ int file_adopt(struct store *st, struct inode *in, struct stage *s, bool dirty,
 void file_replace_stage(struct store *st, struct inode *in, struct stage *fresh)
 {
 	inode_ref(st->inodes, in, 1);
-	file_drop_stage(st, in, drain_replace(st, in, fresh));
+	file_drop_stage(st, in, drain_replace(st->drain, in, fresh));
 }
 
 /* Replace what is there by an empty stage; the old content stays committed. */

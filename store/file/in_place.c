@@ -250,7 +250,7 @@ static bool ask_one(struct store *st, struct inode *in)
 		left = in->file->state.left == LEFT_WRITERS;
 	}
 	if (!left)
-		drain_released(st, in);
+		drain_released(st->drain, in);
 	return left;
 }
 

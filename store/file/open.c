@@ -93,7 +93,7 @@ static void note_writer_locked(struct store *st, struct file *f, int flags)
 {
 	bool appends = (flags & O_APPEND) && !(flags & O_TRUNC);
 	bool complete = (f->content && f->content->c.size_bytes > 0) ||
-			drain_has_closed(st, f);
+			drain_has_closed(st->drain, f);
 
 	if (complete && !appends)
 		f->open_since_ns = OPEN_REPLACES;
@@ -143,7 +143,7 @@ static int open_begun(struct store *st, struct inode *in, int flags,
 	}
 	if (dirtied) {
 		file_dirtied(st, in, dirtied);
-		drain_disturb(st, in, false);
+		drain_disturb(st->drain, in, false);
 	}
 	return 0;
 }
@@ -169,7 +169,7 @@ int file_open(struct store *st, struct inode *in, int flags,
 	if (rc < 0)
 		return rc;
 	if (file_empties(flags))
-		drain_wait_released(st, in);
+		drain_wait_released(st->drain, in);
 	HOLD(&in->turn);
 	if (file_flags_write(flags)) {
 		file_ask_left_turn(st, in);
@@ -193,7 +193,7 @@ int file_replace(struct store *st, struct inode *in, struct stage *fresh)
 
 	if (rc < 0)
 		return rc;
-	drain_wait_released(st, in);
+	drain_wait_released(st->drain, in);
 	HOLD(&in->turn);
 	file_ask_left_turn(st, in);
 	{

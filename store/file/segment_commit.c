@@ -113,7 +113,7 @@ static int commit_once(struct store *st, const struct segment_commit *c,
 	if (rc < 0)
 		return rc;
 	/* Without memory for its job it is drained with the next one. */
-	(void)drain_closed(st, in, true);
+	(void)drain_closed(st->drain, in, true);
 	ret->ino = in->ino;
 	if (stage_stat(&st->stages, stage, &sb) == 0)
 		ret->mtime_ns = io_ns(&sb.st_mtim);

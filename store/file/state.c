@@ -289,6 +289,13 @@ static bool is_cache(const struct file_state *s)
 	       s->bytes == BYTES_SEALED_WANTED;
 }
 
+bool file_is_poor_cache(const struct stages *stages, const struct file *f)
+{
+	return f->stage && f->content &&
+	       (f->content->c.kind == CONTENT_SMALL ||
+		f->stage->kind == STAGE_DISK || stages->no_cache);
+}
+
 enum file_fate file_end(struct file_state *s, enum file_end why, bool poor)
 {
 	bool goes = poor || why == END_EVICTED ||

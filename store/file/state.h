@@ -129,10 +129,12 @@ enum file_fate {
 	FATE_CACHED, /* it equals what is committed, and stays as a cache */
 	FATE_GOES,
 };
+/* Is its stage, as a cache, not worth its place: small, or on the disk? */
+bool file_is_poor_cache(const struct stages *stages, const struct file *f);
 /*
  * What becomes of the stage, which there is; *s has moved there. FATE_GOES: the
- * caller takes it from the file, and drops it outside the lock. poor: as a
- * cache it is not worth its place (it is small, or on the disk).
+ * caller takes it from the file, and drops it outside the lock. poor:
+ * file_is_poor_cache().
  */
 enum file_fate file_end(struct file_state *s, enum file_end why, bool poor);
 

@@ -176,7 +176,7 @@ static int move_to_disk(struct store *st, struct inode *in, struct stage *old)
 		in->file->stage = s;
 		file_show_opens(in->file);
 	}
-	drain_moved(st, in);
+	drain_moved(st->drain, in);
 	stage_drop(&st->stages, old);
 	stage_put(&st->stages, old); /* the file's; our caller has his own */
 	return 0;
@@ -279,10 +279,10 @@ int file_cut_begun(struct store *st, struct inode *in, uint64_t size)
 		if (in->file->content && size < in->file->content->c.size_bytes)
 			in->file->open_since_ns = OPEN_REPLACES;
 	}
-	drain_disturb(st, in, true);
+	drain_disturb(st->drain, in, true);
 	stage_reserve(&st->stages, s, size);
 	rc = cut_stage(st, s, size);
-	drain_changed(st, in); /* one that began after we looked */
+	drain_changed(st->drain, in); /* one that began after we looked */
 	stage_put(&st->stages, s);
 	return rc;
 }
@@ -317,7 +317,7 @@ static void changed_without_handle(struct store *st, struct inode *in)
 		closed = in->file->state.writers == 0 && in->attr.nlink > 0;
 	}
 	if (closed)
-		(void)drain_closed(st, in, true);
+		(void)drain_closed(st->drain, in, true);
 }
 
 static int truncate_turn(struct store *st, struct inode *in, uint64_t size)
@@ -408,11 +408,11 @@ static int allocate_begun(struct store *st, struct inode *in, int mode,
 
 	if (rc < 0)
 		return rc;
-	drain_disturb(st, in, true);
+	drain_disturb(st->drain, in, true);
 	rc = allocate_stage(st, s, mode, off, len);
 	if (rc == -ENOSPC && stages_make_room(&st->stages, len))
 		rc = allocate_stage(st, s, mode, off, len);
-	drain_changed(st, in);
+	drain_changed(st->drain, in);
 	stage_put(&st->stages, s);
 	return rc;
 }

@@ -114,7 +114,7 @@ static void *guard_main(void *arg)
 		if (!w->step.looked_at)
 			(void)guard_look(g, &w->step, false);
 		/* Digests are known of what is durable. */
-		if (drain_wait_drained(g->use.store) == 0) {
+		if (drain_wait_drained(g->use.drain) == 0) {
 			HOLD(&g->looking);
 			say_identical(g, &w->step);
 		}

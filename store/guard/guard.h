@@ -59,6 +59,7 @@ enum guard_policy {
 struct guard;
 struct kv;
 struct names;
+struct drain;
 struct store;
 
 struct guard_figures {
@@ -73,7 +74,8 @@ struct guard_uses {
 	struct kv *kv;
 	struct inode_table *inodes;
 	struct names *names;
-	struct store *store; /* for the files and the drain */
+	struct drain *drain;
+	struct store *store; /* for the files */
 	enum guard_policy policy; /* where no folder has its own */
 };
 

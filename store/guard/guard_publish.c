@@ -241,7 +241,7 @@ static int restore(struct guard *g, struct inode *in)
 	 * What it said last may be on its way still, in a stage of its own; a
 	 * job of the stage that it has would make durable what is refused.
 	 */
-	drain_wait_replaced(g->use.store, in);
+	drain_wait_replaced(g->use.drain, in);
 	{
 		HOLD(&in->lock);
 		committed = in->file->content != NULL;

@@ -125,6 +125,7 @@ struct stages {
 	void *hook_arg, *pressure_arg;
 	int dirfd; /* the tmpfs, or the directory given by stage= */
 	bool own_tmpfs; /* we mounted it: unmount it at the end */
+	bool no_cache; /* clean stages are given up at once: for tests */
 	char path[4096];
 	struct images *images;
 	struct stage_slot *slots; /* the table, mapped */
@@ -158,6 +159,7 @@ struct stages_config {
 	const char *dir; /* stage=, or NULL */
 	uint64_t size_bytes; /* stage_size=, or 0: half of the memory */
 	const char *uuid; /* of the store */
+	bool no_cache; /* see struct stages */
 };
 
 /*

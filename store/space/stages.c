@@ -229,6 +229,7 @@ int stages_init(struct stages *st, const struct stages_config *config,
 	memset(st, 0, sizeof(*st));
 	st->images = images;
 	st->dirfd = -1;
+	st->no_cache = config->no_cache;
 	why[0] = 0;
 	if (config->dir)
 		rc = stages_open_dir(st, config, why, why_size);

@@ -241,7 +241,8 @@ static int publish(const char *path)
 		HOLD(&in->lock);
 		dir = S_ISDIR(in->attr.mode);
 	}
-	rc = dir ? drain_sync_tree(k.st, in->ino) : drain_publish(k.st, in);
+	rc = dir ? drain_sync_tree(k.st->drain, in->ino)
+		 : drain_publish(k.st->drain, in);
 	inode_put(k.st->inodes, in, 1);
 	return rc;
 }
@@ -402,7 +403,7 @@ int kernel_sync(const char *path)
 
 int kernel_sync_all(void)
 {
-	return drain_sync_tree(k.st, ROOT_INO);
+	return drain_sync_tree(k.st->drain, ROOT_INO);
 }
 
 void kernel_sleep(int64_t ns)

@@ -83,7 +83,7 @@ static void drained(void)
 	for (unsigned i = 0; i < (errors ? 100 : 1); i++) {
 		rc = kernel_sync_all();
 		if (rc == 0)
-			rc = drain_wait_drained(run.st);
+			rc = drain_wait_drained(run.st->drain);
 		if (rc == 0)
 			break;
 		/* See kv_condemn(): such a store has to be opened anew. */

@@ -519,16 +519,16 @@ static inline void commits_go_on(struct commits_paused *p)
  */
 static inline void live_quiet(struct live *l)
 {
-	drain_stop(l->st);
-	assert_int_equal(drain_start(l->st), 0);
+	drain_stop(l->st->drain);
+	assert_int_equal(drain_start(l->st->drain), 0);
 	HOLD(reclaim_turn(l->st->reclaim));
 }
 
 /* All is durable, and what followed from that has happened. */
 static inline void live_sync_all(struct live *l)
 {
-	assert_int_equal(drain_sync_tree(l->st, ROOT_INO), 0);
-	assert_int_equal(drain_wait_drained(l->st), 0);
+	assert_int_equal(drain_sync_tree(l->st->drain, ROOT_INO), 0);
+	assert_int_equal(drain_wait_drained(l->st->drain), 0);
 	live_quiet(l);
 }
 
@@ -701,7 +701,7 @@ static inline void live_barrier(struct live *l)
 	 * A clone of no inode is waited for, and what was given before it goes
 	 * first. It leaves a mark of an inode that was never committed.
 	 */
-	assert_int_equal(commit_clone(l->st, b, 0, 0), 0);
+	assert_int_equal(commit_clone(l->st->drain, b, 0, 0), 0);
 	kv_batch_clear(b);
 	kv_delete(b, u.data, u.len);
 	assert_int_equal(kv_write(l->st->kv, b), 0);

@@ -21,7 +21,7 @@ static void *sync_it(void *arg)
 {
 	struct live *l = arg;
 
-	CHECK(drain_sync(l->st, cut) == 0);
+	CHECK(drain_sync(l->st->drain, cut) == 0);
 	return NULL;
 }
 

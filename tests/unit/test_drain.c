@@ -247,7 +247,7 @@ static void what_is_left_native_is_counted(void **state)
 
 	(void)state;
 	store_pair(&l, 64 * KIB, &len);
-	drain_figures(l.st, &figures);
+	drain_figures(l.st->drain, &figures);
 	assert_int_equal(figures.left_native, 1);
 	assert_int_equal(figures.left_native_bytes, 64 * KIB);
 	live_free(&l);
@@ -490,10 +490,11 @@ static void a_close_of_what_is_durable_meanwhile_leaves_no_job(void **state)
 					cond_wait(&l.st->drain->moved,
 						  &l.st->drain->lock);
 			}
-			assert_int_equal(drain_closed(l.st, in, true), 0);
+			assert_int_equal(drain_closed(l.st->drain, in, true),
+					 0);
 			assert_non_null(versions_next(&in->file->versions));
 		}
-		assert_int_equal(drain_wait_drained(l.st), 0);
+		assert_int_equal(drain_wait_drained(l.st->drain), 0);
 		assert_null(versions_next(&in->file->versions));
 		assert_int_equal(committed_size(&l, "f"), FILE_BYTES);
 		inode_put(l.st->inodes, in, 1);
@@ -521,9 +522,9 @@ static void who_waits_for_an_overtaken_job_is_told_to_look_again(void **state)
 	assert_int_equal(file_flush(l.st, h.in, h.flags), 0);
 	handle_write(&h, data + 1000, FILE_BYTES - 1000, 1000);
 	/* A sync has found the job, and a worker is faster. */
-	j = job_for(l.st, h.in, CLOSE_NOT, &rc);
+	j = job_for(l.st->drain, h.in, CLOSE_NOT, &rc);
 	assert_non_null(j);
-	drain_ask_all(l.st);
+	drain_ask_all(l.st->drain);
 	{
 		HOLD(&l.st->drain->lock);
 		while (!version_over(&j->v))
@@ -531,7 +532,7 @@ static void who_waits_for_an_overtaken_job_is_told_to_look_again(void **state)
 	}
 	assert_int_equal(j->v.state, VERSION_GONE);
 	assert_int_equal(j->result, -EAGAIN);
-	drain_job_put(l.st, j);
+	drain_job_put(l.st->drain, j);
 	assert_int_equal(live_sync(&l, "f"), 0);
 	c = live_content(&l, "f");
 	assert_int_equal(c.size_bytes, FILE_BYTES);
@@ -569,20 +570,20 @@ static void an_error_sticks_is_told_once_and_ends_when_it_is_over(void **state)
 	l = live_new(&o);
 	live_write(&l, "f", data, FILE_BYTES);
 	limit_files(MIB);
-	assert_int_equal(drain_sync_tree(l.st, ROOT_INO), -EFBIG);
-	drain_figures(l.st, &figures);
+	assert_int_equal(drain_sync_tree(l.st->drain, ROOT_INO), -EFBIG);
+	drain_figures(l.st->drain, &figures);
 	assert_int_equal(figures.failed, 1);
 	assert_int_equal(handle_try(&l, "f", O_RDONLY, &h), -EFBIG);
 	assert_file(&l, "f", data, FILE_BYTES); /* told; nothing is dropped */
 	assert_int_equal(live_sync(&l, "f"), -EFBIG);
 	assert_file(&l, "f", data, FILE_BYTES); /* fsync told it */
 	/* The same bytes fail once more: that is told already. */
-	assert_int_equal(drain_sync_tree(l.st, ROOT_INO), -EFBIG);
+	assert_int_equal(drain_sync_tree(l.st->drain, ROOT_INO), -EFBIG);
 	assert_file(&l, "f", data, FILE_BYTES);
 	assert_false(committed(&l, live_ino(&l, "f")));
 	limit_files(0);
 	assert_int_equal(live_sync(&l, "f"), 0);
-	drain_figures(l.st, &figures);
+	drain_figures(l.st->drain, &figures);
 	assert_int_equal(figures.failed, 0);
 	assert_int_equal(figures.draining, 0);
 	assert_file(&l, "f", data, FILE_BYTES);
@@ -636,7 +637,7 @@ static void nobody_overtakes_a_file_that_cannot_be_made_durable(void **state)
 	live_write(&l, "data", data, FILE_BYTES);
 	live_write(&l, "tracker", data, 8);
 	limit_files(MIB);
-	assert_int_equal(drain_sync_tree(l.st, ROOT_INO), -EFBIG);
+	assert_int_equal(drain_sync_tree(l.st->drain, ROOT_INO), -EFBIG);
 	assert_false(committed(&l, live_ino(&l, "tracker")));
 	limit_files(0);
 	live_sync_all(&l);

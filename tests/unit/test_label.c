@@ -1,5 +1,6 @@
 /* What an image says about itself, and that the drain has it say so. */
 #include "store/db/label.h"
+#include "store/drain/drain_private.h"
 #include "tests/unit/live_store.h"
 
 #define EXTENTS 1000
@@ -95,7 +96,7 @@ static bool get_label(struct live *l, uint64_t image, struct label *ret)
 	rc = label_get(fd, ret);
 	close(fd);
 	image_put(&l->st->images, i);
-	if (rc == -ENODATA && atomic_load(&l->st->label_failed))
+	if (rc == -ENODATA && atomic_load(&l->st->drain->label_failed))
 		return false; /* a file system without attributes */
 	assert_int_equal(rc, 0);
 	return true;

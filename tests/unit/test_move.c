@@ -75,7 +75,7 @@ static void fsync_waits_for_the_bytes_where_they_are(void **state)
 	h = handle_open(&l, "a", O_RDWR | O_CREAT);
 	handle_write(&h, data, MIB, 0);
 	atomic_store(&writer, &h);
-	assert_int_equal(drain_sync(l.st, h.in), 0);
+	assert_int_equal(drain_sync(l.st->drain, h.in), 0);
 	assert_null(atomic_load(&writer));
 	assert_int_equal(h.in->file->stage->kind, STAGE_DISK);
 	assert_true(committed(&l, h.in->ino));

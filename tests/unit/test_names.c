@@ -661,10 +661,10 @@ static void who_syncs_everything_waits_for_no_name(void **state)
 
 		/* As if its batch were not written yet. */
 		assert_int_equal(names_create(l.st->names, ROOT_INO, "f", &n, &in), 0);
-		assert_int_equal(drain_sync_tree(l.st, ROOT_INO), 0);
+		assert_int_equal(drain_sync_tree(l.st->drain, ROOT_INO), 0);
 		assert_false(live_has(&l, key_ino('F', in->ino)));
 		file_created(in);
-		assert_int_equal(drain_sync_tree(l.st, ROOT_INO), 0);
+		assert_int_equal(drain_sync_tree(l.st->drain, ROOT_INO), 0);
 		assert_true(live_has(&l, key_ino('F', in->ino)));
 		inode_put(l.st->inodes, in, 1);
 		live_free(&l);

@@ -249,7 +249,7 @@ static void wait_committer(struct live *l)
 	struct kv_batch *b = kv_batch_new();
 
 	CHECK(b);
-	assert_int_equal(commit_clone(l->st, b, 0, 0), -ENOSPC);
+	assert_int_equal(commit_clone(l->st->drain, b, 0, 0), -ENOSPC);
 	kv_batch_free(b);
 }
 
@@ -342,7 +342,7 @@ static void the_place_of_a_job_that_fails_is_the_next_ones(void **state)
 			job_ref(j);
 			place = j->v.place;
 		}
-		q = job_for(l.st, in, CLOSE_NOT, &rc);
+		q = job_for(l.st->drain, in, CLOSE_NOT, &rc);
 		assert_non_null(q);
 		assert_int_equal(q->v.place, 0);
 		disk_fill(disk, 1 << 20);
@@ -356,8 +356,8 @@ static void the_place_of_a_job_that_fails_is_the_next_ones(void **state)
 		assert_non_null(order_first(&d->order));
 		assert_int_equal(order_first(&d->order)->place, place);
 	}
-	drain_job_put(l.st, j);
-	drain_job_put(l.st, q);
+	drain_job_put(l.st->drain, j);
+	drain_job_put(l.st->drain, q);
 	disk_relieve(disk);
 	live_sync_all(&l);
 	assert_true(committed(&l, in->ino));

@@ -25,9 +25,9 @@ static struct live live_interval(unsigned kind)
 static int64_t open_since(struct handle *h)
 {
 	HOLD(&h->in->lock);
-	return h->in->file->open_since_ns == OPEN_REPLACES ?
-		       mono_ns() :
-		       h->in->file->open_since_ns;
+	return h->in->file->open_since_ns == OPEN_REPLACES
+		       ? mono_ns()
+		       : h->in->file->open_since_ns;
 }
 
 /* Everything that is being drained has been. */
@@ -37,14 +37,14 @@ static void wait_drained(struct live *l)
 
 	do {
 		sched_yield();
-		drain_figures(l->st, &figures);
+		drain_figures(l->st->drain, &figures);
 	} while (figures.draining > 0);
 }
 
 /* The time has come to look at h, and what that starts is done. */
 static void look_at(struct live *l, struct handle *h)
 {
-	drain_open_files(l->st, open_since(h) + INTERVAL_S * SECOND);
+	drain_open_files(l->st->drain, open_since(h) + INTERVAL_S * SECOND);
 	wait_drained(l);
 }
 

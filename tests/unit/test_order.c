@@ -108,7 +108,7 @@ static void a_publish_waits_for_all_that_was_closed_before(void **state)
 	live_write(&l, "second", data, 100);
 	live_write(&l, "third", data, 200);
 	assert_int_equal(live_lookup(&l, "second", &in), 0);
-	assert_int_equal(drain_publish(l.st, in), 0);
+	assert_int_equal(drain_publish(l.st->drain, in), 0);
 	assert_true(committed(&l, live_ino(&l, "first")));
 	assert_true(committed(&l, in->ino));
 	inode_put(l.st->inodes, in, 1);
@@ -149,7 +149,7 @@ static void a_file_that_is_replaced_keeps_its_place_in_the_order(void **state)
 			h = handle_open(&l, "a", O_WRONLY | O_TRUNC);
 			handle_write(&h, data + 2, 1000, 0);
 
-			drain_ask_all(l.st);
+			drain_ask_all(l.st->drain);
 			while (!second) {
 				/* What is found durable first has the rest. */
 				second = committed(&l, live_ino(&l, "u"));
@@ -221,7 +221,7 @@ a_release_that_comes_after_the_next_open_changes_no_order(void **state)
 		pthread_join(thread, NULL);
 		handle_write(&o.h, data + 2, 1000, 0);
 
-		drain_ask_all(l.st);
+		drain_ask_all(l.st->drain);
 		while (!committed(&l, live_ino(&l, "t")))
 			sched_yield();
 		assert_int_equal(committed_size(&l, "a"), 2 * MIB);
@@ -301,7 +301,7 @@ static void who_only_reads_costs_a_closed_file_no_place(void **state)
 				HOLD(&in->lock);
 				file_move(&in->file->state, FILE_ENDED);
 			}
-			drain_released(l.st, in);
+			drain_released(l.st->drain, in);
 			HOLD(&in->lock);
 			assert_non_null(versions_next(&in->file->versions));
 			assert_int_equal(
@@ -309,7 +309,7 @@ static void who_only_reads_costs_a_closed_file_no_place(void **state)
 				place);
 		}
 		inode_put(l.st->inodes, in, 1);
-		drain_ask_all(l.st);
+		drain_ask_all(l.st->drain);
 		live_sync_all(&l);
 		assert_file(&l, "a", data, 2 * MIB);
 		live_free(&l);
@@ -321,7 +321,7 @@ static void *sync_everything(void *arg)
 {
 	struct live *l = arg;
 
-	assert_int_equal(drain_sync_tree(l->st, ROOT_INO), 0);
+	assert_int_equal(drain_sync_tree(l->st->drain, ROOT_INO), 0);
 	return NULL;
 }
 

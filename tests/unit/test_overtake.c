@@ -99,7 +99,7 @@ who_fails_out_of_turn_is_not_overtaken_by_who_closed_later(void **state)
 		commits_pause(&paused, &l);
 		sync_begin(&gate, &l, "gate");
 		wait_job(&l, "gate", SEEN_TAKEN);
-		drain_ask_all(l.st);
+		drain_ask_all(l.st->drain);
 		wait_job(&l, "rank_0", SEEN_READY);
 		wait_job(&l, "rank_1", SEEN_READY);
 		wait_job(&l, "latest", SEEN_READY);
@@ -169,7 +169,7 @@ static void sync_replaced(unsigned kind, bool ready)
 	assert_int_equal(committed_size(&l, "a"), NEW_BYTES);
 	assert_int_equal(committed_size(&l, "before"), 0);
 	/* The old version does not come back. */
-	drain_ask_all(l.st);
+	drain_ask_all(l.st->drain);
 	live_sync_all(&l);
 	assert_int_equal(committed_size(&l, "before"), 100);
 	assert_int_equal(committed_size(&l, "a"), NEW_BYTES);
@@ -258,7 +258,7 @@ static void a_sync_that_fails_leaves_the_older_version_its_place(void **state)
 		live_write(&l, "a", data, NEW_BYTES);
 		limit_files(MIB);
 		assert_int_equal(live_sync(&l, "a"), -EFBIG);
-		drain_ask_all(l.st);
+		drain_ask_all(l.st->drain);
 		while (committed_size(&l, "after") == 0)
 			sched_yield();
 		assert_int_equal(committed_size(&l, "a"), 40 * KIB);
@@ -292,7 +292,7 @@ static void a_publish_makes_no_change_durable_that_is_under_way(void **state)
 		h = handle_open(&l, "a", O_WRONLY);
 		handle_write(&h, other, MIB, 0);
 		assert_int_equal(live_lookup(&l, "b", &in), 0);
-		assert_int_equal(drain_publish(l.st, in), 0);
+		assert_int_equal(drain_publish(l.st->drain, in), 0);
 		inode_put(l.st->inodes, in, 1);
 		assert_int_equal(committed_size(&l, "b"), 100);
 		assert_int_equal(committed_size(&l, "a"), 0);

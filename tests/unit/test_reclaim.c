@@ -179,7 +179,8 @@ static void who_reads_keeps_the_bytes_until_he_is_done(void **state)
 	free(new);
 }
 
-static void a_reader_in_the_kernel_keeps_the_bytes_of_a_deleted_file(void **state)
+static void
+a_reader_in_the_kernel_keeps_the_bytes_of_a_deleted_file(void **state)
 {
 	uint8_t *data = filled(DATA_BYTES, 1);
 	struct live l = live_kind(2);
@@ -276,7 +277,8 @@ static void holes_that_were_decided_are_punched_by_the_next_daemon(void **state)
  * to read the first, which is given up meanwhile: the block stays until he is
  * done.
  */
-static void a_reader_keeps_the_block_that_he_shares_with_older_holes(void **state)
+static void
+a_reader_keeps_the_block_that_he_shares_with_older_holes(void **state)
 {
 	static const struct payload all[] = { { 1, 500003 }, { 2, 500005 } };
 	size_t all_len, one_len, two_len;
@@ -361,8 +363,7 @@ static void a_block_goes_with_the_last_of_its_bytes(void **state)
 		assert_int_equal(live_counter(&l, META_PHYSICAL), one_len);
 		/* And the header of the one that is left; labels. */
 		assert_true(live_images(&l).bytes <=
-			    blocks(left) + 4096 +
-				    live_images(&l).count * 4096);
+			    blocks(left) + 4096 + live_images(&l).count * 4096);
 		live_free(&l);
 	}
 	free(three);
@@ -374,7 +375,8 @@ static void a_block_goes_with_the_last_of_its_bytes(void **state)
  * A job gave up after another file had shared its image, and that file is gone
  * by then: the image is the reclaimer's, who waits for readers.
  */
-static void an_abandoned_image_that_was_shared_once_leaves_no_record(void **state)
+static void
+an_abandoned_image_that_was_shared_once_leaves_no_record(void **state)
 {
 	uint8_t *data = filled(DATA_BYTES, 1);
 	struct live l = live_new(NULL);
@@ -392,7 +394,7 @@ static void an_abandoned_image_that_was_shared_once_leaves_no_record(void **stat
 	reclaim_enter(l.st->reclaim, &reader); /* nothing is punched */
 	assert_int_equal(live_unlink(&l, "f"), 0);
 	live_barrier(&l);
-	commit_abandon(l.st, i, DATA_BYTES);
+	commit_abandon(l.st->drain, i, DATA_BYTES);
 	live_barrier(&l);
 	assert_int_equal(live_images(&l).count, 1); /* he may read it */
 	reclaim_leave(l.st->reclaim, &reader);
@@ -431,7 +433,8 @@ static void delete_the_rest(void)
  * Else a daemon that ends now would leave the image's record, and nothing that
  * says why.
  */
-static void what_is_decided_during_a_punch_is_not_forgotten_with_it(void **state)
+static void
+what_is_decided_during_a_punch_is_not_forgotten_with_it(void **state)
 {
 	uint8_t *data = filled(DATA_BYTES, 1);
 	struct live l = live_new(NULL);
@@ -452,7 +455,7 @@ static void what_is_decided_during_a_punch_is_not_forgotten_with_it(void **state
 	reclaim_enter(l.st->reclaim, &reader);
 	assert_int_equal(live_unlink(&l, "all"), 0);
 	live_barrier(&l);
-	commit_abandon(l.st, i, DATA_BYTES);
+	commit_abandon(l.st->drain, i, DATA_BYTES);
 	live_barrier(&l);
 	punched = &l;
 	atomic_store(&while_punching, delete_the_rest);
@@ -503,7 +506,8 @@ static void what_is_given_back_is_counted_once(void **state)
 	free(data);
 }
 
-/* --- threads ---------------------------------------------------------------------- */
+/* --- threads
+ * ---------------------------------------------------------------------- */
 
 struct churn {
 	struct live *l;
@@ -545,7 +549,8 @@ storing_what_is_deleted_at_the_same_moment_never_loses_a_chunk(void **state)
 		char name[32];
 
 		for (unsigned i = 0; i < CHURN_THREADS; i++) {
-			c[i] = (struct churn){ .l = &l, .number = i,
+			c[i] = (struct churn){ .l = &l,
+					       .number = i,
 					       .data = data };
 			CHECK(pthread_create(&c[i].thread, NULL,
 					     store_and_delete, &c[i]) == 0);
@@ -577,7 +582,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(
 			a_file_deleted_before_it_is_drained_leaves_nothing),
 		cmocka_unit_test(a_replaced_file_gives_its_old_bytes_back),
-		cmocka_unit_test(shared_bytes_stay_as_long_as_one_file_has_them),
+		cmocka_unit_test(
+			shared_bytes_stay_as_long_as_one_file_has_them),
 		cmocka_unit_test(who_reads_keeps_the_bytes_until_he_is_done),
 		cmocka_unit_test(
 			a_reader_in_the_kernel_keeps_the_bytes_of_a_deleted_file),
@@ -585,13 +591,16 @@ int main(int argc, char **argv)
 			a_reader_in_the_kernel_never_sees_a_file_get_holes),
 		cmocka_unit_test(
 			holes_that_were_decided_are_punched_by_the_next_daemon),
-		cmocka_unit_test(a_reader_keeps_the_block_that_he_shares_with_older_holes),
+		cmocka_unit_test(
+			a_reader_keeps_the_block_that_he_shares_with_older_holes),
 		cmocka_unit_test(a_block_goes_with_the_last_of_its_bytes),
-		cmocka_unit_test(an_abandoned_image_that_was_shared_once_leaves_no_record),
+		cmocka_unit_test(
+			an_abandoned_image_that_was_shared_once_leaves_no_record),
 		cmocka_unit_test(
 			what_is_decided_during_a_punch_is_not_forgotten_with_it),
 		cmocka_unit_test(what_is_given_back_is_counted_once),
-		cmocka_unit_test(storing_what_is_deleted_at_the_same_moment_never_loses_a_chunk),
+		cmocka_unit_test(
+			storing_what_is_deleted_at_the_same_moment_never_loses_a_chunk),
 	};
 
 	if (argc > 1)

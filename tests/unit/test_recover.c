@@ -30,14 +30,16 @@ static void live_child_kind(struct live *l, const char *name, unsigned kind)
 	live_child(l, name, text);
 }
 
-/* --- kill -9 ------------------------------------------------------------------ */
+/* --- kill -9
+ * ------------------------------------------------------------------ */
 
 #define CLOSED 8
 
 static size_t len_of(unsigned i)
 {
-	static const size_t lens[CLOSED] = { DATA_BYTES, 100,	 40000, 0,
-					     MIB,	 70000, 5,	3 * MIB };
+	static const size_t lens[CLOSED] = {
+		DATA_BYTES, 100, 40000, 0, MIB, 70000, 5, 3 * MIB
+	};
 
 	return lens[i];
 }
@@ -150,7 +152,8 @@ static void after_kill_the_order_of_closes_is_kept(void **state)
 	}
 }
 
-static void after_kill_and_power_cut_what_was_not_durable_is_absent(void **state)
+static void
+after_kill_and_power_cut_what_was_not_durable_is_absent(void **state)
 {
 	(void)state;
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
@@ -195,7 +198,8 @@ static void child_drains_some(struct live *l, const char *kind)
 	/* It ends in the middle of the others. */
 }
 
-static void a_cut_in_the_middle_of_a_drain_leaves_whole_files_in_order(void **state)
+static void
+a_cut_in_the_middle_of_a_drain_leaves_whole_files_in_order(void **state)
 {
 	uint8_t *data = filled(DATA_BYTES, 1);
 
@@ -222,7 +226,8 @@ static void a_cut_in_the_middle_of_a_drain_leaves_whole_files_in_order(void **st
 					continue;
 				}
 				inode_put(l.st->inodes, in, 1);
-				/* Synced out of turn, or all before are here. */
+				/* Synced out of turn, or all before are here.
+				 */
 				assert_true(i == 9 || !missing);
 				assert_file(&l, name, data, DATA_BYTES);
 			}
@@ -232,7 +237,8 @@ static void a_cut_in_the_middle_of_a_drain_leaves_whole_files_in_order(void **st
 	free(data);
 }
 
-/* --- what existed before --------------------------------------------------------- */
+/* --- what existed before
+ * --------------------------------------------------------- */
 
 static void child_changes_durable_files(struct live *l, const char *kind)
 {
@@ -375,7 +381,8 @@ static void files_without_a_name_are_deleted_at_the_next_start(void **state)
 	free(data);
 }
 
-/* --- sync ------------------------------------------------------------------------- */
+/* --- sync
+ * ------------------------------------------------------------------------- */
 
 #define RECORD_BYTES 4096u
 
@@ -485,7 +492,7 @@ static void child_publishes(struct live *l, const char *kind)
 	live_write(l, "step.tmp/b", data, 500);
 	live_write(l, "later", data, 500);
 	assert_int_equal(live_lookup(l, "step.tmp", &in), 0);
-	assert_int_equal(drain_sync_tree(l->st, in->ino), 0);
+	assert_int_equal(drain_sync_tree(l->st->drain, in->ino), 0);
 	assert_int_equal(live_rename(l, "step.tmp", "step", 0), 0);
 	assert_int_equal(kv_sync(l->st->kv), 0);
 }
@@ -510,7 +517,8 @@ static void what_was_published_survives_a_power_cut(void **state)
 	free(data);
 }
 
-/* --- what does not belong to the store ------------------------------------------- */
+/* --- what does not belong to the store
+ * ------------------------------------------- */
 
 static void a_stage_of_another_boot_is_not_believed(void **state)
 {
@@ -551,7 +559,8 @@ static void a_stage_of_another_store_is_not_believed(void **state)
 	live_free(&other); /* its files are absent now, and it is sound */
 }
 
-/* --- a file that is replaced while its older bytes are not durable yet --------- */
+/* --- a file that is replaced while its older bytes are not durable yet
+ * --------- */
 
 #define FIRST_BYTES (2 * MIB)
 #define SECOND_BYTES (3 * MIB)
@@ -571,7 +580,8 @@ static void child_replaces(struct live *l, const char *kind)
 	handle_write(&h, data + 2, 1000, 0);
 }
 
-static void after_kill_a_replaced_file_keeps_its_place_in_the_order(void **state)
+static void
+after_kill_a_replaced_file_keeps_its_place_in_the_order(void **state)
 {
 	uint8_t *data = filled(SECOND_BYTES + 2, 1);
 
@@ -588,10 +598,12 @@ static void after_kill_a_replaced_file_keeps_its_place_in_the_order(void **state
 			live_open(&l);
 			assert_file(&l, "a", data + 2, 1000);
 			while (!second) {
-				second = committed(&l, live_ino(&l, "tracker_2"));
+				second = committed(&l,
+						   live_ino(&l, "tracker_2"));
 				named = committed(&l, live_ino(&l, "tracker"));
 				if (named)
-					assert_true(committed_size(&l, "a") != 0);
+					assert_true(committed_size(&l, "a") !=
+						    0);
 			}
 			assert_true(committed_size(&l, "a") == SECOND_BYTES ||
 				    committed_size(&l, "a") == 1000);

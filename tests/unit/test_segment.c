@@ -353,7 +353,7 @@ static void sealed_bytes_keep_their_place_in_the_order(void **state)
 	place = place_of(&l, "f");
 	assert_true(place < place_of(&l, "g"));
 	assert_int_equal(live_lookup(&l, "f", &in), 0);
-	assert_int_equal(drain_closed(l.st, in, true), 0);
+	assert_int_equal(drain_closed(l.st->drain, in, true), 0);
 	assert_int_equal(place_of(&l, "f"), place);
 	inode_put(l.st->inodes, in, 1);
 	client_end(&c);
@@ -481,8 +481,8 @@ static void a_save_right_after_one_that_was_published_has_a_place(void **state)
 		HOLD(&in->lock);
 		HOLD(&l.st->drain->lock);
 		assert_non_null(versions_next(&in->file->versions));
-		assert_int_not_equal(
-			versions_next(&in->file->versions)->place, 0);
+		assert_int_not_equal(versions_next(&in->file->versions)->place,
+				     0);
 		order_end(o, &first.v, VERSION_DONE);
 		cond_broadcast(&l.st->drain->work);
 	}

@@ -44,7 +44,7 @@ static unsigned failed(struct live *l)
 {
 	struct drain_figures figures;
 
-	drain_figures(l->st, &figures);
+	drain_figures(l->st->drain, &figures);
 	return (unsigned)figures.failed;
 }
 

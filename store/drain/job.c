@@ -1,0 +1,100 @@
+/*
+ * job.c - a version of a file from its close to its end, as the order has it:
+ * made, woken, wanted, ended. What is done with it is in the files that call
+ * these.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "store/base/scope.h"
+#include "store/drain/commit_private.h"
+#include "store/drain/drain_private.h"
+
+void job_ref(struct drain_job *j)
+{
+	atomic_fetch_add(&j->refs, 1);
+}
+
+void drain_job_put(struct drain *d, struct drain_job *j)
+{
+	if (!j || atomic_fetch_sub(&j->refs, 1) != 1)
+		return;
+	stage_put(d->stages, j->stage);
+	inode_put(d->inodes, j->in, 1);
+	free(j);
+}
+
+struct drain_job *job_new(struct drain *d, struct inode *in,
+			  struct stage *stage)
+{
+	struct drain_job *j = calloc(1, sizeof(*j));
+
+	if (!j)
+		return NULL;
+	atomic_init(&j->refs, 1);
+	inode_ref(d->inodes, in, 1);
+	j->in = in;
+	stage_ref(stage);
+	j->stage = stage;
+	return j;
+}
+
+void job_wake_locked(struct drain *d, struct drain_job *j)
+{
+	order_wake(&d->order, &j->v);
+	cond_signal(&d->work);
+}
+
+void job_want_locked(struct drain *d, struct drain_job *j)
+{
+	struct drain_job *aside = job_of(order_want(&d->order, &j->v));
+
+	if (aside && aside->work)
+		atomic_store(&aside->work->disturbed, true);
+	cond_signal(&d->work);
+}
+
+bool job_is_last_of_stage(const struct drain_job *j)
+{
+	struct version *v;
+
+	TAILQ_FOREACH(v, &j->in->file->versions.list, by_file)
+	if (v != &j->v && v->replaced && job_of(v)->stage == j->stage)
+		return false;
+	return true;
+}
+
+void job_end_locked(struct drain *d, struct drain_job *j, enum version_state to,
+		    int result, struct version_queue *ended)
+{
+	if (j->v.replaced && job_is_last_of_stage(j)) {
+		j->drop = j->stage;
+		/* Never again, once newer bytes may be committed. */
+		SLOT_SET(j->stage->slot, dirty, 0);
+	}
+	order_end(&d->order, &j->v, to);
+	TAILQ_INSERT_TAIL(ended, &j->v, by_state);
+	j->result = result;
+	cond_broadcast(&d->moved);
+	/* The next job of the same file may start now. */
+	if (!TAILQ_EMPTY(&j->in->file->versions.list))
+		cond_broadcast(&d->work);
+}
+
+void jobs_ended(struct drain *d, struct version_queue *ended)
+{
+	struct drain_job *j;
+
+	if (TAILQ_EMPTY(ended))
+		return;
+	while ((j = job_of(TAILQ_FIRST(ended))) != NULL) {
+		TAILQ_REMOVE(ended, &j->v, by_state);
+		if (j->drop) { /* what the file had */
+			stage_drop(d->stages, j->drop);
+			stage_put(d->stages, j->drop);
+			inode_put(d->inodes, j->in, 1);
+		}
+		drain_job_put(d, j); /* the order's */
+	}
+	commit_wake(d); /* it may be open for the next one */
+}
