@@ -431,6 +431,15 @@ class Mount:
     def fsck(self, *options, code=0):
         return self.ctl("fsck", *options, self.store, code=code)
 
+    def shrinks_by_gc(self, size, what):
+        """The daemon may not have heard of a deletion yet when gc is called:
+        the kernel tells it behind the call."""
+        def has_shrunk():
+            self.ctl("gc", self.mnt)
+            return self.images_du() <= size
+        until(f"{what}: images shrink to {size}, now {self.images_du()}",
+              has_shrunk)
+
     def images_du(self):
         return du(os.path.join(self.store, "images"))
 

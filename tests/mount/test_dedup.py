@@ -68,10 +68,11 @@ PAIRS = {
 def grown(m, what):
     """What a step adds: status's bytes, and the file system's own count."""
     m.flush()
+    m.ctl("gc", m.mnt)  # waits for what is given back behind it
     before = m.status()["physical_bytes"], m.images_du()
     what()
     m.flush()
-    m.ctl("gc", m.mnt)  # waits for what is given back behind it
+    m.ctl("gc", m.mnt)
     after = m.status()["physical_bytes"], m.images_du()
     assert abs((after[0] - before[0]) - (after[1] - before[1])) < MIB // 2, \
         f"status says {before[0]} -> {after[0]}, du {before[1]} -> {after[1]}"
