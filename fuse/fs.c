@@ -6,6 +6,35 @@
 #include "fuse/caller.h"
 #include "store/base/scope.h"
 
+int fs_get(fuse_req_t req, fuse_ino_t ino, struct fs_inode *ret)
+{
+	ret->st = store_of(req);
+	return inode_get(ret->st->inodes, ino, &ret->in);
+}
+
+void fs_put(struct fs_inode *i)
+{
+	if (i->in)
+		inode_put(i->st->inodes, i->in, 1);
+}
+
+int fs_publish(const struct fs_inode *i)
+{
+	uint32_t mode = inode_attr(i->in).mode;
+
+	if (S_ISDIR(mode))
+		return drain_sync_tree(i->st->drain, i->in->ino);
+	return S_ISREG(mode) ? drain_publish(i->st->drain, i->in) : 0;
+}
+
+void fs_reply_ioctl(fuse_req_t req, int rc, const void *data, size_t len)
+{
+	if (rc < 0)
+		fuse_reply_err(req, -rc);
+	else
+		fuse_reply_ioctl(req, 0, data, len);
+}
+
 int fs_entry(struct store *st, struct inode *in, struct fuse_entry_param *e)
 {
 	bool writers, links;
@@ -41,6 +70,5 @@ bool fs_is_own(fuse_req_t req, struct inode *in)
 {
 	uid_t uid = fuse_req_ctx(req)->uid;
 
-	HOLD(&in->lock);
-	return uid == 0 || uid == in->attr.uid;
+	return uid == 0 || uid == inode_attr(in).uid;
 }

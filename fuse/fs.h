@@ -72,6 +72,21 @@ static inline struct store *store_of(fuse_req_t req)
 	return fs_of(req)->store;
 }
 
+/* A reference to an inode, and the store that it is of. */
+struct fs_inode {
+	struct store *st;
+	struct inode *in; /* NULL: none */
+};
+int fs_get(fuse_req_t req, fuse_ino_t ino, struct fs_inode *ret);
+/* For SCOPED(): the reference goes at the end of the block. */
+void fs_put(struct fs_inode *i);
+
+/* Make a file, or all below a directory, durable; nothing for other kinds. */
+int fs_publish(const struct fs_inode *i);
+
+/* Reply with data, or with the error when rc is one. */
+void fs_reply_ioctl(fuse_req_t req, int rc, const void *data, size_t len);
+
 /* Fill e for an inode whose look-up count was raised. 0 or -errno. */
 int fs_entry(struct store *st, struct inode *in, struct fuse_entry_param *e);
 
@@ -134,12 +149,12 @@ bool op_segment_ioctl(fuse_req_t, fuse_ino_t, unsigned, const void *, size_t,
 struct fs_state {
 	const char *word; /* "staged", "durable" or "failed" */
 	int error; /* of a failed drain, else 0 */
-	bool has_content;
-	bool native;
+	struct content_ref *content; /* a reference; NULL: nothing is durable */
 	uint64_t physical_bytes;
 	/* physical_bytes and extents may say what it shares with others. */
 	bool shares_shown;
-	uint8_t digest[16];
+	char digest[2 * HASH_BYTES +
+		    1]; /* in hexadecimal; "" without content */
 };
 /* Does the caller own it, or may he see everything? */
 bool fs_is_own(fuse_req_t req, struct inode *in);
@@ -151,7 +166,8 @@ int fs_may(fuse_req_t req, struct inode *in, uint32_t want);
  * own: see fs_is_own(). With share=user nobody else is told what the file
  * shares: the other files with these bytes may not be for him to know of.
  */
-int fs_file_state(struct store *st, struct inode *in, bool own,
-		  struct fs_state *ret);
+int fs_file_state(const struct fs_inode *i, bool own, struct fs_state *ret);
+/* For SCOPED(), also of one that is all zeros. */
+void fs_state_release(struct fs_state *s);
 
 #endif

@@ -16,11 +16,13 @@
 /* The longest value of ours, with its end. */
 #define OUR_XATTR_BYTES (WRITER_JOB_MAX + 1)
 
-static void reply_attr(fuse_req_t req, struct inode *in)
+/* Reply with the attributes, or with the error when rc is one. */
+static void reply_attr(fuse_req_t req, int rc, struct inode *in)
 {
 	struct fuse_entry_param e;
-	int rc = fs_entry(store_of(req), in, &e);
 
+	if (rc == 0)
+		rc = fs_entry(store_of(req), in, &e);
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
 	else
@@ -29,17 +31,11 @@ static void reply_attr(fuse_req_t req, struct inode *in)
 
 void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-	struct store *st = store_of(req);
-	struct inode *in;
-	int rc = inode_get(st->inodes, ino, &in);
+	SCOPED(fs_put) struct fs_inode i = { 0 };
+	int rc = fs_get(req, ino, &i);
 
 	(void)fi;
-	if (rc < 0) {
-		fuse_reply_err(req, -rc);
-		return;
-	}
-	reply_attr(req, in);
-	inode_put(st->inodes, in, 1);
+	reply_attr(req, rc, i.in);
 }
 
 static int64_t real_now_ns(void)
@@ -59,31 +55,25 @@ static int64_t real_now_ns(void)
 static uint32_t without_suid(fuse_req_t req, uint32_t mode, gid_t gid)
 {
 	mode &= ~(uint32_t)S_ISUID;
-	if ((mode & S_ISGID) &&
-	    ((mode & S_IXGRP) || !fs_is_in_group(req, gid)))
+	if ((mode & S_ISGID) && ((mode & S_IXGRP) || !fs_is_in_group(req, gid)))
 		mode &= ~(uint32_t)S_ISGID;
 	return mode;
 }
 
-/* Without any of these it is chown(path, -1, -1), which takes those bits too. */
-#define SET_ANYTHING                                                       \
-	(FUSE_SET_ATTR_MODE | FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID |      \
-	 FUSE_SET_ATTR_SIZE | FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_MTIME |  \
+/* With none of these it is chown(path, -1, -1), which takes those bits too. */
+#define SET_ANYTHING                                                      \
+	(FUSE_SET_ATTR_MODE | FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID |     \
+	 FUSE_SET_ATTR_SIZE | FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_MTIME | \
 	 FUSE_SET_ATTR_ATIME_NOW | FUSE_SET_ATTR_MTIME_NOW)
 
 /* What the kernel asks for, in our words. */
 static unsigned set_of(fuse_req_t req, struct inode *in, const struct stat *s,
 		       int to_set, struct attr *to)
 {
+	struct attr now = inode_attr(in);
 	unsigned valid = 0;
-	uint32_t mode, gid;
 
-	{
-		HOLD(&in->lock);
-		mode = in->attr.mode;
-		gid = in->attr.gid;
-	}
-	to->mode = to_set & FUSE_SET_ATTR_MODE ? s->st_mode : mode;
+	to->mode = to_set & FUSE_SET_ATTR_MODE ? s->st_mode : now.mode;
 	to->uid = s->st_uid;
 	to->gid = s->st_gid;
 	if (to_set & FUSE_SET_ATTR_MODE)
@@ -92,11 +82,11 @@ static unsigned set_of(fuse_req_t req, struct inode *in, const struct stat *s,
 		valid |= SET_UID;
 	if (to_set & FUSE_SET_ATTR_GID)
 		valid |= SET_GID;
-	if (!S_ISDIR(mode) && !(valid & SET_MODE) &&
+	if (!S_ISDIR(now.mode) && !(valid & SET_MODE) &&
 	    ((valid & (SET_UID | SET_GID)) || !(to_set & SET_ANYTHING) ||
 	     ((to_set & FUSE_SET_ATTR_SIZE) && fuse_req_ctx(req)->uid != 0))) {
-		to->mode = without_suid(req, mode, gid);
-		if (to->mode != mode)
+		to->mode = without_suid(req, now.mode, now.gid);
+		if (to->mode != now.mode)
 			valid |= SET_MODE;
 	}
 	if (to_set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_ATIME_NOW)) {
@@ -114,70 +104,46 @@ static unsigned set_of(fuse_req_t req, struct inode *in, const struct stat *s,
 	return valid;
 }
 
-static int do_setattr(fuse_req_t req, struct inode *in, const struct stat *s,
-		      int to_set)
+static int do_setattr(fuse_req_t req, const struct fs_inode *i,
+		      const struct stat *s, int to_set)
 {
-	struct store *st = store_of(req);
 	struct attr to = { 0 };
-	unsigned valid = set_of(req, in, s, to_set, &to);
+	unsigned valid = set_of(req, i->in, s, to_set, &to);
 	int rc = 0;
 
 	if (to_set & FUSE_SET_ATTR_SIZE)
-		rc = file_truncate(st, in, (uint64_t)s->st_size);
-	if (rc == 0 && (valid & SET_MTIME)) {
-		bool reg;
-		{
-			HOLD(&in->lock);
-			reg = S_ISREG(in->attr.mode);
-		}
-		if (reg) {
-			rc = inode_load_file(st->inodes, in);
-			file_set_times(st, in, valid, &to);
-		}
+		rc = file_truncate(i->st, i->in, (uint64_t)s->st_size);
+	if (rc == 0 && (valid & SET_MTIME) && S_ISREG(inode_attr(i->in).mode)) {
+		rc = inode_load_file(i->st->inodes, i->in);
+		file_set_times(i->st, i->in, valid, &to);
 	}
 	if (rc == 0 && valid)
-		rc = names_setattr(st->names, in, valid, &to);
+		rc = names_setattr(i->st->names, i->in, valid, &to);
 	return rc;
 }
 
 void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 		struct fuse_file_info *fi)
 {
-	struct store *st = store_of(req);
-	struct inode *in;
-	int rc = inode_get(st->inodes, ino, &in);
+	SCOPED(fs_put) struct fs_inode i = { 0 };
+	int rc = fs_get(req, ino, &i);
 
 	(void)fi;
-	if (rc < 0) {
-		fuse_reply_err(req, -rc);
-		return;
-	}
-	rc = do_setattr(req, in, attr, to_set);
-	if (rc < 0)
-		fuse_reply_err(req, -rc);
-	else
-		reply_attr(req, in);
-	inode_put(st->inodes, in, 1);
+	if (rc == 0)
+		rc = do_setattr(req, &i, attr, to_set);
+	reply_attr(req, rc, i.in);
 }
 
 void op_readlink(fuse_req_t req, fuse_ino_t ino)
 {
-	struct store *st = store_of(req);
-	SCOPED(scope_free) char *target = NULL;
-	struct inode *in;
-	int rc = inode_get(st->inodes, ino, &in);
+	SCOPED(fs_put) struct fs_inode i = { 0 };
+	int rc = fs_get(req, ino, &i);
+	const char *target = rc == 0 ? inode_attr(i.in).target : NULL;
 
-	if (rc == 0) {
-		{
-			HOLD(&in->lock);
-			target = strdup(in->attr.target ? in->attr.target : "");
-		}
-		inode_put(st->inodes, in, 1);
-	}
-	if (rc < 0 || !target)
-		fuse_reply_err(req, rc < 0 ? -rc : ENOMEM);
+	if (rc < 0)
+		fuse_reply_err(req, -rc);
 	else
-		fuse_reply_readlink(req, target);
+		fuse_reply_readlink(req, target ? target : "");
 }
 
 void op_statfs(fuse_req_t req, fuse_ino_t ino)
@@ -260,16 +226,16 @@ static bool is_durable_locked(const struct file *f, const struct stat *now)
 	       c->mtime_ns == io_ns(&now->st_mtim);
 }
 
-int fs_file_state(struct store *st, struct inode *in, bool own,
-		  struct fs_state *ret)
+int fs_file_state(const struct fs_inode *i, bool own, struct fs_state *ret)
 {
-	struct content_ref *content = NULL;
+	struct inode *in = i->in;
+	const struct content *c;
 	struct stat now = { 0 };
-	int rc = inode_load_file(st->inodes, in);
+	int rc = inode_load_file(i->st->inodes, in);
 
 	memset(ret, 0, sizeof(*ret));
 	if (rc == 0)
-		rc = inode_stat(st->inodes, in, &now);
+		rc = inode_stat(i->st->inodes, in, &now);
 	if (rc < 0)
 		return rc;
 	{
@@ -278,23 +244,25 @@ int fs_file_state(struct store *st, struct inode *in, bool own,
 		ret->word = ret->error < 0                      ? "failed"
 			    : is_durable_locked(in->file, &now) ? "durable"
 								: "staged";
-		content = in->file->content;
-		if (content)
-			atomic_fetch_add(&content->refs, 1);
+		ret->content = in->file->content;
+		if (ret->content)
+			atomic_fetch_add(&ret->content->refs, 1);
 	}
-	if (content) {
-		ret->has_content = true;
-		ret->native = content->c.native;
-		memcpy(ret->digest, content->c.digest, sizeof(ret->digest));
-		ret->shares_shown = own || st->options.share_all;
-		if (ret->shares_shown)
-			rc = physical_bytes(st, &content->c,
-					    &ret->physical_bytes);
-		else
-			ret->physical_bytes = content->c.data_bytes;
-	}
-	content_ref_put(content);
-	return rc;
+	if (!ret->content)
+		return 0;
+	c = &ret->content->c;
+	for (size_t n = 0; n < sizeof(c->digest); n++)
+		(void)sprintf(ret->digest + 2 * n, "%02x", c->digest[n]);
+	ret->physical_bytes = c->data_bytes;
+	ret->shares_shown = own || i->st->options.share_all;
+	return ret->shares_shown
+		       ? physical_bytes(i->st, c, &ret->physical_bytes)
+		       : 0;
+}
+
+void fs_state_release(struct fs_state *s)
+{
+	content_ref_put(s->content);
 }
 
 /* One of those that begin with writer_; -ENODATA: not known. */
@@ -322,33 +290,30 @@ static int writer_xattr(struct store *st, struct inode *in, const char *name,
 }
 
 /* One of ours, as text; -ENODATA: not known (yet). */
-static int our_xattr(fuse_req_t req, struct inode *in, const char *name,
+static int our_xattr(fuse_req_t req, const struct fs_inode *i, const char *name,
 		     char *text, size_t size)
 {
-	struct store *st = store_of(req);
-	struct fs_state s;
+	SCOPED(fs_state_release) struct fs_state s = { 0 };
 	int rc;
 
-	if (inode_load_file(st->inodes, in) < 0)
+	if (inode_load_file(i->st->inodes, i->in) < 0)
 		return -ENODATA; /* not a regular file */
 	if (strncmp(name, "writer_", 7) == 0)
-		return writer_xattr(st, in, name + 7, text, size);
-	rc = fs_file_state(st, in, fs_is_own(req, in), &s);
+		return writer_xattr(i->st, i->in, name + 7, text, size);
+	rc = fs_file_state(i, fs_is_own(req, i->in), &s);
 	if (rc < 0)
 		return rc;
 	if (strcmp(name, "state") == 0)
 		(void)snprintf(text, size, "%s", s.word);
-	else if (!s.has_content)
+	else if (!s.content)
 		return -ENODATA;
 	else if (strcmp(name, "native") == 0)
-		(void)snprintf(text, size, "%d", s.native);
+		(void)snprintf(text, size, "%d", s.content->c.native);
 	else if (strcmp(name, "physical_bytes") == 0)
 		(void)snprintf(text, size, "%llu",
 			       (unsigned long long)s.physical_bytes);
 	else if (strcmp(name, "digest") == 0)
-		for (size_t i = 0; i < sizeof(s.digest); i++)
-			(void)snprintf(text + 2 * i, size - 2 * i, "%02x",
-				       s.digest[i]);
+		(void)snprintf(text, size, "%s", s.digest);
 	else
 		return -ENODATA;
 	return 0;
@@ -369,30 +334,45 @@ static bool is_ours(const char *name)
 }
 
 /* Those that are worked out anew, of a file or a folder. -ENODATA: none. */
-static int structure_xattr(fuse_req_t req, struct inode *in, const char *name,
-			   struct bytes *out)
+static int structure_xattr(fuse_req_t req, const struct fs_inode *i,
+			   const char *name, struct bytes *out)
 {
-	struct store *st = store_of(req);
-	uid_t uid = fuse_req_ctx(req)->uid, owner;
+	uid_t uid = fuse_req_ctx(req)->uid;
 
-	{
-		HOLD(&in->lock);
-		owner = in->attr.uid;
-	}
 	if (strcmp(name, "structure") == 0)
-		return guard_signature(st->guard, in, &uid, out);
+		return guard_signature(i->st->guard, i->in, &uid, out);
 	if (strcmp(name, "structure_diff") != 0)
 		return -ENODATA;
 	/* Names out of files that not everybody may read. */
-	return uid == 0 || uid == owner
-		       ? guard_difference(st->guard, in, &uid, out)
+	return fs_is_own(req, i->in)
+		       ? guard_difference(i->st->guard, i->in, &uid, out)
 		       : -EACCES;
 }
 
-static void reply_xattr(fuse_req_t req, const void *value, size_t len,
+/* One of ours, whatever it is made from. */
+static int get_ours(fuse_req_t req, fuse_ino_t ino, const char *name,
+		    struct bytes *out)
+{
+	SCOPED(fs_put) struct fs_inode i = { 0 };
+	char text[OUR_XATTR_BYTES] = "";
+	int rc = fs_get(req, ino, &i);
+
+	if (rc == 0 && strncmp(name, "structure", 9) == 0)
+		return structure_xattr(req, &i, name, out);
+	if (rc == 0)
+		rc = our_xattr(req, &i, name, text, sizeof(text));
+	if (rc == 0)
+		bytes_put(out, text, strlen(text));
+	return rc;
+}
+
+/* Reply with the value, or its length for size 0; the error when rc is one. */
+static void reply_xattr(fuse_req_t req, int rc, const void *value, size_t len,
 			size_t size)
 {
-	if (size == 0)
+	if (rc < 0)
+		fuse_reply_err(req, -rc);
+	else if (size == 0)
 		fuse_reply_xattr(req, len);
 	else if (len > size)
 		fuse_reply_err(req, ERANGE);
@@ -402,37 +382,21 @@ static void reply_xattr(fuse_req_t req, const void *value, size_t len,
 
 void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 {
-	struct store *st = store_of(req);
+	SCOPED(bytes_release) struct bytes ours = { 0 };
 	SCOPED(scope_free) void *value = NULL;
-	char text[OUR_XATTR_BYTES] = "";
-	struct bytes out = { 0 };
 	size_t len = 0;
 	int rc;
 
 	if (is_ours(name)) {
-		const char *ours = name + strlen(OUR_XATTR);
-		struct inode *in = NULL;
-
-		rc = inode_get(st->inodes, ino, &in);
-		if (rc == 0 && strncmp(ours, "structure", 9) == 0)
-			rc = structure_xattr(req, in, ours, &out);
-		else if (rc == 0)
-			rc = our_xattr(req, in, ours, text, sizeof(text));
-		if (rc == 0)
-			bytes_put(&out, text, strlen(text));
-		if (rc == 0 && out.failed)
+		rc = get_ours(req, ino, name + strlen(OUR_XATTR), &ours);
+		if (rc == 0 && ours.failed)
 			rc = -ENOMEM;
-		if (rc == 0)
-			reply_xattr(req, out.data, out.len, size);
-		inode_put(st->inodes, in, 1);
-		bytes_release(&out);
+		reply_xattr(req, rc, ours.data, ours.len, size);
 	} else {
-		rc = names_getxattr(st->names, ino, name, &value, &len);
-		if (rc == 0)
-			reply_xattr(req, value, len, size);
+		rc = names_getxattr(store_of(req)->names, ino, name, &value,
+				    &len);
+		reply_xattr(req, rc, value, len, size);
 	}
-	if (rc < 0)
-		fuse_reply_err(req, -rc);
 }
 
 static int may_set(const char *name)
@@ -450,8 +414,7 @@ static int may_set(const char *name)
 void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
 		 const char *value, size_t size, int flags)
 {
-	struct store *st = store_of(req);
-	struct inode *in;
+	SCOPED(fs_put) struct fs_inode i = { 0 };
 	enum guard_policy policy;
 	int rc = may_set(name);
 
@@ -460,38 +423,30 @@ void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
 	if (rc == 0 && strcmp(name, GUARD_IGNORE_XATTR) == 0)
 		rc = guard_ignore_check(value, size);
 	if (rc == 0)
-		rc = inode_get(st->inodes, ino, &in);
-	if (rc == 0) {
-		rc = names_setxattr(st->names, in, name, value, size, flags);
-		inode_put(st->inodes, in, 1);
-	}
+		rc = fs_get(req, ino, &i);
+	if (rc == 0)
+		rc = names_setxattr(i.st->names, i.in, name, value, size,
+				    flags);
 	fuse_reply_err(req, -rc);
 }
 
 void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 {
-	struct bytes names = { 0 };
+	SCOPED(bytes_release) struct bytes names = { 0 };
 	/* Ours are not listed: cp -a would try to set them on the copy. */
 	int rc = names_listxattr(store_of(req)->names, ino, &names);
 
-	if (rc < 0)
-		fuse_reply_err(req, -rc);
-	else
-		reply_xattr(req, names.data, names.len, size);
-	bytes_release(&names);
+	reply_xattr(req, rc, names.data, names.len, size);
 }
 
 void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
 {
-	struct store *st = store_of(req);
-	struct inode *in;
+	SCOPED(fs_put) struct fs_inode i = { 0 };
 	int rc = may_set(name);
 
 	if (rc == 0)
-		rc = inode_get(st->inodes, ino, &in);
-	if (rc == 0) {
-		rc = names_removexattr(st->names, in, name);
-		inode_put(st->inodes, in, 1);
-	}
+		rc = fs_get(req, ino, &i);
+	if (rc == 0)
+		rc = names_removexattr(i.st->names, i.in, name);
 	fuse_reply_err(req, -rc);
 }

@@ -79,14 +79,10 @@ static void set_writer(struct store *st, struct inode *in,
 
 static void set_writer_opened(fuse_req_t req, struct inode *in)
 {
-	char name[STORE_NAME_MAX + 1];
+	struct attr now = inode_attr(in);
 	struct writer w;
 
-	{
-		HOLD(&in->lock);
-		strcpy(name, in->attr.name);
-	}
-	fs_writer(req, name, &w);
+	fs_writer(req, now.name, &w);
 	set_writer(store_of(req), in, &w);
 }
 
@@ -168,70 +164,56 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 
 void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-	struct store *st = store_of(req);
+	SCOPED(fs_put) struct fs_inode i = { 0 };
 	struct file_opened opened;
-	struct inode *in;
-	int rc;
+	int rc = fs_get(req, ino, &i);
 
-	rc = inode_get(st->inodes, ino, &in);
+	if (rc == 0)
+		rc = drop_suid(req, i.in, fi->flags);
+	if (rc == 0)
+		rc = file_open(i.st, i.in, fi->flags, &opened);
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
 		return;
 	}
-	rc = drop_suid(req, in, fi->flags);
-	if (rc == 0)
-		rc = file_open(st, in, fi->flags, &opened);
-	if (rc == 0 && begins_anew(fi->flags)) {
-		set_writer_opened(req, in);
-	} else if (rc == 0 && (fi->flags & O_ACCMODE) != O_WRONLY) {
-		count_open(req, in);
-	}
-	if (rc < 0) {
-		fuse_reply_err(req, -rc);
-	} else {
-		handle_fill(fi, fi->flags, &opened);
-		if (fuse_reply_open(req, fi) < 0)
-			file_release(st, in, fi->flags);
-	}
-	inode_put(st->inodes, in, 1);
+	if (begins_anew(fi->flags))
+		set_writer_opened(req, i.in);
+	else if ((fi->flags & O_ACCMODE) != O_WRONLY)
+		count_open(req, i.in);
+	handle_fill(fi, fi->flags, &opened);
+	if (fuse_reply_open(req, fi) < 0)
+		file_release(i.st, i.in, fi->flags);
 }
 
 void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 	     struct fuse_file_info *fi)
 {
-	struct store *st = store_of(req);
+	SCOPED(fs_put) struct fs_inode i = { 0 };
 	struct file_read r;
-	struct inode *in;
-	int rc;
+	int rc = fs_get(req, ino, &i);
 
 	(void)fi;
-	rc = inode_get(st->inodes, ino, &in);
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
 		return;
 	}
-	rc = file_read_begin(st, in, size, (uint64_t)off, &r);
+	rc = file_read_begin(i.st, i.in, size, (uint64_t)off, &r);
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
 	else
 		fuse_reply_iov(req, r.iov, r.count);
-	file_read_end(st, &r);
-	inode_put(st->inodes, in, 1);
+	file_read_end(i.st, &r);
 }
 
 void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size,
 	      off_t off, struct fuse_file_info *fi)
 {
-	struct store *st = store_of(req);
-	struct inode *in;
-	int rc;
+	SCOPED(fs_put) struct fs_inode i = { 0 };
+	int rc = fs_get(req, ino, &i);
 
 	(void)fi;
-	rc = inode_get(st->inodes, ino, &in);
-	if (rc == 0) {
-		rc = file_write(st, in, buf, size, (uint64_t)off);
-		inode_put(st->inodes, in, 1);
-	}
+	if (rc == 0)
+		rc = file_write(i.st, i.in, buf, size, (uint64_t)off);
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
 	else
@@ -249,82 +231,67 @@ static int guard(fuse_req_t req, struct inode *in)
 	return rc;
 }
 
-void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+/* A close, or an fsync. What the guard says goes before what follows says. */
+static void end_writes(fuse_req_t req, fuse_ino_t ino,
+		       const struct fuse_file_info *fi, bool close)
 {
-	struct store *st = store_of(req);
-	struct inode *in;
-	int rc = inode_get(st->inodes, ino, &in);
+	SCOPED(fs_put) struct fs_inode i = { 0 };
+	bool writes = (handle_flags(fi) & O_ACCMODE) != O_RDONLY;
+	int refused, rc = fs_get(req, ino, &i);
 
 	if (rc == 0) {
-		bool write = (handle_flags(fi) & O_ACCMODE) != O_RDONLY;
-		int refused = write ? guard(req, in) : 0;
-
-		rc = file_flush(st, in, handle_flags(fi));
+		refused = writes ? guard(req, i.in) : 0;
+		rc = close ? file_flush(i.st, i.in, handle_flags(fi))
+			   : file_sync(i.st, i.in);
 		rc = refused < 0 ? refused : rc;
-		inode_put(st->inodes, in, 1);
 	}
 	fuse_reply_err(req, -rc);
 }
 
-void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-	struct store *st = store_of(req);
-	struct inode *in;
-
-	if (inode_get(st->inodes, ino, &in) == 0) {
-		file_release(st, in, handle_flags(fi));
-		inode_put(st->inodes, in, 1);
-	}
-	fuse_reply_err(req, 0); /* nobody hears the answer */
+	end_writes(req, ino, fi, true);
 }
 
 void op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync,
 	      struct fuse_file_info *fi)
 {
-	struct store *st = store_of(req);
-	struct inode *in;
-	int rc = inode_get(st->inodes, ino, &in);
-
 	(void)datasync;
-	if (rc == 0) {
-		bool write = (handle_flags(fi) & O_ACCMODE) != O_RDONLY;
-		int refused = write ? guard(req, in) : 0;
+	end_writes(req, ino, fi, false);
+}
 
-		rc = file_sync(st, in);
-		rc = refused < 0 ? refused : rc;
-		inode_put(st->inodes, in, 1);
-	}
-	fuse_reply_err(req, -rc);
+void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	SCOPED(fs_put) struct fs_inode i = { 0 };
+
+	if (fs_get(req, ino, &i) == 0)
+		file_release(i.st, i.in, handle_flags(fi));
+	fuse_reply_err(req, 0); /* nobody hears the answer */
 }
 
 void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off,
 		  off_t len, struct fuse_file_info *fi)
 {
-	struct store *st = store_of(req);
-	struct inode *in;
-	int rc = inode_get(st->inodes, ino, &in);
+	SCOPED(fs_put) struct fs_inode i = { 0 };
+	int rc = fs_get(req, ino, &i);
 
 	(void)fi;
-	if (rc == 0) {
-		rc = file_fallocate(st, in, mode, (uint64_t)off, (uint64_t)len);
-		inode_put(st->inodes, in, 1);
-	}
+	if (rc == 0)
+		rc = file_fallocate(i.st, i.in, mode, (uint64_t)off,
+				    (uint64_t)len);
 	fuse_reply_err(req, -rc);
 }
 
 void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence,
 	      struct fuse_file_info *fi)
 {
-	struct store *st = store_of(req);
-	struct inode *in;
+	SCOPED(fs_put) struct fs_inode i = { 0 };
 	uint64_t at = 0;
-	int rc = inode_get(st->inodes, ino, &in);
+	int rc = fs_get(req, ino, &i);
 
 	(void)fi;
-	if (rc == 0) {
-		rc = file_seek(st, in, (uint64_t)off, whence, &at);
-		inode_put(st->inodes, in, 1);
-	}
+	if (rc == 0)
+		rc = file_seek(i.st, i.in, (uint64_t)off, whence, &at);
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
 	else

@@ -25,6 +25,11 @@ static void add_number(cJSON *to, const char *name, uint64_t v)
 	(void)cJSON_AddNumberToObject(to, name, (double)v);
 }
 
+static void add_text(cJSON *to, const char *name, const char *text)
+{
+	(void)cJSON_AddStringToObject(to, name, text);
+}
+
 struct failed_files {
 	struct store *st;
 	cJSON *list;
@@ -37,15 +42,12 @@ static void add_failed(void *arg, struct inode *in, int error)
 	char path[4096];
 	cJSON *one;
 
-	{
-		HOLD(&in->lock);
-		if (a->uid != 0 && a->uid != in->attr.uid)
-			return;
-	}
+	if (a->uid != 0 && a->uid != inode_attr(in).uid)
+		return;
 	one = cJSON_CreateObject();
 	inode_path(a->st->inodes, in, path, sizeof(path));
-	(void)cJSON_AddStringToObject(one, "path", path);
-	(void)cJSON_AddStringToObject(one, "error", strerror(-error));
+	add_text(one, "path", path);
+	add_text(one, "error", strerror(-error));
 	cJSON_AddItemToArray(a->list, one);
 }
 
@@ -69,8 +71,7 @@ static void add_structure(cJSON *to, struct store *st, bool root)
 	struct guard_figures f;
 
 	guard_figures(st->guard, &f);
-	(void)cJSON_AddStringToObject(one, "policy",
-				      guard_policy_word(st->options.structure));
+	add_text(one, "policy", guard_policy_word(st->options.structure));
 	add_number(one, "checked", f.checked);
 	add_number(one, "waiting", f.waiting);
 	add_number(one, "different", f.different);
@@ -80,7 +81,7 @@ static void add_structure(cJSON *to, struct store *st, bool root)
 	add_number(one, "refused", f.refused);
 	add_number(one, "overlooked", f.overlooked);
 	/* It has names out of files that not everybody may read. */
-	(void)cJSON_AddStringToObject(one, "last", root ? f.last : "");
+	add_text(one, "last", root ? f.last : "");
 }
 
 /* Can anything be made durable at all? */
@@ -109,9 +110,9 @@ static cJSON *status(struct fs *fs, uid_t uid)
 	struct segment_figures g;
 	uint64_t used, total, memory, disk;
 
-	(void)cJSON_AddStringToObject(s, "version", CKPTFS_VERSION);
-	(void)cJSON_AddStringToObject(s, "store", st->path);
-	(void)cJSON_AddStringToObject(s, "mountpoint", fs->mountpoint);
+	add_text(s, "version", CKPTFS_VERSION);
+	add_text(s, "store", st->path);
+	add_text(s, "mountpoint", fs->mountpoint);
 	(void)cJSON_AddBoolToObject(s, "passthrough", fs->passthrough);
 	stages_dirty(&st->stages, &memory, &disk);
 	for (size_t i = 0; i < sizeof(counters) / sizeof(*counters); i++) {
@@ -123,14 +124,14 @@ static cJSON *status(struct fs *fs, uid_t uid)
 		add_number(s, counters[i], v);
 	}
 	add_number(s, "unknown_images", atomic_load(&st->unknown_images));
-	(void)cJSON_AddStringToObject(s, "database", health(st));
+	add_text(s, "database", health(st));
 	stages_usage(&st->stages, &used, &total);
 	drain_figures(st->drain, &d);
 	add_number(s, "staged_bytes", memory + disk);
 	add_number(s, "staged_memory_bytes", memory);
 	add_number(s, "stage_used_bytes", used);
 	add_number(s, "stage_capacity_bytes", total);
-	(void)cJSON_AddStringToObject(s, "stage", st->stages.path);
+	add_text(s, "stage", st->stages.path);
 	segment_figures(st, &g);
 	add_number(s, "segment_clients", g.clients);
 	add_number(s, "segments", g.segments);
@@ -141,9 +142,8 @@ static cJSON *status(struct fs *fs, uid_t uid)
 	add_number(s, "left_native", d.left_native);
 	add_number(s, "left_native_bytes", d.left_native_bytes);
 	add_number(s, "worker_restarts", 0);
-	(void)cJSON_AddStringToObject(s, "share",
-				      st->options.share_all ? "all" : "user");
-	(void)cJSON_AddStringToObject(s, "hash", chunk_hash_variant());
+	add_text(s, "share", st->options.share_all ? "all" : "user");
+	add_text(s, "hash", chunk_hash_variant());
 	add_backup(s, st);
 	add_structure(s, st, uid == 0);
 	failed.list = cJSON_AddArrayToObject(s, "failed_files");
@@ -164,18 +164,35 @@ static void add_writer(cJSON *to, struct store *st, uint64_t ino)
 	one = cJSON_AddObjectToObject(to, "writer");
 	if (w.source != WRITER_NOWHERE) {
 		add_number(one, "rank", w.rank);
-		(void)cJSON_AddStringToObject(one, "rank_kind",
-					      writer_kind_word(&w));
+		add_text(one, "rank_kind", writer_kind_word(&w));
 	}
 	if (w.world_size > 0)
 		add_number(one, "world_size", w.world_size);
 	if (w.host[0])
-		(void)cJSON_AddStringToObject(one, "host", w.host);
+		add_text(one, "host", w.host);
 	if (w.job[0])
-		(void)cJSON_AddStringToObject(one, "job", w.job);
+		add_text(one, "job", w.job);
 	if (w.source != WRITER_NOWHERE)
-		(void)cJSON_AddStringToObject(one, "source",
-					      writer_source_word(&w));
+		add_text(one, "source", writer_source_word(&w));
+}
+
+static void add_extents(cJSON *to, const struct content *c)
+{
+	size_t count = c ? c->extent_count : 0;
+	cJSON *list;
+
+	add_number(to, "extent_count", count);
+	list = cJSON_AddArrayToObject(to, "extents");
+	/* The first ones will do: the text is made anew for every page. */
+	for (size_t i = 0; i < count && i < INSPECT_EXTENTS_MAX; i++) {
+		cJSON *one = cJSON_CreateObject();
+
+		add_number(one, "offset", c->extents[i].offset);
+		add_number(one, "len", c->extents[i].len);
+		add_number(one, "image", c->extents[i].image);
+		add_number(one, "image_offset", c->extents[i].image_offset);
+		cJSON_AddItemToArray(list, one);
+	}
 }
 
 /*
@@ -184,69 +201,40 @@ static void add_writer(cJSON *to, struct store *st, uint64_t ino)
  */
 static int inspect(fuse_req_t req, fuse_ino_t ino, cJSON **ret)
 {
-	struct store *st = store_of(req);
-	struct content_ref *content = NULL;
-	char digest[33] = "", path[4096] = "";
-	struct fs_state state;
-	struct inode *in;
+	SCOPED(fs_put) struct fs_inode i = { 0 };
+	SCOPED(fs_state_release) struct fs_state state = { 0 };
+	const struct content *shown = NULL;
+	char path[4096] = "";
 	struct stat sb;
-	cJSON *f, *list;
 	bool own;
-	int rc;
+	int rc = fs_get(req, ino, &i);
 
-	rc = inode_get(st->inodes, ino, &in);
 	if (rc < 0)
 		return rc;
-	own = fs_is_own(req, in);
-	rc = own ? 0 : fs_may(req, in, 04);
+	own = fs_is_own(req, i.in);
+	rc = own ? 0 : fs_may(req, i.in, 04);
 	if (rc == 0)
-		rc = fs_file_state(st, in, own, &state);
+		rc = fs_file_state(&i, own, &state);
 	if (rc == 0)
-		rc = inode_stat(st->inodes, in, &sb);
-	if (rc < 0) {
-		inode_put(st->inodes, in, 1);
+		rc = inode_stat(i.st->inodes, i.in, &sb);
+	if (rc < 0)
 		return rc;
-	}
-	{
-		HOLD(&in->lock);
-		content = state.shares_shown ? in->file->content : NULL;
-		if (content)
-			atomic_fetch_add(&content->refs, 1);
-	}
 	if (own)
-		inode_path(st->inodes, in, path, sizeof(path));
-	f = cJSON_CreateObject();
-	(void)cJSON_AddStringToObject(f, "path", path);
-	(void)cJSON_AddStringToObject(f, "state", state.word);
+		inode_path(i.st->inodes, i.in, path, sizeof(path));
+	if (state.shares_shown)
+		shown = &state.content->c;
+	*ret = cJSON_CreateObject();
+	add_text(*ret, "path", path);
+	add_text(*ret, "state", state.word);
 	if (state.error < 0)
-		(void)cJSON_AddStringToObject(f, "error",
-					      strerror(-state.error));
-	add_number(f, "size_bytes", (uint64_t)sb.st_size);
-	add_number(f, "physical_bytes", state.physical_bytes);
-	(void)cJSON_AddBoolToObject(f, "native", state.native);
-	for (size_t i = 0; state.has_content && i < sizeof(state.digest); i++)
-		(void)snprintf(digest + 2 * i, sizeof(digest) - 2 * i, "%02x",
-			       state.digest[i]);
-	(void)cJSON_AddStringToObject(f, "digest", digest);
-	add_writer(f, st, ino);
-	add_number(f, "extent_count", content ? content->c.extent_count : 0);
-	list = cJSON_AddArrayToObject(f, "extents");
-	/* The first ones will do: the text is made anew for every page. */
-	for (size_t i = 0;
-	     content && i < content->c.extent_count && i < INSPECT_EXTENTS_MAX;
-	     i++) {
-		const struct extent *e = &content->c.extents[i];
-		cJSON *one = cJSON_CreateObject();
-
-		add_number(one, "offset", e->offset);
-		add_number(one, "len", e->len);
-		add_number(one, "image", e->image);
-		add_number(one, "image_offset", e->image_offset);
-		cJSON_AddItemToArray(list, one);
-	}
-	content_ref_put(content);
-	inode_put(st->inodes, in, 1);
-	*ret = f;
+		add_text(*ret, "error", strerror(-state.error));
+	add_number(*ret, "size_bytes", (uint64_t)sb.st_size);
+	add_number(*ret, "physical_bytes", state.physical_bytes);
+	(void)cJSON_AddBoolToObject(*ret, "native",
+				    state.content && state.content->c.native);
+	add_text(*ret, "digest", state.digest);
+	add_writer(*ret, i.st, ino);
+	add_extents(*ret, shown);
 	return 0;
 }
 
@@ -351,28 +339,21 @@ static int do_query(fuse_req_t req, fuse_ino_t ino, struct ckptfs_query *q)
 	return 0;
 }
 
-static int do_flush(struct store *st, fuse_ino_t ino)
+static int do_flush(fuse_req_t req, fuse_ino_t ino)
 {
-	struct inode *in;
-	bool dir, reg;
-	int rc = inode_get(st->inodes, ino, &in);
+	SCOPED(fs_put) struct fs_inode i = { 0 };
+	int rc = fs_get(req, ino, &i);
+	uint32_t mode;
 
 	if (rc < 0)
 		return rc;
-	{
-		HOLD(&in->lock);
-		dir = S_ISDIR(in->attr.mode);
-		reg = S_ISREG(in->attr.mode);
-	}
-	if (dir)
-		rc = drain_sync_tree(st->drain, ino);
-	else if (reg) /* with what was closed before: the order holds */
-		rc = drain_publish(st->drain, in);
+	mode = inode_attr(i.in).mode;
+	if (S_ISDIR(mode) || S_ISREG(mode))
+		rc = fs_publish(&i);
 	else
-		rc = kv_sync(st->kv);
-	inode_put(st->inodes, in, 1);
+		rc = kv_sync(i.st->kv);
 	if (ino == FUSE_ROOT_ID) /* then the status says what was found */
-		guard_wait_idle(st->guard);
+		guard_wait_idle(i.st->guard);
 	return rc;
 }
 
@@ -404,17 +385,12 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
 	      size_t in_size, size_t out_size)
 {
 	struct ckptfs_query q;
-	int rc;
 
 	(void)arg;
 	(void)fi;
 	(void)flags;
 	if (cmd == CKPTFS_IOC_FLUSH) {
-		rc = do_flush(store_of(req), ino);
-		if (rc < 0)
-			fuse_reply_err(req, -rc);
-		else
-			fuse_reply_ioctl(req, 0, NULL, 0);
+		fs_reply_ioctl(req, do_flush(req, ino), NULL, 0);
 		return;
 	}
 	if (flags_ioctl(req, cmd, in_buf, in_size, out_size))
@@ -427,9 +403,5 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
 		return;
 	}
 	memcpy(&q, in_buf, sizeof(q));
-	rc = do_query(req, ino, &q);
-	if (rc < 0)
-		fuse_reply_err(req, -rc);
-	else
-		fuse_reply_ioctl(req, 0, &q, sizeof(q));
+	fs_reply_ioctl(req, do_query(req, ino, &q), &q, sizeof(q));
 }

@@ -101,7 +101,6 @@ void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	      dev_t rdev)
 {
 	struct names_new n = new_of(req, mode);
-
 	struct writer w;
 
 	n.rdev = rdev;
@@ -142,93 +141,73 @@ void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent,
  * what the file was before its last close. Who snapshots a folder with links
  * makes no half of a file durable that is being written.
  */
-static int do_link(struct store *st, struct inode *in, fuse_ino_t parent,
+static int do_link(const struct fs_inode *i, fuse_ino_t parent,
 		   const char *name, bool *ret_looked)
 {
-	int rc = guard_name(st->guard, in, parent, name, ret_looked);
-	bool reg = false;
+	int rc = guard_name(i->st->guard, i->in, parent, name, ret_looked);
+	bool wait = !i->st->options.publish_async;
 
-	if (rc == 0) {
-		HOLD(&in->lock);
-		reg = S_ISREG(in->attr.mode);
-	}
-	if (rc == 0 && reg && !st->options.publish_async)
-		rc = drain_publish_closed(st->drain, in);
+	if (rc == 0 && wait && S_ISREG(inode_attr(i->in).mode))
+		rc = drain_publish_closed(i->st->drain, i->in);
 	if (rc == 0)
-		rc = names_link(st->names, in, parent, name);
-	if (rc == 0 && !st->options.publish_async)
-		rc = kv_sync(st->kv);
+		rc = names_link(i->st->names, i->in, parent, name);
+	if (rc == 0 && wait)
+		rc = kv_sync(i->st->kv);
 	return rc;
 }
 
 void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t parent,
 	     const char *name)
 {
-	struct store *st = store_of(req);
-	struct inode *in;
+	SCOPED(fs_put) struct fs_inode i = { 0 };
 	bool looked;
-	int rc = inode_get(st->inodes, ino, &in);
+	int rc = fs_get(req, ino, &i);
 
-	if (rc == 0) {
-		rc = do_link(st, in, parent, name, &looked);
-		if (rc < 0)
-			inode_put(st->inodes, in, 1);
-	}
+	if (rc == 0)
+		rc = do_link(&i, parent, name, &looked);
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
 		return;
 	}
-	guard_named(st->guard, parent, name, looked);
-	reply_entry(req, in);
+	guard_named(i.st->guard, parent, name, looked);
+	reply_entry(req, TAKE(i.in));
+}
+
+/* The name of in is gone, unless rc is an error; takes the reference. */
+static void reply_removed(fuse_req_t req, int rc, struct inode *in)
+{
+	struct store *st = store_of(req);
+
+	if (rc == 0) {
+		file_unlinked(st, in);
+		inode_put(st->inodes, in, 1);
+	}
+	fuse_reply_err(req, -rc);
 }
 
 void op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-	struct store *st = store_of(req);
-	struct inode *in;
-	int rc = names_unlink(st->names, parent, name, &in);
+	struct inode *in = NULL;
+	int rc = names_unlink(store_of(req)->names, parent, name, &in);
 
-	if (rc == 0) {
-		file_unlinked(st, in);
-		inode_put(st->inodes, in, 1);
-	}
-	fuse_reply_err(req, -rc);
+	reply_removed(req, rc, in);
 }
 
 void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-	struct store *st = store_of(req);
-	struct inode *in;
-	int rc = names_rmdir(st->names, parent, name, &in);
+	struct inode *in = NULL;
+	int rc = names_rmdir(store_of(req)->names, parent, name, &in);
 
-	if (rc == 0) {
-		file_unlinked(st, in);
-		inode_put(st->inodes, in, 1);
-	}
-	fuse_reply_err(req, -rc);
+	reply_removed(req, rc, in);
 }
 
 /* A rename publishes: what it names is durable before anybody sees the name. */
 static int publish(struct store *st, fuse_ino_t parent, const char *name)
 {
-	struct inode *in;
-	bool dir, reg;
-	int rc;
+	SCOPED(fs_put) struct fs_inode i = { .st = st };
+	int rc = names_lookup(st->names, parent, name, &i.in);
 
-	rc = names_lookup(st->names, parent, name, &in);
-	if (rc < 0)
-		return rc;
-	{
-		HOLD(&in->lock);
-		dir = S_ISDIR(in->attr.mode);
-		reg = S_ISREG(in->attr.mode);
-	}
-	if (dir)
-		rc = drain_sync_tree(st->drain, in->ino);
-	else if (reg)
-		rc = drain_publish(st->drain, in);
-	inode_put(st->inodes, in, 1);
-	return rc;
+	return rc < 0 ? rc : fs_publish(&i);
 }
 
 /*
@@ -237,12 +216,9 @@ static int publish(struct store *st, fuse_ino_t parent, const char *name)
  */
 static bool replaces(struct store *st, fuse_ino_t parent, const char *name)
 {
-	struct inode *in;
+	SCOPED(fs_put) struct fs_inode i = { .st = st };
 
-	if (names_lookup(st->names, parent, name, &in) < 0)
-		return false;
-	inode_put(st->inodes, in, 1);
-	return true;
+	return names_lookup(st->names, parent, name, &i.in) == 0;
 }
 
 static int do_rename(struct store *st, fuse_ino_t parent, const char *name,
@@ -294,8 +270,7 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name,
 				       new_name, flags));
 }
 
-/* --- reading directories: the cookie is all the state there is -------------
- */
+/* --- reading directories: the cookie is all the state there is ---------- */
 
 void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
@@ -315,70 +290,55 @@ struct listing {
 	int rc; /* an error that ends it, when nothing was listed yet */
 };
 
-static bool listing_put(struct listing *l, const char *name, uint64_t ino,
-			uint32_t type, uint64_t cookie)
+/* As much of e as the kernel wants; false: there is no room left. */
+static bool listing_put(struct listing *l, const char *name,
+			const struct fuse_entry_param *e, uint64_t cookie)
 {
-	struct stat attr = { .st_ino = ino, .st_mode = type };
-	size_t n =
-		fuse_add_direntry(l->req, l->buf + l->used, l->size - l->used,
-				  name, &attr, (off_t)cookie);
+	size_t left = l->size - l->used;
+	char *to = l->buf + l->used;
+	size_t n;
 
-	if (n > l->size - l->used)
+	if (l->plus)
+		n = fuse_add_direntry_plus(l->req, to, left, name, e,
+					   (off_t)cookie);
+	else
+		n = fuse_add_direntry(l->req, to, left, name, &e->attr,
+				      (off_t)cookie);
+	if (n > left)
 		return false;
 	l->used += n;
 	return true;
+}
+
+/* Without attributes: of the dots the kernel wants none, in any listing. */
+static bool listing_put_bare(struct listing *l, const char *name, uint64_t ino,
+			     uint32_t type, uint64_t cookie)
+{
+	struct fuse_entry_param e = { .attr = { .st_ino = ino,
+						.st_mode = type } };
+
+	return listing_put(l, name, &e, cookie);
 }
 
 /* With attributes; each entry is a look-up of the kernel's. */
 static bool listing_put_plus(struct listing *l, const char *name, uint64_t ino,
 			     uint64_t cookie)
 {
-	struct store *st = store_of(l->req);
+	SCOPED(fs_put) struct fs_inode i = { 0 };
 	struct fuse_entry_param e;
-	struct inode *in;
-	size_t n;
 
-	l->rc = inode_get(st->inodes, ino, &in);
-	if (l->rc == 0) {
-		l->rc = fs_entry(st, in, &e);
-		if (l->rc == 0 && e.attr.st_nlink == 0)
-			l->rc = -ENOENT;
-		if (l->rc < 0)
-			inode_put(st->inodes, in, 1);
-	}
+	l->rc = fs_get(l->req, ino, &i);
+	if (l->rc == 0)
+		l->rc = fs_entry(i.st, i.in, &e);
+	if (l->rc == 0 && e.attr.st_nlink == 0)
+		l->rc = -ENOENT;
 	if (l->rc == -ENOENT || l->rc == -ESTALE) {
 		l->rc = 0; /* deleted since the walk began: the next one */
 		return true;
 	}
-	if (l->rc < 0)
+	if (l->rc < 0 || !listing_put(l, name, &e, cookie))
 		return false;
-	n = fuse_add_direntry_plus(l->req, l->buf + l->used, l->size - l->used,
-				   name, &e, (off_t)cookie);
-	if (n > l->size - l->used) {
-		inode_put(st->inodes, in, 1);
-		return false;
-	}
-	inode_remember(st->inodes, in);
-	l->used += n;
-	return true;
-}
-
-/* The dots carry no attributes: the kernel wants none of them. */
-static bool listing_put_dot(struct listing *l, const char *name, uint64_t ino,
-			    uint64_t cookie)
-{
-	struct fuse_entry_param e = { 0 };
-	size_t n;
-
-	if (!l->plus)
-		return listing_put(l, name, ino, S_IFDIR, cookie);
-	e.attr.st_ino = ino;
-	e.attr.st_mode = S_IFDIR;
-	n = fuse_add_direntry_plus(l->req, l->buf + l->used, l->size - l->used,
-				   name, &e, (off_t)cookie);
-	if (n > l->size - l->used)
-		return false;
-	l->used += n;
+	inode_remember(i.st->inodes, TAKE(i.in));
 	return true;
 }
 
@@ -386,34 +346,30 @@ static int listing_add(void *arg, const char *name,
 		       const struct dirent_rec *entry, uint64_t cookie)
 {
 	struct listing *l = arg;
-	bool ok =
-		l->plus ? listing_put_plus(l, name, entry->ino, cookie)
-			: listing_put(l, name, entry->ino, entry->type, cookie);
+	bool ok = l->plus ? listing_put_plus(l, name, entry->ino, cookie)
+			  : listing_put_bare(l, name, entry->ino, entry->type,
+					     cookie);
 
 	return ok ? 0 : 1;
 }
 
 static int list(struct listing *l, fuse_ino_t ino, off_t off)
 {
-	struct store *st = store_of(l->req);
-	struct inode *in;
+	SCOPED(fs_put) struct fs_inode i = { 0 };
+	int rc = fs_get(l->req, ino, &i);
 	uint64_t parent;
-	int rc;
 
-	rc = inode_get(st->inodes, ino, &in);
 	if (rc < 0)
 		return rc;
-	{
-		HOLD(&in->lock);
-		parent = in->attr.parent ? in->attr.parent : ROOT_INO;
-	}
-	inode_put(st->inodes, in, 1);
-	if (off < COOKIE_DOT && !listing_put_dot(l, ".", ino, COOKIE_DOT))
+	parent = inode_attr(i.in).parent;
+	if (off < COOKIE_DOT &&
+	    !listing_put_bare(l, ".", ino, S_IFDIR, COOKIE_DOT))
 		return 0;
 	if (off < COOKIE_DOTDOT &&
-	    !listing_put_dot(l, "..", parent, COOKIE_DOTDOT))
+	    !listing_put_bare(l, "..", parent ? parent : ROOT_INO, S_IFDIR,
+			      COOKIE_DOTDOT))
 		return 0;
-	rc = names_list(st->names, ino,
+	rc = names_list(i.st->names, ino,
 			off <= COOKIE_DOTDOT ? COOKIE_DOTDOT : (uint64_t)off,
 			listing_add, l);
 	if (rc < 0)

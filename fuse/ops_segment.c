@@ -84,32 +84,24 @@ bool fs_is_in_group(fuse_req_t req, gid_t gid)
 int fs_may(fuse_req_t req, struct inode *in, uint32_t want)
 {
 	SCOPED(scope_caller) struct caller c = { 0 };
-	struct attr a;
+	struct attr a = inode_attr(in);
 	int rc = caller_of(req, &c);
 
 	if (rc < 0)
 		return rc;
-	{
-		HOLD(&in->lock);
-		a = in->attr;
-	}
 	return may(&c, &a, want) ? 0 : -EACCES;
 }
 
 /* He could open the directory; may he look up a name in it? */
-static int may_search(struct store *st, fuse_ino_t dir, struct caller *c)
+static int may_search(fuse_req_t req, fuse_ino_t dir, struct caller *c)
 {
-	struct inode *in;
+	SCOPED(fs_put) struct fs_inode i = { 0 };
+	int rc = fs_get(req, dir, &i);
 	struct attr a;
-	int rc = inode_get(st->inodes, dir, &in);
 
 	if (rc < 0)
 		return rc;
-	{
-		HOLD(&in->lock);
-		a = in->attr;
-	}
-	inode_put(st->inodes, in, 1);
+	a = inode_attr(i.in);
 	if (!S_ISDIR(a.mode))
 		return -ENOTDIR;
 	return may(c, &a, 01) ? 0 : -EACCES;
@@ -141,7 +133,7 @@ static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q,
 		return -EROFS;
 	rc = caller_of(req, &caller);
 	if (rc == 0)
-		rc = may_search(fs->store, dir, &caller);
+		rc = may_search(req, dir, &caller);
 	if (rc < 0)
 		return rc;
 	fs_writer(req, q->name, &writer);
@@ -159,35 +151,18 @@ static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q,
 /* Of an inode that the caller can have nothing to do with there is none. */
 static int do_wait(fuse_req_t req, uint64_t ino)
 {
-	struct store *st = store_of(req);
-	struct inode *in;
-	int rc = inode_get(st->inodes, ino, &in);
-	bool gone;
+	SCOPED(fs_put) struct fs_inode i = { 0 };
+	int rc = fs_get(req, ino, &i);
 
 	if (rc < 0)
 		return rc;
-	rc = fs_is_own(req, in) || fs_may(req, in, 04) == 0 ||
-			     fs_may(req, in, 02) == 0 ?
-		     0 :
-		     -ENOENT;
+	if (!fs_is_own(req, i.in) && fs_may(req, i.in, 04) < 0 &&
+	    fs_may(req, i.in, 02) < 0)
+		return -ENOENT;
+	rc = inode_load_file(i.st->inodes, i.in);
 	if (rc == 0)
-		rc = inode_load_file(st->inodes, in);
-	if (rc == 0)
-		rc = file_sync(st, in);
-	{
-		HOLD(&in->lock);
-		gone = in->attr.nlink == 0;
-	}
-	inode_put(st->inodes, in, 1);
-	return gone ? -ENOENT : rc;
-}
-
-static void reply(fuse_req_t req, int rc, const void *data, size_t len)
-{
-	if (rc < 0)
-		fuse_reply_err(req, -rc);
-	else
-		fuse_reply_ioctl(req, 0, data, len);
+		rc = file_sync(i.st, i.in);
+	return inode_attr(i.in).nlink == 0 ? -ENOENT : rc;
 }
 
 bool op_segment_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd,
@@ -198,16 +173,15 @@ bool op_segment_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd,
 	if (cmd == CKPTFS_IOC_SEGMENTS &&
 	    out_size == sizeof(struct ckptfs_segments)) {
 		struct ckptfs_segments where;
-		int rc = fs->read_only ? -EROFS :
-			 fs->server    ? 0 :
-					 -EOPNOTSUPP;
+		int rc = fs->read_only ? -EROFS : fs->server ? 0 : -EOPNOTSUPP;
 
 		if (rc == 0)
 			server_address(fs->server, &where);
-		reply(req, rc, &where, sizeof(where));
+		fs_reply_ioctl(req, rc, &where, sizeof(where));
 		return true;
 	}
-	if (cmd == CKPTFS_IOC_COMMIT && in_size == sizeof(struct ckptfs_commit)) {
+	if (cmd == CKPTFS_IOC_COMMIT &&
+	    in_size == sizeof(struct ckptfs_commit)) {
 		struct ckptfs_commit q;
 		bool replaced;
 		int rc;
@@ -218,14 +192,14 @@ bool op_segment_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd,
 			rc = teller_committed(fs->teller, req, ino, &q,
 					      replaced);
 		if (rc < 0)
-			reply(req, rc, NULL, 0);
+			fuse_reply_err(req, -rc);
 		return true;
 	}
 	if (cmd == CKPTFS_IOC_WAIT && in_size == sizeof(struct ckptfs_wait)) {
 		struct ckptfs_wait q;
 
 		memcpy(&q, in_buf, sizeof(q));
-		reply(req, do_wait(req, q.ino), NULL, 0);
+		fs_reply_ioctl(req, do_wait(req, q.ino), NULL, 0);
 		return true;
 	}
 	return false;

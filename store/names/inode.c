@@ -421,6 +421,12 @@ static int file_stat(struct inode_table *t, struct stage *stage,
 	return rc;
 }
 
+struct attr inode_attr(struct inode *in)
+{
+	HOLD(&in->lock);
+	return in->attr;
+}
+
 int inode_stat(struct inode_table *t, struct inode *in, struct stat *ret_stat)
 {
 	struct stage *stage = NULL;

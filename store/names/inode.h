@@ -199,6 +199,8 @@ int inode_new(struct inode_table *t, const struct attr *attr,
  */
 int inode_load_file(struct inode_table *t, struct inode *in);
 
+/* A copy; its target stays the inode's: do not release it. */
+struct attr inode_attr(struct inode *in);
 /* What stat(2) shows. Blocks on fstat() of the stage at most. */
 int inode_stat(struct inode_table *t, struct inode *in, struct stat *ret_stat);
 

@@ -48,12 +48,6 @@ struct lock *names_changing(struct names *nm)
 	return &nm->changing;
 }
 
-struct attr inode_attr(struct inode *in)
-{
-	HOLD(&in->lock);
-	return in->attr; /* target stays the inode's: do not release */
-}
-
 void names_put_entry(struct kv_batch *b, uint64_t parent, const char *name,
 		     uint64_t ino, uint32_t mode)
 {

@@ -46,8 +46,6 @@ bool inode_has_name(struct inode *in);
 /* To be changed by the caller; names_write() puts it into the batch. */
 struct attr *names_changed_attr(struct names_change *c, struct inode *in);
 int names_write(struct names *nm, struct kv_batch *b, struct names_change *c);
-/* A copy; what it points to stays the inode's. */
-struct attr inode_attr(struct inode *in);
 
 /* Into b: an entry of a directory, a further name of an inode (L), a record
  * that only is there, and who wrote it, if anything is known of him. */
