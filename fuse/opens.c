@@ -50,8 +50,7 @@ static size_t find_locked(const struct opens *r, uint64_t rank, uid_t uid)
 		size_t middle = low + (high - low) / 2;
 
 		if (r->rows[middle].rank < rank ||
-		    (r->rows[middle].rank == rank &&
-		     r->rows[middle].uid < uid))
+		    (r->rows[middle].rank == rank && r->rows[middle].uid < uid))
 			low = middle + 1;
 		else
 			high = middle;
@@ -92,12 +91,11 @@ static size_t print_row(const struct opens_row *row, char *text)
 				      row->rank);
 
 	for (unsigned i = 0; i < OPENS_WHOSE_COUNT; i++)
-		len += (size_t)snprintf(text + len, ROW_BYTES_MAX - len,
-					",\"%s_opens\":%llu,\"%s_bytes\":%llu",
-					words[i],
-					(unsigned long long)row->opens[i],
-					words[i],
-					(unsigned long long)row->bytes[i]);
+		len += (size_t)snprintf(
+			text + len, ROW_BYTES_MAX - len,
+			",\"%s_opens\":%llu,\"%s_bytes\":%llu", words[i],
+			(unsigned long long)row->opens[i], words[i],
+			(unsigned long long)row->bytes[i]);
 	text[len++] = '}';
 	CHECK(len < ROW_BYTES_MAX);
 	return len;

@@ -134,8 +134,8 @@ bool place_has_mount_on(const char *mountpoint)
 dev_t place_device(const char *mountpoint)
 {
 	dev_t dev = 0;
-	SCOPED(scope_free) char *found = find_mount(is_on_directory,
-						    mountpoint, &dev);
+	SCOPED(scope_free)
+	char *found = find_mount(is_on_directory, mountpoint, &dev);
 
 	return found ? dev : 0;
 }
@@ -154,7 +154,7 @@ __attribute__((format(printf, 2, 3))) static int refuse(int rc,
 	return rc;
 }
 
-/* The path without symbolic links, for the caller to free, and what is there. */
+/* The path without symbolic links, the caller's, and what is there. */
 static int resolve(const char *path, char **ret_full, struct stat *ret_sb)
 {
 	SCOPED(scope_free) char *full = realpath(path, NULL);
@@ -216,9 +216,8 @@ static int find_store(const char *path, char **ret_full)
 		rc = -errno;
 		return refuse(rc, "store %s cannot be written: %s%s", path,
 			      strerror(-rc),
-			      rc == -EACCES ?
-				      "; it belongs to another user" :
-				      "; give a directory that can be");
+			      rc == -EACCES ? "; it belongs to another user"
+					    : "; give a directory that can be");
 	}
 	*ret_full = TAKE(full);
 	return 0;

@@ -89,8 +89,8 @@ static int send_releases(struct client *c)
 	struct segment_reply r = { .op = SEGMENT_RELEASE };
 	int rc = 0;
 
-	while (rc == 0 && segment_take_release(c->server->store, &c->segments,
-					       &r.id))
+	while (rc == 0 &&
+	       segment_take_release(c->server->store, &c->segments, &r.id))
 		rc = send_reply(c, &r, -1);
 	return rc;
 }
@@ -109,11 +109,11 @@ static int answer(struct client *c, const struct segment_request *q)
 		r.error = segment_acquire(st, &c->segments, q->signature,
 					  q->size_bytes, &r, &fd);
 	else if (q->op == SEGMENT_MAPPED)
-		r.error = segment_mapped(st, &c->segments, q->id,
-					 q->generation);
+		r.error =
+			segment_mapped(st, &c->segments, q->id, q->generation);
 	else if (q->op == SEGMENT_RETURN)
-		r.error = segment_return(st, &c->segments, q->id,
-					 q->generation);
+		r.error =
+			segment_return(st, &c->segments, q->id, q->generation);
 	else if (q->op == SEGMENT_DROP)
 		r.error = segment_drop(st, &c->segments, q->id);
 	else
@@ -177,8 +177,7 @@ static void *client_main(void *arg)
 		if (rc == 0 && p[0].revents) {
 			rc = receive(c);
 			has_some = true;
-		}
-		else if (rc == 0 && p[2].revents) /* its last words first */
+		} else if (rc == 0 && p[2].revents) /* its last words first */
 			rc = -ESRCH;
 	}
 	segment_client_remove(s->store, &c->segments);
@@ -261,8 +260,7 @@ static int client_new(struct server *s, int fd)
 	c->process = -1;
 	c->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	rc = c->wake < 0 ? -errno : 0;
-	if (rc == 0 &&
-	    getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0)
+	if (rc == 0 && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0)
 		rc = -errno;
 	if (rc == 0) {
 		/* A process that we cannot see (0) must close its socket. */
@@ -270,13 +268,14 @@ static int client_new(struct server *s, int fd)
 			c->process = (int)syscall(SYS_pidfd_open, peer.pid, 0);
 		(void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience,
 				 sizeof(patience));
-		c->segments = (struct segment_client){
-			.uid = peer.uid, .wake = on_wake, .arg = c
-		};
+		c->segments = (struct segment_client){ .uid = peer.uid,
+						       .wake = on_wake,
+						       .arg = c };
 		HOLD(&s->lock);
-		rc = is_full_locked(s, peer.uid) ?
-			     -EMFILE :
-			     -pthread_create(&c->thread, NULL, client_main, c);
+		rc = is_full_locked(s, peer.uid)
+			     ? -EMFILE
+			     : -pthread_create(&c->thread, NULL, client_main,
+					       c);
 		if (rc == 0) {
 			LIST_INSERT_HEAD(&s->clients, c, entry);
 			s->client_count++;
@@ -363,8 +362,8 @@ static int bind_socket(struct server *s)
 		     s->store->uuid);
 	a->sun_path[0] = 0;
 	s->address_len = (socklen_t)(head + 1 + (size_t)n);
-	return bind(s->fd, (struct sockaddr *)a, s->address_len) < 0 ? -errno :
-									0;
+	return bind(s->fd, (struct sockaddr *)a, s->address_len) < 0 ? -errno
+								     : 0;
 }
 
 int server_start(struct store *st, struct server **ret_server)
@@ -388,8 +387,8 @@ int server_start(struct store *st, struct server **ret_server)
 		rc = -errno;
 	if (rc == 0)
 		rc = bind_socket(s);
-	if (rc == 0 && getrandom(s->token, sizeof(s->token), 0) !=
-			       sizeof(s->token))
+	if (rc == 0 &&
+	    getrandom(s->token, sizeof(s->token), 0) != sizeof(s->token))
 		rc = -EIO;
 	if (rc == 0 && listen(s->fd, SOMAXCONN) < 0)
 		rc = -errno;

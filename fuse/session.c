@@ -10,14 +10,15 @@
 #include "fuse/session.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
-#include "fuse/locks.h"
 #include "fuse/place.h"
 #include "fuse/server.h"
 #include "fuse/teller.h"
@@ -204,13 +205,51 @@ static void on_changed(void *arg, uint64_t ino)
 	(void)fuse_lowlevel_notify_inval_inode(fs->se, ino, -1, 0);
 }
 
+/*
+ * Is there a flock(2) or fcntl(2) lock on the inode? The kernel keeps the locks
+ * of this mount by itself and shows them to everybody, each on a line:
+ *
+ *   1: FLOCK  ADVISORY  WRITE 4711 00:2d:17 0 EOF
+ *
+ * The device is in hexadecimal, the inode number decimal (proc(5)). Leases are
+ * in it too; they are no locks. Locks of processes that this pid namespace does
+ * not see are left out. Also true when it cannot be read.
+ */
+static bool is_lock_held(dev_t dev, uint64_t ino)
+{
+	FILE *f = fopen("/proc/locks", "re");
+	char line[256];
+	bool held = false;
+
+	if (!f)
+		return true;
+	while (!held && fgets(line, sizeof(line), f)) {
+		const char *at = strchr(line, ':');
+		unsigned major, minor;
+		char kind[16];
+		uint64_t number;
+
+		if (!at)
+			continue;
+		if (strncmp(at, ": ->", 4) == 0) /* waits for one */
+			continue;
+		if (sscanf(at + 1, "%15s %*s %*s %*d %x:%x:%" SCNu64, kind,
+			   &major, &minor, &number) != 4)
+			continue;
+		held = number == ino && makedev(major, minor) == dev &&
+		       strcmp(kind, "LEASE") != 0 && strcmp(kind, "DELEG") != 0;
+	}
+	(void)fclose(f);
+	return held;
+}
+
 /* In doubt it is: then the file keeps its inode, as on any file system. */
 static bool is_locked(void *arg, uint64_t ino)
 {
 	struct fs *fs = arg;
 	dev_t dev = atomic_load(&fs->dev);
 
-	return dev == 0 || locks_held(dev, ino);
+	return dev == 0 || is_lock_held(dev, ino);
 }
 
 const struct fuse_lowlevel_ops fs_ops = {
@@ -258,11 +297,10 @@ static int session_loop(struct fs *fs)
 	if (!config)
 		return -ENOMEM;
 	fuse_loop_cfg_set_clone_fd(config, 0);
-	threads = io_fd_share(25, FS_THREADS_MAX * FS_THREAD_FDS) /
-		  FS_THREAD_FDS;
-	fuse_loop_cfg_set_max_threads(config, threads < FS_THREADS_MIN ?
-						      FS_THREADS_MIN :
-						      threads);
+	threads =
+		io_fd_share(25, FS_THREADS_MAX * FS_THREAD_FDS) / FS_THREAD_FDS;
+	fuse_loop_cfg_set_max_threads(
+		config, threads < FS_THREADS_MIN ? FS_THREADS_MIN : threads);
 	fuse_loop_cfg_set_idle_threads(config, FS_IDLE_THREADS);
 	rc = fuse_session_loop_mt(fs->se, config);
 	fuse_loop_cfg_destroy(config);
@@ -323,8 +361,7 @@ static int serve(struct fs *fs, struct announcer *a)
 	if (rc == 0)
 		(void)session_loop(fs);
 	atomic_store(&fs->ended, true);
-	/* Their threads use the session: its descriptor may be another's soon.
-	 */
+	/* Before the session's descriptor may be another's: they use it. */
 	teller_stop(TAKE(fs->teller));
 	server_stop(TAKE(fs->server));
 	fuse_session_unmount(fs->se);
@@ -376,8 +413,10 @@ int session_run(struct fs *fs, void (*ready)(void *arg), void *arg)
 		rc = serve(fs, &a);
 		is_serving = false;
 	} else {
-		(void)fprintf(stderr, "ckptfs: cannot mount on %s; see the "
-				      "line above\n", fs->mountpoint);
+		(void)fprintf(stderr,
+			      "ckptfs: cannot mount on %s; see the "
+			      "line above\n",
+			      fs->mountpoint);
 	}
 	fuse_remove_signal_handlers(fs->se);
 	(void)sem_destroy(&fs->answered);

@@ -74,16 +74,10 @@ static bool ran(const char *const *argv)
 
 bool umount8_note(const char *store, const char *mountpoint)
 {
-	const char *const argv[] = { "/bin/mount",
-				     "-cif",
-				     "-t",
-				     "fuse.ckptfs",
-				     "-o",
-				     "helper=fuse.ckptfs",
-				     "--",
-				     store,
-				     mountpoint,
-				     NULL };
+	const char *const argv[] = {
+		"/bin/mount",         "-cif", "-t",  "fuse.ckptfs", "-o",
+		"helper=fuse.ckptfs", "--",   store, mountpoint,    NULL
+	};
 
 	if (geteuid() != 0 || access(HELPER, X_OK) < 0)
 		return false;
@@ -92,8 +86,8 @@ bool umount8_note(const char *store, const char *mountpoint)
 
 void umount8_forget(const char *mountpoint)
 {
-	const char *const argv[] = { "/bin/umount", "--fake",	"-ci",
-				     "--",	    mountpoint, NULL };
+	const char *const argv[] = { "/bin/umount", "--fake",   "-ci",
+				     "--",          mountpoint, NULL };
 
 	/* Somebody else's mount may be there by now: that one's is kept. */
 	if (!place_has_mount_on(mountpoint))

@@ -64,8 +64,7 @@ static void add(struct diff *d, enum change change, const struct tensor *a,
 	d->rows[d->count++] = (struct row){ change, a, b };
 }
 
-/* --- Bytes -----------------------------------------------------------------
- */
+/* --- Bytes -------------------------------------------------------------- */
 
 static void map(struct mapped *m, const struct step *s, const struct tensor *t)
 {
@@ -163,8 +162,7 @@ static int digests_equal(struct diff *d, const struct tensor *a,
 		      STEP_DIGEST_BYTES) == 0;
 }
 
-/* --- Pairs -----------------------------------------------------------------
- */
+/* --- Pairs -------------------------------------------------------------- */
 
 static void pair(void *arg, const struct tensor *a, const struct tensor *b)
 {
@@ -195,8 +193,7 @@ static void pair(void *arg, const struct tensor *a, const struct tensor *b)
 		d->tensors_same++;
 }
 
-/* --- Printing --------------------------------------------------------------
- */
+/* --- Printing ----------------------------------------------------------- */
 
 static void print_json(const struct diff *d, bool identical)
 {

@@ -26,8 +26,7 @@ struct plan_command {
 	uint32_t rank_count; /* 0: not given */
 };
 
-/* --- Printing --------------------------------------------------------------
- */
+/* --- Printing ----------------------------------------------------------- */
 
 /* A problem: --json has one value all the same. */
 static int problem(const struct plan_command *c, const char *where,
@@ -43,8 +42,7 @@ static int problem(const struct plan_command *c, const char *where,
 	return CTL_PROBLEM;
 }
 
-/* --- The plan --------------------------------------------------------------
- */
+/* --- The plan ----------------------------------------------------------- */
 
 static void print_json(const struct plan_input *in, const uint32_t *ranks,
 		       const uint64_t *loads)
@@ -131,8 +129,7 @@ static int plan(const struct plan_command *c, const char *where,
 	return CTL_FINE;
 }
 
-/* --- A JSON text -----------------------------------------------------------
- */
+/* --- A JSON text -------------------------------------------------------- */
 
 static int read_all(int fd, struct bytes *b)
 {
@@ -168,8 +165,7 @@ static int plan_text(const struct plan_command *c, const char *where, int fd)
 	return code;
 }
 
-/* --- A checkpoint ----------------------------------------------------------
- */
+/* --- A checkpoint ------------------------------------------------------- */
 
 /* A plan that sends ranks to a file that is not there is a problem. */
 static int files_look(const char *path, int dirfd, const struct dcp *d)
@@ -222,8 +218,7 @@ static int plan_folder(const struct plan_command *c, const char *path,
 	return code;
 }
 
-/* --- The command -----------------------------------------------------------
- */
+/* --- The command -------------------------------------------------------- */
 
 /* "1.25" is 1250; at most three digits count. */
 static bool cap_of(const char *text, uint32_t *ret)

@@ -45,8 +45,7 @@ static int refuse(struct parse *p, const char *format, ...)
 	       (id) ? " '" : "", ID_SHOWN, (id) ? (id) : "", (id) ? "'" : "", \
 	       ##__VA_ARGS__)
 
-/* --- Text ------------------------------------------------------------------
- */
+/* --- Text --------------------------------------------------------------- */
 
 /* What cJSON lets pass and we do not: it would cut strings short. */
 static int text_check(struct parse *p)
@@ -123,8 +122,7 @@ static bool natural(const cJSON *j, double end, uint64_t *ret)
 	return (double)*ret == v;
 }
 
-/* --- Shards ----------------------------------------------------------------
- */
+/* --- Shards ------------------------------------------------------------- */
 
 static int take_ranks(struct parse *p, const cJSON *ranks, const char *id,
 		      struct ckpt_plan_shard *s)
@@ -308,8 +306,7 @@ int plan_input_json(struct plan_input *in, const char *text, size_t len)
 	return 0;
 }
 
-/* --- A checkpoint ----------------------------------------------------------
- */
+/* --- A checkpoint ------------------------------------------------------- */
 
 /* "name@(0, 8)", "name@(8,)", or without a place the name. */
 static int put_label(struct bytes *b, const char *name, const uint64_t *offsets,

@@ -16,8 +16,7 @@
 #define MEGATRON_NAME "metadata.json"
 #define MEGATRON_BYTES_MAX (1 << 20)
 
-/* --- Reading ---------------------------------------------------------------
- */
+/* --- Reading ------------------------------------------------------------ */
 
 static int read_at(void *self, void *buf, size_t len, uint64_t off)
 {
@@ -188,8 +187,7 @@ void step_release(struct step *s)
 		(void)close(s->fd);
 }
 
-/* --- Digests ---------------------------------------------------------------
- */
+/* --- Digests ------------------------------------------------------------ */
 
 int step_open(const struct step *s, const struct tensor *t)
 {

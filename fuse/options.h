@@ -1,0 +1,32 @@
+/*
+ * options.h - what the command line of ckptfs says.
+ */
+#ifndef FUSE_OPTIONS_H
+#define FUSE_OPTIONS_H
+
+#include "fuse/fs.h"
+
+struct options {
+	char *store, *mountpoint, *stage; /* owned, as those in this line: */
+	char *stage_size, *segments, *saving, *threads, *interval, *backup;
+	int foreground, debug, help, version, hold_drain, no_stage_cache;
+	int allow_other, read_only;
+	/* What words stand for; numbers because libfuse sets them. */
+	int durable_close, publish_async, stage_all_in_memory, share_all;
+	int structure, verify, passthrough;
+	unsigned bare; /* words that are no option */
+	struct store_options all; /* what of this is for the store */
+};
+
+/*
+ * Read the options; those of libfuse stay in args. options_release() *ret in
+ * any case. -EINVAL: wrong usage, which was printed. With help or version
+ * nothing else was looked at.
+ */
+int options_parse(struct fuse_args *args, struct options *ret);
+void options_release(struct options *o);
+/* On standard output all that --help says, or how to call it after an error. */
+void options_help(void);
+void options_usage(void);
+
+#endif
