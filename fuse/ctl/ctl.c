@@ -252,9 +252,14 @@ int ctl_complain_query(const char *path, int rc)
 	}
 }
 
+const cJSON *ctl_member(const cJSON *json, const char *name)
+{
+	return cJSON_GetObjectItemCaseSensitive(json, name);
+}
+
 uint64_t ctl_number(const cJSON *json, const char *name)
 {
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, name);
+	const cJSON *item = ctl_member(json, name);
 
 	if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0) ||
 	    item->valuedouble >= 0x1p63)
@@ -264,7 +269,7 @@ uint64_t ctl_number(const cJSON *json, const char *name)
 
 const char *ctl_text(const cJSON *json, const char *name)
 {
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, name);
+	const cJSON *item = ctl_member(json, name);
 
 	return cJSON_IsString(item) ? item->valuestring : "";
 }
@@ -309,11 +314,11 @@ void ctl_add_text(cJSON *json, const char *name, const char *text)
 	bytes_release(&clean);
 }
 
-void ctl_print_string(const char *text)
+void ctl_print_string(const char *before, const char *text)
 {
 	struct bytes clean = clean_text(text);
 
-	(void)putchar('"');
+	(void)printf("%s\"", before);
 	for (const uint8_t *p = clean.data; *p; p++)
 		if (*p == '"' || *p == '\\')
 			(void)printf("\\%c", *p);
@@ -325,9 +330,9 @@ void ctl_print_string(const char *text)
 	bytes_release(&clean);
 }
 
-int ctl_print_numbers(const uint64_t *numbers, size_t count)
+int ctl_print_numbers(const char *before, const uint64_t *numbers, size_t count)
 {
-	int width = printf("[");
+	int width = printf("%s[", before);
 
 	for (size_t i = 0; i < count; i++)
 		width += printf("%s%" PRIu64, i > 0 ? ", " : "", numbers[i]);

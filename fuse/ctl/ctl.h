@@ -80,6 +80,8 @@ int ctl_complain_query(const char *path, int rc);
 /* Open, ask and, if need be, complain: the exit code. */
 int ctl_ask(const char *path, enum ckptfs_what what, cJSON **ret_json);
 
+/* A member of an answer, which keeps it; NULL when it has none. */
+const cJSON *ctl_member(const cJSON *json, const char *name);
 /* A number of an answer; 0 when it has none of that name. */
 uint64_t ctl_number(const cJSON *json, const char *name);
 /* A text of an answer; "" when it has none of that name. */
@@ -93,10 +95,11 @@ const char *ctl_text(const cJSON *json, const char *name);
 void ctl_print_line(const char *text);
 void ctl_add_text(cJSON *json, const char *name, const char *text);
 
-/* Print a JSON string; for answers too long for a tree. */
-void ctl_print_string(const char *text);
-/* Print "[2, 3]"; how many characters that were. */
-int ctl_print_numbers(const uint64_t *numbers, size_t count);
+/* Print what stands before it and a JSON string; too long for a tree. */
+void ctl_print_string(const char *before, const char *text);
+/* The same with "[2, 3]"; how many characters that were. */
+int ctl_print_numbers(const char *before, const uint64_t *numbers,
+		      size_t count);
 /* Print a JSON object but its end, and release it; members may follow. */
 void ctl_print_open(cJSON *json);
 

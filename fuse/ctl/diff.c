@@ -83,7 +83,7 @@ static void map(struct mapped *m, const struct step *s, const struct tensor *t)
 		return;
 	}
 	m->dev = st.st_dev;
-	list = cJSON_GetObjectItemCaseSensitive(m->json, "extents");
+	list = ctl_member(m->json, "extents");
 	if (strcmp(ctl_text(m->json, "state"), "durable") != 0 ||
 	    (uint64_t)cJSON_GetArraySize(list) !=
 		    ctl_number(m->json, "extent_count")) {
@@ -117,8 +117,8 @@ static bool in_one_place(struct diff *d, const struct tensor *a,
 	map(&d->map_b, d->b, b);
 	if (!d->map_a.json || !d->map_b.json || d->map_a.dev != d->map_b.dev)
 		return false;
-	x = cJSON_GetObjectItemCaseSensitive(d->map_a.json, "extents")->child;
-	y = cJSON_GetObjectItemCaseSensitive(d->map_b.json, "extents")->child;
+	x = ctl_member(d->map_a.json, "extents")->child;
+	y = ctl_member(d->map_b.json, "extents")->child;
 	while (done < a->bytes) {
 		uint64_t i, k, x_left = 0, y_left = 0;
 
@@ -197,10 +197,8 @@ static void pair(void *arg, const struct tensor *a, const struct tensor *b)
 
 static void print_json(const struct diff *d, bool identical)
 {
-	(void)printf("{\n\t\"a\":\t");
-	ctl_print_string(d->a->path);
-	(void)printf(",\n\t\"b\":\t");
-	ctl_print_string(d->b->path);
+	ctl_print_string("{\n\t\"a\":\t", d->a->path);
+	ctl_print_string(",\n\t\"b\":\t", d->b->path);
 	(void)printf(",\n\t\"same_structure\":\t%s,\n\t\"identical\":\t%s,\n"
 		     "\t\"structure\":\t[\"%s\", \"%s\"],\n"
 		     "\t\"unchanged\":\t%zu,\n\t\"bytes_not_read\":\t%llu",
@@ -224,10 +222,10 @@ static void print_json(const struct diff *d, bool identical)
 				continue;
 			(void)printf("%s\n\t\t{\"name\": ", first ? "" : ",");
 			first = false;
-			ctl_print_string(t->name);
+			ctl_print_string("", t->name);
 			if (t->place && t->dtype) {
-				(void)printf(", \"place\": ");
-				ctl_print_numbers(t->place, t->rank);
+				ctl_print_numbers(", \"place\": ", t->place,
+						  t->rank);
 			}
 			if (r->a) {
 				(void)printf(", \"a\": ");
@@ -248,7 +246,7 @@ static void print_what(const struct tensor *t)
 {
 	(void)printf("%s", t->dtype ? t->dtype : "bytes");
 	if (t->dtype)
-		ctl_print_numbers(t->shape, t->rank);
+		ctl_print_numbers("", t->shape, t->rank);
 }
 
 static void print_table(const struct diff *d, bool all)

@@ -1,48 +1,38 @@
 /* flush.c - ckptctl flush: wait until files are durable. */
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
-#include <time.h>
 
 #include "fuse/ctl/ctl.h"
 #include "store/base/scope.h"
 
-#define POLL_NS 200000000
+#define POLL_MS 200
 #define WATCH_LINE_BYTES 128
 
 /* A thread that shows how much is left while the main thread waits. */
 struct watch {
-	int fd; /* in the mount; -1: do not watch */
+	int fd; /* in the mount */
+	int stop; /* eventfd; -1: nobody watches */
 	pthread_t thread;
 	struct ctl_progress progress; /* the thread's, until it is joined */
-
-	pthread_mutex_t lock; /* guards stop */
-	pthread_cond_t stopped;
-	bool stop;
 };
 
 /* False: it is time to stop. */
-static bool watch_wait(struct watch *w)
+static bool watch_wait(const struct watch *w)
 {
-	struct timespec until;
-	int rc = 0;
+	struct pollfd p = { .fd = w->stop, .events = POLLIN };
 
-	(void)clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_nsec += POLL_NS;
-	until.tv_sec += until.tv_nsec / 1000000000;
-	until.tv_nsec %= 1000000000;
-	HOLD(&w->lock);
-	while (!w->stop && rc != ETIMEDOUT)
-		rc = pthread_cond_timedwait(&w->stopped, &w->lock, &until);
-	return !w->stop;
+	return poll(&p, 1, POLL_MS) <= 0;
 }
 
 static void *watch_run(void *arg)
 {
 	struct watch *w = arg;
-	uint64_t polls = 0;
+	unsigned polls = 0;
 
 	while (watch_wait(w)) {
 		char line[WATCH_LINE_BYTES];
@@ -55,37 +45,32 @@ static void *watch_run(void *arg)
 			       "staged, %u s",
 			       ctl_count(ctl_number(s, "draining")),
 			       ctl_bytes(ctl_number(s, "staged_bytes")),
-			       (unsigned)(++polls * POLL_NS / 1000000000));
+			       ++polls * POLL_MS / 1000);
 		cJSON_Delete(s);
 		ctl_progress_say(&w->progress, line);
 	}
 	return NULL;
 }
 
+/* It works without, too. */
 static void watch_start(struct watch *w, int fd)
 {
-	w->fd = ctl_progress_wanted() ? fd : -1;
-	if (w->fd < 0)
+	w->fd = fd;
+	w->stop = ctl_progress_wanted() ? eventfd(0, EFD_CLOEXEC) : -1;
+	if (w->stop < 0 || pthread_create(&w->thread, NULL, watch_run, w) == 0)
 		return;
-	CHECK(pthread_mutex_init(&w->lock, NULL) == 0);
-	CHECK(pthread_cond_init(&w->stopped, NULL) == 0);
-	if (pthread_create(&w->thread, NULL, watch_run, w) != 0)
-		w->fd = -1; /* it works without, too */
+	(void)close(w->stop);
+	w->stop = -1;
 }
 
 static void watch_end(struct watch *w)
 {
-	if (w->fd < 0)
+	if (w->stop < 0)
 		return;
-	{
-		HOLD(&w->lock);
-		w->stop = true;
-		(void)pthread_cond_signal(&w->stopped);
-	}
+	CHECK(eventfd_write(w->stop, 1) == 0);
 	(void)pthread_join(w->thread, NULL);
+	(void)close(w->stop);
 	ctl_progress_clear(&w->progress);
-	(void)pthread_cond_destroy(&w->stopped);
-	(void)pthread_mutex_destroy(&w->lock);
 }
 
 /* 0, or -errno; *ret_asked tells whether the mount said it. */

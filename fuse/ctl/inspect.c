@@ -79,27 +79,19 @@ static void print_writer(const cJSON *w)
 
 static void print_file(const char *path, const cJSON *f)
 {
-	const cJSON *native = cJSON_GetObjectItemCaseSensitive(f, "native");
-	const cJSON *error = cJSON_GetObjectItemCaseSensitive(f, "error");
-	const cJSON *extents = cJSON_GetObjectItemCaseSensitive(f, "extents");
-
 	(void)printf("%s\n", path);
 	(void)printf("  %-16s%s\n", "state", ctl_text(f, "state"));
-	if (cJSON_IsString(error))
-		(void)printf("  %-16s%s\n", "error", error->valuestring);
+	if (*ctl_text(f, "error"))
+		(void)printf("  %-16s%s\n", "error", ctl_text(f, "error"));
 	(void)printf("  %-16s%s\n", "size",
 		     ctl_bytes(ctl_number(f, "size_bytes")));
 	(void)printf("  %-16s%s\n", "physical",
 		     ctl_bytes(ctl_number(f, "physical_bytes")));
 	(void)printf("  %-16s%s\n", "native",
-		     cJSON_IsTrue(native) || ctl_number(f, "native") == 1
-			     ? "yes"
-			     : "no");
+		     cJSON_IsTrue(ctl_member(f, "native")) ? "yes" : "no");
 	(void)printf("  %-16s%s\n", "digest", ctl_text(f, "digest"));
-	if (*ctl_text(f, "format"))
-		(void)printf("  %-16s%s\n", "format", ctl_text(f, "format"));
-	print_writer(cJSON_GetObjectItemCaseSensitive(f, "writer"));
-	print_extents(extents);
+	print_writer(ctl_member(f, "writer"));
+	print_extents(ctl_member(f, "extents"));
 }
 
 static void complain_errors(const struct step *s)
@@ -249,8 +241,8 @@ static int inspect_folder(const struct step *s, const struct options *o)
 		step_print(s, o->all);
 	}
 	if (!o->json && s->megatron) {
-		const cJSON *version = cJSON_GetObjectItemCaseSensitive(
-			s->megatron, "sharded_backend_version");
+		const cJSON *version =
+			ctl_member(s->megatron, "sharded_backend_version");
 
 		(void)printf("  %-16s%s, version %g\n", "megatron",
 			     ctl_text(s->megatron, "sharded_backend"),

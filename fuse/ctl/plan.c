@@ -49,12 +49,12 @@ static void print_json(const struct plan_input *in, const uint32_t *ranks,
 {
 	(void)printf("{\n\t\"assignment\":\t{");
 	for (size_t i = 0; i < in->count; i++) {
-		(void)printf("%s\n\t\t", i > 0 ? "," : "");
-		ctl_print_string(plan_input_label(in, i));
+		ctl_print_string(i > 0 ? ",\n\t\t" : "\n\t\t",
+				 plan_input_label(in, i));
 		(void)printf(":\t%" PRIu32, ranks[i]);
 	}
-	(void)printf("%s},\n\t\"load\":\t", in->count > 0 ? "\n\t" : "");
-	ctl_print_numbers(loads, in->rank_count);
+	(void)printf("%s}", in->count > 0 ? "\n\t" : "");
+	ctl_print_numbers(",\n\t\"load\":\t", loads, in->rank_count);
 	(void)printf("\n}\n");
 }
 

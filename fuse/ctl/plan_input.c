@@ -6,11 +6,11 @@
  */
 #include "fuse/ctl/plan.h"
 
-#include <cjson/cJSON.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "fuse/ctl/ctl.h"
 #include "store/base/scope.h"
 #include "store/base/utf8.h"
 #include "store/base/vec.h"
@@ -151,11 +151,11 @@ static int take_ranks(struct parse *p, const cJSON *ranks, const char *id,
 /* Pointers are set when nothing moves any more; until then all is counted. */
 static int take_shard(struct parse *p, const cJSON *one)
 {
-	const cJSON *id = cJSON_GetObjectItemCaseSensitive(one, "id");
-	const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(one, "bytes");
-	const cJSON *ranks = cJSON_GetObjectItemCaseSensitive(one, "ranks");
-	const cJSON *source = cJSON_GetObjectItemCaseSensitive(one, "source");
-	const cJSON *cross = cJSON_GetObjectItemCaseSensitive(one, "cross");
+	const cJSON *id = ctl_member(one, "id");
+	const cJSON *bytes = ctl_member(one, "bytes");
+	const cJSON *ranks = ctl_member(one, "ranks");
+	const cJSON *source = ctl_member(one, "source");
+	const cJSON *cross = ctl_member(one, "cross");
 	struct ckpt_plan_shard s = { .source = CKPT_PLAN_NO_SOURCE };
 	const char *name = NULL;
 	uint64_t v;

@@ -71,8 +71,7 @@ static void list_place(const struct dcp *d, uint32_t number)
 		return;
 	}
 	e = &d->entries[number];
-	(void)printf("\"file\": ");
-	ctl_print_string(d->files[e->file].name);
+	ctl_print_string("\"file\": ", d->files[e->file].name);
 	(void)printf(", \"offset\": %" PRIu64 ", \"length\": %" PRIu64
 		     ", \"transformed\": %s}",
 		     e->offset, e->length, e->transformed ? "true" : "false");
@@ -80,23 +79,21 @@ static void list_place(const struct dcp *d, uint32_t number)
 
 static void list_item(const struct dcp *d, const struct dcp_item *item)
 {
-	(void)printf("\n\t\t{\"name\": ");
-	ctl_print_string(item->name);
+	ctl_print_string("\n\t\t{\"name\": ", item->name);
 	if (!item->dtype) {
 		(void)printf(", \"dtype\": null, ");
 		list_place(d, item->entry);
 		return;
 	}
 	(void)printf(", \"dtype\": \"%s\", \"shape\": ", item->dtype->name);
-	ctl_print_numbers(item->shape, item->dimensions);
+	ctl_print_numbers("", item->shape, item->dimensions);
 	(void)printf(", \"chunks\": [");
 	for (uint32_t i = 0; i < item->chunk_count; i++) {
 		const struct dcp_chunk *c = &d->chunks[item->chunk_at + i];
 
 		(void)printf("%s\n\t\t\t{\"offsets\": ", i > 0 ? "," : "");
-		ctl_print_numbers(c->offsets, item->dimensions);
-		(void)printf(", \"sizes\": ");
-		ctl_print_numbers(c->sizes, item->dimensions);
+		ctl_print_numbers("", c->offsets, item->dimensions);
+		ctl_print_numbers(", \"sizes\": ", c->sizes, item->dimensions);
 		(void)printf(", ");
 		list_place(d, c->entry);
 	}

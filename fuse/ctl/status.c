@@ -41,7 +41,7 @@ static void print_space(const cJSON *s)
 
 static void print_failed(const cJSON *s)
 {
-	const cJSON *list = cJSON_GetObjectItemCaseSensitive(s, "failed_files");
+	const cJSON *list = ctl_member(s, "failed_files");
 	const cJSON *one;
 
 	cJSON_ArrayForEach(one, list)
@@ -52,7 +52,7 @@ static void print_failed(const cJSON *s)
 static void print_opens(const cJSON *s)
 {
 	static const char *const words[] = { "own", "foreign", "unknown" };
-	const cJSON *list = cJSON_GetObjectItemCaseSensitive(s, "reads");
+	const cJSON *list = ctl_member(s, "reads");
 	const cJSON *one;
 
 	for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++) {
@@ -81,7 +81,7 @@ static void print_structure(const cJSON *s)
 {
 	static const char *const kinds[] = { "different", "broken", "missing",
 					     "identical" };
-	const cJSON *one = cJSON_GetObjectItemCaseSensitive(s, "structure");
+	const cJSON *one = ctl_member(s, "structure");
 	const char *last = ctl_text(one, "last");
 	char text[128] = "";
 	size_t n = 0;
@@ -113,8 +113,7 @@ static void print_database(const char *health)
 
 static void print_status(const char *path, const cJSON *s)
 {
-	const cJSON *passthrough =
-		cJSON_GetObjectItemCaseSensitive(s, "passthrough");
+	const cJSON *passthrough = ctl_member(s, "passthrough");
 	const char *store = ctl_text(s, "store");
 	const char *version = ctl_text(s, "version");
 

@@ -25,7 +25,7 @@ void step_print_name(const struct tensor *t)
 
 void step_print_shape(const uint64_t *shape, size_t rank, int width)
 {
-	int printed = shape ? ctl_print_numbers(shape, rank) : printf("-");
+	int printed = shape ? ctl_print_numbers("", shape, rank) : printf("-");
 
 	(void)printf("%*s", printed < width ? width - printed : 0, "");
 }
@@ -95,10 +95,10 @@ static void print_shared(const struct step *s, uint32_t index)
 	for (uint32_t i = s->extra[index].next;
 	     i != index && count < SHARED_SHOWN; i = s->extra[i].next) {
 		(void)printf("%s{\"name\": ", count++ > 0 ? ", " : "");
-		ctl_print_string(s->in.tensors.all[i].name);
+		ctl_print_string("", s->in.tensors.all[i].name);
 		if (s->in.tensors.all[i].file) {
-			(void)printf(", \"file\": ");
-			ctl_print_string(s->in.tensors.all[i].file);
+			ctl_print_string(", \"file\": ",
+					 s->in.tensors.all[i].file);
 		}
 		(void)printf("}");
 	}
@@ -113,9 +113,8 @@ static void print_type(const struct tensor *t)
 		(void)printf("null, \"shape\": null");
 		return;
 	}
-	ctl_print_string(t->dtype);
-	(void)printf(", \"shape\": ");
-	ctl_print_numbers(t->shape, t->rank);
+	ctl_print_string("", t->dtype);
+	ctl_print_numbers(", \"shape\": ", t->shape, t->rank);
 }
 
 static void print_place(const struct step *s, const struct tensor *t)
@@ -123,7 +122,7 @@ static void print_place(const struct step *s, const struct tensor *t)
 	(void)printf(", \"offset\": %llu, \"bytes\": %llu, \"file\": ",
 		     (unsigned long long)t->offset,
 		     (unsigned long long)t->bytes);
-	ctl_print_string(t->file ? t->file : s->path);
+	ctl_print_string("", t->file ? t->file : s->path);
 }
 
 void step_print_side(const struct step *s, const struct tensor *t)
@@ -138,21 +137,17 @@ static void print_tensor_json(const struct step *s, uint32_t index)
 {
 	const struct tensor *t = &s->in.tensors.all[index];
 
-	(void)printf("\n\t\t{\"name\": ");
-	ctl_print_string(t->name);
+	ctl_print_string("\n\t\t{\"name\": ", t->name);
 	(void)printf(", ");
 	print_type(t);
 	if (t->strides) {
-		(void)printf(", \"strides\": ");
-		ctl_print_numbers(t->strides, t->rank);
+		ctl_print_numbers(", \"strides\": ", t->strides, t->rank);
 	}
 	if (t->place && t->dtype) {
-		(void)printf(", \"place\": ");
-		ctl_print_numbers(t->place, t->rank);
+		ctl_print_numbers(", \"place\": ", t->place, t->rank);
 	}
 	if (t->whole) {
-		(void)printf(", \"whole_shape\": ");
-		ctl_print_numbers(t->whole, t->rank);
+		ctl_print_numbers(", \"whole_shape\": ", t->whole, t->rank);
 	}
 	print_place(s, t);
 	if (s->extra && s->extra[index].digested) {
@@ -172,11 +167,9 @@ void step_print_findings_json(const struct closure *found)
 
 		(void)printf("%s\n\t\t{\"kind\": \"%s\", \"item\": ",
 			     i > 0 ? "," : "", closure_kind_name(f->kind));
-		ctl_print_string(f->item ? f->item : "");
-		(void)printf(", \"file\": ");
-		ctl_print_string(f->file ? f->file : "");
-		(void)printf(", \"what\": ");
-		ctl_print_string(f->what);
+		ctl_print_string("", f->item ? f->item : "");
+		ctl_print_string(", \"file\": ", f->file ? f->file : "");
+		ctl_print_string(", \"what\": ", f->what);
 		(void)printf("}");
 	}
 	(void)printf("]");
@@ -184,10 +177,9 @@ void step_print_findings_json(const struct closure *found)
 
 void step_print_json(const struct step *s, cJSON *head)
 {
-	const cJSON *backend = cJSON_GetObjectItemCaseSensitive(
-		s->megatron, "sharded_backend");
-	const cJSON *version = cJSON_GetObjectItemCaseSensitive(
-		s->megatron, "sharded_backend_version");
+	const cJSON *backend = ctl_member(s->megatron, "sharded_backend");
+	const cJSON *version =
+		ctl_member(s->megatron, "sharded_backend_version");
 	cJSON *errors = cJSON_CreateArray();
 
 	for (size_t i = 0; i < s->in.error_count; i++) {
