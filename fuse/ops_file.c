@@ -118,47 +118,44 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	struct names_new n = { .mode = S_IFREG | mode,
 			       .uid = c->uid,
 			       .gid = c->gid };
-	struct store *st = store_of(req);
+	SCOPED(fs_put) struct fs_inode i = { .st = store_of(req) };
 	struct file_opened opened;
 	struct fuse_entry_param e;
 	struct writer writer;
-	struct inode *in;
 	/* There is nothing to truncate in a file that is new. */
 	int flags = fi->flags & ~O_TRUNC;
 	int rc;
 
 	fs_writer(req, name, &writer);
 	n.writer = &writer;
-	rc = names_create(st->names, parent, name, &n, &in);
+	rc = names_create(i.st->names, parent, name, &n, &i.in);
 	if (rc == 0)
-		file_created(in);
+		file_created(i.in);
 	/* Asked again (the answer was lost): the file is there already. */
 	if (rc == -EEXIST && !(fi->flags & O_EXCL)) {
-		rc = names_lookup(st->names, parent, name, &in);
+		rc = names_lookup(i.st->names, parent, name, &i.in);
 		flags = fi->flags;
 	}
+	if (rc == 0)
+		rc = file_open(i.st, i.in, flags, &opened);
+	if (rc == 0 && begins_anew(flags))
+		set_writer(i.st, i.in, &writer);
 	if (rc == 0) {
-		rc = file_open(st, in, flags, &opened);
-		if (rc == 0) {
-			if (begins_anew(flags))
-				set_writer(st, in, &writer);
-			rc = fs_entry(st, in, &e);
-			if (rc < 0)
-				file_release(st, in, flags);
-		}
+		rc = fs_entry(i.st, i.in, &e);
 		if (rc < 0)
-			inode_put(st->inodes, in, 1);
+			file_release(i.st, i.in, flags);
 	}
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
 		return;
 	}
 	handle_fill(fi, flags, &opened);
-	inode_remember(st->inodes, in);
+	inode_remember(i.st->inodes, i.in);
 	if (fuse_reply_create(req, &e, fi) < 0) {
-		inode_forget(st->inodes, in, 1);
-		file_release(st, in, flags);
-		inode_put(st->inodes, in, 1);
+		inode_forget(i.st->inodes, i.in, 1);
+		file_release(i.st, i.in, flags);
+	} else {
+		i.in = NULL; /* the reference is the kernel's */
 	}
 }
 

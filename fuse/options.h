@@ -7,8 +7,9 @@
 #include "fuse/fs.h"
 
 struct options {
-	char *store, *mountpoint, *stage; /* owned, as those in this line: */
-	char *stage_size, *segments, *saving, *threads, *interval, *backup;
+	/* Owned; NULL: not given. */
+	char *store, *mountpoint, *stage, *stage_size, *segments;
+	char *saving, *threads, *interval, *backup;
 	int foreground, debug, help, version, hold_drain, no_stage_cache;
 	int allow_other, read_only;
 	/* What words stand for; numbers because libfuse sets them. */

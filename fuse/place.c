@@ -79,49 +79,37 @@ static bool mount_line_parse(struct mount_line *m)
 }
 
 /*
- * The last mount of ckptfs that `fits`: where it is, for the caller to free,
- * and its device number. NULL: there is none.
+ * The last mount of ckptfs of this store, on this directory, with this device
+ * number (NULL: of any): where it is, for the caller to free, and its device
+ * number. NULL: there is none.
  */
-static char *find_mount(bool (*fits)(const struct mount_line *m,
-				     const void *arg),
-			const void *arg, dev_t *ret_dev)
+static char *find_mount(const char *store, const char *directory,
+			const dev_t *dev, dev_t *ret_dev)
 {
 	FILE *f = fopen("/proc/self/mountinfo", "re");
 	struct mount_line m = { 0 };
 	char *found = NULL;
 
-	while (f && getline(&m.line, &m.size, f) > 0)
-		if (mount_line_parse(&m) && strcmp(m.type, MOUNT_TYPE) == 0 &&
-		    fits(&m, arg)) {
-			free(found);
-			found = strdup(m.target);
-			*ret_dev = m.dev;
-		}
+	while (f && getline(&m.line, &m.size, f) > 0) {
+		if (!mount_line_parse(&m) || strcmp(m.type, MOUNT_TYPE) != 0 ||
+		    (store && strcmp(m.source, store) != 0) ||
+		    (directory && strcmp(m.target, directory) != 0) ||
+		    (dev && m.dev != *dev))
+			continue;
+		free(found);
+		found = strdup(m.target);
+		*ret_dev = m.dev;
+	}
 	free(m.line);
 	if (f)
 		(void)fclose(f);
 	return found;
 }
 
-static bool is_of_store(const struct mount_line *m, const void *store)
-{
-	return strcmp(m->source, store) == 0;
-}
-
-static bool is_on_directory(const struct mount_line *m, const void *directory)
-{
-	return strcmp(m->target, directory) == 0;
-}
-
-static bool has_device(const struct mount_line *m, const void *dev)
-{
-	return m->dev == *(const dev_t *)dev;
-}
-
 bool place_has_mount_of(const char *store)
 {
 	dev_t dev;
-	SCOPED(scope_free) char *found = find_mount(is_of_store, store, &dev);
+	SCOPED(scope_free) char *found = find_mount(store, NULL, NULL, &dev);
 
 	return found != NULL;
 }
@@ -135,7 +123,7 @@ dev_t place_device(const char *mountpoint)
 {
 	dev_t dev = 0;
 	SCOPED(scope_free)
-	char *found = find_mount(is_on_directory, mountpoint, &dev);
+	char *found = find_mount(NULL, mountpoint, NULL, &dev);
 
 	return found ? dev : 0;
 }
@@ -256,10 +244,11 @@ static int refuse_on_ckptfs(const char *what, const char *path)
 {
 	SCOPED(scope_free) char *mount = NULL;
 	struct stat sb;
+	dev_t dev;
 
 	if (stat(path, &sb) < 0)
 		return 0; /* said when it is used */
-	mount = find_mount(has_device, &sb.st_dev, &sb.st_dev);
+	mount = find_mount(NULL, NULL, &sb.st_dev, &dev);
 	if (!mount)
 		return 0;
 	return refuse(-EINVAL,

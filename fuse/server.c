@@ -190,12 +190,14 @@ static void *client_main(void *arg)
 	return NULL;
 }
 
+/* NULL: nothing. */
 static void client_free(struct client *c)
 {
-	close(c->fd);
-	close(c->wake);
-	if (c->process >= 0)
-		close(c->process);
+	if (!c)
+		return;
+	scope_close(&c->fd);
+	scope_close(&c->wake);
+	scope_close(&c->process);
 	free(c);
 }
 
@@ -245,49 +247,48 @@ static bool is_full_locked(struct server *s, uid_t uid)
 	       own >= s->clients_of_uid_max;
 }
 
-static int client_new(struct server *s, int fd)
+/* Who is at the other end of fd, which it takes over. NULL: no resources. */
+static struct client *client_new(struct server *s, int fd)
 {
 	struct timeval patience = { .tv_sec = SEND_TIMEOUT_S };
 	struct client *c = calloc(1, sizeof(*c));
 	struct ucred peer;
 	socklen_t len = sizeof(peer);
-	int rc;
 
-	if (!c)
-		return -ENOMEM;
+	if (!c) {
+		close(fd);
+		return NULL;
+	}
 	c->server = s;
 	c->fd = fd;
 	c->process = -1;
 	c->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	rc = c->wake < 0 ? -errno : 0;
-	if (rc == 0 && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0)
-		rc = -errno;
-	if (rc == 0) {
-		/* A process that we cannot see (0) must close its socket. */
-		if (peer.pid > 0)
-			c->process = (int)syscall(SYS_pidfd_open, peer.pid, 0);
-		(void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience,
-				 sizeof(patience));
-		c->segments = (struct segment_client){ .uid = peer.uid,
-						       .wake = on_wake,
-						       .arg = c };
-		HOLD(&s->lock);
-		rc = is_full_locked(s, peer.uid)
-			     ? -EMFILE
-			     : -pthread_create(&c->thread, NULL, client_main,
-					       c);
-		if (rc == 0) {
-			LIST_INSERT_HEAD(&s->clients, c, entry);
-			s->client_count++;
-			return 0;
-		}
+	if (c->wake < 0 ||
+	    getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0) {
+		client_free(c);
+		return NULL;
 	}
-	if (c->process >= 0)
-		close(c->process);
-	if (c->wake >= 0)
-		close(c->wake);
-	free(c);
-	return rc;
+	/* A process that we cannot see (0) must close its socket. */
+	if (peer.pid > 0)
+		c->process = (int)syscall(SYS_pidfd_open, peer.pid, 0);
+	(void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience,
+			 sizeof(patience));
+	c->segments = (struct segment_client){ .uid = peer.uid,
+					       .wake = on_wake,
+					       .arg = c };
+	return c;
+}
+
+/* False: there are too many, or no resources. */
+static bool client_start(struct server *s, struct client *c)
+{
+	HOLD(&s->lock);
+	if (is_full_locked(s, c->segments.uid) ||
+	    pthread_create(&c->thread, NULL, client_main, c) != 0)
+		return false;
+	LIST_INSERT_HEAD(&s->clients, c, entry);
+	s->client_count++;
+	return true;
 }
 
 static void *server_main(void *arg)
@@ -300,6 +301,7 @@ static void *server_main(void *arg)
 			{ .fd = s->fd, .events = POLLIN },
 			{ .fd = s->stop, .events = POLLIN },
 		};
+		struct client *c;
 		int fd;
 
 		if (poll(p, 2, -1) < 0 && errno != EINTR)
@@ -310,11 +312,12 @@ static void *server_main(void *arg)
 		fd = accept4(s->fd, NULL, NULL, SOCK_CLOEXEC);
 		if (fd < 0)
 			continue;
-		if (client_new(s, fd) == 0) {
+		c = client_new(s, fd);
+		if (c && client_start(s, c)) {
 			told = false;
 			continue;
 		}
-		close(fd);
+		client_free(c);
 		if (!told)
 			log_warning("a client of the socket is refused: there "
 				    "are %u, %u of one user, or no resources; "
@@ -366,10 +369,18 @@ static int bind_socket(struct server *s)
 								     : 0;
 }
 
+static void server_free(struct server *s)
+{
+	scope_close(&s->fd);
+	scope_close(&s->stop);
+	pthread_mutex_destroy(&s->lock);
+	free(s);
+}
+
 int server_start(struct store *st, struct server **ret_server)
 {
 	struct server *s = calloc(1, sizeof(*s));
-	int rc = 0;
+	int rc;
 
 	if (!s)
 		return -ENOMEM;
@@ -379,35 +390,25 @@ int server_start(struct store *st, struct server **ret_server)
 		SERVER_CLIENT_FDS;
 	s->clients_of_uid_max = 1 + (s->clients_max - 1) / 4;
 	LIST_INIT(&s->clients);
+	CHECK(pthread_mutex_init(&s->lock, NULL) == 0);
 	s->stop = eventfd(0, EFD_CLOEXEC);
 	/* Not blocking: who called may be gone before he is let in. */
 	s->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK,
 		       0);
-	if (s->fd < 0 || s->stop < 0)
-		rc = -errno;
-	if (rc == 0)
-		rc = bind_socket(s);
+	rc = s->fd < 0 || s->stop < 0 ? -errno : bind_socket(s);
 	if (rc == 0 &&
 	    getrandom(s->token, sizeof(s->token), 0) != sizeof(s->token))
 		rc = -EIO;
 	if (rc == 0 && listen(s->fd, SOMAXCONN) < 0)
 		rc = -errno;
 	if (rc == 0)
-		rc = -pthread_mutex_init(&s->lock, NULL);
-	if (rc == 0) {
 		rc = -pthread_create(&s->thread, NULL, server_main, s);
-		if (rc == 0) {
-			*ret_server = s;
-			return 0;
-		}
-		pthread_mutex_destroy(&s->lock);
+	if (rc < 0) {
+		server_free(s);
+		return rc;
 	}
-	if (s->fd >= 0)
-		close(s->fd);
-	if (s->stop >= 0)
-		close(s->stop);
-	free(s);
-	return rc;
+	*ret_server = s;
+	return 0;
 }
 
 void server_stop(struct server *s)
@@ -418,13 +419,12 @@ void server_stop(struct server *s)
 		return;
 	CHECK(write(s->stop, &one, sizeof(one)) == sizeof(one));
 	CHECK(pthread_join(s->thread, NULL) == 0);
-	close(s->fd);
+	close(s->fd); /* who waits to be let in is told */
+	s->fd = -1;
 	if (s->address.sun_path[0] != 0)
 		(void)unlink(s->address.sun_path);
 	reap(s, true);
-	close(s->stop);
-	pthread_mutex_destroy(&s->lock);
-	free(s);
+	server_free(s);
 }
 
 void server_address(const struct server *s, struct ckptfs_segments *ret)
