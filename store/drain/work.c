@@ -185,6 +185,8 @@ int work_begin(struct drain *d, struct work *w)
 		return -errno;
 	w->size_bytes = (uint64_t)sb.st_size;
 	w->mtime_ns = io_ns(&sb.st_mtim);
+	if (w->size_bytes <= SMALL_BYTES_MAX && w->adopt)
+		return -EAGAIN; /* cut just before it was frozen */
 	if (w->size_bytes <= SMALL_BYTES_MAX)
 		return begin_small(w);
 	rc = begin_origin(w);
