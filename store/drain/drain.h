@@ -108,7 +108,8 @@ void drain_disturb(struct drain *d, struct inode *in, bool wait);
 void drain_changed(struct drain *d, struct inode *in);
 /*
  * Wait until no job of this inode runs: it is frozen only so long. The order
- * of closes is kept, so an error of one that was closed earlier ends it.
+ * of closes is kept, so an error of one that was closed earlier ends it. -EIO:
+ * it stays frozen, since the store has to be mounted again.
  */
 int drain_wait_idle(struct drain *d, struct inode *in);
 /*

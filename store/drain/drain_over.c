@@ -17,14 +17,17 @@
 
 /*
  * The attempt is over; the caller puts the work that is returned. A stage that
- * does not become the image after all is the file's to be written again.
+ * does not become the image after all is the file's to be written again, unless
+ * a power cut could show that it has: the database must not be written any
+ * more, and may have it as the image.
  */
 static struct work *attempt_over_locked(struct drain *d, struct drain_job *j)
 {
 	struct work *w = TAKE(j->work);
 
 	j->attempts++;
-	if (w && w->adopt && j->in->file->stage == j->stage)
+	if (w && w->adopt && j->in->file->stage == j->stage &&
+	    kv_health(d->kv) != KV_CONDEMNED)
 		file_move(&j->in->file->state, FILE_THAWED);
 	cond_broadcast(&d->moved);
 	return w;

@@ -294,8 +294,10 @@ int drain_wait_idle(struct drain *d, struct inode *in)
 		HOLD(&d->lock);
 		if (in->file)
 			j = job_of(in->file->versions.in_flight);
-		if (!j)
-			return 0;
+		if (!j) /* frozen for good: see attempt_over_locked() */
+			return in->file && in->file->state.bytes == BYTES_FROZEN
+				       ? -EIO
+				       : 0;
 		job_ref(j);
 		order_ask(&j->v);
 		attempts = j->attempts;

@@ -63,7 +63,7 @@ enum file_event {
 	FILE_TAKEN, /* the image that readers have became the stage */
 	FILE_WRITTEN, /* the stage's bytes may change from now on */
 	FILE_FROZEN, /* the drain makes the stage the image ... */
-	FILE_THAWED, /* ... and does not, after all */
+	FILE_THAWED, /* ... and has not, for sure */
 	FILE_DURABLE, /* what is staged is committed, and the stage a cache */
 	FILE_BECAME_IMAGE, /* committed, and the stage is where it lies */
 	FILE_WANTED, /* its segment asks for it */
