@@ -234,6 +234,54 @@ a_release_that_comes_after_the_next_open_changes_no_order(void **state)
 	free(data);
 }
 
+/*
+ * The thread of a late release, or of a close that saw no writer left, goes on
+ * when the next writer has truncated the file and is in the middle of it.
+ */
+static void a_late_release_queues_no_half_of_the_next_writer(void **state)
+{
+	static const enum close_kind late[] = { CLOSE_LEFT, CLOSE_LAST };
+	uint8_t *data = filled(2 * MIB, 1);
+
+	(void)state;
+	for (unsigned n = 0; n < 2 * LIVE_KINDS; n++) {
+		struct live l = live_kind_held(n / 2);
+		struct drain_job *j;
+		struct handle h;
+		int rc;
+
+		live_write(&l, "a", data, 2 * MIB);
+		live_sync_all(&l);
+		h = handle_open(&l, "a", O_WRONLY | O_CREAT);
+		assert_int_equal(file_flush(l.st, h.in, h.flags), 0);
+		handle_release(&h);
+		h = handle_open(&l, "a", O_WRONLY | O_TRUNC);
+		handle_write(&h, data + MIB, MIB / 2, 0);
+
+		drain_released(l.st->drain, h.in);
+		j = job_for(l.st->drain, h.in, late[n % 2], &rc);
+		{
+			HOLD(&h.in->lock);
+			HOLD(&l.st->drain->lock);
+			struct version *v =
+				versions_next(&h.in->file->versions);
+
+			/* Nobody has to drain it, or it waits for him. */
+			assert_true(late[n % 2] == CLOSE_LAST ? j && v : !v);
+			assert_true(!v || v->state == VERSION_CLOSED);
+		}
+		drain_job_put(l.st->drain, j);
+		assert_int_equal(committed_size(&l, "a"), 2 * MIB);
+		handle_write(&h, data + MIB + MIB / 2, MIB / 2, MIB / 2);
+		handle_close(&h);
+		live_sync_all(&l);
+		assert_int_equal(committed_size(&l, "a"), MIB);
+		assert_file(&l, "a", data + MIB, MIB);
+		live_free(&l);
+	}
+	free(data);
+}
+
 /* Somebody has a dup(2) of it: that is no reason to wait for ever. */
 static void a_handle_that_stays_open_is_truncated_with_the_file(void **state)
 {
@@ -586,6 +634,8 @@ int main(void)
 			a_file_that_is_replaced_keeps_its_place_in_the_order),
 		cmocka_unit_test(
 			a_release_that_comes_after_the_next_open_changes_no_order),
+		cmocka_unit_test(
+			a_late_release_queues_no_half_of_the_next_writer),
 		cmocka_unit_test(
 			a_handle_that_stays_open_is_truncated_with_the_file),
 		cmocka_unit_test(who_only_reads_costs_a_closed_file_no_place),

@@ -637,6 +637,77 @@ static void what_is_committed_is_not_taken_for_what_never_was(void **state)
 	live_free(&l);
 }
 
+/* --- links of what is not durable yet, without a wait (publish=async) --------
+ */
+
+static void child_links(struct live *l, const char *kind)
+{
+	uint8_t *data = filled(SECOND_BYTES + 3, 1);
+	struct handle h;
+
+	l->options.hold_drain = true; /* nothing of this is durable */
+	child_open(l, kind);
+	live_write(l, "replaced", data + 1, SECOND_BYTES);
+	assert_int_equal(live_link(l, "replaced", "replaced_too"), 0);
+	h = handle_open(l, "changed", O_RDWR);
+	handle_write(&h, data + 2, 1000, 500);
+	handle_close(&h);
+	assert_int_equal(live_link(l, "changed", "changed_too"), 0);
+	live_write(l, "new", data + 3, SECOND_BYTES);
+	assert_int_equal(live_link(l, "new", "new_too"), 0);
+	/* The link is what keeps the file, and another one has its name. */
+	live_write(l, "named", data + 3, FIRST_BYTES);
+	assert_int_equal(live_link(l, "named", "named_too"), 0);
+	live_write(l, "other", data + 1, FIRST_BYTES);
+	assert_int_equal(live_rename(l, "other", "named", 0), 0);
+}
+
+static void assert_links(struct live *l, const uint8_t *data,
+			 const uint8_t *changed)
+{
+	static const char *const suffix[] = { "", "_too" };
+
+	for (unsigned i = 0; i < 2; i++) {
+		char name[32];
+
+		(void)snprintf(name, sizeof(name), "replaced%s", suffix[i]);
+		assert_file(l, name, data + 1, SECOND_BYTES);
+		(void)snprintf(name, sizeof(name), "changed%s", suffix[i]);
+		assert_file(l, name, changed, FIRST_BYTES);
+		(void)snprintf(name, sizeof(name), "new%s", suffix[i]);
+		assert_file(l, name, data + 3, SECOND_BYTES);
+	}
+	assert_file(l, "named_too", data + 3, FIRST_BYTES);
+	assert_file(l, "named", data + 1, FIRST_BYTES);
+}
+
+static void after_kill_a_link_shows_the_last_version_of_its_file(void **state)
+{
+	uint8_t *data = filled(SECOND_BYTES + 3, 1);
+	uint8_t *changed = filled(FIRST_BYTES, 1);
+
+	(void)state;
+	memcpy(changed + 500, data + 2, 1000);
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+
+		live_write(&l, "replaced", data, FIRST_BYTES);
+		live_write(&l, "changed", data, FIRST_BYTES);
+		live_write(&l, "named", data, 1000);
+		live_sync_all(&l);
+		live_close(&l);
+		live_child_kind(&l, "link", kind);
+		live_open(&l);
+		assert_links(&l, data, changed);
+		live_sync_all(&l);
+		live_reopen(&l);
+		assert_links(&l, data, changed);
+		live_free(&l);
+	}
+	free(changed);
+	free(data);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct live_child_entry children[] = {
@@ -648,6 +719,7 @@ int main(int argc, char **argv)
 		{ "sync", child_syncs_while_it_appends },
 		{ "publish", child_publishes },
 		{ "replace", child_replaces },
+		{ "link", child_links },
 	};
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(after_kill_every_byte_is_there),
@@ -659,6 +731,8 @@ int main(int argc, char **argv)
 			a_cut_in_the_middle_of_a_drain_leaves_whole_files_in_order),
 		cmocka_unit_test(
 			after_kill_a_replaced_file_keeps_its_place_in_the_order),
+		cmocka_unit_test(
+			after_kill_a_link_shows_the_last_version_of_its_file),
 		cmocka_unit_test(
 			after_kill_changed_files_are_as_they_were_left),
 		cmocka_unit_test(
