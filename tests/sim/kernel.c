@@ -25,6 +25,7 @@
 #define RANK_CLIENT ((enum lock_rank) - 1)
 
 #define RELEASERS 2
+#define SLOW_READ_NS UINT64_C(5000000000)
 
 struct kernel_file {
 	struct inode *in; /* a reference, which is a look-up */
@@ -189,9 +190,21 @@ static int make(const char *path, uint32_t mode, struct inode **ret)
 	uint64_t dir;
 	int rc = walk(path, &dir, &name);
 
-	if (rc < 0)
-		return rc;
-	return names_create(k.st->names, dir, name, &n, ret);
+	if (rc == 0)
+		rc = names_create(k.st->names, dir, name, &n, ret);
+	if (rc == 0 && S_ISREG(mode))
+		file_created(*ret);
+	return rc;
+}
+
+bool kernel_has(const char *path)
+{
+	struct inode *in;
+
+	if (lookup(path, &in) < 0)
+		return false;
+	inode_put(k.st->inodes, in, 1);
+	return true;
 }
 
 int kernel_mkdir(const char *path)
@@ -277,6 +290,7 @@ int kernel_rename(const char *from, const char *to, unsigned flags)
 
 int kernel_link(const char *from, const char *to)
 {
+	bool waits = !k.st->options.publish_async;
 	struct inode *in;
 	const char *name;
 	uint64_t dir;
@@ -286,9 +300,13 @@ int kernel_link(const char *from, const char *to)
 	rc = lookup(from, &in);
 	if (rc < 0)
 		return rc;
-	rc = walk(to, &dir, &name);
+	rc = waits ? drain_publish_closed(k.st->drain, in) : 0;
+	if (rc == 0)
+		rc = walk(to, &dir, &name);
 	if (rc == 0)
 		rc = names_link(k.st->names, in, dir, name);
+	if (rc == 0 && waits)
+		rc = kv_sync(k.st->kv);
 	inode_put(k.st->inodes, in, 1);
 	return rc;
 }
@@ -359,6 +377,8 @@ ssize_t kernel_read(struct kernel_file *f, void *buf, size_t len, uint64_t off)
 		return n < 0 ? -errno : n;
 	}
 	rc = file_read_begin(k.st, f->in, len, off, &r);
+	if (rc == 0 && chance_one_in(&k.chance, 4)) /* its answer takes long */
+		kernel_sleep((int64_t)chance_below(&k.chance, SLOW_READ_NS));
 	for (int i = 0; rc == 0 && i < r.count; i++) {
 		sim_point("copy", "read");
 		memcpy((uint8_t *)buf + done, r.iov[i].iov_base,
@@ -377,6 +397,24 @@ int kernel_fsync(struct kernel_file *f)
 int kernel_ftruncate(struct kernel_file *f, uint64_t size)
 {
 	return file_truncate(k.st, f->in, size);
+}
+
+int kernel_fallocate(struct kernel_file *f, int mode, uint64_t off,
+		     uint64_t len)
+{
+	return file_fallocate(k.st, f->in, mode, off, len);
+}
+
+int kernel_truncate(const char *path, uint64_t size)
+{
+	struct inode *in;
+	int rc = lookup(path, &in);
+
+	if (rc < 0)
+		return rc;
+	rc = file_truncate(k.st, in, size);
+	inode_put(k.st->inodes, in, 1);
+	return rc;
 }
 
 int kernel_close(struct kernel_file *f)

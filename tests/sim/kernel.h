@@ -33,11 +33,16 @@ int kernel_write(struct kernel_file *f, const void *data, size_t len,
 ssize_t kernel_read(struct kernel_file *f, void *buf, size_t len, uint64_t off);
 int kernel_fsync(struct kernel_file *f);
 int kernel_ftruncate(struct kernel_file *f, uint64_t size);
+int kernel_fallocate(struct kernel_file *f, int mode, uint64_t off,
+		     uint64_t len);
+/* truncate(2): nobody has it open for that. */
+int kernel_truncate(const char *path, uint64_t size);
 /* What close(2) returns; f is gone. */
 int kernel_close(struct kernel_file *f);
 /* fsync(2) of a descriptor that was opened for it. */
 int kernel_sync(const char *path);
 int kernel_mkdir(const char *path);
+bool kernel_has(const char *path);
 int kernel_unlink(const char *path);
 int kernel_rename(const char *from, const char *to, unsigned flags);
 int kernel_link(const char *from, const char *to);

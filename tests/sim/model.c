@@ -12,7 +12,6 @@
 #include "tests/sim/kv_model.h"
 #include "tests/sim/sim.h"
 
-#define PATHS_MAX 40
 #define NONE SIZE_MAX
 /* drain_wait_released() waits as long for a late RELEASE. */
 #define RELEASE_NS INT64_C(1000000000)
@@ -445,9 +444,6 @@ void model_check_drained(void)
 static bool same(const struct version *v, const uint8_t *bytes, size_t size,
 		 bool absent, bool part)
 {
-	for (size_t i = 0; part && v->of && i <= v->of_state; i++)
-		if (same(&v->of->at[i], bytes, size, absent, part))
-			return true;
 	if (absent || !v->bytes)
 		return absent && !v->bytes;
 	if (v->size != size && !(part && v->written && size < v->size))
@@ -455,12 +451,37 @@ static bool same(const struct version *v, const uint8_t *bytes, size_t size,
 	return size == 0 || memcmp(v->bytes, bytes, size) == 0;
 }
 
+/* What a power cut may leave: also what the file was before it came here. */
+static bool same_after_cut(const struct version *v, const uint8_t *bytes,
+			   size_t size)
+{
+	for (size_t i = 0; v->of && i <= v->of_state; i++)
+		if (same_after_cut(&v->of->at[i], bytes, size))
+			return true;
+	return same(v, bytes, size, !bytes, true);
+}
+
+/* Cut in place while it was read: its first part was read before. */
+static bool same_until_cut(const struct path *p, size_t state, size_t to,
+			   const uint8_t *bytes, size_t size)
+{
+	const struct version *v = &p->at[state];
+
+	if (!v->bytes || size > v->size || memcmp(v->bytes, bytes, size) != 0)
+		return false;
+	while (++state <= to && p->at[state].written && !p->at[state].anew)
+		if (p->at[state].size < v->size)
+			return true;
+	return false;
+}
+
 void model_check_read(struct path *p, uint64_t since, size_t from, size_t to,
 		      const uint8_t *bytes, size_t size, bool absent)
 {
 	for (size_t i = from; i <= to; i++)
 		if (same(&p->at[i], bytes, size, absent,
-			 i > from || !p->at[i].ended || p->at[i].failed))
+			 i > from || !p->at[i].ended || p->at[i].failed) ||
+		    (!absent && same_until_cut(p, i, to, bytes, size)))
 			return;
 	/* Its file got another name meanwhile, and was written to there. */
 	for (unsigned k = 0; !absent && k < m.count; k++)
@@ -515,9 +536,11 @@ void model_check_found(struct path *p, uint8_t *bytes, size_t size, bool cut)
 	if (at + 1 == from) {
 		whole = false;
 		for (at = p->count; at-- > from;)
-			if ((!cut || p->at[at].partial || p->at[at].of ||
-			     (p->at[at].made && size == 0)) &&
-			    same(&p->at[at], bytes, size, !bytes, true))
+			if (cut ? (p->at[at].partial || p->at[at].of ||
+				   (p->at[at].made && size == 0)) &&
+					    same_after_cut(&p->at[at], bytes,
+							   size)
+				: same(&p->at[at], bytes, size, !bytes, true))
 				break;
 	}
 	if (at + 1 == from) {

@@ -22,6 +22,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define PATHS_MAX 64
+
 struct path;
 
 void model_init(void);

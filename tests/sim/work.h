@@ -1,53 +1,12 @@
 /*
- * work.h - what the clients of a run do: a plan that is drawn from the seed.
+ * work.h - what the clients of a run do.
  */
 #ifndef TESTS_SIM_WORK_H
 #define TESTS_SIM_WORK_H
 
 #include <stdbool.h>
-#include <stdint.h>
 
-#include "store/store.h"
-
-#define CLIENTS_MAX 4
-
-enum op {
-	OP_WRITE, /* O_TRUNC, all of it, close */
-	OP_REPLACE, /* a temporary name, and a rename over it */
-	OP_UNLINK,
-	OP_SYNC,
-	OP_SYNC_ALL,
-	OP_READ,
-	OP_CHANGE, /* in place */
-	OP_LINK,
-	OP_PAUSE,
-	OP_SAVE, /* by a segment */
-	OP_COUNT,
-};
-
-#define CRASHES_MAX 3
-struct crash {
-	uint64_t after; /* so many points of its part of the run */
-	bool cut; /* the power, else the daemon is killed */
-};
-
-struct plan {
-	uint64_t seed;
-	struct store_options options;
-	bool passthrough;
-	unsigned clients, ops; /* of each */
-	unsigned weight[OP_COUNT];
-	unsigned sizes; /* which sizes are usual */
-	unsigned payloads; /* so few different ones, so that they are shared */
-	/* One call in so many fails, for a while; 0: none does. */
-	uint64_t errors, errors_kv;
-	uint64_t disk_bytes; /* 0: it is never full */
-	struct crash crash[CRASHES_MAX];
-	unsigned crashes;
-};
-
-void plan_draw(struct plan *plan, uint64_t seed);
-void plan_print(const struct plan *plan);
+#include "tests/sim/plan.h"
 
 /* For this plan the paths, once. */
 void work_init(const struct plan *plan);

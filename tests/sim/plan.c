@@ -1,0 +1,114 @@
+/*
+ * plan.c - see plan.h. All that is drawn comes from one stream of the seed: who
+ * adds something to it at the end leaves the other seeds as they are.
+ */
+#include "tests/sim/plan.h"
+
+#include <stdio.h>
+
+#include "tests/sim/sim.h"
+
+#define MIB (1024u * 1024u)
+
+static const struct {
+	const char *name;
+	unsigned usual;
+} ops[OP_COUNT] = {
+	[OP_WRITE] = { "write", 30 },      [OP_REPLACE] = { "replace", 12 },
+	[OP_UNLINK] = { "unlink", 4 },     [OP_SYNC] = { "sync", 12 },
+	[OP_SYNC_ALL] = { "sync-all", 3 }, [OP_READ] = { "read", 10 },
+	[OP_CHANGE] = { "change", 6 },     [OP_LINK] = { "link", 2 },
+	[OP_PAUSE] = { "pause", 4 },       [OP_SAVE] = { "save", 10 },
+	[OP_TRUNCATE] = { "truncate", 3 }, [OP_FOLDER] = { "folder", 6 },
+	[OP_PEEK] = { "peek", 8 },
+};
+
+/* A third of them is left out, and a third of the rest is done more often. */
+static void draw_weights(struct plan *plan, struct chance *c)
+{
+	for (unsigned i = 0; i < OP_COUNT; i++) {
+		plan->weight[i] = ops[i].usual;
+		if (chance_one_in(c, 3))
+			plan->weight[i] *= 5;
+		if (chance_one_in(c, 3))
+			plan->weight[i] = 0;
+	}
+	if (!plan->weight[OP_WRITE])
+		plan->weight[OP_WRITE] = ops[OP_WRITE].usual;
+}
+
+void plan_draw(struct plan *plan, uint64_t seed)
+{
+	struct chance c = chance_of(seed, 4);
+	struct store_options o = STORE_OPTIONS_DEFAULT;
+
+	*plan = (struct plan){ .seed = seed };
+	o.backup_interval_s = 0;
+	o.stage_bytes = 256u * MIB;
+	o.drain_threads = 1 + (unsigned)chance_below(&c, 3);
+	o.drain_interval_s = chance_one_in(&c, 8) ? 30 : 0;
+	o.stage_all_in_memory = chance_one_in(&c, 2);
+	o.no_stage_cache = chance_one_in(&c, 4);
+	o.durable_close = chance_one_in(&c, 10);
+	o.publish_async = chance_one_in(&c, 4);
+	o.verify = chance_one_in(&c, 8) ? VERIFY_OFF : VERIFY_ON;
+	o.dedup_min_saving_percent = chance_one_in(&c, 2) ? 0 : 3;
+	plan->options = o;
+	plan->passthrough = !chance_one_in(&c, 3);
+	plan->clients = 1 + (unsigned)chance_below(&c, CLIENTS_MAX);
+	plan->ops = 2 + (unsigned)chance_below(&c, 8);
+	plan->sizes = (unsigned)chance_below(&c, 4);
+	plan->payloads = 1 + (unsigned)chance_below(&c, 5);
+	plan->crashes = chance_one_in(&c, 2) ? 0 : 1;
+	while (plan->crashes > 0 && plan->crashes < CRASHES_MAX &&
+	       chance_one_in(&c, 4))
+		plan->crashes++;
+	for (unsigned i = 0; i < plan->crashes; i++) {
+		plan->crash[i].cut = chance_one_in(&c, 2);
+		plan->crash[i].after =
+			1 + chance_below(&c, 300 + (i ? 1 : plan->clients) *
+							     plan->ops * 120);
+	}
+	if (chance_one_in(&c, 5))
+		plan->errors = 5 + chance_below(&c, 200);
+	if (chance_one_in(&c, 10))
+		plan->errors_kv = 5 + chance_below(&c, 100);
+	if (chance_one_in(&c, 12))
+		plan->disk_bytes = (25u + chance_below(&c, 6)) * MIB;
+	draw_weights(plan, &c);
+}
+
+void plan_print(const struct plan *plan)
+{
+	const struct store_options *o = &plan->options;
+
+	fprintf(stderr,
+		"seed %llu: %u clients, %u ops of each, sizes %u, %u payloads, "
+		"%u workers, %s, stage %s%s%s%s%s; ",
+		(unsigned long long)plan->seed, plan->clients, plan->ops,
+		plan->sizes, plan->payloads, o->drain_threads,
+		plan->passthrough ? "passthrough" : "through the daemon",
+		o->stage_all_in_memory ? "in memory" : "on disk",
+		o->durable_close ? ", durable close" : "",
+		o->publish_async ? ", publish async" : "",
+		o->drain_interval_s ? ", open files are drained" : "",
+		o->no_stage_cache ? ", no cache" : "");
+	for (unsigned i = 0; i < OP_COUNT; i++)
+		if (plan->weight[i])
+			fprintf(stderr, " %s%s", ops[i].name,
+				plan->weight[i] > ops[i].usual ? "+" : "");
+	if (plan->errors)
+		fprintf(stderr, "; one call in %llu fails",
+			(unsigned long long)plan->errors);
+	if (plan->errors_kv)
+		fprintf(stderr, "; one change in %llu fails",
+			(unsigned long long)plan->errors_kv);
+	if (plan->disk_bytes)
+		fprintf(stderr, "; a disk of %llu MiB",
+			(unsigned long long)(plan->disk_bytes >> 20));
+	for (unsigned i = 0; i < plan->crashes; i++)
+		fprintf(stderr, "; %s after %llu points",
+			plan->crash[i].cut ? "power cut" : "kill",
+			(unsigned long long)plan->crash[i].after);
+	fprintf(stderr, "\n");
+}
