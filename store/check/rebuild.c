@@ -344,7 +344,7 @@ static int rebuild_all(struct rebuild *r, char *why, size_t why_size)
 	if (rc == 0)
 		rc = rebuild_each_image(r, put_aside);
 	if (rc == 0 && !r->uuid[0])
-		rc = layout_make_uuid(r->uuid);
+		rc = identity_make_uuid(r->uuid);
 	return rc == 0 ? finish(r) : rc;
 }
 

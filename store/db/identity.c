@@ -1,47 +1,119 @@
 /*
- * identity.c - see identity.h. A text of four lines, so that it can be copied
- * by hand: a title, the uuid, the secret in hex, and a check of these three.
+ * identity.c - see identity.h. Each is a text of a few lines, so that it can be
+ * copied by hand, and the last one is a check of those before it. A text must
+ * be one of ours to the byte, or it is damaged: what was understood of it is
+ * written once more, and compared.
  */
 #include "store/db/identity.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/random.h>
 #include <xxhash.h>
 
-#include "store/base/io.h"
+#include "store/base/dir.h"
 #include "store/base/scope.h"
+#include "store/db/records.h"
 
-#define TMP LAYOUT_SECRET_FILE ".tmp"
-#define TITLE "ckptfs secret"
-#define TEXT_BYTES (64 + LAYOUT_UUID_BYTES + 2 * HASH_SECRET_BYTES + 64)
+#define FORMAT_BYTES_MAX 128
+#define SECRET_TMP LAYOUT_SECRET_FILE ".tmp"
+#define SECRET_TITLE "ckptfs secret"
+#define SECRET_BYTES_MAX (64 + LAYOUT_UUID_BYTES + 2 * HASH_SECRET_BYTES + 64)
 
-/* All of the text; its length. */
-static size_t text_of(const struct identity *id, char ret[TEXT_BYTES])
+int identity_make_uuid(char ret[LAYOUT_UUID_BYTES])
+{
+	uint8_t b[16];
+
+	if (getrandom(b, sizeof(b), 0) != (ssize_t)sizeof(b))
+		return -errno;
+	b[6] = (uint8_t)((b[6] & 0x0f) | 0x40); /* version 4, random */
+	b[8] = (uint8_t)((b[8] & 0x3f) | 0x80);
+	(void)snprintf(ret, LAYOUT_UUID_BYTES,
+		       "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-"
+		       "%02x%02x%02x%02x%02x%02x",
+		       b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8],
+		       b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+	return 0;
+}
+
+/* The check of the first len bytes behind them; the length of it all. */
+static size_t add_check(char *text, size_t len, size_t size)
+{
+	int added = snprintf(text + len, size - len, "check %016llx\n",
+			     (unsigned long long)XXH3_64bits(text, len));
+
+	CHECK(added > 0 && (size_t)added < size - len);
+	return len + (size_t)added;
+}
+
+static size_t format_text(const struct format *f, char ret[FORMAT_BYTES_MAX])
+{
+	int len = snprintf(ret, FORMAT_BYTES_MAX,
+			   "ckptfs store, format %u\nuuid %s\n", f->number,
+			   f->uuid);
+
+	CHECK(len > 0 && len < FORMAT_BYTES_MAX);
+	if (f->number == STORE_FORMAT_OLD) /* it had no check */
+		return (size_t)len;
+	return add_check(ret, (size_t)len, FORMAT_BYTES_MAX);
+}
+
+int format_read(int store_dirfd, struct format *ret)
+{
+	char text[FORMAT_BYTES_MAX], again[FORMAT_BYTES_MAX] = "";
+	ssize_t n = dir_read_text(store_dirfd, LAYOUT_FORMAT_FILE, text,
+				  sizeof(text));
+	int fields;
+
+	if (n < 0)
+		return (int)n;
+	*ret = (struct format){ .number = 0 };
+	fields = sscanf(text, "ckptfs store, format %u uuid %36[0-9a-f-]",
+			&ret->number, ret->uuid);
+	if (fields >= 1 && ret->number > STORE_FORMAT)
+		return -EPROTO;
+	if (fields == 2 && ret->number >= STORE_FORMAT_OLD)
+		(void)format_text(ret, again);
+	return strlen(ret->uuid) == LAYOUT_UUID_BYTES - 1 &&
+			       strcmp(text, again) == 0
+		       ? 0
+		       : -EINVAL;
+}
+
+int format_write(int store_dirfd, const char *name, const char *uuid)
+{
+	struct format f = { .number = STORE_FORMAT };
+	char text[FORMAT_BYTES_MAX];
+
+	memcpy(f.uuid, uuid, sizeof(f.uuid));
+	return dir_write_text(store_dirfd, name, text, format_text(&f, text));
+}
+
+static size_t secret_text(const struct identity *id, char ret[SECRET_BYTES_MAX])
 {
 	char hex[2 * HASH_SECRET_BYTES + 1];
 	int len;
 
 	for (size_t i = 0; i < HASH_SECRET_BYTES; i++)
 		(void)snprintf(hex + 2 * i, 3, "%02x", id->secret[i]);
-	len = snprintf(ret, TEXT_BYTES, TITLE "\nuuid %s\nsecret %s\n",
-		       id->uuid, hex);
-	CHECK(len > 0 && len < TEXT_BYTES);
-	len += snprintf(ret + len, (size_t)(TEXT_BYTES - len),
-			"check %016llx\n",
-			(unsigned long long)XXH3_64bits(ret, (size_t)len));
-	CHECK(len < TEXT_BYTES);
-	return (size_t)len;
+	len = snprintf(ret, SECRET_BYTES_MAX,
+		       SECRET_TITLE "\nuuid %s\nsecret %s\n", id->uuid, hex);
+	CHECK(len > 0 && len < SECRET_BYTES_MAX);
+	return add_check(ret, (size_t)len, SECRET_BYTES_MAX);
 }
 
-static int parse(const char *text, struct identity *ret)
+int identity_read(int store_dirfd, struct identity *ret)
 {
-	char hex[2 * HASH_SECRET_BYTES + 1] = "", again[TEXT_BYTES];
+	char text[SECRET_BYTES_MAX + 1], again[SECRET_BYTES_MAX];
+	char hex[2 * HASH_SECRET_BYTES + 1] = "";
+	ssize_t n = dir_read_text(store_dirfd, LAYOUT_SECRET_FILE, text,
+				  sizeof(text));
 
-	memset(ret, 0, sizeof(*ret));
-	if (sscanf(text, TITLE " uuid %36[0-9a-f-] secret %384[0-9a-f]",
+	if (n < 0)
+		return n == -ENOENT ? -ENOENT : -EIO;
+	*ret = (struct identity){ .uuid = "" };
+	if (sscanf(text, SECRET_TITLE " uuid %36[0-9a-f-] secret %384[0-9a-f]",
 		   ret->uuid, hex) != 2 ||
 	    strlen(hex) != sizeof(hex) - 1)
 		return -EIO;
@@ -51,43 +123,16 @@ static int parse(const char *text, struct identity *ret)
 		(void)sscanf(hex + 2 * i, "%2x", &byte);
 		ret->secret[i] = (uint8_t)byte;
 	}
-	(void)text_of(ret, again);
+	(void)secret_text(ret, again);
 	return strcmp(text, again) == 0 ? 0 : -EIO;
-}
-
-int identity_read(int store_dirfd, struct identity *ret)
-{
-	SCOPED(scope_close)
-	int fd = openat(store_dirfd, LAYOUT_SECRET_FILE,
-			O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-	char text[TEXT_BYTES + 1];
-	size_t len = 0;
-
-	if (fd < 0)
-		return errno == ENOENT ? -ENOENT : -EIO;
-	if (io_read(fd, text, TEXT_BYTES, 0, &len) < 0)
-		return -EIO;
-	text[len] = 0;
-	return parse(text, ret);
 }
 
 int identity_write(int store_dirfd, const struct identity *id)
 {
-	SCOPED(scope_close)
-	int fd = openat(store_dirfd, TMP,
-			O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
-			0600);
-	char text[TEXT_BYTES];
-	size_t len = text_of(id, text);
-	int rc;
+	char text[SECRET_BYTES_MAX];
+	int rc = dir_write_text(store_dirfd, SECRET_TMP, text,
+				secret_text(id, text));
 
-	if (fd < 0)
-		return -errno;
-	rc = io_write_full(fd, text, len, 0);
-	if (rc == 0 && (fsync(fd) < 0 ||
-			renameat(store_dirfd, TMP, store_dirfd,
-				 LAYOUT_SECRET_FILE) < 0 ||
-			fsync(store_dirfd) < 0))
-		rc = -errno;
-	return rc;
+	return rc < 0 ? rc
+		      : dir_rename(store_dirfd, SECRET_TMP, LAYOUT_SECRET_FILE);
 }

@@ -1,8 +1,12 @@
 /*
- * identity.h - a copy of what the database alone would know of a store as a
- * whole, in the file STORE/secret: its uuid and the secret of its hashes.
- * Without the secret no hash of an old store can be compared with a new one, so
- * it must not go with the database. Only its owner may read the file.
+ * identity.h - the two texts that say which store this is.
+ *
+ * STORE/format says that it is one, of which format, and its uuid.
+ *
+ * STORE/secret is a copy of what the database alone would know of a store as a
+ * whole: its uuid and the secret of its hashes. Without the secret no hash of
+ * an old store can be compared with a new one, so it must not go with the
+ * database. Only its owner may read the file.
  *
  * Errors: 0 or a negative errno.
  */
@@ -11,6 +15,23 @@
 
 #include "store/db/hash.h"
 #include "store/db/layout.h"
+
+/* A new one. */
+int identity_make_uuid(char ret[LAYOUT_UUID_BYTES]);
+
+struct format {
+	unsigned number;
+	char uuid[LAYOUT_UUID_BYTES];
+};
+
+/*
+ * What STORE/format says. -EPROTO: a newer format, and only ret->number is
+ * set. -EINVAL: it is damaged, or not from ckptfs. Others, among them -ENOENT:
+ * it cannot be read.
+ */
+int format_read(int store_dirfd, struct format *ret);
+/* The file `name` says that this is a store of STORE_FORMAT, durably. */
+int format_write(int store_dirfd, const char *name, const char *uuid);
 
 struct identity {
 	char uuid[LAYOUT_UUID_BYTES];

@@ -9,13 +9,13 @@
  */
 #include "store/db/kv_private.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "store/base/dir.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 
@@ -263,6 +263,20 @@ enum kv_health kv_health(const struct kv *kv)
 	return atomic_load(&kv->condemned) ? KV_CONDEMNED : KV_FAILING;
 }
 
+static int sync_if_log(void *arg, int dirfd, const char *name)
+{
+	SCOPED(scope_close) int fd = -1;
+	const char *end = strrchr(name, '.');
+
+	(void)arg;
+	if (!end || strcmp(end, ".log") != 0)
+		return 0;
+	fd = openat(dirfd, name, O_RDONLY | O_CLOEXEC);
+	if (fd < 0 && errno == ENOENT) /* one that is not needed */
+		return 0;
+	return fd < 0 || fdatasync(fd) < 0 ? -errno : 0;
+}
+
 /*
  * The logs' bytes to the disk without RocksDB, which must not touch the one
  * that failed. Each batch that was applied is in them: it goes there first,
@@ -270,31 +284,8 @@ enum kv_health kv_health(const struct kv *kv)
  */
 static int sync_logs(const struct kv *kv)
 {
-	int fd = openat(kv->dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-	struct dirent *d;
-	int rc = 0;
+	int rc = dir_each(kv->dirfd, ".", sync_if_log, NULL);
 
-	if (!dir) {
-		rc = -errno;
-		if (fd >= 0)
-			close(fd);
-		return rc;
-	}
-	while (rc == 0 && (d = readdir(dir)) != NULL) {
-		const char *end = strrchr(d->d_name, '.');
-
-		if (!end || strcmp(end, ".log") != 0)
-			continue;
-		fd = openat(kv->dirfd, d->d_name, O_RDONLY | O_CLOEXEC);
-		if (fd < 0 && errno == ENOENT) /* one that is not needed */
-			continue;
-		if (fd < 0 || fdatasync(fd) < 0)
-			rc = -errno;
-		if (fd >= 0)
-			close(fd);
-	}
-	closedir(dir);
 	return rc == 0 && fsync(kv->dirfd) < 0 ? -errno : rc;
 }
 

@@ -7,21 +7,18 @@
  */
 #include "store/db/layout.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdarg.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
+#include "store/base/dir.h"
 #include "store/base/scope.h"
 #include "store/db/identity.h"
 #include "store/db/records.h"
@@ -29,13 +26,15 @@
 /* There while the store is made: what else is there counts for nothing. */
 #define FORMAT_TMP ".ckptfs-format.tmp"
 #define FORMAT_NEW ".ckptfs-format.new" /* of an old store */
-#define FORMAT_TEXT "ckptfs store, format %u\nuuid %s\n"
-#define FORMAT_CHECK "check %016llx\n" /* of what stands before it */
-#define FORMAT_BYTES_MAX 128
 #define LOCK_BYTES_MAX LAYOUT_LOCK_BYTES_MAX
 #define LOCK_CHARACTERS \
 	"0123456789 abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ._-"
 #define STORE_MODE 0700 /* what is inside has its own permissions */
+
+/* What each store has from the day it is made. */
+static const char *const folders[] = { LAYOUT_DB_DIR, LAYOUT_IMAGE_DIR,
+				       LAYOUT_STAGE_DIR };
+#define FOLDER_COUNT (sizeof(folders) / sizeof(*folders))
 
 /* Where the sentence for the user goes. */
 struct refusal {
@@ -147,28 +146,11 @@ int layout_check_owner(int dirfd, const char *path, char *why, size_t why_size)
 	return 0;
 }
 
-/* A small file's text, ended with a NUL; its length, or -errno. */
-static ssize_t read_text(int dirfd, const char *name, char *ret, size_t size)
-{
-	SCOPED(scope_close)
-	int fd = openat(dirfd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW |
-					     O_NONBLOCK | O_NOCTTY);
-	ssize_t n;
-
-	if (fd < 0)
-		return -errno;
-	n = read(fd, ret, size - 1);
-	if (n < 0)
-		return -errno;
-	ret[n] = 0;
-	return n;
-}
-
 /* Left of a store that was not finished: a lock file holds at most one line. */
 static bool is_our_lock(int dirfd)
 {
 	char text[LOCK_BYTES_MAX + 1];
-	ssize_t n = read_text(dirfd, LAYOUT_LOCK_FILE, text, sizeof(text));
+	ssize_t n = dir_read_text(dirfd, LAYOUT_LOCK_FILE, text, sizeof(text));
 
 	if (n < 0 || n == LOCK_BYTES_MAX)
 		return false;
@@ -189,19 +171,11 @@ static bool is_dir(int dirfd, const char *name)
 	       S_ISDIR(sb.st_mode);
 }
 
-static int each_is(int dirfd, const char *path,
-		   bool (*fn)(int dirfd, const char *name));
-
-static bool is_dot(int dirfd, const char *name)
-{
-	(void)dirfd;
-	return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
-}
-
 /* A directory of images in which there is none. */
-static bool is_empty_dir(int dirfd, const char *name)
+static int look_no_images(void *arg, int dirfd, const char *name)
 {
-	return is_dot(dirfd, name) || each_is(dirfd, name, is_dot) == 1;
+	(void)arg;
+	return dir_is_empty(dirfd, name) ? 0 : -ENOTEMPTY;
 }
 
 /* What make_store() and the first mount make before there is a format file. */
@@ -220,106 +194,51 @@ static bool is_half_made(int dirfd, const char *name)
 		if (strcmp(name, parts[i]) == 0)
 			return true;
 	return strcmp(name, LAYOUT_IMAGE_DIR) == 0 &&
-	       each_is(dirfd, name, is_empty_dir) == 1;
+	       dir_each(dirfd, name, look_no_images, NULL) == 0;
 }
 
-/* True for what may lie in a directory that is about to become a store. */
-static bool is_no_data(int dirfd, const char *name)
+/* -ENOTEMPTY: it may not lie in a directory that is about to become a store. */
+static int look_no_data(void *arg, int dirfd, const char *name)
 {
-	if (is_dot(dirfd, name) || is_half_made(dirfd, name))
-		return true;
-	if (strcmp(name, "lost+found") == 0 || strcmp(name, FORMAT_TMP) == 0)
-		return true;
-	return strcmp(name, LAYOUT_LOCK_FILE) == 0 && is_our_lock(dirfd);
+	(void)arg;
+	if (is_half_made(dirfd, name) || strcmp(name, "lost+found") == 0 ||
+	    strcmp(name, FORMAT_TMP) == 0 ||
+	    (strcmp(name, LAYOUT_LOCK_FILE) == 0 && is_our_lock(dirfd)))
+		return 0;
+	return -ENOTEMPTY;
 }
 
-/* 1: fn says yes to every name in the directory. 0: not to all. */
-static int each_is(int dirfd, const char *path,
-		   bool (*fn)(int dirfd, const char *name))
+/* Why the file `format` is not believed: what format_read() said, and found. */
+static int refuse_format(const struct refusal *r, int rc, unsigned number)
 {
-	int fd = openat(dirfd, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	struct dirent *d;
-	int rc = 1;
-	DIR *dir;
-
-	if (fd < 0)
-		return -errno;
-	dir = fdopendir(fd);
-	if (!dir) {
-		rc = -errno;
-		(void)close(fd);
-		return rc;
-	}
-	do {
-		errno = 0;
-		d = readdir(dir);
-		if (!d && errno != 0)
-			rc = -errno;
-		else if (d && !fn(fd, d->d_name))
-			rc = 0;
-	} while (d && rc == 1);
-	(void)closedir(dir);
-	return rc;
-}
-
-/* What the file holds that says so; its length. */
-static int format_text(unsigned format, const char *uuid,
-		       char ret[FORMAT_BYTES_MAX])
-{
-	int len = snprintf(ret, FORMAT_BYTES_MAX, FORMAT_TEXT, format, uuid);
-
-	CHECK(len > 0 && len < FORMAT_BYTES_MAX);
-	if (format > STORE_FORMAT_OLD)
-		len += snprintf(ret + len, (size_t)(FORMAT_BYTES_MAX - len),
-				FORMAT_CHECK,
-				(unsigned long long)XXH3_64bits(ret,
-								(size_t)len));
-	CHECK(len < FORMAT_BYTES_MAX);
-	return len;
-}
-
-/* The text must be one of ours to the byte: anything else is damage. */
-static int parse_format(const struct refusal *r, const char *text,
-			char ret_uuid[LAYOUT_UUID_BYTES])
-{
-	char uuid[LAYOUT_UUID_BYTES] = "";
-	char again[FORMAT_BYTES_MAX] = "";
-	unsigned format = 0;
-	int fields = sscanf(text, "ckptfs store, format %u uuid %36[0-9a-f-]",
-			    &format, uuid);
-
-	if (fields >= 1 && format > STORE_FORMAT)
-		return refuse(r, -EPROTO,
+	if (rc == -EPROTO)
+		return refuse(r, rc,
 			      "%s was written by a newer ckptfs (format %u, "
 			      "this one reads up to %u); upgrade ckptfs",
-			      r->path, format, STORE_FORMAT);
-	if (fields == 2 && format >= STORE_FORMAT_OLD)
-		(void)format_text(format, uuid, again);
-	if (strlen(uuid) != LAYOUT_UUID_BYTES - 1 || strcmp(text, again) != 0)
-		return refuse(r, -EINVAL,
+			      r->path, number, STORE_FORMAT);
+	if (rc == -EINVAL)
+		return refuse(r, rc,
 			      "%s/%s is damaged or not from ckptfs; put that "
 			      "file back from a copy, give another directory, "
 			      "or run 'ckptctl rebuild %s' if it is a store",
 			      r->path, LAYOUT_FORMAT_FILE, r->path);
-	memcpy(ret_uuid, uuid, LAYOUT_UUID_BYTES);
-	return 0;
+	return refuse(r, rc, "%s/%s: cannot be read: %s", r->path,
+		      LAYOUT_FORMAT_FILE, strerror(-rc));
 }
 
 /* 1: a store of a format that we read. 0: no store, but may become one. */
 static int look(const struct refusal *r, int dirfd, bool create,
 		char ret_uuid[LAYOUT_UUID_BYTES])
 {
-	char text[FORMAT_BYTES_MAX];
-	ssize_t n = read_text(dirfd, LAYOUT_FORMAT_FILE, text, sizeof(text));
-	int rc;
+	struct format format = { .number = 0 };
+	int rc = format_read(dirfd, &format);
 
-	if (n >= 0) {
-		rc = parse_format(r, text, ret_uuid);
-		return rc < 0 ? rc : 1;
+	if (rc == 0) {
+		memcpy(ret_uuid, format.uuid, LAYOUT_UUID_BYTES);
+		return 1;
 	}
-	if (n != -ENOENT)
-		return refuse(r, (int)n, "%s/%s: cannot be read: %s", r->path,
-			      LAYOUT_FORMAT_FILE, strerror((int)-n));
+	if (rc != -ENOENT)
+		return refuse_format(r, rc, format.number);
 	/* While a store is made there is the temporary one. */
 	if (is_dir(dirfd, LAYOUT_DB_DIR) && is_dir(dirfd, LAYOUT_IMAGE_DIR) &&
 	    faccessat(dirfd, FORMAT_TMP, F_OK, AT_SYMLINK_NOFOLLOW) < 0)
@@ -334,15 +253,15 @@ static int look(const struct refusal *r, int dirfd, bool create,
 			      "give the directory that ckptfs was given as "
 			      "STORE",
 			      r->path, LAYOUT_FORMAT_FILE);
-	rc = each_is(dirfd, ".", is_no_data);
-	if (rc < 0)
-		return refuse(r, rc, "%s: cannot be listed: %s", r->path,
-			      strerror(-rc));
-	if (rc == 0)
+	rc = dir_each(dirfd, ".", look_no_data, NULL);
+	if (rc == -ENOTEMPTY)
 		return refuse(r, -EINVAL,
 			      "%s is not empty and not a ckptfs store; give an "
 			      "empty directory",
 			      r->path);
+	if (rc < 0)
+		return refuse(r, rc, "%s: cannot be listed: %s", r->path,
+			      strerror(-rc));
 	return 0;
 }
 
@@ -376,22 +295,20 @@ static int refuse_busy(const struct refusal *r, int lockfd)
 static int take_lock(const struct refusal *r, int dirfd, int *ret_lockfd)
 {
 	int flags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
-	int fd = openat(dirfd, LAYOUT_LOCK_FILE, flags | O_RDWR | O_CREAT,
-			0600);
-	int rc;
+	SCOPED(scope_close)
+	int fd =
+		openat(dirfd, LAYOUT_LOCK_FILE, flags | O_RDWR | O_CREAT, 0600);
 
 	/* A check may look at a store that lies on a read-only disk. */
 	if (fd < 0 && errno == EROFS)
 		fd = openat(dirfd, LAYOUT_LOCK_FILE, O_RDONLY | flags);
 	if (fd < 0)
 		return refuse_call(r, "open the file 'lock' in it");
-	if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
-		rc = errno == EWOULDBLOCK ? refuse_busy(r, fd) :
-					    refuse_call(r, "lock it");
-		(void)close(fd);
-		return rc;
-	}
+	if (flock(fd, LOCK_EX | LOCK_NB) < 0)
+		return errno == EWOULDBLOCK ? refuse_busy(r, fd)
+					    : refuse_call(r, "lock it");
 	*ret_lockfd = fd;
+	fd = -1;
 	return 0;
 }
 
@@ -421,97 +338,41 @@ void layout_say_who(int lockfd, struct layout_lock_text *ret_old)
 	layout_unsay(lockfd, &us);
 }
 
-int layout_make_uuid(char ret[LAYOUT_UUID_BYTES])
-{
-	uint8_t b[16];
-
-	if (getrandom(b, sizeof(b), 0) != (ssize_t)sizeof(b))
-		return -errno;
-	b[6] = (uint8_t)((b[6] & 0x0f) | 0x40); /* version 4, random */
-	b[8] = (uint8_t)((b[8] & 0x3f) | 0x80);
-	(void)snprintf(ret, LAYOUT_UUID_BYTES,
-		       "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-"
-		       "%02x%02x%02x%02x%02x%02x",
-		       b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8],
-		       b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
-	return 0;
-}
-
-/* The file `name` says that this is a store, durably. */
-static int write_format(int dirfd, const char *name, const char *uuid)
-{
-	SCOPED(scope_close)
-	int fd = openat(dirfd, name,
-			O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
-			0600);
-	char text[FORMAT_BYTES_MAX];
-	ssize_t n;
-	int len;
-
-	if (fd < 0)
-		return -errno;
-	len = format_text(STORE_FORMAT, uuid, text);
-	n = write(fd, text, (size_t)len);
-	if (n != len)
-		return n < 0 ? -errno : -ENOSPC;
-	return fsync(fd) < 0 || fsync(dirfd) < 0 ? -errno : 0;
-}
-
 int layout_finish(int dirfd, const char uuid[LAYOUT_UUID_BYTES])
 {
 	const char *name = layout_is_old(dirfd) ? FORMAT_NEW : FORMAT_TMP;
-	int rc = write_format(dirfd, name, uuid);
+	int rc = format_write(dirfd, name, uuid);
 
-	if (rc == 0 &&
-	    (renameat(dirfd, name, dirfd, LAYOUT_FORMAT_FILE) < 0 ||
-	     fsync(dirfd) < 0))
-		rc = -errno;
-	return rc;
+	return rc < 0 ? rc : dir_rename(dirfd, name, LAYOUT_FORMAT_FILE);
 }
 
 bool layout_is_old(int dirfd)
 {
-	char text[FORMAT_BYTES_MAX];
-	unsigned format = 0;
+	struct format format;
 
-	return read_text(dirfd, LAYOUT_FORMAT_FILE, text, sizeof(text)) > 0 &&
-	       sscanf(text, "ckptfs store, format %u", &format) == 1 &&
-	       format < STORE_FORMAT;
+	return format_read(dirfd, &format) == 0 && format.number < STORE_FORMAT;
 }
 
-/* What was left of a database when the making was interrupted. */
-static int empty_db(int dirfd)
+static int remove_name(void *arg, int dirfd, const char *name)
 {
-	int fd = openat(dirfd, LAYOUT_DB_DIR,
-			O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-	struct dirent *d;
-	int rc = 0;
-
-	if (!dir)
-		return -errno;
-	while (rc == 0 && (d = readdir(dir)) != NULL)
-		if (!is_dot(fd, d->d_name) && unlinkat(fd, d->d_name, 0) < 0)
-			rc = -errno;
-	closedir(dir);
-	return rc;
+	(void)arg;
+	return unlinkat(dirfd, name, 0) < 0 ? -errno : 0;
 }
 
 /* All of it but the database, and the name of the format file. */
 static int make_store(const struct refusal *r, int dirfd,
 		      char ret_uuid[LAYOUT_UUID_BYTES])
 {
-	static const char *const names[] = { LAYOUT_DB_DIR, LAYOUT_IMAGE_DIR,
-					     LAYOUT_STAGE_DIR };
-	int rc = layout_make_uuid(ret_uuid);
+	int rc = identity_make_uuid(ret_uuid);
 
 	if (rc == 0)
-		rc = write_format(dirfd, FORMAT_TMP, ret_uuid);
-	for (size_t i = 0; rc == 0 && i < sizeof(names) / sizeof(*names); i++)
-		if (mkdirat(dirfd, names[i], STORE_MODE) < 0 && errno != EEXIST)
+		rc = format_write(dirfd, FORMAT_TMP, ret_uuid);
+	for (size_t i = 0; rc == 0 && i < FOLDER_COUNT; i++)
+		if (mkdirat(dirfd, folders[i], STORE_MODE) < 0 &&
+		    errno != EEXIST)
 			rc = -errno;
-	if (rc == 0)
-		rc = empty_db(dirfd);
+	if (rc == 0) /* what was left when the making was interrupted */
+		rc = dir_each(dirfd, LAYOUT_DB_DIR, remove_name, NULL);
 	if (rc == 0 && unlinkat(dirfd, LAYOUT_MARK_FILE, 0) < 0 &&
 	    errno != ENOENT)
 		rc = -errno;
@@ -529,13 +390,10 @@ static int make_store(const struct refusal *r, int dirfd,
  */
 static int look_parts(const struct refusal *r, int dirfd)
 {
-	static const char *const names[] = { LAYOUT_DB_DIR, LAYOUT_IMAGE_DIR,
-					     LAYOUT_STAGE_DIR };
-
-	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+	for (size_t i = 0; i < FOLDER_COUNT; i++) {
 		struct stat sb;
 
-		if (fstatat(dirfd, names[i], &sb, AT_SYMLINK_NOFOLLOW) < 0) {
+		if (fstatat(dirfd, folders[i], &sb, AT_SYMLINK_NOFOLLOW) < 0) {
 			if (errno == ENOENT)
 				continue;
 			return refuse_call(r, "look at the directories in it");
@@ -546,7 +404,7 @@ static int look_parts(const struct refusal *r, int dirfd)
 				      "%s/%s is not a directory that user %u "
 				      "alone can change; put it right, or give "
 				      "another store",
-				      r->path, names[i], geteuid());
+				      r->path, folders[i], geteuid());
 	}
 	if (is_dir(dirfd, LAYOUT_IMAGE_DIR))
 		return 0;
@@ -594,8 +452,7 @@ int layout_open(const char *path, bool create, int *ret_dirfd, int *ret_lockfd,
 	memcpy(ret_uuid, uuid, sizeof(uuid));
 	*ret_dirfd = dirfd;
 	*ret_lockfd = lockfd;
-	dirfd = -1;
-	lockfd = -1;
+	dirfd = lockfd = -1;
 	return rc;
 }
 
@@ -605,37 +462,39 @@ int layout_open_damaged(const char *path, int *ret_dirfd, int *ret_lockfd,
 {
 	const struct refusal r = { .path = path, .why = why, .size = why_size };
 	SCOPED(scope_close) int dirfd = -1;
-	char text[FORMAT_BYTES_MAX];
-	char uuid[LAYOUT_UUID_BYTES] = "";
+	SCOPED(scope_close) int lockfd = -1;
+	const char *uuid = "";
+	struct format format;
 	struct identity id;
-	ssize_t n;
+	int found;
 	int rc = open_dir(&r, false, &dirfd);
 
 	if (rc == 0)
 		rc = layout_check_owner(dirfd, path, why, why_size);
 	if (rc < 0)
 		return rc;
-	n = read_text(dirfd, LAYOUT_FORMAT_FILE, text, sizeof(text));
-	rc = n >= 0 ? parse_format(&r, text, uuid) : -ENOENT;
+	rc = format_read(dirfd, &format);
 	if (rc == -EPROTO)
-		return rc;
-	if (rc < 0 && identity_read(dirfd, &id) == 0)
-		memcpy(uuid, id.uuid, sizeof(uuid));
+		return refuse_format(&r, rc, format.number);
 	/* Two of its parts at least: a directory may be called `images`. */
-	if ((n >= 0) + is_dir(dirfd, LAYOUT_IMAGE_DIR) +
-		    is_dir(dirfd, LAYOUT_DB_DIR) + (uuid[0] != 0) < 2)
+	found = rc == 0 || rc == -EINVAL;
+	if (rc == 0)
+		uuid = format.uuid;
+	else if (identity_read(dirfd, &id) == 0)
+		uuid = id.uuid;
+	found += uuid[0] != 0;
+	found += is_dir(dirfd, LAYOUT_IMAGE_DIR);
+	found += is_dir(dirfd, LAYOUT_DB_DIR);
+	if (found < 2)
 		return refuse(&r, -EINVAL, "%s is not a ckptfs store", path);
-	rc = take_lock(&r, dirfd, ret_lockfd);
+	rc = take_lock(&r, dirfd, &lockfd);
 	if (rc < 0)
 		return rc;
-	if (mkdirat(dirfd, LAYOUT_IMAGE_DIR, STORE_MODE) < 0 &&
-	    errno != EEXIST) {
-		rc = refuse_call(&r, "make its directory 'images'");
-		close(*ret_lockfd);
-		return rc;
-	}
-	memcpy(ret_uuid, uuid, sizeof(uuid));
+	if (mkdirat(dirfd, LAYOUT_IMAGE_DIR, STORE_MODE) < 0 && errno != EEXIST)
+		return refuse_call(&r, "make its directory 'images'");
+	strcpy(ret_uuid, uuid);
 	*ret_dirfd = dirfd;
-	dirfd = -1;
+	*ret_lockfd = lockfd;
+	dirfd = lockfd = -1;
 	return 0;
 }

@@ -88,7 +88,6 @@ int layout_open(const char *path, bool create, int *ret_dirfd, int *ret_lockfd,
 int layout_open_damaged(const char *path, int *ret_dirfd, int *ret_lockfd,
 			char ret_uuid[LAYOUT_UUID_BYTES], char *why,
 			size_t why_size);
-int layout_make_uuid(char ret[LAYOUT_UUID_BYTES]);
 /* The store is whole: `format` is there, durably. Also of an older format. */
 int layout_finish(int dirfd, const char uuid[LAYOUT_UUID_BYTES]);
 /* Is it of a format before STORE_FORMAT? Then layout_finish() makes it new. */

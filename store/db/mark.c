@@ -11,6 +11,7 @@
 #include <xxhash.h>
 
 #include "store/base/bytes.h"
+#include "store/base/dir.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/db/layout.h"
@@ -31,16 +32,13 @@ static void encode(const struct mark *mark, uint8_t ret[MARK_BYTES])
 
 int mark_read(int store_dirfd, struct mark *ret)
 {
-	SCOPED(scope_close)
-	int fd = openat(store_dirfd, LAYOUT_MARK_FILE,
-			O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-	uint8_t record[MARK_BYTES];
-	size_t len = 0;
+	uint8_t record[MARK_BYTES + 1]; /* and a NUL */
+	ssize_t n = dir_read_text(store_dirfd, LAYOUT_MARK_FILE, (char *)record,
+				  sizeof(record));
 
-	if (fd < 0)
-		return errno == ENOENT ? -ENOENT : -EIO;
-	if (io_read(fd, record, sizeof(record), 0, &len) < 0 ||
-	    len != sizeof(record) || get_be64(record) != MARK_MAGIC ||
+	if (n == -ENOENT)
+		return -ENOENT;
+	if (n != MARK_BYTES || get_be64(record) != MARK_MAGIC ||
 	    get_be64(record + 24) != XXH3_64bits(record, 24))
 		return -EIO;
 	ret->sequence = get_be64(record + 8);

@@ -9,15 +9,13 @@
  */
 #include "store/db/trust.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdarg.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
+#include "store/base/dir.h"
 #include "store/base/scope.h"
 #include "store/db/kv.h"
 #include "store/db/layout.h"
@@ -51,41 +49,21 @@ refuse(const struct look *l, const char *format, ...)
 	return -EUCLEAN;
 }
 
-static bool is_empty(int dirfd, const char *name)
-{
-	int fd = openat(dirfd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-	bool empty = true;
-	struct dirent *d;
-
-	if (!dir) {
-		if (fd >= 0)
-			close(fd);
-		return false;
-	}
-	while (empty && (d = readdir(dir)) != NULL)
-		empty = strcmp(d->d_name, ".") == 0 ||
-			strcmp(d->d_name, "..") == 0;
-	closedir(dir);
-	return empty;
-}
-
 /* db/CURRENT must name a list of tables that is there. */
 static int look_current(const struct look *l)
 {
-	SCOPED(scope_close)
-	int fd = openat(l->dirfd, CURRENT, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-	char name[64] = "", list[128];
+	char name[64], list[128];
 	struct stat sb;
-	ssize_t n;
+	ssize_t n = dir_read_text(l->dirfd, CURRENT, name, sizeof(name));
 
-	if (fd < 0 && errno == ENOENT)
+	if (n == -ENOENT)
 		return refuse(l, "its database is damaged: the file " CURRENT
 				 " is missing");
-	n = fd < 0 ? -1 : read(fd, name, sizeof(name) - 1);
 	if (n < 0)
-		return refuse(l, "its database is damaged: " CURRENT
-				 " cannot be read: %s", strerror(errno));
+		return refuse(l,
+			      "its database is damaged: " CURRENT
+			      " cannot be read: %s",
+			      strerror((int)-n));
 	name[strcspn(name, "\n")] = 0;
 	(void)snprintf(list, sizeof(list), LAYOUT_DB_DIR "/%s", name);
 	if (strncmp(name, "MANIFEST-", 9) != 0 || strchr(name, '/'))
@@ -107,7 +85,7 @@ static int look_directory(const struct look *l)
 	if (!S_ISDIR(sb.st_mode))
 		return refuse(l, "its database is gone: " LAYOUT_DB_DIR
 				 " is not a directory");
-	if (is_empty(l->dirfd, LAYOUT_DB_DIR))
+	if (dir_is_empty(l->dirfd, LAYOUT_DB_DIR))
 		return refuse(l, "its database is gone: the directory "
 				 LAYOUT_DB_DIR " is empty");
 	return look_current(l);
@@ -126,30 +104,25 @@ static int look_sequence(const struct look *l, const struct trust *t)
 		      mark.clean ? " when the store was closed" : "");
 }
 
+static int read_one(void *arg, struct kv_slice key, struct kv_slice value)
+{
+	(void)arg;
+	(void)key;
+	(void)value;
+	return 0;
+}
+
 /*
  * What a start reads before it knows whether the store can be mounted: settings,
  * files that are to be deleted, files that are absent, bytes to be given back.
  */
 static int look_kinds(const struct look *l, struct kv *kv)
 {
-	static const char kinds[] = "MOUP";
-	int rc = 0;
-
-	for (const char *k = kinds; rc >= 0 && *k; k++) {
-		struct kv_slice key, value;
-		struct kv_iter *it;
-
-		rc = kv_iter_new(kv, k, 1, NULL, 0, &it);
-		if (rc < 0)
-			return rc;
-		do
-			rc = kv_iter_next(it, &key, &value);
-		while (rc == 1);
-		kv_iter_free(it);
-	}
-	return rc < 0 ? refuse(l, "its database is damaged: some of its "
-				  "records cannot be read") :
-			0;
+	for (const char *kind = "MOUP"; *kind; kind++)
+		if (kv_each(kv, kind, 1, read_one, NULL) < 0)
+			return refuse(l, "its database is damaged: some of its "
+					 "records cannot be read");
+	return 0;
 }
 
 /* Each database has these from the day it is made. */
