@@ -26,13 +26,12 @@
 static int make_secret(struct store *st)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	struct key k = key_meta(META_SECRET);
 
 	if (getrandom(st->secret, HASH_SECRET_BYTES, 0) != HASH_SECRET_BYTES)
 		return -EIO;
 	if (!b)
 		return -ENOMEM;
-	kv_put(b, k.data, k.len, st->secret, HASH_SECRET_BYTES);
+	record_save(b, key_meta(META_SECRET), st->secret, HASH_SECRET_BYTES);
 	return kv_write(st->kv, b);
 }
 
@@ -40,11 +39,9 @@ static int make_secret(struct store *st)
 static int open_secret(struct store *st)
 {
 	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_meta(META_SECRET);
 	size_t len;
-	int rc;
+	int rc = record_load(st->kv, key_meta(META_SECRET), &value, &len);
 
-	rc = kv_get(st->kv, k.data, k.len, &value, &len);
 	if (rc == -ENOENT || (rc == 0 && len != HASH_SECRET_BYTES))
 		return -EUCLEAN;
 	if (rc == 0)
@@ -57,8 +54,6 @@ static int make_root(struct store *st)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct attr root = { .mode = S_IFDIR | 0755, .nlink = 2 };
-	struct key next = key_meta(META_NEXT_INO);
-	uint64_t le = htole64(ROOT_INO + 1);
 
 	if (!b)
 		return -ENOMEM;
@@ -66,17 +61,14 @@ static int make_root(struct store *st)
 	root.uid = geteuid();
 	root.gid = getegid();
 	inode_put_attr(b, ROOT_INO, &root);
-	kv_put(b, next.data, next.len, &le, sizeof(le));
+	u64_save(b, key_meta(META_NEXT_INO), ROOT_INO + 1);
 	return kv_write(st->kv, b);
 }
 
 /* A database of this store always has one. */
 static int look_root(struct store *st)
 {
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_ino('A', ROOT_INO);
-	size_t len;
-	int rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	int rc = record_find(st->kv, key_ino('A', ROOT_INO));
 
 	return rc == -ENOENT ? -EUCLEAN : rc;
 }
@@ -467,14 +459,10 @@ bool store_has_room(struct store *st)
 
 int store_counter(struct store *st, const char *name, uint64_t *ret_value)
 {
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_meta(name);
-	size_t len;
-	int rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	int rc = u64_load(st->kv, key_meta(name), ret_value);
 
-	if (rc == -ENOENT) {
-		*ret_value = 0;
-		return 0;
-	}
-	return rc < 0 ? rc : u64_decode(value, len, ret_value);
+	if (rc != -ENOENT)
+		return rc;
+	*ret_value = 0;
+	return 0;
 }

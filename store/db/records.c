@@ -44,9 +44,17 @@ struct key key_ino(char kind, uint64_t ino)
 	return k;
 }
 
+static struct key key_pair(char kind, uint64_t a, uint64_t b)
+{
+	struct key k = key_ino(kind, a);
+
+	key_put_u64(&k, b);
+	return k;
+}
+
 struct key key_dirent(uint64_t parent, uint64_t hash, const char *name)
 {
-	struct key k = key_dir_at(parent, hash);
+	struct key k = key_pair('E', parent, hash);
 
 	key_put_name(&k, name);
 	return k;
@@ -59,10 +67,7 @@ struct key key_dir(uint64_t parent)
 
 struct key key_dir_at(uint64_t parent, uint64_t hash)
 {
-	struct key k = key_ino('E', parent);
-
-	key_put_u64(&k, hash);
-	return k;
+	return key_pair('E', parent, hash);
 }
 
 struct key key_xattr(uint64_t ino, const char *name)
@@ -75,19 +80,20 @@ struct key key_xattr(uint64_t ino, const char *name)
 
 struct key key_link(uint64_t ino, uint64_t parent, const char *name)
 {
-	struct key k = key_ino('L', ino);
+	struct key k = key_pair('L', ino, parent);
 
-	key_put_u64(&k, parent);
 	key_put_name(&k, name);
 	return k;
 }
 
 struct key key_chunk(uint64_t image, uint64_t offset)
 {
-	struct key k = key_ino('K', image);
+	return key_pair('K', image, offset);
+}
 
-	key_put_u64(&k, offset);
-	return k;
+struct key key_punch(uint64_t image, uint64_t offset)
+{
+	return key_pair('P', image, offset);
 }
 
 struct key key_hash(const uint8_t hash[16], uint64_t domain)

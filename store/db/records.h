@@ -34,6 +34,7 @@
 #include <stdint.h>
 
 #include "store/base/bytes.h"
+#include "store/db/kv.h"
 #include "store/db/writer.h"
 
 /*
@@ -79,6 +80,7 @@ struct key key_dir_at(uint64_t parent, uint64_t hash);
 struct key key_xattr(uint64_t ino, const char *name);
 struct key key_link(uint64_t ino, uint64_t parent, const char *name);
 struct key key_chunk(uint64_t image, uint64_t offset);
+struct key key_punch(uint64_t image, uint64_t offset);
 struct key key_hash(const uint8_t hash[16], uint64_t domain);
 struct key key_series(uint64_t series);
 struct key key_meta(const char *name);
@@ -178,5 +180,42 @@ void writer_encode(const struct writer *w, struct bytes *out);
 int writer_decode(const void *p, size_t len, struct writer *ret);
 
 int u64_decode(const void *p, size_t len, uint64_t *ret);
+
+/*
+ * In the database; records_kv.c. Who loads gets -ENOENT where there is none,
+ * and -EIO where it is damaged; a value of record_load() is the caller's to
+ * free. record_find() only asks whether it is there. What is saved, marked (a
+ * record without a value), deleted and added becomes so with the batch.
+ */
+int record_load(struct kv *kv, struct key k, void **ret_value, size_t *ret_len);
+int record_find(struct kv *kv, struct key k);
+void record_save(struct kv_batch *b, struct key k, const void *value,
+		 size_t len);
+void record_mark(struct kv_batch *b, struct key k);
+void record_delete(struct kv_batch *b, struct key k);
+void meta_add(struct kv_batch *b, const char *name, int64_t delta);
+
+int u64_load(struct kv *kv, struct key k, uint64_t *ret);
+void u64_save(struct kv_batch *b, struct key k, uint64_t v);
+int attr_load(struct kv *kv, struct key k, struct attr *ret);
+void attr_save(struct kv_batch *b, struct key k, const struct attr *a);
+int dirent_load(struct kv *kv, struct key k, struct dirent_rec *ret);
+void dirent_save(struct kv_batch *b, struct key k, const struct dirent_rec *d);
+int content_load(struct kv *kv, struct key k, struct content *ret);
+void content_save(struct kv_batch *b, struct key k, const struct content *c);
+int chunk_load(struct kv *kv, struct key k, struct chunk_rec *ret);
+void chunk_save(struct kv_batch *b, struct key k, const struct chunk_rec *c);
+int loc_load(struct kv *kv, struct key k, struct chunk_loc *ret);
+void loc_save(struct kv_batch *b, struct key k, const struct chunk_loc *l);
+int series_load(struct kv *kv, struct key k, struct series_rec *ret);
+void series_save(struct kv_batch *b, struct key k, const struct series_rec *s);
+int writer_load(struct kv *kv, struct key k, struct writer *ret);
+void writer_save(struct kv_batch *b, struct key k, const struct writer *w);
+
+/* kv_each() of what begins with prefix: all of it, or from start on. */
+typedef int (*record_fn)(void *arg, struct kv_slice key, struct kv_slice value);
+int records_each(struct kv *kv, struct key prefix, record_fn fn, void *arg);
+int records_each_from(struct kv *kv, struct key prefix, struct key start,
+		      record_fn fn, void *arg);
 
 #endif

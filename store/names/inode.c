@@ -38,29 +38,22 @@ void content_ref_put(struct content_ref *r)
 int inodes_new(struct kv *kv, struct images *images, struct stages *stages,
 	       struct inode_table **ret_table)
 {
-	struct inode_table *t = calloc(1, sizeof(*t));
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_meta(META_NEXT_INO);
-	size_t len;
+	SCOPED(scope_free) struct inode_table *t = calloc(1, sizeof(*t));
 	int rc;
 
 	if (!t)
 		return -ENOMEM;
-	rc = kv_get(kv, k.data, k.len, &value, &len);
-	if (rc == 0)
-		rc = u64_decode(value, len, &t->next_ino);
-	if (rc < 0) {
-		free(t);
+	rc = u64_load(kv, key_meta(META_NEXT_INO), &t->next_ino);
+	if (rc < 0)
 		return rc;
-	}
-	t->next_ino_reserved = t->next_ino;
+	t->next_ino_recorded = t->next_ino;
 	for (unsigned i = 0; i < INODE_SHARDS; i++)
 		lock_init(&t->shard[i].lock, LOCK_INODE_SHARD);
 	lock_init(&t->numbering, LOCK_INO_NUMBERING);
 	t->kv = kv;
 	t->images = images;
 	t->stages = stages;
-	*ret_table = t;
+	*ret_table = TAKE(t);
 	return 0;
 }
 
@@ -172,13 +165,10 @@ static struct inode *inode_insert(struct inode_table *t, struct inode *in,
 static int inode_read(struct inode_table *t, uint64_t ino,
 		      struct inode **ret_inode)
 {
-	SCOPED(scope_free) void *value = NULL;
 	struct inode_shard *s = shard_of(t, ino);
 	uint64_t removed;
 	struct inode *in;
 	struct attr attr;
-	struct key k;
-	size_t len;
 	int rc;
 
 	{
@@ -190,10 +180,7 @@ static int inode_read(struct inode_table *t, uint64_t ino,
 		*ret_inode = in;
 		return 0;
 	}
-	k = key_ino('A', ino);
-	rc = kv_get(t->kv, k.data, k.len, &value, &len);
-	if (rc == 0)
-		rc = attr_decode(value, len, &attr);
+	rc = attr_load(t->kv, key_ino('A', ino), &attr);
 	if (rc == -EIO)
 		log_error("inode %llu: damaged attributes: run ckptctl fsck",
 			  (unsigned long long)ino);
@@ -277,24 +264,20 @@ void inode_put(struct inode_table *t, struct inode *in, uint64_t count)
 /* A number that was never used, also not before a crash. */
 static int inode_next_ino(struct inode_table *t, uint64_t *ret_ino)
 {
-	struct key k = key_meta(META_NEXT_INO);
-	struct kv_batch *b;
-	uint64_t le;
-	int rc;
-
 	HOLD(&t->numbering);
-	if (t->next_ino >= t->next_ino_reserved) {
+	if (t->next_ino >= t->next_ino_recorded) {
 		/* In the log before any number of it is used. */
-		le = htole64(t->next_ino + INO_STEP);
-		b = kv_batch_new();
+		SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+		uint64_t end = t->next_ino + INO_STEP;
+		int rc;
+
 		if (!b)
 			return -ENOMEM;
-		kv_put(b, k.data, k.len, &le, sizeof(le));
+		u64_save(b, key_meta(META_NEXT_INO), end);
 		rc = kv_write(t->kv, b);
-		kv_batch_free(b);
 		if (rc < 0)
 			return rc;
-		t->next_ino_reserved = t->next_ino + INO_STEP;
+		t->next_ino_recorded = end;
 	}
 	*ret_ino = t->next_ino++;
 	return 0;
@@ -330,19 +313,13 @@ int inode_new(struct inode_table *t, const struct attr *attr,
 static int content_read(struct inode_table *t, uint64_t ino,
 			struct content_ref **ret_content)
 {
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_ino('F', ino);
 	struct content c;
-	size_t len;
-	int rc;
+	int rc = content_load(t->kv, key_ino('F', ino), &c);
 
-	rc = kv_get(t->kv, k.data, k.len, &value, &len);
 	if (rc == -ENOENT) {
 		*ret_content = NULL;
 		return 0;
 	}
-	if (rc == 0)
-		rc = content_decode(value, len, &c);
 	if (rc < 0) {
 		log_error("inode %llu: damaged content record: %s: run ckptctl "
 			  "fsck",
@@ -487,13 +464,7 @@ int inode_stat(struct inode_table *t, struct inode *in, struct stat *ret_stat)
 
 void inode_put_attr(struct kv_batch *b, uint64_t ino, const struct attr *a)
 {
-	struct bytes value = { 0 };
-	struct key k = key_ino('A', ino);
-
-	attr_encode(a, &value);
-	CHECK(!value.failed);
-	kv_put(b, k.data, k.len, value.data, value.len);
-	bytes_release(&value);
+	attr_save(b, key_ino('A', ino), a);
 }
 
 /* Parent and name of an inode; false at the root or when it has no name. */

@@ -165,9 +165,9 @@ struct inode_table {
 		struct inode *bucket[INODE_BUCKETS];
 		uint64_t removed; /* how often one was taken out */
 	} shard[INODE_SHARDS];
-	/* Held while a number is taken, and while the next are reserved. */
+	/* Held while a number is taken, and while the next are recorded. */
 	struct lock numbering;
-	uint64_t next_ino, next_ino_reserved; /* numbering */
+	uint64_t next_ino, next_ino_recorded; /* numbering */
 };
 
 int inodes_new(struct kv *kv, struct images *images, struct stages *stages,

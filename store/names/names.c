@@ -37,8 +37,8 @@ void names_free(struct names *nm)
 {
 	if (!nm)
 		return;
-	for (unsigned i = 0; i < RESERVED_INODES_MAX; i++)
-		inode_put(nm->inodes, nm->reserved[i], 1);
+	for (unsigned i = 0; i < AWAITED_INODES_MAX; i++)
+		inode_put(nm->inodes, nm->awaited[i], 1);
 	lock_destroy(&nm->changing);
 	free(nm);
 }
@@ -52,35 +52,16 @@ void names_put_entry(struct kv_batch *b, uint64_t parent, const char *name,
 		     uint64_t ino, uint32_t mode)
 {
 	struct dirent_rec d = { .ino = ino, .type = mode & S_IFMT };
-	struct key k = key_dirent(parent, name_hash(name), name);
-	struct bytes value = { 0 };
 
-	dirent_encode(&d, &value);
-	CHECK(!value.failed);
-	kv_put(b, k.data, k.len, value.data, value.len);
-	bytes_release(&value);
-}
-
-void names_mark(struct kv_batch *b, char kind, uint64_t ino)
-{
-	struct key k = key_ino(kind, ino);
-
-	kv_put(b, k.data, k.len, "", 0);
+	dirent_save(b, key_dirent(parent, name_hash(name), name), &d);
 }
 
 void names_put_writer(struct kv_batch *b, uint64_t ino, const struct writer *w)
 {
-	struct key k = key_ino('W', ino);
-	struct bytes value = { 0 };
-
-	if (w->source == WRITER_NOWHERE && !w->host[0] && !w->job[0]) {
-		kv_delete(b, k.data, k.len);
-		return;
-	}
-	writer_encode(w, &value);
-	CHECK(!value.failed);
-	kv_put(b, k.data, k.len, value.data, value.len);
-	bytes_release(&value);
+	if (w->source == WRITER_NOWHERE && !w->host[0] && !w->job[0])
+		record_delete(b, key_ino('W', ino));
+	else
+		writer_save(b, key_ino('W', ino), w);
 }
 
 struct attr *names_changed_attr(struct names_change *c, struct inode *in)
@@ -110,22 +91,6 @@ int names_write(struct names *nm, struct kv_batch *b, struct names_change *c)
 	return rc;
 }
 
-void names_put_link(struct kv_batch *b, uint64_t ino, uint64_t parent,
-		    const char *name)
-{
-	struct key k = key_link(ino, parent, name);
-
-	kv_put(b, k.data, k.len, "", 0);
-}
-
-void names_delete_link(struct kv_batch *b, uint64_t ino, uint64_t parent,
-		       const char *name)
-{
-	struct key k = key_link(ino, parent, name);
-
-	kv_delete(b, k.data, k.len);
-}
-
 struct copying {
 	struct kv_batch *b;
 	uint64_t to;
@@ -140,7 +105,7 @@ static int copy_xattr(void *arg, struct kv_slice key, struct kv_slice value)
 		return -EIO;
 	memcpy(k.data, key.data, key.len);
 	put_be64(k.data + 1, c->to);
-	kv_put(c->b, k.data, k.len, value.data, value.len);
+	record_save(c->b, k, value.data, value.len);
 	return 0;
 }
 
@@ -165,23 +130,18 @@ static int link_one(void *arg, struct kv_slice key, struct kv_slice value)
 {
 	struct link_walk *w = arg;
 	char name[STORE_NAME_MAX + 1];
-	const uint8_t *p = key.data;
-	size_t len = key.len - 17;
+	uint64_t parent;
 
 	(void)value;
-	if (key.len <= 17 || len > STORE_NAME_MAX)
-		return -EIO;
-	memcpy(name, p + 17, len);
-	name[len] = 0;
-	return w->fn(w->arg, get_be64(p + 9), name);
+	return names_key_split(key, &parent, name) ? w->fn(w->arg, parent, name)
+						   : -EIO;
 }
 
 int names_each_link(struct names *nm, uint64_t ino, names_link_fn fn, void *arg)
 {
 	struct link_walk w = { fn, arg };
-	struct key prefix = key_ino('L', ino);
 
-	return kv_each(nm->kv, prefix.data, prefix.len, link_one, &w);
+	return records_each(nm->kv, key_ino('L', ino), link_one, &w);
 }
 
 struct moving {
@@ -194,25 +154,24 @@ static int move_link(void *arg, uint64_t parent, const char *name)
 {
 	struct moving *m = arg;
 
-	names_delete_link(m->b, m->from, parent, name);
-	names_put_link(m->b, m->to, parent, name);
+	record_delete(m->b, key_link(m->from, parent, name));
+	record_mark(m->b, key_link(m->to, parent, name));
 	names_put_entry(m->b, parent, name, m->to, m->mode);
 	return 0;
 }
 
 /* Keep it in memory for a while; names.changing is held. */
-static void reserve(struct names *nm, struct inode *fresh)
+static void keep_awaited(struct names *nm, struct inode *fresh)
 {
-	unsigned at = nm->reserved_next++ % RESERVED_INODES_MAX;
+	unsigned at = nm->awaited_next++ % AWAITED_INODES_MAX;
 
-	inode_put(nm->inodes, nm->reserved[at], 1);
+	inode_put(nm->inodes, nm->awaited[at], 1);
 	inode_ref(nm->inodes, fresh, 1);
-	nm->reserved[at] = fresh;
+	nm->awaited[at] = fresh;
 }
 
 static int renumber(struct names *nm, struct inode *in, uint64_t *ret_ino)
 {
-	struct key xattrs = key_ino('X', in->ino);
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct attr a, old;
 	struct inode *fresh = NULL;
@@ -239,8 +198,8 @@ static int renumber(struct names *nm, struct inode *in, uint64_t *ret_ino)
 	}
 	names_put_entry(b, a.parent, a.name, fresh->ino, a.mode);
 	inode_put_attr(b, fresh->ino, &a);
-	rc = kv_each(nm->kv, xattrs.data, xattrs.len, copy_xattr,
-		     &(struct copying){ b, fresh->ino });
+	rc = records_each(nm->kv, key_ino('X', in->ino), copy_xattr,
+			  &(struct copying){ b, fresh->ino });
 	if (rc == 0)
 		rc = copy_writer(nm, b, in->ino, fresh->ino);
 	if (rc == 0)
@@ -251,7 +210,7 @@ static int renumber(struct names *nm, struct inode *in, uint64_t *ret_ino)
 	old.parent = 0;
 	old.name[0] = 0;
 	inode_put_attr(b, in->ino, &old);
-	names_mark(b, 'O', in->ino);
+	record_mark(b, key_ino('O', in->ino));
 	if (rc == 0)
 		rc = nm->hooks.clone(nm->hooks.arg, b, in->ino, fresh->ino);
 	if (rc == 0) {
@@ -259,7 +218,7 @@ static int renumber(struct names *nm, struct inode *in, uint64_t *ret_ino)
 		in->attr = old;
 	}
 	if (rc == 0)
-		reserve(nm, fresh);
+		keep_awaited(nm, fresh);
 	*ret_ino = fresh->ino;
 	inode_put(nm->inodes, fresh, 1);
 	return rc;
@@ -345,15 +304,11 @@ int names_setattr(struct names *nm, struct inode *in, unsigned valid,
 
 int names_get_writer(struct names *nm, uint64_t ino, struct writer *ret)
 {
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_ino('W', ino);
-	size_t len;
-	int rc = kv_get(nm->kv, k.data, k.len, &value, &len);
+	int rc = writer_load(nm->kv, key_ino('W', ino), ret);
 
-	if (rc < 0)
-		return rc == -ENOENT ? -ENODATA : rc;
-	rc = writer_decode(value, len, ret);
-	if (rc < 0)
+	if (rc == -ENOENT)
+		return -ENODATA;
+	if (rc == -EIO)
 		log_error("inode %llu: damaged record of its writer: run "
 			  "ckptctl fsck",
 			  (unsigned long long)ino);

@@ -17,18 +17,9 @@
 
 #define LINKS_MAX 65000
 
-static void dirent_delete(struct kv_batch *b, uint64_t parent, const char *name)
+static void delete_entry(struct kv_batch *b, uint64_t parent, const char *name)
 {
-	struct key k = key_dirent(parent, name_hash(name), name);
-
-	kv_delete(b, k.data, k.len);
-}
-
-static void count(struct kv_batch *b, const char *name, int64_t delta)
-{
-	struct key k = key_meta(name);
-
-	kv_add(b, k.data, k.len, delta);
+	record_delete(b, key_dirent(parent, name_hash(name), name));
 }
 
 /* A directory after a name in it changed: times, and its subdirectories. */
@@ -123,8 +114,8 @@ int names_create(struct names *nm, uint64_t parent, const char *name,
 			names_put_entry(b, parent, name, in->ino, a.mode);
 			inode_put_attr(b, in->ino, &a);
 			if (S_ISREG(a.mode)) {
-				names_mark(b, 'U', in->ino);
-				count(b, META_FILES, 1);
+				record_mark(b, key_ino('U', in->ino));
+				meta_add(b, META_FILES, 1);
 				if (n->writer)
 					names_put_writer(b, in->ino, n->writer);
 			}
@@ -180,7 +171,7 @@ int names_link(struct names *nm, struct inode *in, uint64_t parent,
 		a->nlink++;
 		a->ctime_ns = wall_ns();
 		names_put_entry(b, parent, name, in->ino, a->mode);
-		names_put_link(b, in->ino, parent, name);
+		record_mark(b, key_link(in->ino, parent, name));
 		touch(&c, dir, 0);
 		rc = names_write(nm, b, &c);
 	}
@@ -214,20 +205,20 @@ static int drop_name(struct names *nm, struct kv_batch *b,
 		a->nlink = 0;
 		a->parent = 0;
 		a->name[0] = 0;
-		names_mark(b, 'O', in->ino);
+		record_mark(b, key_ino('O', in->ino));
 		if (S_ISREG(a->mode))
-			count(b, META_FILES, -1);
+			meta_add(b, META_FILES, -1);
 		if (!first && !S_ISDIR(a->mode))
-			names_delete_link(b, in->ino, parent, name);
+			record_delete(b, key_link(in->ino, parent, name));
 	} else {
 		a->nlink--;
 		if (first) { /* another name becomes the first one */
 			rc = names_each_link(nm, in->ino, first_link, a);
 			if (rc <= 0)
 				return rc < 0 ? rc : -EIO;
-			names_delete_link(b, in->ino, a->parent, a->name);
+			record_delete(b, key_link(in->ino, a->parent, a->name));
 		} else {
-			names_delete_link(b, in->ino, parent, name);
+			record_delete(b, key_link(in->ino, parent, name));
 		}
 	}
 	a->ctime_ns = wall_ns();
@@ -273,7 +264,7 @@ static int remove_name(struct names *nm, uint64_t parent, const char *name,
 	if (rc == 0)
 		rc = drop_name(nm, b, &c, in, parent, name);
 	if (rc == 0) {
-		dirent_delete(b, parent, name);
+		delete_entry(b, parent, name);
 		touch(&c, parent_dir, dir ? -1 : 0);
 		rc = names_write(nm, b, &c);
 	}
@@ -309,8 +300,8 @@ static void move_name(struct kv_batch *b, struct names_change *c,
 		a->parent = new_parent;
 		strcpy(a->name, new_name);
 	} else {
-		names_delete_link(b, in->ino, parent, name);
-		names_put_link(b, in->ino, new_parent, new_name);
+		record_delete(b, key_link(in->ino, parent, name));
+		record_mark(b, key_link(in->ino, new_parent, new_name));
 	}
 	a->ctime_ns = wall_ns();
 	names_put_entry(b, new_parent, new_name, in->ino, a->mode);
@@ -369,7 +360,7 @@ static int rename_write(struct names *nm, struct rename_state *r,
 			if (S_ISDIR(inode_attr(r->old).mode))
 				to_delta--;
 		}
-		dirent_delete(b, parent, name);
+		delete_entry(b, parent, name);
 		move_name(b, &c, r->in, parent, name, new_parent, new_name);
 	}
 	touch(&c, r->from, from_delta);

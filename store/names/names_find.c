@@ -12,19 +12,13 @@
 int names_get_entry(struct names *nm, uint64_t parent, const char *name,
 		    struct dirent_rec *ret)
 {
-	SCOPED(scope_free) void *value = NULL;
-	struct key k;
-	size_t len;
 	int rc;
 
 	if (strlen(name) > STORE_NAME_MAX)
 		return -ENAMETOOLONG;
-	k = key_dirent(parent, name_hash(name), name);
-	rc = kv_get(nm->kv, k.data, k.len, &value, &len);
-	if (rc < 0)
-		return rc;
-	rc = dirent_decode(value, len, ret);
-	if (rc < 0)
+	rc = dirent_load(nm->kv, key_dirent(parent, name_hash(name), name),
+			 ret);
+	if (rc == -EIO)
 		log_error("name %s in inode %llu: damaged entry: run ckptctl "
 			  "fsck",
 			  name, (unsigned long long)parent);
@@ -71,39 +65,48 @@ int names_lookup(struct names *nm, uint64_t parent, const char *name,
 	}
 }
 
+bool names_key_split(struct kv_slice key, uint64_t *ret_middle,
+		     char ret_name[STORE_NAME_MAX + 1])
+{
+	const uint8_t *p = key.data;
+	size_t len = key.len - 17;
+
+	if (key.len <= 17 || len > STORE_NAME_MAX)
+		return false;
+	*ret_middle = get_be64(p + 9);
+	memcpy(ret_name, p + 17, len);
+	ret_name[len] = 0;
+	return true;
+}
+
+struct listing {
+	names_fn fn;
+	void *arg;
+	uint64_t dir;
+};
+
+static int list_one(void *arg, struct kv_slice key, struct kv_slice value)
+{
+	struct listing *l = arg;
+	char name[STORE_NAME_MAX + 1];
+	struct dirent_rec d;
+	uint64_t hash;
+
+	if (!names_key_split(key, &hash, name) ||
+	    dirent_decode(value.data, value.len, &d) < 0) {
+		log_error("inode %llu: damaged directory entry: run ckptctl "
+			  "fsck",
+			  (unsigned long long)l->dir);
+		return -EIO;
+	}
+	return l->fn(l->arg, name, &d, hash);
+}
+
 int names_list(struct names *nm, uint64_t dir, uint64_t cookie, names_fn fn,
 	       void *arg)
 {
-	struct key prefix = key_dir(dir);
-	struct key start = key_dir_at(dir, cookie + 1);
-	char name[STORE_NAME_MAX + 1];
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	int rc;
+	struct listing l = { fn, arg, dir };
 
-	rc = kv_iter_new(nm->kv, prefix.data, prefix.len, start.data, start.len,
-			 &it);
-	if (rc < 0)
-		return rc;
-	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
-		const uint8_t *p = key.data;
-		struct dirent_rec d;
-		size_t len = key.len - 17;
-
-		if (key.len <= 17 || len > STORE_NAME_MAX ||
-		    dirent_decode(value.data, value.len, &d) < 0) {
-			log_error("inode %llu: damaged directory entry: run "
-				  "ckptctl fsck",
-				  (unsigned long long)dir);
-			rc = -EIO;
-			break;
-		}
-		memcpy(name, p + 17, len);
-		name[len] = 0;
-		rc = fn(arg, name, &d, get_be64(p + 9));
-		if (rc != 0)
-			break;
-	}
-	kv_iter_free(it);
-	return rc;
+	return records_each_from(nm->kv, key_dir(dir),
+				 key_dir_at(dir, cookie + 1), list_one, &l);
 }

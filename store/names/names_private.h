@@ -4,7 +4,7 @@
 
 #include "store/names/names.h"
 
-#define RESERVED_INODES_MAX 64
+#define AWAITED_INODES_MAX 64
 
 struct names {
 	struct kv *kv;
@@ -19,10 +19,10 @@ struct names {
 	struct lock changing;
 	/*
 	 * The last inodes that renumbering made, a reference each, so that they
-	 * remember for whom they are reserved until he comes. changing
+	 * are NAME_AWAITED until he comes for whom they were made. changing
 	 */
-	struct inode *reserved[RESERVED_INODES_MAX];
-	unsigned reserved_next;
+	struct inode *awaited[AWAITED_INODES_MAX];
+	unsigned awaited_next;
 };
 
 /*
@@ -47,16 +47,17 @@ bool inode_has_name(struct inode *in);
 struct attr *names_changed_attr(struct names_change *c, struct inode *in);
 int names_write(struct names *nm, struct kv_batch *b, struct names_change *c);
 
-/* Into b: an entry of a directory, a further name of an inode (L), a record
- * that only is there, and who wrote it, if anything is known of him. */
+/* Into b: an entry of a directory, and who wrote a file, if that is known. */
 void names_put_entry(struct kv_batch *b, uint64_t parent, const char *name,
 		     uint64_t ino, uint32_t mode);
-void names_put_link(struct kv_batch *b, uint64_t ino, uint64_t parent,
-		    const char *name);
-void names_delete_link(struct kv_batch *b, uint64_t ino, uint64_t parent,
-		       const char *name);
-void names_mark(struct kv_batch *b, char kind, uint64_t ino);
 void names_put_writer(struct kv_batch *b, uint64_t ino, const struct writer *w);
+
+/*
+ * The key of an entry (E) or a further name (L): the name, and the number
+ * before it. False: it is none.
+ */
+bool names_key_split(struct kv_slice key, uint64_t *ret_middle,
+		     char ret_name[STORE_NAME_MAX + 1]);
 
 /* Call fn for each name but the first, until it returns other than 0. */
 typedef int (*names_link_fn)(void *arg, uint64_t parent, const char *name);

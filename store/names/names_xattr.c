@@ -12,13 +12,11 @@
 int names_getxattr(struct names *nm, uint64_t ino, const char *name,
 		   void **ret_value, size_t *ret_len)
 {
-	struct key k;
 	int rc;
 
 	if (strlen(name) > STORE_NAME_MAX)
 		return -ERANGE;
-	k = key_xattr(ino, name);
-	rc = kv_get(nm->kv, k.data, k.len, ret_value, ret_len);
+	rc = record_load(nm->kv, key_xattr(ino, name), ret_value, ret_len);
 	return rc == -ENOENT ? -ENODATA : rc;
 }
 
@@ -41,9 +39,7 @@ int names_setxattr(struct names *nm, struct inode *in, const char *name,
 		   const void *value, size_t len, int flags)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	void *old = NULL;
 	struct key k;
-	size_t old_len;
 	int rc;
 
 	if (!b)
@@ -53,8 +49,7 @@ int names_setxattr(struct names *nm, struct inode *in, const char *name,
 	if (len > XATTR_VALUE_MAX)
 		return -E2BIG;
 	k = key_xattr(in->ino, name);
-	rc = kv_get(nm->kv, k.data, k.len, &old, &old_len);
-	free(old);
+	rc = record_find(nm->kv, k);
 	if (rc < 0 && rc != -ENOENT)
 		return rc;
 	if (rc == 0 && (flags & XATTR_CREATE))
@@ -64,26 +59,25 @@ int names_setxattr(struct names *nm, struct inode *in, const char *name,
 	rc = kv_room(nm->kv);
 	if (rc < 0)
 		return rc;
-	kv_put(b, k.data, k.len, value, len);
+	record_save(b, k, value, len);
 	return xattr_write(nm, b, in);
 }
 
 int names_removexattr(struct names *nm, struct inode *in, const char *name)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	void *old = NULL;
 	struct key k;
-	size_t old_len;
 	int rc;
 
 	if (!b)
 		return -ENOMEM;
-	rc = names_getxattr(nm, in->ino, name, &old, &old_len);
-	free(old);
-	if (rc < 0)
-		return rc;
+	if (strlen(name) > STORE_NAME_MAX)
+		return -ERANGE;
 	k = key_xattr(in->ino, name);
-	kv_delete(b, k.data, k.len);
+	rc = record_find(nm->kv, k);
+	if (rc < 0)
+		return rc == -ENOENT ? -ENODATA : rc;
+	record_delete(b, k);
 	return xattr_write(nm, b, in);
 }
 
@@ -99,8 +93,7 @@ static int list_one(void *arg, struct kv_slice key, struct kv_slice value)
 
 int names_listxattr(struct names *nm, uint64_t ino, struct bytes *out)
 {
-	struct key prefix = key_ino('X', ino);
-	int rc = kv_each(nm->kv, prefix.data, prefix.len, list_one, out);
+	int rc = records_each(nm->kv, key_ino('X', ino), list_one, out);
 
 	return rc < 0 ? rc : out->failed ? -ENOMEM : 0;
 }

@@ -88,14 +88,10 @@ void series_keys(const char *path, uint64_t ret_keys[2])
 uint64_t series_size(struct kv *kv, const uint64_t keys[2])
 {
 	for (int i = 0; i < 2; i++) {
-		SCOPED(scope_free) void *value = NULL;
-		struct key k = key_series(keys[i]);
 		struct series_rec s;
-		size_t len;
 
 		if (keys[i] != 0 &&
-		    kv_get(kv, k.data, k.len, &value, &len) == 0 &&
-		    series_decode(value, len, &s) == 0)
+		    series_load(kv, key_series(keys[i]), &s) == 0)
 			return s.size_bytes;
 	}
 	return 0;
@@ -112,20 +108,14 @@ void series_put(struct kv *kv, struct kv_batch *b, struct inode *in,
 		keys[1] = in->file->series[1];
 	}
 	for (int i = 0; i < 2; i++) {
-		SCOPED(scope_free) void *value = NULL;
 		struct series_rec s = { 0 };
-		struct bytes out = { 0 };
 		struct key k = key_series(keys[i]);
-		size_t len;
 
 		if (keys[i] == 0)
 			continue;
-		if (kv_get(kv, k.data, k.len, &value, &len) == 0)
-			(void)series_decode(value, len, &s);
+		(void)series_load(kv, k, &s);
 		s.size_bytes = size_bytes;
 		s.count++;
-		series_encode(&s, &out);
-		kv_put(b, k.data, k.len, out.data, out.len);
-		bytes_release(&out);
+		series_save(b, k, &s);
 	}
 }

@@ -34,17 +34,12 @@ static int image_note_used(void *arg, uint64_t id)
 	return 0;
 }
 
-/* A number of the M records, or `missing` when there is none. */
-static int read_number(struct kv *kv, const char *name, uint64_t missing,
-		       uint64_t *ret)
+/* A number of the M records; when there is none, *ret stays what it is. */
+static int read_number(struct kv *kv, const char *name, uint64_t *ret)
 {
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_meta(name);
-	size_t len;
-	int rc = kv_get(kv, k.data, k.len, &value, &len);
+	int rc = u64_load(kv, key_meta(name), ret);
 
-	*ret = missing;
-	return rc == -ENOENT ? 0 : rc < 0 ? rc : u64_decode(value, len, ret);
+	return rc == -ENOENT ? 0 : rc;
 }
 
 /*
@@ -74,11 +69,11 @@ int images_init(struct images *im, int store_dirfd, struct kv *kv)
 			   O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	if (im->dirfd < 0)
 		return -errno;
-	rc = read_number(kv, META_NEXT_IMAGE, 1, &im->next_id);
-	im->unfinished_end = im->next_id;
+	im->next_id = 1;
+	rc = read_number(kv, META_NEXT_IMAGE, &im->next_id);
+	im->unfinished_from = im->unfinished_end = im->next_id;
 	if (rc == 0) /* one of an older version does not say */
-		rc = read_number(kv, META_UNFINISHED, im->unfinished_end,
-				 &im->unfinished_from);
+		rc = read_number(kv, META_UNFINISHED, &im->unfinished_from);
 	if (rc == 0)
 		rc = image_scan(im, true, image_note_used, im);
 	if (rc < 0) {
@@ -115,17 +110,12 @@ static void image_free(struct image *i)
 static int record_numbers(struct images *im, uint64_t from, uint64_t next)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	struct key first = key_meta(META_UNFINISHED);
-	struct key end = key_meta(META_NEXT_IMAGE);
-	uint64_t le;
 	int rc;
 
 	if (!b)
 		return -ENOMEM;
-	le = htole64(from);
-	kv_put(b, first.data, first.len, &le, sizeof(le));
-	le = htole64(next);
-	kv_put(b, end.data, end.len, &le, sizeof(le));
+	u64_save(b, key_meta(META_UNFINISHED), from);
+	u64_save(b, key_meta(META_NEXT_IMAGE), next);
 	rc = kv_write(im->kv, b);
 	return rc == 0 ? kv_sync(im->kv) : rc;
 }

@@ -190,27 +190,45 @@ static int punch_holes(struct reclaim *r, const struct punch_plan *p)
 /* The image's last chunk went: its record first, durably, then the file. */
 static int remove_image(struct reclaim *r, struct image *image)
 {
-	struct kv_batch *b = kv_batch_new();
-	struct key i = key_ino('I', image->id), images = key_meta(META_IMAGES);
-	void *value = NULL;
-	size_t len;
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	int rc;
 
 	if (!b)
 		return -ENOMEM;
-	rc = kv_get(r->kv, i.data, i.len, &value, &len);
-	free(value);
+	rc = record_find(r->kv, key_ino('I', image->id));
 	if (rc == 0) {
-		kv_delete(b, i.data, i.len);
-		kv_add(b, images.data, images.len, -1);
+		record_delete(b, key_ino('I', image->id));
+		meta_add(b, META_IMAGES, -1);
 		rc = kv_write(r->kv, b);
 		if (rc == 0)
 			rc = kv_sync(r->kv);
 	}
-	kv_batch_free(b);
 	if (rc == 0 || rc == -ENOENT)
 		rc = image_remove(r->images, image);
 	return rc;
+}
+
+struct forgetting {
+	struct kv_batch *b;
+	const struct range *range;
+	const struct punch_waiting *waiting;
+};
+
+static int forget_one(void *arg, struct kv_slice key, struct kv_slice value)
+{
+	const struct forgetting *f = arg;
+	const struct range *one = f->range;
+	uint64_t at;
+
+	(void)value;
+	if (key.len != 17)
+		return 1;
+	at = get_be64((const uint8_t *)key.data + 9);
+	if (at >= one->offset + one->len)
+		return 1;
+	if (!punch_waits(f->waiting, one->image, at, at + 1))
+		kv_delete(f->b, key.data, key.len);
+	return 0;
 }
 
 /*
@@ -221,29 +239,11 @@ static int remove_image(struct reclaim *r, struct image *image)
 static int forget_range(struct reclaim *r, struct kv_batch *b,
 			const struct range *one, const struct punch_waiting *w)
 {
-	struct key prefix = key_ino('P', one->image);
-	struct key start = key_chunk(one->image, one->offset);
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	int rc;
+	struct forgetting f = { b, one, w };
+	int rc = records_each_from(r->kv, key_ino('P', one->image),
+				   key_punch(one->image, one->offset),
+				   forget_one, &f);
 
-	start.data[0] = 'P';
-	rc = kv_iter_new(r->kv, prefix.data, prefix.len, start.data, start.len,
-			 &it);
-	if (rc < 0)
-		return rc;
-	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
-		uint64_t at;
-
-		if (key.len != 17)
-			break;
-		at = get_be64((const uint8_t *)key.data + 9);
-		if (at >= one->offset + one->len)
-			break;
-		if (!punch_waits(w, one->image, at, at + 1))
-			kv_delete(b, key.data, key.len);
-	}
-	kv_iter_free(it);
 	return rc < 0 ? rc : 0;
 }
 
