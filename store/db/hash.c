@@ -16,28 +16,20 @@ void hash_avx2(const uint8_t *, const void *, size_t, uint8_t *);
 void hash_avx512(const uint8_t *, const void *, size_t, uint8_t *);
 #endif
 
-static hash_fn hash_pick(const char **ret_name)
-{
-#if defined(__x86_64__)
-	if (__builtin_cpu_supports("avx512f")) {
-		*ret_name = "avx512";
-		return hash_avx512;
-	}
-	if (__builtin_cpu_supports("avx2")) {
-		*ret_name = "avx2";
-		return hash_avx2;
-	}
-#endif
-	*ret_name = "generic";
-	return hash_generic;
-}
-
-static hash_fn hash_chosen;
-static const char *hash_name;
+static hash_fn hash_chosen = hash_generic;
+static const char *hash_name = "generic";
 
 __attribute__((constructor)) static void hash_choose(void)
 {
-	hash_chosen = hash_pick(&hash_name);
+#if defined(__x86_64__)
+	if (__builtin_cpu_supports("avx512f")) {
+		hash_chosen = hash_avx512;
+		hash_name = "avx512";
+	} else if (__builtin_cpu_supports("avx2")) {
+		hash_chosen = hash_avx2;
+		hash_name = "avx2";
+	}
+#endif
 }
 
 void chunk_hash(const uint8_t secret[HASH_SECRET_BYTES], const void *data,

@@ -19,6 +19,8 @@
 
 #define KV_BLOCK_CACHE_BYTES (44u << 20)
 #define KV_OPEN_FILES_MAX 256
+/* Opening again waits that long for who looks something up just now. */
+#define KV_USERS_WAIT_NS (INT64_C(1) * 1000000000)
 #define KV_LOG_FATAL 4 /* rocksdb::FATAL_LEVEL */
 
 int kv_error(const char *what, char *text)
@@ -178,6 +180,73 @@ void kv_close(struct kv *kv)
 		close(kv->dirfd);
 	free(kv->dir);
 	free(kv);
+}
+
+/*
+ * Who uses the database while it may have to be opened again is counted,
+ * without a lock; who wants to open it anew closes the gate, waits until the
+ * count is 0, and opens the gate when it is done. A thread that is inside
+ * already, because it iterates, passes a closed gate: it would wait for itself.
+ * db_depth are this thread's uses that are not over.
+ */
+static _Thread_local unsigned db_depth;
+
+static void db_drop(struct kv *kv)
+{
+	if (atomic_fetch_sub(&kv->users, 1) == 1 && atomic_load(&kv->closing)) {
+		HOLD(&kv->gate);
+		cond_broadcast(&kv->passed);
+	}
+}
+
+int kv_enter(struct kv *kv)
+{
+	for (;;) {
+		atomic_fetch_add(&kv->users, 1);
+		if (db_depth > 0 || !atomic_load(&kv->closing))
+			break;
+		db_drop(kv);
+		HOLD(&kv->gate);
+		while (atomic_load(&kv->closing))
+			cond_wait(&kv->passed, &kv->gate);
+	}
+	if (!kv->db) {
+		db_drop(kv);
+		return -EIO;
+	}
+	db_depth++;
+	return 0;
+}
+
+void kv_leave(struct kv *kv)
+{
+	db_depth--;
+	db_drop(kv);
+}
+
+int kv_gate_close(struct kv *kv)
+{
+	int64_t until = mono_ns() + KV_USERS_WAIT_NS;
+	bool in_time = true;
+
+	if (db_depth > 0)
+		return -EBUSY;
+	HOLD(&kv->gate);
+	atomic_store(&kv->closing, true);
+	while (in_time && atomic_load(&kv->users) > 0)
+		in_time = cond_wait_until(&kv->passed, &kv->gate, until);
+	if (in_time)
+		return 0;
+	atomic_store(&kv->closing, false);
+	cond_broadcast(&kv->passed);
+	return -EBUSY;
+}
+
+void kv_gate_open(struct kv *kv)
+{
+	HOLD(&kv->gate);
+	atomic_store(&kv->closing, false);
+	cond_broadcast(&kv->passed);
 }
 
 void kv_on_sync(struct kv *kv, void (*fn)(void *arg, uint64_t sequence),

@@ -12,22 +12,28 @@
 #define BACKUP_BYTES_PER_S (UINT64_C(64) << 20)
 #define BACKUP_TRIES_MAX 16
 
-static rocksdb_backup_engine_t *engine_open(const char *dir, int *ret_rc)
+static int engine_open(const char *dir, rocksdb_backup_engine_t **ret_engine)
 {
-	rocksdb_backup_engine_options_t *o;
-	rocksdb_backup_engine_t *be;
-	rocksdb_env_t *env;
+	rocksdb_backup_engine_options_t *o =
+		rocksdb_backup_engine_options_create(dir);
+	rocksdb_env_t *env = rocksdb_create_default_env();
 	char *err = NULL;
 
-	o = rocksdb_backup_engine_options_create(dir);
-	env = rocksdb_create_default_env();
 	rocksdb_backup_engine_options_set_backup_rate_limit(o,
 							    BACKUP_BYTES_PER_S);
-	be = rocksdb_backup_engine_open_opts(o, env, &err);
+	*ret_engine = rocksdb_backup_engine_open_opts(o, env, &err);
 	rocksdb_backup_engine_options_destroy(o);
 	rocksdb_env_destroy(env);
-	*ret_rc = kv_error("backup", err);
-	return *ret_rc < 0 ? NULL : be;
+	return kv_error("backup", err);
+}
+
+/* Of backups that are there: the engine would make the directory. */
+static int engine_open_old(const char *dir,
+			   rocksdb_backup_engine_t **ret_engine)
+{
+	struct stat sb;
+
+	return stat(dir, &sb) < 0 ? -errno : engine_open(dir, ret_engine);
 }
 
 /* The one that was made last but `back` ones; -ENOENT: there is none. */
@@ -51,12 +57,12 @@ static int info_of(rocksdb_backup_engine_t *be, int back,
 int kv_backup(struct kv *kv, const char *dir, unsigned keep,
 	      struct kv_backup_info *ret)
 {
-	rocksdb_backup_engine_t *be = NULL;
+	rocksdb_backup_engine_t *be;
 	char *err = NULL;
 	int rc = kv_calm(kv);
 
 	if (rc == 0)
-		be = engine_open(dir, &rc);
+		rc = engine_open(dir, &be);
 	if (rc < 0)
 		return rc;
 	rc = kv_enter(kv);
@@ -81,14 +87,9 @@ int kv_backup(struct kv *kv, const char *dir, unsigned keep,
 int kv_backup_look(const char *dir, struct kv_backup_info *ret)
 {
 	rocksdb_backup_engine_t *be;
-	struct stat sb;
-	int rc;
+	int rc = engine_open_old(dir, &be);
 
-	/* The engine would make it. */
-	if (stat(dir, &sb) < 0)
-		return -errno;
-	be = engine_open(dir, &rc);
-	if (!be)
+	if (rc < 0)
 		return rc;
 	rc = info_of(be, 0, ret);
 	rocksdb_backup_engine_close(be);
@@ -101,13 +102,9 @@ int kv_backup_restore(const char *dir, unsigned back, const char *to,
 	rocksdb_restore_options_t *o;
 	rocksdb_backup_engine_t *be;
 	char *err = NULL;
-	struct stat sb;
-	int rc;
+	int rc = engine_open_old(dir, &be);
 
-	if (stat(dir, &sb) < 0)
-		return -errno;
-	be = engine_open(dir, &rc);
-	if (!be)
+	if (rc < 0)
 		return rc;
 	rc = back < BACKUP_TRIES_MAX ? info_of(be, (int)back, ret) : -ENOENT;
 	if (rc == 0) {

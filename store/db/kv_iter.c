@@ -10,79 +10,69 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "store/base/check.h"
+
+#define PREFIX_BYTES_MAX 512 /* more than any key of ours has */
+
 struct kv_iter {
-	struct kv *kv;
+	struct kv *kv; /* entered; NULL: not yet */
 	rocksdb_iterator_t *it;
 	rocksdb_readoptions_t *read;
-	uint8_t *prefix;
 	size_t prefix_len;
-	uint8_t *bound; /* the first key after all that begin with prefix */
 	bool started;
+	char prefix[PREFIX_BYTES_MAX];
+	char bound[PREFIX_BYTES_MAX]; /* the first key after all with prefix */
 };
 
-static bool iter_bound(struct kv_iter *it)
+static void iter_bound(struct kv_iter *it)
 {
 	size_t len = it->prefix_len;
 
-	rocksdb_readoptions_set_iterate_lower_bound(
-		it->read, (const char *)it->prefix, it->prefix_len);
-	while (len > 0 && it->prefix[len - 1] == 0xff)
+	rocksdb_readoptions_set_iterate_lower_bound(it->read, it->prefix, len);
+	while (len > 0 && it->prefix[len - 1] == (char)0xff)
 		len--;
 	if (len == 0)
-		return true;
-	it->bound = malloc(len);
-	if (!it->bound)
-		return false;
+		return; /* there is none after them */
 	memcpy(it->bound, it->prefix, len);
 	it->bound[len - 1]++;
-	rocksdb_readoptions_set_iterate_upper_bound(
-		it->read, (const char *)it->bound, len);
-	return true;
+	rocksdb_readoptions_set_iterate_upper_bound(it->read, it->bound, len);
 }
 
-static struct kv_iter *iter_alloc(struct kv *kv, const void *prefix,
-				  size_t prefix_len)
+static int iter_open(struct kv *kv, const void *prefix, size_t prefix_len,
+		     struct kv_iter **ret_iter)
 {
 	struct kv_iter *it = calloc(1, sizeof(*it));
+	int rc;
 
+	CHECK(prefix_len <= PREFIX_BYTES_MAX);
 	if (!it)
-		return NULL;
-	it->prefix = malloc(prefix_len + 1);
-	if (!it->prefix) {
-		free(it);
-		return NULL;
-	}
+		return -ENOMEM;
 	memcpy(it->prefix, prefix, prefix_len);
 	it->prefix_len = prefix_len;
 	it->read = rocksdb_readoptions_create();
-	if (!iter_bound(it)) {
-		rocksdb_readoptions_destroy(it->read);
-		free(it->prefix);
-		free(it);
-		return NULL;
+	iter_bound(it);
+	rc = kv_enter(kv);
+	if (rc < 0) {
+		kv_iter_free(it);
+		return rc;
 	}
 	it->kv = kv;
-	if (kv_enter(kv) == 0)
-		it->it = rocksdb_create_iterator(kv->db, it->read);
-	return it;
+	it->it = rocksdb_create_iterator(kv->db, it->read);
+	*ret_iter = it;
+	return 0;
 }
 
 int kv_iter_new(struct kv *kv, const void *prefix, size_t prefix_len,
 		const void *start, size_t start_len, struct kv_iter **ret_iter)
 {
-	struct kv_iter *it = iter_alloc(kv, prefix, prefix_len);
+	int rc = iter_open(kv, prefix, prefix_len, ret_iter);
 
-	if (!it)
-		return -ENOMEM;
-	if (!it->it) {
-		kv_iter_free(it);
-		return -EIO;
-	}
+	if (rc < 0)
+		return rc;
 	if (start)
-		rocksdb_iter_seek(it->it, start, start_len);
+		rocksdb_iter_seek((*ret_iter)->it, start, start_len);
 	else
-		rocksdb_iter_seek(it->it, prefix, prefix_len);
-	*ret_iter = it;
+		rocksdb_iter_seek((*ret_iter)->it, prefix, prefix_len);
 	return 0;
 }
 
@@ -90,21 +80,18 @@ int kv_iter_new_before(struct kv *kv, const void *prefix, size_t prefix_len,
 		       const void *start, size_t start_len,
 		       struct kv_iter **ret_iter)
 {
-	struct kv_iter *it = iter_alloc(kv, prefix, prefix_len);
+	int rc = iter_open(kv, prefix, prefix_len, ret_iter);
+	rocksdb_iterator_t *it;
 	const char *p;
 	size_t len;
 
-	if (!it)
-		return -ENOMEM;
-	if (!it->it) {
-		kv_iter_free(it);
-		return -EIO;
-	}
-	rocksdb_iter_seek_for_prev(it->it, start, start_len);
-	p = rocksdb_iter_valid(it->it) ? rocksdb_iter_key(it->it, &len) : NULL;
+	if (rc < 0)
+		return rc;
+	it = (*ret_iter)->it;
+	rocksdb_iter_seek_for_prev(it, start, start_len);
+	p = rocksdb_iter_valid(it) ? rocksdb_iter_key(it, &len) : NULL;
 	if (!p || len < prefix_len || memcmp(p, prefix, prefix_len) != 0)
-		rocksdb_iter_seek(it->it, start, start_len);
-	*ret_iter = it;
+		rocksdb_iter_seek(it, start, start_len);
 	return 0;
 }
 
@@ -135,12 +122,10 @@ void kv_iter_free(struct kv_iter *it)
 {
 	if (!it)
 		return;
-	if (it->it) {
+	if (it->kv) {
 		rocksdb_iter_destroy(it->it);
 		kv_leave(it->kv);
 	}
 	rocksdb_readoptions_destroy(it->read);
-	free(it->prefix);
-	free(it->bound);
 	free(it);
 }

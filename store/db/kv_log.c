@@ -23,7 +23,7 @@
 #define KV_ROOM_BYTES (UINT64_C(1) << 30)
 
 /* What only deletions may use: what is in memory fits into it. */
-#define KV_SPARE_BYTES (KV_MEMTABLE_BYTES + (UINT64_C(8) << 20))
+#define KV_DELETIONS_BYTES (KV_MEMTABLE_BYTES + (UINT64_C(8) << 20))
 
 /* A failed database is opened again as often as this. */
 #define KV_MEND_NS (INT64_C(5) * 1000000000)
@@ -38,7 +38,7 @@ static bool room_below(const struct kv *kv, uint64_t bytes)
 
 int kv_room_for(const struct kv *kv, uint64_t bytes)
 {
-	return room_below(kv, KV_SPARE_BYTES + bytes) ? -ENOSPC : 0;
+	return room_below(kv, KV_DELETIONS_BYTES + bytes) ? -ENOSPC : 0;
 }
 
 int kv_room(const struct kv *kv)

@@ -85,13 +85,10 @@ int kv_look(const char *dir, struct kv **ret_kv, uint64_t *ret_sequence,
 	    char *text, size_t text_size)
 {
 	uint64_t all, in_tables;
-	struct kv *kv, *tables;
 	char *err = NULL;
+	struct kv *kv = look_open(dir, false, &err);
+	struct kv *tables = kv ? look_open(dir, true, &err) : NULL;
 
-	kv = look_open(dir, false, &err);
-	if (!kv)
-		return err ? look_error(err, text, text_size) : -ENOMEM;
-	tables = look_open(dir, true, &err);
 	if (!tables) {
 		kv_close(kv);
 		return err ? look_error(err, text, text_size) : -ENOMEM;

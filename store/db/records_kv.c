@@ -86,9 +86,8 @@ SAVE(loc, struct chunk_loc)
 SAVE(series, struct series_rec)
 SAVE(writer, struct writer)
 
-/* Keys from start on, which begin with prefix: see kv_each(). */
-static int each_from(struct kv *kv, struct kv_slice prefix,
-		     struct kv_slice start, record_fn fn, void *arg)
+int records_each_from(struct kv *kv, struct key prefix, struct key start,
+		      record_fn fn, void *arg)
 {
 	struct kv_slice key, value;
 	struct kv_iter *it;
@@ -106,23 +105,18 @@ static int each_from(struct kv *kv, struct kv_slice prefix,
 	return rc;
 }
 
+int records_each(struct kv *kv, struct key prefix, record_fn fn, void *arg)
+{
+	return records_each_from(kv, prefix, prefix, fn, arg);
+}
+
 int kv_each(struct kv *kv, const void *prefix, size_t prefix_len,
 	    int (*fn)(void *arg, struct kv_slice key, struct kv_slice value),
 	    void *arg)
 {
-	struct kv_slice all = { prefix, prefix_len };
+	struct key k = { .len = prefix_len };
 
-	return each_from(kv, all, all, fn, arg);
-}
-
-int records_each(struct kv *kv, struct key prefix, record_fn fn, void *arg)
-{
-	return kv_each(kv, prefix.data, prefix.len, fn, arg);
-}
-
-int records_each_from(struct kv *kv, struct key prefix, struct key start,
-		      record_fn fn, void *arg)
-{
-	return each_from(kv, (struct kv_slice){ prefix.data, prefix.len },
-			 (struct kv_slice){ start.data, start.len }, fn, arg);
+	CHECK(prefix_len <= sizeof(k.data));
+	memcpy(k.data, prefix, prefix_len);
+	return records_each(kv, k, fn, arg);
 }

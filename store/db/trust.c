@@ -134,9 +134,7 @@ static int look_records(const struct look *l, struct kv *kv)
 					     "its root directory" };
 
 	for (size_t i = 0; i < sizeof(keys) / sizeof(*keys); i++) {
-		SCOPED(scope_free) void *value = NULL;
-		size_t len;
-		int rc = kv_get(kv, keys[i].data, keys[i].len, &value, &len);
+		int rc = record_find(kv, keys[i]);
 
 		if (rc == -ENOENT)
 			return refuse(l, "its database is damaged: it lacks %s",

@@ -250,26 +250,22 @@ bool writer_equal(const struct writer *a, const struct writer *b)
 
 const char *writer_source_word(const struct writer *w)
 {
-	switch (w->source) {
-	case WRITER_ENVIRONMENT:
-		return "environment";
-	case WRITER_NAME:
-		return "name";
-	case WRITER_NOWHERE:
-		break;
-	}
-	return NULL;
+	static const char *const words[] = {
+		[WRITER_NOWHERE] = NULL,
+		[WRITER_ENVIRONMENT] = "environment",
+		[WRITER_NAME] = "name",
+	};
+
+	return words[w->source];
 }
 
 const char *writer_kind_word(const struct writer *w)
 {
-	switch (w->kind) {
-	case WRITER_DATA_PARALLEL:
-		return "data_parallel";
-	case WRITER_MODEL_PARALLEL:
-		return "model_parallel";
-	case WRITER_GLOBAL:
-		break;
-	}
-	return "global";
+	static const char *const words[] = {
+		[WRITER_GLOBAL] = "global",
+		[WRITER_DATA_PARALLEL] = "data_parallel",
+		[WRITER_MODEL_PARALLEL] = "model_parallel",
+	};
+
+	return words[w->kind];
 }
