@@ -13,7 +13,6 @@
 #include "store/space/image.h"
 
 #define INO_STEP 1024
-#define PATH_DEPTH_MAX 256
 
 struct content_ref *content_ref_new(struct content *c)
 {
@@ -59,9 +58,9 @@ int inodes_new(struct kv *kv, struct images *images, struct stages *stages,
 
 static void inode_free(struct inode_table *t, struct inode *in)
 {
-	if (in->file) {
-		struct file *f = in->file;
+	struct file *f = in->file;
 
+	if (f) {
 		content_ref_put(f->content);
 		stage_put(t->stages, f->stage);
 		stage_put(t->stages, f->backing_stage);
@@ -465,63 +464,4 @@ int inode_stat(struct inode_table *t, struct inode *in, struct stat *ret_stat)
 void inode_put_attr(struct kv_batch *b, uint64_t ino, const struct attr *a)
 {
 	attr_save(b, key_ino('A', ino), a);
-}
-
-/* Parent and name of an inode; false at the root or when it has no name. */
-static bool inode_up(struct inode_table *t, uint64_t ino, uint64_t *ret_parent,
-		     char ret_name[STORE_NAME_MAX + 1])
-{
-	struct inode *in;
-
-	if (ino == ROOT_INO || inode_get(t, ino, &in) < 0)
-		return false;
-	lock_take(&in->lock);
-	*ret_parent = in->attr.parent;
-	memcpy(ret_name, in->attr.name, STORE_NAME_MAX + 1);
-	lock_give(&in->lock);
-	inode_put(t, in, 1);
-	return *ret_parent != 0;
-}
-
-void inode_path(struct inode_table *t, struct inode *in, char *buf, size_t size)
-{
-	char name[STORE_NAME_MAX + 1];
-	uint64_t ino = in->ino, parent;
-	size_t at = size - 1;
-
-	buf[at] = 0;
-	for (int depth = 0; depth < PATH_DEPTH_MAX && ino != ROOT_INO;
-	     depth++) {
-		size_t len;
-
-		if (!inode_up(t, ino, &parent, name)) {
-			(void)snprintf(buf, size, "(inode %llu)",
-				       (unsigned long long)in->ino);
-			return;
-		}
-		len = strlen(name);
-		if (len + 1 > at)
-			break; /* the end of a very long path will do */
-		at -= len;
-		memcpy(buf + at, name, len);
-		buf[--at] = '/';
-		ino = parent;
-	}
-	if (buf[at] == 0)
-		buf[--at] = '/';
-	memmove(buf, buf + at, size - at);
-}
-
-bool inode_is_under(struct inode_table *t, struct inode *in, uint64_t dir)
-{
-	char name[STORE_NAME_MAX + 1];
-	uint64_t ino = in->ino;
-
-	for (int depth = 0; depth < 4 * PATH_DEPTH_MAX; depth++) {
-		if (ino == dir)
-			return true;
-		if (!inode_up(t, ino, &ino, name))
-			return false;
-	}
-	return false;
 }

@@ -39,105 +39,119 @@ static int dir_get(struct names *nm, uint64_t ino, struct inode **ret_dir)
 	return rc == 0 && !inode_has_name(*ret_dir) ? -ENOENT : rc;
 }
 
-/*
- * The kernel's lock keeps others away from the name, but not a commit of a
- * segment, which comes by an ioctl. names.changing is held.
- */
-static int names_create_check(struct names *nm, uint64_t parent,
-			      const char *name, struct inode *dir)
+/* 0: the directory has no such name. -EEXIST: it has. */
+static int look_free(struct names *nm, uint64_t parent, const char *name)
 {
 	struct dirent_rec d;
 	int rc = names_get_entry(nm, parent, name, &d);
 
-	if (rc != -ENOENT)
-		return rc < 0 ? rc : -EEXIST;
-	return inode_has_name(dir) ? 0 : -ENOENT;
+	return rc == -ENOENT ? 0 : rc < 0 ? rc : -EEXIST;
+}
+
+/* What a new inode begins with; a->target is the caller's. */
+static int new_attr(const struct names_new *n, struct inode *dir,
+		    const char *name, struct attr *a)
+{
+	*a = (struct attr){ .mode = n->mode, .uid = n->uid, .gid = n->gid };
+	a->rdev = n->rdev;
+	a->nlink = S_ISDIR(n->mode) ? 2 : 1;
+	a->atime_ns = a->mtime_ns = a->ctime_ns = wall_ns();
+	a->parent = dir->ino;
+	strcpy(a->name, name);
+	{
+		HOLD(&dir->lock);
+		if (dir->attr.mode & S_ISGID) {
+			a->gid = dir->attr.gid;
+			if (S_ISDIR(a->mode))
+				a->mode |= S_ISGID;
+		}
+	}
+	if (n->target)
+		a->target = strdup(n->target);
+	return n->target && !a->target ? -ENOMEM : 0;
+}
+
+/*
+ * The kernel's lock keeps others away from the name, but not a commit of a
+ * segment, which comes by an ioctl: so it is looked for again.
+ */
+static int create_write(struct names *nm, struct inode *dir, struct inode *in,
+			const struct attr *a, const struct names_new *n)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct names_change c = { .count = 0 };
+	int rc;
+
+	if (!b)
+		return -ENOMEM;
+	HOLD(&nm->changing);
+	rc = look_free(nm, dir->ino, a->name);
+	if (rc == 0 && !inode_has_name(dir))
+		rc = -ENOENT;
+	if (rc < 0)
+		return rc;
+	names_put_entry(b, a->parent, a->name, in->ino, a->mode);
+	inode_put_attr(b, in->ino, a);
+	if (S_ISREG(a->mode)) {
+		record_mark(b, key_ino('U', in->ino));
+		meta_add(b, META_FILES, 1);
+		if (n->writer)
+			names_put_writer(b, in->ino, n->writer);
+	}
+	touch(&c, dir, S_ISDIR(a->mode) ? 1 : 0);
+	return names_write(nm, b, &c);
+}
+
+/* It was never there: what prepare() gave it goes. */
+static void unprepare(struct names *nm, struct inode *in)
+{
+	{
+		HOLD(&in->lock);
+		in->attr.nlink = 0;
+	}
+	nm->hooks.unlinked(nm->hooks.arg, in);
+}
+
+/* In a directory that has no such name, as far as that is known. */
+static int create_in(struct names *nm, struct inode *dir, const char *name,
+		     const struct names_new *n, struct inode **ret_inode)
+{
+	struct inode *in = NULL;
+	struct attr a;
+	int rc = new_attr(n, dir, name, &a);
+
+	if (rc == 0)
+		rc = inode_new(nm->inodes, &a, &in);
+	if (rc < 0) {
+		attr_release(&a);
+		return rc;
+	}
+	if (S_ISREG(a.mode))
+		rc = nm->hooks.prepare(nm->hooks.arg, in, n);
+	if (rc == 0) {
+		rc = create_write(nm, dir, in, &a, n);
+		if (rc < 0 && S_ISREG(a.mode))
+			unprepare(nm, in);
+	}
+	if (rc == 0)
+		*ret_inode = in;
+	else
+		inode_put(nm->inodes, in, 1);
+	return rc;
 }
 
 int names_create(struct names *nm, uint64_t parent, const char *name,
 		 const struct names_new *n, struct inode **ret_inode)
 {
-	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	struct inode *in = NULL, *dir = NULL;
-	struct names_change c = { .count = 0 };
-	struct dirent_rec d;
-	struct attr a = { 0 };
-	int rc;
+	struct inode *dir = NULL;
+	int rc = look_free(nm, parent, name);
 
-	if (!b)
-		return -ENOMEM;
-	rc = names_get_entry(nm, parent, name, &d);
-	if (rc != -ENOENT)
-		return rc < 0 ? rc : -EEXIST;
-	rc = kv_room(nm->kv);
-	if (rc < 0)
-		return rc;
-	rc = dir_get(nm, parent, &dir);
-	if (rc < 0)
-		goto out;
-	a.mode = n->mode;
-	a.uid = n->uid;
-	a.gid = n->gid;
-	a.rdev = n->rdev;
-	a.nlink = S_ISDIR(n->mode) ? 2 : 1;
-	a.atime_ns = a.mtime_ns = a.ctime_ns = wall_ns();
-	a.parent = parent;
-	strcpy(a.name, name);
-	{
-		HOLD(&dir->lock);
-		if (dir->attr.mode & S_ISGID) {
-			a.gid = dir->attr.gid;
-			if (S_ISDIR(a.mode))
-				a.mode |= S_ISGID;
-		}
-	}
-	if (n->target) {
-		a.target = strdup(n->target);
-		if (!a.target) {
-			rc = -ENOMEM;
-			goto out;
-		}
-	}
-	rc = inode_new(nm->inodes, &a, &in);
-	if (rc < 0) {
-		attr_release(&a);
-		goto out;
-	}
-	if (S_ISREG(a.mode))
-		rc = nm->hooks.prepare(nm->hooks.arg, in, n);
-	if (rc < 0)
-		goto out;
-	{
-		HOLD(&nm->changing);
-		rc = names_create_check(nm, parent, name, dir);
-		if (rc == 0) {
-			names_put_entry(b, parent, name, in->ino, a.mode);
-			inode_put_attr(b, in->ino, &a);
-			if (S_ISREG(a.mode)) {
-				record_mark(b, key_ino('U', in->ino));
-				meta_add(b, META_FILES, 1);
-				if (n->writer)
-					names_put_writer(b, in->ino, n->writer);
-			}
-			touch(&c, dir, S_ISDIR(a.mode) ? 1 : 0);
-			rc = names_write(nm, b, &c);
-		}
-	}
-	if (rc < 0)
-		goto unprepare;
-	*ret_inode = in;
-	in = NULL;
-	goto out;
-unprepare: /* it was never there: what prepare() gave it goes */
-	if (S_ISREG(a.mode)) {
-		{
-			HOLD(&in->lock);
-			in->attr.nlink = 0;
-		}
-		nm->hooks.unlinked(nm->hooks.arg, in);
-	}
-out:
-	inode_put(nm->inodes, in, 1);
+	if (rc == 0)
+		rc = kv_room(nm->kv);
+	if (rc == 0)
+		rc = dir_get(nm, parent, &dir);
+	if (rc == 0)
+		rc = create_in(nm, dir, name, n, ret_inode);
 	inode_put(nm->inodes, dir, 1);
 	return rc;
 }
@@ -148,17 +162,15 @@ int names_link(struct names *nm, struct inode *in, uint64_t parent,
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct names_change c = { .count = 0 };
 	struct inode *dir = NULL;
-	struct dirent_rec d;
 	struct attr *a;
 	int rc;
 
 	if (!b)
 		return -ENOMEM;
 	HOLD(&nm->changing);
-	rc = names_get_entry(nm, parent, name, &d);
-	if (rc != -ENOENT)
-		return rc < 0 ? rc : -EEXIST;
-	rc = kv_room(nm->kv);
+	rc = look_free(nm, parent, name);
+	if (rc == 0)
+		rc = kv_room(nm->kv);
 	if (rc < 0)
 		return rc;
 	a = names_changed_attr(&c, in);

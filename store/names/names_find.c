@@ -1,4 +1,7 @@
-/* names_find.c - reading directories, without a lock: see names.h. */
+/*
+ * names_find.c - what names there are, without a lock: from a directory down to
+ * its inodes (names.h), and from an inode up to the root (inode.h).
+ */
 #include "store/names/names_private.h"
 
 #include <errno.h>
@@ -8,6 +11,8 @@
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/db/kv.h"
+
+#define PATH_DEPTH_MAX 256
 
 int names_get_entry(struct names *nm, uint64_t parent, const char *name,
 		    struct dirent_rec *ret)
@@ -109,4 +114,63 @@ int names_list(struct names *nm, uint64_t dir, uint64_t cookie, names_fn fn,
 
 	return records_each_from(nm->kv, key_dir(dir),
 				 key_dir_at(dir, cookie + 1), list_one, &l);
+}
+
+/* Parent and name of an inode; false at the root or when it has no name. */
+static bool inode_up(struct inode_table *t, uint64_t ino, uint64_t *ret_parent,
+		     char ret_name[STORE_NAME_MAX + 1])
+{
+	struct inode *in;
+
+	if (ino == ROOT_INO || inode_get(t, ino, &in) < 0)
+		return false;
+	lock_take(&in->lock);
+	*ret_parent = in->attr.parent;
+	memcpy(ret_name, in->attr.name, STORE_NAME_MAX + 1);
+	lock_give(&in->lock);
+	inode_put(t, in, 1);
+	return *ret_parent != 0;
+}
+
+void inode_path(struct inode_table *t, struct inode *in, char *buf, size_t size)
+{
+	char name[STORE_NAME_MAX + 1];
+	uint64_t ino = in->ino, parent;
+	size_t at = size - 1;
+
+	buf[at] = 0;
+	for (int depth = 0; depth < PATH_DEPTH_MAX && ino != ROOT_INO;
+	     depth++) {
+		size_t len;
+
+		if (!inode_up(t, ino, &parent, name)) {
+			(void)snprintf(buf, size, "(inode %llu)",
+				       (unsigned long long)in->ino);
+			return;
+		}
+		len = strlen(name);
+		if (len + 1 > at)
+			break; /* the end of a very long path will do */
+		at -= len;
+		memcpy(buf + at, name, len);
+		buf[--at] = '/';
+		ino = parent;
+	}
+	if (buf[at] == 0)
+		buf[--at] = '/';
+	memmove(buf, buf + at, size - at);
+}
+
+bool inode_is_under(struct inode_table *t, struct inode *in, uint64_t dir)
+{
+	char name[STORE_NAME_MAX + 1];
+	uint64_t ino = in->ino;
+
+	for (int depth = 0; depth < 4 * PATH_DEPTH_MAX; depth++) {
+		if (ino == dir)
+			return true;
+		if (!inode_up(t, ino, &ino, name))
+			return false;
+	}
+	return false;
 }
