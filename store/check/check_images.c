@@ -232,7 +232,7 @@ static int check_leftover(struct check *c, const char *dir, const char *file)
 
 	(void)snprintf(object, sizeof(object), "images/%s/%s", dir, file);
 	if (id != 0 && file[16] != 0)
-		layout_gone_name(id, name);
+		layout_image_file(id, LAYOUT_IMAGE_GONE, name);
 	else if (id != 0)
 		layout_image_name(id, name);
 	if (strcmp(object + strlen("images/"), name) != 0) {

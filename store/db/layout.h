@@ -36,33 +36,24 @@
 #define LAYOUT_RESERVE_FILE "reserve"
 
 #define LAYOUT_UUID_BYTES 37 /* 36 characters and a NUL */
+/* From when it is removed until the last reference is put. */
 #define LAYOUT_IMAGE_GONE ".gone"
 #define LAYOUT_IMAGE_COPY ".copy" /* that is to take its place */
 #define LAYOUT_IMAGE_NAME_BYTES 32
 
-/* "images"-relative name of an image: "XX/NNNNNNNNNNNNNNNN". */
+/* "images"-relative name of an image's file: "XX/NNNNNNNNNNNNNNNN" + suffix. */
+static inline void layout_image_file(uint64_t image, const char *suffix,
+				     char ret[LAYOUT_IMAGE_NAME_BYTES])
+{
+	(void)snprintf(ret, LAYOUT_IMAGE_NAME_BYTES, "%02x/%016llx%s",
+		       (unsigned)(image & 0xff), (unsigned long long)image,
+		       suffix);
+}
+
 static inline void layout_image_name(uint64_t image,
 				     char ret[LAYOUT_IMAGE_NAME_BYTES])
 {
-	(void)snprintf(ret, LAYOUT_IMAGE_NAME_BYTES, "%02x/%016llx",
-		       (unsigned)(image & 0xff), (unsigned long long)image);
-}
-
-/* Its name from when it is removed until the last reference is put. */
-static inline void layout_gone_name(uint64_t image,
-				    char ret[LAYOUT_IMAGE_NAME_BYTES])
-{
-	(void)snprintf(ret, LAYOUT_IMAGE_NAME_BYTES,
-		       "%02x/%016llx" LAYOUT_IMAGE_GONE,
-		       (unsigned)(image & 0xff), (unsigned long long)image);
-}
-
-static inline void layout_copy_name(uint64_t image,
-				    char ret[LAYOUT_IMAGE_NAME_BYTES])
-{
-	(void)snprintf(ret, LAYOUT_IMAGE_NAME_BYTES,
-		       "%02x/%016llx" LAYOUT_IMAGE_COPY,
-		       (unsigned)(image & 0xff), (unsigned long long)image);
+	layout_image_file(image, "", ret);
 }
 
 /*

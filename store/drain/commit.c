@@ -28,7 +28,7 @@ static unsigned take_ops_locked(struct committer *c, struct commit_op **ops)
 
 static void run_ops(struct drain *d, struct commit_op **ops, unsigned n)
 {
-	HOLD(reclaim_turn(d->reclaim));
+	HOLD(reclaim_deciding(d->reclaim));
 	if (n > 1)
 		commit_ops_delete(d, ops, n);
 	else

@@ -496,7 +496,7 @@ bool commit_jobs(struct drain *d)
 	first.j = drain_take(d, &first.older);
 	if (!first.j)
 		return false;
-	HOLD(reclaim_turn(d->reclaim));
+	HOLD(reclaim_deciding(d->reclaim));
 	commit_group(d, &first);
 	return true;
 }

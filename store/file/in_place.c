@@ -123,7 +123,7 @@ int file_take_image(struct store *st, struct inode *in)
 	CHECK(s->kind == STAGE_DISK);
 	rc = image_copy_make(&st->images, from);
 	if (rc == 0) {
-		HOLD(reclaim_turn(st->reclaim));
+		HOLD(reclaim_deciding(st->reclaim));
 		rc = image_copy_swap(&st->images, from, s->image);
 	}
 	if (rc < 0) {

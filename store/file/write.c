@@ -280,7 +280,7 @@ int file_cut_begun(struct store *st, struct inode *in, uint64_t size)
 			in->file->open_since_ns = OPEN_REPLACES;
 	}
 	drain_disturb(st->drain, in, true);
-	stage_reserve(&st->stages, s, size);
+	stage_allocate(&st->stages, s, size);
 	rc = cut_stage(st, s, size);
 	drain_changed(st->drain, in); /* one that began after we looked */
 	stage_put(&st->stages, s);

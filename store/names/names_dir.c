@@ -301,40 +301,42 @@ int names_rmdir(struct names *nm, uint64_t parent, const char *name,
 	return remove_name(nm, parent, name, true, ret_inode);
 }
 
-/* Into b: what was (parent, name) of `in` is (new_parent, new_name) now. */
+/* Into b: what was `name` of `in` in `from` is new_name in `to` now. */
 static void move_name(struct kv_batch *b, struct names_change *c,
-		      struct inode *in, uint64_t parent, const char *name,
-		      uint64_t new_parent, const char *new_name)
+		      struct inode *in, const struct inode *from,
+		      const char *name, const struct inode *to,
+		      const char *new_name)
 {
 	struct attr *a = names_changed_attr(c, in);
 
-	if (a->parent == parent && strcmp(a->name, name) == 0) {
-		a->parent = new_parent;
+	if (a->parent == from->ino && strcmp(a->name, name) == 0) {
+		a->parent = to->ino;
 		strcpy(a->name, new_name);
 	} else {
-		record_delete(b, key_link(in->ino, parent, name));
-		record_mark(b, key_link(in->ino, new_parent, new_name));
+		record_delete(b, key_link(in->ino, from->ino, name));
+		record_mark(b, key_link(in->ino, to->ino, new_name));
 	}
 	a->ctime_ns = wall_ns();
-	names_put_entry(b, new_parent, new_name, in->ino, a->mode);
+	names_put_entry(b, to->ino, new_name, in->ino, a->mode);
 }
 
 struct rename_state {
 	struct inode *in, *old; /* references; old: what is replaced, or NULL */
 	struct inode *from, *to; /* references: the directories */
+	const char *name, *new_name;
+	unsigned flags;
 };
 
-static int rename_check(struct names *nm, struct rename_state *r,
-			unsigned flags)
+static int rename_check(struct names *nm, const struct rename_state *r)
 {
 	bool dir = S_ISDIR(inode_attr(r->in).mode);
 	bool old_dir;
 
 	if (!r->old)
-		return (flags & RENAME_EXCHANGE) ? -ENOENT : 0;
-	if (flags & RENAME_NOREPLACE)
+		return (r->flags & RENAME_EXCHANGE) ? -ENOENT : 0;
+	if (r->flags & RENAME_NOREPLACE)
 		return -EEXIST;
-	if (flags & RENAME_EXCHANGE)
+	if (r->flags & RENAME_EXCHANGE)
 		return 0;
 	old_dir = S_ISDIR(inode_attr(r->old).mode);
 	if (dir && !old_dir)
@@ -344,39 +346,28 @@ static int rename_check(struct names *nm, struct rename_state *r,
 	return old_dir ? dir_is_empty(nm, r->old->ino) : 0;
 }
 
-static int rename_write(struct names *nm, struct rename_state *r,
-			uint64_t parent, const char *name, uint64_t new_parent,
-			const char *new_name, unsigned flags)
+static int rename_write(struct names *nm, const struct rename_state *r)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct names_change c = { .count = 0 };
-	bool dir = S_ISDIR(inode_attr(r->in).mode);
-	int to_delta = dir ? 1 : 0;
-	int from_delta = dir ? -1 : 0;
-	int rc;
+	bool exchange = (r->flags & RENAME_EXCHANGE) != 0;
+	int dirs = S_ISDIR(inode_attr(r->in).mode);
+	int old_dirs = r->old && S_ISDIR(inode_attr(r->old).mode);
+	int rc = 0;
 
 	if (!b)
 		return -ENOMEM;
-	if (flags & RENAME_EXCHANGE) {
-		if (S_ISDIR(inode_attr(r->old).mode)) {
-			to_delta--;
-			from_delta++;
-		}
-		move_name(b, &c, r->in, parent, name, new_parent, new_name);
-		move_name(b, &c, r->old, new_parent, new_name, parent, name);
-	} else {
-		if (r->old) {
-			rc = drop_name(nm, b, &c, r->old, new_parent, new_name);
-			if (rc < 0)
-				return rc;
-			if (S_ISDIR(inode_attr(r->old).mode))
-				to_delta--;
-		}
-		delete_entry(b, parent, name);
-		move_name(b, &c, r->in, parent, name, new_parent, new_name);
-	}
-	touch(&c, r->from, from_delta);
-	touch(&c, r->to, to_delta);
+	if (r->old && !exchange)
+		rc = drop_name(nm, b, &c, r->old, r->to->ino, r->new_name);
+	if (rc < 0)
+		return rc;
+	if (!exchange)
+		delete_entry(b, r->from->ino, r->name);
+	move_name(b, &c, r->in, r->from, r->name, r->to, r->new_name);
+	if (exchange)
+		move_name(b, &c, r->old, r->to, r->new_name, r->from, r->name);
+	touch(&c, r->from, (exchange ? old_dirs : 0) - dirs);
+	touch(&c, r->to, dirs - old_dirs);
 	return names_write(nm, b, &c);
 }
 
@@ -384,7 +375,9 @@ int names_rename(struct names *nm, uint64_t parent, const char *name,
 		 uint64_t new_parent, const char *new_name, unsigned flags,
 		 struct inode **ret_replaced)
 {
-	struct rename_state r = { 0 };
+	struct rename_state r = { .name = name,
+				  .new_name = new_name,
+				  .flags = flags };
 	int rc;
 
 	*ret_replaced = NULL;
@@ -398,19 +391,13 @@ int names_rename(struct names *nm, uint64_t parent, const char *name,
 		rc = dir_get(nm, parent, &r.from);
 	if (rc == 0)
 		rc = dir_get(nm, new_parent, &r.to);
-	if (rc < 0)
-		goto out;
-	if (r.in == r.old) /* two names of one file: nothing to do */
-		goto out;
-	rc = rename_check(nm, &r, flags);
-	if (rc == 0)
-		rc = rename_write(nm, &r, parent, name, new_parent, new_name,
-				  flags);
-	if (rc == 0 && r.old && !(flags & RENAME_EXCHANGE)) {
-		*ret_replaced = r.old;
-		r.old = NULL;
+	if (rc == 0 && r.in != r.old) { /* two names of one file stay */
+		rc = rename_check(nm, &r);
+		if (rc == 0)
+			rc = rename_write(nm, &r);
+		if (rc == 0 && !(flags & RENAME_EXCHANGE))
+			*ret_replaced = TAKE(r.old);
 	}
-out:
 	inode_put(nm->inodes, r.in, 1);
 	inode_put(nm->inodes, r.old, 1);
 	inode_put(nm->inodes, r.from, 1);

@@ -13,15 +13,17 @@
 struct ahead {
 	struct images *images;
 	uint64_t page_bytes;
-	struct thread threads[AHEAD_THREADS];
 	unsigned thread_count;
+	struct ahead_thread {
+		struct ahead *ahead;
+		struct thread thread;
+		struct ahead_block at; /* image NULL: idle; lock */
+	} threads[AHEAD_THREADS];
 
 	struct lock lock; /* guards everything below */
 	struct cond added, settled;
 	struct ahead_queue queue;
-	/* What the threads are at; image NULL: idle. */
-	struct ahead_block current[AHEAD_THREADS];
-	unsigned started, working;
+	unsigned working;
 	bool stopping;
 };
 
@@ -76,12 +78,6 @@ bool ahead_follow(struct ahead_streams *streams, uint64_t off, uint64_t len,
 
 /* --- the threads ------------------------------------------------------- */
 
-static unsigned thread_begin(struct ahead *a)
-{
-	HOLD(&a->lock);
-	return a->started++;
-}
-
 /* *at is done, and becomes the next; false: there is none any more. */
 static bool block_next(struct ahead *a, struct ahead_block *at)
 {
@@ -115,8 +111,9 @@ static void block_drop(struct ahead *a, struct image *i)
 
 static void *run(void *arg)
 {
-	struct ahead *a = arg;
-	struct ahead_block *at = &a->current[thread_begin(a)];
+	struct ahead_thread *t = arg;
+	struct ahead_block *at = &t->at;
+	struct ahead *a = t->ahead;
 
 	while (block_next(a, at)) {
 		struct image *image = at->image;
@@ -146,7 +143,10 @@ int ahead_start(struct images *images, struct ahead **ret_ahead)
 	cond_init(&a->added);
 	cond_init(&a->settled);
 	while (rc == 0 && a->thread_count < AHEAD_THREADS) {
-		rc = thread_create(&a->threads[a->thread_count], run, a);
+		struct ahead_thread *t = &a->threads[a->thread_count];
+
+		t->ahead = a;
+		rc = thread_create(&t->thread, run, t);
 		a->thread_count += rc == 0;
 	}
 	if (rc < 0) {
@@ -169,7 +169,7 @@ void ahead_stop(struct ahead *a)
 		cond_broadcast(&a->added);
 	}
 	for (unsigned i = 0; i < a->thread_count; i++)
-		thread_join(&a->threads[i]);
+		thread_join(&a->threads[i].thread);
 	while (ahead_queue_take(&a->queue, &dropped))
 		block_drop(a, dropped.image);
 	cond_destroy(&a->added);
@@ -189,7 +189,7 @@ static struct image *block_add(struct ahead *a, const struct ahead_block *b,
 
 	HOLD(&a->lock);
 	for (unsigned i = 0; i < AHEAD_THREADS; i++)
-		if (ahead_block_is(&a->current[i], b))
+		if (ahead_block_is(&a->threads[i].at, b))
 			return b->image;
 	if (ahead_queue_add(&a->queue, b, own, &left))
 		cond_signal(&a->added);

@@ -76,19 +76,17 @@ int images_init(struct images *im, int store_dirfd, struct kv *kv)
 		rc = read_number(kv, META_UNFINISHED, &im->unfinished_from);
 	if (rc == 0)
 		rc = image_scan(im, true, image_note_used, im);
-	if (rc < 0) {
-		close(im->dirfd);
-		im->kv = NULL;
-		return rc;
-	}
-	im->next_id_at_start = im->next_id_reserved = im->next_id;
+	im->next_id_at_start = im->next_id_recorded = im->next_id;
 	im->free_of_old_end =
 		im->next_id < OLD_NUMBERS_MAX ? im->next_id : OLD_NUMBERS_MAX;
 	im->free_of_old = calloc(im->free_of_old_end / 8 + 1, 1);
-	if (!im->free_of_old) {
+	if (rc == 0 && !im->free_of_old)
+		rc = -ENOMEM;
+	if (rc < 0) {
+		free(im->free_of_old);
 		close(im->dirfd);
 		im->kv = NULL;
-		return -ENOMEM;
+		return rc;
 	}
 	/* The last daemon may have been killed before it synced them. */
 	for (unsigned x = 0; x < 256; x++)
@@ -170,7 +168,7 @@ static int image_next_id(struct images *im, uint64_t *ret_id)
 	int rc;
 
 	HOLD(&im->numbering);
-	if (im->next_id >= im->next_id_reserved) {
+	if (im->next_id >= im->next_id_recorded) {
 		/*
 		 * Durable before any number of it is used: a file of which a
 		 * power cut leaves the name alone is known to be nothing. It
@@ -180,7 +178,7 @@ static int image_next_id(struct images *im, uint64_t *ret_id)
 				    im->next_id + IMAGE_ID_STEP);
 		if (rc < 0)
 			return rc;
-		im->next_id_reserved = im->next_id + IMAGE_ID_STEP;
+		im->next_id_recorded = im->next_id + IMAGE_ID_STEP;
 	}
 	*ret_id = im->next_id++;
 	return 0;
@@ -214,6 +212,15 @@ static struct image *image_take_locked(struct images *im, struct image *i)
 	return i;
 }
 
+static void image_insert_locked(struct images *im, struct image *i)
+{
+	struct image **first = &im->bucket[i->id % IMAGE_BUCKETS];
+
+	i->next = *first;
+	*first = i;
+}
+
+/* One without references leaves the table. */
 static void image_unlink_locked(struct images *im, struct image *i)
 {
 	struct image **at = &im->bucket[i->id % IMAGE_BUCKETS];
@@ -221,6 +228,7 @@ static void image_unlink_locked(struct images *im, struct image *i)
 	while (*at != i)
 		at = &(*at)->next;
 	*at = i->next;
+	im->idle--;
 }
 
 /* A spare image with one reference, or NULL. */
@@ -313,8 +321,7 @@ int image_create(struct images *im, struct image **ret_image)
 	(void)close(fd);
 	HOLD(&im->lock);
 	i->building = true;
-	i->next = im->bucket[id % IMAGE_BUCKETS];
-	im->bucket[id % IMAGE_BUCKETS] = i;
+	image_insert_locked(im, i);
 	*ret_image = i;
 	return 0;
 }
@@ -352,8 +359,7 @@ int image_get(struct images *im, uint64_t id, struct image **ret_image)
 		HOLD(&im->lock);
 		other = image_find_locked(im, id);
 		if (!other) {
-			mine->next = im->bucket[id % IMAGE_BUCKETS];
-			im->bucket[id % IMAGE_BUCKETS] = mine;
+			image_insert_locked(im, mine);
 			*ret_image = mine;
 			return 0;
 		}
@@ -404,15 +410,13 @@ void image_put(struct images *im, struct image *i)
 			gone = i->map && i->opened_by == 0
 				       ? i
 				       : image_oldest_idle_locked(im);
-		if (gone) {
-			im->idle--;
+		if (gone)
 			image_unlink_locked(im, gone);
-		}
 	}
 	if (!gone)
 		return;
 	if (gone->gone) {
-		layout_gone_name(gone->id, name);
+		layout_image_file(gone->id, LAYOUT_IMAGE_GONE, name);
 		(void)unlinkat(im->dirfd, name, 0);
 	}
 	image_free(gone);
@@ -431,7 +435,7 @@ int image_remove(struct images *im, struct image *i)
 		shared = i->refs > 1;
 		i->gone = i->gone || shared;
 	}
-	layout_gone_name(i->id, gone);
+	layout_image_file(i->id, LAYOUT_IMAGE_GONE, gone);
 	if (shared)
 		rc = renameat(im->dirfd, name, im->dirfd, gone);
 	else
@@ -461,11 +465,10 @@ void image_clear_clean(struct images *im, uint64_t id, struct stage *s)
 
 		if (i && i->clean == s) {
 			i->clean = NULL;
-			if (i->refs == 0 && im->idle > IMAGE_IDLE_MAX) {
-				im->idle--;
-				image_unlink_locked(im, i);
+			if (i->refs == 0 && im->idle > IMAGE_IDLE_MAX)
 				gone = i;
-			}
+			if (gone)
+				image_unlink_locked(im, gone);
 		}
 	}
 	if (gone)

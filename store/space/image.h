@@ -80,9 +80,9 @@ struct images {
 	unsigned spare_count;
 	uint64_t tick;
 	struct cond unused; /* a mapping that is to go is, or has gone */
-	/* Held while a number is taken, and while the next are reserved. */
+	/* Held while a number is taken, and while the next are recorded. */
 	struct lock numbering;
-	uint64_t next_id, next_id_reserved; /* numbering */
+	uint64_t next_id, next_id_recorded; /* numbering */
 	uint64_t next_id_at_start; /* immutable */
 	/*
 	 * What the last daemon had begun and not finished is among these, and

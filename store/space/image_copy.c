@@ -19,6 +19,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include "store/base/copy.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/db/layout.h"
@@ -28,12 +29,21 @@
 #define XATTR_NAMES_BYTES 4096u
 #define XATTR_BYTES_MAX 65536u
 
-/* [at, end), which holds data, from the mapping; both are block bounds. */
-static int copy_data(int to, const uint8_t *map, uint64_t at, uint64_t end)
+struct copying {
+	int to;
+	const uint8_t *map; /* of the old file */
+};
+
+/* [at, end), and what shares its blocks. */
+static int copy_range(void *arg, uint64_t at, uint64_t end)
 {
+	const struct copying *c = arg;
+
+	at &= ~(BLOCK - 1);
+	end = (end + BLOCK - 1) & ~(BLOCK - 1);
 	while (at < end) {
 		uint64_t n = end - at < PIECE_BYTES ? end - at : PIECE_BYTES;
-		int rc = io_write_full(to, map + at, (size_t)n, at);
+		int rc = io_write_full(c->to, c->map + at, (size_t)n, at);
 
 		if (rc < 0) /* what could not be read is an EIO all the same */
 			return rc == -EFAULT ? -EIO : rc;
@@ -42,33 +52,10 @@ static int copy_data(int to, const uint8_t *map, uint64_t at, uint64_t end)
 	return 0;
 }
 
-static int copy_ranges(int from, int to, const uint8_t *map, uint64_t size)
-{
-	uint64_t at = 0;
-
-	while (at < size) {
-		off_t data = lseek(from, (off_t)at, SEEK_DATA), hole;
-		int rc;
-
-		if (data < 0 && errno == ENXIO)
-			return 0; /* no more of it */
-		if (data < 0)
-			return -errno;
-		hole = lseek(from, data, SEEK_HOLE);
-		if (hole < 0)
-			return -errno;
-		rc = copy_data(to, map, (uint64_t)data & ~(BLOCK - 1),
-			       ((uint64_t)hole + BLOCK - 1) & ~(BLOCK - 1));
-		if (rc < 0)
-			return rc;
-		at = (uint64_t)hole;
-	}
-	return 0;
-}
-
 static int copy_bytes(int from, int to, uint64_t size)
 {
-	uint8_t *map;
+	struct copying c = { .to = to };
+	void *map;
 	int rc;
 
 	if (ioctl(to, FICLONE, from) == 0 || size == 0)
@@ -76,7 +63,8 @@ static int copy_bytes(int from, int to, uint64_t size)
 	map = mmap(NULL, (size_t)size, PROT_READ, MAP_SHARED, from, 0);
 	if (map == MAP_FAILED)
 		return -errno;
-	rc = copy_ranges(from, to, map, size);
+	c.map = map;
+	rc = copy_each_data(from, size, copy_range, &c);
 	(void)munmap(map, (size_t)size);
 	if (rc == 0 && ftruncate(to, (off_t)size) < 0)
 		rc = -errno;
@@ -105,6 +93,7 @@ static int copy_xattrs(int from, int to)
 
 static int make_copy(struct images *im, struct image *from, const char *name)
 {
+	const int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
 	SCOPED(scope_close) int in = image_open_fd(im, from, O_RDONLY);
 	SCOPED(scope_close) int out = -1;
 	struct stat sb;
@@ -113,19 +102,15 @@ static int make_copy(struct images *im, struct image *from, const char *name)
 	if (in < 0)
 		return in;
 	(void)unlinkat(im->dirfd, name, 0);
-	out = openat(im->dirfd, name,
-		     O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_DIRECT, 0600);
+	out = openat(im->dirfd, name, flags | O_DIRECT, 0600);
 	if (out < 0 && errno == EINVAL) /* a file system without O_DIRECT */
-		out = openat(im->dirfd, name,
-			     O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+		out = openat(im->dirfd, name, flags, 0600);
 	if (out < 0 || fstat(in, &sb) < 0)
 		return -errno;
 	rc = copy_bytes(in, out, (uint64_t)sb.st_size);
 	if (rc == 0)
 		rc = copy_xattrs(in, out);
-	if (rc == 0 && fsync(out) < 0)
-		rc = -errno;
-	return rc;
+	return rc == 0 && fsync(out) < 0 ? -errno : rc;
 }
 
 int image_copy_make(struct images *im, struct image *from)
@@ -133,7 +118,7 @@ int image_copy_make(struct images *im, struct image *from)
 	char copy[LAYOUT_IMAGE_NAME_BYTES];
 	int rc;
 
-	layout_copy_name(from->id, copy);
+	layout_image_file(from->id, LAYOUT_IMAGE_COPY, copy);
 	rc = make_copy(im, from, copy);
 	if (rc < 0)
 		(void)unlinkat(im->dirfd, copy, 0);
@@ -162,18 +147,15 @@ int image_copy_swap(struct images *im, struct image *from, struct image *to)
 		HOLD(&im->lock);
 		removed = from->dead;
 	}
-	layout_copy_name(from->id, copy);
-	if (removed)
-		layout_gone_name(from->id, old);
-	else
-		layout_image_name(from->id, old);
-	rc = to ? link_to(im, old, to) : 0;
+	layout_image_file(from->id, LAYOUT_IMAGE_COPY, copy);
+	layout_image_file(from->id, removed ? LAYOUT_IMAGE_GONE : "", old);
+	rc = link_to(im, old, to);
 	if (rc == 0 && !removed &&
 	    renameat(im->dirfd, copy, im->dirfd, old) < 0)
 		rc = -errno;
 	if (rc == 0 && !removed)
 		rc = image_sync_name(im, from->id);
-	if (rc < 0 && to) {
+	if (rc < 0) {
 		/* Two names of one inode: emptying one would empty both. */
 		layout_image_name(to->id, old);
 		(void)unlinkat(im->dirfd, old, 0);

@@ -22,12 +22,11 @@
  */
 int image_copy_make(struct images *im, struct image *from);
 /*
- * The copy is `from` from now on, durably. With `to`, which must be new and
- * empty, the old inode is that image; without, it has no name. One that was
- * removed meanwhile needs no copy, and only gets its new name. On failure
- * `from` is what it was, and `to` has no file. The caller holds
- * reclaim_turn(), so that nobody removes or punches it meanwhile, and calls
- * image_unmap() before the old inode changes.
+ * The copy is `from` from now on, durably, and the old inode is `to`, which
+ * must be new and empty. One that was removed meanwhile needs no copy, and only
+ * gets its new name. On failure `from` has the bytes that it had, and `to` has
+ * no file. The caller holds reclaim_deciding(), so that nobody removes or
+ * punches it meanwhile, and calls image_unmap() before the old inode changes.
  */
 int image_copy_swap(struct images *im, struct image *from, struct image *to);
 

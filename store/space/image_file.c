@@ -6,7 +6,6 @@
  */
 #include "store/space/image.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -15,8 +14,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "store/base/dir.h"
 #include "store/base/lease.h"
+#include "store/base/scope.h"
 #include "store/db/layout.h"
+
+struct scan {
+	int (*fn)(void *arg, uint64_t id);
+	void *arg;
+	bool at_start;
+};
 
 /*
  * At the start nobody has what the last daemon removed while somebody had it:
@@ -29,45 +36,32 @@ static bool is_gone_name(const char *name)
 		strcmp(name + 16, LAYOUT_IMAGE_COPY) == 0);
 }
 
-static int image_scan_dir(struct images *im, const char *name, bool at_start,
-			  int (*fn)(void *arg, uint64_t id), void *arg)
+static int scan_one(void *arg, int fd, const char *name)
 {
-	int fd = openat(im->dirfd, name,
-			O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-	struct dirent *d;
-	int rc = 0;
-	DIR *dir;
+	const struct scan *s = arg;
+	char *end;
+	uint64_t id = strtoull(name, &end, 16);
 
-	if (fd < 0)
-		return errno == ENOENT ? 0 : -errno;
-	dir = fdopendir(fd);
-	if (!dir) {
-		close(fd);
-		return -ENOMEM;
-	}
-	while (rc == 0 && (d = readdir(dir)) != NULL) {
-		char *end;
-		uint64_t id = strtoull(d->d_name, &end, 16);
-
-		if (*end == 0 && end - d->d_name == 16)
-			rc = fn(arg, id);
-		else if (at_start && is_gone_name(d->d_name))
-			(void)unlinkat(fd, d->d_name, 0);
-	}
-	closedir(dir);
-	return rc;
+	if (*end == 0 && end - name == 16)
+		return s->fn(s->arg, id);
+	if (s->at_start && is_gone_name(name))
+		(void)unlinkat(fd, name, 0);
+	return 0;
 }
 
 int image_scan(struct images *im, bool at_start,
 	       int (*fn)(void *arg, uint64_t id), void *arg)
 {
+	struct scan s = { fn, arg, at_start };
 	int rc = 0;
 
 	for (unsigned x = 0; x < 256 && rc == 0; x++) {
 		char dir[3];
 
 		(void)snprintf(dir, sizeof(dir), "%02x", x);
-		rc = image_scan_dir(im, dir, at_start, fn, arg);
+		rc = dir_each(im->dirfd, dir, scan_one, &s);
+		if (rc == -ENOENT)
+			rc = 0;
 	}
 	return rc;
 }
@@ -82,7 +76,7 @@ static int open_by_name(const struct images *im, uint64_t id, int flags)
 	layout_image_name(id, name);
 	fd = openat(im->dirfd, name, flags);
 	if (fd < 0 && errno == ENOENT) {
-		layout_gone_name(id, name);
+		layout_image_file(id, LAYOUT_IMAGE_GONE, name);
 		fd = openat(im->dirfd, name, flags);
 	}
 	return fd < 0 ? -errno : fd;
@@ -104,7 +98,7 @@ int image_stat(struct images *im, const struct image *i, struct stat *ret)
 	layout_image_name(i->id, name);
 	if (fstatat(im->dirfd, name, ret, AT_SYMLINK_NOFOLLOW) == 0)
 		return 0;
-	layout_gone_name(i->id, name);
+	layout_image_file(i->id, LAYOUT_IMAGE_GONE, name);
 	if (errno == ENOENT &&
 	    fstatat(im->dirfd, name, ret, AT_SYMLINK_NOFOLLOW) == 0)
 		return 0;
@@ -120,25 +114,19 @@ int image_ask(struct images *im, const struct image *i, enum lease what)
 	rc = lease_ask(im->dirfd, name, what);
 	if (rc != -ENOENT)
 		return rc;
-	layout_gone_name(i->id, name);
+	layout_image_file(i->id, LAYOUT_IMAGE_GONE, name);
 	return lease_ask(im->dirfd, name, what);
 }
 
 int image_sync_name(struct images *im, uint64_t id)
 {
+	SCOPED(scope_close) int fd = -1;
 	char dir[3];
-	int rc = 0;
-	int fd;
 
 	(void)snprintf(dir, sizeof(dir), "%02x", (unsigned)(id & 0xff));
 	fd = openat(im->dirfd, dir,
 		    O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-	if (fd < 0)
-		return -errno;
-	if (fsync(fd) < 0)
-		rc = -errno;
-	close(fd);
-	return rc;
+	return fd < 0 || fsync(fd) < 0 ? -errno : 0;
 }
 
 int image_sync_removed(struct images *im)

@@ -93,18 +93,24 @@ void image_map_end(struct images *im, struct image *i)
 		cond_broadcast(&im->unused);
 }
 
+/* False: there was none. */
+static bool unmap_locked(struct image *i)
+{
+	uint8_t *map = TAKE(i->map);
+
+	if (map)
+		(void)munmap(map, i->map_len);
+	return map != NULL;
+}
+
 void image_unmap(struct images *im, struct image *i)
 {
-	uint8_t *map;
-
 	HOLD(&im->lock);
 	CHECK(!i->unmapping);
 	i->unmapping = true;
 	while (i->map_users > 0)
 		cond_wait(&im->unused, &im->lock);
-	map = TAKE(i->map);
-	if (map)
-		(void)munmap(map, i->map_len);
+	(void)unmap_locked(i);
 	i->unmapped++;
 	i->unmapping = false;
 	cond_broadcast(&im->unused);
@@ -112,13 +118,6 @@ void image_unmap(struct images *im, struct image *i)
 
 bool image_unmap_idle(struct images *im, struct image *i)
 {
-	uint8_t *map;
-
 	HOLD(&im->lock);
-	if (i->unmapping || i->map_users > 0)
-		return false;
-	map = TAKE(i->map);
-	if (map)
-		(void)munmap(map, i->map_len);
-	return map != NULL;
+	return !i->unmapping && i->map_users == 0 && unmap_locked(i);
 }

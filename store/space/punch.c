@@ -7,8 +7,11 @@
 #include "store/space/punch.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
+#include "store/base/scope.h"
 #include "store/base/vec.h"
 #include "store/db/kv.h"
 #include "store/db/records.h"
@@ -165,4 +168,28 @@ int punch_plan_range(struct kv *kv, const struct punch_waiting *w,
 		return rc;
 	p->empty = !any && !punch_waits(w, p->image->id, 0, UINT64_MAX);
 	return 0;
+}
+
+static int punch(int fd, const struct punch_hole *h, uint64_t *freed)
+{
+	struct stat before, after;
+
+	if (fstat(fd, &before) < 0)
+		return -errno;
+	if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+		      (off_t)h->from, (off_t)(h->to - h->from)) < 0)
+		return errno == EOPNOTSUPP ? 0 : -errno;
+	if (fstat(fd, &after) == 0 && after.st_blocks < before.st_blocks)
+		*freed += (uint64_t)(before.st_blocks - after.st_blocks) * 512;
+	return 0;
+}
+
+int punch_holes(struct images *im, const struct punch_plan *p, uint64_t *freed)
+{
+	SCOPED(scope_close) int fd = image_open_fd(im, p->image, O_RDWR);
+	int rc = fd < 0 ? fd : 0;
+
+	for (size_t i = 0; rc == 0 && i < p->count; i++)
+		rc = punch(fd, &p->holes[i], freed);
+	return rc;
 }

@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 struct image;
+struct images;
 struct kv;
 
 /* The ranges that wait, sorted by image and offset. Empty when all zero. */
@@ -50,5 +51,7 @@ struct punch_plan {
 /* Into p, whose image is set: the gaps in [offset, offset + len). */
 int punch_plan_range(struct kv *kv, const struct punch_waiting *w,
 		     struct punch_plan *p, uint64_t offset, uint64_t len);
+/* Give them back; *freed grows by the bytes of the disk that became free. */
+int punch_holes(struct images *im, const struct punch_plan *p, uint64_t *freed);
 
 #endif

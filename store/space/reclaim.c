@@ -2,7 +2,6 @@
 #include "store/space/reclaim.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,14 +31,14 @@ struct reclaim {
 	struct images *images;
 	struct thread thread;
 	bool started;
-	struct lock deciding; /* see reclaim_turn() */
+	struct lock deciding; /* see reclaim_deciding() */
 	struct lock lock; /* guards everything below */
 	struct cond work, idle;
 	struct ranges ranges;
 	struct ranges refused; /* what found the disk full */
 	struct ranges left; /* somebody has the image: see image_is_left() */
 	int64_t left_due_ns; /* when they are asked again */
-	struct reclaim_ticket *oldest, *newest;
+	TAILQ_HEAD(, reclaim_ticket) tickets; /* oldest first */
 	uint64_t next_ticket;
 	uint64_t added, taken; /* how often ranges were */
 	uint64_t freed_bytes;
@@ -60,6 +59,7 @@ int reclaim_new(struct kv *kv, struct images *images,
 	TAILQ_INIT(&r->ranges);
 	TAILQ_INIT(&r->refused);
 	TAILQ_INIT(&r->left);
+	TAILQ_INIT(&r->tickets);
 	r->next_ticket = 1;
 	r->kv = kv;
 	r->images = images;
@@ -71,17 +71,13 @@ void reclaim_enter(struct reclaim *r, struct reclaim_ticket *t)
 {
 	HOLD(&r->lock);
 	t->number = r->next_ticket++;
-	t->next = NULL;
-	t->prev = r->newest;
-	*(r->newest ? &r->newest->next : &r->oldest) = t;
-	r->newest = t;
+	TAILQ_INSERT_TAIL(&r->tickets, t, next);
 }
 
 void reclaim_leave(struct reclaim *r, struct reclaim_ticket *t)
 {
 	HOLD(&r->lock);
-	*(t->prev ? &t->prev->next : &r->oldest) = t->next;
-	*(t->next ? &t->next->prev : &r->newest) = t->prev;
+	TAILQ_REMOVE(&r->tickets, t, next);
 	if (!TAILQ_EMPTY(&r->ranges))
 		cond_signal(&r->work);
 }
@@ -119,16 +115,18 @@ void reclaim_retry(struct reclaim *r)
 		cond_signal(&r->work);
 }
 
-struct lock *reclaim_turn(struct reclaim *r)
+struct lock *reclaim_deciding(struct reclaim *r)
 {
 	return &r->deciding;
 }
 
 /* A part of what was taken: decided at once. */
 struct group {
-	struct range *range[RECLAIM_GROUP_MAX];
-	struct punch_plan plan[RECLAIM_GROUP_MAX];
-	int result[RECLAIM_GROUP_MAX];
+	struct decision {
+		struct range *range;
+		struct punch_plan plan;
+		int rc;
+	} at[RECLAIM_GROUP_MAX];
 	unsigned count;
 	/* What waits, from one group to the next, and when that was looked at.
 	 */
@@ -157,34 +155,6 @@ static int waiting_update(struct reclaim *r, struct group *g)
 	g->added = r->added;
 	g->taken = r->taken;
 	return 0;
-}
-
-static int punch(struct reclaim *r, int fd, const struct punch_hole *h)
-{
-	struct stat before, after;
-
-	if (fstat(fd, &before) < 0)
-		return -errno;
-	if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-		      (off_t)h->from, (off_t)(h->to - h->from)) < 0)
-		return errno == EOPNOTSUPP ? 0 : -errno;
-	if (fstat(fd, &after) == 0 && after.st_blocks < before.st_blocks) {
-		HOLD(&r->lock);
-		r->freed_bytes +=
-			(uint64_t)(before.st_blocks - after.st_blocks) * 512;
-	}
-	return 0;
-}
-
-static int punch_holes(struct reclaim *r, const struct punch_plan *p)
-{
-	SCOPED(scope_close)
-	int fd = image_open_fd(r->images, p->image, O_RDWR);
-	int rc = fd < 0 ? fd : 0;
-
-	for (size_t i = 0; rc == 0 && i < p->count; i++)
-		rc = punch(r, fd, &p->holes[i]);
-	return rc;
 }
 
 /* The image's last chunk went: its record first, durably, then the file. */
@@ -277,6 +247,7 @@ static int reclaim_plan(struct reclaim *r, const struct range *one,
 
 static int reclaim_one(struct reclaim *r, const struct punch_plan *p)
 {
+	uint64_t freed = 0;
 	bool dead = false;
 	int rc = 0;
 
@@ -286,18 +257,28 @@ static int reclaim_one(struct reclaim *r, const struct punch_plan *p)
 		dead = p->image->dead;
 	}
 	if (p->count > 0 && !p->empty)
-		rc = image_is_left(r->images, p->image) ? -EBUSY
-							: punch_holes(r, p);
+		rc = image_is_left(r->images, p->image)
+			     ? -EBUSY
+			     : punch_holes(r->images, p, &freed);
 	if (rc == 0 && p->empty && !dead) {
-		uint64_t bytes = image_bytes(r, p->image);
-
+		freed = image_bytes(r, p->image);
 		rc = remove_image(r, p->image);
-		if (rc == 0) {
-			HOLD(&r->lock);
-			r->freed_bytes += bytes;
-		}
+		if (rc < 0)
+			freed = 0;
+	}
+	if (freed > 0) {
+		HOLD(&r->lock);
+		r->freed_bytes += freed;
 	}
 	return rc;
+}
+
+static bool nobody_knows_locked(const struct reclaim *r,
+				const struct range *one)
+{
+	const struct reclaim_ticket *oldest = TAILQ_FIRST(&r->tickets);
+
+	return !oldest || oldest->number >= one->epoch;
 }
 
 /* All ranges that nobody can know of any more, into `out`. */
@@ -307,7 +288,7 @@ static void reclaim_take_locked(struct reclaim *r, struct ranges *out)
 
 	r->taken++;
 	while ((one = TAILQ_FIRST(&r->ranges)) != NULL &&
-	       !(r->oldest && r->oldest->number < one->epoch)) {
+	       nobody_knows_locked(r, one)) {
 		TAILQ_REMOVE(&r->ranges, one, next);
 		TAILQ_INSERT_TAIL(out, one, next);
 	}
@@ -318,16 +299,19 @@ static void reclaim_take_locked(struct reclaim *r, struct ranges *out)
  * drops a K record and the range that then waits for its readers, the record
  * alone would say that nobody needs them.
  */
-static int group_plan(struct reclaim *r, struct group *g)
+static void group_plan(struct reclaim *r, struct group *g)
 {
 	int rc;
 
 	HOLD(&r->deciding);
 	rc = waiting_update(r, g);
-	for (unsigned i = 0; rc == 0 && i < g->count; i++)
-		g->result[i] =
-			reclaim_plan(r, g->range[i], &g->waiting, &g->plan[i]);
-	return rc;
+	for (unsigned i = 0; i < g->count; i++) {
+		struct decision *d = &g->at[i];
+
+		d->rc = rc < 0 ? rc
+			       : reclaim_plan(r, d->range, &g->waiting,
+					      &d->plan);
+	}
 }
 
 /*
@@ -344,52 +328,51 @@ static void group_forget(struct reclaim *r, struct group *g)
 	HOLD(&r->deciding);
 	rc = waiting_update(r, g);
 	for (unsigned i = 0; rc == 0 && i < g->count; i++)
-		if (g->result[i] == 0 && g->plan[i].done)
-			rc = forget_range(r, done, g->range[i], &g->waiting);
+		if (g->at[i].rc == 0 && g->at[i].plan.done)
+			rc = forget_range(r, done, g->at[i].range, &g->waiting);
 	if (rc == 0)
 		(void)kv_write(r->kv, done);
 }
 
-/* Whoever has the image reads it yet: it is asked for again after a while. */
-static void keep_left(struct reclaim *r, struct range *one)
+/*
+ * What could not be done is kept: while somebody has the image, who reads it
+ * yet, for a while; when the disk is full for reclaim_retry().
+ */
+static void keep_range(struct reclaim *r, struct decision *d)
 {
+	struct ranges *to = d->rc == -EBUSY ? &r->left : &r->refused;
+
+	if (d->rc != -EBUSY && d->rc != -ENOSPC)
+		return;
 	HOLD(&r->lock);
-	if (TAILQ_EMPTY(&r->left))
+	if (d->rc == -EBUSY && TAILQ_EMPTY(&r->left))
 		r->left_due_ns = mono_ns() + LEFT_RETRY_NS;
-	TAILQ_INSERT_TAIL(&r->left, one, next);
+	TAILQ_INSERT_TAIL(to, d->range, next);
+	d->range = NULL;
 }
 
 static void group_reclaim(struct reclaim *r, struct group *g)
 {
-	int all = group_plan(r, g);
-
+	group_plan(r, g);
 	for (unsigned i = 0; i < g->count; i++) {
-		int rc = all < 0 ? all : g->result[i];
+		struct decision *d = &g->at[i];
 
-		if (rc == 0)
-			rc = reclaim_one(r, &g->plan[i]);
-		if (rc < 0 && rc != -EBUSY)
+		if (d->rc == 0)
+			d->rc = reclaim_one(r, &d->plan);
+		if (d->rc < 0 && d->rc != -EBUSY)
 			log_error("image %llu: space is not given back: %s",
-				  (unsigned long long)g->range[i]->image,
-				  strerror(-rc));
-		g->result[i] = rc;
-		if (rc == -EBUSY)
-			keep_left(r, TAKE(g->range[i]));
-		if (rc == -ENOSPC) { /* kept for reclaim_retry() */
-			struct range *one = g->range[i];
-
-			g->range[i] = NULL;
-			HOLD(&r->lock);
-			TAILQ_INSERT_TAIL(&r->refused, one, next);
-		}
+				  (unsigned long long)d->range->image,
+				  strerror(-d->rc));
+		keep_range(r, d);
 	}
 	group_forget(r, g);
 	for (unsigned i = 0; i < g->count; i++) {
-		image_put(r->images, g->plan[i].image);
-		free(g->plan[i].holes);
-		free(g->range[i]);
-		g->plan[i] = (struct punch_plan){ 0 };
-		g->result[i] = 0;
+		struct decision *d = &g->at[i];
+
+		image_put(r->images, d->plan.image);
+		free(d->plan.holes);
+		free(d->range);
+		*d = (struct decision){ 0 };
 	}
 	g->count = 0;
 }
@@ -407,7 +390,7 @@ static void reclaim_all(struct reclaim *r, struct group *g,
 			free(one);
 			continue;
 		}
-		g->range[g->count++] = one;
+		g->at[g->count++].range = one;
 		if (g->count == RECLAIM_GROUP_MAX || TAILQ_EMPTY(taken))
 			group_reclaim(r, g);
 	}
@@ -490,7 +473,8 @@ void reclaim_drain(struct reclaim *r, uint64_t *ret_freed)
 	while (r->busy || !TAILQ_EMPTY(&r->ranges)) {
 		cond_signal(&r->work);
 		cond_wait(&r->idle, &r->lock);
-		if (!r->busy && r->oldest) /* somebody reads: not now */
+		/* Somebody reads: not now. */
+		if (!r->busy && !TAILQ_EMPTY(&r->tickets))
 			break;
 	}
 	*ret_freed = r->freed_bytes;

@@ -18,6 +18,7 @@
 #define STORE_RECLAIM_H
 
 #include <stdint.h>
+#include <sys/queue.h>
 
 #include "store/base/sync.h"
 
@@ -36,17 +37,18 @@ void reclaim_free(struct reclaim *r);
 /* Enter and leave the use of committed extents. Never fails, never blocks. */
 struct reclaim_ticket {
 	uint64_t number;
-	struct reclaim_ticket *next, *prev;
+	TAILQ_ENTRY(reclaim_ticket) next;
 };
 void reclaim_enter(struct reclaim *r, struct reclaim_ticket *t);
 void reclaim_leave(struct reclaim *r, struct reclaim_ticket *t);
 
 /*
- * Held by the committer from the write that drops chunks until reclaim_add()
- * was told of them, and by the reclaimer while it decides what to punch.
- * Outermost of all locks; only these two threads take it.
+ * The lock that serialises what decides which bytes of which image are wanted:
+ * the committer holds it from the write that drops chunks until reclaim_add()
+ * was told of them, the reclaimer while it decides what to punch, and who puts
+ * a copy in the place of an image (image_copy.h) while he does.
  */
-struct lock *reclaim_turn(struct reclaim *r);
+struct lock *reclaim_deciding(struct reclaim *r);
 /* The range (already in a P record) may have bytes to give back. */
 void reclaim_add(struct reclaim *r, uint64_t image, uint64_t offset,
 		 uint64_t len);

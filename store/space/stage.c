@@ -113,8 +113,8 @@ static bool stage_fits(struct stages *st, uint64_t size)
 	return used + size <= total || stages_make_room(st, size);
 }
 
-void stage_reserve(struct stages *st, const struct stage *s,
-		   uint64_t size_bytes)
+void stage_allocate(struct stages *st, const struct stage *s,
+		    uint64_t size_bytes)
 {
 	SCOPED(scope_close) int fd = -1;
 	uint64_t has;

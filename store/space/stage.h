@@ -34,7 +34,7 @@
  *
  * A stage has no descriptor of its own: one file more that is staged must not
  * take one from all others. Who has a reference can open it until he puts it;
- * stage_fd.h keeps a few that are in use.
+ * stage_fd.h caches a few that are in use.
  *
  * Threads: any thread. Locks: stages.admit, then inode.lock (to give clean
  * stages up); stages.lock is a leaf.
@@ -70,8 +70,8 @@ struct stage_slot {
 	uint32_t dirty; /* may differ from what is committed */
 	uint32_t opens, writers;
 	uint32_t earlier; /* closed, then replaced by another of the same ino */
-	uint32_t reserved32;
-	uint64_t reserved;
+	uint32_t unused32;
+	uint64_t unused;
 };
 
 /*
@@ -200,7 +200,7 @@ int stage_open(struct stages *st, const struct stage *s, int flags);
 /* fstat(2) without a descriptor. */
 int stage_stat(struct stages *st, const struct stage *s, struct stat *ret);
 /*
- * lease_ask() of its file: give the backing id back, and what stage_fd.h keeps,
+ * lease_ask() of its file: give the backing id back, and what stage_fd.h has,
  * before. A mapping of stage_map() is none of a writer.
  */
 int stage_ask(struct stages *st, const struct stage *s, enum lease what);
@@ -220,8 +220,8 @@ void stage_drop(struct stages *st, struct stage *s);
  * The file is to become this large: allocate its memory, if there is room and
  * it is staged there.
  */
-void stage_reserve(struct stages *st, const struct stage *s,
-		   uint64_t size_bytes);
+void stage_allocate(struct stages *st, const struct stage *s,
+		    uint64_t size_bytes);
 
 /*
  * A stage for a segment: exactly size_bytes of memory, allocated, and of no

@@ -33,8 +33,8 @@ static struct stage_fd *entry_of(struct stages *st, const struct stage *s,
 	return &st->fds.at[(2 * s->number + (writes ? 1 : 0)) % STAGE_FDS];
 }
 
-/* The kept descriptor, or -1. */
-static int take_kept(struct stages *st, const struct stage *s, bool writes)
+/* The one that is cached, or -1. */
+static int take_cached(struct stages *st, const struct stage *s, bool writes)
 {
 	struct stage_fd *e = entry_of(st, s, writes);
 
@@ -50,7 +50,7 @@ int stage_fd_get(struct stages *st, const struct stage *s, bool writes,
 {
 	struct stage_fd *e = entry_of(st, s, writes);
 	SCOPED(scope_close) int old = -1;
-	int fd = take_kept(st, s, writes);
+	int fd = take_cached(st, s, writes);
 
 	*ret = (struct stage_use){ .fd = fd, .entry = e };
 	if (fd >= 0)

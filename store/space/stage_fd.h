@@ -1,11 +1,11 @@
 /*
- * stage_fd.h - a few descriptors of stages that are kept from one call to the
+ * stage_fd.h - a few descriptors of stages that are cached from one call to the
  * next, for files whose bytes pass through the daemon.
  *
  * Opening and closing a stage by its name takes 1 to 1.7 us, a tenth of a call
- * of 4 KiB; a kept one 0.2 us (measured on tmpfs and ext4). How many are kept
- * does not depend on how many files there are, and none is kept of a file that
- * nobody has open: a lease would be refused for it.
+ * of 4 KiB; a cached one 0.2 us (measured on tmpfs and ext4). How many are
+ * cached does not depend on how many files there are, and none is of a file
+ * that nobody has open: a lease would be refused for it.
  *
  * Threads: any thread. Locks: the one in here is a leaf.
  */
@@ -33,7 +33,7 @@ struct stage_fds {
 	struct stage_fd at[STAGE_FDS];
 };
 
-/* One call's: kept in an entry, or its own. */
+/* One call's: in an entry of the cache, or its own. */
 struct stage_use {
 	int fd;
 	struct stage_fd *entry;
@@ -46,7 +46,7 @@ void stage_fds_release(struct stage_fds *f);
 int stage_fd_get(struct stages *st, const struct stage *s, bool writes,
 		 struct stage_use *ret);
 void stage_fd_put(struct stages *st, struct stage_use *u);
-/* Close what is kept of this stage: for writing only, or all of it. */
+/* Close what is cached of this stage: for writing only, or all of it. */
 void stage_fd_forget(struct stages *st, const struct stage *s, bool reads_too);
 
 #endif

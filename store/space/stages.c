@@ -6,7 +6,6 @@
  */
 #include "store/space/stage_private.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -19,6 +18,7 @@
 #include <sys/statfs.h>
 #include <unistd.h>
 
+#include "store/base/dir.h"
 #include "store/base/log.h"
 #include "store/base/memory.h"
 #include "store/base/scope.h"
@@ -33,29 +33,13 @@ struct stage_header {
 	char boot_id[40];
 	char uuid[40];
 	uint32_t slot_count;
-	uint32_t pad;
-	uint64_t reserved[2];
+	uint32_t unused32;
+	uint64_t unused[2];
 };
 _Static_assert(sizeof(struct stage_slot) == 64, "slots are shared");
 _Static_assert(sizeof(struct stage_header) == 120, "header is shared");
 #define STAGE_MAGIC "ckptfs stages 1"
 #define STAGE_HEADER_BYTES 4096
-
-static int read_text(const char *path, char *buf, size_t size)
-{
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	ssize_t n;
-
-	if (fd < 0)
-		return -errno;
-	n = read(fd, buf, size - 1);
-	close(fd);
-	if (n < 0)
-		return -EIO;
-	buf[n] = 0;
-	buf[strcspn(buf, "\n")] = 0;
-	return 0;
-}
 
 /* The memory that this process may use. */
 static uint64_t memory_size(void)
@@ -72,6 +56,16 @@ static uint64_t hard_limit(uint64_t capacity)
 
 	return capacity < memory ? capacity + (memory - capacity) / 2
 				 : capacity;
+}
+
+/* st->path, which may have become another directory. */
+static int open_path(struct stages *st)
+{
+	if (st->dirfd >= 0)
+		close(st->dirfd);
+	st->dirfd =
+		open(st->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+	return st->dirfd < 0 ? -errno : 0;
 }
 
 static bool is_tmpfs_mount(int dirfd, int parentfd)
@@ -106,10 +100,9 @@ static int stages_mount(struct stages *st, const struct stages_config *c,
 		       c->store_path);
 	if (mkdir(st->path, 0700) < 0 && errno != EEXIST)
 		return -errno;
-	st->dirfd =
-		open(st->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-	if (st->dirfd < 0)
-		return -errno;
+	rc = open_path(st);
+	if (rc < 0)
+		return rc;
 	if (is_tmpfs_mount(st->dirfd, c->store_dirfd)) {
 		st->own_tmpfs = true;
 		return 0;
@@ -135,10 +128,7 @@ static int stages_mount(struct stages *st, const struct stages_config *c,
 		return rc;
 	}
 	st->own_tmpfs = true;
-	close(st->dirfd);
-	st->dirfd =
-		open(st->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-	return st->dirfd < 0 ? -errno : 0;
+	return open_path(st);
 }
 
 static int stages_open_dir(struct stages *st, const struct stages_config *c,
@@ -170,12 +160,14 @@ static int stages_map_table(struct stages *st, const char *uuid,
 	char boot_id[40] = "";
 	struct stage_header *h;
 	struct stat sb;
+	SCOPED(scope_close) int fd = -1;
 	void *map;
-	int fd;
-	int rc;
+	int rc = 0;
 
-	(void)read_text("/proc/sys/kernel/random/boot_id", boot_id,
-			sizeof(boot_id));
+	if (dir_read_text(AT_FDCWD, "/proc/sys/kernel/random/boot_id", boot_id,
+			  sizeof(boot_id)) < 0)
+		boot_id[0] = 0; /* then nothing that was left is believed */
+	boot_id[strcspn(boot_id, "\n")] = 0;
 	fd = openat(st->dirfd, STAGE_TABLE,
 		    O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK,
 		    0600);
@@ -183,25 +175,18 @@ static int stages_map_table(struct stages *st, const char *uuid,
 		return -errno;
 	/* A directory that is ours now may have been somebody else's before. */
 	if (fstat(fd, &sb) < 0 || !S_ISREG(sb.st_mode) || sb.st_nlink != 1 ||
-	    sb.st_uid != geteuid()) {
-		close(fd);
+	    sb.st_uid != geteuid())
 		return -EPERM;
-	}
-	if ((size_t)sb.st_size != bytes) {
-		/* Allocated now: a full tmpfs must not raise SIGBUS later. */
+	/* Allocated now: a full tmpfs must not raise SIGBUS later. */
+	if ((size_t)sb.st_size != bytes)
 		rc = ftruncate(fd, 0) < 0
 			     ? errno
 			     : posix_fallocate(fd, 0, (off_t)bytes);
-		if (rc != 0) {
-			close(fd);
-			return -rc;
-		}
-	}
+	if (rc != 0)
+		return -rc;
 	map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	rc = map == MAP_FAILED ? -errno : 0;
-	close(fd);
-	if (rc < 0)
-		return rc;
+	if (map == MAP_FAILED)
+		return -errno;
 	h = map;
 	st->slots = (struct stage_slot *)((uint8_t *)map + STAGE_HEADER_BYTES);
 	st->slot_count = STAGE_SLOTS;
@@ -372,33 +357,32 @@ int stages_adopt(struct stages *st,
 	return rc;
 }
 
+static bool memory_is_used(const struct stages *st, uint64_t number)
+{
+	for (uint32_t i = 0; i < st->slot_count; i++)
+		if (st->slots[i].ino != 0 &&
+		    st->slots[i].kind == STAGE_MEMORY &&
+		    st->slots[i].number == number)
+			return true;
+	return false;
+}
+
+static int sweep_one(void *arg, int fd, const char *name)
+{
+	struct stages *st = arg;
+	char *end;
+
+	(void)fd;
+	if (name[0] == 's' && strlen(name) == 17) {
+		uint64_t number = strtoull(name + 1, &end, 16);
+
+		if (*end == 0 && !memory_is_used(st, number))
+			stage_unlink(st, name);
+	}
+	return 0;
+}
+
 void stages_sweep(struct stages *st)
 {
-	int fd = openat(st->dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-	struct dirent *d;
-
-	if (!dir) {
-		if (fd >= 0)
-			close(fd);
-		return;
-	}
-	while ((d = readdir(dir)) != NULL) {
-		uint64_t number;
-		bool used = false;
-		char *end;
-
-		if (d->d_name[0] != 's' || strlen(d->d_name) != 17)
-			continue;
-		number = strtoull(d->d_name + 1, &end, 16);
-		if (*end != 0)
-			continue;
-		for (uint32_t i = 0; i < st->slot_count && !used; i++)
-			used = st->slots[i].ino != 0 &&
-			       st->slots[i].kind == STAGE_MEMORY &&
-			       st->slots[i].number == number;
-		if (!used)
-			stage_unlink(st, d->d_name);
-	}
-	closedir(dir);
+	(void)dir_each(st->dirfd, ".", sweep_one, st);
 }

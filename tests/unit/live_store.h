@@ -491,7 +491,7 @@ static inline void *commits_hold(void *arg)
 
 static inline void commits_pause(struct commits_paused *p, struct live *l)
 {
-	p->turn = reclaim_turn(l->st->reclaim);
+	p->turn = reclaim_deciding(l->st->reclaim);
 	CHECK(sem_init(&p->held, 0, 0) == 0 && sem_init(&p->over, 0, 0) == 0);
 	CHECK(pthread_create(&p->thread, NULL, commits_hold, p) == 0);
 	while (sem_wait(&p->held) != 0)
@@ -521,7 +521,7 @@ static inline void live_quiet(struct live *l)
 {
 	drain_stop(l->st->drain);
 	assert_int_equal(drain_start(l->st->drain), 0);
-	HOLD(reclaim_turn(l->st->reclaim));
+	HOLD(reclaim_deciding(l->st->reclaim));
 }
 
 /* All is durable, and what followed from that has happened. */

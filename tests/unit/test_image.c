@@ -173,7 +173,7 @@ static void who_holds_an_image_keeps_it_when_it_is_removed(void **state)
 	image_put(&l.st->images, i);
 	assert_int_equal(image_get(&l.st->images, id, &i), -ENOENT);
 	/* What nobody can open any more is gone. */
-	layout_gone_name(id, name);
+	layout_image_file(id, LAYOUT_IMAGE_GONE, name);
 	assert_int_equal(faccessat(l.st->images.dirfd, name, F_OK, 0), -1);
 	live_free(&l);
 }
@@ -421,10 +421,9 @@ static void a_removal_that_cannot_be_synced_is_synced_later(void **state)
 /* The one with this suffix, of those that an image's file may have. */
 static bool file_exists(struct live *l, uint64_t id, const char *suffix)
 {
-	char name[2 * LAYOUT_IMAGE_NAME_BYTES];
+	char name[LAYOUT_IMAGE_NAME_BYTES];
 
-	(void)snprintf(name, sizeof(name), "%02x/%016llx%s",
-		       (unsigned)(id & 0xff), (unsigned long long)id, suffix);
+	layout_image_file(id, suffix, name);
 	return faccessat(l->st->images.dirfd, name, F_OK, 0) == 0;
 }
 
@@ -438,7 +437,7 @@ static void unlink_image(struct live *l, uint64_t id)
 
 static int swap(struct live *l, struct image *from, struct image *to)
 {
-	HOLD(reclaim_turn(l->st->reclaim));
+	HOLD(reclaim_deciding(l->st->reclaim));
 	return image_copy_swap(&l->st->images, from, to);
 }
 
@@ -467,7 +466,7 @@ static void a_swap_that_fails_leaves_the_image_as_it_was(void **state)
 		image_write(&l, from, "bytes", 6);
 		assert_int_equal(image_create(im, &to), 0);
 		assert_int_equal(image_copy_make(im, from), 0);
-		layout_copy_name(from->id, copy);
+		layout_image_file(from->id, LAYOUT_IMAGE_COPY, copy);
 		(void)snprintf(dir, sizeof(dir), "%.2s", copy);
 		if (way == NEW_HAS_NO_FILE)
 			unlink_image(&l, to->id);

@@ -107,7 +107,7 @@ who_fails_out_of_turn_is_not_overtaken_by_who_closed_later(void **state)
 		wait_job(&l, "rank_1", SEEN_WANTED);
 		commits_go_on(&paused);
 		while (!latest) {
-			HOLD(reclaim_turn(
+			HOLD(reclaim_deciding(
 				l.st->reclaim)); /* between two groups */
 			latest = committed(&l, live_ino(&l, "latest"));
 			if (latest)
@@ -161,7 +161,7 @@ static void sync_replaced(unsigned kind, bool ready)
 	live_write(&l, "a", data + 2, NEW_BYTES);
 	sync_begin(&s, &l, "a");
 	while (len == 0) {
-		HOLD(reclaim_turn(l.st->reclaim));
+		HOLD(reclaim_deciding(l.st->reclaim));
 		len = committed_size(&l, "a");
 		assert_int_not_equal(len, OLD_BYTES);
 	}
