@@ -22,32 +22,17 @@ struct ino_list {
 	size_t count, capacity;
 };
 
-static int ino_list_add(struct ino_list *l, uint64_t ino)
+static int collect(void *arg, struct kv_slice key, struct kv_slice value)
 {
-	int rc = vec_grow(&l->at, l->count, &l->capacity, sizeof(*l->at));
-
-	if (rc == 0)
-		l->at[l->count++] = ino;
-	return rc;
-}
-
-static int collect(struct store *st, char kind, struct ino_list *l)
-{
-	struct kv_slice key, value;
-	struct kv_iter *it;
+	struct ino_list *l = arg;
 	int rc;
 
-	rc = kv_iter_new(st->kv, &kind, 1, NULL, 0, &it);
-	if (rc < 0)
-		return rc;
-	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
-		if (key.len != 9)
-			continue;
-		rc = ino_list_add(l, get_be64((const uint8_t *)key.data + 1));
-		if (rc < 0)
-			break;
-	}
-	kv_iter_free(it);
+	(void)value;
+	if (key.len != 9)
+		return 0;
+	rc = vec_grow(&l->at, l->count, &l->capacity, sizeof(*l->at));
+	if (rc == 0)
+		l->at[l->count++] = get_be64((const uint8_t *)key.data + 1);
 	return rc;
 }
 
@@ -116,11 +101,35 @@ static void leave_held(struct store *st, struct found *f)
 	f->stage->held = true;
 }
 
+/* May its stage differ from what is committed? */
+static bool is_dirty(const struct found *f, const struct file *file)
+{
+	return f->slot.dirty || !file->content ||
+	       file->content->c.generation != f->slot.clean_generation ||
+	       f->stage->kind == STAGE_DISK;
+}
+
+/* Is there nothing in the stage that its file needs? */
+static bool is_unwanted(struct store *st, struct found *f,
+			const struct file *file)
+{
+	if (f->slot.earlier ? !f->slot.dirty : file->stage != NULL)
+		return true; /* there is a newer one */
+	/* A cache that somebody else could still write to. */
+	if (!is_dirty(f, file) &&
+	    (f->stage->sealed || held_for_writing(&st->stages, f->stage)))
+		return true;
+	if (f->stage->kind != STAGE_DISK || !in_use(file, f->stage->number))
+		return false;
+	/* It was committed just before the end: it is the image. */
+	f->stage->keep_image = true;
+	return true;
+}
+
 /* *ret_dirty: it was taken over, and has to become durable. */
 static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
 {
 	struct inode *in = NULL;
-	struct file *file;
 	bool dirty;
 	int rc;
 
@@ -128,56 +137,35 @@ static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
 	held_keep(&st->stages, f->stage);
 	rc = inode_get(st->inodes, f->slot.ino, &in);
 	if (rc == 0 && (in->attr.nlink == 0 || !S_ISREG(in->attr.mode)))
-		rc = -ENOENT;
+		rc = -ENOENT; /* its name was never written, or is gone */
 	if (rc == 0)
 		rc = inode_load_file(st->inodes, in);
-	if (rc < 0 && rc != -ENOENT) { /* damage: nothing of it is dropped */
+	if (rc == -ENOENT || (rc == 0 && is_unwanted(st, f, in->file))) {
+		stage_drop(&st->stages, f->stage);
+		stage_put(&st->stages, f->stage);
+		inode_put(st->inodes, in, 1);
+		return 0;
+	}
+	if (rc < 0) { /* damage: nothing of it is dropped */
 		stage_put(&st->stages, f->stage);
 		inode_put(st->inodes, in, 1);
 		return rc;
 	}
-	if (rc < 0 || (!f->slot.earlier && in->file->stage) ||
-	    (f->slot.earlier && !f->slot.dirty)) {
-		/* Its name was never written, or is gone, or it is an old one. */
-		stage_drop(&st->stages, f->stage);
-		stage_put(&st->stages, f->stage);
-		inode_put(st->inodes, in, 1);
-		return 0;
-	}
-	file = in->file;
-	dirty = f->slot.dirty || !file->content ||
-		file->content->c.generation != f->slot.clean_generation ||
-		f->stage->kind == STAGE_DISK;
-	if (!dirty &&
-	    (f->stage->sealed || held_for_writing(&st->stages, f->stage))) {
-		/* A cache that somebody else could still write to. */
-		stage_drop(&st->stages, f->stage);
-		stage_put(&st->stages, f->stage);
-		inode_put(st->inodes, in, 1);
-		return 0;
-	}
-	if (f->stage->kind == STAGE_DISK && in_use(file, f->stage->number)) {
-		/* It was committed just before the end: it is the image. */
-		f->stage->keep_image = true;
-		stage_drop(&st->stages, f->stage);
-		stage_put(&st->stages, f->stage);
-		inode_put(st->inodes, in, 1);
-		return 0;
-	}
+	dirty = is_dirty(f, in->file);
 	if (dirty && !f->stage->sealed)
 		leave_held(st, f);
 	if (f->slot.earlier) { /* keeps both references */
 		rc = drain_resume_earlier(st->drain, in, f->stage,
 					  f->slot.close_order);
-		if (rc < 0) {
-			stage_put(&st->stages, f->stage);
-			inode_put(st->inodes, in, 1);
+		if (rc == 0) {
+			*ret_dirty = true;
+			return 0;
 		}
-		*ret_dirty = rc == 0;
-		return rc;
+		stage_put(&st->stages, f->stage);
+	} else {
+		rc = file_adopt(st, in, f->stage, dirty, f->slot.close_order);
+		*ret_dirty = dirty && rc == 0;
 	}
-	rc = file_adopt(st, in, f->stage, dirty, f->slot.close_order);
-	*ret_dirty = dirty && rc == 0;
 	inode_put(st->inodes, in, 1);
 	return rc;
 }
@@ -195,7 +183,7 @@ static int adopt_stages(struct store *st)
 		bool one;
 
 		rc = adopt_one(st, &l.at[i], &one);
-		dirty += one ? 1 : 0;
+		dirty += one;
 	}
 	free(l.at);
 	if (dirty > 0)
@@ -261,7 +249,7 @@ static int each_ino(struct store *st, char kind,
 		    int (*fn)(struct store *st, uint64_t ino))
 {
 	struct ino_list l = { 0 };
-	int rc = collect(st, kind, &l);
+	int rc = kv_each(st->kv, &kind, 1, collect, &l);
 
 	for (size_t i = 0; rc == 0 && i < l.count; i++)
 		rc = fn(st, l.at[i]);
@@ -284,43 +272,34 @@ int recover(struct store *st, bool adopted)
 	return rc;
 }
 
-/* --- afterwards, while the store is in use ---------------------------------- */
+/* --- afterwards, while the store is in use ----------------------------------
+ */
 
-static int punch_decided(struct store *st)
+static int punch_one(void *arg, struct kv_slice key, struct kv_slice value)
 {
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	int rc;
+	struct store *st = arg;
+	const uint8_t *p = key.data;
+	uint64_t len;
 
-	rc = kv_iter_new(st->kv, "P", 1, NULL, 0, &it);
-	if (rc < 0)
-		return rc;
-	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
-		const uint8_t *p = key.data;
-		uint64_t len;
+	if (key.len == 17 && u64_decode(value.data, value.len, &len) == 0)
+		reclaim_add(st->reclaim, get_be64(p + 1), get_be64(p + 9), len);
+	return 0;
+}
 
-		if (key.len == 17 && u64_decode(value.data, value.len, &len) == 0)
-			reclaim_add(st->reclaim, get_be64(p + 1),
-				    get_be64(p + 9), len);
-	}
-	kv_iter_free(it);
-	return rc;
+static int found_one(void *arg, struct kv_slice key, struct kv_slice value)
+{
+	(void)arg;
+	(void)key;
+	(void)value;
+	return 1;
 }
 
 /* 1: there is a record of this kind about the image, 0: none. */
 static int has_record(struct store *st, char kind, uint64_t id)
 {
 	struct key prefix = key_ino(kind, id);
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	int rc;
 
-	rc = kv_iter_new(st->kv, prefix.data, prefix.len, NULL, 0, &it);
-	if (rc < 0)
-		return rc;
-	rc = kv_iter_next(it, &key, &value);
-	kv_iter_free(it);
-	return rc;
+	return kv_each(st->kv, prefix.data, prefix.len, found_one, NULL);
 }
 
 static bool is_empty(struct store *st, const struct image *i)
@@ -385,7 +364,7 @@ static int sweep_one(void *arg, uint64_t id)
 
 int recover_sweep(struct store *st)
 {
-	int rc = punch_decided(st);
+	int rc = kv_each(st->kv, "P", 1, punch_one, st);
 
 	if (rc == 0)
 		rc = image_scan(&st->images, false, sweep_one, st);

@@ -13,52 +13,48 @@
 
 #define KNOWN_KINDS "ADEFHIKLMOPSUWX"
 
+static int count_record(void *count, struct kv_slice key, struct kv_slice value)
+{
+	(void)key;
+	(void)value;
+	(*(unsigned long long *)count)++;
+	return 0;
+}
+
 static int check_unknown_kind(struct check *c, uint8_t kind)
 {
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	uint64_t count = 0;
+	unsigned long long count = 0;
+	int rc = kv_each(c->kv, &kind, 1, count_record, &count);
 	char object[32];
-	int rc;
 
-	rc = kv_iter_new(c->kv, &kind, 1, NULL, 0, &it);
 	if (rc < 0)
 		return check_database_failed(c, rc);
-	while ((rc = kv_iter_next(it, &key, &value)) == 1)
-		count++;
-	kv_iter_free(it);
-	if (rc < 0)
-		return check_database_failed(c, rc);
-	if (count == 0)
-		return 0;
 	(void)snprintf(object, sizeof(object), "records of kind 0x%02x", kind);
-	check_report(c, "kind", object,
-		     "%s: no such kind is known, but there are %llu; they are "
-		     "damaged or from another version of ckptfs",
-		     object, (unsigned long long)count);
+	if (count > 0)
+		check_report(c, "kind", object,
+			     "no such kind is known, but there are %llu; they "
+			     "are damaged or from another version of ckptfs",
+			     count);
 	return 0;
 }
 
 static int check_kinds(struct check *c)
 {
-	for (unsigned kind = 0; kind < 256; kind++) {
-		int rc = 0;
+	int rc = 0;
 
+	for (unsigned kind = 0; rc == 0 && kind < 256; kind++)
 		if (kind == 0 || !strchr(KNOWN_KINDS, (int)kind))
 			rc = check_unknown_kind(c, (uint8_t)kind);
-		if (rc < 0)
-			return rc;
-	}
-	return 0;
+	return rc;
 }
 
 /* Settings and counters. */
 
-static const char *const meta_known[] = {
-	META_NEXT_INO, META_NEXT_IMAGE, META_UNFINISHED, META_SECRET,
-	META_FILES,    META_LOGICAL,	META_PHYSICAL,	 META_CHUNKS,
-	META_SHARED,   META_IMAGES
-};
+static const char *const meta_known[] = { META_NEXT_INO,   META_NEXT_IMAGE,
+					  META_UNFINISHED, META_SECRET,
+					  META_FILES,      META_LOGICAL,
+					  META_PHYSICAL,   META_CHUNKS,
+					  META_SHARED,     META_IMAGES };
 
 static int check_setting(struct check *c, const struct check_record *r)
 {
@@ -86,8 +82,8 @@ static int check_setting(struct check *c, const struct check_record *r)
 		rc = -EIO;
 	}
 	if (rc < 0)
-		check_report_record(c, 'M', r);
-	else if (strcmp(name, META_NEXT_INO) == 0)
+		return check_report_record(c, r);
+	if (strcmp(name, META_NEXT_INO) == 0)
 		c->next_ino = number;
 	else if (strcmp(name, META_NEXT_IMAGE) == 0)
 		c->next_image = number;
@@ -103,7 +99,7 @@ static int check_series(struct check *c, const struct check_record *r)
 	struct series_rec s;
 
 	if (r->key_len != 9 || series_decode(r->value, r->value_len, &s) < 0)
-		check_report_record(c, 'S', r);
+		return check_report_record(c, r);
 	return 0;
 }
 
@@ -116,10 +112,10 @@ static int check_settings(struct check *c)
 	if (rc < 0)
 		return rc;
 	if (!c->secret_known)
-		check_report(c, "secret", "settings",
-			     "the secret of this store's hashes is gone, so "
-			     "its bytes cannot be verified; copy the files to "
-			     "a new store");
+		check_report_text(c, "secret", "settings",
+				  "the secret of this store's hashes is gone, "
+				  "so its bytes cannot be verified; copy the "
+				  "files to a new store");
 	return 0;
 }
 
@@ -138,12 +134,12 @@ static int check_counter(struct check *c, const char *name, uint64_t counted)
 	if (rc == 0 && u64_decode(value, len, &number) < 0)
 		return 0;
 	if (number != counted)
-		check_report(c, "counter", name,
-			     "the counter %s says %llu, but there are %llu; no "
-			     "data is affected, but 'ckptctl status MOUNTPOINT' "
-			     "and df are off",
-			     name, (unsigned long long)number,
-			     (unsigned long long)counted);
+		check_report_text(c, "counter", name,
+				  "the counter %s says %llu, but there are "
+				  "%llu; no data is affected, but 'ckptctl "
+				  "status MOUNTPOINT' and df are off",
+				  name, (unsigned long long)number,
+				  (unsigned long long)counted);
 	return 0;
 }
 
@@ -161,32 +157,25 @@ static int check_counters(struct check *c)
 		{ META_SHARED, r->shared_bytes },
 		{ META_IMAGES, c->image_records },
 	};
+	int rc = 0;
 
-	for (size_t i = 0; i < sizeof(counters) / sizeof(*counters); i++) {
-		int rc = check_counter(c, counters[i].name,
-				       counters[i].counted);
-
-		if (rc < 0)
-			return rc;
-	}
-	return 0;
+	for (size_t i = 0; rc == 0 && i < sizeof(counters) / sizeof(*counters);
+	     i++)
+		rc = check_counter(c, counters[i].name, counters[i].counted);
+	return rc;
 }
 
 static int check_all(struct check *c)
 {
 	static int (*const parts[])(struct check *) = {
-		check_kinds,	check_settings, check_names,
-		check_content,	check_counters, check_digests,
-		check_scrub,	check_name_damage,
+		check_kinds,    check_settings, check_names, check_content,
+		check_counters, check_digests,  check_scrub, check_name_damage,
 	};
+	int rc = 0;
 
-	for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
-		int rc = parts[i](c);
-
-		if (rc < 0)
-			return rc;
-	}
-	return 0;
+	for (size_t i = 0; rc == 0 && i < sizeof(parts) / sizeof(*parts); i++)
+		rc = parts[i](c);
+	return rc;
 }
 
 int check_store(struct kv *kv, int images_dirfd,

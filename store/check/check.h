@@ -14,6 +14,7 @@
 #ifndef STORE_CHECK_H
 #define STORE_CHECK_H
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -66,5 +67,11 @@ struct check_result {
  */
 int check_store(struct kv *kv, int images_dirfd,
 		const struct check_options *options, struct check_result *ret);
+
+/*
+ * The path of an inode of this database, somewhere in buf, or "inode N" when no
+ * names lead to it.
+ */
+const char *check_path_in(struct kv *kv, uint64_t ino, char buf[PATH_MAX]);
 
 #endif

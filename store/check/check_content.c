@@ -42,7 +42,6 @@ static int chunk_image(struct check *c, uint64_t id)
 static int chunk_add(struct check *c, uint64_t image, uint64_t offset,
 		     const struct chunk_rec *k)
 {
-	char object[CHECK_IMAGE_BYTES];
 	struct check_image *i;
 	int rc;
 
@@ -62,10 +61,10 @@ static int chunk_add(struct check *c, uint64_t image, uint64_t offset,
 	};
 	i->chunk_count++;
 	if (offset < i->end)
-		check_report(c, "overlap", check_image_name(image, object),
-			     "%s: the chunk at %llu begins inside the one "
-			     "before it; " CHECK_ADVICE_INDEX,
-			     object, (unsigned long long)offset);
+		check_report(c, "overlap", check_image_name(c, image),
+			     "the chunk at %llu begins inside the one before "
+			     "it; " CHECK_ADVICE_INDEX,
+			     (unsigned long long)offset);
 	if (offset + k->len > i->end)
 		i->end = offset + k->len;
 	return 0;
@@ -73,26 +72,21 @@ static int chunk_add(struct check *c, uint64_t image, uint64_t offset,
 
 static int check_chunk(struct check *c, const struct check_record *r)
 {
-	char object[CHECK_IMAGE_BYTES];
 	uint64_t image, offset;
 	struct chunk_rec k;
 
-	if (r->key_len != 17 || chunk_decode(r->value, r->value_len, &k) < 0) {
-		check_report_record(c, 'K', r);
-		return 0;
-	}
+	if (r->key_len != 17 || chunk_decode(r->value, r->value_len, &k) < 0)
+		return check_report_record(c, r);
 	image = get_be64(r->key + 1);
 	offset = get_be64(r->key + 9);
 	if (image == 0 || offset > INT64_MAX - UINT32_MAX ||
-	    k.len > CHUNK_BYTES_MAX || c->image_count == UINT32_MAX) {
-		check_report_record(c, 'K', r);
-		return 0;
-	}
+	    k.len > CHUNK_BYTES_MAX || c->image_count == UINT32_MAX)
+		return check_report_record(c, r);
 	if (k.refs == 0)
-		check_report(c, "refs", check_image_name(image, object),
-			     "%s: the chunk at %llu is recorded as used by no "
+		check_report(c, "refs", check_image_name(c, image),
+			     "the chunk at %llu is recorded as used by no "
 			     "file, but is still there; " CHECK_ADVICE_INDEX,
-			     object, (unsigned long long)offset);
+			     (unsigned long long)offset);
 	c->result->chunks++;
 	c->result->physical_bytes += k.len;
 	c->result->shared_bytes +=
@@ -105,20 +99,16 @@ static const struct check_chunk *chunk_at(struct check *c, uint64_t image,
 					  uint64_t offset)
 {
 	const struct check_image *i = check_find_image(c, image);
-	size_t n;
+	size_t n = i ? check_find_chunk(c, i, offset) : 0;
 
-	if (!i)
-		return NULL;
-	n = check_find_chunk(c, i, offset);
-	if (n == i->first_chunk + i->chunk_count ||
-	    c->chunks[n].offset != offset)
-		return NULL;
-	return &c->chunks[n];
+	return i && n < i->first_chunk + i->chunk_count &&
+			       c->chunks[n].offset == offset
+		       ? &c->chunks[n]
+		       : NULL;
 }
 
 static int check_hash(struct check *c, const struct check_record *r)
 {
-	char object[CHECK_IMAGE_BYTES];
 	const struct check_chunk *k;
 	uint64_t domain = DOMAIN_ALL;
 	struct chunk_loc l;
@@ -126,56 +116,33 @@ static int check_hash(struct check *c, const struct check_record *r)
 	if (r->key_len == HASH_DOMAIN_KEY_BYTES)
 		domain = get_be64(r->key + 1 + HASH_BYTES);
 	if ((r->key_len != 1 + HASH_BYTES && domain == DOMAIN_ALL) ||
-	    loc_decode(r->value, r->value_len, &l) < 0) {
-		check_report_record(c, 'H', r);
-		return 0;
-	}
+	    loc_decode(r->value, r->value_len, &l) < 0)
+		return check_report_record(c, r);
 	k = chunk_at(c, l.image, l.offset);
 	if (k && k->len == l.len &&
 	    k->hash_tag == check_hash_tag(r->key + 1, domain))
 		return 0;
-	check_report(
-		c, "hash", check_image_name(l.image, object),
-		"%s: a hash in the index leads to %u bytes at %llu, but "
-		"no chunk with that hash and length is there; " CHECK_ADVICE_INDEX,
-		object, l.len, (unsigned long long)l.offset);
+	check_report(c, "hash", check_image_name(c, l.image),
+		     "a hash in the index leads to %u bytes at %llu, but no "
+		     "chunk with that hash and length is "
+		     "there; " CHECK_ADVICE_INDEX,
+		     l.len, (unsigned long long)l.offset);
 	return 0;
 }
 
 /* D and F. */
 
-static struct check_inode *regular_of(struct check *c, char kind,
-				      const struct check_record *r)
-{
-	struct check_inode *i;
-	char object[64];
-
-	if (r->key_len != 9) {
-		check_report_record(c, kind, r);
-		return NULL;
-	}
-	i = check_find_inode(c, get_be64(r->key + 1));
-	if (i && S_ISREG(i->mode))
-		return i;
-	(void)snprintf(object, sizeof(object), "inode %llu",
-		       (unsigned long long)get_be64(r->key + 1));
-	check_report(c, "no-inode", object,
-		     "%s: there is a record %c of it, but no regular file; "
-		     "nothing can be reached through it",
-		     object, kind);
-	return NULL;
-}
-
 static int check_small(struct check *c, const struct check_record *r)
 {
-	struct check_inode *i = regular_of(c, 'D', r);
+	struct check_inode *i;
 
+	if (r->key_len != 9)
+		return check_report_record(c, r);
+	i = check_inode_of(c, r, true);
 	if (!i)
 		return 0;
-	if (r->value_len > SMALL_BYTES_MAX) {
-		check_report_record(c, 'D', r);
-		return 0;
-	}
+	if (r->value_len > SMALL_BYTES_MAX)
+		return check_report_record(c, r);
 	i->flags |= INODE_BYTES;
 	i->small_bytes = (uint32_t)r->value_len;
 	c->result->physical_bytes += r->value_len;
@@ -185,14 +152,12 @@ static int check_small(struct check *c, const struct check_record *r)
 static void report_extent(struct check *c, const struct check_inode *f,
 			  const struct extent *e, const char *what)
 {
-	char path[CHECK_OBJECT_BYTES], image[CHECK_IMAGE_BYTES];
-
-	check_report(c, "extent", check_path(c, f->ino, path),
-		     "%s: bytes %llu to %llu should lie in %s from %llu on, "
-		     "but %s; " ADVICE_FILE,
-		     path, (unsigned long long)e->offset,
+	check_report(c, "extent", check_path(c, f->ino),
+		     "bytes %llu to %llu should lie in %s from %llu on, but "
+		     "%s; " ADVICE_FILE,
+		     (unsigned long long)e->offset,
 		     (unsigned long long)(e->offset + e->len),
-		     check_image_name(e->image, image),
+		     check_image_name(c, e->image),
 		     (unsigned long long)e->image_offset, what);
 }
 
@@ -245,44 +210,43 @@ static void check_file(struct check *c, struct check_inode *i,
 		       const struct content *f)
 {
 	uint64_t covered = f->kind == CONTENT_SMALL ? f->size_bytes : 0;
-	char path[CHECK_OBJECT_BYTES];
 
 	for (size_t n = 0; n < f->extent_count; n++) {
 		covered += f->extents[n].len;
 		check_extent(c, i, &f->extents[n]);
 	}
 	if (f->generation == 0)
-		check_report(
-			c, "generation", check_path(c, i->ino, path),
-			"%s: has content that was never committed; " ADVICE_FILE,
-			path);
+		check_report(c, "generation", check_path(c, i->ino),
+			     "has content that was never "
+			     "committed; " ADVICE_FILE);
 	if (covered != f->data_bytes)
-		check_report(c, "data-bytes", check_path(c, i->ino, path),
-			     "%s: holds %llu bytes, but says %llu; its space "
-			     "in stat and du is off",
-			     path, (unsigned long long)covered,
+		check_report(c, "data-bytes", check_path(c, i->ino),
+			     "holds %llu bytes, but says %llu; its space in "
+			     "stat and du is off",
+			     (unsigned long long)covered,
 			     (unsigned long long)f->data_bytes);
 	if (f->native && !is_native(c, f))
-		check_report(
-			c, "native", check_path(c, i->ino, path),
-			"%s: says that one image is the whole file, which "
-			"is not so: reading it gives wrong bytes; " ADVICE_FILE,
-			path);
+		check_report(c, "native", check_path(c, i->ino),
+			     "says that one image is the whole file, which is "
+			     "not so: reading it gives wrong "
+			     "bytes; " ADVICE_FILE);
 	if (f->kind == CONTENT_SMALL &&
 	    (!(i->flags & INODE_BYTES) || i->small_bytes != f->size_bytes))
-		check_report(c, "small", check_path(c, i->ino, path),
-			     "%s: has %llu bytes, but %u of them are in the "
+		check_report(c, "small", check_path(c, i->ino),
+			     "has %llu bytes, but %u of them are in the "
 			     "database; " ADVICE_FILE,
-			     path, (unsigned long long)f->size_bytes,
-			     i->small_bytes);
+			     (unsigned long long)f->size_bytes, i->small_bytes);
 }
 
 static int check_content_record(struct check *c, const struct check_record *r)
 {
-	struct check_inode *i = regular_of(c, 'F', r);
+	struct check_inode *i;
 	struct content f;
 	int rc;
 
+	if (r->key_len != 9)
+		return check_report_record(c, r);
+	i = check_inode_of(c, r, true);
 	if (!i)
 		return 0;
 	i->flags |= INODE_CONTENT;
@@ -290,12 +254,9 @@ static int check_content_record(struct check *c, const struct check_record *r)
 	if (rc == -ENOMEM)
 		return rc;
 	if (rc < 0) {
-		char path[CHECK_OBJECT_BYTES];
-
-		check_report(c, "record", check_path(c, i->ino, path),
-			     "%s: the record of what it consists of is not "
-			     "understood; " ADVICE_FILE,
-			     path);
+		check_report(c, "record", check_path(c, i->ino),
+			     "the record of what it consists of is not "
+			     "understood; " ADVICE_FILE);
 		return 0;
 	}
 	if (f.kind == CONTENT_SMALL)
@@ -308,28 +269,25 @@ static int check_content_record(struct check *c, const struct check_record *r)
 
 static void check_has_content(struct check *c, const struct check_inode *i)
 {
-	char path[CHECK_OBJECT_BYTES];
 	bool content = i->flags & INODE_CONTENT;
 	bool fresh = i->flags & INODE_FRESH;
 
 	if (!S_ISREG(i->mode))
 		return;
 	if (i->names > 0 && !content && !fresh)
-		check_report(
-			c, "no-content", check_path(c, i->ino, path),
-			"%s: nothing is recorded of what it consists of; " ADVICE_FILE,
-			path);
+		check_report(c, "no-content", check_path(c, i->ino),
+			     "nothing is recorded of what it consists "
+			     "of; " ADVICE_FILE);
 	if (content && fresh)
-		check_report(c, "fresh", check_path(c, i->ino, path),
-			     "%s: is committed, but is recorded as new too, so "
+		check_report(c, "fresh", check_path(c, i->ino),
+			     "is committed, but is recorded as new too, so "
 			     "that the next mount may remove it; make a copy "
-			     "of the store before that",
-			     path);
+			     "of the store before that");
 	if ((i->flags & INODE_BYTES) && !(i->flags & INODE_SMALL))
-		check_report(c, "small", check_path(c, i->ino, path),
-			     "%s: has %u bytes in the database, which are not "
-			     "its content; " ADVICE_FILE,
-			     path, i->small_bytes);
+		check_report(c, "small", check_path(c, i->ino),
+			     "has %u bytes in the database, which are not its "
+			     "content; " ADVICE_FILE,
+			     i->small_bytes);
 }
 
 static int check_refs_of(struct check *c, size_t n)
@@ -338,8 +296,8 @@ static int check_refs_of(struct check *c, size_t n)
 	uint64_t image = c->images[k->image_index].id;
 	SCOPED(scope_free) void *value = NULL;
 	struct key key = key_chunk(image, k->offset);
-	char object[CHECK_IMAGE_BYTES];
 	struct chunk_rec r = { 0 };
+	const char *object;
 	size_t len;
 	int rc;
 
@@ -348,18 +306,18 @@ static int check_refs_of(struct check *c, size_t n)
 		rc = chunk_decode(value, len, &r);
 	if (rc < 0)
 		return check_database_failed(c, rc);
-	check_image_name(image, object);
+	object = check_image_name(c, image);
 	if (r.refs == k->refs_left)
 		check_report(c, "unused", object,
-			     "%s: no file uses the chunk at %llu (%u bytes), "
-			     "so its space stays in use; " CHECK_ADVICE_INDEX,
-			     object, (unsigned long long)k->offset, k->len);
+			     "no file uses the chunk at %llu (%u bytes), so "
+			     "its space stays in use; " CHECK_ADVICE_INDEX,
+			     (unsigned long long)k->offset, k->len);
 	else
 		check_report(c, "refs", object,
-			     "%s: the chunk at %llu is used %u times, but %u "
-			     "are recorded, so that deleting files gives its "
+			     "the chunk at %llu is used %u times, but %u are "
+			     "recorded, so that deleting files gives its "
 			     "space back too %s; " CHECK_ADVICE_INDEX,
-			     object, (unsigned long long)k->offset,
+			     (unsigned long long)k->offset,
 			     r.refs - k->refs_left, r.refs,
 			     (int32_t)k->refs_left > 0 ? "late" : "early");
 	return 0;
@@ -367,15 +325,12 @@ static int check_refs_of(struct check *c, size_t n)
 
 static int check_refs(struct check *c)
 {
-	for (size_t n = 0; n < c->chunk_count; n++) {
-		int rc = 0;
+	int rc = 0;
 
+	for (size_t n = 0; rc == 0 && n < c->chunk_count; n++)
 		if (c->chunks[n].refs_left != 0)
 			rc = check_refs_of(c, n);
-		if (rc < 0)
-			return rc;
-	}
-	return 0;
+	return rc;
 }
 
 int check_content(struct check *c)

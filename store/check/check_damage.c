@@ -80,8 +80,7 @@ static size_t damage_after(const struct check *c, size_t chunk)
 	return low;
 }
 
-static int search_extent(struct search *s, uint64_t ino,
-			 const struct extent *e)
+static int search_extent(struct search *s, uint64_t ino, const struct extent *e)
 {
 	const struct check_image *i = check_find_image(s->c, e->image);
 	size_t first, end, n;
@@ -98,45 +97,22 @@ static int search_extent(struct search *s, uint64_t ino,
 	return rc;
 }
 
-static int search_file(struct search *s, const struct kv_slice *key,
-		       const struct kv_slice *value)
+static int search_file(void *arg, struct kv_slice key, struct kv_slice value)
 {
+	struct search *s = arg;
 	struct content f;
 	int rc;
 
 	/* What does not decode was reported before. */
-	if (key->len != 9)
+	if (key.len != 9)
 		return 0;
-	rc = content_decode(value->data, value->len, &f);
+	rc = content_decode(value.data, value.len, &f);
 	if (rc < 0)
 		return rc == -ENOMEM ? rc : 0;
 	for (size_t n = 0; n < f.extent_count && rc == 0; n++)
-		rc = search_extent(s, get_be64((const uint8_t *)key->data + 1),
+		rc = search_extent(s, get_be64((const uint8_t *)key.data + 1),
 				   &f.extents[n]);
 	content_release(&f);
-	return rc;
-}
-
-static int search_all(struct search *s)
-{
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	int rc;
-
-	rc = kv_iter_new(s->c->kv, "F", 1, NULL, 0, &it);
-	if (rc < 0)
-		return check_database_failed(s->c, rc);
-	for (;;) {
-		rc = kv_iter_next(it, &key, &value);
-		if (rc < 0)
-			rc = check_database_failed(s->c, rc);
-		if (rc <= 0)
-			break;
-		rc = search_file(s, &key, &value);
-		if (rc < 0)
-			break;
-	}
-	kv_iter_free(it);
 	return rc;
 }
 
@@ -172,11 +148,10 @@ static void search_sort(struct search *s)
 static size_t hit_paths(struct check *c, const struct hit *hits, size_t count,
 			char *ret[CHECK_FILES_MAX])
 {
-	char path[CHECK_OBJECT_BYTES];
 	size_t n, paths = 0;
 
 	for (n = 0; n < count && paths < CHECK_FILES_MAX; n++) {
-		ret[paths] = strdup(check_path(c, hits[n].ino, path));
+		ret[paths] = strdup(check_path(c, hits[n].ino));
 		if (ret[paths])
 			paths++;
 	}
@@ -205,31 +180,30 @@ static void report_damage(struct search *s, const struct check_damage *d,
 	struct check *c = s->c;
 	const struct check_chunk *first = &c->chunks[d->first];
 	const struct check_chunk *last = first + d->count - 1;
-	char text[PATHS_BYTES + CHECK_OBJECT_BYTES + 256];
-	char image[CHECK_IMAGE_BYTES], list[PATHS_BYTES];
+	const char *image =
+		check_image_name(c, c->images[first->image_index].id);
+	char text[PATHS_BYTES + PATH_MAX + 256], list[PATHS_BYTES];
 	char *paths[CHECK_FILES_MAX];
 	size_t path_count = hit_paths(c, hits, count, paths);
 	struct check_problem p = { .code = "damaged",
+				   .object = path_count > 0 ? paths[0] : image,
 				   .text = text,
 				   .files = (const char *const *)paths,
 				   .file_count = path_count };
+	int at =
+		snprintf(text, sizeof(text), "%s: damaged: bytes %llu to %llu ",
+			 p.object, (unsigned long long)first->offset,
+			 (unsigned long long)(last->offset + last->len));
+	size_t left = sizeof(text) - (size_t)at;
 
-	check_image_name(c->images[first->image_index].id, image);
-	p.object = path_count > 0 ? paths[0] : image;
 	list_paths(paths, path_count, count - path_count, list);
 	if (path_count > 0)
-		(void)snprintf(text, sizeof(text),
-			       "%s: damaged: bytes %llu to %llu of %s %s; "
-			       "restore from another copy, or delete: %s",
-			       paths[0], (unsigned long long)first->offset,
-			       (unsigned long long)(last->offset + last->len),
+		(void)snprintf(text + at, left,
+			       "of %s %s; restore from another copy, or "
+			       "delete: %s",
 			       image, damage_reason(d->rc), list);
 	else
-		(void)snprintf(text, sizeof(text),
-			       "%s: damaged: bytes %llu to %llu %s; no file "
-			       "uses them",
-			       image, (unsigned long long)first->offset,
-			       (unsigned long long)(last->offset + last->len),
+		(void)snprintf(text + at, left, "%s; no file uses them",
 			       damage_reason(d->rc));
 	c->result->problems++;
 	c->result->damaged_chunks += d->count;
@@ -247,7 +221,9 @@ int check_name_damage(struct check *c)
 	if (c->damage_count == 0)
 		return 0;
 	qsort(c->damage, c->damage_count, sizeof(*c->damage), damage_order);
-	rc = search_all(&s);
+	rc = kv_each(c->kv, "F", 1, search_file, &s);
+	if (rc < 0)
+		rc = check_database_failed(c, rc);
 	search_sort(&s);
 	for (size_t n = 0; rc == 0 && n < c->damage_count; n++) {
 		size_t first = at;

@@ -17,55 +17,47 @@ static void scope_state(XXH3_state_t **s)
 	(void)XXH3_freeState(*s);
 }
 
-/*
- * Feed the hashes and lengths of the chunks under an extent. 0: they do not
- * cover it exactly (which was reported), 1: done, or -errno.
- */
-static int feed_extent(struct check *c, const struct extent *e,
-		       XXH3_state_t *state)
+struct feed {
+	XXH3_state_t *state;
+	uint64_t at, end; /* what is still to be fed, in the image */
+};
+
+static int feed_chunk(void *arg, uint64_t offset, const struct chunk_rec *k)
 {
-	struct key prefix = key_ino('K', e->image);
-	struct key start = key_chunk(e->image, e->image_offset);
-	uint64_t at = e->image_offset, end = at + e->len;
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	int rc;
+	uint32_t len = htole32(k->len);
+	struct feed *f = arg;
 
-	rc = kv_iter_new(c->kv, prefix.data, prefix.len, start.data, start.len,
-			 &it);
-	if (rc < 0)
-		return rc;
-	while (at < end && (rc = kv_iter_next(it, &key, &value)) == 1) {
-		struct chunk_rec k;
-		uint32_t len;
-
-		if (key.len != 17 ||
-		    get_be64((const uint8_t *)key.data + 9) != at ||
-		    chunk_decode(value.data, value.len, &k) < 0)
-			break;
-		len = htole32(k.len);
-		(void)XXH3_128bits_update(state, k.hash, sizeof(k.hash));
-		(void)XXH3_128bits_update(state, &len, sizeof(len));
-		at += k.len;
-	}
-	kv_iter_free(it);
-	return rc < 0 ? rc : at == end;
+	if (offset != f->at || f->at >= f->end)
+		return 1;
+	(void)XXH3_128bits_update(f->state, k->hash, sizeof(k->hash));
+	(void)XXH3_128bits_update(f->state, &len, sizeof(len));
+	f->at += k->len;
+	return 0;
 }
 
+/*
+ * From the hashes and lengths of the chunks under the extents. 0: they do not
+ * cover one exactly (which was reported), 1: done, or -errno.
+ */
 static int digest_extents(struct check *c, const struct content *f,
 			  uint8_t ret[HASH_BYTES])
 {
 	SCOPED(scope_state) XXH3_state_t *state = XXH3_createState();
 	XXH128_canonical_t canon;
-	int rc = 1;
 
 	if (!state)
 		return -ENOMEM;
 	(void)XXH3_128bits_reset(state);
-	for (size_t n = 0; n < f->extent_count && rc == 1; n++)
-		rc = feed_extent(c, &f->extents[n], state);
-	if (rc != 1)
-		return rc;
+	for (size_t n = 0; n < f->extent_count; n++) {
+		const struct extent *e = &f->extents[n];
+		struct feed feed = { state, e->image_offset,
+				     e->image_offset + e->len };
+		int rc = check_each_chunk(c, e->image, e->image_offset,
+					  feed_chunk, &feed);
+
+		if (rc < 0 || feed.at != feed.end)
+			return rc;
+	}
 	XXH128_canonicalFromHash(&canon, XXH3_128bits_digest(state));
 	memcpy(ret, canon.digest, HASH_BYTES);
 	return 1;
@@ -89,7 +81,6 @@ static int digest_small(struct check *c, uint64_t ino, const struct content *f,
 
 static int digest_file(struct check *c, uint64_t ino, const struct content *f)
 {
-	char path[CHECK_OBJECT_BYTES];
 	uint8_t digest[HASH_BYTES];
 	int rc = 0;
 
@@ -101,11 +92,10 @@ static int digest_file(struct check *c, uint64_t ino, const struct content *f)
 		return check_database_failed(c, rc);
 	if (rc <= 0 || memcmp(digest, f->digest, sizeof(digest)) == 0)
 		return rc < 0 ? rc : 0;
-	check_report(c, "digest", check_path(c, ino, path),
-		     "%s: what it consists of is not what was committed (its "
-		     "digest differs); restore it from another copy, or delete "
-		     "it",
-		     path);
+	check_report(c, "digest", check_path(c, ino),
+		     "what it consists of is not what was committed (its "
+		     "digest differs); restore it from another copy, or "
+		     "delete it");
 	return 0;
 }
 

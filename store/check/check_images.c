@@ -4,7 +4,6 @@
  * to be given back (P) lies in none; and what lies beside them is known.
  */
 #include <ctype.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -12,23 +11,25 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/check/check_work.h"
 #include "store/db/layout.h"
+
+static int found(void *arg, struct kv_slice key, struct kv_slice value)
+{
+	(void)arg;
+	(void)key;
+	(void)value;
+	return 1;
+}
 
 /* 1: there is a record of this kind about the image. */
 static int has_record(struct check *c, char kind, uint64_t image)
 {
 	struct key prefix = key_ino(kind, image);
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	int rc;
+	int rc = kv_each(c->kv, prefix.data, prefix.len, found, NULL);
 
-	rc = kv_iter_new(c->kv, prefix.data, prefix.len, NULL, 0, &it);
-	if (rc == 0) {
-		rc = kv_iter_next(it, &key, &value);
-		kv_iter_free(it);
-	}
 	return rc < 0 ? check_database_failed(c, rc) : rc;
 }
 
@@ -38,28 +39,23 @@ static int has_record(struct check *c, char kind, uint64_t image)
  */
 static int check_empty_image(struct check *c, uint64_t id)
 {
-	char object[CHECK_IMAGE_BYTES];
 	int rc = has_record(c, 'P', id);
 
 	if (rc == 0)
-		check_report(
-			c, "empty-image", check_image_name(id, object),
-			"%s: is recorded, but holds no chunk and nothing "
-			"that is to be given back, so its record stays; " CHECK_ADVICE_INDEX,
-			object);
+		check_report(c, "empty-image", check_image_name(c, id),
+			     "is recorded, but holds no chunk and nothing "
+			     "that is to be given back, so its record "
+			     "stays; " CHECK_ADVICE_INDEX);
 	return rc < 0 ? rc : 0;
 }
 
 static int check_image_record(struct check *c, const struct check_record *r)
 {
-	char object[CHECK_IMAGE_BYTES];
 	struct check_image *i;
 	uint64_t bytes;
 
-	if (r->key_len != 9 || u64_decode(r->value, r->value_len, &bytes) < 0) {
-		check_report_record(c, 'I', r);
-		return 0;
-	}
+	if (r->key_len != 9 || u64_decode(r->value, r->value_len, &bytes) < 0)
+		return check_report_record(c, r);
 	c->image_records++;
 	i = check_find_image(c, get_be64(r->key + 1));
 	if (!i)
@@ -68,11 +64,11 @@ static int check_image_record(struct check *c, const struct check_record *r)
 	/* Missing or cut short was reported. */
 	if (i->file_bytes != IMAGE_NO_FILE && i->file_bytes >= i->end &&
 	    i->file_bytes != bytes)
-		check_report(c, "image-size", check_image_name(i->id, object),
-			     "%s: has %llu bytes, but %llu were recorded; "
-			     "run 'ckptctl fsck --scrub' to learn which files "
-			     "are damaged",
-			     object, (unsigned long long)i->file_bytes,
+		check_report(c, "image-size", check_image_name(c, i->id),
+			     "has %llu bytes, but %llu were recorded; run "
+			     "'ckptctl fsck --scrub' to learn which files are "
+			     "damaged",
+			     (unsigned long long)i->file_bytes,
 			     (unsigned long long)bytes);
 	return 0;
 }
@@ -88,32 +84,31 @@ static int check_punch(struct check *c, const struct check_record *r)
 	if (r->key_len != 17 ||
 	    u64_decode(r->value, r->value_len, &bytes) < 0 ||
 	    get_be64(r->key + 9) > INT64_MAX || bytes > INT64_MAX)
-		check_report_record(c, 'P', r);
+		return check_report_record(c, r);
 	return 0;
 }
 
 static int check_image_file(struct check *c, size_t index)
 {
 	struct check_image *i = &c->images[index];
-	char object[CHECK_IMAGE_BYTES];
+	const char *object = check_image_name(c, i->id);
 	char name[LAYOUT_IMAGE_NAME_BYTES];
 	size_t last = i->first_chunk + i->chunk_count, n;
 	struct stat st;
 
 	layout_image_name(i->id, name);
-	check_image_name(i->id, object);
 	if (c->next_image != 0 && c->next_image <= i->id)
 		check_report(c, "next-image", object,
-			     "%s: its number is in use, but %llu is to be "
-			     "given out next; do not write to this store, copy "
-			     "the files to a new one",
-			     object, (unsigned long long)c->next_image);
+			     "its number is in use, but %llu is to be given "
+			     "out next; do not write to this store, copy the "
+			     "files to a new one",
+			     (unsigned long long)c->next_image);
 	if (fstatat(c->images_dirfd, name, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
 	    !S_ISREG(st.st_mode)) {
 		check_report(c, "image-missing", object,
-			     "%s: its file images/%s is missing; put it back "
-			     "from another copy of this store",
-			     object, name);
+			     "its file images/%s is missing; put it back from "
+			     "another copy of this store",
+			     name);
 		return check_add_damage(c, i->first_chunk, i->chunk_count,
 					-ENOENT);
 	}
@@ -121,10 +116,10 @@ static int check_image_file(struct check *c, size_t index)
 	if (i->file_bytes >= i->end)
 		return 0;
 	check_report(c, "image-short", object,
-		     "%s: its file images/%s was cut short: it has %llu "
-		     "bytes, its chunks reach to %llu; put it back from "
-		     "another copy of this store",
-		     object, name, (unsigned long long)i->file_bytes,
+		     "its file images/%s was cut short: it has %llu bytes, "
+		     "its chunks reach to %llu; put it back from another copy "
+		     "of this store",
+		     name, (unsigned long long)i->file_bytes,
 		     (unsigned long long)i->end);
 	/* Chunks may overlap when damaged, so look at each end. */
 	n = i->first_chunk;
@@ -137,10 +132,10 @@ static int check_image_file(struct check *c, size_t index)
 static int check_image_files(struct check *c)
 {
 	if (c->image_count > 0 && c->next_image == 0)
-		check_report(c, "next-image", "settings",
-			     "the next image number is not recorded; do not "
-			     "write to this store, copy the files to a new "
-			     "one");
+		check_report_text(c, "next-image", "settings",
+				  "the next image number is not recorded; do "
+				  "not write to this store, copy the files to "
+				  "a new one");
 	for (size_t n = 0; n < c->image_count; n++) {
 		int rc = check_image_file(c, n);
 
@@ -153,19 +148,16 @@ static int check_image_files(struct check *c)
 
 static void check_images_recorded(struct check *c)
 {
-	char object[CHECK_IMAGE_BYTES];
-
 	for (size_t n = 0; n < c->image_count; n++) {
 		const struct check_image *i = &c->images[n];
 
 		if (!i->recorded)
 			check_report(c, "unrecorded-image",
-				     check_image_name(i->id, object),
-				     "%s: holds %zu chunks, but is not "
-				     "recorded, so that the next mount may "
-				     "remove it; make a copy of the store "
-				     "before that",
-				     object, i->chunk_count);
+				     check_image_name(c, i->id),
+				     "holds %zu chunks, but is not recorded, "
+				     "so that the next mount may remove it; "
+				     "make a copy of the store before that",
+				     i->chunk_count);
 	}
 	c->result->images = c->image_records;
 }
@@ -215,11 +207,10 @@ static int report_unrecorded(struct check *c, uint64_t id, const char *name,
 			     object);
 	else
 		check_report(c, "unknown-image", object,
-			     "%s: the database does not know this image, so "
-			     "that no file uses it; it is kept: 'ckptctl "
-			     "rebuild' looks whether a file can be had from "
-			     "it, and puts it aside if not",
-			     object);
+			     "the database does not know this image, so that "
+			     "no file uses it; it is kept: 'ckptctl rebuild' "
+			     "looks whether a file can be had from it, and "
+			     "puts it aside if not");
 	return 0;
 }
 
@@ -227,7 +218,7 @@ static int check_leftover(struct check *c, const char *dir, const char *file)
 {
 	uint64_t id = image_number(file);
 	char name[LAYOUT_IMAGE_NAME_BYTES] = "";
-	char object[CHECK_OBJECT_BYTES];
+	char object[64 + NAME_MAX];
 	int rc;
 
 	(void)snprintf(object, sizeof(object), "images/%s/%s", dir, file);
@@ -243,45 +234,36 @@ static int check_leftover(struct check *c, const char *dir, const char *file)
 	if (file[16] == 0 && check_find_image(c, id))
 		return 0;
 	rc = file[16] == 0 ? has_record(c, 'I', id) : 0;
-	if (rc == 0)
-		rc = report_unrecorded(c, id, name, object);
-	return rc < 0 ? rc : 0;
+	if (rc != 0)
+		return rc < 0 ? rc : 0;
+	return report_unrecorded(c, id, name, object);
 }
 
 static int check_image_dir(struct check *c, const char *name)
 {
-	int fd = openat(c->images_dirfd, name,
-			O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	SCOPED(scope_closedir)
+	DIR *dir = io_opendir(c->images_dirfd, name, 0);
 	struct dirent *d;
 	int rc = 0;
-	DIR *dir;
 
-	if (fd < 0)
+	if (!dir)
 		return errno == ENOENT ? 0 : -errno;
-	dir = fdopendir(fd);
-	if (!dir) {
-		(void)close(fd);
-		return -ENOMEM;
-	}
 	while (rc == 0 && (d = readdir(dir)) != NULL)
 		if (strcmp(d->d_name, ".") != 0 && strcmp(d->d_name, "..") != 0)
 			rc = check_leftover(c, name, d->d_name);
-	(void)closedir(dir);
 	return rc;
 }
 
 static int check_image_dirs(struct check *c)
 {
-	for (unsigned n = 0; n < 256; n++) {
-		char name[3];
-		int rc;
+	char name[3];
+	int rc = 0;
 
+	for (unsigned n = 0; rc == 0 && n < 256; n++) {
 		(void)snprintf(name, sizeof(name), "%02x", n);
 		rc = check_image_dir(c, name);
-		if (rc < 0)
-			return rc;
 	}
-	return 0;
+	return rc;
 }
 
 int check_images(struct check *c)

@@ -96,13 +96,6 @@ static bool scrub_take(struct scrub *s, struct scrub_run *ret)
 	return true;
 }
 
-static void scrub_stop(struct scrub *s, int rc)
-{
-	HOLD(&s->lock);
-	if (s->rc == 0)
-		s->rc = rc;
-}
-
 static void scrub_damaged(struct scrub *s, size_t n, int rc)
 {
 	HOLD(&s->lock);
@@ -122,12 +115,10 @@ static int open_image(struct scrub_worker *w, uint32_t index)
 	scope_close(&w->fd);
 	layout_image_name(c->images[index].id, name);
 	w->image_index = index;
-	w->direct = true;
 	w->fd = openat(c->images_dirfd, name, flags | O_DIRECT);
-	if (w->fd >= 0 || errno != EINVAL)
-		return w->fd < 0 ? -errno : 0;
-	w->direct = false;
-	w->fd = openat(c->images_dirfd, name, flags);
+	w->direct = w->fd >= 0 || errno != EINVAL;
+	if (!w->direct)
+		w->fd = openat(c->images_dirfd, name, flags);
 	return w->fd < 0 ? -errno : 0;
 }
 
@@ -194,48 +185,36 @@ static void compare_chunk(struct scrub_worker *w, size_t n, const uint8_t *at,
 		scrub_damaged(w->s, n, 0);
 }
 
-/*
- * Compare the chunks of a run, whose bytes are there or (bytes is NULL) are to
- * be read one by one. Records come in the order of the table; those that do
- * not decode are not in it.
- */
-static int compare_run(struct scrub_worker *w, const struct scrub_run *run,
-		       const uint8_t *bytes)
+/* A run, whose bytes are there or (bytes is NULL) are to be read one by one. */
+struct comparison {
+	struct scrub_worker *w;
+	const struct scrub_run *run;
+	const uint8_t *bytes;
+	size_t next; /* the chunk to be compared next */
+};
+
+/* Records come in the order of the table; not all of them need be in it. */
+static int compare_next(void *arg, uint64_t offset, const struct chunk_rec *k)
 {
-	struct check *c = w->s->c;
-	uint64_t image = c->images[c->chunks[run->first].image_index].id;
-	struct key prefix = key_ino('K', image);
-	struct key start = key_chunk(image, run->offset);
-	struct kv_slice key, value;
-	size_t n = run->first, last = n + run->count;
-	struct kv_iter *it;
-	int rc;
+	struct comparison *m = arg;
+	const struct scrub_run *run = m->run;
 
-	rc = kv_iter_new(c->kv, prefix.data, prefix.len, start.data, start.len,
-			 &it);
-	if (rc < 0)
-		return rc;
-	while (n < last && (rc = kv_iter_next(it, &key, &value)) == 1) {
-		const struct check_chunk *k = &c->chunks[n];
-		struct chunk_rec r;
-
-		if (key.len != 17 ||
-		    get_be64((const uint8_t *)key.data + 9) != k->offset ||
-		    chunk_decode(value.data, value.len, &r) < 0)
-			continue;
-		compare_chunk(w, n,
-			      bytes ? bytes + (k->offset - run->offset) : NULL,
-			      r.hash);
-		n++;
+	if (offset == m->w->s->c->chunks[m->next].offset) {
+		compare_chunk(m->w, m->next,
+			      m->bytes ? m->bytes + (offset - run->offset)
+				       : NULL,
+			      k->hash);
+		m->next++;
 	}
-	kv_iter_free(it);
-	return rc < 0 ? rc : 0;
+	return m->next == run->first + run->count;
 }
 
 static int scrub_one(struct scrub_worker *w, const struct scrub_run *run)
 {
-	const uint8_t *bytes = NULL;
-	int rc = open_image(w, w->s->c->chunks[run->first].image_index);
+	struct comparison m = { .w = w, .run = run, .next = run->first };
+	struct check *c = w->s->c;
+	uint32_t index = c->chunks[run->first].image_index;
+	int rc = open_image(w, index);
 
 	if (rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM)
 		return rc;
@@ -245,9 +224,10 @@ static int scrub_one(struct scrub_worker *w, const struct scrub_run *run)
 		return 0;
 	}
 	/* When something in it cannot be read, find out what. */
-	if (read_range(w, run->offset, run->end, &bytes) < 0)
-		bytes = NULL;
-	return compare_run(w, run, bytes);
+	if (read_range(w, run->offset, run->end, &m.bytes) < 0)
+		m.bytes = NULL;
+	return check_each_chunk(c, c->images[index].id, run->offset,
+				compare_next, &m);
 }
 
 static void *scrub_thread(void *arg)
@@ -269,11 +249,11 @@ static void *scrub_thread(void *arg)
 				s->done_bytes += k[n].len;
 		}
 	}
-	if (rc < 0)
-		scrub_stop(s, rc);
 	free(buffer);
 	scope_close(&w.fd);
 	HOLD(&s->lock);
+	if (s->rc == 0)
+		s->rc = rc;
 	s->running--;
 	cond_signal(&s->moved);
 	return NULL;

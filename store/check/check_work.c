@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "store/base/scope.h"
 #include "store/base/vec.h"
@@ -18,36 +19,53 @@
 #define PROGRESS_STEP 4096
 #define PATH_DEPTH_MAX 2048
 
-void check_report(struct check *c, const char *code, const char *object,
-		  const char *format, ...)
+/* `to` may be NULL. head: stands before the sentence, or NULL. */
+static void tell(struct check *c,
+		 void (*to)(void *self, const struct check_problem *p),
+		 const char *code, const char *object, const char *head,
+		 const char *format, va_list ap)
 {
 	struct check_problem p = { .code = code, .object = object };
 	char text[TEXT_BYTES];
+	int at = head ? snprintf(text, sizeof(text), "%s: ", head) : 0;
+
+	(void)vsnprintf(text + at, sizeof(text) - (size_t)at, format, ap);
+	p.text = text;
+	if (to)
+		to(c->options->self, &p);
+}
+
+void check_report(struct check *c, const char *code, const char *object,
+		  const char *format, ...)
+{
 	va_list ap;
 
-	va_start(ap, format);
-	(void)vsnprintf(text, sizeof(text), format, ap);
-	va_end(ap);
-	p.text = text;
 	c->result->problems++;
-	c->options->problem(c->options->self, &p);
+	va_start(ap, format);
+	tell(c, c->options->problem, code, object, object, format, ap);
+	va_end(ap);
+}
+
+void check_report_text(struct check *c, const char *code, const char *object,
+		       const char *format, ...)
+{
+	va_list ap;
+
+	c->result->problems++;
+	va_start(ap, format);
+	tell(c, c->options->problem, code, object, NULL, format, ap);
+	va_end(ap);
 }
 
 void check_remark(struct check *c, const char *code, const char *object,
 		  const char *format, ...)
 {
-	struct check_problem p = { .code = code, .object = object };
-	char text[TEXT_BYTES];
 	va_list ap;
 
 	c->result->notes++;
-	if (!c->options->note)
-		return;
 	va_start(ap, format);
-	(void)vsnprintf(text, sizeof(text), format, ap);
+	tell(c, c->options->note, code, object, NULL, format, ap);
 	va_end(ap);
-	p.text = text;
-	c->options->note(c->options->self, &p);
 }
 
 int check_database_failed(struct check *c, int rc)
@@ -56,11 +74,12 @@ int check_database_failed(struct check *c, int rc)
 	if (rc == -ENOMEM || c->database_failed)
 		return rc;
 	c->database_failed = true;
-	check_report(c, "database", "database",
-		     "the database cannot be read to its end (%s), so nothing "
-		     "more can be checked; images that belong to one file "
-		     "alone can still be copied out of 'images' as they are",
-		     strerror(-rc));
+	check_report_text(c, "database", "database",
+			  "the database cannot be read to its end (%s), so "
+			  "nothing more can be checked; images that belong to "
+			  "one file alone can still be copied out of 'images' "
+			  "as they are",
+			  strerror(-rc));
 	return rc;
 }
 
@@ -71,20 +90,20 @@ void check_progress(struct check *c, const char *phase, uint64_t done,
 		c->options->progress(c->options->self, phase, done, total);
 }
 
-void check_report_record(struct check *c, char kind,
-			 const struct check_record *r)
+int check_report_record(struct check *c, const struct check_record *r)
 {
 	char object[64] = "record ";
 	size_t at = strlen(object);
 
-	object[at++] = kind;
+	object[at++] = (char)r->key[0];
 	for (size_t i = 1; i < r->key_len && at < sizeof(object) - 4; i++)
 		at += (size_t)snprintf(object + at, 3, "%02x", r->key[i]);
 	object[at] = 0;
 	check_report(c, "record", object,
-		     "%s: this record in the database is not understood (%zu "
+		     "this record in the database is not understood (%zu "
 		     "bytes); it is damaged or from another version of ckptfs",
-		     object, r->value_len);
+		     r->value_len);
+	return 0;
 }
 
 /* Prepend `/name` to the text that starts at `at`; NULL: no room. */
@@ -100,96 +119,123 @@ static char *path_prepend(const char *begin, char *at, const char *name)
 	return at;
 }
 
-const char *check_path(struct check *c, uint64_t ino,
-		       char ret[CHECK_OBJECT_BYTES])
+/* The path, somewhere in buf; NULL: no names lead to the inode. */
+static const char *path_of(struct kv *kv, uint64_t ino, char buf[PATH_MAX])
 {
-	char *at = ret + CHECK_OBJECT_BYTES - 1;
-	uint64_t i = ino;
+	char *at = buf + PATH_MAX - 1;
 
 	*at = 0;
-	for (unsigned depth = 0; i != ROOT_INO; depth++) {
+	for (unsigned depth = 0; ino != ROOT_INO; depth++) {
 		SCOPED(scope_free) void *value = NULL;
-		struct key k = key_ino('A', i);
+		struct key k = key_ino('A', ino);
 		struct attr a;
 		size_t len;
 
 		if (!at || depth == PATH_DEPTH_MAX ||
-		    kv_get(c->kv, k.data, k.len, &value, &len) < 0 ||
+		    kv_get(kv, k.data, k.len, &value, &len) < 0 ||
 		    attr_decode(value, len, &a) < 0)
-			goto no_path;
+			return NULL;
 		attr_release(&a);
 		if (a.parent == 0 || a.name[0] == 0)
-			goto no_path;
-		at = path_prepend(ret, at, a.name);
-		i = a.parent;
+			return NULL;
+		at = path_prepend(buf, at, a.name);
+		ino = a.parent;
 	}
-	if (!at)
-		goto no_path;
-	if (*at == 0)
-		*--at = '/';
-	memmove(ret, at, strlen(at) + 1);
-	return ret;
-no_path:
-	(void)snprintf(ret, CHECK_OBJECT_BYTES, "inode %llu",
-		       (unsigned long long)ino);
-	return ret;
+	return at && !*at ? "/" : at;
 }
 
-const char *check_image_name(uint64_t id, char ret[CHECK_IMAGE_BYTES])
+static const char *inode_name(uint64_t ino, char buf[PATH_MAX])
 {
-	(void)snprintf(ret, CHECK_IMAGE_BYTES, "image %016llx",
+	(void)snprintf(buf, PATH_MAX, "inode %llu", (unsigned long long)ino);
+	return buf;
+}
+
+const char *check_path_in(struct kv *kv, uint64_t ino, char buf[PATH_MAX])
+{
+	const char *path = path_of(kv, ino, buf);
+
+	return path ? path : inode_name(ino, buf);
+}
+
+const char *check_path(struct check *c, uint64_t ino)
+{
+	return check_path_in(c->kv, ino, c->path);
+}
+
+const char *check_inode_name(struct check *c, uint64_t ino)
+{
+	return inode_name(ino, c->path);
+}
+
+const char *check_image_name(struct check *c, uint64_t id)
+{
+	(void)snprintf(c->image, sizeof(c->image), "image %016llx",
 		       (unsigned long long)id);
-	return ret;
+	return c->image;
 }
 
-struct check_inode *check_find_inode(struct check *c, uint64_t ino)
+/*
+ * The first of `count` items that is not less than `number`, by their first
+ * member, a uint64_t by which they are sorted; or count.
+ */
+static size_t first_from(const void *items, size_t count, size_t item_bytes,
+			 uint64_t number)
 {
-	size_t low = 0, high = c->inode_count;
+	size_t low = 0, high = count;
 
 	while (low < high) {
 		size_t mid = low + (high - low) / 2;
+		uint64_t at;
 
-		if (c->inodes[mid].ino < ino)
-			low = mid + 1;
-		else
-			high = mid;
-	}
-	if (low == c->inode_count || c->inodes[low].ino != ino)
-		return NULL;
-	return &c->inodes[low];
-}
-
-struct check_image *check_find_image(struct check *c, uint64_t id)
-{
-	size_t low = 0, high = c->image_count;
-
-	while (low < high) {
-		size_t mid = low + (high - low) / 2;
-
-		if (c->images[mid].id < id)
-			low = mid + 1;
-		else
-			high = mid;
-	}
-	if (low == c->image_count || c->images[low].id != id)
-		return NULL;
-	return &c->images[low];
-}
-
-size_t check_find_chunk(const struct check *c, const struct check_image *i,
-			uint64_t offset)
-{
-	size_t low = i->first_chunk, high = low + i->chunk_count;
-
-	while (low < high) {
-		size_t mid = low + (high - low) / 2;
-
-		if (c->chunks[mid].offset < offset)
+		memcpy(&at, (const uint8_t *)items + mid * item_bytes,
+		       sizeof(at));
+		if (at < number)
 			low = mid + 1;
 		else
 			high = mid;
 	}
 	return low;
+}
+
+struct check_inode *check_find_inode(struct check *c, uint64_t ino)
+{
+	size_t n =
+		first_from(c->inodes, c->inode_count, sizeof(*c->inodes), ino);
+
+	return n < c->inode_count && c->inodes[n].ino == ino ? &c->inodes[n]
+							     : NULL;
+}
+
+struct check_inode *check_inode_of(struct check *c,
+				   const struct check_record *r, bool regular)
+{
+	uint64_t ino = get_be64(r->key + 1);
+	struct check_inode *i = check_find_inode(c, ino);
+
+	if (i && (!regular || S_ISREG(i->mode)))
+		return i;
+	check_report(c, "no-inode", check_inode_name(c, ino),
+		     "there is a record %c of it, but %s; nothing can be "
+		     "reached through it",
+		     r->key[0], regular ? "no regular file" : "not the inode");
+	return NULL;
+}
+
+struct check_image *check_find_image(struct check *c, uint64_t id)
+{
+	size_t n =
+		first_from(c->images, c->image_count, sizeof(*c->images), id);
+
+	return n < c->image_count && c->images[n].id == id ? &c->images[n]
+							   : NULL;
+}
+
+size_t check_find_chunk(const struct check *c, const struct check_image *i,
+			uint64_t offset)
+{
+	return i->first_chunk + first_from(&c->chunks[i->first_chunk],
+					   i->chunk_count, sizeof(*c->chunks),
+					   offset);
 }
 
 uint32_t check_hash_tag(const uint8_t hash[HASH_BYTES], uint64_t domain)
@@ -218,35 +264,59 @@ int check_add_damage(struct check *c, size_t first, size_t count, int rc)
 	return 0;
 }
 
+struct each {
+	struct check *c;
+	const char *phase;
+	int (*fn)(struct check *c, const struct check_record *r);
+	uint64_t done;
+};
+
+static int each_one(void *arg, struct kv_slice key, struct kv_slice value)
+{
+	const struct check_record r = { .key = key.data,
+					.key_len = key.len,
+					.value = value.data,
+					.value_len = value.len };
+	struct each *e = arg;
+	int rc = e->fn(e->c, &r);
+
+	if (rc == 0 && ++e->done % PROGRESS_STEP == 0)
+		check_progress(e->c, e->phase, e->done, 0);
+	return rc;
+}
+
 int check_each(struct check *c, char kind, const char *phase,
 	       int (*fn)(struct check *c, const struct check_record *r))
 {
+	struct each e = { .c = c, .phase = phase, .fn = fn };
+	int rc = kv_each(c->kv, &kind, 1, each_one, &e);
+
+	return rc < 0 ? check_database_failed(c, rc) : 0;
+}
+
+int check_each_chunk(struct check *c, uint64_t image, uint64_t offset,
+		     int (*fn)(void *arg, uint64_t offset,
+			       const struct chunk_rec *k),
+		     void *arg)
+{
+	struct key prefix = key_ino('K', image);
+	struct key start = key_chunk(image, offset);
 	struct kv_slice key, value;
+	struct chunk_rec k;
 	struct kv_iter *it;
-	uint64_t done = 0;
-	int rc;
+	int rc = kv_iter_new(c->kv, prefix.data, prefix.len, start.data,
+			     start.len, &it);
 
-	rc = kv_iter_new(c->kv, &kind, 1, NULL, 0, &it);
 	if (rc < 0)
-		return check_database_failed(c, rc);
-	for (;;) {
-		struct check_record r;
-
-		rc = kv_iter_next(it, &key, &value);
-		if (rc < 0)
-			rc = check_database_failed(c, rc);
-		if (rc <= 0)
+		return rc;
+	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
+		if (key.len != 17 ||
+		    chunk_decode(value.data, value.len, &k) < 0)
+			continue;
+		rc = fn(arg, get_be64((const uint8_t *)key.data + 9), &k);
+		if (rc != 0)
 			break;
-		r = (struct check_record){ .key = key.data,
-					   .key_len = key.len,
-					   .value = value.data,
-					   .value_len = value.len };
-		rc = fn(c, &r);
-		if (rc < 0)
-			break;
-		if (++done % PROGRESS_STEP == 0)
-			check_progress(c, phase, done, 0);
 	}
 	kv_iter_free(it);
-	return rc;
+	return rc < 0 ? rc : 0;
 }

@@ -27,7 +27,7 @@ enum inode_flag {
 };
 
 struct check_inode {
-	uint64_t ino;
+	uint64_t ino; /* sorted by it, as images by id and chunks by offset */
 	uint64_t parent, name_hash; /* of the first name, as A has it */
 	uint64_t up; /* of a directory: where its name was found */
 	uint32_t mode, nlink; /* as A has them */
@@ -61,6 +61,14 @@ struct check_damage {
 	int rc; /* -EIO and the like; 0: the bytes differ */
 };
 
+/* One key, which begins with its kind, and its value. */
+struct check_record {
+	const uint8_t *key;
+	size_t key_len;
+	const void *value;
+	size_t value_len;
+};
+
 struct check {
 	struct kv *kv;
 	int images_dirfd;
@@ -83,44 +91,58 @@ struct check {
 	bool secret_known;
 	uint8_t secret[HASH_SECRET_BYTES];
 	bool database_failed; /* and that was reported */
+	char path[PATH_MAX], image[32]; /* check_path(), check_image_name() */
 };
 
 /* For what only the index gets wrong. */
 #define CHECK_ADVICE_INDEX "copy the files to a new store"
-#define CHECK_OBJECT_BYTES PATH_MAX
-#define CHECK_IMAGE_BYTES 32
-
+/* A problem: the text is "OBJECT: " and the sentence. */
 __attribute__((format(printf, 4, 5))) void
 check_report(struct check *c, const char *code, const char *object,
 	     const char *format, ...);
+/* The sentence alone is the text. */
+__attribute__((format(printf, 4, 5))) void
+check_report_text(struct check *c, const char *code, const char *object,
+		  const char *format, ...);
+/* The same for a note. */
 __attribute__((format(printf, 4, 5))) void
 check_remark(struct check *c, const char *code, const char *object,
 	     const char *format, ...);
+/* A record that nobody can read. Returns 0: the check goes on. */
+int check_report_record(struct check *c, const struct check_record *r);
 /* The database gave `rc`: reported once; returns rc. */
 int check_database_failed(struct check *c, int rc);
 void check_progress(struct check *c, const char *phase, uint64_t done,
 		    uint64_t total);
 
-/* The path of an inode, or "inode N" when no names lead to it. */
-const char *check_path(struct check *c, uint64_t ino,
-		       char ret[CHECK_OBJECT_BYTES]);
-/* "image 0000000000000012" */
-const char *check_image_name(uint64_t id, char ret[CHECK_IMAGE_BYTES]);
+/*
+ * Names for messages, each valid until the next call of any of the first two or
+ * of the third: the path of an inode, or "inode N" when no names lead to it;
+ * "inode N"; "image 0000000000000012".
+ */
+const char *check_path(struct check *c, uint64_t ino);
+const char *check_inode_name(struct check *c, uint64_t ino);
+const char *check_image_name(struct check *c, uint64_t id);
 
-/* Call fn for each record of a kind; a record is one key and its value. */
-struct check_record {
-	const uint8_t *key;
-	size_t key_len;
-	const void *value;
-	size_t value_len;
-};
+/* Call fn for each record of a kind, until it fails. */
 int check_each(struct check *c, char kind, const char *phase,
 	       int (*fn)(struct check *c, const struct check_record *r));
-/* A record of this kind that nobody can read. */
-void check_report_record(struct check *c, char kind,
-			 const struct check_record *r);
+/*
+ * Call fn for each chunk of an image at or after offset that can be decoded,
+ * until it returns other than 0. The error is the database's, or fn's.
+ */
+int check_each_chunk(struct check *c, uint64_t image, uint64_t offset,
+		     int (*fn)(void *arg, uint64_t offset,
+			       const struct chunk_rec *k),
+		     void *arg);
 
 struct check_inode *check_find_inode(struct check *c, uint64_t ino);
+/*
+ * The inode, or regular file, that a record is about, by the number in its key;
+ * NULL: there is none, which was reported.
+ */
+struct check_inode *check_inode_of(struct check *c,
+				   const struct check_record *r, bool regular);
 struct check_image *check_find_image(struct check *c, uint64_t id);
 /* The first chunk of this image at or after offset, or one past its last. */
 size_t check_find_chunk(const struct check *c, const struct check_image *i,

@@ -15,7 +15,6 @@
 #include "store/base/scope.h"
 #include "store/base/vec.h"
 #include "store/check/check.h"
-#include "store/check/rebuild_names.h"
 #include "store/check/rebuild_work.h"
 #include "store/db/identity.h"
 #include "store/db/mark.h"
@@ -57,38 +56,28 @@ static int label_order(const void *pa, const void *pb)
 
 	if (a->ino != b->ino)
 		return a->ino < b->ino ? -1 : 1;
-	return (a->generation < b->generation) - (a->generation > b->generation);
+	return (a->generation < b->generation) -
+	       (a->generation > b->generation);
 }
 
 /* --- chunks of the base --- */
 
-static int load_chunks(struct rebuild *r)
+static int load_chunk(void *arg, struct kv_slice key, struct kv_slice value)
 {
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	int rc = kv_iter_new(r->kv, "K", 1, NULL, 0, &it);
+	struct rebuild *r = arg;
+	const uint8_t *p = key.data;
+	struct rebuild_chunk *c;
+	struct chunk_rec k;
 
-	if (rc < 0)
-		return rc;
-	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
-		const uint8_t *p = key.data;
-		struct rebuild_chunk *c;
-		struct chunk_rec k;
-
-		if (key.len != 17 ||
-		    chunk_decode(value.data, value.len, &k) < 0)
-			continue;
-		c = rebuild_add(&r->chunks, get_be64(p + 1), get_be64(p + 9));
-		if (!c) {
-			rc = -ENOMEM;
-			break;
-		}
-		c->len = k.len;
-		c->domain = k.domain;
-		memcpy(c->hash, k.hash, sizeof(c->hash));
-	}
-	kv_iter_free(it);
-	return rc;
+	if (key.len != 17 || chunk_decode(value.data, value.len, &k) < 0)
+		return 0;
+	c = rebuild_add(&r->chunks, get_be64(p + 1), get_be64(p + 9));
+	if (!c)
+		return -ENOMEM;
+	c->len = k.len;
+	c->domain = k.domain;
+	memcpy(c->hash, k.hash, sizeof(c->hash));
+	return 0;
 }
 
 /* --- files --- */
@@ -117,20 +106,16 @@ static bool has_record(struct rebuild *r, char kind, uint64_t number)
 static bool is_newer(struct rebuild *r, const struct label *l)
 {
 	struct content c;
-	bool newer;
-	int rc = base_content(r, l->ino, &c);
 
-	if (rc == 0) {
-		newer = l->generation > c.generation;
+	if (base_content(r, l->ino, &c) == 0) {
 		content_release(&c);
-		return newer;
+		return l->generation > c.generation;
 	}
 	/* A file that was deleted, but whose bytes others share. */
 	return has_record(r, 'A', l->ino) || !has_record(r, 'I', l->image);
 }
 
-static int put_content(struct rebuild *r, uint64_t ino,
-		       const struct content *c)
+static int put_content(struct rebuild *r, uint64_t ino, const struct content *c)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct key f = key_ino('F', ino), d = key_ino('D', ino);
@@ -193,50 +178,40 @@ static int use_labels(struct rebuild *r)
 	if (r->label_count > 0)
 		qsort(r->labels, r->label_count, sizeof(*r->labels),
 		      label_order);
-	for (size_t i = 0; rc == 0 && i < r->label_count;) {
-		size_t end = i + 1;
-
+	for (size_t i = 0, end; rc == 0 && i < r->label_count; i = end) {
+		end = i + 1;
 		while (end < r->label_count &&
 		       r->labels[end].ino == r->labels[i].ino)
 			end++;
 		rc = use_labels_of(r, i, end);
-		i = end;
 	}
 	return rc;
 }
 
-/* Every file that cannot be had goes; the others' chunks are counted. */
-static int keep_what_is_there(struct rebuild *r)
+/* A file that cannot be had goes; the others' chunks are counted. */
+static int keep_or_remove(void *arg, struct kv_slice key, struct kv_slice value)
 {
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	int rc = kv_iter_new(r->kv, "F", 1, NULL, 0, &it);
+	const char *reason = "its record is damaged";
+	struct rebuild *r = arg;
+	struct content c = { 0 };
+	uint64_t ino;
+	int rc;
 
-	if (rc < 0)
-		return rc;
-	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
-		uint64_t ino = get_be64((const uint8_t *)key.data + 1);
-		const char *reason = "its record is damaged";
-		struct content c = { 0 };
-
-		if (key.len != 9)
-			continue;
-		rc = content_decode(value.data, value.len, &c);
-		if (rc == 0 && !has_record(r, 'O', ino))
-			rc = rebuild_verify(r, &c, &reason);
-		else if (rc == 0)
-			reason = NULL; /* deleted, and nobody has it open */
-		else if (rc == -EIO)
-			rc = 0;
-		if (rc == 1)
-			rebuild_count(r, &c);
-		else if (rc == 0)
-			rc = rebuild_remove(r, ino, reason);
-		content_release(&c);
-		if (rc < 0)
-			break;
-	}
-	kv_iter_free(it);
+	if (key.len != 9)
+		return 0;
+	ino = get_be64((const uint8_t *)key.data + 1);
+	rc = content_decode(value.data, value.len, &c);
+	if (rc == 0 && !has_record(r, 'O', ino))
+		rc = rebuild_verify(r, &c, &reason);
+	else if (rc == 0)
+		reason = NULL; /* deleted, and nobody has it open */
+	else if (rc == -EIO)
+		rc = 0;
+	if (rc == 1)
+		rebuild_count(r, &c);
+	else if (rc == 0)
+		rc = rebuild_remove(r, ino, reason);
+	content_release(&c);
 	return rc < 0 ? rc : 0;
 }
 
@@ -267,7 +242,7 @@ static int put_aside(struct rebuild *r, uint64_t id)
 
 static int fill_lossy(struct rebuild *r)
 {
-	int rc = load_chunks(r);
+	int rc = kv_each(r->kv, "K", 1, load_chunk, r);
 
 	if (rc == 0)
 		rc = rebuild_each_image(r, note_label);
@@ -276,7 +251,7 @@ static int fill_lossy(struct rebuild *r)
 	if (rc == 0)
 		rc = use_labels(r);
 	if (rc == 0)
-		rc = keep_what_is_there(r);
+		rc = kv_each(r->kv, "F", 1, keep_or_remove, r);
 	return rc == 0 ? rebuild_write_chunks(r) : rc;
 }
 
@@ -294,8 +269,8 @@ static int swap(struct rebuild *r)
 				    AT_SYMLINK_NOFOLLOW) < 0)
 				break;
 		}
-		if (renameat(r->dirfd, LAYOUT_DB_DIR, r->dirfd,
-			     res->kept_as) < 0)
+		if (renameat(r->dirfd, LAYOUT_DB_DIR, r->dirfd, res->kept_as) <
+		    0)
 			return -errno;
 		res->old_kept = true;
 	}

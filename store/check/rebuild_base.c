@@ -5,7 +5,6 @@
  * means that it opens, has no gap (kv_look()), and that its records agree with
  * each other: an image that is missing is not its fault.
  */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -14,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "store/base/copy.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/check/check.h"
@@ -23,7 +23,6 @@
 #include "store/names/inode.h"
 
 #define OTHER_DIR "db.rebuild.other"
-#define COPY_BYTES (1u << 20)
 
 static void full_path(const struct rebuild *r, const char *name, char ret[4352])
 {
@@ -33,40 +32,24 @@ static void full_path(const struct rebuild *r, const char *name, char ret[4352])
 /* A directory of files, and nothing below. */
 static void remove_dir(const struct rebuild *r, const char *name)
 {
-	int fd = openat(r->dirfd, name,
-			O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+	SCOPED(scope_closedir)
+	DIR *dir = io_opendir(r->dirfd, name, O_NOFOLLOW);
 	struct dirent *d;
 
-	if (dir) {
-		while ((d = readdir(dir)) != NULL)
-			(void)unlinkat(fd, d->d_name, 0);
-		closedir(dir);
-	}
+	while (dir && (d = readdir(dir)) != NULL)
+		(void)unlinkat(dirfd(dir), d->d_name, 0);
 	(void)unlinkat(r->dirfd, name, AT_REMOVEDIR);
 }
 
-static int copy_file(int from_dir, int to_dir, const char *name)
+static int copy_one(int from_dir, int to_dir, const char *name)
 {
-	SCOPED(scope_free) uint8_t *buffer = malloc(COPY_BYTES);
 	SCOPED(scope_close)
 	int from = openat(from_dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 	SCOPED(scope_close)
 	int to = openat(to_dir, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
 			0600);
-	uint64_t at = 0;
-	size_t n = 0;
-	int rc;
 
-	if (from < 0 || to < 0 || !buffer)
-		return -errno;
-	do {
-		rc = io_read(from, buffer, COPY_BYTES, at, &n);
-		if (rc == 0)
-			rc = io_write_full(to, buffer, n, at);
-		at += n;
-	} while (rc == 0 && n == COPY_BYTES);
-	return rc;
+	return from < 0 || to < 0 ? -errno : copy_file(from, to);
 }
 
 /* Without CURRENT, or with a wrong one: the list of tables made last. */
@@ -96,18 +79,14 @@ static int copy_old(const struct rebuild *r)
 	SCOPED(scope_close)
 	int to = openat(r->dirfd, REBUILD_DIR,
 			O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	int from = openat(r->dirfd, LAYOUT_DB_DIR,
-			  O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-	DIR *dir = from < 0 ? NULL : fdopendir(from);
+	SCOPED(scope_closedir)
+	DIR *dir = io_opendir(r->dirfd, LAYOUT_DB_DIR, O_NOFOLLOW);
 	char newest[64] = "";
 	struct dirent *d;
 	int rc = 0;
 
-	if (!dir || to < 0) {
-		if (from >= 0 && !dir)
-			close(from);
+	if (!dir || to < 0)
 		return -ENOENT;
-	}
 	while (rc == 0 && (d = readdir(dir)) != NULL) {
 		if (d->d_name[0] == '.' || strncmp(d->d_name, "LO", 2) == 0)
 			continue; /* LOCK, LOG */
@@ -115,11 +94,10 @@ static int copy_old(const struct rebuild *r)
 		    strlen(d->d_name) < sizeof(newest) &&
 		    strcmp(d->d_name, newest) > 0)
 			strcpy(newest, d->d_name);
-		rc = copy_file(from, to, d->d_name);
+		rc = copy_one(dirfd(dir), to, d->d_name);
 		if (rc == -EIO)
 			rc = 0;
 	}
-	closedir(dir);
 	return rc < 0           ? rc
 	       : newest[0] == 0 ? -ENOENT
 				: mend_current(to, newest);

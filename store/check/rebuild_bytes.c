@@ -12,27 +12,30 @@
 
 #include "store/base/io.h"
 #include "store/base/scope.h"
-#include "store/formats/cut.h"
 #include "store/check/rebuild_work.h"
+#include "store/formats/cut.h"
 
-static size_t slot_of(const struct rebuild_table *t, uint64_t image,
-		      uint64_t offset)
+/* The chunk of this place, or the free slot where it belongs. */
+static struct rebuild_chunk *slot_of(const struct rebuild_table *t,
+				     uint64_t image, uint64_t offset)
 {
 	const uint64_t key[] = { image, offset };
+	struct rebuild_chunk *c;
 
-	return (size_t)XXH3_64bits(key, sizeof(key)) & (t->capacity - 1);
+	for (size_t i = (size_t)XXH3_64bits(key, sizeof(key));; i++) {
+		c = &t->at[i & (t->capacity - 1)];
+		if (c->image == 0 || (c->image == image && c->offset == offset))
+			return c;
+	}
 }
 
 struct rebuild_chunk *rebuild_find(struct rebuild_table *t, uint64_t image,
 				   uint64_t offset)
 {
-	if (t->capacity == 0)
-		return NULL;
-	for (size_t i = slot_of(t, image, offset); t->at[i].image != 0;
-	     i = (i + 1) & (t->capacity - 1))
-		if (t->at[i].image == image && t->at[i].offset == offset)
-			return &t->at[i];
-	return NULL;
+	struct rebuild_chunk *c =
+		t->capacity > 0 ? slot_of(t, image, offset) : NULL;
+
+	return c && c->image != 0 ? c : NULL;
 }
 
 static int table_grow(struct rebuild_table *t)
@@ -43,16 +46,10 @@ static int table_grow(struct rebuild_table *t)
 	big.at = calloc(big.capacity, sizeof(*big.at));
 	if (!big.at)
 		return -ENOMEM;
-	for (size_t i = 0; i < t->capacity; i++) {
-		size_t to;
-
-		if (t->at[i].image == 0)
-			continue;
-		to = slot_of(&big, t->at[i].image, t->at[i].offset);
-		while (big.at[to].image != 0)
-			to = (to + 1) & (big.capacity - 1);
-		big.at[to] = t->at[i];
-	}
+	for (size_t i = 0; i < t->capacity; i++)
+		if (t->at[i].image != 0)
+			*slot_of(&big, t->at[i].image, t->at[i].offset) =
+				t->at[i];
 	free(t->at);
 	*t = big;
 	return 0;
@@ -61,19 +58,17 @@ static int table_grow(struct rebuild_table *t)
 struct rebuild_chunk *rebuild_add(struct rebuild_table *t, uint64_t image,
 				  uint64_t offset)
 {
-	struct rebuild_chunk *c = rebuild_find(t, image, offset);
-	size_t to;
+	struct rebuild_chunk *c;
 
-	if (c)
-		return c;
 	if (2 * t->count >= t->capacity && table_grow(t) < 0)
 		return NULL;
-	to = slot_of(t, image, offset);
-	while (t->at[to].image != 0)
-		to = (to + 1) & (t->capacity - 1);
-	t->at[to] = (struct rebuild_chunk){ .image = image, .offset = offset };
-	t->count++;
-	return &t->at[to];
+	c = slot_of(t, image, offset);
+	if (c->image == 0) {
+		c->image = image;
+		c->offset = offset;
+		t->count++;
+	}
+	return c;
 }
 
 /* The chunk's bytes, in the buffer; false: they cannot be read. */
@@ -155,7 +150,8 @@ struct source {
 	const struct label *l;
 };
 
-/* The part that has the file's byte at `offset`; the next one: its beginning. */
+/* The part that has the file's byte at `offset`; the next one: its beginning.
+ */
 static bool place_of(const struct label *l, uint64_t offset, struct extent *ret,
 		     uint64_t *ret_next)
 {
@@ -285,8 +281,8 @@ static bool is_native(struct rebuild *r, const struct content *c, uint64_t own)
 		if (c->extents[i].image != c->extents[0].image ||
 		    c->extents[i].offset != c->extents[i].image_offset)
 			return false;
-	if (c->extent_count == 0 || (c->data_bytes != c->size_bytes &&
-				     c->extents[0].image != own))
+	if (c->extent_count == 0 ||
+	    (c->data_bytes != c->size_bytes && c->extents[0].image != own))
 		return false;
 	fd = rebuild_image(r, c->extents[0].image);
 	return fd >= 0 && fstat(fd, &sb) == 0 &&

@@ -1,21 +1,21 @@
 /*
- * rebuild_names.c - see rebuild_names.h. Each change is one batch, so that
- * names, inodes and link counts always agree.
+ * rebuild_names.c - names of files in a database that is being rebuilt. Each
+ * change is one batch, so that names, inodes and link counts always agree.
  */
-#include "store/check/rebuild_names.h"
-
 #include <errno.h>
 #include <limits.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "store/base/scope.h"
+#include "store/check/check.h"
+#include "store/check/rebuild_work.h"
 #include "store/names/inode.h"
+#include "store/names/names.h"
 
 /* Where a file goes whose own place is not known, or taken by a directory. */
 #define REBUILT_DIR "rebuilt"
 #define OLDER_SUFFIX ".before-rebuild"
-#define PATH_DEPTH_MAX 2048
 
 static int get_attr(struct rebuild *r, uint64_t ino, struct attr *ret)
 {
@@ -36,19 +36,6 @@ static int get_name(struct rebuild *r, uint64_t parent, const char *name,
 	int rc = kv_get(r->kv, k.data, k.len, &value, &len);
 
 	return rc < 0 ? rc : dirent_decode(value, len, ret);
-}
-
-static void put_name(struct kv_batch *b, uint64_t parent, const char *name,
-		     uint64_t ino, uint32_t mode)
-{
-	const struct dirent_rec d = { .ino = ino, .type = mode & S_IFMT };
-	struct key k = key_dirent(parent, name_hash(name), name);
-	struct bytes value = { 0 };
-
-	dirent_encode(&d, &value);
-	CHECK(!value.failed); /* out of memory */
-	kv_put(b, k.data, k.len, value.data, value.len);
-	bytes_release(&value);
 }
 
 static void delete_name(struct kv_batch *b, uint64_t parent, const char *name)
@@ -84,7 +71,7 @@ static int need_dir(struct rebuild *r, uint64_t parent, const char *name,
 	*ret_ino = r->next_ino++;
 	inode_put_attr(b, *ret_ino, &dir);
 	inode_put_attr(b, parent, &up);
-	put_name(b, parent, name, *ret_ino, S_IFDIR);
+	names_put_entry(b, parent, name, *ret_ino, S_IFDIR);
 	attr_release(&up);
 	return kv_write(r->kv, b);
 }
@@ -110,16 +97,13 @@ static int make_way(struct rebuild *r, uint64_t parent, const char *name)
 	if (rc < 0)
 		return rc;
 	delete_name(b, parent, name);
-	put_name(b, parent, other, d.ino, d.type);
+	names_put_entry(b, parent, other, d.ino, d.type);
 	if (a.parent == parent && strcmp(a.name, name) == 0) {
 		strcpy(a.name, other);
 		inode_put_attr(b, d.ino, &a);
 	} else {
-		struct key old = key_link(d.ino, parent, name);
-		struct key now = key_link(d.ino, parent, other);
-
-		kv_delete(b, old.data, old.len);
-		kv_put(b, now.data, now.len, "", 0);
+		names_delete_link(b, d.ino, parent, name);
+		names_put_link(b, d.ino, parent, other);
 	}
 	attr_release(&a);
 	rc = kv_write(r->kv, b);
@@ -146,7 +130,7 @@ static int put_file(struct rebuild *r, const struct label *l, uint64_t parent,
 		return -ENOMEM;
 	(void)snprintf(a.name, sizeof(a.name), "%s", name);
 	inode_put_attr(b, l->ino, &a);
-	put_name(b, parent, name, l->ino, l->mode);
+	names_put_entry(b, parent, name, l->ino, l->mode);
 	return kv_write(r->kv, b);
 }
 
@@ -202,79 +186,44 @@ int rebuild_name(struct rebuild *r, const struct label *l)
 
 /* --- removal --- */
 
-static void path_of(struct rebuild *r, uint64_t ino, char ret[PATH_MAX])
+/* A record of an inode; those of L lead to a name each. */
+static int delete_one(void *arg, struct kv_slice key, struct kv_slice value)
 {
-	char path[PATH_MAX];
-	size_t at = sizeof(path) - 1;
+	const uint8_t *p = key.data;
+	struct kv_batch *b = arg;
+	char name[STORE_NAME_MAX + 1];
 
-	path[at] = 0;
-	for (int depth = 0; depth < PATH_DEPTH_MAX && ino != ROOT_INO;
-	     depth++) {
-		struct attr a;
-		size_t len;
-
-		if (get_attr(r, ino, &a) < 0)
-			break;
-		len = strlen(a.name);
-		ino = a.parent;
-		if (len > 0 && len + 1 <= at) {
-			at -= len;
-			memcpy(path + at, a.name, len);
-			path[--at] = '/';
-		}
-		attr_release(&a);
-		if (ino == 0)
-			break;
-	}
-	(void)snprintf(ret, PATH_MAX, "%s", path + at);
-}
-
-/* Into b: no record that begins so. Those of L lead to a name each. */
-static int delete_all(struct rebuild *r, struct kv_batch *b, char kind,
-		      uint64_t ino)
-{
-	struct key prefix = key_ino(kind, ino);
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	int rc = kv_iter_new(r->kv, prefix.data, prefix.len, NULL, 0, &it);
-
-	if (rc < 0)
-		return rc;
-	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
-		char name[STORE_NAME_MAX + 1];
-
-		kv_delete(b, key.data, key.len);
-		if (kind != 'L' || key.len <= 17 ||
-		    key.len - 17 > STORE_NAME_MAX)
-			continue;
-		memcpy(name, (const uint8_t *)key.data + 17, key.len - 17);
+	(void)value;
+	kv_delete(b, key.data, key.len);
+	if (p[0] == 'L' && key.len > 17 && key.len - 17 <= STORE_NAME_MAX) {
+		memcpy(name, p + 17, key.len - 17);
 		name[key.len - 17] = 0;
-		delete_name(b, get_be64((const uint8_t *)key.data + 9), name);
+		delete_name(b, get_be64(p + 9), name);
 	}
-	kv_iter_free(it);
-	return rc;
+	return 0;
 }
 
 int rebuild_remove(struct rebuild *r, uint64_t ino, const char *reason)
 {
 	static const char kinds[] = "AFDOUWXL";
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	char path[PATH_MAX];
+	char buf[PATH_MAX];
+	const char *path = check_path_in(r->kv, ino, buf);
 	struct attr a;
 	int rc = b ? get_attr(r, ino, &a) : -ENOMEM;
 
 	if (rc == 0) {
-		path_of(r, ino, path);
 		if (a.parent != 0)
 			delete_name(b, a.parent, a.name);
 		attr_release(&a);
-	} else if (rc == -ENOENT) {
-		(void)snprintf(path, sizeof(path), "inode %llu",
-			       (unsigned long long)ino);
-		rc = 0;
 	}
-	for (const char *k = kinds; rc == 0 && *k; k++)
-		rc = delete_all(r, b, *k, ino);
+	if (rc == -ENOENT)
+		rc = 0;
+	for (const char *k = kinds; rc == 0 && *k; k++) {
+		struct key prefix = key_ino(*k, ino);
+
+		rc = kv_each(r->kv, prefix.data, prefix.len, delete_one, b);
+	}
 	if (rc == 0)
 		rc = kv_write(r->kv, b);
 	if (rc == 0 && reason)

@@ -1,12 +1,14 @@
 /* rebuild_work.c - what all parts of the rebuild need: rebuild_work.h. */
 #include "store/check/rebuild_work.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+#include "store/base/io.h"
+#include "store/base/scope.h"
 
 #define TEXT_BYTES 1024
 
@@ -46,25 +48,18 @@ int rebuild_image(struct rebuild *r, uint64_t id)
 static int each_in(struct rebuild *r, const char *name,
 		   int (*fn)(struct rebuild *r, uint64_t id))
 {
-	int fd = openat(r->images_dirfd, name,
-			O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+	SCOPED(scope_closedir)
+	DIR *dir = io_opendir(r->images_dirfd, name, 0);
 	struct dirent *d;
 	int rc = 0;
 
-	if (!dir) {
-		if (fd >= 0)
-			close(fd);
-		return 0;
-	}
-	while (rc == 0 && (d = readdir(dir)) != NULL) {
+	while (rc == 0 && dir && (d = readdir(dir)) != NULL) {
 		char *end;
 		uint64_t id = strtoull(d->d_name, &end, 16);
 
 		if (*end == 0 && end - d->d_name == 16 && id != 0)
 			rc = fn(r, id);
 	}
-	closedir(dir);
 	return rc;
 }
 

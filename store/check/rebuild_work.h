@@ -22,14 +22,6 @@ struct rebuild_table {
 	size_t count, capacity; /* a power of two */
 };
 
-/* A file, of the database or of a label. */
-struct rebuild_file {
-	uint64_t ino;
-	struct content content; /* owned */
-	bool bad; /* it cannot be had; reason says why */
-	const char *reason;
-};
-
 struct rebuild {
 	const struct rebuild_options *options;
 	struct rebuild_result *result;
@@ -77,6 +69,20 @@ int rebuild_content(struct rebuild *r, const struct label *l,
 		    struct content *ret, const char **ret_reason);
 /* Its chunks have one more user. */
 void rebuild_count(struct rebuild *r, const struct content *f);
+
+/* --- rebuild_names.c: names and inodes */
+
+/*
+ * The file that the label is of has an inode and a name. One that the base has
+ * stays as it is; a new one gets the label's path, with the directories above
+ * it, and what had that name before is renamed.
+ */
+int rebuild_name(struct rebuild *r, const struct label *l);
+/*
+ * Nothing of the inode is left, and no name of it. It is said, with the reason;
+ * NULL: it had been deleted.
+ */
+int rebuild_remove(struct rebuild *r, uint64_t ino, const char *reason);
 
 /* --- rebuild_write.c: what follows from the files */
 

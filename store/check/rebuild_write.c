@@ -12,6 +12,8 @@
 #include "store/check/rebuild_work.h"
 
 #define BATCH_RECORDS 2000
+/* A larger one is no number of ours. */
+#define NUMBER_MAX (UINT64_C(1) << 62)
 
 struct writing {
 	struct rebuild *r;
@@ -31,54 +33,40 @@ static int write_some(struct writing *w, bool all)
 	return rc;
 }
 
-static int delete_kind(struct writing *w, char kind)
+static int delete_one(void *arg, struct kv_slice key, struct kv_slice value)
 {
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	int rc = kv_iter_new(w->r->kv, &kind, 1, NULL, 0, &it);
+	struct writing *w = arg;
 
-	if (rc < 0)
-		return rc;
-	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
-		kv_delete(w->b, key.data, key.len);
-		rc = write_some(w, false);
-		if (rc < 0)
-			break;
-	}
-	kv_iter_free(it);
-	return rc < 0 ? rc : 0;
+	(void)value;
+	kv_delete(w->b, key.data, key.len);
+	return write_some(w, false);
 }
 
 static int put_chunk(struct writing *w, const struct rebuild_chunk *c)
 {
-	const struct chunk_rec k_rec = { .len = c->len,
-					 .refs = c->refs,
-					 .domain = c->domain };
 	const struct chunk_loc loc = { c->image, c->offset, c->len };
-	struct chunk_rec rec = k_rec;
+	struct chunk_rec rec = { .len = c->len,
+				 .refs = c->refs,
+				 .domain = c->domain };
 	struct key k = key_chunk(c->image, c->offset);
 	struct key h = key_hash(c->hash, c->domain);
 	struct key i = key_ino('I', c->image);
-	struct bytes chunk = { 0 }, place = { 0 };
+	SCOPED(bytes_release) struct bytes chunk = { 0 };
+	SCOPED(bytes_release) struct bytes place = { 0 };
+	int fd = rebuild_image(w->r, c->image);
 	uint64_t le = 0;
 	struct stat sb;
-	int fd = rebuild_image(w->r, c->image);
 
 	memcpy(rec.hash, c->hash, sizeof(rec.hash));
 	chunk_encode(&rec, &chunk);
 	loc_encode(&loc, &place);
-	if (chunk.failed || place.failed) {
-		bytes_release(&chunk);
-		bytes_release(&place);
+	if (chunk.failed || place.failed)
 		return -ENOMEM;
-	}
 	if (fd >= 0 && fstat(fd, &sb) == 0)
 		le = htole64((uint64_t)sb.st_size);
 	kv_put(w->b, k.data, k.len, chunk.data, chunk.len);
 	kv_put(w->b, h.data, h.len, place.data, place.len);
 	kv_put(w->b, i.data, i.len, &le, sizeof(le));
-	bytes_release(&chunk);
-	bytes_release(&place);
 	return write_some(w, false);
 }
 
@@ -100,7 +88,7 @@ int rebuild_write_chunks(struct rebuild *r)
 	int rc = b ? 0 : -ENOMEM;
 
 	for (const char *k = kinds; rc == 0 && *k; k++)
-		rc = delete_kind(&w, *k);
+		rc = kv_each(r->kv, k, 1, delete_one, &w);
 	if (r->chunks.capacity > 0) /* it is not searched any more */
 		qsort(r->chunks.at, r->chunks.capacity, sizeof(*r->chunks.at),
 		      chunk_order);
@@ -120,27 +108,23 @@ static void put_number(struct kv_batch *b, const char *name, uint64_t v)
 
 static int note_image(struct rebuild *r, uint64_t id)
 {
-	/* A larger one is no number of ours. */
-	if (id >= r->next_image && id < UINT64_C(1) << 62)
+	if (id >= r->next_image && id < NUMBER_MAX)
 		r->next_image = id + 1;
 	return 0;
 }
 
-static int note_inodes(struct rebuild *r)
+static void note_number(struct rebuild *r, uint64_t ino)
 {
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	int rc = kv_iter_new(r->kv, "A", 1, NULL, 0, &it);
+	if (ino >= r->next_ino)
+		r->next_ino = ino + 1;
+}
 
-	if (rc < 0)
-		return rc;
-	while ((rc = kv_iter_next(it, &key, &value)) == 1)
-		if (key.len == 9 &&
-		    get_be64((const uint8_t *)key.data + 1) >= r->next_ino)
-			r->next_ino =
-				get_be64((const uint8_t *)key.data + 1) + 1;
-	kv_iter_free(it);
-	return rc;
+static int note_inode(void *arg, struct kv_slice key, struct kv_slice value)
+{
+	(void)value;
+	if (key.len == 9)
+		note_number(arg, get_be64((const uint8_t *)key.data + 1));
+	return 0;
 }
 
 static void ignore_problem(void *self, const struct check_problem *p)
@@ -167,10 +151,9 @@ int rebuild_next_inode(struct rebuild *r)
 	if (recorded > r->next_ino)
 		r->next_ino = recorded;
 	for (size_t i = 0; i < r->label_count; i++)
-		if (r->labels[i].ino >= r->next_ino &&
-		    r->labels[i].ino < UINT64_C(1) << 62)
-			r->next_ino = r->labels[i].ino + 1;
-	return rc == 0 ? note_inodes(r) : rc;
+		if (r->labels[i].ino < NUMBER_MAX)
+			note_number(r, r->labels[i].ino);
+	return rc == 0 ? kv_each(r->kv, "A", 1, note_inode, r) : rc;
 }
 
 /* Counters as the check counts them. */

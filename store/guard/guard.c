@@ -11,6 +11,7 @@
 #include "store/base/log.h"
 #include "store/drain/drain.h"
 #include "store/guard/guard_private.h"
+#include "store/names/names.h"
 
 /* Publishes that wait for the thread; more are not looked at, but counted. */
 #define WAITING_MAX 256
@@ -257,7 +258,7 @@ int guard_signature(struct guard *g, struct inode *in, const uid_t *uid,
 
 	if (!ask_begin(g))
 		return -EBUSY;
-	rc = S_ISDIR(guard_attr_of(in).mode)
+	rc = S_ISDIR(inode_attr(in).mode)
 		     ? guard_read_dir(g, in->ino, 0, uid, &s)
 		     : guard_read_file(g, in, &s);
 	ask_end(g);
@@ -272,7 +273,7 @@ int guard_signature(struct guard *g, struct inode *in, const uid_t *uid,
 int guard_difference(struct guard *g, struct inode *in, const uid_t *uid,
 		     struct bytes *out)
 {
-	const struct attr a = guard_attr_of(in);
+	const struct attr a = inode_attr(in);
 	struct guard_step step = { .dir = in->ino, .parent = a.parent };
 	int rc;
 

@@ -133,13 +133,7 @@ bool guard_is_ignored(const struct guard_ignored *i, const char *name);
  * durable, without a handle.
  */
 
-/* As they are now; a link's target is the inode's, and lasts as long. */
-static inline struct attr guard_attr_of(struct inode *in)
-{
-	HOLD(&in->lock);
-	return in->attr;
-}
-/* The same, without a target. -ENOENT and the like. */
+/* Its attributes without a target. -ENOENT and the like. */
 int guard_attr(struct guard *g, uint64_t ino, struct attr *ret);
 /* "a/b" below a folder, with a reference. -ENOENT, -ENOTDIR. */
 int guard_find(struct guard *g, uint64_t dir, const char *path,

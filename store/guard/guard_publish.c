@@ -39,7 +39,7 @@ static bool is_beside(struct guard *g, uint64_t parent, const char *name,
 		return false;
 	*ret = (struct guard_step){ .parent = parent };
 	strcpy(ret->name, name);
-	if (S_ISDIR(guard_attr_of(in).mode))
+	if (S_ISDIR(inode_attr(in).mode))
 		ret->dir = in->ino;
 	inode_put(g->use.inodes, in, 1);
 	return ret->dir != 0;
@@ -146,7 +146,7 @@ static bool link_publishes(struct guard *g, const char *target, uint64_t parent,
 static bool published_by(struct guard *g, struct inode *in, uint64_t parent,
 			 const char *name, struct guard_step *ret)
 {
-	const struct attr a = guard_attr_of(in);
+	const struct attr a = inode_attr(in);
 	struct attr folder;
 
 	*ret = (struct guard_step){ .parent = parent };

@@ -36,7 +36,7 @@ int guard_attr(struct guard *g, uint64_t ino, struct attr *ret)
 
 	if (rc < 0)
 		return rc;
-	*ret = guard_attr_of(in);
+	*ret = inode_attr(in);
 	ret->target = NULL;
 	inode_put(g->use.inodes, in, 1);
 	return 0;
@@ -111,7 +111,7 @@ int guard_find(struct guard *g, uint64_t dir, const char *path,
 		rc = names_lookup(g->use.names, at, name, ret_inode);
 		if (rc < 0 || !path[len])
 			return rc;
-		folder = S_ISDIR(guard_attr_of(*ret_inode).mode);
+		folder = S_ISDIR(inode_attr(*ret_inode).mode);
 		at = (*ret_inode)->ino;
 		inode_put(g->use.inodes, *ret_inode, 1);
 		if (!folder)
@@ -146,7 +146,7 @@ static int find_readable(struct folder *f, const char *path,
 		rc = guard_find(f->g, f->dir, path, ret_inode);
 	if (rc < 0 || !f->reader || *f->reader == 0)
 		return rc;
-	a = guard_attr_of(*ret_inode);
+	a = inode_attr(*ret_inode);
 	if (*f->reader == a.uid || (a.mode & S_IROTH))
 		return 0;
 	inode_put(inodes, *ret_inode, 1);
@@ -267,7 +267,7 @@ int guard_read_dir(struct guard *g, uint64_t dir, uint64_t metadata,
 
 int guard_read_file(struct guard *g, struct inode *in, struct structure *ret)
 {
-	const struct attr a = guard_attr_of(in);
+	const struct attr a = inode_attr(in);
 	struct folder f = { .g = g, .dir = a.parent };
 	const struct structure_source beside = source_of(&f);
 	struct cut_source file;

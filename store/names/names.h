@@ -95,6 +95,9 @@ int names_list(struct names *nm, uint64_t dir, uint64_t cookie, names_fn fn,
  */
 int names_renumber(struct names *nm, struct inode *in);
 
+/* A copy of the inode's attributes; what it points to stays the inode's. */
+struct attr inode_attr(struct inode *in);
+
 /* Attributes: chmod, chown, times. Bits of `valid` below. */
 enum names_set {
 	SET_MODE = 1,
@@ -105,6 +108,14 @@ enum names_set {
 };
 int names_setattr(struct names *nm, struct inode *in, unsigned valid,
 		  const struct attr *to);
+
+/* Into b: an entry of a directory, a further name of an inode (L). */
+void names_put_entry(struct kv_batch *b, uint64_t parent, const char *name,
+		     uint64_t ino, uint32_t mode);
+void names_put_link(struct kv_batch *b, uint64_t ino, uint64_t parent,
+		    const char *name);
+void names_delete_link(struct kv_batch *b, uint64_t ino, uint64_t parent,
+		       const char *name);
 
 /*
  * Who wrote a file. Set when it is created, and again when somebody begins it
