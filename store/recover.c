@@ -286,20 +286,12 @@ static int punch_one(void *arg, struct kv_slice key, struct kv_slice value)
 	return 0;
 }
 
-static int found_one(void *arg, struct kv_slice key, struct kv_slice value)
-{
-	(void)arg;
-	(void)key;
-	(void)value;
-	return 1;
-}
-
 /* 1: there is a record of this kind about the image, 0: none. */
 static int has_record(struct store *st, char kind, uint64_t id)
 {
 	struct key prefix = key_ino(kind, id);
 
-	return kv_each(st->kv, prefix.data, prefix.len, found_one, NULL);
+	return kv_any(st->kv, prefix.data, prefix.len);
 }
 
 static bool is_empty(struct store *st, const struct image *i)

@@ -189,7 +189,6 @@ int check_store(struct kv *kv, int images_dirfd,
 	};
 	int rc;
 
-	CHECK(options->problem);
 	memset(ret, 0, sizeof(*ret));
 	rc = check_all(&c);
 	free(c.inodes);

@@ -33,15 +33,16 @@ struct check_problem {
 	size_t file_count; /* at most CHECK_FILES_MAX; the text says more */
 };
 
+/* Any of the functions may be NULL. */
 struct check_options {
 	bool scrub;
 	unsigned threads; /* for scrub; 0: one for each processor */
 	void (*problem)(void *self, const struct check_problem *p);
-	/* Worth knowing, but nothing to repair. May be NULL. */
+	/* Worth knowing, but nothing to repair. */
 	void (*note)(void *self, const struct check_problem *p);
 	/*
 	 * So many steps (of "scrub": bytes) of this phase are done. total is 0
-	 * when it is not known. May be NULL.
+	 * when it is not known.
 	 */
 	void (*progress)(void *self, const char *phase, uint64_t done,
 			 uint64_t total);

@@ -207,7 +207,8 @@ static void report_damage(struct search *s, const struct check_damage *d,
 			       damage_reason(d->rc));
 	c->result->problems++;
 	c->result->damaged_chunks += d->count;
-	c->options->problem(c->options->self, &p);
+	if (c->options->problem)
+		c->options->problem(c->options->self, &p);
 	for (size_t n = 0; n < path_count; n++)
 		free(paths[n]);
 }

@@ -16,19 +16,11 @@
 #include "store/check/check_work.h"
 #include "store/db/layout.h"
 
-static int found(void *arg, struct kv_slice key, struct kv_slice value)
-{
-	(void)arg;
-	(void)key;
-	(void)value;
-	return 1;
-}
-
 /* 1: there is a record of this kind about the image. */
 static int has_record(struct check *c, char kind, uint64_t image)
 {
 	struct key prefix = key_ino(kind, image);
-	int rc = kv_each(c->kv, prefix.data, prefix.len, found, NULL);
+	int rc = kv_any(c->kv, prefix.data, prefix.len);
 
 	return rc < 0 ? check_database_failed(c, rc) : rc;
 }

@@ -39,11 +39,6 @@ struct scrub {
 	int rc; /* why it stopped early, or 0 */
 };
 
-struct scrub_run {
-	size_t first, count;
-	uint64_t offset, end; /* in the image */
-};
-
 /* One thread's own. */
 struct scrub_worker {
 	struct scrub *s;
@@ -51,6 +46,12 @@ struct scrub_worker {
 	uint32_t image_index; /* of what is open */
 	int fd; /* -1: none */
 	bool direct;
+	/* The run that it has taken: chunks [next, last), bytes of the image.
+	 */
+	size_t next, last;
+	uint64_t offset, end;
+	uint64_t chunk_bytes; /* without what lies between */
+	const uint8_t *bytes; /* of it; NULL: to be read chunk by chunk */
 };
 
 /* Chunks that were reported as missing or cut off are not read. */
@@ -64,35 +65,32 @@ static bool is_readable(const struct check *c, size_t n)
 }
 
 /* Take the next run; false when there is none. */
-static bool scrub_take(struct scrub *s, struct scrub_run *ret)
+static bool scrub_take(struct scrub_worker *w)
 {
+	struct scrub *s = w->s;
+	const struct check_chunk *first, *k;
 	const struct check *c = s->c;
-	const struct check_chunk *k;
-	size_t n;
 
 	HOLD(&s->lock);
 	while (s->next < c->chunk_count && !is_readable(c, s->next))
 		s->next++;
 	if (s->next == c->chunk_count || s->rc < 0)
 		return false;
-	n = s->next;
-	k = &c->chunks[n];
-	*ret = (struct scrub_run){ .first = n,
-				   .count = 1,
-				   .offset = k->offset,
-				   .end = k->offset + k->len };
-	for (n++; n < c->chunk_count && is_readable(c, n); n++) {
-		const struct check_chunk *next = &c->chunks[n];
-
-		if (next->image_index != k->image_index ||
-		    next->offset > ret->end + SCRUB_GAP_BYTES ||
-		    next->offset + next->len > ret->offset + SCRUB_RUN_BYTES)
+	w->next = w->last = s->next;
+	first = &c->chunks[s->next];
+	w->offset = w->end = first->offset;
+	w->chunk_bytes = 0;
+	for (; w->last < c->chunk_count && is_readable(c, w->last); w->last++) {
+		k = &c->chunks[w->last];
+		if (k->image_index != first->image_index ||
+		    k->offset > w->end + SCRUB_GAP_BYTES ||
+		    k->offset + k->len > w->offset + SCRUB_RUN_BYTES)
 			break;
-		if (next->offset + next->len > ret->end)
-			ret->end = next->offset + next->len;
-		ret->count++;
+		if (k->offset + k->len > w->end)
+			w->end = k->offset + k->len;
+		w->chunk_bytes += k->len;
 	}
-	s->next = n;
+	s->next = w->last;
 	return true;
 }
 
@@ -166,15 +164,17 @@ static int read_range(struct scrub_worker *w, uint64_t offset, uint64_t end,
 	return 0;
 }
 
-/* `at` is NULL when the chunk must be read first. */
-static void compare_chunk(struct scrub_worker *w, size_t n, const uint8_t *at,
+static void compare_chunk(struct scrub_worker *w, size_t n,
 			  const uint8_t expected[HASH_BYTES])
 {
 	const struct check_chunk *k = &w->s->c->chunks[n];
+	const uint8_t *at = w->bytes;
 	uint8_t hash[HASH_BYTES];
 	int rc = 0;
 
-	if (!at)
+	if (at)
+		at += k->offset - w->offset;
+	else
 		rc = read_range(w, k->offset, k->offset + k->len, &at);
 	if (rc < 0) {
 		scrub_damaged(w->s, n, rc);
@@ -185,68 +185,48 @@ static void compare_chunk(struct scrub_worker *w, size_t n, const uint8_t *at,
 		scrub_damaged(w->s, n, 0);
 }
 
-/* A run, whose bytes are there or (bytes is NULL) are to be read one by one. */
-struct comparison {
-	struct scrub_worker *w;
-	const struct scrub_run *run;
-	const uint8_t *bytes;
-	size_t next; /* the chunk to be compared next */
-};
-
 /* Records come in the order of the table; not all of them need be in it. */
 static int compare_next(void *arg, uint64_t offset, const struct chunk_rec *k)
 {
-	struct comparison *m = arg;
-	const struct scrub_run *run = m->run;
+	struct scrub_worker *w = arg;
 
-	if (offset == m->w->s->c->chunks[m->next].offset) {
-		compare_chunk(m->w, m->next,
-			      m->bytes ? m->bytes + (offset - run->offset)
-				       : NULL,
-			      k->hash);
-		m->next++;
-	}
-	return m->next == run->first + run->count;
+	if (offset == w->s->c->chunks[w->next].offset)
+		compare_chunk(w, w->next++, k->hash);
+	return w->next == w->last;
 }
 
-static int scrub_one(struct scrub_worker *w, const struct scrub_run *run)
+static int scrub_run(struct scrub_worker *w)
 {
-	struct comparison m = { .w = w, .run = run, .next = run->first };
 	struct check *c = w->s->c;
-	uint32_t index = c->chunks[run->first].image_index;
+	uint32_t index = c->chunks[w->next].image_index;
 	int rc = open_image(w, index);
 
 	if (rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM)
 		return rc;
-	if (rc < 0) {
-		for (size_t n = 0; n < run->count; n++)
-			scrub_damaged(w->s, run->first + n, rc);
+	for (; rc < 0 && w->next < w->last; w->next++)
+		scrub_damaged(w->s, w->next, rc);
+	if (rc < 0)
 		return 0;
-	}
 	/* When something in it cannot be read, find out what. */
-	if (read_range(w, run->offset, run->end, &m.bytes) < 0)
-		m.bytes = NULL;
-	return check_each_chunk(c, c->images[index].id, run->offset,
-				compare_next, &m);
+	if (read_range(w, w->offset, w->end, &w->bytes) < 0)
+		w->bytes = NULL;
+	return check_each_chunk(c, c->images[index].id, w->offset, compare_next,
+				w);
 }
 
 static void *scrub_thread(void *arg)
 {
 	struct scrub *s = arg;
 	struct scrub_worker w = { .s = s, .fd = -1 };
-	struct scrub_run run;
 	void *buffer = NULL;
 	int rc = -posix_memalign(&buffer, SCRUB_ALIGN, SCRUB_BUFFER_BYTES);
 
 	w.buffer = buffer;
-	while (rc == 0 && scrub_take(s, &run)) {
-		rc = scrub_one(&w, &run);
+	while (rc == 0 && scrub_take(&w)) {
+		rc = scrub_run(&w);
 		if (rc == 0) {
-			const struct check_chunk *k = &s->c->chunks[run.first];
-
 			HOLD(&s->lock);
-			for (size_t n = 0; n < run.count; n++)
-				s->done_bytes += k[n].len;
+			s->done_bytes += w.chunk_bytes;
 		}
 	}
 	free(buffer);
@@ -267,14 +247,16 @@ static void scrub_wait(struct scrub *s)
 	bool running;
 
 	do {
-		int64_t until = mono_ns() + SCRUB_TICK_NS;
+		{
+			int64_t until = mono_ns() + SCRUB_TICK_NS;
 
-		lock_take(&s->lock);
-		if (s->running > 0)
-			(void)cond_wait_until(&s->moved, &s->lock, until);
-		running = s->running > 0;
-		done = s->done_bytes;
-		lock_give(&s->lock);
+			HOLD(&s->lock);
+			if (s->running > 0)
+				(void)cond_wait_until(&s->moved, &s->lock,
+						      until);
+			running = s->running > 0;
+			done = s->done_bytes;
+		}
 		check_progress(s->c, "scrub", done, total);
 	} while (running);
 	s->c->result->scrubbed_bytes = done;
@@ -282,12 +264,12 @@ static void scrub_wait(struct scrub *s)
 
 static unsigned scrub_thread_count(const struct check *c)
 {
-	long processors = sysconf(_SC_NPROCESSORS_ONLN);
-	unsigned count = c->options->threads;
+	long count = c->options->threads > 0 ? (long)c->options->threads
+					     : sysconf(_SC_NPROCESSORS_ONLN);
 
-	if (count == 0)
-		count = processors > 0 ? (unsigned)processors : 1;
-	return count < SCRUB_THREADS_MAX ? count : SCRUB_THREADS_MAX;
+	return count < 1                   ? 1
+	       : count < SCRUB_THREADS_MAX ? (unsigned)count
+					   : SCRUB_THREADS_MAX;
 }
 
 int check_scrub(struct check *c)

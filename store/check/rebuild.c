@@ -82,17 +82,6 @@ static int load_chunk(void *arg, struct kv_slice key, struct kv_slice value)
 
 /* --- files --- */
 
-/* The content that the base has of the inode; -ENOENT: none. */
-static int base_content(struct rebuild *r, uint64_t ino, struct content *ret)
-{
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_ino('F', ino);
-	size_t len;
-	int rc = kv_get(r->kv, k.data, k.len, &value, &len);
-
-	return rc < 0 ? rc : content_decode(value, len, ret);
-}
-
 static bool has_record(struct rebuild *r, char kind, uint64_t number)
 {
 	SCOPED(scope_free) void *value = NULL;
@@ -105,9 +94,13 @@ static bool has_record(struct rebuild *r, char kind, uint64_t number)
 /* Does the label know something that the base does not? */
 static bool is_newer(struct rebuild *r, const struct label *l)
 {
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_ino('F', l->ino);
 	struct content c;
+	size_t len;
 
-	if (base_content(r, l->ino, &c) == 0) {
+	if (kv_get(r->kv, k.data, k.len, &value, &len) == 0 &&
+	    content_decode(value, len, &c) == 0) {
 		content_release(&c);
 		return l->generation > c.generation;
 	}
@@ -120,20 +113,15 @@ static int put_content(struct rebuild *r, uint64_t ino, const struct content *c)
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct key f = key_ino('F', ino), d = key_ino('D', ino);
 	struct key u = key_ino('U', ino);
-	struct bytes value = { 0 };
-	int rc = b ? 0 : -ENOMEM;
+	SCOPED(bytes_release) struct bytes value = { 0 };
 
 	content_encode(c, &value);
-	if (value.failed)
-		rc = -ENOMEM;
-	if (rc == 0) {
-		kv_put(b, f.data, f.len, value.data, value.len);
-		kv_delete(b, d.data, d.len);
-		kv_delete(b, u.data, u.len);
-		rc = kv_write(r->kv, b);
-	}
-	bytes_release(&value);
-	return rc;
+	if (!b || value.failed)
+		return -ENOMEM;
+	kv_put(b, f.data, f.len, value.data, value.len);
+	kv_delete(b, d.data, d.len);
+	kv_delete(b, u.data, u.len);
+	return kv_write(r->kv, b);
 }
 
 /* The first of an inode's labels, newest first, that holds: into the base. */
@@ -191,9 +179,10 @@ static int use_labels(struct rebuild *r)
 /* A file that cannot be had goes; the others' chunks are counted. */
 static int keep_or_remove(void *arg, struct kv_slice key, struct kv_slice value)
 {
-	const char *reason = "its record is damaged";
 	struct rebuild *r = arg;
-	struct content c = { 0 };
+	const char *reason = NULL;
+	bool deleted;
+	struct content c;
 	uint64_t ino;
 	int rc;
 
@@ -201,18 +190,15 @@ static int keep_or_remove(void *arg, struct kv_slice key, struct kv_slice value)
 		return 0;
 	ino = get_be64((const uint8_t *)key.data + 1);
 	rc = content_decode(value.data, value.len, &c);
-	if (rc == 0 && !has_record(r, 'O', ino))
-		rc = rebuild_verify(r, &c, &reason);
-	else if (rc == 0)
-		reason = NULL; /* deleted, and nobody has it open */
-	else if (rc == -EIO)
-		rc = 0;
-	if (rc == 1)
-		rebuild_count(r, &c);
-	else if (rc == 0)
-		rc = rebuild_remove(r, ino, reason);
+	if (rc == -EIO)
+		return rebuild_remove(r, ino, "its record is damaged");
+	if (rc < 0)
+		return rc;
+	deleted = has_record(r, 'O', ino); /* and nobody has it open */
+	if (!deleted)
+		reason = rebuild_use(r, &c);
 	content_release(&c);
-	return rc < 0 ? rc : 0;
+	return deleted || reason ? rebuild_remove(r, ino, reason) : 0;
 }
 
 /* --- images of which there is no file --- */
@@ -260,15 +246,14 @@ static int swap(struct rebuild *r)
 {
 	struct rebuild_result *res = r->result;
 	struct stat sb;
+	unsigned n = 0;
 
 	if (fstatat(r->dirfd, LAYOUT_DB_DIR, &sb, AT_SYMLINK_NOFOLLOW) == 0) {
-		for (unsigned n = 1; n != 0; n++) {
+		do
 			(void)snprintf(res->kept_as, sizeof(res->kept_as),
-				       LAYOUT_DB_DIR ".damaged-%u", n);
-			if (fstatat(r->dirfd, res->kept_as, &sb,
-				    AT_SYMLINK_NOFOLLOW) < 0)
-				break;
-		}
+				       LAYOUT_DB_DIR ".damaged-%u", ++n);
+		while (fstatat(r->dirfd, res->kept_as, &sb,
+			       AT_SYMLINK_NOFOLLOW) == 0);
 		if (renameat(r->dirfd, LAYOUT_DB_DIR, r->dirfd, res->kept_as) <
 		    0)
 			return -errno;

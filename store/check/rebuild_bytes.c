@@ -71,76 +71,64 @@ struct rebuild_chunk *rebuild_add(struct rebuild_table *t, uint64_t image,
 	return c;
 }
 
-/* The chunk's bytes, in the buffer; false: they cannot be read. */
-static bool read_place(struct rebuild *r, uint64_t image, uint64_t offset,
-		       uint32_t len)
-{
-	int fd = len <= CHUNK_BYTES_MAX ? rebuild_image(r, image) : -1;
-
-	return fd >= 0 && io_read_full(fd, r->buffer, len, offset) == 0;
-}
-
-static bool chunk_is_right(struct rebuild *r, struct rebuild_chunk *c)
+/* Why the chunk's bytes cannot be had; NULL: they are what was stored. */
+static const char *chunk_lacks(struct rebuild *r, struct rebuild_chunk *c)
 {
 	uint8_t hash[HASH_BYTES];
+	int fd = rebuild_image(r, c->image);
 
-	if (c->state != 0)
-		return c->state > 0;
-	c->state = -1;
-	if (!read_place(r, c->image, c->offset, c->len))
-		return false;
-	chunk_hash(r->secret, r->buffer, c->len, hash);
-	c->state = memcmp(hash, c->hash, sizeof(hash)) == 0 ? 1 : -1;
-	return c->state > 0;
+	if (fd < 0)
+		return "its image is gone: it was deleted or replaced since";
+	if (c->state == 0) {
+		c->state = -1;
+		if (c->len <= CHUNK_BYTES_MAX &&
+		    io_read_full(fd, r->buffer, c->len, c->offset) == 0) {
+			chunk_hash(r->secret, r->buffer, c->len, hash);
+			if (memcmp(hash, c->hash, sizeof(hash)) == 0)
+				c->state = 1;
+		}
+	}
+	return c->state > 0 ? NULL
+			    : "its bytes are not what was stored: it was "
+			      "deleted or replaced since, or is damaged";
 }
 
-int rebuild_verify(struct rebuild *r, const struct content *f,
-		   const char **ret_reason)
+static const char *chunk_count(struct rebuild *r, struct rebuild_chunk *c)
 {
-	for (size_t i = 0; i < f->extent_count; i++) {
+	(void)r;
+	c->refs++;
+	return NULL;
+}
+
+/* Call fn for each chunk of the content, until it gives a reason to stop. */
+static const char *each_chunk(struct rebuild *r, const struct content *f,
+			      const char *(*fn)(struct rebuild *r,
+						struct rebuild_chunk *c))
+{
+	const char *reason = NULL;
+
+	for (size_t i = 0; !reason && i < f->extent_count; i++) {
 		const struct extent *e = &f->extents[i];
 		uint64_t at = e->image_offset, end = at + e->len;
 
-		while (at < end) {
+		while (!reason && at < end) {
 			struct rebuild_chunk *c =
 				rebuild_find(&r->chunks, e->image, at);
 
-			if (!c || c->len == 0 || c->len > end - at) {
-				*ret_reason = "the database lacks a part of it";
-				return 0;
-			}
-			if (rebuild_image(r, e->image) < 0) {
-				*ret_reason = "its image is gone: it was "
-					      "deleted or replaced since";
-				return 0;
-			}
-			if (!chunk_is_right(r, c)) {
-				*ret_reason = "its bytes are not what was "
-					      "stored: it was deleted or "
-					      "replaced since, or is damaged";
-				return 0;
-			}
+			if (!c || c->len == 0 || c->len > end - at)
+				return "the database lacks a part of it";
+			reason = fn(r, c);
 			at += c->len;
 		}
 	}
-	return 1;
+	return reason;
 }
 
-void rebuild_count(struct rebuild *r, const struct content *f)
+const char *rebuild_use(struct rebuild *r, const struct content *f)
 {
-	for (size_t i = 0; i < f->extent_count; i++) {
-		const struct extent *e = &f->extents[i];
-		uint64_t at = e->image_offset, end = at + e->len;
+	const char *reason = each_chunk(r, f, chunk_lacks);
 
-		while (at < end) {
-			struct rebuild_chunk *c =
-				rebuild_find(&r->chunks, e->image, at);
-
-			CHECK(c && c->len > 0); /* it was verified */
-			c->refs++;
-			at += c->len;
-		}
-	}
+	return reason ? reason : each_chunk(r, f, chunk_count);
 }
 
 /* --- a label --- */
@@ -239,7 +227,7 @@ static int label_chunk(struct rebuild *r, const struct label *l,
 		       uint64_t offset, uint32_t len, struct content *c,
 		       uint8_t hash[HASH_BYTES])
 {
-	struct extent e = { 0 }, one;
+	struct extent e = { 0 };
 	struct rebuild_chunk *k;
 	uint64_t next;
 	int rc;
@@ -250,25 +238,21 @@ static int label_chunk(struct rebuild *r, const struct label *l,
 	if (!place_of(l, offset, &e, &next) || offset + len > e.offset + e.len)
 		return 0;
 	chunk_hash(r->secret, r->buffer, len, hash);
-	one = (struct extent){ .offset = offset,
-			       .len = len,
-			       .image = e.image,
-			       .image_offset =
-				       e.image_offset + (offset - e.offset) };
-	k = rebuild_add(&r->chunks, one.image, one.image_offset);
+	e = (struct extent){ offset, len, e.image,
+			     e.image_offset + (offset - e.offset) };
+	k = rebuild_add(&r->chunks, e.image, e.image_offset);
 	if (!k)
 		return -ENOMEM;
 	if (k->len == 0) {
 		k->len = len;
 		k->domain = l->domain;
 		memcpy(k->hash, hash, HASH_BYTES);
-		k->state = 1;
 	}
 	if (k->len != len || memcmp(k->hash, hash, HASH_BYTES) != 0)
 		return 0;
 	k->state = 1;
 	c->data_bytes += len;
-	rc = add_extent(c, &one);
+	rc = add_extent(c, &e);
 	return rc < 0 ? rc : 1;
 }
 

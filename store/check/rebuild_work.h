@@ -61,14 +61,17 @@ struct rebuild_chunk *rebuild_find(struct rebuild_table *t, uint64_t image,
 /* The one of this place, new if there is none; NULL: out of memory. */
 struct rebuild_chunk *rebuild_add(struct rebuild_table *t, uint64_t image,
 				  uint64_t offset);
-/* 1: every byte of the content is there; 0: not, and *ret_reason says why. */
-int rebuild_verify(struct rebuild *r, const struct content *f,
-		   const char **ret_reason);
-/* The same for what a label says, which becomes a content. */
+/*
+ * NULL: every byte of the content is there, and its chunks have one more user
+ * now. Else why not.
+ */
+const char *rebuild_use(struct rebuild *r, const struct content *f);
+/*
+ * What a label says becomes a content. 1: every byte of it is there; 0: not,
+ * and *ret_reason says why.
+ */
 int rebuild_content(struct rebuild *r, const struct label *l,
 		    struct content *ret, const char **ret_reason);
-/* Its chunks have one more user. */
-void rebuild_count(struct rebuild *r, const struct content *f);
 
 /* --- rebuild_names.c: names and inodes */
 

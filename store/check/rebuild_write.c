@@ -127,12 +127,6 @@ static int note_inode(void *arg, struct kv_slice key, struct kv_slice value)
 	return 0;
 }
 
-static void ignore_problem(void *self, const struct check_problem *p)
-{
-	(void)self;
-	(void)p;
-}
-
 static int read_setting(struct rebuild *r, const char *name, uint64_t *ret)
 {
 	SCOPED(scope_free) void *value = NULL;
@@ -159,7 +153,7 @@ int rebuild_next_inode(struct rebuild *r)
 /* Counters as the check counts them. */
 int rebuild_write_settings(struct rebuild *r)
 {
-	const struct check_options options = { .problem = ignore_problem };
+	const struct check_options options = { .scrub = false };
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct check_result c;
 	int rc = b ? rebuild_next_inode(r) : -ENOMEM;

@@ -120,3 +120,16 @@ int kv_each(struct kv *kv, const void *prefix, size_t prefix_len,
 	memcpy(k.data, prefix, prefix_len);
 	return records_each(kv, k, fn, arg);
 }
+
+int kv_any(struct kv *kv, const void *prefix, size_t prefix_len)
+{
+	struct kv_slice key, value;
+	struct kv_iter *it;
+	int rc = kv_iter_new(kv, prefix, prefix_len, NULL, 0, &it);
+
+	if (rc == 0) {
+		rc = kv_iter_next(it, &key, &value);
+		kv_iter_free(it);
+	}
+	return rc;
+}
