@@ -122,7 +122,7 @@ static bool is_unwanted(struct store *st, struct found *f,
 	if (f->stage->kind != STAGE_DISK || !in_use(file, f->stage->number))
 		return false;
 	/* It was committed just before the end: it is the image. */
-	f->stage->keep_image = true;
+	image_built(&st->images, f->stage->image);
 	return true;
 }
 
@@ -142,7 +142,6 @@ static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
 		rc = inode_load_file(st->inodes, in);
 	if (rc == -ENOENT || (rc == 0 && is_unwanted(st, f, in->file))) {
 		stage_drop(&st->stages, f->stage);
-		stage_put(&st->stages, f->stage);
 		inode_put(st->inodes, in, 1);
 		return 0;
 	}

@@ -360,8 +360,8 @@ static bool publish_stage_locked(struct drain *d, struct pending *p)
 		return false;
 	SLOT_SET(s->slot, clean_generation, c->generation);
 	SLOT_SET(s->slot, dirty, 0);
-	s->keep_image = w->adopt && !w->unchanged;
-	if (s->keep_image && reached) { /* punched when its readers go */
+	if (w->adopt && !w->unchanged &&
+	    reached) { /* punched when its readers go */
 		p->hold_punch = true;
 		f->punch_image = w->image->id;
 		f->punch_size = w->size_bytes;
@@ -372,11 +372,15 @@ static bool publish_stage_locked(struct drain *d, struct pending *p)
 	}
 	stage_list(d->stages, s);
 	if (c->native && c->extent_count > 0 && !poor && !w->unchanged &&
-	    !s->sealed) {
-		s->clean_image = c->extents[0].image;
-		image_set_clean(d->images, s->clean_image, s);
-	}
+	    !s->sealed)
+		image_set_clean(d->images, c->extents[0].image, s);
 	return true;
+}
+
+/* Is what was committed in w's own image, at least in part? */
+static bool job_is_stored(const struct work *w)
+{
+	return w->image && !w->unchanged && (w->adopt || work_stored(w));
 }
 
 /* The content is durable: let everybody see it. */
@@ -393,8 +397,8 @@ static void job_publish(struct drain *d, struct pending *p)
 		f->content = TAKE(p->content);
 		f->verified = true;
 	}
-	if (j->v.replaced && w->adopt)
-		j->stage->keep_image = !w->unchanged;
+	if (job_is_stored(w))
+		image_built(d->images, w->image);
 	clean = w->exclusive && f->stage == j->stage &&
 		(w->adopt || !atomic_load(&w->disturbed)) &&
 		publish_stage_locked(d, p);
@@ -406,24 +410,18 @@ static void job_published(struct drain *d, struct pending *p)
 {
 	struct drain_job *j = p->j;
 	struct work *w = p->w;
-	bool stored = w->image && !w->unchanged && (w->adopt || work_stored(w));
 
 	if (p->drop) {
 		stage_drop(d->stages, p->drop);
-		stage_put(d->stages, p->drop);
 		inode_put(d->inodes, j->in, 1); /* the stage's reference */
 	}
 	jobs_ended(d, &p->ended);
 	content_ref_put(p->old);
 	changes_reclaim(d, &p->changes);
-	if (stored) {
-		HOLD(&d->images->lock);
-		w->image->building = false;
-	}
 	if (w->image && !w->unchanged && !p->hold_punch)
 		reclaim_own_copies(d, w);
 	/* An own image that holds nothing that counts is given up. */
-	drain_done(d, j, stored);
+	drain_done(d, j, job_is_stored(w));
 }
 
 /* It is not committed, so nothing that is younger is before it is. */

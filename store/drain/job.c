@@ -91,7 +91,6 @@ void jobs_ended(struct drain *d, struct version_queue *ended)
 		TAILQ_REMOVE(ended, &j->v, by_state);
 		if (j->drop) { /* what the file had */
 			stage_drop(d->stages, j->drop);
-			stage_put(d->stages, j->drop);
 			inode_put(d->inodes, j->in, 1);
 		}
 		drain_job_put(d, j); /* the order's */

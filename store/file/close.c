@@ -25,7 +25,7 @@ static void close_backing(struct store *st, struct inode *in)
 	struct stage *stage, *drop = NULL;
 	struct file *f = in->file;
 	struct image *image;
-	uint64_t punch = 0, punch_size;
+	struct file_punch punch = { 0 };
 	int id;
 
 	{
@@ -47,18 +47,14 @@ static void close_backing(struct store *st, struct inode *in)
 	file_ask_left_turn(st, in);
 	{
 		HOLD(&in->lock);
-		punch_size = f->punch_size;
-		if (f->state.left == LEFT_NOBODY) {
-			punch = f->punch_image;
-			f->punch_image = 0;
-		}
+		if (f->state.left == LEFT_NOBODY)
+			punch = file_take_punch_locked(f);
 		drop = file_end_locked(st, f, END_CLOSED);
 		if (f->stage && !file_is_dirty(f))
 			stage_list(&st->stages, f->stage);
 	}
 	file_drop_stage(st, in, drop);
-	if (punch)
-		reclaim_add(st->reclaim, punch, 0, punch_size);
+	file_punch(st, punch);
 }
 
 /* No step of an open is under way any more: what was put off can happen. */
@@ -111,10 +107,8 @@ void file_release(struct store *st, struct inode *in, int flags)
 			last_writer = write && f->state.writers == 0;
 			gone = in->attr.nlink == 0;
 			readers = last_writer && f->state.opens > 0;
-			if (f->stage && (last_writer || f->state.opens == 0)) {
-				stage = f->stage;
-				stage_ref(stage);
-			}
+			if (last_writer || f->state.opens == 0)
+				stage = stage_ref(f->stage);
 		}
 		if (stage)
 			forget_descriptors(st, in, stage);
@@ -175,27 +169,25 @@ int file_sync(struct store *st, struct inode *in)
 
 void file_forgotten(struct store *st, struct inode *in)
 {
-	uint64_t punch = 0, punch_size = 0;
+	struct file_punch punch = { 0 };
 	struct stage *gone = NULL;
 	bool written = false;
+	struct file *f;
 
 	{
 		HOLD(&in->lock);
+		f = in->file;
 		/* Looked up again meanwhile: it may be mapped again, too. */
-		if (inode_lookups(st->inodes, in) == 0 && in->file &&
-		    in->file->state.opens == 0 &&
-		    in->file->state.changing == 0) {
-			written = in->file->state.left == LEFT_WRITERS;
-			file_move(&in->file->state, FILE_NOBODY_LEFT);
-			punch = in->file->punch_image;
-			punch_size = in->file->punch_size;
-			in->file->punch_image = 0;
-			gone = file_end_locked(st, in->file, END_FORGOTTEN);
+		if (inode_lookups(st->inodes, in) == 0 && f &&
+		    f->state.opens == 0 && f->state.changing == 0) {
+			written = f->state.left == LEFT_WRITERS;
+			file_move(&f->state, FILE_NOBODY_LEFT);
+			punch = file_take_punch_locked(f);
+			gone = file_end_locked(st, f, END_FORGOTTEN);
 		}
 	}
 	file_drop_stage(st, in, gone);
-	if (punch)
-		reclaim_add(st->reclaim, punch, 0, punch_size);
+	file_punch(st, punch);
 	if (written) /* what came through a mapping after the last close */
 		drain_released(st->drain, in);
 	file_unlinked(st, in);
@@ -213,10 +205,8 @@ static void ask_who_writes(struct store *st, struct inode *in)
 
 	{
 		HOLD(&in->lock);
-		if (in->file->state.left == LEFT_WRITERS && in->file->stage) {
-			stage = in->file->stage;
-			stage_ref(stage);
-		}
+		if (in->file->state.left == LEFT_WRITERS)
+			stage = stage_ref(in->file->stage);
 	}
 	held = stage && held_for_writing(&st->stages, stage);
 	stage_put(&st->stages, stage);

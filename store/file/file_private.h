@@ -30,6 +30,33 @@ static inline void file_show_opens(const struct file *f)
 	stage_show(f->stage);
 }
 
+/*
+ * s, with the file's reference, is where its bytes are from now on, and counts;
+ * in->lock is held.
+ */
+static inline void file_install_locked(struct file *f, struct stage *s,
+				       enum file_event e)
+{
+	CHECK(!f->stage);
+	f->stage = s;
+	file_move(&f->state, e);
+	file_show_opens(f);
+}
+
+/* A range that was left in an image for its readers' sake only. */
+struct file_punch {
+	uint64_t image, size_bytes; /* image 0: there is none */
+};
+
+/* The last reader has gone; in->lock is held. */
+static inline struct file_punch file_take_punch_locked(struct file *f)
+{
+	struct file_punch p = { f->punch_image, f->punch_size };
+
+	f->punch_image = 0;
+	return p;
+}
+
 /* --- change.c. in->turn is held. */
 
 /*
@@ -51,6 +78,11 @@ void file_change_end(struct store *st, struct inode *in);
 /* file_truncate() in a change that has begun. */
 int file_cut_begun(struct store *st, struct inode *in, uint64_t size);
 
+/* --- read.c */
+
+/* image_get(); an image that is missing is damage: -EIO. */
+int file_get_image(struct store *st, uint64_t id, struct image **ret_image);
+
 /* --- verify.c */
 
 /* Before committed content is opened: is it whole? */
@@ -58,13 +90,19 @@ int file_check_content(struct store *st, struct inode *in);
 
 /* --- file_stage.c */
 
+/* Without locks. */
+void file_punch(struct store *st, struct file_punch p);
+/* A stage for the content as it is gets the content's time. */
+void file_set_committed_time(struct store *st, struct inode *in,
+			     struct stage *s);
+
 /* The stage that goes now, if it does: for file_drop_stage(). Locked. */
 struct stage *file_end_locked(struct store *st, struct file *f,
 			      enum file_end why);
 /* The rest of giving a stage up, without locks; NULL: nothing. */
 void file_drop_stage(struct store *st, struct inode *in, struct stage *s);
-/* Bytes of the stage may change from now on; the caller has it referenced. */
-void file_dirtied(struct store *st, struct inode *in, struct stage *s);
+/* s, referenced, is to be written to: it is no cache any more. */
+void file_dirtied(struct store *st, struct stage *s);
 /* A new stage for a file that has none. */
 int file_install_stage(struct store *st, struct inode *in, uint64_t size,
 		       struct stage **ret_stage);

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/drain/drain.h"
 #include "store/file/file_private.h"
@@ -43,11 +44,26 @@ static int new_stage(struct store *st, struct inode *in, uint64_t size,
 	return rc;
 }
 
-static void install_locked(struct file *f, struct stage *s)
+void file_punch(struct store *st, struct file_punch p)
 {
-	CHECK(!f->stage);
-	f->stage = s;
-	file_move(&f->state, s->sealed ? FILE_LENT : FILE_STAGED);
+	if (p.image)
+		reclaim_add(st->reclaim, p.image, 0, p.size_bytes);
+}
+
+void file_set_committed_time(struct store *st, struct inode *in,
+			     struct stage *s)
+{
+	struct timespec times[2] = { { 0, UTIME_OMIT }, { 0, 0 } };
+	int64_t ns;
+
+	{
+		HOLD(&in->lock);
+		ns = in->file->content->c.mtime_ns;
+		if (in->attr.mtime_gen >= in->file->content->c.generation)
+			ns = in->attr.mtime_ns;
+	}
+	times[1] = io_timespec(ns);
+	stage_set_times(&st->stages, s, times);
 }
 
 /* The rest of giving a stage up: memory, slot, the inode's reference. */
@@ -55,24 +71,18 @@ void file_drop_stage(struct store *st, struct inode *in, struct stage *s)
 {
 	if (!s)
 		return;
-	if (s->clean_image)
-		image_clear_clean(&st->images, s->clean_image, s);
+	image_clear_clean(&st->images, s);
 	stage_drop(&st->stages, s);
-	stage_put(&st->stages, s);
 	inode_put(st->inodes, in, 1);
 }
 
-/* Bytes of the stage may change from now on. */
-void file_dirtied(struct store *st, struct inode *in, struct stage *s)
+void file_dirtied(struct store *st, struct stage *s)
 {
+	if (SLOT_GET(s->slot, dirty))
+		return;
 	stage_unlist(&st->stages, s);
-	if (s->clean_image) {
-		image_clear_clean(&st->images, s->clean_image, s);
-		HOLD(&in->lock);
-		s->clean_image = 0;
-	}
-	if (s->slot)
-		SLOT_SET(s->slot, dirty, 1);
+	image_clear_clean(&st->images, s);
+	SLOT_SET(s->slot, dirty, 1);
 }
 
 struct stage *file_end_locked(struct store *st, struct file *f,
@@ -172,10 +182,9 @@ int file_install_stage(struct store *st, struct inode *in, uint64_t size,
 
 	if (rc < 0)
 		return rc;
-	stage_show(*ret_stage);
 	inode_ref(st->inodes, in, 1);
 	HOLD(&in->lock);
-	install_locked(in->file, *ret_stage);
+	file_install_locked(in->file, *ret_stage, FILE_STAGED);
 	return 0;
 }
 
@@ -193,7 +202,8 @@ int file_prepare(struct store *st, struct inode *in, const struct names_new *n)
 		return rc;
 	inode_ref(st->inodes, in, 1);
 	HOLD(&in->lock);
-	install_locked(in->file, s);
+	in->file->stage = s; /* unseen */
+	file_move(&in->file->state, s->sealed ? FILE_LENT : FILE_STAGED);
 	return 0;
 }
 
@@ -214,12 +224,10 @@ int file_adopt(struct store *st, struct inode *in, struct stage *s, bool dirty,
 	inode_ref(st->inodes, in, 1);
 	{
 		HOLD(&in->lock);
-		if (dirty) {
-			install_locked(in->file, s);
-		} else {
-			in->file->stage = s;
-			file_move(&in->file->state, FILE_FOUND);
-		}
+		file_install_locked(in->file, s,
+				    !dirty      ? FILE_FOUND
+				    : s->sealed ? FILE_LENT
+						: FILE_STAGED);
 	}
 	if (dirty)
 		return drain_resume(st->drain, in, order);

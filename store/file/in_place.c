@@ -9,9 +9,7 @@
 #include "store/file/in_place.h"
 
 #include <errno.h>
-#include <sys/stat.h>
 
-#include "store/base/io.h"
 #include "store/base/lease.h"
 #include "store/base/scope.h"
 #include "store/file/file_private.h"
@@ -59,49 +57,23 @@ static void install_taken(struct store *st, struct inode *in, struct stage *s,
 	struct file *f = in->file;
 	struct stage *old_stage = NULL;
 	struct image *old_image = NULL;
-	uint64_t punch = 0, punch_size;
+	struct file_punch punch = { 0 };
 
-	stage_show(s);
 	inode_ref(st->inodes, in, 1);
 	{
 		HOLD(&in->lock);
-		CHECK(!f->stage);
-		f->stage = s;
-		file_move(&f->state, FILE_TAKEN);
+		file_install_locked(f, s, FILE_TAKEN);
 		if (f->state.mode == IO_BACKED) {
 			old_stage = f->backing_stage;
 			old_image = TAKE(f->backing_image);
-			stage_ref(s);
-			f->backing_stage = s;
+			f->backing_stage = stage_ref(s);
 		}
-		file_show_opens(f);
-		/* What was left in it for the readers' sake only. */
-		punch_size = f->punch_size;
-		if (f->punch_image == image) {
-			punch = image;
-			f->punch_image = 0;
-		}
+		if (f->punch_image == image)
+			punch = file_take_punch_locked(f);
 	}
 	stage_put(&st->stages, old_stage);
 	image_put(&st->images, old_image);
-	if (punch)
-		reclaim_add(st->reclaim, punch, 0, punch_size);
-}
-
-static void set_committed_time(struct store *st, struct inode *in,
-			       struct stage *s)
-{
-	struct timespec times[2] = { { 0, UTIME_OMIT }, { 0, 0 } };
-	int64_t ns;
-
-	{
-		HOLD(&in->lock);
-		ns = in->file->content->c.mtime_ns;
-		if (in->attr.mtime_gen >= in->file->content->c.generation)
-			ns = in->attr.mtime_ns;
-	}
-	times[1] = io_timespec(ns);
-	stage_set_times(&st->stages, s, times);
+	file_punch(st, punch);
 }
 
 int file_take_image(struct store *st, struct inode *in)
@@ -128,11 +100,10 @@ int file_take_image(struct store *st, struct inode *in)
 	}
 	if (rc < 0) {
 		stage_drop(&st->stages, s);
-		stage_put(&st->stages, s);
 	} else {
 		image_unmap(&st->images, from); /* it is of the old inode */
 		image_move_opened(&st->images, from, s->image);
-		set_committed_time(st, in, s);
+		file_set_committed_time(st, in, s);
 		install_taken(st, in, s, from->id);
 	}
 	image_put(&st->images, from);
@@ -163,12 +134,9 @@ static bool left_begin(struct inode *in, struct left *l)
 		    f->state.mode == IO_CLOSED;
 	if (!l->writers && !l->mapped)
 		return false;
-	if (f->stage) {
-		l->stage = f->stage;
-		stage_ref(l->stage);
-	} else {
+	l->stage = stage_ref(f->stage);
+	if (!l->stage)
 		l->image = file_mapped_image_locked(f);
-	}
 	return true;
 }
 
@@ -202,7 +170,7 @@ static bool granted(struct store *st, const struct left *l, enum lease what)
 
 void file_ask_left_turn(struct store *st, struct inode *in)
 {
-	uint64_t punch = 0, punch_size = 0;
+	struct file_punch punch = { 0 };
 	struct file *f = in->file;
 	bool nobody, none_writes;
 	struct left l;
@@ -219,14 +187,11 @@ void file_ask_left_turn(struct store *st, struct inode *in)
 			file_move(&f->state, FILE_NO_WRITER_LEFT);
 		if (nobody) {
 			file_move(&f->state, FILE_NOBODY_LEFT);
-			punch = f->punch_image;
-			punch_size = f->punch_size;
-			f->punch_image = 0;
+			punch = file_take_punch_locked(f);
 		}
 	}
 	stage_put(&st->stages, l.stage);
-	if (punch)
-		reclaim_add(st->reclaim, punch, 0, punch_size);
+	file_punch(st, punch);
 }
 
 /* True when it has to be asked again. */

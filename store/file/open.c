@@ -41,12 +41,9 @@ static int open_backing(struct store *st, struct inode *in, int flags)
 		if (f->state.mode != IO_CLOSED)
 			return 0;
 		awaited = !write && f->state.name == NAME_AWAITED;
-		if (f->stage) {
-			stage = f->stage;
-			stage_ref(stage);
-		} else if (!write && f->content && f->content->c.native) {
+		stage = stage_ref(f->stage);
+		if (!stage && !write && f->content && f->content->c.native)
 			native = f->content->c.extents[0].image;
-		}
 	}
 	if (!st->backing_open || (!stage && !native) || awaited) {
 		stage_put(&st->stages, stage);
@@ -142,7 +139,7 @@ static int open_begun(struct store *st, struct inode *in, int flags,
 					  : 0;
 	}
 	if (dirtied) {
-		file_dirtied(st, in, dirtied);
+		file_dirtied(st, dirtied);
 		drain_disturb(st->drain, in, false);
 	}
 	return 0;

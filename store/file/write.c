@@ -57,35 +57,20 @@ static int copy_up_bytes(struct store *st, struct inode *in, struct stage *s,
  */
 static int copy_up(struct store *st, struct inode *in, uint64_t keep_bytes)
 {
-	struct timespec times[2] = { { 0, UTIME_OMIT }, { 0, 0 } };
 	struct stage *s;
-	int rc;
+	int rc = stage_create(&st->stages, in->ino, keep_bytes, &s);
 
-	rc = stage_create(&st->stages, in->ino, keep_bytes, &s);
 	if (rc < 0)
 		return rc;
 	rc = copy_up_bytes(st, in, s, keep_bytes);
 	if (rc < 0) {
 		stage_drop(&st->stages, s);
-		stage_put(&st->stages, s);
 		return rc;
 	}
-	{
-		HOLD(&in->lock);
-		int64_t mtime = in->file->content->c.mtime_ns;
-
-		if (in->attr.mtime_gen >= in->file->content->c.generation)
-			mtime = in->attr.mtime_ns;
-		times[1] = io_timespec(mtime);
-	}
-	stage_set_times(&st->stages, s, times);
-	stage_show(s);
+	file_set_committed_time(st, in, s);
 	inode_ref(st->inodes, in, 1);
 	HOLD(&in->lock);
-	CHECK(!in->file->stage);
-	in->file->stage = s;
-	file_move(&in->file->state, FILE_STAGED);
-	file_show_opens(in->file);
+	file_install_locked(in->file, s, FILE_STAGED);
 	return 0;
 }
 
@@ -98,11 +83,9 @@ static struct stage *stage_to_write(struct inode *in, uint64_t *ret_size,
 	HOLD(&in->lock);
 	*ret_empty = !f->content;
 	*ret_size = f->content ? f->content->c.size_bytes : 0;
-	if (!f->stage)
-		return NULL;
-	file_move(&f->state, FILE_WRITTEN);
-	stage_ref(f->stage);
-	return f->stage;
+	if (f->stage)
+		file_move(&f->state, FILE_WRITTEN);
+	return stage_ref(f->stage);
 }
 
 /*
@@ -123,30 +106,9 @@ static int writable_stage(struct store *st, struct inode *in, uint64_t keep,
 		if (rc < 0)
 			return rc;
 	}
-	file_dirtied(st, in, s);
+	file_dirtied(st, s);
 	*ret_stage = s;
 	return 0;
-}
-
-static int copy_stage(struct store *st, const struct stage *from,
-		      const struct stage *to)
-{
-	SCOPED(scope_free) uint8_t *buf = malloc(COPY_BYTES);
-	SCOPED(scope_close) int in = stage_open(&st->stages, from, O_RDONLY);
-	SCOPED(scope_close) int out = stage_open(&st->stages, to, O_RDWR);
-	uint64_t off = 0;
-	size_t got = 1;
-	int rc = 0;
-
-	if (!buf || in < 0 || out < 0)
-		return !buf ? -ENOMEM : in < 0 ? in : out;
-	while (rc == 0 && got > 0) {
-		rc = io_read(in, buf, COPY_BYTES, off, &got);
-		if (rc == 0)
-			rc = io_write_full(out, buf, got, off);
-		off += got;
-	}
-	return rc;
 }
 
 /* A stage in memory is full: the file goes on on the disk. Turn is held. */
@@ -164,21 +126,18 @@ static int move_to_disk(struct store *st, struct inode *in, struct stage *old)
 	rc = stage_create(&st->stages, in->ino, 0, &s);
 	if (rc < 0)
 		return rc;
-	rc = copy_stage(st, old, s);
+	rc = stage_copy(&st->stages, old, s);
 	if (rc < 0) {
 		stage_drop(&st->stages, s);
-		stage_put(&st->stages, s);
 		return rc;
 	}
-	stage_show(s);
 	{
 		HOLD(&in->lock);
 		in->file->stage = s;
 		file_show_opens(in->file);
 	}
 	drain_moved(st->drain, in);
-	stage_drop(&st->stages, old);
-	stage_put(&st->stages, old); /* the file's; our caller has his own */
+	stage_drop(&st->stages, old); /* the file's; our caller has his own */
 	return 0;
 }
 
@@ -246,10 +205,8 @@ int file_write(struct store *st, struct inode *in, const void *buf, size_t len,
 		/* With a writer a stage on disk stays: no turn is needed. */
 		if (in->file->state.bytes == BYTES_DIRTY &&
 		    in->file->stage->kind == STAGE_DISK &&
-		    in->file->state.writers > 0) {
-			s = in->file->stage;
-			stage_ref(s);
-		}
+		    in->file->state.writers > 0)
+			s = stage_ref(in->file->stage);
 	}
 	if (!s)
 		return write_turn(st, in, buf, len, off);
@@ -444,10 +401,8 @@ void file_set_times(struct store *st, struct inode *in, unsigned valid,
 		times[1] = io_timespec(to->mtime_ns);
 	{
 		HOLD(&in->lock);
-		if (in->file && in->file->stage) {
-			stage = in->file->stage;
-			stage_ref(stage);
-		}
+		if (in->file)
+			stage = stage_ref(in->file->stage);
 	}
 	if (!stage)
 		return;

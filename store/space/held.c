@@ -1,11 +1,8 @@
 /* held.c - see held.h. */
 #include "store/space/held.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 
-#include "store/base/copy.h"
-#include "store/base/scope.h"
 #include "store/space/stage.h"
 
 void held_keep(struct stages *st, struct stage *s)
@@ -18,27 +15,6 @@ bool held_for_writing(struct stages *st, struct stage *s)
 {
 	stage_fd_forget(st, s, true);
 	return stage_ask(st, s, LEASE_NO_WRITER) != 1;
-}
-
-static int copy_stage(struct stages *st, struct stage *from, struct stage *to)
-{
-	SCOPED(scope_close) int in = stage_open(st, from, O_RDONLY);
-	SCOPED(scope_close) int out = stage_open(st, to, O_RDWR);
-	struct timespec times[2];
-	struct stat sb;
-	int rc;
-
-	if (in < 0 || out < 0)
-		return in < 0 ? in : out;
-	rc = copy_file(in, out);
-	if (rc == 0)
-		rc = stage_stat(st, from, &sb);
-	if (rc < 0)
-		return rc;
-	times[0] = sb.st_atim;
-	times[1] = sb.st_mtim;
-	stage_set_times(st, to, times);
-	return 0;
 }
 
 int held_replace(struct stages *st, struct stage **stage)
@@ -54,10 +30,9 @@ int held_replace(struct stages *st, struct stage **stage)
 			&fresh);
 	if (rc < 0)
 		return rc;
-	rc = copy_stage(st, old, fresh);
+	rc = stage_copy(st, old, fresh);
 	if (rc < 0) {
 		stage_drop(st, fresh);
-		stage_put(st, fresh);
 		return rc;
 	}
 	SLOT_SET(fresh->slot, earlier, SLOT_GET(old->slot, earlier));
@@ -65,7 +40,6 @@ int held_replace(struct stages *st, struct stage **stage)
 	stage_show(fresh);
 	held_keep(st, old);
 	stage_drop(st, old);
-	stage_put(st, old);
 	*stage = fresh;
 	return 0;
 }

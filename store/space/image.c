@@ -19,6 +19,7 @@
 #include "store/base/scope.h"
 #include "store/db/layout.h"
 #include "store/db/records.h"
+#include "store/space/stage.h"
 
 #define IMAGE_ID_STEP 1024
 /* Numbers that are remembered; an image beyond is asked for each time. */
@@ -326,6 +327,18 @@ int image_create(struct images *im, struct image **ret_image)
 	return 0;
 }
 
+void image_built(struct images *im, struct image *i)
+{
+	HOLD(&im->lock);
+	i->building = false;
+}
+
+bool image_is_building(struct images *im, const struct image *i)
+{
+	HOLD(&im->lock);
+	return i->building;
+}
+
 /* Nothing can lie in a spare one, or in one that was removed. */
 static int image_take_known_locked(struct images *im, struct image *i,
 				   struct image **ret_image)
@@ -448,21 +461,23 @@ int image_remove(struct images *im, struct image *i)
 
 void image_set_clean(struct images *im, uint64_t id, struct stage *s)
 {
-	HOLD(&im->lock);
-	struct image *i = image_find_locked(im, id);
+	struct image *i;
 
+	HOLD(&im->lock);
+	s->clean_image = id;
+	i = image_find_locked(im, id);
 	if (i)
 		i->clean = s;
 }
 
-void image_clear_clean(struct images *im, uint64_t id, struct stage *s)
+void image_clear_clean(struct images *im, struct stage *s)
 {
-	struct image *gone = NULL;
+	struct image *i, *gone = NULL;
 
 	{
 		HOLD(&im->lock);
-		struct image *i = image_find_locked(im, id);
-
+		i = image_find_locked(im, s->clean_image);
+		s->clean_image = 0;
 		if (i && i->clean == s) {
 			i->clean = NULL;
 			if (i->refs == 0 && im->idle > IMAGE_IDLE_MAX)

@@ -108,8 +108,11 @@ int images_init(struct images *im, int store_dirfd, struct kv *kv);
 int images_finish(struct images *im);
 void images_release(struct images *im);
 
-/* A new, empty image with one reference. */
+/* A new, empty image with one reference, `building`. */
 int image_create(struct images *im, struct image **ret_image);
+/* What it holds is committed: it is not `building` any more. */
+void image_built(struct images *im, struct image *i);
+bool image_is_building(struct images *im, const struct image *i);
 /* An existing one. -ENOENT: the file is missing, or was removed. */
 int image_get(struct images *im, uint64_t id, struct image **ret_image);
 void image_ref(struct images *im, struct image *i);
@@ -175,11 +178,11 @@ void image_move_opened(struct images *im, struct image *from, struct image *to);
 void image_note_free(struct images *im, struct image *i);
 
 /*
- * A stage that has the same bytes at the same offsets as the image, or none.
- * See stage_of_image().
+ * The stage, a cache, has the same bytes at the same offsets as this image,
+ * and is found by it (stage_of_image()) until image_clear_clean().
  */
 void image_set_clean(struct images *im, uint64_t id, struct stage *s);
-void image_clear_clean(struct images *im, uint64_t id, struct stage *s);
+void image_clear_clean(struct images *im, struct stage *s);
 
 /*
  * Call fn for every image file there is; stops at the first rc != 0. at_start:

@@ -180,7 +180,6 @@ int stage_create(struct stages *st, uint64_t ino, uint64_t size_bytes,
 		atomic_fetch_add(&st->disk_count, 1);
 	if (rc < 0) {
 		stage_drop(st, s);
-		stage_put(st, s);
 		return rc;
 	}
 	stage_write_slot(s);
@@ -188,9 +187,11 @@ int stage_create(struct stages *st, uint64_t ino, uint64_t size_bytes,
 	return 0;
 }
 
-void stage_ref(struct stage *s)
+struct stage *stage_ref(struct stage *s)
 {
-	atomic_fetch_add(&s->refs, 1);
+	if (s)
+		atomic_fetch_add(&s->refs, 1);
+	return s;
 }
 
 void stage_put(struct stages *st, struct stage *s)
@@ -209,7 +210,7 @@ void stage_put(struct stages *st, struct stage *s)
 	if (left > 0)
 		return;
 	stage_fd_forget(st, s, true);
-	if (s->kind == STAGE_MEMORY && s->dropped) {
+	if (s->kind == STAGE_MEMORY && !s->slot) {
 		char name[24];
 
 		stage_file_name(s->number, name);
@@ -230,11 +231,9 @@ static bool stage_return(struct stages *st, struct stage *s)
 	return true;
 }
 
-void stage_drop(struct stages *st, struct stage *s)
+/* It has a slot, and no segment has it. */
+static void give_bytes_up(struct stages *st, struct stage *s)
 {
-	stage_unlist(st, s);
-	if (!s->slot || stage_return(st, s))
-		return; /* dropped before, or the segment's again */
 	/*
 	 * First of all: who is killed here must not leave a slot for what is
 	 * gone, or is another's already. The next start sweeps up the rest, gc
@@ -243,10 +242,9 @@ void stage_drop(struct stages *st, struct stage *s)
 	SLOT_SET(s->slot, ino, 0);
 	if (s->kind == STAGE_MEMORY) {
 		atomic_fetch_sub(&st->memory_count, 1);
-		s->dropped = true; /* with the reference of who calls */
 	} else {
 		atomic_fetch_sub(&st->disk_count, 1);
-		if (!s->keep_image && s->image) {
+		if (s->image && image_is_building(st->images, s->image)) {
 			image_ref(st->images, s->image);
 			st->abandon(st->hook_arg, s->image);
 		}
@@ -254,46 +252,48 @@ void stage_drop(struct stages *st, struct stage *s)
 	stage_give_slot(st, s);
 }
 
-static void stage_unlist_locked(struct stages *st, struct stage *s)
+void stage_drop(struct stages *st, struct stage *s)
 {
-	if (!s->listed)
+	if (!s)
 		return;
-	*(s->older ? &s->older->newer : &st->oldest) = s->newer;
-	*(s->newer ? &s->newer->older : &st->newest) = s->older;
-	s->newer = NULL;
-	s->older = NULL;
-	s->listed = false;
+	stage_unlist(st, s);
+	if (s->slot && !stage_return(st, s)) /* else it was dropped before */
+		give_bytes_up(st, s);
+	stage_put(st, s);
 }
 
-static void stage_list_locked(struct stages *st, struct stage *s)
+static bool is_listed_locked(const struct stage *s)
 {
-	s->older = st->newest;
-	s->newer = NULL;
-	*(st->newest ? &st->newest->newer : &st->oldest) = s;
-	st->newest = s;
-	s->listed = true;
+	return s->by_use.tqe_prev != NULL;
 }
 
 void stage_list(struct stages *st, struct stage *s)
 {
 	HOLD(&st->lock);
-	if (!s->listed && s->kind == STAGE_MEMORY)
-		stage_list_locked(st, s);
+	if (!is_listed_locked(s) && s->kind == STAGE_MEMORY)
+		TAILQ_INSERT_TAIL(&st->clean, s, by_use);
 }
 
 void stage_unlist(struct stages *st, struct stage *s)
 {
 	HOLD(&st->lock);
-	stage_unlist_locked(st, s);
+	if (!is_listed_locked(s))
+		return;
+	TAILQ_REMOVE(&st->clean, s, by_use);
+	s->by_use.tqe_prev = NULL;
+}
+
+static void touch_locked(struct stages *st, struct stage *s)
+{
+	TAILQ_REMOVE(&st->clean, s, by_use);
+	TAILQ_INSERT_TAIL(&st->clean, s, by_use);
 }
 
 void stage_touch(struct stages *st, struct stage *s)
 {
 	HOLD(&st->lock);
-	if (s->listed) {
-		stage_unlist_locked(st, s);
-		stage_list_locked(st, s);
-	}
+	if (is_listed_locked(s))
+		touch_locked(st, s);
 }
 
 void stages_set_hooks(struct stages *st, stage_evict_fn evict,
@@ -320,12 +320,11 @@ static bool evict_until(struct stages *st, uint64_t want)
 			return false;
 		{
 			HOLD(&st->lock);
-			s = st->oldest;
+			s = TAILQ_FIRST(&st->clean);
 			if (!s)
 				return false;
 			stage_ref(s);
-			stage_unlist_locked(st, s);
-			stage_list_locked(st, s);
+			touch_locked(st, s);
 		}
 		(void)st->evict(st->hook_arg, s);
 		stage_put(st, s);
@@ -392,7 +391,5 @@ void stages_dirty(struct stages *st, uint64_t *ret_memory, uint64_t *ret_disk)
 struct stage *stage_of_image(struct images *im, struct image *i)
 {
 	HOLD(&im->lock);
-	if (i->clean)
-		stage_ref(i->clean);
-	return i->clean;
+	return stage_ref(i->clean);
 }

@@ -46,6 +46,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/queue.h>
 #include <sys/stat.h>
 #include <time.h>
 
@@ -90,10 +91,8 @@ struct stage {
 	uint64_t number;
 	struct image *image; /* STAGE_DISK: the image, a reference */
 	atomic_uint refs;
-	struct stage_slot *slot;
+	struct stage_slot *slot; /* NULL: dropped, see stage_drop() */
 	uint32_t slot_index;
-	bool dropped; /* its file goes with the last reference */
-	bool keep_image; /* the image was committed: do not remove it */
 	bool sealed; /* see above; nobody opens it for writing */
 	/* Somebody of an earlier connection may write to it, and it could not
 	 * be copied: see held.h. Set before there are threads. */
@@ -103,12 +102,10 @@ struct stage {
 	 * bytes. Changed under stages.lock.
 	 */
 	atomic_bool kept;
-	/* Image with the same bytes, or 0. Lock of the inode that has it. */
-	uint64_t clean_image;
-	/* stages.lock: */
-	struct stage *newer, *older; /* in the list of clean stages */
-	bool listed;
+	uint64_t clean_image; /* see image_set_clean(); 0: none; images.lock */
+	TAILQ_ENTRY(stage) by_use; /* in stages.clean, or zero; stages.lock */
 };
+TAILQ_HEAD(stage_list, stage);
 
 /*
  * Called with a reference to the oldest clean stage: true when it was given
@@ -141,7 +138,7 @@ struct stages {
 	uint32_t *free_slot; /* stack of free slots */
 	uint32_t free_count;
 	uint64_t next_number;
-	struct stage *oldest, *newest; /* clean ones, by last use */
+	struct stage_list clean; /* those that were not used longest first */
 	struct stage_fds fds; /* has a lock of its own */
 	struct cond returned; /* a kept stage is not used any more */
 	atomic_uint_fast64_t memory_count, disk_count;
@@ -197,6 +194,8 @@ void stage_show(struct stage *s);
  * read (-EPERM).
  */
 int stage_open(struct stages *st, const struct stage *s, int flags);
+/* All of one stage to another, empty one, with its times. */
+int stage_copy(struct stages *st, const struct stage *from, struct stage *to);
 /* fstat(2) without a descriptor. */
 int stage_stat(struct stages *st, const struct stage *s, struct stat *ret);
 /*
@@ -204,15 +203,16 @@ int stage_stat(struct stages *st, const struct stage *s, struct stat *ret);
  * before. A mapping of stage_map() is none of a writer.
  */
 int stage_ask(struct stages *st, const struct stage *s, enum lease what);
-void stage_ref(struct stage *s);
+/* One more reference, or NULL when there is no stage. */
+struct stage *stage_ref(struct stage *s);
 /* Bytes and slot stay after the last put, too: see stage_drop(). */
 void stage_put(struct stages *st, struct stage *s);
 /* The clean stage that has the image's bytes, with a reference, or NULL. */
 struct stage *stage_of_image(struct images *im, struct image *i);
 /*
- * Give the bytes up: the slot is freed at once, the file with the last
- * reference, of which the caller has one. An image that was not committed
- * (keep_image) is removed.
+ * Give the bytes up, and the caller's reference: the slot is freed at once, the
+ * file with the last reference. NULL: nothing. An image that was not committed
+ * (it is still `building`) is removed.
  */
 void stage_drop(struct stages *st, struct stage *s);
 
@@ -269,7 +269,7 @@ void stage_unlist(struct stages *st, struct stage *s);
 void stage_touch(struct stages *st, struct stage *s);
 /*
  * Called with the image (a reference to take over) of a stage on disk that is
- * dropped: chunks of it may be committed all the same, so only the committer
+ * dropped uncommitted: chunks of it may be committed, so only the committer
  * can say whether it goes.
  */
 typedef void (*stage_abandon_fn)(void *arg, struct image *i);

@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "store/base/copy.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 
@@ -163,6 +164,24 @@ void stage_set_times(struct stages *st, struct stage *s,
 	if (s->sealed && stage_set_sealed(fd, true) < 0)
 		log_error("stage of inode %llu: cannot be sealed again: %s",
 			  (unsigned long long)s->ino, strerror(errno));
+}
+
+int stage_copy(struct stages *st, const struct stage *from, struct stage *to)
+{
+	SCOPED(scope_close) int in = stage_open(st, from, O_RDONLY);
+	SCOPED(scope_close) int out = stage_open(st, to, O_RDWR);
+	struct stat sb;
+	int rc;
+
+	if (in < 0 || out < 0)
+		return in < 0 ? in : out;
+	rc = copy_file(in, out);
+	if (rc == 0)
+		rc = stage_stat(st, from, &sb);
+	if (rc == 0)
+		stage_set_times(st, to,
+				(struct timespec[]){ sb.st_atim, sb.st_mtim });
+	return rc;
 }
 
 const uint8_t *stage_map(struct stages *st, const struct stage *s,

@@ -44,7 +44,6 @@ int stage_create_kept(struct stages *st, uint64_t size_bytes,
 	if (rc < 0) {
 		atomic_store(&s->kept, false);
 		stage_drop(st, s);
-		stage_put(st, s);
 		return rc;
 	}
 	*ret_stage = s;
@@ -58,7 +57,6 @@ void stage_lend(struct stages *st, struct stage *s, uint64_t ino)
 	CHECK(atomic_load(&s->kept) && s->sealed &&
 	      SLOT_GET(s->slot, ino) == 0);
 	__atomic_store_n(&s->ino, ino, __ATOMIC_RELEASE);
-	s->clean_image = 0;
 	/* A mapping's writes leave no time. */
 	stage_file_name(s->number, name);
 	(void)utimensat(st->dirfd, name, NULL, AT_SYMLINK_NOFOLLOW);
@@ -90,5 +88,5 @@ void stage_unkeep(struct stages *st, struct stage *s)
 		lent = SLOT_GET(s->slot, ino) != 0;
 	}
 	if (!lent)
-		stage_drop(st, s);
+		stage_drop(st, stage_ref(s));
 }

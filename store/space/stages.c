@@ -233,6 +233,7 @@ int stages_init(struct stages *st, const struct stages_config *config,
 				       st->path, strerror(-rc));
 		return rc;
 	}
+	TAILQ_INIT(&st->clean);
 	st->next_number = 1;
 	for (uint32_t i = STAGE_SLOTS; i-- > 0;) {
 		if (st->slots[i].ino == 0)
@@ -349,7 +350,6 @@ int stages_adopt(struct stages *st,
 				  (unsigned long long)slot->ino, strerror(-rc));
 			rc = fn(arg, slot, NULL);
 			stage_drop(st, s);
-			stage_put(st, s);
 			continue;
 		}
 		rc = fn(arg, slot, s);

@@ -83,7 +83,6 @@ static void who_writes_keeps_the_stage_and_the_file_gets_a_copy(void **state)
 		assert_int_equal(after.st_nlink, 0);
 		close(theirs);
 		stage_drop(&l.st->stages, s);
-		stage_put(&l.st->stages, s);
 		live_free(&l);
 	}
 	free(data);
