@@ -52,9 +52,9 @@ static int open_backing(struct store *st, struct inode *in, int flags)
 		return 0;
 	}
 	if (native) {
-		rc = image_get(&st->images, native, &image);
+		rc = file_get_image(st, native, &image);
 		if (rc < 0)
-			return rc == -ENOENT ? -EIO : rc;
+			return rc;
 	}
 	/* Before we have it open: it is asked who has it. */
 	image_note_opened(&st->images, stage ? stage->image : image, in->ino);

@@ -16,7 +16,7 @@
 #include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
-#include "store/file/file.h"
+#include "store/file/file_private.h"
 #include "store/store.h"
 
 #define AHEAD_EXTENTS_MAX 1024u /* at each read */
@@ -81,6 +81,13 @@ static int read_small(struct store *st, struct inode *in,
 	return 0;
 }
 
+int file_get_image(struct store *st, uint64_t id, struct image **ret_image)
+{
+	int rc = image_get(&st->images, id, ret_image);
+
+	return rc == -ENOENT ? -EIO : rc;
+}
+
 /* One vector of an extent's bytes: mapped, or read when it cannot be. */
 static int read_extent(struct store *st, const struct extent *e, uint64_t off,
 		       size_t len, struct file_read *r)
@@ -90,9 +97,9 @@ static int read_extent(struct store *st, const struct extent *e, uint64_t off,
 	struct image *i;
 	int rc;
 
-	rc = image_get(&st->images, e->image, &i);
+	rc = file_get_image(st, e->image, &i);
 	if (rc < 0)
-		return rc == -ENOENT ? -EIO : rc;
+		return rc;
 	map = image_map(&st->images, i, at + len);
 	if (!map) {
 		image_put(&st->images, i);
@@ -129,34 +136,49 @@ static size_t extent_find(const struct content *c, uint64_t off)
 	return low;
 }
 
-/* As much as the vectors hold; the kernel asks again for the rest. */
+/*
+ * How many bytes from off on, up to `end`, are of one extent, or in no extent
+ * (NULL): a hole.
+ */
+static uint64_t piece_at(const struct content *c, uint64_t off, uint64_t end,
+			 const struct extent **ret_extent)
+{
+	size_t i = extent_find(c, off);
+	const struct extent *e = i < c->extent_count ? &c->extents[i] : NULL;
+	bool hole = !e || e->offset > off;
+	uint64_t to = !e ? end : hole ? e->offset : e->offset + e->len;
+
+	*ret_extent = hole ? NULL : e;
+	return (to < end ? to : end) - off;
+}
+
+/* What of [off, off + len) is there. */
+static uint64_t end_of_read(const struct content *c, size_t len, uint64_t off)
+{
+	if (off >= c->size_bytes)
+		return off;
+	return len < c->size_bytes - off ? off + len : c->size_bytes;
+}
+
+/*
+ * -E2BIG: it does not fit into the vectors. A direct_io reader takes a short
+ * answer for the end of the file, so all of it is copied then.
+ */
 static int read_extents(struct store *st, const struct content *c, size_t len,
 			uint64_t off, struct file_read *r)
 {
-	uint64_t end;
-	size_t i;
+	uint64_t end = end_of_read(c, len, off);
 
-	if (off >= c->size_bytes)
-		return 0;
-	end = len < c->size_bytes - off ? off + len : c->size_bytes;
-	i = extent_find(c, off);
 	while (off < end && r->count < FILE_READ_VECTORS) {
-		const struct extent *e =
-			i < c->extent_count ? &c->extents[i] : NULL;
-		uint64_t n;
+		const struct extent *e;
+		uint64_t n = piece_at(c, off, end, &e);
 
-		if (e && e->offset <= off) {
-			int rc;
+		if (e) {
+			int rc = read_extent(st, e, off, (size_t)n, r);
 
-			n = e->offset + e->len - off;
-			if (n > end - off)
-				n = end - off;
-			rc = read_extent(st, e, off, (size_t)n, r);
 			if (rc < 0)
 				return rc;
-			i++;
 		} else {
-			n = (e && e->offset < end ? e->offset : end) - off;
 			if (n > sizeof(zeros))
 				n = sizeof(zeros);
 			r->iov[r->count].iov_base = (void *)(uintptr_t)zeros;
@@ -164,10 +186,6 @@ static int read_extents(struct store *st, const struct content *c, size_t len,
 		}
 		off += n;
 	}
-	/*
-	 * A direct_io reader takes a short answer for the end of the file, so
-	 * what did not fit into the vectors is copied behind them.
-	 */
 	return off < end ? -E2BIG : 0;
 }
 
@@ -206,61 +224,57 @@ static void read_ahead(struct store *st, struct inode *in,
 	}
 }
 
-static int read_image(struct store *st, const struct image *im, void *buf,
-		      size_t len, uint64_t off, size_t *ret_got)
+/* The bytes of an extent at off. -EIO: it has less than len. */
+static int copy_extent(struct store *st, const struct extent *e, uint64_t off,
+		       uint8_t *buf, size_t len)
 {
-	SCOPED(scope_close) int fd = image_open_fd(&st->images, im, O_RDONLY);
+	SCOPED(scope_close) int fd = -1;
+	struct image *i;
+	size_t got = 0;
+	int rc = file_get_image(st, e->image, &i);
 
-	return fd < 0 ? fd : io_read(fd, buf, len, off, ret_got);
+	if (rc < 0)
+		return rc;
+	fd = image_open_fd(&st->images, i, O_RDONLY);
+	image_put(&st->images, i);
+	if (fd < 0)
+		return fd;
+	rc = io_read(fd, buf, len, e->image_offset + (off - e->offset), &got);
+	return rc == 0 && got < len ? -EIO : rc;
 }
 
 /* A read of so many pieces that they have to be copied together. */
 static int read_copied(struct store *st, const struct content *c, size_t len,
 		       uint64_t off, struct file_read *r)
 {
+	uint64_t at = off, end = end_of_read(c, len, off);
 	uint8_t *buffer = malloc(len + 1);
-	size_t done = 0;
 	int rc = 0;
 
 	if (!buffer)
 		return -ENOMEM;
-	while (done < len && off + done < c->size_bytes) {
-		size_t i = extent_find(c, off + done);
-		const struct extent *e =
-			i < c->extent_count ? &c->extents[i] : NULL;
-		uint64_t at = off + done, n = len - done;
-		struct image *im;
-		size_t got = 0;
-
-		if (n > c->size_bytes - at)
-			n = c->size_bytes - at;
-		if (!e || e->offset > at) {
-			if (e && n > e->offset - at)
-				n = e->offset - at;
-			memset(buffer + done, 0, (size_t)n);
-			done += (size_t)n;
-			continue;
-		}
-		if (n > e->offset + e->len - at)
-			n = e->offset + e->len - at;
-		rc = image_get(&st->images, e->image, &im);
-		if (rc == -ENOENT)
-			rc = -EIO;
-		if (rc < 0)
-			break;
-		rc = read_image(st, im, buffer + done, (size_t)n,
-				e->image_offset + (at - e->offset), &got);
-		image_put(&st->images, im);
-		if (rc == 0 && got < n)
-			rc = -EIO;
-		if (rc < 0)
-			break;
-		done += (size_t)n;
-	}
 	r->buffer = buffer;
-	r->iov[0] = (struct iovec){ buffer, done };
+	while (rc == 0 && at < end) {
+		const struct extent *e;
+		size_t n = (size_t)piece_at(c, at, end, &e);
+
+		if (e)
+			rc = copy_extent(st, e, at, buffer + (at - off), n);
+		else
+			memset(buffer + (at - off), 0, n);
+		at += n;
+	}
+	r->iov[0] = (struct iovec){ buffer, at - off };
 	r->count = 1;
 	return rc;
+}
+
+/* What the bytes are read from, with a reference; neither: there are none. */
+static void get_bytes_locked(const struct file *f, struct stage **ret_stage,
+			     struct content_ref **ret_content)
+{
+	*ret_stage = stage_ref(f->stage);
+	*ret_content = f->stage ? NULL : content_ref_get(f->content);
 }
 
 static int read_begin(struct store *st, struct inode *in, size_t len,
@@ -280,13 +294,7 @@ static int read_begin(struct store *st, struct inode *in, size_t len,
 		HOLD(&in->lock);
 		if (in->deleted) /* its bytes may be somebody else's by now */
 			return -ESTALE;
-		if (in->file->stage) {
-			stage = in->file->stage;
-			stage_ref(stage);
-		} else if (in->file->content) {
-			r->content = in->file->content;
-			atomic_fetch_add(&r->content->refs, 1);
-		}
+		get_bytes_locked(in->file, &stage, &r->content);
 	}
 	if (stage) {
 		rc = read_stage(st, stage, len, off, r);
@@ -370,21 +378,15 @@ static int seek_stage(struct store *st, const struct stage *s, uint64_t off,
 int file_seek(struct store *st, struct inode *in, uint64_t off, int whence,
 	      uint64_t *ret_off)
 {
-	struct content_ref *content = NULL;
-	struct stage *stage = NULL;
+	struct content_ref *content;
+	struct stage *stage;
 	int rc = inode_load_file(st->inodes, in);
 
 	if (rc < 0)
 		return rc;
 	{
 		HOLD(&in->lock);
-		if (in->file->stage) {
-			stage = in->file->stage;
-			stage_ref(stage);
-		} else if (in->file->content) {
-			content = in->file->content;
-			atomic_fetch_add(&content->refs, 1);
-		}
+		get_bytes_locked(in->file, &stage, &content);
 	}
 	if (stage) {
 		rc = seek_stage(st, stage, off, whence, ret_off);

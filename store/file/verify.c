@@ -12,6 +12,7 @@
 
 #include "store/base/log.h"
 #include "store/base/scope.h"
+#include "store/base/vec.h"
 #include "store/file/file_private.h"
 #include "store/formats/cut.h"
 #include "store/store.h"
@@ -32,22 +33,6 @@ struct verify {
 	atomic_int rc;
 };
 
-static int verify_add(struct verify *v, const struct verify_chunk *c)
-{
-	if (v->count == v->capacity) {
-		size_t want = v->capacity ? 2 * v->capacity : 256;
-		struct verify_chunk *grown =
-			realloc(v->at, want * sizeof(*grown));
-
-		if (!grown)
-			return -ENOMEM;
-		v->at = grown;
-		v->capacity = want;
-	}
-	v->at[v->count++] = *c;
-	return 0;
-}
-
 /* All chunks under one extent; they must tile it. */
 static int verify_extent(struct verify *v, const struct extent *e)
 {
@@ -63,7 +48,7 @@ static int verify_extent(struct verify *v, const struct extent *e)
 	if (rc < 0)
 		return rc;
 	while (at < end && (rc = kv_iter_next(it, &key, &value)) == 1) {
-		struct verify_chunk c = { .image = e->image, .offset = at };
+		struct verify_chunk *c;
 		struct chunk_rec k;
 
 		if (key.len != 17 ||
@@ -72,11 +57,12 @@ static int verify_extent(struct verify *v, const struct extent *e)
 			rc = -EIO;
 			break;
 		}
-		c.len = k.len;
-		memcpy(c.hash, k.hash, HASH_BYTES);
-		rc = verify_add(v, &c);
+		rc = vec_grow(&v->at, v->count, &v->capacity, sizeof(*v->at));
 		if (rc < 0)
 			break;
+		c = &v->at[v->count++];
+		*c = (struct verify_chunk){ e->image, at, .len = k.len };
+		memcpy(c->hash, k.hash, HASH_BYTES);
 		at += k.len;
 	}
 	kv_iter_free(it);
@@ -106,9 +92,9 @@ static int verify_one(struct verify *v, const struct verify_chunk *c,
 
 	if (c->len > CHUNK_BYTES_MAX)
 		return -EIO;
-	rc = image_get(&v->st->images, c->image, &i);
+	rc = file_get_image(v->st, c->image, &i);
 	if (rc < 0)
-		return rc == -ENOENT ? -EIO : rc;
+		return rc;
 	rc = verify_read(v, i, c, buf);
 	image_put(&v->st->images, i);
 	if (rc < 0)
@@ -221,9 +207,7 @@ static int check_images(struct store *st, struct inode *in,
 		if (e->image == checked && i > 0 &&
 		    e->image_offset + e->len <= c->extents[i - 1].image_offset)
 			continue;
-		rc = image_get(&st->images, e->image, &im);
-		if (rc == -ENOENT)
-			rc = -EIO;
+		rc = file_get_image(st, e->image, &im);
 		if (rc < 0)
 			break;
 		rc = image_stat(&st->images, im, &sb);
@@ -257,10 +241,8 @@ int file_check_content(struct store *st, struct inode *in)
 
 	{
 		HOLD(&in->lock);
-		if (in->file->content && !in->file->stage) {
-			content = in->file->content;
-			atomic_fetch_add(&content->refs, 1);
-		}
+		if (!in->file->stage)
+			content = content_ref_get(in->file->content);
 		verify = st->options.verify == VERIFY_OPEN &&
 			 !in->file->verified;
 	}

@@ -26,6 +26,13 @@ struct content_ref *content_ref_new(struct content *c)
 	return r;
 }
 
+struct content_ref *content_ref_get(struct content_ref *r)
+{
+	if (r)
+		atomic_fetch_add(&r->refs, 1);
+	return r;
+}
+
 void content_ref_put(struct content_ref *r)
 {
 	if (!r || atomic_fetch_sub(&r->refs, 1) != 1)

@@ -80,6 +80,8 @@ struct content_ref {
 	struct content c;
 };
 struct content_ref *content_ref_new(struct content *c); /* takes c over */
+/* One more reference, or NULL when there is none. */
+struct content_ref *content_ref_get(struct content_ref *r);
 void content_ref_put(struct content_ref *r);
 
 struct inode {
