@@ -112,10 +112,10 @@ static int do_setattr(fuse_req_t req, const struct fs_inode *i,
 	int rc = 0;
 
 	if (to_set & FUSE_SET_ATTR_SIZE)
-		rc = file_truncate(i->st, i->in, (uint64_t)s->st_size);
+		rc = file_truncate(&i->st->files, i->in, (uint64_t)s->st_size);
 	if (rc == 0 && (valid & SET_MTIME) && S_ISREG(inode_attr(i->in).mode)) {
 		rc = inode_load_file(i->st->inodes, i->in);
-		file_set_times(i->st, i->in, valid, &to);
+		file_set_times(&i->st->files, i->in, valid, &to);
 	}
 	if (rc == 0 && valid)
 		rc = names_setattr(i->st->names, i->in, valid, &to);

@@ -137,13 +137,13 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 		flags = fi->flags;
 	}
 	if (rc == 0)
-		rc = file_open(i.st, i.in, flags, &opened);
+		rc = file_open(&i.st->files, i.in, flags, &opened);
 	if (rc == 0 && begins_anew(flags))
 		set_writer(i.st, i.in, &writer);
 	if (rc == 0) {
 		rc = fs_entry(i.st, i.in, &e);
 		if (rc < 0)
-			file_release(i.st, i.in, flags);
+			file_release(&i.st->files, i.in, flags);
 	}
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
@@ -153,7 +153,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	inode_remember(i.st->inodes, i.in);
 	if (fuse_reply_create(req, &e, fi) < 0) {
 		inode_forget(i.st->inodes, i.in, 1);
-		file_release(i.st, i.in, flags);
+		file_release(&i.st->files, i.in, flags);
 	} else {
 		i.in = NULL; /* the reference is the kernel's */
 	}
@@ -168,7 +168,7 @@ void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	if (rc == 0)
 		rc = drop_suid(req, i.in, fi->flags);
 	if (rc == 0)
-		rc = file_open(i.st, i.in, fi->flags, &opened);
+		rc = file_open(&i.st->files, i.in, fi->flags, &opened);
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
 		return;
@@ -179,7 +179,7 @@ void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 		count_open(req, i.in);
 	handle_fill(fi, fi->flags, &opened);
 	if (fuse_reply_open(req, fi) < 0)
-		file_release(i.st, i.in, fi->flags);
+		file_release(&i.st->files, i.in, fi->flags);
 }
 
 void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
@@ -194,12 +194,12 @@ void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 		fuse_reply_err(req, -rc);
 		return;
 	}
-	rc = file_read_begin(i.st, i.in, size, (uint64_t)off, &r);
+	rc = file_read_begin(&i.st->files, i.in, size, (uint64_t)off, &r);
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
 	else
 		fuse_reply_iov(req, r.iov, r.count);
-	file_read_end(i.st, &r);
+	file_read_end(&i.st->files, &r);
 }
 
 void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size,
@@ -210,7 +210,7 @@ void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size,
 
 	(void)fi;
 	if (rc == 0)
-		rc = file_write(i.st, i.in, buf, size, (uint64_t)off);
+		rc = file_write(&i.st->files, i.in, buf, size, (uint64_t)off);
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
 	else
@@ -238,8 +238,8 @@ static void end_writes(fuse_req_t req, fuse_ino_t ino,
 
 	if (rc == 0) {
 		refused = writes ? guard(req, i.in) : 0;
-		rc = close ? file_flush(i.st, i.in, handle_flags(fi))
-			   : file_sync(i.st, i.in);
+		rc = close ? file_flush(&i.st->files, i.in, handle_flags(fi))
+			   : file_sync(&i.st->files, i.in);
 		rc = refused < 0 ? refused : rc;
 	}
 	fuse_reply_err(req, -rc);
@@ -262,7 +262,7 @@ void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	SCOPED(fs_put) struct fs_inode i = { 0 };
 
 	if (fs_get(req, ino, &i) == 0)
-		file_release(i.st, i.in, handle_flags(fi));
+		file_release(&i.st->files, i.in, handle_flags(fi));
 	fuse_reply_err(req, 0); /* nobody hears the answer */
 }
 
@@ -274,7 +274,7 @@ void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off,
 
 	(void)fi;
 	if (rc == 0)
-		rc = file_fallocate(i.st, i.in, mode, (uint64_t)off,
+		rc = file_fallocate(&i.st->files, i.in, mode, (uint64_t)off,
 				    (uint64_t)len);
 	fuse_reply_err(req, -rc);
 }
@@ -288,7 +288,7 @@ void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence,
 
 	(void)fi;
 	if (rc == 0)
-		rc = file_seek(i.st, i.in, (uint64_t)off, whence, &at);
+		rc = file_seek(&i.st->files, i.in, (uint64_t)off, whence, &at);
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
 	else

@@ -132,7 +132,7 @@ static cJSON *status(struct fs *fs, uid_t uid)
 	add_number(s, "stage_used_bytes", used);
 	add_number(s, "stage_capacity_bytes", total);
 	add_text(s, "stage", st->stages.path);
-	segment_figures(st, &g);
+	segment_figures(&st->segments, &g);
 	add_number(s, "segment_clients", g.clients);
 	add_number(s, "segments", g.segments);
 	add_number(s, "segment_bytes", g.bytes);
@@ -260,11 +260,11 @@ static void give_up_of(struct store *st, uid_t uid)
 				stage_ref(stage);
 		}
 		if (stage)
-			(void)file_evict(st, stage);
+			(void)file_evict(&st->files, stage);
 		stage_put(&st->stages, stage);
 		inode_put(st->inodes, in, 1);
 	}
-	segments_ask_back(st, uid);
+	segments_ask_back(&st->segments, uid);
 }
 
 /*

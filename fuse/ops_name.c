@@ -16,7 +16,7 @@ static void forget(struct store *st, fuse_ino_t ino, uint64_t nlookup)
 	if (!in)
 		return;
 	inode_forget(st->inodes, in, nlookup);
-	file_forgotten(st, in);
+	file_forgotten(&st->files, in);
 	/* One more for the reference that inode_peek() took. */
 	inode_put(st->inodes, in, nlookup + 1);
 }
@@ -179,7 +179,7 @@ static void reply_removed(fuse_req_t req, int rc, struct inode *in)
 	struct store *st = store_of(req);
 
 	if (rc == 0) {
-		file_unlinked(st, in);
+		file_unlinked(&st->files, in);
 		inode_put(st->inodes, in, 1);
 	}
 	fuse_reply_err(req, -rc);
@@ -246,7 +246,7 @@ static int do_rename(struct store *st, fuse_ino_t parent, const char *name,
 	if (rc < 0)
 		return rc;
 	if (replaced) {
-		file_unlinked(st, replaced);
+		file_unlinked(&st->files, replaced);
 		inode_put(st->inodes, replaced, 1);
 	}
 	guard_named(st->guard, new_parent, new_name, looked[0]);

@@ -139,7 +139,7 @@ static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q,
 	fs_writer(req, q->name, &writer);
 	c.uid = caller.uid;
 	c.gid = caller.gid;
-	rc = segment_commit(fs->store, &c, &done);
+	rc = segment_commit(&fs->store->segments, &c, &done);
 	if (rc < 0)
 		return rc;
 	q->ino = done.ino;
@@ -161,7 +161,7 @@ static int do_wait(fuse_req_t req, uint64_t ino)
 		return -ENOENT;
 	rc = inode_load_file(i.st->inodes, i.in);
 	if (rc == 0)
-		rc = file_sync(i.st, i.in);
+		rc = file_sync(&i.st->files, i.in);
 	return inode_attr(i.in).nlink == 0 ? -ENOENT : rc;
 }
 

@@ -47,7 +47,8 @@ struct client {
 };
 
 struct server {
-	struct store *store;
+	const char *uuid; /* of the store, as ... */
+	struct segments *segments; /* ... these are */
 	struct sockaddr_un address;
 	socklen_t address_len;
 	uint8_t token[SEGMENT_TOKEN_BYTES];
@@ -90,7 +91,7 @@ static int send_releases(struct client *c)
 	int rc = 0;
 
 	while (rc == 0 &&
-	       segment_take_release(c->server->store, &c->segments, &r.id))
+	       segment_take_release(c->server->segments, &c->segments, &r.id))
 		rc = send_reply(c, &r, -1);
 	return rc;
 }
@@ -98,7 +99,7 @@ static int send_releases(struct client *c)
 static int answer(struct client *c, const struct segment_request *q)
 {
 	struct segment_reply r = { .op = q->op };
-	struct store *st = c->server->store;
+	struct segments *g = c->server->segments;
 	SCOPED(scope_close) int fd = -1;
 
 	if (q->version != SEGMENT_WIRE_VERSION)
@@ -106,16 +107,16 @@ static int answer(struct client *c, const struct segment_request *q)
 	else if (memcmp(q->token, c->server->token, sizeof(q->token)) != 0)
 		r.error = -EACCES;
 	else if (q->op == SEGMENT_ACQUIRE)
-		r.error = segment_acquire(st, &c->segments, q->signature,
+		r.error = segment_acquire(g, &c->segments, q->signature,
 					  q->size_bytes, &r, &fd);
 	else if (q->op == SEGMENT_MAPPED)
 		r.error =
-			segment_mapped(st, &c->segments, q->id, q->generation);
+			segment_mapped(g, &c->segments, q->id, q->generation);
 	else if (q->op == SEGMENT_RETURN)
 		r.error =
-			segment_return(st, &c->segments, q->id, q->generation);
+			segment_return(g, &c->segments, q->id, q->generation);
 	else if (q->op == SEGMENT_DROP)
-		r.error = segment_drop(st, &c->segments, q->id);
+		r.error = segment_drop(g, &c->segments, q->id);
 	else
 		r.error = -EINVAL;
 	if (send_releases(c) < 0)
@@ -152,7 +153,7 @@ static void *client_main(void *arg)
 	bool has_some = false;
 	int rc = 0;
 
-	segment_client_add(s->store, &c->segments);
+	segment_client_add(s->segments, &c->segments);
 	while (rc == 0) {
 		struct pollfd p[3] = {
 			{ .fd = c->fd, .events = POLLIN },
@@ -165,7 +166,8 @@ static void *client_main(void *arg)
 			continue;
 		}
 		if (has_some && mono_ns() >= next_trim) {
-			has_some = segment_client_trim(s->store, &c->segments);
+			has_some =
+				segment_client_trim(s->segments, &c->segments);
 			next_trim = mono_ns() + TRIM_NS;
 		}
 		if (p[1].revents) {
@@ -180,11 +182,12 @@ static void *client_main(void *arg)
 		} else if (rc == 0 && p[2].revents) /* its last words first */
 			rc = -ESRCH;
 	}
-	segment_client_remove(s->store, &c->segments);
+	segment_client_remove(s->segments, &c->segments);
 	(void)shutdown(c->fd, SHUT_RDWR); /* closed when it is joined */
-	while (segment_client_trim(s->store, &c->segments) && !is_stopping(s))
+	while (segment_client_trim(s->segments, &c->segments) &&
+	       !is_stopping(s))
 		;
-	segment_client_forget(s->store, &c->segments);
+	segment_client_forget(s->segments, &c->segments);
 	HOLD(&s->lock);
 	c->done = true;
 	return NULL;
@@ -351,7 +354,7 @@ static int bind_socket(struct server *s)
 	a->sun_family = AF_UNIX;
 	if (socket_dir_is_safe()) {
 		n = snprintf(a->sun_path, sizeof(a->sun_path),
-			     SOCKET_DIR "/%.40s.sock", s->store->uuid);
+			     SOCKET_DIR "/%.40s.sock", s->uuid);
 		s->address_len = (socklen_t)(head + (size_t)n + 1);
 		/* Only one mount has this store: it is a dead one's. */
 		(void)unlink(a->sun_path);
@@ -362,7 +365,7 @@ static int bind_socket(struct server *s)
 			return 0;
 	}
 	n = snprintf(a->sun_path + 1, sizeof(a->sun_path) - 1, "ckptfs-%.40s",
-		     s->store->uuid);
+		     s->uuid);
 	a->sun_path[0] = 0;
 	s->address_len = (socklen_t)(head + 1 + (size_t)n);
 	return bind(s->fd, (struct sockaddr *)a, s->address_len) < 0 ? -errno
@@ -384,7 +387,8 @@ int server_start(struct store *st, struct server **ret_server)
 
 	if (!s)
 		return -ENOMEM;
-	s->store = st;
+	s->uuid = st->uuid;
+	s->segments = &st->segments;
 	s->clients_max =
 		io_fd_share(15, SERVER_CLIENTS_MAX * SERVER_CLIENT_FDS) /
 		SERVER_CLIENT_FDS;

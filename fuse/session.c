@@ -147,7 +147,7 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 	conn->max_background = FS_BACKGROUND_MAX;
 	conn->time_gran = 1;
 	if (!fs->passthrough) {
-		fs->store->backing_open = NULL;
+		fs->store->files.kernel.backing_open = NULL;
 		if (fs->want_passthrough)
 			warn_no_passthrough(fs);
 	}
@@ -395,14 +395,16 @@ int session_run(struct fs *fs, void (*ready)(void *arg), void *arg)
 	struct announcer a = { .fs = fs, .ready = ready, .arg = arg };
 	int rc;
 
-	fs->store->on_arg = fs;
-	fs->store->on_renamed = on_renamed;
-	fs->store->on_changed = on_changed;
-	fs->store->is_locked = is_locked;
+	fs->store->files.kernel = (struct kernel_hooks){
+		.arg = fs,
+		.on_renamed = on_renamed,
+		.on_changed = on_changed,
+		.is_locked = is_locked,
 #ifdef FUSE_CAP_PASSTHROUGH
-	fs->store->backing_open = backing_open;
-	fs->store->backing_close = backing_close;
+		.backing_open = backing_open,
+		.backing_close = backing_close,
 #endif
+	};
 	CHECK(sem_init(&fs->answered, 0, 0) == 0);
 	rc = fuse_set_signal_handlers(fs->se);
 	if (rc == 0)
@@ -421,10 +423,6 @@ int session_run(struct fs *fs, void (*ready)(void *arg), void *arg)
 	fuse_remove_signal_handlers(fs->se);
 	(void)sem_destroy(&fs->answered);
 	/* The kernel is gone: nothing can be invalidated or closed there. */
-	fs->store->on_renamed = NULL;
-	fs->store->on_changed = NULL;
-	fs->store->is_locked = NULL;
-	fs->store->backing_open = NULL;
-	fs->store->backing_close = NULL;
+	fs->store->files.kernel = (struct kernel_hooks){ 0 };
 	return rc == 0 ? 0 : -EIO;
 }

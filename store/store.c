@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "store/base/log.h"
@@ -17,11 +16,7 @@
 #include "store/db/trust.h"
 #include "store/drain/commit.h"
 #include "store/file/file.h"
-#include "store/file/in_place.h"
 #include "store/recover.h"
-
-/* Left on the disk for the database, so that deleting always works. */
-#define STORE_SPARE_BYTES (UINT64_C(64) << 20)
 
 static int make_secret(struct store *st)
 {
@@ -128,10 +123,10 @@ static void store_free(struct store *st)
 	inodes_free(st->inodes);
 	reclaim_free(st->reclaim);
 	if (st->segments.next_id)
-		segments_release(st);
+		segments_release(&st->segments);
 	if (st->stages.slots)
 		stages_release(&st->stages);
-	ahead_stop(st->ahead);
+	ahead_stop(st->files.ahead);
 	if (st->ending)
 		finish_database(st);
 	if (st->images.kv)
@@ -141,6 +136,15 @@ static void store_free(struct store *st)
 	close(st->dirfd);
 	close(st->lockfd);
 	free(st);
+}
+
+/* --- what the stages call; see stages_set_hooks() --- */
+
+static bool evict(void *arg, struct stage *s)
+{
+	struct store *st = arg;
+
+	return file_evict(&st->files, s);
 }
 
 static void abandon_image(void *arg, struct image *i)
@@ -248,12 +252,16 @@ static int open_database(struct store *st, bool fresh, char *why,
 
 static int prepare(void *arg, struct inode *in, const struct names_new *n)
 {
-	return file_prepare(arg, in, n);
+	struct store *st = arg;
+
+	return file_prepare(&st->files, in, n);
 }
 
 static void unlinked(void *arg, struct inode *in)
 {
-	file_unlinked(arg, in);
+	struct store *st = arg;
+
+	file_unlinked(&st->files, in);
 }
 
 static int clone_content(void *arg, struct kv_batch *b, uint64_t from,
@@ -266,18 +274,18 @@ static int clone_content(void *arg, struct kv_batch *b, uint64_t from,
 
 static void renamed(void *arg, uint64_t parent, const char *name)
 {
-	struct store *st = arg;
+	const struct kernel_hooks *k = &((struct store *)arg)->files.kernel;
 
-	if (st->on_renamed)
-		st->on_renamed(st->on_arg, parent, name);
+	if (k->on_renamed)
+		k->on_renamed(k->arg, parent, name);
 }
 
 static void changed(void *arg, uint64_t ino)
 {
-	struct store *st = arg;
+	const struct kernel_hooks *k = &((struct store *)arg)->files.kernel;
 
-	if (st->on_changed)
-		st->on_changed(st->on_arg, ino);
+	if (k->on_changed)
+		k->on_changed(k->arg, ino);
 }
 
 static int make_guard(struct store *st)
@@ -286,7 +294,7 @@ static int make_guard(struct store *st)
 					.inodes = st->inodes,
 					.names = st->names,
 					.drain = st->drain,
-					.store = st,
+					.files = &st->files,
 					.policy = st->options.structure };
 
 	return guard_new(&use, &st->guard);
@@ -296,14 +304,16 @@ static int make_guard(struct store *st)
 
 static bool ask_left(void *arg)
 {
-	return files_ask_left(arg);
+	struct store *st = arg;
+
+	return files_ask_left(&st->files);
 }
 
 static void each_second(void *arg)
 {
 	struct store *st = arg;
 
-	segments_let_go(st);
+	segments_let_go(&st->segments);
 	reserve_look(&st->reserve);
 }
 
@@ -326,6 +336,25 @@ static int open_drain(struct store *st)
 
 	return drain_new(st->kv, &st->images, &st->stages, st->inodes,
 			 st->reclaim, &options, &st->drain);
+}
+
+static void set_files(struct store *st)
+{
+	const struct store_options *o = &st->options;
+
+	st->files = (struct files){
+		.kv = st->kv,
+		.images = &st->images,
+		.stages = &st->stages,
+		.inodes = st->inodes,
+		.names = st->names,
+		.reclaim = st->reclaim,
+		.drain = st->drain,
+		.secret = st->secret,
+		.durable_close = o->durable_close,
+		.verify_at_open = o->verify == VERIFY_OPEN,
+		.stage_all_in_memory = o->stage_all_in_memory,
+	};
 }
 
 static int open_parts(struct store *st, bool fresh, char *why, size_t why_size)
@@ -366,10 +395,10 @@ static int open_parts(struct store *st, bool fresh, char *why, size_t why_size)
 			 why_size);
 	if (rc < 0)
 		return rc;
-	stages_set_hooks(&st->stages, file_evict, abandon_image, st);
-	rc = segments_init(st, segment_quota(&st->options));
-	if (rc == 0)
-		rc = recover(st, adopted);
+	stages_set_hooks(&st->stages, evict, abandon_image, st);
+	set_files(st);
+	segments_init(&st->segments, &st->files, segment_quota(&st->options));
+	rc = recover(st, adopted);
 	if (rc < 0)
 		(void)snprintf(why, why_size,
 			       "%s: what the last mount left cannot be taken "
@@ -418,7 +447,7 @@ int store_start(struct store *st)
 	if (rc == 0)
 		rc = guard_start(st->guard);
 	if (rc == 0)
-		rc = ahead_start(&st->images, &st->ahead);
+		rc = ahead_start(&st->images, &st->files.ahead);
 	if (rc == 0)
 		rc = backup_start(st);
 	if (rc == 0)
@@ -431,7 +460,7 @@ int store_close(struct store *st)
 	uint64_t freed;
 	int rc;
 
-	files_abandoned(st);
+	files_abandoned(&st->files);
 	drain_ask_all(st->drain);
 	rc = drain_sync_tree(st->drain, ROOT_INO);
 	guard_stop(st->guard);
@@ -440,21 +469,6 @@ int store_close(struct store *st)
 	st->ending = true;
 	store_free(st);
 	return rc;
-}
-
-bool store_has_room(struct store *st)
-{
-	uint64_t memory, disk, used, total;
-	struct statvfs v;
-
-	if (fstatvfs(st->dirfd, &v) < 0)
-		return true;
-	/* Nearly always: there is more room than the whole stage could fill. */
-	stages_usage(&st->stages, &used, &total);
-	if ((uint64_t)v.f_bavail * v.f_frsize > used + STORE_SPARE_BYTES)
-		return true;
-	stages_dirty(&st->stages, &memory, &disk);
-	return (uint64_t)v.f_bavail * v.f_frsize > memory;
 }
 
 int store_counter(struct store *st, const char *name, uint64_t *ret_value)

@@ -21,6 +21,7 @@
 #include "store/db/layout.h"
 #include "store/db/mark.h"
 #include "store/drain/drain.h"
+#include "store/file/file.h"
 #include "store/file/segment.h"
 #include "store/guard/guard.h"
 #include "store/names/inode.h"
@@ -73,6 +74,7 @@ struct store {
 	bool ending; /* store_close(): the database gets a clean end */
 	struct images images;
 	struct stages stages;
+	struct files files; /* its hooks are set by who mounts */
 	struct segments segments;
 	struct inode_table *inodes;
 	struct names *names;
@@ -80,27 +82,9 @@ struct store {
 	struct reclaim *reclaim;
 	struct guard *guard;
 	struct backup *backup; /* NULL: none is made */
-	struct ahead *ahead; /* NULL: nothing is read ahead */
 	uint8_t secret[HASH_SECRET_BYTES];
 	/* Image files that the database does not know; they are kept. */
 	_Atomic uint64_t unknown_images;
-
-	/*
-	 * Kernel passthrough, when there is some (else NULL): register a
-	 * descriptor, giving its id (> 0) or -errno, and give it up.
-	 */
-	int (*backing_open)(void *arg, int fd);
-	void (*backing_close)(void *arg, int id);
-	/*
-	 * Called, without a lock, when the kernel must forget what it cached:
-	 * a name now means another inode. May be NULL.
-	 */
-	void (*on_renamed)(void *arg, uint64_t parent, const char *name);
-	/* The same for the attributes of an inode. May be NULL. */
-	void (*on_changed)(void *arg, uint64_t ino);
-	/* Does anybody hold a lock on the file? Called without one of ours. */
-	bool (*is_locked)(void *arg, uint64_t ino);
-	void *on_arg;
 };
 
 /*
@@ -120,12 +104,6 @@ int store_start(struct store *st);
  * open, and nothing is dropped. Ends in bounded time: an error is not retried.
  */
 int store_close(struct store *st);
-
-/*
- * Is there room on the disk for all that is staged in memory? When not, a
- * close waits for its drain, so that the trainer hears of it.
- */
-bool store_has_room(struct store *st);
 
 /* A meta counter (META_FILES ...) as it is now. */
 int store_counter(struct store *st, const char *name, uint64_t *ret_value);

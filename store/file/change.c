@@ -12,39 +12,38 @@
 #include "store/base/scope.h"
 #include "store/drain/drain.h"
 #include "store/file/file_private.h"
-#include "store/file/in_place.h"
 #include "store/names/names.h"
-#include "store/store.h"
 
 /* Must O_TRUNC leave the name its inode? See file_step(). */
-static bool keeps_inode(struct store *st, struct inode *in)
+static bool keeps_inode(struct files *fs, struct inode *in)
 {
 	struct stat sb;
 
-	return inode_stat(st->inodes, in, &sb) < 0 ||
+	return inode_stat(fs->inodes, in, &sb) < 0 ||
 	       sb.st_size <= SMALL_BYTES_MAX ||
-	       (st->is_locked && st->is_locked(st->on_arg, in->ino));
+	       (fs->kernel.is_locked &&
+		fs->kernel.is_locked(fs->kernel.arg, in->ino));
 }
 
 /* Wait for what `step` needs before it can be looked at again. */
-static int begin_wait(struct store *st, struct inode *in, enum file_step step)
+static int begin_wait(struct files *fs, struct inode *in, enum file_step step)
 {
 	int rc = 0;
 
 	if (step == STEP_WAIT) {
-		rc = drain_wait_idle(st->drain, in);
+		rc = drain_wait_idle(fs->drain, in);
 	} else if (step == STEP_SYNC) {
-		rc = drain_sync(st->drain, in);
+		rc = drain_sync(fs->drain, in);
 	} else if (step == STEP_GIVE_UP) {
 		struct stage *gone;
 
 		{
 			HOLD(&in->lock);
-			gone = file_end_locked(st, in->file, END_EVICTED);
+			gone = file_end_locked(fs, in->file, END_EVICTED);
 		}
-		file_drop_stage(st, in, gone);
+		file_drop_stage(fs, in, gone);
 	} else { /* only what is committed goes with the name, or is kept */
-		drain_wait_closed(st->drain, in);
+		drain_wait_closed(fs->drain, in);
 	}
 	return rc;
 }
@@ -88,9 +87,9 @@ static int begin_locked(struct inode *in, struct beginning *b)
 }
 
 /* Its names go to a fresh inode: -ESTALE, or why they do not. */
-static int renumber(struct store *st, struct inode *in)
+static int renumber(struct files *fs, struct inode *in)
 {
-	int rc = names_renumber(st->names, in);
+	int rc = names_renumber(fs->names, in);
 
 	if (rc < 0)
 		return rc;
@@ -99,7 +98,7 @@ static int renumber(struct store *st, struct inode *in)
 	return -ESTALE;
 }
 
-int file_begin(struct store *st, struct inode *in, enum file_wish wish,
+int file_begin(struct files *fs, struct inode *in, enum file_wish wish,
 	       enum file_step *ret_step)
 {
 	struct beginning b = { .wish = wish };
@@ -112,9 +111,9 @@ int file_begin(struct store *st, struct inode *in, enum file_wish wish,
 		}
 		if (what == 1) {
 			b.looked = true;
-			b.facts = keeps_inode(st, in) ? WISH_KEEPS_INODE : 0;
+			b.facts = keeps_inode(fs, in) ? WISH_KEEPS_INODE : 0;
 		} else if (what == 2) {
-			rc = begin_wait(st, in, b.step);
+			rc = begin_wait(fs, in, b.step);
 			b.waited = b.waited || b.step == STEP_RENUMBER ||
 				   b.step == STEP_OK;
 		}
@@ -124,11 +123,11 @@ int file_begin(struct store *st, struct inode *in, enum file_wish wish,
 	if (b.step == STEP_STALE)
 		return -ESTALE;
 	if (b.step == STEP_TAKE_IMAGE)
-		rc = file_take_image(st, in);
+		rc = file_take_image(fs, in);
 	if (b.step == STEP_RENUMBER || rc == -EMLINK)
-		rc = renumber(st, in);
+		rc = renumber(fs, in);
 	if (rc < 0)
-		file_change_end(st, in);
+		file_change_end(fs, in);
 	*ret_step = b.step;
 	return rc;
 }

@@ -12,15 +12,13 @@
 #include "store/drain/commit.h"
 #include "store/drain/drain.h"
 #include "store/file/file_private.h"
-#include "store/file/in_place.h"
 #include "store/space/held.h"
-#include "store/store.h"
 
 /*
  * After the last release: the mode ends, and what it kept back happens, unless
  * somebody has it mapped. in->turn is held.
  */
-static void close_backing(struct store *st, struct inode *in)
+static void close_backing(struct files *fs, struct inode *in)
 {
 	struct stage *stage, *drop = NULL;
 	struct file *f = in->file;
@@ -37,28 +35,28 @@ static void close_backing(struct store *st, struct inode *in)
 		f->backing_id = 0;
 		stage = TAKE(f->backing_stage);
 		if (f->stage)
-			stage_touch(&st->stages, f->stage);
+			stage_touch(fs->stages, f->stage);
 		image = TAKE(f->backing_image);
 	}
-	if (id > 0 && st->backing_close)
-		st->backing_close(st->on_arg, id);
-	stage_put(&st->stages, stage);
-	image_put(&st->images, image);
-	file_ask_left_turn(st, in);
+	if (id > 0 && fs->kernel.backing_close)
+		fs->kernel.backing_close(fs->kernel.arg, id);
+	stage_put(fs->stages, stage);
+	image_put(fs->images, image);
+	file_ask_left_turn(fs, in);
 	{
 		HOLD(&in->lock);
 		if (f->state.left == LEFT_NOBODY)
 			punch = file_take_punch_locked(f);
-		drop = file_end_locked(st, f, END_CLOSED);
+		drop = file_end_locked(fs, f, END_CLOSED);
 		if (f->stage && !file_is_dirty(f))
-			stage_list(&st->stages, f->stage);
+			stage_list(fs->stages, f->stage);
 	}
-	file_drop_stage(st, in, drop);
-	file_punch(st, punch);
+	file_drop_stage(fs, in, drop);
+	file_punch(fs, punch);
 }
 
 /* No step of an open is under way any more: what was put off can happen. */
-void file_change_end(struct store *st, struct inode *in)
+void file_change_end(struct files *fs, struct inode *in)
 {
 	bool idle;
 
@@ -69,31 +67,17 @@ void file_change_end(struct store *st, struct inode *in)
 		       in->file->state.writers == 0 &&
 		       file_is_dirty(in->file) && in->attr.nlink > 0;
 	}
-	close_backing(st, in);
+	close_backing(fs, in);
 	if (idle)
-		drain_released(st->drain, in);
+		drain_released(fs->drain, in);
 }
 
-/* Whoever has nothing open is not to be kept open by us. */
-static void forget_descriptors(struct store *st, struct inode *in,
-			       struct stage *s)
-{
-	bool reads_too;
-
-	{
-		HOLD(&in->lock);
-		reads_too = in->file->state.opens == 0;
-	}
-	stage_fd_forget(&st->stages, s, reads_too);
-	stage_put(&st->stages, s);
-}
-
-void file_release(struct store *st, struct inode *in, int flags)
+void file_release(struct files *fs, struct inode *in, int flags)
 {
 	bool write = file_flags_write(flags);
 	struct stage *stage = NULL;
 	struct file *f = in->file;
-	bool last_writer, readers, gone, left;
+	bool last_writer, last, gone, left;
 
 	{
 		HOLD(&in->turn);
@@ -102,30 +86,32 @@ void file_release(struct store *st, struct inode *in, int flags)
 			file_move(&f->state,
 				  write ? FILE_RELEASED_WRITER : FILE_RELEASED);
 			file_show_opens(f);
-			if (f->state.opens == 0)
-				f->read_by_owner = false;
+			last = f->state.opens == 0;
 			last_writer = write && f->state.writers == 0;
+			if (last)
+				f->read_by_owner = false;
 			gone = in->attr.nlink == 0;
-			readers = last_writer && f->state.opens > 0;
-			if (last_writer || f->state.opens == 0)
+			if (last || last_writer)
 				stage = stage_ref(f->stage);
 		}
+		/* What nobody has open is not to be kept open by us. */
 		if (stage)
-			forget_descriptors(st, in, stage);
-		if (readers) /* if nobody is left, it is asked there */
-			file_ask_left_turn(st, in);
-		close_backing(st, in);
+			stage_fd_forget(fs->stages, stage, last);
+		stage_put(fs->stages, stage);
+		if (last_writer && !last) /* else close_backing() asks */
+			file_ask_left_turn(fs, in);
+		close_backing(fs, in);
 		{
 			HOLD(&in->lock);
 			left = f->state.left == LEFT_WRITERS;
 		}
 	}
 	if (gone) {
-		file_unlinked(st, in);
+		file_unlinked(fs, in);
 	} else if (last_writer) {
-		drain_released(st->drain, in);
+		drain_released(fs->drain, in);
 		if (left)
-			drain_ask_left(st->drain);
+			drain_ask_left(fs->drain);
 	}
 }
 
@@ -135,7 +121,7 @@ void file_read_by_owner(struct inode *in)
 	in->file->read_by_owner = in->file->state.opens > 0;
 }
 
-int file_flush(struct store *st, struct inode *in, int flags)
+int file_flush(struct files *fs, struct inode *in, int flags)
 {
 	bool dirty, released;
 	int rc;
@@ -149,15 +135,15 @@ int file_flush(struct store *st, struct inode *in, int flags)
 	}
 	if (!dirty)
 		return 0;
-	rc = drain_closed(st->drain, in, released);
-	if (rc == 0 && (st->options.durable_close || !store_has_room(st)))
-		rc = file_sync(st, in);
+	rc = drain_closed(fs->drain, in, released);
+	if (rc == 0 && (fs->durable_close || !stages_have_room(fs->stages)))
+		rc = file_sync(fs, in);
 	return rc;
 }
 
-int file_sync(struct store *st, struct inode *in)
+int file_sync(struct files *fs, struct inode *in)
 {
-	int rc = drain_sync(st->drain, in);
+	int rc = drain_sync(fs->drain, in);
 
 	if (rc < 0) {
 		HOLD(&in->lock);
@@ -167,7 +153,7 @@ int file_sync(struct store *st, struct inode *in)
 	return rc;
 }
 
-void file_forgotten(struct store *st, struct inode *in)
+void file_forgotten(struct files *fs, struct inode *in)
 {
 	struct file_punch punch = { 0 };
 	struct stage *gone = NULL;
@@ -178,19 +164,19 @@ void file_forgotten(struct store *st, struct inode *in)
 		HOLD(&in->lock);
 		f = in->file;
 		/* Looked up again meanwhile: it may be mapped again, too. */
-		if (inode_lookups(st->inodes, in) == 0 && f &&
+		if (inode_lookups(fs->inodes, in) == 0 && f &&
 		    f->state.opens == 0 && f->state.changing == 0) {
 			written = f->state.left == LEFT_WRITERS;
 			file_move(&f->state, FILE_NOBODY_LEFT);
 			punch = file_take_punch_locked(f);
-			gone = file_end_locked(st, f, END_FORGOTTEN);
+			gone = file_end_locked(fs, f, END_FORGOTTEN);
 		}
 	}
-	file_drop_stage(st, in, gone);
-	file_punch(st, punch);
+	file_drop_stage(fs, in, gone);
+	file_punch(fs, punch);
 	if (written) /* what came through a mapping after the last close */
-		drain_released(st->drain, in);
-	file_unlinked(st, in);
+		drain_released(fs->drain, in);
+	file_unlinked(fs, in);
 }
 
 /*
@@ -198,7 +184,7 @@ void file_forgotten(struct store *st, struct inode *in)
  * does, what is there becomes durable as it stands, and the stage stays for the
  * next start.
  */
-static void ask_who_writes(struct store *st, struct inode *in)
+static void ask_who_writes(struct files *fs, struct inode *in)
 {
 	struct stage *stage = NULL;
 	bool held;
@@ -208,15 +194,15 @@ static void ask_who_writes(struct store *st, struct inode *in)
 		if (in->file->state.left == LEFT_WRITERS)
 			stage = stage_ref(in->file->stage);
 	}
-	held = stage && held_for_writing(&st->stages, stage);
-	stage_put(&st->stages, stage);
+	held = stage && held_for_writing(fs->stages, stage);
+	stage_put(fs->stages, stage);
 	if (held)
 		return;
 	HOLD(&in->lock);
 	file_move(&in->file->state, FILE_NO_WRITER_LEFT);
 }
 
-static void file_abandoned(struct store *st, struct inode *in)
+static void file_abandoned(struct files *fs, struct inode *in)
 {
 	bool open, unlinked;
 	uint64_t lookups;
@@ -235,33 +221,33 @@ static void file_abandoned(struct store *st, struct inode *in)
 	}
 	if (open) {
 		HOLD(&in->turn);
-		close_backing(st, in);
+		close_backing(fs, in);
 	}
-	ask_who_writes(st, in);
+	ask_who_writes(fs, in);
 	if (!unlinked)
 		return;
-	lookups = inode_lookups(st->inodes, in);
-	inode_forget(st->inodes, in, lookups);
-	file_unlinked(st, in);
-	inode_put(st->inodes, in, lookups);
+	lookups = inode_lookups(fs->inodes, in);
+	inode_forget(fs->inodes, in, lookups);
+	file_unlinked(fs, in);
+	inode_put(fs->inodes, in, lookups);
 }
 
-void files_abandoned(struct store *st)
+void files_abandoned(struct files *fs)
 {
-	images_end(&st->images);
-	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
-		uint64_t ino = SLOT_GET(&st->stages.slots[i], ino);
-		struct inode *in = ino ? inode_peek(st->inodes, ino) : NULL;
+	images_end(fs->images);
+	for (uint32_t i = 0; i < fs->stages->slot_count; i++) {
+		uint64_t ino = SLOT_GET(&fs->stages->slots[i], ino);
+		struct inode *in = ino ? inode_peek(fs->inodes, ino) : NULL;
 
 		if (in)
-			file_abandoned(st, in);
-		inode_put(st->inodes, in, 1);
+			file_abandoned(fs, in);
+		inode_put(fs->inodes, in, 1);
 	}
 }
 
-void file_unlinked(struct store *st, struct inode *in)
+void file_unlinked(struct files *fs, struct inode *in)
 {
-	bool known = inode_lookups(st->inodes, in) > 0;
+	bool known = inode_lookups(fs->inodes, in) > 0;
 	struct stage *stage = NULL;
 	bool gone;
 
@@ -280,8 +266,8 @@ void file_unlinked(struct store *st, struct inode *in)
 	}
 	if (!gone)
 		return;
-	drain_cancel(st->drain, in);
-	file_drop_stage(st, in, stage);
-	/* Else the next start does it. */
-	(void)commit_delete(st->drain, in->ino);
+	drain_cancel(fs->drain, in);
+	file_drop_stage(fs, in, stage);
+	(void)commit_delete(fs->drain,
+			    in->ino); /* else the next start does it */
 }

@@ -20,15 +20,49 @@
 #include "store/names/inode.h"
 #include "store/space/reclaim.h"
 
+struct ahead;
+struct drain;
+struct names;
 struct names_new;
-struct store;
+
+/* What the side of the kernel does, set by who mounts; each may be NULL. */
+struct kernel_hooks {
+	void *arg; /* of all of them; they are called without a lock of ours */
+	/* Passthrough: register a descriptor (an id > 0, or -errno), give it
+	 * up. */
+	int (*backing_open)(void *arg, int fd);
+	void (*backing_close)(void *arg, int id);
+	/* The kernel is to forget a name, which means another inode now ... */
+	void (*on_renamed)(void *arg, uint64_t parent, const char *name);
+	/* ... or the attributes of an inode. */
+	void (*on_changed)(void *arg, uint64_t ino);
+	/* Does anybody hold a lock on the file? */
+	bool (*is_locked)(void *arg, uint64_t ino);
+};
+
+/* What files are made of: all is borrowed, and set before there are threads. */
+struct files {
+	struct kv *kv;
+	struct images *images;
+	struct stages *stages;
+	struct inode_table *inodes;
+	struct names *names;
+	struct reclaim *reclaim;
+	struct drain *drain;
+	struct ahead *ahead; /* NULL: nothing is read ahead */
+	const uint8_t *secret; /* HASH_SECRET_BYTES */
+	bool durable_close; /* close waits until the file is durable */
+	bool verify_at_open; /* a file is hashed again at its first open */
+	bool stage_all_in_memory; /* whatever the size: for tests */
+	struct kernel_hooks kernel;
+};
 
 /*
  * For names_create(): give a new file its first stage, n->stage if it is set.
  * Nobody finds that before file_created(): a sync of all that is staged would
  * make bytes durable whose name is not written yet.
  */
-int file_prepare(struct store *st, struct inode *in, const struct names_new *n);
+int file_prepare(struct files *fs, struct inode *in, const struct names_new *n);
 /* The name is written. */
 void file_created(struct inode *in);
 /*
@@ -37,7 +71,7 @@ void file_created(struct inode *in);
  * the new one is durable. Readers keep what they have. -ESTALE: as
  * file_open(). The caller calls drain_closed().
  */
-int file_replace(struct store *st, struct inode *in, struct stage *fresh);
+int file_replace(struct files *fs, struct inode *in, struct stage *fresh);
 enum give_back {
 	GIVEN_BACK, /* no file has it */
 	GIVEN_LATER, /* not before the file is durable */
@@ -47,7 +81,7 @@ enum give_back {
  * The segment of this stage wants it back. When the kernel only remembers the
  * file it was asked to forget it, and GIVEN_NEVER may become GIVEN_BACK soon.
  */
-enum give_back file_give_back(struct store *st, struct stage *s);
+enum give_back file_give_back(struct files *fs, struct stage *s);
 
 struct file_opened {
 	int backing_id; /* > 0: passthrough to this; 0: direct_io */
@@ -56,18 +90,18 @@ struct file_opened {
  * -ESTALE: the file's name means another inode now: look it up again.
  * -EIO: damaged, or an earlier drain failed (said once).
  */
-int file_open(struct store *st, struct inode *in, int flags,
+int file_open(struct files *fs, struct inode *in, int flags,
 	      struct file_opened *ret);
-void file_release(struct store *st, struct inode *in, int flags);
+void file_release(struct files *fs, struct inode *in, int flags);
 /*
  * The rank that wrote the file has it open to read: what it comes to next is
  * read ahead before what is read of other files, until the last release.
  */
 void file_read_by_owner(struct inode *in);
 /* fsync(2): drain_sync(), and whoever asked was told of an error. */
-int file_sync(struct store *st, struct inode *in);
+int file_sync(struct files *fs, struct inode *in);
 /* close(2) of a handle opened with flags. */
-int file_flush(struct store *st, struct inode *in, int flags);
+int file_flush(struct files *fs, struct inode *in, int flags);
 
 /*
  * [off, off + len) as memory to answer from, ended at the file's end. The
@@ -85,47 +119,54 @@ struct file_read {
 	void *buffer;
 	bool entered;
 };
-int file_read_begin(struct store *st, struct inode *in, size_t len,
+int file_read_begin(struct files *fs, struct inode *in, size_t len,
 		    uint64_t off, struct file_read *r);
-void file_read_end(struct store *st, struct file_read *r);
+void file_read_end(struct files *fs, struct file_read *r);
 
-int file_write(struct store *st, struct inode *in, const void *buf, size_t len,
+int file_write(struct files *fs, struct inode *in, const void *buf, size_t len,
 	       uint64_t off);
 /* Set the size. -ESTALE as file_open(). */
-int file_truncate(struct store *st, struct inode *in, uint64_t size);
-int file_fallocate(struct store *st, struct inode *in, int mode, uint64_t off,
+int file_truncate(struct files *fs, struct inode *in, uint64_t size);
+int file_fallocate(struct files *fs, struct inode *in, int mode, uint64_t off,
 		   uint64_t len);
 /* SEEK_DATA and SEEK_HOLE. */
-int file_seek(struct store *st, struct inode *in, uint64_t off, int whence,
+int file_seek(struct files *fs, struct inode *in, uint64_t off, int whence,
 	      uint64_t *ret_off);
 /* Times set by hand reach the stage too. */
-void file_set_times(struct store *st, struct inode *in, unsigned valid,
+void file_set_times(struct files *fs, struct inode *in, unsigned valid,
 		    const struct attr *to);
 /*
  * A name, a handle or the kernel's last look-up is gone: when none of them
  * is left, delete the inode and its bytes.
  */
-void file_unlinked(struct store *st, struct inode *in);
+void file_unlinked(struct files *fs, struct inode *in);
 /* The kernel has dropped look-ups; when it has none left, nothing is mapped. */
-void file_forgotten(struct store *st, struct inode *in);
+void file_forgotten(struct files *fs, struct inode *in);
 /*
  * The kernel is gone, and with it every handle and mapping: it forgets and
  * releases nothing more, not even what close(2) had promised already.
  */
-void files_abandoned(struct store *st);
+void files_abandoned(struct files *fs);
+
+/*
+ * Ask the kernel about files whose last writer is gone but maybe not his
+ * mapping: what nobody can write to any more is drained. True when some are
+ * left that have to be asked again.
+ */
+bool files_ask_left(struct files *fs);
 
 /* The stage of an earlier daemon becomes this inode's. Takes the reference. */
-int file_adopt(struct store *st, struct inode *in, struct stage *s, bool dirty,
+int file_adopt(struct files *fs, struct inode *in, struct stage *s, bool dirty,
 	       uint64_t order);
 
-/* Give this clean stage up, if nobody keeps it: for stages_on_pressure(). */
-bool file_evict(void *store, struct stage *s);
+/* Give this clean stage up, if nobody keeps it: a stage_evict_fn. */
+bool file_evict(struct files *fs, struct stage *s);
 
 /*
  * Compare the committed content with its hashes, with several threads.
  * -EIO: it differs; the log names the file. See verify=open.
  */
-int file_verify(struct store *st, struct inode *in,
+int file_verify(struct files *fs, struct inode *in,
 		const struct content *content);
 
 #endif

@@ -57,6 +57,35 @@ static inline struct file_punch file_take_punch_locked(struct file *f)
 	return p;
 }
 
+/* Its bytes are given back, if there is one; without locks. */
+static inline void file_punch(struct files *fs, struct file_punch p)
+{
+	if (p.image)
+		reclaim_add(fs->reclaim, p.image, 0, p.size_bytes);
+}
+
+/* --- in_place.c */
+
+/*
+ * The image that a mapping of a file without a stage may be of; 0: none.
+ * in->lock is held.
+ */
+uint64_t file_mapped_image_locked(const struct file *f);
+/*
+ * The image that readers have becomes the file's stage. The caller holds
+ * in->turn and has begun a change. -EMLINK: another file has the same image
+ * open, so nothing was changed. Copies the image; other errors are the disk's.
+ */
+int file_take_image(struct files *fs, struct inode *in);
+/*
+ * Ask whether a mapping is left of a file, and note when none is. in->turn is
+ * held, so that nobody opens it meanwhile.
+ */
+void file_ask_left_turn(struct files *fs, struct inode *in);
+/* A stage for the content as it is gets the content's time. */
+void file_set_committed_time(struct files *fs, struct inode *in,
+			     struct stage *s);
+
 /* --- change.c. in->turn is held. */
 
 /*
@@ -65,53 +94,47 @@ static inline struct file_punch file_take_punch_locked(struct file *f)
  * can be written to) or STEP_FRESH. After an error none has begun; -ESTALE: as
  * file_open().
  */
-int file_begin(struct store *st, struct inode *in, enum file_wish wish,
+int file_begin(struct files *fs, struct inode *in, enum file_wish wish,
 	       enum file_step *ret_step);
 
 /* --- close.c */
 
 /* in->turn is held. What was put off until nobody is at work happens. */
-void file_change_end(struct store *st, struct inode *in);
+void file_change_end(struct files *fs, struct inode *in);
 
 /* --- write.c */
 
 /* file_truncate() in a change that has begun. */
-int file_cut_begun(struct store *st, struct inode *in, uint64_t size);
+int file_cut_begun(struct files *fs, struct inode *in, uint64_t size);
 
 /* --- read.c */
 
 /* image_get(); an image that is missing is damage: -EIO. */
-int file_get_image(struct store *st, uint64_t id, struct image **ret_image);
+int file_get_image(struct files *fs, uint64_t id, struct image **ret_image);
 
 /* --- verify.c */
 
 /* Before committed content is opened: is it whole? */
-int file_check_content(struct store *st, struct inode *in);
+int file_check_content(struct files *fs, struct inode *in);
 
 /* --- file_stage.c */
 
-/* Without locks. */
-void file_punch(struct store *st, struct file_punch p);
-/* A stage for the content as it is gets the content's time. */
-void file_set_committed_time(struct store *st, struct inode *in,
-			     struct stage *s);
-
 /* The stage that goes now, if it does: for file_drop_stage(). Locked. */
-struct stage *file_end_locked(struct store *st, struct file *f,
+struct stage *file_end_locked(struct files *fs, struct file *f,
 			      enum file_end why);
 /* The rest of giving a stage up, without locks; NULL: nothing. */
-void file_drop_stage(struct store *st, struct inode *in, struct stage *s);
+void file_drop_stage(struct files *fs, struct inode *in, struct stage *s);
 /* s, referenced, is to be written to: it is no cache any more. */
-void file_dirtied(struct store *st, struct stage *s);
+void file_dirtied(struct files *fs, struct stage *s);
 /* A new stage for a file that has none. */
-int file_install_stage(struct store *st, struct inode *in, uint64_t size,
+int file_install_stage(struct files *fs, struct inode *in, uint64_t size,
 		       struct stage **ret_stage);
 /* Replace what is there by an empty stage; the old content stays committed. */
-int file_fresh_stage(struct store *st, struct inode *in);
+int file_fresh_stage(struct files *fs, struct inode *in);
 /* The same by this one, for which the file has a reference. */
-void file_replace_stage(struct store *st, struct inode *in,
+void file_replace_stage(struct files *fs, struct inode *in,
 			struct stage *fresh);
 /* Find the series that the file's name belongs to. */
-void file_learn_series(struct store *st, struct inode *in);
+void file_learn_series(struct files *fs, struct inode *in);
 
 #endif

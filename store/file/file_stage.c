@@ -11,14 +11,11 @@
 #include <errno.h>
 #include <string.h>
 
-#include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/drain/drain.h"
 #include "store/file/file_private.h"
-#include "store/file/in_place.h"
 #include "store/names/names.h"
 #include "store/names/series.h"
-#include "store/store.h"
 
 /* debug_stage=memory: room for what tests write. */
 #define TEST_STAGE_BYTES (UINT64_C(2) << 20)
@@ -27,101 +24,77 @@
  * A new stage, which does not count yet; when there are too many, wait until
  * some are drained.
  */
-static int new_stage(struct store *st, struct inode *in, uint64_t size,
+static int new_stage(struct files *fs, struct inode *in, uint64_t size,
 		     struct stage **ret_stage)
 {
 	int rc;
 
-	if (st->options.stage_all_in_memory && size < TEST_STAGE_BYTES)
+	if (fs->stage_all_in_memory && size < TEST_STAGE_BYTES)
 		size = TEST_STAGE_BYTES;
-	rc = stage_create(&st->stages, in->ino, size, ret_stage);
+	rc = stage_create(fs->stages, in->ino, size, ret_stage);
 	if (rc == -ENFILE) {
-		rc = drain_sync_closed(st->drain);
+		rc = drain_sync_closed(fs->drain);
 		if (rc == 0)
-			rc = stage_create(&st->stages, in->ino, size,
-					  ret_stage);
+			rc = stage_create(fs->stages, in->ino, size, ret_stage);
 	}
 	return rc;
 }
 
-void file_punch(struct store *st, struct file_punch p)
-{
-	if (p.image)
-		reclaim_add(st->reclaim, p.image, 0, p.size_bytes);
-}
-
-void file_set_committed_time(struct store *st, struct inode *in,
-			     struct stage *s)
-{
-	struct timespec times[2] = { { 0, UTIME_OMIT }, { 0, 0 } };
-	int64_t ns;
-
-	{
-		HOLD(&in->lock);
-		ns = in->file->content->c.mtime_ns;
-		if (in->attr.mtime_gen >= in->file->content->c.generation)
-			ns = in->attr.mtime_ns;
-	}
-	times[1] = io_timespec(ns);
-	stage_set_times(&st->stages, s, times);
-}
-
 /* The rest of giving a stage up: memory, slot, the inode's reference. */
-void file_drop_stage(struct store *st, struct inode *in, struct stage *s)
+void file_drop_stage(struct files *fs, struct inode *in, struct stage *s)
 {
 	if (!s)
 		return;
-	image_clear_clean(&st->images, s);
-	stage_drop(&st->stages, s);
-	inode_put(st->inodes, in, 1);
+	image_clear_clean(fs->images, s);
+	stage_drop(fs->stages, s);
+	inode_put(fs->inodes, in, 1);
 }
 
-void file_dirtied(struct store *st, struct stage *s)
+void file_dirtied(struct files *fs, struct stage *s)
 {
 	if (SLOT_GET(s->slot, dirty))
 		return;
-	stage_unlist(&st->stages, s);
-	image_clear_clean(&st->images, s);
+	stage_unlist(fs->stages, s);
+	image_clear_clean(fs->images, s);
 	SLOT_SET(s->slot, dirty, 1);
 }
 
-struct stage *file_end_locked(struct store *st, struct file *f,
+struct stage *file_end_locked(struct files *fs, struct file *f,
 			      enum file_end why)
 {
-	bool poor = file_is_poor_cache(&st->stages, f);
+	bool poor = file_is_poor_cache(fs->stages, f);
 
 	if (!f->stage || file_end(&f->state, why, poor) != FATE_GOES)
 		return NULL;
 	return TAKE(f->stage);
 }
 
-bool file_evict(void *store, struct stage *s)
+bool file_evict(struct files *fs, struct stage *s)
 {
-	struct store *st = store;
-	struct inode *in = inode_peek(st->inodes, stage_ino(s));
+	struct inode *in = inode_peek(fs->inodes, stage_ino(s));
 	struct stage *gone = NULL;
 
 	if (!in)
 		return false;
 	/* Whoever opens it now is asked about when he closes it. */
 	if (lock_try(&in->turn)) {
-		file_ask_left_turn(st, in);
+		file_ask_left_turn(fs, in);
 		lock_give(&in->turn);
 	}
 	{
 		HOLD(&in->lock);
 		if (in->file && in->file->stage == s)
-			gone = file_end_locked(st, in->file, END_EVICTED);
+			gone = file_end_locked(fs, in->file, END_EVICTED);
 	}
-	file_drop_stage(st, in, gone);
-	inode_put(st->inodes, in, 1);
+	file_drop_stage(fs, in, gone);
+	inode_put(fs->inodes, in, 1);
 	return gone != NULL;
 }
 
-enum give_back file_give_back(struct store *st, struct stage *s)
+enum give_back file_give_back(struct files *fs, struct stage *s)
 {
 	uint64_t ino = SLOT_GET(s->slot, ino);
-	struct inode *in = ino ? inode_peek(st->inodes, ino) : NULL;
+	struct inode *in = ino ? inode_peek(fs->inodes, ino) : NULL;
 	bool ask = false, later = false;
 	struct attr a = { 0 };
 
@@ -140,30 +113,30 @@ enum give_back file_give_back(struct store *st, struct stage *s)
 		}
 	}
 	/* It forgets what nobody has open or mapped: see file_forgotten(). */
-	if (ask && st->on_renamed)
-		st->on_renamed(st->on_arg, a.parent, a.name);
+	if (ask && fs->kernel.on_renamed)
+		fs->kernel.on_renamed(fs->kernel.arg, a.parent, a.name);
 	if (in)
-		inode_put(st->inodes, in, 1);
+		inode_put(fs->inodes, in, 1);
 	if (!later)
-		(void)file_evict(st, s);
+		(void)file_evict(fs, s);
 	if (SLOT_GET(s->slot, ino) == 0)
 		return GIVEN_BACK;
 	return later ? GIVEN_LATER : GIVEN_NEVER;
 }
 
-void file_learn_series(struct store *st, struct inode *in)
+void file_learn_series(struct files *fs, struct inode *in)
 {
 	uint64_t keys[2];
 	char path[4096];
 
-	inode_path(st->inodes, in, path, sizeof(path));
+	inode_path(fs->inodes, in, path, sizeof(path));
 	series_keys(path, keys);
 	HOLD(&in->lock);
 	in->file->series[0] = keys[0];
 	in->file->series[1] = keys[1];
 }
 
-static uint64_t expected_size(struct store *st, struct inode *in)
+static uint64_t expected_size(struct files *fs, struct inode *in)
 {
 	uint64_t keys[2];
 
@@ -172,35 +145,35 @@ static uint64_t expected_size(struct store *st, struct inode *in)
 		keys[0] = in->file->series[0];
 		keys[1] = in->file->series[1];
 	}
-	return series_size(st->kv, keys);
+	return series_size(fs->kv, keys);
 }
 
-int file_install_stage(struct store *st, struct inode *in, uint64_t size,
+int file_install_stage(struct files *fs, struct inode *in, uint64_t size,
 		       struct stage **ret_stage)
 {
-	int rc = new_stage(st, in, size, ret_stage);
+	int rc = new_stage(fs, in, size, ret_stage);
 
 	if (rc < 0)
 		return rc;
-	inode_ref(st->inodes, in, 1);
+	inode_ref(fs->inodes, in, 1);
 	HOLD(&in->lock);
 	file_install_locked(in->file, *ret_stage, FILE_STAGED);
 	return 0;
 }
 
-int file_prepare(struct store *st, struct inode *in, const struct names_new *n)
+int file_prepare(struct files *fs, struct inode *in, const struct names_new *n)
 {
 	struct stage *s = n->stage;
 	int rc = 0;
 
-	file_learn_series(st, in);
+	file_learn_series(fs, in);
 	if (s)
-		stage_lend(&st->stages, s, in->ino);
+		stage_lend(fs->stages, s, in->ino);
 	else
-		rc = new_stage(st, in, expected_size(st, in), &s);
+		rc = new_stage(fs, in, expected_size(fs, in), &s);
 	if (rc < 0)
 		return rc;
-	inode_ref(st->inodes, in, 1);
+	inode_ref(fs->inodes, in, 1);
 	HOLD(&in->lock);
 	in->file->stage = s; /* unseen */
 	file_move(&in->file->state, s->sealed ? FILE_LENT : FILE_STAGED);
@@ -213,15 +186,15 @@ void file_created(struct inode *in)
 	file_show_opens(in->file);
 }
 
-int file_adopt(struct store *st, struct inode *in, struct stage *s, bool dirty,
+int file_adopt(struct files *fs, struct inode *in, struct stage *s, bool dirty,
 	       uint64_t order)
 {
-	int rc = inode_load_file(st->inodes, in);
+	int rc = inode_load_file(fs->inodes, in);
 
 	if (rc < 0)
 		return rc;
-	file_learn_series(st, in);
-	inode_ref(st->inodes, in, 1);
+	file_learn_series(fs, in);
+	inode_ref(fs->inodes, in, 1);
 	{
 		HOLD(&in->lock);
 		file_install_locked(in->file, s,
@@ -230,29 +203,29 @@ int file_adopt(struct store *st, struct inode *in, struct stage *s, bool dirty,
 						: FILE_STAGED);
 	}
 	if (dirty)
-		return drain_resume(st->drain, in, order);
-	stage_list(&st->stages, s);
+		return drain_resume(fs->drain, in, order);
+	stage_list(fs->stages, s);
 	return 0;
 }
 
 /* The fresh stage, for which the file has a reference, is its content now. */
-void file_replace_stage(struct store *st, struct inode *in, struct stage *fresh)
+void file_replace_stage(struct files *fs, struct inode *in, struct stage *fresh)
 {
-	inode_ref(st->inodes, in, 1);
-	file_drop_stage(st, in, drain_replace(st->drain, in, fresh));
+	inode_ref(fs->inodes, in, 1);
+	file_drop_stage(fs, in, drain_replace(fs->drain, in, fresh));
 }
 
 /* Replace what is there by an empty stage; the old content stays committed. */
-int file_fresh_stage(struct store *st, struct inode *in)
+int file_fresh_stage(struct files *fs, struct inode *in)
 {
 	struct stage *s;
 	int rc;
 
-	file_learn_series(st, in);
-	rc = new_stage(st, in, expected_size(st, in), &s);
+	file_learn_series(fs, in);
+	rc = new_stage(fs, in, expected_size(fs, in), &s);
 	if (rc < 0)
 		return rc;
 	stage_show(s);
-	file_replace_stage(st, in, s);
+	file_replace_stage(fs, in, s);
 	return 0;
 }

@@ -12,8 +12,6 @@
 #include "store/base/scope.h"
 #include "store/drain/drain.h"
 #include "store/file/file_private.h"
-#include "store/file/in_place.h"
-#include "store/store.h"
 
 /* A drain failed since somebody last asked: say it once. */
 static int tell_error(struct inode *in)
@@ -25,72 +23,73 @@ static int tell_error(struct inode *in)
 	return in->file->sticky_error;
 }
 
-/* Choose the mode of the first open; file_open() holds the turn. */
-static int open_backing(struct store *st, struct inode *in, int flags)
+/* What the kernel calls it: an id > 0; 0: not this one; else an error. */
+static int backing_id(struct files *fs, struct inode *in, struct stage *stage,
+		      struct image *image)
+{
+	int fd, id;
+
+	/* Before we have it open: it is asked who has it. */
+	image_note_opened(fs->images, stage ? stage->image : image, in->ino);
+	/* For writing the kernel opens it once more, by itself. */
+	fd = stage ? stage_open(fs->stages, stage, O_RDONLY)
+		   : image_open_fd(fs->images, image, O_RDONLY);
+	if (fd < 0)
+		return fd == -ENOENT ? -EIO : fd;
+	id = fs->kernel.backing_open(fs->kernel.arg, fd);
+	(void)close(fd); /* the id keeps it open */
+	return id > 0 ? id : 0;
+}
+
+/* Choose the mode of the first open. */
+static int open_backing(struct files *fs, struct inode *in, int flags)
 {
 	bool write = file_flags_write(flags);
 	struct file *f = in->file;
 	struct stage *stage = NULL;
 	struct image *image = NULL;
 	uint64_t native = 0;
-	bool awaited;
-	int fd, id, rc;
+	int id = 0;
 
 	{
 		HOLD(&in->lock);
 		if (f->state.mode != IO_CLOSED)
 			return 0;
-		awaited = !write && f->state.name == NAME_AWAITED;
-		stage = stage_ref(f->stage);
-		if (!stage && !write && f->content && f->content->c.native)
-			native = f->content->c.extents[0].image;
+		if (fs->kernel.backing_open &&
+		    (write || f->state.name != NAME_AWAITED)) {
+			stage = stage_ref(f->stage);
+			if (!stage && !write && f->content &&
+			    f->content->c.native)
+				native = f->content->c.extents[0].image;
+		}
 	}
-	if (!st->backing_open || (!stage && !native) || awaited) {
-		stage_put(&st->stages, stage);
+	if (native)
+		id = file_get_image(fs, native, &image);
+	if (stage || image)
+		id = backing_id(fs, in, stage, image);
+	if (id >= 0) {
 		HOLD(&in->lock);
-		file_move(&f->state, FILE_SERVED);
-		return 0;
+		file_move(&f->state, id > 0 ? FILE_BACKED : FILE_SERVED);
+		f->backing_id = id;
+		if (id > 0) {
+			f->backing_stage = TAKE(stage);
+			f->backing_image = TAKE(image);
+		}
 	}
-	if (native) {
-		rc = file_get_image(st, native, &image);
-		if (rc < 0)
-			return rc;
-	}
-	/* Before we have it open: it is asked who has it. */
-	image_note_opened(&st->images, stage ? stage->image : image, in->ino);
-	/* For writing the kernel opens it once more, by itself. */
-	fd = stage ? stage_open(&st->stages, stage, O_RDONLY)
-		   : image_open_fd(&st->images, image, O_RDONLY);
-	if (fd < 0) {
-		stage_put(&st->stages, stage);
-		image_put(&st->images, image);
-		return fd == -ENOENT ? -EIO : fd;
-	}
-	id = st->backing_open(st->on_arg, fd);
-	(void)close(fd); /* the id keeps it open */
-	HOLD(&in->lock);
-	if (id <= 0) { /* refused for this one: serve it ourselves */
-		file_move(&f->state, FILE_SERVED);
-		stage_put(&st->stages, stage);
-		image_put(&st->images, image);
-		return 0;
-	}
-	file_move(&f->state, FILE_BACKED);
-	f->backing_id = id;
-	f->backing_stage = stage;
-	f->backing_image = image;
-	return 0;
+	stage_put(fs->stages, stage);
+	image_put(fs->images, image);
+	return id < 0 ? id : 0;
 }
 
 /*
  * A writer opens the file: does it grow only, or is what was committed, or
  * closed, about to be changed? See file->open_since_ns.
  */
-static void note_writer_locked(struct store *st, struct file *f, int flags)
+static void note_writer_locked(struct files *fs, struct file *f, int flags)
 {
 	bool appends = (flags & O_APPEND) && !(flags & O_TRUNC);
 	bool complete = (f->content && f->content->c.size_bytes > 0) ||
-			drain_has_closed(st->drain, f);
+			drain_has_closed(fs->drain, f);
 
 	if (complete && !appends)
 		f->open_since_ns = OPEN_REPLACES;
@@ -99,13 +98,13 @@ static void note_writer_locked(struct store *st, struct file *f, int flags)
 }
 
 /* One more handle; returns the stage whose bytes may change from now on. */
-static struct stage *count_open_locked(struct store *st, struct file *f,
+static struct stage *count_open_locked(struct files *fs, struct file *f,
 				       int flags)
 {
 	bool write = file_flags_write(flags);
 
 	if (write)
-		note_writer_locked(st, f, flags);
+		note_writer_locked(fs, f, flags);
 	file_move(&f->state, write ? FILE_OPENED_WRITER : FILE_OPENED);
 	file_show_opens(f);
 	if (f->state.mode == IO_BACKED && (flags & O_ACCMODE) == O_RDWR)
@@ -115,32 +114,32 @@ static struct stage *count_open_locked(struct store *st, struct file *f,
 	return write ? f->stage : NULL;
 }
 
-static int open_begun(struct store *st, struct inode *in, int flags,
+static int open_begun(struct files *fs, struct inode *in, int flags,
 		      enum file_step step, struct file_opened *ret)
 {
 	struct stage *dirtied;
 	int rc;
 
 	if (step == STEP_FRESH)
-		rc = file_fresh_stage(st, in);
+		rc = file_fresh_stage(fs, in);
 	else if (file_empties(flags))
-		rc = file_cut_begun(st, in, 0);
+		rc = file_cut_begun(fs, in, 0);
 	else
-		rc = file_check_content(st, in);
+		rc = file_check_content(fs, in);
 	if (rc == 0)
-		rc = open_backing(st, in, flags);
+		rc = open_backing(fs, in, flags);
 	if (rc < 0)
 		return rc;
 	{
 		HOLD(&in->lock);
-		dirtied = count_open_locked(st, in->file, flags);
+		dirtied = count_open_locked(fs, in->file, flags);
 		ret->backing_id = in->file->state.mode == IO_BACKED
 					  ? in->file->backing_id
 					  : 0;
 	}
 	if (dirtied) {
-		file_dirtied(st, dirtied);
-		drain_disturb(st->drain, in, false);
+		file_dirtied(fs, dirtied);
+		drain_disturb(fs->drain, in, false);
 	}
 	return 0;
 }
@@ -155,22 +154,22 @@ static int begin_read(struct inode *in)
 	return 0;
 }
 
-int file_open(struct store *st, struct inode *in, int flags,
+int file_open(struct files *fs, struct inode *in, int flags,
 	      struct file_opened *ret)
 {
 	enum file_step step = STEP_OK;
-	int rc = inode_load_file(st->inodes, in);
+	int rc = inode_load_file(fs->inodes, in);
 
 	if (rc == 0)
 		rc = tell_error(in);
 	if (rc < 0)
 		return rc;
 	if (file_empties(flags))
-		drain_wait_released(st->drain, in);
+		drain_wait_released(fs->drain, in);
 	HOLD(&in->turn);
 	if (file_flags_write(flags)) {
-		file_ask_left_turn(st, in);
-		rc = file_begin(st, in,
+		file_ask_left_turn(fs, in);
+		rc = file_begin(fs, in,
 				file_empties(flags) ? WISH_EMPTY : WISH_WRITE,
 				&step);
 	} else {
@@ -178,38 +177,38 @@ int file_open(struct store *st, struct inode *in, int flags,
 	}
 	if (rc < 0)
 		return rc;
-	rc = open_begun(st, in, flags, step, ret);
-	file_change_end(st, in);
+	rc = open_begun(fs, in, flags, step, ret);
+	file_change_end(fs, in);
 	return rc;
 }
 
-int file_replace(struct store *st, struct inode *in, struct stage *fresh)
+int file_replace(struct files *fs, struct inode *in, struct stage *fresh)
 {
 	enum file_step step = STEP_OK;
-	int rc = inode_load_file(st->inodes, in);
+	int rc = inode_load_file(fs->inodes, in);
 
 	if (rc < 0)
 		return rc;
-	drain_wait_released(st->drain, in);
+	drain_wait_released(fs->drain, in);
 	HOLD(&in->turn);
-	file_ask_left_turn(st, in);
+	file_ask_left_turn(fs, in);
 	{
 		HOLD(&in->lock);
 		if (in->attr.nlink == 0)
 			return -ESTALE;
 	}
-	rc = file_begin(st, in, WISH_REPLACE, &step);
+	rc = file_begin(fs, in, WISH_REPLACE, &step);
 	if (step == STEP_RENUMBER) { /* who has it goes on with what he has */
-		file_unlinked(st, in); /* or the kernel forgot it before */
+		file_unlinked(fs, in); /* or the kernel forgot it before */
 		/* It lost its name meanwhile. */
 		return rc == -ENOENT ? -ESTALE : rc;
 	}
 	if (rc < 0)
 		return rc;
-	file_learn_series(st, in);
-	stage_lend(&st->stages, fresh, in->ino);
+	file_learn_series(fs, in);
+	stage_lend(fs->stages, fresh, in->ino);
 	stage_show(fresh);
-	file_replace_stage(st, in, fresh);
-	file_change_end(st, in);
+	file_replace_stage(fs, in, fresh);
+	file_change_end(fs, in);
 	return 0;
 }

@@ -17,13 +17,12 @@
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/file/file_private.h"
-#include "store/store.h"
 
 #define AHEAD_EXTENTS_MAX 1024u /* at each read */
 
 static const uint8_t zeros[64 << 10];
 
-static int read_stage(struct store *st, struct stage *s, size_t len,
+static int read_stage(struct files *fs, struct stage *s, size_t len,
 		      uint64_t off, struct file_read *r)
 {
 	struct stage_use use;
@@ -33,11 +32,11 @@ static int read_stage(struct store *st, struct stage *s, size_t len,
 	r->buffer = malloc(len + 1);
 	if (!r->buffer)
 		return -ENOMEM;
-	rc = stage_fd_get(&st->stages, s, false, &use);
+	rc = stage_fd_get(fs->stages, s, false, &use);
 	if (rc < 0)
 		return rc;
 	rc = io_read(use.fd, r->buffer, len, off, &got);
-	stage_fd_put(&st->stages, &use);
+	stage_fd_put(fs->stages, &use);
 	if (rc < 0)
 		return rc;
 	r->iov[0] = (struct iovec){ r->buffer, got };
@@ -45,7 +44,7 @@ static int read_stage(struct store *st, struct stage *s, size_t len,
 	return 0;
 }
 
-static int read_small(struct store *st, struct inode *in,
+static int read_small(struct files *fs, struct inode *in,
 		      const struct content *c, size_t len, uint64_t off,
 		      struct file_read *r)
 {
@@ -53,7 +52,7 @@ static int read_small(struct store *st, struct inode *in,
 	size_t have;
 	int rc;
 
-	rc = kv_get(st->kv, k.data, k.len, &r->buffer, &have);
+	rc = kv_get(fs->kv, k.data, k.len, &r->buffer, &have);
 	if (rc < 0 || have != c->size_bytes) {
 		char path[4096];
 		bool replaced;
@@ -66,7 +65,7 @@ static int read_small(struct store *st, struct inode *in,
 		if (replaced) /* since we looked: look again */
 			return -EAGAIN;
 
-		inode_path(st->inodes, in, path, sizeof(path));
+		inode_path(fs->inodes, in, path, sizeof(path));
 		log_error("%s: its bytes are damaged or missing: run ckptctl "
 			  "fsck on the unmounted store",
 			  path);
@@ -81,15 +80,15 @@ static int read_small(struct store *st, struct inode *in,
 	return 0;
 }
 
-int file_get_image(struct store *st, uint64_t id, struct image **ret_image)
+int file_get_image(struct files *fs, uint64_t id, struct image **ret_image)
 {
-	int rc = image_get(&st->images, id, ret_image);
+	int rc = image_get(fs->images, id, ret_image);
 
 	return rc == -ENOENT ? -EIO : rc;
 }
 
 /* One vector of an extent's bytes: mapped, or read when it cannot be. */
-static int read_extent(struct store *st, const struct extent *e, uint64_t off,
+static int read_extent(struct files *fs, const struct extent *e, uint64_t off,
 		       size_t len, struct file_read *r)
 {
 	uint64_t at = e->image_offset + (off - e->offset);
@@ -97,12 +96,12 @@ static int read_extent(struct store *st, const struct extent *e, uint64_t off,
 	struct image *i;
 	int rc;
 
-	rc = file_get_image(st, e->image, &i);
+	rc = file_get_image(fs, e->image, &i);
 	if (rc < 0)
 		return rc;
-	map = image_map(&st->images, i, at + len);
+	map = image_map(fs->images, i, at + len);
 	if (!map) {
-		image_put(&st->images, i);
+		image_put(fs->images, i);
 		return -EIO;
 	}
 	r->image[r->images++] = i;
@@ -111,13 +110,13 @@ static int read_extent(struct store *st, const struct extent *e, uint64_t off,
 	return 0;
 }
 
-static void put_images(struct store *st, struct file_read *r)
+static void put_images(struct files *fs, struct file_read *r)
 {
 	while (r->images > 0) {
 		struct image *i = r->image[--r->images];
 
-		image_map_end(&st->images, i);
-		image_put(&st->images, i);
+		image_map_end(fs->images, i);
+		image_put(fs->images, i);
 	}
 }
 
@@ -164,7 +163,7 @@ static uint64_t end_of_read(const struct content *c, size_t len, uint64_t off)
  * -E2BIG: it does not fit into the vectors. A direct_io reader takes a short
  * answer for the end of the file, so all of it is copied then.
  */
-static int read_extents(struct store *st, const struct content *c, size_t len,
+static int read_extents(struct files *fs, const struct content *c, size_t len,
 			uint64_t off, struct file_read *r)
 {
 	uint64_t end = end_of_read(c, len, off);
@@ -174,7 +173,7 @@ static int read_extents(struct store *st, const struct content *c, size_t len,
 		uint64_t n = piece_at(c, off, end, &e);
 
 		if (e) {
-			int rc = read_extent(st, e, off, (size_t)n, r);
+			int rc = read_extent(fs, e, off, (size_t)n, r);
 
 			if (rc < 0)
 				return rc;
@@ -190,14 +189,14 @@ static int read_extents(struct store *st, const struct content *c, size_t len,
 }
 
 /* What a reader in sequence will want next is read ahead. */
-static void read_ahead(struct store *st, struct inode *in,
+static void read_ahead(struct files *fs, struct inode *in,
 		       const struct content *c, size_t len, uint64_t off)
 {
 	uint64_t from, to;
 	size_t i;
 	bool own;
 
-	if (!st->ahead)
+	if (!fs->ahead)
 		return;
 	{
 		HOLD(&in->lock);
@@ -214,29 +213,29 @@ static void read_ahead(struct store *st, struct inode *in,
 		struct image *image;
 
 		if (e->offset >= to ||
-		    image_get(&st->images, e->image, &image) < 0)
+		    image_get(fs->images, e->image, &image) < 0)
 			return;
 		start = from > e->offset ? from - e->offset : 0;
 		end = to - e->offset < e->len ? to - e->offset : e->len;
-		ahead_add(st->ahead, image, e->image_offset + start,
+		ahead_add(fs->ahead, image, e->image_offset + start,
 			  end - start, own);
-		image_put(&st->images, image);
+		image_put(fs->images, image);
 	}
 }
 
 /* The bytes of an extent at off. -EIO: it has less than len. */
-static int copy_extent(struct store *st, const struct extent *e, uint64_t off,
+static int copy_extent(struct files *fs, const struct extent *e, uint64_t off,
 		       uint8_t *buf, size_t len)
 {
 	SCOPED(scope_close) int fd = -1;
 	struct image *i;
 	size_t got = 0;
-	int rc = file_get_image(st, e->image, &i);
+	int rc = file_get_image(fs, e->image, &i);
 
 	if (rc < 0)
 		return rc;
-	fd = image_open_fd(&st->images, i, O_RDONLY);
-	image_put(&st->images, i);
+	fd = image_open_fd(fs->images, i, O_RDONLY);
+	image_put(fs->images, i);
 	if (fd < 0)
 		return fd;
 	rc = io_read(fd, buf, len, e->image_offset + (off - e->offset), &got);
@@ -244,7 +243,7 @@ static int copy_extent(struct store *st, const struct extent *e, uint64_t off,
 }
 
 /* A read of so many pieces that they have to be copied together. */
-static int read_copied(struct store *st, const struct content *c, size_t len,
+static int read_copied(struct files *fs, const struct content *c, size_t len,
 		       uint64_t off, struct file_read *r)
 {
 	uint64_t at = off, end = end_of_read(c, len, off);
@@ -259,7 +258,7 @@ static int read_copied(struct store *st, const struct content *c, size_t len,
 		size_t n = (size_t)piece_at(c, at, end, &e);
 
 		if (e)
-			rc = copy_extent(st, e, at, buffer + (at - off), n);
+			rc = copy_extent(fs, e, at, buffer + (at - off), n);
 		else
 			memset(buffer + (at - off), 0, n);
 		at += n;
@@ -277,7 +276,7 @@ static void get_bytes_locked(const struct file *f, struct stage **ret_stage,
 	*ret_content = f->stage ? NULL : content_ref_get(f->content);
 }
 
-static int read_begin(struct store *st, struct inode *in, size_t len,
+static int read_begin(struct files *fs, struct inode *in, size_t len,
 		      uint64_t off, struct file_read *r)
 {
 	struct stage *stage = NULL;
@@ -285,10 +284,10 @@ static int read_begin(struct store *st, struct inode *in, size_t len,
 	int rc;
 
 	memset(r, 0, sizeof(*r));
-	rc = inode_load_file(st->inodes, in);
+	rc = inode_load_file(fs->inodes, in);
 	if (rc < 0)
 		return rc;
-	reclaim_enter(st->reclaim, &r->ticket);
+	reclaim_enter(fs->reclaim, &r->ticket);
 	r->entered = true;
 	{
 		HOLD(&in->lock);
@@ -297,41 +296,41 @@ static int read_begin(struct store *st, struct inode *in, size_t len,
 		get_bytes_locked(in->file, &stage, &r->content);
 	}
 	if (stage) {
-		rc = read_stage(st, stage, len, off, r);
-		stage_put(&st->stages, stage);
+		rc = read_stage(fs, stage, len, off, r);
+		stage_put(fs->stages, stage);
 		return rc;
 	}
 	if (!r->content)
 		return 0;
 	c = &r->content->c;
 	if (c->kind == CONTENT_SMALL)
-		return read_small(st, in, c, len, off, r);
-	read_ahead(st, in, c, len, off);
-	rc = read_extents(st, c, len, off, r);
+		return read_small(fs, in, c, len, off, r);
+	read_ahead(fs, in, c, len, off);
+	rc = read_extents(fs, c, len, off, r);
 	if (rc == -E2BIG) {
-		put_images(st, r);
-		rc = read_copied(st, c, len, off, r);
+		put_images(fs, r);
+		rc = read_copied(fs, c, len, off, r);
 	}
 	return rc;
 }
 
-int file_read_begin(struct store *st, struct inode *in, size_t len,
+int file_read_begin(struct files *fs, struct inode *in, size_t len,
 		    uint64_t off, struct file_read *r)
 {
 	int rc;
 
-	while ((rc = read_begin(st, in, len, off, r)) == -EAGAIN)
-		file_read_end(st, r);
+	while ((rc = read_begin(fs, in, len, off, r)) == -EAGAIN)
+		file_read_end(fs, r);
 	return rc;
 }
 
-void file_read_end(struct store *st, struct file_read *r)
+void file_read_end(struct files *fs, struct file_read *r)
 {
-	put_images(st, r);
+	put_images(fs, r);
 	free(r->buffer);
 	content_ref_put(r->content);
 	if (r->entered)
-		reclaim_leave(st->reclaim, &r->ticket);
+		reclaim_leave(fs->reclaim, &r->ticket);
 }
 
 static int seek_extents(const struct content *c, uint64_t off, int whence,
@@ -360,10 +359,10 @@ static int seek_extents(const struct content *c, uint64_t off, int whence,
 	return 0;
 }
 
-static int seek_stage(struct store *st, const struct stage *s, uint64_t off,
+static int seek_stage(struct files *fs, const struct stage *s, uint64_t off,
 		      int whence, uint64_t *ret_off)
 {
-	SCOPED(scope_close) int fd = stage_open(&st->stages, s, O_RDONLY);
+	SCOPED(scope_close) int fd = stage_open(fs->stages, s, O_RDONLY);
 	off_t at;
 
 	if (fd < 0)
@@ -375,12 +374,12 @@ static int seek_stage(struct store *st, const struct stage *s, uint64_t off,
 	return 0;
 }
 
-int file_seek(struct store *st, struct inode *in, uint64_t off, int whence,
+int file_seek(struct files *fs, struct inode *in, uint64_t off, int whence,
 	      uint64_t *ret_off)
 {
 	struct content_ref *content;
 	struct stage *stage;
-	int rc = inode_load_file(st->inodes, in);
+	int rc = inode_load_file(fs->inodes, in);
 
 	if (rc < 0)
 		return rc;
@@ -389,8 +388,8 @@ int file_seek(struct store *st, struct inode *in, uint64_t off, int whence,
 		get_bytes_locked(in->file, &stage, &content);
 	}
 	if (stage) {
-		rc = seek_stage(st, stage, off, whence, ret_off);
-		stage_put(&st->stages, stage);
+		rc = seek_stage(fs, stage, off, whence, ret_off);
+		stage_put(fs->stages, stage);
 		return rc;
 	}
 	rc = content ? seek_extents(&content->c, off, whence, ret_off) : -ENXIO;

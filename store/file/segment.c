@@ -4,37 +4,60 @@
  *
  * All are in one list, least recently used first. One that is given up leaves
  * it under the lock, and gives its memory back without: what a file has stays
- * the file's, and what its client still holds is looked after until he lets go
- * (segment_trim.c). How one is acquired is in segment_acquire.c, how it becomes
- * a file in segment_commit.c.
+ * the file's. How one is acquired is in segment_acquire.c, how it becomes a
+ * file in segment_commit.c.
+ *
+ * A client gets a descriptor to map his segment with, and nothing keeps him
+ * from writing past its end with it, or from keeping it when the segment is
+ * gone: tmpfs has no seals for that, and the append-only flag allows just that.
+ * So each client's own thread looks once a second (and each commit does), cuts
+ * off what is too much, and says so in the log; nobody else waits for a client
+ * who keeps his file busy. What he has dropped and holds all the same goes on
+ * counting as his, is looked after in the same way, and goes when he lets go.
  */
 #include <errno.h>
 #include <string.h>
 
+#include "store/base/log.h"
 #include "store/base/scope.h"
+#include "store/file/file.h"
 #include "store/file/segment_private.h"
-#include "store/store.h"
 
-void segments_release(struct store *st)
+void segments_release(struct segments *g)
 {
-	struct segments *g = segments_of(st);
-
 	CHECK(TAILQ_EMPTY(&g->all));
 	CHECK(TAILQ_EMPTY(&g->held));
 	cond_destroy(&g->changed);
 	lock_destroy(&g->lock);
 }
 
-void segment_client_add(struct store *st, struct segment_client *c)
+void segment_client_add(struct segments *g, struct segment_client *c)
 {
-	struct segments *g = segments_of(st);
-
 	(void)c;
 	HOLD(&g->lock);
 	g->clients++;
 }
 
-void segment_unlist_locked(struct segments *g, struct segment *s)
+/* Does anybody have a descriptor for writing, or a mapping, of it? */
+static bool is_held(struct segments *g, const struct segment *s)
+{
+	/* Not to be asked here (< 0): then nobody is known to. */
+	return stage_ask(g->stages, s->stage, LEASE_NO_WRITER) == 0;
+}
+
+/* Its memory goes, and it is freed; who waits for memory looks again. */
+static void put(struct segments *g, struct segment *s)
+{
+	bool had_memory = s->stage != NULL;
+
+	stage_put(g->stages, s->stage);
+	free(s);
+	HOLD(&g->lock);
+	g->left += had_memory;
+	cond_broadcast(&g->changed);
+}
+
+static void unlist_locked(struct segments *g, struct segment *s)
 {
 	TAILQ_REMOVE(&g->all, s, entry);
 	g->count--;
@@ -42,28 +65,35 @@ void segment_unlist_locked(struct segments *g, struct segment *s)
 	g->leaving++;
 }
 
-void segment_give_up(struct store *st, struct segment *s)
+/* One that is in no list. */
+static void give_up(struct segments *g, struct segment *s)
 {
-	struct segments *g = segments_of(st);
-
 	if (s->stage)
-		stage_unkeep(&st->stages, s->stage);
-	if (s->stage && segment_is_held(st, s)) {
+		stage_unkeep(g->stages, s->stage);
+	if (s->stage && is_held(g, s)) {
 		HOLD(&g->lock);
 		g->leaving--;
 		TAILQ_INSERT_TAIL(&g->held, s, entry);
 		cond_broadcast(&g->changed);
 		return;
 	}
-	segment_put(st, s);
+	put(g, s);
 	HOLD(&g->lock);
 	g->leaving--; /* who was woken by the put may have seen it yet */
 	cond_broadcast(&g->changed);
 }
 
-void segment_client_remove(struct store *st, struct segment_client *c)
+void segment_remove(struct segments *g, struct segment *s)
 {
-	struct segments *g = segments_of(st);
+	{
+		HOLD(&g->lock);
+		unlist_locked(g, s);
+	}
+	give_up(g, s);
+}
+
+void segment_client_remove(struct segments *g, struct segment_client *c)
+{
 	struct segment_list gone = TAILQ_HEAD_INITIALIZER(gone);
 	struct segment *s, *next;
 
@@ -80,20 +110,19 @@ void segment_client_remove(struct store *st, struct segment_client *c)
 				next = TAILQ_FIRST(&g->all);
 				continue;
 			}
-			segment_unlist_locked(g, s);
+			unlist_locked(g, s);
 			TAILQ_INSERT_TAIL(&gone, s, entry);
 		}
 	}
 	while ((s = TAILQ_FIRST(&gone)) != NULL) {
 		TAILQ_REMOVE(&gone, s, entry);
-		segment_give_up(st, s);
+		give_up(g, s);
 	}
 }
 
-bool segment_take_release(struct store *st, struct segment_client *c,
+bool segment_take_release(struct segments *g, struct segment_client *c,
 			  uint64_t *ret_id)
 {
-	struct segments *g = segments_of(st);
 	struct segment *s;
 
 	HOLD(&g->lock);
@@ -138,34 +167,32 @@ void segments_ask_locked(struct segments *g, uint64_t want, int64_t uid)
 }
 
 /* For stages_set_pressure(). */
-static void on_pressure(void *store, uint64_t want)
+static void on_pressure(void *segments, uint64_t want)
 {
-	struct segments *g = segments_of(store);
+	struct segments *g = segments;
 
 	HOLD(&g->lock);
 	segments_ask_locked(g, want, -1);
 }
 
-void segments_ask_back(struct store *st, uid_t uid)
+void segments_ask_back(struct segments *g, uid_t uid)
 {
-	struct segments *g = segments_of(st);
-
 	HOLD(&g->lock);
 	segments_ask_locked(g, UINT64_MAX, uid);
 }
 
-int segments_init(struct store *st, uint64_t quota_bytes)
+void segments_init(struct segments *g, struct files *files,
+		   uint64_t quota_bytes)
 {
-	struct segments *g = segments_of(st);
-
+	g->files = files;
+	g->stages = files->stages;
 	g->quota_bytes = quota_bytes;
 	g->next_id = 1;
 	TAILQ_INIT(&g->all);
 	TAILQ_INIT(&g->held);
 	cond_init(&g->changed);
-	stages_set_pressure(&st->stages, on_pressure, st);
 	lock_init(&g->lock, LOCK_SEGMENTS);
-	return 0;
+	stages_set_pressure(g->stages, on_pressure, g);
 }
 
 struct segment *segment_find_locked(struct segments *g, uint64_t id,
@@ -180,10 +207,9 @@ struct segment *segment_find_locked(struct segments *g, uint64_t id,
 	return NULL;
 }
 
-int segment_mapped(struct store *st, struct segment_client *c, uint64_t id,
+int segment_mapped(struct segments *g, struct segment_client *c, uint64_t id,
 		   uint64_t generation)
 {
-	struct segments *g = segments_of(st);
 	struct segment *s;
 	int rc;
 
@@ -200,16 +226,15 @@ int segment_mapped(struct store *st, struct segment_client *c, uint64_t id,
 	 * likes. The segment stays, as only this thread removes it, and until
 	 * it is mapped nobody commits it.
 	 */
-	rc = stage_seal(&st->stages, s->stage, s->size_bytes);
+	rc = stage_seal(g->stages, s->stage, s->size_bytes);
 	HOLD(&g->lock);
 	s->mapped = rc == 0;
 	return rc;
 }
 
-int segment_return(struct store *st, struct segment_client *c, uint64_t id,
+int segment_return(struct segments *g, struct segment_client *c, uint64_t id,
 		   uint64_t generation)
 {
-	struct segments *g = segments_of(st);
 	struct segment *s;
 
 	HOLD(&g->lock);
@@ -221,9 +246,8 @@ int segment_return(struct store *st, struct segment_client *c, uint64_t id,
 	return 0;
 }
 
-int segment_drop(struct store *st, struct segment_client *c, uint64_t id)
+int segment_drop(struct segments *g, struct segment_client *c, uint64_t id)
 {
-	struct segments *g = segments_of(st);
 	struct segment *s;
 
 	{
@@ -235,15 +259,14 @@ int segment_drop(struct store *st, struct segment_client *c, uint64_t id)
 			return -ESTALE;
 		if (s->committing)
 			return -EBUSY;
-		segment_unlist_locked(g, s);
+		unlist_locked(g, s);
 	}
-	segment_give_up(st, s);
+	give_up(g, s);
 	return 0;
 }
 
-void segment_figures(struct store *st, struct segment_figures *ret)
+void segment_figures(struct segments *g, struct segment_figures *ret)
 {
-	struct segments *g = segments_of(st);
 	struct segment *s;
 
 	HOLD(&g->lock);
@@ -257,12 +280,121 @@ void segment_figures(struct store *st, struct segment_figures *ret)
 		if (segment_is_free_locked(s))
 			ret->idle_bytes += s->memory_bytes;
 		if (s->stage)
-			ret->bytes += stage_beyond(&st->stages, s->stage,
+			ret->bytes += stage_beyond(g->stages, s->stage,
 						   s->size_bytes);
 	}
 	TAILQ_FOREACH(s, &g->held, entry)
 	if (!s->stage->slot)
-		ret->bytes +=
-			s->memory_bytes +
-			stage_beyond(&st->stages, s->stage, s->size_bytes);
+		ret->bytes += s->memory_bytes +
+			      stage_beyond(g->stages, s->stage, s->size_bytes);
+}
+
+/* --- what clients take without having asked for it */
+
+bool segment_trim(struct segments *g, struct segment *s)
+{
+	uint64_t beyond = stage_beyond(g->stages, s->stage, s->size_bytes);
+	int rc;
+
+	if (beyond == 0)
+		return false;
+	rc = stage_cut(g->stages, s->stage, s->size_bytes);
+	if (rc < 0 || !s->told)
+		log_warning("segment %llu of user %u: %llu MiB were written "
+			    "past its end: %s",
+			    (unsigned long long)s->id, s->uid,
+			    (unsigned long long)(beyond >> 20),
+			    rc < 0 ? strerror(-rc) : "they are cut off");
+	s->told = true;
+	return true;
+}
+
+static struct segment *next_in(struct segments *g, struct segment_list *list,
+			       const struct segment_client *c, uint64_t id,
+			       struct segment *found)
+{
+	struct segment *s;
+
+	TAILQ_FOREACH(s, list, entry)
+	if (s->client == c && s->stage && !s->committing && s->id > id &&
+	    (!found || s->id < found->id) &&
+	    stage_beyond(g->stages, s->stage, s->size_bytes) > 0)
+		found = s;
+	return found;
+}
+
+/* The first after `id` of this client that has too much. */
+static struct segment *next_beyond(struct segments *g,
+				   const struct segment_client *c, uint64_t id)
+{
+	struct segment *found;
+
+	HOLD(&g->lock);
+	found = next_in(g, &g->all, c, id, NULL);
+	found = next_in(g, &g->held, c, id, found);
+	if (found)
+		found->committing = true;
+	return found;
+}
+
+/* Put those that were dropped and are held no more, or `all` of a client. */
+static void let_go(struct segments *g, const struct segment_client *c, bool all)
+{
+	struct segment_list gone = TAILQ_HEAD_INITIALIZER(gone);
+	struct segment *s, *next;
+
+	{
+		HOLD(&g->lock);
+		for (s = TAILQ_FIRST(&g->held); s; s = next) {
+			next = TAILQ_NEXT(s, entry);
+			if ((c && s->client != c) || s->committing ||
+			    (!all && is_held(g, s)))
+				continue;
+			TAILQ_REMOVE(&g->held, s, entry);
+			TAILQ_INSERT_TAIL(&gone, s, entry);
+		}
+	}
+	while ((s = TAILQ_FIRST(&gone)) != NULL) {
+		TAILQ_REMOVE(&gone, s, entry);
+		put(g, s);
+	}
+}
+
+void segments_let_go(struct segments *g)
+{
+	let_go(g, NULL, false);
+}
+
+static bool has_any(const struct segment_list *list,
+		    const struct segment_client *c)
+{
+	const struct segment *s;
+
+	TAILQ_FOREACH(s, list, entry)
+	if (s->client == c)
+		return true;
+	return false;
+}
+
+bool segment_client_trim(struct segments *g, struct segment_client *c)
+{
+	struct segment *s;
+	uint64_t id = 0;
+
+	let_go(g, c, false);
+	while ((s = next_beyond(g, c, id)) != NULL) {
+		(void)segment_trim(g, s);
+		id = s->id;
+		HOLD(&g->lock);
+		s->committing = false;
+		s->generation = 0; /* it is not whole: he cannot commit it */
+		cond_broadcast(&g->changed);
+	}
+	HOLD(&g->lock);
+	return has_any(&g->all, c) || has_any(&g->held, c);
+}
+
+void segment_client_forget(struct segments *g, struct segment_client *c)
+{
+	let_go(g, c, true);
 }

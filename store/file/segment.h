@@ -37,7 +37,7 @@
 #include "store/base/segment_wire.h"
 #include "store/base/sync.h"
 
-struct store;
+struct files;
 struct stage;
 struct attr;
 struct writer;
@@ -50,7 +50,11 @@ struct writer;
 TAILQ_HEAD(segment_list, segment);
 
 struct segments {
-	uint64_t quota_bytes; /* for each uid; 0: no segments. Immutable. */
+	/* Immutable: */
+	struct files *files; /* both are borrowed */
+	struct stages *stages;
+	uint64_t quota_bytes; /* for each uid; 0: no segments */
+
 	struct lock lock; /* guards everything below */
 	struct cond changed; /* one was dropped, or a commit ended */
 	struct segment_list all; /* least recently used first */
@@ -71,29 +75,30 @@ struct segment_client {
 	void *arg;
 };
 
-/* quota_bytes: 0: no segments. From now on the stage may ask them back. */
-int segments_init(struct store *st, uint64_t quota_bytes);
-void segments_release(struct store *st);
+/* quota_bytes 0: no segments. From now on the stage may ask them back. */
+void segments_init(struct segments *g, struct files *files,
+		   uint64_t quota_bytes);
+void segments_release(struct segments *g);
 
 /* All idle ones of a user. */
-void segments_ask_back(struct store *st, uid_t uid);
+void segments_ask_back(struct segments *g, uid_t uid);
 
-void segment_client_add(struct store *st, struct segment_client *c);
+void segment_client_add(struct segments *g, struct segment_client *c);
 /* All its segments: what a file has stays the file's, the rest goes. */
-void segment_client_remove(struct store *st, struct segment_client *c);
+void segment_client_remove(struct segments *g, struct segment_client *c);
 /*
  * To be called now and then by the client's own thread, also when the client
  * is removed: cut off what he wrote past the end of his segments, and give up
  * what he has dropped and holds no more. false: he has nothing. May wait for
  * the client.
  */
-bool segment_client_trim(struct store *st, struct segment_client *c);
+bool segment_client_trim(struct segments *g, struct segment_client *c);
 /* For everybody who has dropped something; waits for nobody. */
-void segments_let_go(struct store *st);
+void segments_let_go(struct segments *g);
 /* At the end, whether he holds it or not: then c may be freed. */
-void segment_client_forget(struct store *st, struct segment_client *c);
+void segment_client_forget(struct segments *g, struct segment_client *c);
 /* The next segment that the client is asked to drop. false: none. */
-bool segment_take_release(struct store *st, struct segment_client *c,
+bool segment_take_release(struct segments *g, struct segment_client *c,
 			  uint64_t *ret_id);
 
 /*
@@ -101,16 +106,16 @@ bool segment_take_release(struct store *st, struct segment_client *c,
  * *ret_fd is a descriptor for the caller to close when ret->fresh, else -1. May
  * wait for other clients, for SEGMENT_RELEASE_WAIT_NS at most.
  */
-int segment_acquire(struct store *st, struct segment_client *c,
+int segment_acquire(struct segments *g, struct segment_client *c,
 		    const uint8_t signature[SEGMENT_SIGNATURE_BYTES],
 		    uint64_t size_bytes, struct segment_reply *ret,
 		    int *ret_fd);
 /* All of these: -ESTALE when the client has no such segment. */
-int segment_mapped(struct store *st, struct segment_client *c, uint64_t id,
+int segment_mapped(struct segments *g, struct segment_client *c, uint64_t id,
 		   uint64_t generation);
-int segment_return(struct store *st, struct segment_client *c, uint64_t id,
+int segment_return(struct segments *g, struct segment_client *c, uint64_t id,
 		   uint64_t generation);
-int segment_drop(struct store *st, struct segment_client *c, uint64_t id);
+int segment_drop(struct segments *g, struct segment_client *c, uint64_t id);
 
 /*
  * Make it the file `name` in `parent`, a directory: see CKPTFS_IOC_COMMIT. uid,
@@ -132,12 +137,12 @@ struct segment_committed {
 	int64_t mtime_ns;
 	bool replaced; /* there was a file of that name */
 };
-int segment_commit(struct store *st, const struct segment_commit *c,
+int segment_commit(struct segments *g, const struct segment_commit *c,
 		   struct segment_committed *ret);
 
 struct segment_figures {
 	uint64_t segments, bytes, idle_bytes, clients;
 };
-void segment_figures(struct store *st, struct segment_figures *ret);
+void segment_figures(struct segments *g, struct segment_figures *ret);
 
 #endif

@@ -16,7 +16,6 @@
 #include "store/base/scope.h"
 #include "store/file/file.h"
 #include "store/file/segment_private.h"
-#include "store/store.h"
 
 /* Until the kernel has forgotten a file that nobody has open or mapped. */
 #define FORGET_WAIT_NS (INT64_C(200) * 1000000)
@@ -70,30 +69,18 @@ static void find_set_locked(struct segments *g, struct segment_client *c,
  * -EAGAIN: its file *ret_ino is not durable; -EBUSY: others keep it.
  * The segment stays while this runs: only its client's thread removes it.
  */
-static int get_back(struct store *st, struct segment *s, uint64_t *ret_ino)
+static int get_back(struct segments *g, struct segment *s, uint64_t *ret_ino)
 {
 	struct stage *stage = s->stage;
 	uint64_t ino = SLOT_GET(stage->slot, ino);
 
-	if (file_give_back(st, stage) == GIVEN_LATER && ino != 0) {
+	if (file_give_back(g->files, stage) == GIVEN_LATER && ino != 0) {
 		*ret_ino = ino;
 		return -EAGAIN;
 	}
-	if (stage_wait_idle(&st->stages, stage, mono_ns() + FORGET_WAIT_NS))
+	if (stage_wait_idle(g->stages, stage, mono_ns() + FORGET_WAIT_NS))
 		return 0;
 	return -EBUSY;
-}
-
-/* Its readers keep the bytes; the client gets others. */
-static void leave_to_file(struct store *st, struct segment *s)
-{
-	struct segments *g = segments_of(st);
-
-	{
-		HOLD(&g->lock);
-		segment_unlist_locked(g, s);
-	}
-	segment_give_up(st, s);
 }
 
 /* What the segments of a user take; *ret_count: how many they are. */
@@ -157,13 +144,12 @@ static bool wait_for_releases(struct segments *g, struct segment_client *c,
 }
 
 /* A new entry, counted against the quota, without a stage yet. */
-static int reserve(struct store *st, struct segment_client *c,
+static int reserve(struct segments *g, struct segment_client *c,
 		   const uint8_t *signature, uint64_t size_bytes,
 		   struct segment **ret_segment)
 {
-	struct segments *g = segments_of(st);
 	struct segment *s = calloc(1, sizeof(*s));
-	uint64_t used, want;
+	uint64_t used, want, over;
 	unsigned count;
 
 	if (!s)
@@ -178,13 +164,11 @@ static int reserve(struct store *st, struct segment_client *c,
 	s->filled = true;
 	HOLD(&g->lock);
 	used = uid_bytes_locked(g, c->uid, &count);
-	if (want > g->quota_bytes || g->count >= SEGMENTS_MAX ||
-	    count >= SEGMENTS_OF_UID_MAX || used > g->quota_bytes - want) {
-		if (used > g->quota_bytes - want && want <= g->quota_bytes)
-			segments_ask_locked(g, used - (g->quota_bytes - want),
-					    c->uid);
-		else if (want <= g->quota_bytes) /* too many: any one */
-			segments_ask_locked(g, 1, c->uid);
+	over = used + want > g->quota_bytes ? used + want - g->quota_bytes : 0;
+	if (over > 0 || g->count >= SEGMENTS_MAX ||
+	    count >= SEGMENTS_OF_UID_MAX) {
+		if (want <= g->quota_bytes) /* or it will never fit */
+			segments_ask_locked(g, over > 0 ? over : 1, c->uid);
 		free(s);
 		return -EDQUOT;
 	}
@@ -196,20 +180,19 @@ static int reserve(struct store *st, struct segment_client *c,
 	return 0;
 }
 
-static int create(struct store *st, struct segment_client *c,
+static int create(struct segments *g, struct segment_client *c,
 		  const uint8_t *signature, uint64_t size_bytes,
 		  struct segment_reply *ret, int *ret_fd)
 {
-	struct segments *g = segments_of(st);
 	struct segment *s;
 	struct stage *stage;
-	int rc = reserve(st, c, signature, size_bytes, &s);
+	int rc = reserve(g, c, signature, size_bytes, &s);
 
 	if (rc < 0)
 		return rc;
-	rc = stage_create_kept(&st->stages, size_bytes, &stage);
+	rc = stage_create_kept(g->stages, size_bytes, &stage);
 	if (rc == 0) {
-		int fd = stage_open(&st->stages, stage, O_RDWR);
+		int fd = stage_open(g->stages, stage, O_RDWR);
 
 		HOLD(&g->lock);
 		s->stage = stage; /* given back with it, if we fail */
@@ -221,20 +204,15 @@ static int create(struct store *st, struct segment_client *c,
 		}
 		rc = fd;
 	}
-	{
-		HOLD(&g->lock);
-		segment_unlist_locked(g, s);
-	}
-	segment_give_up(st, s);
+	segment_remove(g, s);
 	return rc;
 }
 
 /* One that is there already. -ENOENT: there is room in the set for another. */
-static int take_existing(struct store *st, struct segment_client *c,
+static int take_existing(struct segments *g, struct segment_client *c,
 			 const uint8_t *signature, uint64_t size_bytes,
 			 struct segment_reply *ret)
 {
-	struct segments *g = segments_of(st);
 	struct set set;
 	int rc;
 
@@ -250,9 +228,10 @@ static int take_existing(struct store *st, struct segment_client *c,
 		return -ENOENT;
 	if (!set.lent) /* the client fills both: he must know */
 		return -EBUSY;
-	rc = get_back(st, set.lent, &ret->busy_ino);
+	rc = get_back(g, set.lent, &ret->busy_ino);
 	if (rc == -EBUSY) {
-		leave_to_file(st, set.lent);
+		/* Its readers keep the bytes; the client gets others. */
+		segment_remove(g, set.lent);
 		return -ENOENT;
 	}
 	if (rc < 0)
@@ -264,11 +243,10 @@ static int take_existing(struct store *st, struct segment_client *c,
 	return 0;
 }
 
-int segment_acquire(struct store *st, struct segment_client *c,
+int segment_acquire(struct segments *g, struct segment_client *c,
 		    const uint8_t signature[SEGMENT_SIGNATURE_BYTES],
 		    uint64_t size_bytes, struct segment_reply *ret, int *ret_fd)
 {
-	struct segments *g = segments_of(st);
 	int64_t deadline = mono_ns() + SEGMENT_RELEASE_WAIT_NS;
 	bool others, left;
 	uint64_t seen;
@@ -279,7 +257,7 @@ int segment_acquire(struct store *st, struct segment_client *c,
 		return -EOPNOTSUPP;
 	if (size_bytes == 0 || size_bytes > INT64_MAX)
 		return -EINVAL;
-	rc = take_existing(st, c, signature, size_bytes, ret);
+	rc = take_existing(g, c, signature, size_bytes, ret);
 	if (rc != -ENOENT)
 		return rc;
 	for (;;) {
@@ -287,7 +265,7 @@ int segment_acquire(struct store *st, struct segment_client *c,
 			HOLD(&g->lock);
 			seen = g->left;
 		}
-		rc = create(st, c, signature, size_bytes, ret, ret_fd);
+		rc = create(g, c, signature, size_bytes, ret, ret_fd);
 		if (rc != -ENOSPC && rc != -EDQUOT)
 			return rc;
 		{

@@ -14,7 +14,6 @@
 #include "store/file/file.h"
 #include "store/file/segment_private.h"
 #include "store/names/names.h"
-#include "store/store.h"
 
 /* A name may be given to another inode under us, but not for ever. */
 #define COMMIT_TRIES_MAX 16
@@ -26,17 +25,18 @@ static bool is_name(const char *name)
 }
 
 /* As any write does of who is not root. */
-static int drop_suid(struct store *st, struct inode *in, const struct attr *a)
+static int drop_suid(struct files *fs, struct inode *in, const struct attr *a)
 {
 	struct attr to = { .mode = a->mode & ~(uint32_t)S_ISUID };
 
 	if (to.mode & S_IXGRP)
 		to.mode &= ~(uint32_t)S_ISGID;
-	return to.mode == a->mode ? 0 : names_setattr(st->names, in, SET_MODE, &to);
+	return to.mode == a->mode ? 0
+				  : names_setattr(fs->names, in, SET_MODE, &to);
 }
 
 /* Replace what has the name. -ESTALE: it means another inode now. */
-static int replace(struct store *st, const struct segment_commit *c,
+static int replace(struct files *fs, const struct segment_commit *c,
 		   struct inode *in, struct stage *stage)
 {
 	struct attr a;
@@ -53,24 +53,24 @@ static int replace(struct store *st, const struct segment_commit *c,
 		return S_ISLNK(a.mode) ? -ELOOP : -EINVAL;
 	if (!c->may(c->arg, &a, 02))
 		return -EACCES;
-	rc = c->uid == 0 ? 0 : drop_suid(st, in, &a);
+	rc = c->uid == 0 ? 0 : drop_suid(fs, in, &a);
 	if (rc == 0)
-		rc = file_replace(st, in, stage);
+		rc = file_replace(fs, in, stage);
 	if (rc < 0)
 		return rc;
 	/* The file is there: an error would say that it is not. */
 	if (c->writer)
-		(void)names_set_writer(st->names, in, c->writer);
+		(void)names_set_writer(fs->names, in, c->writer);
 	{
 		HOLD(&in->lock);
 		gone = in->attr.nlink == 0;
 	}
 	if (gone) /* by somebody who came right after us */
-		file_unlinked(st, in);
+		file_unlinked(fs, in);
 	return 0;
 }
 
-static int commit_once(struct store *st, const struct segment_commit *c,
+static int commit_once(struct files *fs, const struct segment_commit *c,
 		       struct stage *stage, struct segment_committed *ret)
 {
 	const struct names_new n = {
@@ -84,47 +84,46 @@ static int commit_once(struct store *st, const struct segment_commit *c,
 	struct inode *in;
 	int rc;
 
-	rc = names_lookup(st->names, c->parent, c->name, &in);
+	rc = names_lookup(fs->names, c->parent, c->name, &in);
 	ret->replaced = rc == 0;
 	if (rc == 0) {
-		rc = replace(st, c, in, stage);
+		rc = replace(fs, c, in, stage);
 		if (rc < 0)
-			inode_put(st->inodes, in, 1);
+			inode_put(fs->inodes, in, 1);
 	} else if (rc == -ENOENT) {
 		struct attr dir = { 0 };
 		struct inode *parent;
 
-		rc = inode_get(st->inodes, c->parent, &parent);
+		rc = inode_get(fs->inodes, c->parent, &parent);
 		if (rc < 0)
 			return rc;
 		{
 			HOLD(&parent->lock);
 			dir = parent->attr;
 		}
-		inode_put(st->inodes, parent, 1);
+		inode_put(fs->inodes, parent, 1);
 		if (!S_ISDIR(dir.mode))
 			return -ENOTDIR;
 		if (!c->may(c->arg, &dir, 03))
 			return -EACCES;
-		rc = names_create(st->names, c->parent, c->name, &n, &in);
+		rc = names_create(fs->names, c->parent, c->name, &n, &in);
 		if (rc == 0)
 			file_created(in);
 	}
 	if (rc < 0)
 		return rc;
 	/* Without memory for its job it is drained with the next one. */
-	(void)drain_closed(st->drain, in, true);
+	(void)drain_closed(fs->drain, in, true);
 	ret->ino = in->ino;
-	if (stage_stat(&st->stages, stage, &sb) == 0)
+	if (stage_stat(fs->stages, stage, &sb) == 0)
 		ret->mtime_ns = io_ns(&sb.st_mtim);
-	inode_put(st->inodes, in, 1);
+	inode_put(fs->inodes, in, 1);
 	return 0;
 }
 
-int segment_commit(struct store *st, const struct segment_commit *c,
+int segment_commit(struct segments *g, const struct segment_commit *c,
 		   struct segment_committed *ret)
 {
-	struct segments *g = segments_of(st);
 	struct segment *s;
 	int rc;
 
@@ -141,7 +140,7 @@ int segment_commit(struct store *st, const struct segment_commit *c,
 		s->committing = true;
 	}
 	/* Then it is not what its client says that it is. */
-	rc = segment_trim(st, s) ? -ESTALE : 0;
+	rc = segment_trim(g, s) ? -ESTALE : 0;
 	if (rc < 0) {
 		HOLD(&g->lock);
 		s->committing = false;
@@ -151,11 +150,11 @@ int segment_commit(struct store *st, const struct segment_commit *c,
 	}
 	rc = -ESTALE;
 	for (int i = 0; rc == -ESTALE && i < COMMIT_TRIES_MAX; i++) {
-		rc = commit_once(st, c, s->stage, ret);
+		rc = commit_once(g->files, c, s->stage, ret);
 		if (rc == -EEXIST) /* another process had the same idea */
 			rc = -ESTALE;
 		if (rc == -ESTALE) { /* whoever changes the name is done then */
-			HOLD(names_changing(st->names));
+			HOLD(names_changing(g->files->names));
 		}
 	}
 	HOLD(&g->lock);

@@ -31,7 +31,7 @@
  * with the first open; back when nobody has it open and no step is at work.
  *   left   NOBODY, READERS, WRITERS: who may have a mapping without a handle.
  *          It belongs to the backing file and outlives the release. This is the
- *          last answer of a lease (in_place.h), since what the committer and
+ *          last answer of a lease (in_place.c), since what the committer and
  *          the reclaimer do cannot wait for one; an open in the mode BACKED
  *          makes it unknown, so at least that of the open.
  *   name   OWN, AWAITED, MOVED: an O_TRUNC, under readers, of a large file

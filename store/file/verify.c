@@ -13,9 +13,9 @@
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/base/vec.h"
+#include "store/db/hash.h"
 #include "store/file/file_private.h"
 #include "store/formats/cut.h"
-#include "store/store.h"
 
 #define VERIFY_THREADS_MAX 8
 
@@ -26,7 +26,7 @@ struct verify_chunk {
 };
 
 struct verify {
-	struct store *st;
+	struct files *fs;
 	struct verify_chunk *at;
 	size_t count, capacity;
 	atomic_size_t next;
@@ -43,7 +43,7 @@ static int verify_extent(struct verify *v, const struct extent *e)
 	struct kv_iter *it;
 	int rc;
 
-	rc = kv_iter_new(v->st->kv, prefix.data, prefix.len, start.data,
+	rc = kv_iter_new(v->fs->kv, prefix.data, prefix.len, start.data,
 			 start.len, &it);
 	if (rc < 0)
 		return rc;
@@ -74,7 +74,7 @@ static int verify_extent(struct verify *v, const struct extent *e)
 static int verify_read(struct verify *v, const struct image *i,
 		       const struct verify_chunk *c, uint8_t *buf)
 {
-	SCOPED(scope_close) int fd = image_open_fd(&v->st->images, i, O_RDONLY);
+	SCOPED(scope_close) int fd = image_open_fd(v->fs->images, i, O_RDONLY);
 
 	if (fd < 0)
 		return fd == -ENOENT ? -EIO : fd;
@@ -92,14 +92,14 @@ static int verify_one(struct verify *v, const struct verify_chunk *c,
 
 	if (c->len > CHUNK_BYTES_MAX)
 		return -EIO;
-	rc = file_get_image(v->st, c->image, &i);
+	rc = file_get_image(v->fs, c->image, &i);
 	if (rc < 0)
 		return rc;
 	rc = verify_read(v, i, c, buf);
-	image_put(&v->st->images, i);
+	image_put(v->fs->images, i);
 	if (rc < 0)
 		return rc;
-	chunk_hash(v->st->secret, buf, c->len, hash);
+	chunk_hash(v->fs->secret, buf, c->len, hash);
 	return memcmp(hash, c->hash, HASH_BYTES) == 0 ? 0 : -EIO;
 }
 
@@ -124,18 +124,18 @@ static void *verify_main(void *arg)
 	return NULL;
 }
 
-static int verify_small(struct store *st, struct inode *in,
+static int verify_small(struct files *fs, struct inode *in,
 			const struct content *content)
 {
 	SCOPED(scope_free) void *value = NULL;
 	struct key k = key_ino('D', in->ino);
 	uint8_t hash[HASH_BYTES];
 	size_t len;
-	int rc = kv_get(st->kv, k.data, k.len, &value, &len);
+	int rc = kv_get(fs->kv, k.data, k.len, &value, &len);
 
 	if (rc < 0)
 		return rc == -ENOENT ? -EIO : rc;
-	chunk_hash(st->secret, value, len, hash);
+	chunk_hash(fs->secret, value, len, hash);
 	return len == content->size_bytes &&
 			       memcmp(hash, content->digest, HASH_BYTES) == 0
 		       ? 0
@@ -159,25 +159,25 @@ static int verify_chunks(struct verify *v)
 	return atomic_load(&v->rc);
 }
 
-int file_verify(struct store *st, struct inode *in,
+int file_verify(struct files *fs, struct inode *in,
 		const struct content *content)
 {
-	struct verify v = { .st = st };
+	struct verify v = { .fs = fs };
 	struct reclaim_ticket ticket;
 	char path[4096];
 	int rc = 0;
 
-	reclaim_enter(st->reclaim, &ticket);
+	reclaim_enter(fs->reclaim, &ticket);
 	if (content->kind == CONTENT_SMALL)
-		rc = verify_small(st, in, content);
+		rc = verify_small(fs, in, content);
 	for (size_t i = 0; rc == 0 && i < content->extent_count; i++)
 		rc = verify_extent(&v, &content->extents[i]);
 	if (rc == 0 && v.count > 0)
 		rc = verify_chunks(&v);
-	reclaim_leave(st->reclaim, &ticket);
+	reclaim_leave(fs->reclaim, &ticket);
 	free(v.at);
 	if (rc < 0) {
-		inode_path(st->inodes, in, path, sizeof(path));
+		inode_path(fs->inodes, in, path, sizeof(path));
 		log_error("%s: its bytes on the disk are not those that were "
 			  "written: %s; run ckptctl fsck --scrub on the "
 			  "unmounted store",
@@ -193,7 +193,7 @@ static bool is_deleted(struct inode *in)
 }
 
 /* Every image is there and as long as the content says. */
-static int check_images(struct store *st, struct inode *in,
+static int check_images(struct files *fs, struct inode *in,
 			const struct content *c)
 {
 	uint64_t checked = 0;
@@ -207,16 +207,16 @@ static int check_images(struct store *st, struct inode *in,
 		if (e->image == checked && i > 0 &&
 		    e->image_offset + e->len <= c->extents[i - 1].image_offset)
 			continue;
-		rc = file_get_image(st, e->image, &im);
+		rc = file_get_image(fs, e->image, &im);
 		if (rc < 0)
 			break;
-		rc = image_stat(&st->images, im, &sb);
+		rc = image_stat(fs->images, im, &sb);
 		if (rc < 0)
 			rc = rc == -ENOENT ? -EIO : rc;
 		else if ((uint64_t)sb.st_size < e->image_offset + e->len ||
 			 (c->native && (uint64_t)sb.st_size != c->size_bytes))
 			rc = -EIO;
-		image_put(&st->images, im);
+		image_put(fs->images, im);
 		checked = e->image;
 	}
 	if (rc < 0 && is_deleted(in))
@@ -224,7 +224,7 @@ static int check_images(struct store *st, struct inode *in,
 	if (rc < 0) {
 		char path[4096];
 
-		inode_path(st->inodes, in, path, sizeof(path));
+		inode_path(fs->inodes, in, path, sizeof(path));
 		log_error("%s: an image of it is missing or too short: %s: run "
 			  "ckptctl fsck on the unmounted store",
 			  path, strerror(-rc));
@@ -233,7 +233,7 @@ static int check_images(struct store *st, struct inode *in,
 }
 
 /* Before committed content is opened: is it whole? */
-int file_check_content(struct store *st, struct inode *in)
+int file_check_content(struct files *fs, struct inode *in)
 {
 	struct content_ref *content = NULL;
 	bool verify;
@@ -243,14 +243,13 @@ int file_check_content(struct store *st, struct inode *in)
 		HOLD(&in->lock);
 		if (!in->file->stage)
 			content = content_ref_get(in->file->content);
-		verify = st->options.verify == VERIFY_OPEN &&
-			 !in->file->verified;
+		verify = fs->verify_at_open && !in->file->verified;
 	}
 	if (!content)
 		return 0;
-	rc = check_images(st, in, &content->c);
+	rc = check_images(fs, in, &content->c);
 	if (rc == 0 && verify)
-		rc = file_verify(st, in, &content->c);
+		rc = file_verify(fs, in, &content->c);
 	if (rc == 0 && verify) {
 		HOLD(&in->lock);
 		in->file->verified = in->file->content == content;

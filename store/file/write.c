@@ -15,19 +15,18 @@
 
 #include "store/base/io.h"
 #include "store/base/scope.h"
+#include "store/drain/drain.h"
 #include "store/file/file_private.h"
-#include "store/file/in_place.h"
 #include "store/names/names.h"
 #include "store/names/series.h"
-#include "store/store.h"
 
 #define COPY_BYTES (UINT64_C(1) << 20)
 
 /* Copy the first `size` bytes of what is committed to a stage. */
-static int copy_up_bytes(struct store *st, struct inode *in, struct stage *s,
+static int copy_up_bytes(struct files *fs, struct inode *in, struct stage *s,
 			 uint64_t size)
 {
-	SCOPED(scope_close) int fd = stage_open(&st->stages, s, O_RDWR);
+	SCOPED(scope_close) int fd = stage_open(fs->stages, s, O_RDWR);
 	uint64_t off = 0;
 	int rc = fd < 0 ? fd : 0;
 
@@ -37,13 +36,13 @@ static int copy_up_bytes(struct store *st, struct inode *in, struct stage *s,
 		struct file_read r;
 		size_t got = 0;
 
-		rc = file_read_begin(st, in, want, off, &r);
+		rc = file_read_begin(fs, in, want, off, &r);
 		for (int i = 0; rc == 0 && i < r.count; i++) {
 			rc = io_write_full(fd, r.iov[i].iov_base,
 					   r.iov[i].iov_len, off + got);
 			got += r.iov[i].iov_len;
 		}
-		file_read_end(st, &r);
+		file_read_end(fs, &r);
 		if (rc == 0 && got == 0)
 			rc = -EIO;
 		off += got;
@@ -53,22 +52,22 @@ static int copy_up_bytes(struct store *st, struct inode *in, struct stage *s,
 
 /*
  * A stage with the first keep_bytes of the committed content, installed. The
- * caller holds the turn, and nothing backs the file in the kernel.
+ * caller has in->turn, and nothing backs the file in the kernel.
  */
-static int copy_up(struct store *st, struct inode *in, uint64_t keep_bytes)
+static int copy_up(struct files *fs, struct inode *in, uint64_t keep_bytes)
 {
 	struct stage *s;
-	int rc = stage_create(&st->stages, in->ino, keep_bytes, &s);
+	int rc = stage_create(fs->stages, in->ino, keep_bytes, &s);
 
 	if (rc < 0)
 		return rc;
-	rc = copy_up_bytes(st, in, s, keep_bytes);
+	rc = copy_up_bytes(fs, in, s, keep_bytes);
 	if (rc < 0) {
-		stage_drop(&st->stages, s);
+		stage_drop(fs->stages, s);
 		return rc;
 	}
-	file_set_committed_time(st, in, s);
-	inode_ref(st->inodes, in, 1);
+	file_set_committed_time(fs, in, s);
+	inode_ref(fs->inodes, in, 1);
 	HOLD(&in->lock);
 	file_install_locked(in->file, s, FILE_STAGED);
 	return 0;
@@ -92,7 +91,7 @@ static struct stage *stage_to_write(struct inode *in, uint64_t *ret_size,
  * The stage to write to, with a reference; made when there is none, with the
  * first `keep` bytes of what is committed. A change has begun: see change.c.
  */
-static int writable_stage(struct store *st, struct inode *in, uint64_t keep,
+static int writable_stage(struct files *fs, struct inode *in, uint64_t keep,
 			  struct stage **ret_stage)
 {
 	struct stage *s;
@@ -101,18 +100,18 @@ static int writable_stage(struct store *st, struct inode *in, uint64_t keep,
 	int rc;
 
 	while ((s = stage_to_write(in, &size, &empty)) == NULL) {
-		rc = empty ? file_install_stage(st, in, 0, &s)
-			   : copy_up(st, in, size < keep ? size : keep);
+		rc = empty ? file_install_stage(fs, in, 0, &s)
+			   : copy_up(fs, in, size < keep ? size : keep);
 		if (rc < 0)
 			return rc;
 	}
-	file_dirtied(st, s);
+	file_dirtied(fs, s);
 	*ret_stage = s;
 	return 0;
 }
 
 /* A stage in memory is full: the file goes on on the disk. Turn is held. */
-static int move_to_disk(struct store *st, struct inode *in, struct stage *old)
+static int move_to_disk(struct files *fs, struct inode *in, struct stage *old)
 {
 	struct stage *s;
 	int rc;
@@ -123,12 +122,12 @@ static int move_to_disk(struct store *st, struct inode *in, struct stage *old)
 		    in->file->state.mode == IO_BACKED)
 			return -ENOSPC;
 	}
-	rc = stage_create(&st->stages, in->ino, 0, &s);
+	rc = stage_create(fs->stages, in->ino, 0, &s);
 	if (rc < 0)
 		return rc;
-	rc = stage_copy(&st->stages, old, s);
+	rc = stage_copy(fs->stages, old, s);
 	if (rc < 0) {
-		stage_drop(&st->stages, s);
+		stage_drop(fs->stages, s);
 		return rc;
 	}
 	{
@@ -136,98 +135,98 @@ static int move_to_disk(struct store *st, struct inode *in, struct stage *old)
 		in->file->stage = s;
 		file_show_opens(in->file);
 	}
-	drain_moved(st->drain, in);
-	stage_drop(&st->stages, old); /* the file's; our caller has his own */
+	drain_moved(fs->drain, in);
+	stage_drop(fs->stages, old); /* the file's; our caller has his own */
 	return 0;
 }
 
-static int write_stage(struct store *st, const struct stage *s, const void *buf,
+static int write_stage(struct files *fs, const struct stage *s, const void *buf,
 		       size_t len, uint64_t off)
 {
 	struct stage_use use;
-	int rc = stage_fd_get(&st->stages, s, true, &use);
+	int rc = stage_fd_get(fs->stages, s, true, &use);
 
 	if (rc < 0)
 		return rc;
 	rc = io_write_full(use.fd, buf, len, off);
-	stage_fd_put(&st->stages, &use);
+	stage_fd_put(fs->stages, &use);
 	return rc;
 }
 
 /* A change has begun. */
-static int write_begun(struct store *st, struct inode *in, const void *buf,
+static int write_begun(struct files *fs, struct inode *in, const void *buf,
 		       size_t len, uint64_t off)
 {
 	struct stage *s;
-	int rc = writable_stage(st, in, UINT64_MAX, &s);
+	int rc = writable_stage(fs, in, UINT64_MAX, &s);
 
 	if (rc < 0)
 		return rc;
-	rc = write_stage(st, s, buf, len, off);
-	if (rc == -ENOSPC && stages_make_room(&st->stages, len))
-		rc = write_stage(st, s, buf, len, off);
-	if (rc == -ENOSPC && move_to_disk(st, in, s) == 0) {
-		stage_put(&st->stages, s);
-		rc = writable_stage(st, in, UINT64_MAX, &s);
+	rc = write_stage(fs, s, buf, len, off);
+	if (rc == -ENOSPC && stages_make_room(fs->stages, len))
+		rc = write_stage(fs, s, buf, len, off);
+	if (rc == -ENOSPC && move_to_disk(fs, in, s) == 0) {
+		stage_put(fs->stages, s);
+		rc = writable_stage(fs, in, UINT64_MAX, &s);
 		if (rc < 0)
 			return rc;
-		rc = write_stage(st, s, buf, len, off);
+		rc = write_stage(fs, s, buf, len, off);
 	}
-	stage_put(&st->stages, s);
+	stage_put(fs->stages, s);
 	return rc;
 }
 
-static int write_turn(struct store *st, struct inode *in, const void *buf,
+static int write_turn(struct files *fs, struct inode *in, const void *buf,
 		      size_t len, uint64_t off)
 {
 	enum file_step step;
 	int rc;
 
 	HOLD(&in->turn);
-	rc = file_begin(st, in, WISH_WRITE, &step);
+	rc = file_begin(fs, in, WISH_WRITE, &step);
 	if (rc < 0)
 		return rc;
-	rc = write_begun(st, in, buf, len, off);
-	file_change_end(st, in);
+	rc = write_begun(fs, in, buf, len, off);
+	file_change_end(fs, in);
 	return rc;
 }
 
-int file_write(struct store *st, struct inode *in, const void *buf, size_t len,
+int file_write(struct files *fs, struct inode *in, const void *buf, size_t len,
 	       uint64_t off)
 {
 	struct stage *s = NULL;
-	int rc = inode_load_file(st->inodes, in);
+	int rc = inode_load_file(fs->inodes, in);
 
 	if (rc < 0)
 		return rc;
 	{
 		HOLD(&in->lock);
-		/* With a writer a stage on disk stays: no turn is needed. */
+		/* With a writer a stage on disk stays: nothing else is needed. */
 		if (in->file->state.bytes == BYTES_DIRTY &&
 		    in->file->stage->kind == STAGE_DISK &&
 		    in->file->state.writers > 0)
 			s = stage_ref(in->file->stage);
 	}
 	if (!s)
-		return write_turn(st, in, buf, len, off);
-	rc = write_stage(st, s, buf, len, off);
-	stage_put(&st->stages, s);
-	return rc == -ENOSPC ? write_turn(st, in, buf, len, off) : rc;
+		return write_turn(fs, in, buf, len, off);
+	rc = write_stage(fs, s, buf, len, off);
+	stage_put(fs->stages, s);
+	return rc == -ENOSPC ? write_turn(fs, in, buf, len, off) : rc;
 }
 
-static int cut_stage(struct store *st, const struct stage *s, uint64_t size)
+static int cut_stage(struct files *fs, const struct stage *s, uint64_t size)
 {
-	SCOPED(scope_close) int fd = stage_open(&st->stages, s, O_RDWR);
+	SCOPED(scope_close) int fd = stage_open(fs->stages, s, O_RDWR);
 
 	if (fd < 0)
 		return fd;
 	return ftruncate(fd, (off_t)size) < 0 ? -errno : 0;
 }
 
-int file_cut_begun(struct store *st, struct inode *in, uint64_t size)
+int file_cut_begun(struct files *fs, struct inode *in, uint64_t size)
 {
 	struct stage *s;
-	int rc = writable_stage(st, in, size, &s);
+	int rc = writable_stage(fs, in, size, &s);
 
 	if (rc < 0)
 		return rc;
@@ -236,11 +235,11 @@ int file_cut_begun(struct store *st, struct inode *in, uint64_t size)
 		if (in->file->content && size < in->file->content->c.size_bytes)
 			in->file->open_since_ns = OPEN_REPLACES;
 	}
-	drain_disturb(st->drain, in, true);
-	stage_allocate(&st->stages, s, size);
-	rc = cut_stage(st, s, size);
-	drain_changed(st->drain, in); /* one that began after we looked */
-	stage_put(&st->stages, s);
+	drain_disturb(fs->drain, in, true);
+	stage_allocate(fs->stages, s, size);
+	rc = cut_stage(fs, s, size);
+	drain_changed(fs->drain, in); /* one that began after we looked */
+	stage_put(fs->stages, s);
 	return rc;
 }
 
@@ -249,61 +248,52 @@ int file_cut_begun(struct store *st, struct inode *in, uint64_t size)
  * numpy.memmap) is what its siblings will have, too: they need not wait until
  * it is durable to be staged in memory.
  */
-static void note_size(struct store *st, struct inode *in, uint64_t size)
+static void note_size(struct files *fs, struct inode *in, uint64_t size)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	bool fresh;
 
-	{
-		HOLD(&in->lock);
-		fresh = !in->file->content && in->file->state.writers > 0;
-	}
-	if (!b || !fresh || size <= SMALL_BYTES_MAX)
+	if (!b)
 		return;
-	series_put(st->kv, b, in, size);
-	(void)kv_write(st->kv, b); /* a hint: its drain notes it again */
+	series_put(fs->kv, b, in, size);
+	(void)kv_write(fs->kv, b); /* a hint: its drain notes it again */
 }
 
-/* A change that no open handle will close is queued as if it were closed. */
-static void changed_without_handle(struct store *st, struct inode *in)
-{
-	bool closed;
-
-	{
-		HOLD(&in->lock);
-		closed = in->file->state.writers == 0 && in->attr.nlink > 0;
-	}
-	if (closed)
-		(void)drain_closed(st->drain, in, true);
-}
-
-static int truncate_turn(struct store *st, struct inode *in, uint64_t size)
+static int truncate_turn(struct files *fs, struct inode *in, uint64_t size)
 {
 	enum file_step step;
 	int rc;
 
 	HOLD(&in->turn);
-	file_ask_left_turn(st, in);
-	rc = file_begin(st, in, WISH_WRITE, &step);
+	file_ask_left_turn(fs, in);
+	rc = file_begin(fs, in, WISH_WRITE, &step);
 	if (rc < 0)
 		return rc;
-	rc = file_cut_begun(st, in, size);
-	file_change_end(st, in);
+	rc = file_cut_begun(fs, in, size);
+	file_change_end(fs, in);
 	return rc;
 }
 
-int file_truncate(struct store *st, struct inode *in, uint64_t size)
+int file_truncate(struct files *fs, struct inode *in, uint64_t size)
 {
-	int rc = inode_load_file(st->inodes, in);
+	int rc = inode_load_file(fs->inodes, in);
+	bool open, fresh, closed;
 
 	if (rc < 0)
 		return rc;
-	rc = truncate_turn(st, in, size);
-	if (rc == 0)
-		note_size(st, in, size);
-	if (rc == 0)
-		changed_without_handle(st, in);
-	return rc;
+	rc = truncate_turn(fs, in, size);
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		open = in->file->state.writers > 0;
+		fresh = !in->file->content;
+		closed = !open && in->attr.nlink > 0;
+	}
+	if (open && fresh && size > SMALL_BYTES_MAX)
+		note_size(fs, in, size);
+	if (closed) /* no handle will do it */
+		(void)drain_closed(fs->drain, in, true);
+	return 0;
 }
 
 /* How much of [off, off + len) is not there yet. */
@@ -330,68 +320,68 @@ static uint64_t missing_bytes(int fd, uint64_t off, uint64_t len)
  * A stage on the disk takes its room from the store's. The last of that is for
  * deletions, so what would need it is refused before anything is allocated.
  */
-static int allocate_room(struct store *st, const struct stage *s, int fd,
+static int allocate_room(struct files *fs, const struct stage *s, int fd,
 			 int mode, uint64_t off, uint64_t len)
 {
 	uint64_t missing;
 
 	if (s->kind != STAGE_DISK ||
 	    (mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_COLLAPSE_RANGE)) ||
-	    kv_room_for(st->kv, len) == 0)
+	    kv_room_for(fs->kv, len) == 0)
 		return 0;
 	missing = missing_bytes(fd, off, len);
-	return missing > 0 ? kv_room_for(st->kv, missing) : 0;
+	return missing > 0 ? kv_room_for(fs->kv, missing) : 0;
 }
 
-static int allocate_stage(struct store *st, const struct stage *s, int mode,
+static int allocate_stage(struct files *fs, const struct stage *s, int mode,
 			  uint64_t off, uint64_t len)
 {
-	SCOPED(scope_close) int fd = stage_open(&st->stages, s, O_RDWR);
+	SCOPED(scope_close) int fd = stage_open(fs->stages, s, O_RDWR);
 	int rc;
 
 	if (fd < 0)
 		return fd;
-	rc = allocate_room(st, s, fd, mode, off, len);
+	rc = allocate_room(fs, s, fd, mode, off, len);
 	if (rc < 0)
 		return rc;
 	return fallocate(fd, mode, (off_t)off, (off_t)len) < 0 ? -errno : 0;
 }
 
-static int allocate_begun(struct store *st, struct inode *in, int mode,
+static int allocate_begun(struct files *fs, struct inode *in, int mode,
 			  uint64_t off, uint64_t len)
 {
 	struct stage *s;
-	int rc = writable_stage(st, in, UINT64_MAX, &s);
+	int rc = writable_stage(fs, in, UINT64_MAX, &s);
 
 	if (rc < 0)
 		return rc;
-	drain_disturb(st->drain, in, true);
-	rc = allocate_stage(st, s, mode, off, len);
-	if (rc == -ENOSPC && stages_make_room(&st->stages, len))
-		rc = allocate_stage(st, s, mode, off, len);
-	drain_changed(st->drain, in);
-	stage_put(&st->stages, s);
+	drain_disturb(fs->drain, in, true);
+	rc = allocate_stage(fs, s, mode, off, len);
+	if (rc == -ENOSPC && stages_make_room(fs->stages, len))
+		rc = allocate_stage(fs, s, mode, off, len);
+	drain_changed(fs->drain, in);
+	stage_put(fs->stages, s);
 	return rc;
 }
 
-int file_fallocate(struct store *st, struct inode *in, int mode, uint64_t off,
+int file_fallocate(struct files *fs, struct inode *in, int mode, uint64_t off,
 		   uint64_t len)
 {
 	enum file_step step;
-	int rc = inode_load_file(st->inodes, in);
+	int rc = inode_load_file(fs->inodes, in);
 
 	if (rc < 0)
 		return rc;
 	HOLD(&in->turn);
-	rc = file_begin(st, in, WISH_WRITE, &step);
+	rc = file_begin(fs, in, WISH_WRITE, &step);
 	if (rc < 0)
 		return rc;
-	rc = allocate_begun(st, in, mode, off, len);
-	file_change_end(st, in);
+	rc = allocate_begun(fs, in, mode, off, len);
+	file_change_end(fs, in);
 	return rc;
 }
 
-void file_set_times(struct store *st, struct inode *in, unsigned valid,
+void file_set_times(struct files *fs, struct inode *in, unsigned valid,
 		    const struct attr *to)
 {
 	struct timespec times[2] = { { 0, UTIME_OMIT }, { 0, UTIME_OMIT } };
@@ -406,6 +396,6 @@ void file_set_times(struct store *st, struct inode *in, unsigned valid,
 	}
 	if (!stage)
 		return;
-	stage_set_times(&st->stages, stage, times);
-	stage_put(&st->stages, stage);
+	stage_set_times(fs->stages, stage, times);
+	stage_put(fs->stages, stage);
 }

@@ -60,7 +60,7 @@ struct guard;
 struct kv;
 struct names;
 struct drain;
-struct store;
+struct files;
 
 struct guard_figures {
 	uint64_t checked, different, broken, missing, identical, refused;
@@ -75,7 +75,7 @@ struct guard_uses {
 	struct inode_table *inodes;
 	struct names *names;
 	struct drain *drain;
-	struct store *store; /* for the files */
+	struct files *files;
 	enum guard_policy policy; /* where no folder has its own */
 };
 

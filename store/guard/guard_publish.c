@@ -254,8 +254,8 @@ static int restore(struct guard *g, struct inode *in)
 	if (rc == 0 && len > SMALL_BYTES_MAX)
 		rc = -EIO;
 	if (rc == 0)
-		rc = file_truncate(g->use.store, in, 0);
-	return rc == 0 && len > 0 ? file_write(g->use.store, in, old, len, 0)
+		rc = file_truncate(g->use.files, in, 0);
+	return rc == 0 && len > 0 ? file_write(g->use.files, in, old, len, 0)
 				  : rc;
 }
 

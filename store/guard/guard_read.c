@@ -52,14 +52,14 @@ static int read_piece(struct guard *g, struct inode *in, void *buf, size_t len,
 {
 	struct file_read r;
 	size_t got = 0;
-	int rc = file_read_begin(g->use.store, in, len, off, &r);
+	int rc = file_read_begin(g->use.files, in, len, off, &r);
 
 	for (int i = 0; rc == 0 && i < r.count; i++) {
 		rc = io_write_full(memory, r.iov[i].iov_base, r.iov[i].iov_len,
 				   got);
 		got += r.iov[i].iov_len;
 	}
-	file_read_end(g->use.store, &r);
+	file_read_end(g->use.files, &r);
 	*ret_len = got;
 	return rc == 0 ? io_read_full(memory, buf, got, 0) : rc;
 }

@@ -10,12 +10,15 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "store/base/scope.h"
 
 /* Smaller files are staged on disk: a huge page would hold little of them. */
 #define STAGE_MEMORY_BYTES_MIN (UINT64_C(1) << 20)
+/* Left on the disk for the database, so that deleting always works. */
+#define DATABASE_SPARE_BYTES (UINT64_C(64) << 20)
 
 struct stage *stage_new(uint64_t ino, enum stage_kind kind)
 {
@@ -386,6 +389,22 @@ void stages_dirty(struct stages *st, uint64_t *ret_memory, uint64_t *ret_disk)
 				*ret_disk += (uint64_t)sb.st_size;
 		}
 	}
+}
+
+bool stages_have_room(struct stages *st)
+{
+	uint64_t memory, disk, used, total, room;
+	struct statvfs v;
+
+	if (fstatvfs(st->images->dirfd, &v) < 0)
+		return true;
+	room = (uint64_t)v.f_bavail * v.f_frsize;
+	/* Nearly always: there is more room than the whole stage could fill. */
+	stages_usage(st, &used, &total);
+	if (room > used + DATABASE_SPARE_BYTES)
+		return true;
+	stages_dirty(st, &memory, &disk);
+	return room > memory;
 }
 
 struct stage *stage_of_image(struct images *im, struct image *i)

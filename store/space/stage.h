@@ -283,5 +283,10 @@ bool stages_make_room(struct stages *st, uint64_t want);
 /* What the dirty stages hold: in memory, and on the disk. */
 void stages_dirty(struct stages *st, uint64_t *ret_memory, uint64_t *ret_disk);
 void stages_usage(struct stages *st, uint64_t *ret_used, uint64_t *ret_total);
+/*
+ * Is there room on the disk for all that is staged in memory? When not, a close
+ * waits for its drain, so that the trainer hears of it.
+ */
+bool stages_have_room(struct stages *st);
 
 #endif

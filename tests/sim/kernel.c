@@ -32,7 +32,7 @@ struct kernel_file {
 	int flags, fd;
 	TAILQ_ENTRY(kernel_file) link;
 };
-TAILQ_HEAD(files, kernel_file);
+TAILQ_HEAD(kernel_files, kernel_file);
 
 static struct {
 	struct store *st;
@@ -40,8 +40,8 @@ static struct {
 	struct lock names; /* the i_rwsem of all directories */
 	struct lock lock; /* guards what follows */
 	struct cond work, idle;
-	struct files released; /* a RELEASE is to be sent */
-	struct files known; /* no handle, but a look-up that stays for now */
+	struct kernel_files released; /* a RELEASE is to be sent */
+	struct kernel_files known; /* no handle, but a look-up that stays for now */
 	unsigned busy;
 	bool ending;
 	struct thread releaser[RELEASERS];
@@ -50,14 +50,14 @@ static struct {
 static void forget(struct inode *in)
 {
 	inode_forget(k.st->inodes, in, 1);
-	file_forgotten(k.st, in);
+	file_forgotten(&k.st->files, in);
 	inode_put(k.st->inodes, in, 1);
 }
 
 /* RELEASE, and sometimes FORGET at once. */
 static void release(struct kernel_file *f)
 {
-	file_release(k.st, f->in, f->flags);
+	file_release(&k.st->files, f->in, f->flags);
 	f->fd = -1;
 	if (chance_one_in(&k.chance, 2)) {
 		forget(f->in);
@@ -111,8 +111,8 @@ void kernel_mount(struct store *st, bool passthrough, uint64_t seed)
 	cond_init(&k.work);
 	cond_init(&k.idle);
 	if (passthrough) {
-		st->backing_open = disk_backing_open;
-		st->backing_close = disk_backing_close;
+		st->files.kernel.backing_open = disk_backing_open;
+		st->files.kernel.backing_close = disk_backing_close;
 	}
 	for (unsigned i = 0; i < RELEASERS; i++)
 		CHECK(thread_create(&k.releaser[i], releaser_main, NULL) == 0);
@@ -221,7 +221,7 @@ int kernel_mkdir(const char *path)
 
 static void unlinked(struct inode *in)
 {
-	file_unlinked(k.st, in);
+	file_unlinked(&k.st->files, in);
 	inode_put(k.st->inodes, in, 1);
 }
 
@@ -328,7 +328,7 @@ static int open_once(const char *path, int flags, struct kernel_file **ret)
 	if (rc < 0)
 		return rc;
 	inode_remember(k.st->inodes, in);
-	rc = file_open(k.st, in, flags, &opened);
+	rc = file_open(&k.st->files, in, flags, &opened);
 	if (rc < 0) {
 		forget(in);
 		return rc;
@@ -358,7 +358,7 @@ int kernel_write(struct kernel_file *f, const void *data, size_t len,
 	ssize_t n;
 
 	if (f->fd < 0)
-		return file_write(k.st, f->in, data, len, off);
+		return file_write(&k.st->files, f->in, data, len, off);
 	n = pwrite(f->fd, data, len, (off_t)off);
 	if (n < 0)
 		return -errno;
@@ -376,7 +376,7 @@ ssize_t kernel_read(struct kernel_file *f, void *buf, size_t len, uint64_t off)
 
 		return n < 0 ? -errno : n;
 	}
-	rc = file_read_begin(k.st, f->in, len, off, &r);
+	rc = file_read_begin(&k.st->files, f->in, len, off, &r);
 	if (rc == 0 && chance_one_in(&k.chance, 4)) /* its answer takes long */
 		kernel_sleep((int64_t)chance_below(&k.chance, SLOW_READ_NS));
 	for (int i = 0; rc == 0 && i < r.count; i++) {
@@ -385,24 +385,24 @@ ssize_t kernel_read(struct kernel_file *f, void *buf, size_t len, uint64_t off)
 		       r.iov[i].iov_len);
 		done += r.iov[i].iov_len;
 	}
-	file_read_end(k.st, &r);
+	file_read_end(&k.st->files, &r);
 	return rc < 0 ? rc : (ssize_t)done;
 }
 
 int kernel_fsync(struct kernel_file *f)
 {
-	return file_sync(k.st, f->in);
+	return file_sync(&k.st->files, f->in);
 }
 
 int kernel_ftruncate(struct kernel_file *f, uint64_t size)
 {
-	return file_truncate(k.st, f->in, size);
+	return file_truncate(&k.st->files, f->in, size);
 }
 
 int kernel_fallocate(struct kernel_file *f, int mode, uint64_t off,
 		     uint64_t len)
 {
-	return file_fallocate(k.st, f->in, mode, off, len);
+	return file_fallocate(&k.st->files, f->in, mode, off, len);
 }
 
 int kernel_truncate(const char *path, uint64_t size)
@@ -412,14 +412,14 @@ int kernel_truncate(const char *path, uint64_t size)
 
 	if (rc < 0)
 		return rc;
-	rc = file_truncate(k.st, in, size);
+	rc = file_truncate(&k.st->files, in, size);
 	inode_put(k.st->inodes, in, 1);
 	return rc;
 }
 
 int kernel_close(struct kernel_file *f)
 {
-	int rc = file_flush(k.st, f->in, f->flags);
+	int rc = file_flush(&k.st->files, f->in, f->flags);
 
 	HOLD(&k.lock);
 	TAILQ_INSERT_TAIL(&k.released, f, link);

@@ -38,7 +38,7 @@ struct saver *saver_new(struct store *st)
 	CHECK(s);
 	s->st = st;
 	s->client.wake = on_wake;
-	segment_client_add(st, &s->client);
+	segment_client_add(&st->segments, &s->client);
 	return s;
 }
 
@@ -60,11 +60,11 @@ void saver_drop_asked(struct saver *s)
 {
 	uint64_t id;
 
-	while (segment_take_release(s->st, &s->client, &id)) {
+	while (segment_take_release(&s->st->segments, &s->client, &id)) {
 		unmap(s, find(s, id));
-		CHECK(segment_drop(s->st, &s->client, id) == 0);
+		CHECK(segment_drop(&s->st->segments, &s->client, id) == 0);
 	}
-	(void)segment_client_trim(s->st, &s->client);
+	(void)segment_client_trim(&s->st->segments, &s->client);
 }
 
 int saver_acquire(struct saver *s, size_t size, uint8_t **ret_memory,
@@ -75,7 +75,8 @@ int saver_acquire(struct saver *s, size_t size, uint8_t **ret_memory,
 	int fd, rc;
 
 	memset(r, 0, sizeof(*r));
-	rc = segment_acquire(s->st, &s->client, signature, size, r, &fd);
+	rc = segment_acquire(&s->st->segments, &s->client, signature, size, r,
+			     &fd);
 	*ret_busy = r->busy_ino;
 	if (rc < 0)
 		return rc;
@@ -88,7 +89,8 @@ int saver_acquire(struct saver *s, size_t size, uint8_t **ret_memory,
 		CHECK(s->mapped[i].memory != MAP_FAILED);
 		s->mapped[i].id = r->id;
 		s->mapped[i].len = size;
-		rc = segment_mapped(s->st, &s->client, r->id, r->generation);
+		rc = segment_mapped(&s->st->segments, &s->client, r->id,
+				    r->generation);
 	}
 	if (rc == 0)
 		*ret_memory = s->mapped[find(s, r->id)].memory;
@@ -116,7 +118,7 @@ int saver_commit(struct saver *s, const char *name)
 	};
 	struct segment_committed done;
 
-	return segment_commit(s->st, &q, &done);
+	return segment_commit(&s->st->segments, &q, &done);
 }
 
 int saver_wait_for(struct saver *s, uint64_t ino)
@@ -128,15 +130,15 @@ int saver_wait_for(struct saver *s, uint64_t ino)
 		return rc;
 	rc = inode_load_file(s->st->inodes, in);
 	if (rc == 0)
-		rc = file_sync(s->st, in);
+		rc = file_sync(&s->st->files, in);
 	inode_put(s->st->inodes, in, 1);
 	return rc;
 }
 
 void saver_end(struct saver *s)
 {
-	segment_client_remove(s->st, &s->client);
-	segment_client_forget(s->st, &s->client);
+	segment_client_remove(&s->st->segments, &s->client);
+	segment_client_forget(&s->st->segments, &s->client);
 	for (unsigned i = 0; i < MAPPED_MAX; i++)
 		if (s->mapped[i].id)
 			unmap(s, i);

@@ -104,8 +104,8 @@ static inline int live_try_open(struct live *l, char why[512])
 		return rc;
 	}
 	if (l->passthrough) {
-		l->st->backing_open = live_backing_open;
-		l->st->backing_close = live_backing_close;
+		l->st->files.kernel.backing_open = live_backing_open;
+		l->st->files.kernel.backing_close = live_backing_close;
 	}
 	return 0;
 }
@@ -312,7 +312,7 @@ static inline int live_unlink(struct live *l, const char *path)
 		rc = names_unlink(l->st->names, dir, name, &in);
 	if (rc < 0)
 		return rc;
-	file_unlinked(l->st, in);
+	file_unlinked(&l->st->files, in);
 	inode_put(l->st->inodes, in, 1);
 	return 0;
 }
@@ -333,7 +333,7 @@ static inline int live_rename(struct live *l, const char *from, const char *to,
 				  to_name, flags, &replaced);
 	if (rc < 0 || !replaced)
 		return rc;
-	file_unlinked(l->st, replaced);
+	file_unlinked(&l->st->files, replaced);
 	inode_put(l->st->inodes, replaced, 1);
 	return 0;
 }
@@ -377,7 +377,7 @@ static inline int handle_try(struct live *l, const char *path, int flags,
 	}
 	if (rc < 0)
 		return rc;
-	rc = file_open(l->st, in, flags, &opened);
+	rc = file_open(&l->st->files, in, flags, &opened);
 	if (rc < 0) {
 		inode_put(l->st->inodes, in, 1);
 		return rc;
@@ -411,8 +411,8 @@ static inline void handle_write(struct handle *h, const void *data, size_t len,
 				uint64_t off)
 {
 	if (h->fd < 0)
-		assert_int_equal(file_write(h->l->st, h->in, data, len, off),
-				 0);
+		assert_int_equal(
+			file_write(&h->l->st->files, h->in, data, len, off), 0);
 	else
 		assert_int_equal(pwrite(h->fd, data, len, (off_t)off), len);
 }
@@ -430,28 +430,28 @@ static inline ssize_t handle_read(struct handle *h, void *buf, size_t len,
 
 		return n < 0 ? -errno : n;
 	}
-	rc = file_read_begin(h->l->st, h->in, len, off, &r);
+	rc = file_read_begin(&h->l->st->files, h->in, len, off, &r);
 	for (int i = 0; rc == 0 && i < r.count; i++) {
 		memcpy((uint8_t *)buf + done, r.iov[i].iov_base,
 		       r.iov[i].iov_len);
 		done += r.iov[i].iov_len;
 	}
-	file_read_end(h->l->st, &r);
+	file_read_end(&h->l->st->files, &r);
 	return rc < 0 ? rc : (ssize_t)done;
 }
 
 /* The kernel forgets a file here as soon as nobody has it open. */
 static inline void handle_release(struct handle *h)
 {
-	file_release(h->l->st, h->in, h->flags);
+	file_release(&h->l->st->files, h->in, h->flags);
 	inode_forget(h->l->st->inodes, h->in, 1);
-	file_forgotten(h->l->st, h->in);
+	file_forgotten(&h->l->st->files, h->in);
 	inode_put(h->l->st->inodes, h->in, 1);
 }
 
 static inline void handle_close(struct handle *h)
 {
-	assert_int_equal(file_flush(h->l->st, h->in, h->flags), 0);
+	assert_int_equal(file_flush(&h->l->st->files, h->in, h->flags), 0);
 	handle_release(h);
 }
 
@@ -462,7 +462,7 @@ static inline int live_sync(struct live *l, const char *path)
 
 	if (rc < 0)
 		return rc;
-	rc = file_sync(l->st, in);
+	rc = file_sync(&l->st->files, in);
 	inode_put(l->st->inodes, in, 1);
 	return rc;
 }

@@ -218,7 +218,7 @@ static void what_a_reader_comes_to_next_is_in_memory(void **state)
 	assert_non_null(buf);
 	options.no_stage_cache = true;
 	l = live_new(&options);
-	if (!l.st->ahead) {
+	if (!l.st->files.ahead) {
 		live_free(&l);
 		free(buf);
 		print_message("SKIP: Linux 5.18 is needed to read ahead\n");
@@ -235,7 +235,7 @@ static void what_a_reader_comes_to_next_is_in_memory(void **state)
 			dropped;
 	for (; next < 6 * MIB; next += MIB)
 		assert_int_equal(handle_read(&h, buf, MIB, next), MIB);
-	ahead_settle(l.st->ahead);
+	ahead_settle(l.st->files.ahead);
 	reach = 2 * next; /* as much again */
 	for (size_t i = 0; i < c->extent_count; i++) {
 		const struct extent *e = &c->extents[i];

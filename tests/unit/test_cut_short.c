@@ -67,7 +67,7 @@ static void what_is_cut_while_it_is_drained_is_not_torn(void **state)
 	h = handle_open(&l, "a", O_RDONLY);
 	cut = h.in;
 	atomic_store(&live, &l);
-	assert_int_equal(file_truncate(l.st, cut, CUT_BYTES), 0);
+	assert_int_equal(file_truncate(&l.st->files, cut, CUT_BYTES), 0);
 	CHECK(sem_post(&changed) == 0);
 	CHECK(pthread_join(syncer, NULL) == 0);
 	assert_int_equal(committed_size(&l, "a"), CUT_BYTES);

@@ -58,7 +58,7 @@ static void deleting_twice_deletes_once(void **state)
 	live_sync_all(&l);
 	assert_int_equal(live_lookup(&l, "f", &in), 0);
 	assert_int_equal(live_unlink(&l, "f"), 0);
-	file_unlinked(l.st, in); /* as the kernel's last FORGET does */
+	file_unlinked(&l.st->files, in); /* as the kernel's last FORGET does */
 	inode_put(l.st->inodes, in, 1);
 	live_settle(&l);
 	assert_int_equal(live_counter(&l, META_FILES), 0);

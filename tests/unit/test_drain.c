@@ -519,7 +519,7 @@ static void who_waits_for_an_overtaken_job_is_told_to_look_again(void **state)
 	l = live_new(&o);
 	h = handle_open(&l, "f", O_WRONLY | O_CREAT);
 	handle_write(&h, data, 1000, 0);
-	assert_int_equal(file_flush(l.st, h.in, h.flags), 0);
+	assert_int_equal(file_flush(&l.st->files, h.in, h.flags), 0);
 	handle_write(&h, data + 1000, FILE_BYTES - 1000, 1000);
 	/* A sync has found the job, and a worker is faster. */
 	j = job_for(l.st->drain, h.in, CLOSE_NOT, &rc);

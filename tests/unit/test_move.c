@@ -22,7 +22,7 @@ static void *write_more(void *arg)
 	CHECK(stage_stat(&h->l->st->stages, h->in->file->stage, &sb) == 0);
 	full_dev = sb.st_dev;
 	atomic_store(&full, sb.st_ino);
-	CHECK(file_write(h->l->st, h->in, more, 4096, MIB) == 0);
+	CHECK(file_write(&h->l->st->files, h->in, more, 4096, MIB) == 0);
 	atomic_store(&full, 0);
 	return NULL;
 }

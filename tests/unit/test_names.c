@@ -28,7 +28,7 @@ static int live_rmdir(struct live *l, const char *path)
 		rc = names_rmdir(l->st->names, dir, name, &in);
 	if (rc < 0)
 		return rc;
-	file_unlinked(l->st, in);
+	file_unlinked(&l->st->files, in);
 	inode_put(l->st->inodes, in, 1);
 	return 0;
 }
@@ -317,12 +317,13 @@ static void an_unlinked_file_lives_while_it_is_open(void **state)
 			h = handle_open(&l, "f", O_RDWR | O_CREAT);
 			handle_write(&h, data, DATA_BYTES, 0);
 			if (durable)
-				assert_int_equal(file_sync(l.st, h.in), 0);
+				assert_int_equal(file_sync(&l.st->files, h.in),
+						 0);
 			assert_int_equal(live_unlink(&l, "f"), 0);
 			assert_absent(&l, "f");
 			assert_handle_bytes(&h, data, DATA_BYTES);
 			handle_write(&h, "more", 4, DATA_BYTES);
-			assert_int_equal(file_sync(l.st, h.in), 0);
+			assert_int_equal(file_sync(&l.st->files, h.in), 0);
 			handle_close(&h);
 			live_settle(&l);
 			assert_int_equal(live_records(&l, 'A'), 1); /* / */
@@ -353,15 +354,16 @@ static void an_unlinked_file_lives_while_the_kernel_knows_it(void **state)
 		assert_int_equal(live_unlink(&l, "f"), 0);
 		live_settle(&l);
 		/* It can still be opened, by /proc/self/fd for instance. */
-		assert_int_equal(file_open(l.st, in, O_RDONLY, &opened), 0);
+		assert_int_equal(file_open(&l.st->files, in, O_RDONLY, &opened),
+				 0);
 		h = (struct handle){ .l = &l, .in = in, .fd = -1 };
 		if (opened.backing_id > 0)
 			h.fd = opened.backing_id;
 		assert_handle_bytes(&h, data, DATA_BYTES);
-		file_release(l.st, in, O_RDONLY);
+		file_release(&l.st->files, in, O_RDONLY);
 		assert_int_equal(live_counter(&l, META_PHYSICAL), DATA_BYTES);
 		inode_forget(l.st->inodes, in, 1);
-		file_forgotten(l.st, in);
+		file_forgotten(&l.st->files, in);
 		inode_put(l.st->inodes, in, 2);
 		live_settle(&l);
 		assert_int_equal(live_counter(&l, META_PHYSICAL), 0);
@@ -555,7 +557,7 @@ static void a_time_set_by_hand_is_kept_until_the_content_changes(void **state)
 		assert_int_equal(live_lookup(&l, "f", &in), 0);
 		assert_int_equal(names_setattr(l.st->names, in, SET_MTIME, &to),
 				 0);
-		file_set_times(l.st, in, SET_MTIME, &to);
+		file_set_times(&l.st->files, in, SET_MTIME, &to);
 		live_sync_all(&l);
 		inode_put(l.st->inodes, in, 1);
 		live_reopen(&l);
@@ -618,7 +620,7 @@ static void assert_renumbered(struct live *l, const uint8_t *data, size_t len)
 	/* It has no name any more: once is enough. */
 	assert_int_equal(names_renumber(l->st->names, in), -ENOENT);
 	inode_put(l->st->inodes, fresh, 1);
-	file_unlinked(l->st, in);
+	file_unlinked(&l->st->files, in);
 	inode_put(l->st->inodes, in, 1);
 	live_settle(l);
 	assert_false(live_has(l, key_ino('A', ino)));

@@ -124,7 +124,7 @@ static void forget_all(struct live *l, struct inode *held[NAME_COUNT])
 {
 	for (unsigned i = 0; i < NAME_COUNT; i++) {
 		inode_forget(l->st->inodes, held[i], 1);
-		file_forgotten(l->st, held[i]);
+		file_forgotten(&l->st->files, held[i]);
 		inode_put(l->st->inodes, held[i], 1);
 	}
 }
@@ -434,19 +434,19 @@ static void an_allocation_leaves_the_room_for_deletions(void **state)
 	h = handle_open(&l, "f", O_WRONLY | O_CREAT);
 	room = disk_room(disk);
 	for (int mode = 0; mode <= FALLOC_FL_KEEP_SIZE; mode++)
-		assert_int_equal(
-			file_fallocate(l.st, h.in, mode, 0, room - 16 * MIB),
-			-ENOSPC);
+		assert_int_equal(file_fallocate(&l.st->files, h.in, mode, 0,
+						room - 16 * MIB),
+				 -ENOSPC);
 	assert_int_equal(disk_room(disk), room);
-	assert_int_equal(file_fallocate(l.st, h.in, 0, 0, 4 * MIB), 0);
+	assert_int_equal(file_fallocate(&l.st->files, h.in, 0, 0, 4 * MIB), 0);
 	handle_write(&h, data, 8 * MIB, 0);
 	disk_fill(disk, 16 * MIB);
 	/* What is there already takes no room; a hole gives some. */
-	assert_int_equal(file_fallocate(l.st, h.in, 0, 0, 8 * MIB), 0);
-	assert_int_equal(file_fallocate(l.st, h.in, 0, 0, 8 * MIB + 1),
+	assert_int_equal(file_fallocate(&l.st->files, h.in, 0, 0, 8 * MIB), 0);
+	assert_int_equal(file_fallocate(&l.st->files, h.in, 0, 0, 8 * MIB + 1),
 			 -ENOSPC);
 	assert_int_equal(
-		file_fallocate(l.st, h.in,
+		file_fallocate(&l.st->files, h.in,
 			       FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, MIB,
 			       MIB),
 		0);

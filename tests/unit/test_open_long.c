@@ -79,7 +79,7 @@ static void what_replaces_a_file_is_durable_when_it_is_whole(void **state)
 			look_at(&l, &h);
 			assert_committed(&l, "f", OLD_BYTES, 1);
 			/* Who asks for it gets it, and changes nothing else. */
-			assert_int_equal(file_sync(l.st, h.in), 0);
+			assert_int_equal(file_sync(&l.st->files, h.in), 0);
 			assert_int_equal(live_generation(&l, "f"), 2);
 			handle_write(&h, new, OLD_BYTES, 0);
 			look_at(&l, &h);
@@ -133,8 +133,8 @@ static void what_is_cut_short_is_durable_when_it_is_whole(void **state)
 		struct handle h = handle_open(&l, "f", O_RDWR | O_CREAT);
 
 		handle_write(&h, data, OLD_BYTES, 0);
-		assert_int_equal(file_sync(l.st, h.in), 0);
-		assert_int_equal(file_truncate(l.st, h.in, 10), 0);
+		assert_int_equal(file_sync(&l.st->files, h.in), 0);
+		assert_int_equal(file_truncate(&l.st->files, h.in, 10), 0);
 		look_at(&l, &h);
 		assert_committed(&l, "f", OLD_BYTES, 1);
 		handle_close(&h);

@@ -211,7 +211,7 @@ a_release_that_comes_after_the_next_open_changes_no_order(void **state)
 
 		h = handle_open(&l, "a", O_WRONLY | O_CREAT);
 		handle_write(&h, data, 2 * MIB, 0);
-		assert_int_equal(file_flush(l.st, h.in, h.flags), 0);
+		assert_int_equal(file_flush(&l.st->files, h.in, h.flags), 0);
 		live_write(&l, "t", data, 3);
 		assert_int_equal(pthread_create(&thread, NULL, open_anew, &o),
 				 0);
@@ -294,7 +294,8 @@ static void a_handle_that_stays_open_is_truncated_with_the_file(void **state)
 
 		kept = handle_open(&l, "a", O_WRONLY | O_CREAT);
 		handle_write(&kept, data, MIB, 0);
-		assert_int_equal(file_flush(l.st, kept.in, kept.flags), 0);
+		assert_int_equal(file_flush(&l.st->files, kept.in, kept.flags),
+				 0);
 		h = handle_open(&l, "a", O_WRONLY | O_TRUNC);
 		handle_write(&h, data, 10, 0);
 		handle_write(&kept, data + 10, 10, 10);
@@ -399,7 +400,7 @@ static void a_publish_lets_a_file_be_released_first(void **state)
 
 		h = handle_open(&l, "a", O_WRONLY | O_CREAT);
 		handle_write(&h, data, 2 * MIB, 0);
-		assert_int_equal(file_flush(l.st, h.in, h.flags), 0);
+		assert_int_equal(file_flush(&l.st->files, h.in, h.flags), 0);
 		due = waits_until(&l, h.in, &asked);
 		assert_int_equal(
 			pthread_create(&thread, NULL, sync_everything, &l), 0);
@@ -433,12 +434,12 @@ static void a_release_that_never_comes_leaves_nothing_staged(void **state)
 
 		h = handle_open(&l, "a", O_WRONLY | O_CREAT);
 		handle_write(&h, data, 2 * MIB, 0);
-		assert_int_equal(file_flush(l.st, h.in, h.flags), 0);
+		assert_int_equal(file_flush(&l.st->files, h.in, h.flags), 0);
 		inode_put(l.st->inodes, h.in, 1);
 		/* This one has no name, and lives as long as its handle. */
 		h = handle_open(&l, "b", O_WRONLY | O_CREAT);
 		handle_write(&h, data, MIB, 0);
-		assert_int_equal(file_flush(l.st, h.in, h.flags), 0);
+		assert_int_equal(file_flush(&l.st->files, h.in, h.flags), 0);
 		assert_int_equal(live_unlink(&l, "b"), 0);
 		(void)snprintf(table, sizeof(table), "%s/table", l.stage);
 		assert_int_equal(access(table, F_OK), 0);
@@ -530,12 +531,12 @@ static void a_file_without_a_close_is_synced_as_it_stands(void **state)
 		struct content c;
 
 		/* Synced empty, then written: Python's buffer does that. */
-		assert_int_equal(file_sync(l.st, h.in), 0);
+		assert_int_equal(file_sync(&l.st->files, h.in), 0);
 		c = live_content(&l, "f");
 		assert_int_equal(c.size_bytes, 0);
 		content_release(&c);
 		handle_write(&h, data, FILE_BYTES, 0);
-		assert_int_equal(file_sync(l.st, h.in), 0);
+		assert_int_equal(file_sync(&l.st->files, h.in), 0);
 		c = live_content(&l, "f");
 		assert_int_equal(c.size_bytes, FILE_BYTES);
 		content_release(&c);
@@ -594,7 +595,7 @@ static void a_file_is_drained_whole_while_it_is_appended_to(void **state)
 			struct content c;
 
 			atomic_fetch_add(&a.limit, 64);
-			assert_int_equal(file_sync(l.st, a.h.in), 0);
+			assert_int_equal(file_sync(&l.st->files, a.h.in), 0);
 			c = live_content(&l, "log");
 			assert_true(c.size_bytes >= last);
 			assert_true(c.generation >= generation);

@@ -214,7 +214,7 @@ static void a_time_set_by_hand_counts_for_what_was_synced_alone(void **state)
 		live_write(&l, "a", data, OLD_BYTES);
 		live_write(&l, "a", data, NEW_BYTES);
 		assert_int_equal(live_lookup(&l, "a", &in), 0);
-		file_set_times(l.st, in, SET_MTIME, &to);
+		file_set_times(&l.st->files, in, SET_MTIME, &to);
 		assert_int_equal(names_setattr(l.st->names, in, SET_MTIME, &to),
 				 0);
 		inode_put(l.st->inodes, in, 1);

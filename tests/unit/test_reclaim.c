@@ -155,7 +155,8 @@ static void who_reads_keeps_the_bytes_until_he_is_done(void **state)
 	live_write(&l, "f", old, DATA_BYTES);
 	live_reopen(&l); /* no stage: the bytes come from the image */
 	assert_int_equal(live_lookup(&l, "f", &in), 0);
-	assert_int_equal(file_read_begin(l.st, in, DATA_BYTES, 0, &r), 0);
+	assert_int_equal(file_read_begin(&l.st->files, in, DATA_BYTES, 0, &r),
+			 0);
 	live_write(&l, "f", new, DATA_BYTES);
 	live_sync_all(&l);
 	live_barrier(&l);
@@ -168,7 +169,7 @@ static void who_reads_keeps_the_bytes_until_he_is_done(void **state)
 		at += r.iov[i].iov_len;
 	}
 	assert_int_equal(at, DATA_BYTES);
-	file_read_end(l.st, &r);
+	file_read_end(&l.st->files, &r);
 	reclaim_drain(l.st->reclaim, &freed);
 	assert_true(freed >= DATA_BYTES);
 	assert_int_equal(live_records(&l, 'P'), 0);
@@ -305,7 +306,7 @@ a_reader_keeps_the_block_that_he_shares_with_older_holes(void **state)
 	assert_int_equal(live_unlink(&l, "two"), 0);
 	live_barrier(&l);
 	assert_int_equal(live_lookup(&l, "one", &in), 0);
-	assert_int_equal(file_read_begin(l.st, in, one_len, 0, &r), 0);
+	assert_int_equal(file_read_begin(&l.st->files, in, one_len, 0, &r), 0);
 	live_write(&l, "one", "x", 1);
 	live_sync_all(&l);
 	live_barrier(&l);
@@ -317,7 +318,7 @@ a_reader_keeps_the_block_that_he_shares_with_older_holes(void **state)
 		at += r.iov[i].iov_len;
 	}
 	assert_int_equal(at, one_len);
-	file_read_end(l.st, &r);
+	file_read_end(&l.st->files, &r);
 	reclaim_drain(l.st->reclaim, &freed);
 	assert_int_equal(live_images(&l).count, 0);
 	inode_put(l.st->inodes, in, 1);

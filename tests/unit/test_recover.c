@@ -433,7 +433,8 @@ static void child_syncs_while_it_appends(struct live *l, const char *kind)
 		while (atomic_load(&a.count) < limit)
 			sched_yield();
 		promised = atomic_load(&a.count);
-		CHECK(file_sync(l->st, a.h.in) == 0); /* it goes on writing */
+		CHECK(file_sync(&l->st->files, a.h.in) ==
+		      0); /* it goes on writing */
 	}
 	promise_path(l, path);
 	fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);

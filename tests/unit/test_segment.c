@@ -35,7 +35,7 @@ static void client_init(struct client *c, struct live *l)
 	memset(c, 0, sizeof(*c));
 	c->l = l;
 	c->sc.wake = on_wake;
-	segment_client_add(l->st, &c->sc);
+	segment_client_add(&l->st->segments, &c->sc);
 }
 
 static struct mapped *find(struct client *c, uint64_t id)
@@ -55,8 +55,8 @@ static void unmap(struct mapped *m)
 
 static void client_end(struct client *c)
 {
-	segment_client_remove(c->l->st, &c->sc);
-	segment_client_forget(c->l->st, &c->sc);
+	segment_client_remove(&c->l->st->segments, &c->sc);
+	segment_client_forget(&c->l->st->segments, &c->sc);
 	for (size_t i = 0; i < 8; i++)
 		if (c->mapped[i].id)
 			unmap(&c->mapped[i]);
@@ -67,9 +67,10 @@ static void drop_released(struct client *c)
 {
 	uint64_t id;
 
-	while (segment_take_release(c->l->st, &c->sc, &id)) {
+	while (segment_take_release(&c->l->st->segments, &c->sc, &id)) {
 		unmap(find(c, id));
-		assert_int_equal(segment_drop(c->l->st, &c->sc, id), 0);
+		assert_int_equal(segment_drop(&c->l->st->segments, &c->sc, id),
+				 0);
 	}
 }
 
@@ -80,7 +81,8 @@ static int acquire(struct client *c, uint8_t kind, size_t size,
 	int fd, rc;
 
 	memset(r, 0, sizeof(*r));
-	rc = segment_acquire(c->l->st, &c->sc, signature, size, r, &fd);
+	rc = segment_acquire(&c->l->st->segments, &c->sc, signature, size, r,
+			     &fd);
 	if (rc == 0 && r->fresh) {
 		struct mapped *m = find(c, 0);
 
@@ -90,9 +92,9 @@ static int acquire(struct client *c, uint8_t kind, size_t size,
 		assert_ptr_not_equal(m->memory, MAP_FAILED);
 		m->id = r->id;
 		m->len = size;
-		assert_int_equal(
-			segment_mapped(c->l->st, &c->sc, r->id, r->generation),
-			0);
+		assert_int_equal(segment_mapped(&c->l->st->segments, &c->sc,
+						r->id, r->generation),
+				 0);
 	}
 	if (rc == 0)
 		*ret_memory = find(c, r->id)->memory;
@@ -113,7 +115,7 @@ static void acquire_waiting(struct client *c, uint8_t kind, size_t size,
 		    inode_get(c->l->st->inodes, r->busy_ino, &in) == 0) {
 			assert_int_equal(inode_load_file(c->l->st->inodes, in),
 					 0);
-			assert_int_equal(file_sync(c->l->st, in), 0);
+			assert_int_equal(file_sync(&c->l->st->files, in), 0);
 			inode_put(c->l->st->inodes, in, 1);
 		}
 		rc = acquire(c, kind, size, r, ret_memory);
@@ -143,7 +145,7 @@ static int commit(struct client *c, const struct segment_reply *r,
 	};
 	struct segment_committed done;
 
-	return segment_commit(c->l->st, &q, &done);
+	return segment_commit(&c->l->st->segments, &q, &done);
 }
 
 /* The whole life of a save; what it saved is `seed`. */
@@ -178,10 +180,10 @@ static void a_client_that_ends_leaves_what_it_saved(void **state)
 		save(&c, "a", 1);
 		save(&c, "b", 2);
 		acquire_waiting(&c, 2, SIZE, &r, &memory);
-		segment_figures(l.st, &f);
+		segment_figures(&l.st->segments, &f);
 		assert_int_equal(f.segments, 3);
 		client_end(&c);
-		segment_figures(l.st, &f);
+		segment_figures(&l.st->segments, &f);
 		assert_int_equal(f.segments, 0);
 		assert_int_equal(f.bytes, 0);
 		assert_seed(&l, "a", 1);
@@ -232,8 +234,9 @@ static void a_commit_that_fails_leaves_the_segment_to_be_committed(void **state)
 	assert_int_equal(commit(&c, &r, "a/b"), -EINVAL);
 	assert_int_equal(commit(&c, &r, "f"), 0);
 	assert_int_equal(commit(&c, &r, "g"), -ESTALE);
-	assert_int_equal(segment_return(l.st, &c.sc, r.id, r.generation),
-			 -ESTALE);
+	assert_int_equal(
+		segment_return(&l.st->segments, &c.sc, r.id, r.generation),
+		-ESTALE);
 	assert_seed(&l, "f", 3);
 	client_end(&c);
 	live_free(&l);
@@ -384,7 +387,8 @@ static void who_is_forgotten_when_he_loses_his_name_leaves_nothing(void **state)
 
 		save(&c, "f", 1);
 		h = handle_open(&l, "f", O_RDONLY);
-		file_release(l.st, h.in, O_RDONLY); /* perhaps mapped yet */
+		file_release(&l.st->files, h.in,
+			     O_RDONLY); /* perhaps mapped yet */
 		assert_int_equal(
 			pthread_create(&thread, NULL, save_main, &other), 0);
 		{
@@ -393,7 +397,7 @@ static void who_is_forgotten_when_he_loses_his_name_leaves_nothing(void **state)
 				cond_wait(&d->work, &d->lock);
 		}
 		inode_forget(l.st->inodes, h.in, 1);
-		file_forgotten(l.st, h.in);
+		file_forgotten(&l.st->files, h.in);
 	}
 	assert_int_equal(pthread_join(thread, NULL), 0);
 	inode_put(l.st->inodes, h.in, 1);
@@ -425,12 +429,12 @@ static void what_may_be_mapped_is_not_filled_again(void **state)
 		h = handle_open(&l, "f", O_RDONLY);
 		if (durable)
 			live_sync_all(&l);
-		file_release(l.st, h.in, O_RDONLY);
+		file_release(&l.st->files, h.in, O_RDONLY);
 		live_sync_all(&l);
 		assert_int_equal(stage_count(&l), 1);
 		/* The kernel forgets it: nobody has it mapped any more. */
 		inode_forget(l.st->inodes, h.in, 1);
-		file_forgotten(l.st, h.in);
+		file_forgotten(&l.st->files, h.in);
 		inode_put(l.st->inodes, h.in, 1);
 		assert_int_equal(stage_count(&l), 0);
 		acquire_waiting(&c, 1, 8192, &r, &memory);

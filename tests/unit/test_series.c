@@ -145,7 +145,7 @@ static void a_size_that_is_set_is_known_before_it_is_durable(void **state)
 	(void)state;
 	h = handle_open(&l, ".tmpAbC123", O_RDWR | O_CREAT);
 	assert_int_equal(size_of(&l, "/.tmpXXXXXX"), 0);
-	assert_int_equal(file_truncate(l.st, h.in, 3 << 20), 0);
+	assert_int_equal(file_truncate(&l.st->files, h.in, 3 << 20), 0);
 	assert_int_equal(size_of(&l, "/.tmpXXXXXX"), 3 << 20);
 	handle_close(&h);
 	live_free(&l);

@@ -417,7 +417,7 @@ static int truncate_path(struct live *l, const char *path, uint64_t size)
 	int rc = live_lookup(l, path, &in);
 
 	if (rc == 0)
-		rc = file_truncate(l->st, in, size);
+		rc = file_truncate(&l->st->files, in, size);
 	inode_put(l->st->inodes, in, 1);
 	return rc;
 }
@@ -504,18 +504,19 @@ static void room_can_be_allocated_and_holes_punched(void **state)
 		struct stat sb;
 
 		assert_int_equal(live_lookup(&l, "f", &in), 0);
-		assert_int_equal(file_fallocate(l.st, in,
+		assert_int_equal(file_fallocate(&l.st->files, in,
 						FALLOC_FL_PUNCH_HOLE |
 							FALLOC_FL_KEEP_SIZE,
 						4096, MIB),
 				 0);
-		assert_int_equal(file_fallocate(l.st, in, 0, 0,
+		assert_int_equal(file_fallocate(&l.st->files, in, 0, 0,
 						DATA_BYTES + 5000),
 				 0);
 		memset(data + 4096, 0, MIB);
 		assert_int_equal(inode_stat(l.st->inodes, in, &sb), 0);
 		assert_int_equal(sb.st_size, DATA_BYTES + 5000);
-		assert_int_equal(file_truncate(l.st, in, DATA_BYTES), 0);
+		assert_int_equal(file_truncate(&l.st->files, in, DATA_BYTES),
+				 0);
 		inode_put(l.st->inodes, in, 1);
 		live_reopen(&l);
 		assert_file(&l, "f", data, DATA_BYTES);
@@ -541,20 +542,27 @@ static void data_and_holes_are_found(void **state)
 		handle_close(&h);
 		live_reopen(&l);
 		assert_int_equal(live_lookup(&l, "f", &in), 0);
-		assert_int_equal(file_seek(l.st, in, 0, SEEK_DATA, &at), 0);
+		assert_int_equal(file_seek(&l.st->files, in, 0, SEEK_DATA, &at),
+				 0);
 		assert_int_equal(at, 2 * MIB);
-		assert_int_equal(file_seek(l.st, in, at, SEEK_HOLE, &at), 0);
+		assert_int_equal(
+			file_seek(&l.st->files, in, at, SEEK_HOLE, &at), 0);
 		assert_int_equal(at, 3 * MIB);
-		assert_int_equal(file_seek(l.st, in, at, SEEK_HOLE, &at), 0);
+		assert_int_equal(
+			file_seek(&l.st->files, in, at, SEEK_HOLE, &at), 0);
 		assert_int_equal(at, 3 * MIB);
-		assert_int_equal(file_seek(l.st, in, at, SEEK_DATA, &at), 0);
+		assert_int_equal(
+			file_seek(&l.st->files, in, at, SEEK_DATA, &at), 0);
 		assert_int_equal(at, 5 * MIB);
-		assert_int_equal(file_seek(l.st, in, at, SEEK_HOLE, &at), 0);
+		assert_int_equal(
+			file_seek(&l.st->files, in, at, SEEK_HOLE, &at), 0);
 		assert_int_equal(at, 6 * MIB);
-		assert_int_equal(file_seek(l.st, in, at, SEEK_DATA, &at),
-				 -ENXIO);
-		assert_int_equal(file_seek(l.st, in, at, SEEK_HOLE, &at),
-				 -ENXIO);
+		assert_int_equal(
+			file_seek(&l.st->files, in, at, SEEK_DATA, &at),
+			-ENXIO);
+		assert_int_equal(
+			file_seek(&l.st->files, in, at, SEEK_HOLE, &at),
+			-ENXIO);
 		inode_put(l.st->inodes, in, 1);
 		live_free(&l);
 	}
