@@ -24,7 +24,7 @@
  */
 #define LOCK_RANKS(X)                                  \
 	X(LOCK_GUARD_LOOKING, "guard.looking")         \
-	X(LOCK_INODE_TURN, "inode.turn")               \
+	X(LOCK_INODE_CHANGING, "inode.changing")       \
 	X(LOCK_NAMES_CHANGING, "names.changing")       \
 	X(LOCK_RECLAIM_DECIDING, "reclaim.deciding")   \
 	X(LOCK_INO_NUMBERING, "inode_table.numbering") \

@@ -5,7 +5,7 @@
  * is first: waits for the drain, makes the file durable, lets a cache go, turns
  * the image that readers have into the stage, gives the name to a fresh inode.
  * From then until file_change_end() the file counts as open for writing, and
- * the caller has in->turn.
+ * the caller has in->changing.
  */
 #include <errno.h>
 

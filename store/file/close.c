@@ -16,7 +16,7 @@
 
 /*
  * After the last release: the mode ends, and what it kept back happens, unless
- * somebody has it mapped. in->turn is held.
+ * somebody has it mapped. in->changing is held.
  */
 static void close_backing(struct files *fs, struct inode *in)
 {
@@ -42,7 +42,7 @@ static void close_backing(struct files *fs, struct inode *in)
 		fs->kernel.backing_close(fs->kernel.arg, id);
 	stage_put(fs->stages, stage);
 	image_put(fs->images, image);
-	file_ask_left_turn(fs, in);
+	file_ask_left(fs, in);
 	{
 		HOLD(&in->lock);
 		if (f->state.left == LEFT_NOBODY)
@@ -80,7 +80,7 @@ void file_release(struct files *fs, struct inode *in, int flags)
 	bool last_writer, last, gone, left;
 
 	{
-		HOLD(&in->turn);
+		HOLD(&in->changing);
 		{
 			HOLD(&in->lock);
 			file_move(&f->state,
@@ -99,7 +99,7 @@ void file_release(struct files *fs, struct inode *in, int flags)
 			stage_fd_forget(fs->stages, stage, last);
 		stage_put(fs->stages, stage);
 		if (last_writer && !last) /* else close_backing() asks */
-			file_ask_left_turn(fs, in);
+			file_ask_left(fs, in);
 		close_backing(fs, in);
 		{
 			HOLD(&in->lock);
@@ -220,7 +220,7 @@ static void file_abandoned(struct files *fs, struct inode *in)
 		f->read_by_owner = false;
 	}
 	if (open) {
-		HOLD(&in->turn);
+		HOLD(&in->changing);
 		close_backing(fs, in);
 	}
 	ask_who_writes(fs, in);

@@ -73,20 +73,20 @@ static inline void file_punch(struct files *fs, struct file_punch p)
 uint64_t file_mapped_image_locked(const struct file *f);
 /*
  * The image that readers have becomes the file's stage. The caller holds
- * in->turn and has begun a change. -EMLINK: another file has the same image
+ * in->changing and has begun a change. -EMLINK: another file has the same image
  * open, so nothing was changed. Copies the image; other errors are the disk's.
  */
 int file_take_image(struct files *fs, struct inode *in);
 /*
- * Ask whether a mapping is left of a file, and note when none is. in->turn is
+ * Ask whether a mapping is left of a file, and note when none is. in->changing is
  * held, so that nobody opens it meanwhile.
  */
-void file_ask_left_turn(struct files *fs, struct inode *in);
+void file_ask_left(struct files *fs, struct inode *in);
 /* A stage for the content as it is gets the content's time. */
 void file_set_committed_time(struct files *fs, struct inode *in,
 			     struct stage *s);
 
-/* --- change.c. in->turn is held. */
+/* --- change.c. in->changing is held. */
 
 /*
  * A change of the file begins, once nothing is in its way any more, and ends
@@ -99,7 +99,7 @@ int file_begin(struct files *fs, struct inode *in, enum file_wish wish,
 
 /* --- close.c */
 
-/* in->turn is held. What was put off until nobody is at work happens. */
+/* in->changing is held. What was put off until nobody is at work happens. */
 void file_change_end(struct files *fs, struct inode *in);
 
 /* --- write.c */

@@ -77,9 +77,9 @@ bool file_evict(struct files *fs, struct stage *s)
 	if (!in)
 		return false;
 	/* Whoever opens it now is asked about when he closes it. */
-	if (lock_try(&in->turn)) {
-		file_ask_left_turn(fs, in);
-		lock_give(&in->turn);
+	if (lock_try(&in->changing)) {
+		file_ask_left(fs, in);
+		lock_give(&in->changing);
 	}
 	{
 		HOLD(&in->lock);

@@ -13,7 +13,7 @@
  *
  * Who is left after the last handle, with a mapping, is asked for, not
  * remembered: the kernel grants a lease when there is nobody (lease.h). It is
- * asked for with no descriptor of ours open for writing, and while in->turn
+ * asked for with no descriptor of ours open for writing, and while in->changing
  * keeps everybody from opening the file: a refusal then means a mapping, or a
  * handle whose release is still on its way. In doubt somebody is left, which
  * costs a copy or another drain, never bytes.
@@ -195,7 +195,7 @@ static bool granted(struct files *fs, const struct left *l, enum lease what)
 	return yes;
 }
 
-void file_ask_left_turn(struct files *fs, struct inode *in)
+void file_ask_left(struct files *fs, struct inode *in)
 {
 	struct file_punch punch = { 0 };
 	struct file *f = in->file;
@@ -233,10 +233,10 @@ static bool ask_one(struct files *fs, struct inode *in)
 			return false;
 	}
 	/* Who has it may wait for us, in whose thread jobs are woken. */
-	if (!lock_try(&in->turn))
+	if (!lock_try(&in->changing))
 		return true;
-	file_ask_left_turn(fs, in);
-	lock_give(&in->turn);
+	file_ask_left(fs, in);
+	lock_give(&in->changing);
 	{
 		HOLD(&in->lock);
 		left = in->file->state.left == LEFT_WRITERS;

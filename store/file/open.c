@@ -166,9 +166,9 @@ int file_open(struct files *fs, struct inode *in, int flags,
 		return rc;
 	if (file_empties(flags))
 		drain_wait_released(fs->drain, in);
-	HOLD(&in->turn);
+	HOLD(&in->changing);
 	if (file_flags_write(flags)) {
-		file_ask_left_turn(fs, in);
+		file_ask_left(fs, in);
 		rc = file_begin(fs, in,
 				file_empties(flags) ? WISH_EMPTY : WISH_WRITE,
 				&step);
@@ -190,8 +190,8 @@ int file_replace(struct files *fs, struct inode *in, struct stage *fresh)
 	if (rc < 0)
 		return rc;
 	drain_wait_released(fs->drain, in);
-	HOLD(&in->turn);
-	file_ask_left_turn(fs, in);
+	HOLD(&in->changing);
+	file_ask_left(fs, in);
 	{
 		HOLD(&in->lock);
 		if (in->attr.nlink == 0)

@@ -52,7 +52,7 @@ static int copy_up_bytes(struct files *fs, struct inode *in, struct stage *s,
 
 /*
  * A stage with the first keep_bytes of the committed content, installed. The
- * caller has in->turn, and nothing backs the file in the kernel.
+ * caller has in->changing, and nothing backs the file in the kernel.
  */
 static int copy_up(struct files *fs, struct inode *in, uint64_t keep_bytes)
 {
@@ -176,13 +176,13 @@ static int write_begun(struct files *fs, struct inode *in, const void *buf,
 	return rc;
 }
 
-static int write_turn(struct files *fs, struct inode *in, const void *buf,
+static int write_as_change(struct files *fs, struct inode *in, const void *buf,
 		      size_t len, uint64_t off)
 {
 	enum file_step step;
 	int rc;
 
-	HOLD(&in->turn);
+	HOLD(&in->changing);
 	rc = file_begin(fs, in, WISH_WRITE, &step);
 	if (rc < 0)
 		return rc;
@@ -208,10 +208,10 @@ int file_write(struct files *fs, struct inode *in, const void *buf, size_t len,
 			s = stage_ref(in->file->stage);
 	}
 	if (!s)
-		return write_turn(fs, in, buf, len, off);
+		return write_as_change(fs, in, buf, len, off);
 	rc = write_stage(fs, s, buf, len, off);
 	stage_put(fs->stages, s);
-	return rc == -ENOSPC ? write_turn(fs, in, buf, len, off) : rc;
+	return rc == -ENOSPC ? write_as_change(fs, in, buf, len, off) : rc;
 }
 
 static int cut_stage(struct files *fs, const struct stage *s, uint64_t size)
@@ -258,13 +258,13 @@ static void note_size(struct files *fs, struct inode *in, uint64_t size)
 	(void)kv_write(fs->kv, b); /* a hint: its drain notes it again */
 }
 
-static int truncate_turn(struct files *fs, struct inode *in, uint64_t size)
+static int truncate_as_change(struct files *fs, struct inode *in, uint64_t size)
 {
 	enum file_step step;
 	int rc;
 
-	HOLD(&in->turn);
-	file_ask_left_turn(fs, in);
+	HOLD(&in->changing);
+	file_ask_left(fs, in);
 	rc = file_begin(fs, in, WISH_WRITE, &step);
 	if (rc < 0)
 		return rc;
@@ -280,7 +280,7 @@ int file_truncate(struct files *fs, struct inode *in, uint64_t size)
 
 	if (rc < 0)
 		return rc;
-	rc = truncate_turn(fs, in, size);
+	rc = truncate_as_change(fs, in, size);
 	if (rc < 0)
 		return rc;
 	{
@@ -372,7 +372,7 @@ int file_fallocate(struct files *fs, struct inode *in, int mode, uint64_t off,
 
 	if (rc < 0)
 		return rc;
-	HOLD(&in->turn);
+	HOLD(&in->changing);
 	rc = file_begin(fs, in, WISH_WRITE, &step);
 	if (rc < 0)
 		return rc;

@@ -76,7 +76,7 @@ static void inode_free(struct inode_table *t, struct inode *in)
 	}
 	attr_release(&in->attr);
 	lock_destroy(&in->lock);
-	lock_destroy(&in->turn);
+	lock_destroy(&in->changing);
 	free(in);
 }
 
@@ -137,7 +137,7 @@ static struct inode *inode_make(uint64_t ino, const struct attr *attr)
 	in->refs = 1;
 	in->attr = *attr;
 	lock_init(&in->lock, LOCK_INODE);
-	lock_init(&in->turn, LOCK_INODE_TURN);
+	lock_init(&in->changing, LOCK_INODE_CHANGING);
 	return in;
 }
 

@@ -16,10 +16,10 @@
  * kernel allows one backing file for each inode (fs/fuse/iomode.c).
  *
  * Locks (their order: store/README.md):
- *   inode.turn   serialises what changes an inode's backing: open, release,
- *                truncate, copy-up. I/O on that same inode is done under it.
- *                Drain workers and the committer never take it.
- *   inode.lock   the fields below; no I/O under it.
+ *   inode.changing  serialises what changes an inode's backing: open, release,
+ *                   truncate, copy-up. I/O on that same inode is done under it.
+ *                   Drain workers and the committer never take it.
+ *   inode.lock      the fields below; no I/O under it.
  */
 #ifndef STORE_INODE_H
 #define STORE_INODE_H
@@ -90,7 +90,7 @@ struct inode {
 	uint64_t refs; /* shard lock */
 	uint64_t lookups; /* of these, the kernel's; shard lock */
 
-	struct lock turn; /* see above */
+	struct lock changing; /* see above */
 	struct lock lock; /* guards everything below */
 	struct attr attr;
 	struct file *file; /* regular files only; set on first use, then kept */

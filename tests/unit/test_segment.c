@@ -263,9 +263,9 @@ int __wrap_stage_stat(struct stages *st, const struct stage *s,
 	struct between b = between;
 	bool now = false;
 
-	if (b.fn && lock_try(&b.in->turn)) {
+	if (b.fn && lock_try(&b.in->changing)) {
 		now = b.in->file->stage == s;
-		lock_give(&b.in->turn);
+		lock_give(&b.in->changing);
 	}
 	if (now) {
 		between.fn = NULL;
