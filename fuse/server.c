@@ -110,11 +110,9 @@ static int answer(struct client *c, const struct segment_request *q)
 		r.error = segment_acquire(g, &c->segments, q->signature,
 					  q->size_bytes, &r, &fd);
 	else if (q->op == SEGMENT_MAPPED)
-		r.error =
-			segment_mapped(g, &c->segments, q->id, q->generation);
+		r.error = segment_mapped(g, &c->segments, q->id, q->generation);
 	else if (q->op == SEGMENT_RETURN)
-		r.error =
-			segment_return(g, &c->segments, q->id, q->generation);
+		r.error = segment_return(g, &c->segments, q->id, q->generation);
 	else if (q->op == SEGMENT_DROP)
 		r.error = segment_drop(g, &c->segments, q->id);
 	else

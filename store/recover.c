@@ -162,7 +162,8 @@ static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
 		}
 		stage_put(&st->stages, f->stage);
 	} else {
-		rc = file_adopt(&st->files, in, f->stage, dirty, f->slot.close_order);
+		rc = file_adopt(&st->files, in, f->stage, dirty,
+				f->slot.close_order);
 		*ret_dirty = dirty && rc == 0;
 	}
 	inode_put(st->inodes, in, 1);

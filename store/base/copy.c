@@ -22,8 +22,8 @@ static int copy_range(void *arg, uint64_t at, uint64_t end)
 	const struct copying *c = arg;
 
 	while (at < end) {
-		size_t want = end - at < COPY_BYTES ? (size_t)(end - at) :
-						      (size_t)COPY_BYTES;
+		size_t want = end - at < COPY_BYTES ? (size_t)(end - at)
+						    : (size_t)COPY_BYTES;
 		size_t got = 0;
 		int rc = io_read(c->in, c->buf, want, at, &got);
 

@@ -14,8 +14,8 @@
 /* A directory, to list it; flags: of open(2). NULL and errno. */
 static inline DIR *io_opendir(int dirfd, const char *name, int flags)
 {
-	int fd = openat(dirfd, name,
-			O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
+	int fd =
+		openat(dirfd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
 	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
 
 	if (fd >= 0 && !dir)

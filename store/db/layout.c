@@ -114,10 +114,10 @@ static int open_dir(const struct refusal *r, bool create, int *ret_fd)
 			      "ckptfs store",
 			      r->path);
 	if (fd < 0 && errno == ENOTDIR)
-		return refuse(r, -ENOTDIR,
-			      "%s is not a directory; give %s", r->path,
-			      create ? "an empty one" :
-				       "the directory of a ckptfs store");
+		return refuse(r, -ENOTDIR, "%s is not a directory; give %s",
+			      r->path,
+			      create ? "an empty one"
+				     : "the directory of a ckptfs store");
 	if (fd < 0)
 		return refuse_call(r, "open this directory");
 	*ret_fd = fd;

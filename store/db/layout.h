@@ -1,13 +1,12 @@
 /*
  * layout.h - where things lie in a store directory.
  *
- *   STORE/format       "ckptfs store, format 2\n" + "uuid ...\n" + "check ...\n"
- *   STORE/lock         flock()ed by whoever has the store open
- *   STORE/mark         what the database must at least hold: mark.h
- *   STORE/secret       a copy of the secret of its hashes: identity.h
- *   STORE/db/          RocksDB
- *   STORE/backup/      the last two backups of it: backup.h
- *   STORE/images/XX/N  images: N is 16 hex digits, XX its last two; with
+ *   STORE/format       "ckptfs store, format 2\n" + "uuid ...\n" + "check
+ * ...\n" STORE/lock         flock()ed by whoever has the store open STORE/mark
+ * what the database must at least hold: mark.h STORE/secret       a copy of the
+ * secret of its hashes: identity.h STORE/db/          RocksDB STORE/backup/ the
+ * last two backups of it: backup.h STORE/images/XX/N  images: N is 16 hex
+ * digits, XX its last two; with
  *                      ".gone" behind it: removed while somebody had it
  *   STORE/stage/       mount point of the private tmpfs (empty when unmounted)
  *
@@ -100,7 +99,6 @@ void layout_unsay(int lockfd, const struct layout_lock_text *old);
  * 0: only this user can change what names there are in the directory, so that
  * nobody can put a link where we write. -EPERM, and a sentence in `why`.
  */
-int layout_check_owner(int dirfd, const char *path, char *why,
-		       size_t why_size);
+int layout_check_owner(int dirfd, const char *path, char *why, size_t why_size);
 
 #endif

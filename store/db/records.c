@@ -224,7 +224,8 @@ int dirent_decode(const void *p, size_t len, struct dirent_rec *ret)
 
 	d.ino = bytes_take_u64(&r);
 	d.type = bytes_take_u32(&r);
-	if (r.bad || r.left != 0 || d.ino == 0 || (d.type & ~(uint32_t)S_IFMT) != 0)
+	if (r.bad || r.left != 0 || d.ino == 0 ||
+	    (d.type & ~(uint32_t)S_IFMT) != 0)
 		return -EIO;
 	*ret = d;
 	return 0;
@@ -324,8 +325,8 @@ void content_release(struct content *c)
 void chunk_encode(const struct chunk_rec *k, struct bytes *out)
 {
 	CHECK(!(k->len & CHUNK_OF_DOMAIN));
-	bytes_put_u32(out, k->domain == DOMAIN_ALL ? k->len :
-						     k->len | CHUNK_OF_DOMAIN);
+	bytes_put_u32(out, k->domain == DOMAIN_ALL ? k->len
+						   : k->len | CHUNK_OF_DOMAIN);
 	bytes_put_u32(out, k->refs);
 	bytes_put(out, k->hash, sizeof(k->hash));
 	if (k->domain != DOMAIN_ALL)

@@ -19,9 +19,10 @@
  *   S key                  what the last file of a series was struct series_rec
  *   M name                 counters and settings (see META_*)
  *
- * Who writes what: A, E, L, O, W, X and U-on-create are written by the operation
- * on the mount (the kernel serialises these per inode); F, D, K, H, I, P, S and
- * U-removal by the committer thread alone. So no record has two writers.
+ * Who writes what: A, E, L, O, W, X and U-on-create are written by the
+ * operation on the mount (the kernel serialises these per inode); F, D, K, H,
+ * I, P, S and U-removal by the committer thread alone. So no record has two
+ * writers.
  *
  * Values are little-endian. A decoder checks every length and returns -EIO for
  * a value that it does not understand: it is damage, not a mistake of ours.

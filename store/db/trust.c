@@ -33,8 +33,8 @@ struct look {
 };
 
 /* One sentence: what is wrong, and what to do about it. */
-__attribute__((format(printf, 2, 3))) static int
-refuse(const struct look *l, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static int refuse(const struct look *l,
+							const char *format, ...)
 {
 	char text[2 * TEXT_BYTES];
 	va_list ap;
@@ -70,8 +70,10 @@ static int look_current(const struct look *l)
 		return refuse(l, "its database is damaged: what is in " CURRENT
 				 " is not a file's name");
 	if (fstatat(l->dirfd, list, &sb, 0) < 0)
-		return refuse(l, "its database is damaged: the file %s is "
-				 "missing", list);
+		return refuse(l,
+			      "its database is damaged: the file %s is "
+			      "missing",
+			      list);
 	return 0;
 }
 
@@ -80,14 +82,16 @@ static int look_directory(const struct look *l)
 	struct stat sb;
 
 	if (fstatat(l->dirfd, LAYOUT_DB_DIR, &sb, 0) < 0)
-		return refuse(l, "its database is gone: the directory "
-				 LAYOUT_DB_DIR " is missing");
+		return refuse(
+			l, "its database is gone: the directory " LAYOUT_DB_DIR
+			   " is missing");
 	if (!S_ISDIR(sb.st_mode))
 		return refuse(l, "its database is gone: " LAYOUT_DB_DIR
 				 " is not a directory");
 	if (dir_is_empty(l->dirfd, LAYOUT_DB_DIR))
-		return refuse(l, "its database is gone: the directory "
-				 LAYOUT_DB_DIR " is empty");
+		return refuse(
+			l, "its database is gone: the directory " LAYOUT_DB_DIR
+			   " is empty");
 	return look_current(l);
 }
 
@@ -97,9 +101,10 @@ static int look_sequence(const struct look *l, const struct trust *t)
 
 	if (mark_read(l->dirfd, &mark) < 0 || t->sequence >= mark.sequence)
 		return 0;
-	return refuse(l, "its database lacks the last %llu changes that were "
-			 "durable%s: the log in " LAYOUT_DB_DIR
-			 " ends too early, or a part of it is missing",
+	return refuse(l,
+		      "its database lacks the last %llu changes that were "
+		      "durable%s: the log in " LAYOUT_DB_DIR
+		      " ends too early, or a part of it is missing",
 		      (unsigned long long)(mark.sequence - t->sequence),
 		      mark.clean ? " when the store was closed" : "");
 }
@@ -113,8 +118,9 @@ static int read_one(void *arg, struct kv_slice key, struct kv_slice value)
 }
 
 /*
- * What a start reads before it knows whether the store can be mounted: settings,
- * files that are to be deleted, files that are absent, bytes to be given back.
+ * What a start reads before it knows whether the store can be mounted:
+ * settings, files that are to be deleted, files that are absent, bytes to be
+ * given back.
  */
 static int look_kinds(const struct look *l, struct kv *kv)
 {
@@ -140,8 +146,10 @@ static int look_records(const struct look *l, struct kv *kv)
 			return refuse(l, "its database is damaged: it lacks %s",
 				      words[i]);
 		if (rc < 0)
-			return refuse(l, "its database is damaged: %s cannot "
-				      "be read", words[i]);
+			return refuse(l,
+				      "its database is damaged: %s cannot "
+				      "be read",
+				      words[i]);
 	}
 	return look_kinds(l, kv);
 }

@@ -163,8 +163,8 @@ static bool name_rank(const char *p, const char *end, struct writer *ret)
 static bool name_rng(const char *p, const char *end, struct writer *ret)
 {
 	return take_text(&p, end, "rng_state_") &&
-	       take_number(&p, end, &ret->rank) &&
-	       take_text(&p, end, ".pth") && p == end;
+	       take_number(&p, end, &ret->rank) && take_text(&p, end, ".pth") &&
+	       p == end;
 }
 
 /* WHAT_world_size_W_rank_N.pt: of FSDP's users. */
@@ -206,7 +206,7 @@ void writer_of_name(const char *name, struct writer *ret)
 {
 	static bool (*const forms[])(const char *, const char *,
 				     struct writer *) = {
-		name_distcp, name_rank, name_rng,
+		name_distcp, name_rank,  name_rng,
 		name_world,  name_model, name_data,
 	};
 	const char *end = name + strlen(name);

@@ -78,8 +78,8 @@ uint64_t file_mapped_image_locked(const struct file *f);
  */
 int file_take_image(struct files *fs, struct inode *in);
 /*
- * Ask whether a mapping is left of a file, and note when none is. in->changing is
- * held, so that nobody opens it meanwhile.
+ * Ask whether a mapping is left of a file, and note when none is. in->changing
+ * is held, so that nobody opens it meanwhile.
  */
 void file_ask_left(struct files *fs, struct inode *in);
 /* A stage for the content as it is gets the content's time. */

@@ -177,7 +177,7 @@ static int write_begun(struct files *fs, struct inode *in, const void *buf,
 }
 
 static int write_as_change(struct files *fs, struct inode *in, const void *buf,
-		      size_t len, uint64_t off)
+			   size_t len, uint64_t off)
 {
 	enum file_step step;
 	int rc;
@@ -201,7 +201,8 @@ int file_write(struct files *fs, struct inode *in, const void *buf, size_t len,
 		return rc;
 	{
 		HOLD(&in->lock);
-		/* With a writer a stage on disk stays: nothing else is needed. */
+		/* With a writer a stage on disk stays: nothing else is needed.
+		 */
 		if (in->file->state.bytes == BYTES_DIRTY &&
 		    in->file->stage->kind == STAGE_DISK &&
 		    in->file->state.writers > 0)

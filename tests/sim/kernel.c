@@ -41,7 +41,8 @@ static struct {
 	struct lock lock; /* guards what follows */
 	struct cond work, idle;
 	struct kernel_files released; /* a RELEASE is to be sent */
-	struct kernel_files known; /* no handle, but a look-up that stays for now */
+	struct kernel_files
+		known; /* no handle, but a look-up that stays for now */
 	unsigned busy;
 	bool ending;
 	struct thread releaser[RELEASERS];

@@ -128,8 +128,8 @@ static void an_image_that_the_database_lost_keeps_its_number(void **state)
 
 	(void)state;
 	/* Far beyond what is reserved: as if the log had been cut. */
-	(void)snprintf(path, sizeof(path), "%s/" LAYOUT_IMAGE_DIR
-		       "/00/0000000000ffff00", l.path);
+	(void)snprintf(path, sizeof(path),
+		       "%s/" LAYOUT_IMAGE_DIR "/00/0000000000ffff00", l.path);
 	live_close(&l);
 	fd = open(path, O_CREAT | O_WRONLY, 0600);
 	assert_true(fd >= 0);
@@ -246,7 +246,8 @@ static void an_empty_image_is_used_again_and_nobody_finds_it(void **state)
 	live_free(&l);
 }
 
-static void an_image_that_somebody_holds_is_removed_and_not_recycled(void **state)
+static void
+an_image_that_somebody_holds_is_removed_and_not_recycled(void **state)
 {
 	struct live l = live_new(NULL);
 	struct image *i = NULL, *next = NULL;
@@ -320,7 +321,8 @@ static void a_scan_finds_every_image_and_stops_when_told(void **state)
 	for (unsigned n = 0; n < 5; n++)
 		found += all.ids[n];
 	assert_int_equal(found, sum);
-	assert_int_equal(image_scan(&l.st->images, false, note_seen, &first), -EINTR);
+	assert_int_equal(image_scan(&l.st->images, false, note_seen, &first),
+			 -EINTR);
 	assert_int_equal(first.count, 1);
 	end_without_images(&l);
 }
@@ -357,8 +359,8 @@ static void an_image_that_nobody_recorded_is_kept_and_counted(void **state)
 
 	(void)state;
 	unknown = make_image(&l, "x", 1);
-	(void)snprintf(path, sizeof(path), "%s/" LAYOUT_IMAGE_DIR
-		       "/00/0000000000ffff00", l.path);
+	(void)snprintf(path, sizeof(path),
+		       "%s/" LAYOUT_IMAGE_DIR "/00/0000000000ffff00", l.path);
 	fd = open(path, O_CREAT | O_WRONLY, 0600);
 	assert_int_equal(write(fd, "y", 1), 1);
 	close(fd);

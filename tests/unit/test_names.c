@@ -210,7 +210,8 @@ static void two_names_are_exchanged_at_once(void **state)
 	live_free(&l);
 }
 
-static void a_rename_onto_another_name_of_the_same_file_does_nothing(void **state)
+static void
+a_rename_onto_another_name_of_the_same_file_does_nothing(void **state)
 {
 	struct live l = live_new(NULL);
 
@@ -395,7 +396,8 @@ static void a_symbolic_link_keeps_its_target(void **state)
 	live_free(&l);
 }
 
-/* --- listing ------------------------------------------------------------------ */
+/* --- listing
+ * ------------------------------------------------------------------ */
 
 struct listed {
 	char names[64][32];
@@ -424,8 +426,8 @@ static bool was_listed(const struct listed *s, const char *name)
 	return false;
 }
 
-static void a_listing_goes_on_where_it_stopped_whatever_came_and_went(
-	void **state)
+static void
+a_listing_goes_on_where_it_stopped_whatever_came_and_went(void **state)
 {
 	struct listed first = { .max = 10 }, rest = { .max = 64 };
 	struct live l = live_new(NULL);
@@ -472,7 +474,8 @@ static void an_empty_directory_lists_nothing(void **state)
 	live_free(&l);
 }
 
-/* --- attributes --------------------------------------------------------------- */
+/* --- attributes
+ * --------------------------------------------------------------- */
 
 static void assert_xattr(struct live *l, uint64_t ino, const char *name,
 			 const char *expected)
@@ -576,7 +579,8 @@ static void a_time_set_by_hand_is_kept_until_the_content_changes(void **state)
 	free(data);
 }
 
-/* --- renumber ----------------------------------------------------------------- */
+/* --- renumber
+ * ----------------------------------------------------------------- */
 
 static void assert_writer(struct live *l, uint64_t ino, const struct writer *w)
 {
@@ -662,7 +666,8 @@ static void who_syncs_everything_waits_for_no_name(void **state)
 		struct inode *in = NULL;
 
 		/* As if its batch were not written yet. */
-		assert_int_equal(names_create(l.st->names, ROOT_INO, "f", &n, &in), 0);
+		assert_int_equal(
+			names_create(l.st->names, ROOT_INO, "f", &n, &in), 0);
 		assert_int_equal(drain_sync_tree(l.st->drain, ROOT_INO), 0);
 		assert_false(live_has(&l, key_ino('F', in->ino)));
 		file_created(in);
@@ -725,14 +730,17 @@ int main(void)
 		cmocka_unit_test(a_file_lives_as_long_as_one_of_its_names),
 		cmocka_unit_test(a_file_without_a_name_takes_no_new_one),
 		cmocka_unit_test(an_unlinked_file_lives_while_it_is_open),
-		cmocka_unit_test(an_unlinked_file_lives_while_the_kernel_knows_it),
+		cmocka_unit_test(
+			an_unlinked_file_lives_while_the_kernel_knows_it),
 		cmocka_unit_test(a_symbolic_link_keeps_its_target),
 		cmocka_unit_test(
 			a_listing_goes_on_where_it_stopped_whatever_came_and_went),
 		cmocka_unit_test(an_empty_directory_lists_nothing),
 		cmocka_unit_test(xattrs_fail_as_posix_says),
-		cmocka_unit_test(a_time_set_by_hand_is_kept_until_the_content_changes),
-		cmocka_unit_test(a_new_number_keeps_names_xattrs_links_and_content),
+		cmocka_unit_test(
+			a_time_set_by_hand_is_kept_until_the_content_changes),
+		cmocka_unit_test(
+			a_new_number_keeps_names_xattrs_links_and_content),
 		cmocka_unit_test(who_syncs_everything_waits_for_no_name),
 		cmocka_unit_test(
 			a_writer_is_made_with_the_file_changed_and_deleted),

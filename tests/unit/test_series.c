@@ -127,8 +127,8 @@ static void random_names_of_a_directory_are_one_series(void **state)
 	assert_false(alike("/a/.tmpAbC123", "/b/.tmpAbC123", GENERAL));
 	series_keys("/run/.tmpAbC123", keys); /* it will not come again */
 	assert_int_equal(keys[EXACT], 0);
-	assert_true(alike("/run/step_1/.f.bin.Qw12er", "/run/step_2/f.bin",
-			  EXACT));
+	assert_true(
+		alike("/run/step_1/.f.bin.Qw12er", "/run/step_2/f.bin", EXACT));
 	/* These are names as any other. */
 	assert_false(alike("/run/tmp", "/run/.tmp", GENERAL));
 	assert_false(alike("/run/.tmp-a-b-c", "/run/.tmp-x-y-z", GENERAL));

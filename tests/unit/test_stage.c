@@ -123,8 +123,8 @@ static void the_first_file_of_a_series_is_staged_on_the_disk(void **state)
 	free(data);
 }
 
-static void the_next_file_of_a_series_has_its_memory_before_it_is_written(
-	void **state)
+static void
+the_next_file_of_a_series_has_its_memory_before_it_is_written(void **state)
 {
 	struct live l = live_small(true);
 	uint8_t *data = filled(BIG, 1);
@@ -485,18 +485,21 @@ int main(void)
 		cmocka_unit_test(
 			the_next_file_of_a_series_has_its_memory_before_it_is_written),
 		cmocka_unit_test(a_small_file_is_staged_on_the_disk),
-		cmocka_unit_test(a_file_that_does_not_fit_is_staged_on_the_disk),
+		cmocka_unit_test(
+			a_file_that_does_not_fit_is_staged_on_the_disk),
 		cmocka_unit_test(clean_stages_make_room_oldest_first),
 		cmocka_unit_test(a_clean_stage_that_somebody_has_open_stays),
 		cmocka_unit_test(a_dirty_stage_is_never_given_up),
 		cmocka_unit_test(
 			a_writer_whose_stage_is_full_goes_on_on_the_disk),
-		cmocka_unit_test(a_full_stage_gives_clean_ones_up_before_it_moves),
+		cmocka_unit_test(
+			a_full_stage_gives_clean_ones_up_before_it_moves),
 		cmocka_unit_test(a_stage_that_is_clean_can_be_written_again),
 		cmocka_unit_test(
 			clean_stages_are_not_kept_when_that_is_turned_off),
 		cmocka_unit_test(what_is_staged_is_counted_by_where_it_is),
-		cmocka_unit_test(a_clean_stage_that_was_read_last_is_given_up_last),
+		cmocka_unit_test(
+			a_clean_stage_that_was_read_last_is_given_up_last),
 		cmocka_unit_test(what_is_dropped_has_no_slot_any_more),
 	};
 

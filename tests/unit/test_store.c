@@ -16,9 +16,9 @@ static void a_store_is_opened_by_one_at_a_time(void **state)
 	char why[512] = "";
 
 	(void)state;
-	assert_int_equal(store_open(l.path, &l.options, &second, why,
-				    sizeof(why)),
-			 -EBUSY);
+	assert_int_equal(
+		store_open(l.path, &l.options, &second, why, sizeof(why)),
+		-EBUSY);
 	assert_non_null(strstr(why, l.path));
 	live_free(&l);
 }
@@ -70,9 +70,9 @@ static void a_store_that_was_refused_leaves_no_descriptor_open(void **state)
 
 static void an_empty_store_counts_nothing(void **state)
 {
-	static const char *const names[] = { META_FILES,  META_LOGICAL,
+	static const char *const names[] = { META_FILES,    META_LOGICAL,
 					     META_PHYSICAL, META_CHUNKS,
-					     META_SHARED, META_IMAGES };
+					     META_SHARED,   META_IMAGES };
 	struct live l = live_new(NULL);
 
 	(void)state;
@@ -84,9 +84,18 @@ static void an_empty_store_counts_nothing(void **state)
 static void files_of_every_size_come_back(void **state)
 {
 	static const size_t lens[] = {
-		0,	      1,	 4095,		  4096,
-		4097,	      20000,	 SMALL_BYTES_MAX, SMALL_BYTES_MAX + 1,
-		MIB - 1,      MIB,	 MIB + 1,	  3 * MIB + 5,
+		0,
+		1,
+		4095,
+		4096,
+		4097,
+		20000,
+		SMALL_BYTES_MAX,
+		SMALL_BYTES_MAX + 1,
+		MIB - 1,
+		MIB,
+		MIB + 1,
+		3 * MIB + 5,
 		9 * MIB + 11,
 	};
 	size_t n = sizeof(lens) / sizeof(*lens);
@@ -155,7 +164,8 @@ static void a_store_that_keeps_no_clean_stages_leaves_none_behind(void **state)
 	free(data);
 }
 
-static void clean_stages_of_a_closed_store_are_gone_when_it_is_open(void **state)
+static void
+clean_stages_of_a_closed_store_are_gone_when_it_is_open(void **state)
 {
 	uint8_t *data = filled(DATA_BYTES, 1);
 
@@ -214,7 +224,8 @@ static void what_is_written_is_seen_by_other_handles_at_once(void **state)
 	free(data);
 }
 
-/* --- files that exist ----------------------------------------------------------- */
+/* --- files that exist
+ * ----------------------------------------------------------- */
 
 /* Durable and not staged: the next open finds committed content. */
 static struct live with_durable(unsigned kind, const char *path,
@@ -236,7 +247,8 @@ a_reader_keeps_the_old_content_when_the_file_is_opened_to_be_replaced(
 	(void)state;
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
 		for (int staged = 0; staged < 2; staged++) {
-			struct live l = with_durable(kind, "f", old, DATA_BYTES);
+			struct live l =
+				with_durable(kind, "f", old, DATA_BYTES);
 			struct handle r, w, no = { 0 };
 			struct content c;
 			uint64_t ino = live_ino(&l, "f"), fresh, generation;
@@ -247,9 +259,9 @@ a_reader_keeps_the_old_content_when_the_file_is_opened_to_be_replaced(
 			}
 			generation = live_generation(&l, "f");
 			r = handle_open(&l, "f", O_RDONLY);
-			assert_int_equal(handle_try(&l, "f",
-						    O_WRONLY | O_TRUNC, &no),
-					 -ESTALE);
+			assert_int_equal(
+				handle_try(&l, "f", O_WRONLY | O_TRUNC, &no),
+				-ESTALE);
 			fresh = live_ino(&l, "f");
 			assert_int_not_equal(fresh, ino);
 			c = live_content_ino(&l, fresh);
@@ -437,10 +449,17 @@ static void truncated_bytes(const struct truncation *t, uint8_t *data,
 static void a_durable_file_is_truncated_to_any_size(void **state)
 {
 	static const struct truncation cases[] = {
-		{ 100, 0 },	  { 100, 50 },		 { 100, 100 },
-		{ 100, MIB },	  { 100, 3 * MIB },	 { DATA_BYTES, 0 },
-		{ DATA_BYTES, 1 }, { DATA_BYTES, MIB },	 { DATA_BYTES, 70000 },
-		{ DATA_BYTES, DATA_BYTES },		 { DATA_BYTES, 3 * MIB },
+		{ 100, 0 },
+		{ 100, 50 },
+		{ 100, 100 },
+		{ 100, MIB },
+		{ 100, 3 * MIB },
+		{ DATA_BYTES, 0 },
+		{ DATA_BYTES, 1 },
+		{ DATA_BYTES, MIB },
+		{ DATA_BYTES, 70000 },
+		{ DATA_BYTES, DATA_BYTES },
+		{ DATA_BYTES, 3 * MIB },
 	};
 	size_t n = sizeof(cases) / sizeof(*cases), room = 3 * MIB;
 	uint8_t *full = filled(room, 1), *data = malloc(room);
@@ -661,7 +680,8 @@ static void a_reader_of_a_small_file_sees_one_whole_version_of_it(void **state)
 	live_free(&l);
 }
 
-/* --- damage --------------------------------------------------------------------- */
+/* --- damage
+ * --------------------------------------------------------------------- */
 
 /* Replace a record of the closed store; NULL: remove it. */
 static void damage(struct live *l, struct key k, const void *value, size_t len)
@@ -813,7 +833,8 @@ static void changed_bytes_are_refused_when_every_open_verifies(void **state)
 	free(data);
 }
 
-static void a_damaged_small_file_is_refused_when_every_open_verifies(void **state)
+static void
+a_damaged_small_file_is_refused_when_every_open_verifies(void **state)
 {
 	struct live l = with_durable(0, "f", "0123456789", 10);
 	struct key k = key_ino('D', live_ino(&l, "f"));
@@ -857,7 +878,8 @@ int main(void)
 		cmocka_unit_test(a_store_is_opened_by_one_at_a_time),
 		cmocka_unit_test(
 			a_directory_with_something_else_in_it_is_refused),
-		cmocka_unit_test(a_stage_that_is_not_there_is_refused_by_its_name),
+		cmocka_unit_test(
+			a_stage_that_is_not_there_is_refused_by_its_name),
 		cmocka_unit_test(
 			a_store_that_was_refused_leaves_no_descriptor_open),
 		cmocka_unit_test(an_empty_store_counts_nothing),
@@ -868,32 +890,36 @@ int main(void)
 			clean_stages_of_a_closed_store_are_gone_when_it_is_open),
 		cmocka_unit_test(
 			a_close_can_be_asked_to_wait_until_the_file_is_durable),
-		cmocka_unit_test(what_is_written_is_seen_by_other_handles_at_once),
+		cmocka_unit_test(
+			what_is_written_is_seen_by_other_handles_at_once),
 		cmocka_unit_test(
 			a_reader_keeps_the_old_content_when_the_file_is_opened_to_be_replaced),
-		cmocka_unit_test(a_file_without_readers_is_replaced_in_its_place),
+		cmocka_unit_test(
+			a_file_without_readers_is_replaced_in_its_place),
 		cmocka_unit_test(
 			a_second_writer_truncates_what_the_first_one_writes),
 		cmocka_unit_test(appending_keeps_what_is_there),
 		cmocka_unit_test(changing_in_place_changes_nothing_else),
 		cmocka_unit_test(a_writer_that_changes_nothing_changes_nothing),
 		cmocka_unit_test(a_durable_file_is_truncated_to_any_size),
-		cmocka_unit_test(
-			a_reader_sees_how_the_file_is_truncated),
+		cmocka_unit_test(a_reader_sees_how_the_file_is_truncated),
 		cmocka_unit_test(room_can_be_allocated_and_holes_punched),
 		cmocka_unit_test(data_and_holes_are_found),
 		cmocka_unit_test(a_file_of_many_extents_is_read_whole),
 		cmocka_unit_test(
 			a_reader_of_a_small_file_sees_one_whole_version_of_it),
-		cmocka_unit_test(a_damaged_content_record_is_refused_at_the_open),
+		cmocka_unit_test(
+			a_damaged_content_record_is_refused_at_the_open),
 		cmocka_unit_test(damaged_attributes_are_refused_at_the_lookup),
 		cmocka_unit_test(a_small_file_without_its_bytes_is_refused),
-		cmocka_unit_test(a_short_or_missing_image_is_refused_at_the_open),
+		cmocka_unit_test(
+			a_short_or_missing_image_is_refused_at_the_open),
 		cmocka_unit_test(
 			changed_bytes_are_refused_when_every_open_verifies),
 		cmocka_unit_test(
 			a_damaged_small_file_is_refused_when_every_open_verifies),
-		cmocka_unit_test(a_store_that_was_closed_leaves_its_stage_empty),
+		cmocka_unit_test(
+			a_store_that_was_closed_leaves_its_stage_empty),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
