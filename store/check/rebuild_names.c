@@ -102,8 +102,8 @@ static int make_way(struct rebuild *r, uint64_t parent, const char *name)
 		strcpy(a.name, other);
 		inode_put_attr(b, d.ino, &a);
 	} else {
-		names_delete_link(b, d.ino, parent, name);
-		names_put_link(b, d.ino, parent, other);
+		record_delete(b, key_link(d.ino, parent, name));
+		record_mark(b, key_link(d.ino, parent, other));
 	}
 	attr_release(&a);
 	rc = kv_write(r->kv, b);

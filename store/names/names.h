@@ -109,13 +109,9 @@ enum names_set {
 int names_setattr(struct names *nm, struct inode *in, unsigned valid,
 		  const struct attr *to);
 
-/* Into b: an entry of a directory, a further name of an inode (L). */
+/* Into b: an entry of a directory. */
 void names_put_entry(struct kv_batch *b, uint64_t parent, const char *name,
 		     uint64_t ino, uint32_t mode);
-void names_put_link(struct kv_batch *b, uint64_t ino, uint64_t parent,
-		    const char *name);
-void names_delete_link(struct kv_batch *b, uint64_t ino, uint64_t parent,
-		       const char *name);
 
 /*
  * Who wrote a file. Set when it is created, and again when somebody begins it

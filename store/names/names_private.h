@@ -46,11 +46,7 @@ bool inode_has_name(struct inode *in);
 /* To be changed by the caller; names_write() puts it into the batch. */
 struct attr *names_changed_attr(struct names_change *c, struct inode *in);
 int names_write(struct names *nm, struct kv_batch *b, struct names_change *c);
-/* Into b: a record that only is there. */
-void names_mark(struct kv_batch *b, char kind, uint64_t ino);
-/* Into b: an entry of a directory, and who wrote a file, if that is known. */
-void names_put_entry(struct kv_batch *b, uint64_t parent, const char *name,
-		     uint64_t ino, uint32_t mode);
+/* Into b: who wrote a file, if that is known. */
 void names_put_writer(struct kv_batch *b, uint64_t ino, const struct writer *w);
 
 /*

@@ -253,7 +253,7 @@ static void a_late_release_queues_no_half_of_the_next_writer(void **state)
 		live_write(&l, "a", data, 2 * MIB);
 		live_sync_all(&l);
 		h = handle_open(&l, "a", O_WRONLY | O_CREAT);
-		assert_int_equal(file_flush(l.st, h.in, h.flags), 0);
+		assert_int_equal(file_flush(&l.st->files, h.in, h.flags), 0);
 		handle_release(&h);
 		h = handle_open(&l, "a", O_WRONLY | O_TRUNC);
 		handle_write(&h, data + MIB, MIB / 2, 0);
