@@ -66,17 +66,6 @@ static void changes_merge(struct ref_changes *c)
 	c->count = n + 1;
 }
 
-static int chunk_get(struct drain *d, uint64_t image, uint64_t offset,
-		     struct chunk_rec *ret)
-{
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_chunk(image, offset);
-	size_t len;
-	int rc = kv_get(d->kv, k.data, k.len, &value, &len);
-
-	return rc < 0 ? rc : chunk_decode(value, len, ret);
-}
-
 /* Every chunk under these extents gets `delta` more references. */
 int changes_of_content(struct drain *d, const struct content *c, int32_t delta,
 		       struct ref_changes *out)
@@ -122,9 +111,7 @@ int changes_of_content(struct drain *d, const struct content *c, int32_t delta,
 
 void commit_count(struct kv_batch *b, const char *name, int64_t delta)
 {
-	struct key k = key_meta(name);
-
-	kv_add(b, k.data, k.len, delta);
+	meta_add(b, name, delta);
 }
 
 /* The chunk's first reference: its record, its hash, and its image's. */
@@ -135,32 +122,21 @@ static int chunk_create(struct drain *d, struct kv_batch *b,
 				 .refs = (uint32_t)c->delta,
 				 .domain = c->domain };
 	struct chunk_loc loc = { c->image, c->offset, c->len };
-	struct key k = key_chunk(c->image, c->offset);
-	struct key h = key_hash(c->hash, c->domain);
 	struct key i = key_ino('I', c->image);
-	struct bytes value = { 0 };
-	uint64_t le = htole64(c->image_size);
-	void *old = NULL;
-	size_t len;
 	int rc;
 
 	memcpy(rec.hash, c->hash, HASH_BYTES);
-	chunk_encode(&rec, &value);
-	kv_put(b, k.data, k.len, value.data, value.len);
-	value.len = 0;
-	loc_encode(&loc, &value);
-	kv_put(b, h.data, h.len, value.data, value.len);
-	bytes_release(&value);
+	chunk_save(b, key_chunk(c->image, c->offset), &rec);
+	loc_save(b, key_hash(c->hash, c->domain), &loc);
 	commit_count(b, META_CHUNKS, 1);
 	commit_count(b, META_PHYSICAL, c->len);
 	commit_count(b, META_SHARED, (int64_t)(c->delta - 1) * c->len);
 	if (*last_image == c->image)
 		return 0;
 	*last_image = c->image;
-	rc = kv_get(d->kv, i.data, i.len, &old, &len);
-	free(old);
+	rc = record_find(d->kv, i);
 	if (rc == -ENOENT) {
-		kv_put(b, i.data, i.len, &le, sizeof(le));
+		u64_save(b, i, c->image_size);
 		commit_count(b, META_IMAGES, 1);
 		rc = 0;
 	}
@@ -171,28 +147,25 @@ static int chunk_create(struct drain *d, struct kv_batch *b,
 static int chunk_remove(struct drain *d, struct kv_batch *b,
 			const struct ref_change *c, const struct chunk_rec *rec)
 {
-	struct key k = key_chunk(c->image, c->offset), p = k;
 	struct key h = key_hash(rec->hash, rec->domain);
 	SCOPED(scope_free) void *value = NULL;
-	uint64_t le = htole64(rec->len);
 	struct chunk_loc loc;
 	size_t len;
 	int rc;
 
-	kv_delete(b, k.data, k.len);
-	p.data[0] = 'P';
-	kv_put(b, p.data, p.len, &le, sizeof(le));
+	record_delete(b, key_chunk(c->image, c->offset));
+	u64_save(b, key_punch(c->image, c->offset), rec->len);
 	commit_count(b, META_CHUNKS, -1);
 	commit_count(b, META_PHYSICAL, -(int64_t)rec->len);
 	commit_count(b, META_SHARED, -(int64_t)(rec->refs - 1) * rec->len);
-	rc = kv_get(d->kv, h.data, h.len, &value, &len);
+	rc = record_load(d->kv, h, &value, &len);
 	if (rc == -ENOENT)
 		return 0;
 	if (rc < 0)
 		return rc;
 	if (loc_decode(value, len, &loc) == 0 && loc.image == c->image &&
 	    loc.offset == c->offset)
-		kv_delete(b, h.data, h.len);
+		record_delete(b, h);
 	return 0;
 }
 
@@ -208,14 +181,13 @@ int changes_apply(struct drain *d, struct kv_batch *b,
 	changes_merge(changes);
 	for (size_t i = 0; i < changes->count; i++) {
 		struct ref_change *c = &changes->at[i];
+		struct key k = key_chunk(c->image, c->offset);
 		struct chunk_rec rec;
-		struct bytes value = { 0 };
-		struct key k;
 		int rc;
 
 		if (c->delta == 0 && !c->fresh)
 			continue;
-		rc = chunk_get(d, c->image, c->offset, &rec);
+		rc = chunk_load(d->kv, k, &rec);
 		if (rc == -ENOENT && c->fresh) {
 			if (c->delta > 0)
 				rc = chunk_create(d, b, c, &last_image);
@@ -251,10 +223,7 @@ int changes_apply(struct drain *d, struct kv_batch *b,
 		}
 		commit_count(b, META_SHARED, (int64_t)c->delta * rec.len);
 		rec.refs += (uint32_t)c->delta;
-		chunk_encode(&rec, &value);
-		k = key_chunk(c->image, c->offset);
-		kv_put(b, k.data, k.len, value.data, value.len);
-		bytes_release(&value);
+		chunk_save(b, k, &rec);
 	}
 	return 0;
 }
@@ -270,22 +239,11 @@ void changes_reclaim(struct drain *d, const struct ref_changes *changes)
 
 int commit_image_size(struct drain *d, uint64_t image, uint64_t *ret_size)
 {
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_ino('I', image);
-	size_t len;
-	int rc = kv_get(d->kv, k.data, k.len, &value, &len);
-
-	return rc < 0 ? rc : u64_decode(value, len, ret_size);
+	return u64_load(d->kv, key_ino('I', image), ret_size);
 }
 
 void commit_put_content(struct kv_batch *b, uint64_t ino,
 			const struct content *c)
 {
-	struct key f = key_ino('F', ino);
-	struct bytes value = { 0 };
-
-	content_encode(c, &value);
-	CHECK(!value.failed);
-	kv_put(b, f.data, f.len, value.data, value.len);
-	bytes_release(&value);
+	content_save(b, key_ino('F', ino), c);
 }
