@@ -50,47 +50,42 @@ static int check_kinds(struct check *c)
 
 /* Settings and counters. */
 
-static const char *const meta_known[] = { META_NEXT_INO,   META_NEXT_IMAGE,
-					  META_UNFINISHED, META_SECRET,
-					  META_FILES,      META_LOGICAL,
-					  META_PHYSICAL,   META_CHUNKS,
-					  META_SHARED,     META_IMAGES };
-
 static int check_setting(struct check *c, const struct check_record *r)
 {
+	uint64_t count; /* what it says is compared when all was counted */
+	const struct {
+		const char *name;
+		uint64_t *number;
+	} known[] = {
+		{ META_NEXT_INO, &c->next_ino },
+		{ META_NEXT_IMAGE, &c->next_image },
+		{ META_UNFINISHED, &c->unfinished_from },
+		{ META_FILES, &count },
+		{ META_LOGICAL, &count },
+		{ META_PHYSICAL, &count },
+		{ META_CHUNKS, &count },
+		{ META_SHARED, &count },
+		{ META_IMAGES, &count },
+	};
 	char name[STORE_NAME_MAX + 1] = "";
-	uint64_t number = 0;
-	bool known = false;
-	int rc = 0;
 
 	if (r->key_len - 1 <= STORE_NAME_MAX)
 		memcpy(name, r->key + 1, r->key_len - 1);
-	for (size_t i = 0; i < sizeof(meta_known) / sizeof(*meta_known); i++)
-		known = known || strcmp(name, meta_known[i]) == 0;
-	if (!known) {
-		check_remark(c, "setting", "settings",
-			     "a setting '%s' is not known to this version",
-			     name);
-		return 0;
-	}
-	if (strcmp(name, META_SECRET) != 0) {
-		rc = u64_decode(r->value, r->value_len, &number);
-	} else if (r->value_len == sizeof(c->secret)) {
+	if (strcmp(name, META_SECRET) == 0) {
+		if (r->value_len != sizeof(c->secret))
+			return check_report_record(c, r);
 		memcpy(c->secret, r->value, r->value_len);
 		c->secret_known = true;
-	} else {
-		rc = -EIO;
+		return 0;
 	}
-	if (rc < 0)
-		return check_report_record(c, r);
-	if (strcmp(name, META_NEXT_INO) == 0)
-		c->next_ino = number;
-	else if (strcmp(name, META_NEXT_IMAGE) == 0)
-		c->next_image = number;
-	else if (strcmp(name, META_UNFINISHED) == 0) {
-		c->unfinished_known = true;
-		c->unfinished_from = number;
-	}
+	for (size_t i = 0; i < sizeof(known) / sizeof(*known); i++)
+		if (strcmp(name, known[i].name) == 0)
+			return u64_decode(r->value, r->value_len,
+					  known[i].number) < 0
+				       ? check_report_record(c, r)
+				       : 0;
+	check_remark(c, "setting", "settings",
+		     "a setting '%s' is not known to this version", name);
 	return 0;
 }
 
@@ -186,6 +181,7 @@ int check_store(struct kv *kv, int images_dirfd,
 		.images_dirfd = images_dirfd,
 		.options = options,
 		.result = ret,
+		.unfinished_from = UINT64_MAX,
 	};
 	int rc;
 

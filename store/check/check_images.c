@@ -80,9 +80,8 @@ static int check_punch(struct check *c, const struct check_record *r)
 	return 0;
 }
 
-static int check_image_file(struct check *c, size_t index)
+static int check_image_file(struct check *c, struct check_image *i)
 {
-	struct check_image *i = &c->images[index];
 	const char *object = check_image_name(c, i->id);
 	char name[LAYOUT_IMAGE_NAME_BYTES];
 	size_t last = i->first_chunk + i->chunk_count, n;
@@ -123,19 +122,18 @@ static int check_image_file(struct check *c, size_t index)
 
 static int check_image_files(struct check *c)
 {
+	int rc = 0;
+
 	if (c->image_count > 0 && c->next_image == 0)
 		check_report_text(c, "next-image", "settings",
 				  "the next image number is not recorded; do "
 				  "not write to this store, copy the files to "
 				  "a new one");
-	for (size_t n = 0; n < c->image_count; n++) {
-		int rc = check_image_file(c, n);
-
-		if (rc < 0)
-			return rc;
+	for (size_t n = 0; rc == 0 && n < c->image_count; n++) {
+		rc = check_image_file(c, &c->images[n]);
 		check_progress(c, "images", n + 1, c->image_count);
 	}
-	return 0;
+	return rc;
 }
 
 static void check_images_recorded(struct check *c)
@@ -191,8 +189,7 @@ static int report_unrecorded(struct check *c, uint64_t id, const char *name,
 	if (rc < 0)
 		return rc;
 	if (rc == 1 || image_is_empty(c, name) ||
-	    (c->unfinished_known && id >= c->unfinished_from &&
-	     id < c->next_image))
+	    (id >= c->unfinished_from && id < c->next_image))
 		check_remark(c, "leftover", object,
 			     "%s: this image is not in use; the next mount "
 			     "removes it",

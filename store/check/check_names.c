@@ -30,32 +30,18 @@ static bool name_take(const struct check_record *r, size_t at,
 
 static bool is_type(uint32_t mode)
 {
-	switch (mode & S_IFMT) {
-	case S_IFREG:
-	case S_IFDIR:
-	case S_IFLNK:
-	case S_IFIFO:
-	case S_IFSOCK:
-	case S_IFCHR:
-	case S_IFBLK:
-		return true;
-	default:
-		return false;
-	}
+	return S_ISREG(mode) || S_ISDIR(mode) || S_ISLNK(mode) ||
+	       S_ISFIFO(mode) || S_ISSOCK(mode) || S_ISCHR(mode) ||
+	       S_ISBLK(mode);
 }
 
 static const char *type_word(uint32_t mode)
 {
-	switch (mode & S_IFMT) {
-	case S_IFREG:
+	if (S_ISREG(mode))
 		return "a file";
-	case S_IFDIR:
+	if (S_ISDIR(mode))
 		return "a directory";
-	case S_IFLNK:
-		return "a symbolic link";
-	default:
-		return "a special file";
-	}
+	return S_ISLNK(mode) ? "a symbolic link" : "a special file";
 }
 
 /* A: fills the table of inodes. */

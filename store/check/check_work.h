@@ -9,7 +9,6 @@
 #define STORE_CHECK_WORK_H
 
 #include <limits.h>
-#include <stdatomic.h>
 
 #include "store/check/check.h"
 #include "store/db/hash.h"
@@ -86,8 +85,7 @@ struct check {
 
 	uint64_t image_records; /* I, whether or not they have chunks */
 	uint64_t next_ino, next_image; /* as M has them; 0: not known */
-	uint64_t unfinished_from; /* when it is known */
-	bool unfinished_known;
+	uint64_t unfinished_from; /* UINT64_MAX: not known */
 	bool secret_known;
 	uint8_t secret[HASH_SECRET_BYTES];
 	bool database_failed; /* and that was reported */
