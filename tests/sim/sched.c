@@ -1,13 +1,13 @@
 /*
- * sched.c - see sim.h; and sync.h, as the simulator has it.
+ * sched.c - see sim.h: the threads, and who of them is next.
  *
  * A thread is a context with a stack of its own. Who comes to a point calls
- * go_on(), which asks pick() who is next and changes over to him. A thread that
- * waits says for what (state, on), so that pick() can see whether it could go
- * on: a lock is taken by who runs, not by who gives it up, and so a lock that
- * is free has no owner that nobody sees.
+ * sim_go_on(), which asks pick() who is next and changes over to him. A thread
+ * that waits says for what (state, on), so that pick() can see whether it could
+ * go on: a lock is taken by who runs, not by who gives it up, and so a lock
+ * that is free has no owner that nobody sees.
  */
-#include "tests/sim/sim.h"
+#include "tests/sim/sched_private.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -15,74 +15,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <ucontext.h>
 #include <unistd.h>
 
 #include "store/base/scope.h"
-#include "store/base/sync.h"
 
-#define THREADS_MAX 64
 #define STACK_BYTES (256u << 10)
-#define HELD_MAX 16
-#define CHANGES_MAX 8
 #define POINTS_MAX 3000000 /* more: it does not end */
-#define POINT_NS 700 /* a point takes as long */
 #define CLOCK_START INT64_C(1000000000000)
-#define WALL_START INT64_C(1700000000000000000)
 
-enum state {
-	FREE,
-	READY,
-	ON_LOCK,
-	ON_READ,
-	ON_WRITE,
-	ON_COND,
-	ON_JOIN,
-	ENDED,
-};
-
-struct sim_thread {
-	ucontext_t context;
-	enum state state;
-	unsigned id;
-	char name[24];
-	const void *on; /* what it waits for: a lock, a thread */
-	const void *cond; /* ON_COND */
-	struct lock *relock; /* ON_COND */
-	int64_t deadline_ns; /* ON_COND; INT64_MAX: none */
-	bool late; /* the deadline has passed */
-	uint64_t priority;
-	int saved_errno;
-	struct {
-		const void *lock;
-		enum lock_rank rank;
-	} held[HELD_MAX];
-	unsigned held_count;
-	void *(*main)(void *);
-	void *arg;
-};
-
-static struct {
-	struct sim_thread thread[THREADS_MAX];
-	unsigned count;
-	struct sim_thread *self;
-	ucontext_t root;
-	char *stacks;
-	struct chance chance;
-	uint64_t points, crash_at, trace, seed;
-	int64_t now_ns;
-	bool crashed, print;
-	/* The strategy: */
-	bool pct;
-	uint64_t walk; /* change once in so many points */
-	uint64_t spurious, early; /* once in so many; 0: never */
-	uint64_t change[CHANGES_MAX];
-	unsigned changes;
-	uint64_t lowest;
-	void (*first)(void *);
-	void *first_arg;
-	void (*on_fail)(void);
-} sim;
+struct sim_state sim;
 
 /* --- chance
  * ------------------------------------------------------------------- */
@@ -118,7 +59,7 @@ bool chance_one_in(struct chance *c, uint64_t n)
 /* --- what is said
  * ------------------------------------------------------------- */
 
-static const char *rank_name(enum lock_rank rank)
+const char *sim_rank_name(enum lock_rank rank)
 {
 #define LOCK_NAME_(r, name) name,
 	static const char *const names[] = { LOCK_RANKS(LOCK_NAME_) };
@@ -139,17 +80,18 @@ static void say_thread(const struct sim_thread *t)
 		break;
 	case ON_LOCK:
 		fprintf(stderr, "waits for %s, which %s has",
-			rank_name(l->rank),
+			sim_rank_name(l->rank),
 			l->holder ? l->holder->name : "nobody");
 		break;
 	case ON_READ:
 	case ON_WRITE:
 		fprintf(stderr, "waits for %s: writer %s, readers %u",
-			rank_name(s->rank),
+			sim_rank_name(s->rank),
 			s->writer ? s->writer->name : "none", s->readers);
 		break;
 	case ON_COND:
-		fprintf(stderr, "waits under %s", rank_name(t->relock->rank));
+		fprintf(stderr, "waits under %s",
+			sim_rank_name(t->relock->rank));
 		if (t->deadline_ns != INT64_MAX)
 			fprintf(stderr, " for %.3f s more",
 				(double)(t->deadline_ns - sim.now_ns) / 1e9);
@@ -165,7 +107,7 @@ static void say_thread(const struct sim_thread *t)
 	}
 	for (unsigned i = 0; i < t->held_count; i++)
 		fprintf(stderr, "%s %s", i ? "," : "; holds",
-			rank_name(t->held[i].rank));
+			sim_rank_name(t->held[i].rank));
 	fprintf(stderr, "\n");
 }
 
@@ -219,7 +161,7 @@ void sim_note(uint64_t value)
 			(unsigned long long)value);
 }
 
-static void count_point(const char *kind, const char *what)
+void sim_count_point(const char *kind, const char *what)
 {
 	sim.points++;
 	sim.now_ns += POINT_NS;
@@ -269,7 +211,7 @@ static bool can_run(const struct sim_thread *t)
 }
 
 /* The wait of t is over: it still has to get its lock. */
-static void wake(struct sim_thread *t, bool late)
+void sim_wake(struct sim_thread *t, bool late)
 {
 	((struct cond *)(uintptr_t)t->cond)->waiting--;
 	t->late = late;
@@ -293,7 +235,7 @@ static bool pass_time(void)
 		return false;
 	if (sim.now_ns < first->deadline_ns)
 		sim.now_ns = first->deadline_ns;
-	wake(first, true);
+	sim_wake(first, true);
 	return true;
 }
 
@@ -317,7 +259,7 @@ static void disturb(void)
 			&sim.thread[chance_below(&sim.chance, sim.count)];
 
 		if (t->state == ON_COND)
-			wake(t, false);
+			sim_wake(t, false);
 	}
 }
 
@@ -357,8 +299,7 @@ static void change_to(struct sim_thread *to)
 	errno = sim.self->saved_errno;
 }
 
-/* Self has said what it waits for; returns when it can have that. */
-static void go_on(void)
+void sim_go_on(void)
 {
 	if (sim.crash_at && sim.points >= sim.crash_at) {
 		sim.crashed = true;
@@ -372,8 +313,8 @@ void sim_point(const char *kind, const char *what)
 {
 	if (!sim.self)
 		return;
-	count_point(kind, what);
-	go_on();
+	sim_count_point(kind, what);
+	sim_go_on();
 }
 
 /* --- a run
@@ -466,7 +407,7 @@ static void thread_main(void)
 	(void)t->main(t->arg);
 	CHECK(t->held_count == 0);
 	t->state = ENDED;
-	count_point("end", t->name);
+	sim_count_point("end", t->name);
 	change_to(pick());
 	abort(); /* who has ended is never picked */
 }
@@ -488,7 +429,7 @@ static void context_of(struct sim_thread *t)
 	makecontext(&t->context, thread_main, 0);
 }
 
-static struct sim_thread *thread_new(void *(*main)(void *), void *arg)
+struct sim_thread *sim_thread_new(void *(*main)(void *), void *arg)
 {
 	struct sim_thread *t;
 	unsigned at = 0;
@@ -525,220 +466,11 @@ enum sim_end sim_run(void (*main)(void *), void *arg)
 	CHECK(getcontext(&sim.root) == 0);
 	if (!begun) {
 		begun = true;
-		sim.self = thread_new(first_main, NULL);
+		sim.self = sim_thread_new(first_main, NULL);
 		sim_name("main");
 		CHECK(setcontext(&sim.self->context) == 0);
 	}
 	sim.self = NULL;
 	sim.crash_at = 0;
 	return sim.crashed ? SIM_CRASHED : SIM_DONE;
-}
-
-/* --- sync.h
- * ------------------------------------------------------------------- */
-
-/* Before it is waited for: could it be that its holder waits for us? */
-static void check_order(enum lock_rank rank)
-{
-	const struct sim_thread *t = sim.self;
-
-	for (unsigned i = 0; t && i < t->held_count; i++)
-		if ((int)t->held[i].rank >= (int)rank)
-			sim_fail("lock order: %s is taken by %s, which holds "
-				 "%s",
-				 rank_name(rank), t->name,
-				 rank_name(t->held[i].rank));
-}
-
-static void note_taken(const void *lock, enum lock_rank rank)
-{
-	struct sim_thread *t = sim.self;
-
-	CHECK(t->held_count < HELD_MAX);
-	t->held[t->held_count].lock = lock;
-	t->held[t->held_count++].rank = rank;
-}
-
-static void note_given(const void *lock)
-{
-	struct sim_thread *t = sim.self;
-	unsigned i = t->held_count;
-
-	while (i > 0 && t->held[i - 1].lock != lock)
-		i--;
-	if (i == 0)
-		sim_fail("%s gives a lock that it does not hold", t->name);
-	for (; i < t->held_count; i++)
-		t->held[i - 1] = t->held[i];
-	t->held_count--;
-}
-
-void lock_init(struct lock *l, enum lock_rank rank)
-{
-	*l = (struct lock){ .rank = rank };
-}
-
-void lock_destroy(struct lock *l)
-{
-	if (l->holder)
-		sim_fail("%s is destroyed while %s holds it",
-			 rank_name(l->rank), l->holder->name);
-}
-
-void lock_take(struct lock *l)
-{
-	check_order(l->rank);
-	count_point("take", rank_name(l->rank));
-	sim.self->state = ON_LOCK;
-	sim.self->on = l;
-	go_on();
-	l->holder = sim.self;
-	note_taken(l, l->rank);
-}
-
-bool lock_try(struct lock *l)
-{
-	sim_point("try", rank_name(l->rank));
-	if (l->holder)
-		return false;
-	l->holder = sim.self;
-	note_taken(l, l->rank);
-	return true;
-}
-
-void lock_give(struct lock *l)
-{
-	CHECK(l->holder == sim.self);
-	note_given(l);
-	l->holder = NULL;
-}
-
-void shared_lock_init(struct shared_lock *l, enum lock_rank rank)
-{
-	*l = (struct shared_lock){ .rank = rank };
-}
-
-void shared_lock_destroy(struct shared_lock *l)
-{
-	CHECK(!l->writer && l->readers == 0);
-}
-
-void shared_lock_read(struct shared_lock *l)
-{
-	check_order(l->rank);
-	count_point("read", rank_name(l->rank));
-	sim.self->state = ON_READ;
-	sim.self->on = l;
-	go_on();
-	l->readers++;
-	note_taken(l, l->rank);
-}
-
-void shared_lock_write(struct shared_lock *l)
-{
-	check_order(l->rank);
-	count_point("write", rank_name(l->rank));
-	sim.self->state = ON_WRITE;
-	sim.self->on = l;
-	go_on();
-	l->writer = sim.self;
-	note_taken(l, l->rank);
-}
-
-void shared_lock_give(struct shared_lock *l)
-{
-	note_given(l);
-	if (l->writer == sim.self)
-		l->writer = NULL;
-	else
-		l->readers--;
-}
-
-void cond_init(struct cond *c)
-{
-	*c = (struct cond){ 0 };
-}
-
-void cond_destroy(struct cond *c)
-{
-	if (c->waiting > 0)
-		sim_fail("a condition is destroyed while somebody waits");
-}
-
-bool cond_wait_until(struct cond *c, struct lock *l, int64_t deadline_ns)
-{
-	struct sim_thread *t = sim.self;
-
-	for (unsigned i = 0; i < t->held_count; i++)
-		if (t->held[i].lock != l &&
-		    (int)t->held[i].rank >= (int)l->rank)
-			sim_fail("lock order: %s waits under %s and holds %s",
-				 t->name, rank_name(l->rank),
-				 rank_name(t->held[i].rank));
-	CHECK(l->holder == t);
-	note_given(l);
-	l->holder = NULL;
-	c->waiting++;
-	t->cond = c;
-	t->relock = l;
-	t->deadline_ns = deadline_ns;
-	t->late = false;
-	count_point("wait", rank_name(l->rank));
-	t->state = ON_COND;
-	go_on();
-	l->holder = t;
-	note_taken(l, l->rank);
-	return !t->late;
-}
-
-void cond_wait(struct cond *c, struct lock *l)
-{
-	(void)cond_wait_until(c, l, INT64_MAX);
-}
-
-void cond_signal(struct cond *c)
-{
-	struct sim_thread *list[THREADS_MAX];
-	unsigned n = 0;
-
-	for (unsigned i = 0; i < sim.count; i++)
-		if (sim.thread[i].state == ON_COND && sim.thread[i].cond == c)
-			list[n++] = &sim.thread[i];
-	if (n > 0)
-		wake(list[chance_below(&sim.chance, n)], false);
-}
-
-void cond_broadcast(struct cond *c)
-{
-	for (unsigned i = 0; i < sim.count; i++)
-		if (sim.thread[i].state == ON_COND && sim.thread[i].cond == c)
-			wake(&sim.thread[i], false);
-}
-
-int thread_create(struct thread *t, void *(*main)(void *), void *arg)
-{
-	t->sim = thread_new(main, arg);
-	sim_point("create", t->sim->name);
-	return 0;
-}
-
-void thread_join(struct thread *t)
-{
-	count_point("join", t->sim->name);
-	sim.self->state = ON_JOIN;
-	sim.self->on = t->sim;
-	go_on();
-	t->sim->state = FREE;
-}
-
-int64_t mono_ns(void)
-{
-	sim.now_ns += POINT_NS;
-	return sim.now_ns;
-}
-
-int64_t wall_ns(void)
-{
-	/* As coarse as a tick of the kernel: 4 ms. */
-	return WALL_START + sim.now_ns / 4000000 * 4000000;
 }
