@@ -86,7 +86,8 @@ static int compare_numbers(const uint64_t *a, const uint64_t *b, unsigned n)
 	return 0;
 }
 
-int structure_compare_place(const struct tensor *a, const struct tensor *b)
+/* By name, and place in a larger tensor. */
+static int compare_place(const struct tensor *a, const struct tensor *b)
 {
 	int c = strcmp(a->name, b->name);
 
@@ -98,16 +99,11 @@ int structure_compare_place(const struct tensor *a, const struct tensor *b)
 static int compare(const void *pa, const void *pb)
 {
 	const struct tensor *a = pa, *b = pb;
-	int c = structure_compare_place(a, b);
+	int c = compare_place(a, b);
 
 	if (c == 0)
 		c = strcmp(file_of(a), file_of(b));
 	return c ? c : (a->offset > b->offset) - (a->offset < b->offset);
-}
-
-static bool same_numbers(const uint64_t *a, const uint64_t *b, unsigned n)
-{
-	return compare_numbers(a, b, n) == 0;
 }
 
 bool structure_same_type(const struct tensor *a, const struct tensor *b)
@@ -120,9 +116,9 @@ bool structure_same_type(const struct tensor *a, const struct tensor *b)
 bool structure_same_shape(const struct tensor *a, const struct tensor *b)
 {
 	return a->rank == b->rank &&
-	       same_numbers(a->shape, b->shape, a->rank) &&
-	       same_numbers(a->strides, b->strides, a->rank) &&
-	       same_numbers(a->whole, b->whole, a->rank);
+	       compare_numbers(a->shape, b->shape, a->rank) == 0 &&
+	       compare_numbers(a->strides, b->strides, a->rank) == 0 &&
+	       compare_numbers(a->whole, b->whole, a->rank) == 0;
 }
 
 bool structure_same_file(const struct tensor *a, const struct tensor *b)
@@ -163,7 +159,7 @@ static size_t run_of(const struct tensor *t, size_t left)
 {
 	size_t n = left > 0;
 
-	while (n < left && structure_compare_place(&t[0], &t[n]) == 0)
+	while (n < left && compare_place(&t[0], &t[n]) == 0)
 		n++;
 	return n;
 }
@@ -184,7 +180,7 @@ int structure_pair(const struct structure *sa, const struct structure *sb,
 	while (a_left > 0 || b_left > 0) {
 		int c = a_left == 0   ? 1
 			: b_left == 0 ? -1
-				      : structure_compare_place(a, b);
+				      : compare_place(a, b);
 		size_t n = c <= 0 ? run_of(a, a_left) : 0;
 		size_t m = c >= 0 ? run_of(b, b_left) : 0;
 

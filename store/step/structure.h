@@ -86,9 +86,6 @@ int structure_finish(struct structure *s);
 /* Does it hold together: nothing damaged, and .metadata fits the files? */
 bool structure_is_sound(const struct structure *s);
 
-/* By name, and place in a larger tensor. */
-int structure_compare_place(const struct tensor *a, const struct tensor *b);
-
 /*
  * Call fn for each tensor of both, with the one that is the same in the other:
  * of the same name and place, in the same file where there is such a one.
