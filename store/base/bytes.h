@@ -52,27 +52,31 @@ static inline void bytes_put(struct bytes *b, const void *p, size_t len)
 	b->len += len;
 }
 
+/* The low `len` bytes of v. */
+static inline void bytes_put_le(struct bytes *b, uint64_t v, size_t len)
+{
+	v = htole64(v);
+	bytes_put(b, &v, len);
+}
+
 static inline void bytes_put_u8(struct bytes *b, uint8_t v)
 {
-	bytes_put(b, &v, 1);
+	bytes_put_le(b, v, 1);
 }
 
 static inline void bytes_put_u16(struct bytes *b, uint16_t v)
 {
-	v = htole16(v);
-	bytes_put(b, &v, sizeof(v));
+	bytes_put_le(b, v, sizeof(v));
 }
 
 static inline void bytes_put_u32(struct bytes *b, uint32_t v)
 {
-	v = htole32(v);
-	bytes_put(b, &v, sizeof(v));
+	bytes_put_le(b, v, sizeof(v));
 }
 
 static inline void bytes_put_u64(struct bytes *b, uint64_t v)
 {
-	v = htole64(v);
-	bytes_put(b, &v, sizeof(v));
+	bytes_put_le(b, v, sizeof(v));
 }
 
 struct bytes_reader {
@@ -100,41 +104,35 @@ static inline const void *bytes_take(struct bytes_reader *r, size_t len)
 	return p;
 }
 
+/* The low `len` bytes of a number. */
+static inline uint64_t bytes_take_le(struct bytes_reader *r, size_t len)
+{
+	const void *p = bytes_take(r, len);
+	uint64_t v = 0;
+
+	if (p)
+		memcpy(&v, p, len);
+	return le64toh(v);
+}
+
 static inline uint8_t bytes_take_u8(struct bytes_reader *r)
 {
-	const uint8_t *p = bytes_take(r, 1);
-
-	return p ? *p : 0;
+	return (uint8_t)bytes_take_le(r, 1);
 }
 
 static inline uint16_t bytes_take_u16(struct bytes_reader *r)
 {
-	const void *p = bytes_take(r, 2);
-	uint16_t v = 0;
-
-	if (p)
-		memcpy(&v, p, sizeof(v));
-	return le16toh(v);
+	return (uint16_t)bytes_take_le(r, 2);
 }
 
 static inline uint32_t bytes_take_u32(struct bytes_reader *r)
 {
-	const void *p = bytes_take(r, 4);
-	uint32_t v = 0;
-
-	if (p)
-		memcpy(&v, p, sizeof(v));
-	return le32toh(v);
+	return (uint32_t)bytes_take_le(r, 4);
 }
 
 static inline uint64_t bytes_take_u64(struct bytes_reader *r)
 {
-	const void *p = bytes_take(r, 8);
-	uint64_t v = 0;
-
-	if (p)
-		memcpy(&v, p, sizeof(v));
-	return le64toh(v);
+	return bytes_take_le(r, 8);
 }
 
 static inline void put_be64(uint8_t *p, uint64_t v)

@@ -24,6 +24,5 @@ void log_at(int level, const char *format, ...)
 #define log_error(...) log_at(LOG_ERR, __VA_ARGS__)
 #define log_warning(...) log_at(LOG_WARNING, __VA_ARGS__)
 #define log_info(...) log_at(LOG_INFO, __VA_ARGS__)
-#define log_debug(...) log_at(LOG_DEBUG, __VA_ARGS__)
 
 #endif
