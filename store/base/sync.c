@@ -7,7 +7,6 @@
  */
 #include "store/base/sync.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -15,14 +14,16 @@
 #include "store/base/check.h"
 #include "store/base/io.h"
 
+#ifdef LOCK_HAS_RANK
+#define SET_RANK(l, of) ((l)->rank = (of))
+#else
+#define SET_RANK(l, of) ((void)(of))
+#endif
+
 void lock_init(struct lock *l, enum lock_rank rank)
 {
 	CHECK(pthread_mutex_init(&l->mutex, NULL) == 0);
-#ifdef LOCK_HAS_RANK
-	l->rank = rank;
-#else
-	(void)rank;
-#endif
+	SET_RANK(l, rank);
 }
 
 void lock_destroy(struct lock *l)
@@ -39,11 +40,7 @@ void shared_lock_init(struct shared_lock *l, enum lock_rank rank)
 		&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
 	CHECK(pthread_rwlock_init(&l->rw, &attr) == 0);
 	(void)pthread_rwlockattr_destroy(&attr);
-#ifdef LOCK_HAS_RANK
-	l->rank = rank;
-#else
-	(void)rank;
-#endif
+	SET_RANK(l, rank);
 }
 
 void shared_lock_destroy(struct shared_lock *l)
@@ -112,7 +109,7 @@ static const char *rank_name(enum lock_rank rank)
 }
 
 /* Before it is waited for: could it be that its holder waits for us? */
-static void check_order(enum lock_rank rank)
+void order_check(enum lock_rank rank)
 {
 	for (unsigned i = 0; i < held_count; i++)
 		if (held[i].rank >= rank) {
@@ -124,68 +121,8 @@ static void check_order(enum lock_rank rank)
 		}
 }
 
-static void note_taken(const void *lock, enum lock_rank rank)
-{
-	CHECK(held_count < HELD_MAX);
-	held[held_count].lock = lock;
-	held[held_count++].rank = rank;
-}
-
-static void note_given(const void *lock)
-{
-	unsigned i = held_count;
-
-	while (i > 0 && held[i - 1].lock != lock)
-		i--;
-	CHECK(i > 0); /* else it is not held by this thread */
-	for (; i < held_count; i++)
-		held[i - 1] = held[i];
-	held_count--;
-}
-
-void lock_take(struct lock *l)
-{
-	check_order(l->rank);
-	CHECK(pthread_mutex_lock(&l->mutex) == 0);
-	note_taken(l, l->rank);
-}
-
-bool lock_try(struct lock *l)
-{
-	if (pthread_mutex_trylock(&l->mutex) != 0)
-		return false;
-	note_taken(l, l->rank);
-	return true;
-}
-
-void lock_give(struct lock *l)
-{
-	note_given(l);
-	CHECK(pthread_mutex_unlock(&l->mutex) == 0);
-}
-
-void shared_lock_read(struct shared_lock *l)
-{
-	check_order(l->rank);
-	CHECK(pthread_rwlock_rdlock(&l->rw) == 0);
-	note_taken(l, l->rank);
-}
-
-void shared_lock_write(struct shared_lock *l)
-{
-	check_order(l->rank);
-	CHECK(pthread_rwlock_wrlock(&l->rw) == 0);
-	note_taken(l, l->rank);
-}
-
-void shared_lock_give(struct shared_lock *l)
-{
-	note_given(l);
-	CHECK(pthread_rwlock_unlock(&l->rw) == 0);
-}
-
 /* Who waits gives up this lock only; it is taken again in its order. */
-static void check_wait(const struct lock *l)
+void order_check_wait(const struct lock *l)
 {
 	for (unsigned i = 0; i < held_count; i++)
 		if (held[i].lock != l && held[i].rank >= l->rank) {
@@ -197,31 +134,23 @@ static void check_wait(const struct lock *l)
 		}
 }
 
-void cond_wait(struct cond *c, struct lock *l)
+void order_note_taken(const void *lock, enum lock_rank rank)
 {
-	check_wait(l);
-	CHECK(pthread_cond_wait(&c->cond, &l->mutex) == 0);
+	CHECK(held_count < HELD_MAX);
+	held[held_count].lock = lock;
+	held[held_count++].rank = rank;
 }
 
-bool cond_wait_until(struct cond *c, struct lock *l, int64_t deadline_ns)
+void order_note_given(const void *lock)
 {
-	struct timespec t = io_timespec(deadline_ns);
-	int rc;
+	unsigned i = held_count;
 
-	check_wait(l);
-	rc = pthread_cond_timedwait(&c->cond, &l->mutex, &t);
-	CHECK(rc == 0 || rc == ETIMEDOUT);
-	return rc == 0;
-}
-
-void cond_signal(struct cond *c)
-{
-	CHECK(pthread_cond_signal(&c->cond) == 0);
-}
-
-void cond_broadcast(struct cond *c)
-{
-	CHECK(pthread_cond_broadcast(&c->cond) == 0);
+	while (i > 0 && held[i - 1].lock != lock)
+		i--;
+	CHECK(i > 0); /* else it is not held by this thread */
+	for (; i < held_count; i++)
+		held[i - 1] = held[i];
+	held_count--;
 }
 
 #endif

@@ -110,17 +110,19 @@ void cond_destroy(struct cond *c);
 int thread_create(struct thread *t, void *(*main)(void *), void *arg);
 void thread_join(struct thread *t);
 
-#ifdef LOCK_HAS_RANK
+/*
+ * lock_try() is false when somebody has the lock. A wait gives the lock up, and
+ * may end without a reason; cond_wait_until() is false when mono_ns() has
+ * reached deadline_ns.
+ */
+#ifdef CKPTFS_SIM
 void lock_take(struct lock *l);
-/* false: somebody has it. */
 bool lock_try(struct lock *l);
 void lock_give(struct lock *l);
 void shared_lock_read(struct shared_lock *l);
 void shared_lock_write(struct shared_lock *l);
 void shared_lock_give(struct shared_lock *l);
-/* Gives the lock up while it waits. May return without a reason. */
 void cond_wait(struct cond *c, struct lock *l);
-/* false: mono_ns() has reached deadline_ns. */
 bool cond_wait_until(struct cond *c, struct lock *l, int64_t deadline_ns);
 void cond_signal(struct cond *c);
 void cond_broadcast(struct cond *c);

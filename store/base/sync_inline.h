@@ -1,72 +1,94 @@
-/* sync_inline.h - sync.h as plain pthread calls; include that. */
+/*
+ * sync_inline.h - sync.h as pthread calls, with the checks of the locks' order
+ * where the build has them; include that.
+ */
 #ifndef STORE_BASE_SYNC_INLINE_H
 #define STORE_BASE_SYNC_INLINE_H
 
 #include <errno.h>
-#include <stdlib.h>
-#include <time.h>
 
-/* As CHECK(), which is in scope.h; that needs this. */
-static inline void sync_ok(int rc)
-{
-	if (__builtin_expect(rc != 0, 0))
-		abort();
-}
+#include "store/base/check.h"
+#include "store/base/io.h"
+
+#ifdef CKPTFS_LOCK_CHECK
+/* Stop the process unless a lock of this rank may be taken now. */
+void order_check(enum lock_rank rank);
+/* Or unless this one may be waited with. */
+void order_check_wait(const struct lock *l);
+void order_note_taken(const void *lock, enum lock_rank rank);
+void order_note_given(const void *lock);
+#define IN_ORDER(call) call
+#else
+#define IN_ORDER(call) ((void)0)
+#endif
 
 static inline void lock_take(struct lock *l)
 {
-	sync_ok(pthread_mutex_lock(&l->mutex));
+	IN_ORDER(order_check(l->rank));
+	CHECK(pthread_mutex_lock(&l->mutex) == 0);
+	IN_ORDER(order_note_taken(l, l->rank));
 }
 
 static inline bool lock_try(struct lock *l)
 {
-	return pthread_mutex_trylock(&l->mutex) == 0;
+	if (pthread_mutex_trylock(&l->mutex) != 0)
+		return false;
+	IN_ORDER(order_note_taken(l, l->rank));
+	return true;
 }
 
 static inline void lock_give(struct lock *l)
 {
-	sync_ok(pthread_mutex_unlock(&l->mutex));
+	IN_ORDER(order_note_given(l));
+	CHECK(pthread_mutex_unlock(&l->mutex) == 0);
 }
 
 static inline void shared_lock_read(struct shared_lock *l)
 {
-	sync_ok(pthread_rwlock_rdlock(&l->rw));
+	IN_ORDER(order_check(l->rank));
+	CHECK(pthread_rwlock_rdlock(&l->rw) == 0);
+	IN_ORDER(order_note_taken(l, l->rank));
 }
 
 static inline void shared_lock_write(struct shared_lock *l)
 {
-	sync_ok(pthread_rwlock_wrlock(&l->rw));
+	IN_ORDER(order_check(l->rank));
+	CHECK(pthread_rwlock_wrlock(&l->rw) == 0);
+	IN_ORDER(order_note_taken(l, l->rank));
 }
 
 static inline void shared_lock_give(struct shared_lock *l)
 {
-	sync_ok(pthread_rwlock_unlock(&l->rw));
+	IN_ORDER(order_note_given(l));
+	CHECK(pthread_rwlock_unlock(&l->rw) == 0);
 }
 
 static inline void cond_wait(struct cond *c, struct lock *l)
 {
-	sync_ok(pthread_cond_wait(&c->cond, &l->mutex));
+	IN_ORDER(order_check_wait(l));
+	CHECK(pthread_cond_wait(&c->cond, &l->mutex) == 0);
 }
 
 static inline bool cond_wait_until(struct cond *c, struct lock *l,
 				   int64_t deadline_ns)
 {
-	struct timespec t = { .tv_sec = deadline_ns / 1000000000,
-			      .tv_nsec = deadline_ns % 1000000000 };
-	int rc = pthread_cond_timedwait(&c->cond, &l->mutex, &t);
+	struct timespec t = io_timespec(deadline_ns);
+	int rc;
 
-	sync_ok(rc == ETIMEDOUT ? 0 : rc);
+	IN_ORDER(order_check_wait(l));
+	rc = pthread_cond_timedwait(&c->cond, &l->mutex, &t);
+	CHECK(rc == 0 || rc == ETIMEDOUT);
 	return rc == 0;
 }
 
 static inline void cond_signal(struct cond *c)
 {
-	sync_ok(pthread_cond_signal(&c->cond));
+	CHECK(pthread_cond_signal(&c->cond) == 0);
 }
 
 static inline void cond_broadcast(struct cond *c)
 {
-	sync_ok(pthread_cond_broadcast(&c->cond));
+	CHECK(pthread_cond_broadcast(&c->cond) == 0);
 }
 
 #endif
