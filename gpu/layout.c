@@ -14,7 +14,7 @@
 
 #include "gpu/say.h"
 #include "store/base/bytes.h"
-#include "store/base/safetensors_dtype.h"
+#include "store/base/safetensors_header.h"
 #include "store/base/scope.h"
 #include "store/base/utf8.h"
 #include "store/base/vec.h"

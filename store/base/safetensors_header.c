@@ -18,13 +18,49 @@
 #include <string.h>
 
 #include "store/base/json_text.h"
-#include "store/base/safetensors_dtype.h"
 #include "store/base/scope.h"
 
 #define NUMBER_END 9007199254740992.0 /* 2^53: doubles are exact below it */
 #define METADATA_KEY "__metadata__"
 /* Of a name in a message: the rest of the sentence is to fit as well. */
 #define NAME_SHOWN 256
+
+/* Those of safetensors/src/tensor.rs. */
+static const struct {
+	const char *name;
+	unsigned bits;
+} dtypes[] = {
+	{ "BOOL", 8 },        { "F4", 4 },      { "F6_E2M3", 6 },
+	{ "F6_E3M2", 6 },     { "U8", 8 },      { "I8", 8 },
+	{ "F8_E5M2", 8 },     { "F8_E4M3", 8 }, { "F8_E8M0", 8 },
+	{ "I16", 16 },        { "U16", 16 },    { "F16", 16 },
+	{ "BF16", 16 },       { "I32", 32 },    { "U32", 32 },
+	{ "F32", 32 },        { "C64", 64 },    { "F64", 64 },
+	{ "I64", 64 },        { "U64", 64 },    { "F8_E4M3FNUZ", 8 },
+	{ "F8_E5M2FNUZ", 8 },
+};
+
+static int dtype_index(const char *dtype)
+{
+	for (size_t i = 0; i < sizeof(dtypes) / sizeof(*dtypes); i++)
+		if (strcmp(dtypes[i].name, dtype) == 0)
+			return (int)i;
+	return -1;
+}
+
+unsigned safetensors_dtype_bits(const char *dtype)
+{
+	int i = dtype_index(dtype);
+
+	return i < 0 ? 0 : dtypes[i].bits;
+}
+
+const char *safetensors_dtype_name(const char *dtype)
+{
+	int i = dtype_index(dtype);
+
+	return i < 0 ? NULL : dtypes[i].name;
+}
 
 static int refuse(struct safetensors_error *e, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
@@ -115,8 +151,7 @@ static int parse_shape(struct parse *p, const char *name, const cJSON *shape,
 		return BAD(p, name, "its shape is not a list");
 	e->shape = p->shape_next;
 	e->rank = 0;
-	cJSON_ArrayForEach(j, shape)
-	{
+	cJSON_ArrayForEach(j, shape) {
 		if (e->rank == SAFETENSORS_RANK_MAX)
 			return BAD(p, name, "more than %u dimensions",
 				   SAFETENSORS_RANK_MAX);
@@ -140,8 +175,7 @@ static int parse_offsets(struct parse *p, const char *name,
 
 	if (!cJSON_IsArray(offsets))
 		return BAD(p, name, "its data_offsets are not a list");
-	cJSON_ArrayForEach(j, offsets)
-	{
+	cJSON_ArrayForEach(j, offsets) {
 		if (count == 2 || !take_number(j, &at[count]))
 			return BAD(p, name,
 				   "its data_offsets are not two "
@@ -201,8 +235,7 @@ static int parse_entry(struct parse *p, const cJSON *j)
 
 	if (!cJSON_IsObject(j))
 		return BAD(p, j->string, "not an object");
-	cJSON_ArrayForEach(member, j)
-	{
+	cJSON_ArrayForEach(member, j) {
 		for (size_t i = 0; i < 3; i++) {
 			if (strcmp(member->string, keys[i]) != 0)
 				continue;
@@ -270,8 +303,7 @@ static int parse_metadata(struct parse *p, const cJSON *j)
 				sizeof(*p->h->metadata));
 	if (!p->h->metadata)
 		return -ENOMEM;
-	cJSON_ArrayForEach(member, j)
-	{
+	cJSON_ArrayForEach(member, j) {
 		if (!cJSON_IsString(member))
 			return refuse(p->error,
 				      METADATA_KEY ": the value of "
@@ -349,48 +381,37 @@ static int sort_names(const struct parse *p)
 	return 0;
 }
 
-/* How many numbers the shapes have, and how many members there are. */
-static void count_parts(const cJSON *root, size_t *ret_members,
-			size_t *ret_dimensions)
+/* How many numbers the shapes of all tensors have. */
+static size_t count_dimensions(const cJSON *root)
 {
 	const cJSON *j;
-	size_t members = 0;
-	size_t dimensions = 0;
+	size_t count = 0;
 
+	/* Entries with two shapes are refused before the second. */
 	cJSON_ArrayForEach(j, root)
-	{
-		/* Entries with two shapes are refused before the second. */
-		const cJSON *shape =
-			cJSON_GetObjectItemCaseSensitive(j, "shape");
-
-		members++;
-		dimensions += (size_t)cJSON_GetArraySize(shape);
-	}
-	*ret_members = members;
-	*ret_dimensions = dimensions;
+		count += (size_t)cJSON_GetArraySize(
+			cJSON_GetObjectItemCaseSensitive(j, "shape"));
+	return count;
 }
 
 static int parse_root(struct parse *p, const cJSON *root, size_t len)
 {
 	struct safetensors_header *h = p->h;
+	size_t members = (size_t)cJSON_GetArraySize(root);
 	const cJSON *j;
-	size_t members;
-	size_t dimensions;
 	int rc = 0;
 
-	count_parts(root, &members, &dimensions);
 	/* One more each: calloc(0) may give NULL. */
 	h->entries = calloc(members + 1, sizeof(*h->entries));
 	h->by_name = calloc(members + 1, sizeof(*h->by_name));
-	h->shapes = calloc(dimensions + 1, sizeof(*h->shapes));
+	h->shapes = calloc(count_dimensions(root) + 1, sizeof(*h->shapes));
 	/* A string with its NUL is no longer than with its quotes. */
 	h->strings = malloc(len);
 	if (!h->entries || !h->by_name || !h->shapes || !h->strings)
 		return -ENOMEM;
 	p->shape_next = h->shapes;
 	p->string_next = h->strings;
-	cJSON_ArrayForEach(j, root)
-	{
+	cJSON_ArrayForEach(j, root) {
 		if (strcmp(j->string, METADATA_KEY) == 0)
 			rc = parse_metadata(p, j);
 		else

@@ -76,4 +76,12 @@ void safetensors_header_release(struct safetensors_header *h);
 const struct safetensors_tensor *
 safetensors_header_find(const struct safetensors_header *h, const char *name);
 
+/*
+ * Bits of one element of a dtype ("BF16": 16), 0: there is no such dtype.
+ * Elements of less than 8 bits are packed.
+ */
+unsigned safetensors_dtype_bits(const char *dtype);
+/* The same text, static. NULL: there is no such dtype. */
+const char *safetensors_dtype_name(const char *dtype);
+
 #endif

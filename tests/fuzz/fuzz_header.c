@@ -7,7 +7,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "store/base/safetensors_dtype.h"
 #include "store/base/safetensors_header.h"
 #include "store/base/scope.h"
 #include "tests/fuzz/fuzz.h"
