@@ -34,7 +34,6 @@
 	X(LOCK_INODE, "inode.lock")                    \
 	X(LOCK_SEGMENTS, "segments.lock")              \
 	X(LOCK_DRAIN, "drain.lock")                    \
-	X(LOCK_COMMITTER, "committer.lock")            \
 	X(LOCK_INFLIGHT, "inflight.lock")              \
 	X(LOCK_RECLAIM, "reclaim.lock")                \
 	X(LOCK_IMAGES, "images.lock")                  \

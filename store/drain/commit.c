@@ -3,24 +3,21 @@
  * queue (commit_queue.c, commit_ops.c), and jobs from the order
  * (commit_job.c), and sleeps while there are neither.
  */
-#include <errno.h>
 #include <stdlib.h>
 
 #include "store/base/scope.h"
 #include "store/drain/commit_private.h"
-#include "store/drain/drain_private.h"
-#include "store/space/reclaim.h"
 
 /* The next operation, with the deletions right behind it if it is one. */
-static unsigned take_ops_locked(struct committer *c, struct commit_op **ops)
+static unsigned take_ops_locked(struct drain *d, struct commit_op **ops)
 {
 	struct commit_op *op;
 	unsigned n = 0;
 
-	while (n < COMMIT_GROUP_MAX && (op = TAILQ_FIRST(&c->ops)) != NULL &&
+	while (n < COMMIT_GROUP_MAX && (op = TAILQ_FIRST(&d->ops)) != NULL &&
 	       (n == 0 ||
 		(op->kind == COMMIT_DELETE && ops[0]->kind == COMMIT_DELETE))) {
-		TAILQ_REMOVE(&c->ops, op, next);
+		TAILQ_REMOVE(&d->ops, op, next);
 		ops[n++] = op;
 	}
 	return n;
@@ -35,67 +32,54 @@ static void run_ops(struct drain *d, struct commit_op **ops, unsigned n)
 		commit_op_run(d, ops[0]);
 }
 
+/* Operations and jobs by turns: neither keeps the other waiting. */
 static void *committer_main(void *arg)
 {
 	struct drain *d = arg;
-	struct committer *c = d->committer;
 	struct commit_op *ops[COMMIT_GROUP_MAX];
+	struct drain_taken job = { 0 };
+	unsigned n = 0;
 
-	for (;;) {
-		unsigned op_count;
-		bool woken;
-
-		lock_take(&c->lock);
-		while (!c->woken && TAILQ_EMPTY(&c->ops) && !c->stop)
-			cond_wait(&c->work, &c->lock);
-		woken = c->woken;
-		c->woken = false;
-		/* What is ready already is committed, or given up, before. */
-		if (c->stop && !woken && TAILQ_EMPTY(&c->ops)) {
-			lock_give(&c->lock);
-			return NULL;
+	do {
+		lock_take(&d->lock);
+		while (!(n = take_ops_locked(d, ops)) &&
+		       !drain_take_locked(d, &job) && !d->commit_stop)
+			cond_wait(&d->commit, &d->lock);
+		lock_give(&d->lock);
+		if (n > 0) {
+			run_ops(d, ops, n);
+			(void)drain_take(d, &job);
 		}
-		op_count = take_ops_locked(c, ops);
-		lock_give(&c->lock);
-		if (op_count > 0) {
-			run_ops(d, ops, op_count);
-			commit_wake(d);
-		}
-		if (commit_jobs(d))
-			commit_wake(d);
-	}
+		if (job.j)
+			commit_jobs(d, &job);
+		/* What is ready already is committed before it ends. */
+	} while (n > 0 || job.j);
+	return NULL;
 }
 
 int commit_start(struct drain *d)
 {
-	struct committer *c = d->committer;
 	int rc;
 
-	if (c->started)
+	if (d->commit_started)
 		return 0;
-	rc = thread_create(&c->thread, committer_main, d);
-	c->started = rc == 0;
-	return -rc;
+	rc = thread_create(&d->committer, committer_main, d);
+	d->commit_started = rc == 0;
+	return rc;
 }
 
 void commit_stop(struct drain *d)
 {
-	struct committer *c = d->committer;
-
 	{
-		HOLD(&c->lock);
-		c->stop = true;
-		cond_signal(&c->work);
+		HOLD(&d->lock);
+		d->commit_stop = true;
+		cond_signal(&d->commit);
 	}
-	if (c->started)
-		thread_join(&c->thread);
-	TAILQ_CONCAT(&c->ops, &c->refused, next);
-	for (struct commit_op *op; (op = TAILQ_FIRST(&c->ops)) != NULL;) {
-		TAILQ_REMOVE(&c->ops, op, next); /* the next start does it */
+	if (d->commit_started)
+		thread_join(&d->committer);
+	TAILQ_CONCAT(&d->ops, &d->refused, next);
+	for (struct commit_op *op; (op = TAILQ_FIRST(&d->ops)) != NULL;) {
+		TAILQ_REMOVE(&d->ops, op, next); /* the next start does it */
 		free(op);
 	}
-	lock_destroy(&c->lock);
-	cond_destroy(&c->work);
-	cond_destroy(&c->done);
-	free(c);
 }

@@ -445,30 +445,42 @@ static void pending_release(struct pending *p)
 	free(p->changes.at);
 }
 
-/* `first` was taken from the order. */
-static void commit_group(struct drain *d, const struct pending *first)
+/* Write what was taken, and what can be taken after it; how many are in p. */
+static unsigned write_group(struct drain *d, struct drain_taken taken,
+			    struct pending *p, bool *ret_wrote)
 {
-	struct pending p[COMMIT_GROUP_MAX];
-	bool wrote = false;
-	unsigned n = 0;
-	int rc = 0;
+	unsigned n = 0, count = 0;
+	int rc;
 
-	p[0] = *first;
-	for (unsigned taken = 0; taken < COMMIT_GROUP_MAX && p[n].j; taken++) {
-		p[n].w = p[n].j->work;
+	do {
+		if (taken.makes_way) {
+			drain_void(d, taken.j, false);
+			continue;
+		}
+		p[n] = (struct pending){ .j = taken.j,
+					 .w = taken.j->work,
+					 .older = taken.older };
 		rc = job_write(d, &p[n]);
-		wrote = wrote || rc == 0;
+		*ret_wrote = *ret_wrote || rc == 0;
 		if (rc < 0) {
 			job_give_back(d, &p[n], rc);
 			pending_release(&p[n]);
 		} else {
 			n++;
 		}
-		if (taken + 1 < COMMIT_GROUP_MAX) {
-			p[n] = (struct pending){ 0 };
-			p[n].j = drain_take(d, &p[n].older);
-		}
-	}
+	} while (++count < COMMIT_GROUP_MAX && drain_take(d, &taken));
+	return n;
+}
+
+void commit_jobs(struct drain *d, const struct drain_taken *first)
+{
+	struct pending p[COMMIT_GROUP_MAX];
+	bool wrote = false;
+	unsigned n;
+	int rc;
+
+	HOLD(reclaim_deciding(d->reclaim));
+	n = write_group(d, *first, p, &wrote);
 	rc = n > 0 ? kv_sync(d->kv) : 0;
 	if (rc < 0 && wrote) /* what was written is tried again as if it was
 				not */
@@ -482,19 +494,4 @@ static void commit_group(struct drain *d, const struct pending *first)
 		}
 		pending_release(&p[i]);
 	}
-}
-
-bool commit_jobs(struct drain *d)
-{
-	struct pending first = { 0 };
-	struct drain_job *j;
-
-	while ((j = drain_take_void(d)) != NULL)
-		drain_void(d, j, false);
-	first.j = drain_take(d, &first.older);
-	if (!first.j)
-		return false;
-	HOLD(reclaim_deciding(d->reclaim));
-	commit_group(d, &first);
-	return true;
 }

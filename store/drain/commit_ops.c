@@ -96,8 +96,8 @@ void commit_ops_delete(struct drain *d, struct commit_op **ops, unsigned n)
 				  (unsigned long long)ops[i]->ino,
 				  strerror(-one));
 		if (one == -ENOSPC) { /* and so does commit_retry() */
-			HOLD(&d->committer->lock);
-			TAILQ_INSERT_TAIL(&d->committer->refused, ops[i], next);
+			HOLD(&d->lock);
+			TAILQ_INSERT_TAIL(&d->refused, ops[i], next);
 		} else {
 			free(ops[i]);
 		}
@@ -196,7 +196,6 @@ static void op_abandon(struct drain *d, struct image *i, uint64_t size)
 
 void commit_op_run(struct drain *d, struct commit_op *op)
 {
-	struct committer *c = d->committer;
 	int rc = 0;
 
 	switch (op->kind) {
@@ -211,10 +210,10 @@ void commit_op_run(struct drain *d, struct commit_op *op)
 		break;
 	}
 	if (op->waited) {
-		HOLD(&c->lock);
+		HOLD(&d->lock);
 		op->result = rc;
 		op->done = true;
-		cond_broadcast(&c->done);
+		cond_broadcast(&d->moved);
 		return;
 	}
 	free(op);

@@ -10,9 +10,7 @@
 #include "store/db/kv.h"
 #include "store/db/records.h"
 #include "store/drain/commit.h"
-
-struct drain;
-struct image;
+#include "store/drain/drain_private.h"
 
 enum commit_kind {
 	COMMIT_DELETE,
@@ -31,26 +29,11 @@ struct commit_op {
 	bool waited, done; /* CLONE: on the caller's stack */
 	int result;
 };
-TAILQ_HEAD(commit_ops, commit_op);
-
-struct committer {
-	struct thread thread;
-	bool started;
-	struct lock lock; /* guards everything below */
-	struct cond work, done;
-	struct commit_ops ops;
-	struct commit_ops refused; /* deletions that found the disk full */
-	bool woken, stop;
-};
-
 /* How many jobs share a sync of the log, or deletions a batch. */
 #define COMMIT_GROUP_MAX 64
 
 /* --- commit_queue.c */
 
-int committer_new(struct committer **ret_committer);
-/* There may be something to commit. */
-void commit_wake(struct drain *d);
 /* Deletions that a full disk refused are tried again. */
 void commit_retry(struct drain *d);
 
@@ -58,13 +41,13 @@ void commit_retry(struct drain *d);
 
 /* Nothing, when it runs already: drain_start() may come again. */
 int commit_start(struct drain *d);
-/* Once nothing is given to it any more; it is freed. */
+/* Once nothing is given to it any more. */
 void commit_stop(struct drain *d);
 
 /* --- commit_job.c */
 
-/* Commit what the order has for it, if anything: true, maybe there is more. */
-bool commit_jobs(struct drain *d);
+/* Commit, or give back, what was taken, and what can be taken after it. */
+void commit_jobs(struct drain *d, const struct drain_taken *first);
 
 /* --- commit_refs.c */
 

@@ -9,48 +9,20 @@
 #include "store/drain/commit_private.h"
 #include "store/drain/drain_private.h"
 
-int committer_new(struct committer **ret_committer)
-{
-	struct committer *c = calloc(1, sizeof(*c));
-
-	if (!c)
-		return -ENOMEM;
-	lock_init(&c->lock, LOCK_COMMITTER);
-	cond_init(&c->work);
-	cond_init(&c->done);
-	TAILQ_INIT(&c->ops);
-	TAILQ_INIT(&c->refused);
-	*ret_committer = c;
-	return 0;
-}
-
-void commit_wake(struct drain *d)
-{
-	struct committer *c = d->committer;
-
-	HOLD(&c->lock);
-	c->woken = true;
-	cond_signal(&c->work);
-}
-
 static void op_add(struct drain *d, struct commit_op *op)
 {
-	struct committer *c = d->committer;
-
-	HOLD(&c->lock);
-	TAILQ_INSERT_TAIL(&c->ops, op, next);
-	cond_signal(&c->work);
+	HOLD(&d->lock);
+	TAILQ_INSERT_TAIL(&d->ops, op, next);
+	cond_signal(&d->commit);
 }
 
 void commit_retry(struct drain *d)
 {
-	struct committer *c = d->committer;
-
-	HOLD(&c->lock);
-	if (TAILQ_EMPTY(&c->refused))
+	HOLD(&d->lock);
+	if (TAILQ_EMPTY(&d->refused))
 		return;
-	TAILQ_CONCAT(&c->ops, &c->refused, next);
-	cond_signal(&c->work);
+	TAILQ_CONCAT(&d->ops, &d->refused, next);
+	cond_signal(&d->commit);
 }
 
 int commit_delete(struct drain *d, uint64_t ino)
@@ -73,13 +45,11 @@ int commit_clone(struct drain *d, struct kv_batch *b, uint64_t from,
 				.from = from,
 				.batch = b,
 				.waited = true };
-	struct committer *c = d->committer;
 
 	op_add(d, &op);
-	lock_take(&c->lock);
+	HOLD(&d->lock);
 	while (!op.done)
-		cond_wait(&c->done, &c->lock);
-	lock_give(&c->lock);
+		cond_wait(&d->moved, &d->lock);
 	return op.result;
 }
 

@@ -22,7 +22,6 @@
 #include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/drain/commit_private.h"
-#include "store/drain/drain_private.h"
 #include "store/drain/inflight.h"
 #include "store/file/state.h"
 
@@ -35,18 +34,12 @@ int drain_new(struct kv *kv, struct images *images, struct stages *stages,
 	      const struct drain_options *options, struct drain **ret_drain)
 {
 	SCOPED(scope_free) struct drain *d = calloc(1, sizeof(*d));
-	int rc;
 
 	if (!d)
 		return -ENOMEM;
 	d->inflight = inflight_new();
 	if (!d->inflight)
 		return -ENOMEM;
-	rc = committer_new(&d->committer);
-	if (rc < 0) {
-		inflight_free(d->inflight);
-		return rc;
-	}
 	d->kv = kv;
 	d->images = images;
 	d->stages = stages;
@@ -56,8 +49,11 @@ int drain_new(struct kv *kv, struct images *images, struct stages *stages,
 	lock_init(&d->lock, LOCK_DRAIN);
 	cond_init(&d->work);
 	cond_init(&d->moved);
+	cond_init(&d->commit);
 	cond_init(&d->tick);
 	TAILQ_INIT(&d->running);
+	TAILQ_INIT(&d->ops);
+	TAILQ_INIT(&d->refused);
 	order_init(&d->order);
 	d->order.held = options->hold;
 	*ret_drain = TAKE(d);
@@ -119,6 +115,8 @@ static void job_place_locked(struct drain *d, struct drain_job *j,
 	/* Sealed bytes are those that got the place: it is theirs. */
 	if (j->v.place && j->stage->sealed)
 		return;
+	if (j->v.place)
+		cond_signal(&d->commit); /* those behind its old one */
 	j->result = 0;
 	j->close_size = (uint64_t)sb->st_size;
 	j->close_mtime_ns = io_ns(&sb->st_mtim);
@@ -399,6 +397,7 @@ void drain_free(struct drain *d)
 	lock_destroy(&d->lock);
 	cond_destroy(&d->work);
 	cond_destroy(&d->moved);
+	cond_destroy(&d->commit);
 	cond_destroy(&d->tick);
 	free(d);
 }

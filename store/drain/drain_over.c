@@ -191,28 +191,30 @@ static void show_older_locked(const struct drain_job *j, bool show)
 			SLOT_SET(job_of(u)->stage->slot, dirty, show);
 }
 
-struct drain_job *drain_take(struct drain *d, unsigned *ret_older)
+bool drain_take_locked(struct drain *d, struct drain_taken *ret)
 {
-	struct drain_job *j;
+	*ret = (struct drain_taken){ .j = job_of(order_void(&d->order)) };
+	ret->makes_way = ret->j != NULL;
+	if (ret->makes_way)
+		return true;
+	ret->j = job_of(order_take(&d->order));
+	if (!ret->j)
+		return false;
+	ret->older = order_older(&ret->j->v);
+	show_older_locked(ret->j, false);
+	return true;
+}
 
+bool drain_take(struct drain *d, struct drain_taken *ret)
+{
 	HOLD(&d->lock);
-	j = job_of(order_take(&d->order));
-	*ret_older = j ? order_older(&j->v) : 0;
-	if (*ret_older > 0)
-		show_older_locked(j, false);
-	return j;
+	return drain_take_locked(d, ret);
 }
 
 void drain_unhide(struct drain *d, struct drain_job *j)
 {
 	HOLD(&d->lock);
 	show_older_locked(j, true);
-}
-
-struct drain_job *drain_take_void(struct drain *d)
-{
-	HOLD(&d->lock);
-	return job_of(order_void(&d->order));
 }
 
 void drain_seen(struct drain *d, struct drain_job *j, bool clean,

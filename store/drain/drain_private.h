@@ -42,6 +42,7 @@ struct drain_job {
 };
 
 TAILQ_HEAD(works, work);
+TAILQ_HEAD(commit_ops, commit_op);
 
 struct drain {
 	struct kv *kv;
@@ -50,24 +51,26 @@ struct drain {
 	struct inode_table *inodes;
 	struct reclaim *reclaim;
 	struct drain_options options;
-	struct committer *committer;
 	struct inflight *inflight;
 	atomic_bool label_failed; /* and that was said */
 	atomic_uint_fast64_t writing_bytes; /* by workers, just now */
 	struct thread thread[DRAIN_THREADS_MAX];
 	unsigned thread_count;
-	struct thread timer;
-	bool started;
+	struct thread timer, committer;
+	bool started, commit_started;
 
 	struct lock lock; /* guards everything below */
 	struct cond work; /* there is something for a worker, or stop */
 	struct cond moved; /* a job changed its state, or a writer went */
+	struct cond commit; /* there may be something to commit, or stop */
 	struct cond tick; /* wakes the timer early */
 	struct order order;
 	struct works running; /* their spans can be claimed */
 	unsigned running_count; /* jobs that workers have */
 	uint64_t next_serial;
-	bool stop;
+	bool stop, commit_stop;
+	struct commit_ops ops; /* what else the committer is asked for */
+	struct commit_ops refused; /* deletions that found the disk full */
 	uint64_t failed; /* files with a sticky error */
 	uint64_t left_native, left_native_bytes;
 	unsigned awaiting_release; /* who is in drain_wait_released() */
@@ -129,16 +132,20 @@ void drain_void(struct drain *d, struct drain_job *j, bool overtaken);
  * again later in the same place.
  */
 void drain_fail(struct drain *d, struct drain_job *j, int rc);
+struct drain_taken {
+	struct drain_job *j;
+	bool makes_way; /* for drain_void(); else it may be committed */
+	unsigned older; /* versions of its file that it supersedes */
+};
 /*
- * The next job that may be committed, oldest first, and how many versions of
- * its file it supersedes. Another daemon would not find these any more, and
- * bring them back over it. NULL: there is none.
+ * The next one for the committer, those that make way first, then oldest first;
+ * false: there is none. Another daemon would not find the older versions any
+ * more, and bring them back over it.
  */
-struct drain_job *drain_take(struct drain *d, unsigned *ret_older);
+bool drain_take(struct drain *d, struct drain_taken *ret);
+bool drain_take_locked(struct drain *d, struct drain_taken *ret);
 /* It is not committed after all: another daemon finds them again. */
 void drain_unhide(struct drain *d, struct drain_job *j);
-/* One that makes way, for drain_void(); NULL: there is none. */
-struct drain_job *drain_take_void(struct drain *d);
 /*
  * j is durable, and everybody may see it. clean: there are no other bytes in
  * its stage, so a later close of it ends as well. inode.lock is held.
@@ -147,14 +154,6 @@ void drain_seen(struct drain *d, struct drain_job *j, bool clean,
 		struct version_queue *ended);
 /* All that follows is done. Unless `stored`, its own image is given up. */
 void drain_done(struct drain *d, struct drain_job *j, bool stored);
-
-/* --- drain_wait.c */
-
-/*
- * Wait until all jobs with a place before `order` are done. The first of them
- * that fails while we wait ends it: nothing after it can be in order.
- */
-int order_wait(struct drain *d, uint64_t order);
 
 /* --- drain_timer.c */
 

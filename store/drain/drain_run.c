@@ -175,8 +175,10 @@ static void work_leave(struct drain *d, struct work *w, int rc, bool overtaken)
 			TAILQ_REMOVE(&d->running, w, running);
 		d->running_count--;
 		w->outcome = again || rc < 0 ? WORK_GAVE_UP : WORK_SETTLED;
-		if (w->outcome == WORK_SETTLED)
+		if (w->outcome == WORK_SETTLED) {
 			order_ready(&d->order, &j->v);
+			cond_signal(&d->commit);
+		}
 		cond_broadcast(&d->moved);
 		cond_broadcast(&d->work);
 	}
@@ -184,8 +186,6 @@ static void work_leave(struct drain *d, struct work *w, int rc, bool overtaken)
 		drain_void(d, j, overtaken);
 	else if (rc < 0)
 		drain_fail(d, j, rc);
-	else
-		commit_wake(d);
 }
 
 static void work_over(struct drain *d, struct work *w, uint8_t *buffer)
@@ -314,7 +314,7 @@ int drain_start(struct drain *d)
 	for (unsigned i = 0; i < n; i++) {
 		rc = thread_create(&d->thread[i], worker_main, d);
 		if (rc != 0)
-			return -rc;
+			return rc;
 		HOLD(&d->lock);
 		d->thread_count++;
 	}

@@ -10,15 +10,36 @@
 
 #include "store/base/io.h"
 #include "store/base/scope.h"
-#include "store/drain/commit_private.h"
+#include "store/base/vec.h"
 #include "store/drain/drain_private.h"
 
 /* How long an open with O_TRUNC waits for the release of the last handle. */
 #define RELEASED_WAIT_NS (INT64_C(1) * 1000000000)
 
-static bool in_flight(const struct drain_job *j)
+/*
+ * What is in flight of the file, with a reference; NULL: nothing. drain.lock is
+ * held from here on. *ret_frozen, unless NULL: is the file's stage?
+ */
+static struct drain_job *look_in_flight(struct drain *d, struct inode *in,
+					bool *ret_frozen)
 {
-	return j->in->file->versions.in_flight == &j->v;
+	struct drain_job *j = NULL;
+
+	HOLD(&in->lock);
+	lock_take(&d->lock);
+	if (ret_frozen)
+		*ret_frozen = in->file && in->file->state.bytes == BYTES_FROZEN;
+	if (in->file)
+		j = job_of(in->file->versions.in_flight);
+	if (j)
+		job_ref(j);
+	return j;
+}
+
+/* Is the attempt still under way that was the n-th? */
+static bool is_in_flight(const struct drain_job *j, unsigned n)
+{
+	return j->in->file->versions.in_flight == &j->v && j->attempts == n;
 }
 
 /*
@@ -30,18 +51,13 @@ static int job_wait(struct drain *d, struct drain_job *j)
 	unsigned failures;
 	int rc;
 
-	{
-		HOLD(&d->lock);
-		job_want_locked(d, j);
-		failures = j->failures;
-	}
-	commit_wake(d);
-	{
-		HOLD(&d->lock);
-		while (!version_over(&j->v) && j->failures == failures)
-			cond_wait(&d->moved, &d->lock);
-		rc = j->result;
-	}
+	lock_take(&d->lock);
+	job_want_locked(d, j);
+	failures = j->failures;
+	while (!version_over(&j->v) && j->failures == failures)
+		cond_wait(&d->moved, &d->lock);
+	rc = j->result;
+	lock_give(&d->lock);
 	drain_job_put(d, j);
 	return rc;
 }
@@ -53,26 +69,16 @@ static int job_wait(struct drain *d, struct drain_job *j)
  */
 static void running_wait(struct drain *d, struct inode *in)
 {
-	struct drain_job *j = NULL;
-	unsigned attempts = 0;
+	struct drain_job *j = look_in_flight(d, in, NULL);
 
-	{
-		HOLD(&in->lock);
-		HOLD(&d->lock);
-		if (in->file)
-			j = job_of(in->file->versions.in_flight);
-		if (!j || (j->v.replaced && j->v.want != WANT_ALONE))
-			return;
-		job_ref(j);
+	if (j && (!j->v.replaced || j->v.want == WANT_ALONE)) {
+		unsigned attempts = j->attempts;
+
 		job_want_locked(d, j);
-		attempts = j->attempts;
-	}
-	commit_wake(d);
-	{
-		HOLD(&d->lock);
-		while (in_flight(j) && j->attempts == attempts)
+		while (is_in_flight(j, attempts))
 			cond_wait(&d->moved, &d->lock);
 	}
+	lock_give(&d->lock);
 	drain_job_put(d, j);
 }
 
@@ -95,19 +101,22 @@ int drain_sync(struct drain *d, struct inode *in)
 }
 
 /*
- * See order_wait(); ask: it is made durable now, even while it is changed. Who
- * was closed and is not released yet gets his time for that all the same: what
- * is drained while it may change has to be drained once more.
+ * Wait until all jobs with a place before `place` are done; 0: all that have
+ * one now. The first of them that fails while we wait ends it: nothing after
+ * it can be in order. hurry: they are made durable now, even while they are
+ * changed. Who was closed and is not released yet gets his time for that all
+ * the same: what is drained while it may change has to be drained once more.
  */
-static int order_await(struct drain *d, uint64_t order, bool ask)
+static int order_wait(struct drain *d, uint64_t place, bool hurry)
 {
 	struct version *v;
-	int rc = 0;
 
-	lock_take(&d->lock);
+	HOLD(&d->lock);
+	if (place == 0)
+		place = d->order.next_place;
 	TAILQ_FOREACH(v, &d->order.placed, by_place)
 	{
-		if (!ask || v->place >= order)
+		if (!hurry || v->place >= place)
 			break;
 		order_ask(v);
 		if (v->state == VERSION_FAILED)
@@ -116,57 +125,36 @@ static int order_await(struct drain *d, uint64_t order, bool ask)
 	cond_broadcast(&d->work);
 	for (;;) {
 		v = order_first(&d->order);
-		if (!v || v->place >= order)
-			break;
-		if (v->state == VERSION_FAILED) {
-			rc = job_of(v)->result;
-			break;
-		}
+		if (!v || v->place >= place)
+			return 0;
+		if (v->state == VERSION_FAILED)
+			return job_of(v)->result;
 		cond_wait(&d->moved, &d->lock);
 	}
-	lock_give(&d->lock);
-	return rc;
-}
-
-/*
- * Wait until all jobs with a place before `order` are done. The first of them
- * that fails while we wait ends it: nothing after it can be in order.
- */
-int order_wait(struct drain *d, uint64_t order)
-{
-	return order_await(d, order, true);
-}
-
-static uint64_t order_now(struct drain *d)
-{
-	HOLD(&d->lock);
-	return d->order.next_place;
 }
 
 int drain_sync_closed(struct drain *d)
 {
-	int rc = order_wait(d, order_now(d));
+	int rc = order_wait(d, 0, true);
 
 	return rc < 0 ? rc : kv_sync(d->kv);
 }
 
 int drain_wait_drained(struct drain *d)
 {
-	return order_await(d, order_now(d), false);
+	return order_wait(d, 0, false);
 }
 
 int drain_publish(struct drain *d, struct inode *in)
 {
-	uint64_t order;
-	bool open;
+	bool dirty;
 	int rc;
 
 	{
 		HOLD(&in->lock);
-		open = in->file && file_is_dirty(in->file);
+		dirty = in->file && file_is_dirty(in->file);
 	}
-	order = order_now(d);
-	rc = open ? order_wait(d, order) : 0;
+	rc = dirty ? order_wait(d, 0, true) : 0;
 	if (rc == 0)
 		rc = drain_sync(d, in); /* still open: as it stands */
 	return rc;
@@ -192,19 +180,13 @@ struct tree_list {
 
 static void tree_add(struct drain *d, struct tree_list *l, struct inode *in)
 {
-	if (l->count == l->capacity) {
-		size_t want = l->capacity ? 2 * l->capacity : 64;
-		struct inode **grown = realloc(l->at, want * sizeof(*grown));
+	int rc = vec_grow(&l->at, l->count, &l->capacity, sizeof(*l->at));
 
-		if (!grown) {
-			l->rc = -ENOMEM;
-			inode_put(d->inodes, in, 1);
-			return;
-		}
-		l->at = grown;
-		l->capacity = want;
-	}
-	l->at[l->count++] = in;
+	if (rc == 0)
+		l->at[l->count++] = in;
+	else
+		inode_put(d->inodes, in, 1);
+	l->rc = l->rc < 0 ? l->rc : rc;
 }
 
 static void tree_collect(struct drain *d, uint64_t dir, struct tree_list *l)
@@ -235,7 +217,7 @@ int drain_sync_tree(struct drain *d, uint64_t dir)
 	tree_collect(d, dir, &l);
 	rc = l.rc;
 	if (rc == 0 && l.count > 0)
-		rc = order_wait(d, order_now(d));
+		rc = order_wait(d, 0, true);
 	for (size_t i = 0; i < l.count; i++) {
 		if (rc == 0)
 			rc = drain_sync(d, l.at[i]);
@@ -247,28 +229,18 @@ int drain_sync_tree(struct drain *d, uint64_t dir)
 
 void drain_disturb(struct drain *d, struct inode *in, bool wait)
 {
-	struct drain_job *j = NULL;
-	unsigned attempts;
+	struct drain_job *j = look_in_flight(d, in, NULL);
 
-	{
-		HOLD(&in->lock);
-		HOLD(&d->lock);
-		if (in->file)
-			j = job_of(in->file->versions.in_flight);
-		if (!j || j->v.replaced) /* that is another stage */
-			return;
+	if (j && !j->v.replaced) { /* else it has another stage */
+		unsigned attempts = j->attempts;
+
 		if (j->work && j->work->exclusive)
 			atomic_store(&j->work->disturbed, true);
-		if (!wait || j->v.state != VERSION_RUNNING)
-			return;
-		job_ref(j);
-		attempts = j->attempts;
-	}
-	{
-		HOLD(&d->lock);
-		while (j->v.state == VERSION_RUNNING && j->attempts == attempts)
+		while (wait && j->v.state == VERSION_RUNNING &&
+		       j->attempts == attempts)
 			cond_wait(&d->moved, &d->lock);
 	}
+	lock_give(&d->lock);
 	drain_job_put(d, j);
 }
 
@@ -285,32 +257,21 @@ void drain_changed(struct drain *d, struct inode *in)
 
 int drain_wait_idle(struct drain *d, struct inode *in)
 {
-	struct drain_job *j = NULL;
-	unsigned attempts;
-	int rc = 0;
+	bool frozen;
+	struct drain_job *j = look_in_flight(d, in, &frozen);
+	unsigned attempts = j ? j->attempts : 0;
+	/* Frozen for good: see attempt_over_locked(). */
+	int rc = !j && frozen ? -EIO : 0;
 
-	{
-		HOLD(&in->lock);
-		HOLD(&d->lock);
-		if (in->file)
-			j = job_of(in->file->versions.in_flight);
-		if (!j) /* frozen for good: see attempt_over_locked() */
-			return in->file && in->file->state.bytes == BYTES_FROZEN
-				       ? -EIO
-				       : 0;
-		job_ref(j);
+	if (j)
 		order_ask(&j->v);
-		attempts = j->attempts;
-	}
-	lock_take(&d->lock);
-	while (in_flight(j) && j->attempts == attempts) {
+	while (j && rc == 0 && is_in_flight(j, attempts)) {
 		struct version *first = order_first(&d->order);
 
-		if (first && first != &j->v && first->state == VERSION_FAILED) {
+		if (first && first != &j->v && first->state == VERSION_FAILED)
 			rc = job_of(first)->result;
-			break;
-		}
-		cond_wait(&d->moved, &d->lock);
+		else
+			cond_wait(&d->moved, &d->lock);
 	}
 	lock_give(&d->lock);
 	drain_job_put(d, j);
@@ -336,7 +297,7 @@ void drain_wait_closed(struct drain *d, struct inode *in)
 	uint64_t place = last_place(d, in, false);
 
 	if (place)
-		(void)order_wait(d, place + 1);
+		(void)order_wait(d, place + 1, true);
 }
 
 void drain_wait_replaced(struct drain *d, struct inode *in)
@@ -344,7 +305,7 @@ void drain_wait_replaced(struct drain *d, struct inode *in)
 	uint64_t place = last_place(d, in, true);
 
 	if (place)
-		(void)order_wait(d, place + 1);
+		(void)order_wait(d, place + 1, true);
 }
 
 bool drain_has_closed(struct drain *d, const struct file *f)

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 
 #include "store/base/scope.h"
-#include "store/drain/commit_private.h"
 #include "store/drain/drain_private.h"
 
 void job_ref(struct drain_job *j)
@@ -52,6 +51,7 @@ void job_want_locked(struct drain *d, struct drain_job *j)
 	if (aside && aside->work)
 		atomic_store(&aside->work->disturbed, true);
 	cond_signal(&d->work);
+	cond_signal(&d->commit);
 }
 
 bool job_is_last_of_stage(const struct drain_job *j)
@@ -76,6 +76,7 @@ void job_end_locked(struct drain *d, struct drain_job *j, enum version_state to,
 	TAILQ_INSERT_TAIL(ended, &j->v, by_state);
 	j->result = result;
 	cond_broadcast(&d->moved);
+	cond_signal(&d->commit); /* it may be open for the next one */
 	/* The next job of the same file may start now. */
 	if (!TAILQ_EMPTY(&j->in->file->versions.list))
 		cond_broadcast(&d->work);
@@ -85,8 +86,6 @@ void jobs_ended(struct drain *d, struct version_queue *ended)
 {
 	struct drain_job *j;
 
-	if (TAILQ_EMPTY(ended))
-		return;
 	while ((j = job_of(TAILQ_FIRST(ended))) != NULL) {
 		TAILQ_REMOVE(ended, &j->v, by_state);
 		if (j->drop) { /* what the file had */
@@ -95,5 +94,4 @@ void jobs_ended(struct drain *d, struct version_queue *ended)
 		}
 		drain_job_put(d, j); /* the order's */
 	}
-	commit_wake(d); /* it may be open for the next one */
 }
