@@ -461,7 +461,7 @@ int store_close(struct store *st)
 	int rc;
 
 	files_abandoned(&st->files);
-	drain_ask_all(st->drain);
+	drain_go_on(st->drain);
 	rc = drain_sync_tree(st->drain, ROOT_INO);
 	guard_stop(st->guard);
 	drain_stop(st->drain);

@@ -29,78 +29,58 @@ struct pending { /* one job in the group, between write and sync */
 	bool hold_punch;
 };
 
-static int extent_add(struct content *c, const struct extent *e)
+/*
+ * May the chunk be without its record yet? It is then made with an image of
+ * *ret_size bytes. What an ended job had is committed; it may be gone again,
+ * and its bytes with it, as those of any other.
+ */
+static bool is_fresh(const struct work *w, const struct drain_chunk *k,
+		     uint64_t *ret_size)
 {
-	struct extent *last =
-		c->extent_count ? &c->extents[c->extent_count - 1] : NULL;
+	const struct drain_origin *o = k->origin;
 
-	if (last && last->offset + last->len == e->offset &&
-	    last->image == e->image &&
-	    last->image_offset + last->len == e->image_offset) {
-		last->len += e->len;
-		return 0;
-	}
-	/* Grown in powers of two: the count itself says when. */
-	if ((c->extent_count & (c->extent_count - 1)) == 0) {
-		size_t want = c->extent_count ? 2 * c->extent_count : 1;
-		struct extent *grown =
-			realloc(c->extents, want * sizeof(*grown));
-
-		if (!grown)
-			return -ENOMEM;
-		c->extents = grown;
-	}
-	c->extents[c->extent_count++] = *e;
-	return 0;
+	*ret_size = o ? o->size_bytes : w->size_bytes;
+	return k->kind == CHUNK_NEW ||
+	       (k->kind == CHUNK_JOINED && !(o && atomic_load(&o->written)));
 }
 
 /* The work's chunks as extents, and the references that they take. */
 static int content_of_work(struct work *w, struct content *c,
 			   struct ref_changes *changes)
 {
+	struct extent *shrunk;
 	bool identity = true;
 
+	/* Room for all; most are one range in the end, and readers keep it. */
+	c->extents = calloc((size_t)w->chunk_count + 1, sizeof(*c->extents));
+	if (!c->extents)
+		return -ENOMEM;
 	for (uint32_t i = 0; i < w->chunk_count; i++) {
 		const struct drain_chunk *k = &w->chunks[i];
 		struct ref_change one = { .delta = 1,
 					  .len = k->len,
 					  .domain = w->domain };
-		struct extent e = { .offset = k->offset, .len = k->len };
+		struct extent e;
 		int rc;
 
-		if (k->kind == CHUNK_ZERO)
+		if (!work_place(w, k, &e)) {
+			CHECK(k->kind == CHUNK_ZERO);
 			continue;
-		if (k->kind == CHUNK_NEW) {
-			e.image = w->image->id;
-			e.image_offset = k->offset;
-			one.fresh = true;
-			one.image_size = w->size_bytes;
-		} else {
-			e.image = k->image;
-			e.image_offset = k->image_offset;
-			if (k->kind == CHUNK_JOINED) {
-				const struct drain_origin *o = k->origin;
-
-				/*
-				 * Committed, it may be gone again, and its
-				 * bytes with it, as those of any other.
-				 */
-				one.fresh = !o || !atomic_load(&o->written);
-				one.image_size =
-					o ? o->size_bytes : w->size_bytes;
-			}
 		}
+		one.fresh = is_fresh(w, k, &one.image_size);
 		one.image = e.image;
 		one.offset = e.image_offset;
 		memcpy(one.hash, k->hash, HASH_BYTES);
 		identity = identity && e.image_offset == e.offset;
 		c->data_bytes += k->len;
-		rc = extent_add(c, &e);
-		if (rc == 0)
-			rc = changes_add(changes, &one);
+		extent_append(c->extents, &c->extent_count, &e);
+		rc = changes_add(changes, &one);
 		if (rc < 0)
 			return rc;
 	}
+	shrunk = realloc(c->extents,
+			 (c->extent_count + 1) * sizeof(*c->extents));
+	c->extents = shrunk ? shrunk : c->extents;
 	/*
 	 * Native: all of it at its own offsets in one image of the same size.
 	 * With holes only the file's own, fresh image is known to have them.
@@ -155,7 +135,7 @@ static bool joined_is_dead(const struct work *w)
  */
 static bool came_too_late(struct drain *d, const struct work *w)
 {
-	if (w->no_join || w->undid)
+	if (w->no_join || w->outcome == WORK_UNSHARED)
 		return false;
 	for (uint32_t i = 0; i < w->chunk_count; i++) {
 		SCOPED(scope_free) void *value = NULL;
@@ -197,10 +177,10 @@ static void put_records(struct drain *d, struct kv_batch *b, struct work *w,
 }
 
 /* Does the own image have bytes of this chunk that nobody will read? */
-static bool is_spare(const struct work *w, const struct drain_chunk *c)
+static bool is_surplus(const struct work *w, const struct drain_chunk *c)
 {
 	return (c->kind == CHUNK_SHARED || c->kind == CHUNK_JOINED) &&
-	       (w->adopt || c->spare);
+	       (w->kind == WORK_OF_IMAGE || c->stored);
 }
 
 /* Does the work's image hold anything of it? */
@@ -213,33 +193,22 @@ static bool work_stored(const struct work *w)
 }
 
 /* A stage that holds nothing but zeros or what is shared: no image of it. */
-static bool stage_is_spare(const struct work *w)
+static bool image_is_surplus(const struct work *w)
 {
-	return w->adopt && !work_stored(w);
-}
-
-static void put_punch(struct kv_batch *b, uint64_t image, uint64_t offset,
-		      uint64_t len)
-{
-	struct key p = key_chunk(image, offset);
-	uint64_t le = htole64(len);
-
-	p.data[0] = 'P';
-	kv_put(b, p.data, p.len, &le, sizeof(le));
+	return w->kind == WORK_OF_IMAGE && !work_stored(w);
 }
 
 /* Bytes of the own image that are shared after all: they are given back. */
-static int put_own_copies(struct kv_batch *b, struct work *w)
+static void put_own_copies(struct kv_batch *b, struct work *w)
 {
-	if (stage_is_spare(w))
-		put_punch(b, w->image->id, 0, w->size_bytes);
+	if (image_is_surplus(w))
+		u64_save(b, key_punch(w->image->id, 0), w->size_bytes);
 	for (uint32_t i = 0; i < w->chunk_count; i++) {
 		const struct drain_chunk *k = &w->chunks[i];
 
-		if (is_spare(w, k) && !stage_is_spare(w))
-			put_punch(b, w->image->id, k->offset, k->len);
+		if (is_surplus(w, k) && !image_is_surplus(w))
+			u64_save(b, key_punch(w->image->id, k->offset), k->len);
 	}
-	return 0;
 }
 
 static void work_written(struct work *w, int rc)
@@ -291,7 +260,7 @@ static int job_write(struct drain *d, struct pending *p)
 		/* Its content cannot have changed: one job at a time. */
 		CHECK(j->in->file->content == w->old);
 	}
-	if (w->unchanged)
+	if (w->outcome == WORK_UNCHANGED)
 		return w->mtime_ns == old->mtime_ns ? 1 : write_time(d, b, p);
 	/* Those that it supersedes have theirs: see names_setattr(). */
 	c.generation = (old ? old->generation : 0) + 1 + p->older;
@@ -313,7 +282,7 @@ static int job_write(struct drain *d, struct pending *p)
 		rc = changes_apply(d, b, &p->changes);
 	if (rc == 0) {
 		put_records(d, b, w, &c, old);
-		rc = put_own_copies(b, w);
+		put_own_copies(b, w);
 	}
 	if (rc == 0)
 		rc = kv_room(d->kv);
@@ -331,12 +300,12 @@ static int job_write(struct drain *d, struct pending *p)
 /* The ranges of the adopted image that nobody will read once it is closed. */
 static void reclaim_own_copies(struct drain *d, struct work *w)
 {
-	if (stage_is_spare(w)) {
+	if (image_is_surplus(w)) {
 		reclaim_add(d->reclaim, w->image->id, 0, w->size_bytes);
 		return;
 	}
 	for (uint32_t i = 0; i < w->chunk_count; i++)
-		if (is_spare(w, &w->chunks[i]))
+		if (is_surplus(w, &w->chunks[i]))
 			reclaim_add(d->reclaim, w->image->id,
 				    w->chunks[i].offset, w->chunks[i].len);
 }
@@ -360,7 +329,7 @@ static bool publish_stage_locked(struct drain *d, struct pending *p)
 		return false;
 	SLOT_SET(s->slot, clean_generation, c->generation);
 	SLOT_SET(s->slot, dirty, 0);
-	if (w->adopt && !w->unchanged &&
+	if (w->kind == WORK_OF_IMAGE && w->outcome != WORK_UNCHANGED &&
 	    reached) { /* punched when its readers go */
 		p->hold_punch = true;
 		f->punch_image = w->image->id;
@@ -371,8 +340,8 @@ static bool publish_stage_locked(struct drain *d, struct pending *p)
 		return true;
 	}
 	stage_list(d->stages, s);
-	if (c->native && c->extent_count > 0 && !poor && !w->unchanged &&
-	    !s->sealed)
+	if (c->native && c->extent_count > 0 && !poor &&
+	    w->outcome != WORK_UNCHANGED && !s->sealed)
 		image_set_clean(d->images, c->extents[0].image, s);
 	return true;
 }
@@ -380,7 +349,8 @@ static bool publish_stage_locked(struct drain *d, struct pending *p)
 /* Is what was committed in w's own image, at least in part? */
 static bool job_is_stored(const struct work *w)
 {
-	return w->image && !w->unchanged && (w->adopt || work_stored(w));
+	return w->image && w->outcome != WORK_UNCHANGED &&
+	       (w->kind == WORK_OF_IMAGE || work_stored(w));
 }
 
 /* The content is durable: let everybody see it. */
@@ -399,8 +369,8 @@ static void job_publish(struct drain *d, struct pending *p)
 	}
 	if (job_is_stored(w))
 		image_built(d->images, w->image);
-	clean = w->exclusive && f->stage == j->stage &&
-		(w->adopt || !atomic_load(&w->disturbed)) &&
+	clean = w->kind != WORK_OF_OPEN && f->stage == j->stage &&
+		(w->kind == WORK_OF_IMAGE || !work_is_disturbed(w)) &&
 		publish_stage_locked(d, p);
 	TAILQ_INIT(&p->ended);
 	drain_seen(d, j, clean, &p->ended);
@@ -418,7 +388,7 @@ static void job_published(struct drain *d, struct pending *p)
 	jobs_ended(d, &p->ended);
 	content_ref_put(p->old);
 	changes_reclaim(d, &p->changes);
-	if (w->image && !w->unchanged && !p->hold_punch)
+	if (w->image && w->outcome != WORK_UNCHANGED && !p->hold_punch)
 		reclaim_own_copies(d, w);
 	/* An own image that holds nothing that counts is given up. */
 	drain_done(d, j, job_is_stored(w));

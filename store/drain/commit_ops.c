@@ -12,20 +12,11 @@
 #include "store/drain/commit_private.h"
 #include "store/drain/drain_private.h"
 
-static int delete_xattrs(struct drain *d, struct kv_batch *b, uint64_t ino)
+static int delete_record(void *b, struct kv_slice key, struct kv_slice value)
 {
-	struct key prefix = key_ino('X', ino);
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	int rc;
-
-	rc = kv_iter_new(d->kv, prefix.data, prefix.len, NULL, 0, &it);
-	if (rc < 0)
-		return rc;
-	while ((rc = kv_iter_next(it, &key, &value)) == 1)
-		kv_delete(b, key.data, key.len);
-	kv_iter_free(it);
-	return rc;
+	(void)value;
+	kv_delete(b, key.data, key.len);
+	return 0;
 }
 
 /* Into b and changes: nothing of the inode is left. */
@@ -55,7 +46,8 @@ static int delete_one(struct drain *d, struct kv_batch *b,
 		k = key_ino(*kind, ino);
 		kv_delete(b, k.data, k.len);
 	}
-	return delete_xattrs(d, b, ino);
+	k = key_ino('X', ino); /* attributes: any number */
+	return kv_each(d->kv, k.data, k.len, delete_record, b);
 }
 
 static int delete_group(struct drain *d, struct commit_op **ops, unsigned n)
@@ -181,12 +173,9 @@ static void op_abandon(struct drain *d, struct image *i, uint64_t size)
 		(void)image_remove(d->images, i);
 	if (shared > 0) {
 		SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-		struct key p = key_chunk(i->id, 0);
-		uint64_t le = htole64(size);
 
-		p.data[0] = 'P';
 		if (b) {
-			kv_put(b, p.data, p.len, &le, sizeof(le));
+			u64_save(b, key_punch(i->id, 0), size);
 			(void)kv_write(d->kv, b); /* lost: gc finds it */
 		}
 		reclaim_add(d->reclaim, i->id, 0, size);

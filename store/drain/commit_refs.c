@@ -12,23 +12,17 @@
 
 #include "store/base/log.h"
 #include "store/base/scope.h"
+#include "store/base/vec.h"
 #include "store/drain/commit_private.h"
 #include "store/drain/drain_private.h"
 
 int changes_add(struct ref_changes *c, const struct ref_change *one)
 {
-	if (c->count == c->capacity) {
-		size_t want = c->capacity ? 2 * c->capacity : 64;
-		struct ref_change *grown =
-			realloc(c->at, want * sizeof(*grown));
+	int rc = vec_grow(&c->at, c->count, &c->capacity, sizeof(*c->at));
 
-		if (!grown)
-			return -ENOMEM;
-		c->at = grown;
-		c->capacity = want;
-	}
-	c->at[c->count++] = *one;
-	return 0;
+	if (rc == 0)
+		c->at[c->count++] = *one;
+	return rc;
 }
 
 void changes_release(struct ref_changes *c)
@@ -66,7 +60,6 @@ static void changes_merge(struct ref_changes *c)
 	c->count = n + 1;
 }
 
-/* Every chunk under these extents gets `delta` more references. */
 int changes_of_content(struct drain *d, const struct content *c, int32_t delta,
 		       struct ref_changes *out)
 {
@@ -169,10 +162,6 @@ static int chunk_remove(struct drain *d, struct kv_batch *b,
 	return 0;
 }
 
-/*
- * Into b: all changes. -ESTALE: a shared chunk is not there any more; nothing
- * in b may be used then.
- */
 int changes_apply(struct drain *d, struct kv_batch *b,
 		  struct ref_changes *changes)
 {
@@ -189,10 +178,8 @@ int changes_apply(struct drain *d, struct kv_batch *b,
 			continue;
 		rc = chunk_load(d->kv, k, &rec);
 		if (rc == -ENOENT && c->fresh) {
-			if (c->delta > 0)
-				rc = chunk_create(d, b, c, &last_image);
-			else
-				rc = 0;
+			rc = c->delta > 0 ? chunk_create(d, b, c, &last_image)
+					  : 0;
 			if (rc < 0)
 				return rc;
 			continue;
@@ -228,7 +215,6 @@ int changes_apply(struct drain *d, struct kv_batch *b,
 	return 0;
 }
 
-/* What changes_apply() left behind for the reclaimer, once it is written. */
 void changes_reclaim(struct drain *d, const struct ref_changes *changes)
 {
 	for (size_t i = 0; i < changes->count; i++)

@@ -105,7 +105,7 @@ static bool is_covered_locked(const struct file *f)
 	/* One that everybody sees and is not over may be of another stage. */
 	return j && !j->v.replaced && j->stage == f->stage &&
 	       (!j->work ||
-		(j->work->exclusive && !atomic_load(&j->work->disturbed)));
+		(j->work->kind != WORK_OF_OPEN && !work_is_disturbed(j->work)));
 }
 
 /* The file was closed: j has the last place there is. */
@@ -277,7 +277,7 @@ static bool keeps_place(const struct drain_job *j, const struct stage *s)
 		return false; /* seen: the stage is a cache, and goes as one */
 	if (version_pending(&j->v))
 		return j->v.place != 0;
-	return !j->work || !atomic_load(&j->work->disturbed);
+	return !j->work || !work_is_disturbed(j->work);
 }
 
 struct stage *drain_replace(struct drain *d, struct inode *in,
@@ -337,7 +337,7 @@ static void cancel(struct drain *d, struct inode *in, bool replaced_too,
 				job_end_locked(d, j, VERSION_GONE, result,
 					       &ended);
 			else if (j->work)
-				atomic_store(&j->work->disturbed, true);
+				work_disturb(j->work);
 		}
 	}
 	jobs_ended(d, &ended);
@@ -402,7 +402,7 @@ void drain_free(struct drain *d)
 	free(d);
 }
 
-void drain_ask_all(struct drain *d)
+void drain_go_on(struct drain *d)
 {
 	HOLD(&d->lock);
 	d->order.held = false;

@@ -145,7 +145,7 @@ bool drain_has_closed(struct drain *d, const struct file *f);
 void drain_cancel(struct drain *d, struct inode *in);
 
 /* hold_drain is over: everything may be drained. */
-void drain_ask_all(struct drain *d);
+void drain_go_on(struct drain *d);
 
 struct drain_figures {
 	uint64_t draining; /* jobs that are not done */

@@ -26,7 +26,7 @@ static struct work *attempt_over_locked(struct drain *d, struct drain_job *j)
 	struct work *w = TAKE(j->work);
 
 	j->attempts++;
-	if (w && w->adopt && j->in->file->stage == j->stage &&
+	if (w && w->kind == WORK_OF_IMAGE && j->in->file->stage == j->stage &&
 	    kv_health(d->kv) != KV_CONDEMNED)
 		file_move(&j->in->file->state, FILE_THAWED);
 	cond_broadcast(&d->moved);
@@ -77,7 +77,7 @@ static void again_locked(struct drain *d, struct drain_job *j, bool overtaken,
 		if (want == WANT_ALONE)
 			job_want_locked(d, q);
 		else if (want == WANT_SOON)
-			order_ask(&q->v);
+			order_want_soon(&q->v);
 	} else {
 		order_again(&d->order, &j->v);
 		cond_broadcast(&d->work);
@@ -238,7 +238,7 @@ void drain_done(struct drain *d, struct drain_job *j, bool stored)
 	struct version_queue ended = TAILQ_HEAD_INITIALIZER(ended);
 	struct work *w;
 
-	work_ended(d, j->work, stored || j->work->adopt);
+	work_ended(d, j->work, stored || j->work->kind == WORK_OF_IMAGE);
 	{
 		struct version *u;
 

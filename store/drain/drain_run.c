@@ -46,7 +46,7 @@ static bool work_is_overtaken(struct drain *d, struct work *w)
 	struct drain_job *j = w->job;
 	struct stat sb;
 
-	if (w->exclusive || stage_stat(d->stages, w->stage, &sb) < 0)
+	if (w->kind != WORK_OF_OPEN || stage_stat(d->stages, w->stage, &sb) < 0)
 		return false;
 	HOLD(&d->lock);
 	return j->v.place && j->v.want != WANT_ALONE &&
@@ -55,7 +55,7 @@ static bool work_is_overtaken(struct drain *d, struct work *w)
 }
 
 /*
- * What the work is about, frozen; NULL: no memory. -EAGAIN in its error: there
+ * What the work is about, frozen; NULL: no memory. -EAGAIN in its stop: there
  * is nothing to be done any more.
  */
 static struct work *work_freeze(struct drain *d, struct drain_job *j)
@@ -69,8 +69,8 @@ static struct work *work_freeze(struct drain *d, struct drain_job *j)
 		return NULL;
 	rc = stage_stat(d->stages, j->stage, &sb);
 	HOLD(&j->in->lock);
-	w->exclusive =
-		!j->stage->held && (j->v.replaced || !file_may_change(f));
+	if (!j->stage->held && (j->v.replaced || !file_may_change(f)))
+		w->kind = WORK_OF_CLOSED;
 	w->domain = d->options.share_all ? DOMAIN_ALL : domain_of(&j->in->attr);
 	w->old = f->content;
 	if (w->old)
@@ -78,14 +78,15 @@ static struct work *work_freeze(struct drain *d, struct drain_job *j)
 	if (j->in->attr.nlink == 0 ||
 	    (f->stage != j->stage && !j->v.replaced)) {
 		rc = -EAGAIN;
-	} else if (rc == 0 && w->exclusive && j->stage->kind == STAGE_DISK &&
+	} else if (rc == 0 && w->kind == WORK_OF_CLOSED &&
+		   j->stage->kind == STAGE_DISK &&
 		   sb.st_size > SMALL_BYTES_MAX) {
 		/* A small file goes to the database, not to an image. */
-		w->adopt = true;
+		w->kind = WORK_OF_IMAGE;
 		if (!j->v.replaced)
 			file_move(&f->state, FILE_FROZEN);
 	}
-	atomic_store(&w->error, rc);
+	atomic_store(&w->stop, rc);
 	HOLD(&d->lock);
 	w->no_join = j->no_join;
 	/*
@@ -136,20 +137,22 @@ static int resolve(struct drain *d, struct work *w, uint8_t *buffer)
 }
 
 /* The last span is done: make it durable and settle shares. */
-static int work_finish(struct drain *d, struct work *w, uint8_t *buffer)
+static int work_finish(struct drain *d, struct work *w, uint8_t *buffer,
+		       enum work_outcome *ret_outcome)
 {
-	int rc = atomic_load(&w->error);
+	int rc = atomic_load(&w->stop);
 
-	if (rc == 0 && !atomic_load(&w->disturbed))
+	if (rc == 0)
 		rc = work_sync(d, w);
-	if (rc < 0 || atomic_load(&w->disturbed))
-		return rc;
-	rc = work_recheck(d, w, buffer);
+	if (rc == 0)
+		rc = atomic_load(&w->stop);
+	if (rc == 0)
+		rc = work_recheck(d, w, buffer);
 	if (rc == 0)
 		rc = resolve(d, w, buffer);
 	if (rc == 0)
-		rc = work_conclude(d, w, buffer);
-	if (rc == 0)
+		rc = work_conclude(d, w, buffer, ret_outcome);
+	if (rc == 0 && *ret_outcome != WORK_UNCHANGED)
 		rc = work_settle(d, w);
 	return rc;
 }
@@ -160,7 +163,8 @@ static int work_finish(struct drain *d, struct work *w, uint8_t *buffer)
  * it waits; the committer finds that out, and gives it back to be drained
  * again. So nobody who waits keeps space from being given back.
  */
-static void work_leave(struct drain *d, struct work *w, int rc, bool overtaken)
+static void work_leave(struct drain *d, struct work *w, int rc,
+		       enum work_outcome outcome, bool overtaken)
 {
 	struct drain_job *j = w->job;
 	bool again;
@@ -169,13 +173,12 @@ static void work_leave(struct drain *d, struct work *w, int rc, bool overtaken)
 	{
 		HOLD(&d->lock);
 		/* Once it is READY it is the committer's: disturbed or not. */
-		again = overtaken || rc == -EAGAIN ||
-			atomic_load(&w->disturbed);
+		again = overtaken || rc == -EAGAIN || work_is_disturbed(w);
 		if (w->span_count > 1)
 			TAILQ_REMOVE(&d->running, w, running);
 		d->running_count--;
-		w->outcome = again || rc < 0 ? WORK_GAVE_UP : WORK_SETTLED;
-		if (w->outcome == WORK_SETTLED) {
+		w->outcome = again || rc < 0 ? WORK_GAVE_UP : outcome;
+		if (w->outcome != WORK_GAVE_UP) {
 			order_ready(&d->order, &j->v);
 			cond_signal(&d->commit);
 		}
@@ -190,11 +193,12 @@ static void work_leave(struct drain *d, struct work *w, int rc, bool overtaken)
 
 static void work_over(struct drain *d, struct work *w, uint8_t *buffer)
 {
-	int rc = work_finish(d, w, buffer);
+	enum work_outcome outcome = WORK_GAVE_UP;
+	int rc = work_finish(d, w, buffer, &outcome);
 	bool overtaken = rc == 0 && work_is_overtaken(d, w);
 
 	reclaim_leave(d->reclaim, &w->ticket);
-	work_leave(d, w, rc, overtaken);
+	work_leave(d, w, rc, outcome, overtaken);
 }
 
 /* Claim and do spans of w until there are none left to claim. */
@@ -239,17 +243,18 @@ static void worker_begin(struct drain *d, struct drain_job *j, uint8_t *buffer)
 		drain_fail(d, j, -ENOMEM);
 		return;
 	}
-	rc = atomic_load(&w->error);
+	rc = atomic_load(&w->stop);
 	overtaken = rc == 0 && work_is_overtaken(d, w);
 	if (rc < 0 || overtaken) {
-		work_leave(d, w, rc, overtaken);
+		work_leave(d, w, rc, WORK_GAVE_UP, overtaken);
 		work_put(d, w);
 		return;
 	}
 	reclaim_enter(d->reclaim, &w->ticket);
 	rc = work_begin(d, w);
 	/* -ESTALE: it became shorter meanwhile. */
-	atomic_store(&w->error, rc == -ESTALE ? -EAGAIN : rc);
+	if (rc < 0)
+		work_fail(w, rc == -ESTALE ? -EAGAIN : rc);
 	if (w->span_count > 1) { /* others can help */
 		HOLD(&d->lock);
 		TAILQ_INSERT_TAIL(&d->running, w, running);

@@ -118,7 +118,7 @@ static int order_wait(struct drain *d, uint64_t place, bool hurry)
 	{
 		if (!hurry || v->place >= place)
 			break;
-		order_ask(v);
+		order_want_soon(v);
 		if (v->state == VERSION_FAILED)
 			order_wake(&d->order, v); /* once more, for us */
 	}
@@ -234,8 +234,8 @@ void drain_disturb(struct drain *d, struct inode *in, bool wait)
 	if (j && !j->v.replaced) { /* else it has another stage */
 		unsigned attempts = j->attempts;
 
-		if (j->work && j->work->exclusive)
-			atomic_store(&j->work->disturbed, true);
+		if (j->work && j->work->kind != WORK_OF_OPEN)
+			work_disturb(j->work);
 		while (wait && j->v.state == VERSION_RUNNING &&
 		       j->attempts == attempts)
 			cond_wait(&d->moved, &d->lock);
@@ -252,7 +252,7 @@ void drain_changed(struct drain *d, struct inode *in)
 	HOLD(&d->lock);
 	j = job_of(in->file->versions.in_flight);
 	if (j && !j->v.replaced && j->work)
-		atomic_store(&j->work->disturbed, true);
+		work_disturb(j->work);
 }
 
 int drain_wait_idle(struct drain *d, struct inode *in)
@@ -264,7 +264,7 @@ int drain_wait_idle(struct drain *d, struct inode *in)
 	int rc = !j && frozen ? -EIO : 0;
 
 	if (j)
-		order_ask(&j->v);
+		order_want_soon(&j->v);
 	while (j && rc == 0 && is_in_flight(j, attempts)) {
 		struct version *first = order_first(&d->order);
 

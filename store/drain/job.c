@@ -49,7 +49,7 @@ void job_want_locked(struct drain *d, struct drain_job *j)
 	struct drain_job *aside = job_of(order_want(&d->order, &j->v));
 
 	if (aside && aside->work)
-		atomic_store(&aside->work->disturbed, true);
+		work_disturb(aside->work);
 	cond_signal(&d->work);
 	cond_signal(&d->commit);
 }

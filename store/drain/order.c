@@ -295,7 +295,7 @@ struct version *order_want(struct order *o, struct version *v)
 	return aside && r->state == VERSION_RUNNING ? r : NULL;
 }
 
-void order_ask(struct version *v)
+void order_want_soon(struct version *v)
 {
 	if (v->want == WANT_NOT)
 		v->want = WANT_SOON;

@@ -56,7 +56,7 @@ enum version_state {
 
 enum version_want {
 	WANT_NOT,
-	WANT_SOON, /* may start although the order is held; keeps its turn */
+	WANT_SOON, /* may start although the order is held; keeps its place */
 	WANT_ALONE, /* somebody waits for it: it overtakes */
 };
 
@@ -144,8 +144,8 @@ void order_end(struct order *o, struct version *v, enum version_state to);
  * now, or NULL.
  */
 struct version *order_want(struct order *o, struct version *v);
-/* It may start, but keeps its turn. */
-void order_ask(struct version *v);
+/* It may start, but keeps its place. */
+void order_want_soon(struct version *v);
 /* The oldest with a place; NULL: nothing that was closed is unfinished. */
 struct version *order_first(const struct order *o);
 /* How many replaced versions of its file are older than v. */

@@ -34,7 +34,7 @@ struct work *work_new(struct drain_job *j)
 	if (!w)
 		return NULL;
 	atomic_init(&w->refs, 1);
-	lock_init(&w->image_turn, LOCK_IMAGE_TURN);
+	lock_init(&w->making_image, LOCK_MAKING_IMAGE);
 	w->stage_fd = -1;
 	w->image_fd = -1;
 	w->direct_fd = -1;
@@ -66,7 +66,7 @@ void work_put(struct drain *d, struct work *w)
 	}
 	drain_origin_put(w->origin);
 	image_put(d->images, w->image);
-	lock_destroy(&w->image_turn);
+	lock_destroy(&w->making_image);
 	free(w->chunks);
 	free(w->spans);
 	free(w->small);
@@ -77,7 +77,7 @@ void work_put(struct drain *d, struct work *w)
 
 void work_ended(struct drain *d, struct work *w, bool committed)
 {
-	if (!committed && w->image && !w->adopt) {
+	if (!committed && w->image && w->kind != WORK_OF_IMAGE) {
 		image_ref(d->images, w->image);
 		commit_abandon(d, w->image, w->size_bytes);
 	}
@@ -166,7 +166,7 @@ static int begin_origin(struct work *w)
 		return -ENOMEM;
 	atomic_init(&w->origin->refs, 1);
 	w->origin->size_bytes = w->size_bytes;
-	w->origin->adopt = w->adopt;
+	w->origin->adopt = w->kind == WORK_OF_IMAGE;
 	return 0;
 }
 
@@ -185,7 +185,7 @@ int work_begin(struct drain *d, struct work *w)
 		return -errno;
 	w->size_bytes = (uint64_t)sb.st_size;
 	w->mtime_ns = io_ns(&sb.st_mtim);
-	if (w->size_bytes <= SMALL_BYTES_MAX && w->adopt)
+	if (w->size_bytes <= SMALL_BYTES_MAX && w->kind == WORK_OF_IMAGE)
 		return -EAGAIN; /* cut just before it was frozen */
 	if (w->size_bytes <= SMALL_BYTES_MAX)
 		return begin_small(w);
@@ -214,10 +214,9 @@ int work_begin(struct drain *d, struct work *w)
 	cut_release(&cut);
 	CHECK(off == w->size_bytes);
 	mark_holes(w);
-	if (w->exclusive && !w->adopt && !w->stage->sealed)
+	if (work_is_stable(w))
 		w->map = stage_map(d->stages, w->stage, w->size_bytes);
-	w->stable = w->map != NULL;
-	if (w->adopt) {
+	if (w->kind == WORK_OF_IMAGE) {
 		w->image = w->stage->image;
 		image_ref(d->images, w->image);
 	}
@@ -234,7 +233,7 @@ static int own_image(struct drain *d, struct work *w)
 {
 	int rc;
 
-	HOLD(&w->image_turn);
+	HOLD(&w->making_image);
 	rc = w->image ? 0 : image_create(d->images, &w->image);
 	if (rc == 0 && w->image_fd < 0) {
 		w->image_fd = image_open_fd(d->images, w->image, O_RDWR);
@@ -349,19 +348,47 @@ int work_bytes(struct work *w, uint32_t first, uint32_t end, uint8_t *buffer,
 			    (size_t)(to - from), from);
 }
 
+bool work_place(const struct work *w, const struct drain_chunk *c,
+		struct extent *ret)
+{
+	bool elsewhere = c->kind == CHUNK_SHARED || c->kind == CHUNK_JOINED;
+
+	if (!elsewhere && c->kind != CHUNK_NEW)
+		return false;
+	*ret = (struct extent){
+		.offset = c->offset,
+		.len = c->len,
+		.image = elsewhere ? c->image : w->image->id,
+		.image_offset = elsewhere ? c->image_offset : c->offset,
+	};
+	return true;
+}
+
+void extent_append(struct extent *at, size_t *count, const struct extent *e)
+{
+	struct extent *last = *count > 0 ? &at[*count - 1] : NULL;
+
+	if (last && last->offset + last->len == e->offset &&
+	    last->image == e->image &&
+	    last->image_offset + last->len == e->image_offset)
+		last->len += e->len;
+	else
+		at[(*count)++] = *e;
+}
+
 void work_span(struct drain *d, struct work *w, uint32_t span, uint8_t *buffer)
 {
 	uint32_t first = w->spans[span], end = w->spans[span + 1];
 	const uint8_t *base;
 	int rc;
 
-	if (atomic_load(&w->disturbed) || atomic_load(&w->error) < 0)
+	if (atomic_load(&w->stop) < 0)
 		return;
 	rc = work_bytes(w, first, end, buffer, &base);
 	for (uint32_t i = first; rc == 0 && i < end; i++) {
 		struct drain_chunk *c = &w->chunks[i];
 
-		if (atomic_load(&w->disturbed))
+		if (work_is_disturbed(w))
 			return;
 		if (c->kind == CHUNK_ZERO ||
 		    all_zero(base + c->offset, c->len)) {
@@ -376,10 +403,10 @@ void work_span(struct drain *d, struct work *w, uint32_t span, uint8_t *buffer)
 	}
 	if (rc == 0)
 		rc = work_look_up(d, w, first, end, base);
-	if (rc == 0 && !w->adopt)
+	if (rc == 0 && w->kind != WORK_OF_IMAGE)
 		rc = work_write(d, w, first, end, base);
 	if (rc == -ESTALE) /* the file became shorter under us */
-		atomic_store(&w->disturbed, true);
+		work_disturb(w);
 	else if (rc < 0)
-		atomic_store(&w->error, rc);
+		work_fail(w, rc);
 }

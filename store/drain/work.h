@@ -5,7 +5,7 @@
  *
  * What is stored is what was hashed. A stage that nobody can write to is hashed
  * and written from its mapping; if a writer opens it meanwhile the work is
- * `disturbed` and does not count. While writers exist, bytes are copied before
+ * disturbed and does not count. While writers exist, bytes are copied before
  * they are hashed, and at the last close everything is hashed once more.
  *
  * Workers share the work in spans of some MiB; the one that finishes the last
@@ -15,6 +15,7 @@
 #ifndef STORE_WORK_H
 #define STORE_WORK_H
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -47,8 +48,8 @@ struct drain_chunk {
 	uint64_t offset;
 	uint32_t len;
 	uint8_t kind; /* enum chunk_kind */
-	bool kept; /* SHARED with the file's own committed content */
-	bool spare; /* was written to the own image before it was shared */
+	bool unmoved; /* SHARED with what is committed of this very place */
+	bool stored; /* in the own image too, from before it was shared */
 	uint8_t hash[HASH_BYTES];
 	uint64_t image, image_offset;
 	struct work *owner; /* DEFERRED: a reference */
@@ -70,29 +71,36 @@ struct drain_origin {
 };
 void drain_origin_put(struct drain_origin *o);
 
-/* Are its chunks' places final, and on the disk? */
+/* What may be relied on while the stage is read. */
+enum work_kind {
+	WORK_OF_OPEN, /* nothing: somebody may write to it at any time */
+	WORK_OF_CLOSED, /* who comes to write to it disturbs the work */
+	WORK_OF_IMAGE, /* the same; the stage becomes the file's image */
+};
+
 enum work_outcome {
 	WORK_OPEN,
-	WORK_SETTLED,
-	WORK_GAVE_UP, /* they will never be */
+	WORK_GAVE_UP, /* its chunks' places will never be final */
+	/* They are, and on the disk. The committer writes of its content: */
+	WORK_CHANGED, /* all */
+	WORK_UNSHARED, /* all; what little it could share it stored itself */
+	WORK_UNCHANGED, /* at most the time: it equals what is committed */
 };
 
 struct work {
-	/* Frozen when it begins: */
+	/* Frozen when it begins; nobody changes it: */
 	struct drain_job *job; /* a reference */
 	struct inode *in; /* the job's, and so is the stage */
 	struct stage *stage;
 	uint64_t serial; /* the smaller one of two has the chunk */
 	uint64_t domain; /* with whose chunks it shares: records.h */
-	bool exclusive; /* nobody has it open for writing */
-	bool adopt; /* the stage is the image */
+	enum work_kind kind;
 	bool no_join; /* share with nobody who is not committed yet */
 	struct content_ref *old; /* what was committed; a reference */
 
 	atomic_uint refs;
-	atomic_bool disturbed; /* a writer came, or it was asked to stop */
-	atomic_int error; /* first error of any span */
-	enum work_outcome outcome; /* drain.lock */
+	atomic_int stop; /* see work_disturb() and work_fail(); 0: go on */
+	enum work_outcome outcome; /* drain.lock; set once, by work_leave() */
 	TAILQ_ENTRY(work) running; /* drain.lock */
 
 	struct reclaim_ticket
@@ -101,8 +109,7 @@ struct work {
 	/* Set by work_begin(), then read only: */
 	uint64_t size_bytes;
 	int64_t mtime_ns;
-	const uint8_t *map; /* of an exclusive memory stage while it runs */
-	bool stable; /* it had one: its bytes did not change */
+	const uint8_t *map; /* of a stage that work_is_stable(), or NULL */
 	uint8_t *small; /* all bytes of a small file */
 	struct drain_chunk *chunks;
 	uint32_t chunk_count;
@@ -114,20 +121,45 @@ struct work {
 	 * -1: not yet, or not any more. See work_close().
 	 */
 	int stage_fd;
-	int image_fd, direct_fd; /* both under image_turn until they are set */
-	struct lock image_turn; /* held while the image is made */
+	int image_fd, direct_fd; /* under making_image until they are set */
+	struct lock making_image;
 	struct image *image; /* where NEW chunks go; a reference, or NULL */
 	struct drain_origin *origin; /* a reference; a small file has none */
 
-	/* Whoever concludes it: */
-	bool synced; /* what is in the image is durable, with its label */
-	uint64_t label; /* a sum of what that says; 0: it has none */
-
-	/* The result, for the committer: */
-	bool undid; /* what little it could have shared was stored after all */
-	bool unchanged; /* equals what is committed */
+	/* Of who concludes it: the sum of the label with which what is in the
+	 * image was synced (see work_label()); 0: it was not, since. */
+	uint64_t synced;
 	uint8_t digest[HASH_BYTES];
 };
+
+/*
+ * Its bytes are not those that were closed any more, or nobody needs them: it
+ * is drained again, whatever else came of it.
+ */
+static inline void work_disturb(struct work *w)
+{
+	atomic_store(&w->stop, -EAGAIN);
+}
+
+static inline bool work_is_disturbed(const struct work *w)
+{
+	return atomic_load(&w->stop) == -EAGAIN;
+}
+
+/* The first error of any of its parts. */
+static inline void work_fail(struct work *w, int rc)
+{
+	int none = 0;
+
+	atomic_compare_exchange_strong(&w->stop, &none, rc);
+}
+
+/* The stage in memory is what was hashed, unless the work was disturbed. */
+static inline bool work_is_stable(const struct work *w)
+{
+	return w->kind == WORK_OF_CLOSED && w->stage->kind == STAGE_MEMORY &&
+	       !w->stage->sealed;
+}
 
 /* One reference. NULL: no memory. */
 struct work *work_new(struct drain_job *j);
@@ -145,7 +177,7 @@ void work_ended(struct drain *d, struct work *w, bool committed);
 int work_begin(struct drain *d, struct work *w);
 /* When nothing of it runs any more: it needs no descriptor to wait. */
 void work_close(struct work *w);
-/* Hash, look up and store one span. Errors go to w->error. */
+/* Hash, look up and store one span. Errors go to w->stop. */
 void work_span(struct drain *d, struct work *w, uint32_t span, uint8_t *buffer);
 /*
  * After the last span: make the own bytes durable, with the label of their
@@ -163,7 +195,8 @@ int work_recheck(struct drain *d, struct work *w, uint8_t *buffer);
 int work_resolve(struct drain *d, struct work *w, uint32_t chunk,
 		 bool owner_failed, uint8_t *buffer);
 /* Sharing that does not pay is undone; the digest; did anything change? */
-int work_conclude(struct drain *d, struct work *w, uint8_t *buffer);
+int work_conclude(struct drain *d, struct work *w, uint8_t *buffer,
+		  enum work_outcome *ret_outcome);
 
 /* --- between work.c and work_late.c */
 
@@ -186,6 +219,14 @@ bool equal_to_stage(struct drain *d, const struct stage *s,
 /* Look up the new chunks of [first, end); base is the byte at file offset 0. */
 int work_look_up(struct drain *d, struct work *w, uint32_t first, uint32_t end,
 		 const uint8_t *base);
+/* Where the chunk will lie; false: nowhere, or that is not known yet. */
+bool work_place(const struct work *w, const struct drain_chunk *c,
+		struct extent *ret);
+/*
+ * Append e to at[*count], for which there is room; what continues the last one
+ * makes that longer.
+ */
+void extent_append(struct extent *at, size_t *count, const struct extent *e);
 /* Store the new chunks of [first, end), neighbours with one write. */
 int work_write(struct drain *d, struct work *w, uint32_t first, uint32_t end,
 	       const uint8_t *base);
@@ -198,8 +239,9 @@ int work_bytes(struct work *w, uint32_t first, uint32_t end, uint8_t *buffer,
 
 /* --- work_label.c */
 
-/* Label the image, open as fd. It need not have one. */
-void work_label(struct drain *d, struct work *w, int fd);
+#define LABEL_NONE 1 /* the image has none, and cannot have one */
+/* Label the image, open as fd: a sum of what that says, or LABEL_NONE. */
+uint64_t work_label(struct drain *d, struct work *w, int fd);
 /* Would it say something else by now? */
 bool work_label_is_old(struct drain *d, const struct work *w);
 

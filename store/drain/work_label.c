@@ -17,37 +17,6 @@
 #include "store/drain/drain_private.h"
 #include "store/drain/work.h"
 
-/* Where the chunk will lie; false: nowhere, or that is not known yet. */
-static bool chunk_place(const struct work *w, const struct drain_chunk *c,
-			struct extent *ret)
-{
-	ret->offset = c->offset;
-	ret->len = c->len;
-	ret->image = w->image->id;
-	ret->image_offset = c->offset;
-	if (c->kind == CHUNK_SHARED || c->kind == CHUNK_JOINED) {
-		ret->image = c->image;
-		ret->image_offset = c->image_offset;
-	}
-	return c->kind != CHUNK_ZERO && c->kind != CHUNK_DEFERRED;
-}
-
-static void add_extent(struct label *l, const struct extent *e)
-{
-	struct extent *last = l->listed > 0 ? &l->extents[l->listed - 1] : NULL;
-
-	l->identity = l->identity && e->image == l->image &&
-		      e->image_offset == e->offset;
-	if (last && last->offset + last->len == e->offset &&
-	    last->image == e->image &&
-	    last->image_offset + last->len == e->image_offset) {
-		last->len += e->len;
-		return;
-	}
-	l->extents[l->listed++] = *e;
-	l->extent_count++;
-}
-
 /* As much of the end of the path as there is room for. */
 static void label_path(struct drain *d, struct inode *in, struct label *l)
 {
@@ -79,9 +48,13 @@ static int label_of_work(struct drain *d, const struct work *w,
 	for (uint32_t i = 0; i < w->chunk_count; i++) {
 		struct extent e;
 
-		if (chunk_place(w, &w->chunks[i], &e))
-			add_extent(&l, &e);
+		if (!work_place(w, &w->chunks[i], &e))
+			continue;
+		l.identity = l.identity && e.image == l.image &&
+			     e.image_offset == e.offset;
+		extent_append(l.extents, &l.listed, &e);
 	}
+	l.extent_count = l.listed;
 	{
 		HOLD(&w->in->lock);
 		l.mode = w->in->attr.mode;
@@ -94,15 +67,17 @@ static int label_of_work(struct drain *d, const struct work *w,
 	return out->failed ? -ENOMEM : 0;
 }
 
-/* What is to be compared, to know whether it has changed. */
+/* What is to be compared, to know whether it has changed: never 0 or
+ * LABEL_NONE. */
 static uint64_t label_sum(const struct bytes *text)
 {
-	return XXH3_64bits(text->data, text->len) | 1;
+	return XXH3_64bits(text->data, text->len) | 2;
 }
 
-void work_label(struct drain *d, struct work *w, int fd)
+uint64_t work_label(struct drain *d, struct work *w, int fd)
 {
 	struct bytes text = { 0 };
+	uint64_t sum = LABEL_NONE;
 	int rc = label_of_work(d, w, &text);
 
 	if (rc == 0)
@@ -111,8 +86,10 @@ void work_label(struct drain *d, struct work *w, int fd)
 		log_info("images are stored without labels: %s; 'ckptctl "
 			 "rebuild' has the backups of the database alone",
 			 strerror(-rc));
-	w->label = rc == 0 ? label_sum(&text) : 0;
+	if (rc == 0)
+		sum = label_sum(&text);
 	bytes_release(&text);
+	return sum;
 }
 
 bool work_label_is_old(struct drain *d, const struct work *w)
@@ -120,9 +97,9 @@ bool work_label_is_old(struct drain *d, const struct work *w)
 	struct bytes text = { 0 };
 	bool old;
 
-	if (w->label == 0) /* it cannot have one */
+	if (w->synced == LABEL_NONE)
 		return false;
-	old = label_of_work(d, w, &text) == 0 && label_sum(&text) != w->label;
+	old = label_of_work(d, w, &text) == 0 && label_sum(&text) != w->synced;
 	bytes_release(&text);
 	return old;
 }

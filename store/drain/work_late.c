@@ -61,18 +61,19 @@ static bool has_deferred(const struct work *w)
 static int sync_image(struct drain *d, struct work *w)
 {
 	/* An adopted image is the stage. */
-	int fd = w->adopt ? w->stage_fd : w->image_fd;
+	int fd = w->kind == WORK_OF_IMAGE ? w->stage_fd : w->image_fd;
+	uint64_t label;
 	int rc;
 
-	if (!w->adopt && ftruncate(fd, (off_t)w->size_bytes) < 0)
+	if (w->kind != WORK_OF_IMAGE && ftruncate(fd, (off_t)w->size_bytes) < 0)
 		return -errno;
 	conclude_digest(d, w);
-	work_label(d, w, fd);
+	label = work_label(d, w, fd);
 	/* An fdatasync() need not bring the label. */
 	if (fsync(fd) < 0)
 		return -errno;
 	rc = image_sync_name(d->images, w->image->id);
-	w->synced = rc == 0;
+	w->synced = rc == 0 ? label : 0;
 	return rc;
 }
 
@@ -83,8 +84,7 @@ int work_sync(struct drain *d, struct work *w)
 
 int work_settle(struct drain *d, struct work *w)
 {
-	if (!w->image || w->unchanged ||
-	    (w->synced && !work_label_is_old(d, w)))
+	if (!w->image || (w->synced && !work_label_is_old(d, w)))
 		return 0;
 	return sync_image(d, w);
 }
@@ -106,13 +106,13 @@ static int store_late(struct drain *d, struct work *w, uint32_t i,
 		if (memcmp(hash, c->hash, HASH_BYTES) != 0)
 			return -EAGAIN;
 	}
-	w->synced = false;
+	w->synced = 0;
 	c->kind = CHUNK_NEW;
-	c->kept = false;
+	c->unmoved = false;
 	drain_origin_put(c->origin);
 	c->origin = NULL;
-	if (c->spare || w->adopt) { /* it is there already */
-		c->spare = false;
+	if (c->stored || w->kind == WORK_OF_IMAGE) { /* it is there already */
+		c->stored = false;
 		return 0;
 	}
 	return work_write(d, w, i, i + 1, base);
@@ -135,7 +135,7 @@ int work_recheck(struct drain *d, struct work *w, uint8_t *buffer)
 			break;
 		case INFLIGHT_OTHER:
 			c->kind = CHUNK_DEFERRED;
-			c->spare = !w->adopt;
+			c->stored = w->kind != WORK_OF_IMAGE;
 			c->owner = owner;
 			c->owner_chunk = owner_chunk;
 			break;
@@ -145,7 +145,8 @@ int work_recheck(struct drain *d, struct work *w, uint8_t *buffer)
 				rc = work_look_up(d, w, i, i + 1, base);
 			if (rc < 0)
 				return rc == -ESTALE ? -EAGAIN : rc;
-			c->spare = c->kind == CHUNK_SHARED && !w->adopt;
+			c->stored = c->kind == CHUNK_SHARED &&
+				    w->kind != WORK_OF_IMAGE;
 			break;
 		}
 	}
@@ -197,7 +198,7 @@ static int resolve(struct drain *d, struct work *w, uint32_t chunk,
 		rc = work_bytes(w, chunk, chunk + 1, buffer, &base);
 		if (rc < 0)
 			return rc == -ESTALE ? -EAGAIN : rc;
-		if (!(o->stable
+		if (!(work_is_stable(o)
 			      ? equal_to_stage(d, o->stage, base + c->offset,
 					       c->len, theirs->offset)
 			      : equal_to_image(d, &last, &l, base + c->offset)))
@@ -251,22 +252,23 @@ static void count_left(struct drain *d, uint64_t bytes)
 	d->left_native_bytes += bytes;
 }
 
-static int undo_sharing(struct drain *d, struct work *w, uint8_t *buffer)
+static int undo_sharing(struct drain *d, struct work *w, uint8_t *buffer,
+			enum work_outcome *ret_outcome)
 {
-	uint64_t shared = 0, kept = 0;
+	uint64_t shared = 0, unmoved = 0;
 	int rc;
 
 	for (uint32_t i = 0; i < w->chunk_count; i++)
 		if (w->chunks[i].kind == CHUNK_SHARED ||
 		    w->chunks[i].kind == CHUNK_JOINED) {
 			shared += w->chunks[i].len;
-			if (w->chunks[i].kept)
-				kept += w->chunks[i].len;
+			if (w->chunks[i].unmoved)
+				unmoved += w->chunks[i].len;
 		}
 	if (shared == 0 || is_identity(w))
 		return 0;
 	if (w->size_bytes < SELF_SHARE_BYTES_MIN)
-		shared -= kept;
+		shared -= unmoved;
 	if (shared > 0 &&
 	    shared >= w->size_bytes / 100 * d->options.dedup_min_saving_percent)
 		return 0;
@@ -278,21 +280,22 @@ static int undo_sharing(struct drain *d, struct work *w, uint8_t *buffer)
 		if (rc < 0)
 			return rc;
 	}
-	w->undid = true;
+	*ret_outcome = WORK_UNSHARED;
 	count_left(d, shared);
 	return 0;
 }
 
-int work_conclude(struct drain *d, struct work *w, uint8_t *buffer)
+int work_conclude(struct drain *d, struct work *w, uint8_t *buffer,
+		  enum work_outcome *ret_outcome)
 {
 	const struct content *old = w->old ? &w->old->c : NULL;
-	int rc;
 
 	conclude_digest(d, w);
-	w->unchanged = old && old->size_bytes == w->size_bytes &&
-		       memcmp(old->digest, w->digest, HASH_BYTES) == 0;
-	if (w->unchanged || w->small)
-		return 0;
-	rc = undo_sharing(d, w, buffer);
-	return rc;
+	*ret_outcome = WORK_CHANGED;
+	if (old && old->size_bytes == w->size_bytes &&
+	    memcmp(old->digest, w->digest, HASH_BYTES) == 0)
+		*ret_outcome = WORK_UNCHANGED;
+	else if (!w->small)
+		return undo_sharing(d, w, buffer, ret_outcome);
+	return 0;
 }

@@ -19,8 +19,8 @@
 #define COMPARE_BYTES (256u << 10)
 
 /* Where the file's committed content has the file's byte `offset`. */
-static bool kept_at(const struct work *w, const struct drain_chunk *c,
-		    const struct chunk_loc *l)
+static bool is_unmoved(const struct work *w, const struct drain_chunk *c,
+		       const struct chunk_loc *l)
 {
 	const struct extent *e;
 	size_t low = 0, high;
@@ -119,8 +119,8 @@ static void look_up_one(struct drain *d, struct work *w, uint32_t index,
 
 	if (!value || loc_decode(value, len, &l) < 0 || l.len != c->len)
 		return;
-	c->kept = kept_at(w, c, &l);
-	if (!c->kept && d->options.verify &&
+	c->unmoved = is_unmoved(w, c, &l);
+	if (!c->unmoved && d->options.verify &&
 	    !equal_to_image(d, last, &l, bytes))
 		return;
 	c->kind = CHUNK_SHARED;

@@ -482,7 +482,8 @@ static void a_close_of_what_is_durable_meanwhile_leaves_no_job(void **state)
 			assert_int_equal(live_lookup(&l, "f", &in), 0);
 			{
 				HOLD(&l.st->drain->lock);
-				order_ask(versions_next(&in->file->versions));
+				order_want_soon(
+					versions_next(&in->file->versions));
 				cond_broadcast(&l.st->drain->work);
 				while (versions_next(&in->file->versions) ||
 				       in->file->versions.in_flight->state ==
@@ -524,7 +525,7 @@ static void who_waits_for_an_overtaken_job_is_told_to_look_again(void **state)
 	/* A sync has found the job, and a worker is faster. */
 	j = job_for(l.st->drain, h.in, CLOSE_NOT, &rc);
 	assert_non_null(j);
-	drain_ask_all(l.st->drain);
+	drain_go_on(l.st->drain);
 	{
 		HOLD(&l.st->drain->lock);
 		while (!version_over(&j->v))

@@ -149,7 +149,7 @@ static void a_file_that_is_replaced_keeps_its_place_in_the_order(void **state)
 			h = handle_open(&l, "a", O_WRONLY | O_TRUNC);
 			handle_write(&h, data + 2, 1000, 0);
 
-			drain_ask_all(l.st->drain);
+			drain_go_on(l.st->drain);
 			while (!second) {
 				/* What is found durable first has the rest. */
 				second = committed(&l, live_ino(&l, "u"));
@@ -221,7 +221,7 @@ a_release_that_comes_after_the_next_open_changes_no_order(void **state)
 		pthread_join(thread, NULL);
 		handle_write(&o.h, data + 2, 1000, 0);
 
-		drain_ask_all(l.st->drain);
+		drain_go_on(l.st->drain);
 		while (!committed(&l, live_ino(&l, "t")))
 			sched_yield();
 		assert_int_equal(committed_size(&l, "a"), 2 * MIB);
@@ -336,7 +336,8 @@ static void who_only_reads_costs_a_closed_file_no_place(void **state)
 				HOLD(&d->lock);
 				place = versions_next(&in->file->versions)
 						->place;
-				order_ask(versions_next(&in->file->versions));
+				order_want_soon(
+					versions_next(&in->file->versions));
 				cond_broadcast(&d->work);
 			}
 			{
@@ -358,7 +359,7 @@ static void who_only_reads_costs_a_closed_file_no_place(void **state)
 				place);
 		}
 		inode_put(l.st->inodes, in, 1);
-		drain_ask_all(l.st->drain);
+		drain_go_on(l.st->drain);
 		live_sync_all(&l);
 		assert_file(&l, "a", data, 2 * MIB);
 		live_free(&l);

@@ -198,7 +198,7 @@ static void what_nobody_asked_for_does_not_start_while_it_is_held(void **state)
 	one_closed(&o, &b);
 	one_closed(&o, &c);
 	order_want(&o, &c.v);
-	order_ask(&b.v);
+	order_want_soon(&b.v);
 	assert_ptr_equal(order_start(&o), &c.v);
 	assert_ptr_equal(order_start(&o), &b.v);
 	assert_null(order_start(&o));

@@ -99,7 +99,7 @@ who_fails_out_of_turn_is_not_overtaken_by_who_closed_later(void **state)
 		commits_pause(&paused, &l);
 		sync_begin(&gate, &l, "gate");
 		wait_job(&l, "gate", SEEN_TAKEN);
-		drain_ask_all(l.st->drain);
+		drain_go_on(l.st->drain);
 		wait_job(&l, "rank_0", SEEN_READY);
 		wait_job(&l, "rank_1", SEEN_READY);
 		wait_job(&l, "latest", SEEN_READY);
@@ -131,7 +131,7 @@ static void ask(struct live *l, const char *path)
 	{
 		HOLD(&in->lock);
 		HOLD(&l->st->drain->lock);
-		order_ask(versions_next(&in->file->versions));
+		order_want_soon(versions_next(&in->file->versions));
 		cond_broadcast(&l->st->drain->work);
 	}
 	inode_put(l->st->inodes, in, 1);
@@ -169,7 +169,7 @@ static void sync_replaced(unsigned kind, bool ready)
 	assert_int_equal(committed_size(&l, "a"), NEW_BYTES);
 	assert_int_equal(committed_size(&l, "before"), 0);
 	/* The old version does not come back. */
-	drain_ask_all(l.st->drain);
+	drain_go_on(l.st->drain);
 	live_sync_all(&l);
 	assert_int_equal(committed_size(&l, "before"), 100);
 	assert_int_equal(committed_size(&l, "a"), NEW_BYTES);
@@ -258,7 +258,7 @@ static void a_sync_that_fails_leaves_the_older_version_its_place(void **state)
 		live_write(&l, "a", data, NEW_BYTES);
 		limit_files(MIB);
 		assert_int_equal(live_sync(&l, "a"), -EFBIG);
-		drain_ask_all(l.st->drain);
+		drain_go_on(l.st->drain);
 		while (committed_size(&l, "after") == 0)
 			sched_yield();
 		assert_int_equal(committed_size(&l, "a"), 40 * KIB);

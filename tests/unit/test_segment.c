@@ -452,7 +452,7 @@ static void a_save_right_after_one_that_was_published_has_a_place(void **state)
 {
 	struct live l = live_kind(2);
 	struct segment_reply r;
-	struct work seen = { .exclusive = true };
+	struct work seen = { .kind = WORK_OF_CLOSED };
 	struct drain_job first = { .work = &seen };
 	struct order *o = &l.st->drain->order;
 	struct client c;

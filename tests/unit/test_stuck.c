@@ -78,7 +78,7 @@ static void ask(struct live *l, const char *path)
 	{
 		HOLD(&in->lock);
 		HOLD(&l->st->drain->lock);
-		order_ask(versions_next(&in->file->versions));
+		order_want_soon(versions_next(&in->file->versions));
 		cond_broadcast(&l->st->drain->work);
 	}
 	inode_put(l->st->inodes, in, 1);
