@@ -114,40 +114,28 @@ int ctl_option(struct ctl_options *o, int argc, char **argv)
 	}
 }
 
-/* All pages of an answer. */
-static int read_answer(int fd, enum ckptfs_what what, struct bytes *out)
+/* All pages of an answer, and what they say together. */
+static int query_once(int fd, enum ckptfs_what what, cJSON **ret_json)
 {
+	SCOPED(bytes_release) struct bytes answer = { 0 };
 	struct ckptfs_query q = { .what = what };
+	cJSON *json;
 
 	do {
 		if (ioctl(fd, CKPTFS_IOC_QUERY, &q) < 0)
 			return -errno;
-		if (q.len > sizeof(q.text) || out->len > ANSWER_BYTES_MAX ||
+		if (q.len > sizeof(q.text) || answer.len > ANSWER_BYTES_MAX ||
 		    (q.len == 0 && q.cursor != 0))
 			return -EPROTO;
-		bytes_put(out, q.text, q.len);
+		bytes_put(&answer, q.text, q.len);
 	} while (q.cursor != 0);
-	return out->failed ? -ENOMEM : 0;
-}
-
-static int query_once(int fd, enum ckptfs_what what, cJSON **ret_json)
-{
-	struct bytes answer = { 0 };
-	cJSON *json = NULL;
-	int rc;
-
-	rc = read_answer(fd, what, &answer);
-	if (rc == 0) {
-		json = cJSON_ParseWithLength((const char *)answer.data,
-					     answer.len);
-		if (!cJSON_IsObject(json)) {
-			cJSON_Delete(json);
-			rc = -EPROTO;
-		}
+	if (answer.failed)
+		return -ENOMEM;
+	json = cJSON_ParseWithLength((const char *)answer.data, answer.len);
+	if (!cJSON_IsObject(json)) {
+		cJSON_Delete(json);
+		return -EPROTO;
 	}
-	bytes_release(&answer);
-	if (rc < 0)
-		return rc;
 	*ret_json = json;
 	return 0;
 }
@@ -212,8 +200,29 @@ static bool is_store(const char *path)
 	       access(name, F_OK) == 0;
 }
 
+/* The mount point of a mount whose daemon is dead: open() tells, not stat(). */
+static char *dead_mount(const char *path)
+{
+	char *mount = strdup(path), *slash;
+
+	CHECK(mount); /* out of memory */
+	while ((slash = strrchr(mount, '/')) != NULL && slash > mount) {
+		SCOPED(scope_close) int fd = -1;
+
+		*slash = 0;
+		fd = ctl_open(mount);
+		if (fd != -ENOTCONN) {
+			*slash = '/';
+			break;
+		}
+	}
+	return mount;
+}
+
 int ctl_complain_query(const char *path, int rc)
 {
+	SCOPED(scope_free) char *mount = NULL;
+
 	switch (rc) {
 	case -ENOTTY:
 	case -ENOSYS:
@@ -226,15 +235,12 @@ int ctl_complain_query(const char *path, int rc)
 		else
 			ctl_complain("%s is not in a ckptfs mount", path);
 		return CTL_USAGE;
-	case -ENOENT:
-	case -ENOTDIR:
-		ctl_complain("%s: %s", path, strerror(-rc));
-		return CTL_USAGE;
 	case -ENOTCONN:
 	case -ECONNABORTED:
+		mount = dead_mount(path);
 		ctl_complain("%s: the ckptfs that was mounted here has ended; "
 			     "unmount it (umount %s) and mount it again",
-			     path, path);
+			     path, mount);
 		return CTL_PROBLEM;
 	case -EACCES:
 	case -EPERM:
@@ -248,7 +254,8 @@ int ctl_complain_query(const char *path, int rc)
 		return CTL_PROBLEM;
 	default:
 		ctl_complain("%s: %s", path, strerror(-rc));
-		return CTL_PROBLEM;
+		return rc == -ENOENT || rc == -ENOTDIR ? CTL_USAGE
+						       : CTL_PROBLEM;
 	}
 }
 
@@ -304,19 +311,18 @@ static struct bytes clean_text(const char *text)
 
 void ctl_add_text(cJSON *json, const char *name, const char *text)
 {
-	struct bytes clean = clean_text(text);
+	SCOPED(bytes_release) struct bytes clean = clean_text(text);
 	cJSON *string = cJSON_CreateString((const char *)clean.data);
 
 	if (name)
 		(void)cJSON_AddItemToObject(json, name, string);
 	else
 		(void)cJSON_AddItemToArray(json, string);
-	bytes_release(&clean);
 }
 
 void ctl_print_string(const char *before, const char *text)
 {
-	struct bytes clean = clean_text(text);
+	SCOPED(bytes_release) struct bytes clean = clean_text(text);
 
 	(void)printf("%s\"", before);
 	for (const uint8_t *p = clean.data; *p; p++)
@@ -327,7 +333,6 @@ void ctl_print_string(const char *before, const char *text)
 		else
 			(void)putchar(*p);
 	(void)putchar('"');
-	bytes_release(&clean);
 }
 
 int ctl_print_numbers(const char *before, const uint64_t *numbers, size_t count)

@@ -19,9 +19,13 @@ static const struct ctl_command *const commands[] = {
 static int help(void)
 {
 	(void)puts("usage: ckptctl COMMAND [OPTION...] ARGUMENT...\n");
-	for (size_t n = 0; n < COMMANDS; n++)
-		(void)printf("  %-8s %-22s %s\n", commands[n]->name,
-			     commands[n]->arguments, commands[n]->summary);
+	for (size_t n = 0; n < COMMANDS; n++) {
+		(void)printf("  %-8s %-22s", commands[n]->name,
+			     commands[n]->arguments);
+		if (strlen(commands[n]->arguments) > 22)
+			(void)printf("\n%33s", "");
+		(void)printf(" %s\n", commands[n]->summary);
+	}
 	(void)puts("\nEvery command knows --json, and --help to say more.\n"
 		   "Exit code: 0 fine; 1 a problem was found; 2 wrong usage, "
 		   "or this argument\ncannot be used for that.");
@@ -42,8 +46,14 @@ static int run(const struct ctl_command *c, int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+	static char help_option[] = "--help";
+
 	if (argc < 2)
 		return ctl_misused("name a command");
+	if (strcmp(argv[1], "help") == 0 && argc == 3) {
+		argv[1] = argv[2];
+		argv[2] = help_option;
+	}
 	if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
 	    strcmp(argv[1], "help") == 0)
 		return ctl_end(help());

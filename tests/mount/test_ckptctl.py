@@ -2,6 +2,7 @@
 that scripts can rely on; nothing but the result in a pipe."""
 import json
 import os
+import signal
 import subprocess
 
 import ckptest as ck
@@ -162,6 +163,28 @@ def exit_codes_tell_usage_from_problems(m):
     m.ctl("status", m.mnt, code=2)  # not mounted any more
     m.ctl("flush", m.mnt, code=2)
     m.fsck()
+
+
+@ck.mounted(modes=("auto",))
+def help_names_a_command_or_all(m):
+    assert m.ctl("help") == m.ctl("--help")
+    assert m.ctl("help", "du") == m.ctl("du", "--help")
+    assert "nonsense" in m.ctl("help", "nonsense", code=2)
+
+
+@ck.mounted()
+def a_dead_daemon_s_mount_is_named(m):
+    os.mkdir(m.path("d"))
+    put(m.path("d", "f"), b"x")
+    os.killpg(m.proc.pid, signal.SIGKILL)
+    m.proc.wait(ck.WAIT_BOUND)
+    for path in (m.mnt, m.mnt + "/", m.path("d"), m.path("d", "f")):
+        said = m.ctl("status", path, code=1)
+        assert f"(umount {m.mnt})" in said, (path, said)
+    m.proc = None
+    ck.sh("umount", m.mnt)
+    m.start()
+    m.unmount()
 
 
 @ck.mounted()
