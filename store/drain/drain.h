@@ -127,7 +127,12 @@ struct stage *drain_replace(struct drain *d, struct inode *in,
  * next open may be here first, and would take the file for one that somebody
  * still writes to. Wait until no writer is left, or until that close is durable
  * or can not become so; a second at most, for who has a dup(2) of it. Not under
- * in->turn, which the release needs.
+ * in->changing, which the release needs.
+ *
+ * A lease cannot replace this: it is granted at once for a file in passthrough,
+ * whose RELEASE is held up (measured with F_RDLCK on tmpfs, Linux 6.18), but of
+ * one whose bytes pass through us the kernel has no stage open at all, so that
+ * it would be granted while somebody writes, too.
  */
 void drain_wait_released(struct drain *d, struct inode *in);
 /* The stage was replaced by a copy in which the writer goes on. */
