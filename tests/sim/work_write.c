@@ -83,11 +83,16 @@ static void write_and_close(struct client *c, struct path *p, size_t state,
 	size_t size;
 	const uint8_t *bytes = model_bytes(p, state, &size);
 	bool ok = write_rest(c, p, f, bytes, done, size);
+	bool syncs = c->plan->options.durable_close;
 
 	if (!ok)
 		model_failed(p, state);
 	model_close_begin(p, state);
+	if (syncs)
+		(void)model_sync_begin(p);
 	ok = fine(c, "close", p, kernel_close(f)) && ok;
+	if (syncs)
+		model_sync_end(p, state, ok);
 	if (ok) {
 		model_close_end(p, state);
 		model_end(p, state);
