@@ -1,5 +1,5 @@
 /* model.c - see model.h. */
-#include "tests/sim/model.h"
+#include "tests/sim/model_private.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -16,66 +16,19 @@
 /* drain_wait_released() waits as long for a late RELEASE. */
 #define RELEASE_NS INT64_C(1000000000)
 
-struct version {
-	uint8_t *bytes; /* NULL: absent */
-	size_t size;
-	uint64_t begun, ended; /* points; 0: not */
-	uint64_t close_begun, closed;
-	int64_t begun_ns;
-	bool hurried; /* a sync may make it durable out of its turn */
-	bool written; /* some first part of it may be there ... */
-	bool partial; /* ... and durable, for a sync came meanwhile */
-	bool failed;
-	bool anew; /* takes the place of a closed version, which keeps its turn
-		    */
-	/*
-	 * Made anew: who opens and closes it to read before the writer's own
-	 * open has come makes it durable while it is empty.
-	 */
-	bool made;
-	/*
-	 * The file came here by name alone: what it was until this state of
-	 * that path may be what is durable of it.
-	 */
-	const struct path *of;
-	size_t of_state;
-};
-
-struct path {
-	char name[64];
-	unsigned owner;
-	struct version *at;
-	size_t count, room;
-	size_t floor; /* this state or a later one is durable */
-	unsigned syncing;
-	struct path *other; /* a hard link of the same file */
-	/* The last state but one went to `moved_to`, as its state `moved`. */
-	struct path *moved_to;
-	size_t moved_from, moved;
-	bool moved_durable;
-	size_t found; /* after a crash: this state, or a part of it */
-	bool is_part;
-	uint8_t *part;
-	size_t part_size;
-};
-
-static struct {
-	struct path path[PATHS_MAX];
-	unsigned count;
-	bool errors, parts;
-} m;
+struct model model;
 
 void model_init(void)
 {
-	memset(&m, 0, sizeof(m));
+	memset(&model, 0, sizeof(model));
 }
 
 struct path *model_path(const char *name, unsigned owner)
 {
-	struct path *p = &m.path[m.count];
+	struct path *p = &model.path[model.count];
 
-	CHECK(m.count < PATHS_MAX);
-	m.count++;
+	CHECK(model.count < PATHS_MAX);
+	model.count++;
 	p->owner = owner;
 	(void)snprintf(p->name, sizeof(p->name), "%s", name);
 	(void)model_begin(p, NULL, 0);
@@ -90,22 +43,22 @@ const char *model_name(const struct path *p)
 
 unsigned model_paths(void)
 {
-	return m.count;
+	return model.count;
 }
 
 struct path *model_path_at(unsigned i)
 {
-	return &m.path[i];
+	return &model.path[i];
 }
 
 void model_expect_parts(void)
 {
-	m.parts = true;
+	model.parts = true;
 }
 
 void model_expect_errors(void)
 {
-	m.errors = true;
+	model.errors = true;
 }
 
 /* --- what is done
@@ -129,8 +82,8 @@ size_t model_begin(struct path *p, uint8_t *bytes, size_t size)
 void model_is_written(struct path *p, size_t state)
 {
 	p->at[state].written = true;
-	p->at[state].partial = p->at[state].partial || m.parts;
-	p->at[state].hurried = p->at[state].hurried || m.parts;
+	p->at[state].partial = p->at[state].partial || model.parts;
+	p->at[state].hurried = p->at[state].hurried || model.parts;
 	p->at[state].made = state > 0 && !p->at[state - 1].bytes;
 }
 
@@ -292,8 +245,8 @@ static void say_path(const struct path *p)
 
 void model_say(void)
 {
-	for (unsigned i = 0; i < m.count; i++)
-		say_path(&m.path[i]);
+	for (unsigned i = 0; i < model.count; i++)
+		say_path(&model.path[i]);
 }
 
 /* --- what is durable
@@ -391,8 +344,8 @@ static void check_order(const struct path *b, size_t b_state, size_t size,
 	if (!v->bytes || v->hurried || !v->close_begun || v->failed ||
 	    v->size != size)
 		return;
-	for (unsigned i = 0; i < m.count; i++) {
-		const struct path *a = &m.path[i];
+	for (unsigned i = 0; i < model.count; i++) {
+		const struct path *a = &model.path[i];
 		size_t elder = last_closed(a, v->close_begun);
 
 		if (a == b || elder == NONE || last[i] >= elder)
@@ -407,8 +360,8 @@ void model_durable(void)
 {
 	size_t first[PATHS_MAX], last[PATHS_MAX], sizes[PATHS_MAX];
 
-	for (unsigned i = 0; i < m.count; i++) {
-		const struct path *p = &m.path[i];
+	for (unsigned i = 0; i < model.count; i++) {
+		const struct path *p = &model.path[i];
 		size_t size = 0;
 		bool absent = durable_size(p->name, &size) < 0;
 
@@ -424,183 +377,16 @@ void model_durable(void)
 				 "and is state %zu",
 				 p->name, p->floor, last[i]);
 	}
-	for (unsigned i = 0; i < m.count && !m.errors; i++)
-		check_order(&m.path[i], first[i], sizes[i], last);
+	for (unsigned i = 0; i < model.count && !model.errors; i++)
+		check_order(&model.path[i], first[i], sizes[i], last);
 }
 
 void model_check_drained(void)
 {
-	for (unsigned i = 0; i < m.count; i++) {
-		struct path *p = &m.path[i];
+	for (unsigned i = 0; i < model.count; i++) {
+		struct path *p = &model.path[i];
 
 		p->floor = model_ended(p);
 	}
 	model_durable();
-}
-
-/* --- what is read
- * --------------------------------------------------------------- */
-
-static bool same(const struct version *v, const uint8_t *bytes, size_t size,
-		 bool absent, bool part)
-{
-	if (absent || !v->bytes)
-		return absent && !v->bytes;
-	if (v->size != size && !(part && v->written && size < v->size))
-		return false;
-	return size == 0 || memcmp(v->bytes, bytes, size) == 0;
-}
-
-/* What a power cut may leave: also what the file was before it came here. */
-static bool same_after_cut(const struct version *v, const uint8_t *bytes,
-			   size_t size)
-{
-	for (size_t i = 0; v->of && i <= v->of_state; i++)
-		if (same_after_cut(&v->of->at[i], bytes, size))
-			return true;
-	return same(v, bytes, size, !bytes, true);
-}
-
-/* Cut in place while it was read: its first part was read before. */
-static bool same_until_cut(const struct path *p, size_t state, size_t to,
-			   const uint8_t *bytes, size_t size)
-{
-	const struct version *v = &p->at[state];
-
-	if (!v->bytes || size > v->size || memcmp(v->bytes, bytes, size) != 0)
-		return false;
-	while (++state <= to && p->at[state].written && !p->at[state].anew)
-		if (p->at[state].size < v->size)
-			return true;
-	return false;
-}
-
-void model_check_read(struct path *p, uint64_t since, size_t from, size_t to,
-		      const uint8_t *bytes, size_t size, bool absent)
-{
-	for (size_t i = from; i <= to; i++)
-		if (same(&p->at[i], bytes, size, absent,
-			 i > from || !p->at[i].ended || p->at[i].failed) ||
-		    (!absent && same_until_cut(p, i, to, bytes, size)))
-			return;
-	/* Its file got another name meanwhile, and was written to there. */
-	for (unsigned k = 0; !absent && k < m.count; k++)
-		for (size_t i = m.path[k].count; i-- > 0;) {
-			const struct version *v = &m.path[k].at[i];
-
-			if (m.path[k].owner == p->owner && v->begun >= since &&
-			    same(v, bytes, size, false, true))
-				return;
-		}
-	if (absent)
-		sim_fail("read: %s is absent, between states %zu and %zu",
-			 p->name, from, to);
-	for (size_t i = from; i <= to; i++) {
-		const struct version *v = &p->at[i];
-		size_t k = 0;
-
-		while (v->bytes && k < size && k < v->size &&
-		       v->bytes[k] == bytes[k])
-			k++;
-		fprintf(stderr, "  state %zu: %zu of %zu bytes are the same\n",
-			i, k, v->size);
-	}
-	sim_fail("read: %s has %zu bytes that are no version from state %zu to "
-		 "%zu",
-		 p->name, size, from, to);
-}
-
-/* --- after a crash
- * --------------------------------------------------------------- */
-
-void model_killed(void)
-{
-	for (unsigned i = 0; i < m.count; i++) {
-		struct version *v = &m.path[i].at[m.path[i].count - 1];
-
-		if (v->closed)
-			continue;
-		v->partial = v->partial || v->written;
-		v->hurried = true;
-	}
-}
-
-void model_check_found(struct path *p, uint8_t *bytes, size_t size, bool cut)
-{
-	size_t from = cut ? p->floor : model_ended(p), at = p->count;
-	bool whole = true;
-
-	while (at-- > from)
-		if (same(&p->at[at], bytes, size, !bytes, false))
-			break;
-	if (at + 1 == from) {
-		whole = false;
-		for (at = p->count; at-- > from;)
-			if (cut ? (p->at[at].partial || p->at[at].of ||
-				   (p->at[at].made && size == 0)) &&
-					    same_after_cut(&p->at[at], bytes,
-							   size)
-				: same(&p->at[at], bytes, size, !bytes, true))
-				break;
-	}
-	if (at + 1 == from) {
-		fprintf(stderr, "found: %zu bytes%s\n", size,
-			bytes ? "" : ", absent");
-		model_check_read(p, UINT64_MAX, from, p->count - 1, bytes, size,
-				 !bytes);
-		sim_fail("found: %s is a part of a version", p->name);
-	}
-	p->found = at;
-	p->syncing = 0;
-	p->is_part = !whole;
-	p->part = bytes;
-	p->part_size = size;
-}
-
-/* What was found is the last state now, a part of a version as one of its own.
- */
-static void go_on_from_found(struct path *p, bool cut)
-{
-	size_t state = p->found;
-
-	p->moved_to = NULL;
-	/* After a kill older versions may be durable still. */
-	for (size_t i = 0; cut && i < p->count; i++)
-		p->at[i].of = NULL;
-	p->at[p->found].failed = false;
-	if (p->is_part) {
-		p->count = p->found > 0 ? p->found : 1;
-		state = model_begin(p, p->part, p->part_size);
-		p->at[state].hurried = true;
-	} else {
-		free(p->part);
-		p->count = p->found + 1;
-	}
-	p->part = NULL;
-	model_end(p, state);
-	if (p->floor > state)
-		p->floor = state;
-}
-
-/* A rename is there as a whole or not at all; then what was found is all. */
-void model_check_found_all(bool cut)
-{
-	for (unsigned i = 0; i < m.count; i++) {
-		struct path *p = &m.path[i];
-		const struct path *to = p->moved_to;
-
-		if (!to || p->count - 1 != p->moved_from ||
-		    to->count - 1 < p->moved)
-			continue;
-		if (to->found >= p->moved && p->found < p->moved_from &&
-		    p->at[p->found].bytes)
-			sim_fail("rename: %s and %s are both there", p->name,
-				 to->name);
-		if (p->moved_durable && to->found < p->moved &&
-		    p->found == p->moved_from)
-			sim_fail("rename: neither %s nor %s is there", p->name,
-				 to->name);
-	}
-	for (unsigned i = 0; i < m.count; i++)
-		go_on_from_found(&m.path[i], cut);
 }

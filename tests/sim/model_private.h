@@ -1,0 +1,60 @@
+/*
+ * model_private.h - the states of all paths, for model.c (what was done, and is
+ * durable) and model_read.c (what is read, and found after a crash).
+ */
+#ifndef TESTS_SIM_MODEL_PRIVATE_H
+#define TESTS_SIM_MODEL_PRIVATE_H
+
+#include "tests/sim/model.h"
+
+struct version {
+	uint8_t *bytes; /* NULL: absent */
+	size_t size;
+	uint64_t begun, ended; /* points; 0: not */
+	uint64_t close_begun, closed;
+	int64_t begun_ns;
+	bool hurried; /* a sync may make it durable out of its turn */
+	bool written; /* some first part of it may be there ... */
+	bool partial; /* ... and durable, for a sync came meanwhile */
+	bool failed;
+	bool anew; /* takes the place of a closed version, which keeps its turn
+		    */
+	/*
+	 * Made anew: who opens and closes it to read before the writer's own
+	 * open has come makes it durable while it is empty.
+	 */
+	bool made;
+	/*
+	 * The file came here by name alone: what it was until this state of
+	 * that path may be what is durable of it.
+	 */
+	const struct path *of;
+	size_t of_state;
+};
+
+struct path {
+	char name[64];
+	unsigned owner;
+	struct version *at;
+	size_t count, room;
+	size_t floor; /* this state or a later one is durable */
+	unsigned syncing;
+	struct path *other; /* a hard link of the same file */
+	/* The last state but one went to `moved_to`, as its state `moved`. */
+	struct path *moved_to;
+	size_t moved_from, moved;
+	bool moved_durable;
+	size_t found; /* after a crash: this state, or a part of it */
+	bool is_part;
+	uint8_t *part;
+	size_t part_size;
+};
+
+struct model {
+	struct path path[PATHS_MAX];
+	unsigned count;
+	bool errors, parts;
+};
+extern struct model model;
+
+#endif

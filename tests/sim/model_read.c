@@ -1,0 +1,175 @@
+/*
+ * model_read.c - what a reader may see, and what may be found after a crash.
+ */
+#include "tests/sim/model_private.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/sim/sim.h"
+
+static bool same(const struct version *v, const uint8_t *bytes, size_t size,
+		 bool absent, bool part)
+{
+	if (absent || !v->bytes)
+		return absent && !v->bytes;
+	if (v->size != size && !(part && v->written && size < v->size))
+		return false;
+	return size == 0 || memcmp(v->bytes, bytes, size) == 0;
+}
+
+/* What a power cut may leave: also what the file was before it came here. */
+static bool same_after_cut(const struct version *v, const uint8_t *bytes,
+			   size_t size)
+{
+	for (size_t i = 0; v->of && i <= v->of_state; i++)
+		if (same_after_cut(&v->of->at[i], bytes, size))
+			return true;
+	return same(v, bytes, size, !bytes, true);
+}
+
+/* Cut in place while it was read: its first part was read before. */
+static bool same_until_cut(const struct path *p, size_t state, size_t to,
+			   const uint8_t *bytes, size_t size)
+{
+	const struct version *v = &p->at[state];
+
+	if (!v->bytes || size > v->size || memcmp(v->bytes, bytes, size) != 0)
+		return false;
+	while (++state <= to && p->at[state].written && !p->at[state].anew)
+		if (p->at[state].size < v->size)
+			return true;
+	return false;
+}
+
+void model_check_read(struct path *p, uint64_t since, size_t from, size_t to,
+		      const uint8_t *bytes, size_t size, bool absent)
+{
+	for (size_t i = from; i <= to; i++)
+		if (same(&p->at[i], bytes, size, absent,
+			 i > from || !p->at[i].ended || p->at[i].failed) ||
+		    (!absent && same_until_cut(p, i, to, bytes, size)))
+			return;
+	/* Its file got another name meanwhile, and was written to there. */
+	for (unsigned k = 0; !absent && k < model.count; k++)
+		for (size_t i = model.path[k].count; i-- > 0;) {
+			const struct version *v = &model.path[k].at[i];
+
+			if (model.path[k].owner == p->owner &&
+			    v->begun >= since &&
+			    same(v, bytes, size, false, true))
+				return;
+		}
+	if (absent)
+		sim_fail("read: %s is absent, between states %zu and %zu",
+			 p->name, from, to);
+	for (size_t i = from; i <= to; i++) {
+		const struct version *v = &p->at[i];
+		size_t k = 0;
+
+		while (v->bytes && k < size && k < v->size &&
+		       v->bytes[k] == bytes[k])
+			k++;
+		fprintf(stderr, "  state %zu: %zu of %zu bytes are the same\n",
+			i, k, v->size);
+	}
+	sim_fail("read: %s has %zu bytes that are no version from state %zu to "
+		 "%zu",
+		 p->name, size, from, to);
+}
+
+/* --- after a crash
+ * --------------------------------------------------------------- */
+
+void model_killed(void)
+{
+	for (unsigned i = 0; i < model.count; i++) {
+		struct version *v = &model.path[i].at[model.path[i].count - 1];
+
+		if (v->closed)
+			continue;
+		v->partial = v->partial || v->written;
+		v->hurried = true;
+	}
+}
+
+void model_check_found(struct path *p, uint8_t *bytes, size_t size, bool cut)
+{
+	size_t from = cut ? p->floor : model_ended(p), at = p->count;
+	bool whole = true;
+
+	while (at-- > from)
+		if (same(&p->at[at], bytes, size, !bytes, false))
+			break;
+	if (at + 1 == from) {
+		whole = false;
+		for (at = p->count; at-- > from;)
+			if (cut ? (p->at[at].partial || p->at[at].of ||
+				   (p->at[at].made && size == 0)) &&
+					    same_after_cut(&p->at[at], bytes,
+							   size)
+				: same(&p->at[at], bytes, size, !bytes, true))
+				break;
+	}
+	if (at + 1 == from) {
+		fprintf(stderr, "found: %zu bytes%s\n", size,
+			bytes ? "" : ", absent");
+		model_check_read(p, UINT64_MAX, from, p->count - 1, bytes, size,
+				 !bytes);
+		sim_fail("found: %s is a part of a version", p->name);
+	}
+	p->found = at;
+	p->syncing = 0;
+	p->is_part = !whole;
+	p->part = bytes;
+	p->part_size = size;
+}
+
+/* What was found is the last state now, a part of a version as one of its own.
+ */
+static void go_on_from_found(struct path *p, bool cut)
+{
+	size_t state = p->found;
+
+	p->moved_to = NULL;
+	/* After a kill older versions may be durable still. */
+	for (size_t i = 0; cut && i < p->count; i++)
+		p->at[i].of = NULL;
+	p->at[p->found].failed = false;
+	if (p->is_part) {
+		p->count = p->found > 0 ? p->found : 1;
+		state = model_begin(p, p->part, p->part_size);
+		p->at[state].hurried = true;
+	} else {
+		free(p->part);
+		p->count = p->found + 1;
+	}
+	p->part = NULL;
+	model_end(p, state);
+	if (p->floor > state)
+		p->floor = state;
+}
+
+/* A rename is there as a whole or not at all; then what was found is all. */
+void model_check_found_all(bool cut)
+{
+	for (unsigned i = 0; i < model.count; i++) {
+		struct path *p = &model.path[i];
+		const struct path *to = p->moved_to;
+
+		if (!to || p->count - 1 != p->moved_from ||
+		    to->count - 1 < p->moved)
+			continue;
+		if (to->found >= p->moved && p->found < p->moved_from &&
+		    p->at[p->found].bytes)
+			sim_fail("rename: %s and %s are both there", p->name,
+				 to->name);
+		if (p->moved_durable && to->found < p->moved &&
+		    p->found == p->moved_from)
+			sim_fail("rename: neither %s nor %s is there", p->name,
+				 to->name);
+	}
+	for (unsigned i = 0; i < model.count; i++)
+		go_on_from_found(&model.path[i], cut);
+}
