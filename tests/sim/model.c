@@ -306,14 +306,6 @@ static size_t last_fit(const struct path *p, bool absent, size_t size)
 	return NONE;
 }
 
-static size_t first_fit(const struct path *p, bool absent, size_t size)
-{
-	for (size_t i = 0; i < p->count; i++)
-		if (fits(&p->at[i], absent, size))
-			return i;
-	return NONE;
-}
-
 /*
  * The last version that was closed before this point, and kept its turn since:
  * who changes it in place, or removes it, takes it out. NONE: there is none.
@@ -335,30 +327,55 @@ static size_t last_closed(const struct path *p, uint64_t before)
 	return NONE;
 }
 
-/* b is durable: what was closed before it has to be. */
-static void check_order(const struct path *b, size_t b_state, size_t size,
+/*
+ * What was closed before this state of b and is not durable, though b is in
+ * this state; NONE: nothing, or it may be so.
+ */
+static size_t overtaken(const struct path *b, size_t b_state,
 			const size_t last[PATHS_MAX])
 {
 	const struct version *v = &b->at[b_state];
 
-	if (!v->bytes || v->hurried || !v->close_begun || v->failed ||
-	    v->size != size)
-		return;
+	if (!v->bytes || v->hurried || !v->close_begun || v->failed)
+		return NONE;
 	for (unsigned i = 0; i < model.count; i++) {
 		const struct path *a = &model.path[i];
 		size_t elder = last_closed(a, v->close_begun);
 
-		if (a == b || elder == NONE || last[i] >= elder)
-			continue;
-		sim_fail("order: %s (state %zu) is durable, and %s (state "
-			 "%zu), which was closed before it, is not",
-			 b->name, b_state, a->name, elder);
+		if (a != b && elder != NONE && last[i] < elder)
+			return i;
 	}
+	return NONE;
+}
+
+/*
+ * b is durable with this size: what was closed before it has to be. Saves of
+ * one path are of one size, so it may be in any of the states that have it.
+ */
+static void check_order(const struct path *b, bool absent, size_t size,
+			const size_t last[PATHS_MAX])
+{
+	size_t state = NONE, over = NONE;
+
+	for (size_t i = 0; i < b->count; i++) {
+		if (!fits(&b->at[i], absent, size))
+			continue;
+		state = i;
+		over = overtaken(b, i, last);
+		if (over == NONE)
+			return;
+	}
+	if (state == NONE)
+		return;
+	sim_fail("order: %s (state %zu) is durable, and %s, which was closed "
+		 "before it, is not",
+		 b->name, state, model.path[over].name);
 }
 
 void model_durable(void)
 {
-	size_t first[PATHS_MAX], last[PATHS_MAX], sizes[PATHS_MAX];
+	size_t last[PATHS_MAX], sizes[PATHS_MAX];
+	bool absents[PATHS_MAX];
 
 	for (unsigned i = 0; i < model.count; i++) {
 		const struct path *p = &model.path[i];
@@ -366,8 +383,8 @@ void model_durable(void)
 		bool absent = durable_size(p->name, &size) < 0;
 
 		last[i] = last_fit(p, absent, size);
-		first[i] = first_fit(p, absent, size);
 		sizes[i] = size;
+		absents[i] = absent;
 		if (last[i] == NONE)
 			sim_fail("torn: %s is durable with %zu bytes, which no "
 				 "version has",
@@ -378,7 +395,7 @@ void model_durable(void)
 				 p->name, p->floor, last[i]);
 	}
 	for (unsigned i = 0; i < model.count && !model.errors; i++)
-		check_order(&model.path[i], first[i], sizes[i], last);
+		check_order(&model.path[i], absents[i], sizes[i], last);
 }
 
 void model_check_drained(void)
