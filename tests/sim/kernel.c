@@ -406,7 +406,7 @@ int kernel_fallocate(struct kernel_file *f, int mode, uint64_t off,
 	return file_fallocate(&k.st->files, f->in, mode, off, len);
 }
 
-int kernel_truncate(const char *path, uint64_t size)
+static int truncate_once(const char *path, uint64_t size)
 {
 	struct inode *in;
 	int rc = lookup(path, &in);
@@ -416,6 +416,14 @@ int kernel_truncate(const char *path, uint64_t size)
 	rc = file_truncate(&k.st->files, in, size);
 	inode_put(k.st->inodes, in, 1);
 	return rc;
+}
+
+/* As open(2), truncate(2) looks the name up once more. */
+int kernel_truncate(const char *path, uint64_t size)
+{
+	int rc = truncate_once(path, size);
+
+	return rc == -ESTALE ? truncate_once(path, size) : rc;
 }
 
 int kernel_close(struct kernel_file *f)

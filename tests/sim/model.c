@@ -331,12 +331,13 @@ static size_t last_closed(const struct path *p, uint64_t before)
  * What was closed before this state of b and is not durable, though b is in
  * this state; NONE: nothing, or it may be so.
  */
-static size_t overtaken(const struct path *b, size_t b_state,
+static size_t overtaken(const struct path *b, size_t b_state, size_t size,
 			const size_t last[PATHS_MAX])
 {
 	const struct version *v = &b->at[b_state];
 
-	if (!v->bytes || v->hurried || !v->close_begun || v->failed)
+	if (!v->bytes || v->hurried || !v->close_begun || v->failed ||
+	    v->size != size)
 		return NONE;
 	for (unsigned i = 0; i < model.count; i++) {
 		const struct path *a = &model.path[i];
@@ -361,7 +362,7 @@ static void check_order(const struct path *b, bool absent, size_t size,
 		if (!fits(&b->at[i], absent, size))
 			continue;
 		state = i;
-		over = overtaken(b, i, last);
+		over = overtaken(b, i, size, last);
 		if (over == NONE)
 			return;
 	}
