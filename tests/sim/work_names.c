@@ -124,7 +124,8 @@ void make_link(struct client *c, struct own *own)
 		return;
 	}
 	model_end(c->link.path, state);
-	if (c->plan->options.publish_async)
+	/* Closed without a byte, a version gets its place when released. */
+	if (c->plan->options.publish_async || size == 0)
 		return;
 	model_promise(own->path, model_last(own->path));
 	model_promise(c->link.path, state);
