@@ -28,7 +28,8 @@
 #define ANSWER_BYTES_MAX (UINT64_C(1) << 30)
 #define QUERY_TRIES_MAX 5
 
-static void say(const char *format, va_list ap, const char *end)
+__attribute__((format(printf, 1, 0))) static void
+say(const char *format, va_list ap, const char *end)
 {
 	(void)fflush(stdout);
 	(void)fputs("ckptctl: ", stderr);

@@ -20,16 +20,20 @@
 #define PATH_DEPTH_MAX 2048
 
 /* `to` may be NULL. head: stands before the sentence, or NULL. */
-static void tell(struct check *c,
-		 void (*to)(void *self, const struct check_problem *p),
-		 const char *code, const char *object, const char *head,
-		 const char *format, va_list ap)
+__attribute__((format(printf, 6, 0))) static void
+tell(struct check *c, void (*to)(void *self, const struct check_problem *p),
+     const char *code, const char *object, const char *head, const char *format,
+     va_list ap)
 {
 	struct check_problem p = { .code = code, .object = object };
 	char text[TEXT_BYTES];
-	int at = head ? snprintf(text, sizeof(text), "%s: ", head) : 0;
+	size_t at;
 
-	(void)vsnprintf(text + at, sizeof(text) - (size_t)at, format, ap);
+	text[0] = '\0';
+	if (head)
+		(void)snprintf(text, sizeof(text), "%s: ", head);
+	at = strlen(text);
+	(void)vsnprintf(text + at, sizeof(text) - at, format, ap);
 	p.text = text;
 	if (to)
 		to(c->options->self, &p);
