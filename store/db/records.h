@@ -199,19 +199,18 @@ void meta_add(struct kv_batch *b, const char *name, int64_t delta);
 int u64_load(struct kv *kv, struct key k, uint64_t *ret);
 void u64_save(struct kv_batch *b, struct key k, uint64_t v);
 int attr_load(struct kv *kv, struct key k, struct attr *ret);
-void attr_save(struct kv_batch *b, struct key k, const struct attr *a);
+void attr_save(struct kv_batch *b, struct key k, const struct attr *v);
 int dirent_load(struct kv *kv, struct key k, struct dirent_rec *ret);
-void dirent_save(struct kv_batch *b, struct key k, const struct dirent_rec *d);
+void dirent_save(struct kv_batch *b, struct key k, const struct dirent_rec *v);
 int content_load(struct kv *kv, struct key k, struct content *ret);
-void content_save(struct kv_batch *b, struct key k, const struct content *c);
+void content_save(struct kv_batch *b, struct key k, const struct content *v);
 int chunk_load(struct kv *kv, struct key k, struct chunk_rec *ret);
-void chunk_save(struct kv_batch *b, struct key k, const struct chunk_rec *c);
-int loc_load(struct kv *kv, struct key k, struct chunk_loc *ret);
-void loc_save(struct kv_batch *b, struct key k, const struct chunk_loc *l);
+void chunk_save(struct kv_batch *b, struct key k, const struct chunk_rec *v);
+void loc_save(struct kv_batch *b, struct key k, const struct chunk_loc *v);
 int series_load(struct kv *kv, struct key k, struct series_rec *ret);
-void series_save(struct kv_batch *b, struct key k, const struct series_rec *s);
+void series_save(struct kv_batch *b, struct key k, const struct series_rec *v);
 int writer_load(struct kv *kv, struct key k, struct writer *ret);
-void writer_save(struct kv_batch *b, struct key k, const struct writer *w);
+void writer_save(struct kv_batch *b, struct key k, const struct writer *v);
 
 /* kv_each() of what begins with prefix: all of it, or from start on. */
 typedef int (*record_fn)(void *arg, struct kv_slice key, struct kv_slice value);

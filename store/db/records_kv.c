@@ -50,24 +50,25 @@ void u64_save(struct kv_batch *b, struct key k, uint64_t v)
 }
 
 /* NAME_load() and NAME_save(): the way between a key and a decoded value. */
-#define LOAD(name, type)                                             \
-	int name##_load(struct kv *kv, struct key k, type *ret)      \
-	{                                                            \
-		SCOPED(scope_free) void *value = NULL;               \
-		size_t len;                                          \
-		int rc = record_load(kv, k, &value, &len);           \
-                                                                     \
-		return rc < 0 ? rc : name##_decode(value, len, ret); \
+#define LOAD(name, type)                                                \
+	int name##_load(struct kv *kv, struct key k, typeof(type) *ret) \
+	{                                                               \
+		SCOPED(scope_free) void *value = NULL;                  \
+		size_t len;                                             \
+		int rc = record_load(kv, k, &value, &len);              \
+                                                                        \
+		return rc < 0 ? rc : name##_decode(value, len, ret);    \
 	}
-#define SAVE(name, type)                                                  \
-	void name##_save(struct kv_batch *b, struct key k, const type *v) \
-	{                                                                 \
-		struct bytes value = { 0 };                               \
-                                                                          \
-		name##_encode(v, &value);                                 \
-		CHECK(!value.failed);                                     \
-		record_save(b, k, value.data, value.len);                 \
-		bytes_release(&value);                                    \
+#define SAVE(name, type)                                   \
+	void name##_save(struct kv_batch *b, struct key k, \
+			 const typeof(type) *v)            \
+	{                                                  \
+		struct bytes value = { 0 };                \
+                                                           \
+		name##_encode(v, &value);                  \
+		CHECK(!value.failed);                      \
+		record_save(b, k, value.data, value.len);  \
+		bytes_release(&value);                     \
 	}
 
 LOAD(u64, uint64_t)
@@ -75,7 +76,6 @@ LOAD(attr, struct attr)
 LOAD(dirent, struct dirent_rec)
 LOAD(content, struct content)
 LOAD(chunk, struct chunk_rec)
-LOAD(loc, struct chunk_loc)
 LOAD(series, struct series_rec)
 LOAD(writer, struct writer)
 SAVE(attr, struct attr)

@@ -80,7 +80,7 @@ static struct drain_job *job_of_stage(struct drain *d, struct inode *in,
 		stage_ref(stage);
 	}
 	(void)stage_stat(d->stages, stage, ret_sb);
-	j = job_new(d, in, stage);
+	j = job_new(in, stage);
 	stage_put(d->stages, stage);
 	if (!j)
 		*ret_rc = -ENOMEM;
@@ -252,7 +252,7 @@ int drain_resume(struct drain *d, struct inode *in, uint64_t order)
 int drain_resume_earlier(struct drain *d, struct inode *in, struct stage *s,
 			 uint64_t order)
 {
-	struct drain_job *j = job_new(d, in, s);
+	struct drain_job *j = job_new(in, s);
 
 	if (!j)
 		return -ENOMEM;

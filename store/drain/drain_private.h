@@ -89,8 +89,7 @@ static inline struct drain_job *job_of(struct version *v)
 /* --- job.c. _locked: inode.lock and drain.lock are held. */
 
 /* One reference; takes its own of the inode and the stage. NULL: no memory. */
-struct drain_job *job_new(struct drain *d, struct inode *in,
-			  struct stage *stage);
+struct drain_job *job_new(struct inode *in, struct stage *stage);
 void job_ref(struct drain_job *j);
 void drain_job_put(struct drain *d, struct drain_job *j);
 /* It waits for no event any more; drain.lock alone is held. */

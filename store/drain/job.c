@@ -23,15 +23,14 @@ void drain_job_put(struct drain *d, struct drain_job *j)
 	free(j);
 }
 
-struct drain_job *job_new(struct drain *d, struct inode *in,
-			  struct stage *stage)
+struct drain_job *job_new(struct inode *in, struct stage *stage)
 {
 	struct drain_job *j = calloc(1, sizeof(*j));
 
 	if (!j)
 		return NULL;
 	atomic_init(&j->refs, 1);
-	inode_ref(d->inodes, in, 1);
+	inode_ref(in, 1);
 	j->in = in;
 	stage_ref(stage);
 	j->stage = stage;

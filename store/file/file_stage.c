@@ -155,7 +155,7 @@ int file_install_stage(struct files *fs, struct inode *in, uint64_t size,
 
 	if (rc < 0)
 		return rc;
-	inode_ref(fs->inodes, in, 1);
+	inode_ref(in, 1);
 	HOLD(&in->lock);
 	file_install_locked(in->file, *ret_stage, FILE_STAGED);
 	return 0;
@@ -173,7 +173,7 @@ int file_prepare(struct files *fs, struct inode *in, const struct names_new *n)
 		rc = new_stage(fs, in, expected_size(fs, in), &s);
 	if (rc < 0)
 		return rc;
-	inode_ref(fs->inodes, in, 1);
+	inode_ref(in, 1);
 	HOLD(&in->lock);
 	in->file->stage = s; /* unseen */
 	file_move(&in->file->state, s->sealed ? FILE_LENT : FILE_STAGED);
@@ -194,7 +194,7 @@ int file_adopt(struct files *fs, struct inode *in, struct stage *s, bool dirty,
 	if (rc < 0)
 		return rc;
 	file_learn_series(fs, in);
-	inode_ref(fs->inodes, in, 1);
+	inode_ref(in, 1);
 	{
 		HOLD(&in->lock);
 		file_install_locked(in->file, s,
@@ -211,7 +211,7 @@ int file_adopt(struct files *fs, struct inode *in, struct stage *s, bool dirty,
 /* The fresh stage, for which the file has a reference, is its content now. */
 void file_replace_stage(struct files *fs, struct inode *in, struct stage *fresh)
 {
-	inode_ref(fs->inodes, in, 1);
+	inode_ref(in, 1);
 	file_drop_stage(fs, in, drain_replace(fs->drain, in, fresh));
 }
 

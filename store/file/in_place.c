@@ -70,7 +70,7 @@ static void install_taken(struct files *fs, struct inode *in, struct stage *s,
 	struct image *old_image = NULL;
 	struct file_punch punch = { 0 };
 
-	inode_ref(fs->inodes, in, 1);
+	inode_ref(in, 1);
 	{
 		HOLD(&in->lock);
 		file_install_locked(f, s, FILE_TAKEN);

@@ -67,7 +67,7 @@ static int copy_up(struct files *fs, struct inode *in, uint64_t keep_bytes)
 		return rc;
 	}
 	file_set_committed_time(fs, in, s);
-	inode_ref(fs->inodes, in, 1);
+	inode_ref(in, 1);
 	HOLD(&in->lock);
 	file_install_locked(in->file, s, FILE_STAGED);
 	return 0;

@@ -274,7 +274,7 @@ int guard_read_file(struct guard *g, struct inode *in, struct structure *ret)
 	int rc;
 
 	memset(ret, 0, sizeof(*ret));
-	inode_ref(g->use.inodes, in, 1);
+	inode_ref(in, 1);
 	rc = open_inode(g, in, &file);
 	if (rc < 0)
 		return rc;

@@ -210,13 +210,9 @@ int inode_get(struct inode_table *t, uint64_t ino, struct inode **ret_inode)
 	return rc;
 }
 
-void inode_ref(struct inode_table *t, struct inode *in, uint64_t count)
+void inode_ref(struct inode *in, uint64_t count)
 {
-	struct inode_shard *s = shard_of(t, in->ino);
-
-	HOLD(&s->lock);
-	CHECK(in->refs > 0);
-	in->refs += count;
+	CHECK(atomic_fetch_add(&in->refs, count) > 0);
 }
 
 void inode_remember(struct inode_table *t, struct inode *in)
@@ -244,20 +240,31 @@ uint64_t inode_lookups(struct inode_table *t, struct inode *in)
 	return in->lookups;
 }
 
+/* False: these are all; only with the shard's lock nobody finds it once more.
+ */
+static bool put_but_not_last(struct inode *in, uint64_t count)
+{
+	uint64_t refs = atomic_load(&in->refs);
+
+	while (refs > count &&
+	       !atomic_compare_exchange_weak(&in->refs, &refs, refs - count))
+		;
+	CHECK(refs >= count);
+	return refs > count;
+}
+
 void inode_put(struct inode_table *t, struct inode *in, uint64_t count)
 {
 	struct inode_shard *s;
 	struct inode **at;
 
-	if (!in)
+	if (!in || put_but_not_last(in, count))
 		return;
 	s = shard_of(t, in->ino);
 	{
 		HOLD(&s->lock);
-		CHECK(in->refs >= count);
-		in->refs -= count;
-		if (in->refs > 0)
-			return;
+		if (atomic_fetch_sub(&in->refs, count) > count)
+			return; /* found in the meantime */
 		at = bucket_of(s, in->ino);
 		while (*at != in)
 			at = &(*at)->next;

@@ -87,7 +87,7 @@ void content_ref_put(struct content_ref *r);
 struct inode {
 	uint64_t ino;
 	struct inode *next; /* in its bucket; shard lock */
-	uint64_t refs; /* shard lock */
+	atomic_uint_fast64_t refs; /* the last one: shard lock */
 	uint64_t lookups; /* of these, the kernel's; shard lock */
 
 	struct lock changing; /* see above */
@@ -181,7 +181,8 @@ void inodes_free(struct inode_table *t);
 int inode_get(struct inode_table *t, uint64_t ino, struct inode **ret_inode);
 /* Only when it is in the table already; else NULL. */
 struct inode *inode_peek(struct inode_table *t, uint64_t ino);
-void inode_ref(struct inode_table *t, struct inode *in, uint64_t count);
+/* Who has a reference takes more; the last that is put ends the inode. */
+void inode_ref(struct inode *in, uint64_t count);
 void inode_put(struct inode_table *t, struct inode *in, uint64_t count);
 /*
  * One of the caller's references becomes the kernel's (a look-up), or `count`

@@ -166,7 +166,7 @@ static void keep_awaited(struct names *nm, struct inode *fresh)
 	unsigned at = nm->awaited_next++ % AWAITED_INODES_MAX;
 
 	inode_put(nm->inodes, nm->awaited[at], 1);
-	inode_ref(nm->inodes, fresh, 1);
+	inode_ref(fresh, 1);
 	nm->awaited[at] = fresh;
 }
 

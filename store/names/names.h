@@ -95,9 +95,6 @@ int names_list(struct names *nm, uint64_t dir, uint64_t cookie, names_fn fn,
  */
 int names_renumber(struct names *nm, struct inode *in);
 
-/* A copy of the inode's attributes; what it points to stays the inode's. */
-struct attr inode_attr(struct inode *in);
-
 /* Attributes: chmod, chown, times. Bits of `valid` below. */
 enum names_set {
 	SET_MODE = 1,

@@ -350,7 +350,7 @@ static void an_unlinked_file_lives_while_the_kernel_knows_it(void **state)
 		live_write(&l, "f", data, DATA_BYTES);
 		live_sync_all(&l);
 		assert_int_equal(live_lookup(&l, "f", &in), 0);
-		inode_ref(l.st->inodes, in, 1);
+		inode_ref(in, 1);
 		inode_remember(l.st->inodes, in); /* has one of the two */
 		assert_int_equal(live_unlink(&l, "f"), 0);
 		live_settle(&l);
