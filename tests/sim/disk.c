@@ -137,6 +137,10 @@ void disk_set_size(uint64_t bytes)
 
 uint64_t disk_free(void)
 {
+	int64_t used = (int64_t)disk.used; /* less than 0: older files went */
+
+	if (disk.size == UINT64_MAX || used < 0)
+		return disk.size;
 	return disk.used < disk.size ? disk.size - disk.used : 0;
 }
 
