@@ -150,7 +150,8 @@ static void hurry(struct path *p, int by)
 		p->moved_to->at[p->moved].hurried = true;
 	v->hurried = true;
 	v->partial = v->partial || !v->ended;
-	if (!v->ended && p->count > 1)
+	/* In one stage with it: what was drained of that comes before it. */
+	if ((!v->ended || !v->anew) && p->count > 1)
 		p->at[p->count - 2].hurried = true;
 }
 
