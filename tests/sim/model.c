@@ -150,9 +150,12 @@ static void hurry(struct path *p, int by)
 		p->moved_to->at[p->moved].hurried = true;
 	v->hurried = true;
 	v->partial = v->partial || !v->ended;
-	/* In one stage with it: what was drained of that comes before it. */
-	if ((!v->ended || !v->anew) && p->count > 1)
-		p->at[p->count - 2].hurried = true;
+	/* In one stage with it: what was drained of these comes before it. */
+	for (size_t i = p->count; i-- > 1;) {
+		if (p->at[i].ended && p->at[i].anew)
+			break;
+		p->at[i - 1].hurried = true;
+	}
 }
 
 size_t model_sync_begin(struct path *p)
@@ -374,19 +377,29 @@ static void check_order(const struct path *b, bool absent, size_t size,
 		 b->name, state, model.path[over].name);
 }
 
+/* Durable before it is closed, as a file that is open may be: out of turn. */
+static void note_early(struct path *p, bool absent, size_t size)
+{
+	struct version *v = &p->at[p->count - 1];
+
+	if (!absent && v->bytes && !v->close_begun && v->size == size)
+		v->hurried = true;
+}
+
 void model_durable(void)
 {
 	size_t last[PATHS_MAX], sizes[PATHS_MAX];
 	bool absents[PATHS_MAX];
 
 	for (unsigned i = 0; i < model.count; i++) {
-		const struct path *p = &model.path[i];
+		struct path *p = &model.path[i];
 		size_t size = 0;
 		bool absent = durable_size(p->name, &size) < 0;
 
 		last[i] = last_fit(p, absent, size);
 		sizes[i] = size;
 		absents[i] = absent;
+		note_early(p, absent, size);
 		if (last[i] == NONE)
 			sim_fail("torn: %s is durable with %zu bytes, which no "
 				 "version has",

@@ -69,6 +69,16 @@ static bool same_in_place(const struct path *p, size_t from, size_t to,
 	return true;
 }
 
+static bool is_part(const struct path *p, size_t from, size_t to,
+		    const uint8_t *bytes, size_t size)
+{
+	for (size_t i = from; i <= to; i++)
+		if (p->at[i].bytes && size <= p->at[i].size &&
+		    memcmp(p->at[i].bytes, bytes, size) == 0)
+			return true;
+	return false;
+}
+
 void model_check_read(struct path *p, uint64_t since, size_t from, size_t to,
 		      const uint8_t *bytes, size_t size, bool absent)
 {
@@ -78,14 +88,17 @@ void model_check_read(struct path *p, uint64_t since, size_t from, size_t to,
 		    (!absent && (same_until_cut(p, i, to, bytes, size) ||
 				 same_in_place(p, i, to, bytes, size))))
 			return;
-	/* Its file got another name meanwhile, and was written to there. */
+	/* Its file got another name meanwhile, and was written to, or cut,
+	 * there. */
 	for (unsigned k = 0; !absent && k < model.count; k++)
 		for (size_t i = model.path[k].count; i-- > 0;) {
 			const struct version *v = &model.path[k].at[i];
 
 			if (model.path[k].owner == p->owner &&
 			    v->begun >= since &&
-			    same(v, bytes, size, false, true))
+			    (same(v, bytes, size, false, true) ||
+			     (v->bytes && v->size <= size &&
+			      is_part(p, from, to, bytes, size))))
 				return;
 		}
 	if (absent)

@@ -166,6 +166,8 @@ static void rename_folder(struct client *c)
 		move_end(c, &m[i], ok);
 	if (ok)
 		f->at = to;
+	else
+		f->in_doubt = true;
 }
 
 void use_folder(struct client *c)
@@ -173,7 +175,7 @@ void use_folder(struct client *c)
 	struct folder *f = &c->folder;
 	int rc;
 
-	if (!is_folder_known(f))
+	if (f->in_doubt || !is_folder_known(f))
 		return;
 	if (!kernel_has(f->name[f->at])) {
 		rc = kernel_mkdir(f->name[f->at]);
@@ -200,4 +202,5 @@ void find_folder(struct client *c)
 		sim_fail("rename: %s and %s are both there", f->name[0],
 			 f->name[1]);
 	f->at = second ? 1 : 0;
+	f->in_doubt = false;
 }

@@ -33,6 +33,7 @@ struct folder {
 	char name[2][32];
 	unsigned at; /* which name it has */
 	struct path *file[2][FILES_OF_FOLDER];
+	bool in_doubt; /* a rename of it failed, and may have happened */
 };
 
 struct client {
