@@ -60,7 +60,10 @@ static int found_add(void *arg, const struct stage_slot *slot, struct stage *s)
 	return rc;
 }
 
-/* Closed ones by their order, then those that were open. */
+/*
+ * Closed ones by their order, then those that were open. An older ckptfs that
+ * was killed in here left two with one place: a replaced one comes first.
+ */
 static int found_compare(const void *pa, const void *pb)
 {
 	const struct found *a = pa, *b = pb;
@@ -68,6 +71,8 @@ static int found_compare(const void *pa, const void *pb)
 
 	if (x != y)
 		return x < y ? -1 : 1;
+	if (a->slot.earlier != b->slot.earlier)
+		return a->slot.earlier ? -1 : 1;
 	return a->slot.ino < b->slot.ino ? -1 : 1;
 }
 

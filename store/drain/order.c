@@ -140,8 +140,8 @@ void order_place(struct order *o, struct version *v)
 
 void order_resume(struct order *o, uint64_t place)
 {
-	if (place >= o->next_place)
-		o->next_place = place + 1;
+	if (place > o->next_place)
+		o->next_place = place;
 }
 
 void order_inherit(struct order *o, struct version *from, struct version *to)

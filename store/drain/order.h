@@ -99,7 +99,10 @@ void order_add(struct order *o, struct version *v, struct versions *f,
 	       enum version_state state);
 /* The file was closed: v, which is pending, has the last place there is. */
 void order_place(struct order *o, struct version *v);
-/* The next place is not before `place`, which another daemon had given. */
+/*
+ * The next place is `place`, which another daemon had given: who is killed here
+ * leaves no two versions with one place. Ascending; given before, it is later.
+ */
 void order_resume(struct order *o, uint64_t place);
 /* `to`, of the same file, counts where `from` did, if it has no place. */
 void order_inherit(struct order *o, struct version *from, struct version *to);

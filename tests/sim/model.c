@@ -373,8 +373,8 @@ static void check_order(const struct path *b, bool absent, size_t size,
 	if (state == NONE)
 		return;
 	sim_fail("order: %s (state %zu) is durable, and %s, which was closed "
-		 "before it, is not",
-		 b->name, state, model.path[over].name);
+		 "before it, is state %zu",
+		 b->name, state, model.path[over].name, last[over]);
 }
 
 /* Durable before it is closed, as a file that is open may be: out of turn. */

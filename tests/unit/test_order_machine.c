@@ -236,6 +236,28 @@ static void a_place_goes_over_to_who_drains_the_same_bytes(void **state)
 	assert_ptr_equal(order_take(&o), &b.v);
 }
 
+/*
+ * A daemon that is killed while it takes over what another had left must leave
+ * what it has resumed before what it has not, whatever it had come to.
+ */
+static void what_is_resumed_has_the_place_that_it_had(void **state)
+{
+	const uint64_t places[] = { 3, 4, 7 };
+	struct one f[4];
+	struct order o;
+
+	(void)state;
+	order_init(&o);
+	for (unsigned i = 0; i < 3; i++) {
+		order_resume(&o, places[i]);
+		one_closed(&o, &f[i]);
+		assert_int_equal(f[i].v.place, places[i]);
+	}
+	order_resume(&o, 0); /* it was open, and comes last */
+	one_closed(&o, &f[3]);
+	assert_int_equal(f[3].v.place, 8);
+}
+
 /* --- whatever happens */
 
 #define FILES 5
@@ -553,6 +575,7 @@ int main(void)
 		cmocka_unit_test(
 			a_state_is_followed_by_those_that_are_drawn_alone),
 		cmocka_unit_test(who_fails_out_of_turn_stops_those_behind_it),
+		cmocka_unit_test(what_is_resumed_has_the_place_that_it_had),
 		cmocka_unit_test(an_elder_that_is_deleted_stops_nobody),
 		cmocka_unit_test(who_is_wanted_overtakes_alone),
 		cmocka_unit_test(a_worker_stops_for_what_somebody_waits_for),
