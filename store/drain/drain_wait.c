@@ -268,9 +268,11 @@ int drain_wait_idle(struct drain *d, struct inode *in)
 	while (j && rc == 0 && is_in_flight(j, attempts)) {
 		struct version *first = order_first(&d->order);
 
+		/* Closed anew since it failed, it has no error until the next.
+		 */
 		if (first && first != &j->v && first->state == VERSION_FAILED)
 			rc = job_of(first)->result;
-		else
+		if (rc == 0)
 			cond_wait(&d->moved, &d->lock);
 	}
 	lock_give(&d->lock);
