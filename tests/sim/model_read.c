@@ -201,9 +201,10 @@ void model_check_found_all(bool cut)
 		if (!to || p->count - 1 != p->moved_from ||
 		    to->count - 1 < p->moved)
 			continue;
-		/* A part may as well be one of what was there before. */
+		/* A part, or no file, may as well be what was there before. */
 		if (to->found >= p->moved && !to->is_part &&
-		    p->found < p->moved_from && p->at[p->found].bytes)
+		    to->at[to->found].bytes && p->found < p->moved_from &&
+		    p->at[p->found].bytes)
 			sim_fail("rename: %s and %s are both there", p->name,
 				 to->name);
 		if (p->moved_durable && to->found < p->moved &&
