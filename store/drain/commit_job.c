@@ -102,7 +102,7 @@ static void check_native_size(struct drain *d, const struct work *w,
 
 	if (!c->native || (w->image && c->extents[0].image == w->image->id))
 		return;
-	if (commit_image_size(d, c->extents[0].image, &size) < 0) {
+	if (u64_load(d->kv, key_ino('I', c->extents[0].image), &size) < 0) {
 		/* A running job's: it says itself how large it will be. */
 		size = 0;
 		for (uint32_t i = 0; i < w->chunk_count; i++)
@@ -161,18 +161,17 @@ static void put_records(struct drain *d, struct kv_batch *b, struct work *w,
 	struct key u = key_ino('U', ino), data = key_ino('D', ino);
 	bool old_small = old && old->kind == CONTENT_SMALL;
 
-	commit_put_content(b, ino, c);
+	content_save(b, key_ino('F', ino), c);
 	kv_delete(b, u.data, u.len);
 	if (w->small)
 		kv_put(b, data.data, data.len, w->small, (size_t)c->size_bytes);
 	else if (old_small)
 		kv_delete(b, data.data, data.len);
-	commit_count(b, META_LOGICAL,
-		     (int64_t)c->size_bytes -
-			     (old ? (int64_t)old->size_bytes : 0));
-	commit_count(b, META_PHYSICAL,
-		     (w->small ? (int64_t)c->size_bytes : 0) -
-			     (old_small ? (int64_t)old->size_bytes : 0));
+	meta_add(b, META_LOGICAL,
+		 (int64_t)c->size_bytes - (old ? (int64_t)old->size_bytes : 0));
+	meta_add(b, META_PHYSICAL,
+		 (w->small ? (int64_t)c->size_bytes : 0) -
+			 (old_small ? (int64_t)old->size_bytes : 0));
 	series_put(d->kv, b, w->in, c->size_bytes);
 }
 
@@ -232,7 +231,7 @@ static int write_time(struct drain *d, struct kv_batch *b, struct pending *p)
 	if (old->extent_count > 0)
 		memcpy(c.extents, old->extents,
 		       old->extent_count * sizeof(*c.extents));
-	commit_put_content(b, p->j->in->ino, &c);
+	content_save(b, key_ino('F', p->j->in->ino), &c);
 	p->content = content_ref_new(&c);
 	rc = p->content ? kv_write(d->kv, b) : -ENOMEM;
 	work_written(p->w, rc);

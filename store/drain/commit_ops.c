@@ -34,9 +34,9 @@ static int delete_one(struct drain *d, struct kv_batch *b,
 	if (rc == 0)
 		rc = content_decode(value, len, &c);
 	if (rc == 0) {
-		commit_count(b, META_LOGICAL, -(int64_t)c.size_bytes);
+		meta_add(b, META_LOGICAL, -(int64_t)c.size_bytes);
 		if (c.kind == CONTENT_SMALL)
-			commit_count(b, META_PHYSICAL, -(int64_t)c.size_bytes);
+			meta_add(b, META_PHYSICAL, -(int64_t)c.size_bytes);
 		rc = changes_of_content(d, &c, -1, changes);
 	}
 	content_release(&c);
@@ -107,7 +107,7 @@ static int clone_small(struct drain *d, const struct commit_op *op)
 	if (rc < 0)
 		return rc == -ENOENT ? -EIO : rc;
 	kv_put(op->batch, to.data, to.len, value, len);
-	commit_count(op->batch, META_PHYSICAL, (int64_t)len);
+	meta_add(op->batch, META_PHYSICAL, (int64_t)len);
 	return 0;
 }
 
@@ -134,8 +134,8 @@ static int op_clone(struct drain *d, const struct commit_op *op)
 	if (rc == 0)
 		rc = changes_apply(d, op->batch, &changes);
 	if (rc == 0) {
-		commit_put_content(op->batch, op->ino, &c);
-		commit_count(op->batch, META_LOGICAL, (int64_t)c.size_bytes);
+		content_save(op->batch, key_ino('F', op->ino), &c);
+		meta_add(op->batch, META_LOGICAL, (int64_t)c.size_bytes);
 		rc = kv_write(d->kv, op->batch);
 	}
 	content_release(&c);
@@ -149,7 +149,7 @@ static int op_clone(struct drain *d, const struct commit_op *op)
 static int image_is_shared(struct drain *d, uint64_t image)
 {
 	uint64_t size;
-	int rc = commit_image_size(d, image, &size);
+	int rc = u64_load(d->kv, key_ino('I', image), &size);
 
 	return rc == -ENOENT ? 0 : rc < 0 ? rc : 1;
 }

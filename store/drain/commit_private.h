@@ -81,14 +81,6 @@ int changes_apply(struct drain *d, struct kv_batch *b,
 		  struct ref_changes *changes);
 /* What changes_apply() left behind for the reclaimer, once it is written. */
 void changes_reclaim(struct drain *d, const struct ref_changes *changes);
-/* Into b: the counter `name` of the M records. */
-void commit_count(struct kv_batch *b, const char *name, int64_t delta);
-/* What the image's I record says; -ENOENT: no chunk was ever committed in it.
- */
-int commit_image_size(struct drain *d, uint64_t image, uint64_t *ret_size);
-/* Into b: the F record. */
-void commit_put_content(struct kv_batch *b, uint64_t ino,
-			const struct content *c);
 
 /* --- commit_ops.c */
 

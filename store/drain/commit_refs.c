@@ -102,11 +102,6 @@ int changes_of_content(struct drain *d, const struct content *c, int32_t delta,
 	return 0;
 }
 
-void commit_count(struct kv_batch *b, const char *name, int64_t delta)
-{
-	meta_add(b, name, delta);
-}
-
 /* The chunk's first reference: its record, its hash, and its image's. */
 static int chunk_create(struct drain *d, struct kv_batch *b,
 			const struct ref_change *c, uint64_t *last_image)
@@ -121,16 +116,16 @@ static int chunk_create(struct drain *d, struct kv_batch *b,
 	memcpy(rec.hash, c->hash, HASH_BYTES);
 	chunk_save(b, key_chunk(c->image, c->offset), &rec);
 	loc_save(b, key_hash(c->hash, c->domain), &loc);
-	commit_count(b, META_CHUNKS, 1);
-	commit_count(b, META_PHYSICAL, c->len);
-	commit_count(b, META_SHARED, (int64_t)(c->delta - 1) * c->len);
+	meta_add(b, META_CHUNKS, 1);
+	meta_add(b, META_PHYSICAL, c->len);
+	meta_add(b, META_SHARED, (int64_t)(c->delta - 1) * c->len);
 	if (*last_image == c->image)
 		return 0;
 	*last_image = c->image;
 	rc = record_find(d->kv, i);
 	if (rc == -ENOENT) {
 		u64_save(b, i, c->image_size);
-		commit_count(b, META_IMAGES, 1);
+		meta_add(b, META_IMAGES, 1);
 		rc = 0;
 	}
 	return rc;
@@ -148,9 +143,9 @@ static int chunk_remove(struct drain *d, struct kv_batch *b,
 
 	record_delete(b, key_chunk(c->image, c->offset));
 	u64_save(b, key_punch(c->image, c->offset), rec->len);
-	commit_count(b, META_CHUNKS, -1);
-	commit_count(b, META_PHYSICAL, -(int64_t)rec->len);
-	commit_count(b, META_SHARED, -(int64_t)(rec->refs - 1) * rec->len);
+	meta_add(b, META_CHUNKS, -1);
+	meta_add(b, META_PHYSICAL, -(int64_t)rec->len);
+	meta_add(b, META_SHARED, -(int64_t)(rec->refs - 1) * rec->len);
 	rc = record_load(d->kv, h, &value, &len);
 	if (rc == -ENOENT)
 		return 0;
@@ -208,7 +203,7 @@ int changes_apply(struct drain *d, struct kv_batch *b,
 				return rc;
 			continue;
 		}
-		commit_count(b, META_SHARED, (int64_t)c->delta * rec.len);
+		meta_add(b, META_SHARED, (int64_t)c->delta * rec.len);
 		rec.refs += (uint32_t)c->delta;
 		chunk_save(b, k, &rec);
 	}
@@ -221,15 +216,4 @@ void changes_reclaim(struct drain *d, const struct ref_changes *changes)
 		if (changes->at[i].gone)
 			reclaim_add(d->reclaim, changes->at[i].image,
 				    changes->at[i].offset, changes->at[i].len);
-}
-
-int commit_image_size(struct drain *d, uint64_t image, uint64_t *ret_size)
-{
-	return u64_load(d->kv, key_ino('I', image), ret_size);
-}
-
-void commit_put_content(struct kv_batch *b, uint64_t ino,
-			const struct content *c)
-{
-	content_save(b, key_ino('F', ino), c);
 }
