@@ -76,15 +76,15 @@ static bool write_rest(struct client *c, struct path *p, struct kernel_file *f,
 	return true;
 }
 
-/* The file is open, and gets to be what `state` is. */
+/* The file is open, and gets to be what `state` is, unless it failed before. */
 static void write_and_close(struct client *c, struct path *p, size_t state,
-			    struct kernel_file *f, size_t done)
+			    struct kernel_file *f, size_t done, bool ok)
 {
 	size_t size;
 	const uint8_t *bytes = model_bytes(p, state, &size);
-	bool ok = write_rest(c, p, f, bytes, done, size);
 	bool syncs = c->plan->options.durable_close;
 
+	ok = ok && write_rest(c, p, f, bytes, done, size);
 	if (!ok)
 		model_failed(p, state);
 	model_close_begin(p, state);
@@ -129,7 +129,7 @@ void write_file(struct client *c, struct path *p, const struct path *also)
 	if (chance_one_in(&c->chance, 8) && size > 0)
 		(void)fine(c, "allocate", p,
 			   kernel_fallocate(f, FALLOC_FL_KEEP_SIZE, 0, size));
-	write_and_close(c, p, state, f, 0);
+	write_and_close(c, p, state, f, 0, true);
 }
 
 /* May it be changed in place? Then what it holds now. */
@@ -195,10 +195,8 @@ void change(struct client *c, struct own *own)
 		rc = kernel_fallocate(f, 0, old_size, size - old_size);
 	else if (kind != CHANGE_APPEND)
 		rc = kernel_ftruncate(f, size);
-	if (!fine(c, "cut or extend", p, rc))
-		model_failed(p, state);
-	write_and_close(c, p, state, f,
-			kind == CHANGE_APPEND ? old_size : size);
+	write_and_close(c, p, state, f, kind == CHANGE_APPEND ? old_size : size,
+			fine(c, "cut or extend", p, rc));
 }
 
 void truncate_path(struct client *c, struct own *own)
