@@ -143,12 +143,13 @@ summary() {
 step "set-up"
 deploy/setup.sh --fuzz --trainer || die 1 "deploy/setup.sh failed"
 
-# simulate: schedules that nobody has seen. What fails says how to see it again.
+# simulate: schedules that nobody has seen before this change of the sources. What
+# fails says how to see it again.
 simulate() {
 	local seconds=${CKPTFS_SIM_SECONDS:-300}
 	if [[ $label && $label != sim ]]; then return; fi
 	step "simulating for $seconds s"
-	tests/sim/run --seconds "$seconds" || failed=1
+	tests/sim/run --of-tree --seconds "$seconds" || failed=1
 }
 
 build_tree normal

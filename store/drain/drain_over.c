@@ -47,8 +47,7 @@ static void merge_locked(struct drain *d, struct drain_job *j,
 	order_inherit(&d->order, &j->v, &q->v);
 }
 
-/* The newer job of the very stage that j has; NULL: none. */
-static struct drain_job *newer_locked(const struct drain_job *j)
+struct drain_job *newer_locked(const struct drain_job *j)
 {
 	struct drain_job *q = job_of(versions_next(&j->in->file->versions));
 

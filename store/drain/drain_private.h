@@ -124,6 +124,9 @@ struct drain_job *job_for(struct drain *d, struct inode *in,
 			  enum close_kind kind, int *ret_rc);
 /* --- drain_over.c */
 
+/* The newer job of the very stage that j has; NULL: none. drain.lock is held.
+ */
+struct drain_job *newer_locked(const struct drain_job *j);
 /* An attempt is over; the job is drained again, or not needed any more. */
 void drain_void(struct drain *d, struct drain_job *j, bool overtaken);
 /*

@@ -55,6 +55,20 @@ static bool work_is_overtaken(struct drain *d, struct work *w)
 }
 
 /*
+ * The stage has other bytes than those that got j its place: somebody changed
+ * them and closed the file again, and that close has a job of its own. Of an
+ * open file work_is_overtaken() looks at the bytes themselves.
+ */
+static bool is_superseded_locked(const struct drain_job *j)
+{
+	const struct drain_job *q = newer_locked(j);
+
+	return j->v.place && q && q->v.place &&
+	       (q->close_size != j->close_size ||
+		q->close_mtime_ns != j->close_mtime_ns);
+}
+
+/*
  * What the work is about, frozen; NULL: no memory. -EAGAIN in its stop: there
  * is nothing to be done any more.
  */
@@ -69,6 +83,7 @@ static struct work *work_freeze(struct drain *d, struct drain_job *j)
 		return NULL;
 	rc = stage_stat(d->stages, j->stage, &sb);
 	HOLD(&j->in->lock);
+	HOLD(&d->lock);
 	if (!j->stage->held && (j->v.replaced || !file_may_change(f)))
 		w->kind = WORK_OF_CLOSED;
 	w->domain = d->options.share_all ? DOMAIN_ALL : domain_of(&j->in->attr);
@@ -76,7 +91,8 @@ static struct work *work_freeze(struct drain *d, struct drain_job *j)
 	if (w->old)
 		atomic_fetch_add(&w->old->refs, 1);
 	if (j->in->attr.nlink == 0 ||
-	    (f->stage != j->stage && !j->v.replaced)) {
+	    (f->stage != j->stage && !j->v.replaced) ||
+	    (w->kind == WORK_OF_CLOSED && is_superseded_locked(j))) {
 		rc = -EAGAIN;
 	} else if (rc == 0 && w->kind == WORK_OF_CLOSED &&
 		   j->stage->kind == STAGE_DISK &&
@@ -87,7 +103,6 @@ static struct work *work_freeze(struct drain *d, struct drain_job *j)
 			file_move(&f->state, FILE_FROZEN);
 	}
 	atomic_store(&w->stop, rc);
-	HOLD(&d->lock);
 	w->no_join = j->no_join;
 	/*
 	 * Who is asked for commits first, the others in their order; a work

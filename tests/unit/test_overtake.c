@@ -306,6 +306,74 @@ static void a_publish_makes_no_change_durable_that_is_under_way(void **state)
 	free(other);
 }
 
+/* What comes between, once: a worker is about to look at the stage of `in`. */
+static struct between {
+	struct inode *in;
+	void (*fn)(void *arg);
+	void *arg;
+} between;
+
+int __real_stage_stat(struct stages *st, const struct stage *s,
+		      struct stat *ret);
+int __wrap_stage_stat(struct stages *st, const struct stage *s,
+		      struct stat *ret);
+
+int __wrap_stage_stat(struct stages *st, const struct stage *s,
+		      struct stat *ret)
+{
+	struct between b = between;
+
+	if (b.fn && b.in->file->stage == s) {
+		between.fn = NULL;
+		b.fn(b.arg);
+	}
+	return __real_stage_stat(st, s, ret);
+}
+
+/* Another file is closed, and then this one is changed in place. */
+static void a_grows_after_b(void *arg)
+{
+	struct live *l = arg;
+	struct handle h;
+
+	live_write(l, "b", "b", 1);
+	h = handle_open(l, "a", O_WRONLY);
+	handle_write(&h, "more", 4, 100);
+	handle_close(&h);
+}
+
+/*
+ * `latest` is changed in place after rank_1 was closed. Its close before that
+ * has an older place, and a worker was about to freeze it: what he finds is
+ * the newer close's, and must not be committed in the older one's place.
+ */
+static void
+a_change_in_place_does_not_take_the_place_of_the_close_before(void **state)
+{
+	uint8_t *data = filled(OLD_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_held(kind);
+
+		live_write(&l, "a", data, 100);
+		assert_int_equal(live_lookup(&l, "a", &between.in), 0);
+		between.arg = &l;
+		between.fn = a_grows_after_b;
+		ask(&l, "a");
+		wait_job(&l, "a", SEEN_READY);
+		live_barrier(&l);
+		assert_int_equal(committed_size(&l, "a"), 0);
+		inode_put(l.st->inodes, between.in, 1);
+		drain_go_on(l.st->drain);
+		live_sync_all(&l);
+		assert_int_equal(committed_size(&l, "a"), 104);
+		assert_int_equal(committed_size(&l, "b"), 1);
+		live_free(&l);
+	}
+	free(data);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -315,6 +383,8 @@ int main(void)
 			a_time_set_by_hand_counts_for_what_was_synced_alone),
 		cmocka_unit_test(
 			a_sync_that_fails_leaves_the_older_version_its_place),
+		cmocka_unit_test(
+			a_change_in_place_does_not_take_the_place_of_the_close_before),
 		cmocka_unit_test(
 			a_publish_makes_no_change_durable_that_is_under_way),
 		cmocka_unit_test(
