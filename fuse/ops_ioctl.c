@@ -14,6 +14,7 @@
 #include "fuse/opens.h"
 #include "store/base/ckptfs_ioctl.h"
 #include "store/base/scope.h"
+#include "store/drain/commit.h"
 #include "store/file/file.h"
 #include "store/names/names.h"
 
@@ -269,7 +270,7 @@ static void give_up_of(struct store *st, uid_t uid)
 
 /*
  * Give up every clean stage that nobody has open, a user's own if it is not
- * root who asks; finish all punching.
+ * root who asks; finish all deletions and punching.
  */
 static cJSON *gc(struct store *st, uid_t uid)
 {
@@ -282,6 +283,7 @@ static cJSON *gc(struct store *st, uid_t uid)
 		(void)stages_make_room(&st->stages, total);
 	else
 		give_up_of(st, uid);
+	commit_wait(st->drain);
 	reclaim_drain(st->reclaim, &freed);
 	stages_usage(&st->stages, &after, &total);
 	add_number(g, "stage_freed_bytes", before > after ? before - after : 0);

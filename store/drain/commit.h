@@ -33,6 +33,8 @@ int commit_delete(struct drain *d, uint64_t ino);
  */
 int commit_clone(struct drain *d, struct kv_batch *b, uint64_t from,
 		 uint64_t to);
+/* Returns when all that was asked for above before this call is done. */
+void commit_wait(struct drain *d);
 /*
  * An image that no job will commit: removed, unless another file has shared
  * some of it meanwhile. Takes over the caller's reference.

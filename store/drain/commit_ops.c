@@ -197,6 +197,8 @@ void commit_op_run(struct drain *d, struct commit_op *op)
 	case COMMIT_ABANDON:
 		op_abandon(d, op->image, op->size_bytes);
 		break;
+	case COMMIT_NOTHING:
+		break;
 	}
 	if (op->waited) {
 		HOLD(&d->lock);

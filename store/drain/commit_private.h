@@ -16,6 +16,7 @@ enum commit_kind {
 	COMMIT_DELETE,
 	COMMIT_CLONE,
 	COMMIT_ABANDON,
+	COMMIT_NOTHING, /* somebody waits for those before it */
 };
 
 struct commit_op {
@@ -26,7 +27,7 @@ struct commit_op {
 	struct kv_batch *batch; /* CLONE: the caller's */
 	struct image *image; /* ABANDON: a reference */
 	uint64_t size_bytes; /* ABANDON */
-	bool waited, done; /* CLONE: on the caller's stack */
+	bool waited, done; /* CLONE, NOTHING: on the caller's stack */
 	int result;
 };
 /* How many jobs share a sync of the log, or deletions a batch. */

@@ -37,20 +37,32 @@ int commit_delete(struct drain *d, uint64_t ino)
 	return 0;
 }
 
+/* An op of the caller's stack; its result when it is done. */
+static int op_wait(struct drain *d, struct commit_op *op)
+{
+	op->waited = true;
+	op_add(d, op);
+	HOLD(&d->lock);
+	while (!op->done)
+		cond_wait(&d->moved, &d->lock);
+	return op->result;
+}
+
 int commit_clone(struct drain *d, struct kv_batch *b, uint64_t from,
 		 uint64_t to)
 {
-	struct commit_op op = { .kind = COMMIT_CLONE,
-				.ino = to,
-				.from = from,
-				.batch = b,
-				.waited = true };
+	struct commit_op op = {
+		.kind = COMMIT_CLONE, .ino = to, .from = from, .batch = b
+	};
 
-	op_add(d, &op);
-	HOLD(&d->lock);
-	while (!op.done)
-		cond_wait(&d->moved, &d->lock);
-	return op.result;
+	return op_wait(d, &op);
+}
+
+void commit_wait(struct drain *d)
+{
+	struct commit_op op = { .kind = COMMIT_NOTHING };
+
+	(void)op_wait(d, &op);
 }
 
 void commit_abandon(struct drain *d, struct image *i, uint64_t size_bytes)

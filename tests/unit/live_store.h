@@ -690,31 +690,13 @@ static inline unsigned live_records(struct live *l, char kind)
 	return n;
 }
 
-/* Until the committer has done what it was given so far. */
-static inline void live_barrier(struct live *l)
-{
-	struct key u = key_ino('U', 0);
-	struct kv_batch *b = kv_batch_new();
-
-	CHECK(b);
-	/*
-	 * A clone of no inode is waited for, and what was given before it goes
-	 * first. It leaves a mark of an inode that was never committed.
-	 */
-	assert_int_equal(commit_clone(l->st->drain, b, 0, 0), 0);
-	kv_batch_clear(b);
-	kv_delete(b, u.data, u.len);
-	assert_int_equal(kv_write(l->st->kv, b), 0);
-	kv_batch_free(b);
-}
-
 /* Until every deletion is committed and its bytes are given back. */
 static inline void live_settle(struct live *l)
 {
 	uint64_t freed;
 
 	live_quiet(l);
-	live_barrier(l);
+	commit_wait(l->st->drain);
 	reclaim_drain(l->st->reclaim, &freed);
 }
 

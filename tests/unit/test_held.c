@@ -78,7 +78,7 @@ static void who_writes_keeps_the_stage_and_the_file_gets_a_copy(void **state)
 		assert_int_equal(SLOT_GET(s->slot, ino), INO);
 		assert_int_equal(SLOT_GET(s->slot, close_order), 42);
 		assert_int_equal(SLOT_GET(s->slot, earlier), 1);
-		live_barrier(&l);
+		commit_wait(l.st->drain);
 		assert_int_equal(fstat(theirs, &after), 0);
 		assert_int_equal(after.st_nlink, 0);
 		close(theirs);

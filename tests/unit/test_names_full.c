@@ -243,16 +243,6 @@ static void what_a_full_disk_refuses_has_not_happened(void **state)
 	full_free(&f);
 }
 
-/* Like live_barrier(), whose write is refused. */
-static void wait_committer(struct live *l)
-{
-	struct kv_batch *b = kv_batch_new();
-
-	CHECK(b);
-	assert_int_equal(commit_clone(l->st->drain, b, 0, 0), -ENOSPC);
-	kv_batch_free(b);
-}
-
 /* Deletions and space are tried again by themselves, within a second or so. */
 static void wait_given_back(struct live *l)
 {
@@ -283,7 +273,7 @@ static void what_is_deleted_goes_when_there_is_room_again(void **state)
 		assert_int_equal(live_unlink(&f.l, "f"), 0);
 		write_until_refused(&f.l, f.disk, &f.b);
 	}
-	wait_committer(&f.l);
+	commit_wait(f.l.st->drain);
 	assert_int_equal(live_records(&f.l, 'O'), 1);
 	assert_int_equal(live_counter(&f.l, META_PHYSICAL), DATA_BYTES + 1);
 	disk_relieve(f.disk);
@@ -302,7 +292,7 @@ static void what_could_not_be_given_back_is_so_when_there_is_room(void **state)
 	live_sync_all(&f.l);
 	reclaim_enter(f.l.st->reclaim, &reader);
 	assert_int_equal(live_unlink(&f.l, "f"), 0);
-	live_barrier(&f.l);
+	commit_wait(f.l.st->drain);
 	write_until_refused(&f.l, f.disk, &f.b);
 	reclaim_leave(f.l.st->reclaim, &reader);
 	reclaim_drain(f.l.st->reclaim, &freed);

@@ -362,7 +362,7 @@ a_change_in_place_does_not_take_the_place_of_the_close_before(void **state)
 		between.fn = a_grows_after_b;
 		ask(&l, "a");
 		wait_job(&l, "a", SEEN_READY);
-		live_barrier(&l);
+		commit_wait(l.st->drain);
 		assert_int_equal(committed_size(&l, "a"), 0);
 		inode_put(l.st->inodes, between.in, 1);
 		drain_go_on(l.st->drain);

@@ -159,7 +159,7 @@ static void who_reads_keeps_the_bytes_until_he_is_done(void **state)
 			 0);
 	live_write(&l, "f", new, DATA_BYTES);
 	live_sync_all(&l);
-	live_barrier(&l);
+	commit_wait(l.st->drain);
 	reclaim_drain(l.st->reclaim, &freed); /* somebody reads: not now */
 	assert_int_equal(freed, 0);
 	assert_true(live_records(&l, 'P') > 0);
@@ -248,7 +248,7 @@ static void child_deletes_and_ends(struct live *l, const char *argument)
 	live_open(l);
 	reclaim_enter(l->st->reclaim, &reader); /* nothing is punched */
 	assert_int_equal(live_unlink(l, "f"), 0);
-	live_barrier(l);
+	commit_wait(l->st->drain);
 	assert_int_equal(kv_sync(l->st->kv), 0);
 }
 
@@ -304,12 +304,12 @@ a_reader_keeps_the_block_that_he_shares_with_older_holes(void **state)
 	live_settle(&l);
 	reclaim_enter(l.st->reclaim, &before);
 	assert_int_equal(live_unlink(&l, "two"), 0);
-	live_barrier(&l);
+	commit_wait(l.st->drain);
 	assert_int_equal(live_lookup(&l, "one", &in), 0);
 	assert_int_equal(file_read_begin(&l.st->files, in, one_len, 0, &r), 0);
 	live_write(&l, "one", "x", 1);
 	live_sync_all(&l);
-	live_barrier(&l);
+	commit_wait(l.st->drain);
 	reclaim_leave(l.st->reclaim, &before);
 	reclaim_drain(l.st->reclaim, &freed);
 	for (int i = 0; i < r.count; i++) {
@@ -394,9 +394,9 @@ an_abandoned_image_that_was_shared_once_leaves_no_record(void **state)
 	content_release(&c);
 	reclaim_enter(l.st->reclaim, &reader); /* nothing is punched */
 	assert_int_equal(live_unlink(&l, "f"), 0);
-	live_barrier(&l);
+	commit_wait(l.st->drain);
 	commit_abandon(l.st->drain, i, DATA_BYTES);
-	live_barrier(&l);
+	commit_wait(l.st->drain);
 	assert_int_equal(live_images(&l).count, 1); /* he may read it */
 	reclaim_leave(l.st->reclaim, &reader);
 	live_settle(&l);
@@ -427,7 +427,7 @@ static void delete_the_rest(void)
 {
 	reclaim_enter(punched->st->reclaim, &late_reader);
 	assert_int_equal(live_unlink(punched, "rest"), 0);
-	live_barrier(punched);
+	commit_wait(punched->st->drain);
 }
 
 /*
@@ -455,9 +455,9 @@ what_is_decided_during_a_punch_is_not_forgotten_with_it(void **state)
 	/* Two ranges at once: the half that goes, and all of the image. */
 	reclaim_enter(l.st->reclaim, &reader);
 	assert_int_equal(live_unlink(&l, "all"), 0);
-	live_barrier(&l);
+	commit_wait(l.st->drain);
 	commit_abandon(l.st->drain, i, DATA_BYTES);
-	live_barrier(&l);
+	commit_wait(l.st->drain);
 	punched = &l;
 	atomic_store(&while_punching, delete_the_rest);
 	reclaim_leave(l.st->reclaim, &reader);
@@ -496,7 +496,7 @@ static void what_is_given_back_is_counted_once(void **state)
 		/* Also when two ranges of the image are decided on together. */
 		reclaim_enter(l.st->reclaim, &reader);
 		assert_int_equal(live_unlink(&l, "f"), 0);
-		live_barrier(&l);
+		commit_wait(l.st->drain);
 		reclaim_add(l.st->reclaim, image, 0, DATA_BYTES);
 		reclaim_leave(l.st->reclaim, &reader);
 		live_settle(&l);
