@@ -543,6 +543,17 @@ static inline void live_write(struct live *l, const char *path,
 	handle_close(&h);
 }
 
+/* Durable and not staged: the next open finds committed content. */
+static inline struct live live_durable(unsigned kind, const char *path,
+				       const void *data, size_t len)
+{
+	struct live l = live_kind(kind);
+
+	live_write(&l, path, data, len);
+	live_reopen(&l);
+	return l;
+}
+
 /* The file has exactly these bytes. */
 static inline void assert_handle_bytes(struct handle *h, const void *data,
 				       size_t len)

@@ -1,8 +1,8 @@
 /*
- * A store and its files: what is written is what is read, by every kind of
- * open; what is damaged is refused.
+ * A store is opened and closed, and new files come back as they were written:
+ * test_store_change.c changes files that exist, test_store_damage.c damages
+ * them.
  */
-#include <linux/falloc.h>
 #include <pthread.h>
 
 #include "tests/unit/live_store.h"
@@ -81,6 +81,18 @@ static void an_empty_store_counts_nothing(void **state)
 	live_free(&l);
 }
 
+/* f0 begins with data[0], f1 with data[1], and so on. */
+static void assert_files(struct live *l, const uint8_t *data,
+			 const size_t *lens, size_t n)
+{
+	char name[32];
+
+	for (size_t i = 0; i < n; i++) {
+		(void)snprintf(name, sizeof(name), "f%zu", i);
+		assert_file(l, name, data + i, lens[i]);
+	}
+}
+
 static void files_of_every_size_come_back(void **state)
 {
 	static const size_t lens[] = {
@@ -116,15 +128,9 @@ static void files_of_every_size_come_back(void **state)
 		live_sync_all(&l);
 		assert_int_equal(live_counter(&l, META_LOGICAL), sum);
 		assert_int_equal(live_counter(&l, META_FILES), n);
-		for (size_t i = 0; i < n; i++) {
-			(void)snprintf(name, sizeof(name), "f%zu", i);
-			assert_file(&l, name, data + i, lens[i]);
-		}
+		assert_files(&l, data, lens, n);
 		live_reopen(&l);
-		for (size_t i = 0; i < n; i++) {
-			(void)snprintf(name, sizeof(name), "f%zu", i);
-			assert_file(&l, name, data + i, lens[i]);
-		}
+		assert_files(&l, data, lens, n);
 		live_free(&l);
 	}
 	free(data);
@@ -159,6 +165,29 @@ static void a_store_that_keeps_no_clean_stages_leaves_none_behind(void **state)
 		live_write(&l, "small", data, 10);
 		live_close(&l);
 		assert_int_equal(staged_files(&l), 0);
+		live_free(&l);
+	}
+	free(data);
+}
+
+static void a_store_that_was_closed_leaves_its_stage_empty(void **state)
+{
+	uint8_t *data = filled(DATA_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+		struct dirent *d;
+		DIR *dir;
+
+		live_write(&l, "f", data, DATA_BYTES);
+		live_write(&l, "small", data, 10);
+		live_close(&l);
+		dir = opendir(l.stage);
+		assert_non_null(dir);
+		while ((d = readdir(dir)) != NULL)
+			assert_int_equal(d->d_name[0], '.');
+		closedir(dir);
 		live_free(&l);
 	}
 	free(data);
@@ -219,370 +248,6 @@ static void what_is_written_is_seen_by_other_handles_at_once(void **state)
 		live_sync_all(&l);
 		assert_handle_bytes(&r, data, DATA_BYTES);
 		handle_close(&r);
-		live_free(&l);
-	}
-	free(data);
-}
-
-/* --- files that exist
- * ----------------------------------------------------------- */
-
-/* Durable and not staged: the next open finds committed content. */
-static struct live with_durable(unsigned kind, const char *path,
-				const void *data, size_t len)
-{
-	struct live l = live_kind(kind);
-
-	live_write(&l, path, data, len);
-	live_reopen(&l);
-	return l;
-}
-
-static void
-a_reader_keeps_the_old_content_when_the_file_is_opened_to_be_replaced(
-	void **state)
-{
-	uint8_t *old = filled(DATA_BYTES, 1), *new = filled(DATA_BYTES, 2);
-
-	(void)state;
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		for (int staged = 0; staged < 2; staged++) {
-			struct live l =
-				with_durable(kind, "f", old, DATA_BYTES);
-			struct handle r, w, no = { 0 };
-			struct content c;
-			uint64_t ino = live_ino(&l, "f"), fresh, generation;
-
-			if (staged) { /* the same, from a stage */
-				live_write(&l, "f", old, DATA_BYTES);
-				live_sync_all(&l);
-			}
-			generation = live_generation(&l, "f");
-			r = handle_open(&l, "f", O_RDONLY);
-			assert_int_equal(
-				handle_try(&l, "f", O_WRONLY | O_TRUNC, &no),
-				-ESTALE);
-			fresh = live_ino(&l, "f");
-			assert_int_not_equal(fresh, ino);
-			c = live_content_ino(&l, fresh);
-			assert_int_equal(c.size_bytes, DATA_BYTES);
-			content_release(&c);
-			w = handle_open(&l, "f", O_WRONLY | O_TRUNC);
-			assert_int_equal(live_ino(&l, "f"), fresh);
-			handle_write(&w, new, 1000, 0);
-			/* Until the new one is durable the old one is. */
-			c = live_content_ino(&l, fresh);
-			assert_int_equal(c.size_bytes, DATA_BYTES);
-			assert_int_equal(c.generation, generation);
-			content_release(&c);
-			handle_write(&w, new, DATA_BYTES, 0);
-			handle_close(&w);
-			live_sync_all(&l);
-			assert_int_equal(live_generation(&l, "f"),
-					 generation + 1);
-			assert_handle_bytes(&r, old, DATA_BYTES);
-			assert_file(&l, "f", new, DATA_BYTES);
-			handle_close(&r);
-			live_settle(&l);
-			assert_int_equal(live_counter(&l, META_PHYSICAL),
-					 DATA_BYTES);
-			assert_int_equal(live_counter(&l, META_FILES), 1);
-			live_reopen(&l);
-			assert_file(&l, "f", new, DATA_BYTES);
-			live_free(&l);
-		}
-	}
-	free(old);
-	free(new);
-}
-
-static void a_file_without_readers_is_replaced_in_its_place(void **state)
-{
-	uint8_t *old = filled(DATA_BYTES, 1), *new = filled(DATA_BYTES, 2);
-
-	(void)state;
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		struct live l = with_durable(kind, "f", old, DATA_BYTES);
-		uint64_t ino = live_ino(&l, "f");
-		struct handle w = { 0 };
-		struct content c;
-
-		assert_int_equal(handle_try(&l, "f", O_WRONLY | O_TRUNC, &w),
-				 0);
-		assert_file(&l, "f", new, 0);
-		handle_write(&w, new, DATA_BYTES - 1, 0);
-		c = live_content(&l, "f");
-		assert_int_equal(c.size_bytes, DATA_BYTES);
-		content_release(&c);
-		handle_close(&w);
-		live_sync_all(&l);
-		assert_int_equal(live_ino(&l, "f"), ino);
-		assert_file(&l, "f", new, DATA_BYTES - 1);
-		live_settle(&l);
-		assert_int_equal(live_counter(&l, META_PHYSICAL),
-				 DATA_BYTES - 1);
-		live_free(&l);
-	}
-	free(old);
-	free(new);
-}
-
-static void a_second_writer_truncates_what_the_first_one_writes(void **state)
-{
-	uint8_t *data = filled(DATA_BYTES, 1);
-
-	(void)state;
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		struct live l = live_kind(kind);
-		struct handle first = handle_open(&l, "f", O_RDWR | O_CREAT);
-		struct handle second = { 0 };
-
-		handle_write(&first, data, DATA_BYTES, 0);
-		assert_int_equal(handle_try(&l, "f", O_RDWR | O_TRUNC, &second),
-				 0);
-		assert_handle_bytes(&first, data, 0);
-		handle_write(&second, data, 100, 0);
-		handle_close(&first);
-		handle_close(&second);
-		live_sync_all(&l);
-		assert_file(&l, "f", data, 100);
-		live_reopen(&l);
-		assert_file(&l, "f", data, 100);
-		live_free(&l);
-	}
-	free(data);
-}
-
-static void appending_keeps_what_is_there(void **state)
-{
-	static const size_t lens[] = { 0, 100, SMALL_BYTES_MAX, DATA_BYTES };
-	uint8_t *data = filled(DATA_BYTES + 50000, 1);
-
-	(void)state;
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		for (size_t i = 0; i < sizeof(lens) / sizeof(*lens); i++) {
-			struct live l = with_durable(kind, "f", data, lens[i]);
-			struct handle h;
-
-			h = handle_open(&l, "f", O_WRONLY | O_APPEND);
-			handle_write(&h, data + lens[i], 50000, lens[i]);
-			handle_close(&h);
-			assert_file(&l, "f", data, lens[i] + 50000);
-			live_reopen(&l);
-			live_settle(&l);
-			assert_file(&l, "f", data, lens[i] + 50000);
-			assert_int_equal(live_generation(&l, "f"), 2);
-			assert_true(live_native(&l, "f"));
-			assert_int_equal(live_counter(&l, META_PHYSICAL),
-					 lens[i] + 50000);
-			live_free(&l);
-		}
-	}
-	free(data);
-}
-
-static void changing_in_place_changes_nothing_else(void **state)
-{
-	static const size_t lens[] = { 100, SMALL_BYTES_MAX, DATA_BYTES };
-	uint8_t *data = filled(DATA_BYTES, 1);
-
-	(void)state;
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		for (size_t i = 0; i < sizeof(lens) / sizeof(*lens); i++) {
-			struct live l = with_durable(kind, "f", data, lens[i]);
-			struct handle h = handle_open(&l, "f", O_RDWR);
-
-			assert_handle_bytes(&h, data, lens[i]);
-			data[lens[i] / 2]++;
-			handle_write(&h, data + lens[i] / 2, 1, lens[i] / 2);
-			assert_handle_bytes(&h, data, lens[i]);
-			handle_close(&h);
-			live_reopen(&l);
-			assert_file(&l, "f", data, lens[i]);
-			live_free(&l);
-		}
-	}
-	free(data);
-}
-
-static void a_writer_that_changes_nothing_changes_nothing(void **state)
-{
-	uint8_t *data = filled(DATA_BYTES, 1);
-
-	(void)state;
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		struct live l = with_durable(kind, "f", data, DATA_BYTES);
-		struct handle h = handle_open(&l, "f", O_RDWR);
-
-		handle_close(&h);
-		live_sync_all(&l);
-		assert_int_equal(live_generation(&l, "f"), 1);
-		assert_file(&l, "f", data, DATA_BYTES);
-		live_free(&l);
-	}
-	free(data);
-}
-
-static int truncate_path(struct live *l, const char *path, uint64_t size)
-{
-	struct inode *in = NULL;
-	int rc = live_lookup(l, path, &in);
-
-	if (rc == 0)
-		rc = file_truncate(&l->st->files, in, size);
-	inode_put(l->st->inodes, in, 1);
-	return rc;
-}
-
-struct truncation {
-	size_t from, to;
-};
-
-/* `data` becomes what the file holds after it. */
-static void truncated_bytes(const struct truncation *t, uint8_t *data,
-			    size_t room)
-{
-	memset(data, 0, room);
-	fill(data, t->from < t->to ? t->from : t->to, 1);
-}
-
-static void a_durable_file_is_truncated_to_any_size(void **state)
-{
-	static const struct truncation cases[] = {
-		{ 100, 0 },
-		{ 100, 50 },
-		{ 100, 100 },
-		{ 100, MIB },
-		{ 100, 3 * MIB },
-		{ DATA_BYTES, 0 },
-		{ DATA_BYTES, 1 },
-		{ DATA_BYTES, MIB },
-		{ DATA_BYTES, 70000 },
-		{ DATA_BYTES, DATA_BYTES },
-		{ DATA_BYTES, 3 * MIB },
-	};
-	size_t n = sizeof(cases) / sizeof(*cases), room = 3 * MIB;
-	uint8_t *full = filled(room, 1), *data = malloc(room);
-	char name[32];
-
-	(void)state;
-	assert_non_null(data);
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		struct live l = live_kind(kind);
-
-		for (size_t i = 0; i < n; i++) {
-			(void)snprintf(name, sizeof(name), "f%zu", i);
-			live_write(&l, name, full, cases[i].from);
-		}
-		live_reopen(&l);
-		for (size_t i = 0; i < n; i++) {
-			(void)snprintf(name, sizeof(name), "f%zu", i);
-			assert_int_equal(truncate_path(&l, name, cases[i].to),
-					 0);
-			truncated_bytes(&cases[i], data, room);
-			assert_file(&l, name, data, cases[i].to);
-		}
-		live_reopen(&l);
-		for (size_t i = 0; i < n; i++) {
-			(void)snprintf(name, sizeof(name), "f%zu", i);
-			truncated_bytes(&cases[i], data, room);
-			assert_file(&l, name, data, cases[i].to);
-		}
-		live_free(&l);
-	}
-	free(full);
-	free(data);
-}
-
-static void a_reader_sees_how_the_file_is_truncated(void **state)
-{
-	uint8_t *data = filled(DATA_BYTES, 1);
-	struct live l = with_durable(2, "f", data, DATA_BYTES);
-	struct handle r = handle_open(&l, "f", O_RDONLY);
-
-	(void)state;
-	/* Its image backs the reader in the kernel: a copy is committed now. */
-	assert_int_equal(truncate_path(&l, "f", 10), 0);
-	assert_handle_bytes(&r, data, 10);
-	assert_file(&l, "f", data, 10);
-	handle_close(&r);
-	live_reopen(&l);
-	assert_file(&l, "f", data, 10);
-	live_free(&l);
-	free(data);
-}
-
-static void room_can_be_allocated_and_holes_punched(void **state)
-{
-	uint8_t *data = filled(DATA_BYTES, 1);
-
-	(void)state;
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		struct live l = with_durable(kind, "f", data, DATA_BYTES);
-		struct inode *in = NULL;
-		struct stat sb;
-
-		assert_int_equal(live_lookup(&l, "f", &in), 0);
-		assert_int_equal(file_fallocate(&l.st->files, in,
-						FALLOC_FL_PUNCH_HOLE |
-							FALLOC_FL_KEEP_SIZE,
-						4096, MIB),
-				 0);
-		assert_int_equal(file_fallocate(&l.st->files, in, 0, 0,
-						DATA_BYTES + 5000),
-				 0);
-		memset(data + 4096, 0, MIB);
-		assert_int_equal(inode_stat(l.st->inodes, in, &sb), 0);
-		assert_int_equal(sb.st_size, DATA_BYTES + 5000);
-		assert_int_equal(file_truncate(&l.st->files, in, DATA_BYTES),
-				 0);
-		inode_put(l.st->inodes, in, 1);
-		live_reopen(&l);
-		assert_file(&l, "f", data, DATA_BYTES);
-		fill(data, DATA_BYTES, 1);
-		live_free(&l);
-	}
-	free(data);
-}
-
-static void data_and_holes_are_found(void **state)
-{
-	uint8_t *data = filled(MIB, 1);
-
-	(void)state;
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		struct live l = live_kind(kind);
-		struct handle h = handle_open(&l, "f", O_WRONLY | O_CREAT);
-		struct inode *in = NULL;
-		uint64_t at = 0;
-
-		handle_write(&h, data, MIB, 2 * MIB);
-		handle_write(&h, data, MIB, 5 * MIB);
-		handle_close(&h);
-		live_reopen(&l);
-		assert_int_equal(live_lookup(&l, "f", &in), 0);
-		assert_int_equal(file_seek(&l.st->files, in, 0, SEEK_DATA, &at),
-				 0);
-		assert_int_equal(at, 2 * MIB);
-		assert_int_equal(
-			file_seek(&l.st->files, in, at, SEEK_HOLE, &at), 0);
-		assert_int_equal(at, 3 * MIB);
-		assert_int_equal(
-			file_seek(&l.st->files, in, at, SEEK_HOLE, &at), 0);
-		assert_int_equal(at, 3 * MIB);
-		assert_int_equal(
-			file_seek(&l.st->files, in, at, SEEK_DATA, &at), 0);
-		assert_int_equal(at, 5 * MIB);
-		assert_int_equal(
-			file_seek(&l.st->files, in, at, SEEK_HOLE, &at), 0);
-		assert_int_equal(at, 6 * MIB);
-		assert_int_equal(
-			file_seek(&l.st->files, in, at, SEEK_DATA, &at),
-			-ENXIO);
-		assert_int_equal(
-			file_seek(&l.st->files, in, at, SEEK_HOLE, &at),
-			-ENXIO);
-		inode_put(l.st->inodes, in, 1);
 		live_free(&l);
 	}
 	free(data);
@@ -680,198 +345,6 @@ static void a_reader_of_a_small_file_sees_one_whole_version_of_it(void **state)
 	live_free(&l);
 }
 
-/* --- damage
- * --------------------------------------------------------------------- */
-
-/* Replace a record of the closed store; NULL: remove it. */
-static void damage(struct live *l, struct key k, const void *value, size_t len)
-{
-	struct kv_batch *b = kv_batch_new();
-	char db[4096];
-	struct kv *kv;
-
-	(void)snprintf(db, sizeof(db), "%s/" LAYOUT_DB_DIR, l->path);
-	assert_int_equal(kv_open(db, false, &kv), 0);
-	if (value)
-		kv_put(b, k.data, k.len, value, len);
-	else
-		kv_delete(b, k.data, k.len);
-	assert_int_equal(kv_write(kv, b), 0);
-	kv_batch_free(b);
-	kv_close(kv);
-}
-
-/* The image of a native file. */
-static void image_path(struct live *l, const char *path, char ret[4096])
-{
-	char name[LAYOUT_IMAGE_NAME_BYTES];
-	struct content c = live_content(l, path);
-
-	layout_image_name(c.extents[0].image, name);
-	(void)snprintf(ret, 4096, "%s/" LAYOUT_IMAGE_DIR "/%s", l->path, name);
-	content_release(&c);
-}
-
-static void assert_refused(struct live *l, const char *path)
-{
-	struct handle h = { 0 };
-
-	assert_int_equal(handle_try(l, path, O_RDONLY, &h), -EIO);
-	assert_int_equal(handle_try(l, path, O_RDWR, &h), -EIO);
-}
-
-static void a_damaged_content_record_is_refused_at_the_open(void **state)
-{
-	uint8_t *data = filled(DATA_BYTES, 1);
-	struct live l = with_durable(0, "f", data, DATA_BYTES);
-	struct key k = key_ino('F', live_ino(&l, "f"));
-
-	(void)state;
-	live_write(&l, "other", data, 100);
-	live_close(&l);
-	damage(&l, k, "nonsense", 8);
-	live_open(&l);
-	assert_refused(&l, "f");
-	assert_file(&l, "other", data, 100);
-	live_close(&l);
-	live_remove(&l);
-	free(data);
-}
-
-static void damaged_attributes_are_refused_at_the_lookup(void **state)
-{
-	struct live l = with_durable(0, "f", "x", 1);
-	struct key k = key_ino('A', live_ino(&l, "f"));
-	struct inode *in = NULL;
-
-	(void)state;
-	live_close(&l);
-	damage(&l, k, "no", 2);
-	live_open(&l);
-	assert_int_equal(live_lookup(&l, "f", &in), -EIO);
-	live_close(&l);
-	damage(&l, k, NULL, 0); /* a name that leads nowhere */
-	live_open(&l);
-	assert_int_equal(live_lookup(&l, "f", &in), -EIO);
-	live_close(&l);
-	live_remove(&l);
-}
-
-static void a_small_file_without_its_bytes_is_refused(void **state)
-{
-	struct live l = with_durable(0, "f", "0123456789", 10);
-	struct key k = key_ino('D', live_ino(&l, "f"));
-	struct handle h;
-	char got[16];
-
-	(void)state;
-	live_close(&l);
-	damage(&l, k, "012345678", 9);
-	live_open(&l);
-	h = handle_open(&l, "f", O_RDONLY);
-	assert_int_equal(handle_read(&h, got, sizeof(got), 0), -EIO);
-	handle_close(&h);
-	live_close(&l);
-	damage(&l, k, NULL, 0);
-	live_open(&l);
-	h = handle_open(&l, "f", O_RDONLY);
-	/* Not "no such file": it is there, and damaged. */
-	assert_int_equal(handle_read(&h, got, sizeof(got), 0), -EIO);
-	handle_close(&h);
-	live_close(&l);
-	live_remove(&l);
-}
-
-static void a_short_or_missing_image_is_refused_at_the_open(void **state)
-{
-	uint8_t *data = filled(DATA_BYTES, 1);
-	char path[4096];
-
-	(void)state;
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		struct live l = with_durable(kind, "f", data, DATA_BYTES);
-
-		image_path(&l, "f", path);
-		live_close(&l);
-		assert_int_equal(truncate(path, DATA_BYTES - 1), 0);
-		live_open(&l);
-		assert_refused(&l, "f");
-		live_close(&l);
-		assert_int_equal(unlink(path), 0);
-		live_open(&l);
-		assert_refused(&l, "f");
-		live_close(&l);
-		live_remove(&l);
-	}
-	free(data);
-}
-
-static void changed_bytes_are_refused_when_every_open_verifies(void **state)
-{
-	uint8_t *data = filled(DATA_BYTES, 1);
-	char path[4096];
-	int fd;
-
-	(void)state;
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		struct live l = with_durable(kind, "f", data, DATA_BYTES);
-
-		image_path(&l, "f", path);
-		live_close(&l);
-		l.options.verify = VERIFY_OPEN;
-		live_open(&l);
-		assert_file(&l, "f", data, DATA_BYTES);
-		live_close(&l);
-		fd = open(path, O_WRONLY);
-		assert_int_equal(pwrite(fd, "\0", 1, DATA_BYTES - 1), 1);
-		close(fd);
-		live_open(&l);
-		assert_refused(&l, "f");
-		live_close(&l);
-		live_remove(&l);
-	}
-	free(data);
-}
-
-static void
-a_damaged_small_file_is_refused_when_every_open_verifies(void **state)
-{
-	struct live l = with_durable(0, "f", "0123456789", 10);
-	struct key k = key_ino('D', live_ino(&l, "f"));
-
-	(void)state;
-	live_close(&l);
-	damage(&l, k, "0123456780", 10);
-	l.options.verify = VERIFY_OPEN;
-	live_open(&l);
-	assert_refused(&l, "f");
-	live_close(&l);
-	live_remove(&l);
-}
-
-static void a_store_that_was_closed_leaves_its_stage_empty(void **state)
-{
-	uint8_t *data = filled(DATA_BYTES, 1);
-
-	(void)state;
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		struct live l = live_kind(kind);
-		struct dirent *d;
-		DIR *dir;
-
-		live_write(&l, "f", data, DATA_BYTES);
-		live_write(&l, "small", data, 10);
-		live_close(&l);
-		dir = opendir(l.stage);
-		assert_non_null(dir);
-		while ((d = readdir(dir)) != NULL)
-			assert_int_equal(d->d_name[0], '.');
-		closedir(dir);
-		live_free(&l);
-	}
-	free(data);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -892,32 +365,9 @@ int main(void)
 			a_close_can_be_asked_to_wait_until_the_file_is_durable),
 		cmocka_unit_test(
 			what_is_written_is_seen_by_other_handles_at_once),
-		cmocka_unit_test(
-			a_reader_keeps_the_old_content_when_the_file_is_opened_to_be_replaced),
-		cmocka_unit_test(
-			a_file_without_readers_is_replaced_in_its_place),
-		cmocka_unit_test(
-			a_second_writer_truncates_what_the_first_one_writes),
-		cmocka_unit_test(appending_keeps_what_is_there),
-		cmocka_unit_test(changing_in_place_changes_nothing_else),
-		cmocka_unit_test(a_writer_that_changes_nothing_changes_nothing),
-		cmocka_unit_test(a_durable_file_is_truncated_to_any_size),
-		cmocka_unit_test(a_reader_sees_how_the_file_is_truncated),
-		cmocka_unit_test(room_can_be_allocated_and_holes_punched),
-		cmocka_unit_test(data_and_holes_are_found),
 		cmocka_unit_test(a_file_of_many_extents_is_read_whole),
 		cmocka_unit_test(
 			a_reader_of_a_small_file_sees_one_whole_version_of_it),
-		cmocka_unit_test(
-			a_damaged_content_record_is_refused_at_the_open),
-		cmocka_unit_test(damaged_attributes_are_refused_at_the_lookup),
-		cmocka_unit_test(a_small_file_without_its_bytes_is_refused),
-		cmocka_unit_test(
-			a_short_or_missing_image_is_refused_at_the_open),
-		cmocka_unit_test(
-			changed_bytes_are_refused_when_every_open_verifies),
-		cmocka_unit_test(
-			a_damaged_small_file_is_refused_when_every_open_verifies),
 		cmocka_unit_test(
 			a_store_that_was_closed_leaves_its_stage_empty),
 	};
