@@ -117,12 +117,10 @@ static int check_settings(struct check *c)
 static int check_counter(struct check *c, const char *name, uint64_t counted)
 {
 	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_meta(name);
 	uint64_t number = 0;
 	size_t len;
-	int rc;
+	int rc = record_load(c->kv, key_meta(name), &value, &len);
 
-	rc = kv_get(c->kv, k.data, k.len, &value, &len);
 	if (rc < 0 && rc != -ENOENT)
 		return check_database_failed(c, rc);
 	/* One that cannot be read was reported with the settings. */

@@ -294,16 +294,10 @@ static int check_refs_of(struct check *c, size_t n)
 {
 	const struct check_chunk *k = &c->chunks[n];
 	uint64_t image = c->images[k->image_index].id;
-	SCOPED(scope_free) void *value = NULL;
-	struct key key = key_chunk(image, k->offset);
 	struct chunk_rec r = { 0 };
 	const char *object;
-	size_t len;
-	int rc;
+	int rc = chunk_load(c->kv, key_chunk(image, k->offset), &r);
 
-	rc = kv_get(c->kv, key.data, key.len, &value, &len);
-	if (rc == 0)
-		rc = chunk_decode(value, len, &r);
 	if (rc < 0)
 		return check_database_failed(c, rc);
 	object = check_image_name(c, image);

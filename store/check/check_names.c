@@ -112,12 +112,8 @@ static int check_writer(struct check *c, const struct check_record *r)
 static int check_further(struct check *c, uint64_t ino, uint64_t parent,
 			 const char *name)
 {
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_link(ino, parent, name);
-	size_t len;
-	int rc;
+	int rc = record_find(c->kv, key_link(ino, parent, name));
 
-	rc = kv_get(c->kv, k.data, k.len, &value, &len);
 	if (rc == -ENOENT) {
 		check_report(c, "link", check_path(c, parent),
 			     "the name '%s' leads to inode %llu, which does "
@@ -193,7 +189,6 @@ static int check_link(struct check *c, const struct check_record *r)
 	struct check_inode *i;
 	uint64_t parent;
 	char name[STORE_NAME_MAX + 1];
-	struct key k;
 	size_t len;
 	int rc;
 
@@ -203,8 +198,8 @@ static int check_link(struct check *c, const struct check_record *r)
 	if (!i)
 		return 0;
 	parent = get_be64(r->key + 9);
-	k = key_dirent(parent, name_hash(name), name);
-	rc = kv_get(c->kv, k.data, k.len, &value, &len);
+	rc = record_load(c->kv, key_dirent(parent, name_hash(name), name),
+			 &value, &len);
 	if (rc < 0 && rc != -ENOENT)
 		return check_database_failed(c, rc);
 	/* A name that cannot be decoded was reported with E. */

@@ -84,23 +84,15 @@ static int load_chunk(void *arg, struct kv_slice key, struct kv_slice value)
 
 static bool has_record(struct rebuild *r, char kind, uint64_t number)
 {
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_ino(kind, number);
-	size_t len;
-
-	return kv_get(r->kv, k.data, k.len, &value, &len) == 0;
+	return record_find(r->kv, key_ino(kind, number)) == 0;
 }
 
 /* Does the label know something that the base does not? */
 static bool is_newer(struct rebuild *r, const struct label *l)
 {
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_ino('F', l->ino);
 	struct content c;
-	size_t len;
 
-	if (kv_get(r->kv, k.data, k.len, &value, &len) == 0 &&
-	    content_decode(value, len, &c) == 0) {
+	if (content_load(r->kv, key_ino('F', l->ino), &c) == 0) {
 		content_release(&c);
 		return l->generation > c.generation;
 	}
@@ -111,16 +103,12 @@ static bool is_newer(struct rebuild *r, const struct label *l)
 static int put_content(struct rebuild *r, uint64_t ino, const struct content *c)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	struct key f = key_ino('F', ino), d = key_ino('D', ino);
-	struct key u = key_ino('U', ino);
-	SCOPED(bytes_release) struct bytes value = { 0 };
 
-	content_encode(c, &value);
-	if (!b || value.failed)
+	if (!b)
 		return -ENOMEM;
-	kv_put(b, f.data, f.len, value.data, value.len);
-	kv_delete(b, d.data, d.len);
-	kv_delete(b, u.data, u.len);
+	content_save(b, key_ino('F', ino), c);
+	record_delete(b, key_ino('D', ino));
+	record_delete(b, key_ino('U', ino));
 	return kv_write(r->kv, b);
 }
 

@@ -17,32 +17,9 @@
 #define REBUILT_DIR "rebuilt"
 #define OLDER_SUFFIX ".before-rebuild"
 
-static int get_attr(struct rebuild *r, uint64_t ino, struct attr *ret)
+static struct key name_key(uint64_t parent, const char *name)
 {
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_ino('A', ino);
-	size_t len;
-	int rc = kv_get(r->kv, k.data, k.len, &value, &len);
-
-	return rc < 0 ? rc : attr_decode(value, len, ret);
-}
-
-static int get_name(struct rebuild *r, uint64_t parent, const char *name,
-		    struct dirent_rec *ret)
-{
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_dirent(parent, name_hash(name), name);
-	size_t len;
-	int rc = kv_get(r->kv, k.data, k.len, &value, &len);
-
-	return rc < 0 ? rc : dirent_decode(value, len, ret);
-}
-
-static void delete_name(struct kv_batch *b, uint64_t parent, const char *name)
-{
-	struct key k = key_dirent(parent, name_hash(name), name);
-
-	kv_delete(b, k.data, k.len);
+	return key_dirent(parent, name_hash(name), name);
 }
 
 /* A directory of this name, made when there is none. -ENOTDIR: a file is. */
@@ -52,14 +29,14 @@ static int need_dir(struct rebuild *r, uint64_t parent, const char *name,
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct attr dir = { .mode = S_IFDIR | 0755, .nlink = 2 }, up;
 	struct dirent_rec d;
-	int rc = get_name(r, parent, name, &d);
+	int rc = dirent_load(r->kv, name_key(parent, name), &d);
 
 	if (rc == 0) {
 		*ret_ino = d.ino;
 		return S_ISDIR(d.type) ? 0 : -ENOTDIR;
 	}
 	if (rc == -ENOENT)
-		rc = b ? get_attr(r, parent, &up) : -ENOMEM;
+		rc = b ? attr_load(r->kv, key_ino('A', parent), &up) : -ENOMEM;
 	if (rc < 0)
 		return rc;
 	dir.uid = up.uid;
@@ -83,20 +60,21 @@ static int make_way(struct rebuild *r, uint64_t parent, const char *name)
 	char other[STORE_NAME_MAX + 1];
 	struct dirent_rec d, taken;
 	struct attr a;
-	int rc = get_name(r, parent, name, &d);
+	int rc = dirent_load(r->kv, name_key(parent, name), &d);
 
 	if (rc < 0)
 		return rc == -ENOENT ? 0 : rc;
 	if (S_ISDIR(d.type))
 		return -EISDIR;
 	(void)snprintf(other, sizeof(other), "%.200s" OLDER_SUFFIX, name);
-	for (unsigned n = 2; get_name(r, parent, other, &taken) == 0; n++)
+	for (unsigned n = 2;
+	     dirent_load(r->kv, name_key(parent, other), &taken) == 0; n++)
 		(void)snprintf(other, sizeof(other),
 			       "%.200s" OLDER_SUFFIX "-%u", name, n);
-	rc = b ? get_attr(r, d.ino, &a) : -ENOMEM;
+	rc = b ? attr_load(r->kv, key_ino('A', d.ino), &a) : -ENOMEM;
 	if (rc < 0)
 		return rc;
-	delete_name(b, parent, name);
+	record_delete(b, name_key(parent, name));
 	names_put_entry(b, parent, other, d.ino, d.type);
 	if (a.parent == parent && strcmp(a.name, name) == 0) {
 		strcpy(a.name, other);
@@ -167,7 +145,7 @@ int rebuild_name(struct rebuild *r, const struct label *l)
 	char path[LABEL_PATH_MAX + 64];
 	const char *base = strrchr(l->path, '/');
 	struct attr a;
-	int rc = get_attr(r, l->ino, &a);
+	int rc = attr_load(r->kv, key_ino('A', l->ino), &a);
 
 	if (rc == 0)
 		attr_release(&a);
@@ -198,7 +176,7 @@ static int delete_one(void *arg, struct kv_slice key, struct kv_slice value)
 	if (p[0] == 'L' && key.len > 17 && key.len - 17 <= STORE_NAME_MAX) {
 		memcpy(name, p + 17, key.len - 17);
 		name[key.len - 17] = 0;
-		delete_name(b, get_be64(p + 9), name);
+		record_delete(b, name_key(get_be64(p + 9), name));
 	}
 	return 0;
 }
@@ -210,20 +188,17 @@ int rebuild_remove(struct rebuild *r, uint64_t ino, const char *reason)
 	char buf[PATH_MAX];
 	const char *path = check_path_in(r->kv, ino, buf);
 	struct attr a;
-	int rc = b ? get_attr(r, ino, &a) : -ENOMEM;
+	int rc = b ? attr_load(r->kv, key_ino('A', ino), &a) : -ENOMEM;
 
 	if (rc == 0) {
 		if (a.parent != 0)
-			delete_name(b, a.parent, a.name);
+			record_delete(b, name_key(a.parent, a.name));
 		attr_release(&a);
 	}
 	if (rc == -ENOENT)
 		rc = 0;
-	for (const char *k = kinds; rc == 0 && *k; k++) {
-		struct key prefix = key_ino(*k, ino);
-
-		rc = kv_each(r->kv, prefix.data, prefix.len, delete_one, b);
-	}
+	for (const char *k = kinds; rc == 0 && *k; k++)
+		rc = records_each(r->kv, key_ino(*k, ino), delete_one, b);
 	if (rc == 0)
 		rc = kv_write(r->kv, b);
 	if (rc == 0 && reason)

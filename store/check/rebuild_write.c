@@ -48,25 +48,15 @@ static int put_chunk(struct writing *w, const struct rebuild_chunk *c)
 	struct chunk_rec rec = { .len = c->len,
 				 .refs = c->refs,
 				 .domain = c->domain };
-	struct key k = key_chunk(c->image, c->offset);
-	struct key h = key_hash(c->hash, c->domain);
-	struct key i = key_ino('I', c->image);
-	SCOPED(bytes_release) struct bytes chunk = { 0 };
-	SCOPED(bytes_release) struct bytes place = { 0 };
 	int fd = rebuild_image(w->r, c->image);
-	uint64_t le = 0;
-	struct stat sb;
+	struct stat sb = { 0 };
 
+	if (fd >= 0)
+		(void)fstat(fd, &sb);
 	memcpy(rec.hash, c->hash, sizeof(rec.hash));
-	chunk_encode(&rec, &chunk);
-	loc_encode(&loc, &place);
-	if (chunk.failed || place.failed)
-		return -ENOMEM;
-	if (fd >= 0 && fstat(fd, &sb) == 0)
-		le = htole64((uint64_t)sb.st_size);
-	kv_put(w->b, k.data, k.len, chunk.data, chunk.len);
-	kv_put(w->b, h.data, h.len, place.data, place.len);
-	kv_put(w->b, i.data, i.len, &le, sizeof(le));
+	chunk_save(w->b, key_chunk(c->image, c->offset), &rec);
+	loc_save(w->b, key_hash(c->hash, c->domain), &loc);
+	u64_save(w->b, key_ino('I', c->image), (uint64_t)sb.st_size);
 	return write_some(w, false);
 }
 
@@ -98,14 +88,6 @@ int rebuild_write_chunks(struct rebuild *r)
 	return rc == 0 ? write_some(&w, true) : rc;
 }
 
-static void put_number(struct kv_batch *b, const char *name, uint64_t v)
-{
-	struct key k = key_meta(name);
-	uint64_t le = htole64(v);
-
-	kv_put(b, k.data, k.len, &le, sizeof(le));
-}
-
 static int note_image(struct rebuild *r, uint64_t id)
 {
 	if (id >= r->next_image && id < NUMBER_MAX)
@@ -129,12 +111,9 @@ static int note_inode(void *arg, struct kv_slice key, struct kv_slice value)
 
 static int read_setting(struct rebuild *r, const char *name, uint64_t *ret)
 {
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_meta(name);
-	size_t len;
-	int rc = kv_get(r->kv, k.data, k.len, &value, &len);
+	int rc = u64_load(r->kv, key_meta(name), ret);
 
-	return rc == -ENOENT ? 0 : rc < 0 ? rc : u64_decode(value, len, ret);
+	return rc == -ENOENT ? 0 : rc;
 }
 
 int rebuild_next_inode(struct rebuild *r)
@@ -166,15 +145,15 @@ int rebuild_write_settings(struct rebuild *r)
 		rc = check_store(r->kv, r->images_dirfd, &options, &c);
 	if (rc < 0)
 		return rc;
-	put_number(b, META_NEXT_INO, r->next_ino);
-	put_number(b, META_NEXT_IMAGE, r->next_image);
-	put_number(b, META_UNFINISHED, r->next_image);
-	put_number(b, META_FILES, c.files);
-	put_number(b, META_LOGICAL, c.logical_bytes);
-	put_number(b, META_PHYSICAL, c.physical_bytes);
-	put_number(b, META_CHUNKS, c.chunks);
-	put_number(b, META_SHARED, c.shared_bytes);
-	put_number(b, META_IMAGES, c.images);
+	u64_save(b, key_meta(META_NEXT_INO), r->next_ino);
+	u64_save(b, key_meta(META_NEXT_IMAGE), r->next_image);
+	u64_save(b, key_meta(META_UNFINISHED), r->next_image);
+	u64_save(b, key_meta(META_FILES), c.files);
+	u64_save(b, key_meta(META_LOGICAL), c.logical_bytes);
+	u64_save(b, key_meta(META_PHYSICAL), c.physical_bytes);
+	u64_save(b, key_meta(META_CHUNKS), c.chunks);
+	u64_save(b, key_meta(META_SHARED), c.shared_bytes);
+	u64_save(b, key_meta(META_IMAGES), c.images);
 	r->result->files = c.files;
 	return kv_write(r->kv, b);
 }
