@@ -170,45 +170,30 @@ void op_statfs(fuse_req_t req, fuse_ino_t ino)
 
 /* --- extended attributes -------------------------------------------------- */
 
+static int add_share(void *sum, uint64_t offset, const struct chunk_rec *k)
+{
+	(void)offset;
+	if (k && k->refs > 0)
+		*(double *)sum += (double)k->len / k->refs;
+	return 0;
+}
+
 /* The file's fair share of its chunks: what it would cost alone, divided. */
 static int physical_bytes(struct store *st, const struct content *c,
 			  uint64_t *ret)
 {
 	double sum = 0;
+	int rc = 0;
 
 	if (c->kind == CONTENT_SMALL) {
 		*ret = c->size_bytes;
 		return 0;
 	}
-	for (size_t i = 0; i < c->extent_count; i++) {
-		const struct extent *e = &c->extents[i];
-		struct key prefix = key_ino('K', e->image);
-		struct key start = key_chunk(e->image, e->image_offset);
-		struct kv_slice key, value;
-		struct kv_iter *it;
-		int rc;
-
-		rc = kv_iter_new(st->kv, prefix.data, prefix.len, start.data,
-				 start.len, &it);
-		if (rc < 0)
-			return rc;
-		while ((rc = kv_iter_next(it, &key, &value)) == 1) {
-			struct chunk_rec k;
-
-			if (key.len != 17 ||
-			    get_be64((const uint8_t *)key.data + 9) >=
-				    e->image_offset + e->len)
-				break;
-			if (chunk_decode(value.data, value.len, &k) == 0 &&
-			    k.refs > 0)
-				sum += (double)k.len / k.refs;
-		}
-		kv_iter_free(it);
-		if (rc < 0)
-			return rc;
-	}
-	*ret = (uint64_t)sum + (sum > (double)(uint64_t)sum);
-	return 0;
+	for (size_t i = 0; rc == 0 && i < c->extent_count; i++)
+		rc = extent_each_chunk(st->kv, &c->extents[i], add_share, &sum);
+	if (rc == 0)
+		*ret = (uint64_t)sum + (sum > (double)(uint64_t)sum);
+	return rc;
 }
 
 /*

@@ -202,26 +202,21 @@ static int adopt_stages(struct store *st)
 static int keep_committed(struct store *st, uint64_t ino)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	struct key k = key_ino('U', ino);
 
 	if (!b)
 		return -ENOMEM;
-	kv_delete(b, k.data, k.len);
+	record_delete(b, key_ino('U', ino));
 	return kv_write(st->kv, b);
 }
 
 /* A file that was created but never became durable is absent. */
 static int remove_uncommitted(struct store *st, uint64_t ino)
 {
-	SCOPED(scope_free) void *value = NULL;
-	struct key f = key_ino('F', ino);
 	struct inode *in = NULL, *removed;
 	char name[STORE_NAME_MAX + 1];
 	uint64_t parent;
-	size_t len;
-	int rc;
+	int rc = record_find(st->kv, key_ino('F', ino));
 
-	rc = kv_get(st->kv, f.data, f.len, &value, &len);
 	if (rc != -ENOENT)
 		return rc < 0 ? rc : keep_committed(st, ino);
 	rc = inode_get(st->inodes, ino, &in);
@@ -291,14 +286,6 @@ static int punch_one(void *arg, struct kv_slice key, struct kv_slice value)
 	return 0;
 }
 
-/* 1: there is a record of this kind about the image, 0: none. */
-static int has_record(struct store *st, char kind, uint64_t id)
-{
-	struct key prefix = key_ino(kind, id);
-
-	return kv_any(st->kv, prefix.data, prefix.len);
-}
-
 static bool is_empty(struct store *st, const struct image *i)
 {
 	SCOPED(scope_close) int fd = image_open_fd(&st->images, i, O_RDONLY);
@@ -336,9 +323,11 @@ static int sweep_one(void *arg, uint64_t id)
 	/* This daemon's own. */
 	if (id >= st->images.next_id_at_start && id < IMAGE_ID_MAX)
 		return 0;
-	rc = has_record(st, 'I', id); /* nearly all: none of them is opened */
+	rc = records_any(
+		st->kv,
+		key_ino('I', id)); /* nearly all: none of them is opened */
 	if (rc == 0) /* what is to be given back is the reclaimer's */
-		rc = has_record(st, 'P', id);
+		rc = records_any(st->kv, key_ino('P', id));
 	if (rc != 0)
 		return rc < 0 ? rc : 0;
 	/*
@@ -352,7 +341,7 @@ static int sweep_one(void *arg, uint64_t id)
 		HOLD(&st->images.lock);
 		busy = i->refs > 1;
 	}
-	rc = busy ? 1 : has_record(st, 'I', id);
+	rc = busy ? 1 : records_any(st->kv, key_ino('I', id));
 	if (rc == 0)
 		rc = remove_unrecorded(st, i);
 	image_put(&st->images, i);

@@ -135,6 +135,12 @@ static inline uint64_t bytes_take_u64(struct bytes_reader *r)
 	return bytes_take_le(r, 8);
 }
 
+/* len is at least 1. */
+static inline bool bytes_are_zero(const uint8_t *p, size_t len)
+{
+	return p[0] == 0 && memcmp(p, p + 1, len - 1) == 0;
+}
+
 static inline void put_be64(uint8_t *p, uint64_t v)
 {
 	v = htobe64(v);

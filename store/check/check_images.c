@@ -19,8 +19,7 @@
 /* 1: there is a record of this kind about the image. */
 static int has_record(struct check *c, char kind, uint64_t image)
 {
-	struct key prefix = key_ino(kind, image);
-	int rc = kv_any(c->kv, prefix.data, prefix.len);
+	int rc = records_any(c->kv, key_ino(kind, image));
 
 	return rc < 0 ? check_database_failed(c, rc) : rc;
 }

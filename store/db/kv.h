@@ -160,7 +160,5 @@ void kv_iter_free(struct kv_iter *it);
 int kv_each(struct kv *kv, const void *prefix, size_t prefix_len,
 	    int (*fn)(void *arg, struct kv_slice key, struct kv_slice value),
 	    void *arg);
-/* 1: there is a key that begins with prefix; 0: there is none. records_kv.c */
-int kv_any(struct kv *kv, const void *prefix, size_t prefix_len);
 
 #endif

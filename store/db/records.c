@@ -231,6 +231,18 @@ int dirent_decode(const void *p, size_t len, struct dirent_rec *ret)
 	return 0;
 }
 
+void extent_append(struct extent *at, size_t *count, const struct extent *e)
+{
+	struct extent *last = *count > 0 ? &at[*count - 1] : NULL;
+
+	if (last && last->offset + last->len == e->offset &&
+	    last->image == e->image &&
+	    last->image_offset + last->len == e->image_offset)
+		last->len += e->len;
+	else
+		at[(*count)++] = *e;
+}
+
 void content_encode(const struct content *c, struct bytes *out)
 {
 	bytes_put_u64(out, c->generation);

@@ -121,6 +121,12 @@ struct extent {
 	uint64_t image, image_offset;
 };
 
+/*
+ * Append e to at[*count], for which there is room; what continues the last one
+ * makes that longer.
+ */
+void extent_append(struct extent *at, size_t *count, const struct extent *e);
+
 enum content_kind {
 	CONTENT_SMALL = 1, /* the bytes are in D */
 	CONTENT_EXTENTS = 2, /* what no extent covers is zero */
@@ -217,5 +223,16 @@ typedef int (*record_fn)(void *arg, struct kv_slice key, struct kv_slice value);
 int records_each(struct kv *kv, struct key prefix, record_fn fn, void *arg);
 int records_each_from(struct kv *kv, struct key prefix, struct key start,
 		      record_fn fn, void *arg);
+/* 1: there is a key that begins with prefix; 0: there is none. */
+int records_any(struct kv *kv, struct key prefix);
+
+/*
+ * Call fn for each chunk that begins in the image's bytes under the extent, in
+ * order, until it returns other than 0; a negative answer is returned. k is
+ * NULL where the record is damaged.
+ */
+typedef int (*chunk_fn)(void *arg, uint64_t offset, const struct chunk_rec *k);
+int extent_each_chunk(struct kv *kv, const struct extent *e, chunk_fn fn,
+		      void *arg);
 
 #endif

@@ -121,15 +121,47 @@ int kv_each(struct kv *kv, const void *prefix, size_t prefix_len,
 	return records_each(kv, k, fn, arg);
 }
 
-int kv_any(struct kv *kv, const void *prefix, size_t prefix_len)
+static int stop_at_first(void *arg, struct kv_slice key, struct kv_slice value)
 {
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	int rc = kv_iter_new(kv, prefix, prefix_len, NULL, 0, &it);
+	(void)arg;
+	(void)key;
+	(void)value;
+	return 1;
+}
 
-	if (rc == 0) {
-		rc = kv_iter_next(it, &key, &value);
-		kv_iter_free(it);
-	}
-	return rc;
+int records_any(struct kv *kv, struct key prefix)
+{
+	return records_each(kv, prefix, stop_at_first, NULL);
+}
+
+struct chunk_walk {
+	uint64_t end; /* in the image */
+	chunk_fn fn;
+	void *arg;
+};
+
+static int walk_one(void *arg, struct kv_slice key, struct kv_slice value)
+{
+	const struct chunk_walk *w = arg;
+	uint64_t offset = 0;
+	struct chunk_rec k;
+	bool sound = key.len == 17;
+
+	if (sound)
+		offset = get_be64((const uint8_t *)key.data + 9);
+	if (offset >= w->end)
+		return 1;
+	sound = sound && chunk_decode(value.data, value.len, &k) == 0;
+	return w->fn(w->arg, offset, sound ? &k : NULL);
+}
+
+int extent_each_chunk(struct kv *kv, const struct extent *e, chunk_fn fn,
+		      void *arg)
+{
+	struct chunk_walk w = { e->image_offset + e->len, fn, arg };
+	int rc = records_each_from(kv, key_ino('K', e->image),
+				   key_chunk(e->image, e->image_offset),
+				   walk_one, &w);
+
+	return rc < 0 ? rc : 0;
 }

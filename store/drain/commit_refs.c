@@ -60,46 +60,36 @@ static void changes_merge(struct ref_changes *c)
 	c->count = n + 1;
 }
 
+struct referring {
+	struct ref_change one; /* what all have in common */
+	struct ref_changes *out;
+};
+
+static int add_change(void *arg, uint64_t offset, const struct chunk_rec *k)
+{
+	const struct referring *r = arg;
+	struct ref_change one = r->one;
+
+	if (!k)
+		return -EIO;
+	one.offset = offset;
+	one.len = k->len;
+	one.domain = k->domain;
+	memcpy(one.hash, k->hash, HASH_BYTES);
+	return changes_add(r->out, &one);
+}
+
 int changes_of_content(struct drain *d, const struct content *c, int32_t delta,
 		       struct ref_changes *out)
 {
-	for (size_t i = 0; i < c->extent_count; i++) {
-		const struct extent *e = &c->extents[i];
-		struct key prefix = key_ino('K', e->image);
-		struct key start = key_chunk(e->image, e->image_offset);
-		struct kv_slice key, value;
-		struct kv_iter *it;
-		int rc;
+	struct referring r = { .one.delta = delta, .out = out };
+	int rc = 0;
 
-		rc = kv_iter_new(d->kv, prefix.data, prefix.len, start.data,
-				 start.len, &it);
-		if (rc < 0)
-			return rc;
-		while ((rc = kv_iter_next(it, &key, &value)) == 1) {
-			struct ref_change one = { .image = e->image,
-						  .delta = delta };
-			struct chunk_rec k;
-
-			if (key.len != 17 ||
-			    chunk_decode(value.data, value.len, &k) < 0) {
-				rc = -EIO;
-				break;
-			}
-			one.offset = get_be64((const uint8_t *)key.data + 9);
-			if (one.offset >= e->image_offset + e->len)
-				break;
-			one.len = k.len;
-			one.domain = k.domain;
-			memcpy(one.hash, k.hash, HASH_BYTES);
-			rc = changes_add(out, &one);
-			if (rc < 0)
-				break;
-		}
-		kv_iter_free(it);
-		if (rc < 0)
-			return rc;
+	for (size_t i = 0; rc == 0 && i < c->extent_count; i++) {
+		r.one.image = c->extents[i].image;
+		rc = extent_each_chunk(d->kv, &c->extents[i], add_change, &r);
 	}
-	return 0;
+	return rc;
 }
 
 /* The chunk's first reference: its record, its hash, and its image's. */

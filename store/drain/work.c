@@ -223,11 +223,6 @@ int work_begin(struct drain *d, struct work *w)
 	return begin_spans(w);
 }
 
-static bool all_zero(const uint8_t *p, size_t len)
-{
-	return p[0] == 0 && memcmp(p, p + 1, len - 1) == 0;
-}
-
 /* The work's own image, made when there is something to put into it. */
 static int own_image(struct drain *d, struct work *w)
 {
@@ -364,18 +359,6 @@ bool work_place(const struct work *w, const struct drain_chunk *c,
 	return true;
 }
 
-void extent_append(struct extent *at, size_t *count, const struct extent *e)
-{
-	struct extent *last = *count > 0 ? &at[*count - 1] : NULL;
-
-	if (last && last->offset + last->len == e->offset &&
-	    last->image == e->image &&
-	    last->image_offset + last->len == e->image_offset)
-		last->len += e->len;
-	else
-		at[(*count)++] = *e;
-}
-
 void work_span(struct drain *d, struct work *w, uint32_t span, uint8_t *buffer)
 {
 	uint32_t first = w->spans[span], end = w->spans[span + 1];
@@ -391,7 +374,7 @@ void work_span(struct drain *d, struct work *w, uint32_t span, uint8_t *buffer)
 		if (work_is_disturbed(w))
 			return;
 		if (c->kind == CHUNK_ZERO ||
-		    all_zero(base + c->offset, c->len)) {
+		    bytes_are_zero(base + c->offset, c->len)) {
 			c->kind = CHUNK_ZERO;
 			continue;
 		}

@@ -222,11 +222,6 @@ int work_look_up(struct drain *d, struct work *w, uint32_t first, uint32_t end,
 /* Where the chunk will lie; false: nowhere, or that is not known yet. */
 bool work_place(const struct work *w, const struct drain_chunk *c,
 		struct extent *ret);
-/*
- * Append e to at[*count], for which there is room; what continues the last one
- * makes that longer.
- */
-void extent_append(struct extent *at, size_t *count, const struct extent *e);
 /* Store the new chunks of [first, end), neighbours with one write. */
 int work_write(struct drain *d, struct work *w, uint32_t first, uint32_t end,
 	       const uint8_t *base);

@@ -33,42 +33,39 @@ struct verify {
 	atomic_int rc;
 };
 
+struct tiling {
+	struct verify *v;
+	uint64_t image, at; /* where the next chunk must begin */
+};
+
+static int add_chunk(void *arg, uint64_t offset, const struct chunk_rec *k)
+{
+	struct tiling *t = arg;
+	struct verify *v = t->v;
+	struct verify_chunk *c;
+	int rc;
+
+	if (!k || offset != t->at)
+		return -EIO;
+	rc = vec_grow(&v->at, v->count, &v->capacity, sizeof(*v->at));
+	if (rc < 0)
+		return rc;
+	c = &v->at[v->count++];
+	*c = (struct verify_chunk){ t->image, offset, .len = k->len };
+	memcpy(c->hash, k->hash, HASH_BYTES);
+	t->at += k->len;
+	return 0;
+}
+
 /* All chunks under one extent; they must tile it. */
 static int verify_extent(struct verify *v, const struct extent *e)
 {
-	struct key prefix = key_ino('K', e->image);
-	struct key start = key_chunk(e->image, e->image_offset);
-	uint64_t at = e->image_offset, end = e->image_offset + e->len;
-	struct kv_slice key, value;
-	struct kv_iter *it;
-	int rc;
+	struct tiling t = { v, e->image, e->image_offset };
+	int rc = extent_each_chunk(v->fs->kv, e, add_chunk, &t);
 
-	rc = kv_iter_new(v->fs->kv, prefix.data, prefix.len, start.data,
-			 start.len, &it);
 	if (rc < 0)
 		return rc;
-	while (at < end && (rc = kv_iter_next(it, &key, &value)) == 1) {
-		struct verify_chunk *c;
-		struct chunk_rec k;
-
-		if (key.len != 17 ||
-		    chunk_decode(value.data, value.len, &k) < 0 ||
-		    get_be64((const uint8_t *)key.data + 9) != at) {
-			rc = -EIO;
-			break;
-		}
-		rc = vec_grow(&v->at, v->count, &v->capacity, sizeof(*v->at));
-		if (rc < 0)
-			break;
-		c = &v->at[v->count++];
-		*c = (struct verify_chunk){ e->image, at, .len = k.len };
-		memcpy(c->hash, k.hash, HASH_BYTES);
-		at += k.len;
-	}
-	kv_iter_free(it);
-	if (rc < 0)
-		return rc;
-	return at == end ? 0 : -EIO;
+	return t.at == e->image_offset + e->len ? 0 : -EIO;
 }
 
 static int verify_read(struct verify *v, const struct image *i,
@@ -128,10 +125,9 @@ static int verify_small(struct files *fs, struct inode *in,
 			const struct content *content)
 {
 	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_ino('D', in->ino);
 	uint8_t hash[HASH_BYTES];
 	size_t len;
-	int rc = kv_get(fs->kv, k.data, k.len, &value, &len);
+	int rc = record_load(fs->kv, key_ino('D', in->ino), &value, &len);
 
 	if (rc < 0)
 		return rc == -ENOENT ? -EIO : rc;
