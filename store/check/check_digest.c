@@ -7,30 +7,24 @@
  */
 #include <errno.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "store/base/scope.h"
 #include "store/check/check_work.h"
 
-static void scope_state(XXH3_state_t **s)
-{
-	(void)XXH3_freeState(*s);
-}
-
 struct feed {
-	XXH3_state_t *state;
-	uint64_t at, end; /* what is still to be fed, in the image */
+	struct digest *digest;
+	uint64_t at; /* in the image: where the next chunk must begin */
 };
 
 static int feed_chunk(void *arg, uint64_t offset, const struct chunk_rec *k)
 {
-	uint32_t len = htole32(k->len);
 	struct feed *f = arg;
 
-	if (offset != f->at || f->at >= f->end)
+	if (!k)
+		return 0;
+	if (offset != f->at)
 		return 1;
-	(void)XXH3_128bits_update(f->state, k->hash, sizeof(k->hash));
-	(void)XXH3_128bits_update(f->state, &len, sizeof(len));
+	digest_add(f->digest, k->hash, k->len);
 	f->at += k->len;
 	return 0;
 }
@@ -42,34 +36,29 @@ static int feed_chunk(void *arg, uint64_t offset, const struct chunk_rec *k)
 static int digest_extents(struct check *c, const struct content *f,
 			  uint8_t ret[HASH_BYTES])
 {
-	SCOPED(scope_state) XXH3_state_t *state = XXH3_createState();
-	XXH128_canonical_t canon;
+	struct feed feed = { .digest = digest_new() };
+	int rc = feed.digest ? 1 : -ENOMEM;
 
-	if (!state)
-		return -ENOMEM;
-	(void)XXH3_128bits_reset(state);
-	for (size_t n = 0; n < f->extent_count; n++) {
+	if (rc < 0)
+		return rc;
+	for (size_t n = 0; rc == 1 && n < f->extent_count; n++) {
 		const struct extent *e = &f->extents[n];
-		struct feed feed = { state, e->image_offset,
-				     e->image_offset + e->len };
-		int rc = check_each_chunk(c, e->image, e->image_offset,
-					  feed_chunk, &feed);
 
-		if (rc < 0 || feed.at != feed.end)
-			return rc;
+		feed.at = e->image_offset;
+		rc = extent_each_chunk(c->kv, e, feed_chunk, &feed);
+		if (rc == 0)
+			rc = feed.at == e->image_offset + e->len;
 	}
-	XXH128_canonicalFromHash(&canon, XXH3_128bits_digest(state));
-	memcpy(ret, canon.digest, HASH_BYTES);
-	return 1;
+	digest_end(feed.digest, ret);
+	return rc;
 }
 
 static int digest_small(struct check *c, uint64_t ino, const struct content *f,
 			uint8_t ret[HASH_BYTES])
 {
 	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_ino('D', ino);
 	size_t len;
-	int rc = kv_get(c->kv, k.data, k.len, &value, &len);
+	int rc = record_load(c->kv, key_ino('D', ino), &value, &len);
 
 	if (rc < 0)
 		return rc == -ENOENT ? 0 : rc;

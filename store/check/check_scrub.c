@@ -190,7 +190,7 @@ static int compare_next(void *arg, uint64_t offset, const struct chunk_rec *k)
 {
 	struct scrub_worker *w = arg;
 
-	if (offset == w->s->c->chunks[w->next].offset)
+	if (k && offset == w->s->c->chunks[w->next].offset)
 		compare_chunk(w, w->next++, k->hash);
 	return w->next == w->last;
 }
@@ -199,6 +199,9 @@ static int scrub_run(struct scrub_worker *w)
 {
 	struct check *c = w->s->c;
 	uint32_t index = c->chunks[w->next].image_index;
+	const struct extent run = { .len = w->end - w->offset,
+				    .image = c->images[index].id,
+				    .image_offset = w->offset };
 	int rc = open_image(w, index);
 
 	if (rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM)
@@ -210,8 +213,7 @@ static int scrub_run(struct scrub_worker *w)
 	/* When something in it cannot be read, find out what. */
 	if (read_range(w, w->offset, w->end, &w->bytes) < 0)
 		w->bytes = NULL;
-	return check_each_chunk(c, c->images[index].id, w->offset, compare_next,
-				w);
+	return extent_each_chunk(c->kv, &run, compare_next, w);
 }
 
 static void *scrub_thread(void *arg)

@@ -130,14 +130,10 @@ static const char *path_of(struct kv *kv, uint64_t ino, char buf[PATH_MAX])
 
 	*at = 0;
 	for (unsigned depth = 0; ino != ROOT_INO; depth++) {
-		SCOPED(scope_free) void *value = NULL;
-		struct key k = key_ino('A', ino);
 		struct attr a;
-		size_t len;
 
 		if (!at || depth == PATH_DEPTH_MAX ||
-		    kv_get(kv, k.data, k.len, &value, &len) < 0 ||
-		    attr_decode(value, len, &a) < 0)
+		    attr_load(kv, key_ino('A', ino), &a) < 0)
 			return NULL;
 		attr_release(&a);
 		if (a.parent == 0 || a.name[0] == 0)
@@ -296,31 +292,4 @@ int check_each(struct check *c, char kind, const char *phase,
 	int rc = kv_each(c->kv, &kind, 1, each_one, &e);
 
 	return rc < 0 ? check_database_failed(c, rc) : 0;
-}
-
-int check_each_chunk(struct check *c, uint64_t image, uint64_t offset,
-		     int (*fn)(void *arg, uint64_t offset,
-			       const struct chunk_rec *k),
-		     void *arg)
-{
-	struct key prefix = key_ino('K', image);
-	struct key start = key_chunk(image, offset);
-	struct kv_slice key, value;
-	struct chunk_rec k;
-	struct kv_iter *it;
-	int rc = kv_iter_new(c->kv, prefix.data, prefix.len, start.data,
-			     start.len, &it);
-
-	if (rc < 0)
-		return rc;
-	while ((rc = kv_iter_next(it, &key, &value)) == 1) {
-		if (key.len != 17 ||
-		    chunk_decode(value.data, value.len, &k) < 0)
-			continue;
-		rc = fn(arg, get_be64((const uint8_t *)key.data + 9), &k);
-		if (rc != 0)
-			break;
-	}
-	kv_iter_free(it);
-	return rc < 0 ? rc : 0;
 }

@@ -125,14 +125,6 @@ const char *check_image_name(struct check *c, uint64_t id);
 /* Call fn for each record of a kind, until it fails. */
 int check_each(struct check *c, char kind, const char *phase,
 	       int (*fn)(struct check *c, const struct check_record *r));
-/*
- * Call fn for each chunk of an image at or after offset that can be decoded,
- * until it returns other than 0. The error is the database's, or fn's.
- */
-int check_each_chunk(struct check *c, uint64_t image, uint64_t offset,
-		     int (*fn)(void *arg, uint64_t offset,
-			       const struct chunk_rec *k),
-		     void *arg);
 
 struct check_inode *check_find_inode(struct check *c, uint64_t ino);
 /*

@@ -197,31 +197,6 @@ static int source_read(void *self, void *buf, size_t len, uint64_t off)
 	return 0;
 }
 
-static bool all_zero(const uint8_t *p, size_t len)
-{
-	return p[0] == 0 && memcmp(p, p + 1, len - 1) == 0;
-}
-
-static int add_extent(struct content *c, const struct extent *e)
-{
-	struct extent *last =
-		c->extent_count ? &c->extents[c->extent_count - 1] : NULL;
-	struct extent *grown;
-
-	if (last && last->offset + last->len == e->offset &&
-	    last->image == e->image &&
-	    last->image_offset + last->len == e->image_offset) {
-		last->len += e->len;
-		return 0;
-	}
-	grown = realloc(c->extents, (c->extent_count + 1) * sizeof(*grown));
-	if (!grown)
-		return -ENOMEM;
-	c->extents = grown;
-	c->extents[c->extent_count++] = *e;
-	return 0;
-}
-
 /* One chunk of the file, whose bytes are in the buffer. 0: its place is odd. */
 static int label_chunk(struct rebuild *r, const struct label *l,
 		       uint64_t offset, uint32_t len, struct content *c,
@@ -230,10 +205,9 @@ static int label_chunk(struct rebuild *r, const struct label *l,
 	struct extent e = { 0 };
 	struct rebuild_chunk *k;
 	uint64_t next;
-	int rc;
 
 	memset(hash, 0, HASH_BYTES);
-	if (all_zero(r->buffer, len))
+	if (bytes_are_zero(r->buffer, len))
 		return 1;
 	if (!place_of(l, offset, &e, &next) || offset + len > e.offset + e.len)
 		return 0;
@@ -252,8 +226,8 @@ static int label_chunk(struct rebuild *r, const struct label *l,
 		return 0;
 	k->state = 1;
 	c->data_bytes += len;
-	rc = add_extent(c, &e);
-	return rc < 0 ? rc : 1;
+	extent_append(c->extents, &c->extent_count, &e);
+	return 1;
 }
 
 static bool is_native(struct rebuild *r, const struct content *c, uint64_t own)
@@ -278,32 +252,30 @@ static int content_of_cut(struct rebuild *r, const struct label *l,
 			  const char **ret_reason)
 {
 	struct source s = { r, l };
-	XXH3_state_t *state = XXH3_createState();
-	XXH128_canonical_t canon;
+	struct digest *digest;
 	uint64_t offset = 0;
 	int rc = 1;
 
-	CHECK(state);
-	XXH3_128bits_reset(state);
+	c->extents = calloc(cut->count + 1, sizeof(*c->extents));
+	if (!c->extents)
+		return -ENOMEM;
+	digest = digest_new();
+	CHECK(digest);
 	for (size_t i = 0; rc == 1 && i < cut->count; i++) {
-		uint32_t len = cut->len[i], le = htole32(len);
+		uint32_t len = cut->len[i];
 		uint8_t hash[HASH_BYTES];
 
 		rc = source_read(&s, r->buffer, len, offset);
 		if (rc == 0)
 			rc = label_chunk(r, l, offset, len, c, hash);
-		if (rc == 1) {
-			XXH3_128bits_update(state, hash, sizeof(hash));
-			XXH3_128bits_update(state, &le, sizeof(le));
-		}
+		if (rc == 1)
+			digest_add(digest, hash, len);
 		offset += len;
 	}
-	XXH128_canonicalFromHash(&canon, XXH3_128bits_digest(state));
-	XXH3_freeState(state);
+	digest_end(digest, c->digest);
 	*ret_reason = "its parts do not lie where its label says";
 	if (rc != 1)
 		return rc;
-	memcpy(c->digest, canon.digest, sizeof(c->digest));
 	if (!r->secret_is_new &&
 	    memcmp(c->digest, l->digest, sizeof(c->digest)) != 0) {
 		*ret_reason = "its bytes are not those that its label was "

@@ -5,7 +5,9 @@
  */
 #include "store/db/hash.h"
 
+#include <endian.h>
 #include <string.h>
+#include <xxhash.h>
 
 typedef void (*hash_fn)(const uint8_t *secret, const void *data, size_t len,
 			uint8_t *ret_hash);
@@ -41,4 +43,33 @@ void chunk_hash(const uint8_t secret[HASH_SECRET_BYTES], const void *data,
 const char *chunk_hash_variant(void)
 {
 	return hash_name;
+}
+
+/* It has no fields: the state of xxHash is all that it is. */
+struct digest *digest_new(void)
+{
+	XXH3_state_t *state = XXH3_createState();
+
+	if (state)
+		(void)XXH3_128bits_reset(state);
+	return (struct digest *)state;
+}
+
+void digest_add(struct digest *d, const uint8_t hash[HASH_BYTES], uint32_t len)
+{
+	XXH3_state_t *state = (XXH3_state_t *)d;
+
+	len = htole32(len);
+	(void)XXH3_128bits_update(state, hash, HASH_BYTES);
+	(void)XXH3_128bits_update(state, &len, sizeof(len));
+}
+
+void digest_end(struct digest *d, uint8_t ret[HASH_BYTES])
+{
+	XXH3_state_t *state = (XXH3_state_t *)d;
+	XXH128_canonical_t canon;
+
+	XXH128_canonicalFromHash(&canon, XXH3_128bits_digest(state));
+	memcpy(ret, canon.digest, HASH_BYTES);
+	(void)XXH3_freeState(state);
 }

@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include "store/base/scope.h"
 #include "store/drain/drain_private.h"
@@ -25,28 +24,18 @@
 
 static void conclude_digest(struct drain *d, struct work *w)
 {
-	uint8_t record[HASH_BYTES + 4];
-	XXH128_canonical_t canon;
-	XXH3_state_t *state;
+	struct digest *digest;
 
 	if (w->small) {
 		chunk_hash(d->options.secret, w->small, (size_t)w->size_bytes,
 			   w->digest);
 		return;
 	}
-	state = XXH3_createState();
-	CHECK(state);
-	XXH3_128bits_reset(state);
-	for (uint32_t i = 0; i < w->chunk_count; i++) {
-		uint32_t len = htole32(w->chunks[i].len);
-
-		memcpy(record, w->chunks[i].hash, HASH_BYTES);
-		memcpy(record + HASH_BYTES, &len, sizeof(len));
-		XXH3_128bits_update(state, record, sizeof(record));
-	}
-	XXH128_canonicalFromHash(&canon, XXH3_128bits_digest(state));
-	memcpy(w->digest, canon.digest, HASH_BYTES);
-	XXH3_freeState(state);
+	digest = digest_new();
+	CHECK(digest);
+	for (uint32_t i = 0; i < w->chunk_count; i++)
+		digest_add(digest, w->chunks[i].hash, w->chunks[i].len);
+	digest_end(digest, w->digest);
 }
 
 /* Do other jobs decide where some of it lies? */
