@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,53 +17,20 @@
 #include "store/file/file.h"
 #include "store/recover.h"
 
-static int make_secret(struct store *st)
+static int make_contents(struct store *st)
 {
-	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	int rc = identity_make_secret(st->secret);
 
-	if (getrandom(st->secret, HASH_SECRET_BYTES, 0) != HASH_SECRET_BYTES)
-		return -EIO;
-	if (!b)
-		return -ENOMEM;
-	record_save(b, key_meta(META_SECRET), st->secret, HASH_SECRET_BYTES);
-	return kv_write(st->kv, b);
+	return rc < 0 ? rc : identity_begin(st->kv, st->secret);
 }
 
-/* -EUCLEAN: it is not there, or none. */
-static int open_secret(struct store *st)
+/* A database of this store always has a secret and a root. */
+static int look_contents(struct store *st)
 {
-	SCOPED(scope_free) void *value = NULL;
-	size_t len;
-	int rc = record_load(st->kv, key_meta(META_SECRET), &value, &len);
+	int rc = identity_load(st->kv, st->secret);
 
-	if (rc == -ENOENT || (rc == 0 && len != HASH_SECRET_BYTES))
-		return -EUCLEAN;
 	if (rc == 0)
-		memcpy(st->secret, value, HASH_SECRET_BYTES);
-	return rc;
-}
-
-/* The root directory of a new store. */
-static int make_root(struct store *st)
-{
-	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	struct attr root = { .mode = S_IFDIR | 0755, .nlink = 2 };
-
-	if (!b)
-		return -ENOMEM;
-	root.atime_ns = root.mtime_ns = root.ctime_ns = wall_ns();
-	root.uid = geteuid();
-	root.gid = getegid();
-	inode_put_attr(b, ROOT_INO, &root);
-	u64_save(b, key_meta(META_NEXT_INO), ROOT_INO + 1);
-	return kv_write(st->kv, b);
-}
-
-/* A database of this store always has one. */
-static int look_root(struct store *st)
-{
-	int rc = record_find(st->kv, key_ino('A', ROOT_INO));
-
+		rc = record_find(st->kv, key_ino('A', ROOT_INO));
 	return rc == -ENOENT ? -EUCLEAN : rc;
 }
 
@@ -221,12 +187,8 @@ static int open_database(struct store *st, bool fresh, char *why,
 	}
 	kv_on_sync(st->kv, on_sync, &st->marker);
 	rc = make_dirs(st);
-	if (rc == 0 && fresh)
-		rc = make_secret(st);
-	else if (rc == 0)
-		rc = open_secret(st);
 	if (rc == 0)
-		rc = fresh ? make_root(st) : look_root(st);
+		rc = fresh ? make_contents(st) : look_contents(st);
 	if (rc == 0 && fresh)
 		rc = kv_sync(st->kv);
 	memcpy(id.uuid, st->uuid, sizeof(id.uuid));

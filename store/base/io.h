@@ -2,7 +2,6 @@
 #ifndef STORE_BASE_IO_H
 #define STORE_BASE_IO_H
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>
@@ -10,24 +9,6 @@
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
-
-/* A directory, to list it; flags: of open(2). NULL and errno. */
-static inline DIR *io_opendir(int dirfd, const char *name, int flags)
-{
-	int fd =
-		openat(dirfd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
-	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-
-	if (fd >= 0 && !dir)
-		(void)close(fd); /* only memory can have been too little */
-	return dir;
-}
-
-static inline void scope_closedir(DIR **dir)
-{
-	if (*dir)
-		(void)closedir(*dir);
-}
 
 /* Up to len bytes; *ret_len is less only at the end of the file. */
 static inline int io_read(int fd, void *buf, size_t len, uint64_t off,

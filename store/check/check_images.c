@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "store/base/io.h"
+#include "store/base/dir.h"
 #include "store/base/scope.h"
 #include "store/check/check_work.h"
 #include "store/db/layout.h"
@@ -202,14 +202,22 @@ static int report_unrecorded(struct check *c, uint64_t id, const char *name,
 	return 0;
 }
 
-static int check_leftover(struct check *c, const char *dir, const char *file)
+struct image_dir {
+	struct check *c;
+	char name[3];
+};
+
+static int check_leftover(void *arg, int fd, const char *file)
 {
+	const struct image_dir *dir = arg;
+	struct check *c = dir->c;
 	uint64_t id = image_number(file);
 	char name[LAYOUT_IMAGE_NAME_BYTES] = "";
 	char object[64 + NAME_MAX];
 	int rc;
 
-	(void)snprintf(object, sizeof(object), "images/%s/%s", dir, file);
+	(void)fd;
+	(void)snprintf(object, sizeof(object), "images/%s/%s", dir->name, file);
 	if (id != 0 && file[16] != 0)
 		layout_image_file(id, LAYOUT_IMAGE_GONE, name);
 	else if (id != 0)
@@ -227,29 +235,16 @@ static int check_leftover(struct check *c, const char *dir, const char *file)
 	return report_unrecorded(c, id, name, object);
 }
 
-static int check_image_dir(struct check *c, const char *name)
-{
-	SCOPED(scope_closedir)
-	DIR *dir = io_opendir(c->images_dirfd, name, 0);
-	struct dirent *d;
-	int rc = 0;
-
-	if (!dir)
-		return errno == ENOENT ? 0 : -errno;
-	while (rc == 0 && (d = readdir(dir)) != NULL)
-		if (strcmp(d->d_name, ".") != 0 && strcmp(d->d_name, "..") != 0)
-			rc = check_leftover(c, name, d->d_name);
-	return rc;
-}
-
 static int check_image_dirs(struct check *c)
 {
-	char name[3];
+	struct image_dir dir = { .c = c };
 	int rc = 0;
 
 	for (unsigned n = 0; rc == 0 && n < 256; n++) {
-		(void)snprintf(name, sizeof(name), "%02x", n);
-		rc = check_image_dir(c, name);
+		(void)snprintf(dir.name, sizeof(dir.name), "%02x", n);
+		rc = dir_each(c->images_dirfd, dir.name, check_leftover, &dir);
+		if (rc == -ENOENT)
+			rc = 0;
 	}
 	return rc;
 }

@@ -9,18 +9,17 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "store/base/copy.h"
+#include "store/base/dir.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/check/check.h"
 #include "store/check/rebuild_work.h"
 #include "store/db/identity.h"
 #include "store/db/mark.h"
-#include "store/names/inode.h"
 
 #define OTHER_DIR "db.rebuild.other"
 
@@ -29,27 +28,44 @@ static void full_path(const struct rebuild *r, const char *name, char ret[4352])
 	(void)snprintf(ret, 4352, "%s/%s", r->path, name);
 }
 
+static int remove_one(void *arg, int fd, const char *name)
+{
+	(void)arg;
+	(void)unlinkat(fd, name, 0);
+	return 0;
+}
+
 /* A directory of files, and nothing below. */
 static void remove_dir(const struct rebuild *r, const char *name)
 {
-	SCOPED(scope_closedir)
-	DIR *dir = io_opendir(r->dirfd, name, O_NOFOLLOW);
-	struct dirent *d;
-
-	while (dir && (d = readdir(dir)) != NULL)
-		(void)unlinkat(dirfd(dir), d->d_name, 0);
+	(void)dir_each(r->dirfd, name, remove_one, NULL);
 	(void)unlinkat(r->dirfd, name, AT_REMOVEDIR);
 }
 
-static int copy_one(int from_dir, int to_dir, const char *name)
-{
-	SCOPED(scope_close)
-	int from = openat(from_dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-	SCOPED(scope_close)
-	int to = openat(to_dir, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
-			0600);
+struct copying {
+	int to; /* the directory */
+	char newest[64]; /* list of tables */
+	int rc;
+};
 
-	return from < 0 || to < 0 ? -errno : copy_file(from, to);
+/* What cannot be read is left out. */
+static int copy_one(void *arg, int fd, const char *name)
+{
+	struct copying *c = arg;
+	SCOPED(scope_close) int from = -1;
+	SCOPED(scope_close) int to = -1;
+
+	if (name[0] == '.' || strncmp(name, "LO", 2) == 0)
+		return 0; /* LOCK, LOG */
+	if (strncmp(name, "MANIFEST-", 9) == 0 &&
+	    strlen(name) < sizeof(c->newest) && strcmp(name, c->newest) > 0)
+		strcpy(c->newest, name);
+	from = openat(fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	to = openat(c->to, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	c->rc = from < 0 || to < 0 ? -errno : copy_file(from, to);
+	if (c->rc == -EIO)
+		c->rc = 0;
+	return c->rc;
 }
 
 /* Without CURRENT, or with a wrong one: the list of tables made last. */
@@ -73,34 +89,20 @@ static int mend_current(int dirfd, const char *newest)
 	return io_write_full(fd, list, (size_t)len, 0);
 }
 
-/* The old database's files; what cannot be read is left out. */
+/* The old database's files. */
 static int copy_old(const struct rebuild *r)
 {
 	SCOPED(scope_close)
 	int to = openat(r->dirfd, REBUILD_DIR,
 			O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	SCOPED(scope_closedir)
-	DIR *dir = io_opendir(r->dirfd, LAYOUT_DB_DIR, O_NOFOLLOW);
-	char newest[64] = "";
-	struct dirent *d;
-	int rc = 0;
+	struct copying c = { .to = to };
 
-	if (!dir || to < 0)
+	if (to < 0)
 		return -ENOENT;
-	while (rc == 0 && (d = readdir(dir)) != NULL) {
-		if (d->d_name[0] == '.' || strncmp(d->d_name, "LO", 2) == 0)
-			continue; /* LOCK, LOG */
-		if (strncmp(d->d_name, "MANIFEST-", 9) == 0 &&
-		    strlen(d->d_name) < sizeof(newest) &&
-		    strcmp(d->d_name, newest) > 0)
-			strcpy(newest, d->d_name);
-		rc = copy_one(dirfd(dir), to, d->d_name);
-		if (rc == -EIO)
-			rc = 0;
-	}
-	return rc < 0           ? rc
-	       : newest[0] == 0 ? -ENOENT
-				: mend_current(to, newest);
+	(void)dir_each(r->dirfd, LAYOUT_DB_DIR, copy_one, &c);
+	return c.rc < 0           ? c.rc
+	       : c.newest[0] == 0 ? -ENOENT
+				  : mend_current(to, c.newest);
 }
 
 /* --- is it sound? */
@@ -179,17 +181,10 @@ static int restore_backup(struct rebuild *r, uint64_t *ret_sequence,
 /* A database with nothing but a root. */
 static int make_empty(struct rebuild *r)
 {
-	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	struct attr root = { .mode = S_IFDIR | 0755, .nlink = 2 };
-	struct key secret = key_meta(META_SECRET);
-	struct key next = key_meta(META_NEXT_INO);
-	uint64_t le = htole64(ROOT_INO + 1);
 	struct identity id;
 	char path[4352];
 	int rc;
 
-	if (!b)
-		return -ENOMEM;
 	remove_dir(r, REBUILD_DIR);
 	full_path(r, REBUILD_DIR, path);
 	rc = kv_open(path, true, &r->kv);
@@ -199,36 +194,19 @@ static int make_empty(struct rebuild *r)
 		memcpy(r->secret, id.secret, sizeof(r->secret));
 	} else {
 		r->secret_is_new = true;
-		if (getrandom(r->secret, sizeof(r->secret), 0) !=
-		    (ssize_t)sizeof(r->secret))
-			return -EIO;
+		rc = identity_make_secret(r->secret);
 	}
-	root.atime_ns = root.mtime_ns = root.ctime_ns = wall_ns();
-	root.uid = geteuid();
-	root.gid = getegid();
-	inode_put_attr(b, ROOT_INO, &root);
-	kv_put(b, secret.data, secret.len, r->secret, sizeof(r->secret));
-	kv_put(b, next.data, next.len, &le, sizeof(le));
-	return kv_write(r->kv, b);
+	return rc < 0 ? rc : identity_begin(r->kv, r->secret);
 }
 
 static int open_base(struct rebuild *r)
 {
-	SCOPED(scope_free) void *value = NULL;
-	struct key k = key_meta(META_SECRET);
 	char path[4352];
-	size_t len;
 	int rc;
 
 	full_path(r, REBUILD_DIR, path);
 	rc = kv_open(path, false, &r->kv);
-	if (rc == 0)
-		rc = kv_get(r->kv, k.data, k.len, &value, &len);
-	if (rc == 0 && len != sizeof(r->secret))
-		rc = -EIO;
-	if (rc == 0)
-		memcpy(r->secret, value, len);
-	return rc;
+	return rc < 0 ? rc : identity_load(r->kv, r->secret);
 }
 
 int rebuild_base(struct rebuild *r, char *why, size_t why_size)

@@ -29,8 +29,8 @@ static struct rebuild_chunk *slot_of(const struct rebuild_table *t,
 	}
 }
 
-struct rebuild_chunk *rebuild_find(struct rebuild_table *t, uint64_t image,
-				   uint64_t offset)
+static struct rebuild_chunk *find(const struct rebuild_table *t, uint64_t image,
+				  uint64_t offset)
 {
 	struct rebuild_chunk *c =
 		t->capacity > 0 ? slot_of(t, image, offset) : NULL;
@@ -113,7 +113,7 @@ static const char *each_chunk(struct rebuild *r, const struct content *f,
 
 		while (!reason && at < end) {
 			struct rebuild_chunk *c =
-				rebuild_find(&r->chunks, e->image, at);
+				find(&r->chunks, e->image, at);
 
 			if (!c || c->len == 0 || c->len > end - at)
 				return "the database lacks a part of it";

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "store/base/io.h"
+#include "store/base/dir.h"
 #include "store/base/scope.h"
 
 #define TEXT_BYTES 1024
@@ -45,34 +45,35 @@ int rebuild_image(struct rebuild *r, uint64_t id)
 	return r->open_fd;
 }
 
-static int each_in(struct rebuild *r, const char *name,
-		   int (*fn)(struct rebuild *r, uint64_t id))
+struct each {
+	struct rebuild *r;
+	int (*fn)(struct rebuild *r, uint64_t id);
+	int rc;
+};
+
+static int each_one(void *arg, int fd, const char *name)
 {
-	SCOPED(scope_closedir)
-	DIR *dir = io_opendir(r->images_dirfd, name, 0);
-	struct dirent *d;
-	int rc = 0;
+	struct each *e = arg;
+	char *end;
+	uint64_t id = strtoull(name, &end, 16);
 
-	while (rc == 0 && dir && (d = readdir(dir)) != NULL) {
-		char *end;
-		uint64_t id = strtoull(d->d_name, &end, 16);
-
-		if (*end == 0 && end - d->d_name == 16 && id != 0)
-			rc = fn(r, id);
-	}
-	return rc;
+	(void)fd;
+	if (*end == 0 && end - name == 16 && id != 0)
+		e->rc = e->fn(e->r, id);
+	return e->rc;
 }
 
 int rebuild_each_image(struct rebuild *r,
 		       int (*fn)(struct rebuild *r, uint64_t id))
 {
-	int rc = 0;
+	struct each e = { .r = r, .fn = fn };
 
-	for (unsigned x = 0; x < 256 && rc == 0; x++) {
+	for (unsigned x = 0; x < 256 && e.rc == 0; x++) {
 		char dir[3];
 
 		(void)snprintf(dir, sizeof(dir), "%02x", x);
-		rc = each_in(r, dir, fn);
+		/* One that cannot be listed is as lost as what is in it. */
+		(void)dir_each(r->images_dirfd, dir, each_one, &e);
 	}
-	return rc;
+	return e.rc;
 }

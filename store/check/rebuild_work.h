@@ -56,8 +56,6 @@ int rebuild_each_image(struct rebuild *r,
 
 /* --- rebuild_bytes.c: is it what was stored? */
 
-struct rebuild_chunk *rebuild_find(struct rebuild_table *t, uint64_t image,
-				   uint64_t offset);
 /* The one of this place, new if there is none; NULL: out of memory. */
 struct rebuild_chunk *rebuild_add(struct rebuild_table *t, uint64_t image,
 				  uint64_t offset);

@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include "store/base/dir.h"
@@ -135,4 +137,39 @@ int identity_write(int store_dirfd, const struct identity *id)
 
 	return rc < 0 ? rc
 		      : dir_rename(store_dirfd, SECRET_TMP, LAYOUT_SECRET_FILE);
+}
+
+int identity_make_secret(uint8_t ret[HASH_SECRET_BYTES])
+{
+	return getrandom(ret, HASH_SECRET_BYTES, 0) == HASH_SECRET_BYTES ? 0
+									 : -EIO;
+}
+
+int identity_load(struct kv *kv, uint8_t ret_secret[HASH_SECRET_BYTES])
+{
+	SCOPED(scope_free) void *value = NULL;
+	size_t len;
+	int rc = record_load(kv, key_meta(META_SECRET), &value, &len);
+
+	if (rc == -ENOENT || (rc == 0 && len != HASH_SECRET_BYTES))
+		return -EUCLEAN;
+	if (rc == 0)
+		memcpy(ret_secret, value, HASH_SECRET_BYTES);
+	return rc;
+}
+
+int identity_begin(struct kv *kv, const uint8_t secret[HASH_SECRET_BYTES])
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct attr root = { .mode = S_IFDIR | 0755, .nlink = 2 };
+
+	if (!b)
+		return -ENOMEM;
+	root.atime_ns = root.mtime_ns = root.ctime_ns = wall_ns();
+	root.uid = geteuid();
+	root.gid = getegid();
+	record_save(b, key_meta(META_SECRET), secret, HASH_SECRET_BYTES);
+	attr_save(b, key_ino('A', ROOT_INO), &root);
+	u64_save(b, key_meta(META_NEXT_INO), ROOT_INO + 1);
+	return kv_write(kv, b);
 }

@@ -14,6 +14,7 @@
 #define STORE_IDENTITY_H
 
 #include "store/db/hash.h"
+#include "store/db/kv.h"
 #include "store/db/layout.h"
 
 /* A new one. */
@@ -42,5 +43,11 @@ struct identity {
 int identity_read(int store_dirfd, struct identity *ret);
 /* Replaces it, durably. */
 int identity_write(int store_dirfd, const struct identity *id);
+
+int identity_make_secret(uint8_t ret[HASH_SECRET_BYTES]);
+/* The secret in the database. -EUCLEAN: it is not there, or none. */
+int identity_load(struct kv *kv, uint8_t ret_secret[HASH_SECRET_BYTES]);
+/* A new database gets it, and a root directory that is this user's. */
+int identity_begin(struct kv *kv, const uint8_t secret[HASH_SECRET_BYTES]);
 
 #endif
