@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "store/base/bytes.h"
+#include "store/base/dir.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
 
@@ -48,15 +49,6 @@ struct callers {
 	struct caller_slot slots[CALLERS_MAX];
 };
 
-static ssize_t read_text(const char *path, char *text, size_t size)
-{
-	SCOPED(scope_close) int fd = open(path, O_RDONLY | O_CLOEXEC);
-	ssize_t n = fd < 0 ? -1 : read(fd, text, size - 1);
-
-	text[n > 0 ? n : 0] = 0;
-	return n;
-}
-
 /*
  * Are the numbers in /proc those that the kernel gives us? Not where it was
  * mounted for another pid namespace: a number would be somebody else's there.
@@ -67,7 +59,8 @@ static bool proc_is_ours(void)
 	static const char key[] = "\nNSpid:\t";
 	char text[4096], *at, *end;
 
-	if (read_text("/proc/self/status", text, sizeof(text)) <= 0)
+	if (dir_read_text(AT_FDCWD, "/proc/self/status", text, sizeof(text)) <
+	    0)
 		return false;
 	at = strstr(text, key);
 	if (!at)
@@ -127,7 +120,7 @@ static bool has_own_memory(pid_t pid)
 	int parent = 0;
 
 	(void)snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	if (read_text(path, text, sizeof(text)) <= 0)
+	if (dir_read_text(AT_FDCWD, path, text, sizeof(text)) < 0)
 		return false;
 	at = strrchr(text, ')'); /* the name before it may hold anything */
 	if (!at || sscanf(at, ") %c %d", &state, &parent) != 2 || parent <= 0)

@@ -114,11 +114,6 @@ bool place_has_mount_of(const char *store)
 	return found != NULL;
 }
 
-bool place_has_mount_on(const char *mountpoint)
-{
-	return place_device(mountpoint) != 0;
-}
-
 dev_t place_device(const char *mountpoint)
 {
 	dev_t dev = 0;
@@ -142,41 +137,31 @@ __attribute__((format(printf, 2, 3))) static int refuse(int rc,
 	return rc;
 }
 
-/* The path without symbolic links, the caller's, and what is there. */
-static int resolve(const char *path, char **ret_full, struct stat *ret_sb)
+/*
+ * The path of the directory without symbolic links, the caller's. `what` is
+ * "mount point" or "store"; the others say what to do when there is none.
+ */
+static int find_directory(const char *what, const char *path,
+			  const char *make_it, const char *give,
+			  char **ret_full)
 {
 	SCOPED(scope_free) char *full = realpath(path, NULL);
-
-	if (!full || stat(full, ret_sb) < 0)
-		return -errno;
-	*ret_full = TAKE(full);
-	return 0;
-}
-
-static int find_mountpoint(const char *path, char **ret_full)
-{
-	SCOPED(scope_free) char *full = NULL;
 	struct stat sb;
-	int rc = resolve(path, &full, &sb);
+	int rc = !full || stat(full, &sb) < 0 ? -errno : 0;
 
 	if (rc == -ENOENT)
-		return refuse(rc,
-			      "mount point %s does not exist; make the "
-			      "directory first",
-			      path);
+		return refuse(rc, "%s %s does not exist; %s", what, path,
+			      make_it);
 	if (rc == -ENOTCONN)
 		return refuse(rc,
-			      "mount point %s: a daemon that died left its "
-			      "mount there; unmount it (umount %s) and try "
-			      "again",
-			      path, path);
+			      "%s %s: a daemon that died left its mount there; "
+			      "unmount it (umount %s) and try again",
+			      what, path, path);
 	if (rc < 0)
-		return refuse(rc, "mount point %s: %s", path, strerror(-rc));
+		return refuse(rc, "%s %s: %s", what, path, strerror(-rc));
 	if (!S_ISDIR(sb.st_mode))
-		return refuse(-ENOTDIR,
-			      "mount point %s is not a directory; give one "
-			      "that is",
-			      path);
+		return refuse(-ENOTDIR, "%s %s is not a directory; %s", what,
+			      path, give);
 	*ret_full = TAKE(full);
 	return 0;
 }
@@ -184,31 +169,17 @@ static int find_mountpoint(const char *path, char **ret_full)
 /* Not the whole check: whether it is a store is seen when it is opened. */
 static int find_store(const char *path, char **ret_full)
 {
-	SCOPED(scope_free) char *full = NULL;
-	struct stat sb;
-	int rc = resolve(path, &full, &sb);
+	int rc = find_directory("store", path,
+				"for a new store make an empty directory first",
+				"give a store or an empty directory", ret_full);
 
-	if (rc == -ENOENT)
-		return refuse(rc,
-			      "store %s does not exist; for a new store make "
-			      "an empty directory first",
-			      path);
-	if (rc < 0)
-		return refuse(rc, "store %s: %s", path, strerror(-rc));
-	if (!S_ISDIR(sb.st_mode))
-		return refuse(-ENOTDIR,
-			      "store %s is not a directory; give a store or an "
-			      "empty directory",
-			      path);
-	if (access(full, R_OK | W_OK | X_OK) < 0) {
-		rc = -errno;
-		return refuse(rc, "store %s cannot be written: %s%s", path,
-			      strerror(-rc),
-			      rc == -EACCES ? "; it belongs to another user"
-					    : "; give a directory that can be");
-	}
-	*ret_full = TAKE(full);
-	return 0;
+	if (rc < 0 || access(*ret_full, R_OK | W_OK | X_OK) == 0)
+		return rc;
+	rc = -errno;
+	return refuse(rc, "store %s cannot be written: %s%s", path,
+		      strerror(-rc),
+		      rc == -EACCES ? "; it belongs to another user"
+				    : "; give a directory that can be");
 }
 
 static bool same_directory(const char *a, const char *b)
@@ -293,9 +264,11 @@ int place_find(const char *store, const char *mountpoint, const char *stage,
 	       struct place *ret)
 {
 	struct place p = { 0 };
-	int rc = find_mountpoint(mountpoint, &p.mountpoint);
+	int rc = find_directory("mount point", mountpoint,
+				"make the directory first", "give one that is",
+				&p.mountpoint);
 
-	if (rc == 0 && place_has_mount_on(p.mountpoint))
+	if (rc == 0 && place_device(p.mountpoint) != 0)
 		rc = refuse(-EBUSY,
 			    "a ckptfs is mounted on %s already; unmount it, or "
 			    "give another directory",

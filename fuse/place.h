@@ -25,9 +25,8 @@ int place_find(const char *store, const char *mountpoint, const char *stage,
 	       struct place *ret);
 void place_release(struct place *p);
 
-/* Is there a mount of this store? And one of ckptfs on this directory? */
+/* Is there a mount of this store? */
 bool place_has_mount_of(const char *store);
-bool place_has_mount_on(const char *mountpoint);
 /* The device number of the mount of ckptfs on it; 0: there is none. */
 dev_t place_device(const char *mountpoint);
 

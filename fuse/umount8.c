@@ -90,6 +90,6 @@ void umount8_forget(const char *mountpoint)
 				     "--",          mountpoint, NULL };
 
 	/* Somebody else's mount may be there by now: that one's is kept. */
-	if (!place_has_mount_on(mountpoint))
+	if (place_device(mountpoint) == 0)
 		(void)ran(argv);
 }

@@ -4,11 +4,11 @@
  */
 #include "fuse/ctl/step.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <xxhash.h>
 
+#include "store/base/dir.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
 
@@ -23,63 +23,50 @@ static int read_at(void *self, void *buf, size_t len, uint64_t off)
 	return io_read_full((int)(intptr_t)self, buf, len, off);
 }
 
+struct listing {
+	int (*fn)(void *arg, const char *name, bool folder,
+		  uint64_t size_bytes);
+	void *arg;
+};
+
+static int list_one(void *arg, int fd, const char *name)
+{
+	const struct listing *l = arg;
+	struct stat st;
+
+	if (fstatat(fd, name, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
+	    !(S_ISREG(st.st_mode) || S_ISDIR(st.st_mode)))
+		return 0;
+	return l->fn(l->arg, name, S_ISDIR(st.st_mode), (uint64_t)st.st_size);
+}
+
 /* A folder as files see it; self is its descriptor. */
 static int list_folder(void *self, const char *below,
 		       int (*fn)(void *arg, const char *name, bool folder,
 				 uint64_t size_bytes),
 		       void *arg)
 {
-	SCOPED(scope_close)
-	int fd = openat((int)(intptr_t)self, *below ? below : ".",
-			O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	struct dirent *d;
-	int rc = 0;
-	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+	struct listing l = { fn, arg };
 
-	if (!dir)
-		return -errno;
-	fd = -1; /* closedir() has it */
-	while (rc == 0 && (d = readdir(dir)) != NULL) {
-		struct stat st;
-
-		if (strcmp(d->d_name, ".") == 0 ||
-		    strcmp(d->d_name, "..") == 0 ||
-		    fstatat(dirfd(dir), d->d_name, &st, AT_SYMLINK_NOFOLLOW) <
-			    0)
-			continue;
-		if (S_ISREG(st.st_mode) || S_ISDIR(st.st_mode))
-			rc = fn(arg, d->d_name, S_ISDIR(st.st_mode),
-				(uint64_t)st.st_size);
-	}
-	(void)closedir(dir);
-	return rc;
-}
-
-static int open_source(int fd, struct cut_source *ret)
-{
-	struct stat st;
-	int rc = 0;
-
-	if (fd < 0 || fstat(fd, &st) < 0)
-		rc = -errno;
-	else if (!S_ISREG(st.st_mode))
-		rc = -EINVAL;
-	if (rc < 0) {
-		if (fd >= 0)
-			(void)close(fd);
-		return rc;
-	}
-	*ret = (struct cut_source){ read_at, (void *)(intptr_t)fd,
-				    (uint64_t)st.st_size };
-	return 0;
+	return dir_each((int)(intptr_t)self, *below ? below : ".", list_one,
+			&l);
 }
 
 static int open_file(void *self, const char *name, struct cut_source *ret)
 {
-	return open_source(
-		openat((int)(intptr_t)self, name,
-		       O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW),
-		ret);
+	SCOPED(scope_close)
+	int fd = openat((int)(intptr_t)self, name,
+			O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+	struct stat st;
+
+	if (fd < 0 || fstat(fd, &st) < 0)
+		return -errno;
+	if (!S_ISREG(st.st_mode))
+		return -EINVAL;
+	*ret = (struct cut_source){ read_at, (void *)(intptr_t)fd,
+				    (uint64_t)st.st_size };
+	fd = -1; /* close_file() closes it */
+	return 0;
 }
 
 static void close_file(void *self, struct cut_source *source)
