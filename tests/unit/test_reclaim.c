@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "tests/unit/live_child.h"
 #include "tests/unit/live_store.h"
 
 #define DATA_BYTES (4 * MIB)

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include "tests/unit/live_child.h"
 #include "tests/unit/live_store.h"
 
 #define DATA_BYTES (2 * MIB + 777)

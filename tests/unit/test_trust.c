@@ -8,6 +8,7 @@
 #include <xxhash.h>
 
 #include "store/db/trust.h"
+#include "tests/unit/live_child.h"
 #include "tests/unit/live_store.h"
 
 #define FILES 20
