@@ -16,7 +16,6 @@
 #include <stdint.h>
 
 #include "store/db/kv.h"
-#include "store/names/inode.h"
 
 struct drain;
 struct image;

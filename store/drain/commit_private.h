@@ -5,7 +5,6 @@
 #include <stdbool.h>
 #include <sys/queue.h>
 
-#include "store/base/sync.h"
 #include "store/db/hash.h"
 #include "store/db/kv.h"
 #include "store/db/records.h"

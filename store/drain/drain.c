@@ -25,8 +25,7 @@
 #include "store/drain/inflight.h"
 #include "store/file/state.h"
 
-/* How long a closed file waits for its handle's release, which is on its way.
- */
+/* How long a closed file waits for its handle's release. */
 #define RELEASE_WAIT_NS (INT64_C(100) * 1000000)
 
 int drain_new(struct kv *kv, struct images *images, struct stages *stages,

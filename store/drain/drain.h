@@ -85,8 +85,7 @@ int drain_sync_closed(struct drain *d);
  * The same for one file, in order: what a publish needs.
  */
 int drain_publish(struct drain *d, struct inode *in);
-/* The same, but what is open for writing stays as it is: only what was closed.
- */
+/* The same, but what is open for writing stays as it is. */
 int drain_publish_closed(struct drain *d, struct inode *in);
 /*
  * Wait until all that was closed before is durable, without hurrying any of it:

@@ -74,8 +74,7 @@ struct drain {
 	uint64_t failed; /* files with a sticky error */
 	uint64_t left_native, left_native_bytes;
 	unsigned awaiting_release; /* who is in drain_wait_released() */
-	/* When options.ask_left() is next, and how long after that; 0: never.
-	 */
+	/* When options.ask_left() is next (0: never); how long after that. */
 	int64_t left_due_ns, left_delay_ns;
 };
 
@@ -124,8 +123,7 @@ struct drain_job *job_for(struct drain *d, struct inode *in,
 			  enum close_kind kind, int *ret_rc);
 /* --- drain_over.c */
 
-/* The newer job of the very stage that j has; NULL: none. drain.lock is held.
- */
+/* The newer job of the very stage that j has, or NULL. drain.lock is held. */
 struct drain_job *newer_locked(const struct drain_job *j);
 /* An attempt is over; the job is drained again, or not needed any more. */
 void drain_void(struct drain *d, struct drain_job *j, bool overtaken);

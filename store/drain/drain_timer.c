@@ -5,7 +5,6 @@
  * memory gives clean files up, and what a full disk kept from being deleted
  * goes.
  */
-#include <time.h>
 
 #include "store/base/io.h"
 #include "store/base/scope.h"

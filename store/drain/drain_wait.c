@@ -268,8 +268,7 @@ int drain_wait_idle(struct drain *d, struct inode *in)
 	while (j && rc == 0 && is_in_flight(j, attempts)) {
 		struct version *first = order_first(&d->order);
 
-		/* Closed anew since it failed, it has no error until the next.
-		 */
+		/* Closed anew since it failed, it has no error for now. */
 		if (first && first != &j->v && first->state == VERSION_FAILED)
 			rc = job_of(first)->result;
 		if (rc == 0)

@@ -3,7 +3,6 @@
  * made, woken, wanted, ended. What is done with it is in the files that call
  * these.
  */
-#include <errno.h>
 #include <stdlib.h>
 
 #include "store/base/scope.h"

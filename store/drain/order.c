@@ -205,8 +205,7 @@ struct version *order_start(struct order *o)
 	return NULL;
 }
 
-/* A version that was replaced, and that nobody waits for, but for a newer one.
- */
+/* It was replaced, and nobody waits for it, but for a newer one. */
 static bool makes_way(const struct version *v)
 {
 	const struct version *u = v;

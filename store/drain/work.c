@@ -19,7 +19,7 @@
 
 #include "store/base/io.h"
 #include "store/base/scope.h"
-#include "store/drain/commit_private.h"
+#include "store/drain/commit.h"
 #include "store/drain/drain_private.h"
 #include "store/drain/inflight.h"
 

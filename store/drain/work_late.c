@@ -7,7 +7,6 @@
  * is known where each of them lies.
  */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

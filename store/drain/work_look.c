@@ -5,7 +5,6 @@
  * shared (verify=off trusts the hash), but for what the file itself has at the
  * same place.
  */
-#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,8 +69,7 @@ void compared_close(struct compared *last)
 	scope_close(&last->fd);
 }
 
-/* The bytes of an image, from memory if they are there. -errno: not to be had.
- */
+/* The bytes of an image, from memory if they are there; or -errno. */
 static int open_to_compare(struct drain *d, uint64_t id)
 {
 	struct stage *clean;

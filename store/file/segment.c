@@ -104,8 +104,7 @@ void segment_client_remove(struct segments *g, struct segment_client *c)
 			next = TAILQ_NEXT(s, entry);
 			if (s->client != c)
 				continue;
-			if (s->committing) { /* an ioctl is at work: soon over
-					      */
+			if (s->committing) { /* by an ioctl: soon over */
 				cond_wait(&g->changed, &g->lock);
 				next = TAILQ_FIRST(&g->all);
 				continue;

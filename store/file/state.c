@@ -281,8 +281,7 @@ enum file_step file_step(const struct file_state *s, enum file_wish wish,
 	return s->mode != IO_BACKED ? STEP_FRESH : step;
 }
 
-/* --- does the stage go? ----------------------------------------------------
- */
+/* --- does the stage go? --------------------------------------------------- */
 
 static bool is_cache(const struct file_state *s)
 {

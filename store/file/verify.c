@@ -15,7 +15,7 @@
 #include "store/base/vec.h"
 #include "store/db/hash.h"
 #include "store/file/file_private.h"
-#include "store/formats/cut.h"
+#include "store/formats/chunks.h"
 
 #define VERIFY_THREADS_MAX 8
 

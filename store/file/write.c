@@ -8,8 +8,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -201,8 +199,7 @@ int file_write(struct files *fs, struct inode *in, const void *buf, size_t len,
 		return rc;
 	{
 		HOLD(&in->lock);
-		/* With a writer a stage on disk stays: nothing else is needed.
-		 */
+		/* With a writer a stage on disk stays: it can be used. */
 		if (in->file->state.bytes == BYTES_DIRTY &&
 		    in->file->stage->kind == STAGE_DISK &&
 		    in->file->state.writers > 0)

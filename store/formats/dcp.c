@@ -18,8 +18,7 @@
 #define BAD(r, item, format, ...) \
 	reading_refuse(r, "tensor '%.120s'" format, (item)->name, ##__VA_ARGS__)
 
-/* --- state_dict_metadata ---------------------------------------------------
- */
+/* --- state_dict_metadata -------------------------------------------------- */
 
 static int read_chunk(struct reading *r, pickle_value v, uint32_t number)
 {
@@ -144,8 +143,7 @@ static int read_item(struct reading *r, pickle_value key, pickle_value v)
 	return 0;
 }
 
-/* --- storage_data ----------------------------------------------------------
- */
+/* --- storage_data --------------------------------------------------------- */
 
 /* A name that leads nowhere but below the checkpoint's folder. */
 static bool is_relative(struct name n)
@@ -277,8 +275,7 @@ static int read_entry(struct reading *r, pickle_value key, pickle_value v)
 	return rc;
 }
 
-/* --- All of it -------------------------------------------------------------
- */
+/* --- All of it ------------------------------------------------------------ */
 
 static int read_pairs(struct reading *r, pickle_value dict,
 		      int (*one)(struct reading *r, pickle_value key,

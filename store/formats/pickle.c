@@ -12,8 +12,7 @@
 #include "store/base/scope.h"
 #include "store/formats/pickle_call.h"
 
-/* --- The pickle itself -----------------------------------------------------
- */
+/* --- The pickle itself ---------------------------------------------------- */
 
 static int run_frame(struct machine *m)
 {
@@ -73,8 +72,7 @@ static int push_int(struct machine *m, int64_t v)
 	return machine_push(m, value(TAG_WIDE, at));
 }
 
-/* --- Numbers and texts: n is the length of the number, or of the length ----
- */
+/* --- Numbers and texts: n is the length of the number, or of the length --- */
 
 static int run_int(struct machine *m)
 {
@@ -133,8 +131,7 @@ static int run_text(struct machine *m)
 	return machine_push(m, value(m->op->tag, where));
 }
 
-/* --- Containers: n is how many values they take ---------------------------
- */
+/* --- Containers: n is how many values they take --------------------------- */
 
 #define MARKED SIZE_MAX /* all above the last mark, which goes */
 
@@ -266,8 +263,7 @@ static int run_frozenset(struct machine *m)
 	return rc < 0 ? rc : machine_push_other(m);
 }
 
-/* --- The stack and the memo ------------------------------------------------
- */
+/* --- The stack and the memo ----------------------------------------------- */
 
 static int run_constant(struct machine *m)
 {
@@ -331,8 +327,7 @@ static int run_get(struct machine *m)
 	return machine_push(m, m->memo[index]);
 }
 
-/* --- All opcodes -----------------------------------------------------------
- */
+/* --- All opcodes ---------------------------------------------------------- */
 
 #define OP(opcode, runs, ...)                             \
 	{                                                 \

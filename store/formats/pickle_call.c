@@ -4,7 +4,6 @@
  */
 #include "store/formats/pickle_call.h"
 
-#include <errno.h>
 #include <string.h>
 
 static size_t bucket(const char *name, size_t len)

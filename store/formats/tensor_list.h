@@ -2,7 +2,6 @@
 #ifndef STORE_FORMATS_TENSOR_LIST_H
 #define STORE_FORMATS_TENSOR_LIST_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

@@ -9,8 +9,7 @@
 #include "store/formats/chunks.h"
 #include "store/formats/torch_archive.h"
 
-/* --- safetensors -----------------------------------------------------------
- */
+/* --- safetensors ---------------------------------------------------------- */
 
 static int read_safetensors(struct tensors *l, const struct cut_source *source,
 			    const char *file)

@@ -2,6 +2,8 @@
 #ifndef STORE_FORMATS_TORCH_ARCHIVE_H
 #define STORE_FORMATS_TORCH_ARCHIVE_H
 
+#include <stdbool.h>
+
 #include "store/formats/chunks.h"
 #include "store/formats/tensor_list.h"
 

@@ -114,8 +114,7 @@ static size_t classes_fill(struct pickle_class ret[PICKLE_CLASSES_MAX])
 	tensors_refuse((r)->list, "tensor '%.200s'" format, (r)->name, \
 		       ##__VA_ARGS__)
 
-/* --- A tensor --------------------------------------------------------------
- */
+/* --- A tensor ------------------------------------------------------------- */
 
 static bool is_call(const struct reading *r, pickle_value v, uint32_t id)
 {
@@ -266,8 +265,7 @@ static int tensor(struct reading *r, pickle_value v)
 	return 0;
 }
 
-/* --- The way there ---------------------------------------------------------
- */
+/* --- The way there -------------------------------------------------------- */
 
 static int name_push(struct reading *r, const char *text, size_t len)
 {

@@ -4,8 +4,6 @@
  */
 #include "store/formats/walk.h"
 
-#include <errno.h>
-
 #include "store/base/check.h"
 #include "store/base/vec.h"
 

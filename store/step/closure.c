@@ -5,7 +5,6 @@
 #include "store/step/closure.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,8 +14,7 @@
 /* Of all tensors together: pairs, or elements sorted times SORT_COST. */
 #define WORK_MAX (UINT64_C(1) << 27)
 
-/* --- Files -----------------------------------------------------------------
- */
+/* --- Files ---------------------------------------------------------------- */
 
 static int by_name(const void *a, const void *b)
 {
@@ -68,8 +66,7 @@ static int orphans_find(struct check *k)
 	return rc;
 }
 
-/* --- Entries ---------------------------------------------------------------
- */
+/* --- Entries -------------------------------------------------------------- */
 
 static int entry_compare(const void *a, const void *b, void *d)
 {
@@ -206,8 +203,7 @@ static int entries_check(struct check *k)
 	return rc;
 }
 
-/* --- The call --------------------------------------------------------------
- */
+/* --- The call ------------------------------------------------------------- */
 
 static void check_release(struct check *k)
 {

@@ -21,8 +21,7 @@
 /* Elements that are sorted count for so many pairs that are compared. */
 #define SORT_COST 8
 
-/* --- What was found --------------------------------------------------------
- */
+/* --- What was found ------------------------------------------------------- */
 
 int closure_find(struct check *k, enum closure_kind kind, const char *item,
 		 const char *file, const char *format, ...)
@@ -82,8 +81,7 @@ const char *closure_kind_name(enum closure_kind kind)
 	return names[kind];
 }
 
-/* --- Chunks ----------------------------------------------------------------
- */
+/* --- Chunks --------------------------------------------------------------- */
 
 struct along {
 	const struct dcp_chunk *chunks;

@@ -30,8 +30,7 @@ static int fault(struct plan *p, size_t shard, const char *what, int rc)
 	return rc;
 }
 
-/* --- Placing ---------------------------------------------------------------
- */
+/* --- Placing -------------------------------------------------------------- */
 
 static void place(struct plan *p, uint32_t shard, uint32_t rank)
 {
@@ -270,8 +269,7 @@ static int place_groups(struct plan *p)
 	return 0;
 }
 
-/* --- The cap ---------------------------------------------------------------
- */
+/* --- The cap -------------------------------------------------------------- */
 
 static bool above_cap(const struct plan *p, uint64_t load)
 {
@@ -321,8 +319,7 @@ static int spill_all(struct plan *p)
 	return 0;
 }
 
-/* --- The call --------------------------------------------------------------
- */
+/* --- The call ------------------------------------------------------------- */
 
 static int options_check(struct plan *p, size_t count)
 {
@@ -438,8 +435,7 @@ int ckpt_plan_reads(const struct ckpt_plan_shard *shards, size_t count,
 	return 0;
 }
 
-/* --- Names -----------------------------------------------------------------
- */
+/* --- Names ---------------------------------------------------------------- */
 
 static const char *const policy_names[] = {
 	[CKPT_PLAN_PER_SHARD] = "per_shard",

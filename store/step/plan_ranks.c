@@ -49,8 +49,7 @@ static uint64_t mix(uint64_t h, uint64_t v)
 	return h ^ (h >> 29);
 }
 
-/* --- Finding sets again ----------------------------------------------------
- */
+/* --- Finding sets again --------------------------------------------------- */
 
 static struct plan_pointer *pointer_slot(const struct plan_ranks *r,
 					 const uint32_t *ranks, uint32_t count)
@@ -148,8 +147,7 @@ static int set_append(struct plan_ranks *r, const struct plan_set *s)
 	return 0;
 }
 
-/* --- Checking sets ---------------------------------------------------------
- */
+/* --- Checking sets -------------------------------------------------------- */
 
 static int ranks_check(struct plan_ranks *r, const uint32_t *ranks,
 		       uint32_t count, bool *ret_ascending,
@@ -327,8 +325,7 @@ void plan_ranks_cut(const struct plan_ranks *r, const struct ckpt_plan_shard *s,
 	}
 }
 
-/* --- The least loaded ------------------------------------------------------
- */
+/* --- The least loaded ----------------------------------------------------- */
 
 static struct plan_heap_node node_of(const struct plan_ranks *r, uint32_t rank)
 {

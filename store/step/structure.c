@@ -68,8 +68,7 @@ void structure_release(struct structure *s)
 	memset(s, 0, sizeof(*s));
 }
 
-/* --- comparing -------------------------------------------------------------
- */
+/* --- comparing ------------------------------------------------------------ */
 
 static const char *file_of(const struct tensor *t)
 {
@@ -193,8 +192,7 @@ int structure_pair(const struct structure *sa, const struct structure *sb,
 	return 0;
 }
 
-/* --- the signature ---------------------------------------------------------
- */
+/* --- the signature -------------------------------------------------------- */
 
 static void sign_tensor(XXH3_state_t *x, const struct tensor *t)
 {
