@@ -212,6 +212,7 @@ int content_load(struct kv *kv, struct key k, struct content *ret);
 void content_save(struct kv_batch *b, struct key k, const struct content *v);
 int chunk_load(struct kv *kv, struct key k, struct chunk_rec *ret);
 void chunk_save(struct kv_batch *b, struct key k, const struct chunk_rec *v);
+int loc_load(struct kv *kv, struct key k, struct chunk_loc *ret);
 void loc_save(struct kv_batch *b, struct key k, const struct chunk_loc *v);
 int series_load(struct kv *kv, struct key k, struct series_rec *ret);
 void series_save(struct kv_batch *b, struct key k, const struct series_rec *v);

@@ -138,16 +138,12 @@ static bool came_too_late(struct drain *d, const struct work *w)
 	if (w->no_join || w->outcome == WORK_UNSHARED)
 		return false;
 	for (uint32_t i = 0; i < w->chunk_count; i++) {
-		SCOPED(scope_free) void *value = NULL;
 		const struct drain_chunk *c = &w->chunks[i];
-		struct key k = key_hash(c->hash, w->domain);
 		struct chunk_loc loc;
-		size_t len;
 
 		if (c->kind == CHUNK_NEW &&
-		    kv_get(d->kv, k.data, k.len, &value, &len) == 0 &&
-		    loc_decode(value, len, &loc) == 0 && loc.len == c->len &&
-		    loc.image != w->image->id)
+		    loc_load(d->kv, key_hash(c->hash, w->domain), &loc) == 0 &&
+		    loc.len == c->len && loc.image != w->image->id)
 			return true;
 	}
 	return false;
@@ -158,15 +154,15 @@ static void put_records(struct drain *d, struct kv_batch *b, struct work *w,
 			const struct content *c, const struct content *old)
 {
 	uint64_t ino = w->in->ino;
-	struct key u = key_ino('U', ino), data = key_ino('D', ino);
 	bool old_small = old && old->kind == CONTENT_SMALL;
 
 	content_save(b, key_ino('F', ino), c);
-	kv_delete(b, u.data, u.len);
+	record_delete(b, key_ino('U', ino));
 	if (w->small)
-		kv_put(b, data.data, data.len, w->small, (size_t)c->size_bytes);
+		record_save(b, key_ino('D', ino), w->small,
+			    (size_t)c->size_bytes);
 	else if (old_small)
-		kv_delete(b, data.data, data.len);
+		record_delete(b, key_ino('D', ino));
 	meta_add(b, META_LOGICAL,
 		 (int64_t)c->size_bytes - (old ? (int64_t)old->size_bytes : 0));
 	meta_add(b, META_PHYSICAL,
@@ -178,23 +174,13 @@ static void put_records(struct drain *d, struct kv_batch *b, struct work *w,
 /* Does the own image have bytes of this chunk that nobody will read? */
 static bool is_surplus(const struct work *w, const struct drain_chunk *c)
 {
-	return (c->kind == CHUNK_SHARED || c->kind == CHUNK_JOINED) &&
-	       (w->kind == WORK_OF_IMAGE || c->stored);
-}
-
-/* Does the work's image hold anything of it? */
-static bool work_stored(const struct work *w)
-{
-	for (uint32_t i = 0; i < w->chunk_count; i++)
-		if (w->chunks[i].kind == CHUNK_NEW)
-			return true;
-	return false;
+	return chunk_is_shared(c) && (w->kind == WORK_OF_IMAGE || c->stored);
 }
 
 /* A stage that holds nothing but zeros or what is shared: no image of it. */
 static bool image_is_surplus(const struct work *w)
 {
-	return w->kind == WORK_OF_IMAGE && !work_stored(w);
+	return w->kind == WORK_OF_IMAGE && !work_has(w, CHUNK_NEW);
 }
 
 /* Bytes of the own image that are shared after all: they are given back. */
@@ -349,7 +335,7 @@ static bool publish_stage_locked(struct drain *d, struct pending *p)
 static bool job_is_stored(const struct work *w)
 {
 	return w->image && w->outcome != WORK_UNCHANGED &&
-	       (w->kind == WORK_OF_IMAGE || work_stored(w));
+	       (w->kind == WORK_OF_IMAGE || work_has(w, CHUNK_NEW));
 }
 
 /* The content is durable: let everybody see it. */
@@ -411,7 +397,7 @@ static void job_give_back(struct drain *d, struct pending *p, int rc)
 static void pending_release(struct pending *p)
 {
 	content_ref_put(p->content);
-	free(p->changes.at);
+	changes_release(&p->changes);
 }
 
 /* Write what was taken, and what can be taken after it; how many are in p. */

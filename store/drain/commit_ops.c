@@ -24,15 +24,9 @@ static int delete_one(struct drain *d, struct kv_batch *b,
 		      struct ref_changes *changes, uint64_t ino)
 {
 	static const char kinds[] = "AFDOUW";
-	SCOPED(scope_free) void *value = NULL;
 	struct content c = { 0 };
-	struct key k = key_ino('F', ino);
-	size_t len;
-	int rc;
+	int rc = content_load(d->kv, key_ino('F', ino), &c);
 
-	rc = kv_get(d->kv, k.data, k.len, &value, &len);
-	if (rc == 0)
-		rc = content_decode(value, len, &c);
 	if (rc == 0) {
 		meta_add(b, META_LOGICAL, -(int64_t)c.size_bytes);
 		if (c.kind == CONTENT_SMALL)
@@ -42,18 +36,16 @@ static int delete_one(struct drain *d, struct kv_batch *b,
 	content_release(&c);
 	if (rc < 0 && rc != -ENOENT)
 		return rc;
-	for (const char *kind = kinds; *kind; kind++) {
-		k = key_ino(*kind, ino);
-		kv_delete(b, k.data, k.len);
-	}
-	k = key_ino('X', ino); /* attributes: any number */
-	return kv_each(d->kv, k.data, k.len, delete_record, b);
+	for (const char *kind = kinds; *kind; kind++)
+		record_delete(b, key_ino(*kind, ino));
+	/* Attributes: any number. */
+	return records_each(d->kv, key_ino('X', ino), delete_record, b);
 }
 
 static int delete_group(struct drain *d, struct commit_op **ops, unsigned n)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	SCOPED(scope_changes) struct ref_changes changes = { 0 };
+	SCOPED(changes_release) struct ref_changes changes = { 0 };
 	int rc = b ? 0 : -ENOMEM;
 
 	for (unsigned i = 0; rc == 0 && i < n; i++) {
@@ -100,33 +92,26 @@ void commit_ops_delete(struct drain *d, struct commit_op **ops, unsigned n)
 static int clone_small(struct drain *d, const struct commit_op *op)
 {
 	SCOPED(scope_free) void *value = NULL;
-	struct key from = key_ino('D', op->from), to = key_ino('D', op->ino);
 	size_t len;
-	int rc = kv_get(d->kv, from.data, from.len, &value, &len);
+	int rc = record_load(d->kv, key_ino('D', op->from), &value, &len);
 
 	if (rc < 0)
 		return rc == -ENOENT ? -EIO : rc;
-	kv_put(op->batch, to.data, to.len, value, len);
+	record_save(op->batch, key_ino('D', op->ino), value, len);
 	meta_add(op->batch, META_PHYSICAL, (int64_t)len);
 	return 0;
 }
 
 static int op_clone(struct drain *d, const struct commit_op *op)
 {
-	SCOPED(scope_changes) struct ref_changes changes = { 0 };
-	SCOPED(scope_free) void *value = NULL;
-	struct key from = key_ino('F', op->from), u = key_ino('U', op->ino);
+	SCOPED(changes_release) struct ref_changes changes = { 0 };
 	struct content c = { 0 };
-	size_t len;
-	int rc;
+	int rc = content_load(d->kv, key_ino('F', op->from), &c);
 
-	rc = kv_get(d->kv, from.data, from.len, &value, &len);
 	if (rc == -ENOENT) { /* never committed, so the new one neither */
-		kv_put(op->batch, u.data, u.len, "", 0);
+		record_mark(op->batch, key_ino('U', op->ino));
 		return kv_write(d->kv, op->batch);
 	}
-	if (rc == 0)
-		rc = content_decode(value, len, &c);
 	if (rc == 0 && c.kind == CONTENT_SMALL)
 		rc = clone_small(d, op);
 	if (rc == 0)
@@ -146,32 +131,25 @@ static int op_clone(struct drain *d, const struct commit_op *op)
  * Has anybody else's content ever found its way into this image? Then it has a
  * record, and who read that content may still do so: the reclaimer removes it.
  */
-static int image_is_shared(struct drain *d, uint64_t image)
-{
-	uint64_t size;
-	int rc = u64_load(d->kv, key_ino('I', image), &size);
-
-	return rc == -ENOENT ? 0 : rc < 0 ? rc : 1;
-}
-
 static void op_abandon(struct drain *d, struct image *i, uint64_t size)
 {
-	int shared = image_is_shared(d, i->id);
-	bool opened;
+	uint64_t recorded;
+	int rc = u64_load(d->kv, key_ino('I', i->id), &recorded);
+	bool own = rc == -ENOENT, opened;
 
 	{
 		HOLD(&d->images->lock);
-		i->building = shared == 0;
+		i->building = own;
 		/* Nobody is asked any more who has it, to read or to write. */
 		opened = i->opened_by != 0 || d->images->ending;
 	}
-	if (shared == 0 && !opened) {
+	if (own && !opened) {
 		image_recycle(d->images, i);
 		return;
 	}
-	if (shared == 0) /* a mapping keeps what is unlinked, not what is cut */
+	if (own) /* a mapping keeps what is unlinked, not what is cut */
 		(void)image_remove(d->images, i);
-	if (shared > 0) {
+	if (rc == 0) {
 		SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 
 		if (b) {

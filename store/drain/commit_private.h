@@ -92,9 +92,4 @@ void commit_ops_delete(struct drain *d, struct commit_op **ops, unsigned n);
 /* Do it and answer; op is freed unless its caller waits for it. */
 void commit_op_run(struct drain *d, struct commit_op *op);
 
-static inline void scope_changes(struct ref_changes *c)
-{
-	changes_release(c);
-}
-
 #endif

@@ -75,8 +75,7 @@ static struct drain_job *job_of_stage(struct drain *d, struct inode *in,
 		if (!in->file || !file_is_dirty(in->file) ||
 		    in->attr.nlink == 0)
 			return NULL;
-		stage = in->file->stage;
-		stage_ref(stage);
+		stage = stage_ref(in->file->stage);
 	}
 	(void)stage_stat(d->stages, stage, ret_sb);
 	j = job_new(in, stage);
@@ -174,8 +173,7 @@ static struct drain_job *job_for_locked(struct drain *d, struct inode *in,
 	}
 	if (kind != CLOSE_NOT && !(kind == CLOSE_LEFT && has_place(f, sb)))
 		job_place_locked(d, j, sb);
-	job_ref(j);
-	return j;
+	return job_ref(j);
 }
 
 struct drain_job *job_for(struct drain *d, struct inode *in,

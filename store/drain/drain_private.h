@@ -89,7 +89,8 @@ static inline struct drain_job *job_of(struct version *v)
 
 /* One reference; takes its own of the inode and the stage. NULL: no memory. */
 struct drain_job *job_new(struct inode *in, struct stage *stage);
-void job_ref(struct drain_job *j);
+/* One more reference, or NULL when there is no job. */
+struct drain_job *job_ref(struct drain_job *j);
 void drain_job_put(struct drain *d, struct drain_job *j);
 /* It waits for no event any more; drain.lock alone is held. */
 void job_wake_locked(struct drain *d, struct drain_job *j);

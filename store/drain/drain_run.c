@@ -87,9 +87,7 @@ static struct work *work_freeze(struct drain *d, struct drain_job *j)
 	if (!j->stage->held && (j->v.replaced || !file_may_change(f)))
 		w->kind = WORK_OF_CLOSED;
 	w->domain = d->options.share_all ? DOMAIN_ALL : domain_of(&j->in->attr);
-	w->old = f->content;
-	if (w->old)
-		atomic_fetch_add(&w->old->refs, 1);
+	w->old = content_ref_get(f->content);
 	if (j->in->attr.nlink == 0 ||
 	    (f->stage != j->stage && !j->v.replaced) ||
 	    (w->kind == WORK_OF_CLOSED && is_superseded_locked(j))) {
@@ -300,8 +298,7 @@ static void *worker_main(void *arg)
 			cond_wait(&d->work, &d->lock);
 		if (w)
 			work_ref(w);
-		if (j)
-			job_ref(j);
+		(void)job_ref(j);
 		lock_give(&d->lock);
 		if (w)
 			worker_help(d, w, buffer);

@@ -63,8 +63,7 @@ static struct drain_job *timer_wake_due_locked(struct drain *d, int64_t now,
 			if (j->due_ns < *ret_next)
 				*ret_next = j->due_ns;
 		} else if (v->state == VERSION_EMPTY) {
-			job_ref(j);
-			return j;
+			return job_ref(j);
 		} else {
 			job_wake_locked(d, j);
 		}
@@ -88,8 +87,7 @@ static struct stage *open_for_long(struct inode *in, int64_t now,
 	    now - f->open_since_ns < interval)
 		return NULL;
 	f->open_since_ns = now;
-	stage_ref(f->stage);
-	return f->stage;
+	return stage_ref(f->stage);
 }
 
 /* Is there something new in it that is worth to be drained? */

@@ -23,17 +23,11 @@
 static struct drain_job *look_in_flight(struct drain *d, struct inode *in,
 					bool *ret_frozen)
 {
-	struct drain_job *j = NULL;
-
 	HOLD(&in->lock);
 	lock_take(&d->lock);
 	if (ret_frozen)
 		*ret_frozen = in->file && in->file->state.bytes == BYTES_FROZEN;
-	if (in->file)
-		j = job_of(in->file->versions.in_flight);
-	if (j)
-		job_ref(j);
-	return j;
+	return in->file ? job_ref(job_of(in->file->versions.in_flight)) : NULL;
 }
 
 /* Is the attempt still under way that was the n-th? */
@@ -145,16 +139,16 @@ int drain_wait_drained(struct drain *d)
 	return order_wait(d, 0, false);
 }
 
+static bool is_dirty(struct inode *in)
+{
+	HOLD(&in->lock);
+	return in->file && file_is_dirty(in->file);
+}
+
 int drain_publish(struct drain *d, struct inode *in)
 {
-	bool dirty;
-	int rc;
+	int rc = is_dirty(in) ? order_wait(d, 0, true) : 0;
 
-	{
-		HOLD(&in->lock);
-		dirty = in->file && file_is_dirty(in->file);
-	}
-	rc = dirty ? order_wait(d, 0, true) : 0;
 	if (rc == 0)
 		rc = drain_sync(d, in); /* still open: as it stands */
 	return rc;
@@ -194,15 +188,8 @@ static void tree_collect(struct drain *d, uint64_t dir, struct tree_list *l)
 	for (uint32_t i = 0; i < d->stages->slot_count; i++) {
 		uint64_t ino = SLOT_GET(&d->stages->slots[i], ino);
 		struct inode *in = ino ? inode_peek(d->inodes, ino) : NULL;
-		bool dirty = false;
 
-		if (!in)
-			continue;
-		{
-			HOLD(&in->lock);
-			dirty = in->file && file_is_dirty(in->file);
-		}
-		if (dirty && inode_is_under(d->inodes, in, dir))
+		if (in && is_dirty(in) && inode_is_under(d->inodes, in, dir))
 			tree_add(d, l, in);
 		else
 			inode_put(d->inodes, in, 1);

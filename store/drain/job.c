@@ -8,9 +8,11 @@
 #include "store/base/scope.h"
 #include "store/drain/drain_private.h"
 
-void job_ref(struct drain_job *j)
+struct drain_job *job_ref(struct drain_job *j)
 {
-	atomic_fetch_add(&j->refs, 1);
+	if (j)
+		atomic_fetch_add(&j->refs, 1);
+	return j;
 }
 
 void drain_job_put(struct drain *d, struct drain_job *j)
@@ -31,8 +33,7 @@ struct drain_job *job_new(struct inode *in, struct stage *stage)
 	atomic_init(&j->refs, 1);
 	inode_ref(in, 1);
 	j->in = in;
-	stage_ref(stage);
-	j->stage = stage;
+	j->stage = stage_ref(stage);
 	return j;
 }
 

@@ -38,8 +38,7 @@ struct work *work_new(struct drain_job *j)
 	w->stage_fd = -1;
 	w->image_fd = -1;
 	w->direct_fd = -1;
-	job_ref(j);
-	w->job = j;
+	w->job = job_ref(j);
 	w->in = j->in;
 	w->stage = j->stage;
 	return w;
@@ -173,7 +172,7 @@ static int begin_origin(struct work *w)
 int work_begin(struct drain *d, struct work *w)
 {
 	struct cut_source source = { .read = cut_read, .self = w };
-	struct cut cut;
+	SCOPED(cut_release) struct cut cut = { .len = NULL };
 	struct stat sb;
 	uint64_t off = 0;
 	int rc;
@@ -196,22 +195,17 @@ int work_begin(struct drain *d, struct work *w)
 	rc = cut_file(&source, &cut);
 	if (rc < 0)
 		return rc;
-	if (cut.count > UINT32_MAX - 1) {
-		cut_release(&cut);
+	if (cut.count > UINT32_MAX - 1)
 		return -EFBIG;
-	}
 	w->chunk_count = (uint32_t)cut.count;
 	w->chunks = calloc(cut.count, sizeof(*w->chunks));
-	if (!w->chunks) {
-		cut_release(&cut);
+	if (!w->chunks)
 		return -ENOMEM;
-	}
 	for (size_t i = 0; i < cut.count; i++) {
 		w->chunks[i].offset = off;
 		w->chunks[i].len = cut.len[i];
 		off += cut.len[i];
 	}
-	cut_release(&cut);
 	CHECK(off == w->size_bytes);
 	mark_holes(w);
 	if (work_is_stable(w))
@@ -343,10 +337,18 @@ int work_bytes(struct work *w, uint32_t first, uint32_t end, uint8_t *buffer,
 			    (size_t)(to - from), from);
 }
 
+bool work_has(const struct work *w, enum chunk_kind kind)
+{
+	for (uint32_t i = 0; i < w->chunk_count; i++)
+		if (w->chunks[i].kind == kind)
+			return true;
+	return false;
+}
+
 bool work_place(const struct work *w, const struct drain_chunk *c,
 		struct extent *ret)
 {
-	bool elsewhere = c->kind == CHUNK_SHARED || c->kind == CHUNK_JOINED;
+	bool elsewhere = chunk_is_shared(c);
 
 	if (!elsewhere && c->kind != CHUNK_NEW)
 		return false;

@@ -132,6 +132,12 @@ struct work {
 	uint8_t digest[HASH_BYTES];
 };
 
+/* Is it where another one has put it? */
+static inline bool chunk_is_shared(const struct drain_chunk *c)
+{
+	return c->kind == CHUNK_SHARED || c->kind == CHUNK_JOINED;
+}
+
 /*
  * Its bytes are not those that were closed any more, or nobody needs them: it
  * is drained again, whatever else came of it.
@@ -219,6 +225,8 @@ bool equal_to_stage(struct drain *d, const struct stage *s,
 /* Look up the new chunks of [first, end); base is the byte at file offset 0. */
 int work_look_up(struct drain *d, struct work *w, uint32_t first, uint32_t end,
 		 const uint8_t *base);
+/* Is a chunk of it of this kind? NEW: its image holds something of it. */
+bool work_has(const struct work *w, enum chunk_kind kind);
 /* Where the chunk will lie; false: nowhere, or that is not known yet. */
 bool work_place(const struct work *w, const struct drain_chunk *c,
 		struct extent *ret);

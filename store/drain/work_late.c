@@ -37,15 +37,6 @@ static void conclude_digest(struct drain *d, struct work *w)
 	digest_end(digest, w->digest);
 }
 
-/* Do other jobs decide where some of it lies? */
-static bool has_deferred(const struct work *w)
-{
-	for (uint32_t i = 0; i < w->chunk_count; i++)
-		if (w->chunks[i].kind == CHUNK_DEFERRED)
-			return true;
-	return false;
-}
-
 static int sync_image(struct drain *d, struct work *w)
 {
 	/* An adopted image is the stage. */
@@ -67,7 +58,8 @@ static int sync_image(struct drain *d, struct work *w)
 
 int work_sync(struct drain *d, struct work *w)
 {
-	return w->image && !has_deferred(w) ? sync_image(d, w) : 0;
+	/* Where deferred ones lie is for other jobs to decide. */
+	return w->image && !work_has(w, CHUNK_DEFERRED) ? sync_image(d, w) : 0;
 }
 
 int work_settle(struct drain *d, struct work *w)
@@ -167,21 +159,15 @@ static int resolve(struct drain *d, struct work *w, uint32_t chunk,
 	const struct work *o = c->owner;
 	const struct drain_chunk *theirs = &o->chunks[c->owner_chunk];
 	SCOPED(compared_close) struct compared last = COMPARED_NONE;
-	struct chunk_loc l = { .len = c->len };
+	struct chunk_loc l;
+	struct extent at;
 	const uint8_t *base;
 	int rc;
 
-	if (owner_failed || theirs->len != c->len)
+	if (owner_failed || theirs->len != c->len ||
+	    !work_place(o, theirs, &at))
 		return store_late(d, w, chunk, buffer);
-	if (theirs->kind == CHUNK_SHARED || theirs->kind == CHUNK_JOINED) {
-		l.image = theirs->image;
-		l.offset = theirs->image_offset;
-	} else if (theirs->kind == CHUNK_NEW) {
-		l.image = o->image->id;
-		l.offset = theirs->offset;
-	} else {
-		return store_late(d, w, chunk, buffer);
-	}
+	l = (struct chunk_loc){ at.image, at.image_offset, c->len };
 	if (d->options.verify) {
 		rc = work_bytes(w, chunk, chunk + 1, buffer, &base);
 		if (rc < 0)
@@ -215,19 +201,17 @@ int work_resolve(struct drain *d, struct work *w, uint32_t chunk,
 /* Whole-file duplicates stay native: everything maps 1:1 onto one image. */
 static bool is_identity(const struct work *w)
 {
-	const struct drain_chunk *c = w->chunks;
-	uint64_t image = c[0].kind == CHUNK_NEW ? w->image->id : c[0].image;
+	uint64_t image = 0;
 
 	for (uint32_t i = 0; i < w->chunk_count; i++) {
-		if (c[i].kind == CHUNK_ZERO)
+		struct extent e;
+
+		if (!work_place(w, &w->chunks[i], &e))
 			return false; /* is it a hole there as well? */
-		if (c[i].kind == CHUNK_NEW) {
-			if (w->image->id != image)
-				return false;
-		} else if (c[i].image != image ||
-			   c[i].image_offset != c[i].offset) {
+		if (i == 0)
+			image = e.image;
+		if (e.image != image || e.image_offset != e.offset)
 			return false;
-		}
 	}
 	return true;
 }
@@ -247,8 +231,7 @@ static int undo_sharing(struct drain *d, struct work *w, uint8_t *buffer,
 	int rc;
 
 	for (uint32_t i = 0; i < w->chunk_count; i++)
-		if (w->chunks[i].kind == CHUNK_SHARED ||
-		    w->chunks[i].kind == CHUNK_JOINED) {
+		if (chunk_is_shared(&w->chunks[i])) {
 			shared += w->chunks[i].len;
 			if (w->chunks[i].unmoved)
 				unmoved += w->chunks[i].len;
@@ -261,8 +244,7 @@ static int undo_sharing(struct drain *d, struct work *w, uint8_t *buffer,
 	    shared >= w->size_bytes / 100 * d->options.dedup_min_saving_percent)
 		return 0;
 	for (uint32_t i = 0; i < w->chunk_count; i++) {
-		if (w->chunks[i].kind != CHUNK_SHARED &&
-		    w->chunks[i].kind != CHUNK_JOINED)
+		if (!chunk_is_shared(&w->chunks[i]))
 			continue;
 		rc = store_late(d, w, i, buffer);
 		if (rc < 0)
