@@ -7,11 +7,11 @@
 #include "fuse/ctl/plan.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 
 #include "fuse/ctl/ctl.h"
 #include "store/base/scope.h"
+#include "store/base/text.h"
 #include "store/base/utf8.h"
 #include "store/base/vec.h"
 #include "store/formats/dcp.h"
@@ -27,17 +27,8 @@ struct parse {
 	bool has_ranks, has_shards;
 };
 
-static int refuse(struct parse *p, const char *format, ...)
-	__attribute__((format(printf, 2, 3)));
-static int refuse(struct parse *p, const char *format, ...)
-{
-	va_list ap;
-
-	va_start(ap, format);
-	(void)vsnprintf(p->in->error, sizeof(p->in->error), format, ap);
-	va_end(ap);
-	return -EBADMSG;
-}
+#define refuse(p, ...) \
+	text_refuse((p)->in->error, sizeof((p)->in->error), __VA_ARGS__)
 
 /* "shards[12]: ..." or, once its id is known, "shards[12] 'id': ...". */
 #define BAD(p, id, format, ...)                                               \

@@ -12,13 +12,13 @@
 #include <cjson/cJSON.h>
 #include <endian.h>
 #include <errno.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "store/base/json_text.h"
 #include "store/base/scope.h"
+#include "store/base/text.h"
 
 #define NUMBER_END 9007199254740992.0 /* 2^53: doubles are exact below it */
 #define METADATA_KEY "__metadata__"
@@ -62,17 +62,7 @@ const char *safetensors_dtype_name(const char *dtype)
 	return i < 0 ? NULL : dtypes[i].name;
 }
 
-static int refuse(struct safetensors_error *e, const char *format, ...)
-	__attribute__((format(printf, 2, 3)));
-static int refuse(struct safetensors_error *e, const char *format, ...)
-{
-	va_list ap;
-
-	va_start(ap, format);
-	(void)vsnprintf(e->what, sizeof(e->what), format, ap);
-	va_end(ap);
-	return -EBADMSG;
-}
+#define refuse(e, ...) text_refuse((e)->what, sizeof((e)->what), __VA_ARGS__)
 
 int safetensors_header_length(const void *prefix, uint64_t file_bytes,
 			      size_t *ret_len,

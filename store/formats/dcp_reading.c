@@ -4,9 +4,6 @@
  */
 #include "store/formats/dcp_reading.h"
 
-#include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "store/base/utf8.h"
@@ -16,16 +13,6 @@
 #define ATTRIBUTES_MAX ((size_t)16)
 /* No tensor has more elements. */
 #define ELEMENTS_MAX (UINT64_C(1) << 56)
-
-int reading_refuse(struct reading *r, const char *format, ...)
-{
-	va_list ap;
-
-	va_start(ap, format);
-	(void)vsnprintf(r->error->what, sizeof(r->error->what), format, ap);
-	va_end(ap);
-	return -EBADMSG;
-}
 
 static int too_large(struct reading *r)
 {

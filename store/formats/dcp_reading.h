@@ -8,6 +8,7 @@
 #ifndef STORE_FORMATS_DCP_READING_H
 #define STORE_FORMATS_DCP_READING_H
 
+#include "store/base/text.h"
 #include "store/formats/dcp.h"
 #include "store/formats/dcp_names.h"
 #include "store/formats/pickle.h"
@@ -41,8 +42,8 @@ struct reading {
 };
 
 /* What is wrong; returns -EBADMSG. */
-int reading_refuse(struct reading *r, const char *format, ...)
-	__attribute__((format(printf, 2, 3)));
+#define reading_refuse(r, ...) \
+	text_refuse((r)->error->what, sizeof((r)->error->what), __VA_ARGS__)
 /* vec_grow(), as far as the memory goes. */
 int reading_grow(struct reading *r, void *slot, size_t count, size_t *capacity,
 		 size_t item_bytes);

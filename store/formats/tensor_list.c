@@ -5,8 +5,6 @@
 #include "store/formats/tensor_list.h"
 
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,16 +16,6 @@ void tensors_release(struct tensors *l)
 	free(l->all);
 	dcp_blocks_release(&l->blocks);
 	memset(l, 0, sizeof(*l));
-}
-
-int tensors_refuse(struct tensors *l, const char *format, ...)
-{
-	va_list ap;
-
-	va_start(ap, format);
-	(void)vsnprintf(l->error, sizeof(l->error), format, ap);
-	va_end(ap);
-	return -EBADMSG;
 }
 
 static int keep(struct tensors *l, const void *p, size_t bytes, void *ret_slot)
@@ -48,6 +36,8 @@ static int keep(struct tensors *l, const void *p, size_t bytes, void *ret_slot)
 int tensors_add(struct tensors *l, const struct tensor *t)
 {
 	struct tensor one = *t;
+	const uint64_t **lists[] = { &one.shape, &one.strides, &one.place,
+				     &one.whole };
 	size_t shape_bytes = t->rank * sizeof(*t->shape);
 	int rc;
 
@@ -67,14 +57,8 @@ int tensors_add(struct tensors *l, const struct tensor *t)
 	if (rc == 0)
 		rc = keep(l, t->dtype, t->dtype ? strlen(t->dtype) + 1 : 0,
 			  &one.dtype);
-	if (rc == 0)
-		rc = keep(l, t->shape, shape_bytes, &one.shape);
-	if (rc == 0)
-		rc = keep(l, t->strides, shape_bytes, &one.strides);
-	if (rc == 0)
-		rc = keep(l, t->place, shape_bytes, &one.place);
-	if (rc == 0)
-		rc = keep(l, t->whole, shape_bytes, &one.whole);
+	for (size_t i = 0; rc == 0 && i < 4; i++)
+		rc = keep(l, *lists[i], shape_bytes, lists[i]);
 	if (rc == 0)
 		l->all[l->count++] = one;
 	return rc;

@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "store/base/text.h"
+
 #define TENSOR_NAME_BYTES_MAX 4096
 #define TENSOR_RANK_MAX 64
 #define TENSORS_MAX (UINT32_C(1) << 26)
@@ -40,7 +42,7 @@ void tensors_release(struct tensors *l);
 int tensors_add(struct tensors *l, const struct tensor *t);
 
 /* What is wrong; returns -EBADMSG. */
-int tensors_refuse(struct tensors *l, const char *format, ...)
-	__attribute__((format(printf, 2, 3)));
+#define tensors_refuse(l, ...) \
+	text_refuse((l)->error, sizeof((l)->error), __VA_ARGS__)
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "store/base/safetensors_header.h"
 #include "store/base/scope.h"
+#include "store/base/text.h"
 #include "store/formats/chunks.h"
 #include "store/formats/torch_archive.h"
 
@@ -54,13 +55,6 @@ static int read_safetensors(struct tensors *l, const struct cut_source *source,
 	return rc;
 }
 
-static bool ends_in(const char *text, const char *suffix)
-{
-	size_t n = strlen(text), m = strlen(suffix);
-
-	return n >= m && strcmp(text + n - m, suffix) == 0;
-}
-
 int tensors_read(struct tensors *l, const struct cut_source *source,
 		 const char *name, const char *file)
 {
@@ -77,10 +71,10 @@ int tensors_read(struct tensors *l, const struct cut_source *source,
 	l->format = "plain";
 	if (got >= 4 && memcmp(magic, "PK\3\4", 4) == 0) {
 		l->format = "torch_zip";
-		return torch_archives_read(l, source, ends_in(name, ".distcp"),
-					   file);
+		return torch_archives_read(l, source,
+					   text_ends_in(name, ".distcp"), file);
 	}
-	if (ends_in(name, ".safetensors") ||
+	if (text_ends_in(name, ".safetensors") ||
 	    (got == 9 && magic[6] == 0 && magic[7] == 0 && magic[8] == '{')) {
 		l->format = "safetensors";
 		return read_safetensors(l, source, file);

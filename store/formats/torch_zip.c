@@ -38,15 +38,6 @@ struct zip {
 	uint32_t tries_left;
 };
 
-static int zip_push(struct zip *z, const struct zip_archive *a)
-{
-	int rc = vec_grow(&z->archives, z->count, &z->capacity, sizeof(*a));
-
-	if (rc == 0)
-		z->archives[z->count++] = *a;
-	return rc;
-}
-
 /*
  * The last signature of an end record that starts in [stop, *at), which *at
  * becomes. 1: found; 0: there is none; or -errno.
@@ -133,9 +124,10 @@ static int zip_find_all(struct zip *z)
 	search = memcmp(sig, "PK\3\4", 4) == 0;
 
 	while ((rc = zip_find_before(z, limit, search, &a)) > 0) {
-		rc = zip_push(z, &a);
+		rc = vec_grow(&z->archives, z->count, &z->capacity, sizeof(a));
 		if (rc < 0)
 			return rc;
+		z->archives[z->count++] = a;
 		CHECK(a.at < limit);
 		limit = a.at;
 		search = true;

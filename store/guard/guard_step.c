@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "store/base/text.h"
 #include "store/base/utf8.h"
 #include "store/guard/guard_private.h"
 #include "store/names/names.h"
@@ -90,13 +91,6 @@ static void difference_release(struct difference *d)
 	structure_release(&d->now);
 }
 
-static bool ends_in(const char *text, const char *suffix)
-{
-	size_t n = text ? strlen(text) : 0, m = strlen(suffix);
-
-	return n >= m && strcmp(text + n - m, suffix) == 0;
-}
-
 static void line_put(struct bytes *out, enum change change,
 		     const struct tensor *a, const struct tensor *b)
 {
@@ -123,7 +117,7 @@ static void differ(void *arg, const struct tensor *a, const struct tensor *b)
 	const struct tensor *t = b ? b : a;
 	enum change change;
 
-	if (d->step->dcp_only && !ends_in(t->file, ".distcp"))
+	if (d->step->dcp_only && !text_ends_in(t->file, ".distcp"))
 		return;
 	if (!a)
 		change = ADDED;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "store/base/scope.h"
+#include "store/base/text.h"
 #include "store/base/vec.h"
 #include "store/step/structure.h"
 
@@ -107,13 +108,6 @@ static int listing_read(struct listing *l, const struct structure_source *in,
 	return rc;
 }
 
-static bool ends_in(const char *text, const char *suffix)
-{
-	size_t n = strlen(text), m = strlen(suffix);
-
-	return n >= m && strcmp(text + n - m, suffix) == 0;
-}
-
 static int read_files(struct structure *s, const struct structure_source *in,
 		      const char *below, const struct listing *l)
 {
@@ -131,7 +125,7 @@ static int read_files(struct structure *s, const struct structure_source *in,
 			return -ENOMEM;
 		}
 		if (!l->at[i].folder) {
-			if (!s->has_dcp || !ends_in(name, ".distcp"))
+			if (!s->has_dcp || !text_ends_in(name, ".distcp"))
 				rc = read_file(s, in, full);
 		} else if (!*below && strncmp(name, PIPELINE_FOLDERS,
 					      strlen(PIPELINE_FOLDERS)) == 0) {
