@@ -327,6 +327,21 @@ int content_decode(const void *p, size_t len, struct content *ret)
 	return 0;
 }
 
+size_t extent_find(const struct content *c, uint64_t off)
+{
+	size_t low = 0, high = c->extent_count;
+
+	while (low < high) {
+		size_t mid = (low + high) / 2;
+
+		if (c->extents[mid].offset + c->extents[mid].len <= off)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	return low;
+}
+
 void content_release(struct content *c)
 {
 	free(c->extents);

@@ -147,6 +147,8 @@ void content_encode(const struct content *c, struct bytes *out);
 /* Checks that extents are sorted, disjoint and inside the file. */
 int content_decode(const void *p, size_t len, struct content *ret);
 void content_release(struct content *c);
+/* Which extent ends after off, the first of them; or extent_count. */
+size_t extent_find(const struct content *c, uint64_t off);
 
 /*
  * A chunk is found, and so shared, only by files of the domain that it was

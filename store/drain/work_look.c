@@ -21,24 +21,12 @@
 static bool is_unmoved(const struct work *w, const struct drain_chunk *c,
 		       const struct chunk_loc *l)
 {
+	size_t i = w->old ? extent_find(&w->old->c, c->offset) : 0;
 	const struct extent *e;
-	size_t low = 0, high;
 
-	if (!w->old)
+	if (!w->old || i == w->old->c.extent_count)
 		return false;
-	high = w->old->c.extent_count;
-	while (low < high) {
-		size_t mid = (low + high) / 2;
-
-		e = &w->old->c.extents[mid];
-		if (e->offset + e->len <= c->offset)
-			low = mid + 1;
-		else
-			high = mid;
-	}
-	if (low == w->old->c.extent_count)
-		return false;
-	e = &w->old->c.extents[low];
+	e = &w->old->c.extents[i];
 	return e->offset <= c->offset && e->image == l->image &&
 	       e->image_offset + (c->offset - e->offset) == l->offset &&
 	       c->offset + c->len <= e->offset + e->len;

@@ -111,6 +111,9 @@ int file_cut_begun(struct files *fs, struct inode *in, uint64_t size);
 
 /* image_get(); an image that is missing is damage: -EIO. */
 int file_get_image(struct files *fs, uint64_t id, struct image **ret_image);
+/* len bytes of it. -EIO: it has less, or is missing. */
+int file_read_image(struct files *fs, uint64_t image, uint64_t off, void *buf,
+		    size_t len);
 
 /* --- verify.c */
 

@@ -208,14 +208,12 @@ int file_adopt(struct files *fs, struct inode *in, struct stage *s, bool dirty,
 	return 0;
 }
 
-/* The fresh stage, for which the file has a reference, is its content now. */
 void file_replace_stage(struct files *fs, struct inode *in, struct stage *fresh)
 {
 	inode_ref(in, 1);
 	file_drop_stage(fs, in, drain_replace(fs->drain, in, fresh));
 }
 
-/* Replace what is there by an empty stage; the old content stays committed. */
 int file_fresh_stage(struct files *fs, struct inode *in)
 {
 	struct stage *s;

@@ -119,21 +119,6 @@ static void put_images(struct files *fs, struct file_read *r)
 	}
 }
 
-static size_t extent_find(const struct content *c, uint64_t off)
-{
-	size_t low = 0, high = c->extent_count;
-
-	while (low < high) {
-		size_t mid = (low + high) / 2;
-
-		if (c->extents[mid].offset + c->extents[mid].len <= off)
-			low = mid + 1;
-		else
-			high = mid;
-	}
-	return low;
-}
-
 /*
  * How many bytes from off on, up to `end`, are of one extent, or in no extent
  * (NULL): a hole.
@@ -222,22 +207,21 @@ static void read_ahead(struct files *fs, struct inode *in,
 	}
 }
 
-/* The bytes of an extent at off. -EIO: it has less than len. */
-static int copy_extent(struct files *fs, const struct extent *e, uint64_t off,
-		       uint8_t *buf, size_t len)
+int file_read_image(struct files *fs, uint64_t image, uint64_t off, void *buf,
+		    size_t len)
 {
 	SCOPED(scope_close) int fd = -1;
 	struct image *i;
 	size_t got = 0;
-	int rc = file_get_image(fs, e->image, &i);
+	int rc = file_get_image(fs, image, &i);
 
 	if (rc < 0)
 		return rc;
 	fd = image_open_fd(fs->images, i, O_RDONLY);
 	image_put(fs->images, i);
 	if (fd < 0)
-		return fd;
-	rc = io_read(fd, buf, len, e->image_offset + (off - e->offset), &got);
+		return fd == -ENOENT ? -EIO : fd;
+	rc = io_read(fd, buf, len, off, &got);
 	return rc == 0 && got < len ? -EIO : rc;
 }
 
@@ -257,7 +241,9 @@ static int read_copied(struct files *fs, const struct content *c, size_t len,
 		size_t n = (size_t)piece_at(c, at, end, &e);
 
 		if (e)
-			rc = copy_extent(fs, e, at, buffer + (at - off), n);
+			rc = file_read_image(fs, e->image,
+					     e->image_offset + at - e->offset,
+					     buffer + (at - off), n);
 		else
 			memset(buffer + (at - off), 0, n);
 		at += n;

@@ -39,14 +39,9 @@ static int drop_suid(struct files *fs, struct inode *in, const struct attr *a)
 static int replace(struct files *fs, const struct segment_commit *c,
 		   struct inode *in, struct stage *stage)
 {
-	struct attr a;
-	bool gone;
+	struct attr a = inode_attr(in);
 	int rc;
 
-	{
-		HOLD(&in->lock);
-		a = in->attr;
-	}
 	if (S_ISDIR(a.mode))
 		return -EISDIR;
 	if (!S_ISREG(a.mode))
@@ -61,11 +56,7 @@ static int replace(struct files *fs, const struct segment_commit *c,
 	/* The file is there: an error would say that it is not. */
 	if (c->writer)
 		(void)names_set_writer(fs->names, in, c->writer);
-	{
-		HOLD(&in->lock);
-		gone = in->attr.nlink == 0;
-	}
-	if (gone) /* by somebody who came right after us */
+	if (inode_attr(in).nlink == 0) /* by who came right after us */
 		file_unlinked(fs, in);
 	return 0;
 }
@@ -91,16 +82,13 @@ static int commit_once(struct files *fs, const struct segment_commit *c,
 		if (rc < 0)
 			inode_put(fs->inodes, in, 1);
 	} else if (rc == -ENOENT) {
-		struct attr dir = { 0 };
 		struct inode *parent;
+		struct attr dir;
 
 		rc = inode_get(fs->inodes, c->parent, &parent);
 		if (rc < 0)
 			return rc;
-		{
-			HOLD(&parent->lock);
-			dir = parent->attr;
-		}
+		dir = inode_attr(parent);
 		inode_put(fs->inodes, parent, 1);
 		if (!S_ISDIR(dir.mode))
 			return -ENOTDIR;

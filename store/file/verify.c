@@ -68,32 +68,15 @@ static int verify_extent(struct verify *v, const struct extent *e)
 	return t.at == e->image_offset + e->len ? 0 : -EIO;
 }
 
-static int verify_read(struct verify *v, const struct image *i,
-		       const struct verify_chunk *c, uint8_t *buf)
-{
-	SCOPED(scope_close) int fd = image_open_fd(v->fs->images, i, O_RDONLY);
-
-	if (fd < 0)
-		return fd == -ENOENT ? -EIO : fd;
-	return pread(fd, buf, c->len, (off_t)c->offset) == (ssize_t)c->len
-		       ? 0
-		       : -EIO;
-}
-
 static int verify_one(struct verify *v, const struct verify_chunk *c,
 		      uint8_t *buf)
 {
 	uint8_t hash[HASH_BYTES];
-	struct image *i;
 	int rc;
 
 	if (c->len > CHUNK_BYTES_MAX)
 		return -EIO;
-	rc = file_get_image(v->fs, c->image, &i);
-	if (rc < 0)
-		return rc;
-	rc = verify_read(v, i, c, buf);
-	image_put(v->fs->images, i);
+	rc = file_read_image(v->fs, c->image, c->offset, buf, c->len);
 	if (rc < 0)
 		return rc;
 	chunk_hash(v->fs->secret, buf, c->len, hash);
@@ -228,7 +211,6 @@ static int check_images(struct files *fs, struct inode *in,
 	return rc;
 }
 
-/* Before committed content is opened: is it whole? */
 int file_check_content(struct files *fs, struct inode *in)
 {
 	struct content_ref *content = NULL;
