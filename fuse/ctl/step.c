@@ -18,11 +18,6 @@
 
 /* --- Reading ------------------------------------------------------------ */
 
-static int read_at(void *self, void *buf, size_t len, uint64_t off)
-{
-	return io_read_full((int)(intptr_t)self, buf, len, off);
-}
-
 struct listing {
 	int (*fn)(void *arg, const char *name, bool folder,
 		  uint64_t size_bytes);
@@ -63,7 +58,7 @@ static int open_file(void *self, const char *name, struct cut_source *ret)
 		return -errno;
 	if (!S_ISREG(st.st_mode))
 		return -EINVAL;
-	*ret = (struct cut_source){ read_at, (void *)(intptr_t)fd,
+	*ret = (struct cut_source){ cut_read_fd, (void *)(intptr_t)fd,
 				    (uint64_t)st.st_size };
 	fd = -1; /* close_file() closes it */
 	return 0;
@@ -123,7 +118,7 @@ static void read_metadata(struct step *s, int folder)
 
 static int read_one_file(struct step *s)
 {
-	struct cut_source file = { read_at, (void *)(intptr_t)s->fd, 0 };
+	struct cut_source file = { cut_read_fd, (void *)(intptr_t)s->fd, 0 };
 	const char *slash = strrchr(s->path, '/');
 	SCOPED(scope_free) char *folder = NULL;
 	struct structure_source beside;

@@ -94,13 +94,6 @@ void work_ended(struct drain *d, struct work *w, bool committed)
 		atomic_store(&w->origin->ended, true);
 }
 
-static int cut_read(void *self, void *buf, size_t len, uint64_t off)
-{
-	struct work *w = self;
-
-	return io_read_full(w->stage_fd, buf, len, off);
-}
-
 static int begin_small(struct work *w)
 {
 	w->small = malloc((size_t)w->size_bytes + 1);
@@ -171,7 +164,7 @@ static int begin_origin(struct work *w)
 
 int work_begin(struct drain *d, struct work *w)
 {
-	struct cut_source source = { .read = cut_read, .self = w };
+	struct cut_source source = { .read = cut_read_fd };
 	SCOPED(cut_release) struct cut cut = { .len = NULL };
 	struct stat sb;
 	uint64_t off = 0;
@@ -191,6 +184,7 @@ int work_begin(struct drain *d, struct work *w)
 	rc = begin_origin(w);
 	if (rc < 0)
 		return rc;
+	source.self = (void *)(intptr_t)w->stage_fd;
 	source.size_bytes = w->size_bytes;
 	rc = cut_file(&source, &cut);
 	if (rc < 0)

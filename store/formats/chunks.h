@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "store/base/io.h"
+
 /* The unit of hashing and sharing; the last chunk of a payload is shorter. */
 #ifndef CHUNK_BYTES_MAX /* a simulator's files are small */
 #define CHUNK_BYTES_MAX (UINT32_C(1) << 20)
@@ -33,6 +35,12 @@ struct cut_source {
 	void *self;
 	uint64_t size_bytes;
 };
+
+/* For cut_source.read: self is a descriptor, as an intptr_t. */
+static inline int cut_read_fd(void *self, void *buf, size_t len, uint64_t off)
+{
+	return io_read_full((int)(intptr_t)self, buf, len, off);
+}
 
 /* Chunk lengths in file order; together they cover the file exactly. */
 struct cut {

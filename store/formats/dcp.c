@@ -27,7 +27,6 @@ static int read_chunk(struct reading *r, pickle_value v, uint32_t number)
 	struct dcp_chunk c = { .item = number, .entry = DCP_NONE };
 	uint64_t offsets[DCP_DIMENSIONS_MAX], sizes[DCP_DIMENSIONS_MAX];
 	unsigned offset_count, size_count;
-	struct place place = { number, offsets, item->dimensions };
 	pickle_value a[2];
 	int rc;
 
@@ -53,8 +52,8 @@ static int read_chunk(struct reading *r, pickle_value v, uint32_t number)
 	if (rc < 0)
 		return rc;
 	r->d.chunks[r->d.chunk_count] = c;
-	if (reading_find_chunk(r, &place) == DCP_NONE)
-		rc = reading_add_chunk(r, &place);
+	if (reading_find_chunk(r, number, c.offsets, offset_count) == DCP_NONE)
+		rc = reading_add_chunk(r, number, c.offsets, offset_count);
 	r->d.chunk_count++;
 	r->d.items[number].chunk_count++;
 	return rc;
@@ -125,13 +124,13 @@ static int read_item(struct reading *r, pickle_value key, pickle_value v)
 		rc = reading_spend(r);
 	if (rc < 0)
 		return rc;
-	if (reading_find_item(r, n) != DCP_NONE)
+	if (dcp_table_find(&r->item_names, n.text, n.len, 0) != DCP_NONE)
 		return reading_refuse(r, "'%s' is there twice", SHOWN(n));
 	rc = name_keep(r, n, &item.name);
 	if (rc == 0)
 		rc = GROW(r, r->d.items, number, r->item_capacity);
 	if (rc == 0)
-		rc = reading_add_item(r, n);
+		rc = dcp_table_add(&r->item_names, item.name, n.len, 0, number);
 	if (rc < 0)
 		return rc;
 	r->d.items[r->d.item_count++] = item;
@@ -170,7 +169,7 @@ static int read_file_name(struct reading *r, pickle_value v, uint32_t *ret_file)
 
 	if (rc < 0)
 		return rc;
-	*ret_file = reading_find_file(r, n);
+	*ret_file = dcp_table_find(&r->file_names, n.text, n.len, 0);
 	if (*ret_file != DCP_NONE)
 		return 0;
 	if (!is_relative(n))
@@ -182,7 +181,8 @@ static int read_file_name(struct reading *r, pickle_value v, uint32_t *ret_file)
 	if (rc == 0)
 		rc = GROW(r, r->d.files, r->d.file_count, r->file_capacity);
 	if (rc == 0)
-		rc = reading_add_file(r, n);
+		rc = dcp_table_add(&r->file_names, file.name, n.len, 0,
+				   r->d.file_count);
 	if (rc < 0)
 		return rc;
 	file.rank = dcp_file_rank(file.name);
@@ -195,19 +195,18 @@ static int read_file_name(struct reading *r, pickle_value v, uint32_t *ret_file)
 static int entry_link(struct reading *r, struct name n, struct dcp_entry *e,
 		      uint32_t number)
 {
-	struct place place = { 0, e->offsets, e->dimensions };
 	uint32_t *owner;
 
-	e->item = reading_find_item(r, n);
+	e->item = dcp_table_find(&r->item_names, n.text, n.len, 0);
 	e->chunk = DCP_NONE;
 	if (e->item == DCP_NONE)
 		return name_keep(r, n, &e->name);
 	e->name = r->d.items[e->item].name;
 	owner = &r->d.items[e->item].entry;
 	if (r->d.items[e->item].dtype) {
-		place.item = e->item;
 		if (e->offsets)
-			e->chunk = reading_find_chunk(r, &place);
+			e->chunk = reading_find_chunk(r, e->item, e->offsets,
+						      e->dimensions);
 		if (e->chunk == DCP_NONE)
 			return 0;
 		owner = &r->d.chunks[e->chunk].entry;
@@ -295,12 +294,13 @@ static void share_entries(struct reading *r)
 {
 	for (uint32_t i = 0; i < r->d.chunk_count; i++) {
 		struct dcp_chunk *c = &r->d.chunks[i];
-		struct place place = { c->item, c->offsets,
-				       r->d.items[c->item].dimensions };
+		uint32_t first;
 
-		if (c->entry == DCP_NONE)
-			c->entry = r->d.chunks[reading_find_chunk(r, &place)]
-					   .entry;
+		if (c->entry != DCP_NONE)
+			continue;
+		first = reading_find_chunk(r, c->item, c->offsets,
+					   r->d.items[c->item].dimensions);
+		c->entry = r->d.chunks[first].entry;
 	}
 }
 
@@ -392,17 +392,12 @@ int dcp_read_source(const struct cut_source *file, uint64_t bytes_max,
 			ret_error);
 }
 
-static int read_fd(void *self, void *buf, size_t len, uint64_t off)
-{
-	return io_read_full(*(const int *)self, buf, len, off);
-}
-
 int dcp_read_file(int dirfd, const char *name, struct dcp *ret,
 		  struct dcp_error *ret_error)
 {
 	SCOPED(scope_close)
 	int fd = openat(dirfd, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-	struct cut_source file = { .read = read_fd, .self = &fd };
+	struct cut_source file = { cut_read_fd, (void *)(intptr_t)fd, 0 };
 	struct stat st;
 
 	ret_error->what[0] = 0;

@@ -56,24 +56,27 @@ void dcp_table_release(struct dcp_table *t)
 	memset(t, 0, sizeof(*t));
 }
 
-uint32_t dcp_table_hash(const struct dcp_table *t, const void *p, size_t len,
-			uint64_t more)
+static uint32_t table_hash(const struct dcp_table *t, const void *key,
+			   size_t len, uint32_t more)
 {
-	uint64_t h = XXH3_64bits_withSeed(p, len, t->seed);
+	uint64_t h = XXH3_64bits_withSeed(key, len, t->seed);
 
 	h = (h ^ more) * UINT64_C(0x9e3779b97f4a7c15);
 	return (uint32_t)(h >> 32);
 }
 
-uint32_t dcp_table_find(const struct dcp_table *t, uint32_t hash,
-			dcp_same *same, const void *self, const void *key)
+uint32_t dcp_table_find(const struct dcp_table *t, const void *key, size_t len,
+			uint32_t more)
 {
+	uint32_t hash = table_hash(t, key, len, more);
+
 	for (size_t n = hash; t->count > 0; n++) {
 		const struct dcp_slot *s = &t->slots[n & (t->slot_count - 1)];
 
 		if (s->number == 0)
 			break;
-		if (s->hash == hash && same(self, s->number - 1, key))
+		if (s->hash == hash && s->more == more && s->len == len &&
+		    memcmp(s->key, key, len) == 0)
 			return s->number - 1;
 	}
 	return UINT32_MAX;
@@ -88,8 +91,15 @@ static void table_put(struct dcp_table *t, struct dcp_slot slot)
 	t->slots[n & (t->slot_count - 1)] = slot;
 }
 
-int dcp_table_add(struct dcp_table *t, uint32_t hash, uint32_t number)
+int dcp_table_add(struct dcp_table *t, const void *key, size_t len,
+		  uint32_t more, uint32_t number)
 {
+	struct dcp_slot slot = { .key = key,
+				 .len = (uint32_t)len,
+				 .more = more,
+				 .hash = table_hash(t, key, len, more),
+				 .number = number + 1 };
+
 	if (2 * (t->count + 1) > t->slot_count) {
 		struct dcp_table old = *t;
 		size_t want = t->slot_count ? 2 * t->slot_count : SLOTS_MIN;
@@ -105,7 +115,7 @@ int dcp_table_add(struct dcp_table *t, uint32_t hash, uint32_t number)
 				table_put(t, old.slots[i]);
 		free(old.slots);
 	}
-	table_put(t, (struct dcp_slot){ hash, number + 1 });
+	table_put(t, slot);
 	t->count++;
 	return 0;
 }

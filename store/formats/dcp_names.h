@@ -21,9 +21,11 @@ struct dcp_block {
 void *dcp_alloc(struct dcp_block **blocks, size_t bytes);
 void dcp_blocks_release(struct dcp_block **blocks);
 
-/* A hash table of numbers: what they stand for is the caller's. */
+/* A hash table of numbers, by their keys: some bytes, and one number more. */
 struct dcp_table {
 	struct dcp_slot {
+		const void *key; /* borrowed */
+		uint32_t len, more;
 		uint32_t hash;
 		uint32_t number; /* plus 1; 0: free */
 	} * slots; /* owned */
@@ -31,17 +33,13 @@ struct dcp_table {
 	uint64_t seed;
 };
 
-/* Whether this number has that key. */
-typedef int dcp_same(const void *self, uint32_t number, const void *key);
-
 void dcp_table_init(struct dcp_table *t);
 void dcp_table_release(struct dcp_table *t);
-uint32_t dcp_table_hash(const struct dcp_table *t, const void *p, size_t len,
-			uint64_t more);
 /* The number with this key, or UINT32_MAX. */
-uint32_t dcp_table_find(const struct dcp_table *t, uint32_t hash,
-			dcp_same *same, const void *self, const void *key);
-/* -ENOMEM. The key is not there yet. */
-int dcp_table_add(struct dcp_table *t, uint32_t hash, uint32_t number);
+uint32_t dcp_table_find(const struct dcp_table *t, const void *key, size_t len,
+			uint32_t more);
+/* -ENOMEM. The key is not there yet, and stays as long as the table. */
+int dcp_table_add(struct dcp_table *t, const void *key, size_t len,
+		  uint32_t more, uint32_t number);
 
 #endif

@@ -158,83 +158,16 @@ int name_keep(struct reading *r, struct name n, const char **ret)
 	return 0;
 }
 
-static bool is_name(const char *kept, const struct name *n)
+uint32_t reading_find_chunk(const struct reading *r, uint32_t item,
+			    const uint64_t *offsets, unsigned dimensions)
 {
-	return strncmp(kept, n->text, n->len) == 0 && kept[n->len] == 0;
+	return dcp_table_find(&r->places, offsets,
+			      dimensions * sizeof(*offsets), item);
 }
 
-static int same_item(const void *self, uint32_t number, const void *key)
+int reading_add_chunk(struct reading *r, uint32_t item, const uint64_t *offsets,
+		      unsigned dimensions)
 {
-	const struct reading *r = self;
-
-	return is_name(r->d.items[number].name, key);
-}
-
-static int same_file(const void *self, uint32_t number, const void *key)
-{
-	const struct reading *r = self;
-
-	return is_name(r->d.files[number].name, key);
-}
-
-static int same_place(const void *self, uint32_t number, const void *key)
-{
-	const struct reading *r = self;
-	const struct dcp_chunk *c = &r->d.chunks[number];
-	const struct place *p = key;
-
-	return c->item == p->item &&
-	       r->d.items[p->item].dimensions == p->dimensions &&
-	       memcmp(c->offsets, p->offsets,
-		      p->dimensions * sizeof(*p->offsets)) == 0;
-}
-
-static uint32_t name_hash(const struct dcp_table *t, struct name n)
-{
-	return dcp_table_hash(t, n.text, n.len, 0);
-}
-
-static uint32_t place_hash(const struct dcp_table *t, const struct place *p)
-{
-	return dcp_table_hash(t, p->offsets,
-			      p->dimensions * sizeof(*p->offsets), p->item);
-}
-
-uint32_t reading_find_item(const struct reading *r, struct name n)
-{
-	const struct dcp_table *t = &r->item_names;
-
-	return dcp_table_find(t, name_hash(t, n), same_item, r, &n);
-}
-
-uint32_t reading_find_file(const struct reading *r, struct name n)
-{
-	const struct dcp_table *t = &r->file_names;
-
-	return dcp_table_find(t, name_hash(t, n), same_file, r, &n);
-}
-
-uint32_t reading_find_chunk(const struct reading *r, const struct place *p)
-{
-	const struct dcp_table *t = &r->places;
-
-	return dcp_table_find(t, place_hash(t, p), same_place, r, p);
-}
-
-int reading_add_item(struct reading *r, struct name n)
-{
-	return dcp_table_add(&r->item_names, name_hash(&r->item_names, n),
-			     r->d.item_count);
-}
-
-int reading_add_file(struct reading *r, struct name n)
-{
-	return dcp_table_add(&r->file_names, name_hash(&r->file_names, n),
-			     r->d.file_count);
-}
-
-int reading_add_chunk(struct reading *r, const struct place *p)
-{
-	return dcp_table_add(&r->places, place_hash(&r->places, p),
-			     r->d.chunk_count);
+	return dcp_table_add(&r->places, offsets, dimensions * sizeof(*offsets),
+			     item, r->d.chunk_count);
 }

@@ -38,7 +38,8 @@ struct reading {
 	size_t memory_left; /* for the result */
 	uint32_t left; /* how many more things the pickle can have */
 	size_t item_capacity, chunk_capacity, entry_capacity, file_capacity;
-	struct dcp_table item_names, file_names, places; /* of chunks */
+	/* Items and files by name; chunks by their offsets, and item. */
+	struct dcp_table item_names, file_names, places;
 };
 
 /* What is wrong; returns -EBADMSG. */
@@ -84,20 +85,12 @@ const char *name_shown(struct name n, char ret[NAME_SHOWN + 4]);
 int name_take(struct reading *r, pickle_value v, const char *whose,
 	      struct name *ret);
 int name_keep(struct reading *r, struct name n, const char **ret);
-/* Of a chunk: which part of an item it is. */
-struct place {
-	uint32_t item;
-	const uint64_t *offsets;
-	unsigned dimensions;
-};
 
-/* Their numbers, or DCP_NONE. */
-uint32_t reading_find_item(const struct reading *r, struct name n);
-uint32_t reading_find_file(const struct reading *r, struct name n);
-uint32_t reading_find_chunk(const struct reading *r, const struct place *p);
-/* The next one gets this name; the name, or the place, is not there yet. */
-int reading_add_item(struct reading *r, struct name n);
-int reading_add_file(struct reading *r, struct name n);
-int reading_add_chunk(struct reading *r, const struct place *p);
+/* The first chunk of this item at this place, or DCP_NONE. */
+uint32_t reading_find_chunk(const struct reading *r, uint32_t item,
+			    const uint64_t *offsets, unsigned dimensions);
+/* The next one is. The offsets are the result's. */
+int reading_add_chunk(struct reading *r, uint32_t item, const uint64_t *offsets,
+		      unsigned dimensions);
 
 #endif
