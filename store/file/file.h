@@ -162,11 +162,4 @@ int file_adopt(struct files *fs, struct inode *in, struct stage *s, bool dirty,
 /* Give this clean stage up, if nobody keeps it: a stage_evict_fn. */
 bool file_evict(struct files *fs, struct stage *s);
 
-/*
- * Compare the committed content with its hashes, with several threads.
- * -EIO: it differs; the log names the file. See verify=open.
- */
-int file_verify(struct files *fs, struct inode *in,
-		const struct content *content);
-
 #endif

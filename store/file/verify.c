@@ -138,8 +138,9 @@ static int verify_chunks(struct verify *v)
 	return atomic_load(&v->rc);
 }
 
-int file_verify(struct files *fs, struct inode *in,
-		const struct content *content)
+/* -EIO: it differs from its hashes; the log names the file. */
+static int verify_content(struct files *fs, struct inode *in,
+			  const struct content *content)
 {
 	struct verify v = { .fs = fs };
 	struct reclaim_ticket ticket;
@@ -227,7 +228,7 @@ int file_check_content(struct files *fs, struct inode *in)
 		return 0;
 	rc = check_images(fs, in, &content->c);
 	if (rc == 0 && verify)
-		rc = file_verify(fs, in, &content->c);
+		rc = verify_content(fs, in, &content->c);
 	if (rc == 0 && verify) {
 		HOLD(&in->lock);
 		in->file->verified = in->file->content == content;
