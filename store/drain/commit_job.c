@@ -183,16 +183,32 @@ static bool image_is_surplus(const struct work *w)
 	return w->kind == WORK_OF_IMAGE && !work_has(w, CHUNK_NEW);
 }
 
-/* Bytes of the own image that are shared after all: they are given back. */
-static void put_own_copies(struct kv_batch *b, struct work *w)
+/* A range of the own image: to b, or, without one, to the reclaimer. */
+static void give_range_back(struct drain *d, struct kv_batch *b,
+			    const struct work *w, uint64_t off, uint64_t len)
 {
-	if (image_is_surplus(w))
-		u64_save(b, key_punch(w->image->id, 0), w->size_bytes);
+	if (b)
+		u64_save(b, key_punch(w->image->id, off), len);
+	else
+		reclaim_add(d->reclaim, w->image->id, off, len);
+}
+
+/*
+ * Bytes of the own image that are shared after all are given back: to b when
+ * the content is written, and without one when it is closed to all readers.
+ */
+static void give_own_copies_back(struct drain *d, struct kv_batch *b,
+				 const struct work *w)
+{
+	if (image_is_surplus(w)) {
+		give_range_back(d, b, w, 0, w->size_bytes);
+		return;
+	}
 	for (uint32_t i = 0; i < w->chunk_count; i++) {
 		const struct drain_chunk *k = &w->chunks[i];
 
-		if (is_surplus(w, k) && !image_is_surplus(w))
-			u64_save(b, key_punch(w->image->id, k->offset), k->len);
+		if (is_surplus(w, k))
+			give_range_back(d, b, w, k->offset, k->len);
 	}
 }
 
@@ -267,7 +283,7 @@ static int job_write(struct drain *d, struct pending *p)
 		rc = changes_apply(d, b, &p->changes);
 	if (rc == 0) {
 		put_records(d, b, w, &c, old);
-		put_own_copies(b, w);
+		give_own_copies_back(d, b, w);
 	}
 	if (rc == 0)
 		rc = kv_room(d->kv);
@@ -280,19 +296,6 @@ static int job_write(struct drain *d, struct pending *p)
 	work_written(w, rc);
 	content_release(&c);
 	return rc;
-}
-
-/* The ranges of the adopted image that nobody will read once it is closed. */
-static void reclaim_own_copies(struct drain *d, struct work *w)
-{
-	if (image_is_surplus(w)) {
-		reclaim_add(d->reclaim, w->image->id, 0, w->size_bytes);
-		return;
-	}
-	for (uint32_t i = 0; i < w->chunk_count; i++)
-		if (is_surplus(w, &w->chunks[i]))
-			reclaim_add(d->reclaim, w->image->id,
-				    w->chunks[i].offset, w->chunks[i].len);
 }
 
 /*
@@ -374,7 +377,7 @@ static void job_published(struct drain *d, struct pending *p)
 	content_ref_put(p->old);
 	changes_reclaim(d, &p->changes);
 	if (w->image && w->outcome != WORK_UNCHANGED && !p->hold_punch)
-		reclaim_own_copies(d, w);
+		give_own_copies_back(d, NULL, w);
 	/* An own image that holds nothing that counts is given up. */
 	drain_done(d, j, job_is_stored(w));
 }
@@ -437,8 +440,7 @@ void commit_jobs(struct drain *d, const struct drain_taken *first)
 	HOLD(reclaim_deciding(d->reclaim));
 	n = write_group(d, *first, p, &wrote);
 	rc = n > 0 ? kv_sync(d->kv) : 0;
-	if (rc < 0 && wrote) /* what was written is tried again as if it was
-				not */
+	if (rc < 0 && wrote) /* it is tried again as if it was not written */
 		kv_condemn(d->kv);
 	for (unsigned i = 0; i < n; i++) {
 		if (rc < 0) {

@@ -266,34 +266,31 @@ int drain_wait_idle(struct drain *d, struct inode *in)
 	return rc;
 }
 
-/* The last place that a version of the file has; 0: none has one. */
-static uint64_t last_place(struct drain *d, struct inode *in, bool replaced)
+/* Up to the last place that a version of the file has. */
+static void wait_last(struct drain *d, struct inode *in, bool replaced)
 {
 	const struct version *v;
 	uint64_t place = 0;
 
-	HOLD(&in->lock);
-	HOLD(&d->lock);
-	TAILQ_FOREACH(v, &in->file->versions.list, by_file)
-	if (v->place > place && (v->replaced || !replaced))
-		place = v->place;
-	return place;
+	{
+		HOLD(&in->lock);
+		HOLD(&d->lock);
+		TAILQ_FOREACH(v, &in->file->versions.list, by_file)
+		if (v->place > place && (v->replaced || !replaced))
+			place = v->place;
+	}
+	if (place)
+		(void)order_wait(d, place + 1, true);
 }
 
 void drain_wait_closed(struct drain *d, struct inode *in)
 {
-	uint64_t place = last_place(d, in, false);
-
-	if (place)
-		(void)order_wait(d, place + 1, true);
+	wait_last(d, in, false);
 }
 
 void drain_wait_replaced(struct drain *d, struct inode *in)
 {
-	uint64_t place = last_place(d, in, true);
-
-	if (place)
-		(void)order_wait(d, place + 1, true);
+	wait_last(d, in, true);
 }
 
 bool drain_has_closed(struct drain *d, const struct file *f)

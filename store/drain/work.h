@@ -103,8 +103,7 @@ struct work {
 	enum work_outcome outcome; /* drain.lock; set once, by work_leave() */
 	TAILQ_ENTRY(work) running; /* drain.lock */
 
-	struct reclaim_ticket
-		ticket; /* held from work_begin() to work_close() */
+	struct reclaim_ticket ticket; /* until no worker has it */
 
 	/* Set by work_begin(), then read only: */
 	uint64_t size_bytes;
@@ -211,10 +210,6 @@ struct compared {
 	uint64_t image; /* 0: nothing yet */
 	int fd;
 };
-#define COMPARED_NONE \
-	{             \
-		0, -1 \
-	}
 void compared_close(struct compared *last);
 /* Are these bytes at this place of an image? */
 bool equal_to_image(struct drain *d, struct compared *last,

@@ -158,7 +158,7 @@ static int resolve(struct drain *d, struct work *w, uint32_t chunk,
 	struct drain_chunk *c = &w->chunks[chunk];
 	const struct work *o = c->owner;
 	const struct drain_chunk *theirs = &o->chunks[c->owner_chunk];
-	SCOPED(compared_close) struct compared last = COMPARED_NONE;
+	SCOPED(compared_close) struct compared last = { .fd = -1 };
 	struct chunk_loc l;
 	struct extent at;
 	const uint8_t *base;

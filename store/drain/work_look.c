@@ -123,7 +123,7 @@ int work_look_up(struct drain *d, struct work *w, uint32_t first, uint32_t end,
 	void *values[KV_MULTI_MAX];
 	size_t lens[KV_MULTI_MAX];
 	uint32_t index[KV_MULTI_MAX];
-	SCOPED(compared_close) struct compared last = COMPARED_NONE;
+	SCOPED(compared_close) struct compared last = { .fd = -1 };
 
 	while (first < end) {
 		size_t n = 0;

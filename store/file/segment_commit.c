@@ -128,13 +128,12 @@ int segment_commit(struct segments *g, const struct segment_commit *c,
 		s->committing = true;
 	}
 	/* Then it is not what its client says that it is. */
-	rc = segment_trim(g, s) ? -ESTALE : 0;
-	if (rc < 0) {
+	if (segment_trim(g, s)) {
 		HOLD(&g->lock);
 		s->committing = false;
 		s->generation = 0;
 		cond_broadcast(&g->changed);
-		return rc;
+		return -ESTALE;
 	}
 	rc = -ESTALE;
 	for (int i = 0; rc == -ESTALE && i < COMMIT_TRIES_MAX; i++) {

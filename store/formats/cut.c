@@ -5,7 +5,6 @@
 #include "store/formats/cut.h"
 
 #include "store/base/check.h"
-#include "store/base/vec.h"
 #include "store/formats/npy.h"
 #include "store/formats/safetensors.h"
 #include "store/formats/torch_zip.h"
@@ -41,18 +40,6 @@ static int cut_recognise(struct walk *w, const char **ret_format)
 	return 0;
 }
 
-static int cut_walk(struct walk *w)
-{
-	int rc;
-
-	/* What a file with few pieces needs; more pieces make it grow. */
-	rc = vec_reserve(&w->cut.len, 0, walk_size(w) / CHUNK_BYTES_MAX + 1,
-			 &w->cut.capacity, sizeof(*w->cut.len));
-	if (rc == 0)
-		rc = cut_recognise(w, &w->cut.format);
-	return rc < 0 ? rc : walk_end(w);
-}
-
 static void cut_check(const struct cut *c, uint64_t size_bytes)
 {
 	uint64_t sum = 0;
@@ -79,7 +66,9 @@ int cut_file(const struct cut_source *source, struct cut *ret_cut)
 	memset(w, 0, offsetof(struct walk, window));
 	w->source = source;
 
-	rc = cut_walk(w);
+	rc = cut_recognise(w, &w->cut.format);
+	if (rc == 0)
+		rc = walk_end(w);
 	if (rc == 0) {
 		cut_check(&w->cut, source->size_bytes);
 		*ret_cut = w->cut;

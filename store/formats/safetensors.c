@@ -236,12 +236,9 @@ static void scan_header(struct scan *s)
 
 static int compare_u64(const void *a, const void *b)
 {
-	uint64_t x;
-	uint64_t y;
+	const uint64_t *x = a, *y = b;
 
-	memcpy(&x, a, sizeof(x));
-	memcpy(&y, b, sizeof(y));
-	return (x > y) - (x < y);
+	return (*x > *y) - (*x < *y);
 }
 
 static int safetensors_mark(struct walk *w, const struct scan *s)

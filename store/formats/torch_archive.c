@@ -208,13 +208,12 @@ static int read_pickle(struct archive *a, const char *file)
 static int read_piece(struct tensors *l, struct walk *w,
 		      const struct zip_archive *z, const char *file)
 {
-	SCOPED(archive_release) struct archive a = { .w = w, .list = l };
 	SCOPED(tensors_release) struct tensors inside = { .all = NULL };
+	SCOPED(archive_release) struct archive a = { .w = w, .list = &inside };
 	struct tensor t = { .rank = 0 };
 	char name[32];
 	int rc;
 
-	a.list = &inside;
 	if (l->bytes_max) /* what is left of it */
 		inside.bytes_max =
 			l->bytes < l->bytes_max ? l->bytes_max - l->bytes : 1;
