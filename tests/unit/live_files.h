@@ -61,6 +61,17 @@ static inline uint64_t live_ino(struct live *l, const char *path)
 	return ino;
 }
 
+static inline uint32_t links_of(struct live *l, const char *path)
+{
+	struct inode *in = NULL;
+	struct stat sb;
+
+	assert_int_equal(live_lookup(l, path, &in), 0);
+	assert_int_equal(inode_stat(l->st->inodes, in, &sb), 0);
+	inode_put(l->st->inodes, in, 1);
+	return (uint32_t)sb.st_nlink;
+}
+
 /* Make something of this mode; one reference. */
 static inline int live_make(struct live *l, const char *path, uint32_t mode,
 			    struct inode **ret)

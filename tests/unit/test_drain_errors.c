@@ -1,0 +1,165 @@
+/*
+ * What cannot be made durable, for lack of room or of descriptors: it is told,
+ * nothing is dropped, and it goes on when the cause is over.
+ */
+#include <signal.h>
+#include <sys/resource.h>
+
+#include "tests/unit/live_store.h"
+
+#define FILE_BYTES (3 * MIB + 12345)
+
+/* Writes that reach beyond `bytes` of a file fail with EFBIG; 0: none do. */
+static void limit_files(uint64_t bytes)
+{
+	struct rlimit limit;
+
+	assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
+	limit.rlim_cur = bytes ? bytes : limit.rlim_max;
+	assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+}
+
+static void an_error_sticks_is_told_once_and_ends_when_it_is_over(void **state)
+{
+	struct store_options o = live_options();
+	uint8_t *data = filled(FILE_BYTES, 1);
+	struct drain_figures figures;
+	struct handle h = { 0 };
+	struct live l;
+
+	(void)state;
+	(void)signal(SIGXFSZ, SIG_IGN);
+	o.hold_drain = true;
+	o.stage_all_in_memory = true;
+	l = live_new(&o);
+	live_write(&l, "f", data, FILE_BYTES);
+	limit_files(MIB);
+	assert_int_equal(drain_sync_tree(l.st->drain, ROOT_INO), -EFBIG);
+	drain_figures(l.st->drain, &figures);
+	assert_int_equal(figures.failed, 1);
+	assert_int_equal(handle_try(&l, "f", O_RDONLY, &h), -EFBIG);
+	assert_file(&l, "f", data, FILE_BYTES); /* told; nothing is dropped */
+	assert_int_equal(live_sync(&l, "f"), -EFBIG);
+	assert_file(&l, "f", data, FILE_BYTES); /* fsync told it */
+	/* The same bytes fail once more: that is told already. */
+	assert_int_equal(drain_sync_tree(l.st->drain, ROOT_INO), -EFBIG);
+	assert_file(&l, "f", data, FILE_BYTES);
+	assert_false(committed(&l, live_ino(&l, "f")));
+	limit_files(0);
+	assert_int_equal(live_sync(&l, "f"), 0);
+	drain_figures(l.st->drain, &figures);
+	assert_int_equal(figures.failed, 0);
+	assert_int_equal(figures.draining, 0);
+	assert_file(&l, "f", data, FILE_BYTES);
+	live_free(&l);
+	free(data);
+}
+
+static void
+a_store_that_closes_with_an_error_says_so_and_drops_nothing(void **state)
+{
+	struct store_options o = live_options();
+	uint8_t *data = filled(FILE_BYTES, 1);
+	struct live l;
+	int rc;
+
+	(void)state;
+	(void)signal(SIGXFSZ, SIG_IGN);
+	o.stage_all_in_memory = true;
+	o.hold_drain = true;
+	l = live_new(&o);
+	live_write(&l, "before", data, 1000);
+	live_write(&l, "f", data, FILE_BYTES);
+	live_write(&l, "after", data, 2000);
+	limit_files(MIB);
+	rc = store_close(l.st);
+	l.st = NULL;
+	limit_files(0);
+	assert_int_equal(rc, -EFBIG);
+	live_open(&l);
+	assert_file(&l, "before", data, 1000);
+	assert_file(&l, "f", data, FILE_BYTES);
+	assert_file(&l, "after", data, 2000);
+	live_sync_all(&l);
+	live_reopen(&l);
+	assert_file(&l, "f", data, FILE_BYTES);
+	live_free(&l);
+	free(data);
+}
+
+static void nobody_overtakes_a_file_that_cannot_be_made_durable(void **state)
+{
+	struct store_options o = live_options();
+	uint8_t *data = filled(FILE_BYTES, 1);
+	struct live l;
+
+	(void)state;
+	(void)signal(SIGXFSZ, SIG_IGN);
+	o.stage_all_in_memory = true;
+	o.hold_drain = true;
+	l = live_new(&o);
+	live_write(&l, "data", data, FILE_BYTES);
+	live_write(&l, "tracker", data, 8);
+	limit_files(MIB);
+	assert_int_equal(drain_sync_tree(l.st->drain, ROOT_INO), -EFBIG);
+	assert_false(committed(&l, live_ino(&l, "tracker")));
+	limit_files(0);
+	live_sync_all(&l);
+	assert_true(committed(&l, live_ino(&l, "tracker")));
+	assert_true(committed(&l, live_ino(&l, "data")));
+	live_free(&l);
+	free(data);
+}
+
+/* A job that finds no descriptor is tried again, and nothing of it is lost. */
+static void a_job_without_a_descriptor_is_only_late(void **state)
+{
+	uint8_t *data = filled(3 * MIB, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_closed(NULL);
+		struct rlimit had, none;
+		unsigned before;
+
+		l.options.stage_all_in_memory = (kind & 1) != 0;
+		l.options.hold_drain = (kind & 2) != 0;
+		live_open(&l);
+		live_write(&l, "first", data, 3 * MIB);
+		live_sync_all(&l);
+		before = open_descriptors();
+		assert_int_equal(getrlimit(RLIMIT_NOFILE, &had), 0);
+		none = had;
+		none.rlim_cur = 3;
+		{
+			struct handle h =
+				handle_open(&l, "a", O_WRONLY | O_CREAT);
+
+			handle_write(&h, data + 1, 3 * MIB - 1, 0);
+			assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+			handle_close(&h);
+		}
+		assert_int_equal(live_sync(&l, "a"), -EMFILE);
+		assert_int_equal(setrlimit(RLIMIT_NOFILE, &had), 0);
+		live_sync_all(&l);
+		assert_file(&l, "a", data + 1, 3 * MIB - 1);
+		assert_int_equal(open_descriptors(), before);
+		live_free(&l);
+	}
+	free(data);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(
+			an_error_sticks_is_told_once_and_ends_when_it_is_over),
+		cmocka_unit_test(
+			a_store_that_closes_with_an_error_says_so_and_drops_nothing),
+		cmocka_unit_test(
+			nobody_overtakes_a_file_that_cannot_be_made_durable),
+		cmocka_unit_test(a_job_without_a_descriptor_is_only_late),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
