@@ -55,4 +55,26 @@ static inline int live_child_main(int argc, char **argv,
 	return 2;
 }
 
+/* Which kind of store the child opens: its argument. */
+static inline void child_open(struct live *l, const char *kind)
+{
+	live_open_kind(l, (unsigned)atoi(kind));
+}
+
+static inline void live_child_kind(struct live *l, const char *name,
+				   unsigned kind)
+{
+	char text[16];
+
+	(void)snprintf(text, sizeof(text), "%u", kind);
+	live_child(l, name, text);
+}
+
+/* Killed at its start. */
+static inline void child_opens_and_is_killed(struct live *l, const char *kind)
+{
+	l->options.hold_drain = true;
+	child_open(l, kind);
+}
+
 #endif

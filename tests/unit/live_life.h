@@ -126,13 +126,28 @@ static inline struct live live_new(const struct store_options *options)
 
 /* A store with one of the kinds of stage, with or without passthrough. */
 #define LIVE_KINDS 4
+static inline void live_open_kind(struct live *l, unsigned kind)
+{
+	l->options.stage_all_in_memory = (kind & 1) != 0;
+	l->passthrough = (kind & 2) != 0;
+	live_open(l);
+}
+
 static inline struct live live_kind(unsigned kind)
 {
 	struct live l = live_closed(NULL);
 
-	l.options.stage_all_in_memory = (kind & 1) != 0;
-	l.passthrough = (kind & 2) != 0;
-	live_open(&l);
+	live_open_kind(&l, kind);
+	return l;
+}
+
+/* And nothing is drained but what somebody waits for. */
+static inline struct live live_kind_held(unsigned kind)
+{
+	struct live l = live_closed(NULL);
+
+	l.options.hold_drain = true;
+	live_open_kind(&l, kind);
 	return l;
 }
 

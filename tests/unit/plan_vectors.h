@@ -14,6 +14,13 @@
 #define SHARDS_MAX 8
 #define NONE CKPT_PLAN_NO_SOURCE
 
+static const enum ckpt_plan_policy policies[] = {
+	CKPT_PLAN_PER_SHARD,
+	CKPT_PLAN_PR3392,
+	CKPT_PLAN_GREEDY,
+};
+#define POLICIES 3
+
 struct vector_shard {
 	const char *id;
 	uint64_t bytes;

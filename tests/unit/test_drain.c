@@ -207,12 +207,9 @@ static void a_close_of_what_is_durable_meanwhile_leaves_no_job(void **state)
 
 	(void)state;
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		struct live l = live_kind(kind);
+		struct live l = live_kind_held(kind);
 		struct inode *in;
 
-		live_close(&l);
-		l.options.hold_drain = true;
-		live_open(&l);
 		{
 			PAUSE_COMMITS(&l);
 			live_write(&l, "f", data, FILE_BYTES);
@@ -244,17 +241,14 @@ static void a_close_of_what_is_durable_meanwhile_leaves_no_job(void **state)
 /* Its worker sees that the bytes are not those that were closed any more. */
 static void who_waits_for_an_overtaken_job_is_told_to_look_again(void **state)
 {
-	struct store_options o = live_options();
+	struct live l = live_kind_held(0);
 	uint8_t *data = filled(FILE_BYTES, 1);
 	struct drain_job *j;
 	struct content c;
 	struct handle h;
-	struct live l;
 	int rc;
 
 	(void)state;
-	o.hold_drain = true;
-	l = live_new(&o);
 	h = handle_open(&l, "f", O_WRONLY | O_CREAT);
 	handle_write(&h, data, 1000, 0);
 	assert_int_equal(file_flush(&l.st->files, h.in, h.flags), 0);

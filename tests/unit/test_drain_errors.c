@@ -21,17 +21,13 @@ static void limit_files(uint64_t bytes)
 
 static void an_error_sticks_is_told_once_and_ends_when_it_is_over(void **state)
 {
-	struct store_options o = live_options();
+	struct live l = live_kind_held(1);
 	uint8_t *data = filled(FILE_BYTES, 1);
 	struct drain_figures figures;
 	struct handle h = { 0 };
-	struct live l;
 
 	(void)state;
 	(void)signal(SIGXFSZ, SIG_IGN);
-	o.hold_drain = true;
-	o.stage_all_in_memory = true;
-	l = live_new(&o);
 	live_write(&l, "f", data, FILE_BYTES);
 	limit_files(MIB);
 	assert_int_equal(drain_sync_tree(l.st->drain, ROOT_INO), -EFBIG);
@@ -58,16 +54,12 @@ static void an_error_sticks_is_told_once_and_ends_when_it_is_over(void **state)
 static void
 a_store_that_closes_with_an_error_says_so_and_drops_nothing(void **state)
 {
-	struct store_options o = live_options();
+	struct live l = live_kind_held(1);
 	uint8_t *data = filled(FILE_BYTES, 1);
-	struct live l;
 	int rc;
 
 	(void)state;
 	(void)signal(SIGXFSZ, SIG_IGN);
-	o.stage_all_in_memory = true;
-	o.hold_drain = true;
-	l = live_new(&o);
 	live_write(&l, "before", data, 1000);
 	live_write(&l, "f", data, FILE_BYTES);
 	live_write(&l, "after", data, 2000);
@@ -89,15 +81,11 @@ a_store_that_closes_with_an_error_says_so_and_drops_nothing(void **state)
 
 static void nobody_overtakes_a_file_that_cannot_be_made_durable(void **state)
 {
-	struct store_options o = live_options();
+	struct live l = live_kind_held(1);
 	uint8_t *data = filled(FILE_BYTES, 1);
-	struct live l;
 
 	(void)state;
 	(void)signal(SIGXFSZ, SIG_IGN);
-	o.stage_all_in_memory = true;
-	o.hold_drain = true;
-	l = live_new(&o);
 	live_write(&l, "data", data, FILE_BYTES);
 	live_write(&l, "tracker", data, 8);
 	limit_files(MIB);

@@ -1,6 +1,7 @@
 /*
  * What is there after the daemon ended at once: everything when the stage
- * is still there, what was durable when it is not, and never a part.
+ * is still there, what was durable when it is not, and never a part. Files that
+ * existed before are test_recover_changed.c's.
  *
  * A child opens the store, does its part and ends with _exit(). What it has to
  * tell is in a file beside the store.
@@ -13,26 +14,7 @@
 
 #define DATA_BYTES (2 * MIB + 777)
 
-/* Which kind of store the child opens: its argument. */
-static void child_open(struct live *l, const char *kind)
-{
-	unsigned bits = (unsigned)atoi(kind);
-
-	l->options.stage_all_in_memory = (bits & 1) != 0;
-	l->passthrough = (bits & 2) != 0;
-	live_open(l);
-}
-
-static void live_child_kind(struct live *l, const char *name, unsigned kind)
-{
-	char text[16];
-
-	(void)snprintf(text, sizeof(text), "%u", kind);
-	live_child(l, name, text);
-}
-
-/* --- kill -9
- * ------------------------------------------------------------------ */
+/* --- kill -9 --- */
 
 #define CLOSED 8
 
@@ -112,12 +94,6 @@ static void after_kill_and_kill_again_every_byte_is_there(void **state)
 		assert_all_there(&l);
 		live_free(&l);
 	}
-}
-
-static void child_opens_and_is_killed(struct live *l, const char *kind)
-{
-	l->options.hold_drain = true;
-	child_open(l, kind);
 }
 
 static void after_kill_the_order_of_closes_is_kept(void **state)
@@ -238,152 +214,7 @@ a_cut_in_the_middle_of_a_drain_leaves_whole_files_in_order(void **state)
 	free(data);
 }
 
-/* --- what existed before
- * --------------------------------------------------------- */
-
-static void child_changes_durable_files(struct live *l, const char *kind)
-{
-	uint8_t *data = filled(DATA_BYTES, 2);
-	struct handle h;
-
-	l->options.hold_drain = true;
-	child_open(l, kind);
-	live_write(l, "replaced", data, DATA_BYTES);
-	h = handle_open(l, "appended", O_WRONLY | O_APPEND);
-	handle_write(&h, data, 1000, DATA_BYTES);
-	handle_close(&h);
-	h = handle_open(l, "changed", O_RDWR);
-	handle_write(&h, data, 1000, 500); /* still open */
-	h = handle_open(l, "emptied", O_WRONLY | O_TRUNC);
-	assert_int_equal(live_rename(l, "moved", "target", 0), 0);
-	assert_int_equal(live_unlink(l, "removed"), 0);
-	assert_int_equal(kv_sync(l->st->kv), 0);
-}
-
-static struct live with_durable_files(unsigned kind, const uint8_t *old)
-{
-	static const char *const names[] = { "replaced", "appended", "changed",
-					     "emptied",  "moved",    "target",
-					     "removed" };
-	struct live l = live_kind(kind);
-
-	for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
-		live_write(&l, names[i], old + i, DATA_BYTES);
-	live_close(&l);
-	return l;
-}
-
-static void after_kill_changed_files_are_as_they_were_left(void **state)
-{
-	uint8_t *old = filled(DATA_BYTES + 2000, 1), *new;
-
-	(void)state;
-	new = filled(DATA_BYTES, 2);
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		struct live l = with_durable_files(kind, old);
-		uint8_t *expected = malloc(DATA_BYTES + 2000);
-
-		assert_non_null(expected);
-		live_child_kind(&l, "change", kind);
-		live_open(&l);
-		for (int i = 0; i < 2; i++) {
-			assert_file(&l, "replaced", new, DATA_BYTES);
-			memcpy(expected, old + 1, DATA_BYTES);
-			memcpy(expected + DATA_BYTES, new, 1000);
-			assert_file(&l, "appended", expected,
-				    DATA_BYTES + 1000);
-			memcpy(expected, old + 2, DATA_BYTES);
-			memcpy(expected + 500, new, 1000);
-			assert_file(&l, "changed", expected, DATA_BYTES);
-			assert_file(&l, "emptied", new, 0);
-			assert_absent(&l, "moved");
-			assert_file(&l, "target", old + 4, DATA_BYTES);
-			assert_absent(&l, "removed");
-			live_reopen(&l);
-		}
-		live_free(&l);
-		free(expected);
-	}
-	free(old);
-	free(new);
-}
-
-static void after_a_power_cut_changed_files_have_their_old_content(void **state)
-{
-	uint8_t *old = filled(DATA_BYTES + 2000, 1);
-
-	(void)state;
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		struct live l = with_durable_files(kind, old);
-
-		live_child_kind(&l, "change", kind);
-		live_empty_stage(&l);
-		live_open(&l);
-		assert_file(&l, "replaced", old, DATA_BYTES);
-		assert_file(&l, "appended", old + 1, DATA_BYTES);
-		assert_file(&l, "changed", old + 2, DATA_BYTES);
-		assert_file(&l, "emptied", old + 3, DATA_BYTES);
-		assert_absent(&l, "moved");
-		assert_file(&l, "target", old + 4, DATA_BYTES);
-		assert_absent(&l, "removed");
-		live_settle(&l);
-		assert_int_equal(live_images(&l).count, 5);
-		live_free(&l);
-	}
-	free(old);
-}
-
-static void child_leaves_orphans(struct live *l, const char *kind)
-{
-	uint8_t *data = filled(DATA_BYTES, 2);
-	struct handle h;
-
-	child_open(l, kind);
-	h = handle_open(l, "durable", O_RDWR);
-	assert_int_equal(live_unlink(l, "durable"), 0);
-	h = handle_open(l, "new", O_RDWR | O_CREAT);
-	handle_write(&h, data, DATA_BYTES, 0);
-	assert_int_equal(live_unlink(l, "new"), 0);
-	h = handle_open(l, "small", O_RDWR);
-	handle_write(&h, data, 10, 0);
-	assert_int_equal(live_rename(l, "other", "small", 0), 0);
-	assert_int_equal(kv_sync(l->st->kv), 0);
-}
-
-static void files_without_a_name_are_deleted_at_the_next_start(void **state)
-{
-	uint8_t *data = filled(DATA_BYTES, 1);
-
-	(void)state;
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		for (int cut = 0; cut < 2; cut++) {
-			struct live l = live_kind(kind);
-
-			live_write(&l, "durable", data, DATA_BYTES);
-			live_write(&l, "small", data, 1000);
-			live_write(&l, "other", data, 2000);
-			live_close(&l);
-			live_child_kind(&l, "orphan", kind);
-			if (cut)
-				live_empty_stage(&l);
-			live_open(&l);
-			live_settle(&l);
-			assert_absent(&l, "durable");
-			assert_absent(&l, "new");
-			assert_file(&l, "small", data, 2000);
-			assert_int_equal(live_records(&l, 'A'), 2);
-			assert_int_equal(live_records(&l, 'O'), 0);
-			assert_int_equal(live_counter(&l, META_PHYSICAL), 2000);
-			assert_int_equal(live_counter(&l, META_FILES), 1);
-			assert_int_equal(live_images(&l).count, 0);
-			live_free(&l);
-		}
-	}
-	free(data);
-}
-
-/* --- sync
- * ------------------------------------------------------------------------- */
+/* --- sync --- */
 
 #define RECORD_BYTES 4096u
 
@@ -519,8 +350,7 @@ static void what_was_published_survives_a_power_cut(void **state)
 	free(data);
 }
 
-/* --- what does not belong to the store
- * ------------------------------------------- */
+/* --- what does not belong to the store --- */
 
 static void a_stage_of_another_boot_is_not_believed(void **state)
 {
@@ -561,167 +391,14 @@ static void a_stage_of_another_store_is_not_believed(void **state)
 	live_free(&other); /* its files are absent now, and it is sound */
 }
 
-/* --- a file that is replaced while its older bytes are not durable yet
- * --------- */
-
-#define FIRST_BYTES (2 * MIB)
-#define SECOND_BYTES (3 * MIB)
-
-static void child_replaces(struct live *l, const char *kind)
-{
-	uint8_t *data = filled(SECOND_BYTES + 2, 1);
-	struct handle h;
-
-	l->options.hold_drain = true;
-	child_open(l, kind);
-	live_write(l, "a", data, FIRST_BYTES);
-	live_write(l, "tracker", data, 3);
-	live_write(l, "a", data + 1, SECOND_BYTES);
-	live_write(l, "tracker_2", data, 4);
-	h = handle_open(l, "a", O_WRONLY | O_TRUNC);
-	handle_write(&h, data + 2, 1000, 0);
-}
-
-static void
-after_kill_a_replaced_file_keeps_its_place_in_the_order(void **state)
-{
-	uint8_t *data = filled(SECOND_BYTES + 2, 1);
-
-	(void)state;
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		for (unsigned kills = 1; kills < 4; kills++) {
-			struct live l = live_kind(kind);
-			bool named = false, second = false;
-
-			live_close(&l);
-			live_child_kind(&l, "replace", kind);
-			for (unsigned i = 1; i < kills; i++)
-				live_child_kind(&l, "open", kind);
-			live_open(&l);
-			assert_file(&l, "a", data + 2, 1000);
-			while (!second) {
-				second = committed(&l,
-						   live_ino(&l, "tracker_2"));
-				named = committed(&l, live_ino(&l, "tracker"));
-				if (named)
-					assert_true(committed_size(&l, "a") !=
-						    0);
-			}
-			assert_true(committed_size(&l, "a") == SECOND_BYTES ||
-				    committed_size(&l, "a") == 1000);
-			live_sync_all(&l);
-			live_reopen(&l);
-			assert_file(&l, "a", data + 2, 1000);
-			live_free(&l);
-		}
-	}
-	free(data);
-}
-
-/* Its bytes were drained while its name was not written yet. */
-static void what_is_committed_is_not_taken_for_what_never_was(void **state)
-{
-	struct live l = live_new(NULL);
-	struct kv_batch *b = kv_batch_new();
-	struct key k;
-
-	(void)state;
-	live_write(&l, "small", "bytes", 5);
-	live_sync_all(&l);
-	k = key_ino('U', live_ino(&l, "small"));
-	assert_non_null(b);
-	kv_put(b, k.data, k.len, "", 0);
-	assert_int_equal(kv_write(l.st->kv, b), 0);
-	kv_batch_free(b);
-	live_reopen(&l);
-	assert_file(&l, "small", "bytes", 5);
-	assert_false(live_has(&l, k));
-	live_free(&l);
-}
-
-/* --- links of what is not durable yet, without a wait (publish=async) --------
- */
-
-static void child_links(struct live *l, const char *kind)
-{
-	uint8_t *data = filled(SECOND_BYTES + 3, 1);
-	struct handle h;
-
-	l->options.hold_drain = true; /* nothing of this is durable */
-	child_open(l, kind);
-	live_write(l, "replaced", data + 1, SECOND_BYTES);
-	assert_int_equal(live_link(l, "replaced", "replaced_too"), 0);
-	h = handle_open(l, "changed", O_RDWR);
-	handle_write(&h, data + 2, 1000, 500);
-	handle_close(&h);
-	assert_int_equal(live_link(l, "changed", "changed_too"), 0);
-	live_write(l, "new", data + 3, SECOND_BYTES);
-	assert_int_equal(live_link(l, "new", "new_too"), 0);
-	/* The link is what keeps the file, and another one has its name. */
-	live_write(l, "named", data + 3, FIRST_BYTES);
-	assert_int_equal(live_link(l, "named", "named_too"), 0);
-	live_write(l, "other", data + 1, FIRST_BYTES);
-	assert_int_equal(live_rename(l, "other", "named", 0), 0);
-}
-
-static void assert_links(struct live *l, const uint8_t *data,
-			 const uint8_t *changed)
-{
-	static const char *const suffix[] = { "", "_too" };
-
-	for (unsigned i = 0; i < 2; i++) {
-		char name[32];
-
-		(void)snprintf(name, sizeof(name), "replaced%s", suffix[i]);
-		assert_file(l, name, data + 1, SECOND_BYTES);
-		(void)snprintf(name, sizeof(name), "changed%s", suffix[i]);
-		assert_file(l, name, changed, FIRST_BYTES);
-		(void)snprintf(name, sizeof(name), "new%s", suffix[i]);
-		assert_file(l, name, data + 3, SECOND_BYTES);
-	}
-	assert_file(l, "named_too", data + 3, FIRST_BYTES);
-	assert_file(l, "named", data + 1, FIRST_BYTES);
-}
-
-static void after_kill_a_link_shows_the_last_version_of_its_file(void **state)
-{
-	uint8_t *data = filled(SECOND_BYTES + 3, 1);
-	uint8_t *changed = filled(FIRST_BYTES, 1);
-
-	(void)state;
-	memcpy(changed + 500, data + 2, 1000);
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		struct live l = live_kind(kind);
-
-		live_write(&l, "replaced", data, FIRST_BYTES);
-		live_write(&l, "changed", data, FIRST_BYTES);
-		live_write(&l, "named", data, 1000);
-		live_sync_all(&l);
-		live_close(&l);
-		live_child_kind(&l, "link", kind);
-		live_open(&l);
-		assert_links(&l, data, changed);
-		live_sync_all(&l);
-		live_reopen(&l);
-		assert_links(&l, data, changed);
-		live_free(&l);
-	}
-	free(changed);
-	free(data);
-}
-
 int main(int argc, char **argv)
 {
 	static const struct live_child_entry children[] = {
 		{ "write", child_writes_and_is_killed },
 		{ "open", child_opens_and_is_killed },
 		{ "drain", child_drains_some },
-		{ "change", child_changes_durable_files },
-		{ "orphan", child_leaves_orphans },
 		{ "sync", child_syncs_while_it_appends },
 		{ "publish", child_publishes },
-		{ "replace", child_replaces },
-		{ "link", child_links },
 	};
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(after_kill_every_byte_is_there),
@@ -731,18 +408,6 @@ int main(int argc, char **argv)
 			after_kill_and_power_cut_what_was_not_durable_is_absent),
 		cmocka_unit_test(
 			a_cut_in_the_middle_of_a_drain_leaves_whole_files_in_order),
-		cmocka_unit_test(
-			after_kill_a_replaced_file_keeps_its_place_in_the_order),
-		cmocka_unit_test(
-			after_kill_a_link_shows_the_last_version_of_its_file),
-		cmocka_unit_test(
-			after_kill_changed_files_are_as_they_were_left),
-		cmocka_unit_test(
-			after_a_power_cut_changed_files_have_their_old_content),
-		cmocka_unit_test(
-			files_without_a_name_are_deleted_at_the_next_start),
-		cmocka_unit_test(
-			what_is_committed_is_not_taken_for_what_never_was),
 		cmocka_unit_test(a_sync_covers_all_that_was_written_before_it),
 		cmocka_unit_test(what_was_published_survives_a_power_cut),
 		cmocka_unit_test(a_stage_of_another_boot_is_not_believed),

@@ -1,0 +1,308 @@
+/*
+ * A closed file keeps its place in the order when it is opened again, and one
+ * whose release comes late, or never, holds nobody up.
+ */
+#include <pthread.h>
+#include <sched.h>
+
+#include "store/base/sync.h"
+#include "store/drain/drain_private.h"
+#include "store/file/state.h"
+#include "tests/unit/live_store.h"
+
+struct opener {
+	struct live *l;
+	struct handle h;
+	atomic_bool opened;
+};
+
+static void *open_anew(void *arg)
+{
+	struct opener *o = arg;
+
+	o->h = handle_open(o->l, "a", O_WRONLY | O_TRUNC);
+	atomic_store(&o->opened, true);
+	return NULL;
+}
+
+static unsigned awaiting_release(struct live *l)
+{
+	HOLD(&l->st->drain->lock);
+	return l->st->drain->awaiting_release;
+}
+
+/* The kernel sends the release of a handle after its close has returned. */
+static void
+a_release_that_comes_after_the_next_open_changes_no_order(void **state)
+{
+	uint8_t *data = filled(2 * MIB + 8, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind_held(kind);
+		struct opener o = { .l = &l };
+		struct handle h;
+		pthread_t thread;
+
+		h = handle_open(&l, "a", O_WRONLY | O_CREAT);
+		handle_write(&h, data, 2 * MIB, 0);
+		assert_int_equal(file_flush(&l.st->files, h.in, h.flags), 0);
+		live_write(&l, "t", data, 3);
+		assert_int_equal(pthread_create(&thread, NULL, open_anew, &o),
+				 0);
+		while (awaiting_release(&l) == 0)
+			assert_false(atomic_load(&o.opened));
+		handle_release(&h);
+		pthread_join(thread, NULL);
+		handle_write(&o.h, data + 2, 1000, 0);
+
+		drain_go_on(l.st->drain);
+		while (!committed(&l, live_ino(&l, "t")))
+			sched_yield();
+		assert_int_equal(committed_size(&l, "a"), 2 * MIB);
+		assert_file(&l, "a", data + 2, 1000);
+		handle_close(&o.h);
+		live_sync_all(&l);
+		assert_int_equal(committed_size(&l, "a"), 1000);
+		live_free(&l);
+	}
+	free(data);
+}
+
+/*
+ * The thread of a late release, or of a close that saw no writer left, goes on
+ * when the next writer has truncated the file and is in the middle of it.
+ */
+static void a_late_release_queues_no_half_of_the_next_writer(void **state)
+{
+	static const enum close_kind late[] = { CLOSE_LEFT, CLOSE_LAST };
+	uint8_t *data = filled(2 * MIB, 1);
+
+	(void)state;
+	for (unsigned n = 0; n < 2 * LIVE_KINDS; n++) {
+		struct live l = live_kind_held(n / 2);
+		struct drain_job *j;
+		struct handle h;
+		int rc;
+
+		live_write(&l, "a", data, 2 * MIB);
+		live_sync_all(&l);
+		h = handle_open(&l, "a", O_WRONLY | O_CREAT);
+		assert_int_equal(file_flush(&l.st->files, h.in, h.flags), 0);
+		handle_release(&h);
+		h = handle_open(&l, "a", O_WRONLY | O_TRUNC);
+		handle_write(&h, data + MIB, MIB / 2, 0);
+
+		drain_released(l.st->drain, h.in);
+		j = job_for(l.st->drain, h.in, late[n % 2], &rc);
+		{
+			HOLD(&h.in->lock);
+			HOLD(&l.st->drain->lock);
+			struct version *v =
+				versions_next(&h.in->file->versions);
+
+			/* Nobody has to drain it, or it waits for him. */
+			assert_true(late[n % 2] == CLOSE_LAST ? j && v : !v);
+			assert_true(!v || v->state == VERSION_CLOSED);
+		}
+		drain_job_put(l.st->drain, j);
+		assert_int_equal(committed_size(&l, "a"), 2 * MIB);
+		handle_write(&h, data + MIB + MIB / 2, MIB / 2, MIB / 2);
+		handle_close(&h);
+		live_sync_all(&l);
+		assert_int_equal(committed_size(&l, "a"), MIB);
+		assert_file(&l, "a", data + MIB, MIB);
+		live_free(&l);
+	}
+	free(data);
+}
+
+/* Somebody has a dup(2) of it: that is no reason to wait for ever. */
+static void a_handle_that_stays_open_is_truncated_with_the_file(void **state)
+{
+	uint8_t *data = filled(MIB, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind_held(kind);
+		struct handle kept, h;
+
+		kept = handle_open(&l, "a", O_WRONLY | O_CREAT);
+		handle_write(&kept, data, MIB, 0);
+		assert_int_equal(file_flush(&l.st->files, kept.in, kept.flags),
+				 0);
+		h = handle_open(&l, "a", O_WRONLY | O_TRUNC);
+		handle_write(&h, data, 10, 0);
+		handle_write(&kept, data + 10, 10, 10);
+		handle_close(&h);
+		handle_close(&kept);
+		assert_file(&l, "a", data, 20);
+		live_sync_all(&l);
+		assert_int_equal(committed_size(&l, "a"), 20);
+		live_free(&l);
+	}
+	free(data);
+}
+
+/*
+ * Somebody opens a closed file to read just when its drain begins, so it has to
+ * be drained once more. Its bytes have their place, for the next daemon as
+ * well.
+ */
+static void who_only_reads_costs_a_closed_file_no_place(void **state)
+{
+	uint8_t *data = filled(2 * MIB, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind_held(kind);
+		struct drain *d = l.st->drain;
+		struct inode *in;
+
+		live_write(&l, "a", data, 2 * MIB);
+		assert_int_equal(live_lookup(&l, "a", &in), 0);
+		{
+			PAUSE_COMMITS(&l);
+			uint64_t place;
+
+			{
+				HOLD(&in->lock);
+				file_move(&in->file->state, FILE_BEGUN);
+				HOLD(&d->lock);
+				place = versions_next(&in->file->versions)
+						->place;
+				order_want_soon(
+					versions_next(&in->file->versions));
+				cond_broadcast(&d->work);
+			}
+			{
+				HOLD(&d->lock);
+				while (!in->file->versions.in_flight ||
+				       in->file->versions.in_flight->state ==
+					       VERSION_RUNNING)
+					cond_wait(&d->moved, &d->lock);
+			}
+			{
+				HOLD(&in->lock);
+				file_move(&in->file->state, FILE_ENDED);
+			}
+			drain_released(l.st->drain, in);
+			HOLD(&in->lock);
+			assert_non_null(versions_next(&in->file->versions));
+			assert_int_equal(
+				SLOT_GET(in->file->stage->slot, close_order),
+				place);
+		}
+		inode_put(l.st->inodes, in, 1);
+		drain_go_on(l.st->drain);
+		live_sync_all(&l);
+		assert_file(&l, "a", data, 2 * MIB);
+		live_free(&l);
+	}
+	free(data);
+}
+
+static void *sync_everything(void *arg)
+{
+	struct live *l = arg;
+
+	assert_int_equal(drain_sync_tree(l->st->drain, ROOT_INO), 0);
+	return NULL;
+}
+
+/* Until when what was closed waits for its release; 0: it does no longer. */
+static int64_t waits_until(struct live *l, struct inode *in, bool *ret_asked)
+{
+	HOLD(&in->lock);
+	HOLD(&l->st->drain->lock);
+	struct version *v = versions_next(&in->file->versions);
+
+	*ret_asked = v && v->want != WANT_NOT;
+	return v && v->state == VERSION_CLOSED ? job_of(v)->due_ns : 0;
+}
+
+/* What is drained while it may change is drained once more. */
+static void a_publish_lets_a_file_be_released_first(void **state)
+{
+	uint8_t *data = filled(2 * MIB, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind_held(kind);
+		bool asked = false;
+		pthread_t thread;
+		struct handle h;
+		int64_t due;
+
+		h = handle_open(&l, "a", O_WRONLY | O_CREAT);
+		handle_write(&h, data, 2 * MIB, 0);
+		assert_int_equal(file_flush(&l.st->files, h.in, h.flags), 0);
+		due = waits_until(&l, h.in, &asked);
+		assert_int_equal(
+			pthread_create(&thread, NULL, sync_everything, &l), 0);
+		/* Its time may be over on a slow machine, but no sooner. */
+		while (!asked && mono_ns() < due) {
+			sched_yield();
+			if (waits_until(&l, h.in, &asked) == 0)
+				assert_true(mono_ns() >= due);
+		}
+		if (waits_until(&l, h.in, &asked) == 0)
+			assert_true(mono_ns() >= due);
+		handle_release(&h);
+		pthread_join(thread, NULL);
+		assert_int_equal(committed_size(&l, "a"), 2 * MIB);
+		assert_file(&l, "a", data, 2 * MIB);
+		live_free(&l);
+	}
+	free(data);
+}
+
+/* The mount goes while the kernel still has releases to send. */
+static void a_release_that_never_comes_leaves_nothing_staged(void **state)
+{
+	uint8_t *data = filled(2 * MIB, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+		struct handle h;
+		char table[4096];
+
+		h = handle_open(&l, "a", O_WRONLY | O_CREAT);
+		handle_write(&h, data, 2 * MIB, 0);
+		assert_int_equal(file_flush(&l.st->files, h.in, h.flags), 0);
+		inode_put(l.st->inodes, h.in, 1);
+		/* This one has no name, and lives as long as its handle. */
+		h = handle_open(&l, "b", O_WRONLY | O_CREAT);
+		handle_write(&h, data, MIB, 0);
+		assert_int_equal(file_flush(&l.st->files, h.in, h.flags), 0);
+		assert_int_equal(live_unlink(&l, "b"), 0);
+		(void)snprintf(table, sizeof(table), "%s/table", l.stage);
+		assert_int_equal(access(table, F_OK), 0);
+		live_close(&l);
+		assert_int_equal(access(table, F_OK), -1); /* it was clean */
+		live_open(&l);
+		assert_file(&l, "a", data, 2 * MIB);
+		assert_int_equal(live_counter(&l, META_LOGICAL), 2 * MIB);
+		live_free(&l);
+	}
+	free(data);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(
+			a_release_that_comes_after_the_next_open_changes_no_order),
+		cmocka_unit_test(
+			a_late_release_queues_no_half_of_the_next_writer),
+		cmocka_unit_test(
+			a_handle_that_stays_open_is_truncated_with_the_file),
+		cmocka_unit_test(who_only_reads_costs_a_closed_file_no_place),
+		cmocka_unit_test(a_publish_lets_a_file_be_released_first),
+		cmocka_unit_test(
+			a_release_that_never_comes_leaves_nothing_staged),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
