@@ -6,44 +6,12 @@
  * one of their own, in a mount namespace of their own; where that is not
  * allowed they are skipped.
  */
-#include <sched.h>
-#include <sys/mount.h>
-
 #include "tests/unit/live_store.h"
+#include "tests/unit/own_mounts.h"
 
 #define TMPFS_BYTES (96 * MIB)
 #define STAGE_BYTES (48 * MIB)
 #define BIG (8 * MIB)
-
-static bool may_mount;
-
-static void write_text(const char *path, const char *text)
-{
-	int fd = open(path, O_WRONLY | O_CLOEXEC);
-
-	if (fd < 0)
-		return;
-	(void)!write(fd, text, strlen(text));
-	close(fd);
-}
-
-/* Before any thread runs. */
-static void enter_namespace(void)
-{
-	char map[64];
-	unsigned uid = geteuid(), gid = getegid();
-
-	if (unshare(CLONE_NEWNS) < 0) {
-		if (unshare(CLONE_NEWUSER | CLONE_NEWNS) < 0)
-			return;
-		write_text("/proc/self/setgroups", "deny");
-		(void)snprintf(map, sizeof(map), "%u %u 1", uid, uid);
-		write_text("/proc/self/uid_map", map);
-		(void)snprintf(map, sizeof(map), "%u %u 1", gid, gid);
-		write_text("/proc/self/gid_map", map);
-	}
-	may_mount = mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
-}
 
 /* A store whose stage has STAGE_BYTES; skips when that cannot be had. */
 static struct live live_small(bool passthrough)
