@@ -172,4 +172,22 @@ struct bench {
 void bench_rows(const struct bench *b); /* bench_rows.c */
 void check_everything(const struct bench *b); /* bench_check.c */
 
+/* What all rows use. */
+struct rig {
+	const struct bench *b;
+	struct tensors t; /* on device 0 */
+	uint8_t *device; /* as large, for the machine's copies and for loads */
+	uint8_t *pinned; /* likewise */
+	struct gpu_stream *stream; /* the machine's */
+	struct timer timer;
+	struct place place; /* saves everything */
+};
+
+extern uint64_t stamps; /* of tensors_stamp(), all different */
+
+/* Rows in which the device computes (bench_kernels.c). */
+void row_hash(struct rig *r);
+void row_stash(struct rig *r);
+void row_beside(struct rig *r);
+
 #endif
