@@ -11,7 +11,6 @@
 #include "store/base/log.h"
 #include "store/drain/drain.h"
 #include "store/guard/guard_private.h"
-#include "store/names/names.h"
 
 /* Publishes that wait for the thread; more are not looked at, but counted. */
 #define WAITING_MAX 256

@@ -7,11 +7,8 @@
 
 #include <errno.h>
 #include <linux/fs.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/db/kv.h"
 

@@ -5,7 +5,6 @@
 #include "store/names/names_private.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "store/base/log.h"

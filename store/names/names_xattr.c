@@ -2,7 +2,6 @@
 #include "store/names/names_private.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/xattr.h>
 
