@@ -93,15 +93,13 @@ static int stage_create_memory(struct stages *st, struct stage *s,
 
 static int stage_create_disk(struct stages *st, struct stage *s)
 {
-	char name[LAYOUT_IMAGE_NAME_BYTES];
 	int rc = image_create(st->images, &s->image);
 
 	if (rc < 0)
 		return rc;
 	s->number = s->image->id;
 	/* One that is used again has the time of its last use. */
-	layout_image_name(s->number, name);
-	(void)utimensat(st->images->dirfd, name, NULL, AT_SYMLINK_NOFOLLOW);
+	stage_set_times(st, s, NULL);
 	return 0;
 }
 
@@ -179,8 +177,6 @@ int stage_create(struct stages *st, uint64_t ino, uint64_t size_bytes,
 	}
 	if (s->kind == STAGE_MEMORY)
 		atomic_fetch_add(&st->memory_count, 1);
-	else
-		atomic_fetch_add(&st->disk_count, 1);
 	if (rc < 0) {
 		stage_drop(st, s);
 		return rc;
@@ -245,12 +241,9 @@ static void give_bytes_up(struct stages *st, struct stage *s)
 	SLOT_SET(s->slot, ino, 0);
 	if (s->kind == STAGE_MEMORY) {
 		atomic_fetch_sub(&st->memory_count, 1);
-	} else {
-		atomic_fetch_sub(&st->disk_count, 1);
-		if (s->image && image_is_building(st->images, s->image)) {
-			image_ref(st->images, s->image);
-			st->abandon(st->hook_arg, s->image);
-		}
+	} else if (s->image && image_is_building(st->images, s->image)) {
+		image_ref(st->images, s->image);
+		st->abandon(st->hook_arg, s->image);
 	}
 	stage_give_slot(st, s);
 }
@@ -312,14 +305,14 @@ static bool evict_until(struct stages *st, uint64_t want)
 	/* Each clean stage is tried once: one that is open stays. */
 	unsigned tries = (unsigned)atomic_load(&st->memory_count) + 1;
 
-	while (st->evict) {
+	for (;;) {
 		uint64_t used, total;
 		struct stage *s;
 
 		stages_usage(st, &used, &total);
 		if (used + want <= total)
 			return true;
-		if (tries-- == 0)
+		if (!st->evict || tries-- == 0)
 			return false;
 		{
 			HOLD(&st->lock);
@@ -332,7 +325,6 @@ static bool evict_until(struct stages *st, uint64_t want)
 		(void)st->evict(st->hook_arg, s);
 		stage_put(st, s);
 	}
-	return false;
 }
 
 void stages_set_pressure(struct stages *st,
@@ -372,22 +364,20 @@ void stages_dirty(struct stages *st, uint64_t *ret_memory, uint64_t *ret_disk)
 	*ret_disk = 0;
 	for (uint32_t i = 0; i < st->slot_count; i++) {
 		const struct stage_slot *slot = &st->slots[i];
+		bool memory = SLOT_GET(slot, kind) == STAGE_MEMORY;
+		uint64_t *sum = memory ? ret_memory : ret_disk;
+		int dirfd = memory ? st->dirfd : st->images->dirfd;
 		char name[LAYOUT_IMAGE_NAME_BYTES];
 		struct stat sb;
 
 		if (SLOT_GET(slot, ino) == 0 || !SLOT_GET(slot, dirty))
 			continue;
-		if (SLOT_GET(slot, kind) == STAGE_MEMORY) {
+		if (memory)
 			stage_file_name(SLOT_GET(slot, number), name);
-			if (fstatat(st->dirfd, name, &sb,
-				    AT_SYMLINK_NOFOLLOW) == 0)
-				*ret_memory += (uint64_t)sb.st_size;
-		} else {
+		else
 			layout_image_name(SLOT_GET(slot, number), name);
-			if (fstatat(st->images->dirfd, name, &sb,
-				    AT_SYMLINK_NOFOLLOW) == 0)
-				*ret_disk += (uint64_t)sb.st_size;
-		}
+		if (fstatat(dirfd, name, &sb, AT_SYMLINK_NOFOLLOW) == 0)
+			*sum += (uint64_t)sb.st_size;
 	}
 }
 

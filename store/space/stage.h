@@ -51,7 +51,6 @@
 #include <time.h>
 
 #include "store/base/sync.h"
-#include "store/db/layout.h"
 #include "store/space/image.h"
 #include "store/space/stage_fd.h"
 
@@ -141,7 +140,7 @@ struct stages {
 	struct stage_list clean; /* those that were not used longest first */
 	struct stage_fds fds; /* has a lock of its own */
 	struct cond returned; /* a kept stage is not used any more */
-	atomic_uint_fast64_t memory_count, disk_count;
+	atomic_uint_fast64_t memory_count;
 };
 
 static inline uint64_t stage_ino(const struct stage *s)

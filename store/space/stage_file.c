@@ -109,11 +109,9 @@ uint64_t stage_beyond(struct stages *st, const struct stage *s,
 {
 	const uint64_t huge = UINT64_C(2) << 20;
 	uint64_t whole = (size_bytes + huge - 1) / huge * huge, blocks;
-	char name[24];
 	struct stat sb;
 
-	stage_file_name(s->number, name);
-	if (fstatat(st->dirfd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
+	if (stage_stat(st, s, &sb) < 0)
 		return 0;
 	blocks = (uint64_t)sb.st_blocks * 512;
 	if (blocks > whole)

@@ -2,6 +2,7 @@
 #ifndef STORE_STAGE_PRIVATE_H
 #define STORE_STAGE_PRIVATE_H
 
+#include "store/db/layout.h"
 #include "store/space/stage.h"
 
 /* Its name on the tmpfs. */

@@ -49,15 +49,6 @@ static uint64_t memory_size(void)
 	return bytes < 2 * STAGE_BYTES_MIN ? 2 * STAGE_BYTES_MIN : bytes;
 }
 
-/* What the tmpfs holds at most; see above. */
-static uint64_t hard_limit(uint64_t capacity)
-{
-	uint64_t memory = memory_size();
-
-	return capacity < memory ? capacity + (memory - capacity) / 2
-				 : capacity;
-}
-
 /* st->path, which may have become another directory. */
 static int open_path(struct stages *st)
 {
@@ -82,6 +73,7 @@ static bool is_tmpfs_mount(int dirfd, int parentfd)
 static int stages_mount(struct stages *st, const struct stages_config *c,
 			char *why, size_t why_size)
 {
+	const unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOEXEC;
 	uint64_t size, memory = memory_size();
 	char options[96];
 	int rc;
@@ -95,7 +87,8 @@ static int stages_mount(struct stages *st, const struct stages_config *c,
 			(unsigned long long)(memory >> 20));
 		st->capacity = memory / 2;
 	}
-	size = hard_limit(st->capacity);
+	/* It holds more than what is admitted: see stage.h. */
+	size = st->capacity + (memory - st->capacity) / 2;
 	(void)snprintf(st->path, sizeof(st->path), "%s/" LAYOUT_STAGE_DIR,
 		       c->store_path);
 	if (mkdir(st->path, 0700) < 0 && errno != EEXIST)
@@ -110,18 +103,15 @@ static int stages_mount(struct stages *st, const struct stages_config *c,
 	(void)snprintf(options, sizeof(options),
 		       "size=%llu,mode=0700,huge=always,nr_inodes=0",
 		       (unsigned long long)size);
-	rc = mount("ckptfs-stage", st->path, "tmpfs",
-		   MS_NOSUID | MS_NODEV | MS_NOEXEC, options);
+	rc = mount("ckptfs-stage", st->path, "tmpfs", flags, options);
 	if (rc < 0 && errno == EINVAL) { /* a kernel without huge pages */
 		(void)snprintf(options, sizeof(options), "size=%llu,mode=0700",
 			       (unsigned long long)size);
-		rc = mount("ckptfs-stage", st->path, "tmpfs",
-			   MS_NOSUID | MS_NODEV | MS_NOEXEC, options);
+		rc = mount("ckptfs-stage", st->path, "tmpfs", flags, options);
 	}
 	if (rc < 0) {
 		rc = -errno;
-		/* Not allowed to mount: the directory itself will do. */
-		if (rc == -EPERM)
+		if (rc == -EPERM) /* the directory itself will do */
 			return 0;
 		(void)snprintf(why, why_size, "cannot mount a tmpfs on %s: %s",
 			       st->path, strerror(-rc));
@@ -330,6 +320,7 @@ int stages_adopt(struct stages *st,
 		s->slot_index = i;
 		if (s->kind == STAGE_MEMORY) {
 			rc = stage_find_memory(st, s);
+			atomic_fetch_add(&st->memory_count, 1);
 		} else {
 			rc = image_get(st->images, s->number, &s->image);
 			if (rc == 0) {
@@ -337,10 +328,6 @@ int stages_adopt(struct stages *st,
 				s->image->building = true;
 			}
 		}
-		if (s->kind == STAGE_MEMORY)
-			atomic_fetch_add(&st->memory_count, 1);
-		else
-			atomic_fetch_add(&st->disk_count, 1);
 		if (rc < 0 && rc != -ENOENT) { /* not gone: not now */
 			stage_put(st, s);
 			return rc;
