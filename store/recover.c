@@ -203,8 +203,6 @@ static int keep_committed(struct store *st, uint64_t ino)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 
-	if (!b)
-		return -ENOMEM;
 	record_delete(b, key_ino('U', ino));
 	return kv_write(st->kv, b);
 }

@@ -104,8 +104,6 @@ static int put_content(struct rebuild *r, uint64_t ino, const struct content *c)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 
-	if (!b)
-		return -ENOMEM;
 	content_save(b, key_ino('F', ino), c);
 	record_delete(b, key_ino('D', ino));
 	record_delete(b, key_ino('U', ino));

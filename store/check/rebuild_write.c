@@ -75,7 +75,7 @@ int rebuild_write_chunks(struct rebuild *r)
 	static const char kinds[] = "KHIP";
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct writing w = { .r = r, .b = b, .count = 1 };
-	int rc = b ? 0 : -ENOMEM;
+	int rc = 0;
 
 	for (const char *k = kinds; rc == 0 && *k; k++)
 		rc = kv_each(r->kv, k, 1, delete_one, &w);
@@ -135,7 +135,7 @@ int rebuild_write_settings(struct rebuild *r)
 	const struct check_options options = { .scrub = false };
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct check_result c;
-	int rc = b ? rebuild_next_inode(r) : -ENOMEM;
+	int rc = rebuild_next_inode(r);
 
 	if (rc == 0)
 		rc = read_setting(r, META_NEXT_IMAGE, &r->next_image);

@@ -163,8 +163,6 @@ int identity_begin(struct kv *kv, const uint8_t secret[HASH_SECRET_BYTES])
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct attr root = { .mode = S_IFDIR | 0755, .nlink = 2 };
 
-	if (!b)
-		return -ENOMEM;
 	root.atime_ns = root.mtime_ns = root.ctime_ns = wall_ns();
 	root.uid = geteuid();
 	root.gid = getegid();

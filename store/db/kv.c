@@ -323,35 +323,29 @@ int kv_multi_get(struct kv *kv, size_t count, const struct kv_slice *keys,
 
 struct kv_batch *kv_batch_new(void)
 {
-	struct kv_batch *b = calloc(1, sizeof(*b));
-
-	if (b)
-		b->wb = rocksdb_writebatch_create();
-	return b;
+	return (struct kv_batch *)rocksdb_writebatch_create();
 }
 
 void kv_batch_free(struct kv_batch *b)
 {
-	if (!b)
-		return;
-	rocksdb_writebatch_destroy(b->wb);
-	free(b);
+	rocksdb_writebatch_destroy(kv_writebatch(b));
 }
 
 void kv_batch_clear(struct kv_batch *b)
 {
-	rocksdb_writebatch_clear(b->wb);
+	rocksdb_writebatch_clear(kv_writebatch(b));
 }
 
 void kv_put(struct kv_batch *b, const void *key, size_t key_len,
 	    const void *value, size_t value_len)
 {
-	rocksdb_writebatch_put(b->wb, key, key_len, value, value_len);
+	rocksdb_writebatch_put(kv_writebatch(b), key, key_len, value,
+			       value_len);
 }
 
 void kv_delete(struct kv_batch *b, const void *key, size_t key_len)
 {
-	rocksdb_writebatch_delete(b->wb, key, key_len);
+	rocksdb_writebatch_delete(kv_writebatch(b), key, key_len);
 }
 
 void kv_add(struct kv_batch *b, const void *key, size_t key_len, int64_t delta)
@@ -359,6 +353,6 @@ void kv_add(struct kv_batch *b, const void *key, size_t key_len, int64_t delta)
 	uint64_t le = htole64((uint64_t)delta);
 
 	if (delta != 0)
-		rocksdb_writebatch_merge(b->wb, key, key_len, (const char *)&le,
-					 sizeof(le));
+		rocksdb_writebatch_merge(kv_writebatch(b), key, key_len,
+					 (const char *)&le, sizeof(le));
 }

@@ -93,7 +93,8 @@ int kv_get(struct kv *kv, const void *key, size_t key_len, void **ret_value,
 int kv_multi_get(struct kv *kv, size_t count, const struct kv_slice *keys,
 		 void **ret_values, size_t *ret_lens);
 
-struct kv_batch *kv_batch_new(void); /* NULL: out of memory */
+/* Never NULL: when memory runs out in RocksDB the process ends. */
+struct kv_batch *kv_batch_new(void);
 void kv_batch_free(struct kv_batch *b);
 static inline void scope_batch(struct kv_batch **b)
 {

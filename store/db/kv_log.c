@@ -99,10 +99,8 @@ static int keep_something_to_flush(struct kv *kv)
 	    entries > 0)
 		return kv_error("flush", err);
 	b = kv_batch_new();
-	if (!b)
-		return -ENOMEM;
 	kv_delete(b, nothing, sizeof(nothing) - 1);
-	rocksdb_write(kv->db, kv->unlogged, b->wb, &err);
+	rocksdb_write(kv->db, kv->unlogged, kv_writebatch(b), &err);
 	kv->unlogged_last = rocksdb_get_latest_sequence_number(kv->db);
 	return kv_error("write", err);
 }
@@ -192,7 +190,7 @@ static int write_once(struct kv *kv, struct kv_batch *b)
 	if (rc == 0 && alone)
 		rc = keep_something_to_flush(kv);
 	if (rc == 0) {
-		rocksdb_write(kv->db, kv->write, b->wb, &err);
+		rocksdb_write(kv->db, kv->write, kv_writebatch(b), &err);
 		rc = kv_error("write", err);
 		if (rc == 0)
 			kv_note_logged(kv);

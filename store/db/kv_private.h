@@ -22,21 +22,15 @@ struct kv {
 	rocksdb_flushoptions_t *flush;
 	rocksdb_readoptions_t *read;
 	/*
-	 * The failure after which RocksDB takes no more writes. It is opened
-	 * again then, at once and now and then (kv_mend()), as if the process
-	 * had been started anew: what is in the log is all that was written,
-	 * which `logged` proves. Changed with log_use, alone.
+	 * The failure after which RocksDB takes no more writes, until it is
+	 * opened again: see kv_log.c. Changed with log_use, alone.
 	 */
 	atomic_int failed;
 	atomic_bool condemned; /* see kv_condemn() */
 	atomic_uint openings;
 	int64_t mend_due_ns; /* log_use, alone */
 	char *dir;
-	/*
-	 * Who looks something up is counted, so that the database is not
-	 * closed meanwhile: see kv_enter().
-	 */
-	atomic_uint users;
+	atomic_uint users; /* who look something up: see kv_enter() */
 	atomic_bool closing;
 	struct lock gate; /* of who waits for either; a leaf */
 	struct cond passed;
@@ -46,8 +40,7 @@ struct kv {
 	 * stop the process when such a log is synced, or written to again.
 	 */
 	atomic_bool full;
-	/* A write was refused for want of room, and none has succeeded since.
-	 */
+	/* A write found no room at all, and none has succeeded since. */
 	atomic_bool refused;
 	/*
 	 * The last change that is in the log, or in a table. Numbers above it
@@ -67,9 +60,11 @@ struct kv {
 	void *on_sync_arg;
 };
 
-struct kv_batch {
-	rocksdb_writebatch_t *wb;
-};
+/* A batch is RocksDB's own, by the name that others know it by. */
+static inline rocksdb_writebatch_t *kv_writebatch(struct kv_batch *b)
+{
+	return (rocksdb_writebatch_t *)b;
+}
 
 /* RocksDB's text to -errno; the text is logged and freed. */
 int kv_error(const char *what, char *text);

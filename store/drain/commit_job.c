@@ -251,8 +251,6 @@ static int job_write(struct drain *d, struct pending *p)
 	struct content *old = w->old ? &w->old->c : NULL;
 	int rc = 0;
 
-	if (!b)
-		return -ENOMEM;
 	{
 		HOLD(&j->in->lock);
 		if (j->in->attr.nlink == 0 ||

@@ -46,7 +46,7 @@ static int delete_group(struct drain *d, struct commit_op **ops, unsigned n)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	SCOPED(changes_release) struct ref_changes changes = { 0 };
-	int rc = b ? 0 : -ENOMEM;
+	int rc = 0;
 
 	for (unsigned i = 0; rc == 0 && i < n; i++) {
 		bool again = false; /* the start finds some in two ways */
@@ -152,10 +152,8 @@ static void op_abandon(struct drain *d, struct image *i, uint64_t size)
 	if (rc == 0) {
 		SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 
-		if (b) {
-			u64_save(b, key_punch(i->id, 0), size);
-			(void)kv_write(d->kv, b); /* lost: gc finds it */
-		}
+		u64_save(b, key_punch(i->id, 0), size);
+		(void)kv_write(d->kv, b); /* lost: gc finds it */
 		reclaim_add(d->reclaim, i->id, 0, size);
 	}
 	image_put(d->images, i);

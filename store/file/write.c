@@ -250,8 +250,6 @@ static void note_size(struct files *fs, struct inode *in, uint64_t size)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 
-	if (!b)
-		return;
 	series_put(fs->kv, b, in, size);
 	(void)kv_write(fs->kv, b); /* a hint: its drain notes it again */
 }

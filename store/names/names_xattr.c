@@ -41,8 +41,6 @@ int names_setxattr(struct names *nm, struct inode *in, const char *name,
 	struct key k;
 	int rc;
 
-	if (!b)
-		return -ENOMEM;
 	if (strlen(name) > STORE_NAME_MAX)
 		return -ERANGE;
 	if (len > XATTR_VALUE_MAX)
@@ -68,8 +66,6 @@ int names_removexattr(struct names *nm, struct inode *in, const char *name)
 	struct key k;
 	int rc;
 
-	if (!b)
-		return -ENOMEM;
 	if (strlen(name) > STORE_NAME_MAX)
 		return -ERANGE;
 	k = key_xattr(in->ino, name);

@@ -114,7 +114,10 @@ void map_apply(struct map *m, const struct kv_batch *b)
 
 struct kv_batch *kv_batch_new(void)
 {
-	return calloc(1, sizeof(struct kv_batch));
+	struct kv_batch *b = calloc(1, sizeof(*b));
+
+	CHECK(b);
+	return b;
 }
 
 void kv_batch_clear(struct kv_batch *b)
