@@ -85,7 +85,6 @@ void file_release(struct files *fs, struct inode *in, int flags)
 			HOLD(&in->lock);
 			file_move(&f->state,
 				  write ? FILE_RELEASED_WRITER : FILE_RELEASED);
-			file_show_opens(f);
 			last = f->state.opens == 0;
 			last_writer = write && f->state.writers == 0;
 			if (last)
@@ -216,7 +215,6 @@ static void file_abandoned(struct files *fs, struct inode *in)
 		unlinked = in->attr.nlink == 0;
 		open = f->state.opens > 0;
 		file_move(&f->state, FILE_ABANDONED);
-		file_show_opens(f);
 		f->read_by_owner = false;
 	}
 	if (open) {

@@ -18,16 +18,13 @@ static inline bool file_empties(int flags)
 }
 
 /*
- * Its stage counts (whoever has a handle must find it after a kill -9), and
- * this is what the table on the tmpfs says of the handles; in->lock is held.
+ * Its stage counts: whoever has a handle must find it after a kill -9. in->lock
+ * is held.
  */
-static inline void file_show_opens(const struct file *f)
+static inline void file_show_stage(const struct file *f)
 {
-	if (!f->stage || !f->stage->slot)
-		return;
-	SLOT_SET(f->stage->slot, opens, f->state.opens);
-	SLOT_SET(f->stage->slot, writers, f->state.writers);
-	stage_show(f->stage);
+	if (f->stage && f->stage->slot)
+		stage_show(f->stage);
 }
 
 /*
@@ -40,7 +37,7 @@ static inline void file_install_locked(struct file *f, struct stage *s,
 	CHECK(!f->stage);
 	f->stage = s;
 	file_move(&f->state, e);
-	file_show_opens(f);
+	file_show_stage(f);
 }
 
 /* A range that was left in an image for its readers' sake only. */

@@ -183,7 +183,7 @@ int file_prepare(struct files *fs, struct inode *in, const struct names_new *n)
 void file_created(struct inode *in)
 {
 	HOLD(&in->lock);
-	file_show_opens(in->file);
+	file_show_stage(in->file);
 }
 
 int file_adopt(struct files *fs, struct inode *in, struct stage *s, bool dirty,

@@ -106,7 +106,7 @@ static struct stage *count_open_locked(struct files *fs, struct file *f,
 	if (write)
 		note_writer_locked(fs, f, flags);
 	file_move(&f->state, write ? FILE_OPENED_WRITER : FILE_OPENED);
-	file_show_opens(f);
+	file_show_stage(f);
 	if (f->state.mode == IO_BACKED && (flags & O_ACCMODE) == O_RDWR)
 		file_move(&f->state, FILE_MAPPABLE_WRITER);
 	else if (f->state.mode == IO_BACKED && !write)

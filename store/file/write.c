@@ -131,7 +131,7 @@ static int move_to_disk(struct files *fs, struct inode *in, struct stage *old)
 	{
 		HOLD(&in->lock);
 		in->file->stage = s;
-		file_show_opens(in->file);
+		file_show_stage(in->file);
 	}
 	drain_moved(fs->drain, in);
 	stage_drop(fs->stages, old); /* the file's; our caller has his own */

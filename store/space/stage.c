@@ -53,8 +53,6 @@ void stage_write_slot(struct stage *s)
 	SLOT_SET(slot, clean_generation, 0);
 	SLOT_SET(slot, kind, s->kind);
 	SLOT_SET(slot, dirty, 1);
-	SLOT_SET(slot, opens, 0);
-	SLOT_SET(slot, writers, 0);
 	SLOT_SET(slot, earlier, 0);
 }
 
@@ -78,7 +76,6 @@ static int stage_create_memory(struct stages *st, struct stage *s,
 {
 	SCOPED(scope_close)
 	int fd = stage_open(st, s, O_RDWR | O_CREAT | O_EXCL);
-	char name[24];
 	int rc;
 
 	if (fd < 0)
@@ -86,8 +83,7 @@ static int stage_create_memory(struct stages *st, struct stage *s,
 	if (fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)size_bytes) == 0)
 		return 0;
 	rc = -errno;
-	stage_file_name(s->number, name);
-	(void)unlinkat(st->dirfd, name, 0);
+	stage_unlink(st, s->number);
 	return rc;
 }
 
@@ -209,12 +205,8 @@ void stage_put(struct stages *st, struct stage *s)
 	if (left > 0)
 		return;
 	stage_fd_forget(st, s, true);
-	if (s->kind == STAGE_MEMORY && !s->slot) {
-		char name[24];
-
-		stage_file_name(s->number, name);
-		stage_unlink(st, name);
-	}
+	if (s->kind == STAGE_MEMORY && !s->slot)
+		stage_unlink(st, s->number);
 	image_put(st->images, s->image);
 	free(s);
 }

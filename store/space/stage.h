@@ -13,8 +13,8 @@
  * pages each would take 2 MiB of memory until it is drained.
  *
  * The stage table is a file on the tmpfs with one slot for each stage: what is
- * staged where, how often it is open, whether it differs from what is
- * committed, and in which order it was closed. A slot is written before the
+ * staged where, whether it differs from what is committed, and in which order
+ * it was closed. A slot is written before the
  * operation is answered, so that another daemon can go on after a kill -9.
  * It is believed only if it carries this boot's id: after a power cut the
  * stages are gone, or, in a directory on a disk, not to be trusted.
@@ -68,7 +68,7 @@ struct stage_slot {
 		clean_generation; /* content with the same bytes, when !dirty */
 	uint32_t kind; /* enum stage_kind */
 	uint32_t dirty; /* may differ from what is committed */
-	uint32_t opens, writers;
+	uint32_t unused_opens, unused_writers;
 	uint32_t earlier; /* closed, then replaced by another of the same ino */
 	uint32_t unused32;
 	uint64_t unused;

@@ -42,10 +42,12 @@ bool stage_is_sealed(int fd)
 	       (flags & FS_APPEND_FL);
 }
 
-void stage_unlink(struct stages *st, const char *name)
+void stage_unlink(struct stages *st, uint64_t number)
 {
+	char name[24];
 	int fd;
 
+	stage_file_name(number, name);
 	if (unlinkat(st->dirfd, name, 0) == 0 || errno != EPERM)
 		return;
 	fd = openat(st->dirfd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);

@@ -7,8 +7,8 @@
 
 /* Its name on the tmpfs. */
 void stage_file_name(uint64_t number, char ret[24]);
-/* Remove a file of the tmpfs, sealed or not. */
-void stage_unlink(struct stages *st, const char *name);
+/* Remove that file, sealed or not. */
+void stage_unlink(struct stages *st, uint64_t number);
 /* The flag of a file, as chattr(1) has it: append-only or not. */
 int stage_set_sealed(int fd, bool on);
 bool stage_is_sealed(int fd);

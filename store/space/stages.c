@@ -41,7 +41,6 @@ _Static_assert(sizeof(struct stage_header) == 120, "header is shared");
 #define STAGE_MAGIC "ckptfs stages 1"
 #define STAGE_HEADER_BYTES 4096
 
-/* The memory that this process may use. */
 static uint64_t memory_size(void)
 {
 	uint64_t bytes = memory_bytes();
@@ -243,15 +242,9 @@ int stages_init(struct stages *st, const struct stages_config *config,
 static void remove_clean(struct stages *st)
 {
 	(void)unlinkat(st->dirfd, STAGE_TABLE, 0);
-	for (uint32_t i = 0; i < st->slot_count; i++) {
-		char name[24];
-
-		if (st->slots[i].ino == 0 || st->slots[i].kind != STAGE_MEMORY)
-			continue;
-		stage_file_name(st->slots[i].number, name);
-		stage_unlink(st, name);
-	}
-	st->next_number = 0;
+	for (uint32_t i = 0; i < st->slot_count; i++)
+		if (st->slots[i].ino != 0 && st->slots[i].kind == STAGE_MEMORY)
+			stage_unlink(st, st->slots[i].number);
 }
 
 void stages_release(struct stages *st)
@@ -308,8 +301,6 @@ int stages_adopt(struct stages *st,
 
 		if (slot->ino == 0)
 			continue;
-		SLOT_SET(slot, opens, 0);
-		SLOT_SET(slot, writers, 0);
 		s = stage_new(slot->ino, slot->kind == STAGE_DISK
 						 ? STAGE_DISK
 						 : STAGE_MEMORY);
@@ -364,7 +355,7 @@ static int sweep_one(void *arg, int fd, const char *name)
 		uint64_t number = strtoull(name + 1, &end, 16);
 
 		if (*end == 0 && !memory_is_used(st, number))
-			stage_unlink(st, name);
+			stage_unlink(st, number);
 	}
 	return 0;
 }
