@@ -36,7 +36,7 @@ static int need_dir(struct rebuild *r, uint64_t parent, const char *name,
 		return S_ISDIR(d.type) ? 0 : -ENOTDIR;
 	}
 	if (rc == -ENOENT)
-		rc = b ? attr_load(r->kv, key_ino('A', parent), &up) : -ENOMEM;
+		rc = attr_load(r->kv, key_ino('A', parent), &up);
 	if (rc < 0)
 		return rc;
 	dir.uid = up.uid;
@@ -46,8 +46,8 @@ static int need_dir(struct rebuild *r, uint64_t parent, const char *name,
 	(void)snprintf(dir.name, sizeof(dir.name), "%s", name);
 	up.nlink++;
 	*ret_ino = r->next_ino++;
-	inode_put_attr(b, *ret_ino, &dir);
-	inode_put_attr(b, parent, &up);
+	attr_save(b, key_ino('A', *ret_ino), &dir);
+	attr_save(b, key_ino('A', parent), &up);
 	names_put_entry(b, parent, name, *ret_ino, S_IFDIR);
 	attr_release(&up);
 	return kv_write(r->kv, b);
@@ -71,14 +71,14 @@ static int make_way(struct rebuild *r, uint64_t parent, const char *name)
 	     dirent_load(r->kv, name_key(parent, other), &taken) == 0; n++)
 		(void)snprintf(other, sizeof(other),
 			       "%.200s" OLDER_SUFFIX "-%u", name, n);
-	rc = b ? attr_load(r->kv, key_ino('A', d.ino), &a) : -ENOMEM;
+	rc = attr_load(r->kv, key_ino('A', d.ino), &a);
 	if (rc < 0)
 		return rc;
 	record_delete(b, name_key(parent, name));
 	names_put_entry(b, parent, other, d.ino, d.type);
 	if (a.parent == parent && strcmp(a.name, name) == 0) {
 		strcpy(a.name, other);
-		inode_put_attr(b, d.ino, &a);
+		attr_save(b, key_ino('A', d.ino), &a);
 	} else {
 		record_delete(b, key_link(d.ino, parent, name));
 		record_mark(b, key_link(d.ino, parent, other));
@@ -104,10 +104,8 @@ static int put_file(struct rebuild *r, const struct label *l, uint64_t parent,
 			  .ctime_ns = l->mtime_ns,
 			  .parent = parent };
 
-	if (!b)
-		return -ENOMEM;
 	(void)snprintf(a.name, sizeof(a.name), "%s", name);
-	inode_put_attr(b, l->ino, &a);
+	attr_save(b, key_ino('A', l->ino), &a);
 	names_put_entry(b, parent, name, l->ino, l->mode);
 	return kv_write(r->kv, b);
 }
@@ -188,7 +186,7 @@ int rebuild_remove(struct rebuild *r, uint64_t ino, const char *reason)
 	char buf[PATH_MAX];
 	const char *path = check_path_in(r->kv, ino, buf);
 	struct attr a;
-	int rc = b ? attr_load(r->kv, key_ino('A', ino), &a) : -ENOMEM;
+	int rc = attr_load(r->kv, key_ino('A', ino), &a);
 
 	if (rc == 0) {
 		if (a.parent != 0)

@@ -60,11 +60,6 @@ struct key key_dirent(uint64_t parent, uint64_t hash, const char *name)
 	return k;
 }
 
-struct key key_dir(uint64_t parent)
-{
-	return key_ino('E', parent);
-}
-
 struct key key_dir_at(uint64_t parent, uint64_t hash)
 {
 	return key_pair('E', parent, hash);

@@ -73,10 +73,10 @@ struct key {
 	size_t len;
 };
 
-struct key key_ino(char kind, uint64_t ino); /* A F D O U W, and I image */
+/* A F D O U W, and I image; and what keys of E X L, and K P, begin with. */
+struct key key_ino(char kind, uint64_t ino);
 struct key key_dirent(uint64_t parent, uint64_t hash, const char *name);
-/* The prefix of a directory, or the place of `hash` in it. */
-struct key key_dir(uint64_t parent);
+/* The place of `hash` in a directory. */
 struct key key_dir_at(uint64_t parent, uint64_t hash);
 struct key key_xattr(uint64_t ino, const char *name);
 struct key key_link(uint64_t ino, uint64_t parent, const char *name);

@@ -240,8 +240,7 @@ uint64_t inode_lookups(struct inode_table *t, struct inode *in)
 	return in->lookups;
 }
 
-/* False: these are all; only with the shard's lock nobody finds it once more.
- */
+/* False: these are all; without the shard's lock it may be found once more. */
 static bool put_but_not_last(struct inode *in, uint64_t count)
 {
 	uint64_t refs = atomic_load(&in->refs);
@@ -284,8 +283,6 @@ static int inode_next_ino(struct inode_table *t, uint64_t *ret_ino)
 		uint64_t end = t->next_ino + INO_STEP;
 		int rc;
 
-		if (!b)
-			return -ENOMEM;
 		u64_save(b, key_meta(META_NEXT_INO), end);
 		rc = kv_write(t->kv, b);
 		if (rc < 0)
@@ -400,8 +397,7 @@ static int file_stat(struct inode_table *t, struct stage *stage,
 	rc = stage_stat(t->stages, stage, &sb);
 	if (rc == 0) {
 		out->st_size = sb.st_size;
-		/* Preallocated room is not the file's: no more than its size.
-		 */
+		/* Preallocated room is not the file's. */
 		out->st_blocks = sb.st_blocks;
 		if (out->st_blocks > (sb.st_size + 511) / 512)
 			out->st_blocks = (sb.st_size + 511) / 512;
@@ -473,9 +469,4 @@ int inode_stat(struct inode_table *t, struct inode *in, struct stat *ret_stat)
 		s.st_ctim = s.st_mtim;
 	*ret_stat = s;
 	return 0;
-}
-
-void inode_put_attr(struct kv_batch *b, uint64_t ino, const struct attr *a)
-{
-	attr_save(b, key_ino('A', ino), a);
 }

@@ -113,8 +113,8 @@ struct file {
 	int backing_id; /* of the kernel, 0: none (IO_BACKED only) */
 	struct stage *backing_stage; /* what backs it: a stage ... */
 	struct image *backing_image; /* ... or an image; a reference */
-	/* Its readers have an image that is partly shared by now: punch it
-	 * when the last of them is gone. 0: none. */
+	/* Partly shared by now: punched when its last reader is gone. 0: none.
+	 */
 	uint64_t punch_image, punch_size;
 
 	struct versions versions; /* inode.lock and drain.lock */
@@ -206,9 +206,6 @@ int inode_load_file(struct inode_table *t, struct inode *in);
 struct attr inode_attr(struct inode *in);
 /* What stat(2) shows. Blocks on fstat() of the stage at most. */
 int inode_stat(struct inode_table *t, struct inode *in, struct stat *ret_stat);
-
-/* Put the attributes into a batch. */
-void inode_put_attr(struct kv_batch *b, uint64_t ino, const struct attr *a);
 
 /* The path of an inode's first name, for messages: "?" when there is none. */
 void inode_path(struct inode_table *t, struct inode *in, char *buf,

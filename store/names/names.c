@@ -4,9 +4,8 @@
  * wrote it. Directories are in names_dir.c, extended attributes in
  * names_xattr.c.
  *
- * A change is one batch, put together while names.changing is held. The inodes
- * in memory are changed after it was written (names_write()): a full disk
- * refuses the batch, and then nothing has changed.
+ * A change is one batch, put together while names.changing is held, and then
+ * written: names_write().
  */
 #include "store/names/names_private.h"
 
@@ -80,7 +79,7 @@ int names_write(struct names *nm, struct kv_batch *b, struct names_change *c)
 	int rc;
 
 	for (unsigned i = 0; i < c->count; i++)
-		inode_put_attr(b, c->in[i]->ino, &c->attr[i]);
+		attr_save(b, key_ino('A', c->in[i]->ino), &c->attr[i]);
 	rc = kv_write(nm->kv, b);
 	for (unsigned i = 0; rc == 0 && i < c->count; i++) {
 		struct inode *in = c->in[i];
@@ -177,8 +176,6 @@ static int renumber(struct names *nm, struct inode *in, uint64_t *ret_ino)
 	struct inode *fresh = NULL;
 	int rc;
 
-	if (!b)
-		return -ENOMEM;
 	rc = inode_load_file(nm->inodes, in);
 	if (rc < 0)
 		return rc;
@@ -197,7 +194,7 @@ static int renumber(struct names *nm, struct inode *in, uint64_t *ret_ino)
 		fresh->file->state.name = NAME_AWAITED;
 	}
 	names_put_entry(b, a.parent, a.name, fresh->ino, a.mode);
-	inode_put_attr(b, fresh->ino, &a);
+	attr_save(b, key_ino('A', fresh->ino), &a);
 	rc = records_each(nm->kv, key_ino('X', in->ino), copy_xattr,
 			  &(struct copying){ b, fresh->ino });
 	if (rc == 0)
@@ -209,7 +206,7 @@ static int renumber(struct names *nm, struct inode *in, uint64_t *ret_ino)
 	old.nlink = 0;
 	old.parent = 0;
 	old.name[0] = 0;
-	inode_put_attr(b, in->ino, &old);
+	attr_save(b, key_ino('A', in->ino), &old);
 	record_mark(b, key_ino('O', in->ino));
 	if (rc == 0)
 		rc = nm->hooks.clone(nm->hooks.arg, b, in->ino, fresh->ino);
@@ -277,8 +274,6 @@ int names_setattr(struct names *nm, struct inode *in, unsigned valid,
 	struct names_change c = { .count = 0 };
 	struct attr *a;
 
-	if (!b)
-		return -ENOMEM;
 	HOLD(&nm->changing);
 	a = names_changed_attr(&c, in);
 	if (valid & SET_MODE)
@@ -321,8 +316,6 @@ int names_set_writer(struct names *nm, struct inode *in, const struct writer *w)
 	struct writer old = { 0 };
 	int rc;
 
-	if (!b)
-		return -ENOMEM;
 	rc = names_get_writer(nm, in->ino, &old);
 	/* A damaged one is replaced. */
 	if ((rc == 0 || rc == -ENODATA) && writer_equal(&old, w))

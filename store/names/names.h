@@ -24,8 +24,7 @@ struct names_hooks {
 	int (*prepare)(void *arg, struct inode *in, const struct names_new *n);
 	/* ... and was never there after all, or lost its last name. */
 	void (*unlinked)(void *arg, struct inode *in);
-	/* Write b, in which what is committed of `from` is that of `to`, too.
-	 */
+	/* Write b, in which the committed content of `from` is `to`'s, too. */
 	int (*clone)(void *arg, struct kv_batch *b, uint64_t from, uint64_t to);
 	/* A name means another inode, an inode lost its names: no lock held. */
 	void (*renamed)(void *arg, uint64_t parent, const char *name);

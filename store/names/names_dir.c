@@ -68,10 +68,6 @@ static int new_attr(const struct names_new *n, struct inode *dir,
 	return n->target && !a->target ? -ENOMEM : 0;
 }
 
-/*
- * The kernel's lock keeps others away from the name, but not a commit of a
- * segment, which comes by an ioctl: so it is looked for again.
- */
 static int create_write(struct names *nm, struct inode *dir, struct inode *in,
 			const struct attr *a, const struct names_new *n)
 {
@@ -79,8 +75,6 @@ static int create_write(struct names *nm, struct inode *dir, struct inode *in,
 	struct names_change c = { .count = 0 };
 	int rc;
 
-	if (!b)
-		return -ENOMEM;
 	HOLD(&nm->changing);
 	rc = look_free(nm, dir->ino, a->name);
 	if (rc == 0 && !inode_has_name(dir))
@@ -88,7 +82,7 @@ static int create_write(struct names *nm, struct inode *dir, struct inode *in,
 	if (rc < 0)
 		return rc;
 	names_put_entry(b, a->parent, a->name, in->ino, a->mode);
-	inode_put_attr(b, in->ino, a);
+	attr_save(b, key_ino('A', in->ino), a);
 	if (S_ISREG(a->mode)) {
 		record_mark(b, key_ino('U', in->ino));
 		meta_add(b, META_FILES, 1);
@@ -162,8 +156,6 @@ int names_link(struct names *nm, struct inode *in, uint64_t parent,
 	struct attr *a;
 	int rc;
 
-	if (!b)
-		return -ENOMEM;
 	HOLD(&nm->changing);
 	rc = look_free(nm, parent, name);
 	if (rc == 0)
@@ -234,19 +226,9 @@ static int drop_name(struct names *nm, struct kv_batch *b,
 	return 0;
 }
 
-static int stop_at_first(void *arg, const char *name,
-			 const struct dirent_rec *entry, uint64_t cookie)
-{
-	(void)arg;
-	(void)name;
-	(void)entry;
-	(void)cookie;
-	return 1;
-}
-
 static int dir_is_empty(struct names *nm, uint64_t dir)
 {
-	int rc = names_list(nm, dir, 0, stop_at_first, NULL);
+	int rc = records_any(nm->kv, key_ino('E', dir));
 
 	return rc == 1 ? -ENOTEMPTY : rc;
 }
@@ -259,8 +241,6 @@ static int remove_name(struct names *nm, uint64_t parent, const char *name,
 	struct names_change c = { .count = 0 };
 	int rc;
 
-	if (!b)
-		return -ENOMEM;
 	HOLD(&nm->changing);
 	rc = names_lookup(nm, parent, name, &in);
 	if (rc < 0)
@@ -352,8 +332,6 @@ static int rename_write(struct names *nm, const struct rename_state *r)
 	int old_dirs = r->old && S_ISDIR(inode_attr(r->old).mode);
 	int rc = 0;
 
-	if (!b)
-		return -ENOMEM;
 	if (r->old && !exchange)
 		rc = drop_name(nm, b, &c, r->old, r->to->ino, r->new_name);
 	if (rc < 0)

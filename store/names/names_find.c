@@ -111,7 +111,7 @@ int names_list(struct names *nm, uint64_t dir, uint64_t cookie, names_fn fn,
 {
 	struct listing l = { fn, arg, dir };
 
-	return records_each_from(nm->kv, key_dir(dir),
+	return records_each_from(nm->kv, key_ino('E', dir),
 				 key_dir_at(dir, cookie + 1), list_one, &l);
 }
 
