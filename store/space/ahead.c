@@ -94,13 +94,6 @@ static bool block_next(struct ahead *a, struct ahead_block *at)
 	return true;
 }
 
-/* A block keeps its image, and the mapping of it. */
-static void block_keep(struct ahead *a, struct image *i)
-{
-	image_ref(a->images, i);
-	image_map_more(a->images, i);
-}
-
 static void block_drop(struct ahead *a, struct image *i)
 {
 	if (!i)
@@ -180,8 +173,7 @@ void ahead_stop(struct ahead *a)
 
 /* --- what they are given ----------------------------------------------- */
 
-/* Takes over what b keeps; the one that is left over is the caller's to drop.
- */
+/* Takes over what b keeps; what is left over is the caller's to drop. */
 static struct image *block_add(struct ahead *a, const struct ahead_block *b,
 			       bool own)
 {
@@ -228,7 +220,9 @@ void ahead_add(struct ahead *a, struct image *i, uint64_t off, uint64_t len,
 		off = next;
 		if (is_cached(a, &b))
 			continue;
-		block_keep(a, i);
+		/* A block keeps its image, and the mapping of it. */
+		image_ref(a->images, i);
+		image_map_more(a->images, i);
 		block_drop(a, block_add(a, &b, own));
 	}
 	image_map_end(a->images, i);

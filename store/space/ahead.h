@@ -33,8 +33,7 @@
 #define AHEAD_STREAMS_MAX 4 /* of each file */
 #define AHEAD_THREADS 8
 
-/* Where a reader is; those of a file, last used first. All zero: at its start.
- */
+/* Where readers of a file are, last used first. All zero: at its start. */
 struct ahead_stream {
 	uint64_t next; /* what he read ends here */
 	uint64_t run; /* bytes that he read in sequence up to there */

@@ -54,11 +54,9 @@ bool ahead_queue_take(struct ahead_queue *q, struct ahead_block *ret)
 	if (q->count == 0)
 		return false;
 	if (q->own > 0 && q->own < q->count &&
-	    q->own_taken == AHEAD_OWN_TAKEN_MAX)
+	    q->own_taken >= AHEAD_OWN_TAKEN_MAX)
 		i = q->own;
 	q->own_taken = i < q->own ? q->own_taken + 1 : 0;
-	if (q->own_taken > AHEAD_OWN_TAKEN_MAX)
-		q->own_taken = AHEAD_OWN_TAKEN_MAX;
 	*ret = cut_out(q, i);
 	return true;
 }

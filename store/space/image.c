@@ -111,8 +111,6 @@ static int record_numbers(struct images *im, uint64_t from, uint64_t next)
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	int rc;
 
-	if (!b)
-		return -ENOMEM;
 	u64_save(b, key_meta(META_UNFINISHED), from);
 	u64_save(b, key_meta(META_NEXT_IMAGE), next);
 	rc = kv_write(im->kv, b);
@@ -202,14 +200,6 @@ static struct image *image_find_locked(struct images *im, uint64_t id)
 
 	while (i && i->id != id)
 		i = i->next;
-	return i;
-}
-
-/* Take a reference on an image that is in the table. */
-static struct image *image_take_locked(struct images *im, struct image *i)
-{
-	if (i->refs++ == 0)
-		im->idle--;
 	return i;
 }
 
@@ -339,13 +329,15 @@ bool image_is_building(struct images *im, const struct image *i)
 	return i->building;
 }
 
-/* Nothing can lie in a spare one, or in one that was removed. */
-static int image_take_known_locked(struct images *im, struct image *i,
-				   struct image **ret_image)
+/* A reference: nothing can lie in a spare one, or in one that was removed. */
+static int image_take_locked(struct images *im, struct image *i,
+			     struct image **ret_image)
 {
 	if (i->spare || i->dead)
 		return -ENOENT;
-	*ret_image = image_take_locked(im, i);
+	if (i->refs++ == 0)
+		im->idle--;
+	*ret_image = i;
 	return 0;
 }
 
@@ -360,7 +352,7 @@ int image_get(struct images *im, uint64_t id, struct image **ret_image)
 		HOLD(&im->lock);
 		other = image_find_locked(im, id);
 		if (other)
-			return image_take_known_locked(im, other, ret_image);
+			return image_take_locked(im, other, ret_image);
 	}
 	layout_image_name(id, name);
 	if (fstatat(im->dirfd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
@@ -376,7 +368,7 @@ int image_get(struct images *im, uint64_t id, struct image **ret_image)
 			*ret_image = mine;
 			return 0;
 		}
-		rc = image_take_known_locked(im, other, ret_image);
+		rc = image_take_locked(im, other, ret_image);
 	}
 	image_free(mine);
 	return rc;
@@ -472,20 +464,18 @@ void image_set_clean(struct images *im, uint64_t id, struct stage *s)
 
 void image_clear_clean(struct images *im, struct stage *s)
 {
-	struct image *i, *gone = NULL;
+	struct image *i;
 
 	{
 		HOLD(&im->lock);
 		i = image_find_locked(im, s->clean_image);
 		s->clean_image = 0;
-		if (i && i->clean == s) {
-			i->clean = NULL;
-			if (i->refs == 0 && im->idle > IMAGE_IDLE_MAX)
-				gone = i;
-			if (gone)
-				image_unlink_locked(im, gone);
-		}
+		if (!i || i->clean != s)
+			return;
+		i->clean = NULL;
+		if (i->refs > 0 || im->idle <= IMAGE_IDLE_MAX)
+			return;
+		image_unlink_locked(im, i);
 	}
-	if (gone)
-		image_free(gone);
+	image_free(i);
 }

@@ -25,10 +25,7 @@ struct scan {
 	bool at_start;
 };
 
-/*
- * At the start nobody has what the last daemon removed while somebody had it:
- * the rest of that is done then.
- */
+/* What the last daemon removed while somebody had it, or was copying. */
 static bool is_gone_name(const char *name)
 {
 	return strlen(name) > 16 &&

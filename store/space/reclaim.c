@@ -128,8 +128,7 @@ struct group {
 		int rc;
 	} at[RECLAIM_GROUP_MAX];
 	unsigned count;
-	/* What waits, from one group to the next, and when that was looked at.
-	 */
+	/* What waits, from group to group, and when that was looked at. */
 	struct punch_waiting waiting;
 	uint64_t added, taken;
 };
@@ -163,8 +162,6 @@ static int remove_image(struct reclaim *r, struct image *image)
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	int rc;
 
-	if (!b)
-		return -ENOMEM;
 	rc = record_find(r->kv, key_ino('I', image->id));
 	if (rc == 0) {
 		record_delete(b, key_ino('I', image->id));
@@ -234,12 +231,9 @@ static int reclaim_plan(struct reclaim *r, const struct range *one,
 	p->done = rc == -EIO || rc == -ENOENT; /* it is gone already */
 	if (rc < 0)
 		return p->done ? 0 : rc;
-	{
-		HOLD(&r->images->lock);
-		/* Its job decides; its P records stay until then. */
-		if (p->image->building)
-			return 0;
-	}
+	/* Its job decides; its P records stay until then. */
+	if (image_is_building(r->images, p->image))
+		return 0;
 	rc = punch_plan_range(r->kv, w, p, one->offset, one->len);
 	p->done = rc == 0;
 	return rc;
@@ -273,22 +267,15 @@ static int reclaim_one(struct reclaim *r, const struct punch_plan *p)
 	return rc;
 }
 
-static bool nobody_knows_locked(const struct reclaim *r,
-				const struct range *one)
-{
-	const struct reclaim_ticket *oldest = TAILQ_FIRST(&r->tickets);
-
-	return !oldest || oldest->number >= one->epoch;
-}
-
 /* All ranges that nobody can know of any more, into `out`. */
 static void reclaim_take_locked(struct reclaim *r, struct ranges *out)
 {
+	const struct reclaim_ticket *oldest = TAILQ_FIRST(&r->tickets);
 	struct range *one;
 
 	r->taken++;
 	while ((one = TAILQ_FIRST(&r->ranges)) != NULL &&
-	       nobody_knows_locked(r, one)) {
+	       (!oldest || oldest->number >= one->epoch)) {
 		TAILQ_REMOVE(&r->ranges, one, next);
 		TAILQ_INSERT_TAIL(out, one, next);
 	}
@@ -323,7 +310,7 @@ static void group_forget(struct reclaim *r, struct group *g)
 	SCOPED(scope_batch) struct kv_batch *done = kv_batch_new();
 	int rc;
 
-	if (!done || image_sync_removed(r->images) < 0)
+	if (image_sync_removed(r->images) < 0)
 		return; /* they are done again */
 	HOLD(&r->deciding);
 	rc = waiting_update(r, g);
@@ -431,7 +418,7 @@ int reclaim_start(struct reclaim *r)
 	int rc = thread_create(&r->thread, reclaim_main, r);
 
 	r->started = rc == 0;
-	return -rc;
+	return rc;
 }
 
 void reclaim_stop(struct reclaim *r)

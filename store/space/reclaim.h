@@ -8,9 +8,7 @@
  *
  * Readers and drain jobs hold an epoch ticket while they use committed
  * extents; a range is punched only when everybody who could know of it from
- * before its deletion is done. Until then it waits, and its bytes are left
- * alone also by others: by a range of the whole image, or by a neighbour that
- * would take the block which they share.
+ * before its deletion is done. Until then it waits (punch.h).
  *
  * An image without any chunk is removed.
  */
