@@ -108,28 +108,14 @@ static const char *rank_name(enum lock_rank rank)
 	return names[rank];
 }
 
-/* Before it is waited for: could it be that its holder waits for us? */
-void order_check(enum lock_rank rank)
+void order_check(enum lock_rank rank, const void *given_up, const char *what)
 {
 	for (unsigned i = 0; i < held_count; i++)
-		if (held[i].rank >= rank) {
+		if (held[i].lock != given_up && held[i].rank >= rank) {
 			fprintf(stderr,
-				"lock order: %s is taken by a thread that "
-				"holds %s; see LOCK_RANKS in base/sync.h\n",
-				rank_name(rank), rank_name(held[i].rank));
-			abort();
-		}
-}
-
-/* Who waits gives up this lock only; it is taken again in its order. */
-void order_check_wait(const struct lock *l)
-{
-	for (unsigned i = 0; i < held_count; i++)
-		if (held[i].lock != l && held[i].rank >= l->rank) {
-			fprintf(stderr,
-				"lock order: a thread waits with %s and holds "
-				"%s\n",
-				rank_name(l->rank), rank_name(held[i].rank));
+				"lock order: %s is %s by a thread that holds "
+				"%s; see LOCK_RANKS in base/sync.h\n",
+				rank_name(rank), what, rank_name(held[i].rank));
 			abort();
 		}
 }

@@ -11,10 +11,12 @@
 #include "store/base/io.h"
 
 #ifdef CKPTFS_LOCK_CHECK
-/* Stop the process unless a lock of this rank may be taken now. */
-void order_check(enum lock_rank rank);
-/* Or unless this one may be waited with. */
-void order_check_wait(const struct lock *l);
+/*
+ * Stop the process unless a lock of this rank may be waited for now: could it
+ * be that its holder waits for us? given_up: the lock that is not held
+ * meanwhile, and taken again in its order; or NULL.
+ */
+void order_check(enum lock_rank rank, const void *given_up, const char *what);
 void order_note_taken(const void *lock, enum lock_rank rank);
 void order_note_given(const void *lock);
 #define IN_ORDER(call) call
@@ -24,7 +26,7 @@ void order_note_given(const void *lock);
 
 static inline void lock_take(struct lock *l)
 {
-	IN_ORDER(order_check(l->rank));
+	IN_ORDER(order_check(l->rank, NULL, "taken"));
 	CHECK(pthread_mutex_lock(&l->mutex) == 0);
 	IN_ORDER(order_note_taken(l, l->rank));
 }
@@ -45,14 +47,14 @@ static inline void lock_give(struct lock *l)
 
 static inline void shared_lock_read(struct shared_lock *l)
 {
-	IN_ORDER(order_check(l->rank));
+	IN_ORDER(order_check(l->rank, NULL, "taken"));
 	CHECK(pthread_rwlock_rdlock(&l->rw) == 0);
 	IN_ORDER(order_note_taken(l, l->rank));
 }
 
 static inline void shared_lock_write(struct shared_lock *l)
 {
-	IN_ORDER(order_check(l->rank));
+	IN_ORDER(order_check(l->rank, NULL, "taken"));
 	CHECK(pthread_rwlock_wrlock(&l->rw) == 0);
 	IN_ORDER(order_note_taken(l, l->rank));
 }
@@ -65,7 +67,7 @@ static inline void shared_lock_give(struct shared_lock *l)
 
 static inline void cond_wait(struct cond *c, struct lock *l)
 {
-	IN_ORDER(order_check_wait(l));
+	IN_ORDER(order_check(l->rank, l, "waited with"));
 	CHECK(pthread_cond_wait(&c->cond, &l->mutex) == 0);
 }
 
@@ -75,7 +77,7 @@ static inline bool cond_wait_until(struct cond *c, struct lock *l,
 	struct timespec t = io_timespec(deadline_ns);
 	int rc;
 
-	IN_ORDER(order_check_wait(l));
+	IN_ORDER(order_check(l->rank, l, "waited with"));
 	rc = pthread_cond_timedwait(&c->cond, &l->mutex, &t);
 	CHECK(rc == 0 || rc == ETIMEDOUT);
 	return rc == 0;
