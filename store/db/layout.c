@@ -77,15 +77,10 @@ static int sync_parent(const char *path)
 
 static int make_dir(const struct refusal *r)
 {
-	int rc;
-
-	if (mkdir(r->path, STORE_MODE) == 0) {
-		rc = sync_parent(r->path);
-		if (rc == 0)
-			return 0;
-		return refuse(r, rc, "%s: cannot make it durable: %s", r->path,
-			      strerror(-rc));
-	}
+	if (mkdir(r->path, STORE_MODE) == 0)
+		return sync_parent(r->path) == 0
+			       ? 0
+			       : refuse_call(r, "make it durable");
 	if (errno == EEXIST)
 		return 0;
 	if (errno == ENOENT)
@@ -381,7 +376,7 @@ static int make_store(const struct refusal *r, int dirfd,
 	if (rc < 0)
 		return refuse(r, rc, "%s: cannot make a store here: %s",
 			      r->path, strerror(-rc));
-	return 1;
+	return 0;
 }
 
 /*
@@ -422,6 +417,7 @@ int layout_open(const char *path, bool create, int *ret_dirfd, int *ret_lockfd,
 	SCOPED(scope_close) int dirfd = -1;
 	SCOPED(scope_close) int lockfd = -1;
 	char uuid[LAYOUT_UUID_BYTES];
+	bool fresh;
 	int rc;
 
 	rc = open_dir(&r, create, &dirfd);
@@ -438,22 +434,18 @@ int layout_open(const char *path, bool create, int *ret_dirfd, int *ret_lockfd,
 		return rc;
 	/* And again: until now another process may have made it a store. */
 	rc = look(&r, dirfd, create, uuid);
-	if (rc == 0)
+	fresh = rc == 0;
+	if (fresh)
 		rc = make_store(&r, dirfd, uuid);
-	else if (rc == 1)
-		rc = 0;
-	if (rc >= 0 && create) {
-		int parts = look_parts(&r, dirfd);
-
-		rc = parts < 0 ? parts : rc;
-	}
+	if (rc >= 0 && create)
+		rc = look_parts(&r, dirfd);
 	if (rc < 0)
 		return rc;
 	memcpy(ret_uuid, uuid, sizeof(uuid));
 	*ret_dirfd = dirfd;
 	*ret_lockfd = lockfd;
 	dirfd = lockfd = -1;
-	return rc;
+	return fresh;
 }
 
 int layout_open_damaged(const char *path, int *ret_dirfd, int *ret_lockfd,
