@@ -94,8 +94,7 @@ int safetensors_header_length(const void *prefix, uint64_t file_bytes,
 	return 0;
 }
 
-/* --- The values ------------------------------------------------------------
- */
+/* --- the values --- */
 
 struct parse {
 	struct safetensors_error *error;
@@ -308,8 +307,7 @@ static int parse_metadata(struct parse *p, const cJSON *j)
 	return check_metadata_keys(p);
 }
 
-/* --- All of them -----------------------------------------------------------
- */
+/* --- all of them --- */
 
 /* Empty ones before that which starts there; else as they were. */
 static int compare_offsets(const void *a, const void *b)

@@ -117,15 +117,14 @@ int guard_said(struct guard *g, const struct guard_step *step,
 	       const char *attribute, bool own_only, char **ret);
 
 struct guard_ignored {
-	char *text; /* owned */
+	char *text; /* the caller's to free, also after an error */
 	const char *pattern[GUARD_IGNORE_MAX];
 	unsigned count;
 };
 
-/* Into what is all zero. guard_ignored_release() it in any case. */
+/* Into what is all zero. */
 int guard_ignored_read(struct guard *g, const struct guard_step *step,
 		       struct guard_ignored *ret);
-void guard_ignored_release(struct guard_ignored *i);
 bool guard_is_ignored(const struct guard_ignored *i, const char *name);
 
 /*

@@ -127,10 +127,7 @@ static int source_read(void *self, void *buf, size_t len, uint64_t off)
 	return read_through(o->g, o->in, buf, len, off, o->memory);
 }
 
-/*
- * What has this path in the folder ("": itself), if the reader may read it. Of
- * his groups nothing is known: their rights do not count.
- */
+/* What has this path in the folder ("": itself), if the reader may read it. */
 static int find_readable(struct folder *f, const char *path,
 			 struct inode **ret_inode)
 {

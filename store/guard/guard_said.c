@@ -91,11 +91,6 @@ int guard_ignored_read(struct guard *g, const struct guard_step *step,
 	return 0;
 }
 
-void guard_ignored_release(struct guard_ignored *i)
-{
-	free(i->text);
-}
-
 /* Not fnmatch(3): a pattern is a user's, and must not cost more than this. */
 static bool matches(const char *name, const char *pattern)
 {

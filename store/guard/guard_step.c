@@ -40,9 +40,8 @@ void guard_clean(char *text, size_t len)
 	}
 }
 
-static void put(struct text *t, const char *format, ...)
-	__attribute__((format(printf, 2, 3)));
-static void put(struct text *t, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static void put(struct text *t,
+						      const char *format, ...)
 {
 	size_t from = t->len;
 	va_list ap;
@@ -86,7 +85,7 @@ struct difference {
 
 static void difference_release(struct difference *d)
 {
-	guard_ignored_release(&d->ignored);
+	free(d->ignored.text);
 	structure_release(&d->then);
 	structure_release(&d->now);
 }
