@@ -59,26 +59,6 @@ static inline void bytes_put_le(struct bytes *b, uint64_t v, size_t len)
 	bytes_put(b, &v, len);
 }
 
-static inline void bytes_put_u8(struct bytes *b, uint8_t v)
-{
-	bytes_put_le(b, v, 1);
-}
-
-static inline void bytes_put_u16(struct bytes *b, uint16_t v)
-{
-	bytes_put_le(b, v, sizeof(v));
-}
-
-static inline void bytes_put_u32(struct bytes *b, uint32_t v)
-{
-	bytes_put_le(b, v, sizeof(v));
-}
-
-static inline void bytes_put_u64(struct bytes *b, uint64_t v)
-{
-	bytes_put_le(b, v, sizeof(v));
-}
-
 struct bytes_reader {
 	const uint8_t *at;
 	size_t left;
@@ -115,25 +95,22 @@ static inline uint64_t bytes_take_le(struct bytes_reader *r, size_t len)
 	return le64toh(v);
 }
 
-static inline uint8_t bytes_take_u8(struct bytes_reader *r)
-{
-	return (uint8_t)bytes_take_le(r, 1);
-}
-
-static inline uint16_t bytes_take_u16(struct bytes_reader *r)
-{
-	return (uint16_t)bytes_take_le(r, 2);
-}
-
-static inline uint32_t bytes_take_u32(struct bytes_reader *r)
-{
-	return (uint32_t)bytes_take_le(r, 4);
-}
-
-static inline uint64_t bytes_take_u64(struct bytes_reader *r)
-{
-	return bytes_take_le(r, 8);
-}
+/* bytes_put_u8() and bytes_take_u8(), and so on: numbers of that width. */
+#define BYTES_NUMBER(bits)                                           \
+	static inline void bytes_put_u##bits(struct bytes *b,        \
+					     uint##bits##_t v)       \
+	{                                                            \
+		bytes_put_le(b, v, sizeof(v));                       \
+	}                                                            \
+	static inline uint##bits##_t bytes_take_u##bits(             \
+		struct bytes_reader *r)                              \
+	{                                                            \
+		return (uint##bits##_t)bytes_take_le(r, (bits) / 8); \
+	}
+BYTES_NUMBER(8)
+BYTES_NUMBER(16)
+BYTES_NUMBER(32)
+BYTES_NUMBER(64)
 
 /* len is at least 1. */
 static inline bool bytes_are_zero(const uint8_t *p, size_t len)
