@@ -31,16 +31,6 @@ static bool take_number(const char **at, const char *end, uint32_t *ret)
 	return true;
 }
 
-static bool take_text(const char **at, const char *end, const char *text)
-{
-	size_t len = strlen(text);
-
-	if ((size_t)(end - *at) < len || memcmp(*at, text, len) != 0)
-		return false;
-	*at += len;
-	return true;
-}
-
 void writer_set_text(char *ret, size_t max, const char *text, size_t len)
 {
 	bool good = len <= max;
@@ -137,88 +127,81 @@ void writer_of_environment(const char *block, size_t len, struct writer *ret,
 
 /* --- names --------------------------------------------------------------- */
 
-/* [hint]__RANK_I.distcp: of DCP and Megatron; what follows may be .tmp. */
-static bool name_distcp(const char *p, const char *end, struct writer *ret)
+/*
+ * Does the name, from `at` on, have this form? In a form R stands for the rank,
+ * W for the world size, N for a number that does not count, $ for the end, *
+ * for whatever follows; all else for itself, and no word goes on behind it.
+ */
+static bool has_form(const char *at, const char *form, struct writer *ret)
 {
-	const char *at = NULL;
+	const char *end = at + strlen(at);
 	uint32_t ignored;
 
-	for (const char *s = p; (s = strstr(s, "__")) != NULL; s++)
+	for (; *form && *form != '$' && *form != '*'; form++) {
+		bool fits;
+
+		if (*form == 'R')
+			fits = take_number(&at, end, &ret->rank);
+		else if (*form == 'W')
+			fits = take_number(&at, end, &ret->world_size);
+		else if (*form == 'N')
+			fits = take_number(&at, end, &ignored);
+		else
+			fits = *at++ == *form;
+		if (!fits)
+			return false;
+	}
+	return *form == '*' || at == end || (!*form && !is_word(*at));
+}
+
+/* Where FSDP's users say the world size, or "". */
+static const char *world_of(const char *name)
+{
+	const char *at = strstr(name, "world_size_");
+
+	return at && (at == name || at[-1] == '_') ? at : "";
+}
+
+/* What is behind the last "__", or "". */
+static const char *behind_hint(const char *name)
+{
+	const char *at = "";
+
+	for (const char *s = name; (s = strstr(s, "__")) != NULL; s++)
 		at = s + 2;
-	return at && take_number(&at, end, &ret->rank) &&
-	       take_text(&at, end, "_") && take_number(&at, end, &ignored) &&
-	       take_text(&at, end, ".distcp") && (at == end || *at == '.');
-}
-
-/* rank_N..., rankN... */
-static bool name_rank(const char *p, const char *end, struct writer *ret)
-{
-	if (!take_text(&p, end, "rank"))
-		return false;
-	(void)take_text(&p, end, "_");
-	return take_number(&p, end, &ret->rank) && (p == end || !is_word(*p));
-}
-
-/* rng_state_N.pth: of the Hugging Face trainer. */
-static bool name_rng(const char *p, const char *end, struct writer *ret)
-{
-	return take_text(&p, end, "rng_state_") &&
-	       take_number(&p, end, &ret->rank) && take_text(&p, end, ".pth") &&
-	       p == end;
-}
-
-/* WHAT_world_size_W_rank_N.pt: of FSDP's users. */
-static bool name_world(const char *p, const char *end, struct writer *ret)
-{
-	const char *at = strstr(p, "world_size_");
-
-	return at && (at == p || at[-1] == '_') &&
-	       take_text(&at, end, "world_size_") &&
-	       take_number(&at, end, &ret->world_size) &&
-	       take_text(&at, end, "_rank_") &&
-	       take_number(&at, end, &ret->rank) &&
-	       ret->rank < ret->world_size && (at == end || !is_word(*at));
-}
-
-/* mp_rank_X_...: of DeepSpeed; the world is not known. */
-static bool name_model(const char *p, const char *end, struct writer *ret)
-{
-	ret->kind = WRITER_MODEL_PARALLEL;
-	return take_text(&p, end, "mp_rank_") &&
-	       take_number(&p, end, &ret->rank) && (p == end || !is_word(*p));
-}
-
-/* [bf16_|fp16_]zero_pp_rank_D_mp_rank_X_... */
-static bool name_data(const char *p, const char *end, struct writer *ret)
-{
-	uint32_t ignored;
-
-	ret->kind = WRITER_DATA_PARALLEL;
-	if (!take_text(&p, end, "bf16_"))
-		(void)take_text(&p, end, "fp16_");
-	return take_text(&p, end, "zero_pp_rank_") &&
-	       take_number(&p, end, &ret->rank) &&
-	       take_text(&p, end, "_mp_rank_") &&
-	       take_number(&p, end, &ignored) && (p == end || !is_word(*p));
+	return at;
 }
 
 void writer_of_name(const char *name, struct writer *ret)
 {
-	static bool (*const forms[])(const char *, const char *,
-				     struct writer *) = {
-		name_distcp, name_rank,  name_rng,
-		name_world,  name_model, name_data,
+	const char *world = world_of(name), *last = behind_hint(name);
+	const struct {
+		const char *at, *form;
+		enum writer_kind kind;
+	} forms[] = {
+		/* [hint]__RANK_I.distcp, or .tmp behind it: DCP, Megatron */
+		{ last, "R_N.distcp$", WRITER_GLOBAL },
+		{ last, "R_N.distcp.*", WRITER_GLOBAL },
+		{ name, "rank_R", WRITER_GLOBAL },
+		{ name, "rankR", WRITER_GLOBAL },
+		/* of the Hugging Face trainer */
+		{ name, "rng_state_R.pth$", WRITER_GLOBAL },
+		{ world, "world_size_W_rank_R", WRITER_GLOBAL },
+		/* of DeepSpeed; the world is not known */
+		{ name, "mp_rank_R", WRITER_MODEL_PARALLEL },
+		{ name, "zero_pp_rank_R_mp_rank_N", WRITER_DATA_PARALLEL },
+		{ name, "bf16_zero_pp_rank_R_mp_rank_N", WRITER_DATA_PARALLEL },
+		{ name, "fp16_zero_pp_rank_R_mp_rank_N", WRITER_DATA_PARALLEL },
 	};
-	const char *end = name + strlen(name);
 
 	for (size_t i = 0; i < sizeof(forms) / sizeof(*forms); i++) {
-		memset(ret, 0, sizeof(*ret));
-		if (forms[i](name, end, ret)) {
-			ret->source = WRITER_NAME;
+		*ret = (struct writer){ .source = WRITER_NAME,
+					.kind = forms[i].kind };
+		if (has_form(forms[i].at, forms[i].form, ret) &&
+		    (forms[i].at != world || ret->rank < ret->world_size))
 			return;
-		}
 	}
-	memset(ret, 0, sizeof(*ret));
+	*ret = (struct writer){ .source = WRITER_NOWHERE };
 }
 
 void writer_add_name(struct writer *w, bool scheduler, const char *name)
