@@ -214,14 +214,6 @@ static int forget_range(struct reclaim *r, struct kv_batch *b,
 	return rc < 0 ? rc : 0;
 }
 
-static uint64_t image_bytes(struct reclaim *r, const struct image *i)
-{
-	struct stat sb;
-
-	return image_stat(r->images, i, &sb) == 0 ? (uint64_t)sb.st_blocks * 512
-						  : 0;
-}
-
 /* What is to be done about the range; deciding is held. */
 static int reclaim_plan(struct reclaim *r, const struct range *one,
 			const struct punch_waiting *w, struct punch_plan *p)
@@ -241,8 +233,9 @@ static int reclaim_plan(struct reclaim *r, const struct range *one,
 
 static int reclaim_one(struct reclaim *r, const struct punch_plan *p)
 {
+	bool dead = false, known;
 	uint64_t freed = 0;
-	bool dead = false;
+	struct stat sb;
 	int rc = 0;
 
 	if (p->empty) {
@@ -255,10 +248,10 @@ static int reclaim_one(struct reclaim *r, const struct punch_plan *p)
 			     ? -EBUSY
 			     : punch_holes(r->images, p, &freed);
 	if (rc == 0 && p->empty && !dead) {
-		freed = image_bytes(r, p->image);
+		known = image_stat(r->images, p->image, &sb) == 0;
 		rc = remove_image(r, p->image);
-		if (rc < 0)
-			freed = 0;
+		if (rc == 0 && known)
+			freed = (uint64_t)sb.st_blocks * 512;
 	}
 	if (freed > 0) {
 		HOLD(&r->lock);

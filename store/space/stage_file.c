@@ -187,7 +187,6 @@ int stage_copy(struct stages *st, const struct stage *from, struct stage *to)
 const uint8_t *stage_map(struct stages *st, const struct stage *s,
 			 uint64_t size)
 {
-	size_t len = (size_t)((size + 4095) & ~UINT64_C(4095));
 	SCOPED(scope_close) int fd = -1;
 	void *map;
 
@@ -196,14 +195,12 @@ const uint8_t *stage_map(struct stages *st, const struct stage *s,
 	fd = stage_open(st, s, O_RDONLY);
 	if (fd < 0)
 		return NULL;
-	map = mmap(NULL, len, PROT_READ, MAP_SHARED, fd, 0);
+	map = mmap(NULL, (size_t)size, PROT_READ, MAP_SHARED, fd, 0);
 	return map == MAP_FAILED ? NULL : map;
 }
 
 void stage_unmap(const uint8_t *map, uint64_t size)
 {
-	size_t len = (size_t)((size + 4095) & ~UINT64_C(4095));
-
 	if (map)
-		(void)munmap((void *)(uintptr_t)map, len);
+		(void)munmap((void *)(uintptr_t)map, (size_t)size);
 }
