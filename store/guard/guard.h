@@ -57,7 +57,6 @@ enum guard_policy {
 };
 
 struct guard;
-struct kv;
 struct names;
 struct drain;
 struct files;

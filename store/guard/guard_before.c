@@ -83,12 +83,6 @@ bool guard_same_place(const char *a, const char *step_a, const char *b,
 	return *a == *b;
 }
 
-/* Any number of a name may be another one in the other. */
-static bool same_series(const char *a, const char *b)
-{
-	return guard_same_place(a, a, b, b);
-}
-
 /* --- the step before --- */
 
 /* Parts of one step are beside each other, too: they are no steps. */
@@ -116,8 +110,9 @@ static int search_one(void *arg, const char *name,
 	struct search *s = arg;
 
 	(void)cookie;
+	/* Of one series: any number of a name may differ. */
 	if (!S_ISDIR(entry->type) || entry->ino == s->step->dir ||
-	    !same_series(name, s->step->name) ||
+	    !guard_same_place(name, name, s->step->name, s->step->name) ||
 	    compare_numbers(name, s->below) >= 0 ||
 	    (s->found.dir != 0 && compare_numbers(name, s->found.name) <= 0))
 		return 0;
@@ -155,7 +150,7 @@ static int64_t changed_at(struct guard *g, uint64_t dir, uid_t *ret_uid)
 {
 	struct attr a;
 
-	if (guard_attr(g, dir, &a) < 0)
+	if (inode_attr_of(g->use.inodes, dir, &a) < 0)
 		return -1;
 	*ret_uid = a.uid;
 	return a.nlink > 0 ? a.mtime_ns : -1;

@@ -132,8 +132,6 @@ bool guard_is_ignored(const struct guard_ignored *i, const char *name);
  * durable, without a handle.
  */
 
-/* Its attributes without a target. -ENOENT and the like. */
-int guard_attr(struct guard *g, uint64_t ino, struct attr *ret);
 /* "a/b" below a folder, with a reference. -ENOENT, -ENOTDIR. */
 int guard_find(struct guard *g, uint64_t dir, const char *path,
 	       struct inode **ret_inode);

@@ -52,7 +52,7 @@ static bool leads_into(struct guard *g, uint64_t dir, const char *path,
 	struct attr a;
 	size_t end = len;
 
-	if (path[0] != '/' || guard_attr(g, dir, &a) < 0)
+	if (path[0] != '/' || inode_attr_of(g->use.inodes, dir, &a) < 0)
 		return false;
 	while (end > 0 && path[end - 1] == '/')
 		end--;
@@ -158,7 +158,7 @@ static bool published_by(struct guard *g, struct inode *in, uint64_t parent,
 		return true;
 	}
 	if (S_ISREG(a.mode) && strcmp(name, DCP_METADATA_NAME) == 0) {
-		if (guard_attr(g, parent, &folder) < 0)
+		if (inode_attr_of(g->use.inodes, parent, &folder) < 0)
 			return false;
 		ret->dir = parent;
 		ret->metadata = in->ino;

@@ -29,19 +29,6 @@ struct opened {
 	int memory; /* what is read goes through this */
 };
 
-int guard_attr(struct guard *g, uint64_t ino, struct attr *ret)
-{
-	struct inode *in;
-	int rc = inode_get(g->use.inodes, ino, &in);
-
-	if (rc < 0)
-		return rc;
-	*ret = inode_attr(in);
-	ret->target = NULL;
-	inode_put(g->use.inodes, in, 1);
-	return 0;
-}
-
 /*
  * The pieces may be mappings of files that somebody cuts short meanwhile:
  * system calls alone may touch them (see file_read), so they go through a file

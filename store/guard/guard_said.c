@@ -57,7 +57,8 @@ int guard_said(struct guard *g, const struct guard_step *step,
 			*ret = strndup(value, len);
 			return *ret ? 0 : -ENOMEM;
 		}
-		if (own_only || (depth > 0 && guard_attr(g, dir, &a) < 0))
+		if (own_only ||
+		    (depth > 0 && inode_attr_of(g->use.inodes, dir, &a) < 0))
 			break;
 		dir = a.parent;
 	}

@@ -413,6 +413,19 @@ struct attr inode_attr(struct inode *in)
 	return in->attr;
 }
 
+int inode_attr_of(struct inode_table *t, uint64_t ino, struct attr *ret)
+{
+	struct inode *in;
+	int rc = inode_get(t, ino, &in);
+
+	if (rc < 0)
+		return rc;
+	*ret = inode_attr(in);
+	ret->target = NULL;
+	inode_put(t, in, 1);
+	return 0;
+}
+
 int inode_stat(struct inode_table *t, struct inode *in, struct stat *ret_stat)
 {
 	struct stage *stage = NULL;

@@ -204,6 +204,8 @@ int inode_load_file(struct inode_table *t, struct inode *in);
 
 /* A copy; its target stays the inode's: do not release it. */
 struct attr inode_attr(struct inode *in);
+/* Those of an inode by its number, without a target. -ENOENT and the like. */
+int inode_attr_of(struct inode_table *t, uint64_t ino, struct attr *ret);
 /* What stat(2) shows. Blocks on fstat() of the stage at most. */
 int inode_stat(struct inode_table *t, struct inode *in, struct stat *ret_stat);
 

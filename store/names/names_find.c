@@ -119,16 +119,13 @@ int names_list(struct names *nm, uint64_t dir, uint64_t cookie, names_fn fn,
 static bool inode_up(struct inode_table *t, uint64_t ino, uint64_t *ret_parent,
 		     char ret_name[STORE_NAME_MAX + 1])
 {
-	struct inode *in;
+	struct attr a;
 
-	if (ino == ROOT_INO || inode_get(t, ino, &in) < 0)
+	if (ino == ROOT_INO || inode_attr_of(t, ino, &a) < 0)
 		return false;
-	lock_take(&in->lock);
-	*ret_parent = in->attr.parent;
-	memcpy(ret_name, in->attr.name, STORE_NAME_MAX + 1);
-	lock_give(&in->lock);
-	inode_put(t, in, 1);
-	return *ret_parent != 0;
+	*ret_parent = a.parent;
+	strcpy(ret_name, a.name);
+	return a.parent != 0;
 }
 
 void inode_path(struct inode_table *t, struct inode *in, char *buf, size_t size)

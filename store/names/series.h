@@ -19,8 +19,8 @@
 
 #include <stdint.h>
 
-#include "store/names/inode.h"
 #include "store/db/kv.h"
+#include "store/names/inode.h"
 
 /* The two keys of a path. */
 void series_keys(const char *path, uint64_t ret_keys[2]);
