@@ -247,7 +247,7 @@ static int each_ino(struct store *st, char kind,
 		    int (*fn)(struct store *st, uint64_t ino))
 {
 	struct ino_list l = { 0 };
-	int rc = kv_each(st->kv, &kind, 1, collect, &l);
+	int rc = records_each(st->kv, key_kind(kind), collect, &l);
 
 	for (size_t i = 0; rc == 0 && i < l.count; i++)
 		rc = fn(st, l.at[i]);
@@ -348,7 +348,7 @@ static int sweep_one(void *arg, uint64_t id)
 
 int recover_sweep(struct store *st)
 {
-	int rc = kv_each(st->kv, "P", 1, punch_one, st);
+	int rc = records_each(st->kv, key_kind('P'), punch_one, st);
 
 	if (rc == 0)
 		rc = image_scan(&st->images, false, sweep_one, st);

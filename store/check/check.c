@@ -24,7 +24,7 @@ static int count_record(void *count, struct kv_slice key, struct kv_slice value)
 static int check_unknown_kind(struct check *c, uint8_t kind)
 {
 	unsigned long long count = 0;
-	int rc = kv_each(c->kv, &kind, 1, count_record, &count);
+	int rc = records_each(c->kv, key_kind((char)kind), count_record, &count);
 	char object[32];
 
 	if (rc < 0)

@@ -222,7 +222,7 @@ int check_name_damage(struct check *c)
 	if (c->damage_count == 0)
 		return 0;
 	qsort(c->damage, c->damage_count, sizeof(*c->damage), damage_order);
-	rc = kv_each(c->kv, "F", 1, search_file, &s);
+	rc = records_each(c->kv, key_kind('F'), search_file, &s);
 	if (rc < 0)
 		rc = check_database_failed(c, rc);
 	search_sort(&s);

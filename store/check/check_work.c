@@ -289,7 +289,7 @@ int check_each(struct check *c, char kind, const char *phase,
 	       int (*fn)(struct check *c, const struct check_record *r))
 {
 	struct each e = { .c = c, .phase = phase, .fn = fn };
-	int rc = kv_each(c->kv, &kind, 1, each_one, &e);
+	int rc = records_each(c->kv, key_kind(kind), each_one, &e);
 
 	return rc < 0 ? check_database_failed(c, rc) : 0;
 }

@@ -214,7 +214,7 @@ static int put_aside(struct rebuild *r, uint64_t id)
 
 static int fill_lossy(struct rebuild *r)
 {
-	int rc = kv_each(r->kv, "K", 1, load_chunk, r);
+	int rc = records_each(r->kv, key_kind('K'), load_chunk, r);
 
 	if (rc == 0)
 		rc = rebuild_each_image(r, note_label);
@@ -223,7 +223,7 @@ static int fill_lossy(struct rebuild *r)
 	if (rc == 0)
 		rc = use_labels(r);
 	if (rc == 0)
-		rc = kv_each(r->kv, "F", 1, keep_or_remove, r);
+		rc = records_each(r->kv, key_kind('F'), keep_or_remove, r);
 	return rc == 0 ? rebuild_write_chunks(r) : rc;
 }
 

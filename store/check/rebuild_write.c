@@ -78,7 +78,7 @@ int rebuild_write_chunks(struct rebuild *r)
 	int rc = 0;
 
 	for (const char *k = kinds; rc == 0 && *k; k++)
-		rc = kv_each(r->kv, k, 1, delete_one, &w);
+		rc = records_each(r->kv, key_kind(*k), delete_one, &w);
 	if (r->chunks.capacity > 0) /* it is not searched any more */
 		qsort(r->chunks.at, r->chunks.capacity, sizeof(*r->chunks.at),
 		      chunk_order);
@@ -126,7 +126,7 @@ int rebuild_next_inode(struct rebuild *r)
 	for (size_t i = 0; i < r->label_count; i++)
 		if (r->labels[i].ino < NUMBER_MAX)
 			note_number(r, r->labels[i].ino);
-	return rc == 0 ? kv_each(r->kv, "A", 1, note_inode, r) : rc;
+	return rc == 0 ? records_each(r->kv, key_kind('A'), note_inode, r) : rc;
 }
 
 /* Counters as the check counts them. */

@@ -154,12 +154,5 @@ int kv_iter_new_before(struct kv *kv, const void *prefix, size_t prefix_len,
 int kv_iter_next(struct kv_iter *it, struct kv_slice *ret_key,
 		 struct kv_slice *ret_value);
 void kv_iter_free(struct kv_iter *it);
-/*
- * Call fn for each key that begins with prefix, until it returns other than 0,
- * which is returned. records_kv.c
- */
-int kv_each(struct kv *kv, const void *prefix, size_t prefix_len,
-	    int (*fn)(void *arg, struct kv_slice key, struct kv_slice value),
-	    void *arg);
 
 #endif

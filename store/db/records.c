@@ -27,7 +27,7 @@ static void key_put_name(struct key *k, const char *name)
 	k->len += len;
 }
 
-static struct key key_of(char kind)
+struct key key_kind(char kind)
 {
 	struct key k;
 
@@ -38,7 +38,7 @@ static struct key key_of(char kind)
 
 struct key key_ino(char kind, uint64_t ino)
 {
-	struct key k = key_of(kind);
+	struct key k = key_kind(kind);
 
 	key_put_u64(&k, ino);
 	return k;
@@ -93,7 +93,7 @@ struct key key_punch(uint64_t image, uint64_t offset)
 
 struct key key_hash(const uint8_t hash[16], uint64_t domain)
 {
-	struct key k = key_of('H');
+	struct key k = key_kind('H');
 
 	memcpy(k.data + 1, hash, 16);
 	k.len = 17;
@@ -124,7 +124,7 @@ struct key key_series(uint64_t series)
 
 struct key key_meta(const char *name)
 {
-	struct key k = key_of('M');
+	struct key k = key_kind('M');
 
 	key_put_name(&k, name);
 	return k;

@@ -73,6 +73,7 @@ struct key {
 	size_t len;
 };
 
+struct key key_kind(char kind); /* what all keys of a kind begin with */
 /* A F D O U W, and I image; and what keys of E X L, and K P, begin with. */
 struct key key_ino(char kind, uint64_t ino);
 struct key key_dirent(uint64_t parent, uint64_t hash, const char *name);
@@ -221,7 +222,10 @@ void series_save(struct kv_batch *b, struct key k, const struct series_rec *v);
 int writer_load(struct kv *kv, struct key k, struct writer *ret);
 void writer_save(struct kv_batch *b, struct key k, const struct writer *v);
 
-/* kv_each() of what begins with prefix: all of it, or from start on. */
+/*
+ * Call fn for each record whose key begins with prefix, all of them or from
+ * start on, until it returns other than 0, which is returned.
+ */
 typedef int (*record_fn)(void *arg, struct kv_slice key, struct kv_slice value);
 int records_each(struct kv *kv, struct key prefix, record_fn fn, void *arg);
 int records_each_from(struct kv *kv, struct key prefix, struct key start,

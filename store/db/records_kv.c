@@ -111,17 +111,6 @@ int records_each(struct kv *kv, struct key prefix, record_fn fn, void *arg)
 	return records_each_from(kv, prefix, prefix, fn, arg);
 }
 
-int kv_each(struct kv *kv, const void *prefix, size_t prefix_len,
-	    int (*fn)(void *arg, struct kv_slice key, struct kv_slice value),
-	    void *arg)
-{
-	struct key k = { .len = prefix_len };
-
-	CHECK(prefix_len <= sizeof(k.data));
-	memcpy(k.data, prefix, prefix_len);
-	return records_each(kv, k, fn, arg);
-}
-
 static int stop_at_first(void *arg, struct kv_slice key, struct kv_slice value)
 {
 	(void)arg;

@@ -125,7 +125,7 @@ static int read_one(void *arg, struct kv_slice key, struct kv_slice value)
 static int look_kinds(const struct look *l, struct kv *kv)
 {
 	for (const char *kind = "MOUP"; *kind; kind++)
-		if (kv_each(kv, kind, 1, read_one, NULL) < 0)
+		if (records_each(kv, key_kind(*kind), read_one, NULL) < 0)
 			return refuse(l, "its database is damaged: some of its "
 					 "records cannot be read");
 	return 0;
