@@ -13,7 +13,6 @@
  */
 #include "fuse/caller.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <linux/kcmp.h>
 #include <pthread.h>

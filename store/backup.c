@@ -8,9 +8,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
-#include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/store.h"

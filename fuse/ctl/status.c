@@ -1,5 +1,4 @@
 /* status.c - ckptctl status: how a mount is doing. */
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -3,7 +3,6 @@
  * JSON is printed piece by piece: a tree of a million tensors is not made.
  */
 #include <stdio.h>
-#include <string.h>
 
 #include "fuse/ctl/ctl.h"
 #include "fuse/ctl/step.h"

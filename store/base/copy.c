@@ -2,7 +2,6 @@
 #include "store/base/copy.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 

@@ -5,13 +5,10 @@
  * enough, and the reference counts to equal a recount.
  */
 #include <errno.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 
-#include "store/base/scope.h"
 #include "store/base/vec.h"
 #include "store/check/check_work.h"
-#include "store/db/layout.h"
 #include "store/formats/cut.h"
 
 /* Of an H of one domain. */

@@ -10,7 +10,6 @@
 #include "store/base/scope.h"
 #include "store/check/check.h"
 #include "store/check/rebuild_work.h"
-#include "store/names/inode.h"
 #include "store/names/names.h"
 
 /* Where a file goes whose own place is not known, or taken by a directory. */

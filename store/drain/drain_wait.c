@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/base/vec.h"
 #include "store/drain/drain_private.h"
