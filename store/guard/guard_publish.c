@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "store/base/log.h"
-#include "store/db/kv.h"
 #include "store/drain/drain.h"
 #include "store/file/file.h"
 #include "store/guard/guard_private.h"
@@ -232,7 +231,6 @@ void guard_named(struct guard *g, uint64_t parent, const char *name,
 static int restore(struct guard *g, struct inode *in)
 {
 	SCOPED(scope_free) void *old = NULL;
-	struct key d = key_ino('D', in->ino);
 	bool committed, small;
 	size_t len = 0;
 	int rc = 0;
@@ -250,7 +248,7 @@ static int restore(struct guard *g, struct inode *in)
 	if (committed && !small)
 		return -EFBIG; /* it was no tracker before */
 	if (small)
-		rc = kv_get(g->use.kv, d.data, d.len, &old, &len);
+		rc = record_load(g->use.kv, key_ino('D', in->ino), &old, &len);
 	if (rc == 0 && len > SMALL_BYTES_MAX)
 		rc = -EIO;
 	if (rc == 0)
