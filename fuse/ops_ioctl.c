@@ -244,13 +244,11 @@ static void give_up_of(struct store *st, uid_t uid)
 {
 	for (uint32_t i = 0; i < st->stages.slot_count; i++) {
 		const struct stage_slot *slot = &st->stages.slots[i];
-		uint64_t ino = SLOT_GET(slot, ino);
 		struct stage *stage = NULL;
-		struct inode *in;
+		struct inode *in = NULL;
 
-		if (ino == 0 || SLOT_GET(slot, dirty))
-			continue;
-		in = inode_peek(st->inodes, ino);
+		if (!SLOT_GET(slot, dirty))
+			in = inode_of_slot(st->inodes, slot);
 		if (!in)
 			continue;
 		{

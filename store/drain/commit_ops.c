@@ -74,8 +74,7 @@ void commit_ops_delete(struct drain *d, struct commit_op **ops, unsigned n)
 
 		if (rc < 0 && n > 1) /* one of them must not stop the others */
 			one = delete_group(d, &ops[i], 1);
-		if (one <
-		    0) /* the O record stays: the next start tries again */
+		if (one < 0) /* the O record stays for the next start */
 			log_error("inode %llu cannot be deleted: %s",
 				  (unsigned long long)ops[i]->ino,
 				  strerror(-one));

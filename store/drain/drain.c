@@ -420,16 +420,15 @@ void drain_each_failed(struct drain *d,
 		       void *arg)
 {
 	for (uint32_t i = 0; i < d->stages->slot_count; i++) {
-		uint64_t ino = SLOT_GET(&d->stages->slots[i], ino);
-		struct inode *in = ino ? inode_peek(d->inodes, ino) : NULL;
+		const struct stage_slot *slot = &d->stages->slots[i];
+		struct inode *in = inode_of_slot(d->inodes, slot);
 		int error = 0;
 
 		if (!in)
 			continue;
 		{
 			HOLD(&in->lock);
-			if (in->file &&
-			    !SLOT_GET(&d->stages->slots[i], earlier))
+			if (in->file && !SLOT_GET(slot, earlier))
 				error = in->file->sticky_error;
 		}
 		if (error < 0)

@@ -122,15 +122,13 @@ void drain_open_files(struct drain *d, int64_t now_ns)
 	int64_t interval = (int64_t)d->options.interval_s * 1000000000;
 
 	for (uint32_t i = 0; i < d->stages->slot_count; i++) {
-		struct stage_slot *slot = &d->stages->slots[i];
-		uint64_t ino = SLOT_GET(slot, ino);
-		struct inode *in;
+		const struct stage_slot *slot = &d->stages->slots[i];
+		struct inode *in = NULL;
 		struct stage *stage;
 		int rc;
 
-		if (ino == 0 || !SLOT_GET(slot, dirty))
-			continue;
-		in = inode_peek(d->inodes, ino);
+		if (SLOT_GET(slot, dirty))
+			in = inode_of_slot(d->inodes, slot);
 		if (!in)
 			continue;
 		stage = open_for_long(in, now_ns, interval);

@@ -185,8 +185,8 @@ static void tree_add(struct drain *d, struct tree_list *l, struct inode *in)
 static void tree_collect(struct drain *d, uint64_t dir, struct tree_list *l)
 {
 	for (uint32_t i = 0; i < d->stages->slot_count; i++) {
-		uint64_t ino = SLOT_GET(&d->stages->slots[i], ino);
-		struct inode *in = ino ? inode_peek(d->inodes, ino) : NULL;
+		struct inode *in =
+			inode_of_slot(d->inodes, &d->stages->slots[i]);
 
 		if (in && is_dirty(in) && inode_is_under(d->inodes, in, dir))
 			tree_add(d, l, in);

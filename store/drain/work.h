@@ -176,9 +176,7 @@ void work_put(struct drain *d, struct work *w);
  */
 void work_ended(struct drain *d, struct work *w, bool committed);
 
-/*
- * Set up: size, mapping, cut, spans. A small file is read whole. 0, or -errno.
- */
+/* Set up: size, mapping, cut, spans. A small file is read whole. */
 int work_begin(struct drain *d, struct work *w);
 /* When nothing of it runs any more: it needs no descriptor to wait. */
 void work_close(struct work *w);

@@ -55,7 +55,6 @@ static void close_backing(struct files *fs, struct inode *in)
 	file_punch(fs, punch);
 }
 
-/* No step of an open is under way any more: what was put off can happen. */
 void file_change_end(struct files *fs, struct inode *in)
 {
 	bool idle;
@@ -234,8 +233,8 @@ void files_abandoned(struct files *fs)
 {
 	images_end(fs->images);
 	for (uint32_t i = 0; i < fs->stages->slot_count; i++) {
-		uint64_t ino = SLOT_GET(&fs->stages->slots[i], ino);
-		struct inode *in = ino ? inode_peek(fs->inodes, ino) : NULL;
+		struct inode *in =
+			inode_of_slot(fs->inodes, &fs->stages->slots[i]);
 
 		if (in)
 			file_abandoned(fs, in);

@@ -40,7 +40,6 @@ static int new_stage(struct files *fs, struct inode *in, uint64_t size,
 	return rc;
 }
 
-/* The rest of giving a stage up: memory, slot, the inode's reference. */
 void file_drop_stage(struct files *fs, struct inode *in, struct stage *s)
 {
 	if (!s)
@@ -93,8 +92,7 @@ bool file_evict(struct files *fs, struct stage *s)
 
 enum give_back file_give_back(struct files *fs, struct stage *s)
 {
-	uint64_t ino = SLOT_GET(s->slot, ino);
-	struct inode *in = ino ? inode_peek(fs->inodes, ino) : NULL;
+	struct inode *in = inode_of_slot(fs->inodes, s->slot);
 	bool ask = false, later = false;
 	struct attr a = { 0 };
 

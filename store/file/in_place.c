@@ -251,11 +251,11 @@ bool files_ask_left(struct files *fs)
 	bool again = false;
 
 	for (uint32_t i = 0; i < fs->stages->slot_count; i++) {
-		uint64_t ino = SLOT_GET(&fs->stages->slots[i], ino);
+		const struct stage_slot *slot = &fs->stages->slots[i];
 		struct inode *in = NULL;
 
-		if (ino != 0 && SLOT_GET(&fs->stages->slots[i], dirty))
-			in = inode_peek(fs->inodes, ino);
+		if (SLOT_GET(slot, dirty))
+			in = inode_of_slot(fs->inodes, slot);
 		if (in && ask_one(fs, in))
 			again = true;
 		inode_put(fs->inodes, in, 1);

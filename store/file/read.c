@@ -47,11 +47,9 @@ static int read_small(struct files *fs, struct inode *in,
 		      const struct content *c, size_t len, uint64_t off,
 		      struct file_read *r)
 {
-	struct key k = key_ino('D', in->ino);
 	size_t have;
-	int rc;
+	int rc = record_load(fs->kv, key_ino('D', in->ino), &r->buffer, &have);
 
-	rc = kv_get(fs->kv, k.data, k.len, &r->buffer, &have);
 	if (rc < 0 || have != c->size_bytes) {
 		char path[4096];
 		bool replaced;

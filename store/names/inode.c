@@ -127,6 +127,14 @@ struct inode *inode_peek(struct inode_table *t, uint64_t ino)
 	return inode_find_locked(s, ino);
 }
 
+struct inode *inode_of_slot(struct inode_table *t,
+			    const struct stage_slot *slot)
+{
+	uint64_t ino = SLOT_GET(slot, ino);
+
+	return ino ? inode_peek(t, ino) : NULL;
+}
+
 static struct inode *inode_make(uint64_t ino, const struct attr *attr)
 {
 	struct inode *in = calloc(1, sizeof(*in));

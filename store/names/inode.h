@@ -181,6 +181,9 @@ void inodes_free(struct inode_table *t);
 int inode_get(struct inode_table *t, uint64_t ino, struct inode **ret_inode);
 /* Only when it is in the table already; else NULL. */
 struct inode *inode_peek(struct inode_table *t, uint64_t ino);
+/* The same of the file whose stage the slot is of. */
+struct inode *inode_of_slot(struct inode_table *t,
+			    const struct stage_slot *slot);
 /* Who has a reference takes more; the last that is put ends the inode. */
 void inode_ref(struct inode *in, uint64_t count);
 void inode_put(struct inode_table *t, struct inode *in, uint64_t count);
