@@ -78,9 +78,9 @@ static int get_back(struct segments *g, struct segment *s, uint64_t *ret_ino)
 		*ret_ino = ino;
 		return -EAGAIN;
 	}
-	if (stage_wait_idle(g->stages, stage, mono_ns() + FORGET_WAIT_NS))
-		return 0;
-	return -EBUSY;
+	return stage_wait_idle(g->stages, stage, mono_ns() + FORGET_WAIT_NS)
+		       ? 0
+		       : -EBUSY;
 }
 
 /* What the segments of a user take; *ret_count: how many they are. */

@@ -64,7 +64,6 @@ static int read_dtype(struct reading *r, pickle_value properties,
 {
 	static const char *const names[] = { "dtype" };
 	pickle_value dtype = 0, state;
-	const struct pickle_class *c;
 
 	/* A tuple that starts with it, or by name. */
 	state = pickle_state(&r->p, properties);
@@ -75,11 +74,9 @@ static int read_dtype(struct reading *r, pickle_value properties,
 	} else {
 		(void)ATTRIBUTES(r, properties, names, &dtype);
 	}
-	c = pickle_class(&r->p, dtype);
-	if (!reading_is_class(r, properties, CLASS_PROPERTIES) || !c ||
-	    pickle_kind(dtype) != PICKLE_IS_CLASS || c->id < CLASS_DTYPE)
+	item->dtype = dcp_dtype_of(&r->p, dtype, CLASS_DTYPE);
+	if (!item->dtype || !reading_is_class(r, properties, CLASS_PROPERTIES))
 		return BAD(r, item, ": its dtype is not understood");
-	item->dtype = dcp_dtype_at(c->id - CLASS_DTYPE);
 	return 0;
 }
 

@@ -24,8 +24,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "store/formats/pickle.h"
+
 struct cut_source;
-struct pickle_class;
 
 #define DCP_METADATA_NAME ".metadata"
 #define DCP_NONE UINT32_MAX
@@ -117,12 +118,14 @@ void dcp_release(struct dcp *d);
  */
 uint32_t dcp_file_rank(const char *name);
 
-/* A dtype of torch, by its number. */
-const struct dcp_dtype *dcp_dtype_at(size_t index);
 /*
- * All of them as classes of a pickle: the id of each is its number and
+ * The dtypes of torch as classes of a pickle: the id of each is its number and
  * first_id. Returns how many.
  */
 size_t dcp_dtype_classes(struct pickle_class *ret, uint32_t first_id);
+/* Which of them it is; NULL: none. No other class has an id from first_id on.
+ */
+const struct dcp_dtype *dcp_dtype_of(const struct pickle *p, pickle_value v,
+				     uint32_t first_id);
 
 #endif

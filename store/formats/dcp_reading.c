@@ -20,16 +20,20 @@ static int too_large(struct reading *r)
 	return -EFBIG;
 }
 
-static int reading_keep(struct reading *r, size_t bytes, void *ret_slot)
+/* A copy of these bytes, and zeros behind them. */
+static int reading_keep(struct reading *r, const void *bytes, size_t len,
+			size_t zeros, void *ret_slot)
 {
-	void *p;
+	char *p;
 
-	if (bytes > r->memory_left)
+	if (len + zeros > r->memory_left)
 		return too_large(r);
-	r->memory_left -= bytes;
-	p = dcp_alloc(&r->d.blocks, bytes);
+	r->memory_left -= len + zeros;
+	p = dcp_alloc(&r->d.blocks, len + zeros);
 	if (!p)
 		return -ENOMEM;
+	memcpy(p, bytes, len);
+	memset(p + len, 0, zeros);
 	memcpy(ret_slot, &p, sizeof(p));
 	return 0;
 }
@@ -88,14 +92,7 @@ bool reading_numbers(const struct reading *r, pickle_value v,
 int reading_keep_dims(struct reading *r, const uint64_t *dims, unsigned count,
 		      const uint64_t **ret)
 {
-	uint64_t *kept;
-	int rc = reading_keep(r, (count + 1) * sizeof(*dims), &kept);
-
-	if (rc < 0)
-		return rc;
-	memcpy(kept, dims, count * sizeof(*dims));
-	*ret = kept;
-	return 0;
+	return reading_keep(r, dims, count * sizeof(*dims), sizeof(*dims), ret);
 }
 
 bool dims_volume(const uint64_t *dims, unsigned count, uint64_t *ret)
@@ -147,15 +144,7 @@ int name_take(struct reading *r, pickle_value v, const char *whose,
 
 int name_keep(struct reading *r, struct name n, const char **ret)
 {
-	char *kept;
-	int rc = reading_keep(r, n.len + 1, &kept);
-
-	if (rc < 0)
-		return rc;
-	memcpy(kept, n.text, n.len);
-	kept[n.len] = 0;
-	*ret = kept;
-	return 0;
+	return reading_keep(r, n.text, n.len, 1, ret);
 }
 
 uint32_t reading_find_chunk(const struct reading *r, uint32_t item,

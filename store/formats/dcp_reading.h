@@ -25,7 +25,7 @@ enum class_id {
 	CLASS_INDEX,
 	CLASS_SIZE,
 	CLASS_STORAGE_INFO,
-	CLASS_DTYPE, /* and those that follow: dcp_dtype_at(id - CLASS_DTYPE) */
+	CLASS_DTYPE, /* and those that follow: dcp_dtype_of() */
 };
 
 /* All that are known; returns how many. */

@@ -84,10 +84,15 @@ static const struct pickle_class known[] = {
 #define KNOWN (sizeof(known) / sizeof(*known))
 _Static_assert(KNOWN + DTYPES <= PICKLE_CLASSES_MAX, "one table of both");
 
-const struct dcp_dtype *dcp_dtype_at(size_t index)
+const struct dcp_dtype *dcp_dtype_of(const struct pickle *p, pickle_value v,
+				     uint32_t first_id)
 {
-	CHECK(index < DTYPES);
-	return &dtypes[index];
+	const struct pickle_class *c = pickle_class(p, v);
+
+	if (!c || pickle_kind(v) != PICKLE_IS_CLASS || c->id < first_id)
+		return NULL;
+	CHECK(c->id - first_id < DTYPES);
+	return &dtypes[c->id - first_id];
 }
 
 size_t dcp_dtype_classes(struct pickle_class *ret, uint32_t first_id)

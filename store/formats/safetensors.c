@@ -179,9 +179,8 @@ static bool scan_offsets(struct scan *s)
 	uint64_t begin;
 	uint64_t end;
 
-	if (scan_look_token(s) != '[')
+	if (!scan_take(s, '['))
 		return scan_skip(s);
-	(void)scan_take(s, '[');
 	if (!scan_number(s, &begin) || !scan_take(s, ',') ||
 	    !scan_number(s, &end) || !scan_take(s, ']'))
 		return false;

@@ -166,15 +166,6 @@ static bool span(const struct tensor *t, const uint64_t *strides, bool *ret_c,
 	return !__builtin_add_overflow(last, UINT64_C(1), ret);
 }
 
-static const struct dcp_dtype *dtype_of(const struct reading *r, pickle_value v)
-{
-	const struct pickle_class *c = pickle_class(&r->p, v);
-
-	if (!c || pickle_kind(v) != PICKLE_IS_CLASS || c->id < CLASS_DTYPE)
-		return NULL;
-	return dcp_dtype_at(c->id - CLASS_DTYPE);
-}
-
 /* ('storage', type, key, device, count) */
 static int storage(struct reading *r, pickle_value id,
 		   const struct dcp_dtype **dtype, uint64_t *ret_at,
@@ -191,7 +182,7 @@ static int storage(struct reading *r, pickle_value id,
 	if (!pickle_is_text(&r->p, a[0], "storage") || !key)
 		return BAD(r, ": its storage is not understood");
 	if (!*dtype)
-		*dtype = dtype_of(r, a[1]);
+		*dtype = dcp_dtype_of(&r->p, a[1], CLASS_DTYPE);
 	if (!*dtype)
 		return BAD(r, ": its dtype is not understood");
 	if (r->storages->find(r->storages->self, key, key_len, ret_at,
@@ -220,7 +211,7 @@ static int add_tensor(struct reading *r, pickle_value args, bool is_v3)
 	    stride_count != t.rank || !span(&t, strides, &dense, &length))
 		return BAD(r, " is not understood");
 	if (is_v3)
-		dtype = dtype_of(r, a[6]);
+		dtype = dcp_dtype_of(&r->p, a[6], CLASS_DTYPE);
 	rc = storage(r, a[0], &dtype, &at, &bytes);
 	if (rc < 0)
 		return rc;

@@ -25,18 +25,6 @@ static int walk_flush_run(struct walk *w)
 	return 0;
 }
 
-static int walk_short_piece(struct walk *w, uint32_t bytes)
-{
-	if (w->run_bytes + bytes > CHUNK_BYTES_MAX) {
-		int rc = walk_flush_run(w);
-
-		if (rc < 0)
-			return rc;
-	}
-	w->run_bytes += bytes;
-	return 0;
-}
-
 static int walk_long_piece(struct walk *w, uint64_t bytes)
 {
 	int rc = walk_flush_run(w);
@@ -58,15 +46,18 @@ static int walk_long_piece(struct walk *w, uint64_t bytes)
 static int walk_end_piece(struct walk *w, uint64_t off)
 {
 	uint64_t bytes = off - w->piece_at;
-	int rc;
+	int rc = 0;
 
-	if (bytes < CHUNK_BYTES_MIN)
-		rc = walk_short_piece(w, (uint32_t)bytes);
-	else
+	if (bytes >= CHUNK_BYTES_MIN)
 		rc = walk_long_piece(w, bytes);
-	if (rc == 0)
-		w->piece_at = off;
-	return rc;
+	else if (w->run_bytes + bytes > CHUNK_BYTES_MAX)
+		rc = walk_flush_run(w);
+	if (rc < 0)
+		return rc;
+	if (bytes < CHUNK_BYTES_MIN)
+		w->run_bytes += (uint32_t)bytes;
+	w->piece_at = off;
+	return 0;
 }
 
 int walk_mark(struct walk *w, uint64_t off)
