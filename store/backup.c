@@ -106,10 +106,12 @@ int backup_start(struct store *st)
 	cond_init(&b->work);
 	st->backup = b;
 	rc = thread_create(&b->thread, backup_main, st);
-	if (rc == 0)
-		return 0;
-	free(TAKE(st->backup));
-	return -rc;
+	if (rc < 0) {
+		lock_destroy(&b->lock);
+		cond_destroy(&b->work);
+		free(TAKE(st->backup));
+	}
+	return rc;
 }
 
 void backup_stop(struct store *st)

@@ -137,13 +137,19 @@ static int kv_open_any(const char *dir, bool create, bool readonly,
 	else
 		kv->db = rocksdb_open(kv->options, dir, &err);
 	rc = kv_error("open", err);
-	if (rc < 0) {
+	if (rc < 0)
 		kv->db = NULL;
+	kv->dir = strdup(dir);
+	if (rc == 0 && !kv->dir)
+		rc = -ENOMEM;
+	if (rc == 0)
+		kv->dirfd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (rc == 0 && kv->dirfd < 0)
+		rc = -errno;
+	if (rc < 0) {
 		kv_close(kv);
 		return rc;
 	}
-	kv->dirfd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	kv->dir = strdup(dir);
 	atomic_store(&kv->condemned, readonly);
 	kv_note_logged(kv);
 	*ret_kv = kv;
