@@ -3,7 +3,6 @@
  * each one with chunks is there, as long as they need and recorded (I); what is
  * to be given back (P) lies in none; and what lies beside them is known.
  */
-#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -11,10 +10,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "store/base/dir.h"
 #include "store/base/scope.h"
 #include "store/check/check_work.h"
 #include "store/db/layout.h"
+#include "store/space/image.h"
 
 /* 1: there is a record of this kind about the image. */
 static int has_record(struct check *c, char kind, uint64_t image)
@@ -151,20 +150,6 @@ static void check_images_recorded(struct check *c)
 	c->result->images = c->image_records;
 }
 
-/*
- * A number from a name like 000000000000012f, or from that of one that was
- * removed; 0 when it is not one.
- */
-static uint64_t image_number(const char *name)
-{
-	for (size_t n = 0; n < 16; n++)
-		if (!isxdigit((unsigned char)name[n]))
-			return 0;
-	return name[16] == 0 || strcmp(name + 16, LAYOUT_IMAGE_GONE) == 0
-		       ? strtoull(name, NULL, 16)
-		       : 0;
-}
-
 /* Not one byte is in it; the next mount removes it. */
 static bool image_is_empty(struct check *c, const char *name)
 {
@@ -202,51 +187,29 @@ static int report_unrecorded(struct check *c, uint64_t id, const char *name,
 	return 0;
 }
 
-struct image_dir {
-	struct check *c;
-	char name[3];
-};
-
-static int check_leftover(void *arg, int fd, const char *file)
+static int check_leftover(void *arg, const char *path, uint64_t id,
+			  const char *suffix)
 {
-	const struct image_dir *dir = arg;
-	struct check *c = dir->c;
-	uint64_t id = image_number(file);
+	struct check *c = arg;
+	bool gone = strcmp(suffix, LAYOUT_IMAGE_GONE) == 0;
 	char name[LAYOUT_IMAGE_NAME_BYTES] = "";
 	char object[64 + NAME_MAX];
 	int rc;
 
-	(void)fd;
-	(void)snprintf(object, sizeof(object), "images/%s/%s", dir->name, file);
-	if (id != 0 && file[16] != 0)
-		layout_image_file(id, LAYOUT_IMAGE_GONE, name);
-	else if (id != 0)
-		layout_image_name(id, name);
-	if (strcmp(object + strlen("images/"), name) != 0) {
+	(void)snprintf(object, sizeof(object), "images/%s", path);
+	if (id != 0 && (*suffix == 0 || gone))
+		layout_image_file(id, suffix, name);
+	if (strcmp(path, name) != 0) {
 		check_remark(c, "foreign-file", object,
 			     "%s: this file is not from ckptfs", object);
 		return 0;
 	}
-	if (file[16] == 0 && check_find_image(c, id))
+	if (!gone && check_find_image(c, id))
 		return 0;
-	rc = file[16] == 0 ? has_record(c, 'I', id) : 0;
+	rc = gone ? 0 : has_record(c, 'I', id);
 	if (rc != 0)
 		return rc < 0 ? rc : 0;
 	return report_unrecorded(c, id, name, object);
-}
-
-static int check_image_dirs(struct check *c)
-{
-	struct image_dir dir = { .c = c };
-	int rc = 0;
-
-	for (unsigned n = 0; rc == 0 && n < 256; n++) {
-		(void)snprintf(dir.name, sizeof(dir.name), "%02x", n);
-		rc = dir_each(c->images_dirfd, dir.name, check_leftover, &dir);
-		if (rc == -ENOENT)
-			rc = 0;
-	}
-	return rc;
 }
 
 int check_images(struct check *c)
@@ -258,7 +221,7 @@ int check_images(struct check *c)
 	if (rc == 0)
 		rc = check_each(c, 'P', "images", check_punch);
 	if (rc == 0)
-		rc = check_image_dirs(c);
+		rc = image_each_file(c->images_dirfd, check_leftover, c);
 	if (rc == 0)
 		check_images_recorded(c);
 	return rc;

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "store/base/dir.h"
 #include "store/base/scope.h"
+#include "store/space/image.h"
 
 #define TEXT_BYTES 1024
 
@@ -51,14 +51,13 @@ struct each {
 	int rc;
 };
 
-static int each_one(void *arg, int fd, const char *name)
+static int each_one(void *arg, const char *path, uint64_t id,
+		    const char *suffix)
 {
 	struct each *e = arg;
-	char *end;
-	uint64_t id = strtoull(name, &end, 16);
 
-	(void)fd;
-	if (*end == 0 && end - name == 16 && id != 0)
+	(void)path;
+	if (id != 0 && *suffix == 0)
 		e->rc = e->fn(e->r, id);
 	return e->rc;
 }
@@ -68,12 +67,7 @@ int rebuild_each_image(struct rebuild *r,
 {
 	struct each e = { .r = r, .fn = fn };
 
-	for (unsigned x = 0; x < 256 && e.rc == 0; x++) {
-		char dir[3];
-
-		(void)snprintf(dir, sizeof(dir), "%02x", x);
-		/* One that cannot be listed is as lost as what is in it. */
-		(void)dir_each(r->images_dirfd, dir, each_one, &e);
-	}
+	/* A directory that cannot be listed is as lost as what is in it. */
+	(void)image_each_file(r->images_dirfd, each_one, &e);
 	return e.rc;
 }

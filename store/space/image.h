@@ -185,6 +185,15 @@ void image_set_clean(struct images *im, uint64_t id, struct stage *s);
 void image_clear_clean(struct images *im, struct stage *s);
 
 /*
+ * Call fn for each name "XX/NAME" in a directory of images, until it returns
+ * other than 0, which is returned. id: the number that it begins with, and
+ * suffix what follows; 0 when it is none. A directory XX that cannot be listed
+ * is passed over, and its error returned in the end.
+ */
+typedef int (*image_file_fn)(void *arg, const char *path, uint64_t id,
+			     const char *suffix);
+int image_each_file(int dirfd, image_file_fn fn, void *arg);
+/*
  * Call fn for every image file there is; stops at the first rc != 0. at_start:
  * what the last daemon removed while somebody had it goes.
  */

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,48 +20,74 @@
 #include "store/base/scope.h"
 #include "store/db/layout.h"
 
+struct walk {
+	char dir[3];
+	image_file_fn fn;
+	void *arg;
+	int rc; /* fn's */
+};
+
+static int walk_one(void *arg, int fd, const char *name)
+{
+	struct walk *w = arg;
+	char path[sizeof("XX/") + NAME_MAX];
+	uint64_t id = 0;
+
+	(void)fd;
+	if (strspn(name, "0123456789abcdefABCDEF") == 16)
+		id = strtoull(name, NULL, 16);
+	(void)snprintf(path, sizeof(path), "%s/%s", w->dir, name);
+	w->rc = w->fn(w->arg, path, id, name + (id != 0 ? 16 : 0));
+	return w->rc;
+}
+
+int image_each_file(int dirfd, image_file_fn fn, void *arg)
+{
+	struct walk w = { .fn = fn, .arg = arg };
+	int failed = 0;
+
+	for (unsigned x = 0; x < 256 && w.rc == 0; x++) {
+		int rc;
+
+		(void)snprintf(w.dir, sizeof(w.dir), "%02x", x);
+		rc = dir_each(dirfd, w.dir, walk_one, &w);
+		if (rc < 0 && rc != -ENOENT)
+			failed = rc;
+	}
+	return w.rc != 0 ? w.rc : failed;
+}
+
 struct scan {
+	struct images *im;
 	int (*fn)(void *arg, uint64_t id);
 	void *arg;
 	bool at_start;
 };
 
-/* What the last daemon removed while somebody had it, or was copying. */
-static bool is_gone_name(const char *name)
-{
-	return strlen(name) > 16 &&
-	       (strcmp(name + 16, LAYOUT_IMAGE_GONE) == 0 ||
-		strcmp(name + 16, LAYOUT_IMAGE_COPY) == 0);
-}
-
-static int scan_one(void *arg, int fd, const char *name)
+/*
+ * At the start nobody has what the last daemon removed while somebody had it:
+ * the rest of that is done then.
+ */
+static int scan_one(void *arg, const char *path, uint64_t id,
+		    const char *suffix)
 {
 	const struct scan *s = arg;
-	char *end;
-	uint64_t id = strtoull(name, &end, 16);
 
-	if (*end == 0 && end - name == 16)
+	if (id != 0 && *suffix == 0)
 		return s->fn(s->arg, id);
-	if (s->at_start && is_gone_name(name))
-		(void)unlinkat(fd, name, 0);
+	if (id != 0 && s->at_start &&
+	    (strcmp(suffix, LAYOUT_IMAGE_GONE) == 0 ||
+	     strcmp(suffix, LAYOUT_IMAGE_COPY) == 0))
+		(void)unlinkat(s->im->dirfd, path, 0);
 	return 0;
 }
 
 int image_scan(struct images *im, bool at_start,
 	       int (*fn)(void *arg, uint64_t id), void *arg)
 {
-	struct scan s = { fn, arg, at_start };
-	int rc = 0;
+	struct scan s = { im, fn, arg, at_start };
 
-	for (unsigned x = 0; x < 256 && rc == 0; x++) {
-		char dir[3];
-
-		(void)snprintf(dir, sizeof(dir), "%02x", x);
-		rc = dir_each(im->dirfd, dir, scan_one, &s);
-		if (rc == -ENOENT)
-			rc = 0;
-	}
-	return rc;
+	return image_each_file(im->dirfd, scan_one, &s);
 }
 
 /* The name changes once, from the first to the second: that order finds it. */
