@@ -28,8 +28,9 @@ struct fsck {
 	struct check_result result;
 };
 
-static void list_problem(cJSON *list, const struct check_problem *p)
+static void list_problem(const struct fsck *f, const struct check_problem *p)
 {
+	cJSON *list = p->note ? f->notes : f->problems;
 	cJSON *one, *files;
 
 	if (cJSON_GetArraySize(list) >= PROBLEMS_LISTED_MAX)
@@ -51,23 +52,12 @@ static void on_problem(void *self, const struct check_problem *p)
 	struct fsck *f = self;
 
 	ctl_progress_clear(&f->progress);
-	if (f->json)
-		list_problem(f->problems, p);
-	else
-		ctl_print_line(p->text);
-}
-
-static void on_note(void *self, const struct check_problem *p)
-{
-	struct fsck *f = self;
-
-	ctl_progress_clear(&f->progress);
 	if (f->json) {
-		list_problem(f->notes, p);
-	} else {
-		(void)fputs("note: ", stdout);
-		ctl_print_line(p->text);
+		list_problem(f, p);
+		return;
 	}
+	(void)fputs(p->note ? "note: " : "", stdout);
+	ctl_print_line(p->text);
 }
 
 static void on_progress(void *self, const char *phase, uint64_t done,
@@ -185,7 +175,6 @@ static int check_open_store(struct fsck *f, int dirfd)
 {
 	struct check_options options = { .scrub = f->scrub,
 					 .problem = on_problem,
-					 .note = on_note,
 					 .progress = on_progress,
 					 .self = f };
 	SCOPED(scope_close)

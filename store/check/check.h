@@ -25,6 +25,7 @@ struct kv;
 
 /* Valid during the callback only. */
 struct check_problem {
+	bool note; /* worth knowing, but nothing to repair */
 	const char *code; /* one word that stays: what is wrong */
 	const char *object; /* a path, or what it is when it has none */
 	const char *text; /* a sentence: what is wrong, what to do */
@@ -38,8 +39,6 @@ struct check_options {
 	bool scrub;
 	unsigned threads; /* for scrub; 0: one for each processor */
 	void (*problem)(void *self, const struct check_problem *p);
-	/* Worth knowing, but nothing to repair. */
-	void (*note)(void *self, const struct check_problem *p);
 	/*
 	 * So many steps (of "scrub": bytes) of this phase are done. total is 0
 	 * when it is not known.

@@ -99,8 +99,8 @@ static int search_extent(struct search *s, uint64_t ino, const struct extent *e)
 
 static int search_file(void *arg, struct kv_slice key, struct kv_slice value)
 {
+	SCOPED(content_release) struct content f = { 0 };
 	struct search *s = arg;
-	struct content f;
 	int rc;
 
 	/* What does not decode was reported before. */
@@ -112,7 +112,6 @@ static int search_file(void *arg, struct kv_slice key, struct kv_slice value)
 	for (size_t n = 0; n < f.extent_count && rc == 0; n++)
 		rc = search_extent(s, get_be64((const uint8_t *)key.data + 1),
 				   &f.extents[n]);
-	content_release(&f);
 	return rc;
 }
 
@@ -205,10 +204,8 @@ static void report_damage(struct search *s, const struct check_damage *d,
 	else
 		(void)snprintf(text + at, left, "%s; no file uses them",
 			       damage_reason(d->rc));
-	c->result->problems++;
 	c->result->damaged_chunks += d->count;
-	if (c->options->problem)
-		c->options->problem(c->options->self, &p);
+	check_tell(c, &p);
 	for (size_t n = 0; n < path_count; n++)
 		free(paths[n]);
 }

@@ -18,24 +18,30 @@
 #define PROGRESS_STEP 4096
 #define PATH_DEPTH_MAX 2048
 
-/* `to` may be NULL. head: stands before the sentence, or NULL. */
+/* head: stands before the sentence, or NULL. */
 __attribute__((format(printf, 6, 0))) static void
-tell(struct check *c, void (*to)(void *self, const struct check_problem *p),
-     const char *code, const char *object, const char *head, const char *format,
-     va_list ap)
+tell(struct check *c, bool note, const char *code, const char *object,
+     const char *head, const char *format, va_list ap)
 {
-	struct check_problem p = { .code = code, .object = object };
+	struct check_problem p = { note, .code = code, .object = object };
 	char text[TEXT_BYTES];
-	size_t at;
+	size_t at = 0;
 
-	text[0] = '\0';
-	if (head)
-		(void)snprintf(text, sizeof(text), "%s: ", head);
-	at = strlen(text);
+	if (head) /* a path at the most: it fits */
+		at = (size_t)snprintf(text, sizeof(text), "%s: ", head);
 	(void)vsnprintf(text + at, sizeof(text) - at, format, ap);
 	p.text = text;
-	if (to)
-		to(c->options->self, &p);
+	check_tell(c, &p);
+}
+
+void check_tell(struct check *c, const struct check_problem *p)
+{
+	if (p->note)
+		c->result->notes++;
+	else
+		c->result->problems++;
+	if (c->options->problem)
+		c->options->problem(c->options->self, p);
 }
 
 void check_report(struct check *c, const char *code, const char *object,
@@ -43,9 +49,8 @@ void check_report(struct check *c, const char *code, const char *object,
 {
 	va_list ap;
 
-	c->result->problems++;
 	va_start(ap, format);
-	tell(c, c->options->problem, code, object, object, format, ap);
+	tell(c, false, code, object, object, format, ap);
 	va_end(ap);
 }
 
@@ -54,9 +59,8 @@ void check_report_text(struct check *c, const char *code, const char *object,
 {
 	va_list ap;
 
-	c->result->problems++;
 	va_start(ap, format);
-	tell(c, c->options->problem, code, object, NULL, format, ap);
+	tell(c, false, code, object, NULL, format, ap);
 	va_end(ap);
 }
 
@@ -65,9 +69,8 @@ void check_remark(struct check *c, const char *code, const char *object,
 {
 	va_list ap;
 
-	c->result->notes++;
 	va_start(ap, format);
-	tell(c, c->options->note, code, object, NULL, format, ap);
+	tell(c, true, code, object, NULL, format, ap);
 	va_end(ap);
 }
 

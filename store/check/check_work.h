@@ -92,6 +92,8 @@ struct check {
 	char path[PATH_MAX], image[32]; /* check_path(), check_image_name() */
 };
 
+/* Counts it, and calls who asked for the check. */
+void check_tell(struct check *c, const struct check_problem *p);
 /* For what only the index gets wrong. */
 #define CHECK_ADVICE_INDEX "copy the files to a new store"
 /* A problem: the text is "OBJECT: " and the sentence. */

@@ -114,6 +114,8 @@ static void count_problem(void *self, const struct check_problem *p)
 					      "native",        "damaged" };
 	uint64_t *count = self;
 
+	if (p->note)
+		return;
 	for (size_t i = 0; i < sizeof(images) / sizeof(*images); i++)
 		if (strcmp(p->code, images[i]) == 0)
 			return;

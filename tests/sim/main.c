@@ -113,7 +113,8 @@ static void hurt(void)
 static void problem(void *self, const struct check_problem *p)
 {
 	(void)self;
-	fprintf(stderr, "%s: %s: %s\n", p->code, p->object, p->text);
+	if (!p->note)
+		fprintf(stderr, "%s: %s: %s\n", p->code, p->object, p->text);
 }
 
 /* The closed store is sound, to its last byte. */

@@ -34,6 +34,11 @@ static inline void on_problem(void *self, const struct check_problem *p)
 {
 	struct found *found = self;
 
+	if (p->note) {
+		(void)snprintf(found->codes[found->problems + found->notes++],
+			       32, "%s", p->code);
+		return;
+	}
 	assert_true(found->problems < FOUND_MAX);
 	assert_true(strlen(p->object) > 0);
 	assert_true(strlen(p->text) > strlen(p->object));
@@ -43,14 +48,6 @@ static inline void on_problem(void *self, const struct check_problem *p)
 	for (size_t i = 0; i < p->file_count; i++)
 		(void)snprintf(found->files[found->file_count++], 256, "%s",
 			       p->files[i]);
-}
-
-static inline void on_note(void *self, const struct check_problem *p)
-{
-	struct found *found = self;
-
-	(void)snprintf(found->codes[found->problems + found->notes++], 32, "%s",
-		       p->code);
 }
 
 static inline void on_progress(void *self, const char *phase, uint64_t done,
@@ -70,7 +67,6 @@ static inline int run_check(struct found *found, bool scrub, unsigned threads)
 	struct check_options options = { .scrub = scrub,
 					 .threads = threads,
 					 .problem = on_problem,
-					 .note = on_note,
 					 .progress = on_progress,
 					 .self = found };
 
