@@ -74,6 +74,14 @@ static inline unsigned io_fd_share(unsigned share, unsigned max)
 		       : max;
 }
 
+/* One for each processor, but not fewer than `least` nor more than `most`. */
+static inline unsigned io_cpus(unsigned least, unsigned most)
+{
+	long n = sysconf(_SC_NPROCESSORS_ONLN);
+
+	return n < (long)least ? least : n > (long)most ? most : (unsigned)n;
+}
+
 /* What is too far away for 64 bits (the years 1677, 2262) is cut off there. */
 static inline int64_t io_ns(const struct timespec *t)
 {

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/check/check_work.h"
 #include "store/db/layout.h"
@@ -263,27 +264,21 @@ static void scrub_wait(struct scrub *s)
 	s->c->result->scrubbed_bytes = done;
 }
 
-static unsigned scrub_thread_count(const struct check *c)
-{
-	long count = c->options->threads > 0 ? (long)c->options->threads
-					     : sysconf(_SC_NPROCESSORS_ONLN);
-
-	return count < 1                   ? 1
-	       : count < SCRUB_THREADS_MAX ? (unsigned)count
-					   : SCRUB_THREADS_MAX;
-}
-
 int check_scrub(struct check *c)
 {
 	struct scrub s = { .c = c };
 	struct thread threads[SCRUB_THREADS_MAX];
-	unsigned want = scrub_thread_count(c);
+	unsigned want = c->options->threads;
 	unsigned count = 0;
 	int rc = 0;
 
 	/* Without the secret, which was reported, nothing can be compared. */
 	if (!c->options->scrub || !c->secret_known)
 		return 0;
+	if (want == 0)
+		want = io_cpus(1, SCRUB_THREADS_MAX);
+	if (want > SCRUB_THREADS_MAX)
+		want = SCRUB_THREADS_MAX;
 	lock_init(&s.lock, LOCK_SCRUB);
 	cond_init(&s.moved);
 	lock_take(&s.lock);

@@ -320,11 +320,8 @@ int drain_start(struct drain *d)
 
 	if (rc < 0)
 		return rc;
-	if (n == 0) {
-		long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-
-		n = cpus < 2 ? 2 : (unsigned)cpus;
-	}
+	if (n == 0)
+		n = io_cpus(2, DRAIN_THREADS_MAX);
 	if (n > DRAIN_THREADS_MAX)
 		n = DRAIN_THREADS_MAX;
 	d->started = true;

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/base/vec.h"
@@ -124,11 +125,8 @@ static int verify_small(struct files *fs, struct inode *in,
 static int verify_chunks(struct verify *v)
 {
 	struct thread thread[VERIFY_THREADS_MAX];
-	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-	unsigned n = cpus < 1 ? 1 : (unsigned)cpus, started = 0;
+	unsigned n = io_cpus(1, VERIFY_THREADS_MAX), started = 0;
 
-	if (n > VERIFY_THREADS_MAX)
-		n = VERIFY_THREADS_MAX;
 	while (started + 1 < n &&
 	       thread_create(&thread[started], verify_main, v) == 0)
 		started++;
