@@ -149,7 +149,7 @@ void op_readlink(fuse_req_t req, fuse_ino_t ino)
 void op_statfs(fuse_req_t req, fuse_ino_t ino)
 {
 	struct store *st = store_of(req);
-	uint64_t staged, disk, files = 0;
+	uint64_t staged, disk;
 	struct statvfs v;
 
 	(void)ino;
@@ -162,8 +162,7 @@ void op_statfs(fuse_req_t req, fuse_ino_t ino)
 	staged /= v.f_frsize ? v.f_frsize : 1;
 	v.f_bavail = v.f_bavail > staged ? v.f_bavail - staged : 0;
 	v.f_bfree = v.f_bfree > staged ? v.f_bfree - staged : 0;
-	(void)store_counter(st, META_FILES, &files);
-	v.f_files = files + v.f_ffree;
+	v.f_files = store_counter(st, META_FILES) + v.f_ffree;
 	v.f_namemax = STORE_NAME_MAX;
 	fuse_reply_statfs(req, &v);
 }

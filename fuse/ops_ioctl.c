@@ -86,18 +86,11 @@ static void add_structure(cJSON *to, struct store *st, bool root)
 }
 
 /* Can anything be made durable at all? */
-static const char *health(const struct store *st)
-{
-	switch (kv_health(st->kv)) {
-	case KV_FAILING:
-		return "failing";
-	case KV_CONDEMNED:
-		return "failed";
-	case KV_FINE:
-		break;
-	}
-	return "fine";
-}
+static const char *const health_words[] = {
+	[KV_FINE] = "fine",
+	[KV_FAILING] = "failing",
+	[KV_CONDEMNED] = "failed",
+};
 
 static cJSON *status(struct fs *fs, uid_t uid)
 {
@@ -117,15 +110,14 @@ static cJSON *status(struct fs *fs, uid_t uid)
 	(void)cJSON_AddBoolToObject(s, "passthrough", fs->passthrough);
 	stages_dirty(&st->stages, &memory, &disk);
 	for (size_t i = 0; i < sizeof(counters) / sizeof(*counters); i++) {
-		uint64_t v = 0;
+		uint64_t v = store_counter(st, counters[i]);
 
-		(void)store_counter(st, counters[i], &v);
 		if (i == 0) /* what is staged is there for who looks */
 			v += memory + disk;
 		add_number(s, counters[i], v);
 	}
 	add_number(s, "unknown_images", atomic_load(&st->unknown_images));
-	add_text(s, "database", health(st));
+	add_text(s, "database", health_words[kv_health(st->kv)]);
 	stages_usage(&st->stages, &used, &total);
 	drain_figures(st->drain, &d);
 	add_number(s, "staged_bytes", memory + disk);

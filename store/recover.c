@@ -346,7 +346,7 @@ static int sweep_one(void *arg, uint64_t id)
 	return rc < 0 ? rc : 0;
 }
 
-int recover_sweep(struct store *st)
+void recover_sweep(struct store *st)
 {
 	int rc = records_each(st->kv, key_kind('P'), punch_one, st);
 
@@ -355,5 +355,4 @@ int recover_sweep(struct store *st)
 	if (rc < 0)
 		log_error("leftovers of the last mount are not removed: %s",
 			  strerror(-rc));
-	return 0;
 }

@@ -25,6 +25,6 @@ struct store;
 /* Before any thread runs. `adopted`: the stage table is of this boot. */
 int recover(struct store *st, bool adopted);
 /* After the threads were started: what may take its time. */
-int recover_sweep(struct store *st);
+void recover_sweep(struct store *st);
 
 #endif

@@ -17,31 +17,12 @@
 #include "store/file/file.h"
 #include "store/recover.h"
 
-static int make_contents(struct store *st)
-{
-	int rc = identity_make_secret(st->secret);
-
-	return rc < 0 ? rc : identity_begin(st->kv, st->secret);
-}
-
-/* A database of this store always has a secret and a root. */
-static int look_contents(struct store *st)
-{
-	int rc = identity_load(st->kv, st->secret);
-
-	if (rc == 0)
-		rc = record_find(st->kv, key_ino('A', ROOT_INO));
-	return rc == -ENOENT ? -EUCLEAN : rc;
-}
-
 /* The directories' names must be durable before anything in them is. */
 static int make_dirs(struct store *st)
 {
 	int rc = 0;
 	int fd;
 
-	if (mkdirat(st->dirfd, LAYOUT_IMAGE_DIR, 0700) < 0 && errno != EEXIST)
-		return -errno;
 	for (unsigned x = 0; x < 256; x++) {
 		char dir[16];
 
@@ -188,7 +169,10 @@ static int open_database(struct store *st, bool fresh, char *why,
 	kv_on_sync(st->kv, on_sync, &st->marker);
 	rc = make_dirs(st);
 	if (rc == 0)
-		rc = fresh ? make_contents(st) : look_contents(st);
+		rc = fresh ? identity_make_secret(st->secret)
+			   : identity_load(st->kv, st->secret);
+	if (rc == 0 && fresh)
+		rc = identity_begin(st->kv, st->secret);
 	if (rc == 0 && fresh)
 		rc = kv_sync(st->kv);
 	memcpy(id.uuid, st->uuid, sizeof(id.uuid));
@@ -200,9 +184,9 @@ static int open_database(struct store *st, bool fresh, char *why,
 		rc = layout_finish(st->dirfd, st->uuid);
 	if (rc == -EUCLEAN)
 		(void)snprintf(why, why_size,
-			       "%s: its database lacks its secret or its root; "
-			       "put the database back from a copy of this "
-			       "store, or run 'ckptctl rebuild %s'",
+			       "%s: its database lacks its secret; put the "
+			       "database back from a copy of this store, or "
+			       "run 'ckptctl rebuild %s'",
 			       st->path, st->path);
 	else if (rc < 0)
 		(void)snprintf(why, why_size, "%s: %s", st->path,
@@ -413,7 +397,7 @@ int store_start(struct store *st)
 	if (rc == 0)
 		rc = backup_start(st);
 	if (rc == 0)
-		rc = recover_sweep(st);
+		recover_sweep(st);
 	return rc;
 }
 
@@ -433,12 +417,10 @@ int store_close(struct store *st)
 	return rc;
 }
 
-int store_counter(struct store *st, const char *name, uint64_t *ret_value)
+uint64_t store_counter(struct store *st, const char *name)
 {
-	int rc = u64_load(st->kv, key_meta(name), ret_value);
+	uint64_t value = 0;
 
-	if (rc != -ENOENT)
-		return rc;
-	*ret_value = 0;
-	return 0;
+	(void)u64_load(st->kv, key_meta(name), &value);
+	return value;
 }

@@ -1,11 +1,8 @@
 /*
  * store.h - one open store: what its parts are, and how it is opened, drained
  * and closed. Nothing in store/ knows FUSE; a unit test opens a store without
- * a mount.
- *
- * Opening a store finds what an earlier daemon left: stages of this boot are
- * taken over (its writes survive kill -9), anything else that was not committed
- * is absent, as after a power cut. See recover.c.
+ * a mount. What an earlier daemon left is taken over when it is opened
+ * (recover.h).
  */
 #ifndef STORE_STORE_H
 #define STORE_STORE_H
@@ -105,7 +102,7 @@ int store_start(struct store *st);
  */
 int store_close(struct store *st);
 
-/* A meta counter (META_FILES ...) as it is now. */
-int store_counter(struct store *st, const char *name, uint64_t *ret_value);
+/* A meta counter (META_FILES ...) as it is now; 0 when it cannot be read. */
+uint64_t store_counter(struct store *st, const char *name);
 
 #endif
