@@ -73,7 +73,7 @@ static void print_result(const char *path, const struct rebuild_result *r)
 		     "images put aside\n",
 		     ctl_count(r->files), ctl_count(r->recovered),
 		     ctl_count(r->lost), ctl_count(r->aside));
-	if (r->old_kept)
+	if (*r->kept_as)
 		(void)printf("  the old database is kept as %s/%s\n", path,
 			     r->kept_as);
 }

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <sys/stat.h>
 
+#include "store/base/scope.h"
 #include "store/base/vec.h"
 #include "store/check/check_work.h"
 #include "store/formats/cut.h"
@@ -237,8 +238,8 @@ static void check_file(struct check *c, struct check_inode *i,
 
 static int check_content_record(struct check *c, const struct check_record *r)
 {
+	SCOPED(content_release) struct content f = { 0 };
 	struct check_inode *i;
-	struct content f;
 	int rc;
 
 	if (r->key_len != 9)
@@ -260,7 +261,6 @@ static int check_content_record(struct check *c, const struct check_record *r)
 		i->flags |= INODE_SMALL;
 	c->result->logical_bytes += f.size_bytes;
 	check_file(c, i, &f);
-	content_release(&f);
 	return 0;
 }
 

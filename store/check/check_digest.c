@@ -90,7 +90,7 @@ static int digest_file(struct check *c, uint64_t ino, const struct content *f)
 
 static int check_file_digest(struct check *c, const struct check_record *r)
 {
-	struct content f;
+	SCOPED(content_release) struct content f = { 0 };
 	int rc;
 
 	/* What does not decode was reported before. */
@@ -99,9 +99,7 @@ static int check_file_digest(struct check *c, const struct check_record *r)
 	rc = content_decode(r->value, r->value_len, &f);
 	if (rc < 0)
 		return rc == -ENOMEM ? rc : 0;
-	rc = digest_file(c, get_be64(r->key + 1), &f);
-	content_release(&f);
-	return rc;
+	return digest_file(c, get_be64(r->key + 1), &f);
 }
 
 int check_digests(struct check *c)

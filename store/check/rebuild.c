@@ -166,9 +166,9 @@ static int use_labels(struct rebuild *r)
 static int keep_or_remove(void *arg, struct kv_slice key, struct kv_slice value)
 {
 	struct rebuild *r = arg;
+	SCOPED(content_release) struct content c = { 0 };
 	const char *reason = NULL;
 	bool deleted;
-	struct content c;
 	uint64_t ino;
 	int rc;
 
@@ -183,7 +183,6 @@ static int keep_or_remove(void *arg, struct kv_slice key, struct kv_slice value)
 	deleted = has_record(r, 'O', ino); /* and nobody has it open */
 	if (!deleted)
 		reason = rebuild_use(r, &c);
-	content_release(&c);
 	return deleted || reason ? rebuild_remove(r, ino, reason) : 0;
 }
 
@@ -243,7 +242,6 @@ static int swap(struct rebuild *r)
 		if (renameat(r->dirfd, LAYOUT_DB_DIR, r->dirfd, res->kept_as) <
 		    0)
 			return -errno;
-		res->old_kept = true;
 	}
 	if (renameat(r->dirfd, REBUILD_DIR, r->dirfd, LAYOUT_DB_DIR) < 0 ||
 	    fsync(r->dirfd) < 0)

@@ -45,8 +45,7 @@ struct rebuild_options {
 struct rebuild_result {
 	enum rebuild_base base;
 	int64_t base_ns; /* of a backup: when it was made */
-	bool old_kept; /* as kept_as */
-	char kept_as[32];
+	char kept_as[32]; /* the old database; "": there was none */
 	uint64_t files; /* that there are now */
 	uint64_t recovered, lost, aside;
 };

@@ -93,17 +93,9 @@ static const char *chunk_lacks(struct rebuild *r, struct rebuild_chunk *c)
 			      "deleted or replaced since, or is damaged";
 }
 
-static const char *chunk_count(struct rebuild *r, struct rebuild_chunk *c)
-{
-	(void)r;
-	c->refs++;
-	return NULL;
-}
-
-/* Call fn for each chunk of the content, until it gives a reason to stop. */
+/* Why a chunk of the content cannot be had; or all are there and `count`ed. */
 static const char *each_chunk(struct rebuild *r, const struct content *f,
-			      const char *(*fn)(struct rebuild *r,
-						struct rebuild_chunk *c))
+			      bool count)
 {
 	const char *reason = NULL;
 
@@ -117,7 +109,10 @@ static const char *each_chunk(struct rebuild *r, const struct content *f,
 
 			if (!c || c->len == 0 || c->len > end - at)
 				return "the database lacks a part of it";
-			reason = fn(r, c);
+			if (count)
+				c->refs++;
+			else
+				reason = chunk_lacks(r, c);
 			at += c->len;
 		}
 	}
@@ -126,9 +121,9 @@ static const char *each_chunk(struct rebuild *r, const struct content *f,
 
 const char *rebuild_use(struct rebuild *r, const struct content *f)
 {
-	const char *reason = each_chunk(r, f, chunk_lacks);
+	const char *reason = each_chunk(r, f, false);
 
-	return reason ? reason : each_chunk(r, f, chunk_count);
+	return reason ? reason : each_chunk(r, f, true);
 }
 
 /* --- a label --- */
