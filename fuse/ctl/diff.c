@@ -137,18 +137,19 @@ static bool in_one_place(struct diff *d, const struct tensor *a,
 	return true;
 }
 
-static int digests_equal(struct diff *d, const struct tensor *a,
-			 const struct tensor *b)
+/* In doubt they are, but that is said. */
+static bool digests_equal(struct diff *d, const struct tensor *a,
+			  const struct tensor *b)
 {
 	size_t i = (size_t)(a - d->a->in.tensors.all);
 	size_t k = (size_t)(b - d->b->in.tensors.all);
 	int rc;
 
 	if (a->bytes == 0)
-		return 1;
+		return true;
 	if (in_one_place(d, a, b)) {
 		d->bytes_not_read += a->bytes;
-		return 1;
+		return true;
 	}
 	rc = step_digest_one(d->a, i);
 	if (rc == 0)
@@ -156,7 +157,7 @@ static int digests_equal(struct diff *d, const struct tensor *a,
 	if (rc < 0) {
 		ctl_complain("%s: %s", a->name, strerror(-rc));
 		d->failed = true;
-		return rc;
+		return true;
 	}
 	return memcmp(d->a->extra[i].digest, d->b->extra[k].digest,
 		      STEP_DIGEST_BYTES) == 0;
@@ -187,7 +188,7 @@ static void pair(void *arg, const struct tensor *a, const struct tensor *b)
 		return;
 	if (a->dtype && b->dtype)
 		d->tensors_paired++;
-	if (a->bytes != b->bytes || digests_equal(d, a, b) == 0)
+	if (a->bytes != b->bytes || !digests_equal(d, a, b))
 		add(d, CHANGE_BYTES, a, b);
 	else if (same && a->dtype && b->dtype)
 		d->tensors_same++;

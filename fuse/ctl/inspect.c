@@ -143,12 +143,10 @@ static void attribute(const char *dir, const char *name, const char *which,
 		      char ret[ATTRIBUTE_BYTES])
 {
 	SCOPED(scope_free) char *path = NULL;
-	char full[ATTRIBUTE_BYTES];
 	ssize_t n = -1;
 
-	(void)snprintf(full, sizeof(full), "user.ckptfs.%s", which);
 	if (asprintf(&path, "%s/%s", dir, name) > 0)
-		n = lgetxattr(path, full, ret, ATTRIBUTE_BYTES - 1);
+		n = lgetxattr(path, which, ret, ATTRIBUTE_BYTES - 1);
 	if (n < 0)
 		(void)snprintf(ret, ATTRIBUTE_BYTES, "-");
 	else
@@ -200,9 +198,9 @@ static int inspect_entry(const char *dir, int dirfd, const char *name,
 	if (!S_ISREG(st.st_mode))
 		return 0;
 	r.size = (uint64_t)st.st_size;
-	attribute(dir, name, "state", r.state);
-	attribute(dir, name, "physical_bytes", r.physical);
-	attribute(dir, name, "native", r.native);
+	attribute(dir, name, "user.ckptfs.state", r.state);
+	attribute(dir, name, "user.ckptfs.physical_bytes", r.physical);
+	attribute(dir, name, "user.ckptfs.native", r.native);
 	if (list)
 		row_add(&r, name, list);
 	else

@@ -17,7 +17,7 @@
 #include "store/base/scope.h"
 #include "store/formats/dcp.h"
 
-#define READ_BYTES (size_t)(1 << 20)
+#define READ_BYTES (64u << 10)
 
 struct plan_command {
 	bool json, list;
@@ -133,17 +133,15 @@ static int plan(const struct plan_command *c, const char *where,
 
 static int read_all(int fd, struct bytes *b)
 {
-	SCOPED(scope_free) char *buf = malloc(READ_BYTES);
-	ssize_t n = 1;
+	char part[READ_BYTES];
+	ssize_t n;
 
-	while (buf && n > 0 && !b->failed) {
-		n = read(fd, buf, READ_BYTES);
-		if (n < 0)
-			return -errno;
-		bytes_put(b, buf, (size_t)n);
-	}
+	while ((n = read(fd, part, sizeof(part))) > 0 && !b->failed)
+		bytes_put(b, part, (size_t)n);
+	if (n < 0)
+		return -errno;
 	bytes_put_u8(b, 0);
-	return !buf || b->failed ? -ENOMEM : 0;
+	return b->failed ? -ENOMEM : 0;
 }
 
 static int plan_text(const struct plan_command *c, const char *where, int fd)
@@ -202,7 +200,7 @@ static int plan_folder(const struct plan_command *c, const char *path,
 		return problem(c, path, what);
 	}
 	if (c->list) {
-		rc = plan_list(path, dirfd, &d, c->json, &holds);
+		rc = plan_list(dirfd, &d, c->json, &holds);
 		code = rc < 0  ? problem(c, path, strerror(-rc))
 		       : holds ? CTL_FINE
 			       : CTL_PROBLEM;

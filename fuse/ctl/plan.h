@@ -49,7 +49,6 @@ const char *plan_input_label(const struct plan_input *in, size_t i);
  * folder's files do not match; *ret_holds: they do. -errno: nothing was
  * printed.
  */
-int plan_list(const char *path, int dirfd, const struct dcp *d, bool json,
-	      bool *ret_holds);
+int plan_list(int dirfd, const struct dcp *d, bool json, bool *ret_holds);
 
 #endif

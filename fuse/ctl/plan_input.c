@@ -239,9 +239,11 @@ static int take_document(struct parse *p)
 {
 	int rc = expect(p, '{');
 
-	if (rc == 0 && peek(p) == '}')
+	if (rc < 0)
+		return rc;
+	if (peek(p) == '}')
 		return refuse(p, "it has no num_ranks");
-	while (rc == 0) {
+	do {
 		cJSON *name;
 
 		if (peek(p) != '"')
@@ -253,13 +255,9 @@ static int take_document(struct parse *p)
 		if (rc == 0)
 			rc = take_member(p, name->valuestring);
 		cJSON_Delete(name);
-		if (rc < 0)
-			return rc;
-		rc = more(p, '}');
 		if (rc == 0)
-			break;
-		rc = rc == 1 ? 0 : rc;
-	}
+			rc = more(p, '}');
+	} while (rc == 1);
 	if (rc < 0)
 		return rc;
 	if (peek(p) != '\0')

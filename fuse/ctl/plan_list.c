@@ -2,13 +2,13 @@
  * plan_list.c - ckptctl plan --list: what a checkpoint's .metadata says it
  * holds, and whether the files of its folder match.
  */
-#include <dirent.h>
 #include <inttypes.h>
 #include <sys/stat.h>
 
 #include "fuse/ctl/ctl.h"
 #include "fuse/ctl/plan.h"
 #include "fuse/ctl/step.h"
+#include "store/base/dir.h"
 #include "store/base/scope.h"
 #include "store/base/vec.h"
 
@@ -29,37 +29,30 @@ static void folder_release(struct folder *f)
 	free(f->files);
 }
 
-static void folder_add(struct folder *f, int dirfd, const char *name)
+static int folder_add(void *arg, int dirfd, const char *name)
 {
+	struct folder *f = arg;
 	struct stat st;
 
 	if (fstatat(dirfd, name, &st, 0) < 0 || !S_ISREG(st.st_mode))
-		return;
+		return 0;
 	CHECK(vec_grow(&f->files, f->count, &f->capacity, sizeof(*f->files)) ==
 	      0); /* out of memory */
 	f->files[f->count].name = strdup(name);
 	f->files[f->count].size_bytes = (uint64_t)st.st_size;
 	CHECK(f->files[f->count].name); /* out of memory */
 	f->count++;
+	return 0;
 }
 
-static int folder_read(struct folder *f, const char *path, int dirfd,
-		       const struct dcp *d)
+static int folder_read(struct folder *f, int dirfd, const struct dcp *d)
 {
-	struct dirent **names;
-	int count = scandir(path, &names, NULL, alphasort);
+	int rc = dir_each(dirfd, ".", folder_add, f);
 
-	if (count < 0)
-		return -errno;
-	for (int i = 0; i < count; i++) {
-		folder_add(f, dirfd, names[i]->d_name);
-		free(names[i]);
-	}
-	free(names);
-	for (uint32_t i = 0; i < d->file_count; i++)
+	for (uint32_t i = 0; rc == 0 && i < d->file_count; i++)
 		if (strchr(d->files[i].name, '/'))
-			folder_add(f, dirfd, d->files[i].name);
-	return 0;
+			rc = folder_add(f, dirfd, d->files[i].name);
+	return rc;
 }
 
 static void list_place(const struct dcp *d, uint32_t number)
@@ -132,12 +125,11 @@ static void list_table(const struct dcp *d, const struct closure *found)
 	step_print_findings(found, "");
 }
 
-int plan_list(const char *path, int dirfd, const struct dcp *d, bool json,
-	      bool *ret_holds)
+int plan_list(int dirfd, const struct dcp *d, bool json, bool *ret_holds)
 {
 	SCOPED(closure_release) struct closure found = { 0 };
 	SCOPED(folder_release) struct folder f = { 0 };
-	int rc = folder_read(&f, path, dirfd, d);
+	int rc = folder_read(&f, dirfd, d);
 
 	if (rc == 0)
 		rc = closure_check(d, f.files, f.count, &found);
