@@ -23,7 +23,6 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include "store/base/bytes.h"
 #include "store/base/dir.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
@@ -97,20 +96,6 @@ void callers_free(struct callers *c)
 	free(c);
 }
 
-/* -1: it cannot be read whole. */
-static int read_environ(int fd, struct bytes *ret)
-{
-	char part[8192];
-	ssize_t n;
-
-	while ((n = read(fd, part, sizeof(part))) > 0) {
-		bytes_put(ret, part, (size_t)n);
-		if (ret->failed || ret->len > ENVIRON_BYTES_MAX)
-			return -1;
-	}
-	return n < 0 ? -1 : 0;
-}
-
 /* Has pid its memory to itself and its threads? False: not known either. */
 static bool has_own_memory(pid_t pid)
 {
@@ -130,7 +115,8 @@ static bool has_own_memory(pid_t pid)
 /* A descriptor to remember it by, or -1. */
 static int look(pid_t pid, struct writer *ret, bool *ret_scheduler)
 {
-	struct bytes block = { 0 };
+	SCOPED(scope_free) char *block = malloc(ENVIRON_BYTES_MAX + 1);
+	size_t len = 0;
 	char path[64];
 	int fd;
 
@@ -138,10 +124,9 @@ static int look(pid_t pid, struct writer *ret, bool *ret_scheduler)
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
 		return -1;
-	if (read_environ(fd, &block) == 0 && block.len > 0)
-		writer_of_environment((const char *)block.data, block.len, ret,
-				      ret_scheduler);
-	bytes_release(&block);
+	if (block && io_read(fd, block, ENVIRON_BYTES_MAX + 1, 0, &len) == 0 &&
+	    len > 0 && len <= ENVIRON_BYTES_MAX)
+		writer_of_environment(block, len, ret, ret_scheduler);
 	if (has_own_memory(pid))
 		return fd;
 	(void)close(fd);

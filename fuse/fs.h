@@ -108,7 +108,6 @@ void op_unlink(fuse_req_t, fuse_ino_t, const char *);
 void op_rmdir(fuse_req_t, fuse_ino_t, const char *);
 void op_rename(fuse_req_t, fuse_ino_t, const char *, fuse_ino_t, const char *,
 	       unsigned);
-void op_opendir(fuse_req_t, fuse_ino_t, struct fuse_file_info *);
 void op_readdir(fuse_req_t, fuse_ino_t, size_t, off_t, struct fuse_file_info *);
 void op_readdirplus(fuse_req_t, fuse_ino_t, size_t, off_t,
 		    struct fuse_file_info *);

@@ -199,7 +199,7 @@ static int mount_place(struct fuse_args *args, const struct options *o,
 		opens_free(fs->opens);
 		callers_free(fs->callers);
 	}
-	session_free(fs);
+	fuse_session_destroy(fs->se);
 	return rc;
 }
 

@@ -270,14 +270,10 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name,
 				       new_name, flags));
 }
 
-/* --- reading directories: the cookie is all the state there is ---------- */
-
-void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
-{
-	(void)ino;
-	fi->fh = 0;
-	fuse_reply_open(req, fi);
-}
+/*
+ * --- reading directories: the cookie is all the state there is, and so there
+ * is nothing to do when one is opened ---
+ */
 
 #define COOKIE_DOT 1
 #define COOKIE_DOTDOT 2

@@ -263,9 +263,8 @@ static bool set_all(struct options *o)
 	return true;
 }
 
-int options_parse(struct fuse_args *args, struct options *ret)
+int options_parse(struct fuse_args *args, struct options *o)
 {
-	struct options *o = ret;
 	bool right;
 
 	*o = options_default;

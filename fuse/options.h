@@ -20,11 +20,11 @@ struct options {
 };
 
 /*
- * Read the options; those of libfuse stay in args. options_release() *ret in
+ * Read the options; those of libfuse stay in args. options_release() *o in
  * any case. -EINVAL: wrong usage, which was printed. With help or version
  * nothing else was looked at.
  */
-int options_parse(struct fuse_args *args, struct options *ret);
+int options_parse(struct fuse_args *args, struct options *o);
 void options_release(struct options *o);
 /* On standard output all that --help says, or how to call it after an error. */
 void options_help(void);

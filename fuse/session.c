@@ -266,7 +266,6 @@ const struct fuse_lowlevel_ops fs_ops = {
 	.unlink = op_unlink,
 	.rmdir = op_rmdir,
 	.rename = op_rename,
-	.opendir = op_opendir,
 	.readdir = op_readdir,
 	.readdirplus = op_readdirplus,
 	.fsyncdir = op_fsyncdir,
@@ -287,23 +286,21 @@ const struct fuse_lowlevel_ops fs_ops = {
 	.ioctl = op_ioctl,
 };
 
-static int session_loop(struct fs *fs)
+static void session_loop(struct fs *fs)
 {
 	struct fuse_loop_config *config = fuse_loop_cfg_create();
 	unsigned threads;
-	int rc;
 
 	if (!config)
-		return -ENOMEM;
+		return;
 	fuse_loop_cfg_set_clone_fd(config, 0);
 	threads =
 		io_fd_share(25, FS_THREADS_MAX * FS_THREAD_FDS) / FS_THREAD_FDS;
 	fuse_loop_cfg_set_max_threads(
 		config, threads < FS_THREADS_MIN ? FS_THREADS_MIN : threads);
 	fuse_loop_cfg_set_idle_threads(config, FS_IDLE_THREADS);
-	rc = fuse_session_loop_mt(fs->se, config);
+	(void)fuse_session_loop_mt(fs->se, config);
 	fuse_loop_cfg_destroy(config);
-	return rc;
 }
 
 int session_new(struct fs *fs, struct fuse_args *args, bool debug)
@@ -320,13 +317,6 @@ int session_new(struct fs *fs, struct fuse_args *args, bool debug)
 	(void)fprintf(stderr, "ckptfs: unknown option: %s\n",
 		      unknown + (strncmp(unknown, "-o ", 3) == 0 ? 3 : 0));
 	return -EINVAL;
-}
-
-void session_free(struct fs *fs)
-{
-	if (fs->se)
-		fuse_session_destroy(fs->se);
-	fs->se = NULL;
 }
 
 /* Who says that the mount is there, when the loop answers already. */
@@ -358,7 +348,7 @@ static int serve(struct fs *fs, struct announcer *a)
 	int rc = -pthread_create(&thread, NULL, announce, a);
 
 	if (rc == 0)
-		(void)session_loop(fs);
+		session_loop(fs);
 	atomic_store(&fs->ended, true);
 	/* Before the session's descriptor may be another's: they use it. */
 	teller_stop(TAKE(fs->teller));

@@ -12,9 +12,9 @@
  */
 void session_take_messages(void);
 /*
- * Make the session, which checks the options that are left in args. No store
- * is needed yet. -EINVAL: an option that nobody knows. That, and whatever else
- * it is, was printed.
+ * Make the session, which checks the options that are left in args; the
+ * caller destroys it. No store is needed yet. -EINVAL: an option that nobody
+ * knows. That, and whatever else it is, was printed.
  */
 int session_new(struct fs *fs, struct fuse_args *args, bool debug);
 /*
@@ -24,6 +24,5 @@ int session_new(struct fs *fs, struct fuse_args *args, bool debug);
  * -EIO when it could not be mounted (the reason was printed).
  */
 int session_run(struct fs *fs, void (*ready)(void *arg), void *arg);
-void session_free(struct fs *fs);
 
 #endif
