@@ -66,6 +66,13 @@ static void *teller_main(void *arg)
 	return NULL;
 }
 
+static void teller_free(struct teller *t)
+{
+	pthread_cond_destroy(&t->more);
+	pthread_mutex_destroy(&t->lock);
+	free(t);
+}
+
 int teller_start(struct fs *fs, struct teller **ret_teller)
 {
 	struct teller *t = calloc(1, sizeof(*t));
@@ -78,14 +85,11 @@ int teller_start(struct fs *fs, struct teller **ret_teller)
 	CHECK(pthread_mutex_init(&t->lock, NULL) == 0);
 	CHECK(pthread_cond_init(&t->more, NULL) == 0);
 	rc = -pthread_create(&t->thread, NULL, teller_main, t);
-	if (rc < 0) {
-		pthread_cond_destroy(&t->more);
-		pthread_mutex_destroy(&t->lock);
-		free(t);
-		return rc;
-	}
-	*ret_teller = t;
-	return 0;
+	if (rc < 0)
+		teller_free(t);
+	else
+		*ret_teller = t;
+	return rc;
 }
 
 void teller_stop(struct teller *t)
@@ -98,9 +102,7 @@ void teller_stop(struct teller *t)
 		pthread_cond_signal(&t->more);
 	}
 	CHECK(pthread_join(t->thread, NULL) == 0);
-	pthread_cond_destroy(&t->more);
-	pthread_mutex_destroy(&t->lock);
-	free(t);
+	teller_free(t);
 }
 
 int teller_committed(struct teller *t, fuse_req_t req, fuse_ino_t dir,

@@ -46,7 +46,7 @@ static void make_one(struct store *st)
 	struct backup *b = st->backup;
 	struct kv_backup_info made;
 	int64_t begin = mono_ns();
-	int rc = kv_backup(st->kv, b->path, KV_BACKUPS_KEPT, &made);
+	int rc = kv_backup(st->kv, b->path, &made);
 	int64_t now = mono_ns();
 
 	if (rc < 0) /* it is tried again after the next publish */

@@ -10,7 +10,6 @@
 #ifndef STORE_BACKUP_H
 #define STORE_BACKUP_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 struct store;

@@ -7,7 +7,6 @@
 #ifndef STORE_STORE_H
 #define STORE_STORE_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 

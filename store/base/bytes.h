@@ -9,7 +9,6 @@
 #define STORE_BASE_BYTES_H
 
 #include <endian.h>
-#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>

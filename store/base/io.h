@@ -3,7 +3,6 @@
 #define STORE_BASE_IO_H
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/resource.h>

@@ -17,7 +17,6 @@
 #ifndef STORE_REBUILD_H
 #define STORE_REBUILD_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

@@ -57,18 +57,17 @@ int kv_finish(struct kv *kv, uint64_t *ret_sequence);
  * Backups: copies that share what did not change, in a directory of their own.
  * kv_backup.c.
  */
-#define KV_BACKUPS_KEPT 2
 struct kv_backup_info {
 	uint32_t id;
 	uint64_t bytes;
 	int64_t at_ns; /* when it was made */
 };
+#define KV_BACKUPS_KEPT 2
 /*
- * Make one, and leave no more than the last `keep`. Nobody who writes waits for
+ * Make one, and leave no more than the last two. Nobody who writes waits for
  * it. -ENOSPC: the disk has little room, and nothing was done.
  */
-int kv_backup(struct kv *kv, const char *dir, unsigned keep,
-	      struct kv_backup_info *ret);
+int kv_backup(struct kv *kv, const char *dir, struct kv_backup_info *ret);
 /* The last one. -ENOENT: there is none. */
 int kv_backup_look(const char *dir, struct kv_backup_info *ret);
 /*

@@ -10,7 +10,6 @@
 
 /* Half of what a slow disk can do: a backup is never in a hurry. */
 #define BACKUP_BYTES_PER_S (UINT64_C(64) << 20)
-#define BACKUP_TRIES_MAX 16
 
 static int engine_open(const char *dir, rocksdb_backup_engine_t **ret_engine)
 {
@@ -54,8 +53,7 @@ static int info_of(rocksdb_backup_engine_t *be, int back,
 	return at < 0 ? -ENOENT : 0;
 }
 
-int kv_backup(struct kv *kv, const char *dir, unsigned keep,
-	      struct kv_backup_info *ret)
+int kv_backup(struct kv *kv, const char *dir, struct kv_backup_info *ret)
 {
 	rocksdb_backup_engine_t *be;
 	char *err = NULL;
@@ -66,16 +64,16 @@ int kv_backup(struct kv *kv, const char *dir, unsigned keep,
 	if (rc < 0)
 		return rc;
 	rc = kv_enter(kv);
-	if (rc < 0) {
-		rocksdb_backup_engine_close(be);
-		return rc;
-	}
-	/* With what is in memory: then it needs no log. */
-	rocksdb_backup_engine_create_new_backup_flush(be, kv->db, 1, &err);
-	kv_leave(kv);
-	rc = kv_error("backup", err);
 	if (rc == 0) {
-		rocksdb_backup_engine_purge_old_backups(be, keep, &err);
+		/* With what is in memory: then it needs no log. */
+		rocksdb_backup_engine_create_new_backup_flush(be, kv->db, 1,
+							      &err);
+		kv_leave(kv);
+		rc = kv_error("backup", err);
+	}
+	if (rc == 0) {
+		rocksdb_backup_engine_purge_old_backups(be, KV_BACKUPS_KEPT,
+							&err);
 		rc = kv_error("backup", err);
 	}
 	if (rc == 0)
@@ -106,7 +104,7 @@ int kv_backup_restore(const char *dir, unsigned back, const char *to,
 
 	if (rc < 0)
 		return rc;
-	rc = back < BACKUP_TRIES_MAX ? info_of(be, (int)back, ret) : -ENOENT;
+	rc = info_of(be, (int)back, ret);
 	if (rc == 0) {
 		o = rocksdb_restore_options_create();
 		rocksdb_backup_engine_restore_db_from_backup(be, to, to, o,

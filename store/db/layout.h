@@ -1,12 +1,13 @@
 /*
  * layout.h - where things lie in a store directory.
  *
- *   STORE/format       "ckptfs store, format 2\n" + "uuid ...\n" + "check
- * ...\n" STORE/lock         flock()ed by whoever has the store open STORE/mark
- * what the database must at least hold: mark.h STORE/secret       a copy of the
- * secret of its hashes: identity.h STORE/db/          RocksDB STORE/backup/ the
- * last two backups of it: backup.h STORE/images/XX/N  images: N is 16 hex
- * digits, XX its last two; with
+ *   STORE/format       number of the format, the store's UUID, and a check
+ *   STORE/lock         flock()ed by whoever has the store open
+ *   STORE/mark         what the database must at least hold: mark.h
+ *   STORE/secret       a copy of the secret of its hashes: identity.h
+ *   STORE/db/          RocksDB
+ *   STORE/backup/      the last two backups of it: backup.h
+ *   STORE/images/XX/N  images: N is 16 hex digits, XX its last two; with
  *                      ".gone" behind it: removed while somebody had it
  *   STORE/stage/       mount point of the private tmpfs (empty when unmounted)
  *

@@ -9,13 +9,11 @@
 #define STORE_DRAIN_PRIVATE_H
 
 #include "store/base/sync.h"
-#include "store/db/kv.h"
 #include "store/drain/drain.h"
 #include "store/drain/order.h"
 #include "store/drain/work.h"
 #include "store/names/inode.h"
 #include "store/space/image.h"
-#include "store/space/reclaim.h"
 #include "store/space/stage.h"
 
 #define DRAIN_THREADS_MAX 8

@@ -4,11 +4,9 @@
  * a file's first open. The chunks are shared out among a few threads.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "store/base/io.h"
 #include "store/base/log.h"

@@ -419,12 +419,10 @@ void kv_iter_free(struct kv_iter *it)
 /* --- backups: none
  * ------------------------------------------------------------- */
 
-int kv_backup(struct kv *kv, const char *dir, unsigned keep,
-	      struct kv_backup_info *ret)
+int kv_backup(struct kv *kv, const char *dir, struct kv_backup_info *ret)
 {
 	(void)kv;
 	(void)dir;
-	(void)keep;
 	(void)ret;
 	return -EOPNOTSUPP;
 }
