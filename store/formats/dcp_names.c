@@ -100,7 +100,7 @@ int dcp_table_add(struct dcp_table *t, const void *key, size_t len,
 				 .hash = table_hash(t, key, len, more),
 				 .number = number + 1 };
 
-	if (2 * (t->count + 1) > t->slot_count) {
+	if (4 * (t->count + 1) > 3 * t->slot_count) {
 		struct dcp_table old = *t;
 		size_t want = t->slot_count ? 2 * t->slot_count : SLOTS_MIN;
 
