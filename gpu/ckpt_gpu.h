@@ -140,6 +140,14 @@ CKPT_API int ckpt_metadata(struct ckpt_save *s, const char *key,
  */
 CKPT_API int ckpt_add(struct ckpt_save *s, const struct ckpt_tensor *t);
 /*
+ * The same for a file of any format: the tensor lies at this offset, and what
+ * nobody places is zeros. What a file is made of besides tensors is host memory
+ * of dtype U8. Contiguous tensors only; not together with ckpt_add() or
+ * ckpt_metadata(). Two in one place are an error of ckpt_commit(), -EINVAL.
+ */
+CKPT_API int ckpt_place(struct ckpt_save *s, const struct ckpt_tensor *t,
+			uint64_t offset);
+/*
  * Copy, and make the file, in the background: the data must stay as it is
  * until ckpt_commit() has returned or ckpt_is_committed() said 1.
  */

@@ -99,8 +99,9 @@ static int check(const struct ckpt_tensor *t, unsigned bits)
 				"safetensors writes it, such as F32 or BF16",
 				t->name, t->dtype);
 	if (t->rank > CKPT_RANK_MAX)
-		return ckpt_say(-EINVAL, "tensor '%s': %u dimensions, not more "
-					 "than %d are possible",
+		return ckpt_say(-EINVAL,
+				"tensor '%s': %u dimensions, not more "
+				"than %d are possible",
 				t->name, t->rank, CKPT_RANK_MAX);
 	if (!is_contiguous(t) && bits % 8 != 0)
 		return ckpt_say(-EINVAL,
@@ -149,7 +150,7 @@ static int make_room(struct layout *l)
 	return 0;
 }
 
-int layout_add(struct layout *l, const struct ckpt_tensor *t, int device)
+static int add(struct layout *l, const struct ckpt_tensor *t, int device)
 {
 	struct layout_tensor *to;
 	uint64_t bytes = 0;
@@ -167,8 +168,8 @@ int layout_add(struct layout *l, const struct ckpt_tensor *t, int device)
 	if (!utf8_is(t->name, strlen(t->name)))
 		return ckpt_say(-EILSEQ, "a tensor's name is not UTF-8");
 	if (strcmp(t->name, METADATA_NAME) == 0)
-		return ckpt_say(-EINVAL, "no tensor can be named "
-					 METADATA_NAME);
+		return ckpt_say(-EINVAL,
+				"no tensor can be named " METADATA_NAME);
 	bits = safetensors_dtype_bits(t->dtype);
 	rc = check(t, bits);
 	if (rc == 0)
@@ -176,8 +177,9 @@ int layout_add(struct layout *l, const struct ckpt_tensor *t, int device)
 	if (rc == 0 && bytes > 0 && !t->data)
 		rc = ckpt_say(-EINVAL, "tensor '%s': no data", t->name);
 	if (rc == 0 && bytes > (UINT64_C(1) << 53) - l->data_bytes)
-		rc = ckpt_say(-EOVERFLOW, "tensor '%s': more bytes than a file "
-					  "can have",
+		rc = ckpt_say(-EOVERFLOW,
+			      "tensor '%s': more bytes than a file "
+			      "can have",
 			      t->name);
 	if (rc == 0)
 		rc = make_room(l);
@@ -213,12 +215,55 @@ int layout_add(struct layout *l, const struct ckpt_tensor *t, int device)
 	return 0;
 }
 
+int layout_add(struct layout *l, const struct ckpt_tensor *t, int device)
+{
+	if (l->placed)
+		return ckpt_say(-EINVAL,
+				"tensor '%s': the others of its file were "
+				"placed",
+				t->name ? t->name : "");
+	return add(l, t, device);
+}
+
+int layout_place(struct layout *l, const struct ckpt_tensor *t, int device,
+		 uint64_t offset)
+{
+	int rc;
+
+	if (!l->placed && (l->count > 0 || l->metadata_count > 0))
+		return ckpt_say(-EINVAL,
+				"tensor '%s': placed in a file that has a "
+				"header",
+				t->name ? t->name : "");
+	if (offset > UINT64_C(1) << 53)
+		return ckpt_say(-EOVERFLOW,
+				"tensor '%s': beyond what a file "
+				"can have",
+				t->name ? t->name : "");
+	if (t->stride && t->shape && !is_contiguous(t))
+		return ckpt_say(-EINVAL,
+				"tensor '%s': only what is contiguous can be "
+				"placed",
+				t->name ? t->name : "");
+	rc = add(l, t, device);
+	if (rc < 0)
+		return rc;
+	l->tensors[l->count - 1].offset = offset;
+	l->placed = true;
+	return 0;
+}
+
 int layout_add_metadata(struct layout *l, const char *key, const char *value)
 {
 	struct layout_pair *to;
 
 	if (!key || !value)
 		return ckpt_say(-EINVAL, "metadata without key or value");
+	if (l->placed)
+		return ckpt_say(-EINVAL,
+				"metadata '%s' for a file without a "
+				"header",
+				key);
 	if (!utf8_is(key, strlen(key)) || !utf8_is(value, strlen(value)))
 		return ckpt_say(-EILSEQ, "metadata that is not UTF-8");
 	for (size_t i = 0; i < l->metadata_count; i++)
@@ -369,6 +414,31 @@ static int make_header(struct layout *l)
 	return 0;
 }
 
+static int by_offset(const void *a, const void *b)
+{
+	const struct layout_tensor *x = a, *y = b;
+
+	return x->offset < y->offset   ? -1
+	       : x->offset > y->offset ? 1
+				       : strcmp(x->name, y->name);
+}
+
+/* The end of what was placed, in the file's order, is the file's. */
+static int end_of_placed(struct layout *l)
+{
+	for (size_t i = 0; i < l->count; i++) {
+		const struct layout_tensor *t = &l->tensors[i];
+
+		if (t->offset < l->file_bytes)
+			return ckpt_say(-EINVAL,
+					"tensor '%s': placed over another one",
+					t->name);
+		if (t->bytes > 0)
+			l->file_bytes = t->offset + t->bytes;
+	}
+	return 0;
+}
+
 static int make_signature(struct layout *l)
 {
 	XXH3_state_t *state = XXH3_createState();
@@ -378,6 +448,7 @@ static int make_signature(struct layout *l)
 		return ckpt_say(-ENOMEM, "no memory for the signature");
 	XXH3_128bits_reset(state);
 	XXH3_128bits_update(state, &l->file_bytes, sizeof(l->file_bytes));
+	XXH3_128bits_update(state, &l->header_bytes, sizeof(l->header_bytes));
 	for (size_t i = 0; i < l->count; i++) {
 		const struct layout_tensor *t = &l->tensors[i];
 		const uint64_t numbers[] = { t->rank, t->offset, t->bytes,
@@ -402,7 +473,8 @@ int layout_finish(struct layout *l)
 	int rc;
 
 	if (l->count > 1)
-		qsort(l->tensors, l->count, sizeof(*l->tensors), by_place);
-	rc = make_header(l);
+		qsort(l->tensors, l->count, sizeof(*l->tensors),
+		      l->placed ? by_offset : by_place);
+	rc = l->placed ? end_of_placed(l) : make_header(l);
 	return rc < 0 ? rc : make_signature(l);
 }

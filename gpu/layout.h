@@ -10,6 +10,9 @@
  * are aligned as their width wants it. Metadata that changes from save to save
  * (a step number) has some room to grow before the tensors move.
  *
+ * A save whose tensors the caller has placed himself (layout_place()) has no
+ * header: it is a file of any format, and zeros where nothing was placed.
+ *
  * What has the same structure has the same signature, and may use the same
  * segment: names, dtypes, shapes, the places in the file, and whether a tensor
  * is in host memory or on which device. nvidia-resiliency-ext's key left the
@@ -20,6 +23,8 @@
  */
 #ifndef GPU_LAYOUT_H
 #define GPU_LAYOUT_H
+
+#include <stdbool.h>
 
 #include "gpu/ckpt_gpu.h"
 #include "store/base/segment_wire.h"
@@ -37,7 +42,7 @@ struct layout_tensor {
 	unsigned rank;
 	unsigned element_bytes; /* 0: less than a byte */
 	uint64_t bytes;
-	uint64_t offset; /* in the file; after layout_finish() */
+	uint64_t offset; /* in the file; unless placed: after layout_finish() */
 	const uint8_t *data; /* the caller's */
 	int device; /* CKPT_DEVICE_HOST or an ordinal */
 	void *stream;
@@ -54,9 +59,10 @@ struct layout {
 	struct layout_pair *metadata;
 	size_t metadata_count, metadata_capacity;
 	uint64_t data_bytes; /* of all tensors */
+	bool placed; /* their offsets are the caller's */
 	/* After layout_finish(): */
 	char *header; /* with the length before it; header_bytes of it */
-	uint64_t header_bytes; /* where the first tensor begins */
+	uint64_t header_bytes; /* where the first tensor begins; 0: none */
 	uint64_t file_bytes;
 	uint8_t signature[SEGMENT_SIGNATURE_BYTES];
 };
@@ -67,9 +73,15 @@ void layout_release(struct layout *l);
  * taken. See ckpt_add().
  */
 int layout_add(struct layout *l, const struct ckpt_tensor *t, int device);
+/*
+ * The same at this offset of a file without a header. Contiguous tensors only.
+ * -EINVAL also: others were added, or has metadata. See ckpt_place().
+ */
+int layout_place(struct layout *l, const struct ckpt_tensor *t, int device,
+		 uint64_t offset);
 /* -EEXIST: it has the key. */
 int layout_add_metadata(struct layout *l, const char *key, const char *value);
-/* Order the tensors, make the header. */
+/* Order the tensors, make the header. -EINVAL: placed over one another. */
 int layout_finish(struct layout *l);
 
 #endif

@@ -161,16 +161,31 @@ static int find_device(struct ckpt *c, const struct ckpt_tensor *t,
 			t->name, t->device, found);
 }
 
-int ckpt_add(struct ckpt_save *s, const struct ckpt_tensor *t)
+/* May it be added, and where is it? */
+static int check_tensor(struct ckpt_save *s, const struct ckpt_tensor *t,
+			int *ret_device)
 {
-	int device = CKPT_DEVICE_HOST, rc = check_open(s);
+	int rc = check_open(s);
 
 	if (rc == 0 && t->device < CKPT_DEVICE_ANY)
 		rc = ckpt_say(-EINVAL, "tensor '%s': %d is no device",
 			      t->name ? t->name : "", t->device);
-	if (rc == 0)
-		rc = find_device(s->c, t, &device);
+	return rc < 0 ? rc : find_device(s->c, t, ret_device);
+}
+
+int ckpt_add(struct ckpt_save *s, const struct ckpt_tensor *t)
+{
+	int device = CKPT_DEVICE_HOST, rc = check_tensor(s, t, &device);
+
 	return rc < 0 ? rc : layout_add(&s->layout, t, device);
+}
+
+int ckpt_place(struct ckpt_save *s, const struct ckpt_tensor *t,
+	       uint64_t offset)
+{
+	int device = CKPT_DEVICE_HOST, rc = check_tensor(s, t, &device);
+
+	return rc < 0 ? rc : layout_place(&s->layout, t, device, offset);
 }
 
 /* --- the work ------------------------------------------------------------- */
@@ -187,7 +202,7 @@ static int work(struct ckpt_save *s)
 
 	if (rc < 0)
 		return rc;
-	rc = s->to.in_mount
+	rc = s->to.in_mount && s->layout.file_bytes > 0
 		     ? save_through_segment(s->c, &s->to, &s->layout, &s->ino)
 		     : -EOPNOTSUPP;
 	if (is_no_segment(rc) && s->to.in_mount &&

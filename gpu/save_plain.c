@@ -28,8 +28,8 @@
 static int fill_window(struct ckpt *c, const struct layout *l, uint8_t *window,
 		       uint64_t from, uint64_t to)
 {
-	SCOPED(scope_free) struct copy_job *jobs =
-		calloc(l->count + 1, sizeof(*jobs));
+	SCOPED(scope_free)
+	struct copy_job *jobs = calloc(l->count + 1, sizeof(*jobs));
 	size_t n = 0;
 
 	if (!jobs)
@@ -39,6 +39,8 @@ static int fill_window(struct ckpt *c, const struct layout *l, uint8_t *window,
 
 		memcpy(window, l->header + from, end - from);
 	}
+	if (l->placed) /* the window has what was before, and that has gaps */
+		memset(window, 0, to - from);
 	for (size_t i = 0; i < l->count; i++) {
 		const struct layout_tensor *t = &l->tensors[i];
 		uint64_t begin = t->offset > from ? t->offset : from;

@@ -32,8 +32,8 @@ struct way {
 static int copy_all(const struct way *w, struct mapping *p)
 {
 	const struct layout *l = w->layout;
-	SCOPED(scope_free) struct copy_job *jobs =
-		calloc(l->count + 1, sizeof(*jobs));
+	SCOPED(scope_free)
+	struct copy_job *jobs = calloc(l->count + 1, sizeof(*jobs));
 
 	if (!jobs)
 		return ckpt_say(-ENOMEM, "%s: no memory", w->to->path);
@@ -53,7 +53,8 @@ static int fill(const struct way *w, struct mapping *p)
 	uint64_t skipped_bytes = 0;
 	int rc = -ENODEV;
 
-	memcpy(p->memory, w->layout->header, w->layout->header_bytes);
+	if (w->layout->header)
+		memcpy(p->memory, w->layout->header, w->layout->header_bytes);
 	if (w->c->flags & CKPT_SKIP_UNCHANGED)
 		rc = unchanged_copy_rest(w->c, p, w->layout, &skipped_bytes);
 	if (rc == -ENODEV) /* a library without kernels copies all */

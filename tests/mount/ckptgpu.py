@@ -172,7 +172,7 @@ class Save:
         self.kept = []  # borrowed by the library
 
     def add(self, name, memory, dtype="U8", shape=None, stride=None,
-            device=None, address=None, stream=None):
+            device=None, address=None, stream=None, offset=None):
         self.kept.append(memory)
         shape = [memory.size] if shape is None else shape
         t = Tensor(name.encode(), dtype.encode(),
@@ -180,7 +180,10 @@ class Save:
                    (c.c_int64 * len(stride))(*stride) if stride else None,
                    memory.address if address is None else address,
                    memory.device if device is None else device, stream)
-        check(lib().ckpt_add(self.s, c.byref(t)))
+        if offset is None:
+            check(lib().ckpt_add(self.s, c.byref(t)))
+        else:
+            check(lib().ckpt_place(self.s, c.byref(t), c.c_uint64(offset)))
 
     def metadata(self, key, value):
         check(lib().ckpt_metadata(self.s, key.encode(), value.encode()))

@@ -69,6 +69,49 @@ def saves_of_one_structure_use_two_segments_and_no_more_descriptors(m):
     c.close()
 
 
+def placed(seed):
+    """Pieces of a file with gaps between them, and what the file is."""
+    size, pieces, whole = 3 * BIG, [], bytearray(3 * BIG)
+    for i, (offset, n) in enumerate(((7, 100), (4096, BIG), (size - 9, 9))):
+        content = data(n, f"{seed} {i}")
+        pieces.append((offset, content))
+        whole[offset:offset + n] = content
+    return pieces, bytes(whole)
+
+
+def save_placed(c, path, pieces):
+    with closing(c.begin(path)) as s:
+        for offset, content in pieces:
+            s.add(f"at {offset}", Memory(content), offset=offset)
+        s.commit()
+        s.wait()
+
+
+@ck.mounted()
+def files_of_other_formats_are_laid_out_in_segments(m):
+    c = Ckpt()
+    for step in range(4):
+        pieces, whole = placed(step)
+        save_placed(c, m.path(f"f{step}"), pieces)
+        with open(m.path(f"f{step}"), "rb") as f:
+            same(f.read(), whole, step)
+    k = c.counters()
+    assert (k.segments_new, k.plain_saves) == (2, 0), k.segments_new
+    with closing(c.begin(m.path("over"))) as s:
+        s.add("a", Memory(b"abc"), offset=0)
+        s.add("b", Memory(b"abc"), offset=2)
+        fails(errno.EINVAL, s.commit)
+    assert not os.path.exists(m.path("over"))
+    c.close()
+    # Through the file: a window's bytes are no part of the next one's gaps.
+    c = Ckpt(ckptgpu.NO_GPU | ckptgpu.PLAIN, buffer_bytes=8192)
+    pieces, whole = placed(9)
+    save_placed(c, os.path.join(m.base, "plain"), pieces)
+    with open(os.path.join(m.base, "plain"), "rb") as f:
+        same(f.read(), whole)
+    c.close()
+
+
 @ck.mounted("debug_hold_drain")
 def a_save_never_overwrites_one_that_is_not_durable(m):
     c = Ckpt()
