@@ -47,6 +47,7 @@ extern "C" {
 
 struct ckpt;
 
+/* NO_GPU is the handle's; the others are for its saves: ckpt_begin_with(). */
 enum ckpt_flags {
 	/* Where there is no ckptfs: write the file there all the same. */
 	CKPT_PLAIN = 1,
@@ -130,6 +131,12 @@ struct ckpt_tensor {
  */
 CKPT_API int ckpt_begin(struct ckpt *c, const char *path,
 			struct ckpt_save **ret_save);
+/*
+ * The same with flags of its own in place of the handle's, so that saves that
+ * differ in them have their segments together. -EINVAL: CKPT_NO_GPU.
+ */
+CKPT_API int ckpt_begin_with(struct ckpt *c, const char *path, unsigned flags,
+			     struct ckpt_save **ret_save);
 /* A string for the file's __metadata__; copied. -EEXIST: it has that key. */
 CKPT_API int ckpt_metadata(struct ckpt_save *s, const char *key,
 			   const char *value);

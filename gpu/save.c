@@ -26,6 +26,9 @@
 #include "gpu/thread.h"
 #include "store/base/scope.h"
 
+#define FLAGS_OF_SAVE \
+	(0u | CKPT_PLAIN | CKPT_SKIP_UNCHANGED | CKPT_SEGMENT_ONLY)
+
 enum save_state {
 	SAVE_OPEN,
 	SAVE_RUNNING,
@@ -35,6 +38,7 @@ enum save_state {
 
 struct ckpt_save {
 	struct ckpt *c;
+	unsigned flags; /* enum ckpt_flags */
 	struct destination to;
 	struct layout layout;
 	pthread_t thread;
@@ -62,7 +66,7 @@ static int find_mount(struct ckpt_save *s)
 	if (rc != -ENOTTY)
 		return ckpt_say(rc, "%s: the mount does not answer: %s",
 				s->to.path, strerror(-rc));
-	if (s->c->flags & CKPT_PLAIN)
+	if (s->flags & CKPT_PLAIN)
 		return 0;
 	return ckpt_say(rc,
 			"%s: not in a ckptfs mount: give a path in one, or "
@@ -72,15 +76,25 @@ static int find_mount(struct ckpt_save *s)
 
 int ckpt_begin(struct ckpt *c, const char *path, struct ckpt_save **ret_save)
 {
+	return ckpt_begin_with(c, path, c->flags & FLAGS_OF_SAVE, ret_save);
+}
+
+int ckpt_begin_with(struct ckpt *c, const char *path, unsigned flags,
+		    struct ckpt_save **ret_save)
+{
 	struct ckpt_save *s;
 	int rc = ckpt_check_process(c);
 
 	if (rc < 0)
 		return rc;
+	if (flags & ~FLAGS_OF_SAVE)
+		return ckpt_say(-EINVAL, "%s: flags 0x%x are none of a save's",
+				path, flags);
 	s = calloc(1, sizeof(*s));
 	if (!s)
 		return ckpt_say(-ENOMEM, "%s: no memory", path);
 	s->c = c;
+	s->flags = flags;
 	s->to.dirfd = -1;
 	s->fd = -1;
 	CHECK(pthread_mutex_init(&s->lock, NULL) == 0);
@@ -203,10 +217,11 @@ static int work(struct ckpt_save *s)
 	if (rc < 0)
 		return rc;
 	rc = s->to.in_mount && s->layout.file_bytes > 0
-		     ? save_through_segment(s->c, &s->to, &s->layout, &s->ino)
+		     ? save_through_segment(s->c, s->flags, &s->to, &s->layout,
+					    &s->ino)
 		     : -EOPNOTSUPP;
 	if (is_no_segment(rc) && s->to.in_mount &&
-	    (s->c->flags & CKPT_SEGMENT_ONLY))
+	    (s->flags & CKPT_SEGMENT_ONLY))
 		return rc;
 	if (is_no_segment(rc)) {
 		rc = save_plainly(s->c, &s->to, &s->layout, &s->fd, &s->ino);

@@ -25,6 +25,7 @@
 /* One save's way through a segment. */
 struct way {
 	struct ckpt *c;
+	unsigned flags; /* the save's */
 	struct destination *to;
 	const struct layout *layout;
 };
@@ -55,7 +56,7 @@ static int fill(const struct way *w, struct mapping *p)
 
 	if (w->layout->header)
 		memcpy(p->memory, w->layout->header, w->layout->header_bytes);
-	if (w->c->flags & CKPT_SKIP_UNCHANGED)
+	if (w->flags & CKPT_SKIP_UNCHANGED)
 		rc = unchanged_copy_rest(w->c, p, w->layout, &skipped_bytes);
 	if (rc == -ENODEV) /* a library without kernels copies all */
 		return copy_all(w, p);
@@ -139,10 +140,10 @@ static bool is_new_daemon(int rc)
 	       rc == -ECONNREFUSED;
 }
 
-int save_through_segment(struct ckpt *c, struct destination *d,
+int save_through_segment(struct ckpt *c, unsigned flags, struct destination *d,
 			 const struct layout *l, uint64_t *ret_ino)
 {
-	const struct way w = { c, d, l };
+	const struct way w = { c, flags, d, l };
 	struct mapping *filled = NULL, *next = NULL;
 	int rc = 0;
 

@@ -128,9 +128,13 @@ class Ckpt:
         lib().ckpt_get_counters(self.c, c.byref(k))
         return k
 
-    def begin(self, path):
+    def begin(self, path, flags=None):
         s = c.c_void_p()
-        check(lib().ckpt_begin(self.c, os.fsencode(path), c.byref(s)))
+        if flags is None:
+            check(lib().ckpt_begin(self.c, os.fsencode(path), c.byref(s)))
+        else:
+            check(lib().ckpt_begin_with(self.c, os.fsencode(path), flags,
+                                        c.byref(s)))
         return Save(s)
 
     def save(self, path, tensors, metadata=None, wait=False):

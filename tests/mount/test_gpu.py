@@ -112,6 +112,30 @@ def files_of_other_formats_are_laid_out_in_segments(m):
     c.close()
 
 
+@ck.mounted()
+def saves_with_flags_of_their_own_share_segments(m):
+    def run():
+        fake = Fake()
+        c = Ckpt(flags=0)
+        for step, flags in enumerate((0, ckptgpu.SKIP_UNCHANGED, 0,
+                                      ckptgpu.SEGMENT_ONLY) * 2):
+            with closing(c.begin(m.path("f"), flags)) as s:
+                for name, memory in tensors(step // 2, fake).items():
+                    s.add(name, memory)
+                s.commit()
+                s.wait()
+            alike(c.load(m.path("f")), tensors(step // 2), step)
+        assert c.counters().segments_new == 2
+        with closing(c.begin(os.path.join(m.base, "plain"),
+                             ckptgpu.PLAIN)) as s:
+            s.commit()
+        fails(errno.ENOTTY, lambda: c.begin(os.path.join(m.base, "x"), 0))
+        fails(errno.EINVAL,
+              lambda: c.begin(m.path("f"), ckptgpu.NO_GPU))
+        c.close()
+    Child(run).result()
+
+
 @ck.mounted("debug_hold_drain")
 def a_save_never_overwrites_one_that_is_not_durable(m):
     c = Ckpt()
