@@ -185,24 +185,30 @@ def the_library_has_the_calls_of_its_header():
          "counters in ckpt_gpu(3)")
 
 
-def the_library_has_the_calls_of_its_module():
-    tree = ast.parse(text_of("gpu/python/ckptfs.py"))
-    public = next(ast.literal_eval(node.value) for node in tree.body
+def sources_of_the_package():
+    return {os.path.basename(path): text_of(os.path.relpath(path, ROOT))
+            for path in glob.glob(os.path.join(ROOT, "gpu/python/ckptfs/*.py"))}
+
+
+def the_library_has_the_calls_of_its_package():
+    sources = sources_of_the_package()
+    public = next(ast.literal_eval(node.value)
+                  for node in ast.parse(sources["__init__.py"]).body
                   if isinstance(node, ast.Assign) and
                   node.targets[0].id == "__all__")
     told = "\n".join(sections(page("ckpt_gpu.3"), ".Sh")["PYTHON"])
     same(set(public), set(re.findall(r"(?:Fn|Li) (\w+)", told)) &
-         set(public), "the Python module in ckpt_gpu(3)")
-    for node in tree.body:
+         set(public), "the Python package in ckpt_gpu(3)")
+    for node in (n for s in sources.values() for n in ast.parse(s).body):
         if isinstance(node, ast.FunctionDef) and node.name in public and \
-                node.args.args:
+                node.args.args + node.args.kwonlyargs:
             line = re.search(rf"Fn {node.name} (.*)", told).group(1)
             names = {a.arg for a in node.args.args + node.args.kwonlyargs}
             if line != "...":
                 same(names, {w.split("=")[0] for w in line.split()},
                      f"arguments of {node.name}() in ckpt_gpu(3)")
-    keys = set(re.findall(r"environ\.get\(\"(\w+)\"", text_of(
-        "gpu/python/ckptfs.py")))
+    keys = set(re.findall(r"environ\.get\(\"(\w+)\"",
+                          "\n".join(sources.values())))
     for source in glob.glob(os.path.join(ROOT, "gpu/*.c")):
         keys.update(re.findall(r"getenv\(\"(\w+)\"", text_of(source)))
     same(keys, set(re.findall(r"^\.It Ev (\w+)", page("ckpt_gpu.3"), re.M)),
@@ -267,7 +273,7 @@ TESTS = (
     ckptfs_has_the_options_of_its_help,
     ckptctl_has_the_commands_and_options_of_its_help,
     the_library_has_the_calls_of_its_header,
-    the_library_has_the_calls_of_its_module,
+    the_library_has_the_calls_of_its_package,
     links_of_the_documents_lead_somewhere,
     tests_that_the_guide_names_exist,
 )

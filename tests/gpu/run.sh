@@ -113,7 +113,7 @@ make_bundle() {
 	mkdir -p "$to"/{bin,lib/cxx,python}
 	cp "$build"/fuse/ckpt{fs,ctl} "$build/tests/gpu/gpu_bench" "$to/bin"
 	cp -L "$build/gpu/libckpt_gpu.so.0" "$build/tests/gpu/libfake_cuda.so" "$to/lib"
-	cp "$root/gpu/python/ckptfs.py" "$to/python"
+	cp -r "$root/gpu/python/ckptfs" "$to/python"
 	cp "$here/run.sh" "$here/torch_check.py" "$root/LICENSE" "$to"
 	# Where this build's libfuse lies, the loader does not look by itself.
 	LD_LIBRARY_PATH=${CKPTFS_PREFIX:-/opt/ckptfs}/lib \

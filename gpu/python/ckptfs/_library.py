@@ -1,0 +1,221 @@
+"""The C library, as ctypes sees it, and what one process has of it: a handle
+that is opened when it is needed first, and closed when the program ends.
+
+There is one handle for all saves and loads of a process, so that all share the
+segments; what differs from save to save are its flags (ckpt_begin_with()).
+"""
+import atexit
+import ctypes
+import glob
+import os
+import sys
+import threading
+import weakref
+
+PLAIN, SKIP_UNCHANGED, SEGMENT_ONLY = 1, 4, 8  # enum ckpt_flags
+HOST = -1  # CKPT_DEVICE_HOST
+RANK_MAX = 64
+_NAME = "libckpt_gpu.so.0"
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("dtype", ctypes.c_char_p),
+                ("shape", ctypes.POINTER(ctypes.c_uint64)),
+                ("rank", ctypes.c_uint),
+                ("stride", ctypes.POINTER(ctypes.c_int64)),
+                ("data", ctypes.c_void_p), ("device", ctypes.c_int),
+                ("stream", ctypes.c_void_p)]
+
+
+class Options(ctypes.Structure):
+    _fields_ = [("flags", ctypes.c_uint), ("copy_threads", ctypes.c_uint),
+                ("buffer_bytes", ctypes.c_uint64)]
+
+
+class Entry(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("dtype", ctypes.c_char_p),
+                ("shape", ctypes.POINTER(ctypes.c_uint64)),
+                ("rank", ctypes.c_uint), ("offset", ctypes.c_uint64),
+                ("bytes", ctypes.c_uint64)]
+
+
+EntryPointer = ctypes.POINTER(Entry)
+
+
+class Target(ctypes.Structure):
+    _fields_ = [("entry", EntryPointer), ("data", ctypes.c_void_p),
+                ("device", ctypes.c_int)]
+
+
+class Counters(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in (
+        "saves", "d2h_bytes", "h2d_bytes", "host_bytes", "skipped_bytes",
+        "segments_new", "segments_reused", "pinned_bytes", "pin_failures",
+        "plain_saves", "primed_again", "released")]
+
+
+_SIGNATURES = {
+    "ckpt_open": (ctypes.c_int, "pp"), "ckpt_close": (None, "p"),
+    "ckpt_last_error": (ctypes.c_char_p, ""),
+    "ckpt_gpu_state": (ctypes.c_char_p, "p"),
+    "ckpt_get_counters": (None, "pp"),
+    "ckpt_begin_with": (ctypes.c_int, "psup"),
+    "ckpt_metadata": (ctypes.c_int, "pss"), "ckpt_add": (ctypes.c_int, "pp"),
+    "ckpt_place": (ctypes.c_int, "ppo"),
+    "ckpt_start": (ctypes.c_int, "p"),
+    "ckpt_is_committed": (ctypes.c_int, "p"),
+    "ckpt_commit": (ctypes.c_int, "p"), "ckpt_wait": (ctypes.c_int, "p"),
+    "ckpt_save_free": (None, "p"),
+    "ckpt_file_open": (ctypes.c_int, "psp"), "ckpt_file_close": (None, "p"),
+    "ckpt_file_count": (ctypes.c_size_t, "p"),
+    "ckpt_file_entry": (EntryPointer, "pz"),
+    "ckpt_file_find": (EntryPointer, "ps"),
+    "ckpt_file_metadata": (ctypes.c_int, "pzpp"),
+    "ckpt_file_map": (ctypes.c_void_p, "pp"),
+    "ckpt_file_read": (ctypes.c_int, "ppz"),
+}
+_KINDS = {"p": ctypes.c_void_p, "s": ctypes.c_char_p, "z": ctypes.c_size_t,
+          "u": ctypes.c_uint, "o": ctypes.c_uint64}
+
+
+def _places():
+    here = os.path.dirname(os.path.abspath(__file__))
+    yield os.path.join(here, _NAME)  # a wheel's
+    yield os.path.join(here, "../../../build/gpu", _NAME)
+    # PREFIX/share/ckptfs/python/ckptfs, and Debian's lib/x86_64-linux-gnu.
+    prefix = os.path.join(here, "../../../..")
+    for lib in ("lib", "lib64"):
+        yield os.path.join(prefix, lib, _NAME)
+    yield from glob.glob(os.path.join(prefix, "lib/*-linux-gnu", _NAME))
+
+
+def _load_library():
+    path = os.environ.get("CKPTFS_GPU_LIBRARY")
+    if not path:
+        path = next(filter(os.path.exists, _places()), _NAME)
+    library = ctypes.CDLL(path)  # its calls give the GIL back
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = [_KINDS[kind] for kind in arguments]
+    return library
+
+
+class Process:
+    """What one process has; a child of fork gets a new one."""
+
+    def __init__(self):
+        self.pid = os.getpid()
+        self.lock = threading.Lock()  # guards handle
+        self.handle = None  # struct ckpt *
+        # Saves that are not copied yet: perhaps nobody else holds them.
+        self.copying = set()
+        # Whatever has to be closed before the handle.
+        self.open = weakref.WeakSet()
+
+
+_library = None
+_process = Process()
+_options = {"copy_threads": 0, "buffer_bytes": 0}
+
+
+def _after_fork():
+    # The parent's handle is not the child's to close: it is forgotten.
+    global _process
+    _process = Process()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def process():
+    return _process
+
+
+def lib():
+    global _library
+    if _library is None:
+        _library = _load_library()
+    return _library
+
+
+def configure(*, copy_threads=None, buffer_bytes=None):
+    """How this process copies, and its children.
+
+    copy_threads: threads for what is in host memory; 0: up to 4.
+    buffer_bytes: one pinned transfer buffer; 0: 32 MiB. Two are used to load
+        to a device.
+
+    RuntimeError: something was saved or loaded before.
+    """
+    if _process.handle is not None:
+        raise RuntimeError("configure() comes before the first save or load")
+    for name, value, limit in (("copy_threads", copy_threads, 64),
+                               ("buffer_bytes", buffer_bytes, 1 << 40)):
+        if value is None:
+            continue
+        if not isinstance(value, int) or not 0 <= value <= limit:
+            raise ValueError(f"{name}={value!r}: give 0 to {limit}")
+        _options[name] = value
+
+
+def handle():
+    here = _process
+    with here.lock:
+        if here.handle is None:
+            opened = ctypes.c_void_p()
+            check(lib().ckpt_open(ctypes.byref(Options(**_options)),
+                                  ctypes.byref(opened)))
+            here.handle = opened
+        return here.handle
+
+
+def error(rc, path=None):
+    """The exception for a call of this thread that has just failed."""
+    sentence = lib().ckpt_last_error().decode("utf-8", "replace")
+    if path is None:
+        return OSError(-rc, sentence)
+    return OSError(-rc, sentence, os.fsdecode(path))
+
+
+def check(rc, path=None):
+    if rc < 0:
+        raise error(rc, path)
+    return rc
+
+
+def encode_path(path):
+    encoded = os.fsencode(path)  # TypeError: neither a path nor a string
+    if b"\0" in encoded:
+        raise ValueError("embedded null byte in the path")
+    return encoded
+
+
+@atexit.register
+def _finish():
+    """Saves that were begun get their files; then everything is given back."""
+    here = _process
+    for save in list(here.copying):
+        try:
+            save.copied()
+        except OSError as e:
+            print(f"ckptfs: {e}", file=sys.stderr)
+    for one in list(here.open):
+        one._close()
+    with here.lock:
+        opened, here.handle = here.handle, None
+    if opened is not None:
+        _library.ckpt_close(opened)
+
+
+def counters():
+    """What the library counted in this process, by name: see ckpt_gpu.h."""
+    one = Counters()
+    if _process.handle is not None:
+        lib().ckpt_get_counters(_process.handle, ctypes.byref(one))
+    return {name: getattr(one, name) for name, _ in Counters._fields_}
+
+
+def gpu_state():
+    """"CUDA driver 13.0, 1 device", or why there is none."""
+    return lib().ckpt_gpu_state(handle()).decode()

@@ -1,0 +1,304 @@
+"""Loading: an open safetensors file, its tensors and slices of them."""
+import ctypes
+import os
+import threading
+
+from . import _library as c
+from ._tensors import TORCH_NAMES, is_rocm, local, torch_table
+
+_HUGE = 2 << 20  # bytes
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_MADV_HUGEPAGE = 14
+
+
+def _prefer_huge_pages(data, size):
+    """For memory that is written next, for the first time: touching it in
+    pages of 4 KiB takes twice as long as reading a file (3.6 GB/s instead of
+    8.5, two threads)."""
+    if size >= 2 * _HUGE and _madvise is not None:
+        first = (data + _PAGE - 1) // _PAGE * _PAGE
+        # A hint: where it is refused all else works.
+        _madvise(first, (data + size - first) // _PAGE * _PAGE,
+                 _MADV_HUGEPAGE)
+
+
+_madvise = getattr(ctypes.CDLL(None), "madvise", None)
+if _madvise is not None:
+    _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class Slice:
+    """A tensor of a file that is read when it is indexed, and no more of it
+    than that takes."""
+
+    def __init__(self, file, name):
+        self._file, self._name = file, name
+        self._entry = file._entry(name)
+
+    def get_shape(self):
+        return list(self._entry.shape[:self._entry.rank])
+
+    def get_dtype(self):
+        return self._entry.dtype.decode()
+
+    def __getitem__(self, index):
+        return self._file._slice(self._name, index)
+
+
+class File:
+    """An open safetensors file. It keeps its version: the name may be
+    replaced or deleted meanwhile."""
+
+    def __init__(self, path, framework="pt", device="cpu"):
+        self._file, self._pid = None, os.getpid()
+        if framework not in ("pt", "torch", "np", "numpy"):
+            raise ValueError(f"framework {framework!r}: give 'pt' or 'np'")
+        self.path = path
+        self._numpy = framework in ("np", "numpy")
+        self._device = device
+        self._lib = c.lib()
+        self._lock = threading.RLock()  # one thread at a time
+        opened = ctypes.c_void_p()
+        c.check(self._lib.ckpt_file_open(c.handle(), c.encode_path(path),
+                                         ctypes.byref(opened)), path)
+        self._file = opened
+        c.process().open.add(self)
+        # By offset, as the library has them; they are gone after a close.
+        self._entries = {}
+        count = self._lib.ckpt_file_count(opened)
+        if count:
+            first = self._lib.ckpt_file_entry(opened, 0)
+            self._entries = {first[i].name.decode(): first[i]
+                             for i in range(count)}
+
+    def _opened(self):
+        if self._file is None:
+            raise ValueError(f"{os.fsdecode(self.path)} is closed")
+        return self._file
+
+    def _entry(self, name):
+        self._opened()
+        return self._entries[name]
+
+    def close(self):
+        if self._pid != os.getpid():
+            return  # the parent's: nothing of it is ours to touch
+        with self._lock:
+            file, self._file = self._file, None
+            if file is not None:
+                self._lib.ckpt_file_close(file)
+
+    _close = close
+
+    def __del__(self):
+        if self._file is not None:
+            self.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.close()
+
+    def __len__(self):
+        return len(self._entries)
+
+    def __contains__(self, name):
+        return name in self._entries
+
+    def keys(self):
+        """The names, sorted."""
+        return sorted(self._entries)
+
+    def offset_keys(self):
+        """The names, in the order of the tensors in the file."""
+        return list(self._entries)
+
+    def metadata(self):
+        """The file's strings; None: it has none."""
+        key, value = ctypes.c_char_p(), ctypes.c_char_p()
+        found = []
+        with self._lock:
+            while self._lib.ckpt_file_metadata(
+                    self._opened(), len(found), ctypes.byref(key),
+                    ctypes.byref(value)) == 0:
+                found.append((key.value.decode(), value.value.decode()))
+        return dict(found) or None
+
+    def get_tensor(self, name):
+        """One tensor, with memory of its own. KeyError: there is none."""
+        return self.get_tensors([name])[name]
+
+    def get_slice(self, name):
+        """f.get_slice(name)[2:4, :8] reads that part. KeyError: there is no
+        such tensor."""
+        return Slice(self, name)
+
+    def get_tensors(self, names=None):
+        """Those tensors, or all: one call is faster than one for each."""
+        wanted = self._entries if names is None else \
+            {name: self._entries[name] for name in names}
+        with self._lock:
+            self._opened()  # and stays so: what an entry says is the file's
+            make, device, to = self._numpy_maker() if self._numpy else \
+                self._torch_maker(self._device)
+            made = {name: make(entry) for name, entry in wanted.items()}
+            self._read([(wanted[name], tensor.ctypes.data if self._numpy else
+                         tensor.data_ptr(), device)
+                        for name, tensor in made.items()], fresh=True)
+        if to is None:
+            return made
+        return {name: tensor.to(to) for name, tensor in made.items()}
+
+    def load_into(self, tensors):
+        """Read into the memory of these torch tensors, by name: on any
+        device, and of a DTensor into the shard of this process. Nothing is
+        allocated. ValueError: type or shape differ from the file's."""
+        with self._lock:
+            self._opened()
+            self._load_into(_torch(), tensors)
+
+    def _load_into(self, torch, tensors):
+        targets, late = [], []
+        for name, tensor in tensors.items():
+            entry, own = self._entry(name), local(tensor).detach()
+            dtype, shape = self._torch_shape(torch, entry)
+            if (own.dtype, tuple(own.shape)) != (dtype, shape):
+                raise ValueError(
+                    f"Key `{name}` is {own.dtype} {list(own.shape)}, and in "
+                    f"{os.fsdecode(self.path)} {dtype} {list(shape)}")
+            room, device = own, c.HOST
+            if own.device.type == "cuda" and not is_rocm(torch):
+                device = own.device.index
+            elif own.device.type != "cpu":
+                room = torch.empty(shape, dtype=dtype)
+            if not room.is_contiguous():
+                room = torch.empty(shape, dtype=dtype, device=own.device)
+            if room is not own:
+                late.append((own, room))
+            if device != c.HOST:
+                torch.cuda.current_stream(device).synchronize()
+            targets.append((entry, room.data_ptr(), device))
+        self._read(targets, fresh=False)
+        for own, room in late:
+            own.copy_(room)
+
+    def _read(self, wanted, fresh):
+        """(entry, address, device) each; the lock is held."""
+        targets = (c.Target * len(wanted))()
+        for target, (entry, data, device) in zip(targets, wanted):
+            target.entry = c.EntryPointer(entry)
+            target.data, target.device = data, device
+            if fresh and device == c.HOST:
+                _prefer_huge_pages(data, entry.bytes)
+        c.check(self._lib.ckpt_file_read(self._file, targets, len(targets)),
+                self.path)
+
+    def _slice(self, name, index):
+        with self._lock:
+            whole = self._mapped(self._entry(name))
+            if whole is None:
+                return self.get_tensor(name)[index]
+            part = whole[index]
+            if self._numpy:
+                return part.copy()
+            if _torch().device(self._device).type != "cpu":
+                return part.contiguous().to(self._device)
+            return part.clone(memory_format=_torch().contiguous_format)
+
+    def _mapped(self, entry):
+        """The tensor where the file is mapped; None: that cannot be done. The
+        lock is held."""
+        size = ctypes.c_uint64()
+        base = self._lib.ckpt_file_map(self._file, ctypes.byref(size))
+        if not base or entry.bytes == 0 or \
+                entry.offset + entry.bytes > size.value:
+            return None
+        memory = (ctypes.c_uint8 * entry.bytes).from_address(
+            base + entry.offset)
+        if self._numpy:
+            import numpy as np
+            dtype = np.dtype(self._numpy_type(np, entry))
+            return np.frombuffer(memory, np.uint8).view(dtype).reshape(
+                entry.shape[:entry.rank])
+        torch = _torch()
+        dtype, shape = self._torch_shape(torch, entry)
+        if (base + entry.offset) % dtype.itemsize:
+            return None
+        return torch.frombuffer(memory, dtype=torch.uint8).view(
+            dtype).reshape(shape)
+
+    # What makes room for an entry, where that is, and where it goes then.
+
+    def _numpy_type(self, np, entry):
+        ours = entry.dtype.decode()
+        theirs = TORCH_NAMES.get(ours, "")
+        if not hasattr(np, theirs) and theirs != "bool":
+            raise TypeError(f"{os.fsdecode(self.path)}: numpy has no {ours}")
+        return theirs
+
+    def _numpy_maker(self):
+        import numpy as np
+
+        def make(entry):
+            return np.empty(entry.shape[:entry.rank],
+                            dtype=self._numpy_type(np, entry))
+        return make, c.HOST, None
+
+    def _torch_shape(self, torch, entry):
+        ours = entry.dtype.decode()
+        dtype = torch_table(torch).get(ours)
+        if dtype is None:
+            raise TypeError(f"{os.fsdecode(self.path)}: this torch has no "
+                            f"{ours}")
+        shape = entry.shape[:entry.rank]
+        if ours == "F4":  # two elements are one of torch's
+            shape[-1:] = [shape[-1] // 2]
+        return dtype, tuple(shape)
+
+    def _torch_maker(self, device):
+        torch = _torch()
+        device = torch.device("cuda", device) \
+            if isinstance(device, int) else torch.device(device)
+        where, to = c.HOST, None
+        if device.type == "cuda" and not is_rocm(torch):
+            if device.index is None:
+                device = torch.device("cuda", torch.cuda.current_device())
+            where = device.index
+            # torch may give memory again that kernels which it has enqueued
+            # still use; what the library writes does not wait for those.
+            torch.cuda.current_stream(device).synchronize()
+        elif device.type != "cpu":
+            device, to = torch.device("cpu"), device
+
+        def make(entry):
+            dtype, shape = self._torch_shape(torch, entry)
+            return torch.empty(shape, dtype=dtype, device=device)
+        return make, where, to
+
+
+def _torch():
+    import torch
+    return torch
+
+
+def open_file(path, framework="pt", device="cpu"):
+    """Open a safetensors file: like safetensors.safe_open()."""
+    return File(path, framework, device)
+
+
+def load_file(path, device="cpu", *, framework="pt"):
+    """All tensors of a safetensors file: like safetensors.torch.load_file().
+
+    Each owns its memory. device may be anything that torch takes; a number
+    is a CUDA device. framework="np" gives numpy arrays.
+    """
+    with open_file(path, framework, device) as f:
+        return f.get_tensors()
+
+
+def load_into(tensors, path):
+    """Read a safetensors file into tensors that are there: File.load_into().
+    A model's own state dict, FSDP2's among them, is loaded without a copy."""
+    with open_file(path) as f:
+        f.load_into(tensors)
