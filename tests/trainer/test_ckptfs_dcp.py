@@ -1,0 +1,204 @@
+"""ckptfs.dcp: what its Writer lays out in segments is a checkpoint of torch's
+own, for torch's own readers; the tensors may change once they are copied; and
+a save that fails on one rank ends on all."""
+import os
+import pickle
+import sys
+
+import test_dcp
+import trainer
+from trainer import ck
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+os.environ.setdefault("CKPTFS_GPU_LIBRARY",
+                      os.path.join(ck.BUILD, "gpu/libckpt_gpu.so.0"))
+sys.path.insert(0, os.path.join(HERE, "../../gpu/python"))
+
+RANKS, STEPS = 4, (10, 20, 30, 40)
+
+
+def leave():
+    import torch.distributed as dist
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def step_of(step, empty=False):
+    """The objects of a step grow, which moves no tensor."""
+    state = test_dcp.sharded(step, empty)
+    if not empty:
+        state["extra"]["list"] = list(range(step))
+    return state
+
+
+def save(folder, rank, world, store):
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    import ckptfs
+    from ckptfs.dcp import Writer
+    test_dcp.join(rank, world, store)
+    for step in STEPS:
+        dcp.save(step_of(step), storage_writer=Writer(f"{folder}/step_{step}"))
+    k = ckptfs.counters()
+    if trainer.on_ckptfs(folder):
+        assert (k["segments_new"], k["plain_saves"]) == (2, 0), k
+        assert k["saves"] == len(STEPS), k
+    # Two files of each rank, over what is there; durable when it returns.
+    for step in (99, 50):
+        dcp.save(step_of(step), storage_writer=Writer(
+            f"{folder}/again", thread_count=2, sync_files=True))
+    dcp.save(step_of(50), checkpoint_id=f"{folder}/theirs")
+    if rank == "0":
+        alike(f"{folder}/again", f"{folder}/theirs")
+    dist.barrier()
+    leave()
+
+
+def alike(ours, theirs):
+    """.metadata says the same of both, but for files and places."""
+    found = []
+    for folder in (ours, theirs):
+        with open(f"{folder}/.metadata", "rb") as f:
+            found.append(pickle.load(f))
+    a, b = found
+    assert a.state_dict_metadata == b.state_dict_metadata
+    assert set(a.storage_data) == set(b.storage_data)
+    assert a.version == b.version
+
+
+def check(folder, rank, world, store):
+    import torch.distributed.checkpoint as dcp
+    test_dcp.join(rank, world, store)
+    for name, step in (*((f"step_{s}", s) for s in STEPS), ("again", 50)):
+        got, want = step_of(step, empty=True), step_of(step)
+        dcp.load(got, checkpoint_id=f"{folder}/{name}")
+        for state in (got, want):
+            for key, value in state.items():
+                state[key] = value.to_local() if hasattr(value, "to_local") \
+                    else value
+        test_dcp.compare(got, want, name)
+    leave()
+
+
+def types(folder):
+    """Tensors of every type and shape, and none that is in the file twice."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from ckptfs.dcp import Writer
+    base = torch.arange(24.0).reshape(4, 6)
+    state = {str(d): torch.randint(0, 2, (3, 5)).to(d) for d in (
+        torch.bool, torch.uint8, torch.int64, torch.float16, torch.float64,
+        torch.bfloat16, torch.complex64, torch.complex128,
+        torch.float8_e4m3fn)}
+    state.update(scalar=torch.tensor(3.5), empty=torch.empty(0, 3),
+                 transposed=base.t(), view=base[1:3],
+                 parameter=torch.nn.Parameter(base.clone()),
+                 large=torch.randn(1 << 20), raw=b"bytes", text="x" * 5000)
+    dcp.save(state, storage_writer=Writer(f"{folder}/types"), no_dist=True)
+    got = {k: torch.zeros_like(v) if isinstance(v, torch.Tensor) else None
+           for k, v in state.items()}
+    dcp.load(got, checkpoint_id=f"{folder}/types", no_dist=True)
+    for key, want in state.items():
+        if isinstance(want, torch.Tensor):
+            assert got[key].dtype == want.dtype, key
+            assert torch.equal(got[key].view(torch.uint8)
+                               if "float8" in key else got[key],
+                               want.view(torch.uint8)
+                               if "float8" in key else want), key
+        else:
+            assert got[key] == want, key
+    # What lies where, without gaps: everything in the file is somebody's.
+    with open(f"{folder}/types/.metadata", "rb") as f:
+        places = sorted((s.offset, s.length) for s in
+                        pickle.load(f).storage_data.values())
+    at = 0
+    for offset, length in places:
+        assert offset == at, (offset, at)
+        at += length
+    assert at == os.path.getsize(f"{folder}/types/__0_0.distcp"), at
+
+
+def asynchronous(folder, rank, world, store):
+    """What is saved is what was there before copied()."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    import ckptfs.dcp
+    test_dcp.join(rank, world, store)
+    weights = {"w": torch.zeros(1 << 18), "rank": torch.zeros(3)}
+    for step in range(1, 5):
+        saved = ckptfs.dcp.async_save(weights, f"{folder}/async_{step}")
+        saved.copied()
+        assert saved.is_copied()
+        for t in weights.values():
+            t += 1
+        saved.result()
+        got = {k: torch.ones_like(t) for k, t in weights.items()}
+        dcp.load(got, checkpoint_id=f"{folder}/async_{step}")
+        assert all((t == step - 1).all() for t in got.values()), step
+    # torch's own, which copies to the host first
+    dcp.async_save(weights, storage_writer=ckptfs.dcp.Writer(
+        f"{folder}/async_torch")).result()
+    leave()
+
+
+def failing(folder, rank, world, store):
+    """One rank cannot write: all learn of it, and nobody waits for ever."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    import ckptfs.dcp
+    test_dcp.join(rank, world, store)
+
+    class Planner(dcp.DefaultSavePlanner):
+        def create_local_plan(self):
+            if rank == "1":
+                raise RuntimeError("no plan today")
+            return super().create_local_plan()
+    saved = ckptfs.dcp.async_save({"w": torch.zeros(5)}, f"{folder}/failing",
+                                  planner=Planner())
+    for call in (saved.copied, saved.result, saved.copied):
+        try:
+            call()
+        except BaseException as e:  # torch's is no Exception
+            assert "no plan today" in str(e), e
+        else:
+            raise AssertionError("the save did not fail")
+    assert not os.path.exists(f"{folder}/failing/.metadata")
+    leave()
+
+
+PROGRAMS = {f.__name__: f for f in (save, check, types, asynchronous, failing)}
+
+
+def ranks(program, fs, world):
+    store = fs.mnt.rstrip("/") + ".gloo"  # where the ranks meet
+    try:
+        trainer.finish(*(trainer.start(__file__, program, fs.dir, rank, world,
+                                       store) for rank in range(world)))
+    finally:
+        if os.path.exists(store):
+            os.unlink(store)
+
+
+def tests():
+    @ck.posix
+    def torch_reads_what_was_laid_out_in_segments(fs):
+        ranks("save", fs, RANKS)
+        readers = {"staged": 1, "durable": 2, "remounted": RANKS, "plain": 2}
+        for stage in fs.stages():
+            ranks("check", fs, readers[stage])
+
+    @ck.posix
+    def tensors_of_all_types_lie_in_it_without_gaps(fs):
+        trainer.finish(trainer.start(__file__, "types", fs.dir))
+
+    @ck.posix
+    def a_state_may_change_once_it_is_copied(fs):
+        ranks("asynchronous", fs, 2)
+
+    @ck.posix
+    def a_save_that_fails_on_one_rank_ends_on_all(fs):
+        ranks("failing", fs, 2)
+
+
+if __name__ == "__main__":
+    trainer.main(PROGRAMS, tests)
