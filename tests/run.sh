@@ -143,7 +143,7 @@ summary() {
 step "set-up"
 deploy/setup.sh --fuzz --trainer || die 1 "deploy/setup.sh failed"
 
-# simulate: schedules that nobody has seen before this change of the sources. What
+# simulate: schedules that nobody has seen before this change of store/. What
 # fails says how to see it again.
 simulate() {
 	local seconds=${CKPTFS_SIM_SECONDS:-300}

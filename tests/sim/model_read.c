@@ -79,6 +79,26 @@ static bool is_part(const struct path *p, size_t from, size_t to,
 	return false;
 }
 
+/*
+ * The file got this name meanwhile, and was written to, or cut, here; `part`:
+ * the bytes are the beginning of what it was.
+ */
+static bool same_elsewhere(const struct path *p, uint64_t since,
+			   const uint8_t *bytes, size_t size, bool part)
+{
+	size_t first = p->count;
+
+	while (first > 0 && p->at[first - 1].begun >= since) {
+		const struct version *v = &p->at[--first];
+
+		if (same(v, bytes, size, false, true) ||
+		    (part && v->bytes && v->size <= size))
+			return true;
+	}
+	return first < p->count &&
+	       same_in_place(p, first, p->count - 1, bytes, size);
+}
+
 void model_check_read(struct path *p, uint64_t since, size_t from, size_t to,
 		      const uint8_t *bytes, size_t size, bool absent)
 {
@@ -88,19 +108,11 @@ void model_check_read(struct path *p, uint64_t since, size_t from, size_t to,
 		    (!absent && (same_until_cut(p, i, to, bytes, size) ||
 				 same_in_place(p, i, to, bytes, size))))
 			return;
-	/* Its file got another name meanwhile, and was written to, or cut,
-	 * there. */
 	for (unsigned k = 0; !absent && k < model.count; k++)
-		for (size_t i = model.path[k].count; i-- > 0;) {
-			const struct version *v = &model.path[k].at[i];
-
-			if (model.path[k].owner == p->owner &&
-			    v->begun >= since &&
-			    (same(v, bytes, size, false, true) ||
-			     (v->bytes && v->size <= size &&
-			      is_part(p, from, to, bytes, size))))
-				return;
-		}
+		if (model.path[k].owner == p->owner &&
+		    same_elsewhere(&model.path[k], since, bytes, size,
+				   is_part(p, from, to, bytes, size)))
+			return;
 	if (absent)
 		sim_fail("read: %s is absent, between states %zu and %zu",
 			 p->name, from, to);
