@@ -1,6 +1,7 @@
 """ckptfs.dcp: what its Writer lays out in segments is a checkpoint of torch's
-own, for torch's own readers; the tensors may change once they are copied; and
-a save that fails on one rank ends on all."""
+own, for torch's own readers; its Reader reads those and torch's; the tensors
+may change once they are copied; and a save that fails on one rank ends on
+all."""
 import os
 import pickle
 import sys
@@ -68,15 +69,18 @@ def alike(ours, theirs):
 
 def check(folder, rank, world, store):
     import torch.distributed.checkpoint as dcp
+    from ckptfs.dcp import Reader
     test_dcp.join(rank, world, store)
-    for name, step in (*((f"step_{s}", s) for s in STEPS), ("again", 50)):
-        got, want = step_of(step, empty=True), step_of(step)
-        dcp.load(got, checkpoint_id=f"{folder}/{name}")
-        for state in (got, want):
-            for key, value in state.items():
-                state[key] = value.to_local() if hasattr(value, "to_local") \
-                    else value
-        test_dcp.compare(got, want, name)
+    for name, step in (*((f"step_{s}", s) for s in STEPS), ("again", 50),
+                       ("theirs", 50)):
+        for reader in (dcp.FileSystemReader, Reader):
+            got, want = step_of(step, empty=True), step_of(step)
+            dcp.load(got, storage_reader=reader(f"{folder}/{name}"))
+            for state in (got, want):
+                for key, value in state.items():
+                    state[key] = value.to_local() \
+                        if hasattr(value, "to_local") else value
+            test_dcp.compare(got, want, f"{name} {reader}")
     leave()
 
 
@@ -84,7 +88,7 @@ def types(folder):
     """Tensors of every type and shape, and none that is in the file twice."""
     import torch
     import torch.distributed.checkpoint as dcp
-    from ckptfs.dcp import Writer
+    from ckptfs.dcp import Reader, Writer
     base = torch.arange(24.0).reshape(4, 6)
     state = {str(d): torch.randint(0, 2, (3, 5)).to(d) for d in (
         torch.bool, torch.uint8, torch.int64, torch.float16, torch.float64,
@@ -95,18 +99,22 @@ def types(folder):
                  parameter=torch.nn.Parameter(base.clone()),
                  large=torch.randn(1 << 20), raw=b"bytes", text="x" * 5000)
     dcp.save(state, storage_writer=Writer(f"{folder}/types"), no_dist=True)
-    got = {k: torch.zeros_like(v) if isinstance(v, torch.Tensor) else None
-           for k, v in state.items()}
-    dcp.load(got, checkpoint_id=f"{folder}/types", no_dist=True)
-    for key, want in state.items():
-        if isinstance(want, torch.Tensor):
-            assert got[key].dtype == want.dtype, key
-            assert torch.equal(got[key].view(torch.uint8)
-                               if "float8" in key else got[key],
-                               want.view(torch.uint8)
-                               if "float8" in key else want), key
-        else:
-            assert got[key] == want, key
+    dcp.save(state, checkpoint_id=f"{folder}/their types", no_dist=True)
+    for name in ("types", "their types"):
+        for reader in (dcp.FileSystemReader, Reader):
+            got = {k: torch.zeros_like(v) if isinstance(v, torch.Tensor)
+                   else None for k, v in state.items()}
+            dcp.load(got, storage_reader=reader(f"{folder}/{name}"),
+                     no_dist=True)
+            for key, want in state.items():
+                if isinstance(want, torch.Tensor):
+                    assert got[key].dtype == want.dtype, key
+                    got[key], want = (t.detach().view(torch.uint8)
+                                      if "float8" in key else t.detach()
+                                      for t in (got[key], want))
+                    assert torch.equal(got[key], want), (name, reader, key)
+                else:
+                    assert got[key] == want, key
     # What lies where, without gaps: everything in the file is somebody's.
     with open(f"{folder}/types/.metadata", "rb") as f:
         places = sorted((s.offset, s.length) for s in
@@ -116,6 +124,44 @@ def types(folder):
         assert offset == at, (offset, at)
         at += length
     assert at == os.path.getsize(f"{folder}/types/__0_0.distcp"), at
+
+
+def reading(folder):
+    """What only Reader does: in place, names of replicas, and errors."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from ckptfs.dcp import Reader, Writer
+    state = {"ln": torch.arange(5.0), "w": torch.randn(1000, 50)}
+    for name, writer in (("ours", Writer), ("torch's", dcp.FileSystemWriter)):
+        path = f"{folder}/{name}"
+        dcp.save(state, storage_writer=writer(path), no_dist=True)
+        got = {"ln.__tp_replica_3": torch.zeros(5), "w": torch.zeros(1000, 50)}
+        where = got["w"].data_ptr()
+        dcp.load(got, storage_reader=Reader(path), no_dist=True)
+        assert torch.equal(got["ln.__tp_replica_3"], state["ln"])
+        assert torch.equal(got["w"], state["w"])
+        assert got["w"].data_ptr() == where
+        other = {"w": torch.zeros(50, 1000).t(), "ln": torch.zeros(5).half()}
+        dcp.load(other, storage_reader=Reader(path), no_dist=True)
+        assert torch.equal(other["w"], state["w"])
+        assert torch.equal(other["ln"], state["ln"].half())
+        for wanted, says in (({"x": torch.zeros(5)}, "Missing key"),
+                             ({"ln": torch.zeros(6)}, "Size mismatch")):
+            fails(says, lambda: dcp.load(wanted, storage_reader=Reader(path),
+                                         no_dist=True))
+        os.truncate(f"{path}/__0_0.distcp", 1000)
+        fails("ends before", lambda: dcp.load(
+            dict(got, w=torch.zeros(1000, 50)), storage_reader=Reader(path),
+            no_dist=True))
+
+
+def fails(says, call):
+    try:
+        call()
+    except BaseException as e:  # torch's is no Exception
+        assert says in str(e), e
+    else:
+        raise AssertionError("nothing failed")
 
 
 def asynchronous(folder, rank, world, store):
@@ -156,17 +202,12 @@ def failing(folder, rank, world, store):
     saved = ckptfs.dcp.async_save({"w": torch.zeros(5)}, f"{folder}/failing",
                                   planner=Planner())
     for call in (saved.copied, saved.result, saved.copied):
-        try:
-            call()
-        except BaseException as e:  # torch's is no Exception
-            assert "no plan today" in str(e), e
-        else:
-            raise AssertionError("the save did not fail")
+        fails("no plan today", call)
     assert not os.path.exists(f"{folder}/failing/.metadata")
     leave()
 
 
-PROGRAMS = {f.__name__: f for f in (save, check, types, asynchronous, failing)}
+PROGRAMS = {f.__name__: f for f in (save, check, types, reading, asynchronous, failing)}
 
 
 def ranks(program, fs, world):
@@ -190,6 +231,10 @@ def tests():
     @ck.posix
     def tensors_of_all_types_lie_in_it_without_gaps(fs):
         trainer.finish(trainer.start(__file__, "types", fs.dir))
+
+    @ck.posix
+    def a_state_is_read_in_place_whatever_its_keys_are_called(fs):
+        trainer.finish(trainer.start(__file__, "reading", fs.dir))
 
     @ck.posix
     def a_state_may_change_once_it_is_copied(fs):

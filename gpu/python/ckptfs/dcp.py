@@ -20,19 +20,29 @@ the files out in segments, and the devices copy straight into them. The archive
 around a tensor depends on its type and shape alone, so it is made without the
 bytes, once, and a step of the same structure finds its segments again.
 
+    dcp.load(state, storage_reader=Reader("/ckpt/run/step_100"))
+
+Reader reads such files, and torch's, into the memory of the state itself, by
+some threads, a rank's own file first.
+
 Outside of a mount, and where the mount has no memory left, the files are
 written all the same.
 """
+import concurrent.futures
+import ctypes
+import errno
 import io
 import os
+import re
 import threading
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.filesystem import (
     _split_by_size_and_type, _StorageInfo)
-from torch.distributed.checkpoint.planner import WriteItemType
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -41,7 +51,7 @@ from torch.serialization import skip_data
 from ._saving import begin_placed
 from ._tensors import local
 
-__all__ = ["Writer", "AsyncSave", "async_save"]
+__all__ = ["Writer", "Reader", "AsyncSave", "async_save"]
 
 _ALIGN = 64  # of an archive in its file: its tensor is aligned to that as well
 _SPARE = 4096  # objects may grow to a multiple of it before anything moves
@@ -105,11 +115,10 @@ class _Archive:
         self.tail = _longer(bytes(tail), self.length - sink.at)
 
     @classmethod
-    def of(cls, tensor):
-        key = tensor.dtype, tuple(tensor.shape)
-        if key not in cls.made:
-            cls.made[key] = cls(*key)
-        return cls.made[key]
+    def known(cls, dtype, shape):
+        if (dtype, shape) not in cls.made:
+            cls.made[dtype, shape] = cls(dtype, shape)
+        return cls.made[dtype, shape]
 
 
 class _File:
@@ -128,7 +137,7 @@ class _File:
 
     def add_tensor(self, item, tensor):
         tensor = local(tensor).detach().contiguous()
-        archive = _Archive.of(tensor)
+        archive = _Archive.known(tensor.dtype, tuple(tensor.shape))
         start, number = self.end, len(self.results)
         for what, data, offset in (
                 ("head", archive.head, 0), ("data", tensor, archive.offset),
@@ -205,6 +214,172 @@ class Writer(FileSystemWriter):
         done = Future()
         done.set_result(results)
         return done
+
+
+def _without_rank(fqn):
+    """Megatron's name for a rank's own copy, in checkpoints from before there
+    were copies (Megatron-LM pull request 3392)."""
+    return re.sub(r"\.__tp_replica_\d+$", "", fqn)
+
+
+class _Tensors(dict):
+    """state_dict_metadata that knows a tensor by such a name as well."""
+
+    def __contains__(self, fqn):
+        return super().__contains__(fqn) or \
+            super().__contains__(_without_rank(fqn))
+
+    def __missing__(self, fqn):
+        known = _without_rank(fqn)
+        if known == fqn:
+            raise KeyError(fqn)
+        return self[known]
+
+
+class _Places(dict):
+    """storage_data, likewise."""
+
+    def __missing__(self, index):
+        known = _without_rank(index.fqn)
+        if known == index.fqn:
+            raise KeyError(index)
+        return self[MetadataIndex(known, index.offset)]
+
+
+class _Piece:
+    """What one read item wants of one file."""
+
+    def __init__(self, item, info, known):
+        self.item, self.offset, self.length = item, info.offset, info.length
+        self.known = known  # (dtype, shape) of the stored tensor; None: objects
+
+
+class Reader(FileSystemReader):
+    """A FileSystemReader that reads into the state's own memory.
+
+    A tensor that is contiguous in host memory, and wanted whole, gets its bytes
+    from the file without a copy between; any other by one buffer, pinned when
+    it goes to a device. thread_count pieces are read at once.
+
+    A rank opens the file that it has written itself first. Keys that end in
+    `.__tp_replica_N` are found in checkpoints that do not know them.
+    """
+
+    def __init__(self, path, thread_count=4):
+        super().__init__(path)
+        self._threads = thread_count
+        self._known = {}
+
+    def read_metadata(self, *args, **kwargs):
+        metadata = super().read_metadata(*args, **kwargs)
+        metadata.state_dict_metadata = _Tensors(metadata.state_dict_metadata)
+        if metadata.storage_data is not None:
+            metadata.storage_data = _Places(metadata.storage_data)
+        self._known = metadata.state_dict_metadata
+        return metadata
+
+    def _stored(self, index):
+        """(dtype, shape) of the tensor that lies there."""
+        known = self._known[index.fqn]
+        for chunk in getattr(known, "chunks", ()):
+            if index.offset is None or chunk.offsets == index.offset:
+                return known.properties.dtype, tuple(chunk.sizes)
+        return None
+
+    def _own_first(self, names):
+        """The files, this rank's own before the others, these as they come."""
+        rank = torch.distributed.get_rank() \
+            if torch.distributed.is_initialized() else 0
+
+        def is_foreign(name):
+            try:
+                writer = os.getxattr(os.path.join(self.path, name),
+                                     "user.ckptfs.writer_rank")
+            except OSError:
+                return True  # who opens it will say what is wrong
+            return int(writer) != rank
+        return sorted(names, key=is_foreign)
+
+    def read_data(self, plan, planner):
+        files = {}
+        for item in plan.items:
+            info = self.storage_data[item.storage_index]
+            if info.transform_descriptors:
+                return super().read_data(plan, planner)  # an extension's
+            files.setdefault(info.relative_path, []).append(_Piece(
+                item, info, None if item.type == LoadItemType.BYTE_IO else
+                self._stored(item.storage_index)))
+        with concurrent.futures.ThreadPoolExecutor(self._threads) as pool:
+            for name in self._own_first(files):
+                with open(os.path.join(self.path, name), "rb",
+                          buffering=0) as file:
+                    _read_file(file, files[name], planner, pool)
+        done = Future()
+        done.set_result(None)
+        return done
+
+
+def _read_file(file, pieces, planner, pool):
+    """The planner is asked by this thread alone; the bytes come by others."""
+    waiting = []
+    for piece in sorted(pieces, key=lambda p: p.offset):
+        if piece.item.type == LoadItemType.BYTE_IO:
+            planner.load_bytes(piece.item, io.BytesIO(_read(file, piece)))
+            continue
+        target = planner.resolve_tensor(piece.item).detach()
+        waiting.append((piece, target,
+                        pool.submit(_read_tensor, file, piece, target)))
+    for piece, target, read in waiting:
+        stored = read.result()
+        if stored is not None:
+            for dim, (at, size) in enumerate(zip(piece.item.storage_offsets,
+                                                 piece.item.lengths)):
+                stored = stored.narrow(dim, at, size)
+            if stored.size() != target.size():
+                raise ValueError(
+                    f"{file.name}: {piece.item.storage_index.fqn} is "
+                    f"{list(stored.size())}, not {list(target.size())}")
+            target.copy_(stored)
+        planner.commit_tensor(piece.item, target)
+
+
+def _read_tensor(file, piece, target):
+    """Into the target (None), or the stored tensor."""
+    archive = piece.known and _Archive.known(*piece.known)
+    if not archive or piece.length < archive.offset + archive.bytes or \
+            os.pread(file.fileno(), len(archive.head), piece.offset) != \
+            archive.head:
+        # Of another torch, or not laid out densely: it says itself what it is.
+        return torch.load(io.BytesIO(_read(file, piece)), map_location="cpu",
+                          weights_only=True)
+    dtype, shape = piece.known
+    whole = tuple(piece.item.lengths) == shape
+    if whole and target.is_contiguous() and target.device.type == "cpu" and \
+            target.dtype == dtype and tuple(target.shape) == shape:
+        room, stored = target, None
+    else:
+        room = stored = torch.empty(
+            shape, dtype=dtype, pin_memory=target.device.type == "cuda")
+    _read_into(file, room.data_ptr(), archive.bytes,
+               piece.offset + archive.offset)
+    return stored
+
+
+def _read(file, piece):
+    buffer = (ctypes.c_char * piece.length)()
+    _read_into(file, ctypes.addressof(buffer), piece.length, piece.offset)
+    return buffer.raw
+
+
+def _read_into(file, address, size, offset):
+    done = 0
+    while done < size:
+        room = (ctypes.c_char * (size - done)).from_address(address + done)
+        got = os.preadv(file.fileno(), [room], offset + done)
+        if got == 0:
+            raise OSError(errno.EIO, "it ends before its tensors do",
+                          file.name)
+        done += got
 
 
 class _NoCopy(AsyncStager):
