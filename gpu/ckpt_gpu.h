@@ -121,7 +121,10 @@ struct ckpt_tensor {
 	const int64_t *stride;
 	const void *data; /* borrowed until ckpt_commit() has returned */
 	int device; /* ordinal, CKPT_DEVICE_HOST or CKPT_DEVICE_ANY */
-	/* CUstream whose work so far makes the data; NULL: the default one. */
+	/*
+	 * CUstream whose work makes the data, NULL: the default one. What it
+	 * has when the save is started is waited for, nothing that comes later.
+	 */
 	void *stream;
 };
 

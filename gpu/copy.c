@@ -16,7 +16,7 @@
 /* What a thread does at a time; less than two of it is done by the caller. */
 #define SLICE_BYTES (UINT64_C(8) << 20)
 
-int copy_stream(struct ckpt *c, int device, void *wait_for,
+int copy_stream(struct ckpt *c, int device, const struct gpu_event *ready,
 		struct gpu_stream **ret_stream)
 {
 	int rc = 0;
@@ -31,9 +31,8 @@ int copy_stream(struct ckpt *c, int device, void *wait_for,
 			rc = gpu_stream_new(c->gpu, device,
 					    &c->streams[device]);
 		*ret_stream = c->streams[device];
-		/* One event for all: the next one's record comes after. */
 		if (rc == 0)
-			rc = gpu_stream_wait_for(*ret_stream, wait_for);
+			rc = gpu_stream_wait_event(*ret_stream, ready);
 	}
 	return rc;
 }
@@ -203,8 +202,8 @@ static int copy_host(struct ckpt *c, const struct copy_job *jobs, size_t count)
 	rc = cut(jobs, count, bytes, &s);
 	if (rc < 0 || s.pieces == 0)
 		return rc;
-	rc = crew_new(s.pieces < c->copy_threads ? (unsigned)s.pieces :
-						   c->copy_threads,
+	rc = crew_new(s.pieces < c->copy_threads ? (unsigned)s.pieces
+						 : c->copy_threads,
 		      &crew);
 	if (rc < 0)
 		return ckpt_say(rc, "no memory for threads");
@@ -275,7 +274,7 @@ static int enqueue(struct ckpt *c, const struct copy_job *j)
 {
 	const struct layout_tensor *t = j->tensor;
 	struct gpu_stream *s;
-	int rc = copy_stream(c, t->device, t->stream, &s);
+	int rc = copy_stream(c, t->device, t->ready, &s);
 
 	if (rc < 0)
 		return rc;

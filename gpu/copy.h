@@ -29,9 +29,9 @@ int copy_run(struct ckpt *c, const struct copy_job *jobs, size_t count);
 
 /*
  * Our stream on a device, made when it is needed first; it waits for what the
- * caller's stream has so far. Belongs to c.
+ * caller's stream had when `ready` was recorded there. Belongs to c.
  */
-int copy_stream(struct ckpt *c, int device, void *wait_for,
+int copy_stream(struct ckpt *c, int device, const struct gpu_event *ready,
 		struct gpu_stream **ret_stream);
 /* For ckpt_close(). */
 void copy_streams_close(struct ckpt *c);

@@ -52,11 +52,8 @@ int gpu_stream_new(struct gpu *g, int device, struct gpu_stream **ret_stream);
 int gpu_stream_wrap(struct gpu *g, int device, void *raw,
 		    struct gpu_stream **ret_stream);
 void gpu_stream_free(struct gpu_stream *s); /* s may be NULL */
-/*
- * What comes after waits, on the device, for what `raw` has so far. One thread
- * at a time for a stream: its event is recorded and waited for here.
- */
-int gpu_stream_wait_for(struct gpu_stream *s, void *raw);
+/* What comes after waits, on the device, for what e was recorded behind. */
+int gpu_stream_wait_event(struct gpu_stream *s, const struct gpu_event *e);
 /* Enqueue copies; the host side should be pinned or the call may wait. */
 int gpu_copy_d2h(struct gpu_stream *s, void *dst, const void *src, size_t len);
 int gpu_copy_h2d(struct gpu_stream *s, void *dst, const void *src, size_t len);

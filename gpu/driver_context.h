@@ -132,7 +132,6 @@ struct gpu_stream {
 	int device;
 	void *raw;
 	bool owned;
-	void *event; /* of gpu_stream_wait_for(); NULL: not yet */
 };
 
 /*

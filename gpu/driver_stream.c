@@ -62,32 +62,20 @@ void gpu_stream_free(struct gpu_stream *s)
 
 	if (!s)
 		return;
-	if ((s->event || s->owned) && gpu_enter(s->g, s->device, &in) == 0) {
-		if (s->event)
-			(void)s->g->cu.cuEventDestroy(s->event);
-		if (s->owned)
-			(void)s->g->cu.cuStreamDestroy(s->raw);
-	}
+	if (s->owned && gpu_enter(s->g, s->device, &in) == 0)
+		(void)s->g->cu.cuStreamDestroy(s->raw);
 	free(s);
 }
 
-int gpu_stream_wait_for(struct gpu_stream *s, void *raw)
+int gpu_stream_wait_event(struct gpu_stream *s, const struct gpu_event *e)
 {
-	struct driver_calls *cu = &s->g->cu;
 	SCOPED(gpu_leave) struct entered in = { NULL };
-	int rc = gpu_enter(s->g, s->device, &in), result = 0;
+	int rc = gpu_enter(s->g, s->device, &in);
 
 	if (rc < 0)
 		return rc;
-	if (!s->event)
-		result = cu->cuEventCreate(&s->event, CU_EVENT_DISABLE_TIMING);
-	if (result == 0)
-		result = cu->cuEventRecord(s->event, raw);
-	/* The wait is for this record: the event may be used again at once. */
-	if (result == 0)
-		result = cu->cuStreamWaitEvent(s->raw, s->event, 0);
-	return gpu_said(s->g, result, "cannot wait for a stream on device %d",
-			s->device);
+	return gpu_said(s->g, s->g->cu.cuStreamWaitEvent(s->raw, e->raw, 0),
+			"cannot wait for a stream on device %d", s->device);
 }
 
 int gpu_copy_d2h(struct gpu_stream *s, void *dst, const void *src, size_t len)

@@ -33,6 +33,8 @@
 #define LAYOUT_NAME_BYTES_MAX 4096u
 #define LAYOUT_TENSORS_MAX (1u << 22)
 
+struct gpu_event;
+
 /* A tensor that was added. Names and shapes are the layout's. */
 struct layout_tensor {
 	char *name;
@@ -45,7 +47,8 @@ struct layout_tensor {
 	uint64_t offset; /* in the file; unless placed: after layout_finish() */
 	const uint8_t *data; /* the caller's */
 	int device; /* CKPT_DEVICE_HOST or an ordinal */
-	void *stream;
+	void *stream; /* the caller's, by whose work the data comes to be */
+	struct gpu_event *ready; /* recorded there; the save's */
 };
 
 struct layout_pair {

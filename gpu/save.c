@@ -25,6 +25,7 @@
 #include "gpu/save_segment.h"
 #include "gpu/thread.h"
 #include "store/base/scope.h"
+#include "store/base/vec.h"
 
 #define FLAGS_OF_SAVE \
 	(0u | CKPT_PLAIN | CKPT_SKIP_UNCHANGED | CKPT_SEGMENT_ONLY)
@@ -36,11 +37,23 @@ enum save_state {
 	SAVE_FAILED,
 };
 
+/*
+ * What a stream of the caller's had when the save was started: the copy waits
+ * for that, and for nothing that is enqueued later.
+ */
+struct stream_mark {
+	int device;
+	void *raw;
+	struct gpu_event *event;
+};
+
 struct ckpt_save {
 	struct ckpt *c;
 	unsigned flags; /* enum ckpt_flags */
 	struct destination to;
 	struct layout layout;
+	struct stream_mark *marks; /* one for each stream of its tensors */
+	size_t mark_count, mark_room;
 	pthread_t thread;
 	bool has_thread; /* to be joined */
 	int fd; /* of a file that was written plainly; else -1 */
@@ -202,6 +215,52 @@ int ckpt_place(struct ckpt_save *s, const struct ckpt_tensor *t,
 	return rc < 0 ? rc : layout_place(&s->layout, t, device, offset);
 }
 
+/* --- what is waited for ----------------------------------------------------
+ */
+
+static int mark_stream(struct ckpt_save *s, int device, void *raw,
+		       struct gpu_event **ret_event)
+{
+	struct gpu_stream *stream;
+	struct stream_mark *m;
+	int rc;
+
+	for (size_t i = 0; i < s->mark_count; i++)
+		if (s->marks[i].device == device && s->marks[i].raw == raw) {
+			*ret_event = s->marks[i].event;
+			return 0;
+		}
+	if (vec_grow(&s->marks, s->mark_count, &s->mark_room, sizeof(*m)) < 0)
+		return ckpt_say(-ENOMEM, "%s: no memory", s->to.path);
+	m = &s->marks[s->mark_count];
+	*m = (struct stream_mark){ .device = device, .raw = raw };
+	rc = gpu_stream_wrap(s->c->gpu, device, raw, &stream);
+	if (rc < 0)
+		return rc;
+	rc = gpu_event_new(s->c->gpu, device, &m->event);
+	if (rc == 0) {
+		s->mark_count++;
+		rc = gpu_event_record(m->event, stream);
+	}
+	gpu_stream_free(stream);
+	*ret_event = m->event;
+	return rc;
+}
+
+/* In the caller's thread, which enqueues nothing meanwhile. */
+static int mark_streams(struct ckpt_save *s)
+{
+	int rc = 0;
+
+	for (size_t i = 0; i < s->layout.count && rc == 0; i++) {
+		struct layout_tensor *t = &s->layout.tensors[i];
+
+		if (t->device != CKPT_DEVICE_HOST && !t->ready)
+			rc = mark_stream(s, t->device, t->stream, &t->ready);
+	}
+	return rc;
+}
+
 /* --- the work ------------------------------------------------------------- */
 
 /* Is it worth trying without a segment? */
@@ -231,19 +290,26 @@ static int work(struct ckpt_save *s)
 	return rc;
 }
 
+/* RUNNING -> FAILED, with what this thread has just said. */
+static int fail(struct ckpt_save *s, int rc)
+{
+	HOLD(&s->lock);
+	s->rc = rc;
+	s->state = SAVE_FAILED;
+	(void)snprintf(s->error, sizeof(s->error), "%s", ckpt_last_error());
+	return rc;
+}
+
 static int run(struct ckpt_save *s)
 {
 	int rc = work(s);
 
-	if (rc == 0)
-		CKPT_COUNT(s->c, saves, 1);
-	HOLD(&s->lock);
-	s->rc = rc;
-	s->state = rc < 0 ? SAVE_FAILED : SAVE_COMMITTED;
 	if (rc < 0)
-		(void)snprintf(s->error, sizeof(s->error), "%s",
-			       ckpt_last_error());
-	return rc;
+		return fail(s, rc);
+	CKPT_COUNT(s->c, saves, 1);
+	HOLD(&s->lock);
+	s->state = SAVE_COMMITTED;
+	return 0;
 }
 
 static void *run_thread(void *arg)
@@ -252,15 +318,20 @@ static void *run_thread(void *arg)
 	return NULL;
 }
 
-/* OPEN -> RUNNING. */
+/* OPEN -> RUNNING, or FAILED. */
 static int begin_running(struct ckpt_save *s)
 {
-	HOLD(&s->lock);
-	if (s->state != SAVE_OPEN)
-		return ckpt_say(-EINVAL, "%s: it was started before",
-				s->to.path);
-	s->state = SAVE_RUNNING;
-	return 0;
+	int rc;
+
+	{
+		HOLD(&s->lock);
+		if (s->state != SAVE_OPEN)
+			return ckpt_say(-EINVAL, "%s: it was started before",
+					s->to.path);
+		s->state = SAVE_RUNNING;
+	}
+	rc = mark_streams(s);
+	return rc < 0 ? fail(s, rc) : 0;
 }
 
 int ckpt_start(struct ckpt_save *s)
@@ -353,6 +424,9 @@ void ckpt_save_free(struct ckpt_save *s)
 		return;
 	if (s->c->pid == getpid())
 		join(s);
+	for (size_t i = 0; i < s->mark_count; i++)
+		gpu_event_free(s->marks[i].event);
+	free(s->marks);
 	layout_release(&s->layout);
 	destination_close(&s->to);
 	if (s->fd >= 0)

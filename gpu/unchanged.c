@@ -82,7 +82,7 @@ static int hash_device(struct ckpt *c, int device, const struct chunk *chunks,
 		if (t->device != device || t->stride)
 			continue;
 		if (device >= 0 && (n == 0 || chunks[i].from == 0))
-			rc = copy_stream(c, device, t->stream, &stream);
+			rc = copy_stream(c, device, t->ready, &stream);
 		ranges[n++] = (struct hash_range){
 			t->data + chunks[i].from, chunks[i].bytes
 		};

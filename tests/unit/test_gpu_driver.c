@@ -284,17 +284,21 @@ static void a_stream_waits_for_another(void **state)
 	/* The default stream is the caller's; ours does not wait unasked. */
 	for (int asked = 0; asked < 2; asked++) {
 		struct gpu_stream *callers;
+		struct gpu_event *event;
 
 		assert_int_equal(gpu_stream_wrap(r.g, 0, NULL, &callers), 0);
 		assert_int_equal(
 			gpu_copy_h2d(callers, r.device, r.host, BYTES / 2), 0);
+		assert_int_equal(gpu_event_new(r.g, 0, &event), 0);
+		assert_int_equal(gpu_event_record(event, callers), 0);
 		if (asked)
-			assert_int_equal(gpu_stream_wait_for(r.a, NULL), 0);
+			assert_int_equal(gpu_stream_wait_event(r.a, event), 0);
 		assert_int_equal(gpu_copy_d2h(r.a, r.host + BYTES / 2, r.device,
 					      BYTES / 2),
 				 0);
 		assert_int_equal(gpu_stream_sync(r.a), 0);
 		assert_int_equal(r.host[BYTES - 1], asked ? 9 : 0);
+		gpu_event_free(event);
 		gpu_stream_free(callers);
 	}
 	rig_release(&r);

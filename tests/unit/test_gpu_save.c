@@ -1,0 +1,171 @@
+/*
+ * What a save waits for on its devices: the work that the caller had enqueued
+ * when it was started, and no other. With the fake driver, into plain files.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "gpu/driver_context.h"
+#include "gpu/handle.h"
+#include "store/base/io.h"
+#include "store/base/scope.h"
+#include "tests/gpu/fake_cuda.h"
+
+#define BYTES 65536
+
+static char dir[] = "/tmp/test_gpu_save.XXXXXX";
+
+/* A caller with a stream, a tensor, and memory of which the save knows nothing.
+ */
+struct caller {
+	struct ckpt *c;
+	struct ckpt_save *save;
+	void *raw;
+	struct gpu_stream *stream;
+	void *tensor, *other;
+	uint8_t bytes[BYTES];
+	char path[64];
+};
+
+static void caller_init(struct caller *u)
+{
+	const struct ckpt_options options = { .flags = CKPT_PLAIN };
+
+	memset(u, 0, sizeof(*u));
+	memset(u->bytes, 7, BYTES);
+	(void)snprintf(u->path, sizeof(u->path), "%s/f", dir);
+	assert_int_equal(ckpt_open(&options, &u->c), 0);
+	assert_non_null(u->c->gpu);
+	assert_int_equal(gpu_alloc(u->c->gpu, 0, BYTES, &u->tensor), 0);
+	assert_int_equal(gpu_alloc(u->c->gpu, 0, BYTES, &u->other), 0);
+	assert_int_equal(gpu_stream_new(u->c->gpu, 0, &u->stream), 0);
+	u->raw = u->stream->raw;
+}
+
+static void caller_release(struct caller *u)
+{
+	ckpt_save_free(u->save);
+	gpu_stream_free(u->stream);
+	gpu_free(u->c->gpu, 0, u->tensor);
+	gpu_free(u->c->gpu, 0, u->other);
+	ckpt_close(u->c);
+	(void)unlink(u->path);
+}
+
+static void begin(struct caller *u, unsigned tensors)
+{
+	const uint64_t shape[] = { BYTES };
+	char name[16];
+
+	assert_int_equal(ckpt_begin(u->c, u->path, &u->save), 0);
+	for (unsigned i = 0; i < tensors; i++) {
+		const struct ckpt_tensor t = { .name = name,
+					       .dtype = "U8",
+					       .shape = shape,
+					       .rank = 1,
+					       .data = u->tensor,
+					       .device = 0,
+					       .stream = u->raw };
+
+		(void)snprintf(name, sizeof(name), "t%u", i);
+		assert_int_equal(ckpt_add(u->save, &t), 0);
+	}
+}
+
+/* The last tensor's bytes, at the end of the file. */
+static void assert_saved(const struct caller *u)
+{
+	uint8_t got[BYTES];
+	size_t len;
+	int fd = open(u->path, O_RDONLY | O_CLOEXEC);
+
+	assert_true(fd >= 0);
+	assert_int_equal(io_read(fd, got, BYTES,
+				 (uint64_t)lseek(fd, -BYTES, SEEK_END), &len),
+			 0);
+	assert_memory_equal(got, u->bytes, BYTES);
+	(void)close(fd);
+}
+
+static bool is_zero(const struct caller *u)
+{
+	const uint8_t *p =
+		u->other; /* the fake device's memory is the host's */
+
+	return p[0] == 0 && memcmp(p, p + 1, BYTES - 1) == 0;
+}
+
+/*
+ * The thread of the save gets to its streams only when the caller has enqueued
+ * more: that is the next step of his training, which may take seconds.
+ */
+static void a_save_does_not_wait_for_what_is_enqueued_later(void **state)
+{
+	struct caller u;
+
+	(void)state;
+	caller_init(&u);
+	begin(&u, 3);
+	memset(u.other, 1, BYTES);
+	assert_int_equal(gpu_copy_h2d(u.stream, u.tensor, u.bytes, BYTES), 0);
+	{
+		HOLD(&u.c->streams_lock);
+		assert_int_equal(ckpt_start(u.save), 0);
+		assert_int_equal(gpu_zero(u.stream, u.other, BYTES), 0);
+	}
+	assert_int_equal(ckpt_commit(u.save), 0);
+	assert_saved(&u);
+	assert_false(is_zero(&u));
+	assert_int_equal(gpu_stream_sync(u.stream), 0);
+	assert_true(is_zero(&u));
+	caller_release(&u);
+}
+
+/* The driver refuses the mark: an error, and nothing was made. */
+static void a_save_that_cannot_be_started_fails(void **state)
+{
+	struct caller u;
+
+	(void)state;
+	caller_init(&u);
+	begin(&u, 1);
+	fake_cuda_fail("cuEventRecord", 1, 700);
+	assert_int_equal(ckpt_start(u.save), -EIO);
+	assert_int_equal(ckpt_is_committed(u.save), 1);
+	assert_int_equal(ckpt_commit(u.save), -EIO);
+	assert_int_equal(access(u.path, F_OK), -1);
+	caller_release(&u);
+}
+
+static int make_dir(void **state)
+{
+	(void)state;
+	return mkdtemp(dir) ? 0 : -1;
+}
+
+static int remove_dir(void **state)
+{
+	(void)state;
+	return rmdir(dir);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(
+			a_save_does_not_wait_for_what_is_enqueued_later),
+		cmocka_unit_test(a_save_that_cannot_be_started_fails),
+	};
+
+	return cmocka_run_group_tests(tests, make_dir, remove_dir);
+}
