@@ -91,7 +91,17 @@ int gpu_pointer_device(struct gpu *g, const void *p, int *ret_device)
 
 	result = g->cu.cuPointerGetAttributes(3, attributes, values,
 					      (uint64_t)(uintptr_t)p);
-	if (result == CU_INVALID_VALUE) {
+	/* It wants a context, but where there is none no device has memory. */
+	if (result == CU_INVALID_CONTEXT && gpu_has_context(g)) {
+		SCOPED(gpu_leave) struct entered in = { NULL };
+		int rc = gpu_enter(g, DEVICE_OF_HOST_MEMORY, &in);
+
+		if (rc < 0)
+			return rc;
+		result = g->cu.cuPointerGetAttributes(3, attributes, values,
+						      (uint64_t)(uintptr_t)p);
+	}
+	if (result == CU_INVALID_VALUE || result == CU_INVALID_CONTEXT) {
 		*ret_device = -1;
 		return 0;
 	}
@@ -196,10 +206,13 @@ static int device_load_locked(struct gpu *g, int device)
 		result = g->cu.cuModuleGetFunction(&d->kernels[i], module,
 						   kernel_names[i]);
 	if (result != 0) {
+		int rc = gpu_said(g, result,
+				  "cannot load the kernels on device %d",
+				  device);
+
 		if (module)
 			(void)g->cu.cuModuleUnload(module);
-		return gpu_said(g, result,
-				"cannot load the kernels on device %d", device);
+		return rc == -ENOMEM ? rc : -ENODEV;
 	}
 	d->module = module;
 	return 0;

@@ -193,13 +193,10 @@ static int device_retain_locked(struct gpu *g, int device)
 	return gpu_said(g, result, "cannot use device %d", device);
 }
 
-/*
- * A context costs hundreds of megabytes on its device: host memory is pinned
- * through one that is there already, if there is one.
- */
-static int host_device_locked(struct gpu *g)
+/* A device whose context is there already, ours or somebody else's; or -1. */
+static int active_device(struct gpu *g)
 {
-	for (int i = 0; g->host_device < 0 && i < g->device_count; i++) {
+	for (int i = 0; i < g->device_count; i++) {
 		unsigned flags;
 		int handle, active = 0;
 
@@ -207,8 +204,24 @@ static int host_device_locked(struct gpu *g)
 		    g->cu.cuDevicePrimaryCtxGetState(handle, &flags, &active) ==
 			    0 &&
 		    active)
-			g->host_device = i;
+			return i;
 	}
+	return -1;
+}
+
+bool gpu_has_context(struct gpu *g)
+{
+	return active_device(g) >= 0;
+}
+
+/*
+ * A context costs hundreds of megabytes on its device: host memory is pinned
+ * through one that is there already, if there is one.
+ */
+static int host_device_locked(struct gpu *g)
+{
+	if (g->host_device < 0)
+		g->host_device = active_device(g);
 	if (g->host_device < 0)
 		g->host_device = 0;
 	return g->host_device;

@@ -144,6 +144,9 @@ int gpu_new(struct gpu **ret_gpu, char *state, size_t state_size);
 int gpu_said(const struct gpu *g, int result, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
+/* Has any device a context in this process? None is made. */
+bool gpu_has_context(struct gpu *g);
+
 struct entered {
 	struct gpu *g; /* NULL: nothing to leave */
 };

@@ -211,6 +211,7 @@ static int add(struct layout *l, const struct ckpt_tensor *t, int device)
 			to->stride[i] = t->stride[i];
 	}
 	l->data_bytes += bytes;
+	l->on_device = l->on_device || device != CKPT_DEVICE_HOST;
 	*find_slot(l, t->name) = (uint32_t)++l->count;
 	return 0;
 }

@@ -63,6 +63,7 @@ struct layout {
 	size_t metadata_count, metadata_capacity;
 	uint64_t data_bytes; /* of all tensors */
 	bool placed; /* their offsets are the caller's */
+	bool on_device; /* one of them is on a device */
 	/* After layout_finish(): */
 	char *header; /* with the length before it; header_bytes of it */
 	uint64_t header_bytes; /* where the first tensor begins; 0: none */

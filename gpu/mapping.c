@@ -14,11 +14,16 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "gpu/crew.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
 
 #define HUGE_BYTES (UINT64_C(2) << 20)
 #define PAGE_BYTES 4096u
+#define POPULATE_BYTES (UINT64_C(2) << 20)
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 
 static void mapping_free(struct mapping *p)
 {
@@ -75,8 +80,8 @@ static struct mapping *find_locked(struct ckpt_mount *m, uint64_t id,
 	struct mapping *p;
 
 	LIST_FOREACH(p, &m->mappings, entry)
-	if (p->id == id && p->connection == connection)
-		break;
+		if (p->id == id && p->connection == connection)
+			break;
 	return p;
 }
 
@@ -105,8 +110,9 @@ static void ended(struct ckpt_mount *m, unsigned connection)
 		{
 			HOLD(&m->lock);
 			LIST_FOREACH(p, &m->mappings, entry)
-			if (p->connection == connection && is_idle_locked(p))
-				break;
+				if (p->connection == connection &&
+				    is_idle_locked(p))
+					break;
 			if (!p)
 				return;
 			LIST_REMOVE(p, entry);
@@ -155,11 +161,43 @@ static void *map_aligned(int fd, uint64_t size_bytes)
 	return memory;
 }
 
-/* Pin it for the devices; without, copies take longer, and that is said. */
-static void pin(struct ckpt *c, struct mapping *p)
+static int populate_part(void *arg, size_t index)
 {
-	if (!c->gpu)
+	const struct mapping *p = arg;
+	uint64_t at = index * POPULATE_BYTES, left = p->size_bytes - at;
+
+	{
+		HOLD(&p->mount->lock);
+		if (p->mount->closing)
+			return -ECANCELED;
+	}
+	/* Kernels without it let the copy do the first touch. */
+	(void)madvise(p->memory + at,
+		      left < POPULATE_BYTES ? left : POPULATE_BYTES,
+		      MADV_POPULATE_WRITE);
+	return 0;
+}
+
+void mapping_populate(struct mapping *p, unsigned threads)
+{
+	struct crew *crew;
+
+	if (crew_new(threads, &crew) < 0)
 		return;
+	(void)crew_run(crew,
+		       (p->size_bytes + POPULATE_BYTES - 1) / POPULATE_BYTES,
+		       populate_part, p);
+	crew_free(crew);
+}
+
+void mapping_pin(struct mapping *p, unsigned threads)
+{
+	struct ckpt *c = p->mount->c;
+
+	if (!c->gpu || p->pin_tried)
+		return;
+	p->pin_tried = true;
+	mapping_populate(p, threads);
 	if (gpu_register(c->gpu, p->memory, p->size_bytes, false) < 0) {
 		CKPT_COUNT(c, pin_failures, 1);
 		return;
@@ -205,7 +243,6 @@ int mapping_new(struct ckpt_mount *m, const uint8_t *signature,
 		mapping_free(p);
 		return rc;
 	}
-	pin(m->c, p);
 	{
 		HOLD(&m->lock);
 		LIST_INSERT_HEAD(&m->mappings, p, entry);
@@ -255,11 +292,12 @@ struct mapping *mapping_read_begin(struct ckpt *c, const struct stat *sb)
 	for (; m; m = m->next) {
 		HOLD(&m->lock);
 		LIST_FOREACH(p, &m->mappings, entry)
-		if (p->ino != 0 && p->ino == sb->st_ino && !p->filling &&
-		    p->pinned && p->connection == m->connection &&
-		    p->size_bytes == (uint64_t)sb->st_size &&
-		    p->mtime_ns == io_ns(&sb->st_mtim))
-			break;
+			if (p->ino != 0 && p->ino == sb->st_ino &&
+			    p->dev == sb->st_dev && !p->filling && p->pinned &&
+			    p->connection == m->connection &&
+			    p->size_bytes == (uint64_t)sb->st_size &&
+			    p->mtime_ns == io_ns(&sb->st_mtim))
+				break;
 		if (p) {
 			p->readers++;
 			return p;

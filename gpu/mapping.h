@@ -13,6 +13,8 @@
 #ifndef GPU_MAPPING_H
 #define GPU_MAPPING_H
 
+#include <sys/types.h>
+
 #include "gpu/mount.h"
 
 struct mapping {
@@ -24,19 +26,21 @@ struct mapping {
 	uint8_t signature[SEGMENT_SIGNATURE_BYTES];
 	uint8_t *memory; /* mapped, size_bytes */
 	uint64_t size_bytes;
-	bool pinned;
 	bool fresh; /* its first save is not over; who fills it alone */
 
 	/* mount.lock: */
 	bool filling; /* somebody's, until it is committed or returned */
 	bool wanted_back; /* by the mount, as soon as it is idle */
 	unsigned readers; /* loads that copy from it */
+	bool pinned; /* and who fills it alone sets it */
 	/* The file that it became, when not filling; ino 0: none. */
+	dev_t dev;
 	uint64_t ino;
 	int64_t mtime_ns;
 
 	/* Who fills it alone: */
 	struct claim *claim; /* acquire.c's */
+	bool pin_tried;
 	uint64_t generation;
 	/*
 	 * What the tensors in it hash to, chunk by chunk; valid: the bytes are
@@ -61,6 +65,17 @@ int mapping_find_mount(struct ckpt *c, int dirfd,
 int mapping_new(struct ckpt_mount *m, const uint8_t *signature,
 		const struct segment_reply *r, int fd, unsigned connection,
 		struct mapping **ret_mapping);
+/*
+ * Touch all of it, by up to so many threads, a part at a time: the kernel holds
+ * over each what every mmap(2) and page fault of the process needs. Ends early
+ * when the mount is closed. For who fills it.
+ */
+void mapping_populate(struct mapping *p, unsigned threads);
+/*
+ * Populate and pin it, once, for the devices; without, copies take longer, and
+ * that is counted. For who fills it.
+ */
+void mapping_pin(struct mapping *p, unsigned threads);
 /*
  * The mapping of a segment that the mount gives again, to be filled. NULL:
  * there is none any more (the connection was another).

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 
 #include "gpu/acquire.h"
 #include "gpu/copy.h"
@@ -89,6 +90,7 @@ static int commit(const struct way *w, struct mapping *p, uint64_t *ret_ino)
 		.mode = 0666 & ~read_umask(),
 	};
 	bool fresh = p->fresh;
+	struct stat sb;
 	int rc;
 
 	(void)snprintf(q.name, sizeof(q.name), "%s", w->to->name);
@@ -99,6 +101,7 @@ static int commit(const struct way *w, struct mapping *p, uint64_t *ret_ino)
 	if (rc < 0)
 		return rc;
 	*ret_ino = q.ino;
+	p->dev = fstat(w->to->dirfd, &sb) == 0 ? sb.st_dev : 0;
 	p->fresh = false;
 	if (fresh)
 		twin_prepare(p, w->to->dirfd);
@@ -123,6 +126,8 @@ static int prime(const struct way *w, struct mapping *old,
 			     l->file_bytes, ret_mapping);
 	if (rc < 0)
 		return rc;
+	if (l->on_device) /* host memory needs no context of a device */
+		mapping_pin(*ret_mapping, w->c->copy_threads);
 	if (old) {
 		(*ret_mapping)->digests_valid = false;
 		memcpy((*ret_mapping)->memory, old->memory, l->file_bytes);

@@ -5,31 +5,19 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "gpu/acquire.h"
 #include "gpu/thread.h"
 #include "store/base/scope.h"
 
-/* Held over each: the lock that mmap(2) needs too. */
-#define POPULATE_BYTES (UINT64_C(2) << 20)
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-
 struct twin {
 	struct ckpt_mount *mount;
 	int dirfd; /* owned */
 	uint8_t signature[SEGMENT_SIGNATURE_BYTES];
 	uint64_t size_bytes;
+	bool pinned; /* so is the other one */
 };
-
-static bool is_closing(struct ckpt_mount *m)
-{
-	HOLD(&m->lock);
-	return m->closing;
-}
 
 static void *twin_main(void *arg)
 {
@@ -39,15 +27,11 @@ static void *twin_main(void *arg)
 
 	if (acquire_mapping(m, t->dirfd, "(the next save)", t->signature,
 			    t->size_bytes, &p) == 0) {
-		/* Kernels without it let the copy do the first touch. */
-		for (uint64_t at = 0; at < p->size_bytes && !is_closing(m);
-		     at += POPULATE_BYTES) {
-			uint64_t n = p->size_bytes - at;
-
-			(void)madvise(p->memory + at,
-				      n < POPULATE_BYTES ? n : POPULATE_BYTES,
-				      MADV_POPULATE_WRITE);
-		}
+		/* Nobody waits for it: by this thread alone. */
+		if (t->pinned)
+			mapping_pin(p, 1);
+		else
+			mapping_populate(p, 1);
 		p->fresh = false; /* it has its twin */
 		acquire_return(p);
 	}
@@ -71,6 +55,7 @@ void twin_prepare(const struct mapping *p, int dirfd)
 		return;
 	t->mount = m;
 	t->size_bytes = p->size_bytes;
+	t->pinned = p->pinned;
 	memcpy(t->signature, p->signature, sizeof(t->signature));
 	t->dirfd = fcntl(dirfd, F_DUPFD_CLOEXEC, 3);
 	{

@@ -627,6 +627,58 @@ def what_has_not_changed_is_not_copied_again(m):
 
 @ck.mounted()
 @alone
+def a_driver_that_refuses_the_kernels_costs_copies_and_no_saves(m):
+    fake = Fake()
+    c = Ckpt(ckptgpu.SKIP_UNCHANGED)
+    t = tensors("x", fake)
+    for step in range(3):  # 209: no kernel image for this device
+        fake.cu.fake_cuda_fail(b"cuModuleLoadData", 1, 209)
+        c.save(m.path("f"), t, wait=True)
+        alike(c.load(m.path("f")), t, step)
+    k = c.counters()
+    assert (k.skipped_bytes, k.saves) == (0, 3), k.skipped_bytes
+    c.close()
+
+
+@ck.mounted()
+@alone
+def saving_host_tensors_makes_no_context(m):
+    fake = Fake()
+    c = Ckpt(0)
+    for step in range(3):
+        c.save(m.path("f"), tensors(step), wait=True)
+        alike(c.load(m.path("f")), tensors(step), step)
+    assert [fake.cu.fake_cuda_contexts(d) for d in range(2)] == [0, 0]
+    assert (c.counters().pinned_bytes, fake.pinned_bytes) == (0, 0)
+    c.close()
+
+
+@ck.mounted()
+def a_file_is_not_taken_for_one_of_another_mount(m):
+    """Two new stores give the same numbers; times and sizes may agree."""
+    second = ck.Mount(os.path.join(m.base, "second"))
+    second.start()
+
+    def run():
+        fake = Fake()
+        c = Ckpt(0)
+        here, there = (fake.memory(0, data(BIG, s)) for s in "ab")
+        c.save(m.path("f"), {"t": here}, wait=True)
+        c.save(second.path("f"), {"t": there}, wait=True)
+        a, b = (os.stat(x.path("f")) for x in (m, second))
+        assert (a.st_ino, a.st_size) == (b.st_ino, b.st_size)
+        # Its own mapping does not have this time any more.
+        os.utime(second.path("f"), ns=(a.st_mtime_ns, a.st_mtime_ns))
+        alike(c.load(second.path("f"), 0, fake), {"t": there})
+        c.close()
+    try:
+        Child(run).result()
+    finally:
+        second.unmount()
+
+
+@ck.mounted()
+@alone
 def what_two_devices_hold_is_copied_from_one(m):
     fake = Fake()
     c = Ckpt(ckptgpu.SKIP_UNCHANGED)

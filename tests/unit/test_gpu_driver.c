@@ -165,10 +165,29 @@ static void pointers_lead_where_they_lead(void **state)
 	fake_cuda_fail("cuPointerGetAttributes", 1, 1);
 	assert_int_equal(gpu_pointer_device(g, stack, &device), 0);
 	assert_int_equal(device, -1);
+	/* Without a context in this thread: it is asked in one of another. */
+	fake_cuda_fail("cuPointerGetAttributes", 1, 201);
+	assert_int_equal(gpu_pointer_device(g, on_1, &device), 0);
+	assert_int_equal(device, 1);
 	fake_cuda_fail("cuPointerGetAttributes", 1, 700);
 	assert_int_equal(gpu_pointer_device(g, stack, &device), -EIO);
 	gpu_host_free(g, pinned);
 	gpu_free(g, 1, on_1);
+	gpu_close(g);
+}
+
+static void a_pointer_is_asked_for_without_a_context_of_ours(void **state)
+{
+	char stack[16];
+	struct gpu *g;
+	int device = 5;
+
+	(void)state;
+	assert_int_equal(gpu_open(&g, text, sizeof(text)), 0);
+	fake_cuda_fail("cuPointerGetAttributes", 1, 201);
+	assert_int_equal(gpu_pointer_device(g, stack, &device), 0);
+	assert_int_equal(device, -1);
+	assert_int_equal(fake_cuda_contexts(0) + fake_cuda_contexts(1), 0);
 	gpu_close(g);
 }
 
@@ -422,6 +441,7 @@ int main(void)
 		WITH_FAKE(all_share_one_driver_and_contexts_come_late),
 		WITH_FAKE(the_current_context_is_left_as_it_was),
 		WITH_FAKE(pointers_lead_where_they_lead),
+		WITH_FAKE(a_pointer_is_asked_for_without_a_context_of_ours),
 		WITH_FAKE(memory_is_pinned_once_by_a_context_that_is_there),
 		WITH_FAKE(pinning_that_fails_says_why),
 		WITH_FAKE(copies_are_done_when_they_are_waited_for),
