@@ -231,8 +231,10 @@ void gpu_leave(struct entered *in)
 {
 	void *ours;
 
-	if (in->g)
-		(void)in->g->cu.cuCtxPopCurrent(&ours);
+	if (!in->g)
+		return;
+	(void)in->g->cu.cuThreadExchangeStreamCaptureMode(&in->capture_mode);
+	(void)in->g->cu.cuCtxPopCurrent(&ours);
 }
 
 int gpu_enter(struct gpu *g, int device, struct entered *in)
@@ -257,6 +259,8 @@ int gpu_enter(struct gpu *g, int device, struct entered *in)
 		      "cannot use device %d", device);
 	if (rc < 0)
 		return rc;
+	in->capture_mode = CU_CAPTURE_MODE_RELAXED;
+	(void)g->cu.cuThreadExchangeStreamCaptureMode(&in->capture_mode);
 	in->g = g;
 	return 0;
 }

@@ -44,6 +44,8 @@
 	CALL(cuMemFreeHost, "cuMemFreeHost", (void *p))                      \
 	CALL(cuMemAlloc, "cuMemAlloc_v2", (uint64_t * p, size_t len))        \
 	CALL(cuMemFree, "cuMemFree_v2", (uint64_t p))                        \
+	CALL(cuThreadExchangeStreamCaptureMode,                              \
+	     "cuThreadExchangeStreamCaptureMode", (int *mode))               \
 	CALL(cuStreamCreate, "cuStreamCreate", (void **stream, unsigned f))  \
 	CALL(cuStreamDestroy, "cuStreamDestroy_v2", (void *stream))          \
 	CALL(cuStreamSynchronize, "cuStreamSynchronize", (void *stream))     \
@@ -102,6 +104,7 @@ enum {
 	CU_POINTER_IS_MANAGED = 8,
 	CU_POINTER_DEVICE_ORDINAL = 9,
 	CU_MEMORY_TYPE_DEVICE = 2,
+	CU_CAPTURE_MODE_RELAXED = 2,
 };
 
 struct gpu_device {
@@ -149,12 +152,15 @@ bool gpu_has_context(struct gpu *g);
 
 struct entered {
 	struct gpu *g; /* NULL: nothing to leave */
+	int capture_mode; /* the thread's own */
 };
 
 #define DEVICE_OF_HOST_MEMORY (-1)
 
 /*
- * Make the device's context the current one:
+ * Make the device's context the current one, and let this thread make calls
+ * that are refused while anybody captures a graph, as a training step may do
+ * meanwhile: none of ours can become a part of it but on the caller's stream.
  *     SCOPED(gpu_leave) struct entered in = { NULL };
  * puts back what was there when `in` goes out of scope.
  */

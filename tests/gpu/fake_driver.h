@@ -95,6 +95,8 @@ extern struct fake {
 	uint64_t syncs;
 } fake;
 
+/* While a stream is captured most calls are only for relaxed threads. */
+bool capture_forbids(void);
 /* The result that a test has asked this call for, or OK. */
 int fault_locked(const char *symbol);
 
@@ -112,7 +114,7 @@ int fault_locked(const char *symbol);
 	do {                                        \
 		if (current_device() < 0)           \
 			return INVALID_CONTEXT;     \
-		if (fake.captures > 0)              \
+		if (capture_forbids())              \
 			return CAPTURE_UNSUPPORTED; \
 	} while (0)
 

@@ -177,7 +177,7 @@ CU(cuMemHostRegister_v2, void *p, size_t len, unsigned flags)
 CU(cuMemHostUnregister, void *p)
 {
 	ENTER();
-	return fake.captures > 0 ? CAPTURE_UNSUPPORTED
+	return capture_forbids() ? CAPTURE_UNSUPPORTED
 				 : memory_drop_locked(p, -1, true);
 }
 
@@ -192,7 +192,7 @@ CU(cuMemHostAlloc, void **p, size_t len, unsigned flags)
 CU(cuMemFreeHost, void *p)
 {
 	ENTER();
-	return fake.captures > 0 ? CAPTURE_UNSUPPORTED
+	return capture_forbids() ? CAPTURE_UNSUPPORTED
 				 : memory_drop_locked(p, -1, false);
 }
 
@@ -212,7 +212,7 @@ CU(cuMemAlloc_v2, uint64_t *ret_p, size_t len)
 CU(cuMemFree_v2, uint64_t p)
 {
 	ENTER();
-	return fake.captures > 0
+	return capture_forbids()
 		       ? CAPTURE_UNSUPPORTED
 		       : memory_drop_locked((void *)(uintptr_t)p, 0, false);
 }

@@ -19,7 +19,23 @@ struct event {
 static pthread_cond_t let_go = PTHREAD_COND_INITIALIZER;
 static bool held; /* nobody's wait for a stream ends */
 static uint64_t last_number;
+static __thread int capture_mode; /* 0 global, 1 this thread, 2 relaxed */
 static uint64_t launches;
+
+bool capture_forbids(void)
+{
+	return fake.captures > 0 && capture_mode != 2;
+}
+
+CU(cuThreadExchangeStreamCaptureMode, int *mode)
+{
+	int old = capture_mode;
+
+	ENTER();
+	capture_mode = *mode;
+	*mode = old;
+	return OK;
+}
 
 /* --- What is due --- */
 
@@ -155,7 +171,7 @@ CU(cuStreamSynchronize, void *stream)
 	s = stream_find_locked(stream);
 	if (!s)
 		return INVALID_HANDLE;
-	if (fake.captures > 0)
+	if (s->capturing || capture_forbids())
 		return CAPTURE_UNSUPPORTED;
 	fake.syncs++;
 	stream_run_locked(s, UINT64_MAX);
@@ -184,7 +200,7 @@ CU(cuStreamWaitEvent, void *stream, void *event, unsigned flags)
 	s = stream_find_locked(stream);
 	if (!s || !e || flags != 0)
 		return INVALID_HANDLE;
-	if (fake.captures > 0)
+	if (s->capturing || capture_forbids())
 		return CAPTURE_UNSUPPORTED; /* forks in graphs are left out */
 	if (e->stream)
 		(void)stream_enqueue_locked(s,
@@ -226,7 +242,7 @@ CU(cuEventRecord, void *event, void *stream)
 	s = stream_find_locked(stream);
 	if (!s || !e)
 		return INVALID_HANDLE;
-	if (fake.captures > 0)
+	if (s->capturing || capture_forbids())
 		return CAPTURE_UNSUPPORTED;
 	e->number = stream_enqueue_locked(s, &(struct op){ .kind = OP_MARK });
 	e->stream = s;
@@ -242,7 +258,7 @@ CU(cuEventSynchronize, void *event)
 	ENTER();
 	if (!e)
 		return INVALID_HANDLE;
-	if (fake.captures > 0)
+	if (capture_forbids())
 		return CAPTURE_UNSUPPORTED;
 	fake.syncs++;
 	if (e->stream)

@@ -131,6 +131,39 @@ static void a_save_does_not_wait_for_what_is_enqueued_later(void **state)
 	caller_release(&u);
 }
 
+static void capture(struct gpu_stream *s, void **graph, bool begin_it)
+{
+	SCOPED(gpu_leave) struct entered in = { NULL };
+
+	assert_int_equal(gpu_enter(s->g, s->device, &in), 0);
+	if (begin_it)
+		assert_int_equal(cuStreamBeginCapture_v2(s->raw, 0), 0);
+	else
+		assert_int_equal(cuStreamEndCapture(s->raw, graph), 0);
+}
+
+/* The trainer captures a graph of another stream: everything else goes on. */
+static void a_save_goes_on_while_a_graph_is_captured(void **state)
+{
+	struct gpu_stream *captured;
+	struct caller u;
+	void *graph;
+
+	(void)state;
+	caller_init(&u);
+	begin(&u, 3);
+	assert_int_equal(gpu_copy_h2d(u.stream, u.tensor, u.bytes, BYTES), 0);
+	assert_int_equal(gpu_stream_new(u.c->gpu, 0, &captured), 0);
+	capture(captured, &graph, true);
+	assert_int_equal(ckpt_start(u.save), 0);
+	assert_int_equal(ckpt_commit(u.save), 0);
+	capture(captured, &graph, false);
+	assert_int_equal(cuGraphDestroy(graph), 0);
+	assert_saved(&u);
+	gpu_stream_free(captured);
+	caller_release(&u);
+}
+
 /* The driver refuses the mark: an error, and nothing was made. */
 static void a_save_that_cannot_be_started_fails(void **state)
 {
@@ -164,6 +197,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(
 			a_save_does_not_wait_for_what_is_enqueued_later),
+		cmocka_unit_test(a_save_goes_on_while_a_graph_is_captured),
 		cmocka_unit_test(a_save_that_cannot_be_started_fails),
 	};
 
