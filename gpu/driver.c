@@ -93,7 +93,7 @@ int gpu_pointer_device(struct gpu *g, const void *p, int *ret_device)
 					      (uint64_t)(uintptr_t)p);
 	/* It wants a context, but where there is none no device has memory. */
 	if (result == CU_INVALID_CONTEXT && gpu_has_context(g)) {
-		SCOPED(gpu_leave) struct entered in = { NULL };
+		SCOPED(gpu_leave) struct entered in = { 0 };
 		int rc = gpu_enter(g, DEVICE_OF_HOST_MEMORY, &in);
 
 		if (rc < 0)
@@ -117,7 +117,7 @@ int gpu_register(struct gpu *g, void *p, size_t len, bool read_only)
 {
 	unsigned flags = CU_HOST_REGISTER_PORTABLE |
 			 (read_only ? CU_HOST_REGISTER_READ_ONLY : 0u);
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 	int rc = gpu_enter(g, DEVICE_OF_HOST_MEMORY, &in);
 
 	if (rc < 0)
@@ -128,7 +128,7 @@ int gpu_register(struct gpu *g, void *p, size_t len, bool read_only)
 
 void gpu_unregister(struct gpu *g, void *p)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 
 	if (gpu_enter(g, DEVICE_OF_HOST_MEMORY, &in) == 0)
 		(void)g->cu.cuMemHostUnregister(p);
@@ -136,7 +136,7 @@ void gpu_unregister(struct gpu *g, void *p)
 
 int gpu_host_alloc(struct gpu *g, size_t len, void **ret_p)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 	int rc = gpu_enter(g, DEVICE_OF_HOST_MEMORY, &in);
 	void *p;
 
@@ -155,7 +155,7 @@ int gpu_host_alloc(struct gpu *g, size_t len, void **ret_p)
 
 void gpu_host_free(struct gpu *g, void *p)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 
 	if (p && gpu_enter(g, DEVICE_OF_HOST_MEMORY, &in) == 0)
 		(void)g->cu.cuMemFreeHost(p);
@@ -163,7 +163,7 @@ void gpu_host_free(struct gpu *g, void *p)
 
 int gpu_alloc(struct gpu *g, int device, size_t len, void **ret_p)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 	int rc = gpu_enter(g, device, &in);
 	uint64_t p;
 
@@ -179,7 +179,7 @@ int gpu_alloc(struct gpu *g, int device, size_t len, void **ret_p)
 
 void gpu_free(struct gpu *g, int device, void *p)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 
 	if (p && gpu_enter(g, device, &in) == 0)
 		(void)g->cu.cuMemFree((uint64_t)(uintptr_t)p);
@@ -222,7 +222,7 @@ int gpu_launch(struct gpu_stream *s, const char *kernel, unsigned grid,
 	       unsigned block, void **args)
 {
 	struct gpu *g = s->g;
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 	void *function = NULL;
 	int rc;
 

@@ -161,7 +161,7 @@ struct entered {
  * Make the device's context the current one, and let this thread make calls
  * that are refused while anybody captures a graph, as a training step may do
  * meanwhile: none of ours can become a part of it but on the caller's stream.
- *     SCOPED(gpu_leave) struct entered in = { NULL };
+ *     SCOPED(gpu_leave) struct entered in = { 0 };
  * puts back what was there when `in` goes out of scope.
  */
 int gpu_enter(struct gpu *g, int device, struct entered *in);

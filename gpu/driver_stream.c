@@ -39,7 +39,7 @@ int gpu_stream_wrap(struct gpu *g, int device, void *raw,
 int gpu_stream_new(struct gpu *g, int device, struct gpu_stream **ret_stream)
 {
 	SCOPED(scope_free) struct gpu_stream *s = NULL;
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 	int rc = gpu_stream_wrap(g, device, NULL, &s);
 
 	if (rc < 0)
@@ -58,7 +58,7 @@ int gpu_stream_new(struct gpu *g, int device, struct gpu_stream **ret_stream)
 
 void gpu_stream_free(struct gpu_stream *s)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 
 	if (!s)
 		return;
@@ -69,7 +69,7 @@ void gpu_stream_free(struct gpu_stream *s)
 
 int gpu_stream_wait_event(struct gpu_stream *s, const struct gpu_event *e)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 	int rc = gpu_enter(s->g, s->device, &in);
 
 	if (rc < 0)
@@ -80,7 +80,7 @@ int gpu_stream_wait_event(struct gpu_stream *s, const struct gpu_event *e)
 
 int gpu_copy_d2h(struct gpu_stream *s, void *dst, const void *src, size_t len)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 	int rc = gpu_enter(s->g, s->device, &in);
 
 	if (rc < 0 || len == 0)
@@ -93,7 +93,7 @@ int gpu_copy_d2h(struct gpu_stream *s, void *dst, const void *src, size_t len)
 
 int gpu_copy_h2d(struct gpu_stream *s, void *dst, const void *src, size_t len)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 	int rc = gpu_enter(s->g, s->device, &in);
 
 	if (rc < 0 || len == 0)
@@ -106,7 +106,7 @@ int gpu_copy_h2d(struct gpu_stream *s, void *dst, const void *src, size_t len)
 
 int gpu_copy_d2d(struct gpu_stream *s, void *dst, const void *src, size_t len)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 	int rc = gpu_enter(s->g, s->device, &in);
 
 	if (rc < 0 || len == 0)
@@ -120,7 +120,7 @@ int gpu_copy_d2d(struct gpu_stream *s, void *dst, const void *src, size_t len)
 
 int gpu_zero(struct gpu_stream *s, void *dst, size_t len)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 	int rc = gpu_enter(s->g, s->device, &in);
 
 	if (rc < 0 || len == 0)
@@ -133,7 +133,7 @@ int gpu_zero(struct gpu_stream *s, void *dst, size_t len)
 
 int gpu_stream_sync(struct gpu_stream *s)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 	int rc = gpu_enter(s->g, s->device, &in);
 
 	if (rc < 0)
@@ -147,7 +147,7 @@ int gpu_stream_sync(struct gpu_stream *s)
 int gpu_event_new(struct gpu *g, int device, struct gpu_event **ret_event)
 {
 	SCOPED(scope_free) struct gpu_event *e = calloc(1, sizeof(*e));
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 	int rc;
 
 	if (!e)
@@ -167,7 +167,7 @@ int gpu_event_new(struct gpu *g, int device, struct gpu_event **ret_event)
 
 void gpu_event_free(struct gpu_event *e)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 
 	if (!e)
 		return;
@@ -178,7 +178,7 @@ void gpu_event_free(struct gpu_event *e)
 
 int gpu_event_record(struct gpu_event *e, struct gpu_stream *s)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 	int rc = gpu_enter(s->g, s->device, &in);
 
 	if (rc < 0)
@@ -189,7 +189,7 @@ int gpu_event_record(struct gpu_event *e, struct gpu_stream *s)
 
 int gpu_event_sync(struct gpu_event *e)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 	int rc = gpu_enter(e->g, e->device, &in);
 
 	if (rc < 0)

@@ -255,7 +255,7 @@ static void check_graph(int device)
 	n = &t.items[0];
 	twin_fill(&t, n, 1);
 	{
-		SCOPED(gpu_leave) struct entered in = { NULL };
+		SCOPED(gpu_leave) struct entered in = { 0 };
 
 		must(gpu_enter(gpu, device, &in), "device");
 		said(more.cuStreamBeginCapture(t.s->raw, 0), "capture");
@@ -269,7 +269,7 @@ static void check_graph(int device)
 	for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
 		twin_fill(&t, n, rows[i]);
 		{
-			SCOPED(gpu_leave) struct entered in = { NULL };
+			SCOPED(gpu_leave) struct entered in = { 0 };
 
 			must(gpu_enter(gpu, device, &in), "device");
 			said(more.cuGraphLaunch(exec, t.s->raw), "graph");

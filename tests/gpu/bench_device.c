@@ -76,7 +76,7 @@ void device_close(void)
 
 uint64_t device_free_bytes(int device)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 	size_t free_bytes = 0, total = 0;
 
 	enter(device, &in);
@@ -137,7 +137,7 @@ void *pinned_new(uint64_t len)
 
 void timer_open(struct timer *t, struct gpu_stream *s)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 
 	*t = (struct timer){ .stream = s };
 	enter(s->device, &in);
@@ -147,7 +147,7 @@ void timer_open(struct timer *t, struct gpu_stream *s)
 
 void timer_close(struct timer *t)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 
 	enter(t->stream->device, &in);
 	said(gpu->cu.cuEventDestroy(t->from), "event");
@@ -156,7 +156,7 @@ void timer_close(struct timer *t)
 
 static void record(struct timer *t, void *event)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 
 	enter(t->stream->device, &in);
 	said(gpu->cu.cuEventRecord(event, t->stream->raw), "event");
@@ -174,7 +174,7 @@ void timer_stop(struct timer *t)
 
 uint64_t timer_ns(struct timer *t)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 	float ms = 0;
 
 	finish(t->stream);
@@ -215,7 +215,7 @@ static const void *busy_image(void)
 
 bool busy_open(int device)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 
 	if (!busy_image() && !gpu->fake)
 		return false;
@@ -231,7 +231,7 @@ bool busy_open(int device)
 
 void busy_close(void)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 
 	enter(busy.device, &in);
 	said(gpu->cu.cuModuleUnload(busy.module), "the busy kernel");
@@ -240,7 +240,7 @@ void busy_close(void)
 void busy_run(struct gpu_stream *s, uint32_t *out, unsigned grid,
 	      uint32_t steps)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 	void *args[] = { &out, &steps };
 
 	enter(s->device, &in);

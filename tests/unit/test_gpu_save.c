@@ -133,7 +133,7 @@ static void a_save_does_not_wait_for_what_is_enqueued_later(void **state)
 
 static void capture(struct gpu_stream *s, void **graph, bool begin_it)
 {
-	SCOPED(gpu_leave) struct entered in = { NULL };
+	SCOPED(gpu_leave) struct entered in = { 0 };
 
 	assert_int_equal(gpu_enter(s->g, s->device, &in), 0);
 	if (begin_it)
