@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 
 #include "store/drain/drain_private.h"
+#include "tests/unit/between.h"
 #include "tests/unit/live_store.h"
 
 #define FILE_BYTES (3 * MIB + 12345)
@@ -304,30 +305,6 @@ static void a_publish_makes_no_change_durable_that_is_under_way(void **state)
 	}
 	free(data);
 	free(other);
-}
-
-/* What comes between, once: a worker is about to look at the stage of `in`. */
-static struct between {
-	struct inode *in;
-	void (*fn)(void *arg);
-	void *arg;
-} between;
-
-int __real_stage_stat(struct stages *st, const struct stage *s,
-		      struct stat *ret);
-int __wrap_stage_stat(struct stages *st, const struct stage *s,
-		      struct stat *ret);
-
-int __wrap_stage_stat(struct stages *st, const struct stage *s,
-		      struct stat *ret)
-{
-	struct between b = between;
-
-	if (b.fn && b.in->file->stage == s) {
-		between.fn = NULL;
-		b.fn(b.arg);
-	}
-	return __real_stage_stat(st, s, ret);
 }
 
 /* Another file is closed, and then this one is changed in place. */

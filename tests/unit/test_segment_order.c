@@ -1,41 +1,9 @@
 /*
  * A commit of a client's memory, and its place in the order, whatever comes
  * between.
- *
- * fstat(2) of the store is ours here (see CMakeLists.txt): the drain asks for a
- * stage's size between choosing it and giving it a job, and a test can make
- * something happen just there.
  */
+#include "tests/unit/between.h"
 #include "tests/unit/segment_fixture.h"
-
-/* What comes between, once, when nobody changes the file. */
-static struct between {
-	struct inode *in;
-	void (*fn)(void *arg);
-	void *arg;
-} between;
-
-int __real_stage_stat(struct stages *st, const struct stage *s,
-		      struct stat *ret);
-int __wrap_stage_stat(struct stages *st, const struct stage *s,
-		      struct stat *ret);
-
-int __wrap_stage_stat(struct stages *st, const struct stage *s,
-		      struct stat *ret)
-{
-	struct between b = between;
-	bool now = false;
-
-	if (b.fn && lock_try(&b.in->changing)) {
-		now = b.in->file->stage == s;
-		lock_give(&b.in->changing);
-	}
-	if (now) {
-		between.fn = NULL;
-		b.fn(b.arg);
-	}
-	return __real_stage_stat(st, s, ret);
-}
 
 /* The file is replaced, and everything is durable. */
 static void somebody_else_saves(void *arg)

@@ -1,11 +1,11 @@
 """ckptfs.dcp - torch.distributed.checkpoint through memory of the mount.
 
     import torch.distributed.checkpoint as dcp
-    from ckptfs.dcp import Writer
+    from ckptfs.dcp import Reader, Writer, async_save
 
     dcp.save(state, storage_writer=Writer("/ckpt/run/step_100"))
 
-    save = ckptfs.dcp.async_save(state, "/ckpt/run/step_200")
+    save = async_save(state, "/ckpt/run/step_200")
     loss.backward()          # does not change the tensors
     save.copied()            # they may change from here on
     optimizer.step()
@@ -320,27 +320,39 @@ class Reader(FileSystemReader):
 
 
 def _read_file(file, pieces, planner, pool):
-    """The planner is asked by this thread alone; the bytes come by others."""
+    """The planner is asked by this thread alone; the bytes come by others,
+    none of which reads any more when this ends, however it ends."""
     waiting = []
-    for piece in sorted(pieces, key=lambda p: p.offset):
-        if piece.item.type == LoadItemType.BYTE_IO:
-            planner.load_bytes(piece.item, io.BytesIO(_read(file, piece)))
-            continue
-        target = planner.resolve_tensor(piece.item).detach()
-        waiting.append((piece, target,
-                        pool.submit(_read_tensor, file, piece, target)))
-    for piece, target, read in waiting:
-        stored = read.result()
-        if stored is not None:
-            for dim, (at, size) in enumerate(zip(piece.item.storage_offsets,
-                                                 piece.item.lengths)):
-                stored = stored.narrow(dim, at, size)
-            if stored.size() != target.size():
-                raise ValueError(
-                    f"{file.name}: {piece.item.storage_index.fqn} is "
-                    f"{list(stored.size())}, not {list(target.size())}")
-            target.copy_(stored)
-        planner.commit_tensor(piece.item, target)
+    try:
+        for piece in sorted(pieces, key=lambda p: p.offset):
+            if piece.item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(piece.item,
+                                   io.BytesIO(_read(file, piece)))
+                continue
+            target = planner.resolve_tensor(piece.item).detach()
+            waiting.append((piece, target, pool.submit(
+                _read_tensor, file, piece, target)))
+        for piece, target, read in waiting:
+            _take(file, piece, target, read.result())
+            planner.commit_tensor(piece.item, target)
+    finally:
+        for _, _, read in waiting:
+            read.cancel()
+        concurrent.futures.wait([read for _, _, read in waiting])
+
+
+def _take(file, piece, target, stored):
+    """What is wanted of the stored tensor; None: the target has it."""
+    if stored is None:
+        return
+    for dim, (at, size) in enumerate(zip(piece.item.storage_offsets,
+                                         piece.item.lengths)):
+        stored = stored.narrow(dim, at, size)
+    if stored.size() != target.size():
+        raise ValueError(
+            f"{file.name}: {piece.item.storage_index.fqn} is "
+            f"{list(stored.size())}, not {list(target.size())}")
+    target.copy_(stored)
 
 
 def _read_tensor(file, piece, target):
