@@ -41,6 +41,7 @@ struct segment_request {
 	uint8_t signature[SEGMENT_SIGNATURE_BYTES]; /* of the structure */
 	uint64_t size_bytes;
 	uint64_t id;
+	/* ACQUIRE: 1 + the NUMA node that the memory is for, 0: any. */
 	uint64_t generation;
 };
 
@@ -50,7 +51,7 @@ struct segment_reply {
 	 * 0 or -errno. -EAGAIN: all of this structure's are in use: wait until
 	 * the file busy_ino is durable (CKPTFS_IOC_WAIT), or, when that is 0,
 	 * for the releases that were sent before this; then ask again.
-	 * -EBUSY: the client fills all of them.
+	 * -EBUSY: the client fills all that there is room for.
 	 * -ENOSPC: no memory for it. -EDQUOT: the user has his share.
 	 * -EOPNOTSUPP: this mount has no segments. -EACCES: wrong token.
 	 */

@@ -28,6 +28,7 @@
 	X(LOCK_NAMES_CHANGING, "names.changing")       \
 	X(LOCK_RECLAIM_DECIDING, "reclaim.deciding")   \
 	X(LOCK_INO_NUMBERING, "inode_table.numbering") \
+	X(LOCK_CUTTING, "work.cutting")                \
 	X(LOCK_MAKING_IMAGE, "work.making_image")      \
 	X(LOCK_IMAGE_NUMBERING, "images.numbering")    \
 	X(LOCK_STAGE_ADMIT, "stages.admit")            \

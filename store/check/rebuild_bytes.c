@@ -295,7 +295,7 @@ int rebuild_content(struct rebuild *r, const struct label *l,
 	if (!l->identity && l->listed < l->extent_count)
 		return 0;
 	*ret_reason = "its bytes are not all there";
-	rc = cut_file(&source, &cut);
+	rc = cut_file(&source, l->by_content ? CUT_BY_CONTENT : CUT_FIXED, &cut);
 	if (rc < 0)
 		return rc == -ENOMEM ? rc : 0;
 	ret->generation = l->generation;

@@ -15,7 +15,9 @@
 #include "store/base/scope.h"
 
 #define LABEL_MAGIC 0x4c424c31 /* "LBL1" */
+/* Flags. One that a label lacks says what was before there was that flag. */
 #define LABEL_IDENTITY 1
+#define LABEL_BY_CONTENT 2
 #define CHECK_BYTES 8
 #define EXTENT_BYTES_MAX 40 /* four numbers of at most 10 bytes */
 /* Who may not write the first keeps it in the second. */
@@ -100,7 +102,8 @@ void label_encode(const struct label *l, struct bytes *out)
 	bytes_put_u32(out, l->gid);
 	bytes_put_u64(out, l->domain);
 	bytes_put(out, l->digest, sizeof(l->digest));
-	bytes_put_u8(out, l->identity ? LABEL_IDENTITY : 0);
+	bytes_put_u8(out, (l->identity ? LABEL_IDENTITY : 0) |
+				  (l->by_content ? LABEL_BY_CONTENT : 0));
 	bytes_put_u16(out, (uint16_t)path_len);
 	bytes_put(out, l->path, path_len);
 	put_number(out, l->extent_count);
@@ -143,6 +146,7 @@ int label_decode(const void *p, size_t len, struct label *ret)
 	struct bytes_reader r = bytes_reader_of(p, len);
 	const void *text;
 	uint64_t sum;
+	uint8_t flags;
 	size_t n;
 	int rc;
 
@@ -169,7 +173,9 @@ int label_decode(const void *p, size_t len, struct label *ret)
 	text = bytes_take(&r, sizeof(ret->digest));
 	if (text)
 		memcpy(ret->digest, text, sizeof(ret->digest));
-	ret->identity = (bytes_take_u8(&r) & LABEL_IDENTITY) != 0;
+	flags = bytes_take_u8(&r);
+	ret->identity = (flags & LABEL_IDENTITY) != 0;
+	ret->by_content = (flags & LABEL_BY_CONTENT) != 0;
 	n = bytes_take_u16(&r);
 	text = n <= LABEL_PATH_MAX ? bytes_take(&r, n) : NULL;
 	if (!text || memchr(text, 0, n) || ret->size_bytes > INT64_MAX)

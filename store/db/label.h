@@ -36,6 +36,7 @@ struct label {
 	uint32_t mode, uid, gid;
 	uint64_t domain; /* of its chunks */
 	uint8_t digest[16]; /* of all of the content: see struct content */
+	bool by_content; /* by which rule it was cut: cut.h */
 	/* All bytes lie in this image, at their own offsets. */
 	bool identity;
 	uint64_t extent_count;

@@ -82,22 +82,34 @@ static bool find_number(const char *block, size_t len, const char *name,
 	       at == v.text + v.len;
 }
 
+/*
+ * mpirun starts its ranks below one task of Slurm on each node, whose variables
+ * they inherit: the scheduler's come last.
+ */
+static const struct {
+	const char *rank, *world;
+} pairs[] = {
+	{ "RANK", "WORLD_SIZE" },
+	{ "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE" },
+	{ "PMI_RANK", "PMI_SIZE" },
+	{ "SLURM_PROCID", "SLURM_NTASKS" },
+};
+
+/* Does anybody say a rank, whatever it is? */
+static bool has_rank(const char *block, size_t len)
+{
+	bool has = false;
+
+	for (size_t i = 0; i < sizeof(pairs) / sizeof(*pairs); i++)
+		has = has || find(block, len, pairs[i].rank).text;
+	return has;
+}
+
 void writer_of_environment(const char *block, size_t len, struct writer *ret,
 			   bool *ret_scheduler)
 {
-	/*
-	 * mpirun starts its ranks below one task of Slurm on each node, whose
-	 * variables they inherit: the scheduler's come last.
-	 */
-	static const struct {
-		const char *rank, *world;
-	} pairs[] = {
-		{ "RANK", "WORLD_SIZE" },
-		{ "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE" },
-		{ "PMI_RANK", "PMI_SIZE" },
-		{ "SLURM_PROCID", "SLURM_NTASKS" },
-	};
 	struct variable job;
+	uint32_t world_said;
 
 	memset(ret, 0, sizeof(*ret));
 	*ret_scheduler = false;
@@ -115,6 +127,14 @@ void writer_of_environment(const char *block, size_t len, struct writer *ret,
 		ret->world_size = world;
 		*ret_scheduler = i > 0;
 		break;
+	}
+	/* Who is told to be one of one, and nothing else, is the first. */
+	if (ret->source == WRITER_NOWHERE && !has_rank(block, len) &&
+	    find_number(block, len, "WORLD_SIZE", &world_said) &&
+	    world_said == 1) {
+		ret->source = WRITER_ENVIRONMENT;
+		ret->world_size = 1;
+		*ret_scheduler = true;
 	}
 	job = find(block, len, "TORCHELASTIC_RUN_ID");
 	/* torchrun's default when nobody gave one. */

@@ -11,7 +11,9 @@
  * for) counts as absent. The variables of a scheduler are those of the
  * process that it started; where a script starts its ranks itself, they all
  * have the same. So where a file's name says another rank than a scheduler's
- * variable, the name counts; RANK itself is never overruled.
+ * variable, the name counts; RANK itself is never overruled. A process with
+ * WORLD_SIZE=1 and no rank at all is rank 0, unless the name says another one;
+ * one with neither has no rank: it may be cp.
  *
  * Threads: pure functions.
  */

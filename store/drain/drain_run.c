@@ -186,7 +186,7 @@ static void work_leave(struct drain *d, struct work *w, int rc,
 		HOLD(&d->lock);
 		/* Once it is READY it is the committer's: disturbed or not. */
 		again = overtaken || rc == -EAGAIN || work_is_disturbed(w);
-		if (w->span_count > 1)
+		if (work_can_be_helped(w))
 			TAILQ_REMOVE(&d->running, w, running);
 		d->running_count--;
 		w->outcome = again || rc < 0 ? WORK_GAVE_UP : outcome;
@@ -216,12 +216,10 @@ static void work_over(struct drain *d, struct work *w, uint8_t *buffer)
 /* Claim and do spans of w until there are none left to claim. */
 static void worker_help(struct drain *d, struct work *w, uint8_t *buffer)
 {
-	for (;;) {
-		uint32_t span = atomic_fetch_add(&w->next_span, 1);
+	struct span s;
 
-		if (span >= w->span_count)
-			return;
-		work_span(d, w, span, buffer);
+	while (work_next_span(w, buffer, &s)) {
+		work_span(d, w, &s);
 		if (atomic_fetch_sub(&w->spans_left, 1) == 1) {
 			work_over(d, w, buffer);
 			return;
@@ -229,15 +227,40 @@ static void worker_help(struct drain *d, struct work *w, uint8_t *buffer)
 	}
 }
 
+/* Would a span of it have to be waited for? */
+static bool is_being_cut(struct work *w)
+{
+	if (!lock_try(&w->cutting))
+		return true;
+	lock_give(&w->cutting);
+	return false;
+}
+
 /* A running work with a span that nobody has; d->lock is held. */
-static struct work *work_with_span_locked(struct drain *d)
+static struct work *work_with_span_locked(struct drain *d, bool being_cut)
 {
 	struct work *w;
 
 	TAILQ_FOREACH(w, &d->running, running)
-	if (atomic_load(&w->next_span) < w->span_count)
+	if (!atomic_load(&w->all_cut) && (being_cut || !is_being_cut(w)))
 		return w;
 	return NULL;
+}
+
+/*
+ * What a worker does next, either of the two: it goes on with a running work,
+ * or begins a job rather than to wait until another worker has cut a span.
+ */
+static bool worker_next_locked(struct drain *d, struct work **ret_work,
+			       struct drain_job **ret_job)
+{
+	*ret_job = NULL;
+	*ret_work = work_with_span_locked(d, false);
+	if (!*ret_work)
+		*ret_job = job_start_locked(d);
+	if (!*ret_work && !*ret_job)
+		*ret_work = work_with_span_locked(d, true);
+	return *ret_work || *ret_job;
 }
 
 /* Begin a job that was started, and do what there is of it. */
@@ -263,16 +286,16 @@ static void worker_begin(struct drain *d, struct drain_job *j, uint8_t *buffer)
 		return;
 	}
 	reclaim_enter(d->reclaim, &w->ticket);
-	rc = work_begin(d, w);
+	rc = work_begin(d, w, buffer);
 	/* -ESTALE: it became shorter meanwhile. */
 	if (rc < 0)
 		work_fail(w, rc == -ESTALE ? -EAGAIN : rc);
-	if (w->span_count > 1) { /* others can help */
+	if (work_can_be_helped(w)) {
 		HOLD(&d->lock);
 		TAILQ_INSERT_TAIL(&d->running, w, running);
 		cond_broadcast(&d->work);
 	}
-	if (w->span_count > 0)
+	if (w->chunks)
 		worker_help(d, w, buffer);
 	else
 		work_over(d, w, buffer);
@@ -288,12 +311,11 @@ static void *worker_main(void *arg)
 		buffer = NULL;
 	CHECK(buffer);
 	for (;;) {
-		struct drain_job *j = NULL;
+		struct drain_job *j;
 		struct work *w;
 
 		lock_take(&d->lock);
-		while (!(w = work_with_span_locked(d)) &&
-		       !(j = job_start_locked(d)) && !d->stop)
+		while (!worker_next_locked(d, &w, &j) && !d->stop)
 			cond_wait(&d->work, &d->lock);
 		if (w)
 			work_ref(w);

@@ -1,5 +1,5 @@
 /*
- * work.c - see work.h: cut, hash, look up, compare, write.
+ * work.c - see work.h: hash, look up, compare, write.
  *
  * Bytes are written at their own offsets, straight from the stage's mapping
  * with O_DIRECT (measured: 3 to 8 times the speed of buffered writes). O_DIRECT
@@ -34,6 +34,7 @@ struct work *work_new(struct drain_job *j)
 		return NULL;
 	atomic_init(&w->refs, 1);
 	lock_init(&w->making_image, LOCK_MAKING_IMAGE);
+	lock_init(&w->cutting, LOCK_CUTTING);
 	w->stage_fd = -1;
 	w->image_fd = -1;
 	w->direct_fd = -1;
@@ -65,8 +66,9 @@ void work_put(struct drain *d, struct work *w)
 	drain_origin_put(w->origin);
 	image_put(d->images, w->image);
 	lock_destroy(&w->making_image);
+	lock_destroy(&w->cutting);
+	cutter_close(w->cutter);
 	free(w->chunks);
-	free(w->spans);
 	free(w->small);
 	content_ref_put(w->old);
 	drain_job_put(d, w->job);
@@ -101,55 +103,6 @@ static int begin_small(struct work *w)
 	return io_read_full(w->stage_fd, w->small, (size_t)w->size_bytes, 0);
 }
 
-/* Chunks that lie wholly in a hole of the stage need not be read at all. */
-static void mark_holes(struct work *w)
-{
-	uint64_t data = 0, hole = 0;
-
-	for (uint32_t i = 0; i < w->chunk_count; i++) {
-		struct drain_chunk *c = &w->chunks[i];
-		uint64_t end = c->offset + c->len;
-
-		if (hole <= c->offset) {
-			off_t at =
-				lseek(w->stage_fd, (off_t)c->offset, SEEK_DATA);
-
-			if (at < 0) { /* no more data, or no such call */
-				data = errno == ENXIO ? UINT64_MAX : 0;
-				hole = UINT64_MAX;
-			} else {
-				data = (uint64_t)at;
-				at = lseek(w->stage_fd, at, SEEK_HOLE);
-				hole = at < 0 ? UINT64_MAX : (uint64_t)at;
-			}
-		}
-		c->kind = end <= data ? CHUNK_ZERO : CHUNK_NEW;
-	}
-}
-
-static int begin_spans(struct work *w)
-{
-	uint64_t bytes = 0;
-	uint32_t n = 0;
-
-	w->spans = calloc((size_t)(w->size_bytes / DRAIN_SPAN_BYTES) + 3,
-			  sizeof(*w->spans));
-	if (!w->spans)
-		return -ENOMEM;
-	for (uint32_t i = 0; i < w->chunk_count; i++) {
-		if (bytes == 0)
-			w->spans[n++] = i;
-		bytes += w->chunks[i].len;
-		if (bytes >= DRAIN_SPAN_BYTES)
-			bytes = 0;
-	}
-	w->spans[n] = w->chunk_count;
-	w->span_count = n;
-	atomic_store(&w->next_span, 0);
-	atomic_store(&w->spans_left, n);
-	return 0;
-}
-
 static int begin_origin(struct work *w)
 {
 	w->origin = calloc(1, sizeof(*w->origin));
@@ -161,12 +114,9 @@ static int begin_origin(struct work *w)
 	return 0;
 }
 
-int work_begin(struct drain *d, struct work *w)
+int work_begin(struct drain *d, struct work *w, uint8_t *buffer)
 {
-	struct cut_source source = { .read = cut_read_fd };
-	SCOPED(cut_release) struct cut cut = { .len = NULL };
 	struct stat sb;
-	uint64_t off = 0;
 	int rc;
 
 	w->stage_fd = stage_open(d->stages, w->stage, O_RDONLY);
@@ -183,31 +133,13 @@ int work_begin(struct drain *d, struct work *w)
 	rc = begin_origin(w);
 	if (rc < 0)
 		return rc;
-	source.self = (void *)(intptr_t)w->stage_fd;
-	source.size_bytes = w->size_bytes;
-	rc = cut_file(&source, &cut);
-	if (rc < 0)
-		return rc;
-	if (cut.count > UINT32_MAX - 1)
-		return -EFBIG;
-	w->chunk_count = (uint32_t)cut.count;
-	w->chunks = calloc(cut.count, sizeof(*w->chunks));
-	if (!w->chunks)
-		return -ENOMEM;
-	for (size_t i = 0; i < cut.count; i++) {
-		w->chunks[i].offset = off;
-		w->chunks[i].len = cut.len[i];
-		off += cut.len[i];
-	}
-	CHECK(off == w->size_bytes);
-	mark_holes(w);
 	if (work_is_stable(w))
 		w->map = stage_map(d->stages, w->stage, w->size_bytes);
 	if (w->kind == WORK_OF_IMAGE) {
 		w->image = w->stage->image;
 		image_ref(d->images, w->image);
 	}
-	return begin_spans(w);
+	return work_begin_cut(d, w, buffer);
 }
 
 /* The work's own image, made when there is something to put into it. */
@@ -239,6 +171,8 @@ void work_close(struct work *w)
 	}
 	stage_unmap(w->map, w->size_bytes);
 	w->map = NULL;
+	cutter_close(w->cutter);
+	w->cutter = NULL;
 }
 
 /* Write file bytes [from, to), which lie at base + from. */
@@ -354,15 +288,16 @@ bool work_place(const struct work *w, const struct drain_chunk *c,
 	return true;
 }
 
-void work_span(struct drain *d, struct work *w, uint32_t span, uint8_t *buffer)
+void work_span(struct drain *d, struct work *w, const struct span *s)
 {
-	uint32_t first = w->spans[span], end = w->spans[span + 1];
-	const uint8_t *base;
-	int rc;
+	uint32_t first = s->first, end = s->end;
+	const uint8_t *base = s->base;
+	int rc = 0;
 
-	if (atomic_load(&w->stop) < 0)
+	if (atomic_load(&w->stop) < 0 || first == end)
 		return;
-	rc = work_bytes(w, first, end, buffer, &base);
+	if (!base)
+		rc = work_bytes(w, first, end, s->buffer, &base);
 	for (uint32_t i = first; rc == 0 && i < end; i++) {
 		struct drain_chunk *c = &w->chunks[i];
 

@@ -71,6 +71,13 @@ struct drain_origin {
 };
 void drain_origin_put(struct drain_origin *o);
 
+/* Chunks that one worker does, in its own buffer of DRAIN_BUFFER_BYTES. */
+struct span {
+	uint32_t first, end;
+	uint8_t *buffer;
+	const uint8_t *base; /* see work_bytes(); NULL: they are not read yet */
+};
+
 /* What may be relied on while the stage is read. */
 enum work_kind {
 	WORK_OF_OPEN, /* nothing: somebody may write to it at any time */
@@ -110,11 +117,19 @@ struct work {
 	int64_t mtime_ns;
 	const uint8_t *map; /* of a stage that work_is_stable(), or NULL */
 	uint8_t *small; /* all bytes of a small file */
-	struct drain_chunk *chunks;
-	uint32_t chunk_count;
-	uint32_t *spans; /* first chunk of each span, and chunk_count */
-	uint32_t span_count;
-	atomic_uint next_span, spans_left;
+	struct drain_chunk *chunks; /* NULL: it is small, or has failed */
+	uint32_t chunk_room;
+	bool by_content; /* some were cut so: see cut.h */
+	/* Under cutting, and read only when all is cut: */
+	struct lock cutting;
+	struct cutter *cutter;
+	struct span *asking; /* which one is being cut */
+	uint32_t chunk_count; /* so far */
+	uint64_t cut_bytes; /* that they cover */
+	uint64_t data_at, hole_at; /* the stage's data, as far as seen */
+
+	atomic_bool all_cut;
+	atomic_uint spans_left; /* handed out, and one until all is cut */
 	/*
 	 * Open while it runs, and only then: what waits takes no descriptor.
 	 * -1: not yet, or not any more. See work_close().
@@ -166,6 +181,12 @@ static inline bool work_is_stable(const struct work *w)
 	       !w->stage->sealed;
 }
 
+/* It has more than one span. */
+static inline bool work_can_be_helped(const struct work *w)
+{
+	return w->chunks && w->size_bytes > DRAIN_SPAN_BYTES;
+}
+
 /* One reference. NULL: no memory. */
 struct work *work_new(struct drain_job *j);
 void work_ref(struct work *w);
@@ -176,12 +197,17 @@ void work_put(struct drain *d, struct work *w);
  */
 void work_ended(struct drain *d, struct work *w, bool committed);
 
-/* Set up: size, mapping, cut, spans. A small file is read whole. */
-int work_begin(struct drain *d, struct work *w);
+/* Set up: size, mapping, cutter. A small file is read whole. */
+int work_begin(struct drain *d, struct work *w, uint8_t *buffer);
+/*
+ * Cut the next span. false: all were handed out. It is the work's last one,
+ * and may be empty, if the work has failed or was disturbed.
+ */
+bool work_next_span(struct work *w, uint8_t *buffer, struct span *ret);
 /* When nothing of it runs any more: it needs no descriptor to wait. */
 void work_close(struct work *w);
 /* Hash, look up and store one span. Errors go to w->stop. */
-void work_span(struct drain *d, struct work *w, uint32_t span, uint8_t *buffer);
+void work_span(struct drain *d, struct work *w, const struct span *s);
 /*
  * After the last span: make the own bytes durable, with the label of their
  * image. Where chunks wait for others, that is work_settle()'s to do.
@@ -232,6 +258,11 @@ int work_write(struct drain *d, struct work *w, uint32_t first, uint32_t end,
  */
 int work_bytes(struct work *w, uint32_t first, uint32_t end, uint8_t *buffer,
 	       const uint8_t **ret_base);
+
+/* --- work_cut.c, for work_begin() */
+
+/* Where it is cut, and by which rule: what the store has decides, too. */
+int work_begin_cut(struct drain *d, struct work *w, uint8_t *buffer);
 
 /* --- work_label.c */
 

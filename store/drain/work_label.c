@@ -38,6 +38,7 @@ static int label_of_work(struct drain *d, const struct work *w,
 			   .size_bytes = w->size_bytes,
 			   .mtime_ns = w->mtime_ns,
 			   .domain = w->domain,
+			   .by_content = w->by_content,
 			   .identity = true };
 
 	l.extents = calloc((size_t)w->chunk_count + 1, sizeof(*l.extents));

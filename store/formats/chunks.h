@@ -5,6 +5,7 @@
 #ifndef STORE_FORMATS_CHUNKS_H
 #define STORE_FORMATS_CHUNKS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -41,6 +42,12 @@ static inline int cut_read_fd(void *self, void *buf, size_t len, uint64_t off)
 {
 	return io_read_full((int)(intptr_t)self, buf, len, off);
 }
+
+/* A part of a file that is cut by itself. */
+struct cut_piece {
+	uint64_t at, bytes;
+	bool by_content; /* else into chunks of CHUNK_BYTES_MAX */
+};
 
 /* Chunk lengths in file order; together they cover the file exactly. */
 struct cut {

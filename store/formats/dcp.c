@@ -346,7 +346,7 @@ int dcp_read(const void *data, size_t len, size_t memory_bytes_max,
 	ret_error->what[0] = 0;
 	rc = pickle_load(data, len, classes, reading_classes(classes),
 			 memory_bytes_max, &r.p, &error);
-	if (rc == -EBADMSG || rc == -EFBIG)
+	if (rc < 0 && error.what[0])
 		(void)reading_refuse(&r, "offset %zu: %s", error.offset,
 				     error.what);
 	if (rc < 0)

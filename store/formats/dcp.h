@@ -93,7 +93,8 @@ struct dcp_error {
 
 /*
  * Read a .metadata. The result owns all that it needs; dcp_release() it.
- * -EBADMSG: refused, ret_error says why. -EFBIG: likewise, too large. -ENOMEM.
+ * -EBADMSG: refused, ret_error says why. -EFBIG: likewise, too large.
+ * -EOPNOTSUPP: likewise, of a class that is not known here. -ENOMEM.
  */
 int dcp_read(const void *data, size_t len, size_t memory_bytes_max,
 	     struct dcp *ret, struct dcp_error *ret_error);

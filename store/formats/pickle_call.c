@@ -4,6 +4,7 @@
  */
 #include "store/formats/pickle_call.h"
 
+#include <errno.h>
 #include <string.h>
 
 static size_t bucket(const char *name, size_t len)
@@ -55,10 +56,11 @@ static int push_class(struct machine *m, const char *module, size_t module_len,
 	}
 	if (machine_is_open(m))
 		return machine_push(m, of_class(TAG_CLASS, m->other, 0));
-	return machine_refuse(
+	(void)machine_refuse(
 		m, "'%s.%s' is none of the names that are known here",
 		machine_shown(module, module_len, shown_module),
 		machine_shown(name, name_len, shown_name));
+	return -EOPNOTSUPP;
 }
 
 static int take_line(struct machine *m, const char **ret, size_t *ret_len)

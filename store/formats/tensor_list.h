@@ -9,12 +9,14 @@
 
 #define TENSOR_NAME_BYTES_MAX 4096
 #define TENSOR_RANK_MAX 64
+/* The name of what was saved by itself. */
+#define TENSOR_NAMELESS "(tensor)"
 #define TENSORS_MAX (UINT32_C(1) << 26)
 
 struct tensor {
 	const char *name; /* UTF-8 */
 	const char *file; /* borrowed; NULL: there is but one */
-	const char *dtype; /* the format's word; NULL: no tensor, just bytes */
+	const char *dtype; /* torch's word; NULL: no tensor, just bytes */
 	unsigned rank;
 	const uint64_t *shape; /* of what is stored here */
 	const uint64_t *strides; /* in elements; NULL: as in C */
@@ -30,6 +32,7 @@ struct tensors {
 	size_t bytes_max; /* of memory for all of them; 0: no limit */
 	size_t bytes;
 	const char *format; /* "safetensors", "torch_zip", ..., "plain" */
+	const char *note; /* what to know of a file of that format, or NULL */
 	char error[512];
 };
 

@@ -8,6 +8,9 @@
 #include "store/base/scope.h"
 #include "store/base/text.h"
 #include "store/formats/chunks.h"
+#include "store/formats/dtype.h"
+#include "store/formats/magic.h"
+#include "store/formats/npy_array.h"
 #include "store/formats/torch_archive.h"
 
 /* --- safetensors ---------------------------------------------------------- */
@@ -44,7 +47,7 @@ static int read_safetensors(struct tensors *l, const struct cut_source *source,
 		const struct safetensors_tensor *e = &h.entries[i];
 		struct tensor t = { .name = e->name,
 				    .file = file,
-				    .dtype = e->dtype,
+				    .dtype = dtype_of_safetensors(e->dtype),
 				    .rank = e->rank,
 				    .shape = e->shape,
 				    .offset = e->offset,
@@ -58,10 +61,11 @@ static int read_safetensors(struct tensors *l, const struct cut_source *source,
 int tensors_read(struct tensors *l, const struct cut_source *source,
 		 const char *name, const char *file)
 {
-	uint8_t magic[9] = { 0 };
+	uint8_t magic[MAGIC_BYTES] = { 0 };
 	size_t got = source->size_bytes < sizeof(magic)
 			     ? (size_t)source->size_bytes
 			     : sizeof(magic);
+	const struct magic *known;
 	int rc = 0;
 
 	if (got > 0)
@@ -69,17 +73,26 @@ int tensors_read(struct tensors *l, const struct cut_source *source,
 	if (rc < 0)
 		return rc;
 	l->format = "plain";
+	l->note = NULL;
 	if (got >= 4 && memcmp(magic, "PK\3\4", 4) == 0) {
 		l->format = "torch_zip";
 		return torch_archives_read(l, source,
 					   text_ends_in(name, ".distcp"), file);
 	}
 	if (text_ends_in(name, ".safetensors") ||
-	    (got == 9 && magic[6] == 0 && magic[7] == 0 && magic[8] == '{')) {
+	    (got >= 9 && magic[6] == 0 && magic[7] == 0 && magic[8] == '{')) {
 		l->format = "safetensors";
 		return read_safetensors(l, source, file);
 	}
-	if (got >= 6 && memcmp(magic, "\x93NUMPY", 6) == 0)
+	if (got >= 6 && memcmp(magic, "\x93NUMPY", 6) == 0) {
 		l->format = "npy";
+		return npy_array_add(l, source, 0, source->size_bytes,
+				     TENSOR_NAMELESS, file);
+	}
+	known = magic_of(magic, got);
+	if (known) {
+		l->format = known->format;
+		l->note = known->note;
+	}
 	return 0;
 }

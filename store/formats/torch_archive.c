@@ -11,6 +11,7 @@
 #include "store/base/utf8.h"
 #include "store/base/vec.h"
 #include "store/formats/dcp_names.h"
+#include "store/formats/npy_array.h"
 #include "store/formats/torch_pickle.h"
 #include "store/formats/torch_zip.h"
 
@@ -239,6 +240,36 @@ static int read_piece(struct tensors *l, struct walk *w,
 	return tensors_add(l, &t);
 }
 
+/* What numpy.savez makes: one member NAME.npy for each array. */
+static int read_arrays(struct archive *a, const char *file)
+{
+	int rc = 0;
+
+	a->list->format = "zip";
+	for (size_t i = 0; rc == 0 && i < a->count; i++) {
+		const struct member *m = &a->members[i];
+		struct tensor packed = { .file = file,
+					 .offset = m->at,
+					 .bytes = m->bytes };
+		SCOPED(scope_free) char *name = NULL;
+
+		if (!text_ends_in(m->name, ".npy"))
+			continue;
+		a->list->format = "npz";
+		name = strndup(m->name, m->name_len - strlen(".npy"));
+		if (!name)
+			return -ENOMEM;
+		packed.name = name;
+		if (m->packed)
+			a->list->note = "numpy.savez_compressed: its arrays "
+					"are compressed, and not looked into";
+		rc = m->packed ? tensors_add(a->list, &packed)
+			       : npy_array_add(a->list, a->w->source, m->at,
+					       m->bytes, name, file);
+	}
+	return rc;
+}
+
 static int read_archive(struct tensors *l, struct walk *w,
 			const struct zip_archive *z, const char *file)
 {
@@ -248,15 +279,13 @@ static int read_archive(struct tensors *l, struct walk *w,
 
 	if (rc < 0)
 		return rc;
-	if (!a.pickle) {
-		l->format = "zip";
-		return 0;
-	}
+	if (!a.pickle)
+		return read_arrays(&a, file);
 	rc = read_pickle(&a, file);
 	/* All that was saved is one tensor: it has no name. */
 	for (size_t i = first; i < l->count; i++)
 		if (l->all[i].name[0] == 0)
-			l->all[i].name = "(tensor)";
+			l->all[i].name = TENSOR_NAMELESS;
 	return rc;
 }
 

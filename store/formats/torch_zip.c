@@ -225,6 +225,7 @@ int torch_zip_walk(struct walk *w)
 	size_t count = 0;
 	int rc = torch_zip_archives(w, &archives, &count);
 
+	w->archive_count = count;
 	for (size_t i = 0; rc == 0 && i < count; i++)
 		rc = zip_mark_archive(w, &archives[i]);
 	return rc < 0 ? rc : count > 0;

@@ -9,37 +9,35 @@
 
 _Static_assert(CHUNK_BYTES_MIN < CHUNK_BYTES_MAX, "a run fits in a chunk");
 
+static int walk_add(struct walk *w, uint64_t bytes)
+{
+	int rc = vec_grow(&w->pieces, w->piece_count, &w->piece_capacity,
+			  sizeof(*w->pieces));
+
+	if (rc < 0)
+		return rc;
+	w->pieces[w->piece_count++] =
+		(struct cut_piece){ .at = w->covered_bytes, .bytes = bytes };
+	w->covered_bytes += bytes;
+	w->chunk_count += (bytes - 1) / CHUNK_BYTES_MAX + 1;
+	return 0;
+}
+
 /* Close the run of short pieces: it becomes a chunk. */
 static int walk_flush_run(struct walk *w)
 {
-	int rc;
+	int rc = w->run_bytes > 0 ? walk_add(w, w->run_bytes) : 0;
 
-	if (w->run_bytes == 0)
-		return 0;
-	rc = vec_grow(&w->cut.len, w->cut.count, &w->cut.capacity,
-		      sizeof(*w->cut.len));
-	if (rc < 0)
-		return rc;
-	w->cut.len[w->cut.count++] = w->run_bytes;
-	w->run_bytes = 0;
-	return 0;
+	if (rc == 0)
+		w->run_bytes = 0;
+	return rc;
 }
 
 static int walk_long_piece(struct walk *w, uint64_t bytes)
 {
 	int rc = walk_flush_run(w);
 
-	if (rc < 0)
-		return rc;
-	rc = vec_reserve(&w->cut.len, w->cut.count, bytes / CHUNK_BYTES_MAX + 1,
-			 &w->cut.capacity, sizeof(*w->cut.len));
-	if (rc < 0)
-		return rc;
-	for (; bytes >= CHUNK_BYTES_MAX; bytes -= CHUNK_BYTES_MAX)
-		w->cut.len[w->cut.count++] = CHUNK_BYTES_MAX;
-	if (bytes > 0)
-		w->cut.len[w->cut.count++] = (uint32_t)bytes;
-	return 0;
+	return rc < 0 ? rc : walk_add(w, bytes);
 }
 
 /* The piece that is open ends at off, and the next one starts there. */
@@ -64,7 +62,7 @@ int walk_mark(struct walk *w, uint64_t off)
 {
 	if (off <= w->piece_at || off >= walk_size(w))
 		return 0;
-	if (w->cut.count >= CUT_CHUNKS_MAX)
+	if (w->chunk_count >= CUT_CHUNKS_MAX)
 		return 0; /* the open piece goes on to the end of the file */
 	return walk_end_piece(w, off);
 }

@@ -21,9 +21,15 @@
 struct walk {
 	const struct cut_source *source; /* borrowed */
 
-	struct cut cut; /* finished chunks */
+	/* Finished: a long piece, or a run of short ones, which is a chunk. */
+	struct cut_piece *pieces; /* owned by who made the walk */
+	size_t piece_count, piece_capacity;
+	uint64_t covered_bytes; /* by them */
+	uint64_t chunk_count; /* that they would be cut into by their places */
 	uint64_t piece_at; /* where the piece that is still open starts */
 	uint32_t run_bytes; /* short pieces before it, not yet a chunk */
+
+	size_t archive_count; /* of a torch_zip */
 
 	uint64_t window_at;
 	size_t window_bytes;
@@ -38,7 +44,7 @@ static inline uint64_t walk_size(const struct walk *w)
 /* A new piece starts at off. Fails with -ENOMEM only. */
 int walk_mark(struct walk *w, uint64_t off);
 
-/* No piece comes any more: w->cut covers the file. -ENOMEM. */
+/* No piece comes any more: w->pieces cover the file. -ENOMEM. */
 int walk_end(struct walk *w);
 
 /*

@@ -84,6 +84,22 @@ static int input_read(void *self, void *buf, size_t len, uint64_t off)
 	return 0;
 }
 
+/* Else all that is read of most inputs are runs of zeros. */
+static uint64_t input_data_at(void *self, uint64_t off)
+{
+	const struct input *in = self;
+	uint64_t at = 0;
+
+	for (int h = 0; h < 2; h++) {
+		uint64_t start = in->hole_at[h] + at;
+
+		if (off >= start && off - start < in->hole_len[h])
+			off = start + in->hole_len[h];
+		at += in->hole_len[h];
+	}
+	return off;
+}
+
 static void input_init(struct input *in, const uint8_t *data, size_t len)
 {
 	struct bytes_reader r = bytes_reader_of(data, PREFIX_BYTES);
@@ -105,6 +121,30 @@ static void input_init(struct input *in, const uint8_t *data, size_t len)
 			in->hole_at[i] = in->len;
 	if (in->hole_at[1] < in->hole_at[0])
 		in->hole_at[1] = in->hole_at[0];
+}
+
+/* As cut_file(), by content, but for the holes. */
+static int cut_input(struct input *in, const struct cut_source *source,
+		     struct cut *ret)
+{
+	const struct cut_bytes holes = { NULL, input_data_at, in };
+	struct cut cut = { .format = "" };
+	struct cutter *c;
+	int rc = cutter_open(source, &holes, CUT_BY_CONTENT, &c);
+
+	if (rc < 0)
+		return rc;
+	cut.capacity = (size_t)cutter_count_max(c);
+	cut.len = calloc(cut.capacity + 1, sizeof(*cut.len));
+	CHECK(cut.len);
+	while ((rc = cutter_next(c, &cut.len[cut.count])) > 0)
+		CHECK(++cut.count <= cut.capacity);
+	cutter_close(c);
+	if (rc < 0)
+		cut_release(&cut);
+	else
+		*ret = cut;
+	return rc;
 }
 
 static void check_cut(const struct cut *c, uint64_t size)
@@ -137,7 +177,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
 	input_init(&in, data, len);
 	source.size_bytes = input_size(&in);
 
-	rc = cut_file(&source, &c);
+	rc = cut_input(&in, &source, &c);
 	CHECK(in.reads <= in.len * READS_PER_BYTE_MAX + READS_BASE_MAX);
 	if (in.fail_at > 0 && in.reads >= in.fail_at) {
 		CHECK(rc == -EIO);

@@ -40,6 +40,7 @@ struct file {
 	uint64_t reads;
 	uint64_t read_bytes;
 	uint64_t fail_at; /* the read that fails with -EIO, from 0 */
+	enum cut_rule rule; /* by their places, unless it says otherwise */
 };
 
 static inline void file_init(struct file *f)
@@ -159,7 +160,7 @@ static inline int file_try_cut(struct file *f, struct cut *ret)
 
 	f->reads = 0;
 	f->read_bytes = 0;
-	return cut_file(&source, ret);
+	return cut_file(&source, f->rule, ret);
 }
 
 static inline struct cut file_cut(struct file *f)

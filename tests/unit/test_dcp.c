@@ -185,11 +185,13 @@ static void bad_files_are_refused_with_a_reason(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+		bool calls = strncmp(bad[i].name, "calls-", 6) == 0;
 		struct dcp_error e;
 		struct dcp d;
 
+		/* A class that nobody knows here may be a newer torch's. */
 		assert_int_equal(dcp_fixture_try(bad[i].name, &d, &e),
-				 -EBADMSG);
+				 calls ? -EOPNOTSUPP : -EBADMSG);
 		if (!strstr(e.what, bad[i].what))
 			fail_msg("%s: '%s' is not in '%s'", bad[i].name,
 				 bad[i].what, e.what);

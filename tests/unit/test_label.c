@@ -17,6 +17,7 @@ static struct label some_label(struct extent *extents, size_t count)
 			   .uid = 1000,
 			   .gid = 100,
 			   .domain = 42,
+			   .by_content = true,
 			   .digest = "fifteen letters",
 			   .extent_count = count,
 			   .listed = count,

@@ -150,6 +150,43 @@ static void each_launcher_is_known(void **state)
 	assert_rank(&s.w, NONE, 0);
 }
 
+static void who_is_told_to_be_alone_is_rank_0(void **state)
+{
+	struct said s, cp = ENVIRONMENT("HOME=/");
+	struct writer w;
+
+	(void)state;
+	s = ENVIRONMENT("WORLD_SIZE=1\0SLURM_JOB_ID=7");
+	assert_rank(&s.w, 0, 1);
+	assert_int_equal(s.w.source, WRITER_ENVIRONMENT);
+	assert_string_equal(s.w.job, "7");
+	/* The name may know better. */
+	w = s.w;
+	writer_add_name(&w, s.scheduler, "__3_0.distcp");
+	assert_rank(&w, 3, 0);
+	w = s.w;
+	writer_add_name(&w, s.scheduler, "model.pt");
+	assert_rank(&w, 0, 1);
+	/* Any rank that is said counts, or what is said contradicts itself. */
+	s = ENVIRONMENT("WORLD_SIZE=1\0RANK=0");
+	assert_rank(&s.w, 0, 1);
+	assert_false(s.scheduler);
+	s = ENVIRONMENT("WORLD_SIZE=1\0OMPI_COMM_WORLD_RANK=3");
+	assert_rank(&s.w, 3, 0);
+	s = ENVIRONMENT("WORLD_SIZE=1\0RANK=1");
+	assert_rank(&s.w, NONE, 0);
+	s = ENVIRONMENT("WORLD_SIZE=1\0RANK=");
+	assert_rank(&s.w, NONE, 0);
+	/* No rank is invented: for cp, for one of many, for a scheduler's. */
+	assert_rank(&cp.w, NONE, 0);
+	s = ENVIRONMENT("WORLD_SIZE=2");
+	assert_rank(&s.w, NONE, 0);
+	s = ENVIRONMENT("WORLD_SIZE=01x");
+	assert_rank(&s.w, NONE, 0);
+	s = ENVIRONMENT("SLURM_NTASKS=1");
+	assert_rank(&s.w, NONE, 0);
+}
+
 static void what_is_not_a_number_is_no_rank(void **state)
 {
 	static const char *const values[] = {
@@ -320,6 +357,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_name_says_its_writers_rank),
 		cmocka_unit_test(each_launcher_is_known),
+		cmocka_unit_test(who_is_told_to_be_alone_is_rank_0),
 		cmocka_unit_test(what_is_not_a_number_is_no_rank),
 		cmocka_unit_test(what_contradicts_itself_is_no_rank),
 		cmocka_unit_test(only_whole_strings_count),

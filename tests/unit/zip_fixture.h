@@ -137,19 +137,28 @@ static inline void zip_put_entry(struct zip_out *z, const char *name,
 	bytes_release(&extra);
 }
 
-/* Add a member of `len` bytes; returns where in the file they start. */
-static inline uint64_t zip_add(struct zip_out *z, const char *name,
-			       uint64_t len)
+/* Add a member; returns where in the file its bytes start. NULL: zeros. */
+static inline uint64_t zip_add_data(struct zip_out *z, const char *name,
+				    const void *data, uint64_t len)
 {
 	uint64_t local = z->f->size - z->base;
 
 	zip_put_local(z, name, len, local);
 	z->member_at = z->f->size;
-	file_hole(z->f, len);
+	if (data)
+		file_put(z->f, data, len);
+	else
+		file_hole(z->f, len);
 	if (z->style == ZIP_TORCH)
 		zip_put_descriptor(z, len);
 	zip_put_entry(z, name, len, local);
 	return z->member_at;
+}
+
+static inline uint64_t zip_add(struct zip_out *z, const char *name,
+			       uint64_t len)
+{
+	return zip_add_data(z, name, NULL, len);
 }
 
 static inline void zip_put_end64(struct zip_out *z, uint64_t dir_off)
