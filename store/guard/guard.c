@@ -45,6 +45,7 @@ static void say(struct guard *g, const struct guard_step *step,
 		g->figures.different += v->different;
 		g->figures.broken += v->broken;
 		g->figures.missing += v->missing;
+		g->figures.gone += v->gone;
 		g->figures.refused += refused;
 		if (!v->text[0])
 			return;
@@ -52,10 +53,10 @@ static void say(struct guard *g, const struct guard_step *step,
 		news = is_news_locked(g, step, v->text);
 	}
 	if (refused)
-		log_error("%s: not published (structure=refuse; see "
-			  "ckptctl inspect --diff, or set " GUARD_POLICY_XATTR
-			  " to warn)",
-			  v->text);
+		log_error(
+			"%s: not published (structure=refuse; if it is meant, "
+			"set " GUARD_POLICY_XATTR " to warn on the folder)",
+			v->text);
 	else if (news)
 		log_warning("%s", v->text);
 }
@@ -85,13 +86,15 @@ int guard_look(struct guard *g, const struct guard_step *step, bool refuse)
 	if (rc == -ENOENT || rc == -E2BIG)
 		return 0; /* it has gone meanwhile, or is no step */
 	if (rc < 0) {
+		v = (struct guard_verdict){ .different = true };
 		(void)snprintf(v.text, sizeof(v.text),
 			       "structure: %s could not be looked at: %s",
 			       step->name, strerror(-rc));
 		guard_clean(v.text, strlen(v.text));
-		v.broken = true;
 	}
-	refuse = refuse && (v.broken || v.missing || v.different);
+	refuse = refuse && (v.broken || v.missing || v.gone);
+	if (refuse)
+		guard_refused_note(g, step, v.text);
 	say(g, step, &v, refuse);
 	return refuse ? -EUCLEAN : 0;
 }
@@ -258,7 +261,7 @@ int guard_signature(struct guard *g, struct inode *in, const uid_t *uid,
 	if (!ask_begin(g))
 		return -EBUSY;
 	rc = S_ISDIR(inode_attr(in).mode)
-		     ? guard_read_dir(g, in->ino, 0, uid, &s)
+		     ? guard_read_dir(g, in->ino, 0, uid, false, &s)
 		     : guard_read_file(g, in, &s);
 	ask_end(g);
 	if (rc < 0)

@@ -4,26 +4,36 @@
  * A step is published by the rename of its folder, by the rename of its
  * .metadata to that name, or by a tracker that names it: a small file called
  * latest*, or a symbolic link, beside the step. (A hard link counts as a
- * rename.) It is then compared with the step before it, which
- * is the folder beside it whose name differs in its number only, by the next
- * smaller one. What is reported:
+ * rename.) It is then compared with the step before it: the folder beside it
+ * that is called like a step of the same run (step_name.h), by the next smaller
+ * number; a folder in a step with the one of that name there. A name that is
+ * perhaps a step's is taken for one when a tracker names one of the run, or the
+ * two before it lie in one row with it. What is found:
  *
- *   broken     a file is damaged, or .metadata does not fit the files
- *   missing    a tensor that was declared (user.ckptfs.expect, one name in a
- *              line, on the step or a folder above it) is not there
- *   different  tensors were added, removed, retyped, reshaped or moved to
- *              another file
+ *   broken     a file is torn, by what its format says, or .metadata does not
+ *              fit the files
+ *   missing    a file that .metadata or an index names is not there, or a
+ *              tensor that was declared (user.ckptfs.expect, one name in a
+ *              line, on the step or a folder above it)
+ *   gone       tensors that the step before had are not there; what is no such
+ *              loss says compare.h. What the step before alone had, and neither
+ *              the one before that nor this one, is not gone but left out
+ *   different  any of that, and what is only reported: tensors that are new,
+ *              left out, retyped, reshaped or in another file; files that could
+ *              not be read, or that .metadata does not name
  *   identical  every file with tensors has the bytes it had in the step before:
  *              stale weights may have been saved
  *
  * What differs on purpose from step to step is named by patterns, one in a
  * line, with * and ? (user.ckptfs.structure_ignore, on the step or a folder
- * above it; the nearest counts): such tensors are never `different`.
+ * above it; the nearest counts): such tensors are not compared.
  *
  * Policy: off, warn (one line in the log; a thread looks, nobody waits) or
- * refuse: the call that would publish fails with -EUCLEAN, and nothing was
- * published; a tracker keeps, or gets back, the content that is durable.
- * `identical` is never refused, and found out when all is durable.
+ * refuse: for broken, missing and gone, and nothing else, the call that would
+ * publish fails with -EUCLEAN, and nothing was published; a tracker keeps, or
+ * gets back, the content that is durable. user.ckptfs.refused on the step, and
+ * on what was to publish it, then says why, until the step changes or is
+ * published. `identical` is found out when all is durable.
  * user.ckptfs.structure_policy on a folder counts for what is below it.
  *
  * Threads: any; one step is looked at at a time, and memory is bounded, see
@@ -40,15 +50,19 @@
 #define GUARD_EXPECT_XATTR "user.ckptfs.expect"
 #define GUARD_IGNORE_XATTR "user.ckptfs.structure_ignore"
 #define GUARD_POLICY_XATTR "user.ckptfs.structure_policy"
+#define GUARD_REFUSED_XATTR "user.ckptfs.refused" /* is read only */
 #define GUARD_IGNORE_MAX 64u /* patterns */
 /*
  * No larger .metadata is looked into (100 GB in 300,000 chunks have 45 MB), and
  * no step whose tensors take more memory. Reading a .metadata takes five times
- * its size, and two steps are looked at at once.
+ * its size. Two steps are looked at at once, and when something is gone the one
+ * before these as well.
  */
 #define GUARD_METADATA_BYTES_MAX (UINT64_C(96) << 20)
 #define GUARD_MEMORY_BYTES_MAX ((size_t)256 << 20)
 #define GUARD_TEXT_BYTES 1024
+#define GUARD_PATH_BYTES 4096
+#define GUARD_REFUSALS_KEPT 10
 
 enum guard_policy {
 	GUARD_OFF,
@@ -62,10 +76,17 @@ struct drain;
 struct files;
 
 struct guard_figures {
-	uint64_t checked, different, broken, missing, identical, refused;
+	uint64_t checked, different, broken, missing, gone, identical, refused;
 	uint64_t waiting; /* that a thread has still to look at */
 	uint64_t overlooked; /* too many waited */
 	char last[GUARD_TEXT_BYTES]; /* what was reported last; or empty */
+};
+
+struct guard_refusal {
+	int64_t at_ns; /* 0: there is none */
+	uid_t uid; /* whose step it is */
+	char path[GUARD_PATH_BYTES]; /* of the step, as it was called then */
+	char why[GUARD_TEXT_BYTES];
 };
 
 /* What the guard works with; all borrowed. */
@@ -114,6 +135,10 @@ int guard_close(struct guard *g, struct inode *in);
 void guard_wait_idle(struct guard *g);
 
 void guard_figures(struct guard *g, struct guard_figures *ret);
+/* The n-th refusal from the last one on. False: there were not so many. */
+bool guard_refusal(struct guard *g, unsigned n, struct guard_refusal *ret);
+/* Why a step was refused, or what was to publish it. -ENODATA: it was not. */
+int guard_refused(struct guard *g, struct inode *in, struct bytes *out);
 
 /*
  * For people: the signature of a file or a folder, and how a folder differs

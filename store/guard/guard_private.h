@@ -32,6 +32,8 @@ struct guard {
 	uint64_t queued, done; /* what was put into it, and is done */
 	struct guard_figures figures;
 	uint64_t last_dir; /* of which figures.last speaks */
+	/* The last one first. */
+	struct guard_refusal refusals[GUARD_REFUSALS_KEPT];
 };
 
 struct guard_step {
@@ -45,7 +47,9 @@ struct guard_step {
 	 * Set with metadata, too.
 	 */
 	bool dcp_only;
+	bool tracked; /* a tracker names it: it is a step */
 	bool looked_at; /* but for its bytes */
+	uint64_t asked; /* whose name is given or what is closed; 0: nobody's */
 };
 
 /* --- guard.c: who looks, and when */
@@ -58,7 +62,8 @@ void guard_look_later(struct guard *g, const struct guard_step *step);
 /* --- guard_step.c: one step against the step before it */
 
 struct guard_verdict {
-	bool broken, missing, different;
+	bool broken, missing, gone; /* to be refused */
+	bool different; /* in any way */
 	char text[GUARD_TEXT_BYTES]; /* one line; empty: nothing to say */
 };
 
@@ -75,14 +80,66 @@ int guard_step_identical(struct guard *g, const struct guard_step *step,
 int guard_step_difference(struct guard *g, const struct guard_step *step,
 			  const uid_t *uid, struct bytes *out);
 
+/*
+ * --- guard_refused.c: what was refused last, and the attribute that says so
+ *
+ * The attribute is kept in the store, with a print of the step as it was: when
+ * the step has changed it says nothing any more.
+ */
+
+/* A step is refused now, and why. */
+void guard_refused_note(struct guard *g, const struct guard_step *step,
+			const char *why);
+/* What has this number is published: it says nothing any more. */
+void guard_refused_forget(struct guard *g, uint64_t ino);
+
+/* --- guard_tracker.c: what names a step */
+
+/* latest*: what names a step; not while it is written under another name. */
+bool guard_is_tracker(const char *name);
+/* Which step beside it a tracker names, a small file or a symbolic link. */
+bool guard_tracked(struct guard *g, struct inode *in, uint64_t parent,
+		   struct guard_step *ret);
+/* The same of a link that is to lead to target. */
+bool guard_linked(struct guard *g, uint64_t parent, const char *target,
+		  struct guard_step *ret);
+
+/* --- guard_text.c: the line that says it */
+
+/* Names that are told of each kind; the rest is counted. */
+#define GUARD_NAMES_TOLD 4
+
+struct guard_text {
+	char *at;
+	size_t len, size;
+};
+
+/* What does not fit is left away; what cannot be shown is '?'. */
+void guard_put(struct guard_text *t, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+/* Something else follows: "; " unless this is the first. */
+void guard_put_next(struct guard_text *t);
 /* No control characters, and nothing but UTF-8: '?' instead. */
 void guard_clean(char *text, size_t len);
+
+enum guard_fault {
+	GUARD_FAULT_BROKEN,
+	GUARD_FAULT_MISSING,
+	GUARD_FAULT_REPORTED,
+};
+
+/* What a step says of itself that is of this kind; false: nothing. */
+bool guard_put_faults(struct guard_text *t, const struct guard_step *step,
+		      const struct structure *s, enum guard_fault fault);
 
 /* --- guard_before.c: which step is the one before */
 
 struct guard_before {
-	uint64_t dir;
-	char name[STORE_NAME_MAX + 1];
+	uint64_t dir; /* what is compared: the step, or a part of it */
+	char name[STORE_NAME_MAX + 1]; /* of the step */
+	/* What the step that is looked at is called, of which it may be a part.
+	 */
+	char now[STORE_NAME_MAX + 1];
 };
 
 /*
@@ -91,16 +148,11 @@ struct guard_before {
  * deleted is neither. uid: see guard_difference(). Who publishes a step may
  * compare it with what he can read: that the call is refused would tell him of
  * the rest. -ENODATA: there is none. structure_release() *ret_what in any case.
+ * All zero *ret: the first one; else the one before that.
  */
 int guard_read_before(struct guard *g, const struct guard_step *step,
 		      const uid_t *uid, struct guard_before *ret,
 		      struct structure *ret_what);
-/*
- * Do two files of two steps have the same place there? A step's own number in
- * the name of a file does not count. NULL: "".
- */
-bool guard_same_place(const char *file_a, const char *step_a,
-		      const char *file_b, const char *step_b);
 
 /*
  * --- guard_said.c: what people said of a step, or of all below a folder, with
@@ -141,11 +193,11 @@ int guard_read(struct guard *g, struct inode *in, void *buf, size_t len,
 /*
  * What a folder consists of. metadata: the inode that is about to be its
  * .metadata; 0: what has that name. reader: -EACCES when he may not read all of
- * it (his groups' rights do not count); NULL: whoever. structure_release() it
- * in any case.
+ * it (his groups' rights do not count); NULL: whoever. whole: as compare.h
+ * wants it. structure_release() it in any case.
  */
 int guard_read_dir(struct guard *g, uint64_t dir, uint64_t metadata,
-		   const uid_t *reader, struct structure *ret);
+		   const uid_t *reader, bool whole, struct structure *ret);
 /* The same of a file. */
 int guard_read_file(struct guard *g, struct inode *in, struct structure *ret);
 

@@ -225,25 +225,41 @@ static int source_list(void *self, const char *below,
 	return rc;
 }
 
-static struct structure_source source_of(struct folder *f)
+static uint32_t source_world(void *self, const char *name)
+{
+	struct folder *f = self;
+	struct writer w = { .world_size = 0 };
+	struct inode *in;
+
+	if (find_readable(f, name, &in) < 0)
+		return 0;
+	if (names_get_writer(f->g->use.names, in->ino, &w) < 0)
+		w.world_size = 0;
+	inode_put(f->g->use.inodes, in, 1);
+	return w.world_size;
+}
+
+static struct structure_source source_of(struct folder *f, bool whole)
 {
 	return (struct structure_source){
 		.self = f,
 		.list = source_list,
 		.open = source_open,
 		.close = source_close,
+		.world = source_world,
+		.whole = whole,
 		.metadata_bytes_max = GUARD_METADATA_BYTES_MAX,
 		.memory_bytes_max = GUARD_MEMORY_BYTES_MAX,
 	};
 }
 
 int guard_read_dir(struct guard *g, uint64_t dir, uint64_t metadata,
-		   const uid_t *reader, struct structure *ret)
+		   const uid_t *reader, bool whole, struct structure *ret)
 {
 	struct folder f = {
 		.g = g, .dir = dir, .metadata = metadata, .reader = reader
 	};
-	const struct structure_source in = source_of(&f);
+	const struct structure_source in = source_of(&f, whole);
 	int rc = structure_of_folder(ret, &in);
 
 	return f.refused ? -EACCES : rc;
@@ -253,7 +269,7 @@ int guard_read_file(struct guard *g, struct inode *in, struct structure *ret)
 {
 	const struct attr a = inode_attr(in);
 	struct folder f = { .g = g, .dir = a.parent };
-	const struct structure_source beside = source_of(&f);
+	const struct structure_source beside = source_of(&f, false);
 	struct cut_source file;
 	int rc;
 

@@ -2,72 +2,16 @@
  * guard_step.c - one step against the step before it: what differs, what is
  * missing, what is damaged, and how that is said in one line.
  */
-#include <ctype.h>
 #include <errno.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "store/base/text.h"
-#include "store/base/utf8.h"
 #include "store/guard/guard_private.h"
 #include "store/names/names.h"
-
-/* Names that are told of each kind; the rest is counted. */
-#define NAMES_TOLD 4
-
-/* --- text --- */
-
-struct text {
-	char *at;
-	size_t len, size;
-};
-
-/*
- * Names come out of files: no control character gets into a log, and nothing
- * that is not UTF-8, a character that was cut in two included.
- */
-void guard_clean(char *text, size_t len)
-{
-	for (size_t at = 0; at < len;) {
-		size_t n = utf8_length(text + at, len - at);
-
-		if (n == 0 || iscntrl((unsigned char)text[at])) {
-			text[at] = '?';
-			n = 1;
-		}
-		at += n;
-	}
-}
-
-__attribute__((format(printf, 2, 3))) static void put(struct text *t,
-						      const char *format, ...)
-{
-	size_t from = t->len;
-	va_list ap;
-	int n;
-
-	va_start(ap, format);
-	n = vsnprintf(t->at + t->len, t->size - t->len, format, ap);
-	va_end(ap);
-	if (n > 0)
-		t->len += (size_t)n < t->size - t->len ? (size_t)n
-						       : t->size - t->len - 1;
-	guard_clean(t->at + from, t->len - from);
-}
+#include "store/step/compare.h"
 
 /* --- differences --- */
-
-enum change { ADDED, REMOVED, RETYPED, RESHAPED, MOVED, RESIZED, CHANGES };
-
-static const char *const change_words[] = {
-	[ADDED] = "new",
-	[REMOVED] = "gone",
-	[RETYPED] = "of another type",
-	[RESHAPED] = "of another shape",
-	[MOVED] = "in another file",
-	[RESIZED] = "of another length",
-};
 
 /* Room that an attribute's value has, and for one line more. */
 #define LINES_BYTES_MAX (XATTR_VALUE_MAX - 1024)
@@ -77,8 +21,9 @@ struct difference {
 	struct structure then, now;
 	const struct guard_step *step;
 	size_t total;
-	size_t count[CHANGES];
-	const struct tensor *told[CHANGES][NAMES_TOLD];
+	size_t count[COMPARE_CHANGES];
+	const struct tensor *told[COMPARE_CHANGES][GUARD_NAMES_TOLD];
+	bool odd; /* the step before was: nothing is gone, see compare.h */
 	struct bytes *lines; /* all of them, for who asks; or NULL */
 	struct guard_ignored ignored;
 };
@@ -90,85 +35,107 @@ static void difference_release(struct difference *d)
 	structure_release(&d->now);
 }
 
-static void line_put(struct bytes *out, enum change change,
-		     const struct tensor *a, const struct tensor *b)
+/* With dcp_only other files may still come. */
+static bool counts(void *arg, const struct tensor *t)
 {
-	const struct tensor *t = b ? b : a;
-	char line[512];
-	struct text text = { line, 0, sizeof(line) };
+	const struct difference *d = arg;
 
-	if (out->len > LINES_BYTES_MAX)
-		return;
-	put(&text, "%s: %.200s", change_words[change], t->name);
-	if (change == RETYPED)
-		put(&text, " (%s -> %s)", a->dtype ? a->dtype : "bytes",
-		    b->dtype ? b->dtype : "bytes");
-	if (change == MOVED)
-		put(&text, " (%.100s -> %.100s)", a->file ? a->file : "",
-		    b->file ? b->file : "");
-	bytes_put(out, line, text.len);
-	bytes_put(out, "\n", 1);
+	return !guard_is_ignored(&d->ignored, t->name) &&
+	       (!d->step->dcp_only || text_ends_in(t->file, DCP_METADATA_NAME));
 }
 
-static void differ(void *arg, const struct tensor *a, const struct tensor *b)
+static void count(void *arg, enum compare_change change, const struct tensor *a,
+		  const struct tensor *b)
 {
 	struct difference *d = arg;
-	const struct tensor *t = b ? b : a;
-	enum change change;
 
-	if (d->step->dcp_only && !text_ends_in(t->file, ".distcp"))
-		return;
-	if (!a)
-		change = ADDED;
-	else if (!b)
-		change = REMOVED;
-	else if (!structure_same_type(a, b))
-		change = RETYPED;
-	else if (!structure_same_shape(a, b))
-		change = RESHAPED;
-	else if (!guard_same_place(a->file, d->before.name, b->file,
-				   d->step->name))
-		change = MOVED;
-	else if (a->dtype && a->bytes != b->bytes)
-		change = RESIZED;
-	else
-		return;
-	if (guard_is_ignored(&d->ignored, t->name))
-		return;
-	if (d->count[change] < NAMES_TOLD)
-		d->told[change][d->count[change]] = t;
+	if (d->count[change] < GUARD_NAMES_TOLD)
+		d->told[change][d->count[change]] = b ? b : a;
 	d->count[change]++;
 	d->total++;
-	if (d->lines)
-		line_put(d->lines, change, a, b);
 }
 
-static void put_difference(struct text *t, const struct difference *d)
+static void put_line(void *arg, enum compare_change change,
+		     const struct tensor *a, const struct tensor *b)
+{
+	struct difference *d = arg;
+	char line[512];
+	struct guard_text text = { line, 0, sizeof(line) };
+
+	if (d->lines->len > LINES_BYTES_MAX)
+		return;
+	if (change == COMPARE_GONE && d->odd)
+		change = COMPARE_LEFT_OUT;
+	guard_put(&text, "%s: %.200s", compare_word(change), (b ? b : a)->name);
+	if (change == COMPARE_RETYPED)
+		guard_put(&text, " (%s -> %s)", a->dtype ? a->dtype : "bytes",
+			  b->dtype ? b->dtype : "bytes");
+	if (change == COMPARE_MOVED)
+		guard_put(&text, " (%.100s -> %.100s)", a->file ? a->file : "",
+			  b->file ? b->file : "");
+	bytes_put(d->lines, line, text.len);
+	bytes_put(d->lines, "\n", 1);
+}
+
+static void put_difference(struct guard_text *t, const struct difference *d)
 {
 	const char *comma = ":";
 
-	put(t, "its structure is not that of %.200s", d->before.name);
-	for (enum change c = 0; c < CHANGES; c++) {
+	guard_put(t, "its structure is not that of %.200s", d->before.name);
+	for (enum compare_change c = 0; c < COMPARE_CHANGES; c++) {
 		if (d->count[c] == 0)
 			continue;
-		put(t, "%s %zu tensor%s %s (", comma, d->count[c],
-		    d->count[c] == 1 ? " is" : "s are", change_words[c]);
+		guard_put(t, "%s %zu tensor%s %s (", comma, d->count[c],
+			  d->count[c] == 1 ? " is" : "s are", compare_word(c));
 		comma = ",";
-		for (size_t i = 0; i < d->count[c] && i < NAMES_TOLD; i++)
-			put(t, "%s%.200s", i > 0 ? ", " : "",
-			    d->told[c][i]->name);
-		put(t, "%s)", d->count[c] > NAMES_TOLD ? ", ..." : "");
+		for (size_t i = 0; i < d->count[c] && i < GUARD_NAMES_TOLD; i++)
+			guard_put(t, "%s%.200s", i > 0 ? ", " : "",
+				  d->told[c][i]->name);
+		guard_put(t, "%s)",
+			  d->count[c] > GUARD_NAMES_TOLD ? ", ..." : "");
 	}
+}
+
+/* Was it the step before that had more than it should? Looked at when it
+ * counts.
+ */
+static void find_odd(struct guard *g, const uid_t *uid, struct difference *d)
+{
+	SCOPED(structure_release) struct structure earlier = { .format = NULL };
+	struct guard_before before = d->before;
+	size_t *gone = &d->count[COMPARE_GONE];
+	size_t *left = &d->count[COMPARE_LEFT_OUT];
+
+	if (guard_read_before(g, d->step, uid, &before, &earlier) < 0 ||
+	    compare_odd(&earlier, &d->then, &d->now, counts, d) != *gone)
+		return;
+	d->odd = true;
+	for (size_t i = 0; i < *gone && i < GUARD_NAMES_TOLD; i++)
+		if (*left + i < GUARD_NAMES_TOLD)
+			d->told[COMPARE_LEFT_OUT][*left + i] =
+				d->told[COMPARE_GONE][i];
+	*left += *gone;
+	*gone = 0;
 }
 
 /* d->now was read: what is not as in the step before. */
 static int compare(struct guard *g, const uid_t *uid, struct difference *d)
 {
+	struct compare_step a, b;
 	int rc = guard_ignored_read(g, d->step, &d->ignored);
 
 	if (rc == 0)
 		rc = guard_read_before(g, d->step, uid, &d->before, &d->then);
-	return rc < 0 ? rc : structure_pair(&d->then, &d->now, differ, d);
+	if (rc < 0)
+		return rc;
+	a = (struct compare_step){ &d->then, d->before.name };
+	b = (struct compare_step){ &d->now, d->before.now };
+	rc = compare_steps(&a, &b, counts, count, d);
+	if (rc == 0 && d->count[COMPARE_GONE] > 0)
+		find_odd(g, uid, d);
+	return rc == 0 && d->lines && d->total > 0
+		       ? compare_steps(&a, &b, counts, put_line, d)
+		       : rc;
 }
 
 /* --- expectations --- */
@@ -185,7 +152,8 @@ static bool has_tensor(const struct tensors *l, const char *name)
 }
 
 static int put_missing(struct guard *g, const struct guard_step *step,
-		       const struct tensors *tensors, struct text *t, bool *ret)
+		       const struct tensors *tensors, struct guard_text *t,
+		       bool *ret)
 {
 	SCOPED(scope_free) char *expected = NULL;
 	char *save = NULL;
@@ -197,96 +165,68 @@ static int put_missing(struct guard *g, const struct guard_step *step,
 		return rc == -ENODATA ? 0 : rc;
 	for (char *name = strtok_r(expected, "\r\n", &save); name;
 	     name = strtok_r(NULL, "\r\n", &save)) {
-		if (has_tensor(tensors, name) || n++ >= NAMES_TOLD)
+		if (has_tensor(tensors, name) || n++ >= GUARD_NAMES_TOLD)
 			continue;
-		put(t, "%s%.200s",
-		    n == 1 ? "tensors that " GUARD_EXPECT_XATTR
-			     " declares are not there ("
-			   : ", ",
-		    name);
+		if (n == 1)
+			guard_put_next(t);
+		guard_put(t, "%s%.200s",
+			  n == 1 ? "tensors that " GUARD_EXPECT_XATTR
+				   " declares are not there ("
+				 : ", ",
+			  name);
 	}
-	if (n > NAMES_TOLD)
-		put(t, ", ... %zu in all", n);
+	if (n > GUARD_NAMES_TOLD)
+		guard_put(t, ", ... %zu in all", n);
 	if (n > 0)
-		put(t, ")");
+		guard_put(t, ")");
 	*ret = n > 0;
 	return 0;
 }
 
 /* --- the whole --- */
 
-/* With dcp_only what .metadata does not name may still be written. */
-static bool error_counts(const struct guard_step *step,
-			 const struct structure_error *e)
+/* What a step says of itself, and what was expected of it. */
+static int check_alone(struct guard *g, const struct difference *d,
+		       struct guard_text *t, struct guard_verdict *ret)
 {
-	return !step->dcp_only || strcmp(e->file, DCP_METADATA_NAME) == 0;
-}
+	bool declared = false, reported;
+	int rc;
 
-static bool is_broken(const struct guard_step *step, const struct structure *s)
-{
-	for (size_t i = 0; i < s->error_count; i++)
-		if (error_counts(step, &s->errors[i]))
-			return true;
-	return !closure_holds(&s->closure);
-}
-
-static void put_broken(struct text *t, const struct guard_step *step,
-		       const struct structure *s)
-{
-	size_t n = 0;
-
-	for (size_t i = 0; i < s->error_count; i++)
-		if (error_counts(step, &s->errors[i]) && n++ < NAMES_TOLD)
-			put(t, "%s%.200s: %.200s",
-			    n > 1 ? ", " : "it is damaged: ", s->errors[i].file,
-			    s->errors[i].what);
-	for (size_t i = 0; i < s->closure.count; i++) {
-		const struct closure_finding *f = &s->closure.findings[i];
-
-		if (f->kind == CLOSURE_NOT_CHECKED || n++ >= NAMES_TOLD)
-			continue;
-		put(t, "%s%s: %.200s%s%.200s %.200s",
-		    n > 1 ? ", " : ".metadata does not fit the files: ",
-		    closure_kind_name(f->kind), f->file ? f->file : "",
-		    f->file && f->item ? " " : "", f->item ? f->item : "",
-		    f->what);
-	}
-	if (n > NAMES_TOLD)
-		put(t, ", ... %zu in all", n);
+	ret->broken = guard_put_faults(t, d->step, &d->now, GUARD_FAULT_BROKEN);
+	ret->missing =
+		guard_put_faults(t, d->step, &d->now, GUARD_FAULT_MISSING);
+	reported = guard_put_faults(t, d->step, &d->now, GUARD_FAULT_REPORTED);
+	rc = put_missing(g, d->step, &d->now.tensors, t, &declared);
+	ret->missing = ret->missing || declared;
+	ret->different = reported;
+	return rc;
 }
 
 int guard_step_check(struct guard *g, const struct guard_step *step,
 		     struct guard_verdict *ret)
 {
 	SCOPED(difference_release) struct difference d = { .step = step };
-	struct text t = { ret->text, 0, sizeof(ret->text) };
-	size_t start;
-	int rc = guard_read_dir(g, step->dir, step->metadata, NULL, &d.now);
+	struct guard_text t = { ret->text, 0, sizeof(ret->text) };
+	int rc = guard_read_dir(g, step->dir, step->metadata, NULL, true,
+				&d.now);
 
 	memset(ret, 0, sizeof(*ret));
 	if (rc < 0)
 		return rc;
-	put(&t, "structure: %.200s: ", step->name);
-	start = t.len;
-	ret->broken = is_broken(step, &d.now);
-	if (ret->broken)
-		put_broken(&t, step, &d.now);
-	if (t.len > start)
-		put(&t, "; ");
-	rc = put_missing(g, step, &d.now.tensors, &t, &ret->missing);
+	guard_put(&t, "structure: %.200s: ", step->name);
+	rc = check_alone(g, &d, &t, ret);
 	if (rc == 0 && d.now.tensors.count > 0)
 		rc = compare(g, NULL, &d);
 	if (rc < 0 && rc != -ENODATA && rc != -ENOENT)
 		return rc;
-	ret->different = d.total > 0;
-	if (ret->different) {
-		put(&t, "%s", ret->missing ? "; " : "");
+	if (d.total > 0) {
+		ret->different = true;
+		ret->gone = d.count[COMPARE_GONE] > 0;
+		guard_put_next(&t);
 		put_difference(&t, &d);
 	}
 	if (!ret->broken && !ret->missing && !ret->different)
 		ret->text[0] = 0;
-	else if (strcmp(t.at + t.len - 2, "; ") == 0)
-		t.at[t.len - 2] = 0;
 	return 0;
 }
 
@@ -295,7 +235,7 @@ int guard_step_difference(struct guard *g, const struct guard_step *step,
 {
 	SCOPED(difference_release)
 	struct difference d = { .step = step, .lines = out };
-	int rc = guard_read_dir(g, step->dir, 0, uid, &d.now);
+	int rc = guard_read_dir(g, step->dir, 0, uid, true, &d.now);
 
 	if (rc == 0)
 		rc = compare(g, uid, &d);
@@ -335,15 +275,15 @@ int guard_step_identical(struct guard *g, const struct guard_step *step,
 {
 	SCOPED(structure_release) struct structure s = { .format = NULL };
 	SCOPED(scope_free) const char **files = NULL;
-	struct text t = { text, 0, GUARD_TEXT_BYTES };
-	struct guard_before before;
+	struct guard_text t = { text, 0, GUARD_TEXT_BYTES };
+	struct guard_before before = { .dir = 0 };
 	uint64_t bytes = 0;
 	size_t n = 0;
 	int rc = guard_read_before(g, step, NULL, &before, &s);
 
 	structure_release(&s); /* its bytes alone are compared */
 	if (rc == 0)
-		rc = guard_read_dir(g, step->dir, 0, NULL, &s);
+		rc = guard_read_dir(g, step->dir, 0, NULL, false, &s);
 	if (rc < 0)
 		return rc;
 	files = calloc(s.tensors.count + 1, sizeof(*files));
@@ -367,9 +307,10 @@ int guard_step_identical(struct guard *g, const struct guard_step *step,
 	}
 	if (bytes == 0)
 		return 0;
-	put(&t,
-	    "structure: %.200s: all its tensors have the bytes they have in "
-	    "%.200s: stale weights may have been saved",
-	    step->name, before.name);
+	guard_put(
+		&t,
+		"structure: %.200s: all its tensors have the bytes they have in "
+		"%.200s: stale weights may have been saved",
+		step->name, before.name);
 	return 1;
 }

@@ -29,7 +29,8 @@ char *structure_keep_name(struct structure *s, const char *name)
 	return kept;
 }
 
-int structure_add_error(struct structure *s, const char *file, const char *what)
+int structure_add_fault(struct structure *s, enum structure_fault fault,
+			const char *file, const char *what)
 {
 	struct structure_error *e;
 	int rc;
@@ -41,12 +42,18 @@ int structure_add_error(struct structure *s, const char *file, const char *what)
 	if (rc < 0)
 		return rc;
 	e = &s->errors[s->error_count];
+	e->fault = fault;
 	e->file = strdup(file);
 	if (!e->file)
 		return -ENOMEM;
 	(void)snprintf(e->what, sizeof(e->what), "%s", what);
 	s->error_count++;
 	return 0;
+}
+
+int structure_add_error(struct structure *s, const char *file, const char *what)
+{
+	return structure_add_fault(s, STRUCTURE_TORN, file, what);
 }
 
 bool structure_is_sound(const struct structure *s)
@@ -64,6 +71,9 @@ void structure_release(struct structure *s)
 	free(s->errors);
 	closure_release(&s->closure);
 	dcp_release(&s->dcp);
+	for (size_t i = 0; i < s->nested_count; i++)
+		dcp_release(&s->nested[i]);
+	free(s->nested);
 	tensors_release(&s->tensors);
 	memset(s, 0, sizeof(*s));
 }

@@ -3,8 +3,10 @@
  * which files, of what type and shape.
  *
  * A step is a folder, or one file. What a folder has is looked for in its
- * files, and in those of the mp_rank_* folders below it; where there is a
- * .metadata, it says what the .distcp files have. Only headers are read.
+ * files, and in those of the folders below it (mp_rank_00, actor, critic), but
+ * for those that are steps themselves; where there is a .metadata, it says what
+ * the .distcp files beside it have. Only headers are read. Where there is an
+ * index of Hugging Face's (weight_map), its files and tensors must be there.
  *
  * The signature is of files, names, types, shapes and lengths. It is not of the
  * order in a file, nor of the offsets: what is no tensor changes its length
@@ -22,8 +24,12 @@
 #include "store/step/closure.h"
 
 #define STRUCTURE_TEXT_BYTES 33 /* a signature: 32 hexadecimal digits, NUL */
-/* Files of a folder that are looked into. */
+/* Files and folders of a step; what has more is none. */
 #define STRUCTURE_FILES_MAX 65536
+/* Folders below each other. */
+#define STRUCTURE_DEPTH_MAX 4
+/* A larger index is not looked into: 400,000 tensors have 40 MB. */
+#define STRUCTURE_INDEX_BYTES_MAX (UINT64_C(48) << 20)
 
 struct structure_source {
 	void *self;
@@ -38,11 +44,27 @@ struct structure_source {
 	/* A file, by its name in the folder, "mp_rank_00/a" too. */
 	int (*open)(void *self, const char *name, struct cut_source *ret);
 	void (*close)(void *self, struct cut_source *source);
-	uint64_t metadata_bytes_max; /* no larger .metadata is read */
+	/* How many ranks its writer's job had; 0: not known. May be NULL. */
+	uint32_t (*world)(void *self, const char *name);
+	uint64_t metadata_bytes_max; /* of all .metadata together */
 	size_t memory_bytes_max; /* of all tensors; 0: no limit */
+	/*
+	 * Of a .metadata the tensors as they were before they were cut up, as
+	 * compare.h wants them: each once, whole, with .metadata as its file,
+	 * and without what Megatron adds to a name to tell pieces apart
+	 * (/shard_0_8, .__tp_replica_1). The signature then says nothing.
+	 */
+	bool whole;
+};
+
+enum structure_fault {
+	STRUCTURE_TORN, /* it is not what its format says */
+	STRUCTURE_MISSING, /* what names it is there, and it is not */
+	STRUCTURE_NOT_READ, /* too large, or an error kept from it */
 };
 
 struct structure_error {
+	enum structure_fault fault;
 	char *file; /* owned */
 	char what[512];
 };
@@ -54,9 +76,12 @@ struct structure {
 	size_t name_count, name_capacity;
 	struct structure_error *errors; /* owned; files that are damaged */
 	size_t error_count, error_capacity;
-	struct dcp dcp;
+	struct dcp dcp; /* of the folder itself */
 	bool has_dcp;
-	struct closure closure; /* of a folder with a .metadata */
+	struct dcp *nested; /* owned; of folders below it */
+	size_t nested_count, nested_capacity;
+	struct closure closure; /* of all that have a .metadata */
+	uint32_t world; /* ranks of who wrote it; 0: not known */
 	char signature[STRUCTURE_TEXT_BYTES];
 };
 
@@ -75,6 +100,9 @@ int structure_of_file(struct structure *s, const struct cut_source *file,
 void structure_release(struct structure *s);
 
 /* One more error. -ENOMEM. */
+int structure_add_fault(struct structure *s, enum structure_fault fault,
+			const char *file, const char *what);
+/* The file is torn. -ENOMEM. */
 int structure_add_error(struct structure *s, const char *file,
 			const char *what);
 

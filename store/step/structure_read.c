@@ -10,9 +10,21 @@
 #include "store/base/scope.h"
 #include "store/base/text.h"
 #include "store/base/vec.h"
-#include "store/step/structure.h"
+#include "store/step/structure_index.h"
+#include "store/step/structure_tree.h"
 
-#define PIPELINE_FOLDERS "mp_rank_" /* DeepSpeed's and Megatron's */
+/* What is being read, and what may still be. */
+struct reading {
+	struct structure *s;
+	const struct structure_source *in;
+	struct tree tree;
+	uint64_t metadata_bytes_left;
+};
+
+static void reading_release(struct reading *r)
+{
+	tree_release(&r->tree);
+}
 
 /* Out of memory ends it; anything else is the file's. */
 static int note_failure(struct structure *s, const char *file, int rc,
@@ -20,8 +32,9 @@ static int note_failure(struct structure *s, const char *file, int rc,
 {
 	if (rc == -ENOMEM || rc == 0)
 		return rc;
-	return structure_add_error(s, file,
-				   what && *what ? what : strerror(-rc));
+	return structure_add_fault(
+		s, rc == -EBADMSG ? STRUCTURE_TORN : STRUCTURE_NOT_READ, file,
+		what && *what ? what : strerror(-rc));
 }
 
 static int read_file(struct structure *s, const struct structure_source *in,
@@ -29,11 +42,10 @@ static int read_file(struct structure *s, const struct structure_source *in,
 {
 	size_t before = s->tensors.count;
 	struct cut_source file;
+	uint32_t world;
 	char *kept;
 	int rc;
 
-	if (s->name_count >= STRUCTURE_FILES_MAX)
-		return -E2BIG;
 	kept = structure_keep_name(s, name);
 	if (!kept)
 		return -ENOMEM;
@@ -44,123 +56,61 @@ static int read_file(struct structure *s, const struct structure_source *in,
 	rc = tensors_read(&s->tensors, &file, name, kept);
 	in->close(in->self, &file);
 	rc = note_failure(s, name, rc, s->tensors.error);
-	if (s->tensors.count > before && !s->format)
+	if (s->tensors.count == before)
+		return rc;
+	if (!s->format)
 		s->format = s->tensors.format;
-	else if (s->tensors.count > before && !s->has_dcp &&
-		 strcmp(s->format, s->tensors.format) != 0)
+	else if (!s->has_dcp && strcmp(s->format, s->tensors.format) != 0)
 		s->format = "mixed";
+	world = in->world ? in->world(in->self, name) : 0;
+	s->world = world > s->world ? world : s->world;
 	return rc;
 }
 
-/* --- what a folder has --- */
-
-struct listed {
-	char *name; /* owned */
-	bool folder;
-	uint64_t size_bytes;
-};
-
-struct listing {
-	struct listed *at;
-	size_t count, capacity;
-	int rc;
-};
-
-static void listing_release(struct listing *l)
-{
-	for (size_t i = 0; i < l->count; i++)
-		free(l->at[i].name);
-	free(l->at);
-}
-
-static int listing_add(void *arg, const char *name, bool folder,
-		       uint64_t size_bytes)
-{
-	struct listing *l = arg;
-
-	l->rc = vec_grow(&l->at, l->count, &l->capacity, sizeof(*l->at));
-	if (l->rc < 0)
-		return l->rc;
-	l->at[l->count].name = strdup(name);
-	l->at[l->count].folder = folder;
-	l->at[l->count].size_bytes = size_bytes;
-	if (!l->at[l->count].name)
-		return l->rc = -ENOMEM;
-	l->count++;
-	return 0;
-}
-
-static int listed_compare(const void *a, const void *b)
-{
-	return strcmp(((const struct listed *)a)->name,
-		      ((const struct listed *)b)->name);
-}
-
-static int listing_read(struct listing *l, const struct structure_source *in,
-			const char *below)
-{
-	int rc = in->list(in->self, below, listing_add, l);
-
-	if (l->rc < 0)
-		return l->rc;
-	if (rc == 0 && l->count > 1)
-		qsort(l->at, l->count, sizeof(*l->at), listed_compare);
-	return rc;
-}
-
-static int read_files(struct structure *s, const struct structure_source *in,
-		      const char *below, const struct listing *l)
+/* Of each folder, and each only when it is not hidden. */
+static int read_files(struct reading *r)
 {
 	int rc = 0;
 
-	for (size_t i = 0; rc == 0 && i < l->count; i++) {
-		const char *name = l->at[i].name;
-		SCOPED(scope_free) char *full = NULL;
+	for (size_t i = 0; rc == 0 && i < r->tree.count; i++) {
+		const struct tree_entry *e = &r->tree.all[i];
 
-		if (name[0] == '.')
+		if (e->folder || e->name[0] == '.' ||
+		    (r->tree.all[e->in].dcp &&
+		     text_ends_in(e->name, ".distcp")))
 			continue;
-		if (asprintf(&full, "%s%s%s", below, *below ? "/" : "", name) <
-		    0) {
-			full = NULL;
-			return -ENOMEM;
-		}
-		if (!l->at[i].folder) {
-			if (!s->has_dcp || !text_ends_in(name, ".distcp"))
-				rc = read_file(s, in, full);
-		} else if (!*below && strncmp(name, PIPELINE_FOLDERS,
-					      strlen(PIPELINE_FOLDERS)) == 0) {
-			SCOPED(listing_release)
-			struct listing more = { .at = NULL };
-
-			rc = listing_read(&more, in, full);
-			if (rc == 0)
-				rc = read_files(s, in, full, &more);
-		}
+		rc = read_file(r->s, r->in, e->path);
 	}
 	return rc;
 }
 
 /* --- .metadata --- */
 
-static int read_metadata(const struct structure_source *in, struct dcp *dcp,
-			 struct dcp_error *error)
+static int read_metadata(const struct structure_source *in, const char *path,
+			 uint64_t bytes_max, uint64_t *ret_bytes,
+			 struct dcp *dcp, struct dcp_error *error)
 {
 	struct cut_source file;
-	int rc = in->open(in->self, DCP_METADATA_NAME, &file);
+	int rc = in->open(in->self, path, &file);
 
 	error->what[0] = 0;
 	if (rc < 0)
 		return rc;
-	rc = dcp_read_source(&file, in->metadata_bytes_max, dcp, error);
+	*ret_bytes = file.size_bytes;
+	rc = dcp_read_source(&file, bytes_max, dcp, error);
 	in->close(in->self, &file);
 	return rc;
 }
 
-static int add_entry(struct structure *s, const struct dcp_item *item,
-		     const struct dcp_chunk *c, const struct dcp_entry *e)
+static int add_entry(struct structure *s, const struct dcp *d, const char *file,
+		     const struct dcp_entry *e)
 {
+	const struct dcp_item *item =
+		e->item == DCP_NONE ? NULL : &d->items[e->item];
+	const struct dcp_chunk *c =
+		e->chunk == DCP_NONE ? NULL : &d->chunks[e->chunk];
 	struct tensor t = { .name = item ? item->name : e->name,
-			    .file = s->dcp.files[e->file].name,
+			    .file = file,
 			    .offset = e->offset,
 			    .bytes = e->length };
 
@@ -174,88 +124,214 @@ static int add_entry(struct structure *s, const struct dcp_item *item,
 	return tensors_add(&s->tensors, &t);
 }
 
-/* Findings may point to names that are the listing's. */
-static int keep_findings(struct structure *s)
-{
-	for (size_t i = 0; i < s->closure.count; i++)
-		if (s->closure.findings[i].file) {
-			char *kept = structure_keep_name(
-				s, s->closure.findings[i].file);
-
-			s->closure.findings[i].file = kept ? kept : "?";
-			if (!kept)
-				return -ENOMEM;
-		}
-	return 0;
-}
-
-static int check_closure(struct structure *s, const struct structure_source *in,
-			 const struct listing *l)
+/* All pieces; `below` is the folder that their files are in. */
+static int add_entries(struct structure *s, const struct dcp *d,
+		       const char *below)
 {
 	SCOPED(scope_free)
+	const char **files = calloc((size_t)d->file_count + 1, sizeof(*files));
+	int rc = files ? 0 : -ENOMEM;
+
+	for (uint32_t i = 0; rc == 0 && i < d->file_count; i++) {
+		SCOPED(scope_free)
+		char *path = tree_join(below, d->files[i].name);
+
+		files[i] = *below ? path ? structure_keep_name(s, path) : NULL
+				  : d->files[i].name;
+		rc = files[i] ? 0 : -ENOMEM;
+	}
+	for (uint32_t i = 0; rc == 0 && i < d->entry_count; i++)
+		rc = add_entry(s, d, files[d->entries[i].file], &d->entries[i]);
+	return rc;
+}
+
+/*
+ * An item's name without what says which piece of what it was, for a world of
+ * this size: /shard_0.0_1.8 and .__tp_replica_1 at its end, the number behind
+ * _idx_ (of an optimizer's buckets).
+ */
+static void plain_name(const char *name, char ret[DCP_NAME_BYTES_MAX + 1])
+{
+	static const char *const ends[] = { "/shard_", ".__tp_replica_" };
+	size_t len = strlen(name), n = 0;
+
+	for (size_t i = 0; i < sizeof(ends) / sizeof(*ends); i++) {
+		size_t at = len;
+
+		while (at > 0 && strchr("0123456789._", name[at - 1]))
+			at--;
+		/* The last _ is the word's own. */
+		at += at < len;
+		if (at < len && at > strlen(ends[i]) &&
+		    memcmp(name + at - strlen(ends[i]), ends[i],
+			   strlen(ends[i])) == 0)
+			len = at - strlen(ends[i]);
+	}
+	for (size_t at = 0; at < len && n < DCP_NAME_BYTES_MAX; at++) {
+		ret[n++] = name[at];
+		if (at >= 4 && memcmp(name + at - 4, "_idx_", 5) == 0)
+			at += strspn(name + at + 1, "0123456789");
+	}
+	ret[n] = 0;
+}
+
+/* Each tensor once, as it was before it was cut up. */
+static int add_items(struct structure *s, const struct dcp *d,
+		     const char *metadata)
+{
+	char name[DCP_NAME_BYTES_MAX + 1];
+	const char *file = structure_keep_name(s, metadata);
+	int rc = file ? 0 : -ENOMEM;
+
+	for (uint32_t i = 0; rc == 0 && i < d->item_count; i++) {
+		const struct dcp_item *item = &d->items[i];
+		struct tensor t = { .name = name, .file = file };
+
+		plain_name(item->name, name);
+		if (item->dtype) {
+			t.dtype = item->dtype->name;
+			t.rank = item->dimensions;
+			t.shape = item->shape;
+		}
+		rc = tensors_add(&s->tensors, &t);
+	}
+	return rc;
+}
+
+/* Findings of one folder to all others; its names may be the listing's. */
+static int keep_findings(struct structure *s, const struct closure *found,
+			 const char *below)
+{
+	struct closure *all = &s->closure;
+	int rc = vec_reserve(&all->findings, all->count, found->count,
+			     &all->capacity, sizeof(*all->findings));
+
+	for (int i = 0; i < CLOSURE_KINDS; i++)
+		all->totals[i] += found->totals[i];
+	for (size_t i = 0; rc == 0 && i < found->count; i++) {
+		struct closure_finding f = found->findings[i];
+		SCOPED(scope_free) char *path = NULL;
+
+		if (all->count == CLOSURE_FINDINGS_MAX)
+			break;
+		if (f.file) {
+			path = tree_join(below, f.file);
+			f.file = path ? structure_keep_name(s, path) : NULL;
+			rc = f.file ? 0 : -ENOMEM;
+		}
+		if (rc == 0)
+			all->findings[all->count++] = f;
+	}
+	return rc;
+}
+
+static int check_closure(struct reading *r, const struct dcp *d, uint32_t in)
+{
+	const struct tree *t = &r->tree;
+	const char *below = t->all[in].path;
+	SCOPED(scope_free)
 	struct closure_file *files =
-		calloc(l->count + s->dcp.file_count + 1, sizeof(*files));
+		calloc(t->count + d->file_count + 1, sizeof(*files));
+	SCOPED(closure_release) struct closure found = { .count = 0 };
 	size_t n = 0;
 	int rc;
 
 	if (!files)
 		return -ENOMEM;
-	for (size_t i = 0; i < l->count; i++)
-		if (!l->at[i].folder)
+	for (size_t i = 1; i < t->count; i++)
+		if (!t->all[i].folder && t->all[i].in == in)
 			files[n++] =
-				(struct closure_file){ l->at[i].name,
-						       l->at[i].size_bytes };
-	for (uint32_t i = 0; i < s->dcp.file_count; i++) {
-		const char *name = s->dcp.files[i].name;
+				(struct closure_file){ t->all[i].name,
+						       t->all[i].size_bytes };
+	for (uint32_t i = 0; i < d->file_count; i++) {
+		const char *name = d->files[i].name;
+		SCOPED(scope_free) char *path = tree_join(below, name);
 		struct cut_source file;
 
-		if (!strchr(name, '/') || in->open(in->self, name, &file) < 0)
+		if (!path)
+			return -ENOMEM;
+		if (!strchr(name, '/') ||
+		    r->in->open(r->in->self, path, &file) < 0)
 			continue;
 		files[n++] = (struct closure_file){ name, file.size_bytes };
-		in->close(in->self, &file);
+		r->in->close(r->in->self, &file);
 	}
-	rc = closure_check(&s->dcp, files, n, &s->closure);
-	return rc == 0 ? keep_findings(s) : rc;
+	rc = closure_check(d, files, n, &found);
+	return rc == 0 ? keep_findings(r->s, &found, below) : rc;
 }
 
-static int read_dcp(struct structure *s, const struct structure_source *in,
-		    const struct listing *l)
+/* What the .metadata of a folder says; where it is kept until the end. */
+static int read_dcp(struct reading *r, uint32_t in)
 {
+	struct structure *s = r->s;
+	const char *below = r->tree.all[in].path;
+	SCOPED(scope_free) char *path = tree_join(below, DCP_METADATA_NAME);
+	struct dcp read = { .items = NULL }, *d = &s->dcp;
 	struct dcp_error error;
-	int rc = read_metadata(in, &s->dcp, &error);
+	uint64_t bytes = 0;
+	int rc = path ? read_metadata(r->in, path, r->metadata_bytes_left,
+				      &bytes, &read, &error)
+		      : -ENOMEM;
 
 	if (rc == -ENOENT)
 		return 0;
 	if (rc < 0)
-		return note_failure(s, DCP_METADATA_NAME, rc, error.what);
-	s->has_dcp = true;
-	s->format = "dcp";
-	for (uint32_t i = 0; rc == 0 && i < s->dcp.entry_count; i++) {
-		const struct dcp_entry *e = &s->dcp.entries[i];
-
-		rc = add_entry(
-			s, e->item == DCP_NONE ? NULL : &s->dcp.items[e->item],
-			e->chunk == DCP_NONE ? NULL : &s->dcp.chunks[e->chunk],
-			e);
+		return note_failure(s, path, rc, error.what);
+	if (in != 0) {
+		rc = vec_grow(&s->nested, s->nested_count, &s->nested_capacity,
+			      sizeof(*s->nested));
+		if (rc < 0) {
+			dcp_release(&read);
+			return rc;
+		}
+		d = &s->nested[s->nested_count++];
 	}
+	*d = read;
+	r->metadata_bytes_left -= bytes;
+	r->tree.all[in].dcp = true;
+	s->has_dcp = s->has_dcp || in == 0;
+	s->format = "dcp";
+	rc = r->in->whole ? add_items(s, d, path) : add_entries(s, d, below);
 	if (rc == -EFBIG)
-		rc = note_failure(s, DCP_METADATA_NAME, rc, s->tensors.error);
-	return rc == 0 ? check_closure(s, in, l) : rc;
+		rc = note_failure(s, path, rc, s->tensors.error);
+	return rc == 0 ? check_closure(r, d, in) : rc;
+}
+
+/* The folder itself, and those in which one was listed. */
+static int read_dcps(struct reading *r)
+{
+	struct tree *t = &r->tree;
+	int rc = read_dcp(r, 0);
+
+	for (size_t i = 1; rc == 0 && i < t->count; i++) {
+		struct tree_entry *e = &t->all[i];
+
+		if (e->folder)
+			e->dcp = t->all[e->in].dcp;
+		else if (e->in != 0 && strcmp(e->name, DCP_METADATA_NAME) == 0)
+			rc = read_dcp(r, e->in);
+	}
+	return rc;
 }
 
 int structure_of_folder(struct structure *s, const struct structure_source *in)
 {
-	SCOPED(listing_release) struct listing l = { .at = NULL };
+	SCOPED(reading_release)
+	struct reading r = { .s = s,
+			     .in = in,
+			     .metadata_bytes_left = in->metadata_bytes_max };
 	int rc;
 
 	memset(s, 0, sizeof(*s));
 	s->tensors.bytes_max = in->memory_bytes_max;
-	rc = listing_read(&l, in, "");
+	rc = tree_read(&r.tree, in);
 	if (rc == 0)
-		rc = read_dcp(s, in, &l);
+		rc = read_dcps(&r);
 	if (rc == 0)
-		rc = read_files(s, in, "", &l);
-	return rc == 0 ? structure_finish(s) : rc;
+		rc = read_files(&r);
+	if (rc == 0)
+		rc = structure_finish(s);
+	return rc == 0 ? structure_check_indexes(s, in, &r.tree) : rc;
 }
 
 /* Names for the pieces of a .distcp file, from the .metadata beside it. */
@@ -263,7 +339,10 @@ static int name_pieces(struct structure *s, const char *name,
 		       const struct structure_source *beside)
 {
 	struct dcp_error error;
-	int rc = read_metadata(beside, &s->dcp, &error);
+	uint64_t bytes;
+	int rc = read_metadata(beside, DCP_METADATA_NAME,
+			       beside->metadata_bytes_max, &bytes, &s->dcp,
+			       &error);
 
 	if (rc < 0)
 		return rc == -ENOMEM ? rc : 0; /* then they have no names */

@@ -92,11 +92,12 @@ static void what_is_refused_is_where_it_was(void **state)
 	struct live l = guarded(GUARD_REFUSE);
 
 	(void)state;
-	assert_int_equal(step(&l, "step_1", 2, 1), 0);
-	assert_int_equal(step(&l, "step_2", 3, 10), -EUCLEAN);
+	assert_int_equal(step(&l, "step_1", 3, 1), 0);
+	assert_int_equal(step(&l, "step_2", 2, 10), -EUCLEAN);
 	assert_absent(&l, "step_2");
-	assert_int_equal(step(&l, "step_3", 2, 20), 0);
+	assert_int_equal(step(&l, "step_3", 4, 20), 0);
 	assert_int_equal(figures(&l).refused, 1);
+	assert_int_equal(figures(&l).gone, 1);
 	assert_int_equal(figures(&l).checked, 3);
 	live_free(&l);
 }
@@ -205,13 +206,13 @@ static void many_publish_while_steps_are_deleted_and_looked_at(void **state)
 	(void)state;
 	for (unsigned i = 0; i < PUBLISHERS; i++) {
 		p[i] = (struct publisher){ &l, i };
-		assert_int_equal(pthread_create(&threads[i], NULL,
-						publish_steps, &p[i]),
-				 0);
+		assert_int_equal(
+			pthread_create(&threads[i], NULL, publish_steps, &p[i]),
+			0);
 	}
-	assert_int_equal(pthread_create(&threads[PUBLISHERS], NULL,
-					look_at_them, &l),
-			 0);
+	assert_int_equal(
+		pthread_create(&threads[PUBLISHERS], NULL, look_at_them, &l),
+		0);
 	for (unsigned i = 0; i <= PUBLISHERS; i++) {
 		void *failed;
 
