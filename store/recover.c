@@ -60,15 +60,27 @@ static int found_add(void *arg, const struct stage_slot *slot, struct stage *s)
 	return rc;
 }
 
+/* It is no mere cache of what is committed. */
+static bool has_own_bytes(const struct stage_slot *slot)
+{
+	return slot->dirty || slot->kind == STAGE_DISK;
+}
+
 /*
  * Closed ones by their order, then those that were open. An older ckptfs that
  * was killed in here left two with one place: a replaced one comes first.
+ * Caches come last: one that its file had let go of, and that was not gone yet,
+ * gives way to what the file has now.
  */
 static int found_compare(const void *pa, const void *pb)
 {
 	const struct found *a = pa, *b = pb;
 	uint64_t x = a->slot.close_order - 1, y = b->slot.close_order - 1;
 
+	if (has_own_bytes(&a->slot) != has_own_bytes(&b->slot))
+		return has_own_bytes(&a->slot) ? -1 : 1;
+	if (!has_own_bytes(&a->slot) && a->slot.number != b->slot.number)
+		return a->slot.number > b->slot.number ? -1 : 1;
 	if (x != y)
 		return x < y ? -1 : 1;
 	if (a->slot.earlier != b->slot.earlier)

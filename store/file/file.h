@@ -127,6 +127,11 @@ int file_write(struct files *fs, struct inode *in, const void *buf, size_t len,
 	       uint64_t off);
 /* Set the size. -ESTALE as file_open(). */
 int file_truncate(struct files *fs, struct inode *in, uint64_t size);
+/*
+ * The same without a handle, as if one were closed: who publishes it afterwards
+ * waits for it, also while a RELEASE is late.
+ */
+int file_truncate_path(struct files *fs, struct inode *in, uint64_t size);
 int file_fallocate(struct files *fs, struct inode *in, int mode, uint64_t off,
 		   uint64_t len);
 /* SEEK_DATA and SEEK_HOLE. */

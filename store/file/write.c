@@ -292,6 +292,22 @@ int file_truncate(struct files *fs, struct inode *in, uint64_t size)
 	return 0;
 }
 
+int file_truncate_path(struct files *fs, struct inode *in, uint64_t size)
+{
+	int rc = file_truncate(fs, in, size);
+	bool open;
+
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		open = in->file->state.writers > 0 && in->attr.nlink > 0;
+	}
+	if (open) /* else it was closed already */
+		(void)drain_closed(fs->drain, in, false);
+	return 0;
+}
+
 /* How much of [off, off + len) is not there yet. */
 static uint64_t missing_bytes(int fd, uint64_t off, uint64_t len)
 {

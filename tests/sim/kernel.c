@@ -413,7 +413,7 @@ static int truncate_once(const char *path, uint64_t size)
 
 	if (rc < 0)
 		return rc;
-	rc = file_truncate(&k.st->files, in, size);
+	rc = file_truncate_path(&k.st->files, in, size);
 	inode_put(k.st->inodes, in, 1);
 	return rc;
 }

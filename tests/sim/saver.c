@@ -75,7 +75,7 @@ int saver_acquire(struct saver *s, size_t size, uint8_t **ret_memory,
 	int fd, rc;
 
 	memset(r, 0, sizeof(*r));
-	rc = segment_acquire(&s->st->segments, &s->client, signature, size, r,
+	rc = segment_acquire(&s->st->segments, &s->client, signature, size, -1, r,
 			     &fd);
 	*ret_busy = r->busy_ino;
 	if (rc < 0)

@@ -297,6 +297,55 @@ static void after_kill_a_link_shows_the_last_version_of_its_file(void **state)
 	free(data);
 }
 
+/*
+ * The committer has made a file durable, and is stopped on its way to drop the
+ * stage; meanwhile the file is written anew. The old stage has a slot still.
+ */
+static void child_is_killed_while_a_stage_goes(struct live *l, const char *kind)
+{
+	uint8_t *data = filled(DATA_BYTES, 1);
+	struct stage_slot *slots, old;
+	struct inode *in = NULL;
+	struct stage *stage;
+	uint32_t index;
+
+	child_open(l, kind);
+	live_write(l, "f", data, DATA_BYTES);
+	live_sync_all(l);
+	drain_stop(l->st->drain);
+	if (live_lookup(l, "f", &in) < 0 || !in->file || !in->file->stage)
+		_exit(1);
+	stage = stage_ref(in->file->stage); /* so that its bytes stay */
+	slots = l->st->stages.slots;
+	index = stage->slot_index;
+	old = slots[index];
+	fill(data, DATA_BYTES, 2);
+	live_write(l, "f", data, DATA_BYTES);
+	if (slots[index].ino != 0)
+		_exit(2);
+	slots[index] = old;
+}
+
+static void what_a_file_lets_go_of_is_not_taken_for_the_file(void **state)
+{
+	uint8_t *data = filled(DATA_BYTES, 2);
+
+	(void)state;
+	for (unsigned kind = 1; kind < LIVE_KINDS; kind += 2) { /* in memory */
+		struct live l = live_kind(kind);
+
+		live_close(&l);
+		live_child_kind(&l, "goes", kind);
+		live_open(&l);
+		assert_file(&l, "f", data, DATA_BYTES);
+		live_sync_all(&l);
+		live_reopen(&l);
+		assert_file(&l, "f", data, DATA_BYTES);
+		live_free(&l);
+	}
+	free(data);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct live_child_entry children[] = {
@@ -305,6 +354,7 @@ int main(int argc, char **argv)
 		{ "orphan", child_leaves_orphans },
 		{ "replace", child_replaces },
 		{ "link", child_links },
+		{ "goes", child_is_killed_while_a_stage_goes },
 	};
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(
@@ -319,6 +369,8 @@ int main(int argc, char **argv)
 			files_without_a_name_are_deleted_at_the_next_start),
 		cmocka_unit_test(
 			what_is_committed_is_not_taken_for_what_never_was),
+		cmocka_unit_test(
+			what_a_file_lets_go_of_is_not_taken_for_the_file),
 	};
 
 	if (argc > 1)

@@ -199,7 +199,7 @@ static int truncate_path(struct live *l, const char *path, uint64_t size)
 	int rc = live_lookup(l, path, &in);
 
 	if (rc == 0)
-		rc = file_truncate(&l->st->files, in, size);
+		rc = file_truncate_path(&l->st->files, in, size);
 	inode_put(l->st->inodes, in, 1);
 	return rc;
 }
@@ -314,6 +314,34 @@ static void room_can_be_allocated_and_holes_punched(void **state)
 	free(data);
 }
 
+/* It was closed, and so was what truncate(2) made of it: only RELEASE is late. */
+static void what_was_truncated_before_a_late_release_is_published(void **state)
+{
+	uint8_t *data = filled(DATA_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+		struct handle h = handle_open(&l, "f", O_CREAT | O_WRONLY);
+		uint64_t size;
+
+		handle_write(&h, data, DATA_BYTES, 0);
+		assert_int_equal(file_flush(&l.st->files, h.in, O_WRONLY), 0);
+		assert_int_equal(drain_sync(l.st->drain, h.in), 0);
+		assert_int_equal(truncate_path(&l, "f", MIB), 0);
+		assert_int_equal(drain_publish_closed(l.st->drain, h.in), 0);
+		{
+			HOLD(&h.in->lock);
+			assert_non_null(h.in->file->content);
+			size = h.in->file->content->c.size_bytes;
+		}
+		assert_int_equal(size, MIB);
+		handle_close(&h);
+		live_free(&l);
+	}
+	free(data);
+}
+
 static void data_and_holes_are_found(void **state)
 {
 	/* Each from where the one before it was. */
@@ -368,6 +396,8 @@ int main(void)
 		cmocka_unit_test(a_durable_file_is_truncated_to_any_size),
 		cmocka_unit_test(a_reader_sees_how_the_file_is_truncated),
 		cmocka_unit_test(room_can_be_allocated_and_holes_punched),
+		cmocka_unit_test(
+			what_was_truncated_before_a_late_release_is_published),
 		cmocka_unit_test(data_and_holes_are_found),
 	};
 
