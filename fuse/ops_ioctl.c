@@ -66,7 +66,26 @@ static void add_backup(cJSON *to, struct store *st)
 	add_number(one, "at_s", (uint64_t)f.at_ns / 1000000000);
 }
 
-static void add_structure(cJSON *to, struct store *st, bool root)
+/* The last ones first, those of the caller's own steps. */
+static void add_refusals(cJSON *to, struct store *st, uid_t uid)
+{
+	cJSON *list = cJSON_AddArrayToObject(to, "refusals");
+	struct guard_refusal r;
+
+	for (unsigned n = 0; guard_refusal(st->guard, n, &r); n++) {
+		cJSON *one;
+
+		if (uid != 0 && uid != r.uid)
+			continue;
+		one = cJSON_CreateObject();
+		add_number(one, "at_s", (uint64_t)r.at_ns / 1000000000);
+		add_text(one, "path", r.path);
+		add_text(one, "why", r.why);
+		cJSON_AddItemToArray(list, one);
+	}
+}
+
+static void add_structure(cJSON *to, struct store *st, uid_t uid)
 {
 	cJSON *one = cJSON_AddObjectToObject(to, "structure");
 	struct guard_figures f;
@@ -78,11 +97,38 @@ static void add_structure(cJSON *to, struct store *st, bool root)
 	add_number(one, "different", f.different);
 	add_number(one, "broken", f.broken);
 	add_number(one, "missing", f.missing);
+	add_number(one, "gone", f.gone);
 	add_number(one, "identical", f.identical);
 	add_number(one, "refused", f.refused);
 	add_number(one, "overlooked", f.overlooked);
 	/* It has names out of files that not everybody may read. */
-	add_text(one, "last", root ? f.last : "");
+	add_text(one, "last", uid == 0 ? f.last : "");
+	add_refusals(one, st, uid);
+}
+
+/* How full the stage is, and of what. */
+static void add_stage(cJSON *to, struct stages *st,
+		      const struct stages_figures *f)
+{
+	int64_t age_ns = wall_ns() - f->oldest_ns;
+	uint64_t used, total;
+
+	stages_usage(st, &used, &total);
+	add_number(to, "staged_bytes", f->memory_bytes + f->disk_bytes);
+	add_number(to, "staged_memory_bytes", f->memory_bytes);
+	add_number(to, "staged_files", f->dirty_files);
+	if (f->oldest_ns > 0)
+		(void)cJSON_AddNumberToObject(to, "staged_unchanged_s",
+					      age_ns > 0 ? (double)age_ns / 1e9
+							 : 0);
+	else
+		(void)cJSON_AddNullToObject(to, "staged_unchanged_s");
+	add_number(to, "stage_used_bytes", used);
+	add_number(to, "stage_capacity_bytes", total);
+	add_number(to, "stage_ahead_bytes", f->ahead_bytes);
+	add_number(to, "stage_clean_bytes", f->clean_bytes);
+	add_number(to, "stage_clean_files", f->clean_files);
+	add_text(to, "stage", st->path);
 }
 
 /* Can anything be made durable at all? */
@@ -102,29 +148,24 @@ static cJSON *status(struct fs *fs, uid_t uid)
 	struct failed_files failed = { .st = st, .uid = uid };
 	struct drain_figures d;
 	struct segment_figures g;
-	uint64_t used, total, memory, disk;
+	struct stages_figures f;
 
 	add_text(s, "version", CKPTFS_VERSION);
 	add_text(s, "store", st->path);
 	add_text(s, "mountpoint", fs->mountpoint);
 	(void)cJSON_AddBoolToObject(s, "passthrough", fs->passthrough);
-	stages_dirty(&st->stages, &memory, &disk);
+	stages_figures(&st->stages, &f);
 	for (size_t i = 0; i < sizeof(counters) / sizeof(*counters); i++) {
 		uint64_t v = store_counter(st, counters[i]);
 
 		if (i == 0) /* what is staged is there for who looks */
-			v += memory + disk;
+			v += f.memory_bytes + f.disk_bytes;
 		add_number(s, counters[i], v);
 	}
 	add_number(s, "unknown_images", atomic_load(&st->unknown_images));
 	add_text(s, "database", health_words[kv_health(st->kv)]);
-	stages_usage(&st->stages, &used, &total);
 	drain_figures(st->drain, &d);
-	add_number(s, "staged_bytes", memory + disk);
-	add_number(s, "staged_memory_bytes", memory);
-	add_number(s, "stage_used_bytes", used);
-	add_number(s, "stage_capacity_bytes", total);
-	add_text(s, "stage", st->stages.path);
+	add_stage(s, &st->stages, &f);
 	segment_figures(&st->segments, &g);
 	add_number(s, "segment_clients", g.clients);
 	add_number(s, "segments", g.segments);
@@ -138,7 +179,7 @@ static cJSON *status(struct fs *fs, uid_t uid)
 	add_text(s, "share", st->options.share_all ? "all" : "user");
 	add_text(s, "hash", chunk_hash_variant());
 	add_backup(s, st);
-	add_structure(s, st, uid == 0);
+	add_structure(s, st, uid);
 	failed.list = cJSON_AddArrayToObject(s, "failed_files");
 	drain_each_failed(st->drain, add_failed, &failed);
 	return s;

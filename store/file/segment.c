@@ -142,7 +142,16 @@ bool segment_is_free_locked(const struct segment *s)
 	       stage_is_idle(s->stage);
 }
 
-void segments_ask_locked(struct segments *g, uint64_t want, int64_t uid)
+void segment_ask_locked(struct segments *g, struct segment *s)
+{
+	s->asked = true;
+	s->client->wake(s->client);
+	/* Or its client waits for somebody else's: see segment_acquire.c. */
+	cond_broadcast(&g->changed);
+}
+
+void segments_ask_locked(struct segments *g, uint64_t want, int64_t uid,
+			 uint64_t before)
 {
 	struct segment *s;
 	uint64_t asked = 0;
@@ -152,16 +161,13 @@ void segments_ask_locked(struct segments *g, uint64_t want, int64_t uid)
 		asked += s->memory_bytes;
 	TAILQ_FOREACH(s, &g->all, entry)
 	{
-		if (asked >= want)
+		if (asked >= want || s->takes[0] >= before)
 			return;
 		if (!segment_is_free_locked(s) ||
 		    (uid >= 0 && s->client->uid != (uid_t)uid))
 			continue;
-		s->asked = true;
 		asked += s->memory_bytes;
-		s->client->wake(s->client);
-		/* Or its client waits for somebody else's: see below. */
-		cond_broadcast(&g->changed);
+		segment_ask_locked(g, s);
 	}
 }
 
@@ -171,13 +177,13 @@ static void on_pressure(void *segments, uint64_t want)
 	struct segments *g = segments;
 
 	HOLD(&g->lock);
-	segments_ask_locked(g, want, -1);
+	segments_ask_locked(g, want, -1, UINT64_MAX);
 }
 
 void segments_ask_back(struct segments *g, uid_t uid)
 {
 	HOLD(&g->lock);
-	segments_ask_locked(g, UINT64_MAX, uid);
+	segments_ask_locked(g, UINT64_MAX, uid, UINT64_MAX);
 }
 
 void segments_init(struct segments *g, struct files *files,

@@ -61,6 +61,7 @@ struct segments {
 	struct segment_list held; /* dropped, but their clients hold them */
 	unsigned count;
 	uint64_t next_id;
+	uint64_t takes; /* how often one was acquired */
 	uint64_t bytes;
 	unsigned clients;
 	unsigned leaving; /* out of the list, memory not given back yet */
@@ -103,12 +104,13 @@ bool segment_take_release(struct segments *g, struct segment_client *c,
 
 /*
  * A segment to fill; fields of *ret as in segment_wire.h, its error too.
- * *ret_fd is a descriptor for the caller to close when ret->fresh, else -1. May
+ * node: the NUMA node on which a new one is to lie if it can, or -1. *ret_fd is
+ * a descriptor for the caller to close when ret->fresh, else -1. May
  * wait for other clients, for SEGMENT_RELEASE_WAIT_NS at most.
  */
 int segment_acquire(struct segments *g, struct segment_client *c,
 		    const uint8_t signature[SEGMENT_SIGNATURE_BYTES],
-		    uint64_t size_bytes, struct segment_reply *ret,
+		    uint64_t size_bytes, int node, struct segment_reply *ret,
 		    int *ret_fd);
 /* All of these: -ESTALE when the client has no such segment. */
 int segment_mapped(struct segments *g, struct segment_client *c, uint64_t id,

@@ -6,6 +6,11 @@
  * back; else a new one, within his quota. Memory that he cannot have yet is
  * asked back from idle segments, his own first: two clients who waited for each
  * other would do so to the end.
+ *
+ * Where there is no room for a second one he has the one again. For a second
+ * one only those are asked back that nobody wanted during the last saves of the
+ * first: clients who all save would take turns in unmapping and pinning anew
+ * what they need.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -13,6 +18,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "store/base/node.h"
 #include "store/base/scope.h"
 #include "store/file/file.h"
 #include "store/file/segment_private.h"
@@ -30,6 +36,8 @@ static void take_locked(struct segments *g, struct segment *s,
 		CHECK(getrandom(&s->generation, sizeof(s->generation), 0) ==
 		      sizeof(s->generation));
 	} while (s->generation == 0);
+	memmove(s->takes + 1, s->takes, sizeof(s->takes) - sizeof(*s->takes));
+	s->takes[0] = ++g->takes;
 	TAILQ_REMOVE(&g->all, s, entry);
 	TAILQ_INSERT_TAIL(&g->all, s, entry);
 	ret->id = s->id;
@@ -40,6 +48,8 @@ static void take_locked(struct segments *g, struct segment *s,
 /* What a client has of one structure. */
 struct set {
 	unsigned count; /* that are not asked back */
+	/* Who was not taken since may go for another one: a number of takes. */
+	uint64_t unused_since;
 	struct segment *idle;
 	struct segment *lent; /* the one that a file has for longest */
 };
@@ -50,13 +60,14 @@ static void find_set_locked(struct segments *g, struct segment_client *c,
 {
 	struct segment *s;
 
-	memset(ret, 0, sizeof(*ret));
+	*ret = (struct set){ .unused_since = UINT64_MAX };
 	TAILQ_FOREACH(s, &g->all, entry)
 	{
 		if (s->client != c || s->asked || s->size_bytes != size_bytes ||
 		    memcmp(s->signature, signature, sizeof(s->signature)) != 0)
 			continue;
 		ret->count++;
+		ret->unused_since = s->takes[SEGMENT_TAKES - 1];
 		if (segment_is_free_locked(s) && !ret->idle)
 			ret->idle = s;
 		else if (s->stage && !s->filled && !s->committing && !ret->lent)
@@ -150,6 +161,7 @@ static int reserve(struct segments *g, struct segment_client *c,
 {
 	struct segment *s = calloc(1, sizeof(*s));
 	uint64_t used, want, over;
+	struct set set;
 	unsigned count;
 
 	if (!s)
@@ -167,8 +179,10 @@ static int reserve(struct segments *g, struct segment_client *c,
 	over = used + want > g->quota_bytes ? used + want - g->quota_bytes : 0;
 	if (over > 0 || g->count >= SEGMENTS_MAX ||
 	    count >= SEGMENTS_OF_UID_MAX) {
+		find_set_locked(g, c, signature, size_bytes, &set);
 		if (want <= g->quota_bytes) /* or it will never fit */
-			segments_ask_locked(g, over > 0 ? over : 1, c->uid);
+			segments_ask_locked(g, over > 0 ? over : 1, c->uid,
+					    set.unused_since);
 		free(s);
 		return -EDQUOT;
 	}
@@ -180,17 +194,27 @@ static int reserve(struct segments *g, struct segment_client *c,
 	return 0;
 }
 
+static int create_stage(struct segments *g, uint64_t size_bytes, int node,
+			struct stage **ret_stage)
+{
+	SCOPED(node_put_back) struct node_policy before = node_prefer(node);
+
+	return stage_create_kept(g->stages, size_bytes, ret_stage);
+}
+
 static int create(struct segments *g, struct segment_client *c,
-		  const uint8_t *signature, uint64_t size_bytes,
+		  const uint8_t *signature, uint64_t size_bytes, int node,
 		  struct segment_reply *ret, int *ret_fd)
 {
+	uint64_t used, total;
 	struct segment *s;
 	struct stage *stage;
+	struct set set;
 	int rc = reserve(g, c, signature, size_bytes, &s);
 
 	if (rc < 0)
 		return rc;
-	rc = stage_create_kept(g->stages, size_bytes, &stage);
+	rc = create_stage(g, size_bytes, node, &stage);
 	if (rc == 0) {
 		int fd = stage_open(g->stages, stage, O_RDWR);
 
@@ -205,13 +229,22 @@ static int create(struct segments *g, struct segment_client *c,
 		rc = fd;
 	}
 	segment_remove(g, s);
+	stages_usage(g->stages, &used, &total);
+	if (rc == -ENOSPC && size_bytes <= total) { /* or it will never fit */
+		HOLD(&g->lock);
+		find_set_locked(g, c, signature, size_bytes, &set);
+		segments_ask_locked(g, size_bytes, -1, set.unused_since);
+	}
 	return rc;
 }
 
-/* One that is there already. -ENOENT: there is room in the set for another. */
+/*
+ * One that is there already. -ENOENT: there are fewer than `enough`, and none
+ * of them idle. -EBUSY: the client fills all of them.
+ */
 static int take_existing(struct segments *g, struct segment_client *c,
 			 const uint8_t *signature, uint64_t size_bytes,
-			 struct segment_reply *ret)
+			 unsigned enough, struct segment_reply *ret)
 {
 	struct set set;
 	int rc;
@@ -224,15 +257,16 @@ static int take_existing(struct segments *g, struct segment_client *c,
 			return 0;
 		}
 	}
-	if (set.count < SEGMENTS_PER_SET)
+	if (set.count < enough)
 		return -ENOENT;
-	if (!set.lent) /* the client fills both: he must know */
+	if (!set.lent)
 		return -EBUSY;
 	rc = get_back(g, set.lent, &ret->busy_ino);
 	if (rc == -EBUSY) {
 		/* Its readers keep the bytes; the client gets others. */
-		segment_remove(g, set.lent);
-		return -ENOENT;
+		HOLD(&g->lock);
+		segment_ask_locked(g, set.lent);
+		return -EAGAIN;
 	}
 	if (rc < 0)
 		return rc;
@@ -245,19 +279,20 @@ static int take_existing(struct segments *g, struct segment_client *c,
 
 int segment_acquire(struct segments *g, struct segment_client *c,
 		    const uint8_t signature[SEGMENT_SIGNATURE_BYTES],
-		    uint64_t size_bytes, struct segment_reply *ret, int *ret_fd)
+		    uint64_t size_bytes, int node, struct segment_reply *ret,
+		    int *ret_fd)
 {
 	int64_t deadline = mono_ns() + SEGMENT_RELEASE_WAIT_NS;
 	bool others, left;
 	uint64_t seen;
-	int rc;
+	int rc, one;
 
 	*ret_fd = -1;
 	if (g->quota_bytes == 0)
 		return -EOPNOTSUPP;
 	if (size_bytes == 0 || size_bytes > INT64_MAX)
 		return -EINVAL;
-	rc = take_existing(g, c, signature, size_bytes, ret);
+	rc = take_existing(g, c, signature, size_bytes, SEGMENTS_PER_SET, ret);
 	if (rc != -ENOENT)
 		return rc;
 	for (;;) {
@@ -265,9 +300,12 @@ int segment_acquire(struct segments *g, struct segment_client *c,
 			HOLD(&g->lock);
 			seen = g->left;
 		}
-		rc = create(g, c, signature, size_bytes, ret, ret_fd);
+		rc = create(g, c, signature, size_bytes, node, ret, ret_fd);
 		if (rc != -ENOSPC && rc != -EDQUOT)
 			return rc;
+		one = take_existing(g, c, signature, size_bytes, 1, ret);
+		if (one != -ENOENT)
+			return one;
 		{
 			HOLD(&g->lock);
 			if (is_asked_locked(g, c, &others))

@@ -5,6 +5,9 @@
 #include "store/file/segment.h"
 #include "store/space/stage.h"
 
+/* So many saves make a habit: see segment_acquire.c. */
+#define SEGMENT_TAKES 16
+
 struct segment {
 	TAILQ_ENTRY(segment) entry; /* in segments.all, or .held */
 	/* Immutable: */
@@ -18,6 +21,8 @@ struct segment {
 	/* segments.lock: */
 	struct stage *stage; /* a reference; NULL while it is allocated */
 	uint64_t generation; /* 0: nobody may commit it */
+	/* Which ones of all takes were its own, the last one first; 0: none. */
+	uint64_t takes[SEGMENT_TAKES];
 	bool filled; /* its client is at it */
 	bool mapped; /* and sealed */
 	bool committing; /* an ioctl, or a cut, is at work: nobody removes it */
@@ -34,8 +39,12 @@ void segment_remove(struct segments *g, struct segment *s);
 /*
  * Ask for idle segments back, least recently used ones first, until `want`
  * bytes are asked for (with what was asked for before). uid: whose, or -1.
+ * before: only those that were last taken before that one of all takes.
  */
-void segments_ask_locked(struct segments *g, uint64_t want, int64_t uid);
+void segments_ask_locked(struct segments *g, uint64_t want, int64_t uid,
+			 uint64_t before);
+/* Its client is to drop it, whether it is idle or a file's. */
+void segment_ask_locked(struct segments *g, struct segment *s);
 struct segment *segment_find_locked(struct segments *g, uint64_t id,
 				    uint64_t generation);
 

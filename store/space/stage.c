@@ -99,15 +99,53 @@ static int stage_create_disk(struct stages *st, struct stage *s)
 	return 0;
 }
 
-/* A file of this size fits in memory, maybe after others were given up. */
-static bool stage_fits(struct stages *st, uint64_t size)
+static void touch_locked(struct stages *st, struct stage *s)
+{
+	TAILQ_REMOVE(&st->clean, s, by_use);
+	TAILQ_INSERT_TAIL(&st->clean, s, by_use);
+}
+
+static bool evict_until(struct stages *st, uint64_t want)
+{
+	/* Each clean stage is tried once: one that is open stays. */
+	unsigned tries = (unsigned)atomic_load(&st->memory_count) + 1;
+
+	for (;;) {
+		uint64_t used, total;
+		struct stage *s;
+
+		stages_usage(st, &used, &total);
+		if (used + want <= total)
+			return true;
+		if (!st->evict || tries-- == 0)
+			return false;
+		{
+			HOLD(&st->lock);
+			s = TAILQ_FIRST(&st->clean);
+			if (!s)
+				return false;
+			stage_ref(s);
+			touch_locked(st, s);
+		}
+		(void)st->evict(st->hook_arg, s);
+		stage_put(st, s);
+	}
+}
+
+/*
+ * A file of this size fits in memory, maybe after others were given up; `ask`:
+ * if it does not, for the next time, segments are asked back.
+ */
+static bool stage_fits(struct stages *st, uint64_t size, bool ask)
 {
 	uint64_t used, total;
 
 	stages_usage(st, &used, &total);
 	if (size > total)
 		return false;
-	return used + size <= total || stages_make_room(st, size);
+	if (used + size <= total)
+		return true;
+	return ask ? stages_make_room(st, size) : evict_until(st, size);
 }
 
 void stage_allocate(struct stages *st, const struct stage *s,
@@ -126,14 +164,15 @@ void stage_allocate(struct stages *st, const struct stage *s,
 	if (fd < 0)
 		return;
 	HOLD(&st->admit);
-	if (stage_fits(st, size_bytes - has))
+	if (stage_fits(st, size_bytes - has, true))
 		(void)fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)size_bytes);
 }
 
-int stage_make_memory(struct stages *st, struct stage *s, uint64_t size_bytes)
+int stage_make_memory(struct stages *st, struct stage *s, uint64_t size_bytes,
+		      bool ask)
 {
 	HOLD(&st->admit);
-	return stage_fits(st, size_bytes)
+	return stage_fits(st, size_bytes, ask)
 		       ? stage_create_memory(st, s, size_bytes)
 		       : -ENOSPC;
 }
@@ -166,7 +205,7 @@ int stage_create(struct stages *st, uint64_t ino, uint64_t size_bytes,
 		return rc;
 	rc = -ENOSPC;
 	if (size_bytes >= STAGE_MEMORY_BYTES_MIN)
-		rc = stage_make_memory(st, s, want);
+		rc = stage_make_memory(st, s, want, true);
 	if (rc < 0) {
 		s->kind = STAGE_DISK;
 		rc = stage_create_disk(st, s);
@@ -271,12 +310,6 @@ void stage_unlist(struct stages *st, struct stage *s)
 	s->by_use.tqe_prev = NULL;
 }
 
-static void touch_locked(struct stages *st, struct stage *s)
-{
-	TAILQ_REMOVE(&st->clean, s, by_use);
-	TAILQ_INSERT_TAIL(&st->clean, s, by_use);
-}
-
 void stage_touch(struct stages *st, struct stage *s)
 {
 	HOLD(&st->lock);
@@ -290,33 +323,6 @@ void stages_set_hooks(struct stages *st, stage_evict_fn evict,
 	st->evict = evict;
 	st->abandon = abandon;
 	st->hook_arg = arg;
-}
-
-static bool evict_until(struct stages *st, uint64_t want)
-{
-	/* Each clean stage is tried once: one that is open stays. */
-	unsigned tries = (unsigned)atomic_load(&st->memory_count) + 1;
-
-	for (;;) {
-		uint64_t used, total;
-		struct stage *s;
-
-		stages_usage(st, &used, &total);
-		if (used + want <= total)
-			return true;
-		if (!st->evict || tries-- == 0)
-			return false;
-		{
-			HOLD(&st->lock);
-			s = TAILQ_FIRST(&st->clean);
-			if (!s)
-				return false;
-			stage_ref(s);
-			touch_locked(st, s);
-		}
-		(void)st->evict(st->hook_arg, s);
-		stage_put(st, s);
-	}
 }
 
 void stages_set_pressure(struct stages *st,
@@ -350,32 +356,58 @@ void stages_usage(struct stages *st, uint64_t *ret_used, uint64_t *ret_total)
 		(uint64_t)(fs.f_blocks - fs.f_bavail) * (uint64_t)fs.f_bsize;
 }
 
-void stages_dirty(struct stages *st, uint64_t *ret_memory, uint64_t *ret_disk)
+static void count_clean(struct stages_figures *f, const struct stat *sb)
 {
-	*ret_memory = 0;
-	*ret_disk = 0;
+	f->clean_files++;
+	f->clean_bytes += (uint64_t)sb->st_size;
+}
+
+static void count_dirty(struct stages_figures *f, const struct stat *sb,
+			bool memory)
+{
+	uint64_t size = (uint64_t)sb->st_size;
+	uint64_t has = (uint64_t)sb->st_blocks * 512;
+	int64_t changed_ns =
+		sb->st_ctim.tv_sec * INT64_C(1000000000) + sb->st_ctim.tv_nsec;
+
+	f->dirty_files++;
+	*(memory ? &f->memory_bytes : &f->disk_bytes) += size;
+	if (memory && has > size)
+		f->ahead_bytes += has - size;
+	if (f->oldest_ns == 0 || changed_ns < f->oldest_ns)
+		f->oldest_ns = changed_ns;
+}
+
+void stages_figures(struct stages *st, struct stages_figures *ret)
+{
+	memset(ret, 0, sizeof(*ret));
 	for (uint32_t i = 0; i < st->slot_count; i++) {
 		const struct stage_slot *slot = &st->slots[i];
 		bool memory = SLOT_GET(slot, kind) == STAGE_MEMORY;
-		uint64_t *sum = memory ? ret_memory : ret_disk;
+		bool dirty = SLOT_GET(slot, dirty);
 		int dirfd = memory ? st->dirfd : st->images->dirfd;
 		char name[LAYOUT_IMAGE_NAME_BYTES];
 		struct stat sb;
 
-		if (SLOT_GET(slot, ino) == 0 || !SLOT_GET(slot, dirty))
+		if (SLOT_GET(slot, ino) == 0 || !(dirty || memory))
 			continue;
 		if (memory)
 			stage_file_name(SLOT_GET(slot, number), name);
 		else
 			layout_image_name(SLOT_GET(slot, number), name);
-		if (fstatat(dirfd, name, &sb, AT_SYMLINK_NOFOLLOW) == 0)
-			*sum += (uint64_t)sb.st_size;
+		if (fstatat(dirfd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
+			continue;
+		if (dirty)
+			count_dirty(ret, &sb, memory);
+		else
+			count_clean(ret, &sb);
 	}
 }
 
 bool stages_have_room(struct stages *st)
 {
-	uint64_t memory, disk, used, total, room;
+	uint64_t used, total, room;
+	struct stages_figures f;
 	struct statvfs v;
 
 	if (fstatvfs(st->images->dirfd, &v) < 0)
@@ -385,8 +417,8 @@ bool stages_have_room(struct stages *st)
 	stages_usage(st, &used, &total);
 	if (room > used + DATABASE_SPARE_BYTES)
 		return true;
-	stages_dirty(st, &memory, &disk);
-	return room > memory;
+	stages_figures(st, &f);
+	return room > f.memory_bytes;
 }
 
 struct stage *stage_of_image(struct images *im, struct image *i)

@@ -224,8 +224,8 @@ void stage_allocate(struct stages *st, const struct stage *s,
 
 /*
  * A stage for a segment: exactly size_bytes of memory, allocated, and of no
- * file yet; kept. -ENOSPC: there is no room. -EOPNOTSUPP: it could not be
- * sealed (see above) on this file system.
+ * file yet; kept. -ENOSPC: there is no room, and no segment was asked back for
+ * it. -EOPNOTSUPP: it could not be sealed (see above) on this file system.
  */
 int stage_create_kept(struct stages *st, uint64_t size_bytes,
 		      struct stage **ret_stage);
@@ -279,8 +279,16 @@ void stages_set_pressure(struct stages *st,
 /* Give clean stages up until `want` bytes are free; false: there are none. */
 bool stages_make_room(struct stages *st, uint64_t want);
 
-/* What the dirty stages hold: in memory, and on the disk. */
-void stages_dirty(struct stages *st, uint64_t *ret_memory, uint64_t *ret_disk);
+/* What there is now; each file is looked at by itself, so nothing is exact. */
+struct stages_figures {
+	uint64_t memory_bytes, disk_bytes; /* what the dirty ones hold */
+	uint64_t dirty_files;
+	uint64_t ahead_bytes; /* of memory that dirty ones have and do not fill
+			       */
+	uint64_t clean_bytes, clean_files; /* in memory, for who reads */
+	int64_t oldest_ns; /* of the dirty ones' last changes (wall); 0: none */
+};
+void stages_figures(struct stages *st, struct stages_figures *ret);
 void stages_usage(struct stages *st, uint64_t *ret_used, uint64_t *ret_total);
 /*
  * Is there room on the disk for all that is staged in memory? When not, a close

@@ -37,7 +37,7 @@ int stage_create_kept(struct stages *st, uint64_t size_bytes,
 	if (rc < 0)
 		return rc;
 	atomic_store(&s->kept, true);
-	rc = stage_make_memory(st, s, size_bytes);
+	rc = stage_make_memory(st, s, size_bytes, false);
 	if (rc == 0)
 		rc = stage_prepare_kept(st, s, size_bytes);
 	atomic_fetch_add(&st->memory_count, 1);

@@ -17,8 +17,12 @@ bool stage_is_sealed(int fd);
 struct stage *stage_new(uint64_t ino, enum stage_kind kind);
 /* A memory stage without bytes, with a slot. */
 int stage_new_slot(struct stages *st, uint64_t ino, struct stage **ret_stage);
-/* Its bytes, allocated. -ENOSPC: there is no room for so many. */
-int stage_make_memory(struct stages *st, struct stage *s, uint64_t size_bytes);
+/*
+ * Its bytes, allocated. -ENOSPC: there is no room for so many; `ask`: segments
+ * were asked back, for the next time.
+ */
+int stage_make_memory(struct stages *st, struct stage *s, uint64_t size_bytes,
+		      bool ask);
 /* All but the slot's ino, which makes it count: see stage_show(). */
 void stage_write_slot(struct stage *s);
 

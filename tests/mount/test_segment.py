@@ -23,30 +23,24 @@ def fill(segment, seed):
 
 
 def acquire_waiting(client, size, signature=b"s"):
-    """Waits for the file that has the memory, as the library does."""
+    """Waits for the file that has the memory, and drops what it is asked for,
+    as the library does."""
     while True:
         try:
             return client.acquire(signature, size)
         except segments.Refused as e:
-            if e.errno != errno.EAGAIN or not e.busy:
+            if e.errno != errno.EAGAIN:
                 raise
-            client.wait(e.busy)
+            if e.busy:
+                client.wait(e.busy)
+            elif not client.drop_released():
+                raise
 
 
 def save(client, path, seed, size=SIZE, signature=b"s"):
     """One whole save; the file's inode number."""
     segment = fill(acquire_waiting(client, size, signature), seed)
     return segment.commit(os.path.dirname(path), os.path.basename(path))
-
-
-def acquire_again(client, size, signature=b"s"):
-    """Does what it is asked for, until it gets one."""
-    while True:
-        try:
-            return client.acquire(signature, size)
-        except segments.Refused as e:
-            if e.errno != errno.EAGAIN or not client.drop_released():
-                raise
 
 
 @ck.mounted()
@@ -439,7 +433,7 @@ def who_waits_for_memory_is_asked_for_his_as_well(m):
     def work(name, who, size):
         began = time.monotonic()
         try:
-            acquire_again(who, size)
+            acquire_waiting(who, size)
             results[name] = "ok"
         except segments.Refused as e:
             results[name] = str(e)

@@ -81,7 +81,7 @@ static inline int acquire(struct client *c, uint8_t kind, size_t size,
 	int fd, rc;
 
 	memset(r, 0, sizeof(*r));
-	rc = segment_acquire(&c->l->st->segments, &c->sc, signature, size, r,
+	rc = segment_acquire(&c->l->st->segments, &c->sc, signature, size, -1, r,
 			     &fd);
 	if (rc == 0 && r->fresh) {
 		struct mapped *m = find(c, 0);

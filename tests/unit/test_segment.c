@@ -3,6 +3,11 @@
  */
 #include "tests/unit/segment_fixture.h"
 
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
+
+#include "store/base/node.h"
+
 static void a_client_that_ends_leaves_what_it_saved(void **state)
 {
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind += 2) {
@@ -88,6 +93,7 @@ static void what_may_be_mapped_is_not_filled_again(void **state)
 		struct client c;
 		struct handle h;
 		uint8_t *memory;
+		void *mapped;
 		uint64_t id;
 
 		(void)state;
@@ -97,12 +103,15 @@ static void what_may_be_mapped_is_not_filled_again(void **state)
 		fill(memory, 8192, 1);
 		assert_int_equal(commit(&c, &r, "f"), 0);
 		h = handle_open(&l, "f", O_RDONLY);
+		mapped = mmap(NULL, 8192, PROT_READ, MAP_SHARED, h.fd, 0);
+		assert_ptr_not_equal(mapped, MAP_FAILED);
 		if (durable)
 			live_sync_all(&l);
 		file_release(&l.st->files, h.in, O_RDONLY);
 		live_sync_all(&l);
 		assert_int_equal(stage_count(&l), 1);
 		/* The kernel forgets it: nobody has it mapped any more. */
+		assert_int_equal(munmap(mapped, 8192), 0);
 		inode_forget(l.st->inodes, h.in, 1);
 		file_forgotten(&l.st->files, h.in);
 		inode_put(l.st->inodes, h.in, 1);
@@ -112,6 +121,69 @@ static void what_may_be_mapped_is_not_filled_again(void **state)
 		client_end(&c);
 		live_free(&l);
 	}
+}
+
+/* How memory is given to this thread: a mode, and node 0 to 63. */
+static int policy(unsigned long *ret_nodes)
+{
+	unsigned long nodes[NODES_MAX / 64] = { 0 };
+	int mode = -1;
+
+	assert_int_equal(syscall(SYS_get_mempolicy, &mode, nodes, NODES_MAX + 1,
+				 NULL, 0),
+			 0);
+	*ret_nodes = nodes[0];
+	return mode;
+}
+
+/* Of the last one that this thread made. */
+static _Thread_local struct {
+	int mode;
+	unsigned long nodes;
+} made_with;
+
+int __real_stage_create_kept(struct stages *st, uint64_t size_bytes,
+			     struct stage **ret_stage);
+int __wrap_stage_create_kept(struct stages *st, uint64_t size_bytes,
+			     struct stage **ret_stage);
+
+int __wrap_stage_create_kept(struct stages *st, uint64_t size_bytes,
+			     struct stage **ret_stage)
+{
+	made_with.mode = policy(&made_with.nodes);
+	return __real_stage_create_kept(st, size_bytes, ret_stage);
+}
+
+static void acquire_on(struct client *c, uint8_t kind, int node)
+{
+	uint8_t signature[SEGMENT_SIGNATURE_BYTES] = { kind };
+	struct segment_reply r;
+	int fd;
+
+	assert_int_equal(segment_acquire(&c->l->st->segments, &c->sc, signature,
+					 4096, node, &r, &fd),
+			 0);
+	close(fd);
+}
+
+static void memory_lies_on_the_node_that_was_asked_for(void **state)
+{
+	struct live l = live_new(NULL);
+	unsigned long nodes;
+	struct client c;
+
+	(void)state;
+	client_init(&c, &l);
+	acquire_on(&c, 1, 0);
+	assert_int_equal(made_with.mode, MPOL_PREFERRED);
+	assert_int_equal(made_with.nodes, 1);
+	acquire_on(&c, 2, -1);
+	assert_int_equal(made_with.mode, MPOL_DEFAULT);
+	acquire_on(&c, 3, NODES_MAX - 1); /* there is none: as it comes */
+	assert_int_equal(made_with.mode, MPOL_DEFAULT);
+	assert_int_equal(policy(&nodes), MPOL_DEFAULT);
+	client_end(&c);
+	live_free(&l);
 }
 
 #define RACERS 3
@@ -220,6 +292,7 @@ int main(void)
 		cmocka_unit_test(
 			a_commit_that_fails_leaves_the_segment_to_be_committed),
 		cmocka_unit_test(what_may_be_mapped_is_not_filled_again),
+		cmocka_unit_test(memory_lies_on_the_node_that_was_asked_for),
 		cmocka_unit_test(files_are_whole_however_clients_race),
 	};
 

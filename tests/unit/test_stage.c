@@ -358,27 +358,38 @@ static void what_is_staged_is_counted_by_where_it_is(void **state)
 {
 	struct live l = live_small(true);
 	uint8_t *data = filled(BIG, 1);
-	uint64_t memory, disk;
+	struct stages_figures f;
+	struct timespec now;
 	struct handle a, b;
 
 	(void)state;
 	teach(&l, "ckpt_1", data, BIG);
-	stages_dirty(&l.st->stages, &memory, &disk);
-	assert_int_equal(memory, 0);
-	assert_int_equal(disk, 0);
+	stages_figures(&l.st->stages, &f);
+	assert_int_equal(f.memory_bytes + f.disk_bytes + f.ahead_bytes, 0);
+	assert_int_equal(f.dirty_files, 0);
+	assert_int_equal(f.oldest_ns, 0);
 	a = handle_open(&l, "ckpt_2", O_WRONLY | O_CREAT);
+	stages_figures(&l.st->stages, &f);
+	assert_true(f.ahead_bytes >= BIG); /* allocated, as ckpt_1 was so long */
 	handle_write(&a, data, BIG - 5, 0);
 	b = handle_open(&l, "other", O_WRONLY | O_CREAT);
 	handle_write(&b, data, 12345, 0);
-	stages_dirty(&l.st->stages, &memory, &disk);
-	assert_int_equal(memory, BIG - 5);
-	assert_int_equal(disk, 12345);
+	stages_figures(&l.st->stages, &f);
+	assert_int_equal(f.memory_bytes, BIG - 5);
+	assert_int_equal(f.disk_bytes, 12345);
+	assert_int_equal(f.dirty_files, 2);
+	(void)clock_gettime(CLOCK_REALTIME, &now);
+	assert_in_range(f.oldest_ns, 1,
+			now.tv_sec * INT64_C(1000000000) + now.tv_nsec);
 	handle_close(&a);
 	handle_close(&b);
 	live_sync_all(&l);
-	stages_dirty(&l.st->stages, &memory, &disk);
-	assert_int_equal(memory, 0);
-	assert_int_equal(disk, 0);
+	stages_figures(&l.st->stages, &f);
+	assert_int_equal(f.memory_bytes + f.disk_bytes + f.ahead_bytes, 0);
+	assert_int_equal(f.dirty_files, 0);
+	assert_int_equal(f.oldest_ns, 0);
+	assert_int_equal(f.clean_files, 1); /* ckpt_2, for who reads it */
+	assert_int_equal(f.clean_bytes, BIG - 5);
 	live_small_free(&l);
 	free(data);
 }
