@@ -29,25 +29,33 @@ struct claim {
 	uint8_t signature[SEGMENT_SIGNATURE_BYTES];
 };
 
-/* Wait until fewer than SEGMENTS_PER_SET others fill one of the structure. */
+/* Wait until fewer than `limit` have a claim to the structure. */
+static void wait_for_claims_locked(struct ckpt_mount *m,
+				   const uint8_t *signature, unsigned limit)
+{
+	struct claim *claim;
+	unsigned count;
+
+	for (;;) {
+		count = 0;
+		LIST_FOREACH(claim, &m->claims, entry)
+		count += memcmp(claim->signature, signature,
+				sizeof(claim->signature)) == 0;
+		if (count < limit)
+			return;
+		pthread_cond_wait(&m->changed, &m->lock);
+	}
+}
+
 static struct claim *claim_new(struct ckpt_mount *m, const uint8_t *signature)
 {
-	struct claim *claim = calloc(1, sizeof(*claim)), *other;
-	unsigned count;
+	struct claim *claim = calloc(1, sizeof(*claim));
 
 	if (!claim)
 		return NULL;
 	memcpy(claim->signature, signature, sizeof(claim->signature));
 	HOLD(&m->lock);
-	for (;;) {
-		count = 0;
-		LIST_FOREACH(other, &m->claims, entry)
-		count += memcmp(other->signature, signature,
-				sizeof(other->signature)) == 0;
-		if (count < SEGMENTS_PER_SET)
-			break;
-		pthread_cond_wait(&m->changed, &m->lock);
-	}
+	wait_for_claims_locked(m, signature, SEGMENTS_PER_SET);
 	LIST_INSERT_HEAD(&m->claims, claim, entry);
 	return claim;
 }
@@ -159,22 +167,34 @@ static int acquire_once(struct ckpt_mount *m, int dirfd,
 		return acquire_again(m, &r, connection, ret_mapping);
 	if (r.error == -EAGAIN)
 		return wait_for_room(m, dirfd, r.busy_ino, path);
+	if (r.error == -EBUSY) { /* there is room for the other one alone */
+		HOLD(&m->lock);
+		wait_for_claims_locked(m, q->signature, 2);
+		return 1;
+	}
 	rc = r.error;
 	if (rc == -EACCES) /* the token was the last daemon's */
 		rc = -ESTALE;
+	/* Nothing that it says can be trusted, and slower saves go unseen. */
 	if (rc == -EPROTONOSUPPORT)
-		rc = -EOPNOTSUPP;
+		return ckpt_say(rc,
+				"%s: the mount's daemon and this library "
+				"(protocol %u) are of versions that do not "
+				"understand each other: use the ckptfs package "
+				"of the version that is mounted",
+				path, SEGMENT_WIRE_VERSION);
 	return ckpt_say(rc, "%s: no segment of %llu bytes: %s", path,
 			(unsigned long long)q->size_bytes, strerror(-rc));
 }
 
 int acquire_mapping(struct ckpt_mount *m, int dirfd, const char *path,
 		    const uint8_t signature[SEGMENT_SIGNATURE_BYTES],
-		    uint64_t size_bytes, struct mapping **ret_mapping)
+		    uint64_t size_bytes, int node, struct mapping **ret_mapping)
 {
 	struct segment_request q = {
 		.op = SEGMENT_ACQUIRE,
 		.size_bytes = size_bytes,
+		.generation = node < 0 ? 0 : 1 + (uint64_t)node,
 	};
 	struct claim *claim = claim_new(m, signature);
 	int rc = 1;

@@ -11,14 +11,16 @@
 #include "gpu/mapping.h"
 
 /*
- * A mapping to fill; dirfd is any directory in the mount. -ENOSPC, -EDQUOT,
+ * A mapping to fill; dirfd is any directory in the mount, node as
+ * gpu_device_node() says it, for memory that is new. -ENOSPC, -EDQUOT,
  * -EOPNOTSUPP: there is none to be had. Others: the error that keeps the older
  * file from becoming durable, or -ESTALE when the mount ended meanwhile. Sets
  * the sentence, naming `path`.
  */
 int acquire_mapping(struct ckpt_mount *m, int dirfd, const char *path,
 		    const uint8_t signature[SEGMENT_SIGNATURE_BYTES],
-		    uint64_t size_bytes, struct mapping **ret_mapping);
+		    uint64_t size_bytes, int node,
+		    struct mapping **ret_mapping);
 /* It was committed as file ino. */
 void acquire_committed(struct mapping *p, uint64_t ino, int64_t mtime_ns);
 /* It will not be committed; it stays for the next save, if it is good still. */

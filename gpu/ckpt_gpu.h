@@ -96,6 +96,7 @@ struct ckpt_counters {
 	uint64_t plain_saves; /* written through the file */
 	uint64_t primed_again; /* saves carried over a restart of the mount */
 	uint64_t released; /* segments given back because memory was wanted */
+	uint64_t buffered_bytes; /* of h2d_bytes: by way of a pinned buffer */
 };
 CKPT_API void ckpt_get_counters(struct ckpt *c, struct ckpt_counters *ret);
 
@@ -207,6 +208,12 @@ struct ckpt_entry {
  */
 CKPT_API int ckpt_file_open(struct ckpt *c, const char *path,
 			    struct ckpt_file **ret_file);
+/*
+ * Any file, whatever is in it: it has no entries. For ckpt_file_map(),
+ * ckpt_file_pin() and ckpt_file_read_ranges().
+ */
+CKPT_API int ckpt_file_open_any(struct ckpt *c, const char *path,
+				struct ckpt_file **ret_file);
 CKPT_API void ckpt_file_close(struct ckpt_file *f);
 
 /* Entries are in the order of their offsets. NULL: there is no such one. */
@@ -225,6 +232,15 @@ CKPT_API int ckpt_file_metadata(const struct ckpt_file *f, size_t index,
 CKPT_API const void *ckpt_file_map(const struct ckpt_file *f,
 				   uint64_t *ret_len);
 
+/*
+ * Pin the file's own memory, until ckpt_file_close(), so that reads to devices
+ * are one copy from there and none on the host. It takes longer than one read
+ * by way of buffers, and is for who reads the bytes more than once. -ENODEV:
+ * there is no device. Any other error, as when the driver cannot pin what may
+ * only be read, costs the buffers and nothing else.
+ */
+CKPT_API int ckpt_file_pin(struct ckpt_file *f);
+
 struct ckpt_target {
 	const struct ckpt_entry *entry;
 	void *data; /* entry->bytes of room */
@@ -232,12 +248,23 @@ struct ckpt_target {
 };
 /*
  * Read the entries into memory, best many at once: to a device by way of two
- * pinned buffers, one copy over the bus for each byte, on streams of our own.
+ * pinned buffers, or from the file's own memory when that is pinned; one copy
+ * over the bus for each byte, on streams of our own.
  * Returns when all of it is there. What is queued for the targets' memory on
  * other streams must be over. -ESTALE: the file was cut short meanwhile.
  */
 CKPT_API int ckpt_file_read(struct ckpt_file *f,
 			    const struct ckpt_target *targets, size_t count);
+
+struct ckpt_range { /* of the file's bytes */
+	uint64_t offset, bytes;
+	void *data; /* bytes of room */
+	int device; /* where data is: an ordinal or CKPT_DEVICE_HOST */
+};
+/* The same of ranges. -EINVAL also: one does not lie in the file. */
+CKPT_API int ckpt_file_read_ranges(struct ckpt_file *f,
+				   const struct ckpt_range *ranges,
+				   size_t count);
 
 /* --- Buckets ---------------------------------------------------------------
  *

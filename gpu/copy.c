@@ -192,7 +192,6 @@ static int copy_piece(void *arg, size_t index)
 static int copy_host(struct ckpt *c, const struct copy_job *jobs, size_t count)
 {
 	SCOPED(scope_slices) struct slices s = { 0 };
-	struct crew *crew;
 	uint64_t bytes = 0;
 	int rc;
 
@@ -202,15 +201,10 @@ static int copy_host(struct ckpt *c, const struct copy_job *jobs, size_t count)
 	rc = cut(jobs, count, bytes, &s);
 	if (rc < 0 || s.pieces == 0)
 		return rc;
-	rc = crew_new(s.pieces < c->copy_threads ? (unsigned)s.pieces
-						 : c->copy_threads,
-		      &crew);
-	if (rc < 0)
-		return ckpt_say(rc, "no memory for threads");
-	rc = crew_run(crew, s.pieces, copy_piece, &s);
-	crew_free(crew);
+	if (crew_once(c->copy_threads, s.pieces, copy_piece, &s) < 0)
+		return ckpt_say(-ENOMEM, "no memory for threads");
 	CKPT_COUNT(c, host_bytes, bytes);
-	return rc;
+	return 0;
 }
 
 /* --- devices ------------------------------------------------------------- */

@@ -146,3 +146,15 @@ int crew_run(struct crew *c, size_t count, crew_work *work, void *arg)
 	}
 	return atomic_load(&c->rc);
 }
+
+int crew_once(unsigned threads, size_t count, crew_work *work, void *arg)
+{
+	struct crew *c;
+	int rc = crew_new(count < threads ? (unsigned)count : threads, &c);
+
+	if (rc < 0)
+		return rc;
+	rc = crew_run(c, count, work, arg);
+	crew_free(c);
+	return rc;
+}

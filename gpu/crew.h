@@ -33,4 +33,7 @@ void crew_free(struct crew *c); /* c may be NULL */
  */
 int crew_run(struct crew *c, size_t count, crew_work *work, void *arg);
 
+/* The same by a crew of up to `threads` that is there for this alone. */
+int crew_once(unsigned threads, size_t count, crew_work *work, void *arg);
+
 #endif

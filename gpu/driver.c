@@ -22,8 +22,9 @@
  * code, which must not happen while a stream is being captured.
  */
 static const char *const kernel_names[KERNELS] = {
-	"hash_chunks",       "stash_plan_pack", "stash_copy_in",
-	"stash_plan_unpack", "stash_copy_out",  "stash_reset",
+	"hash_chunks",   "hash_chunks_rest",  "stash_plan_pack",
+	"stash_copy_in", "stash_plan_unpack", "stash_copy_out",
+	"stash_reset",
 };
 
 static pthread_mutex_t the_gpu_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -77,6 +78,17 @@ void gpu_close(struct gpu *g)
 int gpu_device_count(const struct gpu *g)
 {
 	return g->device_count;
+}
+
+int gpu_device_node(struct gpu *g, int device)
+{
+	int handle, node = -1;
+
+	if (g->cu.cuDeviceGet(&handle, device) != 0 ||
+	    g->cu.cuDeviceGetAttribute(&node, CU_DEVICE_HOST_NUMA_ID, handle) !=
+		    0)
+		return -1;
+	return node;
 }
 
 /* --- Memory -------------------------------------------------------------- */
@@ -207,8 +219,9 @@ static int device_load_locked(struct gpu *g, int device)
 						   kernel_names[i]);
 	if (result != 0) {
 		int rc = gpu_said(g, result,
-				  "cannot load the kernels on device %d",
-				  device);
+				  "device %d takes no kernels made with CUDA "
+				  "%s (DRIVER in ckpt_gpu(3))",
+				  device, kernel_image_cuda());
 
 		if (module)
 			(void)g->cu.cuModuleUnload(module);

@@ -30,6 +30,8 @@ struct gpu_event;
 int gpu_open(struct gpu **ret_gpu, char *state, size_t state_size);
 void gpu_close(struct gpu *g); /* g may be NULL */
 int gpu_device_count(const struct gpu *g);
+/* The NUMA node next to a device; -1: not known (to drivers before 12.2). */
+int gpu_device_node(struct gpu *g, int device);
 
 /* Where a pointer leads: an ordinal, or -1 for memory that no driver knows
  * (also for pinned host memory). Managed memory counts as its device's. */

@@ -15,7 +15,7 @@
 #include <sys/types.h>
 
 #define DEVICES_MAX 64
-#define KERNELS 6
+#define KERNELS 7
 
 /* A handle is a void *, a device pointer 64 bits, a result an int. */
 #define DRIVER_CALLS(CALL)                                                   \
@@ -26,6 +26,8 @@
 	     (int result, const char **s))                                   \
 	CALL(cuDeviceGetCount, "cuDeviceGetCount", (int *count))             \
 	CALL(cuDeviceGet, "cuDeviceGet", (int *device, int ordinal))         \
+	CALL(cuDeviceGetAttribute, "cuDeviceGetAttribute",                   \
+	     (int *value, int attribute, int device))                        \
 	CALL(cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState",       \
 	     (int device, unsigned *flags, int *active))                     \
 	CALL(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain",           \
@@ -105,6 +107,7 @@ enum {
 	CU_POINTER_DEVICE_ORDINAL = 9,
 	CU_MEMORY_TYPE_DEVICE = 2,
 	CU_CAPTURE_MODE_RELAXED = 2,
+	CU_DEVICE_HOST_NUMA_ID = 134,
 };
 
 struct gpu_device {

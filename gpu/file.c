@@ -1,5 +1,5 @@
 /*
- * file.c - open a safetensors file and say what is in it.
+ * file.c - open a file and, when it is safetensors, say what is in it.
  *
  * The header is read and checked once, here. The descriptor stays open: in a
  * mount it keeps this version, whatever happens to the name.
@@ -11,7 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include "gpu/crew.h"
+#include "gpu/map.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
 
@@ -84,7 +87,7 @@ static int read_header(struct ckpt_file *f)
 	return rc < 0 ? say_header(f, rc, &error) : 0;
 }
 
-static int open_file(struct ckpt_file *f)
+static int open_file(struct ckpt_file *f, bool any)
 {
 	int rc;
 
@@ -99,18 +102,16 @@ static int open_file(struct ckpt_file *f)
 	if (!S_ISREG(f->stat.st_mode))
 		return ckpt_say(-EINVAL, "%s: not a regular file", f->path);
 	f->bytes = (uint64_t)f->stat.st_size;
-	rc = read_header(f);
+	rc = any ? 0 : read_header(f);
 	if (rc < 0)
 		return rc;
 	/* Only ckpt_file_map() needs it: where it fails all else works. */
-	f->map = mmap(NULL, f->bytes, PROT_READ, MAP_SHARED, f->fd, 0);
-	if (f->map == MAP_FAILED)
-		f->map = NULL;
+	f->map = map_aligned(f->fd, f->bytes, PROT_READ);
 	return 0;
 }
 
-int ckpt_file_open(struct ckpt *c, const char *path,
-		   struct ckpt_file **ret_file)
+static int file_new(struct ckpt *c, const char *path, bool any,
+		    struct ckpt_file **ret_file)
 {
 	struct ckpt_file *f;
 	int rc = ckpt_check_process(c);
@@ -123,7 +124,8 @@ int ckpt_file_open(struct ckpt *c, const char *path,
 	f->c = c;
 	f->fd = -1;
 	f->path = strdup(path);
-	rc = f->path ? open_file(f) : ckpt_say(-ENOMEM, "%s: no memory", path);
+	rc = f->path ? open_file(f, any)
+		     : ckpt_say(-ENOMEM, "%s: no memory", path);
 	if (rc < 0)
 		ckpt_file_close(f);
 	else
@@ -131,10 +133,26 @@ int ckpt_file_open(struct ckpt *c, const char *path,
 	return rc;
 }
 
+int ckpt_file_open(struct ckpt *c, const char *path,
+		   struct ckpt_file **ret_file)
+{
+	return file_new(c, path, false, ret_file);
+}
+
+int ckpt_file_open_any(struct ckpt *c, const char *path,
+		       struct ckpt_file **ret_file)
+{
+	return file_new(c, path, true, ret_file);
+}
+
 void ckpt_file_close(struct ckpt_file *f)
 {
 	if (!f)
 		return;
+	if (f->pinned && f->c->pid == getpid()) {
+		gpu_unregister(f->c->gpu, f->map);
+		(void)atomic_fetch_sub(&f->c->counters.pinned_bytes, f->bytes);
+	}
 	if (f->map)
 		(void)munmap(f->map, f->bytes);
 	if (f->fd >= 0)
@@ -179,4 +197,51 @@ const void *ckpt_file_map(const struct ckpt_file *f, uint64_t *ret_len)
 {
 	*ret_len = f->map ? f->bytes : 0;
 	return f->map;
+}
+
+static int touch_part(void *arg, size_t index)
+{
+	const struct ckpt_file *f = arg;
+	int rc = map_advise_part(f->map, f->bytes, index, MADV_POPULATE_READ);
+
+	return rc == -EINVAL ? 0 : rc; /* an older kernel: the driver touches */
+}
+
+/* By several threads, and in parts: the driver then only has to count. */
+static int touch(struct ckpt_file *f)
+{
+	int rc = crew_once(f->c->copy_threads, map_parts(f->bytes), touch_part,
+			   f);
+
+	if (rc == -EFAULT)
+		return ckpt_say(-ESTALE,
+				"%s: it is shorter now than when it was opened",
+				f->path);
+	return rc < 0 ? ckpt_say(rc, "%s: it cannot be pinned: %s", f->path,
+				 strerror(-rc))
+		      : 0;
+}
+
+int ckpt_file_pin(struct ckpt_file *f)
+{
+	int rc = ckpt_check_process(f->c);
+
+	if (rc < 0 || f->pinned)
+		return rc;
+	if (!f->c->gpu)
+		return ckpt_say(-ENODEV, "%s: nothing to pin it for: %s",
+				f->path, f->c->gpu_state);
+	if (!f->map)
+		return ckpt_say(-EOPNOTSUPP, "%s: it cannot be mapped",
+				f->path);
+	rc = touch(f);
+	if (rc == 0)
+		rc = gpu_register(f->c->gpu, f->map, f->bytes, true);
+	if (rc < 0) {
+		CKPT_COUNT(f->c, pin_failures, 1);
+		return rc;
+	}
+	f->pinned = true;
+	CKPT_COUNT(f->c, pinned_bytes, f->bytes);
+	return 0;
 }

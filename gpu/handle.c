@@ -36,5 +36,6 @@ void ckpt_get_counters(struct ckpt *c, struct ckpt_counters *ret)
 		.plain_saves = atomic_load(&a->plain_saves),
 		.primed_again = atomic_load(&a->primed_again),
 		.released = atomic_load(&a->released),
+		.buffered_bytes = atomic_load(&a->buffered_bytes),
 	};
 }

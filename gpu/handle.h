@@ -20,7 +20,8 @@
 struct ckpt_atomic_counters { /* as struct ckpt_counters */
 	atomic_uint_fast64_t saves, d2h_bytes, h2d_bytes, host_bytes,
 		skipped_bytes, segments_new, segments_reused, pinned_bytes,
-		pin_failures, plain_saves, primed_again, released;
+		pin_failures, plain_saves, primed_again, released,
+		buffered_bytes;
 };
 
 struct ckpt_mount; /* mount.h */

@@ -141,6 +141,8 @@ static int hash_on_device(struct hasher *h, struct gpu_stream *s,
 	void *digests_at;
 	uint8_t *pinned_digests;
 	uint64_t n = count;
+	unsigned grid = count < GRID_MAX ? (unsigned)count : GRID_MAX;
+	bool rest = false;
 	void *args[] = { &h->device_jobs, &n, &h->device_secret, &digests_at };
 	int rc = hasher_grow(h, count);
 
@@ -152,12 +154,14 @@ static int hash_on_device(struct hasher *h, struct gpu_stream *s,
 	for (size_t i = 0; i < count; i++) {
 		jobs[i].data = (uint64_t)(uintptr_t)ranges[i].data;
 		jobs[i].len = ranges[i].len;
+		rest = rest || hash_is_rest(&jobs[i]);
 	}
 	rc = gpu_copy_h2d(s, h->device_jobs, jobs, jobs_bytes(count));
 	if (rc == 0)
-		rc = gpu_launch(s, "hash_chunks",
-				count < GRID_MAX ? (unsigned)count : GRID_MAX,
-				HASH_THREADS, args);
+		rc = gpu_launch(s, "hash_chunks", grid, HASH_THREADS, args);
+	if (rc == 0 && rest)
+		rc = gpu_launch(s, "hash_chunks_rest", grid, HASH_THREADS,
+				args);
 	if (rc == 0)
 		rc = gpu_copy_d2h(s, pinned_digests, digests_at,
 				  digests_bytes(count));

@@ -5,6 +5,7 @@
 #ifndef GPU_HOST_DEVICE_H
 #define GPU_HOST_DEVICE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

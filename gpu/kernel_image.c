@@ -25,11 +25,21 @@ const void *kernel_image(void)
 	return ckpt_fatbin;
 }
 
+const char *kernel_image_cuda(void)
+{
+	return CKPT_FATBIN_CUDA;
+}
+
 #else
 
 const void *kernel_image(void)
 {
 	return NULL;
+}
+
+const char *kernel_image_cuda(void)
+{
+	return "(none)";
 }
 
 #endif

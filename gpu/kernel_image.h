@@ -4,5 +4,7 @@
 
 /* For cuModuleLoadData(); NULL: the library was built without nvcc. */
 const void *kernel_image(void);
+/* The CUDA of that nvcc: "13.0". */
+const char *kernel_image_cuda(void);
 
 #endif

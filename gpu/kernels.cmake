@@ -61,7 +61,8 @@ if(CKPTFS_NVCC AND CKPTFS_NVCC_PATH)
       COMMENT "Building the device kernels" VERBATIM)
     set_source_files_properties(kernel_image.c PROPERTIES
       OBJECT_DEPENDS "${ckpt_fatbin}"
-      COMPILE_DEFINITIONS "CKPT_FATBIN=\"${ckpt_fatbin}\"")
+      COMPILE_DEFINITIONS
+        "CKPT_FATBIN=\"${ckpt_fatbin}\";CKPT_FATBIN_CUDA=\"${nvcc_version}\"")
     set(ckpt_nvcc_flags "${nvcc_flags}" PARENT_SCOPE) # for the tests' kernel
   else()
     set(ckpt_kernels_state "not built (nvcc ${nvcc_version} is too old)")

@@ -15,30 +15,33 @@ struct words {
 	uint64_t w[2];
 };
 
-/* 16 bytes that begin at a multiple of ALIGN. */
-template <unsigned ALIGN> __device__ static words load16(const uint8_t *p)
+/* 16 bytes that begin at a multiple of 16. */
+__device__ static words load16(const uint8_t *p)
 {
+	ulonglong2 v = __ldcs((const ulonglong2 *)p);
 	words r;
 
-	if (ALIGN == 16) {
-		ulonglong2 v = __ldcs((const ulonglong2 *)p);
+	r.w[0] = v.x;
+	r.w[1] = v.y;
+	return r;
+}
 
-		r.w[0] = v.x;
-		r.w[1] = v.y;
-	} else if (ALIGN == 8) {
-		r.w[0] = __ldg((const unsigned long long *)p);
-		r.w[1] = __ldg((const unsigned long long *)p + 1);
-	} else {
-		r.w[0] = r.w[1] = 0;
+/*
+ * What a warp has loaded begins `shift` bytes before what it is to have: each
+ * lane takes the rest from the lane behind it, the last one from the first
+ * lane's next load. `next` is the first lane's; it becomes what `in` was.
+ */
+__device__ static words shifted(words in, words *next, unsigned shift,
+				unsigned lane)
+{
+	words give = lane == 0 ? *next : in, behind, r;
+
 #pragma unroll
-		for (unsigned i = 0; i < 16; i += ALIGN) {
-			uint64_t v = ALIGN == 4 ? *(const uint32_t *)(p + i) :
-				     ALIGN == 2 ? *(const uint16_t *)(p + i) :
-						  p[i];
-
-			r.w[i / 8] |= v << (8 * (i % 8));
-		}
-	}
+	for (unsigned i = 0; i < 2; i++)
+		behind.w[i] = __shfl_sync(ALL_LANES, give.w[i],
+					  (lane + 1) % WARP_LANES);
+	*next = in;
+	xxh3_shift16(in.w, behind.w, shift, r.w);
 	return r;
 }
 
@@ -49,24 +52,37 @@ struct hash_shared {
 	uint64_t acc[8];
 };
 
-/* One warp's part of a tile: load, add up, fold, and store. */
-template <unsigned ALIGN>
+/*
+ * One warp's part of a tile: load, add up, fold, and store. SHIFTED: p is no
+ * multiple of 16. A word that is read for some of its bytes lies in the same
+ * allocation: those are multiples of 256 bytes.
+ */
+template <bool SHIFTED>
 __device__ static void hash_load(const uint8_t *p, unsigned blocks,
 				 unsigned lane, const xxh3_lane_keys *keys,
 				 uint64_t (*sums)[8])
 {
+	unsigned shift = SHIFTED ? (uintptr_t)p % 16 : 0;
 	uint64_t sum[XXH3_LANE_SUMS] = {};
-	words in[XXH3_LANE_BLOCKS][2];
+	words in[XXH3_LANE_BLOCKS][2], next = {};
 
+	p -= shift;
 #pragma unroll
 	for (unsigned b = 0; b < XXH3_LANE_BLOCKS; b++) {
 		if (b >= blocks)
 			continue; /* the whole warp; its sum is not used */
 #pragma unroll
 		for (unsigned half = 0; half < 2; half++)
-			in[b][half] = load16<ALIGN>(p + b * XXH3_BLOCK_BYTES +
-						    512 * half + 16 * lane);
+			in[b][half] = load16(p + b * XXH3_BLOCK_BYTES +
+					     512 * half + 16 * lane);
 	}
+	if (SHIFTED && lane == 0)
+		next = load16(p + blocks * XXH3_BLOCK_BYTES);
+#pragma unroll
+	for (unsigned n = 2 * XXH3_LANE_BLOCKS; SHIFTED && n-- > 0;)
+		if (n / 2 < blocks)
+			in[n / 2][n % 2] = shifted(in[n / 2][n % 2], &next,
+						   shift, lane);
 #pragma unroll
 	for (unsigned b = 0; b < XXH3_LANE_BLOCKS; b++) {
 		if (b >= blocks)
@@ -119,7 +135,7 @@ __device__ static uint64_t hash_chain(uint64_t acc, uint64_t key,
  * More than XXH3_SHORT_MAX bytes by all threads of the block: while the warps
  * load a tile, the last one goes through the sums of the tile before it.
  */
-template <unsigned ALIGN>
+template <bool SHIFTED>
 __device__ static void hash_long(hash_shared *sh, const uint8_t *p,
 				 uint64_t len, uint8_t *digest)
 {
@@ -138,7 +154,7 @@ __device__ static void hash_long(hash_shared *sh, const uint8_t *p,
 				t * HASH_TILE_BLOCKS + warp * XXH3_LANE_BLOCKS;
 
 			if (first < blocks)
-				hash_load<ALIGN>(
+				hash_load<SHIFTED>(
 					p + first * XXH3_BLOCK_BYTES,
 					blocks - first < XXH3_LANE_BLOCKS ?
 						(unsigned)(blocks - first) :
@@ -170,38 +186,51 @@ __device__ static void hash_long(hash_shared *sh, const uint8_t *p,
 		xxh3_put(xxh3_finish(sh->acc, secret, len), digest);
 }
 
-extern "C" __global__ void __launch_bounds__(HASH_THREADS, 3)
-	hash_chunks(const hash_job *jobs, uint64_t count, const uint8_t *secret,
-		    uint8_t *digests)
+/* Chunk j by all threads of the block, when the kernel is for such ones. */
+template <bool REST>
+__device__ static void hash_one(hash_shared *sh, const hash_job *jobs,
+				uint64_t j, uint8_t *digests)
+{
+	const uint8_t *p = (const uint8_t *)jobs[j].data;
+	uint64_t len = jobs[j].len;
+	uint8_t *digest = digests + 16 * j;
+
+	if (hash_is_rest(&jobs[j]) != REST)
+		return;
+	if (!REST || len > XXH3_SHORT_MAX)
+		hash_long<REST>(sh, p, len, digest);
+	else if (threadIdx.x == 0)
+		xxh3_put(xxh3_short((const uint8_t *)sh->secret, p, len),
+			 digest);
+	__syncthreads(); /* the next chunk uses the same sums */
+}
+
+template <bool REST>
+__device__ static void hash_list(const hash_job *jobs, uint64_t count,
+				 const uint8_t *secret, uint8_t *digests)
 {
 	__shared__ hash_shared sh;
 
 	if (threadIdx.x < XXH3_SECRET_BYTES)
 		((uint8_t *)sh.secret)[threadIdx.x] = secret[threadIdx.x];
 	__syncthreads();
-	for (uint64_t j = blockIdx.x; j < count; j += gridDim.x) {
-		const uint8_t *p = (const uint8_t *)jobs[j].data;
-		uint64_t len = jobs[j].len;
-		uint8_t *digest = digests + 16 * j;
+	for (uint64_t j = blockIdx.x; j < count; j += gridDim.x)
+		hash_one<REST>(&sh, jobs, j, digests);
+}
 
-		if (len <= XXH3_SHORT_MAX) {
-			if (threadIdx.x == 0)
-				xxh3_put(xxh3_short((const uint8_t *)sh.secret,
-						    p, len),
-					 digest);
-		} else if ((uintptr_t)p % 16 == 0) {
-			hash_long<16>(&sh, p, len, digest);
-		} else if ((uintptr_t)p % 8 == 0) {
-			hash_long<8>(&sh, p, len, digest);
-		} else if ((uintptr_t)p % 4 == 0) {
-			hash_long<4>(&sh, p, len, digest);
-		} else if ((uintptr_t)p % 2 == 0) {
-			hash_long<2>(&sh, p, len, digest);
-		} else {
-			hash_long<1>(&sh, p, len, digest);
-		}
-		__syncthreads(); /* the next chunk uses the same sums */
-	}
+extern "C" __global__ void __launch_bounds__(HASH_THREADS, 3)
+	hash_chunks(const hash_job *jobs, uint64_t count, const uint8_t *secret,
+		    uint8_t *digests)
+{
+	hash_list<false>(jobs, count, secret, digests);
+}
+
+/* Apart from it: together they need more registers than there are. */
+extern "C" __global__ void __launch_bounds__(HASH_THREADS, 2)
+	hash_chunks_rest(const hash_job *jobs, uint64_t count,
+			 const uint8_t *secret, uint8_t *digests)
+{
+	hash_list<true>(jobs, count, secret, digests);
 }
 
 /* --- Paged stash -----------------------------------------------------------

@@ -8,9 +8,11 @@
  *
  *   host     every slice is read to where it belongs
  *   device   as many slices as fit are read into one pinned buffer, and go
- *            from there to their tensors, while the other one is filled
+ *            from there to their tensors, while the other one is filled;
+ *            what is pinned goes to its tensors without
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "gpu/crew.h"
@@ -30,50 +32,64 @@ static bool entry_is_of(const struct ckpt_file *f, const struct ckpt_entry *e)
 	return at % sizeof(*e) == 0 && at / sizeof(*e) < f->header.count;
 }
 
-static int check_device(const struct ckpt_file *f, const struct ckpt_target *t)
+/* "tensor 'w'", or "the 4096 bytes at 512". */
+struct title {
+	char text[128];
+};
+
+static struct title title_of(const struct ckpt_range *r,
+			     const struct ckpt_entry *e)
+{
+	struct title t;
+
+	if (e)
+		(void)snprintf(t.text, sizeof(t.text), "tensor '%s'", e->name);
+	else
+		(void)snprintf(t.text, sizeof(t.text), "the %llu bytes at %llu",
+			       (unsigned long long)r->bytes,
+			       (unsigned long long)r->offset);
+	return t;
+}
+
+/* e: the entry that it is of, for messages; NULL: none. */
+static int check_range(const struct ckpt_file *f, const struct ckpt_range *r,
+		       const struct ckpt_entry *e)
 {
 	struct gpu *gpu = f->c->gpu;
 	int count = gpu ? gpu_device_count(gpu) : 0;
 	int there = CKPT_DEVICE_HOST;
 	int rc = 0;
 
-	if (t->device != CKPT_DEVICE_HOST &&
-	    (t->device < 0 || t->device >= count))
-		return ckpt_say(-EINVAL,
-				"%s: tensor '%s': there is no device %d: %s",
-				f->path, t->entry->name, t->device,
+	if (r->offset > f->bytes || r->bytes > f->bytes - r->offset)
+		return ckpt_say(-EINVAL, "%s: %s: the file has %llu", f->path,
+				title_of(r, e).text,
+				(unsigned long long)f->bytes);
+	if (r->device != CKPT_DEVICE_HOST &&
+	    (r->device < 0 || r->device >= count))
+		return ckpt_say(-EINVAL, "%s: %s: there is no device %d: %s",
+				f->path, title_of(r, e).text, r->device,
 				f->c->gpu_state);
-	if (t->entry->bytes == 0)
+	if (r->bytes == 0)
 		return 0;
-	if (!t->data)
+	if (!r->data)
 		return ckpt_say(-EINVAL,
-				"%s: tensor '%s': NULL was given for its %llu "
-				"bytes",
-				f->path, t->entry->name,
-				(unsigned long long)t->entry->bytes);
+				"%s: %s: NULL was given for its %llu bytes",
+				f->path, title_of(r, e).text,
+				(unsigned long long)r->bytes);
 	if (gpu)
-		rc = gpu_pointer_device(gpu, t->data, &there);
-	if (rc < 0 || there == t->device)
+		rc = gpu_pointer_device(gpu, r->data, &there);
+	if (rc < 0 || there == r->device)
 		return rc;
 	if (there == CKPT_DEVICE_HOST)
 		return ckpt_say(-EINVAL,
-				"%s: tensor '%s': its pointer was said to be "
-				"on device %d, and is in host memory",
-				f->path, t->entry->name, t->device);
+				"%s: %s: its pointer was said to be on device "
+				"%d, and is in host memory",
+				f->path, title_of(r, e).text, r->device);
 	return ckpt_say(-EINVAL,
-			"%s: tensor '%s': its pointer is on device %d, and was "
-			"said to be on %d (%d: host memory)",
-			f->path, t->entry->name, there, t->device,
+			"%s: %s: its pointer is on device %d, and was said to "
+			"be on %d (%d: host memory)",
+			f->path, title_of(r, e).text, there, r->device,
 			CKPT_DEVICE_HOST);
-}
-
-static int check_target(const struct ckpt_file *f, const struct ckpt_target *t)
-{
-	if (!t->entry || !entry_is_of(f, t->entry))
-		return ckpt_say(-EINVAL,
-				"%s: a target's entry is not one of this file",
-				f->path);
-	return check_device(f, t);
 }
 
 /* --- A call ----------------------------------------------------------------
@@ -145,6 +161,36 @@ static int load_spans(struct ckpt_file *f, struct span *spans, size_t count)
 	return rc;
 }
 
+static struct span span_of(const struct ckpt_range *r)
+{
+	return (struct span){
+		.offset = r->offset,
+		.bytes = r->bytes,
+		.data = r->data,
+		.device = r->device,
+	};
+}
+
+int ckpt_file_read_ranges(struct ckpt_file *f, const struct ckpt_range *ranges,
+			  size_t count)
+{
+	SCOPED(scope_free) struct span *spans = NULL;
+	size_t used = 0;
+	int rc = ckpt_check_process(f->c);
+
+	for (size_t i = 0; i < count && rc == 0; i++)
+		rc = check_range(f, &ranges[i], NULL);
+	if (rc < 0)
+		return rc;
+	spans = calloc(count + 1, sizeof(*spans));
+	if (!spans)
+		return ckpt_say(-ENOMEM, "%s: no memory", f->path);
+	for (size_t i = 0; i < count; i++)
+		if (ranges[i].bytes > 0)
+			spans[used++] = span_of(&ranges[i]);
+	return used == 0 ? 0 : load_spans(f, spans, used);
+}
+
 int ckpt_file_read(struct ckpt_file *f, const struct ckpt_target *targets,
 		   size_t count)
 {
@@ -152,24 +198,25 @@ int ckpt_file_read(struct ckpt_file *f, const struct ckpt_target *targets,
 	size_t used = 0;
 	int rc = ckpt_check_process(f->c);
 
-	for (size_t i = 0; i < count && rc == 0; i++)
-		rc = check_target(f, &targets[i]);
 	if (rc < 0)
 		return rc;
 	spans = calloc(count + 1, sizeof(*spans));
 	if (!spans)
 		return ckpt_say(-ENOMEM, "%s: no memory", f->path);
-	for (size_t i = 0; i < count; i++) {
+	for (size_t i = 0; i < count && rc == 0; i++) {
 		const struct ckpt_target *t = &targets[i];
+		struct ckpt_range r = { .data = t->data, .device = t->device };
 
-		if (t->entry->bytes == 0)
-			continue;
-		spans[used++] = (struct span){
-			.offset = t->entry->offset,
-			.bytes = t->entry->bytes,
-			.data = t->data,
-			.device = t->device,
-		};
+		if (!t->entry || !entry_is_of(f, t->entry))
+			return ckpt_say(-EINVAL,
+					"%s: a target's entry is not one of "
+					"this file",
+					f->path);
+		r.offset = t->entry->offset;
+		r.bytes = t->entry->bytes;
+		rc = check_range(f, &r, t->entry);
+		if (rc == 0 && r.bytes > 0)
+			spans[used++] = span_of(&r);
 	}
-	return used == 0 ? 0 : load_spans(f, spans, used);
+	return rc < 0 || used == 0 ? rc : load_spans(f, spans, used);
 }

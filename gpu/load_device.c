@@ -1,7 +1,8 @@
 /*
  * load_device.c - as many slices as fit are read into one pinned buffer, and
  * go from there to their tensors while the other buffer is filled. What this
- * process saved itself, and still has mapped, goes to the device from there.
+ * process saved itself, and still has mapped, goes to the device from there,
+ * and so does a file that is pinned.
  */
 #include "gpu/load_device.h"
 
@@ -145,6 +146,7 @@ static int copy_through_buffers(struct transfer *t, struct crew *crew,
 		rc = run_read(r, crew, at, to, b->data);
 		if (rc == 0)
 			rc = copy_part(t, r, at, to, b->data);
+		CKPT_COUNT(t->c, buffered_bytes, rc == 0 ? to - at : 0);
 		if (rc == 0)
 			rc = gpu_event_record(b->copied, t->stream);
 		at = to;
@@ -179,10 +181,13 @@ int load_to_device(const struct run *r, struct crew *crew)
 	if (rc < 0)
 		return rc;
 	/* What this process saved itself may lie in its own pinned memory. */
-	if (fstat(r->f->fd, &now) == 0)
+	if (!r->f->pinned && fstat(r->f->fd, &now) == 0)
 		pinned = mapping_read_begin(t.c, &now);
-	rc = pinned ? copy_from_pinned(&t, r, pinned->memory)
-		    : copy_through_buffers(&t, crew, r);
+	if (r->f->pinned)
+		rc = copy_from_pinned(&t, r, r->f->map);
+	else
+		rc = pinned ? copy_from_pinned(&t, r, pinned->memory)
+			    : copy_through_buffers(&t, crew, r);
 	/* After an error too: copies under way still use both sides. */
 	done = gpu_stream_sync(t.stream);
 	for (size_t i = 0; i < BUFFERS; i++)

@@ -15,15 +15,9 @@
 #include <sys/stat.h>
 
 #include "gpu/crew.h"
+#include "gpu/map.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
-
-#define HUGE_BYTES (UINT64_C(2) << 20)
-#define PAGE_BYTES 4096u
-#define POPULATE_BYTES (UINT64_C(2) << 20)
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 
 static void mapping_free(struct mapping *p)
 {
@@ -131,40 +125,9 @@ int mapping_find_mount(struct ckpt *c, int dirfd, struct ckpt_mount **ret_mount)
 /* --- A segment that is new -------------------------------------------------
  */
 
-/*
- * Map it where huge pages fit: an address that is not a multiple of theirs
- * costs a fault for each 4 KiB.
- */
-static void *map_aligned(int fd, uint64_t size_bytes)
-{
-	const size_t reserve = size_bytes + HUGE_BYTES;
-	uint8_t *room =
-		mmap(NULL, reserve, PROT_NONE,
-		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	uint8_t *at;
-	void *memory;
-
-	if (room == MAP_FAILED)
-		return NULL;
-	at = room + (HUGE_BYTES - (uintptr_t)room % HUGE_BYTES) % HUGE_BYTES;
-	memory = mmap(at, size_bytes, PROT_READ | PROT_WRITE,
-		      MAP_SHARED | MAP_FIXED, fd, 0);
-	if (memory == MAP_FAILED) {
-		(void)munmap(room, reserve);
-		return NULL;
-	}
-	if (at > room)
-		(void)munmap(room, (size_t)(at - room));
-	at += (size_bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
-	if (at < room + reserve)
-		(void)munmap(at, (size_t)(room + reserve - at));
-	return memory;
-}
-
 static int populate_part(void *arg, size_t index)
 {
 	const struct mapping *p = arg;
-	uint64_t at = index * POPULATE_BYTES, left = p->size_bytes - at;
 
 	{
 		HOLD(&p->mount->lock);
@@ -172,22 +135,14 @@ static int populate_part(void *arg, size_t index)
 			return -ECANCELED;
 	}
 	/* Kernels without it let the copy do the first touch. */
-	(void)madvise(p->memory + at,
-		      left < POPULATE_BYTES ? left : POPULATE_BYTES,
-		      MADV_POPULATE_WRITE);
+	(void)map_advise_part(p->memory, p->size_bytes, index,
+			      MADV_POPULATE_WRITE);
 	return 0;
 }
 
 void mapping_populate(struct mapping *p, unsigned threads)
 {
-	struct crew *crew;
-
-	if (crew_new(threads, &crew) < 0)
-		return;
-	(void)crew_run(crew,
-		       (p->size_bytes + POPULATE_BYTES - 1) / POPULATE_BYTES,
-		       populate_part, p);
-	crew_free(crew);
+	(void)crew_once(threads, map_parts(p->size_bytes), populate_part, p);
 }
 
 void mapping_pin(struct mapping *p, unsigned threads)
@@ -229,7 +184,7 @@ int mapping_new(struct ckpt_mount *m, const uint8_t *signature,
 	p->fresh = true;
 	p->size_bytes = r->size_bytes;
 	memcpy(p->signature, signature, sizeof(p->signature));
-	p->memory = map_aligned(fd, p->size_bytes);
+	p->memory = map_aligned(fd, p->size_bytes, PROT_READ | PROT_WRITE);
 	if (!p->memory) {
 		free(p);
 		return -ENOMEM;

@@ -81,6 +81,24 @@ static uint32_t read_umask(void)
 	return mask;
 }
 
+/* Where most of its bytes come from. */
+static int node_of(const struct way *w)
+{
+	uint64_t bytes[CKPT_DEVICES_MAX] = { 0 };
+	int most = -1;
+
+	for (size_t i = 0; i < w->layout->count; i++) {
+		const struct layout_tensor *t = &w->layout->tensors[i];
+
+		if (t->device < 0 || t->device >= CKPT_DEVICES_MAX)
+			continue;
+		bytes[t->device] += t->bytes;
+		if (most < 0 || bytes[t->device] > bytes[most])
+			most = t->device;
+	}
+	return most < 0 || !w->c->gpu ? -1 : gpu_device_node(w->c->gpu, most);
+}
+
 static int commit(const struct way *w, struct mapping *p, uint64_t *ret_ino)
 {
 	struct ckptfs_commit q = {
@@ -104,7 +122,7 @@ static int commit(const struct way *w, struct mapping *p, uint64_t *ret_ino)
 	p->dev = fstat(w->to->dirfd, &sb) == 0 ? sb.st_dev : 0;
 	p->fresh = false;
 	if (fresh)
-		twin_prepare(p, w->to->dirfd);
+		twin_prepare(p, w->to->dirfd, node_of(w));
 	acquire_committed(p, q.ino, q.mtime_ns);
 	return 0;
 }
@@ -123,7 +141,7 @@ static int prime(const struct way *w, struct mapping *old,
 	if (old) /* or two that have both wait for each other */
 		acquire_give_place(old);
 	rc = acquire_mapping(m, w->to->dirfd, w->to->path, l->signature,
-			     l->file_bytes, ret_mapping);
+			     l->file_bytes, node_of(w), ret_mapping);
 	if (rc < 0)
 		return rc;
 	if (l->on_device) /* host memory needs no context of a device */

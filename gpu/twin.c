@@ -16,6 +16,7 @@ struct twin {
 	int dirfd; /* owned */
 	uint8_t signature[SEGMENT_SIGNATURE_BYTES];
 	uint64_t size_bytes;
+	int node; /* where it is to lie, or -1 */
 	bool pinned; /* so is the other one */
 };
 
@@ -26,11 +27,14 @@ static void *twin_main(void *arg)
 	struct mapping *p;
 
 	if (acquire_mapping(m, t->dirfd, "(the next save)", t->signature,
-			    t->size_bytes, &p) == 0) {
-		/* Nobody waits for it: by this thread alone. */
-		if (t->pinned)
+			    t->size_bytes, t->node, &p) == 0) {
+		/*
+		 * Nobody waits for it: by this thread alone. Where there is no
+		 * room for a second one, it is the first.
+		 */
+		if (p->fresh && t->pinned)
 			mapping_pin(p, 1);
-		else
+		else if (p->fresh)
 			mapping_populate(p, 1);
 		p->fresh = false; /* it has its twin */
 		acquire_return(p);
@@ -43,7 +47,7 @@ static void *twin_main(void *arg)
 	return NULL;
 }
 
-void twin_prepare(const struct mapping *p, int dirfd)
+void twin_prepare(const struct mapping *p, int dirfd, int node)
 {
 	struct ckpt_mount *m = p->mount;
 	struct twin *t = calloc(1, sizeof(*t));
@@ -55,6 +59,7 @@ void twin_prepare(const struct mapping *p, int dirfd)
 		return;
 	t->mount = m;
 	t->size_bytes = p->size_bytes;
+	t->node = node;
 	t->pinned = p->pinned;
 	memcpy(t->signature, p->signature, sizeof(t->signature));
 	t->dirfd = fcntl(dirfd, F_DUPFD_CLOEXEC, 3);

@@ -8,8 +8,8 @@
 
 #include "gpu/mapping.h"
 
-/* Prepare p's twin; dirfd is any directory in the mount. */
-void twin_prepare(const struct mapping *p, int dirfd);
+/* Prepare p's twin; dirfd and node as for acquire_mapping(). */
+void twin_prepare(const struct mapping *p, int dirfd, int node);
 /* Wait for those that are being prepared. For ckpt_close(). */
 void twins_wait(struct ckpt *c);
 

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "gpu/copy.h"
+#include "gpu/crew.h"
 #include "gpu/hash.h"
 #include "store/base/scope.h"
 
@@ -226,6 +227,25 @@ static int find(struct ckpt *c, const struct mapping *p, const struct layout *l,
 	return 0;
 }
 
+static int copy_repeat(void *arg, size_t index)
+{
+	const struct unchanged *u = arg;
+	const struct repeat *r = &u->repeats[index];
+
+	memcpy(r->to, r->from, r->bytes);
+	return 0;
+}
+
+/* What they are copied from is a chunk that is there, and no repeat itself. */
+static int copy_repeats(struct ckpt *c, struct unchanged *u)
+{
+	for (size_t i = 0; i < u->repeat_count; i++)
+		CKPT_COUNT(c, host_bytes, u->repeats[i].bytes);
+	if (crew_once(c->copy_threads, u->repeat_count, copy_repeat, u) < 0)
+		return ckpt_say(-ENOMEM, "no memory for threads");
+	return 0;
+}
+
 static void scope_unchanged(struct unchanged *u)
 {
 	free(u->jobs);
@@ -243,14 +263,10 @@ int unchanged_copy_rest(struct ckpt *c, struct mapping *p,
 		return rc;
 	p->digests_valid = false;
 	rc = copy_run(c, u.jobs, u.job_count);
+	if (rc == 0)
+		rc = copy_repeats(c, &u);
 	if (rc < 0)
 		return rc;
-	for (size_t i = 0; i < u.repeat_count; i++) {
-		const struct repeat *r = &u.repeats[i];
-
-		memcpy(r->to, r->from, r->bytes);
-		CKPT_COUNT(c, host_bytes, r->bytes);
-	}
 	free(p->digests);
 	p->digests = TAKE(u.digests);
 	p->digest_count = u.chunk_count;

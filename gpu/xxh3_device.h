@@ -39,11 +39,17 @@
 #define XXH3_P64_4 UINT64_C(0x85EBCA77C2B2AE63)
 #define XXH3_P64_5 UINT64_C(0x27D4EB2F165667C5)
 
-/* One kernel of hash.c hashes an array of these. */
+/* The kernels of hash.c hash an array of these. */
 struct hash_job {
 	uint64_t data; /* a device pointer */
 	uint64_t len;
 };
+
+/* Short, or no multiple of 16: hash_chunks_rest's, not hash_chunks'. */
+HOST_DEVICE bool hash_is_rest(const struct hash_job *j)
+{
+	return j->len <= XXH3_SHORT_MAX || j->data % 16 != 0;
+}
 
 /* A block of threads: so many warps load, one more goes from block to block. */
 #define HASH_LOAD_WARPS 8u
@@ -383,6 +389,19 @@ HOST_DEVICE struct xxh3_lane_keys xxh3_lane_keys_of(unsigned lane,
 		k.key[half][1] = xxh3_read64(at + 8);
 	}
 	return k;
+}
+
+/* 16 bytes that begin 1 to 15 bytes behind `at`; `behind` are the next 16. */
+HOST_DEVICE void xxh3_shift16(const uint64_t *at, const uint64_t *behind,
+			      unsigned shift, uint64_t *out)
+{
+	unsigned bits = 8 * (shift % 8);
+	uint64_t a = shift < 8 ? at[0] : at[1];
+	uint64_t b = shift < 8 ? at[1] : behind[0];
+	uint64_t c = shift < 8 ? behind[0] : behind[1];
+
+	out[0] = a >> bits | b << 1 << (63 - bits);
+	out[1] = b >> bits | c << 1 << (63 - bits);
 }
 
 /* word[half][i], as loaded, into the lane's sums of one block. */

@@ -157,12 +157,23 @@ static void copy_all(struct place *p, struct mapping *to)
 	must(copy_run(p->c, jobs, l->count), "copy");
 }
 
+/* What the save copies is there when the set's stream is so far; NULL: undo. */
+static void mark_ready(struct place *p, const struct tensors *set,
+		       struct gpu_event *ready)
+{
+	for (size_t i = 0; i < p->layout.count; i++)
+		if (p->layout.tensors[i].device == set->device)
+			p->layout.tensors[i].ready = ready;
+}
+
 static uint64_t save_unmounted(struct place *p, const struct tensors *sets,
 			       size_t count)
 {
-	uint64_t start;
+	struct gpu_event *ready[BENCH_DEVICES_MAX] = { NULL };
 	struct mapping *to;
+	uint64_t start;
 
+	CHECK(count <= BENCH_DEVICES_MAX);
 	layout_release(&p->layout);
 	memset(&p->layout, 0, sizeof(p->layout));
 	start = now_ns();
@@ -173,6 +184,11 @@ static uint64_t save_unmounted(struct place *p, const struct tensors *sets,
 			must(layout_add(&p->layout, &t, t.device), "add");
 		}
 	must(layout_finish(&p->layout), "layout");
+	for (size_t k = 0; k < count; k++) {
+		must(gpu_event_new(gpu, sets[k].device, &ready[k]), "event");
+		must(gpu_event_record(ready[k], sets[k].stream), "event");
+		mark_ready(p, &sets[k], ready[k]);
+	}
 	p->turn ^= 1;
 	to = &p->mappings[p->turn];
 	if (to->size_bytes != p->layout.file_bytes)
@@ -184,7 +200,12 @@ static uint64_t save_unmounted(struct place *p, const struct tensors *sets,
 		     "hash and copy");
 	else
 		copy_all(p, to);
-	return now_ns() - start;
+	start = now_ns() - start;
+	for (size_t k = 0; k < count; k++) {
+		mark_ready(p, &sets[k], NULL);
+		gpu_event_free(ready[k]);
+	}
+	return start;
 }
 
 /* --- both ------------------------------------------------------------------

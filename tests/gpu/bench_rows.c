@@ -1,36 +1,34 @@
 /*
- * bench_rows.c - the rows of the table, each measured on both sides in turn.
- * The first round of each is not counted: it makes both sides warm.
+ * bench_rows.c - the groups of rows, what they share, and the rows of loads and
+ * of several devices. Each row is measured on both sides in turn; its first
+ * round is not counted: it makes both sides warm.
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "gpu/file.h"
-#include "gpu/unchanged.h"
 #include "store/base/scope.h"
 #include "tests/gpu/gpu_bench.h"
 
-#define PRIME_SAVES_MAX 8
-#define UNCHANGED_TRIES_MAX (ROUNDS_MAX + PRIME_SAVES_MAX)
 #define LOAD_THREADS 16 /* when there are so many processors */
 
 uint64_t stamps;
 
-static const char *named(const struct rig *r, const char *mounted,
-			 const char *unmounted)
+const char *named(const struct rig *r, const char *mounted,
+		  const char *unmounted)
 {
 	return r->b->mounted ? mounted : unmounted;
 }
 
-static const char *dir_of(const struct rig *r)
+const char *dir_of(const struct rig *r)
 {
 	return r->b->mounted ? r->b->dir : NULL;
 }
 
-/* The machine's: pinned, one call, as many bytes as the tensors have. */
-static uint64_t copy_d2h(struct rig *r)
+uint64_t copy_d2h(struct rig *r)
 {
 	uint64_t start = now_ns();
 
@@ -44,99 +42,6 @@ static uint64_t copy_h2d(struct rig *r)
 
 	put(r->stream, r->device, r->pinned, r->t.payload);
 	return now_ns() - start;
-}
-
-/* --- saving ------------------------------------------------------------------
- */
-
-static void row_save(struct rig *r)
-{
-	struct row row = {
-		.name = named(r, "save, device to segment (pinned copy)",
-			      "save, device to pinned memory, NO MOUNT (copy)"),
-	};
-
-	(void)place_save(&r->place, &r->t, 1, "save");
-	place_settle(&r->place);
-	(void)place_save(&r->place, &r->t, 1, "save");
-	for (unsigned i = 0; i <= r->b->rounds; i++) {
-		uint64_t ours, theirs;
-
-		tensors_stamp(&r->t, ++stamps);
-		ours = place_save(&r->place, &r->t, 1, "save");
-		place_check(&r->place, &r->t, 1, row.name);
-		theirs = copy_d2h(r);
-		(void)is_same(r->pinned, r->t.truth, r->t.payload,
-			      "the machine's copy");
-		if (i > 0)
-			row_add(&row, ours, theirs);
-	}
-	row_print_speed(&row, r->t.payload, 0.95);
-}
-
-static void row_stall(struct rig *r)
-{
-	struct row row = {
-		.name = named(r, "stall of the second save (of the first)",
-			      "second save (first), NO MOUNT"),
-	};
-	unsigned rounds = r->b->rounds < 3 ? r->b->rounds : 3;
-
-	for (unsigned i = 0; i < rounds; i++) {
-		struct place p;
-		uint64_t first, second;
-
-		place_open(&p, dir_of(r), false);
-		tensors_stamp(&r->t, ++stamps);
-		first = place_save(&p, &r->t, 1, "stall");
-		place_check(&p, &r->t, 1, row.name);
-		place_settle(&p);
-		tensors_stamp(&r->t, ++stamps);
-		second = place_save(&p, &r->t, 1, "stall");
-		place_check(&p, &r->t, 1, row.name);
-		place_close(&p);
-		row_add(&row, second, first);
-	}
-	row_print_times(&row, AT_LEAST, 10);
-}
-
-static void row_unchanged(struct rig *r)
-{
-	struct row row = {
-		.name = named(r, "save, nothing changed (a full one)",
-			      "save, nothing changed (full), NO MOUNT"),
-	};
-	struct place p;
-	unsigned known = 0;
-
-	place_open(&p, dir_of(r), true);
-	(void)place_save(&p, &r->t, 1, "unchanged");
-	place_settle(&p);
-	for (int i = 0; i < PRIME_SAVES_MAX && known < 2; i++) {
-		(void)place_save(&p, &r->t, 1, "unchanged");
-		known = p.skipped_bytes == r->t.payload ? known + 1 : 0;
-	}
-	if (known < 2)
-		wrong("%s: it skipped %llu bytes of %llu", row.name,
-		      (unsigned long long)p.skipped_bytes,
-		      (unsigned long long)r->t.payload);
-	for (unsigned i = 0;
-	     i < UNCHANGED_TRIES_MAX && row.rounds < r->b->rounds; i++) {
-		uint64_t full = place_save(&r->place, &r->t, 1, "save");
-		uint64_t ours = place_save(&p, &r->t, 1, "unchanged");
-
-		place_check(&p, &r->t, 1, row.name);
-		/* The mount chooses the segment: one may still be to prime. */
-		if (p.skipped_bytes == r->t.payload)
-			row_add(&row, ours, full);
-	}
-	if (row.rounds == 0)
-		die("%s: something is always copied", row.name);
-	row_print_times(&row, AT_MOST, 0.15);
-	tensors_stamp(&r->t, ++stamps); /* and what did change is copied */
-	(void)place_save(&p, &r->t, 1, "unchanged");
-	place_check(&p, &r->t, 1, "a save after a change");
-	place_close(&p);
 }
 
 /* --- loading -----------------------------------------------------------------
@@ -313,6 +218,64 @@ static void row_devices(struct rig *r)
 	row_print_speed(&row, payload, 0.95);
 }
 
+/* --- groups ------------------------------------------------------------------
+ *
+ * Each can be run by itself, in a process of its own: what ends one does not
+ * take the others' rows with it.
+ */
+
+#define GROUP_ROWS_MAX 4
+
+static const struct group {
+	const char *name;
+	void (*rows[GROUP_ROWS_MAX])(struct rig *r);
+} groups[] = {
+	{ "save", { row_save, row_unchanged, row_pageable, row_burst } },
+	{ "load", { row_load } },
+	{ "beside", { row_beside } },
+	{ "first", { row_stall, row_first, row_populate, row_delay } },
+	{ "hash", { row_hash, row_hash_rest } },
+	{ "stash", { row_stash, row_items } },
+	{ "devices", { row_devices } },
+};
+
+#define GROUP_COUNT (sizeof(groups) / sizeof(*groups))
+
+/* Is name one of the list, which has commas between them? */
+static bool is_listed(const char *list, const char *name, size_t len)
+{
+	for (;; list++) {
+		size_t n = strcspn(list, ",");
+
+		if (n == len && memcmp(list, name, len) == 0)
+			return true;
+		list += n;
+		if (!*list)
+			return false;
+	}
+}
+
+bool bench_has_groups(const char *list)
+{
+	for (;; list++) {
+		size_t n = strcspn(list, ","), i = 0;
+
+		while (i < GROUP_COUNT && !is_listed(groups[i].name, list, n))
+			i++;
+		if (i == GROUP_COUNT)
+			return false;
+		list += n;
+		if (!*list)
+			return true;
+	}
+}
+
+void bench_list_groups(void)
+{
+	for (size_t i = 0; i < GROUP_COUNT; i++)
+		puts(groups[i].name);
+}
+
 void bench_rows(const struct bench *b)
 {
 	struct rig r = { .b = b };
@@ -322,16 +285,18 @@ void bench_rows(const struct bench *b)
 	r.pinned = pinned_new(r.t.bytes);
 	r.stream = stream_new(0);
 	timer_open(&r.timer, r.stream);
-	place_open(&r.place, dir_of(&r), false);
-	row_save(&r);
-	row_unchanged(&r);
-	row_load(&r);
-	row_beside(&r);
-	place_close(&r.place);
-	row_stall(&r);
-	row_hash(&r);
-	row_stash(&r);
-	row_devices(&r);
+	for (size_t i = 0; i < GROUP_COUNT; i++) {
+		const struct group *g = &groups[i];
+
+		if (b->groups &&
+		    !is_listed(b->groups, g->name, strlen(g->name)))
+			continue;
+		r.warm = false;
+		place_open(&r.place, dir_of(&r), false);
+		for (size_t k = 0; k < GROUP_ROWS_MAX && g->rows[k]; k++)
+			g->rows[k](&r);
+		place_close(&r.place);
+	}
 	timer_close(&r.timer);
 	gpu_stream_free(r.stream);
 	gpu_host_free(gpu, r.pinned);

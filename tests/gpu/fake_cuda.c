@@ -150,6 +150,18 @@ API int cuDeviceGetName(char *name, int len, int device)
 	return OK;
 }
 
+/* Device 0 is next to NUMA node 0, and so on. */
+CU(cuDeviceGetAttribute, int *value, int attribute, int device)
+{
+	ENTER();
+	if (device < 0 || device >= fake.device_count)
+		return INVALID_DEVICE;
+	if (attribute != 134)
+		return INVALID_VALUE;
+	*value = device;
+	return OK;
+}
+
 CU(cuDevicePrimaryCtxGetState, int device, unsigned *flags, int *active)
 {
 	ENTER();

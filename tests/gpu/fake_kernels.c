@@ -56,10 +56,28 @@ static unsigned shuffled_next(struct shuffled *s)
 	return s->at;
 }
 
-/* As hash_load() in kernels.cu, the 32 lanes one after the other. */
-static void hash_load(const uint8_t *p, unsigned blocks, const uint8_t *secret,
-		      uint64_t (*sums)[8])
+/*
+ * Word `index` of those that begin at multiples of 16, p in the first one;
+ * what lies outside of the data is anything.
+ */
+static void load16(const uint8_t *p, uint64_t len, uint64_t index,
+		   uint64_t word[2])
 {
+	uint8_t *to = (uint8_t *)word;
+
+	for (unsigned i = 0; i < 16; i++) {
+		uint64_t at = 16 * index + i - (uintptr_t)p % 16;
+
+		to[i] = at < len ? p[at] : (uint8_t)random_next();
+	}
+}
+
+/* As hash_load() in kernels.cu, the 32 lanes one after the other. */
+static void hash_load(const uint8_t *p, uint64_t len, unsigned blocks,
+		      const uint8_t *secret, uint64_t (*sums)[8])
+{
+	unsigned shift = (uintptr_t)p % 16;
+
 	uint64_t sum[WARP_LANES][XXH3_LANE_SUMS] = { { 0 } };
 	uint64_t next[WARP_LANES][XXH3_LANE_SUMS];
 
@@ -67,12 +85,20 @@ static void hash_load(const uint8_t *p, unsigned blocks, const uint8_t *secret,
 		struct xxh3_lane_keys keys = xxh3_lane_keys_of(lane, secret);
 
 		for (unsigned b = 0; b < blocks; b++) {
-			const uint8_t *at =
-				p + b * XXH3_BLOCK_BYTES + 16 * lane;
 			uint64_t word[2][2];
 
-			memcpy(word[0], at, sizeof(word[0]));
-			memcpy(word[1], at + 512, sizeof(word[1]));
+			for (unsigned half = 0; half < 2; half++) {
+				uint64_t at = 64 * b + 32 * half + lane;
+				uint64_t in[2], behind[2];
+
+				load16(p, len, at, in);
+				load16(p, len, at + 1, behind);
+				if (shift > 0)
+					xxh3_shift16(in, behind, shift,
+						     word[half]);
+				else
+					memcpy(word[half], in, sizeof(in));
+			}
 			xxh3_lane_add(&keys, (const uint64_t(*)[2])word,
 				      &sum[lane][2 * b]);
 		}
@@ -110,6 +136,7 @@ static void hash_long(const uint8_t *secret, const uint8_t *p, uint64_t len,
 
 			if (first < blocks)
 				hash_load(p + first * XXH3_BLOCK_BYTES,
+					  len - first * XXH3_BLOCK_BYTES,
 					  blocks - first < XXH3_LANE_BLOCKS ?
 						  (unsigned)(blocks - first) :
 						  XXH3_LANE_BLOCKS,
@@ -127,7 +154,8 @@ static void hash_long(const uint8_t *secret, const uint8_t *p, uint64_t len,
 	xxh3_put(xxh3_finish(acc, secret, len), digest);
 }
 
-static void run_hash_chunks(void *const *args, unsigned grid, unsigned block)
+static void run_hash(void *const *args, unsigned grid, unsigned block,
+		     bool rest)
 {
 	const struct hash_job *jobs = *(struct hash_job **)args[0];
 	uint64_t count = *(uint64_t *)args[1];
@@ -142,6 +170,8 @@ static void run_hash_chunks(void *const *args, unsigned grid, unsigned block)
 			const uint8_t *p =
 				(const uint8_t *)(uintptr_t)jobs[j].data;
 
+			if (hash_is_rest(&jobs[j]) != rest)
+				continue;
 			if (jobs[j].len <= XXH3_SHORT_MAX)
 				xxh3_put(xxh3_short(secret, p, jobs[j].len),
 					 digests + 16 * j);
@@ -149,6 +179,17 @@ static void run_hash_chunks(void *const *args, unsigned grid, unsigned block)
 				hash_long(secret, p, jobs[j].len,
 					  digests + 16 * j);
 		}
+}
+
+static void run_hash_chunks(void *const *args, unsigned grid, unsigned block)
+{
+	run_hash(args, grid, block, false);
+}
+
+static void run_hash_chunks_rest(void *const *args, unsigned grid,
+				    unsigned block)
+{
+	run_hash(args, grid, block, true);
 }
 
 static void run_plan_pack(void *const *args, unsigned grid, unsigned block)
@@ -217,6 +258,7 @@ static void run_busy(void *const *args, unsigned grid, unsigned block)
 
 static const struct kernel kernels[] = {
 	{ "hash_chunks", 4, { 8, 8, 8, 8 }, run_hash_chunks },
+	{ "hash_chunks_rest", 4, { 8, 8, 8, 8 }, run_hash_chunks_rest },
 	{ "stash_plan_pack", 3, { VIEW, ITEM, 8 }, run_plan_pack },
 	{ "stash_plan_unpack", 2, { VIEW, ITEM }, run_plan_unpack },
 	{ "stash_copy_in", 3, { VIEW, ITEM, 8 }, run_copy_in },

@@ -22,6 +22,7 @@
 #define MIB (UINT64_C(1) << 20)
 #define MIB_DEFAULT 4096u
 #define MIB_SMALL 24u
+#define SHORT_NS 1e5 /* which milliseconds would not show */
 /* How often the tensors' size is on the device in the worst row. */
 #define DEVICE_SHARES 5u
 
@@ -29,11 +30,14 @@ static const char usage_text[] =
 	"usage: gpu_bench [OPTION...] DIR\n"
 	"\n"
 	"  --check      only the checks of every result, no speeds\n"
-	"  --name       print the device's name and what the driver says\n"
+	"  --name       use the device, print its name\n"
 	"  --small      as little as shows that it works (a fake driver)\n"
 	"  --size MIB   of tensors on the device (4096)\n"
 	"  --rounds N   of which the median counts (5)\n"
 	"  --strict     a speed that falls short is a failure as well\n"
+	"  --rows LIST  only these groups of rows (a,b), and no checks before\n"
+	"  --list       print the groups\n"
+	"  --mount TEXT how DIR is mounted, for the table\n"
 	"\n"
 	"DIR is a directory in a ckptfs mount. When it is none, rows are\n"
 	"measured without the mount's part, and say so.\n"
@@ -103,7 +107,7 @@ uint64_t now_ns(void)
 static void line(const char *name, const char *ours, const char *theirs,
 		 const char *ratio, const char *wanted, const char *verdict)
 {
-	printf("%-52s %13s %13s %8s  %-8s %s\n", name, ours, theirs, ratio,
+	printf("%-60s %13s %13s %8s  %-8s %s\n", name, ours, theirs, ratio,
 	       wanted, verdict);
 	fflush(stdout);
 }
@@ -158,6 +162,11 @@ static void print(const struct row *r, const char *ours, const char *theirs,
 	char number[32], want[32];
 
 	(void)snprintf(number, sizeof(number), "%.3f", ratio);
+	if (limit == NO_LIMIT) {
+		line(r->name, ours, theirs, number,
+		     wanted == AT_LEAST ? "(more)" : "(less)", "");
+		return;
+	}
 	(void)snprintf(want, sizeof(want), "%s %g",
 		       wanted == AT_LEAST ? ">=" : "<=", limit);
 	shorts += !ok;
@@ -175,13 +184,21 @@ void row_print_speed(struct row *r, uint64_t bytes, double at_least)
 	print(r, ours, theirs, m.faster, AT_LEAST, at_least);
 }
 
+static void show_time(char *text, size_t size, double ns)
+{
+	if (ns < SHORT_NS)
+		(void)snprintf(text, size, "%.1f us", ns / 1e3);
+	else
+		(void)snprintf(text, size, "%.3f ms", ns / 1e6);
+}
+
 void row_print_times(struct row *r, enum wanted wanted, double limit)
 {
 	struct medians m = medians_of(r);
 	char ours[32], theirs[32];
 
-	(void)snprintf(ours, sizeof(ours), "%.3f ms", m.ours / 1e6);
-	(void)snprintf(theirs, sizeof(theirs), "%.3f ms", m.theirs / 1e6);
+	show_time(ours, sizeof(ours), m.ours);
+	show_time(theirs, sizeof(theirs), m.theirs);
 	print(r, ours, theirs, wanted == AT_LEAST ? m.faster : m.slower, wanted,
 	      limit);
 }
@@ -216,7 +233,8 @@ static void print_head(const struct bench *b, struct ckpt *c)
 {
 	char name[128] = "";
 
-	for (int i = 0; i < gpu_device_count(gpu) && i < BENCH_DEVICES_MAX;
+	for (int i = 0;
+	     !b->groups && i < gpu_device_count(gpu) && i < BENCH_DEVICES_MAX;
 	     i++) {
 		device_name(i, name, sizeof(name));
 		printf("device %d: %s, %llu MiB free\n", i, name,
@@ -224,7 +242,10 @@ static void print_head(const struct bench *b, struct ckpt *c)
 	}
 	printf("%s; %llu MiB of tensors, %u rounds\n", ckpt_gpu_state(c),
 	       (unsigned long long)(b->bytes / MIB), b->rounds);
-	if (!b->mounted)
+	if (b->mounted)
+		printf("saves go to a mount (%s)\n",
+		       b->mount_options ? b->mount_options : "options unknown");
+	else
 		printf("no mount at %s: saves go to plain pinned shared "
 		       "memory\n",
 		       b->dir);
@@ -244,6 +265,7 @@ int main(int argc, char **argv)
 {
 	struct bench b = { .bytes = 0, .rounds = 0 };
 	bool check_only = false, name_only = false, strict = false;
+	bool list_only = false;
 	struct ckpt *c;
 
 	for (int i = 1; i < argc; i++) {
@@ -255,6 +277,12 @@ int main(int argc, char **argv)
 			b.small = true;
 		else if (strcmp(argv[i], "--strict") == 0)
 			strict = true;
+		else if (strcmp(argv[i], "--list") == 0)
+			list_only = true;
+		else if (strcmp(argv[i], "--rows") == 0 && i + 1 < argc)
+			b.groups = argv[++i];
+		else if (strcmp(argv[i], "--mount") == 0 && i + 1 < argc)
+			b.mount_options = argv[++i];
 		else if (strcmp(argv[i], "--size") == 0)
 			b.bytes = number(argv[++i], 1u << 20) * MIB;
 		else if (strcmp(argv[i], "--rounds") == 0)
@@ -265,6 +293,15 @@ int main(int argc, char **argv)
 			fputs(usage_text, stderr);
 			return 2;
 		}
+	}
+	if (list_only) {
+		bench_list_groups();
+		return 0;
+	}
+	if (b.groups && !bench_has_groups(b.groups)) {
+		fprintf(stderr, "gpu_bench: no such rows: %s (see --list)\n",
+			b.groups);
+		return 2;
 	}
 	if (!b.dir && !name_only) {
 		fputs(usage_text, stderr);
@@ -278,6 +315,8 @@ int main(int argc, char **argv)
 	if (name_only) {
 		char name[128] = "";
 
+		/* What is refused is refused here. */
+		gpu_free(gpu, 0, device_new(0, 1));
 		device_name(0, name, sizeof(name));
 		puts(name);
 		device_close();
@@ -287,8 +326,11 @@ int main(int argc, char **argv)
 	b.mounted = place_is_mount(b.dir);
 	must(ckpt_open(NULL, &c), "ckpt_open");
 	print_head(&b, c);
-	check_everything(&b);
-	printf("checks: %s\n\n", wrongs == 0 ? "every byte is right" : "WRONG");
+	if (!b.groups) {
+		check_everything(&b);
+		printf("checks: %s\n\n",
+		       wrongs == 0 ? "every byte is right" : "WRONG");
+	}
 	if (!check_only) {
 		line("row", "ours", "machine", "ratio", "wanted", "");
 		bench_rows(&b);

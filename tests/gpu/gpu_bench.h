@@ -147,6 +147,7 @@ void place_settle(struct place *p);
  */
 
 enum wanted { AT_LEAST, AT_MOST };
+#define NO_LIMIT 0.0 /* a figure to know, which nothing is held to (yet) */
 
 struct row {
 	const char *name;
@@ -167,9 +168,13 @@ struct bench {
 	uint64_t bytes; /* of tensors on a device */
 	unsigned rounds;
 	bool small; /* as little as shows that it works */
+	const char *groups; /* of rows, with commas; NULL: all */
+	const char *mount_options; /* as the table shows them; NULL: unknown */
 };
 
 void bench_rows(const struct bench *b); /* bench_rows.c */
+bool bench_has_groups(const char *groups);
+void bench_list_groups(void);
 void check_everything(const struct bench *b); /* bench_check.c */
 
 /* What all rows use. */
@@ -180,14 +185,38 @@ struct rig {
 	uint8_t *pinned; /* likewise */
 	struct gpu_stream *stream; /* the machine's */
 	struct timer timer;
-	struct place place; /* saves everything */
+	struct place place; /* saves everything; each group has a new one */
+	bool warm; /* both of its segments are there */
 };
 
 extern uint64_t stamps; /* of tensors_stamp(), all different */
 
+/* `mounted`, or what the row is called where saves do not go to a mount. */
+const char *named(const struct rig *r, const char *mounted,
+		  const char *unmounted);
+/* NULL: no mount. */
+const char *dir_of(const struct rig *r);
+/* The machine's: pinned, one call, as many bytes as the tensors have; ns. */
+uint64_t copy_d2h(struct rig *r);
+
+/* Saves until both segments are there, mapped and pinned; once in a group. */
+void warm(struct rig *r);
+
+/* Rows of saves (bench_save.c). */
+void row_save(struct rig *r);
+void row_stall(struct rig *r);
+void row_unchanged(struct rig *r);
+void row_pageable(struct rig *r);
+void row_burst(struct rig *r);
 /* Rows in which the device computes (bench_kernels.c). */
 void row_hash(struct rig *r);
+void row_hash_rest(struct rig *r);
 void row_stash(struct rig *r);
 void row_beside(struct rig *r);
+void row_items(struct rig *r); /* bench_items.c */
+/* Of a structure's first save (bench_first.c). */
+void row_first(struct rig *r);
+void row_populate(struct rig *r);
+void row_delay(struct rig *r);
 
 #endif

@@ -1,16 +1,18 @@
 #!/bin/bash
 #
 # run.sh - the GPU library on a machine with a GPU: every result bit by bit
-# against the CPU, and its speed against the machine's own copies, in one table.
+# against the CPU, and its speed against the machine's own copies and against
+# what trainers use today, in one table.
 #
 # Keeps true: exit 0 means that every step that this machine can do was done and
 # no byte was wrong; what it cannot do (no mount, no compute-sanitizer, no torch)
-# is said in a line that begins with "run: no". It ends within eight minutes:
-# each step gets what is left of them. Nothing is left behind but the table.
+# is said in a line that begins with "run: no". It ends within --limit: each step
+# gets what is left of it. Each group of rows is a process of its own: one that
+# fails does not take others with it. Nothing is left behind but the table.
 #
 # A bundle has everything that it needs: our programs and their shared
 # libraries, found through an RPATH of $ORIGIN. The machine has to have glibc,
-# the GPU's driver and bash; python3 with torch for one step. A bundle that was
+# the GPU's driver and bash; python3 with torch for two steps. A bundle that was
 # made on Debian 12 wants glibc 2.34 or newer where libstdc++ is installed, else
 # 2.36, which the one in lib/cxx wants; `bundle` prints both.
 
@@ -23,17 +25,24 @@ usage() {
 	       tests/gpu/run.sh bundle [OUT.tar.gz]    pack all that this needs
 
 	  --small       as little as shows that it works
-	  --size MIB    of tensors on the device (4096, or what there is memory for)
+	  --size MIB    of tensors on the device (2048, or what there is memory for),
+	                half of it in torch's rows
 	  --rounds N    rounds, of which the median counts (5)
 	  --strict      a row that falls short is a failure
 	  --fake        a driver on host memory: shows that all of this works, and
 	                no speed means anything
-	  --skip STEP   sanitizer, checks, torch or bench (may be repeated)
+	  --rows LIST   only these groups of rows (a,b), and nothing else
+	  --list        print the groups
+	  --skip STEP   checks, torch, bench (rows), trainer (torch's rows) or
+	                sanitizer (may be repeated)
+	  --limit S     end within so many seconds (560)
+	  --no-mount    as where there is no /dev/fuse: the library alone
 	  --build DIR   programs from this build tree, not from a bundle
 	  --help        this text
 
 	CKPTFS_GPU_BUNDLE  the unpacked bundle (tests/gpu/bundle)
 	CKPTFS_PYTHON      a python3 with torch (CKPTFS_VENV's, python3)
+	CKPTFS_SANITIZER   compute-sanitizer (from PATH; with --fake: none)
 	CKPTFS_SCRATCH     where the store may be, twice --size (/var/tmp)
 	OUT                a directory that gets a copy of the table
 
@@ -54,7 +63,6 @@ die() {
 }
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-limit_s=480 # for everything
 bundle_mib_max=60
 
 # --- the bundle ----------------------------------------------------------------
@@ -114,7 +122,7 @@ make_bundle() {
 	cp "$build"/fuse/ckpt{fs,ctl} "$build/tests/gpu/gpu_bench" "$to/bin"
 	cp -L "$build/gpu/libckpt_gpu.so.0" "$build/tests/gpu/libfake_cuda.so" "$to/lib"
 	cp -r "$root/gpu/python/ckptfs" "$to/python"
-	cp "$here/run.sh" "$here/torch_check.py" "$root/LICENSE" "$to"
+	cp "$here"/{run.sh,torch_check.py,torch_bench.py} "$root/LICENSE" "$to"
 	# Where this build's libfuse lies, the loader does not look by itself.
 	LD_LIBRARY_PATH=${CKPTFS_PREFIX:-/opt/ckptfs}/lib \
 		copy_libraries "$to/lib" "$to"/bin/* "$to/lib/libckpt_gpu.so.0"
@@ -144,20 +152,25 @@ fi
 
 # --- arguments -----------------------------------------------------------------
 
-small='' size='' rounds='' strict='' fake='' build='' skipped=' '
+small='' size='' rounds='' strict='' fake='' build='' skipped=' ' rows=''
+limit_s='' list='' may_mount=yes
 while (($#)); do
 	case $1 in
 	--small) small=yes ;;
 	--strict) strict=yes ;;
 	--fake) fake=yes ;;
-	--size | --rounds | --skip | --build)
+	--list) list=yes ;;
+	--no-mount) may_mount='' ;;
+	--size | --rounds | --skip | --build | --rows | --limit)
 		[[ ${2-} ]] || die 2 "$1 needs a value"
 		case $1 in
 		--size) size=$2 ;;
 		--rounds) rounds=$2 ;;
 		--build) build=$2 ;;
+		--rows) rows=$2 ;;
+		--limit) limit_s=$2 ;;
 		--skip)
-			[[ $2 =~ ^(sanitizer|checks|torch|bench)$ ]] || die 2 "no step '$2'"
+			[[ $2 =~ ^(sanitizer|checks|torch|bench|trainer)$ ]] || die 2 "no step '$2'"
 			skipped+="$2 "
 			;;
 		esac
@@ -171,8 +184,9 @@ while (($#)); do
 	esac
 	shift
 done
-[[ ${size:-1} =~ ^[1-9][0-9]*$ && ${rounds:-1} =~ ^[1-9][0-9]*$ ]] ||
-	die 2 "--size and --rounds are numbers"
+[[ ${size:-1} =~ ^[1-9][0-9]*$ && ${rounds:-1} =~ ^[1-9][0-9]*$ &&
+	${limit_s:-1} =~ ^[1-9][0-9]*$ ]] ||
+	die 2 "--size, --rounds and --limit are numbers"
 exec </dev/null
 
 # --- the programs ----------------------------------------------------------------
@@ -211,11 +225,24 @@ else
 	use_build "$root/build"
 fi
 [[ -x $bench ]] || die 1 "$bench is not there"
+trainer_rows=(step files burst dcp process) # torch_bench.py's
+mapfile -t bench_rows < <("$bench" --list)
+((${#bench_rows[@]})) || die 1 "$bench does not run here (glibc too old?" \
+	"$(ldd --version 2>&1 | head -n 1))"
+if [[ $list ]]; then
+	printf '%s\n' "${bench_rows[@]}" "${trainer_rows[@]}"
+	exit 0
+fi
+for group in ${rows//,/ }; do
+	[[ " ${bench_rows[*]} ${trainer_rows[*]} " == *" $group "* ]] ||
+		die 2 "no such rows: '$group' (see --list)"
+done
 if [[ $fake ]]; then
 	export CKPT_CUDA_LIBRARY=$fake_library
 	small=yes
-	limit_s=1700 # nobody waits for a device, and the machine may be slow
+	limit_s=${limit_s:-1700} # nobody waits for a device, and it may be slow
 fi
+limit_s=${limit_s:-560}
 
 code=0 name=$("$bench" --name) || code=$?
 if ((code == 77)); then
@@ -228,10 +255,10 @@ fi
 # --- where saves go ----------------------------------------------------------------
 
 work=$(mktemp -d "${CKPTFS_SCRATCH:-/var/tmp}/ckptfs-gpu.XXXXXX")
-store=$work/store mnt=$work/mnt plain=$work/plain
+store=$work/store mnt=$work/mnt plain=$work/plain memory=''
 mkdir "$store" "$mnt" "$plain"
 table=$work/table
-daemon='' failed=0
+daemon='' failed=0 refused=0
 
 leave() {
 	local code=$?
@@ -244,23 +271,32 @@ leave() {
 		cat "$work/log" >&2
 		code=1
 	}
-	rm -rf --one-file-system "$work"
+	rm -rf --one-file-system "$work" "${memory:-$work}"
 	exit "$code"
 }
 trap leave EXIT
 trap 'exit 1' INT TERM HUP
 
+# What torch's rows compare with: a tmpfs.
+if [[ $(stat -fc %T /dev/shm 2>/dev/null) == tmpfs ]]; then
+	memory=$(mktemp -d /dev/shm/ckptfs-gpu.XXXXXX)
+fi
+
 # A save is there eight times: on the device's behalf, in segments, to compare.
 if [[ -z $size ]]; then
 	size=$(awk '/^MemAvailable/ { print int($2 / 1024 / 10) }' /proc/meminfo)
-	((size < 4096)) || size=4096
+	((size < 2048)) || size=2048
 	if [[ $small ]]; then size=24; fi
 fi
+
+# Saves that follow each other share much here: comparing it before it is shared
+# would take memory's speed from what is measured.
+mount_options=stage_size=$((size * 5 + 512))M,verify=off
 
 mount_store() {
 	local tries=0
 
-	"${ckptfs[@]}" -f -o "stage_size=$((size * 5 + 512))M,verify=off" "$store" "$mnt" \
+	"${ckptfs[@]}" -f -o "$mount_options" "$store" "$mnt" \
 		>"$work/log" 2>&1 &
 	daemon=$!
 	until mountpoint -q "$mnt"; do
@@ -275,7 +311,9 @@ mount_store() {
 }
 
 where=$plain
-if ((EUID != 0)) || ! [[ -c /dev/fuse ]]; then
+if [[ -z $may_mount ]]; then
+	say "no mount: --no-mount"
+elif ((EUID != 0)) || ! [[ -c /dev/fuse ]]; then
 	say "no mount: that needs root and /dev/fuse"
 elif ! type -P mountpoint >/dev/null; then
 	say "no mount: there is no mountpoint(1) to see it with"
@@ -287,7 +325,16 @@ fi
 
 # --- the steps ----------------------------------------------------------------------
 
-wanted() { [[ $skipped != *" $1 "* ]]; }
+wanted() { [[ -z $rows && $skipped != *" $1 "* ]]; }
+
+# Is this group of rows, of that step?
+wants_rows() { # STEP GROUP
+	if [[ $rows ]]; then
+		[[ ,$rows, == *",$2,"* ]]
+	else
+		[[ $skipped != *" $1 "* ]]
+	fi
+}
 
 # step NAME SECONDS COMMAND...: at most that long, and no longer than is left
 step() {
@@ -314,52 +361,115 @@ step() {
 	esac
 }
 
-sanitizer() {
-	local tool sanitizer
+# Some virtual machines have a device that the sanitizer cannot look into: that
+# is no fault of what it looks at.
+refuses() { # SANITIZER
+	local code=0 said
 
-	sanitizer=$(type -P compute-sanitizer ||
-		type -P /usr/local/cuda/bin/compute-sanitizer) || {
+	said=$(timeout -k 5 60 "$1" --tool memcheck --error-exitcode 9 "$bench" --name \
+		2>&1) || code=$?
+	((code != 0)) || [[ $said == *"not supported"* ]] || return 1
+	refused=$((refused + 1))
+	say "no compute-sanitizer: it REFUSES this device (exit code $code):" \
+		"$(grep -m 1 '^=.*[a-z]' <<<"$said" || head -n 1 <<<"$said")"
+}
+
+sanitizer() {
+	local tool sanitizer=${CKPTFS_SANITIZER-}
+
+	# Without a device's own instructions there is nothing to look at.
+	if [[ -z $sanitizer && $fake ]]; then return 0; fi
+	sanitizer=${sanitizer:-$(type -P compute-sanitizer ||
+		type -P /usr/local/cuda/bin/compute-sanitizer || true)}
+	[[ $sanitizer ]] || {
 		say "no compute-sanitizer on this machine"
 		return 0
 	}
+	if refuses "$sanitizer"; then return 0; fi
 	for tool in memcheck racecheck; do
 		step "compute-sanitizer $tool" 90 "$sanitizer" --tool "$tool" \
 			--error-exitcode 9 "$bench" --check --small "$where"
 	done
 }
 
-torch() {
-	local python=${CKPTFS_PYTHON-} venv=${CKPTFS_VENV:-/var/cache/ckptfs/venv}
+python=''
+find_torch() {
+	local venv=${CKPTFS_VENV:-/var/cache/ckptfs/venv} why
 
+	python=${CKPTFS_PYTHON-}
 	if [[ -z $python && -x $venv/bin/python ]]; then python=$venv/bin/python; fi
 	python=${python:-$(type -P python3 || true)}
-	[[ $python ]] || {
-		say "no torch: there is no python3"
-		return 0
-	}
-	step torch 300 env CKPTFS_GPU_LIBRARY="$library" PYTHONPATH="$module" \
-		PYTHONDONTWRITEBYTECODE=1 "$python" "$here/torch_check.py" \
-		--device "$([[ $fake ]] && echo cpu || echo cuda:0)" "$where"
+	if [[ -z $python ]]; then
+		say "no torch, and none of its rows: there is no python3"
+	elif ! why=$("$python" -c 'import torch' 2>&1); then
+		say "no torch, and none of its rows: $python: ${why##*$'\n'}"
+		python=''
+	fi
+}
+
+with_torch() { # NAME SECONDS SCRIPT ARGUMENT...
+	local name=$1 most=$2 script=$3
+	shift 3
+	step "$name" "$most" env CKPTFS_GPU_LIBRARY="$library" PYTHONPATH="$module" \
+		PYTHONDONTWRITEBYTECODE=1 "$python" "$here/$script" \
+		--device "$([[ $fake ]] && echo cpu || echo cuda:0)" "$@"
 }
 
 arguments=(--size "$size")
 if [[ $small ]]; then arguments+=(--small); fi
 if [[ $rounds ]]; then arguments+=(--rounds "$rounds"); fi
 if [[ $strict ]]; then arguments+=(--strict); fi
+trainer_arguments=(--mount "$mount_options" --disk "$plain")
+if [[ $memory ]]; then trainer_arguments+=(--memory "$memory"); fi
+if [[ $rounds ]]; then trainer_arguments+=(--rounds "$rounds"); fi
+if [[ $strict ]]; then trainer_arguments+=(--strict); fi
+# With a fake driver tensors are the CPU's, and few.
+if [[ -z $fake ]]; then trainer_arguments+=(--size "$(((size + 1) / 2))"); fi
+
+measure() {
+	local group
+
+	for group in "${bench_rows[@]}"; do
+		if wants_rows bench "$group"; then
+			step "rows: $group" 150 "$bench" --rows "$group" \
+				--mount "$mount_options" "${arguments[@]}" "$where"
+		fi
+	done
+	if [[ -z $python ]]; then return; fi
+	for group in "${trainer_rows[@]}"; do
+		if wants_rows trainer "$group"; then
+			with_torch "rows: $group" 150 torch_bench.py \
+				--rows "$group" "${trainer_arguments[@]}" "$where"
+		fi
+	done
+}
+
+needs_torch() {
+	local group
+
+	if wanted torch; then return 0; fi
+	for group in "${trainer_rows[@]}"; do
+		if wants_rows trainer "$group"; then return 0; fi
+	done
+	return 1
+}
 
 run_all() {
 	printf '%s\n%s, %s cores, %s MiB, Linux %s\n' "$(date -u +%F)" "$name" \
 		"$(nproc)" "$(awk '/^MemTotal/ { print int($2 / 1024) }' /proc/meminfo)" \
 		"$(uname -r)"
 	if [[ $fake ]]; then say "a fake driver: no figure means anything"; fi
-	# Without a device's own instructions there is nothing to look at.
-	if wanted sanitizer && [[ -z $fake ]]; then sanitizer; fi
-	if wanted torch; then torch; fi
-	if wanted bench; then
-		step 'checks and speed' "$limit_s" "$bench" "${arguments[@]}" "$where"
-	elif wanted checks; then
-		step checks "$limit_s" "$bench" --check "${arguments[@]}" "$where"
+	if [[ $where == "$mnt" ]]; then say "mounted with $mount_options"; fi
+	if needs_torch; then find_torch; fi
+	if wanted checks; then
+		step checks 240 "$bench" --check "${arguments[@]}" "$where"
 	fi
+	if wanted torch && [[ $python ]]; then
+		with_torch torch 150 torch_check.py "$where"
+	fi
+	measure
+	if wanted sanitizer; then sanitizer; fi
+	((refused == 0)) || say "refused: $refused"
 	return "$failed"
 }
 
@@ -370,7 +480,7 @@ wait $! || true # tee has written all of it
 keep() { # DIRECTORY: the table, under the device's name
 	local file
 
-	file=$1/$(tr -cs 'A-Za-z0-9\n' - <<<"$name")-$(date -u +%F).txt
+	file=$1/$(tr -cs 'A-Za-z0-9\n' - <<<"$name${rows:+-$rows}")-$(date -u +%F).txt
 	mkdir -p "$1" && cp "$table" "$file" && say "the table is in $file"
 }
 if [[ -z $fake ]]; then keep "$here/results" || code=1; fi

@@ -100,6 +100,21 @@ def is_plain(directory):
     return False
 
 
+def check_weights(path, tensors, device, plain):
+    """As another process would load them: pinned and not, and in buckets."""
+    ckptfs.weights.publish(tensors, path, plain=plain)
+    for pinned in (False, True):
+        with ckptfs.weights.open_version(path, device) as version:
+            how = "pinned" if pinned and version.pin() else "not pinned"
+            room = {k: torch.empty_like(t) for k, t in tensors.items()}
+            version.load_into(room)
+            compare(room, tensors, f"weights, {how}")
+            found = {name: tensor.clone()
+                     for bucket in version.buckets(1 << 20)
+                     for name, tensor in bucket}
+            compare(found, tensors, f"weights in buckets, {how}")
+
+
 def main():
     device, plain = options.device, is_plain(options.directory)
     path = os.path.join(options.directory, "torch_check.safetensors")
@@ -125,6 +140,7 @@ def main():
             safetensors.torch.save_file(tensors, other)
             compare(ckptfs.load_file(other, device=device), tensors,
                     f"save {seed} of safetensors")
+    check_weights(path, tensors, device, plain)
     views = {"transposed": tensors["large"].t(),
              "every third": tensors["large"][::3, 1::2],
              "of one row": tensors["large"][:1].expand(50, 4096)}

@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -16,6 +17,7 @@
 #include <cmocka.h>
 
 #include "gpu/handle.h"
+#include "gpu/kernel_image.h"
 #include "tests/gpu/fake_cuda.h"
 
 #define BYTES 4096
@@ -339,6 +341,21 @@ static void an_error_of_the_work_is_told_by_who_waits(void **state)
 	rig_release(&r);
 }
 
+static void a_driver_that_refuses_the_kernels_hears_of_their_cuda(void **state)
+{
+	char want[64];
+	struct rig r;
+
+	(void)state;
+	(void)snprintf(want, sizeof(want), "no kernels made with CUDA %s",
+		       kernel_image_cuda());
+	rig_init(&r);
+	fake_cuda_fail("cuModuleLoadData", 1, 222); /* PTX that is too new */
+	assert_int_equal(gpu_launch(r.a, "stash_reset", 1, 1, NULL), -ENODEV);
+	assert_non_null(strstr(ckpt_last_error(), want));
+	rig_release(&r);
+}
+
 static void a_child_does_not_use_its_parents_driver(void **state)
 {
 	struct gpu *g;
@@ -447,6 +464,7 @@ int main(void)
 		WITH_FAKE(copies_are_done_when_they_are_waited_for),
 		WITH_FAKE(a_stream_waits_for_another),
 		WITH_FAKE(an_error_of_the_work_is_told_by_who_waits),
+		WITH_FAKE(a_driver_that_refuses_the_kernels_hears_of_their_cuda),
 		WITH_FAKE(threads_come_and_go),
 		WITH_FAKE(a_child_does_not_use_its_parents_driver),
 	};

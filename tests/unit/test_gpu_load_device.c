@@ -258,6 +258,50 @@ static void a_pointer_is_where_it_is_said_to_be(void **state)
 	ckpt_close(c);
 }
 
+/* A file that is not safetensors, of which pieces go here and there. */
+static void ranges_of_any_file_go_where_they_are_wanted(void **state)
+{
+	struct ckpt *c = open_with_driver(0);
+	uint8_t bytes[4096], there[100];
+	struct ckpt_range r[] = {
+		{ .offset = 1000, .bytes = 2000, .device = 1 },
+		{ .offset = 4000, .bytes = 96, .data = there,
+		  .device = CKPT_DEVICE_HOST },
+		{ .offset = 4096, .device = 0 }, /* nothing */
+	};
+	uint64_t before = fake_cuda_h2d_bytes();
+	struct bytes b = { 0 };
+	struct ckpt_file *f;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(bytes); i++)
+		bytes[i] = (uint8_t)(i * 7 + i / 256);
+	bytes_put(&b, bytes, sizeof(bytes));
+	put_file(&b);
+	bytes_release(&b);
+	assert_int_equal(ckpt_file_open(c, path, &f), -EBADMSG);
+	assert_int_equal(ckpt_file_open_any(c, path, &f), 0);
+	assert_int_equal(ckpt_file_count(f), 0);
+	assert_int_equal(gpu_alloc(c->gpu, 1, 2000, &r[0].data), 0);
+	assert_int_equal(ckpt_file_read_ranges(f, r, 3), 0);
+	/* The fake device's memory is the host's. */
+	assert_memory_equal(r[0].data, bytes + 1000, 2000);
+	assert_memory_equal(there, bytes + 4000, 96);
+	assert_int_equal(fake_cuda_h2d_bytes() - before, 2000);
+	r[1].bytes = 97;
+	assert_int_equal(ckpt_file_read_ranges(f, r, 3), -EINVAL);
+	assert_says("the 97 bytes at 4000: the file has 4096");
+	r[1].bytes = UINT64_MAX;
+	assert_int_equal(ckpt_file_read_ranges(f, r, 3), -EINVAL);
+	r[1].bytes = 96;
+	r[1].device = 0;
+	assert_int_equal(ckpt_file_read_ranges(f, r, 3), -EINVAL);
+	assert_says("the 96 bytes at 4000: its pointer was said to be on");
+	gpu_free(c->gpu, 1, r[0].data);
+	ckpt_file_close(f);
+	ckpt_close(c);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -268,6 +312,7 @@ int main(void)
 		cmocka_unit_test(every_failure_of_the_driver_is_reported),
 		cmocka_unit_test(a_file_that_shrinks_is_an_error_for_devices),
 		cmocka_unit_test(a_pointer_is_where_it_is_said_to_be),
+		cmocka_unit_test(ranges_of_any_file_go_where_they_are_wanted),
 	};
 
 	return cmocka_run_group_tests(tests, set_up, tear_down);
