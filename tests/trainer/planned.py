@@ -1,24 +1,18 @@
-"""planned - a reader for torch.distributed.checkpoint that reads by plan.
+"""planned - ckptfs.dcp.Reader by the plans of `ckptctl plan`, and what it opens.
 
-What torch's own reader does not do: of the ranks that need a piece one reads
-it and passes it on, and `ckptctl plan` says which. A rank opens a file once,
-and only when the plan wants something of it; what it opened and what it read
-of it is in its ledger. Rank 0 reads .metadata for all.
+The Reader's own plan is by_writer(); these ask ckptctl, for the checkpoint as
+it lies there and for what the ranks want of it. A rank opens a file once, and
+only when the plan wants something of it; what it opened is in its ledger.
 
 Imports torch: for the processes of the trainer only.
 """
 import errno
-import io
 import json
 import os
 import subprocess
-from dataclasses import replace
 
-import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed._shard._utils import narrow_tensor_by_index
-from torch.distributed.checkpoint.planner import LoadItemType
+from ckptfs.dcp import Reader, by_writer
 
 from trainer import ck
 
@@ -51,132 +45,52 @@ def writer_rank(file):
         raise
 
 
-def by_folder(reader, needed, world):
-    """All ranks pass on to all: the plan of the checkpoint as it lies there.
-    ckptctl is a child of this rank, so its opens are this rank's."""
-    reader.note(os.path.join(reader.path, METADATA))
-    readers = ask(reader.path, "--ranks", world, "--policy", reader.policy)
-    for index, ranks in needed.items():
-        yield index, ranks, readers[label(index)]
-
-
-def by_request(reader, needed, world):
-    """Ranks pass on within their group only, so that each group reads for
-    itself. Who wrote a file is what the mount says of it."""
-    groups = reader.groups or [[rank] for rank in range(world)]
-    shards, asked = [], {}
-    for index, ranks in needed.items():
-        info = reader.storage_data[index]
-        source = writer_rank(os.path.join(reader.path, info.relative_path))
-        for group in groups:
-            among = [rank for rank in group if rank in ranks]
-            if not among:
-                continue
-            name = f"{label(index)} for {group}"
-            asked[name] = index, among
-            shards.append({
-                "id": name, "bytes": info.length, "ranks": among,
-                "source": None if source is None or source >= world
-                else source})
-    readers = ask("-", "--policy", reader.policy, text=json.dumps(
-        {"num_ranks": world, "shards": shards}))
-    for name, (index, among) in asked.items():
-        yield index, among, readers[name]
-
-
-class PlannedReader(dcp.FileSystemReader):
-    """plan: by_folder or by_request; groups: who passes on to whom, or nobody
-    does."""
+class PlannedReader(Reader):
+    """plan: by_folder, by_request or by_writer; groups: who passes on to whom,
+    or nobody does."""
 
     def __init__(self, path, plan, policy, groups):
-        super().__init__(path)
-        self.plan, self.policy, self.groups = plan, policy, groups
-        self.metadata = None
+        by = {"by_folder": self.by_folder, "by_request": self.by_request,
+              "by_writer": by_writer}[plan]
+        alone = [[rank] for rank in range(dist.get_world_size())]
+        super().__init__(path, plan=by, share=groups or (
+            alone if plan == "by_request" else True))
+        self.policy = policy
         self.opened = []  # the ledger: [name, writer's rank, size]
-        self.fetched = []  # and [name, label] of each piece
 
-    def note(self, file):
-        """An open, of this path or of a file that is open."""
-        name, at = (file, file) if isinstance(file, (str, os.PathLike)) \
-            else (file.name, file.fileno())
-        self.opened.append([os.path.basename(name), writer_rank(at),
-                            os.stat(at).st_size])
+    def by_folder(self, pieces, world):
+        """The plan of the checkpoint as it lies there. ckptctl is a child of
+        this rank, so its opens are this rank's."""
+        self.note(os.path.join(self.path, METADATA))
+        readers = ask(self.path, "--ranks", world, "--policy", self.policy)
+        return [readers[label(piece.index)] for piece in pieces]
+
+    def by_request(self, pieces, world):
+        """Of what is wanted, each group for itself."""
+        names = [f"{label(p.index)} for {list(p.group)}" for p in pieces]
+        readers = ask("-", "--policy", self.policy, text=json.dumps(
+            {"num_ranks": world, "shards": [
+                {"id": name, "bytes": p.bytes, "ranks": p.wanted,
+                 "source": p.source if p.source in range(world) else None}
+                for name, p in zip(names, pieces)]}))
+        return [readers[name] for name in names]
+
+    def note(self, path):
+        """An open."""
+        self.opened.append([os.path.basename(path), writer_rank(path),
+                            os.stat(path).st_size])
 
     def read_metadata(self, *args, **kwargs):
-        if self.metadata is None:
-            found = [None]
-            if dist.get_rank() == 0:
-                self.note(os.path.join(self.path, METADATA))
-                found = [super().read_metadata()]
-            dist.broadcast_object_list(found)
-            self.metadata = found[0]
-        return self.metadata
+        if not self._metadata and dist.get_rank() == 0:
+            self.note(os.path.join(self.path, METADATA))
+        return super().read_metadata(*args, **kwargs)
 
-    def prepare_global_plan(self, plans):
-        """On one rank for all: what each reads, and for whom."""
-        needed = {}
-        for rank, plan in enumerate(plans):
-            for item in plan.items:
-                ranks = needed.setdefault(item.storage_index, [])
-                if rank not in ranks:
-                    ranks.append(rank)
-        tasks = [[] for _ in plans]
-        for index, ranks, reader in self.plan(self, needed, len(plans)):
-            tasks[reader].append((index, ranks))
-        return [replace(plan, storage_data=task)
-                for plan, task in zip(plans, tasks)]
+    def _open(self, name):
+        file = super()._open(name)
+        self.note(file.name)
+        return file
 
-    def fetch(self, task):
-        """Each file once, at the offsets that .metadata names."""
-        files, got = {}, {}
-        for index, _ in task:
-            info = self.storage_data[index]
-            files.setdefault(info.relative_path, []).append((index, info))
-        for name, pieces in files.items():
-            with open(os.path.join(self.path, name), "rb",
-                      buffering=0) as file:
-                self.note(file)
-                for index, info in pieces:
-                    raw = os.pread(file.fileno(), info.length, info.offset)
-                    if len(raw) != info.length:
-                        raise OSError(errno.EIO, f"ends within {label(index)}",
-                                      file.name)
-                    self.fetched.append([name, label(index)])
-                    got[index] = raw
-        return got
-
-    def exchange(self, task):
-        """Read, pass on, and take what the others have for this rank. All
-        learn of a failure, so that nobody waits for what does not come."""
-        got, error, rank = {}, None, dist.get_rank()
-        try:
-            got = self.fetch(task)
-        except OSError as e:
-            error = f"rank {rank}: {e}"
-        gift = [(index, ranks, got[index]) for index, ranks in task
-                if not error and ranks != [rank]]
-        gifts = [None] * dist.get_world_size()
-        dist.all_gather_object(gifts, (error, gift))
-        for error, gift in gifts:
-            if error:
-                raise RuntimeError(error)
-            got.update((index, raw) for index, ranks, raw in gift
-                       if rank in ranks)
-        return got
-
-    def read_data(self, plan, planner):
-        got = self.exchange(plan.storage_data)
-        for item in plan.items:
-            raw = io.BytesIO(got[item.storage_index])
-            if item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(item, raw)
-                continue
-            piece = narrow_tensor_by_index(
-                torch.load(raw, map_location="cpu", weights_only=True),
-                item.storage_offsets, item.lengths)
-            target = planner.resolve_tensor(item).detach()
-            target.copy_(piece)
-            planner.commit_tensor(item, target)
-        done = torch.futures.Future()
-        done.set_result(None)
-        return done
+    @property
+    def fetched(self):
+        """[name, label] of each piece that was read."""
+        return [[name, label(index)] for name, index in self.pieces]

@@ -150,7 +150,7 @@ def reading(folder):
             fails(says, lambda: dcp.load(wanted, storage_reader=Reader(path),
                                          no_dist=True))
         os.truncate(f"{path}/__0_0.distcp", 1000)
-        fails("ends before", lambda: dcp.load(
+        fails("the file has 1000", lambda: dcp.load(
             dict(got, w=torch.zeros(1000, 50)), storage_reader=Reader(path),
             no_dist=True))
 
@@ -184,6 +184,48 @@ def asynchronous(folder, rank, world, store):
     # torch's own, which copies to the host first
     dcp.async_save(weights, storage_writer=ckptfs.dcp.Writer(
         f"{folder}/async_torch")).result()
+    torch_async(folder, weights, ckptfs.dcp.Stager())
+    leave()
+
+
+def torch_async(folder, weights, stager, **options):
+    """torch's async_save(), which copies nothing before the Writer does."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from ckptfs.dcp import Writer
+    for step in range(3):
+        want = {k: t.clone() for k, t in weights.items()}
+        saved = dcp.async_save(weights, async_stager=stager, **options,
+                               storage_writer=Writer(f"{folder}/staged"))
+        if hasattr(saved, "staging_completion"):
+            saved.staging_completion.result()
+            stager.synchronize_staging()
+            saved, upload = None, saved.upload_completion
+        else:
+            upload = saved
+        for t in weights.values():
+            t += 1
+        upload.result()
+        got = {k: torch.zeros_like(t) for k, t in weights.items()}
+        dcp.load(got, checkpoint_id=f"{folder}/staged")
+        assert all(torch.equal(got[k], want[k]) for k in want), step
+
+
+def processes(folder, rank, world, store):
+    """In torch's checkpoint process, with either stager."""
+    import torch
+    from torch.distributed.checkpoint.staging import (
+        DefaultStager, StagingOptions)
+    from torch.distributed.checkpoint.state_dict_saver import \
+        AsyncCheckpointerType
+    import ckptfs.dcp
+    test_dcp.join(rank, world, store)
+    weights = {"w": torch.zeros(1 << 18), "rank": torch.zeros(3)}
+    for stager in (ckptfs.dcp.Stager(), DefaultStager(StagingOptions(
+            False, True, False, False))):
+        torch_async(folder, weights, stager,
+                    async_checkpointer_type=AsyncCheckpointerType.PROCESS)
+    assert ckptfs.counters()["saves"] == 0  # all were the other process's
     leave()
 
 
@@ -207,14 +249,16 @@ def failing(folder, rank, world, store):
     leave()
 
 
-PROGRAMS = {f.__name__: f for f in (save, check, types, reading, asynchronous, failing)}
+PROGRAMS = {f.__name__: f for f in (
+    save, check, types, reading, asynchronous, processes, failing)}
 
 
 def ranks(program, fs, world):
     store = fs.mnt.rstrip("/") + ".gloo"  # where the ranks meet
     try:
-        trainer.finish(*(trainer.start(__file__, program, fs.dir, rank, world,
-                                       store) for rank in range(world)))
+        trainer.finish(*(trainer.start(
+            __file__, program, fs.dir, rank, world, store,
+            MASTER_ADDR="127.0.0.1") for rank in range(world)))
     finally:
         if os.path.exists(store):
             os.unlink(store)
@@ -239,6 +283,10 @@ def tests():
     @ck.posix
     def a_state_may_change_once_it_is_copied(fs):
         ranks("asynchronous", fs, 2)
+
+    @ck.posix
+    def a_state_is_saved_by_another_process(fs):
+        ranks("processes", fs, 2)
 
     @ck.posix
     def a_save_that_fails_on_one_rank_ends_on_all(fs):

@@ -2,6 +2,7 @@
 gloo ranks' checkpoint and of hostile files; and --diff: what a step that went
 wrong looks like. No mount is needed."""
 import io
+import itertools
 import json
 import os
 import pickle
@@ -15,6 +16,8 @@ import trainer
 from trainer import ck
 
 RANKS = 4
+NUMPY_DTYPES = ("float64 float32 float16 complex64 bool int8 int16 int32 int64"
+                " uint8 uint16 uint32 uint64")
 DTYPES = ("float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 complex64"
           " complex128 bool int8 int16 int32 int64 uint8 uint16 uint32 uint64")
 
@@ -118,6 +121,77 @@ def save(folder, rank, store):
     dist.destroy_process_group()
 
 
+def model():
+    """What any of the containers can hold, as torch has it."""
+    import torch
+    g = torch.Generator().manual_seed(3)
+    state = {n: torch.randint(0, 2, (6, 4), generator=g).to(getattr(torch, n))
+             for n in NUMPY_DTYPES.split()}
+    state["half"] = torch.randn(8, 3, generator=g).to(torch.bfloat16)
+    state["w"] = torch.randn(40, 24, generator=g)
+    state["deep.block"] = torch.randn(8, 12, 5, generator=g)
+    state["large"] = torch.randn(5_000_000, 2, generator=g)  # two slabs
+    state["scalar"] = torch.tensor(7.5)
+    state["empty"] = torch.empty(0, 9)
+    return state
+
+
+def containers(folder):
+    """The same in each container. What numpy has no type for is in neither of
+    small.npz and small.pt."""
+    import numpy
+    import torch
+    from safetensors.torch import save_file
+    state = model()
+    save_file(state, f"{folder}/one.safetensors")
+    torch.save(dict(state, epoch=3), f"{folder}/plain.pt")
+    # The same values, stored the other way round, and as part of a larger one.
+    odd = dict(state)
+    odd["w"] = state["w"].t().contiguous().t()
+    odd["deep.block"] = torch.cat([state["deep.block"]] * 2, 1)[:, :12]
+    torch.save(odd, f"{folder}/odd.pt")
+    torch.save(dict(state, w=state["w"] + 1, scalar=state["scalar"].double()),
+               f"{folder}/other.pt")
+    os.mkdir(f"{folder}/sharded")
+    names = sorted(state)
+    for n in range(2):
+        save_file({k: state[k] for k in names[n::2]},
+                  f"{folder}/sharded/model-{n + 1:05}-of-00002.safetensors")
+    small = {k: v for k, v in state.items() if k != "half"}
+    torch.save(small, f"{folder}/small.pt")
+    arrays = {k: v.numpy() for k, v in small.items()}
+    numpy.savez(f"{folder}/small.npz", **arrays)
+    arrays["w"] = numpy.asfortranarray(arrays["w"])
+    numpy.savez(f"{folder}/fortran.npz", **arrays)
+    numpy.savez_compressed(f"{folder}/packed.npz", **arrays)
+    numpy.save(f"{folder}/w.npy", arrays["w"])
+    torch.save(state["w"], f"{folder}/w.pt")
+    with open(f"{folder}/two.npy", "wb") as f:
+        numpy.save(f, numpy.arange(3))
+        numpy.save(f, numpy.arange(4))
+    numpy.save(f"{folder}/objects.npy", numpy.array([{}, 1], object))
+    numpy.save(f"{folder}/record.npy", numpy.zeros(3, [("a", "<f4")]))
+    numpy.save(f"{folder}/big_endian.npy", numpy.zeros(3, ">f4"))
+
+
+def cut_up(folder, rank, world, store):
+    """By all ranks: in rows and in columns, of uneven sizes."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{store}",
+                            rank=int(rank), world_size=int(world))
+    mesh = init_device_mesh("cpu", (int(world),))
+    state = model()
+    for name, dim in (("w", 0), ("deep.block", 1), ("large", 0), ("half", 1)):
+        state[name] = distribute_tensor(state[name], mesh, [Shard(dim)])
+    dcp.save(state, checkpoint_id=f"{folder}/dcp{world}")
+    dist.destroy_process_group()
+
+
 def ctl(*argv, code=0):
     p = subprocess.run([ck.CKPTCTL, "inspect", *map(str, argv)],
                        capture_output=True, text=True, check=False,
@@ -135,9 +209,6 @@ def all_of_torch_is_listed(tmp):
     trainer.finish(trainer.start(os.path.abspath(__file__), "files", tmp))
     with open(f"{tmp}/want.json", encoding="utf-8") as f:
         wants = json.load(f)
-    short = {"float64": "F64", "float32": "F32", "float16": "F16",
-             "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
-             "float8_e5m2": "F8_E5M2", "complex64": "C64", "bool": "BOOL"}
     for name, want, form in (("p2.pt", wants["p"], "torch_zip"),
                              ("p4.pt", wants["p"], "torch_zip"),
                              ("s.safetensors", wants["s"], "safetensors")):
@@ -153,9 +224,6 @@ def all_of_torch_is_listed(tmp):
             data = f.read()
         for n, (dtype, shape, content) in want.items():
             t = got[n]
-            if form == "safetensors":
-                dtype = short.get(dtype) or dtype.replace("uint", "U") \
-                    .replace("int", "I")
             assert (t["dtype"], t["shape"]) == (dtype, shape), (n, t)
             assert t["file"] == path
             if content is not None:
@@ -179,8 +247,8 @@ def many_tensors_are_cut_short_for_people(tmp):
              for i in range(100)}
     write_safetensors(f"{tmp}/f.safetensors", names, bytes(100))
     said = ctl(f"{tmp}/f.safetensors").stdout
-    assert "and 36 more" in said and said.count("U8") == 64, said
-    assert ctl("-a", f"{tmp}/f.safetensors").stdout.count("U8") == 100
+    assert "and 36 more" in said and said.count("uint8") == 64, said
+    assert ctl("-a", f"{tmp}/f.safetensors").stdout.count("uint8") == 100
 
 
 def steps_are_compared(tmp):
@@ -256,6 +324,175 @@ def steps_are_compared(tmp):
     assert found["sharded_backend"] == "torch_dist"
     assert found["sharded_backend_version"] == 1
     assert "dangling" in ctl(first, code=1).stdout
+
+
+def the_same_model_is_the_same_in_every_container(tmp):
+    trainer.finish(trainer.start(os.path.abspath(__file__), "containers", tmp))
+    for world in (3, 2):
+        trainer.finish(*[
+            trainer.start(os.path.abspath(__file__), "cut_up", tmp, rank, world,
+                          f"{tmp}/store{world}") for rank in range(world)])
+    same = ("one.safetensors", "plain.pt", "odd.pt", "sharded", "dcp3", "dcp2")
+    pairs = [(a, b) for a, b in itertools.combinations(same, 2)
+             if (a, b) != ("plain.pt", "odd.pt")]
+    pairs += [("small.pt", "small.npz"), ("fortran.npz", "small.pt"),
+              ("w.npy", "w.pt")]
+    for a, b in pairs:
+        d = look("--diff", f"{tmp}/{a}", f"{tmp}/{b}")
+        assert d["same_structure"] and d["identical"], (a, b, d)
+        assert d["whole_tensors"], (a, b, d)
+        assert not any(d[k] for k in ("added", "removed", "retyped", "reshaped",
+                                      "moved", "changed")), (a, b, d)
+    for a, b in pairs[-3:]:
+        said = ctl("--diff", f"{tmp}/{a}", f"{tmp}/{b}").stdout
+        assert "with the same bytes" in said and "stale" not in said, said
+    # What differs is said, by the tensor.
+    for a in ("one.safetensors", "sharded", "dcp3"):
+        d = look("--diff", f"{tmp}/{a}", f"{tmp}/other.pt", code=1)
+        assert [t["name"] for t in d["changed"]] == ["scalar", "w"], d
+        [retyped] = d["retyped"]
+        assert retyped["a"] == {"dtype": "float32", "shape": []}, d
+        assert retyped["b"] == {"dtype": "float64", "shape": []}, d
+        d = look("--diff", f"{tmp}/{a}", f"{tmp}/small.npz", code=1)
+        assert [t["name"] for t in d["removed"]] == ["half"], d
+        assert not d["changed"] and not d["retyped"], d
+    # A byte in one rank's file.
+    path = f"{tmp}/dcp3/__1_0.distcp"
+    [w] = [t for t in look(path)["tensors"] if t["name"] == "large"]
+    with open(path, "r+b") as f:
+        f.seek(w["offset"] + w["bytes"] // 2)
+        byte = f.read(1)
+        f.seek(-1, os.SEEK_CUR)
+        f.write(bytes([byte[0] ^ 1]))
+    d = look("--diff", f"{tmp}/dcp3", f"{tmp}/one.safetensors")
+    assert [t["name"] for t in d["changed"]] == ["large"], d
+    assert d["unchanged"] > 10 and not d["identical"], d
+    # Pieces that are gone are no tensor.
+    os.unlink(path)
+    p = ctl("--diff", f"{tmp}/dcp3", f"{tmp}/one.safetensors", code=1)
+    assert "large: No such file" in p.stderr, p.stderr
+
+
+def arrays_of_numpy_are_listed(tmp):
+    trainer.finish(trainer.start(os.path.abspath(__file__), "containers", tmp))
+    found = look(f"{tmp}/fortran.npz")
+    assert found["format"] == "npz" and "note" not in found, found
+    got = {t["name"]: t for t in found["tensors"]}
+    assert got["w"]["dtype"] == "float32" and got["w"]["shape"] == [40, 24]
+    assert got["w"]["strides"] == [1, 40], got["w"]
+    assert got["scalar"]["shape"] == [] and got["empty"]["bytes"] == 0
+    with open(f"{tmp}/fortran.npz", "rb") as f:
+        f.seek(got["int16"]["offset"])
+        assert set(f.read(got["int16"]["bytes"])) == {0, 1}
+    found = look(f"{tmp}/packed.npz")
+    assert "compressed" in found["note"] and len(found["tensors"]) == len(got)
+    assert all(t["dtype"] is None for t in found["tensors"])
+    [t] = look(f"{tmp}/w.npy")["tensors"]
+    assert (t["name"], t["shape"], t["dtype"], t["offset"]) == (
+        "(tensor)", [40, 24], "float32", 128), t
+    first, rest = look(f"{tmp}/two.npy")["tensors"]
+    assert first["dtype"] == "int64" and rest["name"] == "(what follows)" and \
+        rest["offset"] == first["offset"] + first["bytes"]
+    assert look(f"{tmp}/big_endian.npy")["tensors"][0]["dtype"] == ">f4"
+    for name in ("objects", "record"):
+        [t] = look(f"{tmp}/{name}.npy")["tensors"]
+        assert t["dtype"] is None and t["offset"] == 0, t
+    with open(f"{tmp}/w.npy", "rb") as f:
+        whole = f.read()
+    for end in (129, 2000, len(whole) - 1):
+        with open(f"{tmp}/w.npy", "wb") as f:
+            f.write(whole[:end])
+        assert "cut off" in ctl(f"{tmp}/w.npy", code=1).stderr
+
+
+def put(path, content):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(content if isinstance(content, str) else json.dumps(content))
+
+
+def arrays_of_zarr_are_listed(tmp):
+    """Both versions, as their specifications describe them."""
+    three, two = f"{tmp}/three", f"{tmp}/two"
+    group = {"zarr_format": 3, "node_type": "group"}
+    put(f"{three}/zarr.json", group)
+    put(f"{three}/model/zarr.json", group)
+    for name, kind in (("w", "float32"), ("b", {"name": "bfloat16"})):
+        put(f"{three}/model/{name}/zarr.json",
+            {"zarr_format": 3, "node_type": "array", "shape": [40, 24],
+             "data_type": kind})
+        put(f"{three}/model/{name}/c/0/0", "a chunk")
+    put(f"{two}/.zgroup", {"zarr_format": 2})
+    put(f"{two}/model/.zgroup", {"zarr_format": 2})
+    put(f"{two}/model/w/.zarray", {"zarr_format": 2, "shape": [40, 24],
+                                   "dtype": "<f4"})
+    put(f"{two}/model/w/0.0", "a chunk")
+    found = look(three)
+    assert found["format"] == "zarr" and found["errors"] == [], found
+    assert [(t["name"], t["dtype"], t["shape"], t["file"])
+            for t in found["tensors"]] == [
+        ("model/b", "bfloat16", [40, 24], "model/b/zarr.json"),
+        ("model/w", "float32", [40, 24], "model/w/zarr.json")], found
+    assert "bytes are not read" in ctl(three).stdout
+    d = look("--diff", "--structure", three, two, code=1)
+    assert [t["name"] for t in d["removed"]] == ["model/b"], d
+    assert not d["added"] + d["retyped"] + d["reshaped"], d
+    assert "--structure" in ctl("--diff", three, two, code=2).stderr
+    assert "--digest" in ctl("-d", three, code=2).stderr
+    # One array by itself.
+    [t] = look(f"{two}/model/w")["tensors"]
+    assert t["name"] == "(tensor)" and t["shape"] == [40, 24], t
+    # What is wrong is said; the others are listed.
+    path = f"{two}/model/w/.zarray"
+    for wrong, what in (("{", "not JSON"), ("[]", "no JSON object"),
+                        ({"dtype": "<f4"}, "no shape"),
+                        ({"shape": [-1]}, "no shape"),
+                        ({"shape": [1] * 65}, "no shape"),
+                        ("{" + " " * (1 << 20) + "}", "too long")):
+        put(path, wrong)
+        p = ctl("--json", two, code=1)
+        [error] = json.loads(p.stdout)["errors"]
+        assert what in error["what"] and error["file"] == "model/w/.zarray", p
+    deep = two
+    for _ in range(20):
+        deep += "/d"
+    put(path, {"shape": [], "dtype": "\x1b[2J"})
+    put(f"{deep}/.zgroup", "{}")
+    p = ctl(two, code=1)
+    assert "too many groups" in p.stderr and "\x1b" not in p.stdout, p
+
+
+def what_is_not_listed_is_named(tmp):
+    import gzip
+    import tarfile
+    path = f"{tmp}/f"
+    for content, form, says in (
+            (b"\x89HDF\r\n\x1a\n" + bytes(99), "hdf5", "h5ls"),
+            (bytes(512) + b"\x89HDF\r\n\x1a\n", "hdf5", "h5ls"),
+            (b"GGUF\3\0\0\0", "gguf", "gguf-dump"),
+            (pickle.dumps({"a": 1}, 4), "pickle", "not read"),
+            (pickle.dumps([1] * 99, 2), "pickle", "not read"),
+            (gzip.compress(b"x" * 99), "gzip", "gzip -d"),
+            (b"\x28\xb5\x2f\xfd....", "zstd", "zstd -d"),
+            (b"\x0c\xdb\x3a\x2a....", "ocdbt", "tensorstore")):
+        with open(path, "wb") as f:
+            f.write(content)
+        found = look(path)
+        assert found["format"] == form and says in found["note"], found
+        assert says in ctl(path).stdout
+        assert says in ctl("--diff", path, path, code=2).stderr
+    with tarfile.open(path, "w") as t:
+        t.add(__file__)
+    assert look(path)["format"] == "tar"
+    for names, form, says in ((("manifest.ocdbt",), "ocdbt", "tensorstore"),
+                              (("_CHECKPOINT_METADATA",), "orbax", "orbax")):
+        with tempfile.TemporaryDirectory(dir=tmp) as folder:
+            for name in names:
+                with open(f"{folder}/{name}", "w", encoding="ascii") as f:
+                    f.write("{}")
+            found = look(folder)
+            assert found["format"] == form and says in found["note"], found
+            assert says in ctl(folder).stdout
 
 
 def write_safetensors(path, header, data):
@@ -398,18 +635,22 @@ def other_files_have_no_tensors(tmp):
         f.write(buffer.getvalue())
     assert look(f"{tmp}/a.zip")["format"] == "zip"
     for argv in (("--diff", tmp), ("--diff", tmp, f"{tmp}/plain"),
+                 ("--diff", f"{tmp}/plain", f"{tmp}/plain"),
                  ("--structure", tmp), (tmp, tmp), ("--diff", tmp, "/no"),
                  ("--what", tmp)):
         ctl(*argv, code=2)
 
 
 TESTS = (all_of_torch_is_listed, many_tensors_are_cut_short_for_people,
-         steps_are_compared, what_is_hostile_is_refused,
+         steps_are_compared, the_same_model_is_the_same_in_every_container,
+         arrays_of_numpy_are_listed, arrays_of_zarr_are_listed, what_is_not_listed_is_named,
+         what_is_hostile_is_refused,
          other_files_have_no_tensors)
 
 
 def main():
-    programs = {"files": files, "save": save}
+    programs = {"files": files, "save": save, "containers": containers,
+                "cut_up": cut_up}
     if len(sys.argv) > 1:
         programs[sys.argv[1]](*sys.argv[2:])
         return

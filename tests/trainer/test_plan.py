@@ -210,7 +210,7 @@ def bad_metadata_is_refused(tmp):
             f.write(content)
         for argv in (("--list",), ("-n", 2)):
             p = ctl(*argv, tmp, "--json", code=1)
-            assert what in json.loads(p.stdout)["error"], p.stdout
+            assert what in json.loads(p.stdout)["error"]["message"], p.stdout
             assert what in p.stderr, p.stderr
     os.unlink(f"{tmp}/.metadata")
     assert ".metadata" in ctl("--list", tmp, code=1).stderr
@@ -246,7 +246,8 @@ def text_is_planned(tmp):
                           ({"source": 2}, "source"), ({"source": "1"}, "source"),
                           ({"cross": 1}, "cross"), ({"id": "a\0b"}, "NUL")):
         p = plan(1, **members)
-        assert what in json.loads(p.stdout)["error"], (members, p.stdout)
+        assert what in json.loads(p.stdout)["error"]["message"], \
+            (members, p.stdout)
     for text in ("", "{", "[]", "{}", '{"num_ranks": 0, "shards": []}',
                  '{"num_ranks": 1}', '{"shards": []}', '{"num_ranks": 1, '
                  '"shards": [1]}', '{"num_ranks": 1, "shards": []} x',

@@ -5,9 +5,13 @@ copies, with fewer and more ranks than saved, and with a file that is gone."""
 import datetime
 import json
 import os
+import sys
 
 import trainer
 from trainer import ck
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
+                                "../../gpu/python"))
 
 RANKS = 4
 SHARDED = {"rows": 0, "columns": 1}  # and along which dimension
@@ -82,8 +86,7 @@ class Rank:
         """Into zeros; then all must be as it was saved."""
         import planned
         import torch.distributed.checkpoint as dcp
-        reader = planned.PlannedReader(folder, getattr(planned, plan), policy,
-                                       groups)
+        reader = planned.PlannedReader(folder, plan, policy, groups)
         before = self.counters(folder)
         keys = reader.read_metadata().state_dict_metadata
 
@@ -278,15 +281,17 @@ def tests():
         m.flush()
         copies_cost_one(folder, before, dict(m.status(), du=m.images_du()))
         m.remount()
-        planned, greedy = run(m, RANKS, load(folder, 1),
-                              load(folder, 1, policy="greedy"))
+        planned, ours, greedy = run(m, RANKS, load(folder, 1),
+                                    load(folder, 1, plan="by_writer"),
+                                    load(folder, 1, policy="greedy"))
         for rank in range(RANKS):
             assert ck.xattr(f"{folder}/{file_of(rank)}", "writer_rank") == \
                 str(rank)
-        assert planned.files == [[file_of(r)] for r in range(RANKS)], \
-            planned.files
-        assert planned.foreign == [0] * RANKS
-        assert planned.once() == greedy.once() == set(stored(folder)[0])
+        for each in (planned, ours):
+            assert each.files == [[file_of(r)] for r in range(RANKS)], \
+                each.files
+            assert each.foreign == [0] * RANKS
+            assert each.once() == greedy.once() == set(stored(folder)[0])
         # By load alone the ranks do open others' files, and that is seen.
         assert max(map(len, greedy.files)) > 1, greedy.files
         assert sum(greedy.foreign) > 0, greedy.files
@@ -294,12 +299,13 @@ def tests():
     @ck.mounted(modes=("auto",))
     def what_rank_0_alone_has_is_read_from_its_file(m):
         folder = m.path("old")
-        alone, pairs, shared = run(
+        alone, pairs, shared, ours = run(
             m, RANKS, save(folder, 2, old=True),
             load(folder, 2, old=True, plan="by_request"),
             load(folder, 2, old=True, plan="by_request",
                  groups=[[0, 2], [1, 3]]),
-            load(folder, 2, old=True))
+            load(folder, 2, old=True),
+            load(folder, 2, old=True, plan="by_writer"))
         own = [[file_of(rank)] for rank in range(RANKS)]
         pieces = set(stored(folder)[0])
         replicas = sorted(p for p in pieces if p.startswith("ln."))
@@ -317,23 +323,28 @@ def tests():
                       if p in replicas) == replicas
         assert pairs.foreign[1] + pairs.foreign[3] > 0
         # All together: nobody opens another's file.
-        assert shared.files == own and shared.foreign == [0] * RANKS
-        assert shared.once() == pieces
+        for each in (shared, ours):
+            assert each.files == own and each.foreign == [0] * RANKS
+            assert each.once() == pieces
 
     @ck.mounted(modes=("auto",))
     def fewer_and_more_ranks_read_every_piece_once(m):
         four, two = m.path("four"), m.path("two")
         run(m, RANKS, save(four, 3))
         m.remount()
-        shared, alone = run(m, 2, load(four, 3),
-                            load(four, 3, plan="by_request"), save(two, 4))
+        shared, ours, alone = run(m, 2, load(four, 3),
+                                  load(four, 3, plan="by_writer"),
+                                  load(four, 3, plan="by_request"),
+                                  save(two, 4))
         # Whose writer is still a rank is read by it; the rest by anyone.
         pieces = wanted(stored(four)[0], range(2))
-        assert shared.once() == pieces
-        for rank in range(2):
-            assert file_of(rank) in shared.files[rank]
-            assert file_of(1 - rank) not in shared.files[rank], shared.files
-        assert set(sum(shared.files, [])) == {file_of(r) for r in range(RANKS)}
+        for each in (shared, ours):
+            assert each.once() == pieces
+            for rank in range(2):
+                assert file_of(rank) in each.files[rank]
+                assert file_of(1 - rank) not in each.files[rank], each.files
+            assert set(sum(each.files, [])) == \
+                {file_of(r) for r in range(RANKS)}
         assert alone.by_each() == pieces
         # Again; of eight ranks six have no file of their own.
         shared, alone = run(m, 8, load(two, 4),
@@ -353,6 +364,7 @@ def tests():
         loads = run(m, 2, save(folder, 5),
                     ("unlink", {"path": f"{folder}/{file_of(1)}"}),
                     load(folder, 5, fails=True),
+                    load(folder, 5, plan="by_writer", fails=True),
                     load(folder, 5, plan="by_request", fails=True))
         # By the plan of the folder, and by the rank that was to read it.
         for each in loads:

@@ -15,6 +15,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
 # pylint: disable=wrong-import-position
 import ckptest as ck  # noqa: E402
 
+HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.path.join(os.environ.get("CKPTFS_VENV", "/var/cache/ckptfs/venv"),
                       "bin/python")
 
@@ -35,18 +36,20 @@ def start(script, *argv, **env):
                  **env))
 
 
-def finish(*processes):
-    """All must end well; if one does not, everybody's output is shown."""
+def finish(*processes, bound=240):
+    """All must end well; if one does not, everybody's output is shown. What
+    each has said."""
     said = []
     try:
         for p in processes:
-            said.append(p.communicate(timeout=240)[0])
+            said.append(p.communicate(timeout=bound)[0])
     finally:
         for p in processes:
             p.kill()
             p.wait()
     codes = [p.returncode for p in processes]
     assert not any(codes), f"exit {codes}:\n" + "\n".join(said)[-4000:]
+    return said
 
 
 def main(programs, tests):

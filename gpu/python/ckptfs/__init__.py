@@ -27,6 +27,7 @@ them EBADMSG for a file that is no safetensors file and ENOTTY for a path that
 is not in a ckptfs mount (plain=True writes there all the same). ValueError and
 TypeError for arguments that make no sense.
 """
+from . import weights  # noqa: F401
 from ._library import configure, counters, gpu_state
 from ._loading import File, Slice, load_file, load_into, open_file
 from ._saving import Save, save_file, save_file_async

@@ -47,11 +47,44 @@ class Target(ctypes.Structure):
                 ("device", ctypes.c_int)]
 
 
+class Range(ctypes.Structure):
+    _fields_ = [("offset", ctypes.c_uint64), ("bytes", ctypes.c_uint64),
+                ("data", ctypes.c_void_p), ("device", ctypes.c_int)]
+
+
+BUCKET_ALIGN = 256
+
+
+class Bucket(ctypes.Structure):
+    _fields_ = [("rank", ctypes.c_uint), ("bytes", ctypes.c_uint64),
+                ("first", ctypes.c_size_t), ("count", ctypes.c_size_t)]
+
+
+class StashType(ctypes.Structure):
+    _fields_ = [("element_bytes", ctypes.c_uint32),
+                ("row_elements", ctypes.c_uint32),
+                ("device_rows", ctypes.c_uint64),
+                ("host_rows", ctypes.c_uint64)]
+
+
+class StashOptions(ctypes.Structure):
+    _fields_ = [("device", ctypes.c_int), ("page_rows", ctypes.c_uint32),
+                ("types", ctypes.POINTER(StashType)),
+                ("type_count", ctypes.c_size_t)]
+
+
+class StashState(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64 * 2)
+                for name in ("head", "tail", "capacity")] + \
+        [("overflow", ctypes.c_uint32), ("host_spill", ctypes.c_uint32)]
+
+
 class Counters(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in (
         "saves", "d2h_bytes", "h2d_bytes", "host_bytes", "skipped_bytes",
         "segments_new", "segments_reused", "pinned_bytes", "pin_failures",
-        "plain_saves", "primed_again", "released")]
+        "plain_saves", "primed_again", "released",
+        "buffered_bytes")]
 
 
 _SIGNATURES = {
@@ -67,12 +100,24 @@ _SIGNATURES = {
     "ckpt_commit": (ctypes.c_int, "p"), "ckpt_wait": (ctypes.c_int, "p"),
     "ckpt_save_free": (None, "p"),
     "ckpt_file_open": (ctypes.c_int, "psp"), "ckpt_file_close": (None, "p"),
+    "ckpt_file_open_any": (ctypes.c_int, "psp"),
     "ckpt_file_count": (ctypes.c_size_t, "p"),
     "ckpt_file_entry": (EntryPointer, "pz"),
     "ckpt_file_find": (EntryPointer, "ps"),
     "ckpt_file_metadata": (ctypes.c_int, "pzpp"),
     "ckpt_file_map": (ctypes.c_void_p, "pp"),
+    "ckpt_file_pin": (ctypes.c_int, "p"),
     "ckpt_file_read": (ctypes.c_int, "ppz"),
+    "ckpt_file_read_ranges": (ctypes.c_int, "ppz"),
+    "ckpt_pack_buckets": (ctypes.c_int, "pzpzopppp"),
+    "ckpt_stash_new": (ctypes.c_int, "ppp"), "ckpt_stash_free": (None, "p"),
+    "ckpt_stash_item_new": (ctypes.c_int, "puuop"),
+    "ckpt_stash_item_free": (None, "p"),
+    "ckpt_stash_pack": (ctypes.c_int, "pppp"),
+    "ckpt_stash_unpack": (ctypes.c_int, "ppp"),
+    "ckpt_stash_reset": (ctypes.c_int, "pp"),
+    "ckpt_stash_get_state": (ctypes.c_int, "puupp"),
+    "ckpt_stash_overflowed": (ctypes.c_int, "ppp"),
 }
 _KINDS = {"p": ctypes.c_void_p, "s": ctypes.c_char_p, "z": ctypes.c_size_t,
           "u": ctypes.c_uint, "o": ctypes.c_uint64}
@@ -95,7 +140,10 @@ def _load_library():
         path = next(filter(os.path.exists, _places()), _NAME)
     library = ctypes.CDLL(path)  # its calls give the GIL back
     for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
+        function = getattr(library, name, None)
+        if function is None:
+            raise ImportError(f"{path} has no {name}(): it is not the library "
+                              "of this version of ckptfs", path=path)
         function.restype = result
         function.argtypes = [_KINDS[kind] for kind in arguments]
     return library

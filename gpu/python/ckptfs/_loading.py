@@ -256,20 +256,25 @@ class File:
             shape[-1:] = [shape[-1] // 2]
         return dtype, tuple(shape)
 
-    def _torch_maker(self, device):
-        torch = _torch()
+    def _place(self, torch, device):
+        """Where torch makes room for what goes to the device, where that is to
+        the library, and where it goes then (None: it is there)."""
         device = torch.device("cuda", device) \
             if isinstance(device, int) else torch.device(device)
-        where, to = c.HOST, None
-        if device.type == "cuda" and not is_rocm(torch):
-            if device.index is None:
-                device = torch.device("cuda", torch.cuda.current_device())
-            where = device.index
-            # torch may give memory again that kernels which it has enqueued
-            # still use; what the library writes does not wait for those.
-            torch.cuda.current_stream(device).synchronize()
-        elif device.type != "cpu":
-            device, to = torch.device("cpu"), device
+        if device.type == "cpu":
+            return device, c.HOST, None
+        if device.type != "cuda" or is_rocm(torch):
+            return torch.device("cpu"), c.HOST, device
+        if device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        # torch may give memory again that kernels which it has enqueued
+        # still use; what the library writes does not wait for those.
+        torch.cuda.current_stream(device).synchronize()
+        return device, device.index, None
+
+    def _torch_maker(self, device):
+        torch = _torch()
+        device, where, to = self._place(torch, device)
 
         def make(entry):
             dtype, shape = self._torch_shape(torch, entry)

@@ -143,7 +143,7 @@ def _reap():
             pass  # it stays with the save, for whoever asks
 
 
-def _begin(tensors, path, metadata, options):
+def _begin(tensors, path, metadata, options, make=Save):
     metadata, flags = check_metadata(metadata), _flags(*options)
     if not isinstance(tensors, collections.abc.Mapping):
         raise ValueError("Expected a dict of [str, tensor] but received "
@@ -151,7 +151,7 @@ def _begin(tensors, path, metadata, options):
     if "__metadata__" in tensors:
         raise ValueError("no tensor can be named `__metadata__`")
     _reap()
-    save = Save(path, flags)
+    save = make(path, flags)
     save._fill(tensors, metadata)
     return save
 

@@ -29,138 +29,34 @@ Outside of a mount, and where the mount has no memory left, the files are
 written all the same.
 """
 import concurrent.futures
+import contextlib
 import ctypes
-import errno
+import dataclasses
 import io
 import os
 import re
 import threading
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.filesystem import (
-    _split_by_size_and_type, _StorageInfo)
+from torch.distributed.checkpoint.filesystem import _split_by_size_and_type
 from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
+from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.staging import AsyncStager
-from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
-from torch.serialization import skip_data
 
-from ._saving import begin_placed
-from ._tensors import local
+from . import _share
+from ._distcp import Archive, lay_out
+from ._library import HOST
+from ._ranges import Ranges, device_of
+from ._share import by_writer
 
-__all__ = ["Writer", "Reader", "AsyncSave", "async_save"]
+__all__ = ["Writer", "Reader", "Stager", "AsyncSave", "async_save",
+           "by_writer"]
 
-_ALIGN = 64  # of an archive in its file: its tensor is aligned to that as well
-_SPARE = 4096  # objects may grow to a multiple of it before anything moves
 _SUFFIX = ".distcp"
-
-
-def _up(n, unit):
-    return -(-n // unit) * unit
-
-
-def _longer(archive, more):
-    """The end of a zip archive, longer by a comment of zeros. What is no
-    archive's end stays as it is."""
-    if archive[-22:-18] != b"PK\5\6" or archive[-2:] != b"\0\0":
-        return archive
-    return archive[:-2] + more.to_bytes(2, "little") + bytes(more)
-
-
-class _Sink(io.RawIOBase):
-    """What is written, and the gap that is left for a tensor's bytes."""
-
-    def __init__(self):
-        super().__init__()
-        self.at = 0
-        self.parts = [bytearray(), bytearray()]  # before and after the gap
-        self.gap = None  # where it begins; its length
-
-    def writable(self):
-        return True
-
-    def write(self, data):
-        self.parts[self.gap is not None] += data
-        self.at += len(data)
-        return len(data)
-
-    def seek(self, offset, whence=os.SEEK_SET):
-        if whence != os.SEEK_CUR or offset < 0 or self.gap:
-            raise io.UnsupportedOperation("one gap, forwards")
-        self.gap = (self.at, offset)
-        self.at += offset
-        return self.at
-
-    def tell(self):
-        return self.at
-
-
-class _Archive:
-    """What torch.save() writes before and after the bytes of a tensor."""
-
-    made = {}  # (dtype, shape) -> _Archive
-
-    def __init__(self, dtype, shape):
-        sink = _Sink()
-        with skip_data():  # its memory is never touched
-            torch.save(torch.empty(shape, dtype=dtype), sink)
-        self.offset, self.bytes = sink.gap or (0, 0)
-        head, tail = sink.parts if sink.gap else (b"", sink.parts[0])
-        # No gap between archives: whatever is in the file has a name.
-        self.length = _up(sink.at, _ALIGN)
-        self.head = bytes(head)
-        self.tail = _longer(bytes(tail), self.length - sink.at)
-
-    @classmethod
-    def known(cls, dtype, shape):
-        if (dtype, shape) not in cls.made:
-            cls.made[dtype, shape] = cls(dtype, shape)
-        return cls.made[dtype, shape]
-
-
-class _File:
-    """One .distcp file: what lies where, for the library and for .metadata."""
-
-    def __init__(self, name):
-        self.name = name
-        self.end = 0
-        self.pieces = []  # (name, bytes or tensor, offset)
-        self.results = []
-
-    def _note(self, item, offset, length):
-        self.results.append(WriteResult(
-            index=item.index, size_in_bytes=length,
-            storage_data=_StorageInfo(self.name, offset, length)))
-
-    def add_tensor(self, item, tensor):
-        tensor = local(tensor).detach().contiguous()
-        archive = _Archive.known(tensor.dtype, tuple(tensor.shape))
-        start, number = self.end, len(self.results)
-        for what, data, offset in (
-                ("head", archive.head, 0), ("data", tensor, archive.offset),
-                ("tail", archive.tail, archive.offset + archive.bytes)):
-            if what != "data" or archive.bytes:
-                self.pieces.append((f"{number}.{what}", data, start + offset))
-        self.end += archive.length
-        self._note(item, start, archive.length)
-
-    def add_objects(self, objects):
-        """Behind the tensors, where those that grow move nothing."""
-        if not objects:
-            return
-        packed = bytearray()
-        for number, (item, data) in enumerate(objects, 1):
-            raw, at = bytes(data.getbuffer()), len(packed)
-            if number == len(objects):
-                raw = _longer(raw, -(at + len(raw)) % _SPARE)
-            self._note(item, self.end + at, len(raw))
-            packed += raw
-        packed += bytes(-len(packed) % _SPARE)
-        self.pieces.append(("objects", bytes(packed), self.end))
-        self.end += len(packed)
 
 
 class Writer(FileSystemWriter):
@@ -181,36 +77,33 @@ class Writer(FileSystemWriter):
                          sync_files=sync_files, thread_count=thread_count,
                          overwrite=overwrite)
         self._skip_unchanged = skip_unchanged
-        self._before = lambda: None  # what has to be waited for on a device
-        self._after = lambda: None  # the tensors may change
 
     def write_data(self, plan, planner):
         """The files of this rank, all begun before the first is waited for."""
-        self._before()
+        staged = getattr(_saving, "staged", None)
+        if staged:
+            staged.wait_for_devices()
         items = _split_by_size_and_type(self.thread_count, plan.items) \
             if self.single_file_per_rank else [[item] for item in plan.items]
         saves, results = [], []
-        for number, bucket in enumerate(items):
-            file = _File(f"{plan.storage_data.prefix}{number}{_SUFFIX}")
-            objects = []
-            for item in bucket:
-                data = planner.resolve_data(item)
-                if item.type == WriteItemType.BYTE_IO:
-                    objects.append((item, data))
-                else:
-                    file.add_tensor(item, data)
-            file.add_objects(objects)
-            # Outside of a mount the file is written plainly.
-            saves.append(begin_placed(
-                os.path.join(self.path, file.name), file.pieces, plain=True,
-                skip_unchanged=self._skip_unchanged))
-            results += file.results
-        for save in saves:
-            save.copied()
-        self._after()
-        if self.sync_files:
+        try:
+            for number, bucket in enumerate(items):
+                file = lay_out(f"{plan.storage_data.prefix}{number}{_SUFFIX}",
+                               [(item, planner.resolve_data(item))
+                                for item in bucket])
+                saves.append(file.begin(os.path.join(self.path, file.name),
+                                        skip_unchanged=self._skip_unchanged))
+                results += file.results
             for save in saves:
-                save.wait()
+                save.copied()
+            if staged:
+                staged.copied()
+            if self.sync_files:
+                for save in saves:
+                    save.wait()
+        finally:
+            for save in saves:
+                save._close()  # none of them reads a tensor any more
         done = Future()
         done.set_result(results)
         return done
@@ -218,11 +111,19 @@ class Writer(FileSystemWriter):
 
 def _without_rank(fqn):
     """Megatron's name for a rank's own copy, in checkpoints from before there
-    were copies (Megatron-LM pull request 3392)."""
-    return re.sub(r"\.__tp_replica_\d+$", "", fqn)
+    were copies (Megatron-LM pull request 3392). Behind a slash is which part
+    of an object it is."""
+    return re.sub(r"\.__tp_replica_\d+(?=$|/)", "", fqn)
 
 
-class _Tensors(dict):
+class _Plain(dict):
+    def __reduce__(self):
+        # Whoever writes what was read, as Megatron does, writes what torch
+        # would have read.
+        return dict, (dict(self),)
+
+
+class _Tensors(_Plain):
     """state_dict_metadata that knows a tensor by such a name as well."""
 
     def __contains__(self, fqn):
@@ -236,7 +137,7 @@ class _Tensors(dict):
         return self[known]
 
 
-class _Places(dict):
+class _Places(_Plain):
     """storage_data, likewise."""
 
     def __missing__(self, index):
@@ -244,6 +145,10 @@ class _Places(dict):
         if known == index.fqn:
             raise KeyError(index)
         return self[MetadataIndex(known, index.offset)]
+
+
+# Of tensors that are not read in place, so much at a time.
+_ROOM_BYTES = 256 << 20
 
 
 class _Piece:
@@ -257,26 +162,68 @@ class _Piece:
 class Reader(FileSystemReader):
     """A FileSystemReader that reads into the state's own memory.
 
-    A tensor that is contiguous in host memory, and wanted whole, gets its bytes
-    from the file without a copy between; any other by one buffer, pinned when
-    it goes to a device. thread_count pieces are read at once.
+    A tensor that is contiguous and wanted whole gets its bytes from the file
+    without a copy between; on a device it gets them from the file's own memory,
+    where this process has that pinned (it has saved it), or by pinned buffers,
+    one copy over the bus. Any other goes by one buffer on the host.
+
+    thread_count: with 1 each tensor is committed to the planner before the next
+        one is asked for; else many are read at once (ckptfs.configure() has
+        the number of threads).
+    share: what several ranks want one of them reads, and passes it on: the
+        rank that wrote it, or one of them. True: among all ranks; a list of
+        lists of ranks: within each of these. Rank 0 reads .metadata for all.
+        Every rank has to load, with the same `share`.
+    group: the process group that dcp.load() is given; `share` counts its ranks.
+    plan: who reads what, in place of ckptfs.dcp.by_writer(pieces, ranks):
+        gets Pieces, returns a rank for each.
 
     A rank opens the file that it has written itself first. Keys that end in
-    `.__tp_replica_N` are found in checkpoints that do not know them.
+    `.__tp_replica_N` are found in checkpoints that do not know them. `pieces`
+    says what was read by this rank: (file, MetadataIndex) each.
     """
 
-    def __init__(self, path, thread_count=4):
+    def __init__(self, path, thread_count=4, *, share=False, group=None,
+                 plan=by_writer):
         super().__init__(path)
         self._threads = thread_count
-        self._known = {}
+        self._known, self._metadata = {}, {}
+        self._share, self._group, self._plan = share, group, plan
+        if not (dist.is_available() and dist.is_initialized()):
+            self._share = False
+        self.pieces = []
+
+    def reset(self, checkpoint_id=None):
+        super().reset(checkpoint_id)
+        if checkpoint_id:
+            self._metadata = {}
 
     def read_metadata(self, *args, **kwargs):
-        metadata = super().read_metadata(*args, **kwargs)
-        metadata.state_dict_metadata = _Tensors(metadata.state_dict_metadata)
-        if metadata.storage_data is not None:
-            metadata.storage_data = _Places(metadata.storage_data)
-        self._known = metadata.state_dict_metadata
-        return metadata
+        """Read once for each of its arguments."""
+        key = (args, tuple(kwargs.items()))
+        if key not in self._metadata:
+            metadata = self._metadata[key] = self._for_all(
+                super().read_metadata, *args, **kwargs)
+            metadata.state_dict_metadata = _Tensors(
+                metadata.state_dict_metadata)
+            if metadata.storage_data is not None:
+                metadata.storage_data = _Places(metadata.storage_data)
+        self._known = self._metadata[key].state_dict_metadata
+        return self._metadata[key]
+
+    def _for_all(self, read, *args, **kwargs):
+        if not self._share:
+            return read(*args, **kwargs)
+        found = [None, None]
+        if dist.get_rank(self._group) == 0:
+            try:
+                found[0] = read(*args, **kwargs)
+            except Exception as e:  # pylint: disable=broad-except
+                found[1] = e
+        dist.broadcast_object_list(found, group=self._group, group_src=0)
+        if found[1] is not None:
+            raise found[1]
+        return found[0]
 
     def _stored(self, index):
         """(dtype, shape) of the tensor that lies there."""
@@ -286,62 +233,135 @@ class Reader(FileSystemReader):
                 return known.properties.dtype, tuple(chunk.sizes)
         return None
 
+    def prepare_global_plan(self, plans):
+        """On one rank for all: what each passes on, and to whom."""
+        if not self._share:
+            return plans
+        world = dist.get_world_size(self._group)
+        if len(plans) != world:
+            raise ValueError(f"a Reader with share=... of {world} ranks, and "
+                             f"{len(plans)} of them load (no_dist?)")
+        groups = [range(world)] if self._share is True else self._share
+        pieces = _share.wanted_pieces(plans, self.storage_data, groups,
+                                      self.path)
+        rounds = _share.rounds_of(pieces, self._plan(pieces, world), world)
+        return [dataclasses.replace(plan, storage_data=own)
+                for plan, own in zip(plans, rounds)]
+
     def _own_first(self, names):
         """The files, this rank's own before the others, these as they come."""
-        rank = torch.distributed.get_rank() \
-            if torch.distributed.is_initialized() else 0
+        rank = dist.get_rank() if dist.is_available() and \
+            dist.is_initialized() else 0
+        return sorted(names, key=lambda name: _share.writer_rank(
+            os.path.join(self.path, name)) != rank)
 
-        def is_foreign(name):
-            try:
-                writer = os.getxattr(os.path.join(self.path, name),
-                                     "user.ckptfs.writer_rank")
-            except OSError:
-                return True  # who opens it will say what is wrong
-            return int(writer) != rank
-        return sorted(names, key=is_foreign)
+    def _open(self, name):
+        return Ranges(os.path.join(self.path, name))
 
     def read_data(self, plan, planner):
-        files = {}
+        wanted = {}
         for item in plan.items:
             info = self.storage_data[item.storage_index]
             if info.transform_descriptors:
                 return super().read_data(plan, planner)  # an extension's
-            files.setdefault(info.relative_path, []).append(_Piece(
+            wanted.setdefault(item.storage_index, []).append(_Piece(
                 item, info, None if item.type == LoadItemType.BYTE_IO else
                 self._stored(item.storage_index)))
-        with concurrent.futures.ThreadPoolExecutor(self._threads) as pool:
-            for name in self._own_first(files):
-                with open(os.path.join(self.path, name), "rb",
-                          buffering=0) as file:
-                    _read_file(file, files[name], planner, pool)
+        with contextlib.ExitStack() as stack:
+            files = {}
+
+            def opened(name):
+                if name not in files:
+                    files[name] = stack.enter_context(self._open(name))
+                return files[name]
+            if self._share:
+                self._exchange(plan.storage_data, wanted, planner, opened)
+            by_file = {}
+            for index, pieces in wanted.items():
+                name = self.storage_data[index].relative_path
+                self.pieces.append((name, index))
+                by_file.setdefault(name, []).extend(pieces)
+            for name in self._own_first(by_file):
+                _read_file(opened(name), by_file[name], planner,
+                           self._threads == 1)
         done = Future()
         done.set_result(None)
         return done
 
+    def _exchange(self, rounds, wanted, planner, opened):
+        """What others have for this rank, which is wanted no longer then."""
+        error = None
 
-def _read_file(file, pieces, planner, pool):
-    """The planner is asked by this thread alone; the bytes come by others,
-    none of which reads any more when this ends, however it ends."""
-    waiting = []
-    try:
-        for piece in sorted(pieces, key=lambda p: p.offset):
-            if piece.item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(piece.item,
-                                   io.BytesIO(_read(file, piece)))
-                continue
-            target = planner.resolve_tensor(piece.item).detach()
-            waiting.append((piece, target, pool.submit(
-                _read_tensor, file, piece, target)))
-        for piece, target, read in waiting:
-            _take(file, piece, target, read.result())
-            planner.commit_tensor(piece.item, target)
-    finally:
-        for _, _, read in waiting:
-            read.cancel()
-        concurrent.futures.wait([read for _, _, read in waiting])
+        def length(index):
+            return self.storage_data[index].length
+
+        def read(index, room):
+            if error:
+                raise error
+            info = self.storage_data[index]
+            self.pieces.append((info.relative_path, index))
+            opened(info.relative_path).read([
+                (info.offset, info.length, room.data_ptr(), HOST)])
+
+        def take(index, raw):
+            nonlocal error
+            try:
+                for piece in wanted.pop(index):
+                    _take_passed(planner, piece, raw)
+            except Exception as e:  # pylint: disable=broad-except
+                error = error or e
+        for one in rounds:
+            _share.exchange(one, length, read, take, self._group)
+        if rounds:
+            _share.agree(error, self._group)
 
 
-def _take(file, piece, target, stored):
+def _take_passed(planner, piece, raw):
+    """Of the bytes of a stored piece."""
+    if piece.item.type == LoadItemType.BYTE_IO:
+        planner.load_bytes(piece.item, io.BytesIO(_bytes(raw)))
+        return
+    archive = piece.known and Archive.known(*piece.known)
+    if archive and len(raw) >= archive.offset + archive.bytes and \
+            _bytes(raw[:len(archive.head)]) == archive.head:
+        dtype, shape = piece.known
+        stored = raw[archive.offset:archive.offset + archive.bytes].view(
+            dtype).reshape(shape) if archive.bytes else \
+            torch.empty(shape, dtype=dtype)
+    else:
+        stored = _load(_bytes(raw))
+    target = planner.resolve_tensor(piece.item).detach()
+    _take(piece, target, stored)
+    planner.commit_tensor(piece.item, target)
+
+
+def _bytes(raw):
+    return ctypes.string_at(raw.data_ptr(), len(raw))
+
+
+def _load(archive):
+    """Of another torch, or not laid out densely: it says itself what it is."""
+    return torch.load(io.BytesIO(archive), map_location="cpu",
+                      weights_only=True)
+
+
+def _read_file(file, pieces, planner, one_by_one):
+    """Whatever lies in the file, many pieces by one call of the library."""
+    batch, room = [], 0
+    for piece in sorted(pieces, key=lambda p: p.offset):
+        if piece.item.type == LoadItemType.BYTE_IO:
+            planner.load_bytes(piece.item, io.BytesIO(_whole(file, piece)))
+            continue
+        target = planner.resolve_tensor(piece.item).detach()
+        batch.append((piece, target))
+        room += 0 if _fits(piece, target) else piece.length
+        if one_by_one or room > _ROOM_BYTES:
+            _read_tensors(file, batch, planner)
+            batch, room = [], 0
+    _read_tensors(file, batch, planner)
+
+
+def _take(piece, target, stored):
     """What is wanted of the stored tensor; None: the target has it."""
     if stored is None:
         return
@@ -350,84 +370,85 @@ def _take(file, piece, target, stored):
         stored = stored.narrow(dim, at, size)
     if stored.size() != target.size():
         raise ValueError(
-            f"{file.name}: {piece.item.storage_index.fqn} is "
+            f"{piece.item.storage_index.fqn} is "
             f"{list(stored.size())}, not {list(target.size())}")
     target.copy_(stored)
 
 
-def _read_tensor(file, piece, target):
-    """Into the target (None), or the stored tensor."""
-    archive = piece.known and _Archive.known(*piece.known)
-    if not archive or piece.length < archive.offset + archive.bytes or \
-            os.pread(file.fileno(), len(archive.head), piece.offset) != \
-            archive.head:
-        # Of another torch, or not laid out densely: it says itself what it is.
-        return torch.load(io.BytesIO(_read(file, piece)), map_location="cpu",
-                          weights_only=True)
-    dtype, shape = piece.known
-    whole = tuple(piece.item.lengths) == shape
-    if whole and target.is_contiguous() and target.device.type == "cpu" and \
-            target.dtype == dtype and tuple(target.shape) == shape:
-        room, stored = target, None
-    else:
-        room = stored = torch.empty(
-            shape, dtype=dtype, pin_memory=target.device.type == "cuda")
-    _read_into(file, room.data_ptr(), archive.bytes,
-               piece.offset + archive.offset)
-    return stored
+def _fits(piece, target):
+    """The stored tensor's bytes are the target's."""
+    return piece.known == (target.dtype, tuple(target.shape)) and \
+        tuple(piece.item.lengths) == piece.known[1] and \
+        target.is_contiguous() and device_of(torch, target) is not None
 
 
-def _read(file, piece):
-    buffer = (ctypes.c_char * piece.length)()
-    _read_into(file, ctypes.addressof(buffer), piece.length, piece.offset)
-    return buffer.raw
+def _whole(file, piece):
+    return file.get([(piece.offset, piece.length)])[0]
 
 
-def _read_into(file, address, size, offset):
-    done = 0
-    while done < size:
-        room = (ctypes.c_char * (size - done)).from_address(address + done)
-        got = os.preadv(file.fileno(), [room], offset + done)
-        if got == 0:
-            raise OSError(errno.EIO, "it ends before its tensors do",
-                          file.name)
-        done += got
+def _laid_out(file, batch):
+    """Of each piece the archive that its type and shape make; None: it is
+    another, and says itself what it holds."""
+    made = [piece.known and Archive.known(*piece.known) for piece, _ in batch]
+    made = [one if one and one.offset + one.bytes <= piece.length else None
+            for one, (piece, _) in zip(made, batch)]
+    heads = iter(file.get([(piece.offset, len(one.head))
+                           for one, (piece, _) in zip(made, batch) if one]))
+    return [one if one and next(heads) == one.head else None for one in made]
 
 
-class _NoCopy(AsyncStager):
-    """The state as it is: the Writer copies it, and says when it has."""
+def _read_tensors(file, batch, planner):
+    """Into the targets, or by way of room for the stored tensor."""
+    stored, wanted = [], []
+    for one, (piece, target) in zip(_laid_out(file, batch), batch):
+        if not one:
+            stored.append(_load(_whole(file, piece)))
+            continue
+        room = target if _fits(piece, target) else torch.empty(
+            piece.known[1], dtype=piece.known[0],
+            pin_memory=target.device.type == "cuda")
+        stored.append(None if room is target else room)
+        wanted.append((piece.offset + one.offset, one.bytes, room.data_ptr(),
+                       device_of(torch, room)))
+    # What kernels that are enqueued still do to a target comes before.
+    for device in {device for *_, device in wanted if device >= 0}:
+        torch.cuda.current_stream(device).synchronize()
+    file.read(wanted)
+    for (piece, target), tensor in zip(batch, stored):
+        _take(piece, target, tensor)
+        planner.commit_tensor(piece.item, target)
 
-    should_synchronize_after_execute = False
 
-    def stage(self, state_dict):
-        return state_dict
-
-    def synchronize_staging(self):
-        pass
-
-    def close(self):
-        pass
+_saving = threading.local()  # staged: what this thread saves; see _Staged
 
 
-class AsyncSave:
-    """A save that async_save() has begun."""
+class _Staged(concurrent.futures.Future):
+    """The state as it is. The thread that is to save it asks first, and has
+    it at once; it is done when the tensors may change. That is when a Writer
+    of that thread has copied them, or when the thread has ended, which no
+    longer reads them, whatever it did."""
 
-    def __init__(self):
-        self._copied = threading.Event()
-        self._future = None
+    def __init__(self, state):
+        super().__init__()
+        self._tensors = state
+        self._end = threading.Lock()  # guards being done
+        self.wait_for_devices = _streams()
+
+    def result(self, timeout=None):
+        if not self.done():
+            _saving.staged = self
+            threading.Thread(target=self._watch, daemon=True,
+                             args=(threading.current_thread(),)).start()
+        return self._tensors
 
     def copied(self):
-        """Wait until the tensors may change. Raises what the save raised."""
-        self._copied.wait()
-        if self._future.done():
-            self._future.result()
+        with self._end:
+            if not self.done():
+                self.set_result(None)
 
-    def is_copied(self):
-        return self._copied.is_set()
-
-    def result(self):
-        """Wait for the end, which is .metadata's; returns that."""
-        return self._future.result()
+    def _watch(self, saver):
+        saver.join()
+        self.copied()
 
 
 def _streams():
@@ -443,6 +464,60 @@ def _streams():
     return wait
 
 
+class Stager(AsyncStager):
+    """What dcp.async_save(..., async_stager=Stager()) needs to copy nothing
+    before the Writer copies it: what a device has goes to the file directly.
+
+        saved = dcp.async_save(state, storage_writer=Writer(path),
+                               async_stager=stager)
+        ...
+        saved.staging_completion.result()  # the tensors may change
+        saved.upload_completion.result()   # .metadata is there
+
+    One may be used again and again. With AsyncCheckpointerType.PROCESS the
+    other process takes the tensors themselves, and they may change when the
+    whole save has ended: there torch's DefaultStager, which copies them to
+    memory of both, is the better one. The segments are the process's that
+    writes, laid out when all ranks have agreed on a plan; nothing could be
+    staged in them before.
+    """
+
+    _last = None
+
+    def stage(self, state_dict):
+        self._last = _Staged(state_dict)
+        return self._last
+
+    def synchronize_staging(self):
+        """Wait until the tensors may change."""
+        if self._last is not None:
+            concurrent.futures.wait([self._last])
+
+    def close(self):
+        pass
+
+
+class AsyncSave:
+    """A save that async_save() has begun."""
+
+    def __init__(self, response):
+        self._staged = response.staging_completion
+        self._saved = response.upload_completion
+
+    def copied(self):
+        """Wait until the tensors may change. Raises what the save raised."""
+        self._staged.result()
+        if self._saved.done():
+            self._saved.result()
+
+    def is_copied(self):
+        return self._staged.done()
+
+    def result(self):
+        """Wait for the end, which is .metadata's; returns that."""
+        return self._saved.result()
+
+
 def async_save(state_dict, checkpoint_id, *, planner=None, process_group=None,
                **options):
     """Begin to save with a Writer, whose options are given; returns an
@@ -454,10 +529,6 @@ def async_save(state_dict, checkpoint_id, *, planner=None, process_group=None,
     returned. Every rank has to call it, and the process group needs a backend
     for the host, as torch's wants it.
     """
-    writer, save = Writer(checkpoint_id, **options), AsyncSave()
-    writer._before, writer._after = _streams(), save._copied.set
-    save._future = dcp.async_save(
-        state_dict, storage_writer=writer, planner=planner,
-        process_group=process_group, async_stager=_NoCopy())
-    save._future.add_done_callback(lambda _: save._copied.set())
-    return save
+    return AsyncSave(dcp.async_save(
+        state_dict, storage_writer=Writer(checkpoint_id, **options),
+        planner=planner, process_group=process_group, async_stager=Stager()))
