@@ -6,6 +6,8 @@
 #   PREFIX/lib, PREFIX/include libckpt_gpu, libckpt_plan and their headers
 #   PREFIX/share/ckptfs        the Python module, examples
 #   PREFIX/share/man           ckptfs(8), ckptctl(1), ckpt_gpu(3)
+#   PREFIX/share/bash-completion, PREFIX/share/zsh
+#                              what shells complete after ckptctl
 #   /usr/sbin                  umount.fuse.ckptfs: umount(8) looks only there
 #   PREFIX/lib/systemd/system  ckptfs@.service
 #
@@ -21,8 +23,8 @@ usage() {
 	usage: deploy/install.sh [--prefix DIR] [--uninstall] [--help]
 
 	Installs what is missing, builds in build/, and installs ckptfs, ckptctl, the
-	library for tensors (libckpt_gpu) with its Python module, the man pages, the
-	helper of umount(8) and the systemd unit. Must be root.
+	library for tensors (libckpt_gpu) with its Python module, the man pages, shell
+	completion, the helper of umount(8) and the systemd unit. Must be root.
 
 	  --prefix DIR  where to (/usr/local; its bin must be in root's PATH)
 	  --uninstall   remove these files again
@@ -72,6 +74,8 @@ if [[ $uninstall ]]; then
 	rm -f "$prefix"/bin/{ckptfs,ckptctl} "$helper" "$units/ckptfs@.service" \
 		"$prefix"/lib/libckpt_{gpu,plan}.so* \
 		"$prefix"/include/ckpt_{gpu,plan}.h \
+		"$prefix"/share/bash-completion/completions/ckptctl \
+		"$prefix"/share/zsh/site-functions/_ckptctl \
 		"$prefix"/share/man/{man8/ckptfs.8,man1/ckptctl.1,man3/ckpt_gpu.3}
 	rm -rf "$prefix/share/ckptfs"
 	ldconfig

@@ -105,14 +105,15 @@ static unsigned set_of(fuse_req_t req, struct inode *in, const struct stat *s,
 }
 
 static int do_setattr(fuse_req_t req, const struct fs_inode *i,
-		      const struct stat *s, int to_set)
+		      const struct stat *s, int to_set, bool by_handle)
 {
 	struct attr to = { 0 };
 	unsigned valid = set_of(req, i->in, s, to_set, &to);
 	int rc = 0;
 
 	if (to_set & FUSE_SET_ATTR_SIZE)
-		rc = file_truncate(&i->st->files, i->in, (uint64_t)s->st_size);
+		rc = (by_handle ? file_truncate : file_truncate_path)(
+			&i->st->files, i->in, (uint64_t)s->st_size);
 	if (rc == 0 && (valid & SET_MTIME) && S_ISREG(inode_attr(i->in).mode)) {
 		rc = inode_load_file(i->st->inodes, i->in);
 		file_set_times(&i->st->files, i->in, valid, &to);
@@ -128,9 +129,8 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 	SCOPED(fs_put) struct fs_inode i = { 0 };
 	int rc = fs_get(req, ino, &i);
 
-	(void)fi;
 	if (rc == 0)
-		rc = do_setattr(req, &i, attr, to_set);
+		rc = do_setattr(req, &i, attr, to_set, fi != NULL);
 	reply_attr(req, rc, i.in);
 }
 
@@ -149,8 +149,9 @@ void op_readlink(fuse_req_t req, fuse_ino_t ino)
 void op_statfs(fuse_req_t req, fuse_ino_t ino)
 {
 	struct store *st = store_of(req);
-	uint64_t staged, disk;
+	struct stages_figures f;
 	struct statvfs v;
+	uint64_t staged;
 
 	(void)ino;
 	if (fstatvfs(st->dirfd, &v) < 0) {
@@ -158,8 +159,8 @@ void op_statfs(fuse_req_t req, fuse_ino_t ino)
 		return;
 	}
 	/* What is staged in memory will need its room on the disk. */
-	stages_dirty(&st->stages, &staged, &disk);
-	staged /= v.f_frsize ? v.f_frsize : 1;
+	stages_figures(&st->stages, &f);
+	staged = f.memory_bytes / (v.f_frsize ? v.f_frsize : 1);
 	v.f_bavail = v.f_bavail > staged ? v.f_bavail - staged : 0;
 	v.f_bfree = v.f_bfree > staged ? v.f_bfree - staged : 0;
 	v.f_files = store_counter(st, META_FILES) + v.f_ffree;
@@ -343,6 +344,11 @@ static int get_ours(fuse_req_t req, fuse_ino_t ino, const char *name,
 
 	if (rc == 0 && strncmp(name, "structure", 9) == 0)
 		return structure_xattr(req, &i, name, out);
+	/* It has names out of files that not everybody may read, too. */
+	if (rc == 0 && strcmp(name, "refused") == 0)
+		return fs_is_own(req, i.in)
+			       ? guard_refused(i.st->guard, i.in, out)
+			       : -EACCES;
 	if (rc == 0)
 		rc = our_xattr(req, &i, name, text, sizeof(text));
 	if (rc == 0)
@@ -414,12 +420,29 @@ void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
 	fuse_reply_err(req, -rc);
 }
 
+/* Names, each with its NUL, but for ours; how long they are then. */
+static size_t without_ours(char *names, size_t len)
+{
+	size_t kept = 0;
+
+	for (size_t at = 0, n; at < len; at += n) {
+		n = strlen(names + at) + 1;
+		if (is_ours(names + at))
+			continue;
+		memmove(names + kept, names + at, n);
+		kept += n;
+	}
+	return kept;
+}
+
 void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 {
 	SCOPED(bytes_release) struct bytes names = { 0 };
-	/* Ours are not listed: cp -a would try to set them on the copy. */
 	int rc = names_listxattr(store_of(req)->names, ino, &names);
 
+	/* Ours are not listed: cp -a would try to set them on the copy. */
+	if (rc == 0)
+		names.len = without_ours((char *)names.data, names.len);
 	reply_xattr(req, rc, names.data, names.len, size);
 }
 

@@ -8,6 +8,7 @@
 #include "fuse/place.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -137,6 +138,28 @@ __attribute__((format(printf, 2, 3))) static int refuse(int rc,
 	return rc;
 }
 
+static int refuse_dead(const char *what, const char *path)
+{
+	return refuse(-ENOTCONN,
+		      "%s %s: a daemon that died left its mount there; unmount "
+		      "it (umount %s) and try again",
+		      what, path, path);
+}
+
+/* The kernel answers stat(2) by itself for a while; open(2) it does not. */
+static int refuse_mounted(const char *mountpoint)
+{
+	SCOPED(scope_close)
+	int fd = open(mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	if (fd < 0 && (errno == ENOTCONN || errno == ECONNABORTED))
+		return refuse_dead("mount point", mountpoint);
+	return refuse(-EBUSY,
+		      "a ckptfs is mounted on %s already; unmount it, or give "
+		      "another directory",
+		      mountpoint);
+}
+
 /*
  * The path of the directory without symbolic links, the caller's. `what` is
  * "mount point" or "store"; the others say what to do when there is none.
@@ -153,10 +176,7 @@ static int find_directory(const char *what, const char *path,
 		return refuse(rc, "%s %s does not exist; %s", what, path,
 			      make_it);
 	if (rc == -ENOTCONN)
-		return refuse(rc,
-			      "%s %s: a daemon that died left its mount there; "
-			      "unmount it (umount %s) and try again",
-			      what, path, path);
+		return refuse_dead(what, path);
 	if (rc < 0)
 		return refuse(rc, "%s %s: %s", what, path, strerror(-rc));
 	if (!S_ISDIR(sb.st_mode))
@@ -269,10 +289,7 @@ int place_find(const char *store, const char *mountpoint, const char *stage,
 				&p.mountpoint);
 
 	if (rc == 0 && place_device(p.mountpoint) != 0)
-		rc = refuse(-EBUSY,
-			    "a ckptfs is mounted on %s already; unmount it, or "
-			    "give another directory",
-			    p.mountpoint);
+		rc = refuse_mounted(p.mountpoint);
 	if (rc == 0)
 		rc = find_store(store, &p.store);
 	if (rc == 0 && stage)

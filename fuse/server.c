@@ -25,6 +25,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "store/base/node.h"
 #include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
@@ -107,8 +108,11 @@ static int answer(struct client *c, const struct segment_request *q)
 	else if (memcmp(q->token, c->server->token, sizeof(q->token)) != 0)
 		r.error = -EACCES;
 	else if (q->op == SEGMENT_ACQUIRE)
-		r.error = segment_acquire(g, &c->segments, q->signature,
-					  q->size_bytes, &r, &fd);
+		r.error = segment_acquire(
+			g, &c->segments, q->signature, q->size_bytes,
+			q->generation <= NODES_MAX ? (int)q->generation - 1
+						   : -1,
+			&r, &fd);
 	else if (q->op == SEGMENT_MAPPED)
 		r.error = segment_mapped(g, &c->segments, q->id, q->generation);
 	else if (q->op == SEGMENT_RETURN)

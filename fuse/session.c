@@ -18,6 +18,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "fuse/device.h"
 #include "fuse/place.h"
 #include "fuse/server.h"
 #include "fuse/teller.h"
@@ -379,6 +380,18 @@ static void start_server(struct fs *fs)
 			    strerror(-rc));
 }
 
+static int mount_it(struct fs *fs)
+{
+	int rc = device_check();
+
+	if (rc < 0)
+		return rc;
+	rc = fuse_session_mount(fs->se, fs->mountpoint);
+	if (rc != 0)
+		device_explain(fs->mountpoint);
+	return rc;
+}
+
 int session_run(struct fs *fs, void (*ready)(void *arg), void *arg)
 {
 	struct announcer a = { .fs = fs, .ready = ready, .arg = arg };
@@ -397,17 +410,12 @@ int session_run(struct fs *fs, void (*ready)(void *arg), void *arg)
 	CHECK(sem_init(&fs->answered, 0, 0) == 0);
 	rc = fuse_set_signal_handlers(fs->se);
 	if (rc == 0)
-		rc = fuse_session_mount(fs->se, fs->mountpoint);
+		rc = mount_it(fs);
 	if (rc == 0) {
 		is_serving = true;
 		start_server(fs);
 		rc = serve(fs, &a);
 		is_serving = false;
-	} else {
-		(void)fprintf(stderr,
-			      "ckptfs: cannot mount on %s; see the "
-			      "line above\n",
-			      fs->mountpoint);
 	}
 	fuse_remove_signal_handlers(fs->se);
 	(void)sem_destroy(&fs->answered);

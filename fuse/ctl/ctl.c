@@ -1,5 +1,5 @@
 /*
- * ctl.c - options, questions to a mount, and output that is the same for all
+ * ctl.c - options, and questions to a mount, which are the same for all
  * commands.
  */
 #include "fuse/ctl/ctl.h"
@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,53 +15,11 @@
 
 #include "store/base/bytes.h"
 #include "store/base/scope.h"
-#include "store/base/utf8.h"
 #include "store/db/layout.h"
 
-#define PROGRESS_EVERY_NS 100000000
-#define PROGRESS_LINE_BYTES 128
-#define PROGRESS_BAR_CELLS 24
-#define TEXTS_MAX 8
-#define TEXT_BYTES 32
 /* An answer longer than this is not one of ours. */
 #define ANSWER_BYTES_MAX (UINT64_C(1) << 30)
 #define QUERY_TRIES_MAX 5
-
-__attribute__((format(printf, 1, 0))) static void
-say(const char *format, va_list ap, const char *end)
-{
-	(void)fflush(stdout);
-	(void)fputs("ckptctl: ", stderr);
-	(void)vfprintf(stderr, format, ap);
-	(void)fputs(end, stderr);
-}
-
-void ctl_complain(const char *format, ...)
-{
-	va_list ap;
-
-	va_start(ap, format);
-	say(format, ap, "\n");
-	va_end(ap);
-}
-
-int ctl_misused(const char *format, ...)
-{
-	va_list ap;
-
-	va_start(ap, format);
-	say(format, ap, " (see ckptctl --help)\n");
-	va_end(ap);
-	return CTL_USAGE;
-}
-
-int ctl_end(int code)
-{
-	if (fflush(stdout) == 0 && !ferror(stdout))
-		return code;
-	ctl_complain("the result could not be written: %s", strerror(errno));
-	return CTL_PROBLEM;
-}
 
 static void print_help(const struct ctl_command *c)
 {
@@ -74,13 +31,17 @@ static void print_help(const struct ctl_command *c)
 		     "usage, or this argument\ncannot be used for that\n");
 }
 
-static void misused_option(const struct ctl_command *c, const char *argument)
+/* option: '?' or ':', as getopt_long() has it. */
+static void misused_option(const struct ctl_command *c, int option,
+			   const char *argument)
 {
 	char letter[3] = { '-', (char)optopt, 0 };
 
 	/* A letter may stand among others, a long option stands alone. */
-	(void)ctl_misused("%s: '%s' is not an option of it", c->name,
-			  strncmp(argument, "--", 2) == 0 ? argument : letter);
+	(void)ctl_misused("%s: '%s' %s", c->name,
+			  strncmp(argument, "--", 2) == 0 ? argument : letter,
+			  option == ':' ? "needs an argument"
+					: "is not an option of it");
 }
 
 int ctl_option(struct ctl_options *o, int argc, char **argv)
@@ -89,26 +50,27 @@ int ctl_option(struct ctl_options *o, int argc, char **argv)
 		{ "json", no_argument, NULL, 'J' },
 		{ "help", no_argument, NULL, 'h' },
 	};
-	char letters[CTL_OPTION_MAX + 3];
+	char letters[2 * CTL_OPTION_MAX + 3];
 	int option;
 
 	for (size_t n = 0; o->names && o->names[n].name; n++) {
 		CHECK(n < CTL_OPTION_MAX);
 		names[n + 2] = o->names[n];
 	}
-	(void)snprintf(letters, sizeof(letters), "h%s",
+	(void)snprintf(letters, sizeof(letters), ":h%s",
 		       o->letters ? o->letters : "");
 	opterr = 0;
 	for (;;) {
 		option = getopt_long(argc, argv, letters, names, NULL);
 		if (option == 'J') {
 			o->json = true;
+			ctl_want_json();
 		} else if (option == 'h') {
 			print_help(o->command);
 			exit(ctl_end(CTL_FINE));
-		} else if (option == '?') {
-			misused_option(o->command, argv[optind - 1]);
-			exit(CTL_USAGE);
+		} else if (option == '?' || option == ':') {
+			misused_option(o->command, option, argv[optind - 1]);
+			exit(ctl_end(CTL_USAGE));
 		} else {
 			return option;
 		}
@@ -260,240 +222,19 @@ int ctl_complain_query(const char *path, int rc)
 	}
 }
 
-const cJSON *ctl_member(const cJSON *json, const char *name)
+int ctl_refuse_mount(const char *path)
 {
-	return cJSON_GetObjectItemCaseSensitive(json, name);
-}
+	SCOPED(scope_close) int fd = ctl_open(path);
+	cJSON *status;
 
-uint64_t ctl_number(const cJSON *json, const char *name)
-{
-	const cJSON *item = ctl_member(json, name);
-
-	if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0) ||
-	    item->valuedouble >= 0x1p63)
-		return 0;
-	return (uint64_t)item->valuedouble;
-}
-
-const char *ctl_text(const cJSON *json, const char *name)
-{
-	const cJSON *item = ctl_member(json, name);
-
-	return cJSON_IsString(item) ? item->valuestring : "";
-}
-
-void ctl_print_line(const char *text)
-{
-	for (const char *p = text; *p; p++)
-		if ((unsigned char)*p < ' ' || *p == 0x7f)
-			(void)printf("\\%03o", (unsigned char)*p);
-		else
-			(void)putchar(*p);
-	(void)putchar('\n');
-}
-
-/* As UTF-8: U+FFFD for each byte that is not. To be released. */
-static struct bytes clean_text(const char *text)
-{
-	const char *end = text + strlen(text);
-	struct bytes clean = { 0 };
-
-	while (text < end) {
-		size_t len = utf8_length(text, (size_t)(end - text));
-
-		bytes_put(&clean, len > 0 ? text : "\xef\xbf\xbd",
-			  len > 0 ? len : 3);
-		text += len > 0 ? len : 1;
-	}
-	bytes_put_u8(&clean, 0);
-	CHECK(!clean.failed); /* out of memory */
-	return clean;
-}
-
-void ctl_add_text(cJSON *json, const char *name, const char *text)
-{
-	SCOPED(bytes_release) struct bytes clean = clean_text(text);
-	cJSON *string = cJSON_CreateString((const char *)clean.data);
-
-	if (name)
-		(void)cJSON_AddItemToObject(json, name, string);
-	else
-		(void)cJSON_AddItemToArray(json, string);
-}
-
-void ctl_print_string(const char *before, const char *text)
-{
-	SCOPED(bytes_release) struct bytes clean = clean_text(text);
-
-	(void)printf("%s\"", before);
-	for (const uint8_t *p = clean.data; *p; p++)
-		if (*p == '"' || *p == '\\')
-			(void)printf("\\%c", *p);
-		else if (*p < ' ')
-			(void)printf("\\u%04x", *p);
-		else
-			(void)putchar(*p);
-	(void)putchar('"');
-}
-
-int ctl_print_numbers(const char *before, const uint64_t *numbers, size_t count)
-{
-	int width = printf("%s[", before);
-
-	for (size_t i = 0; i < count; i++)
-		width += printf("%s%" PRIu64, i > 0 ? ", " : "", numbers[i]);
-	return width + printf("]");
-}
-
-void ctl_print_open(cJSON *json)
-{
-	char *text = cJSON_Print(json);
-	char *end;
-
-	CHECK(text); /* out of memory */
-	end = strrchr(text, '}');
-	CHECK(end);
-	while (end > text && (end[-1] == '\n' || end[-1] == '\t'))
-		end--;
-	*end = 0;
-	(void)fputs(text, stdout);
-	cJSON_free(text);
-	cJSON_Delete(json);
-}
-
-void ctl_print_json(cJSON *json)
-{
-	char *text = cJSON_Print(json);
-
-	CHECK(text); /* out of memory */
-	(void)puts(text);
-	cJSON_free(text);
-	cJSON_Delete(json);
-}
-
-void ctl_add_number(cJSON *json, const char *name, uint64_t value)
-{
-	(void)cJSON_AddNumberToObject(json, name, (double)value);
-}
-
-static char *next_text(void)
-{
-	static char texts[TEXTS_MAX][TEXT_BYTES];
-	static unsigned next;
-
-	return texts[next++ % TEXTS_MAX];
-}
-
-const char *ctl_bytes(uint64_t bytes)
-{
-	static const char *const units[] = { "B",   "KiB", "MiB", "GiB",
-					     "TiB", "PiB", "EiB" };
-	double value = (double)bytes;
-	char *text = next_text();
-	unsigned unit = 0;
-
-	while (value >= 1023.5 && unit < 6) {
-		value /= 1024;
-		unit++;
-	}
-	(void)snprintf(text, TEXT_BYTES, "%.*f %s",
-		       unit > 0 && value < 99.95 ? 1 : 0, value, units[unit]);
-	return text;
-}
-
-const char *ctl_count(uint64_t count)
-{
-	char *text = next_text();
-	char digits[TEXT_BYTES];
-	size_t len, at = 0;
-
-	(void)snprintf(digits, sizeof(digits), "%" PRIu64, count);
-	len = strlen(digits);
-	for (size_t n = 0; n < len && at < TEXT_BYTES - 2; n++) {
-		if (n > 0 && (len - n) % 3 == 0)
-			text[at++] = ',';
-		text[at++] = digits[n];
-	}
-	text[at] = 0;
-	return text;
-}
-
-bool ctl_progress_wanted(void)
-{
-	return isatty(STDERR_FILENO) == 1;
-}
-
-static void progress_bar(double part, char ret[PROGRESS_BAR_CELLS + 1])
-{
-	int full = (int)(part * PROGRESS_BAR_CELLS);
-
-	for (int n = 0; n < PROGRESS_BAR_CELLS; n++)
-		ret[n] = n < full ? '#' : '.';
-	ret[PROGRESS_BAR_CELLS] = 0;
-}
-
-static void progress_rate(double seconds, uint64_t done, uint64_t total,
-			  char *ret, size_t size)
-{
-	double rate = seconds > 0 ? (double)done / seconds : 0;
-
-	ret[0] = 0;
-	if (rate >= 1)
-		(void)snprintf(ret, size, "  %s/s, %.0f s left",
-			       ctl_bytes((uint64_t)rate),
-			       (double)(total - done) / rate);
-}
-
-void ctl_progress_say(struct ctl_progress *p, const char *text)
-{
-	if (!ctl_progress_wanted())
-		return;
-	(void)fprintf(stderr, "\r%s\033[K", text);
-	(void)fflush(stderr);
-	p->shown = true;
-}
-
-void ctl_progress_show(struct ctl_progress *p, const char *phase, uint64_t done,
-		       uint64_t total, bool bytes)
-{
-	char line[PROGRESS_LINE_BYTES], bar[PROGRESS_BAR_CELLS + 1];
-	char rate[PROGRESS_LINE_BYTES / 2] = "";
-	int64_t now = mono_ns();
-
-	if (!ctl_progress_wanted())
-		return;
-	if (strcmp(p->phase, phase) != 0) {
-		(void)snprintf(p->phase, sizeof(p->phase), "%s", phase);
-		p->begin_ns = now;
-		p->last_ns = 0;
-	}
-	if (p->last_ns != 0 && now - p->last_ns < PROGRESS_EVERY_NS)
-		return;
-	p->last_ns = now;
-	if (done > total && total > 0)
-		done = total;
-	if (bytes && total > 0)
-		progress_rate((double)(now - p->begin_ns) / 1e9, done, total,
-			      rate, sizeof(rate));
-	if (total > 0) {
-		double part = (double)done / (double)total;
-
-		progress_bar(part, bar);
-		(void)snprintf(line, sizeof(line), "%-8s [%s] %3.0f %%%s",
-			       phase, bar, 100 * part, rate);
-	} else {
-		(void)snprintf(line, sizeof(line), "%-8s %s", phase,
-			       bytes ? ctl_bytes(done) : ctl_count(done));
-	}
-	ctl_progress_say(p, line);
-}
-
-void ctl_progress_clear(struct ctl_progress *p)
-{
-	if (!p->shown)
-		return;
-	(void)fputs("\r\033[K", stderr);
-	(void)fflush(stderr);
-	p->shown = false;
-	p->last_ns = 0;
+	if (fd == -ENOTCONN || fd == -ECONNABORTED)
+		return ctl_complain_query(path, fd);
+	if (fd < 0 || ctl_query(fd, CKPTFS_STATUS, &status) < 0)
+		return CTL_FINE;
+	ctl_complain("%s is mounted; unmount it (umount %s) and give its "
+		     "store%s%s",
+		     path, path, *ctl_text(status, "store") ? ": " : "",
+		     ctl_text(status, "store"));
+	cJSON_Delete(status);
+	return CTL_USAGE;
 }

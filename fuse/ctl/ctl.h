@@ -4,7 +4,9 @@
  *
  * A subcommand prints its result on standard output and everything else on
  * standard error; it returns one of the exit codes below. --json prints one
- * JSON value, whatever happened, unless the arguments were wrong.
+ * JSON value on standard output, whatever happened: of a command that came to
+ * no result {"error": {"message": "...", "exit_code": 2}}, besides what it
+ * says on standard error.
  */
 #ifndef FUSE_CTL_CTL_H
 #define FUSE_CTL_CTL_H
@@ -38,15 +40,19 @@ struct ctl_command {
 extern const struct ctl_command ctl_status, ctl_flush, ctl_inspect, ctl_du,
 	ctl_gc, ctl_fsck, ctl_scrub, ctl_plan, ctl_rebuild;
 
-/* "ckptctl: ..." on standard error. */
+/* "ckptctl: ..." on standard error, as ctl_shown() has it. */
 void ctl_complain(const char *format, ...)
 	__attribute__((format(printf, 1, 2)));
 /* The same, and where to read on; returns CTL_USAGE. */
 int ctl_misused(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* --json was given. */
+void ctl_want_json(void);
+/* A command prints JSON by itself: nothing else may come on standard output. */
+void ctl_result_begun(void);
 /*
- * All was printed: the exit code, CTL_PROBLEM instead when the output did not
- * get where it should, which is said.
+ * All was printed, but the error for --json: the exit code, CTL_PROBLEM instead
+ * when the output did not get where it should, which is said.
  */
 int ctl_end(int code);
 
@@ -80,6 +86,12 @@ int ctl_complain_query(const char *path, int rc);
 /* Open, ask and, if need be, complain: the exit code. */
 int ctl_ask(const char *path, enum ckptfs_what what, cJSON **ret_json);
 
+/*
+ * For who wants a store: say so when it is a mount, with the store to name, or
+ * one that is dead. CTL_FINE: it is none.
+ */
+int ctl_refuse_mount(const char *path);
+
 /* A member of an answer, which keeps it; NULL when it has none. */
 const cJSON *ctl_member(const cJSON *json, const char *name);
 /* A number of an answer; 0 when it has none of that name. */
@@ -88,11 +100,14 @@ uint64_t ctl_number(const cJSON *json, const char *name);
 const char *ctl_text(const cJSON *json, const char *name);
 
 /*
- * Names of files may hold anything. Print a text as one line: control
- * characters become \ooo. Or add it to a JSON object or array (name NULL):
- * bytes that are not UTF-8 become U+FFFD.
+ * Names of files may hold anything. For people a text is shown as one line:
+ * control characters and bytes that are not UTF-8 as \ooo, a backslash as two,
+ * valid until the eighth call after this one. In JSON a byte that is not UTF-8
+ * is \udc80 to \udcff, where it is printed; texts are added as they are.
  */
+const char *ctl_shown(const char *text);
 void ctl_print_line(const char *text);
+/* To a JSON object, or to an array (name NULL). */
 void ctl_add_text(cJSON *json, const char *name, const char *text);
 
 /* Print what stands before it and a JSON string; too long for a tree. */

@@ -45,6 +45,7 @@ struct diff {
 	size_t count, capacity;
 	size_t tensors_same, tensors_paired; /* of those with bytes */
 	uint64_t bytes_not_read;
+	bool logical; /* whole tensors, not where they lie */
 	bool structure_only, failed;
 	struct mapped map_a, map_b;
 };
@@ -137,6 +138,12 @@ static bool in_one_place(struct diff *d, const struct tensor *a,
 	return true;
 }
 
+static int digest_one(const struct step *s, size_t index)
+{
+	return s->is_logical ? logical_digest_one(s, index)
+			     : step_digest_one(s, index);
+}
+
 /* In doubt they are, but that is said. */
 static bool digests_equal(struct diff *d, const struct tensor *a,
 			  const struct tensor *b)
@@ -147,15 +154,18 @@ static bool digests_equal(struct diff *d, const struct tensor *a,
 
 	if (a->bytes == 0)
 		return true;
-	if (in_one_place(d, a, b)) {
+	if (!d->logical && in_one_place(d, a, b)) {
 		d->bytes_not_read += a->bytes;
 		return true;
 	}
-	rc = step_digest_one(d->a, i);
+	rc = digest_one(d->a, i);
 	if (rc == 0)
-		rc = step_digest_one(d->b, k);
+		rc = digest_one(d->b, k);
 	if (rc < 0) {
-		ctl_complain("%s: %s", a->name, strerror(-rc));
+		ctl_complain("%s: %s", a->name,
+			     rc == -EBADMSG
+				     ? "its pieces do not make the whole tensor"
+				     : strerror(-rc));
 		d->failed = true;
 		return true;
 	}
@@ -182,7 +192,8 @@ static void pair(void *arg, const struct tensor *a, const struct tensor *b)
 		add(d, CHANGE_RESHAPED, a, b);
 		same = false;
 	}
-	if (!structure_same_file(a, b) || a->offset != b->offset)
+	if (!d->logical &&
+	    (!structure_same_file(a, b) || a->offset != b->offset))
 		add(d, CHANGE_MOVED, a, b);
 	if (d->structure_only)
 		return;
@@ -200,6 +211,10 @@ static void print_json(const struct diff *d, bool identical)
 {
 	ctl_print_string("{\n\t\"a\":\t", d->a->path);
 	ctl_print_string(",\n\t\"b\":\t", d->b->path);
+	(void)printf(",\n\t\"whole_tensors\":\t%s,\n"
+		     "\t\"objects_left_out\":\t%zu",
+		     d->logical ? "true" : "false",
+		     d->a->objects + d->b->objects);
 	(void)printf(",\n\t\"same_structure\":\t%s,\n\t\"identical\":\t%s,\n"
 		     "\t\"structure\":\t[\"%s\", \"%s\"],\n"
 		     "\t\"unchanged\":\t%zu,\n\t\"bytes_not_read\":\t%llu",
@@ -245,7 +260,7 @@ static void print_json(const struct diff *d, bool identical)
 
 static void print_what(const struct tensor *t)
 {
-	(void)printf("%s", t->dtype ? t->dtype : "bytes");
+	(void)printf("%s", t->dtype ? ctl_shown(t->dtype) : "bytes");
 	if (t->dtype)
 		ctl_print_numbers("", t->shape, t->rank);
 }
@@ -263,10 +278,10 @@ static void print_table(const struct diff *d, bool all)
 		(void)printf("%-9s ", change_names[r->change]);
 		if (r->change == CHANGE_MOVED)
 			(void)printf("%s%s%llu -> %s%s%llu",
-				     r->a->file ? r->a->file : "",
+				     r->a->file ? ctl_shown(r->a->file) : "",
 				     r->a->file ? ":" : "",
 				     (unsigned long long)r->a->offset,
-				     r->b->file ? r->b->file : "",
+				     r->b->file ? ctl_shown(r->b->file) : "",
 				     r->b->file ? ":" : "",
 				     (unsigned long long)r->b->offset);
 		else if (r->a)
@@ -286,13 +301,51 @@ static void print_table(const struct diff *d, bool all)
 				     ctl_count(shown[c] - ROWS_SHOWN));
 }
 
+static void print_result(const struct diff *d, bool all, bool same,
+			 bool identical)
+{
+	const char *a = ctl_shown(d->a->path), *b = ctl_shown(d->b->path);
+	size_t objects = d->a->objects + d->b->objects;
+
+	print_table(d, all);
+	if (d->logical)
+		(void)printf("%s and %s: compared are whole tensors, not where "
+			     "they lie\n",
+			     d->a->in.format, d->b->in.format);
+	if (objects > 0)
+		(void)printf("%s objects that are no tensors are left out\n",
+			     ctl_count(objects));
+	(void)printf("structure %s: %s %s %s\n",
+		     same ? "the same" : "DIFFERENT", d->a->in.signature,
+		     same ? "=" : "!=", d->b->in.signature);
+	if (!d->structure_only)
+		(void)printf("%s of %s tensors that both have are "
+			     "unchanged\n",
+			     ctl_count(d->tensors_same),
+			     ctl_count(d->tensors_paired));
+	if (identical && d->logical)
+		(void)printf("%s has all tensors of %s, with the same bytes\n",
+			     b, a);
+	else if (identical)
+		(void)printf("%s is byte-identical to %s: were stale "
+			     "weights saved?\n",
+			     b, a);
+}
+
 int diff_steps(struct step *a, struct step *b, bool json, bool all,
 	       bool structure_only)
 {
 	SCOPED(diff_release)
-	struct diff d = { .a = a, .b = b, .structure_only = structure_only };
+	struct diff d = { .a = a,
+			  .b = b,
+			  .logical = logical_wanted(a, b),
+			  .structure_only = structure_only };
 	bool same, identical;
 
+	if (d.logical && (logical_make(a) < 0 || logical_make(b) < 0)) {
+		ctl_complain("%s", strerror(ENOMEM));
+		return CTL_PROBLEM;
+	}
 	if (step_digest_begin(a) < 0 || step_digest_begin(b) < 0) {
 		ctl_complain("%s", strerror(ENOMEM));
 		return CTL_PROBLEM;
@@ -302,22 +355,9 @@ int diff_steps(struct step *a, struct step *b, bool json, bool all,
 	same = strcmp(a->in.signature, b->in.signature) == 0;
 	identical = same && !d.failed && d.tensors_paired > 0 &&
 		    d.tensors_same == d.tensors_paired;
-	if (json) {
+	if (json)
 		print_json(&d, identical);
-	} else {
-		print_table(&d, all);
-		(void)printf("structure %s: %s %s %s\n",
-			     same ? "the same" : "DIFFERENT", a->in.signature,
-			     same ? "=" : "!=", b->in.signature);
-		if (!structure_only)
-			(void)printf("%s of %s tensors that both have are "
-				     "unchanged\n",
-				     ctl_count(d.tensors_same),
-				     ctl_count(d.tensors_paired));
-		if (identical)
-			(void)printf("%s is byte-identical to %s: were stale "
-				     "weights saved?\n",
-				     b->path, a->path);
-	}
+	else
+		print_result(&d, all, same, identical);
 	return same && !d.failed ? CTL_FINE : CTL_PROBLEM;
 }

@@ -5,10 +5,14 @@
  * The physical bytes of a file are its fair share: what n files have in common
  * counts one n-th for each. So sums are right wherever all who share are in
  * the sum, and never more than what the store takes up.
+ *
+ * Lines come as du(1) has them, a directory behind what is in it; or, with
+ * --sort, all at the end. What could not be looked at is in the JSON, too.
  */
 #include <errno.h>
 #include <fts.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <search.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,8 +36,20 @@ struct seen {
 	uint64_t dev, ino;
 };
 
+enum order { ORDER_WALK, ORDER_SIZE, ORDER_LOGICAL, ORDER_NAME };
+
+/* A line that waits for its place. */
+struct line {
+	char *path; /* owned */
+	struct sums sums;
+};
+
 struct du {
-	bool summarize, exact;
+	bool exact;
+	int depth_max; /* of what is printed; 0: only what was named */
+	enum order order;
+	struct line *lines; /* owned; unless ORDER_WALK */
+	size_t line_count, line_capacity;
 	cJSON *list; /* NULL: print */
 	void *seen; /* a tree (tsearch(3)) */
 	struct sums *levels; /* of the directories from the top to here */
@@ -69,6 +85,24 @@ static bool seen_first(struct du *d, const struct stat *st)
 	return true;
 }
 
+static int compare_numbers(uint64_t a, uint64_t b)
+{
+	return (a < b) - (a > b); /* the largest comes first */
+}
+
+static int line_order(const void *pa, const void *pb, void *self)
+{
+	const struct line *a = pa, *b = pb;
+	const struct du *d = self;
+	int c = 0;
+
+	if (d->order == ORDER_SIZE)
+		c = compare_numbers(a->sums.physical, b->sums.physical);
+	if (c == 0 && d->order != ORDER_NAME)
+		c = compare_numbers(a->sums.logical, b->sums.logical);
+	return c ? c : strcmp(a->path, b->path);
+}
+
 static void du_print(struct du *d, const char *path, const struct sums *s)
 {
 	if (d->list) {
@@ -88,6 +122,29 @@ static void du_print(struct du *d, const char *path, const struct sums *s)
 			     ctl_bytes(s->physical));
 		ctl_print_line(path);
 	}
+}
+
+static void du_line(struct du *d, const char *path, const struct sums *s)
+{
+	struct line line = { .sums = *s };
+
+	if (d->order == ORDER_WALK) {
+		du_print(d, path, s);
+		return;
+	}
+	line.path = strdup(path);
+	CHECK(line.path && vec_grow(&d->lines, d->line_count, &d->line_capacity,
+				    sizeof(line)) == 0); /* out of memory */
+	d->lines[d->line_count++] = line;
+}
+
+static void du_sorted(struct du *d)
+{
+	if (d->line_count > 1)
+		qsort_r(d->lines, d->line_count, sizeof(*d->lines), line_order,
+			d);
+	for (size_t n = 0; n < d->line_count; n++)
+		du_print(d, d->lines[n].path, &d->lines[n].sums);
 }
 
 static void du_header(const struct du *d)
@@ -113,6 +170,13 @@ static void du_complain(struct du *d, const char *path, int error)
 {
 	ctl_complain("%s: %s", path, strerror(error));
 	d->failed = true;
+	if (d->list) {
+		cJSON *one = cJSON_CreateObject();
+
+		ctl_add_text(one, "path", path);
+		ctl_add_text(one, "error", strerror(error));
+		(void)cJSON_AddItemToArray(d->list, one);
+	}
 }
 
 static void du_file(struct du *d, const FTSENT *e, struct sums *into)
@@ -165,8 +229,8 @@ static void du_entry(struct du *d, const FTSENT *e)
 		memset(own, 0, sizeof(*own));
 		break;
 	case FTS_DP:
-		if (!d->summarize || e->fts_level == FTS_ROOTLEVEL)
-			du_print(d, e->fts_path, own);
+		if (e->fts_level <= d->depth_max)
+			du_line(d, e->fts_path, own);
 		sums_add(above, own);
 		break;
 	case FTS_DNR:
@@ -178,7 +242,7 @@ static void du_entry(struct du *d, const FTSENT *e)
 	case FTS_F:
 		du_file(d, e, above);
 		if (e->fts_level == FTS_ROOTLEVEL)
-			du_print(d, e->fts_path, above);
+			du_line(d, e->fts_path, above);
 		break;
 	default:
 		break;
@@ -228,27 +292,92 @@ static int du(struct du *d, int count, char **paths)
 		if (code != CTL_FINE)
 			return code;
 	}
+	du_sorted(d);
 	if (count > 1)
 		du_print(d, "total", &total);
 	return d->failed ? CTL_PROBLEM : CTL_FINE;
+}
+
+static bool depth_of(const char *text, int *ret)
+{
+	unsigned long v;
+	char *end;
+
+	errno = 0;
+	v = strtoul(text, &end, 10);
+	if (text[0] < '0' || text[0] > '9' || *end || errno != 0 || v > INT_MAX)
+		return false;
+	*ret = (int)v;
+	return true;
+}
+
+static bool order_of(const char *text, enum order *ret)
+{
+	static const char *const words[] = { [ORDER_SIZE] = "size",
+					     [ORDER_LOGICAL] = "logical",
+					     [ORDER_NAME] = "name" };
+
+	for (enum order n = ORDER_SIZE; n <= ORDER_NAME; n++)
+		if (strcmp(text, words[n]) == 0) {
+			*ret = n;
+			return true;
+		}
+	return false;
+}
+
+static int take_option(struct du *d, int option)
+{
+	switch (option) {
+	case 's':
+		d->depth_max = 0;
+		break;
+	case 'b':
+		d->exact = true;
+		break;
+	case 'd':
+		if (!depth_of(optarg, &d->depth_max))
+			return ctl_misused("du: the depth '%s' is no number "
+					   "from 0 on",
+					   optarg);
+		break;
+	default:
+		if (!order_of(optarg, &d->order))
+			return ctl_misused("du: '%s' is none of size, logical, "
+					   "name",
+					   optarg);
+		break;
+	}
+	return CTL_FINE;
+}
+
+static void du_release(struct du *d)
+{
+	for (size_t n = 0; n < d->line_count; n++)
+		free(d->lines[n].path);
+	free(d->lines);
+	tdestroy(d->seen, free);
+	free(d->levels);
 }
 
 static int run(const struct ctl_command *self, int argc, char **argv)
 {
 	static const struct option names[] = {
 		{ "summarize", no_argument, NULL, 's' },
+		{ "depth", required_argument, NULL, 'd' },
+		{ "sort", required_argument, NULL, 'S' },
 		{ "bytes", no_argument, NULL, 'b' },
 		{ 0 },
 	};
 	struct ctl_options o = { .command = self,
-				 .letters = "sb",
+				 .letters = "sd:b",
 				 .names = names };
-	struct du d = { 0 };
+	SCOPED(du_release) struct du d = { .depth_max = INT_MAX };
 	int option, code;
 
 	while ((option = ctl_option(&o, argc, argv)) >= 0) {
-		d.summarize = d.summarize || option == 's';
-		d.exact = d.exact || option == 'b';
+		code = take_option(&d, option);
+		if (code != CTL_FINE)
+			return code;
 	}
 	if (optind == argc)
 		return ctl_misused("du: name a file or a directory");
@@ -258,20 +387,25 @@ static int run(const struct ctl_command *self, int argc, char **argv)
 		ctl_print_json(d.list);
 	else
 		cJSON_Delete(d.list);
-	tdestroy(d.seen, free);
-	free(d.levels);
 	return code;
 }
 
 const struct ctl_command ctl_du = {
 	.name = "du",
-	.arguments = "[-s] [-b] PATH...",
+	.arguments = "[OPTION...] PATH...",
 	.summary = "logical against physical bytes of each directory",
 	.help = "A file's physical bytes are its fair share: what n files "
 		"have in common counts\none n-th for each. A file with several "
-		"names counts once.\n\n"
+		"names counts once. A directory comes\nbehind what is in it, "
+		"as du(1) has it, unless they are sorted.\n\n"
 		"  -s       only what was named, not what is below "
 		"(--summarize)\n"
+		"  -d N     only what is at most N levels below what was named "
+		"(--depth)\n"
+		"  --sort ORDER\n"
+		"           size: the largest in the store first; logical: by "
+		"what files hold;\n"
+		"           name\n"
 		"  -b       exact numbers (--bytes)\n",
 	.run = run,
 };

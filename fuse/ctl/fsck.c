@@ -74,9 +74,9 @@ static void print_result(const struct fsck *f)
 	const struct check_result *r = &f->result;
 
 	if (r->problems == 0)
-		(void)printf("%s: no problem found\n", f->path);
+		(void)printf("%s: no problem found\n", ctl_shown(f->path));
 	else
-		(void)printf("%s: %s problem%s found\n", f->path,
+		(void)printf("%s: %s problem%s found\n", ctl_shown(f->path),
 			     ctl_count(r->problems),
 			     r->problems == 1 ? "" : "s");
 	(void)printf("  %s files (%s), %s directories, %s images, %s chunks "
@@ -210,22 +210,6 @@ static int check_open_store(struct fsck *f, int dirfd)
 	return f->result.problems > 0 ? 1 : 0;
 }
 
-/* Somebody named the mount point: say which store to name. */
-static bool is_mount(const char *path)
-{
-	SCOPED(scope_close) int fd = ctl_open(path);
-	cJSON *status;
-
-	if (fd < 0 || ctl_query(fd, CKPTFS_STATUS, &status) < 0)
-		return false;
-	ctl_complain("%s is mounted; unmount it (umount %s) and give its "
-		     "store%s%s",
-		     path, path, *ctl_text(status, "store") ? ": " : "",
-		     ctl_text(status, "store"));
-	cJSON_Delete(status);
-	return true;
-}
-
 static int fsck(const char *path, bool scrub, bool json)
 {
 	struct fsck f = { .path = path, .scrub = scrub };
@@ -235,8 +219,9 @@ static int fsck(const char *path, bool scrub, bool json)
 	char why[WHY_BYTES];
 	int rc;
 
-	if (is_mount(path))
-		return CTL_USAGE;
+	rc = ctl_refuse_mount(path);
+	if (rc != CTL_FINE)
+		return rc;
 	rc = layout_open(path, false, &dirfd, &lockfd, f.uuid, why,
 			 sizeof(why));
 	if (rc < 0 && rc != -EUCLEAN) {

@@ -14,7 +14,8 @@ static int gc_of(const char *path, bool json)
 		ctl_print_json(answer);
 		return CTL_FINE;
 	}
-	(void)printf("%s: %s given back to the disk, %s of memory\n", path,
+	(void)printf("%s: %s given back to the disk, %s of memory\n",
+		     ctl_shown(path),
 		     ctl_bytes(ctl_number(answer, "freed_bytes")),
 		     ctl_bytes(ctl_number(answer, "stage_freed_bytes")));
 	cJSON_Delete(answer);

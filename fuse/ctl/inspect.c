@@ -69,9 +69,9 @@ static void print_writer(const cJSON *w)
 		(void)printf(" of %llu",
 			     (unsigned long long)ctl_number(w, "world_size"));
 	if (*host)
-		(void)printf(" on %s", host);
+		(void)printf(" on %s", ctl_shown(host));
 	if (*job)
-		(void)printf(", job %s", job);
+		(void)printf(", job %s", ctl_shown(job));
 	if (*kind)
 		(void)printf(" (%s)", ctl_text(w, "source"));
 	(void)printf("\n");
@@ -79,7 +79,7 @@ static void print_writer(const cJSON *w)
 
 static void print_file(const char *path, const cJSON *f)
 {
-	(void)printf("%s\n", path);
+	ctl_print_line(path);
 	(void)printf("  %-16s%s\n", "state", ctl_text(f, "state"));
 	if (*ctl_text(f, "error"))
 		(void)printf("  %-16s%s\n", "error", ctl_text(f, "error"));
@@ -125,7 +125,8 @@ static int inspect_file(const struct step *s, const struct options *o)
 		if (rc == 0)
 			print_file(s->path, f);
 		else
-			(void)printf("%s\n  %-16s%s\n", s->path, "size",
+			(void)printf("%s\n  %-16s%s\n", ctl_shown(s->path),
+				     "size",
 				     ctl_bytes(ctl_number(f, "size_bytes")));
 		step_print(s, o->all);
 		if (s->in.has_dcp && s->in.tensors.count == 0)
@@ -235,17 +236,17 @@ static int inspect_folder(const struct step *s, const struct options *o)
 
 		(void)cJSON_AddItemToObject(head, "files", list);
 		step_print_json(s, head);
-	} else if (s->in.tensors.count > 0) {
+	} else if (s->in.tensors.count > 0 || s->note) {
 		step_print(s, o->all);
 	}
 	if (!o->json && s->megatron) {
 		const cJSON *version =
 			ctl_member(s->megatron, "sharded_backend_version");
 
-		(void)printf("  %-16s%s, version %g\n", "megatron",
-			     ctl_text(s->megatron, "sharded_backend"),
-			     cJSON_IsNumber(version) ? version->valuedouble
-						     : 0.0);
+		(void)printf(
+			"  %-16s%s, version %g\n", "megatron",
+			ctl_shown(ctl_text(s->megatron, "sharded_backend")),
+			cJSON_IsNumber(version) ? version->valuedouble : 0.0);
 	}
 	return failed || !structure_is_sound(&s->in) ? CTL_PROBLEM : CTL_FINE;
 }
@@ -258,6 +259,9 @@ static int inspect(const char *path, const struct options *o)
 	if (fd < 0)
 		return ctl_complain_query(path, fd);
 	rc = step_read(&s, path, fd);
+	if (rc == 0 && o->digest && s.is_described)
+		return ctl_misused("inspect: --digest reads bytes, and of zarr "
+				   "none are read");
 	if (rc == 0 && o->digest)
 		rc = step_digest(&s);
 	if (rc < 0)
@@ -265,6 +269,18 @@ static int inspect(const char *path, const struct options *o)
 	code = s.is_folder ? inspect_folder(&s, o) : inspect_file(&s, o);
 	complain_errors(&s);
 	return code;
+}
+
+/* No tensors, and not because there are none: they could not be compared. */
+static bool lists_nothing(const struct step *s)
+{
+	if (s->in.tensors.count > 0 || s->in.error_count > 0 ||
+	    !(s->note || strcmp(s->in.format, "plain") == 0 ||
+	      strcmp(s->in.format, "zip") == 0))
+		return false;
+	ctl_complain("%s: no tensors that are understood here%s%s", s->path,
+		     s->note ? "; it is " : "", s->note ? s->note : "");
+	return true;
 }
 
 static int inspect_diff(const char *a, const char *b, const struct options *o)
@@ -282,13 +298,15 @@ static int inspect_diff(const char *a, const char *b, const struct options *o)
 			return ctl_complain_query(paths[i], rc);
 		complain_errors(both[i]);
 	}
-	if (s.is_folder != t.is_folder)
-		return ctl_misused("inspect: --diff takes two files or two "
-				   "directories");
-	if (!s.is_folder && (s.in.has_dcp || t.in.has_dcp) &&
-	    s.in.tensors.count + t.in.tensors.count == 0)
+	if ((!s.is_folder && s.in.has_dcp && s.in.tensors.count == 0) ||
+	    (!t.is_folder && t.in.has_dcp && t.in.tensors.count == 0))
 		return ctl_misused("inspect: --diff of .metadata takes the "
 				   "two directories");
+	if (lists_nothing(&s) || lists_nothing(&t))
+		return CTL_USAGE;
+	if ((s.is_described || t.is_described) && !o->structure)
+		return ctl_misused("inspect: the bytes of zarr are not read: "
+				   "give --structure");
 	return diff_steps(&s, &t, o->json, o->all, o->structure);
 }
 
@@ -333,9 +351,10 @@ const struct ctl_command ctl_inspect = {
 	.arguments = "[OPTION...] PATH | --diff [OPTION...] A B",
 	.summary = "what a file or directory consists of, and its tensors",
 	.help = "PATH need not be in a mount. Tensors are listed of "
-		"safetensors, of what torch.save\nwrites, and of .distcp files; "
-		"of a checkpoint with .metadata also whether it holds\n"
-		"together.\n\n"
+		"safetensors, of what torch.save\nwrites, of .npy, .npz and zarr, and "
+		"of .distcp files; of a checkpoint with .metadata also\n"
+		"whether it holds together. What is not listed is named: "
+		"HDF5, OCDBT, ...\n\n"
 		"  state     staged (not durable yet), durable or failed\n"
 		"  physical  its part of the space: what n files share counts "
 		"one n-th\n"
@@ -349,10 +368,12 @@ const struct ctl_command ctl_inspect = {
 		"--diff says what was added, removed, retyped, reshaped, moved "
 		"or changed from A to B;\nexit code 1 when the structure "
 		"differs. Bytes are read, unless the mount knows\nthat they are "
-		"the same.\n\n"
+		"the same. Of different formats, or numbers of ranks, whole "
+		"tensors are\ncompared.\n\n"
 		"  -a, --all    print all tensors, not the first 64\n"
 		"  -d, --digest print a digest of every tensor (reads all), and "
 		"with --json who\n               shares its bytes (* without)\n"
+		"  --diff       compare A with B\n"
 		"  --structure  with --diff: compare no bytes\n\n"
 		"Exit code 1 also when a file could not be made durable, is "
 		"damaged, or a checkpoint\ndoes not hold together.\n\n",

@@ -44,12 +44,21 @@ static int run(const struct ctl_command *c, int argc, char **argv)
 	return c->run_on(argv[optind], o.json);
 }
 
+/* For what goes wrong before its option is reached. */
+static void look_for_json(char **argv)
+{
+	for (char **a = argv; *a && strcmp(*a, "--") != 0; a++)
+		if (strcmp(*a, "--json") == 0)
+			ctl_want_json();
+}
+
 int main(int argc, char **argv)
 {
 	static char help_option[] = "--help";
 
+	look_for_json(argv);
 	if (argc < 2)
-		return ctl_misused("name a command");
+		return ctl_end(ctl_misused("name a command"));
 	if (strcmp(argv[1], "help") == 0 && argc == 3) {
 		argv[1] = argv[2];
 		argv[2] = help_option;
@@ -64,5 +73,5 @@ int main(int argc, char **argv)
 	for (size_t n = 0; n < COMMANDS; n++)
 		if (strcmp(argv[1], commands[n]->name) == 0)
 			return ctl_end(run(commands[n], argc - 1, argv + 1));
-	return ctl_misused("'%s' is not a command", argv[1]);
+	return ctl_end(ctl_misused("'%s' is not a command", argv[1]));
 }

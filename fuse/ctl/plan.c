@@ -28,17 +28,9 @@ struct plan_command {
 
 /* --- Printing ----------------------------------------------------------- */
 
-/* A problem: --json has one value all the same. */
-static int problem(const struct plan_command *c, const char *where,
-		   const char *what)
+static int problem(const char *where, const char *what)
 {
 	ctl_complain("%s: %s", where, what);
-	if (c->json) {
-		cJSON *json = cJSON_CreateObject();
-
-		ctl_add_text(json, "error", what);
-		ctl_print_json(json);
-	}
 	return CTL_PROBLEM;
 }
 
@@ -108,10 +100,10 @@ static int plan(const struct plan_command *c, const char *where,
 	ranks = calloc(in->count + 1, sizeof(*ranks));
 	loads = calloc((size_t)in->rank_count + 1, sizeof(*loads));
 	if (!ranks || !loads)
-		return problem(c, where, strerror(ENOMEM));
+		return problem(where, strerror(ENOMEM));
 	rc = ckpt_plan_reads(in->shards, in->count, &o, ranks, loads, &fault);
 	if (rc == -ENOMEM)
-		return problem(c, where, strerror(ENOMEM));
+		return problem(where, strerror(ENOMEM));
 	if (rc < 0) {
 		if (fault.shard == SIZE_MAX)
 			(void)snprintf(what, sizeof(what), "%s", fault.what);
@@ -120,12 +112,12 @@ static int plan(const struct plan_command *c, const char *where,
 				       "shards[%zu] '%.200s': %s", fault.shard,
 				       plan_input_label(in, fault.shard),
 				       fault.what);
-		return problem(c, where, what);
+		return problem(where, what);
 	}
 	if (c->json)
 		print_json(in, ranks, loads);
 	else if (print_table(in, ranks, loads) < 0)
-		return problem(c, where, strerror(ENOMEM));
+		return problem(where, strerror(ENOMEM));
 	return CTL_FINE;
 }
 
@@ -157,7 +149,7 @@ static int plan_text(const struct plan_command *c, const char *where, int fd)
 	if (rc == 0)
 		code = plan(c, where, &in);
 	else
-		code = problem(c, where,
+		code = problem(where,
 			       rc == -EBADMSG ? in.error : strerror(-rc));
 	plan_input_release(&in);
 	return code;
@@ -197,16 +189,16 @@ static int plan_folder(const struct plan_command *c, const char *path,
 	if (rc < 0) {
 		(void)snprintf(what, sizeof(what), "%s: %s", DCP_METADATA_NAME,
 			       error.what[0] ? error.what : strerror(-rc));
-		return problem(c, path, what);
+		return problem(path, what);
 	}
 	if (c->list) {
 		rc = plan_list(dirfd, &d, c->json, &holds);
-		code = rc < 0  ? problem(c, path, strerror(-rc))
+		code = rc < 0  ? problem(path, strerror(-rc))
 		       : holds ? CTL_FINE
 			       : CTL_PROBLEM;
 	} else {
 		rc = plan_input_dcp(&in, &d, c->rank_count, c->policy);
-		code = rc < 0 ? problem(c, path, strerror(-rc))
+		code = rc < 0 ? problem(path, strerror(-rc))
 			      : plan(c, path, &in);
 		plan_input_release(&in);
 		if (code == CTL_FINE)
@@ -288,10 +280,8 @@ static int plan_path(const struct plan_command *c, const char *path)
 		return plan_text(c, "standard input", STDIN_FILENO);
 	}
 	fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
-	if (fd < 0 || fstat(fd, &st) < 0) {
-		ctl_complain("%s: %s", path, strerror(errno));
-		return CTL_USAGE;
-	}
+	if (fd < 0 || fstat(fd, &st) < 0)
+		return ctl_complain_query(path, -errno);
 	if (!S_ISDIR(st.st_mode)) {
 		if (c->list || c->rank_count > 0)
 			return ctl_misused("plan: %s is no folder", path);

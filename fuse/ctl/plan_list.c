@@ -95,6 +95,7 @@ static void list_item(const struct dcp *d, const struct dcp_item *item)
 
 static void list_json(const struct dcp *d, const struct closure *found)
 {
+	ctl_result_begun();
 	(void)printf("{\n\t\"items\":\t[");
 	for (uint32_t i = 0; i < d->item_count; i++) {
 		(void)printf("%s", i > 0 ? "," : "");

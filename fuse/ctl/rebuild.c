@@ -23,7 +23,7 @@ static void on_say(void *self, enum rebuild_kind kind, const char *object,
 	cJSON *one;
 
 	if (!l->json) {
-		(void)printf("%-10s%s: ", words[kind], object);
+		(void)printf("%-10s%s: ", words[kind], ctl_shown(object));
 		ctl_print_line(text);
 		return;
 	}
@@ -48,7 +48,7 @@ static void print_result(const char *path, const struct rebuild_result *r)
 	char date[32];
 
 	date_of(r->base_ns, date);
-	(void)printf("%s: rebuilt from ", path);
+	(void)printf("%s: rebuilt from ", ctl_shown(path));
 	switch (r->base) {
 	case REBUILD_WHOLE:
 		(void)printf("its old database, which lacked nothing\n");
@@ -74,8 +74,8 @@ static void print_result(const char *path, const struct rebuild_result *r)
 		     ctl_count(r->files), ctl_count(r->recovered),
 		     ctl_count(r->lost), ctl_count(r->aside));
 	if (*r->kept_as)
-		(void)printf("  the old database is kept as %s/%s\n", path,
-			     r->kept_as);
+		(void)printf("  the old database is kept as %s/%s\n",
+			     ctl_shown(path), r->kept_as);
 }
 
 static void print_result_json(struct listing *l, const char *path,
@@ -98,8 +98,10 @@ static int rebuild(const char *path, bool json)
 	const struct rebuild_options options = { .say = on_say, .self = &l };
 	struct rebuild_result result;
 	char why[WHY_BYTES] = "";
-	int rc;
+	int rc = ctl_refuse_mount(path);
 
+	if (rc != CTL_FINE)
+		return rc;
 	if (json) {
 		l.json = cJSON_CreateObject();
 		for (size_t i = 0; i <= REBUILD_ASIDE; i++)

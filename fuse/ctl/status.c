@@ -1,6 +1,7 @@
 /* status.c - ckptctl status: how a mount is doing. */
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "fuse/ctl/ctl.h"
 #include "store/base/scope.h"
@@ -10,11 +11,32 @@ static void print_line(const char *name, const char *value)
 	(void)printf("  %-18s%s\n", name, value);
 }
 
+/* What waits, for how long; and of what the stage is full. */
+static void print_stage(const cJSON *s)
+{
+	uint64_t files = ctl_number(s, "staged_files");
+	char text[128], age[32] = "";
+
+	if (files > 0)
+		(void)snprintf(age, sizeof(age), ", unchanged for %.0f s",
+			       (double)ctl_number(s, "staged_unchanged_s"));
+	(void)snprintf(text, sizeof(text), "%s in %s file%s%s",
+		       ctl_bytes(ctl_number(s, "staged_bytes")),
+		       ctl_count(files), files == 1 ? "" : "s", age);
+	print_line("staged", text);
+	(void)snprintf(text, sizeof(text),
+		       "%s of %s used; %s allocated ahead, %s clean",
+		       ctl_bytes(ctl_number(s, "stage_used_bytes")),
+		       ctl_bytes(ctl_number(s, "stage_capacity_bytes")),
+		       ctl_bytes(ctl_number(s, "stage_ahead_bytes")),
+		       ctl_bytes(ctl_number(s, "stage_clean_bytes")));
+	print_line("stage", text);
+}
+
 static void print_space(const cJSON *s)
 {
 	uint64_t logical = ctl_number(s, "logical_bytes");
 	uint64_t physical = ctl_number(s, "physical_bytes");
-	uint64_t capacity = ctl_number(s, "stage_capacity_bytes");
 	char text[128];
 
 	print_line("logical", ctl_bytes(logical));
@@ -25,10 +47,7 @@ static void print_space(const cJSON *s)
 			       (double)logical / (double)physical);
 	print_line("physical", text);
 	print_line("shared", ctl_bytes(ctl_number(s, "shared_bytes")));
-	(void)snprintf(text, sizeof(text), "%s of %s",
-		       ctl_bytes(ctl_number(s, "staged_bytes")),
-		       ctl_bytes(capacity));
-	print_line("staged", text);
+	print_stage(s);
 	if (ctl_number(s, "segments") == 0)
 		return;
 	(void)snprintf(text, sizeof(text), "%s of %s clients, %s idle",
@@ -44,7 +63,7 @@ static void print_failed(const cJSON *s)
 	const cJSON *one;
 
 	cJSON_ArrayForEach(one, list)
-		(void)printf("    %s: %s\n", ctl_text(one, "path"),
+		(void)printf("    %s: %s\n", ctl_shown(ctl_text(one, "path")),
 			     ctl_text(one, "error"));
 }
 
@@ -75,29 +94,51 @@ static void print_opens(const cJSON *s)
 	}
 }
 
-/* Nothing, as long as nothing was found. */
+/* When, which step and why, the last one first. */
+static void print_refusals(const cJSON *list)
+{
+	const cJSON *one;
+
+	cJSON_ArrayForEach(one, list) {
+		time_t at = (time_t)ctl_number(one, "at_s");
+		struct tm tm;
+		char when[32] = "";
+
+		if (localtime_r(&at, &tm))
+			(void)strftime(when, sizeof(when), "%F %T", &tm);
+		(void)printf("    refused %s ", when);
+		ctl_print_line(ctl_text(one, "path"));
+		(void)printf("      ");
+		ctl_print_line(ctl_text(one, "why"));
+	}
+}
+
+/* Nothing, as long as no step was published. */
 static void print_structure(const cJSON *s)
 {
-	static const char *const kinds[] = { "different", "broken", "missing",
-					     "identical" };
+	static const char *const kinds[] = {
+		"refused", "different", "gone", "broken", "missing", "identical"
+	};
 	const cJSON *one = ctl_member(s, "structure");
 	const char *last = ctl_text(one, "last");
-	char text[128] = "";
-	size_t n = 0;
+	char text[256] = "";
+	size_t n;
 
-	for (size_t i = 0; i < sizeof(kinds) / sizeof(*kinds); i++)
-		if (ctl_number(one, kinds[i]) > 0)
-			n += (size_t)snprintf(
-				text + n, sizeof(text) - n, "%s%s %s",
-				n > 0 ? ", " : "",
-				ctl_count(ctl_number(one, kinds[i])), kinds[i]);
-	if (n == 0)
+	if (ctl_number(one, "checked") == 0)
 		return;
-	(void)snprintf(text + n, sizeof(text) - n, ", %s refused",
-		       ctl_count(ctl_number(one, "refused")));
+	n = (size_t)snprintf(text, sizeof(text), "%s checked",
+			     ctl_count(ctl_number(one, "checked")));
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(*kinds); i++)
+		if (i == 0 || ctl_number(one, kinds[i]) > 0)
+			n += (size_t)snprintf(
+				text + n, sizeof(text) - n, ", %s %s",
+				ctl_count(ctl_number(one, kinds[i])), kinds[i]);
 	print_line("steps", text);
-	(void)printf("    ");
-	ctl_print_line(last);
+	if (*last) {
+		(void)printf("    ");
+		ctl_print_line(last);
+	}
+	print_refusals(ctl_member(one, "refusals"));
 }
 
 static void print_database(const char *health)
@@ -116,8 +157,9 @@ static void print_status(const char *path, const cJSON *s)
 	const char *store = ctl_text(s, "store");
 	const char *version = ctl_text(s, "version");
 
-	(void)printf("%s: ckptfs%s%s%s%s\n", path, *version ? " " : "", version,
-		     *store ? ", store " : "", store);
+	(void)printf("%s: ckptfs%s%s%s%s\n", ctl_shown(path),
+		     *version ? " " : "", version, *store ? ", store " : "",
+		     ctl_shown(store));
 	print_line("files", ctl_count(ctl_number(s, "files")));
 	print_space(s);
 	print_line("chunks", ctl_count(ctl_number(s, "chunks")));
@@ -175,7 +217,13 @@ const struct ctl_command ctl_status = {
 		"  logical   what all files hold together\n"
 		"  physical  what they take up in the store\n"
 		"  shared    what was saved because the same bytes were there\n"
-		"  staged    what was written and is not durable yet\n"
+		"  staged    what was written and is not durable yet; how "
+		"long ago the file that\n"
+		"            waits longest was changed last\n"
+		"  stage     the memory for that: allocated ahead for files "
+		"that are written now,\n"
+		"            clean: durable, and kept for readers until it is "
+		"wanted\n"
 		"  segments  memory that clients of the GPU library keep\n"
 		"  draining  files on their way to the disk\n"
 		"  failed    files that could not be written; it is tried "
@@ -189,7 +237,10 @@ const struct ctl_command ctl_status = {
 		"and their sizes then:\n"
 		"            written by the same rank, by another one, or by "
 		"who knows whom;\n"
-		"            --json has them for each rank\n\n",
+		"            --json has them for each rank\n"
+		"  steps     those that were looked at when they were "
+		"published, and the last ten\n"
+		"            that were refused: when, which, and why\n\n",
 	.takes = "mount point",
 	.run_on = status_of,
 };

@@ -15,6 +15,9 @@
 #define READ_BYTES (size_t)(1 << 20)
 #define MEGATRON_NAME "metadata.json"
 #define MEGATRON_BYTES_MAX (1 << 20)
+#define OCDBT_NOTE                                             \
+	"of orbax, in OCDBT: orbax.checkpoint or tensorstore " \
+	"reads it"
 
 /* --- Reading ------------------------------------------------------------ */
 
@@ -73,8 +76,11 @@ static void close_file(void *self, struct cut_source *source)
 static struct structure_source folder_source(int fd)
 {
 	return (struct structure_source){
-		(void *)(intptr_t)fd, list_folder,        open_file,
-		close_file,           DCP_FILE_BYTES_MAX, 0
+		.self = (void *)(intptr_t)fd,
+		.list = list_folder,
+		.open = open_file,
+		.close = close_file,
+		.metadata_bytes_max = DCP_FILE_BYTES_MAX,
 	};
 }
 
@@ -141,6 +147,29 @@ static int read_one_file(struct step *s)
 	return rc;
 }
 
+/* A folder in which no tensors were found: whose is it? */
+static void tell_folder(struct step *s)
+{
+	static const struct {
+		const char *name, *format, *note;
+	} known[] = {
+		{ "manifest.ocdbt", "ocdbt", OCDBT_NOTE },
+		{ "_CHECKPOINT_METADATA", "orbax", OCDBT_NOTE },
+		{ "saved_model.pb", "tensorflow",
+		  "a SavedModel of TensorFlow: saved_model_cli lists it" },
+	};
+
+	if (s->in.tensors.count > 0)
+		return;
+	s->note = s->in.tensors.note;
+	for (size_t i = 0; i < sizeof(known) / sizeof(*known); i++)
+		if (faccessat(s->fd, known[i].name, F_OK, 0) == 0) {
+			s->in.format = known[i].format;
+			s->note = known[i].note;
+			return;
+		}
+}
+
 int step_read(struct step *s, const char *path, int fd)
 {
 	struct structure_source in = folder_source(fd);
@@ -153,16 +182,23 @@ int step_read(struct step *s, const char *path, int fd)
 	if (fstat(fd, &st) < 0)
 		return -errno;
 	s->is_folder = S_ISDIR(st.st_mode);
-	if (!s->is_folder)
-		return read_one_file(s);
+	if (!s->is_folder) {
+		rc = read_one_file(s);
+		s->note = s->in.tensors.note;
+		return rc;
+	}
+	if (zarr_is(fd))
+		return zarr_read(s);
 	rc = structure_of_folder(&s->in, &in);
 	read_megatron(s);
+	tell_folder(s);
 	return rc;
 }
 
 void step_release(struct step *s)
 {
 	free(s->extra);
+	tensors_release(&s->pieces);
 	structure_release(&s->in);
 	cJSON_Delete(s->megatron);
 	if (s->fd >= 0)

@@ -22,6 +22,15 @@ struct step {
 	int fd; /* owned */
 	bool is_folder;
 	struct structure in;
+	const char *note; /* what to know of its format, or NULL */
+	/*
+	 * After logical_make(): what in.tensors are made of, in their order; a
+	 * tensor's offset is the first of its pieces.
+	 */
+	struct tensors pieces;
+	bool is_logical;
+	size_t objects; /* what is no tensor, and left out */
+	bool is_described; /* its tensors are, but no bytes of them */
 	struct step_extra *extra; /* owned; NULL before step_digest() */
 	cJSON *megatron; /* metadata.json, or NULL */
 };
@@ -58,6 +67,28 @@ void step_print_shape(const uint64_t *shape, size_t rank, int width);
 /* What does not match: lines, or a member "findings" that follows another. */
 void step_print_findings(const struct closure *found, const char *indent);
 void step_print_findings_json(const struct closure *found);
+
+/* --- zarr.c --------------------------------------------------------------- */
+
+/* Is this folder a zarr store? Then its arrays become the step's tensors. */
+bool zarr_is(int folder);
+int zarr_read(struct step *s);
+
+/* --- logical.c ------------------------------------------------------------ */
+
+/*
+ * From here on the step's tensors are what a trainer would load: each once, as
+ * a whole, in C's order, wherever and however its pieces are stored. What is no
+ * tensor is left out and counted. -ENOMEM.
+ */
+int logical_make(struct step *s);
+/* Must a and b be made so to be compared? */
+bool logical_wanted(const struct step *a, const struct step *b);
+/*
+ * The same as step_digest_one(), of a tensor put together. -EBADMSG: its
+ * pieces are not what they are said to be, or do not make a whole.
+ */
+int logical_digest_one(const struct step *s, size_t index);
 
 /* --- diff.c --------------------------------------------------------------- */
 

@@ -55,6 +55,8 @@ static void print_digest(const struct step_extra *x)
 void step_print(const struct step *s, bool all)
 {
 	(void)printf("  %-16s%s\n", "format", s->in.format);
+	if (s->note)
+		(void)printf("  %-16s%s\n", "note", s->note);
 	if (s->in.tensors.count > 0)
 		(void)printf("  %-16s%s\n  %-16s%s\n    %-14s %-20s %14s "
 			     "%14s  %s%s\n",
@@ -72,7 +74,7 @@ void step_print(const struct step *s, bool all)
 				     ctl_count(s->in.tensors.count - i));
 			break;
 		}
-		(void)printf("    %-14s", t->dtype ? t->dtype : "-");
+		(void)printf("    %-14s", t->dtype ? ctl_shown(t->dtype) : "-");
 		(void)putchar(' ');
 		step_print_shape(t->dtype ? t->shape : NULL, t->rank, 20);
 		(void)printf(" %14llu %14llu  ", (unsigned long long)t->offset,
@@ -128,7 +130,8 @@ void step_print_side(const struct step *s, const struct tensor *t)
 {
 	(void)printf("{");
 	print_type(t);
-	print_place(s, t);
+	if (!s->is_logical)
+		print_place(s, t);
 	(void)printf("}");
 }
 
@@ -189,6 +192,8 @@ void step_print_json(const struct step *s, cJSON *head)
 		(void)cJSON_AddItemToArray(errors, one);
 	}
 	ctl_add_text(head, "format", s->in.format);
+	if (s->note)
+		ctl_add_text(head, "note", s->note);
 	ctl_add_text(head, "structure", s->in.signature);
 	if (cJSON_IsString(backend))
 		ctl_add_text(head, "sharded_backend", backend->valuestring);

@@ -22,7 +22,7 @@ class Counters(c.Structure):
     _fields_ = [(name, c.c_uint64) for name in (
         "saves", "d2h_bytes", "h2d_bytes", "host_bytes", "skipped_bytes",
         "segments_new", "segments_reused", "pinned_bytes", "pin_failures",
-        "plain_saves", "primed_again", "released")]
+        "plain_saves", "primed_again", "released", "buffered_bytes")]
 
 
 class Tensor(c.Structure):

@@ -210,23 +210,23 @@ def what_a_folder_consists_of_is_for_who_may_read_it(m):
 def a_refusal_does_not_tell_of_a_step_that_is_not_for_the_publisher(m):
     homes(m)
 
-    def file(dtype):
-        header = json.dumps({"w": {"dtype": dtype, "shape": [8],
-                                   "data_offsets": [0, 8]}}).encode()
+    def file(name):
+        header = json.dumps({name: {"dtype": "U8", "shape": [8],
+                                    "data_offsets": [0, 8]}}).encode()
         header += b" " * (-len(header) % 8)
         return struct.pack("<Q", len(header)) + header + bytes(8)
     os.mkdir(m.path("run"))
     os.chmod(m.path("run"), 0o1777)
 
-    def publish(number, dtype, mode):
+    def publish(number, name, mode):
         tmp = m.path("run", f"step_{number}.tmp")
         os.mkdir(tmp)
-        put(os.path.join(tmp, "a.safetensors"), file(dtype), mode=mode)
+        put(os.path.join(tmp, "a.safetensors"), file(name), mode=mode)
         os.rename(tmp, m.path("run", f"step_{number}"))
-    as_user(lambda: publish(1, "U8", 0o600), ALICE)
-    as_user(lambda: publish(2, "I8", 0o644), BOB)
+    as_user(lambda: publish(1, "a", 0o600), ALICE)
+    as_user(lambda: publish(2, "b", 0o644), BOB)
     m.expected.append("step_3: its structure is not that of step_2")
-    as_user(lambda: fails(errno.EUCLEAN, publish, 3, "U8", 0o644), BOB)
+    as_user(lambda: fails(errno.EUCLEAN, publish, 3, "a", 0o644), BOB)
 
 
 @ck.mounted(start=False)

@@ -2,6 +2,7 @@
 that scripts can rely on; nothing but the result in a pipe."""
 import json
 import os
+import re
 import signal
 import subprocess
 
@@ -44,10 +45,36 @@ def status_has_every_promised_field(m):
 @ck.mounted("debug_hold_drain")
 def staged_bytes_are_counted_while_they_wait(m):
     put(m.path("a"), data(4 * MIB))
+    put(m.path("b"), data(MIB))
     s = m.status()
-    assert s["logical_bytes"] == 4 * MIB and s["draining"] == 1, s
-    m.flush(m.path("a"))
-    assert m.status()["draining"] == 0
+    assert s["logical_bytes"] == 5 * MIB and s["draining"] == 2, s
+    assert s["staged_bytes"] == 5 * MIB and s["staged_files"] == 2, s
+    assert 0 <= s["staged_unchanged_s"] < ck.WAIT_BOUND, s
+    assert "5.0 MiB in 2 files, unchanged for" in m.ctl("status", m.mnt)
+    m.flush()
+    s = m.status()
+    assert (s["draining"], s["staged_files"], s["staged_bytes"]) == (0, 0, 0)
+    assert s["staged_unchanged_s"] is None, s
+
+
+@ck.mounted()
+def status_tells_of_what_the_stage_is_full(m):
+    """The second of a series is staged in memory, and stays for readers."""
+    size = 4 * MIB
+    for n in (1, 2):
+        with open(m.path(f"step_{n}.pt"), "wb") as f:
+            s = m.status()
+            if n == 2:
+                assert s["stage_ahead_bytes"] >= size, s
+            f.write(data(size, n))
+        m.flush()
+    s = m.status()
+    assert s["stage_clean_files"] == 1, s
+    assert s["stage_clean_bytes"] == size, s
+    assert size <= s["stage_used_bytes"] <= s["stage_capacity_bytes"], s
+    assert "4.0 MiB clean" in m.ctl("status", m.mnt)
+    m.ctl("gc", m.mnt)
+    assert m.status()["stage_clean_files"] == 0
 
 
 @ck.mounted()
@@ -74,6 +101,106 @@ def du_tells_logical_from_physical(m):
     assert found["logical_bytes"] == 3 * MIB, found
     assert MIB <= found["physical_bytes"] < MIB + 256 * KIB, found
     assert m.ctl("du", m.path("d")).strip()
+
+
+@ck.mounted()
+def du_sorts_and_stops_at_a_depth(m):
+    shared = data(MIB, "shared")
+    for name, content in (("d/small/f", data(MIB, 1)),
+                          ("d/large/f", data(3 * MIB, 2)),
+                          ("d/copies/f", shared), ("d/copies/g", shared),
+                          ("d/copies/h", shared), ("d/copies/i", shared)):
+        os.makedirs(os.path.dirname(m.path(name)), exist_ok=True)
+        put(m.path(name), content)
+    m.flush()
+
+    def du(*options):
+        found = json.loads(m.ctl("du", "--json", *options, m.path("d")))
+        text = m.ctl("du", *options, m.path("d")).splitlines()[1:]
+        assert [line.split()[-1] for line in text] == [
+            one["path"] for one in found], (text, found)
+        return [os.path.relpath(one["path"], m.mnt) for one in found]
+    # As du(1): what was named is the last line.
+    assert du()[-1] == "d" and len(du()) == 4
+    assert du("-s") == du("-d", "0") == du("--depth=0") == ["d"]
+    assert sorted(du("-d1")) == sorted(du())
+    assert du("--sort", "size") == ["d", "d/large", "d/small", "d/copies"] or \
+        du("--sort", "size") == ["d", "d/large", "d/copies", "d/small"]
+    assert du("--sort", "logical") == ["d", "d/copies", "d/large", "d/small"]
+    assert du("--sort", "name") == ["d", "d/copies", "d/large", "d/small"]
+    for wrong in (("-d", "-1"), ("-d", "x"), ("-d", ""), ("--sort", "age"),
+                  ("--depth", "99999999999")):
+        assert repr(wrong[1]) in m.ctl("du", *wrong, m.path("d"), code=2)
+    for option in ("-d", "--depth", "--sort"):
+        said = m.ctl("du", m.path("d"), option, code=2)
+        assert f"'{option}' needs an argument" in said, said
+
+
+@ck.mounted()
+def what_du_may_not_see_is_in_its_json(m):
+    os.mkdir(m.path("d"))
+    os.chmod(m.path("d"), 0o755)
+    os.mkdir(m.path("d", "secret"), 0o700)
+
+    def look():
+        done = subprocess.run([ck.CKPTCTL, "du", "--json", m.path("d")],
+                              stdout=subprocess.PIPE, check=False,
+                              timeout=ck.WAIT_BOUND)
+        assert done.returncode == 1, done
+        found = json.loads(done.stdout)
+        assert {"path": m.path("d", "secret"),
+                "error": "Permission denied"} in found, found
+    ck.as_user(look)
+
+
+HOSTILE = (b"esc\x1b]0;x\x07", b"csi\xc2\x9b2J", b"bad\xff\xfe", b"nl\n",
+           b"back\\slash", b"octal\\377", "\u00e4\u20ac".encode(), b"\xed\xb3\xbf",
+           b"cut\xe2\x82", b"quote\"'", b"\x7f")
+
+
+def unescape(line):
+    """What ckptctl(1) says of names for people, the other way round."""
+    return re.sub(rb"\\\\|\\([0-7]{3})", lambda hit: bytes([int(hit[1], 8)])
+                  if hit[1] else b"\\", line)
+
+
+@ck.mounted()
+def names_get_out_as_text_that_can_be_undone(m):
+    folder = os.fsencode(m.path("d"))
+    os.mkdir(folder)
+    for name in HOSTILE:
+        os.mkdir(os.path.join(folder, name))
+        put(os.fsdecode(os.path.join(folder, name, b"f")), b"x")
+    want = {os.path.join(folder, name) for name in HOSTILE} | {folder}
+    done = subprocess.run([ck.CKPTCTL, "du", "-b", folder], check=True,
+                          stdout=subprocess.PIPE, timeout=ck.WAIT_BOUND)
+    lines = done.stdout.splitlines()[1:]
+    done.stdout.decode()
+    assert not re.search(rb"[\x00-\x09\x0b-\x1f\x7f]|\xc2[\x80-\x9f]",
+                         done.stdout), done.stdout
+    assert {unescape(line.split(None, 2)[2]) for line in lines} == want, lines
+    done = subprocess.run([ck.CKPTCTL, "du", "--json", folder], check=True,
+                          stdout=subprocess.PIPE, timeout=ck.WAIT_BOUND)
+    done.stdout.decode()
+    assert not re.search(rb"\x1b|\x7f|\xc2[\x80-\x9f]", done.stdout)
+    assert {os.fsencode(one["path"])
+            for one in json.loads(done.stdout)} == want, done.stdout
+    # Of the file itself, of what is flushed, and what is complained of.
+    for name in HOSTILE:
+        path = os.path.join(folder, name, b"f")
+        for argv in (["inspect"], ["flush"]):
+            done = subprocess.run([ck.CKPTCTL, *argv, "--json", path],
+                                  check=True, stdout=subprocess.PIPE,
+                                  timeout=ck.WAIT_BOUND)
+            found = json.loads(done.stdout.decode())
+            said = found["flushed"][0] if "flushed" in found else \
+                os.path.join(m.mnt, found["path"].lstrip("/"))
+            assert os.fsencode(said) == path, (argv, done.stdout)
+        done = subprocess.run([ck.CKPTCTL, "status", path + b"-no"],
+                              check=False, stderr=subprocess.PIPE,
+                              timeout=ck.WAIT_BOUND)
+        said = done.stderr.removeprefix(b"ckptctl: ").rpartition(b": ")[0]
+        assert done.returncode == 2 and unescape(said) == path + b"-no", done
 
 
 @ck.mounted()
@@ -165,6 +292,34 @@ def exit_codes_tell_usage_from_problems(m):
     m.fsck()
 
 
+@ck.mounted()
+def json_has_one_value_also_when_nothing_comes_of_it(m):
+    nowhere = os.path.join(m.base, "nowhere")
+    put(m.path("f"), b"x")
+    for code, *argv in (
+            (2,), (2, "nonsense"), (2, "status"), (2, "status", "--nonsense"),
+            (2, "status", m.mnt, m.mnt), (2, "status", nowhere),
+            (2, "status", m.base), (2, "status", m.store), (2, "flush"),
+            (2, "inspect", nowhere), (2, "inspect", "--structure", m.mnt),
+            (2, "du", "--sort", "age", m.mnt), (2, "du", m.base),
+            (2, "gc", m.base), (2, "fsck", nowhere), (2, "fsck", m.mnt),
+            (2, "scrub", m.mnt), (2, "rebuild", nowhere),
+            (2, "plan", nowhere), (1, "plan", "--ranks", "1", m.mnt),
+            (1, "plan", m.path("f")), (2, "du", "-d")):
+        done = subprocess.run([ck.CKPTCTL, *argv, "--json"],
+                              capture_output=True, text=True, check=False,
+                              timeout=ck.WAIT_BOUND)
+        assert done.returncode == code, (argv, done)
+        error = json.loads(done.stdout)["error"]
+        assert error["exit_code"] == code, (argv, done)
+        assert error["message"] and done.stderr.startswith(
+            "ckptctl: " + error["message"].split("\n")[0]), (argv, done)
+        # And without --json nothing of it is on standard output.
+        done = subprocess.run([ck.CKPTCTL, *argv], stdout=subprocess.PIPE,
+                              check=False, timeout=ck.WAIT_BOUND)
+        assert (done.returncode, done.stdout) == (code, b""), (argv, done)
+
+
 @ck.mounted(modes=("auto",))
 def help_names_a_command_or_all(m):
     assert m.ctl("help") == m.ctl("--help")
@@ -174,13 +329,24 @@ def help_names_a_command_or_all(m):
 
 @ck.mounted()
 def a_dead_daemon_s_mount_is_named(m):
+    os.stat(m.mnt)
     os.mkdir(m.path("d"))
     put(m.path("d", "f"), b"x")
     os.killpg(m.proc.pid, signal.SIGKILL)
     m.proc.wait(ck.WAIT_BOUND)
-    for path in (m.mnt, m.mnt + "/", m.path("d"), m.path("d", "f")):
-        said = m.ctl("status", path, code=1)
-        assert f"(umount {m.mnt})" in said, (path, said)
+    for command in ("status", "flush", "inspect", "du", "gc", "fsck", "scrub",
+                    "rebuild", "plan"):
+        for path in (m.mnt, m.mnt + "/", m.path("d"), m.path("d", "f")):
+            said = m.ctl(command, path, code=1)
+            assert f"(umount {m.mnt})" in said, (command, path, said)
+    said = m.ctl("inspect", "--diff", m.mnt, m.mnt, code=1)
+    assert f"(umount {m.mnt})" in said, said
+    # The kernel may remember the directory: the store's next mount asks it.
+    done = subprocess.run([ck.CKPTFS, m.store, m.mnt], capture_output=True,
+                          text=True, timeout=ck.WAIT_BOUND, check=False)
+    assert done.returncode == 1, done
+    assert "a daemon that died" in done.stderr, done
+    assert f"(umount {m.mnt})" in done.stderr, done
     m.proc = None
     ck.sh("umount", m.mnt)
     m.start()

@@ -227,7 +227,8 @@ def sharing_too_little_keeps_a_file_native(m):
     assert native(m.path("b")) == 1
     m.remount("dedup_min_saving=0")
     added = grown(m, lambda: put(m.path("c"), common + data(40 * MIB, "c")))
-    assert added <= 40 * MIB + 64 * KIB, added
+    # But for the chunk at the seam.
+    assert added <= 40 * MIB + 512 * KIB, added
     for name in "abc":
         same(get(m.path(name)), common + data(40 * MIB, name), name)
 

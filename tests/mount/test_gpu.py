@@ -291,21 +291,6 @@ def a_dead_mount_is_an_error_and_not_a_hang(m):
     c.close()
 
 
-@ck.mounted("stage_size=64M")
-def a_full_stage_means_writing_through_the_file_or_an_error(m):
-    big = {"t": Memory(data(ck.MIB, 3) * 80)}
-    c = Ckpt(ckptgpu.NO_GPU | ckptgpu.SEGMENT_ONLY)
-    fails(errno.ENOSPC, c.save, m.path("f"), big)
-    assert os.listdir(m.mnt) == []
-    c.close()
-    c = Ckpt()
-    c.save(m.path("f"), big)
-    assert c.counters().plain_saves == 1
-    same(c.load(m.path("f"))["t"], big["t"].get())
-    assert os.listdir(m.mnt) == ["f"]
-    c.close()
-
-
 @ck.mounted("segments=off")
 def a_mount_without_segments_is_written_to(m):
     c = Ckpt(buffer_bytes=8192)
@@ -349,22 +334,6 @@ def who_finds_the_mount_full_of_clients_writes_files(m):
     for client in clients:
         client.close()
     c.close()
-
-
-@ck.mounted("stage_size=256M")
-def memory_is_given_back_when_the_mount_asks(m):
-    first, second = Ckpt(), Ckpt()
-    first.save(m.path("f"), {"t": Memory(bytes(ck.MIB) * 60)}, wait=True)
-    ck.until("the second segment", lambda: m.status()["segments"] == 2 and
-             m.status()["segment_idle_bytes"] > 0)
-    second.save(m.path("g"), {"t": Memory(b"x" * ck.MIB * 180)}, wait=True)
-    assert second.counters().plain_saves == 0
-    assert first.counters().released > 0
-    first.save(m.path("h"), {"t": Memory(b"y" * ck.MIB * 60)}, wait=True)
-    same(first.load(m.path("h"))["t"], b"y" * ck.MIB * 60)
-    first.close()
-    second.close()
-    ck.until("all given back", lambda: m.status()["segments"] == 0)
 
 
 @ck.mounted()

@@ -38,6 +38,36 @@ def wrong_usage_exits_2_and_names_what_is_wrong(m):
 
 
 @ck.mounted(modes=("auto",), start=False)
+def a_container_that_lacks_something_is_told_which_flag_it_needs(m):
+    def mount_without(prepare, *front):
+        done = subprocess.run(
+            ["unshare", "-m", "sh", "-c", prepare + '; exec "$@"', "sh",
+             *front, ck.CKPTFS, "-f", m.store, m.mnt], check=False,
+            capture_output=True, text=True, timeout=ck.WAIT_BOUND)
+        assert done.returncode == 1, done
+        return done.stderr
+    flags = ("--device /dev/fuse --cap-add SYS_ADMIN",
+             "apparmor=unconfined", "privileged: true")
+    empty = "mount -t tmpfs none /dev && mknod /dev/null c 1 3"
+    said = mount_without(empty)
+    assert "there is no /dev/fuse" in said and "modprobe fuse" in said, said
+    assert all(flag in said for flag in flags), said
+    # A device that this machine has no driver for; one that is not ours.
+    said = mount_without(f"{empty} && mknod /dev/fuse c 10 254")
+    assert "no FUSE behind it" in said and "modprobe fuse" in said, said
+    assert "docker" not in said, said
+    said = mount_without(f"{empty} && mknod /dev/fuse c 10 229 && "
+                         "mount -o remount,nodev /dev")
+    assert "may not be opened" in said, said
+    assert all(flag in said for flag in flags), said
+    said = mount_without("true", "setpriv", "--bounding-set", "-sys_admin",
+                         "--inh-caps", "-sys_admin")
+    assert "no CAP_SYS_ADMIN" in said and "Operation not permitted" in said
+    assert all(flag in said for flag in flags), said
+    m.start()
+
+
+@ck.mounted(modes=("auto",), start=False)
 def a_missing_mount_point_is_refused(m):
     os.rmdir(m.mnt)
     assert m.mnt in m.refuse(code=1)

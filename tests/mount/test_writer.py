@@ -79,6 +79,8 @@ def a_file_remembers_the_rank_that_its_writer_was_started_with(m):
          SLURM_JOB_ID="77", PMI_RANK="x")
     save(m.path("pmi"), PMI_RANK="5", PMI_SIZE="6")
     save(m.path("none"))
+    save(m.path("alone"), WORLD_SIZE="1")
+    run(["cp", m.path("none"), m.path("copied")], WORLD_SIZE="8")
     for stage in m.stages():
         for rank in range(4):
             for size in (9, 200000):
@@ -88,6 +90,8 @@ def a_file_remembers_the_rank_that_its_writer_was_started_with(m):
         is_writer(m.path("slurm"), known(1, 2, 77))
         is_writer(m.path("pmi"), known(5, 6))
         is_writer(m.path("none"), UNKNOWN)
+        is_writer(m.path("alone"), known(0, 1))
+        is_writer(m.path("copied"), UNKNOWN)
         assert os.listxattr(m.path("ompi")) == [], stage
     os.mkdir(m.path("d"))
     fails(errno.ENODATA, ck.xattr, m.path("d"), "writer_host")
