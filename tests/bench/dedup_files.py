@@ -4,6 +4,7 @@ shard N    what torch DCP writes (one torch archive for each tensor, one after
            the other): 16 MiB of tensors that every N has, at other offsets
 replica N  64 MiB, the same for every N
 frozen N   64 MiB, of which nine tenths are the same for every N
+moved N    64 MiB in no known format, the same for every N, behind 1275 * N bytes
 """
 
 import io
@@ -48,6 +49,9 @@ def main():
         content = whole(list(range(1000, 1016)), 64 * MIB)
     elif kind == "frozen":
         content = whole(list(range(2000, 2009)) + [3000 + number], 64 * MIB)
+    elif kind == "moved":
+        content = bytes(range(1, 256)) * 5 * number
+        content += noise(4000, 64 * MIB).numpy().tobytes()
     else:
         sys.exit(f"dedup_files.py: no kind '{kind}'")
     with open(path, "wb") as file:

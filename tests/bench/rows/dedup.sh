@@ -39,5 +39,8 @@ row_dedup() {
 	added "${step[@]}" frozen 1 "$mnt/step_1.pt"
 	added "${step[@]}" frozen 2 "$mnt/step_2.pt"
 	row_added 'step with 90 % frozen: bytes added' $((64 << 20)) 0.105
+	added "${step[@]}" moved 1 "$mnt/moved_1.h5"
+	added "${step[@]}" moved 2 "$mnt/moved_2.h5"
+	row_added 'no known format, all moved: bytes added' $((64 << 20)) 0.05
 	drop_store
 }
