@@ -126,6 +126,31 @@ static bool is_dirty(const struct found *f, const struct file *file)
 	       f->stage->kind == STAGE_DISK;
 }
 
+/*
+ * Was a version of the file that was closed after this one written to the
+ * database? It is the image that the file has, and is let go of when its turn
+ * comes; were this older one made durable again, it would become the file.
+ * (The disk refused the newer one's sync, and the older one waited to be tried
+ * once more. A newer one in memory stays dirty, and follows it.)
+ */
+static bool is_overtaken(const struct found_list *l, size_t i,
+			 const struct file *file)
+{
+	const struct stage_slot *slot = &l->at[i].slot;
+
+	if (!slot->earlier)
+		return false;
+	for (size_t k = i + 1; k < l->count; k++) {
+		const struct found *later = &l->at[k];
+
+		if (later->slot.ino == slot->ino &&
+		    later->stage->kind == STAGE_DISK &&
+		    in_use(file, later->stage->number))
+			return true;
+	}
+	return false;
+}
+
 /* Is there nothing in the stage that its file needs? */
 static bool is_unwanted(struct store *st, struct found *f,
 			const struct file *file)
@@ -143,9 +168,11 @@ static bool is_unwanted(struct store *st, struct found *f,
 	return true;
 }
 
-/* *ret_dirty: it was taken over, and has to become durable. */
-static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
+/* The i-th. *ret_dirty: it was taken over, and has to become durable. */
+static int adopt_one(struct store *st, const struct found_list *l, size_t i,
+		     bool *ret_dirty)
 {
+	struct found *f = &l->at[i];
 	struct inode *in = NULL;
 	bool dirty;
 	int rc;
@@ -157,7 +184,8 @@ static int adopt_one(struct store *st, struct found *f, bool *ret_dirty)
 		rc = -ENOENT; /* its name was never written, or is gone */
 	if (rc == 0)
 		rc = inode_load_file(st->inodes, in);
-	if (rc == -ENOENT || (rc == 0 && is_unwanted(st, f, in->file))) {
+	if (rc == -ENOENT || (rc == 0 && (is_overtaken(l, i, in->file) ||
+					  is_unwanted(st, f, in->file)))) {
 		stage_drop(&st->stages, f->stage);
 		inode_put(st->inodes, in, 1);
 		return 0;
@@ -199,7 +227,7 @@ static int adopt_stages(struct store *st)
 	for (size_t i = 0; rc == 0 && i < l.count; i++) {
 		bool one;
 
-		rc = adopt_one(st, &l.at[i], &one);
+		rc = adopt_one(st, &l, i, &one);
 		dirty += one;
 	}
 	free(l.at);

@@ -346,6 +346,73 @@ static void what_a_file_lets_go_of_is_not_taken_for_the_file(void **state)
 	free(data);
 }
 
+/*
+ * Two versions of a file wait on the disk. The newer one is written to the
+ * database and its sync fails, so that both still have their slots; the older
+ * one waits to be tried again, and the daemon is killed.
+ */
+static void child_commits_the_newer_first(struct live *l, const char *kind)
+{
+	uint8_t *data = filled(DATA_BYTES, 1);
+	char image[PATH_MAX], aside[PATH_MAX];
+	struct stage_slot *slots, old, new;
+	uint32_t old_at = 0, new_at = 0;
+
+	child_open(l, kind);
+	drain_stop(l->st->drain);
+	slots = l->st->stages.slots;
+	live_write(l, "f", data, DATA_BYTES);
+	while (old_at < l->st->stages.slot_count && slots[old_at].ino == 0)
+		old_at++;
+	if (old_at == l->st->stages.slot_count ||
+	    slots[old_at].kind != STAGE_DISK)
+		_exit(1);
+	(void)snprintf(image, sizeof(image), "%s/images/%02x/%016llx", l->path,
+		       (unsigned)(slots[old_at].number & 0xff),
+		       (unsigned long long)slots[old_at].number);
+	(void)snprintf(aside, sizeof(aside), "%s/aside", l->path);
+	if (link(image, aside) < 0)
+		_exit(2);
+	fill(data, DATA_BYTES, 2);
+	live_write(l, "f", data, DATA_BYTES);
+	while (new_at < l->st->stages.slot_count &&
+	       (slots[new_at].ino == 0 || new_at == old_at))
+		new_at++;
+	if (new_at == l->st->stages.slot_count || !slots[old_at].earlier)
+		_exit(3);
+	old = slots[old_at];
+	new = slots[new_at];
+	if (drain_start(l->st->drain) < 0)
+		_exit(4);
+	live_sync_all(l);
+	if (slots[old_at].ino != 0 || slots[new_at].ino != 0)
+		_exit(5);
+	if (rename(aside, image) < 0)
+		_exit(6);
+	slots[old_at] = old;
+	slots[new_at] = new;
+}
+
+static void an_older_version_does_not_come_back_over_a_newer_one(void **state)
+{
+	uint8_t *data = filled(DATA_BYTES, 2);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind += 2) { /* on the disk */
+		struct live l = live_kind(kind);
+
+		live_close(&l);
+		live_child_kind(&l, "newer", kind);
+		live_open(&l);
+		assert_file(&l, "f", data, DATA_BYTES);
+		live_sync_all(&l);
+		live_reopen(&l);
+		assert_file(&l, "f", data, DATA_BYTES);
+		live_free(&l);
+	}
+	free(data);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct live_child_entry children[] = {
@@ -355,6 +422,7 @@ int main(int argc, char **argv)
 		{ "replace", child_replaces },
 		{ "link", child_links },
 		{ "goes", child_is_killed_while_a_stage_goes },
+		{ "newer", child_commits_the_newer_first },
 	};
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(
@@ -371,6 +439,8 @@ int main(int argc, char **argv)
 			what_is_committed_is_not_taken_for_what_never_was),
 		cmocka_unit_test(
 			what_a_file_lets_go_of_is_not_taken_for_the_file),
+		cmocka_unit_test(
+			an_older_version_does_not_come_back_over_a_newer_one),
 	};
 
 	if (argc > 1)
