@@ -301,13 +301,13 @@ def what_is_damaged_is_not_published(m):
     fails(EUCLEAN, os.rename, bad, m.path("step_1"))
     assert "rank_1.safetensors" in counts(m, broken=1, refused=1)
     ck.put(bad + "/rank_1.safetensors", whole)
-    ck.put(bad + "/.metadata", b"\x80\x04cos\nsystem\n.")
+    ck.put(bad + "/.metadata", b"\x80\x04.")
     fails(EUCLEAN, os.rename, bad, m.path("step_1"))
     assert ".metadata" in figures(m)["last"]
     # .metadata is put in place by its own rename.
     os.unlink(bad + "/.metadata")
     os.rename(bad, m.path("step_1"))
-    ck.put(m.path("step_1/.metadata.tmp"), b"\x80\x04cos\nsystem\n.")
+    ck.put(m.path("step_1/.metadata.tmp"), b"\x80\x04.")
     fails(EUCLEAN, os.rename, m.path("step_1/.metadata.tmp"),
           m.path("step_1/.metadata"))
     assert not os.path.exists(m.path("step_1/.metadata"))
@@ -319,6 +319,15 @@ def what_is_damaged_is_not_published(m):
     fails(EUCLEAN, os.rename, bad + ".tmp", bad)
     assert "a?ckptfs:" in figures(m)["last"]
     assert "\nckptfs: ERROR: forged" not in m.log_text()
+
+
+@ck.mounted("structure=refuse")
+def what_a_newer_torch_wrote_is_published_and_reported(m):
+    new = step(m, 1, publish=False) + ".tmp"
+    ck.put(new + "/.metadata", b"\x80\x04ctorch.newer\nMetadata\n.")
+    os.rename(new, m.path("step_1"))
+    assert "'torch.newer.Metadata'" in figures(m)["last"]
+    assert figures(m)["refused"] == 0, figures(m)
 
 
 @ck.mounted()
