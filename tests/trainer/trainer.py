@@ -14,6 +14,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
                                 "../mount"))
 # pylint: disable=wrong-import-position
 import ckptest as ck  # noqa: E402
+import warm  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.path.join(os.environ.get("CKPTFS_VENV", "/var/cache/ckptfs/venv"),
@@ -27,13 +28,25 @@ def need_torch():
         sys.exit(77)
 
 
+def _env(env):
+    return dict(os.environ, OMP_NUM_THREADS="2", CUDA_VISIBLE_DEVICES="", **env)
+
+
 def start(script, *argv, **env):
-    """One process of the trainer; two threads are all it is given."""
+    """One process of the trainer; two threads are all it is given. It has
+    imported torch already, where that makes no difference."""
+    if warm.needs_new(env):
+        return start_new(script, *argv, **env)
+    return warm.Process(PYTHON, [os.path.abspath(script), *map(str, argv)],
+                        _env(env))
+
+
+def start_new(script, *argv, **env):
+    """The same with an interpreter of its own."""
     return subprocess.Popen(
         [PYTHON, script, *map(str, argv)], stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL,
-        env=dict(os.environ, OMP_NUM_THREADS="2", CUDA_VISIBLE_DEVICES="",
-                 **env))
+        env=_env(env))
 
 
 def finish(*processes, bound=240):
