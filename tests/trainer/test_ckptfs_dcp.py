@@ -254,14 +254,8 @@ PROGRAMS = {f.__name__: f for f in (
 
 
 def ranks(program, fs, world):
-    store = fs.mnt.rstrip("/") + ".gloo"  # where the ranks meet
-    try:
-        trainer.finish(*(trainer.start(
-            __file__, program, fs.dir, rank, world, store,
-            MASTER_ADDR="127.0.0.1") for rank in range(world)))
-    finally:
-        if os.path.exists(store):
-            os.unlink(store)
+    trainer.ranks(__file__, program, fs.dir, world,
+                  fs.mnt.rstrip("/") + ".gloo", MASTER_ADDR="127.0.0.1")
 
 
 def tests():

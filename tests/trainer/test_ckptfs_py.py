@@ -3,7 +3,6 @@ its saves are complete whatever happens to the tensors and to the process, and
 the examples that use it resume where they were killed."""
 import os
 import re
-import signal
 import subprocess
 import sys
 
@@ -495,27 +494,26 @@ def checksum(output):
     return found[1]
 
 
-def kill_and_resume(argv, folder):
-    """Killed after each of its first saves; then it ends as if it never was."""
-    argv = [*argv, "--steps", "12", "--every", "2"]
+def kill_and_resume(start, folder):
+    """Killed after each of its first saves; then it ends as if it never was.
+    start: of a process that does these steps in a folder."""
+    steps = ("--steps", "12", "--every", "2")
     whole, cut = os.path.join(folder, "whole"), os.path.join(folder, "cut")
     os.makedirs(whole)
     os.makedirs(cut)
-    want = checksum(ck.sh(argv[0], *argv[1:], whole))
+    want = checksum(*trainer.finish(start(*steps, whole)))
     for saves in (1, 2, 3):
-        process = subprocess.Popen([*argv, cut], stdout=subprocess.PIPE,
-                                   text=True)
+        process = start(*steps, cut)
         try:
             for line in process.stdout:
                 saves -= ": saved " in line
                 if not saves:
-                    process.send_signal(signal.SIGKILL)
                     break
         finally:
             process.kill()
             process.stdout.close()
             process.wait()
-    output = ck.sh(argv[0], *argv[1:], cut)
+    output, = trainer.finish(start(*steps, cut))
     assert ": restored" in output, output
     assert checksum(output) == want, output
     kept = {int(m[1]) for m in (re.fullmatch(
@@ -543,13 +541,8 @@ def tests():
 
     @ck.posix
     def the_shards_of_fsdp_are_saved_and_loaded_by_their_ranks(fs):
-        store = fs.mnt.rstrip("/") + ".gloo"  # where the ranks meet
-        try:
-            trainer.finish(*(trainer.start(__file__, "shards", fs.dir, rank, 2,
-                                           store) for rank in range(2)))
-        finally:
-            if os.path.exists(store):
-                os.unlink(store)
+        trainer.ranks(__file__, "shards", fs.dir, 2,
+                      fs.mnt.rstrip("/") + ".gloo")
 
     @ck.posix
     def any_layout_of_memory_is_saved_as_its_values(fs):
@@ -586,13 +579,15 @@ def tests():
 
     @ck.posix
     def the_example_in_python_resumes_where_it_was_killed(fs):
-        kill_and_resume([trainer.PYTHON, os.path.join(
-            GPU, "examples/train.py")], fs.dir)
+        kill_and_resume(lambda *argv: trainer.start(
+            os.path.join(GPU, "examples/train.py"), *argv), fs.dir)
 
     @ck.posix
     def the_example_in_c_resumes_where_it_was_killed(fs):
-        kill_and_resume([os.environ.get("CKPTFS_EXAMPLE", os.path.join(
-            ck.BUILD, "gpu/ckpt_example_train"))], fs.dir)
+        program = os.environ.get("CKPTFS_EXAMPLE", os.path.join(
+            ck.BUILD, "gpu/ckpt_example_train"))
+        kill_and_resume(lambda *argv: subprocess.Popen(
+            [program, *argv], stdout=subprocess.PIPE, text=True), fs.dir)
 
 
 if __name__ == "__main__":

@@ -118,20 +118,15 @@ def compare(got, want, what):
         assert same, f"{what} {key}: {got[key]} instead of {w}"
 
 
-def ranks(program, folder, store, world):
-    trainer.finish(*(trainer.start(__file__, program, folder, rank, world,
-                                   store) for rank in range(world)))
-
-
 def tests():
     @ck.posix
     def every_shard_is_loaded_as_it_was_saved(fs):
         store = fs.mnt.rstrip("/") + ".gloo"  # where the ranks meet
-        ranks("save", fs.dir, store, RANKS)
+        trainer.ranks(__file__, "save", fs.dir, RANKS, store)
         readers = {"staged": 0, "durable": 2, "remounted": RANKS,
                    "plain": RANKS}
         for stage in fs.stages():
-            ranks("check", fs.dir, store, readers[stage])
+            trainer.ranks(__file__, "check", fs.dir, readers[stage], store)
             trainer.finish(trainer.start(__file__, "alone", fs.dir))
         assert ".metadata" in os.listdir(fs.path("step_10"))
         if not fs.plain:

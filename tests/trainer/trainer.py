@@ -49,6 +49,18 @@ def start_new(script, *argv, **env):
         env=_env(env))
 
 
+def ranks(script, program, folder, count, meet, **env):
+    """So many processes, each told the folder, its rank, their number and the
+    file where they meet, which is gone afterwards: what one world left in it
+    would lead the next one astray."""
+    try:
+        finish(*(start(script, program, folder, rank, count, meet, **env)
+                 for rank in range(count)))
+    finally:
+        if os.path.exists(meet):
+            os.unlink(meet)
+
+
 def finish(*processes, bound=240):
     """All must end well; if one does not, everybody's output is shown. What
     each has said."""
