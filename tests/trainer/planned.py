@@ -87,7 +87,7 @@ class PlannedReader(Reader):
 
     def _open(self, name):
         file = super()._open(name)
-        self.note(file.name)
+        self.note(file.path)
         return file
 
     @property

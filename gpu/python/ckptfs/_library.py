@@ -239,6 +239,49 @@ def encode_path(path):
     return encoded
 
 
+class OpenFile:
+    """A file that the library has open: it keeps its version, one thread at a
+    time calls the library for it, and a child of fork leaves it alone."""
+
+    _file = None  # of one whose opening failed
+
+    def __init__(self, path, function):
+        self._pid = os.getpid()
+        self._lib = lib()
+        self._lock = threading.RLock()
+        self.path = path
+        opened = ctypes.c_void_p()
+        check(getattr(self._lib, function)(handle(), encode_path(path),
+                                           ctypes.byref(opened)), path)
+        self._file = opened
+        process().open.add(self)
+
+    def _opened(self):
+        if self._file is None:
+            raise ValueError(f"{os.fsdecode(self.path)} is closed")
+        return self._file
+
+    def close(self):
+        if self._pid != os.getpid():
+            return  # the parent's: nothing of it is ours to touch
+        with self._lock:
+            file, self._file = self._file, None
+            if file is not None:
+                self._lib.ckpt_file_close(file)
+
+    _close = close
+
+    def __del__(self):
+        if self._file is not None:
+            self.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.close()
+
+
 @atexit.register
 def _finish():
     """Saves that were begun get their files; then everything is given back."""

@@ -1,7 +1,6 @@
 """Loading: an open safetensors file, its tensors and slices of them."""
 import ctypes
 import os
-import threading
 
 from . import _library as c
 from ._tensors import TORCH_NAMES, is_rocm, local, torch_table
@@ -45,60 +44,27 @@ class Slice:
         return self._file._slice(self._name, index)
 
 
-class File:
+class File(c.OpenFile):
     """An open safetensors file. It keeps its version: the name may be
     replaced or deleted meanwhile."""
 
     def __init__(self, path, framework="pt", device="cpu"):
-        self._file, self._pid = None, os.getpid()
         if framework not in ("pt", "torch", "np", "numpy"):
             raise ValueError(f"framework {framework!r}: give 'pt' or 'np'")
-        self.path = path
+        super().__init__(path, "ckpt_file_open")
         self._numpy = framework in ("np", "numpy")
         self._device = device
-        self._lib = c.lib()
-        self._lock = threading.RLock()  # one thread at a time
-        opened = ctypes.c_void_p()
-        c.check(self._lib.ckpt_file_open(c.handle(), c.encode_path(path),
-                                         ctypes.byref(opened)), path)
-        self._file = opened
-        c.process().open.add(self)
         # By offset, as the library has them; they are gone after a close.
         self._entries = {}
-        count = self._lib.ckpt_file_count(opened)
+        count = self._lib.ckpt_file_count(self._file)
         if count:
-            first = self._lib.ckpt_file_entry(opened, 0)
+            first = self._lib.ckpt_file_entry(self._file, 0)
             self._entries = {first[i].name.decode(): first[i]
                              for i in range(count)}
-
-    def _opened(self):
-        if self._file is None:
-            raise ValueError(f"{os.fsdecode(self.path)} is closed")
-        return self._file
 
     def _entry(self, name):
         self._opened()
         return self._entries[name]
-
-    def close(self):
-        if self._pid != os.getpid():
-            return  # the parent's: nothing of it is ours to touch
-        with self._lock:
-            file, self._file = self._file, None
-            if file is not None:
-                self._lib.ckpt_file_close(file)
-
-    _close = close
-
-    def __del__(self):
-        if self._file is not None:
-            self.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, trace):
-        self.close()
 
     def __len__(self):
         return len(self._entries)
