@@ -26,8 +26,9 @@ usage() {
 	CKPTFS_PREFIX   where deploy/setup.sh puts a newer libfuse (/opt/ckptfs)
 	CKPTFS_VENV     where the Python with torch is kept between runs
 	CKPTFS_SKIP_OK  tests that CI may skip: names or patterns, with spaces
-	CKPTFS_JOBS     how many tests run at once (the number of cores)
-	CKPTFS_SIM_SECONDS  how long fresh seeds are tried (300)
+	CKPTFS_JOBS     how many tests run at once (twice the number of cores: half
+	                of their time they wait, for a disk or for each other)
+	CKPTFS_SIM_SECONDS  how long each core tries fresh seeds (150)
 
 	exit code: 0 all passed; 1 a step or a test failed; 2 wrong usage
 	END
@@ -63,7 +64,7 @@ cd "$root"
 exec </dev/null
 export CKPTFS_PREFIX=${CKPTFS_PREFIX:-/opt/ckptfs}
 export CKPTFS_VENV=${CKPTFS_VENV:-/var/cache/ckptfs/venv}
-jobs=${CKPTFS_JOBS:-$(nproc)}
+jobs=${CKPTFS_JOBS:-$((2 * $(nproc)))}
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 failed=0
@@ -146,10 +147,10 @@ deploy/setup.sh --fuzz --trainer || die 1 "deploy/setup.sh failed"
 # simulate: schedules that nobody has seen before this change of store/. What
 # fails says how to see it again.
 simulate() {
-	local seconds=${CKPTFS_SIM_SECONDS:-300}
+	local seconds=${CKPTFS_SIM_SECONDS:-150}
 	if [[ $label && $label != sim ]]; then return; fi
 	step "simulating for $seconds s"
-	tests/sim/run --of-tree --seconds "$seconds" || failed=1
+	tests/sim/run --of-tree --jobs "$(nproc)" --seconds "$seconds" || failed=1
 }
 
 build_tree normal

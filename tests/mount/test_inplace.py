@@ -170,7 +170,7 @@ def tail_follows_a_log(fs):
     path = fs.path("log")
     put(path, b"x" * 100 * KIB + b"\n")
     fs.flush(path)
-    with subprocess.Popen([tail, "-n", "1", "-f", path],
+    with subprocess.Popen([tail, "-n", "1", "-s", "0.1", "-f", path],
                           stdout=subprocess.PIPE) as p:
         try:
             assert len(p.stdout.readline()) == 100 * KIB + 1
