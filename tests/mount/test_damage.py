@@ -9,6 +9,7 @@ import subprocess
 
 import ckptest as ck
 from ckptest import KIB, MIB, data, fails, get, put, same
+from steps import save
 
 
 def image_of(m, size):
@@ -349,6 +350,28 @@ def rebuild_has_nothing_but_labels_when_all_else_is_gone(m):
     m.start()
     same(get(m.path("victim")), data(5 * MIB, "victim"), "victim")
     same(get(m.path("other")), data(3 * MIB, "other"), "other")
+
+
+@ck.mounted(modes=("auto",))
+def rebuild_cuts_a_file_by_the_rule_that_its_label_has(m):
+    """What shares with chunks cut by place is cut so: as all files were by a
+    ckptfs that knew no other rule, whose labels lack the flag as well."""
+    save(m.path("model.safetensors"), {"w": ("U8", (4 * MIB,))}, "by place")
+    tensor = data(4 * MIB, "by place")
+    put(m.path("by place"), tensor[:2 * MIB] + data(2 * MIB, 1), sync=True)
+    put(m.path("by content"), data(4 * MIB, 2), sync=True)
+    m.flush()
+    m.unmount()
+    for gone in ("db", "backup"):
+        shutil.rmtree(os.path.join(m.store, gone), ignore_errors=True)
+    os.mkdir(db(m))
+    found = json.loads(m.ctl("rebuild", "--json", m.store, code=1))
+    assert len(found["recovered"]) == 3, found
+    m.fsck("--scrub")
+    m.start()
+    same(get(m.path("by place")), tensor[:2 * MIB] + data(2 * MIB, 1))
+    same(get(m.path("by content")), data(4 * MIB, 2))
+    same(get(m.path("model.safetensors"))[-4 * MIB:], tensor)
 
 
 @ck.mounted(modes=("auto",))
