@@ -27,7 +27,7 @@ usage() {
 	  --quick              small sizes, one round: does it work at all?
 	  --row NAME           only this part of the table (may be repeated):
 	                       write write128k first series read assembled torch
-	                       tensors structure metadata restore plan drain files
+	                       tensors structure metadata restore plan drain cut files
 	                       mount backup memory dedup
 	  --size MIB           size of the large files (2048)
 	  --rounds N           rounds, of which the median counts (5)
@@ -53,7 +53,7 @@ die() {
 }
 
 all_rows=(write write128k first series read assembled torch safetensors tensors
-	structure metadata restore plan drain files mount backup memory dedup)
+	structure metadata restore plan drain cut files mount backup memory dedup)
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 rows=() quick='' mib=2048 rounds=5 disk=/var/tmp build=$root/build sample=''
 while (($#)); do

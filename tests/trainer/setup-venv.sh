@@ -17,7 +17,7 @@ set -euo pipefail
 
 VENV=${CKPTFS_VENV:-/var/cache/ckptfs/venv}
 PINS=(
-	torch==2.13.0 nvidia-cuda-runtime==13.0.96
+	torch==2.15.0 nvidia-cuda-runtime==13.2.86
 	numpy==2.4.6 safetensors==0.8.0
 	# what torch itself imports
 	filelock==4.2.11 fsspec==2026.9.0 jinja2==3.1.6 markupsafe==3.0.4

@@ -159,6 +159,8 @@ def run(m, world, *jobs):
     """Do the jobs with so many ranks, each started as a launcher does it;
     what the loads among them have found."""
     meet = os.path.join(m.base, "meet")
+    if os.path.exists(meet):
+        os.unlink(meet)  # the last world's
     trainer.finish(*(trainer.start(
         os.path.abspath(__file__), "work", meet, rank, world, json.dumps(jobs),
         RANK=str(rank), WORLD_SIZE=str(world)) for rank in range(world)))

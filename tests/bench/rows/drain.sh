@@ -1,6 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154 # run.sh has the variables
 #
-# drain.sh - the drain, of new bytes and of known ones.
+# drain.sh - the drain, of new bytes and of known ones; what cutting by content
+# costs it.
 
 # direct_write CALL: O_DIRECT and fdatasync of as many bytes
 direct_write() {
@@ -36,5 +37,44 @@ row_drain() {
 	row_speed 'drain of new bytes (O_DIRECT + fdatasync)' 0.7
 	ours=("${known[@]}") theirs=("${new[@]}")
 	row_speed 'drain of known bytes (of new bytes)' 2.5
+	drop_store
+}
+
+# tensor_file SEED FILE: as many random bytes as one tensor of safetensors
+tensor_file() {
+	"$bench" write $((1 << 20)) "$bytes" "$1" "$plain/bytes" >/dev/null
+	{
+		printf '\0\1\0\0\0\0\0\0%-256s' \
+			"{\"w\":{\"dtype\":\"U8\",\"shape\":[$bytes],\"data_offsets\":[0,$bytes]}}"
+		cat "$plain/bytes"
+	} >"$2"
+	rm "$plain/bytes"
+	sync -f "$plain"
+}
+
+row_cut() {
+	local round a b cut_mib=256
+
+	"$build/tests/bench/ckpt_cut_bench" "$cut_mib" "$rounds" >"$plain/cut"
+	pairs <"$plain/cut"
+	rm "$plain/cut"
+	row_speed 'cut by content, a core (hash the chunks)' 0.1 $((cut_mib << 20))
+	fresh_store debug_hold_drain
+	"$bench" write $((1 << 20)) "$bytes" 1 "$mnt/unknown" >/dev/null
+	flush
+	rm "$mnt/unknown"
+	settle
+	for ((round = 2; round <= rounds + 1; round++)); do
+		"$bench" write $((1 << 20)) "$bytes" "$round" "$mnt/unknown" >/dev/null
+		a=$("$bench" run "$ckptctl" flush "$mnt")
+		rm "$mnt/unknown"
+		settle
+		tensor_file "1$round" "$mnt/known"
+		b=$("$bench" run "$ckptctl" flush "$mnt")
+		rm "$mnt/known"
+		settle
+		pair "$a" "$b"
+	done
+	row_speed 'drain, no known format (of safetensors)' 0.8
 	drop_store
 }
