@@ -40,15 +40,18 @@ die() {
 # and then theirs, until none is missing.
 with_torch() {
 	local missing
+
 	CKPTFS_VENV=$venvs/torch CKPTFS_PYTHON=$python \
-		"$here/setup-venv.sh" >/dev/null
-	install torch transformers accelerate lightning torchsnapshot psutil \
-		megatron-core triton 'setuptools<81'
-	DS_BUILD_OPS=0 install torch --no-build-isolation deepspeed
-	while missing=$("$venvs/torch/bin/python" "$here/frameworks.py" missing) &&
-		[[ $missing ]]; do
+		"$here/setup-venv.sh" >/dev/null &&
+		install torch transformers accelerate lightning torchsnapshot psutil \
+			megatron-core triton packaging 'setuptools<81' &&
+		DS_BUILD_OPS=0 install torch --no-build-isolation deepspeed || return
+	while :; do
+		missing=$("$venvs/torch/bin/python" "$here/frameworks.py" missing) ||
+			return
+		if [[ -z $missing ]]; then return; fi
 		# shellcheck disable=SC2086 # one word each
-		install torch $missing
+		install torch $missing || return
 	done
 }
 install() {
@@ -58,7 +61,7 @@ install() {
 		--disable-pip-version-check "$@" </dev/null >&2
 }
 with_jax() {
-	"$python" -m venv "$venvs/jax" >&2
+	"$python" -m venv "$venvs/jax" >&2 || return
 	"$venvs/jax/bin/pip" install -q --no-cache-dir \
 		--disable-pip-version-check jax orbax-checkpoint tensorstore \
 		</dev/null >&2
@@ -68,7 +71,8 @@ with_jax() {
 make() {
 	[[ -e $venvs/$1/made ]] && return
 	say "making $venvs/$1"
-	"with_$1" || die "pip failed for $venvs/$1 (is the network up?)"
+	"with_$1" || # where -e does not count
+		die "pip failed for $venvs/$1 (is the network up?)"
 	touch "$venvs/$1/made"
 }
 venv_of() {

@@ -211,17 +211,15 @@ class Rank:
 
 def count_reads():
     """Bytes that this process reads with the Reader, by the file's name."""
-    counts = {}
+    from ckptfs._ranges import Ranges
+    read, counts = Ranges.read, {}
 
-    def counted(read, length):
-        def call(file, *args):
-            got = read(file, *args)
-            name = os.path.basename(os.readlink(f"/proc/self/fd/{file}"))
-            counts[name] = counts.get(name, 0) + length(got)
-            return got
-        return call
-    os.pread = counted(os.pread, len)
-    os.preadv = counted(os.preadv, int)
+    def counted(file, wanted):
+        wanted = list(wanted)
+        read(file, wanted)
+        name = os.path.basename(file.path)
+        counts[name] = counts.get(name, 0) + sum(w[1] for w in wanted)
+    Ranges.read = counted
     return counts
 
 
