@@ -6,9 +6,10 @@
  * directories) is done before the clock starts. The same command works on
  * either side of a comparison: it knows paths, not file systems.
  *
- * Content is made so that no two calls of a run write the same bytes: one
- * random block, stamped with (seed, offset). The same seed gives the same file,
- * so run.sh chooses what is new and what is shared.
+ * Content is made so that no two calls of a run write the same bytes, and no
+ * two chunks, however they are cut, are the same: one random block, stamped
+ * with (seed, offset) four times in the shortest chunk. The same seed gives the
+ * same file, so run.sh chooses what is new and what is shared.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -27,6 +28,7 @@
 /* Parts of a mixed file that come from one seed or the other in turn. */
 #define MIX_BYTES (UINT64_C(16) << 20)
 #define ALIGNMENT 4096
+#define STAMP_EACH_BYTES (UINT32_C(16) << 10)
 
 static const char usage_text[] =
 	"usage: ckpt_bench COMMAND ARGUMENT...\n"
@@ -114,7 +116,9 @@ static void *write_run(void *arg)
 		bool other = (off / MIX_BYTES) % 2 == 1;
 		uint64_t left = t->bytes - off;
 
-		put_stamp(t->block, other ? t->other_seed : t->seed, off);
+		for (size_t at = 0; at < t->call_bytes; at += STAMP_EACH_BYTES)
+			put_stamp(t->block + at,
+				  other ? t->other_seed : t->seed, off + at);
 		write_all(fd, t->block,
 			  left < t->call_bytes ? (size_t)left : t->call_bytes,
 			  t->path);
