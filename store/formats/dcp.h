@@ -12,7 +12,7 @@
  * is kept and says DCP_NONE. Nothing here was compared with the files
  * themselves, nor were chunks with each other: that is closure.h.
  *
- * What is read: the metadata of torch 1.12 to 2.13, and Megatron-LM's, which
+ * What is read: the metadata of torch 1.12 to 2.15, and Megatron-LM's, which
  * also has the plans of all ranks. Only those classes are known, and none is
  * called; see pickle.h. Plans, paths into the state dict and what a step is
  * called are passed over.
