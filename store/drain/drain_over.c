@@ -125,6 +125,7 @@ static void failed_locked(struct drain *d, struct drain_job *j, int rc,
 	struct drain_job *q = newer_locked(j);
 
 	j->failures++;
+	j->failure = rc;
 	if (q)
 		merge_locked(d, j, q);
 	if (q || j->v.replaced || j->in->file->stage != j->stage) {

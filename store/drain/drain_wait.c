@@ -49,7 +49,8 @@ static int job_wait(struct drain *d, struct drain_job *j)
 	failures = j->failures;
 	while (!version_over(&j->v) && j->failures == failures)
 		cond_wait(&d->moved, &d->lock);
-	rc = j->result;
+	/* Closed anew since, it has no error any more; what we saw, we say. */
+	rc = version_over(&j->v) ? j->result : j->failure;
 	lock_give(&d->lock);
 	drain_job_put(d, j);
 	return rc;
