@@ -170,6 +170,8 @@ void model_promise(struct path *p, size_t promised)
 {
 	if (promised > p->floor)
 		p->floor = promised;
+	if (promised < p->count)
+		p->at[promised].less = false;
 	model_durable();
 }
 
@@ -297,7 +299,7 @@ static bool fits(const struct version *v, bool absent, size_t size)
 			return true;
 	if (absent || !v->bytes)
 		return absent && !v->bytes;
-	return v->size == size || (v->partial && size < v->size) ||
+	return v->size == size || ((v->partial || v->less) && size < v->size) ||
 	       (v->made && size == 0);
 }
 

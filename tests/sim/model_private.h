@@ -17,6 +17,11 @@ struct version {
 	bool written; /* some first part of it may be there ... */
 	bool partial; /* ... and durable, for a sync came meanwhile */
 	bool failed;
+	/*
+	 * A part that was found after a kill: less of it may be what a sync
+	 * made durable before that.
+	 */
+	bool less;
 	bool anew; /* takes the place of a closed version, which keeps its turn
 		    */
 	/*

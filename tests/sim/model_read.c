@@ -193,6 +193,7 @@ static void go_on_from_found(struct path *p, bool cut)
 		p->count = p->found > 0 ? p->found : 1;
 		state = model_begin(p, p->part, p->part_size);
 		p->at[state].hurried = true;
+		p->at[state].less = !cut;
 	} else {
 		free(p->part);
 		p->count = p->found + 1;
