@@ -215,6 +215,30 @@ static int adopt_one(struct store *st, const struct found_list *l, size_t i,
 	return rc;
 }
 
+/*
+ * The last daemon was about to commit a version of a file, and had hidden the
+ * older ones: it may be committed, or not. If not, it has the first place of
+ * those, or what was closed after them would overtake the file.
+ */
+static void inherit_places(struct found_list *l)
+{
+	for (size_t i = 0; i < l->count; i++) {
+		const struct stage_slot *old = &l->at[i].slot;
+		struct stage_slot *next = NULL;
+
+		for (size_t k = 0; old->superseded && k < l->count; k++) {
+			struct stage_slot *s = &l->at[k].slot;
+
+			if (s->ino == old->ino && s->dirty &&
+			    s->close_order > old->close_order &&
+			    (!next || s->close_order < next->close_order))
+				next = s;
+		}
+		if (next)
+			next->close_order = old->close_order;
+	}
+}
+
 static int adopt_stages(struct store *st)
 {
 	struct found_list l = { 0 };
@@ -222,6 +246,7 @@ static int adopt_stages(struct store *st)
 	int rc;
 
 	rc = stages_adopt(&st->stages, found_add, &l);
+	inherit_places(&l);
 	if (l.count > 0)
 		qsort(l.at, l.count, sizeof(*l.at), found_compare);
 	for (size_t i = 0; rc == 0 && i < l.count; i++) {

@@ -187,8 +187,10 @@ static void show_older_locked(const struct drain_job *j, bool show)
 
 	for (u = TAILQ_PREV(&j->v, version_list, by_file); u;
 	     u = TAILQ_PREV(u, version_list, by_file))
-		if (u->replaced && job_of(u)->stage != j->stage)
+		if (u->replaced && job_of(u)->stage != j->stage) {
+			SLOT_SET(job_of(u)->stage->slot, superseded, !show);
 			SLOT_SET(job_of(u)->stage->slot, dirty, show);
+		}
 }
 
 bool drain_take_locked(struct drain *d, struct drain_taken *ret)

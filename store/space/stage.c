@@ -54,6 +54,7 @@ void stage_write_slot(struct stage *s)
 	SLOT_SET(slot, kind, s->kind);
 	SLOT_SET(slot, dirty, 1);
 	SLOT_SET(slot, earlier, 0);
+	SLOT_SET(slot, superseded, 0);
 }
 
 void stage_show(struct stage *s)

@@ -70,7 +70,10 @@ struct stage_slot {
 	uint32_t dirty; /* may differ from what is committed */
 	uint32_t unused_opens, unused_writers;
 	uint32_t earlier; /* closed, then replaced by another of the same ino */
-	uint32_t unused32;
+	/* An earlier one: that other one is being committed, out of its turn
+	 * perhaps, and this one is not dirty so that it cannot come back over
+	 * it. Until that is done the other one has this one's place. */
+	uint32_t superseded;
 	uint64_t unused;
 };
 

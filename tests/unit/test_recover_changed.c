@@ -170,6 +170,58 @@ static void child_replaces(struct live *l, const char *kind)
 	handle_write(&h, data + 2, 1000, 0);
 }
 
+/* The slot of its version that was closed first, and is dirty. */
+static struct stage_slot *first_slot(struct live *l, const char *name)
+{
+	struct stage_slot *slots = l->st->stages.slots, *first = NULL;
+	uint64_t ino = live_ino(l, name);
+
+	for (uint32_t i = 0; i < l->st->stages.slot_count; i++)
+		if (slots[i].ino == ino && slots[i].dirty &&
+		    slots[i].close_order != 0 &&
+		    (!first || slots[i].close_order < first->close_order))
+			first = &slots[i];
+	return first;
+}
+
+/* Killed just before the second version of "a" was committed. */
+static void child_hides_what_it_replaced(struct live *l, const char *kind)
+{
+	struct stage_slot *hidden;
+
+	child_replaces(l, kind);
+	hidden = first_slot(l, "a");
+	if (!hidden || !hidden->earlier)
+		_exit(1);
+	hidden->superseded = 1;
+	hidden->dirty = 0;
+}
+
+static void what_was_to_be_committed_has_the_place_of_the_hidden(void **state)
+{
+	uint8_t *data = filled(SECOND_BYTES + 2, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+		const struct stage_slot *a, *tracker;
+
+		live_close(&l);
+		live_child_kind(&l, "hide", kind);
+		l.options.hold_drain = true;
+		live_open(&l);
+		a = first_slot(&l, "a");
+		tracker = first_slot(&l, "tracker");
+		assert_non_null(a);
+		assert_non_null(tracker);
+		assert_true(a->close_order < tracker->close_order);
+		live_sync_all(&l);
+		assert_file(&l, "a", data + 2, 1000);
+		live_free(&l);
+	}
+	free(data);
+}
+
 static void
 after_kill_a_replaced_file_keeps_its_place_in_the_order(void **state)
 {
@@ -420,6 +472,7 @@ int main(int argc, char **argv)
 		{ "change", child_changes_durable_files },
 		{ "orphan", child_leaves_orphans },
 		{ "replace", child_replaces },
+		{ "hide", child_hides_what_it_replaced },
 		{ "link", child_links },
 		{ "goes", child_is_killed_while_a_stage_goes },
 		{ "newer", child_commits_the_newer_first },
@@ -427,6 +480,8 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(
 			after_kill_a_replaced_file_keeps_its_place_in_the_order),
+		cmocka_unit_test(
+			what_was_to_be_committed_has_the_place_of_the_hidden),
 		cmocka_unit_test(
 			after_kill_a_link_shows_the_last_version_of_its_file),
 		cmocka_unit_test(
