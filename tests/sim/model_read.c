@@ -151,17 +151,22 @@ void model_check_found(struct path *p, uint8_t *bytes, size_t size, bool cut)
 	size_t from = cut ? p->floor : model_ended(p), at = p->count;
 	bool whole = true;
 
-	while (at-- > from)
-		if (same(&p->at[at], bytes, size, !bytes, false))
+	/*
+	 * A kill loses nothing: it is the last that it can be, and others that
+	 * were begun before that may yet become durable, one after the other.
+	 */
+	while (at-- > from) {
+		whole = same(&p->at[at], bytes, size, !bytes, false);
+		if (whole ||
+		    (!cut && same(&p->at[at], bytes, size, !bytes, true)))
 			break;
-	if (at + 1 == from) {
+	}
+	if (at + 1 == from && cut) {
 		whole = false;
 		for (at = p->count; at-- > from;)
-			if (cut ? (p->at[at].partial || p->at[at].of ||
-				   (p->at[at].made && size == 0)) &&
-					    same_after_cut(&p->at[at], bytes,
-							   size)
-				: same(&p->at[at], bytes, size, !bytes, true))
+			if ((p->at[at].partial || p->at[at].of ||
+			     (p->at[at].made && size == 0)) &&
+			    same_after_cut(&p->at[at], bytes, size))
 				break;
 	}
 	if (at + 1 == from) {
