@@ -246,38 +246,34 @@ static void a_flat_shard_shares_with_those_of_more_ranks(void **state)
 	free(s);
 }
 
+/* By both rules the same. */
+static void assert_cut_as_ever(const uint8_t *p, uint64_t len, bool matrix)
+{
+	struct cut by_place, by_content;
+	struct file f;
+
+	file_init(&f);
+	put_shard(&f, p, len, matrix);
+	by_place = file_cut(&f);
+	f.rule = CUT_BY_CONTENT;
+	by_content = file_cut(&f);
+	assert_int_equal(by_place.count, by_content.count);
+	assert_memory_equal(by_place.len, by_content.len,
+			    by_place.count * sizeof(*by_place.len));
+	cut_release(&by_place);
+	cut_release(&by_content);
+	file_release(&f);
+}
+
 /* What stores have of it must go on being found. */
 static void a_tensor_of_a_layer_is_cut_as_ever(void **state)
 {
 	struct model m = model_new();
-	struct file f;
-	struct cut by_place, by_content;
 
 	(void)state;
-	file_init(&f);
-	put_shard(&f, m.p, ALL_BYTES / 2, true);
-	by_place = file_cut(&f);
-	f.rule = CUT_BY_CONTENT;
-	by_content = file_cut(&f);
-	assert_int_equal(by_place.count, by_content.count);
-	assert_memory_equal(by_place.len, by_content.len,
-			    by_place.count * sizeof(*by_place.len));
-	cut_release(&by_place);
-	cut_release(&by_content);
-	file_release(&f);
-
+	assert_cut_as_ever(m.p, ALL_BYTES / 2, true);
 	/* Nor is one that is flat, but no more than a bias. */
-	file_init(&f);
-	put_shard(&f, m.p, CUT_FLAT_BYTES_MIN - 4, false);
-	by_place = file_cut(&f);
-	f.rule = CUT_BY_CONTENT;
-	by_content = file_cut(&f);
-	assert_int_equal(by_place.count, by_content.count);
-	assert_memory_equal(by_place.len, by_content.len,
-			    by_place.count * sizeof(*by_place.len));
-	cut_release(&by_place);
-	cut_release(&by_content);
-	file_release(&f);
+	assert_cut_as_ever(m.p, CUT_FLAT_BYTES_MIN - 4, false);
 	free(m.p);
 }
 
