@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import trainer
-from trainer import ck
+from trainer import ck, raises
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 GPU = os.path.join(HERE, "../../gpu")
@@ -287,16 +287,6 @@ def ownership(folder):
     for closed in (held.metadata, held.get_tensors):
         raises(ValueError, closed, says="is closed")
     assert held.keys() == ["a", "b"]
-
-
-def raises(kind, fn, *args, says="", code=None, **options):
-    try:
-        fn(*args, **options)
-    except kind as e:
-        assert says in str(e), e
-        assert code is None or e.errno == code, e
-        return e
-    raise AssertionError(f"{fn}{args} raised nothing")
 
 
 def errors(folder):

@@ -11,7 +11,7 @@ import tempfile
 import types
 
 import trainer
-from trainer import ck
+from trainer import ck, raises
 
 GPU = os.path.join(trainer.HERE, "../../gpu")
 FAKE = os.path.join(ck.BUILD, "tests/gpu/libfake_cuda.so")
@@ -27,15 +27,6 @@ TESTS = []
 def test(fn):
     TESTS.append(fn)
     return fn
-
-
-def raises(kind, fn, *args, says="", **options):
-    try:
-        fn(*args, **options)
-    except kind as e:
-        assert says in str(e), e
-        return
-    raise AssertionError(f"{fn}{args} raised nothing")
 
 
 # --- a model, and its gradients ---

@@ -9,7 +9,7 @@ import sys
 import threading
 
 import trainer
-from trainer import ck
+from trainer import ck, raises
 
 GPU = os.path.join(trainer.HERE, "../../gpu")
 os.environ.setdefault("CKPTFS_GPU_LIBRARY",
@@ -47,15 +47,6 @@ class Trainer:
         ckptfs.weights.publish(state(seed), self.path(name),
                                {"seed": str(seed)}, plain=self.plain,
                                **options)
-
-
-def raises(kind, fn, *args, says="", **options):
-    try:
-        fn(*args, **options)
-    except kind as e:
-        assert says in str(e), e
-        return
-    raise AssertionError(f"{fn}{args} raised nothing")
 
 
 # --- the programs ---

@@ -100,6 +100,17 @@ def on_ckptfs(folder):
     return ck.mount_type(folder).startswith("fuse")
 
 
+def raises(kind, fn, *args, says="", code=None, **options):
+    """The exception, whose text has these words, and that errno."""
+    try:
+        fn(*args, **options)
+    except kind as e:
+        assert says in str(e), e
+        assert code is None or e.errno == code, e
+        return e
+    raise AssertionError(f"{fn}{args} raised nothing")
+
+
 def state(seed, frozen_seed=0):
     """A state dict with what real ones have: several types, a scalar, an
     empty tensor, views that share storage, and layers that never change."""

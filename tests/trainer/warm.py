@@ -55,6 +55,8 @@ class Process:
         try:
             socket.send_fds(_server(python, env), [request],
                             [theirs.fileno(), writer])
+        except BrokenPipeError:
+            pass  # it is said below
         finally:
             theirs.close()
             os.close(writer)
@@ -108,11 +110,14 @@ class Process:
 # --- the server ---
 
 def _keep(pid, test):
-    test.sendall(b"%d\n" % pid)
-    end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    test.sendall(b"%d\n" % (end.si_status if end.si_code == os.CLD_EXITED
-                            else -end.si_status))
-    test.recv(1)  # it has read that, and uses the number no more
+    try:
+        test.sendall(b"%d\n" % pid)
+        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        test.sendall(b"%d\n" % (end.si_status if end.si_code == os.CLD_EXITED
+                                else -end.si_status))
+        test.recv(1)  # it has read that, and uses the number no more
+    except OSError:
+        pass  # the test has ended before
     os._exit(0)
 
 
@@ -130,6 +135,8 @@ def _become(argv, env, output):
         code = 0
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else int(e.code is not None)
+        if isinstance(e.code, str):
+            print(e.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     finally:
