@@ -26,7 +26,6 @@ int ckpt_open(const struct ckpt_options *options, struct ckpt **ret_ckpt)
 	const struct ckpt_options *o = options ? options : &none;
 	SCOPED(scope_free) struct ckpt *c = calloc(1, sizeof(*c));
 	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-	int rc;
 
 	if (!c)
 		return ckpt_say(-ENOMEM, "no memory");
@@ -44,17 +43,12 @@ int ckpt_open(const struct ckpt_options *options, struct ckpt **ret_ckpt)
 		o->buffer_bytes ? o->buffer_bytes : BUFFER_BYTES_DEFAULT;
 	(void)snprintf(c->gpu_state, sizeof(c->gpu_state),
 		       "not looked for (CKPT_NO_GPU)");
-	if (!(c->flags & CKPT_NO_GPU)) {
-		rc = gpu_open(&c->gpu, c->gpu_state, sizeof(c->gpu_state));
-		if (rc < 0 && rc != -ENODEV)
-			return rc;
-	}
-	if (getrandom(c->secret, sizeof(c->secret), 0) != sizeof(c->secret)) {
-		gpu_close(c->gpu);
+	atomic_init(&c->driver_opened, (c->flags & CKPT_NO_GPU) != 0);
+	if (getrandom(c->secret, sizeof(c->secret), 0) != sizeof(c->secret))
 		return ckpt_say(-EIO, "no random numbers");
-	}
 	/* With default attributes none of them can fail. */
 	CHECK(pthread_mutex_init(&c->lock, NULL) == 0);
+	CHECK(pthread_mutex_init(&c->driver_lock, NULL) == 0);
 	CHECK(pthread_mutex_init(&c->streams_lock, NULL) == 0);
 	CHECK(pthread_mutex_init(&c->hashers_lock, NULL) == 0);
 	*ret_ckpt = TAKE(c);
@@ -76,6 +70,7 @@ void ckpt_close(struct ckpt *c)
 	copy_streams_close(c);
 	gpu_close(c->gpu);
 	pthread_mutex_destroy(&c->lock);
+	pthread_mutex_destroy(&c->driver_lock);
 	pthread_mutex_destroy(&c->streams_lock);
 	pthread_mutex_destroy(&c->hashers_lock);
 	free(c);

@@ -80,7 +80,11 @@ CKPT_API void ckpt_close(struct ckpt *c);
 /* Of the last call of this thread that failed; names the object. */
 CKPT_API const char *ckpt_last_error(void);
 
-/* "CUDA driver 13.0, 1 device" or why there is none. The library's. */
+/*
+ * "CUDA driver 13.0, 1 device" or why there is none. The library's. It opens
+ * the driver, as the first tensor on a device does; without either a driver
+ * that the program has not started itself is left alone.
+ */
 CKPT_API const char *ckpt_gpu_state(struct ckpt *c);
 
 struct ckpt_counters {

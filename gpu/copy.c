@@ -21,7 +21,7 @@ int copy_stream(struct ckpt *c, int device, const struct gpu_event *ready,
 {
 	int rc = 0;
 
-	if (!c->gpu || device < 0 || device >= CKPT_DEVICES_MAX ||
+	if (!ckpt_driver(c) || device < 0 || device >= CKPT_DEVICES_MAX ||
 	    device >= gpu_device_count(c->gpu))
 		return ckpt_say(-ENODEV, "there is no device %d: %s", device,
 				c->gpu_state);

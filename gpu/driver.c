@@ -75,6 +75,11 @@ void gpu_close(struct gpu *g)
 	free(g);
 }
 
+bool gpu_is_started(void)
+{
+	return driver_is_started();
+}
+
 int gpu_device_count(const struct gpu *g)
 {
 	return g->device_count;

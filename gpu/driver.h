@@ -29,6 +29,11 @@ struct gpu_event;
  */
 int gpu_open(struct gpu **ret_gpu, char *state, size_t state_size);
 void gpu_close(struct gpu *g); /* g may be NULL */
+/*
+ * Whether this process has started the driver, whoever did: it is neither
+ * loaded nor started for the answer, and a parent's does not count.
+ */
+bool gpu_is_started(void);
 int gpu_device_count(const struct gpu *g);
 /* The NUMA node next to a device; -1: not known (to drivers before 12.2). */
 int gpu_device_node(struct gpu *g, int device);
@@ -54,6 +59,8 @@ int gpu_stream_new(struct gpu *g, int device, struct gpu_stream **ret_stream);
 int gpu_stream_wrap(struct gpu *g, int device, void *raw,
 		    struct gpu_stream **ret_stream);
 void gpu_stream_free(struct gpu_stream *s); /* s may be NULL */
+/* -EBUSY: its work is being recorded for a graph; the recording goes on. */
+int gpu_stream_check_recording(struct gpu_stream *s);
 /* What comes after waits, on the device, for what e was recorded behind. */
 int gpu_stream_wait_event(struct gpu_stream *s, const struct gpu_event *e);
 /* Enqueue copies; the host side should be pinned or the call may wait. */

@@ -152,10 +152,36 @@ static int driver_start(struct gpu *g, const char *name)
 	return count > 0 ? 0 : -ENODEV;
 }
 
+static const char *driver_name(void)
+{
+	const char *name = getenv("CKPT_CUDA_LIBRARY");
+
+	return name && *name ? name : LIBRARY_DEFAULT;
+}
+
+bool driver_is_started(void)
+{
+	void *library = dlopen(driver_name(), RTLD_LAZY | RTLD_NOLOAD);
+	int (*count_devices)(int *) = NULL;
+	bool started = false;
+	void *symbol;
+	int count = 0;
+
+	if (!library)
+		return false;
+	symbol = dlsym(library, "cuDeviceGetCount");
+	if (symbol) {
+		memcpy(&count_devices, &symbol, sizeof(symbol));
+		started = count_devices(&count) == 0;
+	}
+	(void)dlclose(library);
+	return started;
+}
+
 int gpu_new(struct gpu **ret_gpu, char *state, size_t state_size)
 {
 	SCOPED(scope_free) struct gpu *g = calloc(1, sizeof(*g));
-	const char *name = getenv("CKPT_CUDA_LIBRARY");
+	const char *name = driver_name();
 	int rc;
 
 	(void)snprintf(state, state_size, "no memory");
@@ -163,8 +189,6 @@ int gpu_new(struct gpu **ret_gpu, char *state, size_t state_size)
 		return -ENOMEM;
 	g->pid = getpid();
 	g->host_device = -1;
-	if (!name || !*name)
-		name = LIBRARY_DEFAULT;
 	rc = driver_load(g, name);
 	if (rc == 0)
 		rc = driver_start(g, name);

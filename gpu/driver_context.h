@@ -51,6 +51,8 @@
 	CALL(cuStreamCreate, "cuStreamCreate", (void **stream, unsigned f))  \
 	CALL(cuStreamDestroy, "cuStreamDestroy_v2", (void *stream))          \
 	CALL(cuStreamSynchronize, "cuStreamSynchronize", (void *stream))     \
+	CALL(cuStreamIsCapturing, "cuStreamIsCapturing",                     \
+	     (void *stream, int *status))                                    \
 	CALL(cuStreamWaitEvent, "cuStreamWaitEvent",                         \
 	     (void *stream, void *event, unsigned flags))                    \
 	CALL(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2",                      \
@@ -106,6 +108,7 @@ enum {
 	CU_POINTER_IS_MANAGED = 8,
 	CU_POINTER_DEVICE_ORDINAL = 9,
 	CU_MEMORY_TYPE_DEVICE = 2,
+	CU_CAPTURE_NONE = 0,
 	CU_CAPTURE_MODE_RELAXED = 2,
 	CU_DEVICE_HOST_NUMA_ID = 134,
 };
@@ -145,6 +148,9 @@ struct gpu_stream {
  * gpu_open(). Whoever frees it releases the contexts before.
  */
 int gpu_new(struct gpu **ret_gpu, char *state, size_t state_size);
+
+/* See gpu_is_started(). */
+bool driver_is_started(void);
 
 /* 0, or an error with a sentence: "CUDA: <what>: <the driver's words>". */
 int gpu_said(const struct gpu *g, int result, const char *format, ...)

@@ -67,6 +67,24 @@ void gpu_stream_free(struct gpu_stream *s)
 	free(s);
 }
 
+int gpu_stream_check_recording(struct gpu_stream *s)
+{
+	SCOPED(gpu_leave) struct entered in = { 0 };
+	int rc = gpu_enter(s->g, s->device, &in);
+	int status = 0;
+
+	if (rc < 0)
+		return rc;
+	rc = gpu_said(s->g, s->g->cu.cuStreamIsCapturing(s->raw, &status),
+		      "cannot ask for a stream of device %d", s->device);
+	if (rc == 0 && status != CU_CAPTURE_NONE)
+		rc = ckpt_say(-EBUSY,
+			      "a stream of device %d is captured for a "
+			      "graph: nothing can be saved from it",
+			      s->device);
+	return rc;
+}
+
 int gpu_stream_wait_event(struct gpu_stream *s, const struct gpu_event *e)
 {
 	SCOPED(gpu_leave) struct entered in = { 0 };

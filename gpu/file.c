@@ -195,8 +195,11 @@ int ckpt_file_metadata(const struct ckpt_file *f, size_t index,
 
 const void *ckpt_file_map(const struct ckpt_file *f, uint64_t *ret_len)
 {
-	*ret_len = f->map ? f->bytes : 0;
-	return f->map;
+	/* What a driver has pinned a child may not have. */
+	bool is_here = f->map && (!f->pinned || f->c->pid == getpid());
+
+	*ret_len = is_here ? f->bytes : 0;
+	return is_here ? f->map : NULL;
 }
 
 static int touch_part(void *arg, size_t index)
@@ -228,7 +231,7 @@ int ckpt_file_pin(struct ckpt_file *f)
 
 	if (rc < 0 || f->pinned)
 		return rc;
-	if (!f->c->gpu)
+	if (!ckpt_driver(f->c))
 		return ckpt_say(-ENODEV, "%s: nothing to pin it for: %s",
 				f->path, f->c->gpu_state);
 	if (!f->map)

@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <unistd.h>
 
+#include "store/base/scope.h"
+
 int ckpt_check_process(const struct ckpt *c)
 {
 	if (c->pid == getpid())
@@ -14,8 +16,36 @@ int ckpt_check_process(const struct ckpt *c)
 			(int)c->pid);
 }
 
+struct gpu *ckpt_driver_opened(struct ckpt *c)
+{
+	return atomic_load(&c->driver_opened) ? c->gpu : NULL;
+}
+
+struct gpu *ckpt_driver(struct ckpt *c)
+{
+	if (!atomic_load(&c->driver_opened)) {
+		HOLD(&c->driver_lock);
+		if (!atomic_load(&c->driver_opened)) {
+			/* Without one, or memory for it, all is host memory. */
+			(void)gpu_open(&c->gpu, c->gpu_state,
+				       sizeof(c->gpu_state));
+			atomic_store(&c->driver_opened, true);
+		}
+	}
+	return c->gpu;
+}
+
+struct gpu *ckpt_driver_if_started(struct ckpt *c)
+{
+	if (!atomic_load(&c->driver_opened) && !gpu_is_started())
+		return NULL;
+	return ckpt_driver(c);
+}
+
 const char *ckpt_gpu_state(struct ckpt *c)
 {
+	if (c->pid == getpid()) /* a child of fork only reads */
+		(void)ckpt_driver(c);
 	return c->gpu_state;
 }
 

@@ -38,7 +38,10 @@ struct ckpt {
 	unsigned copy_threads;
 	uint64_t buffer_bytes;
 	pid_t pid; /* who may use it */
-	struct gpu *gpu; /* NULL: none */
+
+	pthread_mutex_t driver_lock; /* held while it is opened */
+	atomic_bool driver_opened; /* then these two are immutable */
+	struct gpu *gpu; /* NULL: there is none */
 	char gpu_state[160];
 
 	struct ckpt_atomic_counters counters;
@@ -58,6 +61,17 @@ struct ckpt {
 
 #define CKPT_COUNT(c, counter, n) \
 	(void)atomic_fetch_add(&(c)->counters.counter, (uint_fast64_t)(n))
+
+/*
+ * The driver, for who has something on a device: the first call opens it,
+ * which starts it for the whole process, and CUDA in its forked children is
+ * over then. NULL: there is none; gpu_state says why.
+ */
+struct gpu *ckpt_driver(struct ckpt *c);
+/* For who could use one: NULL as well as long as nobody has started it. */
+struct gpu *ckpt_driver_if_started(struct ckpt *c);
+/* For what was to be done with one that is open: the first that asks. */
+struct gpu *ckpt_driver_opened(struct ckpt *c);
 
 /* -ECHILD with a sentence: another process made c, before a fork. */
 int ckpt_check_process(const struct ckpt *c);

@@ -51,15 +51,32 @@ static struct title title_of(const struct ckpt_range *r,
 	return t;
 }
 
+/* The driver does not survive a fork, and was the parent's. */
+static struct gpu *driver_for(const struct ckpt_file *f, int device)
+{
+	if (f->c->pid != getpid())
+		return NULL;
+	return device == CKPT_DEVICE_HOST ? ckpt_driver_if_started(f->c)
+					  : ckpt_driver(f->c);
+}
+
+/* A child reads what its parent has open, to host memory. */
+static int check_process(const struct ckpt_file *f, int device)
+{
+	return device == CKPT_DEVICE_HOST ? 0 : ckpt_check_process(f->c);
+}
+
 /* e: the entry that it is of, for messages; NULL: none. */
 static int check_range(const struct ckpt_file *f, const struct ckpt_range *r,
 		       const struct ckpt_entry *e)
 {
-	struct gpu *gpu = f->c->gpu;
+	struct gpu *gpu = driver_for(f, r->device);
 	int count = gpu ? gpu_device_count(gpu) : 0;
 	int there = CKPT_DEVICE_HOST;
-	int rc = 0;
+	int rc = check_process(f, r->device);
 
+	if (rc < 0)
+		return rc;
 	if (r->offset > f->bytes || r->bytes > f->bytes - r->offset)
 		return ckpt_say(-EINVAL, "%s: %s: the file has %llu", f->path,
 				title_of(r, e).text,
@@ -176,7 +193,7 @@ int ckpt_file_read_ranges(struct ckpt_file *f, const struct ckpt_range *ranges,
 {
 	SCOPED(scope_free) struct span *spans = NULL;
 	size_t used = 0;
-	int rc = ckpt_check_process(f->c);
+	int rc = 0;
 
 	for (size_t i = 0; i < count && rc == 0; i++)
 		rc = check_range(f, &ranges[i], NULL);
@@ -196,10 +213,8 @@ int ckpt_file_read(struct ckpt_file *f, const struct ckpt_target *targets,
 {
 	SCOPED(scope_free) struct span *spans = NULL;
 	size_t used = 0;
-	int rc = ckpt_check_process(f->c);
+	int rc = 0;
 
-	if (rc < 0)
-		return rc;
 	spans = calloc(count + 1, sizeof(*spans));
 	if (!spans)
 		return ckpt_say(-ENOMEM, "%s: no memory", f->path);

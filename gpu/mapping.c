@@ -149,7 +149,7 @@ void mapping_pin(struct mapping *p, unsigned threads)
 {
 	struct ckpt *c = p->mount->c;
 
-	if (!c->gpu || p->pin_tried)
+	if (!ckpt_driver_opened(c) || p->pin_tried)
 		return;
 	p->pin_tried = true;
 	mapping_populate(p, threads);

@@ -111,6 +111,8 @@ int ckpt_begin_with(struct ckpt *c, const char *path, unsigned flags,
 	s->to.dirfd = -1;
 	s->fd = -1;
 	CHECK(pthread_mutex_init(&s->lock, NULL) == 0);
+	/* Host memory may be a device's as well, and is pinned for one. */
+	(void)ckpt_driver_if_started(c);
 	rc = destination_open(path, &s->to);
 	if (rc == 0)
 		rc = find_mount(s);
@@ -163,7 +165,8 @@ static int find_device(struct ckpt *c, const struct ckpt_tensor *t,
 	int found = CKPT_DEVICE_HOST;
 	int rc;
 
-	if (c->gpu && t->data) {
+	if (t->data &&
+	    (t->device >= 0 ? ckpt_driver(c) : ckpt_driver_opened(c))) {
 		rc = gpu_pointer_device(c->gpu, t->data, &found);
 		if (rc < 0)
 			return rc;
@@ -237,7 +240,9 @@ static int mark_stream(struct ckpt_save *s, int device, void *raw,
 	rc = gpu_stream_wrap(s->c->gpu, device, raw, &stream);
 	if (rc < 0)
 		return rc;
-	rc = gpu_event_new(s->c->gpu, device, &m->event);
+	rc = gpu_stream_check_recording(stream);
+	if (rc == 0)
+		rc = gpu_event_new(s->c->gpu, device, &m->event);
 	if (rc == 0) {
 		s->mark_count++;
 		rc = gpu_event_record(m->event, stream);

@@ -59,7 +59,9 @@ static int fill(const struct way *w, struct mapping *p)
 		memcpy(p->memory, w->layout->header, w->layout->header_bytes);
 	if (w->flags & CKPT_SKIP_UNCHANGED)
 		rc = unchanged_copy_rest(w->c, p, w->layout, &skipped_bytes);
-	if (rc == -ENODEV) /* a library without kernels copies all */
+	/* A library without kernels copies all, and so does one for whose
+	 * hashes the device or the host has no memory left. */
+	if (rc == -ENODEV || rc == -ENOMEM)
 		return copy_all(w, p);
 	CKPT_COUNT(w->c, skipped_bytes, skipped_bytes);
 	return rc;
@@ -96,7 +98,9 @@ static int node_of(const struct way *w)
 		if (most < 0 || bytes[t->device] > bytes[most])
 			most = t->device;
 	}
-	return most < 0 || !w->c->gpu ? -1 : gpu_device_node(w->c->gpu, most);
+	return most < 0 || !ckpt_driver_opened(w->c)
+		       ? -1
+		       : gpu_device_node(w->c->gpu, most);
 }
 
 static int commit(const struct way *w, struct mapping *p, uint64_t *ret_ino)

@@ -206,14 +206,14 @@ static int stash_fill_control(struct ckpt_stash *s)
 	return rc;
 }
 
-static int stash_check(const struct ckpt *c, const struct ckpt_stash_options *o)
+static int stash_check(struct ckpt *c, const struct ckpt_stash_options *o)
 {
 	if (o->type_count == 0 || o->type_count > STASH_TYPES_MAX)
 		return ckpt_say(-EINVAL, "%zu types of rows: give 1 to %u",
 				o->type_count, STASH_TYPES_MAX);
 	if (o->device == CKPT_DEVICE_HOST)
 		return 0;
-	if (!c->gpu)
+	if (!ckpt_driver(c))
 		return ckpt_say(-ENODEV, "no stash on device %d: %s", o->device,
 				c->gpu_state);
 	if (!gpu_has_kernels(c->gpu))

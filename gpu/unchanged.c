@@ -109,7 +109,8 @@ static int hash_device(struct ckpt *c, int device, const struct chunk *chunks,
 static int hash_all(struct ckpt *c, const struct chunk *chunks, size_t count,
 		    uint8_t (*digests)[16])
 {
-	int devices = c->gpu ? gpu_device_count(c->gpu) : 0;
+	struct gpu *gpu = ckpt_driver_opened(c);
+	int devices = gpu ? gpu_device_count(gpu) : 0;
 	int rc = 0;
 
 	for (int d = CKPT_DEVICE_HOST; d < devices && rc == 0; d++)

@@ -26,7 +26,8 @@
 /*
  * Copy to p, which is being filled, what it does not hold of the layout's
  * tensors; *ret_skipped_bytes were there. -ENODEV: tensors are on a device, and
- * this library has no kernels to hash there; nothing was copied.
+ * this library has no kernels to hash there. -ENOMEM: no memory for hashes, on
+ * a device or the host. Of either nothing that was copied counts: copy all.
  */
 int unchanged_copy_rest(struct ckpt *c, struct mapping *p,
 			const struct layout *l, uint64_t *ret_skipped_bytes);

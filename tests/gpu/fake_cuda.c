@@ -50,12 +50,20 @@ int current_device(void)
 
 /* --- Devices --- */
 
+static unsigned inits;
+
+API unsigned fake_cuda_inits(void)
+{
+	return inits;
+}
+
 CU(cuInit, unsigned flags)
 {
 	const char *count = getenv("FAKE_CUDA_DEVICES");
 	const char *fail = getenv("FAKE_CUDA_FAIL_REGISTER");
 
 	ENTER();
+	inits++;
 	if (flags != 0)
 		return INVALID_VALUE;
 	if (started != 0 && started != getpid())
@@ -132,7 +140,7 @@ CU(cuDeviceGetCount, int *count)
 {
 	ENTER();
 	*count = fake.device_count;
-	return OK;
+	return started == getpid() ? OK : NOT_INITIALIZED;
 }
 
 CU(cuDeviceGet, int *device, int ordinal)

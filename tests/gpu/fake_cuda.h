@@ -17,6 +17,7 @@ uint64_t fake_cuda_d2d_bytes(void);
 /* Calls that made the host wait for a device, by name or by the way. */
 uint64_t fake_cuda_syncs(void);
 uint64_t fake_cuda_launches(void);
+unsigned fake_cuda_inits(void); /* calls of cuInit() */
 
 /* Now: allocated or registered and not given back. */
 uint64_t fake_cuda_device_bytes(void);
@@ -31,6 +32,7 @@ void fake_cuda_hold(bool on);
 void fake_cuda_fail(const char *symbol, unsigned n, int result);
 
 /* The driver's own calls, as far as tests make them. */
+int cuInit(unsigned flags);
 int cuDevicePrimaryCtxRetain(void **context, int device);
 int cuDevicePrimaryCtxRelease_v2(int device);
 int cuCtxPushCurrent_v2(void *context);
@@ -43,6 +45,7 @@ int cuCtxGetCurrent(void **context);
 int cuDeviceGetName(char *name, int len, int device);
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
 int cuEventElapsedTime(float *ms, void *from, void *to);
+int cuStreamIsCapturing(void *stream, int *status);
 int cuStreamBeginCapture_v2(void *stream, int mode);
 int cuStreamEndCapture(void *stream, void **graph);
 int cuGraphInstantiateWithFlags(void **exec, void *graph,

@@ -304,6 +304,18 @@ API int cuStreamBeginCapture_v2(void *stream, int mode)
 	return OK;
 }
 
+API int cuStreamIsCapturing(void *stream, int *status)
+{
+	struct stream *s;
+
+	HOLD(&fake.lock);
+	s = stream ? stream_find_locked(stream) : NULL;
+	if (stream && !s)
+		return INVALID_HANDLE;
+	*status = s && s->capturing;
+	return OK;
+}
+
 API int cuStreamEndCapture(void *stream, void **graph)
 {
 	struct stream *s;

@@ -609,6 +609,24 @@ def a_driver_that_refuses_the_kernels_costs_copies_and_no_saves(m):
     c.close()
 
 
+@ck.mounted(modes=("auto",))
+@alone
+def without_memory_for_hashes_all_is_copied(m):
+    """A trainer has all of it: device memory, pinned, the module's."""
+    fake = Fake()
+    c = Ckpt(ckptgpu.SKIP_UNCHANGED)
+    t = tensors("x", fake)
+    for call in (b"cuMemHostAlloc", b"cuMemAlloc_v2", b"cuModuleLoadData"):
+        fake.cu.fake_cuda_fail(call, 1, 2)
+        c.save(m.path("f"), t, wait=True)
+        alike(c.load(m.path("f")), t, call)
+        assert c.counters().skipped_bytes == 0, call
+    for _ in range(4):  # there is some again
+        c.save(m.path("f"), t, wait=True)
+    assert c.counters().skipped_bytes > 0
+    c.close()
+
+
 @ck.mounted()
 @alone
 def saving_host_tensors_makes_no_context(m):

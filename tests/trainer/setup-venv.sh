@@ -1,6 +1,7 @@
 #!/bin/bash
 #
-# setup-venv.sh - a Python with a recent torch for the tests in this folder.
+# setup-venv.sh - a Python with a recent torch, and Megatron's core, for the
+# tests in this folder.
 #
 # Keeps true: after exit 0 the virtual environment $CKPTFS_VENV holds exactly
 # the versions below and imports them; the path of its python is all that
@@ -22,6 +23,7 @@ PINS=(
 	# what torch itself imports
 	filelock==4.2.11 fsspec==2026.9.0 jinja2==3.1.6 markupsafe==3.0.4
 	mpmath==1.3.0 networkx==3.6.1 sympy==1.14.0 typing-extensions==4.16.0
+	megatron-core==0.16.1 packaging==26.3 psutil==7.2.2
 )
 PROBE='import numpy, safetensors.torch, torch
 import torch.distributed.checkpoint as dcp

@@ -155,6 +155,116 @@ def reading(folder):
             no_dist=True))
 
 
+def halves(folder):
+    """What is wanted of a stored tensor is read, where it lies in one piece,
+    and nothing beside it."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata, MetadataIndex)
+    from torch.distributed.checkpoint.planner import (
+        LoadItemType, LoadPlan, ReadItem)
+    from ckptfs._ranges import Ranges
+    from ckptfs.dcp import Reader, Writer
+    state = {"w": torch.randn(1000, 20, 30)}
+    dcp.save(state, storage_writer=Writer(f"{folder}/half"), no_dist=True)
+    read, bytes_read = Ranges.read, []
+
+    def counted(file, wanted):
+        wanted = list(wanted)
+        bytes_read.extend(one[1] for one in wanted)
+        read(file, wanted)
+    Ranges.read = counted
+    for at, sizes, is_one in (
+            ((500, 0, 0), (500, 20, 30), True), ((0, 0, 0), (1, 20, 30), True),
+            ((7, 5, 0), (1, 10, 30), True), ((7, 5, 4), (1, 1, 9), True),
+            ((999, 19, 29), (1, 1, 1), True), ((3, 0, 0), (2, 20, 29), False),
+            ((3, 0, 0), (2, 19, 30), False), ((3, 1, 2), (1, 2, 3), False)):
+        reader, target = Reader(f"{folder}/half"), torch.zeros(sizes)
+
+        class Planner(dcp.DefaultLoadPlanner):
+            def resolve_tensor(self, read_item):
+                return target
+
+            def commit_tensor(self, read_item, tensor):
+                assert tensor.data_ptr() == target.data_ptr()
+        metadata = reader.read_metadata()
+        reader.set_up_storage_reader(metadata, True)
+        none = torch.Size((0, 0, 0))
+        reader.read_data(LoadPlan([ReadItem(
+            LoadItemType.TENSOR, MetadataIndex("w", none), none,
+            MetadataIndex("w", none), torch.Size(at), torch.Size(sizes))]),
+            Planner()).wait()
+        want = state["w"]
+        for dim, (offset, size) in enumerate(zip(at, sizes)):
+            want = want.narrow(dim, offset, size)
+        assert torch.equal(target, want), (at, sizes)
+        assert bytes_read[-1] == 4 * (want if is_one else
+                                      state["w"]).numel(), (at, sizes)
+    Ranges.read = read
+
+
+def arguments(folder):
+    """They are torch's, by place and by name."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint._extension import (
+        ExtensionRegistry, StreamTransformExtension)
+    import ckptfs._saving
+    from ckptfs.dcp import Reader, Writer
+
+    class Same(StreamTransformExtension):
+        @staticmethod
+        def registry_name():
+            return "stream.same"
+
+        @staticmethod
+        def from_descriptor(version):
+            return Same()
+
+        def get_descriptor(self):
+            return f"{self.registry_name()}/1"
+
+        def transform_to(self, output):
+            return output
+
+        def transform_from(self, input):
+            return input
+    state = {"a": torch.arange(5.0), "b": torch.arange(7)}
+
+    def save(path, *args, reader=Reader, **options):
+        writer = Writer(path, *args, **options)
+        dcp.save(state, storage_writer=writer, no_dist=True)
+        got = {name: torch.zeros_like(one) for name, one in state.items()}
+        dcp.load(got, storage_reader=reader(path), no_dist=True)
+        assert all(torch.equal(got[name], one) for name, one in state.items())
+        return writer
+    path = f"{folder}/arguments"
+    theirs = dcp.FileSystemWriter(path, True, True, 2, 10_000_000, True, False)
+    ours = save(path, True, True, 2, 10_000_000, True, False)
+    for name in ("single_file_per_rank", "sync_files", "thread_count",
+                 "per_thread_copy_ahead", "overwrite"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert sorted(os.listdir(path)) == [".metadata", "__0_0.distcp",
+                                        "__0_1.distcp"]
+    assert save(path, True, True, 2, 10_000_000).overwrite
+    fails("overwrite=False", lambda: save(path, overwrite=False))
+    fails("nonsense", lambda: Writer(path, nonsense=1))
+    registry = ExtensionRegistry()
+    registry.extensions["stream.same"] = Same
+    save(f"{folder}/extended", _extensions=[Same()],
+         reader=lambda path: Reader(path, registry))
+    # By default the mount orders what elsewhere is synced.
+    waits, wait = [], ckptfs._saving.Save.wait
+    ckptfs._saving.Save.wait = lambda save: (waits.append(save.path),
+                                             wait(save))
+    save(f"{folder}/default")
+    assert len(waits) == (not trainer.on_ckptfs(folder)), waits
+    save(f"{folder}/not_synced", sync_files=False)
+    assert len(waits) == (not trainer.on_ckptfs(folder)), waits
+    ckptfs._saving.Save.wait = wait
+
+
 def fails(says, call):
     try:
         call()
@@ -250,7 +360,7 @@ def failing(folder, rank, world, store):
 
 
 PROGRAMS = {f.__name__: f for f in (
-    save, check, types, reading, asynchronous, processes, failing)}
+    save, check, types, reading, halves, arguments, asynchronous, processes, failing)}
 
 
 def ranks(program, fs, world):
@@ -273,6 +383,14 @@ def tests():
     @ck.posix
     def a_state_is_read_in_place_whatever_its_keys_are_called(fs):
         trainer.finish(trainer.start(__file__, "reading", fs.dir))
+
+    @ck.posix
+    def half_of_a_tensor_is_half_a_read(fs):
+        trainer.finish(trainer.start(__file__, "halves", fs.dir))
+
+    @ck.posix
+    def arguments_are_those_of_torch(fs):
+        trainer.finish(trainer.start(__file__, "arguments", fs.dir))
 
     @ck.posix
     def a_state_may_change_once_it_is_copied(fs):

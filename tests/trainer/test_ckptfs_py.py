@@ -1,6 +1,7 @@
 """The module ckptfs: files of its own and of safetensors mean the same to both,
 its saves are complete whatever happens to the tensors and to the process, and
 the examples that use it resume where they were killed."""
+import ctypes
 import os
 import re
 import subprocess
@@ -153,6 +154,39 @@ def parity(folder):
                 table["table"].numpy()[1:3, ::7]).all()
         raises(KeyError, ours.get_slice, "no such tensor")
     raises(ValueError, lambda: mine[0], says="is closed")
+    calls(files.path("table"), files.path("by name"), table, files.plain)
+
+
+def calls(there, made, table, plain):
+    """What safetensors is called by, ours is called by as well."""
+    import inspect
+    from safetensors.torch import load_file, load_model, save_file
+    import safetensors.torch
+    import ckptfs
+    for theirs, ours in ((save_file, ckptfs.save_file),
+                         (load_file, ckptfs.load_file)):
+        mine = inspect.signature(ours).parameters
+        for name, one in inspect.signature(theirs).parameters.items():
+            assert mine[name].kind == one.kind and \
+                mine[name].default == one.default, (theirs, name)
+        assert list(mine)[:2] == list(inspect.signature(theirs).parameters)[:2]
+    ckptfs.save_file(tensors=table, filename=made, metadata=None, plain=plain)
+    same(ckptfs.load_file(filename=made, device="cpu", backend="pread"), table,
+         "by name")
+    with ckptfs.safe_open(filename=there, framework="pytorch", device="cpu",
+                          backend="mmap") as f:
+        assert len(f.keys()) == len(table)
+    raises(ValueError, ckptfs.load_file, there, backend="magic", says="backend")
+    import torch
+    model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    ckptfs.save_file(model.state_dict(), made, plain=plain)
+    before = safetensors.torch.load_file
+    safetensors.torch.load_file = ckptfs.load_file
+    try:
+        load_model(other, made)
+    finally:
+        safetensors.torch.load_file = before
+    same(other.state_dict(), model.state_dict(), "load_model")
 
 
 def into(folder):
@@ -409,6 +443,35 @@ def check_asynchronous(folder):
     assert files.load("async-4")["step"] == 4
 
 
+def c_read_to_device(file):
+    from ckptfs import _library as c
+    target = c.Target(c.EntryPointer(file._entry("a")), 4096, 0)
+    c.check(c.lib().ckpt_file_read(file._file, ctypes.byref(target), 1))
+
+
+def daemons(folder):
+    """The program ends while threads that nobody waits for save and load."""
+    import threading
+    import torch
+    import ckptfs
+    many = {str(n): torch.tensor(n) for n in range(4000)}
+    at = [threading.Event() for _ in range(4)]
+
+    def work(n):
+        path = os.path.join(folder, f"daemon-{n}")
+        ckptfs.save_file(many, path)
+        at[n].set()
+        while True:
+            if n % 2:
+                ckptfs.load_file(path)
+            else:
+                ckptfs.save_file(many, path)
+    for n, one in enumerate(at):
+        threading.Thread(target=work, args=(n,), daemon=True).start()
+    for one in at:
+        one.wait()
+
+
 def forks(folder):
     """A child has a library of its own, and leaves its parent's alone."""
     import torch
@@ -420,8 +483,13 @@ def forks(folder):
 
     def child():
         raises(ChildProcessError, pending.copied)
-        raises(ChildProcessError, held.get_tensors)
+        assert held.get_tensors()["a"].tolist() == [0, 1, 2]
+        assert held.get_slice("a")[1:].tolist() == [1, 2]
+        raises(ChildProcessError, c_read_to_device, held)
         held.close()
+        with open("/proc/self/maps", encoding="utf-8") as maps:
+            assert held.path not in maps.read()
+        raises(ValueError, held.get_tensors, says="is closed")
         files.save({"a": torch.arange(5)}, "child")
         assert len(files.load("child")["a"]) == 5
         assert len(files.load("parent")["a"]) == 3
@@ -452,6 +520,26 @@ def imports():
     assert not {"torch", "numpy"} & set(sys.modules)
 
 
+def host_only(folder, library):
+    """Nothing on a device: the driver is not started, which would end CUDA in
+    forked children, until somebody asks for it."""
+    import torch
+    import ckptfs
+    files = Files(folder)
+    cu = ctypes.CDLL(library)
+    files.save({"a": torch.arange(3)}, "host")
+    assert len(files.load("host")["a"]) == 3
+    assert cu.fake_cuda_inits() == 0
+    assert "2 devices" in ckptfs.gpu_state()
+    assert cu.fake_cuda_inits() == 1
+    pid = os.fork()
+    if pid == 0:
+        ckptfs.configure(gpu=False)
+        os._exit("not looked for" not in ckptfs.gpu_state() or
+                 cu.fake_cuda_inits() != 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
 def threads(folder):
     """Several threads save and load at once."""
     import concurrent.futures
@@ -471,7 +559,7 @@ def threads(folder):
 
 PROGRAMS = {f.__name__: f for f in (
     save, check, parity, into, handles, shards, layouts, ownership, errors, many, asynchronous,
-    check_asynchronous, forks, imports, threads)}
+    check_asynchronous, daemons, forks, imports, host_only, threads)}
 
 
 def run(name, *argv):
@@ -560,12 +648,23 @@ def tests():
         run("forks", fs.dir)
 
     @ck.posix
+    def the_program_may_end_under_its_daemon_threads(fs):
+        for _ in range(3):
+            trainer.finish(trainer.start_new(__file__, "daemons", fs.dir))
+
+    @ck.posix
     def threads_may_save_and_load_at_once(fs):
         run("threads", fs.dir)
 
     @ck.posix
     def neither_torch_nor_numpy_is_imported(fs):
         trainer.finish(trainer.start_new(__file__, "imports"))
+
+    @ck.posix
+    def tensors_of_the_host_start_no_driver(fs):
+        fake = os.path.join(ck.BUILD, "tests/gpu/libfake_cuda.so")
+        trainer.finish(trainer.start_new(__file__, "host_only", fs.dir, fake,
+                                         CKPT_CUDA_LIBRARY=fake))
 
     @ck.posix
     def the_example_in_python_resumes_where_it_was_killed(fs):

@@ -494,6 +494,7 @@ def a_device_does_the_same_later():
     cu = ctypes.CDLL(FAKE)
     cu.fake_cuda_device_bytes.restype = ctypes.c_uint64
     cu.fake_cuda_pinned_bytes.restype = ctypes.c_uint64
+    assert cu.cuInit(0) == 0
     host_rings, device = module.Rings, types.SimpleNamespace(type="cuda",
                                                              index=0)
 

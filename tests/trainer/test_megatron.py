@@ -4,17 +4,19 @@ itself would have, for its own readers; asynchronous saves hold what was there
 when they began; another number of tensor-parallel ranks reads it; and with a
 copy of each rank's own, nobody opens another's file.
 
-Skipped where the virtual environment has no megatron-core: frameworks.sh makes
-one that has. What Megatron needs of a GPU is stood in for here (no_cuda), and
-nowhere else.
+What Megatron needs of a GPU is stood in for here (no_cuda), and nowhere else;
+the protocol of nvidia-resiliency-ext 0.6, which no package index has, in
+writers.py.
 """
 import os
 import pickle
 import pickletools
 import shutil
+import signal
 import subprocess
 import sys
 import time
+import traceback
 import zlib
 
 import trainer
@@ -268,6 +270,8 @@ def job(folder, rank, world, meet):
             me.load(path, gpt, seed)
         queue.close()
 
+    kept_plans(me, gpt, folder)
+
     # One rank cannot write: all learn of it.
     queue = AsyncCallsQueue(persistent=False)
     me.asynchronous(f"{folder}/failing", state(gpt, 5), queue,
@@ -313,6 +317,62 @@ def job(folder, rank, world, meet):
         import megatron.core
         print(f"# megatron-core {megatron.core.__version__}, torch "
               f"{torch.__version__}", flush=True)
+
+
+def kept_plans(me, gpt, folder):
+    """With plans that are kept from save to save: what a state has more of on
+    one rank, and then on another, is in the checkpoint all the same."""
+    from megatron.core import dist_checkpointing, parallel_state
+    from megatron.core.dist_checkpointing.mapping import (
+        ShardedObject, ShardedTensor)
+    from megatron.core.dist_checkpointing.strategies import (
+        fully_parallel, torch as torch_dist)
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    def more(objects, tensors):
+        sharded = state(gpt, 5)
+        for rank in objects:
+            if rank == me.rank:
+                sharded[f"new.{rank}"] = ShardedObject(
+                    f"new.{rank}", {"of": rank}, (1,), (0,))
+        for rank in tensors:
+            if rank == me.rank:
+                name = f"tensor.{rank}"
+                sharded[name] = ShardedTensor.from_rank_offsets(
+                    name, torch.full((5,), float(rank)))
+        return sharded
+
+    def save_and_look(path, strategy):
+        for objects, tensors in (((), ()),) * 4 + (
+                ((1,), ()), ((1,), ()), ((1, 2), (3,)), ((1, 2), (3,)),
+                ((1, 2), (3,)), ((2,), ()), ((2,), ())):
+            me.save(path, more(objects, tensors), strategy,
+                    validate_access_integrity=False)
+            found = dcp.FileSystemReader(path).read_metadata()
+            got = {name.split("/")[0] for name in found.state_dict_metadata}
+            assert {index.fqn for index in found.storage_data} == \
+                set(found.state_dict_metadata), path
+            want = {f"new.{rank}" for rank in objects} | \
+                {f"tensor.{rank}" for rank in tensors}
+            assert {key for key in got if key.startswith(("new.", "tensor."))
+                    } == want, (path, objects, tensors)
+            me.barrier()
+        loaded = dist_checkpointing.load(
+            {"new": ShardedObject("new.2", None, (1,), (0,))}, path,
+            validate_access_integrity=False)
+        assert loaded["new"] == {"of": 2}, loaded
+        me.load(path, gpt, 5)
+
+    me.ours.uninstall()
+    save_and_look(f"{folder}/kept", me.ours.SaveStrategy(cached_metadata=True))
+    me.ours.install()
+    save_and_look(f"{folder}/kept_installed",
+                  fully_parallel.FullyParallelSaveStrategyWrapper(
+                      torch_dist.TorchDistSaveShardedStrategy(
+                          "torch_dist", 1, cached_metadata=True),
+                      parallel_state.get_data_parallel_group(
+                          with_context_parallel=True), True))
 
 
 def Failing():
@@ -372,15 +432,136 @@ def measure(folder, rank, world, meet):
             print(f"# {what} of {size / 1e6:.0f} MB, {whose}: {took:.3f} s")
 
 
-PROGRAMS = {"job": job, "measure": measure}
+def newer(folder):
+    """nvidia-resiliency-ext 0.6's writer, and one that nobody knows."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    import warnings
+    import writers
+    import ckptfs.megatron as ours
+    mode = no_cuda()
+    writers.stand_in()
+    os.makedirs(folder, exist_ok=True)
 
+    def state_of(seed):
+        return {**{name: torch.Tensor.as_subclass(tensor, writers.OnDevice)
+                   for name, tensor in trainer.state(seed).items()},
+                "host": torch.randn(70, 30), "object": {"seed": seed}}
 
-def ranks(program, folder, meet, *more):
+    def check(path, want):
+        got = {name: torch.zeros(one.shape, dtype=one.dtype)
+               if isinstance(one, torch.Tensor) else {"seed": 0}
+               for name, one in want.items()}
+        dcp.load(got, checkpoint_id=path, no_dist=True)
+        for name, one in want.items():
+            assert (torch.equal(got[name], one) if isinstance(
+                one, torch.Tensor) else got[name] == one), (path, name)
+
+    for cached in (False, True):
+        for seed in (1, 2):
+            writers.save(f"{folder}/theirs_{cached}_{seed}", state_of(seed),
+                         cached)
+    assert writers.copied, "the stand-in copies what is on a device"
+    ours.install()
+    device = {name: one for name, one in state_of(0).items()
+              if isinstance(one, writers.OnDevice)}
+    for hint in (None, "e"):
+        for cached in (False, True):
+            for seed in (1, 2, 3):
+                path = f"{folder}/ours_{hint}_{cached}_{seed}"
+                want = state_of(seed)
+                for name, one in device.items():  # where the cache has them
+                    one.copy_(want[name])
+                want.update(device)
+                writers.copied.clear()
+                writers.save(path, want, cached, hint)
+                assert not writers.copied, writers.copied
+                check(path, want)
+                files = [f"{hint if hint and n < 2 else ''}__0_{n}.distcp"
+                         for n in range(4)]
+                assert sorted(os.listdir(path)) == sorted(
+                    [".metadata", *files]), os.listdir(path)
     try:
-        said = trainer.finish(*(trainer.start(
-            os.path.abspath(__file__), program, folder, rank, RANKS, meet,
-            *more, RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank))
-            for rank in range(RANKS)), bound=900)
+        writers.save(f"{folder}/nowhere", state_of(1), False, before=lambda:
+                     os.rmdir(f"{folder}/nowhere"))
+    except RuntimeError as e:
+        assert "No such file" in str(e), e
+    else:
+        raise AssertionError("it did not fail")
+    if trainer.on_ckptfs(folder):
+        import ckptfs
+        k = ckptfs.counters()
+        assert k["plain_saves"] == 0 and k["segments_reused"] > 0, k
+    ours.uninstall()
+    want = state_of(4)
+    writers.save(f"{folder}/after", want, True)
+    check(f"{folder}/after", want)
+
+    # It writes itself, and that is said once.
+    writers.stand_in(writers.Unknown)
+    ours.install()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for seed in (1, 2):
+            want = state_of(seed)
+            writers.save(f"{folder}/unknown_{seed}", want, False,
+                         kind=writers.Unknown)
+            check(f"{folder}/unknown_{seed}", want)
+    said = [str(one.message) for one in said if "ckptfs" in str(one.message)]
+    assert len(said) == 1 and "writers.Unknown" in said[0], said
+    mode.__exit__(None, None, None)
+
+
+def forked(program, folder, meet):
+    """The ranks, forked from one process that has imported Megatron."""
+    import ckptfs.megatron  # noqa: F401 pylint: disable=unused-import
+    import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401
+    pids = []
+    for rank in range(RANKS):
+        pids.append(os.fork())
+        if not pids[-1]:
+            os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS),
+                              LOCAL_RANK=str(rank))
+            code = 1
+            try:
+                PROGRAMS[program](folder, rank, RANKS, meet)
+                code = 0
+            except BaseException:  # pylint: disable=broad-except
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                ended(code)
+    failed = 0
+    while pids:
+        pid, status = os.wait()
+        if pid not in pids:
+            continue
+        pids.remove(pid)
+        if status and not failed:  # the others would wait for it
+            failed = 1
+            for other in pids:
+                os.kill(other, signal.SIGKILL)
+    sys.exit(failed)
+
+
+def ended(code):
+    """What a process does at its end, in one that began as a fork."""
+    import atexit
+    from multiprocessing import util
+    util._exit_function()
+    atexit._run_exitfuncs()
+    os._exit(code)
+
+
+PROGRAMS = {"job": job, "measure": measure, "newer": newer, "forked": forked}
+
+
+def ranks(program, folder, meet):
+    try:
+        said = trainer.finish(trainer.start(
+            os.path.abspath(__file__), "forked", program, folder, meet),
+            bound=900)
     finally:
         if os.path.exists(meet):
             os.unlink(meet)
@@ -394,6 +575,11 @@ def tests():
     def megatron_saves_and_loads_as_before(m):
         ranks("job", m.path("job"), os.path.join(m.base, "meet"))
 
+    @ck.mounted(modes=("auto",))
+    def a_writer_that_makes_its_files_while_it_preloads(m):
+        trainer.finish(trainer.start(os.path.abspath(__file__), "newer",
+                                     m.path("newer")))
+
     if os.environ.get("CKPTFS_MEASURE"):
         @ck.mounted(modes=("auto",))
         def measured(m):
@@ -405,7 +591,7 @@ def main():
             subprocess.run([trainer.PYTHON, "-c", "import megatron.core"],
                            stderr=subprocess.DEVNULL, check=False).returncode:
         print(f"SKIP: {trainer.PYTHON} has no megatron-core: "
-              "see tests/trainer/frameworks.sh")
+              "run tests/trainer/setup-venv.sh")
         sys.exit(77)
     trainer.main(PROGRAMS, tests)
 

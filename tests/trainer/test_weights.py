@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import trainer
 from trainer import ck, raises
@@ -132,6 +133,11 @@ def newest(folder):
         assert woken[0].name == "v7"
         same(woken[0].get_tensors(), state(7))
         woken[0].close()
+        ahead = time.time() + 1e6
+        os.utime(t.path("v7"), (ahead, ahead))  # by a clock that went back
+        expect("v7")
+        t.publish("v8", 8)
+        expect("v8")
 
 
 def patient(folder):

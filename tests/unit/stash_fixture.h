@@ -71,6 +71,7 @@ static inline void rig_init(struct rig *r, int device,
 	r->max_rows = max_rows;
 	assert_int_equal(ckpt_open(NULL, &r->c), 0);
 	if (device != CKPT_DEVICE_HOST) {
+		assert_int_equal(cuInit(0), 0); /* the caller's own use */
 		assert_int_equal(cuDevicePrimaryCtxRetain(&context, device), 0);
 		assert_int_equal(cuCtxPushCurrent_v2(context), 0);
 		assert_int_equal(cuStreamCreate(&r->stream, 1), 0);

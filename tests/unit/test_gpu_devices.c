@@ -61,7 +61,7 @@ static void equal_chunks_are_copied_by_a_crew(void **state)
 
 	(void)state;
 	assert_int_equal(ckpt_open(&options, &c), 0);
-	assert_non_null(c->gpu);
+	assert_non_null(ckpt_driver(c));
 	for (int i = 0; i < 2; i++) {
 		const struct ckpt_tensor t = { .name = i ? "b" : "a",
 					       .dtype = "U8",
@@ -157,6 +157,7 @@ static void memory_is_asked_for_next_to_the_device(void **state)
 
 	(void)state;
 	assert_int_equal(ckpt_open(NULL, &c), 0);
+	assert_non_null(ckpt_driver(c));
 	assert_int_equal(asked_for(c, second, 2, true), 1 + 1);
 	assert_int_equal(asked_for(c, first, 2, true), 1 + 0);
 	assert_int_equal(asked_for(c, first, 2, false), 0);

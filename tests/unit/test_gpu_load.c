@@ -144,8 +144,12 @@ static void wrong_targets_are_refused(void **state)
 
 static void a_child_opens_its_own(void **state)
 {
+	int status = 0;
+	const struct ckpt_range prefix = { .bytes = sizeof(uint64_t),
+					   .data = &(uint64_t){ 0 },
+					   .device = CKPT_DEVICE_HOST };
+	const struct ckpt_range on_device = { .bytes = 1, .data = &status };
 	struct ckpt_file *f;
-	int status;
 	pid_t child;
 
 	(void)state;
@@ -154,7 +158,10 @@ static void a_child_opens_its_own(void **state)
 	child = fork();
 	assert_true(child >= 0);
 	if (child == 0) {
-		status = ckpt_file_read(f, NULL, 0) != -ECHILD;
+		/* And has what its parent had open, but no device of it. */
+		status = ckpt_file_read_ranges(f, &prefix, 1) != 0;
+		status |= ckpt_file_read_ranges(f, &on_device, 1) != -ECHILD;
+		ckpt_file_close(f);
 		status |= ckpt_file_open(host, path, &f) != -ECHILD;
 		_exit(status);
 	}

@@ -14,7 +14,7 @@ static struct ckpt *open_with_driver(uint64_t buffer_bytes)
 
 	fake_cuda_fail("", 0, 0);
 	assert_int_equal(ckpt_open(&o, &c), 0);
-	assert_non_null(c->gpu);
+	assert_non_null(ckpt_driver(c));
 	return c;
 }
 

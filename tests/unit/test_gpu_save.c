@@ -45,6 +45,7 @@ static void caller_init(struct caller *u)
 	memset(u->bytes, 7, BYTES);
 	(void)snprintf(u->path, sizeof(u->path), "%s/f", dir);
 	assert_int_equal(ckpt_open(&options, &u->c), 0);
+	assert_non_null(ckpt_driver(u->c));
 	assert_non_null(u->c->gpu);
 	assert_int_equal(gpu_alloc(u->c->gpu, 0, BYTES, &u->tensor), 0);
 	assert_int_equal(gpu_alloc(u->c->gpu, 0, BYTES, &u->other), 0);
@@ -164,6 +165,27 @@ static void a_save_goes_on_while_a_graph_is_captured(void **state)
 	caller_release(&u);
 }
 
+/* Of the stream that is captured itself nothing can be saved: what it would
+ * save has not run. The capture goes on. */
+static void a_save_on_a_stream_that_is_captured_is_refused(void **state)
+{
+	struct caller u;
+	void *graph;
+
+	(void)state;
+	caller_init(&u);
+	begin(&u, 3);
+	capture(u.stream, &graph, true);
+	assert_int_equal(ckpt_start(u.save), -EBUSY);
+	assert_non_null(strstr(ckpt_last_error(), "captured"));
+	assert_int_equal(gpu_zero(u.stream, u.tensor, BYTES), 0);
+	capture(u.stream, &graph, false);
+	assert_int_equal(cuGraphDestroy(graph), 0);
+	assert_int_equal(ckpt_commit(u.save), -EBUSY);
+	assert_int_equal(access(u.path, F_OK), -1);
+	caller_release(&u);
+}
+
 /* The driver refuses the mark: an error, and nothing was made. */
 static void a_save_that_cannot_be_started_fails(void **state)
 {
@@ -198,6 +220,8 @@ int main(void)
 		cmocka_unit_test(
 			a_save_does_not_wait_for_what_is_enqueued_later),
 		cmocka_unit_test(a_save_goes_on_while_a_graph_is_captured),
+		cmocka_unit_test(
+			a_save_on_a_stream_that_is_captured_is_refused),
 		cmocka_unit_test(a_save_that_cannot_be_started_fails),
 	};
 

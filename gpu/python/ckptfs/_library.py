@@ -5,14 +5,16 @@ There is one handle for all saves and loads of a process, so that all share the
 segments; what differs from save to save are its flags (ckpt_begin_with()).
 """
 import atexit
+import contextlib
 import ctypes
 import glob
 import os
 import sys
 import threading
+import time
 import weakref
 
-PLAIN, SKIP_UNCHANGED, SEGMENT_ONLY = 1, 4, 8  # enum ckpt_flags
+PLAIN, NO_GPU, SKIP_UNCHANGED, SEGMENT_ONLY = 1, 2, 4, 8  # enum ckpt_flags
 HOST = -1  # CKPT_DEVICE_HOST
 RANK_MAX = 64
 _NAME = "libckpt_gpu.so.0"
@@ -154,8 +156,11 @@ class Process:
 
     def __init__(self):
         self.pid = os.getpid()
-        self.lock = threading.Lock()  # guards handle
+        self.lock = threading.Lock()  # guards the next four
         self.handle = None  # struct ckpt *
+        self.users = 0  # calls that make something of the handle
+        self.unused = threading.Condition(self.lock)
+        self.ended = False  # the program ends; its daemon threads still run
         # Saves that are not copied yet: perhaps nobody else holds them.
         self.copying = set()
         # Whatever has to be closed before the handle.
@@ -164,12 +169,16 @@ class Process:
 
 _library = None
 _process = Process()
-_options = {"copy_threads": 0, "buffer_bytes": 0}
+_options = {"copy_threads": 0, "buffer_bytes": 0, "flags": 0}
 
 
 def _after_fork():
-    # The parent's handle is not the child's to close: it is forgotten.
+    # The parent's handle is not the child's to close: it is forgotten. Its
+    # files are the child's as well, but not what a thread did to them.
     global _process
+    for one in list(_process.open):
+        if isinstance(one, OpenFile):
+            one._lock = threading.RLock()
     _process = Process()
 
 
@@ -187,12 +196,15 @@ def lib():
     return _library
 
 
-def configure(*, copy_threads=None, buffer_bytes=None):
+def configure(*, copy_threads=None, buffer_bytes=None, gpu=None):
     """How this process copies, and its children.
 
     copy_threads: threads for what is in host memory; 0: up to 4.
     buffer_bytes: one pinned transfer buffer; 0: 32 MiB. Two are used to load
         to a device.
+    gpu: False: no CUDA driver is looked for, all memory is the host's. By
+        default it is opened for the first tensor on a device, or when the
+        program has started it itself.
 
     RuntimeError: something was saved or loaded before.
     """
@@ -205,17 +217,39 @@ def configure(*, copy_threads=None, buffer_bytes=None):
         if not isinstance(value, int) or not 0 <= value <= limit:
             raise ValueError(f"{name}={value!r}: give 0 to {limit}")
         _options[name] = value
+    if gpu is not None:
+        _options["flags"] = 0 if gpu else NO_GPU
 
 
+def stay():
+    """Daemon threads go no further when the program ends. Python stops them
+    where they want to go on, and where that is in torch's C++ the program
+    aborts; here they may stop. They hold none of our locks."""
+    if _process.ended and \
+            threading.current_thread() is not threading.main_thread():
+        threading.Event().wait()
+
+
+@contextlib.contextmanager
 def handle():
+    """The process's, which is not closed meanwhile. What is made of it is to
+    be in process().open by then."""
     here = _process
+    stay()
     with here.lock:
         if here.handle is None:
             opened = ctypes.c_void_p()
             check(lib().ckpt_open(ctypes.byref(Options(**_options)),
                                   ctypes.byref(opened)))
             here.handle = opened
-        return here.handle
+        here.users += 1
+    try:
+        yield here.handle
+    finally:
+        with here.lock:
+            here.users -= 1
+            here.unused.notify_all()
+        stay()
 
 
 def error(rc, path=None):
@@ -240,21 +274,22 @@ def encode_path(path):
 
 
 class OpenFile:
-    """A file that the library has open: it keeps its version, one thread at a
-    time calls the library for it, and a child of fork leaves it alone."""
+    """A file that the library has open: it keeps its version, and one thread at
+    a time calls the library for it. A child of fork has it as well."""
 
     _file = None  # of one whose opening failed
 
     def __init__(self, path, function):
-        self._pid = os.getpid()
         self._lib = lib()
         self._lock = threading.RLock()
         self.path = path
         opened = ctypes.c_void_p()
-        check(getattr(self._lib, function)(handle(), encode_path(path),
-                                           ctypes.byref(opened)), path)
-        self._file = opened
-        process().open.add(self)
+        encoded = encode_path(path)
+        with handle() as ours:
+            check(getattr(self._lib, function)(ours, encoded,
+                                               ctypes.byref(opened)), path)
+            self._file = opened
+            process().open.add(self)
 
     def _opened(self):
         if self._file is None:
@@ -262,12 +297,11 @@ class OpenFile:
         return self._file
 
     def close(self):
-        if self._pid != os.getpid():
-            return  # the parent's: nothing of it is ours to touch
         with self._lock:
             file, self._file = self._file, None
             if file is not None:
                 self._lib.ckpt_file_close(file)
+        stay()
 
     _close = close
 
@@ -282,17 +316,32 @@ class OpenFile:
         self.close()
 
 
+_DAEMONS_SECONDS = 60  # that the end waits for what daemon threads are in
+
+
 @atexit.register
 def _finish():
-    """Saves that were begun get their files; then everything is given back."""
-    here = _process
+    """Saves that were begun get their files; then everything is given back,
+    but for what a daemon thread does not let go of."""
+    here, end = _process, time.monotonic() + _DAEMONS_SECONDS
+    with here.lock:
+        here.ended = True
+        free = here.unused.wait_for(lambda: here.users == 0, _DAEMONS_SECONDS)
     for save in list(here.copying):
         try:
             save.copied()
-        except OSError as e:
+        except (OSError, ValueError) as e:
             print(f"ckptfs: {e}", file=sys.stderr)
     for one in list(here.open):
-        one._close()
+        if not one._lock.acquire(timeout=max(0, end - time.monotonic())):
+            free = False
+            continue
+        try:
+            one._close()
+        finally:
+            one._lock.release()
+    if not free:
+        return
     with here.lock:
         opened, here.handle = here.handle, None
     if opened is not None:
@@ -303,10 +352,12 @@ def counters():
     """What the library counted in this process, by name: see ckpt_gpu.h."""
     one = Counters()
     if _process.handle is not None:
-        lib().ckpt_get_counters(_process.handle, ctypes.byref(one))
+        with handle() as ours:
+            lib().ckpt_get_counters(ours, ctypes.byref(one))
     return {name: getattr(one, name) for name, _ in Counters._fields_}
 
 
 def gpu_state():
-    """"CUDA driver 13.0, 1 device", or why there is none."""
-    return lib().ckpt_gpu_state(handle()).decode()
+    """"CUDA driver 13.0, 1 device", or why there is none. Asking opens it."""
+    with handle() as ours:
+        return lib().ckpt_gpu_state(ours).decode()

@@ -49,7 +49,7 @@ class File(c.OpenFile):
     replaced or deleted meanwhile."""
 
     def __init__(self, path, framework="pt", device="cpu"):
-        if framework not in ("pt", "torch", "np", "numpy"):
+        if framework not in ("pt", "torch", "pytorch", "np", "numpy"):
             raise ValueError(f"framework {framework!r}: give 'pt' or 'np'")
         super().__init__(path, "ckpt_file_open")
         self._numpy = framework in ("np", "numpy")
@@ -253,23 +253,26 @@ def _torch():
     return torch
 
 
-def open_file(path, framework="pt", device="cpu"):
-    """Open a safetensors file: like safetensors.safe_open()."""
-    return File(path, framework, device)
+def open_file(filename, framework="pt", device="cpu", *, backend="mmap"):
+    """Open a safetensors file: like safetensors.safe_open(), whose backends
+    are taken and mean nothing: the library knows what is fastest."""
+    if backend not in ("mmap", "pread"):
+        raise ValueError(f"backend {backend!r}: give 'mmap' or 'pread'")
+    return File(filename, framework, device)
 
 
-def load_file(path, device="cpu", *, framework="pt"):
+def load_file(filename, device="cpu", *, backend="mmap", framework="pt"):
     """All tensors of a safetensors file: like safetensors.torch.load_file().
 
     Each owns its memory. device may be anything that torch takes; a number
     is a CUDA device. framework="np" gives numpy arrays.
     """
-    with open_file(path, framework, device) as f:
+    with open_file(filename, framework, device, backend=backend) as f:
         return f.get_tensors()
 
 
-def load_into(tensors, path):
+def load_into(tensors, filename):
     """Read a safetensors file into tensors that are there: File.load_into().
     A model's own state dict, FSDP2's among them, is loaded without a copy."""
-    with open_file(path) as f:
+    with open_file(filename) as f:
         f.load_into(tensors)

@@ -6,6 +6,7 @@ enqueue kernels and return; for a stash in host memory they do it.
 """
 import ctypes
 import itertools
+import threading
 
 import torch
 
@@ -96,10 +97,12 @@ class Rings:
             c.HOST if device.type == "cpu" else device.index, page_rows,
             types, len(rows))
         self._stash, self._items, self._free = ctypes.c_void_p(), {}, {}
-        c.check(c.lib().ckpt_stash_new(c.handle(), ctypes.byref(options),
-                                       ctypes.byref(self._stash)))
-        self._process = c.process()
-        self._process.open.add(self)
+        self._lock = threading.Lock()  # the library's, for the program's end
+        with c.handle() as ours:
+            c.check(c.lib().ckpt_stash_new(ours, ctypes.byref(options),
+                                           ctypes.byref(self._stash)))
+            self._process = c.process()
+            self._process.open.add(self)
 
     def reset(self):
         c.check(c.lib().ckpt_stash_reset(self._stash, self._side.raw))

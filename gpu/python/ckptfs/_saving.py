@@ -28,21 +28,24 @@ class Save:
         self._failed = None  # what copied() raised
         self._process = c.process()
         save = ctypes.c_void_p()
-        c.check(self._lib.ckpt_begin_with(c.handle(), encoded, flags,
-                                          ctypes.byref(save)), path)
-        self._save = save
-        self._process.open.add(self)
+        with c.handle() as ours:
+            c.check(self._lib.ckpt_begin_with(ours, encoded, flags,
+                                              ctypes.byref(save)), path)
+            self._save = save
+            self._process.open.add(self)
         self._adder = Adder(self._lib, save)
 
     def _fill(self, tensors, metadata):
         """With the tensors of a safetensors file."""
         try:
-            for key, value in metadata.items():
-                c.check(self._lib.ckpt_metadata(
-                    self._save, text(key, "key"), text(value, "value")),
-                    self.path)
-            for name, tensor in tensors.items():
-                self._adder.add(name, tensor)
+            with self._lock:
+                save = self._begun()
+                for key, value in metadata.items():
+                    c.check(self._lib.ckpt_metadata(
+                        save, text(key, "key"), text(value, "value")),
+                        self.path)
+                for name, tensor in tensors.items():
+                    self._adder.add(name, tensor)
         except BaseException:
             self._close()
             raise
@@ -50,19 +53,28 @@ class Save:
     def _place(self, pieces):
         """With (name, bytes or torch tensor, offset) of any file."""
         try:
-            for piece in pieces:
-                self._adder.place(*piece)
+            with self._lock:
+                self._begun()
+                for piece in pieces:
+                    self._adder.place(*piece)
         except BaseException:
             self._close()
             raise
 
     def _start(self):
         try:
-            c.check(self._lib.ckpt_start(self._save), self.path)
+            with self._lock:
+                c.check(self._lib.ckpt_start(self._begun()), self.path)
+                self._process.copying.add(self)
         except BaseException:
             self._close()
             raise
-        self._process.copying.add(self)
+
+    def _begun(self):
+        """The lock is held."""
+        if self._save is None:
+            raise ValueError(f"the save of {os.fsdecode(self.path)} is over")
+        return self._save
 
     def _close(self):
         if self._pid != os.getpid():
@@ -102,7 +114,7 @@ class Save:
                 raise self._failed
             if self._copied:
                 return
-            rc = self._lib.ckpt_commit(self._save)
+            rc = self._lib.ckpt_commit(self._begun())
             if rc < 0:
                 self._failed = c.error(rc, self.path)
                 self._close()
@@ -116,7 +128,7 @@ class Save:
         self._check_process()
         with self._lock:
             self.copied()
-            c.check(self._lib.ckpt_wait(self._save), self.path)
+            c.check(self._lib.ckpt_wait(self._begun()), self.path)
 
     def __enter__(self):
         return self
@@ -166,7 +178,7 @@ def begin_placed(path, pieces, *, plain=False, skip_unchanged=False):
     return save
 
 
-def save_file(tensors, path, metadata=None, *, plain=False,
+def save_file(tensors, filename, metadata=None, *, plain=False,
               skip_unchanged=False, segment_only=False):
     """Save a dict of tensors as a safetensors file.
 
@@ -175,7 +187,7 @@ def save_file(tensors, path, metadata=None, *, plain=False,
         two when they are loaded (safetensors refuses them). Of a DTensor the
         shard of this process is saved.
     metadata: a dict of strings, as load and safetensors show it.
-    plain: write the file although `path` is not in a ckptfs mount.
+    plain: write the file although `filename` is not in a ckptfs mount.
     skip_unchanged: hash tensors on the device, and do not copy those whose
         bytes the mount's memory holds already from the save before.
     segment_only: fail with ENOSPC or EOPNOTSUPP when the mount has no memory
@@ -185,21 +197,22 @@ def save_file(tensors, path, metadata=None, *, plain=False,
     change. It becomes durable soon after, in the order of the saves, as with
     close(2) in a ckptfs mount; save_file_async(...).wait() waits for it.
     """
-    save = _begin(tensors, path, metadata,
+    save = _begin(tensors, filename, metadata,
                   (plain, skip_unchanged, segment_only))
     try:
         save.copied()
     finally:
         save._close()
+        c.stay()
 
 
-def save_file_async(tensors, path, metadata=None, *, plain=False,
+def save_file_async(tensors, filename, metadata=None, *, plain=False,
                     skip_unchanged=False, segment_only=False):
     """Begin to save; arguments are those of save_file(). Returns a Save.
 
     The tensors must not change before its copied() has returned.
     """
-    save = _begin(tensors, path, metadata,
+    save = _begin(tensors, filename, metadata,
                   (plain, skip_unchanged, segment_only))
     save._start()
     return save

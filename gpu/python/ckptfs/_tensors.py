@@ -115,6 +115,10 @@ class Adder:
         if kind == "cuda" and not is_rocm(torch):
             index = t.device.index
             if index not in self.streams:
+                with torch.cuda.device(index):
+                    if torch.cuda.is_current_stream_capturing():
+                        raise OSError(errno.EBUSY, "the stream of the tensors "
+                                      "is captured for a graph")
                 self.streams[index] = \
                     torch.cuda.current_stream(index).cuda_stream
             one.device, one.stream = index, self.streams[index]

@@ -62,24 +62,45 @@ _SUFFIX = ".distcp"
 class Writer(FileSystemWriter):
     """A FileSystemWriter whose .distcp files are laid out in segments.
 
-    path, single_file_per_rank, thread_count, overwrite: as FileSystemWriter
-        has them; thread_count is the number of files of each rank, which are
-        copied at once.
+    path, single_file_per_rank, thread_count, overwrite and whatever else
+        FileSystemWriter has, in its order: thread_count is the number of files
+        of each rank, which are copied at once, so that per_thread_copy_ahead
+        means nothing. With _extensions, or another serialization_format, torch
+        writes the files.
     sync_files: return when the files are durable. By default dcp.save()
-        returns when they are there; the mount makes them durable in their
-        order, and .metadata after them.
+        returns in a mount when they are there; it makes them durable in their
+        order, and .metadata after them. Elsewhere they are synced, as torch's
+        are.
     skip_unchanged: do not copy what the mount's memory holds from before.
     """
 
-    def __init__(self, path, single_file_per_rank=True, sync_files=False,
-                 thread_count=1, overwrite=True, *, skip_unchanged=False):
-        super().__init__(path, single_file_per_rank=single_file_per_rank,
-                         sync_files=sync_files, thread_count=thread_count,
-                         overwrite=overwrite)
+    def __init__(self, path, single_file_per_rank=True, sync_files=None,
+                 thread_count=1, per_thread_copy_ahead=10_000_000,
+                 cache_staged_state_dict=False, overwrite=True,
+                 _extensions=None, serialization_format=None, *,
+                 skip_unchanged=False):
+        self._sync_asked = sync_files
+        more = {"_extensions": _extensions,
+                "serialization_format": serialization_format}
+        super().__init__(path, single_file_per_rank, bool(sync_files),
+                         thread_count, per_thread_copy_ahead,
+                         cache_staged_state_dict=cache_staged_state_dict,
+                         overwrite=overwrite,
+                         **{name: value for name, value in more.items()
+                            if value is not None})
+        self._theirs = bool(_extensions) or getattr(
+            serialization_format, "name", "TORCH_SAVE") != "TORCH_SAVE"
         self._skip_unchanged = skip_unchanged
+
+    def set_up_storage_writer(self, *args, **options):
+        super().set_up_storage_writer(*args, **options)
+        if self._sync_asked is None:
+            self.sync_files = not _is_mounted(self.path)
 
     def write_data(self, plan, planner):
         """The files of this rank, all begun before the first is waited for."""
+        if self._theirs:
+            return super().write_data(plan, planner)
         staged = getattr(_saving, "staged", None)
         if staged:
             staged.wait_for_devices()
@@ -107,6 +128,19 @@ class Writer(FileSystemWriter):
         done = Future()
         done.set_result(results)
         return done
+
+
+def _is_mounted(path):
+    """Whether it is, or will be, in a mount of ours."""
+    path, found = os.path.realpath(path) + "/", ("", "")
+    with open("/proc/self/mounts", "rb") as f:
+        for line in f:
+            _, at, kind = line.split(b" ")[:3]
+            at = os.fsdecode(re.sub(rb"\\(\d{3})", lambda octal: bytes(
+                [int(octal[1], 8)]), at)).rstrip("/") + "/"
+            if len(at) >= len(found[0]) and path.startswith(at):
+                found = at, kind
+    return found[1] == b"fuse.ckptfs"
 
 
 def _without_rank(fqn):
@@ -183,9 +217,13 @@ class Reader(FileSystemReader):
     says what was read by this rank: (file, MetadataIndex) each.
     """
 
-    def __init__(self, path, thread_count=4, *, share=False, group=None,
-                 plan=by_writer):
-        super().__init__(path)
+    def __init__(self, path, thread_count=4, *, _extension_registry=None,
+                 share=False, group=None, plan=by_writer):
+        if thread_count is None or not isinstance(thread_count, int):
+            # Where torch has it.
+            thread_count, _extension_registry = 4, thread_count
+        super().__init__(path, *([_extension_registry]
+                                 if _extension_registry is not None else []))
         self._threads = thread_count
         self._known, self._metadata = {}, {}
         self._share, self._group, self._plan = share, group, plan
@@ -354,7 +392,7 @@ def _read_file(file, pieces, planner, one_by_one):
             continue
         target = planner.resolve_tensor(piece.item).detach()
         batch.append((piece, target))
-        room += 0 if _fits(piece, target) else piece.length
+        room += piece.length if _fits(piece, target) is None else 0
         if one_by_one or room > _ROOM_BYTES:
             _read_tensors(file, batch, planner)
             batch, room = [], 0
@@ -376,10 +414,23 @@ def _take(piece, target, stored):
 
 
 def _fits(piece, target):
-    """The stored tensor's bytes are the target's."""
-    return piece.known == (target.dtype, tuple(target.shape)) and \
-        tuple(piece.item.lengths) == piece.known[1] and \
-        target.is_contiguous() and device_of(torch, target) is not None
+    """The target's bytes are some of the stored tensor's, one after the other:
+    how many come before them. None: they are not."""
+    if not piece.known or piece.known[0] != target.dtype or \
+            not target.is_contiguous() or device_of(torch, target) is None:
+        return None
+    lengths = tuple(piece.item.lengths)
+    if lengths != tuple(target.shape):
+        return None
+    skipped, stride, whole = 0, target.element_size(), True
+    for at, length, size in zip(reversed(tuple(piece.item.storage_offsets)),
+                                reversed(lengths), reversed(piece.known[1])):
+        if not whole and length != 1:
+            return None  # what is before it lies between
+        skipped += at * stride
+        stride *= size
+        whole = whole and length == size
+    return skipped
 
 
 def _whole(file, piece):
@@ -404,11 +455,14 @@ def _read_tensors(file, batch, planner):
         if not one:
             stored.append(_load(_whole(file, piece)))
             continue
-        room = target if _fits(piece, target) else torch.empty(
+        skipped = _fits(piece, target)
+        room = target if skipped is not None else torch.empty(
             piece.known[1], dtype=piece.known[0],
             pin_memory=target.device.type == "cuda")
         stored.append(None if room is target else room)
-        wanted.append((piece.offset + one.offset, one.bytes, room.data_ptr(),
+        size = room.numel() * room.element_size()
+        wanted.append((piece.offset + one.offset + (skipped or 0), size,
+                       room.data_ptr() if size else None,
                        device_of(torch, room)))
     # What kernels that are enqueued still do to a target comes before.
     for device in {device for *_, device in wanted if device >= 0}:

@@ -27,15 +27,23 @@ knows nothing of it finds all it needs. A mount keeps equal bytes once. With
 if it is the rank that it was. What is not there under such a name is read under
 KEY: checkpoints from before, and for more ranks than there were.
 
-Made for the interfaces of megatron-core 0.16 to 0.19 and for the writer of
-nvidia-resiliency-ext 0.4, which are the same; of an installed
-nvidia-resiliency-ext install() takes the writer as well. Checkpoints that go
-to object stores (msc://) are left to Megatron.
+A strategy that keeps its plans from save to save (cached_metadata,
+--ckpt-assume-constant-structure) would leave out what the state has more of
+than when they were made. So each save is compared with the one before, on all
+ranks, and the plans are made anew when any of them has another structure.
+
+Made for the interfaces of megatron-core 0.16 to 0.19 and for the writers of
+nvidia-resiliency-ext 0.4 to 0.6, of which install() takes an installed one as
+well. A writer of another kind writes its files itself, and a warning says so,
+once. Checkpoints that go to object stores (msc://) are left to Megatron.
 """
 import contextvars
 import functools
 import os
+import warnings
 
+import torch
+import torch.distributed as dist
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedBase
 from megatron.core.dist_checkpointing.strategies import (
@@ -52,12 +60,12 @@ __all__ = ["install", "uninstall", "SaveStrategy", "LoadStrategy"]
 # --- Saving: what FileSystemWriterAsync lets others run ----------------------
 
 def _fill(buckets):
-    """Megatron's preload: what the tensors are copied by. Returns
-    [(path, write results)], or what went wrong: Megatron asks for that
-    later, and then all ranks learn of it."""
+    """Megatron's preload: what the tensors are copied by; buckets() says what
+    they are. Returns [(path, write results)], or what went wrong: Megatron asks
+    for that later, and then all ranks learn of it."""
     saves, filled = [], []
     try:
-        for path, name, (objects, tensors) in buckets:
+        for path, name, (objects, tensors) in buckets():
             file = lay_out(name, [*objects, *tensors])
             saves.append(file.begin(path))
             filled.append((str(path), file.results))
@@ -69,6 +77,45 @@ def _fill(buckets):
         for save in saves:
             save._close()  # none of them reads a tensor any more
     return filled
+
+
+def _given(buckets):
+    """Those of a writer that makes them while it prepares."""
+    return buckets
+
+
+class _Held:
+    """A tensor on its way through a preload, which copies what is_cuda."""
+
+    is_cuda = False
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+def _is_resolved(preload):
+    """Whether it is as nvidia-resiliency-ext 0.6 has it: a partial of a
+    function that makes the buckets of (folder, (key, (hint, tensors that may be
+    cached by that key, other tensors, objects, threads, storage plan))). None
+    are the tensors that its process has cached."""
+    try:
+        _, (_, (_, *parts, _, _)) = preload.args[0]
+        return len(parts) == 3 and all(
+            part is None or len(part[0]) == len(part[1]) for part in parts)
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return False
+
+
+def _sort_out(preload):
+    """The buckets that such a one makes, of the tensors themselves."""
+    (folder, (key, (hint, cached, others, *more))), *options = preload.args
+    held = [part and (part[0], [_Held(tensor) for tensor in part[1]])
+            for part in (cached, others)]
+    return [(path, name, (objects, [
+        (item, one.tensor if isinstance(one, _Held) else one)
+        for item, one in tensors]))
+        for path, name, (objects, tensors) in preload.func(
+            (folder, (key, (hint, *held, *more))), *options)]
 
 
 def _settle(trainer, durable, _rank, filled, results):
@@ -93,12 +140,75 @@ def _sync(path):
         os.close(file)
 
 
+_unknown = set()  # types of writers of which it has been said
+
+
 def _functions(writer, asked, durable):
     """In place of those that the writer would give."""
-    if not asked[0] or getattr(writer, "use_msc", False):
+    save, preload, arguments = asked
+    if not save or getattr(writer, "use_msc", False):
+        return asked
+    if getattr(writer, "write_buckets", None) is not None:
+        buckets = functools.partial(_given, writer.write_buckets)
+    elif _is_resolved(preload):
+        buckets = functools.partial(_sort_out, preload)
+    else:
+        if type(writer) not in _unknown:
+            _unknown.add(type(writer))
+            warnings.warn(
+                f"ckptfs.megatron does not know {type(writer).__module__}."
+                f"{type(writer).__qualname__}: it writes its files itself")
         return asked
     return (functools.partial(_settle, os.getpid(), durable),
-            functools.partial(_fill, writer.write_buckets), asked[2])
+            functools.partial(_fill, buckets), arguments)
+
+
+def _structure(sharded_state_dict):
+    """What a plan is made of, of this rank's."""
+    names = ("key", "replica_id", "dtype", "local_shape", "global_shape",
+             "global_offset", "axis_fragmentations", "flattened_range")
+    return [(type(one), *(getattr(one, name, None) for name in names))
+            for one in nested_values(sharded_state_dict)
+            if isinstance(one, ShardedBase)]
+
+
+def _is_other(strategy, sharded_state_dict, has_kept):
+    """Than at the strategy's last save, on any of all ranks: they plan
+    together. Before its first one that we see: whether it has kept anything."""
+    now = _structure(sharded_state_dict)
+    before = strategy.__dict__.get("_ckptfs_structure")
+    strategy._ckptfs_structure = now
+    other = now != before if before is not None else has_kept
+    flag = torch.tensor([int(other)], device="cuda" if "nccl" in
+                        dist.get_backend() else "cpu")
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag.item())
+
+
+def _plan_anew(strategy, sharded_state_dict):
+    """Where the strategy has plans of another state than this one. What was
+    read from a checkpoint is no such plan: Megatron compares it itself."""
+    if not getattr(strategy, "use_cached_ckpt_structure", False):
+        return
+    caches = [cache for cache in (
+        strategy, getattr(strategy, "_metadata_cache", None)) if cache]
+    if not _is_other(strategy, sharded_state_dict, any(
+            cache.cached_central_plan is not None for cache in caches)):
+        return
+    for cache in caches:
+        # All of it: of the metadata, which the first rank alone has, all ranks
+        # have to know whether it is compared.
+        cache.cached_central_plan = cache.cached_local_plan = None
+        cache.cached_global_metadata = cache.loaded_all_plans = None
+        cache.validated_cache_reuse = False
+
+
+def _distribute_anew(wrapper, sharded_state_dict):
+    """Likewise, who writes what."""
+    if wrapper.do_cache_distribution and _is_other(
+            wrapper, sharded_state_dict,
+            wrapper.cached_distribution is not None):
+        wrapper.cached_distribution = None
 
 
 class SaveStrategy(torch_dist.TorchDistSaveShardedStrategy):
@@ -117,6 +227,11 @@ class SaveStrategy(torch_dist.TorchDistSaveShardedStrategy):
         super().__init__(backend, version, **options)
         _library.lib()  # whether it is there is better known now
         self._durable = durable
+
+    def async_save(self, sharded_state_dict, *args, **options):
+        if not _installed:
+            _plan_anew(self, sharded_state_dict)
+        return super().async_save(sharded_state_dict, *args, **options)
 
     def _get_save_and_finalize_callbacks(self, writer, *others):
         theirs = writer.get_save_function_and_args
@@ -156,7 +271,7 @@ def _reader(theirs, checkpoint_dir, *args, **options):
 
 # --- Copies of each rank -----------------------------------------------------
 
-def _own_copies(sharded_state_dict):
+def _own_copies(_strategy, sharded_state_dict):
     """Name what this tensor-parallel rank has a copy of. What Megatron gives
     to the ranks it gives by replica_id: which copy it is in the pipeline, of
     the tensor-parallel ranks, and of the data-parallel ones."""
@@ -166,11 +281,6 @@ def _own_copies(sharded_state_dict):
                 and len(replica) == 3 and replica[1] > 0:
             sharded.key += f".__tp_replica_{replica[1]}"
             sharded.replica_id = (replica[0], 0, replica[2])
-
-
-def _named_first(theirs, strategy, sharded_state_dict, *args, **options):
-    _own_copies(sharded_state_dict)
-    return theirs(strategy, sharded_state_dict, *args, **options)
 
 
 # --- For everybody -----------------------------------------------------------
@@ -191,6 +301,15 @@ def _patch(where, name, ours):
     setattr(where, name, call)
 
 
+def _before(*steps):
+    """Take these with a strategy and a state before what was there goes on."""
+    def call(theirs, strategy, sharded_state_dict, *args, **options):
+        for step in steps:
+            step(strategy, sharded_state_dict)
+        return theirs(strategy, sharded_state_dict, *args, **options)
+    return call
+
+
 def _writers():
     yield filesystem_async.FileSystemWriterAsync
     try:
@@ -199,6 +318,15 @@ def _writers():
     except ImportError:
         return
     yield nvrx.FileSystemWriterAsync
+
+
+def _forget_cached():
+    """Who preloads may have cached tensors for a writer, held as ours are or
+    as theirs are: they are sent again."""
+    for writer in _writers():
+        forget = getattr(writer, "cleanup_tensor_caches", None)
+        if forget:
+            forget()
 
 
 def install(*, replicas=False, durable=False):
@@ -218,17 +346,18 @@ def install(*, replicas=False, durable=False):
         _patch(writer, "get_save_function_and_args",
                lambda theirs, self: _functions(self, theirs(self), durable))
     _patch(torch_dist, "_get_filesystem_reader", _reader)
-    if replicas:
-        # The wrappers decide who reads and who writes what, so they are to
-        # see the names; without them the strategies are.
-        for where, name in (
-                (fully_parallel.FullyParallelSaveStrategyWrapper,
-                 "apply_saving_parallelization"),
-                (fully_parallel.FullyParallelLoadStrategyWrapper,
-                 "apply_loading_parallelization"),
-                (torch_dist.TorchDistSaveShardedStrategy, "async_save"),
-                (torch_dist.TorchDistLoadShardedStrategy, "load")):
-            _patch(where, name, _named_first)
+    # The wrappers decide who reads and who writes what, so they are to see the
+    # copies' names; without them the strategies are.
+    names = [_own_copies] if replicas else []
+    for where, name, *more in (
+            (fully_parallel.FullyParallelSaveStrategyWrapper,
+             "apply_saving_parallelization", _distribute_anew),
+            (fully_parallel.FullyParallelLoadStrategyWrapper,
+             "apply_loading_parallelization"),
+            (torch_dist.TorchDistSaveShardedStrategy, "async_save",
+             _plan_anew),
+            (torch_dist.TorchDistLoadShardedStrategy, "load")):
+        _patch(where, name, _before(*names, *more))
     _installed = True
 
 
@@ -238,4 +367,5 @@ def uninstall():
     for (where, name), theirs in _patched.items():
         setattr(where, name, theirs)
     _patched.clear()
+    _forget_cached()
     _installed = False
