@@ -24,8 +24,8 @@
 #define CUT_HEADER_BYTES_MAX (UINT32_C(100) << 20)
 /* After so many chunks what is left of the file is one payload. */
 #define CUT_CHUNKS_MAX (UINT32_C(1) << 22)
-/* No larger file is cut; its chunks would not fit in memory. */
-#define CUT_FILE_BYTES_MAX (UINT64_C(1) << 44)
+/* No larger file is cut: it is what ext4 can hold, and images lie there. */
+#define CUT_FILE_BYTES_MAX ((UINT64_C(1) << 44) - 4096)
 
 struct cut_source {
 	/*

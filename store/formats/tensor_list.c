@@ -5,6 +5,7 @@
 #include "store/formats/tensor_list.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,6 +32,17 @@ static int keep(struct tensors *l, const void *p, size_t bytes, void *ret_slot)
 	}
 	memcpy(ret_slot, &kept, sizeof(kept));
 	return 0;
+}
+
+int tensors_afford(struct tensors *l, uint64_t bytes, const char *what)
+{
+	if (!l->bytes_max || bytes <= l->bytes_max)
+		return 0;
+	(void)tensors_refuse(l,
+			     "too large to be checked: %s would take %" PRIu64
+			     " bytes of memory, and may take %zu",
+			     what, bytes, l->bytes_max);
+	return -EFBIG;
 }
 
 int tensors_add(struct tensors *l, const struct tensor *t)

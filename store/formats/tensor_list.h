@@ -29,7 +29,11 @@ struct tensors {
 	struct tensor *all; /* owned */
 	size_t count, capacity;
 	struct dcp_block *blocks; /* what they point to; owned */
-	size_t bytes_max; /* of memory for all of them; 0: no limit */
+	/*
+	 * Of memory for all of them, and as much again for what reading one
+	 * file takes; 0: no limit.
+	 */
+	size_t bytes_max;
 	size_t bytes;
 	const char *format; /* "safetensors", "torch_zip", ..., "plain" */
 	const char *note; /* what to know of a file of that format, or NULL */
@@ -43,6 +47,12 @@ void tensors_release(struct tensors *l);
  * or they take more memory than they may.
  */
 int tensors_add(struct tensors *l, const struct tensor *t);
+
+/*
+ * Reading `what` of a file takes this much memory: 0, or -EFBIG, and the error
+ * says that it is too large to be checked.
+ */
+int tensors_afford(struct tensors *l, uint64_t bytes, const char *what);
 
 /* What is wrong; returns -EBADMSG. */
 #define tensors_refuse(l, ...) \

@@ -4,6 +4,7 @@
  */
 #include "store/formats/tensors.h"
 
+#include "store/base/json_text.h"
 #include "store/base/safetensors_header.h"
 #include "store/base/scope.h"
 #include "store/base/text.h"
@@ -12,6 +13,9 @@
 #include "store/formats/magic.h"
 #include "store/formats/npy_array.h"
 #include "store/formats/torch_archive.h"
+
+/* A header's text, its strings, and the tensors as they are parsed. */
+#define TEXT_COPIES 4
 
 /* --- safetensors ---------------------------------------------------------- */
 
@@ -31,6 +35,10 @@ static int read_safetensors(struct tensors *l, const struct cut_source *source,
 		rc = source->read(source->self, prefix, sizeof(prefix), 0);
 	if (rc == 0)
 		rc = safetensors_header_length(prefix, size, &len, &error);
+	/* Its text, and flat arrays of what is in it. */
+	if (rc == 0)
+		rc = tensors_afford(l, (uint64_t)len * TEXT_COPIES,
+				    "its header");
 	if (rc == 0) {
 		json = malloc(len + 1);
 		rc = json ? source->read(source->self, json, len,
@@ -39,6 +47,12 @@ static int read_safetensors(struct tensors *l, const struct cut_source *source,
 	}
 	if (rc == 0) {
 		json[len] = 0;
+		rc = tensors_afford(l,
+				    (uint64_t)len * TEXT_COPIES +
+					    json_text_memory(json, len),
+				    "its header");
+	}
+	if (rc == 0) {
 		rc = safetensors_header_parse(json, len, size, &h, &error);
 	}
 	if (rc == -EBADMSG)

@@ -33,6 +33,7 @@ struct archive {
 	struct dcp_block *blocks; /* of the members' names */
 	struct member *members; /* owned; by name once all are there */
 	size_t count, capacity;
+	uint64_t bytes; /* that these take */
 	size_t prefix_len; /* of "archive/" in data.pkl's name */
 	struct member *pickle;
 };
@@ -48,10 +49,16 @@ static int read_member(struct archive *a, const struct zip_archive *z,
 {
 	struct member m = { .name_len = e->name_bytes, .packed = e->packed };
 	int rc = zip_payload_at(a->w, e, &m.at);
+	bool found = rc > 0;
 
 	if (rc < 0)
 		return rc;
 	m.bytes = e->payload_bytes;
+	/* Twice, while their array grows. */
+	a->bytes += 2 * sizeof(m) + m.name_len + 16;
+	rc = tensors_afford(a->list, a->bytes, "its directory");
+	if (rc < 0)
+		return rc;
 	m.name = dcp_alloc(&a->blocks, m.name_len + 1);
 	if (!m.name)
 		return -ENOMEM;
@@ -65,7 +72,7 @@ static int read_member(struct archive *a, const struct zip_archive *z,
 				      ": the name of member %zu has a NUL in "
 				      "it, or is not UTF-8",
 				      z->at, a->count);
-	if (rc == 0 || m.at > z->dir_at || m.bytes > z->dir_at - m.at)
+	if (!found || m.at > z->dir_at || m.bytes > z->dir_at - m.at)
 		return tensors_refuse(a->list,
 				      "member '%.200s' of %" PRIu64
 				      " bytes does not lie in the archive",
@@ -191,6 +198,9 @@ static int read_pickle(struct archive *a, const char *file)
 				      "a data.pkl of %" PRIu64
 				      " bytes; at most %" PRIu64 " are read",
 				      a->pickle->bytes, PICKLE_BYTES_MAX);
+	rc = tensors_afford(a->list, a->pickle->bytes, "its data.pkl");
+	if (rc < 0)
+		return rc;
 	data = malloc((size_t)a->pickle->bytes + 1);
 	if (!data)
 		return -ENOMEM;

@@ -381,7 +381,8 @@ int torch_pickle_read(struct tensors *l, const void *data, size_t len,
 	r->storages = storages;
 	r->file = file;
 	r->steps_left = STEPS_PER_BYTE * (uint64_t)len + 16;
-	rc = pickle_load(data, len, classes, count, MEMORY_BYTES_MAX, &r->p,
+	rc = pickle_load(data, len, classes, count,
+			 l->bytes_max ? l->bytes_max : MEMORY_BYTES_MAX, &r->p,
 			 &error);
 	if (rc == -EBADMSG || rc == -EFBIG)
 		(void)tensors_refuse(l, "data.pkl, offset %zu: %s",

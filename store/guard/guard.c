@@ -4,6 +4,7 @@
  * and what is said then. What publishes a step: guard_publish.c.
  */
 #include <errno.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/queue.h>
@@ -19,6 +20,15 @@ struct guard_waiting {
 	TAILQ_ENTRY(guard_waiting) next;
 	struct guard_step step;
 };
+
+/* What reading a step took is given back at once, from this size on. */
+#define GIVEN_BACK_BYTES_MIN ((size_t)16 << 20)
+
+static void give_back(void)
+{
+	if (mallinfo2().fordblks >= GIVEN_BACK_BYTES_MIN)
+		(void)malloc_trim(0);
+}
 
 /* --- what is said --- */
 
@@ -53,10 +63,11 @@ static void say(struct guard *g, const struct guard_step *step,
 		news = is_news_locked(g, step, v->text);
 	}
 	if (refused)
-		log_error(
-			"%s: not published (structure=refuse; if it is meant, "
-			"set " GUARD_POLICY_XATTR " to warn on the folder)",
-			v->text);
+		log_error("%s: %s (structure=refuse; if it is meant, "
+			  "set " GUARD_POLICY_XATTR " to warn on the folder)",
+			  v->text,
+			  step->in_place ? "its close failed, it stays as it is"
+					 : "not published");
 	else if (news)
 		log_warning("%s", v->text);
 }
@@ -76,27 +87,59 @@ static void say_identical(struct guard *g, const struct guard_step *step)
 	log_warning("%s", text);
 }
 
+/* False: it has gone meanwhile, or is no step. */
+static bool look(struct guard *g, const struct guard_step *step,
+		 struct guard_verdict *ret)
+{
+	int rc = guard_step_check(g, step, ret);
+
+	give_back();
+	if (rc == -ENOENT || rc == -E2BIG)
+		return false;
+	if (rc < 0) {
+		*ret = (struct guard_verdict){ .different = true };
+		(void)snprintf(ret->text, sizeof(ret->text),
+			       "structure: %s could not be looked at: %s",
+			       step->name, strerror(-rc));
+		guard_clean(ret->text, strlen(ret->text));
+	}
+	return true;
+}
+
 int guard_look(struct guard *g, const struct guard_step *step, bool refuse)
 {
 	struct guard_verdict v;
-	int rc;
 
 	HOLD(&g->looking);
-	rc = guard_step_check(g, step, &v);
-	if (rc == -ENOENT || rc == -E2BIG)
-		return 0; /* it has gone meanwhile, or is no step */
-	if (rc < 0) {
-		v = (struct guard_verdict){ .different = true };
-		(void)snprintf(v.text, sizeof(v.text),
-			       "structure: %s could not be looked at: %s",
-			       step->name, strerror(-rc));
-		guard_clean(v.text, strlen(v.text));
-	}
+	if (!look(g, step, &v))
+		return 0;
 	refuse = refuse && (v.broken || v.missing || v.gone);
 	if (refuse)
-		guard_refused_note(g, step, v.text);
+		guard_refused_note(g, step, v.text, false);
 	say(g, step, &v, refuse);
 	return refuse ? -EUCLEAN : 0;
+}
+
+int guard_peek(struct guard *g, const struct guard_step *step)
+{
+	struct guard_verdict v;
+
+	HOLD(&g->looking);
+	if (!look(g, step, &v) || (!v.broken && !v.missing && !v.gone))
+		return 0;
+	guard_refused_note(g, step, v.text, true);
+	return -EUCLEAN;
+}
+
+int guard_refuse(struct guard *g, const struct guard_step *step,
+		 const char *why)
+{
+	struct guard_verdict v = { .missing = true, .different = true };
+
+	strcpy(v.text, why);
+	guard_refused_note(g, step, why, false);
+	say(g, step, &v, true);
+	return -EUCLEAN;
 }
 
 /* --- the thread --- */
@@ -115,7 +158,10 @@ static void *guard_main(void *arg)
 		TAILQ_REMOVE(&g->waiting, w, next);
 		lock_give(&g->lock);
 		if (!w->step.looked_at)
-			(void)guard_look(g, &w->step, false);
+			(void)guard_look(g, &w->step,
+					 w->step.in_place &&
+						 guard_policy(g, &w->step) ==
+							 GUARD_REFUSE);
 		/* Digests are known of what is durable. */
 		if (drain_wait_drained(g->use.drain) == 0) {
 			HOLD(&g->looking);
@@ -247,6 +293,7 @@ static bool ask_begin(struct guard *g)
 
 static void ask_end(struct guard *g)
 {
+	give_back();
 	lock_give(&g->looking);
 	HOLD(&g->lock);
 	g->asked = false;
@@ -255,21 +302,21 @@ static void ask_end(struct guard *g)
 int guard_signature(struct guard *g, struct inode *in, const uid_t *uid,
 		    struct bytes *out)
 {
-	SCOPED(structure_release) struct structure s = { .format = NULL };
+	struct structure s = { .format = NULL };
+	const struct attr a = inode_attr(in);
 	int rc;
 
 	if (!ask_begin(g))
 		return -EBUSY;
-	rc = S_ISDIR(inode_attr(in).mode)
-		     ? guard_read_dir(g, in->ino, 0, uid, false, &s)
-		     : guard_read_file(g, in, &s);
+	rc = S_ISDIR(a.mode) ? guard_read_dir(g, in->ino, 0, uid, false, &s)
+			     : guard_read_file(g, in, a.name, &s);
+	if (rc == 0 && s.tensors.count == 0)
+		rc = structure_is_partly_read(&s) ? -EFBIG : -ENODATA;
+	if (rc == 0)
+		bytes_put(out, s.signature, strlen(s.signature));
+	structure_release(&s);
 	ask_end(g);
-	if (rc < 0)
-		return rc;
-	if (s.tensors.count == 0)
-		return -ENODATA;
-	bytes_put(out, s.signature, strlen(s.signature));
-	return out->failed ? -ENOMEM : 0;
+	return rc < 0 ? rc : out->failed ? -ENOMEM : 0;
 }
 
 int guard_difference(struct guard *g, struct inode *in, const uid_t *uid,

@@ -4,9 +4,11 @@
  * A step is published by the rename of its folder, by the rename of its
  * .metadata to that name, or by a tracker that names it: a small file called
  * latest*, or a symbolic link, beside the step. (A hard link counts as a
- * rename.) It is then compared with the step before it: the folder beside it
- * that is called like a step of the same run (step_name.h), by the next smaller
- * number; a folder in a step with the one of that name there. A name that is
+ * rename.) A file that is a step by itself (step_100.pt) is published by its
+ * rename, or by the close of who wrote it under its name. A step is then
+ * compared with the step before it: the folder (or file) beside it that is
+ * called like a step of the same run (step_name.h), by the next smaller number;
+ * a folder in a step with the one of that name there. A name that is
  * perhaps a step's is taken for one when a tracker names one of the run, or the
  * two before it lie in one row with it. What is found:
  *
@@ -14,7 +16,8 @@
  *              fit the files
  *   missing    a file that .metadata or an index names is not there, or a
  *              tensor that was declared (user.ckptfs.expect, one name in a
- *              line, on the step or a folder above it)
+ *              line, on the step or a folder above it), or, with refuse, the
+ *              step that a tracker names which named one before
  *   gone       tensors that the step before had are not there; what is no such
  *              loss says compare.h. What the step before alone had, and neither
  *              the one before that nor this one, is not gone but left out
@@ -54,9 +57,12 @@
 #define GUARD_IGNORE_MAX 64u /* patterns */
 /*
  * No larger .metadata is looked into (100 GB in 300,000 chunks have 45 MB), and
- * no step whose tensors take more memory. Reading a .metadata takes five times
- * its size. Two steps are looked at at once, and when something is gone the one
- * before these as well.
+ * no step whose tensors take more memory, nor a file that takes as much besides
+ * while it is read: of safetensors a header of about 15 MiB. Reading a
+ * .metadata takes five times its size. Two steps are looked at at once, and
+ * when something is gone the one before these as well. What was too large is
+ * said, and never refused; then nothing that is gone or missing is, either, as
+ * it may be there. All of it is given back to the system.
  */
 #define GUARD_METADATA_BYTES_MAX (UINT64_C(96) << 20)
 #define GUARD_MEMORY_BYTES_MAX ((size_t)256 << 20)
@@ -127,9 +133,13 @@ void guard_named(struct guard *g, uint64_t parent, const char *name,
 		 bool looked);
 /*
  * A file that was written is about to be closed or synced: 0, or -EUCLEAN,
- * when it is a tracker, which then has its durable content again.
+ * when it is a tracker, which then has its durable content again, or, closed, a
+ * step by itself, which stays as it is. A child that a half written file was
+ * left to may close it as well, so of that nothing is said before
+ * guard_released(): a writer is gone, of all handles.
  */
-int guard_close(struct guard *g, struct inode *in);
+int guard_close(struct guard *g, struct inode *in, bool sync);
+void guard_released(struct guard *g, struct inode *in);
 
 /* Wait until the thread has looked at all that was published before. */
 void guard_wait_idle(struct guard *g);

@@ -1,7 +1,8 @@
 /*
- * guard_before.c - which step is the one before: the folder beside it that is
- * called like a step of the same run, by the next smaller number. Of what lies
- * in a step it is the folder of that name in the step before.
+ * guard_before.c - which step is the one before: the folder, or of a file the
+ * file, beside it that is called like a step of the same run, by the next
+ * smaller number. Of what lies in a step it is the folder of that name in the
+ * step before.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -34,7 +35,8 @@ static int search_one(void *arg, const char *name,
 	(void)cookie;
 	if (guard_is_tracker(name) && s->tracker_count < TRACKERS_MAX)
 		s->trackers[s->tracker_count++] = entry->ino;
-	if (!S_ISDIR(entry->type) || entry->ino == s->step->dir ||
+	if ((s->step->file ? !S_ISREG(entry->type) : !S_ISDIR(entry->type)) ||
+	    entry->ino == s->step->dir ||
 	    !step_name_same_series(name, s->step->name) ||
 	    step_name_compare(name, s->below) >= 0 ||
 	    (s->found.dir != 0 && step_name_compare(name, s->found.name) <= 0))
@@ -155,8 +157,9 @@ static int64_t changed_at(struct guard *g, uint64_t dir, uid_t *ret_uid)
 }
 
 /* 0: it is a measure; 1: it is none, look at the next; -errno. */
-static int try_one(struct guard *g, uint64_t dir, bool dcp, const uid_t *uid,
-		   const uid_t *reader, struct structure *ret)
+static int try_one(struct guard *g, const struct guard_step *step, uint64_t dir,
+		   bool dcp, const uid_t *uid, const uid_t *reader,
+		   struct structure *ret)
 {
 	uid_t owner = 0;
 	int64_t when;
@@ -167,7 +170,7 @@ static int try_one(struct guard *g, uint64_t dir, bool dcp, const uid_t *uid,
 	when = changed_at(g, dir, &owner);
 	if (uid && *uid != 0 && *uid != owner)
 		return -EACCES;
-	rc = guard_read_dir(g, dir, 0, reader, true, ret);
+	rc = guard_read_step(g, step, dir, reader, true, ret);
 	if (rc == 0 && ret->tensors.count > 0 && ret->error_count == 0 &&
 	    when >= 0 && when == changed_at(g, dir, &owner))
 		return 0;
@@ -210,7 +213,8 @@ int guard_read_before(struct guard *g, const struct guard_step *step,
 		strcpy(ret->name, s.found.name);
 		rc = find_part(g, part, &ret->dir);
 		if (rc == 0)
-			rc = try_one(g, ret->dir, dcp, uid, reader, ret_what);
+			rc = try_one(g, step, ret->dir, dcp, uid, reader,
+				     ret_what);
 		if (rc == 0 || (rc < 0 && rc != -ENOENT))
 			return rc;
 	}

@@ -49,6 +49,8 @@ struct guard_step {
 	bool dcp_only;
 	bool tracked; /* a tracker names it: it is a step */
 	bool looked_at; /* but for its bytes */
+	bool file; /* it is one file, whose number `dir` is */
+	bool in_place; /* and was closed under its name: there it stays */
 	uint64_t asked; /* whose name is given or what is closed; 0: nobody's */
 };
 
@@ -58,6 +60,11 @@ struct guard_step {
 int guard_look(struct guard *g, const struct guard_step *step, bool refuse);
 /* The thread looks at it, if it does not wait for that already. */
 void guard_look_later(struct guard *g, const struct guard_step *step);
+/* Would it be refused? Only the attribute says why. 0, or -EUCLEAN. */
+int guard_peek(struct guard *g, const struct guard_step *step);
+/* step->asked is refused, and names no step. -EUCLEAN. */
+int guard_refuse(struct guard *g, const struct guard_step *step,
+		 const char *why);
 
 /* --- guard_step.c: one step against the step before it */
 
@@ -87,9 +94,12 @@ int guard_step_difference(struct guard *g, const struct guard_step *step,
  * the step has changed it says nothing any more.
  */
 
-/* A step is refused now, and why. */
+/*
+ * A step is refused now, and why. Without a step (dir 0) what was to publish
+ * one says it until guard_refused_forget(). attribute_only: see guard_peek().
+ */
 void guard_refused_note(struct guard *g, const struct guard_step *step,
-			const char *why);
+			const char *why, bool attribute_only);
 /* What has this number is published: it says nothing any more. */
 void guard_refused_forget(struct guard *g, uint64_t ino);
 
@@ -97,6 +107,21 @@ void guard_refused_forget(struct guard *g, uint64_t ino);
 
 /* latest*: what names a step; not while it is written under another name. */
 bool guard_is_tracker(const char *name);
+/* Room for what a tracker says, one word, and a NUL. */
+#define GUARD_WORD_BYTES 513
+/* Its word; empty: none, or too long. */
+void guard_word_of(const void *text, size_t len, char ret[GUARD_WORD_BYTES]);
+void guard_tracker_word(struct guard *g, struct inode *in,
+			char ret[GUARD_WORD_BYTES]);
+/*
+ * `in` is to be the tracker `name`, and guard_tracked() found no step. Does it
+ * lead nowhere, and did what it said before (was) name a step? A path to
+ * elsewhere is nobody's business, and whoever empties one means it, but for
+ * those that hold a number.
+ */
+bool guard_strays(struct guard *g, struct inode *in, uint64_t parent,
+		  const char *name, const char *was,
+		  char why[GUARD_TEXT_BYTES]);
 /* Which step beside it a tracker names, a small file or a symbolic link. */
 bool guard_tracked(struct guard *g, struct inode *in, uint64_t parent,
 		   struct guard_step *ret);
@@ -198,7 +223,12 @@ int guard_read(struct guard *g, struct inode *in, void *buf, size_t len,
  */
 int guard_read_dir(struct guard *g, uint64_t dir, uint64_t metadata,
 		   const uid_t *reader, bool whole, struct structure *ret);
-/* The same of a file. */
-int guard_read_file(struct guard *g, struct inode *in, struct structure *ret);
+/* What a step consists of, a folder or a file: the same. */
+int guard_read_step(struct guard *g, const struct guard_step *step,
+		    uint64_t dir, const uid_t *reader, bool whole,
+		    struct structure *ret);
+/* The same of a file, which has this name, or is to have it. */
+int guard_read_file(struct guard *g, struct inode *in, const char *name,
+		    struct structure *ret);
 
 #endif

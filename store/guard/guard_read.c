@@ -265,7 +265,8 @@ int guard_read_dir(struct guard *g, uint64_t dir, uint64_t metadata,
 	return f.refused ? -EACCES : rc;
 }
 
-int guard_read_file(struct guard *g, struct inode *in, struct structure *ret)
+int guard_read_file(struct guard *g, struct inode *in, const char *name,
+		    struct structure *ret)
 {
 	const struct attr a = inode_attr(in);
 	struct folder f = { .g = g, .dir = a.parent };
@@ -278,7 +279,33 @@ int guard_read_file(struct guard *g, struct inode *in, struct structure *ret)
 	rc = open_inode(g, in, &file);
 	if (rc < 0)
 		return rc;
-	rc = structure_of_file(ret, &file, a.name, &beside);
+	rc = structure_of_file(ret, &file, name, &beside);
 	source_close(&f, &file);
+	return rc;
+}
+
+int guard_read_step(struct guard *g, const struct guard_step *step,
+		    uint64_t dir, const uid_t *reader, bool whole,
+		    struct structure *ret)
+{
+	struct inode *in;
+	struct attr a;
+	int rc;
+
+	memset(ret, 0, sizeof(*ret));
+	if (!step->file)
+		return guard_read_dir(g, dir,
+				      dir == step->dir ? step->metadata : 0,
+				      reader, whole, ret);
+	rc = inode_get(g->use.inodes, dir, &in);
+	if (rc < 0)
+		return rc;
+	a = inode_attr(in);
+	rc = reader && *reader != 0 && *reader != a.uid && !(a.mode & S_IROTH)
+		     ? -EACCES
+		     : guard_read_file(g, in,
+				       dir == step->dir ? step->name : a.name,
+				       ret);
+	inode_put(g->use.inodes, in, 1);
 	return rc;
 }

@@ -31,26 +31,14 @@ struct printing {
 
 static int print_folder(struct printing *p, uint64_t dir);
 
-/* Sums, as a folder is listed in any order. */
-static int print_one(void *arg, const char *name,
-		     const struct dirent_rec *entry, uint64_t cookie)
+static int print_file(struct printing *p, uint64_t ino, const char *name)
 {
-	struct printing *p = arg;
-	uint64_t seen[4] = { entry->ino };
+	uint64_t seen[4] = { ino };
 	struct inode *in;
 	struct stat sb;
 	int rc;
 
-	(void)cookie;
-	if (p->left == 0)
-		return -E2BIG;
-	p->left--;
-	if (S_ISDIR(entry->type) && p->depth < STRUCTURE_DEPTH_MAX) {
-		rc = print_folder(p, entry->ino);
-		if (rc < 0)
-			return rc;
-	} else if (S_ISREG(entry->type) &&
-		   inode_get(p->g->use.inodes, entry->ino, &in) == 0) {
+	if (inode_get(p->g->use.inodes, ino, &in) == 0) {
 		rc = inode_stat(p->g->use.inodes, in, &sb);
 		inode_put(p->g->use.inodes, in, 1);
 		if (rc < 0)
@@ -58,6 +46,30 @@ static int print_one(void *arg, const char *name,
 		seen[1] = (uint64_t)sb.st_size;
 		seen[2] = (uint64_t)sb.st_mtim.tv_sec;
 		seen[3] = (uint64_t)sb.st_mtim.tv_nsec;
+	}
+	p->sum += XXH3_64bits_withSeed(name, strlen(name),
+				       XXH3_64bits(seen, sizeof(seen)));
+	return 0;
+}
+
+/* Sums, as a folder is listed in any order. */
+static int print_one(void *arg, const char *name,
+		     const struct dirent_rec *entry, uint64_t cookie)
+{
+	struct printing *p = arg;
+	uint64_t seen[4] = { entry->ino };
+	int rc;
+
+	(void)cookie;
+	if (p->left == 0)
+		return -E2BIG;
+	p->left--;
+	if (S_ISREG(entry->type))
+		return print_file(p, entry->ino, name);
+	if (S_ISDIR(entry->type) && p->depth < STRUCTURE_DEPTH_MAX) {
+		rc = print_folder(p, entry->ino);
+		if (rc < 0)
+			return rc;
 	}
 	p->sum += XXH3_64bits_withSeed(name, strlen(name),
 				       XXH3_64bits(seen, sizeof(seen)));
@@ -74,17 +86,22 @@ static int print_folder(struct printing *p, uint64_t dir)
 	return rc;
 }
 
-/* How a folder looks now. -ESTALE: it is gone. */
+/* How a step looks now. -ESTALE: it is gone. */
 static int print_of(struct guard *g, uint64_t dir, uint64_t *ret)
 {
 	struct printing p = { .g = g, .left = STRUCTURE_FILES_MAX };
 	struct attr a;
-	int rc = inode_attr_of(g->use.inodes, dir, &a);
+	int rc;
 
+	*ret = 0;
+	if (dir == 0)
+		return 0; /* no step, which cannot change */
+	rc = inode_attr_of(g->use.inodes, dir, &a);
 	if (rc == 0 && a.nlink == 0)
 		rc = -ESTALE;
 	if (rc == 0)
-		rc = print_folder(&p, dir);
+		rc = S_ISDIR(a.mode) ? print_folder(&p, dir)
+				     : print_file(&p, dir, a.name);
 	*ret = p.sum;
 	return rc;
 }
@@ -113,7 +130,7 @@ static void keep(struct guard *g, const struct guard_refusal *r)
 }
 
 void guard_refused_note(struct guard *g, const struct guard_step *step,
-			const char *why)
+			const char *why, bool attribute_only)
 {
 	SCOPED(scope_free) struct guard_refusal *r = calloc(1, sizeof(*r));
 	uint8_t value[sizeof(struct value_head) + GUARD_TEXT_BYTES];
@@ -122,20 +139,23 @@ void guard_refused_note(struct guard *g, const struct guard_step *step,
 	uint64_t print;
 	struct inode *in;
 
-	if (!r || inode_get(g->use.inodes, step->dir, &in) < 0)
+	if (!r || inode_get(g->use.inodes, step->dir ? step->dir : step->asked,
+			    &in) < 0)
 		return;
 	r->at_ns = wall_ns();
 	r->uid = inode_attr(in).uid;
 	inode_path(g->use.inodes, in, r->path, sizeof(r->path));
 	inode_put(g->use.inodes, in, 1);
 	strcpy(r->why, why);
-	keep(g, r);
+	if (!attribute_only)
+		keep(g, r);
 	if (print_of(g, step->dir, &print) < 0)
 		return;
 	head.print_le = htole64(print);
 	memcpy(value, &head, sizeof(head));
 	memcpy(value + sizeof(head), why, len);
-	put_attribute(g, step->dir, value, sizeof(head) + len);
+	if (step->dir != 0)
+		put_attribute(g, step->dir, value, sizeof(head) + len);
 	if (step->asked != 0 && step->asked != step->dir)
 		put_attribute(g, step->asked, value, sizeof(head) + len);
 }

@@ -2,6 +2,7 @@
  * guard_step.c - one step against the step before it: what differs, what is
  * missing, what is damaged, and how that is said in one line.
  */
+#include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,9 @@
 
 /* Room that an attribute's value has, and for one line more. */
 #define LINES_BYTES_MAX (XATTR_VALUE_MAX - 1024)
+
+/* Files without a known beginning that are looked for in the step before. */
+#define UNEXPLAINED_MAX 64
 
 struct difference {
 	struct guard_before before;
@@ -75,6 +79,24 @@ static void put_line(void *arg, enum compare_change change,
 			  b->file ? b->file : "");
 	bytes_put(d->lines, line, text.len);
 	bytes_put(d->lines, "\n", 1);
+}
+
+/* What was too large to be looked at, or kept from it. */
+static void put_not_read(const struct difference *d)
+{
+	for (size_t i = 0; i < d->now.error_count; i++) {
+		const struct structure_error *e = &d->now.errors[i];
+		char line[512];
+		struct guard_text text = { line, 0, sizeof(line) };
+
+		if (e->fault != STRUCTURE_NOT_READ ||
+		    d->lines->len > LINES_BYTES_MAX)
+			continue;
+		guard_put(&text, "not looked at: %.200s: %.250s", e->file,
+			  e->what);
+		bytes_put(d->lines, line, text.len);
+		bytes_put(d->lines, "\n", 1);
+	}
 }
 
 static void put_difference(struct guard_text *t, const struct difference *d)
@@ -138,6 +160,48 @@ static int compare(struct guard *g, const uid_t *uid, struct difference *d)
 		       : rc;
 }
 
+/* Two paths that differ in their numbers at the most. */
+static bool same_but_numbers(const char *a, const char *b)
+{
+	for (;; a++, b++) {
+		if (isdigit((unsigned char)*a) && isdigit((unsigned char)*b)) {
+			a += strspn(a, "0123456789") - 1;
+			b += strspn(b, "0123456789") - 1;
+		} else if (*a != *b) {
+			return false;
+		} else if (!*a) {
+			return true;
+		}
+	}
+}
+
+/* Files that are not what they were: they had tensors in the step before. */
+static bool put_unexplained(struct guard_text *t, const struct difference *d)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < d->now.unexplained_count && i < UNEXPLAINED_MAX;
+	     i++) {
+		const char *name = d->now.unexplained[i];
+		const struct tensors *before = &d->then.tensors;
+		size_t at = 0;
+
+		while (at < before->count && before->all[at].file &&
+		       !same_but_numbers(before->all[at].file, name))
+			at++;
+		if (at == before->count || n++ >= GUARD_NAMES_TOLD)
+			continue;
+		if (n == 1)
+			guard_put_next(t);
+		guard_put(t,
+			  "%s%.200s: it had tensors in %.200s, and begins like "
+			  "nothing that is known",
+			  n == 1 ? "it is damaged: " : ", ", name,
+			  d->before.name);
+	}
+	return n > 0;
+}
+
 /* --- expectations --- */
 
 static int compare_name(const void *name, const void *tensor)
@@ -197,7 +261,8 @@ static int check_alone(struct guard *g, const struct difference *d,
 		guard_put_faults(t, d->step, &d->now, GUARD_FAULT_MISSING);
 	reported = guard_put_faults(t, d->step, &d->now, GUARD_FAULT_REPORTED);
 	rc = put_missing(g, d->step, &d->now.tensors, t, &declared);
-	ret->missing = ret->missing || declared;
+	ret->missing = ret->missing ||
+		       (declared && !structure_is_partly_read(&d->now));
 	ret->different = reported;
 	return rc;
 }
@@ -207,21 +272,22 @@ int guard_step_check(struct guard *g, const struct guard_step *step,
 {
 	SCOPED(difference_release) struct difference d = { .step = step };
 	struct guard_text t = { ret->text, 0, sizeof(ret->text) };
-	int rc = guard_read_dir(g, step->dir, step->metadata, NULL, true,
-				&d.now);
+	int rc = guard_read_step(g, step, step->dir, NULL, true, &d.now);
 
 	memset(ret, 0, sizeof(*ret));
 	if (rc < 0)
 		return rc;
 	guard_put(&t, "structure: %.200s: ", step->name);
 	rc = check_alone(g, &d, &t, ret);
-	if (rc == 0 && d.now.tensors.count > 0)
+	if (rc == 0 && (d.now.tensors.count > 0 || d.now.unexplained_count > 0))
 		rc = compare(g, NULL, &d);
 	if (rc < 0 && rc != -ENODATA && rc != -ENOENT)
 		return rc;
+	ret->broken |= put_unexplained(&t, &d);
 	if (d.total > 0) {
 		ret->different = true;
-		ret->gone = d.count[COMPARE_GONE] > 0;
+		ret->gone = d.count[COMPARE_GONE] > 0 &&
+			    !structure_is_partly_read(&d.now);
 		guard_put_next(&t);
 		put_difference(&t, &d);
 	}
@@ -237,10 +303,14 @@ int guard_step_difference(struct guard *g, const struct guard_step *step,
 	struct difference d = { .step = step, .lines = out };
 	int rc = guard_read_dir(g, step->dir, 0, uid, true, &d.now);
 
-	if (rc == 0)
+	if (rc == 0) {
+		put_not_read(&d);
 		rc = compare(g, uid, &d);
+	}
 	if (rc == -ENOENT)
 		rc = -ENODATA;
+	if (rc == -ENODATA && out->len > 0)
+		rc = 0;
 	return rc < 0 ? rc : out->failed ? -ENOMEM : 0;
 }
 
@@ -283,7 +353,7 @@ int guard_step_identical(struct guard *g, const struct guard_step *step,
 
 	structure_release(&s); /* its bytes alone are compared */
 	if (rc == 0)
-		rc = guard_read_dir(g, step->dir, 0, NULL, false, &s);
+		rc = guard_read_step(g, step, step->dir, NULL, false, &s);
 	if (rc < 0)
 		return rc;
 	files = calloc(s.tensors.count + 1, sizeof(*files));

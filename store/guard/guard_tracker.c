@@ -1,6 +1,6 @@
 /*
  * guard_tracker.c - what names a step: a small file called latest*, or a
- * symbolic link, and the folder beside it that is meant.
+ * symbolic link, and the folder beside it that is meant, or the file.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -9,10 +9,13 @@
 
 #include "store/guard/guard_private.h"
 #include "store/names/names.h"
+#include "store/step/step_name.h"
 
 /* A tracker names a step, or a number: it is no longer than this. */
 #define TRACKER_BYTES_MAX 512
 #define TRACKER_PREFIX "latest"
+/* Whoever reads it expects a number: empty it says nothing to anybody. */
+#define TRACKER_OF_NUMBER "latest_checkpointed_iteration.txt"
 
 /* latest.tmp is none yet: it becomes one when it is renamed. */
 bool guard_is_tracker(const char *name)
@@ -22,8 +25,9 @@ bool guard_is_tracker(const char *name)
 }
 
 /*
- * Is there a folder `name` beside what names it? Then that is the step. No name
- * in the store is "." or "..", or has a slash.
+ * Is there a folder `name` beside what names it, or a file that is a step by
+ * itself? Then that is the step. No name in the store is "." or "..", or has a
+ * slash.
  */
 static bool is_beside(struct guard *g, uint64_t parent, const char *name,
 		      struct guard_step *ret)
@@ -34,7 +38,9 @@ static bool is_beside(struct guard *g, uint64_t parent, const char *name,
 		return false;
 	*ret = (struct guard_step){ .parent = parent, .tracked = true };
 	strcpy(ret->name, name);
-	if (S_ISDIR(inode_attr(in).mode))
+	if (S_ISREG(inode_attr(in).mode) && step_name_is_file(name))
+		ret->file = true;
+	if (S_ISDIR(inode_attr(in).mode) || ret->file)
 		ret->dir = in->ino;
 	inode_put(g->use.inodes, in, 1);
 	return ret->dir != 0;
@@ -83,36 +89,69 @@ bool guard_linked(struct guard *g, uint64_t parent, const char *target,
 	return is_beside(g, parent, folder, ret);
 }
 
-/*
- * Which folder beside a tracker it names: as it stands (DeepSpeed's latest), or
- * by a number (Megatron's latest_checkpointed_iteration.txt).
- */
-static bool tracked(struct guard *g, struct inode *in, uint64_t parent,
-		    struct guard_step *ret)
+void guard_word_of(const void *text, size_t len, char ret[GUARD_WORD_BYTES])
 {
-	static const struct {
-		const char *word;
-		int digits; /* at least */
-	} forms[] = {
-		{ "iter_", 7 }, { "iter_", 1 },       { "step_", 1 },
-		{ "step-", 1 }, { "global_step", 1 }, { "checkpoint-", 1 }
-	};
-	char text[TRACKER_BYTES_MAX + 1], name[64];
-	struct stat sb;
-	char *word = text, *end;
-	unsigned long number;
-	size_t len;
+	const char *word = text;
 
+	ret[0] = 0;
+	while (len > 0 && isspace((unsigned char)*word)) {
+		word++;
+		len--;
+	}
+	while (len > 0 && isspace((unsigned char)word[len - 1]))
+		len--;
+	if (len >= GUARD_WORD_BYTES)
+		return;
+	if (len > 0)
+		memcpy(ret, word, len);
+	ret[len] = 0; /* at a NUL in it, it is over */
+}
+
+/* As it lies in the file. false: it has none, or more than a tracker has. */
+static bool read_word(struct guard *g, struct inode *in,
+		      char ret[GUARD_WORD_BYTES])
+{
+	char text[TRACKER_BYTES_MAX];
+	struct stat sb;
+
+	ret[0] = 0;
 	if (inode_stat(g->use.inodes, in, &sb) < 0 || !S_ISREG(sb.st_mode) ||
 	    sb.st_size == 0 || sb.st_size > TRACKER_BYTES_MAX ||
 	    guard_read(g, in, text, (size_t)sb.st_size, 0) < 0)
 		return false;
-	text[sb.st_size] = 0;
-	while (isspace((unsigned char)*word))
-		word++;
-	len = strlen(word);
-	while (len > 0 && isspace((unsigned char)word[len - 1]))
-		word[--len] = 0;
+	guard_word_of(text, (size_t)sb.st_size, ret);
+	return true;
+}
+
+void guard_tracker_word(struct guard *g, struct inode *in,
+			char ret[GUARD_WORD_BYTES])
+{
+	const struct attr a = inode_attr(in);
+
+	if (a.target)
+		guard_word_of(a.target, strlen(a.target), ret);
+	else
+		(void)read_word(g, in, ret);
+}
+
+/*
+ * Which folder beside a tracker it names: as it stands (DeepSpeed's latest), or
+ * by a number (Megatron's and verl's latest_checkpointed_iteration.txt).
+ */
+static bool names_step(struct guard *g, uint64_t parent, const char *word,
+		       struct guard_step *ret)
+{
+	static const struct {
+		const char *word;
+		int digits; /* at least */
+	} forms[] = { { "iter_", 7 },       { "iter_", 1 },
+		      { "step_", 1 },       { "step-", 1 },
+		      { "global_step", 1 }, { "checkpoint-", 1 },
+		      { "global_step_", 1 } };
+	size_t len = strlen(word);
+	unsigned long number;
+	char name[64], *end;
+
 	if (len == 0 || len > STORE_NAME_MAX)
 		return false;
 	if (is_beside(g, parent, word, ret))
@@ -128,6 +167,58 @@ static bool tracked(struct guard *g, struct inode *in, uint64_t parent,
 			return true;
 	}
 	return false;
+}
+
+static bool tracked(struct guard *g, struct inode *in, uint64_t parent,
+		    struct guard_step *ret)
+{
+	char word[GUARD_WORD_BYTES];
+
+	return read_word(g, in, word) && names_step(g, parent, word, ret);
+}
+
+static bool exists(struct guard *g, uint64_t parent, const char *name)
+{
+	struct inode *in;
+
+	if (names_lookup(g->use.names, parent, name, &in) < 0)
+		return false;
+	inode_put(g->use.inodes, in, 1);
+	return true;
+}
+
+/* Did it name a step, which may be gone by now? */
+static bool was_tracker(struct guard *g, uint64_t parent, const char *was)
+{
+	struct guard_step step;
+
+	return was[0] && (strspn(was, "0123456789") == strlen(was) ||
+			  step_name_of(was) == STEP_NAME_SURE ||
+			  names_step(g, parent, was, &step));
+}
+
+bool guard_strays(struct guard *g, struct inode *in, uint64_t parent,
+		  const char *name, const char *was, char why[GUARD_TEXT_BYTES])
+{
+	struct guard_text t = { why, 0, GUARD_TEXT_BYTES };
+	const struct attr a = inode_attr(in);
+	char word[GUARD_WORD_BYTES];
+	struct stat sb;
+
+	if (inode_stat(g->use.inodes, in, &sb) < 0 ||
+	    (!a.target && !S_ISREG(sb.st_mode)) || !was_tracker(g, parent, was))
+		return false;
+	guard_tracker_word(g, in, word);
+	if (strchr(word, '/') || (word[0] && exists(g, parent, word)) ||
+	    (sb.st_size == 0 && strcmp(name, TRACKER_OF_NUMBER) != 0))
+		return false;
+	guard_put(&t, "structure: %.200s: it is not complete: ", name);
+	if (word[0])
+		guard_put(&t, "it names %.200s, which is not there", word);
+	else
+		guard_put(&t, "it names no step");
+	guard_put(&t, ", and named %.200s before", was);
+	return true;
 }
 
 bool guard_tracked(struct guard *g, struct inode *in, uint64_t parent,

@@ -34,6 +34,7 @@ enum closure_kind {
 	CLOSURE_OUTSIDE, /* a chunk reaches beyond its tensor */
 	CLOSURE_CHUNKS_OVERLAP, /* two chunks have elements in common */
 	CLOSURE_NOT_COVERED, /* a tensor has elements that no chunk has */
+	CLOSURE_NO_ARCHIVE, /* where an entry's should be there is none */
 	CLOSURE_NOT_CHECKED, /* too many chunks in no order to compare all */
 	CLOSURE_KINDS
 };
@@ -66,6 +67,12 @@ struct closure {
  */
 int closure_check(const struct dcp *d, const struct closure_file *files,
 		  size_t file_count, struct closure *ret);
+/*
+ * Who has read the files adds: where an entry of the item should lie in the
+ * file there is nothing of torch.save()'s. -ENOMEM.
+ */
+int closure_add_no_archive(struct closure *c, const char *item,
+			   const char *file, uint64_t offset, uint64_t length);
 void closure_release(struct closure *c);
 
 /* Whether it holds together; what was not checked does not count. */

@@ -47,6 +47,19 @@ int closure_find(struct check *k, enum closure_kind kind, const char *item,
 	return 0;
 }
 
+int closure_add_no_archive(struct closure *c, const char *item,
+			   const char *file, uint64_t offset, uint64_t length)
+{
+	struct check k = { .result = *c };
+	int rc = closure_find(&k, CLOSURE_NO_ARCHIVE, item, file,
+			      "%llu bytes at %llu that are no archive of "
+			      "torch.save()",
+			      (ull)length, (ull)offset);
+
+	*c = k.result;
+	return rc;
+}
+
 void closure_release(struct closure *c)
 {
 	free(c->findings);
@@ -75,6 +88,7 @@ const char *closure_kind_name(enum closure_kind kind)
 		[CLOSURE_OUTSIDE] = "outside",
 		[CLOSURE_CHUNKS_OVERLAP] = "chunks_overlap",
 		[CLOSURE_NOT_COVERED] = "not_covered",
+		[CLOSURE_NO_ARCHIVE] = "no_archive",
 		[CLOSURE_NOT_CHECKED] = "not_checked",
 	};
 

@@ -10,6 +10,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "store/base/text.h"
+
 /* Longer numbers are in no row. */
 #define ROW_DIGITS_MAX 18
 
@@ -22,6 +24,9 @@ static const char *const step_words[] = { "step",  "iter",       "iteration",
 static const char *const staging_words[] = { "tmp",        "partial",
 					     "incomplete", "unfinished",
 					     "inprogress", "staging" };
+/* Of files that have tensors. */
+static const char *const file_suffixes[] = { ".pt", ".pth", ".ckpt", ".bin",
+					     ".safetensors" };
 /* Parts of one step are beside each other, too. */
 static const char *const part_words[] = { "rank", "shard", "part", "worker",
 					  "node" };
@@ -148,11 +153,26 @@ static const char *end_number(const char *name)
 								   : NULL;
 }
 
-enum step_name step_name_of(const char *name)
+bool step_name_is_staging(const char *name)
 {
 	for (size_t i = 0; i < COUNT(staging_words); i++)
 		if (has_word(name, staging_words[i]))
-			return STEP_NAME_NONE;
+			return true;
+	return false;
+}
+
+bool step_name_is_file(const char *name)
+{
+	for (size_t i = 0; i < COUNT(file_suffixes); i++)
+		if (text_ends_in(name, file_suffixes[i]))
+			return step_name_of(name) == STEP_NAME_SURE;
+	return false;
+}
+
+enum step_name step_name_of(const char *name)
+{
+	if (step_name_is_staging(name))
+		return STEP_NAME_NONE;
 	if (has_step(name))
 		return STEP_NAME_SURE;
 	for (size_t i = 0; i < COUNT(part_words); i++)
@@ -193,6 +213,33 @@ bool step_name_same_series(const char *a, const char *b)
 		if (!*x.at)
 			return true;
 	}
+}
+
+static bool ends_with(const char *name, const char *end)
+{
+	size_t len = strlen(name), n = strlen(end);
+
+	return len > n && strcmp(name + len - n, end) == 0;
+}
+
+bool step_name_publishes(const char *name)
+{
+	static const char *const whole[] = { ".metadata", "checkpoint",
+					     "last_checkpoint" };
+	static const char *const ends[] = { ".ckpt", ".index.json" };
+
+	/* What is being written is called so until it is renamed. */
+	if (strstr(name, ".tmp"))
+		return false;
+	if (strncmp(name, "latest", 6) == 0)
+		return true;
+	for (size_t i = 0; i < COUNT(whole); i++)
+		if (strcmp(name, whole[i]) == 0)
+			return true;
+	for (size_t i = 0; i < COUNT(ends); i++)
+		if (ends_with(name, ends[i]))
+			return true;
+	return step_name_of(name) == STEP_NAME_SURE;
 }
 
 const char *step_name_number(const char *p, size_t *ret_len)

@@ -34,6 +34,10 @@ enum step_name {
 };
 
 enum step_name step_name_of(const char *name);
+/* It is being written, or given up (tmp, incomplete, ...): no step yet. */
+bool step_name_is_staging(const char *name);
+/* A file that is all of a step by itself: step_100.pt, epoch=1-step=9.ckpt. */
+bool step_name_is_file(const char *name);
 /* Two names that differ in their step, or what was measured, at the most. */
 bool step_name_same_series(const char *a, const char *b);
 /* Of one series: < 0, 0 or > 0, as a is before b. */
@@ -45,6 +49,12 @@ int step_name_compare(const char *a, const char *b);
 bool step_name_even(const char *a, const char *b, const char *c);
 /* Is a number, without leading zeros, one of those in a step's name? */
 bool step_name_has(const char *name, const char *digits, size_t len);
+
+/*
+ * Does a file publish when it gets this name? It is a step itself (step_100.pt,
+ * anything .ckpt), or it makes one whole: .metadata, an index, a tracker.
+ */
+bool step_name_publishes(const char *name);
 
 /* The first number in p, without leading zeros; *ret_len 0: none. */
 const char *step_name_number(const char *p, size_t *ret_len);

@@ -61,6 +61,14 @@ bool structure_is_sound(const struct structure *s)
 	return s->error_count == 0 && closure_holds(&s->closure);
 }
 
+bool structure_is_partly_read(const struct structure *s)
+{
+	for (size_t i = 0; i < s->error_count; i++)
+		if (s->errors[i].fault == STRUCTURE_NOT_READ)
+			return true;
+	return false;
+}
+
 void structure_release(struct structure *s)
 {
 	for (size_t i = 0; i < s->name_count; i++)
@@ -69,6 +77,7 @@ void structure_release(struct structure *s)
 		free(s->errors[i].file);
 	free(s->names);
 	free(s->errors);
+	free(s->unexplained);
 	closure_release(&s->closure);
 	dcp_release(&s->dcp);
 	for (size_t i = 0; i < s->nested_count; i++)

@@ -6,7 +6,8 @@
  * files, and in those of the folders below it (mp_rank_00, actor, critic), but
  * for those that are steps themselves; where there is a .metadata, it says what
  * the .distcp files beside it have. Only headers are read. Where there is an
- * index of Hugging Face's (weight_map), its files and tensors must be there.
+ * index of Hugging Face's (weight_map), its files and tensors must be there,
+ * and a file must be what its name promises (structure_named.h).
  *
  * The signature is of files, names, types, shapes and lengths. It is not of the
  * order in a file, nor of the offsets: what is no tensor changes its length
@@ -76,6 +77,12 @@ struct structure {
 	size_t name_count, name_capacity;
 	struct structure_error *errors; /* owned; files that are damaged */
 	size_t error_count, error_capacity;
+	/*
+	 * Files that are called like those of torch.save(), as anybody's may
+	 * be, and begin like nothing that is known; owned, their names are not.
+	 */
+	const char **unexplained;
+	size_t unexplained_count, unexplained_capacity;
 	struct dcp dcp; /* of the folder itself */
 	bool has_dcp;
 	struct dcp *nested; /* owned; of folders below it */
@@ -111,6 +118,8 @@ char *structure_keep_name(struct structure *s, const char *name);
 /* Everything was added: put it in order, and sign it. -ENOMEM. */
 int structure_finish(struct structure *s);
 
+/* Was something not read, and may be there all the same? */
+bool structure_is_partly_read(const struct structure *s);
 /* Does it hold together: nothing damaged, and .metadata fits the files? */
 bool structure_is_sound(const struct structure *s);
 

@@ -41,11 +41,49 @@ static bool has_file(const struct index *x, const char *path)
 		       by_name);
 }
 
-static bool has_tensor(const struct structure *s, const char *name)
+/* Where the tensors of this name begin, and how many there are. */
+static size_t tensors_named(const struct structure *s, const char *name,
+			    const struct tensor **ret)
 {
-	return s->tensors.count > 0 &&
-	       bsearch(name, s->tensors.all, s->tensors.count,
-		       sizeof(*s->tensors.all), name_of_tensor);
+	const struct tensor *all = s->tensors.all, *hit;
+	size_t count = s->tensors.count, at, n = 0;
+
+	hit = count > 0
+		      ? bsearch(name, all, count, sizeof(*all), name_of_tensor)
+		      : NULL;
+	if (!hit)
+		return 0;
+	for (at = (size_t)(hit - all);
+	     at > 0 && strcmp(all[at - 1].name, name) == 0;)
+		at--;
+	while (at + n < count && strcmp(all[at + n].name, name) == 0)
+		n++;
+	*ret = &all[at];
+	return n;
+}
+
+enum where { NOWHERE, ELSEWHERE, THERE };
+
+/* Is a tensor of this name in the file that the index says, or beside it? */
+static enum where where_is(const struct index *x, const char *name,
+			   const char *file)
+{
+	const struct tensor *t;
+	size_t n = tensors_named(x->s, name, &t), below = strlen(x->folder);
+	enum where where = NOWHERE;
+
+	for (size_t i = 0; i < n; i++) {
+		const char *path = t[i].file;
+
+		if (!path || strncmp(path, x->folder, below) != 0 ||
+		    (below > 0 && path[below] != '/'))
+			continue;
+		path += below + (below > 0);
+		if (strcmp(path, file) == 0)
+			return THERE;
+		where = strchr(path, '/') ? where : ELSEWHERE;
+	}
+	return where;
 }
 
 static int lacks(struct index *x, const char *file, const char *tensor)
@@ -56,6 +94,16 @@ static int lacks(struct index *x, const char *file, const char *tensor)
 		       "%s%.300s%s named by %.150s is not there",
 		       tensor ? "tensor '" : "the file that is",
 		       tensor ? tensor : "", tensor ? "'" : "", x->path);
+	return structure_add_fault(x->s, STRUCTURE_MISSING, file, what);
+}
+
+static int not_named(struct index *x, const char *file, const char *tensor)
+{
+	char what[512];
+
+	(void)snprintf(what, sizeof(what),
+		       "tensor '%.300s' is not named by %.150s", tensor,
+		       x->path);
 	return structure_add_fault(x->s, STRUCTURE_MISSING, file, what);
 }
 
@@ -88,20 +136,71 @@ static int check_files(struct index *x, const cJSON *map)
 	return rc;
 }
 
-static int check_map(struct index *x, const cJSON *map)
+/* Each tensor that it names, in the file that it says. */
+static int check_tensors(struct index *x, const cJSON *map)
 {
 	const cJSON *one;
-	int rc = check_files(x, map);
 
 	cJSON_ArrayForEach(one, map) {
-		/* What could not be read may have it. */
-		if (rc < 0 || x->s->error_count > 0)
-			break;
-		if (cJSON_IsString(one) &&
-		    text_ends_in(one->valuestring, ".safetensors") &&
-		    !has_tensor(x->s, one->string))
-			return lacks(x, one->valuestring, one->string);
+		const char *file = one->valuestring;
+		enum where where;
+
+		if (!cJSON_IsString(one))
+			continue;
+		where = where_is(x, one->string, file);
+		/* What a pickle has may be called otherwise. */
+		if (where == ELSEWHERE ||
+		    (where == NOWHERE && text_ends_in(file, ".safetensors")))
+			return lacks(x, file, one->string);
 	}
+	return 0;
+}
+
+/* Each tensor of a .safetensors file that it names. */
+static int check_named(struct index *x, const cJSON *map)
+{
+	size_t n = 0, count = (size_t)cJSON_GetArraySize(map);
+	SCOPED(scope_free)
+	const char **tensors = calloc(count + 1, sizeof(*tensors));
+	SCOPED(scope_free)
+	const char **files = calloc(count + 1, sizeof(*files));
+	const cJSON *one;
+
+	if (!tensors || !files)
+		return -ENOMEM;
+	cJSON_ArrayForEach(one, map)
+		if (cJSON_IsString(one)) {
+			tensors[n] = one->string;
+			files[n++] = one->valuestring;
+		}
+	qsort(tensors, n, sizeof(*tensors), by_name);
+	qsort(files, n, sizeof(*files), by_name);
+	for (size_t i = 0; i < x->s->tensors.count; i++) {
+		const struct tensor *t = &x->s->tensors.all[i];
+		size_t below = strlen(x->folder);
+		const char *file = t->file;
+
+		if (!file || !text_ends_in(file, ".safetensors") ||
+		    strncmp(file, x->folder, below) != 0 ||
+		    (below > 0 && file[below] != '/'))
+			continue;
+		file += below + (below > 0);
+		if (bsearch(&file, files, n, sizeof(*files), by_name) &&
+		    !bsearch(&t->name, tensors, n, sizeof(*tensors), by_name))
+			return not_named(x, t->file, t->name);
+	}
+	return 0;
+}
+
+static int check_map(struct index *x, const cJSON *map)
+{
+	int rc = check_files(x, map);
+
+	/* What could not be read may have it. */
+	if (rc == 0 && x->s->error_count == 0)
+		rc = check_tensors(x, map);
+	if (rc == 0 && x->s->error_count == 0)
+		rc = check_named(x, map);
 	return rc;
 }
 
@@ -142,6 +241,10 @@ static int check_index(struct index *x, const struct structure_source *in)
 
 	if (rc < 0) /* what could not be read was said already, or is large */
 		return rc == -ENOMEM ? rc : 0;
+	if (in->memory_bytes_max &&
+	    json_text_memory(text, len) > in->memory_bytes_max)
+		return structure_add_fault(x->s, STRUCTURE_NOT_READ, x->path,
+					   "too large to be checked");
 	wrong = json_text_parse(text, len, &root, &at);
 	if (wrong)
 		return structure_add_fault(x->s, STRUCTURE_TORN, x->path,

@@ -10,10 +10,10 @@
 
 /*
  * Of a structure that is finished: each file that an index names must be there,
- * and each tensor of a .safetensors file, if no file is damaged. What lacks is
- * an error. An index beside the model in one file (NAME) is a leftover, and one
- * that is larger than STRUCTURE_INDEX_BYTES_MAX or has no weight_map is no such
- * thing. -ENOMEM.
+ * and each tensor in the file that it says, and a .safetensors file have no
+ * other ones, if no file is damaged. What lacks is an error. An index beside
+ * the model in one file (NAME) is a leftover, and one that is larger than
+ * STRUCTURE_INDEX_BYTES_MAX or has no weight_map is no such thing. -ENOMEM.
  */
 int structure_check_indexes(struct structure *s,
 			    const struct structure_source *in,

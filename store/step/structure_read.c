@@ -10,7 +10,9 @@
 #include "store/base/scope.h"
 #include "store/base/text.h"
 #include "store/base/vec.h"
+#include "store/step/structure_archives.h"
 #include "store/step/structure_index.h"
+#include "store/step/structure_named.h"
 #include "store/step/structure_tree.h"
 
 /* What is being read, and what may still be. */
@@ -54,6 +56,8 @@ static int read_file(struct structure *s, const struct structure_source *in,
 		return note_failure(s, name, rc, NULL);
 	s->tensors.error[0] = 0;
 	rc = tensors_read(&s->tensors, &file, name, kept);
+	if (rc == 0)
+		rc = structure_check_named(s, &file, s->tensors.format, kept);
 	in->close(in->self, &file);
 	rc = note_failure(s, name, rc, s->tensors.error);
 	if (s->tensors.count == before)
@@ -257,6 +261,8 @@ static int check_closure(struct reading *r, const struct dcp *d, uint32_t in)
 		r->in->close(r->in->self, &file);
 	}
 	rc = closure_check(d, files, n, &found);
+	if (rc == 0)
+		rc = structure_check_archives(r->in, d, below, &found);
 	return rc == 0 ? keep_findings(r->s, &found, below) : rc;
 }
 
@@ -331,7 +337,9 @@ int structure_of_folder(struct structure *s, const struct structure_source *in)
 		rc = read_files(&r);
 	if (rc == 0)
 		rc = structure_finish(s);
-	return rc == 0 ? structure_check_indexes(s, in, &r.tree) : rc;
+	if (rc == 0)
+		rc = structure_check_indexes(s, in, &r.tree);
+	return rc == 0 ? structure_check_sets(s, &r.tree) : rc;
 }
 
 /* Names for the pieces of a .distcp file, from the .metadata beside it. */
@@ -374,13 +382,18 @@ static int name_pieces(struct structure *s, const char *name,
 int structure_of_file(struct structure *s, const struct cut_source *file,
 		      const char *name, const struct structure_source *beside)
 {
-	const char *slash = strrchr(name, '/');
+	const char *slash = strrchr(name, '/'), *kept;
 	int rc;
 
 	memset(s, 0, sizeof(*s));
 	s->tensors.bytes_max = beside ? beside->memory_bytes_max : 0;
+	kept = structure_keep_name(s, name);
+	if (!kept)
+		return -ENOMEM;
 	rc = tensors_read(&s->tensors, file, name, NULL);
 	s->format = s->tensors.format;
+	if (rc == 0)
+		rc = structure_check_named(s, file, s->format, kept);
 	rc = note_failure(s, name, rc, s->tensors.error);
 	if (rc == 0 && beside && s->format && strcmp(s->format, "distcp") == 0)
 		rc = name_pieces(s, slash ? slash + 1 : name, beside);

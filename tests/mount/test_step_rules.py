@@ -131,7 +131,7 @@ def status_has_the_last_ten(m):
     os.chown(m.path("step_13.tmp"), ck.USER, ck.USER)
     fails(EUCLEAN, os.rename, m.path("step_13.tmp"), m.path("step_13"))
     told = json.loads(ck.as_user(lambda: subprocess.run(
-        [ck.CKPTCTL, "status", "--json", m.mnt], check=True,
+        [ck.CKPTCTL, "status", "--timeout", "240", "--json", m.mnt], check=True,
         stdout=subprocess.PIPE, timeout=ck.WAIT_BOUND).stdout))
     same([r["path"] for r in told["structure"]["refusals"]],
          ["/step_13.tmp"])
@@ -321,6 +321,62 @@ def a_smaller_world_has_fewer_files(m):
     bad = ranks("step_3.tmp", 2, 1)
     fails(EUCLEAN, os.rename, *bad)
     assert "2 tensors are gone (v, w)" in why(bad[0])
+
+
+def memory(m, what):
+    with open(f"/proc/{m.proc.pid}/status") as f:
+        return next(int(line.split()[1]) * 1024 for line in f
+                    if line.startswith(what + ":"))
+
+
+def sanitized(m):
+    with open(f"/proc/{m.proc.pid}/maps") as f:
+        return "libasan" in f.read()
+
+
+@ck.mounted("structure=refuse")
+def what_is_too_large_to_check_takes_no_memory_and_is_published(m):
+    step(m, 1)
+    before = memory(m, "RssAnon")
+    # As many tensors as a header of 83 MiB has, and numbers alone.
+    count = 83 * ck.MIB // 62
+    names = ",".join(
+        '"t%07d":{"dtype":"U8","shape":[1],"data_offsets":[%d,%d]}'
+        % (i, i, i + 1) for i in range(count))
+    huge = ("{%s}" % names).encode()
+    assert 80 * ck.MIB < len(huge) < 100 * ck.MIB, len(huge)
+    for i, text in enumerate((huge, b'{"a":[' + b"0," * (10 * ck.MIB) + b"0]}")):
+        run = f"run{i}"
+        os.mkdir(m.path(run))
+        for number in (1, 2):
+            step(m, number, name=run + "/step_%d", publish=False)
+            aside = m.path(f"{run}/step_{number}.tmp")
+            with open(aside + "/huge.safetensors", "wb") as f:
+                f.write(len(text).to_bytes(8, "little"))
+                f.write(text)
+                f.write(bytes(count if i == 0 else 0))
+            os.rename(aside, m.path(f"{run}/step_{number}"))
+            said = figures(m)["last"]
+            assert "not looked at: huge.safetensors: too large" in said, said
+            folder = m.path(f"{run}/step_{number}")
+            assert "not looked at: huge.safetensors: too large" in os.getxattr(
+                folder, "user.ckptfs.structure_diff").decode()
+            fails(errno.EFBIG, os.getxattr, folder + "/huge.safetensors",
+                  "user.ckptfs.structure")
+        # A sanitizer keeps what is freed.
+        seen = memory(m, "RssAnon") - before
+        assert sanitized(m) or seen < len(huge), seen
+    # All of it, with the file that the drain has mapped.
+    peak = memory(m, "VmHWM") - before
+    assert sanitized(m) or peak < 4 * len(huge), (peak, len(huge))
+    # A tensor that is gone may be in what was not read.
+    step(m, 3, LESS, name="run1/step_%d", publish=False)
+    ck.put(m.path("run1/step_3.tmp/huge.safetensors"),
+           (90 * ck.MIB).to_bytes(8, "little") + b"{")
+    with open(m.path("run1/step_3.tmp/huge.safetensors"), "r+b") as f:
+        f.truncate(91 * ck.MIB)
+    os.rename(m.path("run1/step_3.tmp"), m.path("run1/step_3"))
+    same(figures(m)["refused"], 0)
 
 
 if __name__ == "__main__":

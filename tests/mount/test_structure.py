@@ -438,7 +438,7 @@ def a_long_difference_fits_into_an_attribute(m):
     os.chown(m.path("step_1"), ck.USER, ck.USER)
     same(ck.as_user(lambda: diff(m.path("step_2"))), text)
     told = ck.as_user(lambda: subprocess.run(
-        [ck.CKPTCTL, "status", "--json", m.mnt], check=True,
+        [ck.CKPTCTL, "status", "--timeout", "240", "--json", m.mnt], check=True,
         stdout=subprocess.PIPE, timeout=ck.WAIT_BOUND).stdout)
     assert json.loads(told)["structure"]["last"] == ""
     assert json.loads(told)["structure"]["different"] == 1

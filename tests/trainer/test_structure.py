@@ -106,7 +106,7 @@ def tests():
     def a_trainer_is_told_when_its_structure_changed(m):
         m.expected.append("not published")
         p = trainer.start(os.path.abspath(__file__), "series", m.mnt)
-        said = p.communicate(timeout=200)[0]
+        said = p.communicate(timeout=2 * ck.WAIT_BOUND)[0]
         assert p.returncode == 0, said
         outcome = dict(reversed(line.split(" ", 1))
                        for line in said.splitlines()

@@ -1,0 +1,453 @@
+"""Steps of many layouts that broke on their way, and steps that did not: which
+of them structure=refuse lets through."""
+import errno
+import json
+import os
+import random
+
+import ckptest as ck
+import layouts
+from ckptest import fails, get, same
+from layouts import Tensor, torch_save
+from steps import figures
+
+EUCLEAN = errno.EUCLEAN
+REFUSED = "user.ckptfs.refused"
+
+
+def tensors(seed, *names, prefix="layer"):
+    return {f"{prefix}.{n}": Tensor(8, 16, seed=seed * 100 + i)
+            for i, n in enumerate(names)}
+
+
+def shapes(*names):
+    return {f"layer.{n}": (8, 16) for n in names}
+
+
+def model_and_optimizer(n, rank=0, names="ab"):
+    return torch_save({
+        "model": tensors(n * 10 + rank, *names),
+        "optimizer": {"state": {i: {"exp_avg": Tensor(8, 16, seed=n + i)}
+                                for i in range(len(names))}},
+        "iteration": n})
+
+
+# --- what the steps of each layout have: a file's name -> its bytes ---
+
+def dcp(n):
+    return layouts.dcp([tensors(n * 10, "a", "b"), tensors(n * 10 + 1, "c")])
+
+
+def fsdp(n):
+    return {f"{part}/{name}": content
+            for i, part in enumerate(("pytorch_model_fsdp_0", "optimizer_0"))
+            for name, content in dcp(n * 2 + i).items()}
+
+
+def megatron(n):
+    return {f"mp_rank_0{r}/model_optim_rng.pt": model_and_optimizer(n, r)
+            for r in range(2)}
+
+
+def megatron_dist(n):
+    return {**dcp(n), "common.pt": torch_save({"iteration": n}),
+            "metadata.json": b'{"sharded_backend": "torch_dist"}'}
+
+
+def verl(n):
+    files = {"data.pt": torch_save({"sampler": n})}
+    for r in range(2):
+        files[f"actor/model_world_size_2_rank_{r}.pt"] = \
+            torch_save(tensors(n * 10 + r, "a", "b"))
+        files[f"actor/optim_world_size_2_rank_{r}.pt"] = torch_save(
+            {"state": {"a": {"exp_avg": Tensor(8, 16, seed=n + r)}}})
+        files[f"actor/extra_state_world_size_2_rank_{r}.pt"] = \
+            torch_save({"rng": n})
+    return files
+
+
+def deepspeed(n):
+    files = {"mp_rank_00_model_states.pt": torch_save(
+        {"module": tensors(n, "a", "b"), "global_steps": n})}
+    for r in range(2):
+        files[f"zero_pp_rank_{r}_mp_rank_00_optim_states.pt"] = torch_save(
+            {"optimizer_state_dict": {"flat": Tensor(64, seed=n * 2 + r)}})
+    return files
+
+
+def hf(n):
+    one, two = (f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
+    index = {"metadata": {"total_size": 1536}, "weight_map": {
+        "layer.a": one, "layer.b": one, "layer.c": two}}
+    return {one: layouts.safetensors(shapes("a", "b"), n),
+            two: layouts.safetensors(shapes("c"), n + 50),
+            "model.safetensors.index.json": json.dumps(index).encode(),
+            "optimizer.pt": torch_save(
+                {"state": {0: {"exp_avg": Tensor(8, 16, seed=n)}}}),
+            "scheduler.pt": torch_save({"last_epoch": n}),
+            "rng_state.pth": torch_save({"python": n}),
+            "trainer_state.json": b'{"global_step": %d}' % n}
+
+
+def hf_bin(n):
+    one, two = (f"pytorch_model-0000{i}-of-00002.bin" for i in (1, 2))
+    index = {"weight_map": {"layer.a": one, "layer.b": one, "layer.c": two}}
+    return {one: torch_save(tensors(n, "a", "b")),
+            two: torch_save(tensors(n + 50, "c")),
+            "pytorch_model.bin.index.json": json.dumps(index).encode()}
+
+
+def ranks_safetensors(n):
+    return {f"rank_{r}.safetensors": layouts.safetensors(
+        shapes("a", "b"), n * 10 + r) for r in range(2)}
+
+
+def ranks_torch(n):
+    return {f"rank_{r}.pt": model_and_optimizer(n, r) for r in range(2)}
+
+
+def single_torch(n):
+    return {"": model_and_optimizer(n)}
+
+
+def single_safetensors(n):
+    return {"": layouts.safetensors(shapes("a", "b"), n)}
+
+
+class Layout:
+    """files: see above; name: of a step; how: it is published; tracker: the
+    file that names it, and what that says."""
+
+    def __init__(self, files, name, how, tracker=None, says="%d"):
+        self.files, self.name, self.how = files, name, how
+        self.tracker, self.says = tracker, says
+
+    def step(self, n):
+        return self.name % n
+
+    def publish(self, run, n, files, name=None):
+        """The call that does it may fail."""
+        final = os.path.join(run, name or self.step(n))
+        if self.how == "file":
+            ck.put(final, files[""])
+        elif self.how == "file rename":
+            ck.put(final + ".tmp", files[""])
+            os.rename(final + ".tmp", final)
+        elif self.how == "folder":
+            layouts.put_all(final + ".tmp", files)
+            os.rename(final + ".tmp", final)
+        elif self.how == "metadata":
+            layouts.put_all(final, {k: v for k, v in files.items()
+                                    if k != ".metadata"})
+            if ".metadata" in files:
+                ck.put(final + "/.metadata.tmp", files[".metadata"])
+                os.rename(final + "/.metadata.tmp", final + "/.metadata")
+        else:
+            layouts.put_all(final, files)
+        self.track(run, n)
+
+    def track(self, run, n):
+        if self.tracker:
+            ck.put(os.path.join(run, self.tracker),
+                   (self.says % n).encode())
+
+
+LAYOUTS = {
+    "dcp": Layout(dcp, "step_%d", "metadata"),
+    "fsdp": Layout(fsdp, "checkpoint-%d", "folder"),
+    "megatron": Layout(megatron, "iter_%07d", "tracker",
+                       "latest_checkpointed_iteration.txt"),
+    "megatron_dist": Layout(megatron_dist, "iter_%07d", "tracker",
+                            "latest_checkpointed_iteration.txt"),
+    "verl": Layout(verl, "global_step_%d", "tracker",
+                   "latest_checkpointed_iteration.txt"),
+    "deepspeed": Layout(deepspeed, "global_step%d", "tracker", "latest",
+                        "global_step%d"),
+    "hf": Layout(hf, "checkpoint-%d", "folder"),
+    "hf_bin": Layout(hf_bin, "checkpoint-%d", "folder"),
+    "lightning": Layout(single_torch, "epoch=0-step=%d.ckpt", "file"),
+    "lightning_aside": Layout(single_torch, "epoch=0-step=%d.ckpt",
+                              "file rename"),
+    "torch_file": Layout(single_torch, "step_%d.pt", "file rename"),
+    "safetensors_file": Layout(single_safetensors, "model_step_%d.safetensors",
+                               "file rename"),
+    "safetensors": Layout(ranks_safetensors, "step_%d", "folder"),
+    "torch": Layout(ranks_torch, "step_%d", "folder"),
+}
+
+
+# --- what happens to them ---
+
+def largest(files):
+    """The file that has most of the tensors."""
+    return max(files, key=lambda k: (len(files[k]), k))
+
+
+def missing(files, _):
+    del files[largest(files)]
+
+
+def truncated(files, _):
+    files[largest(files)] = files[largest(files)][:-100]
+
+
+def zeroed(files, _):
+    for name in files:
+        if not name.endswith((".json", ".metadata")):
+            files[name] = bytes(len(files[name]))
+
+
+def one_zeroed(files, _):
+    files[largest(files)] = bytes(len(files[largest(files)]))
+
+
+def noise(files, _):
+    for name in files:
+        if not name.endswith((".json", ".metadata")):
+            files[name] = random.Random(7).randbytes(len(files[name]))
+
+
+def one_noise(files, _):
+    name = largest(files)
+    files[name] = random.Random(8).randbytes(len(files[name]))
+
+
+def empty(files, _):
+    files[largest(files)] = b""
+
+
+def swapped(files, other):
+    """Two files change places, if there are two of another size."""
+    names = sorted((k for k in files if not k.endswith((".json", ".metadata"))),
+                   key=lambda k: len(files[k]))
+    files[names[0]], files[names[-1]] = files[names[-1]], files[names[0]]
+
+
+def dropped(files, _):
+    """A tensor is not in its file any more."""
+    name = largest(files)
+    if name.endswith(".safetensors") or files[name][8:9] == b"{":
+        files[name] = layouts.safetensors(shapes("a"), 1)
+    elif name.endswith(".distcp"):
+        files[name] = torch_save(Tensor(8, 16))
+    else:
+        files[name] = torch_save({"model": tensors(3, "a"), "iteration": 3}
+                                 if b"optimizer" in files[name] else
+                                 tensors(3, "a"))
+
+
+def no_metadata(files, _):
+    for name in [k for k in files if k.endswith(".metadata")]:
+        del files[name]
+
+
+def torn_metadata(files, _):
+    name = max(k for k in files if k.endswith(".metadata"))
+    files[name] = files[name][:-20]
+
+
+def no_index(files, _):
+    del files[[k for k in files if ".index." in k][0]]
+
+
+def index_elsewhere(files, _):
+    name = [k for k in files if ".index." in k][0]
+    index = json.loads(files[name])
+    index["weight_map"]["layer.a"] = index["weight_map"]["layer.c"]
+    files[name] = json.dumps(index).encode()
+
+
+def index_short(files, _):
+    name = [k for k in files if ".index." in k][0]
+    index = json.loads(files[name])
+    del index["weight_map"]["layer.b"]
+    files[name] = json.dumps(index).encode()
+
+
+def index_torn(files, _):
+    name = [k for k in files if ".index." in k][0]
+    files[name] = files[name][:-9]
+
+
+WHOLE = (truncated, one_zeroed, one_noise, empty)
+CASES = [
+    *(("dcp", k) for k in (missing, zeroed, one_zeroed, noise, one_noise,
+                           truncated, empty, dropped, torn_metadata)),
+    *(("fsdp", k) for k in (missing, zeroed, noise, truncated, torn_metadata)),
+    *(("megatron", k) for k in (missing, zeroed, noise, dropped, *WHOLE)),
+    *(("megatron_dist", k) for k in (missing, zeroed, one_noise,
+                                     no_metadata)),
+    *(("verl", k) for k in (missing, zeroed, noise, dropped, *WHOLE)),
+    *(("deepspeed", k) for k in (missing, zeroed, noise, dropped, *WHOLE)),
+    *(("hf", k) for k in (missing, zeroed, noise, swapped, dropped, no_index,
+                          index_elsewhere, index_short, index_torn, *WHOLE)),
+    *(("hf_bin", k) for k in (missing, noise, no_index, index_elsewhere,
+                              index_torn, *WHOLE)),
+    *(("lightning", k) for k in (dropped, *WHOLE)),
+    *(("lightning_aside", k) for k in (dropped, *WHOLE)),
+    *(("torch_file", k) for k in (dropped, *WHOLE)),
+    *(("safetensors_file", k) for k in (dropped, *WHOLE)),
+    *(("safetensors", k) for k in (missing, zeroed, noise, dropped, *WHOLE)),
+    *(("torch", k) for k in (missing, zeroed, noise, dropped, *WHOLE)),
+]
+
+
+def good_steps(m, name, numbers=(1, 2)):
+    run = m.path(name)
+    os.mkdir(run)
+    for n in numbers:
+        LAYOUTS[name.split("-")[0]].publish(
+            run, n, LAYOUTS[name.split("-")[0]].files(n))
+    return run
+
+
+@ck.mounted("structure=refuse", modes=("auto",))
+def a_step_that_broke_is_refused(m):
+    m.expected += ["not published", "stays as it is"]
+    passed = []
+    for name, kind in CASES:
+        layout = LAYOUTS[name]
+        run = good_steps(m, f"{name}-{kind.__name__}")
+        files = layout.files(3)
+        kind(files, layout.files(2))
+        try:
+            layout.publish(run, 3, files)
+            passed.append(f"{name} {kind.__name__}")
+        except OSError as e:
+            same(e.errno, EUCLEAN, f"{name} {kind.__name__}")
+    print(f"# {len(CASES)} broken steps, published: {passed}")
+    assert not passed, passed
+    same(figures(m)["refused"], len(CASES))
+
+
+# --- trackers ---
+
+@ck.mounted("structure=refuse")
+def a_tracker_that_leads_nowhere_is_refused(m):
+    m.expected.append("not published")
+    for name, layout in LAYOUTS.items():
+        if not layout.tracker:
+            continue
+        run = good_steps(m, f"{name}-tracker")
+        tracker = os.path.join(run, layout.tracker)
+        said = get(tracker)
+        for wrong in ((layout.says % 9).encode(), b"\0" * len(said), b"x",
+                      b"\xff\xfe\x01", said + b"7", b"garbage " * 100):
+            fails(EUCLEAN, ck.put, tracker, wrong)
+            same(get(tracker), said)
+            assert "named" in os.getxattr(tracker, REFUSED).decode()
+            ck.put(tracker + ".tmp", wrong)
+            fails(EUCLEAN, os.rename, tracker + ".tmp", tracker)
+        if name != "deepspeed":
+            fails(EUCLEAN, ck.put, tracker, b"")
+            same(get(tracker), said)
+        # It says so until it is right.
+        assert "named" in os.getxattr(tracker, REFUSED).decode()
+        layout.track(run, 1)
+        fails(errno.ENODATA, os.getxattr, tracker, REFUSED)
+        os.unlink(tracker)
+    seen = figures(m)
+    assert seen["missing"] == seen["refused"] > 40, seen
+    os.symlink("global_step1", os.path.join(run, "latest"))
+    os.symlink("global_step9", os.path.join(run, "aside"))
+    fails(EUCLEAN, os.rename, os.path.join(run, "aside"),
+          os.path.join(run, "latest"))
+
+
+@ck.mounted("structure=refuse")
+def the_reason_outlives_an_error_that_nobody_hears(m):
+    m.expected.append("not published")
+    run = good_steps(m, "deepspeed")
+    latest = os.path.join(run, "latest")
+    # CPython drops what the close of a file says that nobody keeps.
+    open(latest, "w").write("global_step9")
+    same(get(latest), b"global_step2")
+    same(figures(m)["refusals"][0]["path"], "/deepspeed/latest")
+    for _ in m.stages(latest):
+        assert "names global_step9, which is not there" in \
+            os.getxattr(latest, REFUSED).decode()
+    open(m.path("step_1.pt"), "wb").write(b"PK\3\4" + bytes(500))
+    assert "cut off" in os.getxattr(m.path("step_1.pt"), REFUSED).decode()
+    m.expected.append("stays as it is")
+    same(figures(m)["refusals"][0]["path"], "/step_1.pt")
+    for _ in m.stages(m.path("step_1.pt")):
+        assert "cut off" in os.getxattr(m.path("step_1.pt"), REFUSED).decode()
+
+
+# --- what is in order ---
+
+@ck.mounted("structure=refuse", modes=("auto",))
+def a_step_that_is_whole_is_published(m):
+    for name, layout in LAYOUTS.items():
+        run = good_steps(m, name, range(1, 5))
+        # Those before it are removed, and a run goes back to an earlier one.
+        ck.sh("rm", "-r", os.path.join(run, layout.step(1)),
+              os.path.join(run, layout.step(3)))
+        layout.publish(run, 5, layout.files(5))
+        if layout.tracker:
+            layout.track(run, 2)
+    # A restore, in any order.
+    for name, layout in LAYOUTS.items():
+        ck.sh("cp", "-r", m.path(name), m.path(name + "-copy"))
+        if layout.tracker:
+            run = m.path(name + "-late")
+            os.mkdir(run)
+            layout.track(run, 5)
+            layout.publish(run, 4, layout.files(4))
+    same(figures(m)["refused"], 0)
+
+
+@ck.mounted("structure=refuse")
+def what_only_looks_like_a_step_is_let_alone(m):
+    # Files that anybody may call so, with anything in them.
+    odd = (b"", b"0" * 100, b"{}", random.Random(1).randbytes(999),
+           bytes(5000), b"\x80\x04K\x01.", b"(dp0\n.", b"PAR1", b"GGUF")
+    for i, content in enumerate(odd):
+        for name in ("model.pt", "w.bin", "a.pth", "step_%d.ckpt" % i,
+                     "x_step_%d.bin" % (i + 1), "data-00001-of-00002.bin",
+                     "pytorch.model", "x_world_size_a_rank_b.pt"):
+            ck.put(m.path(name), content)
+        os.makedirs(m.path(f"other_{i}/step_{i}.tmp"))
+        ck.put(m.path(f"other_{i}/step_{i}.tmp/w.bin"), content)
+        ck.put(m.path(f"other_{i}/step_{i}.tmp/notes.pt"), content)
+        os.rename(m.path(f"other_{i}/step_{i}.tmp"),
+                  m.path(f"other_{i}/step_{i}"))
+    # Half of the ranks are on another machine.
+    for kind in ("model", "optim"):
+        for rank in (2, 3):
+            layouts.put_all(m.path("global_step_1.tmp"), {
+                f"actor/{kind}_world_size_4_rank_{rank}.pt":
+                torch_save(tensors(rank, "a"))})
+    os.rename(m.path("global_step_1.tmp"), m.path("global_step_1"))
+    # Small pickles, old torch's, and compressed ones, under torch's names.
+    layouts.put_all(m.path("checkpoint-1.tmp"), {
+        "optimizer.pt": b"\x80\x04K\x01.", "scheduler.pt": b"\x1f\x8b\x08x",
+        "pytorch_model.bin": b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.",
+        "model-00001-of-00001.safetensors":
+        layouts.safetensors(shapes("a"), 1)})
+    os.rename(m.path("checkpoint-1.tmp"), m.path("checkpoint-1"))
+    # A tracker that is cleared, or becomes something else, by its owner.
+    latest = m.path("latest")
+    for text in (b"nothing yet", b"checkpoint-1", b"", b"checkpoint-1",
+                 b"/elsewhere/checkpoint-9"):
+        ck.put(latest, text)
+        same(get(latest), text)
+    same(figures(m)["refused"], 0)
+
+
+@ck.mounted("structure=refuse")
+def a_child_that_closes_half_a_step_is_not_told_of(m):
+    with open(m.path("step_1.pt"), "wb") as f:
+        whole = single_torch(1)[""]
+        f.write(whole[:700])
+        f.flush()
+        os.fsync(f.fileno())
+        ck.Child(lambda: None).result()
+        f.write(whole[700:])
+    same(figures(m)["refused"], 0)
+    fails(errno.ENODATA, os.getxattr, m.path("step_1.pt"), REFUSED)
+    same(get(m.path("step_1.pt")), whole)
+
+
+if __name__ == "__main__":
+    ck.main()
