@@ -213,10 +213,6 @@ static void check_file(struct check *c, struct check_inode *i,
 		covered += f->extents[n].len;
 		check_extent(c, i, &f->extents[n]);
 	}
-	if (f->generation == 0)
-		check_report(c, "generation", check_path(c, i->ino),
-			     "has content that was never "
-			     "committed; " ADVICE_FILE);
 	if (covered != f->data_bytes)
 		check_report(c, "data-bytes", check_path(c, i->ino),
 			     "holds %llu bytes, but says %llu; its space in "

@@ -18,6 +18,7 @@
 #include "store/check/rebuild_work.h"
 #include "store/db/identity.h"
 #include "store/db/mark.h"
+#include "store/db/parents.h"
 #include "store/formats/cut.h"
 
 #define LOST_DIR "lost"
@@ -149,9 +150,6 @@ static int use_labels(struct rebuild *r)
 {
 	int rc = 0;
 
-	if (r->label_count > 0)
-		qsort(r->labels, r->label_count, sizeof(*r->labels),
-		      label_order);
 	for (size_t i = 0, end; rc == 0 && i < r->label_count; i = end) {
 		end = i + 1;
 		while (end < r->label_count &&
@@ -211,14 +209,58 @@ static int put_aside(struct rebuild *r, uint64_t id)
 
 /* --- all of it --- */
 
-static int fill_lossy(struct rebuild *r)
+/*
+ * The base reaches as far as the mark, but both may be from an old copy of the
+ * store: then there are whole files that it does not know, and that nobody was
+ * about to commit (U). 1: it is so.
+ */
+static int is_old_copy(struct rebuild *r)
+{
+	for (size_t i = 0; i < r->label_count; i++) {
+		const struct label *l = &r->labels[i];
+		const char *reason = NULL;
+		struct content c;
+		int rc;
+
+		if (l->ino == 0 || !is_newer(r, l) ||
+		    has_record(r, 'U', l->ino))
+			continue;
+		rc = rebuild_content(r, l, &c, &reason);
+		if (rc == 1)
+			content_release(&c);
+		if (rc != 0)
+			return rc;
+	}
+	return 0;
+}
+
+/* What the images say of themselves is looked at before the base is believed.
+ */
+static int look_at_images(struct rebuild *r)
 {
 	int rc = records_each(r->kv, key_kind('K'), load_chunk, r);
 
 	if (rc == 0)
 		rc = rebuild_each_image(r, note_label);
-	if (rc == 0)
-		rc = rebuild_next_inode(r);
+	if (rc < 0)
+		return rc;
+	if (r->label_count > 0)
+		qsort(r->labels, r->label_count, sizeof(*r->labels),
+		      label_order);
+	if (r->lossy)
+		return 0;
+	rc = is_old_copy(r);
+	if (rc == 1) {
+		r->lossy = true;
+		r->result->base = REBUILD_PART;
+	}
+	return rc < 0 ? rc : 0;
+}
+
+static int fill_lossy(struct rebuild *r)
+{
+	int rc = rebuild_next_inode(r);
+
 	if (rc == 0)
 		rc = use_labels(r);
 	if (rc == 0)
@@ -281,7 +323,8 @@ static int rebuild_all(struct rebuild *r, char *why, size_t why_size)
 
 	if (rc < 0)
 		return rc;
-	if (r->lossy)
+	rc = look_at_images(r);
+	if (rc == 0 && r->lossy)
 		rc = fill_lossy(r);
 	if (rc == 0)
 		rc = rebuild_write_settings(r);
@@ -302,10 +345,15 @@ int rebuild_store(const char *path, const struct rebuild_options *options,
 			     .images_dirfd = -1,
 			     .open_fd = -1 };
 	SCOPED(scope_close) int lockfd = -1;
+	SCOPED(scope_free) char *real = NULL;
 	int rc;
 
 	memset(ret, 0, sizeof(*ret));
-	rc = layout_open_damaged(path, &r.dirfd, &lockfd, r.uuid, why,
+	rc = parents_check(path, &real, why, why_size);
+	if (rc < 0)
+		return rc;
+	r.path = real;
+	rc = layout_open_damaged(real, &r.dirfd, &lockfd, r.uuid, why,
 				 why_size);
 	if (rc < 0)
 		return rc;

@@ -62,9 +62,10 @@ static rocksdb_options_t *kv_options(struct kv *kv, bool create)
 	rocksdb_block_based_options_set_pin_l0_filter_and_index_blocks_in_cache(
 		kv->table, 1);
 	/*
-	 * RocksDB's own log file is an end of the process when the disk is full
+	 * RocksDB's own log file is an end of the process when writing it fails
 	 * and it was built with assertions, as Debian's is (Append() after an
-	 * error): what is logged at this level does not happen.
+	 * error): what is logged at this level does not happen. One that is
+	 * rolled by its size would have a head, whatever the level.
 	 */
 	rocksdb_options_set_info_log_level(o, KV_LOG_FATAL);
 	rocksdb_options_set_block_based_table_factory(o, kv->table);
@@ -78,7 +79,7 @@ static rocksdb_options_t *kv_options(struct kv *kv, bool create)
 	rocksdb_options_set_max_background_jobs(o, 2);
 	rocksdb_options_set_max_total_wal_size(o, 4 * KV_MEMTABLE_BYTES);
 	rocksdb_options_set_keep_log_file_num(o, 2);
-	rocksdb_options_set_max_log_file_size(o, 1u << 20);
+	rocksdb_options_set_max_log_file_size(o, 0);
 	rocksdb_options_set_max_manifest_file_size(o, 4u << 20);
 	rocksdb_options_set_uint64add_merge_operator(o);
 	rocksdb_options_set_paranoid_checks(o, 1);
@@ -102,12 +103,11 @@ struct kv *kv_new(bool create)
 		return NULL;
 	kv->dirfd = -1;
 	shared_lock_init(&kv->log_use, LOCK_KV_LOG_USE);
+	lock_init(&kv->log_sync, LOCK_KV_LOG_SYNC);
 	lock_init(&kv->gate, LOCK_KV_GATE);
 	cond_init(&kv->passed);
 	kv->options = kv_options(kv, create);
 	kv->write = rocksdb_writeoptions_create();
-	kv->unlogged = rocksdb_writeoptions_create();
-	rocksdb_writeoptions_disable_WAL(kv->unlogged, 1);
 	kv->flush = rocksdb_flushoptions_create(); /* it waits */
 	kv->read = rocksdb_readoptions_create();
 	return kv;
@@ -123,6 +123,30 @@ void kv_note_logged(struct kv *kv)
 		;
 }
 
+/*
+ * RocksDB does not go on by itself after an error. Its thread that tries to
+ * would touch a log that has failed, which ends the process where RocksDB was
+ * built with assertions (Debian's is), and its end is waited for without a
+ * limit when the database is closed. Other errors than a full disk it takes up
+ * `resume_count` times. With more than one path for tables it leaves a full
+ * disk alone as well (DBImpl::Open(), 7.8 to 10.2); they may be the same.
+ */
+static int no_resume(struct kv *kv, const char *dir)
+{
+	rocksdb_options_t *o = rocksdb_options_create();
+	rocksdb_dbpath_t *path = rocksdb_dbpath_create(dir, UINT64_MAX);
+	const rocksdb_dbpath_t *paths[] = { path, path };
+	char *err = NULL;
+
+	rocksdb_get_options_from_string(kv->options,
+					"max_bgerror_resume_count=0", o, &err);
+	rocksdb_options_set_db_paths(o, paths, 2);
+	rocksdb_dbpath_destroy(path);
+	rocksdb_options_destroy(kv->options);
+	kv->options = o;
+	return kv_error("its options", err);
+}
+
 static int kv_open_any(const char *dir, bool create, bool readonly,
 		       struct kv **ret_kv)
 {
@@ -132,6 +156,11 @@ static int kv_open_any(const char *dir, bool create, bool readonly,
 
 	if (!kv)
 		return -ENOMEM;
+	rc = readonly ? 0 : no_resume(kv, dir);
+	if (rc < 0) {
+		kv_close(kv);
+		return rc;
+	}
 	if (readonly)
 		kv->db = rocksdb_open_for_read_only(kv->options, dir, 0, &err);
 	else
@@ -174,12 +203,12 @@ void kv_close(struct kv *kv)
 		rocksdb_close(kv->db);
 	rocksdb_readoptions_destroy(kv->read);
 	rocksdb_writeoptions_destroy(kv->write);
-	rocksdb_writeoptions_destroy(kv->unlogged);
 	rocksdb_flushoptions_destroy(kv->flush);
 	rocksdb_options_destroy(kv->options);
 	rocksdb_block_based_options_destroy(kv->table);
 	rocksdb_cache_destroy(kv->cache);
 	shared_lock_destroy(&kv->log_use);
+	lock_destroy(&kv->log_sync);
 	lock_destroy(&kv->gate);
 	cond_destroy(&kv->passed);
 	if (kv->dirfd >= 0)

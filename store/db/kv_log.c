@@ -1,16 +1,20 @@
 /*
  * kv_log.c - what is written and synced, on a disk that may be full or fail.
  *
- * A full disk is no end: the log that failed is left by RocksDB once it has
- * room again, and until then nothing may touch that log. Any other error ends
- * RocksDB's writing; it is opened again then, as if the process had been
- * started anew, and what is in its log is all that was written, which `logged`
- * proves.
+ * After any error of the disk RocksDB takes no more writes, and it does not go
+ * on by itself (no_resume()). It is closed and opened again here, as if the
+ * process had been started anew: what is in its log is all that was written,
+ * which `logged` proves. A full disk has to have room for that first.
+ *
+ * The log is synced here, not by RocksDB: each batch that was applied is in it
+ * by one write(2), and a log that another thread's write has failed on must not
+ * be touched through RocksDB, which would end the process.
  */
 #include "store/db/kv_private.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -19,14 +23,22 @@
 #include "store/base/log.h"
 #include "store/base/scope.h"
 
-/* With less than this on the disk a write may find it full. */
+/* With less than this on the disk a backup may take the last of it. */
 #define KV_ROOM_BYTES (UINT64_C(1) << 30)
 
 /* What only deletions may use: what is in memory fits into it. */
 #define KV_DELETIONS_BYTES (KV_MEMTABLE_BYTES + (UINT64_C(8) << 20))
 
-/* A failed database is opened again as often as this. */
-#define KV_MEND_NS (INT64_C(5) * 1000000000)
+/*
+ * A failed database is opened again as often as this: soon at first, and as
+ * soon again only when it has worked for a while.
+ */
+#define KV_MEND_NS_MIN (INT64_C(100) * 1000000)
+#define KV_MEND_NS_MAX (INT64_C(5) * 1000000000)
+#define KV_MEND_CALM_NS (INT64_C(60) * 1000000000)
+
+/* What opening writes besides all that is in memory. */
+#define KV_OPEN_BYTES (UINT64_C(2) << 20)
 
 static bool room_below(const struct kv *kv, uint64_t bytes)
 {
@@ -55,60 +67,26 @@ int kv_calm(struct kv *kv)
 {
 	int rc = atomic_load(&kv->failed);
 
-	if (rc == 0 &&
-	    (atomic_load(&kv->full) || room_below(kv, KV_ROOM_BYTES)))
+	if (rc == 0 && room_below(kv, KV_ROOM_BYTES))
 		rc = -ENOSPC;
 	return rc;
 }
 
-/* To write or to sync. Returns whether log_use is had alone. */
-static bool log_enter(struct kv *kv)
-{
-	if (!atomic_load(&kv->full) && !room_below(kv, KV_ROOM_BYTES)) {
-		shared_lock_read(&kv->log_use);
-		if (!atomic_load(&kv->full)) /* while we waited */
-			return false;
-		shared_lock_give(&kv->log_use);
-	}
-	shared_lock_write(&kv->log_use);
-	return true;
-}
-
-/*
- * After a write that found the disk full RocksDB (7.8) resumes by writing out
- * what it has in memory, which begins a new log; when that is nothing, it goes
- * on with the log that failed. So there must be something, and the write must
- * not be the one that changes to the next buffer. log_use is had alone.
- */
-static int keep_something_to_flush(struct kv *kv)
-{
-	static const char nothing[] = "~"; /* no record has this key */
-	SCOPED(scope_batch) struct kv_batch *b = NULL;
-	uint64_t size = 0, entries = 0;
-	char *err = NULL;
-
-	if (rocksdb_property_int(kv->db, "rocksdb.cur-size-active-mem-table",
-				 &size) < 0)
-		return 0;
-	/* The log that failed cannot be left but by RocksDB itself. */
-	if (size > KV_MEMTABLE_BYTES / 4 * 3 && !atomic_load(&kv->full))
-		rocksdb_flush(kv->db, kv->flush, &err);
-	if (err ||
-	    rocksdb_property_int(kv->db, "rocksdb.num-entries-active-mem-table",
-				 &entries) < 0 ||
-	    entries > 0)
-		return kv_error("flush", err);
-	b = kv_batch_new();
-	kv_delete(b, nothing, sizeof(nothing) - 1);
-	rocksdb_write(kv->db, kv->unlogged, kv_writebatch(b), &err);
-	kv->unlogged_last = rocksdb_get_latest_sequence_number(kv->db);
-	return kv_error("write", err);
-}
-
-/* Every error but these stays: the batch may be in the log, or not. */
+/* RocksDB has met an error of the disk, and takes no more writes. */
 static bool is_hard(int rc)
 {
-	return rc < 0 && rc != -ENOSPC && rc != -ENOMEM;
+	return rc < 0 && rc != -ENOMEM;
+}
+
+/* When it is opened again, it writes to tables what it has in memory. */
+static bool has_room_to_open(const struct kv *kv)
+{
+	uint64_t in_memory = 0;
+
+	if (kv->db)
+		(void)rocksdb_property_int(
+			kv->db, "rocksdb.cur-size-all-mem-tables", &in_memory);
+	return !room_below(kv, in_memory + KV_OPEN_BYTES);
 }
 
 /*
@@ -129,7 +107,7 @@ static int open_again(struct kv *kv)
 	rc = kv_error("open it again", err);
 	if (rc == 0) {
 		now = rocksdb_get_latest_sequence_number(kv->db);
-		if (now != logged && now != kv->unlogged_last) {
+		if (now != logged) {
 			log_error("database: after an error it has changes up "
 				  "to number %llu, not %llu",
 				  (unsigned long long)now,
@@ -147,7 +125,7 @@ static int open_again(struct kv *kv)
 			kv->db = NULL;
 	} else {
 		atomic_store(&kv->failed, 0);
-		atomic_store(&kv->full, false);
+		kv->sync_failed = false;
 		atomic_fetch_add(&kv->openings, 1);
 	}
 	kv_gate_open(kv);
@@ -157,12 +135,22 @@ static int open_again(struct kv *kv)
 /* What it says when RocksDB has failed, and goes on failing. */
 static void fail(struct kv *kv, int rc)
 {
+	int64_t now = mono_ns();
+
 	if (atomic_load(&kv->failed) == 0)
 		log_error("the database cannot be written: %s; it is opened "
-			  "again every few seconds, and what is staged is kept",
-			  strerror(-rc));
+			  "again %s, and what is staged is kept",
+			  strerror(-rc),
+			  rc == -ENOSPC ? "once there is room"
+					: "every few seconds");
+	if (rc == -ENOSPC)
+		atomic_store(&kv->refused, true);
 	atomic_store(&kv->failed, rc);
-	kv->mend_due_ns = mono_ns() + KV_MEND_NS;
+	if (kv->mend_wait_ns == 0 || now - kv->mend_due_ns > KV_MEND_CALM_NS)
+		kv->mend_wait_ns = KV_MEND_NS_MIN;
+	else if (kv->mend_wait_ns < KV_MEND_NS_MAX)
+		kv->mend_wait_ns *= 2;
+	kv->mend_due_ns = now + kv->mend_wait_ns;
 }
 
 /*
@@ -173,7 +161,8 @@ static int mend(struct kv *kv, int rc, unsigned seen)
 {
 	shared_lock_write(&kv->log_use);
 	if (atomic_load(&kv->failed) == 0 && !atomic_load(&kv->condemned) &&
-	    (atomic_load(&kv->openings) != seen || open_again(kv) == 0))
+	    (atomic_load(&kv->openings) != seen ||
+	     ((rc != -ENOSPC || has_room_to_open(kv)) && open_again(kv) == 0)))
 		rc = 0;
 	else
 		fail(kv, rc);
@@ -183,24 +172,20 @@ static int mend(struct kv *kv, int rc, unsigned seen)
 
 static int write_once(struct kv *kv, struct kv_batch *b)
 {
-	bool alone = log_enter(kv);
-	int rc = atomic_load(&kv->failed);
 	char *err = NULL;
+	int rc;
 
-	if (rc == 0 && alone)
-		rc = keep_something_to_flush(kv);
+	shared_lock_read(&kv->log_use);
+	rc = atomic_load(&kv->failed);
 	if (rc == 0) {
 		rocksdb_write(kv->db, kv->write, kv_writebatch(b), &err);
 		rc = kv_error("write", err);
-		if (rc == 0)
-			kv_note_logged(kv);
-		if (rc == -ENOSPC)
-			atomic_store(&kv->full, true);
-		else if (rc == 0 && alone)
-			atomic_store(&kv->full, false);
 	}
-	if ((rc == 0 || rc == -ENOSPC) && atomic_load(&kv->refused) != (rc < 0))
-		atomic_store(&kv->refused, rc < 0);
+	if (rc == 0) {
+		kv_note_logged(kv);
+		if (atomic_load(&kv->refused))
+			atomic_store(&kv->refused, false);
+	}
 	shared_lock_give(&kv->log_use);
 	return rc;
 }
@@ -210,6 +195,8 @@ int kv_write(struct kv *kv, struct kv_batch *b)
 	unsigned seen = atomic_load(&kv->openings);
 	int rc = atomic_load(&kv->failed);
 
+	if (rc == -ENOSPC) /* there may be room by now */
+		rc = kv_mend(kv);
 	if (rc < 0)
 		return rc;
 	rc = write_once(kv, b);
@@ -235,11 +222,13 @@ int kv_mend(struct kv *kv)
 		return rc;
 	shared_lock_write(&kv->log_use);
 	rc = atomic_load(&kv->failed);
-	if (rc < 0 && mono_ns() >= kv->mend_due_ns) {
-		kv->mend_due_ns = mono_ns() + KV_MEND_NS;
+	if (rc < 0 && mono_ns() >= kv->mend_due_ns &&
+	    (rc != -ENOSPC || has_room_to_open(kv))) {
 		if (open_again(kv) == 0) {
 			log_info("the database can be written again");
 			rc = 0;
+		} else {
+			fail(kv, rc);
 		}
 	}
 	shared_lock_give(&kv->log_use);
@@ -256,35 +245,67 @@ void kv_condemn(struct kv *kv)
 
 enum kv_health kv_health(const struct kv *kv)
 {
-	if (atomic_load(&kv->failed) == 0)
-		return KV_FINE;
+	int rc = atomic_load(&kv->failed);
+
+	if (rc == 0 || (rc == -ENOSPC && !atomic_load(&kv->condemned)))
+		return KV_FINE; /* a full disk is no fault of it */
 	return atomic_load(&kv->condemned) ? KV_CONDEMNED : KV_FAILING;
 }
+
+struct log_sync {
+	uint64_t newest; /* the number of a log */
+};
 
 static int sync_if_log(void *arg, int dirfd, const char *name)
 {
 	SCOPED(scope_close) int fd = -1;
-	const char *end = strrchr(name, '.');
+	struct log_sync *s = arg;
+	char *end;
+	uint64_t number = strtoull(name, &end, 10);
 
-	(void)arg;
-	if (!end || strcmp(end, ".log") != 0)
+	if (end == name || strcmp(end, ".log") != 0)
 		return 0;
 	fd = openat(dirfd, name, O_RDONLY | O_CLOEXEC);
 	if (fd < 0 && errno == ENOENT) /* one that is not needed */
 		return 0;
+	if (number > s->newest)
+		s->newest = number;
 	return fd < 0 || fdatasync(fd) < 0 ? -errno : 0;
 }
 
-/*
- * The logs' bytes to the disk without RocksDB, which must not touch the one
- * that failed. Each batch that was applied is in them: it goes there first,
- * with one write(2), which the next one waits for.
- */
-static int sync_logs(const struct kv *kv)
+/* The logs' bytes to the disk, and the name of a new one. */
+static int sync_logs(struct kv *kv)
 {
-	int rc = dir_each(kv->dirfd, ".", sync_if_log, NULL);
+	struct log_sync s = { .newest = 0 };
+	uint64_t named = atomic_load(&kv->log_named);
+	int rc = dir_each(kv->dirfd, ".", sync_if_log, &s);
 
-	return rc == 0 && fsync(kv->dirfd) < 0 ? -errno : rc;
+	if (rc < 0 || s.newest <= named)
+		return rc;
+	if (fsync(kv->dirfd) < 0)
+		return -errno;
+	while (named < s.newest &&
+	       !atomic_compare_exchange_weak(&kv->log_named, &named, s.newest))
+		;
+	return 0;
+}
+
+/* sync_logs(), unless what an earlier one could not write is lost. */
+static int sync_once(struct kv *kv)
+{
+	int rc;
+
+	HOLD(&kv->log_sync);
+	if (kv->sync_failed)
+		return -EIO;
+	rc = sync_logs(kv);
+	kv->sync_failed = rc < 0;
+	return rc;
+}
+
+static bool can_sync(int failed)
+{
+	return failed == 0 || failed == -ENOSPC;
 }
 
 int kv_sync(struct kv *kv)
@@ -292,19 +313,14 @@ int kv_sync(struct kv *kv)
 	unsigned seen = atomic_load(&kv->openings);
 	int rc = atomic_load(&kv->failed);
 	uint64_t sequence;
-	char *err = NULL;
 
-	if (rc < 0)
+	if (!can_sync(rc))
 		return rc;
-	(void)log_enter(kv);
+	shared_lock_read(&kv->log_use);
 	sequence = atomic_load(&kv->logged);
 	rc = atomic_load(&kv->failed);
-	if (rc == 0 && atomic_load(&kv->full)) {
-		rc = sync_logs(kv);
-	} else if (rc == 0) {
-		rocksdb_flush_wal(kv->db, 1, &err);
-		rc = kv_error("sync", err);
-	}
+	if (can_sync(rc))
+		rc = sync_once(kv);
 	shared_lock_give(&kv->log_use);
 	if (rc < 0) /* opened again, it has in tables what the log had */
 		rc = mend(kv, rc, seen);
@@ -320,9 +336,6 @@ int kv_finish(struct kv *kv, uint64_t *ret_sequence)
 
 	if (rc < 0)
 		return rc;
-	/* The log that failed cannot be left but by RocksDB itself. */
-	if (atomic_load(&kv->full))
-		return -ENOSPC;
 	shared_lock_read(&kv->log_use);
 	rc = atomic_load(&kv->failed);
 	if (rc == 0)

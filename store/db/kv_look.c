@@ -12,6 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/*
+ * Changes in a row that may be in no log: daemons before this one wrote some
+ * past it on a full disk.
+ */
+#define KV_UNLOGGED_MAX 4
+
 /* Only to look: with its log, or (no_logs) as if there were none. */
 static struct kv *look_open(const char *dir, bool no_logs, char **ret_err)
 {
@@ -56,7 +62,6 @@ static bool log_is_whole(struct kv *kv, uint64_t from)
 	char *err = NULL;
 	bool whole = true;
 
-	/* Where keep_something_to_flush() wrote, a number is in no log. */
 	for (uint64_t skip = 0; !it && skip <= KV_UNLOGGED_MAX; skip++) {
 		err = NULL;
 		it = rocksdb_get_updates_since(kv->db, next + skip, NULL, &err);

@@ -10,15 +10,12 @@
 
 #define KV_MEMTABLE_BYTES (UINT64_C(16) << 20)
 
-/* Changes in a row that may be in no log: see keep_something_to_flush(). */
-#define KV_UNLOGGED_MAX 4
-
 struct kv {
 	rocksdb_t *db;
 	rocksdb_options_t *options;
 	rocksdb_block_based_table_options_t *table;
 	rocksdb_cache_t *cache;
-	rocksdb_writeoptions_t *write, *unlogged;
+	rocksdb_writeoptions_t *write;
 	rocksdb_flushoptions_t *flush;
 	rocksdb_readoptions_t *read;
 	/*
@@ -28,33 +25,30 @@ struct kv {
 	atomic_int failed;
 	atomic_bool condemned; /* see kv_condemn() */
 	atomic_uint openings;
-	int64_t mend_due_ns; /* log_use, alone */
+	int64_t mend_due_ns, mend_wait_ns; /* log_use, alone */
 	char *dir;
 	atomic_uint users; /* who look something up: see kv_enter() */
 	atomic_bool closing;
 	struct lock gate; /* of who waits for either; a leaf */
 	struct cond passed;
-	/*
-	 * A write has found the disk full, so the log has an error until
-	 * RocksDB resumes with a new one. Builds with assertions (Debian's)
-	 * stop the process when such a log is synced, or written to again.
-	 */
-	atomic_bool full;
 	/* A write found no room at all, and none has succeeded since. */
 	atomic_bool refused;
 	/*
 	 * The last change that is in the log, or in a table. Numbers above it
-	 * may be in use: of what failed, and of what was written without it.
+	 * may be in use: of what failed.
 	 */
 	_Atomic uint64_t logged;
-	uint64_t unlogged_last; /* the last one written without it; log_use */
-	/*
-	 * Shared by who writes and syncs. Where the disk may become full
-	 * meanwhile (low), or is (full), each has it alone: a sync must not
-	 * meet a write that fails, and each write looks at what is in memory
-	 * first.
-	 */
+	/* The newest log whose name is known to be on the disk. */
+	_Atomic uint64_t log_named;
+	/* Shared by who writes and syncs; alone while it is opened again. */
 	struct shared_lock log_use;
+	/*
+	 * One sync of the logs at a time. When one has failed, the kernel says
+	 * so once and takes the bytes for written: until it is opened again no
+	 * other sync may say that all is well.
+	 */
+	struct lock log_sync;
+	bool sync_failed;
 	int dirfd;
 	void (*on_sync)(void *arg, uint64_t sequence); /* or NULL */
 	void *on_sync_arg;

@@ -134,7 +134,11 @@ enum content_kind {
 };
 
 struct content {
-	uint64_t generation; /* counts commits of this inode, from 1 */
+	/*
+	 * Counts commits of this inode, from 1. 0: what it has taken the place
+	 * of, kept until its own first one is there.
+	 */
+	uint64_t generation;
 	uint64_t size_bytes;
 	uint64_t data_bytes; /* without holes: what st_blocks tells */
 	int64_t mtime_ns;

@@ -44,26 +44,43 @@ static bool reserve_make(struct reserve *r)
 	return made;
 }
 
-void reserve_look(struct reserve *r)
+static bool room_below(int dirfd, uint64_t bytes)
 {
 	struct statvfs v;
 
+	return fstatvfs(dirfd, &v) == 0 &&
+	       (uint64_t)v.f_bavail * v.f_frsize < bytes;
+}
+
+static void give_up(const char *path, int dirfd, const char *what_for)
+{
+	log_warning("%s: the disk is full; its reserve is given up so that %s",
+		    path, what_for);
+	if (unlinkat(dirfd, LAYOUT_RESERVE_FILE, 0) < 0)
+		log_error("%s/" LAYOUT_RESERVE_FILE ": %s", path,
+			  strerror(errno));
+	/* ext4 has the room once this is on the disk. */
+	(void)fsync(dirfd);
+}
+
+void reserve_give_up(const char *path, int dirfd)
+{
+	if (faccessat(dirfd, LAYOUT_RESERVE_FILE, F_OK, AT_SYMLINK_NOFOLLOW) ==
+		    0 &&
+	    room_below(dirfd, RESERVE_BYTES))
+		give_up(path, dirfd, "it can be mounted");
+}
+
+void reserve_look(struct reserve *r)
+{
 	if (r->made) {
 		if (!kv_is_full(r->kv))
 			return;
-		log_warning("%s: the disk is full; its reserve is given up so "
-			    "that files can be deleted",
-			    r->path);
-		if (unlinkat(r->dirfd, LAYOUT_RESERVE_FILE, 0) < 0)
-			log_error("%s/" LAYOUT_RESERVE_FILE ": %s", r->path,
-				  strerror(errno));
-		/* ext4 has the room once this is on the disk. */
-		(void)fsync(r->dirfd);
+		give_up(r->path, r->dirfd, "files can be deleted");
 		r->made = false;
 		return;
 	}
-	if (!r->never && fstatvfs(r->dirfd, &v) == 0 &&
-	    (uint64_t)v.f_bavail * v.f_frsize >= RESERVE_ROOM_BYTES) {
+	if (!r->never && !room_below(r->dirfd, RESERVE_ROOM_BYTES)) {
 		r->made = reserve_make(r);
 		r->never = !r->made;
 	}

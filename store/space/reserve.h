@@ -8,6 +8,9 @@
  * reserve is given up, so that deletions go on, within seconds; it is made
  * again when there is plenty of room.
  *
+ * A full disk is mounted in the same way: the reserve goes before the
+ * database is opened.
+ *
  * Threads: reserve_look() is the drain's timer's alone.
  */
 #ifndef STORE_RESERVE_H
@@ -25,6 +28,11 @@ struct reserve {
 	bool never; /* this file system cannot allocate: do not ask again */
 };
 
+/*
+ * Before the database is opened, which needs room for what its log holds: on a
+ * disk that has less than the reserve it is given up.
+ */
+void reserve_give_up(const char *path, int dirfd);
 /*
  * Is it there from the last mount? Before the threads start; all three are
  * borrowed.

@@ -322,7 +322,38 @@ def rebuild_brings_back_what_backup_and_labels_know(m):
 
 
 @ck.mounted(modes=("auto",))
+def rebuild_of_an_old_copy_takes_back_what_the_images_have(m):
+    """Database and mark are of one moment: nothing says that they are old but
+    the images, which say of what file they are."""
+    put(m.path("old"), data(MIB, "old"))
+    put(m.path("changed"), data(MIB, "first"))
+    m.unmount()
+    aside = os.path.join(m.base, "aside")
+    os.mkdir(aside)
+    for name in ("db", "mark"):
+        ck.sh("cp", "-a", os.path.join(m.store, name), aside)
+    m.start()
+    os.mkdir(m.path("step_7"))
+    put(m.path("step_7", "rank_0.pt"), data(3 * MIB, 7))
+    put(m.path("changed"), data(MIB, "second"))
+    m.unmount()
+    ck.sh("rm", "-r", os.path.join(m.store, "db"))
+    for name in ("db", "mark"):
+        ck.sh("cp", "-a", os.path.join(aside, name), m.store)
+    m.ctl("rebuild", m.store, code=1)
+    assert not os.path.exists(os.path.join(m.store, "lost"))
+    m.start()
+    same(get(m.path("old")), data(MIB, "old"), "old")
+    same(get(m.path("changed")), data(MIB, "second"), "changed since")
+    same(get(m.path("step_7", "rank_0.pt")), data(3 * MIB, 7), "made since")
+    m.unmount()
+    m.fsck("--scrub")
+
+
+@ck.mounted(modes=("auto",))
 def rebuild_of_a_database_that_lacks_nothing_loses_nothing(m):
+    put(m.path("deleted"), data(MIB, "deleted"), sync=True)
+    os.unlink(m.path("deleted"))
     three_files(m)
     os.unlink(db(m, "CURRENT"))
     refused(m, "no CURRENT")
@@ -330,6 +361,7 @@ def rebuild_of_a_database_that_lacks_nothing_loses_nothing(m):
     assert os.path.isdir(os.path.join(m.store, "db.damaged-1"))
     m.fsck("--scrub")
     m.start()
+    assert "deleted" not in os.listdir(m.mnt)
     for name, size in (("victim", 5 * MIB), ("other", 3 * MIB), ("tiny", 99)):
         same(get(m.path(name)), data(size, name), name)
 

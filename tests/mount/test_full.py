@@ -233,6 +233,69 @@ def deleting_makes_room_while_a_save_that_failed_keeps_its_place(m):
     ck.umount(disk.path)
 
 
+def full_store_with_reserve(m, clean):
+    """Mounted for long enough to have a reserve, then filled to the last byte
+    by somebody else."""
+    disk = store_on_small_disk(m, 512 * MIB)
+    reserve = os.path.join(m.store, "reserve")
+    m.start()
+    put(m.path("before"), data(MIB), sync=True)
+    put(m.path("small"), data(KIB), sync=True)
+    ck.until("there is a reserve", lambda: os.path.exists(reserve) and
+             os.stat(reserve).st_blocks >= 32 * MIB // 512)
+    if clean:
+        m.unmount()
+    else:
+        for i in range(300):  # the log has something to be read
+            put(m.path(f"log{i}"), data(24 * KIB, i), sync=True)
+        m.power_cut()
+    disk.fill(leave=0)
+    return disk, reserve
+
+
+def remove(m, disk):
+    ck.umount(disk.path)
+    ck.sh("rm", "-r", disk.path, disk.path + ".img")
+
+
+@ck.mounted(modes=("auto",), start=False)
+def a_full_disk_can_be_mounted_and_deletes(m):
+    for clean in (True, False):
+        disk, reserve = full_store_with_reserve(m, clean)
+        m.start()
+        m.expected.append("No space left|space")
+        assert not os.path.exists(reserve), "kept"
+        same(get(m.path("before")), data(MIB), "before")
+        os.unlink(m.path("before"))
+        os.unlink(m.path("small"))
+        m.remount()
+        assert "before" not in os.listdir(m.mnt)
+        disk.relieve()
+        ck.until("it takes files again", lambda: works(os.mkdir, m.path("d")))
+        ck.until("there is a reserve again", lambda: os.path.exists(reserve))
+        m.unmount()
+        m.fsck("--scrub")
+        remove(m, disk)
+
+
+@ck.mounted(modes=("auto",), start=False)
+def a_full_disk_without_a_reserve_is_refused_and_left_as_it_is(m):
+    for clean in (True, False):
+        disk, reserve = full_store_with_reserve(m, clean)
+        os.unlink(reserve)
+        disk.fill(leave=0)
+        for _ in range(2):
+            assert "make room" in m.refuse(code=1)
+        disk.relieve()
+        m.start()
+        same(get(m.path("before")), data(MIB), "before")
+        if not clean:
+            same(get(m.path("log299")), data(24 * KIB, 299), "the last")
+        m.unmount()
+        m.fsck("--scrub")
+        remove(m, disk)
+
+
 @ck.mounted(STAGE)
 def a_file_larger_than_the_stage_is_no_error(m):
     content = data(160 * MIB)
@@ -385,6 +448,30 @@ def a_stage_fits_into_the_control_group_of_the_daemon(m):
     for n in range(8):
         same(get(m.path(f"step_{n}")), data(60 * MIB, n), f"step {n}")
     m.unmount()
+    os.rmdir(limit.dir)
+
+
+@ck.mounted(modes=("auto",))
+def a_save_that_outgrows_its_series_does_not_end_its_writer(m):
+    """What is written beyond what was allocated is charged to his group."""
+    limit = MemoryLimit(100 * MIB)
+    piece = data(MIB)
+    for step, size in ((1, 40), (2, 160), (3, 40)):
+        os.mkdir(m.path(f"step_{step}"))
+        pid = os.fork()
+        if pid == 0:
+            try:
+                with limit:
+                    with open(m.path(f"step_{step}/f"), "wb", 0) as f:
+                        for _ in range(size):
+                            f.write(piece)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(pid, 0)
+        assert status == 0, (step, status)
+        m.flush()
+        same(get(m.path(f"step_{step}/f")), piece * size, f"step {step}")
     os.rmdir(limit.dir)
 
 
