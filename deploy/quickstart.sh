@@ -301,7 +301,7 @@ fi
 prepare_directories
 mount_store
 if [[ $EUID -eq 0 ]] &&
-	! ckptctl status --json "$mount" | grep -q '"passthrough":[[:space:]]*true'
+	! ckptctl status --timeout 60 --json "$mount" | grep -q '"passthrough":[[:space:]]*true'
 then
 	say "no kernel passthrough here: all bytes go through the daemon"
 fi
@@ -311,7 +311,7 @@ run_job save
 show ls -l "$mount/quickstart/step_$STEPS"
 show du -sh "$mount/quickstart"
 show ckptctl du "$mount/quickstart"
-show ckptctl status "$mount"
+show ckptctl status --timeout 60 "$mount"
 printf '\n'
 start=$EPOCHREALTIME
 "$root/deploy/umount.fuse.ckptfs" "$mount" || die 1 "cannot unmount $mount"

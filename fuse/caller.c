@@ -14,8 +14,10 @@
 #include "fuse/caller.h"
 
 #include <fcntl.h>
+#include <inttypes.h>
 #include <linux/kcmp.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -96,6 +98,11 @@ void callers_free(struct callers *c)
 	free(c);
 }
 
+pid_t caller_in_proc(const struct callers *c, pid_t pid)
+{
+	return c->readable ? pid : 0;
+}
+
 /* Has pid its memory to itself and its threads? False: not known either. */
 static bool has_own_memory(pid_t pid)
 {
@@ -174,4 +181,39 @@ void caller_find(struct callers *c, pid_t pid, struct writer *ret,
 			remember(s, pid, fd, ret, *ret_scheduler);
 	}
 	memcpy(ret->host, c->host, sizeof(ret->host));
+}
+
+/* --- signals -------------------------------------------------------------- */
+
+#define BIT(signal) (UINT64_C(1) << ((signal)-1))
+#define ENDS_A_WAIT (BIT(SIGINT) | BIT(SIGQUIT) | BIT(SIGKILL))
+/* What does no harm to who does not catch it. */
+#define HARMLESS                                                     \
+	(BIT(SIGCHLD) | BIT(SIGCONT) | BIT(SIGURG) | BIT(SIGWINCH) | \
+	 BIT(SIGSTOP) | BIT(SIGTSTP) | BIT(SIGTTIN) | BIT(SIGTTOU))
+
+/* A set of signals in /proc/PID/status; none: it is not there. */
+static uint64_t signals_of(const char *text, const char *key)
+{
+	const char *at = strstr(text, key);
+	uint64_t set = 0;
+
+	if (at && sscanf(at + strlen(key), " %" SCNx64, &set) != 1)
+		set = 0;
+	return set;
+}
+
+bool caller_is_to_end(const struct callers *c, pid_t pid)
+{
+	char path[64], text[4096];
+	uint64_t pending, caught;
+
+	(void)snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+	if (pid <= 0 || !c->readable ||
+	    dir_read_text(AT_FDCWD, path, text, sizeof(text)) < 0)
+		return true;
+	pending = signals_of(text, "\nSigPnd:") | signals_of(text, "\nShdPnd:");
+	pending &= ~signals_of(text, "\nSigBlk:");
+	caught = signals_of(text, "\nSigCgt:");
+	return (pending & (ENDS_A_WAIT | (~caught & ~HARMLESS))) != 0;
 }

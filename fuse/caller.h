@@ -26,6 +26,8 @@ struct callers;
 /* NULL: out of memory. */
 struct callers *callers_new(void);
 void callers_free(struct callers *c);
+/* The process's number in /proc; 0: not known. */
+pid_t caller_in_proc(const struct callers *c, pid_t pid);
 
 /*
  * Rank, job and host of the process pid, as the kernel gave it with a request;
@@ -33,5 +35,13 @@ void callers_free(struct callers *c);
  */
 void caller_find(struct callers *c, pid_t pid, struct writer *ret,
 		 bool *ret_scheduler);
+
+/*
+ * Has the thread pid, whose call was interrupted, a signal that is to end what
+ * it does? That is one that nobody catches and that kills it, or SIGINT or
+ * SIGQUIT, which come from somebody who is tired of waiting. Also true when
+ * that cannot be known.
+ */
+bool caller_is_to_end(const struct callers *c, pid_t pid);
 
 #endif

@@ -18,15 +18,6 @@ void fs_put(struct fs_inode *i)
 		inode_put(i->st->inodes, i->in, 1);
 }
 
-int fs_publish(const struct fs_inode *i)
-{
-	uint32_t mode = inode_attr(i->in).mode;
-
-	if (S_ISDIR(mode))
-		return drain_sync_tree(i->st->drain, i->in->ino);
-	return S_ISREG(mode) ? drain_publish(i->st->drain, i->in) : 0;
-}
-
 void fs_reply_ioctl(fuse_req_t req, int rc, const void *data, size_t len)
 {
 	if (rc < 0)

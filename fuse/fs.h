@@ -13,7 +13,10 @@
  *     flags of its open. Both mean the same to another daemon.
  *  6. Operations may block (fsync, a publishing rename): the loop starts
  *     further threads, up to FS_THREADS_MAX, or fewer where the process may
- *     have few descriptors: the drain must find one at any time.
+ *     have few descriptors: the drain must find one at any time. When all of
+ *     them wait nobody is served, and no signal is heard of.
+ *  7. What may wait for the drain is between waiting_begin() and waiting_end()
+ *     (waiting.h), so that a signal ends it.
  */
 #ifndef FUSE_FS_H
 #define FUSE_FS_H
@@ -56,6 +59,8 @@ struct fs {
 	bool passthrough; /* the kernel agreed */
 	/* Posted by op_init, and again when the session ends. */
 	sem_t answered;
+	unsigned threads; /* of the loop, at most; set before it runs */
+	atomic_uint forgetting; /* of these, who tells the kernel: ops_file.c */
 	atomic_bool initialised; /* op_init was there */
 	atomic_bool ended; /* the loop; the kernel is told nothing more */
 };
@@ -80,9 +85,6 @@ struct fs_inode {
 int fs_get(fuse_req_t req, fuse_ino_t ino, struct fs_inode *ret);
 /* For SCOPED(): the reference goes at the end of the block. */
 void fs_put(struct fs_inode *i);
-
-/* Make a file, or all below a directory, durable; nothing for other kinds. */
-int fs_publish(const struct fs_inode *i);
 
 /* Reply with data, or with the error when rc is one. */
 void fs_reply_ioctl(fuse_req_t req, int rc, const void *data, size_t len);

@@ -9,6 +9,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -227,12 +228,24 @@ static int run(struct fuse_args *args, const struct options *o)
 	return rc;
 }
 
+/*
+ * Large allocations are mappings of their own, and go back to the system when
+ * they are freed: glibc would learn from the first one to keep those that
+ * follow, for each thread. What is left of a thread's memory goes back as well.
+ */
+static void set_memory(void)
+{
+	(void)mallopt(M_MMAP_THRESHOLD, 4 << 20);
+	(void)mallopt(M_TRIM_THRESHOLD, 4 << 20);
+}
+
 int main(int argc, char **argv)
 {
 	struct fuse_args args = FUSE_ARGS_INIT(argc, argv);
 	struct options o;
 	int rc;
 
+	set_memory();
 	session_take_messages();
 	rc = options_parse(&args, &o) < 0 ? MAIN_USAGE : run(&args, &o);
 	fuse_opt_free_args(&args);

@@ -6,6 +6,7 @@
 #include <sys/statvfs.h>
 
 #include "fuse/fs.h"
+#include "fuse/waiting.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/file/file.h"
@@ -128,9 +129,12 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 {
 	SCOPED(fs_put) struct fs_inode i = { 0 };
 	int rc = fs_get(req, ino, &i);
+	struct waiting w;
 
+	waiting_begin(&w, req);
 	if (rc == 0)
 		rc = do_setattr(req, &i, attr, to_set, fi != NULL);
+	waiting_end(&w);
 	reply_attr(req, rc, i.in);
 }
 

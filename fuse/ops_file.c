@@ -6,6 +6,7 @@
 #include "fuse/caller.h"
 #include "fuse/fs.h"
 #include "fuse/opens.h"
+#include "fuse/waiting.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/file/file.h"
@@ -124,10 +125,13 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	struct writer writer;
 	/* There is nothing to truncate in a file that is new. */
 	int flags = fi->flags & ~O_TRUNC;
+	struct waiting w;
 	int rc;
 
+	waiting_begin(&w, req);
 	fs_writer(req, name, &writer);
 	n.writer = &writer;
+	n.pid = caller_in_proc(fs_of(req)->callers, c->pid);
 	rc = names_create(i.st->names, parent, name, &n, &i.in);
 	if (rc == 0)
 		file_created(i.in);
@@ -137,7 +141,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 		flags = fi->flags;
 	}
 	if (rc == 0)
-		rc = file_open(&i.st->files, i.in, flags, &opened);
+		rc = file_open_for(&i.st->files, i.in, flags, n.pid, &opened);
 	if (rc == 0 && begins_anew(flags))
 		set_writer(i.st, i.in, &writer);
 	if (rc == 0) {
@@ -145,6 +149,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 		if (rc < 0)
 			file_release(&i.st->files, i.in, flags);
 	}
+	waiting_end(&w);
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
 		return;
@@ -164,11 +169,17 @@ void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	SCOPED(fs_put) struct fs_inode i = { 0 };
 	struct file_opened opened;
 	int rc = fs_get(req, ino, &i);
+	struct waiting w;
 
+	waiting_begin(&w, req);
 	if (rc == 0)
 		rc = drop_suid(req, i.in, fi->flags);
 	if (rc == 0)
-		rc = file_open(&i.st->files, i.in, fi->flags, &opened);
+		rc = file_open_for(&i.st->files, i.in, fi->flags,
+				   caller_in_proc(fs_of(req)->callers,
+						  fuse_req_ctx(req)->pid),
+				   &opened);
+	waiting_end(&w);
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
 		return;
@@ -202,15 +213,44 @@ void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 	file_read_end(&i.st->files, &r);
 }
 
+/*
+ * The kernel forgets the page that a file of ours ends in: see tail.c. It may
+ * write it first, which another thread of the loop answers; so half of them do
+ * this at most, and whoever is one too many has a tail as it is.
+ */
+static void forget_tail(fuse_req_t req, struct inode *in, uint64_t end)
+{
+	struct fs *fs = fs_of(req);
+	uint64_t at;
+
+	if (!file_has_tail(&fs->store->files, in, end, &at))
+		return;
+	if (atomic_fetch_add(&fs->forgetting, 1) < fs->threads / 2)
+		(void)fuse_lowlevel_notify_inval_inode(fs->se, in->ino,
+						       (off_t)at, 1);
+	atomic_fetch_sub(&fs->forgetting, 1);
+}
+
+static int do_write(fuse_req_t req, const struct fs_inode *i, const char *buf,
+		    size_t size, uint64_t off, bool pages)
+{
+	if (pages)
+		return file_write_pages(&i->st->files, i->in, buf, size, off);
+	forget_tail(req, i->in, off);
+	return file_write(&i->st->files, i->in, buf, size, off);
+}
+
 void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size,
 	      off_t off, struct fuse_file_info *fi)
 {
 	SCOPED(fs_put) struct fs_inode i = { 0 };
 	int rc = fs_get(req, ino, &i);
+	struct waiting w;
 
-	(void)fi;
+	waiting_begin(&w, req);
 	if (rc == 0)
-		rc = file_write(&i.st->files, i.in, buf, size, (uint64_t)off);
+		rc = do_write(req, &i, buf, size, (uint64_t)off, fi->writepage);
+	waiting_end(&w);
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
 	else
@@ -218,9 +258,9 @@ void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size,
 }
 
 /* A tracker is about to say that a step is there: see guard.h. */
-static int guard(fuse_req_t req, struct inode *in)
+static int guard(fuse_req_t req, struct inode *in, bool close)
 {
-	int rc = guard_close(store_of(req)->guard, in);
+	int rc = guard_close(store_of(req)->guard, in, !close);
 
 	if (rc < 0) /* its old content is back: sizes are not what they were */
 		(void)fuse_lowlevel_notify_inval_inode(fs_of(req)->se, in->ino,
@@ -235,13 +275,16 @@ static void end_writes(fuse_req_t req, fuse_ino_t ino,
 	SCOPED(fs_put) struct fs_inode i = { 0 };
 	bool writes = (handle_flags(fi) & O_ACCMODE) != O_RDONLY;
 	int refused, rc = fs_get(req, ino, &i);
+	struct waiting w;
 
+	waiting_begin(&w, req);
 	if (rc == 0) {
-		refused = writes ? guard(req, i.in) : 0;
+		refused = writes ? guard(req, i.in, close) : 0;
 		rc = close ? file_flush(&i.st->files, i.in, handle_flags(fi))
 			   : file_sync(&i.st->files, i.in);
 		rc = refused < 0 ? refused : rc;
 	}
+	waiting_end(&w);
 	fuse_reply_err(req, -rc);
 }
 
@@ -261,8 +304,11 @@ void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	SCOPED(fs_put) struct fs_inode i = { 0 };
 
-	if (fs_get(req, ino, &i) == 0)
+	if (fs_get(req, ino, &i) == 0) {
 		file_release(&i.st->files, i.in, handle_flags(fi));
+		if ((handle_flags(fi) & O_ACCMODE) != O_RDONLY)
+			guard_released(i.st->guard, i.in);
+	}
 	fuse_reply_err(req, 0); /* nobody hears the answer */
 }
 
@@ -271,11 +317,16 @@ void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off,
 {
 	SCOPED(fs_put) struct fs_inode i = { 0 };
 	int rc = fs_get(req, ino, &i);
+	struct waiting w;
 
 	(void)fi;
+	waiting_begin(&w, req);
+	if (rc == 0 && !(mode & FALLOC_FL_KEEP_SIZE))
+		forget_tail(req, i.in, (uint64_t)off + (uint64_t)len);
 	if (rc == 0)
 		rc = file_fallocate(&i.st->files, i.in, mode, (uint64_t)off,
 				    (uint64_t)len);
+	waiting_end(&w);
 	fuse_reply_err(req, -rc);
 }
 

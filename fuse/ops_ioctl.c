@@ -12,11 +12,13 @@
 
 #include "fuse/fs.h"
 #include "fuse/opens.h"
+#include "fuse/waiting.h"
 #include "store/base/ckptfs_ioctl.h"
 #include "store/base/scope.h"
 #include "store/drain/commit.h"
 #include "store/file/file.h"
 #include "store/names/names.h"
+#include "store/publish.h"
 
 /* How many extents of a file are shown. */
 #define INSPECT_EXTENTS_MAX 1024
@@ -128,6 +130,11 @@ static void add_stage(cJSON *to, struct stages *st,
 	add_number(to, "stage_ahead_bytes", f->ahead_bytes);
 	add_number(to, "stage_clean_bytes", f->clean_bytes);
 	add_number(to, "stage_clean_files", f->clean_files);
+	add_number(to, "stage_files_max", f->slots);
+	add_number(to, "stage_files_used", f->slots_used);
+	add_number(to, "stage_files_refused", f->slots_refused);
+	if (f->slots_refused > 0)
+		add_number(to, "stage_files_refused_uid", f->slots_refused_uid);
 	add_text(to, "stage", st->path);
 }
 
@@ -382,10 +389,11 @@ static int do_flush(fuse_req_t req, fuse_ino_t ino)
 		return rc;
 	mode = inode_attr(i.in).mode;
 	if (S_ISDIR(mode) || S_ISREG(mode))
-		rc = fs_publish(&i);
+		rc = publish(i.st, i.in);
 	else
 		rc = kv_sync(i.st->kv);
-	if (ino == FUSE_ROOT_ID) /* then the status says what was found */
+	if (rc != -EINTR &&
+	    ino == FUSE_ROOT_ID) /* then the status says what was found */
 		guard_wait_idle(i.st->guard);
 	return rc;
 }
@@ -418,12 +426,17 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
 	      size_t in_size, size_t out_size)
 {
 	struct ckptfs_query q;
+	struct waiting w;
+	int rc;
 
 	(void)arg;
 	(void)fi;
 	(void)flags;
 	if (cmd == CKPTFS_IOC_FLUSH) {
-		fs_reply_ioctl(req, do_flush(req, ino), NULL, 0);
+		waiting_begin(&w, req);
+		rc = do_flush(req, ino);
+		waiting_end(&w);
+		fs_reply_ioctl(req, rc, NULL, 0);
 		return;
 	}
 	if (flags_ioctl(req, cmd, in_buf, in_size, out_size))

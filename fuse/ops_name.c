@@ -4,10 +4,12 @@
 #include <stdlib.h>
 
 #include "fuse/fs.h"
+#include "fuse/waiting.h"
 #include "store/base/scope.h"
 #include "store/file/file.h"
 #include "store/guard/guard.h"
 #include "store/names/names.h"
+#include "store/publish.h"
 
 static void forget(struct store *st, fuse_ino_t ino, uint64_t nlookup)
 {
@@ -145,7 +147,7 @@ static int do_link(const struct fs_inode *i, fuse_ino_t parent,
 		   const char *name, bool *ret_looked)
 {
 	int rc = guard_name(i->st->guard, i->in, parent, name, ret_looked);
-	bool wait = !i->st->options.publish_async;
+	bool wait = i->st->options.publish != PUBLISH_ASYNC;
 
 	if (rc == 0 && wait && S_ISREG(inode_attr(i->in).mode))
 		rc = drain_publish_closed(i->st->drain, i->in);
@@ -160,11 +162,14 @@ void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t parent,
 	     const char *name)
 {
 	SCOPED(fs_put) struct fs_inode i = { 0 };
+	struct waiting w;
 	bool looked;
 	int rc = fs_get(req, ino, &i);
 
+	waiting_begin(&w, req);
 	if (rc == 0)
 		rc = do_link(&i, parent, name, &looked);
+	waiting_end(&w);
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
 		return;
@@ -201,59 +206,31 @@ void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 	reply_removed(req, rc, in);
 }
 
-/* A rename publishes: what it names is durable before anybody sees the name. */
-static int publish(struct store *st, fuse_ino_t parent, const char *name)
-{
-	SCOPED(fs_put) struct fs_inode i = { .st = st };
-	int rc = names_lookup(st->names, parent, name, &i.in);
-
-	return rc < 0 ? rc : fs_publish(&i);
-}
-
-/*
- * Is there something under the new name? Then there is no renaming without a
- * wait: a power cut could leave neither the old nor the new one.
- */
-static bool replaces(struct store *st, fuse_ino_t parent, const char *name)
-{
-	SCOPED(fs_put) struct fs_inode i = { .st = st };
-
-	return names_lookup(st->names, parent, name, &i.in) == 0;
-}
-
-static int do_rename(struct store *st, fuse_ino_t parent, const char *name,
-		     fuse_ino_t new_parent, const char *new_name,
-		     unsigned flags)
+static int do_rename(struct store *st, struct publish_rename *r)
 {
 	struct inode *replaced;
 	bool looked[2];
 	int rc;
 
-	rc = guard_rename(st->guard, parent, name, new_parent, new_name,
-			  &looked[0]);
-	if (rc == 0 && (flags & RENAME_EXCHANGE))
-		rc = guard_rename(st->guard, new_parent, new_name, parent, name,
-				  &looked[1]);
-	if (rc < 0)
-		return rc;
-	if (!st->options.publish_async || replaces(st, new_parent, new_name))
-		rc = publish(st, parent, name);
-	if (rc == 0 && (flags & RENAME_EXCHANGE))
-		rc = publish(st, new_parent, new_name);
+	rc = guard_rename(st->guard, r->parent, r->name, r->new_parent,
+			  r->new_name, &looked[0]);
+	if (rc == 0 && (r->flags & RENAME_EXCHANGE))
+		rc = guard_rename(st->guard, r->new_parent, r->new_name,
+				  r->parent, r->name, &looked[1]);
 	if (rc == 0)
-		rc = names_rename(st->names, parent, name, new_parent, new_name,
-				  flags, &replaced);
+		rc = publish_before(st, r);
+	if (rc == 0)
+		rc = publish_name(st, r, &replaced);
 	if (rc < 0)
 		return rc;
 	if (replaced) {
 		file_unlinked(&st->files, replaced);
 		inode_put(st->inodes, replaced, 1);
 	}
-	guard_named(st->guard, new_parent, new_name, looked[0]);
-	if (flags & RENAME_EXCHANGE)
-		guard_named(st->guard, parent, name, looked[1]);
-	/* The new name itself. */
-	rc = st->options.publish_async ? 0 : kv_sync(st->kv);
+	guard_named(st->guard, r->new_parent, r->new_name, looked[0]);
+	if (r->flags & RENAME_EXCHANGE)
+		guard_named(st->guard, r->parent, r->name, looked[1]);
+	rc = publish_after(st, r);
 	if (rc == 0)
 		backup_wanted(st);
 	return rc;
@@ -262,12 +239,22 @@ static int do_rename(struct store *st, fuse_ino_t parent, const char *name,
 void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name,
 	       fuse_ino_t new_parent, const char *new_name, unsigned flags)
 {
+	struct publish_rename r = { .parent = parent,
+				    .name = name,
+				    .new_parent = new_parent,
+				    .new_name = new_name,
+				    .flags = flags };
+	struct waiting w;
+	int rc;
+
 	if (flags & ~(unsigned)(RENAME_NOREPLACE | RENAME_EXCHANGE)) {
 		fuse_reply_err(req, EINVAL);
 		return;
 	}
-	fuse_reply_err(req, -do_rename(store_of(req), parent, name, new_parent,
-				       new_name, flags));
+	waiting_begin(&w, req);
+	rc = do_rename(store_of(req), &r);
+	waiting_end(&w);
+	fuse_reply_err(req, -rc);
 }
 
 /*

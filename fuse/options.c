@@ -12,6 +12,7 @@
 #include <string.h>
 
 static const struct options options_default = {
+	.publish = PUBLISH_STEP,
 	.structure = GUARD_WARN,
 	.verify = VERIFY_ON,
 	.passthrough = true,
@@ -32,6 +33,7 @@ static const struct fuse_opt option_table[] = {
 	OPT("--version", version, 1),
 	OPT("debug_hold_drain", hold_drain, 1),
 	OPT("debug_no_stage_cache", no_stage_cache, 1),
+	OPT("debug_release_wait=%u", release_wait_s, 0),
 	OPT("debug_stage=auto", stage_all_in_memory, false),
 	OPT("debug_stage=memory", stage_all_in_memory, true),
 	OPT("allow_other", allow_other, 1),
@@ -40,8 +42,9 @@ static const struct fuse_opt option_table[] = {
 	OPT("segments=%s", segments, 0),
 	OPT("durable=async", durable_close, false),
 	OPT("durable=close", durable_close, true),
-	OPT("publish=wait", publish_async, false),
-	OPT("publish=async", publish_async, true),
+	OPT("publish=step", publish, PUBLISH_STEP),
+	OPT("publish=wait", publish, PUBLISH_WAIT),
+	OPT("publish=async", publish, PUBLISH_ASYNC),
 	OPT("structure=off", structure, GUARD_OFF),
 	OPT("structure=warn", structure, GUARD_WARN),
 	OPT("structure=refuse", structure, GUARD_REFUSE),
@@ -64,7 +67,7 @@ static const struct {
 	const char *option, *give;
 } wrong_words[] = {
 	{ "durable=", "async or close" },
-	{ "publish=", "wait or async" },
+	{ "publish=", "step, wait or async" },
 	{ "verify=", "on, open or off" },
 	{ "share=", "user or all" },
 	{ "passthrough=", "auto or off" },
@@ -92,9 +95,11 @@ static const char help_text[] =
 	"  segments=SIZE|off    how much of it a user of the GPU library may keep\n"
 	"                       (all of it)\n"
 	"  durable=async|close  close returns at once, or when durable (async)\n"
-	"  publish=wait|async   rename and link wait until all under the name is\n"
-	"                       durable, or rename only when it replaces something\n"
-	"                       (wait)\n"
+	"  publish=step|wait|async\n"
+	"                       which renames wait until all under the name is\n"
+	"                       durable: those of a step, of what makes one whole and\n"
+	"                       of what was fsynced; all; none. link waits but with\n"
+	"                       async (step)\n"
 	"  structure=warn|refuse|off\n"
 	"                       when a step is published: log how its tensors differ\n"
 	"                       from the step before, or that it is broken; or let\n"
@@ -130,6 +135,9 @@ void options_usage(void)
 {
 	fprintf(stderr, "%ssee ckptfs --help\n", usage_line);
 }
+
+/* With less the table of stages and a huge page for a few files fill it. */
+#define STAGE_SIZE_MIN (UINT64_C(64) << 20)
 
 /* False, for who goes on to say so. */
 static bool wrong(const char *option, const char *value, const char *give)
@@ -232,6 +240,9 @@ static bool set_all(struct options *o)
 
 	if (o->stage_size && !parse_size(o->stage_size, &s->stage_bytes))
 		return wrong("stage_size", o->stage_size, "a size such as 64G");
+	if (o->stage_size && s->stage_bytes < STAGE_SIZE_MIN)
+		return wrong("stage_size", o->stage_size,
+			     "64M or more, with its unit, such as 64G");
 	if (o->saving &&
 	    !parse_number(o->saving, 100, &s->dedup_min_saving_percent))
 		return wrong("dedup_min_saving", o->saving,
@@ -254,8 +265,9 @@ static bool set_all(struct options *o)
 	s->stage_dir = o->stage;
 	s->hold_drain = o->hold_drain;
 	s->no_stage_cache = o->no_stage_cache;
+	s->release_wait_s = o->release_wait_s;
 	s->durable_close = o->durable_close;
-	s->publish_async = o->publish_async;
+	s->publish = (enum publish_mode)o->publish;
 	s->stage_all_in_memory = o->stage_all_in_memory;
 	s->share_all = o->share_all;
 	s->structure = (enum guard_policy)o->structure;

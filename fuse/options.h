@@ -13,8 +13,9 @@ struct options {
 	int foreground, debug, help, version, hold_drain, no_stage_cache;
 	int allow_other, read_only;
 	/* What words stand for; numbers because libfuse sets them. */
-	int durable_close, publish_async, stage_all_in_memory, share_all;
+	int durable_close, publish, stage_all_in_memory, share_all;
 	int structure, verify, passthrough;
+	unsigned release_wait_s; /* 0: as usual */
 	unsigned bare; /* words that are no option */
 	struct store_options all; /* what of this is for the store */
 };

@@ -290,15 +290,15 @@ const struct fuse_lowlevel_ops fs_ops = {
 static void session_loop(struct fs *fs)
 {
 	struct fuse_loop_config *config = fuse_loop_cfg_create();
-	unsigned threads;
 
 	if (!config)
 		return;
 	fuse_loop_cfg_set_clone_fd(config, 0);
-	threads =
+	fs->threads =
 		io_fd_share(25, FS_THREADS_MAX * FS_THREAD_FDS) / FS_THREAD_FDS;
-	fuse_loop_cfg_set_max_threads(
-		config, threads < FS_THREADS_MIN ? FS_THREADS_MIN : threads);
+	if (fs->threads < FS_THREADS_MIN)
+		fs->threads = FS_THREADS_MIN;
+	fuse_loop_cfg_set_max_threads(config, fs->threads);
 	fuse_loop_cfg_set_idle_threads(config, FS_IDLE_THREADS);
 	(void)fuse_session_loop_mt(fs->se, config);
 	fuse_loop_cfg_destroy(config);

@@ -198,6 +198,7 @@ static int adopt_one(struct store *st, const struct found_list *l, size_t i,
 	dirty = is_dirty(f, in->file);
 	if (dirty && !f->stage->sealed)
 		leave_held(st, f);
+	stage_own(&st->stages, f->stage, in->attr.uid);
 	if (f->slot.earlier) { /* keeps both references */
 		rc = drain_resume_earlier(st->drain, in, f->stage,
 					  f->slot.close_order);

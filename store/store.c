@@ -12,6 +12,7 @@
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/db/identity.h"
+#include "store/db/parents.h"
 #include "store/db/trust.h"
 #include "store/drain/commit.h"
 #include "store/file/file.h"
@@ -142,8 +143,10 @@ static int open_database(struct store *st, bool fresh, char *why,
 	struct identity id, copy;
 	struct trust trust;
 	char db[4096 + 16];
-	int rc = look_at_database(st, fresh, &trust, why, why_size);
+	int rc;
 
+	reserve_give_up(st->path, st->dirfd);
+	rc = look_at_database(st, fresh, &trust, why, why_size);
 	if (rc < 0)
 		return rc;
 	layout_say_who(st->lockfd, NULL);
@@ -159,6 +162,14 @@ static int open_database(struct store *st, bool fresh, char *why,
 	}
 	(void)snprintf(db, sizeof(db), "%s/" LAYOUT_DB_DIR, st->path);
 	rc = kv_open(db, fresh, &st->kv);
+	if (rc == -ENOSPC) {
+		(void)snprintf(why, why_size,
+			       "%s: its disk is full, and there is no reserve "
+			       "left to open the database with; make room for "
+			       "64 MiB on it",
+			       st->path);
+		return rc;
+	}
 	if (rc < 0) {
 		(void)snprintf(why, why_size,
 			       "%s: the database cannot be opened: %s; see the "
@@ -216,6 +227,14 @@ static int clone_content(void *arg, struct kv_batch *b, uint64_t from,
 	struct store *st = arg;
 
 	return commit_clone(st->drain, b, from, to);
+}
+
+static int keep_content(void *arg, struct kv_batch *b, const struct inode *old,
+			struct inode *in)
+{
+	struct store *st = arg;
+
+	return commit_keep(st->drain, b, old->ino, in);
 }
 
 static void renamed(void *arg, uint64_t parent, const char *name)
@@ -313,9 +332,10 @@ static int open_parts(struct store *st, bool fresh, char *why, size_t why_size)
 		.uuid = st->uuid,
 		.no_cache = st->options.no_stage_cache,
 	};
-	const struct names_hooks hooks = { st,       prepare,
-					   unlinked, clone_content,
-					   renamed,  changed };
+	const struct names_hooks hooks = { st,           prepare,
+					   unlinked,     clone_content,
+					   keep_content, renamed,
+					   changed };
 	bool adopted;
 	int rc = open_database(st, fresh, why, why_size);
 
@@ -344,6 +364,8 @@ static int open_parts(struct store *st, bool fresh, char *why, size_t why_size)
 	stages_set_hooks(&st->stages, evict, abandon_image, st);
 	set_files(st);
 	segments_init(&st->segments, &st->files, segment_quota(&st->options));
+	if (st->options.release_wait_s > 0)
+		st->segments.release_wait_s = st->options.release_wait_s;
 	rc = recover(st, adopted);
 	if (rc < 0)
 		(void)snprintf(why, why_size,
@@ -356,18 +378,22 @@ static int open_parts(struct store *st, bool fresh, char *why, size_t why_size)
 int store_open(const char *path, const struct store_options *options,
 	       struct store **ret_store, char *why, size_t why_size)
 {
-	struct store *st = calloc(1, sizeof(*st));
-	int rc;
+	SCOPED(scope_free) char *real = NULL;
+	struct store *st;
+	int rc = parents_check(path, &real, why, why_size);
 
-	if (!st || strlen(path) >= sizeof(st->path)) {
+	if (rc < 0)
+		return rc;
+	st = calloc(1, sizeof(*st));
+	if (!st || strlen(real) >= sizeof(st->path)) {
 		free(st);
 		(void)snprintf(why, why_size, "%s: path is too long", path);
 		return -ENAMETOOLONG;
 	}
-	strcpy(st->path, path);
+	strcpy(st->path, real);
 	st->marker.fd = -1;
 	st->options = *options;
-	rc = layout_open(path, true, &st->dirfd, &st->lockfd, st->uuid, why,
+	rc = layout_open(st->path, true, &st->dirfd, &st->lockfd, st->uuid, why,
 			 why_size);
 	if (rc < 0) {
 		free(st);

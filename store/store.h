@@ -35,6 +35,12 @@ enum verify_mode {
 	VERIFY_OPEN, /* and a file is re-hashed at its first open */
 };
 
+enum publish_mode {
+	PUBLISH_WAIT, /* all */
+	PUBLISH_STEP, /* of steps, what makes them whole, what was fsynced */
+	PUBLISH_ASYNC, /* none */
+};
+
 struct store_options {
 	const char *stage_dir; /* NULL: our own tmpfs */
 	uint64_t stage_bytes; /* 0: half of the memory */
@@ -46,17 +52,19 @@ struct store_options {
 	unsigned drain_interval_s; /* for files that stay open; 0: never */
 	unsigned dedup_min_saving_percent;
 	bool durable_close; /* close waits until the file is durable */
-	bool publish_async; /* rename does not wait */
+	enum publish_mode publish; /* which renames wait: publish.h */
 	bool share_all; /* bytes are shared between owners: records.h */
 	enum guard_policy structure; /* of what is published */
 	bool hold_drain; /* drain only when asked: for tests */
 	bool stage_all_in_memory; /* whatever the size: for tests */
 	bool no_stage_cache; /* give clean stages up at once: for tests */
+	unsigned release_wait_s; /* not SEGMENT_RELEASE_WAIT_S: for tests */
 };
-#define STORE_OPTIONS_DEFAULT                                            \
-	{                                                                \
-		.verify = VERIFY_ON, .drain_interval_s = 30,             \
-		.backup_interval_s = 600, .dedup_min_saving_percent = 3, \
+#define STORE_OPTIONS_DEFAULT                                     \
+	{                                                         \
+		.verify = VERIFY_ON, .publish = PUBLISH_STEP,     \
+		.drain_interval_s = 30, .backup_interval_s = 600, \
+		.dedup_min_saving_percent = 3,                    \
 	}
 
 struct store {

@@ -24,6 +24,7 @@ enum ctl_exit {
 	CTL_FINE = 0,
 	CTL_PROBLEM = 1,
 	CTL_USAGE = 2, /* also: that cannot be done with this argument */
+	CTL_SILENT = 3, /* the mount did not answer in time */
 };
 
 struct ctl_command {

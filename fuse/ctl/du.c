@@ -159,8 +159,8 @@ static int file_physical(const char *path, uint64_t *ret_bytes)
 	char text[NUMBER_BYTES];
 	ssize_t n = lgetxattr(path, PHYSICAL_ATTRIBUTE, text, sizeof(text) - 1);
 
-	if (n < 0)
-		return -errno;
+	if (n < 0) /* nothing of it is in the store yet: it has none there */
+		return errno == ENODATA ? 0 : -errno;
 	text[n] = 0;
 	*ret_bytes = strtoull(text, NULL, 10);
 	return 0;

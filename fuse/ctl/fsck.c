@@ -12,6 +12,7 @@
 #include "store/db/identity.h"
 #include "store/db/kv.h"
 #include "store/db/layout.h"
+#include "store/db/parents.h"
 #include "store/db/trust.h"
 
 #define WHY_BYTES 8192
@@ -215,6 +216,7 @@ static int fsck(const char *path, bool scrub, bool json)
 	struct fsck f = { .path = path, .scrub = scrub };
 	SCOPED(scope_close) int dirfd = -1;
 	SCOPED(scope_close) int lockfd = -1;
+	SCOPED(scope_free) char *real = NULL;
 	struct layout_lock_text said;
 	char why[WHY_BYTES];
 	int rc;
@@ -222,6 +224,12 @@ static int fsck(const char *path, bool scrub, bool json)
 	rc = ctl_refuse_mount(path);
 	if (rc != CTL_FINE)
 		return rc;
+	rc = parents_check(path, &real, why, sizeof(why));
+	if (rc < 0) {
+		ctl_complain("%s", why);
+		return CTL_USAGE;
+	}
+	f.path = path = real;
 	rc = layout_open(path, false, &dirfd, &lockfd, f.uuid, why,
 			 sizeof(why));
 	if (rc < 0 && rc != -EUCLEAN) {

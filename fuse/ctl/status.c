@@ -1,10 +1,27 @@
-/* status.c - ckptctl status: how a mount is doing. */
+/*
+ * status.c - ckptctl status: how a mount is doing.
+ *
+ * It ends in time also when the daemon does not answer, stopped or waiting for
+ * a disk. The kernel lets nobody go who waits for an answer to what the daemon
+ * has read, not even killed; so a child asks, and is left behind.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "fuse/ctl/ctl.h"
+#include "store/base/bytes.h"
 #include "store/base/scope.h"
+#include "store/base/sync.h"
+
+#define TIMEOUT_S 2
+#define TIMEOUT_S_MAX 86400
 
 static void print_line(const char *name, const char *value)
 {
@@ -31,6 +48,13 @@ static void print_stage(const cJSON *s)
 		       ctl_bytes(ctl_number(s, "stage_ahead_bytes")),
 		       ctl_bytes(ctl_number(s, "stage_clean_bytes")));
 	print_line("stage", text);
+	if (ctl_number(s, "stage_files_refused") == 0)
+		return;
+	(void)snprintf(text, sizeof(text),
+		       "%s times, last to user %s: he had his share",
+		       ctl_count(ctl_number(s, "stage_files_refused")),
+		       ctl_count(ctl_number(s, "stage_files_refused_uid")));
+	print_line("refused files", text);
 }
 
 static void print_space(const cJSON *s)
@@ -181,21 +205,117 @@ static void print_status(const char *path, const cJSON *s)
 	print_opens(s);
 }
 
-static int status_of(const char *path, bool json)
+static int ask(const char *path, cJSON **ret)
 {
 	SCOPED(scope_close) int fd = ctl_open(path);
 	cJSON *s = NULL;
-	bool failed;
 	int rc = fd;
 
 	if (fd >= 0)
 		rc = ctl_query(fd, CKPTFS_STATUS, &s);
 	if (rc == 0)
 		rc = ctl_query_opens(fd, cJSON_AddArrayToObject(s, "reads"));
-	if (rc < 0) {
+	if (rc < 0)
 		cJSON_Delete(s);
-		return ctl_complain_query(path, rc);
+	else
+		*ret = s;
+	return rc < 0 ? rc : 0;
+}
+
+/* The child: the result and the answer into the pipe, nothing anywhere else. */
+static void ask_for_parent(const char *path, int to)
+{
+	SCOPED(scope_free) char *text = NULL;
+	cJSON *s = NULL;
+	FILE *out = fdopen(to, "w");
+	int rc;
+
+	/* Who reads our parent's output does not wait for us. */
+	(void)close(STDIN_FILENO);
+	(void)close(STDOUT_FILENO);
+	(void)close(STDERR_FILENO);
+	rc = ask(path, &s);
+	if (rc == 0)
+		text = cJSON_PrintUnformatted(s);
+	if (!out || (rc == 0 && !text))
+		_exit(1);
+	(void)fwrite(&rc, sizeof(rc), 1, out);
+	if (text)
+		(void)fputs(text, out);
+	_exit(fclose(out) == 0 ? 0 : 1);
+}
+
+/* All that comes until its other end is closed. -ETIME: not before then. */
+static int read_until(int fd, int64_t deadline_ns, struct bytes *ret)
+{
+	char piece[4096];
+	ssize_t n;
+
+	do {
+		struct pollfd p = { .fd = fd, .events = POLLIN };
+		int64_t left_ns = deadline_ns - mono_ns();
+
+		if (left_ns <= 0 ||
+		    poll(&p, 1, (int)(left_ns / 1000000) + 1) == 0)
+			return -ETIME;
+		n = read(fd, piece, sizeof(piece));
+		if (n > 0)
+			bytes_put(ret, piece, (size_t)n);
+	} while (n > 0);
+	return n < 0 ? -errno : ret->failed ? -ENOMEM : 0;
+}
+
+/* As ask(). -ETIME: there was no answer for so long. */
+static int ask_within(const char *path, unsigned timeout_s, cJSON **ret)
+{
+	SCOPED(bytes_release) struct bytes answer = { 0 };
+	int64_t deadline_ns = mono_ns() + timeout_s * INT64_C(1000000000);
+	int ends[2], said, rc;
+	pid_t pid;
+
+	if (pipe(ends) < 0)
+		return -errno;
+	pid = fork();
+	if (pid < 0)
+		rc = -errno;
+	if (pid == 0) {
+		(void)close(ends[0]);
+		ask_for_parent(path, ends[1]);
 	}
+	(void)close(ends[1]);
+	if (pid > 0)
+		rc = read_until(ends[0], deadline_ns, &answer);
+	(void)close(ends[0]);
+	if (pid > 0 && rc < 0)
+		(void)kill(pid, SIGKILL); /* it need not heed that */
+	else if (pid > 0)
+		(void)waitpid(pid, NULL, 0);
+	if (rc < 0)
+		return rc;
+	if (answer.len < sizeof(said))
+		return -EPROTO;
+	memcpy(&said, answer.data, sizeof(said));
+	if (said < 0)
+		return said;
+	*ret = cJSON_ParseWithLength((const char *)answer.data + sizeof(said),
+				     answer.len - sizeof(said));
+	return *ret ? 0 : -EPROTO;
+}
+
+static int status_of(const char *path, bool json, unsigned timeout_s)
+{
+	cJSON *s = NULL;
+	bool failed;
+	int rc = ask_within(path, timeout_s, &s);
+
+	if (rc == -ETIME) {
+		ctl_complain("%s: no answer for %u s; its ckptfs is stopped, "
+			     "or waits for its disk",
+			     path, timeout_s);
+		return CTL_SILENT;
+	}
+	if (rc < 0)
+		return ctl_complain_query(path, rc);
 	failed = ctl_number(s, "failed") > 0 ||
 		 ctl_number(s, "unknown_images") > 0 ||
 		 strncmp(ctl_text(s, "database"), "fail", 4) == 0;
@@ -208,12 +328,36 @@ static int status_of(const char *path, bool json)
 	return failed ? CTL_PROBLEM : CTL_FINE;
 }
 
+static int run(const struct ctl_command *self, int argc, char **argv)
+{
+	static const struct option names[] = {
+		{ "timeout", required_argument, NULL, 't' },
+		{ NULL, 0, NULL, 0 },
+	};
+	struct ctl_options o = { .command = self, .names = names };
+	unsigned long timeout_s = TIMEOUT_S;
+
+	while (ctl_option(&o, argc, argv) == 't') {
+		char *end;
+
+		timeout_s = strtoul(optarg, &end, 10);
+		if (*end != 0 || timeout_s == 0 || timeout_s > TIMEOUT_S_MAX)
+			return ctl_misused("status: --timeout is 1 to %d "
+					   "seconds, not '%s'",
+					   TIMEOUT_S_MAX, optarg);
+	}
+	if (argc - optind != 1)
+		return ctl_misused("status: name one mount point");
+	return status_of(argv[optind], o.json, (unsigned)timeout_s);
+}
+
 const struct ctl_command ctl_status = {
 	.name = "status",
-	.arguments = "MOUNTPOINT",
+	.arguments = "[--timeout S] MOUNTPOINT",
 	.summary = "how a mount is doing: space, what is staged, what failed",
 	.help = "Exit code 1 when a file could not be made durable, the "
-		"database cannot be\nwritten, or there are unknown images.\n"
+		"database cannot be\nwritten, or there are unknown images; 3 when the mount "
+		"did not answer in time.\n"
 		"  logical   what all files hold together\n"
 		"  physical  what they take up in the store\n"
 		"  shared    what was saved because the same bytes were there\n"
@@ -224,6 +368,10 @@ const struct ctl_command ctl_status = {
 		"that are written now,\n"
 		"            clean: durable, and kept for readers until it is "
 		"wanted\n"
+		"  refused files\n"
+		"            a user who had as many open, or not durable yet, as "
+		"were left for others\n"
+		"            got no more (EDQUOT)\n"
 		"  segments  memory that clients of the GPU library keep\n"
 		"  draining  files on their way to the disk\n"
 		"  failed    files that could not be written; it is tried "
@@ -240,7 +388,9 @@ const struct ctl_command ctl_status = {
 		"            --json has them for each rank\n"
 		"  steps     those that were looked at when they were "
 		"published, and the last ten\n"
-		"            that were refused: when, which, and why\n\n",
-	.takes = "mount point",
-	.run_on = status_of,
+		"            that were refused: when, which, and why\n\n"
+		"  --timeout S\n"
+		"           give up when there was no answer for so many "
+		"seconds (2)\n",
+	.run = run,
 };

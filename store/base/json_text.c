@@ -16,7 +16,9 @@
 #include "store/base/utf8.h"
 
 #define DEPTH_MAX 64
-#define VALUES_MAX (UINT64_C(16) << 20) /* 80 bytes each while parsing */
+#define VALUE_BYTES 80 /* of a tree, with what malloc() adds */
+#define STRING_BYTES 32 /* the same, beside the text itself */
+#define VALUES_MAX (UINT64_C(16) << 20)
 
 /* What is wrong with the text, or NULL; *ret_at says where. */
 static const char *scan(const char *json, size_t len, size_t *ret_at)
@@ -69,6 +71,17 @@ static const char *scan(const char *json, size_t len, size_t *ret_at)
 			return "too many values";
 	}
 	return NULL;
+}
+
+size_t json_text_memory(const char *json, size_t len)
+{
+	size_t values = 1, quotes = 0;
+
+	for (size_t at = 0; at < len; at++) {
+		values += json[at] == ',' || json[at] == '[' || json[at] == '{';
+		quotes += json[at] == '"';
+	}
+	return len + values * VALUE_BYTES + quotes / 2 * STRING_BYTES;
 }
 
 static bool only_spaces(const char *at, const char *end)

@@ -12,5 +12,10 @@
  */
 const char *json_text_parse(const char *json, size_t len, cJSON **ret_root,
 			    size_t *ret_at);
+/*
+ * What a tree of the text takes at the most, in bytes: a list of numbers takes
+ * forty times its text.
+ */
+size_t json_text_memory(const char *json, size_t len);
 
 #endif

@@ -19,31 +19,96 @@
 
 /* A hierarchy that limits memory. */
 struct hierarchy {
-	const char *dir, *file;
+	const char *dir, *file, *used;
+	/* Of memory.stat: with what is below, files and not tmpfs. */
+	const char *files[2];
 };
-static const struct hierarchy version_2 = { CGROUP_DIR, "memory.max" };
-static const struct hierarchy version_1 = { CGROUP_DIR "/memory",
-					    "memory.limit_in_bytes" };
+static const struct hierarchy version_2 = {
+	CGROUP_DIR,
+	"memory.max",
+	"memory.current",
+	{ "inactive_file", "active_file" },
+};
+static const struct hierarchy version_1 = {
+	CGROUP_DIR "/memory",
+	"memory.limit_in_bytes",
+	"memory.usage_in_bytes",
+	{ "total_inactive_file", "total_active_file" },
+};
 
-static uint64_t read_limit(const char *path)
+/* Version 1 has a number near this where there is no limit. */
+#define NO_LIMIT (UINT64_MAX / 4)
+
+/* What is asked of a group: its limit, or what is left below it. */
+typedef uint64_t (*group_fn)(const struct hierarchy *h, const char *group);
+
+static FILE *open_in(const char *group, const char *name)
 {
-	unsigned long long limit = 0;
-	FILE *f = fopen(path, "re");
+	char path[PATH_MAX + 128];
+
+	if ((size_t)snprintf(path, sizeof(path), "%s/%s", group, name) >=
+	    sizeof(path))
+		return NULL;
+	return fopen(path, "re");
+}
+
+static uint64_t read_number(const char *group, const char *name)
+{
+	unsigned long long n = 0;
+	FILE *f = open_in(group, name);
 	bool known;
 
 	if (!f)
 		return UINT64_MAX;
 	/* "max" is no number. */
-	known = fscanf(f, "%llu", &limit) == 1 && limit > 0;
+	known = fscanf(f, "%llu", &n) == 1;
 	(void)fclose(f);
-	return known ? limit : UINT64_MAX;
+	return known ? n : UINT64_MAX;
 }
 
-/* Of a group and all above it; group is "/a/b", and is cut up. */
-static uint64_t limit_of(const char *root, const struct hierarchy *h,
-			 char *group)
+static uint64_t group_limit(const struct hierarchy *h, const char *group)
 {
-	uint64_t limit = UINT64_MAX;
+	uint64_t limit = read_number(group, h->file);
+
+	return limit > 0 ? limit : UINT64_MAX;
+}
+
+/* What the kernel takes back from a group before it kills somebody. */
+static uint64_t read_reclaimable(const struct hierarchy *h, const char *group)
+{
+	FILE *f = open_in(group, "memory.stat");
+	unsigned long long n;
+	uint64_t sum = 0;
+	char name[64];
+
+	while (f && fscanf(f, "%63s %llu", name, &n) == 2)
+		if (strcmp(name, h->files[0]) == 0 ||
+		    strcmp(name, h->files[1]) == 0)
+			sum += n;
+	if (f)
+		(void)fclose(f);
+	return sum;
+}
+
+static uint64_t group_room(const struct hierarchy *h, const char *group)
+{
+	uint64_t limit = group_limit(h, group), used, files;
+
+	if (limit >= NO_LIMIT)
+		return UINT64_MAX;
+	used = read_number(group, h->used);
+	if (used == UINT64_MAX)
+		return UINT64_MAX;
+	files = read_reclaimable(h, group);
+	used -= files < used ? files : used;
+	return used < limit ? limit - used : 0;
+}
+
+/* The least of a group and all above it; group is "/a/b", and is cut up. */
+static uint64_t least_of(const char *root, const struct hierarchy *h,
+			 char *group, group_fn ask)
+{
+	uint64_t least = UINT64_MAX;
 	char path[PATH_MAX + 64];
 	char *slash;
 
@@ -56,14 +121,14 @@ static uint64_t limit_of(const char *root, const struct hierarchy *h,
 
 		while (len > 0 && group[len - 1] == '/')
 			group[--len] = 0;
-		if ((size_t)snprintf(path, sizeof(path), "%s%s%s/%s", root,
-				     h->dir, group, h->file) < sizeof(path)) {
-			one = read_limit(path);
-			limit = one < limit ? one : limit;
+		if ((size_t)snprintf(path, sizeof(path), "%s%s%s", root, h->dir,
+				     group) < sizeof(path)) {
+			one = ask(h, path);
+			least = one < least ? one : least;
 		}
 		slash = strrchr(group, '/');
 		if (!slash)
-			return limit;
+			return least;
 		*slash = 0;
 	}
 }
@@ -84,7 +149,7 @@ static bool has_memory(const char *controllers)
 }
 
 /* "0::/group" of version 2, "N:controllers:/group" of version 1. */
-static uint64_t limit_of_line(const char *root, char *line)
+static uint64_t least_of_line(const char *root, char *line, group_fn ask)
 {
 	char *controllers, *group;
 
@@ -97,32 +162,47 @@ static uint64_t limit_of_line(const char *root, char *line)
 		return UINT64_MAX;
 	*group++ = 0;
 	if (*controllers == 0)
-		return limit_of(root, &version_2, group);
+		return least_of(root, &version_2, group, ask);
 	if (has_memory(controllers))
-		return limit_of(root, &version_1, group);
+		return least_of(root, &version_1, group, ask);
 	return UINT64_MAX;
 }
 
-uint64_t memory_cgroup_limit(const char *root)
+/* Of the groups of a process ("self", or its number) and of what is on top. */
+static uint64_t least_of_process(const char *root, const char *process,
+				 group_fn ask)
 {
 	char path[PATH_MAX], top[2][2] = { "/", "/" };
-	uint64_t limit = limit_of(root, &version_2, top[0]);
-	uint64_t one = limit_of(root, &version_1, top[1]);
+	uint64_t least = least_of(root, &version_2, top[0], ask);
+	uint64_t one = least_of(root, &version_1, top[1], ask);
 	char *line = NULL;
 	size_t size = 0;
 	FILE *f;
 
-	limit = one < limit ? one : limit;
-	(void)snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
+	least = one < least ? one : least;
+	(void)snprintf(path, sizeof(path), "%s/proc/%s/cgroup", root, process);
 	f = fopen(path, "re");
 	while (f && getline(&line, &size, f) > 0) {
-		one = limit_of_line(root, line);
-		limit = one < limit ? one : limit;
+		one = least_of_line(root, line, ask);
+		least = one < least ? one : least;
 	}
 	free(line);
 	if (f)
 		(void)fclose(f);
-	return limit;
+	return least;
+}
+
+uint64_t memory_cgroup_limit(const char *root)
+{
+	return least_of_process(root, "self", group_limit);
+}
+
+uint64_t memory_cgroup_room(const char *root, pid_t pid)
+{
+	char process[16];
+
+	(void)snprintf(process, sizeof(process), "%d", (int)pid);
+	return least_of_process(root, process, group_room);
 }
 
 uint64_t memory_bytes(void)

@@ -46,6 +46,7 @@
 	X(LOCK_AHEAD, "ahead.lock")                    \
 	X(LOCK_SCRUB, "scrub.lock")                    \
 	X(LOCK_KV_LOG_USE, "kv.log_use")               \
+	X(LOCK_KV_LOG_SYNC, "kv.log_sync")             \
 	X(LOCK_KV_GATE, "kv.gate")                     \
 	X(LOCK_MARK, "mark.lock")
 

@@ -19,6 +19,7 @@
 
 struct drain;
 struct image;
+struct inode;
 
 /*
  * Delete an inode that has no name and no handle: its records and its share of
@@ -32,6 +33,14 @@ int commit_delete(struct drain *d, uint64_t ino);
  */
 int commit_clone(struct drain *d, struct kv_batch *b, uint64_t from,
 		 uint64_t to);
+/*
+ * Write b, in which `in` takes the place of the inode `from`: unless `in` has
+ * committed content by now, it gets a copy of from's, and drops it when it is
+ * committed itself. So a power cut leaves the one or the other. -EAGAIN: it
+ * keeps another one's already. Waits for the committer; the caller keeps b.
+ */
+int commit_keep(struct drain *d, struct kv_batch *b, uint64_t from,
+		struct inode *in);
 /* Returns when all that was asked for above before this call is done. */
 void commit_wait(struct drain *d);
 /*

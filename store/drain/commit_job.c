@@ -168,7 +168,8 @@ static void put_records(struct drain *d, struct kv_batch *b, struct work *w,
 	meta_add(b, META_PHYSICAL,
 		 (w->small ? (int64_t)c->size_bytes : 0) -
 			 (old_small ? (int64_t)old->size_bytes : 0));
-	series_put(d->kv, b, w->in, c->size_bytes);
+	series_put(d->kv, b, w->in,
+		   series_expects(c->size_bytes, w->hole_bytes));
 }
 
 /* Does the own image have bytes of this chunk that nobody will read? */
@@ -218,14 +219,27 @@ static void work_written(struct work *w, int rc)
 		atomic_store(&w->origin->written, rc == 0);
 }
 
-/* The same bytes were written again: only the time of it is new. */
+/* Those that it supersedes have theirs, too: see names_setattr(). */
+static uint64_t next_generation(const struct pending *p)
+{
+	const struct content_ref *old = p->w->old;
+	struct inode *in = p->j->in;
+
+	HOLD(&in->lock);
+	return (old ? old->c.generation : 0) + in->file->unwritten + 1 +
+	       p->older;
+}
+
+/* The same bytes were written again: only the time of it may be new. */
 static int write_time(struct drain *d, struct kv_batch *b, struct pending *p)
 {
 	const struct content *old = &p->w->old->c;
 	struct content c = *old;
 	int rc;
 
-	c.generation += 1 + p->older;
+	if (p->w->mtime_ns == old->mtime_ns)
+		return 1;
+	c.generation = next_generation(p);
 	c.mtime_ns = p->w->mtime_ns;
 	c.extents = calloc(old->extent_count + 1, sizeof(*c.extents));
 	if (!c.extents)
@@ -241,6 +255,21 @@ static int write_time(struct drain *d, struct kv_batch *b, struct pending *p)
 	return rc;
 }
 
+/*
+ * The file took the place of another one since the work began, and keeps that
+ * one's content: see op_keep(). Nothing else changes it, for there is one job
+ * at a time. in->lock is held.
+ */
+static void work_see_kept_locked(struct work *w)
+{
+	struct content_ref *now = w->in->file->content;
+
+	if (now == w->old)
+		return;
+	CHECK(!w->old && now->c.generation == 0);
+	w->old = content_ref_get(now);
+}
+
 /* Build and write one job's batch. 1: nothing had to be written. */
 static int job_write(struct drain *d, struct pending *p)
 {
@@ -248,7 +277,7 @@ static int job_write(struct drain *d, struct pending *p)
 	struct drain_job *j = p->j;
 	struct work *w = p->w;
 	struct content c = { 0 };
-	struct content *old = w->old ? &w->old->c : NULL;
+	struct content *old;
 	int rc = 0;
 
 	{
@@ -256,13 +285,12 @@ static int job_write(struct drain *d, struct pending *p)
 		if (j->in->attr.nlink == 0 ||
 		    (j->in->file->stage != j->stage && !j->v.replaced))
 			return -ECANCELED;
-		/* Its content cannot have changed: one job at a time. */
-		CHECK(j->in->file->content == w->old);
+		work_see_kept_locked(w);
 	}
+	old = w->old ? &w->old->c : NULL;
 	if (w->outcome == WORK_UNCHANGED)
-		return w->mtime_ns == old->mtime_ns ? 1 : write_time(d, b, p);
-	/* Those that it supersedes have theirs: see names_setattr(). */
-	c.generation = (old ? old->generation : 0) + 1 + p->older;
+		return write_time(d, b, p);
+	c.generation = next_generation(p);
 	c.size_bytes = w->size_bytes;
 	c.mtime_ns = w->mtime_ns;
 	c.kind = w->small ? CONTENT_SMALL : CONTENT_EXTENTS;
@@ -352,6 +380,9 @@ static void job_publish(struct drain *d, struct pending *p)
 		p->old = f->content;
 		f->content = TAKE(p->content);
 		f->verified = true;
+		f->unwritten = 0;
+	} else {
+		f->unwritten += 1 + p->older;
 	}
 	if (job_is_stored(w))
 		image_built(d->images, w->image);

@@ -101,9 +101,30 @@ static int clone_small(struct drain *d, const struct commit_op *op)
 	return 0;
 }
 
-static int op_clone(struct drain *d, const struct commit_op *op)
+/* Write the batch, with c as the content of op->ino too; c is taken over. */
+static int write_clone(struct drain *d, const struct commit_op *op,
+		       struct content *c, struct content_ref **ret_content)
 {
 	SCOPED(changes_release) struct ref_changes changes = { 0 };
+	int rc = c->kind == CONTENT_SMALL ? clone_small(d, op) : 0;
+
+	if (rc == 0)
+		rc = changes_of_content(d, c, 1, &changes);
+	if (rc == 0)
+		rc = changes_apply(d, op->batch, &changes);
+	if (rc < 0)
+		return rc;
+	content_save(op->batch, key_ino('F', op->ino), c);
+	record_delete(op->batch, key_ino('U', op->ino));
+	meta_add(op->batch, META_LOGICAL, (int64_t)c->size_bytes);
+	/* Before it is written: after that nothing may fail. */
+	*ret_content = content_ref_new(c);
+	return *ret_content ? kv_write(d->kv, op->batch) : -ENOMEM;
+}
+
+static int op_clone(struct drain *d, const struct commit_op *op)
+{
+	struct content_ref *cloned = NULL;
 	struct content c = { 0 };
 	int rc = content_load(d->kv, key_ino('F', op->from), &c);
 
@@ -111,17 +132,44 @@ static int op_clone(struct drain *d, const struct commit_op *op)
 		record_mark(op->batch, key_ino('U', op->ino));
 		return kv_write(d->kv, op->batch);
 	}
-	if (rc == 0 && c.kind == CONTENT_SMALL)
-		rc = clone_small(d, op);
 	if (rc == 0)
-		rc = changes_of_content(d, &c, 1, &changes);
-	if (rc == 0)
-		rc = changes_apply(d, op->batch, &changes);
-	if (rc == 0) {
-		content_save(op->batch, key_ino('F', op->ino), &c);
-		meta_add(op->batch, META_LOGICAL, (int64_t)c.size_bytes);
-		rc = kv_write(d->kv, op->batch);
+		rc = write_clone(d, op, &c, &cloned);
+	content_ref_put(cloned); /* it is read when somebody looks */
+	content_release(&c);
+	return rc;
+}
+
+/*
+ * No job is between its write and its end while this runs, so the content that
+ * the inode has is the one that the database has. What a worker has of it is
+ * job_write()'s matter.
+ */
+static int op_keep(struct drain *d, const struct commit_op *op)
+{
+	struct file *f = op->keeper->file;
+	struct content_ref *kept = NULL;
+	struct content c = { 0 };
+	bool own, kept_already;
+	int rc;
+
+	{
+		HOLD(&op->keeper->lock);
+		own = f && f->content && f->content->c.generation > 0;
+		kept_already = !own && (!f || !f->content_loaded || f->content);
 	}
+	if (kept_already) /* another one's content: the two are not one */
+		return -EAGAIN;
+	rc = own ? -ENOENT : content_load(d->kv, key_ino('F', op->from), &c);
+	if (rc == -ENOENT) /* there is nothing to keep, or for nobody */
+		return kv_write(d->kv, op->batch);
+	c.generation = 0;
+	if (rc == 0)
+		rc = write_clone(d, op, &c, &kept);
+	if (rc == 0) {
+		HOLD(&op->keeper->lock);
+		f->content = TAKE(kept);
+	}
+	content_ref_put(kept);
 	content_release(&c);
 	return rc;
 }
@@ -168,6 +216,9 @@ void commit_op_run(struct drain *d, struct commit_op *op)
 		return;
 	case COMMIT_CLONE:
 		rc = op_clone(d, op);
+		break;
+	case COMMIT_KEEP:
+		rc = op_keep(d, op);
 		break;
 	case COMMIT_ABANDON:
 		op_abandon(d, op->image, op->size_bytes);

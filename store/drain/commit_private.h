@@ -14,6 +14,7 @@
 enum commit_kind {
 	COMMIT_DELETE,
 	COMMIT_CLONE,
+	COMMIT_KEEP,
 	COMMIT_ABANDON,
 	COMMIT_NOTHING, /* somebody waits for those before it */
 };
@@ -21,12 +22,13 @@ enum commit_kind {
 struct commit_op {
 	TAILQ_ENTRY(commit_op) next;
 	enum commit_kind kind;
-	uint64_t ino; /* DELETE; CLONE: to */
-	uint64_t from; /* CLONE */
-	struct kv_batch *batch; /* CLONE: the caller's */
+	uint64_t ino; /* DELETE; CLONE, KEEP: to */
+	uint64_t from; /* CLONE, KEEP */
+	struct inode *keeper; /* KEEP: to */
+	struct kv_batch *batch; /* CLONE, KEEP: the caller's */
 	struct image *image; /* ABANDON: a reference */
 	uint64_t size_bytes; /* ABANDON */
-	bool waited, done; /* CLONE, NOTHING: on the caller's stack */
+	bool waited, done; /* CLONE, KEEP, NOTHING: on the caller's stack */
 	int result;
 };
 /* How many jobs share a sync of the log, or deletions a batch. */

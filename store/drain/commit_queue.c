@@ -58,6 +58,17 @@ int commit_clone(struct drain *d, struct kv_batch *b, uint64_t from,
 	return op_wait(d, &op);
 }
 
+int commit_keep(struct drain *d, struct kv_batch *b, uint64_t from,
+		struct inode *in)
+{
+	struct commit_op op = {
+		.kind = COMMIT_KEEP, .ino = in->ino, .from = from, .batch = b
+	};
+
+	op.keeper = in;
+	return op_wait(d, &op);
+}
+
 void commit_wait(struct drain *d)
 {
 	struct commit_op op = { .kind = COMMIT_NOTHING };

@@ -47,6 +47,7 @@ int drain_new(struct kv *kv, struct images *images, struct stages *stages,
 	d->options = *options;
 	lock_init(&d->lock, LOCK_DRAIN);
 	cond_init(&d->work);
+	cond_init(&d->wanted);
 	cond_init(&d->moved);
 	cond_init(&d->commit);
 	cond_init(&d->tick);
@@ -255,6 +256,7 @@ int drain_resume_earlier(struct drain *d, struct inode *in, struct stage *s,
 		return -ENOMEM;
 	HOLD(&in->lock);
 	HOLD(&d->lock);
+	in->file->unwritten = 0; /* as file_adopt() */
 	order_resume(&d->order, order);
 	order_add(&d->order, &j->v, &in->file->versions, VERSION_QUEUED);
 	order_place(&d->order, &j->v);
@@ -269,8 +271,7 @@ int drain_resume_earlier(struct drain *d, struct inode *in, struct stage *s,
 /* Does j, of the stage s that its file had, keep its place? */
 static bool keeps_place(const struct drain_job *j, const struct stage *s)
 {
-	if (j->v.replaced || j->stage != s || j->v.state == VERSION_FAILED ||
-	    j->v.state == VERSION_SEEN)
+	if (j->v.replaced || j->stage != s || j->v.state == VERSION_SEEN)
 		return false; /* seen: the stage is a cache, and goes as one */
 	if (version_pending(&j->v))
 		return j->v.place != 0;
@@ -393,6 +394,7 @@ void drain_free(struct drain *d)
 	inflight_free(d->inflight);
 	lock_destroy(&d->lock);
 	cond_destroy(&d->work);
+	cond_destroy(&d->wanted);
 	cond_destroy(&d->moved);
 	cond_destroy(&d->commit);
 	cond_destroy(&d->tick);

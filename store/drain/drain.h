@@ -5,7 +5,9 @@
  * bytes durable (work.h), and the committer its records, in that order
  * (commit.h). What of a file is on its way is in its list of versions.
  *
- * Threads: any. Nothing here waits with a lock held; what waits says so.
+ * Threads: any. Nothing here waits with a lock held; what waits says so. Each
+ * wait ends with -EINTR when the call that its thread serves is to end
+ * (interrupt.h): what was asked for goes on, and nothing is undone.
  */
 #ifndef STORE_DRAIN_H
 #define STORE_DRAIN_H
@@ -94,9 +96,10 @@ int drain_wait_drained(struct drain *d);
 /*
  * Somebody is about to change the stage's bytes (open for writing, truncate):
  * a job that reads the mapping must not count. With `wait`, returns when no
- * worker reads it any more.
+ * worker reads it any more, which is after one span at the latest; a change has
+ * begun then (file_begin()), so that no other job maps it. 0, or -EINTR.
  */
-void drain_disturb(struct drain *d, struct inode *in, bool wait);
+int drain_disturb(struct drain *d, struct inode *in, bool wait);
 /*
  * The stage's bytes have been changed by us, not by a writer of whom it is
  * known that he may be in the middle of something: a job that was reading them
@@ -104,11 +107,13 @@ void drain_disturb(struct drain *d, struct inode *in, bool wait);
  */
 void drain_changed(struct drain *d, struct inode *in);
 /*
- * Wait until no job of this inode runs: it is frozen only so long. The order
- * of closes is kept, so an error of one that was closed earlier ends it. -EIO:
- * it stays frozen, since the store has to be mounted again.
+ * Somebody is to change a file that is frozen: its drain is disturbed, and is
+ * to begin anew in its place, unless that is on its way into the database, or
+ * was disturbed too often; then this waits for it. An error of what was closed
+ * earlier ends that. -EIO: it stays frozen, since the store has to be mounted
+ * again.
  */
-int drain_wait_idle(struct drain *d, struct inode *in);
+int drain_thaw(struct drain *d, struct inode *in);
 /*
  * O_TRUNC of a file that nobody has open: `fresh`, empty, becomes its stage.
  * If the old one was closed, what was closed after it may depend on it, so it
@@ -136,15 +141,24 @@ void drain_wait_released(struct drain *d, struct inode *in);
 void drain_moved(struct drain *d, struct inode *in);
 /*
  * Returns when what was closed of the file is durable, in its place of the
- * order, or cannot become so: its name is about to go to another inode.
+ * order, or with the error of what prevents that, this file or an older one;
+ * -EINTR: the caller is to end.
  */
-void drain_wait_closed(struct drain *d, struct inode *in);
+int drain_wait_closed(struct drain *d, struct inode *in);
 /* The same for what was closed and then replaced only: see drain_replace(). */
-void drain_wait_replaced(struct drain *d, struct inode *in);
+int drain_wait_replaced(struct drain *d, struct inode *in);
 /* Was a version closed that is not durable yet? inode.lock is held. */
 bool drain_has_closed(struct drain *d, const struct file *f);
+/*
+ * Is all that the file ever was one version that was closed, and is in its
+ * place of the order? inode.lock is held.
+ */
+bool drain_is_in_place(struct drain *d, const struct file *f);
 /* The inode lost its last name and handle: nothing of it is drained. */
 void drain_cancel(struct drain *d, struct inode *in);
+
+/* Who waits here asks whether his call is to end: see interrupt.h. */
+void drain_look_again(struct drain *d);
 
 /* hold_drain is over: everything may be drained. */
 void drain_go_on(struct drain *d);

@@ -27,6 +27,7 @@ static struct work *attempt_over_locked(struct drain *d, struct drain_job *j)
 
 	j->attempts++;
 	if (w && w->kind == WORK_OF_IMAGE && j->in->file->stage == j->stage &&
+	    j->in->file->state.bytes == BYTES_FROZEN && /* see drain_thaw() */
 	    kv_health(d->kv) != KV_CONDEMNED)
 		file_move(&j->in->file->state, FILE_THAWED);
 	cond_broadcast(&d->moved);
@@ -79,7 +80,7 @@ static void again_locked(struct drain *d, struct drain_job *j, bool overtaken,
 			order_want_soon(&q->v);
 	} else {
 		order_again(&d->order, &j->v);
-		cond_broadcast(&d->work);
+		workers_wake_locked(d);
 	}
 }
 
@@ -116,8 +117,10 @@ static void stick_locked(struct drain *d, struct drain_job *j, int rc)
 }
 
 /*
- * A stage that was replaced since is given up: newer bytes of its file wait
- * behind it. So is one that another job has as well.
+ * What failed keeps its place, also when it has been replaced: what was closed
+ * after it may depend on it, and newer bytes of its file end it when somebody
+ * asks for them. A stage that another job has as well is that one's, and one
+ * that its file has no more (a copy took its place) is nobody's.
  */
 static void failed_locked(struct drain *d, struct drain_job *j, int rc,
 			  struct version_queue *ended)
@@ -128,14 +131,14 @@ static void failed_locked(struct drain *d, struct drain_job *j, int rc,
 	j->failure = rc;
 	if (q)
 		merge_locked(d, j, q);
-	if (q || j->v.replaced || j->in->file->stage != j->stage) {
+	if (q || (!j->v.replaced && j->in->file->stage != j->stage)) {
 		job_end_locked(d, j, VERSION_GONE, rc, ended);
 	} else {
 		j->result = rc;
 		j->due_ns = mono_ns() + RETRY_NS;
 		order_fail(&d->order, &j->v);
 		cond_signal(&d->tick);
-		cond_broadcast(&d->work); /* older ones of its file */
+		workers_wake_locked(d); /* older ones of its file */
 	}
 }
 

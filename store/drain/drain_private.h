@@ -55,11 +55,13 @@ struct drain {
 	atomic_uint_fast64_t writing_bytes; /* by workers, just now */
 	struct thread thread[DRAIN_THREADS_MAX];
 	unsigned thread_count;
+	struct thread kept; /* the worker that is kept for who waits */
 	struct thread timer, committer;
 	bool started, commit_started;
 
 	struct lock lock; /* guards everything below */
 	struct cond work; /* there is something for a worker, or stop */
+	struct cond wanted; /* the same for the one that is kept */
 	struct cond moved; /* a job changed its state, or a writer went */
 	struct cond commit; /* there may be something to commit, or stop */
 	struct cond tick; /* wakes the timer early */
@@ -91,6 +93,12 @@ struct drain_job *job_new(struct inode *in, struct stage *stage);
 /* One more reference, or NULL when there is no job. */
 struct drain_job *job_ref(struct drain_job *j);
 void drain_job_put(struct drain *d, struct drain_job *j);
+/* What one of the workers may do now is not known; drain.lock is held. */
+static inline void workers_wake_locked(struct drain *d)
+{
+	cond_broadcast(&d->work);
+	cond_signal(&d->wanted);
+}
 /* It waits for no event any more; drain.lock alone is held. */
 void job_wake_locked(struct drain *d, struct drain_job *j);
 /* Somebody waits for it: see order_want(). drain.lock alone is held. */

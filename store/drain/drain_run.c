@@ -7,6 +7,12 @@
  * another one's bytes helps it to its end instead of waiting for a thread, so
  * there is always somebody at work. Whoever does the last span finishes the
  * work, and hands the job to the committer, or back to the order.
+ *
+ * What somebody waits for is begun at once, whatever else there is to do: who
+ * works on a large file leaves it between two spans, and one worker is kept for
+ * this, since the others may wait for the disk. It finishes what is not larger
+ * than a span, and begins the rest for them; and such a small one waits for no
+ * larger work whose bytes it could share, but stores its own.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -21,14 +27,21 @@
 /* Jobs without a place have smaller serials than this. */
 #define SERIAL_ORDERED (UINT64_C(1) << 62)
 
+/* May one more begin? Some room is left for what somebody waits for. */
+static bool may_start_locked(const struct drain *d, bool wanted)
+{
+	return d->running_count < (wanted ? 3 : 2) * d->thread_count;
+}
+
 /* The next job that may start, RUNNING now; d->lock is held. */
-static struct drain_job *job_start_locked(struct drain *d)
+static struct drain_job *job_start_locked(struct drain *d, bool wanted)
 {
 	struct drain_job *j;
 
-	if (d->running_count >= 2 * d->thread_count)
+	if (!may_start_locked(d, wanted))
 		return NULL;
-	j = job_of(order_start(&d->order));
+	j = job_of(wanted ? order_start_wanted(&d->order)
+			  : order_start(&d->order));
 	if (j)
 		d->running_count++;
 	return j;
@@ -111,20 +124,39 @@ static struct work *work_freeze(struct drain *d, struct drain_job *j)
 	return w;
 }
 
-static void worker_help(struct drain *d, struct work *w, uint8_t *buffer);
+/* Is it not to be waited for, since somebody waits for w, which is small? */
+static bool is_too_large_for(struct drain *d, const struct work *o,
+			     const struct work *w)
+{
+	HOLD(&d->lock);
+	return o->outcome == WORK_OPEN && work_can_be_helped(o) &&
+	       !work_can_be_helped(w) && w->job->v.want == WANT_ALONE;
+}
 
-/* Wait for another work's bytes, and work on them meanwhile. */
-static bool owner_wait(struct drain *d, struct work *o, uint8_t *buffer)
+static void worker_help(struct drain *d, struct work *w, uint8_t *buffer,
+			bool stays);
+
+/*
+ * Wait for another work's bytes, and work on them meanwhile. Returns 0, 1 when
+ * they are not to be had, or -EAGAIN.
+ */
+static int owner_wait(struct drain *d, struct work *w, struct work *o,
+		      uint8_t *buffer)
 {
 	bool failed;
+	int rc;
 
-	worker_help(d, o, buffer);
+	if (is_too_large_for(d, o, w))
+		return 1;
+	work_rest(d, w);
+	worker_help(d, o, buffer, true);
 	lock_take(&d->lock);
 	while (o->outcome == WORK_OPEN)
 		cond_wait(&d->moved, &d->lock);
 	failed = o->outcome == WORK_GAVE_UP;
 	lock_give(&d->lock);
-	return failed;
+	rc = work_go_on(d, w);
+	return rc == 0 && failed ? 1 : rc;
 }
 
 /* Settle what is deferred: first with other jobs, then within this one. */
@@ -133,14 +165,14 @@ static int resolve(struct drain *d, struct work *w, uint8_t *buffer)
 	for (int own = 0; own < 2; own++) {
 		for (uint32_t i = 0; i < w->chunk_count; i++) {
 			struct drain_chunk *c = &w->chunks[i];
-			bool failed;
 			int rc;
 
 			if (c->kind != CHUNK_DEFERRED ||
 			    (c->owner == w) != (own == 1))
 				continue;
-			failed = !own && owner_wait(d, c->owner, buffer);
-			rc = work_resolve(d, w, i, failed, buffer);
+			rc = own ? 0 : owner_wait(d, w, c->owner, buffer);
+			if (rc >= 0)
+				rc = work_resolve(d, w, i, rc == 1, buffer);
 			if (rc < 0)
 				return rc;
 		}
@@ -154,18 +186,22 @@ static int work_finish(struct drain *d, struct work *w, uint8_t *buffer,
 {
 	int rc = atomic_load(&w->stop);
 
-	if (rc == 0)
+	if (rc == 0) {
+		work_rest(d, w);
 		rc = work_sync(d, w);
+	}
 	if (rc == 0)
-		rc = atomic_load(&w->stop);
+		rc = work_go_on(d, w);
 	if (rc == 0)
 		rc = work_recheck(d, w, buffer);
 	if (rc == 0)
 		rc = resolve(d, w, buffer);
 	if (rc == 0)
 		rc = work_conclude(d, w, buffer, ret_outcome);
-	if (rc == 0 && *ret_outcome != WORK_UNCHANGED)
+	if (rc == 0 && *ret_outcome != WORK_UNCHANGED) {
+		work_rest(d, w);
 		rc = work_settle(d, w);
+	}
 	return rc;
 }
 
@@ -195,7 +231,7 @@ static void work_leave(struct drain *d, struct work *w, int rc,
 			cond_signal(&d->commit);
 		}
 		cond_broadcast(&d->moved);
-		cond_broadcast(&d->work);
+		workers_wake_locked(d);
 	}
 	if (again)
 		drain_void(d, j, overtaken);
@@ -213,8 +249,20 @@ static void work_over(struct drain *d, struct work *w, uint8_t *buffer)
 	work_leave(d, w, rc, outcome, overtaken);
 }
 
-/* Claim and do spans of w until there are none left to claim. */
-static void worker_help(struct drain *d, struct work *w, uint8_t *buffer)
+/* Is there something to be begun, rather than to go on with a work? */
+static bool is_wanted_elsewhere(struct drain *d)
+{
+	HOLD(&d->lock);
+	return may_start_locked(d, true) && order_has_wanted(&d->order);
+}
+
+/*
+ * Claim and do spans of w until there are none left to claim. Unless he stays,
+ * who helps leaves it for others, or for later, when there is something that
+ * somebody waits for.
+ */
+static void worker_help(struct drain *d, struct work *w, uint8_t *buffer,
+			bool stays)
 {
 	struct span s;
 
@@ -224,6 +272,8 @@ static void worker_help(struct drain *d, struct work *w, uint8_t *buffer)
 			work_over(d, w, buffer);
 			return;
 		}
+		if (!stays && is_wanted_elsewhere(d))
+			return;
 	}
 }
 
@@ -247,27 +297,39 @@ static struct work *work_with_span_locked(struct drain *d, bool being_cut)
 	return NULL;
 }
 
+/* Is this the one that is kept? Until all are to end. */
+static bool is_kept_locked(const struct drain *d, bool kept)
+{
+	return kept && !d->stop;
+}
+
 /*
- * What a worker does next, either of the two: it goes on with a running work,
- * or begins a job rather than to wait until another worker has cut a span.
+ * What a worker does next, either of the two: it begins what somebody waits
+ * for, goes on with a running work, or begins a job rather than to wait until
+ * another worker has cut a span.
  */
-static bool worker_next_locked(struct drain *d, struct work **ret_work,
+static bool worker_next_locked(struct drain *d, bool kept,
+			       struct work **ret_work,
 			       struct drain_job **ret_job)
 {
-	*ret_job = NULL;
+	*ret_work = NULL;
+	*ret_job = job_start_locked(d, true);
+	if (*ret_job || is_kept_locked(d, kept))
+		return *ret_job != NULL;
 	*ret_work = work_with_span_locked(d, false);
 	if (!*ret_work)
-		*ret_job = job_start_locked(d);
+		*ret_job = job_start_locked(d, false);
 	if (!*ret_work && !*ret_job)
 		*ret_work = work_with_span_locked(d, true);
 	return *ret_work || *ret_job;
 }
 
 /* Begin a job that was started, and do what there is of it. */
-static void worker_begin(struct drain *d, struct drain_job *j, uint8_t *buffer)
+static void worker_begin(struct drain *d, struct drain_job *j, uint8_t *buffer,
+			 bool kept)
 {
 	struct work *w = work_freeze(d, j);
-	bool overtaken;
+	bool overtaken, leaves = false;
 	int rc;
 
 	if (!w) {
@@ -294,17 +356,17 @@ static void worker_begin(struct drain *d, struct drain_job *j, uint8_t *buffer)
 		HOLD(&d->lock);
 		TAILQ_INSERT_TAIL(&d->running, w, running);
 		cond_broadcast(&d->work);
+		leaves = is_kept_locked(d, kept);
 	}
-	if (w->chunks)
-		worker_help(d, w, buffer);
-	else
+	if (w->chunks && !leaves)
+		worker_help(d, w, buffer, !work_can_be_helped(w));
+	else if (!w->chunks)
 		work_over(d, w, buffer);
 	work_put(d, w);
 }
 
-static void *worker_main(void *arg)
+static void work_loop(struct drain *d, bool kept)
 {
-	struct drain *d = arg;
 	uint8_t *buffer = NULL;
 
 	if (posix_memalign((void **)&buffer, 4096, DRAIN_BUFFER_BYTES) != 0)
@@ -315,22 +377,33 @@ static void *worker_main(void *arg)
 		struct work *w;
 
 		lock_take(&d->lock);
-		while (!worker_next_locked(d, &w, &j) && !d->stop)
-			cond_wait(&d->work, &d->lock);
+		while (!worker_next_locked(d, kept, &w, &j) && !d->stop)
+			cond_wait(kept ? &d->wanted : &d->work, &d->lock);
 		if (w)
 			work_ref(w);
 		(void)job_ref(j);
 		lock_give(&d->lock);
 		if (w)
-			worker_help(d, w, buffer);
+			worker_help(d, w, buffer, false);
 		else if (j)
-			worker_begin(d, j, buffer);
+			worker_begin(d, j, buffer, kept);
 		else
 			break;
 		work_put(d, w);
 		drain_job_put(d, j);
 	}
 	free(buffer);
+}
+
+static void *worker_main(void *arg)
+{
+	work_loop(arg, false);
+	return NULL;
+}
+
+static void *kept_main(void *arg)
+{
+	work_loop(arg, true);
 	return NULL;
 }
 
@@ -345,6 +418,9 @@ int drain_start(struct drain *d)
 		n = io_cpus(2, DRAIN_THREADS_MAX);
 	if (n > DRAIN_THREADS_MAX)
 		n = DRAIN_THREADS_MAX;
+	rc = thread_create(&d->kept, kept_main, d);
+	if (rc != 0)
+		return rc;
 	d->started = true;
 	for (unsigned i = 0; i < n; i++) {
 		rc = thread_create(&d->thread[i], worker_main, d);
@@ -363,11 +439,12 @@ void drain_stop(struct drain *d)
 	{
 		HOLD(&d->lock);
 		d->stop = true;
-		cond_broadcast(&d->work);
+		workers_wake_locked(d);
 		cond_broadcast(&d->tick);
 	}
 	for (unsigned i = 0; i < d->thread_count; i++)
 		thread_join(&d->thread[i]);
+	thread_join(&d->kept);
 	thread_join(&d->timer);
 	d->thread_count = 0;
 	d->stop = false;

@@ -2,18 +2,62 @@
  * drain_wait.c - waiting for jobs: fsync, publish, sync of a tree, and who must
  * not touch a stage before its job is done.
  *
- * Nobody waits with a lock held, and every wait ends with the job or with the
- * error that keeps it from ending.
+ * Nobody waits with a lock held, and every wait ends with the job, with the
+ * error that keeps it from ending, or when the caller is to end.
  */
 #include <errno.h>
 #include <stdlib.h>
 
+#include "store/base/interrupt.h"
 #include "store/base/scope.h"
 #include "store/base/vec.h"
 #include "store/drain/drain_private.h"
+#include "store/file/state.h"
 
 /* How long an open with O_TRUNC waits for the release of the last handle. */
 #define RELEASED_WAIT_NS (INT64_C(1) * 1000000000)
+/*
+ * How often who was signalled, and is not to end, is asked again: the kernel
+ * tells of the first signal only.
+ */
+#define SIGNALLED_WAIT_NS (INT64_C(100) * 1000000)
+
+/*
+ * A file is thawed for who changes it only until it was drained so often in
+ * vain: else one who opens it again and again would keep all others waiting.
+ */
+#define DISTURBED_MAX 3
+
+/*
+ * Wait for something to happen to a job. -EINTR: the caller is to end.
+ * drain.lock is held, but given up meanwhile: what was seen under it may have
+ * changed.
+ */
+static int moved_wait(struct drain *d)
+{
+	struct interrupt *i = interrupt_of_thread();
+	bool ends;
+
+	if (!i || !atomic_load(&i->signalled)) {
+		cond_wait(&d->moved, &d->lock);
+		return 0;
+	}
+	lock_give(&d->lock);
+	ends = i->ends(i);
+	lock_take(&d->lock);
+	if (ends)
+		return -EINTR;
+	/* What moved while we asked is seen after this, at the latest. */
+	(void)cond_wait_until(&d->moved, &d->lock,
+			      mono_ns() + SIGNALLED_WAIT_NS);
+	return 0;
+}
+
+void drain_look_again(struct drain *d)
+{
+	HOLD(&d->lock);
+	cond_broadcast(&d->moved);
+}
 
 /*
  * What is in flight of the file, with a reference; NULL: nothing. drain.lock is
@@ -42,15 +86,18 @@ static bool is_in_flight(const struct drain_job *j, unsigned n)
 static int job_wait(struct drain *d, struct drain_job *j)
 {
 	unsigned failures;
-	int rc;
+	int rc = 0;
 
 	lock_take(&d->lock);
 	job_want_locked(d, j);
 	failures = j->failures;
-	while (!version_over(&j->v) && j->failures == failures)
-		cond_wait(&d->moved, &d->lock);
+	while (rc == 0 && !version_over(&j->v) && j->failures == failures)
+		rc = moved_wait(d);
 	/* Closed anew since, it has no error any more; what we saw, we say. */
-	rc = version_over(&j->v) ? j->result : j->failure;
+	if (version_over(&j->v))
+		rc = j->result;
+	else if (j->failures != failures)
+		rc = j->failure;
 	lock_give(&d->lock);
 	drain_job_put(d, j);
 	return rc;
@@ -61,37 +108,45 @@ static int job_wait(struct drain *d, struct drain_job *j)
  * came. Not for a version that was replaced: it waits for its turn, and makes
  * way.
  */
-static void running_wait(struct drain *d, struct inode *in)
+static int running_wait(struct drain *d, struct inode *in)
 {
 	struct drain_job *j = look_in_flight(d, in, NULL);
+	int rc = 0;
 
 	if (j && (!j->v.replaced || j->v.want == WANT_ALONE)) {
 		unsigned attempts = j->attempts;
 
 		job_want_locked(d, j);
-		while (is_in_flight(j, attempts))
-			cond_wait(&d->moved, &d->lock);
+		while (rc == 0 && is_in_flight(j, attempts))
+			rc = moved_wait(d);
 	}
 	lock_give(&d->lock);
 	drain_job_put(d, j);
+	return rc;
 }
 
-int drain_sync(struct drain *d, struct inode *in)
+/* 1: it was durable already, and perhaps its name is not. */
+static int sync_bytes(struct drain *d, struct inode *in)
 {
 	struct drain_job *j;
 	int rc;
 
 	do {
-		running_wait(d, in);
+		rc = running_wait(d, in);
+		if (rc < 0)
+			return rc;
 		j = job_for(d, in, CLOSE_NOT, &rc);
 		if (j)
 			rc = job_wait(d, j);
 	} while (j && rc == -EAGAIN);
-	if (j)
-		return rc;
-	if (rc == 0)
-		rc = kv_sync(d->kv); /* its name */
-	return rc;
+	return rc == 0 && !j ? 1 : rc;
+}
+
+int drain_sync(struct drain *d, struct inode *in)
+{
+	int rc = sync_bytes(d, in);
+
+	return rc > 0 ? kv_sync(d->kv) : rc;
 }
 
 /*
@@ -104,6 +159,7 @@ int drain_sync(struct drain *d, struct inode *in)
 static int order_wait(struct drain *d, uint64_t place, bool hurry)
 {
 	struct version *v;
+	int rc = 0;
 
 	HOLD(&d->lock);
 	if (place == 0)
@@ -117,14 +173,15 @@ static int order_wait(struct drain *d, uint64_t place, bool hurry)
 			order_wake(&d->order, v); /* once more, for us */
 	}
 	cond_broadcast(&d->work);
-	for (;;) {
+	while (rc == 0) {
 		v = order_first(&d->order);
 		if (!v || v->place >= place)
 			return 0;
 		if (v->state == VERSION_FAILED)
 			return job_of(v)->result;
-		cond_wait(&d->moved, &d->lock);
+		rc = moved_wait(d);
 	}
+	return rc;
 }
 
 int drain_sync_closed(struct drain *d)
@@ -206,29 +263,37 @@ int drain_sync_tree(struct drain *d, uint64_t dir)
 	if (rc == 0 && l.count > 0)
 		rc = order_wait(d, 0, true);
 	for (size_t i = 0; i < l.count; i++) {
-		if (rc == 0)
-			rc = drain_sync(d, l.at[i]);
+		if (rc >= 0) /* all names with one sync, below */
+			rc = sync_bytes(d, l.at[i]);
 		inode_put(d->inodes, l.at[i], 1);
 	}
 	free(l.at);
 	return rc < 0 ? rc : kv_sync(d->kv);
 }
 
-void drain_disturb(struct drain *d, struct inode *in, bool wait)
+/* May a worker touch the stage's mapping now? */
+static bool is_read(const struct drain_job *j)
+{
+	return j->v.state == VERSION_RUNNING && j->work &&
+	       work_is_stable(j->work) && !j->work->rests;
+}
+
+int drain_disturb(struct drain *d, struct inode *in, bool wait)
 {
 	struct drain_job *j = look_in_flight(d, in, NULL);
+	int rc = 0;
 
 	if (j && !j->v.replaced) { /* else it has another stage */
 		unsigned attempts = j->attempts;
 
 		if (j->work && j->work->kind != WORK_OF_OPEN)
 			work_disturb(j->work);
-		while (wait && j->v.state == VERSION_RUNNING &&
-		       j->attempts == attempts)
-			cond_wait(&d->moved, &d->lock);
+		while (wait && rc == 0 && is_read(j) && j->attempts == attempts)
+			rc = moved_wait(d);
 	}
 	lock_give(&d->lock);
 	drain_job_put(d, j);
+	return rc;
 }
 
 void drain_changed(struct drain *d, struct inode *in)
@@ -242,7 +307,36 @@ void drain_changed(struct drain *d, struct inode *in)
 		work_disturb(j->work);
 }
 
-int drain_wait_idle(struct drain *d, struct inode *in)
+/*
+ * Take a frozen file out of the drain's hands at once. Not when the committer
+ * has it: what a power cut shows may have the stage as the image already. Nor
+ * when that was so in an attempt before: see attempt_over_locked(). Nor when
+ * somebody of an earlier connection may have the stage: the file goes on in a
+ * copy, and a version that was disturbed would lose its place to that.
+ */
+static bool thaw(struct drain *d, struct inode *in)
+{
+	struct drain_job *j;
+
+	HOLD(&in->lock);
+	HOLD(&d->lock);
+	j = job_of(in->file->versions.in_flight);
+	if (in->file->state.bytes != BYTES_FROZEN)
+		return true;
+	if (!j || !j->work || j->stage->left || j->attempts >= DISTURBED_MAX ||
+	    kv_health(d->kv) == KV_CONDEMNED)
+		return false;
+	if (j->v.state == VERSION_RUNNING)
+		work_disturb(j->work);
+	else if (!order_give_back(&d->order, &j->v))
+		return false;
+	cond_signal(&d->commit);
+	file_move(&in->file->state, FILE_THAWED);
+	return true;
+}
+
+/* Wait until no job of this inode runs: it is frozen only so long. */
+static int idle_wait(struct drain *d, struct inode *in)
 {
 	bool frozen;
 	struct drain_job *j = look_in_flight(d, in, &frozen);
@@ -259,15 +353,20 @@ int drain_wait_idle(struct drain *d, struct inode *in)
 		if (first && first != &j->v && first->state == VERSION_FAILED)
 			rc = job_of(first)->result;
 		if (rc == 0)
-			cond_wait(&d->moved, &d->lock);
+			rc = moved_wait(d);
 	}
 	lock_give(&d->lock);
 	drain_job_put(d, j);
 	return rc;
 }
 
+int drain_thaw(struct drain *d, struct inode *in)
+{
+	return thaw(d, in) ? 0 : idle_wait(d, in);
+}
+
 /* Up to the last place that a version of the file has. */
-static void wait_last(struct drain *d, struct inode *in, bool replaced)
+static int wait_last(struct drain *d, struct inode *in, bool replaced)
 {
 	const struct version *v;
 	uint64_t place = 0;
@@ -279,18 +378,17 @@ static void wait_last(struct drain *d, struct inode *in, bool replaced)
 		if (v->place > place && (v->replaced || !replaced))
 			place = v->place;
 	}
-	if (place)
-		(void)order_wait(d, place + 1, true);
+	return place ? order_wait(d, place + 1, true) : 0;
 }
 
-void drain_wait_closed(struct drain *d, struct inode *in)
+int drain_wait_closed(struct drain *d, struct inode *in)
 {
-	wait_last(d, in, false);
+	return wait_last(d, in, false);
 }
 
-void drain_wait_replaced(struct drain *d, struct inode *in)
+int drain_wait_replaced(struct drain *d, struct inode *in)
 {
-	wait_last(d, in, true);
+	return wait_last(d, in, true);
 }
 
 bool drain_has_closed(struct drain *d, const struct file *f)
@@ -302,6 +400,16 @@ bool drain_has_closed(struct drain *d, const struct file *f)
 	if (v->replaced || v->place)
 		return true;
 	return false;
+}
+
+bool drain_is_in_place(struct drain *d, const struct file *f)
+{
+	const struct version *v;
+
+	HOLD(&d->lock);
+	v = TAILQ_FIRST(&f->versions.list);
+	return v && !TAILQ_NEXT(v, by_file) && v->place && !v->replaced &&
+	       v->state != VERSION_EMPTY && v->state != VERSION_FAILED;
 }
 
 /* Is a close of the stage that it has on its way? Under both locks. */

@@ -50,6 +50,7 @@ void job_want_locked(struct drain *d, struct drain_job *j)
 	if (aside && aside->work)
 		work_disturb(aside->work);
 	cond_signal(&d->work);
+	cond_signal(&d->wanted);
 	cond_signal(&d->commit);
 }
 
@@ -78,7 +79,7 @@ void job_end_locked(struct drain *d, struct drain_job *j, enum version_state to,
 	cond_signal(&d->commit); /* it may be open for the next one */
 	/* The next job of the same file may start now. */
 	if (!TAILQ_EMPTY(&j->in->file->versions.list))
-		cond_broadcast(&d->work);
+		workers_wake_locked(d);
 }
 
 void jobs_ended(struct drain *d, struct version_queue *ended)

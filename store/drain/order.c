@@ -191,6 +191,19 @@ static bool is_next(const struct version *v)
 	return TAILQ_FIRST(&v->file->list) == v;
 }
 
+/* Those that somebody waits for are the first of the queue. */
+static struct version *first_wanted(const struct order *o)
+{
+	struct version *v;
+
+	TAILQ_FOREACH(v, &o->queue, by_state)
+	if (v->want != WANT_ALONE)
+		return NULL;
+	else if (is_next(v))
+		return v;
+	return NULL;
+}
+
 struct version *order_start(struct order *o)
 {
 	struct version *v;
@@ -203,6 +216,20 @@ struct version *order_start(struct order *o)
 		return v;
 	}
 	return NULL;
+}
+
+struct version *order_start_wanted(struct order *o)
+{
+	struct version *v = first_wanted(o);
+
+	if (v)
+		move(o, v, VERSION_RUNNING);
+	return v;
+}
+
+bool order_has_wanted(const struct order *o)
+{
+	return first_wanted(o) != NULL;
 }
 
 /* It was replaced, and nobody waits for it, but for a newer one. */
@@ -221,6 +248,13 @@ static bool makes_way(const struct version *v)
 void order_ready(struct order *o, struct version *v)
 {
 	move(o, v, makes_way(v) ? VERSION_VOID : VERSION_READY);
+}
+
+bool order_give_back(struct order *o, struct version *v)
+{
+	if (v->state == VERSION_READY)
+		move(o, v, VERSION_VOID);
+	return v->state == VERSION_VOID;
 }
 
 void order_again(struct order *o, struct version *v)

@@ -120,8 +120,13 @@ void order_replace(struct order *o, struct version *v);
 
 /* The next one to be drained is RUNNING now; NULL: none may start. */
 struct version *order_start(struct order *o);
+/* The same of those that somebody waits for; is there one that may start? */
+struct version *order_start_wanted(struct order *o);
+bool order_has_wanted(const struct order *o);
 /* Drained: READY, or VOID when it has to make way. */
 void order_ready(struct order *o, struct version *v);
+/* READY: it has to make way now. False: it is in other hands. */
+bool order_give_back(struct order *o, struct version *v);
 /* It must be drained again, in the same place. */
 void order_again(struct order *o, struct version *v);
 /* It is tried again later, in the same place. Nobody waits for it any more. */

@@ -175,6 +175,25 @@ void work_close(struct work *w)
 	w->cutter = NULL;
 }
 
+void work_rest(struct drain *d, struct work *w)
+{
+	if (!work_is_stable(w))
+		return;
+	HOLD(&d->lock);
+	w->rests = true;
+	if (work_is_disturbed(w))
+		cond_broadcast(&d->moved);
+}
+
+int work_go_on(struct drain *d, struct work *w)
+{
+	HOLD(&d->lock);
+	if (work_is_disturbed(w))
+		return -EAGAIN;
+	w->rests = false;
+	return 0;
+}
+
 /* Write file bytes [from, to), which lie at base + from. */
 static int write_bytes(const struct work *w, uint64_t from, uint64_t to,
 		       const uint8_t *base)
@@ -250,18 +269,33 @@ int work_write(struct drain *d, struct work *w, uint32_t first, uint32_t end,
 int work_bytes(struct work *w, uint32_t first, uint32_t end, uint8_t *buffer,
 	       const uint8_t **ret_base)
 {
-	uint64_t from = w->chunks[first].offset;
-	uint64_t to = w->chunks[end - 1].offset + w->chunks[end - 1].len;
-	uint64_t origin = ALIGN_DOWN(from);
+	uint64_t origin = 0;
+	bool any = false;
+	int rc = 0;
 
 	if (w->map) {
 		*ret_base = w->map;
 		return 0;
 	}
-	CHECK(to - origin <= DRAIN_BUFFER_BYTES);
+	while (rc == 0 && first < end) {
+		uint64_t from = w->chunks[first].offset, to;
+
+		if (w->chunks[first].kind == CHUNK_ZERO) {
+			first++;
+			continue;
+		}
+		while (first < end && w->chunks[first].kind != CHUNK_ZERO)
+			first++;
+		to = chunk_end(&w->chunks[first - 1]);
+		if (!any)
+			origin = ALIGN_DOWN(from);
+		any = true;
+		CHECK(to - origin <= DRAIN_BUFFER_BYTES);
+		rc = io_read_full(w->stage_fd, buffer + (from - origin),
+				  (size_t)(to - from), from);
+	}
 	*ret_base = (const uint8_t *)((uintptr_t)buffer - origin);
-	return io_read_full(w->stage_fd, buffer + (from - origin),
-			    (size_t)(to - from), from);
+	return rc;
 }
 
 bool work_has(const struct work *w, enum chunk_kind kind)

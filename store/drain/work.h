@@ -54,6 +54,7 @@ struct drain_chunk {
 	uint64_t image, image_offset;
 	struct work *owner; /* DEFERRED: a reference */
 	uint32_t owner_chunk;
+	uint32_t times; /* ZERO: so many of this length stand here; else 1 */
 	struct drain_origin *origin; /* JOINED: a reference; NULL: the file */
 };
 
@@ -71,9 +72,15 @@ struct drain_origin {
 };
 void drain_origin_put(struct drain_origin *o);
 
-/* Chunks that one worker does, in its own buffer of DRAIN_BUFFER_BYTES. */
+/*
+ * Chunks that one worker does, in its own buffer of DRAIN_BUFFER_BYTES. A span
+ * may begin with a hole of any length: its bytes are counted from where the
+ * first chunk begins that is not all hole.
+ */
 struct span {
 	uint32_t first, end;
+	uint64_t data_from; /* UINT64_MAX: there is no such chunk yet */
+	uint64_t seen_to; /* with a base: bytes up to here are there */
 	uint8_t *buffer;
 	const uint8_t *base; /* see work_bytes(); NULL: they are not read yet */
 };
@@ -109,6 +116,7 @@ struct work {
 	atomic_int stop; /* see work_disturb() and work_fail(); 0: go on */
 	enum work_outcome outcome; /* drain.lock; set once, by work_leave() */
 	TAILQ_ENTRY(work) running; /* drain.lock */
+	bool rests; /* drain.lock: see work_rest() */
 
 	struct reclaim_ticket ticket; /* until no worker has it */
 
@@ -127,6 +135,7 @@ struct work {
 	uint32_t chunk_count; /* so far */
 	uint64_t cut_bytes; /* that they cover */
 	uint64_t data_at, hole_at; /* the stage's data, as far as seen */
+	uint64_t hole_bytes; /* of the chunks that lie wholly in holes */
 
 	atomic_bool all_cut;
 	atomic_uint spans_left; /* handed out, and one until all is cut */
@@ -145,6 +154,12 @@ struct work {
 	uint64_t synced;
 	uint8_t digest[HASH_BYTES];
 };
+
+/* Where what stands here ends. */
+static inline uint64_t chunk_end(const struct drain_chunk *c)
+{
+	return c->offset + (uint64_t)c->len * c->times;
+}
 
 /* Is it where another one has put it? */
 static inline bool chunk_is_shared(const struct drain_chunk *c)
@@ -204,6 +219,13 @@ int work_begin(struct drain *d, struct work *w, uint8_t *buffer);
  * and may be empty, if the work has failed or was disturbed.
  */
 bool work_next_span(struct work *w, uint8_t *buffer, struct span *ret);
+/*
+ * It does not touch its mapping until work_go_on(), which is -EAGAIN when it
+ * was disturbed meanwhile and must not do so any more: who changes the stage
+ * waits for no sync of the disk, nor for another work.
+ */
+void work_rest(struct drain *d, struct work *w);
+int work_go_on(struct drain *d, struct work *w);
 /* When nothing of it runs any more: it needs no descriptor to wait. */
 void work_close(struct work *w);
 /* Hash, look up and store one span. Errors go to w->stop. */
@@ -254,7 +276,8 @@ int work_write(struct drain *d, struct work *w, uint32_t first, uint32_t end,
 	       const uint8_t *base);
 /*
  * The bytes of [first, end) so that file offset o lies at *ret_base + o:
- * the mapping, or a copy in the buffer that is aligned as the file is.
+ * the mapping, or a copy in the buffer that is aligned as the file is, without
+ * the chunks that are known to be zero: nobody looks at those.
  */
 int work_bytes(struct work *w, uint32_t first, uint32_t end, uint8_t *buffer,
 	       const uint8_t **ret_base);

@@ -7,6 +7,10 @@
  * and write meanwhile. A chunk is not changed by the cutter any more when it
  * has been handed out, and later ones go behind it into room that was there
  * from the beginning.
+ *
+ * A hole is neither read nor hashed, and its chunks stand in one place, so a
+ * file costs what its data costs. Chunks of a hole and chunks of zeros are the
+ * same in the digest: it is one of bytes, not of what is allocated.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -21,6 +25,8 @@
 #define BLOCK 4096u
 /* Of a file that is cut by content so many chunks at most are asked for. */
 #define PROBES_MAX 16
+/* How much of a hole is cut at once: 1 TiB takes milliseconds. */
+#define SPAN_HOLE_BYTES_MAX (UINT64_C(1) << 40)
 
 /* --- what the cutter reads --- */
 
@@ -51,31 +57,47 @@ static int read_stage(void *self, void *buf, size_t len, uint64_t off)
 	return io_read_full(w->stage_fd, buf, len, off);
 }
 
-/* All that a span can have is read at once into the worker's buffer. */
+/*
+ * All that a span can have is read at once into the worker's buffer, but for
+ * what lies behind the next hole.
+ */
+static int fill_span(struct work *w, struct span *s, uint64_t off, size_t len)
+{
+	uint64_t from = s->data_from < off ? s->data_from : off, origin, to;
+	int rc;
+
+	to = from + DRAIN_SPAN_BYTES + CHUNK_BYTES_MAX;
+	to = to < w->hole_at ? to : w->hole_at;
+	to = to > off + len ? to : off + len;
+	to = to < w->size_bytes ? to : w->size_bytes;
+	origin = from & ~(uint64_t)(BLOCK - 1);
+	CHECK(to - origin <= DRAIN_BUFFER_BYTES);
+	rc = read_stage(w, s->buffer + (from - origin), (size_t)(to - from),
+			from);
+	if (rc < 0)
+		return rc;
+	s->data_from = from;
+	s->seen_to = to;
+	s->base = (const uint8_t *)((uintptr_t)s->buffer - origin);
+	return 0;
+}
+
 static int peek(void *self, uint64_t off, size_t len, const uint8_t **ret)
 {
 	struct work *w = self;
 	struct span *s = w->asking;
-	uint64_t from, to;
-	int rc;
 
 	if (w->map) {
 		*ret = w->map + off;
 		return 0;
 	}
-	from = w->chunk_count > s->first ? w->chunks[s->first].offset : off;
-	to = from + DRAIN_SPAN_BYTES + CHUNK_BYTES_MAX;
-	to = to < w->size_bytes ? to : w->size_bytes;
-	CHECK(off + len <= to);
 	if (!s->base) {
-		uint64_t origin = from & ~(uint64_t)(BLOCK - 1);
+		int rc = fill_span(w, s, off, len);
 
-		rc = read_stage(w, s->buffer + (from - origin),
-				(size_t)(to - from), from);
 		if (rc < 0)
 			return rc;
-		s->base = (const uint8_t *)((uintptr_t)s->buffer - origin);
 	}
+	CHECK(off + len <= s->seen_to);
 	*ret = s->base + off;
 	return 0;
 }
@@ -96,8 +118,13 @@ static int hash_probes(struct drain *d, struct work *w, uint64_t at,
 	for (uint64_t i = 0; i < probes && i < whole; i++) {
 		uint64_t off = at + whole * i / probes * CHUNK_BYTES_MAX;
 		uint8_t hash[HASH_BYTES];
-		int rc = read_stage(w, buffer, CHUNK_BYTES_MAX, off);
+		off_t data = lseek(w->stage_fd, (off_t)off, SEEK_DATA);
+		int rc;
 
+		if (data < 0 ? errno == ENXIO
+			     : (uint64_t)data >= off + CHUNK_BYTES_MAX)
+			continue; /* a hole */
+		rc = read_stage(w, buffer, CHUNK_BYTES_MAX, off);
 		if (rc < 0)
 			return rc;
 		if (bytes_are_zero(buffer, CHUNK_BYTES_MAX))
@@ -133,9 +160,9 @@ static int is_known_fixed(struct drain *d, struct work *w, uint64_t at,
 	for (size_t i = 0; i < n; i++) {
 		struct chunk_loc l;
 
-		known = known || (values[i] &&
-				  loc_decode(values[i], lens[i], &l) == 0 &&
-				  l.len == CHUNK_BYTES_MAX);
+		known = known ||
+			(values[i] && loc_decode(values[i], lens[i], &l) == 0 &&
+			 l.len == CHUNK_BYTES_MAX);
 		free(values[i]);
 	}
 	return known;
@@ -182,24 +209,60 @@ int work_begin_cut(struct drain *d, struct work *w, uint8_t *buffer)
 
 /* --- spans --- */
 
+/* Chunks of a hole that are equally long stand in one place. */
+static void add_hole(struct work *w, const struct span *s)
+{
+	struct drain_chunk *c = &w->chunks[w->chunk_count];
+	struct drain_chunk *last = c - 1;
+
+	w->hole_bytes += c->len;
+	if (w->chunk_count > s->first && last->kind == CHUNK_ZERO &&
+	    last->len == c->len)
+		last->times++;
+	else
+		w->chunk_count++;
+}
+
 /* One more chunk. 1; 0: it was the last one; or an error. */
 static int cut_chunk(struct work *w)
 {
 	struct drain_chunk *c = &w->chunks[w->chunk_count];
+	struct span *s = w->asking;
 	int rc;
 
 	CHECK(w->chunk_count < w->chunk_room);
 	c->offset = w->cut_bytes;
+	c->times = 1;
 	rc = cutter_next(w->cutter, &c->len);
 	CHECK(rc != 0);
 	if (rc < 0)
 		return rc;
 	w->cut_bytes += c->len;
-	w->chunk_count++;
 	/* What lies wholly in a hole need not be read at all. */
-	c->kind = w->cut_bytes <= data_at(w, c->offset) ? CHUNK_ZERO :
-							  CHUNK_NEW;
+	if (w->cut_bytes <= data_at(w, c->offset)) {
+		c->kind = CHUNK_ZERO;
+		add_hole(w, s);
+	} else {
+		c->kind = CHUNK_NEW;
+		w->chunk_count++;
+		if (c->offset < s->data_from)
+			s->data_from = c->offset;
+	}
 	return w->cut_bytes < w->size_bytes;
+}
+
+/* Has the span room for another chunk? */
+static bool span_goes_on(const struct work *w, const struct span *s)
+{
+	if (s->first == w->chunk_count)
+		return true;
+	if (s->data_from == UINT64_MAX) /* a hole, so far */
+		return w->cut_bytes - w->chunks[s->first].offset <
+		       SPAN_HOLE_BYTES_MAX;
+	if (s->base && s->seen_to < w->size_bytes &&
+	    w->cut_bytes + CHUNK_BYTES_MAX > s->seen_to)
+		return false;
+	return w->cut_bytes - s->data_from < DRAIN_SPAN_BYTES;
 }
 
 bool work_next_span(struct work *w, uint8_t *buffer, struct span *ret)
@@ -209,13 +272,13 @@ bool work_next_span(struct work *w, uint8_t *buffer, struct span *ret)
 	HOLD(&w->cutting);
 	if (atomic_load(&w->all_cut))
 		return false;
-	*ret = (struct span){ .first = w->chunk_count, .buffer = buffer };
+	*ret = (struct span){ .first = w->chunk_count,
+			      .data_from = UINT64_MAX,
+			      .buffer = buffer };
 	w->asking = ret;
 	if (atomic_load(&w->stop) < 0)
 		rc = 0; /* nobody needs the rest */
-	while (rc > 0 && (ret->first == w->chunk_count ||
-			  w->cut_bytes - w->chunks[ret->first].offset <
-				  DRAIN_SPAN_BYTES))
+	while (rc > 0 && span_goes_on(w, ret))
 		rc = cut_chunk(w);
 	ret->end = w->chunk_count;
 	if (rc < 0)

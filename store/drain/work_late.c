@@ -32,8 +32,12 @@ static void conclude_digest(struct drain *d, struct work *w)
 	}
 	digest = digest_new();
 	CHECK(digest);
-	for (uint32_t i = 0; i < w->chunk_count; i++)
-		digest_add(digest, w->chunks[i].hash, w->chunks[i].len);
+	for (uint32_t i = 0; i < w->chunk_count; i++) {
+		const struct drain_chunk *c = &w->chunks[i];
+
+		for (uint32_t n = 0; n < c->times; n++)
+			digest_add(digest, c->hash, c->len);
+	}
 	digest_end(digest, w->digest);
 }
 
@@ -109,6 +113,8 @@ int work_recheck(struct drain *d, struct work *w, uint8_t *buffer)
 
 		if (c->kind != CHUNK_NEW || w->no_join)
 			continue;
+		if (work_is_disturbed(w))
+			return -EAGAIN;
 		switch (inflight_check(d->inflight, c->hash, w, i, &owner,
 				       &owner_chunk)) {
 		case INFLIGHT_MINE:
@@ -246,6 +252,8 @@ static int undo_sharing(struct drain *d, struct work *w, uint8_t *buffer,
 	for (uint32_t i = 0; i < w->chunk_count; i++) {
 		if (!chunk_is_shared(&w->chunks[i]))
 			continue;
+		if (work_is_disturbed(w))
+			return -EAGAIN;
 		rc = store_late(d, w, i, buffer);
 		if (rc < 0)
 			return rc;

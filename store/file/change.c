@@ -13,6 +13,7 @@
 #include "store/drain/drain.h"
 #include "store/file/file_private.h"
 #include "store/names/names.h"
+#include "store/space/held.h"
 
 /* Must O_TRUNC leave the name its inode? See file_step(). */
 static bool keeps_inode(struct files *fs, struct inode *in)
@@ -31,9 +32,14 @@ static int begin_wait(struct files *fs, struct inode *in, enum file_step step)
 	int rc = 0;
 
 	if (step == STEP_WAIT) {
-		rc = drain_wait_idle(fs->drain, in);
+		rc = drain_thaw(fs->drain, in);
+	} else if (step == STEP_SYNC && inode_attr(in).nlink == 0) {
+		rc = -ESTALE; /* what has no name does not become durable */
 	} else if (step == STEP_SYNC) {
-		rc = drain_sync(fs->drain, in);
+		/* In its place; who commits it has perhaps not asked for one */
+		rc = drain_closed(fs->drain, in, true);
+		if (rc == 0)
+			rc = drain_wait_closed(fs->drain, in);
 	} else if (step == STEP_GIVE_UP) {
 		struct stage *gone;
 
@@ -43,7 +49,7 @@ static int begin_wait(struct files *fs, struct inode *in, enum file_step step)
 		}
 		file_drop_stage(fs, in, gone);
 	} else { /* only what is committed goes with the name, or is kept */
-		drain_wait_closed(fs->drain, in);
+		rc = drain_wait_closed(fs->drain, in);
 	}
 	return rc;
 }
@@ -98,6 +104,31 @@ static int renumber(struct files *fs, struct inode *in)
 	return -ESTALE;
 }
 
+/*
+ * Who has the stage from an earlier connection keeps it as it is: the file goes
+ * on in a copy. What was closed is drained from the old one, in its place.
+ */
+static int leave_to_readers(struct files *fs, struct inode *in)
+{
+	struct stage *old, *fresh;
+	int rc = 0;
+
+	{
+		HOLD(&in->lock);
+		old = stage_ref(in->file->stage);
+	}
+	if (old && held_is_left(fs->stages, old)) {
+		rc = held_copy(fs->stages, old, &fresh);
+		if (rc == 0) {
+			stage_show(fresh);
+			stage_own(fs->stages, fresh, inode_attr(in).uid);
+			file_replace_stage(fs, in, fresh);
+		}
+	}
+	stage_put(fs->stages, old);
+	return rc;
+}
+
 int file_begin(struct files *fs, struct inode *in, enum file_wish wish,
 	       enum file_step *ret_step)
 {
@@ -122,6 +153,8 @@ int file_begin(struct files *fs, struct inode *in, enum file_wish wish,
 	} while (what != 0);
 	if (b.step == STEP_STALE)
 		return -ESTALE;
+	if (b.step == STEP_OK)
+		rc = leave_to_readers(fs, in);
 	if (b.step == STEP_TAKE_IMAGE)
 		rc = file_take_image(fs, in);
 	if (b.step == STEP_RENUMBER || rc == -EMLINK)

@@ -6,6 +6,7 @@
  * kept back happens (close_backing()); the last writer lets the drain begin;
  * without a name, a handle and a look-up the inode and its bytes go.
  */
+#include <errno.h>
 #include <fcntl.h>
 
 #include "store/base/scope.h"
@@ -141,9 +142,15 @@ int file_flush(struct files *fs, struct inode *in, int flags)
 
 int file_sync(struct files *fs, struct inode *in)
 {
-	int rc = drain_sync(fs->drain, in);
+	int rc;
 
-	if (rc < 0) {
+	{
+		HOLD(&in->lock);
+		if (in->file)
+			in->file->unsynced = false;
+	}
+	rc = drain_sync(fs->drain, in);
+	if (rc < 0 && rc != -EINTR) {
 		HOLD(&in->lock);
 		if (in->file)
 			in->file->error_told = true;

@@ -92,6 +92,9 @@ struct file_opened {
  */
 int file_open(struct files *fs, struct inode *in, int flags,
 	      struct file_opened *ret);
+/* The same for a process whose memory may be limited: names_new.pid. */
+int file_open_for(struct files *fs, struct inode *in, int flags, pid_t pid,
+		  struct file_opened *ret);
 void file_release(struct files *fs, struct inode *in, int flags);
 /*
  * The rank that wrote the file has it open to read: what it comes to next is
@@ -123,8 +126,22 @@ int file_read_begin(struct files *fs, struct inode *in, size_t len,
 		    uint64_t off, struct file_read *r);
 void file_read_end(struct files *fs, struct file_read *r);
 
+/*
+ * These change what it holds. -EFBIG: it would be longer than what can be made
+ * durable (CUT_FILE_BYTES_MAX).
+ */
 int file_write(struct files *fs, struct inode *in, const void *buf, size_t len,
 	       uint64_t off);
+/* The same of what a mapping has changed: whole pages, up to the file's end. */
+int file_write_pages(struct files *fs, struct inode *in, const void *buf,
+		     size_t len, uint64_t off);
+/*
+ * The file is about to reach `end` without a change of its size by the kernel:
+ * true when that has a page of it which goes over the end, *ret_at; it has to
+ * be forgotten first.
+ */
+bool file_has_tail(struct files *fs, struct inode *in, uint64_t end,
+		   uint64_t *ret_at);
 /* Set the size. -ESTALE as file_open(). */
 int file_truncate(struct files *fs, struct inode *in, uint64_t size);
 /*

@@ -104,6 +104,17 @@ void file_change_end(struct files *fs, struct inode *in);
 /* file_truncate() in a change that has begun. */
 int file_cut_begun(struct files *fs, struct inode *in, uint64_t size);
 
+/* --- tail.c */
+
+#define FILE_PAGE 4096u
+
+/* It ended at `from` and goes on now, in a page: in->lock is held. */
+void file_tail_begins_locked(struct file *f, uint64_t from);
+/* The kernel has what is there now: in->lock is held. */
+void file_was_read_locked(struct file *f, uint64_t off, size_t len);
+/* A stage that ended at `from` and is longer now holds zeros behind it. */
+int file_clear_tail(const struct stage *s, int fd, uint64_t from);
+
 /* --- read.c */
 
 /* image_get(); an image that is missing is damage: -EIO. */
@@ -130,7 +141,7 @@ void file_dirtied(struct files *fs, struct stage *s);
 int file_install_stage(struct files *fs, struct inode *in, uint64_t size,
 		       struct stage **ret_stage);
 /* Replace what is there by an empty stage; the old content stays committed. */
-int file_fresh_stage(struct files *fs, struct inode *in);
+int file_fresh_stage(struct files *fs, struct inode *in, pid_t pid);
 /* The same by this one, for which the file has a reference. */
 void file_replace_stage(struct files *fs, struct inode *in,
 			struct stage *fresh);

@@ -11,32 +11,49 @@
 #include <errno.h>
 #include <string.h>
 
+#include "store/base/memory.h"
 #include "store/base/scope.h"
 #include "store/drain/drain.h"
 #include "store/file/file_private.h"
 #include "store/names/names.h"
 #include "store/names/series.h"
 
+/*
+ * The kernel charges the memory that a writer touches first to his control
+ * group, and ends him when that has no more. What is allocated for him before
+ * is the daemon's; what his file has more than that is his. So a file is staged
+ * in memory only where his groups have room for one that is so many times as
+ * large as it is expected to be.
+ */
+#define OUTGROWS_TIMES 4
+
 /* debug_stage=memory: room for what tests write. */
 #define TEST_STAGE_BYTES (UINT64_C(2) << 20)
 
 /*
- * A new stage, which does not count yet; when there are too many, wait until
- * some are drained.
+ * A new stage, which does not count yet; when there are too many, or too many
+ * of the file's owner, wait until some are drained, and let caches go.
  */
 static int new_stage(struct files *fs, struct inode *in, uint64_t size,
 		     struct stage **ret_stage)
 {
-	int rc;
+	uid_t uid = inode_attr(in).uid;
+	int rc, full;
 
 	if (fs->stage_all_in_memory && size < TEST_STAGE_BYTES)
 		size = TEST_STAGE_BYTES;
-	rc = stage_create(fs->stages, in->ino, size, ret_stage);
-	if (rc == -ENFILE) {
-		rc = drain_sync_closed(fs->drain);
-		if (rc == 0)
-			rc = stage_create(fs->stages, in->ino, size, ret_stage);
-	}
+	rc = stage_create(fs->stages, in->ino, uid, size, ret_stage);
+	if (rc != -ENFILE && rc != -EDQUOT)
+		return rc;
+	stages_free_slots(fs->stages, uid);
+	rc = stage_create(fs->stages, in->ino, uid, size, ret_stage);
+	if (rc != -ENFILE && rc != -EDQUOT)
+		return rc;
+	full = rc;
+	rc = drain_sync_closed(fs->drain);
+	stages_free_slots(fs->stages, uid);
+	if (rc == 0 || full == -EDQUOT)
+		rc = stage_create(fs->stages, in->ino, uid, size, ret_stage);
 	return rc;
 }
 
@@ -134,16 +151,19 @@ void file_learn_series(struct files *fs, struct inode *in)
 	in->file->series[1] = keys[1];
 }
 
-static uint64_t expected_size(struct files *fs, struct inode *in)
+static uint64_t expected_size(struct files *fs, struct inode *in, pid_t pid)
 {
-	uint64_t keys[2];
+	uint64_t keys[2], size;
 
 	{
 		HOLD(&in->lock);
 		keys[0] = in->file->series[0];
 		keys[1] = in->file->series[1];
 	}
-	return series_size(fs->kv, keys);
+	size = series_size(fs->kv, keys);
+	if (size < STAGE_MEMORY_BYTES_MIN || pid <= 0)
+		return size;
+	return memory_cgroup_room("", pid) / OUTGROWS_TIMES < size ? 0 : size;
 }
 
 int file_install_stage(struct files *fs, struct inode *in, uint64_t size,
@@ -168,7 +188,7 @@ int file_prepare(struct files *fs, struct inode *in, const struct names_new *n)
 	if (s)
 		stage_lend(fs->stages, s, in->ino);
 	else
-		rc = new_stage(fs, in, expected_size(fs, in), &s);
+		rc = new_stage(fs, in, expected_size(fs, in, n->pid), &s);
 	if (rc < 0)
 		return rc;
 	inode_ref(in, 1);
@@ -195,6 +215,8 @@ int file_adopt(struct files *fs, struct inode *in, struct stage *s, bool dirty,
 	inode_ref(in, 1);
 	{
 		HOLD(&in->lock);
+		if (dirty) /* a time set by hand is its own */
+			in->file->unwritten = 0;
 		file_install_locked(in->file, s,
 				    !dirty      ? FILE_FOUND
 				    : s->sealed ? FILE_LENT
@@ -212,13 +234,13 @@ void file_replace_stage(struct files *fs, struct inode *in, struct stage *fresh)
 	file_drop_stage(fs, in, drain_replace(fs->drain, in, fresh));
 }
 
-int file_fresh_stage(struct files *fs, struct inode *in)
+int file_fresh_stage(struct files *fs, struct inode *in, pid_t pid)
 {
 	struct stage *s;
 	int rc;
 
 	file_learn_series(fs, in);
-	rc = new_stage(fs, in, expected_size(fs, in), &s);
+	rc = new_stage(fs, in, expected_size(fs, in, pid), &s);
 	if (rc < 0)
 		return rc;
 	stage_show(s);

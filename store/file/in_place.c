@@ -94,9 +94,12 @@ void file_set_committed_time(struct files *fs, struct inode *in,
 	int64_t ns;
 
 	{
+		const struct content *c;
+
 		HOLD(&in->lock);
-		ns = in->file->content->c.mtime_ns;
-		if (in->attr.mtime_gen >= in->file->content->c.generation)
+		c = &in->file->content->c;
+		ns = c->mtime_ns;
+		if (c->generation && in->attr.mtime_gen >= c->generation)
 			ns = in->attr.mtime_ns;
 	}
 	times[1] = io_timespec(ns);
@@ -114,7 +117,8 @@ int file_take_image(struct files *fs, struct inode *in)
 	if (!image_opened_by(fs->images, from, in->ino))
 		rc = -EMLINK;
 	if (rc == 0)
-		rc = stage_create(fs->stages, in->ino, 0, &s);
+		rc = stage_create(fs->stages, in->ino, inode_attr(in).uid, 0,
+				  &s);
 	if (rc < 0) {
 		image_put(fs->images, from);
 		return rc;

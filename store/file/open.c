@@ -12,6 +12,7 @@
 #include "store/base/scope.h"
 #include "store/drain/drain.h"
 #include "store/file/file_private.h"
+#include "store/space/held.h"
 
 /* A drain failed since somebody last asked: say it once. */
 static int tell_error(struct inode *in)
@@ -65,6 +66,9 @@ static int open_backing(struct files *fs, struct inode *in, int flags)
 	}
 	if (native)
 		id = file_get_image(fs, native, &image);
+	/* It must stay as it is, and who opens it here may see it change. */
+	if (stage && held_is_left(fs->stages, stage))
+		stage_put(fs->stages, TAKE(stage));
 	if (stage || image)
 		id = backing_id(fs, in, stage, image);
 	if (id >= 0) {
@@ -103,6 +107,8 @@ static struct stage *count_open_locked(struct files *fs, struct file *f,
 {
 	bool write = file_flags_write(flags);
 
+	if (write && f->state.writers == 0)
+		f->unsynced = true;
 	if (write)
 		note_writer_locked(fs, f, flags);
 	file_move(&f->state, write ? FILE_OPENED_WRITER : FILE_OPENED);
@@ -114,14 +120,14 @@ static struct stage *count_open_locked(struct files *fs, struct file *f,
 	return write ? f->stage : NULL;
 }
 
-static int open_begun(struct files *fs, struct inode *in, int flags,
+static int open_begun(struct files *fs, struct inode *in, int flags, pid_t pid,
 		      enum file_step step, struct file_opened *ret)
 {
 	struct stage *dirtied;
 	int rc;
 
 	if (step == STEP_FRESH)
-		rc = file_fresh_stage(fs, in);
+		rc = file_fresh_stage(fs, in, pid);
 	else if (file_empties(flags))
 		rc = file_cut_begun(fs, in, 0);
 	else
@@ -139,7 +145,7 @@ static int open_begun(struct files *fs, struct inode *in, int flags,
 	}
 	if (dirtied) {
 		file_dirtied(fs, dirtied);
-		drain_disturb(fs->drain, in, false);
+		(void)drain_disturb(fs->drain, in, false);
 	}
 	return 0;
 }
@@ -156,6 +162,12 @@ static int begin_read(struct inode *in)
 
 int file_open(struct files *fs, struct inode *in, int flags,
 	      struct file_opened *ret)
+{
+	return file_open_for(fs, in, flags, 0, ret);
+}
+
+int file_open_for(struct files *fs, struct inode *in, int flags, pid_t pid,
+		  struct file_opened *ret)
 {
 	enum file_step step = STEP_OK;
 	int rc = inode_load_file(fs->inodes, in);
@@ -177,7 +189,7 @@ int file_open(struct files *fs, struct inode *in, int flags,
 	}
 	if (rc < 0)
 		return rc;
-	rc = open_begun(fs, in, flags, step, ret);
+	rc = open_begun(fs, in, flags, pid, step, ret);
 	file_change_end(fs, in);
 	return rc;
 }

@@ -276,6 +276,7 @@ static int read_begin(struct files *fs, struct inode *in, size_t len,
 		HOLD(&in->lock);
 		if (in->deleted) /* its bytes may be somebody else's by now */
 			return -ESTALE;
+		file_was_read_locked(in->file, off, len);
 		get_bytes_locked(in->file, &stage, &r->content);
 	}
 	if (stage) {

@@ -192,6 +192,7 @@ void segments_init(struct segments *g, struct files *files,
 	g->files = files;
 	g->stages = files->stages;
 	g->quota_bytes = quota_bytes;
+	g->release_wait_s = SEGMENT_RELEASE_WAIT_S;
 	g->next_id = 1;
 	TAILQ_INIT(&g->all);
 	TAILQ_INIT(&g->held);

@@ -45,7 +45,7 @@ struct writer;
 #define SEGMENTS_MAX 4096 /* of all clients */
 #define SEGMENTS_OF_UID_MAX 2048 /* nobody takes those of the others */
 /* How long memory that other clients were asked for is waited for. */
-#define SEGMENT_RELEASE_WAIT_NS (INT64_C(10) * 1000000000)
+#define SEGMENT_RELEASE_WAIT_S 10u
 
 TAILQ_HEAD(segment_list, segment);
 
@@ -54,6 +54,7 @@ struct segments {
 	struct files *files; /* both are borrowed */
 	struct stages *stages;
 	uint64_t quota_bytes; /* for each uid; 0: no segments */
+	unsigned release_wait_s; /* SEGMENT_RELEASE_WAIT_S, but in tests */
 
 	struct lock lock; /* guards everything below */
 	struct cond changed; /* one was dropped, or a commit ended */
@@ -106,7 +107,7 @@ bool segment_take_release(struct segments *g, struct segment_client *c,
  * A segment to fill; fields of *ret as in segment_wire.h, its error too.
  * node: the NUMA node on which a new one is to lie if it can, or -1. *ret_fd is
  * a descriptor for the caller to close when ret->fresh, else -1. May
- * wait for other clients, for SEGMENT_RELEASE_WAIT_NS at most.
+ * wait for other clients, for release_wait_s at most.
  */
 int segment_acquire(struct segments *g, struct segment_client *c,
 		    const uint8_t signature[SEGMENT_SIGNATURE_BYTES],

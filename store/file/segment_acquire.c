@@ -282,7 +282,7 @@ int segment_acquire(struct segments *g, struct segment_client *c,
 		    uint64_t size_bytes, int node, struct segment_reply *ret,
 		    int *ret_fd)
 {
-	int64_t deadline = mono_ns() + SEGMENT_RELEASE_WAIT_NS;
+	int64_t deadline = mono_ns() + g->release_wait_s * INT64_C(1000000000);
 	bool others, left;
 	uint64_t seen;
 	int rc, one;

@@ -15,22 +15,27 @@
 #include "store/base/scope.h"
 #include "store/drain/drain.h"
 #include "store/file/file_private.h"
+#include "store/formats/chunks.h"
 #include "store/names/names.h"
 #include "store/names/series.h"
 
 #define COPY_BYTES (UINT64_C(1) << 20)
 
-/* Copy the first `size` bytes of what is committed to a stage. */
-static int copy_up_bytes(struct files *fs, struct inode *in, struct stage *s,
-			 uint64_t size)
+/* It could be staged, but never become durable. */
+static bool is_too_large(uint64_t off, uint64_t len)
 {
-	SCOPED(scope_close) int fd = stage_open(fs->stages, s, O_RDWR);
-	uint64_t off = 0;
-	int rc = fd < 0 ? fd : 0;
+	return off > CUT_FILE_BYTES_MAX || len > CUT_FILE_BYTES_MAX - off;
+}
 
-	while (rc == 0 && off < size) {
-		size_t want = size - off < COPY_BYTES ? (size_t)(size - off)
-						      : (size_t)COPY_BYTES;
+/* Copy the bytes [off, end) of what is committed. */
+static int copy_up_range(struct files *fs, struct inode *in, int fd,
+			 uint64_t off, uint64_t end)
+{
+	int rc = 0;
+
+	while (rc == 0 && off < end) {
+		size_t want = end - off < COPY_BYTES ? (size_t)(end - off)
+						     : (size_t)COPY_BYTES;
 		struct file_read r;
 		size_t got = 0;
 
@@ -48,6 +53,42 @@ static int copy_up_bytes(struct files *fs, struct inode *in, struct stage *s,
 	return rc;
 }
 
+/* Copy the first `size` bytes of what is committed to a stage, but no hole. */
+static int copy_up_bytes(struct files *fs, struct inode *in, struct stage *s,
+			 uint64_t size)
+{
+	SCOPED(scope_close) int fd = stage_open(fs->stages, s, O_RDWR);
+	uint64_t off = 0, end;
+	int rc = fd < 0 ? fd : 0;
+
+	while (rc == 0 && off < size) {
+		rc = file_seek(fs, in, off, SEEK_DATA, &off);
+		if (rc == -ENXIO) /* no more of it */
+			off = size;
+		rc = rc == -ENXIO ? 0 : rc;
+		if (rc < 0 || off >= size)
+			break;
+		rc = file_seek(fs, in, off, SEEK_HOLE, &end);
+		end = end < size ? end : size;
+		if (rc == 0)
+			rc = copy_up_range(fs, in, fd, off, end);
+		off = end;
+	}
+	return rc == 0 && ftruncate(fd, (off_t)size) < 0 ? -errno : rc;
+}
+
+/* Room in memory for a copy of so many bytes. */
+static uint64_t copy_expects(struct inode *in, uint64_t size)
+{
+	const struct content *c;
+	uint64_t holes;
+
+	HOLD(&in->lock);
+	c = &in->file->content->c;
+	holes = c->size_bytes - c->data_bytes;
+	return series_expects(size, holes < size ? holes : size);
+}
+
 /*
  * A stage with the first keep_bytes of the committed content, installed. The
  * caller has in->changing, and nothing backs the file in the kernel.
@@ -55,7 +96,8 @@ static int copy_up_bytes(struct files *fs, struct inode *in, struct stage *s,
 static int copy_up(struct files *fs, struct inode *in, uint64_t keep_bytes)
 {
 	struct stage *s;
-	int rc = stage_create(fs->stages, in->ino, keep_bytes, &s);
+	int rc = stage_create(fs->stages, in->ino, inode_attr(in).uid,
+			      copy_expects(in, keep_bytes), &s);
 
 	if (rc < 0)
 		return rc;
@@ -120,7 +162,7 @@ static int move_to_disk(struct files *fs, struct inode *in, struct stage *old)
 		    in->file->state.mode == IO_BACKED)
 			return -ENOSPC;
 	}
-	rc = stage_create(fs->stages, in->ino, 0, &s);
+	rc = stage_create(fs->stages, in->ino, inode_attr(in).uid, 0, &s);
 	if (rc < 0)
 		return rc;
 	rc = stage_copy(fs->stages, old, s);
@@ -195,6 +237,8 @@ int file_write(struct files *fs, struct inode *in, const void *buf, size_t len,
 	struct stage *s = NULL;
 	int rc = inode_load_file(fs->inodes, in);
 
+	if (rc == 0 && is_too_large(off, len))
+		rc = -EFBIG;
 	if (rc < 0)
 		return rc;
 	{
@@ -212,18 +256,48 @@ int file_write(struct files *fs, struct inode *in, const void *buf, size_t len,
 	return rc == -ENOSPC ? write_as_change(fs, in, buf, len, off) : rc;
 }
 
-static int cut_stage(struct files *fs, const struct stage *s, uint64_t size)
+int file_write_pages(struct files *fs, struct inode *in, const void *buf,
+		     size_t len, uint64_t off)
+{
+	uint64_t end = off + len, from, to;
+	int rc = inode_load_file(fs->inodes, in);
+
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&in->lock);
+		from = in->file->tail_from;
+		to = in->file->tail_to;
+	}
+	if (to <= off || from >= end)
+		return file_write(fs, in, buf, len, off);
+	if (from > off)
+		rc = file_write(fs, in, buf, (size_t)(from - off), off);
+	if (rc == 0 && to < end)
+		rc = file_write(fs, in, (const uint8_t *)buf + (to - off),
+				(size_t)(end - to), to);
+	return rc;
+}
+
+/* The size it had, unless it is not longer now. */
+static int cut_stage(struct files *fs, const struct stage *s, uint64_t size,
+		     uint64_t *ret_from)
 {
 	SCOPED(scope_close) int fd = stage_open(fs->stages, s, O_RDWR);
+	struct stat sb;
 
 	if (fd < 0)
 		return fd;
-	return ftruncate(fd, (off_t)size) < 0 ? -errno : 0;
+	if (fstat(fd, &sb) < 0 || ftruncate(fd, (off_t)size) < 0)
+		return -errno;
+	*ret_from = (uint64_t)sb.st_size;
+	return size > *ret_from ? file_clear_tail(s, fd, *ret_from) : 0;
 }
 
 int file_cut_begun(struct files *fs, struct inode *in, uint64_t size)
 {
 	struct stage *s;
+	uint64_t from = 0;
 	int rc = writable_stage(fs, in, size, &s);
 
 	if (rc < 0)
@@ -233,9 +307,15 @@ int file_cut_begun(struct files *fs, struct inode *in, uint64_t size)
 		if (in->file->content && size < in->file->content->c.size_bytes)
 			in->file->open_since_ns = OPEN_REPLACES;
 	}
-	drain_disturb(fs->drain, in, true);
-	stage_allocate(fs->stages, s, size);
-	rc = cut_stage(fs, s, size);
+	rc = drain_disturb(fs->drain, in, true);
+	if (rc == 0) {
+		stage_allocate(fs->stages, s, size);
+		rc = cut_stage(fs, s, size, &from);
+	}
+	if (rc == 0 && size > from) {
+		HOLD(&in->lock);
+		file_tail_begins_locked(in->file, from);
+	}
 	drain_changed(fs->drain, in); /* one that began after we looked */
 	stage_put(fs->stages, s);
 	return rc;
@@ -244,12 +324,22 @@ int file_cut_begun(struct files *fs, struct inode *in, uint64_t size)
 /*
  * The size that a new file is given before it is written (safetensors,
  * numpy.memmap) is what its siblings will have, too: they need not wait until
- * it is durable to be staged in memory.
+ * it is durable to be staged in memory. It may be a hole for the most part, so
+ * what is known of files that were drained counts more.
  */
 static void note_size(struct files *fs, struct inode *in, uint64_t size)
 {
-	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	SCOPED(scope_batch) struct kv_batch *b = NULL;
+	uint64_t keys[2];
 
+	{
+		HOLD(&in->lock);
+		keys[0] = in->file->series[0];
+		keys[1] = in->file->series[1];
+	}
+	if (series_is_known(fs->kv, keys))
+		return;
+	b = kv_batch_new();
 	series_put(fs->kv, b, in, size);
 	(void)kv_write(fs->kv, b); /* a hint: its drain notes it again */
 }
@@ -274,6 +364,8 @@ int file_truncate(struct files *fs, struct inode *in, uint64_t size)
 	int rc = inode_load_file(fs->inodes, in);
 	bool open, fresh, closed;
 
+	if (rc == 0 && is_too_large(0, size))
+		rc = -EFBIG;
 	if (rc < 0)
 		return rc;
 	rc = truncate_as_change(fs, in, size);
@@ -345,18 +437,39 @@ static int allocate_room(struct files *fs, const struct stage *s, int fd,
 	return missing > 0 ? kv_room_for(fs->kv, missing) : 0;
 }
 
+/* fallocate(2). tmpfs zeroes no range: it is punched, and allocated again. */
+static int allocate(int fd, int mode, uint64_t off, uint64_t len)
+{
+	if (fallocate(fd, mode, (off_t)off, (off_t)len) == 0)
+		return 0;
+	if (errno != EOPNOTSUPP || !(mode & FALLOC_FL_ZERO_RANGE))
+		return -errno;
+	if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+		      (off_t)off, (off_t)len) < 0 ||
+	    fallocate(fd, mode & FALLOC_FL_KEEP_SIZE, (off_t)off, (off_t)len) <
+		    0)
+		return -errno;
+	return 0;
+}
+
 static int allocate_stage(struct files *fs, const struct stage *s, int mode,
 			  uint64_t off, uint64_t len)
 {
 	SCOPED(scope_close) int fd = stage_open(fs->stages, s, O_RDWR);
+	struct stat sb;
 	int rc;
 
 	if (fd < 0)
 		return fd;
 	rc = allocate_room(fs, s, fd, mode, off, len);
-	if (rc < 0)
-		return rc;
-	return fallocate(fd, mode, (off_t)off, (off_t)len) < 0 ? -errno : 0;
+	if (rc == 0 && fstat(fd, &sb) < 0)
+		rc = -errno;
+	if (rc == 0)
+		rc = allocate(fd, mode, off, len);
+	if (rc == 0 && !(mode & FALLOC_FL_KEEP_SIZE) &&
+	    off + len > (uint64_t)sb.st_size)
+		rc = file_clear_tail(s, fd, (uint64_t)sb.st_size);
+	return rc;
 }
 
 static int allocate_begun(struct files *fs, struct inode *in, int mode,
@@ -367,8 +480,9 @@ static int allocate_begun(struct files *fs, struct inode *in, int mode,
 
 	if (rc < 0)
 		return rc;
-	drain_disturb(fs->drain, in, true);
-	rc = allocate_stage(fs, s, mode, off, len);
+	rc = drain_disturb(fs->drain, in, true);
+	if (rc == 0)
+		rc = allocate_stage(fs, s, mode, off, len);
 	if (rc == -ENOSPC && stages_make_room(fs->stages, len))
 		rc = allocate_stage(fs, s, mode, off, len);
 	drain_changed(fs->drain, in);
@@ -382,6 +496,8 @@ int file_fallocate(struct files *fs, struct inode *in, int mode, uint64_t off,
 	enum file_step step;
 	int rc = inode_load_file(fs->inodes, in);
 
+	if (rc == 0 && is_too_large(off, len))
+		rc = -EFBIG;
 	if (rc < 0)
 		return rc;
 	HOLD(&in->changing);

@@ -383,6 +383,11 @@ int inode_load_file(struct inode_table *t, struct inode *in)
 		}
 		if (rc == 0 && !in->file->content_loaded) {
 			in->file->content = content;
+			/* One of the last daemon's; but see file_adopt(). */
+			if (content &&
+			    in->attr.mtime_gen > content->c.generation)
+				in->file->unwritten = in->attr.mtime_gen -
+						      content->c.generation;
 			in->file->content_loaded = true;
 			content = NULL;
 		}
@@ -390,6 +395,11 @@ int inode_load_file(struct inode_table *t, struct inode *in)
 	free(fresh);
 	content_ref_put(content);
 	return rc;
+}
+
+static blkcnt_t blocks_of(uint64_t bytes)
+{
+	return (blkcnt_t)((bytes + 511) / 512);
 }
 
 /* Size, blocks and times of a regular file; consumes the stage reference. */
@@ -404,10 +414,8 @@ static int file_stat(struct inode_table *t, struct stage *stage,
 	rc = stage_stat(t->stages, stage, &sb);
 	if (rc == 0) {
 		out->st_size = sb.st_size;
-		/* Preallocated room is not the file's. */
-		out->st_blocks = sb.st_blocks;
-		if (out->st_blocks > (sb.st_size + 511) / 512)
-			out->st_blocks = (sb.st_size + 511) / 512;
+		out->st_blocks =
+			blocks_of(stage_data_bytes(t->stages, stage, &sb));
 		out->st_mtim = sb.st_mtim;
 	}
 	stage_put(t->stages, stage);
@@ -475,8 +483,8 @@ int inode_stat(struct inode_table *t, struct inode *in, struct stat *ret_stat)
 			const struct content *c = &in->file->content->c;
 
 			s.st_size = (off_t)c->size_bytes;
-			s.st_blocks = (blkcnt_t)((c->data_bytes + 511) / 512);
-			if (a->mtime_gen < c->generation)
+			s.st_blocks = blocks_of(c->data_bytes);
+			if (a->mtime_gen < c->generation || !c->generation)
 				s.st_mtim = io_timespec(c->mtime_ns);
 		}
 	}

@@ -106,6 +106,13 @@ struct file {
 	struct content_ref *content; /* NULL: never committed */
 	bool content_loaded;
 	bool verified; /* verify=open has passed for this content */
+	/*
+	 * How many versions were durable with it that changed nothing: each may
+	 * have had a time set by hand, for the generation that it would have
+	 * had. That is nobody's.
+	 */
+	uint64_t unwritten;
+	bool unsynced; /* somebody opened it to write, and no fsync since */
 	struct stage *stage; /* as state.bytes says */
 	/* Read under inode.lock; changed by file_move() alone. */
 	struct file_state state;
@@ -133,6 +140,9 @@ struct file {
 	struct ahead_streams ahead; /* what is read of its content */
 	bool read_by_owner; /* as long as it is open: it is read ahead first */
 	uint64_t series[2]; /* keys: exact and general; 0: unknown */
+	/* See file/tail.c. */
+	bool was_read; /* through us, so that the kernel may have pages of it */
+	uint64_t tail_from, tail_to;
 };
 
 #define OPEN_REPLACES INT64_MAX

@@ -76,16 +76,22 @@ struct attr *names_changed_attr(struct names_change *c, struct inode *in)
 
 int names_write(struct names *nm, struct kv_batch *b, struct names_change *c)
 {
+	return names_write_keeping(nm, b, c, NULL, NULL);
+}
+
+int names_write_keeping(struct names *nm, struct kv_batch *b,
+			struct names_change *c, const struct inode *old,
+			struct inode *in)
+{
 	int rc;
 
 	for (unsigned i = 0; i < c->count; i++)
 		attr_save(b, key_ino('A', c->in[i]->ino), &c->attr[i]);
-	rc = kv_write(nm->kv, b);
+	rc = old ? nm->hooks.keep(nm->hooks.arg, b, old, in)
+		 : kv_write(nm->kv, b);
 	for (unsigned i = 0; rc == 0 && i < c->count; i++) {
-		struct inode *in = c->in[i];
-
-		HOLD(&in->lock);
-		in->attr = c->attr[i];
+		HOLD(&c->in[i]->lock);
+		c->in[i]->attr = c->attr[i];
 	}
 	return rc;
 }
@@ -261,7 +267,7 @@ static uint64_t mtime_generation_locked(struct inode *in)
 	if (!f)
 		return 0;
 	generation = f->content ? f->content->c.generation : 0;
-	generation += f->versions.replaced;
+	generation += f->unwritten + f->versions.replaced;
 	if (file_is_dirty(f) && f->state.writers == 0)
 		generation++;
 	return generation;

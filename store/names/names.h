@@ -26,6 +26,12 @@ struct names_hooks {
 	void (*unlinked)(void *arg, struct inode *in);
 	/* Write b, in which the committed content of `from` is `to`'s, too. */
 	int (*clone)(void *arg, struct kv_batch *b, uint64_t from, uint64_t to);
+	/*
+	 * Write b, in which `in` takes the place of `old`: what is committed of
+	 * `old` is `in`'s until it has content of its own.
+	 */
+	int (*keep)(void *arg, struct kv_batch *b, const struct inode *old,
+		    struct inode *in);
 	/* A name means another inode, an inode lost its names: no lock held. */
 	void (*renamed)(void *arg, uint64_t parent, const char *name);
 	void (*changed)(void *arg, uint64_t ino);
@@ -48,6 +54,7 @@ struct names_new {
 	const char *target; /* a symbolic link's */
 	struct stage *stage; /* a segment's that is its content; else NULL */
 	const struct writer *writer; /* of a regular file; NULL: not known */
+	pid_t pid; /* who asks, as /proc has it; 0: not known */
 };
 
 /* One reference for the caller. -ENOENT: no such name. */
@@ -72,10 +79,14 @@ int names_unlink(struct names *nm, uint64_t parent, const char *name,
 		 struct inode **ret_inode);
 int names_rmdir(struct names *nm, uint64_t parent, const char *name,
 		struct inode **ret_inode);
-/* flags: RENAME_NOREPLACE or RENAME_EXCHANGE. *ret_replaced may be NULL. */
+/*
+ * flags: RENAME_NOREPLACE or RENAME_EXCHANGE. `keeps`: a file that is replaced
+ * stays, after a power cut, until the other one is durable: see names_hooks.
+ * *ret_replaced may be NULL.
+ */
 int names_rename(struct names *nm, uint64_t parent, const char *name,
 		 uint64_t new_parent, const char *new_name, unsigned flags,
-		 struct inode **ret_replaced);
+		 bool keeps, struct inode **ret_replaced);
 
 /*
  * Entries of a directory after `cookie` (0: from the start), until fn returns
@@ -94,7 +105,10 @@ int names_list(struct names *nm, uint64_t dir, uint64_t cookie, names_fn fn,
  */
 int names_renumber(struct names *nm, struct inode *in);
 
-/* Attributes: chmod, chown, times. Bits of `valid` below. */
+/*
+ * Attributes: chmod, chown, times. Bits of `valid` below. A time of a regular
+ * file counts for the bytes that it has: inode_load_file() first.
+ */
 enum names_set {
 	SET_MODE = 1,
 	SET_UID = 2,

@@ -302,6 +302,7 @@ struct rename_state {
 	struct inode *from, *to; /* references: the directories */
 	const char *name, *new_name;
 	unsigned flags;
+	bool keeps;
 };
 
 static int rename_check(struct names *nm, const struct rename_state *r)
@@ -343,16 +344,17 @@ static int rename_write(struct names *nm, const struct rename_state *r)
 		move_name(b, &c, r->old, r->to, r->new_name, r->from, r->name);
 	touch(&c, r->from, (exchange ? old_dirs : 0) - dirs);
 	touch(&c, r->to, dirs - old_dirs);
-	return names_write(nm, b, &c);
+	return names_write_keeping(nm, b, &c, r->keeps ? r->old : NULL, r->in);
 }
 
 int names_rename(struct names *nm, uint64_t parent, const char *name,
 		 uint64_t new_parent, const char *new_name, unsigned flags,
-		 struct inode **ret_replaced)
+		 bool keeps, struct inode **ret_replaced)
 {
 	struct rename_state r = { .name = name,
 				  .new_name = new_name,
-				  .flags = flags };
+				  .flags = flags,
+				  .keeps = keeps };
 	int rc;
 
 	*ret_replaced = NULL;

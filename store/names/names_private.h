@@ -46,6 +46,10 @@ bool inode_has_name(struct inode *in);
 /* To be changed by the caller; names_write() puts it into the batch. */
 struct attr *names_changed_attr(struct names_change *c, struct inode *in);
 int names_write(struct names *nm, struct kv_batch *b, struct names_change *c);
+/* The same by names_hooks.keep, when old is not NULL. */
+int names_write_keeping(struct names *nm, struct kv_batch *b,
+			struct names_change *c, const struct inode *old,
+			struct inode *in);
 /* Into b: who wrote a file, if that is known. */
 void names_put_writer(struct kv_batch *b, uint64_t ino, const struct writer *w);
 

@@ -85,16 +85,33 @@ void series_keys(const char *path, uint64_t ret_keys[2])
 	ret_keys[1] = XXH3_64bits(buf, n + m) & ~UINT64_C(1);
 }
 
+/* What is known of the more exact one. false: of none. */
+static bool find(struct kv *kv, const uint64_t keys[2], struct series_rec *ret)
+{
+	for (int i = 0; i < 2; i++)
+		if (keys[i] != 0 &&
+		    series_load(kv, key_series(keys[i]), ret) == 0)
+			return true;
+	return false;
+}
+
+bool series_is_known(struct kv *kv, const uint64_t keys[2])
+{
+	struct series_rec s;
+
+	return find(kv, keys, &s);
+}
+
 uint64_t series_size(struct kv *kv, const uint64_t keys[2])
 {
-	for (int i = 0; i < 2; i++) {
-		struct series_rec s;
+	struct series_rec s;
 
-		if (keys[i] != 0 &&
-		    series_load(kv, key_series(keys[i]), &s) == 0)
-			return s.size_bytes;
-	}
-	return 0;
+	return find(kv, keys, &s) ? s.size_bytes : 0;
+}
+
+uint64_t series_expects(uint64_t size_bytes, uint64_t hole_bytes)
+{
+	return hole_bytes > size_bytes / SERIES_HOLES_MAX ? 0 : size_bytes;
 }
 
 void series_put(struct kv *kv, struct kv_batch *b, struct inode *in,

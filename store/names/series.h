@@ -24,9 +24,19 @@
 
 /* The two keys of a path. */
 void series_keys(const char *path, uint64_t ret_keys[2]);
-/* The size that a new file will probably have; 0: not known. */
+/* For how many bytes a new file is given memory; 0: that is not known. */
 uint64_t series_size(struct kv *kv, const uint64_t keys[2]);
-/* Into b: this file had that size. */
+/* Was a file of it ever noted? */
+bool series_is_known(struct kv *kv, const uint64_t keys[2]);
+/*
+ * What to note of a file with holes. Memory is allocated from a file's
+ * beginning on, so where more than a part in SERIES_HOLES_MAX is hole, it would
+ * be much, and in the wrong places: nothing is expected, and the next file is
+ * staged on the disk, which holds what is written and no more.
+ */
+#define SERIES_HOLES_MAX 8
+uint64_t series_expects(uint64_t size_bytes, uint64_t hole_bytes);
+/* Into b: so much is expected of the next file. */
 void series_put(struct kv *kv, struct kv_batch *b, struct inode *in,
 		uint64_t size_bytes);
 

@@ -7,6 +7,7 @@
 
 void held_keep(struct stages *st, struct stage *s)
 {
+	s->left = true;
 	if (s->kind == STAGE_DISK)
 		image_note_opened(st->images, s->image, IMAGE_OPENED_BY_MANY);
 }
@@ -17,24 +18,44 @@ bool held_for_writing(struct stages *st, struct stage *s)
 	return stage_ask(st, s, LEASE_NO_WRITER) != 1;
 }
 
-int held_replace(struct stages *st, struct stage **stage)
+bool held_is_left(struct stages *st, struct stage *s)
 {
-	struct stage *old = *stage, *fresh;
+	if (!s->left)
+		return false;
+	stage_fd_forget(st, s, true);
+	s->left = stage_ask(st, s, LEASE_NOBODY) != 1;
+	return s->left;
+}
+
+int held_copy(struct stages *st, const struct stage *old,
+	      struct stage **ret_fresh)
+{
+	struct stage *fresh;
 	struct stat sb;
 	int rc = stage_stat(st, old, &sb);
 
 	if (rc == 0)
 		rc = stage_create(
-			st, old->ino,
+			st, old->ino, 0,
 			old->kind == STAGE_MEMORY ? (uint64_t)sb.st_size : 0,
 			&fresh);
 	if (rc < 0)
 		return rc;
 	rc = stage_copy(st, old, fresh);
-	if (rc < 0) {
+	if (rc < 0)
 		stage_drop(st, fresh);
+	else
+		*ret_fresh = fresh;
+	return rc;
+}
+
+int held_replace(struct stages *st, struct stage **stage)
+{
+	struct stage *old = *stage, *fresh;
+	int rc = held_copy(st, old, &fresh);
+
+	if (rc < 0)
 		return rc;
-	}
 	SLOT_SET(fresh->slot, earlier, SLOT_GET(old->slot, earlier));
 	SLOT_SET(fresh->slot, close_order, SLOT_GET(old->slot, close_order));
 	stage_show(fresh);

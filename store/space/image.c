@@ -89,9 +89,14 @@ int images_init(struct images *im, int store_dirfd, struct kv *kv)
 		im->kv = NULL;
 		return rc;
 	}
-	/* The last daemon may have been killed before it synced them. */
+	/*
+	 * A daemon that began images and did not end may have removed some of
+	 * them without a sync; a P record tells of any other, and whoever finds
+	 * its image gone says so with image_was_removed().
+	 */
 	for (unsigned x = 0; x < 256; x++)
-		atomic_store(&im->unlinked[x], true);
+		atomic_store(&im->unlinked[x],
+			     im->unfinished_from < im->unfinished_end);
 	lock_init(&im->numbering, LOCK_IMAGE_NUMBERING);
 	cond_init(&im->unused);
 	lock_init(&im->lock, LOCK_IMAGES);
@@ -449,6 +454,12 @@ int image_remove(struct images *im, struct image *i)
 		return -errno;
 	atomic_store(&im->unlinked[i->id & 0xff], true);
 	return 0;
+}
+
+void image_was_removed(struct images *im, uint64_t id)
+{
+	if (id < im->next_id_at_start)
+		atomic_store(&im->unlinked[id & 0xff], true);
 }
 
 void image_set_clean(struct images *im, uint64_t id, struct stage *s)

@@ -127,7 +127,12 @@ void image_recycle(struct images *im, struct image *i);
  * too keep it. Blocks.
  */
 int image_remove(struct images *im, struct image *i);
-/* What image_remove() did so far is durable, also the last daemon's. */
+/*
+ * A record tells of this image, and its file is gone: the last daemon may have
+ * been killed before it synced that.
+ */
+void image_was_removed(struct images *im, uint64_t id);
+/* What was removed so far, also by the last daemon, is so durably. */
 int image_sync_removed(struct images *im);
 /*
  * A descriptor of the caller's own: O_RDONLY or O_RDWR, also with O_DIRECT,

@@ -156,25 +156,6 @@ static int waiting_update(struct reclaim *r, struct group *g)
 	return 0;
 }
 
-/* The image's last chunk went: its record first, durably, then the file. */
-static int remove_image(struct reclaim *r, struct image *image)
-{
-	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
-	int rc;
-
-	rc = record_find(r->kv, key_ino('I', image->id));
-	if (rc == 0) {
-		record_delete(b, key_ino('I', image->id));
-		meta_add(b, META_IMAGES, -1);
-		rc = kv_write(r->kv, b);
-		if (rc == 0)
-			rc = kv_sync(r->kv);
-	}
-	if (rc == 0 || rc == -ENOENT)
-		rc = image_remove(r->images, image);
-	return rc;
-}
-
 struct forgetting {
 	struct kv_batch *b;
 	const struct range *range;
@@ -221,6 +202,8 @@ static int reclaim_plan(struct reclaim *r, const struct range *one,
 	int rc = image_get(r->images, one->image, &p->image);
 
 	p->done = rc == -EIO || rc == -ENOENT; /* it is gone already */
+	if (p->done)
+		image_was_removed(r->images, one->image);
 	if (rc < 0)
 		return p->done ? 0 : rc;
 	/* Its job decides; its P records stay until then. */
@@ -229,6 +212,50 @@ static int reclaim_plan(struct reclaim *r, const struct range *one,
 	rc = punch_plan_range(r->kv, w, p, one->offset, one->len);
 	p->done = rc == 0;
 	return rc;
+}
+
+/* A range before this one was the last of the same image, too. */
+static bool is_removed_before(const struct group *g, unsigned at)
+{
+	for (unsigned i = 0; i < at; i++)
+		if (g->at[i].rc == 0 && g->at[i].plan.empty &&
+		    g->at[i].plan.image == g->at[at].plan.image)
+			return true;
+	return false;
+}
+
+/*
+ * Images whose last chunk went: their records first, durably and with one sync
+ * for all of them, then, one by one, their files.
+ */
+static void group_unrecord(struct reclaim *r, struct group *g)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	int64_t gone = 0;
+	int rc = 0;
+
+	for (unsigned i = 0; i < g->count; i++) {
+		struct decision *d = &g->at[i];
+
+		if (d->rc < 0 || !d->plan.empty || is_removed_before(g, i))
+			continue;
+		d->rc = record_find(r->kv, key_ino('I', d->plan.image->id));
+		if (d->rc == 0) {
+			record_delete(b, key_ino('I', d->plan.image->id));
+			gone++;
+		}
+		if (d->rc == -ENOENT) /* from an attempt before this one */
+			d->rc = 0;
+	}
+	if (gone == 0)
+		return;
+	meta_add(b, META_IMAGES, -gone);
+	rc = kv_write(r->kv, b);
+	if (rc == 0)
+		rc = kv_sync(r->kv);
+	for (unsigned i = 0; rc < 0 && i < g->count; i++)
+		if (g->at[i].rc == 0 && g->at[i].plan.empty)
+			g->at[i].rc = rc;
 }
 
 static int reclaim_one(struct reclaim *r, const struct punch_plan *p)
@@ -249,7 +276,7 @@ static int reclaim_one(struct reclaim *r, const struct punch_plan *p)
 			     : punch_holes(r->images, p, &freed);
 	if (rc == 0 && p->empty && !dead) {
 		known = image_stat(r->images, p->image, &sb) == 0;
-		rc = remove_image(r, p->image);
+		rc = image_remove(r->images, p->image);
 		if (rc == 0 && known)
 			freed = (uint64_t)sb.st_blocks * 512;
 	}
@@ -334,6 +361,7 @@ static void keep_range(struct reclaim *r, struct decision *d)
 static void group_reclaim(struct reclaim *r, struct group *g)
 {
 	group_plan(r, g);
+	group_unrecord(r, g);
 	for (unsigned i = 0; i < g->count; i++) {
 		struct decision *d = &g->at[i];
 

@@ -13,12 +13,13 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "store/base/log.h"
 #include "store/base/scope.h"
 
-/* Smaller files are staged on disk: a huge page would hold little of them. */
-#define STAGE_MEMORY_BYTES_MIN (UINT64_C(1) << 20)
 /* Left on the disk for the database, so that deleting always works. */
 #define DATABASE_SPARE_BYTES (UINT64_C(64) << 20)
+/* So many caches are given up at once, for a slot. */
+#define SLOTS_GIVEN_UP 16
 
 struct stage *stage_new(uint64_t ino, enum stage_kind kind)
 {
@@ -32,11 +33,19 @@ struct stage *stage_new(uint64_t ino, enum stage_kind kind)
 	return s;
 }
 
-static int stage_take_slot(struct stages *st, struct stage *s)
+/* *ret_slots: as that of shares_take(). */
+static int stage_take_slot(struct stages *st, struct stage *s,
+			   uint32_t *ret_slots)
 {
+	int rc;
+
 	HOLD(&st->lock);
 	if (st->free_count == 0)
 		return -ENFILE;
+	rc = shares_take(&st->shares, s->uid, st->free_count, ret_slots);
+	if (rc < 0)
+		return rc;
+	s->shared = true;
 	s->slot_index = st->free_slot[--st->free_count];
 	s->slot = &st->slots[s->slot_index];
 	if (s->kind == STAGE_MEMORY)
@@ -70,6 +79,20 @@ static void stage_give_slot(struct stages *st, struct stage *s)
 	SLOT_SET(s->slot, ino, 0);
 	st->free_slot[st->free_count++] = s->slot_index;
 	s->slot = NULL;
+	if (s->shared)
+		shares_give(&st->shares, s->uid);
+	s->shared = false;
+}
+
+void stage_own(struct stages *st, struct stage *s, uid_t uid)
+{
+	HOLD(&st->lock);
+	if (!s->slot || shares_add(&st->shares, uid) < 0)
+		return;
+	if (s->shared)
+		shares_give(&st->shares, s->uid);
+	s->shared = true;
+	s->uid = uid;
 }
 
 static int stage_create_memory(struct stages *st, struct stage *s,
@@ -178,14 +201,23 @@ int stage_make_memory(struct stages *st, struct stage *s, uint64_t size_bytes,
 		       : -ENOSPC;
 }
 
-int stage_new_slot(struct stages *st, uint64_t ino, struct stage **ret_stage)
+int stage_new_slot(struct stages *st, uint64_t ino, uid_t uid,
+		   struct stage **ret_stage)
 {
 	struct stage *s = stage_new(ino, STAGE_MEMORY);
+	uint32_t slots = 0;
 	int rc;
 
 	if (!s)
 		return -ENOMEM;
-	rc = stage_take_slot(st, s);
+	s->uid = uid;
+	rc = stage_take_slot(st, s, &slots);
+	if (slots > 0)
+		log_warning("user %u has %u files that are open or not durable "
+			    "yet, of %u that there can be, and gets no more "
+			    "(EDQUOT) while no more than that are free for "
+			    "others",
+			    (unsigned)uid, slots, st->slot_count);
 	if (rc < 0) {
 		free(s);
 		return rc;
@@ -194,13 +226,13 @@ int stage_new_slot(struct stages *st, uint64_t ino, struct stage **ret_stage)
 	return 0;
 }
 
-int stage_create(struct stages *st, uint64_t ino, uint64_t size_bytes,
-		 struct stage **ret_stage)
+int stage_create(struct stages *st, uint64_t ino, uid_t uid,
+		 uint64_t size_bytes, struct stage **ret_stage)
 {
 	/* A series' files differ a little: a thirty-second more. */
 	uint64_t want = size_bytes + size_bytes / 32;
 	struct stage *s;
-	int rc = stage_new_slot(st, ino, &s);
+	int rc = stage_new_slot(st, ino, uid, &s);
 
 	if (rc < 0)
 		return rc;
@@ -333,6 +365,30 @@ void stages_set_pressure(struct stages *st,
 	st->pressure_arg = arg;
 }
 
+void stages_free_slots(struct stages *st, uid_t uid)
+{
+	unsigned tries = (unsigned)atomic_load(&st->memory_count);
+	unsigned wanted = SLOTS_GIVEN_UP;
+
+	while (tries-- > 0 && wanted > 0 && st->evict) {
+		struct stage *s;
+		bool own;
+
+		{
+			HOLD(&st->lock);
+			s = TAILQ_FIRST(&st->clean);
+			if (!s)
+				return;
+			stage_ref(s);
+			touch_locked(st, s);
+			own = st->free_count == 0 || s->uid == uid;
+		}
+		if (own && st->evict(st->hook_arg, s))
+			wanted--;
+		stage_put(st, s);
+	}
+}
+
 bool stages_make_room(struct stages *st, uint64_t want)
 {
 	if (evict_until(st, want))
@@ -357,10 +413,19 @@ void stages_usage(struct stages *st, uint64_t *ret_used, uint64_t *ret_total)
 		(uint64_t)(fs.f_blocks - fs.f_bavail) * (uint64_t)fs.f_bsize;
 }
 
+/* A hole is not staged: a file counts for no more than it has. */
+static uint64_t staged_bytes(const struct stat *sb)
+{
+	uint64_t size = (uint64_t)sb->st_size;
+	uint64_t has = (uint64_t)sb->st_blocks * 512;
+
+	return size < has ? size : has;
+}
+
 static void count_clean(struct stages_figures *f, const struct stat *sb)
 {
 	f->clean_files++;
-	f->clean_bytes += (uint64_t)sb->st_size;
+	f->clean_bytes += staged_bytes(sb);
 }
 
 static void count_dirty(struct stages_figures *f, const struct stat *sb,
@@ -372,7 +437,7 @@ static void count_dirty(struct stages_figures *f, const struct stat *sb,
 		sb->st_ctim.tv_sec * INT64_C(1000000000) + sb->st_ctim.tv_nsec;
 
 	f->dirty_files++;
-	*(memory ? &f->memory_bytes : &f->disk_bytes) += size;
+	*(memory ? &f->memory_bytes : &f->disk_bytes) += staged_bytes(sb);
 	if (memory && has > size)
 		f->ahead_bytes += has - size;
 	if (f->oldest_ns == 0 || changed_ns < f->oldest_ns)
@@ -382,6 +447,13 @@ static void count_dirty(struct stages_figures *f, const struct stat *sb,
 void stages_figures(struct stages *st, struct stages_figures *ret)
 {
 	memset(ret, 0, sizeof(*ret));
+	{
+		HOLD(&st->lock);
+		ret->slots = st->slot_count;
+		ret->slots_used = st->slot_count - st->free_count;
+		ret->slots_refused = st->shares.refused;
+		ret->slots_refused_uid = st->shares.refused_uid;
+	}
 	for (uint32_t i = 0; i < st->slot_count; i++) {
 		const struct stage_slot *slot = &st->slots[i];
 		bool memory = SLOT_GET(slot, kind) == STAGE_MEMORY;

@@ -52,7 +52,11 @@
 
 #include "store/base/sync.h"
 #include "store/space/image.h"
+#include "store/space/shares.h"
 #include "store/space/stage_fd.h"
+
+/* Smaller files are staged on disk: a huge page would hold little of them. */
+#define STAGE_MEMORY_BYTES_MIN (UINT64_C(1) << 20)
 
 enum stage_kind {
 	STAGE_MEMORY = 1,
@@ -95,10 +99,17 @@ struct stage {
 	atomic_uint refs;
 	struct stage_slot *slot; /* NULL: dropped, see stage_drop() */
 	uint32_t slot_index;
+	/* Whose share the slot is of, if any's (stages.shares); stages.lock */
+	bool shared;
+	uid_t uid;
 	bool sealed; /* see above; nobody opens it for writing */
 	/* Somebody of an earlier connection may write to it, and it could not
 	 * be copied: see held.h. Set before there are threads. */
 	bool held;
+	/* Somebody of an earlier connection may have it open to read, or
+	 * mapped: held.h. Set when it is taken over, cleared by who asked,
+	 * under the file's inode.changing. */
+	bool left;
 	/*
 	 * A segment has it: stage_drop() takes it from its file and leaves the
 	 * bytes. Changed under stages.lock.
@@ -139,6 +150,7 @@ struct stages {
 	struct lock lock;
 	uint32_t *free_slot; /* stack of free slots */
 	uint32_t free_count;
+	struct shares shares; /* of the slots */
 	uint64_t next_number;
 	struct stage_list clean; /* those that were not used longest first */
 	struct stage_fds fds; /* has a lock of its own */
@@ -187,9 +199,12 @@ void stages_sweep(struct stages *st);
  * A new, empty, dirty stage for ino, one reference. size_bytes: what the file
  * is expected to become, 0 when that is not known. Its slot does not count yet:
  * nobody finds the stage, nor would another daemon, until stage_show().
+ * -ENFILE: there is no slot. -EDQUOT: uid has his share of them (shares.h).
  */
-int stage_create(struct stages *st, uint64_t ino, uint64_t size_bytes,
-		 struct stage **ret_stage);
+int stage_create(struct stages *st, uint64_t ino, uid_t uid,
+		 uint64_t size_bytes, struct stage **ret_stage);
+/* One of the last daemon is of this user's share. */
+void stage_own(struct stages *st, struct stage *s, uid_t uid);
 void stage_show(struct stage *s);
 /*
  * A descriptor of the caller's own, O_RDONLY or O_RDWR; a sealed one is only
@@ -200,6 +215,12 @@ int stage_open(struct stages *st, const struct stage *s, int flags);
 int stage_copy(struct stages *st, const struct stage *from, struct stage *to);
 /* fstat(2) without a descriptor. */
 int stage_stat(struct stages *st, const struct stage *s, struct stat *ret);
+/*
+ * How much of it is no hole, when stage_stat() said *sb. What was allocated
+ * ahead in memory, and not written to yet, is one.
+ */
+uint64_t stage_data_bytes(struct stages *st, const struct stage *s,
+			  const struct stat *sb);
 /*
  * lease_ask() of its file: give the backing id back, and what stage_fd.h has,
  * before. A mapping of stage_map() is none of a writer.
@@ -279,6 +300,11 @@ void stages_set_hooks(struct stages *st, stage_evict_fn evict,
 		      stage_abandon_fn abandon, void *arg);
 void stages_set_pressure(struct stages *st,
 			 void (*pressure)(void *arg, uint64_t want), void *arg);
+/*
+ * A slot is wanted for this user: some caches are given up, his own if there
+ * are slots for others.
+ */
+void stages_free_slots(struct stages *st, uid_t uid);
 /* Give clean stages up until `want` bytes are free; false: there are none. */
 bool stages_make_room(struct stages *st, uint64_t want);
 
@@ -290,6 +316,9 @@ struct stages_figures {
 			       */
 	uint64_t clean_bytes, clean_files; /* in memory, for who reads */
 	int64_t oldest_ns; /* of the dirty ones' last changes (wall); 0: none */
+	uint32_t slots, slots_used;
+	uint64_t slots_refused; /* to users who had their share */
+	uid_t slots_refused_uid; /* the last one */
 };
 void stages_figures(struct stages *st, struct stages_figures *ret);
 void stages_usage(struct stages *st, uint64_t *ret_used, uint64_t *ret_total);

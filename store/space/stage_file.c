@@ -82,6 +82,28 @@ int stage_stat(struct stages *st, const struct stage *s, struct stat *ret)
 								      : 0;
 }
 
+static int add_bytes(void *arg, uint64_t at, uint64_t end)
+{
+	uint64_t *sum = arg;
+
+	*sum += end - at;
+	return 0;
+}
+
+uint64_t stage_data_bytes(struct stages *st, const struct stage *s,
+			  const struct stat *sb)
+{
+	SCOPED(scope_close) int fd = -1;
+	uint64_t size = (uint64_t)sb->st_size, sum = 0;
+	uint64_t has = (uint64_t)sb->st_blocks * 512;
+
+	if (s->kind == STAGE_MEMORY && has > 0)
+		fd = stage_open(st, s, O_RDONLY);
+	if (fd >= 0 && copy_each_data(fd, size, add_bytes, &sum) == 0)
+		return sum;
+	return has < size ? has : size;
+}
+
 int stage_ask(struct stages *st, const struct stage *s, enum lease what)
 {
 	char name[24];

@@ -16,7 +16,8 @@ bool stage_is_sealed(int fd);
 /* One reference, and no slot. NULL: out of memory. */
 struct stage *stage_new(uint64_t ino, enum stage_kind kind);
 /* A memory stage without bytes, with a slot. */
-int stage_new_slot(struct stages *st, uint64_t ino, struct stage **ret_stage);
+int stage_new_slot(struct stages *st, uint64_t ino, uid_t uid,
+		   struct stage **ret_stage);
 /*
  * Its bytes, allocated. -ENOSPC: there is no room for so many; `ask`: segments
  * were asked back, for the next time.

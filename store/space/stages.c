@@ -22,6 +22,7 @@
 #include "store/base/log.h"
 #include "store/base/memory.h"
 #include "store/base/scope.h"
+#include "store/db/parents.h"
 
 #define STAGE_TABLE "table"
 #ifndef STAGE_SLOTS /* a simulator has few files */
@@ -123,14 +124,18 @@ static int stages_mount(struct stages *st, const struct stages_config *c,
 static int stages_open_dir(struct stages *st, const struct stages_config *c,
 			   char *why, size_t why_size)
 {
-	if (strlen(c->dir) >= sizeof(st->path))
-		return -ENAMETOOLONG;
-	strcpy(st->path, c->dir);
-	st->capacity = c->size_bytes;
-	st->dirfd = open(c->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (st->dirfd < 0) {
-		int rc = -errno;
+	SCOPED(scope_free) char *real = NULL;
+	int rc = parents_check(c->dir, &real, why, why_size);
 
+	if (rc < 0)
+		return rc;
+	if (strlen(real) >= sizeof(st->path))
+		return -ENAMETOOLONG;
+	strcpy(st->path, real);
+	st->capacity = c->size_bytes;
+	st->dirfd = open(st->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (st->dirfd < 0) {
+		rc = -errno;
 		(void)snprintf(why, why_size,
 			       "cannot use %s as the stage: %s; make the "
 			       "directory or leave stage= out",
@@ -263,6 +268,7 @@ void stages_release(struct stages *st)
 	munmap((uint8_t *)st->slots - STAGE_HEADER_BYTES,
 	       STAGE_HEADER_BYTES + st->slot_count * sizeof(*st->slots));
 	free(st->free_slot);
+	shares_release(&st->shares);
 	stage_fds_release(&st->fds);
 	lock_destroy(&st->lock);
 	lock_destroy(&st->admit);

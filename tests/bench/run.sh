@@ -183,7 +183,7 @@ settle() {
 
 # status_number KEY; inspect_text PATH KEY
 status_number() {
-	"$ckptctl" status --json "$mnt" | sed -n "s/^\t*\"$1\":\t*\([0-9]*\),*$/\1/p"
+	"$ckptctl" status --timeout 240 --json "$mnt" | sed -n "s/^\t*\"$1\":\t*\([0-9]*\),*$/\1/p"
 }
 inspect_text() {
 	"$ckptctl" inspect --json "$1" |

@@ -15,7 +15,7 @@ from blocklog import Log, copy_sparse
 from lossy import MNT_DETACH, umount
 
 STORAGE_DAEMON = os.environ.get("QEMU_STORAGE_DAEMON", "qemu-storage-daemon")
-WAIT_BOUND = 120  # seconds for any one event
+WAIT_BOUND = 240  # seconds for any one event
 LOG_BYTES = 64 << 30  # sparse; what the log may grow to
 # Nothing is written later by itself; a small journal goes round often.
 MKFS = {

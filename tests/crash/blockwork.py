@@ -22,7 +22,7 @@ INTERVAL = 2  # seconds, of drain_interval= in slow settings
 # What stays open may be made durable as it stands, once it is that old. The
 # time is looked at around calls, so something is left for them.
 AGE = 0.75 * INTERVAL
-FREE_BOUND = 120  # seconds until the room of deleted files can be used
+FREE_BOUND = 240  # seconds until the room of deleted files can be used
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

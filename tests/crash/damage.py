@@ -237,7 +237,7 @@ def compare(m, truth):
 
 def ctl(*argv):
     done = subprocess.run([ck.CKPTCTL, *argv], capture_output=True, text=True,
-                          errors="replace", timeout=120)
+                          errors="replace", timeout=240)
     if done.returncode not in (0, 1, 2):
         raise Silent(f"ckptctl {argv[0]} ended with {done.returncode}")
     return done.returncode, (done.stdout + done.stderr).strip()
@@ -287,8 +287,8 @@ def images_are_there(template, store, damaged, when):
 def look_at_mounted(m, template, checked, scrubbed):
     wrong = compare(m, template.truth)
     m.ctl("gc", m.mnt)
-    done = subprocess.run(["umount", m.mnt], check=False, timeout=120)
-    m.proc.wait(120)
+    done = subprocess.run(["umount", m.mnt], check=False, timeout=240)
+    m.proc.wait(240)
     m.proc = None
     if done.returncode:
         raise Silent("it could not be unmounted")

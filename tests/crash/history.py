@@ -156,8 +156,10 @@ class History:
         if entry[0] == "file" and not self.names(entry[1]):
             self.deaths[entry[1]] = (step, path)
 
-    def rename(self, step, src, dst, exchange=False):
-        """Returns all paths that the rename gave or took something."""
+    def rename(self, step, src, dst, exchange=False, publishes=True):
+        """Returns all paths that the rename gave or took something. One that
+        publishes happens to all of them or to none; after any other one the
+        new name has what it had until the file is durable."""
         moved = {p: self.tree[p] for p in self.under(src)}
         gone = {p: self.tree[p] for p in self.under(dst)}
         for path in (*moved, *gone):
@@ -173,7 +175,8 @@ class History:
         paths = set(moved) | set(gone) | set(self.under(dst)) \
             | set(self.under(src))
         self.note(step, *paths)
-        self.renames.append((step, paths))
+        if publishes:
+            self.renames.append((step, paths))
         return paths
 
     # --- judging ---

@@ -129,14 +129,14 @@ def closes_become_durable_in_their_order():
         assert c.kinds({n: found[n] for n in end}) == []
     assert c.kinds({n: found[n] for n in ("tracker", "synced")}) == \
         ["overtaken"]
-    c.w.put("late.tmp", b"late")
-    c.w.rename("late.tmp", "late")
+    c.w.put("late.tmp", b"latest")
+    c.w.rename("late.tmp", "latest")
     found = c.tree()
     assert c.kinds(found) == []
-    assert c.kinds({n: found[n] for n in ("late", "synced")}) == \
+    assert c.kinds({n: found[n] for n in ("latest", "synced")}) == \
         ["overtaken-by-publish"]
     c.w.unlink("data")  # what is removed need not have been durable
-    assert c.kinds({n: found[n] for n in ("tracker", "late", "synced")}) == []
+    assert c.kinds({n: found[n] for n in ("tracker", "latest", "synced")}) == []
 
 
 def removed_names_of_a_synced_directory_stay_away():

@@ -11,7 +11,7 @@ import subprocess
 BUILD = os.environ.get("CKPTFS_BUILD", os.path.join(
     os.path.dirname(os.path.abspath(__file__)), "../../build"))
 LOSSYFS = os.environ.get("LOSSYFS", os.path.join(BUILD, "tests/crash/lossyfs"))
-WAIT_BOUND = 120  # seconds for any one event
+WAIT_BOUND = 240  # seconds for any one event
 MNT_DETACH = 2
 SKIP = 77
 

@@ -18,7 +18,7 @@ from lossy import BUILD, MNT_DETACH, umount
 
 CKPTFS = os.environ.get("CKPTFS", os.path.join(BUILD, "fuse/ckptfs"))
 CKPTCTL = os.environ.get("CKPTCTL", os.path.join(BUILD, "fuse/ckptctl"))
-STEP_BOUND = 120  # seconds for anything a daemon is asked to do
+STEP_BOUND = 240  # seconds for anything a daemon is asked to do
 SHOWN_MAX = 20  # violations printed in full
 
 

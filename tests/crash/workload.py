@@ -8,6 +8,7 @@ import ctypes
 import errno
 import json
 import os
+import re
 import random
 import sys
 
@@ -21,6 +22,10 @@ libc = ctypes.CDLL(None, use_errno=True)
 KIB, MIB = 1 << 10, 1 << 20
 RENAME_EXCHANGE = 2
 AT_FDCWD = -100
+
+
+# Of a file: see step_name_publishes().
+PUBLISHES = re.compile(r"latest(?!.*\.tmp)|\.metadata$|.+\.(ckpt|index\.json)$")
 
 
 def data(size, seed):
@@ -240,11 +245,16 @@ class Work:
                      self.at(old), self.at(new))
 
     def rename(self, src, dst, exchange=False):
+        """Durable when it returns, if it publishes something; any other one
+        is in the order of the closes, and need not be."""
         h = self.h
+        publishes = exchange or h.tree[src][0] == "dir" or \
+            PUBLISHES.match(os.path.basename(dst)) is not None
         step = h.begin(f"rename {src} {dst}" + " (exchange)" * exchange)
-        paths = h.rename(step, src, dst, exchange)
-        h.floor(step, paths)
-        h.hurry(step, h.fids(paths), "published")
+        paths = h.rename(step, src, dst, exchange, publishes)
+        if publishes:
+            h.floor(step, paths)
+            h.hurry(step, h.fids(paths), "published")
         renameat2(self.at(src), self.at(dst),
                   RENAME_EXCHANGE if exchange else 0)
         h.end(step)
@@ -342,6 +352,12 @@ def run(w, remount, crash, flush):
     again.close()
     w.put("model_latest", b"3")
 
+    # As safetensors saves: a name of its own, renamed over the last one.
+    for step in range(3):
+        w.put(f".tmpA{step}", data(300 * KIB + step, f"renamed {step}"))
+        w.rename(f".tmpA{step}", "renamed.safetensors")
+        w.put("renamed_log", b"%d" % step)
+
     # Names.
     w.link("synced_20k", "step_2/hard")
     w.symlink("step_2/hard", "soft")
@@ -361,6 +377,8 @@ def run(w, remount, crash, flush):
     w.put("again.safetensors", safetensors(shared, data(MIB, "rank 0")))
     if flush:
         w.settle("flush", flush)
+    w.put(".tmpB", data(270 * KIB, "over what is durable"))
+    w.rename(".tmpB", "renamed.safetensors")
     w.put("after_flush", data(60 * KIB, 14))
 
     w.settle("unmount and mount", remount)
@@ -382,6 +400,8 @@ def run(w, remount, crash, flush):
     w.put("before_crash_100", data(100, 17))
     w.put("before_crash_2m", data(2 * MIB, 18))
     w.put("again.safetensors", shared + data(KIB, 19))
+    w.put(".tmpC", data(280 * KIB, "taken over"))
+    w.rename(".tmpC", "renamed.safetensors")
     for step in range(4, 7):
         w.put("model.pt", data(MIB + step, f"m{step}"))
         w.put("model_latest", b"%d" % step)

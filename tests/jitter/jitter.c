@@ -7,6 +7,11 @@
  * CKPTFS_JITTER=SEED turns it on, in ckptfs and the unit tests alone, and
  * CKPTFS_JITTER_RARELY=N makes it that much rarer. A seed says what each thread
  * draws, not in which order they run.
+ *
+ * CKPTFS_JITTER_WHO=caller: only the program's first thread is late, and often.
+ * In a unit test that is the one that calls the store, so what the store does
+ * behind it is nearly always done by its next step. A test that takes something
+ * for not yet done fails.
  */
 #define _GNU_SOURCE 1
 #include <dlfcn.h>
@@ -27,7 +32,10 @@ struct start {
 	void *arg;
 };
 
-static bool on;
+/* The caller is late that many times as often as a thread among others is. */
+#define CALLER_OFTEN 4u
+
+static bool on, caller_alone;
 static uint64_t seed, rarely = 1;
 static atomic_uint_fast64_t threads;
 static _Thread_local uint64_t drawn;
@@ -37,11 +45,13 @@ __attribute__((constructor)) static void configure(void)
 	const char *name = program_invocation_short_name;
 	const char *given = getenv("CKPTFS_JITTER");
 	const char *n = getenv("CKPTFS_JITTER_RARELY");
+	const char *who = getenv("CKPTFS_JITTER_WHO");
 
 	if (given)
 		seed = strtoull(given, NULL, 10);
 	if (n && atoi(n) > 0)
 		rarely = (uint64_t)atoi(n);
+	caller_alone = who && strcmp(who, "caller") == 0;
 	/* A test that starts itself is called exe. */
 	on = given &&
 	     (strcmp(name, "ckptfs") == 0 || strncmp(name, "test_", 5) == 0 ||
@@ -66,7 +76,14 @@ static void late(uint64_t times)
 	struct timespec t = { 0 };
 	int saved = errno;
 
-	if (!on || draw() % (times * rarely) != 0)
+	if (!on)
+		return;
+	if (caller_alone) {
+		if (gettid() != getpid())
+			return;
+		times = (times + CALLER_OFTEN - 1) / CALLER_OFTEN;
+	}
+	if (draw() % (times * rarely) != 0)
 		return;
 	t.tv_nsec = (long)(draw() % LATE_NS_MAX);
 	(void)nanosleep(&t, NULL);

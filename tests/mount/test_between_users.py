@@ -247,7 +247,7 @@ def what_failed_is_named_to_its_owner(m):
                           data(40 * MIB, 2)), ALICE)
 
     def failed(uid):
-        s = json.loads(ctl_as(uid, "status", "--json", m.mnt))
+        s = json.loads(ctl_as(uid, "status", "--timeout", "240", "--json", m.mnt))
         return s["failed"], [f["path"] for f in s["failed_files"]]
     assert failed(BOB) == (1, [])
     assert failed(ALICE)[1] == failed(0)[1] != []

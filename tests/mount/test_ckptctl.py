@@ -353,6 +353,28 @@ def a_dead_daemon_s_mount_is_named(m):
     m.unmount()
 
 
+@ck.mounted(modes=("auto",))
+def a_daemon_that_is_stopped_is_said_to_be(m):
+    """Who asks for a status is let go, also by who reads what he prints."""
+    os.killpg(m.proc.pid, signal.SIGSTOP)
+    try:
+        for options in ((), ("--json",)):
+            done = subprocess.run(
+                [ck.CKPTCTL, "status", "--timeout", "1", *options, m.mnt],
+                capture_output=True, text=True, timeout=ck.WAIT_BOUND,
+                check=False)
+            assert done.returncode == 3, done
+            assert "no answer for 1 s" in done.stderr, done
+        error = json.loads(done.stdout)["error"]
+        assert error["exit_code"] == 3 and "no answer" in error["message"]
+    finally:
+        os.killpg(m.proc.pid, signal.SIGCONT)
+    assert m.status()["failed"] == 0
+    for wrong in ("0", "x", "1x", "", "86401"):
+        assert "--timeout" in ck.sh(ck.CKPTCTL, "status", "--timeout", wrong,
+                                    m.mnt, code=2)
+
+
 @ck.mounted()
 def a_result_that_cannot_be_written_is_a_problem(m):
     put(m.path("f"), b"x")

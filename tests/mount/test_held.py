@@ -7,7 +7,7 @@ import os
 import signal
 
 import ckptest as ck
-from ckptest import KIB, MIB, as_user, data, fails, get, put, same
+from ckptest import KIB, MIB, PAGE, as_user, data, fails, get, put, same
 
 OWNER = 1001
 
@@ -26,7 +26,7 @@ ENDS = {"kill": ck.Mount.kill, "term": terminate}
 STAGES = {"disk": (), "memory": ("debug_stage=memory",)}
 
 
-def each(m, *options):
+def each(m, *options, again=()):
     """Every way to stage and to end, in a folder of its own."""
     for stage, extra in STAGES.items():
         for end, fn in ENDS.items():
@@ -37,7 +37,7 @@ def each(m, *options):
 
             def restart(fn=fn, extra=extra):
                 fn(m)
-                m.start("share=all", *extra)
+                m.start("share=all", *extra, *again)
             yield folder, restart
             m.unmount()
             m.fsck("--scrub")
@@ -168,6 +168,76 @@ def an_old_reader_keeps_what_was_staged(m):
             same(maps[name][:], content, name)
             maps[name].close()
             os.close(fds[name])
+
+
+def change_in_place(path):
+    with open(path, "r+b", buffering=0) as f:
+        os.pwrite(f.fileno(), b"!" * PAGE, 4 * PAGE)
+
+
+def append(path):
+    with open(path, "ab") as f:
+        f.write(b"!" * PAGE)
+
+
+def cut(path):
+    os.truncate(path, 10)
+
+
+def cut_by_handle(path):
+    with open(path, "r+b", buffering=0) as f:
+        f.truncate(10)
+
+
+def map_in_place(path):
+    with open(path, "r+b", buffering=0) as f:
+        with mmap.mmap(f.fileno(), 0) as m:
+            m[PAGE:PAGE + 10] = b"!" * 10
+
+
+CHANGES = (change_in_place, append, cut, cut_by_handle, map_in_place)
+
+
+def others_change(m, *hold):
+    want = data(MIB, 6)
+    for folder, restart in each(m, *hold, again=hold):
+        names = [f"{folder}/{fn.__name__}" for fn in CHANGES]
+        for path in names:
+            put(path, want)
+        if not hold:
+            m.flush()
+        fds = [os.open(path, os.O_RDONLY) for path in names]
+        maps = [mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+                for fd in fds]
+        restart()
+        for path, fn in zip(names, CHANGES):
+            with opened(path, os.O_RDONLY) as fd:
+                fn(path)
+                new = get(path)
+                assert new != want and len(new) == os.stat(path).st_size
+                if hold and folder.endswith("kill"):  # else: an image
+                    same(os.pread(fd, 2 * MIB, 0), new, path)
+        m.flush()
+        for path, fn, fd, old in zip(names, CHANGES, fds, maps):
+            same(os.pread(fd, 2 * MIB, 0), want, path + " descriptor")
+            same(old[:], want, path + " mapping")
+            old.close()
+            os.close(fd)
+            assert m.state(path) == "durable"
+            put(path + "_plain", want)
+            fn(path + "_plain")
+            same(get(path), get(path + "_plain"), path)
+
+
+@ck.mounted(modes=("auto",), start=False)
+def an_old_reader_keeps_what_others_change(m):
+    """They have a copy; who reads what is staged here sees their change."""
+    others_change(m, "debug_hold_drain")
+
+
+@ck.mounted(modes=("auto",), start=False)
+def an_old_reader_keeps_what_is_durable_and_others_change(m):
+    others_change(m)
 
 
 @ck.mounted(modes=("auto",), start=False)

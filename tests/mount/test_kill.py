@@ -47,24 +47,28 @@ def writer(folder, seed, pipe):
             name = f"s{seed}-{n % 7}" if rand.random() < 0.3 else f"s{seed}n{n}"
             size = rand.choice((0, 1, 700, 5000, 40 * KIB, 200 * KIB,
                                 rand.randrange(3 * MIB)))
-            what = rand.choice(("plain", "sync", "rename", "rename"))
+            # A rename of what was synced is durable, any other one in order.
+            what = rand.choice(("plain", "sync", "rename", "rename-synced"))
+            renames = what.startswith("rename")
             path = os.path.join(folder, name)
             bytes_ = content(name, n, size)
-            target = path + ".tmp" if what == "rename" else path
+            target = path + ".tmp" if renames else path
             tell("begin", what, name, n, size)
             fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             step = rand.choice((3000, 128 * KIB, MIB))
             for at in range(0, size, step):
                 os.write(fd, bytes_[at:at + step])
-            if what != "rename":
+            if not renames:
                 tell("written", what, name, n, size)
-            if what == "sync":
+            if what in ("sync", "rename-synced"):
                 os.fsync(fd)
+            if what == "sync":
                 tell("synced", what, name, n, size)
             os.close(fd)
-            if what == "rename":
+            if renames:
                 os.rename(target, path)
-                tell("synced", what, name, n, size)
+                tell("synced" if what == "rename-synced" else "written", what,
+                     name, n, size)
     except OSError:
         pass  # the daemon was killed
 
@@ -98,7 +102,7 @@ class Model:
             want = content(name, version, size)
             in_flight = i > self.written.get(name, -1)
             if got == want or (got is not None and in_flight and not power_cut
-                               and what != "rename" and
+                               and not what.startswith("rename") and
                                want.startswith(got)):
                 self.settle(name, (version, len(got), what))
                 return

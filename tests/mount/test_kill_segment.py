@@ -56,8 +56,8 @@ def step(client, folder, rand, n, tell):
     bytes_ = content(name, n, size)
     tell("begin", name, n, size)
     if what == "put":
-        # The rename makes it one step; it returns when it is durable.
-        put(path + ".tmp", bytes_)
+        # The rename makes it one step; of what was synced it is durable.
+        put(path + ".tmp", bytes_, sync=True)
         os.rename(path + ".tmp", path)
         tell("durable", name, n)
         return

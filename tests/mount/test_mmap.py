@@ -120,6 +120,62 @@ def maps_and_writes_see_each_other(fs):
             m.close()
 
 
+def extend_by_ftruncate(fd, size):
+    os.ftruncate(fd, size + 1)
+
+
+def extend_by_fallocate(fd, size):
+    os.posix_fallocate(fd, size, 1)
+
+
+def extend_by_pwrite(fd, size):
+    os.pwrite(fd, b"\0", size)
+
+
+EXTEND = (extend_by_ftruncate, extend_by_fallocate, extend_by_pwrite)
+
+
+def look_behind_the_end(fs, stage, extend, synced):
+    end, far = 5000, 3 * PAGE + 100
+    want = data(end) + bytes(far + 1 - end)
+    what = f"{stage} {extend.__name__} synced={synced}"
+    path = fs.path(what)
+    put(path, data(end))
+    if stage != "staged":
+        fs.flush(path)
+    fd = os.open(path, os.O_RDWR)
+    m = BareMap(fd, 4 * PAGE)
+    m.write(10, data(end)[10:20])
+    m.write(end, b"behind the end")
+    if synced:
+        os.fsync(fd)
+    extend(fd, far)
+    same(m.read(0, far + 1), want, what + " map")
+    same(os.pread(fd, far + 1, 0), want, what + " read")
+    m.write(end + 10, b"within")  # it is content from now on
+    m.close()
+    os.close(fd)
+    same(get(path), want[:end + 10] + b"within" + want[end + 16:],
+         what + " file")
+
+
+@ck.posix
+def what_a_map_has_behind_the_end_is_no_content_of_a_longer_file(fs):
+    """The rest of the last page can be written to, and is nobody's."""
+    for stage in fs.stages():
+        for extend in EXTEND:
+            for synced in (False, True):
+                look_behind_the_end(fs, stage, extend, synced)
+
+
+@ck.mounted(start=False)
+def nor_is_it_when_the_file_is_staged_in_memory(m):
+    """But a far write in passthrough is tmpfs' own."""
+    m.start("debug_stage=memory", "debug_hold_drain")
+    for extend in EXTEND if m.mode == "off" else EXTEND[:2]:
+        look_behind_the_end(m, "staged", extend, False)
+
+
 @ck.posix
 def a_map_of_a_file_that_is_replaced_keeps_the_old(fs):
     path, size = fs.path("f"), 2 * MIB

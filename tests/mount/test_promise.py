@@ -141,6 +141,132 @@ def an_overwrite_that_was_not_synced_leaves_the_old_content(m):
     same(get(synced), content, "synced")
 
 
+@ck.mounted("debug_hold_drain")
+def a_rename_that_publishes_nothing_returns_at_once(m):
+    """As safetensors saves: a random name, renamed over the last save. What it
+    replaces stays until the new one is durable, or nothing is there."""
+    def files():
+        for size in (100, MIB, 5 * MIB):
+            for old in (None, data(size // 2, "old")):
+                yield m.path(f"model {size} {old is None}"), size, old
+    for path, _, old in files():
+        if old is not None:
+            put(path, old)
+    m.ctl("flush", m.mnt)
+    for path, size, old in files():
+        put(m.path(".tmpXYZ"), data(size, "new"))
+        os.rename(m.path(".tmpXYZ"), path)
+        assert m.state(path) == "staged", path
+        same(get(path), data(size, "new"), path)
+    fd = os.open(m.mnt, os.O_RDONLY)
+    os.fsync(fd)  # of the log, with all names
+    os.close(fd)
+    m.power_cut()
+    m.start()
+    for path, _, old in files():  # nothing was drained
+        whole_or_absent(path, old)
+    assert ".tmpXYZ" not in os.listdir(m.mnt)
+    m.unmount()
+    m.fsck()
+
+
+@ck.mounted("debug_hold_drain")
+def a_rename_that_publishes_nothing_survives_kill_9(m):
+    want = {}
+    for size in (100, MIB):
+        path = m.path(f"model{size}.safetensors")
+        put(path, data(size // 2, "old"))
+        want[path] = data(size, "new")
+    m.ctl("flush", m.mnt)
+    for path, content in want.items():
+        put(m.path(".tmpXYZ"), content)
+        os.rename(m.path(".tmpXYZ"), path)
+        assert m.state(path) == "staged"
+    m.kill()
+    m.start()
+    assert len(os.listdir(m.mnt)) == 2
+    for path, content in want.items():
+        same(get(path), content, path)
+        m.ctl("flush", path)
+    m.power_cut()
+    m.start()
+    for path, content in want.items():
+        same(get(path), content, path)
+    m.unmount()
+    m.fsck()
+
+
+@ck.mounted("debug_hold_drain")
+def nothing_closed_later_is_durable_before_what_was_renamed(m):
+    """A publish makes durable what was closed before, renamed files too."""
+    path, content = m.path("model.safetensors"), data(MIB, "new")
+    put(path, data(MIB, "old"))
+    m.ctl("flush", path)
+    put(m.path(".tmpXYZ"), content)
+    os.rename(m.path(".tmpXYZ"), path)
+    assert m.state(path) == "staged"
+    put(m.path("latest.tmp"), b"step_1")
+    os.rename(m.path("latest.tmp"), m.path("latest"))
+    m.power_cut()
+    m.start()
+    same(get(m.path("latest")), b"step_1", "latest")
+    same(get(path), content, "what was closed and renamed before it")
+
+
+@ck.mounted("debug_hold_drain")
+def a_rename_of_what_publishes_a_step_waits(m):
+    names = ["step_100.pt", "last.ckpt", ".metadata", "latest",
+             "model.safetensors.index.json"]
+    for old in (False, True):
+        for name in names:
+            put(m.path(".tmpXYZ"), data(MIB, f"{name} {old}"))
+            os.rename(m.path(".tmpXYZ"), m.path(name))
+            assert m.state(m.path(name)) == "durable", name
+    for i, sync_closed in enumerate((False, True)):
+        put(m.path(".tmpXYZ"), data(MIB, i), sync=not sync_closed)
+        if sync_closed:  # by a handle that came after the close
+            fd = os.open(m.path(".tmpXYZ"), os.O_RDONLY)
+            os.fsync(fd)
+            os.close(fd)
+        os.rename(m.path(".tmpXYZ"), m.path(f"synced {i}"))
+    m.power_cut()
+    m.start()
+    for name in names:
+        same(get(m.path(name)), data(MIB, f"{name} True"), name)
+    for i in range(2):
+        same(get(m.path(f"synced {i}")), data(MIB, i), "fsynced before")
+
+
+@ck.mounted("debug_hold_drain")
+def a_rename_waits_where_the_order_alone_would_not_do(m):
+    """Over what was closed and is not durable, of what was durable and then
+    changed, of what is open, over another's file or one with another mode."""
+    over = m.path("over")
+    put(over, data(MIB, 1))
+    put(m.path("t"), data(MIB, 2))
+    os.rename(m.path("t"), over)
+    assert m.state(over) == "durable"
+    put(m.path("t"), data(MIB, 3), sync=True)
+    put(m.path("t"), data(MIB, 4))
+    os.rename(m.path("t"), m.path("changed"))
+    assert m.state(m.path("changed")) == "durable"
+    put(over, data(MIB, 5), sync=True)
+    os.chmod(over, 0o600)
+    put(m.path("t"), data(MIB, 6))
+    os.rename(m.path("t"), over)
+    assert m.state(over) == "durable"
+    put(m.path("t"), data(MIB, 7))
+    os.link(m.path("t"), m.path("t2"))
+    put(m.path("t"), data(MIB, 8))
+    os.rename(m.path("t"), over)
+    assert m.state(over) == "durable"
+    m.power_cut()
+    m.start()
+    same(get(over), data(MIB, 8), "over")
+    same(get(m.path("t2")), data(MIB, 8), "its other name")
+    same(get(m.path("changed")), data(MIB, 4), "changed")
+
+
 @ck.mounted("publish=async,debug_hold_drain")
 def an_async_rename_never_shows_data_that_is_not_there(m):
     """The wait is off, the order is not: old or new, never neither."""
@@ -174,7 +300,7 @@ def an_async_rename_survives_kill_9(m):
     same(get(m.path("tracker")), new, "tracker")
 
 
-@ck.mounted("debug_hold_drain")
+@ck.mounted("publish=wait,debug_hold_drain")
 def rename_of_a_file_publishes_it(m):
     for size in (100, MIB):
         for old in (False, True):

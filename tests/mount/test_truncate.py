@@ -124,12 +124,14 @@ def fallocate_reserves_extends_and_punches(fs):
         ck.fallocate(fd, PUNCH_HOLE | KEEP_SIZE, 10000, 100000)
         want = content[:10000] + bytes(100000) + content[110000:] + bytes(100)
         same(os.pread(fd, MIB, 0), want, "punched")
-        try:
-            ck.fallocate(fd, ZERO_RANGE, 200000, 1000)
-            want = want[:200000] + bytes(1000) + want[201000:]
-        except OSError as e:
-            assert e.errno == errno.EOPNOTSUPP, e
+        ck.fallocate(fd, ZERO_RANGE, 200000, 1000)
+        ck.fallocate(fd, ZERO_RANGE | KEEP_SIZE, 250000, MIB)
+        want = want[:200000] + bytes(1000) + want[201000:250000]
+        want += bytes(256 * KIB + 100 - len(want))
         same(os.pread(fd, MIB, 0), want, "zeroed")
+        ck.fallocate(fd, ZERO_RANGE, 256 * KIB, 2000)
+        want += bytes(1900)
+        same(os.pread(fd, MIB, 0), want, "longer")
         for code, mode, at, size in ((errno.EINVAL, 0, 0, 0),
                                      (errno.EINVAL, 0, -1, 10),
                                      (errno.EOPNOTSUPP, PUNCH_HOLE, 0, 10)):
@@ -137,6 +139,19 @@ def fallocate_reserves_extends_and_punches(fs):
         os.close(fd)
         for stage in fs.stages(path):
             same(get(path), want, f"{stage} durable {durable}")
+
+
+@ck.mounted(start=False)
+def a_range_in_memory_is_zeroed_as_well(m):
+    """tmpfs itself cannot: FALLOC_FL_ZERO_RANGE is answered alike everywhere."""
+    m.start("debug_stage=memory", "debug_hold_drain")
+    with open(m.path("f"), "w+b", buffering=0) as f:
+        f.write(data(256 * KIB))
+        ck.fallocate(f.fileno(), ZERO_RANGE, 5000, 100000)
+        ck.fallocate(f.fileno(), ZERO_RANGE, 256 * KIB - 10, 1000)
+    want = data(256 * KIB)
+    want = want[:5000] + bytes(100000) + want[105000:-10] + bytes(1000)
+    same(get(m.path("f")), want)
 
 
 @ck.posix

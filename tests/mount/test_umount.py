@@ -1,10 +1,14 @@
 """umount(8) of a mount that root made with the bare command: it asks
 umount.fuse.ckptfs, where that is installed, and what it knows of the mount is
 gone afterwards, however it was unmounted."""
+import contextlib
 import fcntl
+import mmap
 import os
 import re
+import select
 import shutil
+import socket
 import subprocess
 
 import ckptest as ck
@@ -13,6 +17,7 @@ from ckptest import KIB, MIB, data, get, put, same
 CLONE_NEWNS = 0x20000
 DEPLOY = os.path.join(ck.HERE, "../../deploy")
 HELPER = "umount.fuse.ckptfs"
+NAME = get("/proc/self/comm").decode().strip()  # of this process
 
 
 def table(m):
@@ -46,7 +51,7 @@ def private_sbin(m, helper=True):
     if helper:
         with open(path, "w", encoding="utf-8") as f:
             f.write(f'#!/bin/sh\necho "$@" >>{m.asked}\n'
-                    f"PATH={os.path.dirname(ck.CKPTCTL)}:$PATH\n"
+                    f"export PATH={os.path.dirname(ck.CKPTCTL)}:$PATH\n"
                     f'exec {DEPLOY}/{HELPER} "$@"\n')
         os.chmod(path, 0o755)
     if not os.path.lexists(os.path.join(new, "ckptfs")):
@@ -183,6 +188,166 @@ def without_the_helper_or_the_table_it_mounts_all_the_same(m):
     put(m.path("f"), data(MIB))
     ck.umount(m.mnt)
     wait_for_end(m)
+
+
+def refused(m):
+    """What umount says that leaves the mount where it is."""
+    said = ck.sh("umount", m.mnt, code=32)
+    assert m.mnt in ck.mounts_under(m.mnt), said
+    assert asked(m) == 1
+    return said
+
+
+@ck.mounted(modes=("auto",), start=False)
+@alone
+def who_keeps_a_mount_busy_is_named(m):
+    private_sbin(m)
+    command(m)
+    os.mkdir(m.path("d"))
+    put(m.path("d", "f*[x]"), data(MIB))
+    for use, what in (
+            (lambda: os.open(m.path("d", "f*[x]"), os.O_RDONLY),
+             f"has open {m.path('d', 'f*[x]')}"),
+            (lambda: os.chdir(m.path("d")), f"is in {m.path('d')}"),
+            (lambda: mapped(m.path("d", "f*[x]")),
+             f"has mapped {m.path('d', 'f*[x]')}")):
+        with there(use) as pid:
+            said = refused(m)
+            assert f"process {pid} ({NAME}) {what}" in said, said
+    os.mkdir(m.path("below"))
+    ck.sh("mount", "-n", "-t", "tmpfs", "ckptest", m.path("below"))
+    said = refused(m)
+    assert f"  {m.path('below')}\n" in said and "process" not in said, said
+    ck.sh("umount", m.path("below"))
+    ck.sh("umount", m.mnt)
+
+
+def mapped(path):
+    fd = os.open(path, os.O_RDONLY)
+    kept = mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+    os.close(fd)
+    return kept
+
+
+@contextlib.contextmanager
+def there(use):
+    """A process that keeps what use() returns, as long as this block lasts."""
+    ready, come = os.pipe()
+    leave, end = os.pipe()
+
+    def run():
+        os.close(end)
+        kept = use()
+        if isinstance(kept, mmap.mmap):  # Python keeps a descriptor beside it
+            for fd in os.listdir("/proc/self/fd"):
+                with contextlib.suppress(OSError):
+                    if "/mnt/" in os.readlink(f"/proc/self/fd/{fd}"):
+                        os.close(int(fd))
+        os.write(come, b"x")
+        os.read(leave, 1)
+    child = ck.Child(run)
+    os.close(leave)
+    assert os.read(ready, 1)
+    try:
+        yield child.pid
+    finally:
+        os.close(end)
+        child.result()
+        os.close(ready)
+        os.close(come)
+
+
+@ck.mounted(modes=("auto",), start=False)
+@alone
+def a_mount_that_is_busy_with_nobody_there_is_waited_for(m):
+    """As a descriptor in a socket is no process's."""
+    private_sbin(m)
+    command(m)
+    put(m.path("f"), data(MIB))
+    a, b = socket.socketpair()
+    fd = os.open(m.path("f"), os.O_RDONLY)
+    socket.send_fds(a, [b"x"], [fd])
+    os.close(fd)
+    with subprocess.Popen(["umount", m.mnt], stderr=subprocess.PIPE,
+                          text=True) as umount:
+        said = umount.stderr.readline()
+        assert "no process has anything open" in said, said
+        assert m.mnt in ck.mounts_under(m.mnt)
+        b.close()
+        rest = umount.stderr.read()
+    assert umount.returncode == 0, rest
+    assert ck.mounts_under(m.mnt) == []
+
+
+@ck.mounted(modes=("auto",), start=False)
+@alone
+def who_has_the_mount_in_another_namespace_is_named_and_not_waited_for(m):
+    private_sbin(m)
+    command(m)
+    put(m.path("f"), data(MIB))
+
+    def elsewhere():
+        assert ck.libc.unshare(CLONE_NEWNS) == 0
+        ck.sh("mount", "--make-rprivate", "/")
+        return os.open(m.path("f"), os.O_RDONLY)
+    with there(elsewhere) as pid:
+        said = ck.sh("umount", m.mnt)
+        assert asked(m) == 1
+        assert "still mounted elsewhere" in said, said
+        assert f"process {pid} ({NAME}), at {m.mnt}\n" in said, said
+        assert ck.mounts_under(m.mnt) == []
+    wait_for_end(m)
+
+
+@ck.mounted(modes=("auto",), start=False)
+@alone
+def who_ends_the_helper_ends_what_it_waits_for(m):
+    private_sbin(m)
+    command(m)
+    begun = os.path.join(m.base, "begun")
+    os.mkfifo(begun)
+    path = os.path.join(m.base, "path")
+    os.mkdir(path)
+    with open(os.path.join(path, "ckptctl"), "w", encoding="utf-8") as f:
+        f.write(f"#!/bin/sh\necho $$ $PPID >{begun}\nexec sleep 100000\n")
+    os.chmod(os.path.join(path, "ckptctl"), 0o755)
+    with subprocess.Popen([os.path.join(DEPLOY, HELPER), m.mnt],
+                          env=dict(os.environ, PATH=path + ":/usr/bin:/bin"),
+                          ) as helper:
+        with open(begun, encoding="ascii") as f:
+            flush, parent = map(int, f.read().split())
+        assert parent == helper.pid
+        ended = os.pidfd_open(flush)
+        helper.terminate()
+    assert helper.returncode == 143, helper
+    poll = select.poll()
+    poll.register(ended, select.POLLIN)
+    assert poll.poll(ck.WAIT_BOUND * 1000), "its flush goes on"
+    os.close(ended)
+    assert m.mnt in ck.mounts_under(m.mnt)
+    ck.sh("umount", m.mnt)
+
+
+@ck.mounted(modes=("auto",), start=False)
+@alone
+def a_file_that_is_not_durable_is_named_and_the_mount_stays(m):
+    private_sbin(m)
+    disk = ck.Disk(m.base, 192 * MIB)
+    m.store = os.path.join(disk.path, "store")
+    os.mkdir(m.store)
+    command(m, "debug_hold_drain", "debug_stage=memory", "stage_size=256M")
+    put(m.path("rank_0.pt"), data(40 * MIB))
+    disk.fill(leave=20 * MIB)
+    said = refused(m)
+    assert re.search(r"^ +\S*/rank_0\.pt: No space left on device$", said,
+                     re.M), said
+    assert "stays mounted, not everything is durable" in said, said
+    disk.relieve()
+    ck.sh("umount", m.mnt)
+    command(m)
+    same(get(m.path("rank_0.pt")), data(40 * MIB))
+    ck.sh("umount", m.mnt)
+    ck.umount(disk.path)
 
 
 @ck.mounted(modes=("auto",), start=False)

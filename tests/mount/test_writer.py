@@ -6,8 +6,10 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 
 import ckptest as ck
+import layouts
 from ckptest import KIB, MIB, fails, get, same
 
 NAMES = ("rank", "rank_kind", "world", "host", "job")
@@ -52,8 +54,8 @@ def run(argv, **environment):
     assert done.returncode == 0, (argv, done.stdout)
 
 
-def save(path, size=9, **environment):
-    run(["dd", "if=/dev/zero", f"of={path}", f"bs={size}", "count=1"],
+def save(path, size=9, source="/dev/zero", **environment):
+    run(["dd", f"if={source}", f"of={path}", f"bs={size}", "count=1"],
         **environment)
 
 
@@ -318,7 +320,11 @@ def a_file_from_a_segment_is_of_the_rank_that_commits_it(m):
 @ck.mounted()
 def inspect_says_who_wrote_it(m):
     save(m.path("f"), RANK="3", WORLD_SIZE="8", SLURM_JOB_ID="5")
-    save(m.path("zero_pp_rank_2_mp_rank_00_optim_states.pt"))
+    other = "zero_pp_rank_2_mp_rank_00_optim_states.pt"
+    with tempfile.NamedTemporaryFile() as f:  # what the name promises
+        f.write(layouts.torch_save({}))
+        f.flush()
+        save(m.path(other), MIB, f.name)
     save(m.path("none"))
 
     def inspect(name):
@@ -328,7 +334,6 @@ def inspect_says_who_wrote_it(m):
                             "source": "environment"}, inspect("f")
     assert f"rank 3 of 8 on {HOST}, job 5 (environment)" in \
         m.ctl("inspect", m.path("f"))
-    other = "zero_pp_rank_2_mp_rank_00_optim_states.pt"
     assert inspect(other) == {"rank": 2, "rank_kind": "data_parallel",
                               "host": HOST, "source": "name"}, inspect(other)
     assert "data parallel rank 2 on" in m.ctl("inspect", m.path(other))

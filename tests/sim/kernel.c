@@ -17,6 +17,7 @@
 #include "store/drain/drain.h"
 #include "store/file/file.h"
 #include "store/names/names.h"
+#include "store/publish.h"
 #include "tests/sim/disk.h"
 #include "tests/sim/sim.h"
 
@@ -242,56 +243,31 @@ int kernel_unlink(const char *path)
 	return rc;
 }
 
-/* As in fuse/ops_name.c: what is renamed is durable first. */
-static int publish(const char *path)
-{
-	struct inode *in;
-	bool dir;
-	int rc = lookup(path, &in);
-
-	if (rc < 0)
-		return rc;
-	{
-		HOLD(&in->lock);
-		dir = S_ISDIR(in->attr.mode);
-	}
-	rc = dir ? drain_sync_tree(k.st->drain, in->ino)
-		 : drain_publish(k.st->drain, in);
-	inode_put(k.st->inodes, in, 1);
-	return rc;
-}
-
+/* As in fuse/ops_name.c. */
 int kernel_rename(const char *from, const char *to, unsigned flags)
 {
-	const char *from_name, *to_name;
-	struct inode *in, *replaced;
-	uint64_t from_dir, to_dir;
-	bool waits = !k.st->options.publish_async;
+	struct publish_rename r = { .flags = flags };
+	struct inode *replaced;
 	int rc;
 
 	HOLD(&k.names);
-	if (!waits && lookup(to, &in) == 0) {
-		inode_put(k.st->inodes, in, 1);
-		waits = true;
-	}
-	rc = waits ? publish(from) : 0;
+	rc = walk(from, &r.parent, &r.name);
 	if (rc == 0)
-		rc = walk(from, &from_dir, &from_name);
+		rc = walk(to, &r.new_parent, &r.new_name);
 	if (rc == 0)
-		rc = walk(to, &to_dir, &to_name);
+		rc = publish_before(k.st, &r);
 	if (rc == 0)
-		rc = names_rename(k.st->names, from_dir, from_name, to_dir,
-				  to_name, flags, &replaced);
+		rc = publish_name(k.st, &r, &replaced);
 	if (rc < 0)
 		return rc;
 	if (replaced)
 		unlinked(replaced);
-	return k.st->options.publish_async ? 0 : kv_sync(k.st->kv);
+	return publish_after(k.st, &r);
 }
 
 int kernel_link(const char *from, const char *to)
 {
-	bool waits = !k.st->options.publish_async;
+	bool waits = k.st->options.publish != PUBLISH_ASYNC;
 	struct inode *in;
 	const char *name;
 	uint64_t dir;

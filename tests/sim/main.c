@@ -311,9 +311,9 @@ static int child_of(uint64_t seed, bool trace, bool quiet, size_t shift,
 	return 1;
 }
 
-static int usage(void)
+static int usage(FILE *to, int code)
 {
-	fprintf(stderr,
+	fprintf(to,
 		"usage: ckpt_sim [--seed N] [--count N] [--seconds S] "
 		"[--hours H] [--trace] [--replay]\n"
 		"  --seed N     the first seed; without it, a fresh one\n"
@@ -322,7 +322,7 @@ static int usage(void)
 		"  --trace      print each point\n"
 		"  --replay     run each twice, and compare the traces\n"
 		"exit code: 0 nothing was found; 1 a seed failed; 2 usage\n");
-	return 2;
+	return code;
 }
 
 static int parse(int argc, char **argv, struct options *o)
@@ -335,6 +335,7 @@ static int parse(int argc, char **argv, struct options *o)
 		{ "trace", no_argument, NULL, 'v' },
 		{ "replay", no_argument, NULL, 'r' },
 		{ "quiet", no_argument, NULL, 'q' },
+		{ "help", no_argument, NULL, 'H' },
 		{ 0 },
 	};
 	bool seeded = false;
@@ -368,6 +369,8 @@ static int parse(int argc, char **argv, struct options *o)
 		case 'q':
 			o->quiet = true;
 			break;
+		case 'H':
+			exit(usage(stdout, 0));
 		default:
 			return -EINVAL;
 		}
@@ -430,7 +433,7 @@ int main(int argc, char **argv)
 	int rc = 0;
 
 	if (parse(argc, argv, &o) < 0)
-		return usage();
+		return usage(stderr, 2);
 	(void)signal(SIGURG, SIG_IGN);
 	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE,
 		      MAP_SHARED | MAP_ANONYMOUS, -1, 0);

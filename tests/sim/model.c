@@ -64,8 +64,18 @@ void model_expect_errors(void)
 /* --- what is done
  * --------------------------------------------------------------- */
 
+/* Does a sync run of the file that it is, perhaps by the name it had? */
+static bool is_syncing(const struct path *p)
+{
+	for (unsigned i = 0; i < model.count; i++)
+		if (model.path[i].moved_to == p && model.path[i].syncing > 0)
+			return true;
+	return p->syncing > 0;
+}
+
 size_t model_begin(struct path *p, uint8_t *bytes, size_t size)
 {
+	bool syncing = is_syncing(p);
 	struct version *v;
 
 	CHECK(vec_grow(&p->at, p->count, &p->room, sizeof(*p->at)) == 0);
@@ -74,8 +84,8 @@ size_t model_begin(struct path *p, uint8_t *bytes, size_t size)
 			       .size = size,
 			       .begun = sim_points() + 1,
 			       .begun_ns = sim_clock(),
-			       .hurried = p->syncing > 0,
-			       .partial = p->syncing > 0 };
+			       .hurried = syncing,
+			       .partial = syncing };
 	return p->count++;
 }
 
@@ -126,6 +136,9 @@ void model_moved(struct path *from, size_t from_state, struct path *to,
 	from->moved_durable = from->floor >= from_state - 1;
 	b->hurried = b->hurried || a->hurried;
 	b->close_begun = a->close_begun;
+	/* What is replaced stays until this version is durable itself. */
+	if (to->at[to_state - 1].bytes && !to->at[to_state - 1].failed)
+		return;
 	b->of = from;
 	b->of_state = from_state - 1;
 }
@@ -342,8 +355,9 @@ static size_t overtaken(const struct path *b, size_t b_state, size_t size,
 {
 	const struct version *v = &b->at[b_state];
 
+	/* Made anew and looked at, it is durable while it is empty. */
 	if (!v->bytes || v->hurried || !v->close_begun || v->failed ||
-	    v->size != size)
+	    v->size != size || (v->made && size == 0))
 		return NONE;
 	for (unsigned i = 0; i < model.count; i++) {
 		const struct path *a = &model.path[i];

@@ -88,7 +88,9 @@ static bool same_elsewhere(const struct path *p, uint64_t since,
 {
 	size_t first = p->count;
 
-	while (first > 0 && p->at[first - 1].begun >= since) {
+	/* A rename may have been under way before. */
+	while (first > 0 &&
+	       (!p->at[first - 1].ended || p->at[first - 1].ended >= since)) {
 		const struct version *v = &p->at[--first];
 
 		if (same(v, bytes, size, false, true) ||

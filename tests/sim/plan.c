@@ -23,6 +23,12 @@ static const struct {
 	[OP_PEEK] = { "peek", 8 },
 };
 
+static const char *const publishes[] = {
+	[PUBLISH_WAIT] = ", publish wait",
+	[PUBLISH_STEP] = "",
+	[PUBLISH_ASYNC] = ", publish async",
+};
+
 /* A third of them is left out, and a third of the rest is done more often. */
 static void draw_weights(struct plan *plan, struct chance *c)
 {
@@ -50,7 +56,7 @@ void plan_draw(struct plan *plan, uint64_t seed)
 	o.stage_all_in_memory = chance_one_in(&c, 2);
 	o.no_stage_cache = chance_one_in(&c, 4);
 	o.durable_close = chance_one_in(&c, 10);
-	o.publish_async = chance_one_in(&c, 4);
+	o.publish = chance_one_in(&c, 4) ? PUBLISH_ASYNC : PUBLISH_WAIT;
 	o.verify = chance_one_in(&c, 8) ? VERIFY_OFF : VERIFY_ON;
 	o.dedup_min_saving_percent = chance_one_in(&c, 2) ? 0 : 3;
 	plan->options = o;
@@ -76,6 +82,8 @@ void plan_draw(struct plan *plan, uint64_t seed)
 	if (chance_one_in(&c, 12))
 		plan->disk_bytes = (25u + chance_below(&c, 6)) * MIB;
 	draw_weights(plan, &c);
+	if (o.publish == PUBLISH_WAIT && !chance_one_in(&c, 3))
+		plan->options.publish = PUBLISH_STEP;
 }
 
 void plan_print(const struct plan *plan)
@@ -90,7 +98,7 @@ void plan_print(const struct plan *plan)
 		plan->passthrough ? "passthrough" : "through the daemon",
 		o->stage_all_in_memory ? "in memory" : "on disk",
 		o->durable_close ? ", durable close" : "",
-		o->publish_async ? ", publish async" : "",
+		publishes[o->publish],
 		o->drain_interval_s ? ", open files are drained" : "",
 		o->no_stage_cache ? ", no cache" : "");
 	for (unsigned i = 0; i < OP_COUNT; i++)

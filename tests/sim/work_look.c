@@ -10,7 +10,7 @@
 
 #include "store/base/scope.h"
 
-void sync_path(struct client *c, struct path *p)
+bool sync_path(struct client *c, struct path *p)
 {
 	size_t promised = model_sync_begin(p);
 	int rc;
@@ -22,6 +22,7 @@ void sync_path(struct client *c, struct path *p)
 	if (rc != -ENOENT && rc != -ESTALE)
 		(void)fine(c, "sync", p, rc);
 	model_sync_end(p, promised, rc == 0);
+	return rc == 0;
 }
 
 void sync_all(struct client *c)

@@ -38,7 +38,8 @@ static void move_begin(struct moved *m, struct path *from, struct path *to)
 	model_moved(from, m->from_state, to, m->to_state);
 }
 
-static void move_end(const struct client *c, const struct moved *m, bool ok)
+/* waited: the rename had to wait until it was durable. */
+static void move_end(const struct moved *m, bool ok, bool waited)
 {
 	if (!ok) {
 		model_failed(m->from, m->from_state);
@@ -48,11 +49,20 @@ static void move_end(const struct client *c, const struct moved *m, bool ok)
 	model_end(m->from, m->from_state);
 	model_close_end(m->to, m->to_state);
 	model_end(m->to, m->to_state);
-	if (!c->plan->options.publish_async)
+	if (waited)
 		model_promise(m->to, m->to_state);
 }
 
-static void rename_over(struct client *c, struct own *from, struct own *to)
+/* Does every rename wait, or one of what somebody counts on? */
+static bool waits(const struct client *c, bool counted_on)
+{
+	enum publish_mode mode = c->plan->options.publish;
+
+	return mode == PUBLISH_WAIT || (mode == PUBLISH_STEP && counted_on);
+}
+
+static void rename_over(struct client *c, struct own *from, struct own *to,
+			bool synced)
 {
 	struct moved m;
 	bool ok;
@@ -63,7 +73,7 @@ static void rename_over(struct client *c, struct own *from, struct own *to)
 	rc = kernel_rename(model_name(from->path), model_name(to->path), 0);
 	say_op(c, "renamed to", to->path, 0, rc);
 	ok = fine(c, "rename to", to->path, rc);
-	move_end(c, &m, ok);
+	move_end(&m, ok, waits(c, synced));
 	if (!ok)
 		return;
 	to->linked = from->linked;
@@ -72,12 +82,15 @@ static void rename_over(struct client *c, struct own *from, struct own *to)
 
 void replace(struct client *c, struct own *own)
 {
+	bool sync;
+
 	write_file(c, c->tmp.path, own->path);
 	if (!model_known(c->tmp.path))
 		return;
-	if (chance_one_in(&c->chance, 3))
-		sync_path(c, c->tmp.path);
-	rename_over(c, &c->tmp, own);
+	sync = chance_one_in(&c->chance, 3);
+	if (sync)
+		sync = sync_path(c, c->tmp.path);
+	rename_over(c, &c->tmp, own, sync);
 }
 
 void remove_file(struct client *c, struct own *own)
@@ -125,7 +138,7 @@ void make_link(struct client *c, struct own *own)
 	}
 	model_end(c->link.path, state);
 	/* Closed without a byte, a version gets its place when released. */
-	if (c->plan->options.publish_async || size == 0)
+	if (c->plan->options.publish == PUBLISH_ASYNC || size == 0)
 		return;
 	model_promise(own->path, model_last(own->path));
 	model_promise(c->link.path, state);
@@ -163,7 +176,7 @@ static void rename_folder(struct client *c)
 	say_op(c, "renamed folder to", f->file[to][0], count, rc);
 	ok = fine(c, "rename folder to", f->file[to][0], rc);
 	for (unsigned i = 0; i < count; i++)
-		move_end(c, &m[i], ok);
+		move_end(&m[i], ok, waits(c, true));
 	if (ok)
 		f->at = to;
 	else

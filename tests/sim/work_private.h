@@ -86,7 +86,8 @@ void find_folder(struct client *c);
 
 /* --- work_look.c */
 
-void sync_path(struct client *c, struct path *p);
+/* Whether it succeeded. */
+bool sync_path(struct client *c, struct path *p);
 void sync_all(struct client *c);
 void read_path(struct client *c, struct path *p);
 /* A path as it was found after a crash. */

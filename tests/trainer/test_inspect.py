@@ -157,6 +157,11 @@ def containers(folder):
     for n in range(2):
         save_file({k: state[k] for k in names[n::2]},
                   f"{folder}/sharded/model-{n + 1:05}-of-00002.safetensors")
+    with open(f"{folder}/sharded/model.safetensors.index.json", "w",
+              encoding="utf-8") as f:
+        json.dump({"weight_map": {
+            k: f"model-{n + 1:05}-of-00002.safetensors"
+            for n in range(2) for k in names[n::2]}}, f)
     small = {k: v for k, v in state.items() if k != "half"}
     torch.save(small, f"{folder}/small.pt")
     arrays = {k: v.numpy() for k, v in small.items()}
@@ -195,7 +200,7 @@ def cut_up(folder, rank, world, store):
 def ctl(*argv, code=0):
     p = subprocess.run([ck.CKPTCTL, "inspect", *map(str, argv)],
                        capture_output=True, text=True, check=False,
-                       timeout=120)
+                       timeout=ck.WAIT_BOUND)
     assert p.returncode == code, (argv, p.returncode, p.stdout[-2000:],
                                   p.stderr)
     return p

@@ -97,14 +97,14 @@ def say(folder):
 def ctl(*argv, code=0, text=None):
     p = subprocess.run([ck.CKPTCTL, "plan", *map(str, argv)],
                        input=text, capture_output=True, text=True, check=False,
-                       timeout=120)
+                       timeout=ck.WAIT_BOUND)
     assert p.returncode == code, (argv, p.returncode, p.stdout, p.stderr)
     return p
 
 
 def torch_says(folder):
     p = trainer.start(os.path.abspath(__file__), "say", folder)
-    out = p.communicate(timeout=240)[0]
+    out = p.communicate(timeout=2 * ck.WAIT_BOUND)[0]
     assert p.returncode == 0, out
     return json.loads(out.splitlines()[-1])
 

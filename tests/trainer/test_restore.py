@@ -116,7 +116,7 @@ class Rank:
         self.barrier()
         reads = None
         if self.rank == 0:
-            reads = json.loads(ck.sh(ck.CKPTCTL, "status", "--json",
+            reads = json.loads(ck.sh(ck.CKPTCTL, "status", "--timeout", "240", "--json",
                                      os.path.dirname(folder)))["reads"]
         self.barrier()
         return reads

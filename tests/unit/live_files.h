@@ -125,7 +125,7 @@ static inline int live_rename(struct live *l, const char *from, const char *to,
 		rc = live_walk(l, to, &to_dir, &to_name);
 	if (rc == 0)
 		rc = names_rename(l->st->names, from_dir, from_name, to_dir,
-				  to_name, flags, &replaced);
+				  to_name, flags, false, &replaced);
 	if (rc < 0 || !replaced)
 		return rc;
 	file_unlinked(&l->st->files, replaced);

@@ -157,15 +157,6 @@ static void break_content_of_dir(struct fixture *f)
 	fixture_content(f, 2, &c);
 }
 
-static void break_content_generation(struct fixture *f)
-{
-	struct extent e;
-	struct content c = fixture_big(f, &e);
-
-	c.generation = 0;
-	fixture_content(f, 3, &c);
-}
-
 static void break_extent_no_image(struct fixture *f)
 {
 	struct extent e;
@@ -280,7 +271,6 @@ static void break_contents(void)
 	BREAK(content_cut, "record",
 	      fixture_put(f, key_ino('F', 3), "\1\0\0", 3));
 	BREAK(content_of_dir, "no-inode", break_content_of_dir(f));
-	BREAK(content_generation, "generation", break_content_generation(f));
 	BREAK(extent_no_image, "extent", break_extent_no_image(f));
 	BREAK(extent_start, "extent", break_extent_start(f));
 	BREAK(extent_end, "extent", break_extent_end(f));

@@ -56,6 +56,53 @@ static void the_same_bytes_closed_again_change_the_time_alone(void **state)
 	free(data);
 }
 
+static int64_t time_of(struct live *l, struct inode *in)
+{
+	struct stat sb;
+
+	assert_int_equal(inode_stat(l->st->inodes, in, &sb), 0);
+	return io_ns(&sb.st_mtim);
+}
+
+/*
+ * A close that changes nothing is on its way when a time is set: it is that of
+ * what is there, and not of what is saved next, in this mount or another.
+ */
+static void a_time_set_by_hand_is_of_no_later_bytes(void **state)
+{
+	const struct attr by_hand = { .mtime_ns = 1234567890 };
+	uint8_t *data = filled(FILE_BYTES, 1);
+
+	(void)state;
+	for (int reopen = 0; reopen < 2; reopen++) {
+		struct live l = live_kind_held(1);
+		struct handle h;
+
+		live_write(&l, "f", data, FILE_BYTES);
+		live_sync_all(&l);
+		h = handle_open(&l, "f", O_RDWR);
+		handle_close(&h);
+		h = handle_open(&l, "f", O_RDONLY);
+		assert_true(file_is_dirty(h.in->file));
+		assert_int_equal(
+			names_setattr(l.st->names, h.in, SET_MTIME, &by_hand),
+			0);
+		live_sync_all(&l);
+		assert_int_equal(live_generation(&l, "f"), 1);
+		handle_release(&h);
+		if (reopen)
+			live_reopen(&l);
+		live_write(&l, "f", data + 1, FILE_BYTES - 1);
+		live_sync_all(&l);
+		live_reopen(&l);
+		h = handle_open(&l, "f", O_RDONLY);
+		assert_int_not_equal(time_of(&l, h.in), by_hand.mtime_ns);
+		handle_release(&h);
+		live_free(&l);
+	}
+	free(data);
+}
+
 static void zeros_take_no_room(void **state)
 {
 	size_t len = 8 * MIB;
@@ -279,6 +326,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(
 			the_same_bytes_closed_again_change_the_time_alone),
+		cmocka_unit_test(a_time_set_by_hand_is_of_no_later_bytes),
 		cmocka_unit_test(zeros_take_no_room),
 		cmocka_unit_test(
 			a_file_of_nothing_but_zeros_has_its_size_and_no_image),

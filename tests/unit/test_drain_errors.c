@@ -99,6 +99,81 @@ static void nobody_overtakes_a_file_that_cannot_be_made_durable(void **state)
 	free(data);
 }
 
+/*
+ * What failed is written over, after that or before: what was closed later goes
+ * on waiting for it, until it is durable, or what took its place is.
+ */
+static void written_over(bool failed, bool sync)
+{
+	struct live l = live_kind_held(1);
+	uint8_t *data = filled(FILE_BYTES, 1);
+	struct handle h;
+
+	live_write(&l, "data", data, FILE_BYTES);
+	live_write(&l, "tracker", data, 8);
+	limit_files(MIB);
+	if (failed) {
+		assert_int_equal(drain_sync_closed(l.st->drain), -EFBIG);
+		assert_int_equal(handle_try(&l, "data", O_RDONLY, &h), -EFBIG);
+	}
+	live_write(&l, "data", data + 1, 1000);
+	assert_int_equal(drain_sync_closed(l.st->drain), -EFBIG);
+	assert_false(committed(&l, live_ino(&l, "data")));
+	assert_false(committed(&l, live_ino(&l, "tracker")));
+	if (sync) {
+		assert_int_equal(live_sync(&l, "data"), 0);
+		assert_int_equal(committed_size(&l, "data"), 1000);
+	} else {
+		limit_files(0);
+	}
+	live_sync_all(&l);
+	assert_true(committed(&l, live_ino(&l, "tracker")));
+	assert_int_equal(committed_size(&l, "data"), 1000);
+	limit_files(0);
+	live_reopen(&l);
+	assert_file(&l, "data", data + 1, 1000);
+	live_free(&l);
+	free(data);
+}
+
+static void nobody_overtakes_what_failed_and_is_written_over(void **state)
+{
+	(void)state;
+	(void)signal(SIGXFSZ, SIG_IGN);
+	written_over(false, false);
+	written_over(false, true);
+	written_over(true, false);
+	written_over(true, true);
+}
+
+/* Or his fsync would have nothing to say of it any more. */
+static void what_failed_is_not_emptied_under_a_reader(void **state)
+{
+	struct live l = live_kind_held(1);
+	uint8_t *data = filled(FILE_BYTES, 1);
+	struct handle reader, h;
+
+	(void)state;
+	(void)signal(SIGXFSZ, SIG_IGN);
+	live_write(&l, "f", data, FILE_BYTES);
+	reader = handle_open(&l, "f", O_RDONLY);
+	limit_files(MIB);
+	assert_int_equal(drain_sync_closed(l.st->drain), -EFBIG);
+	assert_int_equal(file_sync(&l.st->files, reader.in), -EFBIG);
+	for (int i = 0; i < 2; i++)
+		assert_int_equal(handle_try(&l, "f", O_WRONLY | O_TRUNC, &h),
+				 -EFBIG);
+	assert_int_equal(file_sync(&l.st->files, reader.in), -EFBIG);
+	limit_files(0);
+	live_write(&l, "f", data + 1, FILE_BYTES - 1);
+	assert_handle_bytes(&reader, data, FILE_BYTES);
+	handle_release(&reader);
+	live_reopen(&l);
+	assert_file(&l, "f", data + 1, FILE_BYTES - 1);
+	live_free(&l);
+	free(data);
+}
+
 /* A job that finds no descriptor is tried again, and nothing of it is lost. */
 static void a_job_without_a_descriptor_is_only_late(void **state)
 {
@@ -147,6 +222,9 @@ int main(void)
 			a_store_that_closes_with_an_error_says_so_and_drops_nothing),
 		cmocka_unit_test(
 			nobody_overtakes_a_file_that_cannot_be_made_durable),
+		cmocka_unit_test(
+			nobody_overtakes_what_failed_and_is_written_over),
+		cmocka_unit_test(what_failed_is_not_emptied_under_a_reader),
 		cmocka_unit_test(a_job_without_a_descriptor_is_only_late),
 	};
 

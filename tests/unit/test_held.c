@@ -14,7 +14,7 @@ static struct stage *make_stage(struct live *l, bool memory, const void *data)
 	int fd;
 
 	assert_int_equal(
-		stage_create(&l->st->stages, INO, memory ? SIZE : 0, &s), 0);
+		stage_create(&l->st->stages, INO, 0, memory ? SIZE : 0, &s), 0);
 	stage_show(s);
 	assert_int_equal(s->kind, memory ? STAGE_MEMORY : STAGE_DISK);
 	fd = stage_open(&l->st->stages, s, O_RDWR);

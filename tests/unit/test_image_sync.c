@@ -1,21 +1,47 @@
 /*
  * Images whose removal has to be synced, and those whose place a copy takes,
- * when a sync or a file fails them.
+ * when a sync or a file fails them; and how many syncs that takes at all.
  */
 #include <sys/syscall.h>
 
 #include "store/space/image_copy.h"
 #include "tests/unit/image_fixture.h"
+#include "tests/unit/live_child.h"
 
 /* How often this directory was synced, and whether that fails. */
 static struct stat watched;
 static atomic_uint watched_syncs;
 static atomic_bool watched_fails;
+/* Of directories of images, and of the database's log. */
+static atomic_uint dir_syncs, log_syncs;
+
+static void count_sync(int fd)
+{
+	char link[32], path[4096] = "";
+	struct stat sb;
+	size_t len;
+
+	(void)snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+	assert_true(readlink(link, path, sizeof(path) - 1) > 0);
+	len = strlen(path);
+	assert_int_equal(fstat(fd, &sb), 0);
+	if (S_ISDIR(sb.st_mode) && strstr(path, "/" LAYOUT_IMAGE_DIR "/"))
+		atomic_fetch_add(&dir_syncs, 1);
+	if (len > 4 && strcmp(path + len - 4, ".log") == 0)
+		atomic_fetch_add(&log_syncs, 1);
+}
+
+int fdatasync(int fd)
+{
+	count_sync(fd);
+	return (int)syscall(SYS_fdatasync, fd);
+}
 
 int fsync(int fd)
 {
 	struct stat sb;
 
+	count_sync(fd);
 	if (fstat(fd, &sb) == 0 && sb.st_ino == watched.st_ino &&
 	    sb.st_dev == watched.st_dev) {
 		atomic_fetch_add(&watched_syncs, 1);
@@ -28,21 +54,145 @@ int fsync(int fd)
 }
 
 /*
- * Killed between the removal of a name and its sync, the last daemon left a
- * record that this one forgets: not before the name is durably gone.
+ * The last file of an image is deleted, its record and its name go, and then
+ * the daemon is killed: it has not synced the name.
  */
+static void child_removes_an_image(struct live *l, const char *argument)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	static struct reclaim_ticket reader; /* until the process is gone */
+	uint8_t *data = filled(MIB, 1);
+	char name[LAYOUT_IMAGE_NAME_BYTES];
+	struct content c;
+	uint64_t id;
+
+	(void)argument;
+	live_open(l);
+	live_write(l, "f", data, MIB);
+	live_reopen(l); /* this one begins no image */
+	c = live_content(l, "f");
+	id = c.extents[0].image;
+	content_release(&c);
+	reclaim_enter(l->st->reclaim, &reader); /* so we do it in its stead */
+	assert_int_equal(live_unlink(l, "f"), 0);
+	commit_wait(l->st->drain);
+	record_delete(b, key_ino('I', id));
+	meta_add(b, META_IMAGES, -1);
+	assert_int_equal(kv_write(l->st->kv, b), 0);
+	assert_int_equal(kv_sync(l->st->kv), 0);
+	layout_image_name(id, name);
+	assert_int_equal(unlinkat(l->st->images.dirfd, name, 0), 0);
+	free(data);
+}
+
+/* The next one forgets its P record: not before the name is durably gone. */
 static void what_the_last_daemon_removed_is_synced(void **state)
+{
+	struct live l = live_closed(NULL);
+	uint64_t freed;
+
+	(void)state;
+	live_child(&l, "removes", NULL);
+	atomic_store(&dir_syncs, 0);
+	live_open(&l);
+	reclaim_drain(l.st->reclaim, &freed);
+	/* Its directory, for each range of it at most. */
+	assert_in_range(dir_syncs, 1, 32);
+	assert_int_equal(live_records(&l, 'P'), 0);
+	live_free(&l);
+}
+
+static void child_begins_an_image(struct live *l, const char *argument)
+{
+	struct image *i;
+
+	(void)argument;
+	live_open(l);
+	assert_int_equal(image_create(&l->st->images, &i), 0);
+	assert_int_equal(image_remove(&l->st->images, i), 0);
+}
+
+/* Which images it removed no record says. */
+static void who_began_images_and_was_killed_has_all_synced(void **state)
+{
+	struct live l = live_closed(NULL);
+
+	(void)state;
+	live_child(&l, "begins", NULL);
+	atomic_store(&dir_syncs, 0);
+	live_open(&l);
+	live_reopen(&l);
+	assert_int_equal(dir_syncs, 256);
+	live_free(&l);
+}
+
+static void a_clean_start_and_a_clean_end_sync_no_directory(void **state)
 {
 	struct live l = live_new(NULL);
 
 	(void)state;
+	live_write(&l, "f", "small", 5);
 	live_reopen(&l);
-	assert_int_equal(fstatat(l.st->images.dirfd, "2a", &watched, 0), 0);
-	atomic_store(&watched_syncs, 0);
-	assert_int_equal(image_sync_removed(&l.st->images), 0);
-	assert_int_equal(watched_syncs, 1);
-	assert_int_equal(image_sync_removed(&l.st->images), 0);
-	assert_int_equal(watched_syncs, 1);
+	atomic_store(&dir_syncs, 0);
+	live_reopen(&l);
+	assert_int_equal(dir_syncs, 0);
+	live_free(&l);
+}
+
+#define FILES 40 /* less than a group of the reclaimer */
+
+static void file_name(char name[16], unsigned n)
+{
+	(void)snprintf(name, 16, "f%u", n);
+}
+
+static void many_images_are_removed_after_one_sync_of_the_log(void **state)
+{
+	struct live l = live_new(NULL);
+	struct reclaim_ticket reader;
+	uint64_t freed;
+	char name[16];
+
+	(void)state;
+	for (unsigned n = 0; n < FILES; n++) {
+		uint8_t *data = filled(64 * KIB, n + 1);
+
+		file_name(name, n);
+		live_write(&l, name, data, 64 * KIB);
+		free(data);
+	}
+	live_sync_all(&l);
+	live_settle(&l);
+	assert_int_equal(live_counter(&l, META_IMAGES), FILES);
+	reclaim_enter(l.st->reclaim, &reader); /* nothing goes before all may */
+	for (unsigned n = 0; n < FILES; n++) {
+		file_name(name, n);
+		assert_int_equal(live_unlink(&l, name), 0);
+	}
+	commit_wait(l.st->drain);
+	atomic_store(&log_syncs, 0);
+	reclaim_leave(l.st->reclaim, &reader);
+	reclaim_drain(l.st->reclaim, &freed);
+	assert_int_equal(live_counter(&l, META_IMAGES), 0);
+	/* The deletions, and the records of the images. */
+	assert_int_equal(log_syncs, 2);
+	live_free(&l);
+}
+
+/* At worst each is a group of its own; then the names take one more. */
+static void the_names_of_a_tree_take_one_sync_of_the_log(void **state)
+{
+	struct live l = live_kind_held(0);
+	char name[16];
+
+	(void)state;
+	for (unsigned n = 0; n < FILES; n++) {
+		file_name(name, n);
+		live_write(&l, name, &n, sizeof(n));
+	}
+	atomic_store(&log_syncs, 0);
+	assert_int_equal(drain_sync_tree(l.st->drain, ROOT_INO), 0);
+	assert_in_range(log_syncs, 1, FILES + 1);
 	live_free(&l);
 }
 
@@ -53,8 +203,8 @@ static void a_removal_that_cannot_be_synced_is_synced_later(void **state)
 	struct images *im;
 
 	(void)state;
-	live_reopen(&l);
 	im = &l.st->images;
+	atomic_store(&im->unlinked[0x2a], true);
 	assert_int_equal(fstatat(im->dirfd, "2a", &watched, 0), 0);
 	atomic_store(&watched_syncs, 0);
 	assert_int_equal(renameat(im->dirfd, "2a", im->dirfd, "away"), 0);
@@ -163,10 +313,22 @@ static void an_image_that_was_removed_is_swapped_without_its_copy(void **state)
 	live_free(&l);
 }
 
-int main(void)
+static const struct live_child_entry children[] = {
+	{ "removes", child_removes_an_image },
+	{ "begins", child_begins_an_image },
+};
+
+int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(what_the_last_daemon_removed_is_synced),
+		cmocka_unit_test(
+			who_began_images_and_was_killed_has_all_synced),
+		cmocka_unit_test(
+			a_clean_start_and_a_clean_end_sync_no_directory),
+		cmocka_unit_test(
+			many_images_are_removed_after_one_sync_of_the_log),
+		cmocka_unit_test(the_names_of_a_tree_take_one_sync_of_the_log),
 		cmocka_unit_test(
 			a_removal_that_cannot_be_synced_is_synced_later),
 		cmocka_unit_test(a_swap_that_fails_leaves_the_image_as_it_was),
@@ -174,5 +336,8 @@ int main(void)
 			an_image_that_was_removed_is_swapped_without_its_copy),
 	};
 
+	if (argc > 1)
+		return live_child_main(argc, argv, children,
+				       sizeof(children) / sizeof(*children));
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

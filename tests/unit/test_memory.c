@@ -129,6 +129,83 @@ static void other_controllers_and_garbage_limit_nothing(void **state)
 		    UINT64_MAX);
 }
 
+/* What is left to process 42, of a machine where these files are. */
+static uint64_t room_with(const struct line *files, size_t count)
+{
+	char *root = make_tmp();
+	uint64_t room;
+
+	for (size_t i = 0; i < count; i++)
+		put(root, files[i].name, files[i].text);
+	room = memory_cgroup_room(root, 42);
+	remove_tree(root);
+	free(root);
+	return room;
+}
+#define ROOM_WITH(...)                                               \
+	room_with((const struct line[]){ __VA_ARGS__ },              \
+		  sizeof((const struct line[]){ __VA_ARGS__ }) /     \
+			  sizeof(struct line))
+
+static void what_no_group_limits_has_no_end_of_room(void **state)
+{
+	(void)state;
+	assert_true(ROOM_WITH({ "/proc/42/cgroup", "0::/a\n" },
+			      { V2 "/a/memory.max", "max\n" },
+			      { V2 "/a/memory.current", "5000\n" }) ==
+		    UINT64_MAX);
+	assert_true(ROOM_WITH({ "/proc/42/cgroup", "4:memory:/a\n" },
+			      { V1 "/a/memory.limit_in_bytes", NONE },
+			      { V1 "/a/memory.usage_in_bytes", "5000\n" }) ==
+		    UINT64_MAX);
+	/* Another process's group. */
+	assert_true(ROOM_WITH({ "/proc/42/cgroup", "0::/a\n" },
+			      { "/proc/self/cgroup", "0::/b\n" },
+			      { V2 "/b/memory.max", "1048576\n" },
+			      { V2 "/b/memory.current", "5000\n" }) ==
+		    UINT64_MAX);
+}
+
+static void the_fullest_group_has_the_least_room(void **state)
+{
+	(void)state;
+	assert_int_equal(ROOM_WITH({ "/proc/42/cgroup", "0::/a/b\n" },
+				   { V2 "/a/memory.max", "4194304\n" },
+				   { V2 "/a/memory.current", "3145728\n" },
+				   { V2 "/a/b/memory.max", "2097152\n" },
+				   { V2 "/a/b/memory.current", "0\n" }),
+			 MIB);
+	assert_int_equal(
+		ROOM_WITH({ "/proc/42/cgroup", "4:memory:/a/b\n0::/\n" },
+			  { V1 "/a/memory.limit_in_bytes", NONE },
+			  { V1 "/a/memory.usage_in_bytes", "3145728\n" },
+			  { V1 "/a/b/memory.limit_in_bytes", "2097152\n" },
+			  { V1 "/a/b/memory.usage_in_bytes", "2097153\n" }),
+		0);
+}
+
+static void what_can_be_reclaimed_is_room(void **state)
+{
+	(void)state;
+	assert_int_equal(ROOM_WITH({ "/proc/42/cgroup", "0::/a\n" },
+				   { V2 "/a/memory.max", "4194304\n" },
+				   { V2 "/a/memory.current", "4194304\n" },
+				   { V2 "/a/memory.stat",
+				     "anon 4096\nfile 4190208\n"
+				     "shmem 3141632\n"
+				     "inactive_file 1000000\n"
+				     "active_file 48576\n" }),
+			 MIB);
+	assert_int_equal(
+		ROOM_WITH({ "/proc/42/cgroup", "4:memory:/a\n" },
+			  { V1 "/a/memory.limit_in_bytes", "4194304\n" },
+			  { V1 "/a/memory.usage_in_bytes", "4194304\n" },
+			  { V1 "/a/memory.stat",
+			    "inactive_file 7\ntotal_inactive_file 1048576\n"
+			    "total_active_file 1048576\n" }),
+		2 * MIB);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -138,6 +215,9 @@ int main(void)
 		cmocka_unit_test(
 			a_container_that_sees_only_its_own_group_is_limited),
 		cmocka_unit_test(other_controllers_and_garbage_limit_nothing),
+		cmocka_unit_test(what_no_group_limits_has_no_end_of_room),
+		cmocka_unit_test(the_fullest_group_has_the_least_room),
+		cmocka_unit_test(what_can_be_reclaimed_is_room),
 	};
 
 	return cmocka_run_group_tests_name("memory", tests, NULL, NULL);

@@ -79,6 +79,28 @@ static void sealed_bytes_keep_their_place_in_the_order(void **state)
 	live_free(&l);
 }
 
+/* Who changes it makes it durable first, in its place. */
+static void who_opens_a_save_to_write_takes_it_past_nobody(void **state)
+{
+	static const uint8_t bytes[100];
+	struct live l = live_kind_held(2);
+	struct client c;
+	struct handle h;
+
+	(void)state;
+	client_init(&c, &l);
+	live_write(&l, "before", bytes, sizeof(bytes));
+	save(&c, "f", 1);
+	live_write(&l, "after", bytes, sizeof(bytes));
+	h = handle_open(&l, "f", O_RDWR);
+	assert_int_equal(committed_size(&l, "f"), SIZE);
+	assert_int_equal(committed_size(&l, "before"), sizeof(bytes));
+	assert_int_equal(committed_size(&l, "after"), 0);
+	handle_close(&h);
+	client_end(&c);
+	live_free(&l);
+}
+
 static void *save_main(void *arg)
 {
 	save(arg, "f", 2);
@@ -182,6 +204,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_job_is_of_the_stage_that_the_file_has),
 		cmocka_unit_test(sealed_bytes_keep_their_place_in_the_order),
+		cmocka_unit_test(
+			who_opens_a_save_to_write_takes_it_past_nobody),
 		cmocka_unit_test(
 			who_is_forgotten_when_he_loses_his_name_leaves_nothing),
 		cmocka_unit_test(

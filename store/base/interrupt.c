@@ -1,0 +1,19 @@
+/* interrupt.c - which call a thread serves: see interrupt.h. */
+#include "store/base/interrupt.h"
+
+#include <stddef.h>
+
+static _Thread_local struct interrupt *served;
+
+struct interrupt *interrupt_of_thread(void)
+{
+	return served;
+}
+
+struct interrupt *interrupt_set(struct interrupt *i)
+{
+	struct interrupt *before = served;
+
+	served = i;
+	return before;
+}

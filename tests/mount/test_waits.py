@@ -1,0 +1,339 @@
+"""What waits for the disk, when the disk does not answer: each wait ends with a
+signal, and what need not wait goes on.
+
+The images lie on a small disk of their own here, which is frozen; the database
+does not, so a name is given and taken without waiting, as on a disk that is
+slow."""
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import select
+import signal
+
+import ckptest as ck
+from ckptest import MIB, data, get, put, same
+
+FIFREEZE, FITHAW = 0xC0045877, 0xC0045878
+IOC_FLUSH = 0x6b02  # CKPTFS_IOC_FLUSH
+STAGE = "debug_stage=memory,debug_hold_drain"
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def images_on_their_own_disk(m):
+    """Started once without, so that there is a store."""
+    m.start()
+    m.unmount()
+    disk = ck.Disk(m.base, 256 * MIB)
+    images = os.path.join(m.store, "images")
+    mode = os.stat(images).st_mode
+    ck.sh("mount", "--bind", disk.path, images)
+    os.chmod(images, mode & 0o7777)
+    return disk
+
+
+FROZEN_S_MAX = 60  # longer, and whoever holds it has died
+let_go = None  # what keeps it frozen: no child may have it
+
+
+def keep_frozen(path, hold, say):
+    os.setsid()
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.ioctl(fd, FIFREEZE, 0)
+    except OSError:
+        os.write(say, b"n")
+        return
+    try:
+        os.write(say, b"y")
+        select.select([hold], [], [], FROZEN_S_MAX)
+    finally:
+        fcntl.ioctl(fd, FITHAW, 0)
+
+
+@contextlib.contextmanager
+def frozen(disk):
+    """By a process of its own, which thaws it when this one is gone, too."""
+    global let_go
+    hold, let_go = os.pipe()
+    said, say = os.pipe()
+    keeper = os.fork()
+    if keeper == 0:
+        try:
+            os.close(let_go)
+            keep_frozen(disk.path, hold, say)
+        finally:
+            os._exit(0)
+    os.close(say)
+    os.close(hold)
+    try:
+        if os.read(said, 1) != b"y":
+            ck.skip("no file system that can be frozen")
+        yield
+    finally:
+        os.close(let_go)
+        let_go = None
+        os.waitpid(keeper, 0)
+        os.close(said)
+
+
+def call(fn, *args):
+    """0, or its errno: Python itself would call again after EINTR."""
+    return 0 if fn(*args) != -1 else ctypes.get_errno()
+
+
+class Caller:
+    """fn() in a process of its own, in which signals are caught."""
+
+    def __init__(self, fn):
+        def body():
+            if let_go is not None:
+                os.close(let_go)
+            return fn()
+        before = {number: signal.signal(number, lambda *_: None)
+                  for number in (signal.SIGINT, signal.SIGUSR1)}
+        self.child = ck.Child(body)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        self.gone = os.pidfd_open(self.child.pid)
+
+    def is_over(self):
+        return select.select([self.gone], [], [], 0)[0] != []
+
+    def nudge(self, times):
+        """It gets one that it catches, and that ends no wait."""
+        for _ in range(times):
+            os.kill(self.child.pid, signal.SIGUSR1)
+        ck.until("it has the signal", lambda: self.is_pending(signal.SIGUSR1))
+
+    def is_pending(self, number):
+        with open(f"/proc/{self.child.pid}/status", encoding="ascii") as f:
+            sets = dict(line.split(":", 1) for line in f)
+        return any(int(sets[key], 16) >> (number - 1) & 1
+                   for key in ("SigPnd", "ShdPnd"))
+
+    def end(self, number=signal.SIGINT):
+        """A signal may come before the call: again, until it is over."""
+        def over():
+            if not self.is_over():
+                os.kill(self.child.pid, number)
+            return self.is_over()
+        ck.until(f"it ends with signal {number}", over)
+
+    def result(self):
+        os.close(self.gone)
+        return self.child.result()
+
+
+def unmount(m):
+    """m.unmount(), which wants nothing else to be mounted in the store."""
+    ck.sh("umount", m.mnt)
+    code = m.proc.wait(ck.WAIT_BOUND)
+    m.proc = None
+    assert code == 0, f"ckptfs exited {code}"
+
+
+def task_states(m):
+    """R, S, D ... of each thread of the daemon."""
+    folder = f"/proc/{m.proc.pid}/task"
+    for task in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError), \
+                open(f"{folder}/{task}/stat", encoding="ascii") as f:
+            yield f.read().rpartition(")")[2].split()[0]
+
+
+def saved(m, name):
+    put(m.path(name), data(3 * MIB, name))
+    return m.path(name).encode()
+
+
+def fsync_file(m):
+    fd = os.open(m.path("f"), os.O_RDWR | os.O_CREAT)
+    ck.write_all(fd, data(3 * MIB, "f"))
+    return lambda: call(libc.fsync, fd)
+
+
+def close_file(m):
+    """Only the copy of the descriptor that the child has is closed."""
+    fd = os.open(m.path("c"), os.O_RDWR | os.O_CREAT)
+    ck.write_all(fd, data(3 * MIB, "c"))
+    return lambda: call(libc.close, fd)
+
+
+def rename_step(m):
+    os.mkdir(m.path("step.tmp"))
+    old, new = saved(m, "step.tmp/model.pt"), m.path("step_1").encode()
+    return lambda: call(libc.rename, os.path.dirname(old), new)
+
+
+def rename_step_back(m):
+    """Nothing was renamed."""
+    assert not os.path.exists(m.path("step_1"))
+    same(get(m.path("step.tmp/model.pt")), data(3 * MIB, "step.tmp/model.pt"))
+
+
+def link_file(m):
+    path = saved(m, "l")
+    return lambda: call(libc.link, path, path + b"2")
+
+
+def link_file_back(m):
+    assert not os.path.exists(m.path("l2"))
+
+
+def flush_mount(m):
+    """What the helper of umount(8) asks for."""
+    saved(m, "g")
+    return lambda: call(libc.ioctl, libc.open(m.mnt.encode(), os.O_RDONLY),
+                        IOC_FLUSH)
+
+
+def empty_under_readers(m):
+    """Who reads keeps the old file, so that must be durable first."""
+    path = saved(m, "r")
+    os.open(path, os.O_RDONLY)
+    return lambda: call(libc.open, path, os.O_WRONLY | os.O_TRUNC)
+
+
+def empty_under_readers_back(m):
+    same(get(m.path("r")), data(3 * MIB, "r"))
+
+
+# What waits, with which option.
+WAITS = ((fsync_file, ""), (rename_step, ""), (link_file, ""),
+         (flush_mount, ""), (empty_under_readers, ""),
+         (close_file, "durable=close"))
+
+
+@ck.mounted(modes=("auto",), start=False)
+def each_wait_for_a_frozen_disk_ends_with_a_signal(m):
+    disk = images_on_their_own_disk(m)
+    for prepare, option in WAITS:
+        m.start(STAGE, option)
+        fn = prepare(m)
+        with frozen(disk):
+            caller = Caller(fn)
+            caller.end()
+            got = caller.result()
+            assert got == errno.EINTR, f"{prepare.__name__}: {got}"
+            globals().get(prepare.__name__ + "_back", lambda m: 0)(m)
+        m.kill()
+
+
+def rename_waits(m):
+    """A rename that waits, and has begun to, for a worker that writes."""
+    caller = Caller(rename_step(m))
+    ck.until("a worker waits for the disk", lambda: "D" in task_states(m))
+    return caller
+
+
+@ck.mounted(STAGE, modes=("auto",), start=False)
+def a_signal_that_ends_nothing_ends_no_wait(m):
+    disk = images_on_their_own_disk(m)
+    m.start()
+    with frozen(disk):
+        caller = rename_waits(m)
+        caller.nudge(3)
+        assert m.status()["draining"] > 0  # the daemon has gone on
+    assert caller.result() == 0
+    unmount(m)
+
+
+@ck.mounted(STAGE, modes=("auto",), start=False)
+def a_signal_ends_a_wait_after_one_that_does_not(m):
+    disk = images_on_their_own_disk(m)
+    m.start()
+    with frozen(disk):
+        caller = rename_waits(m)
+        caller.nudge(1)
+        caller.end()
+        assert caller.result() == errno.EINTR
+        rename_step_back(m)
+    unmount(m)
+
+
+@ck.mounted(STAGE, modes=("auto",), start=False)
+def who_is_killed_while_it_waits_is_gone(m):
+    disk = images_on_their_own_disk(m)
+    m.start()
+    with frozen(disk):
+        caller = rename_waits(m)
+        caller.child.kill()
+        rename_step_back(m)
+    unmount(m)
+
+
+def drain_stands(m):
+    """Somebody waits for all files, and a worker for the disk. No fsync: who
+    does that has the file's lock in the kernel."""
+    caller = Caller(flush_mount(m))
+    ck.until("a worker waits for the disk", lambda: "D" in task_states(m))
+    return caller
+
+
+@ck.mounted(STAGE, modes=("auto",), start=False)
+def a_file_whose_drain_stands_is_removed_and_written_anew(m):
+    """Neither waits for what the drain has begun."""
+    disk = images_on_their_own_disk(m)
+    m.start()
+    paths = [saved(m, name) for name in ("removed", "anew")]
+    with frozen(disk):
+        caller = drain_stands(m)
+        os.unlink(paths[0])
+        assert not os.path.exists(paths[0])
+        put(paths[1], b"something else")
+        same(get(paths[1]), b"something else")
+        caller.end()
+        assert caller.result() == errno.EINTR
+    m.flush()
+    same(get(paths[1]), b"something else")
+    unmount(m)
+
+
+@ck.mounted(STAGE, modes=("auto",), start=False)
+def a_truncate_waits_for_one_piece_of_writing_and_can_be_ended(m):
+    disk = images_on_their_own_disk(m)
+    m.start()
+    path = m.path("g").encode()
+    with frozen(disk):
+        syncer = drain_stands(m)
+        caller = Caller(lambda: call(libc.truncate, path, 5))
+        caller.end()
+        assert caller.result() == errno.EINTR
+        same(get(path), data(3 * MIB, "g"))
+        syncer.end()
+        assert syncer.result() == errno.EINTR
+    os.truncate(path, 5)
+    unmount(m)
+    m.start()
+    same(get(path), data(3 * MIB, "g")[:5])
+    unmount(m)
+
+
+@ck.mounted(STAGE, modes=("auto",), start=False)
+def while_a_rename_waits_what_the_kernel_knows_of_its_folder_is_there(m):
+    """The kernel has the folder's lock, not the daemon: no look-up of a name
+    that it does not know, no listing, no new name. All else goes on."""
+    disk = images_on_their_own_disk(m)
+    m.start()
+    os.mkdir(m.path("other"))
+    known = saved(m, "known")
+    os.stat(known)
+    with frozen(disk):
+        caller = rename_waits(m)
+        assert os.stat(known).st_size == 3 * MIB
+        same(get(known), data(3 * MIB, "known"))
+        put(known, b"x", flags=os.O_WRONLY)
+        os.utime(known)
+        assert os.listdir(m.path("other")) == []
+        put(m.path("other", "new"), b"y")
+        os.unlink(m.path("other", "new"))
+        m.status()
+    assert caller.result() == 0
+    assert os.path.exists(m.path("step_1"))
+    unmount(m)
+
+
+if __name__ == "__main__":
+    ck.main()
