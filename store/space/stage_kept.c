@@ -33,7 +33,8 @@ int stage_create_kept(struct stages *st, uint64_t size_bytes,
 	struct stage *s;
 	int rc;
 
-	rc = stage_new_slot(st, 0, &s);
+	/* Segments have a quota of their own. */
+	rc = stage_new_slot(st, 0, 0, &s);
 	if (rc < 0)
 		return rc;
 	atomic_store(&s->kept, true);
@@ -53,12 +54,20 @@ int stage_create_kept(struct stages *st, uint64_t size_bytes,
 void stage_lend(struct stages *st, struct stage *s, uint64_t ino)
 {
 	char name[24];
+	struct stat sb;
 
 	CHECK(atomic_load(&s->kept) && s->sealed &&
 	      SLOT_GET(s->slot, ino) == 0);
 	__atomic_store_n(&s->ino, ino, __ATOMIC_RELEASE);
-	/* A mapping's writes leave no time. */
+	/*
+	 * A mapping's writes leave no time. Since Linux 6.13 a time is finer
+	 * than a tick where somebody has seen the last one within it (multigrain
+	 * timestamps), so who knows versions by their times sees each of those
+	 * that follow quickly.
+	 */
 	stage_file_name(s->number, name);
+	(void)utimensat(st->dirfd, name, NULL, AT_SYMLINK_NOFOLLOW);
+	(void)stage_stat(st, s, &sb);
 	(void)utimensat(st->dirfd, name, NULL, AT_SYMLINK_NOFOLLOW);
 	stage_ref(s);
 	stage_write_slot(s);

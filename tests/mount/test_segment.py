@@ -5,7 +5,6 @@ import mmap
 import os
 import stat
 import threading
-import time
 
 import ckptest as ck
 import segments
@@ -285,6 +284,18 @@ def times_can_be_set_while_it_is_staged(m):
     assert os.stat(m.path("f")).st_mtime_ns == 10**18
 
 
+@ck.mounted("debug_hold_drain")
+def versions_within_a_tick_of_the_clock_have_times_of_their_own(m):
+    if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 13):
+        ck.skip("this kernel's times are no finer than a tick")
+    c, seen = Client(m.mnt), []
+    for full in [fill(c.acquire(b"s%d" % n, 4096), n) for n in range(16)]:
+        full.commit(m.mnt, "f")
+        seen.append(os.stat(m.path("f")).st_mtime_ns)
+    assert sorted(set(seen)) == seen, seen
+    c.close()
+
+
 @ck.mounted()
 def unlinking_gives_the_segment_back(m):
     c = Client(m.mnt)
@@ -422,7 +433,7 @@ def a_quota_is_counted_in_the_memory_that_it_takes(m):
     c.close()
 
 
-@ck.mounted("stage_size=256M")
+@ck.mounted("stage_size=256M,debug_release_wait=3600")
 def who_waits_for_memory_is_asked_for_his_as_well(m):
     a, b, slow = Client(m.mnt), Client(m.mnt), Client(m.mnt)
     slow.acquire(b"keeps", 32 * ck.MIB)
@@ -431,13 +442,11 @@ def who_waits_for_memory_is_asked_for_his_as_well(m):
     results = {}
 
     def work(name, who, size):
-        began = time.monotonic()
         try:
             acquire_waiting(who, size)
             results[name] = "ok"
         except segments.Refused as e:
             results[name] = str(e)
-        results[name + " took"] = time.monotonic() - began
     threads = [threading.Thread(target=work, args=("b", b, 96 * ck.MIB)),
                threading.Thread(target=work, args=("a", a, 100 * ck.MIB))]
     threads[0].start()
@@ -448,8 +457,6 @@ def who_waits_for_memory_is_asked_for_his_as_well(m):
     for t in threads:
         t.join()
     assert results["a"] == results["b"] == "ok", results
-    # Less than SEGMENT_RELEASE_WAIT_NS: nobody was refused after it.
-    assert max(results["a took"], results["b took"]) < 9, results
     for client in (a, b, slow):
         client.close()
 
@@ -530,18 +537,21 @@ def umount_does_not_wait_for_clients(m):
     c.close()
 
 
-@ck.mounted("stage_size=128M")
+@ck.mounted("stage_size=128M,debug_release_wait=3600")
 def umount_does_not_wait_for_who_waits_for_memory(m):
     a, b = Client(m.mnt), Client(m.mnt)
     a.give_back(a.acquire(b"never dropped", 80 * ck.MIB))
-    waits = threading.Thread(
-        target=fails, args=(errno.ECONNRESET, b.acquire, b"s", 100 * ck.MIB))
+    ended = []
+
+    def wait():
+        fails(errno.ECONNRESET, b.acquire, b"s", 100 * ck.MIB)
+        ended.append("as it must")
+    waits = threading.Thread(target=wait)
     waits.start()
     a.receive()  # b waits now
-    began = time.monotonic()
     m.unmount()
-    assert time.monotonic() - began < 9  # SEGMENT_RELEASE_WAIT_NS is 10
     waits.join()
+    assert ended
     a.close()
     b.close()
 
@@ -659,12 +669,12 @@ def what_is_written_past_the_end_is_cut_off_and_told(m):
 def what_is_taken_shows_in_the_status(m):
     c = Client(m.mnt)
     segment = c.acquire(size=SIZE)
-    seen, end = 0, time.monotonic() + 60
-    # It is cut off once a second: one of the looks comes in between.
-    while seen < TOO_MUCH and time.monotonic() < end:
+
+    def is_seen():
         grow(c.fds[segment.id], SIZE)
-        seen = m.status()["segment_bytes"]
-    assert seen >= TOO_MUCH, seen
+        return m.status()["segment_bytes"] >= TOO_MUCH
+    # It is cut off once a second: one of the looks comes in between.
+    ck.until("seen", is_seen)
     c.close()
 
 

@@ -7,6 +7,7 @@ holds in memory. main() is the driver: save, check, drain, check, remount,
 check, in each mode of the mount; `--plain DIR` leaves the mount out of it.
 """
 import os
+import signal
 import subprocess
 import sys
 
@@ -29,7 +30,8 @@ def need_torch():
 
 
 def _env(env):
-    return dict(os.environ, OMP_NUM_THREADS="2", CUDA_VISIBLE_DEVICES="", **env)
+    return dict(os.environ, OMP_NUM_THREADS="2", CUDA_VISIBLE_DEVICES="",
+                PYTHONFAULTHANDLER="1", **env)
 
 
 def start(script, *argv, **env):
@@ -61,13 +63,28 @@ def ranks(script, program, folder, count, meet, **env):
             os.unlink(meet)
 
 
-def finish(*processes, bound=240):
+def _where(process):
+    """What it says of where it stands, when it does not end."""
+    if isinstance(process, warm.Process):
+        process.abort()
+    else:
+        process.send_signal(signal.SIGABRT)
+    try:
+        return process.communicate(timeout=ck.WAIT_BOUND)[0]
+    except subprocess.TimeoutExpired:
+        return "it does not even abort"
+
+
+def finish(*processes, bound=2 * ck.WAIT_BOUND):
     """All must end well; if one does not, everybody's output is shown. What
     each has said."""
     said = []
     try:
         for p in processes:
             said.append(p.communicate(timeout=bound)[0])
+    except subprocess.TimeoutExpired as e:
+        raise AssertionError(f"{e}:\n" + "\n".join(
+            map(_where, processes[len(said):]))[-4000:]) from None
     finally:
         for p in processes:
             p.kill()

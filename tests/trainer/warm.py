@@ -11,6 +11,7 @@ Between the server and the program stands a keeper, which says how it ended,
 and lets its number go only when the test is done with it.
 """
 import atexit
+import faulthandler
 import json
 import os
 import runpy
@@ -101,6 +102,10 @@ class Process:
         self.stdout.close()
         return self.returncode
 
+    def abort(self):
+        """It says where it stands, and ends."""
+        os.kill(self.pid, signal.SIGABRT)
+
     def kill(self):
         """At once; nothing if it has ended."""
         if self.returncode is None:
@@ -127,6 +132,7 @@ def _become(argv, env, output):
     os.close(output)
     os.environ.clear()
     os.environ.update(env)
+    faulthandler.enable()
     sys.argv = argv
     sys.path[0] = os.path.dirname(argv[0])
     code = 1

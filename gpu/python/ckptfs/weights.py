@@ -236,8 +236,10 @@ class _Watch:
 
 class Follower:
     """The versions of a folder, the newest first and each once: what is
-    replaced before it was looked at is left out. Newest is what was changed
-    last, so that a trainer that goes on from an earlier step is followed.
+    replaced before it was looked at is left out. News is what was not there, or
+    not so, at the last look, so that a trainer that goes on from an earlier
+    step, or whose clock went back, is followed; of several the newest is what
+    was changed last.
 
     Names that begin with a dot or end in .tmp are none, nor is a file that is
     no safetensors file (yet). A folder, or a mount, that is not there is waited
@@ -247,7 +249,8 @@ class Follower:
     def __init__(self, folder, device="cpu", poll_seconds=1.0):
         self.folder = os.fsdecode(folder)
         self._device, self._poll_seconds = device, poll_seconds
-        self._last = ()  # the key of the version that was returned last
+        # What was there when a version was returned last: path to key.
+        self._seen = {}
         self._watch = _Watch()
         self._closed = False
 
@@ -281,40 +284,46 @@ class Follower:
         while not self._closed:
             try:
                 self._watch.begin(self.folder)  # before it is looked at
-                version = self._look()
+                version, changed = self._look()
             except OSError as e:
                 if e.errno not in _AWAY:
                     raise
-                version = None
+                version, changed = None, False
             left = self._poll_seconds if end is None else \
                 min(self._poll_seconds, end - time.monotonic())
             if version is not None or left <= 0:
                 return version
-            self._watch.wait(left)
+            if not changed:
+                self._watch.wait(left)
         self._watch.close()
         return None
 
     def _look(self):
+        """The newest version that is news, or None; and whether one changed
+        while it was looked at, of which nothing may tell any more."""
+        changed = False
         with os.scandir(self.folder) as names:
             paths = [one.path for one in names
                      if not one.name.startswith(".") and
                      not one.name.endswith(".tmp")]
-        found = ((_key(path), path) for path in paths)
-        for key, path in sorted((one for one in found if one[0]),
-                                reverse=True):
-            if key <= self._last:
-                break
+        found = {path: key for path in paths if (key := _key(path))}
+        news = ((key, path) for path, key in found.items()
+                if self._seen.get(path) != key)
+        for key, path in sorted(news, reverse=True):
             try:
                 version = Version(path, self._device)
             except OSError as e:  # removed meanwhile, or no version (yet)
                 if e.errno in (errno.ENOENT, errno.EBADMSG):
+                    del found[path]
                     continue
                 raise
             if _key(path) in (key, None):  # else it is another one by now
-                self._last = key
-                return version
+                self._seen = found
+                return version, False
+            changed = True
+            del found[path]
             version.close()
-        return None
+        return None, changed
 
 
 def follow(folder, device="cpu", poll_seconds=1.0):
