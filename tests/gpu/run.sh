@@ -4,11 +4,13 @@
 # against the CPU, and its speed against the machine's own copies and against
 # what trainers use today, in one table.
 #
-# Keeps true: exit 0 means that every step that this machine can do was done and
+# Keeps true: exit 0 means that every check that this machine can do was done and
 # no byte was wrong; what it cannot do (no mount, no compute-sanitizer, no torch)
-# is said in a line that begins with "run: no". It ends within --limit: each step
-# gets what is left of it. Each group of rows is a process of its own: one that
-# fails does not take others with it. Nothing is left behind but the table.
+# is said in a line that begins with "run: no", and rows for which there was no
+# time in one that begins with "run: not measured". It ends within --limit: each
+# step gets what is left of it. Each group of rows is a process of its own: one
+# that fails does not take others with it. Nothing is left behind but the table,
+# which is written as it goes: who kills us has what was measured by then.
 #
 # A bundle has everything that it needs: our programs and their shared
 # libraries, found through an RPATH of $ORIGIN. The machine has to have glibc,
@@ -22,6 +24,7 @@ shopt -s inherit_errexit
 usage() {
 	cat <<-'END'
 	usage: tests/gpu/run.sh [OPTION...]            check and measure
+	       tests/gpu/run.sh --part 1; ... 2; ... 3 the same in three calls
 	       tests/gpu/run.sh bundle [OUT.tar.gz]    pack all that this needs
 
 	  --small       as little as shows that it works
@@ -31,6 +34,9 @@ usage() {
 	  --strict      a row that falls short is a failure
 	  --fake        a driver on host memory: shows that all of this works, and
 	                no speed means anything
+	  --part N      1: build and check, 2: rows of the library, 3: rows of torch
+	                (--size 1024). Each ends within eight minutes (--limit 460)
+	                and has a table of its own
 	  --rows LIST   only these groups of rows (a,b), and nothing else
 	  --list        print the groups
 	  --skip STEP   checks, torch, bench (rows), trainer (torch's rows) or
@@ -44,7 +50,7 @@ usage() {
 	CKPTFS_PYTHON      a python3 with torch (CKPTFS_VENV's, python3)
 	CKPTFS_SANITIZER   compute-sanitizer (from PATH; with --fake: none)
 	CKPTFS_SCRATCH     where the store may be, twice --size (/var/tmp)
-	OUT                a directory that gets a copy of the table
+	OUT                a directory that gets a table as well
 
 	`bundle` builds in build-bundle, leaves the result unpacked in
 	tests/gpu/bundle, and writes it to OUT.tar.gz when that is given.
@@ -153,7 +159,7 @@ fi
 # --- arguments -----------------------------------------------------------------
 
 small='' size='' rounds='' strict='' fake='' build='' skipped=' ' rows=''
-limit_s='' list='' may_mount=yes
+part='' limit_s='' list='' may_mount=yes
 while (($#)); do
 	case $1 in
 	--small) small=yes ;;
@@ -161,7 +167,7 @@ while (($#)); do
 	--fake) fake=yes ;;
 	--list) list=yes ;;
 	--no-mount) may_mount='' ;;
-	--size | --rounds | --skip | --build | --rows | --limit)
+	--size | --rounds | --skip | --build | --rows | --limit | --part)
 		[[ ${2-} ]] || die 2 "$1 needs a value"
 		case $1 in
 		--size) size=$2 ;;
@@ -169,6 +175,10 @@ while (($#)); do
 		--build) build=$2 ;;
 		--rows) rows=$2 ;;
 		--limit) limit_s=$2 ;;
+		--part)
+			[[ $2 =~ ^[123]$ ]] || die 2 "no part '$2': there are 1, 2 and 3"
+			part=$2
+			;;
 		--skip)
 			[[ $2 =~ ^(sanitizer|checks|torch|bench|trainer)$ ]] || die 2 "no step '$2'"
 			skipped+="$2 "
@@ -187,6 +197,16 @@ done
 [[ ${size:-1} =~ ^[1-9][0-9]*$ && ${rounds:-1} =~ ^[1-9][0-9]*$ &&
 	${limit_s:-1} =~ ^[1-9][0-9]*$ ]] ||
 	die 2 "--size, --rounds and --limit are numbers"
+[[ -z $part || -z $rows ]] || die 2 "give --part or --rows"
+case $part in
+1) skipped+='bench trainer ' ;;
+2) skipped+='checks torch sanitizer trainer ' ;;
+3)
+	skipped+='checks torch sanitizer bench '
+	size=${size:-1024}
+	;;
+esac
+if [[ $part ]]; then limit_s=${limit_s:-460}; fi
 exec </dev/null
 
 # --- the programs ----------------------------------------------------------------
@@ -240,6 +260,7 @@ done
 if [[ $fake ]]; then
 	export CKPT_CUDA_LIBRARY=$fake_library
 	small=yes
+	if [[ $part == 3 ]]; then size=24; fi
 	limit_s=${limit_s:-1700} # nobody waits for a device, and it may be slow
 fi
 limit_s=${limit_s:-560}
@@ -257,8 +278,7 @@ fi
 work=$(mktemp -d "${CKPTFS_SCRATCH:-/var/tmp}/ckptfs-gpu.XXXXXX")
 store=$work/store mnt=$work/mnt plain=$work/plain memory=''
 mkdir "$store" "$mnt" "$plain"
-table=$work/table
-daemon='' failed=0 refused=0
+daemon='' failed=0 refused=0 unmeasured=0
 
 leave() {
 	local code=$?
@@ -336,24 +356,33 @@ wants_rows() { # STEP GROUP
 	fi
 }
 
+# cut_off NAME WHY: there was no time for it, or not enough. Nothing is known of
+# a row then; a check that was not made is a failure.
+cut_off() {
+	if [[ $1 == rows:* ]]; then
+		say "not measured: ${1#rows: } ($2)"
+		unmeasured=$((unmeasured + 1))
+	else
+		say "$1: not done ($2)"
+		failed=1
+	fi
+}
+
 # step NAME SECONDS COMMAND...: at most that long, and no longer than is left
 step() {
 	local what=$1 most=$2 left=$((limit_s - SECONDS - 20)) code=0
 	shift 2
 	((left > 5)) || {
-		say "no time left for: $what"
-		failed=1
+		cut_off "$what" "no time left of --limit $limit_s"
 		return 0
 	}
+	((most < left)) || most=$left
 	printf '\n== %s (%d s)\n' "$what" "$SECONDS"
-	timeout -k 5 "$((most < left ? most : left))" "$@" || code=$?
+	timeout -k 5 "$most" "$@" || code=$?
 	case $code in
 	0) ;;
 	77) say "no $what: see above" ;;
-	124 | 137)
-		say "$what: not done after $((most < left ? most : left)) s"
-		failed=1
-		;;
+	124 | 137) cut_off "$what" "after $most s" ;;
 	*)
 		say "$what: exit code $code"
 		failed=1
@@ -470,21 +499,25 @@ run_all() {
 	measure
 	if wanted sanitizer; then sanitizer; fi
 	((refused == 0)) || say "refused: $refused"
+	((unmeasured == 0)) || say "groups of rows that were not measured: $unmeasured"
 	return "$failed"
 }
 
-code=0
-run_all > >(tee "$table") 2>&1 || code=1
-wait $! || true # tee has written all of it
+tables=()
+keep() { # DIRECTORY: of the table, which has the device's name
+	local called=$name${part:+-part-$part}${rows:+-$rows}
 
-keep() { # DIRECTORY: the table, under the device's name
-	local file
-
-	file=$1/$(tr -cs 'A-Za-z0-9\n' - <<<"$name${rows:+-$rows}")-$(date -u +%F).txt
-	mkdir -p "$1" && cp "$table" "$file" && say "the table is in $file"
+	mkdir -p "$1" || die 1 "the table cannot be written to $1"
+	tables+=("$1/$(tr -cs 'A-Za-z0-9\n' - <<<"$called")-$(date -u +%F).txt")
+	: >"${tables[-1]}" || die 1 "${tables[-1]} cannot be written"
 }
-if [[ -z $fake ]]; then keep "$here/results" || code=1; fi
-if [[ ${OUT-} ]]; then keep "$OUT" || code=1; fi
+if [[ -z $fake ]]; then keep "$here/results"; fi
+if [[ ${OUT-} ]]; then keep "$OUT"; fi
+
+code=0
+run_all > >(tee "${tables[@]}") 2>&1 || code=1
+wait $! || true # tee has written all of it
+for table in "${tables[@]}"; do say "the table is in $table"; done
 printf '\n'
 if ((code == 0)); then say "fine, in $SECONDS s"; else say "FAILED, in $SECONDS s"; fi
 exit "$code"

@@ -69,6 +69,29 @@ expect 'a group of rows that fails leaves the others alone' 1 \
 says 'rows: hash: exit code 2'
 says 'stash pack'
 
+expect 'a part measures what is its own, and writes that down' 0 \
+	env OUT="$work/out" "$run" --build "$build" --fake --no-mount --part 2
+says 'rows: devices'
+says_not '== checks'
+says_not 'rows: step'
+says "the table is in $work/out"
+grep -q 'two devices at once' "$work"/out/*part-2*.txt || failed=1
+expect 'there is no fourth part' 2 "$run" --build "$build" --fake --part 4
+says "no part '4'"
+
+program "$stub/tests/gpu/gpu_bench" <<END
+case "\$*" in *'--rows hash '*) exec sleep 1000 ;; esac
+exec '$build/tests/gpu/gpu_bench' "\$@"
+END
+expect 'rows that are cut off are not measured, and have not failed' 0 \
+	"$run" --build "$stub" --fake --no-mount --rows hash,stash --limit 30
+says 'run: not measured: hash ('
+says 'run: groups of rows that were not measured:'
+expect 'a check that is cut off was not made' 1 \
+	"$run" --build "$build" --fake --no-mount --limit 20 --skip bench \
+	--skip trainer --skip torch
+says 'run: checks: not done'
+
 expect 'without a mount there are the rows of the library alone' 0 \
 	"$run" --build "$build" --fake --no-mount --rows save,devices
 says 'run: no mount'
@@ -90,6 +113,33 @@ expect "without torch its rows are left out, and the others are not" 0 \
 	--rows devices,step
 says "none of its rows: $work/python: ModuleNotFoundError"
 says 'two devices at once'
+
+venv=${CKPTFS_VENV:-/var/cache/ckptfs/venv}/bin/python
+if [[ -x $venv ]]; then
+	# As torch 2.11 does.
+	cat >"$work/closes.py" <<-'END'
+	import runpy, sys
+	import torch.distributed.checkpoint as dcp
+	save = dcp.async_save
+	def closing(state, *args, async_stager=None, **kwargs):
+	    saved = save(state, *args, async_stager=async_stager, **kwargs)
+	    if hasattr(async_stager, "close"):
+	        getattr(saved, "upload_completion", saved).add_done_callback(
+	            lambda _: async_stager.close())
+	    return saved
+	dcp.async_save = closing
+	sys.argv = sys.argv[1:]
+	runpy.run_path(sys.argv[0], run_name="__main__")
+	END
+	program "$work/python" <<-END
+	if [[ \$1 == *.py ]]; then set -- "$work/closes.py" "\$@"; fi
+	exec '$venv' "\$@"
+	END
+	expect "a torch that closes the stager after each save is measured" 0 \
+		env CKPTFS_PYTHON="$work/python" "$run" --build "$build" --fake \
+		--rows step,dcp
+	says 'dcp.async_save, until there'
+fi
 
 program "$work/sanitizer" <<'END'
 echo '========= COMPUTE-SANITIZER'

@@ -16,7 +16,6 @@ Exit: 0 fine, 1 a tensor differs or a row failed (--strict: or a row is short),
 2 wrong usage, 77 there is no torch, or no device.
 """
 import argparse
-import contextlib
 import errno
 import os
 import shutil
@@ -28,6 +27,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from contextlib import closing
 
 GROUPS = {}  # name: (function, ...), in the order of the table
 MIB = 1 << 20
@@ -318,24 +318,44 @@ class Loop:
             waiting()
 
 
-def step_rounds(row, begin=None, end=lambda: None, written=None):
-    """Ours beside a loop that begins a save by begin(), of `written`."""
-    path = os.path.join(bench.here, "step.safetensors")
-    loop = Loop()
+class Nothing:
+    """No save at all."""
+    begin, path = None, None
 
-    def ours(state):
-        return ckptfs.save_file_async(state, path,
-                                      plain=not bench.mounted).copied
+    def end(self):
+        pass
+
+
+class FileSave(Nothing):
+    """By begin(state, path), of a file at `path`."""
+
+    def __init__(self, begin, path):
+        self.begin, self.path = lambda state: begin(state, path), path
+
+
+def our_save():
+    return FileSave(
+        lambda state, path: ckptfs.save_file_async(
+            state, path, plain=not bench.mounted).copied,
+        os.path.join(bench.here, "step.safetensors"))
+
+
+def step_rounds(row, theirs, ours=None, load=None):
+    """Two loops, each with the save of its side in it; load(path) gives what
+    ours saved."""
+    ours, load = ours or our_save(), load or ckptfs.load_file
+    loop = Loop()
     for number in range(options.rounds + 1):
         snapshot = {} if number == 0 else None
-        ours_s = timed(lambda: loop.run(ours, snapshot))
+        ours_s = timed(lambda: loop.run(ours.begin, snapshot))
+        ours.end()
         if number == 0:
-            same(ckptfs.load_file(path), snapshot, "a save in the loop")
-        settle(path)
-        theirs_s = timed(lambda: loop.run(begin))
-        end()
-        if written:
-            settle(written)
+            same(load(ours.path), snapshot, "a save in the loop")
+        settle(ours.path)
+        theirs_s = timed(lambda: loop.run(theirs.begin))
+        theirs.end()
+        if theirs.path:
+            settle(theirs.path)
         if number:
             row.add(ours_s, theirs_s)
     row.print_times()
@@ -344,25 +364,32 @@ def step_rounds(row, begin=None, end=lambda: None, written=None):
 @group("step")
 def step_row():
     step_rounds(Row(f"{STEPS} steps, one save_file_async (no save)",
-                    at_most=1.1))
+                    at_most=1.1), Nothing())
 
 
 @group("step")
 def step_torch_save_row():
-    path = os.path.join(bench.disk, "step.pt")
     step_rounds(Row(f"{STEPS} steps, save_file_async (torch.save)",
-                    at_least=1), lambda state: torch.save(state, path),
-                written=path)
+                    at_least=1),
+                FileSave(torch.save, os.path.join(bench.disk, "step.pt")))
 
 
 @group("step")
 def step_dcp_row():
-    theirs = Dcp(pinned=True)
-    try:
+    with closing(Dcp(pinned=True)) as theirs:
         step_rounds(Row(f"{STEPS} steps, save_file_async ({theirs.name})",
-                        at_least=1), theirs.begin, theirs.end, theirs.path)
-    finally:
-        theirs.close()
+                        at_least=1), theirs)
+
+
+@group("step")
+def step_our_dcp_row():
+    with closing(OurDcp(stager=False)) as ours:
+        step_rounds(Row(f"{STEPS} steps, one dcp.async_save (no save)",
+                        at_most=1.1), Nothing(), ours, dcp_load)
+    with closing(OurDcp(stager=False)) as ours, \
+            closing(Dcp(pinned=True)) as theirs:
+        step_rounds(Row(f"{STEPS} steps, dcp.async_save ({theirs.name})",
+                        at_least=1), theirs, ours, dcp_load)
 
 
 # --- files: save_file, load_file ---------------------------------------------
@@ -445,19 +472,29 @@ def burst_rows():
 
 class Dcp:
     """Torch's own async_save to the raw disk, its stager kept as it should
-    be. Without a device nothing can be pinned."""
+    be, unless torch closes it: 2.11 does after each save. Without a device nothing
+    can be pinned."""
 
     def __init__(self, pinned):
         from torch.distributed.checkpoint import staging
         pinned = pinned and not options.cpu
         self.name = f"DCP {'pinned' if pinned else 'pageable'}"
         self.path = os.path.join(bench.disk, f"dcp.{id(self)}")
-        self._stager = staging.DefaultStager(staging.StagingOptions(
-            *[pinned] * 4))
+
+        class Stager(staging.DefaultStager):
+            closed = False
+
+            def close(self):
+                self.closed = True
+                super().close()
+        self._make = lambda: Stager(staging.StagingOptions(*[pinned] * 4))
+        self._stager = self._make()
         self._saved = None
 
     def begin(self, state):
         import torch.distributed.checkpoint as dcp
+        if self._stager.closed:
+            self._stager = self._make()
         saved = dcp.async_save(
             state, storage_writer=dcp.FileSystemWriter(
                 self.path, sync_files=False), async_stager=self._stager)
@@ -472,7 +509,8 @@ class Dcp:
         self._saved = None
 
     def close(self):
-        self._stager.close()
+        if not self._stager.closed:
+            self._stager.close()
         shutil.rmtree(self.path, ignore_errors=True)
 
 
@@ -504,12 +542,12 @@ class OurDcp:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def check_dcp(path):
+def dcp_load(path):
     """By torch's own reader."""
     import torch.distributed.checkpoint as dcp
     found = {k: torch.zeros_like(t) for k, t in bench.state.items()}
     dcp.load(found, storage_reader=dcp.FileSystemReader(path))
-    same(found, bench.state, "DCP")
+    return found
 
 
 def dcp_rounds(ours, theirs, called):
@@ -533,7 +571,7 @@ def dcp_rounds(ours, theirs, called):
             measured.append([m - marks[0] for m in marks[1:]])
             settle(side.path)
         if number == 0:
-            check_dcp(ours.path)
+            same(dcp_load(ours.path), bench.state, "DCP")
         else:
             for row, one, other in zip(rows, *measured):
                 row.add(one, other)
@@ -542,10 +580,7 @@ def dcp_rounds(ours, theirs, called):
 
 
 def with_sides(called, stager, pinned):
-    with contextlib.ExitStack() as stack:
-        ours, theirs = OurDcp(stager), Dcp(pinned)
-        stack.callback(ours.close)
-        stack.callback(theirs.close)
+    with closing(OurDcp(stager)) as ours, closing(Dcp(pinned)) as theirs:
         dcp_rounds(ours, theirs, called)
 
 
@@ -631,9 +666,7 @@ def child_main():
 @group("process")
 def process_rows():
     theirs = need_safetensors()
-    with contextlib.ExitStack() as stack:
-        child = Child()
-        stack.callback(child.close)
+    with closing(Child()) as child:
         for place, folder in bench.others():
             process_rounds(child, theirs, place, folder)
 
