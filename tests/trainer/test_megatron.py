@@ -39,6 +39,9 @@ def no_cuda():
     torch.cuda.device_count = lambda: 1
     torch.cuda.synchronize = lambda *device: None
     torch.Tensor.cuda = lambda self, *args, **options: self
+    # Megatron hands on all that TensorProperties have, of torch 2.15 as well.
+    empty = torch.empty
+    torch.empty = lambda *args, strides=None, **options: empty(*args, **options)
 
     class OnTheHost(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -139,14 +142,14 @@ def tensors(state_dict):
             if isinstance(one, (torch.Tensor, ShardedTensor))}
 
 
-def load_and_check(path, gpt, seed, strategy):
+def load_and_check(path, gpt, seed, strategy, **options):
     import torch
     from megatron.core import dist_checkpointing
     sharded = state(gpt, None)
     wanted = {key: expected(one, seed)
               for key, one in tensors(sharded).items()}
     assert len(wanted) > 30, len(wanted)
-    loaded = dist_checkpointing.load(sharded, path, strategy)
+    loaded = dist_checkpointing.load(sharded, path, strategy, **options)
     got = tensors(loaded)
     for key, want in wanted.items():
         assert torch.equal(got[key], want), (path, key)
@@ -198,8 +201,8 @@ class Rank:
         return dist_checkpointing.save(sharded, self.folder(path), strategy,
                                        **options)
 
-    def load(self, path, gpt, seed, strategy=None):
-        load_and_check(path, gpt, seed, strategy)
+    def load(self, path, gpt, seed, strategy=None, **options):
+        load_and_check(path, gpt, seed, strategy, **options)
         self.barrier()
 
     def asynchronous(self, path, sharded, queue, strategy=None):
@@ -298,6 +301,7 @@ def job(folder, rank, world, meet):
         flush=True)
     # Of one that has no copies, and by Megatron alone.
     me.load(f"{folder}/theirs", gpt, 1, load)
+    strictly(me, gpt, folder, load)
     ours.uninstall()
     me.load(f"{folder}/replicas", gpt, 7, load)
 
@@ -307,6 +311,8 @@ def job(folder, rank, world, meet):
             ours.install(**install)
         for name, seed in (("ours", 1), ("replicas", 7)):
             me.load(f"{folder}/{name}", model(1), seed)
+            if install is not None:
+                me.load(f"{folder}/{name}", model(1), seed, strict="raise_all")
         ours.uninstall()
     if on_mount:
         k = me.ckptfs.counters()
@@ -317,6 +323,37 @@ def job(folder, rank, world, meet):
         import megatron.core
         print(f"# megatron-core {megatron.core.__version__}, torch "
               f"{torch.__version__}", flush=True)
+
+
+def strictly(me, gpt, folder, load):
+    """Copies are neither missing nor unexpected; what is, is said."""
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.core import CheckpointingException
+    for name, seed in (("replicas", 7), ("theirs", 1)):
+        for strategy in (load, me.ours.LoadStrategy()):
+            me.load(f"{folder}/{name}", gpt, seed, strategy,
+                    strict="raise_all")
+            me.load(f"{folder}/{name}", gpt, seed, strategy,
+                    strict="raise_unexpected")
+    less = state(gpt, None)
+    gone = next(iter(less["optimizer"]["exp_avg"].values())).key
+    del less["optimizer"]["exp_avg"]
+    _, missing, unexpected = dist_checkpointing.load(
+        less, f"{folder}/replicas", load, strict="return_all")
+    assert gone in missing and not unexpected, (missing, unexpected)
+    assert not any("__tp_replica_" in key for key in missing), missing
+    more = state(gpt, None)
+    more["model"]["copy"] = more["extra"].__class__(
+        "nowhere.__tp_replica_1", None, (1,), (0,), replica_id=(0, 0, 0))
+    try:
+        dist_checkpointing.load(more, f"{folder}/replicas", load,
+                                validate_access_integrity=False,
+                                strict="raise_unexpected")
+    except CheckpointingException as e:
+        assert "nowhere" in str(e), e
+    else:
+        raise AssertionError("it did not fail")
+    me.barrier()
 
 
 def kept_plans(me, gpt, folder):

@@ -25,7 +25,9 @@ state): rank N's is called KEY.__tp_replica_N, rank 0's KEY, so that a load that
 knows nothing of it finds all it needs. A mount keeps equal bytes once. With
 --ckpt-fully-parallel-save and -load each rank then reads its own files only,
 if it is the rank that it was. What is not there under such a name is read under
-KEY: checkpoints from before, and for more ranks than there were.
+KEY: checkpoints from before, and for more ranks than there were. A strict load
+takes the copies for what they are, neither missing nor unexpected; Megatron
+alone, without this module, calls them missing.
 
 A strategy that keeps its plans from save to save (cached_metadata,
 --ckpt-assume-constant-structure) would leave out what the state has more of
@@ -38,12 +40,15 @@ well. A writer of another kind writes its files itself, and a warning says so,
 once. Checkpoints that go to object stores (msc://) are left to Megatron.
 """
 import contextvars
+import copy
 import functools
+import inspect
 import os
 import warnings
 
 import torch
 import torch.distributed as dist
+from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedBase
 from megatron.core.dist_checkpointing.strategies import (
@@ -52,7 +57,7 @@ from megatron.core.dist_checkpointing.strategies import torch as torch_dist
 
 from . import _library
 from ._distcp import lay_out
-from .dcp import Reader
+from .dcp import Reader, _without_rank
 
 __all__ = ["install", "uninstall", "SaveStrategy", "LoadStrategy"]
 
@@ -242,6 +247,7 @@ class SaveStrategy(torch_dist.TorchDistSaveShardedStrategy):
 
 # --- Loading -----------------------------------------------------------------
 
+_COMPARES = "validate_integrity_and_strict_load"
 # Whether this load is to be by a Reader; install() says so of all.
 _ours = contextvars.ContextVar("ckptfs.megatron", default=False)
 
@@ -249,6 +255,11 @@ _ours = contextvars.ContextVar("ckptfs.megatron", default=False)
 class LoadStrategy(torch_dist.TorchDistLoadShardedStrategy):
     """For dist_checkpointing.load(..., sharded_strategy=LoadStrategy()), alone
     or in a FullyParallelLoadStrategyWrapper."""
+
+    def load_sharded_metadata(self, *args, **options):
+        """A strict load asks for it before it compares."""
+        _patch(serialization, _COMPARES, _overlook_copies)
+        return super().load_sharded_metadata(*args, **options)
 
     def load(self, *args, **options):
         _patch(torch_dist, "_get_filesystem_reader", _reader)
@@ -281,6 +292,33 @@ def _own_copies(_strategy, sharded_state_dict):
                 and len(replica) == 3 and replica[1] > 0:
             sharded.key += f".__tp_replica_{replica[1]}"
             sharded.replica_id = (replica[0], 0, replica[2])
+
+
+def _overlook_copies(theirs, sharded_state_dict, *args, **options):
+    """Before a strict load compares keys. The state has its own names until it
+    is read, so nobody asks for the copies of the checkpoint, which are not
+    missing for that; nor is one unexpected that is read under KEY."""
+    call = inspect.signature(theirs).bind(sharded_state_dict, *args, **options)
+    stored = call.arguments.get("ckpt_sharded_metadata")
+    if stored is not None:
+        asked = {one.key for ones in (nested_values(sharded_state_dict),
+                                      *(call.arguments.get("global_metadata")
+                                        or ())) for one in ones}
+        call.arguments["ckpt_sharded_metadata"] = _as_asked(stored, asked)
+    return theirs(*call.args, **call.kwargs)
+
+
+def _as_asked(stored, asked):
+    """What the checkpoint has, by keys that the state has."""
+    by_key = {one.key: one for one in stored.values()}
+    seen = {name: one for name, one in stored.items()
+            if one.key in asked or _without_rank(one.key) == one.key
+            or _without_rank(one.key) not in by_key}
+    for key in asked - by_key.keys() if _installed else ():
+        if _without_rank(key) in by_key:
+            seen[key] = copy.copy(by_key[_without_rank(key)])
+            seen[key].key = key
+    return seen
 
 
 # --- For everybody -----------------------------------------------------------
@@ -346,6 +384,7 @@ def install(*, replicas=False, durable=False):
         _patch(writer, "get_save_function_and_args",
                lambda theirs, self: _functions(self, theirs(self), durable))
     _patch(torch_dist, "_get_filesystem_reader", _reader)
+    _patch(serialization, _COMPARES, _overlook_copies)
     # The wrappers decide who reads and who writes what, so they are to see the
     # copies' names; without them the strategies are.
     names = [_own_copies] if replicas else []
