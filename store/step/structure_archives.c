@@ -69,10 +69,30 @@ static int choose(const struct dcp *d, struct chosen **ret, size_t *ret_count)
 	return 0;
 }
 
+/*
+ * A zip archive may end in a comment. So many bytes are taken for one: by it
+ * libckpt_gpu's archives fill the room up to the next one.
+ */
+#define COMMENT_BYTES_MAX 4096u
+
+/* Is there an end record whose comment ends where these bytes do? */
+static bool has_end(const uint8_t *p, size_t len)
+{
+	for (size_t n = 0; n + ZIP_END_BYTES <= len; n++) {
+		const uint8_t *end = p + len - n - ZIP_END_BYTES;
+		size_t comment = end[20] | (size_t)end[21] << 8;
+
+		if (comment == n && memcmp(end, "PK\5\6", 4) == 0)
+			return true;
+	}
+	return false;
+}
+
 /* 1: it begins and ends as it should, or lies nowhere; 0: it does not. */
 static int look(const struct cut_source *file, const struct dcp_entry *e)
 {
-	char begin[4], end[4];
+	uint8_t begin[4], end[ZIP_END_BYTES + COMMENT_BYTES_MAX];
+	size_t len = e->length < sizeof(end) ? (size_t)e->length : sizeof(end);
 	int rc;
 
 	if (e->length < ZIP_ARCHIVE_BYTES_MIN ||
@@ -80,11 +100,11 @@ static int look(const struct cut_source *file, const struct dcp_entry *e)
 		return 1; /* closure.h says so, or the tensor is not ours */
 	rc = file->read(file->self, begin, sizeof(begin), e->offset);
 	if (rc == 0)
-		rc = file->read(file->self, end, sizeof(end),
-				e->offset + e->length - ZIP_END_BYTES);
+		rc = file->read(file->self, end, len,
+				e->offset + e->length - len);
 	if (rc < 0)
 		return rc;
-	return memcmp(begin, "PK\3\4", 4) == 0 && memcmp(end, "PK\5\6", 4) == 0;
+	return memcmp(begin, "PK\3\4", 4) == 0 && has_end(end, len);
 }
 
 /* All that were chosen of one file: the first one that is none is enough. */

@@ -380,6 +380,12 @@ def tests():
     def tensors_of_all_types_lie_in_it_without_gaps(fs):
         trainer.finish(trainer.start(__file__, "types", fs.dir))
 
+    @ck.mounted("structure=refuse", modes=("auto",))
+    def a_mount_that_refuses_broken_steps_takes_it(m):
+        trainer.finish(trainer.start(__file__, "types", m.mnt))
+        m.flush()
+        assert "no_archive" not in m.log_text(), m.log_text()
+
     @ck.posix
     def a_state_is_read_in_place_whatever_its_keys_are_called(fs):
         trainer.finish(trainer.start(__file__, "reading", fs.dir))
