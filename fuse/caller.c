@@ -15,12 +15,14 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/capability.h>
 #include <linux/kcmp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -192,8 +194,8 @@ void caller_find(struct callers *c, pid_t pid, struct writer *ret,
 	(BIT(SIGCHLD) | BIT(SIGCONT) | BIT(SIGURG) | BIT(SIGWINCH) | \
 	 BIT(SIGSTOP) | BIT(SIGTSTP) | BIT(SIGTTIN) | BIT(SIGTTOU))
 
-/* A set of signals in /proc/PID/status; none: it is not there. */
-static uint64_t signals_of(const char *text, const char *key)
+/* A set of bits in /proc/PID/status; none: it is not there. */
+static uint64_t bits_of(const char *text, const char *key)
 {
 	const char *at = strstr(text, key);
 	uint64_t set = 0;
@@ -212,8 +214,33 @@ bool caller_is_to_end(const struct callers *c, pid_t pid)
 	if (pid <= 0 || !c->readable ||
 	    dir_read_text(AT_FDCWD, path, text, sizeof(text)) < 0)
 		return true;
-	pending = signals_of(text, "\nSigPnd:") | signals_of(text, "\nShdPnd:");
-	pending &= ~signals_of(text, "\nSigBlk:");
-	caught = signals_of(text, "\nSigCgt:");
+	pending = bits_of(text, "\nSigPnd:") | bits_of(text, "\nShdPnd:");
+	pending &= ~bits_of(text, "\nSigBlk:");
+	caught = bits_of(text, "\nSigCgt:");
 	return (pending & (ENDS_A_WAIT | (~caught & ~HARMLESS))) != 0;
+}
+
+/* --- capabilities --------------------------------------------------------- */
+
+/* Of a container's root the capabilities are not what they are here. */
+static bool is_of_our_users(pid_t pid)
+{
+	char path[64];
+	struct stat his, ours;
+
+	(void)snprintf(path, sizeof(path), "/proc/%d/ns/user", (int)pid);
+	return stat(path, &his) == 0 && stat("/proc/self/ns/user", &ours) == 0 &&
+	       his.st_dev == ours.st_dev && his.st_ino == ours.st_ino;
+}
+
+bool caller_is_admin(const struct callers *c, pid_t pid, uid_t uid)
+{
+	char path[64], text[4096];
+
+	(void)snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+	if (pid <= 0 || !c->readable ||
+	    dir_read_text(AT_FDCWD, path, text, sizeof(text)) < 0)
+		return uid == 0;
+	return ((bits_of(text, "\nCapEff:") >> CAP_SYS_ADMIN) & 1) &&
+	       is_of_our_users(pid);
 }

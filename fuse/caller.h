@@ -44,4 +44,10 @@ void caller_find(struct callers *c, pid_t pid, struct writer *ret,
  */
 bool caller_is_to_end(const struct callers *c, pid_t pid);
 
+/*
+ * Has the thread pid, of the user uid, CAP_SYS_ADMIN where the daemon runs? Of
+ * one that cannot be looked at: when it is root's.
+ */
+bool caller_is_admin(const struct callers *c, pid_t pid, uid_t uid);
+
 #endif

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/statvfs.h>
 
+#include "fuse/caller.h"
 #include "fuse/fs.h"
 #include "fuse/waiting.h"
 #include "store/base/io.h"
@@ -360,6 +361,24 @@ static int get_ours(fuse_req_t req, fuse_ino_t ino, const char *name,
 	return rc;
 }
 
+/*
+ * 0: attributes of such a name can be had, as on a local file system. Access
+ * lists (system.*) need the kernel's help, which is not asked for.
+ */
+static int is_kept(const char *name)
+{
+	static const char *const spaces[] = { "user.", "trusted.",
+					      "security." };
+
+	for (size_t i = 0; i < sizeof(spaces) / sizeof(*spaces); i++) {
+		size_t len = strlen(spaces[i]);
+
+		if (strncmp(name, spaces[i], len) == 0)
+			return name[len] ? 0 : -EINVAL;
+	}
+	return -EOPNOTSUPP;
+}
+
 /* Reply with the value, or its length for size 0; the error when rc is one. */
 static void reply_xattr(fuse_req_t req, int rc, const void *value, size_t len,
 			size_t size)
@@ -387,22 +406,17 @@ void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 			rc = -ENOMEM;
 		reply_xattr(req, rc, ours.data, ours.len, size);
 	} else {
-		rc = names_getxattr(store_of(req)->names, ino, name, &value,
-				    &len);
+		rc = is_kept(name);
+		if (rc == 0)
+			rc = names_getxattr(store_of(req)->names, ino, name,
+					    &value, &len);
 		reply_xattr(req, rc, value, len, size);
 	}
 }
 
 static int may_set(const char *name)
 {
-	if (is_ours(name))
-		return -EPERM;
-	/* Access lists (system.*) need the kernel's help: not asked for. */
-	return strncmp(name, "user.", 5) == 0 ||
-			       strncmp(name, "trusted.", 8) == 0 ||
-			       strncmp(name, "security.", 9) == 0
-		       ? 0
-		       : -EOPNOTSUPP;
+	return is_ours(name) ? -EPERM : is_kept(name);
 }
 
 void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
@@ -424,14 +438,29 @@ void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
 	fuse_reply_err(req, -rc);
 }
 
-/* Names, each with its NUL, but for ours; how long they are then. */
-static size_t without_ours(char *names, size_t len)
+static bool is_trusted(const char *name)
 {
+	return strncmp(name, "trusted.", 8) == 0;
+}
+
+/*
+ * Names, each with its NUL, but for ours and those that only an administrator
+ * sees; how long they are then.
+ */
+static size_t shown_names(fuse_req_t req, char *names, size_t len)
+{
+	const struct fuse_ctx *c = fuse_req_ctx(req);
 	size_t kept = 0;
+	int admin = -1; /* asked for when there is something to hide */
 
 	for (size_t at = 0, n; at < len; at += n) {
 		n = strlen(names + at) + 1;
 		if (is_ours(names + at))
+			continue;
+		if (is_trusted(names + at) && admin < 0)
+			admin = caller_is_admin(fs_of(req)->callers, c->pid,
+						c->uid);
+		if (is_trusted(names + at) && !admin)
 			continue;
 		memmove(names + kept, names + at, n);
 		kept += n;
@@ -446,7 +475,8 @@ void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 
 	/* Ours are not listed: cp -a would try to set them on the copy. */
 	if (rc == 0)
-		names.len = without_ours((char *)names.data, names.len);
+		names.len =
+			shown_names(req, (char *)names.data, names.len);
 	reply_xattr(req, rc, names.data, names.len, size);
 }
 

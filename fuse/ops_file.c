@@ -234,8 +234,14 @@ static void forget_tail(fuse_req_t req, struct inode *in, uint64_t end)
 static int do_write(fuse_req_t req, const struct fs_inode *i, const char *buf,
 		    size_t size, uint64_t off, bool pages)
 {
+	int rc;
+
 	if (pages)
 		return file_write_pages(&i->st->files, i->in, buf, size, off);
+	/* As the kernel does by itself for writes that do not come to us. */
+	rc = names_drop_caps(i->st->names, i->in);
+	if (rc < 0)
+		return rc;
 	forget_tail(req, i->in, off);
 	return file_write(&i->st->files, i->in, buf, size, off);
 }

@@ -24,11 +24,15 @@ static bool is_name(const char *name)
 	       strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
 }
 
-/* As any write does of who is not root. */
-static int drop_suid(struct files *fs, struct inode *in, const struct attr *a)
+/* As any write does; the mode's bits go by a write of who is not root. */
+static int drop_privs(struct files *fs, struct inode *in, const struct attr *a,
+		      bool root)
 {
 	struct attr to = { .mode = a->mode & ~(uint32_t)S_ISUID };
+	int rc = names_drop_caps(fs->names, in);
 
+	if (rc < 0 || root)
+		return rc;
 	if (to.mode & S_IXGRP)
 		to.mode &= ~(uint32_t)S_ISGID;
 	return to.mode == a->mode ? 0
@@ -48,7 +52,7 @@ static int replace(struct files *fs, const struct segment_commit *c,
 		return S_ISLNK(a.mode) ? -ELOOP : -EINVAL;
 	if (!c->may(c->arg, &a, 02))
 		return -EACCES;
-	rc = c->uid == 0 ? 0 : drop_suid(fs, in, &a);
+	rc = drop_privs(fs, in, &a, c->uid == 0);
 	if (rc == 0)
 		rc = file_replace(fs, in, stage);
 	if (rc < 0)

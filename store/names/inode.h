@@ -24,6 +24,7 @@
 #ifndef STORE_INODE_H
 #define STORE_INODE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/stat.h>
@@ -89,6 +90,8 @@ struct inode {
 	struct inode *next; /* in its bucket; shard lock */
 	atomic_uint_fast64_t refs; /* the last one: shard lock */
 	uint64_t lookups; /* of these, the kernel's; shard lock */
+	/* It has no security.capability: set and unset by names_xattr.c. */
+	atomic_bool no_caps;
 
 	struct lock changing; /* see above */
 	struct lock lock; /* guards everything below */

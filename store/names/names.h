@@ -140,6 +140,11 @@ int names_getxattr(struct names *nm, uint64_t ino, const char *name,
 int names_setxattr(struct names *nm, struct inode *in, const char *name,
 		   const void *value, size_t len, int flags);
 int names_removexattr(struct names *nm, struct inode *in, const char *name);
+/*
+ * The capabilities that a program in it would run with go before its bytes are
+ * changed, whoever changes them. It costs nothing when there are none.
+ */
+int names_drop_caps(struct names *nm, struct inode *in);
 /* NUL-terminated names, one after the other. */
 int names_listxattr(struct names *nm, uint64_t ino, struct bytes *out);
 

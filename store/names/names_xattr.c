@@ -19,12 +19,17 @@ int names_getxattr(struct names *nm, uint64_t ino, const char *name,
 	return rc == -ENOENT ? -ENODATA : rc;
 }
 
-/* Write b, which changes an attribute of in, with a new ctime. */
-static int xattr_write(struct names *nm, struct kv_batch *b, struct inode *in)
+#define CAPS_XATTR "security.capability"
+
+/*
+ * Write b, which changes an attribute of in, with a new ctime. names.changing
+ * is held.
+ */
+static int xattr_write_locked(struct names *nm, struct kv_batch *b,
+			      struct inode *in)
 {
 	struct names_change c = { .count = 0 };
 
-	HOLD(&nm->changing);
 	names_changed_attr(&c, in)->ctime_ns = wall_ns();
 	{
 		HOLD(&in->lock);
@@ -57,7 +62,11 @@ int names_setxattr(struct names *nm, struct inode *in, const char *name,
 	if (rc < 0)
 		return rc;
 	record_save(b, k, value, len);
-	return xattr_write(nm, b, in);
+	HOLD(&nm->changing);
+	rc = xattr_write_locked(nm, b, in);
+	if (strcmp(name, CAPS_XATTR) == 0)
+		atomic_store(&in->no_caps, false);
+	return rc;
 }
 
 int names_removexattr(struct names *nm, struct inode *in, const char *name)
@@ -73,7 +82,30 @@ int names_removexattr(struct names *nm, struct inode *in, const char *name)
 	if (rc < 0)
 		return rc == -ENOENT ? -ENODATA : rc;
 	record_delete(b, k);
-	return xattr_write(nm, b, in);
+	HOLD(&nm->changing);
+	return xattr_write_locked(nm, b, in);
+}
+
+int names_drop_caps(struct names *nm, struct inode *in)
+{
+	SCOPED(scope_batch) struct kv_batch *b = NULL;
+	struct key k;
+	int rc;
+
+	if (atomic_load(&in->no_caps))
+		return 0;
+	k = key_xattr(in->ino, CAPS_XATTR);
+	HOLD(&nm->changing);
+	rc = record_find(nm->kv, k);
+	if (rc == 0) {
+		b = kv_batch_new();
+		record_delete(b, k);
+		rc = xattr_write_locked(nm, b, in);
+	}
+	if (rc < 0 && rc != -ENOENT)
+		return rc;
+	atomic_store(&in->no_caps, true);
+	return 0;
 }
 
 static int list_one(void *arg, struct kv_slice key, struct kv_slice value)

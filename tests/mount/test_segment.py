@@ -4,6 +4,7 @@ import errno
 import mmap
 import os
 import stat
+import struct
 import threading
 
 import ckptest as ck
@@ -373,6 +374,16 @@ def who_may_not_write_there_cannot_commit(m):
     found = os.stat(m.path("ours", "f"))
     assert (found.st_uid, found.st_gid) == (ck.USER, ck.USER), found
     assert sorted(os.listdir(m.path("ours"))) == ["dir", "f", "link", "locked"]
+
+
+@ck.mounted()
+def replacing_takes_capabilities_away(m):
+    put(m.path("f"), b"x")
+    caps = struct.pack("<IIIII", 0x02000001, 1 << 10, 0, 0, 0)
+    os.setxattr(m.path("f"), "security.capability", caps)
+    os.setxattr(m.path("f"), "user.k", b"v")
+    save(Client(m.mnt), m.path("f"), 1)
+    assert os.listxattr(m.path("f")) == ["user.k"]
 
 
 @ck.mounted()

@@ -1,9 +1,15 @@
 """Extended attributes: the user's own, and the ones that ckptfs shows."""
 import errno
 import os
+import struct
 
 import ckptest as ck
 from ckptest import KIB, MIB, USER, as_user, data, fails, get, put
+
+CAP_SYS_ADMIN = 21
+CAPS = "security.capability"
+# Permitted: CAP_NET_BIND_SERVICE; see capabilities(7).
+CAPS_VALUE = struct.pack("<IIIII", 0x02000001, 1 << 10, 0, 0, 0)
 
 
 @ck.posix
@@ -62,6 +68,15 @@ def attribute_calls_fail_where_they_must(fs):
             (errno.ERANGE, os.setxattr, "user." + "n" * 251, b""),
             (errno.EOPNOTSUPP, os.setxattr, "nonsense.k", b"")):
         fails(code, fn, f, *args)
+    for space in ("user.", "trusted.", "security."):
+        fails(errno.EINVAL, os.getxattr, f, space)
+        fails(errno.EINVAL, os.setxattr, f, space, b"")
+        fails(errno.EINVAL, os.removexattr, f, space)
+    for name in ("nonsense.k", "nonsense", "users.k", "system.k",
+                 "os2.k", "User.k"):
+        fails(errno.EOPNOTSUPP, os.getxattr, f, name)
+        fails(errno.EOPNOTSUPP, os.setxattr, f, name, b"")
+        fails(errno.EOPNOTSUPP, os.removexattr, f, name)
     os.setxattr(f, "user.k", b"new", os.XATTR_REPLACE)
     os.setxattr(f, "user.k2", b"", os.XATTR_CREATE)
     assert os.getxattr(f, "user.k") == b"new"
@@ -83,6 +98,117 @@ def attributes_obey_the_mode_of_the_file(fs):
         fails(errno.EACCES, os.setxattr, fs.path("f"), "user.k", b"w")
         fails(errno.EACCES, os.removexattr, fs.path("f"), "user.k")
     as_user(work, USER)
+
+
+def without_capabilities(fn):
+    """Root who is no administrator, as in a container."""
+    def work():
+        ck.libc.prctl(ck.PR_CAPBSET_DROP, CAP_SYS_ADMIN, 0, 0, 0)
+        head = struct.pack("Ii", 0x20080522, 0)
+        ck._call(ck.libc.capset, head, bytes(24))
+        return fn()
+    return ck.Child(work).result()
+
+
+@ck.posix
+def trusted_attributes_are_listed_to_administrators_alone(fs):
+    os.chmod(fs.dir, 0o755)
+    put(fs.path("f"), b"", mode=0o644)
+    os.mkdir(fs.path("d"))
+    for name in "fd":
+        path = fs.path(name)
+        os.setxattr(path, "trusted.k", b"v")
+        os.setxattr(path, "user.k", b"v")
+
+        def others():
+            fails(errno.ENODATA, os.getxattr, path, "trusted.k")
+            fails(errno.EPERM, os.setxattr, path, "trusted.k", b"")
+            return os.listxattr(path)
+        assert os.getxattr(path, "trusted.k") == b"v"
+        assert sorted(os.listxattr(path)) == ["trusted.k", "user.k"], name
+        assert as_user(others) == ["user.k"], name
+        assert without_capabilities(others) == ["user.k"], name
+
+
+# What changes a file's bytes or its owner, and what does not. Each is done
+# to an open file, for writing, of at least 100 bytes.
+TAKE_CAPS = {
+    "write": lambda fd, path: os.pwrite(fd, b"x", 7),
+    "append": lambda fd, path: os.pwrite(fd, b"x", os.fstat(fd).st_size),
+    "sendfile": lambda fd, path: os.sendfile(fd, zeros(), 0, 10),
+    "open_trunc": lambda fd, path: os.close(
+        os.open(path, os.O_WRONLY | os.O_TRUNC)),
+    "truncate": lambda fd, path: os.truncate(path, 9),
+    "truncate_to_the_same": lambda fd, path: os.truncate(
+        path, os.stat(path).st_size),
+    "ftruncate": lambda fd, path: os.ftruncate(fd, 9),
+    "allocate": lambda fd, path: ck.fallocate(fd, 0, 0, MIB),
+    "allocate_kept": lambda fd, path: ck.fallocate(fd, 1, 0, 9),
+    "punch": lambda fd, path: ck.fallocate(fd, 3, 0, 9),
+    "zero": lambda fd, path: ck.fallocate(fd, 16, 0, 9)}
+ROOT_TAKES_CAPS = {
+    "chown": lambda fd, path: os.chown(path, 5, 6),
+    "chown_to_nobody_else": lambda fd, path: os.chown(path, -1, -1)}
+LEAVE_CAPS = {
+    "open": lambda fd, path: None,
+    "write_of_nothing": lambda fd, path: os.write(fd, b""),
+    "chmod": lambda fd, path: os.chmod(path, 0o711),
+    "utime": lambda fd, path: os.utime(path),
+    "rename": lambda fd, path: (os.rename(path, path + "."),
+                                os.rename(path + ".", path)),
+    "link": lambda fd, path: os.link(path, path + "-"),
+    "attribute": lambda fd, path: os.setxattr(path, "user.k", b"v")}
+
+
+def zeros():
+    fd = os.memfd_create("zeros")
+    os.write(fd, bytes(10))
+    return fd
+
+
+def has_caps(path):
+    try:
+        return os.getxattr(path, CAPS) == CAPS_VALUE
+    except OSError as e:
+        assert e.errno == errno.ENODATA, e
+        return False
+
+
+def caps_after(fs, name, work, size, stage, user):
+    path = fs.path(f"{name}-{size}-{stage}-{user}")
+    put(path, data(size))
+    if stage == "durable":
+        fs.flush(path)
+    os.chown(path, user, user)
+
+    def run():
+        fd = os.open(path, os.O_RDWR)
+        work(fd, path)
+        os.close(fd)
+    os.setxattr(path, CAPS, CAPS_VALUE)
+    as_user(run, user)
+    if name in LEAVE_CAPS or has_caps(path):
+        return has_caps(path)
+    # Set again while it is open, and after it has been written.
+    fd = os.open(path, os.O_RDWR)
+    os.pwrite(fd, b"a", 0)
+    os.setxattr(path, CAPS, CAPS_VALUE)
+    work(fd, path)
+    os.close(fd)
+    return has_caps(path)
+
+
+@ck.posix
+def a_change_of_the_bytes_takes_the_capabilities_of_the_file(fs):
+    """As file_remove_privs() of the kernel does, whoever writes."""
+    os.chmod(fs.dir, 0o777)
+    for size in (100, 50 * KIB, 3 * MIB):
+        for stage in ("staged", "durable"):
+            for user in (0, USER):
+                for name, work in {**TAKE_CAPS, **LEAVE_CAPS,
+                                   **({} if user else ROOT_TAKES_CAPS)}.items():
+                    assert caps_after(fs, name, work, size, stage, user) \
+                        == (name in LEAVE_CAPS), (name, size, stage, user)
 
 
 @ck.mounted("debug_hold_drain")
