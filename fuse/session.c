@@ -11,10 +11,12 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <linux/magic.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/statfs.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
@@ -109,6 +111,30 @@ static void warn_no_passthrough(const struct fs *fs)
 		    fs->mountpoint, why);
 }
 
+#ifdef FUSE_CAP_PASSTHROUGH
+/*
+ * May the directory's file system lie on another? The kernel does not say how
+ * deep it is; these may, and all others do not.
+ */
+static bool may_be_stacked(int dirfd)
+{
+	struct statfs fs;
+
+	return fstatfs(dirfd, &fs) < 0 ||
+	       fs.f_type == OVERLAYFS_SUPER_MAGIC ||
+	       fs.f_type == ECRYPTFS_SUPER_MAGIC || fs.f_type == FUSE_SUPER_MAGIC;
+}
+
+/*
+ * How deep what backs our files may be. The kernel has two levels in all: a
+ * mount that says 0 is one, and leaves the other to an overlayfs on top of it.
+ */
+static uint32_t backing_depth(const struct store *st)
+{
+	return may_be_stacked(st->dirfd) || may_be_stacked(st->stages.dirfd);
+}
+#endif
+
 static void op_init(void *userdata, struct fuse_conn_info *conn)
 {
 	struct fs *fs = userdata;
@@ -138,7 +164,7 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 #ifdef FUSE_CAP_PASSTHROUGH
 	if (fs->want_passthrough && geteuid() == 0) {
 		want(conn, FUSE_CAP_PASSTHROUGH);
-		conn->max_backing_stack_depth = 1;
+		conn->max_backing_stack_depth = backing_depth(fs->store);
 		fs->passthrough = (conn->want_ext & FUSE_CAP_PASSTHROUGH) != 0;
 	}
 #endif

@@ -221,5 +221,34 @@ def shell_tools_work_as_everywhere(fs):
            "test \"$(cat i)\" = $'a\\nb'; rm h i", cwd=fs.dir)
 
 
+@ck.mounted()
+def a_folder_can_be_the_lower_one_of_an_overlay(m):
+    """A container's image layers, or a base model below a job's own files."""
+    if ck.mount_type(m.base) in ("overlay", "ecryptfs", "fuse"):
+        ck.skip("the store lies on a stacked file system")
+    os.mkdir(m.path("lower"))
+    put(m.path("lower", "small"), data(9))
+    put(m.path("lower", "large"), data(3 * MIB))
+    folders = {n: os.path.join(m.base, n) for n in ("upper", "work", "all")}
+    for folder in folders.values():
+        os.mkdir(folder)
+    m.flush()
+    assert m.status()["passthrough"] == (m.mode != "off")
+    sh("mount", "-t", "overlay", "overlay", "-o", f"lowerdir={m.path('lower')}"
+       f",upperdir={folders['upper']},workdir={folders['work']}",
+       folders["all"])
+    try:
+        large = os.path.join(folders["all"], "large")
+        same(get(large), data(3 * MIB))
+        put(large, b"mine", flags=0)
+        os.unlink(os.path.join(folders["all"], "small"))
+        assert os.listdir(folders["all"]) == ["large"]
+        same(get(large), b"mine" + data(3 * MIB)[4:])
+    finally:
+        sh("umount", folders["all"])
+    same(get(m.path("lower", "large")), data(3 * MIB))
+    assert get(m.path("lower", "small")) == data(9)
+
+
 if __name__ == "__main__":
     ck.main()
