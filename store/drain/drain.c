@@ -282,8 +282,8 @@ struct stage *drain_replace(struct drain *d, struct inode *in,
 			    struct stage *fresh)
 {
 	struct version_queue ended = TAILQ_HEAD_INITIALIZER(ended);
+	bool kept = false, failed = false;
 	struct stage *s;
-	bool kept = false;
 
 	{
 		struct version *v, *after;
@@ -304,8 +304,12 @@ struct stage *drain_replace(struct drain *d, struct inode *in,
 			} else if (!v->replaced && version_pending(v)) {
 				job_end_locked(d, job_of(v), VERSION_GONE, 0,
 					       &ended);
+				continue;
 			}
+			failed |= v->replaced && job_of(v)->failures > 0;
 		}
+		if (!failed)
+			unstick_locked(d, in->file);
 		if (kept)
 			SLOT_SET(s->slot, earlier, 1);
 	}
@@ -325,6 +329,8 @@ static void cancel(struct drain *d, struct inode *in, bool replaced_too,
 		HOLD(&in->lock);
 		HOLD(&d->lock);
 		v = in->file ? TAILQ_FIRST(&in->file->versions.list) : NULL;
+		if (in->file && replaced_too)
+			unstick_locked(d, in->file);
 		for (; v; v = after) {
 			struct drain_job *j = job_of(v);
 

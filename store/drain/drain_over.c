@@ -55,6 +55,13 @@ struct drain_job *newer_locked(const struct drain_job *j)
 	return !j->v.replaced && q && q->stage == j->stage ? q : NULL;
 }
 
+void unstick_locked(struct drain *d, struct file *f)
+{
+	if (f->sticky_error != 0)
+		d->failed--;
+	f->sticky_error = 0;
+}
+
 /*
  * Who waits for j, perhaps only since it was overtaken, is told to look again
  * (-EAGAIN) when the file's bytes are another job's by now.
@@ -65,6 +72,7 @@ static void again_locked(struct drain *d, struct drain_job *j, bool overtaken,
 	struct drain_job *q = newer_locked(j);
 
 	if (j->in->attr.nlink == 0) {
+		unstick_locked(d, j->in->file);
 		job_end_locked(d, j, VERSION_GONE, 0, ended);
 	} else if (overtaken ||
 		   (!j->v.replaced && j->in->file->stage != j->stage)) {
@@ -103,12 +111,15 @@ void drain_void(struct drain *d, struct drain_job *j, bool overtaken)
 
 /*
  * The file has an error: it counts once, and is told once more when other bytes
- * failed than those that had failed before.
+ * failed than those that had failed before. Bytes that the file has no more,
+ * since it was emptied or goes on in a copy, are no error of its.
  */
 static void stick_locked(struct drain *d, struct drain_job *j, int rc)
 {
 	struct file *f = j->in->file;
 
+	if (!j->v.replaced && f->stage != j->stage)
+		return;
 	if (f->sticky_error == 0)
 		d->failed++;
 	if (f->sticky_error != rc || j->result == 0)
@@ -165,16 +176,21 @@ void drain_fail(struct drain *d, struct drain_job *j, int rc)
 	job_ref(j); /* what fails later may have ended it by then */
 	{
 		HOLD(&j->in->lock);
-		first = j->in->file->sticky_error != rc;
+		first = j->in->file->sticky_error != rc &&
+			j->in->attr.nlink > 0;
 	}
 	if (first)
 		log_failed(d, j->in, rc);
 	{
 		HOLD(&j->in->lock);
 		HOLD(&d->lock);
-		stick_locked(d, j, rc);
 		w = attempt_over_locked(d, j);
-		failed_locked(d, j, rc, &ended);
+		if (j->in->attr.nlink == 0) {
+			again_locked(d, j, false, &ended);
+		} else {
+			stick_locked(d, j, rc);
+			failed_locked(d, j, rc, &ended);
+		}
 	}
 	work_put(d, w);
 	jobs_ended(d, &ended);
@@ -225,17 +241,18 @@ void drain_unhide(struct drain *d, struct drain_job *j)
 void drain_seen(struct drain *d, struct drain_job *j, bool clean,
 		struct version_queue *ended)
 {
-	struct file *f = j->in->file;
 	struct drain_job *q;
+	struct version *v;
 
 	HOLD(&d->lock);
 	q = newer_locked(j);
 	if (clean && q)
 		job_end_locked(d, q, VERSION_GONE, -EAGAIN, ended);
 	order_seen(&d->order, &j->v);
-	if (f->sticky_error != 0)
-		d->failed--;
-	f->sticky_error = 0;
+	for (v = TAILQ_NEXT(&j->v, by_file); v; v = TAILQ_NEXT(v, by_file))
+		if (job_of(v)->failures > 0)
+			return;
+	unstick_locked(d, j->in->file);
 }
 
 void drain_done(struct drain *d, struct drain_job *j, bool stored)

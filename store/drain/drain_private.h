@@ -133,6 +133,11 @@ struct drain_job *job_for(struct drain *d, struct inode *in,
 
 /* The newer job of the very stage that j has, or NULL. drain.lock is held. */
 struct drain_job *newer_locked(const struct drain_job *j);
+/*
+ * The file has no error any more: what failed is durable, deleted, or written
+ * over. inode.lock and drain.lock are held.
+ */
+void unstick_locked(struct drain *d, struct file *f);
 /* An attempt is over; the job is drained again, or not needed any more. */
 void drain_void(struct drain *d, struct drain_job *j, bool overtaken);
 /*

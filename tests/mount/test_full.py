@@ -85,6 +85,21 @@ def an_error_after_close_meets_the_next_open_and_sticks(m):
     ck.umount(disk.path)
 
 
+@ck.mounted("debug_hold_drain", start=False)
+def status_tells_of_no_failure_when_what_failed_is_deleted(m):
+    disk = store_on_small_disk(m, 192 * MIB)
+    m.start()
+    path = second_save(m, disk, 40 * MIB)
+    m.ctl("status", m.mnt, code=1)
+    os.unlink(path)
+    # The kernel forgets a file after unlink(2) has returned.
+    ck.until("what failed is forgotten", lambda: m.status()["failed"] == 0)
+    m.ctl("status", m.mnt)
+    m.unmount()
+    m.fsck("--scrub")
+    ck.umount(disk.path)
+
+
 @ck.mounted(start=False)
 def a_disk_filled_to_the_last_byte_works_again_once_freed(m):
     """RocksDB stops at its first failed write; it must be woken again."""

@@ -5,9 +5,51 @@
 #include <signal.h>
 #include <sys/resource.h>
 
+#include "store/drain/work.h"
 #include "tests/unit/live_store.h"
 
 #define FILE_BYTES (3 * MIB + 12345)
+
+/*
+ * What happens to a file once, in the middle of an attempt that fails: before
+ * it does, or when that is being told.
+ */
+static struct {
+	void (*fn)(struct live *l);
+	struct live *l;
+	bool told;
+} late;
+
+static bool late_now(bool told)
+{
+	void (*fn)(struct live *l) = late.fn;
+
+	if (!fn || late.told != told)
+		return false;
+	late.fn = NULL;
+	fn(late.l);
+	return true;
+}
+
+int __real_work_sync(struct drain *d, struct work *w);
+int __wrap_work_sync(struct drain *d, struct work *w);
+
+int __wrap_work_sync(struct drain *d, struct work *w)
+{
+	return late_now(false) ? -EIO : __real_work_sync(d, w);
+}
+
+void __real_inode_path(struct inode_table *t, struct inode *in, char *buf,
+		       size_t size);
+void __wrap_inode_path(struct inode_table *t, struct inode *in, char *buf,
+		       size_t size);
+
+void __wrap_inode_path(struct inode_table *t, struct inode *in, char *buf,
+		       size_t size)
+{
+	__real_inode_path(t, in, buf, size);
+	(void)late_now(true);
+}
 
 /* Writes that reach beyond `bytes` of a file fail with EFBIG; 0: none do. */
 static void limit_files(uint64_t bytes)
@@ -17,6 +59,14 @@ static void limit_files(uint64_t bytes)
 	assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
 	limit.rlim_cur = bytes ? bytes : limit.rlim_max;
 	assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+}
+
+static uint64_t failed_files(struct live *l)
+{
+	struct drain_figures figures;
+
+	drain_figures(l->st->drain, &figures);
+	return figures.failed;
 }
 
 static void an_error_sticks_is_told_once_and_ends_when_it_is_over(void **state)
@@ -146,6 +196,93 @@ static void nobody_overtakes_what_failed_and_is_written_over(void **state)
 	written_over(true, true);
 }
 
+/* A file of FILE_BYTES that cannot be made durable. */
+static void write_failing(struct live *l, const char *path, const uint8_t *data)
+{
+	limit_files(0);
+	live_write(l, path, data, FILE_BYTES);
+	limit_files(MIB);
+	assert_int_equal(live_sync(l, path), -EFBIG);
+	assert_int_equal(failed_files(l), 1);
+}
+
+static void what_failed_is_counted_until_it_is_gone(void **state)
+{
+	uint8_t *data = filled(FILE_BYTES, 1);
+	struct live l = live_kind_held(1);
+
+	(void)state;
+	(void)signal(SIGXFSZ, SIG_IGN);
+	write_failing(&l, "deleted", data);
+	assert_int_equal(live_unlink(&l, "deleted"), 0);
+	assert_int_equal(failed_files(&l), 0);
+
+	write_failing(&l, "renamed over", data);
+	live_write(&l, "new", data, 1000);
+	assert_int_equal(live_rename(&l, "new", "renamed over", 0), 0);
+	assert_int_equal(failed_files(&l), 0);
+	assert_int_equal(live_sync(&l, "renamed over"), 0);
+
+	write_failing(&l, "emptied", data);
+	assert_int_equal(live_sync(&l, "emptied"), -EFBIG);
+	live_write(&l, "emptied", data, 1000);
+	assert_int_equal(failed_files(&l), 1); /* it keeps its place */
+	assert_int_equal(live_sync(&l, "emptied"), 0);
+	assert_int_equal(failed_files(&l), 0);
+
+	write_failing(&l, "emptied, deleted", data);
+	live_write(&l, "emptied, deleted", data, 1000);
+	assert_int_equal(live_unlink(&l, "emptied, deleted"), 0);
+	assert_int_equal(failed_files(&l), 0);
+	limit_files(0);
+	live_sync_all(&l);
+	live_free(&l);
+	free(data);
+}
+
+static void unlink_f(struct live *l)
+{
+	assert_int_equal(live_unlink(l, "f"), 0);
+}
+
+/* Its last name goes in the middle of the attempt that fails. */
+static void deleted_late(bool told, bool open)
+{
+	struct live l = live_kind_held(1);
+	uint8_t *data = filled(FILE_BYTES, 1);
+	struct handle h = { 0 };
+
+	live_write(&l, "f", data, FILE_BYTES);
+	live_write(&l, "after", data, 1000);
+	if (open)
+		h = handle_open(&l, "f", O_RDONLY);
+	late.fn = unlink_f;
+	late.l = &l;
+	late.told = told;
+	if (told)
+		limit_files(MIB);
+	(void)live_sync(&l, "f");
+	limit_files(0);
+	assert_null(late.fn);
+	assert_int_equal(failed_files(&l), 0);
+	/* Nor does it hold up what was closed after it. */
+	assert_int_equal(drain_sync_closed(l.st->drain), 0);
+	assert_true(committed(&l, live_ino(&l, "after")));
+	if (open)
+		handle_release(&h);
+	assert_int_equal(failed_files(&l), 0);
+	live_free(&l);
+	free(data);
+}
+
+static void a_failure_of_what_was_deleted_meanwhile_does_not_count(void **state)
+{
+	(void)state;
+	(void)signal(SIGXFSZ, SIG_IGN);
+	for (unsigned kind = 0; kind < 4; kind++)
+		deleted_late((kind & 1) != 0, (kind & 2) != 0);
+}
+
 /* Or his fsync would have nothing to say of it any more. */
 static void what_failed_is_not_emptied_under_a_reader(void **state)
 {
@@ -224,6 +361,9 @@ int main(void)
 			nobody_overtakes_a_file_that_cannot_be_made_durable),
 		cmocka_unit_test(
 			nobody_overtakes_what_failed_and_is_written_over),
+		cmocka_unit_test(what_failed_is_counted_until_it_is_gone),
+		cmocka_unit_test(
+			a_failure_of_what_was_deleted_meanwhile_does_not_count),
 		cmocka_unit_test(what_failed_is_not_emptied_under_a_reader),
 		cmocka_unit_test(a_job_without_a_descriptor_is_only_late),
 	};
