@@ -14,6 +14,7 @@
 #include "store/db/layout.h"
 #include "store/db/parents.h"
 #include "store/db/trust.h"
+#include "store/space/stage_table.h"
 
 #define WHY_BYTES 8192
 /* More problems are counted, but not listed, in JSON. */
@@ -178,6 +179,7 @@ static int check_open_store(struct fsck *f, int dirfd)
 					 .problem = on_problem,
 					 .progress = on_progress,
 					 .self = f };
+	SCOPED(stage_table_release) struct stage_table staged = { 0 };
 	SCOPED(scope_close)
 	int images = openat(dirfd, LAYOUT_IMAGE_DIR,
 			    O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -196,6 +198,12 @@ static int check_open_store(struct fsck *f, int dirfd)
 		problem(f, "database", LAYOUT_DB_DIR, "%s", why);
 		return 1;
 	}
+	rc = stage_table_read(dirfd, f->uuid, &staged);
+	if (rc < 0) {
+		missing(f, LAYOUT_STAGE_DIR, rc);
+		return 1;
+	}
+	options.staged = &staged;
 	if (asprintf(&db, "%s/" LAYOUT_DB_DIR, f->path) < 0)
 		return -ENOMEM;
 	rc = kv_open_readonly(db, &kv);

@@ -14,7 +14,8 @@ struct listing {
 	cJSON *list[REBUILD_ASIDE + 1]; /* in json */
 };
 
-static const char *const words[] = { "note", "recovered", "lost", "aside" };
+static const char *const words[] = { "note", "recovered", "lost", "staged",
+				     "aside" };
 
 static void on_say(void *self, enum rebuild_kind kind, const char *object,
 		   const char *text)
@@ -137,7 +138,11 @@ const struct ctl_command ctl_rebuild = {
 		"may be; it is listed:\n"
 		"  recovered  a file that only its image's label knew\n"
 		"  lost       a file, or a version of it, that cannot be had\n"
-		"  aside      an image of which no file can be made\n\n",
+		"  aside      an image of which no file can be made\n"
+		"And, without a loss:\n"
+		"  staged     a file that was not durable when its daemon "
+		"ended; the next mount makes\n"
+		"             it so\n\n",
 	.takes = "store",
 	.run_on = rebuild,
 };

@@ -20,6 +20,7 @@
 #include <stdint.h>
 
 struct kv;
+struct stage_table;
 
 #define CHECK_FILES_MAX 100
 
@@ -37,6 +38,8 @@ struct check_problem {
 /* Any of the functions may be NULL. */
 struct check_options {
 	bool scrub;
+	/* What the last daemon left staged; NULL: not known. */
+	const struct stage_table *staged;
 	unsigned threads; /* for scrub; 0: one for each processor */
 	void (*problem)(void *self, const struct check_problem *p);
 	/*

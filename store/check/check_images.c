@@ -14,6 +14,7 @@
 #include "store/check/check_work.h"
 #include "store/db/layout.h"
 #include "store/space/image.h"
+#include "store/space/stage_table.h"
 
 /* 1: there is a record of this kind about the image. */
 static int has_record(struct check *c, char kind, uint64_t image)
@@ -168,10 +169,13 @@ static bool image_is_empty(struct check *c, const char *name)
 static int report_unrecorded(struct check *c, uint64_t id, const char *name,
 			     const char *object)
 {
+	const struct stage_table *staged = c->options->staged;
 	int rc = has_record(c, 'P', id);
 
 	if (rc < 0)
 		return rc;
+	if (staged && stage_table_has_image(staged, id))
+		return 0; /* check_staged() tells of it */
 	if (rc == 1 || image_is_empty(c, name) ||
 	    (id >= c->unfinished_from && id < c->next_image))
 		check_remark(c, "leftover", object,

@@ -146,6 +146,7 @@ int check_add_damage(struct check *c, size_t first, size_t count, int rc);
 int check_names(struct check *c); /* A E L O U W X: check_names.c */
 int check_content(struct check *c); /* K H D F: check_content.c */
 int check_images(struct check *c); /* I P, by check_content(): check_images.c */
+int check_staged(struct check *c); /* check_staged.c */
 int check_digests(struct check *c); /* check_digest.c */
 int check_scrub(struct check *c); /* adds to damage: check_scrub.c */
 int check_name_damage(struct check *c); /* reports it: check_damage.c */

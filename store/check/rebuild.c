@@ -126,6 +126,8 @@ static int use_labels_of(struct rebuild *r, size_t first, size_t end)
 		rc = rebuild_content(r, l, &c, &reason);
 		if (rc < 0)
 			return rc;
+		if (rc == 0 && stage_table_has_image(&r->staged, l->image))
+			continue; /* it was about to be committed */
 		if (rc == 0) {
 			rebuild_say(r, REBUILD_LOST, l->path,
 				    "version %llu of it, in image %016llx: %s",
@@ -174,6 +176,8 @@ static int keep_or_remove(void *arg, struct kv_slice key, struct kv_slice value)
 		return 0;
 	ino = get_be64((const uint8_t *)key.data + 1);
 	rc = content_decode(value.data, value.len, &c);
+	if (rc == -EIO && stage_table_has_inode(&r->staged, ino))
+		return rebuild_wait_for_stage(r, ino);
 	if (rc == -EIO)
 		return rebuild_remove(r, ino, "its record is damaged");
 	if (rc < 0)
@@ -181,6 +185,8 @@ static int keep_or_remove(void *arg, struct kv_slice key, struct kv_slice value)
 	deleted = has_record(r, 'O', ino); /* and nobody has it open */
 	if (!deleted)
 		reason = rebuild_use(r, &c);
+	if ((deleted || reason) && stage_table_has_inode(&r->staged, ino))
+		return rebuild_wait_for_stage(r, ino);
 	return deleted || reason ? rebuild_remove(r, ino, reason) : 0;
 }
 
@@ -192,6 +198,7 @@ static int put_aside(struct rebuild *r, uint64_t id)
 	int fd = rebuild_image(r, id);
 
 	if (has_record(r, 'I', id) || fd < 0 ||
+	    stage_table_has_image(&r->staged, id) ||
 	    (lseek(fd, 0, SEEK_DATA) < 0 && errno == ENXIO))
 		return 0;
 	layout_image_name(id, name);
@@ -212,7 +219,7 @@ static int put_aside(struct rebuild *r, uint64_t id)
 /*
  * The base reaches as far as the mark, but both may be from an old copy of the
  * store: then there are whole files that it does not know, and that nobody was
- * about to commit (U). 1: it is so.
+ * about to commit (U, or a stage). 1: it is so.
  */
 static int is_old_copy(struct rebuild *r)
 {
@@ -223,7 +230,8 @@ static int is_old_copy(struct rebuild *r)
 		int rc;
 
 		if (l->ino == 0 || !is_newer(r, l) ||
-		    has_record(r, 'U', l->ino))
+		    has_record(r, 'U', l->ino) ||
+		    stage_table_has_inode(&r->staged, l->ino))
 			continue;
 		rc = rebuild_content(r, l, &c, &reason);
 		if (rc == 1)
@@ -242,6 +250,8 @@ static int look_at_images(struct rebuild *r)
 
 	if (rc == 0)
 		rc = rebuild_each_image(r, note_label);
+	if (rc == 0)
+		rc = rebuild_read_staged(r);
 	if (rc < 0)
 		return rc;
 	if (r->label_count > 0)
@@ -250,6 +260,8 @@ static int look_at_images(struct rebuild *r)
 	if (r->lossy)
 		return 0;
 	rc = is_old_copy(r);
+	if (rc == 0)
+		rc = rebuild_lacks_staged(r);
 	if (rc == 1) {
 		r->lossy = true;
 		r->result->base = REBUILD_PART;
@@ -265,6 +277,8 @@ static int fill_lossy(struct rebuild *r)
 		rc = use_labels(r);
 	if (rc == 0)
 		rc = records_each(r->kv, key_kind('F'), keep_or_remove, r);
+	if (rc == 0)
+		rc = rebuild_name_staged(r);
 	return rc == 0 ? rebuild_write_chunks(r) : rc;
 }
 
@@ -330,6 +344,8 @@ static int rebuild_all(struct rebuild *r, char *why, size_t why_size)
 		rc = rebuild_write_settings(r);
 	if (rc == 0)
 		rc = rebuild_each_image(r, put_aside);
+	if (rc == 0)
+		rc = rebuild_say_staged(r);
 	if (rc == 0 && !r->uuid[0])
 		rc = identity_make_uuid(r->uuid);
 	return rc == 0 ? finish(r) : rc;
@@ -375,6 +391,7 @@ int rebuild_store(const char *path, const struct rebuild_options *options,
 	for (size_t i = 0; i < r.label_count; i++)
 		label_release(&r.labels[i]);
 	free(r.labels);
+	stage_table_release(&r.staged);
 	free(r.chunks.at);
 	free(r.buffer);
 	scope_close(&r.open_fd);

@@ -8,7 +8,9 @@
  *                      older version of
  *
  * Nothing is deleted: the old database is kept as db.damaged-N, and an image of
- * which no file can be made is moved to STORE/lost. What is taken from a
+ * which no file can be made is moved to STORE/lost. What a daemon that was
+ * killed had staged stays for the next mount, and gets a name if it lost its
+ * own. What is taken from a
  * database that may not be whole is verified: every chunk is read and hashed.
  *
  * Errors: 0 or a negative errno. Blocks on the disk. The store must not be in
@@ -31,6 +33,7 @@ enum rebuild_kind {
 	REBUILD_NOTE,
 	REBUILD_RECOVERED, /* a file, from a label */
 	REBUILD_LOST, /* a file */
+	REBUILD_STAGED, /* a file that the next mount makes durable */
 	REBUILD_ASIDE, /* an image */
 };
 

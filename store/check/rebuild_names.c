@@ -12,8 +12,6 @@
 #include "store/check/rebuild_work.h"
 #include "store/names/names.h"
 
-/* Where a file goes whose own place is not known, or taken by a directory. */
-#define REBUILT_DIR "rebuilt"
 #define OLDER_SUFFIX ".before-rebuild"
 
 static struct key name_key(uint64_t parent, const char *name)

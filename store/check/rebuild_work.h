@@ -7,6 +7,7 @@
 #include "store/db/kv.h"
 #include "store/db/label.h"
 #include "store/db/records.h"
+#include "store/space/stage_table.h"
 
 /* A chunk of any file, by its place; found again by (image, offset). */
 struct rebuild_chunk {
@@ -36,6 +37,7 @@ struct rebuild {
 	struct rebuild_table chunks;
 	struct label *labels; /* of all images; sorted by inode, newest first */
 	size_t label_count, label_capacity;
+	struct stage_table staged; /* what the next mount takes over */
 	uint64_t next_ino, next_image;
 
 	/* The image that was read last. */
@@ -84,6 +86,20 @@ int rebuild_name(struct rebuild *r, const struct label *l);
  * NULL: it had been deleted.
  */
 int rebuild_remove(struct rebuild *r, uint64_t ino, const char *reason);
+
+/* Where a file goes whose own place is not known, or taken by a directory. */
+#define REBUILT_DIR "rebuilt"
+
+/* --- rebuild_staged.c: what the last daemon left staged */
+
+int rebuild_read_staged(struct rebuild *r);
+/* 1: the base does not know of a file that is staged: its end is missing. */
+int rebuild_lacks_staged(struct rebuild *r);
+/* Nothing of the file can be had but what is staged: it waits for that. */
+int rebuild_wait_for_stage(struct rebuild *r, uint64_t ino);
+/* Each file that is staged gets an inode and a name, if it has none. */
+int rebuild_name_staged(struct rebuild *r);
+int rebuild_say_staged(struct rebuild *r);
 
 /* --- rebuild_write.c: what follows from the files */
 

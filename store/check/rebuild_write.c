@@ -126,6 +126,8 @@ int rebuild_next_inode(struct rebuild *r)
 	for (size_t i = 0; i < r->label_count; i++)
 		if (r->labels[i].ino < NUMBER_MAX)
 			note_number(r, r->labels[i].ino);
+	for (size_t i = 0; i < r->staged.count; i++)
+		note_number(r, r->staged.slots[i].ino);
 	return rc == 0 ? records_each(r->kv, key_kind('A'), note_inode, r) : rc;
 }
 

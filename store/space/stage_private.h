@@ -5,6 +5,33 @@
 #include "store/db/layout.h"
 #include "store/space/stage.h"
 
+#define STAGE_TABLE "table"
+#ifndef STAGE_SLOTS /* a simulator has few files */
+#define STAGE_SLOTS 65535u
+#endif
+#define STAGE_BOOT_ID_BYTES 40
+
+/* What the table begins with; the slots follow at STAGE_HEADER_BYTES. */
+struct stage_header {
+	char magic[16];
+	char boot_id[STAGE_BOOT_ID_BYTES];
+	char uuid[40];
+	uint32_t slot_count;
+	uint32_t unused32;
+	uint64_t unused[2];
+};
+_Static_assert(sizeof(struct stage_slot) == 64, "slots are shared");
+_Static_assert(sizeof(struct stage_header) == 120, "header is shared");
+#define STAGE_MAGIC "ckptfs stages 1"
+#define STAGE_HEADER_BYTES 4096
+
+/* "" when it is not known: then nothing that was left is believed. */
+void stage_boot_id(char ret[STAGE_BOOT_ID_BYTES]);
+/* Is it the table of a daemon of this boot, and of this store (uuid)? */
+bool stage_header_is_ours(const struct stage_header *h,
+			  const char boot_id[STAGE_BOOT_ID_BYTES],
+			  const char *uuid);
+
 /* Its name on the tmpfs. */
 void stage_file_name(uint64_t number, char ret[24]);
 /* Remove that file, sealed or not. */

@@ -23,24 +23,9 @@
 #include "store/base/memory.h"
 #include "store/base/scope.h"
 #include "store/db/parents.h"
+#include "store/space/stage_table.h"
 
-#define STAGE_TABLE "table"
-#ifndef STAGE_SLOTS /* a simulator has few files */
-#define STAGE_SLOTS 65535u
-#endif
 #define STAGE_BYTES_MIN (UINT64_C(64) << 20)
-struct stage_header {
-	char magic[16];
-	char boot_id[40];
-	char uuid[40];
-	uint32_t slot_count;
-	uint32_t unused32;
-	uint64_t unused[2];
-};
-_Static_assert(sizeof(struct stage_slot) == 64, "slots are shared");
-_Static_assert(sizeof(struct stage_header) == 120, "header is shared");
-#define STAGE_MAGIC "ckptfs stages 1"
-#define STAGE_HEADER_BYTES 4096
 
 static uint64_t memory_size(void)
 {
@@ -142,7 +127,15 @@ static int stages_open_dir(struct stages *st, const struct stages_config *c,
 			       c->dir, strerror(-rc));
 		return rc;
 	}
-	return layout_check_owner(st->dirfd, c->dir, why, why_size);
+	rc = layout_check_owner(st->dirfd, c->dir, why, why_size);
+	if (rc < 0)
+		return rc;
+	rc = stage_table_is_at(c->store_dirfd, st->path);
+	if (rc < 0) /* a full disk is mounted all the same */
+		log_warning("%s/" LAYOUT_STAGE_DIR ": cannot be written to: "
+			    "%s; ckptctl fsck does not know of %s",
+			    c->store_path, strerror(-rc), st->path);
+	return 0;
 }
 
 /* Map the table; start a new one unless this boot's daemon left it here. */
@@ -151,17 +144,14 @@ static int stages_map_table(struct stages *st, const char *uuid,
 {
 	size_t bytes =
 		STAGE_HEADER_BYTES + STAGE_SLOTS * sizeof(struct stage_slot);
-	char boot_id[40] = "";
+	char boot_id[STAGE_BOOT_ID_BYTES];
 	struct stage_header *h;
 	struct stat sb;
 	SCOPED(scope_close) int fd = -1;
 	void *map;
 	int rc = 0;
 
-	if (dir_read_text(AT_FDCWD, "/proc/sys/kernel/random/boot_id", boot_id,
-			  sizeof(boot_id)) < 0)
-		boot_id[0] = 0; /* then nothing that was left is believed */
-	boot_id[strcspn(boot_id, "\n")] = 0;
+	stage_boot_id(boot_id);
 	fd = openat(st->dirfd, STAGE_TABLE,
 		    O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK,
 		    0600);
@@ -184,11 +174,7 @@ static int stages_map_table(struct stages *st, const char *uuid,
 	h = map;
 	st->slots = (struct stage_slot *)((uint8_t *)map + STAGE_HEADER_BYTES);
 	st->slot_count = STAGE_SLOTS;
-	*ret_adopted = memcmp(h->magic, STAGE_MAGIC, sizeof(h->magic)) == 0 &&
-		       boot_id[0] != 0 &&
-		       strncmp(h->boot_id, boot_id, sizeof(h->boot_id)) == 0 &&
-		       strncmp(h->uuid, uuid, sizeof(h->uuid)) == 0 &&
-		       h->slot_count == STAGE_SLOTS;
+	*ret_adopted = stage_header_is_ours(h, boot_id, uuid);
 	if (!*ret_adopted) {
 		memset(map, 0, bytes);
 		memcpy(h->boot_id, boot_id, sizeof(boot_id));
