@@ -204,6 +204,100 @@ def halves(folder):
     Ranges.read = read
 
 
+def lend(share=False, folder=None, path=None):
+    """A planner with one room for all tensors gets it back before it is asked
+    for the next one."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from ckptfs.dcp import Reader
+    room, got = torch.empty(100), {}
+
+    class Planner(dcp.DefaultLoadPlanner):
+        lent = None
+
+        def resolve_tensor(self, read_item):
+            assert self.lent is None, (self.lent, read_item)
+            self.lent = read_item
+            return room[:read_item.lengths.numel()].reshape(read_item.lengths)
+
+        def commit_tensor(self, read_item, tensor):
+            assert self.lent is read_item
+            self.lent = None
+            got[read_item.dest_index.fqn] = tensor.clone()
+    want = {name: torch.arange(n, n + 7.0 * n).reshape(n, 7)
+            for n in range(2, 9) for name in (f"a{n}", f"b{n}")}
+    if path is None:
+        from ckptfs.dcp import Writer
+        path = f"{folder}/lent"
+        dcp.save(want, storage_writer=Writer(path), no_dist=True)
+    dcp.load({name: torch.zeros_like(one) for name, one in want.items()},
+             storage_reader=Reader(path, share=share), planner=Planner(),
+             no_dist=not share)
+    assert sorted(got) == sorted(want), got
+    assert all(torch.equal(got[name], one) for name, one in want.items())
+
+
+def lending(folder):
+    lend(folder=folder)
+
+
+def passing(folder, rank, world, store):
+    """What one reads for all costs nobody memory beside the state's own."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from ckptfs.dcp import Reader, Writer
+    test_dcp.join(rank, world, store)
+
+    def filled(name, seed):
+        g = torch.Generator().manual_seed(seed)
+        return torch.randn(12 << 20, generator=g) if name == "large" else \
+            {"scalar": torch.tensor(seed), "empty": torch.empty(0, 3),
+             "complex": torch.randn(5, 7, generator=g, dtype=torch.complex64),
+             "mask": torch.randint(0, 2, (33,), generator=g).bool(),
+             "float8": torch.randn(9, generator=g).to(torch.float8_e5m2),
+             "text": "x" * seed}[name]
+    names = ("large", "scalar", "empty", "complex", "mask", "float8", "text")
+    want = {name: filled(name, 3) for name in names}
+    for name, writer in (("ours", Writer), ("torch's", dcp.FileSystemWriter)):
+        path = f"{folder}/passed_{name}"
+        dcp.save(want, storage_writer=writer(path))
+        got = {name: torch.zeros_like(one) if hasattr(one, "shape") else ""
+               for name, one in want.items()}
+        got["large"].fill_(1)  # it is the state's from here on
+        before = memory(anew=True)
+        dcp.load(got, storage_reader=Reader(path, share=True))
+        grown = memory() - before
+        size = want["large"].nbytes
+        assert grown < size / 2, (rank, grown / size)
+        print(f"# rank {rank}: {grown / size:.2f} of what all want", flush=True)
+        for name, one in want.items():
+            assert torch.equal(got[name].view(torch.uint8), one.view(
+                torch.uint8)) if name == "float8" else torch.equal(
+                    got[name], one) if name != "text" else got[name] == one
+        # Of another type, in another order, and only a part of it.
+        other = {"large": torch.zeros(12 << 20).half(),
+                 "complex": torch.zeros(7, 5, dtype=torch.complex64).t()}
+        dcp.load(other, storage_reader=Reader(path, share=True))
+        assert torch.equal(other["large"], want["large"].half())
+        assert torch.equal(other["complex"], want["complex"])
+    if rank == "0":
+        lend(folder=folder)
+    dist.barrier()
+    lend(share=True, path=f"{folder}/lent")
+    leave()
+
+
+def memory(anew=False):
+    """The most that it has been, in bytes; anew: from what it is now."""
+    if anew:
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as f:
+            f.write("5")
+    with open("/proc/self/status", encoding="ascii") as f:
+        return next(int(line.split()[1]) for line in f
+                    if line.startswith("VmHWM")) << 10
+
+
 def arguments(folder):
     """They are torch's, by place and by name."""
     import torch
@@ -360,7 +454,8 @@ def failing(folder, rank, world, store):
 
 
 PROGRAMS = {f.__name__: f for f in (
-    save, check, types, reading, halves, arguments, asynchronous, processes, failing)}
+    save, check, types, reading, halves, lending, passing, arguments,
+    asynchronous, processes, failing)}
 
 
 def ranks(program, fs, world):
@@ -393,6 +488,14 @@ def tests():
     @ck.posix
     def half_of_a_tensor_is_half_a_read(fs):
         trainer.finish(trainer.start(__file__, "halves", fs.dir))
+
+    @ck.posix
+    def a_planner_that_lends_one_room_gets_it_back(fs):
+        trainer.finish(trainer.start(__file__, "lending", fs.dir))
+
+    @ck.posix
+    def what_all_want_costs_nobody_memory_of_its_own(fs):
+        ranks("passing", fs, RANKS)
 
     @ck.posix
     def arguments_are_those_of_torch(fs):

@@ -10,8 +10,7 @@ import os
 import torch
 import torch.distributed as dist
 
-_ROUND = 256 << 20  # bytes that a rank gives, and that it takes, in one round
-_ALIGN = 64  # of a piece in a buffer, so that its tensor is aligned as well
+_ROUND = 128 << 20  # bytes that a rank gives, and that it takes, in one round
 
 
 class Piece:
@@ -83,13 +82,13 @@ def rounds_of(pieces, readers, world):
         for reader, queue in enumerate(waiting):
             while queue and _fits(queue[0], given[reader], taken):
                 piece = queue.popleft()
+                given[reader] += piece.bytes
                 for rank in piece.wanted:
                     gives[reader].append((rank, piece.index))
                     takes[rank].append((reader, piece.index))
-                    given[reader] += piece.bytes
                     taken[rank] += piece.bytes
         for rank in range(world):
-            # One behind the other, as they lie in the buffers.
+            # Between two ranks in the same order on both.
             rounds[rank].append((sorted(gives[rank], key=lambda g: g[0]),
                                  sorted(takes[rank], key=lambda t: t[0])))
     return rounds
@@ -98,55 +97,54 @@ def rounds_of(pieces, readers, world):
 def _fits(piece, given, taken):
     """One alone always does."""
     size = piece.bytes
-    return (not given or given + size * len(piece.wanted) <= _ROUND) and all(
+    return (not given or given + size <= _ROUND) and all(
         not taken[rank] or taken[rank] + size <= _ROUND
         for rank in piece.wanted)
 
 
-def _slots(passed, length, world):
-    """[(index, where in the buffer)], and how much of it is each rank's."""
-    slots, split, at = [], [0] * world, 0
-    for rank, index in passed:
-        slots.append((index, at))
-        size = -(-length(index) // _ALIGN) * _ALIGN
-        split[rank] += size
-        at += size
-    return slots, split
+def agree(error, group, says=None):
+    """What each rank says; raise on all ranks what one of them has met."""
+    said = [None] * dist.get_world_size(group)
+    dist.all_gather_object(said, (
+        error and f"rank {dist.get_rank(group)}: {error}", says), group)
+    for met, _ in said:
+        if met:
+            raise RuntimeError(met)
+    return [one for _, one in said]
 
 
-def agree(error, group):
-    """Raise on all ranks what one of them has met."""
-    errors = [None] * dist.get_world_size(group)
-    dist.all_gather_object(errors, error and
-                           f"rank {dist.get_rank(group)}: {error}", group)
-    for said in errors:
-        if said:
-            raise RuntimeError(said)
-
-
-def exchange(one_round, length, read, take, group):
-    """read(index, room) fills a tensor of bytes; take(index, bytes) gets one.
-    Collective; what take() raises has to wait for agree()."""
+def exchange(one_round, passed, group):
+    """passed.read() what this rank gives, from where it is to where the others
+    have passed.room() for it; passed.take() it then. Collective; what take()
+    raises is returned, and has to wait for agree()."""
     gives, takes = one_round
-    world, error, first = dist.get_world_size(group), None, {}
-    slots, sent = _slots(gives, length, world)
-    out = torch.empty(sum(sent), dtype=torch.uint8)
+    me, error, held = dist.get_rank(group), None, {}
+    # NCCL passes on what is on a device only.
+    device = torch.device("cuda", torch.cuda.current_device()) \
+        if dist.get_backend(group) == "nccl" else torch.device("cpu")
     try:
-        for index, at in slots:
-            room = out[at:at + length(index)]
-            if index in first:
-                room.copy_(first[index])
-            else:
-                read(index, room)
-                first[index] = room
+        held = passed.read(list(dict.fromkeys(index for _, index in gives)),
+                           device)
+        for _, index in takes:
+            passed.resolve(index)
     except Exception as e:  # pylint: disable=broad-except
         error = e
-    agree(error, group)
-    slots, received = _slots(takes, length, world)
-    # NCCL passes on what is on a device only.
-    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
-    got = torch.empty(sum(received), dtype=torch.uint8, device=device)
-    dist.all_to_all_single(got, out.to(device), received, sent, group)
-    got = got.cpu()
-    for index, at in slots:
-        take(index, got[at:at + length(index)])
+    archives = agree(error, group, {index for index, (is_archive, _) in
+                                    held.items() if is_archive})
+    rooms = [held[index][1] if source == me else
+             passed.room(index, index in archives[source], device)
+             for source, index in takes]
+    under_way = [dist.P2POp(dist.isend, held[index][1], group=group,
+                            group_peer=to)
+                 for to, index in gives if to != me and len(held[index][1])]
+    under_way += [dist.P2POp(dist.irecv, room, group=group, group_peer=source)
+                  for (source, _), room in zip(takes, rooms)
+                  if source != me and len(room)]
+    for work in dist.batch_isend_irecv(under_way) if under_way else ():
+        work.wait()
+    for (source, index), room in zip(takes, rooms):
+        try:
+            passed.take(index, index in archives[source], room)
+        except Exception as e:  # pylint: disable=broad-except
+            error = error or e
+    return error

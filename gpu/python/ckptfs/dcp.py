@@ -30,9 +30,7 @@ written all the same.
 """
 import concurrent.futures
 import contextlib
-import ctypes
 import dataclasses
-import io
 import os
 import re
 import threading
@@ -49,8 +47,8 @@ from torch.futures import Future
 
 from . import _share
 from ._distcp import Archive, lay_out
-from ._library import HOST
-from ._ranges import Ranges, device_of
+from ._ranges import Ranges
+from ._reading import Passed, Piece, lends, read_file
 from ._share import by_writer
 
 __all__ = ["Writer", "Reader", "Stager", "AsyncSave", "async_save",
@@ -181,18 +179,6 @@ class _Places(_Plain):
         return self[MetadataIndex(known, index.offset)]
 
 
-# Of tensors that are not read in place, so much at a time.
-_ROOM_BYTES = 256 << 20
-
-
-class _Piece:
-    """What one read item wants of one file."""
-
-    def __init__(self, item, info, known):
-        self.item, self.offset, self.length = item, info.offset, info.length
-        self.known = known  # (dtype, shape) of the stored tensor; None: objects
-
-
 class Reader(FileSystemReader):
     """A FileSystemReader that reads into the state's own memory.
 
@@ -203,7 +189,8 @@ class Reader(FileSystemReader):
 
     thread_count: with 1 each tensor is committed to the planner before the next
         one is asked for; else many are read at once (ckptfs.configure() has
-        the number of threads).
+        the number of threads), unless the planner has a commit_tensor() of
+        its own and may lend one room to all.
     share: what several ranks want one of them reads, and passes it on: the
         rank that wrote it, or one of them. True: among all ranks; a list of
         lists of ranks: within each of these. Rank 0 reads .metadata for all.
@@ -225,6 +212,7 @@ class Reader(FileSystemReader):
         super().__init__(path, *([_extension_registry]
                                  if _extension_registry is not None else []))
         self._threads = thread_count
+        self._lends = None  # whether the planner does; None: as it looks
         self._known, self._metadata = {}, {}
         self._share, self._group, self._plan = share, group, plan
         if not (dist.is_available() and dist.is_initialized()):
@@ -297,12 +285,13 @@ class Reader(FileSystemReader):
         return Ranges(os.path.join(self.path, name))
 
     def read_data(self, plan, planner):
-        wanted = {}
+        wanted, in_turn = {}, self._threads == 1 or \
+            (lends(planner) if self._lends is None else self._lends)
         for item in plan.items:
             info = self.storage_data[item.storage_index]
             if info.transform_descriptors:
                 return super().read_data(plan, planner)  # an extension's
-            wanted.setdefault(item.storage_index, []).append(_Piece(
+            wanted.setdefault(item.storage_index, []).append(Piece(
                 item, info, None if item.type == LoadItemType.BYTE_IO else
                 self._stored(item.storage_index)))
         with contextlib.ExitStack() as stack:
@@ -313,164 +302,32 @@ class Reader(FileSystemReader):
                     files[name] = stack.enter_context(self._open(name))
                 return files[name]
             if self._share:
-                self._exchange(plan.storage_data, wanted, planner, opened)
+                self._exchange(plan.storage_data, Passed(
+                    lambda index: (self.storage_data[index],
+                                   self._stored(index)),
+                    opened, wanted, planner, in_turn))
             by_file = {}
             for index, pieces in wanted.items():
                 name = self.storage_data[index].relative_path
                 self.pieces.append((name, index))
                 by_file.setdefault(name, []).extend(pieces)
             for name in self._own_first(by_file):
-                _read_file(opened(name), by_file[name], planner,
-                           self._threads == 1)
+                read_file(opened(name), by_file[name], planner, in_turn)
         done = Future()
         done.set_result(None)
         return done
 
-    def _exchange(self, rounds, wanted, planner, opened):
+    def _exchange(self, rounds, passed):
         """What others have for this rank, which is wanted no longer then."""
         error = None
-
-        def length(index):
-            return self.storage_data[index].length
-
-        def read(index, room):
-            if error:
-                raise error
-            info = self.storage_data[index]
-            self.pieces.append((info.relative_path, index))
-            opened(info.relative_path).read([
-                (info.offset, info.length, room.data_ptr(), HOST)])
-
-        def take(index, raw):
-            nonlocal error
-            try:
-                for piece in wanted.pop(index):
-                    _take_passed(planner, piece, raw)
-            except Exception as e:  # pylint: disable=broad-except
-                error = error or e
         for one in rounds:
-            _share.exchange(one, length, read, take, self._group)
+            self.pieces += dict.fromkeys(
+                (self.storage_data[index].relative_path, index)
+                for _, index in one[0])
+            met = _share.exchange(one, passed, self._group)
+            error = error or met
         if rounds:
             _share.agree(error, self._group)
-
-
-def _take_passed(planner, piece, raw):
-    """Of the bytes of a stored piece."""
-    if piece.item.type == LoadItemType.BYTE_IO:
-        planner.load_bytes(piece.item, io.BytesIO(_bytes(raw)))
-        return
-    archive = piece.known and Archive.known(*piece.known)
-    if archive and len(raw) >= archive.offset + archive.bytes and \
-            _bytes(raw[:len(archive.head)]) == archive.head:
-        dtype, shape = piece.known
-        stored = raw[archive.offset:archive.offset + archive.bytes].view(
-            dtype).reshape(shape) if archive.bytes else \
-            torch.empty(shape, dtype=dtype)
-    else:
-        stored = _load(_bytes(raw))
-    target = planner.resolve_tensor(piece.item).detach()
-    _take(piece, target, stored)
-    planner.commit_tensor(piece.item, target)
-
-
-def _bytes(raw):
-    return ctypes.string_at(raw.data_ptr(), len(raw))
-
-
-def _load(archive):
-    """Of another torch, or not laid out densely: it says itself what it is."""
-    return torch.load(io.BytesIO(archive), map_location="cpu",
-                      weights_only=True)
-
-
-def _read_file(file, pieces, planner, one_by_one):
-    """Whatever lies in the file, many pieces by one call of the library."""
-    batch, room = [], 0
-    for piece in sorted(pieces, key=lambda p: p.offset):
-        if piece.item.type == LoadItemType.BYTE_IO:
-            planner.load_bytes(piece.item, io.BytesIO(_whole(file, piece)))
-            continue
-        target = planner.resolve_tensor(piece.item).detach()
-        batch.append((piece, target))
-        room += piece.length if _fits(piece, target) is None else 0
-        if one_by_one or room > _ROOM_BYTES:
-            _read_tensors(file, batch, planner)
-            batch, room = [], 0
-    _read_tensors(file, batch, planner)
-
-
-def _take(piece, target, stored):
-    """What is wanted of the stored tensor; None: the target has it."""
-    if stored is None:
-        return
-    for dim, (at, size) in enumerate(zip(piece.item.storage_offsets,
-                                         piece.item.lengths)):
-        stored = stored.narrow(dim, at, size)
-    if stored.size() != target.size():
-        raise ValueError(
-            f"{piece.item.storage_index.fqn} is "
-            f"{list(stored.size())}, not {list(target.size())}")
-    target.copy_(stored)
-
-
-def _fits(piece, target):
-    """The target's bytes are some of the stored tensor's, one after the other:
-    how many come before them. None: they are not."""
-    if not piece.known or piece.known[0] != target.dtype or \
-            not target.is_contiguous() or device_of(torch, target) is None:
-        return None
-    lengths = tuple(piece.item.lengths)
-    if lengths != tuple(target.shape):
-        return None
-    skipped, stride, whole = 0, target.element_size(), True
-    for at, length, size in zip(reversed(tuple(piece.item.storage_offsets)),
-                                reversed(lengths), reversed(piece.known[1])):
-        if not whole and length != 1:
-            return None  # what is before it lies between
-        skipped += at * stride
-        stride *= size
-        whole = whole and length == size
-    return skipped
-
-
-def _whole(file, piece):
-    return file.get([(piece.offset, piece.length)])[0]
-
-
-def _laid_out(file, batch):
-    """Of each piece the archive that its type and shape make; None: it is
-    another, and says itself what it holds."""
-    made = [piece.known and Archive.known(*piece.known) for piece, _ in batch]
-    made = [one if one and one.offset + one.bytes <= piece.length else None
-            for one, (piece, _) in zip(made, batch)]
-    heads = iter(file.get([(piece.offset, len(one.head))
-                           for one, (piece, _) in zip(made, batch) if one]))
-    return [one if one and next(heads) == one.head else None for one in made]
-
-
-def _read_tensors(file, batch, planner):
-    """Into the targets, or by way of room for the stored tensor."""
-    stored, wanted = [], []
-    for one, (piece, target) in zip(_laid_out(file, batch), batch):
-        if not one:
-            stored.append(_load(_whole(file, piece)))
-            continue
-        skipped = _fits(piece, target)
-        room = target if skipped is not None else torch.empty(
-            piece.known[1], dtype=piece.known[0],
-            pin_memory=target.device.type == "cuda")
-        stored.append(None if room is target else room)
-        size = room.numel() * room.element_size()
-        wanted.append((piece.offset + one.offset + (skipped or 0), size,
-                       room.data_ptr() if size else None,
-                       device_of(torch, room)))
-    # What kernels that are enqueued still do to a target comes before.
-    for device in {device for *_, device in wanted if device >= 0}:
-        torch.cuda.current_stream(device).synchronize()
-    file.read(wanted)
-    for (piece, target), tensor in zip(batch, stored):
-        _take(piece, target, tensor)
-        planner.commit_tensor(piece.item, target)
 
 
 _saving = threading.local()  # staged: what this thread saves; see _Staged

@@ -274,10 +274,12 @@ def _reader(theirs, checkpoint_dir, *args, **options):
     if not (_ours.get() or _installed) or \
             torch_dist.MultiStorageClientFeature.is_enabled():
         return theirs(checkpoint_dir, *args, **options)
-    # A planner that knows one quantized tensor at a time gets them in turn.
+    # A planner that knows one quantized tensor at a time lends that.
     one = torch_dist.HAVE_TE and hasattr(torch_dist.MCoreLoadPlanner(),
                                          "_intermediate_read_item_and_target")
-    return Reader(checkpoint_dir, 1 if one else 4)
+    reader = Reader(checkpoint_dir)
+    reader._lends = one
+    return reader
 
 
 # --- Copies of each rank -----------------------------------------------------
