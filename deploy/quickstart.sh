@@ -219,6 +219,7 @@ prepare_directories() {
 	if [[ ! -e $store ]]; then
 		mkdir -p -m 700 -- "$store" 2>/dev/null || die 1 "cannot make $store"
 		made_store=yes
+		ckptctl init "$store" >/dev/null || die 1 "cannot make a store in $store"
 	fi
 	if [[ ! -e $mount ]]; then
 		mkdir -p -- "$mount" 2>/dev/null || die 1 "cannot make $mount"

@@ -56,10 +56,13 @@ static struct store *open_store(const char *path,
 				 path);
 		nanosleep(&pause, NULL);
 	}
-	if (rc == 0)
-		return st;
-	fprintf(stderr, "ckptfs: %s\n", why);
-	return NULL;
+	if (rc < 0) {
+		fprintf(stderr, "ckptfs: %s\n", why);
+		return NULL;
+	}
+	if (st->fresh)
+		log_info("%s was empty, and is a new store now", path);
+	return st;
 }
 
 static void raise_limits(void)
@@ -220,7 +223,7 @@ static int run(struct fuse_args *args, const struct options *o)
 		       fuse_pkgversion());
 		return MAIN_FINE;
 	}
-	rc = place_find(o->store, o->mountpoint, o->stage, &p);
+	rc = place_find(o->store, o->mountpoint, o->stage, o->no_create, &p);
 	if (rc < 0)
 		return rc == -EINVAL ? MAIN_USAGE : MAIN_FAILED;
 	rc = mount_place(args, o, &fs, &p);

@@ -40,6 +40,8 @@ static const struct fuse_opt option_table[] = {
 	OPT("stage=%s", stage, 0),
 	OPT("stage_size=%s", stage_size, 0),
 	OPT("segments=%s", segments, 0),
+	OPT("create=yes", no_create, false),
+	OPT("create=no", no_create, true),
 	OPT("durable=async", durable_close, false),
 	OPT("durable=close", durable_close, true),
 	OPT("publish=step", publish, PUBLISH_STEP),
@@ -66,6 +68,7 @@ static const struct fuse_opt option_table[] = {
 static const struct {
 	const char *option, *give;
 } wrong_words[] = {
+	{ "create=", "yes or no" },
 	{ "durable=", "async or close" },
 	{ "publish=", "step, wait or async" },
 	{ "verify=", "on, open or off" },
@@ -80,7 +83,7 @@ static const char usage_line[] =
 static const char help_text[] =
 	"\n"
 	"Mount the checkpoint store in the directory STORE on MOUNTPOINT. An empty\n"
-	"directory becomes a new store. Unmount with umount or fusermount3 -u; the\n"
+	"directory becomes a new store, but with create=no. Unmount with umount or fusermount3 -u; the\n"
 	"process ends when everything is durable. \"ckptctl status MOUNTPOINT\" tells\n"
 	"how a mount is doing.\n"
 	"\n"
@@ -90,6 +93,8 @@ static const char help_text[] =
 	"  -V, --version        the version\n"
 	"\n"
 	"options (-o):\n"
+	"  create=yes|no        an empty STORE becomes a new store; or it is refused, as\n"
+	"                       that of a disk that is not mounted would be (yes)\n"
 	"  stage=DIR            stage in DIR (default: an own tmpfs, STORE/stage)\n"
 	"  stage_size=SIZE      size of that tmpfs, e.g. 64G (half of the memory)\n"
 	"  segments=SIZE|off    how much of it a user of the GPU library may keep\n"
@@ -262,6 +267,7 @@ static bool set_all(struct options *o)
 	else if (o->segments && !parse_size(o->segments, &s->segment_bytes))
 		return wrong("segments", o->segments,
 			     "a size such as 16G, or off");
+	s->no_create = o->no_create;
 	s->stage_dir = o->stage;
 	s->hold_drain = o->hold_drain;
 	s->no_stage_cache = o->no_stage_cache;

@@ -14,7 +14,7 @@ struct options {
 	int allow_other, read_only;
 	/* What words stand for; numbers because libfuse sets them. */
 	int durable_close, publish, stage_all_in_memory, share_all;
-	int structure, verify, passthrough;
+	int structure, verify, passthrough, no_create;
 	unsigned release_wait_s; /* 0: as usual */
 	unsigned bare; /* words that are no option */
 	struct store_options all; /* what of this is for the store */

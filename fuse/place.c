@@ -187,11 +187,18 @@ static int find_directory(const char *what, const char *path,
 }
 
 /* Not the whole check: whether it is a store is seen when it is opened. */
-static int find_store(const char *path, char **ret_full)
+static int find_store(const char *path, bool must_be_store, char **ret_full)
 {
 	int rc = find_directory("store", path,
-				"for a new store make an empty directory first",
-				"give a store or an empty directory", ret_full);
+				must_be_store
+					? "is its disk mounted? 'ckptctl init' "
+					  "makes a new store"
+					: "for a new store make an empty "
+					  "directory first",
+				must_be_store ? "give a store"
+					      : "give a store or an empty "
+						"directory",
+				ret_full);
 
 	if (rc < 0 || access(*ret_full, R_OK | W_OK | X_OK) == 0)
 		return rc;
@@ -281,7 +288,7 @@ static int refuse_overlap(const struct place *p)
 }
 
 int place_find(const char *store, const char *mountpoint, const char *stage,
-	       struct place *ret)
+	       bool must_be_store, struct place *ret)
 {
 	struct place p = { 0 };
 	int rc = find_directory("mount point", mountpoint,
@@ -291,7 +298,7 @@ int place_find(const char *store, const char *mountpoint, const char *stage,
 	if (rc == 0 && place_device(p.mountpoint) != 0)
 		rc = refuse_mounted(p.mountpoint);
 	if (rc == 0)
-		rc = find_store(store, &p.store);
+		rc = find_store(store, must_be_store, &p.store);
 	if (rc == 0 && stage)
 		p.stage = realpath(stage, NULL);
 	if (rc == 0)

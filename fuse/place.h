@@ -20,9 +20,10 @@ struct place {
 /*
  * Resolve the paths and refuse what cannot work: a missing directory, a mount
  * point that is in use, and paths that lie in each other. stage may be NULL.
+ * must_be_store: what is said of a store that is not there.
  */
 int place_find(const char *store, const char *mountpoint, const char *stage,
-	       struct place *ret);
+	       bool must_be_store, struct place *ret);
 void place_release(struct place *p);
 
 /* Is there a mount of this store? */

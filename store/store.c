@@ -50,7 +50,7 @@ static int make_dirs(struct store *st)
 static void finish_database(struct store *st)
 {
 	struct mark mark = { .clean = true };
-	int rc = images_finish(&st->images);
+	int rc = st->images.kv ? images_finish(&st->images) : 0;
 
 	if (rc == 0)
 		rc = kv_finish(st->kv, &mark.sequence);
@@ -322,7 +322,7 @@ static void set_files(struct store *st)
 	};
 }
 
-static int open_parts(struct store *st, bool fresh, char *why, size_t why_size)
+static int open_parts(struct store *st, char *why, size_t why_size)
 {
 	struct stages_config config = {
 		.store_path = st->path,
@@ -337,7 +337,7 @@ static int open_parts(struct store *st, bool fresh, char *why, size_t why_size)
 					   keep_content, renamed,
 					   changed };
 	bool adopted;
-	int rc = open_database(st, fresh, why, why_size);
+	int rc = open_database(st, st->fresh, why, why_size);
 
 	if (rc < 0)
 		return rc;
@@ -375,8 +375,9 @@ static int open_parts(struct store *st, bool fresh, char *why, size_t why_size)
 	return rc;
 }
 
-int store_open(const char *path, const struct store_options *options,
-	       struct store **ret_store, char *why, size_t why_size)
+/* The directory is open and locked, and nothing else of the store. */
+static int store_begin(const char *path, enum layout_want want,
+		       struct store **ret_store, char *why, size_t why_size)
 {
 	SCOPED(scope_free) char *real = NULL;
 	struct store *st;
@@ -392,14 +393,42 @@ int store_open(const char *path, const struct store_options *options,
 	}
 	strcpy(st->path, real);
 	st->marker.fd = -1;
-	st->options = *options;
-	rc = layout_open(st->path, true, &st->dirfd, &st->lockfd, st->uuid, why,
+	rc = layout_open(st->path, want, &st->dirfd, &st->lockfd, st->uuid, why,
 			 why_size);
 	if (rc < 0) {
 		free(st);
 		return rc;
 	}
-	rc = open_parts(st, rc == 1, why, why_size);
+	st->fresh = rc == 1;
+	*ret_store = st;
+	return 0;
+}
+
+int store_make(const char *path, char *why, size_t why_size)
+{
+	struct store *st;
+	int rc = store_begin(path, LAYOUT_NEW, &st, why, why_size);
+
+	if (rc < 0)
+		return rc;
+	rc = open_database(st, true, why, why_size);
+	st->ending = rc == 0;
+	store_free(st);
+	return rc;
+}
+
+int store_open(const char *path, const struct store_options *options,
+	       struct store **ret_store, char *why, size_t why_size)
+{
+	struct store *st;
+	int rc = store_begin(path,
+			     options->no_create ? LAYOUT_STORE : LAYOUT_ANY,
+			     &st, why, why_size);
+
+	if (rc < 0)
+		return rc;
+	st->options = *options;
+	rc = open_parts(st, why, why_size);
 	if (rc < 0) {
 		store_free(st);
 		return rc;

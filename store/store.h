@@ -46,6 +46,7 @@ struct store_options {
 	uint64_t stage_bytes; /* 0: half of the memory */
 	uint64_t segment_bytes; /* for each user; 0: no limit */
 	bool no_segments;
+	bool no_create; /* an empty directory does not become a store */
 	enum verify_mode verify;
 	unsigned drain_threads; /* 0: one for each processor, 2 to 8 */
 	unsigned backup_interval_s; /* of the database; 0: none is made */
@@ -72,6 +73,7 @@ struct store {
 	char path[4096];
 	char uuid[LAYOUT_UUID_BYTES];
 	int dirfd, lockfd;
+	bool fresh; /* it was made when it was opened */
 	struct reserve reserve; /* the drain's timer's alone once it runs */
 	struct kv *kv;
 	struct marker marker; /* told of each kv_sync() */
@@ -91,6 +93,13 @@ struct store {
 	_Atomic uint64_t unknown_images;
 };
 
+/*
+ * Make a store of an empty directory, or of one that is not there yet. On
+ * failure `why` holds a sentence for the user, and what was begun is begun
+ * anew by the next one. -EEXIST: it is a store already. -EINVAL: it is not
+ * empty. Others as layout_open() says.
+ */
+int store_make(const char *path, char *why, size_t why_size);
 /*
  * Open the store in `path`, making one of an empty directory. On failure
  * `why` holds a sentence for the user. The caller owns *ret_store.

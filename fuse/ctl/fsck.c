@@ -238,7 +238,7 @@ static int fsck(const char *path, bool scrub, bool json)
 		return CTL_USAGE;
 	}
 	f.path = path = real;
-	rc = layout_open(path, false, &dirfd, &lockfd, f.uuid, why,
+	rc = layout_open(path, LAYOUT_CHECK, &dirfd, &lockfd, f.uuid, why,
 			 sizeof(why));
 	if (rc < 0 && rc != -EUCLEAN) {
 		ctl_complain("%s", why);

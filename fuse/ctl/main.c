@@ -2,8 +2,8 @@
  * main.c - ckptctl: look at a ckptfs mount and at a store.
  *
  * The mount's answers come through ioctl(2), the store's through its own code.
- * Nothing here changes a store but `rebuild`; `flush` and `gc` ask the mount
- * to.
+ * Nothing here changes a store but `rebuild`, and `init` makes one; `flush` and
+ * `gc` ask the mount to.
  */
 #include <stdio.h>
 #include <string.h>
@@ -11,8 +11,8 @@
 #include "fuse/ctl/ctl.h"
 
 static const struct ctl_command *const commands[] = {
-	&ctl_status, &ctl_flush, &ctl_inspect, &ctl_du,      &ctl_gc,
-	&ctl_fsck,   &ctl_scrub, &ctl_plan,    &ctl_rebuild,
+	&ctl_status, &ctl_flush, &ctl_inspect, &ctl_du,   &ctl_gc,
+	&ctl_fsck,   &ctl_scrub, &ctl_plan,    &ctl_init, &ctl_rebuild,
 };
 #define COMMANDS (sizeof(commands) / sizeof(*commands))
 

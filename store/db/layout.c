@@ -91,13 +91,18 @@ static int make_dir(const struct refusal *r)
 	return refuse_call(r, "make this directory");
 }
 
-static int open_dir(const struct refusal *r, bool create, int *ret_fd)
+static bool may_become_one(enum layout_want want)
+{
+	return want == LAYOUT_ANY || want == LAYOUT_NEW;
+}
+
+static int open_dir(const struct refusal *r, enum layout_want want, int *ret_fd)
 {
 	int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
 	int fd = open(r->path, flags);
 	int rc;
 
-	if (fd < 0 && errno == ENOENT && create) {
+	if (fd < 0 && errno == ENOENT && may_become_one(want)) {
 		rc = make_dir(r);
 		if (rc < 0)
 			return rc;
@@ -111,8 +116,9 @@ static int open_dir(const struct refusal *r, bool create, int *ret_fd)
 	if (fd < 0 && errno == ENOTDIR)
 		return refuse(r, -ENOTDIR, "%s is not a directory; give %s",
 			      r->path,
-			      create ? "an empty one"
-				     : "the directory of a ckptfs store");
+			      may_become_one(want)
+				      ? "an empty one"
+				      : "the directory of a ckptfs store");
 	if (fd < 0)
 		return refuse_call(r, "open this directory");
 	*ret_fd = fd;
@@ -221,13 +227,43 @@ static int refuse_format(const struct refusal *r, int rc, unsigned number)
 		      LAYOUT_FORMAT_FILE, strerror(-rc));
 }
 
+/*
+ * It has no format file, and must: the disk of the store is not mounted, say,
+ * and this is the directory below it.
+ */
+static int refuse_no_store(const struct refusal *r, int dirfd,
+			   enum layout_want want)
+{
+	if (want == LAYOUT_CHECK)
+		return refuse(r, -EINVAL,
+			      "%s is not a ckptfs store (it has no file '%s'); "
+			      "give the directory that ckptfs was given as "
+			      "STORE",
+			      r->path, LAYOUT_FORMAT_FILE);
+	if (faccessat(dirfd, FORMAT_TMP, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+		return refuse(r, -EINVAL,
+			      "%s is a ckptfs store of which the making was "
+			      "interrupted; 'ckptctl init %s' makes it anew",
+			      r->path, r->path);
+	return refuse(r, -EINVAL,
+		      "%s is not a ckptfs store (it has no file '%s'), and "
+		      "create=no was given: is its disk mounted? 'ckptctl init "
+		      "%s' makes a new store",
+		      r->path, LAYOUT_FORMAT_FILE, r->path);
+}
+
 /* 1: a store of a format that we read. 0: no store, but may become one. */
-static int look(const struct refusal *r, int dirfd, bool create,
+static int look(const struct refusal *r, int dirfd, enum layout_want want,
 		char ret_uuid[LAYOUT_UUID_BYTES])
 {
 	struct format format = { .number = 0 };
 	int rc = format_read(dirfd, &format);
 
+	if (rc == 0 && want == LAYOUT_NEW)
+		return refuse(r, -EEXIST,
+			      "%s is a ckptfs store already; it was left as it "
+			      "is",
+			      r->path);
 	if (rc == 0) {
 		memcpy(ret_uuid, format.uuid, LAYOUT_UUID_BYTES);
 		return 1;
@@ -242,12 +278,8 @@ static int look(const struct refusal *r, int dirfd, bool create,
 			      "changed: put it back from a copy, or run "
 			      "'ckptctl rebuild %s'",
 			      r->path, LAYOUT_FORMAT_FILE, r->path);
-	if (!create)
-		return refuse(r, -EINVAL,
-			      "%s is not a ckptfs store (it has no file '%s'); "
-			      "give the directory that ckptfs was given as "
-			      "STORE",
-			      r->path, LAYOUT_FORMAT_FILE);
+	if (!may_become_one(want))
+		return refuse_no_store(r, dirfd, want);
 	rc = dir_each(dirfd, ".", look_no_data, NULL);
 	if (rc == -ENOTEMPTY)
 		return refuse(r, -EINVAL,
@@ -410,8 +442,9 @@ static int look_parts(const struct refusal *r, int dirfd)
 		      r->path, LAYOUT_IMAGE_DIR, r->path);
 }
 
-int layout_open(const char *path, bool create, int *ret_dirfd, int *ret_lockfd,
-		char ret_uuid[LAYOUT_UUID_BYTES], char *why, size_t why_size)
+int layout_open(const char *path, enum layout_want want, int *ret_dirfd,
+		int *ret_lockfd, char ret_uuid[LAYOUT_UUID_BYTES], char *why,
+		size_t why_size)
 {
 	const struct refusal r = { .path = path, .why = why, .size = why_size };
 	SCOPED(scope_close) int dirfd = -1;
@@ -420,24 +453,24 @@ int layout_open(const char *path, bool create, int *ret_dirfd, int *ret_lockfd,
 	bool fresh;
 	int rc;
 
-	rc = open_dir(&r, create, &dirfd);
-	if (rc == 0 && create)
+	rc = open_dir(&r, want, &dirfd);
+	if (rc == 0 && want != LAYOUT_CHECK)
 		rc = layout_check_owner(dirfd, path, why, why_size);
 	if (rc < 0)
 		return rc;
 	/* Look before the lock file is made: it may be a foreign directory. */
-	rc = look(&r, dirfd, create, uuid);
+	rc = look(&r, dirfd, want, uuid);
 	if (rc < 0)
 		return rc;
 	rc = take_lock(&r, dirfd, &lockfd);
 	if (rc < 0)
 		return rc;
 	/* And again: until now another process may have made it a store. */
-	rc = look(&r, dirfd, create, uuid);
+	rc = look(&r, dirfd, want, uuid);
 	fresh = rc == 0;
 	if (fresh)
 		rc = make_store(&r, dirfd, uuid);
-	if (rc >= 0 && create)
+	if (rc >= 0 && want != LAYOUT_CHECK)
 		rc = look_parts(&r, dirfd);
 	if (rc < 0)
 		return rc;
@@ -459,7 +492,7 @@ int layout_open_damaged(const char *path, int *ret_dirfd, int *ret_lockfd,
 	struct format format;
 	struct identity id;
 	int found;
-	int rc = open_dir(&r, false, &dirfd);
+	int rc = open_dir(&r, LAYOUT_CHECK, &dirfd);
 
 	if (rc == 0)
 		rc = layout_check_owner(dirfd, path, why, why_size);

@@ -56,21 +56,30 @@ static inline void layout_image_name(uint64_t image,
 	layout_image_file(image, "", ret);
 }
 
+/* What the directory of layout_open() may be. */
+enum layout_want {
+	LAYOUT_CHECK, /* a store, of which nothing is changed */
+	LAYOUT_STORE, /* a store */
+	LAYOUT_ANY, /* a store, or empty: then it becomes one */
+	LAYOUT_NEW, /* empty, or not there: it becomes one */
+};
+
 /*
  * Open a store directory, take its lock and check its format. Nothing is
- * changed in one that is a store.
+ * changed in one that is a store, and nothing in what is refused.
  *
- * Returns 0, or, with `create`, 1: the directory was empty and is to become a
- * store. Its lock and its directories are there; the caller makes a database
- * and calls layout_finish(). *ret_dirfd and *ret_lockfd are the caller's to
- * close (closing the lock lets the next one in).
- * On failure `why` (size bytes) holds a sentence for the user that says what
- * to do. -EBUSY: in use. -EINVAL: not a store, or a foreign directory.
- * -EUCLEAN: a store that lacks a part. -EPROTO: a newer format. -ENOENT,
- * -EACCES, ... as open(2) says.
+ * Returns 0, or, where that is wanted, 1: the directory was empty and is to
+ * become a store. Its lock and its directories are there; the caller makes a
+ * database and calls layout_finish(). *ret_dirfd and *ret_lockfd are the
+ * caller's to close (closing the lock lets the next one in). On failure `why`
+ * (size bytes) holds a sentence for the user that says what to do. -EBUSY: in
+ * use. -EINVAL: not a store, or a foreign directory. -EEXIST: a store, where a
+ * new one was wanted. -EUCLEAN: a store that lacks a part. -EPROTO: a newer
+ * format. -ENOENT, -EACCES, ... as open(2) says.
  */
-int layout_open(const char *path, bool create, int *ret_dirfd, int *ret_lockfd,
-		char ret_uuid[LAYOUT_UUID_BYTES], char *why, size_t why_size);
+int layout_open(const char *path, enum layout_want want, int *ret_dirfd,
+		int *ret_lockfd, char ret_uuid[LAYOUT_UUID_BYTES], char *why,
+		size_t why_size);
 /*
  * The same for what is to be put right: only the directory must be one of a
  * store, and its lock free. *ret_uuid is empty when neither `format` nor the

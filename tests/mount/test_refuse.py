@@ -17,7 +17,7 @@ def format_file(m):
 @ck.mounted(modes=("auto",), start=False)
 def wrong_usage_exits_2_and_names_what_is_wrong(m):
     for option in ("nonsense", "stage_size=lots", "stage_size=-1",
-                   "stage_size=", "durable=maybe", "publish=never",
+                   "stage_size=", "create=", "durable=maybe", "publish=never",
                    "verify=sometimes", "dedup_min_saving=101",
                    "stage_size=64", "stage_size=63M",
                    "dedup_min_saving=x", "drain_threads=-1", "passthrough=yes",

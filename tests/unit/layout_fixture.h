@@ -28,8 +28,8 @@ static inline struct opened open_layout(const char *path, bool create)
 {
 	struct opened o = { .dirfd = -7, .lockfd = -7 };
 
-	o.rc = layout_open(path, create, &o.dirfd, &o.lockfd, o.uuid, o.why,
-			   sizeof(o.why));
+	o.rc = layout_open(path, create ? LAYOUT_ANY : LAYOUT_CHECK, &o.dirfd,
+			   &o.lockfd, o.uuid, o.why, sizeof(o.why));
 	if (o.rc >= 0)
 		layout_say_who(o.lockfd, NULL);
 	if (o.rc == 1) /* as if there were a database now */

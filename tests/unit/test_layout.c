@@ -261,8 +261,9 @@ static void the_format_file_is_the_last_to_appear(void **state)
 
 	(void)state;
 	for (int again = 0; again < 2; again++) { /* and interrupted here */
-		assert_int_equal(layout_open(dir, true, &o.dirfd, &o.lockfd,
-					     o.uuid, o.why, sizeof(o.why)),
+		assert_int_equal(layout_open(dir, LAYOUT_ANY, &o.dirfd,
+					     &o.lockfd, o.uuid, o.why,
+					     sizeof(o.why)),
 				 1);
 		assert_false(has_name(dir, "format"));
 		assert_true(has_name(dir, "db"));
@@ -290,8 +291,8 @@ static void what_holds_an_image_is_not_half_made(void **state)
 	struct opened o = { .dirfd = -7, .lockfd = -7 };
 
 	(void)state;
-	assert_int_equal(layout_open(dir, true, &o.dirfd, &o.lockfd, o.uuid,
-				     o.why, sizeof(o.why)),
+	assert_int_equal(layout_open(dir, LAYOUT_ANY, &o.dirfd, &o.lockfd,
+				     o.uuid, o.why, sizeof(o.why)),
 			 1);
 	assert_int_equal(mkdirat(o.dirfd, "images/01", 0700), 0);
 	put_text(dir, "images/01/0000000000000001", "somebody's bytes");

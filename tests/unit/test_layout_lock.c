@@ -97,7 +97,7 @@ static void a_look_changes_no_byte_of_the_lock(void **state)
 	(void)state;
 	close_layout(&o);
 	put_text(dir, "lock", "4711 ckptfs\n");
-	o.rc = layout_open(dir, false, &o.dirfd, &o.lockfd, o.uuid, o.why,
+	o.rc = layout_open(dir, LAYOUT_CHECK, &o.dirfd, &o.lockfd, o.uuid, o.why,
 			   sizeof(o.why));
 	assert_int_equal(o.rc, 0);
 	layout_say_who(o.lockfd, &old);
