@@ -9,7 +9,8 @@
 #   PREFIX/share/bash-completion, PREFIX/share/zsh
 #                              what shells complete after ckptctl
 #   /usr/sbin                  umount.fuse.ckptfs: umount(8) looks only there
-#   PREFIX/lib/systemd/system  ckptfs@.service
+#   PREFIX/lib/systemd         system/ckptfs@.service, and
+#                              system-generators/ckptfs-generator
 #
 # That is what `cmake --install` does; this also gets what building needs and
 # tells systemd.
@@ -72,6 +73,7 @@ reload() {
 
 if [[ $uninstall ]]; then
 	rm -f "$prefix"/bin/{ckptfs,ckptctl} "$helper" "$units/ckptfs@.service" \
+		"$prefix/lib/systemd/system-generators/ckptfs-generator" \
 		"$prefix"/lib/libckpt_{gpu,plan}.so* \
 		"$prefix"/include/ckpt_{gpu,plan}.h \
 		"$prefix"/share/bash-completion/completions/ckptctl \

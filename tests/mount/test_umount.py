@@ -363,7 +363,9 @@ def an_installation_has_the_helper_and_the_unit(m):
                        ("usr/local/bin/ckptctl", 0o755),
                        ("usr/sbin/" + HELPER, 0o755),
                        ("usr/local/lib/systemd/system/ckptfs@.service",
-                        0o644)):
+                        0o644),
+                       ("usr/local/lib/systemd/system-generators/"
+                        "ckptfs-generator", 0o755)):
         path = os.path.join(root, name)
         assert os.stat(path).st_mode & 0o777 == mode, path
     ck.sh(os.path.join(root, "usr/local/bin/ckptfs"), "--version")
