@@ -126,6 +126,59 @@ def types(folder):
     assert at == os.path.getsize(f"{folder}/types/__0_0.distcp"), at
 
 
+def wrapped(folder, rank, world, store):
+    """What is made of other tensors, or says more than its bytes, is stored as
+    torch stores it."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.testing._internal.two_tensor import TwoTensor
+    import ckptfs
+    from ckptfs.dcp import Reader, Writer
+    test_dcp.join(rank, world, store)
+
+    class Opaque(TwoTensor):
+        """Without what torch.compile wants to know."""
+        __tensor_flatten__ = None
+    torch.serialization.add_safe_globals([TwoTensor, Opaque])
+    globals()["Opaque"] = Opaque
+    Opaque.__qualname__ = "Opaque"
+
+    def state(seed):
+        g = torch.Generator().manual_seed(seed)
+
+        def new():
+            return torch.randn(300, 7, generator=g)
+        return {"two": TwoTensor(new(), new()), "opaque": Opaque(new(), new()),
+                "plain": new(), "quantized": torch.quantize_per_tensor(
+                    new(), 0.1, 3, torch.quint8),
+                "parameter": torch.nn.Parameter(TwoTensor(new(), new()))}
+    want = state(2)
+    for name, writer in (("ours", Writer), ("torch's", dcp.FileSystemWriter)):
+        path = f"{folder}/wrapped_{name}"
+        for reader, options in ((dcp.FileSystemReader, {}), (Reader, {}),
+                                (Reader, {"share": True})):
+            if not options:
+                dcp.save(state(1), storage_writer=writer(path))
+                dcp.save(want, storage_writer=writer(path))
+            got = state(3)
+            dcp.load(got, storage_reader=reader(path, **options))
+            for key, one in want.items():
+                assert type(got[key]) is type(one), (path, key)
+                for a, b in ((got[key].a, one.a), (got[key].b, one.b)) if \
+                        isinstance(one, TwoTensor) else ((got[key], one),):
+                    assert torch.equal(a, b), (path, reader, key)
+    path = f"{folder}/wrapped.safetensors"
+    for key in ("two", "opaque", "parameter"):
+        for call in (lambda key=key: ckptfs.save_file({key: want[key]}, path,
+                                                      plain=True),
+                     lambda key=key: ckptfs.weights.publish(
+                         {key: want[key]}, path, plain=True)):
+            error = trainer.raises(ValueError, call, says=f"`{key}`")
+            assert type(want[key]).__name__ in str(error), error
+        assert not os.path.exists(path)
+    leave()
+
+
 def reading(folder):
     """What only Reader does: in place, names of replicas, and errors."""
     import torch
@@ -454,7 +507,7 @@ def failing(folder, rank, world, store):
 
 
 PROGRAMS = {f.__name__: f for f in (
-    save, check, types, reading, halves, lending, passing, arguments,
+    save, check, types, wrapped, reading, halves, lending, passing, arguments,
     asynchronous, processes, failing)}
 
 
@@ -474,6 +527,10 @@ def tests():
     @ck.posix
     def tensors_of_all_types_lie_in_it_without_gaps(fs):
         trainer.finish(trainer.start(__file__, "types", fs.dir))
+
+    @ck.posix
+    def what_is_no_plain_tensor_is_stored_as_torch_does(fs):
+        ranks("wrapped", fs, 2)
 
     @ck.mounted("structure=refuse", modes=("auto",))
     def a_mount_that_refuses_broken_steps_takes_it(m):

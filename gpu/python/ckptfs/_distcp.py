@@ -3,7 +3,8 @@ where in it the bytes of the tensors lie.
 
 The archive around a tensor depends on its type and shape alone, so it is made
 without the bytes, once. A file is laid out before a byte of it is copied, and
-what .metadata says of it is known then.
+what .metadata says of it is known then. What is no plain tensor (a subclass
+made of others, a quantized one) is pickled whole.
 """
 import io
 import os
@@ -15,7 +16,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.serialization import skip_data
 
 from ._saving import begin_placed
-from ._tensors import local
+from ._tensors import has_memory, local
 
 _ALIGN = 64  # of an archive in its file: its tensor is aligned to that as well
 _SPARE = 4096  # objects may grow to a multiple of it before anything moves
@@ -99,7 +100,11 @@ class File:
             storage_data=_StorageInfo(self.name, offset, length)))
 
     def add_tensor(self, item, tensor):
-        tensor = local(tensor).detach().contiguous()
+        tensor = local(tensor).detach()
+        if not has_memory(torch, tensor):
+            self._add_saved(item, tensor)
+            return
+        tensor = tensor.contiguous()
         archive = Archive.known(tensor.dtype, tuple(tensor.shape))
         start, number = self.end, len(self.results)
         for what, data, offset in (
@@ -109,6 +114,15 @@ class File:
                 self.pieces.append((f"{number}.{what}", data, start + offset))
         self.end += archive.length
         self._note(item, start, archive.length)
+
+    def _add_saved(self, item, tensor):
+        """An archive of what is no plain tensor: torch knows how."""
+        made = io.BytesIO()
+        torch.save(tensor.cpu(), made)
+        raw = _longer(made.getvalue(), -made.tell() % _ALIGN)
+        self.pieces.append((f"{len(self.results)}.saved", raw, self.end))
+        self._note(item, self.end, len(raw))
+        self.end += len(raw)
 
     def add_objects(self, objects):
         """Behind the tensors, where those that grow move nothing."""

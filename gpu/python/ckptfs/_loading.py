@@ -3,7 +3,7 @@ import ctypes
 import os
 
 from . import _library as c
-from ._tensors import TORCH_NAMES, is_rocm, local, torch_table
+from ._tensors import TORCH_NAMES, has_memory, is_rocm, local, torch_table
 
 _HUGE = 2 << 20  # bytes
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -138,7 +138,7 @@ class File(c.OpenFile):
                 device = own.device.index
             elif own.device.type != "cpu":
                 room = torch.empty(shape, dtype=dtype)
-            if not room.is_contiguous():
+            if not has_memory(torch, room) or not room.is_contiguous():
                 room = torch.empty(shape, dtype=dtype, device=own.device)
             if room is not own:
                 late.append((own, room))

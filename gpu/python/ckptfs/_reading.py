@@ -16,7 +16,11 @@ from torch.distributed.checkpoint.planner import LoadItemType
 
 from ._distcp import Archive
 from ._ranges import device_of
+from ._tensors import has_memory
 
+# They say more than their bytes do.
+_QUANTIZED = (torch.quint8, torch.qint8, torch.qint32, torch.quint4x2,
+              torch.quint2x4)
 # Of tensors that are not read in place, so much at a time.
 _ROOM_BYTES = 256 << 20
 
@@ -51,7 +55,8 @@ def _take(piece, target, stored):
         return
     for dim, (at, size) in enumerate(zip(piece.item.storage_offsets,
                                          piece.item.lengths)):
-        stored = stored.narrow(dim, at, size)
+        if size != stored.size(dim):  # not all that is stored knows it
+            stored = stored.narrow(dim, at, size)
     if stored.size() != target.size():
         raise ValueError(
             f"{piece.item.storage_index.fqn} is "
@@ -63,7 +68,8 @@ def _fits(piece, target):
     """The target's bytes are some of the stored tensor's, one after the other:
     how many come before them. None: they are not."""
     if not piece.known or piece.known[0] != target.dtype or \
-            not target.is_contiguous() or device_of(torch, target) is None:
+            not has_memory(torch, target) or not target.is_contiguous() or \
+            device_of(torch, target) is None:
         return None
     lengths = tuple(piece.item.lengths)
     if lengths != tuple(target.shape):
@@ -82,7 +88,7 @@ def _fits(piece, target):
 def _made_of(known, length):
     """The archive that this type and shape make, if it can be in so many
     bytes."""
-    made = known and Archive.known(*known)
+    made = known and known[0] not in _QUANTIZED and Archive.known(*known)
     return made if made and made.offset + made.bytes <= length else None
 
 

@@ -39,6 +39,21 @@ def local(tensor):
     return tensor
 
 
+def has_memory(torch, tensor):
+    """Whether its elements lie in memory as its type and shape say: not those
+    of a subclass that is made of other tensors, as float8 and NF4 ones are, nor
+    of what is quantized, sparse or nested."""
+    if tensor.layout != torch.strided or tensor.is_quantized or \
+            tensor.is_nested:
+        return False
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return True
+    try:
+        return bool(tensor.data_ptr()) or not tensor.numel()
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return False
+
+
 _torch_dtypes = {}  # torch.dtype -> safetensors' name, and back
 _numpy_names = {}  # numpy.dtype -> safetensors' name
 
@@ -138,6 +153,11 @@ class Adder:
                 f"You are trying to save a sparse tensor: `{name}` which "
                 "safetensors does not support. Make it dense with "
                 "`.to_dense()` before")
+        if t.device.type != "meta" and not has_memory(torch, t):
+            raise ValueError(
+                f"Key `{name}` is a {type(t).__module__}.{type(t).__qualname__}"
+                ", which is no plain tensor: save what it is made of, or the "
+                "tensor that it stands for (.dequantize())")
         t = self._where(torch, name, t)
         shape, stride = t.shape, None
         if not t.is_contiguous():
