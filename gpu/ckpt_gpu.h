@@ -125,7 +125,11 @@ struct ckpt_tensor {
 	 */
 	const int64_t *stride;
 	const void *data; /* borrowed until ckpt_commit() has returned */
-	int device; /* ordinal, CKPT_DEVICE_HOST or CKPT_DEVICE_ANY */
+	/*
+	 * An ordinal, CKPT_DEVICE_HOST or CKPT_DEVICE_ANY. Managed memory, and
+	 * the host's that is mapped for devices, are what is said here.
+	 */
+	int device;
 	/*
 	 * CUstream whose work makes the data, NULL: the default one. What it
 	 * has when the save is started is waited for, nothing that comes later.

@@ -98,7 +98,7 @@ int gpu_device_node(struct gpu *g, int device)
 
 /* --- Memory -------------------------------------------------------------- */
 
-int gpu_pointer_device(struct gpu *g, const void *p, int *ret_device)
+int gpu_pointer_device(struct gpu *g, const void *p, int said, int *ret_device)
 {
 	int attributes[] = { CU_POINTER_MEMORY_TYPE, CU_POINTER_IS_MANAGED,
 			     CU_POINTER_DEVICE_ORDINAL };
@@ -124,9 +124,13 @@ int gpu_pointer_device(struct gpu *g, const void *p, int *ret_device)
 	}
 	if (result != 0)
 		return gpu_said(g, result, "cannot ask where %p leads", p);
-	if (type != CU_MEMORY_TYPE_DEVICE && !managed)
-		ordinal = -1;
 	*ret_device = ordinal < 0 ? -1 : ordinal;
+	if (managed)
+		*ret_device = said >= -1 ? said : *ret_device;
+	else if (type == CU_MEMORY_TYPE_HOST)
+		*ret_device = said >= 0 ? said : -1;
+	else if (type != CU_MEMORY_TYPE_DEVICE)
+		*ret_device = -1;
 	return 0;
 }
 

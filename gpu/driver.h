@@ -38,9 +38,13 @@ int gpu_device_count(const struct gpu *g);
 /* The NUMA node next to a device; -1: not known (to drivers before 12.2). */
 int gpu_device_node(struct gpu *g, int device);
 
-/* Where a pointer leads: an ordinal, or -1 for memory that no driver knows
- * (also for pinned host memory). Managed memory counts as its device's. */
-int gpu_pointer_device(struct gpu *g, const void *p, int *ret_device);
+/*
+ * Where a pointer leads: an ordinal, or -1 for the host's memory. What both
+ * reach is where it is said to be, by an ordinal or -1: managed memory, which
+ * is its device's if nothing is said (-2), and pinned memory, which is the
+ * host's then.
+ */
+int gpu_pointer_device(struct gpu *g, const void *p, int said, int *ret_device);
 
 /*
  * Pin memory that is mapped already, for all devices; it must be undone

@@ -94,7 +94,7 @@ static int check_range(const struct ckpt_file *f, const struct ckpt_range *r,
 				f->path, title_of(r, e).text,
 				(unsigned long long)r->bytes);
 	if (gpu)
-		rc = gpu_pointer_device(gpu, r->data, &there);
+		rc = gpu_pointer_device(gpu, r->data, r->device, &there);
 	if (rc < 0 || there == r->device)
 		return rc;
 	if (there == CKPT_DEVICE_HOST)

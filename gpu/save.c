@@ -167,14 +167,13 @@ static int find_device(struct ckpt *c, const struct ckpt_tensor *t,
 
 	if (t->data &&
 	    (t->device >= 0 ? ckpt_driver(c) : ckpt_driver_opened(c))) {
-		rc = gpu_pointer_device(c->gpu, t->data, &found);
+		rc = gpu_pointer_device(c->gpu, t->data, t->device, &found);
 		if (rc < 0)
 			return rc;
 	}
 	*ret_device = found;
 	if (t->device == CKPT_DEVICE_ANY || t->device == found || !t->data)
 		return 0;
-	/* Memory that a device can reach as well counts for both. */
 	if (found != CKPT_DEVICE_HOST && t->device == CKPT_DEVICE_HOST)
 		return ckpt_say(-EINVAL,
 				"tensor '%s': said to be in host memory, but "

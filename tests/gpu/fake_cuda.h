@@ -43,6 +43,7 @@ int cuStreamSynchronize(void *stream);
 int cuCtxSynchronize(void);
 int cuCtxGetCurrent(void **context);
 int cuDeviceGetName(char *name, int len, int device);
+int cuMemAllocManaged(uint64_t *p, size_t len, unsigned flags);
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
 int cuEventElapsedTime(float *ms, void *from, void *to);
 int cuStreamIsCapturing(void *stream, int *status);

@@ -17,8 +17,9 @@ struct memory {
 	struct memory *next;
 	uint8_t *p;
 	size_t len;
-	int device; /* -1: the host's */
+	int device; /* -1: the host's, which devices reach too */
 	bool registered; /* not ours to free */
+	bool managed; /* the host's as well */
 };
 
 /* Guarded by the driver's lock. */
@@ -39,11 +40,17 @@ static struct memory *memory_of_locked(const void *p, size_t len)
 	return NULL;
 }
 
+/* Memory that a device reaches, and what the host does not. */
+static bool for_device_locked(const void *p, size_t len)
+{
+	return memory_of_locked(p, len) != NULL;
+}
+
 static bool on_device_locked(const void *p, size_t len)
 {
 	struct memory *m = memory_of_locked(p, len);
 
-	return m && m->device >= 0;
+	return m && m->device >= 0 && !m->managed;
 }
 
 static void memory_add_locked(void *p, size_t len, int device, bool registered)
@@ -144,7 +151,7 @@ CU(cuPointerGetAttributes, unsigned count, int *attributes, void **values,
 								  : 1;
 			break;
 		case 8: /* managed */
-			*(unsigned *)values[i] = 0;
+			*(unsigned *)values[i] = m && m->managed;
 			break;
 		case 9: /* the device's number; pinned memory has one too */
 			*(int *)values[i] = !m               ? -2
@@ -209,6 +216,18 @@ CU(cuMemAlloc_v2, uint64_t *ret_p, size_t len)
 	return result;
 }
 
+API int cuMemAllocManaged(uint64_t *ret_p, size_t len, unsigned flags)
+{
+	int result = flags == 1 /* all devices may have it */
+			     ? cuMemAlloc_v2(ret_p, len)
+			     : INVALID_VALUE;
+
+	HOLD(&fake.lock);
+	if (result == OK)
+		memories->managed = true;
+	return result;
+}
+
 CU(cuMemFree_v2, uint64_t p)
 {
 	ENTER();
@@ -253,7 +272,7 @@ CU(cuMemcpyDtoHAsync_v2, void *dst, uint64_t src, size_t len, void *stream)
 
 	ENTER();
 	d2h_copies++;
-	if (!on_device_locked(o.src, len) || on_device_locked(dst, 1))
+	if (!for_device_locked(o.src, len) || on_device_locked(dst, 1))
 		return INVALID_VALUE;
 	return copy_locked(stream, &o, dst);
 }
@@ -268,7 +287,7 @@ CU(cuMemcpyHtoDAsync_v2, uint64_t dst, const void *src, size_t len,
 			.counter = &h2d_bytes };
 
 	ENTER();
-	if (!on_device_locked(o.dst, len) || on_device_locked(src, 1))
+	if (!for_device_locked(o.dst, len) || on_device_locked(src, 1))
 		return INVALID_VALUE;
 	return copy_locked(stream, &o, src);
 }
@@ -282,7 +301,7 @@ CU(cuMemcpyDtoDAsync_v2, uint64_t dst, uint64_t src, size_t len, void *stream)
 			.counter = &d2d_bytes };
 
 	ENTER();
-	if (!on_device_locked(o.dst, len) || !on_device_locked(o.src, len))
+	if (!for_device_locked(o.dst, len) || !for_device_locked(o.src, len))
 		return INVALID_VALUE;
 	return copy_locked(stream, &o, NULL);
 }
@@ -296,7 +315,7 @@ CU(cuMemsetD8Async, uint64_t dst, unsigned char value, size_t len, void *stream)
 			.counter = &set_bytes };
 
 	ENTER();
-	if (!on_device_locked(o.dst, len))
+	if (!for_device_locked(o.dst, len))
 		return INVALID_VALUE;
 	return copy_locked(stream, &o, NULL);
 }

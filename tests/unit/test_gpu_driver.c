@@ -157,22 +157,31 @@ static void pointers_lead_where_they_lead(void **state)
 	assert_int_equal(gpu_alloc(g, 1, BYTES, &on_1), 0);
 	assert_int_equal(gpu_host_alloc(g, BYTES, &pinned), 0);
 	assert_int_equal(
-		gpu_pointer_device(g, (char *)on_1 + BYTES - 1, &device), 0);
+		gpu_pointer_device(g, (char *)on_1 + BYTES - 1, -2, &device),
+		0);
 	assert_int_equal(device, 1);
-	assert_int_equal(gpu_pointer_device(g, pinned, &device), 0);
+	assert_int_equal(gpu_pointer_device(g, pinned, -2, &device), 0);
 	assert_int_equal(device, -1);
-	assert_int_equal(gpu_pointer_device(g, stack, &device), 0);
+	assert_int_equal(gpu_pointer_device(g, stack, -2, &device), 0);
 	assert_int_equal(device, -1);
+	assert_int_equal(gpu_pointer_device(g, stack, 0, &device), 0);
+	assert_int_equal(device, -1);
+	assert_int_equal(gpu_pointer_device(g, on_1, 0, &device), 0);
+	assert_int_equal(device, 1);
+	assert_int_equal(gpu_pointer_device(g, on_1, -1, &device), 0);
+	assert_int_equal(device, 1);
+	assert_int_equal(gpu_pointer_device(g, pinned, 1, &device), 0);
+	assert_int_equal(device, 1);
 	/* Before 11.x the driver called that an error. */
 	fake_cuda_fail("cuPointerGetAttributes", 1, 1);
-	assert_int_equal(gpu_pointer_device(g, stack, &device), 0);
+	assert_int_equal(gpu_pointer_device(g, stack, -2, &device), 0);
 	assert_int_equal(device, -1);
 	/* Without a context in this thread: it is asked in one of another. */
 	fake_cuda_fail("cuPointerGetAttributes", 1, 201);
-	assert_int_equal(gpu_pointer_device(g, on_1, &device), 0);
+	assert_int_equal(gpu_pointer_device(g, on_1, -2, &device), 0);
 	assert_int_equal(device, 1);
 	fake_cuda_fail("cuPointerGetAttributes", 1, 700);
-	assert_int_equal(gpu_pointer_device(g, stack, &device), -EIO);
+	assert_int_equal(gpu_pointer_device(g, stack, -2, &device), -EIO);
 	gpu_host_free(g, pinned);
 	gpu_free(g, 1, on_1);
 	gpu_close(g);
@@ -187,7 +196,7 @@ static void a_pointer_is_asked_for_without_a_context_of_ours(void **state)
 	(void)state;
 	assert_int_equal(gpu_open(&g, text, sizeof(text)), 0);
 	fake_cuda_fail("cuPointerGetAttributes", 1, 201);
-	assert_int_equal(gpu_pointer_device(g, stack, &device), 0);
+	assert_int_equal(gpu_pointer_device(g, stack, -2, &device), 0);
 	assert_int_equal(device, -1);
 	assert_int_equal(fake_cuda_contexts(0) + fake_cuda_contexts(1), 0);
 	gpu_close(g);
@@ -335,7 +344,7 @@ static void an_error_of_the_work_is_told_by_who_waits(void **state)
 	assert_int_equal(gpu_stream_sync(r.a), -EIO);
 	assert_non_null(strstr(ckpt_last_error(),
 			       "CUDA: work on device 0 failed: error 700"));
-	assert_int_equal(gpu_copy_d2h(r.a, r.host, r.host, 10), -EINVAL);
+	assert_int_equal(gpu_copy_d2h(r.a, r.host, text, 10), -EINVAL);
 	assert_int_equal(gpu_copy_d2h(r.a, r.host, r.device, BYTES + 1),
 			 -EINVAL);
 	rig_release(&r);
@@ -464,7 +473,8 @@ int main(void)
 		WITH_FAKE(copies_are_done_when_they_are_waited_for),
 		WITH_FAKE(a_stream_waits_for_another),
 		WITH_FAKE(an_error_of_the_work_is_told_by_who_waits),
-		WITH_FAKE(a_driver_that_refuses_the_kernels_hears_of_their_cuda),
+		WITH_FAKE(
+			a_driver_that_refuses_the_kernels_hears_of_their_cuda),
 		WITH_FAKE(threads_come_and_go),
 		WITH_FAKE(a_child_does_not_use_its_parents_driver),
 	};

@@ -202,6 +202,68 @@ static void a_save_that_cannot_be_started_fails(void **state)
 	caller_release(&u);
 }
 
+/* Saved as device `said`'s, or the host's, and read back there. */
+static void assert_goes_both_ways(struct caller *u, void *p, int said)
+{
+	const uint64_t shape[] = { BYTES };
+	const struct ckpt_tensor t = { .name = "t",
+				       .dtype = "U8",
+				       .shape = shape,
+				       .rank = 1,
+				       .data = p,
+				       .device = said,
+				       .stream = said == 0 ? u->raw : NULL };
+	struct ckpt_target into = { .data = p, .device = said };
+	struct ckpt_file *f;
+
+	memcpy(p, u->bytes, BYTES);
+	assert_int_equal(ckpt_begin(u->c, u->path, &u->save), 0);
+	assert_int_equal(ckpt_add(u->save, &t), 0);
+	assert_int_equal(ckpt_commit(u->save), 0);
+	assert_saved(u);
+	ckpt_save_free(TAKE(u->save));
+	memset(p, 0, BYTES);
+	assert_int_equal(ckpt_file_open(u->c, u->path, &f), 0);
+	into.entry = ckpt_file_find(f, "t");
+	assert_int_equal(ckpt_file_read(f, &into, 1), 0);
+	assert_memory_equal(p, u->bytes, BYTES);
+	ckpt_file_close(f);
+}
+
+/*
+ * The pages of a paged optimizer are managed memory, in tensors of the host;
+ * what a device works on may be the host's memory, mapped.
+ */
+static void memory_of_both_is_where_it_is_said_to_be(void **state)
+{
+	static const int said[] = { CKPT_DEVICE_HOST, 0, 1 };
+	struct caller u;
+	uint64_t managed;
+	void *mapped;
+
+	(void)state;
+	caller_init(&u);
+	{
+		SCOPED(gpu_leave) struct entered in = { 0 };
+
+		assert_int_equal(gpu_enter(u.c->gpu, 1, &in), 0);
+		assert_int_equal(cuMemAllocManaged(&managed, BYTES, 1), 0);
+	}
+	assert_int_equal(gpu_host_alloc(u.c->gpu, BYTES, &mapped), 0);
+	for (size_t i = 0; i < sizeof(said) / sizeof(*said); i++) {
+		uint64_t before = fake_cuda_d2h_bytes();
+
+		assert_goes_both_ways(&u, (void *)(uintptr_t)managed, said[i]);
+		assert_goes_both_ways(&u, mapped, said[i]);
+		/* A device's: by its stream, after what is there. */
+		assert_int_equal(fake_cuda_d2h_bytes() - before,
+				 said[i] < 0 ? 0 : 2 * BYTES);
+	}
+	gpu_host_free(u.c->gpu, mapped);
+	gpu_free(u.c->gpu, 1, (void *)(uintptr_t)managed);
+	caller_release(&u);
+}
+
 static int make_dir(void **state)
 {
 	(void)state;
@@ -223,6 +285,7 @@ int main(void)
 		cmocka_unit_test(
 			a_save_on_a_stream_that_is_captured_is_refused),
 		cmocka_unit_test(a_save_that_cannot_be_started_fails),
+		cmocka_unit_test(memory_of_both_is_where_it_is_said_to_be),
 	};
 
 	return cmocka_run_group_tests(tests, make_dir, remove_dir);
