@@ -83,9 +83,9 @@ static const char usage_line[] =
 static const char help_text[] =
 	"\n"
 	"Mount the checkpoint store in the directory STORE on MOUNTPOINT. An empty\n"
-	"directory becomes a new store, but with create=no. Unmount with umount or fusermount3 -u; the\n"
-	"process ends when everything is durable. \"ckptctl status MOUNTPOINT\" tells\n"
-	"how a mount is doing.\n"
+	"directory becomes a new store, but not with create=no. Unmount with umount or\n"
+	"fusermount3 -u; the process ends when everything is durable. \"ckptctl status\n"
+	"MOUNTPOINT\" tells how a mount is doing.\n"
 	"\n"
 	"  -f                   stay in the foreground\n"
 	"  -d                   the same, and show every request\n"
