@@ -4,7 +4,8 @@
 # in faults/ puts one old fault back into a copy of the tree; the simulator runs
 # on it until it finds something.
 #
-# usage: tests/sim/faults.sh [--seconds S] [PATTERN]
+# usage: tests/sim/faults.sh [--check | --seconds S] [PATTERN]
+#   --check  only look whether the patches apply: builds nothing, needs no git
 #   S  for each fault, 120 by default; PATTERN: names of patches (all)
 #
 # Prints a line for each: fault, the seed from 1 on, seconds, what was found. What
@@ -12,13 +13,38 @@
 # were found; 1: one was not, or does not apply any more.
 set -euo pipefail
 
-seconds=120
-if [[ ${1-} == --seconds ]]; then
+seconds=120 check=
+case ${1-} in
+--check)
+	check=1
+	shift
+	;;
+--seconds)
 	seconds=$2
 	shift 2
-fi
+	;;
+esac
 pattern=${1-*}
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+
+# With lines that have become others a patch might go to another place.
+apply() {
+	local tree=$1 patch=$2
+	shift 2
+	patch -d "$tree" -p1 -F0 -r - -s --no-backup-if-mismatch "$@" <"$patch"
+}
+
+if [[ $check ]]; then
+	lost=0
+	for patch in "$root"/tests/sim/faults/$pattern.patch; do
+		apply "$root" "$patch" --dry-run -f && continue
+		printf '%s: does not apply any more: make it anew\n' \
+			"${patch#"$root"/}"
+		lost=1
+	done
+	exit $lost
+fi
+
 work=$root/build/faults # used again by the next run
 failed=0
 
@@ -65,12 +91,12 @@ hunt() {
 printf '%-34s %8s %8s  %s\n' fault seed seconds found
 for patch in "$root"/tests/sim/faults/$pattern.patch; do
 	name=$(basename "$patch" .patch)
-	if ! patch -d "$work" -p1 -s --dry-run <"$patch" >/dev/null 2>&1; then
+	if ! apply "$work" "$patch" --dry-run -f >/dev/null 2>&1; then
 		printf '%-34s %8s %8s  %s\n' "$name" - - 'DOES NOT APPLY'
 		failed=1
 		continue
 	fi
-	patch -d "$work" -p1 -s --no-backup-if-mismatch <"$patch"
+	apply "$work" "$patch"
 	if build; then
 		hunt "$name" || failed=1
 	else
@@ -78,6 +104,6 @@ for patch in "$root"/tests/sim/faults/$pattern.patch; do
 		grep -m3 error "$work/log" || true
 		failed=1
 	fi
-	patch -d "$work" -p1 -s -R --no-backup-if-mismatch <"$patch"
+	apply "$work" "$patch" -R
 done
 exit $failed
