@@ -2,7 +2,8 @@
  * rebuild_bytes.c - does a file consist of bytes that are there, and are they
  * what was stored? A content of a database names chunks with hashes; a label
  * names places, and the file is cut anew, which gives the same chunks, as its
- * digest proves. Each chunk is read once, however many files share it.
+ * digest proves. Each chunk is read once, however many files share it, and a
+ * hole is not read at all.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 
 #include "store/base/io.h"
 #include "store/base/scope.h"
+#include "store/base/vec.h"
 #include "store/check/rebuild_work.h"
 #include "store/formats/cut.h"
 
@@ -131,6 +133,8 @@ const char *rebuild_use(struct rebuild *r, const struct content *f)
 struct source {
 	struct rebuild *r;
 	const struct label *l;
+	/* Of the part that was looked at last: data, and the hole behind it. */
+	uint64_t data_at, hole_at;
 };
 
 /* The part that has the file's byte at `offset`; the next one: its beginning.
@@ -192,6 +196,60 @@ static int source_read(void *self, void *buf, size_t len, uint64_t off)
 	return 0;
 }
 
+/*
+ * The part e begins at or before `off`: where in it the next data begins and
+ * ends, in offsets of the file. An image that is too short has no holes, but
+ * is read, and found out.
+ */
+static void seek_part(struct source *s, const struct extent *e, uint64_t off)
+{
+	uint64_t end = e->offset + e->len,
+		 to_file = e->offset - e->image_offset;
+	int fd = rebuild_image(s->r, e->image);
+	struct stat sb;
+	off_t at;
+
+	s->data_at = off;
+	s->hole_at = end;
+	if (fd < 0 || fstat(fd, &sb) < 0 ||
+	    (uint64_t)sb.st_size < e->image_offset + e->len)
+		return;
+	at = lseek(fd, (off_t)(off - to_file), SEEK_DATA);
+	if (at < 0 && errno != ENXIO)
+		return; /* no such call here */
+	if (at < 0 || (uint64_t)at + to_file >= end) {
+		s->data_at = end;
+		return;
+	}
+	s->data_at = (uint64_t)at + to_file;
+	at = lseek(fd, at, SEEK_HOLE);
+	if (at >= 0 && (uint64_t)at + to_file < end)
+		s->hole_at = (uint64_t)at + to_file;
+}
+
+/* The first offset >= off that is not in a hole; off only grows. */
+static uint64_t source_data_at(void *self, uint64_t off)
+{
+	struct source *s = self;
+	uint64_t from = off, next;
+	struct extent e;
+
+	while (s->hole_at <= off && from < s->l->size_bytes) {
+		if (!place_of(s->l, from, &e, &next)) {
+			from = next;
+			continue;
+		}
+		seek_part(s, &e, from);
+		if (s->data_at < s->hole_at)
+			break;
+		from = s->hole_at; /* a hole to the end of the part */
+		s->hole_at = 0;
+	}
+	if (from >= s->l->size_bytes)
+		return UINT64_MAX;
+	return off > s->data_at ? off : s->data_at;
+}
+
 /* One chunk of the file, whose bytes are in the buffer. 0: its place is odd. */
 static int label_chunk(struct rebuild *r, const struct label *l,
 		       uint64_t offset, uint32_t len, struct content *c,
@@ -242,37 +300,51 @@ static bool is_native(struct rebuild *r, const struct content *c, uint64_t own)
 	       (uint64_t)sb.st_size == c->size_bytes;
 }
 
-static int content_of_cut(struct rebuild *r, const struct label *l,
-			  const struct cut *cut, struct content *c,
-			  const char **ret_reason)
+/* The next chunk of the file, cut already, becomes a part of the content. */
+static int add_chunk(struct source *s, uint64_t offset, uint32_t len,
+		     struct content *c, size_t *capacity, struct digest *digest)
 {
-	struct source s = { r, l };
-	struct digest *digest;
-	uint64_t offset = 0;
-	int rc = 1;
+	uint8_t hash[HASH_BYTES] = { 0 };
+	int rc = vec_grow(&c->extents, c->extent_count, capacity,
+			  sizeof(*c->extents));
 
-	c->extents = calloc(cut->count + 1, sizeof(*c->extents));
-	if (!c->extents)
-		return -ENOMEM;
-	digest = digest_new();
-	CHECK(digest);
-	for (size_t i = 0; rc == 1 && i < cut->count; i++) {
-		uint32_t len = cut->len[i];
-		uint8_t hash[HASH_BYTES];
-
-		rc = source_read(&s, r->buffer, len, offset);
+	if (rc < 0)
+		return rc;
+	if (offset + len > source_data_at(s, offset)) {
+		rc = source_read(s, s->r->buffer, len, offset);
 		if (rc == 0)
-			rc = label_chunk(r, l, offset, len, c, hash);
-		if (rc == 1)
-			digest_add(digest, hash, len);
+			rc = label_chunk(s->r, s->l, offset, len, c, hash);
+		if (rc != 1)
+			return rc;
+	}
+	digest_add(digest, hash, len);
+	return 1;
+}
+
+static int content_of_cut(struct source *s, struct cutter *cutter,
+			  struct content *c, const char **ret_reason)
+{
+	struct digest *digest = digest_new();
+	uint64_t offset = 0;
+	size_t capacity = 0;
+	uint32_t len;
+	int rc;
+
+	CHECK(digest);
+	while ((rc = cutter_next(cutter, &len)) == 1) {
+		rc = add_chunk(s, offset, len, c, &capacity, digest);
+		if (rc != 1)
+			break;
 		offset += len;
 	}
 	digest_end(digest, c->digest);
-	*ret_reason = "its parts do not lie where its label says";
-	if (rc != 1)
+	if (rc < 0)
 		return rc;
-	if (!r->secret_is_new &&
-	    memcmp(c->digest, l->digest, sizeof(c->digest)) != 0) {
+	*ret_reason = "its parts do not lie where its label says";
+	if (offset < s->l->size_bytes)
+		return 0;
+	if (!s->r->secret_is_new &&
+	    memcmp(c->digest, s->l->digest, sizeof(c->digest)) != 0) {
 		*ret_reason = "its bytes are not those that its label was "
 			      "made of: it was not finished, or is damaged";
 		return 0;
@@ -283,11 +355,13 @@ static int content_of_cut(struct rebuild *r, const struct label *l,
 int rebuild_content(struct rebuild *r, const struct label *l,
 		    struct content *ret, const char **ret_reason)
 {
-	struct source s = { r, l };
+	struct source s = { .r = r, .l = l };
 	const struct cut_source source = { .read = source_read,
 					   .self = &s,
 					   .size_bytes = l->size_bytes };
-	struct cut cut;
+	const struct cut_bytes bytes = { .data_at = source_data_at,
+					 .self = &s };
+	struct cutter *cutter;
 	int rc;
 
 	memset(ret, 0, sizeof(*ret));
@@ -295,15 +369,16 @@ int rebuild_content(struct rebuild *r, const struct label *l,
 	if (!l->identity && l->listed < l->extent_count)
 		return 0;
 	*ret_reason = "its bytes are not all there";
-	rc = cut_file(&source, l->by_content ? CUT_BY_CONTENT : CUT_FIXED, &cut);
+	rc = cutter_open(&source, &bytes,
+			 l->by_content ? CUT_BY_CONTENT : CUT_FIXED, &cutter);
 	if (rc < 0)
 		return rc == -ENOMEM ? rc : 0;
 	ret->generation = l->generation;
 	ret->size_bytes = l->size_bytes;
 	ret->mtime_ns = l->mtime_ns;
 	ret->kind = CONTENT_EXTENTS;
-	rc = content_of_cut(r, l, &cut, ret, ret_reason);
-	cut_release(&cut);
+	rc = content_of_cut(&s, cutter, ret, ret_reason);
+	cutter_close(cutter);
 	if (rc == 1)
 		ret->native = is_native(r, ret, l->image);
 	else

@@ -7,7 +7,7 @@ import os
 import shutil
 
 import ckptest as ck
-from ckptest import KIB, MIB, data, put, same
+from ckptest import KIB, MIB, data, get, put, same
 
 # On the disk, as the first ones of their series, and one in the memory.
 STAGED = {"step_1/rank_0.pt": 3 * MIB, "step_1/rank_1.pt": 3 * MIB,
@@ -92,7 +92,7 @@ def is_there_somewhere(m, named):
     for folder, _, files in os.walk(m.mnt):
         for name in files:
             path = os.path.join(folder, name)
-            got[path] = ck.get(path)
+            got[path] = get(path)
     for name in named:
         size = {**STAGED, **DURABLE, "new": MIB}[name]
         same(got.pop(m.path(name)), data(size, name), name)
@@ -143,7 +143,7 @@ def rebuild_gives_a_file_that_is_lost_what_was_staged_of_it(m):
         os.unlink(log)
         first = data(MIB, "first")
         os.unlink(next(p for p in glob.glob(m.store + "/images/*/*")
-                       if ck.get(p) == first))
+                       if get(p) == first))
         found = json.loads(m.ctl("rebuild", "--json", m.store, code=1))
         assert found["base"] == "part" and not found["lost"], found
         assert len(found["staged"]) == len(STAGED), found
@@ -175,7 +175,92 @@ def what_a_power_cut_took_is_not_waited_for(m):
     assert not found["staged"] and len(found["aside"]) == 4, found
     m.start()
     all_is_there(m, DURABLE)
-    same(ck.get(m.path("saved before")), data(MIB, "first"), "saved before")
+    same(get(m.path("saved before")), data(MIB, "first"), "saved before")
+
+
+def replaced_by_a_rename(m, before, after):
+    """Both saved under another name and renamed to their own, as safetensors
+    does it: the second of them is not durable, and the first is kept."""
+    m.start()
+    for name, content in before.items():
+        put(m.path(name), content)
+    m.remount("debug_hold_drain")
+    for name, content in after.items():
+        put(m.path("tmp"), content)
+        os.rename(m.path("tmp"), m.path(name))
+        assert m.state(m.path(name)) == "staged"
+    m.kill()
+
+
+def names_in(m):
+    return sorted(os.path.relpath(os.path.join(folder, name), m.mnt)
+                  for folder, _, names in os.walk(m.mnt) for name in names)
+
+
+BEFORE = {"large": data(3 * MIB, 1), "small": data(5 * KIB, 2)}
+AFTER = {"large": data(3 * MIB, 3), "small": data(6 * KIB, 4)}
+
+
+def renamed_stores(m, *damages):
+    for damage in damages:
+        for stage_is_lost in (False, True):
+            replaced_by_a_rename(m, BEFORE, AFTER)
+            if stage_is_lost:
+                ck.umount(os.path.join(m.store, "stage"), ck.MNT_DETACH)
+            lose(m, *damage)
+            yield damage, stage_is_lost
+            m.unmount()
+            m.fsck("--scrub")
+            shutil.rmtree(m.store)
+            os.mkdir(m.store)
+
+
+@ck.mounted(modes=("auto",), start=False)
+def rebuild_keeps_what_a_rename_kept_until_the_new_file_is_durable(m):
+    """Without a mark nothing is believed of the database but what its images
+    bear out."""
+    for damage, stage_is_lost in renamed_stores(m, (), ("mark",)):
+        m.ctl("rebuild", m.store, code=1 if damage else 0)
+        m.fsck("--scrub")
+        m.start()
+        for name, content in (BEFORE if stage_is_lost else AFTER).items():
+            same(get(m.path(name)), content, f"{name} without {damage}")
+        assert names_in(m) == ["large", "small"]
+
+
+@ck.mounted(modes=("auto",), start=False)
+def rebuild_without_a_database_has_both_sides_of_a_rename(m):
+    """The label of what was replaced has the name; a small file has none."""
+    for _, stage_is_lost in renamed_stores(m, ("db",)):
+        m.ctl("rebuild", m.store, code=1)
+        m.fsck("--scrub")
+        m.start()
+        same(get(m.path("large")), BEFORE["large"], "large")
+        got = [get(m.path(name)) for name in names_in(m)]
+        assert len(got) == (1 if stage_is_lost else 3), names_in(m)
+        assert stage_is_lost or all(v in got for v in AFTER.values())
+
+
+@ck.mounted(modes=("auto",), start=False)
+def rebuild_of_a_kept_file_that_became_durable_takes_the_label(m):
+    """Its content in the old copy is what it replaced, of generation 0."""
+    replaced_by_a_rename(m, BEFORE, AFTER)
+    aside = os.path.join(m.base, "aside")
+    os.mkdir(aside)
+    for name in ("db", "mark"):
+        ck.sh("cp", "-a", os.path.join(m.store, name), aside)
+    m.start()
+    m.flush()
+    m.unmount()
+    lose(m, "db", "mark")
+    for name in ("db", "mark"):
+        ck.sh("cp", "-a", os.path.join(aside, name), m.store)
+    m.ctl("rebuild", m.store, code=1)
+    m.fsck("--scrub")
+    m.start()
+    same(get(m.path("large")), AFTER["large"], "large")
+    same(get(m.path("small")), BEFORE["small"], "small")  # it has no label
+    assert names_in(m) == ["large", "small"]
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@
 
 #include "store/base/log.h"
 #include "store/check/check.h"
+#include "store/check/rebuild.h"
 #include "store/store.h"
 #include "tests/unit/store_fixture.h"
 
@@ -192,6 +193,32 @@ static inline void live_check(struct live *l)
 	kv_close(kv);
 	assert_int_equal(rc, 0);
 	assert_int_equal(result.problems, 0);
+}
+
+static inline void live_rebuilt(void *self, enum rebuild_kind kind,
+				const char *object, const char *text)
+{
+	(void)self;
+	if (kind == REBUILD_LOST || kind == REBUILD_ASIDE)
+		print_error("%s: %s\n", object, text);
+}
+
+/* Of a closed store: a new database, from labels alone. */
+static inline struct rebuild_result live_rebuild_of_labels(struct live *l)
+{
+	const struct rebuild_options options = { .say = live_rebuilt };
+	struct rebuild_result result;
+	char path[4352], why[512] = "";
+	int rc;
+
+	(void)snprintf(path, sizeof(path), "%s/" LAYOUT_DB_DIR, l->path);
+	remove_tree(path);
+	(void)snprintf(path, sizeof(path), "%s/" LAYOUT_BACKUP_DIR, l->path);
+	remove_tree(path);
+	rc = rebuild_store(l->path, &options, &result, why, sizeof(why));
+	if (rc != 1)
+		fail_msg("rebuild_store: %d: %s", rc, why);
+	return result;
 }
 
 static inline void live_remove(struct live *l)

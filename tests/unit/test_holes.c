@@ -134,6 +134,32 @@ static void a_hole_has_the_digest_of_zeros(void **state)
 	free(data);
 }
 
+static void a_hole_is_not_read_by_a_rebuild(void **state)
+{
+	const uint64_t size = UINT64_C(10) << 30;
+	uint8_t *data = filled(DATA_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind += 2) {
+		struct live l = live_kind(kind);
+		uint64_t before;
+
+		write_sparse(&l, "f", size, DATA_AT, data);
+		write_sparse(&l, "g", size, size - DATA_BYTES, data);
+		live_sync_all(&l);
+		live_close(&l);
+		before = bytes_read();
+		assert_int_equal(live_rebuild_of_labels(&l).recovered, 2);
+		assert_true(bytes_read() - before < READ_BYTES_MAX);
+		live_check(&l);
+		live_open(&l);
+		assert_data(&l, "f", DATA_AT, data, DATA_BYTES);
+		assert_data(&l, "g", size - DATA_BYTES, data, DATA_BYTES);
+		live_free(&l);
+	}
+	free(data);
+}
+
 static void a_hole_is_not_counted_as_staged(void **state)
 {
 	uint8_t *data = filled(DATA_BYTES, 1);
@@ -307,6 +333,7 @@ int main(void)
 		cmocka_unit_test(a_hole_is_not_read),
 		cmocka_unit_test(what_lies_between_holes_is_stored),
 		cmocka_unit_test(a_hole_has_the_digest_of_zeros),
+		cmocka_unit_test(a_hole_is_not_read_by_a_rebuild),
 		cmocka_unit_test(a_hole_is_not_counted_as_staged),
 		cmocka_unit_test(a_byte_written_between_holes_leaves_them),
 		cmocka_unit_test(
