@@ -235,6 +235,110 @@ def buckets(folder):
                    says="bucket_bytes")
 
 
+def put_folder(path, whole, parts=3, left_out=()):
+    """As transformers' save_pretrained() lays out a large model, aside, and
+    renamed then."""
+    import json
+    import shutil
+    from safetensors.torch import save_file
+    aside = f"{path}.tmp"
+    os.mkdir(aside)
+    names, weight_map = sorted(whole), {}
+    for n in range(parts):
+        file = f"model-{n + 1:05}-of-{parts:05}.safetensors"
+        part = {name: whole[name] for name in names[n::parts]}
+        weight_map.update(dict.fromkeys(part, file))
+        if n not in left_out:
+            save_file(part, f"{aside}/{file}", {"format": "pt"})
+    with open(f"{aside}/model.safetensors.index.json", "w",
+              encoding="utf-8") as f:
+        json.dump({"metadata": {}, "weight_map": weight_map}, f)
+    if os.path.exists(path):
+        os.rename(path, f"{path}.old.tmp")
+    os.rename(aside, path)
+    shutil.rmtree(f"{path}.old.tmp", ignore_errors=True)
+
+
+def folders(folder):
+    """A folder of several files is a version, and stays what it was."""
+    import torch
+    import ckptfs
+    t = Trainer(folder)
+    with ckptfs.weights.follow(folder, poll_seconds=NEVER) as follower:
+        put_folder(t.path("v1"), state(1))
+        first = follower.next()
+        assert first.name == "v1" and follower.next(0) is None
+        t.publish("v2", 2)
+        with follower.next() as version:
+            assert version.name == "v2"
+        put_folder(t.path("v1"), state(3))  # the same name
+        with follower.next() as version:
+            assert version.name == "v1"
+            same(version.get_tensors(), state(3))
+        put_folder(t.path("v4"), state(4), left_out=[1])
+        os.mkdir(t.path("v5"))
+        assert follower.next(0) is None, "neither is whole"
+        put_folder(t.path("v6"), state(6), parts=1)
+        with follower.next() as version:
+            same(version.get_tensors(), state(6))
+    # What it was, although it is gone.
+    want = state(1)
+    with first:
+        assert isinstance(first, ckptfs.weights.Version)
+        assert sorted(first.keys()) == sorted(want) == sorted(
+            first.offset_keys()) and len(first) == len(want)
+        assert "w" in first and "x" not in first
+        assert first.metadata() == {"format": "pt"}
+        same(first.get_tensors(), want)
+        same({"w": first.get_tensor("w")}, {"w": want["w"]})
+        assert torch.equal(first.get_slice("w")[3:5, :7], want["w"][3:5, :7])
+        got = {name: torch.zeros_like(one) for name, one in want.items()}
+        first.load_into(got)
+        same(got, want)
+        raises(ValueError, first.load_into, {"w": got["w"]}, says="'half'")
+        got["w"].zero_()
+        first.load_into({"w": got["w"], "x": got["w"]}, strict=False)
+        same(got, want)
+        seen = {}
+        for bucket in first.buckets(4096):
+            seen.update((name, one.clone()) for name, one in bucket)
+        same(seen, want)
+        first.pin()
+    raises(ValueError, first.get_tensor, "w", says="closed")
+    same(ckptfs.weights.load(t.path("v6")), state(6))
+    error = raises(OSError, ckptfs.weights.load, t.path("v4"))
+    assert "model-00002-of-00003" in str(error), error
+    raises(OSError, ckptfs.weights.load, t.path("v5"), says="index.json")
+
+
+def shards(folder):
+    """What is one rank's part is not taken for the whole."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    import ckptfs
+    t = Trainer(folder)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    own = torch.arange(12.0).reshape(4, 3)
+    for placement in (Shard(0), Partial()):
+        tensors = {"b": own, "w": DTensor.from_local(own, mesh, [placement],
+                                                     run_check=False)}
+        for call in (ckptfs.weights.publish, ckptfs.weights.publish_async):
+            raises(ValueError, call, tensors, t.path("v1"), plain=t.plain,
+                   says="`w`")
+            raises(ValueError, call, tensors, t.path("v1"), plain=t.plain,
+                   says="full_tensor()")
+    assert os.listdir(folder) == []
+    tensors["w"] = DTensor.from_local(own, mesh, [Replicate()],
+                                      run_check=False)
+    ckptfs.weights.publish(tensors, t.path("v1"), plain=t.plain)
+    assert torch.equal(ckptfs.weights.load(t.path("v1"))["w"], own)
+    dist.destroy_process_group()
+
+
 def dead(folder):
     """A mount whose daemon is gone has no versions."""
     import ckptfs
@@ -262,7 +366,8 @@ def publish(folder, name, seed):
 # --- the tests ---
 
 PROGRAMS = {f.__name__: f for f in (
-    engine, two, newest, patient, loads, buckets, dead, outlives, publish)}
+    engine, two, newest, patient, loads, buckets, folders, shards, dead,
+    outlives, publish)}
 
 
 def run(name, *argv):
@@ -289,6 +394,14 @@ def tests():
     @ck.posix
     def buckets_hold_all_of_it_in_memory_of_their_size(fs):
         run("buckets", fs.dir)
+
+    @ck.posix
+    def a_folder_of_several_files_is_a_version(fs):
+        run("folders", fs.dir)
+
+    @ck.posix
+    def one_ranks_shard_is_not_published_for_the_whole(fs):
+        run("shards", fs.dir)
 
     @ck.mounted()
     def a_follower_outlives_the_mount(m):

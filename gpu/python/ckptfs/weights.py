@@ -15,16 +15,23 @@ and removes it. Nothing connects the two: any number may follow, start later,
 or die. Between two mounts, or where there is none, plain=True does the same
 through the files of an ordinary directory.
 
-A rank that has a part publishes it as versions of its own, in a folder of its
-own. Between processes on one device torch's own IPC handles leave the copy
+A folder is a version too, when an index lists its files, as transformers lays
+out a large model (model.safetensors.index.json), or when it has the one file
+model.safetensors. It has to appear whole: write it under a name that ends in
+.tmp, and rename it.
+
+A rank that has a part, the shards of DTensors, publishes it (.to_local()) as
+versions of its own, in a folder of its own. Between processes on one device torch's own IPC handles leave the copy
 through the host out; see gpu/README.md for why they are not used here.
 """
 import ctypes
 import errno
+import json
 import os
 import re
 import select
 import stat
+import threading
 import time
 
 from . import _library as c
@@ -55,14 +62,30 @@ class Publication(Save):
                 pass  # they look by themselves, only later
 
 
+def _check_whole(tensors):
+    """A version is what all readers take for the whole."""
+    for name, tensor in tensors.items():
+        placements = getattr(tensor, "placements", None)
+        if placements is None or not hasattr(tensor, "to_local"):
+            continue
+        own = list(tensor.to_local().shape)
+        if own != list(tensor.shape) or \
+                any(one.is_partial() for one in placements):
+            raise ValueError(
+                f"Key `{name}` is a DTensor of {list(tensor.shape)}, of which "
+                f"this rank has {own} ({placements}): publish its "
+                "full_tensor(), or its to_local() in a folder for each rank")
+
+
 def publish(tensors, path, metadata=None, *, plain=False, skip_unchanged=False,
             segment_only=False):
     """Make `tensors` the version `path`, and tell who follows its folder.
 
     Arguments are those of ckptfs.save_file(). It returns when the version is
     there and the tensors may change; names may be used again, and versions
-    removed, at any time.
+    removed, at any time. ValueError: of a DTensor this rank has a part alone.
     """
+    _check_whole(tensors)
     begun = _begin(tensors, path, metadata,
                    (plain, skip_unchanged, segment_only), Publication)
     try:
@@ -75,6 +98,7 @@ def publish_async(tensors, path, metadata=None, *, plain=False,
                   skip_unchanged=False, segment_only=False):
     """The same in the background: returns a Save, whose copied() waits until
     the tensors may change, and tells the followers."""
+    _check_whole(tensors)
     begun = _begin(tensors, path, metadata,
                    (plain, skip_unchanged, segment_only), Publication)
     begun._start()
@@ -152,6 +176,101 @@ class Version(File):
                 [(name, view.to(to)) for name, view in made]
 
 
+_ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class _Folder(Version):
+    """Of several files: each tensor is one file's, which keeps its version."""
+
+    def __init__(self, path, device="cpu"):
+        self._lib, self._lock = c.lib(), threading.RLock()
+        self.path, self._numpy, self._device = path, False, device
+        self._parts = {}  # by the file's name
+        while not self._parts:
+            self._entries = {}
+            which = os.stat(path).st_ino
+            try:
+                self._open_parts()
+            finally:
+                if os.stat(path).st_ino != which:  # replaced meanwhile
+                    self.close()
+        c.process().open.add(self)
+
+    def _open_parts(self):
+        try:
+            with open(os.path.join(self.path, _INDEX), encoding="utf-8") as f:
+                files = json.load(f)["weight_map"]
+        except FileNotFoundError:
+            if not os.path.exists(os.path.join(self.path, _ONE)):
+                raise
+            files = None
+        except (ValueError, KeyError, TypeError) as e:
+            raise self._broken(f"{_INDEX} is none: {e!r}") from None
+        try:
+            for file in sorted(set(files.values())) if files else [_ONE]:
+                if not isinstance(file, str) or os.path.basename(file) != file:
+                    raise self._broken(f"{_INDEX} names {file!r}")
+                self._parts[file] = Version(os.path.join(self.path, file),
+                                            self._device)
+            for name in files or self._parts[_ONE].keys():
+                file = files[name] if files else _ONE
+                if name not in self._parts[file]:
+                    raise self._broken(f"{file} has no `{name}`")
+                self._entries[name] = self._parts[file]._entries[name]
+        except BaseException:
+            self.close()
+            raise
+        self._files = files or dict.fromkeys(self._entries, _ONE)
+
+    def _broken(self, why):
+        return OSError(errno.EBADMSG, why, os.fsdecode(self.path))
+
+    def _opened(self):
+        if not self._parts:
+            raise ValueError(f"{os.fsdecode(self.path)} is closed")
+
+    def _part(self, entry):
+        return self._parts[self._files[entry.name.decode()]]
+
+    def _read(self, wanted, fresh):
+        by_part = {}
+        for one in wanted:
+            by_part.setdefault(self._part(one[0]), []).append(one)
+        for part, ones in by_part.items():
+            with part._lock:
+                part._read(ones, fresh)
+
+    def _mapped(self, entry):
+        part = self._part(entry)
+        with part._lock:
+            return part._mapped(entry)
+
+    def metadata(self):
+        found = {}
+        with self._lock:
+            self._opened()
+            for part in self._parts.values():
+                found.update(part.metadata() or {})
+        return found or None
+
+    def pin(self):
+        with self._lock:
+            self._opened()
+            return all([part.pin() for part in self._parts.values()])
+
+    def close(self):
+        with self._lock:
+            parts, self._parts = self._parts, {}
+            for part in parts.values():
+                part.close()
+
+    _close = close
+
+
+def _open(path, device):
+    return (_Folder if os.path.isdir(path) else Version)(path, device)
+
+
 def _pack(sizes, bucket_bytes):
     """By ckpt_pack_buckets(): lists of (index, offset), and how much room the
     largest needs."""
@@ -174,13 +293,13 @@ def _pack(sizes, bucket_bytes):
 
 def open_version(path, device="cpu"):
     """Open one version. OSError as ckptfs.open_file()."""
-    return Version(path, device)
+    return _open(path, device)
 
 
 def load(path, into=None, device="cpu", strict=True):
     """One version: into the memory of the tensors `into`, or as new tensors on
     `device`."""
-    with Version(path, device) as version:
+    with _open(path, device) as version:
         if into is None:
             return version.get_tensors()
         version.load_into(into, strict)
@@ -189,16 +308,23 @@ def load(path, into=None, device="cpu", strict=True):
 
 def _key(path):
     """What sorts versions by age: the time of the last change, or, within one
-    tick of the clock, the numbers in the name. None: it is no file any more."""
+    tick of the clock, the numbers in the name. None: it is no version any
+    more."""
     try:
         found = os.stat(path)
-    except FileNotFoundError:
+        which = found.st_ino, 0
+        if stat.S_ISDIR(found.st_mode):
+            index = os.path.join(path, _INDEX)
+            found = os.stat(index if os.path.exists(index) else
+                            os.path.join(path, _ONE))
+            which = which[0], found.st_ino
+    except (FileNotFoundError, NotADirectoryError):
         return None
     if not stat.S_ISREG(found.st_mode):
         return None
     parts = re.split(r"(\d+)", os.path.basename(path))
     parts[1::2] = map(int, parts[1::2])
-    return found.st_mtime_ns, parts, found.st_ino
+    return found.st_mtime_ns, parts, which
 
 
 class _Watch:
@@ -242,8 +368,8 @@ class Follower:
     was changed last.
 
     Names that begin with a dot or end in .tmp are none, nor is a file that is
-    no safetensors file (yet). A folder, or a mount, that is not there is waited
-    for.
+    no safetensors file (yet), or a folder that is not whole. A folder of
+    versions, or a mount, that is not there is waited for.
     """
 
     def __init__(self, folder, device="cpu", poll_seconds=1.0):
@@ -311,7 +437,7 @@ class Follower:
                 if self._seen.get(path) != key)
         for key, path in sorted(news, reverse=True):
             try:
-                version = Version(path, self._device)
+                version = _open(path, self._device)
             except OSError as e:  # removed meanwhile, or no version (yet)
                 if e.errno in (errno.ENOENT, errno.EBADMSG):
                     del found[path]
