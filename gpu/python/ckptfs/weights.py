@@ -21,8 +21,9 @@ model.safetensors. It has to appear whole: write it under a name that ends in
 .tmp, and rename it.
 
 A rank that has a part, the shards of DTensors, publishes it (.to_local()) as
-versions of its own, in a folder of its own. Between processes on one device torch's own IPC handles leave the copy
-through the host out; see gpu/README.md for why they are not used here.
+versions of its own, in a folder of its own. Between processes on one device
+torch's own IPC handles leave the copy through the host out; see gpu/README.md
+for why they are not used here.
 """
 import ctypes
 import errno
