@@ -41,6 +41,7 @@
 #define FS_TIMEOUT_S 86400.0
 
 struct callers;
+struct ending;
 struct opens;
 struct server;
 struct teller;
@@ -57,7 +58,8 @@ struct fs {
 	_Atomic dev_t dev; /* of the mount; 0: not known yet */
 	bool want_passthrough; /* passthrough=auto */
 	bool passthrough; /* the kernel agreed */
-	/* Posted by op_init, and again when the session ends. */
+	struct ending *ending; /* set while it is served */
+	/* Posted by op_init, by signals, and when the session ends. */
 	sem_t answered;
 	unsigned threads; /* of the loop, at most; set before it runs */
 	atomic_uint forgetting; /* of these, who tells the kernel: ops_file.c */

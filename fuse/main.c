@@ -118,10 +118,13 @@ static int serve(struct fs *fs, const char *store,
 	}
 	rc = session_run(fs, on_ready, pipe_fd);
 	if (store_close(fs->store) < 0) {
-		log_error("not everything could be made durable; it is kept in "
-			  "the stage for the next mount");
+		log_error("%s: not everything could be made durable; it is "
+			  "kept in the stage for the next mount",
+			  fs->mountpoint);
 		return MAIN_FAILED;
 	}
+	if (rc == 0)
+		log_info("%s: ended, everything is durable", fs->mountpoint);
 	return rc < 0 ? MAIN_FAILED : MAIN_FINE;
 }
 

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fuse/ending.h"
 #include "fuse/fs.h"
 #include "fuse/opens.h"
 #include "fuse/waiting.h"
@@ -395,6 +396,9 @@ static int do_flush(fuse_req_t req, fuse_ino_t ino)
 	if (rc != -EINTR &&
 	    ino == FUSE_ROOT_ID) /* then the status says what was found */
 		guard_wait_idle(i.st->guard);
+	if (rc == 0 && ino == FUSE_ROOT_ID)
+		ending_flushed(fs_of(req)->ending, fuse_req_ctx(req)->pid,
+			       fuse_req_ctx(req)->uid);
 	return rc;
 }
 

@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "fuse/device.h"
+#include "fuse/ending.h"
 #include "fuse/place.h"
 #include "fuse/server.h"
 #include "fuse/teller.h"
@@ -351,20 +352,36 @@ struct announcer {
 	struct fs *fs;
 	void (*ready)(void *arg);
 	void *arg;
+	bool announced;
 	bool noted; /* umount(8) knows our helper */
 };
 
+static void announce_mount(struct announcer *a)
+{
+	struct fs *fs = a->fs;
+
+	atomic_store(&fs->dev, place_device(fs->mountpoint));
+	a->noted = umount8_note(fs->store->path, fs->mountpoint);
+	a->announced = true;
+	a->ready(a->arg); /* from here on the log is the system's */
+	log_info("%s: mounted, its store is %s%s", fs->mountpoint,
+		 fs->store->path, fs->read_only ? ", read-only" : "");
+}
+
+/* And afterwards the signal that ends it. */
 static void *announce(void *arg)
 {
 	struct announcer *a = arg;
+	bool ended;
 
-	while (sem_wait(&a->fs->answered) < 0)
-		CHECK(errno == EINTR);
-	if (atomic_load(&a->fs->initialised)) {
-		atomic_store(&a->fs->dev, place_device(a->fs->mountpoint));
-		a->noted = umount8_note(a->fs->store->path, a->fs->mountpoint);
-		a->ready(a->arg);
-	}
+	do {
+		while (sem_wait(&a->fs->answered) < 0)
+			CHECK(errno == EINTR);
+		ended = atomic_load(&a->fs->ended);
+		if (!a->announced && atomic_load(&a->fs->initialised))
+			announce_mount(a);
+		ending_say_signal(a->fs->ending);
+	} while (!ended);
 	return NULL;
 }
 
@@ -385,6 +402,7 @@ static int serve(struct fs *fs, struct announcer *a)
 		return rc;
 	(void)sem_post(&fs->answered); /* the kernel may have asked nothing */
 	CHECK(pthread_join(thread, NULL) == 0);
+	ending_say_unmounted(fs->ending);
 	if (a->noted)
 		umount8_forget(fs->mountpoint);
 	return 0;
@@ -421,6 +439,7 @@ static int mount_it(struct fs *fs)
 int session_run(struct fs *fs, void (*ready)(void *arg), void *arg)
 {
 	struct announcer a = { .fs = fs, .ready = ready, .arg = arg };
+	struct ending ending;
 	int rc;
 
 	fs->store->files.kernel = (struct kernel_hooks){
@@ -434,15 +453,21 @@ int session_run(struct fs *fs, void (*ready)(void *arg), void *arg)
 #endif
 	};
 	CHECK(sem_init(&fs->answered, 0, 0) == 0);
+	ending_init(&ending, fs);
+	fs->ending = &ending;
 	rc = fuse_set_signal_handlers(fs->se);
 	if (rc == 0)
 		rc = mount_it(fs);
 	if (rc == 0) {
+		ending_note_signals(&ending);
 		is_serving = true;
 		start_server(fs);
 		rc = serve(fs, &a);
 		is_serving = false;
+		ending_forget_signals();
 	}
+	fs->ending = NULL;
+	ending_release(&ending);
 	fuse_remove_signal_handlers(fs->se);
 	(void)sem_destroy(&fs->answered);
 	/* The kernel is gone: nothing can be invalidated or closed there. */

@@ -258,9 +258,9 @@ static int adopt_stages(struct store *st)
 	}
 	free(l.at);
 	if (dirty > 0)
-		log_info("took over %zu staged file%s that the last mount had "
-			 "not made durable yet",
-			 dirty, dirty == 1 ? "" : "s");
+		log_info("%s: took over %zu staged file%s that the last mount "
+			 "had not made durable yet",
+			 st->path, dirty, dirty == 1 ? "" : "s");
 	return rc;
 }
 
