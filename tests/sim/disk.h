@@ -12,6 +12,7 @@
 #define TESTS_SIM_DISK_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "tests/sim/sim.h"
@@ -27,6 +28,15 @@ const char *disk_stage(void);
 void disk_kill(bool held);
 /* The power is gone: after disk_kill(). */
 void disk_cut(struct chance *c);
+/*
+ * fn: does a file that a power cut may leave have these bytes of an image? Who
+ * changes them then has made a mistake.
+ */
+void disk_on_change(bool (*fn)(uint64_t image, uint64_t off, uint64_t len));
+/* As a power cut leaves it. NULL, or what is wrong: it may leave other bytes.
+ */
+const char *disk_read_durable(uint64_t image, uint64_t off, size_t len,
+			      uint8_t *buf);
 /* Descriptors below ROOT that are open; they are printed. */
 unsigned disk_open_descriptors(void);
 unsigned disk_mappings(void);

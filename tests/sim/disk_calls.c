@@ -177,6 +177,7 @@ ssize_t __wrap_pwrite64(int fd, const void *buf, size_t len, off_t off)
 		return -1;
 	}
 	blocks = disk_blocks_of(fd);
+	disk_guard(fd, buf, (uint64_t)off, len);
 	disk_keep_old(fd, (uint64_t)off, len);
 	n = __real_pwrite64(fd, buf, len, off);
 	if (n >= 0)
@@ -192,9 +193,12 @@ int __wrap_ftruncate64(int fd, off_t len)
 
 	if (disk_on_disk(fd) && __real_fstat64(fd, &sb) == 0) {
 		disk_begin_change(disk_of_fd(fd), (uint64_t)sb.st_size);
-		if (sb.st_size > len)
+		if (sb.st_size > len) {
+			disk_guard(fd, NULL, (uint64_t)len,
+				   (uint64_t)(sb.st_size - len));
 			disk_keep_old(fd, (uint64_t)len,
 				      (uint64_t)(sb.st_size - len));
+		}
 	}
 	rc = __real_ftruncate64(fd, len);
 	if (rc == 0)
@@ -217,6 +221,8 @@ int __wrap_fallocate64(int fd, int mode, off_t off, off_t len)
 	}
 	if (disk_on_disk(fd) && __real_fstat64(fd, &sb) == 0) {
 		disk_begin_change(disk_of_fd(fd), (uint64_t)sb.st_size);
+		if (mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE))
+			disk_guard(fd, NULL, (uint64_t)off, (uint64_t)len);
 		if (!takes)
 			disk_keep_old(
 				fd, (uint64_t)off,
@@ -285,6 +291,7 @@ int __wrap_unlinkat(int dirfd, const char *path, int flags)
 		name_point("unlink", full);
 	if (place == DISK &&
 	    __real_fstatat64(dirfd, path, &sb, AT_SYMLINK_NOFOLLOW) == 0) {
+		disk_guard_name(full);
 		ino = sb.st_ino;
 		disk_bury(full, ino);
 	}
@@ -313,6 +320,7 @@ int __wrap_renameat(int from_fd, const char *from, int to_fd, const char *to)
 	if (place != ELSEWHERE)
 		name_point("rename", a);
 	if (place == DISK) {
+		disk_guard_name(a);
 		ino = disk_ino_at(a);
 		old = disk_ino_at(b);
 		if (ino)

@@ -17,12 +17,12 @@
 #include "store/base/scope.h"
 #include "store/base/vec.h"
 
-static uint8_t hole[BLOCK]; /* in `old`: it was not there */
+uint8_t disk_hole[BLOCK];
 
 static void old_free(struct file *f)
 {
 	for (size_t i = 0; i < f->blocks; i++)
-		if (f->old[i] && f->old[i] != hole)
+		if (f->old[i] && f->old[i] != disk_hole)
 			free(f->old[i]);
 	free(f->old);
 	f->old = NULL;
@@ -61,7 +61,7 @@ void disk_keep_old(int fd, uint64_t off, uint64_t len)
 	for (uint64_t b = off / BLOCK; b * BLOCK < off + len; b++) {
 		if (f->old[b])
 			continue;
-		f->old[b] = hole;
+		f->old[b] = disk_hole;
 		if (b * BLOCK >= (uint64_t)sb.st_size)
 			continue;
 		if (own < 0) {
@@ -200,7 +200,7 @@ static void cut_file(struct file *f, const char *path, struct chance *c)
 
 		if (!f->old[b] || stays || b * BLOCK >= size)
 			continue;
-		if (f->old[b] == hole)
+		if (f->old[b] == disk_hole)
 			CHECK(__real_fallocate64(fd,
 						 FALLOC_FL_PUNCH_HOLE |
 							 FALLOC_FL_KEEP_SIZE,

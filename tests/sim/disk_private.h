@@ -87,6 +87,7 @@ uint64_t disk_blocks_of(int fd);
 
 /* --- disk_cut.c */
 
+extern uint8_t disk_hole[BLOCK]; /* in file.old: it was not there */
 /* It is not durable as it is any more. */
 void disk_begin_change(struct file *f, uint64_t size);
 /* Keep what [off, off + len) is, before it changes. */
@@ -105,5 +106,12 @@ uint64_t disk_ino_at(const char *path);
 void disk_bury(const char *path, uint64_t ino);
 /* All that is in a directory. */
 void disk_remove_tree(const char *path);
+
+/* --- disk_durable.c */
+
+/* These bytes (NULL: zeros) are about to be there. */
+void disk_guard(int fd, const void *bytes, uint64_t off, uint64_t len);
+/* This name is about to go. */
+void disk_guard_name(const char *path);
 
 #endif

@@ -179,15 +179,52 @@ void kv_on_sync(struct kv *kv, void (*fn)(void *, uint64_t), void *arg)
 	db.on_sync_arg = arg;
 }
 
+/* Has it a name's or a file's record: may it be seen by a program? */
+static bool is_seen(const struct kv_batch *b)
+{
+	for (size_t i = 0; i < b->count; i++)
+		if (memchr("EF", b->at[i].key.data[0], 2))
+			return true;
+	return false;
+}
+
+/* A power cut could have left each of these states. */
 static void make_durable(void)
 {
-	bool some = db.synced < db.log_count;
+	while (db.synced < db.log_count) {
+		const struct kv_batch *b = &db.log[db.synced++];
 
-	for (; db.synced < db.log_count; db.synced++)
-		map_apply(&db.durable, &db.log[db.synced]);
+		map_apply(&db.durable, b);
+		if (db.on_durable && is_seen(b))
+			db.on_durable();
+	}
 	db.sequence_synced = db.sequence;
-	if (some && db.on_durable)
-		db.on_durable();
+}
+
+bool kv_model_any_value(char kind, bool (*fn)(void *arg, struct kv_slice),
+			void *arg)
+{
+	size_t first = map_find(&db.durable, &kind, 1);
+
+	for (size_t i = first; i < db.durable.count; i++) {
+		const struct entry *e = &db.durable.at[i];
+
+		if (e->key.data[0] != (uint8_t)kind)
+			break;
+		if (fn(arg, (struct kv_slice){ e->value.data, e->value.len }))
+			return true;
+	}
+	for (size_t i = db.synced; i < db.log_count; i++)
+		for (size_t k = 0; k < db.log[i].count; k++) {
+			const struct change *c = &db.log[i].at[k];
+
+			if (c->kind == CHANGE_PUT &&
+			    c->key.data[0] == (uint8_t)kind &&
+			    fn(arg, (struct kv_slice){ c->value.data,
+						       c->value.len }))
+				return true;
+		}
+	return false;
 }
 
 int kv_finish(struct kv *kv, uint64_t *ret_sequence)

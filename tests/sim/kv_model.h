@@ -20,7 +20,13 @@ void kv_model_kill(void);
 void kv_model_cut(struct chance *c);
 /* Of what is durable now; -ENOENT. The value stays the database's. */
 int kv_model_durable(const void *key, size_t key_len, struct kv_slice *ret);
-/* fn runs after each sync that has made something durable. */
+/*
+ * Does fn say so of a value with a key of this kind, in any of the states that
+ * a power cut could leave now?
+ */
+bool kv_model_any_value(char kind, bool (*fn)(void *arg, struct kv_slice),
+			void *arg);
+/* fn runs for each batch with a name or a file that a sync made durable. */
 void kv_model_on_durable(void (*fn)(void));
 /*
  * From now on: one write in so many finds no room or an error (0: none), until

@@ -240,6 +240,7 @@ static void run_seed(uint64_t seed, const char *root, bool trace,
 	run.plan.options.stage_dir = disk_stage();
 	work_init(&run.plan);
 	kv_model_on_durable(model_durable);
+	disk_on_change(model_uses);
 	all_parts();
 	out->trace = sim_trace();
 	out->points = sim_points();

@@ -1,15 +1,12 @@
 /* model.c - see model.h. */
 #include "tests/sim/model_private.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "store/base/scope.h"
 #include "store/base/vec.h"
-#include "store/db/records.h"
-#include "tests/sim/kv_model.h"
 #include "tests/sim/sim.h"
 
 #define NONE SIZE_MAX
@@ -271,38 +268,10 @@ void model_say(void)
 /* --- what is durable
  * ------------------------------------------------------------ */
 
-/* 0, or -ENOENT: a power cut now would leave no such path. */
-static int durable_size(const char *name, size_t *ret_size)
+bool version_has_size(const struct version *v, size_t size)
 {
-	struct dirent_rec e = { .ino = ROOT_INO };
-	struct content c;
-	struct kv_slice value;
-	struct key key;
-	int rc = 0;
-
-	while (rc == 0 && *name) {
-		const char *slash = strchrnul(name, '/');
-		char part[64];
-
-		(void)snprintf(part, sizeof(part), "%.*s", (int)(slash - name),
-			       name);
-		key = key_dirent(e.ino, name_hash(part), part);
-		rc = kv_model_durable(key.data, key.len, &value);
-		if (rc == 0)
-			rc = dirent_decode(value.data, value.len, &e);
-		name = *slash ? slash + 1 : slash;
-	}
-	if (rc < 0)
-		return rc;
-	key = key_ino('F', e.ino);
-	rc = kv_model_durable(key.data, key.len, &value);
-	if (rc < 0)
-		return rc;
-	if (content_decode(value.data, value.len, &c) < 0)
-		sim_fail("%s: the record of its content is damaged", name);
-	*ret_size = (size_t)c.size_bytes;
-	content_release(&c);
-	return 0;
+	return v->size == size || ((v->partial || v->less) && size < v->size) ||
+	       (v->made && size == 0);
 }
 
 static bool fits(const struct version *v, bool absent, size_t size)
@@ -312,8 +281,7 @@ static bool fits(const struct version *v, bool absent, size_t size)
 			return true;
 	if (absent || !v->bytes)
 		return absent && !v->bytes;
-	return v->size == size || ((v->partial || v->less) && size < v->size) ||
-	       (v->made && size == 0);
+	return version_has_size(v, size);
 }
 
 /* The last state, or the first, that this can be; NONE. */
@@ -409,8 +377,9 @@ void model_durable(void)
 
 	for (unsigned i = 0; i < model.count; i++) {
 		struct path *p = &model.path[i];
-		size_t size = 0;
-		bool absent = durable_size(p->name, &size) < 0;
+		struct durable d;
+		bool absent = durable_find(p->name, &d) < 0;
+		size_t size = d.size;
 
 		last[i] = last_fit(p, absent, size);
 		sizes[i] = size;
@@ -424,6 +393,7 @@ void model_durable(void)
 			sim_fail("promise: %s was made durable as state %zu, "
 				 "and is state %zu",
 				 p->name, p->floor, last[i]);
+		durable_check(p, &d);
 	}
 	for (unsigned i = 0; i < model.count && !model.errors; i++)
 		check_order(&model.path[i], absents[i], sizes[i], last);

@@ -80,6 +80,8 @@ void model_check_read(struct path *p, uint64_t since, size_t from, size_t to,
 		      const uint8_t *bytes, size_t size, bool absent);
 /* Something was made durable. */
 void model_durable(void);
+/* May a power cut now leave a file with these bytes of an image? */
+bool model_uses(uint64_t image, uint64_t off, uint64_t len);
 /* Errors are injected: what failed need not be durable, nor in order. */
 void model_expect_errors(void);
 /* What stays open is drained as it stands, out of its turn. */

@@ -5,6 +5,7 @@
 #ifndef TESTS_SIM_MODEL_PRIVATE_H
 #define TESTS_SIM_MODEL_PRIVATE_H
 
+#include "store/db/kv.h"
 #include "tests/sim/model.h"
 
 struct version {
@@ -43,6 +44,7 @@ struct path {
 	struct version *at;
 	size_t count, room;
 	size_t floor; /* this state or a later one is durable */
+	uint64_t durable_sum; /* of the record whose bytes were looked at */
 	unsigned syncing;
 	struct path *other; /* a hard link of the same file */
 	/* The last state but one went to `moved_to`, as its state `moved`. */
@@ -61,5 +63,25 @@ struct model {
 	bool errors, parts;
 };
 extern struct model model;
+
+/* --- model.c */
+
+/* Can what is durable of this version be as long as that? */
+bool version_has_size(const struct version *v, size_t size);
+
+/* --- model_disk.c */
+
+/* Of a path. The record is the database's, until the next change of it. */
+struct durable {
+	bool absent;
+	uint64_t ino;
+	size_t size;
+	struct kv_slice record;
+};
+
+/* 0, or -ENOENT: a power cut now would leave no such path. */
+int durable_find(const char *name, struct durable *ret);
+/* Its bytes are on the disk, and one version's. */
+void durable_check(struct path *p, const struct durable *d);
 
 #endif
