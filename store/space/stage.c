@@ -358,6 +358,28 @@ void stages_set_hooks(struct stages *st, stage_evict_fn evict,
 	st->hook_arg = arg;
 }
 
+int stage_create_cache(struct stages *st, uint64_t ino, uint64_t size_bytes,
+		       struct stage **ret_stage)
+{
+	struct stage *s;
+	int rc;
+
+	if (st->no_cache || !stage_fits(st, 2 * size_bytes, false))
+		return -ENOSPC;
+	rc = stage_new_slot(st, ino, 0, &s);
+	if (rc < 0)
+		return rc;
+	rc = stage_make_memory(st, s, size_bytes, false);
+	atomic_fetch_add(&st->memory_count, 1);
+	if (rc < 0) {
+		stage_drop(st, s);
+		return rc;
+	}
+	stage_write_slot(s);
+	*ret_stage = s;
+	return 0;
+}
+
 void stages_set_pressure(struct stages *st,
 			 void (*pressure)(void *arg, uint64_t want), void *arg)
 {

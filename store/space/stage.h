@@ -30,7 +30,8 @@
  * that: ftruncate, FALLOC_FL_PUNCH_HOLE and MADV_REMOVE give EPERM, and a new
  * writable mapping EACCES, while the mapping that is there stays (tried on
  * 6.18; fs/open.c, mm/mmap.c). What is sealed is never mapped by the drain:
- * it is copied before it is hashed, because its owner could still change it.
+ * it is copied before it is hashed, because its owner could still change it;
+ * and for the same reason it is no cache of a durable file.
  *
  * A stage has no descriptor of its own: one file more that is staged must not
  * take one from all others. Who has a reference can open it until he puts it;
@@ -203,6 +204,13 @@ void stages_sweep(struct stages *st);
  */
 int stage_create(struct stages *st, uint64_t ino, uid_t uid,
 		 uint64_t size_bytes, struct stage **ret_stage);
+/*
+ * The same in memory, for what is nobody's yet and will be a clean one: nobody
+ * is asked for room, and as much again is left. -ENOSPC: there is no room, or
+ * there are to be no clean stages.
+ */
+int stage_create_cache(struct stages *st, uint64_t ino, uint64_t size_bytes,
+		       struct stage **ret_stage);
 /* One of the last daemon is of this user's share. */
 void stage_own(struct stages *st, struct stage *s, uid_t uid);
 void stage_show(struct stage *s);
