@@ -241,6 +241,15 @@ CKPT_API const void *ckpt_file_map(const struct ckpt_file *f,
 				   uint64_t *ret_len);
 
 /*
+ * The same as the caller's own, to be given back by munmap(2), before or after
+ * ckpt_file_close(): it keeps the version. What is written there is seen there
+ * alone. Memory that is touched when the file was cut short meanwhile is gone
+ * (SIGBUS). -EOPNOTSUPP: it cannot be mapped.
+ */
+CKPT_API int ckpt_file_map_private(const struct ckpt_file *f,
+				   void **ret_memory, uint64_t *ret_len);
+
+/*
  * Pin the file's own memory, until ckpt_file_close(), so that reads to devices
  * are one copy from there and none on the host. It takes longer than one read
  * by way of buffers, and is for who reads the bytes more than once. -ENODEV:

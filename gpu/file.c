@@ -106,7 +106,7 @@ static int open_file(struct ckpt_file *f, bool any)
 	if (rc < 0)
 		return rc;
 	/* Only ckpt_file_map() needs it: where it fails all else works. */
-	f->map = map_aligned(f->fd, f->bytes, PROT_READ);
+	f->map = map_aligned(f->fd, f->bytes, PROT_READ, MAP_SHARED);
 	return 0;
 }
 
@@ -200,6 +200,20 @@ const void *ckpt_file_map(const struct ckpt_file *f, uint64_t *ret_len)
 
 	*ret_len = is_here ? f->bytes : 0;
 	return is_here ? f->map : NULL;
+}
+
+int ckpt_file_map_private(const struct ckpt_file *f, void **ret_memory,
+			  uint64_t *ret_len)
+{
+	void *memory = map_aligned(f->fd, f->bytes, PROT_READ | PROT_WRITE,
+				   MAP_PRIVATE);
+
+	if (!memory)
+		return ckpt_say(-EOPNOTSUPP, "%s: it cannot be mapped",
+				f->path);
+	*ret_memory = memory;
+	*ret_len = f->bytes;
+	return 0;
 }
 
 static int touch_part(void *arg, size_t index)

@@ -11,7 +11,7 @@
 #define HUGE_BYTES (UINT64_C(2) << 20)
 #define PAGE_BYTES 4096u
 
-void *map_aligned(int fd, uint64_t size_bytes, int prot)
+void *map_aligned(int fd, uint64_t size_bytes, int prot, int flags)
 {
 	const size_t reserve = size_bytes + HUGE_BYTES;
 	uint8_t *room =
@@ -23,7 +23,7 @@ void *map_aligned(int fd, uint64_t size_bytes, int prot)
 	if (room == MAP_FAILED)
 		return NULL;
 	at = room + (HUGE_BYTES - (uintptr_t)room % HUGE_BYTES) % HUGE_BYTES;
-	memory = mmap(at, size_bytes, prot, MAP_SHARED | MAP_FIXED, fd, 0);
+	memory = mmap(at, size_bytes, prot, flags | MAP_FIXED, fd, 0);
 	if (memory == MAP_FAILED) {
 		(void)munmap(room, reserve);
 		return NULL;

@@ -5,10 +5,11 @@
 #include <stdint.h>
 
 /*
- * Map size_bytes of fd, shared, at a multiple of a huge page's size: elsewhere
- * each 4 KiB cost a fault, and are pinned one by one. NULL: it cannot be.
+ * Map size_bytes of fd at a multiple of a huge page's size: elsewhere each
+ * 4 KiB cost a fault, and are pinned one by one. flags: MAP_SHARED or
+ * MAP_PRIVATE. NULL: it cannot be.
  */
-void *map_aligned(int fd, uint64_t size_bytes, int prot);
+void *map_aligned(int fd, uint64_t size_bytes, int prot, int flags);
 
 /* The kernel holds over each what every mmap(2) and fault of a process needs.
  */

@@ -184,7 +184,8 @@ int mapping_new(struct ckpt_mount *m, const uint8_t *signature,
 	p->fresh = true;
 	p->size_bytes = r->size_bytes;
 	memcpy(p->signature, signature, sizeof(p->signature));
-	p->memory = map_aligned(fd, p->size_bytes, PROT_READ | PROT_WRITE);
+	p->memory = map_aligned(fd, p->size_bytes, PROT_READ | PROT_WRITE,
+				MAP_SHARED);
 	if (!p->memory) {
 		free(p);
 		return -ENOMEM;

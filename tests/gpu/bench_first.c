@@ -41,7 +41,7 @@ static void fresh_open(struct fresh *f, uint64_t bytes)
 	if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0)
 		die("no shared memory: %llu bytes", (unsigned long long)bytes);
 	f->bytes = bytes;
-	f->memory = map_aligned(fd, bytes, PROT_READ | PROT_WRITE);
+	f->memory = map_aligned(fd, bytes, PROT_READ | PROT_WRITE, MAP_SHARED);
 	close(fd);
 	if (!f->memory)
 		die("no room for a map of %llu bytes",

@@ -99,7 +99,7 @@ static void a_segment_is_touched_in_parts_before_it_is_pinned(void **state)
 	assert_int_equal(ckpt_open(NULL, &mount.c), 0);
 	assert_non_null(ckpt_driver(mount.c));
 	assert_non_null(mount.c->gpu);
-	p.memory = map_aligned(fd, BYTES, PROT_READ | PROT_WRITE);
+	p.memory = map_aligned(fd, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED);
 	assert_non_null(p.memory);
 	assert_int_equal(pages_present(p.memory, BYTES), 0);
 	mapping_pin(&p, THREADS);

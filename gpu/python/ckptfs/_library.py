@@ -108,6 +108,7 @@ _SIGNATURES = {
     "ckpt_file_find": (EntryPointer, "ps"),
     "ckpt_file_metadata": (ctypes.c_int, "pzpp"),
     "ckpt_file_map": (ctypes.c_void_p, "pp"),
+    "ckpt_file_map_private": (ctypes.c_int, "ppp"),
     "ckpt_file_pin": (ctypes.c_int, "p"),
     "ckpt_file_read": (ctypes.c_int, "ppz"),
     "ckpt_file_read_ranges": (ctypes.c_int, "ppz"),

@@ -26,6 +26,20 @@ if _madvise is not None:
     _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
+_munmap = ctypes.CDLL(None).munmap
+_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+class _Mapping:
+    """Given back when the last tensor that lies in it is gone."""
+
+    def __init__(self, address, size):
+        self._all = address, size
+
+    def __del__(self, munmap=_munmap):
+        munmap(*self._all)
+
+
 class Slice:
     """A tensor of a file that is read when it is indexed, and no more of it
     than that takes."""
@@ -46,7 +60,10 @@ class Slice:
 
 class File(c.OpenFile):
     """An open safetensors file. It keeps its version: the name may be
-    replaced or deleted meanwhile."""
+    replaced or deleted meanwhile. So do torch tensors of the host that it
+    gives: their memory is the file's, until they are written to."""
+
+    _maps = True  # else tensors have memory of their own at once
 
     def __init__(self, path, framework="pt", device="cpu"):
         if framework not in ("pt", "torch", "pytorch", "np", "numpy"):
@@ -54,6 +71,7 @@ class File(c.OpenFile):
         super().__init__(path, "ckpt_file_open")
         self._numpy = framework in ("np", "numpy")
         self._device = device
+        self._private = None  # all of it, mapped for tensors
         # By offset, as the library has them; they are gone after a close.
         self._entries = {}
         count = self._lib.ckpt_file_count(self._file)
@@ -71,6 +89,12 @@ class File(c.OpenFile):
 
     def __contains__(self, name):
         return name in self._entries
+
+    def close(self):
+        super().close()
+        self._private = None  # the tensors that lie there keep it
+
+    _close = close
 
     def keys(self):
         """The names, sorted."""
@@ -92,7 +116,7 @@ class File(c.OpenFile):
         return dict(found) or None
 
     def get_tensor(self, name):
-        """One tensor, with memory of its own. KeyError: there is none."""
+        """One tensor. KeyError: there is none."""
         return self.get_tensors([name])[name]
 
     def get_slice(self, name):
@@ -102,19 +126,47 @@ class File(c.OpenFile):
 
     def get_tensors(self, names=None):
         """Those tensors, or all: one call is faster than one for each."""
-        wanted = self._entries if names is None else \
-            {name: self._entries[name] for name in names}
+        names = list(self._entries if names is None else names)
+        wanted = {name: self._entries[name] for name in names}
         with self._lock:
             self._opened()  # and stays so: what an entry says is the file's
             make, device, to = self._numpy_maker() if self._numpy else \
                 self._torch_maker(self._device)
-            made = {name: make(entry) for name, entry in wanted.items()}
+            if device == c.HOST and self._maps and not self._numpy:
+                made = self._in_place(_torch(), wanted)
+                wanted = {name: wanted[name] for name in wanted.keys() - made}
+            else:
+                made = {}
+            made.update({name: make(entry) for name, entry in wanted.items()})
             self._read([(wanted[name], tensor.ctypes.data if self._numpy else
                          tensor.data_ptr(), device)
-                        for name, tensor in made.items()], fresh=True)
-        if to is None:
-            return made
-        return {name: tensor.to(to) for name, tensor in made.items()}
+                        for name, tensor in made.items() if name in wanted],
+                       fresh=True)
+        return {name: made[name] if to is None else made[name].to(to)
+                for name in names}
+
+    def _in_place(self, torch, wanted):
+        """Those that can be where the file is mapped; the lock is held."""
+        memory, size = ctypes.c_void_p(), ctypes.c_uint64()
+        if self._private is None:
+            if self._lib.ckpt_file_map_private(
+                    self._file, ctypes.byref(memory), ctypes.byref(size)) < 0:
+                return {}
+            room = (ctypes.c_uint8 * size.value).from_address(memory.value)
+            room.keeps = _Mapping(memory.value, size.value)
+            self._private = torch.frombuffer(room, dtype=torch.uint8)
+        storage, made = self._private.untyped_storage(), {}
+        for name, entry in wanted.items():
+            dtype, shape = self._torch_shape(torch, entry)
+            end = entry.offset + entry.bytes
+            if entry.bytes == 0 or end > len(storage) or \
+                    entry.offset % dtype.itemsize:
+                continue
+            # A storage of its own, for who asks which tensors share theirs.
+            made[name] = torch.asarray(
+                storage[entry.offset:end], dtype=torch.uint8).view(
+                    dtype).reshape(shape)
+        return made
 
     def load_into(self, tensors):
         """Read into the memory of these torch tensors, by name: on any
@@ -264,8 +316,11 @@ def open_file(filename, framework="pt", device="cpu", *, backend="mmap"):
 def load_file(filename, device="cpu", *, backend="mmap", framework="pt"):
     """All tensors of a safetensors file: like safetensors.torch.load_file().
 
-    Each owns its memory. device may be anything that torch takes; a number
-    is a CUDA device. framework="np" gives numpy arrays.
+    On the host their memory is the file's, as safetensors' is: nothing is
+    copied, what is written to them is theirs alone, and they stay as they are
+    when the name is replaced or deleted. device may be anything that torch
+    takes; a number is a CUDA device. framework="np" gives numpy arrays, which
+    own their memory.
     """
     with open_file(filename, framework, device, backend=backend) as f:
         return f.get_tensors()

@@ -107,7 +107,10 @@ def publish_async(tensors, path, metadata=None, *, plain=False,
 
 
 class Version(File):
-    """An open version: a File, with what engines do with it."""
+    """An open version: a File, with what engines do with it. Its tensors have
+    memory of their own: a trainer's next versions want the file's."""
+
+    _maps = False
 
     def __init__(self, path, device="cpu"):
         super().__init__(path, "pt", device)
