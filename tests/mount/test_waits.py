@@ -11,6 +11,7 @@ import fcntl
 import os
 import select
 import signal
+import subprocess
 
 import ckptest as ck
 from ckptest import MIB, data, get, put, same
@@ -101,6 +102,10 @@ class Caller:
     def is_over(self):
         return select.select([self.gone], [], [], 0)[0] != []
 
+    def stands(self):
+        """It waits for a lock of the kernel: for the daemon it would sleep."""
+        return task_state(self.child.pid) == "D"
+
     def nudge(self, times):
         """It gets one that it catches, and that ends no wait."""
         for _ in range(times):
@@ -134,13 +139,17 @@ def unmount(m):
     assert code == 0, f"ckptfs exited {code}"
 
 
+def task_state(task):
+    """R, S, D ...; None: it is gone."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError), \
+            open(f"/proc/{task}/stat", encoding="ascii") as f:
+        return f.read().rpartition(")")[2].split()[0]
+
+
 def task_states(m):
-    """R, S, D ... of each thread of the daemon."""
+    """Of each thread of the daemon."""
     folder = f"/proc/{m.proc.pid}/task"
-    for task in os.listdir(folder):
-        with contextlib.suppress(FileNotFoundError), \
-                open(f"{folder}/{task}/stat", encoding="ascii") as f:
-            yield f.read().rpartition(")")[2].split()[0]
+    return [task_state(f"{m.proc.pid}/task/{t}") for t in os.listdir(folder)]
 
 
 def saved(m, name):
@@ -332,6 +341,115 @@ def while_a_rename_waits_what_the_kernel_knows_of_its_folder_is_there(m):
         m.status()
     assert caller.result() == 0
     assert os.path.exists(m.path("step_1"))
+    unmount(m)
+
+
+@ck.mounted(STAGE, modes=("auto",), start=False)
+def while_a_rename_waits_listings_and_names_of_its_folder_stand(m):
+    """In the kernel, for the folder's lock; each is there when it has ended."""
+    disk = images_on_their_own_disk(m)
+    m.start()
+    for name in ("gone", "linked", "moved"):
+        os.stat(saved(m, name))
+    put(m.path("unknown"), b"z")
+    unmount(m)  # what the kernel knew of names it forgets
+    m.start()
+    for name in ("gone", "linked", "moved"):
+        os.stat(m.path(name))
+    with frozen(disk):
+        rename = rename_waits(m)
+        calls = {
+            "a listing": lambda: os.listdir(m.mnt),
+            "a new file": lambda: put(m.path("new"), b"n"),
+            "a new folder": lambda: os.mkdir(m.path("folder")),
+            "a new symbolic link": lambda: os.symlink("x", m.path("s")),
+            "a new link": lambda: os.link(m.path("linked"), m.path("l2")),
+            "a removal": lambda: os.unlink(m.path("gone")),
+            "a rename": lambda: os.rename(m.path("moved"), m.path("m2")),
+            "a look-up": lambda: os.stat(m.path("unknown")).st_size,
+            "one of what is not there": lambda: os.path.exists(m.path("-"))}
+        callers = {what: Caller(fn) for what, fn in calls.items()}
+        for what, caller in callers.items():
+            ck.until(f"{what} stands", caller.stands)
+        assert not rename.is_over() and m.status()["draining"] > 0
+    assert rename.result() == 0
+    got = {what: caller.result() for what, caller in callers.items()}
+    assert got["a look-up"] == 1 and not got["one of what is not there"], got
+    names = set(os.listdir(m.mnt))
+    assert {"new", "folder", "s", "l2", "m2", "step_1"} <= names, names
+    assert not {"gone", "moved", "step.tmp"} & names, names
+    unmount(m)
+
+
+@ck.mounted(STAGE, modes=("auto",), start=False)
+def while_a_rename_from_folder_to_folder_waits_others_of_its_kind_stand(m):
+    """And its two folders; within another one a rename goes on."""
+    disk = images_on_their_own_disk(m)
+    m.start()
+    for name in "abcde":
+        os.mkdir(m.path(name))
+    for name in ("c/x", "e/x"):
+        put(m.path(name), b"x")
+        os.stat(m.path(name))
+    os.mkdir(m.path("a/step.tmp"))
+    saved(m, "a/step.tmp/model.pt")
+    old, new = m.path("a/step.tmp").encode(), m.path("b/step_1").encode()
+    with frozen(disk):
+        rename = Caller(lambda: call(libc.rename, old, new))
+        ck.until("a worker waits for the disk", lambda: "D" in task_states(m))
+        callers = [Caller(fn) for fn in (
+            lambda: os.listdir(m.path("a")), lambda: os.listdir(m.path("b")),
+            lambda: os.rename(m.path("c/x"), m.path("d/x")))]
+        for caller in callers:
+            ck.until("it stands", caller.stands)
+        os.rename(m.path("e/x"), m.path("e/y"))
+        assert os.listdir(m.path("e")) == ["y"]
+        assert set(os.listdir(m.mnt)) == set("abcde")
+        assert not rename.is_over()
+    assert rename.result() == 0
+    for caller in callers:
+        caller.result()
+    assert os.listdir(m.path("d")) == ["x"] and os.path.exists(new)
+    unmount(m)
+
+
+def child_of(pid, name):
+    """A process of this name that pid started."""
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError), \
+                open(f"/proc/{int(entry)}/stat", encoding="utf-8") as f:
+            head, _, rest = f.read().rpartition(")")
+            if rest.split()[1] == str(pid) and head.endswith(f"({name}"):
+                return int(entry)
+    return None
+
+
+@ck.mounted(STAGE, modes=("auto",), start=False)
+def who_ends_umounts_helper_ends_the_flush_in_the_daemon(m):
+    """A call that the daemon has begun ends only when it answers: the end of
+    ckptctl is that of its flush."""
+    disk = images_on_their_own_disk(m)
+    m.start()
+    helper = os.path.join(ck.HERE, "../../deploy/umount.fuse.ckptfs")
+    path = os.path.dirname(ck.CKPTCTL) + ":/usr/sbin:/usr/bin:/sbin:/bin"
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        saved(m, number.name)
+        with frozen(disk), subprocess.Popen(
+                [helper, m.mnt], env={"PATH": path}) as umount:
+            ck.until("a worker waits for the disk",
+                     lambda: "D" in task_states(m))
+            flush = os.pidfd_open(child_of(umount.pid, "ckptctl"))
+            umount.send_signal(number)
+            assert umount.wait(ck.WAIT_BOUND) == 143
+            assert select.select([flush], [], [], ck.WAIT_BOUND)[0], \
+                "its flush goes on"
+            os.close(flush)
+            assert m.mnt in ck.mounts_under(m.mnt)
+            put(m.path("as"), b"before")
+            assert m.status()["failed"] == 0
+    unmount(m)
+    m.start()
+    same(get(m.path("SIGTERM")), data(3 * MIB, "SIGTERM"))
     unmount(m)
 
 
