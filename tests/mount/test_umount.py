@@ -2,6 +2,7 @@
 umount.fuse.ckptfs, where that is installed, and what it knows of the mount is
 gone afterwards, however it was unmounted."""
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -347,6 +348,58 @@ def a_file_that_is_not_durable_is_named_and_the_mount_stays(m):
     command(m)
     same(get(m.path("rank_0.pt")), data(40 * MIB))
     ck.sh("umount", m.mnt)
+    ck.umount(disk.path)
+
+
+def helped(m, *options, code):
+    """The helper by itself, which a script may call, and what it says."""
+    path = os.path.dirname(ck.CKPTCTL) + ":" + os.environ["PATH"]
+    done = subprocess.run([os.path.join(DEPLOY, HELPER), m.mnt, *options],
+                          env=dict(os.environ, PATH=path), text=True,
+                          capture_output=True, check=False,
+                          timeout=2 * ck.WAIT_BOUND)
+    assert done.returncode == code, done
+    return done.stderr
+
+
+@ck.mounted("debug_hold_drain,debug_stage=memory,stage_size=256M",
+            modes=("auto",), start=False)
+def the_helper_exits_32_and_the_mount_stays(m):
+    """As it is: what was open is, and more can be written."""
+    m.expected.append("cannot be made durable: No space left on device")
+    disk = ck.Disk(m.base, 192 * MIB)
+    m.store = os.path.join(disk.path, "store")
+    os.mkdir(m.store)
+    m.start()
+    os.mkdir(m.path("below"))
+    file = os.open(m.path("f"), os.O_RDWR | os.O_CREAT)
+    n = 0
+
+    def refused_with(sentence):
+        nonlocal n
+        said = helped(m, code=32)
+        assert f"{m.mnt} stays mounted" in said and sentence in said, said
+        os.pwrite(file, b"x" * 10, 10 * n)
+        n += 1
+        same(os.pread(file, 10 * n, 0), b"x" * 10 * n)
+        assert os.path.isdir(m.path("below")) and m.proc.poll() is None
+    refused_with(f"has open {m.path('f')}")
+    ck.sh("mount", "-n", "-t", "tmpfs", "ckptest", m.path("below"))
+    refused_with(m.path("below"))
+    ck.umount(m.path("below"))
+    put(m.path("rank_0.pt"), data(40 * MIB))
+    disk.fill(leave=20 * MIB)
+    refused_with("rank_0.pt: No space left on device")
+    ck.fails(errno.ENOSPC, os.close, file)  # whose bytes failed, too
+    disk.relieve()
+    assert "knows -flnrv" in helped(m, "-x", code=1)
+    helped(m, code=0)
+    assert m.proc.wait(ck.WAIT_BOUND) == 0
+    m.proc = None
+    assert "no ckptfs is mounted there" in helped(m, code=32)
+    m.start()
+    same(get(m.path("rank_0.pt")), data(40 * MIB))
+    m.unmount()
     ck.umount(disk.path)
 
 

@@ -47,6 +47,33 @@ static void root_has_all(void **state)
 	shares_release(&s);
 }
 
+/* And the user that this process runs as, whoever that is; nobody else has. */
+static void who_runs_the_daemon_has_all(void **state)
+{
+	int status;
+	pid_t pid;
+
+	(void)state;
+	if (geteuid() != 0)
+		skip();
+	pid = fork();
+	if (pid == 0) {
+		struct shares s = { 0 };
+		uint32_t slots;
+		int wrong = setresuid(USER, USER, USER) != 0;
+
+		for (uint32_t left = 10; left > 0; left--)
+			wrong += shares_take(&s, USER, left, &slots) != 0;
+		wrong += shares_take(&s, OTHER, 1, &slots) != 0;
+		wrong += shares_take(&s, OTHER, 1, &slots) != -EDQUOT;
+		for (int i = 0; i < 2; i++)
+			wrong += shares_take(&s, 0, 1, &slots) != 0;
+		_exit(wrong);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+}
+
 static void who_has_his_share_is_told_of_once(void **state)
 {
 	struct shares s = { 0 };
@@ -182,6 +209,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_user_has_no_more_than_are_left),
 		cmocka_unit_test(root_has_all),
+		cmocka_unit_test(who_runs_the_daemon_has_all),
 		cmocka_unit_test(who_has_his_share_is_told_of_once),
 		cmocka_unit_test(one_user_leaves_room_for_others),
 		cmocka_unit_test(what_the_last_daemon_left_is_of_his_share),
