@@ -124,6 +124,7 @@ def that_there_is_no_passthrough_is_said_before_the_command_returns(m):
     need_fusermount(m)
     for path in (m.store, m.mnt):
         os.chown(path, USER, USER)
+    as_user(lambda: ck.sh(ck.CKPTCTL, "init", m.store))
 
     def mount(*options):
         done = as_user(lambda: subprocess.run(
