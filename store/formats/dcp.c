@@ -359,16 +359,19 @@ int dcp_read(const void *data, size_t len, size_t memory_bytes_max,
 	if (rc < 0)
 		return rc;
 	r.d.trailing_bytes = len - r.p.end;
+	r.d.memory_bytes = memory_bytes_max - r.memory_left;
 	*ret = r.d;
 	memset(&r.d, 0, sizeof(r.d));
 	return 0;
 }
 
 int dcp_read_source(const struct cut_source *file, uint64_t bytes_max,
-		    struct dcp *ret, struct dcp_error *ret_error)
+		    size_t memory_bytes_max, struct dcp *ret,
+		    struct dcp_error *ret_error)
 {
 	SCOPED(scope_free) uint8_t *data = NULL;
 	size_t len = (size_t)file->size_bytes;
+	size_t may = DCP_MEMORY_PER_BYTE * (size_t)bytes_max;
 	int rc;
 
 	ret_error->what[0] = 0;
@@ -379,14 +382,21 @@ int dcp_read_source(const struct cut_source *file, uint64_t bytes_max,
 			       (unsigned long long)bytes_max);
 		return -EFBIG;
 	}
+	/* Its text, and as much for the pickle as for what comes of it. */
+	if (len > memory_bytes_max) {
+		(void)snprintf(ret_error->what, sizeof(ret_error->what),
+			       "too large to be checked: %zu bytes of memory "
+			       "are left for it",
+			       memory_bytes_max);
+		return -EFBIG;
+	}
+	if ((memory_bytes_max - len) / 2 < may)
+		may = (memory_bytes_max - len) / 2;
 	data = malloc(len + 1);
 	if (!data)
 		return -ENOMEM;
 	rc = file->read(file->self, data, len, 0);
-	if (rc < 0)
-		return rc;
-	return dcp_read(data, len, DCP_MEMORY_PER_BYTE * (size_t)bytes_max, ret,
-			ret_error);
+	return rc < 0 ? rc : dcp_read(data, len, may, ret, ret_error);
 }
 
 int dcp_read_file(int dirfd, const char *name, struct dcp *ret,
@@ -403,7 +413,8 @@ int dcp_read_file(int dirfd, const char *name, struct dcp *ret,
 	if (!S_ISREG(st.st_mode))
 		return -EINVAL;
 	file.size_bytes = (uint64_t)st.st_size;
-	return dcp_read_source(&file, DCP_FILE_BYTES_MAX, ret, ret_error);
+	return dcp_read_source(&file, DCP_FILE_BYTES_MAX, SIZE_MAX, ret,
+			       ret_error);
 }
 
 void dcp_release(struct dcp *d)

@@ -85,6 +85,7 @@ struct dcp {
 	uint32_t item_count, chunk_count, entry_count, file_count;
 	struct dcp_block *blocks; /* what they point to */
 	size_t trailing_bytes; /* behind the pickle, not looked at */
+	size_t memory_bytes; /* that all of it takes, about */
 };
 
 struct dcp_error {
@@ -100,10 +101,12 @@ int dcp_read(const void *data, size_t len, size_t memory_bytes_max,
 	     struct dcp *ret, struct dcp_error *ret_error);
 /*
  * The same of a file that has bytes_max bytes at the most; else -EFBIG. Also
- * the errors of file->read, and ret_error is then empty.
+ * the errors of file->read, and ret_error is then empty. Reading takes no more
+ * than memory_bytes_max; SIZE_MAX: what so long a file may.
  */
 int dcp_read_source(const struct cut_source *file, uint64_t bytes_max,
-		    struct dcp *ret, struct dcp_error *ret_error);
+		    size_t memory_bytes_max, struct dcp *ret,
+		    struct dcp_error *ret_error);
 /*
  * The same of a file below dirfd (AT_FDCWD: wherever) of DCP_FILE_BYTES_MAX
  * bytes at the most. Also the errors of openat(2), and -EINVAL: no regular

@@ -14,6 +14,7 @@
 
 void tensors_release(struct tensors *l)
 {
+	memory_note(l->budget, -(int64_t)l->bytes, 0);
 	free(l->all);
 	dcp_blocks_release(&l->blocks);
 	memset(l, 0, sizeof(*l));
@@ -36,12 +37,18 @@ static int keep(struct tensors *l, const void *p, size_t bytes, void *ret_slot)
 
 int tensors_afford(struct tensors *l, uint64_t bytes, const char *what)
 {
-	if (!l->bytes_max || bytes <= l->bytes_max)
+	size_t may = memory_left(l->budget);
+
+	if (l->bytes_max && l->bytes_max < may)
+		may = l->bytes_max;
+	if (bytes <= may) {
+		memory_note(l->budget, 0, (size_t)bytes);
 		return 0;
+	}
 	(void)tensors_refuse(l,
 			     "too large to be checked: %s would take %" PRIu64
 			     " bytes of memory, and may take %zu",
-			     what, bytes, l->bytes_max);
+			     what, bytes, may);
 	return -EFBIG;
 }
 
@@ -50,7 +57,7 @@ int tensors_add(struct tensors *l, const struct tensor *t)
 	struct tensor one = *t;
 	const uint64_t **lists[] = { &one.shape, &one.strides, &one.place,
 				     &one.whole };
-	size_t shape_bytes = t->rank * sizeof(*t->shape);
+	size_t shape_bytes = t->rank * sizeof(*t->shape), before = l->bytes;
 	int rc;
 
 	if (l->count == TENSORS_MAX) {
@@ -60,6 +67,13 @@ int tensors_add(struct tensors *l, const struct tensor *t)
 	if (l->bytes_max && l->bytes > l->bytes_max) {
 		(void)tensors_refuse(l, "its tensors take more than %zu bytes",
 				     l->bytes_max);
+		return -EFBIG;
+	}
+	if (memory_left(l->budget) == 0) {
+		(void)tensors_refuse(l,
+				     "too large to be checked: all steps that "
+				     "are compared take more than %zu bytes",
+				     l->budget->bytes_max);
 		return -EFBIG;
 	}
 	l->bytes += sizeof(*t);
@@ -73,5 +87,6 @@ int tensors_add(struct tensors *l, const struct tensor *t)
 		rc = keep(l, *lists[i], shape_bytes, lists[i]);
 	if (rc == 0)
 		l->all[l->count++] = one;
+	memory_note(l->budget, (int64_t)(l->bytes - before), 0);
 	return rc;
 }

@@ -13,6 +13,35 @@
 #define TENSOR_NAMELESS "(tensor)"
 #define TENSORS_MAX (UINT32_C(1) << 26)
 
+/*
+ * Memory that several readings have together, of one thread at a time. All
+ * zero: there is no limit.
+ */
+struct memory_budget {
+	size_t bytes_max; /* 0: no limit */
+	size_t bytes; /* that are kept now */
+	size_t peak; /* the most there were, with what reading took besides */
+};
+
+/* What it may have besides. */
+static inline size_t memory_left(const struct memory_budget *b)
+{
+	if (!b || b->bytes_max == 0)
+		return SIZE_MAX;
+	return b->bytes < b->bytes_max ? b->bytes_max - b->bytes : 0;
+}
+
+/* `kept` more, negative: given back; and `besides` for a moment. */
+static inline void memory_note(struct memory_budget *b, int64_t kept,
+			       size_t besides)
+{
+	if (!b)
+		return;
+	b->bytes += (size_t)kept;
+	if (b->bytes + besides > b->peak)
+		b->peak = b->bytes + besides;
+}
+
 struct tensor {
 	const char *name; /* UTF-8 */
 	const char *file; /* borrowed; NULL: there is but one */
@@ -35,6 +64,7 @@ struct tensors {
 	 */
 	size_t bytes_max;
 	size_t bytes;
+	struct memory_budget *budget; /* that they count for; NULL: none */
 	const char *format; /* "safetensors", "torch_zip", ..., "plain" */
 	const char *note; /* what to know of a file of that format, or NULL */
 	char error[512];

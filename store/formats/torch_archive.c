@@ -225,6 +225,7 @@ static int read_piece(struct tensors *l, struct walk *w,
 	char name[32];
 	int rc;
 
+	inside.budget = l->budget;
 	if (l->bytes_max) /* what is left of it */
 		inside.bytes_max =
 			l->bytes < l->bytes_max ? l->bytes_max - l->bytes : 1;

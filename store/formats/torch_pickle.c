@@ -372,7 +372,7 @@ int torch_pickle_read(struct tensors *l, const void *data, size_t len,
 	SCOPED(scope_free) struct reading *r = calloc(1, sizeof(*r));
 	struct pickle_class classes[PICKLE_CLASSES_MAX];
 	struct pickle_error error = { 0, "" };
-	size_t count = classes_fill(classes);
+	size_t count = classes_fill(classes), may = memory_left(l->budget);
 	int rc;
 
 	if (!r)
@@ -381,9 +381,9 @@ int torch_pickle_read(struct tensors *l, const void *data, size_t len,
 	r->storages = storages;
 	r->file = file;
 	r->steps_left = STEPS_PER_BYTE * (uint64_t)len + 16;
-	rc = pickle_load(data, len, classes, count,
-			 l->bytes_max ? l->bytes_max : MEMORY_BYTES_MAX, &r->p,
-			 &error);
+	if (may > (l->bytes_max ? l->bytes_max : MEMORY_BYTES_MAX))
+		may = l->bytes_max ? l->bytes_max : MEMORY_BYTES_MAX;
+	rc = pickle_load(data, len, classes, count, may, &r->p, &error);
 	if (rc == -EBADMSG || rc == -EFBIG)
 		(void)tensors_refuse(l, "data.pkl, offset %zu: %s",
 				     error.offset, error.what);

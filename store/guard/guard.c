@@ -24,8 +24,13 @@ struct guard_waiting {
 /* What reading a step took is given back at once, from this size on. */
 #define GIVEN_BACK_BYTES_MIN ((size_t)16 << 20)
 
-static void give_back(void)
+static void give_back(struct guard *g)
 {
+	{
+		HOLD(&g->lock);
+		g->figures.memory_bytes = g->memory.bytes;
+		g->figures.memory_peak = g->memory.peak;
+	}
 	if (mallinfo2().fordblks >= GIVEN_BACK_BYTES_MIN)
 		(void)malloc_trim(0);
 }
@@ -93,7 +98,7 @@ static bool look(struct guard *g, const struct guard_step *step,
 {
 	int rc = guard_step_check(g, step, ret);
 
-	give_back();
+	give_back(g);
 	if (rc == -ENOENT || rc == -E2BIG)
 		return false;
 	if (rc < 0) {
@@ -227,6 +232,7 @@ int guard_new(const struct guard_uses *use, struct guard **ret_guard)
 	if (!g)
 		return -ENOMEM;
 	g->use = *use;
+	g->memory.bytes_max = GUARD_MEMORY_OF_ALL_MAX;
 	lock_init(&g->looking, LOCK_GUARD_LOOKING);
 	lock_init(&g->lock, LOCK_GUARD);
 	cond_init(&g->work);
@@ -293,7 +299,7 @@ static bool ask_begin(struct guard *g)
 
 static void ask_end(struct guard *g)
 {
-	give_back();
+	give_back(g);
 	lock_give(&g->looking);
 	HOLD(&g->lock);
 	g->asked = false;

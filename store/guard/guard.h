@@ -60,12 +60,15 @@
  * no step whose tensors take more memory, nor a file that takes as much besides
  * while it is read: of safetensors a header of about 15 MiB. Reading a
  * .metadata takes five times its size. Two steps are looked at at once, and
- * when something is gone the one before these as well. What was too large is
- * said, and never refused; then nothing that is gone or missing is, either, as
+ * when something is gone the one before these as well: together, with what
+ * reading takes, they have one budget (GUARD_MEMORY_OF_ALL_MAX), however many
+ * publish at the same time, as one look is taken after the other. What was too
+ * large is said, and never refused; then nothing that is gone or missing is, either, as
  * it may be there. All of it is given back to the system.
  */
 #define GUARD_METADATA_BYTES_MAX (UINT64_C(96) << 20)
 #define GUARD_MEMORY_BYTES_MAX ((size_t)256 << 20)
+#define GUARD_MEMORY_OF_ALL_MAX ((size_t)768 << 20)
 #define GUARD_TEXT_BYTES 1024
 #define GUARD_PATH_BYTES 4096
 #define GUARD_REFUSALS_KEPT 10
@@ -85,6 +88,7 @@ struct guard_figures {
 	uint64_t checked, different, broken, missing, gone, identical, refused;
 	uint64_t waiting; /* that a thread has still to look at */
 	uint64_t overlooked; /* too many waited */
+	size_t memory_bytes, memory_peak; /* of steps: kept; ever had */
 	char last[GUARD_TEXT_BYTES]; /* what was reported last; or empty */
 };
 

@@ -23,6 +23,7 @@ struct guard {
 	struct guard_uses use; /* immutable */
 	/* One look at a time, whoever takes it. Before all other locks. */
 	struct lock looking;
+	struct memory_budget memory; /* of all that is read; looking */
 	struct lock lock; /* guards what follows; a leaf */
 	struct cond work, idle;
 	struct thread thread;

@@ -250,6 +250,7 @@ static struct structure_source source_of(struct folder *f, bool whole)
 		.whole = whole,
 		.metadata_bytes_max = GUARD_METADATA_BYTES_MAX,
 		.memory_bytes_max = GUARD_MEMORY_BYTES_MAX,
+		.budget = &f->g->memory,
 	};
 }
 

@@ -69,6 +69,12 @@ bool structure_is_partly_read(const struct structure *s)
 	return false;
 }
 
+void structure_release_dcp(struct structure *s, struct dcp *d)
+{
+	memory_note(s->tensors.budget, -(int64_t)d->memory_bytes, 0);
+	dcp_release(d);
+}
+
 void structure_release(struct structure *s)
 {
 	for (size_t i = 0; i < s->name_count; i++)
@@ -79,9 +85,9 @@ void structure_release(struct structure *s)
 	free(s->errors);
 	free(s->unexplained);
 	closure_release(&s->closure);
-	dcp_release(&s->dcp);
+	structure_release_dcp(s, &s->dcp);
 	for (size_t i = 0; i < s->nested_count; i++)
-		dcp_release(&s->nested[i]);
+		structure_release_dcp(s, &s->nested[i]);
 	free(s->nested);
 	tensors_release(&s->tensors);
 	memset(s, 0, sizeof(*s));

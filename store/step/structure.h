@@ -49,6 +49,8 @@ struct structure_source {
 	uint32_t (*world)(void *self, const char *name);
 	uint64_t metadata_bytes_max; /* of all .metadata together */
 	size_t memory_bytes_max; /* of all tensors; 0: no limit */
+	/* What this folder and others take together; NULL: no limit. */
+	struct memory_budget *budget;
 	/*
 	 * Of a .metadata the tensors as they were before they were cut up, as
 	 * compare.h wants them: each once, whole, with .metadata as its file,
@@ -105,6 +107,8 @@ int structure_of_folder(struct structure *s, const struct structure_source *in);
 int structure_of_file(struct structure *s, const struct cut_source *file,
 		      const char *name, const struct structure_source *beside);
 void structure_release(struct structure *s);
+/* A .metadata that was read for it is let go of, with its memory. */
+void structure_release_dcp(struct structure *s, struct dcp *d);
 
 /* One more error. -ENOMEM. */
 int structure_add_fault(struct structure *s, enum structure_fault fault,

@@ -236,15 +236,17 @@ static int check_index(struct index *x, const struct structure_source *in)
 	SCOPED(scope_json) cJSON *root = NULL;
 	const char *wrong;
 	const cJSON *map;
-	size_t len = 0, at = 0;
+	size_t len = 0, at = 0, memory;
 	int rc = read_text(in, x->path, &text, &len);
 
 	if (rc < 0) /* what could not be read was said already, or is large */
 		return rc == -ENOMEM ? rc : 0;
-	if (in->memory_bytes_max &&
-	    json_text_memory(text, len) > in->memory_bytes_max)
+	memory = len + json_text_memory(text, len);
+	if ((in->memory_bytes_max && memory > in->memory_bytes_max) ||
+	    memory > memory_left(in->budget))
 		return structure_add_fault(x->s, STRUCTURE_NOT_READ, x->path,
 					   "too large to be checked");
+	memory_note(in->budget, 0, memory);
 	wrong = json_text_parse(text, len, &root, &at);
 	if (wrong)
 		return structure_add_fault(x->s, STRUCTURE_TORN, x->path,

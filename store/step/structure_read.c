@@ -101,8 +101,13 @@ static int read_metadata(const struct structure_source *in, const char *path,
 	if (rc < 0)
 		return rc;
 	*ret_bytes = file.size_bytes;
-	rc = dcp_read_source(&file, bytes_max, dcp, error);
+	rc = dcp_read_source(&file, bytes_max, memory_left(in->budget), dcp,
+			     error);
 	in->close(in->self, &file);
+	/* The pickle takes about what is made of it. */
+	if (rc == 0)
+		memory_note(in->budget, (int64_t)dcp->memory_bytes,
+			    dcp->memory_bytes + (size_t)*ret_bytes);
 	return rc;
 }
 
@@ -287,7 +292,7 @@ static int read_dcp(struct reading *r, uint32_t in)
 		rc = vec_grow(&s->nested, s->nested_count, &s->nested_capacity,
 			      sizeof(*s->nested));
 		if (rc < 0) {
-			dcp_release(&read);
+			structure_release_dcp(s, &read);
 			return rc;
 		}
 		d = &s->nested[s->nested_count++];
@@ -330,6 +335,7 @@ int structure_of_folder(struct structure *s, const struct structure_source *in)
 
 	memset(s, 0, sizeof(*s));
 	s->tensors.bytes_max = in->memory_bytes_max;
+	s->tensors.budget = in->budget;
 	rc = tree_read(&r.tree, in);
 	if (rc == 0)
 		rc = read_dcps(&r);
@@ -387,6 +393,7 @@ int structure_of_file(struct structure *s, const struct cut_source *file,
 
 	memset(s, 0, sizeof(*s));
 	s->tensors.bytes_max = beside ? beside->memory_bytes_max : 0;
+	s->tensors.budget = beside ? beside->budget : NULL;
 	kept = structure_keep_name(s, name);
 	if (!kept)
 		return -ENOMEM;

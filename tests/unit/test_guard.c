@@ -6,7 +6,7 @@
 
 #include "tests/unit/live_store.h"
 
-#include "store/guard/guard.h"
+#include "store/guard/guard_private.h"
 
 #define TENSOR_BYTES (64 * KIB)
 #define PUBLISHERS 4
@@ -148,10 +148,73 @@ static void what_is_too_much_is_overlooked_and_counted(void **state)
 	live_free(&l);
 }
 
+#define LARGE_STEPS 3
+
 struct publisher {
 	struct live *l;
 	unsigned number;
 };
+
+static void *publish_large(void *arg)
+{
+	const struct publisher *p = arg;
+
+	for (unsigned n = 1; n <= LARGE_STEPS; n++) {
+		char from[64], to[64];
+
+		(void)snprintf(from, sizeof(from), "aside_%u_%u", p->number, n);
+		(void)snprintf(to, sizeof(to), "user%u_step_%u", p->number, n);
+		assert_int_equal(publish(p->l, from, to), 0);
+	}
+	return NULL;
+}
+
+/*
+ * Each step fits, two of them do not: the second is said to be too large to be
+ * checked, and whatever was taken is given back. The counter says it: what a
+ * process has is not known under a sanitizer.
+ */
+static void who_publishes_at_once_has_one_budget_of_memory(void **state)
+{
+	enum { USERS = 4 };
+	struct live l = guarded(GUARD_REFUSE);
+	struct memory_budget *memory = &l.st->guard->memory;
+	struct publisher all[USERS];
+	pthread_t threads[USERS];
+	struct guard_figures f;
+
+	(void)state;
+	for (unsigned u = 0; u < USERS; u++)
+		for (unsigned n = 1; n <= LARGE_STEPS; n++) {
+			char name[64];
+
+			(void)snprintf(name, sizeof(name), "aside_%u_%u", u, n);
+			make_step(&l, name, 4, u + n);
+		}
+	assert_int_equal(step(&l, "step_1", 4, 1), 0);
+	f = figures(&l);
+	assert_int_equal(f.memory_bytes, 0);
+	assert_true(f.memory_peak > 0);
+	assert_null(strstr(f.last, "too large"));
+	assert_int_equal(step(&l, "step_2", 4, 9), 0);
+	assert_true(figures(&l).memory_peak > f.memory_peak);
+	memory->bytes_max = f.memory_peak;
+	memory->peak = 0;
+	for (unsigned u = 0; u < USERS; u++) {
+		all[u] = (struct publisher){ &l, u };
+		assert_int_equal(pthread_create(&threads[u], NULL,
+						publish_large, &all[u]),
+				 0);
+	}
+	for (unsigned u = 0; u < USERS; u++)
+		pthread_join(threads[u], NULL);
+	f = figures(&l);
+	assert_int_equal(f.checked, 2 + USERS * LARGE_STEPS);
+	assert_int_equal(f.refused, 0);
+	assert_int_equal(f.memory_bytes, 0);
+	assert_true(f.memory_peak <= memory->bytes_max);
+	live_free(&l);
+}
 
 static void *publish_steps(void *arg)
 {
@@ -232,6 +295,8 @@ int main(void)
 		cmocka_unit_test(
 			a_store_that_is_closed_has_looked_at_everything),
 		cmocka_unit_test(what_is_too_much_is_overlooked_and_counted),
+		cmocka_unit_test(
+			who_publishes_at_once_has_one_budget_of_memory),
 		cmocka_unit_test(
 			many_publish_while_steps_are_deleted_and_looked_at),
 	};
