@@ -79,6 +79,7 @@ static void stage_give_slot(struct stages *st, struct stage *s)
 	SLOT_SET(s->slot, ino, 0);
 	st->free_slot[st->free_count++] = s->slot_index;
 	s->slot = NULL;
+	stage_uncount_locked(st, s);
 	if (s->shared)
 		shares_give(&st->shares, s->uid);
 	s->shared = false;
@@ -89,10 +90,13 @@ void stage_own(struct stages *st, struct stage *s, uid_t uid)
 	HOLD(&st->lock);
 	if (!s->slot || shares_add(&st->shares, uid) < 0)
 		return;
+	stage_uncount_locked(st, s);
 	if (s->shared)
 		shares_give(&st->shares, s->uid);
 	s->shared = true;
 	s->uid = uid;
+	if (SLOT_GET(s->slot, dirty))
+		stage_count_locked(st, s);
 }
 
 static int stage_create_memory(struct stages *st, struct stage *s,
@@ -172,8 +176,7 @@ static bool stage_fits(struct stages *st, uint64_t size, bool ask)
 	return ask ? stages_make_room(st, size) : evict_until(st, size);
 }
 
-void stage_allocate(struct stages *st, const struct stage *s,
-		    uint64_t size_bytes)
+void stage_allocate(struct stages *st, struct stage *s, uint64_t size_bytes)
 {
 	SCOPED(scope_close) int fd = -1;
 	uint64_t has;
@@ -182,7 +185,7 @@ void stage_allocate(struct stages *st, const struct stage *s,
 	if (s->kind != STAGE_MEMORY || stage_stat(st, s, &sb) < 0)
 		return;
 	has = (uint64_t)sb.st_blocks * 512;
-	if (size_bytes <= has)
+	if (size_bytes <= has || !stage_take_share(st, s, size_bytes - has))
 		return;
 	fd = stage_open(st, s, O_RDWR);
 	if (fd < 0)
@@ -238,7 +241,7 @@ int stage_create(struct stages *st, uint64_t ino, uid_t uid,
 		return rc;
 	rc = -ENOSPC;
 	if (size_bytes >= STAGE_MEMORY_BYTES_MIN)
-		rc = stage_make_memory(st, s, want, true);
+		rc = stage_make_shared(st, s, want);
 	if (rc < 0) {
 		s->kind = STAGE_DISK;
 		rc = stage_create_disk(st, s);
@@ -330,8 +333,11 @@ static bool is_listed_locked(const struct stage *s)
 void stage_list(struct stages *st, struct stage *s)
 {
 	HOLD(&st->lock);
-	if (!is_listed_locked(s) && s->kind == STAGE_MEMORY)
-		TAILQ_INSERT_TAIL(&st->clean, s, by_use);
+	if (is_listed_locked(s) || s->kind != STAGE_MEMORY)
+		return;
+	TAILQ_INSERT_TAIL(&st->clean, s, by_use);
+	st->clean_bytes += s->memory_bytes;
+	stage_uncount_locked(st, s);
 }
 
 void stage_unlist(struct stages *st, struct stage *s)
@@ -341,6 +347,8 @@ void stage_unlist(struct stages *st, struct stage *s)
 		return;
 	TAILQ_REMOVE(&st->clean, s, by_use);
 	s->by_use.tqe_prev = NULL;
+	st->clean_bytes -= s->memory_bytes;
+	stage_count_locked(st, s);
 }
 
 void stage_touch(struct stages *st, struct stage *s)
@@ -375,6 +383,7 @@ int stage_create_cache(struct stages *st, uint64_t ino, uint64_t size_bytes,
 		stage_drop(st, s);
 		return rc;
 	}
+	s->memory_bytes = size_bytes;
 	stage_write_slot(s);
 	*ret_stage = s;
 	return 0;
