@@ -285,7 +285,7 @@ packages=(
 if [[ $tests ]]; then
 	packages+=(
 		libcmocka-dev python3 python3-venv attr rsync sqlite3 git
-		e2fsprogs procps gdb man-db zsh
+		e2fsprogs procps gdb man-db patch zsh
 	)
 	case $ID:$VERSION_ID in # where qemu-storage-daemon is
 	debian:12 | ubuntu:24.*) packages+=(qemu-system-common) ;;

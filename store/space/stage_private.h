@@ -51,18 +51,6 @@ int stage_new_slot(struct stages *st, uint64_t ino, uid_t uid,
  */
 int stage_make_memory(struct stages *st, struct stage *s, uint64_t size_bytes,
 		      bool ask);
-/* --- stage_share.c: whose the memory is. _locked: stages.lock is held. */
-
-/*
- * The same for a file: -ENOSPC also when its user has his share of the memory
- * and others are in want.
- */
-int stage_make_shared(struct stages *st, struct stage *s, uint64_t size_bytes);
-/* So much more of what there is; false: he has his share. */
-bool stage_take_share(struct stages *st, struct stage *s, uint64_t size_bytes);
-/* It counts as its user's, or not (any more). */
-void stage_count_locked(struct stages *st, struct stage *s);
-void stage_uncount_locked(struct stages *st, struct stage *s);
 
 /* All but the slot's ino, which makes it count: see stage_show(). */
 void stage_write_slot(struct stage *s);

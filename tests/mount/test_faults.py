@@ -62,6 +62,7 @@ def errors_in_a_row(m, what):
                  lambda: works(os.mkdir, m.path(f"d{next(names)}")) and
                  faults.failed == 2)
         put(m.path("f"), data(KIB, error), sync=True)
+        m.flush()  # its close, too: what fails would be told at the next open
         same(get(m.path("f")), data(KIB, error), "synced")
         same(get(m.path("before")), data(100 * KIB), "before")
     faults.set(0)
