@@ -115,7 +115,8 @@ says "none of its rows: $work/python: ModuleNotFoundError"
 says 'two devices at once'
 
 venv=${CKPTFS_VENV:-/var/cache/ckptfs/venv}/bin/python
-if [[ -x $venv ]]; then
+# A library with a sanitizer is none for a Python that has none.
+if [[ -x $venv ]] && ! grep -q '^CKPTFS_SANITIZE:.*=.' "$build/CMakeCache.txt"; then
 	# As torch 2.11 does.
 	cat >"$work/closes.py" <<-'END'
 	import runpy, sys
