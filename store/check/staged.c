@@ -49,7 +49,7 @@ int staged_fate(struct kv *kv, const struct stage_slot *slot)
 	rc = content_load(kv, key_ino('F', slot->ino), &c);
 	if (rc < 0)
 		return rc == -ENOENT || rc == -EIO ? STAGED_TAKEN : rc;
-	rc = fate_beside(&c, slot);
+	rc = (int)fate_beside(&c, slot);
 	content_release(&c);
 	return rc;
 }
