@@ -1,4 +1,7 @@
-/* inflight.c - see inflight.h. */
+/*
+ * inflight.c - the table of inflight.h: a hash's entry is of the oldest of the
+ * works that have said, by a claim or a check, that they store such a chunk.
+ */
 #include "store/drain/inflight.h"
 
 #include <stdatomic.h>
@@ -91,7 +94,7 @@ bool inflight_claim(struct inflight *t, const uint8_t hash[HASH_BYTES],
 
 enum inflight_owner inflight_check(struct inflight *t,
 				   const uint8_t hash[HASH_BYTES],
-				   const struct work *work, uint32_t chunk,
+				   struct work *work, uint32_t chunk,
 				   struct work **ret_owner, uint32_t *ret_chunk)
 {
 	struct inflight_entry *e;
@@ -100,6 +103,10 @@ enum inflight_owner inflight_check(struct inflight *t,
 	e = inflight_find(*inflight_bucket(t, hash), hash, work);
 	if (!e)
 		return INFLIGHT_NOBODY;
+	if (e->work->serial > work->serial) {
+		e->work = work;
+		e->chunk = chunk;
+	}
 	if (e->work == work && e->chunk == chunk)
 		return INFLIGHT_MINE;
 	atomic_fetch_add(&e->work->refs, 1);

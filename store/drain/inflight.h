@@ -32,6 +32,10 @@ void inflight_free(struct inflight *t);
 bool inflight_claim(struct inflight *t, const uint8_t hash[HASH_BYTES],
 		    struct work *work, uint32_t chunk, struct work **ret_owner,
 		    uint32_t *ret_chunk);
+/*
+ * Whose is what (work, chunk) has claimed? A younger one can have claimed it
+ * since, when an older one took it over and is over: it is this one's again.
+ */
 enum inflight_owner {
 	INFLIGHT_MINE,
 	INFLIGHT_OTHER, /* *ret_owner, a reference, and *ret_chunk */
@@ -39,7 +43,7 @@ enum inflight_owner {
 };
 enum inflight_owner inflight_check(struct inflight *t,
 				   const uint8_t hash[HASH_BYTES],
-				   const struct work *work, uint32_t chunk,
+				   struct work *work, uint32_t chunk,
 				   struct work **ret_owner,
 				   uint32_t *ret_chunk);
 /* Give up what (work, chunk) owns; nothing when it does not own it. */

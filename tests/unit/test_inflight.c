@@ -75,6 +75,32 @@ static void an_older_job_takes_it_over(void **state)
 	inflight_free(t);
 }
 
+/* Two works that wait for each other would wait for ever. */
+static void an_older_job_waits_for_no_younger_one_that_came_later(void **state)
+{
+	struct inflight *t = inflight_new();
+	struct work first = work(1), old = work(2), young = work(3);
+	struct work *owner = NULL;
+	uint8_t hash[HASH_BYTES];
+	uint32_t chunk = 0;
+
+	(void)state;
+	name(hash, 1);
+	assert_true(inflight_claim(t, hash, &old, 9, &owner, &chunk));
+	assert_true(inflight_claim(t, hash, &first, 5, &owner, &chunk));
+	inflight_drop(t, hash, &first, 5); /* it is over */
+	assert_true(inflight_claim(t, hash, &young, 3, &owner, &chunk));
+	assert_int_equal(inflight_check(t, hash, &old, 9, &owner, &chunk),
+			 INFLIGHT_MINE);
+	assert_null(owner);
+	assert_int_equal(inflight_check(t, hash, &young, 3, &owner, &chunk),
+			 INFLIGHT_OTHER);
+	assert_ptr_equal(owner, &old);
+	assert_int_equal(chunk, 9);
+	inflight_drop(t, hash, &old, 9);
+	inflight_free(t);
+}
+
 static void the_second_of_two_equal_chunks_of_a_job_refers_to_the_first(
 	void **state)
 {
@@ -229,6 +255,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(the_first_to_come_owns_it_against_younger_ones),
 		cmocka_unit_test(an_older_job_takes_it_over),
+		cmocka_unit_test(
+			an_older_job_waits_for_no_younger_one_that_came_later),
 		cmocka_unit_test(
 			the_second_of_two_equal_chunks_of_a_job_refers_to_the_first),
 		cmocka_unit_test(
