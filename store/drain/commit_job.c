@@ -25,6 +25,7 @@ struct pending { /* one job in the group, between write and sync */
 	/* Between job_publish() and job_published(): */
 	struct content_ref *old;
 	struct stage *drop;
+	bool cached; /* another one has its reference to the inode */
 	struct version_queue ended; /* jobs of the same bytes */
 	bool hold_punch;
 };
@@ -324,6 +325,28 @@ static int job_write(struct drain *d, struct pending *p)
 	return rc;
 }
 
+/* Its stage is the copy that the work has made. in->lock is held. */
+static bool take_copy_locked(struct drain *d, struct pending *p)
+{
+	struct inode *in = p->j->in;
+	struct file *f = in->file;
+	const struct content *c = &f->content->c;
+	struct stage *s = work_copy_take_locked(p->w, c->generation);
+
+	if (!s)
+		return false;
+	stage_own(d->stages, s, in->attr.uid);
+	SLOT_SET(s->slot, clean_generation, c->generation);
+	SLOT_SET(s->slot, dirty, 0);
+	stage_show(s);
+	f->stage = s;
+	file_move(&f->state, FILE_FOUND);
+	stage_list(d->stages, s);
+	if (c->native && c->extent_count > 0 && p->w->outcome != WORK_UNCHANGED)
+		image_set_clean(d->images, c->extents[0].image, s);
+	return true;
+}
+
 /*
  * What is committed is what the file's stage holds: the stage is now a cache,
  * or, adopted, it is the image, or it goes. in->lock is held. false: its bytes
@@ -351,6 +374,7 @@ static bool publish_stage_locked(struct drain *d, struct pending *p)
 	}
 	if (fate == FATE_GOES) {
 		p->drop = TAKE(f->stage);
+		p->cached = take_copy_locked(d, p);
 		return true;
 	}
 	stage_list(d->stages, s);
@@ -400,7 +424,8 @@ static void job_published(struct drain *d, struct pending *p)
 
 	if (p->drop) {
 		stage_drop(d->stages, p->drop);
-		inode_put(d->inodes, j->in, 1); /* the stage's reference */
+		if (!p->cached) /* the stage's reference */
+			inode_put(d->inodes, j->in, 1);
 	}
 	jobs_ended(d, &p->ended);
 	content_ref_put(p->old);

@@ -217,6 +217,7 @@ static void work_leave(struct drain *d, struct work *w, int rc,
 	struct drain_job *j = w->job;
 	bool again;
 
+	work_copy_end(d, w);
 	work_close(w);
 	{
 		HOLD(&d->lock);

@@ -38,6 +38,7 @@ struct work *work_new(struct drain_job *j)
 	w->stage_fd = -1;
 	w->image_fd = -1;
 	w->direct_fd = -1;
+	w->copy_fd = -1;
 	w->job = job_ref(j);
 	w->in = j->in;
 	w->stage = j->stage;
@@ -81,6 +82,7 @@ void work_ended(struct drain *d, struct work *w, bool committed)
 		image_ref(d->images, w->image);
 		commit_abandon(d, w->image, w->size_bytes);
 	}
+	stage_drop(d->stages, TAKE(w->copy));
 	for (uint32_t i = 0; i < w->chunk_count; i++) {
 		struct drain_chunk *c = &w->chunks[i];
 
@@ -139,6 +141,7 @@ int work_begin(struct drain *d, struct work *w, uint8_t *buffer)
 		w->image = w->stage->image;
 		image_ref(d->images, w->image);
 	}
+	work_copy_begin(d, w);
 	return work_begin_cut(d, w, buffer);
 }
 
@@ -163,7 +166,8 @@ static int own_image(struct drain *d, struct work *w)
 
 void work_close(struct work *w)
 {
-	int *const fds[] = { &w->stage_fd, &w->image_fd, &w->direct_fd };
+	int *const fds[] = { &w->stage_fd, &w->image_fd, &w->direct_fd,
+			     &w->copy_fd };
 
 	for (size_t i = 0; i < sizeof(fds) / sizeof(*fds); i++) {
 		scope_close(fds[i]);
@@ -348,8 +352,10 @@ void work_span(struct drain *d, struct work *w, const struct span *s)
 						   &c->owner, &c->owner_chunk))
 			c->kind = CHUNK_DEFERRED;
 	}
-	if (rc == 0)
+	if (rc == 0) {
+		work_copy_span(w, first, end, base);
 		rc = work_look_up(d, w, first, end, base);
+	}
 	if (rc == 0 && w->kind != WORK_OF_IMAGE)
 		rc = work_write(d, w, first, end, base);
 	if (rc == -ESTALE) /* the file became shorter under us */

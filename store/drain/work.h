@@ -148,6 +148,10 @@ struct work {
 	struct lock making_image;
 	struct image *image; /* where NEW chunks go; a reference, or NULL */
 	struct drain_origin *origin; /* a reference; a small file has none */
+	/* See work_copy.c; NULL: none. A failed one is no cache. */
+	struct stage *copy;
+	int copy_fd; /* as the three above */
+	atomic_bool copy_failed;
 
 	/* Of who concludes it: the sum of the label with which what is in the
 	 * image was synced (see work_label()); 0: it was not, since. */
@@ -248,6 +252,21 @@ int work_resolve(struct drain *d, struct work *w, uint32_t chunk,
 /* Sharing that does not pay is undone; the digest; did anything change? */
 int work_conclude(struct drain *d, struct work *w, uint8_t *buffer,
 		  enum work_outcome *ret_outcome);
+
+/* --- work_copy.c */
+
+/* When its stage will not do as a cache: a copy of what is hashed is made. */
+void work_copy_begin(struct drain *d, struct work *w);
+/* What was hashed of [first, end); base is the byte at file offset 0. */
+void work_copy_span(struct work *w, uint32_t first, uint32_t end,
+		    const uint8_t *base);
+/* All spans are done. */
+void work_copy_end(struct drain *d, struct work *w);
+/*
+ * The cache of the file, whose content has this generation and which has no
+ * stage any more, with the reference; NULL: none. in->lock is held.
+ */
+struct stage *work_copy_take_locked(struct work *w, uint64_t generation);
 
 /* --- between work.c and work_late.c */
 

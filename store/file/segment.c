@@ -371,6 +371,36 @@ void segments_let_go(struct segments *g)
 	let_go(g, NULL, false);
 }
 
+/* The first after `id` of this client that has become a durable file. */
+static struct segment *next_durable(struct segments *g,
+				    const struct segment_client *c, uint64_t id)
+{
+	struct segment *s, *found = NULL;
+
+	HOLD(&g->lock);
+	TAILQ_FOREACH(s, &g->all, entry)
+	if (s->client == c && s->stage && !s->committing && s->id > id &&
+	    (!found || s->id < found->id) && SLOT_GET(s->stage->slot, ino) &&
+	    !SLOT_GET(s->stage->slot, dirty))
+		found = s;
+	return found;
+}
+
+/*
+ * A durable file does not keep memory that its client can write to. It has let
+ * go of it by itself, but for who had the file open before, or has it mapped.
+ */
+static void give_durable_back(struct segments *g, struct segment_client *c)
+{
+	struct segment *s;
+	uint64_t id = 0;
+
+	while ((s = next_durable(g, c, id)) != NULL) {
+		id = s->id;
+		(void)file_give_back(g->files, s->stage);
+	}
+}
+
 static bool has_any(const struct segment_list *list,
 		    const struct segment_client *c)
 {
@@ -387,6 +417,7 @@ bool segment_client_trim(struct segments *g, struct segment_client *c)
 	struct segment *s;
 	uint64_t id = 0;
 
+	give_durable_back(g, c);
 	let_go(g, c, false);
 	while ((s = next_beyond(g, c, id)) != NULL) {
 		(void)segment_trim(g, s);

@@ -10,7 +10,7 @@
  *         |          | segment_commit()
  *         |          v
  *         `----- LENT to a file: its stage; comes back when the file is durable
- *                and nobody has it open or mapped, and the segment is wanted
+ *                and nobody has it open or mapped
  *
  * Segments are found by (client, structure signature); there are two for each,
  * so that one save can be filled while the one before is made durable. When
@@ -90,8 +90,9 @@ void segment_client_add(struct segments *g, struct segment_client *c);
 void segment_client_remove(struct segments *g, struct segment_client *c);
 /*
  * To be called now and then by the client's own thread, also when the client
- * is removed: cut off what he wrote past the end of his segments, and give up
- * what he has dropped and holds no more. false: he has nothing. May wait for
+ * is removed: take his segments back from durable files that nobody has mapped,
+ * cut off what he wrote past the end of his segments, and give up what he has
+ * dropped and holds no more. false: he has nothing. May wait for
  * the client.
  */
 bool segment_client_trim(struct segments *g, struct segment_client *c);

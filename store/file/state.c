@@ -293,7 +293,8 @@ bool file_is_poor_cache(const struct stages *stages, const struct file *f)
 {
 	return f->stage && f->content &&
 	       (f->content->c.kind == CONTENT_SMALL ||
-		f->stage->kind == STAGE_DISK || stages->no_cache);
+		f->stage->kind == STAGE_DISK || f->stage->sealed ||
+		stages->no_cache);
 }
 
 enum file_fate file_end(struct file_state *s, enum file_end why, bool poor)

@@ -10,7 +10,8 @@
  *   CLEAN      the stage         x  a cache of what is committed
  *   FROZEN     the stage         -  a drain makes it the file's image
  *   SEALED     a segment's stage -  not committed yet
- *   SEALED_CLEAN, SEALED_WANTED  -  a cache; its segment wants it back
+ *   SEALED_CLEAN, SEALED_WANTED  -  committed; its segment wants it back, but
+ *                                   somebody has it open or mapped
  *   GONE       nothing: no name, no handle, and the kernel has forgotten it
  *
  *              STAGED            DURABLE
@@ -129,7 +130,10 @@ enum file_fate {
 	FATE_CACHED, /* it equals what is committed, and stays as a cache */
 	FATE_GOES,
 };
-/* Is its stage, as a cache, not worth its place: small, or on the disk? */
+/*
+ * Is its stage no good as a cache: small, on the disk, or a segment's, which
+ * its client may still write to?
+ */
 bool file_is_poor_cache(const struct stages *stages, const struct file *f);
 /*
  * What becomes of the stage, which there is; *s has moved there. FATE_GOES: the

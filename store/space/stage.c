@@ -71,6 +71,71 @@ void stage_show(struct stage *s)
 	SLOT_SET(s->slot, ino, s->ino);
 }
 
+/*
+ * Whose the memory is: see shares.h. What a file was allocated counts as its
+ * owner's as long as it is not clean; a clean one goes when its memory is
+ * wanted. Segments have a quota of their own, and count as nobody's. What a
+ * writer adds beyond what was allocated is seen by nobody, and does not count.
+ */
+static void stage_count_locked(struct stages *st, struct stage *s)
+{
+	if (s->counted || s->memory_bytes == 0)
+		return;
+	shares_add_bytes(&st->shares, s->uid, s->memory_bytes);
+	s->counted = true;
+}
+
+static void stage_uncount_locked(struct stages *st, struct stage *s)
+{
+	if (s->counted)
+		shares_give_bytes(&st->shares, s->uid, s->memory_bytes);
+	s->counted = false;
+}
+
+/* So much more of what there is; false: he has his share. */
+static bool stage_take_share(struct stages *st, struct stage *s, uint64_t size_bytes)
+{
+	uint64_t used, total, free;
+
+	stages_usage(st, &used, &total);
+	if (size_bytes > total)
+		return false; /* it will never fit */
+	HOLD(&st->lock);
+	used -= used < st->clean_bytes ? used : st->clean_bytes;
+	free = used < total ? total - used : 0;
+	if (!shares_take_bytes(&st->shares, s->uid, size_bytes, free,
+			       mono_ns()))
+		return false;
+	stage_count_locked(st, s); /* what it had before */
+	s->memory_bytes += size_bytes;
+	s->counted = true;
+	return true;
+}
+
+/*
+ * stage_make_memory() for a file: -ENOSPC also when its user has his share of
+ * the memory and others are in want.
+ */
+static int stage_make_shared(struct stages *st, struct stage *s,
+			     uint64_t size_bytes)
+{
+	uint64_t used, total;
+	int rc;
+
+	if (!stage_take_share(st, s, size_bytes))
+		return -ENOSPC;
+	rc = stage_make_memory(st, s, size_bytes, true);
+	if (rc == 0)
+		return 0;
+	stages_usage(st, &used, &total);
+	HOLD(&st->lock);
+	stage_uncount_locked(st, s);
+	s->memory_bytes = 0;
+	if (rc == -ENOSPC && size_bytes <= total) /* or it will never fit */
+		shares_want(&st->shares, s->uid, mono_ns());
+	return rc;
+}
+
 static void stage_give_slot(struct stages *st, struct stage *s)
 {
 	HOLD(&st->lock);
@@ -79,6 +144,7 @@ static void stage_give_slot(struct stages *st, struct stage *s)
 	SLOT_SET(s->slot, ino, 0);
 	st->free_slot[st->free_count++] = s->slot_index;
 	s->slot = NULL;
+	stage_uncount_locked(st, s);
 	if (s->shared)
 		shares_give(&st->shares, s->uid);
 	s->shared = false;
@@ -89,10 +155,13 @@ void stage_own(struct stages *st, struct stage *s, uid_t uid)
 	HOLD(&st->lock);
 	if (!s->slot || shares_add(&st->shares, uid) < 0)
 		return;
+	stage_uncount_locked(st, s);
 	if (s->shared)
 		shares_give(&st->shares, s->uid);
 	s->shared = true;
 	s->uid = uid;
+	if (SLOT_GET(s->slot, dirty))
+		stage_count_locked(st, s);
 }
 
 static int stage_create_memory(struct stages *st, struct stage *s,
@@ -172,8 +241,7 @@ static bool stage_fits(struct stages *st, uint64_t size, bool ask)
 	return ask ? stages_make_room(st, size) : evict_until(st, size);
 }
 
-void stage_allocate(struct stages *st, const struct stage *s,
-		    uint64_t size_bytes)
+void stage_allocate(struct stages *st, struct stage *s, uint64_t size_bytes)
 {
 	SCOPED(scope_close) int fd = -1;
 	uint64_t has;
@@ -182,7 +250,7 @@ void stage_allocate(struct stages *st, const struct stage *s,
 	if (s->kind != STAGE_MEMORY || stage_stat(st, s, &sb) < 0)
 		return;
 	has = (uint64_t)sb.st_blocks * 512;
-	if (size_bytes <= has)
+	if (size_bytes <= has || !stage_take_share(st, s, size_bytes - has))
 		return;
 	fd = stage_open(st, s, O_RDWR);
 	if (fd < 0)
@@ -238,7 +306,7 @@ int stage_create(struct stages *st, uint64_t ino, uid_t uid,
 		return rc;
 	rc = -ENOSPC;
 	if (size_bytes >= STAGE_MEMORY_BYTES_MIN)
-		rc = stage_make_memory(st, s, want, true);
+		rc = stage_make_shared(st, s, want);
 	if (rc < 0) {
 		s->kind = STAGE_DISK;
 		rc = stage_create_disk(st, s);
@@ -330,8 +398,11 @@ static bool is_listed_locked(const struct stage *s)
 void stage_list(struct stages *st, struct stage *s)
 {
 	HOLD(&st->lock);
-	if (!is_listed_locked(s) && s->kind == STAGE_MEMORY)
-		TAILQ_INSERT_TAIL(&st->clean, s, by_use);
+	if (is_listed_locked(s) || s->kind != STAGE_MEMORY)
+		return;
+	TAILQ_INSERT_TAIL(&st->clean, s, by_use);
+	st->clean_bytes += s->memory_bytes;
+	stage_uncount_locked(st, s);
 }
 
 void stage_unlist(struct stages *st, struct stage *s)
@@ -341,6 +412,8 @@ void stage_unlist(struct stages *st, struct stage *s)
 		return;
 	TAILQ_REMOVE(&st->clean, s, by_use);
 	s->by_use.tqe_prev = NULL;
+	st->clean_bytes -= s->memory_bytes;
+	stage_count_locked(st, s);
 }
 
 void stage_touch(struct stages *st, struct stage *s)
@@ -356,6 +429,29 @@ void stages_set_hooks(struct stages *st, stage_evict_fn evict,
 	st->evict = evict;
 	st->abandon = abandon;
 	st->hook_arg = arg;
+}
+
+int stage_create_cache(struct stages *st, uint64_t ino, uint64_t size_bytes,
+		       struct stage **ret_stage)
+{
+	struct stage *s;
+	int rc;
+
+	if (st->no_cache || !stage_fits(st, 2 * size_bytes, false))
+		return -ENOSPC;
+	rc = stage_new_slot(st, ino, 0, &s);
+	if (rc < 0)
+		return rc;
+	rc = stage_make_memory(st, s, size_bytes, false);
+	atomic_fetch_add(&st->memory_count, 1);
+	if (rc < 0) {
+		stage_drop(st, s);
+		return rc;
+	}
+	s->memory_bytes = size_bytes;
+	stage_write_slot(s);
+	*ret_stage = s;
+	return 0;
 }
 
 void stages_set_pressure(struct stages *st,

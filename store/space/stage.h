@@ -30,7 +30,8 @@
  * that: ftruncate, FALLOC_FL_PUNCH_HOLE and MADV_REMOVE give EPERM, and a new
  * writable mapping EACCES, while the mapping that is there stays (tried on
  * 6.18; fs/open.c, mm/mmap.c). What is sealed is never mapped by the drain:
- * it is copied before it is hashed, because its owner could still change it.
+ * it is copied before it is hashed, because its owner could still change it;
+ * and for the same reason it is no cache of a durable file.
  *
  * A stage has no descriptor of its own: one file more that is staged must not
  * take one from all others. Who has a reference can open it until he puts it;
@@ -102,6 +103,13 @@ struct stage {
 	/* Whose share the slot is of, if any's (stages.shares); stages.lock */
 	bool shared;
 	uid_t uid;
+	/*
+	 * What it was allocated in memory, but for a segment's, and whether
+	 * that counts as the user's: when it is clean it can go at any time.
+	 * stages.lock
+	 */
+	uint64_t memory_bytes;
+	bool counted;
 	bool sealed; /* see above; nobody opens it for writing */
 	/* Somebody of an earlier connection may write to it, and it could not
 	 * be copied: see held.h. Set before there are threads. */
@@ -150,7 +158,8 @@ struct stages {
 	struct lock lock;
 	uint32_t *free_slot; /* stack of free slots */
 	uint32_t free_count;
-	struct shares shares; /* of the slots */
+	struct shares shares; /* of the slots, and of the memory */
+	uint64_t clean_bytes; /* memory_bytes of those in the list */
 	uint64_t next_number;
 	struct stage_list clean; /* those that were not used longest first */
 	struct stage_fds fds; /* has a lock of its own */
@@ -197,12 +206,21 @@ void stages_sweep(struct stages *st);
 
 /*
  * A new, empty, dirty stage for ino, one reference. size_bytes: what the file
- * is expected to become, 0 when that is not known. Its slot does not count yet:
+ * is expected to become, 0 when that is not known. It is on the disk when it
+ * does not fit into memory, or the user has his share of that (shares.h). Its
+ * slot does not count yet:
  * nobody finds the stage, nor would another daemon, until stage_show().
  * -ENFILE: there is no slot. -EDQUOT: uid has his share of them (shares.h).
  */
 int stage_create(struct stages *st, uint64_t ino, uid_t uid,
 		 uint64_t size_bytes, struct stage **ret_stage);
+/*
+ * The same in memory, for what is nobody's yet and will be a clean one: nobody
+ * is asked for room, and as much again is left. -ENOSPC: there is no room, or
+ * there are to be no clean stages.
+ */
+int stage_create_cache(struct stages *st, uint64_t ino, uint64_t size_bytes,
+		       struct stage **ret_stage);
 /* One of the last daemon is of this user's share. */
 void stage_own(struct stages *st, struct stage *s, uid_t uid);
 void stage_show(struct stage *s);
@@ -243,8 +261,7 @@ void stage_drop(struct stages *st, struct stage *s);
  * The file is to become this large: allocate its memory, if there is room and
  * it is staged there.
  */
-void stage_allocate(struct stages *st, const struct stage *s,
-		    uint64_t size_bytes);
+void stage_allocate(struct stages *st, struct stage *s, uint64_t size_bytes);
 
 /*
  * A stage for a segment: exactly size_bytes of memory, allocated, and of no

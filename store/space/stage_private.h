@@ -51,6 +51,7 @@ int stage_new_slot(struct stages *st, uint64_t ino, uid_t uid,
  */
 int stage_make_memory(struct stages *st, struct stage *s, uint64_t size_bytes,
 		      bool ask);
+
 /* All but the slot's ino, which makes it count: see stage_show(). */
 void stage_write_slot(struct stage *s);
 

@@ -273,10 +273,13 @@ void stages_release(struct stages *st)
 static int stage_find_memory(struct stages *st, struct stage *s)
 {
 	SCOPED(scope_close) int fd = stage_open(st, s, O_RDONLY);
+	struct stat sb;
 
 	if (fd < 0)
 		return fd;
 	s->sealed = stage_is_sealed(fd);
+	if (fstat(fd, &sb) == 0)
+		s->memory_bytes = (uint64_t)sb.st_blocks * 512;
 	return 0;
 }
 

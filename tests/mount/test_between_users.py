@@ -355,5 +355,39 @@ def gc_drops_the_callers_cache_alone(m):
     assert both - hers == hers - used(), (both, hers, used())
 
 
+@ck.mounted("stage_size=128M,debug_hold_drain")
+def one_users_saves_leave_memory_to_who_was_left_without(m):
+    """Alone he has all of it. What does not fit is staged on the disk, and
+    nobody is refused."""
+    homes(m)
+    size = 20 * MIB
+
+    def save(who, uid, name):
+        path = m.path(who, name)
+        before = m.status()["staged_memory_bytes"]
+        as_user(lambda: put(path, data(size, name)), uid)
+        return m.status()["staged_memory_bytes"] - before >= size
+
+    for who, uid in (("alice", ALICE), ("bob", BOB)):
+        save(who, uid, "step_0")  # the series has a size
+        m.flush()
+        m.remount()  # and there are no caches
+    got = [save("alice", ALICE, f"step_{i}") for i in range(1, 8)]
+    assert sum(got) >= 5 and not got[-1], got
+    assert not save("bob", BOB, "step_1")
+    m.flush()
+    # From now on she has as much as she leaves.
+    got = [save("alice", ALICE, f"step_{i}") for i in range(10, 17)]
+    assert 2 <= sum(got) <= 3, got
+    assert save("bob", BOB, "step_2")
+    m.flush()
+    for i in (*range(8), *range(10, 17)):
+        same(as_user(lambda p=m.path("alice", f"step_{i}"): get(p), ALICE),
+             data(size, f"step_{i}"), i)
+    for i in range(3):
+        same(as_user(lambda p=m.path("bob", f"step_{i}"): get(p), BOB),
+             data(size, f"step_{i}"), i)
+
+
 if __name__ == "__main__":
     ck.main()

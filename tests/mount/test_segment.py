@@ -70,7 +70,7 @@ def wait_returns_when_it_is_durable_and_segments_are_used_again(m):
         ino = segment.commit(m.mnt, f"step_{step}")
         c.wait(ino)
         assert m.state(m.path(f"step_{step}")) == "durable"
-    assert len(seen) == 2, seen
+    assert len(seen) <= 2, seen
     for step in range(6):
         same(get(m.path(f"step_{step}")), data(SIZE, step), step)
     c.close()
@@ -197,6 +197,53 @@ def until_a_replacement_is_durable_a_power_cut_leaves_the_old_content(m):
     same(get(m.path("f")), data(ck.MIB, "old"))
 
 
+def seen_by_new_readers(path):
+    """What read() and both kinds of mappings show; they agree."""
+    got = get(path)
+    with open(path, "rb") as f:
+        for access in (mmap.ACCESS_READ, mmap.ACCESS_COPY):
+            with mmap.mmap(f.fileno(), 0, access=access) as view:
+                same(view[:], got, access)
+    return got
+
+
+@ck.mounted()
+def what_a_client_writes_into_a_durable_file_is_seen_by_nobody(m):
+    """A late copy of a device, or a program with a fault: it has the memory
+    that it saved through mapped for good."""
+    path = m.path("f")
+    for size in (SIZE, 200 * ck.KIB):
+        c = Client(m.mnt)
+        segment = fill(c.acquire(size=size), 1)
+        c.wait(segment.commit(m.mnt, "f"))
+        digest = ck.xattr(path, "digest")
+        for seed in (2, 3):
+            segment.memory[:] = data(size, seed)
+            same(seen_by_new_readers(path), data(size, 1), size)
+            assert ck.xattr(path, "digest") == digest
+            m.remount()  # he goes on all the same
+        c.close()
+
+
+@ck.mounted("debug_hold_drain")
+def who_read_a_save_before_it_was_durable_leaves_it_to_the_next(m):
+    c = Client(m.mnt)
+    path = m.path("f")
+    segment = fill(c.acquire(size=SIZE), 1)
+    segment.commit(m.mnt, "f")
+    with open(path, "rb") as f:
+        view = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+    same(view[:], data(SIZE, 1))
+    m.flush(path)
+    assert m.state(path) == "durable"
+    segment.memory[:] = data(SIZE, 2)
+    view.close()
+    # The kernel is told to forget the file, once a second.
+    ck.until("it is read from elsewhere", lambda: get(path) == data(SIZE, 1))
+    same(seen_by_new_readers(path), data(SIZE, 1))
+    c.close()
+
+
 @ck.mounted()
 def a_mapping_keeps_its_bytes_while_the_client_goes_on(m):
     c = Client(m.mnt)
@@ -240,7 +287,7 @@ def what_was_only_read_is_used_again(m):
         seen.add(segment.id)
         c.wait(segment.commit(m.mnt, f"f{step}"))
         same(get(m.path(f"f{step}")), data(SIZE, step), step)
-    assert len(seen) == 2, seen
+    assert len(seen) <= 2, seen
     c.close()
 
 

@@ -97,6 +97,40 @@ static void who_has_his_share_is_told_of_once(void **state)
 	shares_release(&s);
 }
 
+/* One user has all the memory, until another one has gone without. */
+static void a_share_of_the_memory_grows_while_nobody_wants_it(void **state)
+{
+	struct shares s = { 0 };
+	int64_t now = 1000;
+
+	(void)state;
+	assert_true(shares_take_bytes(&s, USER, 60, 100, now));
+	assert_true(shares_take_bytes(&s, USER, 40, 40, now));
+	shares_want(&s, OTHER, now);
+	assert_false(shares_take_bytes(&s, USER, 1, 0, now));
+	shares_give_bytes(&s, USER, 60);
+	/* 40 are his, and of the 60 he would leave 50. */
+	assert_true(shares_take_bytes(&s, USER, 10, 60, now));
+	assert_false(shares_take_bytes(&s, USER, 10, 50, now));
+	/* So he is in want as well, and the other one has his share. */
+	assert_true(shares_take_bytes(&s, OTHER, 25, 50, now));
+	assert_false(shares_take_bytes(&s, OTHER, 25, 25, now));
+	assert_true(shares_take_bytes(&s, 0, 25, 25, now));
+	shares_give_bytes(&s, 0, 25);
+	/* Whoever comes within the hour is in want yet. */
+	now += SHARES_WANT_NS;
+	assert_true(shares_take_bytes(&s, OTHER, 1, 50, now));
+	now += SHARES_WANT_NS;
+	assert_false(shares_take_bytes(&s, USER, 10, 24, now));
+	shares_give_bytes(&s, OTHER, 26);
+	assert_true(shares_take_bytes(&s, USER, 50, 50, now + 1));
+	assert_true(
+		shares_take_bytes(&s, OTHER, 1, 1, now + 2 + SHARES_WANT_NS));
+	shares_give_bytes(&s, OTHER, 1);
+	shares_give_bytes(&s, USER, 100);
+	shares_release(&s);
+}
+
 /* An open file of a user, which is not closed. */
 static int open_as(struct live *l, const char *path, uid_t uid,
 		   struct handle *ret)
@@ -210,6 +244,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_user_has_no_more_than_are_left),
 		cmocka_unit_test(root_has_all),
 		cmocka_unit_test(who_runs_the_daemon_has_all),
+		cmocka_unit_test(
+			a_share_of_the_memory_grows_while_nobody_wants_it),
 		cmocka_unit_test(who_has_his_share_is_told_of_once),
 		cmocka_unit_test(one_user_leaves_room_for_others),
 		cmocka_unit_test(what_the_last_daemon_left_is_of_his_share),
