@@ -25,7 +25,7 @@ static const int ending_signals[] = { SIGHUP, SIGINT, SIGTERM };
 /* Of the one mount of this process: a handler has no argument. */
 static struct {
 	struct sigaction old[SIGNALS];
-	sem_t *post;
+	struct fs *fs;
 	/* Written by the first signal, before `came` is. */
 	bool from_process;
 	pid_t pid;
@@ -44,11 +44,12 @@ static void on_signal(int number, siginfo_t *info, void *context)
 		noted.pid = noted.from_process ? info->si_pid : 0;
 		noted.uid = noted.from_process ? info->si_uid : 0;
 		atomic_store(&noted.came, number);
-		(void)sem_post(noted.post);
+		(void)sem_post(&noted.fs->answered);
 	}
 	for (size_t i = 0; i < SIGNALS; i++)
 		if (ending_signals[i] == number)
 			noted.old[i].sa_handler(number);
+	(void)sem_post(&noted.fs->moved); /* the session has ended now */
 }
 
 /* One that is ignored (nohup) stays so. */
@@ -63,7 +64,7 @@ void ending_note_signals(struct ending *e)
 				  .sa_flags = SA_SIGINFO };
 
 	(void)sigemptyset(&ours.sa_mask);
-	noted.post = &e->fs->answered;
+	noted.fs = e->fs;
 	for (size_t i = 0; i < SIGNALS; i++) {
 		CHECK(sigaction(ending_signals[i], NULL, &noted.old[i]) == 0);
 		if (has_handler(&noted.old[i]))

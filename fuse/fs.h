@@ -13,8 +13,8 @@
  *     flags of its open. Both mean the same to another daemon.
  *  6. Operations may block (fsync, a publishing rename): the loop starts
  *     further threads, up to FS_THREADS_MAX, or fewer where the process may
- *     have few descriptors: the drain must find one at any time. When all of
- *     them wait nobody is served, and no signal is heard of.
+ *     have few descriptors: the drain must find one at any time. Which requests
+ *     may wait for the drain says loop.c: they never have all threads.
  *  7. What may wait for the drain is between waiting_begin() and waiting_end()
  *     (waiting.h), so that a signal ends it.
  */
@@ -61,6 +61,8 @@ struct fs {
 	struct ending *ending; /* set while it is served */
 	/* Posted by op_init, by signals, and when the session ends. */
 	sem_t answered;
+	/* Posted for the loop: by signals, when the session ends (loop.c). */
+	sem_t moved;
 	unsigned threads; /* of the loop, at most; set before it runs */
 	atomic_uint forgetting; /* of these, who tells the kernel: ops_file.c */
 	atomic_bool initialised; /* op_init was there */

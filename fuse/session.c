@@ -22,6 +22,7 @@
 
 #include "fuse/device.h"
 #include "fuse/ending.h"
+#include "fuse/loop.h"
 #include "fuse/place.h"
 #include "fuse/server.h"
 #include "fuse/teller.h"
@@ -121,9 +122,9 @@ static bool may_be_stacked(int dirfd)
 {
 	struct statfs fs;
 
-	return fstatfs(dirfd, &fs) < 0 ||
-	       fs.f_type == OVERLAYFS_SUPER_MAGIC ||
-	       fs.f_type == ECRYPTFS_SUPER_MAGIC || fs.f_type == FUSE_SUPER_MAGIC;
+	return fstatfs(dirfd, &fs) < 0 || fs.f_type == OVERLAYFS_SUPER_MAGIC ||
+	       fs.f_type == ECRYPTFS_SUPER_MAGIC ||
+	       fs.f_type == FUSE_SUPER_MAGIC;
 }
 
 /*
@@ -314,21 +315,14 @@ const struct fuse_lowlevel_ops fs_ops = {
 	.ioctl = op_ioctl,
 };
 
-static void session_loop(struct fs *fs)
+/* 0 or -errno. */
+static int session_loop(struct fs *fs)
 {
-	struct fuse_loop_config *config = fuse_loop_cfg_create();
-
-	if (!config)
-		return;
-	fuse_loop_cfg_set_clone_fd(config, 0);
 	fs->threads =
 		io_fd_share(25, FS_THREADS_MAX * FS_THREAD_FDS) / FS_THREAD_FDS;
 	if (fs->threads < FS_THREADS_MIN)
 		fs->threads = FS_THREADS_MIN;
-	fuse_loop_cfg_set_max_threads(config, fs->threads);
-	fuse_loop_cfg_set_idle_threads(config, FS_IDLE_THREADS);
-	(void)fuse_session_loop_mt(fs->se, config);
-	fuse_loop_cfg_destroy(config);
+	return loop_run(fs);
 }
 
 int session_new(struct fs *fs, struct fuse_args *args, bool debug)
@@ -390,22 +384,23 @@ static int serve(struct fs *fs, struct announcer *a)
 {
 	pthread_t thread;
 	int rc = -pthread_create(&thread, NULL, announce, a);
+	bool announces = rc == 0;
 
 	if (rc == 0)
-		session_loop(fs);
+		rc = session_loop(fs);
 	atomic_store(&fs->ended, true);
 	/* Before the session's descriptor may be another's: they use it. */
 	teller_stop(TAKE(fs->teller));
 	server_stop(TAKE(fs->server));
 	fuse_session_unmount(fs->se);
-	if (rc < 0)
+	if (!announces)
 		return rc;
 	(void)sem_post(&fs->answered); /* the kernel may have asked nothing */
 	CHECK(pthread_join(thread, NULL) == 0);
 	ending_say_unmounted(fs->ending);
 	if (a->noted)
 		umount8_forget(fs->mountpoint);
-	return 0;
+	return rc;
 }
 
 /* A mount without segments is a mount all the same. */
@@ -453,6 +448,7 @@ int session_run(struct fs *fs, void (*ready)(void *arg), void *arg)
 #endif
 	};
 	CHECK(sem_init(&fs->answered, 0, 0) == 0);
+	CHECK(sem_init(&fs->moved, 0, 0) == 0);
 	ending_init(&ending, fs);
 	fs->ending = &ending;
 	rc = fuse_set_signal_handlers(fs->se);
@@ -470,6 +466,7 @@ int session_run(struct fs *fs, void (*ready)(void *arg), void *arg)
 	ending_release(&ending);
 	fuse_remove_signal_handlers(fs->se);
 	(void)sem_destroy(&fs->answered);
+	(void)sem_destroy(&fs->moved);
 	/* The kernel is gone: nothing can be invalidated or closed there. */
 	fs->store->files.kernel = (struct kernel_hooks){ 0 };
 	return rc == 0 ? 0 : -EIO;
