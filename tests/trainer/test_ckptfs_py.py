@@ -147,46 +147,14 @@ def parity(folder):
             for index in where:
                 same({name: mine[index]}, {name: table[name][index]}, index)
             raises(IndexError, lambda: mine[999])
-        own = ours.get_slice("table")[2:3]
-        own += 1  # it is the caller's
+        with ckptfs.safe_open(files.path("table"), "pt") as other:
+            own = other.get_slice("table")[2:3]
+            own += 1  # what is written is in no other open file
         assert ours.get_slice("table")[2, 0] == table["table"][2, 0]
         assert (arrays.get_slice("table")[1:3, ::7] ==
                 table["table"].numpy()[1:3, ::7]).all()
         raises(KeyError, ours.get_slice, "no such tensor")
     raises(ValueError, lambda: mine[0], says="is closed")
-    calls(files.path("table"), files.path("by name"), table, files.plain)
-
-
-def calls(there, made, table, plain):
-    """What safetensors is called by, ours is called by as well."""
-    import inspect
-    from safetensors.torch import load_file, load_model, save_file
-    import safetensors.torch
-    import ckptfs
-    for theirs, ours in ((save_file, ckptfs.save_file),
-                         (load_file, ckptfs.load_file)):
-        mine = inspect.signature(ours).parameters
-        for name, one in inspect.signature(theirs).parameters.items():
-            assert mine[name].kind == one.kind and \
-                mine[name].default == one.default, (theirs, name)
-        assert list(mine)[:2] == list(inspect.signature(theirs).parameters)[:2]
-    ckptfs.save_file(tensors=table, filename=made, metadata=None, plain=plain)
-    same(ckptfs.load_file(filename=made, device="cpu", backend="pread"), table,
-         "by name")
-    with ckptfs.safe_open(filename=there, framework="pytorch", device="cpu",
-                          backend="mmap") as f:
-        assert len(f.keys()) == len(table)
-    raises(ValueError, ckptfs.load_file, there, backend="magic", says="backend")
-    import torch
-    model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
-    ckptfs.save_file(model.state_dict(), made, plain=plain)
-    before = safetensors.torch.load_file
-    safetensors.torch.load_file = ckptfs.load_file
-    try:
-        load_model(other, made)
-    finally:
-        safetensors.torch.load_file = before
-    same(other.state_dict(), model.state_dict(), "load_model")
 
 
 def into(folder):
@@ -318,9 +286,8 @@ def ownership(folder):
         files.save({"a": torch.zeros(2)}, "x")
         os.unlink(files.path("x"))
         assert held.get_tensor("a").tolist() == [0, 1, 2, 3, 4]
-    for closed in (held.metadata, held.get_tensors):
+    for closed in (held.metadata, held.get_tensors, held.keys):
         raises(ValueError, closed, says="is closed")
-    assert held.keys() == ["a", "b"]
 
 
 def errors(folder):
@@ -341,8 +308,9 @@ def errors(folder):
         raises(ValueError, files.save, tensors, "bad")
         raises(ValueError, their_save, tensors, files.path("bad"))
     raises(TypeError, files.save, {1: one["a"]}, "bad")
+    raises(RuntimeError, files.save, {"a": torch.zeros(2, device="meta")},
+           "bad", says="Key `a`")
     for tensors in ({"a": torch.zeros(2, dtype=torch.complex128)},
-                    {"a": torch.zeros(2, device="meta")},
                     {"a": np.array(["x"])}, {"__metadata__": one["a"]},
                     {"a\0b": one["a"]}):
         raises(ValueError, files.save, tensors, "bad")
@@ -367,7 +335,7 @@ def errors(folder):
     files.save(one, "good")
     with ckptfs.open_file(files.path("good")) as f:
         raises(KeyError, f.get_tensor, "b")
-    raises(ValueError, ckptfs.open_file, files.path("good"), "tf")
+    raises(ValueError, ckptfs.open_file, files.path("good"), "magic")
     files.save({"a": torch.zeros(2).bfloat16()}, "bf16")
     raises(TypeError, files.load, "bf16", framework="np", says="BF16")
     assert isinstance(ckptfs.gpu_state(), str)

@@ -7,12 +7,15 @@ segments; what differs from save to save are its flags (ckpt_begin_with()).
 import atexit
 import contextlib
 import ctypes
+import errno
 import glob
 import os
 import sys
 import threading
 import time
 import weakref
+
+from ._errors import also
 
 PLAIN, NO_GPU, SKIP_UNCHANGED, SEGMENT_ONLY = 1, 2, 4, 8  # enum ckpt_flags
 HOST = -1  # CKPT_DEVICE_HOST
@@ -253,17 +256,21 @@ def handle():
         stay()
 
 
-def error(rc, path=None):
-    """The exception for a call of this thread that has just failed."""
+def error(rc, path=None, *, of_format=False):
+    """The exception for a call of this thread that has just failed; of_format:
+    safetensors would raise its SafetensorError."""
     sentence = lib().ckpt_last_error().decode("utf-8", "replace")
+    kind = type(OSError(-rc, sentence))  # FileNotFoundError and the like
+    if of_format:
+        kind = also(kind)
     if path is None:
-        return OSError(-rc, sentence)
-    return OSError(-rc, sentence, os.fsdecode(path))
+        return kind(-rc, sentence)
+    return kind(-rc, sentence, os.fsdecode(path))
 
 
-def check(rc, path=None):
+def check(rc, path=None, *, of_format=False):
     if rc < 0:
-        raise error(rc, path)
+        raise error(rc, path, of_format=of_format)
     return rc
 
 
@@ -287,14 +294,15 @@ class OpenFile:
         opened = ctypes.c_void_p()
         encoded = encode_path(path)
         with handle() as ours:
-            check(getattr(self._lib, function)(ours, encoded,
-                                               ctypes.byref(opened)), path)
+            rc = getattr(self._lib, function)(ours, encoded,
+                                              ctypes.byref(opened))
+            check(rc, path, of_format=rc == -errno.EBADMSG)
             self._file = opened
             process().open.add(self)
 
     def _opened(self):
         if self._file is None:
-            raise ValueError(f"{os.fsdecode(self.path)} is closed")
+            raise also(ValueError)(f"{os.fsdecode(self.path)} is closed")
         return self._file
 
     def close(self):

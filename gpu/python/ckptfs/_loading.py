@@ -1,9 +1,19 @@
 """Loading: an open safetensors file, its tensors and slices of them."""
 import ctypes
+import importlib
 import os
 
 from . import _library as c
-from ._tensors import TORCH_NAMES, has_memory, is_rocm, local, torch_table
+from ._errors import also
+from ._tensors import has_memory, is_rocm, local, numpy_dtype, torch_table
+
+_TORCH = ("pt", "torch", "pytorch")
+# What makes another framework's own of numpy's arrays; None: nothing does.
+_OF_NUMPY = {"np": None, "numpy": None,
+             **dict.fromkeys(("flax", "jax"), ("jax.numpy", "array")),
+             **dict.fromkeys(("tf", "tensorflow"),
+                             ("tensorflow", "convert_to_tensor")),
+             "mlx": ("mlx.core", "array")}
 
 _HUGE = 2 << 20  # bytes
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -42,7 +52,8 @@ class _Mapping:
 
 class Slice:
     """A tensor of a file that is read when it is indexed, and no more of it
-    than that takes."""
+    than that takes. A torch tensor of the host lies where get_tensor()'s does:
+    nothing is copied."""
 
     def __init__(self, file, name):
         self._file, self._name = file, name
@@ -66,11 +77,10 @@ class File(c.OpenFile):
     _maps = True  # else tensors have memory of their own at once
 
     def __init__(self, path, framework="pt", device="cpu"):
-        if framework not in ("pt", "torch", "pytorch", "np", "numpy"):
-            raise ValueError(f"framework {framework!r}: give 'pt' or 'np'")
+        self._numpy = framework not in _TORCH
+        self._device = _check_device(device, framework)
+        self._convert = self._numpy and _converter(framework)
         super().__init__(path, "ckpt_file_open")
-        self._numpy = framework in ("np", "numpy")
-        self._device = device
         self._private = None  # all of it, mapped for tensors
         # By offset, as the library has them; they are gone after a close.
         self._entries = {}
@@ -82,7 +92,11 @@ class File(c.OpenFile):
 
     def _entry(self, name):
         self._opened()
-        return self._entries[name]
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise also(KeyError)(f"{os.fsdecode(self.path)} does not contain "
+                                 f"tensor {name}") from None
 
     def __len__(self):
         return len(self._entries)
@@ -98,10 +112,12 @@ class File(c.OpenFile):
 
     def keys(self):
         """The names, sorted."""
+        self._opened()
         return sorted(self._entries)
 
     def offset_keys(self):
         """The names, in the order of the tensors in the file."""
+        self._opened()
         return list(self._entries)
 
     def metadata(self):
@@ -126,10 +142,10 @@ class File(c.OpenFile):
 
     def get_tensors(self, names=None):
         """Those tensors, or all: one call is faster than one for each."""
-        names = list(self._entries if names is None else names)
-        wanted = {name: self._entries[name] for name in names}
         with self._lock:
             self._opened()  # and stays so: what an entry says is the file's
+            names = list(self._entries if names is None else names)
+            wanted = {name: self._entry(name) for name in names}
             make, device, to = self._numpy_maker() if self._numpy else \
                 self._torch_maker(self._device)
             if device == c.HOST and self._maps and not self._numpy:
@@ -142,8 +158,7 @@ class File(c.OpenFile):
                          tensor.data_ptr(), device)
                         for name, tensor in made.items() if name in wanted],
                        fresh=True)
-        return {name: made[name] if to is None else made[name].to(to)
-                for name in names}
+        return {name: to(made[name]) if to else made[name] for name in names}
 
     def _in_place(self, torch, wanted):
         """Those that can be where the file is mapped; the lock is held."""
@@ -214,15 +229,22 @@ class File(c.OpenFile):
 
     def _slice(self, name, index):
         with self._lock:
-            whole = self._mapped(self._entry(name))
-            if whole is None:
-                return self.get_tensor(name)[index]
-            part = whole[index]
+            entry, own = self._entry(name), self._maps and not self._numpy
+            whole = self._in_place(_torch(), {name: entry}).get(name) \
+                if own else self._mapped(entry)
+            try:
+                if whole is None:
+                    return self.get_tensor(name)[index]
+                part = whole[index]
+            except IndexError as e:
+                raise also(IndexError)(f"`{name}`: {e}") from None
             if self._numpy:
-                return part.copy()
+                part = part.copy()
+                return self._convert(part) if self._convert else part
             if _torch().device(self._device).type != "cpu":
                 return part.contiguous().to(self._device)
-            return part.clone(memory_format=_torch().contiguous_format)
+            return part if own else part.clone(
+                memory_format=_torch().contiguous_format)
 
     def _mapped(self, entry):
         """The tensor where the file is mapped; None: that cannot be done. The
@@ -236,9 +258,8 @@ class File(c.OpenFile):
             base + entry.offset)
         if self._numpy:
             import numpy as np
-            dtype = np.dtype(self._numpy_type(np, entry))
-            return np.frombuffer(memory, np.uint8).view(dtype).reshape(
-                entry.shape[:entry.rank])
+            return np.frombuffer(memory, np.uint8).view(
+                self._numpy_type(np, entry)).reshape(entry.shape[:entry.rank])
         torch = _torch()
         dtype, shape = self._torch_shape(torch, entry)
         if (base + entry.offset) % dtype.itemsize:
@@ -249,11 +270,11 @@ class File(c.OpenFile):
     # What makes room for an entry, where that is, and where it goes then.
 
     def _numpy_type(self, np, entry):
-        ours = entry.dtype.decode()
-        theirs = TORCH_NAMES.get(ours, "")
-        if not hasattr(np, theirs) and theirs != "bool":
-            raise TypeError(f"{os.fsdecode(self.path)}: numpy has no {ours}")
-        return theirs
+        dtype = numpy_dtype(np, entry.dtype.decode())
+        if dtype is None:
+            raise TypeError(f"{os.fsdecode(self.path)}: numpy has no "
+                            f"{entry.dtype.decode()}")
+        return dtype
 
     def _numpy_maker(self):
         import numpy as np
@@ -261,7 +282,7 @@ class File(c.OpenFile):
         def make(entry):
             return np.empty(entry.shape[:entry.rank],
                             dtype=self._numpy_type(np, entry))
-        return make, c.HOST, None
+        return make, c.HOST, self._convert
 
     def _torch_shape(self, torch, entry):
         ours = entry.dtype.decode()
@@ -297,7 +318,30 @@ class File(c.OpenFile):
         def make(entry):
             dtype, shape = self._torch_shape(torch, entry)
             return torch.empty(shape, dtype=dtype, device=device)
-        return make, where, to
+        return make, where, to and (lambda tensor: tensor.to(to))
+
+
+def _check_device(device, framework):
+    """What is said of the arguments alone."""
+    if framework not in (*_TORCH, *_OF_NUMPY):
+        raise also(ValueError)(f"framework {framework!r} is invalid: give one "
+                               f"of {', '.join((*_TORCH, *_OF_NUMPY))}")
+    if device is None or isinstance(device, str) and device == "cpu":
+        return "cpu"
+    if framework not in _TORCH:
+        raise also(ValueError)(f"device {device!r} is for torch, not for "
+                               f"framework {framework!r}")
+    try:
+        _torch().device(device)
+    except (RuntimeError, TypeError, ValueError) as e:
+        raise also(ValueError)(f"device {device!r} is invalid: {e}") from None
+    return device
+
+
+def _converter(framework):
+    """Of an array that may be nobody's for longer; None: it is what is wanted."""
+    where = _OF_NUMPY[framework]
+    return where and getattr(importlib.import_module(where[0]), where[1])
 
 
 def _torch():
@@ -309,7 +353,8 @@ def open_file(filename, framework="pt", device="cpu", *, backend="mmap"):
     """Open a safetensors file: like safetensors.safe_open(), whose backends
     are taken and mean nothing: the library knows what is fastest."""
     if backend not in ("mmap", "pread"):
-        raise ValueError(f"backend {backend!r}: give 'mmap' or 'pread'")
+        raise also(ValueError)(f"backend {backend!r} is invalid: give 'mmap' "
+                               "or 'pread'")
     return File(filename, framework, device)
 
 

@@ -7,6 +7,7 @@ import os
 import threading
 
 from . import _library as c
+from ._errors import also
 from ._tensors import Adder, check_metadata, text
 
 
@@ -30,7 +31,8 @@ class Save:
         save = ctypes.c_void_p()
         with c.handle() as ours:
             c.check(self._lib.ckpt_begin_with(ours, encoded, flags,
-                                              ctypes.byref(save)), path)
+                                              ctypes.byref(save)),
+                    path, of_format=True)
             self._save = save
             self._process.open.add(self)
         self._adder = Adder(self._lib, save)
@@ -43,7 +45,7 @@ class Save:
                 for key, value in metadata.items():
                     c.check(self._lib.ckpt_metadata(
                         save, text(key, "key"), text(value, "value")),
-                        self.path)
+                        self.path, of_format=True)
                 for name, tensor in tensors.items():
                     self._adder.add(name, tensor)
         except BaseException:
@@ -64,7 +66,8 @@ class Save:
     def _start(self):
         try:
             with self._lock:
-                c.check(self._lib.ckpt_start(self._begun()), self.path)
+                c.check(self._lib.ckpt_start(self._begun()), self.path,
+                        of_format=True)
                 self._process.copying.add(self)
         except BaseException:
             self._close()
@@ -116,7 +119,7 @@ class Save:
                 return
             rc = self._lib.ckpt_commit(self._begun())
             if rc < 0:
-                self._failed = c.error(rc, self.path)
+                self._failed = c.error(rc, self.path, of_format=True)
                 self._close()
                 raise self._failed
             self._copied = True
@@ -128,7 +131,8 @@ class Save:
         self._check_process()
         with self._lock:
             self.copied()
-            c.check(self._lib.ckpt_wait(self._begun()), self.path)
+            c.check(self._lib.ckpt_wait(self._begun()), self.path,
+                    of_format=True)
 
     def __enter__(self):
         return self
@@ -155,13 +159,17 @@ def _reap():
             pass  # it stays with the save, for whoever asks
 
 
-def _begin(tensors, path, metadata, options, make=Save):
-    metadata, flags = check_metadata(metadata), _flags(*options)
+def check_tensors(tensors):
     if not isinstance(tensors, collections.abc.Mapping):
         raise ValueError("Expected a dict of [str, tensor] but received "
                          f"{type(tensors)}")
     if "__metadata__" in tensors:
-        raise ValueError("no tensor can be named `__metadata__`")
+        raise also(ValueError)("no tensor can be named `__metadata__`")
+
+
+def _begin(tensors, path, metadata, options, make=Save):
+    metadata, flags = check_metadata(metadata), _flags(*options)
+    check_tensors(tensors)
     _reap()
     save = make(path, flags)
     save._fill(tensors, metadata)

@@ -3,9 +3,11 @@ them described. Neither is imported before a tensor of its kind is met.
 """
 import ctypes
 import errno
+import operator
 import sys
 
 from . import _library as c
+from ._errors import also
 
 # safetensors' dtype -> torch's; numpy's are named alike where it has them.
 TORCH_NAMES = {
@@ -68,6 +70,15 @@ def torch_table(torch):
     return _torch_dtypes
 
 
+def numpy_dtype(np, ours):
+    """numpy's of this name; None: there is none. ml_dtypes' too, where somebody
+    has imported it, as jax does."""
+    try:
+        return np.dtype(TORCH_NAMES[ours])
+    except (KeyError, TypeError):
+        return None
+
+
 def _numpy_name(np, dtype):
     if not _numpy_names:
         for ours, theirs in TORCH_NAMES.items():
@@ -81,6 +92,43 @@ def _numpy_name(np, dtype):
 
 _shape_types = [ctypes.c_uint64 * n for n in range(c.RANK_MAX + 1)]
 _stride_types = [ctypes.c_int64 * n for n in range(c.RANK_MAX + 1)]
+
+
+# One element's bits; also the order in which safetensors has types in a file.
+BITS = {name: bits for bits, names in (
+    (8, "BOOL"), (4, "F4"),
+    (8, "U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ"),
+    (16, "I16 U16 F16 BF16"), (32, "I32 U32 F32"), (64, "C64 F64 I64 U64"))
+    for name in names.split()}
+
+
+class TensorSpec:
+    """A tensor of the host by its address, as safetensors.TensorSpec: whoever
+    makes one keeps the memory until it is saved."""
+
+    __slots__ = "_what",
+
+    def __init__(self, *, dtype, shape, data_ptr, data_len):
+        ours = next((ours for ours, theirs in TORCH_NAMES.items()
+                     if theirs == dtype), None)
+        if ours is None:
+            raise also(ValueError)(
+                f"Unknown dtype {dtype!r}: safetensors has " +
+                ", ".join(TORCH_NAMES.values()))
+        shape = [operator.index(n) for n in shape]
+        if ours == "F4":  # two elements are one of torch's
+            shape[-1:] = [n * 2 for n in shape[-1:]]
+        self._what = (ours, shape, operator.index(data_ptr),
+                      operator.index(data_len))
+
+    dtype = property(lambda self: self._what[0])
+    shape = property(lambda self: list(self._what[1]))
+    data_ptr = property(lambda self: self._what[2])
+    data_len = property(lambda self: self._what[3])
+
+    def __repr__(self):
+        return (f"TensorSpec(dtype={self.dtype!r}, shape={self.shape}, "
+                f"data_ptr={self.data_ptr}, data_len={self.data_len})")
 
 
 class Adder:
@@ -99,6 +147,10 @@ class Adder:
             self._torch(torch, name, local(tensor))
         elif np is not None and isinstance(tensor, np.ndarray):
             self._numpy(np, name, tensor)
+        elif isinstance(tensor, TensorSpec):
+            self.one.device, self.one.stream = c.HOST, None
+            self._add(name, tensor.dtype.encode(), tensor.shape, None,
+                      tensor.data_ptr, tensor)
         else:
             raise ValueError(f"Key `{name}` is invalid, expected a torch or "
                              f"numpy tensor but received {type(tensor)}")
@@ -138,8 +190,8 @@ class Adder:
                     torch.cuda.current_stream(index).cuda_stream
             one.device, one.stream = index, self.streams[index]
         elif kind == "meta":
-            raise ValueError(f"Key `{name}` is on the meta device: it has no "
-                             "data")
+            raise NotImplementedError(  # as torch's copy of it would
+                f"Key `{name}`: Cannot copy out of meta tensor: it has no data")
         elif kind != "cpu":
             t = t.detach().cpu()
         return t
@@ -147,7 +199,8 @@ class Adder:
     def _torch(self, torch, name, t):
         dtype = torch_table(torch).get(t.dtype)
         if dtype is None:
-            raise ValueError(f"Key `{name}`: safetensors has no {t.dtype}")
+            raise also(ValueError)(
+                f"Key `{name}`: safetensors has no {t.dtype}")
         if t.layout != torch.strided:
             raise ValueError(
                 f"You are trying to save a sparse tensor: `{name}` which "
@@ -178,7 +231,8 @@ class Adder:
     def _numpy(self, np, name, a):
         dtype = _numpy_name(np, a.dtype.newbyteorder("="))
         if dtype is None:
-            raise ValueError(f"Key `{name}`: safetensors has no {a.dtype}")
+            raise also(ValueError)(
+                f"Key `{name}`: safetensors has no {a.dtype}")
         # In the order of this machine, which is that of the file.
         a = np.asarray(a, dtype=a.dtype.newbyteorder("="))
         if not a.flags.c_contiguous:
@@ -210,9 +264,9 @@ class Adder:
     @staticmethod
     def _check(rc):
         if rc < 0:
-            failed = c.error(rc)
+            failed = c.error(rc, of_format=True)
             if rc in (-errno.EINVAL, -errno.EEXIST):
-                raise ValueError(failed.strerror)
+                raise also(ValueError)(failed.strerror)
             raise failed
 
 
