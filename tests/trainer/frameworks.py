@@ -1,6 +1,6 @@
 """Training frameworks, unmodified, on a fresh mount: each saves in one process,
 and another loads and compares, before and after the mount was made anew. See
-frameworks.sh, which makes what they run in.
+frameworks.sh, which makes what they run in. "hf" is two of them by ckptfs.hf.
 
 A framework is a class here whose save() and load() are its users' own calls,
 of the same numbers: state() is made of a seed in both processes.
@@ -14,6 +14,7 @@ import sys
 import trainer
 from trainer import ck
 
+PACKAGE = os.path.join(trainer.HERE, "../../gpu/python")
 VENVS = os.environ.get("CKPTFS_FRAMEWORKS", "/var/cache/ckptfs/frameworks")
 # What setup-venv.sh leaves out of torch on purpose.
 WITHOUT = re.compile(r"(nvidia|cuda|triton|torch$|torchvision|pillow)")
@@ -107,6 +108,27 @@ class Accelerate:
         accelerator.load_state(f"{folder}/state")
         assert optimizer.state_dict()["state"], "the optimizer has no state"
         print(digest(model))
+
+
+class Hf:
+    """The two by ckptfs.hf: every safetensors file, and no other, is ours."""
+    package, venv = "transformers", "torch"
+    theirs = (Transformers, Accelerate)
+
+    def save(self, folder):
+        import ckptfs.hf
+        ckptfs.hf.install()
+        for one in self.theirs:
+            one().save(folder)
+        made = [name for _, _, names in os.walk(folder) for name in names
+                if name.endswith(".safetensors")]
+        assert ckptfs.counters()["saves"] == len(made) > 2, made
+
+    def load(self, folder):
+        import ckptfs.hf
+        ckptfs.hf.install()
+        for one in self.theirs:
+            one().load(folder)
 
 
 class Lightning:
@@ -275,7 +297,7 @@ class Tensorstore:
 
 
 FRAMEWORKS = {one.__name__.lower(): one for one in (
-    Torch, Safetensors, Transformers, Accelerate, Lightning, Deepspeed,
+    Torch, Safetensors, Transformers, Accelerate, Hf, Lightning, Deepspeed,
     Torchsnapshot, Orbax, Tensorstore)}
 
 
@@ -322,7 +344,9 @@ def run(venv, *argv):
         stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=900,
         env=dict(os.environ, OMP_NUM_THREADS="2", CUDA_VISIBLE_DEVICES="",
                  JAX_PLATFORMS="cpu", HF_HUB_OFFLINE="1",
-                 TOKENIZERS_PARALLELISM="false"))
+                 TOKENIZERS_PARALLELISM="false", PYTHONPATH=PACKAGE,
+                 CKPTFS_GPU_LIBRARY=os.path.join(
+                     ck.BUILD, "gpu/libckpt_gpu.so.0")))
     assert done.returncode == 0, f"exit {done.returncode}: " + \
         done.stdout.strip()[-2000:]
     return done.stdout

@@ -16,7 +16,7 @@ set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 venvs=${CKPTFS_FRAMEWORKS:-/var/cache/ckptfs/frameworks}
-all=(torch safetensors transformers accelerate lightning deepspeed
+all=(torch safetensors transformers accelerate hf lightning deepspeed
 	torchsnapshot megatron orbax tensorstore)
 
 # The newest Python that has venv; some of them want 3.12.

@@ -321,9 +321,13 @@ class File(c.OpenFile):
         return make, where, to and (lambda tensor: tensor.to(to))
 
 
+def knows(framework):
+    return framework in (*_TORCH, *_OF_NUMPY)
+
+
 def _check_device(device, framework):
     """What is said of the arguments alone."""
-    if framework not in (*_TORCH, *_OF_NUMPY):
+    if not knows(framework):
         raise also(ValueError)(f"framework {framework!r} is invalid: give one "
                                f"of {', '.join((*_TORCH, *_OF_NUMPY))}")
     if device is None or isinstance(device, str) and device == "cpu":
