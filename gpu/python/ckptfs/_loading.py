@@ -167,20 +167,20 @@ class File(c.OpenFile):
             if self._lib.ckpt_file_map_private(
                     self._file, ctypes.byref(memory), ctypes.byref(size)) < 0:
                 return {}
-            room = (ctypes.c_uint8 * size.value).from_address(memory.value)
-            room.keeps = _Mapping(memory.value, size.value)
-            self._private = torch.frombuffer(room, dtype=torch.uint8)
-        storage, made = self._private.untyped_storage(), {}
+            self._private = \
+                (ctypes.c_uint8 * size.value).from_address(memory.value)
+            self._private.keeps = _Mapping(memory.value, size.value)
+        room, made = self._private, {}
         for name, entry in wanted.items():
             dtype, shape = self._torch_shape(torch, entry)
-            end = entry.offset + entry.bytes
-            if entry.bytes == 0 or end > len(storage) or \
-                    entry.offset % dtype.itemsize:
+            offset, size = entry.offset, entry.bytes
+            if size == 0 or offset + size > len(room) or \
+                    offset % dtype.itemsize:
                 continue
             # A storage of its own, for who asks which tensors share theirs.
-            made[name] = torch.asarray(
-                storage[entry.offset:end], dtype=torch.uint8).view(
-                    dtype).reshape(shape)
+            made[name] = torch.frombuffer(
+                room, dtype=dtype, count=size // dtype.itemsize,
+                offset=offset).view(shape)
         return made
 
     def load_into(self, tensors):
