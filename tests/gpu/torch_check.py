@@ -115,6 +115,23 @@ def check_weights(path, tensors, device, plain):
             compare(found, tensors, f"weights in buckets, {how}")
 
 
+def check_hf(path, tensors, device, plain):
+    """As transformers calls safetensors, in whose place ckptfs.hf is."""
+    import ckptfs.hf
+    ckptfs.hf.install()
+    count = ckptfs.counters()["saves"]
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+    compare({"saves": torch.tensor(ckptfs.counters()["saves"] - count)},
+            {"saves": torch.tensor(0 if plain else 1)}, "ckptfs.hf")
+    compare(safetensors.torch.load_file(path, device=device), tensors,
+            f"loaded to {device} by ckptfs.hf")
+    with safetensors.safe_open(path, framework="pt") as f:
+        slices = {name: f.get_slice(name) for name in f.keys()}
+        compare({name: one[...].to(device) for name, one in slices.items()},
+                tensors, f"slices by ckptfs.hf, moved to {device}")
+    ckptfs.hf.uninstall()
+
+
 def main():
     device, plain = options.device, is_plain(options.directory)
     path = os.path.join(options.directory, "torch_check.safetensors")
@@ -141,6 +158,8 @@ def main():
             compare(ckptfs.load_file(other, device=device), tensors,
                     f"save {seed} of safetensors")
     check_weights(path, tensors, device, plain)
+    if safetensors:
+        check_hf(other, tensors, device, plain)
     views = {"transposed": tensors["large"].t(),
              "every third": tensors["large"][::3, 1::2],
              "of one row": tensors["large"][:1].expand(50, 4096)}

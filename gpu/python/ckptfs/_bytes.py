@@ -32,9 +32,9 @@ class _Specs(Adder):
 
     def _add(self, name, dtype, shape, stride, data, keep):
         self._describe(name, dtype, shape, stride, data, keep)
-        spec = self.specs[name] = TensorSpec.__new__(TensorSpec)
-        spec._what = (dtype.decode(), list(shape), data,
-                      _bits(dtype.decode(), shape) // 8)
+        self.specs[name] = TensorSpec.of(
+            dtype.decode(), list(shape), data,
+            _bits(dtype.decode(), shape) // 8)
 
 
 def _bits(dtype, shape):
@@ -63,8 +63,7 @@ def _checked(tensor_dict):
             raise also(ValueError)(
                 f"Key `{name}`: {what[0]} of {list(what[1])} is not "
                 f"{what[3]} bytes")
-        checked[name] = TensorSpec.__new__(TensorSpec)
-        checked[name]._what = what
+        checked[name] = TensorSpec.of(*what)
     return checked
 
 

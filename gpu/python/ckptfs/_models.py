@@ -3,9 +3,11 @@ them, and loading gives it all of them again. Which one, and that the file's
 metadata says {other name: the one}, is as safetensors has it.
 """
 import os
+import sys
 
 from ._loading import load_file
 from ._saving import save_file
+from ._tensors import has_memory, local
 
 
 def _stretch(tensor):
@@ -18,7 +20,8 @@ def _stretch(tensor):
 
 
 def shared(tensors):
-    """Those that have memory in common: lists of names, of two or more."""
+    """Those of plain memory that have some in common: lists of two names or
+    more."""
     storages = {}
     for name, tensor in tensors.items():
         if tensor.device.type == "meta":
@@ -50,8 +53,10 @@ def _is_whole(tensor):
 
 def _other_names(tensors, preferred=()):
     """{name: the one that stands for it}."""
+    tensors = {name: local(tensor) for name, tensor in tensors.items()}
     stands = {}
-    for names in shared(tensors):
+    for names in shared({name: tensor for name, tensor in tensors.items()
+                         if has_memory(sys.modules["torch"], tensor)}):
         whole = sorted(n for n in names if _is_whole(tensors[n]))
         if not whole:
             raise RuntimeError(

@@ -121,6 +121,13 @@ class TensorSpec:
         self._what = (ours, shape, operator.index(data_ptr),
                       operator.index(data_len))
 
+    @classmethod
+    def of(cls, *what):
+        """Of (dtype, shape, data_ptr, data_len) as the file has them."""
+        made = cls.__new__(cls)
+        made._what = what
+        return made
+
     dtype = property(lambda self: self._what[0])
     shape = property(lambda self: list(self._what[1]))
     data_ptr = property(lambda self: self._what[2])

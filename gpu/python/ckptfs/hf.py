@@ -17,8 +17,8 @@ frameworks that only safetensors knows. What calls these three goes the same
 way: safetensors.torch.save_model() and load_model(), Trainer, Accelerator's
 save_state(), load_checkpoint_and_dispatch().
 
-Written for safetensors 0.8. Of one whose functions take something else, all is
-left as it is, and a warning says so.
+Written for safetensors 0.4 to 0.8. Of one whose functions take something else
+all is left as it is, and a warning says so.
 """
 import functools
 import inspect
