@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import types
+import typing
 import warnings
 
 import trainer
@@ -104,6 +105,12 @@ def through(folder):
             if again:
                 same(held, state(seed), "what was loaded before")
             held = loaded
+    with after.safe_open(os.path.join(
+            where, "model-00001-of-00002.safetensors"), "pt") as f:
+        assert isinstance(f, after.safe_open)
+    assert not isinstance(7, after.safe_open)
+    assert typing.Optional[after.safe_open]  # as annotations say it
+    assert isinstance(after.safe_open, type)
     both(folder, before.safetensors.torch, saved // 2)
     assert not saved or ckptfs.counters()["segments_new"], ckptfs.counters()
     ckptfs.hf.uninstall()

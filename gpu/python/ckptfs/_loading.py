@@ -204,7 +204,7 @@ class File(c.OpenFile):
             if own.device.type == "cuda" and not is_rocm(torch):
                 device = own.device.index
             elif own.device.type != "cpu":
-                room = torch.empty(shape, dtype=dtype)
+                room = torch.empty(shape, dtype=dtype, device="cpu")
             if not has_memory(torch, room) or not room.is_contiguous():
                 room = torch.empty(shape, dtype=dtype, device=own.device)
             if room is not own:

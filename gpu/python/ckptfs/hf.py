@@ -27,7 +27,7 @@ import sys
 import warnings
 
 from . import _library
-from ._loading import knows, load_file, open_file
+from ._loading import File, knows, load_file, open_file
 from ._models import shared
 from ._saving import save_file
 from ._tensors import has_memory, torch_table
@@ -72,8 +72,19 @@ def _is_opened(filename, framework, **_):
     return knows(framework) and _in_mount(filename)
 
 
+class _Opener(type):
+    """Of what is in the place of a class: what it opens is an instance of it,
+    and annotations may name it."""
+
+    def __call__(cls, *args, **options):
+        return cls.opens(*args, **options)
+
+    def __instancecheck__(cls, one):
+        return isinstance(one, (File, cls.__wrapped__))
+
+
 def _either(theirs, ours, is_ours):
-    """A function that is one or the other, as its arguments say."""
+    """What is one or the other, as its arguments say."""
     known = inspect.signature(theirs)
 
     @functools.wraps(theirs, updated=())
@@ -83,7 +94,11 @@ def _either(theirs, ours, is_ours):
         except TypeError:
             return theirs(*args, **options)  # says what is wrong
         return (ours if is_ours(**given) else theirs)(*args, **options)
-    return call
+    if not isinstance(theirs, type):
+        return call
+    return _Opener(theirs.__name__, (), {
+        "__module__": theirs.__module__, "__doc__": theirs.__doc__,
+        "__wrapped__": theirs, "opens": staticmethod(call)})
 
 
 def _is_known(theirs, ours):
