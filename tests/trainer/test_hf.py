@@ -1,5 +1,5 @@
 """ckptfs.hf: what transformers and accelerate save and load by safetensors goes
-through the mount; any other file, and what safetensors refuses, is safetensors'.
+through the mount; other files, and what safetensors refuses, are safetensors'.
 
 A stand-in calls safetensors as transformers 5 does: functions that it has
 imported by names of its own, shards with an index, slices taken by threads.
@@ -92,6 +92,7 @@ def through(folder):
     after = transformers("after")
     want = {ckptfs.File} if on_ckptfs(folder) else {theirs}
     saved = 2 if on_ckptfs(folder) else 0
+    held = {}
     for seed, module in enumerate((before, after)):
         where = os.path.join(folder, f"model-{seed}")
         for again in range(2):  # over files that are loaded

@@ -9,7 +9,6 @@ import ctypes
 import json
 import os
 
-from . import _library as c
 from ._errors import also
 from ._loading import File
 from ._saving import check_tensors, save_file

@@ -343,7 +343,7 @@ def _check_device(device, framework):
 
 
 def _converter(framework):
-    """Of an array that may be nobody's for longer; None: it is what is wanted."""
+    """Of an array that nobody else needs; None: it is what is wanted."""
     where = _OF_NUMPY[framework]
     return where and getattr(importlib.import_module(where[0]), where[1])
 
