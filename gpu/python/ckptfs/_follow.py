@@ -7,7 +7,8 @@ import os
 import select
 import time
 
-from ._versions import age, open_any
+from ._folder import age, is_name, open_any
+from ._versions import check_dtype
 
 _IN_ATTRIB, _IN_CLOSE_WRITE, _IN_MOVED_TO = 0x4, 0x8, 0x80
 _IN_ONLYDIR = 0x1000000
@@ -64,9 +65,10 @@ class Follower:
     versions, or a mount, that is not there is waited for.
     """
 
-    def __init__(self, folder, device="cpu", poll_seconds=1.0):
+    def __init__(self, folder, device="cpu", poll_seconds=1.0, dtype=None):
         self.folder = os.fsdecode(folder)
         self._device, self._poll_seconds = device, poll_seconds
+        self._dtype = check_dtype(dtype)
         # What was there when a version was returned last: path to key.
         self._seen = {}
         self._watch = _Watch()
@@ -121,15 +123,13 @@ class Follower:
         while it was looked at, of which nothing may tell any more."""
         changed = False
         with os.scandir(self.folder) as names:
-            paths = [one.path for one in names
-                     if not one.name.startswith(".") and
-                     not one.name.endswith(".tmp")]
+            paths = [one.path for one in names if is_name(one.name)]
         found = {path: key for path in paths if (key := age(path))}
         news = ((key, path) for path, key in found.items()
                 if self._seen.get(path) != key)
         for key, path in sorted(news, reverse=True):
             try:
-                version = open_any(path, self._device)
+                version = open_any(path, self._device, self._dtype)
             except OSError as e:  # removed meanwhile, or no version (yet)
                 if e.errno in (errno.ENOENT, errno.EBADMSG):
                     del found[path]

@@ -169,6 +169,8 @@ class Process:
         self.copying = set()
         # Whatever has to be closed before the handle.
         self.open = weakref.WeakSet()
+        # Memory of open files that somebody's tensors lie in, to the end.
+        self.lent = weakref.WeakSet()
 
 
 _library = None
@@ -349,7 +351,7 @@ def _finish():
             one._close()
         finally:
             one._lock.release()
-    if not free:
+    if not free or here.lent:
         return
     with here.lock:
         opened, here.handle = here.handle, None

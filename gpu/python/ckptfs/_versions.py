@@ -1,27 +1,60 @@
-"""What a version of weights is, and how it is read: a safetensors file, or a
-folder of several. It stays what it was while it is open, whatever happens to
-its name.
+"""A version of weights that is open. It stays what it was, whatever happens to
+its name. This one is a file; _folder.py has those of several.
 """
 import ctypes
 import errno
-import json
+import math
 import os
-import re
-import stat
-import threading
 
 from . import _library as c
 from ._loading import File, _torch
+from ._pieces import box_of, fill, shard_of
+from ._tensors import local
+
+
+class _Lent:
+    """The memory of an open file while tensors lie in it; the last of them
+    closes it."""
+
+    _file = None
+
+    def __init__(self, lib, file, path):
+        size = ctypes.c_uint64()
+        base = lib.ckpt_file_map(file, ctypes.byref(size))
+        if not base:
+            raise OSError(errno.EOPNOTSUPP, "it cannot be mapped",
+                          os.fsdecode(path))
+        self.memory = (ctypes.c_uint8 * size.value).from_address(base)
+        self._lib, self._file = lib, file
+        c.process().lent.add(self)
+
+    def __del__(self):
+        if self._file is not None:
+            self._lib.ckpt_file_close(self._file)
+
+
+def _lend(torch, lib, file, path):
+    """All of the file, as bytes, which keep it open from here on."""
+    lent = _Lent(lib, file, path)
+    room = lent.memory
+    del lent.memory
+    room.keeps = lent
+    return torch.frombuffer(room, dtype=torch.uint8)
 
 
 class Version(File):
     """An open version: a File, with what engines do with it. Its tensors have
-    memory of their own: a trainer's next versions want the file's."""
+    memory of their own: a trainer's next versions want the file's.
+
+    dtype: what floating-point tensors are given as, and that load_into() casts
+    to the types of its targets. None: all are as they were published."""
 
     _maps = False
+    _lent = None  # what the tensors of views() keep
 
-    def __init__(self, path, device="cpu"):
+    def __init__(self, path, device="cpu", dtype=None):
         super().__init__(path, "pt", device)
+        self._dtype = check_dtype(dtype)
 
     @property
     def name(self):
@@ -35,8 +68,104 @@ class Version(File):
         with self._lock:
             return self._lib.ckpt_file_pin(self._opened()) == 0
 
+    def views(self, pin=True):
+        """All tensors, by name, where the file itself has them: host memory
+        that every reader of the version shares, pinned for all devices, and
+        nothing copied. Nobody may write there (SIGSEGV). OSError: it cannot be
+        mapped, or pinned (ENODEV: there is no device); pin=False: no matter.
+
+        The views hold the version: it stays open, pinned and where it is until
+        close() was called and the last of them is gone, whichever comes last. A
+        child of fork may read what it has of them; to it they are not pinned.
+        """
+        with self._lock:
+            self._opened()
+            if pin:
+                c.check(self._lib.ckpt_file_pin(self._file), self.path)
+            torch = _torch()
+            if self._lent is None:
+                self._lent = _lend(torch, self._lib, self._file, self.path)
+            return {name: self._view(torch, name, entry)
+                    for name, entry in self._entries.items()}
+
+    def _view(self, torch, name, entry):
+        dtype, shape = self._torch_shape(torch, entry)
+        if not entry.bytes:
+            return torch.empty(shape, dtype=dtype)
+        if self._given(torch, entry)[0] != dtype or \
+                entry.offset % dtype.itemsize:
+            raise ValueError(
+                f"{os.fsdecode(self.path)}: `{name}` has no view: it lies "
+                f"there as {dtype}, at {entry.offset}; load it")
+        return self._lent[entry.offset:entry.offset + entry.bytes].view(
+            dtype).reshape(shape)
+
+    def close(self):
+        with self._lock:
+            lent, self._lent = self._lent, None
+            if lent is not None:  # the last view closes it
+                self._file = None
+        super().close()
+
+    _close = close
+
+    def _given(self, torch, entry):
+        """The type and shape that a tensor is given with."""
+        dtype, shape = self._torch_shape(torch, entry)
+        return (self._dtype if self._dtype is not None and
+                dtype.is_floating_point else dtype), shape
+
+    def _pieces(self, name):
+        """(file, entry, where in the tensor it begins) of each."""
+        entry = self._entry(name)
+        return [(self, entry, (0,) * entry.rank)]
+
+    def _is_made(self, torch, name):
+        """It is not in one piece in one file, as it is given."""
+        entry = self._entry(name)
+        return self._given(torch, entry)[0] != \
+            self._torch_shape(torch, entry)[0] or len(self._pieces(name)) != 1
+
+    def _fill(self, torch, jobs):
+        """Tensors that are there, with what begins at these places of whole
+        ones: (name, tensor, place). The lock is held."""
+        fill(torch, [(piece, out, at) for name, out, at in jobs
+                     for piece in self._pieces(name)])
+
+    def get_tensors(self, names=None):
+        torch = _torch()
+        with self._lock:
+            self._opened()
+            names = list(self._entries if names is None else names)
+            made = [name for name in names if self._is_made(torch, name)]
+            found = super().get_tensors(
+                [name for name in names if name not in made])
+            place, _, to = self._place(torch, self._device)
+            for name in made:
+                dtype, shape = self._given(torch, self._entries[name])
+                found[name] = torch.empty(shape, dtype=dtype, device=place)
+            self._fill(torch, [(name, found[name], (0,) * found[name].ndim)
+                               for name in made])
+        return {name: found[name].to(to) if to is not None and name in made
+                else found[name] for name in names}
+
+    def _slice(self, name, index):
+        torch = _torch()
+        with self._lock:
+            if not self._is_made(torch, name):
+                return super()._slice(name, index)
+            dtype, shape = self._given(torch, self._entry(name))
+            box = box_of(index, shape)
+            if box is None:
+                return self.get_tensor(name)[index]
+            place, _, to = self._place(torch, self._device)
+            part = torch.empty(box[1], dtype=dtype, device=place)
+            self._fill(torch, [(name, part, box[0])])
+        return part if to is None else part.to(to)
+
     def load_into(self, tensors, strict=True):
-        """Read into the memory of these tensors, by name: File.load_into().
+        """Read into the memory of these tensors, by name: File.load_into(). A
+        DTensor gets the shard of this process, however the version is sharded.
         strict: a tensor that only one side has is a ValueError."""
         if strict:
             theirs = set(self.keys())
@@ -51,10 +180,31 @@ class Version(File):
             tensors = {k: t for k, t in tensors.items() if k in self}
         super().load_into(tensors)
 
-    def buckets(self, bucket_bytes=512 << 20, device=None):
+    def _load_into(self, torch, tensors):
+        jobs, plain = [], {}
+        for name, tensor in tensors.items():
+            entry, shard = self._entry(name), shard_of(tensor)
+            own = (tensor if shard is None else shard[2]).detach()
+            dtype, shape = self._torch_shape(torch, entry)
+            begin, fits = (0,) * own.ndim, tuple(own.shape) == shape
+            if not fits and shard is not None and shard[0] == shape:
+                begin, fits = shard[1], True
+            cast = self._dtype is not None and own.dtype.is_floating_point \
+                and dtype.is_floating_point
+            made = tuple(own.shape) != shape or own.dtype != dtype or \
+                len(self._pieces(name)) != 1
+            if fits and made and (cast or own.dtype == dtype):
+                jobs.append((name, own, begin))
+            else:  # in one piece; or it says what does not fit
+                plain[name] = tensor
+        super()._load_into(torch, plain)
+        self._fill(torch, jobs)
+
+    def buckets(self, bucket_bytes=512 << 20, device=None, reuse=True):
         """All tensors, as lists of (name, tensor) that fit in bucket_bytes of
         memory, which is allocated once: each list is valid until the next is
-        taken. A larger tensor makes the memory as large.
+        taken. A larger tensor makes the memory as large. reuse=False: each list
+        has memory of its own, for a taker that keeps some for later.
 
         for bucket in version.buckets():
             model.load_weights(bucket)      # vLLM, sglang
@@ -62,121 +212,47 @@ class Version(File):
         if not isinstance(bucket_bytes, int) or bucket_bytes < 0:
             raise ValueError(f"bucket_bytes={bucket_bytes!r}: give a number "
                              "of bytes")
+        torch = _torch()
         with self._lock:
             self._opened()
-            entries = list(self._entries.values())
-            rooms, room_bytes = _pack([e.bytes for e in entries], bucket_bytes)
-        torch = _torch()
+            names = list(self._entries)
+            kinds = [self._given(torch, e) for e in self._entries.values()]
+            sizes = [math.prod(shape) * dtype.itemsize
+                     for dtype, shape in kinds]
+            rooms, room_bytes = _pack(sizes, bucket_bytes)
         where, ordinal, to = self._place(
             torch, self._device if device is None else device)
-        room = torch.empty(room_bytes, dtype=torch.uint8, device=where)
+        room = None
         for of_bucket in rooms:
-            made, targets = [], []
+            if room is None or not reuse:
+                room = torch.empty(
+                    room_bytes if reuse else sum(
+                        _aligned(sizes[index]) for index, _ in of_bucket),
+                    dtype=torch.uint8, device=where)
+            made = []
             if ordinal != c.HOST:  # who had the last one may use it yet
                 torch.cuda.current_stream(where).synchronize()
+            for index, offset in of_bucket:
+                dtype, shape = kinds[index]
+                made.append((names[index], room[
+                    offset:offset + sizes[index]].view(dtype).reshape(shape)))
             with self._lock:
                 self._opened()
-                for index, offset in of_bucket:
-                    entry = entries[index]
-                    dtype, shape = self._torch_shape(torch, entry)
-                    view = room[offset:offset + entry.bytes].view(dtype) \
-                        .reshape(shape)
-                    targets.append((entry, view.data_ptr(), ordinal))
-                    made.append((entry.name.decode(), view))
-                self._read(targets, fresh=False)
+                self._fill(torch, [(name, view, (0,) * view.ndim)
+                                   for name, view in made])
             yield made if to is None else \
                 [(name, view.to(to)) for name, view in made]
 
 
-_ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+def check_dtype(dtype):
+    if dtype is not None and not getattr(dtype, "is_floating_point", False):
+        raise ValueError(f"dtype={dtype!r}: give a floating-point type of "
+                         "torch's")
+    return dtype
 
 
-class _Folder(Version):
-    """Of several files: each tensor is one file's, which keeps its version."""
-
-    def __init__(self, path, device="cpu"):
-        self._lib, self._lock = c.lib(), threading.RLock()
-        self.path, self._numpy, self._device = path, False, device
-        self._parts = {}  # by the file's name
-        while not self._parts:
-            self._entries = {}
-            which = os.stat(path).st_ino
-            try:
-                self._open_parts()
-            finally:
-                if os.stat(path).st_ino != which:  # replaced meanwhile
-                    self.close()
-        c.process().open.add(self)
-
-    def _open_parts(self):
-        try:
-            with open(os.path.join(self.path, _INDEX), encoding="utf-8") as f:
-                files = json.load(f)["weight_map"]
-        except FileNotFoundError:
-            if not os.path.exists(os.path.join(self.path, _ONE)):
-                raise
-            files = None
-        except (ValueError, KeyError, TypeError) as e:
-            raise self._broken(f"{_INDEX} is none: {e!r}") from None
-        try:
-            for file in sorted(set(files.values())) if files else [_ONE]:
-                if not isinstance(file, str) or os.path.basename(file) != file:
-                    raise self._broken(f"{_INDEX} names {file!r}")
-                self._parts[file] = Version(os.path.join(self.path, file),
-                                            self._device)
-            for name in files or self._parts[_ONE].keys():
-                file = files[name] if files else _ONE
-                if name not in self._parts[file]:
-                    raise self._broken(f"{file} has no `{name}`")
-                self._entries[name] = self._parts[file]._entries[name]
-        except BaseException:
-            self.close()
-            raise
-        self._files = files or dict.fromkeys(self._entries, _ONE)
-
-    def _broken(self, why):
-        return OSError(errno.EBADMSG, why, os.fsdecode(self.path))
-
-    def _opened(self):
-        if not self._parts:
-            raise ValueError(f"{os.fsdecode(self.path)} is closed")
-
-    def _part(self, entry):
-        return self._parts[self._files[entry.name.decode()]]
-
-    def _read(self, wanted, fresh):
-        by_part = {}
-        for one in wanted:
-            by_part.setdefault(self._part(one[0]), []).append(one)
-        for part, ones in by_part.items():
-            with part._lock:
-                part._read(ones, fresh)
-
-    def _mapped(self, entry):
-        part = self._part(entry)
-        with part._lock:
-            return part._mapped(entry)
-
-    def metadata(self):
-        found = {}
-        with self._lock:
-            self._opened()
-            for part in self._parts.values():
-                found.update(part.metadata() or {})
-        return found or None
-
-    def pin(self):
-        with self._lock:
-            self._opened()
-            return all([part.pin() for part in self._parts.values()])
-
-    def close(self):
-        with self._lock:
-            parts, self._parts = self._parts, {}
-            for part in parts.values():
-                part.close()
-
-    _close = close
+def _aligned(size):
+    return -(-size // c.BUCKET_ALIGN) * c.BUCKET_ALIGN
 
 
 def _pack(sizes, bucket_bytes):
@@ -193,32 +269,7 @@ def _pack(sizes, bucket_bytes):
         offset, items = 0, []
         for index in order[bucket.first:bucket.first + bucket.count]:
             items.append((index, offset))
-            offset += -(-sizes[index] // c.BUCKET_ALIGN) * c.BUCKET_ALIGN
+            offset += _aligned(sizes[index])
         packed.append(items)
         most = max(most, bucket.bytes)
     return packed, most
-
-
-def open_any(path, device="cpu"):
-    return (_Folder if os.path.isdir(path) else Version)(path, device)
-
-
-def age(path):
-    """What sorts versions by age: the time of the last change, or, within one
-    tick of the clock, the numbers in the name. None: it is no version any
-    more."""
-    try:
-        found = os.stat(path)
-        which = found.st_ino, 0
-        if stat.S_ISDIR(found.st_mode):
-            index = os.path.join(path, _INDEX)
-            found = os.stat(index if os.path.exists(index) else
-                            os.path.join(path, _ONE))
-            which = which[0], found.st_ino
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    if not stat.S_ISREG(found.st_mode):
-        return None
-    parts = re.split(r"(\d+)", os.path.basename(path))
-    parts[1::2] = map(int, parts[1::2])
-    return found.st_mtime_ns, parts, which

@@ -20,30 +20,27 @@ out a large model (model.safetensors.index.json), or when it has the one file
 model.safetensors. It has to appear whole: write it under a name that ends in
 .tmp, and rename it.
 
-A rank that has a part, the shards of DTensors, publishes it (.to_local()) as
-versions of its own, in a folder of its own. Between processes on one device
-torch's own IPC handles leave the copy through the host out; see gpu/README.md
-for why they are not used here.
+Ranks that have shards (DTensors, of FSDP2 or tensor parallelism) publish them
+together, each its own, without gathering them; engines load the whole tensors
+from there, or the shards that they want themselves:
+
+    ckptfs.weights.publish_shards(model.state_dict(), "/ckpt/weights/v7")
+
+Between processes on one device torch's own IPC handles leave the copy through
+the host out; see gpu/README.md for why they are not used here.
 """
 import os
 
+from ._folder import open_any
 from ._follow import Follower
-from ._saving import Save, _begin
-from ._versions import Version, open_any  # noqa: F401
+from ._publishing import Publication, publish_gathered, remove
+from ._publishing import publish as _publish, publish_shards as _publish_shards
+from ._saving import _begin, _flags
+from ._versions import Version
 
-
-class Publication(Save):
-    """A Save whose followers are told when it is copied."""
-
-    def copied(self):
-        first = not self._copied
-        super().copied()
-        if first:
-            folder = os.path.dirname(os.fsdecode(self.path)) or "."
-            try:
-                os.utime(folder)
-            except OSError:
-                pass  # they look by themselves, only later
+__all__ = ["Follower", "Publication", "Version", "follow", "load",
+           "open_version", "publish", "publish_async", "publish_shards",
+           "remove"]
 
 
 def _check_whole(tensors):
@@ -57,8 +54,8 @@ def _check_whole(tensors):
                 any(one.is_partial() for one in placements):
             raise ValueError(
                 f"Key `{name}` is a DTensor of {list(tensor.shape)}, of which "
-                f"this rank has {own} ({placements}): publish its "
-                "full_tensor(), or its to_local() in a folder for each rank")
+                f"this rank has {own} ({placements}): call publish_shards() "
+                "on all ranks, or publish its full_tensor()")
 
 
 def publish(tensors, path, metadata=None, *, plain=False, skip_unchanged=False,
@@ -70,12 +67,7 @@ def publish(tensors, path, metadata=None, *, plain=False, skip_unchanged=False,
     removed, at any time. ValueError: of a DTensor this rank has a part alone.
     """
     _check_whole(tensors)
-    begun = _begin(tensors, path, metadata,
-                   (plain, skip_unchanged, segment_only), Publication)
-    try:
-        begun.copied()
-    finally:
-        begun._close()
+    _publish(tensors, path, metadata, (plain, skip_unchanged, segment_only))
 
 
 def publish_async(tensors, path, metadata=None, *, plain=False,
@@ -89,24 +81,50 @@ def publish_async(tensors, path, metadata=None, *, plain=False,
     return begun
 
 
-def open_version(path, device="cpu"):
-    """Open one version. OSError as ckptfs.open_file()."""
-    return open_any(path, device)
+def publish_shards(tensors, path, metadata=None, *, group=None, gather=False,
+                   plain=False, skip_unchanged=False, segment_only=False):
+    """Make what the ranks of a group have one version, the folder `path`.
+
+    All ranks call it: those of `group`, by default of all of torch.distributed,
+    or one process without it. Each writes shards of its own DTensors, and of
+    what several have (replicas, plain tensors, which are the same on all that
+    have them) one writes it. The folder has to be the same for all. When it
+    returns on a rank the version is there, and the tensors may change. If it
+    raises on one it raises on all, and there is none, whatever was there before
+    under that name excepted.
+
+    gather: rank 0 gathers the tensors and publishes one file, which every
+        reader of safetensors knows; it needs the memory for all of it.
+    Other arguments are those of publish(). ValueError: a shard is nobody's, or
+    the ranks do not agree on a tensor's type or shape.
+    """
+    options = (plain, skip_unchanged, segment_only)
+    _flags(*options)
+    (publish_gathered if gather else _publish_shards)(
+        tensors, os.fsdecode(path), metadata, group, options)
 
 
-def load(path, into=None, device="cpu", strict=True):
+def open_version(path, device="cpu", dtype=None):
+    """Open one version. OSError as ckptfs.open_file(). dtype: what its
+    floating-point tensors are given as; load_into() then casts them to the
+    types of its targets."""
+    return open_any(path, device, dtype)
+
+
+def load(path, into=None, device="cpu", strict=True, dtype=None):
     """One version: into the memory of the tensors `into`, or as new tensors on
-    `device`."""
-    with open_any(path, device) as version:
+    `device`. dtype: as for open_version()."""
+    with open_any(path, device, dtype) as version:
         if into is None:
             return version.get_tensors()
         version.load_into(into, strict)
         return into
 
 
-def follow(folder, device="cpu", poll_seconds=1.0):
+def follow(folder, device="cpu", poll_seconds=1.0, dtype=None):
     """A Follower: `for version in follow(folder)` waits for the versions that
-    appear there, from the newest of those that are there. device is where the
-    versions' tensors go by default. poll_seconds: so often it looks although
-    nothing was told; nothing tells of another node's files."""
-    return Follower(folder, device, poll_seconds)
+    appear there, from the newest of those that are there. device and dtype are
+    what the versions' tensors are given on and as: open_version(). poll_seconds:
+    so often it looks although nothing was told; nothing tells of another node's
+    files."""
+    return Follower(folder, device, poll_seconds, dtype)
