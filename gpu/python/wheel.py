@@ -8,7 +8,7 @@ as new as the wheel's name says; no other library has to be there. What of the
 library's own needs is not in every distribution is put beside it, where its
 RUNPATH ($ORIGIN) finds it, with its licence.
 
-A wheel is an archive with three small files about itself. They are written
+A wheel is an archive with four small files about itself. They are written
 here: neither setuptools nor the network is needed. The same sources and
 libraries give the same bytes.
 
@@ -51,6 +51,12 @@ Wheel-Version: 1.0
 Generator: ckptfs {version}
 Root-Is-Purelib: false
 Tag: py3-none-{platform}
+"""
+
+# vLLM loads these in each of its processes.
+ENTRY_POINTS = """\
+[vllm.general_plugins]
+ckptfs = ckptfs.vllm:register
 """
 
 
@@ -134,6 +140,7 @@ def members(options):
     yield f"{info}/WHEEL", WHEEL.format(
         version=options.version,
         platform=platform_tag(libraries.values())).encode(), False
+    yield f"{info}/entry_points.txt", ENTRY_POINTS.encode(), False
     yield f"{info}/licenses/LICENSE", contents(
         os.path.join(HERE, "../../LICENSE")), False
     given = dict(one.split("=", 1) for one in options.licence)

@@ -2,6 +2,7 @@
 outside the sources, saves and loads with the library that is in it; its name
 says what it needs; and where the daemon is of another version it says so."""
 import errno
+import importlib.metadata
 import os
 import re
 import sys
@@ -46,6 +47,14 @@ def bare(installed, path):
             else:
                 raise AssertionError(framework)
     assert ckptfs.counters()["saves"] == 0
+    plugin, = importlib.metadata.entry_points(group="vllm.general_plugins")
+    assert plugin.value == "ckptfs.vllm:register", plugin
+    try:
+        plugin.load()
+    except ModuleNotFoundError as e:
+        assert e.name in ("torch", "vllm"), e
+    else:
+        raise AssertionError("without vLLM")
     try:
         ckptfs.load_file("/nowhere/at.all")
     except FileNotFoundError as e:

@@ -187,14 +187,23 @@ class Folder(Version):
     def views(self, pin=True):
         torch = _torch()
         with self._lock:
-            self._opened()
-            for name, made in self._made.items():
-                if len(made) != 1 or self._is_made(torch, name):
-                    raise ValueError(f"{os.fsdecode(self.path)}: `{name}` has "
-                                     "no view: it is in parts, or is cast")
+            self._check_views(torch)
             theirs = {part: part.views(pin) for part in self._parts.values()}
             return {name: theirs[made[0][0]][name]
                     for name, made in self._made.items()}
+
+    def memory(self, pin=True):
+        with self._lock:
+            self._check_views(_torch())
+            return [one for part in self._parts.values()
+                    for one in part.memory(pin)]
+
+    def _check_views(self, torch):
+        self._opened()
+        for name, made in self._made.items():
+            if len(made) != 1 or self._is_made(torch, name):
+                raise ValueError(f"{os.fsdecode(self.path)}: `{name}` has no "
+                                 "view: it is in parts, or is cast; load it")
 
     def close(self):
         with self._lock:

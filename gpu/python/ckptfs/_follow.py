@@ -142,3 +142,24 @@ class Follower:
             del found[path]
             version.close()
         return None, changed
+
+
+def wait_for(path, seconds):
+    """Until the folder, which is there, is a version. FileNotFoundError: it is
+    gone, as its publisher gave up; TimeoutError."""
+    watch, end = _Watch(), time.monotonic() + seconds
+    try:
+        while True:
+            watch.begin(os.path.dirname(path) or ".")
+            left = end - time.monotonic()
+            if age(path) is not None:
+                return
+            if not os.path.isdir(path):
+                raise FileNotFoundError(errno.ENOENT, "its publisher gave it "
+                                        "up", path)
+            if left <= 0:
+                raise TimeoutError(errno.ETIMEDOUT, "it is not published "
+                                   f"within {seconds} s", path)
+            watch.wait(min(1.0, left))
+    finally:
+        watch.close()

@@ -78,15 +78,34 @@ class Version(File):
         close() was called and the last of them is gone, whichever comes last. A
         child of fork may read what it has of them; to it they are not pinned.
         """
+        torch = _torch()
         with self._lock:
-            self._opened()
-            if pin:
-                c.check(self._lib.ckpt_file_pin(self._file), self.path)
-            torch = _torch()
-            if self._lent is None:
-                self._lent = _lend(torch, self._lib, self._file, self.path)
+            self._lend(torch, pin)
             return {name: self._view(torch, name, entry)
                     for name, entry in self._entries.items()}
+
+    def memory(self, pin=True):
+        """The same for who registers memory: of each file all that is in it, as
+        one tensor of bytes, and [(name, type, shape, where it begins)] in their
+        order. They lie there without a gap."""
+        torch = _torch()
+        with self._lock:
+            self._lend(torch, pin)
+            entries = self._entries
+            first = min((e.offset for e in entries.values()), default=0)
+            end = max((e.offset + e.bytes for e in entries.values()),
+                      default=0)
+            return [(self._lent[first:end],
+                     [(name, *self._torch_shape(torch, entry),
+                       entry.offset - first)
+                      for name, entry in entries.items()])]
+
+    def _lend(self, torch, pin):
+        self._opened()
+        if pin:
+            c.check(self._lib.ckpt_file_pin(self._file), self.path)
+        if self._lent is None:
+            self._lent = _lend(torch, self._lib, self._file, self.path)
 
     def _view(self, torch, name, entry):
         dtype, shape = self._torch_shape(torch, entry)

@@ -33,9 +33,9 @@ import os
 
 from ._folder import open_any
 from ._follow import Follower
-from ._publishing import Publication, publish_gathered, remove
-from ._publishing import publish as _publish, publish_shards as _publish_shards
+from ._publishing import Publication, publish as _publish, remove
 from ._saving import _begin, _flags
+from ._together import publish_gathered, publish_shards as _publish_shards
 from ._versions import Version
 
 __all__ = ["Follower", "Publication", "Version", "follow", "load",
