@@ -253,6 +253,8 @@ def failing(folder, rank, world, meet):
     fails(ValueError, "redistribute()", {"x": DTensor.from_local(
         torch.zeros(2), mesh, [Partial(), Partial()], run_check=False)})
     fails(TypeError, "metadata", {}, metadata={"a": 1})
+    fails(ValueError, "a dict of", [("x", torch.zeros(2))])
+    fails(ValueError, "Key `x` is invalid", {"x": [1.0]})
     fails(ValueError, "rank 1" if rank != 1 else "sparse",
           {"x": torch.eye(2).to_sparse()} if rank == 1 else
           {"y": torch.eye(2)}, mine=rank == 1)
@@ -318,6 +320,9 @@ def followed(folder):
             assert version.name == "v4"
         ckptfs.weights.remove(f"{folder}/v4")
         raises(FileNotFoundError, ckptfs.weights.remove, f"{folder}/v4")
+        raises(FileNotFoundError, ckptfs.weights.remove, folder,
+               says="no version")
+        same(ckptfs.weights.load(f"{folder}/v3"), whole(3))
 
 
 def ahead(folder):
@@ -394,11 +399,24 @@ def broken(folder):
     assert ckptfs.weights.follow(folder).next(0) is None
 
 
+def again(folder):
+    """The next versions take the memory of those that are gone."""
+    import ckptfs
+    for number in range(8):
+        ckptfs.weights.publish_shards(whole(number), f"{folder}/v{number}",
+                                      segment_only=True)
+        if number:
+            ckptfs.weights.remove(f"{folder}/v{number - 1}")
+    k = ckptfs.counters()
+    assert k["saves"] == 16 and k["plain_saves"] == 0, k
+    assert k["segments_new"] <= 4 and k["segments_reused"] >= 12, k
+
+
 # --- the tests ---
 
 PROGRAMS = {f.__name__: f for f in (
     save, check, casts, other, fsdp, dying, nothing_new, failing, refused,
-    followed, ahead, broken)}
+    followed, ahead, broken, again)}
 
 
 def run(name, *argv):
@@ -442,6 +460,11 @@ def tests():
     @ck.posix
     def a_folder_that_does_not_hold_together_is_no_version(fs):
         run("broken", fs.dir)
+
+    @ck.mounted(modes=("auto",))
+    def versions_of_shards_take_the_same_memory_again(m):
+        os.mkdir(m.path("w"))
+        run("again", m.path("w"))
 
     @ck.mounted("structure=refuse", modes=("auto",))
     def no_mount_refuses_what_other_ranks_publish(m):

@@ -5,6 +5,7 @@ before, and are nobody's until a manifest names them, the last of all: whoever
 dies before leaves no version, and the next one of that name takes away what he
 left. Nothing is renamed, so in a mount nobody waits for the disk.
 """
+import errno
 import json
 import os
 import re
@@ -23,25 +24,32 @@ class Publication(Save):
         first = not self._copied
         super().copied()
         if first:
-            try:
-                _announce(os.fsdecode(self.path))
-            except OSError:
-                pass  # they look by themselves, only later
+            _announce(os.fsdecode(self.path))
 
 
 def _announce(file):
-    """Its time is after that of all others there, whatever clock they have
-    theirs of: who begins to follow goes by it. Then the folder is touched."""
     version = os.path.dirname(file) if os.path.basename(file) == MANIFEST \
         else file
     folder, name = os.path.split(version)
-    with os.scandir(folder or ".") as there:
+    # Without the one an older version may be taken for the newest; without the
+    # other they look by themselves, only later.
+    for call in (lambda: _be_latest(file, folder or ".", name),
+                 lambda: os.utime(folder or ".")):
+        try:
+            call()
+        except OSError:
+            pass
+
+
+def _be_latest(file, folder, name):
+    """Its time is after that of all others there, whatever clock they have
+    theirs of: who begins to follow goes by it."""
+    with os.scandir(folder) as there:
         others = [age(one.path) for one in there
                   if one.name != name and is_name(one.name)]
     latest = max((key[0] for key in others if key), default=0)
     if latest > os.stat(file).st_mtime_ns:
         os.utime(file, ns=(latest + 1, latest + 1))
-    os.utime(folder or ".")
 
 
 def publish(tensors, path, metadata, options):
@@ -57,7 +65,11 @@ def remove(path):
     if not os.path.isdir(path):
         os.unlink(path)
         return
-    for name in parts_of(path):
+    parts = parts_of(path)
+    if not parts:  # perhaps of versions
+        raise FileNotFoundError(errno.ENOENT, "the folder is no version",
+                                os.fsdecode(path))
+    for name in parts:
         os.unlink(os.path.join(path, name))
     shutil.rmtree(path)
 
@@ -73,7 +85,11 @@ def prune(folder, prefix, keep):
            if re.fullmatch(rf"{prefix}-\d+", name)]
     own.sort(key=lambda name: int(name[len(prefix) + 1:]))
     for name in own[:max(0, len(own) - keep)]:
-        remove(os.path.join(folder, name))
+        path = os.path.join(folder, name)
+        if parts_of(path):
+            remove(path)
+        else:  # of who died
+            shutil.rmtree(path)
 
 
 # --- The files of a folder ---------------------------------------------------

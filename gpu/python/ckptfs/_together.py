@@ -1,6 +1,7 @@
 """How the ranks of a group make one version: each says what it has, all plan
 alike who writes what of it, and the first of them commits it.
 """
+import collections.abc
 import errno
 import math
 import os
@@ -105,7 +106,13 @@ def describe(tensors):
     """{name: (type, shape, place, lengths)} of what this rank has, and the
     tensors in its memory, by name. place None: it has nothing of that one."""
     said, own = {}, {}
+    if not isinstance(tensors, collections.abc.Mapping):
+        raise ValueError("Expected a dict of [str, tensor] but received "
+                         f"{type(tensors)}")
     for name, tensor in tensors.items():
+        if not hasattr(tensor, "dtype"):
+            raise ValueError(f"Key `{name}` is invalid, expected a torch or "
+                             f"numpy tensor but received {type(tensor)}")
         placements = getattr(tensor, "placements", ())
         if any(one.is_partial() for one in placements):
             raise ValueError(f"Key `{name}` is a sum that is not made yet "

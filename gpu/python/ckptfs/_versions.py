@@ -9,7 +9,6 @@ import os
 from . import _library as c
 from ._loading import File, _torch
 from ._pieces import box_of, fill, shard_of
-from ._tensors import local
 
 
 class _Lent:

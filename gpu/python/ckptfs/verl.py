@@ -14,7 +14,7 @@ job, whose versions (verl-...) it keeps to the newest.
 
 Others can follow the same folder (ckptfs.weights.follow()).
 
-Made for the CheckpointEngine of verl 0.7 to 0.9.
+Made for the CheckpointEngine of verl 0.9.
 """
 import asyncio
 import os

@@ -27,7 +27,6 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from vllm.distributed.weight_transfer.base import (
     Shard, TrainerInitInfo, TrainerWeightTransferEngine, WeightTransferEngine,
     WeightTransferInitInfo, WeightTransferUpdateInfo)

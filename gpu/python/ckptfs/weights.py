@@ -90,8 +90,9 @@ def publish_shards(tensors, path, metadata=None, *, group=None, gather=False,
     what several have (replicas, plain tensors, which are the same on all that
     have them) one writes it. The folder has to be the same for all. When it
     returns on a rank the version is there, and the tensors may change. If it
-    raises on one it raises on all, and there is none, whatever was there before
-    under that name excepted.
+    raises on one it raises on all, and what the name meant before it still
+    means; only if a rank dies when the version is there already the others may
+    raise, and it stays.
 
     gather: rank 0 gathers the tensors and publishes one file, which every
         reader of safetensors knows; it needs the memory for all of it.
