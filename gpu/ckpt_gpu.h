@@ -254,7 +254,8 @@ CKPT_API int ckpt_file_map_private(const struct ckpt_file *f,
  * are one copy from there and none on the host. It takes longer than one read
  * by way of buffers, and is for who reads the bytes more than once. -ENODEV:
  * there is no device. Any other error, as when the driver cannot pin what may
- * only be read, costs the buffers and nothing else.
+ * only be read, costs the buffers and nothing else. What ckpt_file_map() gave is
+ * pinned from here on; a child of fork may still read it, and is given none.
  */
 CKPT_API int ckpt_file_pin(struct ckpt_file *f);
 

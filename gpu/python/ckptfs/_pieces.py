@@ -23,8 +23,10 @@ def shard_of(tensor):
     own = tensor.to_local()
     if hasattr(own, "wait"):  # a collective that is under way
         own = own.wait()
-    # The protocol by which torch.distributed.checkpoint asks for it.
-    chunks = tensor.__create_chunk_list__() if own.numel() else []
+    chunks = []
+    if own.numel() and own.shape != tensor.shape:
+        # The protocol by which torch.distributed.checkpoint asks for it.
+        chunks = tensor.__create_chunk_list__()
     if len(chunks) > 1:
         raise ValueError(f"a DTensor of {list(tensor.shape)} has {len(chunks)} "
                          "shards in this process, and may have one")
