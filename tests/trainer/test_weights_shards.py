@@ -168,6 +168,14 @@ def other(folder, rank, world, meet):
                 got = room[key]
                 got = got.full_tensor() if hasattr(got, "full_tensor") else got
                 assert torch.equal(got, full), (name, turn, key)
+        half = {k: torch.zeros_like(t).bfloat16()
+                for k, t in sharded(9, mesh, 1).items() if k in ("rows", "both",
+                                                                 "half")}
+        ckptfs.weights.load(f"{folder}/{name}", half, strict=False,
+                            dtype=torch.bfloat16)
+        for key, got in half.items():
+            assert torch.equal(got.full_tensor(),
+                               whole(int(name[1]))[key].bfloat16()), key
         before = ckptfs.counters()["host_bytes"]
         rows = {"rows": torch.zeros_like(want["rows"])}
         ckptfs.weights.load(f"{folder}/{name}", rows, strict=False)
@@ -177,26 +185,38 @@ def other(folder, rank, world, meet):
 
 
 def fsdp(folder, rank, world, meet):
-    """FSDP2's own state dicts, there and back."""
+    """FSDP2's own state dicts, over tensor parallelism where there are ranks
+    for it, there and back."""
     import torch
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel, RowwiseParallel, parallelize_module)
     import ckptfs
     join(rank, world, meet)
+    of_tensors = int(world) // 2
+    mesh = init_device_mesh("cpu", (2, of_tensors),
+                            mesh_dim_names=("data", "tensor"))
 
     def model(seed):
         torch.manual_seed(seed)
-        made = torch.nn.Sequential(torch.nn.Linear(13, 7),
-                                   torch.nn.Linear(7, 3))
+        wide = (16, 8, 4) if of_tensors > 1 else (13, 7, 3)
+        made = torch.nn.Sequential(torch.nn.Linear(*wide[:2]),
+                                   torch.nn.Linear(*wide[1:]))
         full = {k: t.clone() for k, t in made.state_dict().items()}
-        return fully_shard(made), full
+        if of_tensors > 1:
+            parallelize_module(made, mesh["tensor"], {
+                "0": ColwiseParallel(), "1": RowwiseParallel()})
+        return fully_shard(made, mesh=mesh["data"]), full
     trained, full = model(1)
-    ckptfs.weights.publish_shards(trained.state_dict(), f"{folder}/f",
+    path = f"{folder}/f{world}"
+    ckptfs.weights.publish_shards(trained.state_dict(), path,
                                   **options(folder))
     fresh, _ = model(2)
-    ckptfs.weights.load(f"{folder}/f", fresh.state_dict())
+    ckptfs.weights.load(path, fresh.state_dict())
     for name, tensor in fresh.state_dict().items():
         assert torch.equal(tensor.full_tensor(), full[name]), name
-    same(ckptfs.weights.load(f"{folder}/f"), full)
+    same(ckptfs.weights.load(path), full)
     leave()
 
 
@@ -439,6 +459,7 @@ def tests():
     @ck.posix
     def fsdp_publishes_its_state_dict_as_it_is(fs):
         ranks("fsdp", fs, 2)
+        ranks("fsdp", fs, 4)
 
     @ck.posix
     def a_rank_that_dies_leaves_no_version(fs):

@@ -155,7 +155,7 @@ class Version(File):
         with self._lock:
             self._opened()
             names = list(self._entries if names is None else names)
-            made = [name for name in names if self._is_made(torch, name)]
+            made = {name for name in names if self._is_made(torch, name)}
             found = super().get_tensors(
                 [name for name in names if name not in made])
             place, _, to = self._place(torch, self._device)
