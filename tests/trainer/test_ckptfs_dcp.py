@@ -471,19 +471,80 @@ def torch_async(folder, weights, stager, **options):
 def processes(folder, rank, world, store):
     """In torch's checkpoint process, with either stager."""
     import torch
+    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.staging import (
         DefaultStager, StagingOptions)
     from torch.distributed.checkpoint.state_dict_saver import \
         AsyncCheckpointerType
     import ckptfs.dcp
+    from finishing import LateWriter
     test_dcp.join(rank, world, store)
     weights = {"w": torch.zeros(1 << 18), "rank": torch.zeros(3)}
     for stager in (ckptfs.dcp.Stager(), DefaultStager(StagingOptions(
             False, True, False, False))):
         torch_async(folder, weights, stager,
                     async_checkpointer_type=AsyncCheckpointerType.PROCESS)
+        # Pickling moves what is shared. It was a copy.
+        assert not weights["w"].is_shared()
+    # They may change when they are copied, not only when all is over.
+    gate = f"{folder}/gate"
+    if rank == "0":
+        os.mkfifo(gate)
+    torch.distributed.barrier()
+    saved = dcp.async_save(
+        {"w": weights["w"], "list": [1]}, async_stager=ckptfs.dcp.Stager(),
+        async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+        storage_writer=LateWriter(f"{folder}/late", gate))
+    saved.staging_completion.result()
+    assert not saved.upload_completion.done()
+    before = weights["w"].clone()
+    weights["w"] += 1
+    torch.distributed.barrier()
+    if rank == "0":
+        with open(gate, "wb"):
+            pass
+    saved.upload_completion.result()
+    got = {"w": torch.zeros(1 << 18)}
+    dcp.load(got, checkpoint_id=f"{folder}/late")
+    assert torch.equal(got["w"], before)
     assert ckptfs.counters()["saves"] == 0  # all were the other process's
     leave()
+
+
+def streams(folder):
+    """What a device copies waits for what its streams had when the save was
+    asked for, and for nothing that they are given meanwhile."""
+    import threading
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    import no_device
+    import ckptfs.dcp
+    test_dcp.join(0, 1, f"{folder}.gloo")
+    no_device.stand_in()
+    for save in (ckptfs.dcp.async_save, lambda state, path: dcp.async_save(
+            state, storage_writer=ckptfs.dcp.Writer(path),
+            async_stager=ckptfs.dcp.Stager())):
+        weight = no_device.Tensor(torch.zeros(9))
+        go_on = threading.Event()
+        torch.cuda.current_stream(0).enqueue(lambda w=weight: w.held.add_(1))
+        state = {"w": weight, "list": [1]}
+        saved = save(state, f"{folder}/streams")
+        # What comes later cannot end before the save does.
+        torch.cuda.current_stream(0).enqueue(go_on.wait)
+        torch.cuda.current_stream(0).enqueue(lambda w=weight: w.held.add_(7))
+        state["list"].append(2)  # no tensor: it is the save's own
+        getattr(saved, "staging_completion", saved).result()
+        getattr(saved, "upload_completion", saved).result()
+        go_on.set()
+        torch.cuda.current_stream(0).synchronize()
+        assert (weight.held == 8).all()
+        got = {"w": torch.zeros(9), "list": [0]}
+        dcp.load(got, checkpoint_id=f"{folder}/streams")
+        assert (got["w"] == 1).all(), got
+        assert got["list"] == [1]
+    assert no_device.asked == {0}  # no context is made on another device
+    dist.destroy_process_group()
 
 
 def failing(folder, rank, world, store):
@@ -508,7 +569,7 @@ def failing(folder, rank, world, store):
 
 PROGRAMS = {f.__name__: f for f in (
     save, check, types, wrapped, reading, halves, lending, passing, arguments,
-    asynchronous, processes, failing)}
+    asynchronous, processes, streams, failing)}
 
 
 def ranks(program, fs, world):
@@ -565,6 +626,10 @@ def tests():
     @ck.posix
     def a_state_is_saved_by_another_process(fs):
         ranks("processes", fs, 2)
+
+    @ck.posix
+    def a_copy_does_not_queue_behind_what_comes_later(fs):
+        trainer.finish(trainer.start(__file__, "streams", fs.dir))
 
     @ck.posix
     def a_save_that_fails_on_one_rank_ends_on_all(fs):

@@ -28,12 +28,10 @@ some threads, a rank's own file first.
 Outside of a mount, and where the mount has no memory left, the files are
 written all the same.
 """
-import concurrent.futures
 import contextlib
 import dataclasses
 import os
 import re
-import threading
 
 import torch
 import torch.distributed as dist
@@ -42,14 +40,14 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.filesystem import _split_by_size_and_type
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType
-from torch.distributed.checkpoint.staging import AsyncStager
 from torch.futures import Future
 
-from . import _share
+from . import _share, _staging
 from ._distcp import Archive, lay_out
 from ._ranges import Ranges
 from ._reading import Passed, Piece, lends, read_file
 from ._share import by_writer
+from ._staging import Stager
 
 __all__ = ["Writer", "Reader", "Stager", "AsyncSave", "async_save",
            "by_writer"]
@@ -98,31 +96,21 @@ class Writer(FileSystemWriter):
     def write_data(self, plan, planner):
         """The files of this rank, all begun before the first is waited for."""
         if self._theirs:
-            return super().write_data(plan, planner)
-        staged = getattr(_saving, "staged", None)
-        if staged:
-            staged.wait_for_devices()
+            with _staging.copying():
+                return super().write_data(plan, planner)
         items = _split_by_size_and_type(self.thread_count, plan.items) \
             if self.single_file_per_rank else [[item] for item in plan.items]
-        saves, results = [], []
-        try:
+        results = []
+
+        def begun():
             for number, bucket in enumerate(items):
                 file = lay_out(f"{plan.storage_data.prefix}{number}{_SUFFIX}",
                                [(item, planner.resolve_data(item))
                                 for item in bucket])
-                saves.append(file.begin(os.path.join(self.path, file.name),
-                                        skip_unchanged=self._skip_unchanged))
-                results += file.results
-            for save in saves:
-                save.copied()
-            if staged:
-                staged.copied()
-            if self.sync_files:
-                for save in saves:
-                    save.wait()
-        finally:
-            for save in saves:
-                save._close()  # none of them reads a tensor any more
+                yield file.begin(os.path.join(self.path, file.name),
+                                 skip_unchanged=self._skip_unchanged)
+                results.extend(file.results)
+        _staging.write(begun(), self.sync_files)
         done = Future()
         done.set_result(results)
         return done
@@ -328,84 +316,6 @@ class Reader(FileSystemReader):
             error = error or met
         if rounds:
             _share.agree(error, self._group)
-
-
-_saving = threading.local()  # staged: what this thread saves; see _Staged
-
-
-class _Staged(concurrent.futures.Future):
-    """The state as it is. The thread that is to save it asks first, and has
-    it at once; it is done when the tensors may change. That is when a Writer
-    of that thread has copied them, or when the thread has ended, which no
-    longer reads them, whatever it did."""
-
-    def __init__(self, state):
-        super().__init__()
-        self._tensors = state
-        self._end = threading.Lock()  # guards being done
-        self.wait_for_devices = _streams()
-
-    def result(self, timeout=None):
-        if not self.done():
-            _saving.staged = self
-            threading.Thread(target=self._watch, daemon=True,
-                             args=(threading.current_thread(),)).start()
-        return self._tensors
-
-    def copied(self):
-        with self._end:
-            if not self.done():
-                self.set_result(None)
-
-    def _watch(self, saver):
-        saver.join()
-        self.copied()
-
-
-def _streams():
-    """Marks on the caller's streams, for the thread that will save."""
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return lambda: None
-    marks = {n: torch.cuda.current_stream(n).record_event()
-             for n in range(torch.cuda.device_count())}
-
-    def wait():
-        for n, mark in marks.items():
-            torch.cuda.current_stream(n).wait_event(mark)
-    return wait
-
-
-class Stager(AsyncStager):
-    """What dcp.async_save(..., async_stager=Stager()) needs to copy nothing
-    before the Writer copies it: what a device has goes to the file directly.
-
-        saved = dcp.async_save(state, storage_writer=Writer(path),
-                               async_stager=stager)
-        ...
-        saved.staging_completion.result()  # the tensors may change
-        saved.upload_completion.result()   # .metadata is there
-
-    One may be used again and again. With AsyncCheckpointerType.PROCESS the
-    other process takes the tensors themselves, and they may change when the
-    whole save has ended: there torch's DefaultStager, which copies them to
-    memory of both, is the better one. The segments are the process's that
-    writes, laid out when all ranks have agreed on a plan; nothing could be
-    staged in them before.
-    """
-
-    _last = None
-
-    def stage(self, state_dict):
-        self._last = _Staged(state_dict)
-        return self._last
-
-    def synchronize_staging(self):
-        """Wait until the tensors may change."""
-        if self._last is not None:
-            concurrent.futures.wait([self._last])
-
-    def close(self):
-        pass
 
 
 class AsyncSave:
