@@ -341,6 +341,51 @@ def passing(folder, rank, world, store):
     leave()
 
 
+def extended(folder, rank, world, store):
+    """What an extension of torch's has transformed torch writes and reads, item
+    by item, whatever is beside it."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint._extension import ExtensionRegistry
+    from ckptfs.dcp import Reader, Writer
+    from given import Zlib
+    test_dcp.join(rank, world, store)
+    registry = ExtensionRegistry()
+    registry.register(Zlib)
+    want = {"zeros": torch.zeros(1 << 18), "text": "x" * 9}
+
+    class OneSided(Writer):
+        """A writer of the first rank's alone extends."""
+        def __init__(self, path):
+            super().__init__(path, _extensions=[Zlib()] if rank == "0" else
+                             None)
+    for name, writer in (("all", lambda path: Writer(
+            path, _extensions=[Zlib()])), ("one", OneSided)):
+        path, mine = f"{folder}/extended_{name}", f"rank {rank}"
+        state = dict(want, **{mine: torch.full((5,), 1.0 + int(rank))})
+        dcp.save(state, storage_writer=writer(path))
+        assert os.path.getsize(f"{path}/__0_0.distcp") < 1 << 18
+        for reader, options in ((dcp.FileSystemReader, {}), (Reader, {}),
+                                (Reader, {"share": True})):
+            got = {"rank 1": torch.zeros(5)}
+            if rank == "0":  # the other one wants nothing of these
+                got.update({"rank 0": torch.zeros(5), "text": "",
+                            "zeros": torch.ones(1 << 18)})
+            dcp.load(got, storage_reader=reader(
+                path, _extension_registry=registry, **options))
+            assert (got["rank 1"] == 2).all(), (name, reader, got)
+            if rank == "0":
+                assert (got["rank 0"] == 1).all(), (name, reader, got)
+                assert not got["zeros"].any() and got["text"] == want["text"]
+        if rank == "0":
+            fails("Unknown extension", lambda: dcp.load(
+                {"zeros": torch.ones(1 << 18)}, storage_reader=Reader(path),
+                no_dist=True))
+        dist.barrier()
+    leave()
+
+
 def memory(anew=False):
     """The most that it has been, in bytes; anew: from what it is now."""
     if anew:
@@ -355,28 +400,9 @@ def arguments(folder):
     """They are torch's, by place and by name."""
     import torch
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint._extension import (
-        ExtensionRegistry, StreamTransformExtension)
     import ckptfs._saving
     from ckptfs.dcp import Reader, Writer
 
-    class Same(StreamTransformExtension):
-        @staticmethod
-        def registry_name():
-            return "stream.same"
-
-        @staticmethod
-        def from_descriptor(version):
-            return Same()
-
-        def get_descriptor(self):
-            return f"{self.registry_name()}/1"
-
-        def transform_to(self, output):
-            return output
-
-        def transform_from(self, input):
-            return input
     state = {"a": torch.arange(5.0), "b": torch.arange(7)}
 
     def save(path, *args, reader=Reader, **options):
@@ -397,10 +423,6 @@ def arguments(folder):
     assert save(path, True, True, 2, 10_000_000).overwrite
     fails("overwrite=False", lambda: save(path, overwrite=False))
     fails("nonsense", lambda: Writer(path, nonsense=1))
-    registry = ExtensionRegistry()
-    registry.extensions["stream.same"] = Same
-    save(f"{folder}/extended", _extensions=[Same()],
-         reader=lambda path: Reader(path, registry))
     # By default the mount orders what elsewhere is synced.
     waits, wait = [], ckptfs._saving.Save.wait
     ckptfs._saving.Save.wait = lambda save: (waits.append(save.path),
@@ -477,7 +499,7 @@ def processes(folder, rank, world, store):
     from torch.distributed.checkpoint.state_dict_saver import \
         AsyncCheckpointerType
     import ckptfs.dcp
-    from finishing import LateWriter
+    from given import LateWriter
     test_dcp.join(rank, world, store)
     weights = {"w": torch.zeros(1 << 18), "rank": torch.zeros(3)}
     for stager in (ckptfs.dcp.Stager(), DefaultStager(StagingOptions(
@@ -569,7 +591,7 @@ def failing(folder, rank, world, store):
 
 PROGRAMS = {f.__name__: f for f in (
     save, check, types, wrapped, reading, halves, lending, passing, arguments,
-    asynchronous, processes, streams, failing)}
+    extended, asynchronous, processes, streams, failing)}
 
 
 def ranks(program, fs, world):
@@ -618,6 +640,10 @@ def tests():
     @ck.posix
     def arguments_are_those_of_torch(fs):
         trainer.finish(trainer.start(__file__, "arguments", fs.dir))
+
+    @ck.posix
+    def what_an_extension_transforms_is_torchs(fs):
+        ranks("extended", fs, 2)
 
     @ck.posix
     def a_state_may_change_once_it_is_copied(fs):

@@ -49,7 +49,8 @@ def writer_rank(path):
 
 
 def wanted_pieces(plans, storage_data, groups, folder):
-    """By index and group, of what all ranks' plans want."""
+    """By index and group, of what all ranks' plans want and no extension of
+    torch's has to read."""
     wanted, sources = {}, {}
     for rank, plan in enumerate(plans):
         for item in plan.items:
@@ -57,6 +58,8 @@ def wanted_pieces(plans, storage_data, groups, folder):
     pieces = []
     for index, ranks in wanted.items():
         info = storage_data[index]
+        if info.transform_descriptors:
+            continue
         if info.relative_path not in sources:
             sources[info.relative_path] = writer_rank(
                 os.path.join(folder, info.relative_path))

@@ -275,10 +275,12 @@ class Reader(FileSystemReader):
     def read_data(self, plan, planner):
         wanted, in_turn = {}, self._threads == 1 or \
             (lends(planner) if self._lends is None else self._lends)
+        extended = []  # what an extension has to read: torch does that
         for item in plan.items:
             info = self.storage_data[item.storage_index]
             if info.transform_descriptors:
-                return super().read_data(plan, planner)  # an extension's
+                extended.append(item)
+                continue
             wanted.setdefault(item.storage_index, []).append(Piece(
                 item, info, None if item.type == LoadItemType.BYTE_IO else
                 self._stored(item.storage_index)))
@@ -301,9 +303,8 @@ class Reader(FileSystemReader):
                 by_file.setdefault(name, []).extend(pieces)
             for name in self._own_first(by_file):
                 read_file(opened(name), by_file[name], planner, in_turn)
-        done = Future()
-        done.set_result(None)
-        return done
+        return super().read_data(dataclasses.replace(plan, items=extended),
+                                 planner)
 
     def _exchange(self, rounds, passed):
         """What others have for this rank, which is wanted no longer then."""
