@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadItemType
 
 from ._distcp import Archive
-from ._ranges import device_of
+from ._ranges import Ranges, device_of
 from ._tensors import has_memory
 
 # They say more than their bytes do.
@@ -92,13 +92,22 @@ def _made_of(known, length):
     return made if made and made.offset + made.bytes <= length else None
 
 
-def _laid_out(file, places):
-    """Of each (offset, length, known) the archive that its type and shape
-    make; None: it is another, and says itself what it holds."""
-    made = [_made_of(known, length) for _, length, known in places]
-    heads = iter(file.get([(offset, len(one.head))
-                           for one, (offset, *_) in zip(made, places) if one]))
-    return [one if one and next(heads) == one.head else None for one in made]
+class Archives(Ranges):
+    """A .distcp file."""
+
+    is_mapped = False
+
+    def laid_out(self, places):
+        """Of each (offset, length, known) the archive that its type and shape
+        make; None: it is another, and says itself what it holds."""
+        made = [_made_of(known, length) for _, length, known in places]
+        heads = iter(self.get([(offset, len(one.head)) for one, (offset, *_) in
+                               zip(made, places) if one]))
+        return [one if one and next(heads) == one.head else None
+                for one in made]
+
+    def stored(self, piece):
+        return _load(_whole(self, piece))
 
 
 # --- From a file -------------------------------------------------------------
@@ -127,13 +136,13 @@ def _whole(file, piece):
 def _read_tensors(file, batch, planner):
     """Into the targets, or by way of room for the stored tensor."""
     stored, wanted = [], []
-    made = _laid_out(file, [(piece.offset, piece.length, piece.known)
-                            for piece, _ in batch])
+    made = file.laid_out([(piece.offset, piece.length, piece.known)
+                          for piece, _ in batch])
     for one, (piece, target) in zip(made, batch):
-        if not one:
-            stored.append(_load(_whole(file, piece)))
-            continue
         skipped = _fits(piece, target)
+        if not one or (skipped is None and file.is_mapped):
+            stored.append(file.stored(piece))
+            continue
         room = target if skipped is not None else torch.empty(
             piece.known[1], dtype=piece.known[0],
             pin_memory=target.device.type == "cuda")
@@ -184,7 +193,7 @@ class Passed:
                 (index, (place.offset, place.length, known)))
         for name, ones in by_file.items():
             file, wanted = self._opened(name), []
-            made = _laid_out(file, [place for _, place in ones])
+            made = file.laid_out([place for _, place in ones])
             for one, (index, (offset, *_)) in zip(made, ones):
                 room = self.room(index, not one, device)
                 held[index] = not one, room

@@ -4,11 +4,25 @@ import collections.abc
 import ctypes
 import errno
 import os
+import re
 import threading
 
 from . import _library as c
 from ._errors import also
 from ._tensors import Adder, check_metadata, text
+
+
+def is_mounted(path):
+    """Whether it is, or will be, in a mount of ours."""
+    path, found = os.path.realpath(path) + "/", ("", "")
+    with open("/proc/self/mounts", "rb") as f:
+        for line in f:
+            _, at, kind = line.split(b" ")[:3]
+            at = os.fsdecode(re.sub(rb"\\(\d{3})", lambda octal: bytes(
+                [int(octal[1], 8)]), at)).rstrip("/") + "/"
+            if len(at) >= len(found[0]) and path.startswith(at):
+                found = at, kind
+    return found[1] == b"fuse.ckptfs"
 
 
 class Save:

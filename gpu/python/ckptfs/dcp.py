@@ -44,13 +44,14 @@ from torch.futures import Future
 
 from . import _share, _staging
 from ._distcp import Archive, lay_out
-from ._ranges import Ranges
-from ._reading import Passed, Piece, lends, read_file
+from ._hf import HFReader, HFWriter, consolidate
+from ._reading import Archives, Passed, Piece, lends, read_file
+from ._saving import is_mounted
 from ._share import by_writer
 from ._staging import Stager
 
-__all__ = ["Writer", "Reader", "Stager", "AsyncSave", "async_save",
-           "by_writer"]
+__all__ = ["Writer", "Reader", "HFWriter", "HFReader", "consolidate", "Stager",
+           "AsyncSave", "async_save", "by_writer"]
 
 _SUFFIX = ".distcp"
 
@@ -91,7 +92,7 @@ class Writer(FileSystemWriter):
     def set_up_storage_writer(self, *args, **options):
         super().set_up_storage_writer(*args, **options)
         if self._sync_asked is None:
-            self.sync_files = not _is_mounted(self.path)
+            self.sync_files = not is_mounted(self.path)
 
     def write_data(self, plan, planner):
         """The files of this rank, all begun before the first is waited for."""
@@ -114,19 +115,6 @@ class Writer(FileSystemWriter):
         done = Future()
         done.set_result(results)
         return done
-
-
-def _is_mounted(path):
-    """Whether it is, or will be, in a mount of ours."""
-    path, found = os.path.realpath(path) + "/", ("", "")
-    with open("/proc/self/mounts", "rb") as f:
-        for line in f:
-            _, at, kind = line.split(b" ")[:3]
-            at = os.fsdecode(re.sub(rb"\\(\d{3})", lambda octal: bytes(
-                [int(octal[1], 8)]), at)).rstrip("/") + "/"
-            if len(at) >= len(found[0]) and path.startswith(at):
-                found = at, kind
-    return found[1] == b"fuse.ckptfs"
 
 
 def _without_rank(fqn):
@@ -270,7 +258,7 @@ class Reader(FileSystemReader):
             os.path.join(self.path, name)) != rank)
 
     def _open(self, name):
-        return Ranges(os.path.join(self.path, name))
+        return Archives(os.path.join(self.path, name))
 
     def read_data(self, plan, planner):
         wanted, in_turn = {}, self._threads == 1 or \
