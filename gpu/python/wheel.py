@@ -13,9 +13,10 @@ here: neither setuptools nor the network is needed. The same sources and
 libraries give the same bytes.
 
 Usage: wheel.py --version V --library FILE --needs FILE --out FOLDER
-           [--licence SONAME=FILE]...
+           [--beside FILE]... [--licence SONAME=FILE]...
     --library  libckpt_gpu, linked to be moved
     --needs    the same, linked for this machine: says where its libraries are
+    --beside   another library of ours
 Exit: 0 and the path of the wheel is printed; 1 with a sentence why not.
 """
 import argparse
@@ -131,7 +132,12 @@ def members(options):
     if dynamic(options.library, "RUNPATH") != ["$ORIGIN"]:
         fail(f"{options.library}: its RUNPATH is not $ORIGIN")
     beside = bundled(options.library, options.needs)
-    libraries = {soname: options.library, **beside}
+    ours = {soname: options.library}
+    for path in options.beside:
+        soname, = dynamic(path, "SONAME")
+        ours[soname] = path
+        beside.update(bundled(path, path))
+    libraries = {**ours, **beside}
     for name, path in sorted(libraries.items()):
         yield f"ckptfs/{name}", contents(path), True
     info = f"ckptfs-{options.version}.dist-info"
@@ -179,6 +185,7 @@ def main():
     parser.add_argument("--library", required=True)
     parser.add_argument("--needs", required=True)
     parser.add_argument("--out", required=True)
+    parser.add_argument("--beside", action="append", default=[])
     parser.add_argument("--licence", action="append", default=[])
     options = parser.parse_args()
     files = list(members(options))

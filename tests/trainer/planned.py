@@ -1,7 +1,7 @@
 """planned - ckptfs.dcp.Reader by the plans of `ckptctl plan`, and what it opens.
 
-The Reader's own plan is by_writer(); these ask ckptctl, for the checkpoint as
-it lies there and for what the ranks want of it. A rank opens a file once, and
+The Reader's own plan is libckpt_plan's of what the ranks want (by_writer); these
+ask ckptctl, for the checkpoint as it lies there and for what is wanted. A rank opens a file once, and
 only when the plan wants something of it; what it opened is in its ledger.
 
 Imports torch: for the processes of the trainer only.
@@ -12,7 +12,7 @@ import os
 import subprocess
 
 import torch.distributed as dist
-from ckptfs.dcp import Reader, by_writer
+from ckptfs.dcp import Reader
 
 from trainer import ck
 
@@ -51,7 +51,7 @@ class PlannedReader(Reader):
 
     def __init__(self, path, plan, policy, groups):
         by = {"by_folder": self.by_folder, "by_request": self.by_request,
-              "by_writer": by_writer}[plan]
+              "by_writer": "per_shard"}[plan]
         alone = [[rank] for rank in range(dist.get_world_size())]
         super().__init__(path, plan=by, share=groups or (
             alone if plan == "by_request" else True))

@@ -2,6 +2,7 @@
 own, for torch's own readers; its Reader reads those and torch's; the tensors
 may change once they are copied; and a save that fails on one rank ends on
 all."""
+import json
 import os
 import pickle
 import sys
@@ -292,6 +293,44 @@ def lend(share=False, folder=None, path=None):
 
 def lending(folder):
     lend(folder=folder)
+
+
+def planning(folder):
+    """Who reads what is what `ckptctl plan` says of it."""
+    import random
+    import types
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+    from ckptfs import _plan
+    from ckptfs._share import Piece
+    from planned import ask
+    for seed in range(30):
+        rng, world = random.Random(seed), 1 + seed % 7
+        pieces = [Piece(
+            MetadataIndex(f"w{number:03}"), types.SimpleNamespace(
+                relative_path="f", length=rng.randrange(1 << 20)),
+            range(world),
+            sorted(rng.sample(range(world), rng.randint(1, world))),
+            rng.choice([None, *range(world + 1)]))
+            for number in range(rng.randrange(40))]
+        for policy in ("per_shard", "pr3392", "greedy"):
+            wanted = ask("-", "--policy", policy, text=json.dumps(
+                {"num_ranks": world, "shards": [
+                    {"id": one.index.fqn, "bytes": one.bytes,
+                     "ranks": sorted({*one.wanted, *(
+                         [one.source] if one.source in one.group else [])}),
+                     "source": one.source if one.source in one.group else None}
+                    for one in pieces]}))
+            assert _plan.by(policy)(pieces, world) == \
+                [wanted[one.index.fqn] for one in pieces], (seed, policy)
+    # The same piece for two groups, and who wrote it in neither or in one.
+    def piece(group, source):
+        return Piece(MetadataIndex("w", (3, 0)), types.SimpleNamespace(
+            relative_path="f", length=5), group, list(group), source)
+    assert _plan.by("per_shard")(
+        [piece((0, 1), 3), piece((2, 3), 3)], 4) == [0, 3]
+    trainer.raises(ValueError, _plan.by, "fastest", says="'fastest'")
+    trainer.raises(OSError, _plan.by("greedy"), [piece((), None)], 4,
+                   says="w: no rank")
 
 
 def passing(folder, rank, world, store):
@@ -590,8 +629,8 @@ def failing(folder, rank, world, store):
 
 
 PROGRAMS = {f.__name__: f for f in (
-    save, check, types, wrapped, reading, halves, lending, passing, arguments,
-    extended, asynchronous, processes, streams, failing)}
+    save, check, types, wrapped, reading, halves, lending, planning, passing,
+    arguments, extended, asynchronous, processes, streams, failing)}
 
 
 def ranks(program, fs, world):
@@ -632,6 +671,10 @@ def tests():
     @ck.posix
     def a_planner_that_lends_one_room_gets_it_back(fs):
         trainer.finish(trainer.start(__file__, "lending", fs.dir))
+
+    @ck.posix
+    def who_reads_what_is_the_planners_answer(fs):
+        trainer.finish(trainer.start(__file__, "planning", fs.dir))
 
     @ck.posix
     def what_all_want_costs_nobody_memory_of_its_own(fs):

@@ -22,12 +22,12 @@ def loaded():
         return {line.split()[-1] for line in f if ".so" in line}
 
 
-def only_the_wheels(folder):
+def only_the_wheels(folder, *more):
     import ckptfs
     home = os.path.dirname(ckptfs.__file__)
     assert home.startswith(os.path.realpath(folder)), home
     ckptfs.gpu_state()
-    for name in ("libckpt_gpu", "libcjson", "libxxhash"):
+    for name in ("libckpt_gpu", "libcjson", "libxxhash", *more):
         found = [path for path in loaded() if name in path]
         assert len(found) == 1 and os.path.dirname(found[0]) == home, found
 
@@ -63,8 +63,10 @@ def bare(installed, path):
 
 def with_torch(installed, folder, mounted):
     import torch
+    import ckptfs._plan
     import ckptfs.stash
-    only_the_wheels(installed)
+    ckptfs._plan.by("greedy")
+    only_the_wheels(installed, "libckpt_plan")
     path = os.path.join(folder, "w.safetensors")
     tensors = {"a": torch.arange(1 << 20), "b": torch.ones(3).bfloat16()}
     for step in range(3):
@@ -192,7 +194,7 @@ def tests():
                 assert needed in beside or re.fullmatch(SYSTEM, needed), \
                     (name, needed)
             licences = [n for n in names if n.endswith("licenses/" + name)]
-            assert licences or name.startswith("libckpt_gpu"), name
+            assert licences or name.startswith("libckpt_"), name
         assert newest == int(tag[1]), (newest, path)
         first = ck.get(path)
         assert ck.get(build()) == first, "another build has other bytes"

@@ -129,26 +129,24 @@ _KINDS = {"p": ctypes.c_void_p, "s": ctypes.c_char_p, "z": ctypes.c_size_t,
           "u": ctypes.c_uint, "o": ctypes.c_uint64}
 
 
-def _places():
+def _places(name, folder):
     here = os.path.dirname(os.path.abspath(__file__))
-    yield os.path.join(here, _NAME)  # a wheel's
-    yield os.path.join(here, "../../../build/gpu", _NAME)
+    yield os.path.join(here, name)  # a wheel's
+    yield os.path.join(here, "../../../build", folder, name)
     # PREFIX/share/ckptfs/python/ckptfs, and Debian's lib/x86_64-linux-gnu.
     prefix = os.path.join(here, "../../../..")
     for lib in ("lib", "lib64"):
-        yield os.path.join(prefix, lib, _NAME)
-    yield from glob.glob(os.path.join(prefix, "lib/*-linux-gnu", _NAME))
+        yield os.path.join(prefix, lib, name)
+    yield from glob.glob(os.path.join(prefix, "lib/*-linux-gnu", name))
 
 
-def _load_library():
-    path = os.environ.get("CKPTFS_GPU_LIBRARY")
-    if not path:
-        path = next(filter(os.path.exists, _places()), _NAME)
+def _load_library(name, places, signatures):
+    path = next(filter(os.path.exists, places), name)
     library = ctypes.CDLL(path)  # its calls give the GIL back
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name, None)
+    for call, (result, arguments) in signatures.items():
+        function = getattr(library, call, None)
         if function is None:
-            raise ImportError(f"{path} has no {name}(): it is not the library "
+            raise ImportError(f"{path} has no {call}(): it is not the library "
                               "of this version of ckptfs", path=path)
         function.restype = result
         function.argtypes = [_KINDS[kind] for kind in arguments]
@@ -198,8 +196,23 @@ def process():
 def lib():
     global _library
     if _library is None:
-        _library = _load_library()
+        path = os.environ.get("CKPTFS_GPU_LIBRARY")
+        if path:
+            _library = _load_library(path, (), _SIGNATURES)
+        else:
+            _library = _load_library(_NAME, _places(_NAME, "gpu"), _SIGNATURES)
     return _library
+
+
+def load_beside(name, folder, signatures):
+    """Another library of ours: where the first one is, or is looked for;
+    folder: of the build tree."""
+    path, places = os.environ.get("CKPTFS_GPU_LIBRARY"), _places(name, folder)
+    if path:
+        home = os.path.dirname(os.path.abspath(path))
+        places = (os.path.join(home, name),
+                  os.path.join(home, "..", folder, name), *places)
+    return _load_library(name, places, signatures)
 
 
 def configure(*, copy_threads=None, buffer_bytes=None, gpu=None):

@@ -24,21 +24,6 @@ class Piece:
         self.source = source  # the rank that wrote the file; None: unknown
 
 
-def by_writer(pieces, world):
-    """Who wrote a file reads it; what nobody of the group wrote, the one with
-    the least to read of those that want it."""
-    load, readers = [0] * world, {}
-    for number, piece in enumerate(pieces):
-        if piece.source in piece.group:
-            readers[number] = piece.source
-            load[piece.source] += piece.bytes
-    rest = [n for n in range(len(pieces)) if n not in readers]
-    for number in sorted(rest, key=lambda n: -pieces[n].bytes):
-        readers[number] = min(pieces[number].wanted, key=lambda r: load[r])
-        load[readers[number]] += pieces[number].bytes
-    return [readers[number] for number in range(len(pieces))]
-
-
 def writer_rank(path):
     """None: not known, or there is no such file, which whoever is to read it
     will say."""

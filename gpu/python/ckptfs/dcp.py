@@ -42,16 +42,15 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.futures import Future
 
-from . import _share, _staging
+from . import _plan, _share, _staging
 from ._distcp import Archive, lay_out
 from ._hf import HFReader, HFWriter, consolidate
 from ._reading import Archives, Passed, Piece, lends, read_file
 from ._saving import is_mounted
-from ._share import by_writer
 from ._staging import Stager
 
 __all__ = ["Writer", "Reader", "HFWriter", "HFReader", "consolidate", "Stager",
-           "AsyncSave", "async_save", "by_writer"]
+           "AsyncSave", "async_save"]
 
 _SUFFIX = ".distcp"
 
@@ -172,8 +171,9 @@ class Reader(FileSystemReader):
         lists of ranks: within each of these. Rank 0 reads .metadata for all.
         Every rank has to load, with the same `share`.
     group: the process group that dcp.load() is given; `share` counts its ranks.
-    plan: who reads what, in place of ckptfs.dcp.by_writer(pieces, ranks):
-        gets Pieces, returns a rank for each.
+    plan: who reads what: a policy of libckpt_plan, as `ckptctl plan` has them
+        (per_shard, pr3392, greedy), or a function of (pieces, ranks) that
+        returns a rank for each Piece.
 
     A rank opens the file that it has written itself first. Keys that end in
     `.__tp_replica_N` are found in checkpoints that do not know them. `pieces`
@@ -181,7 +181,7 @@ class Reader(FileSystemReader):
     """
 
     def __init__(self, path, thread_count=4, *, _extension_registry=None,
-                 share=False, group=None, plan=by_writer):
+                 share=False, group=None, plan="per_shard"):
         if thread_count is None or not isinstance(thread_count, int):
             # Where torch has it.
             thread_count, _extension_registry = 4, thread_count
@@ -193,6 +193,8 @@ class Reader(FileSystemReader):
         self._share, self._group, self._plan = share, group, plan
         if not (dist.is_available() and dist.is_initialized()):
             self._share = False
+        if self._share and not callable(plan):
+            self._plan = _plan.by(plan)
         self.pieces = []
 
     def reset(self, checkpoint_id=None):
