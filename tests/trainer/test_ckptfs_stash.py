@@ -406,11 +406,14 @@ def calls_that_make_no_sense_name_what_it_is():
                         (40, "last")):
             raises(ValueError, stash.rows, 1, n, says=f"`{name}` has")
         raises(RuntimeError, stash.step().__enter__, says="not over yet")
-        for wrong in (torch.zeros(2, dtype=torch.int64), 1.5):
+        for wrong in (torch.zeros(2, 2, dtype=torch.int64), 1.5, []):
             raises(ValueError, stash.rows, wrong, ROWS, says="one integer on")
         for wrong in (-1, ROWS + 1):
             raises(ValueError, stash.rows, wrong, ROWS, says=f"count={wrong}")
-    for wrong in ({"margin": 0.9}, {"page_rows": 0}, {"ahead": -1},
+    for wrong in ({"margin": 0.9}, {"margin": 0.5, "host_margin": 0.4}):
+        raises(ValueError, make_stash, model, **wrong,
+               says="1 or more of both together")
+    for wrong in ({"margin": -1}, {"page_rows": 0}, {"ahead": -1},
                   {"host_margin": -1}, {"min_bytes": -1}):
         raises(ValueError, make_stash, model, **wrong,
                says=f"{list(wrong)[0]}={list(wrong.values())[0]}")
@@ -488,9 +491,10 @@ class Behind:
         self.held.clear()
 
 
-@test
-def a_device_does_the_same_later():
-    from ckptfs import _library, stash as module
+@contextlib.contextmanager
+def on_device():
+    """The fake driver, and what makes a Stash there."""
+    from ckptfs import stash as module
     cu = ctypes.CDLL(FAKE)
     cu.fake_cuda_device_bytes.restype = ctypes.c_uint64
     cu.fake_cuda_pinned_bytes.restype = ctypes.c_uint64
@@ -498,21 +502,29 @@ def a_device_does_the_same_later():
     host_rings, device = module.Rings, types.SimpleNamespace(type="cuda",
                                                              index=0)
 
-    def on_device(model, **options):
+    def make(model, **options):
         stash = make_stash(model, **{"ahead": 1, **options})
         stash._side = Behind(cu)
         return stash
     module.Rings = lambda where, *rest: host_rings(device, *rest)
     try:
+        yield cu, make
+    finally:
+        module.Rings = host_rings
+
+
+@test
+def a_device_does_the_same_later():
+    with on_device() as (cu, make):
         for fn in (gradients_are_those_without_it,
                    rows_that_do_not_fit_are_seen_and_done_again,
                    backwards_come_in_any_order, a_pipeline_interleaves_them,
                    no_page_and_no_item_is_lost,
                    the_host_tier_takes_what_the_rings_cannot):
-            fn(make=on_device)
+            fn(make=make)
         # Nothing waits for the device in the forward.
         model = make_model()
-        stash = on_device(model)
+        stash = make(model)
         for _ in range(2):
             stash.run(gradients, [64], stash=stash, model=model)
         with stash.step():
@@ -525,8 +537,6 @@ def a_device_does_the_same_later():
         del stash
         assert cu.fake_cuda_device_bytes() == 0, "rings were not given back"
         assert cu.fake_cuda_pinned_bytes() == 0
-    finally:
-        module.Rings = host_rings
 
 
 def all_here(meet=None):

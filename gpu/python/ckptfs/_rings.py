@@ -89,7 +89,8 @@ class Rings:
 
     def __init__(self, device, side, page_rows, rows, host_rows):
         """rows, host_rows: by type, which is (bytes, elements) of a row."""
-        self.rows, self._side, self._page_rows = rows, side, page_rows
+        self.rows, self.host_rows = rows, host_rows
+        self._side, self._page_rows = side, page_rows
         self._token = torch.empty(0)
         types = (c.StashType * len(rows))(*(
             c.StashType(*kind, rows[kind], host_rows[kind]) for kind in rows))
@@ -108,26 +109,33 @@ class Rings:
         c.check(c.lib().ckpt_stash_reset(self._stash, self._side.raw))
         self._free = {key: list(made) for key, made in self._items.items()}
 
-    def pack(self, kind, data, count):
-        """The first *count rows of it; returns the item that has them."""
-        free = self._free.setdefault((kind, len(data)), [])
+    def _item(self, kind, max_rows):
+        free = self._free.setdefault((kind, max_rows), [])
         if not free:
             made = ctypes.c_void_p()
             c.check(c.lib().ckpt_stash_item_new(
-                self._stash, *kind, len(data), ctypes.byref(made)))
-            self._items.setdefault((kind, len(data)), []).append(made.value)
+                self._stash, *kind, max_rows, ctypes.byref(made)))
+            self._items.setdefault((kind, max_rows), []).append(made.value)
             free.append(made.value)
-        item = free.pop()
-        self._side.after_caller(data, count)
-        torch.ops.ckptfs.stash_pack(self._token, data, count, item,
-                                    self._side.raw)
-        return item
+        return free.pop()
 
-    def unpack(self, kind, item, data):
+    def pack(self, kind, parts, counts):
+        """Of each part of a tensor its first rows, as many as its count says;
+        returns the items that have them."""
+        self._side.after_caller(parts[0], counts)  # of one memory
+        items = [self._item(kind, len(part)) for part in parts]
+        for part, count, item in zip(parts, counts, items):
+            torch.ops.ckptfs.stash_pack(self._token, part, count, item,
+                                        self._side.raw)
+        return items
+
+    def unpack(self, kind, items, parts):
         """Returns what Side.done() does."""
         self._side.after_caller()
-        torch.ops.ckptfs.stash_unpack(self._token, data, item, self._side.raw)
-        self._free[kind, len(data)].append(item)
+        for part, item in zip(parts, items):
+            torch.ops.ckptfs.stash_unpack(self._token, part, item,
+                                          self._side.raw)
+            self._free[kind, len(part)].append(item)
         return self._side.done()
 
     def overflowed(self, flag):

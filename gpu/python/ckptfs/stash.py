@@ -28,10 +28,22 @@ stream of the stash's own, before the backward wants them. A step whose rows
 did not fit has wrong gradients, which Overflow says when it ends; run() has it
 done again, recorded, and the rings become larger.
 
-In rows(), floating-point tensors whose first dimension is max_rows are
-stashed, whoever computed them; parameters and what is made of them must not
-have such a dimension, which rows() checks. Rows from `count` on come back as
-zeros: the layer has to ignore them, as it does what lies there now.
+In rows(), tensors whose first dimension is max_rows are stashed, whoever
+computed them: floating-point ones, and uint8, as which float8 is often kept;
+parameters and what is made of them must not have such a dimension, which rows()
+checks. Rows from `count` on come back as zeros: the layer has to ignore them,
+as it does what lies there now. What looks like rows and is kept whole all the
+same is named by a warning, once.
+
+Where one buffer has the rows of several experts, [experts, max_rows, ...],
+`count` is a tensor of one integer for each: of each expert its own rows are
+kept.
+
+    with stash.rows(counts, capacity):      # buffer: [len(counts), capacity, H]
+        y = torch.bmm(buffer, weights)
+
+With margin=0.5, host_margin=0.5 the rings have half of what was recorded, and
+what does not fit goes to pinned host memory, which has room for all of it.
 
 Errors: ValueError for arguments that make no sense, RuntimeError for calls in
 the wrong order, OSError from the library (ENOMEM: the rings).
@@ -40,6 +52,7 @@ import contextlib
 import itertools
 import math
 import threading
+import warnings
 import weakref
 
 import torch
@@ -51,19 +64,22 @@ from ._tensors import is_rocm
 # --- What autograd holds in place of a tensor ---------------------------------
 
 class _Rows:
-    """Of the rows of one storage: an item of the rings, or (recorded) a copy;
-    and a tensor from when it is asked for, as a graph may be gone through
-    twice."""
+    """Of the rows of one storage: for each expert an item of the rings, or
+    (recorded) a copy; and a tensor from when it is asked for, as a graph may be
+    gone through twice."""
 
-    def __init__(self, tensor, index, step):
+    def __init__(self, tensor, experts, index, step):
         self.shape, self.dtype = tensor.shape, tensor.dtype
-        self.index, self.step = index, step
-        self.item = self.copy = self.pages = None
+        self.experts, self.index, self.step = experts, index, step
+        self.items = self.copies = self.pages = None
         self.tensor = self.wait = None
 
     @property
     def kind(self):
         return self.dtype.itemsize, self.shape[1]
+
+    def of_experts(self, tensor):
+        return tensor.view(self.experts, -1, self.shape[1]).unbind()
 
 
 class _Whole:
@@ -74,16 +90,20 @@ class _Whole:
         self.tensor, self.version = tensor.detach(), tensor._version
 
 
-def _place(t):
+def _place(t, shape):
     """How t lies in rows of its storage: (where these begin, their width, t's
     column). A view of columns has neighbours there, which are often kept as
-    well: the rows are stashed with all of them, once. None: it has no rows."""
-    width, start = t.stride(0), t.storage_offset()
+    well: the rows are stashed with all of them, once. None: it has no rows.
+    shape: of t's first dimensions, which count rows."""
+    own, width = len(shape), t.stride(len(shape) - 1)
+    start = t.storage_offset()
     extent = 1 + sum((n - 1) * step
-                     for n, step in zip(t.shape[1:], t.stride()[1:]))
-    if extent > width:
+                     for n, step in zip(t.shape[own:], t.stride()[own:]))
+    if extent > width or own == 2 and shape[0] > 1 and \
+            t.stride(0) != shape[1] * width:
         return None
-    most = t.untyped_storage().nbytes() // t.element_size() - len(t) * width
+    most = t.untyped_storage().nbytes() // t.element_size() - \
+        math.prod(shape) * width
     column = start % width
     if column + extent > width or start - column > most:
         column = 0
@@ -95,17 +115,27 @@ class Overflow(RuntimeError):
 
 
 def _dimensions(module):
-    """What the first dimension of a parameter, or of a view of it, can be:
-    dimension -> whose it is."""
-    found = {}
-    for name, one in itertools.chain(module.named_parameters(),
-                                     module.named_buffers()):
-        for first in range(one.dim()):
-            size = 1
-            for n in one.shape[first:]:
-                size *= n
-                found.setdefault(size, name)
-    return found
+    """What the dimensions of a parameter, or of a view of it, can be: (name,
+    dimensions) of each."""
+    return [(name, {math.prod(one.shape[first:last])
+                    for last in range(1, one.dim() + 1)
+                    for first in range(last)})
+            for name, one in itertools.chain(module.named_parameters(),
+                                             module.named_buffers())]
+
+
+def _rows_of(t, shape):
+    """Which of t's first dimensions count rows; none: it has not so many."""
+    for one in (shape, (math.prod(shape),)):
+        if t.shape[:len(one)] == one:
+            return one
+    return ()
+
+
+def _has_rows(t, shape):
+    """Whether some of t's dimensions count rows, wherever they are."""
+    return not {shape[-1], math.prod(shape)}.isdisjoint(
+        {*t.shape, *itertools.accumulate(t.shape, int.__mul__)})
 
 
 class Stash:
@@ -114,7 +144,8 @@ class Stash:
 
     margin: the rings have room for so many times the rows that were recorded.
     host_margin: and pinned host memory for so many times as many, for what
-        does not fit into the rings.
+        does not fit into the rings. With a margin below 1 both make at least 1,
+        and host memory has room for the largest tensor more: none is split.
     min_bytes: smaller tensors stay as they are.
     ahead: how many tensors are taken out before the backward wants them; by
         default 1 on a device, 0 in host memory.
@@ -124,12 +155,16 @@ class Stash:
 
     def __init__(self, module, *, margin=1.1, host_margin=0.0, page_rows=64,
                  min_bytes=1 << 20, ahead=None, group=None):
-        for name, value, least in (("margin", margin, 1), ("ahead", ahead, 0),
+        for name, value, least in (("margin", margin, 0), ("ahead", ahead, 0),
                                    ("host_margin", host_margin, 0),
                                    ("page_rows", page_rows, 1),
                                    ("min_bytes", min_bytes, 0)):
             if value is not None and not value >= least:
                 raise ValueError(f"{name}={value!r}: give {least} or more")
+        if margin + host_margin < 1:
+            raise ValueError(
+                f"margin={margin!r} and host_margin={host_margin!r}: the "
+                "recorded rows need 1 or more of both together")
         where = {p.device for p in module.parameters()}
         if len(where) != 1:
             raise ValueError(f"the module's parameters are on {len(where)} "
@@ -147,6 +182,8 @@ class Stash:
         self._ahead = int(on_device) if ahead is None else ahead
         self._group, self._lock = group, threading.RLock()
         self._rings, self._peaks = None, {}  # type -> pages at once
+        self._largest = {}  # type -> pages of one item
+        self._told = set()  # shapes that are kept whole, and why
         self._record, self._inside, self._step = True, False, 0
         self._next = {}  # index of a tensor -> whose turn is after it
         self.overflows = 0  # steps that had to be done again
@@ -222,19 +259,36 @@ class Stash:
     def _fit(self):
         """Rings that have room for what was recorded."""
         had = self._rings.rows if self._rings else {}
-        if all(had.get(kind, -1) >= pages * self._page_rows
-               for kind, pages in self._peaks.items()):
+        if all(self._has_room(kind) for kind in self._peaks):
             return
         self.close()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # the rings' memory is not torch's
-        recorded = {k: n * self._page_rows for k, n in self._peaks.items()}
         self._rings = Rings(
             self.device, self._side, self._page_rows,
-            {k: max(math.ceil(n * self._margin), had.get(k, 0))
-             for k, n in recorded.items()},
-            {k: math.ceil(n * self._host_margin) for k, n in recorded.items()})
+            {k: max(math.ceil(n * self._page_rows * self._margin),
+                    had.get(k, 0)) for k, n in self._peaks.items()},
+            {k: self._host_rows(k) for k in self._peaks})
         self._record = False
+
+    def _host_rows(self, kind):
+        """An item goes there when the ring has less room than it needs. So
+        there is room for all when both have it for the recorded pages, and for
+        the largest item besides."""
+        pages = self._peaks[kind] * self._host_margin
+        if self._margin < 1:
+            pages += self._largest[kind] * (self._margin + self._host_margin)
+        return math.ceil(pages * self._page_rows)
+
+    def _has_room(self, kind):
+        """Do the rings that there are have it for what was recorded?"""
+        if not self._rings or kind not in self._rings.rows:
+            return False
+        rows, pages = self._rings.rows[kind], self._peaks[kind]
+        if self._margin < 1:
+            rows += self._rings.host_rows[kind]
+            pages += self._largest[kind]
+        return rows >= pages * self._page_rows
 
     def _must_run_again(self):
         """Did anything overflow, on any rank? Waits for the device."""
@@ -254,45 +308,46 @@ class Stash:
 
     def rows(self, count, max_rows):
         """A context: what autograd keeps of tensors of max_rows rows, of which
-        the first `count` matter, goes into the stash. count: a tensor of one
-        integer on the stash's device, or an int. One for each use."""
+        the first `count` matter, goes into the stash; or of max_rows rows of
+        each expert. count: a tensor of one integer, or of one for each expert,
+        on the stash's device, or ints. One context for each use."""
         if not torch.is_grad_enabled():
             return contextlib.nullcontext()  # nothing is kept
         if not self._inside:
             raise RuntimeError("rows() outside of step() and run()")
-        if max_rows in self._dimensions:
-            raise ValueError(
-                f"max_rows={max_rows}: `{self._dimensions[max_rows]}` has such "
-                "a dimension and could be taken for rows: pad to another "
-                "number")
         count = torch.as_tensor(count)
-        if count.numel() != 1 or count.is_floating_point() or \
-                count.device not in (self.device, torch.device("cpu")):
+        if count.dim() > 1 or not count.numel() or count.is_floating_point() \
+                or count.device not in (self.device, torch.device("cpu")):
             raise ValueError(f"count: {tuple(count.shape)} of {count.dtype} "
                              f"on {count.device}: give one integer on "
-                             f"{self.device}")
+                             f"{self.device}, or one for each expert")
+        shape = (*count.shape, max_rows)
+        for name, dimensions in self._dimensions:
+            if dimensions.issuperset(shape) or math.prod(shape) in dimensions:
+                raise ValueError(
+                    f"max_rows={max_rows}: `{name}` has such a dimension and "
+                    "could be taken for rows: pad to another number")
         # A copy, as it is read later than the caller may write to it.
-        count = count.detach().to(self.device, torch.int64, copy=True)
+        count = count.detach().reshape(-1).to(self.device, torch.int64,
+                                              copy=True)
         known = None
         if self._record:
-            known = int(count)
-            if not 0 <= known <= max_rows:
-                raise ValueError(f"count={known}: there are {max_rows} rows")
+            known = count.tolist()
+            for one in known:
+                if not 0 <= one <= max_rows:
+                    raise ValueError(f"count={one}: there are {max_rows} rows")
         self._contexts += 1
         context = self._contexts
         return torch.autograd.graph.saved_tensors_hooks(
-            lambda t: self._keep(t, count, known, context)
-            if self._wants(t, max_rows) else _Whole(t), self._give)
+            lambda t: self._keep(t, shape, count, known, context), self._give)
 
-    def _wants(self, t, max_rows):
-        return (type(t) is torch.Tensor and t.dim() > 0 and
-                t.shape[0] == max_rows and t.device == self.device and
-                t.layout is torch.strided and t.is_floating_point() and
-                not t.is_neg() and t.nbytes >= max(self._min_bytes, 1))
-
-    def _keep(self, t, count, known, context):
-        place = _place(t)
-        if place is None:
+    def _keep(self, t, shape, count, known, context):
+        own = _rows_of(t, shape)
+        place = _place(t, own) if own and t.layout is torch.strided else None
+        why = self._why_whole(t, place)
+        if why is not None:
+            if why and _has_rows(t, shape):
+                self._say(t, shape, why)
             return _Whole(t)
         start, width, column = place
         view = (t.shape, t.stride(), column)
@@ -309,20 +364,48 @@ class Stash:
             rows = before and not before[0].expired() and before[1]()
             if not rows:
                 rows = self._stash(t.detach().as_strided(
-                    (len(t), width), (width, 1), start), count, known)
+                    (math.prod(shape), width), (width, 1), start), count, known)
                 self._known[key] = (storage, weakref.ref(rows))
             return rows, view
 
+    def _why_whole(self, t, place):
+        """Why it is not stashed; "": nobody would ask. None: it is."""
+        if isinstance(t, torch.nn.Parameter) or t.device != self.device:
+            return ""
+        if type(t) is not torch.Tensor or t.layout is not torch.strided:
+            return f"it is a {type(t).__name__} of layout {t.layout}"
+        if t.nbytes < max(self._min_bytes, 1):
+            return ""
+        if t.is_neg() or not (t.is_floating_point() or t.dtype == torch.uint8):
+            return f"it is of {t.dtype}" + ", to be negated" * t.is_neg()
+        if place is not None:
+            return None
+        if t.untyped_storage().nbytes() < t.nbytes:
+            return ""  # an expanded one holds less than it shows
+        return "its rows are not its first dimensions, or not one after the " \
+            f"other in memory (strides {tuple(t.stride())})"
+
+    def _say(self, t, shape, why):
+        if (t.shape, why) in self._told:
+            return
+        self._told.add((t.shape, why))
+        of = f"{shape[-1]} rows" + (f" of each of {shape[0]} experts"
+                                    if len(shape) > 1 else "")
+        warnings.warn(f"ckptfs.stash: in rows() for {of} a tensor of "
+                      f"{tuple(t.shape)} is kept whole: {why}", stacklevel=2)
+
     def _stash(self, data, count, known):
-        rows = _Rows(data, self._count, self._step)
+        rows = _Rows(data, len(count), self._count, self._step)
+        parts = rows.of_experts(data)
         if known is not None:
-            rows.copy = data[:known].clone()
-            rows.pages = -(-known // self._page_rows)
-            used = self._used[rows.kind] = \
-                self._used.get(rows.kind, 0) + rows.pages
-            self._peaks[rows.kind] = max(self._peaks.get(rows.kind, 0), used)
+            rows.copies = [part[:n].clone() for part, n in zip(parts, known)]
+            pages = [-(-n // self._page_rows) for n in known]
+            kind, rows.pages = rows.kind, sum(pages)
+            used = self._used[kind] = self._used.get(kind, 0) + rows.pages
+            self._peaks[kind] = max(self._peaks.get(kind, 0), used)
+            self._largest[kind] = max(self._largest.get(kind, 0), *pages)
         else:
-            rows.item = self._rings.pack(rows.kind, data, count)
+            rows.items = self._rings.pack(rows.kind, parts, count)
         self._count += 1
         self.padded_bytes += data.nbytes
         self._live[rows.index] = rows
@@ -367,10 +450,12 @@ class Stash:
         if rows.tensor is not None or rows.index in self._fetched:
             return
         tensor = torch.zeros(rows.shape, dtype=rows.dtype, device=self.device)
-        if rows.copy is not None:
-            tensor[:len(rows.copy)] = rows.copy
-            rows.copy = None
+        parts = rows.of_experts(tensor)
+        if rows.copies is not None:
+            for part, copy in zip(parts, rows.copies):
+                part[:len(copy)] = copy
+            rows.copies = None
             self._used[rows.kind] -= rows.pages
         else:
-            rows.wait = self._rings.unpack(rows.kind, rows.item, tensor)
+            rows.wait = self._rings.unpack(rows.kind, rows.items, parts)
         self._fetched[rows.index] = tensor
