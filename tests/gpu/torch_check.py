@@ -4,10 +4,13 @@ compared bit by bit.
     torch_check.py [--device cuda:0] DIR
 
 What one of them wrote the other reads, with the same bytes; saves that follow
-each other do not get each other's. DIR is in a ckptfs mount, or any directory.
+each other do not get each other's. Gradients with a stash, and from a graph
+that has captured a step with one, are those without. DIR is in a ckptfs mount,
+or any directory.
 Exit: 0 all the same, 1 a tensor differs, 77 there is no torch, or no device.
 """
 import argparse
+import contextlib
 import errno
 import os
 import sys
@@ -35,6 +38,7 @@ try:
 except ImportError:
     safetensors = None
 import ckptfs
+import ckptfs.stash
 
 # Through bytes: NaNs and types without comparison are the same bits, too.
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64,
@@ -132,6 +136,76 @@ def check_hf(path, tensors, device, plain):
     ckptfs.hf.uninstall()
 
 
+class Experts(torch.nn.Module):
+    """Of two experts; its input, how many rows of it matter, and what its
+    output is weighed with stay where they are, as a graph wants it."""
+    ROWS = 500
+
+    def __init__(self, device, stash=None):
+        super().__init__()
+        made = torch.Generator().manual_seed(1)
+        self.up, self.down = (
+            torch.nn.Parameter(torch.randn(shape, generator=made).to(device))
+            for shape in ((2, 64, 96), (2, 96, 64)))
+        self.x = torch.zeros(2, self.ROWS, 64, device=device)
+        self.weight = torch.zeros(2, self.ROWS, 64, device=device)
+        self.counts = torch.zeros(2, dtype=torch.int64, device=device)
+        self.stash = stash
+
+    def fill(self, counts):
+        made = torch.Generator().manual_seed(sum(counts))
+        self.counts.copy_(torch.tensor(counts))
+        for tensor in (self.x, self.weight):
+            tensor.zero_()
+            for one, count in zip(tensor, counts):
+                one[:count] = torch.randn(count, 64, generator=made)
+
+    def go(self):
+        self.zero_grad()
+        with self.stash.rows(self.counts, self.ROWS) if self.stash else \
+                contextlib.nullcontext():
+            hidden = torch.bmm(self.x * 2, self.up)
+            y = torch.bmm(torch.nn.functional.silu(hidden), self.down)
+        (y * self.weight).sum().backward()
+
+
+def check_stash(device):
+    """As it runs, and on a device from a graph, whose step has the same
+    launches whatever the counts are."""
+    whole, stashed = Experts(device), Experts(device)
+    stashed.stash = stash = ckptfs.stash.Stash(stashed, min_bytes=0)
+
+    def check(counts, run, what):
+        for one in (whole, stashed):
+            one.fill(counts)
+        whole.go()
+        run()
+        compare({name: p.grad for name, p in stashed.named_parameters()},
+                {name: p.grad for name, p in whole.named_parameters()},
+                f"gradients with a stash, {what}, {counts} rows")
+
+    given = ((500, 500), (0, 131), (64, 1), (500, 0))
+    try:
+        for counts in given:  # the second one makes the rings
+            check(counts, lambda: stash.run(stashed.go), "step by step")
+    except OSError as e:
+        if e.errno != errno.ENODEV:
+            raise
+        print(f"no stash is checked: {e}")  # a library without kernels
+        return
+    if device == "cpu":
+        return
+    graph = torch.cuda.CUDAGraph()
+    with stash.step(), torch.cuda.graph(graph):
+        stashed.go()
+
+    def replay():
+        with stash.step():
+            graph.replay()
+    for counts in given:
+        check(counts, replay, "from a graph")
+
+
 def main():
     device, plain = options.device, is_plain(options.directory)
     path = os.path.join(options.directory, "torch_check.safetensors")
@@ -160,6 +234,7 @@ def main():
     check_weights(path, tensors, device, plain)
     if safetensors:
         check_hf(other, tensors, device, plain)
+    check_stash(device)
     views = {"transposed": tensors["large"].t(),
              "every third": tensors["large"][::3, 1::2],
              "of one row": tensors["large"][:1].expand(50, 4096)}
