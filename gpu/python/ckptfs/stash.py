@@ -176,7 +176,7 @@ class Stash:
                              "devices and the host")
         self._side = Side(self.device) if on_device else Host()
         self._flag = torch.zeros(1, dtype=torch.int32, pin_memory=on_device)
-        self._dimensions = _dimensions(module)
+        self._dimensions, self._taken = _dimensions(module), {}
         self._margin, self._host_margin = margin, host_margin
         self._page_rows, self._min_bytes = page_rows, min_bytes
         self._ahead = int(on_device) if ahead is None else ahead
@@ -322,11 +322,15 @@ class Stash:
                              f"on {count.device}: give one integer on "
                              f"{self.device}, or one for each expert")
         shape = (*count.shape, max_rows)
-        for name, dimensions in self._dimensions:
-            if dimensions.issuperset(shape) or math.prod(shape) in dimensions:
-                raise ValueError(
-                    f"max_rows={max_rows}: `{name}` has such a dimension and "
-                    "could be taken for rows: pad to another number")
+        if shape not in self._taken:  # a module has thousands of parameters
+            self._taken[shape] = next(
+                (name for name, dimensions in self._dimensions
+                 if dimensions.issuperset(shape) or
+                 math.prod(shape) in dimensions), None)
+        if self._taken[shape]:
+            raise ValueError(
+                f"max_rows={max_rows}: `{self._taken[shape]}` has such a "
+                "dimension and could be taken for rows: pad to another number")
         # A copy, as it is read later than the caller may write to it.
         count = count.detach().reshape(-1).to(self.device, torch.int64,
                                               copy=True)
