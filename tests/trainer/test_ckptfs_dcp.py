@@ -628,9 +628,33 @@ def failing(folder, rank, world, store):
     leave()
 
 
+def segments(folder, plain):
+    """With segment_only nothing is written that no segment holds."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    import ckptfs
+    from ckptfs.dcp import Writer
+    small, large = ({"w": torch.zeros(size, dtype=torch.uint8)}
+                    for size in (1000, 80 << 20))
+    for state, path, says in (
+            (large, f"{folder}/large", "No space left"),
+            (small, f"{plain}/small", "not in a ckptfs mount")):
+        fails(says, lambda: dcp.save(state, storage_writer=Writer(
+            path, segment_only=True), no_dist=True))
+        assert os.listdir(path) == [], os.listdir(path)
+        dcp.save(state, storage_writer=Writer(path), no_dist=True)
+        assert sorted(os.listdir(path)) == [".metadata", "__0_0.distcp"]
+    assert ckptfs.counters()["plain_saves"] == 2
+    dcp.save(small, storage_writer=Writer(f"{folder}/small",
+                                          segment_only=True), no_dist=True)
+    assert ckptfs.counters()["plain_saves"] == 2
+    fails("torch writes the files", lambda: Writer(
+        folder, segment_only=True, _extensions=[object()]))
+
+
 PROGRAMS = {f.__name__: f for f in (
     save, check, types, wrapped, reading, halves, lending, planning, passing,
-    arguments, extended, asynchronous, processes, streams, failing)}
+    arguments, segments, extended, asynchronous, processes, streams, failing)}
 
 
 def ranks(program, fs, world):
@@ -639,6 +663,13 @@ def ranks(program, fs, world):
 
 
 def tests():
+    @ck.mounted("stage_size=64M", modes=("auto",))
+    def with_segment_only_a_save_fails_where_there_is_none(m):
+        os.mkdir(m.path("step"))
+        plain = os.path.join(m.base, "plain")
+        trainer.finish(trainer.start(os.path.abspath(__file__), "segments",
+                                     m.path("step"), plain))
+
     @ck.posix
     def torch_reads_what_was_laid_out_in_segments(fs):
         ranks("save", fs, RANKS)

@@ -139,10 +139,12 @@ class File:
         self.pieces.append(("objects", bytes(packed), self.end))
         self.end += len(packed)
 
-    def begin(self, path, *, skip_unchanged=False):
-        """A Save of it. Outside of a mount the file is written plainly."""
-        return begin_placed(path, self.pieces, plain=True,
-                            skip_unchanged=skip_unchanged)
+    def begin(self, path, *, skip_unchanged=False, segment_only=False):
+        """A Save of it. Outside of a mount the file is written plainly, and
+        where the mount has no memory through it; with segment_only neither."""
+        return begin_placed(path, self.pieces, plain=not segment_only,
+                            skip_unchanged=skip_unchanged,
+                            segment_only=segment_only)
 
 
 def lay_out(name, resolved):

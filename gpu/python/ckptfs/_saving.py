@@ -190,11 +190,12 @@ def _begin(tensors, path, metadata, options, make=Save):
     return save
 
 
-def begin_placed(path, pieces, *, plain=False, skip_unchanged=False):
+def begin_placed(path, pieces, *, plain=False, skip_unchanged=False,
+                 segment_only=False):
     """A Save of a file of any format, that has begun: (name, bytes or torch
     tensor, offset) are its pieces, zeros lie between them."""
     _reap()
-    save = Save(path, _flags(plain, skip_unchanged, False))
+    save = Save(path, _flags(plain, skip_unchanged, segment_only))
     save._place(pieces)
     save._start()
     return save

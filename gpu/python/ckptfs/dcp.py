@@ -68,13 +68,16 @@ class Writer(FileSystemWriter):
         order, and .metadata after them. Elsewhere they are synced, as torch's
         are.
     skip_unchanged: do not copy what the mount's memory holds from before.
+    segment_only: fail, as ckptfs.save_file() does, with ENOTTY outside of a
+        mount and with ENOSPC or EOPNOTSUPP where it has no memory for the
+        files, and do not write them. .metadata is torch's to write.
     """
 
     def __init__(self, path, single_file_per_rank=True, sync_files=None,
                  thread_count=1, per_thread_copy_ahead=10_000_000,
                  cache_staged_state_dict=False, overwrite=True,
                  _extensions=None, serialization_format=None, *,
-                 skip_unchanged=False):
+                 skip_unchanged=False, segment_only=False):
         self._sync_asked = sync_files
         more = {"_extensions": _extensions,
                 "serialization_format": serialization_format}
@@ -87,6 +90,10 @@ class Writer(FileSystemWriter):
         self._theirs = bool(_extensions) or getattr(
             serialization_format, "name", "TORCH_SAVE") != "TORCH_SAVE"
         self._skip_unchanged = skip_unchanged
+        self._segment_only = segment_only
+        if self._theirs and segment_only:
+            raise ValueError("segment_only=True: with _extensions, or another "
+                             "serialization_format, torch writes the files")
 
     def set_up_storage_writer(self, *args, **options):
         super().set_up_storage_writer(*args, **options)
@@ -108,7 +115,8 @@ class Writer(FileSystemWriter):
                                [(item, planner.resolve_data(item))
                                 for item in bucket])
                 yield file.begin(os.path.join(self.path, file.name),
-                                 skip_unchanged=self._skip_unchanged)
+                                 skip_unchanged=self._skip_unchanged,
+                                 segment_only=self._segment_only)
                 results.extend(file.results)
         _staging.write(begun(), self.sync_files)
         done = Future()
