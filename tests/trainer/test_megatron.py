@@ -8,6 +8,8 @@ What Megatron needs of a GPU is stood in for here (no_cuda), and nowhere else;
 the protocol of nvidia-resiliency-ext 0.6, which no package index has, in
 writers.py.
 """
+import contextlib
+import ctypes
 import os
 import pickle
 import pickletools
@@ -534,8 +536,12 @@ def newer(folder):
     writers.save(f"{folder}/after", want, True)
     check(f"{folder}/after", want)
 
-    # It writes itself, and that is said once.
+    # It writes itself, and that is said once, unless it must not.
     writers.stand_in(writers.Unknown)
+    ours.install(segment_only=True)
+    trainer.raises(RuntimeError, lambda: writers.save(
+        f"{folder}/refused", state_of(1), False, kind=writers.Unknown),
+        says="does not know writers.Unknown")
     ours.install()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -549,19 +555,21 @@ def newer(folder):
     mode.__exit__(None, None, None)
 
 
-def forked(program, folder, meet):
+def forked(programs, program, folder, meet, count):
     """The ranks, forked from one process that has imported Megatron."""
     import ckptfs.megatron  # noqa: F401 pylint: disable=unused-import
     import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401
     pids = []
-    for rank in range(RANKS):
+    for rank in range(int(count)):
         pids.append(os.fork())
         if not pids[-1]:
-            os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS),
+            os.setpgid(0, 0)  # with what Megatron starts for it
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+            os.environ.update(RANK=str(rank), WORLD_SIZE=count,
                               LOCAL_RANK=str(rank))
             code = 1
             try:
-                PROGRAMS[program](folder, rank, RANKS, meet)
+                programs[program](folder, rank, int(count), meet)
                 code = 0
             except BaseException:  # pylint: disable=broad-except
                 traceback.print_exc()
@@ -577,8 +585,9 @@ def forked(program, folder, meet):
         pids.remove(pid)
         if status and not failed:  # the others would wait for it
             failed = 1
-            for other in pids:
-                os.kill(other, signal.SIGKILL)
+            for other in (pid, *pids):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(other, signal.SIGKILL)
     sys.exit(failed)
 
 
@@ -591,13 +600,14 @@ def ended(code):
     os._exit(code)
 
 
-PROGRAMS = {"job": job, "measure": measure, "newer": newer, "forked": forked}
+PROGRAMS = {"job": job, "measure": measure, "newer": newer}
+PROGRAMS["forked"] = lambda *given: forked(PROGRAMS, *given)
 
 
-def ranks(program, folder, meet):
+def ranks(program, folder, meet, count=RANKS, script=__file__):
     try:
         said = trainer.finish(trainer.start(
-            os.path.abspath(__file__), "forked", program, folder, meet),
+            os.path.abspath(script), "forked", program, folder, meet, count),
             bound=900)
     finally:
         if os.path.exists(meet):
@@ -623,14 +633,14 @@ def tests():
             ranks("measure", m.path("job"), os.path.join(m.base, "meet"))
 
 
-def main():
+def main(programs=None, register=tests):
     if len(sys.argv) < 2 and os.access(trainer.PYTHON, os.X_OK) and \
             subprocess.run([trainer.PYTHON, "-c", "import megatron.core"],
                            stderr=subprocess.DEVNULL, check=False).returncode:
         print(f"SKIP: {trainer.PYTHON} has no megatron-core: "
               "run tests/trainer/setup-venv.sh")
         sys.exit(77)
-    trainer.main(PROGRAMS, tests)
+    trainer.main(programs or PROGRAMS, register)
 
 
 if __name__ == "__main__":

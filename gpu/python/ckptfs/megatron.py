@@ -18,6 +18,9 @@ the host, and processes or threads pickle that into files. Here what it calls
 its preload lays the files out in segments and copies into them, once, in
 whichever process Megatron preloads; what it does in the background afterwards
 is waiting until they are durable. Loading reads into the tensors' own memory.
+With --ckpt-fully-parallel-load each stored piece is read by one rank of all,
+the one that has written it if it is there, and passed on to those that want it,
+whatever the parallel sizes were: nobody reads what another rank can.
 
 install(replicas=True) gives every tensor-parallel rank a copy of its own of
 what all of them have (norms, biases of row-parallel layers, their optimizer
@@ -39,6 +42,7 @@ nvidia-resiliency-ext 0.4 to 0.6, of which install() takes an installed one as
 well. A writer of another kind writes its files itself, and a warning says so,
 once. Checkpoints that go to object stores (msc://) are left to Megatron.
 """
+import contextlib
 import contextvars
 import copy
 import functools
@@ -64,7 +68,7 @@ __all__ = ["install", "uninstall", "SaveStrategy", "LoadStrategy"]
 
 # --- Saving: what FileSystemWriterAsync lets others run ----------------------
 
-def _fill(buckets):
+def _fill(buckets, segment_only):
     """Megatron's preload: what the tensors are copied by; buckets() says what
     they are. Returns [(path, write results)], or what went wrong: Megatron asks
     for that later, and then all ranks learn of it."""
@@ -72,7 +76,7 @@ def _fill(buckets):
     try:
         for path, name, (objects, tensors) in buckets():
             file = lay_out(name, [*objects, *tensors])
-            saves.append(file.begin(path))
+            saves.append(file.begin(path, segment_only=segment_only))
             filled.append((str(path), file.results))
         for save in saves:
             save.copied()
@@ -148,24 +152,34 @@ def _sync(path):
 _unknown = set()  # types of writers of which it has been said
 
 
-def _functions(writer, asked, durable):
+def _functions(writer, asked, durable, segment_only):
     """In place of those that the writer would give."""
     save, preload, arguments = asked
-    if not save or getattr(writer, "use_msc", False):
+    if not save:
+        return asked
+    if getattr(writer, "use_msc", False):
+        _leave(segment_only, "writes to an object store (msc://)")
         return asked
     if getattr(writer, "write_buckets", None) is not None:
         buckets = functools.partial(_given, writer.write_buckets)
     elif _is_resolved(preload):
         buckets = functools.partial(_sort_out, preload)
     else:
+        name = f"{type(writer).__module__}.{type(writer).__qualname__}"
+        _leave(segment_only, f"does not know {name}")
         if type(writer) not in _unknown:
             _unknown.add(type(writer))
-            warnings.warn(
-                f"ckptfs.megatron does not know {type(writer).__module__}."
-                f"{type(writer).__qualname__}: it writes its files itself")
+            warnings.warn(f"ckptfs.megatron does not know {name}: it writes "
+                          "its files itself")
         return asked
     return (functools.partial(_settle, os.getpid(), durable),
-            functools.partial(_fill, buckets), arguments)
+            functools.partial(_fill, buckets, segment_only), arguments)
+
+
+def _leave(segment_only, why):
+    """To Megatron, if that may be."""
+    if segment_only:
+        raise RuntimeError(f"segment_only=True, and ckptfs.megatron {why}")
 
 
 def _structure(sharded_state_dict):
@@ -224,14 +238,17 @@ class SaveStrategy(torch_dist.TorchDistSaveShardedStrategy):
         survive a power cut, as Megatron's does. By default it returns when
         they are there: the mount makes them durable in their order, and
         what is written later, as the tracker file is, after them.
+    segment_only: the save fails, with ENOTTY outside of a mount and with ENOSPC
+        or EOPNOTSUPP where that has no memory for the files, which are written
+        without a segment else. .metadata and common.pt are Megatron's to write.
     options: TorchDistSaveShardedStrategy's.
     """
 
     def __init__(self, backend="torch_dist", version=1, *, durable=False,
-                 **options):
+                 segment_only=False, **options):
         super().__init__(backend, version, **options)
         _library.lib()  # whether it is there is better known now
-        self._durable = durable
+        self._ours = durable, segment_only
 
     def async_save(self, sharded_state_dict, *args, **options):
         if not _installed:
@@ -241,20 +258,40 @@ class SaveStrategy(torch_dist.TorchDistSaveShardedStrategy):
     def _get_save_and_finalize_callbacks(self, writer, *others):
         theirs = writer.get_save_function_and_args
         writer.get_save_function_and_args = lambda: _functions(
-            writer, theirs(), self._durable)
+            writer, theirs(), *self._ours)
         return super()._get_save_and_finalize_callbacks(writer, *others)
 
 
 # --- Loading -----------------------------------------------------------------
 
 _COMPARES = "validate_integrity_and_strict_load"
-# Whether this load is to be by a Reader; install() says so of all.
+# Whether this load is to be by a Reader; install() says so of all. And whether
+# what it reads is passed on.
 _ours = contextvars.ContextVar("ckptfs.megatron", default=False)
+_share = contextvars.ContextVar("ckptfs.megatron.share", default=False)
+
+
+@contextlib.contextmanager
+def _set(variable, value):
+    before = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(before)
 
 
 class LoadStrategy(torch_dist.TorchDistLoadShardedStrategy):
     """For dist_checkpointing.load(..., sharded_strategy=LoadStrategy()), alone
-    or in a FullyParallelLoadStrategyWrapper."""
+    or in a FullyParallelLoadStrategyWrapper.
+
+    share: each stored piece is read by one rank, the one that has written it if
+        it is there, and passed on to those that want it: what the wrapper is
+        for, and what it does by itself after install().
+    """
+
+    def __init__(self, *, share=False):
+        super().__init__()
+        self._shares = share
 
     def load_sharded_metadata(self, *args, **options):
         """A strict load asks for it before it compares."""
@@ -263,11 +300,24 @@ class LoadStrategy(torch_dist.TorchDistLoadShardedStrategy):
 
     def load(self, *args, **options):
         _patch(torch_dist, "_get_filesystem_reader", _reader)
-        before = _ours.set(True)
-        try:
+        with _set(_ours, True), _set(_share, self._shares or _share.get()):
             return super().load(*args, **options)
-        finally:
-            _ours.reset(before)
+
+
+def _load_shared(theirs, wrapper, *args, **options):
+    """In place of FullyParallelLoadStrategyWrapper's load, which gives every
+    tensor that a rank wants to one rank, and that reads all that it is stored
+    in: of what two ranks had saved in halves each reads half from the other's
+    file. A Reader plans by what is stored."""
+    base = wrapper.base_strategy
+    if not isinstance(base, torch_dist.TorchDistLoadShardedStrategy) or \
+            torch_dist.MultiStorageClientFeature.is_enabled():
+        return theirs(wrapper, *args, **options)
+    with _set(_share, True):
+        loaded = base.load(*args, **options)
+    wrapper.cached_global_metadata = getattr(
+        base, "cached_global_metadata", None)
+    return loaded
 
 
 def _reader(theirs, checkpoint_dir, *args, **options):
@@ -277,7 +327,7 @@ def _reader(theirs, checkpoint_dir, *args, **options):
     # A planner that knows one quantized tensor at a time lends that.
     one = torch_dist.HAVE_TE and hasattr(torch_dist.MCoreLoadPlanner(),
                                          "_intermediate_read_item_and_target")
-    reader = Reader(checkpoint_dir)
+    reader = Reader(checkpoint_dir, share=_share.get())
     reader._lends = one
     return reader
 
@@ -369,13 +419,13 @@ def _forget_cached():
             forget()
 
 
-def install(*, replicas=False, durable=False):
+def install(*, replicas=False, durable=False, segment_only=False):
     """From here on all torch_dist checkpoints of this process are saved and
     loaded through the mount, where they are in one; elsewhere they are
     ordinary files. Call it on every rank, with the same arguments.
 
     replicas: each tensor-parallel rank has its own copy; see above.
-    durable: as in SaveStrategy.
+    durable, segment_only: as in SaveStrategy.
 
     OSError: there is no libckpt_gpu.
     """
@@ -384,9 +434,12 @@ def install(*, replicas=False, durable=False):
     _library.lib()
     for writer in _writers():
         _patch(writer, "get_save_function_and_args",
-               lambda theirs, self: _functions(self, theirs(self), durable))
+               lambda theirs, self: _functions(self, theirs(self), durable,
+                                               segment_only))
     _patch(torch_dist, "_get_filesystem_reader", _reader)
     _patch(serialization, _COMPARES, _overlook_copies)
+    _patch(fully_parallel.FullyParallelLoadStrategyWrapper, "load",
+           _load_shared)
     # The wrappers decide who reads and who writes what, so they are to see the
     # copies' names; without them the strategies are.
     names = [_own_copies] if replicas else []
