@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import safetensors.torch
-from torch_pairs import state, timed_warm
+from torch_pairs import state, timed_both
 
 
 def save_path(directory, step):
@@ -29,8 +29,8 @@ def main():
         for tensor in content.values():
             tensor[:: 1 << 10] += 1
         paths = [save_path(d, step) for d in (ours, other)]
-        times = [timed_warm(size_bytes, safetensors.torch.save_file, content, p)
-                 for p in paths]
+        times = timed_both(step, size_bytes, *(
+            (safetensors.torch.save_file, content, p) for p in paths))
         subprocess.run([ckptctl, "flush", ours], check=True)
         found = safetensors.torch.load_file(paths[0])
         for name, tensor in content.items():
