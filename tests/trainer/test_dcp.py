@@ -1,7 +1,10 @@
 """torch.distributed.checkpoint with four gloo ranks: sharded, replicated and
 frozen tensors, two steps, an overwrite in place and an asynchronous save;
-loaded by four ranks, by two, and by one without a process group."""
+loaded by four ranks, by two, and by one without a process group. And what two
+of them are told when the daemon dies while they save."""
+import errno
 import os
+import signal
 
 import trainer
 from trainer import ck
@@ -105,6 +108,34 @@ def check_alone(folder):
                           if "replic" in k}, f"replica {rank}")
 
 
+def outlive(folder, rank, world, store, daemon):
+    """The daemon goes when all have planned and nobody has written."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    join(rank, world, store)
+
+    class Writer(dcp.FileSystemWriter):
+        def write_data(self, plan, planner):
+            dist.barrier()
+            if rank == "0":
+                os.killpg(int(daemon), signal.SIGKILL)
+            return super().write_data(plan, planner)
+
+    try:
+        try:
+            dcp.save(sharded(50), storage_writer=Writer(f"{folder}/dead"))
+        except Exception as e:  # README: this does not catch it
+            raise AssertionError(f"{type(e).__name__} was raised") from e
+    except dcp.api.CheckpointException as e:
+        met = {of: why.errno for of, (why, _) in e.failures.items()}
+    else:
+        raise AssertionError("the save said that it worked")
+    # It is dead, or died while a call waited.
+    assert sorted(met) == list(range(int(world))), met
+    assert set(met.values()) <= {errno.ENOTCONN, errno.ECONNABORTED}, met
+    dist.destroy_process_group()
+
+
 def checkpoints():
     return [*((f"step_{s}", s) for s in STEPS), ("again", 30), ("async", 40)]
 
@@ -135,6 +166,16 @@ def tests():
             # frozen: five saves, one copy; replicas: four ranks and DCP's own
             assert s["shared_bytes"] > 4 * frozen, s
 
+    @ck.mounted()
+    def who_outlives_the_daemon_is_told_what_each_rank_has_met(m):
+        store = m.mnt.rstrip("/") + ".gloo"
+        trainer.finish(*(
+            trainer.start(__file__, "outlive", m.dir, rank, 2, store,
+                          m.proc.pid)
+            for rank in range(2)))
+        m.kill()
+
 
 if __name__ == "__main__":
-    trainer.main({"save": save, "check": check, "alone": check_alone}, tests)
+    trainer.main({"save": save, "check": check, "alone": check_alone,
+                  "outlive": outlive}, tests)
