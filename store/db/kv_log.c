@@ -331,11 +331,9 @@ int kv_sync(struct kv *kv)
 
 int kv_finish(struct kv *kv, uint64_t *ret_sequence)
 {
-	int rc = atomic_load(&kv->failed);
 	char *err = NULL;
+	int rc;
 
-	if (rc < 0)
-		return rc;
 	shared_lock_read(&kv->log_use);
 	rc = atomic_load(&kv->failed);
 	if (rc == 0)
