@@ -12,7 +12,7 @@ row_torch() {
 		"$rounds" "$torch_bytes" >"$work/torch"
 	for what in save load; do
 		pairs < <(sed -n "s/^$what //p" "$work/torch")
-		row_speed "torch.$what" 0.9 "$torch_bytes"
+		row_speed "torch.$what" 0.95 "$torch_bytes"
 	done
 	drop_store
 }
@@ -37,7 +37,7 @@ row_tensors() {
 	# A tenth of a second each: more rounds than others.
 	"$save_bench" "$mnt" "$bytes" $((rounds * 3)) "$threads" >"$work/tensors"
 	pairs <"$work/tensors"
-	row_speed "save tensors ($threads threads memcpy)" 0.9
+	row_speed "save tensors ($threads threads memcpy)" 0.95
 	drop_store
 
 	needs_torch 'save tensors (safetensors)' || return 0
