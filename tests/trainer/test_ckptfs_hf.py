@@ -5,6 +5,7 @@ import glob
 import json
 import os
 import sys
+import types
 
 import test_dcp
 import trainer
@@ -102,6 +103,8 @@ def one(folder):
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import (
         HuggingFaceStorageReader, HuggingFaceStorageWriter)
+    from torch.distributed.checkpoint.planner import WriteItemType
+    from ckptfs._hf import _resolved
     from ckptfs.dcp import HFReader, HFWriter
     want = whole(1)
     for number, mapping in enumerate((None, FILES)):
@@ -128,6 +131,10 @@ def one(folder):
     assert not glob.glob(f"{folder}/refused/*.safetensors")
     trainer.raises(TypeError, HFWriter, folder, says="overwrite",
                    overwrite=True)
+    # Two shards of one tensor: torch's file has the second alone.
+    part = types.SimpleNamespace(index=types.SimpleNamespace(fqn="two"),
+                                 type=WriteItemType.SHARD)
+    trainer.raises(ValueError, _resolved, [part, part], None, says="`two`")
 
 
 def several(folder, rank, world, store):

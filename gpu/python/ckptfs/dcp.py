@@ -33,7 +33,6 @@ import dataclasses
 import os
 import re
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
@@ -43,7 +42,7 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.futures import Future
 
 from . import _plan, _share, _staging
-from ._distcp import Archive, lay_out
+from ._distcp import lay_out
 from ._hf import HFReader, HFWriter, consolidate
 from ._reading import Archives, Passed, Piece, lends, read_file
 from ._saving import is_mounted
