@@ -536,7 +536,7 @@ def without_pinning_it_goes_on_and_says_so(m):
         c.save(m.path("f"), t, wait=True)
         alike(c.load(m.path("f")), t, step)
     k = c.counters()
-    assert k.pin_failures >= 2 and k.pinned_bytes == 0, k.pin_failures
+    assert k.pin_failures >= 1 and k.pinned_bytes == 0, k.pin_failures
     c.close()
 
 
@@ -558,19 +558,18 @@ def wrong_pointers_and_devices_are_refused(m):
     c.close()
 
 
-@ck.mounted()
+@ck.mounted("debug_hold_drain")
 @alone
 def what_has_not_changed_is_not_copied_again(m):
     fake = Fake()
     c = Ckpt(ckptgpu.SKIP_UNCHANGED)
     t = tensors("x", fake)
     on_device = sum(x.size for x in t.values() if x.device >= 0)
-    c.save(m.path("f0"), t, wait=True)
+    c.save(m.path("f0"), t)
     assert c.counters().d2h_bytes == on_device, c.counters().d2h_bytes
-    ck.until("the second segment", lambda: m.status()["segments"] == 2 and
-             m.status()["segment_idle_bytes"] > 0)
-    c.save(m.path("f1"), t, wait=True)
-    for step in range(3):  # the other one has nothing yet
+    # The first is not durable, so this is the second segment's.
+    c.save(m.path("f1"), t)
+    for step in range(3):
         c.save(m.path("same"), t, wait=True)
     assert c.counters().d2h_bytes == 2 * on_device, \
         (c.counters().d2h_bytes, on_device)

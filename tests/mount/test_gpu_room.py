@@ -25,12 +25,13 @@ def a_full_stage_means_writing_through_the_file_or_an_error(m):
     c.close()
 
 
-@ck.mounted("stage_size=256M")
+@ck.mounted("stage_size=256M,debug_hold_drain")
 def memory_is_given_back_when_the_mount_asks(m):
     first, second = Ckpt(), Ckpt()
-    first.save(m.path("f"), {"t": Memory(bytes(ck.MIB) * 60)}, wait=True)
-    ck.until("the second segment", lambda: m.status()["segments"] == 2 and
-             m.status()["segment_idle_bytes"] > 0)
+    first.save(m.path("f"), {"t": Memory(bytes(ck.MIB) * 60)})
+    # It is not durable, so the next save needs another segment.
+    ck.until("the second segment", lambda: m.status()["segments"] == 2)
+    m.flush()
     second.save(m.path("g"), {"t": Memory(b"x" * ck.MIB * 180)}, wait=True)
     assert second.counters().plain_saves == 0
     assert first.counters().released > 0
@@ -99,9 +100,10 @@ def what_nobody_saves_any_more_makes_room_for_a_second_one(m):
     c = Ckpt(ckptgpu.NO_GPU | ckptgpu.SEGMENT_ONLY)
     old = {"old": Memory(data(ck.MIB, 1) * 40)}
     new = {"new": Memory(data(ck.MIB, 2) * 40)}
-    for _ in range(2):
-        c.save(m.path("f"), old, wait=True)
-    ck.until("two segments", lambda: m.status()["segments"] == 2)
+    for _ in range(2):  # the first is not durable yet
+        c.save(m.path("f"), old)
+    m.flush()
+    assert m.status()["segments"] == 2
     for _ in range(40):  # the one before is not durable yet
         c.save(m.path("f"), new)
     k = c.counters()
