@@ -107,6 +107,14 @@ static bool is_covered_locked(const struct file *f)
 		(j->work->kind != WORK_OF_OPEN && !work_is_disturbed(j->work)));
 }
 
+/* It is for these bytes, and for no others, unless somebody asks for them. */
+static void job_close_locked(struct drain_job *j, const struct stat *sb)
+{
+	j->closed = true;
+	j->close_size = (uint64_t)sb->st_size;
+	j->close_mtime_ns = io_ns(&sb->st_mtim);
+}
+
 /* The file was closed: j has the last place there is. */
 static void job_place_locked(struct drain *d, struct drain_job *j,
 			     const struct stat *sb)
@@ -117,8 +125,7 @@ static void job_place_locked(struct drain *d, struct drain_job *j,
 	if (j->v.place)
 		cond_signal(&d->commit); /* those behind its old one */
 	j->result = 0;
-	j->close_size = (uint64_t)sb->st_size;
-	j->close_mtime_ns = io_ns(&sb->st_mtim);
+	job_close_locked(j, sb);
 	order_place(&d->order, &j->v);
 	if (j->stage->slot)
 		SLOT_SET(j->stage->slot, close_order, j->v.place);
@@ -174,6 +181,8 @@ static struct drain_job *job_for_locked(struct drain *d, struct inode *in,
 	}
 	if (kind != CLOSE_NOT && !(kind == CLOSE_LEFT && has_place(f, sb)))
 		job_place_locked(d, j, sb);
+	else if (kind != CLOSE_NOT && !j->v.place)
+		job_close_locked(j, sb);
 	return job_ref(j);
 }
 

@@ -42,6 +42,7 @@ static void merge_locked(struct drain *d, struct drain_job *j,
 			 struct drain_job *q)
 {
 	if (j->v.place && !q->v.place) {
+		q->closed = j->closed;
 		q->close_size = j->close_size;
 		q->close_mtime_ns = j->close_mtime_ns;
 	}

@@ -351,9 +351,70 @@ a_change_in_place_does_not_take_the_place_of_the_close_before(void **state)
 	free(data);
 }
 
+/* It was made durable, or ended, whatever there was to do of it. */
+static void wait_over(struct live *l, const char *path)
+{
+	struct inode *in;
+	bool over = false;
+
+	assert_int_equal(live_lookup(l, path, &in), 0);
+	while (!over) {
+		struct version *v;
+
+		HOLD(&in->lock);
+		HOLD(&l->st->drain->lock);
+		v = versions_next(&in->file->versions);
+		if (v)
+			order_want_soon(v);
+		cond_broadcast(&l->st->drain->work);
+		over = TAILQ_EMPTY(&in->file->versions.list);
+	}
+	inode_put(l->st->inodes, in, 1);
+}
+
+/*
+ * A file is drained while its handle is not released yet, and therefore once
+ * more after that. Before it is, somebody empties the file in its place, and
+ * has not written to it yet.
+ */
+static void what_is_drained_once_more_is_what_was_closed(void **state)
+{
+	uint8_t *data = filled(OLD_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_held(kind);
+		struct commits_paused paused;
+		struct handle h, reader;
+
+		h = handle_open(&l, "a", O_WRONLY | O_CREAT | O_TRUNC);
+		handle_write(&h, data, 100, 0);
+		assert_int_equal(file_flush(&l.st->files, h.in, h.flags), 0);
+		commits_pause(&paused, &l);
+		ask(&l, "a");
+		wait_job(&l, "a", SEEN_TAKEN);
+		handle_release(&h);
+		commits_go_on(&paused);
+		while (committed_size(&l, "a") != 100)
+			sched_yield();
+		reader = handle_open(&l, "a", O_RDONLY);
+		h = handle_open(&l, "a", O_WRONLY | O_TRUNC);
+		wait_over(&l, "a");
+		assert_int_equal(committed_size(&l, "a"), 100);
+		handle_write(&h, "new", 3, 0);
+		handle_close(&h);
+		handle_release(&reader);
+		live_sync_all(&l);
+		assert_file(&l, "a", "new", 3);
+		live_free(&l);
+	}
+	free(data);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(what_is_drained_once_more_is_what_was_closed),
 		cmocka_unit_test(
 			a_sync_takes_no_older_version_of_its_file_along),
 		cmocka_unit_test(
