@@ -24,7 +24,7 @@ static int make_dirs(struct store *st)
 	int rc = 0;
 	int fd;
 
-	for (unsigned x = 0; x < 256; x++) {
+	for (unsigned x = 0; x < LAYOUT_IMAGE_DIRS; x++) {
 		char dir[16];
 
 		(void)snprintf(dir, sizeof(dir), LAYOUT_IMAGE_DIR "/%02x", x);

@@ -40,13 +40,22 @@
 #define LAYOUT_IMAGE_GONE ".gone"
 #define LAYOUT_IMAGE_COPY ".copy" /* that is to take its place */
 #define LAYOUT_IMAGE_NAME_BYTES 32
+#ifndef LAYOUT_IMAGE_DIRS /* the simulator has fewer */
+#define LAYOUT_IMAGE_DIRS 256u
+#endif
+
+/* In which directory an image's file is. */
+static inline unsigned layout_image_dir(uint64_t image)
+{
+	return (unsigned)(image % LAYOUT_IMAGE_DIRS);
+}
 
 /* "images"-relative name of an image's file: "XX/NNNNNNNNNNNNNNNN" + suffix. */
 static inline void layout_image_file(uint64_t image, const char *suffix,
 				     char ret[LAYOUT_IMAGE_NAME_BYTES])
 {
 	(void)snprintf(ret, LAYOUT_IMAGE_NAME_BYTES, "%02x/%016llx%s",
-		       (unsigned)(image & 0xff), (unsigned long long)image,
+		       layout_image_dir(image), (unsigned long long)image,
 		       suffix);
 }
 

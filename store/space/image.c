@@ -94,7 +94,7 @@ int images_init(struct images *im, int store_dirfd, struct kv *kv)
 	 * them without a sync; a P record tells of any other, and whoever finds
 	 * its image gone says so with image_was_removed().
 	 */
-	for (unsigned x = 0; x < 256; x++)
+	for (unsigned x = 0; x < LAYOUT_IMAGE_DIRS; x++)
 		atomic_store(&im->unlinked[x],
 			     im->unfinished_from < im->unfinished_end);
 	lock_init(&im->numbering, LOCK_IMAGE_NUMBERING);
@@ -131,7 +131,7 @@ static void remove_spares(struct images *im)
 		im->spare[im->spare_count]->building = false;
 		layout_image_name(id, name);
 		(void)unlinkat(im->dirfd, name, 0);
-		atomic_store(&im->unlinked[id & 0xff], true);
+		atomic_store(&im->unlinked[layout_image_dir(id)], true);
 	}
 }
 
@@ -452,14 +452,14 @@ int image_remove(struct images *im, struct image *i)
 		rc = unlinkat(im->dirfd, name, 0);
 	if (rc < 0 && errno != ENOENT)
 		return -errno;
-	atomic_store(&im->unlinked[i->id & 0xff], true);
+	atomic_store(&im->unlinked[layout_image_dir(i->id)], true);
 	return 0;
 }
 
 void image_was_removed(struct images *im, uint64_t id)
 {
 	if (id < im->next_id_at_start)
-		atomic_store(&im->unlinked[id & 0xff], true);
+		atomic_store(&im->unlinked[layout_image_dir(id)], true);
 }
 
 void image_set_clean(struct images *im, uint64_t id, struct stage *s)

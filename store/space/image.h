@@ -31,6 +31,7 @@
 #include "store/base/lease.h"
 #include "store/base/sync.h"
 #include "store/db/kv.h"
+#include "store/db/layout.h"
 
 struct stage;
 
@@ -89,7 +90,8 @@ struct images {
 	 * nothing else is (META_UNFINISHED); immutable.
 	 */
 	uint64_t unfinished_from, unfinished_end;
-	atomic_bool unlinked[256]; /* by directory: perhaps not durable yet */
+	/* By directory: perhaps not durable yet. */
+	atomic_bool unlinked[LAYOUT_IMAGE_DIRS];
 	/*
 	 * A bit for each number of an earlier start, but for absurd ones: it
 	 * was asked for, and nobody has it. images.lock

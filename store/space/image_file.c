@@ -46,7 +46,7 @@ int image_each_file(int dirfd, image_file_fn fn, void *arg)
 	struct walk w = { .fn = fn, .arg = arg };
 	int failed = 0;
 
-	for (unsigned x = 0; x < 256 && w.rc == 0; x++) {
+	for (unsigned x = 0; x < LAYOUT_IMAGE_DIRS && w.rc == 0; x++) {
 		int rc;
 
 		(void)snprintf(w.dir, sizeof(w.dir), "%02x", x);
@@ -147,7 +147,7 @@ int image_sync_name(struct images *im, uint64_t id)
 	SCOPED(scope_close) int fd = -1;
 	char dir[3];
 
-	(void)snprintf(dir, sizeof(dir), "%02x", (unsigned)(id & 0xff));
+	(void)snprintf(dir, sizeof(dir), "%02x", layout_image_dir(id));
 	fd = openat(im->dirfd, dir,
 		    O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	return fd < 0 || fsync(fd) < 0 ? -errno : 0;
@@ -157,7 +157,7 @@ int image_sync_removed(struct images *im)
 {
 	int rc = 0;
 
-	for (unsigned x = 0; rc == 0 && x < 256; x++)
+	for (unsigned x = 0; rc == 0 && x < LAYOUT_IMAGE_DIRS; x++)
 		if (atomic_exchange(&im->unlinked[x], false)) {
 			rc = image_sync_name(im, x);
 			if (rc < 0)
