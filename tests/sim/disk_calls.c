@@ -38,7 +38,7 @@ static void opened(int fd, enum place place, const char *path, bool is_new)
 }
 
 /*
- * The 256 directories of images are made when they get a file; until then they
+ * The directories of images are made when they get a file; until then they
  * are all the same empty one.
  */
 static bool is_image_dir(const char *full)
@@ -206,6 +206,20 @@ int __wrap_ftruncate64(int fd, off_t len)
 	return rc;
 }
 
+/* What is only to be there later would be memory of this machine. */
+static int allocate(int fd, int mode, off_t off, off_t len)
+{
+	struct stat sb;
+
+	if (mode == FALLOC_FL_KEEP_SIZE && disk_of_fd(fd) && !disk_on_disk(fd))
+		return 0;
+	if (mode != 0 || !disk_of_fd(fd))
+		return __real_fallocate64(fd, mode, off, len);
+	if (__real_fstat64(fd, &sb) < 0 || sb.st_size >= off + len)
+		return 0;
+	return __real_ftruncate64(fd, off + len);
+}
+
 int __wrap_fallocate64(int fd, int mode, off_t off, off_t len)
 {
 	bool takes = !(mode & FALLOC_FL_PUNCH_HOLE);
@@ -232,12 +246,7 @@ int __wrap_fallocate64(int fd, int mode, off_t off, off_t len)
 						  : 0
 					: (uint64_t)len);
 	}
-	/* The reserve of the disk would be memory of this machine. */
-	rc = mode == 0 && disk_on_disk(fd)
-		     ? __real_ftruncate64(fd, sb.st_size > off + len
-						      ? sb.st_size
-						      : off + len)
-		     : __real_fallocate64(fd, mode, off, len);
+	rc = allocate(fd, mode, off, len);
 	if (rc == 0)
 		changed(fd, blocks);
 	return rc;
