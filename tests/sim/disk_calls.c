@@ -20,6 +20,8 @@
 
 #include "store/base/scope.h"
 
+#define PIECE (16u << 10) /* of a read */
+
 static void opened(int fd, enum place place, const char *path, bool is_new)
 {
 	struct stat sb;
@@ -145,12 +147,25 @@ int __wrap_closedir(DIR *dir)
 	return __real_closedir(dir);
 }
 
+/*
+ * What the daemon reads is not read at once: somebody may change it between two
+ * pieces.
+ */
 ssize_t __wrap_pread64(int fd, void *buf, size_t len, off_t off)
 {
-	int rc = disk_step("pread", fd, false);
+	bool whole = !disk_of_fd(fd) || disk.fd[fd].backing;
+	size_t done = 0, part;
+	ssize_t n;
 
-	(void)rc;
-	return __real_pread64(fd, buf, len, off);
+	do {
+		part = whole || len - done < PIECE ? len - done : PIECE;
+		(void)disk_step("pread", fd, false);
+		n = __real_pread64(fd, (uint8_t *)buf + done, part,
+				   off + (off_t)done);
+		if (n > 0)
+			done += (size_t)n;
+	} while (n > 0 && (size_t)n == part && done < len);
+	return done > 0 ? (ssize_t)done : n;
 }
 
 static void changed(int fd, uint64_t blocks_before)

@@ -38,6 +38,7 @@ static struct {
 	void (*on_durable)(void);
 	struct chance chance;
 	uint64_t one_in;
+	bool syncs_only;
 	int64_t errors_until_ns;
 	bool failed, condemned, full;
 } db;
@@ -88,8 +89,9 @@ void kv_model_on_durable(void (*fn)(void))
 	db.on_durable = fn;
 }
 
-void kv_model_errors(uint64_t one_in, int64_t until_ns)
+void kv_model_errors(uint64_t one_in, bool syncs_only, int64_t until_ns)
 {
+	db.syncs_only = syncs_only;
 	db.chance = chance_of(one_in + (uint64_t)until_ns, 77);
 	db.one_in = one_in;
 	db.errors_until_ns = until_ns;
@@ -272,9 +274,11 @@ int kv_multi_get(struct kv *kv, size_t count, const struct kv_slice *keys,
 }
 
 /* An error that is no lack of room stays until kv_mend(). */
-static int fail_now(void)
+static int fail_now(bool syncs)
 {
-	int rc = db.condemned || db.failed ? -EIO : error_now();
+	int rc = db.condemned || db.failed	? -EIO
+		 : syncs || !db.syncs_only ? error_now()
+					   : 0;
 
 	if (rc == -EIO)
 		db.failed = true;
@@ -305,7 +309,7 @@ int kv_write(struct kv *kv, struct kv_batch *b)
 
 	CHECK(!kv->readonly);
 	sim_point("kv", "write");
-	rc = fail_now();
+	rc = fail_now(false);
 	if (rc < 0)
 		return rc;
 	db.full = false;
@@ -328,7 +332,7 @@ int kv_sync(struct kv *kv)
 
 	(void)kv;
 	sim_point("kv", "sync");
-	rc = fail_now();
+	rc = fail_now(true);
 	if (rc < 0)
 		return rc;
 	make_durable();

@@ -32,7 +32,7 @@ void kv_model_on_durable(void (*fn)(void));
  * From now on: one write in so many finds no room or an error (0: none), until
  * the clock says so.
  */
-void kv_model_errors(uint64_t one_in, int64_t until_ns);
+void kv_model_errors(uint64_t one_in, bool syncs_only, int64_t until_ns);
 /* How many batches a power cut could take away now. */
 uint64_t kv_model_unsynced(void);
 

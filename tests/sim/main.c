@@ -67,7 +67,7 @@ static void mount_store(void)
 static void heal(void)
 {
 	disk_errors(0, 0);
-	kv_model_errors(0, 0);
+	kv_model_errors(0, false, 0);
 	disk_set_size(UINT64_MAX);
 }
 
@@ -105,7 +105,7 @@ static void hurt(void)
 	const struct plan *plan = &run.plan;
 
 	disk_errors(plan->errors, INT64_MAX);
-	kv_model_errors(plan->errors_kv, INT64_MAX);
+	kv_model_errors(plan->errors_kv, plan->errors_syncs, INT64_MAX);
 	if (plan->disk_bytes)
 		disk_set_size(plan->disk_bytes);
 }
@@ -203,6 +203,8 @@ static void all_parts(void)
 					     : NULL;
 
 		sim_crash_at(next ? sim_points() + next->after : 0);
+		if (next && next->changes)
+			sim_crash_at_change(next->changes);
 		if (sim_run(one_part, NULL) == SIM_DONE)
 			return;
 		crash(next ? next : &condemned, &chance);

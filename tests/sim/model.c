@@ -122,6 +122,13 @@ void model_failed(struct path *p, size_t state)
 	model_end(p, state);
 }
 
+void model_undone(struct path *p, size_t state)
+{
+	CHECK(state == p->count - 1);
+	free(p->at[state].bytes);
+	p->count--;
+}
+
 void model_moved(struct path *from, size_t from_state, struct path *to,
 		 size_t to_state)
 {

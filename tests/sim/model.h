@@ -48,6 +48,8 @@ void model_close_begin(struct path *p, size_t state);
 void model_close_end(struct path *p, size_t state);
 /* The call that led to it failed: it may be there, or a part, or not. */
 void model_failed(struct path *p, size_t state);
+/* The call that led to it, the last one, was told to end: it is not there. */
+void model_undone(struct path *p, size_t state);
 /* `to` got, in one step, what `from` had. */
 void model_moved(struct path *from, size_t from_state, struct path *to,
 		 size_t to_state);

@@ -45,26 +45,29 @@ static bool same_until_cut(const struct path *p, size_t state, size_t to,
 }
 
 /*
- * A small file keeps its inode when it is opened with O_TRUNC: who reads on is
- * given what is there by then, so each byte is one of a version in its place.
+ * What is changed in place keeps its inode, and so does a small file that is
+ * opened with O_TRUNC: who reads on is given what is there by then, so each byte
+ * is one of a version in its place.
  */
 static bool same_in_place(const struct path *p, size_t from, size_t to,
 			  const uint8_t *bytes, size_t size)
 {
-	size_t k = 0;
+	size_t last = from;
 
-	if (from == to || !p->at[from].bytes ||
-	    p->at[from].size > SMALL_BYTES_MAX)
+	while (last < to && p->at[last].bytes &&
+	       (p->at[last].size <= SMALL_BYTES_MAX ||
+		(p->at[last + 1].written && !p->at[last + 1].anew)))
+		last++;
+	if (last == from)
 		return false;
-	while (k < size) {
+	for (size_t k = 0; k < size; k++) {
 		size_t i = from;
 
-		while (i <= to && (!p->at[i].bytes || k >= p->at[i].size ||
-				   p->at[i].bytes[k] != bytes[k]))
+		while (i <= last && (!p->at[i].bytes || k >= p->at[i].size ||
+				     p->at[i].bytes[k] != bytes[k]))
 			i++;
-		if (i > to)
+		if (i > last)
 			return false;
-		k++;
 	}
 	return true;
 }

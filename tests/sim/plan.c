@@ -43,6 +43,51 @@ static void draw_weights(struct plan *plan, struct chance *c)
 		plan->weight[OP_WRITE] = ops[OP_WRITE].usual;
 }
 
+/*
+ * Where something is decided: a kill in the middle of what the database is told,
+ * and another one while the next daemon takes over what is left.
+ */
+static void draw_places(struct plan *plan, struct chance *c)
+{
+	for (unsigned i = 0; i < plan->crashes; i++) {
+		struct crash *crash = &plan->crash[i];
+		uint64_t how = chance_below(c, 4);
+
+		if (how == 0)
+			crash->changes =
+				1 + chance_below(c, 12 + (i ? 0
+							    : plan->clients *
+								      plan->ops *
+								      6));
+		else if (how == 1 && i > 0)
+			crash->after = 1 + chance_below(c, 300);
+	}
+}
+
+/*
+ * Many at the same files; and a drain that does by itself nothing, so that much
+ * is closed and not durable when somebody asks, or a crash comes.
+ */
+static void draw_crowd(struct plan *plan, struct chance *c)
+{
+	plan->files = FILES_OF_CLIENT;
+	if (chance_one_in(c, 3))
+		plan->files = 1 + (unsigned)chance_below(c, 2);
+	plan->interrupts = chance_one_in(c, 3);
+	plan->errors_syncs = chance_one_in(c, 2);
+	/* What failed is tried again by the drain itself. */
+	if (plan->errors || plan->errors_kv || plan->disk_bytes ||
+	    !chance_one_in(c, 4))
+		return;
+	plan->options.hold_drain = true;
+	while (plan->crashes < CRASHES_MAX && !chance_one_in(c, 3)) {
+		struct crash *crash = &plan->crash[plan->crashes++];
+
+		crash->cut = chance_one_in(c, 4);
+		crash->after = 1 + chance_below(c, 2000);
+	}
+}
+
 void plan_draw(struct plan *plan, uint64_t seed)
 {
 	struct chance c = chance_of(seed, 4);
@@ -84,6 +129,8 @@ void plan_draw(struct plan *plan, uint64_t seed)
 	draw_weights(plan, &c);
 	if (o.publish == PUBLISH_WAIT && !chance_one_in(&c, 3))
 		plan->options.publish = PUBLISH_STEP;
+	draw_crowd(plan, &c);
+	draw_places(plan, &c);
 }
 
 void plan_print(const struct plan *plan)
@@ -91,16 +138,18 @@ void plan_print(const struct plan *plan)
 	const struct store_options *o = &plan->options;
 
 	fprintf(stderr,
-		"seed %llu: %u clients, %u ops of each, sizes %u, %u payloads, "
-		"%u workers, %s, stage %s%s%s%s%s; ",
+		"seed %llu: %u clients, %u ops of each, %u files, sizes %u, "
+		"%u payloads, %u workers, %s, stage %s%s%s%s%s%s%s; ",
 		(unsigned long long)plan->seed, plan->clients, plan->ops,
-		plan->sizes, plan->payloads, o->drain_threads,
+		plan->files, plan->sizes, plan->payloads, o->drain_threads,
 		plan->passthrough ? "passthrough" : "through the daemon",
 		o->stage_all_in_memory ? "in memory" : "on disk",
 		o->durable_close ? ", durable close" : "",
 		publishes[o->publish],
 		o->drain_interval_s ? ", open files are drained" : "",
-		o->no_stage_cache ? ", no cache" : "");
+		o->no_stage_cache ? ", no cache" : "",
+		o->hold_drain ? ", the drain is held" : "",
+		plan->interrupts ? ", interrupted" : "");
 	for (unsigned i = 0; i < OP_COUNT; i++)
 		if (plan->weight[i])
 			fprintf(stderr, " %s%s", ops[i].name,
@@ -109,14 +158,19 @@ void plan_print(const struct plan *plan)
 		fprintf(stderr, "; one call in %llu fails",
 			(unsigned long long)plan->errors);
 	if (plan->errors_kv)
-		fprintf(stderr, "; one change in %llu fails",
+		fprintf(stderr, "; one %s in %llu fails",
+			plan->errors_syncs ? "sync of the log" : "change",
 			(unsigned long long)plan->errors_kv);
 	if (plan->disk_bytes)
 		fprintf(stderr, "; a disk of %llu MiB",
 			(unsigned long long)(plan->disk_bytes >> 20));
-	for (unsigned i = 0; i < plan->crashes; i++)
-		fprintf(stderr, "; %s after %llu points",
-			plan->crash[i].cut ? "power cut" : "kill",
-			(unsigned long long)plan->crash[i].after);
+	for (unsigned i = 0; i < plan->crashes; i++) {
+		const struct crash *c = &plan->crash[i];
+
+		fprintf(stderr, "; %s after %llu %s",
+			c->cut ? "power cut" : "kill",
+			(unsigned long long)(c->changes ? c->changes : c->after),
+			c->changes ? "changes" : "points");
+	}
 	fprintf(stderr, "\n");
 }

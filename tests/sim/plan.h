@@ -13,6 +13,7 @@
 #include "store/store.h"
 
 #define CLIENTS_MAX 4
+#define FILES_OF_CLIENT 3
 
 enum op {
 	OP_WRITE, /* O_TRUNC, all of it, close */
@@ -33,7 +34,8 @@ enum op {
 
 #define CRASHES_MAX 3
 struct crash {
-	uint64_t after; /* so many points of its part of the run */
+	uint64_t after; /* so many points of its part of the run, or ... */
+	uint64_t changes; /* ... so many changes and syncs of the database */
 	bool cut; /* the power, else the daemon is killed */
 };
 
@@ -45,8 +47,12 @@ struct plan {
 	unsigned weight[OP_COUNT];
 	unsigned sizes; /* which sizes are usual */
 	unsigned payloads; /* so few different ones, so that they are shared */
+	/* Of each client. Fewer than there can be: all is about these. */
+	unsigned files;
+	bool interrupts; /* who waits is told to end, sometimes */
 	/* One call in so many fails, for a while; 0: none does. */
 	uint64_t errors, errors_kv;
+	bool errors_syncs; /* of errors_kv: syncs alone fail */
 	uint64_t disk_bytes; /* 0: it is never full */
 	struct crash crash[CRASHES_MAX];
 	unsigned crashes;

@@ -17,6 +17,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "store/base/interrupt.h"
 #include "store/base/scope.h"
 
 #define STACK_BYTES (256u << 10)
@@ -161,9 +162,20 @@ void sim_note(uint64_t value)
 			(unsigned long long)value);
 }
 
+static bool is_change(const char *kind, const char *what)
+{
+	return strcmp(kind, "kv") == 0 && (strncmp(what, "write", 5) == 0 ||
+					   strncmp(what, "writt", 5) == 0 ||
+					   strncmp(what, "sync", 4) == 0);
+}
+
 void sim_count_point(const char *kind, const char *what)
 {
 	sim.points++;
+	sim.self->points++;
+	if (sim.crash_change && is_change(kind, what) &&
+	    --sim.crash_change == 0)
+		sim.crash_at = sim.points;
 	sim.now_ns += POINT_NS;
 	mix(sim.self->id);
 	mix(text_sum(kind));
@@ -263,6 +275,16 @@ static void disturb(void)
 	}
 }
 
+/* Is this the i-th point at which who runs falls behind? */
+static bool is_here(unsigned i)
+{
+	const struct sim_thread *t = sim.self;
+
+	if (sim.change[i].thread == 0)
+		return sim.change[i].at == sim.points;
+	return sim.change[i].thread == t->id && sim.change[i].at == t->points;
+}
+
 static struct sim_thread *pick(void)
 {
 	struct sim_thread *list[THREADS_MAX], *best;
@@ -278,7 +300,7 @@ static struct sim_thread *pick(void)
 		return list[chance_below(&sim.chance, n)];
 	}
 	for (unsigned i = 0; i < sim.changes; i++)
-		if (sim.change[i] == sim.points)
+		if (is_here(i))
 			sim.self->priority = --sim.lowest;
 	best = list[0];
 	for (unsigned i = 1; i < n; i++)
@@ -333,7 +355,16 @@ static void choose_strategy(void)
 	sim.early = chance_one_in(c, 6) ? 40 + chance_below(c, 400) : 0;
 	sim.changes = (unsigned)chance_below(c, CHANGES_MAX + 1);
 	for (unsigned i = 0; i < sim.changes; i++)
-		sim.change[i] = 1 + chance_below(c, length);
+		sim.change[i].at = 1 + chance_below(c, length);
+	/*
+	 * Half of them when one thread has come to so many points of its own:
+	 * a worker has few, and most fall to the clients otherwise.
+	 */
+	for (unsigned i = 0; i < sim.changes && chance_one_in(c, 2); i++) {
+		sim.change[i].thread = 1 + (unsigned)chance_below(c, 16);
+		sim.change[i].at =
+			1 + chance_below(c, UINT64_C(8) << chance_below(c, 7));
+	}
 	sim.lowest = CHANGES_MAX * 1000;
 }
 
@@ -366,6 +397,13 @@ bool sim_traces(void)
 void sim_crash_at(uint64_t point)
 {
 	sim.crash_at = point;
+	sim.crash_change = 0;
+}
+
+void sim_crash_at_change(uint64_t n)
+{
+	sim.crash_at = 0;
+	sim.crash_change = n;
 }
 
 uint64_t sim_points(void)
@@ -386,6 +424,20 @@ int64_t sim_clock(void)
 bool sim_running(void)
 {
 	return sim.self != NULL;
+}
+
+struct interrupt *interrupt_of_thread(void)
+{
+	return sim.self ? sim.self->served : NULL;
+}
+
+struct interrupt *interrupt_set(struct interrupt *i)
+{
+	struct interrupt *before = interrupt_of_thread();
+
+	if (sim.self)
+		sim.self->served = i;
+	return before;
 }
 
 unsigned sim_self(void)
@@ -471,6 +523,6 @@ enum sim_end sim_run(void (*main)(void *), void *arg)
 		CHECK(setcontext(&sim.self->context) == 0);
 	}
 	sim.self = NULL;
-	sim.crash_at = 0;
+	sim_crash_at(0);
 	return sim.crashed ? SIM_CRASHED : SIM_DONE;
 }

@@ -43,6 +43,8 @@ struct sim_thread {
 		enum lock_rank rank;
 	} held[HELD_MAX];
 	unsigned held_count;
+	struct interrupt *served; /* see base/interrupt.h */
+	uint64_t points; /* its own */
 	void *(*main)(void *);
 	void *arg;
 };
@@ -55,13 +57,17 @@ struct sim_state {
 	char *stacks;
 	struct chance chance;
 	uint64_t points, crash_at, trace, seed;
+	uint64_t crash_change; /* at so many more changes; 0: never */
 	int64_t now_ns;
 	bool crashed, print;
 	/* The strategy: */
 	bool pct;
 	uint64_t walk; /* change once in so many points */
 	uint64_t spurious, early; /* once in so many; 0: never */
-	uint64_t change[CHANGES_MAX];
+	struct {
+		uint64_t at;
+		unsigned thread; /* of its points; 0: of all points */
+	} change[CHANGES_MAX];
 	unsigned changes;
 	uint64_t lowest;
 	void (*first)(void *);

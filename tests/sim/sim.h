@@ -50,6 +50,9 @@ void sim_trace_on(void);
 bool sim_traces(void);
 /* Stop at this point of the run (0: never), where everybody stands. */
 void sim_crash_at(uint64_t point);
+/* Or when the database is about to change, or to be synced, or just was: the
+ * n-th time from now on. */
+void sim_crash_at_change(uint64_t n);
 /*
  * Run main as the first thread, and all that it starts, until it returns. After
  * a crash no thread is left: what they held is lost.

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "store/base/scope.h"
+#include "store/drain/drain.h"
 
 static struct client clients[CLIENTS_MAX];
 
@@ -38,7 +39,7 @@ static void client_init(struct client *c, const struct plan *plan, unsigned i)
 	memset(c, 0, sizeof(*c));
 	c->plan = plan;
 	c->number = i;
-	for (unsigned k = 0; k < FILES_OF_CLIENT; k++)
+	for (unsigned k = 0; k < plan->files; k++)
 		c->file[k].path = path_of("rank", i, k);
 	c->tmp.path = path_of("tmp", i, 0);
 	if (plan->weight[OP_LINK])
@@ -90,6 +91,23 @@ int open_again(const char *name, int flags, struct kernel_file **ret)
 	return rc;
 }
 
+static bool ends(const struct interrupt *i)
+{
+	(void)i;
+	return true;
+}
+
+void interrupt(struct client *c)
+{
+	c->interrupt = (struct interrupt){ .signalled = true, .ends = ends };
+	(void)interrupt_set(&c->interrupt);
+}
+
+void interrupt_end(void)
+{
+	(void)interrupt_set(NULL);
+}
+
 bool fine(const struct client *c, const char *what, const struct path *p,
 	  int rc)
 {
@@ -123,7 +141,7 @@ static void relink(struct client *c)
 	    !model_bytes(c->link.path, model_last(c->link.path), &size))
 		return;
 	c->link.linked = c->tmp.linked = true;
-	for (unsigned i = 0; i < FILES_OF_CLIENT; i++)
+	for (unsigned i = 0; i < c->plan->files; i++)
 		c->file[i].linked = true;
 }
 
@@ -147,13 +165,25 @@ void work_end(void)
 	}
 }
 
+/* Anybody's; with few files one of these. */
+static struct path *any_path(struct client *c)
+{
+	const struct plan *plan = c->plan;
+	uint64_t n;
+
+	if (plan->files == FILES_OF_CLIENT)
+		return model_path_at((unsigned)chance_below(&c->chance,
+							    model_paths()));
+	n = chance_below(&c->chance, (uint64_t)plan->clients * plan->files);
+	return clients[n / plan->files].file[n % plan->files].path;
+}
+
 static void one_op(struct client *c)
 {
 	const struct plan *plan = c->plan;
 	unsigned sum = 0, at, op = 0;
-	struct own *own = &c->file[chance_below(&c->chance, FILES_OF_CLIENT)];
-	struct path *any = model_path_at(
-		(unsigned)chance_below(&c->chance, model_paths()));
+	struct own *own = &c->file[chance_below(&c->chance, plan->files)];
+	struct path *any = any_path(c);
 
 	for (unsigned i = 0; i < OP_COUNT; i++)
 		sum += plan->weight[i];
@@ -234,4 +264,5 @@ void work_run(const struct plan *plan, struct store *st, unsigned round)
 	}
 	for (unsigned i = 0; i < plan->clients; i++)
 		thread_join(&clients[i].thread);
+	drain_go_on(st->drain); /* if it was held */
 }

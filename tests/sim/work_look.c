@@ -16,10 +16,13 @@ bool sync_path(struct client *c, struct path *p)
 	int rc;
 
 	say_op(c, "sync", p, promised, 0);
+	if (c->plan->interrupts && chance_one_in(&c->chance, 4))
+		interrupt(c);
 	rc = kernel_sync(model_name(p));
+	interrupt_end();
 	say_op(c, "synced", p, promised, rc);
 	/* Nobody can sync a file that is not there, or just went. */
-	if (rc != -ENOENT && rc != -ESTALE)
+	if (rc != -ENOENT && rc != -ESTALE && rc != -EINTR)
 		(void)fine(c, "sync", p, rc);
 	model_sync_end(p, promised, rc == 0);
 	return rc == 0;

@@ -5,6 +5,7 @@
 #ifndef TESTS_SIM_WORK_PRIVATE_H
 #define TESTS_SIM_WORK_PRIVATE_H
 
+#include "store/base/interrupt.h"
 #include "store/base/sync.h"
 #include "tests/sim/kernel.h"
 #include "tests/sim/model.h"
@@ -14,7 +15,6 @@
 
 #define KIB 1024u
 #define MIB (1024u * KIB)
-#define FILES_OF_CLIENT 3
 #define SAVED_OF_CLIENT 2
 #define FILES_OF_FOLDER 2
 #define POOL_BYTES (3u * MIB)
@@ -45,6 +45,7 @@ struct client {
 	struct folder folder;
 	struct saver *saver; /* NULL: it has not saved anything yet */
 	struct store *st;
+	struct interrupt interrupt;
 	size_t save_size;
 	struct thread thread;
 };
@@ -55,6 +56,9 @@ void say_op(const struct client *c, const char *what, const struct path *p,
 /* false: it failed, and may have: errors are injected. */
 bool fine(const struct client *c, const char *what, const struct path *p,
 	  int rc);
+/* From here on a call of this client is told to end as soon as it waits. */
+void interrupt(struct client *c);
+void interrupt_end(void);
 /* ESTALE: whoever asked tries again, as a person would. */
 int open_again(const char *name, int flags, struct kernel_file **ret);
 

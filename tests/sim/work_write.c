@@ -199,20 +199,40 @@ void change(struct client *c, struct own *own)
 			fine(c, "cut or extend", p, rc));
 }
 
-void truncate_path(struct client *c, struct own *own)
+/* true: it was, and may be once more. */
+static bool truncate_once(struct client *c, struct own *own)
 {
 	size_t old_size, size, state;
+	int rc;
 
 	if (!to_change(own, &old_size))
-		return;
-	state = begin_change(own, chance_below(&c->chance, old_size + 1000), 0);
+		return false;
+	size = chance_below(&c->chance, old_size + 1000);
+	if (chance_one_in(&c->chance, 3))
+		size = old_size + chance_below(&c->chance, 50u * KIB);
+	state = begin_change(own, size, 0);
 	(void)model_bytes(own->path, state, &size);
 	say_op(c, "truncate", own->path, size, 0);
-	if (fine(c, "truncate", own->path,
-		 kernel_truncate(model_name(own->path), size)))
+	if (c->plan->interrupts && chance_one_in(&c->chance, 2))
+		interrupt(c);
+	rc = kernel_truncate(model_name(own->path), size);
+	interrupt_end();
+	say_op(c, "truncated", own->path, size, rc);
+	if (rc == -EINTR)
+		model_undone(own->path, state);
+	else if (fine(c, "truncate", own->path, rc))
 		model_end(own->path, state);
 	else
 		model_failed(own->path, state);
+	return rc == 0 || rc == -EINTR;
+}
+
+void truncate_path(struct client *c, struct own *own)
+{
+	unsigned times = 1 + (unsigned)chance_below(&c->chance, 3);
+
+	while (times-- > 0 && truncate_once(c, own))
+		;
 }
 
 /* Memory to fill; NULL: there is none now. */
