@@ -24,6 +24,7 @@
 #include "store/drain/commit_private.h"
 #include "store/drain/inflight.h"
 #include "store/file/state.h"
+#include "store/formats/chunks.h"
 
 /* How long a closed file waits for its handle's release. */
 #define RELEASE_WAIT_NS (INT64_C(100) * 1000000)
@@ -115,7 +116,11 @@ static void job_close_locked(struct drain_job *j, const struct stat *sb)
 	j->close_mtime_ns = io_ns(&sb->st_mtim);
 }
 
-/* The file was closed: j has the last place there is. */
+/*
+ * The file was closed: j has the last place there is. One that is too long to
+ * be stored has none, or nothing would be durable after it: passthrough lets a
+ * program write anywhere.
+ */
 static void job_place_locked(struct drain *d, struct drain_job *j,
 			     const struct stat *sb)
 {
@@ -126,7 +131,10 @@ static void job_place_locked(struct drain *d, struct drain_job *j,
 		cond_signal(&d->commit); /* those behind its old one */
 	j->result = 0;
 	job_close_locked(j, sb);
-	order_place(&d->order, &j->v);
+	if ((uint64_t)sb->st_size > CUT_FILE_BYTES_MAX)
+		order_unplace(&d->order, &j->v);
+	else
+		order_place(&d->order, &j->v);
 	if (j->stage->slot)
 		SLOT_SET(j->stage->slot, close_order, j->v.place);
 }

@@ -138,6 +138,12 @@ void order_place(struct order *o, struct version *v)
 	TAILQ_INSERT_TAIL(&o->placed, v, by_place);
 }
 
+void order_unplace(struct order *o, struct version *v)
+{
+	CHECK(version_pending(v));
+	unplace(o, v);
+}
+
 void order_resume(struct order *o, uint64_t place)
 {
 	if (place > o->next_place)

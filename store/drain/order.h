@@ -99,6 +99,8 @@ void order_add(struct order *o, struct version *v, struct versions *f,
 	       enum version_state state);
 /* The file was closed: v, which is pending, has the last place there is. */
 void order_place(struct order *o, struct version *v);
+/* v, which is pending, holds up nobody: it is never to be durable as it is. */
+void order_unplace(struct order *o, struct version *v);
 /*
  * The next place is `place`, which another daemon had given: who is killed here
  * leaves no two versions with one place. Ascending; given before, it is later.

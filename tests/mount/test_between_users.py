@@ -389,5 +389,30 @@ def one_users_saves_leave_memory_to_who_was_left_without(m):
              data(size, f"step_{i}"), i)
 
 
+@ck.mounted("debug_stage=memory", modes=("auto",))
+def a_file_that_can_never_be_stored_holds_up_nobody(m):
+    """The kernel writes it past every limit of the daemon's, in memory."""
+    m.expected.append("/alice/f: cannot be made durable: File too large")
+    homes(m)
+
+    def too_long():
+        fd = os.open(m.path("alice", "f"), os.O_RDWR | os.O_CREAT)
+        os.pwrite(fd, b"x", 20 << 40)
+        os.close(fd)
+
+    as_user(too_long, ALICE)
+    os.mkdir(m.path("step.tmp"))
+    put(m.path("step.tmp", "model.pt"), data(3 * MIB, "model"))
+    os.rename(m.path("step.tmp"), m.path("step_1"))
+    assert m.state(m.path("step_1", "model.pt")) == "durable"
+    ck.until("it has failed", lambda: m.status()["failed"] == 1)
+    as_user(lambda: fails(errno.EFBIG, os.open, m.path("alice", "f"),
+                          os.O_RDONLY), ALICE)
+    as_user(lambda: os.truncate(m.path("alice", "f"), 3), ALICE)
+    m.flush()
+    assert m.state(m.path("alice", "f")) == "durable"
+    assert m.status()["failed"] == 0
+
+
 if __name__ == "__main__":
     ck.main()
