@@ -153,7 +153,8 @@ int __wrap_closedir(DIR *dir)
  */
 ssize_t __wrap_pread64(int fd, void *buf, size_t len, off_t off)
 {
-	bool whole = !disk_of_fd(fd) || disk.fd[fd].backing;
+	bool whole =
+		!sim_seeks_rare() || !disk_of_fd(fd) || disk.fd[fd].backing;
 	size_t done = 0, part;
 	ssize_t n;
 

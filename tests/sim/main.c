@@ -318,10 +318,11 @@ static int usage(FILE *to, int code)
 {
 	fprintf(to,
 		"usage: ckpt_sim [--seed N] [--count N] [--seconds S] "
-		"[--hours H] [--trace] [--replay]\n"
+		"[--hours H] [--rare] [--trace] [--replay]\n"
 		"  --seed N     the first seed; without it, a fresh one\n"
 		"  --count N    so many seeds (1 with --seed, else no end)\n"
 		"  --seconds S, --hours H  for so long\n"
+		"  --rare       plans that come to rare places more often\n"
 		"  --trace      print each point\n"
 		"  --replay     run each twice, and compare the traces\n"
 		"exit code: 0 nothing was found; 1 a seed failed; 2 usage\n");
@@ -336,6 +337,7 @@ static int parse(int argc, char **argv, struct options *o)
 		{ "seconds", required_argument, NULL, 't' },
 		{ "hours", required_argument, NULL, 'h' },
 		{ "trace", no_argument, NULL, 'v' },
+		{ "rare", no_argument, NULL, 'p' },
 		{ "replay", no_argument, NULL, 'r' },
 		{ "quiet", no_argument, NULL, 'q' },
 		{ "help", no_argument, NULL, 'H' },
@@ -365,6 +367,9 @@ static int parse(int argc, char **argv, struct options *o)
 			break;
 		case 'v':
 			o->trace = true;
+			break;
+		case 'p':
+			sim_seek_rare(); /* of this process' children, too */
 			break;
 		case 'r':
 			o->replay = true;

@@ -44,21 +44,22 @@ static void draw_weights(struct plan *plan, struct chance *c)
 }
 
 /*
- * Where something is decided: a kill in the middle of what the database is told,
- * and another one while the next daemon takes over what is left.
+ * Where something is decided: a kill in the middle of what the database is
+ * told, and another one while the next daemon takes over what is left.
  */
 static void draw_places(struct plan *plan, struct chance *c)
 {
-	for (unsigned i = 0; i < plan->crashes; i++) {
+	for (unsigned i = 0; sim_seeks_rare() && i < plan->crashes; i++) {
 		struct crash *crash = &plan->crash[i];
 		uint64_t how = chance_below(c, 4);
 
 		if (how == 0)
 			crash->changes =
-				1 + chance_below(c, 12 + (i ? 0
-							    : plan->clients *
-								      plan->ops *
-								      6));
+				1 +
+				chance_below(
+					c, 12 + (i ? 0
+						   : plan->clients * plan->ops *
+								 6));
 		else if (how == 1 && i > 0)
 			crash->after = 1 + chance_below(c, 300);
 	}
@@ -71,6 +72,8 @@ static void draw_places(struct plan *plan, struct chance *c)
 static void draw_crowd(struct plan *plan, struct chance *c)
 {
 	plan->files = FILES_OF_CLIENT;
+	if (!sim_seeks_rare())
+		return;
 	if (chance_one_in(c, 3))
 		plan->files = 1 + (unsigned)chance_below(c, 2);
 	plan->interrupts = chance_one_in(c, 3);
@@ -169,7 +172,8 @@ void plan_print(const struct plan *plan)
 
 		fprintf(stderr, "; %s after %llu %s",
 			c->cut ? "power cut" : "kill",
-			(unsigned long long)(c->changes ? c->changes : c->after),
+			(unsigned long long)(c->changes ? c->changes
+							: c->after),
 			c->changes ? "changes" : "points");
 	}
 	fprintf(stderr, "\n");

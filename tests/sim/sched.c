@@ -162,6 +162,18 @@ void sim_note(uint64_t value)
 			(unsigned long long)value);
 }
 
+static bool seeks_rare; /* of the process: sim_init() leaves it */
+
+void sim_seek_rare(void)
+{
+	seeks_rare = true;
+}
+
+bool sim_seeks_rare(void)
+{
+	return seeks_rare;
+}
+
 static bool is_change(const char *kind, const char *what)
 {
 	return strcmp(kind, "kv") == 0 && (strncmp(what, "write", 5) == 0 ||
@@ -360,7 +372,8 @@ static void choose_strategy(void)
 	 * Half of them when one thread has come to so many points of its own:
 	 * a worker has few, and most fall to the clients otherwise.
 	 */
-	for (unsigned i = 0; i < sim.changes && chance_one_in(c, 2); i++) {
+	for (unsigned i = 0;
+	     seeks_rare && i < sim.changes && chance_one_in(c, 2); i++) {
 		sim.change[i].thread = 1 + (unsigned)chance_below(c, 16);
 		sim.change[i].at =
 			1 + chance_below(c, UINT64_C(8) << chance_below(c, 7));

@@ -50,6 +50,12 @@ void sim_trace_on(void);
 bool sim_traces(void);
 /* Stop at this point of the run (0: never), where everybody stands. */
 void sim_crash_at(uint64_t point);
+/*
+ * From here on plans, and the schedule, come to rare places more often. Not by
+ * default: what such a plan finds has to be judged first.
+ */
+void sim_seek_rare(void);
+bool sim_seeks_rare(void);
 /* Or when the database is about to change, or to be synced, or just was: the
  * n-th time from now on. */
 void sim_crash_at_change(uint64_t n);

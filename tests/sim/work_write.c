@@ -208,7 +208,7 @@ static bool truncate_once(struct client *c, struct own *own)
 	if (!to_change(own, &old_size))
 		return false;
 	size = chance_below(&c->chance, old_size + 1000);
-	if (chance_one_in(&c->chance, 3))
+	if (sim_seeks_rare() && chance_one_in(&c->chance, 3))
 		size = old_size + chance_below(&c->chance, 50u * KIB);
 	state = begin_change(own, size, 0);
 	(void)model_bytes(own->path, state, &size);
@@ -229,7 +229,10 @@ static bool truncate_once(struct client *c, struct own *own)
 
 void truncate_path(struct client *c, struct own *own)
 {
-	unsigned times = 1 + (unsigned)chance_below(&c->chance, 3);
+	unsigned times = 1;
+
+	if (sim_seeks_rare())
+		times += (unsigned)chance_below(&c->chance, 3);
 
 	while (times-- > 0 && truncate_once(c, own))
 		;
