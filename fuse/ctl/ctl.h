@@ -47,6 +47,8 @@ void ctl_complain(const char *format, ...)
 /* The same, and where to read on; returns CTL_USAGE. */
 int ctl_misused(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* Which command runs: where to read on, its --help or the whole one's. */
+void ctl_runs(const char *name);
 /* --json was given. */
 void ctl_want_json(void);
 /* A command prints JSON by itself: nothing else may come on standard output. */

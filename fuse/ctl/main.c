@@ -36,6 +36,7 @@ static int run(const struct ctl_command *c, int argc, char **argv)
 {
 	struct ctl_options o = { .command = c };
 
+	ctl_runs(c->name);
 	if (c->run)
 		return c->run(c, argc, argv);
 	(void)ctl_option(&o, argc, argv);

@@ -72,15 +72,20 @@ void ctl_print_line(const char *text)
 /* What was complained of, for --json; and is there a result already? */
 static struct bytes complaints;
 static bool wants_json, has_result;
+/* " NAME" of the command that runs, "" before one is known. */
+static char command[16];
 
 __attribute__((format(printf, 1, 0))) static void
-complain(const char *format, va_list ap, const char *end)
+complain(const char *format, va_list ap, bool misused)
 {
 	SCOPED(scope_free) char *text = NULL;
 
 	CHECK(vasprintf(&text, format, ap) >= 0); /* out of memory */
 	(void)fflush(stdout);
-	(void)fprintf(stderr, "ckptctl: %s%s\n", ctl_shown(text), end);
+	(void)fprintf(stderr, "ckptctl: %s", ctl_shown(text));
+	if (misused)
+		(void)fprintf(stderr, " (see ckptctl%s --help)", command);
+	(void)fputc('\n', stderr);
 	bytes_put(&complaints, "\n", complaints.len > 0);
 	bytes_put(&complaints, text, strlen(text));
 }
@@ -90,7 +95,7 @@ void ctl_complain(const char *format, ...)
 	va_list ap;
 
 	va_start(ap, format);
-	complain(format, ap, "");
+	complain(format, ap, false);
 	va_end(ap);
 }
 
@@ -99,9 +104,14 @@ int ctl_misused(const char *format, ...)
 	va_list ap;
 
 	va_start(ap, format);
-	complain(format, ap, " (see ckptctl --help)");
+	complain(format, ap, true);
 	va_end(ap);
 	return CTL_USAGE;
+}
+
+void ctl_runs(const char *name)
+{
+	(void)snprintf(command, sizeof(command), " %s", name);
 }
 
 void ctl_want_json(void)

@@ -293,6 +293,17 @@ def exit_codes_tell_usage_from_problems(m):
 
 
 @ck.mounted()
+def wrong_usage_names_the_help_of_the_command(m):
+    for wanted, *argv in (
+            ("", "nonsense"), ("", ),
+            ("status ", "status", "--nonsense"), ("flush ", "flush"),
+            ("status ", "status", "--timeout", "x", m.mnt),
+            ("plan ", "plan", m.mnt), ("fsck ", "fsck", "a", "b")):
+        said = m.ctl(*argv, code=2)
+        assert f"(see ckptctl {wanted}--help)" in said, (argv, said)
+
+
+@ck.mounted()
 def json_has_one_value_also_when_nothing_comes_of_it(m):
     nowhere = os.path.join(m.base, "nowhere")
     put(m.path("f"), b"x")
