@@ -242,13 +242,23 @@ void drain_unhide(struct drain *d, struct drain_job *j)
 void drain_seen(struct drain *d, struct drain_job *j, bool clean,
 		struct version_queue *ended)
 {
+	struct version *v, *after;
 	struct drain_job *q;
-	struct version *v;
 
 	HOLD(&d->lock);
 	q = newer_locked(j);
 	if (clean && q)
 		job_end_locked(d, q, VERSION_GONE, -EAGAIN, ended);
+	/*
+	 * A stage that was replaced has the same bytes for all its jobs, and may
+	 * be the image by now, of which parts are given back.
+	 */
+	for (v = TAILQ_NEXT(&j->v, by_file); v && j->v.replaced; v = after) {
+		after = TAILQ_NEXT(v, by_file);
+		if (v->replaced && job_of(v)->stage == j->stage)
+			job_end_locked(d, job_of(v), VERSION_GONE, -EAGAIN,
+				       ended);
+	}
 	order_seen(&d->order, &j->v);
 	for (v = TAILQ_NEXT(&j->v, by_file); v; v = TAILQ_NEXT(v, by_file))
 		if (job_of(v)->failures > 0)
