@@ -119,5 +119,27 @@ def what_waits_beyond_ones_share_ends_with_a_signal_and_else_with_the_disk(m):
     unmount(m)
 
 
+@ck.mounted(STAGE, modes=("auto",), start=False)
+def roots_waits_leave_threads_for_what_need_not_wait(m):
+    disk = images_on_their_own_disk(m)
+    m.files = FILES
+    m.start()
+    put(m.path("known"), b"known")
+    fds = written(m, CALLS, 0)
+    with frozen(disk):
+        taker = Caller(lambda: fsync_all(fds))
+        all_wait(m, taker, CALLS)
+        for other in (lambda: os.path.exists(m.path("unknown")),
+                      lambda: put(m.path("new"), b"new"),
+                      lambda: get(m.path("known")), m.status):
+            caller = Caller(other)
+            ck.until("it is answered", caller.is_over)
+            caller.result()
+        taker.child.kill()
+    for fd in fds:
+        os.close(fd)
+    unmount(m)
+
+
 if __name__ == "__main__":
     ck.main()
