@@ -39,8 +39,7 @@ int identity_make_uuid(char ret[LAYOUT_UUID_BYTES])
 	return 0;
 }
 
-/* The check of the first len bytes behind them; the length of it all. */
-static size_t add_check(char *text, size_t len, size_t size)
+size_t identity_add_check(char *text, size_t len, size_t size)
 {
 	int added = snprintf(text + len, size - len, "check %016llx\n",
 			     (unsigned long long)XXH3_64bits(text, len));
@@ -58,7 +57,7 @@ static size_t format_text(const struct format *f, char ret[FORMAT_BYTES_MAX])
 	CHECK(len > 0 && len < FORMAT_BYTES_MAX);
 	if (f->number == STORE_FORMAT_OLD) /* it had no check */
 		return (size_t)len;
-	return add_check(ret, (size_t)len, FORMAT_BYTES_MAX);
+	return identity_add_check(ret, (size_t)len, FORMAT_BYTES_MAX);
 }
 
 int format_read(int store_dirfd, struct format *ret)
@@ -102,7 +101,7 @@ static size_t secret_text(const struct identity *id, char ret[SECRET_BYTES_MAX])
 	len = snprintf(ret, SECRET_BYTES_MAX,
 		       SECRET_TITLE "\nuuid %s\nsecret %s\n", id->uuid, hex);
 	CHECK(len > 0 && len < SECRET_BYTES_MAX);
-	return add_check(ret, (size_t)len, SECRET_BYTES_MAX);
+	return identity_add_check(ret, (size_t)len, SECRET_BYTES_MAX);
 }
 
 int identity_read(int store_dirfd, struct identity *ret)

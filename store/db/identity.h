@@ -20,6 +20,12 @@
 /* A new one. */
 int identity_make_uuid(char ret[LAYOUT_UUID_BYTES]);
 
+/*
+ * How such a text ends: the line with the check of its first len bytes, behind
+ * them. size: of the array, which it fits in. Returns the length of it all.
+ */
+size_t identity_add_check(char *text, size_t len, size_t size);
+
 struct format {
 	unsigned number;
 	char uuid[LAYOUT_UUID_BYTES];

@@ -33,7 +33,6 @@
 #include "store/db/layout.h"
 
 #define TRAILER_BYTES 4096u
-#define TRAILER_MODE S_ISVTX /* of a pending file, with S_IFREG */
 #define SHARED_NODE_MAX 63 /* characters of a node's name */
 
 struct trailer {
