@@ -319,8 +319,8 @@ struct stage *drain_replace(struct drain *d, struct inode *in,
 				cond_signal(&d->work);
 				kept = true;
 			} else if (!v->replaced && version_pending(v)) {
-				job_end_locked(d, job_of(v), VERSION_GONE, 0,
-					       &ended);
+				job_end_locked(d, job_of(v), VERSION_GONE,
+					       -EAGAIN, &ended);
 				continue;
 			}
 			failed |= v->replaced && job_of(v)->failures > 0;

@@ -80,8 +80,10 @@ static bool is_in_flight(const struct drain_job *j, unsigned n)
 }
 
 /*
- * Wait until j is over, or fails. Consumes the reference. -EAGAIN: the file's
- * bytes are another job's now.
+ * Wait until j is over, or fails. Consumes the reference. 1: it is over, but
+ * not durable itself: the file lost its last name, which a power cut may still
+ * bring back, or newer bytes of it are durable. -EAGAIN: its bytes are another
+ * job's now.
  */
 static int job_wait(struct drain *d, struct drain_job *j)
 {
@@ -95,7 +97,8 @@ static int job_wait(struct drain *d, struct drain_job *j)
 		rc = moved_wait(d);
 	/* Closed anew since, it has no error any more; what we saw, we say. */
 	if (version_over(&j->v))
-		rc = j->result;
+		rc = j->result == 0 && j->v.state == VERSION_GONE ? 1
+								  : j->result;
 	else if (j->failures != failures)
 		rc = j->failure;
 	lock_give(&d->lock);
@@ -125,7 +128,7 @@ static int running_wait(struct drain *d, struct inode *in)
 	return rc;
 }
 
-/* 1: it was durable already, and perhaps its name is not. */
+/* 1: its bytes need nothing more, but its name, or that it is gone, may. */
 static int sync_bytes(struct drain *d, struct inode *in)
 {
 	struct drain_job *j;

@@ -200,6 +200,49 @@ static time_t time_of(struct live *l, const char *path)
 	return sb.st_mtim.tv_sec;
 }
 
+/* Up to which change of the database all is durable. */
+static uint64_t synced_to(struct live *l)
+{
+	HOLD(&l->st->marker.lock);
+	return l->st->marker.sequence;
+}
+
+/*
+ * The file loses its name to another one while its sync waits, and is not made
+ * durable any more: a power cut must not bring it back as it was before.
+ */
+static void a_sync_of_what_is_deleted_meanwhile_makes_that_durable(void **state)
+{
+	uint8_t *data = filled(OLD_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_held(kind);
+		struct commits_paused paused;
+		struct handle reader;
+		struct syncer s;
+		uint64_t before;
+
+		live_write(&l, "new", data, 100);
+		live_write(&l, "a", data, 200);
+		live_sync_all(&l);
+		live_write(&l, "a", data, OLD_BYTES);
+		reader = handle_open(&l, "a", O_RDONLY);
+		commits_pause(&paused, &l);
+		sync_begin(&s, &l, "a");
+		wait_job(&l, "a", SEEN_TAKEN);
+		before = synced_to(&l);
+		assert_int_equal(live_rename(&l, "new", "a", 0), 0);
+		commits_go_on(&paused);
+		pthread_join(s.thread, NULL);
+		assert_true(synced_to(&l) > before);
+		assert_int_equal(committed_size(&l, "a"), 100);
+		handle_close(&reader);
+		live_free(&l);
+	}
+	free(data);
+}
+
 /* A time set by hand is that of the version that it was set for. */
 static void a_time_set_by_hand_counts_for_what_was_synced_alone(void **state)
 {
@@ -417,6 +460,8 @@ int main(void)
 		cmocka_unit_test(what_is_drained_once_more_is_what_was_closed),
 		cmocka_unit_test(
 			a_sync_takes_no_older_version_of_its_file_along),
+		cmocka_unit_test(
+			a_sync_of_what_is_deleted_meanwhile_makes_that_durable),
 		cmocka_unit_test(
 			a_time_set_by_hand_counts_for_what_was_synced_alone),
 		cmocka_unit_test(
