@@ -7,7 +7,8 @@
  *
  * Threads: any. Nothing here waits with a lock held; what waits says so. Each
  * wait ends with -EINTR when the call that its thread serves is to end
- * (interrupt.h): what was asked for goes on, and nothing is undone.
+ * (interrupt.h): what was asked for goes on, but overtakes no more, and nothing
+ * is undone.
  */
 #ifndef STORE_DRAIN_H
 #define STORE_DRAIN_H

@@ -79,13 +79,12 @@ static void again_locked(struct drain *d, struct drain_job *j, bool overtaken,
 		   (!j->v.replaced && j->in->file->stage != j->stage)) {
 		job_end_locked(d, j, VERSION_GONE, -EAGAIN, ended);
 	} else if (q) {
+		/* Who waits for j comes to q by himself. */
 		enum version_want want = j->v.want;
 
 		merge_locked(d, j, q);
 		job_end_locked(d, j, VERSION_GONE, -EAGAIN, ended);
-		if (want == WANT_ALONE)
-			job_want_locked(d, q);
-		else if (want == WANT_SOON)
+		if (want != WANT_NOT)
 			order_want_soon(&q->v);
 	} else {
 		order_again(&d->order, &j->v);
@@ -250,8 +249,8 @@ void drain_seen(struct drain *d, struct drain_job *j, bool clean,
 	if (clean && q)
 		job_end_locked(d, q, VERSION_GONE, -EAGAIN, ended);
 	/*
-	 * A stage that was replaced has the same bytes for all its jobs, and may
-	 * be the image by now, of which parts are given back.
+	 * A stage that was replaced has the same bytes for all its jobs, and
+	 * may be the image by now, of which parts are given back.
 	 */
 	for (v = TAILQ_NEXT(&j->v, by_file); v && j->v.replaced; v = after) {
 		after = TAILQ_NEXT(v, by_file);

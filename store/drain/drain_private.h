@@ -102,8 +102,9 @@ static inline void workers_wake_locked(struct drain *d)
 }
 /* It waits for no event any more; drain.lock alone is held. */
 void job_wake_locked(struct drain *d, struct drain_job *j);
-/* Somebody waits for it: see order_want(). drain.lock alone is held. */
+/* Somebody waits for it, and then not any more. drain.lock alone is held. */
 void job_want_locked(struct drain *d, struct drain_job *j);
+void job_leave_locked(struct drain *d, struct drain_job *j);
 /* Has no other job the stage that j's file had before? */
 bool job_is_last_of_stage(const struct drain_job *j);
 /*

@@ -101,6 +101,7 @@ static int job_wait(struct drain *d, struct drain_job *j)
 								  : j->result;
 	else if (j->failures != failures)
 		rc = j->failure;
+	job_leave_locked(d, j);
 	lock_give(&d->lock);
 	drain_job_put(d, j);
 	return rc;
@@ -122,6 +123,7 @@ static int running_wait(struct drain *d, struct inode *in)
 		job_want_locked(d, j);
 		while (rc == 0 && is_in_flight(j, attempts))
 			rc = moved_wait(d);
+		job_leave_locked(d, j);
 	}
 	lock_give(&d->lock);
 	drain_job_put(d, j);

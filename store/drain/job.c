@@ -54,6 +54,14 @@ void job_want_locked(struct drain *d, struct drain_job *j)
 	cond_signal(&d->commit);
 }
 
+void job_leave_locked(struct drain *d, struct drain_job *j)
+{
+	if (!order_leave(&d->order, &j->v))
+		return;
+	workers_wake_locked(d);
+	cond_signal(&d->commit);
+}
+
 bool job_is_last_of_stage(const struct drain_job *j)
 {
 	struct version *v;

@@ -238,12 +238,20 @@ bool order_has_wanted(const struct order *o)
 	return first_wanted(o) != NULL;
 }
 
-/* It was replaced, and nobody waits for it, but for a newer one. */
+/*
+ * Nobody waits for it, and it is not its turn in its file: it was replaced, and
+ * somebody waits for a newer one, or it was started before an older one for who
+ * has left.
+ */
 static bool makes_way(const struct version *v)
 {
 	const struct version *u = v;
 
-	if (!v->replaced || v->want == WANT_ALONE)
+	if (v->want == WANT_ALONE)
+		return false;
+	if (TAILQ_FIRST(&v->file->list) != v)
+		return true;
+	if (!v->replaced)
 		return false;
 	while ((u = TAILQ_NEXT(u, by_file)) != NULL)
 		if (u->want == WANT_ALONE)
@@ -322,6 +330,7 @@ struct version *order_want(struct order *o, struct version *v)
 	struct version *r;
 	bool aside;
 
+	v->waiting++;
 	if (version_over(v))
 		return NULL;
 	r = v->file->in_flight;
@@ -332,6 +341,28 @@ struct version *order_want(struct order *o, struct version *v)
 	if (aside && r->state == VERSION_READY)
 		move(o, r, VERSION_VOID);
 	return aside && r->state == VERSION_RUNNING ? r : NULL;
+}
+
+bool order_leave(struct order *o, struct version *v)
+{
+	struct version *u;
+	bool moved = false;
+
+	CHECK(v->waiting > 0);
+	v->waiting--;
+	TAILQ_FOREACH(u, &v->file->list, by_file)
+	if (u->waiting > 0)
+		return false;
+	TAILQ_FOREACH(u, &v->file->list, by_file)
+	{
+		if (u->want != WANT_ALONE)
+			continue;
+		relist(o, u, u->state, WANT_SOON);
+		if (u->state == VERSION_READY && makes_way(u))
+			move(o, u, VERSION_VOID);
+		moved = true;
+	}
+	return moved;
 }
 
 void order_want_soon(struct version *v)

@@ -19,7 +19,8 @@
  * him before, or it ended (deleted, or written over by something newer); one
  * that fails, or is drained again, stops all that are younger at once. Only
  * what somebody waits for (order_want()) overtakes, alone: older versions of
- * its file do not come along, and end when it is durable.
+ * its file do not come along, and end when it is durable. Who goes before that
+ * (order_leave()) leaves it its turn, if it has one.
  *
  * Of each file one version is in flight at a time, the oldest, or the oldest
  * that somebody waits for. Committed is therefore never an older one over a
@@ -63,6 +64,7 @@ enum version_want {
 struct version {
 	enum version_state state;
 	enum version_want want;
+	unsigned waiting; /* who wanted it and have not left */
 	bool replaced; /* its file has another stage since (O_TRUNC) */
 	uint64_t place; /* among the closes; 0: none, is committed when ready */
 	struct versions *file;
@@ -154,6 +156,13 @@ void order_end(struct order *o, struct version *v, enum version_state to);
  * now, or NULL.
  */
 struct version *order_want(struct order *o, struct version *v);
+/*
+ * Who wanted v does not wait for it any more, for whatever reason. When nobody
+ * waits for any version of its file, none overtakes: it may be closed anew,
+ * with other bytes, which nobody has asked for. True: one did until now. What
+ * is older of its file may have its turn before it then.
+ */
+bool order_leave(struct order *o, struct version *v);
 /* It may start, but keeps its place. */
 void order_want_soon(struct version *v);
 /* The oldest with a place; NULL: nothing that was closed is unfinished. */

@@ -114,6 +114,37 @@ static void who_fails_out_of_turn_stops_those_behind_it(void **state)
 	}
 }
 
+/*
+ * Who waits for the tracker goes, and it is closed anew: nobody has asked for
+ * what it is then.
+ */
+static void what_nobody_waits_for_any_more_overtakes_nobody(void **state)
+{
+	struct one data, latest;
+	struct order o;
+
+	(void)state;
+	for (int ready = 0; ready < 2; ready++) {
+		order_init(&o);
+		one_closed(&o, &latest);
+		one_closed(&o, &data);
+		assert_null(order_want(&o, &latest.v));
+		assert_null(order_want(&o, &latest.v));
+		assert_false(order_leave(&o, &latest.v));
+		assert_int_equal(latest.v.want, WANT_ALONE);
+		if (!ready)
+			order_place(&o, &latest.v);
+		drain_all(&o);
+		assert_true(order_leave(&o, &latest.v));
+		assert_int_equal(latest.v.want, WANT_SOON);
+		if (!ready) {
+			assert_ptr_equal(order_take(&o), &data.v);
+			commit(&o, &data.v);
+		}
+		assert_ptr_equal(order_take(&o), &latest.v);
+	}
+}
+
 static void an_elder_that_is_deleted_stops_nobody(void **state)
 {
 	struct one a, b;
@@ -263,6 +294,8 @@ int main(void)
 			a_state_is_followed_by_those_that_are_drawn_alone),
 		cmocka_unit_test(who_fails_out_of_turn_stops_those_behind_it),
 		cmocka_unit_test(what_is_resumed_has_the_place_that_it_had),
+		cmocka_unit_test(
+			what_nobody_waits_for_any_more_overtakes_nobody),
 		cmocka_unit_test(an_elder_that_is_deleted_stops_nobody),
 		cmocka_unit_test(who_is_wanted_overtakes_alone),
 		cmocka_unit_test(a_worker_stops_for_what_somebody_waits_for),

@@ -225,6 +225,9 @@ static void step(struct walk *w)
 		break;
 	case 5:
 		v = any_in(w, ~0u);
+		if (v && v->waiting > 0)
+			(void)order_leave(&w->o, v);
+		v = any_in(w, ~0u);
 		if (v && version_pending(v) && roll(w, 4) == 0)
 			end_it(w, v, VERSION_GONE); /* its file is deleted */
 		break;
