@@ -40,6 +40,7 @@
 /* Only this mount changes the store, so the kernel may remember for long. */
 #define FS_TIMEOUT_S 86400.0
 
+struct shared;
 struct callers;
 struct ending;
 struct opens;
@@ -48,11 +49,13 @@ struct teller;
 
 struct fs {
 	struct store *store;
+	struct shared *shared; /* NULL: names are the store's own */
 	struct server *server; /* for segments; NULL: none */
 	struct teller *teller; /* set when server is */
 	struct callers *callers;
 	struct opens *opens;
 	bool read_only; /* mounted with ro */
+	bool is_shared; /* shared is, or will be, set */
 	struct fuse_session *se;
 	const char *mountpoint;
 	_Atomic dev_t dev; /* of the mount; 0: not known yet */
@@ -69,7 +72,9 @@ struct fs {
 	atomic_bool ended; /* the loop; the kernel is told nothing more */
 };
 
-extern const struct fuse_lowlevel_ops fs_ops;
+/* Names are a table with two implementations: session.c, ops_shared.c. */
+extern const struct fuse_lowlevel_ops fs_ops, fs_shared_ops;
+void op_init(void *userdata, struct fuse_conn_info *conn);
 
 static inline struct fs *fs_of(fuse_req_t req)
 {
@@ -92,6 +97,18 @@ void fs_put(struct fs_inode *i);
 
 /* Reply with data, or with the error when rc is one. */
 void fs_reply_ioctl(fuse_req_t req, int rc, const void *data, size_t len);
+
+/* The kernel's look-ups are gone, or were never told of. */
+void fs_forget(struct store *st, fuse_ino_t ino, uint64_t nlookup);
+/* What the kernel is told of a handle to what was opened. */
+void fs_handle_fill(struct fuse_file_info *fi, int flags,
+		    const struct file_opened *o);
+/* setattr(2): what was set of names_setattr()'s, but for the size. */
+int fs_setattr(fuse_req_t req, const struct fs_inode *i, const struct stat *s,
+	       int to_set, bool by_handle, unsigned *ret_valid,
+	       struct attr *ret_to);
+/* One that nobody can set, which is worked out. */
+bool fs_is_our_xattr(const char *name);
 
 /* Fill e for an inode whose look-up count was raised. 0 or -errno. */
 int fs_entry(struct store *st, struct inode *in, struct fuse_entry_param *e);

@@ -29,6 +29,7 @@
 #include "store/base/ckptfs_ioctl.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
+#include "store/shared/shared.h"
 
 /* How often it is asked whether who has a signal is to end: see waiting.h. */
 #define SIGNALLED_WAIT_NS (INT64_C(100) * 1000000)
@@ -113,6 +114,27 @@ static bool may_wait(const struct fs *fs, const struct request *r)
 		return (r->setattr.valid & FATTR_SIZE) != 0;
 	default:
 		return false;
+	}
+}
+
+/* Is it one that the shared directory has to answer, and may leave unanswered? */
+static bool may_wait_for_shared(const struct request *r)
+{
+	switch (r->head.opcode) {
+	case FUSE_FORGET:
+	case FUSE_BATCH_FORGET:
+	case FUSE_INTERRUPT:
+	case FUSE_IOCTL:
+		return false;
+	case FUSE_GETATTR:
+	case FUSE_READ:
+	case FUSE_WRITE:
+	case FUSE_FLUSH:
+	case FUSE_RELEASE:
+	case FUSE_LSEEK:
+		return shared_is_node(r->head.nodeid);
+	default:
+		return true;
 	}
 }
 
@@ -279,7 +301,8 @@ static void serve(struct loop *l, const struct fuse_buf *buf)
 
 	if (r->head.opcode == FUSE_INTERRUPT && is_told_of_held(l, r))
 		return;
-	turn = may_wait(l->fs, r) ? take_turn(l, buf) : TURN_UNCOUNTED;
+	turn = may_wait(l->fs, r) ||
+			       (l->fs->shared && may_wait_for_shared(r)) ? take_turn(l, buf) : TURN_UNCOUNTED;
 	if (turn == TURN_LATER)
 		return;
 	fuse_session_process_buf(l->fs->se, buf);

@@ -27,6 +27,7 @@
 #include "fuse/session.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
+#include "store/shared/shared.h"
 
 #define OPEN_FILES_WANTED (1u << 20)
 /* How long to wait for the last mount of the store to finish its drains. */
@@ -99,9 +100,31 @@ static void on_ready(void *pipe_fd)
 	log_to_syslog(true);
 }
 
+/* The directory that the names are in; a store that has one needs it. */
+static int open_shared(struct fs *fs, const struct shared_options *o)
+{
+	char why[8192] = "";
+	int rc;
+
+	if (!o->dir && shared_has(fs->store)) {
+		fprintf(stderr,
+			"ckptfs: %s: is this node's part of a shared "
+			"directory; mount it with -o shared=DIR\n",
+			fs->store->path);
+		return -EINVAL;
+	}
+	if (!o->dir)
+		return 0;
+	rc = shared_open(fs->store, o, &fs->shared, why, sizeof(why));
+	if (rc < 0)
+		fprintf(stderr, "ckptfs: %s\n", why);
+	return rc;
+}
+
 /* In the child (or the foreground): open, mount, serve, close. */
 static int serve(struct fs *fs, const char *store,
-		 const struct store_options *so, int *pipe_fd)
+		 const struct store_options *so,
+		 const struct shared_options *shared, int *pipe_fd)
 {
 	int rc;
 
@@ -111,12 +134,21 @@ static int serve(struct fs *fs, const char *store,
 	fs->store = open_store(store, so);
 	if (!fs->store)
 		return MAIN_FAILED;
+	if (open_shared(fs, shared) < 0)
+		return MAIN_FAILED;
 	rc = store_start(fs->store);
+	if (rc == 0 && fs->shared)
+		rc = shared_start(fs->shared);
 	if (rc < 0) {
 		fprintf(stderr, "ckptfs: cannot start: %s\n", strerror(-rc));
 		return MAIN_FAILED;
 	}
 	rc = session_run(fs, on_ready, pipe_fd);
+	if (fs->shared) {
+		files_abandoned(&fs->store->files);
+		shared_stop(fs->shared);
+		shared_free(TAKE(fs->shared));
+	}
 	if (store_close(fs->store) < 0) {
 		log_error("%s: not everything could be made durable; it is "
 			  "kept in the stage for the next mount",
@@ -176,12 +208,18 @@ static int add_mount_options(struct fuse_args *args, const struct options *o,
 static int mount_place(struct fuse_args *args, const struct options *o,
 		       struct fs *fs, const struct place *p)
 {
+	/* The background process is in another directory. */
+	SCOPED(scope_free) char *dir =
+		o->shared ? realpath(o->shared, NULL) : NULL;
+	const struct shared_options shared = { dir ? dir : o->shared, o->node,
+					       o->pending_wait_s };
 	struct store_options so = o->all;
 	int rc, pipe_fd = -1;
 
 	if (p->stage)
 		so.stage_dir = p->stage;
 	fs->mountpoint = p->mountpoint;
+	fs->is_shared = o->shared != NULL;
 	if (add_mount_options(args, o, p->store) < 0)
 		return MAIN_FAILED;
 	rc = session_new(fs, args, o->debug);
@@ -201,7 +239,7 @@ static int mount_place(struct fuse_args *args, const struct options *o,
 		fs->callers = callers_new();
 		fs->opens = opens_new();
 		rc = fs->callers && fs->opens
-			     ? serve(fs, p->store, &so, &pipe_fd)
+			     ? serve(fs, p->store, &so, &shared, &pipe_fd)
 			     : MAIN_FAILED;
 		opens_free(fs->opens);
 		callers_free(fs->callers);

@@ -106,12 +106,16 @@ static unsigned set_of(fuse_req_t req, struct inode *in, const struct stat *s,
 	return valid;
 }
 
-static int do_setattr(fuse_req_t req, const struct fs_inode *i,
-		      const struct stat *s, int to_set, bool by_handle)
+int fs_setattr(fuse_req_t req, const struct fs_inode *i, const struct stat *s,
+	       int to_set, bool by_handle, unsigned *ret_valid,
+	       struct attr *ret_to)
 {
 	struct attr to = { 0 };
 	unsigned valid = set_of(req, i->in, s, to_set, &to);
 	int rc = 0;
+
+	*ret_valid = valid;
+	*ret_to = to;
 
 	if (to_set & FUSE_SET_ATTR_SIZE)
 		rc = (by_handle ? file_truncate : file_truncate_path)(
@@ -131,10 +135,12 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 	SCOPED(fs_put) struct fs_inode i = { 0 };
 	int rc = fs_get(req, ino, &i);
 	struct waiting w;
+	unsigned valid;
+	struct attr to;
 
 	waiting_begin(&w, req);
 	if (rc == 0)
-		rc = do_setattr(req, &i, attr, to_set, fi != NULL);
+		rc = fs_setattr(req, &i, attr, to_set, fi != NULL, &valid, &to);
 	waiting_end(&w);
 	reply_attr(req, rc, i.in);
 }
@@ -317,7 +323,7 @@ static bool is_told(const char *name)
 	       strcmp(name, GUARD_POLICY_XATTR) == 0;
 }
 
-static bool is_ours(const char *name)
+bool fs_is_our_xattr(const char *name)
 {
 	return strncmp(name, OUR_XATTR, strlen(OUR_XATTR)) == 0 &&
 	       !is_told(name);
@@ -400,7 +406,7 @@ void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 	size_t len = 0;
 	int rc;
 
-	if (is_ours(name)) {
+	if (fs_is_our_xattr(name)) {
 		rc = get_ours(req, ino, name + strlen(OUR_XATTR), &ours);
 		if (rc == 0 && ours.failed)
 			rc = -ENOMEM;
@@ -416,7 +422,7 @@ void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 
 static int may_set(const char *name)
 {
-	return is_ours(name) ? -EPERM : is_kept(name);
+	return fs_is_our_xattr(name) ? -EPERM : is_kept(name);
 }
 
 void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
@@ -455,7 +461,7 @@ static size_t shown_names(fuse_req_t req, char *names, size_t len)
 
 	for (size_t at = 0, n; at < len; at += n) {
 		n = strlen(names + at) + 1;
-		if (is_ours(names + at))
+		if (fs_is_our_xattr(names + at))
 			continue;
 		if (is_trusted(names + at) && admin < 0)
 			admin = caller_is_admin(fs_of(req)->callers, c->pid,

@@ -19,8 +19,8 @@ static int handle_flags(const struct fuse_file_info *fi)
 	return (int)fi->fh;
 }
 
-static void handle_fill(struct fuse_file_info *fi, int flags,
-			const struct file_opened *o)
+void fs_handle_fill(struct fuse_file_info *fi, int flags,
+		    const struct file_opened *o)
 {
 	fi->fh = (uint64_t)(flags & O_ACCMODE);
 	fi->noflush = (flags & O_ACCMODE) == O_RDONLY;
@@ -154,7 +154,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 		fuse_reply_err(req, -rc);
 		return;
 	}
-	handle_fill(fi, flags, &opened);
+	fs_handle_fill(fi, flags, &opened);
 	inode_remember(i.st->inodes, i.in);
 	if (fuse_reply_create(req, &e, fi) < 0) {
 		inode_forget(i.st->inodes, i.in, 1);
@@ -188,7 +188,7 @@ void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 		set_writer_opened(req, i.in);
 	else if ((fi->flags & O_ACCMODE) != O_WRONLY)
 		count_open(req, i.in);
-	handle_fill(fi, fi->flags, &opened);
+	fs_handle_fill(fi, fi->flags, &opened);
 	if (fuse_reply_open(req, fi) < 0)
 		file_release(&i.st->files, i.in, fi->flags);
 }

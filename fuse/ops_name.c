@@ -11,7 +11,7 @@
 #include "store/names/names.h"
 #include "store/publish.h"
 
-static void forget(struct store *st, fuse_ino_t ino, uint64_t nlookup)
+void fs_forget(struct store *st, fuse_ino_t ino, uint64_t nlookup)
 {
 	struct inode *in = inode_peek(st->inodes, ino);
 
@@ -37,7 +37,7 @@ static void reply_entry(fuse_req_t req, struct inode *in)
 	}
 	inode_remember(st->inodes, in);
 	if (fuse_reply_entry(req, &e) < 0)
-		forget(st, in->ino, 1);
+		fs_forget(st, in->ino, 1);
 }
 
 void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
@@ -57,7 +57,7 @@ void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t nlookup)
 {
 	if (ino != ROOT_INO)
-		forget(store_of(req), ino, nlookup);
+		fs_forget(store_of(req), ino, nlookup);
 	fuse_reply_none(req);
 }
 
@@ -66,8 +66,8 @@ void op_forget_multi(fuse_req_t req, size_t count,
 {
 	for (size_t i = 0; i < count; i++)
 		if (forgets[i].ino != ROOT_INO)
-			forget(store_of(req), forgets[i].ino,
-			       forgets[i].nlookup);
+			fs_forget(store_of(req), forgets[i].ino,
+				  forgets[i].nlookup);
 	fuse_reply_none(req);
 }
 

@@ -11,12 +11,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "store/shared/shared.h"
+#include "store/shared/trailer.h"
+
 static const struct options options_default = {
 	.publish = PUBLISH_STEP,
 	.structure = GUARD_WARN,
 	.verify = VERIFY_ON,
 	.passthrough = true,
 	.all = STORE_OPTIONS_DEFAULT,
+	.pending_wait_s = SHARED_PENDING_WAIT_S,
 };
 
 #define OPT(text, member, value)                              \
@@ -61,6 +65,9 @@ static const struct fuse_opt option_table[] = {
 	OPT("drain_threads=%s", threads, 0),
 	OPT("drain_interval=%s", interval, 0),
 	OPT("backup_interval=%s", backup, 0),
+	OPT("shared=%s", shared, 0),
+	OPT("node=%s", node, 0),
+	OPT("pending_wait=%s", pending_wait, 0),
 	FUSE_OPT_END
 };
 
@@ -124,6 +131,12 @@ static const char help_text[] =
 	"                       is made durable as it stands, 0: never (30)\n"
 	"  backup_interval=S    seconds from one backup of the database, after a\n"
 	"                       rename, to the next, 0: none is made (600)\n"
+	"  shared=DIR           names lie in DIR, on the cluster file system that all\n"
+	"                       nodes have, and what is closed is copied there; see\n"
+	"                       ckptctl init --shared\n"
+	"  node=NAME            what this node is called there (the host's name)\n"
+	"  pending_wait=S       seconds that an open waits for a file that is not yet\n"
+	"                       in DIR, but on another node (60)\n"
 	"  passthrough=auto|off let the kernel move the bytes where it can (auto)\n"
 	"  allow_other          let other users in (default for root)\n"
 	"  and those of mount(8): ro, noexec, nosuid, ...\n"
@@ -238,6 +251,20 @@ static bool parse_number(const char *text, unsigned max, unsigned *ret)
 	return true;
 }
 
+/* What cannot be had of a shared directory; the rest is set aside. */
+static bool set_shared(struct options *o)
+{
+	if (o->node && !shared_node_is_name(o->node))
+		return wrong("node", o->node,
+			     "up to 63 letters, digits, '.', '_' and '-'");
+	if (o->structure == GUARD_REFUSE)
+		return wrong("structure", "refuse",
+			     "warn or off: with shared= steps are not looked "
+			     "at");
+	o->all.no_segments = true;
+	return true;
+}
+
 /* False: a value is wrong, which was said. */
 static bool set_all(struct options *o)
 {
@@ -267,6 +294,12 @@ static bool set_all(struct options *o)
 	else if (o->segments && !parse_size(o->segments, &s->segment_bytes))
 		return wrong("segments", o->segments,
 			     "a size such as 16G, or off");
+	if (o->pending_wait &&
+	    !parse_number(o->pending_wait, 86400, &o->pending_wait_s))
+		return wrong("pending_wait", o->pending_wait,
+			     "0 to 86400 seconds");
+	if (o->shared && !set_shared(o))
+		return false;
 	s->no_create = o->no_create;
 	s->stage_dir = o->stage;
 	s->hold_drain = o->hold_drain;
@@ -276,7 +309,8 @@ static bool set_all(struct options *o)
 	s->publish = (enum publish_mode)o->publish;
 	s->stage_all_in_memory = o->stage_all_in_memory;
 	s->share_all = o->share_all;
-	s->structure = (enum guard_policy)o->structure;
+	s->structure = o->shared ? GUARD_OFF
+				 : (enum guard_policy)o->structure;
 	s->verify = (enum verify_mode)o->verify;
 	return true;
 }
@@ -306,7 +340,8 @@ void options_release(struct options *o)
 {
 	char *const texts[] = { o->store,      o->mountpoint, o->stage,
 				o->stage_size, o->segments,   o->saving,
-				o->threads,    o->interval,   o->backup };
+				o->threads,    o->interval,   o->backup,
+				o->shared,     o->node,       o->pending_wait };
 
 	for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++)
 		free(texts[i]);

@@ -137,7 +137,7 @@ static uint32_t backing_depth(const struct store *st)
 }
 #endif
 
-static void op_init(void *userdata, struct fuse_conn_info *conn)
+void op_init(void *userdata, struct fuse_conn_info *conn)
 {
 	struct fs *fs = userdata;
 
@@ -329,7 +329,8 @@ int session_new(struct fs *fs, struct fuse_args *args, bool debug)
 {
 	if (debug && fuse_opt_add_arg(args, "-odebug") < 0)
 		return -ENOMEM;
-	fs->se = fuse_session_new(args, &fs_ops, sizeof(fs_ops), fs);
+	fs->se = fuse_session_new(args, fs->is_shared ? &fs_shared_ops : &fs_ops,
+				  sizeof(fs_ops), fs);
 	if (fs->se)
 		return 0;
 	if (!lists_unknown)

@@ -282,6 +282,24 @@ static void each_second(void *arg)
 	reserve_look(&st->reserve);
 }
 
+/* --- what the committer calls; see store_hooks --- */
+
+static void committing(void *arg, struct kv_batch *b, uint64_t ino)
+{
+	const struct store_hooks *h = &((struct store *)arg)->hooks;
+
+	if (h->committing)
+		h->committing(h->arg, b, ino);
+}
+
+static void committed(void *arg, uint64_t ino)
+{
+	const struct store_hooks *h = &((struct store *)arg)->hooks;
+
+	if (h->committed)
+		h->committed(h->arg, ino);
+}
+
 static int open_drain(struct store *st)
 {
 	const struct store_options *o = &st->options;
@@ -297,6 +315,8 @@ static int open_drain(struct store *st)
 		.arg = st,
 		.ask_left = ask_left,
 		.each_second = each_second,
+		.committing = committing,
+		.committed = committed,
 	};
 
 	return drain_new(st->kv, &st->images, &st->stages, st->inodes,

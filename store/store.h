@@ -68,6 +68,14 @@ struct store_options {
 		.dedup_min_saving_percent = 3,                    \
 	}
 
+/* Who puts the store to use, set before store_start(); each may be NULL. */
+struct store_hooks {
+	void *arg;
+	/* See drain_options. */
+	void (*committing)(void *arg, struct kv_batch *b, uint64_t ino);
+	void (*committed)(void *arg, uint64_t ino);
+};
+
 struct store {
 	struct store_options options; /* immutable */
 	char path[4096];
@@ -88,6 +96,7 @@ struct store {
 	struct reclaim *reclaim;
 	struct guard *guard;
 	struct backup *backup; /* NULL: none is made */
+	struct store_hooks hooks;
 	uint8_t secret[HASH_SECRET_BYTES];
 	/* Image files that the database does not know; they are kept. */
 	_Atomic uint64_t unknown_images;

@@ -45,6 +45,7 @@
 	X(LOCK_BACKUP, "backup.lock")                  \
 	X(LOCK_AHEAD, "ahead.lock")                    \
 	X(LOCK_SCRUB, "scrub.lock")                    \
+	X(LOCK_SHARED, "shared.lock")                  \
 	X(LOCK_KV_LOG_USE, "kv.log_use")               \
 	X(LOCK_KV_LOG_SYNC, "kv.log_sync")             \
 	X(LOCK_KV_GATE, "kv.gate")                     \

@@ -84,6 +84,8 @@ static int check_setting(struct check *c, const struct check_record *r)
 					  known[i].number) < 0
 				       ? check_report_record(c, r)
 				       : 0;
+	if (strncmp(name, META_OF_SHARED, strlen(META_OF_SHARED)) == 0)
+		return 0; /* store/shared/ knows them */
 	check_remark(c, "setting", "settings",
 		     "a setting '%s' is not known to this version", name);
 	return 0;

@@ -66,6 +66,8 @@
 #define META_CHUNKS "chunks" /* K records */
 #define META_SHARED "shared_bytes" /* sum over chunks of (refs - 1) * len */
 #define META_IMAGES "images" /* I records */
+/* What follows is store/shared/'s own: which files of DIR are here. */
+#define META_OF_SHARED "shared."
 
 #define KEY_BYTES_MAX (1 + 8 + 8 + STORE_NAME_MAX)
 struct key {

@@ -231,6 +231,14 @@ static uint64_t next_generation(const struct pending *p)
 	       p->older;
 }
 
+/* Who wants to know of it adds what goes with it. */
+static void tell_committing(struct drain *d, struct kv_batch *b,
+			    const struct inode *in)
+{
+	if (d->options.committing)
+		d->options.committing(d->options.arg, b, in->ino);
+}
+
 /* The same bytes were written again: only the time of it may be new. */
 static int write_time(struct drain *d, struct kv_batch *b, struct pending *p)
 {
@@ -249,6 +257,7 @@ static int write_time(struct drain *d, struct kv_batch *b, struct pending *p)
 		memcpy(c.extents, old->extents,
 		       old->extent_count * sizeof(*c.extents));
 	content_save(b, key_ino('F', p->j->in->ino), &c);
+	tell_committing(d, b, p->j->in);
 	p->content = content_ref_new(&c);
 	rc = p->content ? kv_write(d->kv, b) : -ENOMEM;
 	work_written(p->w, rc);
@@ -310,6 +319,7 @@ static int job_write(struct drain *d, struct pending *p)
 		rc = changes_apply(d, b, &p->changes);
 	if (rc == 0) {
 		put_records(d, b, w, &c, old);
+		tell_committing(d, b, j->in);
 		give_own_copies_back(d, b, w);
 	}
 	if (rc == 0)
@@ -497,11 +507,15 @@ void commit_jobs(struct drain *d, const struct drain_taken *first)
 	if (rc < 0 && wrote) /* it is tried again as if it was not written */
 		kv_condemn(d->kv);
 	for (unsigned i = 0; i < n; i++) {
+		uint64_t ino = p[i].j->in->ino;
+
 		if (rc < 0) {
 			job_give_back(d, &p[i], rc);
 		} else {
 			job_publish(d, &p[i]);
 			job_published(d, &p[i]);
+			if (d->options.committed)
+				d->options.committed(d->options.arg, ino);
 		}
 		pending_release(&p[i]);
 	}

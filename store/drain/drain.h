@@ -19,6 +19,7 @@
 #include "store/names/inode.h"
 
 struct drain;
+struct kv_batch;
 struct reclaim;
 
 /* How it works, and whom it calls. All that is pointed to is borrowed. */
@@ -35,6 +36,12 @@ struct drain_options {
 	void *arg;
 	bool (*ask_left)(void *arg); /* see drain_ask_left(); true: again */
 	void (*each_second)(void *arg);
+	/*
+	 * By the committer, with `arg`; NULL: nobody. A version of the file is
+	 * about to be written with b; it is durable.
+	 */
+	void (*committing)(void *arg, struct kv_batch *b, uint64_t ino);
+	void (*committed)(void *arg, uint64_t ino);
 };
 /* Work may be given to it from now on. */
 int drain_new(struct kv *kv, struct images *images, struct stages *stages,

@@ -22,9 +22,9 @@ import sys
 import tempfile
 
 # A file that is a room of its own: what two rooms ask, and needs neither.
-ROOMS = ["gpu", "store/base", "store/db", "store/shared", "store/formats",
-         "store/space", "store/names", "store/file/state", "store/drain",
-         "store/file", "store/step", "store/guard", "store/check", "store",
+ROOMS = ["gpu", "store/base", "store/db", "store/formats", "store/space",
+         "store/names", "store/file/state", "store/drain", "store/file",
+         "store/step", "store/guard", "store/check", "store", "store/shared",
          "fuse", "fuse/ctl"]
 # Rooms that see less than all that stands above them: what is pure, and the
 # library for trainers.

@@ -1,0 +1,889 @@
+/*
+ * ops_shared.c - the operations of a mount with shared=DIR: the other table of
+ * fuse_lowlevel_ops. Rules in fs.h.
+ *
+ * Names and attributes are DIR's (store/shared/). A file whose number is a
+ * local one is opened, read and written as without a shared directory, by the
+ * operations of ops_file.c; of any other the handle is a descriptor in DIR.
+ * Nothing is remembered by the kernel: others change DIR, too.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include "fuse/caller.h"
+#include "fuse/fs.h"
+#include "fuse/waiting.h"
+#include "store/base/ckptfs_ioctl.h"
+#include "store/base/io.h"
+#include "store/base/scope.h"
+#include "store/drain/drain.h"
+#include "store/file/file.h"
+#include "store/shared/shared.h"
+
+#define GROUPS_MAX 65536
+
+static struct shared *shared_of(fuse_req_t req)
+{
+	return fs_of(req)->shared;
+}
+
+/* Who asks; his groups are read when they matter. For SCOPED(). */
+struct asker {
+	struct shared_caller c;
+	gid_t *groups;
+};
+
+static void asker_end(struct asker *a)
+{
+	free(a->groups);
+}
+
+static int asker_begin(fuse_req_t req, struct asker *a)
+{
+	const struct fuse_ctx *ctx = fuse_req_ctx(req);
+	int n;
+
+	*a = (struct asker){ .c = { .uid = ctx->uid, .gid = ctx->gid } };
+	if (ctx->uid == 0)
+		return 0;
+	for (int room = 64; room <= GROUPS_MAX; room = n) {
+		gid_t *grown = realloc(a->groups,
+				       (size_t)room * sizeof(*grown));
+
+		if (!grown)
+			return -ENOMEM;
+		a->groups = grown;
+		n = fuse_req_getgroups(req, room, grown);
+		if (n < 0) { /* they cannot be read: he has the one */
+			n = 0;
+			break;
+		}
+		if (n <= room)
+			break;
+	}
+	a->c.groups = a->groups;
+	a->c.group_count = (size_t)n;
+	return 0;
+}
+
+static void fill(const struct shared_entry *from, struct fuse_entry_param *e)
+{
+	*e = (struct fuse_entry_param){ .ino = from->id,
+					.generation = 1,
+					.attr = from->stat };
+}
+
+/* The kernel was not told of it after all. */
+static void forget(fuse_req_t req, uint64_t id, uint64_t count)
+{
+	if (id == ROOT_INO)
+		return;
+	if (shared_is_node(id))
+		shared_forget(shared_of(req), id, count);
+	else
+		fs_forget(store_of(req), id, count);
+}
+
+static void reply_entry(fuse_req_t req, int rc, const struct shared_entry *from)
+{
+	struct fuse_entry_param e;
+
+	if (rc < 0) {
+		fuse_reply_err(req, -rc);
+		return;
+	}
+	fill(from, &e);
+	if (fuse_reply_entry(req, &e) < 0)
+		forget(req, from->id, 1);
+}
+
+static void on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+	struct shared_entry e;
+	int rc = shared_lookup(shared_of(req), parent, name, &e);
+
+	reply_entry(req, rc, &e);
+}
+
+static void on_forget(fuse_req_t req, fuse_ino_t ino, uint64_t nlookup)
+{
+	forget(req, ino, nlookup);
+	fuse_reply_none(req);
+}
+
+static void on_forget_multi(fuse_req_t req, size_t count,
+			    struct fuse_forget_data *forgets)
+{
+	for (size_t i = 0; i < count; i++)
+		forget(req, forgets[i].ino, forgets[i].nlookup);
+	fuse_reply_none(req);
+}
+
+/* --- new names ------------------------------------------------------------ */
+
+static struct names_new new_of(fuse_req_t req, mode_t mode)
+{
+	const struct fuse_ctx *c = fuse_req_ctx(req);
+
+	return (struct names_new){ .mode = mode,
+				   .uid = c->uid,
+				   .gid = c->gid,
+				   .pid = caller_in_proc(fs_of(req)->callers,
+							 c->pid) };
+}
+
+static void make(fuse_req_t req, fuse_ino_t parent, const char *name,
+		 const struct names_new *n)
+{
+	SCOPED(asker_end) struct asker a;
+	struct shared_entry e;
+	int rc = asker_begin(req, &a);
+
+	if (rc == 0)
+		rc = shared_make(shared_of(req), &a.c, parent, name, n, &e);
+	reply_entry(req, rc, &e);
+}
+
+/* A regular file that nobody has open: it is closed at once. */
+static void make_file(fuse_req_t req, fuse_ino_t parent, const char *name,
+		      struct names_new *n)
+{
+	SCOPED(asker_end) struct asker a;
+	struct store *st = store_of(req);
+	struct shared_entry e;
+	struct inode *in;
+	struct writer w;
+	int rc = asker_begin(req, &a);
+
+	fs_writer(req, name, &w);
+	n->writer = &w;
+	if (rc == 0)
+		rc = shared_create(shared_of(req), &a.c, parent, name, n, &e,
+				   &in);
+	if (rc == 0) {
+		(void)drain_closed(st->drain, in, true);
+		shared_change_end(shared_of(req), in->ino);
+		inode_put(st->inodes, in, 1);
+	}
+	reply_entry(req, rc, &e);
+}
+
+static void on_mknod(fuse_req_t req, fuse_ino_t parent, const char *name,
+		     mode_t mode, dev_t rdev)
+{
+	struct names_new n = new_of(req, mode);
+
+	n.rdev = rdev;
+	if (S_ISREG(mode))
+		make_file(req, parent, name, &n);
+	else
+		make(req, parent, name, &n);
+}
+
+static void on_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name,
+		     mode_t mode)
+{
+	struct names_new n = new_of(req, S_IFDIR | mode);
+
+	make(req, parent, name, &n);
+}
+
+static void on_symlink(fuse_req_t req, const char *target, fuse_ino_t parent,
+		       const char *name)
+{
+	struct names_new n = new_of(req, S_IFLNK | 0777);
+
+	n.target = target;
+	make(req, parent, name, &n);
+}
+
+static void on_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t parent,
+		    const char *name)
+{
+	SCOPED(asker_end) struct asker a;
+	struct shared_entry e;
+	int rc = asker_begin(req, &a);
+
+	if (rc == 0)
+		rc = shared_link(shared_of(req), &a.c, ino, parent, name, &e);
+	reply_entry(req, rc, &e);
+}
+
+/* --- names that go, and change -------------------------------------------- */
+
+static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name,
+			bool dir)
+{
+	SCOPED(asker_end) struct asker a;
+	int rc = asker_begin(req, &a);
+
+	if (rc == 0)
+		rc = shared_unlink(shared_of(req), &a.c, parent, name, dir);
+	fuse_reply_err(req, -rc);
+}
+
+static void on_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+	remove_name(req, parent, name, false);
+}
+
+static void on_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+	remove_name(req, parent, name, true);
+}
+
+static void on_rename(fuse_req_t req, fuse_ino_t parent, const char *name,
+		      fuse_ino_t new_parent, const char *new_name,
+		      unsigned flags)
+{
+	SCOPED(asker_end) struct asker a;
+	struct waiting w;
+	int rc = asker_begin(req, &a);
+
+	if (flags & ~(unsigned)(RENAME_NOREPLACE | RENAME_EXCHANGE))
+		rc = -EINVAL;
+	waiting_begin(&w, req);
+	if (rc == 0)
+		rc = shared_rename(shared_of(req), &a.c, parent, name,
+				   new_parent, new_name, flags);
+	waiting_end(&w);
+	fuse_reply_err(req, -rc);
+}
+
+/* --- directories ---------------------------------------------------------- */
+
+static int fd_of(const struct fuse_file_info *fi)
+{
+	return (int)(fi->fh >> 32);
+}
+
+static void on_opendir(fuse_req_t req, fuse_ino_t ino,
+		       struct fuse_file_info *fi)
+{
+	int fd = -1, rc = shared_opendir(shared_of(req), ino, &fd);
+
+	if (rc < 0) {
+		fuse_reply_err(req, -rc);
+		return;
+	}
+	fi->fh = (uint64_t)(unsigned)fd << 32;
+	if (fuse_reply_open(req, fi) < 0)
+		(void)close(fd);
+}
+
+static void on_releasedir(fuse_req_t req, fuse_ino_t ino,
+			  struct fuse_file_info *fi)
+{
+	(void)ino;
+	(void)close(fd_of(fi));
+	fuse_reply_err(req, 0);
+}
+
+struct listing {
+	fuse_req_t req;
+	fuse_ino_t dir;
+	bool plus;
+	char *buf;
+	size_t size, used;
+};
+
+static bool is_dots(const char *name)
+{
+	return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+}
+
+/* false: there is no room left. */
+static bool listing_add(struct listing *l, const struct dirent64 *d)
+{
+	struct fuse_entry_param e = {
+		.attr = { .st_ino = d->d_ino,
+			  .st_mode = (mode_t)d->d_type << 12 },
+	};
+	char *to = l->buf + l->used;
+	size_t left = l->size - l->used, n;
+	struct shared_entry found = { 0 };
+	bool looked_up = false;
+
+	if (shared_is_hidden(shared_of(l->req), l->dir, d->d_name))
+		return true;
+	if (l->plus && !is_dots(d->d_name)) {
+		if (shared_lookup(shared_of(l->req), l->dir, d->d_name,
+				  &found) < 0)
+			return true; /* deleted since it was listed */
+		fill(&found, &e);
+		looked_up = true;
+	}
+	if (l->plus)
+		n = fuse_add_direntry_plus(l->req, to, left, d->d_name, &e,
+					   d->d_off);
+	else
+		n = fuse_add_direntry(l->req, to, left, d->d_name, &e.attr,
+				      d->d_off);
+	if (n > left) {
+		if (looked_up)
+			forget(l->req, found.id, 1);
+		return false;
+	}
+	l->used += n;
+	return true;
+}
+
+static int list(struct listing *l, int fd, off_t off)
+{
+	_Alignas(struct dirent64) char names[8192];
+
+	if (lseek(fd, off, SEEK_SET) < 0)
+		return -errno;
+	for (;;) {
+		ssize_t n = syscall(SYS_getdents64, fd, names, sizeof(names));
+
+		if (n <= 0)
+			return n < 0 ? -errno : 0;
+		for (ssize_t at = 0; at < n;) {
+			const struct dirent64 *d =
+				(const void *)(names + at);
+
+			if (!listing_add(l, d))
+				return 0;
+			at += d->d_reclen;
+		}
+	}
+}
+
+static void read_directory(fuse_req_t req, fuse_ino_t ino, size_t size,
+			   off_t off, struct fuse_file_info *fi, bool plus)
+{
+	struct listing l = {
+		.req = req, .dir = ino, .plus = plus, .size = size
+	};
+	int rc;
+
+	l.buf = malloc(size);
+	rc = l.buf ? list(&l, fd_of(fi), off) : -ENOMEM;
+	if (rc < 0 && l.used == 0)
+		fuse_reply_err(req, -rc);
+	else
+		fuse_reply_buf(req, l.buf, l.used);
+	free(l.buf);
+}
+
+static void on_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
+		       struct fuse_file_info *fi)
+{
+	read_directory(req, ino, size, off, fi, false);
+}
+
+static void on_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size,
+			   off_t off, struct fuse_file_info *fi)
+{
+	read_directory(req, ino, size, off, fi, true);
+}
+
+static void on_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync,
+			struct fuse_file_info *fi)
+{
+	int rc = 0;
+
+	(void)ino;
+	(void)datasync;
+	/* What DIR cannot sync of a directory it has made durable already. */
+	if (fsync(fd_of(fi)) < 0 && errno != EINVAL && errno != ENOSYS)
+		rc = -errno;
+	if (rc == 0)
+		rc = kv_sync(store_of(req)->kv);
+	fuse_reply_err(req, -rc);
+}
+
+/* --- files ---------------------------------------------------------------- */
+
+static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name,
+		      mode_t mode, struct fuse_file_info *fi)
+{
+	SCOPED(fs_put) struct fs_inode i = { .st = store_of(req) };
+	SCOPED(asker_end) struct asker a;
+	struct names_new n = new_of(req, S_IFREG | mode);
+	/* There is nothing to truncate in a file that is new. */
+	int flags = fi->flags & ~O_TRUNC;
+	struct file_opened opened;
+	struct fuse_entry_param e;
+	struct shared_entry made;
+	struct writer writer;
+	struct waiting w;
+	int rc = asker_begin(req, &a);
+
+	waiting_begin(&w, req);
+	fs_writer(req, name, &writer);
+	n.writer = &writer;
+	if (rc == 0)
+		rc = shared_create(shared_of(req), &a.c, parent, name, &n,
+				   &made, &i.in);
+	if (rc == 0) {
+		rc = file_open_for(&i.st->files, i.in, flags, n.pid, &opened);
+		shared_change_end(shared_of(req), i.in->ino);
+		if (rc < 0)
+			forget(req, made.id, 1);
+	} else if (rc == -EEXIST && !(fi->flags & O_EXCL)) {
+		rc = -ESTALE; /* somebody was faster: look it up again */
+	}
+	waiting_end(&w);
+	if (rc < 0) {
+		fuse_reply_err(req, -rc);
+		return;
+	}
+	fs_handle_fill(fi, flags, &opened);
+	fill(&made, &e);
+	if (fuse_reply_create(req, &e, fi) < 0) {
+		file_release(&i.st->files, i.in, flags);
+		forget(req, made.id, 1);
+	}
+}
+
+static bool writes(int flags)
+{
+	return (flags & O_ACCMODE) != O_RDONLY;
+}
+
+/* A file of DIR. The handle is its descriptor, and the flags of the open. */
+static void open_in_dir(fuse_req_t req, fuse_ino_t ino,
+			struct fuse_file_info *fi)
+{
+	SCOPED(asker_end) struct asker a;
+	struct names_new n = new_of(req, S_IFREG);
+	int fd = -1, backing = 0, rc = asker_begin(req, &a);
+	struct waiting w;
+
+	waiting_begin(&w, req);
+	if (rc == 0)
+		rc = shared_open_file(shared_of(req), &a.c, ino, fi->flags, &n,
+				      &fd, &backing);
+	waiting_end(&w);
+	if (rc < 0) {
+		fuse_reply_err(req, -rc);
+		return;
+	}
+	fs_handle_fill(fi, fi->flags,
+		       &(struct file_opened){ .backing_id = backing });
+	fi->fh |= (uint64_t)(unsigned)fd << 32;
+	if (fuse_reply_open(req, fi) < 0)
+		shared_close(shared_of(req), ino, fd);
+}
+
+static void on_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	struct names_new n = new_of(req, S_IFREG);
+	int flags = fi->flags, rc;
+
+	if (shared_is_node(ino)) {
+		open_in_dir(req, ino, fi);
+		return;
+	}
+	rc = shared_change_begin(shared_of(req), ino, flags, &n);
+	if (rc < 0) {
+		fuse_reply_err(req, -rc);
+		return;
+	}
+	{
+		struct shared *s = shared_of(req);
+
+		op_open(req, ino, fi); /* answers: req is gone then */
+		if (writes(flags))
+			shared_change_end(s, ino);
+	}
+}
+
+static void on_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
+		    struct fuse_file_info *fi)
+{
+	SCOPED(scope_free) char *buf = NULL;
+	size_t len = 0;
+	int rc;
+
+	if (!shared_is_node(ino)) {
+		op_read(req, ino, size, off, fi);
+		return;
+	}
+	buf = malloc(size);
+	rc = buf ? io_read(fd_of(fi), buf, size, (uint64_t)off, &len) : -ENOMEM;
+	if (rc < 0)
+		fuse_reply_err(req, -rc);
+	else
+		fuse_reply_buf(req, buf, len);
+}
+
+static void on_write(fuse_req_t req, fuse_ino_t ino, const char *buf,
+		     size_t size, off_t off, struct fuse_file_info *fi)
+{
+	int rc;
+
+	if (!shared_is_node(ino)) {
+		op_write(req, ino, buf, size, off, fi);
+		return;
+	}
+	rc = io_write_full(fd_of(fi), buf, size, (uint64_t)off);
+	if (rc < 0)
+		fuse_reply_err(req, -rc);
+	else
+		fuse_reply_write(req, size);
+}
+
+static void on_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	int fd, rc = 0;
+
+	if (!shared_is_node(ino)) {
+		op_flush(req, ino, fi);
+		return;
+	}
+	/* As close(2) of it would say it. */
+	fd = fcntl(fd_of(fi), F_DUPFD_CLOEXEC, 0);
+	if (fd < 0 || close(fd) < 0)
+		rc = -errno;
+	fuse_reply_err(req, -rc);
+}
+
+static void on_release(fuse_req_t req, fuse_ino_t ino,
+		       struct fuse_file_info *fi)
+{
+	if (!shared_is_node(ino)) {
+		op_release(req, ino, fi);
+		return;
+	}
+	shared_close(shared_of(req), ino, fd_of(fi));
+	fuse_reply_err(req, 0);
+}
+
+static void on_fsync(fuse_req_t req, fuse_ino_t ino, int datasync,
+		     struct fuse_file_info *fi)
+{
+	int rc;
+
+	if (!shared_is_node(ino)) {
+		op_fsync(req, ino, datasync, fi);
+		return;
+	}
+	rc = datasync ? fdatasync(fd_of(fi)) : fsync(fd_of(fi));
+	fuse_reply_err(req, rc < 0 ? errno : 0);
+}
+
+static void on_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off,
+			 off_t len, struct fuse_file_info *fi)
+{
+	if (!shared_is_node(ino)) {
+		op_fallocate(req, ino, mode, off, len, fi);
+		return;
+	}
+	fuse_reply_err(req, fallocate(fd_of(fi), mode, off, len) < 0 ? errno
+								     : 0);
+}
+
+static void on_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence,
+		     struct fuse_file_info *fi)
+{
+	off_t at;
+
+	if (!shared_is_node(ino)) {
+		op_lseek(req, ino, off, whence, fi);
+		return;
+	}
+	at = lseek(fd_of(fi), off, whence);
+	if (at < 0)
+		fuse_reply_err(req, errno);
+	else
+		fuse_reply_lseek(req, at);
+}
+
+/* --- attributes ----------------------------------------------------------- */
+
+static int stat_of(fuse_req_t req, fuse_ino_t ino, struct stat *sb)
+{
+	SCOPED(fs_put) struct fs_inode i = { 0 };
+	int rc = shared_stat(shared_of(req), ino, sb);
+
+	/* A local file that DIR has no name of any more, and somebody has open.
+	 */
+	if (rc == -ESTALE && !shared_is_node(ino)) {
+		rc = fs_get(req, ino, &i);
+		if (rc == 0)
+			rc = inode_stat(i.st->inodes, i.in, sb);
+	}
+	return rc;
+}
+
+static void reply_attr(fuse_req_t req, int rc, fuse_ino_t ino)
+{
+	struct stat sb;
+
+	if (rc == 0)
+		rc = stat_of(req, ino, &sb);
+	if (rc < 0)
+		fuse_reply_err(req, -rc);
+	else
+		fuse_reply_attr(req, &sb, 0);
+}
+
+static void on_getattr(fuse_req_t req, fuse_ino_t ino,
+		       struct fuse_file_info *fi)
+{
+	struct stat sb;
+
+	if (fi && fi->fh && shared_is_node(ino) && fd_of(fi) > 0 &&
+	    fstat(fd_of(fi), &sb) == 0)
+		fuse_reply_attr(req, &sb, 0);
+	else
+		reply_attr(req, 0, ino);
+}
+
+static unsigned set_of(const struct stat *s, int to_set, struct attr *to)
+{
+	struct timespec now;
+	unsigned valid = 0;
+
+	(void)clock_gettime(CLOCK_REALTIME, &now);
+	*to = (struct attr){ .mode = s->st_mode,
+			     .uid = s->st_uid,
+			     .gid = s->st_gid,
+			     .atime_ns = io_ns(&s->st_atim),
+			     .mtime_ns = io_ns(&s->st_mtim) };
+	if (to_set & FUSE_SET_ATTR_MODE)
+		valid |= SET_MODE;
+	if (to_set & FUSE_SET_ATTR_UID)
+		valid |= SET_UID;
+	if (to_set & FUSE_SET_ATTR_GID)
+		valid |= SET_GID;
+	if (to_set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_ATIME_NOW))
+		valid |= SET_ATIME;
+	if (to_set & (FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW))
+		valid |= SET_MTIME;
+	if (to_set & FUSE_SET_ATTR_ATIME_NOW)
+		to->atime_ns = io_ns(&now);
+	if (to_set & FUSE_SET_ATTR_MTIME_NOW)
+		to->mtime_ns = io_ns(&now);
+	return valid;
+}
+
+/* Of a local file: here, and what DIR has to know of it. */
+static int set_local(fuse_req_t req, fuse_ino_t ino, const struct stat *s,
+		     int to_set, bool by_handle, const struct shared_caller *c)
+{
+	SCOPED(fs_put) struct fs_inode i = { 0 };
+	bool cuts = (to_set & FUSE_SET_ATTR_SIZE) != 0;
+	struct shared *shared = shared_of(req);
+	struct waiting w;
+	unsigned valid = 0;
+	struct attr to;
+	int rc = cuts ? shared_change_begin(shared, ino, O_WRONLY, NULL) : 0;
+
+	if (rc < 0)
+		return rc;
+	waiting_begin(&w, req);
+	rc = fs_get(req, ino, &i);
+	if (rc == 0)
+		rc = fs_setattr(req, &i, s, to_set, by_handle, &valid, &to);
+	waiting_end(&w);
+	if (cuts)
+		shared_change_end(shared, ino);
+	if (rc == 0 && valid)
+		rc = shared_set_local(shared, c, ino, valid, &to);
+	return rc == -ENOENT ? 0 : rc;
+}
+
+static void on_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *s,
+		       int to_set, struct fuse_file_info *fi)
+{
+	SCOPED(asker_end) struct asker a;
+	uint64_t size = (uint64_t)s->st_size;
+	bool cuts = (to_set & FUSE_SET_ATTR_SIZE) != 0;
+	unsigned valid;
+	struct attr to;
+	int rc = asker_begin(req, &a);
+
+	if (rc == 0 && !shared_is_node(ino)) {
+		rc = set_local(req, ino, s, to_set, fi != NULL, &a.c);
+	} else if (rc == 0) {
+		valid = set_of(s, to_set, &to);
+		/* By a handle: whoever has it may do it. */
+		if (cuts && fi && fd_of(fi) > 0) {
+			rc = ftruncate(fd_of(fi), s->st_size) < 0 ? -errno : 0;
+			cuts = false;
+		}
+		if (rc == 0 && (valid || cuts))
+			rc = shared_setattr(shared_of(req), &a.c, ino, valid,
+					    &to, cuts ? &size : NULL);
+	}
+	reply_attr(req, rc, ino);
+}
+
+static void on_readlink(fuse_req_t req, fuse_ino_t ino)
+{
+	char target[4097];
+	int rc = shared_readlink(shared_of(req), ino, target, sizeof(target));
+
+	if (rc < 0)
+		fuse_reply_err(req, -rc);
+	else
+		fuse_reply_readlink(req, target);
+}
+
+static void on_statfs(fuse_req_t req, fuse_ino_t ino)
+{
+	struct statvfs v;
+	int rc = shared_statvfs(shared_of(req), &v);
+
+	(void)ino;
+	if (rc < 0)
+		fuse_reply_err(req, -rc);
+	else
+		fuse_reply_statfs(req, &v);
+}
+
+/* --- extended attributes: DIR's, but for those that are worked out -------- */
+
+/* DIR's file as a path; the caller closes *ret_fd. */
+static int path_of(fuse_req_t req, fuse_ino_t ino, int *ret_fd,
+		   char path[SHARED_PATH_BYTES])
+{
+	return shared_path(shared_of(req), ino, ret_fd, path);
+}
+
+static void reply_value(fuse_req_t req, ssize_t n, const void *value,
+			size_t size)
+{
+	if (n < 0)
+		fuse_reply_err(req, errno);
+	else if (size == 0)
+		fuse_reply_xattr(req, (size_t)n);
+	else
+		fuse_reply_buf(req, value, (size_t)n);
+}
+
+static void on_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
+			size_t size)
+{
+	SCOPED(scope_close) int fd = -1;
+	SCOPED(scope_free) char *value = NULL;
+	char path[SHARED_PATH_BYTES];
+	int rc;
+
+	if (fs_is_our_xattr(name)) {
+		if (shared_is_node(ino))
+			fuse_reply_err(req, ENODATA);
+		else
+			op_getxattr(req, ino, name, size);
+		return;
+	}
+	rc = path_of(req, ino, &fd, path);
+	if (rc == 0) {
+		value = malloc(size + 1);
+		rc = value ? 0 : -ENOMEM;
+	}
+	if (rc < 0)
+		fuse_reply_err(req, -rc);
+	else
+		reply_value(req, getxattr(path, name, value, size), value,
+			    size);
+}
+
+static void on_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
+			const char *value, size_t size, int flags)
+{
+	SCOPED(scope_close) int fd = -1;
+	char path[SHARED_PATH_BYTES];
+	int rc = fs_is_our_xattr(name) ? -EPERM : path_of(req, ino, &fd, path);
+
+	if (rc == 0 && setxattr(path, name, value, size, flags) < 0)
+		rc = -errno;
+	fuse_reply_err(req, -rc);
+}
+
+static void on_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
+{
+	SCOPED(scope_close) int fd = -1;
+	char path[SHARED_PATH_BYTES];
+	int rc = fs_is_our_xattr(name) ? -EPERM : path_of(req, ino, &fd, path);
+
+	if (rc == 0 && removexattr(path, name) < 0)
+		rc = -errno;
+	fuse_reply_err(req, -rc);
+}
+
+static void on_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
+{
+	SCOPED(scope_close) int fd = -1;
+	char names[XATTR_LIST_MAX], path[SHARED_PATH_BYTES];
+	const struct fuse_ctx *c = fuse_req_ctx(req);
+	size_t kept = 0;
+	ssize_t n;
+	int rc = path_of(req, ino, &fd, path);
+
+	if (rc < 0) {
+		fuse_reply_err(req, -rc);
+		return;
+	}
+	n = listxattr(path, names, sizeof(names));
+	for (ssize_t at = 0; at < n;) {
+		size_t len = strlen(names + at) + 1;
+
+		if (strncmp(names + at, "trusted.", 8) != 0 || c->uid == 0) {
+			memmove(names + kept, names + at, len);
+			kept += len;
+		}
+		at += (ssize_t)len;
+	}
+	if (n >= 0 && size > 0 && kept > size)
+		fuse_reply_err(req, ERANGE);
+	else
+		reply_value(req, n < 0 ? n : (ssize_t)kept, names, size);
+}
+
+/* Of the whole mount, whatever it was asked of in DIR. */
+static void on_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
+		     struct fuse_file_info *fi, unsigned flags,
+		     const void *in_buf, size_t in_size, size_t out_size)
+{
+	op_ioctl(req, shared_is_node(ino) ? FUSE_ROOT_ID : ino, cmd, arg, fi,
+		 flags, in_buf, in_size, out_size);
+}
+
+const struct fuse_lowlevel_ops fs_shared_ops = {
+	.init = op_init,
+	.lookup = on_lookup,
+	.forget = on_forget,
+	.forget_multi = on_forget_multi,
+	.getattr = on_getattr,
+	.setattr = on_setattr,
+	.readlink = on_readlink,
+	.mknod = on_mknod,
+	.mkdir = on_mkdir,
+	.symlink = on_symlink,
+	.link = on_link,
+	.unlink = on_unlink,
+	.rmdir = on_rmdir,
+	.rename = on_rename,
+	.opendir = on_opendir,
+	.readdir = on_readdir,
+	.readdirplus = on_readdirplus,
+	.releasedir = on_releasedir,
+	.fsyncdir = on_fsyncdir,
+	.create = on_create,
+	.open = on_open,
+	.read = on_read,
+	.write = on_write,
+	.flush = on_flush,
+	.release = on_release,
+	.fsync = on_fsync,
+	.fallocate = on_fallocate,
+	.lseek = on_lseek,
+	.statfs = on_statfs,
+	.getxattr = on_getxattr,
+	.setxattr = on_setxattr,
+	.listxattr = on_listxattr,
+	.removexattr = on_removexattr,
+	.ioctl = on_ioctl,
+};

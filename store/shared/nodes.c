@@ -1,0 +1,416 @@
+/*
+ * nodes.c - what is known of files of DIR: found by number and by DIR's inode
+ * number, with the name by which each was seen last.
+ *
+ * A name is a hint: others rename, too. So whoever goes by it looks at the
+ * inode number that he gets. A descriptor (O_PATH) that is kept needs no hint;
+ * their number is bounded, and who finds no room goes by names.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "store/base/scope.h"
+#include "store/shared/shared_private.h"
+
+#define PATH_DEPTH_MAX 256
+
+static struct node_list *bucket_of(struct node_list *table, uint64_t key)
+{
+	return &table[(key * UINT64_C(0x9e3779b97f4a7c15) >> 32) %
+		      NODE_BUCKETS];
+}
+
+static struct node *find_id_locked(struct shared *s, uint64_t id)
+{
+	struct node *n;
+
+	LIST_FOREACH(n, bucket_of(s->by_id, id), by_id)
+	if (n->id == id)
+		return n;
+	return NULL;
+}
+
+static struct node *find_engine_locked(struct shared *s, ino_t engine)
+{
+	struct node *n;
+
+	LIST_FOREACH(n, bucket_of(s->by_engine, engine), by_engine)
+	if (n->engine == engine)
+		return n;
+	return NULL;
+}
+
+struct node *node_ref_locked(struct node *n)
+{
+	n->refs++;
+	return n;
+}
+
+struct node *node_get(struct shared *s, uint64_t id)
+{
+	struct node *n;
+
+	HOLD(&s->lock);
+	n = find_id_locked(s, id);
+	return n ? node_ref_locked(n) : NULL;
+}
+
+int node_use(struct shared *s, uint64_t id, struct node_use *ret)
+{
+	ret->s = s;
+	ret->n = node_get(s, id);
+	return ret->n ? 0 : -ENOENT;
+}
+
+static bool is_local_locked(const struct node *n)
+{
+	return n->state != NODE_OF_DIR && n->state != NODE_GONE;
+}
+
+/* Nobody knows it any more; the lock is held. */
+static bool is_idle_locked(const struct shared *s, const struct node *n)
+{
+	return n->refs == 0 && n->lookups == 0 && n->opens == 0 &&
+	       !is_local_locked(n) && n != s->root;
+}
+
+/* Free n, which is in no table; *ret_parent: the reference that it had. */
+static void free_node(struct node *n, struct node **ret_parent,
+		      struct inode **ret_in)
+{
+	if (n->fd >= 0)
+		(void)close(n->fd);
+	*ret_parent = n->parent;
+	*ret_in = n->in;
+	free(n->name);
+	free(n);
+}
+
+void node_insert_locked(struct shared *s, struct node *n, ino_t engine)
+{
+	LIST_INSERT_HEAD(bucket_of(s->by_id, n->id), n, by_id);
+	node_engine_locked(s, n, engine);
+}
+
+void nodes_free(struct shared *s)
+{
+	struct node *parent, *n;
+	struct inode *in;
+
+	for (unsigned i = 0; i < NODE_BUCKETS; i++)
+		while ((n = LIST_FIRST(&s->by_id[i]))) {
+			LIST_REMOVE(n, by_id);
+			free_node(n, &parent, &in);
+			if (in)
+				inode_put(s->st->inodes, in, 1);
+		}
+	s->root = NULL;
+}
+
+void node_put(struct shared *s, struct node *n)
+{
+	struct node *parent;
+	struct inode *in;
+
+	while (n) {
+		{
+			HOLD(&s->lock);
+			CHECK(n->refs > 0);
+			n->refs--;
+			if (!is_idle_locked(s, n))
+				return;
+			LIST_REMOVE(n, by_id);
+			if (n->in_engine)
+				LIST_REMOVE(n, by_engine);
+			if (n->fd >= 0)
+				s->fds--;
+		}
+		free_node(n, &parent, &in);
+		if (in)
+			inode_put(s->st->inodes, in, 1);
+		n = parent;
+	}
+}
+
+void node_engine_locked(struct shared *s, struct node *n, ino_t engine)
+{
+	if (n->in_engine && n->engine == engine)
+		return;
+	if (n->in_engine)
+		LIST_REMOVE(n, by_engine);
+	n->engine = engine;
+	n->in_engine = engine != 0;
+	if (n->in_engine)
+		LIST_INSERT_HEAD(bucket_of(s->by_engine, engine), n,
+				 by_engine);
+}
+
+void node_place_locked(struct shared *s, struct node *n, struct node *parent,
+		       const char *name)
+{
+	struct node *old = n->parent;
+	char *copy;
+
+	(void)s;
+	if (n == parent || n->id == ROOT_INO)
+		return;
+	if (old == parent && n->name && strcmp(n->name, name) == 0)
+		return;
+	copy = strdup(name);
+	if (!copy) /* the hint stays what it was */
+		return;
+	free(n->name);
+	n->name = copy;
+	n->parent = node_ref_locked(parent);
+	/* Nobody else can hold the last reference: the kernel, or s->root. */
+	if (old)
+		old->refs--;
+}
+
+static struct node *new_node(uint64_t id, uint32_t type)
+{
+	struct node *n = calloc(1, sizeof(*n));
+
+	if (!n)
+		return NULL;
+	n->id = id;
+	n->type = type;
+	n->fd = -1;
+	n->refs = 1;
+	return n;
+}
+
+struct node *node_new_local(struct shared *s, struct inode *in)
+{
+	struct node *n = new_node(in->ino, S_IFREG);
+
+	if (!n)
+		return NULL;
+	n->in = in;
+	n->state = NODE_MAKING;
+	HOLD(&s->lock);
+	LIST_INSERT_HEAD(bucket_of(s->by_id, n->id), n, by_id);
+	return n;
+}
+
+/* Is it still the file that it was? A number is used again by some engines. */
+static bool is_same_locked(const struct shared *s, const struct node *n,
+			   const struct stat *sb)
+{
+	if (n->type != (sb->st_mode & S_IFMT))
+		return false;
+	switch (n->state) {
+	case NODE_PENDING:
+	case NODE_UPLOADING:
+		return pending_is(s, sb);
+	case NODE_KEPT:
+		return local_is_current(n, sb);
+	case NODE_GONE:
+		return false;
+	case NODE_OF_DIR:
+	case NODE_MAKING:
+	case NODE_COMPLETING:
+		return true;
+	}
+	return true;
+}
+
+struct node *node_at(struct shared *s, struct node *parent, const char *name,
+		     const struct stat *sb)
+{
+	struct node *n, *fresh = NULL, *stale = NULL;
+
+	{
+		HOLD(&s->lock);
+		n = find_engine_locked(s, sb->st_ino);
+		if (n && !is_same_locked(s, n, sb)) {
+			if (n->state == NODE_KEPT)
+				stale = node_ref_locked(n);
+			node_engine_locked(s, n, 0);
+			n = NULL;
+		}
+		if (n) {
+			node_ref_locked(n);
+			if (!n->replaces)
+				node_place_locked(s, n, parent, name);
+		} else {
+			fresh = new_node(SHARED_NODE | ++s->next_node,
+					 sb->st_mode & S_IFMT);
+			if (fresh) {
+				LIST_INSERT_HEAD(bucket_of(s->by_id, fresh->id),
+						 fresh, by_id);
+				node_engine_locked(s, fresh, sb->st_ino);
+				node_place_locked(s, fresh, parent, name);
+			}
+		}
+	}
+	if (stale) { /* somebody has changed it in DIR: his word counts */
+		local_drop(s, stale);
+		node_put(s, stale);
+	}
+	return n ? n : fresh;
+}
+
+struct node *node_replacing(struct shared *s, const struct node *parent,
+			    const char *name)
+{
+	struct node *n;
+
+	HOLD(&s->lock);
+	LIST_FOREACH(n, &s->replacing, replacing)
+	if (n->parent == parent && strcmp(n->name, name) == 0)
+		return node_ref_locked(n);
+	return NULL;
+}
+
+void node_forget_local_locked(struct shared *s, struct node *n)
+{
+	upload_unqueue_locked(s, n);
+	if (n->replaces) {
+		LIST_REMOVE(n, replacing);
+		n->replaces = false;
+	}
+	node_engine_locked(s, n, 0);
+	n->state = NODE_GONE;
+	cond_broadcast(&s->moved);
+}
+
+bool node_is_under_locked(const struct node *n, const struct node *dir)
+{
+	for (unsigned i = 0; n && i < PATH_DEPTH_MAX; i++, n = n->parent)
+		if (n == dir)
+			return true;
+	return false;
+}
+
+/* --- descriptors and paths ------------------------------------------------ */
+
+int node_reopen(int fd, int flags)
+{
+	char path[SHARED_PATH_BYTES];
+	int opened;
+
+	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	opened = open(path, flags | O_CLOEXEC);
+	return opened < 0 ? -errno : opened;
+}
+
+void node_keep_fd(struct shared *s, struct node *n, int fd)
+{
+	int kept = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+
+	if (kept < 0)
+		return;
+	{
+		HOLD(&s->lock);
+		if (n->fd < 0 && s->fds < s->fds_max) {
+			n->fd = kept;
+			s->fds++;
+			return;
+		}
+	}
+	(void)close(kept);
+}
+
+/* The one that is kept, or else who to ask by which name. */
+static int kept_fd(struct shared *s, struct node *n, struct node **ret_parent,
+		   char name[STORE_NAME_MAX + 1])
+{
+	HOLD(&s->lock);
+	*ret_parent = NULL;
+	if (n->fd >= 0) {
+		int fd = fcntl(n->fd, F_DUPFD_CLOEXEC, 0);
+
+		return fd < 0 ? -errno : fd;
+	}
+	if (n->replaces) {
+		local_new_name(n, name);
+		return -ENODATA;
+	}
+	if (!n->parent)
+		return -ESTALE;
+	*ret_parent = node_ref_locked(n->parent);
+	(void)snprintf(name, STORE_NAME_MAX + 1, "%s", n->name);
+	return -ENODATA;
+}
+
+static int open_checked(struct shared *s, struct node *n, int dirfd,
+			const char *name)
+{
+	struct stat sb;
+	bool same;
+	int fd = openat(dirfd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+
+	if (fd < 0)
+		return errno == ENOENT || errno == ENOTDIR ? -ESTALE : -errno;
+	if (fstat(fd, &sb) < 0) {
+		int rc = -errno;
+
+		(void)close(fd);
+		return rc;
+	}
+	{
+		HOLD(&s->lock);
+		same = n->engine == sb.st_ino;
+	}
+	if (same) {
+		/* Of a folder, and of what is written: others may rename it. */
+		if (S_ISDIR(sb.st_mode) || n->in)
+			node_keep_fd(s, n, fd);
+		return fd;
+	}
+	(void)close(fd);
+	return -ESTALE;
+}
+
+static int fd_at_depth(struct shared *s, struct node *n, unsigned depth)
+{
+	SCOPED(node_use_end) struct node_use parent = { .s = s };
+	SCOPED(scope_close) int dirfd = -1;
+	char name[STORE_NAME_MAX + 1];
+	int rc = kept_fd(s, n, &parent.n, name);
+
+	if (rc != -ENODATA)
+		return rc;
+	if (!parent.n)
+		return open_checked(s, n, s->home.newfd, name);
+	if (depth == 0)
+		return -ELOOP;
+	dirfd = fd_at_depth(s, parent.n, depth - 1);
+	if (dirfd < 0)
+		return dirfd;
+	return open_checked(s, n, dirfd, name);
+}
+
+int node_fd(struct shared *s, struct node *n, int *ret_fd)
+{
+	int fd = fd_at_depth(s, n, PATH_DEPTH_MAX);
+
+	if (fd < 0)
+		return fd;
+	*ret_fd = fd;
+	return 0;
+}
+
+void node_path(struct shared *s, struct node *n, char *buf, size_t size)
+{
+	size_t at = size - 1;
+
+	HOLD(&s->lock);
+	buf[at] = 0;
+	for (; n && n->parent; n = n->parent) {
+		size_t len = strlen(n->name);
+
+		if (len + 1 > at)
+			break;
+		at -= len;
+		memcpy(buf + at, n->name, len);
+		if (n->parent->parent)
+			buf[--at] = '/';
+	}
+	memmove(buf, buf + at, size - at);
+}

@@ -1,0 +1,166 @@
+/*
+ * pending.c - files of DIR that are not whole: the sticky bit and no permission
+ * say so, and a trailer at the end says who has the bytes (trailer.h).
+ *
+ * Between the cut that takes the trailer away and the chmod that follows there
+ * is neither a trailer nor a file that anybody may read: ask again.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "store/base/interrupt.h"
+#include "store/base/io.h"
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/shared/shared_private.h"
+
+#define WAIT_FIRST_NS (INT64_C(10) * 1000000)
+#define WAIT_MOST_NS (INT64_C(500) * 1000000)
+
+mode_t pending_mode(const struct shared *s)
+{
+	/* A daemon that is not root has no other way to its own files. */
+	return s->as_root ? S_ISVTX : S_ISVTX | S_IRUSR | S_IWUSR;
+}
+
+bool pending_is(const struct shared *s, const struct stat *sb)
+{
+	return S_ISREG(sb->st_mode) &&
+	       (sb->st_mode & 07777) == pending_mode(s);
+}
+
+int pending_read(int fd, struct trailer *ret)
+{
+	SCOPED(scope_close) int rfd = node_reopen(fd, O_RDONLY);
+	uint8_t bytes[TRAILER_BYTES];
+	struct stat sb;
+	int rc;
+
+	if (rfd < 0)
+		return rfd;
+	if (fstat(rfd, &sb) < 0)
+		return -errno;
+	if (sb.st_size < TRAILER_BYTES)
+		return -ENODATA;
+	rc = io_read_full(rfd, bytes, sizeof(bytes),
+			  (uint64_t)sb.st_size - TRAILER_BYTES);
+	if (rc < 0)
+		return rc == -ESTALE ? -ENODATA : rc;
+	return trailer_decode(bytes, ret);
+}
+
+int pending_write(struct shared *s, struct node *n, int fd, uint64_t at,
+		  bool writing)
+{
+	struct trailer t = { .number = n->in->ino, .writing = writing };
+	uint8_t bytes[TRAILER_BYTES];
+	struct stat sb;
+	int rc = inode_stat(s->st->inodes, n->in, &sb);
+
+	if (rc < 0)
+		return rc;
+	strcpy(t.node, s->home.node);
+	strcpy(t.uuid, s->st->uuid);
+	t.size_bytes = writing ? 0 : (uint64_t)sb.st_size;
+	t.mode = sb.st_mode;
+	t.atime_ns = io_ns(&sb.st_atim);
+	t.mtime_ns = io_ns(&sb.st_mtim);
+	trailer_encode(&t, bytes);
+	return io_write_full(fd, bytes, sizeof(bytes), at);
+}
+
+void pending_stat(const struct trailer *t, struct stat *sb)
+{
+	sb->st_size = (off_t)t->size_bytes;
+	sb->st_mode = S_IFREG | (t->mode & 07777);
+	sb->st_atim = io_timespec(t->atime_ns);
+	sb->st_mtim = io_timespec(t->mtime_ns);
+}
+
+/* Say to the node that has it that somebody waits. Whether it hears or not. */
+static void ask_for(struct shared *s, const struct trailer *t)
+{
+	SCOPED(scope_close) int fd = -1;
+	char path[SHARED_NODE_MAX + 64];
+
+	(void)snprintf(path, sizeof(path), ".ckptfs/nodes/%s/wanted/%016llx",
+		       t->node, (unsigned long long)t->number);
+	fd = openat(s->home.dirfd, path,
+		    O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+}
+
+static bool is_to_end(void)
+{
+	const struct interrupt *i = interrupt_of_thread();
+
+	return i && atomic_load(&i->signalled) && i->ends(i);
+}
+
+/* 0: it is whole; 1: not yet, *ret as far as it is known. */
+static int look(struct shared *s, struct node *n, struct trailer *ret)
+{
+	SCOPED(scope_close) int fd = -1;
+	struct stat sb;
+	int rc = node_fd(s, n, &fd);
+
+	if (rc < 0)
+		return rc;
+	if (fstat(fd, &sb) < 0)
+		return -errno;
+	if (sb.st_nlink == 0)
+		return -ESTALE;
+	if (!pending_is(s, &sb))
+		return 0;
+	rc = pending_read(fd, ret);
+	if (rc == -ENODATA)
+		ret->node[0] = 0;
+	return rc == 0 || rc == -ENODATA ? 1 : rc;
+}
+
+int pending_wait(struct shared *s, struct node *n)
+{
+	int64_t end_ns = mono_ns() + (int64_t)s->pending_wait_s * 1000000000;
+	int64_t pause_ns = WAIT_FIRST_NS;
+	struct trailer t = { 0 };
+	bool asked = false;
+	char path[4096];
+	int rc;
+
+	for (;;) {
+		struct timespec pause = io_timespec(pause_ns);
+
+		rc = look(s, n, &t);
+		if (rc <= 0)
+			break;
+		if (is_to_end())
+			return -EINTR;
+		if (mono_ns() >= end_ns)
+			break;
+		if (t.node[0] && !asked) {
+			ask_for(s, &t);
+			asked = true;
+		}
+		(void)nanosleep(&pause, NULL);
+		if (pause_ns < WAIT_MOST_NS)
+			pause_ns *= 2;
+	}
+	if (rc == 0)
+		return 0;
+	node_path(s, n, path, sizeof(path));
+	if (rc == -EUCLEAN)
+		log_error("%s/%s is not whole, and its trailer is damaged: "
+			  "nobody knows which node has its bytes",
+			  s->dir, path);
+	else if (rc > 0 && t.node[0])
+		log_warning("%s/%s is not whole: node %s has its bytes, and "
+			    "they did not come in %u s",
+			    s->dir, path, t.node, s->pending_wait_s);
+	else if (rc > 0)
+		log_warning("%s/%s is not whole, and does not say which node "
+			    "has its bytes",
+			    s->dir, path);
+	return rc > 0 || rc == -EUCLEAN ? -EIO : rc;
+}

@@ -1,0 +1,486 @@
+/*
+ * shared.c - the shared directory of one mount: opened, started, ended; and how
+ * files of it are opened, whose bytes are not here.
+ *
+ * A store belongs to one shared directory, for good: what is pending there can
+ * be completed by it alone. So one that has files of its own is refused, and
+ * one that belongs to DIR is not mounted without it.
+ */
+#include "store/shared/shared.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include "store/base/dir.h"
+#include "store/base/io.h"
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/file/file.h"
+#include "store/shared/shared_private.h"
+
+#define META_SHARED_UUID "shared.uuid"
+
+/* --- the beginning and the end -------------------------------------------- */
+
+bool shared_has(struct store *st)
+{
+	return record_find(st->kv, key_meta(META_SHARED_UUID)) == 0;
+}
+
+static int is_any(void *arg, const char *name, const struct dirent_rec *entry,
+		  uint64_t cookie)
+{
+	(void)arg;
+	(void)name;
+	(void)entry;
+	(void)cookie;
+	return 1;
+}
+
+/* The store is DIR's, or becomes it. */
+static int bind_store(struct shared *s, char *why, size_t why_size)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	SCOPED(scope_free) void *value = NULL;
+	struct key k = key_meta(META_SHARED_UUID);
+	struct store *st = s->st;
+	size_t len;
+	int rc = record_load(st->kv, k, &value, &len);
+
+	if (rc == 0 && (len != strlen(s->home.uuid) ||
+			memcmp(value, s->home.uuid, len) != 0)) {
+		(void)snprintf(why, why_size,
+			       "%s: belongs to another shared directory (%.*s) "
+			       "than %s (%s)",
+			       st->path, (int)len, (const char *)value, s->dir,
+			       s->home.uuid);
+		return -EINVAL;
+	}
+	if (rc != -ENOENT)
+		return rc;
+	rc = names_list(st->names, ROOT_INO, 2, is_any, NULL);
+	if (rc == 1) {
+		(void)snprintf(why, why_size,
+			       "%s: has files of its own, which nobody would "
+			       "see with shared=; copy them to %s through a "
+			       "mount of another store",
+			       st->path, s->dir);
+		return -EINVAL;
+	}
+	if (rc < 0)
+		return rc;
+	record_save(b, k, s->home.uuid, strlen(s->home.uuid));
+	rc = kv_write(st->kv, b);
+	return rc < 0 ? rc : kv_sync(st->kv);
+}
+
+/* The root's node. */
+static int make_root(struct shared *s)
+{
+	struct node *n = calloc(1, sizeof(*n));
+	struct stat sb;
+
+	if (!n)
+		return -ENOMEM;
+	n->id = ROOT_INO;
+	n->fd = -1;
+	n->refs = 1;
+	n->type = S_IFDIR;
+	if (fstat(s->home.dirfd, &sb) < 0) {
+		free(n);
+		return -errno;
+	}
+	s->dev = sb.st_dev;
+	s->root = n;
+	n->fd = node_reopen(s->home.dirfd, O_PATH | O_DIRECTORY);
+	if (n->fd < 0)
+		return n->fd;
+	HOLD(&s->lock);
+	node_insert_locked(s, n, sb.st_ino);
+	return 0;
+}
+
+/* What is in new/, and no local file knows of it: of a rename, or a make. */
+static int sweep_new(void *arg, int fd, const char *name)
+{
+	struct shared *s = arg;
+	struct node *n = node_get(s, strtoull(name, NULL, 16));
+
+	if (strlen(name) == 16 && !n && unlinkat(fd, name, 0) == 0)
+		log_info("%s: " SHARED_HOME "/" SHARED_NEW_DIR
+			 "/%s/%s was of no file any more",
+			 s->dir, s->home.node, name);
+	node_put(s, n);
+	return 0;
+}
+
+int shared_open(struct store *st, const struct shared_options *o,
+		struct shared **ret_shared, char *why, size_t why_size)
+{
+	struct shared *s = calloc(1, sizeof(*s));
+	struct utsname machine;
+	int rc;
+
+	if (!s)
+		return -ENOMEM;
+	lock_init(&s->lock, LOCK_SHARED);
+	cond_init(&s->moved);
+	TAILQ_INIT(&s->queue);
+	s->st = st;
+	s->home = SHARED_HOME_NONE;
+	s->as_root = geteuid() == 0;
+	s->pending_wait_s = o->pending_wait_s;
+	s->fds_max = io_fd_share(40, 200000);
+	s->dir = strdup(o->dir);
+	rc = s->dir ? 0 : -ENOMEM;
+	if (rc == 0 && !o->node && uname(&machine) < 0)
+		rc = -errno;
+	why[0] = 0;
+	if (rc == 0)
+		rc = shared_home_open(s->dir,
+				      o->node ? o->node : machine.nodename,
+				      st->uuid, &s->home, why, why_size);
+	if (rc == 0)
+		rc = bind_store(s, why, why_size);
+	if (rc == 0)
+		rc = make_root(s);
+	if (rc == 0)
+		rc = local_load(s, why, why_size);
+	if (rc == 0)
+		rc = dir_each(s->home.newfd, ".", sweep_new, s);
+	if (rc < 0) {
+		if (!why[0])
+			(void)snprintf(why, why_size, "%s: %s", o->dir,
+				       strerror(-rc));
+		shared_free(s);
+		return rc;
+	}
+	st->hooks = (struct store_hooks){ .arg = s,
+					  .committing = local_committing,
+					  .committed = local_committed };
+	*ret_shared = s;
+	return 0;
+}
+
+/* --- each few seconds ----------------------------------------------------- */
+
+/* Somebody waits for this local file. */
+static int on_wanted(void *arg, int fd, const char *name)
+{
+	struct shared *s = arg;
+	struct node *n = node_get(s, strtoull(name, NULL, 16));
+
+	(void)unlinkat(fd, name, 0);
+	if (n) {
+		HOLD(&s->lock);
+		if (n->is_queued && !n->is_taken)
+			n->due_ns = 0;
+		cond_broadcast(&s->moved);
+	}
+	node_put(s, n);
+	return 0;
+}
+
+static void *alive_main(void *arg)
+{
+	struct shared *s = arg;
+	int64_t due_ns = 0;
+	bool stop = false;
+
+	while (!stop) {
+		int rc = 0;
+
+		if (mono_ns() >= due_ns) {
+			rc = shared_home_alive(&s->home);
+			due_ns = mono_ns() + SHARED_ALIVE_PERIOD_NS;
+		}
+		if (rc < 0)
+			log_warning("%s: this node cannot say there that it "
+				    "lives: %s",
+				    s->dir, strerror(-rc));
+		(void)dir_each(s->home.nodefd, "wanted", on_wanted, s);
+		HOLD(&s->lock);
+		if (!s->stop)
+			(void)cond_wait_until(&s->moved, &s->lock,
+					      mono_ns() + 500000000);
+		stop = s->stop;
+	}
+	return NULL;
+}
+
+int shared_start(struct shared *s)
+{
+	int rc = thread_create(&s->alive, alive_main, s);
+
+	if (rc < 0)
+		return rc;
+	s->is_alive = true;
+	return upload_start(s);
+}
+
+void shared_stop(struct shared *s)
+{
+	upload_finish(s);
+	upload_stop(s);
+	if (s->is_alive)
+		thread_join(&s->alive);
+	s->is_alive = false;
+}
+
+void shared_free(struct shared *s)
+{
+	if (!s)
+		return;
+	s->st->hooks = (struct store_hooks){ 0 };
+	nodes_free(s);
+	shared_home_release(&s->home);
+	cond_destroy(&s->moved);
+	lock_destroy(&s->lock);
+	free(s->dir);
+	free(s);
+}
+
+/* --- who changes a local file --------------------------------------------- */
+
+/* The file that is kept here is DIR's alone from now on, under other numbers. */
+static int give_up(struct shared *s, struct node *n)
+{
+	local_drop(s, n);
+	return -ESTALE;
+}
+
+/* A new local file is to take the place of the one that DIR has there. */
+static int replace(struct shared *s, struct node *old,
+		   const struct names_new *new)
+{
+	SCOPED(node_use_end) struct node_use u = { .s = s };
+	SCOPED(node_use_end) struct node_use parent = { .s = s };
+	SCOPED(scope_close) int fd = -1, path = -1, at = -1;
+	char name[STORE_NAME_MAX + 1], in_new[LOCAL_NEW_BYTES];
+	struct names_new n = *new;
+	struct stat sb;
+	int rc = node_fd(s, old, &at);
+
+	if (rc == 0 && fstat(at, &sb) < 0)
+		rc = -errno;
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&s->lock);
+		if (!old->parent)
+			return -ESTALE;
+		(void)snprintf(name, sizeof(name), "%s", old->name);
+		parent.n = node_ref_locked(old->parent);
+	}
+	/* What the file is goes on: O_TRUNC changes its bytes alone. */
+	n.mode = sb.st_mode;
+	n.uid = sb.st_uid;
+	n.gid = sb.st_gid;
+	rc = local_make(s, &n, name, parent.n, true, &u.n);
+	if (rc < 0)
+		return rc;
+	local_new_name(u.n, in_new);
+	fd = openat(s->home.newfd, in_new,
+		    O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+		    pending_mode(s));
+	rc = fd < 0 ? -errno : 0;
+	if (rc == 0 && s->as_root &&
+	    (fchown(fd, n.uid, n.gid) < 0 || fchmod(fd, pending_mode(s)) < 0))
+		rc = -errno;
+	if (rc == 0 && fstat(fd, &sb) < 0)
+		rc = -errno;
+	if (rc == 0)
+		rc = pending_write(s, u.n, fd, 0, true);
+	if (rc < 0) {
+		(void)unlinkat(s->home.newfd, in_new, 0);
+		local_drop(s, u.n);
+		return rc;
+	}
+	path = node_reopen(fd, O_PATH);
+	if (path >= 0)
+		node_keep_fd(s, u.n, path);
+	{
+		HOLD(&s->lock);
+		node_engine_locked(s, u.n, sb.st_ino);
+		u.n->state = NODE_PENDING;
+		u.n->changing = 0;
+		cond_broadcast(&s->moved);
+	}
+	rc = local_save(s, u.n, false);
+	/* Opened once more, by its name, it is the new one. */
+	return rc < 0 ? rc : -ESTALE;
+}
+
+static bool writes(int flags)
+{
+	return (flags & O_ACCMODE) != O_RDONLY;
+}
+
+int shared_change_begin(struct shared *s, uint64_t id, int flags,
+			const struct names_new *n)
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+	bool kept;
+
+	if (!writes(flags) || node_use(s, id, &u) < 0)
+		return 0;
+	{
+		HOLD(&s->lock);
+		while (u.n->state == NODE_COMPLETING)
+			cond_wait(&s->moved, &s->lock);
+		kept = u.n->state == NODE_KEPT;
+		if (!kept) {
+			u.n->changing++;
+			if (u.n->state == NODE_UPLOADING)
+				u.n->changed = true;
+		}
+	}
+	if (!kept)
+		return 0;
+	return (flags & O_TRUNC) && n ? replace(s, u.n, n) : give_up(s, u.n);
+}
+
+void shared_change_end(struct shared *s, uint64_t id)
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+
+	if (node_use(s, id, &u) < 0)
+		return;
+	HOLD(&s->lock);
+	if (u.n->changing > 0)
+		u.n->changing--;
+}
+
+/* --- files whose bytes are not here --------------------------------------- */
+
+/* What the kernel calls the file: one for all that have it open. */
+static int backing_of(struct shared *s, struct node *n, int fd)
+{
+	const struct kernel_hooks *k = &s->st->files.kernel;
+	int id = 0, extra = 0;
+
+	{
+		HOLD(&s->lock);
+		n->opens++;
+		if (n->backing_id > 0 || n->opens > 1)
+			return n->backing_id;
+	}
+	if (k->backing_open)
+		id = k->backing_open(k->arg, fd);
+	if (id <= 0)
+		return 0;
+	{
+		HOLD(&s->lock);
+		if (n->backing_id == 0 && n->opens == 1)
+			n->backing_id = id;
+		else
+			extra = id;
+		id = n->backing_id;
+	}
+	if (extra)
+		k->backing_close(k->arg, extra);
+	return id;
+}
+
+int shared_open_file(struct shared *s, const struct shared_caller *c,
+		     uint64_t id, int flags, const struct names_new *new,
+		     int *ret_fd, int *ret_backing)
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+	SCOPED(scope_close) int path = -1;
+	struct stat sb;
+	int fd, rc = node_use(s, id, &u);
+
+	if (rc == 0)
+		rc = node_fd(s, u.n, &path);
+	if (rc == 0 && fstat(path, &sb) < 0)
+		rc = -errno;
+	if (rc < 0)
+		return rc;
+	if (pending_is(s, &sb)) {
+		rc = pending_wait(s, u.n);
+		if (rc == -EIO && writes(flags))
+			rc = -EBUSY;
+		if (rc < 0)
+			return rc;
+		if (fstat(path, &sb) < 0)
+			return -errno;
+	}
+	if (writes(flags) && (flags & O_TRUNC) && S_ISREG(sb.st_mode) &&
+	    sb.st_nlink == 1)
+		return replace(s, u.n, new);
+	act_as(s, c);
+	fd = node_reopen(path, flags & (O_ACCMODE | O_APPEND | O_TRUNC));
+	act_as_self(s, c);
+	if (fd < 0)
+		return fd;
+	*ret_fd = fd;
+	*ret_backing = backing_of(s, u.n, fd);
+	return 0;
+}
+
+void shared_close(struct shared *s, uint64_t id, int fd)
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+	const struct kernel_hooks *k = &s->st->files.kernel;
+	int backing = 0;
+
+	(void)close(fd);
+	if (node_use(s, id, &u) < 0)
+		return;
+	{
+		HOLD(&s->lock);
+		if (u.n->opens > 0 && --u.n->opens == 0)
+			backing = u.n->backing_id;
+		if (u.n->opens == 0)
+			u.n->backing_id = 0;
+	}
+	if (backing > 0 && k->backing_close)
+		k->backing_close(k->arg, backing);
+}
+
+/* --- what is told --------------------------------------------------------- */
+
+void shared_figures(struct shared *s, struct shared_figures *ret)
+{
+	int64_t now = mono_ns();
+	struct node *n;
+
+	HOLD(&s->lock);
+	*ret = s->figures;
+	TAILQ_FOREACH(n, &s->queue, queued)
+	{
+		ret->pending++;
+		ret->failing += n->failures > 0;
+		if (ret->oldest_ns < now - n->since_ns)
+			ret->oldest_ns = now - n->since_ns;
+	}
+	for (unsigned i = 0; i < UPLOAD_THREADS; i++)
+		if (s->calling_ns[i] &&
+		    now - s->calling_ns[i] > ret->engine_silent_ns)
+			ret->engine_silent_ns = now - s->calling_ns[i];
+}
+
+const char *shared_node_name(const struct shared *s)
+{
+	return s->home.node;
+}
+
+const char *shared_dir(const struct shared *s)
+{
+	return s->dir;
+}
+
+const char *shared_word(struct shared *s, uint64_t id)
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+
+	if (node_use(s, id, &u) < 0 || !u.n->in)
+		return "plain";
+	HOLD(&s->lock);
+	return u.n->state == NODE_KEPT ? "kept" : "pending";
+}

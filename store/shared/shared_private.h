@@ -1,0 +1,206 @@
+/*
+ * shared_private.h - between the files of this folder.
+ *
+ * A node is what is known of one file of DIR. It is found by its number and by
+ * its inode number in DIR; it remembers the name by which it was seen last, and
+ * a descriptor, which survives renames by others.
+ *
+ * What a local file is, and who moves it:
+ *
+ *   NODE_MAKING ---> NODE_PENDING <---> NODE_UPLOADING ---> NODE_COMPLETING
+ *      (create)          |     (upload.c: bytes are copied)      |
+ *                        |                                       v
+ *                        +---------> NODE_GONE <----------- NODE_KEPT
+ *                               (deleted, replaced, given up)
+ *
+ * Whoever changes a pending file is counted in `changing` meanwhile, and sets
+ * `changed`; an upload that finds either begins anew. Nobody changes one that
+ * is being completed: he waits.
+ */
+#ifndef STORE_SHARED_PRIVATE_H
+#define STORE_SHARED_PRIVATE_H
+
+#include <fcntl.h>
+#include <sys/queue.h>
+
+#include "store/shared/home.h"
+#include "store/shared/shared.h"
+
+enum node_state {
+	NODE_OF_DIR, /* no local file */
+	NODE_MAKING,
+	NODE_PENDING,
+	NODE_UPLOADING,
+	NODE_COMPLETING,
+	NODE_KEPT,
+	NODE_GONE,
+};
+
+struct node {
+	LIST_ENTRY(node) by_id, by_engine;
+	uint64_t id;
+	bool in_engine; /* it is in the second table */
+	ino_t engine; /* its inode number in DIR; 0: not known */
+	uint32_t type; /* S_IFMT bits */
+	uint64_t lookups; /* the kernel's, but for local files */
+	unsigned refs;
+	struct node *parent; /* a reference; NULL: the root, or not known */
+	char *name; /* owned; in parent */
+	int fd; /* O_PATH, or -1 */
+	/* Of what is DIR's: */
+	unsigned opens;
+	int backing_id;
+	/* Of local files: */
+	enum node_state state;
+	struct inode *in; /* a reference */
+	bool replaces; /* DIR's file is in new/, until it is complete */
+	LIST_ENTRY(node) replacing;
+	unsigned changing;
+	bool changed;
+	TAILQ_ENTRY(node) queued; /* to be uploaded, by place */
+	bool is_queued, is_taken;
+	uint64_t place;
+	int64_t since_ns, due_ns;
+	unsigned failures;
+	int error;
+	/* What DIR's file was when it was complete. */
+	uint64_t kept_size;
+	int64_t kept_mtime_ns, kept_ctime_ns;
+};
+
+#define NODE_BUCKETS 16384u
+#define UPLOAD_THREADS 4u
+
+struct shared {
+	struct store *st; /* borrowed */
+	struct shared_home home;
+	char *dir; /* owned: the path of DIR */
+	unsigned pending_wait_s;
+	bool as_root;
+	dev_t dev;
+	struct lock lock; /* guards everything below, and all nodes */
+	struct cond moved; /* a local file's state, the queue */
+	LIST_HEAD(node_list, node) by_id[NODE_BUCKETS];
+	struct node_list by_engine[NODE_BUCKETS], replacing;
+	struct node *root;
+	uint64_t next_node, next_local, next_place;
+	unsigned fds, fds_max;
+	TAILQ_HEAD(node_queue, node) queue;
+	struct shared_figures figures;
+	/* Since when each thread is in a call to DIR; 0: it is in none. */
+	int64_t calling_ns[UPLOAD_THREADS];
+	bool stop;
+	struct thread threads[UPLOAD_THREADS];
+	unsigned thread_count;
+	struct thread alive;
+	bool is_alive; /* that one was started */
+};
+
+/* --- nodes.c */
+
+/* A node that was made by hand: the root. The lock is held. */
+void node_insert_locked(struct shared *s, struct node *n, ino_t engine);
+/* All of them, when nobody has a reference any more. */
+void nodes_free(struct shared *s);
+/* One more reference, or NULL. */
+struct node *node_get(struct shared *s, uint64_t id);
+struct node *node_ref_locked(struct node *n);
+void node_put(struct shared *s, struct node *n);
+struct node_use { /* for SCOPED() */
+	struct shared *s;
+	struct node *n;
+};
+static inline void node_use_end(struct node_use *u)
+{
+	if (u->n)
+		node_put(u->s, u->n);
+}
+/* -ENOENT: the kernel has a number that we do not know. */
+int node_use(struct shared *s, uint64_t id, struct node_use *ret);
+/* What DIR has at this name: the node that is known, or a new one; a reference.
+ */
+struct node *node_at(struct shared *s, struct node *parent, const char *name,
+		     const struct stat *sb);
+/* A node for a local file: its number is the inode's. Takes `in`. */
+struct node *node_new_local(struct shared *s, struct inode *in);
+void node_place_locked(struct shared *s, struct node *n, struct node *parent,
+		       const char *name);
+void node_engine_locked(struct shared *s, struct node *n, ino_t engine);
+/* Which local file is to be at this name; NULL: none. A reference. */
+struct node *node_replacing(struct shared *s, const struct node *parent,
+			    const char *name);
+/* It is no local file any more. */
+void node_forget_local_locked(struct shared *s, struct node *n);
+/*
+ * A descriptor of it, O_PATH, that the caller closes. -ESTALE: it is not where
+ * it was seen last, and no descriptor was kept.
+ */
+int node_fd(struct shared *s, struct node *n, int *ret_fd);
+/* Keep one like this for the node, if there is room. */
+void node_keep_fd(struct shared *s, struct node *n, int fd);
+/* "a/b/c", as it was seen last. */
+void node_path(struct shared *s, struct node *n, char *buf, size_t size);
+/* Is it `dir`, or below it, as far as is known? The lock is held. */
+bool node_is_under_locked(const struct node *n, const struct node *dir);
+/* A descriptor of what fd, O_PATH, is of; -errno. */
+int node_reopen(int fd, int flags);
+
+/* --- local.c: which local file is which of DIR's, and what the database has */
+
+#define LOCAL_NEW_BYTES 24
+/* Of the file in new/. */
+void local_new_name(const struct node *n, char ret[LOCAL_NEW_BYTES]);
+/* Put what is known of it into the database; `completing`: see upload.c. */
+int local_save(struct shared *s, struct node *n, bool completing);
+/* A local file, of whose name only DIR knows; a reference. */
+int local_make(struct shared *s, const struct names_new *n, const char *name,
+	       struct node *parent, bool replaces, struct node **ret_node);
+/* The local copy goes; who has it open keeps it. A reference is needed. */
+void local_drop(struct shared *s, struct node *n);
+/* Read what the last daemon left, and queue what is to be uploaded. */
+int local_load(struct shared *s, char *why, size_t why_size);
+/* Does DIR's file have what is kept of it here? */
+bool local_is_current(const struct node *n, const struct stat *sb);
+void local_set_kept_locked(struct node *n, const struct stat *sb);
+/* For the committer: see store_hooks. */
+void local_committing(void *arg, struct kv_batch *b, uint64_t ino);
+void local_committed(void *arg, uint64_t ino);
+
+/* --- pending.c: files in DIR that are not whole */
+
+bool pending_is(const struct shared *s, const struct stat *sb);
+mode_t pending_mode(const struct shared *s);
+/* -ENODATA: none (yet); -EUCLEAN: damaged. fd: O_PATH. */
+int pending_read(int fd, struct trailer *ret);
+int pending_write(struct shared *s, struct node *n, int fd, uint64_t at,
+		  bool writing);
+/* What stat(2) shows of it instead. */
+void pending_stat(const struct trailer *t, struct stat *sb);
+/* Wait for the node that has it. 0: it is plain now. */
+int pending_wait(struct shared *s, struct node *n);
+
+/* --- upload.c */
+
+void upload_queue_locked(struct shared *s, struct node *n, uint64_t place);
+void upload_unqueue_locked(struct shared *s, struct node *n);
+int upload_start(struct shared *s);
+void upload_stop(struct shared *s);
+/* Wait for all of it, as long as it goes on. */
+void upload_finish(struct shared *s);
+/* Until no file below the folder (all: NULL) is pending here. */
+int upload_wait(struct shared *s, struct node *dir);
+
+/* --- tracker.c */
+
+bool tracker_is(const char *name);
+/* Must it wait for a file in DIR that is not whole? 1: yes. */
+int tracker_waits(struct shared *s, struct node *n);
+/* The first pending file below a directory: 1, 0 or -errno. */
+int tracker_find_pending(struct shared *s, int dirfd, bool trackers);
+
+/* --- tree.c */
+
+void act_as(const struct shared *s, const struct shared_caller *c);
+void act_as_self(const struct shared *s, const struct shared_caller *c);
+
+#endif

@@ -1,0 +1,200 @@
+/*
+ * tracker.c - what tells others that a step is there must not be there first:
+ * a tracker is completed when no file of the step that it names, or lies in, is
+ * pending, whichever node has it.
+ *
+ * Sticky bits say so; a file that replaces another one has none, so those of
+ * this node are looked for in memory, and those of others are not seen.
+ */
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "store/base/scope.h"
+#include "store/file/file.h"
+#include "store/shared/shared_private.h"
+
+#define WORD_BYTES_MAX 512
+#define DEPTH_MAX 64
+
+static bool ends(const char *name, const char *end)
+{
+	size_t n = strlen(name), e = strlen(end);
+
+	return n >= e && strcmp(name + n - e, end) == 0;
+}
+
+static bool names_step(const char *name)
+{
+	return strncmp(name, "latest", 6) == 0 && !strstr(name, ".tmp");
+}
+
+bool tracker_is(const char *name)
+{
+	return names_step(name) || strcmp(name, ".metadata") == 0 ||
+	       ends(name, ".index.json");
+}
+
+static int find_in(struct shared *s, int dirfd, bool trackers, unsigned depth);
+
+static int look_at(struct shared *s, int dirfd, const struct dirent *e,
+		   bool trackers, unsigned depth)
+{
+	SCOPED(scope_close) int fd = -1;
+	struct stat sb;
+
+	if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
+		return 0;
+	if (e->d_type != DT_UNKNOWN && e->d_type != DT_REG &&
+	    e->d_type != DT_DIR)
+		return 0;
+	if (fstatat(dirfd, e->d_name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
+		return errno == ENOENT ? 0 : -errno;
+	if (pending_is(s, &sb))
+		return trackers || !tracker_is(e->d_name);
+	if (!S_ISDIR(sb.st_mode))
+		return 0;
+	if (depth == 0)
+		return -ELOOP;
+	fd = openat(dirfd, e->d_name,
+		    O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0)
+		return errno == ENOENT || errno == ENOTDIR ? 0 : -errno;
+	return find_in(s, fcntl(fd, F_DUPFD_CLOEXEC, 0), trackers, depth - 1);
+}
+
+/* Takes dirfd. */
+static int find_in(struct shared *s, int dirfd, bool trackers, unsigned depth)
+{
+	DIR *d = fdopendir(dirfd);
+	struct dirent *e;
+	int rc = 0;
+
+	if (!d) {
+		rc = -errno;
+		(void)close(dirfd);
+		return rc;
+	}
+	while (rc == 0 && (errno = 0, e = readdir(d)))
+		rc = look_at(s, dirfd, e, trackers, depth);
+	if (rc == 0 && !e && errno != 0)
+		rc = -errno;
+	(void)closedir(d);
+	return rc;
+}
+
+int tracker_find_pending(struct shared *s, int dirfd, bool trackers)
+{
+	int fd = openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	return fd < 0 ? -errno : find_in(s, fd, trackers, DEPTH_MAX);
+}
+
+/* What the tracker says, one word; "": nothing, or more. */
+static int read_word(struct shared *s, struct node *n,
+		     char ret[STORE_NAME_MAX + 1])
+{
+	struct files *files = &s->st->files;
+	char text[WORD_BYTES_MAX + 1];
+	size_t len = 0, from = 0;
+	struct file_read r = { 0 };
+	struct stat sb;
+	int rc = inode_stat(s->st->inodes, n->in, &sb);
+
+	ret[0] = 0;
+	if (rc < 0 || sb.st_size > WORD_BYTES_MAX)
+		return rc;
+	rc = file_read_begin(files, n->in, WORD_BYTES_MAX, 0, &r);
+	for (int i = 0; rc == 0 && i < r.count; i++) {
+		memcpy(text + len, r.iov[i].iov_base, r.iov[i].iov_len);
+		len += r.iov[i].iov_len;
+	}
+	file_read_end(files, &r);
+	if (rc < 0)
+		return rc;
+	while (from < len && isspace((unsigned char)text[from]))
+		from++;
+	while (len > from && isspace((unsigned char)text[len - 1]))
+		len--;
+	if (len == from || len - from > STORE_NAME_MAX)
+		return 0;
+	memcpy(ret, text + from, len - from);
+	ret[len - from] = 0;
+	return 0;
+}
+
+/* The folders beside it that a tracker may mean by its word. */
+static int find_named(struct shared *s, int dirfd, const char *word)
+{
+	/* Megatron's and verl's trackers have the number alone. */
+	static const char *const before[] = { "", "iter_", "global_step_",
+					      "global_step", "step_",
+					      "checkpoint-" };
+	char name[2 * STORE_NAME_MAX];
+	int rc = 0;
+
+	if (!word[0] || strchr(word, '/') || word[0] == '.')
+		return 0;
+	for (size_t i = 0; rc == 0 && i < sizeof(before) / sizeof(*before);
+	     i++) {
+		int wide = i > 0 && isdigit((unsigned char)word[0]);
+
+		for (int zeros = 0; rc == 0 && zeros <= wide; zeros++) {
+			int fd;
+
+			(void)snprintf(name, sizeof(name), "%s%s%s", before[i],
+				       zeros && strlen(word) < 7
+					       ? "0000000" + strlen(word)
+					       : "",
+				       word);
+			fd = openat(dirfd, name,
+				    O_RDONLY | O_DIRECTORY | O_NOFOLLOW |
+					    O_CLOEXEC);
+			if (fd >= 0)
+				rc = find_in(s, fd, true, DEPTH_MAX);
+		}
+	}
+	return rc;
+}
+
+/* Has this node a file to put there, closed before, that replaces another? */
+static bool replaces_below(struct shared *s, struct node *n, struct node *dir)
+{
+	struct node *r;
+
+	HOLD(&s->lock);
+	LIST_FOREACH(r, &s->replacing, replacing)
+	if (r != n && r->is_queued && r->place < n->place &&
+	    !tracker_is(r->name) && node_is_under_locked(r, dir))
+		return true;
+	return false;
+}
+
+int tracker_waits(struct shared *s, struct node *n)
+{
+	SCOPED(node_use_end) struct node_use parent = { .s = s };
+	SCOPED(scope_close) int dirfd = -1;
+	char name[STORE_NAME_MAX + 1], word[STORE_NAME_MAX + 1];
+	int rc;
+
+	{
+		HOLD(&s->lock);
+		(void)snprintf(name, sizeof(name), "%s", n->name);
+		parent.n = node_ref_locked(n->parent);
+	}
+	if (!tracker_is(name))
+		return 0;
+	if (replaces_below(s, n, parent.n))
+		return 1;
+	rc = node_fd(s, parent.n, &dirfd);
+	if (rc < 0)
+		return rc;
+	if (!names_step(name)) /* it lies in the step */
+		return tracker_find_pending(s, dirfd, false);
+	rc = read_word(s, n, word);
+	return rc < 0 ? rc : find_named(s, dirfd, word);
+}

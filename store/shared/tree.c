@@ -1,0 +1,863 @@
+/*
+ * tree.c - names: each call is one of DIR's, with the caller's ids, and then
+ * what is known of the node is brought up to it.
+ *
+ * A file that replaces another one is not at its name in DIR yet: it is in
+ * .ckptfs/new/, and s->replacing says what it is to be called. On this node the
+ * name means it from the beginning, for the others when it is complete.
+ */
+#include <errno.h>
+#include <linux/fs.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include "store/base/io.h"
+#include "store/base/log.h"
+#include "store/base/scope.h"
+#include "store/drain/drain.h"
+#include "store/file/file.h"
+#include "store/shared/shared_private.h"
+#include "store/step/step_name.h"
+
+/*
+ * Of this thread alone: glibc's setgroups() and the like are for all of them.
+ * An id that is not the superuser's takes the capabilities over files along,
+ * and root's brings them back (capabilities(7)).
+ */
+void act_as(const struct shared *s, const struct shared_caller *c)
+{
+	if (!s->as_root || c->uid == 0)
+		return;
+	(void)syscall(SYS_setgroups, c->group_count, c->groups);
+	(void)syscall(SYS_setfsgid, c->gid);
+	(void)syscall(SYS_setfsuid, c->uid);
+}
+
+void act_as_self(const struct shared *s, const struct shared_caller *c)
+{
+	if (!s->as_root || c->uid == 0)
+		return;
+	(void)syscall(SYS_setfsuid, 0);
+	(void)syscall(SYS_setfsgid, 0);
+	(void)syscall(SYS_setgroups, 0, NULL);
+}
+
+/* A name in a directory: for SCOPED(). */
+struct at {
+	struct shared *s;
+	struct node *dir;
+	int fd;
+	const char *name;
+};
+
+static void at_end(struct at *a)
+{
+	if (a->fd >= 0)
+		(void)close(a->fd);
+	if (a->dir)
+		node_put(a->s, a->dir);
+}
+
+static int at_begin(struct shared *s, uint64_t dir, const char *name,
+		    struct at *ret)
+{
+	*ret = (struct at){ .s = s, .fd = -1, .name = name };
+	ret->dir = node_get(s, dir);
+	if (!ret->dir)
+		return -ESTALE;
+	return node_fd(s, ret->dir, &ret->fd);
+}
+
+bool shared_is_hidden(struct shared *s, uint64_t dir, const char *name)
+{
+	(void)s;
+	return dir == ROOT_INO && strcmp(name, SHARED_HOME) == 0;
+}
+
+/* --- what is there -------------------------------------------------------- */
+
+static bool is_local(struct shared *s, struct node *n)
+{
+	HOLD(&s->lock);
+	return n->state != NODE_OF_DIR && n->state != NODE_GONE;
+}
+
+/* A local file's attributes, as they are here. Waits for nothing. */
+static int stat_local(struct shared *s, struct node *n, struct stat *sb)
+{
+	ino_t engine;
+	int rc = inode_stat(s->st->inodes, n->in, sb);
+
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&s->lock);
+		engine = n->engine;
+	}
+	if (engine)
+		sb->st_ino = engine;
+	return 0;
+}
+
+/* *sb is DIR's, or of the local file; n has one more look-up. Takes n. */
+static int entry_of(struct shared *s, struct node *n, struct stat *sb,
+		    struct shared_entry *ret)
+{
+	nlink_t links = sb->st_nlink;
+	int rc = 0;
+
+	if (n->in) {
+		rc = stat_local(s, n, sb);
+		sb->st_nlink = links;
+	} else {
+		HOLD(&s->lock);
+		n->lookups++;
+	}
+	ret->id = n->id;
+	ret->stat = *sb;
+	if (rc == 0 && n->in) {
+		inode_ref(n->in, 1);
+		inode_remember(s->st->inodes, n->in);
+	}
+	node_put(s, n);
+	return rc;
+}
+
+/* A file that is pending, of which it is not known whose it is. Takes n. */
+static int see_pending(struct shared *s, const struct at *a, struct node **n,
+		       struct stat *sb)
+{
+	SCOPED(scope_close) int fd = -1;
+	struct node *ours = NULL;
+	struct trailer t;
+	int rc = node_fd(s, *n, &fd);
+
+	if (rc == 0)
+		rc = pending_read(fd, &t);
+	if (rc < 0) /* as it is: who opens it is told */
+		return rc == -ESTALE ? -ENOENT : 0;
+	if (strcmp(t.uuid, s->st->uuid) == 0)
+		ours = node_get(s, t.number);
+	if (!ours || !is_local(s, ours)) {
+		node_put(s, ours);
+		pending_stat(&t, sb);
+		return 0;
+	}
+	{
+		HOLD(&s->lock);
+		node_engine_locked(s, *n, 0);
+		node_engine_locked(s, ours, sb->st_ino);
+		if (!ours->replaces)
+			node_place_locked(s, ours, a->dir, a->name);
+	}
+	node_put(s, *n);
+	*n = ours;
+	return 0;
+}
+
+/* What DIR has at the name, as it was found. */
+static int entry_at(struct shared *s, const struct at *a, struct stat *sb,
+		    struct shared_entry *ret)
+{
+	struct node *n;
+	int rc = 0;
+
+	if (sb->st_dev != s->dev)
+		return -EXDEV; /* somebody has mounted there */
+	n = node_at(s, a->dir, a->name, sb);
+	if (!n)
+		return -ENOMEM;
+	if (pending_is(s, sb) && !is_local(s, n))
+		rc = see_pending(s, a, &n, sb);
+	if (rc < 0) {
+		node_put(s, n);
+		return rc;
+	}
+	return entry_of(s, n, sb, ret);
+}
+
+int shared_lookup(struct shared *s, uint64_t parent, const char *name,
+		  struct shared_entry *ret)
+{
+	SCOPED(at_end) struct at a = { .fd = -1 };
+	struct node *n;
+	struct stat sb;
+	int rc;
+
+	if (shared_is_hidden(s, parent, name))
+		return -ENOENT;
+	rc = at_begin(s, parent, name, &a);
+	if (rc < 0)
+		return rc;
+	n = node_replacing(s, a.dir, name);
+	if (n) {
+		sb.st_nlink = 1;
+		return entry_of(s, n, &sb, ret);
+	}
+	if (fstatat(a.fd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
+		return -errno;
+	return entry_at(s, &a, &sb, ret);
+}
+
+void shared_forget(struct shared *s, uint64_t id, uint64_t count)
+{
+	struct node *n = node_get(s, id);
+
+	if (!n)
+		return;
+	{
+		HOLD(&s->lock);
+		n->lookups -= count < n->lookups ? count : n->lookups;
+	}
+	node_put(s, n);
+}
+
+int shared_stat(struct shared *s, uint64_t id, struct stat *ret)
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+	SCOPED(scope_close) int fd = -1;
+	struct trailer t;
+	int rc = node_use(s, id, &u);
+
+	if (rc < 0)
+		return -ESTALE;
+	if (u.n->in)
+		return stat_local(s, u.n, ret);
+	rc = node_fd(s, u.n, &fd);
+	if (rc < 0)
+		return rc;
+	if (fstat(fd, ret) < 0)
+		return -errno;
+	if (pending_is(s, ret) && pending_read(fd, &t) == 0)
+		pending_stat(&t, ret);
+	return 0;
+}
+
+int shared_readlink(struct shared *s, uint64_t id, char *buf, size_t size)
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+	SCOPED(scope_close) int fd = -1;
+	int rc = node_use(s, id, &u);
+	ssize_t n;
+
+	if (rc == 0)
+		rc = node_fd(s, u.n, &fd);
+	if (rc < 0)
+		return rc;
+	n = readlinkat(fd, "", buf, size - 1);
+	if (n < 0)
+		return -errno;
+	buf[n] = 0;
+	return 0;
+}
+
+int shared_statvfs(struct shared *s, struct statvfs *ret)
+{
+	return fstatvfs(s->home.dirfd, ret) < 0 ? -errno : 0;
+}
+
+int shared_opendir(struct shared *s, uint64_t id, int *ret_fd)
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+	SCOPED(scope_close) int fd = -1;
+	int rc = node_use(s, id, &u);
+
+	if (rc == 0)
+		rc = node_fd(s, u.n, &fd);
+	if (rc < 0)
+		return rc;
+	rc = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (rc < 0)
+		return -errno;
+	*ret_fd = rc;
+	return 0;
+}
+
+int shared_path(struct shared *s, uint64_t id, int *ret_fd,
+		char ret_path[SHARED_PATH_BYTES])
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+	int rc = node_use(s, id, &u);
+
+	if (rc == 0)
+		rc = node_fd(s, u.n, ret_fd);
+	if (rc == 0)
+		(void)snprintf(ret_path, SHARED_PATH_BYTES, "/proc/self/fd/%d",
+			       *ret_fd);
+	return rc;
+}
+
+/* --- new names ------------------------------------------------------------ */
+
+/* The pending file in DIR: it is there with its trailer, or not at all. */
+static int make_pending(struct shared *s, const struct shared_caller *c,
+			const struct at *a, struct node *n, struct stat *sb)
+{
+	SCOPED(scope_close) int fd = -1;
+	int rc;
+
+	act_as(s, c);
+	fd = openat(a->fd, a->name,
+		    O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+		    pending_mode(s));
+	rc = fd < 0 ? -errno : 0;
+	act_as_self(s, c);
+	if (rc < 0)
+		return rc;
+	if (fstat(fd, sb) < 0)
+		rc = -errno;
+	/* Before others see it as one that has none; of the caller, not yet. */
+	if (rc == 0)
+		rc = pending_write(s, n, fd, 0, true);
+	if (rc < 0) {
+		(void)unlinkat(a->fd, a->name, 0);
+		return rc;
+	}
+	{
+		SCOPED(scope_close) int path = node_reopen(fd, O_PATH);
+
+		if (path >= 0)
+			node_keep_fd(s, n, path);
+	}
+	HOLD(&s->lock);
+	node_engine_locked(s, n, sb->st_ino);
+	n->state = NODE_PENDING;
+	cond_broadcast(&s->moved);
+	return 0;
+}
+
+/* Who owns it says DIR: a folder may hand its group on. */
+static int take_owner(struct shared *s, struct node *n, const struct stat *sb)
+{
+	struct attr now = inode_attr(n->in);
+	struct attr to = { .uid = sb->st_uid, .gid = sb->st_gid };
+
+	if (now.uid == to.uid && now.gid == to.gid)
+		return 0;
+	return names_setattr(s->st->names, n->in, SET_UID | SET_GID, &to);
+}
+
+int shared_create(struct shared *s, const struct shared_caller *c,
+		  uint64_t parent, const char *name, const struct names_new *n,
+		  struct shared_entry *ret, struct inode **ret_local)
+{
+	SCOPED(node_use_end) struct node_use u = { .s = s };
+	SCOPED(at_end) struct at a = { .fd = -1 };
+	struct node *there;
+	struct stat sb;
+	int rc;
+
+	if (shared_is_hidden(s, parent, name))
+		return -EPERM;
+	rc = at_begin(s, parent, name, &a);
+	if (rc < 0)
+		return rc;
+	there = node_replacing(s, a.dir, name);
+	if (there) {
+		node_put(s, there);
+		return -EEXIST;
+	}
+	rc = local_make(s, n, name, a.dir, false, &u.n);
+	if (rc < 0)
+		return rc;
+	rc = make_pending(s, c, &a, u.n, &sb);
+	if (rc == 0)
+		rc = take_owner(s, u.n, &sb);
+	if (rc == 0)
+		rc = local_save(s, u.n, false);
+	if (rc < 0) {
+		if (u.n->state == NODE_PENDING)
+			(void)unlinkat(a.fd, name, 0);
+		local_drop(s, u.n);
+		return rc;
+	}
+	{
+		HOLD(&s->lock);
+		node_ref_locked(u.n);
+	}
+	inode_ref(u.n->in, 1);
+	rc = entry_of(s, u.n, &sb, ret);
+	if (rc < 0)
+		inode_put(s->st->inodes, u.n->in, 1);
+	else
+		*ret_local = u.n->in;
+	return rc;
+}
+
+int shared_make(struct shared *s, const struct shared_caller *c,
+		uint64_t parent, const char *name, const struct names_new *n,
+		struct shared_entry *ret)
+{
+	SCOPED(at_end) struct at a = { .fd = -1 };
+	struct stat sb;
+	int rc;
+
+	if (shared_is_hidden(s, parent, name))
+		return -EPERM;
+	rc = at_begin(s, parent, name, &a);
+	if (rc < 0)
+		return rc;
+	act_as(s, c);
+	if (S_ISDIR(n->mode))
+		rc = mkdirat(a.fd, name, n->mode & 07777);
+	else if (S_ISLNK(n->mode))
+		rc = symlinkat(n->target, a.fd, name);
+	else
+		rc = mknodat(a.fd, name, n->mode, n->rdev);
+	rc = rc < 0 ? -errno : 0;
+	act_as_self(s, c);
+	if (rc == 0 && fstatat(a.fd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
+		rc = -errno;
+	return rc < 0 ? rc : entry_at(s, &a, &sb, ret);
+}
+
+/* Where the file is in DIR: a name of it. */
+static int at_of(struct shared *s, struct node *n, struct at *ret,
+		 char name[STORE_NAME_MAX + 1])
+{
+	*ret = (struct at){ .s = s, .fd = -1, .name = name };
+	{
+		HOLD(&s->lock);
+		if (n->replaces) {
+			local_new_name(n, name);
+			ret->fd = fcntl(s->home.newfd, F_DUPFD_CLOEXEC, 0);
+			return ret->fd < 0 ? -errno : 0;
+		}
+		if (!n->parent)
+			return -ESTALE;
+		ret->dir = node_ref_locked(n->parent);
+		(void)snprintf(name, STORE_NAME_MAX + 1, "%s", n->name);
+	}
+	return node_fd(s, ret->dir, &ret->fd);
+}
+
+/* Is DIR's file at the name this one? */
+static bool is_at(struct shared *s, const struct at *a, const struct node *n)
+{
+	struct stat sb;
+
+	if (fstatat(a->fd, a->name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
+		return false;
+	HOLD(&s->lock);
+	return n->engine == sb.st_ino;
+}
+
+int shared_link(struct shared *s, const struct shared_caller *c, uint64_t id,
+		uint64_t parent, const char *name, struct shared_entry *ret)
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+	SCOPED(at_end) struct at a = { .fd = -1 }, from = { .fd = -1 };
+	char from_name[STORE_NAME_MAX + 1];
+	struct stat sb;
+	int rc;
+
+	if (shared_is_hidden(s, parent, name))
+		return -EPERM;
+	rc = node_use(s, id, &u);
+	if (rc == 0)
+		rc = at_begin(s, parent, name, &a);
+	if (rc == 0)
+		rc = at_of(s, u.n, &from, from_name);
+	if (rc < 0)
+		return rc;
+	if (!is_at(s, &from, u.n))
+		return -ESTALE;
+	act_as(s, c);
+	rc = linkat(from.fd, from.name, a.fd, name, 0) < 0 ? -errno : 0;
+	act_as_self(s, c);
+	if (rc == 0 && fstatat(a.fd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
+		rc = -errno;
+	if (rc == 0 && u.n->state == NODE_KEPT) { /* its ctime is new */
+		HOLD(&s->lock);
+		local_set_kept_locked(u.n, &sb);
+	}
+	return rc < 0 ? rc : entry_at(s, &a, &sb, ret);
+}
+
+/* --- names that go -------------------------------------------------------- */
+
+/* The last calls of its upload are over, so that it is where it seems. */
+static void wait_completed(struct shared *s, struct node *n)
+{
+	HOLD(&s->lock);
+	while (n->state == NODE_COMPLETING)
+		cond_wait(&s->moved, &s->lock);
+}
+
+/*
+ * A local file that replaces what is at the name goes, before it was complete.
+ * False: there is none.
+ */
+static bool drop_replacing(struct shared *s, const struct at *a)
+{
+	SCOPED(node_use_end) struct node_use u = { .s = s };
+	char name[LOCAL_NEW_BYTES];
+
+	u.n = node_replacing(s, a->dir, a->name);
+	if (!u.n)
+		return false;
+	wait_completed(s, u.n);
+	if (!u.n->replaces)
+		return false;
+	local_new_name(u.n, name);
+	(void)unlinkat(s->home.newfd, name, 0);
+	local_drop(s, u.n);
+	return true;
+}
+
+/* What DIR had at a name, before it went. */
+struct was {
+	struct node *n; /* a reference; NULL: nothing is known of it */
+	struct stat sb;
+};
+
+static void was_begin(struct shared *s, const struct at *a, struct was *w)
+{
+	w->n = NULL;
+	if (fstatat(a->fd, a->name, &w->sb, AT_SYMLINK_NOFOLLOW) == 0 &&
+	    w->sb.st_dev == s->dev)
+		w->n = node_at(s, a->dir, a->name, &w->sb);
+}
+
+/* It is gone: the last of its names? */
+static void was_removed(struct shared *s, struct was *w)
+{
+	if (w->n && w->n->in && w->sb.st_nlink <= 1)
+		local_drop(s, w->n);
+}
+
+static void was_end(struct shared *s, struct was *w)
+{
+	node_put(s, w->n);
+}
+
+int shared_unlink(struct shared *s, const struct shared_caller *c,
+		  uint64_t parent, const char *name, bool dir)
+{
+	SCOPED(at_end) struct at a = { .fd = -1 };
+	struct was w = { 0 };
+	bool dropped;
+	int rc;
+
+	if (shared_is_hidden(s, parent, name))
+		return -ENOENT;
+	rc = at_begin(s, parent, name, &a);
+	if (rc < 0)
+		return rc;
+	if (!dir)
+		was_begin(s, &a, &w);
+	act_as(s, c);
+	rc = unlinkat(a.fd, name, dir ? AT_REMOVEDIR : 0) < 0 ? -errno : 0;
+	act_as_self(s, c);
+	dropped = (rc == 0 || rc == -ENOENT) && !dir && drop_replacing(s, &a);
+	if (rc == 0)
+		was_removed(s, &w);
+	was_end(s, &w);
+	return dropped && rc == -ENOENT ? 0 : rc;
+}
+
+/* --- rename --------------------------------------------------------------- */
+
+static int rename_in_dir(struct shared *s, const struct shared_caller *c,
+			 const struct at *from, const struct at *to,
+			 unsigned flags)
+{
+	int rc;
+
+	act_as(s, c);
+	rc = flags == 0 ? renameat(from->fd, from->name, to->fd, to->name)
+			: renameat2(from->fd, from->name, to->fd, to->name,
+				    flags);
+	rc = rc < 0 ? -errno : 0;
+	act_as_self(s, c);
+	return rc;
+}
+
+/* n is to be called as `to` says, when it is complete. */
+static int place_replacing(struct shared *s, struct node *n,
+			   const struct at *to)
+{
+	{
+		HOLD(&s->lock);
+		node_place_locked(s, n, to->dir, to->name);
+		if (!n->replaces) {
+			n->replaces = true;
+			LIST_INSERT_HEAD(&s->replacing, n, replacing);
+		}
+	}
+	return local_save(s, n, false);
+}
+
+/*
+ * A pending file gets the name of a file that others may read: they go on with
+ * that one until this one is complete.
+ */
+static int rename_over(struct shared *s, struct node *n, const struct at *from,
+		       const struct at *to)
+{
+	char name[LOCAL_NEW_BYTES];
+	int rc;
+
+	local_new_name(n, name);
+	/*
+	 * The record first: a daemon that dies in between finds the file by
+	 * its trailer, under either name.
+	 */
+	rc = place_replacing(s, n, to);
+	if (rc == 0 && renameat(from->fd, from->name, s->home.newfd, name) < 0)
+		rc = -errno;
+	if (rc < 0) {
+		HOLD(&s->lock);
+		n->replaces = false;
+		LIST_REMOVE(n, replacing);
+		node_place_locked(s, n, from->dir, from->name);
+	}
+	return rc;
+}
+
+/* Is it pending here, and can nobody else read it yet? */
+static bool is_pending_here(struct shared *s, struct node *n)
+{
+	if (!n || !n->in)
+		return false;
+	wait_completed(s, n);
+	HOLD(&s->lock);
+	return n->state == NODE_PENDING || n->state == NODE_UPLOADING;
+}
+
+/* A file of DIR was renamed: where it is, and that its ctime is another one. */
+static void was_renamed(struct shared *s, struct was *w, const struct at *to)
+{
+	struct stat sb;
+	bool kept;
+
+	if (!w->n)
+		return;
+	kept = w->n->state == NODE_KEPT &&
+	       fstatat(to->fd, to->name, &sb, AT_SYMLINK_NOFOLLOW) == 0;
+	{
+		HOLD(&s->lock);
+		node_place_locked(s, w->n, to->dir, to->name);
+		if (kept && w->n->engine == sb.st_ino)
+			local_set_kept_locked(w->n, &sb);
+	}
+	if (w->n->in)
+		(void)local_save(s, w->n, false);
+}
+
+static int rename_was(struct shared *s, const struct shared_caller *c,
+		      const struct at *from, const struct at *to,
+		      struct node *replacing, struct was *src, struct was *dst,
+		      unsigned flags)
+{
+	bool other = dst->n && (!src->n || dst->n != src->n);
+	int rc = 0;
+
+	if ((flags & RENAME_NOREPLACE) && dst->n)
+		return -EEXIST;
+	if (replacing) {
+		/* What others see there moves along, if there is anything. */
+		if (src->n)
+			rc = rename_in_dir(s, c, from, to, flags);
+		if (rc == 0 && other)
+			was_removed(s, dst);
+		if (rc == 0)
+			(void)drop_replacing(s, to);
+		return rc == 0 ? place_replacing(s, replacing, to) : rc;
+	}
+	if (flags == 0 && other && S_ISREG(dst->sb.st_mode) &&
+	    !pending_is(s, &dst->sb) && is_pending_here(s, src->n)) {
+		struct node *before = node_replacing(s, to->dir, to->name);
+
+		rc = rename_over(s, src->n, from, to);
+		if (rc == 0 && before) {
+			char name[LOCAL_NEW_BYTES];
+
+			local_new_name(before, name);
+			(void)unlinkat(s->home.newfd, name, 0);
+			local_drop(s, before);
+		}
+		node_put(s, before);
+		return rc;
+	}
+	rc = rename_in_dir(s, c, from, to, flags);
+	if (rc < 0)
+		return rc;
+	(void)drop_replacing(s, to);
+	if (other && !(flags & RENAME_EXCHANGE))
+		was_removed(s, dst);
+	was_renamed(s, src, to);
+	if (flags & RENAME_EXCHANGE)
+		was_renamed(s, dst, from);
+	return 0;
+}
+
+/* What has to be durable, or whole, before anybody sees the new name. */
+static int wait_before(struct shared *s, struct node *n, const char *new_name)
+{
+	enum publish_mode mode = s->st->options.publish;
+	bool unsynced;
+
+	if (mode == PUBLISH_ASYNC)
+		return 0;
+	if (n->type == S_IFDIR)
+		return upload_wait(s, n);
+	if (!n->in)
+		return 0;
+	{
+		HOLD(&n->in->lock);
+		unsynced = n->in->file && n->in->file->unsynced;
+	}
+	if (mode == PUBLISH_WAIT || !unsynced || step_name_publishes(new_name))
+		return drain_publish(s->st->drain, n->in);
+	return 0;
+}
+
+int shared_rename(struct shared *s, const struct shared_caller *c,
+		  uint64_t parent, const char *name, uint64_t new_parent,
+		  const char *new_name, unsigned flags)
+{
+	SCOPED(at_end) struct at from = { .fd = -1 }, to = { .fd = -1 };
+	SCOPED(node_use_end) struct node_use replacing = { .s = s };
+	struct was src = { 0 }, dst = { 0 };
+	int rc;
+
+	if (shared_is_hidden(s, parent, name) ||
+	    shared_is_hidden(s, new_parent, new_name))
+		return -EPERM;
+	rc = at_begin(s, parent, name, &from);
+	if (rc == 0)
+		rc = at_begin(s, new_parent, new_name, &to);
+	if (rc < 0)
+		return rc;
+	replacing.n = node_replacing(s, from.dir, name);
+	if (replacing.n)
+		wait_completed(s, replacing.n);
+	if (replacing.n && !replacing.n->replaces)
+		node_put(s, TAKE(replacing.n));
+	/* Which of two is to be complete first would have to be remembered. */
+	if (replacing.n && (flags & RENAME_EXCHANGE))
+		return -EBUSY;
+	was_begin(s, &from, &src);
+	was_begin(s, &to, &dst);
+	if (!src.n && !replacing.n)
+		rc = -ENOENT;
+	if (rc == 0)
+		rc = wait_before(s, replacing.n ? replacing.n : src.n,
+				 new_name);
+	if (rc == 0)
+		rc = rename_was(s, c, &from, &to, replacing.n, &src, &dst,
+				flags);
+	was_end(s, &src);
+	was_end(s, &dst);
+	return rc;
+}
+
+/* --- attributes ----------------------------------------------------------- */
+
+static void times_of(unsigned valid, const struct attr *to,
+		     struct timespec ret[2])
+{
+	ret[0] = valid & SET_ATIME ? io_timespec(to->atime_ns)
+				   : (struct timespec){ .tv_nsec = UTIME_OMIT };
+	ret[1] = valid & SET_MTIME ? io_timespec(to->mtime_ns)
+				   : (struct timespec){ .tv_nsec = UTIME_OMIT };
+}
+
+/* By a descriptor that is O_PATH, so by its path. */
+static int set_at(int fd, unsigned valid, const struct attr *to,
+		  const uint64_t *size_bytes)
+{
+	char path[SHARED_PATH_BYTES];
+	struct timespec times[2];
+
+	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	if (size_bytes && truncate(path, (off_t)*size_bytes) < 0)
+		return -errno;
+	if ((valid & (SET_UID | SET_GID)) &&
+	    fchownat(fd, "", valid & SET_UID ? to->uid : (uid_t)-1,
+		     valid & SET_GID ? to->gid : (gid_t)-1,
+		     AT_EMPTY_PATH) < 0)
+		return -errno;
+	/* After the owner, whose change takes bits away. */
+	if ((valid & SET_MODE) && chmod(path, to->mode & 07777) < 0)
+		return -errno;
+	times_of(valid, to, times);
+	if ((valid & (SET_ATIME | SET_MTIME)) &&
+	    utimensat(AT_FDCWD, path, times, 0) < 0)
+		return -errno;
+	return 0;
+}
+
+int shared_setattr(struct shared *s, const struct shared_caller *c,
+		   uint64_t id, unsigned valid, const struct attr *to,
+		   const uint64_t *size_bytes)
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+	SCOPED(scope_close) int fd = -1;
+	struct stat sb;
+	int rc = node_use(s, id, &u);
+
+	if (rc == 0)
+		rc = node_fd(s, u.n, &fd);
+	if (rc < 0)
+		return rc;
+	if (fstat(fd, &sb) < 0)
+		return -errno;
+	if (pending_is(s, &sb)) { /* its bits are not the user's */
+		rc = pending_wait(s, u.n);
+		if (rc < 0)
+			return rc == -EIO ? -EBUSY : rc;
+	}
+	act_as(s, c);
+	rc = set_at(fd, valid, to, size_bytes);
+	act_as_self(s, c);
+	return rc;
+}
+
+int shared_set_local(struct shared *s, const struct shared_caller *c,
+		     uint64_t id, unsigned valid, const struct attr *to)
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+	SCOPED(scope_close) int fd = -1;
+	struct stat sb;
+	bool kept;
+	int rc = node_use(s, id, &u);
+
+	if (rc < 0)
+		return rc;
+	wait_completed(s, u.n);
+	{
+		HOLD(&s->lock);
+		kept = u.n->state == NODE_KEPT;
+		if (u.n->state == NODE_UPLOADING)
+			u.n->changed = true;
+	}
+	/* A pending file gets its mode and times when it is complete. */
+	if (!kept)
+		valid &= (unsigned)(SET_UID | SET_GID);
+	if (valid == 0)
+		return 0;
+	rc = node_fd(s, u.n, &fd);
+	if (rc < 0)
+		return rc;
+	act_as(s, c);
+	rc = set_at(fd, valid, to, NULL);
+	act_as_self(s, c);
+	/* chown takes the sticky bit of a file along on some systems. */
+	if (rc == 0 && !kept && fstat(fd, &sb) == 0 && !pending_is(s, &sb)) {
+		struct attr sticky = { .mode = pending_mode(s) };
+
+		rc = set_at(fd, SET_MODE, &sticky, NULL);
+	}
+	if (rc == 0 && kept && fstat(fd, &sb) == 0) {
+		HOLD(&s->lock);
+		local_set_kept_locked(u.n, &sb);
+	}
+	if (rc == 0 && kept)
+		rc = local_save(s, u.n, false);
+	return rc;
+}
