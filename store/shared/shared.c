@@ -23,6 +23,7 @@
 #include "store/shared/shared_private.h"
 
 #define META_SHARED_UUID "shared.uuid"
+#define SEARCH_PERIOD_NS (INT64_C(10) * 1000000000)
 
 /* --- the beginning and the end -------------------------------------------- */
 
@@ -185,6 +186,17 @@ static int on_wanted(void *arg, int fd, const char *name)
 	return 0;
 }
 
+/* Each time that an upload did not find its file, but not all the time. */
+static bool wants_search(struct shared *s)
+{
+	HOLD(&s->lock);
+	if (!s->search || mono_ns() < s->search_due_ns)
+		return false;
+	s->search = false;
+	s->search_due_ns = mono_ns() + SEARCH_PERIOD_NS;
+	return true;
+}
+
 static void *alive_main(void *arg)
 {
 	struct shared *s = arg;
@@ -203,6 +215,8 @@ static void *alive_main(void *arg)
 				    "lives: %s",
 				    s->dir, strerror(-rc));
 		(void)dir_each(s->home.nodefd, "wanted", on_wanted, s);
+		if (wants_search(s))
+			local_search(s);
 		HOLD(&s->lock);
 		if (!s->stop)
 			(void)cond_wait_until(&s->moved, &s->lock,

@@ -54,6 +54,7 @@ struct node {
 	enum node_state state;
 	struct inode *in; /* a reference */
 	bool replaces; /* DIR's file is in new/, until it is complete */
+	bool completing; /* the database has said so: it may be complete */
 	LIST_ENTRY(node) replacing;
 	unsigned changing;
 	bool changed;
@@ -90,6 +91,8 @@ struct shared {
 	/* Since when each thread is in a call to DIR; 0: it is in none. */
 	int64_t calling_ns[UPLOAD_THREADS];
 	bool stop;
+	int64_t search_due_ns;
+	bool search; /* a pending file is not where it was: local_search() */
 	struct thread threads[UPLOAD_THREADS];
 	unsigned thread_count;
 	struct thread alive;
@@ -147,6 +150,23 @@ int node_reopen(int fd, int flags);
 
 /* --- local.c: which local file is which of DIR's, and what the database has */
 
+#define LOCAL_FILE_KEY "shared.file."
+#define LOCAL_PLACE_KEY "shared.place."
+#define LOCAL_KEPT 1u
+#define LOCAL_REPLACES 2u
+#define LOCAL_COMPLETING 4u
+/* What the database has of a local file. */
+struct local_record {
+	unsigned flags;
+	uint64_t engine, size;
+	int64_t mtime_ns, ctime_ns;
+	char *dir, *name; /* owned; where it was seen last */
+};
+struct key local_key(const char *what, uint64_t ino);
+/* -EIO: it is damaged. */
+int local_record_decode(struct kv_slice v, struct local_record *ret);
+void local_record_release(struct local_record *r);
+int local_forget_records(struct shared *s, uint64_t ino);
 #define LOCAL_NEW_BYTES 24
 /* Of the file in new/. */
 void local_new_name(const struct node *n, char ret[LOCAL_NEW_BYTES]);
@@ -157,8 +177,6 @@ int local_make(struct shared *s, const struct names_new *n, const char *name,
 	       struct node *parent, bool replaces, struct node **ret_node);
 /* The local copy goes; who has it open keeps it. A reference is needed. */
 void local_drop(struct shared *s, struct node *n);
-/* Read what the last daemon left, and queue what is to be uploaded. */
-int local_load(struct shared *s, char *why, size_t why_size);
 /* Does DIR's file have what is kept of it here? */
 bool local_is_current(const struct node *n, const struct stat *sb);
 void local_set_kept_locked(struct node *n, const struct stat *sb);
@@ -166,7 +184,17 @@ void local_set_kept_locked(struct node *n, const struct stat *sb);
 void local_committing(void *arg, struct kv_batch *b, uint64_t ino);
 void local_committed(void *arg, uint64_t ino);
 
-/* --- pending.c: files in DIR that are not whole */
+/* --- local_load.c */
+
+/* Read what the last daemon left, and queue what is to be uploaded. */
+int local_load(struct shared *s, char *why, size_t why_size);
+/*
+ * Look for the pending files of this node everywhere, and put each where it is:
+ * others have renamed it, or the last daemon died between a rename and its
+ * record.
+ */
+void local_search(struct shared *s);
+/* --- trailing.c: files in DIR that are not whole */
 
 bool pending_is(const struct shared *s, const struct stat *sb);
 mode_t pending_mode(const struct shared *s);

@@ -131,6 +131,8 @@ struct upload {
 	unsigned thread;
 	struct stat sb; /* what it is here */
 	int fd;
+	bool keeps_mode; /* that which somebody has set in DIR */
+	mode_t mode;
 };
 
 /* DIR is about to be called, or has answered. */
@@ -233,19 +235,75 @@ static bool has_leftovers(struct upload *u, const struct stat *sb)
 	       hole < (uint64_t)u->sb.st_size;
 }
 
-/* -ENODATA: deleted in DIR. */
+/*
+ * What is not pending any more: complete, which a daemon that died could not
+ * write down; or somebody else's hand was there. With our trailer he has set
+ * its mode only; without, the file is his now. 0, or -ENODATA.
+ */
+static int see_foreign_hand(struct upload *u, int path, const struct stat *sb)
+{
+	struct shared *s = u->s;
+	struct trailer t;
+	char name[4096];
+
+	if (pending_read(path, &t) == 0 && t.number == u->n->id &&
+	    strcmp(t.uuid, s->st->uuid) == 0) {
+		u->keeps_mode = true;
+		u->mode = sb->st_mode & 07777;
+		return 0;
+	}
+	if (!u->n->completing || sb->st_size != u->sb.st_size) {
+		node_path(s, u->n, name, sizeof(name));
+		log_warning("%s/%s was changed there before it was whole: it "
+			    "stays as it is there",
+			    s->dir, name);
+	}
+	return -ENODATA;
+}
+
+/* A file that replaces another one, and is complete, has its name already. */
+static bool is_in_place(struct upload *u)
+{
+	SCOPED(node_use_end) struct node_use parent = { .s = u->s };
+	SCOPED(scope_close) int dirfd = -1;
+	char name[STORE_NAME_MAX + 1];
+	struct stat sb;
+	ino_t engine;
+
+	{
+		HOLD(&u->s->lock);
+		if (!u->n->replaces || !u->n->completing)
+			return false;
+		(void)snprintf(name, sizeof(name), "%s", u->n->name);
+		parent.n = node_ref_locked(u->n->parent);
+		engine = u->n->engine;
+	}
+	return node_fd(u->s, parent.n, &dirfd) == 0 &&
+	       fstatat(dirfd, name, &sb, AT_SYMLINK_NOFOLLOW) == 0 &&
+	       sb.st_ino == engine && !pending_is(u->s, &sb);
+}
+
+/* -ENODATA: complete, or nobody wants it any more. */
 static int open_in_dir(struct upload *u)
 {
 	SCOPED(scope_close) int path = -1;
 	struct stat sb;
 	int rc = node_fd(u->s, u->n, &path);
 
+	if (rc == -ESTALE && is_in_place(u))
+		return -ENODATA;
 	if (rc < 0)
 		return rc;
 	if (fstat(path, &sb) < 0)
 		return -errno;
 	if (sb.st_nlink == 0)
 		return -ENODATA;
+	if (!pending_is(u->s, &sb)) {
+		/* Complete but for its name: all of it once more. */
+		rc = u->n->replaces ? 0 : see_foreign_hand(u, path, &sb);
+		if (rc < 0)
+			return rc;
+	}
 	rc = node_reopen(path, O_RDWR);
 	if (rc < 0)
 		return rc;
@@ -322,7 +380,9 @@ static int complete(struct upload *u)
 	if (rc < 0)
 		return rc;
 	if (ftruncate(u->fd, u->sb.st_size) < 0 || futimens(u->fd, times) < 0 ||
-	    fchmod(u->fd, u->sb.st_mode & 07777) < 0 || fsync(u->fd) < 0)
+	    fchmod(u->fd, u->keeps_mode ? u->mode : u->sb.st_mode & 07777) <
+		    0 ||
+	    fsync(u->fd) < 0)
 		return -errno;
 	if (u->n->replaces) {
 		rc = put_in_place(u);
@@ -355,6 +415,11 @@ static int upload_begun(struct upload *u, enum upload_end *ret)
 	int rc;
 
 	*ret = UPLOAD_CHANGED;
+	rc = inode_load_file(u->s->st->inodes, u->n->in);
+	if (rc == -ESTALE)
+		*ret = UPLOAD_GONE;
+	if (rc < 0)
+		return rc == -ESTALE ? 0 : rc;
 	if (!is_at_rest(u->n))
 		return 0;
 	rc = tracker_waits(u->s, u->n);
@@ -413,6 +478,7 @@ static void put_back(struct upload *u, enum upload_end end, int rc)
 			first = n->failures++ == 0 || n->error != rc;
 			n->error = rc;
 			s->figures.error = rc;
+			s->search = s->search || rc == -ESTALE;
 			wait = RETRY_FIRST_NS
 			       << (n->failures < 9 ? n->failures : 9);
 			if (wait > RETRY_MOST_NS)
@@ -444,14 +510,8 @@ static void upload(struct shared *s, struct node *n, unsigned thread)
 	if (u.fd >= 0)
 		(void)close(u.fd);
 	calls(&u, false);
-	if (rc == 0 && end == UPLOAD_GONE) {
-		char path[4096];
-
-		node_path(s, n, path, sizeof(path));
-		log_info("%s/%s was deleted there before it was whole", s->dir,
-			 path);
+	if (rc == 0 && end == UPLOAD_GONE)
 		local_drop(s, n);
-	}
 	put_back(&u, end, rc);
 	node_put(s, n);
 }

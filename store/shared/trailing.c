@@ -1,5 +1,5 @@
 /*
- * pending.c - files of DIR that are not whole: the sticky bit and no permission
+ * trailing.c - files of DIR that are not whole: the sticky bit and no permission
  * say so, and a trailer at the end says who has the bytes (trailer.h).
  *
  * Between the cut that takes the trailer away and the chmod that follows there
