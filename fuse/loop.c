@@ -107,7 +107,8 @@ static bool may_wait(const struct fs *fs, const struct request *r)
 	case FUSE_FLUSH:
 		return fs->store->options.durable_close;
 	case FUSE_IOCTL:
-		return r->ioctl.cmd == CKPTFS_IOC_FLUSH;
+		return r->ioctl.cmd == CKPTFS_IOC_FLUSH ||
+		       r->ioctl.cmd == CKPTFS_IOC_FLUSH_SHARED;
 	case FUSE_OPEN:
 		return (r->open.flags & O_ACCMODE) != O_RDONLY;
 	case FUSE_SETATTR:

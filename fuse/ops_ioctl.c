@@ -20,6 +20,7 @@
 #include "store/file/file.h"
 #include "store/names/names.h"
 #include "store/publish.h"
+#include "store/shared/shared.h"
 
 /* How many extents of a file are shown. */
 #define INSPECT_EXTENTS_MAX 1024
@@ -139,6 +140,31 @@ static void add_stage(cJSON *to, struct stages *st,
 	add_text(to, "stage", st->path);
 }
 
+static double seconds(int64_t ns)
+{
+	return (double)ns / 1e9;
+}
+
+static void add_shared(cJSON *to, struct shared *sh)
+{
+	cJSON *one = cJSON_AddObjectToObject(to, "shared_directory");
+	struct shared_figures f;
+
+	shared_figures(sh, &f);
+	add_text(one, "dir", shared_dir(sh));
+	add_text(one, "node", shared_node_name(sh));
+	add_number(one, "pending", f.pending);
+	(void)cJSON_AddNumberToObject(one, "oldest_pending_s",
+				      seconds(f.oldest_ns));
+	add_number(one, "failing", f.failing);
+	add_text(one, "error", f.error < 0 ? strerror(-f.error) : "");
+	add_number(one, "kept", f.kept);
+	add_number(one, "uploaded", f.uploaded);
+	add_number(one, "uploaded_bytes", f.uploaded_bytes);
+	(void)cJSON_AddNumberToObject(one, "silent_s",
+				      seconds(f.engine_silent_ns));
+}
+
 /* Can anything be made durable at all? */
 static const char *const health_words[] = {
 	[KV_FINE] = "fine",
@@ -188,6 +214,8 @@ static cJSON *status(struct fs *fs, uid_t uid)
 	add_text(s, "hash", chunk_hash_variant());
 	add_backup(s, st);
 	add_structure(s, st, uid);
+	if (fs->shared)
+		add_shared(s, fs->shared);
 	failed.list = cJSON_AddArrayToObject(s, "failed_files");
 	drain_each_failed(st->drain, add_failed, &failed);
 	return s;
@@ -268,6 +296,8 @@ static int inspect(fuse_req_t req, fuse_ino_t ino, cJSON **ret)
 	*ret = cJSON_CreateObject();
 	add_text(*ret, "path", path);
 	add_text(*ret, "state", state.word);
+	if (fs_of(req)->shared)
+		add_text(*ret, "shared", shared_word(fs_of(req)->shared, ino));
 	if (state.error < 0)
 		add_text(*ret, "error", strerror(-state.error));
 	add_number(*ret, "size_bytes", (uint64_t)sb.st_size);
@@ -402,6 +432,13 @@ static int do_flush(fuse_req_t req, fuse_ino_t ino)
 	return rc;
 }
 
+static int do_flush_shared(fuse_req_t req)
+{
+	struct shared *s = fs_of(req)->shared;
+
+	return s ? shared_flush(s) : -EOPNOTSUPP;
+}
+
 /*
  * chattr(1), lsattr(1) and their kin: no file has any of those flags, so asking
  * for them is answered, and setting none succeeds. true: it was one of them.
@@ -436,9 +473,10 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
 	(void)arg;
 	(void)fi;
 	(void)flags;
-	if (cmd == CKPTFS_IOC_FLUSH) {
+	if (cmd == CKPTFS_IOC_FLUSH || cmd == CKPTFS_IOC_FLUSH_SHARED) {
 		waiting_begin(&w, req);
-		rc = do_flush(req, ino);
+		rc = cmd == CKPTFS_IOC_FLUSH ? do_flush(req, ino)
+					     : do_flush_shared(req);
 		waiting_end(&w);
 		fs_reply_ioctl(req, rc, NULL, 0);
 		return;

@@ -74,7 +74,7 @@ static void watch_end(struct watch *w)
 }
 
 /* 0, or -errno; *ret_asked tells whether the mount said it. */
-static int flush_one(const char *path, bool *ret_asked)
+static int flush_one(const char *path, bool shared, bool *ret_asked)
 {
 	SCOPED(scope_close) int fd = ctl_open(path);
 	struct watch w = { 0 };
@@ -84,7 +84,8 @@ static int flush_one(const char *path, bool *ret_asked)
 	if (fd < 0)
 		return fd;
 	watch_start(&w, fd);
-	if (ioctl(fd, CKPTFS_IOC_FLUSH) < 0)
+	if (ioctl(fd, CKPTFS_IOC_FLUSH) < 0 ||
+	    (shared && ioctl(fd, CKPTFS_IOC_FLUSH_SHARED) < 0))
 		rc = -errno;
 	watch_end(&w);
 	*ret_asked = rc != -ENOTTY && rc != -ENOSYS && rc != -EOPNOTSUPP &&
@@ -92,10 +93,10 @@ static int flush_one(const char *path, bool *ret_asked)
 	return rc;
 }
 
-static int flush(const char *path, cJSON *flushed, cJSON *failed)
+static int flush(const char *path, bool shared, cJSON *flushed, cJSON *failed)
 {
 	bool asked;
-	int rc = flush_one(path, &asked);
+	int rc = flush_one(path, shared, &asked);
 	cJSON *one;
 
 	if (rc == 0) {
@@ -106,6 +107,10 @@ static int flush(const char *path, cJSON *flushed, cJSON *failed)
 	ctl_add_text(one, "path", path);
 	ctl_add_text(one, "error", strerror(-rc));
 	(void)cJSON_AddItemToArray(failed, one);
+	if (shared && rc == -EOPNOTSUPP) {
+		ctl_complain("%s: is mounted without a shared directory", path);
+		return CTL_USAGE;
+	}
 	if (!asked)
 		return ctl_complain_query(path, rc);
 	ctl_complain("%s: is not durable: %s (ckptctl status MOUNTPOINT says "
@@ -116,18 +121,24 @@ static int flush(const char *path, cJSON *flushed, cJSON *failed)
 
 static int run(const struct ctl_command *self, int argc, char **argv)
 {
-	struct ctl_options o = { .command = self };
+	static const struct option names[] = {
+		{ "shared", no_argument, NULL, 's' },
+		{ NULL, 0, NULL, 0 },
+	};
+	struct ctl_options o = { .command = self, .names = names };
 	cJSON *json, *flushed, *failed;
 	int worst = CTL_FINE;
+	bool shared = false;
 
-	(void)ctl_option(&o, argc, argv);
+	while (ctl_option(&o, argc, argv) == 's')
+		shared = true;
 	if (optind == argc)
 		return ctl_misused("flush: name a file or a directory");
 	json = cJSON_CreateObject();
 	flushed = cJSON_AddArrayToObject(json, "flushed");
 	failed = cJSON_AddArrayToObject(json, "failed");
 	for (int n = optind; n < argc; n++) {
-		int code = flush(argv[n], flushed, failed);
+		int code = flush(argv[n], shared, flushed, failed);
 
 		/* A file that is not durable outweighs a wrong argument. */
 		if (code == CTL_PROBLEM || worst == CTL_FINE)
@@ -142,10 +153,12 @@ static int run(const struct ctl_command *self, int argc, char **argv)
 
 const struct ctl_command ctl_flush = {
 	.name = "flush",
-	.arguments = "PATH...",
+	.arguments = "[--shared] PATH...",
 	.summary = "return when all under these paths is durable",
 	.help = "Prints nothing when all went well. Files that are open are "
 		"written as they\nstand. Exit code 1 when something could not "
-		"be made durable.\n\n",
+		"be made durable.\n\n"
+		"  --shared  return when all that was closed on this node is in "
+		"the shared\n            directory, too\n\n",
 	.run = run,
 };

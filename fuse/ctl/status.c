@@ -22,6 +22,8 @@
 
 #define TIMEOUT_S 2
 #define TIMEOUT_S_MAX 86400
+/* A call to the shared directory that takes longer is one that hangs. */
+#define SILENT_S 10
 
 static void print_line(const char *name, const char *value)
 {
@@ -175,6 +177,49 @@ static void print_database(const char *health)
 				       "unmount and mount again");
 }
 
+/* Nothing, of a mount without a shared directory. */
+static void print_shared(const cJSON *s)
+{
+	const cJSON *d = ctl_member(s, "shared_directory");
+	uint64_t pending = ctl_number(d, "pending");
+	uint64_t silent_s = ctl_number(d, "silent_s");
+	char text[512];
+
+	if (!d)
+		return;
+	(void)printf("  %-18s%s, as node %s\n", "shared directory",
+		     ctl_shown(ctl_text(d, "dir")), ctl_text(d, "node"));
+	(void)snprintf(text, sizeof(text), "%s file%s", ctl_count(pending),
+		       pending == 1 ? "" : "s");
+	if (pending > 0)
+		(void)snprintf(text, sizeof(text),
+			       "%s file%s, for %s s at most", ctl_count(pending),
+			       pending == 1 ? "" : "s",
+			       ctl_count(ctl_number(d, "oldest_pending_s")));
+	print_line("  pending here", text);
+	(void)snprintf(text, sizeof(text), "%s files, %s",
+		       ctl_count(ctl_number(d, "uploaded")),
+		       ctl_bytes(ctl_number(d, "uploaded_bytes")));
+	print_line("  uploaded", text);
+	(void)snprintf(text, sizeof(text), "%s files",
+		       ctl_count(ctl_number(d, "kept")));
+	print_line("  kept here", text);
+	if (silent_s >= SILENT_S) {
+		(void)snprintf(text, sizeof(text),
+			       "DOES NOT ANSWER, since %s s",
+			       ctl_count(silent_s));
+		print_line("  it", text);
+	}
+	if (ctl_number(d, "failing") > 0) {
+		(void)snprintf(text, sizeof(text),
+			       "%s files cannot be written there: %s; it is "
+			       "tried again",
+			       ctl_count(ctl_number(d, "failing")),
+			       ctl_text(d, "error"));
+		print_line("  FAILING", text);
+	}
+}
+
 static void print_status(const char *path, const cJSON *s)
 {
 	const cJSON *passthrough = ctl_member(s, "passthrough");
@@ -201,6 +246,7 @@ static void print_status(const char *path, const cJSON *s)
 		print_line("unknown images",
 			   ctl_count(ctl_number(s, "unknown_images")));
 	print_database(ctl_text(s, "database"));
+	print_shared(s);
 	print_structure(s);
 	print_opens(s);
 }
@@ -318,6 +364,7 @@ static int status_of(const char *path, bool json, unsigned timeout_s)
 		return ctl_complain_query(path, rc);
 	failed = ctl_number(s, "failed") > 0 ||
 		 ctl_number(s, "unknown_images") > 0 ||
+		 ctl_number(ctl_member(s, "shared_directory"), "failing") > 0 ||
 		 strncmp(ctl_text(s, "database"), "fail", 4) == 0;
 	if (json) {
 		ctl_print_json(s);
@@ -380,6 +427,10 @@ const struct ctl_command ctl_status = {
 		"            files in the store's 'images' that the database "
 		"does not know; they are\n"
 		"            kept: ckptctl fsck names them\n"
+		"  shared directory\n"
+		"            where names lie, with shared=DIR, and what this node is called there;\n"
+		"            pending here: what is not there yet, kept here: files of it that are\n"
+		"            read from this node; exit code 1 when one cannot be written there\n"
 		"  opened own, foreign, unknown\n"
 		"            files that processes with a rank opened to read, "
 		"and their sizes then:\n"

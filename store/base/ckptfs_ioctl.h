@@ -39,6 +39,12 @@ struct ckptfs_query {
 #define CKPTFS_IOC_FLUSH _IO('k', 2)
 
 /*
+ * The same, and then until all that was closed on this node so far is in the
+ * shared directory. EOPNOTSUPP: this mount has none.
+ */
+#define CKPTFS_IOC_FLUSH_SHARED _IO('k', 7)
+
+/*
  * Where segments are to be had (segment_wire.h), on anything in the mount.
  * EOPNOTSUPP: this mount has none.
  */
