@@ -403,11 +403,46 @@ static void on_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync,
 
 /* --- files ---------------------------------------------------------------- */
 
+/* A handle of DIR's file: its descriptor, and the flags of the open. */
+static void fill_handle(struct fuse_file_info *fi, int flags, int fd,
+			int backing)
+{
+	fs_handle_fill(fi, flags,
+		       &(struct file_opened){ .backing_id = backing });
+	fi->fh |= (uint64_t)(unsigned)fd << 32;
+}
+
+/* One that is to be appended to. */
+static void create_plain(fuse_req_t req, fuse_ino_t parent, const char *name,
+			 mode_t mode, struct fuse_file_info *fi)
+{
+	SCOPED(asker_end) struct asker a;
+	struct fuse_entry_param e;
+	struct shared_entry made;
+	int fd = -1, backing = 0, rc = asker_begin(req, &a);
+
+	if (rc == 0)
+		rc = shared_create_plain(shared_of(req), &a.c, parent, name,
+					 mode, fi->flags, &made, &fd, &backing);
+	if (rc == -EEXIST && !(fi->flags & O_EXCL))
+		rc = -ESTALE; /* somebody was faster: look it up again */
+	if (rc < 0) {
+		fuse_reply_err(req, -rc);
+		return;
+	}
+	fill_handle(fi, fi->flags, fd, backing);
+	fill(&made, &e);
+	if (fuse_reply_create(req, &e, fi) < 0) {
+		shared_close(shared_of(req), made.id, fd);
+		forget(req, made.id, 1);
+	}
+}
+
 static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name,
 		      mode_t mode, struct fuse_file_info *fi)
 {
 	SCOPED(fs_put) struct fs_inode i = { .st = store_of(req) };
-	SCOPED(asker_end) struct asker a;
+	SCOPED(asker_end) struct asker a = { 0 };
 	struct names_new n = new_of(req, S_IFREG | mode);
 	/* There is nothing to truncate in a file that is new. */
 	int flags = fi->flags & ~O_TRUNC;
@@ -416,8 +451,13 @@ static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name,
 	struct shared_entry made;
 	struct writer writer;
 	struct waiting w;
-	int rc = asker_begin(req, &a);
+	int rc;
 
+	if (fi->flags & O_APPEND) {
+		create_plain(req, parent, name, mode, fi);
+		return;
+	}
+	rc = asker_begin(req, &a);
 	waiting_begin(&w, req);
 	fs_writer(req, name, &writer);
 	n.writer = &writer;
@@ -450,7 +490,6 @@ static bool writes(int flags)
 	return (flags & O_ACCMODE) != O_RDONLY;
 }
 
-/* A file of DIR. The handle is its descriptor, and the flags of the open. */
 static void open_in_dir(fuse_req_t req, fuse_ino_t ino,
 			struct fuse_file_info *fi)
 {
@@ -468,9 +507,7 @@ static void open_in_dir(fuse_req_t req, fuse_ino_t ino,
 		fuse_reply_err(req, -rc);
 		return;
 	}
-	fs_handle_fill(fi, fi->flags,
-		       &(struct file_opened){ .backing_id = backing });
-	fi->fh |= (uint64_t)(unsigned)fd << 32;
+	fill_handle(fi, fi->flags, fd, backing);
 	if (fuse_reply_open(req, fi) < 0)
 		shared_close(shared_of(req), ino, fd);
 }

@@ -24,6 +24,8 @@
 
 #define META_SHARED_UUID "shared.uuid"
 #define SEARCH_PERIOD_NS (INT64_C(10) * 1000000000)
+/* The kernel looks a name up once more, and opens: for how long that may take. */
+#define AWAITED_NS (INT64_C(2) * 1000000000)
 
 /* --- the beginning and the end -------------------------------------------- */
 
@@ -260,11 +262,23 @@ void shared_free(struct shared *s)
 
 /* --- who changes a local file --------------------------------------------- */
 
+/*
+ * Between a look-up and an open others may put another file there. The kernel
+ * looks up once more, and no third time: for a while look-ups keep a descriptor,
+ * so that what they found can be opened.
+ */
+static int look_up_again(struct shared *s)
+{
+	HOLD(&s->lock);
+	s->keep_fds_ns = mono_ns() + AWAITED_NS;
+	return -ESTALE;
+}
+
 /* The file that is kept here is DIR's alone from now on, under other numbers. */
 static int give_up(struct shared *s, struct node *n)
 {
 	local_drop(s, n);
-	return -ESTALE;
+	return look_up_again(s);
 }
 
 /* A new local file is to take the place of the one that DIR has there. */
@@ -322,6 +336,7 @@ static int replace(struct shared *s, struct node *old,
 		node_engine_locked(s, u.n, sb.st_ino);
 		u.n->state = NODE_PENDING;
 		u.n->changing = 0;
+		u.n->awaited_ns = mono_ns() + AWAITED_NS;
 		cond_broadcast(&s->moved);
 	}
 	rc = local_save(s, u.n, false);
@@ -349,6 +364,7 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 		kept = u.n->state == NODE_KEPT;
 		if (!kept) {
 			u.n->changing++;
+			u.n->awaited_ns = 0;
 			if (u.n->state == NODE_UPLOADING)
 				u.n->changed = true;
 		}
@@ -400,7 +416,7 @@ static int backing_of(struct shared *s, struct node *n, int fd)
 	return id;
 }
 
-int shared_open_file(struct shared *s, const struct shared_caller *c,
+static int open_file(struct shared *s, const struct shared_caller *c,
 		     uint64_t id, int flags, const struct names_new *new,
 		     int *ret_fd, int *ret_backing)
 {
@@ -432,6 +448,36 @@ int shared_open_file(struct shared *s, const struct shared_caller *c,
 	act_as_self(s, c);
 	if (fd < 0)
 		return fd;
+	*ret_fd = fd;
+	*ret_backing = backing_of(s, u.n, fd);
+	return 0;
+}
+
+int shared_open_file(struct shared *s, const struct shared_caller *c,
+		     uint64_t id, int flags, const struct names_new *new,
+		     int *ret_fd, int *ret_backing)
+{
+	int rc = open_file(s, c, id, flags, new, ret_fd, ret_backing);
+
+	return rc == -ESTALE || rc == -ENOENT ? look_up_again(s) : rc;
+}
+
+int shared_create_plain(struct shared *s, const struct shared_caller *c,
+			uint64_t parent, const char *name, mode_t mode,
+			int flags, struct shared_entry *ret, int *ret_fd,
+			int *ret_backing)
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+	int fd, rc;
+
+	fd = tree_create_plain(s, c, parent, name, mode, flags, ret);
+	if (fd < 0)
+		return fd;
+	rc = node_use(s, ret->id, &u);
+	if (rc < 0) {
+		(void)close(fd);
+		return rc;
+	}
 	*ret_fd = fd;
 	*ret_backing = backing_of(s, u.n, fd);
 	return 0;

@@ -143,6 +143,14 @@ void shared_change_end(struct shared *s, uint64_t id);
 int shared_open_file(struct shared *s, const struct shared_caller *c,
 		     uint64_t id, int flags, const struct names_new *n,
 		     int *ret_fd, int *ret_backing);
+/*
+ * A new file that is to be appended to: one of DIR's own, which others read as
+ * it grows. The descriptor as above.
+ */
+int shared_create_plain(struct shared *s, const struct shared_caller *c,
+			uint64_t parent, const char *name, mode_t mode,
+			int flags, struct shared_entry *ret, int *ret_fd,
+			int *ret_backing);
 void shared_close(struct shared *s, uint64_t id, int fd);
 
 /* Until all that was closed here so far is in DIR. -EINTR likewise. */

@@ -58,6 +58,11 @@ struct node {
 	LIST_ENTRY(node) replacing;
 	unsigned changing;
 	bool changed;
+	/*
+	 * Somebody was told to look its name up again, and comes to open it:
+	 * until then, or this moment, it is not completed. 0: nobody.
+	 */
+	int64_t awaited_ns;
 	TAILQ_ENTRY(node) queued; /* to be uploaded, by place */
 	bool is_queued, is_taken;
 	uint64_t place;
@@ -91,6 +96,8 @@ struct shared {
 	/* Since when each thread is in a call to DIR; 0: it is in none. */
 	int64_t calling_ns[UPLOAD_THREADS];
 	bool stop;
+	/* Until when a look-up keeps a descriptor: see shared_open_file(). */
+	int64_t keep_fds_ns;
 	int64_t search_due_ns;
 	bool search; /* a pending file is not where it was: local_search() */
 	struct thread threads[UPLOAD_THREADS];
@@ -229,6 +236,10 @@ int tracker_find_pending(struct shared *s, int dirfd, bool trackers);
 /* --- tree.c */
 
 void act_as(const struct shared *s, const struct shared_caller *c);
+/* A new file in DIR, open; its descriptor or -errno. */
+int tree_create_plain(struct shared *s, const struct shared_caller *c,
+		      uint64_t parent, const char *name, mode_t mode,
+		      int flags, struct shared_entry *ret);
 void act_as_self(const struct shared *s, const struct shared_caller *c);
 
 #endif

@@ -179,6 +179,23 @@ static int entry_at(struct shared *s, const struct at *a, struct stat *sb,
 	return entry_of(s, n, sb, ret);
 }
 
+static bool keeps_fds(struct shared *s)
+{
+	HOLD(&s->lock);
+	return mono_ns() < s->keep_fds_ns;
+}
+
+/* What was found stays what it is, whoever puts another file there. */
+static void keep_fd_of(struct shared *s, uint64_t id)
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+	SCOPED(scope_close) int fd = -1;
+
+	if (shared_is_node(id) && node_use(s, id, &u) == 0 &&
+	    node_fd(s, u.n, &fd) == 0)
+		node_keep_fd(s, u.n, fd);
+}
+
 int shared_lookup(struct shared *s, uint64_t parent, const char *name,
 		  struct shared_entry *ret)
 {
@@ -199,7 +216,10 @@ int shared_lookup(struct shared *s, uint64_t parent, const char *name,
 	}
 	if (fstatat(a.fd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
 		return -errno;
-	return entry_at(s, &a, &sb, ret);
+	rc = entry_at(s, &a, &sb, ret);
+	if (rc == 0 && S_ISREG(sb.st_mode) && keeps_fds(s))
+		keep_fd_of(s, ret->id);
+	return rc;
 }
 
 void shared_forget(struct shared *s, uint64_t id, uint64_t count)
@@ -384,6 +404,44 @@ int shared_create(struct shared *s, const struct shared_caller *c,
 		inode_put(s->st->inodes, u.n->in, 1);
 	else
 		*ret_local = u.n->in;
+	return rc;
+}
+
+int tree_create_plain(struct shared *s, const struct shared_caller *c,
+		      uint64_t parent, const char *name, mode_t mode,
+		      int flags, struct shared_entry *ret)
+{
+	SCOPED(at_end) struct at a = { .fd = -1 };
+	SCOPED(scope_close) int fd = -1;
+	struct node *there;
+	struct stat sb;
+	int rc;
+
+	if (shared_is_hidden(s, parent, name))
+		return -EPERM;
+	rc = at_begin(s, parent, name, &a);
+	if (rc < 0)
+		return rc;
+	there = node_replacing(s, a.dir, name);
+	if (there) {
+		node_put(s, there);
+		return -EEXIST;
+	}
+	act_as(s, c);
+	fd = openat(a.fd, name,
+		    (flags & (O_ACCMODE | O_APPEND)) | O_CREAT | O_EXCL |
+			    O_NOFOLLOW | O_CLOEXEC,
+		    mode & 07777);
+	rc = fd < 0 ? -errno : 0;
+	act_as_self(s, c);
+	if (rc == 0 && fstat(fd, &sb) < 0)
+		rc = -errno;
+	if (rc == 0)
+		rc = entry_at(s, &a, &sb, ret);
+	if (rc < 0)
+		return rc;
+	rc = fd;
+	fd = -1;
 	return rc;
 }
 

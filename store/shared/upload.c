@@ -324,6 +324,7 @@ static bool begin_completing(struct upload *u)
 		while (!is_next_locked(s, u->n) && !s->stop)
 			cond_wait(&s->moved, &s->lock);
 		if (u->n->changing > 0 || u->n->changed || s->stop ||
+		    u->n->awaited_ns > mono_ns() ||
 		    u->n->state != NODE_UPLOADING)
 			return false;
 		u->n->state = NODE_COMPLETING;
