@@ -187,18 +187,23 @@ int home_alive_read(int nodefd, struct home_alive *ret, int64_t *ret_seen_ns)
 	return 0;
 }
 
+int home_alive_put(int nodefd, const struct home_alive *a)
+{
+	char text[HOME_TEXT_BYTES_MAX];
+	size_t len = alive_text(a, text);
+
+	return home_text_put(nodefd, ALIVE_FILE, text, len, false);
+}
+
 int home_alive_write(int nodefd, int64_t since_ns)
 {
 	struct home_alive a = { .version = CKPTFS_VERSION,
 				.pid = (long)getpid(),
 				.since_ns = since_ns,
 				.time_ns = wall_ns() };
-	char text[HOME_TEXT_BYTES_MAX];
-	size_t len;
 
 	home_boot_id(a.boot);
-	len = alive_text(&a, text);
-	return home_text_put(nodefd, ALIVE_FILE, text, len, false);
+	return home_alive_put(nodefd, &a);
 }
 
 void home_boot_id(char ret[HOME_BOOT_BYTES])

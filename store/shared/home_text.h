@@ -58,6 +58,7 @@ struct home_alive {
 int home_alive_read(int nodefd, struct home_alive *ret, int64_t *ret_seen_ns);
 /* Of this process and this moment. It is not made durable. */
 int home_alive_write(int nodefd, int64_t since_ns);
+int home_alive_put(int nodefd, const struct home_alive *a);
 
 /* Which boot of the kernel this is; "-" when that cannot be said. */
 void home_boot_id(char ret[HOME_BOOT_BYTES]);

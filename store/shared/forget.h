@@ -1,0 +1,28 @@
+/*
+ * forget.h - the end of a node that does not come back.
+ *
+ * Whoever forgets one has its lock, from before he looks whether it is alive
+ * until all of it is gone, so that no daemon becomes this node meanwhile.
+ *
+ * Errors: 0 or a negative errno; ret_* are set on success only. It blocks on
+ * the file system.
+ */
+#ifndef STORE_SHARED_FORGET_H
+#define STORE_SHARED_FORGET_H
+
+#include <stdbool.h>
+
+/*
+ * *ret_lockfd is the caller's to close. -ENOENT: there is no such node.
+ * -EWOULDBLOCK: a daemon has it.
+ */
+int shared_node_lock(int homefd, const char *node, int *ret_lockfd);
+/*
+ * nodes/NODE and new/NODE are removed, with all that is in them; those that are
+ * not there are no error. -ENOTEMPTY: somebody has made the node anew.
+ */
+int shared_node_remove(int homefd, const char *node);
+/* Is there anything in new/NODE, or that directory itself? */
+bool shared_node_has_new(int homefd, const char *node);
+
+#endif

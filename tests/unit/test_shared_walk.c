@@ -1,0 +1,285 @@
+/*
+ * All that is below a shared directory is found once, and nothing that is not;
+ * and of each file it is known whether it is whole.
+ */
+#include "store/shared/pending.h"
+#include "store/shared/walk.h"
+#include "tests/unit/home_fixture.h"
+
+#define FOUND_MAX 64
+
+struct found {
+	unsigned count;
+	char paths[FOUND_MAX][256];
+	unsigned unread;
+	int rc;
+	enum pending is[FOUND_MAX];
+};
+
+static int find(void *arg, int dirfd, const char *path, const char *name,
+		const struct stat *st)
+{
+	struct found *f = arg;
+	struct stat again;
+
+	assert_true(f->count < FOUND_MAX);
+	assert_int_equal(fstatat(dirfd, name, &again, AT_SYMLINK_NOFOLLOW), 0);
+	assert_int_equal(again.st_ino, st->st_ino);
+	(void)snprintf(f->paths[f->count++], sizeof(f->paths[0]), "%s", path);
+	return 0;
+}
+
+static void cannot(void *arg, const char *path, int rc)
+{
+	struct found *f = arg;
+
+	(void)path;
+	f->unread++;
+	f->rc = rc;
+}
+
+static int by_text(const void *a, const void *b)
+{
+	return strcmp(a, b);
+}
+
+static int walk(const char *dir, struct found *f)
+{
+	const struct shared_walk w = { .found = find,
+				       .unread = cannot,
+				       .arg = f };
+	int fd = open(dir, O_RDONLY | O_DIRECTORY);
+	int rc = shared_walk(fd, &w);
+
+	close(fd);
+	qsort(f->paths, f->count, sizeof(f->paths[0]), by_text);
+	return rc;
+}
+
+static void every_name_is_found_but_those_of_ckptfs(void **state)
+{
+	static const char *const names[] = { ".ckptfs-of-a-user",
+					     "a",
+					     "a/.ckptfs",
+					     "a/.ckptfs/f",
+					     "a/b",
+					     "a/b/f",
+					     "a/link" };
+	char *dir = make_tmp(), *away = make_tmp();
+	struct found f = { 0 };
+
+	(void)state;
+	assert_int_equal(make_home(dir, ""), 0);
+	assert_int_equal(mkdir(at(dir, "a"), 0755), 0);
+	assert_int_equal(mkdir(at(dir, "a/b"), 0755), 0);
+	assert_int_equal(mkdir(at(dir, "a/.ckptfs"), 0755), 0);
+	put_file(dir, "a/.ckptfs/f", "x");
+	put_file(dir, "a/b/f", "x");
+	put_file(dir, ".ckptfs-of-a-user", "x");
+	put_file(away, "not-to-be-found", "x");
+	assert_int_equal(symlink(away, at(dir, "a/link")), 0);
+	assert_int_equal(walk(dir, &f), 0);
+	assert_int_equal(f.count, 7);
+	assert_int_equal(f.unread, 0);
+	for (size_t n = 0; n < 7; n++)
+		assert_string_equal(f.paths[n], names[n]);
+	remove_tree(dir);
+	remove_tree(away);
+	free(dir);
+	free(away);
+}
+
+static int count(void *arg, int dirfd, const char *path, const char *name,
+		 const struct stat *st)
+{
+	struct found *f = arg;
+
+	(void)dirfd;
+	(void)path;
+	(void)name;
+	(void)st;
+	f->count++;
+	return 0;
+}
+
+/* Deeper than it goes, made as a user would make it. */
+static void what_is_too_deep_is_told_and_the_rest_is_found(void **state)
+{
+	char *dir = make_tmp();
+	struct found f = { 0 };
+	const struct shared_walk w = { .found = count,
+				       .unread = cannot,
+				       .arg = &f };
+	int top = open(dir, O_RDONLY | O_DIRECTORY);
+	int fd = dup(top);
+
+	(void)state;
+	for (unsigned n = 0; n < SHARED_WALK_DEPTH_MAX + 10; n++) {
+		int below;
+
+		assert_int_equal(mkdirat(fd, "d", 0755), 0);
+		below = openat(fd, "d", O_RDONLY | O_DIRECTORY);
+		close(fd);
+		fd = below;
+	}
+	close(fd);
+	put_file(dir, "other", "x");
+	assert_int_equal(shared_walk(top, &w), 0);
+	assert_int_equal(f.count, SHARED_WALK_DEPTH_MAX + 1);
+	assert_int_equal(f.unread, 1);
+	assert_int_equal(f.rc, -ENAMETOOLONG);
+	close(top);
+	remove_tree(dir);
+	free(dir);
+}
+
+static int stop_at_second(void *arg, int dirfd, const char *path,
+			  const char *name, const struct stat *st)
+{
+	unsigned *left = arg;
+
+	(void)dirfd;
+	(void)path;
+	(void)name;
+	(void)st;
+	return --*left == 0 ? -ECANCELED : 0;
+}
+
+static void a_walk_ends_when_it_is_told_to(void **state)
+{
+	char *dir = make_tmp();
+	unsigned left = 2;
+	const struct shared_walk w = { .found = stop_at_second, .arg = &left };
+	int fd = open(dir, O_RDONLY | O_DIRECTORY);
+
+	(void)state;
+	for (char name[] = "a"; name[0] <= 'd'; name[0]++)
+		assert_int_equal(mkdir(at(dir, name), 0755), 0);
+	assert_int_equal(shared_walk(fd, &w), -ECANCELED);
+	assert_int_equal(left, 0);
+	close(fd);
+	remove_tree(dir);
+	free(dir);
+}
+
+static void what_may_not_be_read_is_told(void **state)
+{
+	char *dir = make_tmp();
+	struct found f = { 0 };
+
+	(void)state;
+	if (geteuid() == 0)
+		skip();
+	assert_int_equal(mkdir(at(dir, "a"), 0), 0);
+	assert_int_equal(mkdir(at(dir, "b"), 0755), 0);
+	assert_int_equal(walk(dir, &f), 0);
+	assert_int_equal(f.count, 2);
+	assert_int_equal(f.unread, 1);
+	assert_int_equal(f.rc, -EACCES);
+	assert_int_equal(rmdir(at(dir, "a")), 0);
+	remove_tree(dir);
+	free(dir);
+}
+
+/* As a node makes one; the trailer as it is given. */
+static void put_pending(const char *dir, const char *name, const void *bytes,
+			size_t len, off_t where)
+{
+	int fd = open(at(dir, name), O_RDWR | O_CREAT | O_EXCL, 0600);
+
+	assert_true(fd >= 0);
+	assert_int_equal(pwrite(fd, bytes, len, where), len);
+	assert_int_equal(fchmod(fd, shared_pending_mode()), 0);
+	close(fd);
+}
+
+static const struct trailer good = { .node = "a",
+				     .uuid = STORE_A,
+				     .size_bytes = 12345,
+				     .mode = S_IFREG | 0644 };
+
+static int find_pending(void *arg, const struct pending_file *p)
+{
+	struct found *f = arg;
+
+	assert_true(f->count < FOUND_MAX);
+	(void)snprintf(f->paths[f->count], sizeof(f->paths[0]), "%s", p->path);
+	f->is[f->count++] = p->is;
+	if (p->is == PENDING_TOLD) {
+		assert_string_equal(p->trailer.node, good.node);
+		assert_int_equal(p->trailer.size_bytes, good.size_bytes);
+	}
+	return 0;
+}
+
+static enum pending pending_of(const char *dir, const char *name)
+{
+	enum pending is = PENDING_DAMAGED;
+	struct trailer t;
+	struct stat st;
+	int fd = open(dir, O_RDONLY | O_DIRECTORY);
+
+	assert_int_equal(pending_look(fd, name, &is, &t, &st), 0);
+	close(fd);
+	return is;
+}
+
+static void a_file_is_pending_by_its_mode_and_whose_by_its_end(void **state)
+{
+	char *dir = make_tmp();
+	uint8_t bytes[TRAILER_BYTES];
+	struct found f = { 0 };
+	const struct pending_walk w = { .found = find_pending, .arg = &f };
+	int fd = open(dir, O_RDONLY | O_DIRECTORY);
+
+	(void)state;
+	trailer_encode(&good, bytes);
+	put_pending(dir, "told", bytes, sizeof(bytes), 12345);
+	put_pending(dir, "at-once", bytes, sizeof(bytes), 0);
+	put_pending(dir, "just-made", bytes, 0, 0);
+	put_pending(dir, "short", bytes, sizeof(bytes) - 1, 0);
+	put_pending(dir, "cut", "the bytes of the file", 21, 10000);
+	bytes[300] = 1;
+	put_pending(dir, "damaged", bytes, sizeof(bytes), 12345);
+	put_file(dir, "plain", "x");
+	assert_int_equal(mkdir(at(dir, "sticky"), 01777), 0);
+	assert_int_equal(chmod(at(dir, "sticky"), 01777), 0);
+	assert_int_equal(symlink("told", at(dir, "link")), 0);
+	assert_int_equal(mkfifo(at(dir, "fifo"), 01600), 0);
+	assert_int_equal(pending_of(dir, "told"), PENDING_TOLD);
+	assert_int_equal(pending_of(dir, "at-once"), PENDING_TOLD);
+	assert_int_equal(pending_of(dir, "just-made"), PENDING_BARE);
+	assert_int_equal(pending_of(dir, "short"), PENDING_BARE);
+	assert_int_equal(pending_of(dir, "cut"), PENDING_BARE);
+	assert_int_equal(pending_of(dir, "damaged"), PENDING_DAMAGED);
+	assert_int_equal(pending_of(dir, "plain"), PENDING_NOT);
+	assert_int_equal(pending_of(dir, "sticky"), PENDING_NOT);
+	assert_int_equal(pending_of(dir, "link"), PENDING_NOT);
+	assert_int_equal(pending_of(dir, "fifo"), PENDING_NOT);
+	assert_int_equal(pending_of(dir, "nothing"), PENDING_NOT);
+	assert_int_equal(pending_walk(fd, &w), 0);
+	assert_int_equal(f.count, 6);
+	/* It is completed: bytes, cut, mode. */
+	assert_int_equal(truncate(at(dir, "told"), 12345), 0);
+	assert_int_equal(pending_of(dir, "told"), PENDING_BARE);
+	assert_int_equal(chmod(at(dir, "told"), 0644), 0);
+	assert_int_equal(pending_of(dir, "told"), PENDING_NOT);
+	close(fd);
+	remove_tree(dir);
+	free(dir);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(every_name_is_found_but_those_of_ckptfs),
+		cmocka_unit_test(
+			what_is_too_deep_is_told_and_the_rest_is_found),
+		cmocka_unit_test(a_walk_ends_when_it_is_told_to),
+		cmocka_unit_test(what_may_not_be_read_is_told),
+		cmocka_unit_test(
+			a_file_is_pending_by_its_mode_and_whose_by_its_end),
+	};
+
+	return cmocka_run_group_tests_name("shared_walk", tests, NULL, NULL);
+}
