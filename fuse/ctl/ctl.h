@@ -39,7 +39,8 @@ struct ctl_command {
 };
 
 extern const struct ctl_command ctl_status, ctl_flush, ctl_inspect, ctl_du,
-	ctl_gc, ctl_fsck, ctl_scrub, ctl_plan, ctl_init, ctl_rebuild;
+	ctl_gc, ctl_fsck, ctl_scrub, ctl_plan, ctl_init, ctl_rebuild,
+	ctl_nodes, ctl_forget_node;
 
 /* "ckptctl: ..." on standard error, as ctl_shown() has it. */
 void ctl_complain(const char *format, ...)

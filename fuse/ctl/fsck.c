@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "fuse/ctl/ctl.h"
+#include "fuse/ctl/fsck.h"
 #include "store/base/scope.h"
 #include "store/check/check.h"
 #include "store/db/identity.h"
@@ -275,16 +276,26 @@ static int run_fsck(const struct ctl_command *self, int argc, char **argv)
 {
 	static const struct option names[] = {
 		{ "scrub", no_argument, NULL, 's' },
+		{ "shared", no_argument, NULL, 'd' },
 		{ 0 },
 	};
 	struct ctl_options o = { .command = self, .names = names };
-	bool scrub = false;
+	bool scrub = false, shared = false;
+	int option;
 
-	while (ctl_option(&o, argc, argv) >= 0)
-		scrub = true;
+	while ((option = ctl_option(&o, argc, argv)) >= 0) {
+		scrub |= option == 's';
+		shared |= option == 'd';
+	}
+	if (scrub && shared)
+		return ctl_misused("fsck: --scrub is of a store, not of a "
+				   "directory that nodes share");
 	if (argc - optind != 1)
-		return ctl_misused("fsck: name one store");
-	return fsck(argv[optind], scrub, o.json);
+		return ctl_misused("fsck: name one %s",
+				   shared ? "directory that nodes share"
+					  : "store");
+	return shared ? ctl_fsck_shared(argv[optind], o.json)
+		      : fsck(argv[optind], scrub, o.json);
 }
 
 static int scrub(const char *path, bool json)
@@ -294,13 +305,15 @@ static int scrub(const char *path, bool json)
 
 const struct ctl_command ctl_fsck = {
 	.name = "fsck",
-	.arguments = "[--scrub] STORE",
+	.arguments = "[--scrub] STORE | --shared DIR",
 	.summary = "check a store that is not mounted; changes nothing",
 	.help = "Names, links, contents, reference counts, images, counters: "
 		"everything in the\nstore must agree. A store that is mounted "
 		"is refused with exit code 2.\n\n"
-		"  --scrub  also read all bytes and compare them with their "
-		"hashes\n",
+		"  --scrub   also read all bytes and compare them with their "
+		"hashes\n"
+		"  --shared  check a directory that nodes share: is everything "
+		"pending somebody's?\n",
 	.run = run_fsck,
 };
 

@@ -3,7 +3,8 @@
  *
  * The mount's answers come through ioctl(2), the store's through its own code.
  * Nothing here changes a store but `rebuild`, and `init` makes one; `flush` and
- * `gc` ask the mount to.
+ * `gc` ask the mount to. In a directory that nodes share `forget-node` removes
+ * what is pending of one.
  */
 #include <stdio.h>
 #include <string.h>
@@ -11,8 +12,9 @@
 #include "fuse/ctl/ctl.h"
 
 static const struct ctl_command *const commands[] = {
-	&ctl_status, &ctl_flush, &ctl_inspect, &ctl_du,   &ctl_gc,
-	&ctl_fsck,   &ctl_scrub, &ctl_plan,    &ctl_init, &ctl_rebuild,
+	&ctl_status, &ctl_flush,   &ctl_inspect, &ctl_du,
+	&ctl_gc,     &ctl_fsck,    &ctl_scrub,   &ctl_plan,
+	&ctl_init,   &ctl_rebuild, &ctl_nodes,   &ctl_forget_node,
 };
 #define COMMANDS (sizeof(commands) / sizeof(*commands))
 
@@ -20,10 +22,10 @@ static int help(void)
 {
 	(void)puts("usage: ckptctl COMMAND [OPTION...] ARGUMENT...\n");
 	for (size_t n = 0; n < COMMANDS; n++) {
-		(void)printf("  %-8s %-22s", commands[n]->name,
+		(void)printf("  %-11s %-22s", commands[n]->name,
 			     commands[n]->arguments);
 		if (strlen(commands[n]->arguments) > 22)
-			(void)printf("\n%33s", "");
+			(void)printf("\n%36s", "");
 		(void)printf(" %s\n", commands[n]->summary);
 	}
 	(void)puts("\nEvery command knows --json, and --help to say more.\n"

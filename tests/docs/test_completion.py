@@ -58,7 +58,7 @@ def zsh_flags(offered):
 
 
 def commands():
-    return set(re.findall(r"^  (\w+) +\S", said("ckptctl", "--help"), re.M))
+    return set(re.findall(r"^  ([\w-]+) +\S", said("ckptctl", "--help"), re.M))
 
 
 def flags(command):

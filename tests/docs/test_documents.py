@@ -141,7 +141,7 @@ def ckptfs_has_the_options_of_its_help():
 
 def ckptctl_has_the_commands_and_options_of_its_help():
     overview = said("ckptctl", "--help")
-    commands = set(re.findall(r"^  (\w+) +\S", overview, re.M))
+    commands = set(re.findall(r"^  ([\w-]+) +\S", overview, re.M))
     subsections = sections(page("ckptctl.1"), ".Ss")
     pages = {title.split()[0]: lines for title, lines in subsections.items()}
     usages = {title.split()[0]: set(re.findall(r"Fl -(\S+)", title))

@@ -1,0 +1,278 @@
+/*
+ * forget.c - ckptctl forget-node: what a node has left pending is removed, and
+ * then the node.
+ *
+ * Bytes that only that node has are given up by this, so it is refused while
+ * there is a sign of life: somebody has the node's lock, or its `alive` moves.
+ * The lock is held until the end, so that it does not come back meanwhile. The
+ * node goes last, and only when all that names it is gone.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "fuse/ctl/shared.h"
+#include "store/base/scope.h"
+#include "store/base/sync.h"
+#include "store/shared/forget.h"
+
+/* A little more than a living node needs to write `alive`, and how often. */
+#define WATCH_NS (SHARED_ALIVE_PERIOD_NS + INT64_C(2) * 1000000000)
+#define WATCH_POLL_NS 250000000
+
+struct forget {
+	const char *dir, *node;
+	bool yes;
+	cJSON *json, *list; /* NULL: for people */
+	uint64_t files, bytes, removed, unread, bare;
+	int first_rc; /* of what could not be removed or read: it alone is said
+		       */
+};
+
+static void failed(struct forget *f, const char *what, const char *path, int rc)
+{
+	if (f->first_rc < 0)
+		return;
+	f->first_rc = rc;
+	ctl_complain("%s/%s: cannot %s: %s", f->dir, path, what, strerror(-rc));
+}
+
+static void list(struct forget *f, const struct pending_file *p, bool removed)
+{
+	cJSON *one;
+
+	if (!f->json) {
+		(void)printf("%s%10s  %s%s\n", removed ? "removed " : "",
+			     ctl_bytes(p->trailer.size_bytes),
+			     ctl_shown(p->path),
+			     p->trailer.writing ? " (was being written)" : "");
+		return;
+	}
+	if (cJSON_GetArraySize(f->list) >= CTL_SHARED_LISTED_MAX)
+		return;
+	one = cJSON_CreateObject();
+	ctl_add_text(one, "path", p->path);
+	ctl_add_number(one, "bytes", p->trailer.size_bytes);
+	(void)cJSON_AddBoolToObject(one, "writing", p->trailer.writing);
+	ctl_add_text(one, "store", p->trailer.uuid);
+	(void)cJSON_AddBoolToObject(one, "removed", removed);
+	(void)cJSON_AddItemToArray(f->list, one);
+}
+
+static int on_pending(void *arg, const struct pending_file *p)
+{
+	struct forget *f = arg;
+	bool removed = false;
+
+	if (p->is != PENDING_TOLD) {
+		f->bare++;
+		return 0;
+	}
+	if (strcmp(p->trailer.node, f->node) != 0)
+		return 0;
+	f->files++;
+	f->bytes += p->trailer.size_bytes;
+	if (f->yes) {
+		removed = unlinkat(p->dirfd, p->name, 0) == 0;
+		if (!removed)
+			failed(f, "remove it", p->path, -errno);
+	}
+	f->removed += removed;
+	list(f, p, removed);
+	return 0;
+}
+
+static void on_unread(void *arg, const char *path, int rc)
+{
+	struct forget *f = arg;
+
+	f->unread++;
+	failed(f, "look at it", path, rc);
+}
+
+/* It ran in this boot of this machine, and does not any more. */
+static bool is_dead_here(const struct home_alive *a)
+{
+	char boot[HOME_BOOT_BYTES];
+
+	home_boot_id(boot);
+	return strcmp(boot, "-") != 0 && strcmp(boot, a->boot) == 0 &&
+	       a->pid > 0 && kill((pid_t)a->pid, 0) < 0 && errno == ESRCH;
+}
+
+/* Its `alive` does not move for as long as it would if somebody wrote it. */
+static int watch(const struct forget *f, int homefd)
+{
+	const struct timespec pause = { .tv_nsec = WATCH_POLL_NS };
+	int64_t deadline_ns = mono_ns() + WATCH_NS;
+	struct ctl_progress progress = { .shown = false };
+	struct shared_node first, now;
+
+	if (shared_look_node(homefd, f->node, &first) < 0 ||
+	    (first.has_alive && is_dead_here(&first.alive)))
+		return CTL_FINE;
+	ctl_progress_say(&progress, "looking for 12 s whether it is alive");
+	while (mono_ns() < deadline_ns) {
+		(void)nanosleep(&pause, NULL);
+		if (shared_look_node(homefd, f->node, &now) < 0 ||
+		    now.has_alive != first.has_alive ||
+		    now.alive.time_ns != first.alive.time_ns ||
+		    now.seen_ns != first.seen_ns) {
+			ctl_progress_clear(&progress);
+			ctl_complain("%s: node %s is alive; nothing was "
+				     "removed: unmount it there first",
+				     f->dir, f->node);
+			return CTL_USAGE;
+		}
+	}
+	ctl_progress_clear(&progress);
+	return CTL_FINE;
+}
+
+/* *ret_known: there is such a node. */
+static int lock(const struct forget *f, int homefd, int *ret_lockfd,
+		bool *ret_known)
+{
+	int rc = shared_node_lock(homefd, f->node, ret_lockfd);
+
+	if (rc == -EWOULDBLOCK) {
+		ctl_complain("%s: node %s is mounted; unmount it there first",
+			     f->dir, f->node);
+		return CTL_USAGE;
+	}
+	if (rc == -EACCES || rc == -EPERM || rc == -EROFS) {
+		ctl_complain("%s: %s; run this as who mounts there", f->dir,
+			     strerror(-rc));
+		return CTL_USAGE;
+	}
+	if (rc < 0 && rc != -ENOENT)
+		return ctl_shared_failed(f->dir, "lock the node", rc);
+	*ret_known = rc == 0;
+	return CTL_FINE;
+}
+
+static void print_result(struct forget *f, bool gone)
+{
+	if (f->json) {
+		ctl_add_text(f->json, "shared", f->dir);
+		ctl_add_text(f->json, "node", f->node);
+		(void)cJSON_AddBoolToObject(f->json, "forgotten", gone);
+		ctl_add_number(f->json, "pending_files", f->files);
+		ctl_add_number(f->json, "pending_bytes", f->bytes);
+		ctl_add_number(f->json, "removed_files", f->removed);
+		ctl_add_number(f->json, "bare_files", f->bare);
+		ctl_add_number(f->json, "unread", f->unread);
+		ctl_print_json(TAKE(f->json));
+	} else {
+		(void)printf("%s: node %s has %s pending file%s, %s%s\n",
+			     ctl_shown(f->dir), f->node, ctl_count(f->files),
+			     f->files == 1 ? "" : "s", ctl_bytes(f->bytes),
+			     !gone           ? ""
+			     : f->files == 0 ? "; it is forgotten"
+					     : ": removed, and it is "
+					       "forgotten");
+	}
+	if (!f->yes)
+		ctl_complain("nothing was removed; if node %s does not come "
+			     "back, again with --yes",
+			     f->node);
+	if (f->bare > 0)
+		ctl_complain("%s pending file%s said no node; see ckptctl fsck "
+			     "--shared %s",
+			     ctl_count(f->bare), f->bare == 1 ? "" : "s",
+			     f->dir);
+}
+
+/* What names the node is gone: the node. CTL_FINE: it is forgotten. */
+static int remove_node(struct forget *f, int homefd)
+{
+	int rc;
+
+	if (!f->yes)
+		return CTL_PROBLEM;
+	if (f->first_rc < 0) {
+		ctl_complain("%s: node %s is kept: not all of it could be "
+			     "removed",
+			     f->dir, f->node);
+		return CTL_PROBLEM;
+	}
+	rc = shared_node_remove(homefd, f->node);
+	return rc < 0 ? ctl_shared_failed(f->dir, "remove the node", rc)
+		      : CTL_FINE;
+}
+
+static int forget(struct forget *f)
+{
+	SCOPED(shared_look_release) struct shared_look l = SHARED_LOOK_NONE;
+	const struct pending_walk walk = { .found = on_pending,
+					   .unread = on_unread,
+					   .arg = f };
+	SCOPED(scope_close) int lockfd = -1;
+	bool known = false;
+	int rc = ctl_shared_open(f->dir, &l);
+
+	if (rc == CTL_FINE)
+		rc = lock(f, l.homefd, &lockfd, &known);
+	if (rc == CTL_FINE && f->yes && known)
+		rc = watch(f, l.homefd);
+	if (rc != CTL_FINE)
+		return rc;
+	rc = pending_walk(l.dirfd, &walk);
+	if (rc < 0)
+		return ctl_shared_failed(f->dir, "look for its files", rc);
+	if (!known && f->files == 0 &&
+	    !shared_node_has_new(l.homefd, f->node)) {
+		ctl_complain("%s has no node %s; 'ckptctl nodes' lists them",
+			     f->dir, f->node);
+		return CTL_USAGE;
+	}
+	rc = remove_node(f, l.homefd);
+	print_result(f, rc == CTL_FINE);
+	return rc;
+}
+
+static int run(const struct ctl_command *self, int argc, char **argv)
+{
+	static const struct option names[] = {
+		{ "yes", no_argument, NULL, 'y' },
+		{ 0 },
+	};
+	struct ctl_options o = { .command = self, .names = names };
+	struct forget f = { .yes = false };
+	int rc;
+
+	while (ctl_option(&o, argc, argv) >= 0)
+		f.yes = true;
+	if (argc - optind != 2)
+		return ctl_misused("forget-node: name a directory that nodes "
+				   "share, and a node of it");
+	f.dir = argv[optind];
+	f.node = argv[optind + 1];
+	if (!shared_node_is_name(f.node))
+		return ctl_misused("forget-node: '%s' is no name for a node",
+				   f.node);
+	if (o.json) {
+		f.json = cJSON_CreateObject();
+		f.list = cJSON_AddArrayToObject(f.json, "files");
+	}
+	rc = forget(&f);
+	cJSON_Delete(f.json);
+	return rc;
+}
+
+const struct ctl_command ctl_forget_node = {
+	.name = "forget-node",
+	.arguments = "[--yes] DIR NAME",
+	.summary = "remove what a node that is lost will never complete",
+	.help = "Lists the files of DIR whose bytes only that node has. Readers "
+		"wait for them until\nthe node is mounted again; if it is lost, "
+		"they are removed with --yes, and then\nthe node itself. A node "
+		"that is mounted, or shows a sign of life within 12 s, is\n"
+		"refused with exit code 2. Without --yes nothing is removed, "
+		"and the exit code is\n1.\n\n"
+		"  --yes  remove them, and the node\n",
+	.run = run,
+};
