@@ -60,26 +60,27 @@ static int found_add(void *arg, const struct stage_slot *slot, struct stage *s)
 	return rc;
 }
 
-/* It is no mere cache of what is committed. */
-static bool has_own_bytes(const struct stage_slot *slot)
+/* When it was closed: those that were open come last. */
+static uint64_t when_closed(const struct stage_slot *slot)
 {
-	return slot->dirty || slot->kind == STAGE_DISK;
+	return slot->close_order - 1;
 }
 
 /*
  * Closed ones by their order, then those that were open. An older ckptfs that
  * was killed in here left two with one place: a replaced one comes first.
- * Caches come last: one that its file had let go of, and that was not gone yet,
+ * What is not dirty comes last: it is, or was, the same as what is committed,
+ * on the disk, too. One that its file had let go of, and that was not gone yet,
  * gives way to what the file has now.
  */
 static int found_compare(const void *pa, const void *pb)
 {
 	const struct found *a = pa, *b = pb;
-	uint64_t x = a->slot.close_order - 1, y = b->slot.close_order - 1;
+	uint64_t x = when_closed(&a->slot), y = when_closed(&b->slot);
 
-	if (has_own_bytes(&a->slot) != has_own_bytes(&b->slot))
-		return has_own_bytes(&a->slot) ? -1 : 1;
-	if (!has_own_bytes(&a->slot) && a->slot.number != b->slot.number)
+	if (a->slot.dirty != b->slot.dirty)
+		return a->slot.dirty ? -1 : 1;
+	if (!a->slot.dirty && a->slot.number != b->slot.number)
 		return a->slot.number > b->slot.number ? -1 : 1;
 	if (x != y)
 		return x < y ? -1 : 1;
@@ -140,32 +141,45 @@ static bool is_overtaken(const struct found_list *l, size_t i,
 
 	if (!slot->earlier)
 		return false;
-	for (size_t k = i + 1; k < l->count; k++) {
-		const struct found *later = &l->at[k];
+	for (size_t k = 0; k < l->count; k++) {
+		/* Its stage may be gone by now. */
+		const struct stage_slot *later = &l->at[k].slot;
 
-		if (later->slot.ino == slot->ino &&
-		    later->stage->kind == STAGE_DISK &&
-		    in_use(file, later->stage->number))
+		if (later->ino == slot->ino && later->kind == STAGE_DISK &&
+		    when_closed(later) > when_closed(slot) &&
+		    in_use(file, later->number))
 			return true;
 	}
 	return false;
+}
+
+/*
+ * A cache of what is not committed any more: its file had let go of it, and
+ * something newer is. Not of what is newer than that, which the database lost.
+ */
+static bool is_old_cache(const struct found *f, const struct file *file)
+{
+	return !f->slot.dirty && file->content &&
+	       file->content->c.generation > f->slot.clean_generation;
 }
 
 /* Is there nothing in the stage that its file needs? */
 static bool is_unwanted(struct store *st, struct found *f,
 			const struct file *file)
 {
+	bool is_image =
+		f->stage->kind == STAGE_DISK && in_use(file, f->stage->number);
+
+	/* It was committed just before the end: it is the image. */
+	if (is_image)
+		image_built(&st->images, f->stage->image);
 	if (f->slot.earlier ? !f->slot.dirty : file->stage != NULL)
 		return true; /* there is a newer one */
-	/* A cache that somebody else could still write to. */
-	if (!is_dirty(f, file) &&
-	    (f->stage->sealed || held_for_writing(&st->stages, f->stage)))
+	if (is_image || is_old_cache(f, file))
 		return true;
-	if (f->stage->kind != STAGE_DISK || !in_use(file, f->stage->number))
-		return false;
-	/* It was committed just before the end: it is the image. */
-	image_built(&st->images, f->stage->image);
-	return true;
+	/* A cache that somebody else could still write to. */
+	return !is_dirty(f, file) &&
+	       (f->stage->sealed || held_for_writing(&st->stages, f->stage));
 }
 
 /* The i-th. *ret_dirty: it was taken over, and has to become durable. */

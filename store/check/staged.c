@@ -24,6 +24,9 @@ static bool lies_in(const struct content *c, uint64_t image)
 static enum staged_fate fate_beside(const struct content *c,
 				    const struct stage_slot *slot)
 {
+	/* Its file had let go of it, and something newer is committed. */
+	if (!slot->dirty && c->generation > slot->clean_generation)
+		return STAGED_CACHE;
 	if (slot->kind == STAGE_DISK) /* it was committed just before the end */
 		return lies_in(c, slot->number) ? STAGED_CACHE : STAGED_TAKEN;
 	return slot->dirty || slot->clean_generation != c->generation

@@ -2,6 +2,9 @@
  * What is there of files that had been durable, and were changed, replaced,
  * linked or removed when the daemon ended at once.
  */
+#include <pthread.h>
+#include <semaphore.h>
+
 #include "tests/unit/live_child.h"
 #include "tests/unit/live_store.h"
 
@@ -398,6 +401,116 @@ static void what_a_file_lets_go_of_is_not_taken_for_the_file(void **state)
 	free(data);
 }
 
+/* Who is to drop this stage stands before it does so, for ever. */
+static struct {
+	_Atomic(struct stage *) stage;
+	sem_t stands;
+} gate;
+
+void __real_stage_drop(struct stages *st, struct stage *s);
+void __wrap_stage_drop(struct stages *st, struct stage *s);
+
+void __wrap_stage_drop(struct stages *st, struct stage *s)
+{
+	if (s && s == atomic_load(&gate.stage)) {
+		(void)sem_post(&gate.stands);
+		for (;;)
+			(void)pause();
+	}
+	__real_stage_drop(st, s);
+}
+
+/* f, written anew while nothing is drained, and who drops that stage stands. */
+static struct stage *write_gated(struct live *l, const uint8_t *data,
+				 size_t len)
+{
+	struct inode *in = NULL;
+
+	drain_stop(l->st->drain);
+	live_write(l, "f", data, len);
+	if (live_lookup(l, "f", &in) < 0 || !in->file || !in->file->stage ||
+	    sem_init(&gate.stands, 0, 0) < 0)
+		_exit(1);
+	atomic_store(&gate.stage, in->file->stage);
+	if (drain_start(l->st->drain) < 0)
+		_exit(2);
+	return in->file->stage;
+}
+
+/*
+ * The committer has made a file durable whose stage on the disk is no cache,
+ * and the file is written anew before it drops that.
+ */
+static void child_writes_while_a_stage_goes(struct live *l, const char *len)
+{
+	uint8_t *data = filled(DATA_BYTES, 1);
+
+	child_open(l, "0");
+	(void)write_gated(l, data, (size_t)atol(len));
+	(void)sem_wait(&gate.stands);
+	fill(data, DATA_BYTES, 2);
+	live_write(l, "f", data, DATA_BYTES);
+}
+
+static void *evict(void *arg)
+{
+	struct live *l = arg;
+
+	(void)file_evict(&l->st->files, atomic_load(&gate.stage));
+	return NULL;
+}
+
+/*
+ * Somebody gives a cache up and has not dropped it yet; meanwhile the file is
+ * written anew, is durable, and has no stage any more.
+ */
+static void child_commits_while_a_cache_goes(struct live *l, const char *len)
+{
+	uint8_t *data = filled(DATA_BYTES, 1);
+	pthread_t thread;
+	struct inode *in;
+
+	child_open(l, "1");
+	(void)write_gated(l, data, (size_t)atol(len));
+	live_sync_all(l);
+	if (pthread_create(&thread, NULL, evict, l) != 0)
+		_exit(3);
+	(void)sem_wait(&gate.stands);
+	fill(data, DATA_BYTES, 2);
+	live_write(l, "f", data, DATA_BYTES);
+	live_sync_all(l);
+	if (live_lookup(l, "f", &in) < 0 || !in->file->stage ||
+	    !file_evict(&l->st->files, in->file->stage))
+		_exit(4);
+}
+
+static void a_stage_that_goes_is_not_taken_for_the_file(void **state)
+{
+	static const struct {
+		const char *child, *len;
+	} ways[] = { { "while", "0" },
+		     { "while", "100" },
+		     { "while", "1048576" },
+		     { "cache", "1048576" } };
+	uint8_t *data = filled(DATA_BYTES, 2);
+
+	(void)state;
+	for (unsigned i = 0; i < sizeof(ways) / sizeof(*ways); i++) {
+		struct live l = live_kind(i == 3); /* a cache is in memory */
+
+		live_close(&l);
+		live_child(&l, ways[i].child, ways[i].len);
+		live_open(&l);
+		assert_file(&l, "f", data, DATA_BYTES);
+		live_sync_all(&l);
+		live_settle(&l);
+		live_reopen(&l);
+		assert_file(&l, "f", data, DATA_BYTES);
+		live_free(&l);
+	}
+	free(data);
+}
+
 /*
  * Two versions of a file wait on the disk. The newer one is written to the
  * database and its sync fails, so that both still have their slots; the older
@@ -450,7 +563,8 @@ static void an_older_version_does_not_come_back_over_a_newer_one(void **state)
 	uint8_t *data = filled(DATA_BYTES, 2);
 
 	(void)state;
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind += 2) { /* on the disk */
+	for (unsigned kind = 0; kind < LIVE_KINDS;
+	     kind += 2) { /* on the disk */
 		struct live l = live_kind(kind);
 
 		live_close(&l);
@@ -475,6 +589,8 @@ int main(int argc, char **argv)
 		{ "hide", child_hides_what_it_replaced },
 		{ "link", child_links },
 		{ "goes", child_is_killed_while_a_stage_goes },
+		{ "while", child_writes_while_a_stage_goes },
+		{ "cache", child_commits_while_a_cache_goes },
 		{ "newer", child_commits_the_newer_first },
 	};
 	const struct CMUnitTest tests[] = {
@@ -494,6 +610,7 @@ int main(int argc, char **argv)
 			what_is_committed_is_not_taken_for_what_never_was),
 		cmocka_unit_test(
 			what_a_file_lets_go_of_is_not_taken_for_the_file),
+		cmocka_unit_test(a_stage_that_goes_is_not_taken_for_the_file),
 		cmocka_unit_test(
 			an_older_version_does_not_come_back_over_a_newer_one),
 	};
