@@ -52,6 +52,7 @@ struct path {
 	size_t moved_from, moved;
 	bool moved_durable;
 	size_t found; /* after a crash: this state, or a part of it */
+	size_t found_first; /* or any from this one on, which are the same */
 	bool is_part;
 	uint8_t *part;
 	size_t part_size;

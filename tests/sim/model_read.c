@@ -46,8 +46,8 @@ static bool same_until_cut(const struct path *p, size_t state, size_t to,
 
 /*
  * What is changed in place keeps its inode, and so does a small file that is
- * opened with O_TRUNC: who reads on is given what is there by then, so each byte
- * is one of a version in its place.
+ * opened with O_TRUNC: who reads on is given what is there by then, so each
+ * byte is one of a version in its place.
  */
 static bool same_in_place(const struct path *p, size_t from, size_t to,
 			  const uint8_t *bytes, size_t size)
@@ -182,6 +182,10 @@ void model_check_found(struct path *p, uint8_t *bytes, size_t size, bool cut)
 		sim_fail("found: %s is a part of a version", p->name);
 	}
 	p->found = at;
+	p->found_first = at;
+	while (p->found_first > from &&
+	       same(&p->at[p->found_first - 1], bytes, size, !bytes, true))
+		p->found_first--;
 	p->syncing = 0;
 	p->is_part = !whole;
 	p->part = bytes;
@@ -224,8 +228,11 @@ void model_check_found_all(bool cut)
 		if (!to || p->count - 1 != p->moved_from ||
 		    to->count - 1 < p->moved)
 			continue;
-		/* A part, or no file, may as well be what was there before. */
-		if (to->found >= p->moved && !to->is_part &&
+		/*
+		 * A part, or no file, may as well be what was there before; and
+		 * so may an empty file, which a failed write can have left.
+		 */
+		if (to->found_first >= p->moved && !to->is_part &&
 		    to->at[to->found].bytes && p->found < p->moved_from &&
 		    p->at[p->found].bytes)
 			sim_fail("rename: %s and %s are both there", p->name,
