@@ -99,8 +99,28 @@ void model_is_anew(struct path *p, size_t state)
 	p->at[state].anew = true;
 }
 
+/* A RELEASE that takes longer is not waited for. */
+static bool has_waited(const struct version *v)
+{
+	return sim_clock() - v->begun_ns >= RELEASE_NS;
+}
+
+void model_opened(struct path *p, size_t state)
+{
+	p->at[state].opened = true;
+	p->at[state].in_place = has_waited(&p->at[state]);
+}
+
+/* Does the version before it keep its turn? */
+static bool is_anew(const struct version *v)
+{
+	return v->anew && !(v->opened ? v->in_place : has_waited(v));
+}
+
 void model_end(struct path *p, size_t state)
 {
+	if (!p->at[state].opened)
+		model_opened(p, state);
 	p->at[state].ended = sim_points() + 1;
 }
 
@@ -169,7 +189,7 @@ static void hurry(struct path *p, int by)
 	v->partial = v->partial || !v->ended;
 	/* In one stage with it: what was drained of these comes before it. */
 	for (size_t i = p->count; i-- > 1;) {
-		if (p->at[i].ended && p->at[i].anew)
+		if (p->at[i].ended && is_anew(&p->at[i]))
 			break;
 		p->at[i - 1].hurried = true;
 	}
@@ -314,8 +334,7 @@ static size_t last_closed(const struct path *p, uint64_t before)
 			return NONE;
 		if (v->closed && v->closed < before)
 			return i;
-		/* A RELEASE that takes longer is not waited for. */
-		if (!v->anew || sim_clock() - v->begun_ns >= RELEASE_NS)
+		if (!is_anew(v))
 			return NONE;
 	}
 	return NONE;

@@ -42,6 +42,11 @@ size_t model_begin(struct path *p, uint8_t *bytes, size_t size);
 void model_is_written(struct path *p, size_t state);
 /* The version before it, if there is one, is replaced and not changed. */
 void model_is_anew(struct path *p, size_t state);
+/*
+ * The open that empties the file for it has returned. One that has waited in
+ * vain for a RELEASE empties the stage that the version before has.
+ */
+void model_opened(struct path *p, size_t state);
 void model_end(struct path *p, size_t state);
 /* Its last writer's close is called, and has returned. */
 void model_close_begin(struct path *p, size_t state);

@@ -25,6 +25,7 @@ struct version {
 	bool less;
 	bool anew; /* takes the place of a closed version, which keeps its turn
 		    */
+	bool opened, in_place; /* not so after all: see model_opened() */
 	/*
 	 * Made anew: who opens and closes it to read before the writer's own
 	 * open has come makes it durable while it is empty.

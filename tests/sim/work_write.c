@@ -126,6 +126,7 @@ void write_file(struct client *c, struct path *p, const struct path *also)
 		model_failed(p, state);
 		return;
 	}
+	model_opened(p, state);
 	if (chance_one_in(&c->chance, 8) && size > 0)
 		(void)fine(c, "allocate", p,
 			   kernel_fallocate(f, FALLOC_FL_KEEP_SIZE, 0, size));
