@@ -4,8 +4,9 @@
 # in faults/ puts one old fault back into a copy of the tree; the simulator runs
 # on it until it finds something.
 #
-# usage: tests/sim/faults.sh [--check | --seconds S] [PATTERN]
+# usage: tests/sim/faults.sh [--check | [--rare] [--seconds S]] [PATTERN]
 #   --check  only look whether the patches apply: builds nothing, needs no git
+#   --rare   with the plans of ckpt_sim --rare
 #   S  for each fault, 120 by default; PATTERN: names of patches (all)
 #
 # Prints a line for each: fault, the seed from 1 on, seconds, what was found. What
@@ -13,17 +14,19 @@
 # were found; 1: one was not, or does not apply any more.
 set -euo pipefail
 
-seconds=120 check=
-case ${1-} in
---check)
-	check=1
+seconds=120 check='' rare=()
+while :; do
+	case ${1-} in
+	--check) check=1 ;;
+	--rare) rare=(--rare) ;;
+	--seconds)
+		seconds=$2
+		shift
+		;;
+	*) break ;;
+	esac
 	shift
-	;;
---seconds)
-	seconds=$2
-	shift 2
-	;;
-esac
+done
 pattern=${1-*}
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
@@ -69,13 +72,13 @@ cp "$sim" "$work/sane"
 hunt() {
 	local name=$1 seed=1 end=$((SECONDS + seconds)) begin=$SECONDS
 	while ((SECONDS < end)); do
-		if "$sim" --seed "$seed" --count 1000000 \
+		if "$sim" "${rare[@]}" --seed "$seed" --count 1000000 \
 			--seconds $((end - SECONDS)) >"$work/out" 2>&1; then
 			seed=$((seed + $(sed -n 's/^\([0-9]*\) seeds in.*/\1/p' "$work/out")))
 			break
 		fi
 		seed=$(sed -n 's/^FAILED: seed \([0-9]*\),.*/\1/p' "$work/out")
-		if "$work/sane" --seed "$seed" >/dev/null 2>&1; then
+		if "$work/sane" "${rare[@]}" --seed "$seed" >/dev/null 2>&1; then
 			printf '%-34s %8s %8s  %s\n' "$name" "$seed" \
 				$((SECONDS - begin)) "$(grep -m1 -E \
 					'FOUND|broken inv|Aborted|Segm|Alarm' \

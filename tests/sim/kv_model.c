@@ -190,6 +190,14 @@ static bool is_seen(const struct kv_batch *b)
 	return false;
 }
 
+static bool has_content(const struct kv_batch *b)
+{
+	for (size_t i = 0; i < b->count; i++)
+		if (b->at[i].key.data[0] == 'F')
+			return true;
+	return false;
+}
+
 /* A power cut could have left each of these states. */
 static void make_durable(void)
 {
@@ -308,7 +316,7 @@ int kv_write(struct kv *kv, struct kv_batch *b)
 	int rc;
 
 	CHECK(!kv->readonly);
-	sim_point("kv", "write");
+	sim_point("kv", has_content(b) ? SIM_COMMIT : "write");
 	rc = fail_now(false);
 	if (rc < 0)
 		return rc;

@@ -205,6 +205,8 @@ static void all_parts(void)
 		sim_crash_at(next ? sim_points() + next->after : 0);
 		if (next && next->changes)
 			sim_crash_at_change(next->changes);
+		else if (next && next->commits)
+			sim_crash_at_commit(next->commits);
 		if (sim_run(one_part, NULL) == SIM_DONE)
 			return;
 		crash(next ? next : &condemned, &chance);

@@ -62,6 +62,8 @@ static void draw_places(struct plan *plan, struct chance *c)
 								 6));
 		else if (how == 1 && i > 0)
 			crash->after = 1 + chance_below(c, 300);
+		else if (how == 2)
+			crash->commits = 1 + chance_below(c, 8);
 	}
 }
 
@@ -172,9 +174,12 @@ void plan_print(const struct plan *plan)
 
 		fprintf(stderr, "; %s after %llu %s",
 			c->cut ? "power cut" : "kill",
-			(unsigned long long)(c->changes ? c->changes
-							: c->after),
-			c->changes ? "changes" : "points");
+			(unsigned long long)(c->changes   ? c->changes
+					     : c->commits ? c->commits
+							  : c->after),
+			c->changes   ? "changes"
+			: c->commits ? "commits"
+				     : "points");
 	}
 	fprintf(stderr, "\n");
 }

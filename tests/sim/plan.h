@@ -36,6 +36,7 @@ enum op {
 struct crash {
 	uint64_t after; /* so many points of its part of the run, or ... */
 	uint64_t changes; /* ... so many changes and syncs of the database */
+	uint64_t commits; /* ... or before so many commits of files */
 	bool cut; /* the power, else the daemon is killed */
 };
 

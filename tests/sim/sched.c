@@ -188,6 +188,9 @@ void sim_count_point(const char *kind, const char *what)
 	if (sim.crash_change && is_change(kind, what) &&
 	    --sim.crash_change == 0)
 		sim.crash_at = sim.points;
+	if (sim.crash_commit && strcmp(kind, "kv") == 0 &&
+	    strcmp(what, SIM_COMMIT) == 0 && --sim.crash_commit == 0)
+		sim.crash_at = sim.points;
 	sim.now_ns += POINT_NS;
 	mix(sim.self->id);
 	mix(text_sum(kind));
@@ -410,12 +413,18 @@ bool sim_traces(void)
 void sim_crash_at(uint64_t point)
 {
 	sim.crash_at = point;
-	sim.crash_change = 0;
+	sim.crash_change = sim.crash_commit = 0;
+}
+
+void sim_crash_at_commit(uint64_t n)
+{
+	sim_crash_at(0);
+	sim.crash_commit = n;
 }
 
 void sim_crash_at_change(uint64_t n)
 {
-	sim.crash_at = 0;
+	sim_crash_at(0);
 	sim.crash_change = n;
 }
 

@@ -58,6 +58,7 @@ struct sim_state {
 	struct chance chance;
 	uint64_t points, crash_at, trace, seed;
 	uint64_t crash_change; /* at so many more changes; 0: never */
+	uint64_t crash_commit; /* the same of commits */
 	int64_t now_ns;
 	bool crashed, print;
 	/* The strategy: */

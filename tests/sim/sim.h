@@ -59,6 +59,8 @@ bool sim_seeks_rare(void);
 /* Or when the database is about to change, or to be synced, or just was: the
  * n-th time from now on. */
 void sim_crash_at_change(uint64_t n);
+/* Or just before what a file holds is written to it, the n-th time. */
+void sim_crash_at_commit(uint64_t n);
 /*
  * Run main as the first thread, and all that it starts, until it returns. After
  * a crash no thread is left: what they held is lost.
@@ -70,6 +72,7 @@ int64_t sim_clock(void);
 /* Somebody runs, that is, a point may be taken. */
 bool sim_running(void);
 
+#define SIM_COMMIT "write content" /* what the database's point says then */
 /* A point: another thread may go on here. what: for people, and the trace. */
 void sim_point(const char *kind, const char *what);
 /* What was read of the outside, as a sum: the trace has it too. */

@@ -145,15 +145,21 @@ static const uint8_t *to_change(const struct own *own, size_t *ret_size)
 	return old;
 }
 
-/* A state that is the last one, cut or with bytes of this value after it. */
-static size_t begin_change(struct own *own, size_t about, uint8_t value)
+/*
+ * A state that is the last one, but no more than its first `keep` bytes, and
+ * then bytes of this value.
+ */
+static size_t begin_change(struct own *own, size_t about, uint8_t value,
+			   size_t keep)
 {
 	size_t old_size, size = new_size(own->path, own->path, about), state;
 	const uint8_t *old =
 		model_bytes(own->path, model_last(own->path), &old_size);
 	size_t kept = size < old_size ? size : old_size;
-	uint8_t *bytes = malloc(size ? size : 1);
+	uint8_t *bytes;
 
+	kept = kept < keep ? kept : keep;
+	bytes = malloc(size ? size : 1);
 	CHECK(bytes);
 	if (kept > 0)
 		memcpy(bytes, old, kept);
@@ -168,13 +174,16 @@ enum change {
 	CHANGE_CUT,
 	CHANGE_EXTEND,
 	CHANGE_ALLOCATE,
+	CHANGE_USUAL,
+	CHANGE_ANEW = CHANGE_USUAL, /* cut, and made longer again */
 	CHANGE_COUNT,
 };
 
 void change(struct client *c, struct own *own)
 {
-	enum change kind = chance_below(&c->chance, CHANGE_COUNT);
-	size_t old_size, size, state, about;
+	enum change kind = chance_below(
+		&c->chance, sim_seeks_rare() ? CHANGE_COUNT : CHANGE_USUAL);
+	size_t old_size, size, state, about, keep = SIZE_MAX;
 	struct path *p = own->path;
 	struct kernel_file *f;
 	int rc = 0;
@@ -184,7 +193,10 @@ void change(struct client *c, struct own *own)
 	about = kind == CHANGE_CUT
 			? chance_below(&c->chance, old_size + 1)
 			: old_size + 1 + chance_below(&c->chance, 100);
-	state = begin_change(own, about, kind == CHANGE_APPEND ? 0x5a : 0);
+	if (kind == CHANGE_ANEW)
+		keep = chance_below(&c->chance, old_size + 1);
+	state = begin_change(own, about, kind == CHANGE_APPEND ? 0x5a : 0,
+			     keep);
 	(void)model_bytes(p, state, &size);
 	say_op(c, "change", p, size, (int)kind);
 	if (!fine(c, "open to change", p,
@@ -192,9 +204,11 @@ void change(struct client *c, struct own *own)
 		model_failed(p, state);
 		return;
 	}
-	if (kind == CHANGE_ALLOCATE && size > old_size)
+	if (kind == CHANGE_ANEW)
+		rc = kernel_ftruncate(f, keep);
+	if (rc == 0 && kind == CHANGE_ALLOCATE && size > old_size)
 		rc = kernel_fallocate(f, 0, old_size, size - old_size);
-	else if (kind != CHANGE_APPEND)
+	else if (rc == 0 && kind != CHANGE_APPEND)
 		rc = kernel_ftruncate(f, size);
 	write_and_close(c, p, state, f, kind == CHANGE_APPEND ? old_size : size,
 			fine(c, "cut or extend", p, rc));
@@ -211,7 +225,7 @@ static bool truncate_once(struct client *c, struct own *own)
 	size = chance_below(&c->chance, old_size + 1000);
 	if (sim_seeks_rare() && chance_one_in(&c->chance, 3))
 		size = old_size + chance_below(&c->chance, 50u * KIB);
-	state = begin_change(own, size, 0);
+	state = begin_change(own, size, 0, SIZE_MAX);
 	(void)model_bytes(own->path, state, &size);
 	say_op(c, "truncate", own->path, size, 0);
 	if (c->plan->interrupts && chance_one_in(&c->chance, 2))
