@@ -46,6 +46,7 @@ static struct {
 		known; /* no handle, but a look-up that stays for now */
 	unsigned busy;
 	bool ending;
+	bool slow_reads;
 	struct thread releaser[RELEASERS];
 } k;
 
@@ -101,9 +102,11 @@ static void *releaser_main(void *arg)
 	return NULL;
 }
 
-void kernel_mount(struct store *st, bool passthrough, uint64_t seed)
+void kernel_mount(struct store *st, bool passthrough, bool slow_reads,
+		  uint64_t seed)
 {
 	memset(&k, 0, sizeof(k));
+	k.slow_reads = slow_reads;
 	k.st = st;
 	k.chance = chance_of(seed, 3);
 	TAILQ_INIT(&k.released);
@@ -354,7 +357,9 @@ ssize_t kernel_read(struct kernel_file *f, void *buf, size_t len, uint64_t off)
 		return n < 0 ? -errno : n;
 	}
 	rc = file_read_begin(&k.st->files, f->in, len, off, &r);
-	if (rc == 0 && chance_one_in(&k.chance, 4)) /* its answer takes long */
+	if (rc == 0 &&
+	    chance_one_in(&k.chance,
+			  k.slow_reads ? 1 : 4)) /* its answer takes long */
 		kernel_sleep((int64_t)chance_below(&k.chance, SLOW_READ_NS));
 	for (int i = 0; rc == 0 && i < r.count; i++) {
 		sim_point("copy", "read");

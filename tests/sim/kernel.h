@@ -18,8 +18,12 @@
 
 struct kernel_file; /* an open one */
 
-/* Mount: the store is open and started. passthrough: see store.h. */
-void kernel_mount(struct store *st, bool passthrough, uint64_t seed);
+/*
+ * Mount: the store is open and started. passthrough: see store.h. slow_reads:
+ * the answer to each takes long.
+ */
+void kernel_mount(struct store *st, bool passthrough, bool slow_reads,
+		  uint64_t seed);
 /* Every RELEASE has been sent and answered. */
 void kernel_settle(void);
 void kernel_unmount(void);

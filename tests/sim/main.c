@@ -57,7 +57,8 @@ static void mount_store(void)
 
 	if (rc < 0)
 		sim_fail("store_open: %s: %s", strerror(-rc), why);
-	kernel_mount(run.st, run.plan.passthrough, run.plan.seed);
+	kernel_mount(run.st, run.plan.passthrough, run.plan.slow_reads,
+		     run.plan.seed);
 	rc = store_start(run.st);
 	if (rc < 0)
 		sim_fail("store_start: %s", strerror(-rc));

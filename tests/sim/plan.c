@@ -93,6 +93,24 @@ static void draw_crowd(struct plan *plan, struct chance *c)
 	}
 }
 
+/*
+ * Somebody reads while what he reads is changed, is durable, and gives back the
+ * part of an image that nobody else shares.
+ */
+static void draw_readers(struct plan *plan, struct chance *c)
+{
+	if (!sim_seeks_rare() || !chance_one_in(c, 8))
+		return;
+	plan->slow_reads = true;
+	plan->passthrough = false;
+	plan->options.no_stage_cache = true;
+	plan->options.hold_drain = false;
+	plan->sizes = 2;
+	plan->payloads = 1 + (unsigned)chance_below(c, 2);
+	plan->weight[OP_READ] = ops[OP_READ].usual * 5;
+	plan->weight[OP_CHANGE] = ops[OP_CHANGE].usual * 5;
+}
+
 void plan_draw(struct plan *plan, uint64_t seed)
 {
 	struct chance c = chance_of(seed, 4);
@@ -136,6 +154,7 @@ void plan_draw(struct plan *plan, uint64_t seed)
 		plan->options.publish = PUBLISH_STEP;
 	draw_crowd(plan, &c);
 	draw_places(plan, &c);
+	draw_readers(plan, &c);
 }
 
 void plan_print(const struct plan *plan)
@@ -144,7 +163,7 @@ void plan_print(const struct plan *plan)
 
 	fprintf(stderr,
 		"seed %llu: %u clients, %u ops of each, %u files, sizes %u, "
-		"%u payloads, %u workers, %s, stage %s%s%s%s%s%s%s; ",
+		"%u payloads, %u workers, %s, stage %s%s%s%s%s%s%s%s; ",
 		(unsigned long long)plan->seed, plan->clients, plan->ops,
 		plan->files, plan->sizes, plan->payloads, o->drain_threads,
 		plan->passthrough ? "passthrough" : "through the daemon",
@@ -154,7 +173,8 @@ void plan_print(const struct plan *plan)
 		o->drain_interval_s ? ", open files are drained" : "",
 		o->no_stage_cache ? ", no cache" : "",
 		o->hold_drain ? ", the drain is held" : "",
-		plan->interrupts ? ", interrupted" : "");
+		plan->interrupts ? ", interrupted" : "",
+		plan->slow_reads ? ", slow reads" : "");
 	for (unsigned i = 0; i < OP_COUNT; i++)
 		if (plan->weight[i])
 			fprintf(stderr, " %s%s", ops[i].name,

@@ -50,6 +50,7 @@ struct plan {
 	unsigned payloads; /* so few different ones, so that they are shared */
 	/* Of each client. Fewer than there can be: all is about these. */
 	unsigned files;
+	bool slow_reads; /* each takes long, and is of what is durable */
 	bool interrupts; /* who waits is told to end, sometimes */
 	/* One call in so many fails, for a while; 0: none does. */
 	uint64_t errors, errors_kv;
