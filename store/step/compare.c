@@ -241,6 +241,13 @@ static size_t take_run(const struct walk *w, struct side *s,
 	return n;
 }
 
+/* From the whole model to an adapter, whose optimizer is another one. */
+static bool became_adapter(const struct walk *w)
+{
+	return w->gone[COMPARE_MODEL] > 0 && w->left[COMPARE_MODEL] == 0 &&
+	       w->left[COMPARE_ADAPTER] > 0;
+}
+
 static bool is_damage(const struct walk *w, const struct tensor *t)
 {
 	const size_t *left = w->left;
@@ -249,7 +256,7 @@ static bool is_damage(const struct walk *w, const struct tensor *t)
 		return false;
 	switch (compare_kind(t)) {
 	case COMPARE_OPTIMIZER:
-		return left[COMPARE_OPTIMIZER] > 0;
+		return left[COMPARE_OPTIMIZER] > 0 && !became_adapter(w);
 	case COMPARE_MODEL:
 		return left[COMPARE_MODEL] > 0 || left[COMPARE_ADAPTER] == 0;
 	case COMPARE_BESIDE:

@@ -13,10 +13,12 @@
  *   - it is no tensor (an object, a random state of Megatron's): those come
  *     and go;
  *   - it is of what is saved beside the training (random states, schedulers,
- *     data loaders);
+ *     data loaders, callbacks: Lightning's has the paths of the best steps in
+ *     the names of their scores);
  *   - it is of the optimizer, and nothing of the optimizer is left: a step
  *     that was saved without it. When some of it is left, a part was lost;
- *   - it is of the model, of which nothing is left, and an adapter is there.
+ *   - it is of the model, of which nothing is left, and an adapter is there;
+ *     then the optimizer is the adapter's, and may have less.
  *
  * What an object belongs to is told by words in its name or its file's; see
  * compare_kind(). What is no damage is reported as left out.

@@ -19,7 +19,7 @@ static const char *const optimizer_words[] = { "optim", "optims", "optimizer",
 static const char *const moment_words[] = { "exp_avg", "momentum_buffer" };
 static const char *const beside_words[] = {
 	"rng",         "scheduler", "schedulers", "dataloader",
-	"dataloaders", "loader",    "sampler",
+	"dataloaders", "loader",    "sampler",    "callbacks",
 };
 static const char *const adapter_words[] = { "lora", "adapter", "adapters" };
 

@@ -164,11 +164,24 @@ static void what_is_left_out_on_purpose_is_told(void **state)
 	expect("model.safetensors:w[8]f",
 	       "adapter_model.safetensors:base.model.q[8]f",
 	       "new: base.model.q, left out: w");
+	expect("model.safetensors:w[8]f optimizer.pt:state.0.exp_avg[8]f "
+	       "optimizer.pt:state.1.exp_avg[8]f",
+	       "adapter_model.safetensors:base.model.q[8]f "
+	       "optimizer.pt:state.0.exp_avg[8]f",
+	       "new: base.model.q, left out: state.1.exp_avg, left out: w");
 	/* Random states and loaders, also a part of them. */
 	expect("m:w[8]f rng_state_0.pth:a[8]u rng_state_1.pth:a[8]u",
 	       "m:w[8]f rng_state_0.pth:a[8]u", "left out: a");
 	expect("m:w[8]f m:dataloader.0[8]u m:dataloader.1[8]u",
 	       "m:w[8]f m:dataloader.0[8]u", "left out: dataloader.1");
+	/* Lightning's scores of the best steps, by their paths. */
+	expect("m:state_dict.w[8]f "
+	       "m:callbacks.ModelCheckpoint.best_k_models./r/step=1.ckpt[1]f",
+	       "m:state_dict.w[8]f "
+	       "m:callbacks.ModelCheckpoint.best_k_models./r/step=2.ckpt[1]f",
+	       "left out: callbacks.ModelCheckpoint.best_k_models./r/step=1."
+	       "ckpt, new: callbacks.ModelCheckpoint.best_k_models./r/step=2."
+	       "ckpt");
 	/* An object, such as Megatron's rerun state after an emergency. */
 	expect("m:w[8]f m:rerun_state[0]o", "m:w[8]f", "left out: rerun_state");
 }
