@@ -236,6 +236,18 @@ static int close_stray(struct guard *g, struct inode *in, const struct attr *a)
 	return guard_refuse(g, &step, why);
 }
 
+/*
+ * No byte was written yet: it was made, perhaps with its size, for somebody who
+ * will write it: a child that has the descriptor, a mapping, who opens it next.
+ */
+static bool is_untouched(struct guard *g, struct inode *in)
+{
+	struct stat sb;
+
+	return inode_stat(g->use.inodes, in, &sb) == 0 &&
+	       (sb.st_size == 0 || sb.st_blocks == 0);
+}
+
 /* A step by itself that stays where it is: what is said comes at the end. */
 static int close_file(struct guard *g, struct inode *in, const struct attr *a)
 {
@@ -245,16 +257,17 @@ static int close_file(struct guard *g, struct inode *in, const struct attr *a)
 				   .in_place = true };
 
 	strcpy(step.name, a->name);
-	return guard_policy(g, &step) == GUARD_REFUSE ? guard_peek(g, &step)
-						      : 0;
+	return guard_policy(g, &step) == GUARD_REFUSE && !is_untouched(g, in)
+		       ? guard_peek(g, &step)
+		       : 0;
 }
 
 int guard_close(struct guard *g, struct inode *in, bool sync)
 {
 	struct guard_step step;
 	enum guard_policy policy;
+	bool dirty, shared;
 	struct attr a;
-	bool dirty;
 	int rc;
 
 	{
@@ -263,10 +276,11 @@ int guard_close(struct guard *g, struct inode *in, bool sync)
 		if (a.nlink == 0 || !in->file)
 			return 0;
 		dirty = file_is_dirty(in->file);
+		shared = in->file->state.writers > 1;
 	}
-	/* Synced is also what is half written. */
+	/* Synced is also what is half written, and so is what others write. */
 	if (!sync && is_file_step(g, a.parent, a.name))
-		return close_file(g, in, &a);
+		return shared ? 0 : close_file(g, in, &a);
 	if (!dirty || !guard_is_tracker(a.name))
 		return 0;
 	if (!guard_tracked(g, in, a.parent, &step))
@@ -303,6 +317,7 @@ void guard_released(struct guard *g, struct inode *in)
 		return;
 	step.parent = a.parent;
 	strcpy(step.name, a.name);
+	step.in_place = !is_untouched(g, in); /* as its close, see there */
 	if (guard_policy(g, &step) != GUARD_OFF)
 		guard_look_later(g, &step);
 }

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import subprocess
 
 import ckptest as ck
 import layouts
@@ -283,7 +284,8 @@ CASES = [
                           index_elsewhere, index_short, index_torn, *WHOLE)),
     *(("hf_bin", k) for k in (missing, noise, no_index, index_elsewhere,
                               index_torn, *WHOLE)),
-    *(("lightning", k) for k in (dropped, *WHOLE)),
+    # What is empty may be another's to write: see below.
+    *(("lightning", k) for k in (dropped, *WHOLE[:-1])),
     *(("lightning_aside", k) for k in (dropped, *WHOLE)),
     *(("torch_file", k) for k in (dropped, *WHOLE)),
     *(("safetensors_file", k) for k in (dropped, *WHOLE)),
@@ -447,6 +449,51 @@ def a_child_that_closes_half_a_step_is_not_told_of(m):
     same(figures(m)["refused"], 0)
     fails(errno.ENODATA, os.getxattr, m.path("step_1.pt"), REFUSED)
     same(get(m.path("step_1.pt")), whole)
+
+
+@ck.mounted("structure=refuse")
+def a_file_that_waits_for_its_bytes_is_not_refused(m):
+    whole = single_safetensors(1)[""]
+
+    def made_first(path):
+        ck.put(path, b"")
+        ck.put(path, whole)
+
+    def by_a_child(path):
+        with open(path, "wb") as f:
+            child = subprocess.Popen(["sh", "-c", "read go; cat"],
+                                     stdin=subprocess.PIPE, stdout=f)
+        child.communicate(b"go\n" + whole)
+        same(child.returncode, 0)
+
+    def by_a_mapping(path):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT)
+        os.ftruncate(fd, len(whole))
+        mapped = ck.BareMap(fd, len(whole))
+        os.close(fd)
+        mapped.write(0, whole)
+        mapped.close()
+
+    def by_two(path):
+        fds = [os.open(path, os.O_WRONLY | os.O_CREAT) for _ in range(2)]
+        for fd, at, end in zip(fds, (0, 700), (700, len(whole))):
+            same(os.pwrite(fd, whole[at:end], at), end - at)
+            os.close(fd)
+
+    for i, write in enumerate((made_first, by_a_child, by_a_mapping, by_two)):
+        path = m.path(f"step_{i}.safetensors")
+        write(path)
+        m.flush()
+        same(get(path), whole)
+        fails(errno.ENODATA, os.getxattr, path, REFUSED)
+    same(figures(m)["refused"], 0)
+    # Nobody came.
+    ck.put(m.path("step_9.safetensors"), b"")
+    assert "it has 0 bytes" in figures(m)["last"]
+    same(figures(m)["refused"], 0)
+
+
+
 
 
 if __name__ == "__main__":
