@@ -24,6 +24,11 @@ static const char *const step_words[] = { "step",  "iter",       "iteration",
 static const char *const staging_words[] = { "tmp",        "partial",
 					     "incomplete", "unfinished",
 					     "inprogress", "staging" };
+/* Moved out of the way, wherever the word stands, or at the end alone. */
+static const char *const aside_words[] = { "corrupt", "corrupted",  "broken",
+					   "damaged", "quarantine", "trash",
+					   "deleted", "deleting" };
+static const char *const aside_ends[] = { "bad", "bak", "old" };
 /* Of files that have tensors. */
 static const char *const file_suffixes[] = { ".pt", ".pth", ".ckpt", ".bin",
 					     ".safetensors" };
@@ -161,12 +166,42 @@ bool step_name_is_staging(const char *name)
 	return false;
 }
 
-bool step_name_is_file(const char *name)
+bool step_name_is_aside(const char *name)
+{
+	if (name[0] == '.' || step_name_is_staging(name))
+		return true;
+	for (size_t i = 0; i < COUNT(aside_words); i++)
+		if (has_word(name, aside_words[i]))
+			return true;
+	for (size_t i = 0; i < COUNT(aside_ends); i++)
+		if (step_name_word_ends(name, strlen(name), aside_ends[i]))
+			return true;
+	return false;
+}
+
+bool step_name_is_of_tensors(const char *name)
 {
 	for (size_t i = 0; i < COUNT(file_suffixes); i++)
 		if (text_ends_in(name, file_suffixes[i]))
-			return step_name_of(name) == STEP_NAME_SURE;
+			return !step_name_is_staging(name);
 	return false;
+}
+
+/* last.ckpt, and last-v1.ckpt where there was one. */
+static bool is_last_file(const char *name)
+{
+	if (strncmp(name, "last", 4) != 0)
+		return false;
+	name += 4;
+	if (strncmp(name, "-v", 2) == 0 && digits_at(name + 2) > 0)
+		name += 2 + digits_at(name + 2);
+	return strcmp(name, ".ckpt") == 0;
+}
+
+bool step_name_is_file(const char *name)
+{
+	return step_name_is_of_tensors(name) &&
+	       (step_name_of(name) == STEP_NAME_SURE || is_last_file(name));
 }
 
 enum step_name step_name_of(const char *name)

@@ -36,8 +36,18 @@ enum step_name {
 enum step_name step_name_of(const char *name);
 /* It is being written, or given up (tmp, incomplete, ...): no step yet. */
 bool step_name_is_staging(const char *name);
-/* A file that is all of a step by itself: step_100.pt, epoch=1-step=9.ckpt. */
+/*
+ * Nobody is to trust it under this name: as above, hidden, or put aside
+ * (step_7.corrupt, step_7.old, trash).
+ */
+bool step_name_is_aside(const char *name);
+/*
+ * A file that is all of a step by itself: step_100.pt, epoch=1-step=9.ckpt, and
+ * Lightning's last.ckpt, which is written over and has no number.
+ */
 bool step_name_is_file(const char *name);
+/* A file of tensors, by the end of its name, and no staging one. */
+bool step_name_is_of_tensors(const char *name);
 /* Two names that differ in their step, or what was measured, at the most. */
 bool step_name_same_series(const char *a, const char *b);
 /* Of one series: < 0, 0 or > 0, as a is before b. */

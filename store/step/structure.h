@@ -80,8 +80,9 @@ struct structure {
 	struct structure_error *errors; /* owned; files that are damaged */
 	size_t error_count, error_capacity;
 	/*
-	 * Files that are called like those of torch.save(), as anybody's may
-	 * be, and begin like nothing that is known; owned, their names are not.
+	 * Files that are called like those of torch.save() or numpy, as
+	 * anybody's may be, and begin like nothing that is known; owned, their
+	 * names are not.
 	 */
 	const char **unexplained;
 	size_t unexplained_count, unexplained_capacity;

@@ -46,10 +46,14 @@ static const char *const torch_names[] = {
 	"scheduler.bin",
 	"random_states_[0-9]*.pkl",
 	"*epoch=[0-9]*step=[0-9]*.ckpt",
+	"last.ckpt",
+	"last-v[0-9]*.ckpt",
 };
 
-/* What is most often torch.save()'s, or another's. */
-static const char *const torch_suffixes[] = { ".pt", ".pth", ".ckpt", ".bin" };
+/* What most often has tensors, torch.save()'s or numpy's; or is another's. */
+static const char *const tensor_suffixes[] = { ".pt",   ".pth", ".pth.tar",
+					       ".ckpt", ".bin", ".npy",
+					       ".npz" };
 
 static bool is_torch_name(const char *name)
 {
@@ -59,10 +63,10 @@ static bool is_torch_name(const char *name)
 	return false;
 }
 
-static bool has_torch_suffix(const char *name)
+static bool has_tensor_suffix(const char *name)
 {
-	for (size_t i = 0; i < COUNT(torch_suffixes); i++)
-		if (text_ends_in(name, torch_suffixes[i]))
+	for (size_t i = 0; i < COUNT(tensor_suffixes); i++)
+		if (text_ends_in(name, tensor_suffixes[i]))
 			return true;
 	return false;
 }
@@ -96,7 +100,7 @@ int structure_check_named(struct structure *s, const struct cut_source *file,
 
 	/* A rank that had nothing to write leaves an empty .distcp. */
 	if (strcmp(format, "plain") != 0 || (distcp && file->size_bytes == 0) ||
-	    (!distcp && !is_torch_name(name) && !has_torch_suffix(name)))
+	    (!distcp && !is_torch_name(name) && !has_tensor_suffix(name)))
 		return 0;
 	rc = begins_as_pickle(file, &pickle);
 	if (rc < 0 || (pickle && !distcp))

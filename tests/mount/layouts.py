@@ -155,6 +155,23 @@ def safetensors(tensors, seed):
     return len(text).to_bytes(8, "little") + text + data(at, seed)
 
 
+def npy(count, seed=0):
+    """What numpy.save() writes of so many 32 bit floats."""
+    head = "{'descr': '<f4', 'fortran_order': False, 'shape': (%d,), }" % count
+    head += " " * (-(len(head) + 11) % 64) + "\n"
+    return b"\x93NUMPY\1\0" + len(head).to_bytes(2, "little") + \
+        head.encode() + data(4 * count, seed)
+
+
+def npz(arrays):
+    """What numpy.savez() does."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as z:
+        for name, content in arrays.items():
+            z.writestr(name + ".npy", content)
+    return out.getvalue()
+
+
 def put_all(folder, files):
     for name, content in files.items():
         path = os.path.join(folder, name)

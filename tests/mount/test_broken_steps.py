@@ -495,6 +495,30 @@ def a_file_that_waits_for_its_bytes_is_not_refused(m):
 
 
 
+@ck.mounted("structure=refuse")
+def the_last_file_of_lightning_is_looked_at(m):
+    m.expected.append("stays as it is")
+    whole = single_torch(1)[""]
+    for name in ("last.ckpt", "last-v1.ckpt"):
+        ck.put(m.path(name), whole)
+        for torn in (whole[:-100], bytes(len(whole))):
+            fails(EUCLEAN, ck.put, m.path(name), torn)
+        ck.put(m.path(name), whole)
+
+
+@ck.mounted("structure=refuse")
+def arrays_of_numpy_are_known_by_their_names(m):
+    m.expected.append("not published")
+    array = layouts.npy(300)
+    for i, name in enumerate(("params.npy", "params.npz")):
+        content = array if i == 0 else layouts.npz({"w": array})
+        for n in (1, 2):
+            layouts.put_all(m.path(f"{i}/step_{n}.tmp"), {name: content})
+            os.rename(m.path(f"{i}/step_{n}.tmp"), m.path(f"{i}/step_{n}"))
+        layouts.put_all(m.path(f"{i}/step_3.tmp"), {name: bytes(len(content))})
+        fails(EUCLEAN, os.rename, m.path(f"{i}/step_3.tmp"),
+              m.path(f"{i}/step_3"))
+
 
 if __name__ == "__main__":
     ck.main()

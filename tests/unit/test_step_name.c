@@ -177,6 +177,22 @@ static void a_file_is_a_step_by_itself_when_its_name_is_sure(void **state)
 	assert_false(step_name_is_file("tmp_step_7.pt"));
 	assert_false(step_name_is_file("run_7.pt"));
 	assert_false(step_name_is_file("step_7.json"));
+	assert_true(step_name_is_file("last.ckpt"));
+	assert_true(step_name_is_file("last-v12.ckpt"));
+	assert_false(step_name_is_file("last-v.ckpt"));
+	assert_false(step_name_is_file("lasting.ckpt"));
+	assert_false(step_name_is_file("last.ckpt.tmp"));
+	assert_true(step_name_is_of_tensors("model.pt"));
+	assert_false(step_name_is_of_tensors("model.tmp.pt"));
+	assert_false(step_name_is_of_tensors("model.json"));
+	assert_true(step_name_is_aside("step_7.corrupt"));
+	assert_true(step_name_is_aside("step_7.old"));
+	assert_true(step_name_is_aside(".step_7"));
+	assert_true(step_name_is_aside("step_7.tmp"));
+	assert_true(step_name_is_aside("trash"));
+	assert_false(step_name_is_aside("old_step_7"));
+	assert_false(step_name_is_aside("threshold"));
+	assert_false(step_name_is_aside("step_7"));
 	assert_true(step_name_is_staging("step_7.tmp"));
 	assert_false(step_name_is_staging("attempt"));
 }
