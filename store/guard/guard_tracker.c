@@ -25,9 +25,9 @@ bool guard_is_tracker(const char *name)
 }
 
 /*
- * Is there a folder `name` beside what names it, or a file that is a step by
- * itself? Then that is the step. No name in the store is "." or "..", or has a
- * slash.
+ * Is there a folder `name` beside what names it, or a file of tensors, called
+ * like a step or not (model.pt)? Then that is the step. No name in the store is
+ * "." or "..", or has a slash.
  */
 static bool is_beside(struct guard *g, uint64_t parent, const char *name,
 		      struct guard_step *ret)
@@ -38,7 +38,7 @@ static bool is_beside(struct guard *g, uint64_t parent, const char *name,
 		return false;
 	*ret = (struct guard_step){ .parent = parent, .tracked = true };
 	strcpy(ret->name, name);
-	if (S_ISREG(inode_attr(in).mode) && step_name_is_file(name))
+	if (S_ISREG(inode_attr(in).mode) && step_name_is_of_tensors(name))
 		ret->file = true;
 	if (S_ISDIR(inode_attr(in).mode) || ret->file)
 		ret->dir = in->ino;
@@ -187,14 +187,66 @@ static bool exists(struct guard *g, uint64_t parent, const char *name)
 	return true;
 }
 
-/* Did it name a step, which may be gone by now? */
-static bool was_tracker(struct guard *g, uint64_t parent, const char *was)
+/* Of a text that is no name: several words, or JSON. */
+#define NO_NAME " \t\r\n\"'{}[],:"
+
+static bool is_number(const char *word)
+{
+	return *word && strspn(word, "0123456789") == strlen(word);
+}
+
+/* latest_step, latest_iteration.txt; and not latest_epoch. */
+static bool counts_steps(const char *tracker)
+{
+	return strcmp(tracker, TRACKER_PREFIX) == 0 ||
+	       strstr(tracker, "step") || strstr(tracker, "iter");
+}
+
+/*
+ * Did it name a step, which may be gone by now? A number may count anything,
+ * but where everybody knows what it counts.
+ */
+static bool was_tracker(struct guard *g, uint64_t parent, const char *name,
+			const char *was)
 {
 	struct guard_step step;
 
-	return was[0] && (strspn(was, "0123456789") == strlen(was) ||
-			  step_name_of(was) == STEP_NAME_SURE ||
-			  names_step(g, parent, was, &step));
+	if (!was[0] || strpbrk(was, NO_NAME))
+		return false;
+	if (is_number(was) && strcmp(name, TRACKER_OF_NUMBER) == 0)
+		return true;
+	return step_name_of(was) == STEP_NAME_SURE ||
+	       ((!is_number(was) || counts_steps(name)) &&
+		names_step(g, parent, was, &step));
+}
+
+struct numbered {
+	const char *digits;
+	size_t len;
+	bool found;
+};
+
+static int numbered_one(void *arg, const char *name,
+			const struct dirent_rec *entry, uint64_t cookie)
+{
+	struct numbered *n = arg;
+
+	(void)cookie;
+	n->found = n->found ||
+		   ((S_ISDIR(entry->type) || step_name_is_file(name)) &&
+		    step_name_has(name, n->digits, n->len));
+	return 0;
+}
+
+/* Is there a step beside it that has this number, however it is called? */
+static bool has_number(struct guard *g, uint64_t parent, const char *word)
+{
+	struct numbered n = { .found = false };
+
+	n.digits = step_name_number(word, &n.len);
+	return is_number(word) &&
+	       names_list(g->use.names, parent, 0, numbered_one, &n) == 0 &&
+	       n.found;
 }
 
 bool guard_strays(struct guard *g, struct inode *in, uint64_t parent,
@@ -206,10 +258,12 @@ bool guard_strays(struct guard *g, struct inode *in, uint64_t parent,
 	struct stat sb;
 
 	if (inode_stat(g->use.inodes, in, &sb) < 0 ||
-	    (!a.target && !S_ISREG(sb.st_mode)) || !was_tracker(g, parent, was))
+	    (!a.target && !S_ISREG(sb.st_mode)) ||
+	    !was_tracker(g, parent, name, was))
 		return false;
 	guard_tracker_word(g, in, word);
 	if (strchr(word, '/') || (word[0] && exists(g, parent, word)) ||
+	    has_number(g, parent, word) ||
 	    (sb.st_size == 0 && strcmp(name, TRACKER_OF_NUMBER) != 0))
 		return false;
 	guard_put(&t, "structure: %.200s: it is not complete: ", name);

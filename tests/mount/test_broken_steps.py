@@ -493,6 +493,30 @@ def a_file_that_waits_for_its_bytes_is_not_refused(m):
     same(figures(m)["refused"], 0)
 
 
+@ck.mounted("structure=refuse")
+def a_tracker_that_names_no_step_says_what_it_likes(m):
+    run = good_steps(m, "torch")
+    for name, texts in (("latest.json", ('{"step": "step_1"}',
+                                         '{"step": "step_9"}')),
+                        ("latest_epoch", "0134"), ("latest_run", "ab"),
+                        ("latest_checkpointed_iteration.txt", "12")):
+        for text in texts:
+            ck.put(os.path.join(run, name), text.encode())
+    same(figures(m)["refused"], 0)
+
+
+@ck.mounted("structure=refuse")
+def a_file_that_a_tracker_names_is_looked_at(m):
+    m.expected.append("not published")
+    whole = single_torch(1)[""]
+    ck.put(m.path("a.pt"), whole)
+    ck.put(m.path("b.pt"), whole[:-100])
+    ck.put(m.path("latest"), b"a.pt")
+    fails(EUCLEAN, ck.put, m.path("latest"), b"b.pt")
+    same(get(m.path("latest")), b"a.pt")
+    os.unlink(m.path("latest"))
+    fails(EUCLEAN, os.symlink, "b.pt", m.path("latest"))
+    os.symlink("a.pt", m.path("latest"))
 
 
 @ck.mounted("structure=refuse")
