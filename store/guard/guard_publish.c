@@ -30,7 +30,7 @@ static bool is_file_step(struct guard *g, uint64_t parent, const char *name)
 {
 	struct attr a = { .parent = parent };
 
-	if (!step_name_is_file(name))
+	if (!step_name_is_file(name) || step_name_is_aside(name))
 		return false;
 	for (unsigned depth = 0; depth < STRUCTURE_DEPTH_MAX; depth++) {
 		if (inode_attr_of(g->use.inodes, a.parent, &a) < 0)
@@ -42,6 +42,38 @@ static bool is_file_step(struct guard *g, uint64_t parent, const char *name)
 			return false;
 	}
 	return true;
+}
+
+/* One of its folders is a step. */
+static int run_one(void *arg, const char *name, const struct dirent_rec *entry,
+		   uint64_t cookie)
+{
+	bool *has_step = arg;
+
+	(void)cookie;
+	*has_step = *has_step || (S_ISDIR(entry->type) &&
+				  step_name_of(name) == STEP_NAME_SURE);
+	return 0;
+}
+
+/*
+ * A folder that gets this name: not what is moved out of the way, which may be
+ * broken, and not a whole run, whose steps were published one by one.
+ */
+static bool is_folder_step(struct guard *g, uint64_t dir, uint64_t parent,
+			   const char *name)
+{
+	bool has_step = false;
+	struct attr a;
+
+	if (step_name_is_aside(name) ||
+	    (inode_attr_of(g->use.inodes, parent, &a) == 0 && a.parent != 0 &&
+	     step_name_is_aside(a.name)))
+		return false;
+	if (step_name_of(name) == STEP_NAME_SURE)
+		return true;
+	(void)names_list(g->use.names, dir, 0, run_one, &has_step);
+	return !has_step;
 }
 
 /* Does giving `in` this name publish a step, and which? */
@@ -56,7 +88,7 @@ static bool published_by(struct guard *g, struct inode *in, uint64_t parent,
 	if (S_ISDIR(a.mode)) {
 		ret->dir = in->ino;
 		strcpy(ret->name, name);
-		return true;
+		return is_folder_step(g, in->ino, parent, name);
 	}
 	if (S_ISREG(a.mode) && strcmp(name, DCP_METADATA_NAME) == 0) {
 		if (inode_attr_of(g->use.inodes, parent, &folder) < 0)

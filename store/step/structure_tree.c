@@ -89,7 +89,8 @@ static int list(struct tree *t, const struct structure_source *in, uint32_t at)
 		struct tree_entry *e = &t->all[i];
 
 		if (e->folder &&
-		    (e->name[0] == '.' || e->depth > STRUCTURE_DEPTH_MAX ||
+		    (e->name[0] == '.' || step_name_is_staging(e->name) ||
+		     e->depth > STRUCTURE_DEPTH_MAX ||
 		     (steps > 1 && is_like_step(e)))) {
 			free(e->path);
 			continue;

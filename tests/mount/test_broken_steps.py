@@ -494,6 +494,25 @@ def a_file_that_waits_for_its_bytes_is_not_refused(m):
 
 
 @ck.mounted("structure=refuse")
+def what_is_put_out_of_the_way_is_let_alone(m):
+    m.expected.append("not published")
+    broken = {"model.safetensors": b"torn", "optimizer.pt": b"PK\3\4"}
+    layouts.put_all(m.path("run/checkpoint-1"), broken)
+    layouts.put_all(m.path("run/checkpoint-2.tmp"), broken)
+    os.mkdir(m.path("trash"))
+    for a, b in (("run", "run_1"), ("run_1/checkpoint-1", "c-1.corrupt"),
+                 ("c-1.corrupt", "checkpoint-1.bad"),
+                 ("checkpoint-1.bad", "trash/checkpoint-1"),
+                 ("trash/checkpoint-1", ".deleting"),
+                 (".deleting", "checkpoint-1.tmp.old"),
+                 ("run_1", "run_2")):
+        os.rename(m.path(a), m.path(b))
+    same(figures(m)["refused"], 0)
+    for name in ("checkpoint-1", "final"):
+        fails(EUCLEAN, os.rename, m.path("checkpoint-1.tmp.old"), m.path(name))
+
+
+@ck.mounted("structure=refuse")
 def a_tracker_that_names_no_step_says_what_it_likes(m):
     run = good_steps(m, "torch")
     for name, texts in (("latest.json", ('{"step": "step_1"}',
