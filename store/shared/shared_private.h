@@ -58,6 +58,7 @@ struct node {
 	LIST_ENTRY(node) replacing;
 	unsigned changing;
 	bool changed;
+	unsigned renaming; /* who moves it in DIR; it is not completed then */
 	/*
 	 * Somebody was told to look its name up again, and comes to open it:
 	 * until then, or this moment, it is not completed. 0: nobody.

@@ -32,10 +32,23 @@ bool pending_is(const struct shared *s, const struct stat *sb)
 	       (sb->st_mode & 07777) == pending_mode(s);
 }
 
+static int read_at_end(int fd, uint64_t size, struct trailer *ret)
+{
+	uint8_t bytes[TRAILER_BYTES];
+	int rc;
+
+	if (size < TRAILER_BYTES)
+		return -ENODATA;
+	rc = io_read_full(fd, bytes, sizeof(bytes), size - TRAILER_BYTES);
+	if (rc < 0)
+		return rc == -ESTALE ? -ENODATA : rc;
+	return trailer_decode(bytes, ret);
+}
+
 int pending_read(int fd, struct trailer *ret)
 {
 	SCOPED(scope_close) int rfd = node_reopen(fd, O_RDONLY);
-	uint8_t bytes[TRAILER_BYTES];
+	struct statx sx;
 	struct stat sb;
 	int rc;
 
@@ -43,13 +56,14 @@ int pending_read(int fd, struct trailer *ret)
 		return rfd;
 	if (fstat(rfd, &sb) < 0)
 		return -errno;
-	if (sb.st_size < TRAILER_BYTES)
-		return -ENODATA;
-	rc = io_read_full(rfd, bytes, sizeof(bytes),
-			  (uint64_t)sb.st_size - TRAILER_BYTES);
-	if (rc < 0)
-		return rc == -ESTALE ? -ENODATA : rc;
-	return trailer_decode(bytes, ret);
+	rc = read_at_end(rfd, (uint64_t)sb.st_size, ret);
+	/* An engine's client may have remembered another size. */
+	if (rc == -ENODATA &&
+	    statx(rfd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_SIZE,
+		  &sx) == 0 &&
+	    sx.stx_size != (uint64_t)sb.st_size)
+		rc = read_at_end(rfd, sx.stx_size, ret);
+	return rc;
 }
 
 int pending_write(struct shared *s, struct node *n, int fd, uint64_t at,
@@ -65,7 +79,7 @@ int pending_write(struct shared *s, struct node *n, int fd, uint64_t at,
 	strcpy(t.node, s->home.node);
 	strcpy(t.uuid, s->st->uuid);
 	t.size_bytes = writing ? 0 : (uint64_t)sb.st_size;
-	t.mode = sb.st_mode;
+	t.mode = sb.st_mode & ~(mode_t)S_ISVTX; /* that means another thing */
 	t.atime_ns = io_ns(&sb.st_atim);
 	t.mtime_ns = io_ns(&sb.st_mtim);
 	trailer_encode(&t, bytes);

@@ -537,12 +537,39 @@ int shared_link(struct shared *s, const struct shared_caller *c, uint64_t id,
 
 /* --- names that go -------------------------------------------------------- */
 
-/* The last calls of its upload are over, so that it is where it seems. */
-static void wait_completed(struct shared *s, struct node *n)
+/*
+ * A local file stays where it is in DIR, and as it is, but for what the caller
+ * does: the last calls of its upload are over, and do not begin. Two such files
+ * may be held, as the uploader waits for none meanwhile.
+ */
+struct hold {
+	struct shared *s;
+	struct node *n; /* NULL: nothing is held */
+};
+
+static void hold_begin(struct shared *s, struct node *n, struct hold *h)
 {
+	*h = (struct hold){ .s = s };
+	if (!n || !n->in)
+		return;
+	h->n = n;
 	HOLD(&s->lock);
 	while (n->state == NODE_COMPLETING)
 		cond_wait(&s->moved, &s->lock);
+	node_ref_locked(n);
+	n->renaming++;
+}
+
+static void hold_end(struct hold *h)
+{
+	if (!h->n)
+		return;
+	{
+		HOLD(&h->s->lock);
+		h->n->renaming--;
+		cond_broadcast(&h->s->moved);
+	}
+	node_put(h->s, h->n);
 }
 
 /*
@@ -552,12 +579,13 @@ static void wait_completed(struct shared *s, struct node *n)
 static bool drop_replacing(struct shared *s, const struct at *a)
 {
 	SCOPED(node_use_end) struct node_use u = { .s = s };
+	SCOPED(hold_end) struct hold h = { 0 };
 	char name[LOCAL_NEW_BYTES];
 
 	u.n = node_replacing(s, a->dir, a->name);
 	if (!u.n)
 		return false;
-	wait_completed(s, u.n);
+	hold_begin(s, u.n, &h);
 	if (!u.n->replaces)
 		return false;
 	local_new_name(u.n, name);
@@ -676,12 +704,11 @@ static int rename_over(struct shared *s, struct node *n, const struct at *from,
 	return rc;
 }
 
-/* Is it pending here, and can nobody else read it yet? */
+/* Is it pending here, and can nobody else read it yet? It is held. */
 static bool is_pending_here(struct shared *s, struct node *n)
 {
 	if (!n || !n->in)
 		return false;
-	wait_completed(s, n);
 	HOLD(&s->lock);
 	return n->state == NODE_PENDING || n->state == NODE_UPLOADING;
 }
@@ -780,6 +807,7 @@ int shared_rename(struct shared *s, const struct shared_caller *c,
 {
 	SCOPED(at_end) struct at from = { .fd = -1 }, to = { .fd = -1 };
 	SCOPED(node_use_end) struct node_use replacing = { .s = s };
+	SCOPED(hold_end) struct hold held = { 0 }, held_src = { 0 };
 	struct was src = { 0 }, dst = { 0 };
 	int rc;
 
@@ -792,10 +820,6 @@ int shared_rename(struct shared *s, const struct shared_caller *c,
 	if (rc < 0)
 		return rc;
 	replacing.n = node_replacing(s, from.dir, name);
-	if (replacing.n)
-		wait_completed(s, replacing.n);
-	if (replacing.n && !replacing.n->replaces)
-		node_put(s, TAKE(replacing.n));
 	/* Which of two is to be complete first would have to be remembered. */
 	if (replacing.n && (flags & RENAME_EXCHANGE))
 		return -EBUSY;
@@ -806,6 +830,13 @@ int shared_rename(struct shared *s, const struct shared_caller *c,
 	if (rc == 0)
 		rc = wait_before(s, replacing.n ? replacing.n : src.n,
 				 new_name);
+	if (rc == 0) {
+		hold_begin(s, replacing.n, &held);
+		if (replacing.n && !replacing.n->replaces) /* it is complete */
+			rc = -ESTALE;
+	}
+	if (rc == 0 && src.n != replacing.n)
+		hold_begin(s, src.n, &held_src);
 	if (rc == 0)
 		rc = rename_was(s, c, &from, &to, replacing.n, &src, &dst,
 				flags);
@@ -880,6 +911,7 @@ int shared_set_local(struct shared *s, const struct shared_caller *c,
 		     uint64_t id, unsigned valid, const struct attr *to)
 {
 	SCOPED(node_use_end) struct node_use u = { 0 };
+	SCOPED(hold_end) struct hold h = { 0 };
 	SCOPED(scope_close) int fd = -1;
 	struct stat sb;
 	bool kept;
@@ -887,7 +919,7 @@ int shared_set_local(struct shared *s, const struct shared_caller *c,
 
 	if (rc < 0)
 		return rc;
-	wait_completed(s, u.n);
+	hold_begin(s, u.n, &h);
 	{
 		HOLD(&s->lock);
 		kept = u.n->state == NODE_KEPT;

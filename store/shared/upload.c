@@ -321,7 +321,8 @@ static bool begin_completing(struct upload *u)
 
 	{
 		HOLD(&s->lock);
-		while (!is_next_locked(s, u->n) && !s->stop)
+		while ((!is_next_locked(s, u->n) || u->n->renaming > 0) &&
+		       !s->stop)
 			cond_wait(&s->moved, &s->lock);
 		if (u->n->changing > 0 || u->n->changed || s->stop ||
 		    u->n->awaited_ns > mono_ns() ||
