@@ -225,8 +225,15 @@ static int clone_content(void *arg, struct kv_batch *b, uint64_t from,
 			 uint64_t to)
 {
 	struct store *st = arg;
+	const struct store_hooks *h = &st->hooks;
+	int rc;
 
-	return commit_clone(st->drain, b, from, to);
+	if (h->renumbering)
+		h->renumbering(h->arg, b, from, to);
+	rc = commit_clone(st->drain, b, from, to);
+	if (rc == 0 && h->renumbered)
+		h->renumbered(h->arg, from, to);
+	return rc;
 }
 
 static int keep_content(void *arg, struct kv_batch *b, const struct inode *old,

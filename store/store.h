@@ -74,6 +74,13 @@ struct store_hooks {
 	/* See drain_options. */
 	void (*committing)(void *arg, struct kv_batch *b, uint64_t ino);
 	void (*committed)(void *arg, uint64_t ino);
+	/*
+	 * A file gets another number, as names_renumber() has it: that is about
+	 * to be written with b; it is.
+	 */
+	void (*renumbering)(void *arg, struct kv_batch *b, uint64_t from,
+			    uint64_t to);
+	void (*renumbered)(void *arg, uint64_t from, uint64_t to);
 };
 
 struct store {

@@ -40,7 +40,7 @@ struct key local_key(const char *what, uint64_t ino)
 
 void local_new_name(const struct node *n, char ret[LOCAL_NEW_BYTES])
 {
-	(void)snprintf(ret, LOCAL_NEW_BYTES, "%016" PRIx64, n->id);
+	(void)snprintf(ret, LOCAL_NEW_BYTES, "%016" PRIx64, n->new_id);
 }
 
 /* --- records -------------------------------------------------------------- */
@@ -67,6 +67,7 @@ static void encode(const struct local_record *r, struct bytes *b)
 	bytes_put_le(b, r->size, 8);
 	bytes_put_le(b, (uint64_t)r->mtime_ns, 8);
 	bytes_put_le(b, (uint64_t)r->ctime_ns, 8);
+	bytes_put_le(b, r->new_id, 8);
 	put_text(b, r->dir);
 	put_text(b, r->name);
 }
@@ -90,6 +91,7 @@ int local_record_decode(struct kv_slice v, struct local_record *ret)
 	ret->size = bytes_take_le(&r, 8);
 	ret->mtime_ns = (int64_t)bytes_take_le(&r, 8);
 	ret->ctime_ns = (int64_t)bytes_take_le(&r, 8);
+	ret->new_id = bytes_take_le(&r, 8);
 	ret->dir = get_text(&r);
 	ret->name = get_text(&r);
 	if (version == RECORD_VERSION && !r.bad && ret->dir && ret->name)
@@ -115,6 +117,7 @@ int local_save(struct shared *s, struct node *n, bool completing)
 			  (n->replaces ? LOCAL_REPLACES : 0) |
 			  (completing ? LOCAL_COMPLETING : 0);
 		r.engine = n->engine;
+		r.new_id = n->new_id;
 		r.size = n->kept_size;
 		r.mtime_ns = n->kept_mtime_ns;
 		r.ctime_ns = n->kept_ctime_ns;
@@ -267,4 +270,51 @@ void local_committed(void *arg, uint64_t ino)
 			upload_queue_locked(s, n, place);
 	}
 	node_put(s, n);
+}
+
+/*
+ * O_TRUNC under readers: they keep the inode, and the name gets another one.
+ * DIR's file is the new one's from now on, and so is its record.
+ */
+void local_renumbering(void *arg, struct kv_batch *b, uint64_t from,
+		       uint64_t to)
+{
+	struct shared *s = arg;
+	SCOPED(scope_free) void *value = NULL;
+	size_t len;
+
+	if (record_load(s->st->kv, local_key(LOCAL_FILE_KEY, from), &value,
+			&len) < 0)
+		return;
+	record_save(b, local_key(LOCAL_FILE_KEY, to), value, len);
+	record_delete(b, local_key(LOCAL_FILE_KEY, from));
+	record_delete(b, local_key(LOCAL_PLACE_KEY, from));
+}
+
+void local_renumbered(void *arg, uint64_t from, uint64_t to)
+{
+	struct shared *s = arg;
+	struct node *old = node_get(s, from), *fresh;
+	struct inode *in;
+
+	if (!old)
+		return;
+	if (inode_get(s->st->inodes, to, &in) < 0) {
+		node_put(s, old);
+		return; /* the next start finds it by its record */
+	}
+	fresh = node_new_local(s, in);
+	if (!fresh) {
+		inode_put(s->st->inodes, in, 1);
+		node_put(s, old);
+		return;
+	}
+	{
+		HOLD(&s->lock);
+		node_take_over_locked(s, fresh, old);
+		fresh->awaited_ns = mono_ns() + LOCAL_AWAITED_NS;
+		fresh->since_ns = mono_ns();
+	}
+	node_put(s, fresh);
+	node_put(s, old);
 }

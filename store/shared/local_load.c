@@ -61,7 +61,7 @@ static void remove_lost(struct shared *s, uint64_t ino, const struct local_recor
 	char name[64];
 
 	if (r->flags & LOCAL_REPLACES) {
-		(void)snprintf(name, sizeof(name), "%016" PRIx64, ino);
+		(void)snprintf(name, sizeof(name), "%016" PRIx64, r->new_id);
 		(void)unlinkat(s->home.newfd, name, 0);
 		return;
 	}
@@ -128,9 +128,13 @@ static int on_found(void *arg, int dirfd, const char *path, const char *name,
 	if (fd < 0 || pending_read(fd, &t) < 0 ||
 	    strcmp(t.uuid, s->st->uuid) != 0)
 		return 0;
-	u.n = node_get(s, t.number);
 	dir = strndup(path, strlen(path) - strlen(name));
-	if (!u.n || !dir || find_dir(s, dir, &parent.n) < 0)
+	if (!dir || find_dir(s, dir, &parent.n) < 0)
+		return 0;
+	u.n = node_get(s, t.number);
+	if (!u.n) /* its number is another one since: O_TRUNC under readers */
+		u.n = node_at(s, parent.n, name, sb);
+	if (!u.n)
 		return 0;
 	{
 		HOLD(&s->lock);
@@ -220,6 +224,7 @@ static int load_one(struct shared *s, uint64_t ino, const struct local_record *r
 			s->figures.kept++;
 		if (n->replaces)
 			LIST_INSERT_HEAD(&s->replacing, n, replacing);
+		n->new_id = r->new_id;
 		n->kept_size = r->size;
 		n->kept_mtime_ns = r->mtime_ns;
 		n->kept_ctime_ns = r->ctime_ns;

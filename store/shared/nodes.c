@@ -191,6 +191,7 @@ struct node *node_new_local(struct shared *s, struct inode *in)
 	if (!n)
 		return NULL;
 	n->in = in;
+	n->new_id = n->id;
 	n->state = NODE_MAKING;
 	HOLD(&s->lock);
 	LIST_INSERT_HEAD(bucket_of(s->by_id, n->id), n, by_id);
@@ -211,9 +212,11 @@ static bool is_same_locked(const struct shared *s, const struct node *n,
 		return local_is_current(n, sb);
 	case NODE_GONE:
 		return false;
+	case NODE_COMPLETING: /* others may see it whole, and change it */
+		return pending_is(s, sb) ||
+		       (uint64_t)sb->st_size == n->kept_size;
 	case NODE_OF_DIR:
 	case NODE_MAKING:
-	case NODE_COMPLETING:
 		return true;
 	}
 	return true;
@@ -228,7 +231,8 @@ struct node *node_at(struct shared *s, struct node *parent, const char *name,
 		HOLD(&s->lock);
 		n = find_engine_locked(s, sb->st_ino);
 		if (n && !is_same_locked(s, n, sb)) {
-			if (n->state == NODE_KEPT)
+			if (n->state == NODE_KEPT ||
+			    n->state == NODE_COMPLETING)
 				stale = node_ref_locked(n);
 			node_engine_locked(s, n, 0);
 			n = NULL;
@@ -265,6 +269,25 @@ struct node *node_replacing(struct shared *s, const struct node *parent,
 	if (n->parent == parent && strcmp(n->name, name) == 0)
 		return node_ref_locked(n);
 	return NULL;
+}
+
+void node_take_over_locked(struct shared *s, struct node *fresh,
+			   struct node *old)
+{
+	ino_t engine = old->engine;
+	int fd = old->fd;
+
+	if (old->parent)
+		node_place_locked(s, fresh, old->parent, old->name);
+	fresh->new_id = old->new_id;
+	fresh->state = NODE_PENDING;
+	fresh->replaces = old->replaces;
+	old->fd = -1;
+	node_forget_local_locked(s, old);
+	fresh->fd = fd;
+	node_engine_locked(s, fresh, engine);
+	if (fresh->replaces)
+		LIST_INSERT_HEAD(&s->replacing, fresh, replacing);
 }
 
 void node_forget_local_locked(struct shared *s, struct node *n)

@@ -24,8 +24,6 @@
 
 #define META_SHARED_UUID "shared.uuid"
 #define SEARCH_PERIOD_NS (INT64_C(10) * 1000000000)
-/* The kernel looks a name up once more, and opens: for how long that may take. */
-#define AWAITED_NS (INT64_C(2) * 1000000000)
 
 /* --- the beginning and the end -------------------------------------------- */
 
@@ -111,13 +109,19 @@ static int make_root(struct shared *s)
 static int sweep_new(void *arg, int fd, const char *name)
 {
 	struct shared *s = arg;
-	struct node *n = node_get(s, strtoull(name, NULL, 16));
+	uint64_t id = strtoull(name, NULL, 16);
+	bool known = false;
+	struct node *n;
 
-	if (strlen(name) == 16 && !n && unlinkat(fd, name, 0) == 0)
+	{
+		HOLD(&s->lock);
+		LIST_FOREACH(n, &s->replacing, replacing)
+		known = known || n->new_id == id;
+	}
+	if (strlen(name) == 16 && !known && unlinkat(fd, name, 0) == 0)
 		log_info("%s: " SHARED_HOME "/" SHARED_NEW_DIR
 			 "/%s/%s was of no file any more",
 			 s->dir, s->home.node, name);
-	node_put(s, n);
 	return 0;
 }
 
@@ -164,7 +168,9 @@ int shared_open(struct store *st, const struct shared_options *o,
 	}
 	st->hooks = (struct store_hooks){ .arg = s,
 					  .committing = local_committing,
-					  .committed = local_committed };
+					  .committed = local_committed,
+					  .renumbering = local_renumbering,
+					  .renumbered = local_renumbered };
 	*ret_shared = s;
 	return 0;
 }
@@ -270,7 +276,7 @@ void shared_free(struct shared *s)
 static int look_up_again(struct shared *s)
 {
 	HOLD(&s->lock);
-	s->keep_fds_ns = mono_ns() + AWAITED_NS;
+	s->keep_fds_ns = mono_ns() + LOCAL_AWAITED_NS;
 	return -ESTALE;
 }
 
@@ -336,7 +342,7 @@ static int replace(struct shared *s, struct node *old,
 		node_engine_locked(s, u.n, sb.st_ino);
 		u.n->state = NODE_PENDING;
 		u.n->changing = 0;
-		u.n->awaited_ns = mono_ns() + AWAITED_NS;
+		u.n->awaited_ns = mono_ns() + LOCAL_AWAITED_NS;
 		cond_broadcast(&s->moved);
 	}
 	rc = local_save(s, u.n, false);

@@ -53,6 +53,7 @@ struct node {
 	/* Of local files: */
 	enum node_state state;
 	struct inode *in; /* a reference */
+	uint64_t new_id; /* what it is called in new/ */
 	bool replaces; /* DIR's file is in new/, until it is complete */
 	bool completing; /* the database has said so: it may be complete */
 	LIST_ENTRY(node) replacing;
@@ -140,6 +141,12 @@ void node_engine_locked(struct shared *s, struct node *n, ino_t engine);
 /* Which local file is to be at this name; NULL: none. A reference. */
 struct node *node_replacing(struct shared *s, const struct node *parent,
 			    const char *name);
+/*
+ * The pending local file `fresh` is at the place of `old`, which is none any
+ * more. new/ knows a file by its first number: see local_new_name().
+ */
+void node_take_over_locked(struct shared *s, struct node *fresh,
+			   struct node *old);
 /* It is no local file any more. */
 void node_forget_local_locked(struct shared *s, struct node *n);
 /*
@@ -166,7 +173,7 @@ int node_reopen(int fd, int flags);
 /* What the database has of a local file. */
 struct local_record {
 	unsigned flags;
-	uint64_t engine, size;
+	uint64_t engine, size, new_id;
 	int64_t mtime_ns, ctime_ns;
 	char *dir, *name; /* owned; where it was seen last */
 };
@@ -176,6 +183,8 @@ int local_record_decode(struct kv_slice v, struct local_record *ret);
 void local_record_release(struct local_record *r);
 int local_forget_records(struct shared *s, uint64_t ino);
 #define LOCAL_NEW_BYTES 24
+/* The kernel looks a name up once more, and opens: for how long that may take. */
+#define LOCAL_AWAITED_NS (INT64_C(2) * 1000000000)
 /* Of the file in new/. */
 void local_new_name(const struct node *n, char ret[LOCAL_NEW_BYTES]);
 /* Put what is known of it into the database; `completing`: see upload.c. */
@@ -191,6 +200,9 @@ void local_set_kept_locked(struct node *n, const struct stat *sb);
 /* For the committer: see store_hooks. */
 void local_committing(void *arg, struct kv_batch *b, uint64_t ino);
 void local_committed(void *arg, uint64_t ino);
+void local_renumbering(void *arg, struct kv_batch *b, uint64_t from,
+		       uint64_t to);
+void local_renumbered(void *arg, uint64_t from, uint64_t to);
 
 /* --- local_load.c */
 

@@ -328,6 +328,7 @@ static bool begin_completing(struct upload *u)
 		    u->n->awaited_ns > mono_ns() ||
 		    u->n->state != NODE_UPLOADING)
 			return false;
+		u->n->kept_size = (uint64_t)u->sb.st_size;
 		u->n->state = NODE_COMPLETING;
 	}
 	rests = is_at_rest(u->n);
@@ -489,6 +490,8 @@ static void put_back(struct upload *u, enum upload_end end, int rc)
 		n->is_taken = false;
 		if (n->state == NODE_UPLOADING || n->state == NODE_COMPLETING)
 			n->state = NODE_PENDING;
+		if (n->state == NODE_GONE)
+			rc = 0; /* whatever went wrong: nobody wants it */
 		if (rc < 0) {
 			first = n->failures++ == 0 || n->error != rc;
 			n->error = rc;
