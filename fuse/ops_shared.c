@@ -574,6 +574,8 @@ static void on_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	int fd, rc = 0;
 
+	/* Any close of a process gives its locks on the file up. */
+	shared_unlock(shared_of(req), ino, fi->lock_owner, false);
 	if (!shared_is_node(ino)) {
 		op_flush(req, ino, fi);
 		return;
@@ -588,6 +590,8 @@ static void on_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 static void on_release(fuse_req_t req, fuse_ino_t ino,
 		       struct fuse_file_info *fi)
 {
+	if (fi->flock_release)
+		shared_unlock(shared_of(req), ino, fi->lock_owner, true);
 	if (!shared_is_node(ino)) {
 		op_release(req, ino, fi);
 		return;
@@ -634,6 +638,43 @@ static void on_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence,
 		fuse_reply_err(req, errno);
 	else
 		fuse_reply_lseek(req, at);
+}
+
+/* --- locks ---------------------------------------------------------------- */
+
+static void on_flock(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi,
+		     int op)
+{
+	struct waiting w;
+	int rc;
+
+	waiting_begin(&w, req);
+	rc = shared_flock(shared_of(req), ino, fi->lock_owner, op);
+	waiting_end(&w);
+	fuse_reply_err(req, -rc);
+}
+
+static void on_setlk(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi,
+		     struct flock *lock, int sleep)
+{
+	struct waiting w;
+	int rc;
+
+	waiting_begin(&w, req);
+	rc = shared_lock(shared_of(req), ino, fi->lock_owner, lock, sleep);
+	waiting_end(&w);
+	fuse_reply_err(req, -rc);
+}
+
+static void on_getlk(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi,
+		     struct flock *lock)
+{
+	int rc = shared_lock_test(shared_of(req), ino, fi->lock_owner, lock);
+
+	if (rc < 0)
+		fuse_reply_err(req, -rc);
+	else
+		fuse_reply_lock(req, lock);
 }
 
 /* --- attributes ----------------------------------------------------------- */
@@ -917,6 +958,9 @@ const struct fuse_lowlevel_ops fs_shared_ops = {
 	.fsync = on_fsync,
 	.fallocate = on_fallocate,
 	.lseek = on_lseek,
+	.flock = on_flock,
+	.getlk = on_getlk,
+	.setlk = on_setlk,
 	.statfs = on_statfs,
 	.getxattr = on_getxattr,
 	.setxattr = on_setxattr,

@@ -30,6 +30,7 @@
 #include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
+#include "store/shared/shared.h"
 
 #define MESSAGE_BYTES_MAX 1024
 #define UNKNOWN_OPTIONS "fuse: unknown option(s): `"
@@ -148,8 +149,13 @@ void op_init(void *userdata, struct fuse_conn_info *conn)
 	refuse(conn, FUSE_CAP_AUTO_INVAL_DATA);
 	refuse(conn, FUSE_CAP_POSIX_ACL);
 	/* Kept by the kernel for this mount, as for a local file system. */
-	refuse(conn, FUSE_CAP_POSIX_LOCKS);
-	refuse(conn, FUSE_CAP_FLOCK_LOCKS);
+	if (!fs->is_shared) {
+		refuse(conn, FUSE_CAP_POSIX_LOCKS);
+		refuse(conn, FUSE_CAP_FLOCK_LOCKS);
+	} else {
+		want(conn, FUSE_CAP_POSIX_LOCKS);
+		want(conn, FUSE_CAP_FLOCK_LOCKS);
+	}
 	want(conn, FUSE_CAP_ATOMIC_O_TRUNC);
 	want(conn, FUSE_CAP_PARALLEL_DIROPS);
 	want(conn, FUSE_CAP_READDIRPLUS);
@@ -277,6 +283,8 @@ static bool is_locked(void *arg, uint64_t ino)
 	struct fs *fs = arg;
 	dev_t dev = atomic_load(&fs->dev);
 
+	if (fs->shared)
+		return shared_is_locked(fs->shared, ino);
 	return dev == 0 || is_lock_held(dev, ino);
 }
 

@@ -258,6 +258,7 @@ void shared_free(struct shared *s)
 	if (!s)
 		return;
 	s->st->hooks = (struct store_hooks){ 0 };
+	locks_free(s);
 	nodes_free(s);
 	shared_home_release(&s->home);
 	cond_destroy(&s->moved);

@@ -21,6 +21,7 @@
 #ifndef STORE_SHARED_SHARED_H
 #define STORE_SHARED_SHARED_H
 
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/stat.h>
@@ -152,6 +153,20 @@ int shared_create_plain(struct shared *s, const struct shared_caller *c,
 			int flags, struct shared_entry *ret, int *ret_fd,
 			int *ret_backing);
 void shared_close(struct shared *s, uint64_t id, int fd);
+
+/*
+ * flock(2) and fcntl(2) locks, for an owner as the kernel numbers them. Who
+ * waits is ended by any signal: -EINTR.
+ */
+int shared_flock(struct shared *s, uint64_t id, uint64_t owner, int op);
+int shared_lock(struct shared *s, uint64_t id, uint64_t owner,
+		const struct flock *l, bool waits);
+int shared_lock_test(struct shared *s, uint64_t id, uint64_t owner,
+		     struct flock *l);
+/* All that he has of the one kind on the file. */
+void shared_unlock(struct shared *s, uint64_t id, uint64_t owner,
+		   bool is_flock);
+bool shared_is_locked(struct shared *s, uint64_t id);
 
 /* Until all that was closed here so far is in DIR. -EINTR likewise. */
 int shared_flush(struct shared *s);

@@ -94,6 +94,7 @@ struct shared {
 	uint64_t next_node, next_local, next_place;
 	unsigned fds, fds_max;
 	TAILQ_HEAD(node_queue, node) queue;
+	LIST_HEAD(, lock_owner) lock_owners; /* locks.c */
 	struct shared_figures figures;
 	/* Since when each thread is in a call to DIR; 0: it is in none. */
 	int64_t calling_ns[UPLOAD_THREADS];
@@ -237,6 +238,10 @@ void upload_stop(struct shared *s);
 void upload_finish(struct shared *s);
 /* Until no file below the folder (all: NULL) is pending here. */
 int upload_wait(struct shared *s, struct node *dir);
+
+/* --- locks.c */
+
+void locks_free(struct shared *s);
 
 /* --- tracker.c */
 
