@@ -74,7 +74,6 @@ struct fs {
 
 /* Names are a table with two implementations: session.c, ops_shared.c. */
 extern const struct fuse_lowlevel_ops fs_ops, fs_shared_ops;
-void op_init(void *userdata, struct fuse_conn_info *conn);
 
 static inline struct fs *fs_of(fuse_req_t req)
 {

@@ -930,7 +930,6 @@ static void on_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
 }
 
 const struct fuse_lowlevel_ops fs_shared_ops = {
-	.init = op_init,
 	.lookup = on_lookup,
 	.forget = on_forget,
 	.forget_multi = on_forget_multi,

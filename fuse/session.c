@@ -138,7 +138,7 @@ static uint32_t backing_depth(const struct store *st)
 }
 #endif
 
-void op_init(void *userdata, struct fuse_conn_info *conn)
+static void op_init(void *userdata, struct fuse_conn_info *conn)
 {
 	struct fs *fs = userdata;
 
@@ -289,7 +289,6 @@ static bool is_locked(void *arg, uint64_t ino)
 }
 
 const struct fuse_lowlevel_ops fs_ops = {
-	.init = op_init,
 	.lookup = op_lookup,
 	.forget = op_forget,
 	.forget_multi = op_forget_multi,
@@ -335,10 +334,13 @@ static int session_loop(struct fs *fs)
 
 int session_new(struct fs *fs, struct fuse_args *args, bool debug)
 {
+	struct fuse_lowlevel_ops ops; /* libfuse takes a copy */
+
 	if (debug && fuse_opt_add_arg(args, "-odebug") < 0)
 		return -ENOMEM;
-	fs->se = fuse_session_new(args, fs->is_shared ? &fs_shared_ops : &fs_ops,
-				  sizeof(fs_ops), fs);
+	ops = fs->is_shared ? fs_shared_ops : fs_ops;
+	ops.init = op_init;
+	fs->se = fuse_session_new(args, &ops, sizeof(ops), fs);
 	if (fs->se)
 		return 0;
 	if (!lists_unknown)

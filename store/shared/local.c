@@ -38,11 +38,6 @@ struct key local_key(const char *what, uint64_t ino)
 	return key_meta(name);
 }
 
-void local_new_name(const struct node *n, char ret[LOCAL_NEW_BYTES])
-{
-	(void)snprintf(ret, LOCAL_NEW_BYTES, "%016" PRIx64, n->new_id);
-}
-
 /* --- records -------------------------------------------------------------- */
 
 void local_record_release(struct local_record *r)
@@ -219,11 +214,16 @@ void local_drop(struct shared *s, struct node *n)
 			    n->id);
 }
 
-bool local_is_current(const struct node *n, const struct stat *sb)
+struct node *local_at(struct shared *s, struct node *parent, const char *name,
+		      const struct stat *sb)
 {
-	return (uint64_t)sb->st_size == n->kept_size &&
-	       io_ns(&sb->st_mtim) == n->kept_mtime_ns &&
-	       io_ns(&sb->st_ctim) == n->kept_ctime_ns;
+	struct node *stale, *n = node_at(s, parent, name, sb, &stale);
+
+	if (stale) { /* his word counts */
+		local_drop(s, stale);
+		node_put(s, stale);
+	}
+	return n;
 }
 
 /*
@@ -267,7 +267,7 @@ void local_committed(void *arg, uint64_t ino)
 		HOLD(&s->lock);
 		if (n->state == NODE_PENDING || n->state == NODE_UPLOADING ||
 		    n->state == NODE_MAKING)
-			upload_queue_locked(s, n, place);
+			queue_add_locked(s, n, place);
 	}
 	node_put(s, n);
 }

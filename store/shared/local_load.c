@@ -42,7 +42,7 @@ static int find_dir(struct shared *s, char *path, struct node **ret)
 			rc = -errno;
 		if (rc == 0 && !S_ISDIR(sb.st_mode))
 			rc = -ENOTDIR;
-		next = rc == 0 ? node_at(s, at, part, &sb) : NULL;
+		next = rc == 0 ? local_at(s, at, part, &sb) : NULL;
 		node_put(s, at);
 		if (!next)
 			return rc < 0 ? rc : -ENOMEM;
@@ -89,7 +89,7 @@ static void adopt_engine(struct shared *s, struct node *n)
 	{
 		HOLD(&s->lock);
 		if (n->replaces)
-			local_new_name(n, name);
+			node_new_name(n, name);
 		else
 			(void)snprintf(name, sizeof(name), "%s", n->name);
 		parent.n = node_ref_locked(n->parent);
@@ -133,7 +133,7 @@ static int on_found(void *arg, int dirfd, const char *path, const char *name,
 		return 0;
 	u.n = node_get(s, t.number);
 	if (!u.n) /* its number is another one since: O_TRUNC under readers */
-		u.n = node_at(s, parent.n, name, sb);
+		u.n = local_at(s, parent.n, name, sb);
 	if (!u.n)
 		return 0;
 	{
@@ -240,7 +240,7 @@ static int load_one(struct shared *s, uint64_t ino, const struct local_record *r
 		HOLD(&s->lock);
 		if (s->next_place <= place)
 			s->next_place = place + 1;
-		upload_queue_locked(s, n, place);
+		queue_add_locked(s, n, place);
 	}
 	node_put(s, n);
 	return 0;

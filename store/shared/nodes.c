@@ -209,7 +209,7 @@ static bool is_same_locked(const struct shared *s, const struct node *n,
 	case NODE_UPLOADING:
 		return pending_is(s, sb);
 	case NODE_KEPT:
-		return local_is_current(n, sb);
+		return node_is_current(n, sb);
 	case NODE_GONE:
 		return false;
 	case NODE_COMPLETING: /* others may see it whole, and change it */
@@ -223,17 +223,18 @@ static bool is_same_locked(const struct shared *s, const struct node *n,
 }
 
 struct node *node_at(struct shared *s, struct node *parent, const char *name,
-		     const struct stat *sb)
+		     const struct stat *sb, struct node **ret_stale)
 {
-	struct node *n, *fresh = NULL, *stale = NULL;
+	struct node *n, *fresh = NULL;
 
+	*ret_stale = NULL;
 	{
 		HOLD(&s->lock);
 		n = find_engine_locked(s, sb->st_ino);
 		if (n && !is_same_locked(s, n, sb)) {
 			if (n->state == NODE_KEPT ||
 			    n->state == NODE_COMPLETING)
-				stale = node_ref_locked(n);
+				*ret_stale = node_ref_locked(n);
 			node_engine_locked(s, n, 0);
 			n = NULL;
 		}
@@ -251,10 +252,6 @@ struct node *node_at(struct shared *s, struct node *parent, const char *name,
 				node_place_locked(s, fresh, parent, name);
 			}
 		}
-	}
-	if (stale) { /* somebody has changed it in DIR: his word counts */
-		local_drop(s, stale);
-		node_put(s, stale);
 	}
 	return n ? n : fresh;
 }
@@ -292,7 +289,7 @@ void node_take_over_locked(struct shared *s, struct node *fresh,
 
 void node_forget_local_locked(struct shared *s, struct node *n)
 {
-	upload_unqueue_locked(s, n);
+	queue_remove_locked(s, n);
 	if (n->replaces) {
 		LIST_REMOVE(n, replacing);
 		n->replaces = false;
@@ -351,7 +348,7 @@ static int kept_fd(struct shared *s, struct node *n, struct node **ret_parent,
 		return fd < 0 ? -errno : fd;
 	}
 	if (n->replaces) {
-		local_new_name(n, name);
+		node_new_name(n, name);
 		return -ENODATA;
 	}
 	if (!n->parent)

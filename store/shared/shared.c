@@ -318,7 +318,7 @@ static int replace(struct shared *s, struct node *old,
 	rc = local_make(s, &n, name, parent.n, true, &u.n);
 	if (rc < 0)
 		return rc;
-	local_new_name(u.n, in_new);
+	node_new_name(u.n, in_new);
 	fd = openat(s->home.newfd, in_new,
 		    O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
 		    pending_mode(s));

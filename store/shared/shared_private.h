@@ -21,8 +21,10 @@
 #define STORE_SHARED_PRIVATE_H
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/queue.h>
 
+#include "store/base/io.h"
 #include "store/shared/home.h"
 #include "store/shared/shared.h"
 
@@ -77,6 +79,7 @@ struct node {
 };
 
 #define NODE_BUCKETS 16384u
+#define LOCAL_NEW_BYTES 24
 #define UPLOAD_THREADS 4u
 
 struct shared {
@@ -109,6 +112,41 @@ struct shared {
 	bool is_alive; /* that one was started */
 };
 
+/* --- what a file of DIR is */
+
+static inline mode_t pending_mode(const struct shared *s)
+{
+	/* A daemon that is not root has no other way to its own files. */
+	return s->as_root ? S_ISVTX : S_ISVTX | S_IRUSR | S_IWUSR;
+}
+
+static inline bool pending_is(const struct shared *s, const struct stat *sb)
+{
+	return S_ISREG(sb->st_mode) &&
+	       (sb->st_mode & 07777) == pending_mode(s);
+}
+
+/* Does it have what is kept of it here? */
+static inline bool node_is_current(const struct node *n, const struct stat *sb)
+{
+	return (uint64_t)sb->st_size == n->kept_size &&
+	       io_ns(&sb->st_mtim) == n->kept_mtime_ns &&
+	       io_ns(&sb->st_ctim) == n->kept_ctime_ns;
+}
+
+/* What it is called in new/. */
+static inline void node_new_name(const struct node *n,
+				 char ret[LOCAL_NEW_BYTES])
+{
+	(void)snprintf(ret, LOCAL_NEW_BYTES, "%016llx",
+		       (unsigned long long)n->new_id);
+}
+
+/* --- queue.c: what is to be uploaded, by place. The lock is held. */
+
+void queue_add_locked(struct shared *s, struct node *n, uint64_t place);
+void queue_remove_locked(struct shared *s, struct node *n);
+
 /* --- nodes.c */
 
 /* A node that was made by hand: the root. The lock is held. */
@@ -130,10 +168,13 @@ static inline void node_use_end(struct node_use *u)
 }
 /* -ENOENT: the kernel has a number that we do not know. */
 int node_use(struct shared *s, uint64_t id, struct node_use *ret);
-/* What DIR has at this name: the node that is known, or a new one; a reference.
+/*
+ * What DIR has at this name: the node that is known, or a new one; a reference.
+ * *ret_stale: a local file that it was until somebody changed it in DIR; a
+ * reference, or NULL. See local_at().
  */
 struct node *node_at(struct shared *s, struct node *parent, const char *name,
-		     const struct stat *sb);
+		     const struct stat *sb, struct node **ret_stale);
 /* A node for a local file: its number is the inode's. Takes `in`. */
 struct node *node_new_local(struct shared *s, struct inode *in);
 void node_place_locked(struct shared *s, struct node *n, struct node *parent,
@@ -183,20 +224,18 @@ struct key local_key(const char *what, uint64_t ino);
 int local_record_decode(struct kv_slice v, struct local_record *ret);
 void local_record_release(struct local_record *r);
 int local_forget_records(struct shared *s, uint64_t ino);
-#define LOCAL_NEW_BYTES 24
 /* The kernel looks a name up once more, and opens: for how long that may take. */
 #define LOCAL_AWAITED_NS (INT64_C(2) * 1000000000)
-/* Of the file in new/. */
-void local_new_name(const struct node *n, char ret[LOCAL_NEW_BYTES]);
 /* Put what is known of it into the database; `completing`: see upload.c. */
 int local_save(struct shared *s, struct node *n, bool completing);
 /* A local file, of whose name only DIR knows; a reference. */
 int local_make(struct shared *s, const struct names_new *n, const char *name,
 	       struct node *parent, bool replaces, struct node **ret_node);
+/* node_at(); what somebody has changed in DIR is dropped here. */
+struct node *local_at(struct shared *s, struct node *parent, const char *name,
+		      const struct stat *sb);
 /* The local copy goes; who has it open keeps it. A reference is needed. */
 void local_drop(struct shared *s, struct node *n);
-/* Does DIR's file have what is kept of it here? */
-bool local_is_current(const struct node *n, const struct stat *sb);
 void local_set_kept_locked(struct node *n, const struct stat *sb);
 /* For the committer: see store_hooks. */
 void local_committing(void *arg, struct kv_batch *b, uint64_t ino);
@@ -217,10 +256,10 @@ int local_load(struct shared *s, char *why, size_t why_size);
 void local_search(struct shared *s);
 /* --- trailing.c: files in DIR that are not whole */
 
-bool pending_is(const struct shared *s, const struct stat *sb);
-mode_t pending_mode(const struct shared *s);
 /* -ENODATA: none (yet); -EUCLEAN: damaged. fd: O_PATH. */
 int pending_read(int fd, struct trailer *ret);
+/* The same, but waits a moment for one that has none. */
+int pending_read_soon(int fd, struct trailer *ret);
 int pending_write(struct shared *s, struct node *n, int fd, uint64_t at,
 		  bool writing);
 /* What stat(2) shows of it instead. */
@@ -230,8 +269,6 @@ int pending_wait(struct shared *s, struct node *n);
 
 /* --- upload.c */
 
-void upload_queue_locked(struct shared *s, struct node *n, uint64_t place);
-void upload_unqueue_locked(struct shared *s, struct node *n);
 int upload_start(struct shared *s);
 void upload_stop(struct shared *s);
 /* Wait for all of it, as long as it goes on. */

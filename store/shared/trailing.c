@@ -18,19 +18,12 @@
 #include "store/shared/shared_private.h"
 
 #define WAIT_FIRST_NS (INT64_C(10) * 1000000)
+/*
+ * For how long a pending file may seem to have no trailer: it is being made, or
+ * completed, or a client of DIR remembers its size (MooseFS: a second).
+ */
+#define BARE_NS (INT64_C(1500) * 1000000)
 #define WAIT_MOST_NS (INT64_C(500) * 1000000)
-
-mode_t pending_mode(const struct shared *s)
-{
-	/* A daemon that is not root has no other way to its own files. */
-	return s->as_root ? S_ISVTX : S_ISVTX | S_IRUSR | S_IWUSR;
-}
-
-bool pending_is(const struct shared *s, const struct stat *sb)
-{
-	return S_ISREG(sb->st_mode) &&
-	       (sb->st_mode & 07777) == pending_mode(s);
-}
 
 static int read_at_end(int fd, uint64_t size, struct trailer *ret)
 {
@@ -63,6 +56,24 @@ int pending_read(int fd, struct trailer *ret)
 		  &sx) == 0 &&
 	    sx.stx_size != (uint64_t)sb.st_size)
 		rc = read_at_end(rfd, sx.stx_size, ret);
+	return rc;
+}
+
+int pending_read_soon(int fd, struct trailer *ret)
+{
+	int64_t end_ns = mono_ns() + BARE_NS;
+	struct timespec pause = { .tv_nsec = 20000000 };
+	struct stat sb;
+	int rc;
+
+	while ((rc = pending_read(fd, ret)) == -ENODATA &&
+	       mono_ns() < end_ns) {
+		/* Plain now, or gone: there is nothing to wait for. */
+		if (fstat(fd, &sb) < 0 || !(sb.st_mode & S_ISVTX) ||
+		    sb.st_nlink == 0)
+			break;
+		(void)nanosleep(&pause, NULL);
+	}
 	return rc;
 }
 

@@ -136,7 +136,7 @@ static int see_pending(struct shared *s, const struct at *a, struct node **n,
 	int rc = node_fd(s, *n, &fd);
 
 	if (rc == 0)
-		rc = pending_read(fd, &t);
+		rc = pending_read_soon(fd, &t);
 	if (rc < 0) /* as it is: who opens it is told */
 		return rc == -ESTALE ? -ENOENT : 0;
 	if (strcmp(t.uuid, s->st->uuid) == 0)
@@ -167,7 +167,7 @@ static int entry_at(struct shared *s, const struct at *a, struct stat *sb,
 
 	if (sb->st_dev != s->dev)
 		return -EXDEV; /* somebody has mounted there */
-	n = node_at(s, a->dir, a->name, sb);
+	n = local_at(s, a->dir, a->name, sb);
 	if (!n)
 		return -ENOMEM;
 	if (pending_is(s, sb) && !is_local(s, n))
@@ -480,7 +480,7 @@ static int at_of(struct shared *s, struct node *n, struct at *ret,
 	{
 		HOLD(&s->lock);
 		if (n->replaces) {
-			local_new_name(n, name);
+			node_new_name(n, name);
 			ret->fd = fcntl(s->home.newfd, F_DUPFD_CLOEXEC, 0);
 			return ret->fd < 0 ? -errno : 0;
 		}
@@ -588,7 +588,7 @@ static bool drop_replacing(struct shared *s, const struct at *a)
 	hold_begin(s, u.n, &h);
 	if (!u.n->replaces)
 		return false;
-	local_new_name(u.n, name);
+	node_new_name(u.n, name);
 	(void)unlinkat(s->home.newfd, name, 0);
 	local_drop(s, u.n);
 	return true;
@@ -605,7 +605,7 @@ static void was_begin(struct shared *s, const struct at *a, struct was *w)
 	w->n = NULL;
 	if (fstatat(a->fd, a->name, &w->sb, AT_SYMLINK_NOFOLLOW) == 0 &&
 	    w->sb.st_dev == s->dev)
-		w->n = node_at(s, a->dir, a->name, &w->sb);
+		w->n = local_at(s, a->dir, a->name, &w->sb);
 }
 
 /* It is gone: the last of its names? */
@@ -687,7 +687,7 @@ static int rename_over(struct shared *s, struct node *n, const struct at *from,
 	char name[LOCAL_NEW_BYTES];
 	int rc;
 
-	local_new_name(n, name);
+	node_new_name(n, name);
 	/*
 	 * The record first: a daemon that dies in between finds the file by
 	 * its trailer, under either name.
@@ -761,7 +761,7 @@ static int rename_was(struct shared *s, const struct shared_caller *c,
 		if (rc == 0 && before) {
 			char name[LOCAL_NEW_BYTES];
 
-			local_new_name(before, name);
+			node_new_name(before, name);
 			(void)unlinkat(s->home.newfd, name, 0);
 			local_drop(s, before);
 		}

@@ -48,39 +48,7 @@ enum upload_end {
 	UPLOAD_GONE, /* nobody wants it any more */
 };
 
-/* --- the queue; the lock is held ------------------------------------------ */
-
-void upload_queue_locked(struct shared *s, struct node *n, uint64_t place)
-{
-	struct node *at;
-
-	if (n->is_taken) { /* who has it puts it back with this place */
-		n->changed = true;
-		n->place = place;
-		return;
-	}
-	upload_unqueue_locked(s, n);
-	n->place = place;
-	n->due_ns = 0;
-	at = TAILQ_LAST(&s->queue, node_queue);
-	while (at && at->place > place)
-		at = TAILQ_PREV(at, node_queue, queued);
-	if (at)
-		TAILQ_INSERT_AFTER(&s->queue, at, n, queued);
-	else
-		TAILQ_INSERT_HEAD(&s->queue, n, queued);
-	n->is_queued = true;
-	cond_broadcast(&s->moved);
-}
-
-void upload_unqueue_locked(struct shared *s, struct node *n)
-{
-	if (!n->is_queued)
-		return;
-	TAILQ_REMOVE(&s->queue, n, queued);
-	n->is_queued = false;
-	cond_broadcast(&s->moved);
-}
+/* --- whose turn it is; the lock is held ------------------------------------ */
 
 /* The oldest that may be taken now; else until when to wait, in *ret_due. */
 static struct node *take_locked(struct shared *s, int64_t *ret_due)
@@ -352,7 +320,7 @@ static int put_in_place(struct upload *u)
 
 	{
 		HOLD(&u->s->lock);
-		local_new_name(u->n, from);
+		node_new_name(u->n, from);
 		(void)snprintf(to, sizeof(to), "%s", u->n->name);
 		parent.n = node_ref_locked(u->n->parent);
 	}
@@ -362,7 +330,7 @@ static int put_in_place(struct upload *u)
 	if (fstatat(dirfd, to, &sb, AT_SYMLINK_NOFOLLOW) == 0) {
 		if (S_ISDIR(sb.st_mode))
 			return -EISDIR;
-		old = node_at(u->s, parent.n, to, &sb);
+		old = local_at(u->s, parent.n, to, &sb);
 	}
 	rc = renameat(u->s->home.newfd, from, dirfd, to) < 0 ? -errno : 0;
 	if (rc == 0 && old && old->in && sb.st_nlink <= 1)
@@ -420,7 +388,7 @@ static int complete(struct upload *u)
 		s->figures.kept++;
 		s->figures.uploaded++;
 		s->figures.uploaded_bytes += (uint64_t)u->sb.st_size;
-		upload_unqueue_locked(s, u->n);
+		queue_remove_locked(s, u->n);
 		cond_broadcast(&s->moved);
 	}
 	return local_save(s, u->n, false);
@@ -508,7 +476,7 @@ static void put_back(struct upload *u, enum upload_end end, int rc)
 				s->figures.error = 0;
 		}
 		if (n->state == NODE_PENDING) {
-			upload_queue_locked(s, n, n->place);
+			queue_add_locked(s, n, n->place);
 			n->due_ns = mono_ns() + wait;
 		}
 		cond_broadcast(&s->moved);
