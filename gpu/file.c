@@ -58,7 +58,7 @@ static int make_entries(struct ckpt_file *f)
 
 static int read_header(struct ckpt_file *f)
 {
-	struct safetensors_error error = { "" };
+	struct safetensors_error error = { .newer = false };
 	uint8_t prefix[SAFETENSORS_PREFIX_BYTES] = { 0 };
 	SCOPED(scope_free) char *json = NULL;
 	size_t len = 0;

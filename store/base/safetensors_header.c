@@ -192,9 +192,11 @@ static int check_bytes(const struct parse *p,
 	uint64_t bits = 1;
 	bool over = false;
 
-	if (element_bits == 0)
+	if (element_bits == 0) {
+		p->error->newer = true;
 		return BAD(p, e->name, "unknown dtype '%.*s'", NAME_SHOWN,
 			   e->dtype);
+	}
 	/* In order, whatever 0 comes later: as safetensors does it. */
 	for (unsigned i = 0; i < e->rank; i++)
 		over |= __builtin_mul_overflow(bits, e->shape[i], &bits);

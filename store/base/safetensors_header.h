@@ -16,6 +16,7 @@
 #ifndef STORE_BASE_SAFETENSORS_HEADER_H
 #define STORE_BASE_SAFETENSORS_HEADER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -27,6 +28,8 @@
 
 struct safetensors_error {
 	char what[768];
+	/* Set with a type that is not known, and may be in order. */
+	bool newer;
 };
 
 struct safetensors_tensor {

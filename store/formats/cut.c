@@ -91,9 +91,9 @@ static struct cut_piece *piece_of(struct walk *w, const struct tensor *t)
 	}
 	p = &w->pieces[lo];
 	return t->offset - p->at < p->bytes &&
-			       t->bytes <= p->bytes - (t->offset - p->at) ?
-		       p :
-		       NULL;
+			       t->bytes <= p->bytes - (t->offset - p->at)
+		       ? p
+		       : NULL;
 }
 
 static int mark_flat(struct walk *w)
@@ -109,7 +109,7 @@ static int mark_flat(struct walk *w)
 		return 0;
 	rc = torch_archives_read(&l, w->source, false, NULL);
 	/* Whatever was found stands, odd as the rest may be. */
-	if (rc == -EBADMSG || rc == -EFBIG)
+	if (rc == -EBADMSG || rc == -EFBIG || rc == -EOPNOTSUPP)
 		rc = 0;
 	for (size_t i = 0; rc == 0 && i < l.count; i++) {
 		struct cut_piece *p =
@@ -217,8 +217,7 @@ static int window_peek(struct cutter *c, uint64_t off, size_t len,
 		c->window = malloc(WINDOW_BYTES);
 	if (!c->window)
 		return -ENOMEM;
-	if (off < c->window_at ||
-	    off + len > c->window_at + c->window_bytes) {
+	if (off < c->window_at || off + len > c->window_at + c->window_bytes) {
 		c->window_at = off;
 		c->window_bytes = 0;
 		left = left < WINDOW_BYTES ? left : WINDOW_BYTES;
@@ -234,8 +233,8 @@ static int window_peek(struct cutter *c, uint64_t off, size_t len,
 static int content_chunk(struct cutter *c, uint64_t left, uint32_t *ret_len)
 {
 	const struct cut_bytes *b = &c->bytes;
-	uint32_t len = left < CONTENT_BYTES_MAX ? (uint32_t)left :
-						  CONTENT_BYTES_MAX;
+	uint32_t len =
+		left < CONTENT_BYTES_MAX ? (uint32_t)left : CONTENT_BYTES_MAX;
 	const uint8_t *p;
 	int rc;
 
@@ -243,8 +242,8 @@ static int content_chunk(struct cutter *c, uint64_t left, uint32_t *ret_len)
 	/* Nothing in zeros ends a chunk, so a hole need not be looked at. */
 	if (b->data_at && b->data_at(b->self, c->at) >= c->at + len)
 		return 0;
-	rc = b->peek ? b->peek(b->self, c->at, len, &p) :
-		       window_peek(c, c->at, len, &p);
+	rc = b->peek ? b->peek(b->self, c->at, len, &p)
+		     : window_peek(c, c->at, len, &p);
 	if (rc == 0)
 		*ret_len = gear_cut(p, len);
 	return rc;
@@ -263,8 +262,8 @@ int cutter_next(struct cutter *c, uint32_t *ret_len)
 	if (p->by_content && c->chunk_count < CUT_CHUNKS_MAX)
 		rc = content_chunk(c, left, ret_len);
 	else
-		*ret_len = left < CHUNK_BYTES_MAX ? (uint32_t)left :
-						    CHUNK_BYTES_MAX;
+		*ret_len = left < CHUNK_BYTES_MAX ? (uint32_t)left
+						  : CHUNK_BYTES_MAX;
 	if (rc < 0)
 		return rc;
 	CHECK(*ret_len > 0 && *ret_len <= left);

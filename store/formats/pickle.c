@@ -41,10 +41,11 @@ static int run_proto(struct machine *m)
 		return rc;
 	if (m->op_at != 0)
 		return machine_refuse(m, "not at the beginning");
-	if (version < 2 || version > 5)
-		return machine_refuse(m, "protocol %u; 2 to 5 are read",
-				      (unsigned)version);
-	return 0;
+	if (version >= 2 && version <= 5)
+		return 0;
+	(void)machine_refuse(m, "protocol %u; 2 to 5 are read",
+			     (unsigned)version);
+	return machine_not_read(m);
 }
 
 static int run_stop(struct machine *m)
@@ -137,9 +138,11 @@ static int run_text(struct machine *m)
 
 static int run_mark(struct machine *m)
 {
-	if (m->mark_count == PICKLE_MARKS_MAX)
-		return machine_refuse(m, "nested more than %u deep",
-				      PICKLE_MARKS_MAX);
+	if (m->mark_count == PICKLE_MARKS_MAX) {
+		(void)machine_refuse(m, "nested more than %u deep",
+				     PICKLE_MARKS_MAX);
+		return machine_not_read(m);
+	}
 	m->marks[m->mark_count++] = m->stack_count;
 	return 0;
 }
@@ -424,13 +427,16 @@ static int step(struct machine *m)
 		return machine_refuse(m, "the pickle ends before its STOP");
 	code = m->p.data[m->at++];
 	m->op = &opcodes[code];
-	if (m->op_at == 0 && m->op->run != run_proto)
-		return machine_refuse(m, "not a pickle of protocol 2 or later");
 	if (!m->op->name)
 		return machine_refuse(m, "0x%02x is no opcode", code);
-	if (!m->op->run || (m->op->open && !machine_is_open(m)))
-		return machine_refuse(m, MACHINE_NOT_READ);
-	return m->op->run(m);
+	if (m->op_at == 0 && m->op->run != run_proto) {
+		(void)machine_refuse(m, "not a pickle of protocol 2 or later");
+		return machine_not_read(m);
+	}
+	if (m->op->run && (!m->op->open || machine_is_open(m)))
+		return m->op->run(m);
+	(void)machine_refuse(m, MACHINE_NOT_READ);
+	return machine_not_read(m);
 }
 
 int pickle_load(const void *data, size_t len,

@@ -85,7 +85,8 @@ struct pickle_error {
  * Read a pickle. *ret borrows data and classes; pickle_release() it.
  * -EBADMSG: refused; ret_error says where and why. -EFBIG: likewise, because
  * of memory_bytes_max. -EOPNOTSUPP: likewise, because of a class that is not in
- * `classes`; nothing may be wrong with it. -ENOMEM.
+ * `classes`, or, where others are passed over, of an opcode that is not read or
+ * too many marks; nothing may be wrong with it. -ENOMEM.
  */
 int pickle_load(const void *data, size_t len,
 		const struct pickle_class *classes, size_t class_count,

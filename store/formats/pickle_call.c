@@ -56,10 +56,10 @@ static int push_class(struct machine *m, const char *module, size_t module_len,
 	}
 	if (machine_is_open(m))
 		return machine_push(m, of_class(TAG_CLASS, m->other, 0));
-	(void)machine_refuse(
-		m, "'%s.%s' is none of the names that are known here",
-		machine_shown(module, module_len, shown_module),
-		machine_shown(name, name_len, shown_name));
+	(void)machine_refuse(m,
+			     "'%s.%s' is none of the names that are known here",
+			     machine_shown(module, module_len, shown_module),
+			     machine_shown(name, name_len, shown_name));
 	return -EOPNOTSUPP;
 }
 
@@ -175,9 +175,11 @@ int pickle_run_reduce(struct machine *m)
 
 	if (rc != 0)
 		return rc < 0 ? rc : 0;
-	if (!may_call(&m->p, class->role, args))
-		return machine_refuse(m, "'%s.%s' is not called like that",
-				      class->module, class->name);
+	if (!may_call(&m->p, class->role, args)) {
+		(void)machine_refuse(m, "'%s.%s' is not called like that",
+				     class->module, class->name);
+		return machine_not_read(m);
+	}
 	m->stack_count -= 2;
 	return machine_push(m,
 			    of_class(TAG_CALLED, (size_t)(class - m->p.classes),

@@ -120,6 +120,11 @@ bool machine_is_open(const struct machine *m)
 	return m->other < m->class_count;
 }
 
+int machine_not_read(const struct machine *m)
+{
+	return machine_is_open(m) ? -EOPNOTSUPP : -EBADMSG;
+}
+
 int machine_push_empty(struct machine *m, enum tag tag)
 {
 	uint32_t at;

@@ -75,6 +75,11 @@ int machine_take_number(struct machine *m, size_t bytes, uint64_t *ret);
 
 /* Whether anything may be in it. */
 bool machine_is_open(const struct machine *m);
+/*
+ * What machine_refuse() was told of is no damage, where anything may be in it,
+ * but more than is read here: -EOPNOTSUPP, else -EBADMSG.
+ */
+int machine_not_read(const struct machine *m);
 /* A new list or dict, with nothing in it. */
 int machine_push_empty(struct machine *m, enum tag tag);
 /* A new object of a class, without a state. */

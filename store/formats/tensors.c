@@ -27,7 +27,7 @@ static int read_safetensors(struct tensors *l, const struct cut_source *source,
 	SCOPED(scope_free) char *json = NULL;
 	SCOPED(safetensors_header_release)
 	struct safetensors_header h = { .entries = NULL };
-	struct safetensors_error error = { "" };
+	struct safetensors_error error = { .newer = false };
 	size_t len = 0;
 	int rc = 0;
 
@@ -56,7 +56,9 @@ static int read_safetensors(struct tensors *l, const struct cut_source *source,
 		rc = safetensors_header_parse(json, len, size, &h, &error);
 	}
 	if (rc == -EBADMSG)
-		return tensors_refuse(l, "%.500s", error.what);
+		rc = tensors_refuse(l, "%.500s", error.what);
+	if (rc == -EBADMSG && error.newer)
+		rc = -EOPNOTSUPP;
 	for (size_t i = 0; rc == 0 && i < h.count; i++) {
 		const struct safetensors_tensor *e = &h.entries[i];
 		struct tensor t = { .name = e->name,

@@ -8,7 +8,8 @@
  * listed too, without a dtype, so that nothing is passed over in silence.
  *
  * Errors:  0 or a negative errno. -EBADMSG: not what it says it is, and
- *          ret_list->error says why.
+ *          ret_list->error says why. -EFBIG, -EOPNOTSUPP: likewise, too large,
+ *          or more than is known here: it may be in order.
  */
 #ifndef STORE_FORMATS_TENSORS_H
 #define STORE_FORMATS_TENSORS_H

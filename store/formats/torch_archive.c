@@ -191,13 +191,17 @@ static int read_pickle(struct archive *a, const char *file)
 	SCOPED(scope_free) uint8_t *data = NULL;
 	int rc;
 
-	if (a->pickle->packed)
-		return tensors_refuse(a->list, "its data.pkl is compressed");
-	if (a->pickle->bytes > PICKLE_BYTES_MAX)
-		return tensors_refuse(a->list,
-				      "a data.pkl of %" PRIu64
-				      " bytes; at most %" PRIu64 " are read",
-				      a->pickle->bytes, PICKLE_BYTES_MAX);
+	if (a->pickle->packed) {
+		(void)tensors_refuse(a->list, "its data.pkl is compressed");
+		return -EOPNOTSUPP;
+	}
+	if (a->pickle->bytes > PICKLE_BYTES_MAX) {
+		(void)tensors_refuse(a->list,
+				     "a data.pkl of %" PRIu64
+				     " bytes; at most %" PRIu64 " are read",
+				     a->pickle->bytes, PICKLE_BYTES_MAX);
+		return -EFBIG;
+	}
 	rc = tensors_afford(a->list, a->pickle->bytes, "its data.pkl");
 	if (rc < 0)
 		return rc;
@@ -232,7 +236,7 @@ static int read_piece(struct tensors *l, struct walk *w,
 	rc = read_members(&a, z);
 	if (rc == 0 && a.pickle)
 		rc = read_pickle(&a, file);
-	if (rc == -EBADMSG || rc == -EFBIG) {
+	if (rc == -EBADMSG || rc == -EFBIG || rc == -EOPNOTSUPP) {
 		int kept = rc;
 
 		(void)tensors_refuse(l, "the archive at %" PRIu64 ": %.400s",

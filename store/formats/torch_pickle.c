@@ -113,6 +113,9 @@ static size_t classes_fill(struct pickle_class ret[PICKLE_CLASSES_MAX])
 #define BAD(r, format, ...)                                            \
 	tensors_refuse((r)->list, "tensor '%.200s'" format, (r)->name, \
 		       ##__VA_ARGS__)
+/* It may be in order, and is not what is known here. Yields -EOPNOTSUPP. */
+#define NOT_KNOWN(...) ((void)tensors_refuse(__VA_ARGS__), -EOPNOTSUPP)
+#define ODD(r, what) NOT_KNOWN((r)->list, "tensor '%.200s'" what, (r)->name)
 
 /* --- A tensor ------------------------------------------------------------- */
 
@@ -177,14 +180,14 @@ static int storage(struct reading *r, pickle_value id,
 
 	if (!is_call(r, id, CLASS_STORAGE_ID) ||
 	    !take(r, pickle_arguments(id), 1, a) || !take(r, a[0], 5, a))
-		return BAD(r, ": its storage is not understood");
+		return ODD(r, ": its storage is not understood");
 	key = pickle_text(&r->p, a[2], &key_len);
 	if (!pickle_is_text(&r->p, a[0], "storage") || !key)
-		return BAD(r, ": its storage is not understood");
+		return ODD(r, ": its storage is not understood");
 	if (!*dtype)
 		*dtype = dcp_dtype_of(&r->p, a[1], CLASS_DTYPE);
 	if (!*dtype)
-		return BAD(r, ": its dtype is not understood");
+		return ODD(r, ": its dtype is not understood");
 	if (r->storages->find(r->storages->self, key, key_len, ret_at,
 			      ret_bytes) < 0)
 		return BAD(r, ": its storage '%.*s' is not in the archive",
@@ -209,7 +212,7 @@ static int add_tensor(struct reading *r, pickle_value args, bool is_v3)
 	    !numbers(r, a[2], shape, &t.rank) ||
 	    !numbers(r, a[3], strides, &stride_count) ||
 	    stride_count != t.rank || !span(&t, strides, &dense, &length))
-		return BAD(r, " is not understood");
+		return ODD(r, " is not understood");
 	if (is_v3)
 		dtype = dcp_dtype_of(&r->p, a[6], CLASS_DTYPE);
 	rc = storage(r, a[0], &dtype, &at, &bytes);
@@ -264,15 +267,9 @@ static int name_push(struct reading *r, const char *text, size_t len)
 
 	if (len > TENSOR_NAME_BYTES_MAX - r->name_len - dot ||
 	    r->name_len + dot > TENSOR_NAME_BYTES_MAX)
-		return tensors_refuse(r->list,
-				      "a name of more than %u bytes after "
-				      "'%.100s'",
-				      TENSOR_NAME_BYTES_MAX, r->name);
-	if (!utf8_is(text, len) || memchr(text, 0, len))
-		return tensors_refuse(r->list,
-				      "a key in '%.200s' has a NUL in it, or "
-				      "is not UTF-8",
-				      r->name);
+		return NOT_KNOWN(r->list,
+				 "a name of more than %u bytes after '%.100s'",
+				 TENSOR_NAME_BYTES_MAX, r->name);
 	if (dot)
 		r->name[r->name_len++] = '.';
 	memcpy(r->name + r->name_len, text, len);
@@ -281,7 +278,7 @@ static int name_push(struct reading *r, const char *text, size_t len)
 	return 0;
 }
 
-/* A key that is a text or a number; others count from 0. */
+/* A key that is a number, or a text that can be shown; others count from 0. */
 static int name_push_key(struct reading *r, pickle_value key, uint64_t index)
 {
 	char number[32];
@@ -290,7 +287,8 @@ static int name_push_key(struct reading *r, pickle_value key, uint64_t index)
 	int64_t i;
 
 	text = pickle_text(&r->p, key, &len);
-	if (text && pickle_kind(key) == PICKLE_TEXT)
+	if (text && pickle_kind(key) == PICKLE_TEXT && utf8_is(text, len) &&
+	    !memchr(text, 0, len))
 		return name_push(r, text, len);
 	if (pickle_int(&r->p, key, &i))
 		(void)snprintf(number, sizeof(number), "%" PRId64, i);
@@ -300,6 +298,7 @@ static int name_push_key(struct reading *r, pickle_value key, uint64_t index)
 }
 
 struct level {
+	pickle_value of;
 	struct pickle_walk walk;
 	bool dict;
 	uint64_t index;
@@ -315,9 +314,19 @@ static bool is_container(pickle_value v)
 
 static struct level level_of(const struct reading *r, pickle_value v)
 {
-	return (struct level){ .walk = pickle_walk(&r->p, v),
+	return (struct level){ .of = v,
+			       .walk = pickle_walk(&r->p, v),
 			       .dict = pickle_kind(v) == PICKLE_DICT,
 			       .name_len = r->name_len };
+}
+
+/* The way is in it already. */
+static bool is_in(const struct level *levels, unsigned depth, pickle_value v)
+{
+	for (unsigned i = 0; i < depth; i++)
+		if (levels[i].of == v)
+			return true;
+	return false;
 }
 
 static int search(struct reading *r, pickle_value root)
@@ -341,8 +350,8 @@ static int search(struct reading *r, pickle_value root)
 			continue;
 		}
 		if (r->steps_left-- == 0)
-			return tensors_refuse(
-				r->list, "has more in it than its length "
+			return NOT_KNOWN(r->list,
+					 "has more in it than its length "
 					 "allows: the same things again and "
 					 "again");
 		rc = 0;
@@ -354,13 +363,13 @@ static int search(struct reading *r, pickle_value root)
 		l->index++;
 		if (rc < 0)
 			return rc;
-		if (rc > 0 || !is_container(v))
+		if (rc > 0 || !is_container(v) || is_in(levels, depth, v))
 			continue;
 		if (depth == DEPTH_MAX)
-			return tensors_refuse(r->list,
-					      "nested more than %d deep, at "
-					      "'%.200s'",
-					      DEPTH_MAX, r->name);
+			return NOT_KNOWN(
+				r->list,
+				"nested more than %d deep, at '%.200s'",
+				DEPTH_MAX, r->name);
 		levels[depth++] = level_of(r, v);
 	}
 	return 0;
@@ -384,7 +393,7 @@ int torch_pickle_read(struct tensors *l, const void *data, size_t len,
 	if (may > (l->bytes_max ? l->bytes_max : MEMORY_BYTES_MAX))
 		may = l->bytes_max ? l->bytes_max : MEMORY_BYTES_MAX;
 	rc = pickle_load(data, len, classes, count, may, &r->p, &error);
-	if (rc == -EBADMSG || rc == -EFBIG)
+	if (rc == -EBADMSG || rc == -EFBIG || rc == -EOPNOTSUPP)
 		(void)tensors_refuse(l, "data.pkl, offset %zu: %s",
 				     error.offset, error.what);
 	if (rc < 0)

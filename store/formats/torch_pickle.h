@@ -14,7 +14,7 @@ struct tensor_storages {
 
 /*
  * Add the tensors of a pickle of torch.save; the name of one that is all the
- * pickle has is "". -EBADMSG, -EFBIG, -ENOMEM.
+ * pickle has is "". -EBADMSG, -EFBIG, -EOPNOTSUPP, -ENOMEM.
  */
 int torch_pickle_read(struct tensors *l, const void *data, size_t len,
 		      const struct tensor_storages *storages, const char *file);

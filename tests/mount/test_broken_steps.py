@@ -563,5 +563,25 @@ def arrays_of_numpy_are_known_by_their_names(m):
               m.path(f"{i}/step_3"))
 
 
+@ck.mounted("structure=refuse")
+def what_is_more_than_is_read_is_no_damage(m):
+    ring, deep = {"w": Tensor(8, 8)}, Tensor(8, 8)
+    ring["self"] = ring
+    for _ in range(70):
+        deep = [deep]
+    newer = layouts.safetensors({"w": (8, 8)}, 1)
+    for name, content in (
+            ("ring_step_%d.pt", torch_save(ring)),
+            ("deep_step_%d.pt", torch_save({"deep": deep})),
+            ("long_step_%d.pt", torch_save({"n" * 5000: Tensor(8, 8)})),
+            ("odd_step_%d.pt", torch_save({"a\0": Tensor(8, 8),
+                                           "\ud800": Tensor(8, 8)})),
+            ("new_step_%d.safetensors",
+             newer.replace(b'"F32"', b'"F99"'))):
+        for n in (1, 2):
+            ck.put(m.path(name % n), content)
+    same(figures(m)["refused"], 0)
+
+
 if __name__ == "__main__":
     ck.main()
