@@ -195,6 +195,32 @@ static bool is_number(const char *word)
 	return *word && strspn(word, "0123456789") == strlen(word);
 }
 
+struct siblings {
+	const char *name;
+	bool found;
+};
+
+static int sibling_one(void *arg, const char *name,
+		       const struct dirent_rec *entry, uint64_t cookie)
+{
+	struct siblings *s = arg;
+
+	(void)entry;
+	(void)cookie;
+	s->found = s->found || step_name_same_series(name, s->name);
+	return 0;
+}
+
+/* Do steps of this one's run lie here, and not elsewhere? */
+static bool has_siblings(struct guard *g, uint64_t parent, const char *name)
+{
+	struct siblings s = { .name = name };
+
+	return step_name_of(name) == STEP_NAME_SURE &&
+	       names_list(g->use.names, parent, 0, sibling_one, &s) == 0 &&
+	       s.found;
+}
+
 /* latest_step, latest_iteration.txt; and not latest_epoch. */
 static bool counts_steps(const char *tracker)
 {
@@ -215,7 +241,7 @@ static bool was_tracker(struct guard *g, uint64_t parent, const char *name,
 		return false;
 	if (is_number(was) && strcmp(name, TRACKER_OF_NUMBER) == 0)
 		return true;
-	return step_name_of(was) == STEP_NAME_SURE ||
+	return has_siblings(g, parent, was) ||
 	       ((!is_number(was) || counts_steps(name)) &&
 		names_step(g, parent, was, &step));
 }

@@ -521,6 +521,9 @@ def a_tracker_that_names_no_step_says_what_it_likes(m):
                         ("latest_checkpointed_iteration.txt", "12")):
         for text in texts:
             ck.put(os.path.join(run, name), text.encode())
+    # Nor does one whose steps lie elsewhere.
+    for n in (7, 8):
+        ck.put(m.path("latest.txt"), b"step_%d" % n)
     same(figures(m)["refused"], 0)
 
 
