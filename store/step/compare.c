@@ -15,6 +15,7 @@
 #include "store/base/scope.h"
 #include "store/base/text.h"
 #include "store/step/step_name.h"
+#include "store/step/wrapped.h"
 
 static const char *const change_words[] = {
 	[COMPARE_ADDED] = "new",
@@ -216,6 +217,7 @@ struct walk {
 	void *arg;
 	size_t gone[COMPARE_KINDS]; /* tensors of each kind */
 	size_t left[COMPARE_KINDS]; /* in b; known when some are gone */
+	struct wrapped wrapped; /* likewise */
 	bool telling; /* the second time */
 };
 
@@ -252,7 +254,7 @@ static bool is_damage(const struct walk *w, const struct tensor *t)
 {
 	const size_t *left = w->left;
 
-	if (!t->dtype)
+	if (!t->dtype || wrapped_has(&w->wrapped, t))
 		return false;
 	switch (compare_kind(t)) {
 	case COMPARE_OPTIMIZER:
@@ -360,6 +362,7 @@ static void walk_release(struct walk *w)
 {
 	side_release(&w->a);
 	side_release(&w->b);
+	wrapped_release(&w->wrapped);
 }
 
 int compare_steps(const struct compare_step *a, const struct compare_step *b,
@@ -381,11 +384,14 @@ int compare_steps(const struct compare_step *a, const struct compare_step *b,
 	walk_names(&w);
 	for (enum compare_kind k = 0; k < COMPARE_KINDS; k++)
 		gone += w.gone[k];
-	if (gone > 0)
+	if (gone > 0) {
 		count_left(&w);
+		rc = wrapped_init(&w.wrapped, a->of, b->of);
+	}
 	w.telling = true;
-	walk_names(&w);
-	return 0;
+	if (rc == 0)
+		walk_names(&w);
+	return rc;
 }
 
 /* --- three steps ---------------------------------------------------------- */

@@ -17,6 +17,8 @@
  *     the names of their scores);
  *   - it is of the optimizer, and nothing of the optimizer is left: a step
  *     that was saved without it. When some of it is left, a part was lost;
+ *   - it is there under the name that a wrapper gives it, or took (DDP,
+ *     torch.compile; see wrapped.h);
  *   - it is of the model, of which nothing is left, and an adapter is there;
  *     then the optimizer is the adapter's, and may have less.
  *

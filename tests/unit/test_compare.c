@@ -169,6 +169,13 @@ static void what_is_left_out_on_purpose_is_told(void **state)
 	       "adapter_model.safetensors:base.model.q[8]f "
 	       "optimizer.pt:state.0.exp_avg[8]f",
 	       "new: base.model.q, left out: state.1.exp_avg, left out: w");
+	/* A model is wrapped, or is so no more; what else is gone is gone. */
+	expect("m:model.w[8]f", "m:model.module.w[8]f",
+	       "new: model.module.w, left out: model.w");
+	expect("m:_orig_mod.w[8]f m:_orig_mod.v[8]f", "m:module.w[8]f",
+	       "gone: _orig_mod.v, left out: _orig_mod.w, new: module.w");
+	expect("m:module.w[8]f m:w[8]f", "m:w[8]f", "gone: module.w");
+	expect("m:w[8]f", "m:module.w[9]f", "new: module.w, gone: w");
 	/* Random states and loaders, also a part of them. */
 	expect("m:w[8]f rng_state_0.pth:a[8]u rng_state_1.pth:a[8]u",
 	       "m:w[8]f rng_state_0.pth:a[8]u", "left out: a");
