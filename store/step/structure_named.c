@@ -55,6 +55,22 @@ static const char *const tensor_suffixes[] = { ".pt",   ".pth", ".pth.tar",
 					       ".ckpt", ".bin", ".npy",
 					       ".npz" };
 
+/* What Hugging Face's libraries write, and cannot do without: an object. */
+static const char *const json_names[] = {
+	"config.json",         "generation_config.json", "trainer_state.json",
+	"adapter_config.json", "tokenizer_config.json",
+};
+/* Spaces and newlines at its end that are passed over. */
+#define JSON_TAIL_BYTES 64u
+
+static bool is_json_name(const char *name)
+{
+	for (size_t i = 0; i < COUNT(json_names); i++)
+		if (strcmp(json_names[i], name) == 0)
+			return true;
+	return false;
+}
+
 static bool is_torch_name(const char *name)
 {
 	for (size_t i = 0; i < COUNT(torch_names); i++)
@@ -90,6 +106,32 @@ static int begins_as_pickle(const struct cut_source *file, bool *ret)
 	return rc;
 }
 
+/* Is it there from its first brace to its last? What lies between may be odd.
+ */
+static int check_json(struct structure *s, const struct cut_source *file,
+		      const char *path)
+{
+	char first = 0, tail[JSON_TAIL_BYTES];
+	size_t len = file->size_bytes < sizeof(tail) ? (size_t)file->size_bytes
+						     : sizeof(tail);
+	int rc = len > 0 ? file->read(file->self, &first, 1, 0) : 0;
+
+	if (rc == 0 && len > 0)
+		rc = file->read(file->self, tail, len, file->size_bytes - len);
+	if (rc < 0)
+		return rc;
+	while (len > 0 && isspace((unsigned char)tail[len - 1]))
+		len--;
+	if (file->size_bytes == 0)
+		return structure_add_error(s, path, "it is empty");
+	if (first == 0)
+		return structure_add_error(s, path, "it begins with a NUL");
+	return first == '{' && (len == 0 || tail[len - 1] != '}')
+		       ? structure_add_error(s, path,
+					     "it has no end: it was cut off")
+		       : 0;
+}
+
 int structure_check_named(struct structure *s, const struct cut_source *file,
 			  const char *format, const char *path)
 {
@@ -98,6 +140,8 @@ int structure_check_named(struct structure *s, const struct cut_source *file,
 	bool pickle = false;
 	int rc;
 
+	if (is_json_name(name))
+		return check_json(s, file, path);
 	/* A rank that had nothing to write leaves an empty .distcp. */
 	if (strcmp(format, "plain") != 0 || (distcp && file->size_bytes == 0) ||
 	    (!distcp && !is_torch_name(name) && !has_tensor_suffix(name)))

@@ -586,5 +586,19 @@ def what_is_more_than_is_read_is_no_damage(m):
     same(figures(m)["refused"], 0)
 
 
+@ck.mounted("structure=refuse")
+def the_texts_of_a_model_are_whole(m):
+    m.expected.append("not published")
+    run = good_steps(m, "hf")
+    text = b'{"model_type": "gpt2", "loss": NaN}\n'
+    files = {**hf(3), "config.json": text, "trainer_state.json": text}
+    for name in ("config.json", "trainer_state.json"):
+        for torn in (text[:-9], bytes(len(text)), b""):
+            fails(EUCLEAN, LAYOUTS["hf"].publish, run, 3,
+                  {**files, name: torn})
+    # Any other one may have anything in it.
+    LAYOUTS["hf"].publish(run, 3, {**files, "note.json": b"{ # not yet"})
+
+
 if __name__ == "__main__":
     ck.main()
