@@ -279,7 +279,9 @@ int guard_step_check(struct guard *g, const struct guard_step *step,
 		return rc;
 	guard_put(&t, "structure: %.200s: ", step->name);
 	rc = check_alone(g, &d, &t, ret);
-	if (rc == 0 && (d.now.tensors.count > 0 || d.now.unexplained_count > 0))
+	if (rc == 0 &&
+	    (d.now.tensors.count > 0 || d.now.unexplained_count > 0 ||
+	     (step->tracked && d.now.only_text)))
 		rc = compare(g, NULL, &d);
 	if (rc < 0 && rc != -ENODATA && rc != -ENOENT)
 		return rc;

@@ -92,6 +92,7 @@ struct structure {
 	size_t nested_count, nested_capacity;
 	struct closure closure; /* of all that have a .metadata */
 	uint32_t world; /* ranks of who wrote it; 0: not known */
+	bool only_text; /* it has files, and none that could have a tensor */
 	char signature[STRUCTURE_TEXT_BYTES];
 };
 

@@ -71,11 +71,30 @@ static int read_file(struct structure *s, const struct structure_source *in,
 	return rc;
 }
 
+static bool is_text(const struct tree_entry *e)
+{
+	static const char *const ends[] = { ".json", ".txt", ".yaml", ".yml",
+					    ".md",   ".py",  ".log" };
+
+	for (size_t i = 0; i < sizeof(ends) / sizeof(*ends); i++)
+		if (text_ends_in(e->name, ends[i]))
+			return true;
+	return e->size_bytes == 0;
+}
+
 /* Of each folder, and each only when it is not hidden. */
 static int read_files(struct reading *r)
 {
+	bool texts = false, others = false;
 	int rc = 0;
 
+	for (size_t i = 0; i < r->tree.count; i++) {
+		const struct tree_entry *e = &r->tree.all[i];
+
+		texts = texts || (!e->folder && is_text(e));
+		others = others || (!e->folder && !is_text(e));
+	}
+	r->s->only_text = texts && !others;
 	for (size_t i = 0; rc == 0 && i < r->tree.count; i++) {
 		const struct tree_entry *e = &r->tree.all[i];
 

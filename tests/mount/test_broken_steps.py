@@ -600,5 +600,17 @@ def the_texts_of_a_model_are_whole(m):
     LAYOUTS["hf"].publish(run, 3, {**files, "note.json": b"{ # not yet"})
 
 
+@ck.mounted("structure=refuse")
+def a_tracker_does_not_name_a_step_without_tensors(m):
+    m.expected.append("not published")
+    run = good_steps(m, "verl")
+    texts = {"actor/huggingface/config.json": b"{}", "actor/a.txt": b""}
+    fails(EUCLEAN, LAYOUTS["verl"].publish, run, 3, texts)
+    # As long as nobody does, it may be the folder of something else.
+    layouts.put_all(os.path.join(run, "global_step_4.tmp"), texts)
+    os.rename(os.path.join(run, "global_step_4.tmp"),
+              os.path.join(run, "global_step_4"))
+
+
 if __name__ == "__main__":
     ck.main()
