@@ -4,8 +4,10 @@
  * A step is published by the rename of its folder, by the rename of its
  * .metadata to that name, or by a tracker that names it: a small file called
  * latest*, or a symbolic link, beside the step. (A hard link counts as a
- * rename.) A file that is a step by itself (step_100.pt) is published by its
- * rename, or by the close of who wrote it under its name. A step is then
+ * rename.) What is moved out of the way, or is a run of several steps, is not.
+ * A file that is a step by itself (step_100.pt, last.ckpt) is published by its
+ * rename, or by the close of who wrote it under its name, once there is
+ * something in it and nobody else writes it. A step is then
  * compared with the step before it: the folder (or file) beside it that is
  * called like a step of the same run (step_name.h), by the next smaller number;
  * a folder in a step with the one of that name there. A name that is
@@ -17,7 +19,8 @@
  *   missing    a file that .metadata or an index names is not there, or a
  *              tensor that was declared (user.ckptfs.expect, one name in a
  *              line, on the step or a folder above it), or, with refuse, the
- *              step that a tracker names which named one before
+ *              step that a tracker names which named one before; what a new
+ *              tracker names may come later, as in a restore
  *   gone       tensors that the step before had are not there; what is no such
  *              loss says compare.h. What the step before alone had, and neither
  *              the one before that nor this one, is not gone but left out
