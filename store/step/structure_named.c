@@ -124,8 +124,10 @@ static int check_json(struct structure *s, const struct cut_source *file,
 		len--;
 	if (file->size_bytes == 0)
 		return structure_add_error(s, path, "it is empty");
-	if (first == 0)
-		return structure_add_error(s, path, "it begins with a NUL");
+	/* Spaces and a mark of the order of bytes may come first. */
+	if (!first || !strchr("{[ \t\r\n\xef", first))
+		return structure_add_error(s, path,
+					   "it does not begin like JSON");
 	return first == '{' && (len == 0 || tail[len - 1] != '}')
 		       ? structure_add_error(s, path,
 					     "it has no end: it was cut off")
