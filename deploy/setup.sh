@@ -28,7 +28,9 @@ usage() {
 
 	Installs what ckptfs needs on Debian 12, Debian 13 and Ubuntu 24.04.
 
-	  --no-tests  only what building and running the product needs
+	  --no-tests  only what building and running the product needs; without it
+	              the programs of CephFS and MooseFS, too, for tests of many
+	              nodes; their services are neither started nor enabled
 	  --fuzz      also clang and its runtime, for the coverage-guided fuzzers, and
 	              clang-tidy
 	  --trainer   also the virtual environment of the tests with real torch
@@ -66,8 +68,9 @@ need_work_dir() {
 	chmod 755 "$WORK" # apt downloads as its own user
 }
 
+apt_get_as=() # what runs it
 apt_get() {
-	DEBIAN_FRONTEND=noninteractive apt-get -q -y \
+	DEBIAN_FRONTEND=noninteractive "${apt_get_as[@]}" apt-get -q -y \
 		-o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 "$@" \
 		</dev/null >>"$WORK/log" 2>&1
 }
@@ -98,6 +101,46 @@ install_packages() {
 	done
 	apt_get install --no-install-recommends "${missing[@]}" ||
 		die 1 "apt-get install failed (is the network up?)"
+}
+
+# Packages whose services are not for this machine: the tests start the programs
+# themselves. In a mount namespace of its own apt-get's scripts find nothing that
+# starts or enables a service, and nothing is left behind when it is killed.
+install_without_services() {
+	local missing name found=()
+	mapfile -t missing < <(packages_missing "$@")
+	if ((${#missing[@]} == 0)); then return; fi
+	if [[ $EUID -ne 0 ]]; then
+		die 3 "must be root to install: ${missing[*]}"
+	fi
+	need_work_dir
+	if [[ -z $(apt-cache madison "${missing[@]}" 2>/dev/null) ]]; then
+		apt_get update || true
+	fi
+	for name in "${missing[@]}"; do
+		if [[ $(apt-cache madison "$name" 2>/dev/null) ]]; then
+			found+=("$name")
+		else
+			say "no package $name: the tests that need it are skipped"
+		fi
+	done
+	if ((${#found[@]} == 0)); then return; fi
+	if ! unshare --mount true 2>/dev/null; then
+		say "no mount namespaces: not installing ${found[*]}," \
+			"whose services would start"
+		return
+	fi
+	say "installing ${found[*]}, without their services"
+	# shellcheck disable=SC2016 # expanded in there
+	apt_get_as=(unshare --mount sh -ec '
+		for f in /usr/sbin/invoke-rc.d /usr/sbin/update-rc.d \
+			/usr/bin/deb-systemd-invoke /usr/bin/deb-systemd-helper; do
+			[ ! -e $f ] || mount --bind /bin/true $f
+		done
+		exec "$@"' -)
+	apt_get install --no-install-recommends "${found[@]}" ||
+		die 1 "apt-get install failed (is the network up?)"
+	apt_get_as=()
 }
 
 # Ask for the feature, never for a version. $1: a pkgconfig directory or ''.
@@ -285,17 +328,22 @@ packages=(
 if [[ $tests ]]; then
 	packages+=(
 		libcmocka-dev python3 python3-venv attr rsync sqlite3 git
-		e2fsprogs procps gdb man-db patch zsh
+		e2fsprogs procps gdb man-db patch zsh iproute2
 	)
 	case $ID:$VERSION_ID in # where qemu-storage-daemon is
 	debian:12 | ubuntu:24.*) packages+=(qemu-system-common) ;;
 	*) packages+=(qemu-utils) ;;
 	esac
 fi
+clusters=( # the file systems that tests/shared starts on loopback
+	ceph-mon ceph-osd ceph-mds ceph-fuse ceph-common
+	moosefs-master moosefs-chunkserver moosefs-client
+)
 if [[ $fuzz ]]; then packages+=(clang libclang-rt-dev clang-tidy); fi
 if [[ $trainer ]]; then packages+=(python3 python3-venv ca-certificates); fi
 
 install_packages "${packages[@]}"
+if [[ $tests ]]; then install_without_services "${clusters[@]}"; fi
 need_libfuse
 if [[ $trainer ]]; then
 	"$(dirname "$0")"/../tests/trainer/setup-venv.sh >/dev/null ||
