@@ -697,13 +697,15 @@ class Guard:
 
     def listen(self):
         for line in os.read(self.pipe, 65536).decode().splitlines():
-            kind, *words = line.split()
-            if kind == "daemon":
-                self.daemons[int(words[0])] = words[1]
-            elif kind == "test":
-                self.what, self.late = " ".join(words), False
-                self.deadline = self.end if DEBUGGED else min(
-                    self.end, time.monotonic() + TEST_BOUND)
+            self.hear(*line.split())
+
+    def hear(self, kind, *words):
+        if kind == "daemon":
+            self.daemons[int(words[0])] = words[1]
+        elif kind == "test":
+            self.what, self.late = " ".join(words), False
+            self.deadline = self.end if DEBUGGED else min(
+                self.end, time.monotonic() + TEST_BOUND)
 
     def dump(self, pid):
         print(f"--- stacks of {pid}", flush=True)
@@ -773,14 +775,24 @@ class Guard:
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = options()
     parser.add_argument("--plain", metavar="DIR",
                         help="run the POSIX tests in an ordinary directory")
+    args = parser.parse_args()
+    need_mounts(args)
+    sys.exit(guarded(args, Runner, Guard))
+
+
+def options():
+    parser = argparse.ArgumentParser()
     parser.add_argument("--mode", action="append", choices=("auto", "off"))
     parser.add_argument("--keep", action="store_true",
                         help="leave the scratch directory behind")
     parser.add_argument("-k", metavar="TEXT", help="only tests named so")
-    args = parser.parse_args()
+    return parser
+
+
+def need_mounts(args):
     if os.geteuid() != 0 and not args.plain:
         print("SKIP: mounting a private stage needs root")
         sys.exit(77)
@@ -789,10 +801,10 @@ def main():
         sys.exit(77)
     if not args.plain and not os.access(CKPTFS, os.X_OK):
         sys.exit(f"{CKPTFS} is missing: build it first")
-    sys.exit(_main(args))
 
 
-def _main(args):
+def guarded(args, runner, guardian):
+    """The exit code of runner(args, scratch).all(), with a guardian over it."""
     global _guard
     os.umask(0o022)
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -808,7 +820,7 @@ def _main(args):
         faulthandler.register(signal.SIGUSR1, sys.stdout)
         code = 1
         try:
-            code = Runner(args, scratch).all()
+            code = runner(args, scratch).all()
         except BaseException:
             traceback.print_exc()
         finally:
@@ -817,7 +829,7 @@ def _main(args):
     os.close(writer)
     os.setpgid(child, child)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    guard = Guard(child, reader, scratch)
+    guard = guardian(child, reader, scratch)
     try:
         return guard.watch()
     finally:

@@ -2,7 +2,7 @@
 # A real CephFS: a monitor, an OSD (`data`), an MDS (`meta`), no manager (its statfs says 0), and clients by ceph-fuse.
 # Packages: ceph-mon ceph-osd ceph-mds ceph-fuse ceph-common, without recommends. See common.sh.
 # Between tests with `kill data` its OSD's memory is lost, not its disk, as with real ones.
-# shellcheck source=common.sh
+# shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$(readlink -f "$0")")/common.sh"
 C=$D/ceph.conf
 PORT=16789
@@ -99,12 +99,23 @@ start() {
 	await 60 "an active MDS" is_active
 }
 
+# The MDS would wait a minute for what a client held that was killed, and with it whoever wants to look there.
+evict() { # DIR
+	local id
+	id=$(cceph tell mds.a client ls 2>/dev/null | python3 -c '
+import json, sys
+print(*(c["id"] for c in json.load(sys.stdin) if c["client_metadata"].get("mount_point") == sys.argv[1]))' "$1") || return 0
+	for i in $id; do cceph tell mds.a client evict "id=$i" >/dev/null 2>&1 || :; done
+}
+
 case ${1:-} in
-check) missing_tools ip ceph ceph-mon ceph-osd ceph-mds ceph-fuse monmaptool ;;
+check) missing_tools ip ceph ceph-mon ceph-osd ceph-mds ceph-fuse monmaptool python3 ;;
 start) start ;;
 mount) begin_client "$2" ceph-fuse -f -c "$C" -n client.admin "$2" ;;
 umount) end_client "$2" ;;
-lose) lose_client "$2" ;;
+lose)
+	lose_client "$2"
+	if alive meta && alive mon; then evict "$2"; fi ;;
 stop) kill -STOP "$(pid_of "$2")" ;;
 cont) kill -CONT "$(pid_of "$2")" ;;
 kill) kill_one "$2" ;;

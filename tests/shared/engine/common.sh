@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # common.sh - what the engines of tests/shared have in common; sourced by them.
 #
 # An engine is a cluster file system on this machine alone, all of it in the folder $ENGINE_DIR (./engine-test). Its processes

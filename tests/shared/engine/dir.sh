@@ -2,7 +2,7 @@
 # No cluster: one small ext4, and each "node" is a bind mount of it. For machines without the packages of the others, and
 # because it is quick. Nothing is cached by a client here, so it shows less. See common.sh.
 # `stop data` freezes the file system: what changes something waits. There is no process to kill.
-# shellcheck source=common.sh
+# shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$(readlink -f "$0")")/common.sh"
 
 case ${1:-} in

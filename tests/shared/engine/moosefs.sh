@@ -2,7 +2,7 @@
 # A real MooseFS: a master (`meta`), a chunkserver (`data`) on a small ext4, and clients by mfsmount.
 # Packages: moosefs-master moosefs-chunkserver moosefs-client, without recommends. See common.sh.
 # It refuses 127.0.0.1 for its master: the namespace has the documentation address 192.0.2.1.
-# shellcheck source=common.sh
+# shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$(readlink -f "$0")")/common.sh"
 PORT=19419
 IP=192.0.2.1
