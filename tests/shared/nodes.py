@@ -377,9 +377,10 @@ def race(*fns):
 
 
 def watch_plain(c, folder=""):
-    """Looks at every file in DIR again and again: what is plain is whole, in
+    """Looks at every file in DIR again and again: what is plain is right, in
     every look. Returns how many times it looked at (pending, plain); files
-    that are a prefix of what was to be written, by (name, version)."""
+    that are a part of what was to be written, or nothing of it, by (name,
+    version): {} unless a writer was cut off."""
     def look(stop):
         seen, parts = [0, 0], {}
         while not stop.is_set():
@@ -393,6 +394,9 @@ def watch_plain(c, folder=""):
                         continue
                     seen[raw is not None] += 1
                     if raw is None:
+                        continue
+                    if not raw:
+                        parts[os.path.basename(path), 0] = path
                         continue
                     try:
                         name, version, size, got = content_of(raw)
