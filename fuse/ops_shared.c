@@ -424,8 +424,12 @@ static void create_plain(fuse_req_t req, fuse_ino_t parent, const char *name,
 	if (rc == 0)
 		rc = shared_create_plain(shared_of(req), &a.c, parent, name,
 					 mode, fi->flags, &made, &fd, &backing);
-	if (rc == -EEXIST && !(fi->flags & O_EXCL))
-		rc = -ESTALE; /* somebody was faster: look it up again */
+	if (rc == -EEXIST && !(fi->flags & O_EXCL)) {
+		struct names_new n = new_of(req, S_IFREG | mode);
+
+		rc = shared_create_again(shared_of(req), parent, name,
+					 fi->flags, &n);
+	}
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
 		return;
@@ -470,7 +474,8 @@ static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name,
 		if (rc < 0)
 			forget(req, made.id, 1);
 	} else if (rc == -EEXIST && !(fi->flags & O_EXCL)) {
-		rc = -ESTALE; /* somebody was faster: look it up again */
+		rc = shared_create_again(shared_of(req), parent, name,
+					 fi->flags, &n);
 	}
 	waiting_end(&w);
 	if (rc < 0) {

@@ -112,6 +112,32 @@ static void adopt_engine(struct shared *s, struct node *n)
 
 /* --- pending files that are not where they were ---------------------------- */
 
+/*
+ * A pending file of this store that it knows nothing of. When the last mount
+ * ended by itself that cannot be, and it stays; as does one whose bytes are
+ * here after all, such as in a store whose database was made anew.
+ */
+static void remove_unknown(struct shared *s, int dirfd, const char *path,
+			   const char *name, const struct stat *sb,
+			   const struct trailer *t)
+{
+	struct stat now;
+	struct attr a;
+
+	if (!s->unclean || inode_attr_of(s->st->inodes, t->number, &a) == 0) {
+		log_error("%s/%s is pending, of this node, and the store does "
+			  "not know it as such; it stays as it is",
+			  s->dir, path);
+		return;
+	}
+	if (fstatat(dirfd, name, &now, AT_SYMLINK_NOFOLLOW) == 0 &&
+	    now.st_ino == sb->st_ino && pending_is(s, &now) &&
+	    unlinkat(dirfd, name, 0) == 0)
+		log_warning("%s/%s was made and was never durable: it is gone, "
+			    "as after a power cut",
+			    s->dir, path);
+}
+
 static int on_found(void *arg, int dirfd, const char *path, const char *name,
 		    const struct stat *sb)
 {
@@ -132,10 +158,16 @@ static int on_found(void *arg, int dirfd, const char *path, const char *name,
 	if (!dir || find_dir(s, dir, &parent.n) < 0)
 		return 0;
 	u.n = node_get(s, t.number);
+	if (u.n && !node_may_be(s, u.n, sb->st_ino))
+		node_put(s, TAKE(u.n));
 	if (!u.n) /* its number is another one since: O_TRUNC under readers */
 		u.n = local_at(s, parent.n, name, sb);
 	if (!u.n)
 		return 0;
+	if (!u.n->in) {
+		remove_unknown(s, dirfd, path, name, sb, &t);
+		return 0;
+	}
 	{
 		HOLD(&s->lock);
 		if (u.n->state != NODE_PENDING)

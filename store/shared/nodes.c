@@ -299,6 +299,12 @@ void node_forget_local_locked(struct shared *s, struct node *n)
 	cond_broadcast(&s->moved);
 }
 
+bool node_may_be(struct shared *s, const struct node *n, ino_t engine)
+{
+	HOLD(&s->lock);
+	return n->engine == 0 || n->engine == engine;
+}
+
 bool node_is_under_locked(const struct node *n, const struct node *dir)
 {
 	for (unsigned i = 0; n && i < PATH_DEPTH_MAX; i++, n = n->parent)

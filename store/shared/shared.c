@@ -23,6 +23,7 @@
 #include "store/shared/shared_private.h"
 
 #define META_SHARED_UUID "shared.uuid"
+#define META_SHARED_MOUNTED "shared.mounted"
 #define SEARCH_PERIOD_NS (INT64_C(10) * 1000000000)
 
 /* --- the beginning and the end -------------------------------------------- */
@@ -77,6 +78,21 @@ static int bind_store(struct shared *s, char *why, size_t why_size)
 	record_save(b, k, s->home.uuid, strlen(s->home.uuid));
 	rc = kv_write(st->kv, b);
 	return rc < 0 ? rc : kv_sync(st->kv);
+}
+
+/* Noted while it is mounted, and gone when it has ended. */
+static int note_mounted(struct shared *s, bool mounted)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct key k = key_meta(META_SHARED_MOUNTED);
+	int rc;
+
+	if (mounted)
+		record_mark(b, k);
+	else
+		record_delete(b, k);
+	rc = kv_write(s->st->kv, b);
+	return rc < 0 ? rc : kv_sync(s->st->kv);
 }
 
 /* The root's node. */
@@ -153,6 +169,11 @@ int shared_open(struct store *st, const struct shared_options *o,
 				      st->uuid, &s->home, why, why_size);
 	if (rc == 0)
 		rc = bind_store(s, why, why_size);
+	if (rc == 0)
+		s->unclean = s->search = record_find(
+			st->kv, key_meta(META_SHARED_MOUNTED)) == 0;
+	if (rc == 0)
+		rc = note_mounted(s, true);
 	if (rc == 0)
 		rc = make_root(s);
 	if (rc == 0)
@@ -251,6 +272,7 @@ void shared_stop(struct shared *s)
 	if (s->is_alive)
 		thread_join(&s->alive);
 	s->is_alive = false;
+	(void)note_mounted(s, false);
 }
 
 void shared_free(struct shared *s)
@@ -288,34 +310,44 @@ static int give_up(struct shared *s, struct node *n)
 	return look_up_again(s);
 }
 
-/* A new local file is to take the place of the one that DIR has there. */
-static int replace(struct shared *s, struct node *old,
-		   const struct names_new *new)
+static bool writes(int flags)
+{
+	return (flags & O_ACCMODE) != O_RDONLY;
+}
+
+/*
+ * A new local file is to take the place of what DIR has at the name, whatever
+ * that is by now. -ESTALE when it is there: opened once more, by its name, it is
+ * the new one.
+ */
+static int replace_at(struct shared *s, struct node *parent, const char *name,
+		      const struct names_new *new)
 {
 	SCOPED(node_use_end) struct node_use u = { .s = s };
-	SCOPED(node_use_end) struct node_use parent = { .s = s };
-	SCOPED(scope_close) int fd = -1, path = -1, at = -1;
-	char name[STORE_NAME_MAX + 1], in_new[LOCAL_NEW_BYTES];
+	SCOPED(scope_close) int fd = -1, path = -1, dirfd = -1;
+	char in_new[LOCAL_NEW_BYTES];
 	struct names_new n = *new;
 	struct stat sb;
-	int rc = node_fd(s, old, &at);
+	int rc;
 
-	if (rc == 0 && fstat(at, &sb) < 0)
-		rc = -errno;
+	u.n = node_replacing(s, parent, name);
+	if (u.n) { /* somebody was faster, and will be opened */
+		HOLD(&s->lock);
+		u.n->awaited_ns = mono_ns() + LOCAL_AWAITED_NS;
+		return -ESTALE;
+	}
+	rc = node_fd(s, parent, &dirfd);
 	if (rc < 0)
 		return rc;
-	{
-		HOLD(&s->lock);
-		if (!old->parent)
-			return -ESTALE;
-		(void)snprintf(name, sizeof(name), "%s", old->name);
-		parent.n = node_ref_locked(old->parent);
-	}
+	if (fstatat(dirfd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
+		return errno == ENOENT ? look_up_again(s) : -errno;
+	if (!S_ISREG(sb.st_mode) || pending_is(s, &sb))
+		return look_up_again(s);
 	/* What the file is goes on: O_TRUNC changes its bytes alone. */
 	n.mode = sb.st_mode;
 	n.uid = sb.st_uid;
 	n.gid = sb.st_gid;
-	rc = local_make(s, &n, name, parent.n, true, &u.n);
+	rc = local_make(s, &n, name, parent, true, &u.n);
 	if (rc < 0)
 		return rc;
 	node_new_name(u.n, in_new);
@@ -347,13 +379,33 @@ static int replace(struct shared *s, struct node *old,
 		cond_broadcast(&s->moved);
 	}
 	rc = local_save(s, u.n, false);
-	/* Opened once more, by its name, it is the new one. */
 	return rc < 0 ? rc : -ESTALE;
 }
 
-static bool writes(int flags)
+static int replace(struct shared *s, struct node *old,
+		   const struct names_new *new)
 {
-	return (flags & O_ACCMODE) != O_RDONLY;
+	SCOPED(node_use_end) struct node_use parent = { .s = s };
+	char name[STORE_NAME_MAX + 1];
+
+	{
+		HOLD(&s->lock);
+		if (!old->parent)
+			return -ESTALE;
+		(void)snprintf(name, sizeof(name), "%s", old->name);
+		parent.n = node_ref_locked(old->parent);
+	}
+	return replace_at(s, parent.n, name, new);
+}
+
+int shared_create_again(struct shared *s, uint64_t parent, const char *name,
+			int flags, const struct names_new *new)
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+
+	if (!(flags & O_TRUNC) || !writes(flags) || node_use(s, parent, &u) < 0)
+		return look_up_again(s);
+	return replace_at(s, u.n, name, new);
 }
 
 int shared_change_begin(struct shared *s, uint64_t id, int flags,
@@ -436,6 +488,9 @@ static int open_file(struct shared *s, const struct shared_caller *c,
 		rc = node_fd(s, u.n, &path);
 	if (rc == 0 && fstat(path, &sb) < 0)
 		rc = -errno;
+	/* Somebody has put another file there: it is that one's turn. */
+	if (rc == -ESTALE && u.n && writes(flags) && (flags & O_TRUNC))
+		return replace(s, u.n, new);
 	if (rc < 0)
 		return rc;
 	if (pending_is(s, &sb)) {

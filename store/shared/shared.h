@@ -90,6 +90,12 @@ int shared_stat(struct shared *s, uint64_t id, struct stat *ret);
 int shared_create(struct shared *s, const struct shared_caller *c,
 		  uint64_t parent, const char *name, const struct names_new *n,
 		  struct shared_entry *ret, struct inode **ret_local);
+/*
+ * The file was there already, and is to be opened with these flags all the
+ * same: -ESTALE, and who looks it up again can open it. n as above.
+ */
+int shared_create_again(struct shared *s, uint64_t parent, const char *name,
+			int flags, const struct names_new *n);
 /* Anything but a regular file; target as in names_new. */
 int shared_make(struct shared *s, const struct shared_caller *c,
 		uint64_t parent, const char *name, const struct names_new *n,

@@ -105,6 +105,7 @@ struct shared {
 	/* Until when a look-up keeps a descriptor: see shared_open_file(). */
 	int64_t keep_fds_ns;
 	int64_t search_due_ns;
+	bool unclean; /* the last mount did not end: see local_search() */
 	bool search; /* a pending file is not where it was: local_search() */
 	struct thread threads[UPLOAD_THREADS];
 	unsigned thread_count;
@@ -200,6 +201,11 @@ int node_fd(struct shared *s, struct node *n, int *ret_fd);
 void node_keep_fd(struct shared *s, struct node *n, int fd);
 /* "a/b/c", as it was seen last. */
 void node_path(struct shared *s, struct node *n, char *buf, size_t size);
+/*
+ * Is the local file the one that DIR has with this inode number? A number of
+ * ours may be used twice, when a power cut took the first file.
+ */
+bool node_may_be(struct shared *s, const struct node *n, ino_t engine);
 /* Is it `dir`, or below it, as far as is known? The lock is held. */
 bool node_is_under_locked(const struct node *n, const struct node *dir);
 /* A descriptor of what fd, O_PATH, is of; -errno. */
@@ -251,7 +257,8 @@ int local_load(struct shared *s, char *why, size_t why_size);
 /*
  * Look for the pending files of this node everywhere, and put each where it is:
  * others have renamed it, or the last daemon died between a rename and its
- * record.
+ * record. After an end that was none, what the store does not know goes: it was
+ * made, and nothing of it was durable.
  */
 void local_search(struct shared *s);
 /* --- trailing.c: files in DIR that are not whole */

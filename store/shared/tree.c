@@ -141,7 +141,7 @@ static int see_pending(struct shared *s, const struct at *a, struct node **n,
 		return rc == -ESTALE ? -ENOENT : 0;
 	if (strcmp(t.uuid, s->st->uuid) == 0)
 		ours = node_get(s, t.number);
-	if (!ours || !is_local(s, ours)) {
+	if (!ours || !is_local(s, ours) || !node_may_be(s, ours, sb->st_ino)) {
 		node_put(s, ours);
 		pending_stat(&t, sb);
 		return 0;

@@ -38,6 +38,8 @@
 #define RETRY_FIRST_NS (SECOND_NS / 4)
 #define RETRY_MOST_NS (60 * SECOND_NS)
 #define LOOK_AGAIN_NS (SECOND_NS / 5)
+/* So often it is looked for before anybody is told that it is not found. */
+#define STALE_TRIES 8
 /* At the end of a mount: for as long without a file that was completed. */
 #define STOP_WITHOUT_PROGRESS_NS (10 * SECOND_NS)
 
@@ -461,7 +463,11 @@ static void put_back(struct upload *u, enum upload_end end, int rc)
 		if (n->state == NODE_GONE)
 			rc = 0; /* whatever went wrong: nobody wants it */
 		if (rc < 0) {
-			first = n->failures++ == 0 || n->error != rc;
+			n->failures++;
+			/* Where it is now is looked for first. */
+			first = n->failures ==
+					(rc == -ESTALE ? STALE_TRIES : 1) ||
+				(n->error != rc && rc != -ESTALE);
 			n->error = rc;
 			s->figures.error = rc;
 			s->search = s->search || rc == -ESTALE;
