@@ -28,6 +28,7 @@
 #include "store/shared/shared.h"
 
 #define GROUPS_MAX 65536
+#define CREATE_TRIES 16
 
 static struct shared *shared_of(fuse_req_t req)
 {
@@ -442,17 +443,93 @@ static void create_plain(fuse_req_t req, fuse_ino_t parent, const char *name,
 	}
 }
 
+static bool writes(int flags)
+{
+	return (flags & O_ACCMODE) != O_RDONLY;
+}
+
+/* What a create came to, to be told, or to be undone. */
+struct created {
+	struct shared_entry entry;
+	struct inode *in; /* a reference; NULL: the handle is a descriptor */
+	int flags;
+	struct file_opened opened;
+	int fd;
+};
+
+/* A local file, of which the caller has a look-up; *c is filled. */
+static int open_local(fuse_req_t req, struct created *c, int flags, pid_t pid)
+{
+	struct store *st = store_of(req);
+	int rc = file_open_for(&st->files, c->in, flags, pid, &c->opened);
+
+	c->flags = flags;
+	if (writes(flags))
+		shared_change_end(shared_of(req), c->in->ino);
+	return rc;
+}
+
+/* The name is there already: open what it means now. */
+static int open_found(fuse_req_t req, const struct shared_caller *caller,
+		      int flags, const struct names_new *n, struct created *c)
+{
+	struct shared *s = shared_of(req);
+	struct fs_inode i;
+	int rc;
+
+	if (shared_is_node(c->entry.id))
+		return shared_open_file(s, caller, c->entry.id, flags, n,
+					&c->fd, &c->opened.backing_id);
+	rc = shared_change_begin(s, c->entry.id, flags, n);
+	if (rc == 0)
+		rc = fs_get(req, c->entry.id, &i);
+	if (rc < 0)
+		return rc;
+	c->in = i.in;
+	c->flags = flags;
+	return open_local(req, c, flags, n->pid);
+}
+
+/* As open(2) with O_CREAT: make it, or open what is there. */
+static int create(fuse_req_t req, fuse_ino_t parent, const char *name,
+		  int flags, const struct names_new *n,
+		  const struct shared_caller *caller, struct created *c)
+{
+	struct shared *s = shared_of(req);
+	int rc = -ESTALE;
+
+	/* Others make and remove the name, too: some time it is there, or not. */
+	for (int tries = 0; tries < CREATE_TRIES && rc == -ESTALE; tries++) {
+		*c = (struct created){ .fd = -1 };
+		rc = shared_create(s, caller, parent, name, n, &c->entry,
+				   &c->in);
+		if (rc == 0) /* there is nothing to truncate in it */
+			rc = open_local(req, c, flags & ~O_TRUNC, n->pid);
+		if (rc == 0 && !writes(flags))
+			shared_change_end(s, c->in->ino);
+		if (rc == -EEXIST && !(flags & O_EXCL)) {
+			rc = shared_lookup(s, parent, name, &c->entry);
+			if (rc == 0) {
+				rc = open_found(req, caller, flags, n, c);
+				if (rc < 0)
+					forget(req, c->entry.id, 1);
+			}
+			rc = rc == -ENOENT ? -ESTALE : rc;
+		}
+		if (rc < 0)
+			inode_put(store_of(req)->inodes, TAKE(c->in), 1);
+	}
+	return rc;
+}
+
 static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name,
 		      mode_t mode, struct fuse_file_info *fi)
 {
 	SCOPED(fs_put) struct fs_inode i = { .st = store_of(req) };
 	SCOPED(asker_end) struct asker a = { 0 };
 	struct names_new n = new_of(req, S_IFREG | mode);
-	/* There is nothing to truncate in a file that is new. */
-	int flags = fi->flags & ~O_TRUNC;
-	struct file_opened opened;
 	struct fuse_entry_param e;
-	struct shared_entry made;
+	struct created c;
 	struct writer writer;
 	struct waiting w;
 	int rc;
@@ -466,33 +543,25 @@ static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name,
 	fs_writer(req, name, &writer);
 	n.writer = &writer;
 	if (rc == 0)
-		rc = shared_create(shared_of(req), &a.c, parent, name, &n,
-				   &made, &i.in);
-	if (rc == 0) {
-		rc = file_open_for(&i.st->files, i.in, flags, n.pid, &opened);
-		shared_change_end(shared_of(req), i.in->ino);
-		if (rc < 0)
-			forget(req, made.id, 1);
-	} else if (rc == -EEXIST && !(fi->flags & O_EXCL)) {
-		rc = shared_create_again(shared_of(req), parent, name,
-					 fi->flags, &n);
-	}
+		rc = create(req, parent, name, fi->flags, &n, &a.c, &c);
 	waiting_end(&w);
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
 		return;
 	}
-	fs_handle_fill(fi, flags, &opened);
-	fill(&made, &e);
+	i.in = c.in;
+	if (c.in)
+		fs_handle_fill(fi, c.flags, &c.opened);
+	else
+		fill_handle(fi, fi->flags, c.fd, c.opened.backing_id);
+	fill(&c.entry, &e);
 	if (fuse_reply_create(req, &e, fi) < 0) {
-		file_release(&i.st->files, i.in, flags);
-		forget(req, made.id, 1);
+		if (c.in)
+			file_release(&i.st->files, c.in, c.flags);
+		else
+			shared_close(shared_of(req), c.entry.id, c.fd);
+		forget(req, c.entry.id, 1);
 	}
-}
-
-static bool writes(int flags)
-{
-	return (flags & O_ACCMODE) != O_RDONLY;
 }
 
 static void open_in_dir(fuse_req_t req, fuse_ino_t ino,

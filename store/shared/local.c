@@ -241,6 +241,36 @@ void local_set_kept_locked(struct node *n, const struct stat *sb)
 		n->kept_size = UINT64_MAX; /* no file has it */
 }
 
+/* One that nobody came for in time; a reference, or NULL. */
+static struct node *find_not_awaited(struct shared *s)
+{
+	int64_t now = mono_ns();
+	struct node *n;
+
+	HOLD(&s->lock);
+	LIST_FOREACH(n, &s->replacing, replacing)
+	if (n->undone && n->awaited_ns < now && n->changing == 0 &&
+	    n->state == NODE_PENDING) {
+		n->renaming++; /* so that nobody completes it */
+		return node_ref_locked(n);
+	}
+	return NULL;
+}
+
+void local_not_awaited(struct shared *s)
+{
+	struct node *n;
+
+	while ((n = find_not_awaited(s))) {
+		char name[LOCAL_NEW_BYTES];
+
+		node_new_name(n, name);
+		(void)unlinkat(s->home.newfd, name, 0);
+		local_drop(s, n);
+		node_put(s, n);
+	}
+}
+
 /* --- what the committer calls --------------------------------------------- */
 
 void local_committing(void *arg, struct kv_batch *b, uint64_t ino)
@@ -314,6 +344,8 @@ void local_renumbered(void *arg, uint64_t from, uint64_t to)
 		node_take_over_locked(s, fresh, old);
 		fresh->awaited_ns = mono_ns() + LOCAL_AWAITED_NS;
 		fresh->since_ns = mono_ns();
+		/* As it is, should nobody open it. */
+		queue_add_locked(s, fresh, s->next_place++);
 	}
 	node_put(s, fresh);
 	node_put(s, old);

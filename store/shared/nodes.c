@@ -416,6 +416,10 @@ int node_fd(struct shared *s, struct node *n, int *ret_fd)
 {
 	int fd = fd_at_depth(s, n, PATH_DEPTH_MAX);
 
+	if (fd == -ESTALE) {
+		HOLD(&s->lock);
+		s->keep_fds_ns = mono_ns() + LOCAL_AWAITED_NS;
+	}
 	if (fd < 0)
 		return fd;
 	*ret_fd = fd;

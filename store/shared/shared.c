@@ -244,6 +244,7 @@ static void *alive_main(void *arg)
 				    "lives: %s",
 				    s->dir, strerror(-rc));
 		(void)dir_each(s->home.nodefd, "wanted", on_wanted, s);
+		local_not_awaited(s);
 		if (wants_search(s))
 			local_search(s);
 		HOLD(&s->lock);
@@ -376,6 +377,7 @@ static int replace_at(struct shared *s, struct node *parent, const char *name,
 		u.n->state = NODE_PENDING;
 		u.n->changing = 0;
 		u.n->awaited_ns = mono_ns() + LOCAL_AWAITED_NS;
+		u.n->undone = true;
 		cond_broadcast(&s->moved);
 	}
 	rc = local_save(s, u.n, false);
@@ -424,6 +426,7 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 		if (!kept) {
 			u.n->changing++;
 			u.n->awaited_ns = 0;
+			u.n->undone = false;
 			if (u.n->state == NODE_UPLOADING)
 				u.n->changed = true;
 		}

@@ -67,6 +67,7 @@ struct node {
 	 * until then, or this moment, it is not completed. 0: nobody.
 	 */
 	int64_t awaited_ns;
+	bool undone; /* when nobody comes: it was made for him alone */
 	TAILQ_ENTRY(node) queued; /* to be uploaded, by place */
 	bool is_queued, is_taken;
 	uint64_t place;
@@ -102,7 +103,11 @@ struct shared {
 	/* Since when each thread is in a call to DIR; 0: it is in none. */
 	int64_t calling_ns[UPLOAD_THREADS];
 	bool stop;
-	/* Until when a look-up keeps a descriptor: see shared_open_file(). */
+	/*
+	 * Until when look-ups keep a descriptor. Between a look-up and what
+	 * follows others may put another file there: -ESTALE. The kernel looks
+	 * up once more then, and no third time, so what it finds has to stay.
+	 */
 	int64_t keep_fds_ns;
 	int64_t search_due_ns;
 	bool unclean; /* the last mount did not end: see local_search() */
@@ -240,6 +245,8 @@ int local_make(struct shared *s, const struct names_new *n, const char *name,
 /* node_at(); what somebody has changed in DIR is dropped here. */
 struct node *local_at(struct shared *s, struct node *parent, const char *name,
 		      const struct stat *sb);
+/* Those that somebody was told of, and nobody came for. */
+void local_not_awaited(struct shared *s);
 /* The local copy goes; who has it open keeps it. A reference is needed. */
 void local_drop(struct shared *s, struct node *n);
 void local_set_kept_locked(struct node *n, const struct stat *sb);

@@ -217,7 +217,8 @@ int shared_lookup(struct shared *s, uint64_t parent, const char *name,
 	if (fstatat(a.fd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
 		return -errno;
 	rc = entry_at(s, &a, &sb, ret);
-	if (rc == 0 && S_ISREG(sb.st_mode) && keeps_fds(s))
+	if (rc == 0 && (S_ISREG(sb.st_mode) || S_ISDIR(sb.st_mode)) &&
+	    keeps_fds(s))
 		keep_fd_of(s, ret->id);
 	return rc;
 }
@@ -445,6 +446,21 @@ int tree_create_plain(struct shared *s, const struct shared_caller *c,
 	return rc;
 }
 
+/*
+ * It was made, and somebody else has removed it again: the call has succeeded
+ * all the same. No file of DIR has such a number.
+ */
+static void stat_gone(struct shared *s, const struct names_new *n,
+		      struct stat *sb)
+{
+	*sb = (struct stat){ .st_dev = s->dev,
+			     .st_mode = n->mode,
+			     .st_uid = n->uid,
+			     .st_gid = n->gid };
+	HOLD(&s->lock);
+	sb->st_ino = (ino_t)(UINT64_MAX - ++s->next_node);
+}
+
 int shared_make(struct shared *s, const struct shared_caller *c,
 		uint64_t parent, const char *name, const struct names_new *n,
 		struct shared_entry *ret)
@@ -467,9 +483,12 @@ int shared_make(struct shared *s, const struct shared_caller *c,
 		rc = mknodat(a.fd, name, n->mode, n->rdev);
 	rc = rc < 0 ? -errno : 0;
 	act_as_self(s, c);
-	if (rc == 0 && fstatat(a.fd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
-		rc = -errno;
-	return rc < 0 ? rc : entry_at(s, &a, &sb, ret);
+	if (rc < 0)
+		return rc;
+	if (fstatat(a.fd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0 ||
+	    (sb.st_mode & S_IFMT) != (n->mode & S_IFMT))
+		stat_gone(s, n, &sb);
+	return entry_at(s, &a, &sb, ret);
 }
 
 /* Where the file is in DIR: a name of it. */

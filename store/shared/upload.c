@@ -596,6 +596,8 @@ static int wait_for_others(struct shared *s, struct node *dir)
 
 		if (rc == 0)
 			rc = tracker_find_pending(s, fd, true);
+		if (rc == -ESTALE) /* it is elsewhere: the rename will see */
+			return 0;
 		if (rc <= 0)
 			return rc;
 		if (is_to_end())

@@ -199,17 +199,18 @@ def file_work(node, who, seed, ready, count):
 def files_are_whole_whatever_both_nodes_do_with_them(c):
     print(f"# CKPTFS_RACES_SEED={SEED}", flush=True)
     watcher = nodes.watch_plain(c)
+    written = set()
     for n in range(3):
         ready = start_line(2)
         sides = race(*(file_work(node, who, SEED + n, ready, 40)
                        for who, node in enumerate((c.a, c.b))))
         c.settle(f"seed {SEED + n}")
         allowed = {None, "ENOENT", "EEXIST"}
-        written = set()
         for history, _ in sides:
             for what, gave, begin, end in history:
-                # Who writes to what is pending elsewhere gets EBUSY.
-                busy = {"EBUSY"} if what[0] == "anew" else set()
+                # Who writes to what is pending elsewhere gets EBUSY, and
+                # ESTALE when the other node has replaced it twice since.
+                busy = {"EBUSY", "ESTALE"} if what[0] == "anew" else set()
                 assert gave in allowed | busy, \
                     f"seed {SEED + n}: {what} gave {gave} " \
                     f"after {(end - begin) / 1e9:.1f} s"
