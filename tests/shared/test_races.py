@@ -96,6 +96,14 @@ def apply(state, what):
     return gave, tuple(sorted(has.items()))
 
 
+def nothing(state, what):
+    """A rename of a file onto itself is fine and does nothing, and a kernel
+    takes two names for one file when another node renames the first to the
+    second between its look-ups: on any file system with several clients."""
+    if what[0] == "rename" and what[2] in dict(state):
+        yield None, state
+
+
 def one_order(a, b):
     """Whether both histories are one; else the calls where they part."""
     best, seen = (0, 0, ()), set()
@@ -114,9 +122,10 @@ def one_order(a, b):
                                   (b[j:j + 1], a[i:i + 1], (0, 1))):
             if not mine or other and other[0][3] < mine[0][2]:
                 continue  # the other had ended before this one began
-            gave, after = apply(state, mine[0][0])
-            if gave == mine[0][1]:
-                todo.append((i + step[0], j + step[1], after))
+            for gave, after in (apply(state, mine[0][0]),
+                                *nothing(state, mine[0][0])):
+                if gave == mine[0][1]:
+                    todo.append((i + step[0], j + step[1], after))
     i, j, state = best
     return f"after {state}: neither {a[i:i + 2]} nor {b[j:j + 2]}"
 
