@@ -26,8 +26,9 @@ struct tree {
 
 /*
  * Those that are to be looked into: nothing below a folder whose name begins
- * with a dot, nor below one of several that are called like steps: what has
- * them is a run. -E2BIG: STRUCTURE_FILES_MAX. tree_release() it in any case.
+ * with a dot or is a staging one (step_7.tmp), nor below one of several that
+ * are called like steps: what has them is a run. -E2BIG: STRUCTURE_FILES_MAX.
+ * tree_release() it in any case.
  */
 int tree_read(struct tree *t, const struct structure_source *in);
 void tree_release(struct tree *t);
