@@ -30,8 +30,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	struct tensors l = { .all = NULL };
 	int rc = torch_pickle_read(&l, data, size, &storages, NULL);
 
-	CHECK(rc == 0 || rc == -EBADMSG || rc == -EFBIG ||
-	      rc == -EOPNOTSUPP);
+	CHECK(rc == 0 || rc == -EBADMSG || rc == -EFBIG || rc == -EOPNOTSUPP);
 	CHECK((rc == 0) == (l.error[0] == 0));
 	for (size_t i = 0; i < l.count; i++) {
 		const struct tensor *t = &l.all[i];
