@@ -217,8 +217,7 @@ int shared_lookup(struct shared *s, uint64_t parent, const char *name,
 	if (fstatat(a.fd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
 		return -errno;
 	rc = entry_at(s, &a, &sb, ret);
-	if (rc == 0 && (S_ISREG(sb.st_mode) || S_ISDIR(sb.st_mode)) &&
-	    keeps_fds(s))
+	if (rc == 0 && keeps_fds(s))
 		keep_fd_of(s, ret->id);
 	return rc;
 }
