@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -29,6 +30,8 @@
 /* Who looks whether it is locked has the lock for a moment. */
 #define LOCK_WAIT_NS (INT64_C(1) * 1000000000)
 #define LOCK_POLL_NS 10000000
+/* `alive` has not been written for so long. */
+#define DEAD_AFTER_NS (2 * SHARED_ALIVE_PERIOD_NS + SHARED_ALIVE_PERIOD_NS / 2)
 #define LOCK_TRIES_MAX 8 /* it was removed in between */
 #define SHOWN_BYTES (SHARED_NODE_MAX + 64)
 #define FORMAT_TMP SHARED_FORMAT_FILE "." /* and a UUID */
@@ -237,6 +240,35 @@ static int refuse_lock(const struct opening *o, int rc)
 			   o->why.dir, strerror(-rc));
 }
 
+/*
+ * The lock of a node that died may be held for minutes: by the servers of the
+ * file system, which wait for it to come back. The caller has this node's store
+ * for himself, and another store is refused as this node; so what is left to
+ * fear is a copy of the store. Its daemon would write `alive`.
+ */
+static bool holder_is_dead(const struct opening *o)
+{
+	const struct timespec pause = { .tv_sec = 1 };
+	int64_t end_ns = mono_ns() + DEAD_AFTER_NS, seen_ns;
+	struct home_alive first, now;
+	char uuid[LAYOUT_UUID_BYTES], boot[HOME_BOOT_BYTES];
+	int nodefd = o->home->nodefd;
+
+	if (home_store_read(nodefd, uuid) < 0 || strcmp(uuid, o->store) != 0 ||
+	    home_alive_read(nodefd, &first, &seen_ns) < 0)
+		return false;
+	home_boot_id(boot);
+	if (strcmp(boot, first.boot) == 0)
+		return kill((pid_t)first.pid, 0) < 0 && errno == ESRCH;
+	while (mono_ns() < end_ns) {
+		(void)nanosleep(&pause, NULL);
+		if (home_alive_read(nodefd, &now, &seen_ns) < 0 ||
+		    now.time_ns != first.time_ns)
+			return false;
+	}
+	return true;
+}
+
 static int take_lock(const struct opening *o)
 {
 	struct shared_home *h = o->home;
@@ -253,6 +285,10 @@ static int take_lock(const struct opening *o)
 			return home_refuse_call(&o->why,
 						"open the lock of this node");
 		rc = lock_in_time(fd);
+		if (rc == -EWOULDBLOCK && holder_is_dead(o)) {
+			h->is_unlocked = true;
+			return 0;
+		}
 		if (rc < 0)
 			return refuse_lock(o, rc);
 		if (has_name(h->nodefd, SHARED_LOCK_FILE, fd)) {

@@ -23,6 +23,7 @@ struct shared_home {
 	int newfd; /* DIR/.ckptfs/new/NAME */
 	int nodefd; /* DIR/.ckptfs/nodes/NAME */
 	int lockfd; /* whoever has it is this node */
+	bool is_unlocked; /* a daemon of this node that died still has it */
 	char uuid[LAYOUT_UUID_BYTES]; /* of the shared tree */
 	char node[SHARED_NODE_MAX + 1];
 	dev_t dev; /* of DIR/.ckptfs, which is not shown */

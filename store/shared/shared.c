@@ -167,6 +167,10 @@ int shared_open(struct store *st, const struct shared_options *o,
 		rc = shared_home_open(s->dir,
 				      o->node ? o->node : machine.nodename,
 				      st->uuid, &s->home, why, why_size);
+	if (rc == 0 && s->home.is_unlocked)
+		log_warning("%s: the lock of node %s is still held for its "
+			    "daemon that died; it goes on without",
+			    s->dir, s->home.node);
 	if (rc == 0)
 		rc = bind_store(s, why, why_size);
 	if (rc == 0)
