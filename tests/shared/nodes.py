@@ -513,6 +513,7 @@ class Guard(ck.Guard):
         super().hear(kind, *words)
 
     def end_daemons(self):
+        """The engine first: daemons and tests may wait for it."""
         for script, folder in self.engines:
             if os.path.isdir(folder):
                 subprocess.run([script, "clean"], check=False, timeout=120,

@@ -113,7 +113,12 @@ end_client() { # DIR
 	rm -f "$D/run/$name.pid"
 }
 
+# Whoever waits for a client waits no longer; else it cannot even be killed when it waits in the kernel for a user who waits
+# for it: two clients of CephFS that rename the same names do that.
+abort_mount() { umount -f "$1" 2>/dev/null || :; }
+
 lose_client() { # DIR
+	abort_mount "$(readlink -f "$1")"
 	kill_one "$(client_of "$1")"
 	umount -l "$1" 2>/dev/null || :
 }
@@ -121,6 +126,7 @@ lose_client() { # DIR
 clean_all() {
 	local f name
 	if [ -d "$D/run" ]; then
+		[ ! -f "$D/run/mounts" ] || while read -r m; do abort_mount "$m"; done <"$D/run/mounts"
 		for f in "$D"/run/*.pid; do
 			name=${f##*/}
 			[ ! -e "$f" ] || kill_one "${name%.pid}"
