@@ -36,7 +36,7 @@ def metadata_is_last(c, folder):
                 try:
                     if c.is_pending(*names):
                         continue
-                except FileNotFoundError:
+                except (FileNotFoundError, NotADirectoryError):
                     continue
                 seen += 1
                 shards = [n for n in os.listdir(c.shared(folder, step))

@@ -569,15 +569,5 @@ def after_a_remount_all_is_as_it_was(c):
             assert whole(get(node.path(name))) == ("f", version), name
 
 
-@shared()
-def two_mounts_need_two_names(c):
-    twin = nodes.Node(c, "twin", "node=a")
-    try:
-        said = twin.refuse(code=1)
-        assert "'a'" in said or " a " in said, said
-    finally:
-        twin.stop()
-
-
 if __name__ == "__main__":
     nodes.main()
