@@ -22,7 +22,7 @@
  * For how long a pending file may seem to have no trailer: it is being made, or
  * completed, or a client of DIR remembers its size (MooseFS: a second).
  */
-#define BARE_NS (INT64_C(1500) * 1000000)
+#define BARE_NS (INT64_C(5000) * 1000000)
 #define WAIT_MOST_NS (INT64_C(500) * 1000000)
 
 static int read_at_end(int fd, uint64_t size, struct trailer *ret)

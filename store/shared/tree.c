@@ -332,6 +332,9 @@ static int make_pending(struct shared *s, const struct shared_caller *c,
 	/* Before others see it as one that has none; of the caller, not yet. */
 	if (rc == 0)
 		rc = pending_write(s, n, fd, 0, true);
+	/* A full DIR: others learn whose it is when there is room for it. */
+	if (rc == -ENOSPC || rc == -EDQUOT)
+		rc = ftruncate(fd, 0) < 0 ? -errno : 0;
 	if (rc < 0) {
 		(void)unlinkat(a->fd, a->name, 0);
 		return rc;
