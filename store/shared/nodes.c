@@ -299,6 +299,18 @@ void node_forget_local_locked(struct shared *s, struct node *n)
 	cond_broadcast(&s->moved);
 }
 
+enum node_state node_state(struct shared *s, const struct node *n)
+{
+	HOLD(&s->lock);
+	return n->state;
+}
+
+bool node_replaces(struct shared *s, const struct node *n)
+{
+	HOLD(&s->lock);
+	return n->replaces;
+}
+
 bool node_may_be(struct shared *s, const struct node *n, ino_t engine)
 {
 	HOLD(&s->lock);

@@ -195,6 +195,9 @@ struct node *node_replacing(struct shared *s, const struct node *parent,
  */
 void node_take_over_locked(struct shared *s, struct node *fresh,
 			   struct node *old);
+/* Of this moment: for who holds the file, or does without being right. */
+enum node_state node_state(struct shared *s, const struct node *n);
+bool node_replaces(struct shared *s, const struct node *n);
 /* It is no local file any more. */
 void node_forget_local_locked(struct shared *s, struct node *n);
 /*

@@ -392,7 +392,7 @@ int shared_create(struct shared *s, const struct shared_caller *c,
 	if (rc == 0)
 		rc = local_save(s, u.n, false);
 	if (rc < 0) {
-		if (u.n->state == NODE_PENDING)
+		if (node_state(s, u.n) == NODE_PENDING)
 			(void)unlinkat(a.fd, name, 0);
 		local_drop(s, u.n);
 		return rc;
@@ -549,7 +549,7 @@ int shared_link(struct shared *s, const struct shared_caller *c, uint64_t id,
 	act_as_self(s, c);
 	if (rc == 0 && fstatat(a.fd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
 		rc = -errno;
-	if (rc == 0 && u.n->state == NODE_KEPT) { /* its ctime is new */
+	if (rc == 0 && node_state(s, u.n) == NODE_KEPT) { /* its ctime is new */
 		HOLD(&s->lock);
 		local_set_kept_locked(u.n, &sb);
 	}
@@ -607,7 +607,7 @@ static bool drop_replacing(struct shared *s, const struct at *a)
 	if (!u.n)
 		return false;
 	hold_begin(s, u.n, &h);
-	if (!u.n->replaces)
+	if (!node_replaces(s, u.n))
 		return false;
 	node_new_name(u.n, name);
 	(void)unlinkat(s->home.newfd, name, 0);
@@ -742,7 +742,7 @@ static void was_renamed(struct shared *s, struct was *w, const struct at *to)
 
 	if (!w->n)
 		return;
-	kept = w->n->state == NODE_KEPT &&
+	kept = node_state(s, w->n) == NODE_KEPT &&
 	       fstatat(to->fd, to->name, &sb, AT_SYMLINK_NOFOLLOW) == 0;
 	{
 		HOLD(&s->lock);
@@ -853,7 +853,7 @@ int shared_rename(struct shared *s, const struct shared_caller *c,
 				 new_name);
 	if (rc == 0) {
 		hold_begin(s, replacing.n, &held);
-		if (replacing.n && !replacing.n->replaces) /* it is complete */
+		if (replacing.n && !node_replaces(s, replacing.n)) /* it is complete */
 			rc = -ESTALE;
 	}
 	if (rc == 0 && src.n != replacing.n)

@@ -270,7 +270,7 @@ static int open_in_dir(struct upload *u)
 		return -ENODATA;
 	if (!pending_is(u->s, &sb)) {
 		/* Complete but for its name: all of it once more. */
-		rc = u->n->replaces ? 0 : see_foreign_hand(u, path, &sb);
+		rc = node_replaces(u->s, u->n) ? 0 : see_foreign_hand(u, path, &sb);
 		if (rc < 0)
 			return rc;
 	}
@@ -368,7 +368,7 @@ static int complete(struct upload *u)
 		    0 ||
 	    fsync(u->fd) < 0)
 		return -errno;
-	if (u->n->replaces) {
+	if (node_replaces(s, u->n)) {
 		rc = put_in_place(u);
 		if (rc < 0)
 			return rc;
