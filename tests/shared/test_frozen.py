@@ -39,7 +39,6 @@ def written_while_frozen(c, what, sync):
     closing = nodes.Background(lambda _: [os.close(fd) for fd in fds])
     closing.thread.join(FREE_S)
     assert not closing.thread.is_alive(), f"close waits for {what}"
-    c.a.status()
     c.engine.thaw(what)
     c.settle()
     for n in range(FILES):
@@ -60,6 +59,22 @@ def an_fsync_does_not_wait_for_bytes_that_hang(c):
 @shared(engines=CLUSTERS)
 def writes_closes_and_fsync_do_not_wait_for_names_that_hang(c):
     written_while_frozen(c, "meta", sync=True)
+
+
+@shared()
+def status_answers_while_the_cluster_hangs(c):
+    """It says what waits, and since when."""
+    put(c.a.path("before"), content("before", 1, MIB))
+    c.settle()
+    fds = opened(c.a, 1)
+    c.engine.freeze("data")
+    nodes.within(FREE_S, "write", lambda: write_and_close(fds, True))
+    nodes.within(FREE_S, "status", lambda: ck.sh(
+        ck.CKPTCTL, "status", "--timeout", str(FREE_S // 2), c.a.mnt))
+    c.engine.thaw("data")
+    for fd in fds:
+        os.close(fd)
+    c.settle()
 
 
 @shared(engines=CLUSTERS)
@@ -115,47 +130,45 @@ def a_daemon_is_killed_while_the_cluster_hangs(c):
         assert whole(get(c.b.path(f"f{n}"))) == (f"f{n}", n)
 
 
-def gets_there_when_there_is_room(c, codes):
-    """What could not be uploaded is kept, and goes on by itself."""
-    put(c.a.path("d", "small"), content("small", 1, 4096))
-    for n in range(6):
-        put(c.a.path("d", f"f{n}"), content(f"f{n}", n, 8 * MIB))
-        with open(c.a.path("d", f"f{n}"), "rb") as f:
-            assert whole(f.read()) == (f"f{n}", n)
+def gets_there_when_there_is_room(c, codes, limit, lift):
+    """What could not be uploaded is kept, and goes on by itself. The names are
+    made before: they are the cluster's, and it may refuse them."""
+    os.mkdir(c.a.path("d"))
+    fds = [os.open(c.a.path("d", f"f{n}"), os.O_WRONLY | os.O_CREAT, 0o644)
+           for n in range(6)]
+    limit()
+    c.a.expected += [os.strerror(code) for code in codes]
+    for n, fd in enumerate(fds):
+        ck.write_all(fd, content(f"f{n}", n, 8 * MIB))
+        os.close(fd)
+        assert whole(get(c.a.path("d", f"f{n}"))) == (f"f{n}", n)
     ck.until("an upload has failed", lambda: any(
         os.strerror(code) in c.a.log_text() for code in codes))
-    c.a.expected += [os.strerror(code) for code in codes]
     assert c.pending("d"), "everything got there"
-    yield
+    lift()
     c.settle()
     for n in range(6):
         assert whole(get(c.shared("d", f"f{n}"))) == (f"f{n}", n)
         assert whole(get(c.b.path("d", f"f{n}"))) == (f"f{n}", n)
-    lines = [l for l in c.a.log_text().splitlines() if "ERROR" in l]
-    assert len(lines) < 100, f"{len(lines)} errors in the log"
+    errors = c.a.log_text().count("ERROR")
+    assert errors < 100, f"{errors} errors in the log"
 
 
 @shared()
 def a_full_cluster_stops_nobody_and_gets_it_later(c):
-    os.mkdir(c.a.path("d"))
-    c.engine.full(True)
-    going = gets_there_when_there_is_room(c, (errno.ENOSPC,))
-    next(going)
-    c.engine.full(False)
-    for _ in going:
-        pass
+    gets_there_when_there_is_room(c, (errno.ENOSPC,),
+                                  lambda: c.engine.full(True),
+                                  lambda: c.engine.full(False))
 
 
 @shared(engines=CLUSTERS)
 def a_quota_stops_nobody_and_what_it_kept_out_gets_there_later(c):
-    os.mkdir(c.a.path("d"))
     folder = os.path.join(c.a.shared, "d")
-    c.engine.call("quota", folder, str(10 * MIB))
-    going = gets_there_when_there_is_room(c, (errno.EDQUOT, errno.ENOSPC))
-    next(going)
-    c.engine.call("quota", folder, "0")
-    for _ in going:
-        pass
+
+    def quota(size):
+        c.engine.call("quota", folder, str(size))
+    gets_there_when_there_is_room(c, (errno.EDQUOT, errno.ENOSPC),
+                                  lambda: quota(10 * MIB), lambda: quota(0))
 
 
 if __name__ == "__main__":

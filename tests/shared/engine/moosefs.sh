@@ -70,8 +70,12 @@ stop) kill -STOP "$(pid_of "$2")" ;;
 cont) kill -CONT "$(pid_of "$2")" ;;
 kill) kill_one "$2" ;;
 up)
-	# The master that was killed has its changes in logs: -a applies them.
-	if [ "$2" = meta ]; then up meta -a; else up "$2"; fi ;;
+	if [ "$2" = meta ]; then # its changes are in logs: -a applies them
+		up meta -a
+		await 60 "a master" listens $((PORT + 2))
+	else
+		up "$2"
+	fi ;;
 full)
 	if [ "$2" = on ]; then config_chunks $((SIZE - 1)); else config_chunks 64; fi
 	kill -HUP "$(pid_of data)" ;;
