@@ -24,13 +24,14 @@ WORK= # temporary directory, made by the first step that has work to do
 
 usage() {
 	cat <<-'END'
-	usage: setup.sh [--no-tests] [--fuzz] [--trainer] [--help]
+	usage: setup.sh [--no-tests] [--clusters] [--fuzz] [--trainer] [--help]
 
 	Installs what ckptfs needs on Debian 12, Debian 13 and Ubuntu 24.04.
 
-	  --no-tests  only what building and running the product needs; without it
-	              the programs of CephFS and MooseFS, too, for tests of many
-	              nodes; their services are neither started nor enabled
+	  --no-tests  only what building and running the product needs
+	  --clusters  also the programs of CephFS and MooseFS, which tests of many
+	              nodes start; so without --no-tests. Their services are neither
+	              started nor enabled
 	  --fuzz      also clang and its runtime, for the coverage-guided fuzzers, and
 	              clang-tidy
 	  --trainer   also the virtual environment of the tests with real torch
@@ -293,10 +294,11 @@ need_libfuse() {
 		"(tried: $suites; is the network up?)"
 }
 
-tests=yes fuzz='' trainer=''
+tests=yes clusters='' fuzz='' trainer=''
 for arg in "$@"; do
 	case $arg in
 	--no-tests) tests='' ;;
+	--clusters) clusters=yes ;;
 	--fuzz) fuzz=yes ;;
 	--trainer) trainer=yes ;;
 	-h | --help)
@@ -335,15 +337,18 @@ if [[ $tests ]]; then
 	*) packages+=(qemu-utils) ;;
 	esac
 fi
-clusters=( # the file systems that tests/shared starts on loopback
+cluster_packages=( # the file systems that tests/shared starts on loopback
 	ceph-mon ceph-osd ceph-mds ceph-fuse ceph-common
 	moosefs-master moosefs-chunkserver moosefs-client
+	iproute2 python3
 )
 if [[ $fuzz ]]; then packages+=(clang libclang-rt-dev clang-tidy); fi
 if [[ $trainer ]]; then packages+=(python3 python3-venv ca-certificates); fi
 
 install_packages "${packages[@]}"
-if [[ $tests ]]; then install_without_services "${clusters[@]}"; fi
+if [[ $tests || $clusters ]]; then
+	install_without_services "${cluster_packages[@]}"
+fi
 need_libfuse
 if [[ $trainer ]]; then
 	"$(dirname "$0")"/../tests/trainer/setup-venv.sh >/dev/null ||
