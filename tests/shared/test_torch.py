@@ -4,12 +4,14 @@ import os
 import sys
 
 import nodes
-from nodes import HERE, shared
+from nodes import HERE, ck, shared
+from ckptest import sh
 
 sys.path.insert(0, os.path.join(HERE, "../trainer"))
 # pylint: disable=wrong-import-position
 import trainer  # noqa: E402
 
+JOB = os.path.join(HERE, "../../deploy/quickstart-cluster.py")
 DCP = os.path.join(HERE, "../trainer/test_dcp.py")
 RANKS = 4
 
@@ -74,6 +76,28 @@ def a_step_that_looks_whole_in_the_shared_directory_is_whole(c):
     ranks("save", meet, *(a, b) * (RANKS // 2))
     c.settle()
     assert looking.done(), "no look saw a .metadata"
+
+
+@shared(options="pending_wait=5")
+def a_step_whose_shard_never_came_has_no_metadata(c):
+    """Node b dies when all shards are closed and .metadata is not written: it
+    must not get plain before they are."""
+    os.mkdir(c.a.path("ck"))
+    a, b = c.a.path("ck"), c.b.path("ck")
+    looking = metadata_is_last(c, "ck")
+    sh(trainer.PYTHON, "-W", "ignore", JOB, "save", "--step", "1", "--kill",
+       str(c.b.proc.pid), a, a, b, b)
+    c.b.kill()
+    names = os.listdir(c.shared("ck/step_1"))
+    assert ".metadata" in names and len(names) == 5, names
+    if not c.pending("ck"):
+        nodes.ck.skip("node b had written all before it died")
+    ck.until("the shards of node a are plain", lambda: len(
+        [p for p in c.pending("ck") if p.endswith(".distcp")]) <= 2)
+    c.b.start()
+    c.settle()
+    looking.done()
+    sh(trainer.PYTHON, "-W", "ignore", JOB, "load", "--step", "1", b, b, a, a)
 
 
 @shared()
