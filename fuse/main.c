@@ -27,6 +27,7 @@
 #include "fuse/session.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
+#include "store/shared/look.h"
 #include "store/shared/shared.h"
 
 #define OPEN_FILES_WANTED (1u << 20)
@@ -100,6 +101,19 @@ static void on_ready(void *pipe_fd)
 	log_to_syslog(true);
 }
 
+/* Before a store is made for nothing. */
+static bool is_shared_dir(const char *dir)
+{
+	struct shared_look l = SHARED_LOOK_NONE;
+	char why[8192] = "";
+	int rc = shared_look_open(dir, &l, why, sizeof(why));
+
+	if (rc < 0)
+		fprintf(stderr, "ckptfs: %s\n", why);
+	shared_look_release(&l);
+	return rc == 0;
+}
+
 /* The directory that the names are in; a store that has one needs it. */
 static int open_shared(struct fs *fs, const struct shared_options *o)
 {
@@ -131,6 +145,8 @@ static int serve(struct fs *fs, const char *store,
 	umask(0);
 	/* Writing for others under memory pressure must not wait for itself. */
 	(void)prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
+	if (shared->dir && !is_shared_dir(shared->dir))
+		return MAIN_FAILED;
 	fs->store = open_store(store, so);
 	if (!fs->store)
 		return MAIN_FAILED;

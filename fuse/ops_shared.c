@@ -265,25 +265,68 @@ static int fd_of(const struct fuse_file_info *fi)
 	return (int)(fi->fh >> 32);
 }
 
+/*
+ * Opened in DIR when it is listed: who opens the mount point to ask it
+ * something waits for nobody.
+ */
+struct directory {
+	pthread_mutex_t lock; /* guards the descriptor */
+	int fd; /* -1: not opened yet */
+};
+
+static struct directory *directory_of(const struct fuse_file_info *fi)
+{
+	return (struct directory *)(uintptr_t)fi->fh;
+}
+
+static int directory_fd(fuse_req_t req, fuse_ino_t ino,
+			const struct fuse_file_info *fi)
+{
+	struct directory *d = directory_of(fi);
+	int rc = 0;
+
+	HOLD(&d->lock);
+	if (d->fd < 0)
+		rc = shared_opendir(shared_of(req), ino, &d->fd);
+	return rc < 0 ? rc : d->fd;
+}
+
+static void directory_free(struct directory *d)
+{
+	if (d->fd >= 0)
+		(void)close(d->fd);
+	(void)pthread_mutex_destroy(&d->lock);
+	free(d);
+}
+
 static void on_opendir(fuse_req_t req, fuse_ino_t ino,
 		       struct fuse_file_info *fi)
 {
-	int fd = -1, rc = shared_opendir(shared_of(req), ino, &fd);
+	struct directory *d = malloc(sizeof(*d));
+	int rc = d ? 0 : -ENOMEM;
 
+	if (rc == 0) {
+		d->fd = -1;
+		CHECK(pthread_mutex_init(&d->lock, NULL) == 0);
+		fi->fh = (uint64_t)(uintptr_t)d;
+		if (ino != FUSE_ROOT_ID)
+			rc = directory_fd(req, ino, fi);
+	}
 	if (rc < 0) {
+		if (d)
+			directory_free(d);
 		fuse_reply_err(req, -rc);
 		return;
 	}
-	fi->fh = (uint64_t)(unsigned)fd << 32;
 	if (fuse_reply_open(req, fi) < 0)
-		(void)close(fd);
+		directory_free(d);
 }
 
 static void on_releasedir(fuse_req_t req, fuse_ino_t ino,
 			  struct fuse_file_info *fi)
 {
 	(void)ino;
-	(void)close(fd_of(fi));
+	directory_free(directory_of(fi));
 	fuse_reply_err(req, 0);
 }
 
@@ -367,7 +410,9 @@ static void read_directory(fuse_req_t req, fuse_ino_t ino, size_t size,
 	int rc;
 
 	l.buf = malloc(size);
-	rc = l.buf ? list(&l, fd_of(fi), off) : -ENOMEM;
+	rc = l.buf ? directory_fd(req, ino, fi) : -ENOMEM;
+	if (rc >= 0)
+		rc = list(&l, rc, off);
 	if (rc < 0 && l.used == 0)
 		fuse_reply_err(req, -rc);
 	else
@@ -390,12 +435,15 @@ static void on_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size,
 static void on_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync,
 			struct fuse_file_info *fi)
 {
-	int rc = 0;
+	int rc = directory_fd(req, ino, fi);
 
-	(void)ino;
 	(void)datasync;
 	/* What DIR cannot sync of a directory it has made durable already. */
-	if (fsync(fd_of(fi)) < 0 && errno != EINVAL && errno != ENOSYS)
+	if (rc >= 0)
+		rc = fsync(rc);
+	else
+		errno = -rc;
+	if (rc < 0 && errno != EINVAL && errno != ENOSYS)
 		rc = -errno;
 	if (rc == 0)
 		rc = kv_sync(store_of(req)->kv);

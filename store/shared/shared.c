@@ -237,8 +237,14 @@ static void *alive_main(void *arg)
 	bool stop = false;
 
 	while (!stop) {
+		struct stat sb;
 		int rc = 0;
 
+		if (fstat(s->home.dirfd, &sb) == 0) {
+			HOLD(&s->lock);
+			s->root_stat = sb;
+			s->answered_ns = mono_ns();
+		}
 		if (mono_ns() >= due_ns) {
 			rc = shared_home_alive(&s->home);
 			due_ns = mono_ns() + SHARED_ALIVE_PERIOD_NS;

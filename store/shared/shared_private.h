@@ -110,6 +110,9 @@ struct shared {
 	 */
 	int64_t keep_fds_ns;
 	int64_t search_due_ns;
+	/* DIR itself, and when it was asked last: see shared_stat(). */
+	struct stat root_stat;
+	int64_t answered_ns;
 	bool unclean; /* the last mount did not end: see local_search() */
 	bool search; /* a pending file is not where it was: local_search() */
 	struct thread threads[UPLOAD_THREADS];
@@ -292,6 +295,8 @@ void upload_stop(struct shared *s);
 void upload_finish(struct shared *s);
 /* Until no file below the folder (all: NULL) is pending here. */
 int upload_wait(struct shared *s, struct node *dir);
+/* Until none below it is pending, of any node. */
+int upload_wait_for_others(struct shared *s, struct node *dir);
 
 /* --- locks.c */
 
@@ -302,6 +307,9 @@ void locks_free(struct shared *s);
 bool tracker_is(const char *name);
 /* Must it wait for a file in DIR that is not whole? 1: yes. */
 int tracker_waits(struct shared *s, struct node *n);
+/* The same if it were called so. It is a local file. */
+int tracker_waits_as(struct shared *s, struct node *n, struct node *parent,
+		     const char *name);
 /* The first pending file below a directory: 1, 0 or -errno. */
 int tracker_find_pending(struct shared *s, int dirfd, bool trackers);
 

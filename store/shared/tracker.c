@@ -177,20 +177,28 @@ static bool replaces_below(struct shared *s, struct node *n, struct node *dir)
 int tracker_waits(struct shared *s, struct node *n)
 {
 	SCOPED(node_use_end) struct node_use parent = { .s = s };
-	SCOPED(scope_close) int dirfd = -1;
-	char name[STORE_NAME_MAX + 1], word[STORE_NAME_MAX + 1];
-	int rc;
+	char name[STORE_NAME_MAX + 1];
 
 	{
 		HOLD(&s->lock);
 		(void)snprintf(name, sizeof(name), "%s", n->name);
 		parent.n = node_ref_locked(n->parent);
 	}
+	return tracker_waits_as(s, n, parent.n, name);
+}
+
+int tracker_waits_as(struct shared *s, struct node *n, struct node *parent,
+		     const char *name)
+{
+	SCOPED(scope_close) int dirfd = -1;
+	char word[STORE_NAME_MAX + 1];
+	int rc;
+
 	if (!tracker_is(name))
 		return 0;
-	if (replaces_below(s, n, parent.n))
+	if (replaces_below(s, n, parent))
 		return 1;
-	rc = node_fd(s, parent.n, &dirfd);
+	rc = node_fd(s, parent, &dirfd);
 	if (rc < 0)
 		return rc;
 	if (!names_step(name)) /* it lies in the step */

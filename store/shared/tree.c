@@ -22,6 +22,9 @@
 #include "store/shared/shared_private.h"
 #include "store/step/step_name.h"
 
+/* The root is asked twice a second. */
+#define SILENT_NS (INT64_C(3) * 1000000000)
+
 /*
  * Of this thread alone: glibc's setgroups() and the like are for all of them.
  * An id that is not the superuser's takes the capabilities over files along,
@@ -235,6 +238,19 @@ void shared_forget(struct shared *s, uint64_t id, uint64_t count)
 	node_put(s, n);
 }
 
+/*
+ * DIR has not answered for a while: what is known of it does, so that a mount
+ * can be asked how it is doing.
+ */
+static bool is_silent(struct shared *s, struct stat *ret)
+{
+	HOLD(&s->lock);
+	if (s->answered_ns == 0 || mono_ns() - s->answered_ns < SILENT_NS)
+		return false;
+	*ret = s->root_stat;
+	return true;
+}
+
 int shared_stat(struct shared *s, uint64_t id, struct stat *ret)
 {
 	SCOPED(node_use_end) struct node_use u = { 0 };
@@ -246,6 +262,8 @@ int shared_stat(struct shared *s, uint64_t id, struct stat *ret)
 		return -ESTALE;
 	if (u.n->in)
 		return stat_local(s, u.n, ret);
+	if (id == ROOT_INO && is_silent(s, ret))
+		return 0;
 	rc = node_fd(s, u.n, &fd);
 	if (rc < 0)
 		return rc;
@@ -822,6 +840,69 @@ static int wait_before(struct shared *s, struct node *n, const char *new_name)
 	return 0;
 }
 
+/*
+ * A file that is whole in DIR is pending once more. Whoever has it open there
+ * reads 4096 bytes behind its end; it is about to get a tracker's name, and had
+ * one that nobody goes by.
+ */
+static int make_pending_again(struct shared *s, struct node *n)
+{
+	SCOPED(scope_close) int path = -1, fd = -1;
+	struct stat sb;
+	int rc = node_fd(s, n, &path);
+
+	if (rc < 0)
+		return rc;
+	fd = node_reopen(path, O_RDWR);
+	if (fd < 0)
+		return fd;
+	if (fstat(fd, &sb) < 0)
+		return -errno;
+	rc = pending_write(s, n, fd, (uint64_t)sb.st_size, false);
+	if (rc == 0 && fchmod(fd, pending_mode(s)) < 0)
+		rc = -errno;
+	if (rc < 0)
+		return rc;
+	{
+		HOLD(&s->lock);
+		if (n->state != NODE_KEPT)
+			return -ESTALE;
+		n->state = NODE_PENDING;
+		n->since_ns = mono_ns();
+		s->figures.kept--;
+		queue_add_locked(s, n, s->next_place++);
+	}
+	return local_save(s, n, false);
+}
+
+/*
+ * A file gets a tracker's name: not before the step is whole. What is pending,
+ * or can be again, has the name at once, and is not whole until then; of any
+ * other the rename waits. n is held, if it is a local file.
+ */
+static int hold_tracker(struct shared *s, struct node *n, const struct at *to)
+{
+	enum node_state state;
+	int rc;
+
+	if (!tracker_is(to->name) || n->type != S_IFREG)
+		return 0;
+	{
+		HOLD(&s->lock);
+		state = n->state;
+		/* Its upload has not asked yet whether a tracker may come. */
+		n->changed = n->changed || state == NODE_UPLOADING;
+	}
+	if (state == NODE_PENDING || state == NODE_UPLOADING)
+		return 0;
+	if (state != NODE_KEPT)
+		return s->st->options.publish == PUBLISH_ASYNC
+			       ? 0
+			       : upload_wait_for_others(s, to->dir);
+	rc = tracker_waits_as(s, n, to->dir, to->name);
+	return rc > 0 ? make_pending_again(s, n) : rc;
+}
+
 int shared_rename(struct shared *s, const struct shared_caller *c,
 		  uint64_t parent, const char *name, uint64_t new_parent,
 		  const char *new_name, unsigned flags)
@@ -858,6 +939,8 @@ int shared_rename(struct shared *s, const struct shared_caller *c,
 	}
 	if (rc == 0 && src.n != replacing.n)
 		hold_begin(s, src.n, &held_src);
+	if (rc == 0 && src.n && !replacing.n && flags == 0)
+		rc = hold_tracker(s, src.n, &to);
 	if (rc == 0)
 		rc = rename_was(s, c, &from, &to, replacing.n, &src, &dst,
 				flags);

@@ -586,7 +586,7 @@ static bool has_pending_locked(struct shared *s, const struct node *dir,
 }
 
 /* Those of other nodes, of which a walk says when they are whole. */
-static int wait_for_others(struct shared *s, struct node *dir)
+int upload_wait_for_others(struct shared *s, struct node *dir)
 {
 	int64_t pause = SECOND_NS / 50;
 
@@ -635,7 +635,7 @@ int upload_wait(struct shared *s, struct node *dir)
 		if (is_to_end())
 			return -EINTR;
 	}
-	return dir ? wait_for_others(s, dir) : 0;
+	return dir ? upload_wait_for_others(s, dir) : 0;
 }
 
 int shared_flush(struct shared *s)
