@@ -19,16 +19,21 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "store/base/bytes.h"
 #include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
+#include "store/drain/commit.h"
 #include "store/file/file.h"
 #include "store/shared/shared_private.h"
 
 #define RECORD_VERSION 1
+/* Kept files that go before it is looked again how much room there is. */
+#define GIVE_UP_AT_ONCE 16
+#define LOOK_AT_ONCE 256
 
 struct key local_key(const char *what, uint64_t ino)
 {
@@ -204,7 +209,7 @@ void local_drop(struct shared *s, struct node *n)
 		if (n->state == NODE_GONE || n->state == NODE_OF_DIR)
 			return;
 		if (n->state == NODE_KEPT)
-			s->figures.kept--;
+			queue_unkeep_locked(s, n, NODE_GONE);
 		node_forget_local_locked(s, n);
 	}
 	unlink_local(s, n->in);
@@ -239,6 +244,85 @@ void local_set_kept_locked(struct node *n, const struct stat *sb)
 	n->kept_ctime_ns = io_ns(&sb->st_ctim);
 	if (whole && sb->st_ctim.tv_sec <= sb->st_mtim.tv_sec)
 		n->kept_size = UINT64_MAX; /* no file has it */
+}
+
+/* Of a hundred parts of the disk so many are to be free. */
+#define FREE_WANTED 10
+
+static bool is_short_of_room(struct shared *s)
+{
+	struct statvfs v;
+
+	return fstatvfs(s->st->dirfd, &v) == 0 &&
+	       v.f_bavail < v.f_blocks / 100 * FREE_WANTED;
+}
+
+/* The one that is whole in DIR for longest, which is the last then. */
+static struct node *first_kept(struct shared *s)
+{
+	struct node *n;
+
+	HOLD(&s->lock);
+	n = TAILQ_FIRST(&s->kept);
+	if (!n)
+		return NULL;
+	TAILQ_REMOVE(&s->kept, n, kept);
+	TAILQ_INSERT_TAIL(&s->kept, n, kept);
+	return node_ref_locked(n);
+}
+
+static bool is_in_use(struct node *n)
+{
+	const struct file *f;
+
+	HOLD(&n->in->lock);
+	f = n->in->file;
+	return f && (f->state.opens > 0 || f->state.changing > 0 ||
+		     f->state.left != LEFT_NOBODY);
+}
+
+/* The kernel may remember it, which would keep the bytes. */
+static void forget_name(struct shared *s, struct node *n)
+{
+	SCOPED(node_use_end) struct node_use parent = { .s = s };
+	const struct kernel_hooks *k = &s->st->files.kernel;
+	char name[STORE_NAME_MAX + 1];
+
+	{
+		HOLD(&s->lock);
+		if (!n->parent)
+			return;
+		parent.n = node_ref_locked(n->parent);
+		(void)snprintf(name, sizeof(name), "%s", n->name);
+	}
+	if (k->on_renamed)
+		k->on_renamed(k->arg, parent.n->id, name);
+}
+
+void local_make_room(struct shared *s)
+{
+	unsigned gone = 0;
+	uint64_t freed;
+
+	if (!is_short_of_room(s))
+		return;
+	for (unsigned looked = 0;
+	     looked < LOOK_AT_ONCE && gone < GIVE_UP_AT_ONCE; looked++) {
+		struct node *n = first_kept(s);
+
+		if (!n)
+			break;
+		if (!is_in_use(n)) {
+			local_drop(s, n);
+			forget_name(s, n);
+			gone++;
+		}
+		node_put(s, n);
+	}
+	if (gone == 0)
+		return;
+	commit_wait(s->st->drain); /* they are deleted, and given back: */
+	reclaim_drain(s->st->reclaim, &freed);
 }
 
 /* One that nobody came for in time; a reference, or NULL. */

@@ -251,9 +251,9 @@ static int load_one(struct shared *s, uint64_t ino, const struct local_record *r
 		node_place_locked(s, n, parent ? parent : s->root, r->name);
 		n->replaces = (r->flags & LOCAL_REPLACES) != 0;
 		n->completing = (r->flags & LOCAL_COMPLETING) != 0;
-		n->state = r->flags & LOCAL_KEPT ? NODE_KEPT : NODE_PENDING;
-		if (n->state == NODE_KEPT)
-			s->figures.kept++;
+		n->state = NODE_PENDING;
+		if (r->flags & LOCAL_KEPT)
+			queue_keep_locked(s, n);
 		if (n->replaces)
 			LIST_INSERT_HEAD(&s->replacing, n, replacing);
 		n->new_id = r->new_id;

@@ -2,9 +2,12 @@
  * queue.c - the local files that are to be uploaded, by their place in the
  * order of closes.
  *
- * A file that is being uploaded stays in it; when it is closed anew meanwhile
+ * And those that are whole in DIR, in the order in which they became so.
+ *
+ * A file that is being uploaded stays in the queue; when it is closed anew meanwhile
  * it gets its new place when it is put back.
  */
+#include "store/base/check.h"
 #include "store/base/sync.h"
 #include "store/shared/shared_private.h"
 
@@ -38,4 +41,19 @@ void queue_remove_locked(struct shared *s, struct node *n)
 	TAILQ_REMOVE(&s->queue, n, queued);
 	n->is_queued = false;
 	cond_broadcast(&s->moved);
+}
+
+void queue_keep_locked(struct shared *s, struct node *n)
+{
+	n->state = NODE_KEPT;
+	TAILQ_INSERT_TAIL(&s->kept, n, kept);
+	s->figures.kept++;
+}
+
+void queue_unkeep_locked(struct shared *s, struct node *n, enum node_state to)
+{
+	CHECK(n->state == NODE_KEPT);
+	n->state = to;
+	TAILQ_REMOVE(&s->kept, n, kept);
+	s->figures.kept--;
 }

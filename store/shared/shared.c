@@ -153,6 +153,7 @@ int shared_open(struct store *st, const struct shared_options *o,
 	lock_init(&s->lock, LOCK_SHARED);
 	cond_init(&s->moved);
 	TAILQ_INIT(&s->queue);
+	TAILQ_INIT(&s->kept);
 	s->st = st;
 	s->home = SHARED_HOME_NONE;
 	s->as_root = geteuid() == 0;
@@ -255,6 +256,7 @@ static void *alive_main(void *arg)
 				    s->dir, strerror(-rc));
 		(void)dir_each(s->home.nodefd, "wanted", on_wanted, s);
 		local_not_awaited(s);
+		local_make_room(s);
 		if (wants_search(s))
 			local_search(s);
 		HOLD(&s->lock);

@@ -74,6 +74,7 @@ struct node {
 	int64_t since_ns, due_ns;
 	unsigned failures;
 	int error;
+	TAILQ_ENTRY(node) kept; /* while it is NODE_KEPT: the oldest first */
 	/* What DIR's file was when it was complete. */
 	uint64_t kept_size;
 	int64_t kept_mtime_ns, kept_ctime_ns;
@@ -97,7 +98,7 @@ struct shared {
 	struct node *root;
 	uint64_t next_node, next_local, next_place;
 	unsigned fds, fds_max;
-	TAILQ_HEAD(node_queue, node) queue;
+	TAILQ_HEAD(node_queue, node) queue, kept;
 	LIST_HEAD(, lock_owner) lock_owners; /* locks.c */
 	struct shared_figures figures;
 	/* Since when each thread is in a call to DIR; 0: it is in none. */
@@ -155,6 +156,9 @@ static inline void node_new_name(const struct node *n,
 
 void queue_add_locked(struct shared *s, struct node *n, uint64_t place);
 void queue_remove_locked(struct shared *s, struct node *n);
+/* It is whole in DIR, and what is here is a cache; or is none any more. */
+void queue_keep_locked(struct shared *s, struct node *n);
+void queue_unkeep_locked(struct shared *s, struct node *n, enum node_state to);
 
 /* --- nodes.c */
 
@@ -251,6 +255,8 @@ int local_make(struct shared *s, const struct names_new *n, const char *name,
 /* node_at(); what somebody has changed in DIR is dropped here. */
 struct node *local_at(struct shared *s, struct node *parent, const char *name,
 		      const struct stat *sb);
+/* While the store's disk is short of room, kept files go, the oldest first. */
+void local_make_room(struct shared *s);
 /* Those that somebody was told of, and nobody came for. */
 void local_not_awaited(struct shared *s);
 /* The local copy goes; who has it open keeps it. A reference is needed. */

@@ -867,9 +867,8 @@ static int make_pending_again(struct shared *s, struct node *n)
 		HOLD(&s->lock);
 		if (n->state != NODE_KEPT)
 			return -ESTALE;
-		n->state = NODE_PENDING;
+		queue_unkeep_locked(s, n, NODE_PENDING);
 		n->since_ns = mono_ns();
-		s->figures.kept--;
 		queue_add_locked(s, n, s->next_place++);
 	}
 	return local_save(s, n, false);

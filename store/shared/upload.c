@@ -386,8 +386,7 @@ static int complete(struct upload *u)
 		local_set_kept_locked(u->n, &sb);
 		if (!is_untouched(u, &sb))
 			u->n->kept_size = UINT64_MAX; /* no file has it */
-		u->n->state = NODE_KEPT;
-		s->figures.kept++;
+		queue_keep_locked(s, u->n);
 		s->figures.uploaded++;
 		s->figures.uploaded_bytes += (uint64_t)u->sb.st_size;
 		queue_remove_locked(s, u->n);
