@@ -249,10 +249,15 @@ void local_set_kept_locked(struct node *n, const struct stat *sb)
 /* Of a hundred parts of the disk so many are to be free. */
 #define FREE_WANTED 10
 
+/* Or what is staged has no room there, as the drain counts it. */
 static bool is_short_of_room(struct shared *s)
 {
+	struct stages_figures f;
 	struct statvfs v;
 
+	stages_figures(&s->st->stages, &f);
+	if (kv_room_for(s->st->kv, f.memory_bytes) < 0)
+		return true;
 	return fstatvfs(s->st->dirfd, &v) == 0 &&
 	       v.f_bavail < v.f_blocks / 100 * FREE_WANTED;
 }

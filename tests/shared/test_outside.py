@@ -291,5 +291,24 @@ def one_name_is_one_node(c):
     assert whole(get(c.b.path("f"))) == ("f", 1)
 
 
+@shared(names="a", engines=("dir",), start=False)
+def a_store_is_a_cache_of_what_is_whole(c):
+    """Three times what its disk holds is saved, and all of it is there."""
+    disk = ck.Disk(c.base, 320 * MIB)
+    c.a.store = os.path.join(disk.path, "store")
+    os.mkdir(c.a.store)
+    c.a.start()
+    for n in range(48):
+        put(c.a.path(f"f{n}"), content("f", n, 20 * MIB))
+        c.settle()
+        ck.until("room for the next", lambda: disk.free() > 28 * MIB)
+    for n in range(48):
+        assert whole(get(c.a.path(f"f{n}"))) == ("f", n)
+        assert whole(get(c.shared(f"f{n}"))) == ("f", n)
+    c.a.unmount()
+    c.a.fsck("--scrub")
+    ck.sh("umount", disk.path)
+
+
 if __name__ == "__main__":
     nodes.main()
