@@ -214,13 +214,15 @@ def names_of_255_bytes_go_through(c):
 
 
 @shared()
-def a_folder_of_5000_files_gets_there(c):
+def a_folder_of_many_files_gets_there(c):
+    """5,000 of them; of a real cluster each costs milliseconds of its own."""
+    count = 5000 if c.engine.name == "dir" else 500
     os.mkdir(c.a.path("many"))
-    for n in range(5000):
+    for n in range(count):
         put(c.a.path("many", f"f{n}"), b"%d" % n)
-    assert len(os.listdir(c.b.path("many"))) == 5000
+    assert len(os.listdir(c.b.path("many"))) == count
     c.settle()
-    for n in range(0, 5000, 97):
+    for n in range(0, count, 97):
         assert get(c.b.path("many", f"f{n}")) == b"%d" % n
         assert get(c.shared("many", f"f{n}")) == b"%d" % n
 
