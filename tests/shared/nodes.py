@@ -166,10 +166,13 @@ class Node(ck.Mount):
             self.leave()
 
     def stop(self):
-        super().stop()
+        """Its client first: a daemon that waits for it cannot be killed."""
+        if self.proc is not None and self.proc.poll() is None:
+            os.killpg(self.proc.pid, signal.SIGKILL)
         if self.has_client:
             self.cluster.engine.call("lose", self.client, code=None)
             self.has_client = False
+        super().stop()
 
 
 class Cluster:
