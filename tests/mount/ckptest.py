@@ -833,6 +833,8 @@ def guarded(args, runner, guardian):
     try:
         return guard.watch()
     finally:
+        # timeout(1) asks twice; the second time must not end this.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
             os.killpg(child, signal.SIGKILL)
         except ProcessLookupError:
