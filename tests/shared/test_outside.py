@@ -302,11 +302,11 @@ def a_store_is_a_cache_of_what_is_whole(c):
     c.a.store = os.path.join(disk.path, "store")
     os.mkdir(c.a.store)
     c.a.start()
-    for n in range(48):
+    for n in range(24):
         put(c.a.path(f"f{n}"), content("f", n, 20 * MIB))
         c.settle()
         ck.until("room for the next", lambda: disk.free() > 28 * MIB)
-    for n in range(48):
+    for n in range(24):
         assert whole(get(c.a.path(f"f{n}"))) == ("f", n)
         assert whole(get(c.shared(f"f{n}"))) == ("f", n)
     c.a.unmount()
