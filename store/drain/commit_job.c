@@ -407,7 +407,7 @@ static void job_publish(struct drain *d, struct pending *p)
 	struct drain_job *j = p->j;
 	struct file *f = j->in->file;
 	struct work *w = p->w;
-	bool clean;
+	bool same, clean;
 
 	HOLD(&j->in->lock);
 	if (p->content) {
@@ -420,11 +420,12 @@ static void job_publish(struct drain *d, struct pending *p)
 	}
 	if (job_is_stored(w))
 		image_built(d->images, w->image);
-	clean = w->kind != WORK_OF_OPEN && f->stage == j->stage &&
-		(w->kind == WORK_OF_IMAGE || !work_is_disturbed(w)) &&
-		publish_stage_locked(d, p);
+	/* Does the stage still hold what the work has read? */
+	same = w->kind != WORK_OF_OPEN &&
+	       (w->kind == WORK_OF_IMAGE || !work_is_disturbed(w));
+	clean = same && f->stage == j->stage && publish_stage_locked(d, p);
 	TAILQ_INIT(&p->ended);
-	drain_seen(d, j, clean, &p->ended);
+	drain_seen(d, j, clean, same, &p->ended);
 }
 
 static void job_published(struct drain *d, struct pending *p)

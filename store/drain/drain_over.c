@@ -238,7 +238,7 @@ void drain_unhide(struct drain *d, struct drain_job *j)
 	show_older_locked(j, true);
 }
 
-void drain_seen(struct drain *d, struct drain_job *j, bool clean,
+void drain_seen(struct drain *d, struct drain_job *j, bool clean, bool same,
 		struct version_queue *ended)
 {
 	struct version *v, *after;
@@ -249,10 +249,12 @@ void drain_seen(struct drain *d, struct drain_job *j, bool clean,
 	if (clean && q)
 		job_end_locked(d, q, VERSION_GONE, -EAGAIN, ended);
 	/*
-	 * A stage that was replaced has the same bytes for all its jobs, and
-	 * may be the image by now, of which parts are given back.
+	 * A stage that was replaced, and not changed since j read it, has the
+	 * same bytes for all its jobs, and may be the image by now, of which
+	 * parts are given back.
 	 */
-	for (v = TAILQ_NEXT(&j->v, by_file); v && j->v.replaced; v = after) {
+	for (v = TAILQ_NEXT(&j->v, by_file); v && same && j->v.replaced;
+	     v = after) {
 		after = TAILQ_NEXT(v, by_file);
 		if (v->replaced && job_of(v)->stage == j->stage)
 			job_end_locked(d, job_of(v), VERSION_GONE, -EAGAIN,

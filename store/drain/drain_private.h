@@ -163,9 +163,10 @@ bool drain_take_locked(struct drain *d, struct drain_taken *ret);
 void drain_unhide(struct drain *d, struct drain_job *j);
 /*
  * j is durable, and everybody may see it. clean: there are no other bytes in
- * its stage, so a later close of it ends as well. inode.lock is held.
+ * its stage, so a later close of it ends as well; same: that was so when the
+ * stage was replaced, if it was. inode.lock is held.
  */
-void drain_seen(struct drain *d, struct drain_job *j, bool clean,
+void drain_seen(struct drain *d, struct drain_job *j, bool clean, bool same,
 		struct version_queue *ended);
 /* All that follows is done. Unless `stored`, its own image is given up. */
 void drain_done(struct drain *d, struct drain_job *j, bool stored);
