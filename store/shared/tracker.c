@@ -148,7 +148,7 @@ static int find_named(struct shared *s, int dirfd, const char *word)
 
 			(void)snprintf(name, sizeof(name), "%s%s%s", before[i],
 				       zeros && strlen(word) < 7
-					       ? "0000000" + strlen(word)
+					       ? &"0000000"[strlen(word)]
 					       : "",
 				       word);
 			fd = openat(dirfd, name,
