@@ -147,7 +147,7 @@ deploy/setup.sh --fuzz --trainer || die 1 "deploy/setup.sh failed"
 # simulate: schedules that nobody has seen before this change of store/. What
 # fails says how to see it again.
 simulate() {
-	local seconds=${CKPTFS_SIM_SECONDS:-100}
+	local seconds=${CKPTFS_SIM_SECONDS:-30}
 	if [[ $label && $label != sim ]]; then return; fi
 	step "simulating for $seconds s"
 	tests/sim/run --of-tree --jobs "$(nproc)" --seconds "$seconds" || failed=1
