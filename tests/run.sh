@@ -28,7 +28,7 @@ usage() {
 	CKPTFS_SKIP_OK  tests that CI may skip: names or patterns, with spaces
 	CKPTFS_JOBS     how many tests run at once (twice the number of cores: half
 	                of their time they wait, for a disk or for each other)
-	CKPTFS_SIM_SECONDS  how long each core tries fresh seeds (100)
+	CKPTFS_SIM_SECONDS  how long each core tries fresh seeds (30)
 
 	exit code: 0 all passed; 1 a step or a test failed; 2 wrong usage
 	END
