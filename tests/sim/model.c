@@ -160,6 +160,8 @@ void model_moved(struct path *from, size_t from_state, struct path *to,
 	from->moved_durable = from->floor >= from_state - 1;
 	b->hurried = b->hurried || a->hurried;
 	b->close_begun = a->close_begun;
+	b->came = from;
+	b->came_state = from_state - 1;
 	/* What is replaced stays until this version is durable itself. */
 	if (to->at[to_state - 1].bytes && !to->at[to_state - 1].failed)
 		return;

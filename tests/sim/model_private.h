@@ -37,6 +37,9 @@ struct version {
 	 */
 	const struct path *of;
 	size_t of_state;
+	/* The file came here by name, from that state of that path. */
+	const struct path *came;
+	size_t came_state;
 };
 
 struct path {

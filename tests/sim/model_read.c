@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "store/base/check.h"
 #include "store/db/records.h"
 #include "tests/sim/sim.h"
 
@@ -72,6 +73,53 @@ static bool same_in_place(const struct path *p, size_t from, size_t to,
 	return true;
 }
 
+/* Where the file that was a path's in that state went by name. */
+static const struct path *went_to(const struct path *p, size_t state,
+				  size_t *ret)
+{
+	for (unsigned k = 0; k < model.count; k++)
+		for (size_t i = 0; i < model.path[k].count; i++)
+			if (model.path[k].at[i].came == p &&
+			    model.path[k].at[i].came_state == state) {
+				*ret = i;
+				return &model.path[k];
+			}
+	return NULL;
+}
+
+/*
+ * As same_in_place(), for a file that is at other names by now: what it was
+ * there counts too, as long as it is one inode.
+ */
+static bool same_on_its_way(const struct path *p, size_t state,
+			    const uint8_t *bytes, size_t size)
+{
+	bool *found = calloc(size + 1, sizeof(*found));
+	size_t left = size;
+
+	CHECK(found);
+	while (p && state < p->count && p->at[state].bytes) {
+		const struct version *v = &p->at[state];
+
+		for (size_t k = 0; k < size && k < v->size; k++)
+			if (!found[k] && v->bytes[k] == bytes[k]) {
+				found[k] = true;
+				left--;
+			}
+		if (state + 1 == p->count)
+			break;
+		if (!p->at[state + 1].bytes)
+			p = went_to(p, state, &state);
+		else if (v->size <= SMALL_BYTES_MAX ||
+			 (v[1].written && !v[1].anew))
+			state++;
+		else
+			break;
+	}
+	free(found);
+	return left == 0;
+}
+
 static bool is_part(const struct path *p, size_t from, size_t to,
 		    const uint8_t *bytes, size_t size)
 {
@@ -111,7 +159,8 @@ void model_check_read(struct path *p, uint64_t since, size_t from, size_t to,
 		if (same(&p->at[i], bytes, size, absent,
 			 i > from || !p->at[i].ended || p->at[i].failed) ||
 		    (!absent && (same_until_cut(p, i, to, bytes, size) ||
-				 same_in_place(p, i, to, bytes, size))))
+				 same_in_place(p, i, to, bytes, size) ||
+				 same_on_its_way(p, i, bytes, size))))
 			return;
 	for (unsigned k = 0; !absent && k < model.count; k++)
 		if (model.path[k].owner == p->owner &&
