@@ -312,13 +312,6 @@ struct stage *drain_replace(struct drain *d, struct inode *in,
 		file_move(&in->file->state,
 			  fresh->sealed ? FILE_LENT : FILE_STAGED);
 		v = TAILQ_FIRST(&in->file->versions.list);
-		/*
-		 * Known, and not mended: a file that was closed, changed in
-		 * place before its first close was drained, and closed again,
-		 * has two versions of this stage, and the older one, which is
-		 * drained from it after this, has the younger one's bytes in
-		 * its place. What was closed in between comes after those then.
-		 */
 		for (; v; v = after) {
 			after = TAILQ_NEXT(v, by_file);
 			if (keeps_place(job_of(v), s)) {

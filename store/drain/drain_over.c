@@ -52,8 +52,13 @@ static void merge_locked(struct drain *d, struct drain_job *j,
 struct drain_job *newer_locked(const struct drain_job *j)
 {
 	struct drain_job *q = job_of(versions_next(&j->in->file->versions));
+	struct version *v = TAILQ_NEXT(&j->v, by_file);
 
-	return !j->v.replaced && q && q->stage == j->stage ? q : NULL;
+	if (!j->v.replaced)
+		return q && q->stage == j->stage ? q : NULL;
+	/* Those of a stage are one after the other, and one is in flight. */
+	return v && v->replaced && job_of(v)->stage == j->stage ? job_of(v)
+								: NULL;
 }
 
 void unstick_locked(struct drain *d, struct file *f)

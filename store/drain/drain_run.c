@@ -67,15 +67,16 @@ static bool work_is_overtaken(struct drain *d, struct work *w)
 }
 
 /*
- * The stage has other bytes than those that got j its place: somebody changed
- * them and closed the file again, and that close has a job of its own. Of an
- * open file work_is_overtaken() looks at the bytes themselves.
+ * The stage has other bytes than those that j is for, which got it its place if
+ * it has one: somebody changed them and closed the file again, and that close
+ * has a job of its own, also when the stage was replaced since. Of an open file
+ * work_is_overtaken() looks at the bytes themselves.
  */
 static bool is_superseded_locked(const struct drain_job *j)
 {
 	const struct drain_job *q = newer_locked(j);
 
-	return j->v.place && q && q->v.place &&
+	return (j->v.place || j->closed || j->v.replaced) && q && q->v.place &&
 	       (q->close_size != j->close_size ||
 		q->close_mtime_ns != j->close_mtime_ns);
 }

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/resource.h>
 
 #include "store/drain/drain_private.h"
@@ -394,6 +395,55 @@ a_change_in_place_does_not_take_the_place_of_the_close_before(void **state)
 	free(data);
 }
 
+static atomic_bool a_is_replaced;
+
+static void a_grows_after_b_and_is_replaced(void *arg)
+{
+	a_grows_after_b(arg);
+	live_write(arg, "a", "new", 3);
+	atomic_store(&a_is_replaced, true);
+}
+
+static uint64_t unfinished(struct live *l)
+{
+	HOLD(&l->st->drain->lock);
+	return l->st->drain->order.unfinished;
+}
+
+/*
+ * The same, and the file is emptied by an O_TRUNC before he freezes it: both
+ * closes have the stage that is replaced, and it has the younger one's bytes.
+ */
+static void
+a_change_in_place_does_not_take_it_when_it_is_replaced_either(void **state)
+{
+	uint8_t *data = filled(OLD_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_held(kind);
+
+		live_write(&l, "a", data, OLD_BYTES);
+		assert_int_equal(live_lookup(&l, "a", &between.in), 0);
+		between.arg = &l;
+		between.fn = a_grows_after_b_and_is_replaced;
+		atomic_store(&a_is_replaced, false);
+		ask(&l, "a");
+		/* The first close's job is over, the other three wait. */
+		while (!atomic_load(&a_is_replaced) || unfinished(&l) > 3)
+			sched_yield();
+		commit_wait(l.st->drain);
+		assert_int_equal(committed_size(&l, "a"), 0);
+		inode_put(l.st->inodes, between.in, 1);
+		drain_go_on(l.st->drain);
+		live_sync_all(&l);
+		assert_file(&l, "a", "new", 3);
+		assert_file(&l, "b", "b", 1);
+		live_free(&l);
+	}
+	free(data);
+}
+
 /* It was made durable, or ended, whatever there was to do of it. */
 static void wait_over(struct live *l, const char *path)
 {
@@ -468,6 +518,8 @@ int main(void)
 			a_sync_that_fails_leaves_the_older_version_its_place),
 		cmocka_unit_test(
 			a_change_in_place_does_not_take_the_place_of_the_close_before),
+		cmocka_unit_test(
+			a_change_in_place_does_not_take_it_when_it_is_replaced_either),
 		cmocka_unit_test(
 			a_publish_makes_no_change_durable_that_is_under_way),
 		cmocka_unit_test(
