@@ -28,7 +28,7 @@ usage() {
 	CKPTFS_SKIP_OK  tests that CI may skip: names or patterns, with spaces
 	CKPTFS_JOBS     how many tests run at once (twice the number of cores: half
 	                of their time they wait, for a disk or for each other)
-	CKPTFS_SIM_SECONDS  how long each core tries fresh seeds (30)
+	CKPTFS_SIM_SECONDS  how long each core tries fresh seeds (100)
 
 	exit code: 0 all passed; 1 a step or a test failed; 2 wrong usage
 	END
@@ -147,7 +147,7 @@ deploy/setup.sh --fuzz --trainer || die 1 "deploy/setup.sh failed"
 # simulate: schedules that nobody has seen before this change of store/. What
 # fails says how to see it again.
 simulate() {
-	local seconds=${CKPTFS_SIM_SECONDS:-30}
+	local seconds=${CKPTFS_SIM_SECONDS:-100}
 	if [[ $label && $label != sim ]]; then return; fi
 	step "simulating for $seconds s"
 	tests/sim/run --of-tree --jobs "$(nproc)" --seconds "$seconds" || failed=1

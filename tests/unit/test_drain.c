@@ -116,6 +116,7 @@ static void zeros_take_no_room(void **state)
 		struct handle h;
 
 		live_write(&l, "written", data, len);
+		live_sync_all(&l); /* it shares with what is durable */
 		h = handle_open(&l, "sparse", O_WRONLY | O_CREAT);
 		handle_write(&h, data + 3 * MIB, MIB, 3 * MIB);
 		handle_write(&h, "", 1, len - 1);
