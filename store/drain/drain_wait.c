@@ -154,6 +154,22 @@ int drain_sync(struct drain *d, struct inode *in)
 	return rc > 0 ? kv_sync(d->kv) : rc;
 }
 
+/* What has a place before `place` is made durable now, for who waits. */
+static void hurry_locked(struct drain *d, uint64_t place)
+{
+	struct version *v;
+
+	TAILQ_FOREACH(v, &d->order.placed, by_place)
+	{
+		if (v->place >= place)
+			break;
+		order_want_soon(v);
+		if (v->state == VERSION_FAILED)
+			order_wake(&d->order, v); /* once more, for us */
+	}
+	cond_broadcast(&d->work);
+}
+
 /*
  * Wait until all jobs with a place before `place` are done; 0: all that have
  * one now. The first of them that fails while we wait ends it: nothing after
@@ -169,15 +185,8 @@ static int order_wait(struct drain *d, uint64_t place, bool hurry)
 	HOLD(&d->lock);
 	if (place == 0)
 		place = d->order.next_place;
-	TAILQ_FOREACH(v, &d->order.placed, by_place)
-	{
-		if (!hurry || v->place >= place)
-			break;
-		order_want_soon(v);
-		if (v->state == VERSION_FAILED)
-			order_wake(&d->order, v); /* once more, for us */
-	}
-	cond_broadcast(&d->work);
+	if (hurry)
+		hurry_locked(d, place);
 	while (rc == 0) {
 		v = order_first(&d->order);
 		if (!v || v->place >= place)
@@ -349,8 +358,10 @@ static int idle_wait(struct drain *d, struct inode *in)
 	/* Frozen for good: see attempt_over_locked(). */
 	int rc = !j && frozen ? -EIO : 0;
 
-	if (j)
+	if (j) {
 		order_want_soon(&j->v);
+		hurry_locked(d, j->v.place);
+	}
 	while (j && rc == 0 && is_in_flight(j, attempts)) {
 		struct version *first = order_first(&d->order);
 
