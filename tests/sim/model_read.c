@@ -106,12 +106,16 @@ static bool same_on_its_way(const struct path *p, size_t state,
 				found[k] = true;
 				left--;
 			}
+		/* What was to take its name away, and failed, has not. */
+		while (state + 2 < p->count && !p->at[state + 1].bytes &&
+		       p->at[state + 1].failed)
+			state++;
 		if (state + 1 == p->count)
 			break;
 		if (!p->at[state + 1].bytes)
 			p = went_to(p, state, &state);
 		else if (v->size <= SMALL_BYTES_MAX ||
-			 (v[1].written && !v[1].anew))
+			 (p->at[state + 1].written && !p->at[state + 1].anew))
 			state++;
 		else
 			break;
