@@ -840,6 +840,15 @@ static void on_getattr(fuse_req_t req, fuse_ino_t ino,
 		reply_attr(req, 0, ino);
 }
 
+static bool are_now(int to_set)
+{
+	return (to_set & (FUSE_SET_ATTR_ATIME_NOW | FUSE_SET_ATTR_MTIME_NOW)) &&
+	       (to_set & FUSE_SET_ATTR_ATIME_NOW ||
+		!(to_set & FUSE_SET_ATTR_ATIME)) &&
+	       (to_set & FUSE_SET_ATTR_MTIME_NOW ||
+		!(to_set & FUSE_SET_ATTR_MTIME));
+}
+
 static unsigned set_of(const struct stat *s, int to_set, struct attr *to)
 {
 	struct timespec now;
@@ -865,7 +874,7 @@ static unsigned set_of(const struct stat *s, int to_set, struct attr *to)
 		to->atime_ns = io_ns(&now);
 	if (to_set & FUSE_SET_ATTR_MTIME_NOW)
 		to->mtime_ns = io_ns(&now);
-	return valid;
+	return valid | (are_now(to_set) ? SET_TIMES_NOW : 0);
 }
 
 /* Of a local file: here, and what DIR has to know of it. */
@@ -889,6 +898,8 @@ static int set_local(fuse_req_t req, fuse_ino_t ino, const struct stat *s,
 	waiting_end(&w);
 	if (cuts)
 		shared_change_end(shared, ino);
+	if (are_now(to_set))
+		valid |= SET_TIMES_NOW;
 	if (rc == 0 && valid)
 		rc = shared_set_local(shared, c, ino, valid, &to);
 	return rc == -ENOENT ? 0 : rc;

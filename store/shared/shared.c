@@ -493,6 +493,19 @@ static int backing_of(struct shared *s, struct node *n, int fd)
 	return id;
 }
 
+/* As fuse/ does it for a local file: what is written goes past everybody. */
+static int drop_suid(const struct shared_caller *c, int fd,
+		     const struct stat *sb)
+{
+	mode_t mode = sb->st_mode & ~(mode_t)S_ISUID;
+
+	if (mode & S_IXGRP)
+		mode &= ~(mode_t)S_ISGID;
+	if (c->uid == 0 || !S_ISREG(sb->st_mode) || mode == sb->st_mode)
+		return 0;
+	return fchmod(fd, mode & 07777) < 0 ? -errno : 0;
+}
+
 static int open_file(struct shared *s, const struct shared_caller *c,
 		     uint64_t id, int flags, const struct names_new *new,
 		     int *ret_fd, int *ret_backing)
@@ -528,6 +541,11 @@ static int open_file(struct shared *s, const struct shared_caller *c,
 	act_as_self(s, c);
 	if (fd < 0)
 		return fd;
+	rc = writes(flags) ? drop_suid(c, fd, &sb) : 0;
+	if (rc < 0) {
+		(void)close(fd);
+		return rc;
+	}
 	*ret_fd = fd;
 	*ret_backing = backing_of(s, u.n, fd);
 	return 0;

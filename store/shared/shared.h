@@ -114,7 +114,10 @@ int shared_rename(struct shared *s, const struct shared_caller *c,
 int shared_readlink(struct shared *s, uint64_t id, char *buf, size_t size);
 int shared_statvfs(struct shared *s, struct statvfs *ret);
 
-/* valid as of names_setattr(), of what is not a local file. */
+/* Its times are the present one: who may write may set them. */
+#define SET_TIMES_NOW 0x100u
+
+/* valid as of names_setattr(), of what is not a local file; or SET_TIMES_NOW. */
 int shared_setattr(struct shared *s, const struct shared_caller *c,
 		   uint64_t id, unsigned valid, const struct attr *to,
 		   const uint64_t *size_bytes);

@@ -55,6 +55,7 @@ struct node {
 	/* Of local files: */
 	enum node_state state;
 	struct inode *in; /* a reference */
+	nlink_t links; /* DIR's file's, when it was looked at last; 0: never */
 	uint64_t new_id; /* what it is called in new/ */
 	bool replaces; /* DIR's file is in new/, until it is complete */
 	bool completing; /* the database has said so: it may be complete */

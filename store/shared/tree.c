@@ -99,22 +99,30 @@ static int stat_local(struct shared *s, struct node *n, struct stat *sb)
 	{
 		HOLD(&s->lock);
 		engine = n->engine;
+		if (n->links > 0)
+			sb->st_nlink = n->links;
 	}
 	if (engine)
 		sb->st_ino = engine;
 	return 0;
 }
 
+/* DIR's file has so many names. */
+static void note_links(struct shared *s, struct node *n, nlink_t links)
+{
+	HOLD(&s->lock);
+	n->links = links;
+}
+
 /* *sb is DIR's, or of the local file; n has one more look-up. Takes n. */
 static int entry_of(struct shared *s, struct node *n, struct stat *sb,
 		    struct shared_entry *ret)
 {
-	nlink_t links = sb->st_nlink;
 	int rc = 0;
 
 	if (n->in) {
+		note_links(s, n, sb->st_nlink);
 		rc = stat_local(s, n, sb);
-		sb->st_nlink = links;
 	} else {
 		HOLD(&s->lock);
 		n->lookups++;
@@ -571,6 +579,8 @@ int shared_link(struct shared *s, const struct shared_caller *c, uint64_t id,
 		HOLD(&s->lock);
 		local_set_kept_locked(u.n, &sb);
 	}
+	if (rc == 0 && u.n->in)
+		(void)names_setattr(s->st->names, u.n->in, 0, NULL);
 	return rc < 0 ? rc : entry_at(s, &a, &sb, ret);
 }
 
@@ -650,8 +660,12 @@ static void was_begin(struct shared *s, const struct at *a, struct was *w)
 /* It is gone: the last of its names? */
 static void was_removed(struct shared *s, struct was *w)
 {
-	if (w->n && w->n->in && w->sb.st_nlink <= 1)
+	if (!w->n || !w->n->in)
+		return;
+	if (w->sb.st_nlink <= 1)
 		local_drop(s, w->n);
+	else
+		note_links(s, w->n, w->sb.st_nlink - 1);
 }
 
 static void was_end(struct shared *s, struct was *w)
@@ -984,6 +998,24 @@ static int set_at(int fd, unsigned valid, const struct attr *to,
 	return 0;
 }
 
+/*
+ * As the caller; times that are to be the present time as ourselves, since the
+ * kernel has looked whether he may write, and need not own it.
+ */
+static int set_as(struct shared *s, const struct shared_caller *c, int fd,
+		  unsigned valid, const struct attr *to,
+		  const uint64_t *size_bytes)
+{
+	unsigned now = valid & SET_TIMES_NOW ? valid & (SET_ATIME | SET_MTIME)
+					     : 0;
+	int rc;
+
+	act_as(s, c);
+	rc = set_at(fd, valid & ~now, to, size_bytes);
+	act_as_self(s, c);
+	return rc == 0 && now ? set_at(fd, now, to, NULL) : rc;
+}
+
 int shared_setattr(struct shared *s, const struct shared_caller *c,
 		   uint64_t id, unsigned valid, const struct attr *to,
 		   const uint64_t *size_bytes)
@@ -1004,9 +1036,7 @@ int shared_setattr(struct shared *s, const struct shared_caller *c,
 		if (rc < 0)
 			return rc == -EIO ? -EBUSY : rc;
 	}
-	act_as(s, c);
-	rc = set_at(fd, valid, to, size_bytes);
-	act_as_self(s, c);
+	rc = set_as(s, c, fd, valid, to, size_bytes);
 	return rc;
 }
 
@@ -1037,9 +1067,7 @@ int shared_set_local(struct shared *s, const struct shared_caller *c,
 	rc = node_fd(s, u.n, &fd);
 	if (rc < 0)
 		return rc;
-	act_as(s, c);
-	rc = set_at(fd, valid, to, NULL);
-	act_as_self(s, c);
+	rc = set_as(s, c, fd, valid, to, NULL);
 	/* chown takes the sticky bit of a file along on some systems. */
 	if (rc == 0 && !kept && fstat(fd, &sb) == 0 && !pending_is(s, &sb)) {
 		struct attr sticky = { .mode = pending_mode(s) };

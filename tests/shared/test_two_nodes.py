@@ -423,6 +423,52 @@ def links_are_one_file_on_both(c):
 
 
 @shared(bare=True)
+def the_number_of_links_is_the_same_whatever_the_file_is(c):
+    """Pending, kept here, and of another node."""
+    def links(*names):
+        return [os.lstat(n.path(name)).st_nlink
+                for name in names for n in (c.a, c.b)]
+    with open(c.a.path("f"), "wb") as f:
+        f.write(b"pending")
+        f.flush()
+        os.link(c.a.path("f"), c.a.path("g"))
+        assert links("f", "g") == [2] * 4, links("f", "g")
+        assert os.fstat(f.fileno()).st_nlink == 2
+        before = os.lstat(c.a.path("f")).st_ctime_ns
+        os.link(c.a.path("g"), c.a.path("h"))
+        assert os.lstat(c.a.path("f")).st_ctime_ns > before
+        assert links("f", "g", "h") == [3] * 6
+        os.unlink(c.a.path("f"))
+        assert links("g", "h") == [2] * 4
+    c.settle()
+    assert links("g", "h") == [2] * 4
+    os.rename(c.a.path("h"), c.a.path("i"))
+    put(c.a.path("other"), b"x")
+    os.rename(c.a.path("other"), c.a.path("i"))
+    c.settle()
+    assert links("g", "i") == [1] * 4
+
+
+@shared()
+def who_may_write_may_touch_and_takes_the_set_user_id_bit(c):
+    os.chmod(c.a.mnt, 0o777)
+    for node in (c.a, c.b):
+        for size in (0, 20 * KIB):
+            put(c.a.path("f"), b"x" * size, mode=0o666)
+            c.settle()
+            os.chmod(c.a.path("f"), 0o6777)
+
+            def stranger():
+                os.utime(node.path("f"))
+                fails(errno.EPERM, os.utime, node.path("f"), (1, 1))
+                put(node.path("f"), b"y", flags=os.O_WRONLY)
+            as_user(stranger)
+            c.settle()
+            assert os.lstat(c.shared("f")).st_mode & 0o7777 == 0o777
+            assert os.lstat(c.b.path("f")).st_mode & 0o7777 == 0o777
+
+
+@shared(bare=True)
 def a_lock_on_one_node_excludes_the_other(c):
     put(c.a.path("lock"), b"")
     c.settle()
