@@ -3,8 +3,7 @@
  * number, with the name by which each was seen last.
  *
  * A name is a hint: others rename, too. So whoever goes by it looks at the
- * inode number that he gets. A descriptor (O_PATH) that is kept needs no hint;
- * their number is bounded, and who finds no room goes by names.
+ * inode number that he gets; see node_fd.c.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -15,8 +14,6 @@
 
 #include "store/base/scope.h"
 #include "store/shared/shared_private.h"
-
-#define PATH_DEPTH_MAX 256
 
 static struct node_list *bucket_of(struct node_list *table, uint64_t key)
 {
@@ -117,6 +114,8 @@ void node_put(struct shared *s, struct node *n)
 	struct inode *in;
 
 	while (n) {
+		int fd;
+
 		{
 			HOLD(&s->lock);
 			CHECK(n->refs > 0);
@@ -126,9 +125,10 @@ void node_put(struct shared *s, struct node *n)
 			LIST_REMOVE(n, by_id);
 			if (n->in_engine)
 				LIST_REMOVE(n, by_engine);
-			if (n->fd >= 0)
-				s->fds--;
+			fd = node_take_fd_locked(s, n);
 		}
+		if (fd >= 0)
+			(void)close(fd);
 		free_node(n, &parent, &in);
 		if (in)
 			inode_put(s->st->inodes, in, 1);
@@ -147,6 +147,15 @@ void node_engine_locked(struct shared *s, struct node *n, ino_t engine)
 	if (n->in_engine)
 		LIST_INSERT_HEAD(bucket_of(s->by_engine, engine), n,
 				 by_engine);
+}
+
+void node_becomes_locked(struct shared *s, struct node *n, ino_t engine)
+{
+	node_engine_locked(s, n, 0);
+	if (find_engine_locked(s, engine))
+		n->engine = engine; /* that node is the one that is found */
+	else
+		node_engine_locked(s, n, engine);
 }
 
 void node_place_locked(struct shared *s, struct node *n, struct node *parent,
@@ -319,140 +328,8 @@ bool node_may_be(struct shared *s, const struct node *n, ino_t engine)
 
 bool node_is_under_locked(const struct node *n, const struct node *dir)
 {
-	for (unsigned i = 0; n && i < PATH_DEPTH_MAX; i++, n = n->parent)
+	for (unsigned i = 0; n && i < NODE_DEPTH_MAX; i++, n = n->parent)
 		if (n == dir)
 			return true;
 	return false;
-}
-
-/* --- descriptors and paths ------------------------------------------------ */
-
-int node_reopen(int fd, int flags)
-{
-	char path[SHARED_PATH_BYTES];
-	int opened;
-
-	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	opened = open(path, flags | O_CLOEXEC);
-	return opened < 0 ? -errno : opened;
-}
-
-void node_keep_fd(struct shared *s, struct node *n, int fd)
-{
-	int kept = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-
-	if (kept < 0)
-		return;
-	{
-		HOLD(&s->lock);
-		if (n->fd < 0 && s->fds < s->fds_max) {
-			n->fd = kept;
-			s->fds++;
-			return;
-		}
-	}
-	(void)close(kept);
-}
-
-/* The one that is kept, or else who to ask by which name. */
-static int kept_fd(struct shared *s, struct node *n, struct node **ret_parent,
-		   char name[STORE_NAME_MAX + 1])
-{
-	HOLD(&s->lock);
-	*ret_parent = NULL;
-	if (n->fd >= 0) {
-		int fd = fcntl(n->fd, F_DUPFD_CLOEXEC, 0);
-
-		return fd < 0 ? -errno : fd;
-	}
-	if (n->replaces) {
-		node_new_name(n, name);
-		return -ENODATA;
-	}
-	if (!n->parent)
-		return -ESTALE;
-	*ret_parent = node_ref_locked(n->parent);
-	(void)snprintf(name, STORE_NAME_MAX + 1, "%s", n->name);
-	return -ENODATA;
-}
-
-static int open_checked(struct shared *s, struct node *n, int dirfd,
-			const char *name)
-{
-	struct stat sb;
-	bool same;
-	int fd = openat(dirfd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-
-	if (fd < 0)
-		return errno == ENOENT || errno == ENOTDIR ? -ESTALE : -errno;
-	if (fstat(fd, &sb) < 0) {
-		int rc = -errno;
-
-		(void)close(fd);
-		return rc;
-	}
-	{
-		HOLD(&s->lock);
-		same = n->engine == sb.st_ino;
-	}
-	if (same) {
-		/* Of a folder, and of what is written: others may rename it. */
-		if (S_ISDIR(sb.st_mode) || n->in)
-			node_keep_fd(s, n, fd);
-		return fd;
-	}
-	(void)close(fd);
-	return -ESTALE;
-}
-
-static int fd_at_depth(struct shared *s, struct node *n, unsigned depth)
-{
-	SCOPED(node_use_end) struct node_use parent = { .s = s };
-	SCOPED(scope_close) int dirfd = -1;
-	char name[STORE_NAME_MAX + 1];
-	int rc = kept_fd(s, n, &parent.n, name);
-
-	if (rc != -ENODATA)
-		return rc;
-	if (!parent.n)
-		return open_checked(s, n, s->home.newfd, name);
-	if (depth == 0)
-		return -ELOOP;
-	dirfd = fd_at_depth(s, parent.n, depth - 1);
-	if (dirfd < 0)
-		return dirfd;
-	return open_checked(s, n, dirfd, name);
-}
-
-int node_fd(struct shared *s, struct node *n, int *ret_fd)
-{
-	int fd = fd_at_depth(s, n, PATH_DEPTH_MAX);
-
-	if (fd == -ESTALE) {
-		HOLD(&s->lock);
-		s->keep_fds_ns = mono_ns() + LOCAL_AWAITED_NS;
-	}
-	if (fd < 0)
-		return fd;
-	*ret_fd = fd;
-	return 0;
-}
-
-void node_path(struct shared *s, struct node *n, char *buf, size_t size)
-{
-	size_t at = size - 1;
-
-	HOLD(&s->lock);
-	buf[at] = 0;
-	for (; n && n->parent; n = n->parent) {
-		size_t len = strlen(n->name);
-
-		if (len + 1 > at)
-			break;
-		at -= len;
-		memcpy(buf + at, n->name, len);
-		if (n->parent->parent)
-			buf[--at] = '/';
-	}
-	memmove(buf, buf + at, size - at);
 }

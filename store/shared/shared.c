@@ -24,6 +24,8 @@
 
 #define META_SHARED_UUID "shared.uuid"
 #define META_SHARED_MOUNTED "shared.mounted"
+/* Others may replace a file this often while it is opened. */
+#define OPEN_TRIES 16
 #define SEARCH_PERIOD_NS (INT64_C(10) * 1000000000)
 
 /* --- the beginning and the end -------------------------------------------- */
@@ -154,6 +156,7 @@ int shared_open(struct store *st, const struct shared_options *o,
 	cond_init(&s->moved);
 	TAILQ_INIT(&s->queue);
 	TAILQ_INIT(&s->kept);
+	TAILQ_INIT(&s->seen);
 	s->st = st;
 	s->home = SHARED_HOME_NONE;
 	s->as_root = geteuid() == 0;
@@ -256,6 +259,7 @@ static void *alive_main(void *arg)
 				    s->dir, strerror(-rc));
 		(void)dir_each(s->home.nodefd, "wanted", on_wanted, s);
 		local_not_awaited(s);
+		node_forget_seen(s);
 		local_make_room(s);
 		if (wants_search(s))
 			local_search(s);
@@ -304,23 +308,11 @@ void shared_free(struct shared *s)
 
 /* --- who changes a local file --------------------------------------------- */
 
-/*
- * Between a look-up and an open others may put another file there. The kernel
- * looks up once more, and no third time: for a while look-ups keep a descriptor,
- * so that what they found can be opened.
- */
-static int look_up_again(struct shared *s)
-{
-	HOLD(&s->lock);
-	s->keep_fds_ns = mono_ns() + LOCAL_AWAITED_NS;
-	return -ESTALE;
-}
-
 /* The file that is kept here is DIR's alone from now on, under other numbers. */
 static int give_up(struct shared *s, struct node *n)
 {
 	local_drop(s, n);
-	return look_up_again(s);
+	return -ESTALE;
 }
 
 static bool writes(int flags)
@@ -330,8 +322,8 @@ static bool writes(int flags)
 
 /*
  * A new local file is to take the place of what DIR has at the name, whatever
- * that is by now. -ESTALE when it is there: opened once more, by its name, it is
- * the new one.
+ * that is by now. 0 when it is there: opened once more, by its name, it is the
+ * new one. -ESTALE: what is there is of another kind, or pending elsewhere.
  */
 static int replace_at(struct shared *s, struct node *parent, const char *name,
 		      const struct names_new *new)
@@ -347,15 +339,15 @@ static int replace_at(struct shared *s, struct node *parent, const char *name,
 	if (u.n) { /* somebody was faster, and will be opened */
 		HOLD(&s->lock);
 		u.n->awaited_ns = mono_ns() + LOCAL_AWAITED_NS;
-		return -ESTALE;
+		return 0;
 	}
 	rc = node_fd(s, parent, &dirfd);
 	if (rc < 0)
 		return rc;
 	if (fstatat(dirfd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
-		return errno == ENOENT ? look_up_again(s) : -errno;
+		return errno == ENOENT ? -ESTALE : -errno;
 	if (!S_ISREG(sb.st_mode) || pending_is(s, &sb))
-		return look_up_again(s);
+		return -ESTALE;
 	/* What the file is goes on: O_TRUNC changes its bytes alone. */
 	n.mode = sb.st_mode;
 	n.uid = sb.st_uid;
@@ -395,8 +387,7 @@ static int replace_at(struct shared *s, struct node *parent, const char *name,
 		u.n->undone = true;
 		cond_broadcast(&s->moved);
 	}
-	rc = local_save(s, u.n, false);
-	return rc < 0 ? rc : -ESTALE;
+	return local_save(s, u.n, false);
 }
 
 static int replace(struct shared *s, struct node *old,
@@ -420,9 +411,13 @@ int shared_create_again(struct shared *s, uint64_t parent, const char *name,
 {
 	SCOPED(node_use_end) struct node_use u = { 0 };
 
-	if (!(flags & O_TRUNC) || !writes(flags) || node_use(s, parent, &u) < 0)
-		return look_up_again(s);
-	return replace_at(s, u.n, name, new);
+	if ((flags & O_TRUNC) && writes(flags) && node_use(s, parent, &u) == 0) {
+		int rc = replace_at(s, u.n, name, new);
+
+		if (rc < 0)
+			return rc;
+	}
+	return -ESTALE; /* the kernel looks it up once more */
 }
 
 int shared_change_begin(struct shared *s, uint64_t id, int flags,
@@ -448,7 +443,12 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 	}
 	if (!kept)
 		return 0;
-	return (flags & O_TRUNC) && n ? replace(s, u.n, n) : give_up(s, u.n);
+	if (flags & O_TRUNC && n) {
+		int rc = replace(s, u.n, n);
+
+		return rc < 0 ? rc : -ESTALE;
+	}
+	return give_up(s, u.n);
 }
 
 void shared_change_end(struct shared *s, uint64_t id)
@@ -469,10 +469,18 @@ static int backing_of(struct shared *s, struct node *n, int fd)
 {
 	const struct kernel_hooks *k = &s->st->files.kernel;
 	int id = 0, extra = 0;
+	struct stat sb = { 0 };
 
+	(void)fstat(fd, &sb);
 	{
 		HOLD(&s->lock);
-		n->opens++;
+		if (n->opens++ == 0) {
+			n->opened = sb.st_ino;
+			node_opened_locked(s, n);
+		}
+		/* The node was another file when it was opened before. */
+		if (n->opened != sb.st_ino)
+			return 0;
 		if (n->backing_id > 0 || n->opens > 1)
 			return n->backing_id;
 	}
@@ -506,39 +514,47 @@ static int drop_suid(const struct shared_caller *c, int fd,
 	return fchmod(fd, mode & 07777) < 0 ? -errno : 0;
 }
 
-static int open_file(struct shared *s, const struct shared_caller *c,
-		     uint64_t id, int flags, const struct names_new *new,
-		     int *ret_fd, int *ret_backing)
-{
-	SCOPED(node_use_end) struct node_use u = { 0 };
-	SCOPED(scope_close) int path = -1;
-	struct stat sb;
-	int fd, rc = node_use(s, id, &u);
+/* What a try to open a file came to, if it did not fail. */
+enum tried {
+	TRIED_OPEN,
+	TRIED_LOCAL, /* the name has a local file now, which is to be opened */
+	TRIED_GONE, /* others have put another one at the name */
+};
 
-	if (rc == 0)
-		rc = node_fd(s, u.n, &path);
-	if (rc == 0 && fstat(path, &sb) < 0)
-		rc = -errno;
-	/* Somebody has put another file there: it is that one's turn. */
-	if (rc == -ESTALE && u.n && writes(flags) && (flags & O_TRUNC))
-		return replace(s, u.n, new);
-	if (rc < 0)
-		return rc;
+/* *path as of pending_wait(). -errno, or enum tried. */
+static int try_open(struct shared *s, const struct shared_caller *c,
+		    struct node *n, int flags, const struct names_new *new,
+		    int *path, int *ret_fd)
+{
+	struct stat sb;
+	int fd, rc = 0;
+
+	if (fstat(*path, &sb) < 0)
+		return errno == ESTALE || errno == ENOENT ? TRIED_GONE : -errno;
 	if (pending_is(s, &sb)) {
-		rc = pending_wait(s, u.n);
+		rc = pending_wait(s, n, path);
+		if (rc == -ESTALE)
+			return TRIED_GONE;
 		if (rc == -EIO && writes(flags))
 			rc = -EBUSY;
 		if (rc < 0)
 			return rc;
-		if (fstat(path, &sb) < 0)
-			return -errno;
+		if (fstat(*path, &sb) < 0)
+			return errno == ESTALE || errno == ENOENT ? TRIED_GONE
+								  : -errno;
 	}
 	if (writes(flags) && (flags & O_TRUNC) && S_ISREG(sb.st_mode) &&
-	    sb.st_nlink == 1)
-		return replace(s, u.n, new);
+	    sb.st_nlink <= 1) {
+		rc = replace(s, n, new);
+		if (rc == -ESTALE)
+			return TRIED_GONE;
+		return rc < 0 ? rc : TRIED_LOCAL;
+	}
 	act_as(s, c);
-	fd = node_reopen(path, flags & (O_ACCMODE | O_APPEND | O_TRUNC));
+	fd = node_reopen(*path, flags & (O_ACCMODE | O_APPEND | O_TRUNC));
 	act_as_self(s, c);
+	if (fd == -ESTALE || fd == -ENOENT)
+		return TRIED_GONE;
 	if (fd < 0)
 		return fd;
 	rc = writes(flags) ? drop_suid(c, fd, &sb) : 0;
@@ -547,17 +563,43 @@ static int open_file(struct shared *s, const struct shared_caller *c,
 		return rc;
 	}
 	*ret_fd = fd;
-	*ret_backing = backing_of(s, u.n, fd);
-	return 0;
+	return TRIED_OPEN;
 }
 
 int shared_open_file(struct shared *s, const struct shared_caller *c,
 		     uint64_t id, int flags, const struct names_new *new,
 		     int *ret_fd, int *ret_backing)
 {
-	int rc = open_file(s, c, id, flags, new, ret_fd, ret_backing);
+	SCOPED(node_use_end) struct node_use u = { 0 };
+	SCOPED(scope_close) int path = -1;
+	int fd = -1, rc = node_use(s, id, &u);
 
-	return rc == -ESTALE || rc == -ENOENT ? look_up_again(s) : rc;
+	if (rc < 0)
+		return -ESTALE;
+	rc = node_fd(s, u.n, &path);
+	if (rc == 0)
+		rc = try_open(s, c, u.n, flags, new, &path, &fd);
+	else if (rc == -ESTALE)
+		rc = TRIED_GONE;
+	for (unsigned i = 0; rc == TRIED_GONE && i < OPEN_TRIES; i++) {
+		int again = -1;
+
+		rc = node_find_again(s, u.n, &again);
+		if (rc < 0)
+			break; /* the kernel looks up once more */
+		scope_close(&path);
+		path = again;
+		rc = try_open(s, c, u.n, flags, new, &path, &fd);
+	}
+	if (rc > 0) /* TRIED_LOCAL: it has another number */
+		return -ESTALE;
+	if (rc < 0)
+		return rc;
+	*ret_fd = fd;
+	*ret_backing = backing_of(s, u.n, fd);
+	if (u.n->type == S_IFREG) /* for who asks for its attributes */
+		node_keep_fd(s, u.n, path);
+	return 0;
 }
 
 int shared_create_plain(struct shared *s, const struct shared_caller *c,
@@ -594,8 +636,10 @@ void shared_close(struct shared *s, uint64_t id, int fd)
 		HOLD(&s->lock);
 		if (u.n->opens > 0 && --u.n->opens == 0)
 			backing = u.n->backing_id;
-		if (u.n->opens == 0)
+		if (u.n->opens == 0) {
 			u.n->backing_id = 0;
+			node_closed_locked(s, u.n);
+		}
 	}
 	if (backing > 0 && k->backing_close)
 		k->backing_close(k->arg, backing);

@@ -48,9 +48,13 @@ struct node {
 	unsigned refs;
 	struct node *parent; /* a reference; NULL: the root, or not known */
 	char *name; /* owned; in parent */
-	int fd; /* O_PATH, or -1 */
+	int fd; /* O_PATH, or -1; see node_fd.c */
+	TAILQ_ENTRY(node) seen;
+	bool is_seen; /* the descriptor is kept since a look-up, at seen_ns */
+	int64_t seen_ns;
 	/* Of what is DIR's: */
 	unsigned opens;
+	ino_t opened; /* which file of DIR, for the first of those */
 	int backing_id;
 	/* Of local files: */
 	enum node_state state;
@@ -82,6 +86,7 @@ struct node {
 };
 
 #define NODE_BUCKETS 16384u
+#define NODE_DEPTH_MAX 256u /* folders in each other, of a path */
 #define LOCAL_NEW_BYTES 24
 #define UPLOAD_THREADS 4u
 
@@ -99,18 +104,12 @@ struct shared {
 	struct node *root;
 	uint64_t next_node, next_local, next_place;
 	unsigned fds, fds_max;
-	TAILQ_HEAD(node_queue, node) queue, kept;
+	TAILQ_HEAD(node_queue, node) queue, kept, seen;
 	LIST_HEAD(, lock_owner) lock_owners; /* locks.c */
 	struct shared_figures figures;
 	/* Since when each thread is in a call to DIR; 0: it is in none. */
 	int64_t calling_ns[UPLOAD_THREADS];
 	bool stop;
-	/*
-	 * Until when look-ups keep a descriptor. Between a look-up and what
-	 * follows others may put another file there: -ESTALE. The kernel looks
-	 * up once more then, and no third time, so what it finds has to stay.
-	 */
-	int64_t keep_fds_ns;
 	int64_t search_due_ns;
 	/* DIR itself, and when it was asked last: see shared_stat(). */
 	struct stat root_stat;
@@ -194,6 +193,11 @@ struct node *node_new_local(struct shared *s, struct inode *in);
 void node_place_locked(struct shared *s, struct node *n, struct node *parent,
 		       const char *name);
 void node_engine_locked(struct shared *s, struct node *n, ino_t engine);
+/*
+ * The node is another file of DIR from now on; what has that number already is
+ * what is found by it. The kernel's number for it stays.
+ */
+void node_becomes_locked(struct shared *s, struct node *n, ino_t engine);
 /* Which local file is to be at this name; NULL: none. A reference. */
 struct node *node_replacing(struct shared *s, const struct node *parent,
 			    const char *name);
@@ -209,23 +213,43 @@ bool node_replaces(struct shared *s, const struct node *n);
 /* It is no local file any more. */
 void node_forget_local_locked(struct shared *s, struct node *n);
 /*
- * A descriptor of it, O_PATH, that the caller closes. -ESTALE: it is not where
- * it was seen last, and no descriptor was kept.
- */
-int node_fd(struct shared *s, struct node *n, int *ret_fd);
-/* Keep one like this for the node, if there is room. */
-void node_keep_fd(struct shared *s, struct node *n, int fd);
-/* "a/b/c", as it was seen last. */
-void node_path(struct shared *s, struct node *n, char *buf, size_t size);
-/*
  * Is the local file the one that DIR has with this inode number? A number of
  * ours may be used twice, when a power cut took the first file.
  */
 bool node_may_be(struct shared *s, const struct node *n, ino_t engine);
 /* Is it `dir`, or below it, as far as is known? The lock is held. */
 bool node_is_under_locked(const struct node *n, const struct node *dir);
+
+/* --- node_fd.c */
+
 /* A descriptor of what fd, O_PATH, is of; -errno. */
 int node_reopen(int fd, int flags);
+/*
+ * A descriptor of it, O_PATH, that the caller closes. -ESTALE: it is not where
+ * it was seen last, and no descriptor was kept.
+ */
+int node_fd(struct shared *s, struct node *n, int *ret_fd);
+/* Keep one like this for the node, if there is room. */
+void node_keep_fd(struct shared *s, struct node *n, int fd);
+/* A look-up has found it, by this O_PATH descriptor; it is taken, or not. */
+void node_see(struct shared *s, struct node *n, int *fd);
+/* Nobody comes to open it. */
+void node_unsee(struct shared *s, struct node *n);
+/* Each half second: those of which the look-up is long ago. */
+void node_forget_seen(struct shared *s);
+/* n->opens is about to be 1, or became 0. */
+void node_opened_locked(struct shared *s, struct node *n);
+void node_closed_locked(struct shared *s, struct node *n);
+/* It has none any more; -1, or the caller closes it, without the lock. */
+int node_take_fd_locked(struct shared *s, struct node *n);
+/*
+ * The file cannot be opened any more, as it has lost its name, and the engine
+ * wants one: the node is what is at the name now, *ret_fd as of node_fd().
+ * -ESTALE: that is no regular file, or somebody has the old one open.
+ */
+int node_find_again(struct shared *s, struct node *n, int *ret_fd);
+/* "a/b/c", as it was seen last. */
+void node_path(struct shared *s, struct node *n, char *buf, size_t size);
 
 /* --- local.c: which local file is which of DIR's, and what the database has */
 
@@ -291,8 +315,12 @@ int pending_write(struct shared *s, struct node *n, int fd, uint64_t at,
 		  bool writing);
 /* What stat(2) shows of it instead. */
 void pending_stat(const struct trailer *t, struct stat *sb);
-/* Wait for the node that has it. 0: it is plain now. */
-int pending_wait(struct shared *s, struct node *n);
+/*
+ * Wait for the node that has the file of *fd, an O_PATH descriptor that the
+ * caller closes. When that is replaced meanwhile, go on with what is at its
+ * name, and a descriptor of that. 0: it is plain now.
+ */
+int pending_wait(struct shared *s, struct node *n, int *fd);
 
 /* --- upload.c */
 

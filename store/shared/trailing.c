@@ -24,6 +24,8 @@
  */
 #define BARE_NS (INT64_C(5000) * 1000000)
 #define WAIT_MOST_NS (INT64_C(500) * 1000000)
+/* Others may replace it this often between two looks at it. */
+#define FIND_AGAIN_MAX 16
 
 static int read_at_end(int fd, uint64_t size, struct trailer *ret)
 {
@@ -124,17 +126,14 @@ static bool is_to_end(void)
 	return i && atomic_load(&i->signalled) && i->ends(i);
 }
 
-/* 0: it is whole; 1: not yet, *ret as far as it is known. */
-static int look(struct shared *s, struct node *n, struct trailer *ret)
+/* 0: it is whole; 1: not yet, *ret as far as it is known. -ESTALE: gone. */
+static int look(struct shared *s, int fd, struct trailer *ret)
 {
-	SCOPED(scope_close) int fd = -1;
 	struct stat sb;
-	int rc = node_fd(s, n, &fd);
+	int rc;
 
-	if (rc < 0)
-		return rc;
 	if (fstat(fd, &sb) < 0)
-		return -errno;
+		return errno == ENOENT ? -ESTALE : -errno;
 	if (sb.st_nlink == 0)
 		return -ESTALE;
 	if (!pending_is(s, &sb))
@@ -142,31 +141,50 @@ static int look(struct shared *s, struct node *n, struct trailer *ret)
 	rc = pending_read(fd, ret);
 	if (rc == -ENODATA)
 		ret->node[0] = 0;
+	if (rc == -ENOENT)
+		return -ESTALE;
 	return rc == 0 || rc == -ENODATA ? 1 : rc;
 }
 
-int pending_wait(struct shared *s, struct node *n)
+/* The same of what is at the name by now. */
+static int look_again(struct shared *s, struct node *n, int *fd,
+		      struct trailer *ret)
+{
+	int rc = look(s, *fd, ret), fresh = -1;
+
+	for (unsigned i = 0; rc == -ESTALE && i < FIND_AGAIN_MAX; i++) {
+		rc = node_find_again(s, n, &fresh);
+		if (rc < 0)
+			return rc;
+		(void)close(*fd);
+		*fd = fresh;
+		rc = look(s, *fd, ret);
+	}
+	return rc;
+}
+
+int pending_wait(struct shared *s, struct node *n, int *fd)
 {
 	int64_t end_ns = mono_ns() + (int64_t)s->pending_wait_s * 1000000000;
 	int64_t pause_ns = WAIT_FIRST_NS;
-	struct trailer t = { 0 };
-	bool asked = false;
+	struct trailer t = { 0 }, asked = { 0 };
 	char path[4096];
 	int rc;
 
 	for (;;) {
 		struct timespec pause = io_timespec(pause_ns);
 
-		rc = look(s, n, &t);
+		rc = look_again(s, n, fd, &t);
 		if (rc <= 0)
 			break;
 		if (is_to_end())
 			return -EINTR;
 		if (mono_ns() >= end_ns)
 			break;
-		if (t.node[0] && !asked) {
+		if (t.node[0] && (t.number != asked.number ||
+				  strcmp(t.uuid, asked.uuid) != 0)) {
 			ask_for(s, &t);
-			asked = true;
+			asked = t;
 		}
 		(void)nanosleep(&pause, NULL);
 		if (pause_ns < WAIT_MOST_NS)

@@ -24,6 +24,8 @@
 
 /* The root is asked twice a second. */
 #define SILENT_NS (INT64_C(3) * 1000000000)
+/* Others may replace a file this often while its name is looked up. */
+#define LOOK_UP_TRIES 16
 
 /*
  * Of this thread alone: glibc's setgroups() and the like are for all of them.
@@ -137,19 +139,33 @@ static int entry_of(struct shared *s, struct node *n, struct stat *sb,
 	return rc;
 }
 
-/* A file that is pending, of which it is not known whose it is. Takes n. */
-static int see_pending(struct shared *s, const struct at *a, struct node **n,
-		       struct stat *sb)
+/* What DIR has at a name: for SCOPED(). */
+struct found {
+	int fd; /* O_PATH */
+	struct stat sb;
+};
+
+static void found_end(struct found *f)
 {
-	SCOPED(scope_close) int fd = -1;
+	scope_close(&f->fd);
+}
+
+static int find(const struct at *a, struct found *ret)
+{
+	ret->fd = openat(a->fd, a->name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	return ret->fd < 0 || fstat(ret->fd, &ret->sb) < 0 ? -errno : 0;
+}
+
+/* A file that is pending, of which it is not known whose it is. Takes n. */
+static int see_pending(struct shared *s, const struct at *a, int fd,
+		       struct node **n, struct stat *sb)
+{
 	struct node *ours = NULL;
 	struct trailer t;
-	int rc = node_fd(s, *n, &fd);
+	int rc = pending_read_soon(fd, &t);
 
-	if (rc == 0)
-		rc = pending_read_soon(fd, &t);
 	if (rc < 0) /* as it is: who opens it is told */
-		return rc == -ESTALE ? -ENOENT : 0;
+		return rc == -ESTALE ? rc : 0;
 	if (strcmp(t.uuid, s->st->uuid) == 0)
 		ours = node_get(s, t.number);
 	if (!ours || !is_local(s, ours) || !node_may_be(s, ours, sb->st_ino)) {
@@ -169,10 +185,11 @@ static int see_pending(struct shared *s, const struct at *a, struct node **n,
 	return 0;
 }
 
-/* What DIR has at the name, as it was found. */
-static int entry_at(struct shared *s, const struct at *a, struct stat *sb,
+/* What DIR has at the name, as it was found: its descriptor is taken, or not. */
+static int entry_at(struct shared *s, const struct at *a, struct found *f,
 		    struct shared_entry *ret)
 {
+	struct stat *sb = &f->sb;
 	struct node *n;
 	int rc = 0;
 
@@ -182,29 +199,14 @@ static int entry_at(struct shared *s, const struct at *a, struct stat *sb,
 	if (!n)
 		return -ENOMEM;
 	if (pending_is(s, sb) && !is_local(s, n))
-		rc = see_pending(s, a, &n, sb);
+		rc = see_pending(s, a, f->fd, &n, sb);
 	if (rc < 0) {
 		node_put(s, n);
 		return rc;
 	}
+	if (!n->in && f->fd >= 0)
+		node_see(s, n, &f->fd);
 	return entry_of(s, n, sb, ret);
-}
-
-static bool keeps_fds(struct shared *s)
-{
-	HOLD(&s->lock);
-	return mono_ns() < s->keep_fds_ns;
-}
-
-/* What was found stays what it is, whoever puts another file there. */
-static void keep_fd_of(struct shared *s, uint64_t id)
-{
-	SCOPED(node_use_end) struct node_use u = { 0 };
-	SCOPED(scope_close) int fd = -1;
-
-	if (shared_is_node(id) && node_use(s, id, &u) == 0 &&
-	    node_fd(s, u.n, &fd) == 0)
-		node_keep_fd(s, u.n, fd);
 }
 
 int shared_lookup(struct shared *s, uint64_t parent, const char *name,
@@ -212,7 +214,6 @@ int shared_lookup(struct shared *s, uint64_t parent, const char *name,
 {
 	SCOPED(at_end) struct at a = { .fd = -1 };
 	struct node *n;
-	struct stat sb;
 	int rc;
 
 	if (shared_is_hidden(s, parent, name))
@@ -222,14 +223,20 @@ int shared_lookup(struct shared *s, uint64_t parent, const char *name,
 		return rc;
 	n = node_replacing(s, a.dir, name);
 	if (n) {
-		sb.st_nlink = 1;
+		struct stat sb = { .st_nlink = 1 };
+
 		return entry_of(s, n, &sb, ret);
 	}
-	if (fstatat(a.fd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
-		return -errno;
-	rc = entry_at(s, &a, &sb, ret);
-	if (rc == 0 && keeps_fds(s))
-		keep_fd_of(s, ret->id);
+	/* What was found may be nothing any more before it is looked at. */
+	for (unsigned tries = 0; tries < LOOK_UP_TRIES; tries++) {
+		SCOPED(found_end) struct found f = { .fd = -1 };
+
+		rc = find(&a, &f);
+		if (rc == 0)
+			rc = entry_at(s, &a, &f, ret);
+		if (rc != -ESTALE)
+			break;
+	}
 	return rc;
 }
 
@@ -273,10 +280,20 @@ int shared_stat(struct shared *s, uint64_t id, struct stat *ret)
 	if (id == ROOT_INO && is_silent(s, ret))
 		return 0;
 	rc = node_fd(s, u.n, &fd);
+	if (rc == 0)
+		rc = fstat(fd, ret) < 0 ? -errno : 0;
+	if (rc == -ESTALE) {
+		int again = -1;
+
+		rc = node_find_again(s, u.n, &again);
+		if (rc < 0)
+			return rc;
+		scope_close(&fd);
+		fd = again;
+		rc = fstat(fd, ret) < 0 ? -errno : 0;
+	}
 	if (rc < 0)
 		return rc;
-	if (fstat(fd, ret) < 0)
-		return -errno;
 	if (pending_is(s, ret) && pending_read(fd, &t) == 0)
 		pending_stat(&t, ret);
 	return 0;
@@ -443,7 +460,7 @@ int tree_create_plain(struct shared *s, const struct shared_caller *c,
 	SCOPED(at_end) struct at a = { .fd = -1 };
 	SCOPED(scope_close) int fd = -1;
 	struct node *there;
-	struct stat sb;
+	struct found f = { .fd = -1 };
 	int rc;
 
 	if (shared_is_hidden(s, parent, name))
@@ -463,10 +480,10 @@ int tree_create_plain(struct shared *s, const struct shared_caller *c,
 		    mode & 07777);
 	rc = fd < 0 ? -errno : 0;
 	act_as_self(s, c);
-	if (rc == 0 && fstat(fd, &sb) < 0)
+	if (rc == 0 && fstat(fd, &f.sb) < 0)
 		rc = -errno;
 	if (rc == 0)
-		rc = entry_at(s, &a, &sb, ret);
+		rc = entry_at(s, &a, &f, ret);
 	if (rc < 0)
 		return rc;
 	rc = fd;
@@ -494,7 +511,7 @@ int shared_make(struct shared *s, const struct shared_caller *c,
 		struct shared_entry *ret)
 {
 	SCOPED(at_end) struct at a = { .fd = -1 };
-	struct stat sb;
+	SCOPED(found_end) struct found f = { .fd = -1 };
 	int rc;
 
 	if (shared_is_hidden(s, parent, name))
@@ -513,10 +530,12 @@ int shared_make(struct shared *s, const struct shared_caller *c,
 	act_as_self(s, c);
 	if (rc < 0)
 		return rc;
-	if (fstatat(a.fd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0 ||
-	    (sb.st_mode & S_IFMT) != (n->mode & S_IFMT))
-		stat_gone(s, n, &sb);
-	return entry_at(s, &a, &sb, ret);
+	if (find(&a, &f) < 0 || (f.sb.st_mode & S_IFMT) != (n->mode & S_IFMT)) {
+		found_end(&f);
+		f.fd = -1;
+		stat_gone(s, n, &f.sb);
+	}
+	return entry_at(s, &a, &f, ret);
 }
 
 /* Where the file is in DIR: a name of it. */
@@ -556,7 +575,7 @@ int shared_link(struct shared *s, const struct shared_caller *c, uint64_t id,
 	SCOPED(node_use_end) struct node_use u = { 0 };
 	SCOPED(at_end) struct at a = { .fd = -1 }, from = { .fd = -1 };
 	char from_name[STORE_NAME_MAX + 1];
-	struct stat sb;
+	SCOPED(found_end) struct found f = { .fd = -1 };
 	int rc;
 
 	if (shared_is_hidden(s, parent, name))
@@ -573,15 +592,15 @@ int shared_link(struct shared *s, const struct shared_caller *c, uint64_t id,
 	act_as(s, c);
 	rc = linkat(from.fd, from.name, a.fd, name, 0) < 0 ? -errno : 0;
 	act_as_self(s, c);
-	if (rc == 0 && fstatat(a.fd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
-		rc = -errno;
+	if (rc == 0)
+		rc = find(&a, &f);
 	if (rc == 0 && node_state(s, u.n) == NODE_KEPT) { /* its ctime is new */
 		HOLD(&s->lock);
-		local_set_kept_locked(u.n, &sb);
+		local_set_kept_locked(u.n, &f.sb);
 	}
 	if (rc == 0 && u.n->in)
 		(void)names_setattr(s->st->names, u.n->in, 0, NULL);
-	return rc < 0 ? rc : entry_at(s, &a, &sb, ret);
+	return rc < 0 ? rc : entry_at(s, &a, &f, ret);
 }
 
 /* --- names that go -------------------------------------------------------- */
@@ -694,6 +713,8 @@ int shared_unlink(struct shared *s, const struct shared_caller *c,
 	dropped = (rc == 0 || rc == -ENOENT) && !dir && drop_replacing(s, &a);
 	if (rc == 0)
 		was_removed(s, &w);
+	if (rc == 0 && w.n) /* its bytes go now, not later */
+		node_unsee(s, w.n);
 	was_end(s, &w);
 	return dropped && rc == -ENOENT ? 0 : rc;
 }
@@ -1032,7 +1053,7 @@ int shared_setattr(struct shared *s, const struct shared_caller *c,
 	if (fstat(fd, &sb) < 0)
 		return -errno;
 	if (pending_is(s, &sb)) { /* its bits are not the user's */
-		rc = pending_wait(s, u.n);
+		rc = pending_wait(s, u.n, &fd);
 		if (rc < 0)
 			return rc == -EIO ? -EBUSY : rc;
 	}

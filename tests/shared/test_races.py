@@ -15,7 +15,7 @@ import time
 
 import nodes
 from nodes import KIB, ck, content, race, shared
-from ckptest import get
+from ckptest import get, put
 
 SEED = int(os.environ.get("CKPTFS_RACES_SEED", "0")) or \
     random.SystemRandom().randrange(1, 1 << 30)
@@ -265,6 +265,69 @@ def a_name_that_is_renamed_over_is_never_missing(c):
         assert seen.startswith(b"step_"), seen
     c.settle()
     assert get(c.a.path("latest")) == get(c.b.path("latest"))
+
+
+# --- between a look-up and an open ---
+
+def reopened(fd):
+    """The bytes of what was looked up, without another look-up."""
+    return get(f"/proc/self/fd/{fd}")
+
+
+def replace_on(node, name, version):
+    put(node.path("tmp"), content("f", version, 70 * KIB))
+    os.rename(node.path("tmp"), node.path(name))
+
+
+@shared(engines=("dir",), bare=True)
+def what_was_looked_up_is_opened_though_it_was_replaced(c):
+    """As on any local file system it is the file that was found; where an
+    engine does not open that any more, the one that is at the name."""
+    replace_on(c.b, "f", 0)
+    c.settle()
+    for n in range(1, 6):
+        fd = os.open(c.a.path("f"), os.O_PATH)
+        replace_on(c.b, "f", n)
+        c.settle()
+        assert nodes.whole(reopened(fd)) in (("f", n - 1), ("f", n))
+        assert os.fstat(fd).st_size == 70 * KIB
+        os.close(fd)
+
+
+@shared(engines=("dir",), bare=True)
+def what_is_open_has_its_attributes_though_it_was_replaced(c):
+    replace_on(c.b, "f", 0)
+    c.settle()
+    with open(c.a.path("f"), "rb") as f:
+        was = os.fstat(f.fileno()).st_ino
+        for n in range(1, 4):
+            replace_on(c.b, "f", n)
+            c.settle()
+            assert os.fstat(f.fileno()).st_ino == was
+        assert nodes.whole(f.read()) == ("f", 0)
+
+
+@shared(options="pending_wait=30", engines=("dir",))
+def who_waits_for_a_file_that_is_replaced_goes_on_with_the_next(c):
+    """What replaced it, in DIR, is another file than the one that was asked
+    for: nobody completes that one any more."""
+    held = []
+    for n in range(2):
+        held.append(os.open(c.b.path("f"), os.O_CREAT | os.O_WRONLY))
+        assert c.is_pending("f")
+        fd = os.open(c.a.path("f"), os.O_PATH)
+        reader = nodes.Running(lambda fd=fd: reopened(fd))
+        node = c.b.name
+        ck.until("it is asked for", lambda: os.lstat(
+            c.shared(f".ckptfs/nodes/{node}/wanted")).st_mtime_ns >
+            os.fstat(held[-1]).st_mtime_ns)
+        put(c.shared("tmp"), content("f", n, 70 * KIB))
+        os.rename(c.shared("tmp"), c.shared("f"))
+        assert nodes.whole(reader.result()) == ("f", n)
+        os.close(fd)
+        os.unlink(c.a.path("f"))
+    for fd in held:
+        os.close(fd)
 
 
 @shared(bare=True)
