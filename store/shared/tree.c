@@ -82,6 +82,23 @@ bool shared_is_hidden(struct shared *s, uint64_t dir, const char *name)
 	return dir == ROOT_INO && strcmp(name, SHARED_HOME) == 0;
 }
 
+/* Where something is to be made. -EEXIST: a file is on its way to the name. */
+static int at_new_name(struct shared *s, uint64_t dir, const char *name,
+		       struct at *ret)
+{
+	struct node *there;
+	int rc;
+
+	if (shared_is_hidden(s, dir, name))
+		return -EPERM;
+	rc = at_begin(s, dir, name, ret);
+	if (rc < 0)
+		return rc;
+	there = node_replacing(s, ret->dir, name);
+	node_put(s, there);
+	return there ? -EEXIST : 0;
+}
+
 /* --- what is there -------------------------------------------------------- */
 
 static bool is_local(struct shared *s, struct node *n)
@@ -412,20 +429,12 @@ int shared_create(struct shared *s, const struct shared_caller *c,
 {
 	SCOPED(node_use_end) struct node_use u = { .s = s };
 	SCOPED(at_end) struct at a = { .fd = -1 };
-	struct node *there;
 	struct stat sb;
 	int rc;
 
-	if (shared_is_hidden(s, parent, name))
-		return -EPERM;
-	rc = at_begin(s, parent, name, &a);
+	rc = at_new_name(s, parent, name, &a);
 	if (rc < 0)
 		return rc;
-	there = node_replacing(s, a.dir, name);
-	if (there) {
-		node_put(s, there);
-		return -EEXIST;
-	}
 	rc = local_make(s, n, name, a.dir, false, &u.n);
 	if (rc < 0)
 		return rc;
@@ -459,20 +468,12 @@ int tree_create_plain(struct shared *s, const struct shared_caller *c,
 {
 	SCOPED(at_end) struct at a = { .fd = -1 };
 	SCOPED(scope_close) int fd = -1;
-	struct node *there;
 	struct found f = { .fd = -1 };
 	int rc;
 
-	if (shared_is_hidden(s, parent, name))
-		return -EPERM;
-	rc = at_begin(s, parent, name, &a);
+	rc = at_new_name(s, parent, name, &a);
 	if (rc < 0)
 		return rc;
-	there = node_replacing(s, a.dir, name);
-	if (there) {
-		node_put(s, there);
-		return -EEXIST;
-	}
 	act_as(s, c);
 	fd = openat(a.fd, name,
 		    (flags & (O_ACCMODE | O_APPEND)) | O_CREAT | O_EXCL |
@@ -514,9 +515,7 @@ int shared_make(struct shared *s, const struct shared_caller *c,
 	SCOPED(found_end) struct found f = { .fd = -1 };
 	int rc;
 
-	if (shared_is_hidden(s, parent, name))
-		return -EPERM;
-	rc = at_begin(s, parent, name, &a);
+	rc = at_new_name(s, parent, name, &a);
 	if (rc < 0)
 		return rc;
 	act_as(s, c);
@@ -578,11 +577,9 @@ int shared_link(struct shared *s, const struct shared_caller *c, uint64_t id,
 	SCOPED(found_end) struct found f = { .fd = -1 };
 	int rc;
 
-	if (shared_is_hidden(s, parent, name))
-		return -EPERM;
 	rc = node_use(s, id, &u);
 	if (rc == 0)
-		rc = at_begin(s, parent, name, &a);
+		rc = at_new_name(s, parent, name, &a);
 	if (rc == 0)
 		rc = at_of(s, u.n, &from, from_name);
 	if (rc < 0)

@@ -1,0 +1,250 @@
+/*
+ * Names of a directory that is shared, without a kernel in between: what the
+ * kernel would have looked up first, and what others did since, is chosen here.
+ */
+#include "store/shared/shared_private.h"
+#include "tests/unit/home_fixture.h"
+#include "tests/unit/live_life.h"
+
+struct mounted {
+	struct live live;
+	char *dir;
+	struct shared *s;
+};
+
+static const struct shared_caller caller = { 0 };
+static const struct names_new as_file = { .mode = S_IFREG | 0644 };
+
+static struct mounted mounted_new(void)
+{
+	struct mounted m = { .live = live_closed(NULL), .dir = make_tmp() };
+	const struct shared_options o = { .dir = m.dir,
+					  .node = "a",
+					  .pending_wait_s = 1 };
+	char why[WHY_BYTES];
+
+	assert_int_equal(make_home(m.dir, ""), 0);
+	assert_int_equal(live_try_open(&m.live, why), 0);
+	if (shared_open(m.live.st, &o, &m.s, why, sizeof(why)) < 0)
+		fail_msg("%s", why);
+	assert_int_equal(store_start(m.live.st), 0);
+	assert_int_equal(shared_start(m.s), 0);
+	return m;
+}
+
+static void mounted_free(struct mounted *m)
+{
+	shared_stop(m->s);
+	shared_free(m->s);
+	assert_int_equal(store_close(m->live.st), 0);
+	remove_tree(m->live.path);
+	remove_tree(m->live.stage);
+	remove_tree(m->dir);
+	free(m->live.path);
+	free(m->live.stage);
+	free(m->dir);
+}
+
+static uint64_t look_up(struct mounted *m, const char *name)
+{
+	struct shared_entry e;
+
+	assert_int_equal(shared_lookup(m->s, ROOT_INO, name, &e), 0);
+	return e.id;
+}
+
+static int open_node(struct mounted *m, uint64_t id, int flags, int *ret_fd)
+{
+	int backing;
+
+	return shared_open_file(m->s, &caller, id, flags, &as_file, ret_fd,
+				&backing);
+}
+
+/* A file is on its way to the name f; DIR has none there any more. */
+static uint64_t begin_replacing(struct mounted *m)
+{
+	uint64_t id;
+	int fd;
+
+	put_file(m->dir, "f", "old");
+	id = look_up(m, "f");
+	assert_int_equal(open_node(m, id, O_WRONLY | O_TRUNC, &fd), -ESTALE);
+	shared_forget(m->s, id, 1);
+	assert_int_equal(unlink(at(m->dir, "f")), 0);
+	id = look_up(m, "f");
+	assert_false(shared_is_node(id));
+	assert_int_equal(shared_change_begin(m->s, id, O_WRONLY, &as_file), 0);
+	return id;
+}
+
+static void end_replacing(struct mounted *m, uint64_t id)
+{
+	struct inode_table *inodes = m->live.st->inodes;
+	struct inode *in;
+
+	shared_change_end(m->s, id);
+	assert_int_equal(shared_unlink(m->s, &caller, ROOT_INO, "f", false), 0);
+	assert_int_equal(inode_get(inodes, id, &in), 0);
+	inode_forget(inodes, in, 1);
+	inode_put(inodes, in, 2);
+}
+
+static void nothing_is_made_at_a_name_that_a_file_is_on_its_way_to(void **state)
+{
+	const struct names_new folder = { .mode = S_IFDIR | 0755 };
+	const struct names_new link = { .mode = S_IFLNK | 0777,
+					.target = "nowhere" };
+	const struct names_new fifo = { .mode = S_IFIFO | 0644 };
+	struct mounted m = mounted_new();
+	uint64_t id = begin_replacing(&m), other;
+	struct shared_entry e;
+	struct inode *in;
+	int fd, backing;
+
+	(void)state;
+	put_file(m.dir, "other", "other");
+	other = look_up(&m, "other");
+	assert_int_equal(shared_make(m.s, &caller, ROOT_INO, "f", &folder, &e),
+			 -EEXIST);
+	assert_int_equal(shared_make(m.s, &caller, ROOT_INO, "f", &link, &e),
+			 -EEXIST);
+	assert_int_equal(shared_make(m.s, &caller, ROOT_INO, "f", &fifo, &e),
+			 -EEXIST);
+	assert_int_equal(shared_link(m.s, &caller, other, ROOT_INO, "f", &e),
+			 -EEXIST);
+	assert_int_equal(shared_create(m.s, &caller, ROOT_INO, "f", &as_file,
+				       &e, &in),
+			 -EEXIST);
+	assert_int_equal(shared_create_plain(m.s, &caller, ROOT_INO, "f", 0644,
+					     O_WRONLY | O_APPEND, &e, &fd,
+					     &backing),
+			 -EEXIST);
+	assert_false(is_there(m.dir, "f"));
+	shared_forget(m.s, other, 1);
+	end_replacing(&m, id);
+	mounted_free(&m);
+}
+
+/* Others put it there: another file with these bytes. */
+static void put_over(struct mounted *m, const char *name, const char *bytes)
+{
+	put_file(m->dir, "tmp", bytes);
+	assert_int_equal(rename(at(m->dir, "tmp"), at(m->dir, name)), 0);
+}
+
+static void assert_has(int fd, const char *bytes)
+{
+	char buf[16] = "";
+
+	assert_int_equal(read(fd, buf, sizeof(buf) - 1), strlen(bytes));
+	assert_string_equal(buf, bytes);
+}
+
+/* What was looked up, whoever has put another file there since. */
+static void an_open_is_of_the_file_that_was_looked_up(void **state)
+{
+	struct mounted m = mounted_new();
+	struct stat sb;
+	uint64_t id;
+	int fd;
+
+	(void)state;
+	put_file(m.dir, "f", "old");
+	id = look_up(&m, "f");
+	put_over(&m, "f", "newer");
+	assert_int_equal(shared_stat(m.s, id, &sb), 0);
+	assert_int_equal(sb.st_size, 3);
+	assert_int_equal(open_node(&m, id, O_RDONLY, &fd), 0);
+	assert_has(fd, "old");
+	node_forget_seen(m.s);
+	assert_int_equal(shared_stat(m.s, id, &sb), 0);
+	assert_int_equal(sb.st_size, 3);
+	shared_close(m.s, id, fd);
+	shared_forget(m.s, id, 1);
+	mounted_free(&m);
+}
+
+/* Where there is no descriptor of it, it is of what is at the name. */
+static void a_file_that_cannot_be_opened_any_more_is_what_replaced_it(void **state)
+{
+	struct mounted m = mounted_new();
+	struct stat sb;
+	uint64_t id, other;
+	int fd, second;
+
+	(void)state;
+	m.s->fds_max = 0;
+	put_file(m.dir, "f", "old");
+	id = look_up(&m, "f");
+	put_over(&m, "f", "newer");
+	assert_int_equal(shared_stat(m.s, id, &sb), 0);
+	assert_int_equal(sb.st_size, 5);
+	put_over(&m, "f", "newest");
+	assert_int_equal(open_node(&m, id, O_RDONLY, &fd), 0);
+	assert_has(fd, "newest");
+	/* By its name it is the node that it became. */
+	other = look_up(&m, "f");
+	assert_int_equal(other, id);
+	/* Not while it is open, as what it was. */
+	put_over(&m, "f", "last");
+	assert_int_equal(open_node(&m, id, O_RDONLY, &second), -ESTALE);
+	shared_close(m.s, id, fd);
+	/* What is there is known by another number already. */
+	other = look_up(&m, "f");
+	assert_int_not_equal(other, id);
+	assert_int_equal(open_node(&m, id, O_RDONLY, &fd), 0);
+	assert_has(fd, "last");
+	shared_close(m.s, id, fd);
+	assert_int_equal(look_up(&m, "f"), other);
+	shared_forget(m.s, other, 2);
+	/* There is none, or a folder. */
+	assert_int_equal(unlink(at(m.dir, "f")), 0);
+	assert_int_equal(open_node(&m, id, O_RDONLY, &fd), -ESTALE);
+	assert_int_equal(mkdir(at(m.dir, "f"), 0700), 0);
+	assert_int_equal(open_node(&m, id, O_RDONLY, &fd), -ESTALE);
+	shared_forget(m.s, id, 2);
+	mounted_free(&m);
+}
+
+/* Each file has one that is not needed for long. */
+static void descriptors_since_a_look_up_make_room_for_others(void **state)
+{
+	struct mounted m = mounted_new();
+	uint64_t id[4];
+	char name[2] = "";
+
+	(void)state;
+	m.s->fds_max = m.s->fds + 2;
+	for (unsigned i = 0; i < 4; i++) {
+		name[0] = (char)('a' + i);
+		put_file(m.dir, name, "old");
+		id[i] = look_up(&m, name);
+		put_over(&m, name, "newer");
+	}
+	assert_int_equal(m.s->fds, m.s->fds_max);
+	for (unsigned i = 4; i-- > 0;) { /* who has none gets one */
+		struct stat sb;
+
+		assert_int_equal(shared_stat(m.s, id[i], &sb), 0);
+		assert_int_equal(sb.st_size, i < 2 ? 5 : 3);
+	}
+	for (unsigned i = 0; i < 4; i++)
+		shared_forget(m.s, id[i], 1);
+	mounted_free(&m);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(
+			nothing_is_made_at_a_name_that_a_file_is_on_its_way_to),
+		cmocka_unit_test(an_open_is_of_the_file_that_was_looked_up),
+		cmocka_unit_test(
+			a_file_that_cannot_be_opened_any_more_is_what_replaced_it),
+		cmocka_unit_test(
+			descriptors_since_a_look_up_make_room_for_others),
+	};
+
+	return cmocka_run_group_tests_name("shared_names", tests, NULL, NULL);
+}
