@@ -10,6 +10,12 @@ struct interrupt *interrupt_of_thread(void)
 	return served;
 }
 
+bool interrupt_is_due(void)
+{
+	return served && atomic_load(&served->signalled) &&
+	       served->ends(served);
+}
+
 struct interrupt *interrupt_set(struct interrupt *i)
 {
 	struct interrupt *before = served;

@@ -21,6 +21,8 @@ struct interrupt {
 
 /* The call that this thread serves; NULL: none. */
 struct interrupt *interrupt_of_thread(void);
+/* Is the call that this thread serves to end? As ends(): no lock is held. */
+bool interrupt_is_due(void);
 /* Returned is what was set before. The caller owns i, and sets it back. */
 struct interrupt *interrupt_set(struct interrupt *i);
 

@@ -119,13 +119,6 @@ static void ask_for(struct shared *s, const struct trailer *t)
 		    O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
 }
 
-static bool is_to_end(void)
-{
-	const struct interrupt *i = interrupt_of_thread();
-
-	return i && atomic_load(&i->signalled) && i->ends(i);
-}
-
 /* 0: it is whole; 1: not yet, *ret as far as it is known. -ESTALE: gone. */
 static int look(struct shared *s, int fd, struct trailer *ret)
 {
@@ -177,7 +170,7 @@ int pending_wait(struct shared *s, struct node *n, int *fd)
 		rc = look_again(s, n, fd, &t);
 		if (rc <= 0)
 			break;
-		if (is_to_end())
+		if (interrupt_is_due())
 			return -EINTR;
 		if (mono_ns() >= end_ns)
 			break;

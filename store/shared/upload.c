@@ -565,13 +565,6 @@ void upload_stop(struct shared *s)
 
 /* --- who waits ------------------------------------------------------------ */
 
-static bool is_to_end(void)
-{
-	const struct interrupt *i = interrupt_of_thread();
-
-	return i && atomic_load(&i->signalled) && i->ends(i);
-}
-
 /* Is a file that was closed here before `place` not in DIR, below the folder? */
 static bool has_pending_locked(struct shared *s, const struct node *dir,
 			       uint64_t place)
@@ -599,7 +592,7 @@ int upload_wait_for_others(struct shared *s, struct node *dir)
 			return 0;
 		if (rc <= 0)
 			return rc;
-		if (is_to_end())
+		if (interrupt_is_due())
 			return -EINTR;
 		HOLD(&s->lock);
 		(void)cond_wait_until(&s->moved, &s->lock, mono_ns() + pause);
@@ -631,7 +624,7 @@ int upload_wait(struct shared *s, struct node *dir)
 		}
 		if (!pending)
 			break;
-		if (is_to_end())
+		if (interrupt_is_due())
 			return -EINTR;
 	}
 	return dir ? upload_wait_for_others(s, dir) : 0;
