@@ -154,6 +154,7 @@ static void add_shared(cJSON *to, struct shared *sh)
 	add_text(one, "dir", shared_dir(sh));
 	add_text(one, "node", shared_node_name(sh));
 	add_number(one, "pending", f.pending);
+	add_number(one, "pending_bytes", f.pending_bytes);
 	(void)cJSON_AddNumberToObject(one, "oldest_pending_s",
 				      seconds(f.oldest_ns));
 	add_number(one, "failing", f.failing);

@@ -193,8 +193,9 @@ static void print_shared(const cJSON *s)
 		       pending == 1 ? "" : "s");
 	if (pending > 0)
 		(void)snprintf(text, sizeof(text),
-			       "%s file%s, for %s s at most", ctl_count(pending),
-			       pending == 1 ? "" : "s",
+			       "%s file%s, %s, for %s s at most",
+			       ctl_count(pending), pending == 1 ? "" : "s",
+			       ctl_bytes(ctl_number(d, "pending_bytes")),
 			       ctl_count(ctl_number(d, "oldest_pending_s")));
 	print_line("  pending here", text);
 	(void)snprintf(text, sizeof(text), "%s files, %s",

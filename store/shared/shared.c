@@ -647,12 +647,43 @@ void shared_close(struct shared *s, uint64_t id, int fd)
 
 /* --- what is told --------------------------------------------------------- */
 
-void shared_figures(struct shared *s, struct shared_figures *ret)
+/* Up to `room` of the files that are to be uploaded, a reference of each. */
+static size_t get_queued(struct shared *s, struct node **to, size_t room)
+{
+	size_t count = 0;
+	struct node *n;
+
+	HOLD(&s->lock);
+	TAILQ_FOREACH(n, &s->queue, queued)
+	if (count < room)
+		to[count++] = node_ref_locked(n);
+	return count;
+}
+
+/* Their sizes are asked for without our lock, which inodes' come before. */
+static uint64_t bytes_of_queued(struct shared *s, size_t count)
+{
+	struct node **queued = calloc(count, sizeof(*queued));
+	uint64_t bytes = 0;
+	struct stat sb;
+
+	if (!queued)
+		return 0;
+	count = get_queued(s, queued, count);
+	for (size_t i = 0; i < count; i++) {
+		if (inode_stat(s->st->inodes, queued[i]->in, &sb) == 0)
+			bytes += (uint64_t)sb.st_size;
+		node_put(s, queued[i]);
+	}
+	free(queued);
+	return bytes;
+}
+
+static void figures_locked(struct shared *s, struct shared_figures *ret)
 {
 	int64_t now = mono_ns();
 	struct node *n;
 
-	HOLD(&s->lock);
 	*ret = s->figures;
 	TAILQ_FOREACH(n, &s->queue, queued)
 	{
@@ -665,6 +696,16 @@ void shared_figures(struct shared *s, struct shared_figures *ret)
 		if (s->calling_ns[i] &&
 		    now - s->calling_ns[i] > ret->engine_silent_ns)
 			ret->engine_silent_ns = now - s->calling_ns[i];
+}
+
+void shared_figures(struct shared *s, struct shared_figures *ret)
+{
+	{
+		HOLD(&s->lock);
+		figures_locked(s, ret);
+	}
+	if (ret->pending > 0)
+		ret->pending_bytes = bytes_of_queued(s, (size_t)ret->pending);
 }
 
 const char *shared_node_name(const struct shared *s)

@@ -1,6 +1,7 @@
 """What one node does, the other one sees: names at once, bytes when they are
 there and whole, and permissions as the cluster file system keeps them."""
 import errno
+import json
 import fcntl
 import os
 import stat
@@ -613,6 +614,25 @@ def after_a_remount_all_is_as_it_was(c):
         lists(node.mnt, want)
         for name, version in want.items():
             assert whole(get(node.path(name))) == ("f", version), name
+
+
+@shared()
+def status_says_how_much_waits_here(c):
+    """A tracker waits until the step that it names is whole."""
+    def waits():
+        said = json.loads(c.ctl("status", "--json", c.a.mnt))
+        return [said["shared_directory"][what]
+                for what in ("pending", "pending_bytes")]
+    os.mkdir(c.b.path("step_1"))
+    fd = os.open(c.b.path("step_1", "f"), os.O_WRONLY | os.O_CREAT)
+    os.write(fd, content("f", 1, MIB))
+    put(c.a.path("latest"), b"step_1")
+    ck.until("the tracker waits", lambda: waits() == [1, 6])
+    assert c.is_pending("latest")
+    assert "1 file, 6 " in c.ctl("status", c.a.mnt)
+    os.close(fd)
+    c.settle()
+    ck.until("nothing waits", lambda: waits() == [0, 0])
 
 
 if __name__ == "__main__":
