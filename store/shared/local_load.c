@@ -178,7 +178,8 @@ static int on_found(void *arg, int dirfd, const char *path, const char *name,
 		}
 		node_place_locked(s, u.n, parent.n, name);
 		node_engine_locked(s, u.n, sb->st_ino);
-		u.n->due_ns = 0;
+		if (u.n->due_ns > 0) /* at once; others went on without it */
+			u.n->due_ns = mono_ns();
 	}
 	node_keep_fd(s, u.n, fd);
 	(void)local_save(s, u.n, false);

@@ -26,6 +26,7 @@
 #define META_SHARED_MOUNTED "shared.mounted"
 /* Others may replace a file this often while it is opened. */
 #define OPEN_TRIES 16
+#define ALIVE_PAUSE_NS (INT64_C(500) * 1000000)
 #define SEARCH_PERIOD_NS (INT64_C(10) * 1000000000)
 
 /* --- the beginning and the end -------------------------------------------- */
@@ -215,8 +216,9 @@ static int on_wanted(void *arg, int fd, const char *name)
 	(void)unlinkat(fd, name, 0);
 	if (n) {
 		HOLD(&s->lock);
-		if (n->is_queued && !n->is_taken)
-			n->due_ns = 0;
+		/* At once; those that were closed after it do not wait again. */
+		if (n->is_queued && !n->is_taken && n->due_ns > mono_ns())
+			n->due_ns = mono_ns();
 		cond_broadcast(&s->moved);
 	}
 	node_put(s, n);
@@ -232,6 +234,21 @@ static bool wants_search(struct shared *s)
 	s->search = false;
 	s->search_due_ns = mono_ns() + SEARCH_PERIOD_NS;
 	return true;
+}
+
+/*
+ * Half a second, or until it is to stop, or to look for a file: what else moves
+ * ends no pause, as each round is five calls to DIR.
+ */
+static bool pause_alive(struct shared *s)
+{
+	int64_t end_ns = mono_ns() + ALIVE_PAUSE_NS;
+
+	HOLD(&s->lock);
+	while (!s->stop && !(s->search && mono_ns() >= s->search_due_ns) &&
+	       cond_wait_until(&s->moved, &s->lock, end_ns))
+		;
+	return s->stop;
 }
 
 static void *alive_main(void *arg)
@@ -263,11 +280,7 @@ static void *alive_main(void *arg)
 		local_make_room(s);
 		if (wants_search(s))
 			local_search(s);
-		HOLD(&s->lock);
-		if (!s->stop)
-			(void)cond_wait_until(&s->moved, &s->lock,
-					      mono_ns() + 500000000);
-		stop = s->stop;
+		stop = pause_alive(s);
 	}
 	return NULL;
 }
