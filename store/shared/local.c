@@ -100,7 +100,8 @@ int local_record_decode(struct kv_slice v, struct local_record *ret)
 	return -EIO;
 }
 
-int local_save(struct shared *s, struct node *n, bool completing)
+static int save(struct shared *s, struct node *n, bool completing,
+		bool *ret_begun)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	SCOPED(bytes_release) struct bytes value = { 0 };
@@ -113,6 +114,9 @@ int local_save(struct shared *s, struct node *n, bool completing)
 		if (n->state == NODE_GONE)
 			return 0;
 		n->completing = completing;
+		n->saves++;
+		n->saving++;
+		*ret_begun = true;
 		r.flags = (n->state == NODE_KEPT ? LOCAL_KEPT : 0) |
 			  (n->replaces ? LOCAL_REPLACES : 0) |
 			  (completing ? LOCAL_COMPLETING : 0);
@@ -133,6 +137,16 @@ int local_save(struct shared *s, struct node *n, bool completing)
 	if (r.flags & LOCAL_KEPT)
 		record_delete(b, local_key(LOCAL_PLACE_KEY, n->id));
 	return kv_write(s->st->kv, b);
+}
+
+int local_save(struct shared *s, struct node *n, bool completing)
+{
+	bool begun = false;
+	int rc = save(s, n, completing, &begun);
+
+	HOLD(&s->lock);
+	n->saving -= begun;
+	return rc;
 }
 
 int local_forget_records(struct shared *s, uint64_t ino)

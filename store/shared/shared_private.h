@@ -63,6 +63,8 @@ struct node {
 	uint64_t new_id; /* what it is called in new/ */
 	bool replaces; /* DIR's file is in new/, until it is complete */
 	bool completing; /* the database has said so: it may be complete */
+	uint64_t saves; /* records of it that local_save() has begun */
+	unsigned saving; /* ... and not ended */
 	LIST_ENTRY(node) replacing;
 	unsigned changing;
 	bool changed;
@@ -75,6 +77,8 @@ struct node {
 	bool undone; /* when nobody comes: it was made for him alone */
 	TAILQ_ENTRY(node) queued; /* to be uploaded, by place */
 	bool is_queued, is_taken;
+	bool is_copying; /* a large one: see upload_copy.c */
+	bool is_shown; /* NODE_COMPLETING: it has its mode, or its name */
 	uint64_t place;
 	int64_t since_ns, due_ns;
 	unsigned failures;
@@ -88,7 +92,8 @@ struct node {
 #define NODE_BUCKETS 16384u
 #define NODE_DEPTH_MAX 256u /* folders in each other, of a path */
 #define LOCAL_NEW_BYTES 24
-#define UPLOAD_THREADS 4u
+/* Files on their way at a time, of which most wait for DIR. */
+#define UPLOAD_THREADS 16u
 
 struct shared {
 	struct store *st; /* borrowed */
@@ -326,12 +331,33 @@ int pending_wait(struct shared *s, struct node *n, int *fd);
 
 int upload_start(struct shared *s);
 void upload_stop(struct shared *s);
+
+/* --- upload_wait.c */
+
 /* Wait for all of it, as long as it goes on. */
 void upload_finish(struct shared *s);
 /* Until no file below the folder (all: NULL) is pending here. */
 int upload_wait(struct shared *s, struct node *dir);
 /* Until none below it is pending, of any node. */
 int upload_wait_for_others(struct shared *s, struct node *dir);
+
+/* --- upload_copy.c */
+
+/*
+ * The bytes of n, `size` of them, to DIR's file. wanted() is asked in between:
+ * false ends it with 0. It says to `calls` when a call begins that DIR may not
+ * answer.
+ */
+struct upload_copy {
+	struct shared *s;
+	struct node *n;
+	int fd;
+	uint64_t size;
+	bool (*wanted)(void *arg);
+	void (*calls)(void *arg, bool begins);
+	void *arg;
+};
+int upload_copy(const struct upload_copy *c);
 
 /* --- locks.c */
 

@@ -1,18 +1,31 @@
 /*
  * upload.c - what was closed goes to DIR, in the order in which it was closed.
  *
- * Threads take the oldest file that may be taken, and copy its bytes: several
- * files at a time, but each is completed only when those that were closed
- * before it are, unless they failed, are open again, or are trackers that wait
- * (tracker.c). Completing is
+ * Threads take the oldest file that may be taken, several at a time, but each
+ * is shown only when those that were closed before it are, unless they failed,
+ * are open again, or are trackers that wait (tracker.c).
  *
- *   a trailer behind where the bytes end, the bytes, fsync,
+ *                                                     how many at a time
+ *   a trailer behind where the bytes end,
+ *   the bytes, fsync                                  as threads are
+ *   the database: it may be complete from now on      as threads are
  *   [from here on nobody changes the file here]
- *   cut the trailer off, times, mode, fsync
- *   [a file that replaces another one: rename]
+ *   cut the trailer off, times                        CUT_AT_ONCE, when all
+ *                                                     before are as far
+ *   mode: it is shown                                 one, in order
+ *   fsync, and it is no longer in the queue           as threads are
  *
- * Before the cut the database says that it comes, so that a node that dies in
- * between knows the file for its own.
+ * A file that replaces another one is nobody's to see before its rename: it has
+ * its mode and the fsync with the cut, and the rename shows it.
+ *
+ * What was shown is in the queue until its mode is durable in DIR: a tracker, and
+ * who waits for files (upload_wait()), come after that. Between other files the
+ * last fsync keeps no order: where a client of DIR loses power that holds modes
+ * back, a file may be whole there, and one that was closed before it pending once
+ * more, until the node is back.
+ *
+ * A file without its trailer says to nobody whose it is, so they are few, and
+ * what each of them waits for are the last calls of the others.
  *
  * A call that DIR does not answer holds one thread, and no lock. What fails is
  * tried again for ever, at longer and longer intervals.
@@ -21,27 +34,22 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
-#include "store/base/interrupt.h"
 #include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
-#include "store/drain/drain.h"
 #include "store/file/file.h"
 #include "store/file/state.h"
 #include "store/shared/shared_private.h"
 
 #define SECOND_NS INT64_C(1000000000)
-#define READ_BYTES_MAX (8u << 20)
 #define RETRY_FIRST_NS (SECOND_NS / 4)
 #define RETRY_MOST_NS (60 * SECOND_NS)
 #define LOOK_AGAIN_NS (SECOND_NS / 5)
+#define CUT_AT_ONCE 4u
 /* So often it is looked for before anybody is told that it is not found. */
 #define STALE_TRIES 8
-/* At the end of a mount: for as long without a file that was completed. */
-#define STOP_WITHOUT_PROGRESS_NS (10 * SECOND_NS)
 
 enum upload_end {
 	UPLOAD_DONE,
@@ -78,8 +86,35 @@ static struct node *take_locked(struct shared *s, int64_t *ret_due)
 	return NULL;
 }
 
-/* May n be completed, as far as the order goes? */
-static bool is_next_locked(struct shared *s, const struct node *n)
+/* Do those that were closed after it wait for it? */
+static bool holds_back_locked(const struct node *o)
+{
+	return o->failures == 0 && o->due_ns == 0 && !tracker_is(o->name);
+}
+
+/* May the last calls of n begin, as far as the order goes? */
+static bool may_complete_locked(struct shared *s, const struct node *n)
+{
+	bool tracker = tracker_is(n->name);
+	const struct node *o;
+	unsigned cut = 0;
+
+	TAILQ_FOREACH(o, &s->queue, queued)
+	{
+		if (o == n)
+			return true;
+		if (!holds_back_locked(o))
+			continue;
+		if (o->state != NODE_COMPLETING || tracker)
+			return false;
+		cut += !o->is_shown;
+		if (cut == CUT_AT_ONCE)
+			return false;
+	}
+	return true;
+}
+
+static bool may_show_locked(struct shared *s, const struct node *n)
 {
 	const struct node *o;
 
@@ -87,7 +122,7 @@ static bool is_next_locked(struct shared *s, const struct node *n)
 	{
 		if (o == n)
 			return true;
-		if (o->failures == 0 && o->due_ns == 0 && !tracker_is(o->name))
+		if (holds_back_locked(o) && !o->is_shown)
 			return false;
 	}
 	return true;
@@ -103,6 +138,7 @@ struct upload {
 	int fd;
 	bool keeps_mode; /* that which somebody has set in DIR */
 	mode_t mode;
+	uint64_t noted; /* node.saves, when the record said that it comes */
 };
 
 /* DIR is about to be called, or has answered. */
@@ -120,75 +156,33 @@ static bool is_at_rest(struct node *n)
 	       !file_is_dirty(n->in->file);
 }
 
-static int write_vectors(int fd, const struct iovec *iov, int count,
-			 uint64_t off, size_t *ret_len)
-{
-	size_t done = 0;
-
-	for (int i = 0; i < count;) {
-		ssize_t n = pwritev(fd, iov + i, count - i, (off_t)(off + done));
-		size_t left;
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -errno;
-		done += (size_t)n;
-		left = (size_t)n;
-		while (i < count && left >= iov[i].iov_len)
-			left -= iov[i++].iov_len;
-		if (left > 0) { /* a part of one: the rest by itself */
-			const struct iovec *v = &iov[i++];
-			int rc = io_write_full(fd,
-					       (const char *)v->iov_base + left,
-					       v->iov_len - left, off + done);
-
-			if (rc < 0)
-				return rc;
-			done += v->iov_len - left;
-		}
-	}
-	*ret_len = done;
-	return 0;
-}
-
 static bool is_disturbed(struct upload *u)
 {
 	HOLD(&u->s->lock);
 	return u->n->changed || u->n->state == NODE_GONE;
 }
 
+static bool is_wanted(void *arg)
+{
+	return !is_disturbed(arg);
+}
+
+static void copy_calls(void *arg, bool begins)
+{
+	calls(arg, begins);
+}
+
 static int copy_bytes(struct upload *u)
 {
-	struct files *files = &u->s->st->files;
-	uint64_t size = (uint64_t)u->sb.st_size, off = 0;
+	const struct upload_copy c = { .s = u->s,
+				       .n = u->n,
+				       .fd = u->fd,
+				       .size = (uint64_t)u->sb.st_size,
+				       .wanted = is_wanted,
+				       .calls = copy_calls,
+				       .arg = u };
 
-	while (off < size && !is_disturbed(u)) {
-		struct file_read r = { 0 };
-		size_t len = 0;
-		int rc = file_seek(files, u->n->in, off, SEEK_DATA, &off);
-
-		if (rc == -ENXIO) /* a hole to the end */
-			return 0;
-		if (rc < 0)
-			return rc;
-		rc = file_read_begin(files, u->n->in,
-					 size - off < READ_BYTES_MAX
-						 ? (size_t)(size - off)
-						 : READ_BYTES_MAX,
-					 off, &r);
-
-		if (rc == 0)
-			rc = write_vectors(u->fd, r.iov, r.count, off, &len);
-		file_read_end(files, &r);
-		if (rc == 0 && len == 0)
-			rc = -ESTALE; /* it is shorter now */
-		if (rc < 0)
-			return rc;
-		off += len;
-		calls(u, true);
-	}
-	return 0;
+	return upload_copy(&c);
 }
 
 /*
@@ -289,9 +283,10 @@ static bool begin_completing(struct upload *u)
 	struct shared *s = u->s;
 	bool rests;
 
+	calls(u, false);
 	{
 		HOLD(&s->lock);
-		while ((!is_next_locked(s, u->n) || u->n->renaming > 0) &&
+		while ((!may_complete_locked(s, u->n) || u->n->renaming > 0) &&
 		       !s->stop)
 			cond_wait(&s->moved, &s->lock);
 		if (u->n->changing > 0 || u->n->changed || s->stop ||
@@ -300,7 +295,10 @@ static bool begin_completing(struct upload *u)
 			return false;
 		u->n->kept_size = (uint64_t)u->sb.st_size;
 		u->n->state = NODE_COMPLETING;
+		u->n->is_shown = false;
+		cond_broadcast(&s->moved);
 	}
+	calls(u, true);
 	rests = is_at_rest(u->n);
 	if (!rests) {
 		HOLD(&s->lock);
@@ -352,27 +350,101 @@ static bool is_untouched(const struct upload *u, const struct stat *sb)
 	       sb->st_mtim.tv_sec == own->st_mtim.tv_sec;
 }
 
-static int complete(struct upload *u)
+/*
+ * Before the last calls the database says that they come, so that a node that
+ * dies in between knows the file for its own. This is done before the file's
+ * turn; was_noted(): nobody has written another record since, or meanwhile.
+ */
+static int note_completing(struct upload *u)
 {
-	struct timespec times[2] = { u->sb.st_atim, u->sb.st_mtim };
 	struct shared *s = u->s;
-	struct stat sb;
-	int rc = local_save(s, u->n, true);
+	uint64_t expected;
+	bool alone;
+	int rc;
 
+	{
+		HOLD(&s->lock);
+		alone = u->n->saving == 0;
+		expected = u->n->saves + 1;
+	}
+	rc = local_save(s, u->n, true);
 	if (rc == 0)
 		rc = kv_sync(s->st->kv);
+	u->noted = rc == 0 && alone ? expected : 0;
+	return rc;
+}
+
+static bool was_noted(struct upload *u)
+{
+	HOLD(&u->s->lock);
+	return u->noted != 0 && u->n->saves == u->noted;
+}
+
+static int set_mode(struct upload *u)
+{
+	return fchmod(u->fd, u->keeps_mode ? u->mode
+					   : u->sb.st_mode & 07777) < 0
+		       ? -errno
+		       : 0;
+}
+
+static int sync_file(struct upload *u)
+{
+	return fsync(u->fd) < 0 ? -errno : 0;
+}
+
+/* All that nobody is to see yet. */
+static int prepare(struct upload *u, bool replaces)
+{
+	struct timespec times[2] = { u->sb.st_atim, u->sb.st_mtim };
+	int rc = 0;
+
+	if (ftruncate(u->fd, u->sb.st_size) < 0 || futimens(u->fd, times) < 0)
+		return -errno;
+	if (replaces)
+		rc = set_mode(u);
+	if (rc == 0 && replaces)
+		rc = sync_file(u);
+	return rc;
+}
+
+/* When those that were closed before are: they are as far as this one. */
+static int show(struct upload *u, bool replaces)
+{
+	struct shared *s = u->s;
+	int rc;
+
+	calls(u, false);
+	{
+		HOLD(&s->lock);
+		while (!may_show_locked(s, u->n))
+			cond_wait(&s->moved, &s->lock);
+	}
+	calls(u, true);
+	rc = replaces ? put_in_place(u) : set_mode(u);
 	if (rc < 0)
 		return rc;
-	if (ftruncate(u->fd, u->sb.st_size) < 0 || futimens(u->fd, times) < 0 ||
-	    fchmod(u->fd, u->keeps_mode ? u->mode : u->sb.st_mode & 07777) <
-		    0 ||
-	    fsync(u->fd) < 0)
-		return -errno;
-	if (node_replaces(s, u->n)) {
-		rc = put_in_place(u);
-		if (rc < 0)
-			return rc;
-	}
+	HOLD(&s->lock);
+	u->n->is_shown = true;
+	cond_broadcast(&s->moved);
+	return 0;
+}
+
+static int complete(struct upload *u)
+{
+	struct shared *s = u->s;
+	bool replaces = node_replaces(s, u->n);
+	struct stat sb;
+	int rc = was_noted(u) ? 0 : note_completing(u);
+
+	if (rc == 0)
+		rc = prepare(u, replaces);
+	if (rc == 0)
+		rc = show(u, replaces);
+	if (rc == 0 && !replaces)
+		rc = sync_file(u);
+	if (rc < 0)
+		return rc;
 	if (fstat(u->fd, &sb) < 0)
 		return -errno;
 	{
@@ -424,8 +496,8 @@ static int upload_begun(struct upload *u, enum upload_end *ret)
 				   false);
 	if (rc == 0)
 		rc = copy_bytes(u);
-	if (rc == 0 && fsync(u->fd) < 0)
-		rc = -errno;
+	if (rc == 0 && !is_disturbed(u))
+		rc = note_completing(u);
 	if (rc == -ESTALE && is_disturbed(u))
 		rc = 0;
 	else if (rc == 0 && begin_completing(u)) {
@@ -457,6 +529,7 @@ static void put_back(struct upload *u, enum upload_end end, int rc)
 	{
 		HOLD(&s->lock);
 		n->is_taken = false;
+		n->is_shown = false;
 		if (n->state == NODE_UPLOADING || n->state == NODE_COMPLETING)
 			n->state = NODE_PENDING;
 		if (n->state == NODE_GONE)
@@ -561,107 +634,4 @@ void upload_stop(struct shared *s)
 	}
 	while (s->thread_count > 0)
 		thread_join(&s->threads[--s->thread_count]);
-}
-
-/* --- who waits ------------------------------------------------------------ */
-
-/* Is a file that was closed here before `place` not in DIR, below the folder? */
-static bool has_pending_locked(struct shared *s, const struct node *dir,
-			       uint64_t place)
-{
-	const struct node *n;
-
-	TAILQ_FOREACH(n, &s->queue, queued)
-	if (n->place < place && (!dir || node_is_under_locked(n, dir)))
-		return true;
-	return false;
-}
-
-/* Those of other nodes, of which a walk says when they are whole. */
-int upload_wait_for_others(struct shared *s, struct node *dir)
-{
-	int64_t pause = SECOND_NS / 50;
-
-	for (;;) {
-		SCOPED(scope_close) int fd = -1;
-		int rc = node_fd(s, dir, &fd);
-
-		if (rc == 0)
-			rc = tracker_find_pending(s, fd, true);
-		if (rc == -ESTALE) /* it is elsewhere: the rename will see */
-			return 0;
-		if (rc <= 0)
-			return rc;
-		if (interrupt_is_due())
-			return -EINTR;
-		HOLD(&s->lock);
-		(void)cond_wait_until(&s->moved, &s->lock, mono_ns() + pause);
-		if (pause < SECOND_NS / 2)
-			pause *= 2;
-	}
-}
-
-int upload_wait(struct shared *s, struct node *dir)
-{
-	uint64_t place;
-	bool pending;
-	int rc = drain_sync_closed(s->st->drain);
-
-	if (rc < 0)
-		return rc;
-	{
-		HOLD(&s->lock);
-		place = s->next_place;
-	}
-	for (;;) {
-		{
-			HOLD(&s->lock);
-			pending = has_pending_locked(s, dir, place);
-			if (pending)
-				(void)cond_wait_until(&s->moved, &s->lock,
-						      mono_ns() +
-							      SECOND_NS / 10);
-		}
-		if (!pending)
-			break;
-		if (interrupt_is_due())
-			return -EINTR;
-	}
-	return dir ? upload_wait_for_others(s, dir) : 0;
-}
-
-int shared_flush(struct shared *s)
-{
-	return upload_wait(s, NULL);
-}
-
-void upload_finish(struct shared *s)
-{
-	uint64_t left = 0, seen = UINT64_MAX;
-	int64_t end_ns = 0;
-
-	(void)drain_sync_tree(s->st->drain, ROOT_INO);
-	for (;;) {
-		HOLD(&s->lock);
-		if (TAILQ_EMPTY(&s->queue))
-			break;
-		if (s->figures.uploaded != seen) {
-			seen = s->figures.uploaded;
-			end_ns = mono_ns() + STOP_WITHOUT_PROGRESS_NS;
-		}
-		if (!cond_wait_until(&s->moved, &s->lock, end_ns) &&
-		    s->figures.uploaded == seen)
-			break;
-	}
-	{
-		struct node *n;
-
-		HOLD(&s->lock);
-		TAILQ_FOREACH(n, &s->queue, queued)
-		left++;
-	}
-	if (left > 0)
-		log_warning("%s: %llu files of this node are not whole there "
-			    "yet; they go on with the next mount",
-			    s->dir, (unsigned long long)left);
 }
