@@ -196,7 +196,7 @@ void local_search(struct shared *s)
 			    "they were cannot be looked for: %s",
 			    s->dir, strerror(-rc));
 	HOLD(&s->lock);
-	cond_broadcast(&s->moved);
+	cond_broadcast(&s->idle);
 }
 
 /*

@@ -31,7 +31,7 @@ void queue_add_locked(struct shared *s, struct node *n, uint64_t place)
 	else
 		TAILQ_INSERT_HEAD(&s->queue, n, queued);
 	n->is_queued = true;
-	cond_broadcast(&s->moved);
+	cond_signal(&s->idle);
 }
 
 void queue_remove_locked(struct shared *s, struct node *n)

@@ -155,6 +155,7 @@ int shared_open(struct store *st, const struct shared_options *o,
 		return -ENOMEM;
 	lock_init(&s->lock, LOCK_SHARED);
 	cond_init(&s->moved);
+	cond_init(&s->idle);
 	TAILQ_INIT(&s->queue);
 	TAILQ_INIT(&s->kept);
 	TAILQ_INIT(&s->seen);
@@ -219,7 +220,7 @@ static int on_wanted(void *arg, int fd, const char *name)
 		/* At once; those that were closed after it do not wait again. */
 		if (n->is_queued && !n->is_taken && n->due_ns > mono_ns())
 			n->due_ns = mono_ns();
-		cond_broadcast(&s->moved);
+		cond_signal(&s->idle);
 	}
 	node_put(s, n);
 	return 0;
@@ -314,6 +315,7 @@ void shared_free(struct shared *s)
 	nodes_free(s);
 	shared_home_release(&s->home);
 	cond_destroy(&s->moved);
+	cond_destroy(&s->idle);
 	lock_destroy(&s->lock);
 	free(s->dir);
 	free(s);
@@ -398,7 +400,8 @@ static int replace_at(struct shared *s, struct node *parent, const char *name,
 		u.n->changing = 0;
 		u.n->awaited_ns = mono_ns() + LOCAL_AWAITED_NS;
 		u.n->undone = true;
-		cond_broadcast(&s->moved);
+		if (u.n->is_queued)
+			cond_signal(&s->idle);
 	}
 	return local_save(s, u.n, false);
 }

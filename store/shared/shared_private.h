@@ -104,6 +104,7 @@ struct shared {
 	dev_t dev;
 	struct lock lock; /* guards everything below, and all nodes */
 	struct cond moved; /* a local file's state, the queue */
+	struct cond idle; /* of an uploader that has nothing to do */
 	LIST_HEAD(node_list, node) by_id[NODE_BUCKETS];
 	struct node_list by_engine[NODE_BUCKETS], replacing;
 	struct node *root;

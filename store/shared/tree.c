@@ -408,7 +408,8 @@ static int make_pending(struct shared *s, const struct shared_caller *c,
 	HOLD(&s->lock);
 	node_engine_locked(s, n, sb->st_ino);
 	n->state = NODE_PENDING;
-	cond_broadcast(&s->moved);
+	if (n->is_queued)
+		cond_signal(&s->idle);
 	return 0;
 }
 

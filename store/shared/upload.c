@@ -598,7 +598,7 @@ static void *upload_main(void *arg)
 		{
 			HOLD(&s->lock);
 			while (!s->stop && !(n = take_locked(s, &due)))
-				(void)cond_wait_until(&s->moved, &s->lock, due);
+				(void)cond_wait_until(&s->idle, &s->lock, due);
 		}
 		if (!n)
 			return NULL;
@@ -631,6 +631,7 @@ void upload_stop(struct shared *s)
 		HOLD(&s->lock);
 		s->stop = true;
 		cond_broadcast(&s->moved);
+		cond_broadcast(&s->idle);
 	}
 	while (s->thread_count > 0)
 		thread_join(&s->threads[--s->thread_count]);
