@@ -1,0 +1,178 @@
+"""What each file costs the cluster file system: the calls to DIR, counted.
+
+strace says which they are. A test fails when there is one more of a kind: what
+1,000 nodes do at once is this, times their files (README, "On many nodes").
+"""
+import collections
+import os
+import re
+import shutil
+import signal
+import subprocess
+
+import nodes
+from nodes import MIB, ck, content, shared, whole
+from ckptest import get, put
+
+FILES = 20
+# What is known without a call to the servers is not counted: closing, and
+# opening what is only held (O_PATH).
+CALLS = ("openat,fstat,newfstatat,statx,read,pread64,preadv,write,pwrite64,"
+         "pwritev,fsync,fdatasync,ftruncate,truncate,utimensat,chmod,fchmod,"
+         "fchmodat,fchown,fchownat,renameat,renameat2,unlinkat,linkat,"
+         "getdents64,sync_file_range,copy_file_range,sendfile")
+LINE = re.compile(r"^\d+ +[\d.]+ (\w+)\((.*)$")
+LOOK = '/.ckptfs/nodes/a>, "wanted"'
+
+
+class Trace:
+    """The calls of a daemon, from here to stop()."""
+
+    def __init__(self, node):
+        if not shutil.which("strace"):
+            raise ck.Skip("strace is not installed")
+        self.out = os.path.join(node.base, "trace")
+        self.proc = subprocess.Popen(
+            ["strace", "-f", "-ttt", "-y", "-s0", "-qq", "-e", "trace=" + CALLS,
+             "-e", "signal=none", "-o", self.out, "-p", str(node.proc.pid)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True)
+        # The daemon looks at its directory twice a second.
+        ck.until("strace has the daemon", self.has_begun)
+
+    def has_begun(self):
+        if self.proc.poll() is not None:
+            why = self.proc.stderr.read()
+            if "not permitted" in why:
+                raise ck.Skip(f"strace may not: {why.strip()}")
+            raise AssertionError(why)
+        return os.path.exists(self.out) and os.path.getsize(self.out) > 0
+
+    def text(self):
+        with open(self.out, encoding="utf-8", errors="replace") as f:
+            return f.read()
+
+    def stop(self):
+        """Calls by the name of the file that they were about."""
+        self.proc.send_signal(signal.SIGINT)
+        self.proc.wait(ck.WAIT_BOUND)
+        begun, found = {}, collections.defaultdict(collections.Counter)
+        for line in self.text().splitlines():
+            pid = line.split()[0]
+            if line.endswith("<unfinished ...>"):
+                begun[pid] = line[:-len("<unfinished ...>")]
+                continue
+            if "resumed>" in line:
+                line = begun.pop(pid, "") + line.split("resumed>", 1)[1]
+            match = LINE.match(line)
+            if match and "O_PATH" not in line:
+                call, rest = match.groups()
+                found[rest][call] += 1
+        return found
+
+
+def calls_of(trace, wanted):
+    """Of all that are about a file of DIR whose name is wanted."""
+    total = collections.Counter()
+    for rest, calls in trace.items():
+        if wanted(rest):
+            total.update(calls)
+    return total
+
+
+def check(total, bounds, what):
+    """What is counted, for each file, against what it may be."""
+    print(f"# {what}: " + ", ".join(f"{name} {n / FILES:g}" for name, n in
+                                    sorted(total.items())), flush=True)
+    for name, n in total.items():
+        assert n <= bounds.get(name, 0) * FILES, \
+            f"{what}: {name} {n} times for {FILES} files, not " \
+            f"{bounds.get(name, 0)} for each: {dict(total)}"
+    # It was looked at all: nothing is made without these.
+    for name in ("openat", "fsync", "ftruncate", "fchmod"):
+        assert total[name] >= FILES, f"{what}: {name} is missing: {total}"
+
+
+def save_all(c, version, prefix):
+    for n in range(FILES):
+        put(c.a.path(f"{prefix}{n}"), content(f"{prefix}{n}", version, MIB))
+    c.a.ctl("flush", "--shared", c.a.mnt)
+
+
+@shared("a", engines=("dir",))
+def a_new_file_costs_these_calls_and_no_more(c):
+    trace = Trace(c.a)
+    save_all(c, 1, "counted-")
+    found = trace.stop()
+    at = os.path.join(c.a.client, "")
+    total = calls_of(found, lambda rest: at in rest and "counted-" in rest)
+    check(total, {
+        "openat": 2,  # made; opened to be uploaded
+        "newfstatat": 4,  # not there yet; made; before the bytes; at the end
+        "pwrite64": 2,  # the trailer: when it is made, and at the end
+        "pwritev": 1,  # its bytes
+        "fsync": 2,  # its bytes; its mode
+        "ftruncate": 1, "utimensat": 1, "fchmod": 1}, "a new file")
+    assert whole(get(c.shared("counted-3"))) == ("counted-3", 1)
+
+
+@shared("a", engines=("dir",))
+def a_file_that_replaces_one_costs_these_calls_and_no_more(c):
+    save_all(c, 1, "counted-")
+    trace = Trace(c.a)
+    save_all(c, 2, "counted-")
+    found = trace.stop()
+    at, new = os.path.join(c.a.client, ""), ".ckptfs/new/"
+    total = calls_of(found, lambda rest: at in rest and
+                     ("counted-" in rest or new in rest))
+    check(total, {
+        "openat": 2,
+        "newfstatat": 6,
+        "pwrite64": 2, "pwritev": 1, "fsync": 2,
+        "ftruncate": 1, "utimensat": 1,
+        "fchown": 1, "fchmod": 2,  # to be the owner's, and pending; its mode
+        "renameat": 1}, "a file that replaces one")
+    assert whole(get(c.shared("counted-3"))) == ("counted-3", 2)
+
+
+@shared("a", engines=("dir",))
+def files_do_not_make_the_node_look_at_dir_more_often(c):
+    """Twice a second it says that it lives, and looks who waits."""
+    trace = Trace(c.a)
+    save_all(c, 1, "counted-")
+    ck.until("three looks", lambda: trace.text().count(LOOK) >= 3)
+    trace.stop()
+    at = [float(line.split()[1]) for line in trace.text().splitlines()
+          if LOOK in line]
+    for before, after in zip(at, at[1:]):
+        assert after - before >= 0.5, f"looked after {after - before} s"
+
+
+@shared("a", engines=("dir",))
+def files_are_shown_in_the_order_of_closes_each_after_its_bytes(c):
+    """Also when many are on their way: the mode shows a file, and its bytes
+    have been synced then."""
+    names = [f"counted-{n}" for n in range(10 * FILES)]
+    trace = Trace(c.a)
+    for n, name in enumerate(names):
+        put(c.a.path(name), content(name, 1, 5000 * (n % 7 + 1)))
+    c.a.ctl("flush", "--shared", c.a.mnt)
+    trace.stop()
+    begun, synced, shown = {}, set(), []
+    for line in trace.text().splitlines():
+        pid, _, rest = line.split(None, 2)
+        call = re.match(r"(fsync|fchmod)\(\d+<[^>]*/(counted-\d+)>", rest)
+        if call and call[1] == "fchmod":
+            assert call[2] in synced, f"{call[2]} has its mode too early"
+            shown.append(call[2])
+        elif call and rest.endswith("<unfinished ...>"):
+            begun[pid] = call[2]
+        elif call:
+            synced.add(call[2])
+        elif rest.startswith("<... fsync resumed>") and pid in begun:
+            synced.add(begun.pop(pid))
+    assert shown == names, f"shown in another order: {shown}"
+
+
+if __name__ == "__main__":
+    nodes.main()
