@@ -28,10 +28,12 @@ usage() {
 	  --row NAME           only this part of the table (may be repeated):
 	                       write write128k first series read assembled torch
 	                       tensors structure metadata restore plan drain cut files
-	                       mount backup memory dedup
+	                       mount backup memory dedup shared
 	  --size MIB           size of the large files (2048)
 	  --rounds N           rounds, of which the median counts (5)
 	  --store DIR          a directory on the disk to be measured (/var/tmp)
+	  --shared-in DIR      the shared directory of row `shared` is made there
+	                       (on the store's disk)
 	  --build DIR          where ckptfs, ckptctl and ckpt_bench were built (build)
 	  --passthrough-ll PATH  libfuse's sample of that name, to compare with
 	  --help               this text
@@ -53,13 +55,15 @@ die() {
 }
 
 all_rows=(write write128k first series read assembled torch safetensors tensors
-	structure metadata restore plan drain cut files mount backup memory dedup)
+	structure metadata restore plan drain cut files mount backup memory dedup shared)
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 rows=() quick='' mib=2048 rounds=5 disk=/var/tmp build=$root/build sample=''
+shared_parent='' shared='' other_daemon=''
 while (($#)); do
 	case $1 in
 	--quick) quick=yes ;;
-	--row | --size | --rounds | --store | --build | --passthrough-ll)
+	--row | --size | --rounds | --store | --build | --passthrough-ll | \
+		--shared-in)
 		[[ ${2-} ]] || die 2 "$1 needs a value"
 		case $1 in
 		--row)
@@ -72,6 +76,7 @@ while (($#)); do
 		--store) disk=$2 ;;
 		--build) build=$2 ;;
 		--passthrough-ll) sample=$2 ;;
+		--shared-in) shared_parent=$2 ;;
 		esac
 		shift
 		;;
@@ -118,17 +123,19 @@ leave() {
 	local code=$? dir
 
 	trap - EXIT
-	for dir in "$mnt" "$work/sample" "$raw" "$small"; do
+	! mountpoint -q "$work/ext4" || fsfreeze -u "$work/ext4" 2>/dev/null || true
+	for dir in "$mnt" "$work/other" "$work/sample" "$work/ext4" "$raw" "$small"; do
 		! mountpoint -q "$dir" || umount "$dir" || ! mountpoint -q "$dir" ||
 			umount -l "$dir" || code=1
 	done
 	# The daemon leaves when everything is durable.
 	[[ -z $daemon ]] || wait "$daemon" || code=1
+	[[ -z $other_daemon ]] || wait "$other_daemon" || code=1
 	[[ -z $sample_pid ]] || wait "$sample_pid" || true
 	for dir in "$work"/*/stage; do
 		! mountpoint -q "$dir" || umount "$dir" || code=1
 	done
-	rm -rf --one-file-system "$work"
+	rm -rf --one-file-system "$work" ${shared:+"$shared"}
 	exit "$code"
 }
 trap leave EXIT
