@@ -336,12 +336,12 @@ static int structure_xattr(fuse_req_t req, const struct fs_inode *i,
 	uid_t uid = fuse_req_ctx(req)->uid;
 
 	if (strcmp(name, "structure") == 0)
-		return guard_signature(i->st->guard, i->in, &uid, out);
+		return guard_signature(i->st->guard, i->in->ino, &uid, out);
 	if (strcmp(name, "structure_diff") != 0)
 		return -ENODATA;
 	/* Names out of files that not everybody may read. */
 	return fs_is_own(req, i->in)
-		       ? guard_difference(i->st->guard, i->in, &uid, out)
+		       ? guard_difference(i->st->guard, i->in->ino, &uid, out)
 		       : -EACCES;
 }
 
@@ -358,7 +358,7 @@ static int get_ours(fuse_req_t req, fuse_ino_t ino, const char *name,
 	/* It has names out of files that not everybody may read, too. */
 	if (rc == 0 && strcmp(name, "refused") == 0)
 		return fs_is_own(req, i.in)
-			       ? guard_refused(i.st->guard, i.in, out)
+			       ? guard_refused(i.st->guard, i.in->ino, out)
 			       : -EACCES;
 	if (rc == 0)
 		rc = our_xattr(req, &i, name, text, sizeof(text));

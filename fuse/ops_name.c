@@ -146,7 +146,7 @@ void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent,
 static int do_link(const struct fs_inode *i, fuse_ino_t parent,
 		   const char *name, bool *ret_looked)
 {
-	int rc = guard_name(i->st->guard, i->in, parent, name, ret_looked);
+	int rc = guard_name(i->st->guard, i->in->ino, parent, name, ret_looked);
 	bool wait = i->st->options.publish != PUBLISH_ASYNC;
 
 	if (rc == 0 && wait && S_ISREG(inode_attr(i->in).mode))

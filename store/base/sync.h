@@ -23,7 +23,6 @@
  * not wait. What each lock guards is said where it is defined.
  */
 #define LOCK_RANKS(X)                                  \
-	X(LOCK_GUARD_LOOKING, "guard.looking")         \
 	X(LOCK_INODE_CHANGING, "inode.changing")       \
 	X(LOCK_NAMES_CHANGING, "names.changing")       \
 	X(LOCK_RECLAIM_DECIDING, "reclaim.deciding")   \

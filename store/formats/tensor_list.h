@@ -14,8 +14,8 @@
 #define TENSORS_MAX (UINT32_C(1) << 26)
 
 /*
- * Memory that several readings have together, of one thread at a time. All
- * zero: there is no limit.
+ * Memory that several readings have together, of any threads. All zero: there
+ * is no limit.
  */
 struct memory_budget {
 	size_t bytes_max; /* 0: no limit */
@@ -26,20 +26,29 @@ struct memory_budget {
 /* What it may have besides. */
 static inline size_t memory_left(const struct memory_budget *b)
 {
+	size_t bytes;
+
 	if (!b || b->bytes_max == 0)
 		return SIZE_MAX;
-	return b->bytes < b->bytes_max ? b->bytes_max - b->bytes : 0;
+	bytes = __atomic_load_n(&b->bytes, __ATOMIC_RELAXED);
+	return bytes < b->bytes_max ? b->bytes_max - bytes : 0;
 }
 
 /* `kept` more, negative: given back; and `besides` for a moment. */
 static inline void memory_note(struct memory_budget *b, int64_t kept,
 			       size_t besides)
 {
+	size_t now, peak;
+
 	if (!b)
 		return;
-	b->bytes += (size_t)kept;
-	if (b->bytes + besides > b->peak)
-		b->peak = b->bytes + besides;
+	now = __atomic_add_fetch(&b->bytes, (size_t)kept, __ATOMIC_RELAXED) +
+	      besides;
+	peak = __atomic_load_n(&b->peak, __ATOMIC_RELAXED);
+	while (now > peak &&
+	       !__atomic_compare_exchange_n(&b->peak, &peak, now, true,
+					    __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+		; /* peak is what it has become */
 }
 
 struct tensor {

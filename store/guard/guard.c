@@ -16,9 +16,19 @@
 /* Publishes that wait for the thread; more are not looked at, but counted. */
 #define WAITING_MAX 256
 
+/*
+ * A step that other nodes have parts of is looked at again, at longer and
+ * longer intervals, until all of it can be read.
+ */
+#define AGAIN_FIRST_NS (INT64_C(1) * 1000000000)
+#define AGAIN_MOST_NS (INT64_C(60) * 1000000000)
+#define AGAIN_FOR_NS (INT64_C(3600) * 1000000000)
+
 struct guard_waiting {
 	TAILQ_ENTRY(guard_waiting) next;
-	struct guard_step step;
+	struct guard_step step; /* its numbers are held */
+	int64_t due_ns; /* not before; 0: at once */
+	int64_t wait_ns, since_ns; /* of one that is looked at again */
 };
 
 /* What reading a step took is given back at once, from this size on. */
@@ -28,8 +38,10 @@ static void give_back(struct guard *g)
 {
 	{
 		HOLD(&g->lock);
-		g->figures.memory_bytes = g->memory.bytes;
-		g->figures.memory_peak = g->memory.peak;
+		g->figures.memory_bytes =
+			__atomic_load_n(&g->memory.bytes, __ATOMIC_RELAXED);
+		g->figures.memory_peak =
+			__atomic_load_n(&g->memory.peak, __ATOMIC_RELAXED);
 	}
 	if (mallinfo2().fordblks >= GIVEN_BACK_BYTES_MIN)
 		(void)malloc_trim(0);
@@ -77,11 +89,12 @@ static void say(struct guard *g, const struct guard_step *step,
 		log_warning("%s", v->text);
 }
 
-static void say_identical(struct guard *g, const struct guard_step *step)
+static void say_identical(struct guard_visit *v, const struct guard_step *step)
 {
+	struct guard *g = v->g;
 	char text[GUARD_TEXT_BYTES];
 
-	if (guard_step_identical(g, step, text) <= 0)
+	if (guard_step_identical(v, step, text) <= 0)
 		return;
 	{
 		HOLD(&g->lock);
@@ -93,12 +106,12 @@ static void say_identical(struct guard *g, const struct guard_step *step)
 }
 
 /* False: it has gone meanwhile, or is no step. */
-static bool look(struct guard *g, const struct guard_step *step,
+static bool look(struct guard_visit *v, const struct guard_step *step,
 		 struct guard_verdict *ret)
 {
-	int rc = guard_step_check(g, step, ret);
+	int rc = guard_step_check(v, step, ret);
 
-	give_back(g);
+	give_back(v->g);
 	if (rc == -ENOENT || rc == -E2BIG)
 		return false;
 	if (rc < 0) {
@@ -111,71 +124,183 @@ static bool look(struct guard *g, const struct guard_step *step,
 	return true;
 }
 
-int guard_look(struct guard *g, const struct guard_step *step, bool refuse)
+int guard_look(struct guard_visit *v, const struct guard_step *step,
+	       bool refuse)
 {
-	struct guard_verdict v;
+	struct guard_verdict found;
+	int rc = visit_turn(v);
 
-	HOLD(&g->looking);
-	if (!look(g, step, &v))
-		return 0;
-	refuse = refuse && (v.broken || v.missing || v.gone);
-	if (refuse)
-		guard_refused_note(g, step, v.text, false);
-	say(g, step, &v, refuse);
-	return refuse ? -EUCLEAN : 0;
+	if (rc < 0)
+		return rc;
+	if (look(v, step, &found)) {
+		refuse =
+			refuse && (found.broken || found.missing || found.gone);
+		if (refuse)
+			guard_refused_note(v, step, found.text, false);
+		say(v->g, step, &found, refuse);
+		rc = refuse ? -EUCLEAN : 0;
+	}
+	visit_turn_end(v);
+	return rc;
 }
 
-int guard_peek(struct guard *g, const struct guard_step *step)
+int guard_peek(struct guard_visit *v, const struct guard_step *step)
 {
-	struct guard_verdict v;
+	struct guard_verdict found;
+	int rc = visit_turn(v);
 
-	HOLD(&g->looking);
-	if (!look(g, step, &v) || (!v.broken && !v.missing && !v.gone))
-		return 0;
-	guard_refused_note(g, step, v.text, true);
-	return -EUCLEAN;
+	if (rc < 0)
+		return rc;
+	if (look(v, step, &found) &&
+	    (found.broken || found.missing || found.gone)) {
+		guard_refused_note(v, step, found.text, true);
+		rc = -EUCLEAN;
+	}
+	visit_turn_end(v);
+	return rc;
 }
 
-int guard_refuse(struct guard *g, const struct guard_step *step,
+int guard_refuse(struct guard_visit *v, const struct guard_step *step,
 		 const char *why)
 {
-	struct guard_verdict v = { .missing = true, .different = true };
+	struct guard_verdict found = { .missing = true, .different = true };
 
-	strcpy(v.text, why);
-	guard_refused_note(g, step, why, false);
-	say(g, step, &v, true);
+	strcpy(found.text, why);
+	guard_refused_note(v, step, why, false);
+	say(v->g, step, &found, true);
 	return -EUCLEAN;
 }
 
-/* --- the thread --- */
+/* --- the threads --- */
+
+/* All numbers of a step; 0: it has none. */
+#define STEP_NUMBERS 4
+
+static bool hold_step(struct guard *g, const struct guard_step *step)
+{
+	const uint64_t all[STEP_NUMBERS] = { step->dir, step->parent,
+					     step->metadata, step->asked };
+	const struct guard_table *t = &g->table;
+
+	for (unsigned i = 0; t->hold && i < STEP_NUMBERS; i++) {
+		if (all[i] == 0 || t->hold(t->self, all[i]) == 0)
+			continue;
+		while (i-- > 0)
+			if (all[i] != 0)
+				t->put(t->self, all[i]);
+		return false;
+	}
+	return true;
+}
+
+static void free_waiting(struct guard *g, struct guard_waiting *w)
+{
+	const struct guard_step *step = &w->step;
+	const uint64_t all[STEP_NUMBERS] = { step->dir, step->parent,
+					     step->metadata, step->asked };
+
+	for (unsigned i = 0; g->table.put && i < STEP_NUMBERS; i++)
+		if (all[i] != 0)
+			g->table.put(g->table.self, all[i]);
+	free(w);
+}
+
+/* False: others have parts of it, and it is to be looked at again. */
+static bool look_and_compare(struct guard *g, struct guard_waiting *w)
+{
+	SCOPED(visit_end) struct guard_visit v;
+
+	visit_begin(&v, g);
+	if (!w->step.looked_at)
+		(void)guard_look(&v, &w->step,
+				 w->step.in_place &&
+					 guard_policy(&v, &w->step) ==
+						 GUARD_REFUSE);
+	if (v.elsewhere)
+		return false;
+	/* Digests are known of what is durable. */
+	if (drain_wait_drained(g->use.drain) == 0 && visit_turn(&v) == 0) {
+		say_identical(&v, &w->step);
+		visit_turn_end(&v);
+	}
+	return !v.elsewhere;
+}
+
+/* Who is due; else until when to wait. g->lock is held. */
+static struct guard_waiting *take_locked(struct guard *g, int64_t *ret_due_ns)
+{
+	struct guard_waiting *w;
+	bool later = false;
+
+	*ret_due_ns = INT64_MAX;
+	TAILQ_FOREACH(w, &g->waiting, next)
+	{
+		if (w->due_ns == 0)
+			return w;
+		later = true;
+	}
+	if (!later)
+		return NULL;
+	TAILQ_FOREACH(w, &g->waiting, next)
+	{
+		if (w->due_ns <= mono_ns())
+			return w;
+		if (w->due_ns < *ret_due_ns)
+			*ret_due_ns = w->due_ns;
+	}
+	return NULL;
+}
+
+/* It is put back, unless it was looked at for long enough. g->lock is held. */
+static bool again_locked(struct guard *g, struct guard_waiting *w)
+{
+	int64_t now = mono_ns();
+
+	if (w->since_ns == 0)
+		w->since_ns = now;
+	if (g->stop || now - w->since_ns > AGAIN_FOR_NS)
+		return false;
+	w->wait_ns = w->wait_ns == 0 ? AGAIN_FIRST_NS : 2 * w->wait_ns;
+	if (w->wait_ns > AGAIN_MOST_NS)
+		w->wait_ns = AGAIN_MOST_NS;
+	w->due_ns = now + w->wait_ns;
+	w->step.looked_at = false;
+	TAILQ_INSERT_TAIL(&g->waiting, w, next);
+	return true;
+}
 
 static void *guard_main(void *arg)
 {
 	struct guard *g = arg;
 	struct guard_waiting *w;
+	int64_t due_ns;
 
 	lock_take(&g->lock);
 	for (;;) {
-		while ((w = TAILQ_FIRST(&g->waiting)) == NULL && !g->stop)
-			cond_wait(&g->work, &g->lock);
+		bool whole, first;
+
+		while ((w = take_locked(g, &due_ns)) == NULL && !g->stop) {
+			if (due_ns == INT64_MAX)
+				cond_wait(&g->work, &g->lock);
+			else
+				(void)cond_wait_until(&g->work, &g->lock,
+						      due_ns);
+		}
 		if (!w)
 			break;
 		TAILQ_REMOVE(&g->waiting, w, next);
 		lock_give(&g->lock);
-		if (!w->step.looked_at)
-			(void)guard_look(g, &w->step,
-					 w->step.in_place &&
-						 guard_policy(g, &w->step) ==
-							 GUARD_REFUSE);
-		/* Digests are known of what is durable. */
-		if (drain_wait_drained(g->use.drain) == 0) {
-			HOLD(&g->looking);
-			say_identical(g, &w->step);
-		}
-		free(w);
+		first = w->since_ns == 0;
+		whole = look_and_compare(g, w);
 		lock_take(&g->lock);
-		g->done++;
+		if (first)
+			g->done++;
 		cond_broadcast(&g->idle);
+		if (!whole && again_locked(g, w))
+			continue;
+		lock_give(&g->lock);
+		free_waiting(g, w);
+		lock_take(&g->lock);
 	}
 	lock_give(&g->lock);
 	return NULL;
@@ -201,7 +326,11 @@ void guard_look_later(struct guard *g, const struct guard_step *step)
 
 	if (!w)
 		return;
-	w->step = *step;
+	*w = (struct guard_waiting){ .step = *step };
+	if (!hold_step(g, step)) { /* it is gone */
+		free(w);
+		return;
+	}
 	{
 		HOLD(&g->lock);
 		if (!g->started || g->stop || waits_locked(g, step)) {
@@ -215,7 +344,8 @@ void guard_look_later(struct guard *g, const struct guard_step *step)
 			cond_signal(&g->work);
 		}
 	}
-	free(w);
+	if (w)
+		free_waiting(g, w);
 }
 
 void guard_wait_idle(struct guard *g)
@@ -233,34 +363,58 @@ int guard_new(const struct guard_uses *use, struct guard **ret_guard)
 		return -ENOMEM;
 	g->use = *use;
 	g->memory.bytes_max = GUARD_MEMORY_OF_ALL_MAX;
-	lock_init(&g->looking, LOCK_GUARD_LOOKING);
 	lock_init(&g->lock, LOCK_GUARD);
 	cond_init(&g->work);
 	cond_init(&g->idle);
+	cond_init(&g->turn);
+	guard_local_table(&g->use, &g->table);
 	TAILQ_INIT(&g->waiting);
 	*ret_guard = g;
 	return 0;
 }
 
+void guard_set_table(struct guard *g, const struct guard_table *t)
+{
+	CHECK(!g->started);
+	g->table = *t;
+}
+
+const struct guard_table *guard_table(const struct guard *g)
+{
+	return &g->table;
+}
+
 int guard_start(struct guard *g)
 {
-	int rc = thread_create(&g->thread, guard_main, g);
+	unsigned count = g->table.hangs ? GUARD_THREADS : 1;
+	int rc = 0;
 
-	g->started = rc == 0;
+	while (rc == 0 && g->thread_count < count) {
+		rc = thread_create(&g->threads[g->thread_count], guard_main, g);
+		g->thread_count += rc == 0;
+	}
+	g->started = g->thread_count > 0;
 	return rc;
 }
 
 void guard_stop(struct guard *g)
 {
+	struct guard_waiting *w; /* for others, who may come later */
+
 	if (!g->started)
 		return;
 	{
 		HOLD(&g->lock);
 		g->stop = true;
-		cond_signal(&g->work);
+		cond_broadcast(&g->work);
 	}
-	thread_join(&g->thread);
+	while (g->thread_count > 0)
+		thread_join(&g->threads[--g->thread_count]);
 	g->started = false;
+	while ((w = TAILQ_FIRST(&g->waiting))) {
+		TAILQ_REMOVE(&g->waiting, w, next);
+		free_waiting(g, w);
+	}
 }
 
 void guard_free(struct guard *g)
@@ -268,10 +422,10 @@ void guard_free(struct guard *g)
 	if (!g)
 		return;
 	guard_stop(g);
-	lock_destroy(&g->looking);
 	lock_destroy(&g->lock);
 	cond_destroy(&g->work);
 	cond_destroy(&g->idle);
+	cond_destroy(&g->turn);
 	free(g);
 }
 
@@ -284,60 +438,80 @@ void guard_figures(struct guard *g, struct guard_figures *ret)
 
 /* --- for people --- */
 
-/* One at a time: the mount's threads must not queue up behind a slow one. */
-static bool ask_begin(struct guard *g)
+/*
+ * One at a time, or of those that may hang a few: the mount's threads must not
+ * queue up behind a slow one.
+ */
+static int ask_begin(struct guard *g, struct guard_visit *v)
 {
-	{
-		HOLD(&g->lock);
-		if (g->asked)
-			return false;
-		g->asked = true;
-	}
-	lock_take(&g->looking);
-	return true;
-}
-
-static void ask_end(struct guard *g)
-{
-	give_back(g);
-	lock_give(&g->looking);
-	HOLD(&g->lock);
-	g->asked = false;
-}
-
-int guard_signature(struct guard *g, struct inode *in, const uid_t *uid,
-		    struct bytes *out)
-{
-	struct structure s = { .format = NULL };
-	const struct attr a = inode_attr(in);
 	int rc;
 
-	if (!ask_begin(g))
-		return -EBUSY;
-	rc = S_ISDIR(a.mode) ? guard_read_dir(g, in->ino, 0, uid, false, &s)
-			     : guard_read_file(g, in, a.name, &s);
+	visit_begin(v, g);
+	{
+		HOLD(&g->lock);
+		if (g->asked >= (g->table.hangs ? GUARD_THREADS : 1))
+			return -EBUSY;
+		g->asked++;
+	}
+	rc = visit_turn(v);
+	if (rc < 0) {
+		HOLD(&g->lock);
+		g->asked--;
+	}
+	return rc;
+}
+
+static void ask_end(struct guard *g, struct guard_visit *v)
+{
+	give_back(g);
+	visit_turn_end(v);
+	HOLD(&g->lock);
+	g->asked--;
+}
+
+int guard_signature(struct guard *g, uint64_t id, const uid_t *uid,
+		    struct bytes *out)
+{
+	SCOPED(visit_end) struct guard_visit v;
+	struct structure s = { .format = NULL };
+	struct guard_attr a;
+	int rc = ask_begin(g, &v);
+
+	if (rc < 0)
+		return rc;
+	rc = visit_attr(&v, id, &a);
+	if (rc == 0)
+		rc = S_ISDIR(a.mode) ? guard_read_dir(&v, id, 0, uid, false, &s)
+				     : guard_read_file(&v, id, a.name, &s);
+	if (rc == 0 && v.elsewhere)
+		rc = -EAGAIN;
 	if (rc == 0 && s.tensors.count == 0)
 		rc = structure_is_partly_read(&s) ? -EFBIG : -ENODATA;
 	if (rc == 0)
 		bytes_put(out, s.signature, strlen(s.signature));
 	structure_release(&s);
-	ask_end(g);
+	ask_end(g, &v);
 	return rc < 0 ? rc : out->failed ? -ENOMEM : 0;
 }
 
-int guard_difference(struct guard *g, struct inode *in, const uid_t *uid,
+int guard_difference(struct guard *g, uint64_t id, const uid_t *uid,
 		     struct bytes *out)
 {
-	const struct attr a = inode_attr(in);
-	struct guard_step step = { .dir = in->ino, .parent = a.parent };
-	int rc;
+	SCOPED(visit_end) struct guard_visit v;
+	struct guard_step step = { .dir = id };
+	struct guard_attr a;
+	int rc = ask_begin(g, &v);
 
-	if (!S_ISDIR(a.mode))
-		return -ENODATA;
-	strcpy(step.name, a.name);
-	if (!ask_begin(g))
-		return -EBUSY;
-	rc = guard_step_difference(g, &step, uid, out);
-	ask_end(g);
+	if (rc < 0)
+		return rc;
+	rc = visit_attr(&v, id, &a);
+	if (rc == 0 && !S_ISDIR(a.mode))
+		rc = -ENODATA;
+	if (rc == 0) {
+		step.parent = a.parent;
+		strcpy(step.name, a.name);
+		rc = guard_step_difference(&v, &step, uid, out);
+	}
+	ask_end(g, &v);
 	return rc;
 }

@@ -42,8 +42,15 @@
  * published. `identical` is found out when all is durable.
  * user.ckptfs.structure_policy on a folder counts for what is below it.
  *
+ * Names and files are those of a table (guard_table.h): the store's own, or of
+ * a directory that nodes share. There a step may have parts whose bytes another
+ * node has still: they are there, of the size that is known, and what they have
+ * is not looked at. What the others say is checked as ever; nothing is then
+ * gone that may be in such a part, and the thread looks again until all of it
+ * can be read, when it can only be warned of.
+ *
  * Threads: any; one step is looked at at a time, and memory is bounded, see
- * below. Blocks on I/O: hold no lock.
+ * below. Blocks on I/O: hold no lock. -EINTR: see guard_name().
  */
 #ifndef STORE_GUARD_H
 #define STORE_GUARD_H
@@ -66,8 +73,8 @@
  * when something is gone the one before these as well: together, with what
  * reading takes, they have one budget (GUARD_MEMORY_OF_ALL_MAX), however many
  * publish at the same time, as one look is taken after the other. What was too
- * large is said, and never refused; then nothing that is gone or missing is, either, as
- * it may be there. All of it is given back to the system.
+ * large is said, and never refused; then nothing that is gone or missing is,
+ * either, as it may be there. All of it is given back to the system.
  */
 #define GUARD_METADATA_BYTES_MAX (UINT64_C(96) << 20)
 #define GUARD_MEMORY_BYTES_MAX ((size_t)256 << 20)
@@ -113,6 +120,10 @@ struct guard_uses {
 };
 
 int guard_new(const struct guard_uses *use, struct guard **ret_guard);
+/* Names and files are these, instead of the store's. Before guard_start(). */
+struct guard_table;
+void guard_set_table(struct guard *g, const struct guard_table *t);
+const struct guard_table *guard_table(const struct guard *g);
 int guard_start(struct guard *g);
 /* Looks at all that waits, first. */
 void guard_stop(struct guard *g);
@@ -127,11 +138,12 @@ const char *guard_policy_word(enum guard_policy policy);
 
 /*
  * A name is about to be given, by a rename, a hard link or a symbolic one: 0,
- * or -EUCLEAN. *ret_looked: what it publishes was looked at. When it has
- * happened call guard_named(), which may have the thread look.
+ * -EUCLEAN, or -EINTR where the table may hang and whoever calls is to end.
+ * *ret_looked: what it publishes was looked at. When it has happened call
+ * guard_named(), which may have the thread look.
  */
-int guard_name(struct guard *g, struct inode *in, uint64_t parent,
-	       const char *name, bool *ret_looked);
+int guard_name(struct guard *g, uint64_t id, uint64_t parent, const char *name,
+	       bool *ret_looked);
 int guard_symlink(struct guard *g, const char *target, uint64_t parent,
 		  const char *name, bool *ret_looked);
 int guard_rename(struct guard *g, uint64_t parent, const char *name,
@@ -143,7 +155,7 @@ void guard_named(struct guard *g, uint64_t parent, const char *name,
  * when it is a tracker, which then has its durable content again, or, closed, a
  * step by itself, which stays as it is. A child that a half written file was
  * left to may close it as well, so of that nothing is said before
- * guard_released(): a writer is gone, of all handles.
+ * guard_released(): a writer is gone, of all handles. -EINTR as above.
  */
 int guard_close(struct guard *g, struct inode *in, bool sync);
 void guard_released(struct guard *g, struct inode *in);
@@ -155,18 +167,18 @@ void guard_figures(struct guard *g, struct guard_figures *ret);
 /* The n-th refusal from the last one on. False: there were not so many. */
 bool guard_refusal(struct guard *g, unsigned n, struct guard_refusal *ret);
 /* Why a step was refused, or what was to publish it. -ENODATA: it was not. */
-int guard_refused(struct guard *g, struct inode *in, struct bytes *out);
+int guard_refused(struct guard *g, uint64_t id, struct bytes *out);
 
 /*
  * For people: the signature of a file or a folder, and how a folder differs
  * from the step before it, a line for each, as many as an attribute takes; uid:
  * who asks, if that matters, for -EACCES where the step before is another
  * user's, or something in the folder is not for him to read. -ENODATA: there is
- * none. -EBUSY: somebody else asks.
+ * none. -EBUSY: somebody else asks. -EAGAIN: another node has parts of it.
  */
-int guard_signature(struct guard *g, struct inode *in, const uid_t *uid,
+int guard_signature(struct guard *g, uint64_t id, const uid_t *uid,
 		    struct bytes *out);
-int guard_difference(struct guard *g, struct inode *in, const uid_t *uid,
+int guard_difference(struct guard *g, uint64_t id, const uid_t *uid,
 		     struct bytes *out);
 
 #endif

@@ -3,34 +3,43 @@
  *
  * No state is kept of earlier steps: the step before is found by its name each
  * time, so a restart, a deleted step or one that was written again cannot make
- * a comparison stale. Who looks at a step has guard.looking.
+ * a comparison stale. Who looks at a step has its turn (visit_turn()).
+ *
+ * A visit is one call of the guard: what it has found by a name it holds until
+ * its end, so a number is good for as long as the visit is.
  *
  * Threads: any. Everything blocks on I/O: hold no other lock.
  */
 #ifndef STORE_GUARD_PRIVATE_H
 #define STORE_GUARD_PRIVATE_H
 
+#include <stdatomic.h>
 #include <sys/queue.h>
 
 #include "store/base/scope.h"
 #include "store/db/records.h"
 #include "store/guard/guard.h"
+#include "store/guard/guard_table.h"
 #include "store/step/structure.h"
 
 TAILQ_HEAD(guard_waiting_list, guard_waiting);
 
+/* One looks, and one more for each that hangs. */
+#define GUARD_THREADS 4u
+
 struct guard {
 	struct guard_uses use; /* immutable */
-	/* One look at a time, whoever takes it. Before all other locks. */
-	struct lock looking;
-	struct memory_budget memory; /* of all that is read; looking */
+	struct guard_table table; /* immutable once it is started */
+	struct memory_budget memory; /* of all that is read; atomic */
 	struct lock lock; /* guards what follows; a leaf */
-	struct cond work, idle;
-	struct thread thread;
+	struct cond work, idle, turn;
+	LIST_HEAD(, guard_visit) looks; /* who have their turn: guard_visit.c */
+	struct thread threads[GUARD_THREADS];
+	unsigned thread_count;
 	bool started, stop;
-	bool asked; /* by somebody who looks for people, or waits to */
+	unsigned asked; /* who look for people, or wait to */
 	struct guard_waiting_list waiting;
-	uint64_t queued, done; /* what was put into it, and is done */
+	uint64_t queued, done; /* what was put into it, and was looked at */
 	struct guard_figures figures;
 	uint64_t last_dir; /* of which figures.last speaks */
 	/* The last one first. */
@@ -55,16 +64,62 @@ struct guard_step {
 	uint64_t asked; /* whose name is given or what is closed; 0: nobody's */
 };
 
+/* --- guard_visit.c */
+
+struct guard_visit {
+	struct guard *g;
+	uint64_t *held; /* owned */
+	size_t held_count, held_capacity;
+	LIST_ENTRY(guard_visit) next; /* with `looks`; g->lock */
+	bool looks;
+	unsigned calls; /* within each other */
+	_Atomic int64_t calling_ns; /* since when it is in a call; 0: in none */
+	bool elsewhere; /* it met a file whose bytes are not here yet */
+};
+
+void visit_begin(struct guard_visit *v, struct guard *g);
+/* For SCOPED(). What was found is held no more. */
+void visit_end(struct guard_visit *v);
+/* Wait until nobody else looks. -EINTR: whoever called is to end. */
+int visit_turn(struct guard_visit *v);
+void visit_turn_end(struct guard_visit *v);
+
+/* The calls of the table. What find() and hold() give is the visit's. */
+typedef int (*guard_list_fn)(void *arg, const char *name, uint32_t type,
+			     uint64_t number);
+int visit_find(struct guard_visit *v, uint64_t parent, const char *name,
+	       uint64_t *ret_id);
+int visit_hold(struct guard_visit *v, uint64_t id);
+int visit_attr(struct guard_visit *v, uint64_t id, struct guard_attr *ret);
+int visit_list(struct guard_visit *v, uint64_t dir, guard_list_fn fn,
+	       void *arg);
+int visit_target(struct guard_visit *v, uint64_t id, struct bytes *out);
+bool visit_digest(struct guard_visit *v, uint64_t id, uint64_t *ret_bytes,
+		  uint8_t ret[HASH_BYTES]);
+uint32_t visit_world(struct guard_visit *v, uint64_t id);
+int visit_getxattr(struct guard_visit *v, uint64_t id, const char *name,
+		   void **ret_value, size_t *ret_len);
+int visit_setxattr(struct guard_visit *v, uint64_t id, const char *name,
+		   const void *value, size_t len);
+int visit_removexattr(struct guard_visit *v, uint64_t id, const char *name);
+int visit_replaced(struct guard_visit *v, uint64_t id, void *buf, size_t size,
+		   size_t *ret_len);
+int visit_open(struct guard_visit *v, uint64_t id, struct cut_source *ret);
+void visit_close(struct guard_visit *v, struct cut_source *source);
+/* The first len bytes, exactly. -ESTALE: it ends before. */
+int visit_read(struct guard_visit *v, uint64_t id, void *buf, size_t len);
+
 /* --- guard.c: who looks, and when */
 
-/* 0, or -EUCLEAN: it is not in order, and that is to be refused. */
-int guard_look(struct guard *g, const struct guard_step *step, bool refuse);
+/* 0, or -EUCLEAN: it is not in order, and that is to be refused; or -EINTR. */
+int guard_look(struct guard_visit *v, const struct guard_step *step,
+	       bool refuse);
 /* The thread looks at it, if it does not wait for that already. */
 void guard_look_later(struct guard *g, const struct guard_step *step);
-/* Would it be refused? Only the attribute says why. 0, or -EUCLEAN. */
-int guard_peek(struct guard *g, const struct guard_step *step);
+/* Would it be refused? Only the attribute says why. As guard_look(). */
+int guard_peek(struct guard_visit *v, const struct guard_step *step);
 /* step->asked is refused, and names no step. -EUCLEAN. */
-int guard_refuse(struct guard *g, const struct guard_step *step,
+int guard_refuse(struct guard_visit *v, const struct guard_step *step,
 		 const char *why);
 
 /* --- guard_step.c: one step against the step before it */
@@ -76,16 +131,16 @@ struct guard_verdict {
 };
 
 /* -ENOENT: the step is gone. */
-int guard_step_check(struct guard *g, const struct guard_step *step,
+int guard_step_check(struct guard_visit *v, const struct guard_step *step,
 		     struct guard_verdict *ret);
 /*
  * Do all files with tensors have the bytes they have in the step before? 1:
  * text says so; 0: no, or not all of them are durable.
  */
-int guard_step_identical(struct guard *g, const struct guard_step *step,
+int guard_step_identical(struct guard_visit *v, const struct guard_step *step,
 			 char text[GUARD_TEXT_BYTES]);
 /* A line for each difference. -ENODATA: there is no step before. */
-int guard_step_difference(struct guard *g, const struct guard_step *step,
+int guard_step_difference(struct guard_visit *v, const struct guard_step *step,
 			  const uid_t *uid, struct bytes *out);
 
 /*
@@ -99,10 +154,10 @@ int guard_step_difference(struct guard *g, const struct guard_step *step,
  * A step is refused now, and why. Without a step (dir 0) what was to publish
  * one says it until guard_refused_forget(). attribute_only: see guard_peek().
  */
-void guard_refused_note(struct guard *g, const struct guard_step *step,
+void guard_refused_note(struct guard_visit *v, const struct guard_step *step,
 			const char *why, bool attribute_only);
 /* What has this number is published: it says nothing any more. */
-void guard_refused_forget(struct guard *g, uint64_t ino);
+void guard_refused_forget(struct guard_visit *v, uint64_t ino);
 
 /* --- guard_tracker.c: what names a step */
 
@@ -112,22 +167,22 @@ bool guard_is_tracker(const char *name);
 #define GUARD_WORD_BYTES 513
 /* Its word; empty: none, or too long. */
 void guard_word_of(const void *text, size_t len, char ret[GUARD_WORD_BYTES]);
-void guard_tracker_word(struct guard *g, struct inode *in,
+void guard_tracker_word(struct guard_visit *v, uint64_t id,
 			char ret[GUARD_WORD_BYTES]);
 /*
- * `in` is to be the tracker `name`, and guard_tracked() found no step. Does it
+ * `id` is to be the tracker `name`, and guard_tracked() found no step. Does it
  * lead nowhere, and did what it said before (was) name a step? A path to
  * elsewhere is nobody's business, and whoever empties one means it, but for
  * those that hold a number.
  */
-bool guard_strays(struct guard *g, struct inode *in, uint64_t parent,
+bool guard_strays(struct guard_visit *v, uint64_t id, uint64_t parent,
 		  const char *name, const char *was,
 		  char why[GUARD_TEXT_BYTES]);
 /* Which step beside it a tracker names, a small file or a symbolic link. */
-bool guard_tracked(struct guard *g, struct inode *in, uint64_t parent,
+bool guard_tracked(struct guard_visit *v, uint64_t id, uint64_t parent,
 		   struct guard_step *ret);
 /* The same of a link that is to lead to target. */
-bool guard_linked(struct guard *g, uint64_t parent, const char *target,
+bool guard_linked(struct guard_visit *v, uint64_t parent, const char *target,
 		  struct guard_step *ret);
 
 /* --- guard_text.c: the line that says it */
@@ -176,7 +231,7 @@ struct guard_before {
  * the rest. -ENODATA: there is none. structure_release() *ret_what in any case.
  * All zero *ret: the first one; else the one before that.
  */
-int guard_read_before(struct guard *g, const struct guard_step *step,
+int guard_read_before(struct guard_visit *v, const struct guard_step *step,
 		      const uid_t *uid, struct guard_before *ret,
 		      struct structure *ret_what);
 
@@ -186,12 +241,13 @@ int guard_read_before(struct guard *g, const struct guard_step *step,
  * else that of the nearest folder above the place that it goes to.
  */
 
-enum guard_policy guard_policy(struct guard *g, const struct guard_step *step);
+enum guard_policy guard_policy(struct guard_visit *v,
+			       const struct guard_step *step);
 /*
  * The attribute that counts for the step; *ret is the caller's to free.
  * own_only: the folders above do not count. -ENODATA: nobody said anything.
  */
-int guard_said(struct guard *g, const struct guard_step *step,
+int guard_said(struct guard_visit *v, const struct guard_step *step,
 	       const char *attribute, bool own_only, char **ret);
 
 struct guard_ignored {
@@ -201,35 +257,29 @@ struct guard_ignored {
 };
 
 /* Into what is all zero. */
-int guard_ignored_read(struct guard *g, const struct guard_step *step,
+int guard_ignored_read(struct guard_visit *v, const struct guard_step *step,
 		       struct guard_ignored *ret);
 bool guard_is_ignored(const struct guard_ignored *i, const char *name);
 
-/*
- * --- guard_read.c: what lies in the store, files as they stand, staged or
- * durable, without a handle.
- */
+/* --- guard_read.c: what a step consists of, as it stands, without a handle */
 
-/* "a/b" below a folder, with a reference. -ENOENT, -ENOTDIR. */
-int guard_find(struct guard *g, uint64_t dir, const char *path,
-	       struct inode **ret_inode);
-/* Exactly [off, off + len) of a file. -ESTALE: it ends before. */
-int guard_read(struct guard *g, struct inode *in, void *buf, size_t len,
-	       uint64_t off);
+/* "a/b" below a folder. -ENOENT, -ENOTDIR. */
+int guard_find(struct guard_visit *v, uint64_t dir, const char *path,
+	       uint64_t *ret_id);
 /*
- * What a folder consists of. metadata: the inode that is about to be its
- * .metadata; 0: what has that name. reader: -EACCES when he may not read all of
- * it (his groups' rights do not count); NULL: whoever. whole: as compare.h
- * wants it. structure_release() it in any case.
+ * What a folder consists of. metadata: what is about to be its .metadata; 0:
+ * what has that name. reader: -EACCES when he may not read all of it (his
+ * groups' rights do not count); NULL: whoever. whole: as compare.h wants it.
+ * structure_release() it in any case.
  */
-int guard_read_dir(struct guard *g, uint64_t dir, uint64_t metadata,
+int guard_read_dir(struct guard_visit *v, uint64_t dir, uint64_t metadata,
 		   const uid_t *reader, bool whole, struct structure *ret);
 /* What a step consists of, a folder or a file: the same. */
-int guard_read_step(struct guard *g, const struct guard_step *step,
+int guard_read_step(struct guard_visit *v, const struct guard_step *step,
 		    uint64_t dir, const uid_t *reader, bool whole,
 		    struct structure *ret);
 /* The same of a file, which has this name, or is to have it. */
-int guard_read_file(struct guard *g, struct inode *in, const char *name,
+int guard_read_file(struct guard_visit *v, uint64_t id, const char *name,
 		    struct structure *ret);
 
 #endif

@@ -1,211 +1,110 @@
 /*
- * guard_read.c - steps and files as they lie in the store, staged or durable,
- * for structure.h to look into.
+ * guard_read.c - a step as structure.h looks into it: a folder's files as they
+ * stand, staged, durable, or in a directory that nodes share.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 
-#include "store/base/io.h"
-#include "store/file/file.h"
 #include "store/guard/guard_private.h"
-#include "store/names/names.h"
-
-#define PIECE_BYTES ((size_t)1 << 20)
 
 struct folder {
-	struct guard *g;
+	struct guard_visit *v;
 	uint64_t dir;
 	uint64_t metadata;
 	const uid_t *reader; /* who must be able to read all of it, or NULL */
 	bool refused; /* and is not */
 };
 
-struct opened {
-	struct guard *g;
-	struct inode *in; /* a reference */
-	int memory; /* what is read goes through this */
-};
-
-/*
- * The pieces may be mappings of files that somebody cuts short meanwhile:
- * system calls alone may touch them (see file_read), so they go through a file
- * in memory.
- */
-static int read_piece(struct guard *g, struct inode *in, void *buf, size_t len,
-		      uint64_t off, int memory, size_t *ret_len)
+int guard_find(struct guard_visit *v, uint64_t dir, const char *path,
+	       uint64_t *ret_id)
 {
-	struct file_read r;
-	size_t got = 0;
-	int rc = file_read_begin(g->use.files, in, len, off, &r);
-
-	for (int i = 0; rc == 0 && i < r.count; i++) {
-		rc = io_write_full(memory, r.iov[i].iov_base, r.iov[i].iov_len,
-				   got);
-		got += r.iov[i].iov_len;
-	}
-	file_read_end(g->use.files, &r);
-	*ret_len = got;
-	return rc == 0 ? io_read_full(memory, buf, got, 0) : rc;
-}
-
-static int read_through(struct guard *g, struct inode *in, void *buf,
-			size_t len, uint64_t off, int memory)
-{
-	uint8_t *at = buf;
-	int rc = 0;
-
-	while (rc == 0 && len > 0) {
-		size_t got = 0;
-
-		rc = read_piece(g, in, at,
-				len < PIECE_BYTES ? len : PIECE_BYTES, off,
-				memory, &got);
-		if (rc == 0 && got == 0)
-			rc = -ESTALE;
-		at += got;
-		off += got;
-		len -= got;
-	}
-	return rc;
-}
-
-int guard_read(struct guard *g, struct inode *in, void *buf, size_t len,
-	       uint64_t off)
-{
-	SCOPED(scope_close) int memory = memfd_create("ckptfs", MFD_CLOEXEC);
-
-	return memory < 0 ? -errno : read_through(g, in, buf, len, off, memory);
-}
-
-int guard_find(struct guard *g, uint64_t dir, const char *path,
-	       struct inode **ret_inode)
-{
+	struct guard_attr a;
 	uint64_t at = dir;
 
 	for (;;) {
 		char name[STORE_NAME_MAX + 1];
 		size_t len = strcspn(path, "/");
-		bool folder;
 		int rc;
 
 		if (len == 0 || len > STORE_NAME_MAX)
 			return -ENOENT;
 		memcpy(name, path, len);
 		name[len] = 0;
-		rc = names_lookup(g->use.names, at, name, ret_inode);
+		/* .metadata may say anything. */
+		if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+			return -ENOENT;
+		rc = visit_find(v, at, name, &at);
+		if (rc == 0 && !path[len])
+			*ret_id = at;
 		if (rc < 0 || !path[len])
 			return rc;
-		folder = S_ISDIR(inode_attr(*ret_inode).mode);
-		at = (*ret_inode)->ino;
-		inode_put(g->use.inodes, *ret_inode, 1);
-		if (!folder)
-			return -ENOTDIR;
+		rc = visit_attr(v, at, &a);
+		if (rc < 0 || !S_ISDIR(a.mode))
+			return rc < 0 ? rc : -ENOTDIR;
 		path += len + 1;
 	}
 }
 
-static int source_read(void *self, void *buf, size_t len, uint64_t off)
-{
-	struct opened *o = self;
-
-	return read_through(o->g, o->in, buf, len, off, o->memory);
-}
-
 /* What has this path in the folder ("": itself), if the reader may read it. */
-static int find_readable(struct folder *f, const char *path,
-			 struct inode **ret_inode)
+static int find_readable(struct folder *f, const char *path, uint64_t *ret_id)
 {
-	struct inode_table *inodes = f->g->use.inodes;
-	struct attr a;
-	int rc;
+	struct guard_attr a;
+	int rc = 0;
 
 	if (!*path)
-		rc = inode_get(inodes, f->dir, ret_inode);
+		*ret_id = f->dir;
 	else if (f->metadata && strcmp(path, DCP_METADATA_NAME) == 0)
-		rc = inode_get(inodes, f->metadata, ret_inode);
+		*ret_id = f->metadata;
 	else
-		rc = guard_find(f->g, f->dir, path, ret_inode);
+		rc = guard_find(f->v, f->dir, path, ret_id);
 	if (rc < 0 || !f->reader || *f->reader == 0)
 		return rc;
-	a = inode_attr(*ret_inode);
-	if (*f->reader == a.uid || (a.mode & S_IROTH))
-		return 0;
-	inode_put(inodes, *ret_inode, 1);
+	rc = visit_attr(f->v, *ret_id, &a);
+	if (rc < 0 || *f->reader == a.uid || (a.mode & S_IROTH))
+		return rc;
 	f->refused = true;
 	return -EACCES;
-}
-
-/* Takes over the reference. */
-static int open_inode(struct guard *g, struct inode *in, struct cut_source *ret)
-{
-	SCOPED(scope_free) struct opened *o = malloc(sizeof(*o));
-	struct stat sb;
-	int rc = o ? inode_stat(g->use.inodes, in, &sb) : -ENOMEM;
-
-	if (rc == 0 && !S_ISREG(sb.st_mode))
-		rc = -EINVAL;
-	if (rc == 0) {
-		*o = (struct opened){ g, in,
-				      memfd_create("ckptfs", MFD_CLOEXEC) };
-		rc = o->memory < 0 ? -errno : 0;
-	}
-	if (rc < 0) {
-		inode_put(g->use.inodes, in, 1);
-		return rc;
-	}
-	*ret = (struct cut_source){ source_read, TAKE(o),
-				    (uint64_t)sb.st_size };
-	return 0;
 }
 
 static int source_open(void *self, const char *name, struct cut_source *ret)
 {
 	struct folder *f = self;
-	struct inode *in;
-	int rc = find_readable(f, name, &in);
+	uint64_t id;
+	int rc = find_readable(f, name, &id);
 
-	return rc < 0 ? rc : open_inode(f->g, in, ret);
+	return rc < 0 ? rc : visit_open(f->v, id, ret);
 }
 
 static void source_close(void *self, struct cut_source *source)
 {
-	struct opened *o = source->self;
+	struct folder *f = self;
 
-	(void)self;
-	(void)close(o->memory);
-	inode_put(o->g->use.inodes, o->in, 1);
-	free(o);
+	visit_close(f->v, source);
 }
 
 struct listing {
-	struct guard *g;
+	struct guard_visit *v;
+	uint64_t dir;
 	int (*fn)(void *arg, const char *name, bool folder,
 		  uint64_t size_bytes);
 	void *arg;
 };
 
-static int list_one(void *arg, const char *name, const struct dirent_rec *entry,
-		    uint64_t cookie)
+static int list_one(void *arg, const char *name, uint32_t type, uint64_t number)
 {
 	struct listing *l = arg;
-	struct inode *in;
-	struct stat sb;
-	int rc;
+	struct guard_attr a;
+	uint64_t id;
 
-	(void)cookie;
-	if (S_ISDIR(entry->type))
+	(void)number;
+	if (S_ISDIR(type))
 		return l->fn(l->arg, name, true, 0);
-	if (!S_ISREG(entry->type) ||
-	    inode_get(l->g->use.inodes, entry->ino, &in) < 0)
-		return 0;
-	rc = inode_stat(l->g->use.inodes, in, &sb);
-	inode_put(l->g->use.inodes, in, 1);
-	if (rc < 0 || sb.st_nlink == 0) /* deleted since it was listed */
-		return 0;
-	return l->fn(l->arg, name, false, (uint64_t)sb.st_size);
+	if (!S_ISREG(type) || visit_find(l->v, l->dir, name, &id) < 0 ||
+	    visit_attr(l->v, id, &a) < 0 || a.nlink == 0)
+		return 0; /* nothing of ours, or deleted since it was listed */
+	return l->fn(l->arg, name, false, a.size_bytes);
 }
 
 static int source_list(void *self, const char *below,
@@ -214,29 +113,18 @@ static int source_list(void *self, const char *below,
 		       void *arg)
 {
 	struct folder *f = self;
-	struct listing l = { f->g, fn, arg };
-	struct inode *in;
-	int rc = find_readable(f, below, &in);
+	struct listing l = { .v = f->v, .fn = fn, .arg = arg };
+	int rc = find_readable(f, below, &l.dir);
 
-	if (rc < 0)
-		return rc;
-	rc = names_list(f->g->use.names, in->ino, 0, list_one, &l);
-	inode_put(f->g->use.inodes, in, 1);
-	return rc;
+	return rc < 0 ? rc : visit_list(f->v, l.dir, list_one, &l);
 }
 
 static uint32_t source_world(void *self, const char *name)
 {
 	struct folder *f = self;
-	struct writer w = { .world_size = 0 };
-	struct inode *in;
+	uint64_t id;
 
-	if (find_readable(f, name, &in) < 0)
-		return 0;
-	if (names_get_writer(f->g->use.names, in->ino, &w) < 0)
-		w.world_size = 0;
-	inode_put(f->g->use.inodes, in, 1);
-	return w.world_size;
+	return find_readable(f, name, &id) < 0 ? 0 : visit_world(f->v, id);
 }
 
 static struct structure_source source_of(struct folder *f, bool whole)
@@ -250,15 +138,15 @@ static struct structure_source source_of(struct folder *f, bool whole)
 		.whole = whole,
 		.metadata_bytes_max = GUARD_METADATA_BYTES_MAX,
 		.memory_bytes_max = GUARD_MEMORY_BYTES_MAX,
-		.budget = &f->g->memory,
+		.budget = &f->v->g->memory,
 	};
 }
 
-int guard_read_dir(struct guard *g, uint64_t dir, uint64_t metadata,
+int guard_read_dir(struct guard_visit *v, uint64_t dir, uint64_t metadata,
 		   const uid_t *reader, bool whole, struct structure *ret)
 {
 	struct folder f = {
-		.g = g, .dir = dir, .metadata = metadata, .reader = reader
+		.v = v, .dir = dir, .metadata = metadata, .reader = reader
 	};
 	const struct structure_source in = source_of(&f, whole);
 	int rc = structure_of_folder(ret, &in);
@@ -266,47 +154,47 @@ int guard_read_dir(struct guard *g, uint64_t dir, uint64_t metadata,
 	return f.refused ? -EACCES : rc;
 }
 
-int guard_read_file(struct guard *g, struct inode *in, const char *name,
+int guard_read_file(struct guard_visit *v, uint64_t id, const char *name,
 		    struct structure *ret)
 {
-	const struct attr a = inode_attr(in);
-	struct folder f = { .g = g, .dir = a.parent };
+	struct folder f = { .v = v };
 	const struct structure_source beside = source_of(&f, false);
 	struct cut_source file;
+	struct guard_attr a;
 	int rc;
 
 	memset(ret, 0, sizeof(*ret));
-	inode_ref(in, 1);
-	rc = open_inode(g, in, &file);
+	rc = visit_attr(v, id, &a);
+	if (rc == 0)
+		rc = visit_open(v, id, &file);
+	if (rc == -EINPROGRESS)
+		return structure_add_fault(ret, STRUCTURE_ELSEWHERE, name,
+					   STRUCTURE_ELSEWHERE_TEXT);
 	if (rc < 0)
 		return rc;
+	f.dir = a.parent;
 	rc = structure_of_file(ret, &file, name, &beside);
-	source_close(&f, &file);
+	visit_close(v, &file);
 	return rc;
 }
 
-int guard_read_step(struct guard *g, const struct guard_step *step,
+int guard_read_step(struct guard_visit *v, const struct guard_step *step,
 		    uint64_t dir, const uid_t *reader, bool whole,
 		    struct structure *ret)
 {
-	struct inode *in;
-	struct attr a;
+	struct guard_attr a;
 	int rc;
 
 	memset(ret, 0, sizeof(*ret));
 	if (!step->file)
-		return guard_read_dir(g, dir,
+		return guard_read_dir(v, dir,
 				      dir == step->dir ? step->metadata : 0,
 				      reader, whole, ret);
-	rc = inode_get(g->use.inodes, dir, &in);
+	rc = visit_attr(v, dir, &a);
 	if (rc < 0)
 		return rc;
-	a = inode_attr(in);
-	rc = reader && *reader != 0 && *reader != a.uid && !(a.mode & S_IROTH)
-		     ? -EACCES
-		     : guard_read_file(g, in,
-				       dir == step->dir ? step->name : a.name,
-				       ret);
-	inode_put(g->use.inodes, in, 1);
-	return rc;
+	if (reader && *reader != 0 && *reader != a.uid && !(a.mode & S_IROTH))
+		return -EACCES;
+	return guard_read_file(v, dir, dir == step->dir ? step->name : a.name,
+			       ret);
 }

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "store/guard/guard_private.h"
-#include "store/names/names.h"
 
 /* Folders above a step that are asked. */
 #define DEPTH_MAX 64
@@ -42,46 +41,46 @@ const char *guard_policy_word(enum guard_policy policy)
 	return words[policy];
 }
 
-int guard_said(struct guard *g, const struct guard_step *step,
+int guard_said(struct guard_visit *v, const struct guard_step *step,
 	       const char *attribute, bool own_only, char **ret)
 {
 	uint64_t dir = step->dir;
 
 	for (unsigned depth = 0; dir != 0 && depth < DEPTH_MAX; depth++) {
 		SCOPED(scope_free) void *value = NULL;
-		struct attr a = { .parent = step->parent };
+		struct guard_attr a;
 		size_t len;
 
-		if (names_getxattr(g->use.names, dir, attribute, &value,
-				   &len) == 0) {
+		a.parent = step->parent;
+		if (visit_getxattr(v, dir, attribute, &value, &len) == 0) {
 			*ret = strndup(value, len);
 			return *ret ? 0 : -ENOMEM;
 		}
-		if (own_only ||
-		    (depth > 0 && inode_attr_of(g->use.inodes, dir, &a) < 0))
+		if (own_only || (depth > 0 && visit_attr(v, dir, &a) < 0))
 			break;
 		dir = a.parent;
 	}
 	return -ENODATA;
 }
 
-enum guard_policy guard_policy(struct guard *g, const struct guard_step *step)
+enum guard_policy guard_policy(struct guard_visit *v,
+			       const struct guard_step *step)
 {
-	enum guard_policy policy = g->use.policy;
+	enum guard_policy policy = v->g->use.policy;
 	SCOPED(scope_free) char *word = NULL;
 
-	if (guard_said(g, step, GUARD_POLICY_XATTR, false, &word) == 0)
+	if (guard_said(v, step, GUARD_POLICY_XATTR, false, &word) == 0)
 		(void)guard_policy_of(word, strlen(word), &policy);
 	return policy;
 }
 
 /* --- what is passed over --- */
 
-int guard_ignored_read(struct guard *g, const struct guard_step *step,
+int guard_ignored_read(struct guard_visit *v, const struct guard_step *step,
 		       struct guard_ignored *ret)
 {
 	char *save = NULL, *line;
-	int rc = guard_said(g, step, GUARD_IGNORE_XATTR, false, &ret->text);
+	int rc = guard_said(v, step, GUARD_IGNORE_XATTR, false, &ret->text);
 
 	if (rc < 0)
 		return rc == -ENODATA ? 0 : rc;

@@ -89,7 +89,8 @@ static void put_not_read(const struct difference *d)
 		char line[512];
 		struct guard_text text = { line, 0, sizeof(line) };
 
-		if (e->fault != STRUCTURE_NOT_READ ||
+		if ((e->fault != STRUCTURE_NOT_READ &&
+		     e->fault != STRUCTURE_ELSEWHERE) ||
 		    d->lines->len > LINES_BYTES_MAX)
 			continue;
 		guard_put(&text, "not looked at: %.200s: %.250s", e->file,
@@ -121,14 +122,15 @@ static void put_difference(struct guard_text *t, const struct difference *d)
 /* Was it the step before that had more than it should? Looked at when it
  * counts.
  */
-static void find_odd(struct guard *g, const uid_t *uid, struct difference *d)
+static void find_odd(struct guard_visit *v, const uid_t *uid,
+		     struct difference *d)
 {
 	SCOPED(structure_release) struct structure earlier = { .format = NULL };
 	struct guard_before before = d->before;
 	size_t *gone = &d->count[COMPARE_GONE];
 	size_t *left = &d->count[COMPARE_LEFT_OUT];
 
-	if (guard_read_before(g, d->step, uid, &before, &earlier) < 0 ||
+	if (guard_read_before(v, d->step, uid, &before, &earlier) < 0 ||
 	    compare_odd(&earlier, &d->then, &d->now, counts, d) != *gone)
 		return;
 	d->odd = true;
@@ -141,20 +143,21 @@ static void find_odd(struct guard *g, const uid_t *uid, struct difference *d)
 }
 
 /* d->now was read: what is not as in the step before. */
-static int compare(struct guard *g, const uid_t *uid, struct difference *d)
+static int compare(struct guard_visit *v, const uid_t *uid,
+		   struct difference *d)
 {
 	struct compare_step a, b;
-	int rc = guard_ignored_read(g, d->step, &d->ignored);
+	int rc = guard_ignored_read(v, d->step, &d->ignored);
 
 	if (rc == 0)
-		rc = guard_read_before(g, d->step, uid, &d->before, &d->then);
+		rc = guard_read_before(v, d->step, uid, &d->before, &d->then);
 	if (rc < 0)
 		return rc;
 	a = (struct compare_step){ &d->then, d->before.name };
 	b = (struct compare_step){ &d->now, d->before.now };
 	rc = compare_steps(&a, &b, counts, count, d);
 	if (rc == 0 && d->count[COMPARE_GONE] > 0)
-		find_odd(g, uid, d);
+		find_odd(v, uid, d);
 	return rc == 0 && d->lines && d->total > 0
 		       ? compare_steps(&a, &b, counts, put_line, d)
 		       : rc;
@@ -215,14 +218,14 @@ static bool has_tensor(const struct tensors *l, const char *name)
 	       bsearch(name, l->all, l->count, sizeof(*l->all), compare_name);
 }
 
-static int put_missing(struct guard *g, const struct guard_step *step,
+static int put_missing(struct guard_visit *v, const struct guard_step *step,
 		       const struct tensors *tensors, struct guard_text *t,
 		       bool *ret)
 {
 	SCOPED(scope_free) char *expected = NULL;
 	char *save = NULL;
 	size_t n = 0;
-	int rc = guard_said(g, step, GUARD_EXPECT_XATTR, tensors->count == 0,
+	int rc = guard_said(v, step, GUARD_EXPECT_XATTR, tensors->count == 0,
 			    &expected);
 
 	if (rc < 0)
@@ -250,7 +253,7 @@ static int put_missing(struct guard *g, const struct guard_step *step,
 /* --- the whole --- */
 
 /* What a step says of itself, and what was expected of it. */
-static int check_alone(struct guard *g, const struct difference *d,
+static int check_alone(struct guard_visit *v, const struct difference *d,
 		       struct guard_text *t, struct guard_verdict *ret)
 {
 	bool declared = false, reported;
@@ -260,29 +263,29 @@ static int check_alone(struct guard *g, const struct difference *d,
 	ret->missing =
 		guard_put_faults(t, d->step, &d->now, GUARD_FAULT_MISSING);
 	reported = guard_put_faults(t, d->step, &d->now, GUARD_FAULT_REPORTED);
-	rc = put_missing(g, d->step, &d->now.tensors, t, &declared);
+	rc = put_missing(v, d->step, &d->now.tensors, t, &declared);
 	ret->missing = ret->missing ||
 		       (declared && !structure_is_partly_read(&d->now));
 	ret->different = reported;
 	return rc;
 }
 
-int guard_step_check(struct guard *g, const struct guard_step *step,
+int guard_step_check(struct guard_visit *v, const struct guard_step *step,
 		     struct guard_verdict *ret)
 {
 	SCOPED(difference_release) struct difference d = { .step = step };
 	struct guard_text t = { ret->text, 0, sizeof(ret->text) };
-	int rc = guard_read_step(g, step, step->dir, NULL, true, &d.now);
+	int rc = guard_read_step(v, step, step->dir, NULL, true, &d.now);
 
 	memset(ret, 0, sizeof(*ret));
 	if (rc < 0)
 		return rc;
 	guard_put(&t, "structure: %.200s: ", step->name);
-	rc = check_alone(g, &d, &t, ret);
+	rc = check_alone(v, &d, &t, ret);
 	if (rc == 0 &&
 	    (d.now.tensors.count > 0 || d.now.unexplained_count > 0 ||
 	     (step->tracked && d.now.only_text)))
-		rc = compare(g, NULL, &d);
+		rc = compare(v, NULL, &d);
 	if (rc < 0 && rc != -ENODATA && rc != -ENOENT)
 		return rc;
 	ret->broken |= put_unexplained(&t, &d);
@@ -298,16 +301,16 @@ int guard_step_check(struct guard *g, const struct guard_step *step,
 	return 0;
 }
 
-int guard_step_difference(struct guard *g, const struct guard_step *step,
+int guard_step_difference(struct guard_visit *v, const struct guard_step *step,
 			  const uid_t *uid, struct bytes *out)
 {
 	SCOPED(difference_release)
 	struct difference d = { .step = step, .lines = out };
-	int rc = guard_read_dir(g, step->dir, 0, uid, true, &d.now);
+	int rc = guard_read_dir(v, step->dir, 0, uid, true, &d.now);
 
 	if (rc == 0) {
 		put_not_read(&d);
-		rc = compare(g, uid, &d);
+		rc = compare(v, uid, &d);
 	}
 	if (rc == -ENOENT)
 		rc = -ENODATA;
@@ -318,23 +321,19 @@ int guard_step_difference(struct guard *g, const struct guard_step *step,
 
 /* --- the same bytes --- */
 
-/* Size and digest of what is durable and not being changed. */
-static bool digest_of(struct guard *g, uint64_t dir, const char *file,
-		      struct content *ret)
-{
-	struct inode *in;
-	bool known = false;
+struct digest_of_file {
+	uint64_t bytes;
+	uint8_t hash[HASH_BYTES];
+};
 
-	if (guard_find(g, dir, file, &in) < 0)
-		return false;
-	if (inode_load_file(g->use.inodes, in) == 0) {
-		HOLD(&in->lock);
-		known = in->file->content && !file_is_dirty(in->file);
-		if (known)
-			*ret = in->file->content->c;
-	}
-	inode_put(g->use.inodes, in, 1);
-	return known;
+/* Of what is durable and not being changed. */
+static bool digest_of(struct guard_visit *v, uint64_t dir, const char *file,
+		      struct digest_of_file *ret)
+{
+	uint64_t id;
+
+	return guard_find(v, dir, file, &id) == 0 &&
+	       visit_digest(v, id, &ret->bytes, ret->hash);
 }
 
 static int compare_files(const void *a, const void *b)
@@ -342,7 +341,7 @@ static int compare_files(const void *a, const void *b)
 	return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-int guard_step_identical(struct guard *g, const struct guard_step *step,
+int guard_step_identical(struct guard_visit *v, const struct guard_step *step,
 			 char text[GUARD_TEXT_BYTES])
 {
 	SCOPED(structure_release) struct structure s = { .format = NULL };
@@ -351,11 +350,11 @@ int guard_step_identical(struct guard *g, const struct guard_step *step,
 	struct guard_before before = { .dir = 0 };
 	uint64_t bytes = 0;
 	size_t n = 0;
-	int rc = guard_read_before(g, step, NULL, &before, &s);
+	int rc = guard_read_before(v, step, NULL, &before, &s);
 
 	structure_release(&s); /* its bytes alone are compared */
 	if (rc == 0)
-		rc = guard_read_step(g, step, step->dir, NULL, false, &s);
+		rc = guard_read_step(v, step, step->dir, NULL, false, &s);
 	if (rc < 0)
 		return rc;
 	files = calloc(s.tensors.count + 1, sizeof(*files));
@@ -366,16 +365,16 @@ int guard_step_identical(struct guard *g, const struct guard_step *step,
 			files[n++] = s.tensors.all[i].file;
 	qsort(files, n, sizeof(*files), compare_files);
 	for (size_t i = 0; i < n; i++) {
-		struct content a, b; /* their extents may be gone */
+		struct digest_of_file a, b;
 
 		if (i > 0 && strcmp(files[i], files[i - 1]) == 0)
 			continue;
-		if (!digest_of(g, step->dir, files[i], &a) ||
-		    !digest_of(g, before.dir, files[i], &b) ||
-		    a.size_bytes != b.size_bytes ||
-		    memcmp(a.digest, b.digest, sizeof(a.digest)) != 0)
+		if (!digest_of(v, step->dir, files[i], &a) ||
+		    !digest_of(v, before.dir, files[i], &b) ||
+		    a.bytes != b.bytes ||
+		    memcmp(a.hash, b.hash, sizeof(a.hash)) != 0)
 			return 0;
-		bytes += a.size_bytes;
+		bytes += a.bytes;
 	}
 	if (bytes == 0)
 		return 0;

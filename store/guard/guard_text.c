@@ -58,6 +58,7 @@ static enum guard_fault fault_of_error(const struct structure_error *e)
 	case STRUCTURE_MISSING:
 		return GUARD_FAULT_MISSING;
 	case STRUCTURE_NOT_READ:
+	case STRUCTURE_ELSEWHERE:
 	default:
 		return GUARD_FAULT_REPORTED;
 	}
@@ -74,10 +75,15 @@ static enum guard_fault fault_of_finding(enum closure_kind kind)
 					: GUARD_FAULT_BROKEN;
 }
 
-/* With dcp_only what .metadata does not name may still be written. */
+/*
+ * With dcp_only what .metadata does not name may still be written; and what is
+ * not here yet is looked at when it is.
+ */
 static bool error_counts(const struct guard_step *step,
 			 const struct structure_error *e)
 {
+	if (e->fault == STRUCTURE_ELSEWHERE)
+		return false;
 	return !step->dcp_only || strcmp(e->file, DCP_METADATA_NAME) == 0;
 }
 

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "store/guard/guard_private.h"
-#include "store/names/names.h"
 #include "store/step/step_name.h"
 
 /* A tracker names a step, or a number: it is no longer than this. */
@@ -26,34 +25,36 @@ bool guard_is_tracker(const char *name)
 
 /*
  * Is there a folder `name` beside what names it, or a file of tensors, called
- * like a step or not (model.pt)? Then that is the step. No name in the store is
- * "." or "..", or has a slash.
+ * like a step or not (model.pt)? Then that is the step.
  */
-static bool is_beside(struct guard *g, uint64_t parent, const char *name,
+static bool is_beside(struct guard_visit *v, uint64_t parent, const char *name,
 		      struct guard_step *ret)
 {
-	struct inode *in;
+	struct guard_attr a;
+	uint64_t id;
 
-	if (names_lookup(g->use.names, parent, name, &in) < 0)
+	/* A word that a tracker says may be anything. */
+	if (strchr(name, '/') || strcmp(name, ".") == 0 ||
+	    strcmp(name, "..") == 0 || visit_find(v, parent, name, &id) < 0 ||
+	    visit_attr(v, id, &a) < 0)
 		return false;
 	*ret = (struct guard_step){ .parent = parent, .tracked = true };
 	strcpy(ret->name, name);
-	if (S_ISREG(inode_attr(in).mode) && step_name_is_of_tensors(name))
+	if (S_ISREG(a.mode) && step_name_is_of_tensors(name))
 		ret->file = true;
-	if (S_ISDIR(inode_attr(in).mode) || ret->file)
-		ret->dir = in->ino;
-	inode_put(g->use.inodes, in, 1);
+	if (S_ISDIR(a.mode) || ret->file)
+		ret->dir = id;
 	return ret->dir != 0;
 }
 
 /* Is the last part of a path's folder, path[0, len), called like this one? */
-static bool leads_into(struct guard *g, uint64_t dir, const char *path,
+static bool leads_into(struct guard_visit *v, uint64_t dir, const char *path,
 		       size_t len)
 {
-	struct attr a;
+	struct guard_attr a;
 	size_t end = len;
 
-	if (path[0] != '/' || inode_attr_of(g->use.inodes, dir, &a) < 0)
+	if (path[0] != '/' || visit_attr(v, dir, &a) < 0)
 		return false;
 	while (end > 0 && path[end - 1] == '/')
 		end--;
@@ -67,7 +68,7 @@ static bool leads_into(struct guard *g, uint64_t dir, const char *path,
  * before or / behind it, or by its whole path, whose end then is that of the
  * link's own folder.
  */
-bool guard_linked(struct guard *g, uint64_t parent, const char *target,
+bool guard_linked(struct guard_visit *v, uint64_t parent, const char *target,
 		  struct guard_step *ret)
 {
 	char folder[STORE_NAME_MAX + 1] = "";
@@ -83,10 +84,10 @@ bool guard_linked(struct guard *g, uint64_t parent, const char *target,
 		return false;
 	if (name > target &&
 	    strncmp(target, "./", (size_t)(name - target)) != 0 &&
-	    !leads_into(g, parent, target, (size_t)(name - target)))
+	    !leads_into(v, parent, target, (size_t)(name - target)))
 		return false;
 	memcpy(folder, name, len);
-	return is_beside(g, parent, folder, ret);
+	return is_beside(v, parent, folder, ret);
 }
 
 void guard_word_of(const void *text, size_t len, char ret[GUARD_WORD_BYTES])
@@ -108,37 +109,47 @@ void guard_word_of(const void *text, size_t len, char ret[GUARD_WORD_BYTES])
 }
 
 /* As it lies in the file. false: it has none, or more than a tracker has. */
-static bool read_word(struct guard *g, struct inode *in,
-		      char ret[GUARD_WORD_BYTES])
+static bool read_word(struct guard_visit *v, uint64_t id,
+		      const struct guard_attr *a, char ret[GUARD_WORD_BYTES])
 {
 	char text[TRACKER_BYTES_MAX];
-	struct stat sb;
 
 	ret[0] = 0;
-	if (inode_stat(g->use.inodes, in, &sb) < 0 || !S_ISREG(sb.st_mode) ||
-	    sb.st_size == 0 || sb.st_size > TRACKER_BYTES_MAX ||
-	    guard_read(g, in, text, (size_t)sb.st_size, 0) < 0)
+	if (!S_ISREG(a->mode) || a->size_bytes == 0 ||
+	    a->size_bytes > TRACKER_BYTES_MAX ||
+	    visit_read(v, id, text, (size_t)a->size_bytes) < 0)
 		return false;
-	guard_word_of(text, (size_t)sb.st_size, ret);
+	guard_word_of(text, (size_t)a->size_bytes, ret);
 	return true;
 }
 
-void guard_tracker_word(struct guard *g, struct inode *in,
+static void word_of(struct guard_visit *v, uint64_t id,
+		    const struct guard_attr *a, char ret[GUARD_WORD_BYTES])
+{
+	SCOPED(bytes_release) struct bytes target = { 0 };
+
+	ret[0] = 0;
+	if (!S_ISLNK(a->mode))
+		(void)read_word(v, id, a, ret);
+	else if (visit_target(v, id, &target) == 0)
+		guard_word_of(target.data, target.len, ret);
+}
+
+void guard_tracker_word(struct guard_visit *v, uint64_t id,
 			char ret[GUARD_WORD_BYTES])
 {
-	const struct attr a = inode_attr(in);
+	struct guard_attr a;
 
-	if (a.target)
-		guard_word_of(a.target, strlen(a.target), ret);
-	else
-		(void)read_word(g, in, ret);
+	ret[0] = 0;
+	if (visit_attr(v, id, &a) == 0)
+		word_of(v, id, &a, ret);
 }
 
 /*
  * Which folder beside a tracker it names: as it stands (DeepSpeed's latest), or
  * by a number (Megatron's and verl's latest_checkpointed_iteration.txt).
  */
-static bool names_step(struct guard *g, uint64_t parent, const char *word,
+static bool names_step(struct guard_visit *v, uint64_t parent, const char *word,
 		       struct guard_step *ret)
 {
 	static const struct {
@@ -154,7 +165,7 @@ static bool names_step(struct guard *g, uint64_t parent, const char *word,
 
 	if (len == 0 || len > STORE_NAME_MAX)
 		return false;
-	if (is_beside(g, parent, word, ret))
+	if (is_beside(v, parent, word, ret))
 		return true;
 	errno = 0;
 	number = strtoul(word, &end, 10);
@@ -163,28 +174,17 @@ static bool names_step(struct guard *g, uint64_t parent, const char *word,
 	for (size_t i = 0; i < sizeof(forms) / sizeof(*forms); i++) {
 		(void)snprintf(name, sizeof(name), "%s%0*lu", forms[i].word,
 			       forms[i].digits, number);
-		if (is_beside(g, parent, name, ret))
+		if (is_beside(v, parent, name, ret))
 			return true;
 	}
 	return false;
 }
 
-static bool tracked(struct guard *g, struct inode *in, uint64_t parent,
-		    struct guard_step *ret)
+static bool exists(struct guard_visit *v, uint64_t parent, const char *name)
 {
-	char word[GUARD_WORD_BYTES];
+	uint64_t id;
 
-	return read_word(g, in, word) && names_step(g, parent, word, ret);
-}
-
-static bool exists(struct guard *g, uint64_t parent, const char *name)
-{
-	struct inode *in;
-
-	if (names_lookup(g->use.names, parent, name, &in) < 0)
-		return false;
-	inode_put(g->use.inodes, in, 1);
-	return true;
+	return visit_find(v, parent, name, &id) == 0;
 }
 
 /* Of a text that is no name: several words, or JSON. */
@@ -200,25 +200,25 @@ struct siblings {
 	bool found;
 };
 
-static int sibling_one(void *arg, const char *name,
-		       const struct dirent_rec *entry, uint64_t cookie)
+static int sibling_one(void *arg, const char *name, uint32_t type,
+		       uint64_t number)
 {
 	struct siblings *s = arg;
 
-	(void)entry;
-	(void)cookie;
+	(void)type;
+	(void)number;
 	s->found = s->found || step_name_same_series(name, s->name);
 	return 0;
 }
 
 /* Do steps of this one's run lie here, and not elsewhere? */
-static bool has_siblings(struct guard *g, uint64_t parent, const char *name)
+static bool has_siblings(struct guard_visit *v, uint64_t parent,
+			 const char *name)
 {
 	struct siblings s = { .name = name };
 
 	return step_name_of(name) == STEP_NAME_SURE &&
-	       names_list(g->use.names, parent, 0, sibling_one, &s) == 0 &&
-	       s.found;
+	       visit_list(v, parent, sibling_one, &s) == 0 && s.found;
 }
 
 /* latest_step, latest_iteration.txt; and not latest_epoch. */
@@ -232,8 +232,8 @@ static bool counts_steps(const char *tracker)
  * Did it name a step, which may be gone by now? A number may count anything,
  * but where everybody knows what it counts.
  */
-static bool was_tracker(struct guard *g, uint64_t parent, const char *name,
-			const char *was)
+static bool was_tracker(struct guard_visit *v, uint64_t parent,
+			const char *name, const char *was)
 {
 	struct guard_step step;
 
@@ -241,9 +241,9 @@ static bool was_tracker(struct guard *g, uint64_t parent, const char *name,
 		return false;
 	if (is_number(was) && strcmp(name, TRACKER_OF_NUMBER) == 0)
 		return true;
-	return has_siblings(g, parent, was) ||
+	return has_siblings(v, parent, was) ||
 	       ((!is_number(was) || counts_steps(name)) &&
-		names_step(g, parent, was, &step));
+		names_step(v, parent, was, &step));
 }
 
 struct numbered {
@@ -252,45 +252,43 @@ struct numbered {
 	bool found;
 };
 
-static int numbered_one(void *arg, const char *name,
-			const struct dirent_rec *entry, uint64_t cookie)
+static int numbered_one(void *arg, const char *name, uint32_t type,
+			uint64_t number)
 {
 	struct numbered *n = arg;
 
-	(void)cookie;
-	n->found = n->found ||
-		   ((S_ISDIR(entry->type) || step_name_is_file(name)) &&
-		    step_name_has(name, n->digits, n->len));
+	(void)number;
+	n->found = n->found || ((S_ISDIR(type) || step_name_is_file(name)) &&
+				step_name_has(name, n->digits, n->len));
 	return 0;
 }
 
 /* Is there a step beside it that has this number, however it is called? */
-static bool has_number(struct guard *g, uint64_t parent, const char *word)
+static bool has_number(struct guard_visit *v, uint64_t parent, const char *word)
 {
 	struct numbered n = { .found = false };
 
 	n.digits = step_name_number(word, &n.len);
 	return is_number(word) &&
-	       names_list(g->use.names, parent, 0, numbered_one, &n) == 0 &&
-	       n.found;
+	       visit_list(v, parent, numbered_one, &n) == 0 && n.found;
 }
 
-bool guard_strays(struct guard *g, struct inode *in, uint64_t parent,
+bool guard_strays(struct guard_visit *v, uint64_t id, uint64_t parent,
 		  const char *name, const char *was, char why[GUARD_TEXT_BYTES])
 {
 	struct guard_text t = { why, 0, GUARD_TEXT_BYTES };
-	const struct attr a = inode_attr(in);
 	char word[GUARD_WORD_BYTES];
-	struct stat sb;
+	struct guard_attr a;
 
-	if (inode_stat(g->use.inodes, in, &sb) < 0 ||
-	    (!a.target && !S_ISREG(sb.st_mode)) ||
-	    !was_tracker(g, parent, name, was))
+	if (visit_attr(v, id, &a) < 0 ||
+	    (!S_ISLNK(a.mode) && !S_ISREG(a.mode)) ||
+	    !was_tracker(v, parent, name, was))
 		return false;
-	guard_tracker_word(g, in, word);
-	if (strchr(word, '/') || (word[0] && exists(g, parent, word)) ||
-	    has_number(g, parent, word) ||
-	    (sb.st_size == 0 && strcmp(name, TRACKER_OF_NUMBER) != 0))
+	word_of(v, id, &a, word);
+	if (strchr(word, '/') || (word[0] && exists(v, parent, word)) ||
+	    has_number(v, parent, word) ||
+	    (S_ISREG(a.mode) && a.size_bytes == 0 &&
+	     strcmp(name, TRACKER_OF_NUMBER) != 0))
 		return false;
 	guard_put(&t, "structure: %.200s: it is not complete: ", name);
 	if (word[0])
@@ -301,11 +299,21 @@ bool guard_strays(struct guard *g, struct inode *in, uint64_t parent,
 	return true;
 }
 
-bool guard_tracked(struct guard *g, struct inode *in, uint64_t parent,
+bool guard_tracked(struct guard_visit *v, uint64_t id, uint64_t parent,
 		   struct guard_step *ret)
 {
-	const struct attr a = inode_attr(in);
+	SCOPED(bytes_release) struct bytes target = { 0 };
+	char word[GUARD_WORD_BYTES];
+	struct guard_attr a;
 
-	return a.target ? guard_linked(g, parent, a.target, ret)
-			: tracked(g, in, parent, ret);
+	if (visit_attr(v, id, &a) < 0)
+		return false;
+	if (!S_ISLNK(a.mode))
+		return read_word(v, id, &a, word) &&
+		       names_step(v, parent, word, ret);
+	if (visit_target(v, id, &target) < 0)
+		return false;
+	bytes_put(&target, "", 1);
+	return !target.failed &&
+	       guard_linked(v, parent, (const char *)target.data, ret);
 }

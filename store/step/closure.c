@@ -57,6 +57,7 @@ static int orphans_find(struct check *k)
 		const struct closure_file *f = k->by_name[i];
 
 		if (k->named[i] || f->size_bytes == 0 ||
+		    f->size_bytes == CLOSURE_SIZE_UNKNOWN ||
 		    dcp_file_rank(f->name) == DCP_NONE)
 			continue;
 		rc = closure_find(k, CLOSURE_ORPHAN, NULL, f->name,
@@ -139,7 +140,7 @@ static int entry_check(struct check *k, const struct dcp_entry *e)
 static int unnamed(struct check *k, uint32_t file, const char *before,
 		   uint64_t from, uint64_t to)
 {
-	if (from >= to)
+	if (from >= to || to == CLOSURE_SIZE_UNKNOWN)
 		return 0;
 	return closure_find(
 		k, CLOSURE_UNNAMED, NULL, k->d->files[file].name,

@@ -39,6 +39,9 @@ enum closure_kind {
 	CLOSURE_KINDS
 };
 
+/* Somebody writes the file, elsewhere. */
+#define CLOSURE_SIZE_UNKNOWN UINT64_MAX
+
 struct closure_file {
 	const char *name; /* as entries have it; unique */
 	uint64_t size_bytes;

@@ -64,7 +64,8 @@ bool structure_is_sound(const struct structure *s)
 bool structure_is_partly_read(const struct structure *s)
 {
 	for (size_t i = 0; i < s->error_count; i++)
-		if (s->errors[i].fault == STRUCTURE_NOT_READ)
+		if (s->errors[i].fault == STRUCTURE_NOT_READ ||
+		    s->errors[i].fault == STRUCTURE_ELSEWHERE)
 			return true;
 	return false;
 }

@@ -36,13 +36,17 @@ struct structure_source {
 	void *self;
 	/*
 	 * Call fn for every file and folder in `below` ("": in the folder
-	 * itself), in any order, until it returns other than 0.
+	 * itself), in any order, until it returns other than 0. size_bytes:
+	 * CLOSURE_SIZE_UNKNOWN where somebody writes it on another node.
 	 */
 	int (*list)(void *self, const char *below,
 		    int (*fn)(void *arg, const char *name, bool folder,
 			      uint64_t size_bytes),
 		    void *arg);
-	/* A file, by its name in the folder, "mp_rank_00/a" too. */
+	/*
+	 * A file, by its name in the folder, "mp_rank_00/a" too. -EINPROGRESS:
+	 * it is there, and its bytes are not, see STRUCTURE_ELSEWHERE.
+	 */
 	int (*open)(void *self, const char *name, struct cut_source *ret);
 	void (*close)(void *self, struct cut_source *source);
 	/* How many ranks its writer's job had; 0: not known. May be NULL. */
@@ -64,7 +68,10 @@ enum structure_fault {
 	STRUCTURE_TORN, /* it is not what its format says */
 	STRUCTURE_MISSING, /* what names it is there, and it is not */
 	STRUCTURE_NOT_READ, /* too large, or an error kept from it */
+	STRUCTURE_ELSEWHERE, /* another node has its bytes still */
 };
+#define STRUCTURE_ELSEWHERE_TEXT \
+	"another node has its bytes, and they are not all there yet"
 
 struct structure_error {
 	enum structure_fault fault;

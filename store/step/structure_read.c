@@ -34,6 +34,9 @@ static int note_failure(struct structure *s, const char *file, int rc,
 {
 	if (rc == -ENOMEM || rc == 0)
 		return rc;
+	if (rc == -EINPROGRESS)
+		return structure_add_fault(s, STRUCTURE_ELSEWHERE, file,
+					   STRUCTURE_ELSEWHERE_TEXT);
 	return structure_add_fault(
 		s, rc == -EBADMSG ? STRUCTURE_TORN : STRUCTURE_NOT_READ, file,
 		what && *what ? what : strerror(-rc));

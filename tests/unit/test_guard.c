@@ -251,9 +251,9 @@ static void *look_at_them(void *arg)
 			       i % PUBLISHERS, i / PUBLISHERS);
 		if (live_lookup(l, name, &in) < 0)
 			continue;
-		(void)guard_signature(l->st->guard, in, NULL, &out);
+		(void)guard_signature(l->st->guard, in->ino, NULL, &out);
 		bytes_release(&out);
-		(void)guard_difference(l->st->guard, in, NULL, &out);
+		(void)guard_difference(l->st->guard, in->ino, NULL, &out);
 		bytes_release(&out);
 		inode_put(l->st->inodes, in, 1);
 	}
