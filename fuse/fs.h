@@ -107,7 +107,20 @@ int fs_setattr(fuse_req_t req, const struct fs_inode *i, const struct stat *s,
 	       int to_set, bool by_handle, unsigned *ret_valid,
 	       struct attr *ret_to);
 /* One that nobody can set, which is worked out. */
+#define FS_OUR_XATTR "user.ckptfs."
 bool fs_is_our_xattr(const char *name);
+/* 0, or why it cannot be set: -EPERM, -EINVAL, -E2BIG. */
+int fs_may_set_xattr(const char *name, const char *value, size_t size);
+/* One of ours, by its last word. -ENODATA: not known (yet). */
+int fs_our_xattr(fuse_req_t req, fuse_ino_t ino, const char *name,
+		 struct bytes *out);
+/* Of these those that the guard works out, of a file or a folder. */
+bool fs_is_step_xattr(const char *name);
+int fs_step_xattr(fuse_req_t req, uint64_t id, uid_t owner, const char *name,
+		  struct bytes *out);
+/* Reply with the value, or its length for size 0; the error when rc is one. */
+void fs_reply_xattr(fuse_req_t req, int rc, const void *value, size_t len,
+		    size_t size);
 
 /* Fill e for an inode whose look-up count was raised. 0 or -errno. */
 int fs_entry(struct store *st, struct inode *in, struct fuse_entry_param *e);
@@ -161,6 +174,13 @@ void op_removexattr(fuse_req_t, fuse_ino_t, const char *);
 
 void op_ioctl(fuse_req_t, fuse_ino_t, unsigned, void *, struct fuse_file_info *,
 	      unsigned, const void *, size_t, size_t);
+
+/* With shared=DIR. */
+void op_shared_getxattr(fuse_req_t, fuse_ino_t, const char *, size_t);
+void op_shared_setxattr(fuse_req_t, fuse_ino_t, const char *, const char *,
+			size_t, int);
+void op_shared_listxattr(fuse_req_t, fuse_ino_t, size_t);
+void op_shared_removexattr(fuse_req_t, fuse_ino_t, const char *);
 
 /* The ioctls of segments: true when it was one of them, and answered. */
 bool op_segment_ioctl(fuse_req_t, fuse_ino_t, unsigned, const void *, size_t,

@@ -125,8 +125,10 @@ static bool may_wait_for_shared(const struct request *r)
 	case FUSE_FORGET:
 	case FUSE_BATCH_FORGET:
 	case FUSE_INTERRUPT:
-	case FUSE_IOCTL:
 		return false;
+	case FUSE_IOCTL: /* the root is asked for the mount's status */
+		return r->head.nodeid != FUSE_ROOT_ID &&
+		       shared_is_node(r->head.nodeid);
 	case FUSE_GETATTR:
 	case FUSE_READ:
 	case FUSE_WRITE:

@@ -14,7 +14,6 @@
 #include "store/guard/guard.h"
 #include "store/names/names.h"
 
-#define OUR_XATTR "user.ckptfs."
 /* The longest value of ours, with its end. */
 #define OUR_XATTR_BYTES (WRITER_JOB_MAX + 1)
 
@@ -325,41 +324,42 @@ static bool is_told(const char *name)
 
 bool fs_is_our_xattr(const char *name)
 {
-	return strncmp(name, OUR_XATTR, strlen(OUR_XATTR)) == 0 &&
+	return strncmp(name, FS_OUR_XATTR, strlen(FS_OUR_XATTR)) == 0 &&
 	       !is_told(name);
 }
 
-/* Those that are worked out anew, of a file or a folder. -ENODATA: none. */
-static int structure_xattr(fuse_req_t req, const struct fs_inode *i,
-			   const char *name, struct bytes *out)
+bool fs_is_step_xattr(const char *name)
 {
+	return strncmp(name, "structure", 9) == 0 ||
+	       strcmp(name, "refused") == 0;
+}
+
+int fs_step_xattr(fuse_req_t req, uint64_t id, uid_t owner, const char *name,
+		  struct bytes *out)
+{
+	struct guard *g = store_of(req)->guard;
 	uid_t uid = fuse_req_ctx(req)->uid;
 
 	if (strcmp(name, "structure") == 0)
-		return guard_signature(i->st->guard, i->in->ino, &uid, out);
-	if (strcmp(name, "structure_diff") != 0)
-		return -ENODATA;
+		return guard_signature(g, id, &uid, out);
 	/* Names out of files that not everybody may read. */
-	return fs_is_own(req, i->in)
-		       ? guard_difference(i->st->guard, i->in->ino, &uid, out)
-		       : -EACCES;
+	if (uid != 0 && uid != owner)
+		return -EACCES;
+	if (strcmp(name, "structure_diff") == 0)
+		return guard_difference(g, id, &uid, out);
+	return strcmp(name, "refused") == 0 ? guard_refused(g, id, out)
+					    : -ENODATA;
 }
 
-/* One of ours, whatever it is made from. */
-static int get_ours(fuse_req_t req, fuse_ino_t ino, const char *name,
-		    struct bytes *out)
+int fs_our_xattr(fuse_req_t req, fuse_ino_t ino, const char *name,
+		 struct bytes *out)
 {
 	SCOPED(fs_put) struct fs_inode i = { 0 };
 	char text[OUR_XATTR_BYTES] = "";
 	int rc = fs_get(req, ino, &i);
 
-	if (rc == 0 && strncmp(name, "structure", 9) == 0)
-		return structure_xattr(req, &i, name, out);
-	/* It has names out of files that not everybody may read, too. */
-	if (rc == 0 && strcmp(name, "refused") == 0)
-		return fs_is_own(req, i.in)
-			       ? guard_refused(i.st->guard, i.in->ino, out)
-			       : -EACCES;
+	if (rc == 0 && fs_is_step_xattr(name))
+		return fs_step_xattr(req, ino, inode_attr(i.in).uid, name, out);
 	if (rc == 0)
 		rc = our_xattr(req, &i, name, text, sizeof(text));
 	if (rc == 0)
@@ -385,9 +385,8 @@ static int is_kept(const char *name)
 	return -EOPNOTSUPP;
 }
 
-/* Reply with the value, or its length for size 0; the error when rc is one. */
-static void reply_xattr(fuse_req_t req, int rc, const void *value, size_t len,
-			size_t size)
+void fs_reply_xattr(fuse_req_t req, int rc, const void *value, size_t len,
+		    size_t size)
 {
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
@@ -407,16 +406,16 @@ void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 	int rc;
 
 	if (fs_is_our_xattr(name)) {
-		rc = get_ours(req, ino, name + strlen(OUR_XATTR), &ours);
+		rc = fs_our_xattr(req, ino, name + strlen(FS_OUR_XATTR), &ours);
 		if (rc == 0 && ours.failed)
 			rc = -ENOMEM;
-		reply_xattr(req, rc, ours.data, ours.len, size);
+		fs_reply_xattr(req, rc, ours.data, ours.len, size);
 	} else {
 		rc = is_kept(name);
 		if (rc == 0)
 			rc = names_getxattr(store_of(req)->names, ino, name,
 					    &value, &len);
-		reply_xattr(req, rc, value, len, size);
+		fs_reply_xattr(req, rc, value, len, size);
 	}
 }
 
@@ -425,17 +424,27 @@ static int may_set(const char *name)
 	return fs_is_our_xattr(name) ? -EPERM : is_kept(name);
 }
 
+int fs_may_set_xattr(const char *name, const char *value, size_t size)
+{
+	enum guard_policy policy;
+
+	if (fs_is_our_xattr(name))
+		return -EPERM;
+	if (strcmp(name, GUARD_POLICY_XATTR) == 0)
+		return guard_policy_of(value, size, &policy);
+	return strcmp(name, GUARD_IGNORE_XATTR) == 0
+		       ? guard_ignore_check(value, size)
+		       : 0;
+}
+
 void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
 		 const char *value, size_t size, int flags)
 {
 	SCOPED(fs_put) struct fs_inode i = { 0 };
-	enum guard_policy policy;
-	int rc = may_set(name);
+	int rc = fs_may_set_xattr(name, value, size);
 
-	if (rc == 0 && strcmp(name, GUARD_POLICY_XATTR) == 0)
-		rc = guard_policy_of(value, size, &policy);
-	if (rc == 0 && strcmp(name, GUARD_IGNORE_XATTR) == 0)
-		rc = guard_ignore_check(value, size);
+	if (rc == 0)
+		rc = is_kept(name);
 	if (rc == 0)
 		rc = fs_get(req, ino, &i);
 	if (rc == 0)
@@ -483,7 +492,7 @@ void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 	if (rc == 0)
 		names.len =
 			shown_names(req, (char *)names.data, names.len);
-	reply_xattr(req, rc, names.data, names.len, size);
+	fs_reply_xattr(req, rc, names.data, names.len, size);
 }
 
 void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)

@@ -18,6 +18,7 @@
 #include "store/base/scope.h"
 #include "store/drain/commit.h"
 #include "store/file/file.h"
+#include "store/guard/guard_table.h"
 #include "store/names/names.h"
 #include "store/publish.h"
 #include "store/shared/shared.h"
@@ -35,6 +36,14 @@ static void add_text(cJSON *to, const char *name, const char *text)
 	(void)cJSON_AddStringToObject(to, name, text);
 }
 
+/* As the mount shows it. */
+static void path_of(struct store *st, struct inode *in, char *buf, size_t size)
+{
+	const struct guard_table *t = guard_table(st->guard);
+
+	t->path(t->self, in->ino, buf, size);
+}
+
 struct failed_files {
 	struct store *st;
 	cJSON *list;
@@ -50,7 +59,7 @@ static void add_failed(void *arg, struct inode *in, int error)
 	if (a->uid != 0 && a->uid != inode_attr(in).uid)
 		return;
 	one = cJSON_CreateObject();
-	inode_path(a->st->inodes, in, path, sizeof(path));
+	path_of(a->st, in, path, sizeof(path));
 	add_text(one, "path", path);
 	add_text(one, "error", strerror(-error));
 	cJSON_AddItemToArray(a->list, one);
@@ -266,6 +275,41 @@ static void add_extents(cJSON *to, const struct content *c)
 	}
 }
 
+static void add_where(cJSON *to, const struct shared_where *where)
+{
+	add_text(to, "shared", shared_word(where->is));
+	if (where->is == SHARED_PENDING)
+		add_text(to, "shared_node", where->node);
+}
+
+/* A file of DIR: who could open it may know what stat(2) tells of it. */
+static int inspect_plain(struct shared *s, fuse_ino_t ino, cJSON **ret)
+{
+	struct shared_where where;
+	struct stat sb;
+	cJSON *json;
+	int rc = shared_stat(s, ino, &sb);
+
+	if (rc == 0 && !S_ISREG(sb.st_mode))
+		rc = S_ISDIR(sb.st_mode) ? -EISDIR : -EINVAL;
+	if (rc == 0)
+		rc = shared_where(s, ino, &where);
+	if (rc < 0)
+		return rc;
+	json = cJSON_CreateObject();
+	add_text(json, "state",
+		 where.is == SHARED_PENDING ? "staged" : "durable");
+	add_where(json, &where);
+	add_number(json, "size_bytes", (uint64_t)sb.st_size);
+	add_number(json, "physical_bytes", 0);
+	(void)cJSON_AddBoolToObject(json, "native", false);
+	add_text(json, "digest", "");
+	(void)cJSON_AddNullToObject(json, "writer");
+	add_extents(json, NULL);
+	*ret = json;
+	return 0;
+}
+
 /*
  * For who may read the file: a descriptor for writing lets him ask as well.
  * Its path and what it shares are for its owner.
@@ -277,9 +321,14 @@ static int inspect(fuse_req_t req, fuse_ino_t ino, cJSON **ret)
 	const struct content *shown = NULL;
 	char path[4096] = "";
 	struct stat sb;
+	struct shared *s = fs_of(req)->shared;
+	struct shared_where where;
 	bool own;
-	int rc = fs_get(req, ino, &i);
+	int rc;
 
+	if (s && shared_is_node(ino))
+		return inspect_plain(s, ino, ret);
+	rc = fs_get(req, ino, &i);
 	if (rc < 0)
 		return rc;
 	own = fs_is_own(req, i.in);
@@ -291,14 +340,14 @@ static int inspect(fuse_req_t req, fuse_ino_t ino, cJSON **ret)
 	if (rc < 0)
 		return rc;
 	if (own)
-		inode_path(i.st->inodes, i.in, path, sizeof(path));
+		path_of(i.st, i.in, path, sizeof(path));
 	if (state.shares_shown)
 		shown = &state.content->c;
 	*ret = cJSON_CreateObject();
 	add_text(*ret, "path", path);
 	add_text(*ret, "state", state.word);
-	if (fs_of(req)->shared)
-		add_text(*ret, "shared", shared_word(fs_of(req)->shared, ino));
+	if (s && shared_where(s, ino, &where) == 0)
+		add_where(*ret, &where);
 	if (state.error < 0)
 		add_text(*ret, "error", strerror(-state.error));
 	add_number(*ret, "size_bytes", (uint64_t)sb.st_size);
@@ -414,8 +463,14 @@ static int do_query(fuse_req_t req, fuse_ino_t ino, struct ckptfs_query *q)
 static int do_flush(fuse_req_t req, fuse_ino_t ino)
 {
 	SCOPED(fs_put) struct fs_inode i = { 0 };
-	int rc = fs_get(req, ino, &i);
+	struct shared *s = fs_of(req)->shared;
 	uint32_t mode;
+	int rc;
+
+	/* Of the whole mount, whatever it was asked of in DIR. */
+	if (s && shared_is_node(ino))
+		ino = FUSE_ROOT_ID;
+	rc = fs_get(req, ino, &i);
 
 	if (rc < 0)
 		return rc;

@@ -14,17 +14,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "fuse/caller.h"
 #include "fuse/fs.h"
 #include "fuse/waiting.h"
-#include "store/base/ckptfs_ioctl.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/drain/drain.h"
 #include "store/file/file.h"
+#include "store/guard/guard.h"
 #include "store/shared/shared.h"
 
 #define GROUPS_MAX 65536
@@ -140,8 +139,9 @@ static struct names_new new_of(fuse_req_t req, mode_t mode)
 							 c->pid) };
 }
 
-static void make(fuse_req_t req, fuse_ino_t parent, const char *name,
-		 const struct names_new *n)
+/* Replies; 0: it is there. */
+static int make(fuse_req_t req, fuse_ino_t parent, const char *name,
+		const struct names_new *n)
 {
 	SCOPED(asker_end) struct asker a;
 	struct shared_entry e;
@@ -150,6 +150,7 @@ static void make(fuse_req_t req, fuse_ino_t parent, const char *name,
 	if (rc == 0)
 		rc = shared_make(shared_of(req), &a.c, parent, name, n, &e);
 	reply_entry(req, rc, &e);
+	return rc;
 }
 
 /* A regular file that nobody has open: it is closed at once. */
@@ -185,7 +186,7 @@ static void on_mknod(fuse_req_t req, fuse_ino_t parent, const char *name,
 	if (S_ISREG(mode))
 		make_file(req, parent, name, &n);
 	else
-		make(req, parent, name, &n);
+		(void)make(req, parent, name, &n);
 }
 
 static void on_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name,
@@ -193,27 +194,48 @@ static void on_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name,
 {
 	struct names_new n = new_of(req, S_IFDIR | mode);
 
-	make(req, parent, name, &n);
+	(void)make(req, parent, name, &n);
 }
 
 static void on_symlink(fuse_req_t req, const char *target, fuse_ino_t parent,
 		       const char *name)
 {
 	struct names_new n = new_of(req, S_IFLNK | 0777);
+	struct guard *g = store_of(req)->guard;
+	struct waiting w;
+	bool looked;
+	int rc;
 
+	waiting_begin(&w, req);
+	rc = guard_symlink(g, target, parent, name, &looked);
+	waiting_end(&w);
+	if (rc < 0) {
+		fuse_reply_err(req, -rc);
+		return;
+	}
 	n.target = target;
-	make(req, parent, name, &n);
+	if (make(req, parent, name, &n) == 0)
+		guard_named(g, parent, name, looked);
 }
 
 static void on_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t parent,
 		    const char *name)
 {
 	SCOPED(asker_end) struct asker a;
+	struct guard *g = store_of(req)->guard;
 	struct shared_entry e;
+	struct waiting w;
+	bool looked;
 	int rc = asker_begin(req, &a);
 
+	waiting_begin(&w, req);
+	if (rc == 0)
+		rc = guard_name(g, ino, parent, name, &looked);
+	waiting_end(&w);
 	if (rc == 0)
 		rc = shared_link(shared_of(req), &a.c, ino, parent, name, &e);
+	if (rc == 0)
+		guard_named(g, parent, name, looked);
 	reply_entry(req, rc, &e);
 }
 
@@ -240,11 +262,45 @@ static void on_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 	remove_name(req, parent, name, true);
 }
 
+/* What is about to be renamed, for the guard. */
+struct renaming {
+	struct guard *g;
+	fuse_ino_t parent, new_parent;
+	const char *name, *new_name;
+	bool exchange, looked[2];
+};
+
+static int look_before(void *arg)
+{
+	struct renaming *r = arg;
+	int rc = guard_rename(r->g, r->parent, r->name, r->new_parent,
+			      r->new_name, &r->looked[0]);
+
+	if (rc == 0 && r->exchange)
+		rc = guard_rename(r->g, r->new_parent, r->new_name, r->parent,
+				  r->name, &r->looked[1]);
+	return rc;
+}
+
+static void look_after(const struct renaming *r)
+{
+	guard_named(r->g, r->new_parent, r->new_name, r->looked[0]);
+	if (r->exchange)
+		guard_named(r->g, r->parent, r->name, r->looked[1]);
+}
+
 static void on_rename(fuse_req_t req, fuse_ino_t parent, const char *name,
 		      fuse_ino_t new_parent, const char *new_name,
 		      unsigned flags)
 {
 	SCOPED(asker_end) struct asker a;
+	struct renaming r = { .g = store_of(req)->guard,
+			      .parent = parent,
+			      .new_parent = new_parent,
+			      .name = name,
+			      .new_name = new_name,
+			      .exchange = (flags & RENAME_EXCHANGE) != 0 };
+	const struct shared_look_before look = { look_before, &r };
 	struct waiting w;
 	int rc = asker_begin(req, &a);
 
@@ -253,7 +309,9 @@ static void on_rename(fuse_req_t req, fuse_ino_t parent, const char *name,
 	waiting_begin(&w, req);
 	if (rc == 0)
 		rc = shared_rename(shared_of(req), &a.c, parent, name,
-				   new_parent, new_name, flags);
+				   new_parent, new_name, flags, &look);
+	if (rc == 0)
+		look_after(&r);
 	waiting_end(&w);
 	fuse_reply_err(req, -rc);
 }
@@ -954,114 +1012,6 @@ static void on_statfs(fuse_req_t req, fuse_ino_t ino)
 		fuse_reply_statfs(req, &v);
 }
 
-/* --- extended attributes: DIR's, but for those that are worked out -------- */
-
-/* DIR's file as a path; the caller closes *ret_fd. */
-static int path_of(fuse_req_t req, fuse_ino_t ino, int *ret_fd,
-		   char path[SHARED_PATH_BYTES])
-{
-	return shared_path(shared_of(req), ino, ret_fd, path);
-}
-
-static void reply_value(fuse_req_t req, ssize_t n, const void *value,
-			size_t size)
-{
-	if (n < 0)
-		fuse_reply_err(req, errno);
-	else if (size == 0)
-		fuse_reply_xattr(req, (size_t)n);
-	else
-		fuse_reply_buf(req, value, (size_t)n);
-}
-
-static void on_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
-			size_t size)
-{
-	SCOPED(scope_close) int fd = -1;
-	SCOPED(scope_free) char *value = NULL;
-	char path[SHARED_PATH_BYTES];
-	int rc;
-
-	if (fs_is_our_xattr(name)) {
-		if (shared_is_node(ino))
-			fuse_reply_err(req, ENODATA);
-		else
-			op_getxattr(req, ino, name, size);
-		return;
-	}
-	rc = path_of(req, ino, &fd, path);
-	if (rc == 0) {
-		value = malloc(size + 1);
-		rc = value ? 0 : -ENOMEM;
-	}
-	if (rc < 0)
-		fuse_reply_err(req, -rc);
-	else
-		reply_value(req, getxattr(path, name, value, size), value,
-			    size);
-}
-
-static void on_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
-			const char *value, size_t size, int flags)
-{
-	SCOPED(scope_close) int fd = -1;
-	char path[SHARED_PATH_BYTES];
-	int rc = fs_is_our_xattr(name) ? -EPERM : path_of(req, ino, &fd, path);
-
-	if (rc == 0 && setxattr(path, name, value, size, flags) < 0)
-		rc = -errno;
-	fuse_reply_err(req, -rc);
-}
-
-static void on_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
-{
-	SCOPED(scope_close) int fd = -1;
-	char path[SHARED_PATH_BYTES];
-	int rc = fs_is_our_xattr(name) ? -EPERM : path_of(req, ino, &fd, path);
-
-	if (rc == 0 && removexattr(path, name) < 0)
-		rc = -errno;
-	fuse_reply_err(req, -rc);
-}
-
-static void on_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
-{
-	SCOPED(scope_close) int fd = -1;
-	char names[XATTR_LIST_MAX], path[SHARED_PATH_BYTES];
-	const struct fuse_ctx *c = fuse_req_ctx(req);
-	size_t kept = 0;
-	ssize_t n;
-	int rc = path_of(req, ino, &fd, path);
-
-	if (rc < 0) {
-		fuse_reply_err(req, -rc);
-		return;
-	}
-	n = listxattr(path, names, sizeof(names));
-	for (ssize_t at = 0; at < n;) {
-		size_t len = strlen(names + at) + 1;
-
-		if (strncmp(names + at, "trusted.", 8) != 0 || c->uid == 0) {
-			memmove(names + kept, names + at, len);
-			kept += len;
-		}
-		at += (ssize_t)len;
-	}
-	if (n >= 0 && size > 0 && kept > size)
-		fuse_reply_err(req, ERANGE);
-	else
-		reply_value(req, n < 0 ? n : (ssize_t)kept, names, size);
-}
-
-/* Of the whole mount, whatever it was asked of in DIR. */
-static void on_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
-		     struct fuse_file_info *fi, unsigned flags,
-		     const void *in_buf, size_t in_size, size_t out_size)
-{
-	op_ioctl(req, shared_is_node(ino) ? FUSE_ROOT_ID : ino, cmd, arg, fi,
-		 flags, in_buf, in_size, out_size);
-}
-
 const struct fuse_lowlevel_ops fs_shared_ops = {
 	.lookup = on_lookup,
 	.forget = on_forget,
@@ -1094,9 +1044,9 @@ const struct fuse_lowlevel_ops fs_shared_ops = {
 	.getlk = on_getlk,
 	.setlk = on_setlk,
 	.statfs = on_statfs,
-	.getxattr = on_getxattr,
-	.setxattr = on_setxattr,
-	.listxattr = on_listxattr,
-	.removexattr = on_removexattr,
-	.ioctl = on_ioctl,
+	.getxattr = op_shared_getxattr,
+	.setxattr = op_shared_setxattr,
+	.listxattr = op_shared_listxattr,
+	.removexattr = op_shared_removexattr,
+	.ioctl = op_ioctl,
 };

@@ -257,10 +257,6 @@ static bool set_shared(struct options *o)
 	if (o->node && !shared_node_is_name(o->node))
 		return wrong("node", o->node,
 			     "up to 63 letters, digits, '.', '_' and '-'");
-	if (o->structure == GUARD_REFUSE)
-		return wrong("structure", "refuse",
-			     "warn or off: with shared= steps are not looked "
-			     "at");
 	o->all.no_segments = true;
 	return true;
 }
@@ -309,8 +305,7 @@ static bool set_all(struct options *o)
 	s->publish = (enum publish_mode)o->publish;
 	s->stage_all_in_memory = o->stage_all_in_memory;
 	s->share_all = o->share_all;
-	s->structure = o->shared ? GUARD_OFF
-				 : (enum guard_policy)o->structure;
+	s->structure = (enum guard_policy)o->structure;
 	s->verify = (enum verify_mode)o->verify;
 	return true;
 }

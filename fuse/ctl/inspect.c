@@ -83,6 +83,11 @@ static void print_file(const char *path, const cJSON *f)
 	(void)printf("  %-16s%s\n", "state", ctl_text(f, "state"));
 	if (*ctl_text(f, "error"))
 		(void)printf("  %-16s%s\n", "error", ctl_text(f, "error"));
+	if (*ctl_text(f, "shared"))
+		(void)printf("  %-16s%s%s%s\n", "shared",
+			     ctl_text(f, "shared"),
+			     *ctl_text(f, "shared_node") ? " on " : "",
+			     ctl_shown(ctl_text(f, "shared_node")));
 	(void)printf("  %-16s%s\n", "size",
 		     ctl_bytes(ctl_number(f, "size_bytes")));
 	(void)printf("  %-16s%s\n", "physical",

@@ -20,6 +20,7 @@
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/file/file.h"
+#include "store/guard/guard.h"
 #include "store/shared/shared_private.h"
 
 #define META_SHARED_UUID "shared.uuid"
@@ -202,6 +203,7 @@ int shared_open(struct store *st, const struct shared_options *o,
 					  .committed = local_committed,
 					  .renumbering = local_renumbering,
 					  .renumbered = local_renumbered };
+	steps_begin(s);
 	*ret_shared = s;
 	return 0;
 }
@@ -298,6 +300,7 @@ int shared_start(struct shared *s)
 
 void shared_stop(struct shared *s)
 {
+	guard_stop(s->st->guard); /* it walks through the tree */
 	upload_finish(s);
 	upload_stop(s);
 	if (s->is_alive)
@@ -734,12 +737,41 @@ const char *shared_dir(const struct shared *s)
 	return s->dir;
 }
 
-const char *shared_word(struct shared *s, uint64_t id)
+const char *shared_word(enum shared_is is)
+{
+	static const char *const words[] = { [SHARED_PLAIN] = "plain",
+					     [SHARED_KEPT] = "kept",
+					     [SHARED_PENDING] = "pending" };
+
+	return words[is];
+}
+
+int shared_where(struct shared *s, uint64_t id, struct shared_where *ret)
 {
 	SCOPED(node_use_end) struct node_use u = { 0 };
+	SCOPED(scope_close) int fd = -1;
+	struct trailer t;
+	struct stat sb;
+	int rc = node_use(s, id, &u);
 
-	if (node_use(s, id, &u) < 0 || !u.n->in)
-		return "plain";
-	HOLD(&s->lock);
-	return u.n->state == NODE_KEPT ? "kept" : "pending";
+	*ret = (struct shared_where){ .is = SHARED_PLAIN };
+	if (rc < 0)
+		return rc;
+	if (u.n->in) {
+		HOLD(&s->lock);
+		ret->is = u.n->state == NODE_KEPT ? SHARED_KEPT
+						  : SHARED_PENDING;
+		strcpy(ret->node, s->home.node);
+		return 0;
+	}
+	rc = node_fd(s, u.n, &fd);
+	if (rc < 0)
+		return rc;
+	if (fstat(fd, &sb) < 0)
+		return -errno;
+	if (!pending_is(s, &sb))
+		return 0;
+	ret->is = SHARED_PENDING;
+	strcpy(ret->node, pending_read(fd, &t) == 0 ? t.node : "?");
+	return 0;
 }

@@ -28,6 +28,7 @@
 #include <sys/statvfs.h>
 #include <sys/types.h>
 
+#include "store/shared/trailer.h"
 #include "store/store.h"
 
 struct shared;
@@ -106,11 +107,17 @@ int shared_unlink(struct shared *s, const struct shared_caller *c,
 		  uint64_t parent, const char *name, bool dir);
 /*
  * As publish.h has it of names here; a folder, but with publish=async, when
- * nothing that was closed in it is pending any more, on any node.
+ * nothing that was closed in it is pending any more, on any node. `look` may
+ * refuse it when that was waited for, and is called once; NULL: nobody looks.
  */
+struct shared_look_before {
+	int (*fn)(void *arg);
+	void *arg;
+};
 int shared_rename(struct shared *s, const struct shared_caller *c,
 		  uint64_t parent, const char *name, uint64_t new_parent,
-		  const char *new_name, unsigned flags);
+		  const char *new_name, unsigned flags,
+		  const struct shared_look_before *look);
 int shared_readlink(struct shared *s, uint64_t id, char *buf, size_t size);
 int shared_statvfs(struct shared *s, struct statvfs *ret);
 
@@ -192,7 +199,19 @@ struct shared_figures {
 void shared_figures(struct shared *s, struct shared_figures *ret);
 const char *shared_node_name(const struct shared *s);
 const char *shared_dir(const struct shared *s);
-/* "pending", "kept", or "plain". */
-const char *shared_word(struct shared *s, uint64_t id);
+
+enum shared_is {
+	SHARED_PLAIN, /* whole in DIR */
+	SHARED_KEPT, /* and here */
+	SHARED_PENDING,
+};
+/* "plain", "kept", "pending". */
+const char *shared_word(enum shared_is is);
+struct shared_where {
+	enum shared_is is;
+	char node[SHARED_NODE_MAX + 1]; /* that has what is pending; "?" */
+};
+/* Where the bytes of a regular file are. Of a local one it waits for nothing. */
+int shared_where(struct shared *s, uint64_t id, struct shared_where *ret);
 
 #endif

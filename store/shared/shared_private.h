@@ -25,6 +25,7 @@
 #include <sys/queue.h>
 
 #include "store/base/io.h"
+#include "store/guard/guard_table.h"
 #include "store/shared/home.h"
 #include "store/shared/shared.h"
 
@@ -126,6 +127,7 @@ struct shared {
 	unsigned thread_count;
 	struct thread alive;
 	bool is_alive; /* that one was started */
+	struct guard_table local_table; /* of local files: steps.c */
 };
 
 /* --- what a file of DIR is */
@@ -374,6 +376,11 @@ int tracker_waits_as(struct shared *s, struct node *n, struct node *parent,
 		     const char *name);
 /* The first pending file below a directory: 1, 0 or -errno. */
 int tracker_find_pending(struct shared *s, int dirfd, bool trackers);
+
+/* --- steps.c */
+
+/* The guard looks at the tree. Before it is started. */
+void steps_begin(struct shared *s);
 
 /* --- tree.c */
 

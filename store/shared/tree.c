@@ -937,7 +937,8 @@ static int hold_tracker(struct shared *s, struct node *n, const struct at *to)
 
 int shared_rename(struct shared *s, const struct shared_caller *c,
 		  uint64_t parent, const char *name, uint64_t new_parent,
-		  const char *new_name, unsigned flags)
+		  const char *new_name, unsigned flags,
+		  const struct shared_look_before *look)
 {
 	SCOPED(at_end) struct at from = { .fd = -1 }, to = { .fd = -1 };
 	SCOPED(node_use_end) struct node_use replacing = { .s = s };
@@ -964,6 +965,8 @@ int shared_rename(struct shared *s, const struct shared_caller *c,
 	if (rc == 0)
 		rc = wait_before(s, replacing.n ? replacing.n : src.n,
 				 new_name);
+	if (rc == 0 && look)
+		rc = look->fn(look->arg);
 	if (rc == 0) {
 		hold_begin(s, replacing.n, &held);
 		if (replacing.n && !node_replaces(s, replacing.n)) /* it is complete */

@@ -216,6 +216,131 @@ static void who_publishes_at_once_has_one_budget_of_memory(void **state)
 	live_free(&l);
 }
 
+/* A file server that does not answer for one file, until it is told to. */
+struct server {
+	struct guard_table files; /* what it has */
+	pthread_mutex_t lock;
+	pthread_cond_t moved;
+	uint64_t silent; /* the file */
+	bool asked, answers;
+};
+
+static int open_served(void *self, uint64_t id, struct cut_source *ret)
+{
+	struct server *s = self;
+
+	pthread_mutex_lock(&s->lock);
+	if (id == s->silent) {
+		s->asked = true;
+		pthread_cond_broadcast(&s->moved);
+		while (!s->answers)
+			pthread_cond_wait(&s->moved, &s->lock);
+	}
+	pthread_mutex_unlock(&s->lock);
+	return s->files.open(s->files.self, id, ret);
+}
+
+static int find_served(void *self, uint64_t parent, const char *name,
+		       uint64_t *ret_id)
+{
+	struct server *s = self;
+
+	return s->files.find(s->files.self, parent, name, ret_id);
+}
+
+static int attr_served(void *self, uint64_t id, struct guard_attr *ret)
+{
+	struct server *s = self;
+
+	return s->files.attr(s->files.self, id, ret);
+}
+
+static int list_served(void *self, uint64_t dir, guard_list_fn fn, void *arg)
+{
+	struct server *s = self;
+
+	return s->files.list(s->files.self, dir, fn, arg);
+}
+
+static void close_served(void *self, struct cut_source *source)
+{
+	struct server *s = self;
+
+	s->files.close(s->files.self, source);
+}
+
+static uint32_t world_served(void *self, uint64_t id)
+{
+	struct server *s = self;
+
+	return s->files.world(s->files.self, id);
+}
+
+static int getxattr_served(void *self, uint64_t id, const char *name,
+			   void **ret_value, size_t *ret_len)
+{
+	struct server *s = self;
+
+	return s->files.getxattr(s->files.self, id, name, ret_value, ret_len);
+}
+
+static bool digest_served(void *self, uint64_t id, uint64_t *ret_bytes,
+			  uint8_t ret[HASH_BYTES])
+{
+	struct server *s = self;
+
+	return s->files.digest(s->files.self, id, ret_bytes, ret);
+}
+
+static void *publish_silent(void *arg)
+{
+	struct live *l = arg;
+
+	assert_int_equal(publish(l, "silent", "step_1"), 0);
+	return NULL;
+}
+
+static void a_call_that_hangs_holds_up_nobody_else(void **state)
+{
+	struct live l = guarded(GUARD_REFUSE);
+	struct server s = { .files = l.st->guard->table,
+			    .lock = PTHREAD_MUTEX_INITIALIZER,
+			    .moved = PTHREAD_COND_INITIALIZER };
+	struct inode *in;
+	pthread_t thread;
+
+	(void)state;
+	make_step(&l, "silent", 1, 1);
+	make_step(&l, "other", 1, 2);
+	assert_int_equal(live_lookup(&l, "silent/model.safetensors", &in), 0);
+	s.silent = in->ino;
+	inode_put(l.st->inodes, in, 1);
+	l.st->guard->table = (struct guard_table){ .self = &s,
+						   .hangs = true,
+						   .find = find_served,
+						   .attr = attr_served,
+						   .list = list_served,
+						   .open = open_served,
+						   .close = close_served,
+						   .digest = digest_served,
+						   .world = world_served,
+						   .getxattr =
+							   getxattr_served };
+	assert_int_equal(pthread_create(&thread, NULL, publish_silent, &l), 0);
+	pthread_mutex_lock(&s.lock);
+	while (!s.asked)
+		pthread_cond_wait(&s.moved, &s.lock);
+	pthread_mutex_unlock(&s.lock);
+	assert_int_equal(publish(&l, "other", "run_step_1"), 0);
+	pthread_mutex_lock(&s.lock);
+	s.answers = true;
+	pthread_cond_broadcast(&s.moved);
+	pthread_mutex_unlock(&s.lock);
+	pthread_join(thread, NULL);
+	assert_int_equal(figures(&l).checked, 2);
+	live_free(&l);
+}
+
 static void *publish_steps(void *arg)
 {
 	const struct publisher *p = arg;
@@ -297,6 +422,7 @@ int main(void)
 		cmocka_unit_test(what_is_too_much_is_overlooked_and_counted),
 		cmocka_unit_test(
 			who_publishes_at_once_has_one_budget_of_memory),
+		cmocka_unit_test(a_call_that_hangs_holds_up_nobody_else),
 		cmocka_unit_test(
 			many_publish_while_steps_are_deleted_and_looked_at),
 	};
