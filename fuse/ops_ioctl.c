@@ -278,7 +278,7 @@ static void add_extents(cJSON *to, const struct content *c)
 static void add_where(cJSON *to, const struct shared_where *where)
 {
 	add_text(to, "shared", shared_word(where->is));
-	if (where->is == SHARED_PENDING)
+	if (where->node[0])
 		add_text(to, "shared_node", where->node);
 }
 

@@ -61,7 +61,7 @@ static int dir_xattr(fuse_req_t req, fuse_ino_t ino, const char *name,
 	return 0;
 }
 
-/* plain, kept, or "pending on NODE". */
+/* plain, kept, pending, or "pending on NODE". */
 static int where_xattr(fuse_req_t req, fuse_ino_t ino, struct bytes *out)
 {
 	char text[sizeof("pending on ") + SHARED_NODE_MAX];
@@ -76,8 +76,7 @@ static int where_xattr(fuse_req_t req, fuse_ino_t ino, struct bytes *out)
 	if (rc < 0)
 		return rc;
 	(void)snprintf(text, sizeof(text), "%s%s%s", shared_word(where.is),
-		       where.is == SHARED_PENDING ? " on " : "",
-		       where.is == SHARED_PENDING ? where.node : "");
+		       where.node[0] ? " on " : "", where.node);
 	bytes_put(out, text, strlen(text));
 	return 0;
 }

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "store/base/bytes.h"
@@ -237,4 +238,17 @@ int ctl_refuse_mount(const char *path)
 		     ctl_text(status, "store"));
 	cJSON_Delete(status);
 	return CTL_USAGE;
+}
+
+bool ctl_is_elsewhere(int dirfd, const char *name)
+{
+	static const char elsewhere[] = "pending on ";
+	char path[64 + 4096], value[256];
+	int n = snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", dirfd,
+			 name);
+
+	return n > 0 && (size_t)n < sizeof(path) &&
+	       lgetxattr(path, "user.ckptfs.shared", value, sizeof(value)) >
+		       (ssize_t)strlen(elsewhere) &&
+	       memcmp(value, elsewhere, strlen(elsewhere)) == 0;
 }

@@ -149,4 +149,10 @@ void ctl_progress_say(struct ctl_progress *p, const char *text);
 /* Take the line off the screen, before something else is printed. */
 void ctl_progress_clear(struct ctl_progress *p);
 
+/*
+ * In a mount with shared=DIR: does another node have the file's bytes? Then who
+ * opens it waits, and while it is written there its size is 0 here.
+ */
+bool ctl_is_elsewhere(int dirfd, const char *name);
+
 #endif

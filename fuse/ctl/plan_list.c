@@ -39,7 +39,10 @@ static int folder_add(void *arg, int dirfd, const char *name)
 	CHECK(vec_grow(&f->files, f->count, &f->capacity, sizeof(*f->files)) ==
 	      0); /* out of memory */
 	f->files[f->count].name = strdup(name);
-	f->files[f->count].size_bytes = (uint64_t)st.st_size;
+	f->files[f->count].size_bytes =
+		st.st_size == 0 && ctl_is_elsewhere(dirfd, name)
+			? CLOSURE_SIZE_UNKNOWN
+			: (uint64_t)st.st_size;
 	CHECK(f->files[f->count].name); /* out of memory */
 	f->count++;
 	return 0;

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <xxhash.h>
 
+#include "fuse/ctl/ctl.h"
 #include "store/base/dir.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
@@ -30,12 +31,17 @@ struct listing {
 static int list_one(void *arg, int fd, const char *name)
 {
 	const struct listing *l = arg;
+	uint64_t size_bytes;
 	struct stat st;
 
 	if (fstatat(fd, name, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
 	    !(S_ISREG(st.st_mode) || S_ISDIR(st.st_mode)))
 		return 0;
-	return l->fn(l->arg, name, S_ISDIR(st.st_mode), (uint64_t)st.st_size);
+	size_bytes = (uint64_t)st.st_size;
+	if (S_ISREG(st.st_mode) && size_bytes == 0 &&
+	    ctl_is_elsewhere(fd, name))
+		size_bytes = CLOSURE_SIZE_UNKNOWN;
+	return l->fn(l->arg, name, S_ISDIR(st.st_mode), size_bytes);
 }
 
 /* A folder as files see it; self is its descriptor. */
@@ -52,10 +58,13 @@ static int list_folder(void *self, const char *below,
 
 static int open_file(void *self, const char *name, struct cut_source *ret)
 {
-	SCOPED(scope_close)
-	int fd = openat((int)(intptr_t)self, name,
-			O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+	SCOPED(scope_close) int fd = -1;
 	struct stat st;
+
+	if (ctl_is_elsewhere((int)(intptr_t)self, name))
+		return -EINPROGRESS;
+	fd = openat((int)(intptr_t)self, name,
+		    O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
 
 	if (fd < 0 || fstat(fd, &st) < 0)
 		return -errno;

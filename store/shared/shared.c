@@ -761,7 +761,6 @@ int shared_where(struct shared *s, uint64_t id, struct shared_where *ret)
 		HOLD(&s->lock);
 		ret->is = u.n->state == NODE_KEPT ? SHARED_KEPT
 						  : SHARED_PENDING;
-		strcpy(ret->node, s->home.node);
 		return 0;
 	}
 	rc = node_fd(s, u.n, &fd);

@@ -209,7 +209,8 @@ enum shared_is {
 const char *shared_word(enum shared_is is);
 struct shared_where {
 	enum shared_is is;
-	char node[SHARED_NODE_MAX + 1]; /* that has what is pending; "?" */
+	/* Another one, that has what is pending; "?"; "": it is this one. */
+	char node[SHARED_NODE_MAX + 1];
 };
 /* Where the bytes of a regular file are. Of a local one it waits for nothing. */
 int shared_where(struct shared *s, uint64_t id, struct shared_where *ret);

@@ -1,6 +1,7 @@
 """Steps are looked at when they are published, whichever nodes have their
 parts, and what is told of files and steps is what is there."""
 import errno
+import json
 import os
 
 import nodes
@@ -94,6 +95,47 @@ def parts_of_other_nodes_are_looked_at_when_they_are_whole(c):
     ck.until("it was looked at again",
              lambda: c.b.status()["structure"]["broken"] == 1)
     assert "rank_2.safetensors" in c.b.status()["structure"]["last"]
+
+
+@shared()
+def what_is_told_of_a_file_is_where_its_bytes_are(c):
+    for rank, node in enumerate((c.a, c.b)):
+        save(node.path(f"rank_{rank}.safetensors"), BASE, rank)
+        save(node.path(f"same_{rank}.safetensors"), BASE, rank)
+    c.settle()
+    size = os.path.getsize(c.a.path("rank_0.safetensors"))
+    for rank, node in enumerate((c.a, c.b)):
+        node.flush()
+        own, other = (node.path(f"rank_{n}.safetensors")
+                      for n in (rank, 1 - rank))
+        assert xattr(own, "shared") == "kept"
+        assert xattr(other, "shared") == "plain"
+        assert (xattr(other, "state"), xattr(other, "physical_bytes")) == \
+            ("durable", "0")
+        fails(errno.ENODATA, xattr, node.path(""), "shared")
+        # Equal bytes count once on the node that has them, others not at all.
+        rows = json.loads(node.ctl("du", "--json", node.mnt))
+        total = (rows["paths"] if isinstance(rows, dict) else rows)[-1]
+        assert total["files"] == 4 and total["logical_bytes"] == 4 * size
+        assert size <= total["physical_bytes"] < 2 * size, total
+        told = json.loads(node.ctl("inspect", "--json", other))
+        assert (told["shared"], told["state"], told["size_bytes"]) == \
+            ("plain", "durable", size), told
+        told = json.loads(node.ctl("inspect", "--json", own))
+        assert (told["shared"], told["path"]) == \
+            ("kept", f"/rank_{rank}.safetensors"), told
+        assert "kept" in node.ctl("inspect", own)
+    with open(c.a.path("open"), "wb") as f:
+        f.write(b"x" * size)
+        assert xattr(c.a.path("open"), "shared") == "pending"
+        assert xattr(c.b.path("open"), "shared") == "pending on a"
+        assert xattr(c.b.path("open"), "state") == "staged"
+        # Nobody waits for it.
+        said = c.b.ctl("inspect", "--json", c.b.mnt, code=1)
+        told = json.JSONDecoder().raw_decode(said)[0]
+        assert any(f["name"] == "open" and f["state"] == "staged"
+                   for f in told["files"]), said
+        assert "open: another node has its bytes" in said, said
 
 
 if __name__ == "__main__":
