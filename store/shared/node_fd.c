@@ -257,7 +257,7 @@ int node_find_again(struct shared *s, struct node *n, int *ret_fd)
 		return rc;
 	fd = openat(dirfd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
 	if (fd < 0 || fstat(fd, &sb) < 0)
-		return errno == ENOENT || errno == ENOTDIR ? -ESTALE : -errno;
+		return -errno;
 	if (!S_ISREG(sb.st_mode) || sb.st_dev != s->dev)
 		return -ESTALE;
 	rc = fcntl(fd, F_DUPFD_CLOEXEC, 0);

@@ -610,7 +610,8 @@ int shared_open_file(struct shared *s, const struct shared_caller *c,
 		path = again;
 		rc = try_open(s, c, u.n, flags, new, &path, &fd);
 	}
-	if (rc > 0) /* TRIED_LOCAL: it has another number */
+	/* It has another number; or there is none, and O_CREAT makes it. */
+	if (rc > 0 || (rc == -ENOENT && writes(flags)))
 		return -ESTALE;
 	if (rc < 0)
 		return rc;

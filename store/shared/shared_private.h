@@ -253,7 +253,8 @@ int node_take_fd_locked(struct shared *s, struct node *n);
 /*
  * The file cannot be opened any more, as it has lost its name, and the engine
  * wants one: the node is what is at the name now, *ret_fd as of node_fd().
- * -ESTALE: that is no regular file, or somebody has the old one open.
+ * -ENOENT: that is nothing. -ESTALE: it is no regular file, or somebody has the
+ * old one open.
  */
 int node_find_again(struct shared *s, struct node *n, int *ret_fd);
 /* "a/b/c", as it was seen last. */

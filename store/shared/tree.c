@@ -639,25 +639,30 @@ static void hold_end(struct hold *h)
 }
 
 /*
- * A local file that replaces what is at the name goes, before it was complete.
- * False: there is none.
+ * A local file that replaces another one goes, before it was complete. False:
+ * it is complete by now.
  */
-static bool drop_replacing(struct shared *s, const struct at *a)
+static bool drop_replacing(struct shared *s, struct node *n)
 {
-	SCOPED(node_use_end) struct node_use u = { .s = s };
 	SCOPED(hold_end) struct hold h = { 0 };
 	char name[LOCAL_NEW_BYTES];
 
-	u.n = node_replacing(s, a->dir, a->name);
-	if (!u.n)
+	hold_begin(s, n, &h);
+	if (!node_replaces(s, n))
 		return false;
-	hold_begin(s, u.n, &h);
-	if (!node_replaces(s, u.n))
-		return false;
-	node_new_name(u.n, name);
+	node_new_name(n, name);
 	(void)unlinkat(s->home.newfd, name, 0);
-	local_drop(s, u.n);
+	local_drop(s, n);
 	return true;
+}
+
+/* The one that replaces what is at the name. False: there is none. */
+static bool drop_replacing_at(struct shared *s, const struct at *a)
+{
+	SCOPED(node_use_end) struct node_use u = { .s = s };
+
+	u.n = node_replacing(s, a->dir, a->name);
+	return u.n && drop_replacing(s, u.n);
 }
 
 /* What DIR had at a name, before it went. */
@@ -708,7 +713,7 @@ int shared_unlink(struct shared *s, const struct shared_caller *c,
 	act_as(s, c);
 	rc = unlinkat(a.fd, name, dir ? AT_REMOVEDIR : 0) < 0 ? -errno : 0;
 	act_as_self(s, c);
-	dropped = (rc == 0 || rc == -ENOENT) && !dir && drop_replacing(s, &a);
+	dropped = (rc == 0 || rc == -ENOENT) && !dir && drop_replacing_at(s, &a);
 	if (rc == 0)
 		was_removed(s, &w);
 	if (rc == 0 && w.n) /* its bytes go now, not later */
@@ -734,12 +739,14 @@ static int rename_in_dir(struct shared *s, const struct shared_caller *c,
 	return rc;
 }
 
-/* n is to be called as `to` says, when it is complete. */
+/* n is to be called as `to` says, when it is complete. -ESTALE: it is gone. */
 static int place_replacing(struct shared *s, struct node *n,
 			   const struct at *to)
 {
 	{
 		HOLD(&s->lock);
+		if (n->state == NODE_GONE)
+			return -ESTALE;
 		node_place_locked(s, n, to->dir, to->name);
 		if (!n->replaces) {
 			n->replaces = true;
@@ -747,6 +754,43 @@ static int place_replacing(struct shared *s, struct node *n,
 		}
 	}
 	return local_save(s, n, false);
+}
+
+/* It is where it was, after all. False: somebody has dropped it meanwhile. */
+static bool place_back(struct shared *s, struct node *n, const struct at *from)
+{
+	HOLD(&s->lock);
+	if (!n->replaces)
+		return false;
+	n->replaces = false;
+	LIST_REMOVE(n, replacing);
+	node_place_locked(s, n, from->dir, from->name);
+	return true;
+}
+
+/*
+ * What was moved to new/ is n's, if nobody was faster: another node may have put
+ * its file at the name before, which gets the new name then, and is not ours to
+ * keep; and who removes the new name here drops n.
+ */
+static int see_moved(struct shared *s, struct node *n, ino_t engine,
+		     const struct at *from, const struct at *to)
+{
+	char name[LOCAL_NEW_BYTES];
+	struct stat sb;
+
+	node_new_name(n, name);
+	if (fstatat(s->home.newfd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
+		return errno == ENOENT ? 0 : -errno; /* complete, or dropped */
+	if (sb.st_ino != engine) {
+		(void)place_back(s, n, from);
+		return renameat(s->home.newfd, name, to->fd, to->name) < 0
+			       ? -errno
+			       : 0;
+	}
+	if (node_state(s, n) == NODE_GONE)
+		(void)unlinkat(s->home.newfd, name, 0);
+	return 0;
 }
 
 /*
@@ -757,9 +801,14 @@ static int rename_over(struct shared *s, struct node *n, const struct at *from,
 		       const struct at *to)
 {
 	char name[LOCAL_NEW_BYTES];
+	ino_t engine;
 	int rc;
 
 	node_new_name(n, name);
+	{
+		HOLD(&s->lock);
+		engine = n->engine;
+	}
 	/*
 	 * The record first: a daemon that dies in between finds the file by
 	 * its trailer, under either name.
@@ -767,12 +816,10 @@ static int rename_over(struct shared *s, struct node *n, const struct at *from,
 	rc = place_replacing(s, n, to);
 	if (rc == 0 && renameat(from->fd, from->name, s->home.newfd, name) < 0)
 		rc = -errno;
-	if (rc < 0) {
-		HOLD(&s->lock);
-		n->replaces = false;
-		LIST_REMOVE(n, replacing);
-		node_place_locked(s, n, from->dir, from->name);
-	}
+	if (rc < 0)
+		(void)place_back(s, n, from);
+	else
+		rc = see_moved(s, n, engine, from, to);
 	return rc;
 }
 
@@ -822,7 +869,7 @@ static int rename_was(struct shared *s, const struct shared_caller *c,
 		if (rc == 0 && other)
 			was_removed(s, dst);
 		if (rc == 0)
-			(void)drop_replacing(s, to);
+			(void)drop_replacing_at(s, to);
 		return rc == 0 ? place_replacing(s, replacing, to) : rc;
 	}
 	if (flags == 0 && other && S_ISREG(dst->sb.st_mode) &&
@@ -830,20 +877,15 @@ static int rename_was(struct shared *s, const struct shared_caller *c,
 		struct node *before = node_replacing(s, to->dir, to->name);
 
 		rc = rename_over(s, src->n, from, to);
-		if (rc == 0 && before) {
-			char name[LOCAL_NEW_BYTES];
-
-			node_new_name(before, name);
-			(void)unlinkat(s->home.newfd, name, 0);
-			local_drop(s, before);
-		}
+		if (rc == 0 && before)
+			(void)drop_replacing(s, before);
 		node_put(s, before);
 		return rc;
 	}
 	rc = rename_in_dir(s, c, from, to, flags);
 	if (rc < 0)
 		return rc;
-	(void)drop_replacing(s, to);
+	(void)drop_replacing_at(s, to);
 	if (other && !(flags & RENAME_EXCHANGE))
 		was_removed(s, dst);
 	was_renamed(s, src, to);

@@ -2,6 +2,7 @@
  * Names of a directory that is shared, without a kernel in between: what the
  * kernel would have looked up first, and what others did since, is chosen here.
  */
+#include "store/base/dir.h"
 #include "store/shared/shared_private.h"
 #include "tests/unit/home_fixture.h"
 #include "tests/unit/live_life.h"
@@ -51,6 +52,14 @@ static uint64_t look_up(struct mounted *m, const char *name)
 
 	assert_int_equal(shared_lookup(m->s, ROOT_INO, name, &e), 0);
 	return e.id;
+}
+
+static int is_any(void *arg, int fd, const char *name)
+{
+	(void)arg;
+	(void)fd;
+	(void)name;
+	return 1;
 }
 
 static int open_node(struct mounted *m, uint64_t id, int flags, int *ret_fd)
@@ -200,7 +209,8 @@ static void a_file_that_cannot_be_opened_any_more_is_what_replaced_it(void **sta
 	shared_forget(m.s, other, 2);
 	/* There is none, or a folder. */
 	assert_int_equal(unlink(at(m.dir, "f")), 0);
-	assert_int_equal(open_node(&m, id, O_RDONLY, &fd), -ESTALE);
+	assert_int_equal(open_node(&m, id, O_RDONLY, &fd), -ENOENT);
+	assert_int_equal(open_node(&m, id, O_WRONLY, &fd), -ESTALE);
 	assert_int_equal(mkdir(at(m.dir, "f"), 0700), 0);
 	assert_int_equal(open_node(&m, id, O_RDONLY, &fd), -ESTALE);
 	shared_forget(m.s, id, 2);
@@ -234,6 +244,51 @@ static void descriptors_since_a_look_up_make_room_for_others(void **state)
 	mounted_free(&m);
 }
 
+/* What another node does in the last moment before a rename of ours. */
+static struct mounted *meanwhile;
+
+int __real_renameat(int from, const char *name, int to, const char *new_name);
+int __wrap_renameat(int from, const char *name, int to, const char *new_name);
+
+int __wrap_renameat(int from, const char *name, int to, const char *new_name)
+{
+	if (meanwhile && strcmp(name, "mine") == 0)
+		put_over(meanwhile, name, "theirs");
+	return __real_renameat(from, name, to, new_name);
+}
+
+/* Rather is it as if the other node had been there before the rename. */
+static void a_file_that_another_node_put_there_is_not_taken_for_ours(void **state)
+{
+	struct mounted m = mounted_new();
+	struct shared_entry e;
+	struct inode *in;
+	char text[16] = "";
+	int fd;
+
+	(void)state;
+	put_file(m.dir, "f", "old");
+	assert_int_equal(shared_create(m.s, &caller, ROOT_INO, "mine", &as_file,
+				       &e, &in),
+			 0);
+	meanwhile = &m;
+	assert_int_equal(shared_rename(m.s, &caller, ROOT_INO, "mine", ROOT_INO,
+				       "f", 0),
+			 0);
+	meanwhile = NULL;
+	fd = open(at(m.dir, "f"), O_RDONLY);
+	assert_true(fd >= 0);
+	assert_int_equal(read(fd, text, sizeof(text)), 6);
+	assert_string_equal(text, "theirs");
+	close(fd);
+	assert_false(is_there(m.dir, "mine"));
+	assert_int_equal(dir_each(m.s->home.newfd, ".", is_any, NULL), 0);
+	shared_change_end(m.s, in->ino);
+	inode_forget(m.live.st->inodes, in, 1);
+	inode_put(m.live.st->inodes, in, 2);
+	mounted_free(&m);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -244,6 +299,8 @@ int main(void)
 			a_file_that_cannot_be_opened_any_more_is_what_replaced_it),
 		cmocka_unit_test(
 			descriptors_since_a_look_up_make_room_for_others),
+		cmocka_unit_test(
+			a_file_that_another_node_put_there_is_not_taken_for_ours),
 	};
 
 	return cmocka_run_group_tests_name("shared_names", tests, NULL, NULL);
