@@ -339,6 +339,14 @@ static int put_in_place(struct upload *u)
 	return rc;
 }
 
+/* Did DIR get this time? Some keep a part of it: microseconds, whole seconds. */
+static bool is_time(const struct timespec *there, const struct timespec *own)
+{
+	return there->tv_sec == own->tv_sec &&
+	       (there->tv_nsec == own->tv_nsec ||
+		(there->tv_nsec < own->tv_nsec && there->tv_nsec % 100 == 0));
+}
+
 /* As it was made whole: nobody who saw that was faster with something else. */
 static bool is_untouched(const struct upload *u, const struct stat *sb)
 {
@@ -347,7 +355,7 @@ static bool is_untouched(const struct upload *u, const struct stat *sb)
 	return !u->keeps_mode && (sb->st_mode & 07777) == (own->st_mode & 07777) &&
 	       sb->st_uid == own->st_uid && sb->st_gid == own->st_gid &&
 	       sb->st_size == own->st_size &&
-	       sb->st_mtim.tv_sec == own->st_mtim.tv_sec;
+	       is_time(&sb->st_mtim, &own->st_mtim);
 }
 
 /*

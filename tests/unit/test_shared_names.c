@@ -3,6 +3,7 @@
  * kernel would have looked up first, and what others did since, is chosen here.
  */
 #include "store/base/dir.h"
+#include "store/file/file.h"
 #include "store/shared/shared_private.h"
 #include "tests/unit/home_fixture.h"
 #include "tests/unit/live_life.h"
@@ -289,6 +290,56 @@ static void a_file_that_another_node_put_there_is_not_taken_for_ours(void **stat
 	mounted_free(&m);
 }
 
+/* Somebody writes to the file in DIR in the moment in which it is whole. */
+static const char *changed_when_whole;
+
+int __real_fchmod(int fd, mode_t mode);
+int __wrap_fchmod(int fd, mode_t mode);
+
+int __wrap_fchmod(int fd, mode_t mode)
+{
+	int rc = __real_fchmod(fd, mode), own;
+
+	if (!changed_when_whole)
+		return rc;
+	own = open(changed_when_whole, O_WRONLY);
+	assert_int_equal(pwrite(own, "theirs", 6, 0), 6);
+	close(own);
+	return rc;
+}
+
+/* As large as it was, and most likely in the second of its own time. */
+static void a_file_changed_in_the_moment_it_is_whole_is_not_kept(void **state)
+{
+	struct mounted m = mounted_new();
+	struct files *files = &m.live.st->files;
+	struct file_opened opened;
+	struct shared_entry e;
+	struct inode *in;
+	char path[1024];
+	uint64_t id;
+
+	(void)state;
+	assert_int_equal(shared_create(m.s, &caller, ROOT_INO, "f", &as_file,
+				       &e, &in),
+			 0);
+	assert_int_equal(file_open(files, in, O_WRONLY, &opened), 0);
+	assert_int_equal(file_write(files, in, "mine..", 6, 0), 0);
+	(void)snprintf(path, sizeof(path), "%s", at(m.dir, "f"));
+	changed_when_whole = path;
+	assert_int_equal(file_flush(files, in, O_WRONLY), 0);
+	file_release(files, in, O_WRONLY);
+	shared_change_end(m.s, in->ino);
+	assert_int_equal(shared_flush(m.s), 0);
+	changed_when_whole = NULL;
+	id = look_up(&m, "f");
+	assert_true(shared_is_node(id));
+	shared_forget(m.s, id, 1);
+	inode_forget(m.live.st->inodes, in, 1);
+	inode_put(m.live.st->inodes, in, 2);
+	mounted_free(&m);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -301,6 +352,8 @@ int main(void)
 			descriptors_since_a_look_up_make_room_for_others),
 		cmocka_unit_test(
 			a_file_that_another_node_put_there_is_not_taken_for_ours),
+		cmocka_unit_test(
+			a_file_changed_in_the_moment_it_is_whole_is_not_kept),
 	};
 
 	return cmocka_run_group_tests_name("shared_names", tests, NULL, NULL);
