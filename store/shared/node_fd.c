@@ -45,23 +45,6 @@ int node_reopen(int fd, int flags)
 
 /* --- those that are kept -------------------------------------------------- */
 
-static void unsee_locked(struct shared *s, struct node *n)
-{
-	if (n->is_seen)
-		TAILQ_REMOVE(&s->seen, n, seen);
-	n->is_seen = false;
-}
-
-int node_take_fd_locked(struct shared *s, struct node *n)
-{
-	int fd = n->fd;
-
-	unsee_locked(s, n);
-	n->fd = -1;
-	s->fds -= fd >= 0;
-	return fd;
-}
-
 /* n has none: room for one; *ret_fd: to be closed, or -1. */
 static bool make_room_locked(struct shared *s, int *ret_fd)
 {
@@ -80,7 +63,7 @@ void node_keep_fd(struct shared *s, struct node *n, int fd)
 	if (kept < 0)
 		return;
 	HOLD(&s->lock);
-	unsee_locked(s, n);
+	node_unsee_locked(s, n);
 	if (n->fd < 0 && make_room_locked(s, &gone)) {
 		n->fd = kept;
 		kept = -1;
@@ -127,7 +110,7 @@ void node_unsee(struct shared *s, struct node *n)
 
 void node_opened_locked(struct shared *s, struct node *n)
 {
-	unsee_locked(s, n);
+	node_unsee_locked(s, n);
 }
 
 void node_closed_locked(struct shared *s, struct node *n)
@@ -163,7 +146,7 @@ static int kept_fd(struct shared *s, struct node *n, struct node **ret_parent,
 		int fd;
 
 		if (n->type == S_IFDIR) /* somebody works in it */
-			unsee_locked(s, n);
+			node_unsee_locked(s, n);
 		fd = fcntl(n->fd, F_DUPFD_CLOEXEC, 0);
 
 		return fd < 0 ? -errno : fd;

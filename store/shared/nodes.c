@@ -26,8 +26,8 @@ static struct node *find_id_locked(struct shared *s, uint64_t id)
 	struct node *n;
 
 	LIST_FOREACH(n, bucket_of(s->by_id, id), by_id)
-	if (n->id == id)
-		return n;
+		if (n->id == id)
+			return n;
 	return NULL;
 }
 
@@ -36,8 +36,8 @@ static struct node *find_engine_locked(struct shared *s, ino_t engine)
 	struct node *n;
 
 	LIST_FOREACH(n, bucket_of(s->by_engine, engine), by_engine)
-	if (n->engine == engine)
-		return n;
+		if (n->engine == engine)
+			return n;
 	return NULL;
 }
 
@@ -108,6 +108,23 @@ void nodes_free(struct shared *s)
 	s->root = NULL;
 }
 
+void node_unsee_locked(struct shared *s, struct node *n)
+{
+	if (n->is_seen)
+		TAILQ_REMOVE(&s->seen, n, seen);
+	n->is_seen = false;
+}
+
+int node_take_fd_locked(struct shared *s, struct node *n)
+{
+	int fd = n->fd;
+
+	node_unsee_locked(s, n);
+	n->fd = -1;
+	s->fds -= fd >= 0;
+	return fd;
+}
+
 void node_put(struct shared *s, struct node *n)
 {
 	struct node *parent;
@@ -145,8 +162,7 @@ void node_engine_locked(struct shared *s, struct node *n, ino_t engine)
 	n->engine = engine;
 	n->in_engine = engine != 0;
 	if (n->in_engine)
-		LIST_INSERT_HEAD(bucket_of(s->by_engine, engine), n,
-				 by_engine);
+		LIST_INSERT_HEAD(bucket_of(s->by_engine, engine), n, by_engine);
 }
 
 void node_becomes_locked(struct shared *s, struct node *n, ino_t engine)
@@ -272,8 +288,8 @@ struct node *node_replacing(struct shared *s, const struct node *parent,
 
 	HOLD(&s->lock);
 	LIST_FOREACH(n, &s->replacing, replacing)
-	if (n->parent == parent && strcmp(n->name, name) == 0)
-		return node_ref_locked(n);
+		if (n->parent == parent && strcmp(n->name, name) == 0)
+			return node_ref_locked(n);
 	return NULL;
 }
 

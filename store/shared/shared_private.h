@@ -178,6 +178,10 @@ void nodes_free(struct shared *s);
 struct node *node_get(struct shared *s, uint64_t id);
 struct node *node_ref_locked(struct node *n);
 void node_put(struct shared *s, struct node *n);
+/* Its descriptor, if it has one, is not one since a look-up (node_fd.c). */
+void node_unsee_locked(struct shared *s, struct node *n);
+/* It has none any more; -1, or the caller closes it, without the lock. */
+int node_take_fd_locked(struct shared *s, struct node *n);
 struct node_use { /* for SCOPED() */
 	struct shared *s;
 	struct node *n;
@@ -248,8 +252,6 @@ void node_forget_seen(struct shared *s);
 /* n->opens is about to be 1, or became 0. */
 void node_opened_locked(struct shared *s, struct node *n);
 void node_closed_locked(struct shared *s, struct node *n);
-/* It has none any more; -1, or the caller closes it, without the lock. */
-int node_take_fd_locked(struct shared *s, struct node *n);
 /*
  * The file cannot be opened any more, as it has lost its name, and the engine
  * wants one: the node is what is at the name now, *ret_fd as of node_fd().

@@ -274,7 +274,7 @@ static void a_file_that_another_node_put_there_is_not_taken_for_ours(void **stat
 			 0);
 	meanwhile = &m;
 	assert_int_equal(shared_rename(m.s, &caller, ROOT_INO, "mine", ROOT_INO,
-				       "f", 0),
+				       "f", 0, NULL),
 			 0);
 	meanwhile = NULL;
 	fd = open(at(m.dir, "f"), O_RDONLY);
