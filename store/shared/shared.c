@@ -28,6 +28,8 @@
 /* Others may replace a file this often while it is opened. */
 #define OPEN_TRIES 16
 #define ALIVE_PAUSE_NS (INT64_C(500) * 1000000)
+/* What a node without pending files finds there came too late. */
+#define WANTED_PERIOD_NS (INT64_C(10) * 1000000000)
 #define SEARCH_PERIOD_NS (INT64_C(10) * 1000000000)
 
 /* --- the beginning and the end -------------------------------------------- */
@@ -254,10 +256,16 @@ static bool pause_alive(struct shared *s)
 	return s->stop;
 }
 
+static bool has_queue(struct shared *s)
+{
+	HOLD(&s->lock);
+	return !TAILQ_EMPTY(&s->queue);
+}
+
 static void *alive_main(void *arg)
 {
 	struct shared *s = arg;
-	int64_t due_ns = 0;
+	int64_t due_ns = 0, wanted_due_ns = 0;
 	bool stop = false;
 
 	while (!stop) {
@@ -277,7 +285,10 @@ static void *alive_main(void *arg)
 			log_warning("%s: this node cannot say there that it "
 				    "lives: %s",
 				    s->dir, strerror(-rc));
-		(void)dir_each(s->home.nodefd, "wanted", on_wanted, s);
+		if (has_queue(s) || mono_ns() >= wanted_due_ns) {
+			(void)dir_each(s->home.nodefd, "wanted", on_wanted, s);
+			wanted_due_ns = mono_ns() + WANTED_PERIOD_NS;
+		}
 		local_not_awaited(s);
 		node_forget_seen(s);
 		local_make_room(s);

@@ -52,6 +52,10 @@ class Trace:
         with open(self.out, encoding="utf-8", errors="replace") as f:
             return f.read()
 
+    def times(self, pattern):
+        return [float(line.split()[1]) for line in self.text().splitlines()
+                if re.search(pattern, line)]
+
     def stop(self):
         """Calls by the name of the file that they were about."""
         self.proc.send_signal(signal.SIGINT)
@@ -138,14 +142,26 @@ def a_file_that_replaces_one_costs_these_calls_and_no_more(c):
 @shared("a", engines=("dir",))
 def files_do_not_make_the_node_look_at_dir_more_often(c):
     """Twice a second it says that it lives, and looks who waits."""
-    trace = Trace(c.a)
-    save_all(c, 1, "counted-")
-    ck.until("three looks", lambda: trace.text().count(LOOK) >= 3)
+    trace, n = Trace(c.a), 0
+    while trace.text().count(LOOK) < 3:
+        save_all(c, 1, f"counted-{n}-")
+        n += 1
     trace.stop()
-    at = [float(line.split()[1]) for line in trace.text().splitlines()
-          if LOOK in line]
+    at = trace.times(re.escape(LOOK))
     for before, after in zip(at, at[1:]):
         assert after - before >= 0.5, f"looked after {after - before} s"
+
+
+@shared("a", engines=("dir",))
+def a_node_without_pending_files_asks_dir_for_its_attributes_only(c):
+    """Thousands of nodes do, all the time."""
+    save_all(c, 1, "counted-")
+    alive = rf'newfstatat\(\d+<{re.escape(c.a.shared)}>, ""'
+    trace = Trace(c.a)
+    ck.until("it lives", lambda: len(trace.times(alive)) >= 5)
+    trace.stop()
+    at, looks = trace.times(alive), trace.times(re.escape(LOOK))
+    assert len(looks) <= 1 + (at[-1] - at[0]) / 10, (at, looks)
 
 
 @shared("a", engines=("dir",))
