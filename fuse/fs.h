@@ -56,6 +56,7 @@ struct fs {
 	struct opens *opens;
 	bool read_only; /* mounted with ro */
 	bool is_shared; /* shared is, or will be, set */
+	unsigned names_timeout_s; /* for what shared has; before it is served */
 	struct fuse_session *se;
 	const char *mountpoint;
 	_Atomic dev_t dev; /* of the mount; 0: not known yet */

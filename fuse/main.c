@@ -236,6 +236,7 @@ static int mount_place(struct fuse_args *args, const struct options *o,
 		so.stage_dir = p->stage;
 	fs->mountpoint = p->mountpoint;
 	fs->is_shared = o->shared != NULL;
+	fs->names_timeout_s = o->names_timeout_s;
 	if (add_mount_options(args, o, p->store) < 0)
 		return MAIN_FAILED;
 	rc = session_new(fs, args, o->debug);

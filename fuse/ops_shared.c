@@ -73,11 +73,23 @@ static int asker_begin(fuse_req_t req, struct asker *a)
 	return 0;
 }
 
-static void fill(const struct shared_entry *from, struct fuse_entry_param *e)
+/* Those of a local file cost DIR nothing, and change as it is written. */
+static double attr_timeout(fuse_req_t req, uint64_t id)
+{
+	return shared_is_node(id) || id == ROOT_INO
+		       ? fs_of(req)->names_timeout_s
+		       : 0;
+}
+
+/* The kernel asks anew each time, unless names_timeout= lets it be later. */
+static void fill(fuse_req_t req, const struct shared_entry *from,
+		 struct fuse_entry_param *e)
 {
 	*e = (struct fuse_entry_param){ .ino = from->id,
 					.generation = 1,
 					.attr = from->stat };
+	e->entry_timeout = fs_of(req)->names_timeout_s;
+	e->attr_timeout = attr_timeout(req, from->id);
 }
 
 /* The kernel was not told of it after all. */
@@ -99,7 +111,7 @@ static void reply_entry(fuse_req_t req, int rc, const struct shared_entry *from)
 		fuse_reply_err(req, -rc);
 		return;
 	}
-	fill(from, &e);
+	fill(req, from, &e);
 	if (fuse_reply_entry(req, &e) < 0)
 		forget(req, from->id, 1);
 }
@@ -415,11 +427,13 @@ static bool listing_add(struct listing *l, const struct dirent64 *d)
 
 	if (shared_is_hidden(shared_of(l->req), l->dir, d->d_name))
 		return true;
-	if (l->plus && !is_dots(d->d_name)) {
+	/* What the kernel must not keep is not looked up: it asks again. */
+	if (l->plus && fs_of(l->req)->names_timeout_s > 0 &&
+	    !is_dots(d->d_name)) {
 		if (shared_lookup(shared_of(l->req), l->dir, d->d_name,
 				  &found) < 0)
 			return true; /* deleted since it was listed */
-		fill(&found, &e);
+		fill(l->req, &found, &e);
 		looked_up = true;
 	}
 	if (l->plus)
@@ -542,7 +556,7 @@ static void create_plain(fuse_req_t req, fuse_ino_t parent, const char *name,
 		return;
 	}
 	fill_handle(fi, fi->flags, fd, backing);
-	fill(&made, &e);
+	fill(req, &made, &e);
 	if (fuse_reply_create(req, &e, fi) < 0) {
 		shared_close(shared_of(req), made.id, fd);
 		forget(req, made.id, 1);
@@ -660,7 +674,7 @@ static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name,
 		fs_handle_fill(fi, c.flags, &c.opened);
 	else
 		fill_handle(fi, fi->flags, c.fd, c.opened.backing_id);
-	fill(&c.entry, &e);
+	fill(req, &c.entry, &e);
 	if (fuse_reply_create(req, &e, fi) < 0) {
 		if (c.in)
 			file_release(&i.st->files, c.in, c.flags);
@@ -883,7 +897,7 @@ static void reply_attr(fuse_req_t req, int rc, fuse_ino_t ino)
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
 	else
-		fuse_reply_attr(req, &sb, 0);
+		fuse_reply_attr(req, &sb, attr_timeout(req, ino));
 }
 
 static void on_getattr(fuse_req_t req, fuse_ino_t ino,
@@ -893,7 +907,7 @@ static void on_getattr(fuse_req_t req, fuse_ino_t ino,
 
 	if (fi && fi->fh && shared_is_node(ino) && fd_of(fi) > 0 &&
 	    fstat(fd_of(fi), &sb) == 0)
-		fuse_reply_attr(req, &sb, 0);
+		fuse_reply_attr(req, &sb, attr_timeout(req, ino));
 	else
 		reply_attr(req, 0, ino);
 }

@@ -68,6 +68,7 @@ static const struct fuse_opt option_table[] = {
 	OPT("shared=%s", shared, 0),
 	OPT("node=%s", node, 0),
 	OPT("pending_wait=%s", pending_wait, 0),
+	OPT("names_timeout=%s", names_timeout, 0),
 	FUSE_OPT_END
 };
 
@@ -137,6 +138,8 @@ static const char help_text[] =
 	"  node=NAME            what this node is called there (the host's name)\n"
 	"  pending_wait=S       seconds that an open waits for a file that is not yet\n"
 	"                       in DIR, but on another node (60)\n"
+	"  names_timeout=S      seconds for which the kernel may go on with names and\n"
+	"                       attributes of DIR that other nodes have changed (0)\n"
 	"  passthrough=auto|off let the kernel move the bytes where it can (auto)\n"
 	"  allow_other          let other users in (default for root)\n"
 	"  and those of mount(8): ro, noexec, nosuid, ...\n"
@@ -294,6 +297,10 @@ static bool set_all(struct options *o)
 	    !parse_number(o->pending_wait, 86400, &o->pending_wait_s))
 		return wrong("pending_wait", o->pending_wait,
 			     "0 to 86400 seconds");
+	if (o->names_timeout &&
+	    !parse_number(o->names_timeout, 86400, &o->names_timeout_s))
+		return wrong("names_timeout", o->names_timeout,
+			     "0 to 86400 seconds");
 	if (o->shared && !set_shared(o))
 		return false;
 	s->no_create = o->no_create;
@@ -336,7 +343,8 @@ void options_release(struct options *o)
 	char *const texts[] = { o->store,      o->mountpoint, o->stage,
 				o->stage_size, o->segments,   o->saving,
 				o->threads,    o->interval,   o->backup,
-				o->shared,     o->node,       o->pending_wait };
+				o->shared,     o->node,       o->pending_wait,
+				o->names_timeout };
 
 	for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++)
 		free(texts[i]);

@@ -10,7 +10,7 @@ struct options {
 	/* Owned; NULL: not given. */
 	char *store, *mountpoint, *stage, *stage_size, *segments;
 	char *saving, *threads, *interval, *backup;
-	char *shared, *node, *pending_wait;
+	char *shared, *node, *pending_wait, *names_timeout;
 	int foreground, debug, help, version, hold_drain, no_stage_cache;
 	int allow_other, read_only;
 	/* What words stand for; numbers because libfuse sets them. */
@@ -19,7 +19,7 @@ struct options {
 	unsigned release_wait_s; /* 0: as usual */
 	unsigned bare; /* words that are no option */
 	struct store_options all; /* what of this is for the store */
-	unsigned pending_wait_s;
+	unsigned pending_wait_s, names_timeout_s;
 };
 
 /*

@@ -21,7 +21,7 @@ def wrong_usage_exits_2_and_names_what_is_wrong(m):
                    "verify=sometimes", "dedup_min_saving=101",
                    "stage_size=64", "stage_size=63M",
                    "dedup_min_saving=x", "drain_threads=-1", "passthrough=yes",
-                   "drain_interval=soon"):
+                   "drain_interval=soon", "names_timeout=soon"):
         said = m.refuse(option, code=2)
         assert option.split("=")[0] in said, (option, said)
         assert said.startswith("ckptfs: "), (option, said)

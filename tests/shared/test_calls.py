@@ -190,5 +190,39 @@ def files_are_shown_in_the_order_of_closes_each_after_its_bytes(c):
     assert shown == names, f"shown in another order: {shown}"
 
 
+@shared("ab", options="names_timeout=3600", engines=("dir",))
+def with_names_timeout_names_that_were_seen_cost_no_calls(c):
+    """And what this node changes itself is seen at once all the same."""
+    os.mkdir(c.a.path("many"))
+    for n in range(FILES):
+        put(c.a.path(f"many/counted-{n}"), content(f"counted-{n}", 1, 5000))
+    c.settle()
+    many = c.b.path("many")
+    want = {e.name: e.stat().st_size for e in os.scandir(many)}
+    assert want == {f"counted-{n}": 5000 for n in range(FILES)}
+    trace = Trace(c.b)
+    for _ in range(5):
+        for name in want:
+            assert os.lstat(os.path.join(many, name)).st_size == 5000
+    total = calls_of(trace.stop(), lambda rest: "many" in rest)
+    assert not total, f"of names that were seen: {dict(total)}"
+
+    os.chmod(c.b.path("many/counted-0"), 0o600)
+    assert os.lstat(c.b.path("many/counted-0")).st_mode & 0o777 == 0o600
+    os.rename(c.b.path("many/counted-1"), c.b.path("many/moved"))
+    assert not os.path.lexists(c.b.path("many/counted-1"))
+    assert whole(get(c.b.path("many/moved"))) == ("counted-1", 1)
+    os.unlink(c.b.path("many/counted-2"))
+    assert not os.path.lexists(c.b.path("many/counted-2"))
+    put(c.b.path("many/counted-3"), content("counted-3", 2, 9000))
+    assert whole(get(c.b.path("many/counted-3"))) == ("counted-3", 2)
+    assert os.lstat(c.b.path("many/counted-3")).st_size == 9000
+    # What the other node put in the place of a file is opened, old or new.
+    put(c.a.path("many/counted-4"), content("counted-4", 2, 9000))
+    c.settle()
+    assert whole(get(c.b.path("many/counted-4"))) in (("counted-4", 1),
+                                                      ("counted-4", 2))
+
+
 if __name__ == "__main__":
     nodes.main()

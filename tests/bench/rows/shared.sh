@@ -154,7 +154,23 @@ shared_reads() {
 }
 
 # list_ns DIR: names and attributes of all there
+# shellcheck disable=SC2016 # it is for sh
 list_ns() { "$bench" run sh -c 'exec ls -lRU "$0" >/dev/null' "$1"; }
+
+# names_rows WHAT: stat and ls of $files, which are of another node
+names_rows() {
+	local round
+
+	for ((round = 0; round < rounds; round++)); do
+		pair "$("$bench" stat "$files" "$other/small")" \
+			"$("$bench" stat "$files" "$shared/small")"
+	done
+	row_rate "stat $files files$1 (in DIR)" 0.8
+	for ((round = 0; round < rounds; round++)); do
+		pair "$(list_ns "$other/small")" "$(list_ns "$shared/small")"
+	done
+	row_rate "ls -l of $files files$1 (in DIR)" 0.8
+}
 
 shared_small() {
 	local round
@@ -171,19 +187,9 @@ shared_small() {
 		"$((files * 100000))" k/s
 	"$bench" create "$files" "$mnt/small" >/dev/null
 	shared_rests
-	for ((round = 0; round < rounds; round++)); do
-		pair "$("$bench" stat "$files" "$other/small")" \
-			"$("$bench" stat "$files" "$shared/small")"
-	done
-	row_rate "stat $files files of another node (in DIR)" 0.8
-	for ((round = 0; round < rounds; round++)); do
-		pair "$("$bench" stat "$files" "$mnt/small")" \
-			"$("$bench" stat "$files" "$shared/small")"
-	done
-	row_rate "stat $files files kept here (in DIR)" 0.8
-	for ((round = 0; round < rounds; round++)); do
-		pair "$(list_ns "$other/small")" "$(list_ns "$shared/small")"
-	done
-	row_rate "ls -l of $files files (in DIR)" 0.8
+	names_rows ''
+	drop_other
+	mount_other "shared=$shared,node=c,names_timeout=1"
+	names_rows ', timeout 1'
 	rm -r "$mnt/small" "$mnt"/made_*
 }
