@@ -81,6 +81,7 @@ static void free_node(struct node *n, struct node **ret_parent,
 {
 	if (n->fd >= 0)
 		(void)close(n->fd);
+	tracker_last_release(&n->last);
 	*ret_parent = n->parent;
 	*ret_in = n->in;
 	free(n->name);
@@ -205,6 +206,7 @@ static struct node *new_node(uint64_t id, uint32_t type)
 	n->id = id;
 	n->type = type;
 	n->fd = -1;
+	n->last = TRACKER_LAST_NONE;
 	n->refs = 1;
 	return n;
 }

@@ -111,6 +111,7 @@ static int make_root(struct shared *s)
 		return -ENOMEM;
 	n->id = ROOT_INO;
 	n->fd = -1;
+	n->last = TRACKER_LAST_NONE;
 	n->refs = 1;
 	n->type = S_IFDIR;
 	if (fstat(s->home.dirfd, &sb) < 0) {

@@ -39,6 +39,16 @@ enum node_state {
 	NODE_GONE,
 };
 
+/*
+ * Who waits for a step asks again and again: for the file alone that was pending
+ * at the last walk, and not for each of thousands.
+ */
+struct tracker_last {
+	int fd; /* O_PATH, or -1 */
+	unsigned looks; /* since the walk */
+};
+#define TRACKER_LAST_NONE ((struct tracker_last){ .fd = -1 })
+
 struct node {
 	LIST_ENTRY(node) by_id, by_engine;
 	uint64_t id;
@@ -84,6 +94,7 @@ struct node {
 	int64_t since_ns, due_ns;
 	unsigned failures;
 	int error;
+	struct tracker_last last; /* of who has taken it */
 	TAILQ_ENTRY(node) kept; /* while it is NODE_KEPT: the oldest first */
 	/* What DIR's file was when it was complete. */
 	uint64_t kept_size;
@@ -378,7 +389,9 @@ int tracker_waits(struct shared *s, struct node *n);
 int tracker_waits_as(struct shared *s, struct node *n, struct node *parent,
 		     const char *name);
 /* The first pending file below a directory: 1, 0 or -errno. */
-int tracker_find_pending(struct shared *s, int dirfd, bool trackers);
+int tracker_find_pending(struct shared *s, int dirfd, bool trackers,
+			 struct tracker_last *last);
+void tracker_last_release(struct tracker_last *last);
 
 /* --- steps.c */
 

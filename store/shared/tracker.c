@@ -20,6 +20,11 @@
 
 #define WORD_BYTES_MAX 512
 #define DEPTH_MAX 64
+/*
+ * So often what was pending is asked for alone: it may have been moved to
+ * another folder, and then the step does not wait for it any more.
+ */
+#define LAST_LOOKS_MAX 10u
 
 static bool ends(const char *name, const char *end)
 {
@@ -39,10 +44,38 @@ bool tracker_is(const char *name)
 	       ends(name, ".index.json");
 }
 
-static int find_in(struct shared *s, int dirfd, bool trackers, unsigned depth);
+/* What a walk looks for, and found. */
+struct search {
+	struct shared *s;
+	bool trackers; /* these too */
+	struct tracker_last *last; /* NULL: nobody asks again */
+};
 
-static int look_at(struct shared *s, int dirfd, const struct dirent *e,
-		   bool trackers, unsigned depth)
+static int find_in(const struct search *w, int dirfd, unsigned depth);
+
+/* Is what was found at the last look pending still? */
+static bool is_still(struct shared *s, struct tracker_last *last)
+{
+	struct stat sb;
+
+	if (last->fd < 0)
+		return false;
+	if (last->looks++ < LAST_LOOKS_MAX && fstat(last->fd, &sb) == 0 &&
+	    sb.st_nlink > 0 && pending_is(s, &sb))
+		return true;
+	tracker_last_release(last);
+	return false;
+}
+
+void tracker_last_release(struct tracker_last *last)
+{
+	if (last->fd >= 0)
+		(void)close(last->fd);
+	*last = TRACKER_LAST_NONE;
+}
+
+static int look_at(const struct search *w, int dirfd, const struct dirent *e,
+		   unsigned depth)
 {
 	SCOPED(scope_close) int fd = -1;
 	struct stat sb;
@@ -54,8 +87,14 @@ static int look_at(struct shared *s, int dirfd, const struct dirent *e,
 		return 0;
 	if (fstatat(dirfd, e->d_name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
 		return errno == ENOENT ? 0 : -errno;
-	if (pending_is(s, &sb))
-		return trackers || !tracker_is(e->d_name);
+	if (pending_is(w->s, &sb)) {
+		if (!w->trackers && tracker_is(e->d_name))
+			return 0;
+		if (w->last)
+			w->last->fd = openat(dirfd, e->d_name,
+					     O_PATH | O_NOFOLLOW | O_CLOEXEC);
+		return 1;
+	}
 	if (!S_ISDIR(sb.st_mode))
 		return 0;
 	if (depth == 0)
@@ -64,11 +103,11 @@ static int look_at(struct shared *s, int dirfd, const struct dirent *e,
 		    O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (fd < 0)
 		return errno == ENOENT || errno == ENOTDIR ? 0 : -errno;
-	return find_in(s, fcntl(fd, F_DUPFD_CLOEXEC, 0), trackers, depth - 1);
+	return find_in(w, fcntl(fd, F_DUPFD_CLOEXEC, 0), depth - 1);
 }
 
 /* Takes dirfd. */
-static int find_in(struct shared *s, int dirfd, bool trackers, unsigned depth)
+static int find_in(const struct search *w, int dirfd, unsigned depth)
 {
 	DIR *d = fdopendir(dirfd);
 	struct dirent *e;
@@ -80,18 +119,23 @@ static int find_in(struct shared *s, int dirfd, bool trackers, unsigned depth)
 		return rc;
 	}
 	while (rc == 0 && (errno = 0, e = readdir(d)))
-		rc = look_at(s, dirfd, e, trackers, depth);
+		rc = look_at(w, dirfd, e, depth);
 	if (rc == 0 && !e && errno != 0)
 		rc = -errno;
 	(void)closedir(d);
 	return rc;
 }
 
-int tracker_find_pending(struct shared *s, int dirfd, bool trackers)
+int tracker_find_pending(struct shared *s, int dirfd, bool trackers,
+			 struct tracker_last *last)
 {
-	int fd = openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	const struct search w = { s, trackers, last };
+	int fd;
 
-	return fd < 0 ? -errno : find_in(s, fd, trackers, DEPTH_MAX);
+	if (last && is_still(s, last))
+		return 1;
+	fd = openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	return fd < 0 ? -errno : find_in(&w, fd, DEPTH_MAX);
 }
 
 /* What the tracker says, one word; "": nothing, or more. */
@@ -128,7 +172,7 @@ static int read_word(struct shared *s, struct node *n,
 }
 
 /* The folders beside it that a tracker may mean by its word. */
-static int find_named(struct shared *s, int dirfd, const char *word)
+static int find_named(const struct search *w, int dirfd, const char *word)
 {
 	/* Megatron's and verl's trackers have the number alone. */
 	static const char *const before[] = { "", "iter_", "global_step_",
@@ -155,7 +199,7 @@ static int find_named(struct shared *s, int dirfd, const char *word)
 				    O_RDONLY | O_DIRECTORY | O_NOFOLLOW |
 					    O_CLOEXEC);
 			if (fd >= 0)
-				rc = find_in(s, fd, true, DEPTH_MAX);
+				rc = find_in(w, fd, DEPTH_MAX);
 		}
 	}
 	return rc;
@@ -174,22 +218,10 @@ static bool replaces_below(struct shared *s, struct node *n, struct node *dir)
 	return false;
 }
 
-int tracker_waits(struct shared *s, struct node *n)
+static int waits(struct shared *s, struct node *n, struct node *parent,
+		 const char *name, struct tracker_last *last)
 {
-	SCOPED(node_use_end) struct node_use parent = { .s = s };
-	char name[STORE_NAME_MAX + 1];
-
-	{
-		HOLD(&s->lock);
-		(void)snprintf(name, sizeof(name), "%s", n->name);
-		parent.n = node_ref_locked(n->parent);
-	}
-	return tracker_waits_as(s, n, parent.n, name);
-}
-
-int tracker_waits_as(struct shared *s, struct node *n, struct node *parent,
-		     const char *name)
-{
+	const struct search w = { s, true, last };
 	SCOPED(scope_close) int dirfd = -1;
 	char word[STORE_NAME_MAX + 1];
 	int rc;
@@ -202,7 +234,28 @@ int tracker_waits_as(struct shared *s, struct node *n, struct node *parent,
 	if (rc < 0)
 		return rc;
 	if (!names_step(name)) /* it lies in the step */
-		return tracker_find_pending(s, dirfd, false);
+		return tracker_find_pending(s, dirfd, false, last);
+	if (last && is_still(s, last))
+		return 1;
 	rc = read_word(s, n, word);
-	return rc < 0 ? rc : find_named(s, dirfd, word);
+	return rc < 0 ? rc : find_named(&w, dirfd, word);
+}
+
+int tracker_waits(struct shared *s, struct node *n)
+{
+	SCOPED(node_use_end) struct node_use parent = { .s = s };
+	char name[STORE_NAME_MAX + 1];
+
+	{
+		HOLD(&s->lock);
+		(void)snprintf(name, sizeof(name), "%s", n->name);
+		parent.n = node_ref_locked(n->parent);
+	}
+	return waits(s, n, parent.n, name, &n->last);
+}
+
+int tracker_waits_as(struct shared *s, struct node *n, struct node *parent,
+		     const char *name)
+{
+	return waits(s, n, parent, name, NULL);
 }

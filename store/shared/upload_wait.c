@@ -32,6 +32,8 @@ static bool has_pending_locked(struct shared *s, const struct node *dir,
 /* Those of other nodes, of which a walk says when they are whole. */
 int upload_wait_for_others(struct shared *s, struct node *dir)
 {
+	SCOPED(tracker_last_release)
+	struct tracker_last last = TRACKER_LAST_NONE;
 	int64_t pause = SECOND_NS / 50;
 
 	for (;;) {
@@ -39,7 +41,7 @@ int upload_wait_for_others(struct shared *s, struct node *dir)
 		int rc = node_fd(s, dir, &fd);
 
 		if (rc == 0)
-			rc = tracker_find_pending(s, fd, true);
+			rc = tracker_find_pending(s, fd, true, &last);
 		if (rc == -ESTALE) /* it is elsewhere: the rename will see */
 			return 0;
 		if (rc <= 0)

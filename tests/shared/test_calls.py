@@ -190,6 +190,29 @@ def files_are_shown_in_the_order_of_closes_each_after_its_bytes(c):
     assert shown == names, f"shown in another order: {shown}"
 
 
+@shared("ab", engines=("dir",))
+def who_waits_for_a_step_asks_for_one_file_of_it(c):
+    """And not for each, five times a second: a step has thousands."""
+    os.mkdir(c.a.path("step_1"))
+    fd = os.open(c.b.path("step_1/held"), os.O_WRONLY | os.O_CREAT, 0o644)
+    for n in range(FILES):
+        name = f"counted-{n}"
+        put(c.a.path("step_1", name), content(name, 1, 5000))
+    c.await_plain("step_1", f"counted-{FILES - 1}")
+    put(c.a.path("step_1/.metadata"), content(".metadata", 1, 5000))
+    trace = Trace(c.a)
+    held = r'newfstatat\(\d+<[^>]*/step_1/held>|/step_1>, "held"'
+    ck.until("it waits", lambda: len(trace.times(held)) >= 15)
+    trace.stop()
+    walks = len(trace.times(r'getdents64\(\d+<[^>]*/step_1>')) / 2
+    assert walks <= 1 + len(trace.times(held)) / 10, walks
+    assert c.is_pending("step_1/.metadata")
+    os.write(fd, content("held", 1, MIB))
+    os.close(fd)
+    c.await_plain("step_1/.metadata")
+    assert whole(get(c.shared("step_1/held"))) == ("held", 1)
+
+
 @shared("ab", options="names_timeout=3600", engines=("dir",))
 def with_names_timeout_names_that_were_seen_cost_no_calls(c):
     """And what this node changes itself is seen at once all the same."""
