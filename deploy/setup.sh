@@ -330,7 +330,7 @@ packages=(
 if [[ $tests ]]; then
 	packages+=(
 		libcmocka-dev python3 python3-venv attr rsync sqlite3 git
-		e2fsprogs procps gdb man-db patch zsh iproute2
+		e2fsprogs procps gdb strace man-db patch zsh iproute2
 	)
 	case $ID:$VERSION_ID in # where qemu-storage-daemon is
 	debian:12 | ubuntu:24.*) packages+=(qemu-system-common) ;;
