@@ -23,6 +23,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/queue.h>
+#include <unistd.h>
 
 #include "store/base/io.h"
 #include "store/guard/guard_table.h"
@@ -48,6 +49,13 @@ struct tracker_last {
 	unsigned looks; /* since the walk */
 };
 #define TRACKER_LAST_NONE ((struct tracker_last){ .fd = -1 })
+
+static inline void tracker_last_release(struct tracker_last *last)
+{
+	if (last->fd >= 0)
+		(void)close(last->fd);
+	*last = TRACKER_LAST_NONE;
+}
 
 struct node {
 	LIST_ENTRY(node) by_id, by_engine;
@@ -391,7 +399,6 @@ int tracker_waits_as(struct shared *s, struct node *n, struct node *parent,
 /* The first pending file below a directory: 1, 0 or -errno. */
 int tracker_find_pending(struct shared *s, int dirfd, bool trackers,
 			 struct tracker_last *last);
-void tracker_last_release(struct tracker_last *last);
 
 /* --- steps.c */
 

@@ -67,13 +67,6 @@ static bool is_still(struct shared *s, struct tracker_last *last)
 	return false;
 }
 
-void tracker_last_release(struct tracker_last *last)
-{
-	if (last->fd >= 0)
-		(void)close(last->fd);
-	*last = TRACKER_LAST_NONE;
-}
-
 static int look_at(const struct search *w, int dirfd, const struct dirent *e,
 		   unsigned depth)
 {
