@@ -135,6 +135,7 @@ struct shared {
 	struct shared_figures figures;
 	/* Since when each thread is in a call to DIR; 0: it is in none. */
 	int64_t calling_ns[UPLOAD_THREADS];
+	unsigned waiting; /* of those, for the turn of their file */
 	bool stop;
 	int64_t search_due_ns;
 	/* DIR itself, and when it was asked last: see shared_stat(). */

@@ -18,11 +18,11 @@
  * A file that replaces another one is nobody's to see before its rename: it has
  * its mode and the fsync with the cut, and the rename shows it.
  *
- * What was shown is in the queue until its mode is durable in DIR: a tracker, and
- * who waits for files (upload_wait()), come after that. Between other files the
- * last fsync keeps no order: where a client of DIR loses power that holds modes
- * back, a file may be whole there, and one that was closed before it pending once
- * more, until the node is back.
+ * What was shown is in the queue until its mode is durable in DIR: a tracker,
+ * and who waits for files (upload_wait()), come after that. Between other files
+ * the last fsync keeps no order: where a client of DIR loses power that holds
+ * modes back, a file may be whole there, and one that was closed before it
+ * pending once more, until the node is back.
  *
  * A file without its trailer says to nobody whose it is, so they are few, and
  * what each of them waits for are the last calls of the others.
@@ -58,7 +58,8 @@ enum upload_end {
 	UPLOAD_GONE, /* nobody wants it any more */
 };
 
-/* --- whose turn it is; the lock is held ------------------------------------ */
+/* --- whose turn it is; the lock is held ------------------------------------
+ */
 
 /* The oldest that may be taken now; else until when to wait, in *ret_due. */
 static struct node *take_locked(struct shared *s, int64_t *ret_due)
@@ -112,6 +113,39 @@ static bool may_complete_locked(struct shared *s, const struct node *n)
 			return false;
 	}
 	return true;
+}
+
+/* Is one that was closed before n, and holds it back, in no thread's hands? */
+static bool is_left_before_locked(struct shared *s, const struct node *n)
+{
+	const struct node *o;
+
+	TAILQ_FOREACH(o, &s->queue, queued)
+	{
+		if (o == n)
+			return false;
+		if (holds_back_locked(o) && !o->is_taken)
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Until it is n's turn, or n is changed, or nobody wants it any more. When all
+ * threads wait, and a file before n is in the hands of none, n gives its thread
+ * to that one, for what it waits for would never come.
+ */
+static void wait_for_turn_locked(struct shared *s, const struct node *n)
+{
+	while (n->state == NODE_UPLOADING && !n->changed && !s->stop &&
+	       (!may_complete_locked(s, n) || n->renaming > 0)) {
+		if (s->waiting + 1 == UPLOAD_THREADS &&
+		    is_left_before_locked(s, n))
+			return;
+		s->waiting++;
+		cond_wait(&s->moved, &s->lock);
+		s->waiting--;
+	}
 }
 
 static bool may_show_locked(struct shared *s, const struct node *n)
@@ -264,7 +298,8 @@ static int open_in_dir(struct upload *u)
 		return -ENODATA;
 	if (!pending_is(u->s, &sb)) {
 		/* Complete but for its name: all of it once more. */
-		rc = node_replaces(u->s, u->n) ? 0 : see_foreign_hand(u, path, &sb);
+		rc = node_replaces(u->s, u->n) ? 0
+					       : see_foreign_hand(u, path, &sb);
 		if (rc < 0)
 			return rc;
 	}
@@ -286,10 +321,9 @@ static bool begin_completing(struct upload *u)
 	calls(u, false);
 	{
 		HOLD(&s->lock);
-		while ((!may_complete_locked(s, u->n) || u->n->renaming > 0) &&
-		       !s->stop)
-			cond_wait(&s->moved, &s->lock);
-		if (u->n->changing > 0 || u->n->changed || s->stop ||
+		wait_for_turn_locked(s, u->n);
+		if (!may_complete_locked(s, u->n) || u->n->renaming > 0 ||
+		    u->n->changing > 0 || u->n->changed || s->stop ||
 		    u->n->awaited_ns > mono_ns() ||
 		    u->n->state != NODE_UPLOADING)
 			return false;
@@ -339,7 +373,8 @@ static int put_in_place(struct upload *u)
 	return rc;
 }
 
-/* Did DIR get this time? Some keep a part of it: microseconds, whole seconds. */
+/* Did DIR get this time? Some keep a part of it: microseconds, whole seconds.
+ */
 static bool is_time(const struct timespec *there, const struct timespec *own)
 {
 	return there->tv_sec == own->tv_sec &&
@@ -352,7 +387,8 @@ static bool is_untouched(const struct upload *u, const struct stat *sb)
 {
 	const struct stat *own = &u->sb;
 
-	return !u->keeps_mode && (sb->st_mode & 07777) == (own->st_mode & 07777) &&
+	return !u->keeps_mode &&
+	       (sb->st_mode & 07777) == (own->st_mode & 07777) &&
 	       sb->st_uid == own->st_uid && sb->st_gid == own->st_gid &&
 	       sb->st_size == own->st_size &&
 	       is_time(&sb->st_mtim, &own->st_mtim);
@@ -390,8 +426,8 @@ static bool was_noted(struct upload *u)
 
 static int set_mode(struct upload *u)
 {
-	return fchmod(u->fd, u->keeps_mode ? u->mode
-					   : u->sb.st_mode & 07777) < 0
+	return fchmod(u->fd, u->keeps_mode ? u->mode : u->sb.st_mode & 07777) <
+			       0
 		       ? -errno
 		       : 0;
 }

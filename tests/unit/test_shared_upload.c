@@ -1,0 +1,212 @@
+/*
+ * The uploader's threads are stopped in the moment in which a file's bytes are
+ * in the shared directory and it is not complete yet, and go on when the test
+ * says so.
+ */
+#include "store/base/scope.h"
+#include "store/drain/drain.h"
+#include "store/file/file.h"
+#include "store/shared/shared_private.h"
+#include "tests/unit/home_fixture.h"
+#include "tests/unit/live_life.h"
+
+#define FILES_MAX (UPLOAD_THREADS + 1)
+
+struct mounted {
+	struct live live;
+	char *dir;
+	struct shared *s;
+	struct inode *in[FILES_MAX];
+};
+
+/* Who is stopped, and may go on. */
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
+static bool stops; /* whoever comes */
+static unsigned stopped, let_go;
+
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+
+int __wrap_fsync(int fd)
+{
+	pthread_mutex_lock(&gate);
+	if (stops) {
+		stopped++;
+		pthread_cond_broadcast(&moved);
+		while (let_go == 0)
+			pthread_cond_wait(&moved, &gate);
+		let_go--;
+		stopped--;
+		pthread_cond_broadcast(&moved);
+	}
+	pthread_mutex_unlock(&gate);
+	return __real_fsync(fd);
+}
+
+static void await_stopped(unsigned count)
+{
+	pthread_mutex_lock(&gate);
+	while (stopped != count || let_go > 0)
+		pthread_cond_wait(&moved, &gate);
+	pthread_mutex_unlock(&gate);
+}
+
+static void let(unsigned count, bool stop_others)
+{
+	pthread_mutex_lock(&gate);
+	let_go = count;
+	stops = stop_others;
+	pthread_cond_broadcast(&moved);
+	while (let_go > 0)
+		pthread_cond_wait(&moved, &gate);
+	pthread_mutex_unlock(&gate);
+}
+
+static const struct shared_caller caller = { 0 };
+static const struct names_new as_file = { .mode = S_IFREG | 0644 };
+
+static struct mounted mounted_new(void)
+{
+	struct mounted m = { .live = live_closed(NULL), .dir = make_tmp() };
+	const struct shared_options o = { .dir = m.dir, .node = "a" };
+	char why[WHY_BYTES];
+
+	assert_int_equal(make_home(m.dir, ""), 0);
+	assert_int_equal(live_try_open(&m.live, why), 0);
+	if (shared_open(m.live.st, &o, &m.s, why, sizeof(why)) < 0)
+		fail_msg("%s", why);
+	assert_int_equal(store_start(m.live.st), 0);
+	assert_int_equal(shared_start(m.s), 0);
+	return m;
+}
+
+static void mounted_free(struct mounted *m)
+{
+	for (unsigned i = 0; i < FILES_MAX; i++) {
+		inode_forget(m->live.st->inodes, m->in[i], 1);
+		inode_put(m->live.st->inodes, m->in[i], 2);
+	}
+	shared_stop(m->s);
+	shared_free(m->s);
+	assert_int_equal(store_close(m->live.st), 0);
+	remove_tree(m->live.path);
+	remove_tree(m->live.stage);
+	remove_tree(m->dir);
+	free(m->live.path);
+	free(m->live.stage);
+	free(m->dir);
+}
+
+static const char *name_of(unsigned i)
+{
+	static char names[FILES_MAX][16];
+
+	(void)snprintf(names[i], sizeof(names[i]), "f%u", i);
+	return names[i];
+}
+
+/* The i-th file is made, closed and durable here, and so has its place. */
+static void make(struct mounted *m, unsigned i)
+{
+	struct shared_entry e;
+
+	assert_int_equal(shared_create(m->s, &caller, ROOT_INO, name_of(i),
+				       &as_file, &e, &m->in[i]),
+			 0);
+	assert_int_equal(drain_closed(m->live.st->drain, m->in[i], true), 0);
+	shared_change_end(m->s, m->in[i]->ino);
+	assert_int_equal(drain_sync_closed(m->live.st->drain), 0);
+}
+
+static bool is_plain(struct mounted *m, unsigned i)
+{
+	struct stat sb;
+
+	return stat(at(m->dir, name_of(i)), &sb) == 0 && !pending_is(m->s, &sb);
+}
+
+/* Deleted while their bytes were copied: they wait for nobody's turn. */
+static void files_that_are_gone_hold_no_thread(void **state)
+{
+	struct mounted m = mounted_new();
+
+	(void)state;
+	stops = true;
+	for (unsigned i = 0; i < UPLOAD_THREADS; i++)
+		make(&m, i);
+	await_stopped(UPLOAD_THREADS);
+	for (unsigned i = 0; i < UPLOAD_THREADS; i++)
+		assert_int_equal(shared_unlink(m.s, &caller, ROOT_INO,
+					       name_of(i), false),
+				 0);
+	make(&m, UPLOAD_THREADS);
+	let(UPLOAD_THREADS, false);
+	assert_int_equal(shared_flush(m.s), 0);
+	assert_true(is_plain(&m, UPLOAD_THREADS));
+	mounted_free(&m);
+}
+
+static void await_state(struct mounted *m, struct node *n,
+			enum node_state state)
+{
+	HOLD(&m->s->lock);
+	while (n->state != state)
+		cond_wait(&m->s->moved, &m->s->lock);
+}
+
+/* A file that is open is put back, and somebody waits for it by then. */
+static void a_file_before_all_that_are_copied_gets_a_thread(void **state)
+{
+	struct mounted m = mounted_new();
+	struct files *files = &m.live.st->files;
+	struct file_opened opened;
+	struct node *n[FILES_MAX];
+
+	(void)state;
+	stops = true;
+	make(&m, 0);
+	await_stopped(1);
+	n[0] = node_get(m.s, m.in[0]->ino);
+	assert_int_equal(shared_change_begin(m.s, n[0]->id, O_WRONLY, NULL), 0);
+	assert_int_equal(file_open(files, m.in[0], O_WRONLY, &opened), 0);
+	let(1, true);
+	{
+		HOLD(&m.s->lock);
+		while (n[0]->is_taken)
+			cond_wait(&m.s->moved, &m.s->lock);
+		n[0]->due_ns = INT64_MAX; /* until it is that */
+	}
+	for (unsigned i = 1; i < FILES_MAX; i++) {
+		make(&m, i);
+		n[i] = node_get(m.s, m.in[i]->ino);
+	}
+	await_stopped(UPLOAD_THREADS);
+	{
+		HOLD(&m.s->lock);
+		n[0]->due_ns = 0;
+	}
+	let(UPLOAD_THREADS, false);
+	for (unsigned i = 1; i < FILES_MAX; i++) {
+		await_state(&m, n[i], NODE_KEPT);
+		assert_true(is_plain(&m, i));
+	}
+	file_release(files, m.in[0], O_WRONLY);
+	shared_change_end(m.s, n[0]->id);
+	assert_int_equal(shared_flush(m.s), 0);
+	assert_true(is_plain(&m, 0));
+	for (unsigned i = 0; i < FILES_MAX; i++)
+		node_put(m.s, n[i]);
+	mounted_free(&m);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(files_that_are_gone_hold_no_thread),
+		cmocka_unit_test(
+			a_file_before_all_that_are_copied_gets_a_thread),
+	};
+
+	return cmocka_run_group_tests_name("shared_upload", tests, NULL, NULL);
+}
