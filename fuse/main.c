@@ -228,7 +228,8 @@ static int mount_place(struct fuse_args *args, const struct options *o,
 	SCOPED(scope_free) char *dir =
 		o->shared ? realpath(o->shared, NULL) : NULL;
 	const struct shared_options shared = { dir ? dir : o->shared, o->node,
-					       o->pending_wait_s };
+					       o->pending_wait_s, o->direct,
+					       o->local_keep_bytes };
 	struct store_options so = o->all;
 	int rc, pipe_fd = -1;
 

@@ -174,8 +174,16 @@ static void make_file(fuse_req_t req, fuse_ino_t parent, const char *name,
 	struct shared_entry e;
 	struct inode *in;
 	struct writer w;
-	int rc = asker_begin(req, &a);
+	int fd = -1, backing = 0, rc = asker_begin(req, &a);
 
+	if (rc == 0 && shared_is_direct(shared_of(req), parent, name)) {
+		rc = shared_create_plain(shared_of(req), &a.c, parent, name,
+					 n->mode, O_WRONLY, &e, &fd, &backing);
+		if (rc == 0)
+			shared_close(shared_of(req), e.id, fd);
+		reply_entry(req, rc, &e);
+		return;
+	}
 	fs_writer(req, name, &w);
 	n->writer = &w;
 	if (rc == 0)
@@ -533,7 +541,7 @@ static void fill_handle(struct fuse_file_info *fi, int flags, int fd,
 	fi->fh |= (uint64_t)(unsigned)fd << 32;
 }
 
-/* One that is to be appended to. */
+/* One that is to be appended to, or is direct. */
 static void create_plain(fuse_req_t req, fuse_ino_t parent, const char *name,
 			 mode_t mode, struct fuse_file_info *fi)
 {
@@ -654,7 +662,8 @@ static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name,
 	struct waiting w;
 	int rc;
 
-	if (fi->flags & O_APPEND) {
+	if ((fi->flags & O_APPEND) ||
+	    shared_is_direct(shared_of(req), parent, name)) {
 		create_plain(req, parent, name, mode, fi);
 		return;
 	}

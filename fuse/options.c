@@ -21,6 +21,7 @@ static const struct options options_default = {
 	.passthrough = true,
 	.all = STORE_OPTIONS_DEFAULT,
 	.pending_wait_s = SHARED_PENDING_WAIT_S,
+	.local_keep_bytes = SHARED_KEEP_ALL,
 };
 
 #define OPT(text, member, value)                              \
@@ -69,6 +70,8 @@ static const struct fuse_opt option_table[] = {
 	OPT("node=%s", node, 0),
 	OPT("pending_wait=%s", pending_wait, 0),
 	OPT("names_timeout=%s", names_timeout, 0),
+	OPT("direct=%s", direct, 0),
+	OPT("local_keep=%s", local_keep, 0),
 	FUSE_OPT_END
 };
 
@@ -140,6 +143,10 @@ static const char help_text[] =
 	"                       in DIR, but on another node (60)\n"
 	"  names_timeout=S      seconds for which the kernel may go on with names and\n"
 	"                       attributes of DIR that other nodes have changed (0)\n"
+	"  direct=GLOB          files of such names, or paths where it has a slash, are\n"
+	"                       written in DIR itself; several between colons\n"
+	"  local_keep=SIZE      of what is in DIR no more is kept here; by default as\n"
+	"                       much as leaves a tenth of the store's disk free\n"
 	"  passthrough=auto|off let the kernel move the bytes where it can (auto)\n"
 	"  allow_other          let other users in (default for root)\n"
 	"  and those of mount(8): ro, noexec, nosuid, ...\n"
@@ -301,6 +308,12 @@ static bool set_all(struct options *o)
 	    !parse_number(o->names_timeout, 86400, &o->names_timeout_s))
 		return wrong("names_timeout", o->names_timeout,
 			     "0 to 86400 seconds");
+	if (o->local_keep && strcmp(o->local_keep, "0") == 0)
+		o->local_keep_bytes = 0;
+	else if (o->local_keep && !parse_size(o->local_keep,
+					      &o->local_keep_bytes))
+		return wrong("local_keep", o->local_keep,
+			     "a size such as 500G, or 0");
 	if (o->shared && !set_shared(o))
 		return false;
 	s->no_create = o->no_create;
@@ -344,7 +357,7 @@ void options_release(struct options *o)
 				o->stage_size, o->segments,   o->saving,
 				o->threads,    o->interval,   o->backup,
 				o->shared,     o->node,       o->pending_wait,
-				o->names_timeout };
+				o->names_timeout, o->direct, o->local_keep };
 
 	for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++)
 		free(texts[i]);

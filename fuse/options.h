@@ -11,6 +11,7 @@ struct options {
 	char *store, *mountpoint, *stage, *stage_size, *segments;
 	char *saving, *threads, *interval, *backup;
 	char *shared, *node, *pending_wait, *names_timeout;
+	char *direct, *local_keep;
 	int foreground, debug, help, version, hold_drain, no_stage_cache;
 	int allow_other, read_only;
 	/* What words stand for; numbers because libfuse sets them. */
@@ -20,6 +21,7 @@ struct options {
 	unsigned bare; /* words that are no option */
 	struct store_options all; /* what of this is for the store */
 	unsigned pending_wait_s, names_timeout_s;
+	uint64_t local_keep_bytes;
 };
 
 /*

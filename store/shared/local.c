@@ -276,7 +276,13 @@ static bool is_short_of_room(struct shared *s)
 	       v.f_bavail < v.f_blocks / 100 * FREE_WANTED;
 }
 
-/* The one that is whole in DIR for longest, which is the last then. */
+static bool keeps_too_much(struct shared *s)
+{
+	HOLD(&s->lock);
+	return s->kept_bytes > s->local_keep_bytes;
+}
+
+/* The one that is whole, or not read, for longest; it is the last then. */
 static struct node *first_kept(struct shared *s)
 {
 	struct node *n;
@@ -320,13 +326,16 @@ static void forget_name(struct shared *s, struct node *n)
 
 void local_make_room(struct shared *s)
 {
+	bool is_short = is_short_of_room(s);
 	unsigned gone = 0;
 	uint64_t freed;
 
-	if (!is_short_of_room(s))
+	if (!is_short && !keeps_too_much(s))
 		return;
 	for (unsigned looked = 0;
-	     looked < LOOK_AT_ONCE && gone < GIVE_UP_AT_ONCE; looked++) {
+	     looked < LOOK_AT_ONCE && gone < GIVE_UP_AT_ONCE &&
+	     (is_short || keeps_too_much(s));
+	     looked++) {
 		struct node *n = first_kept(s);
 
 		if (!n)
@@ -352,11 +361,11 @@ static struct node *find_not_awaited(struct shared *s)
 
 	HOLD(&s->lock);
 	LIST_FOREACH(n, &s->replacing, replacing)
-	if (n->undone && n->awaited_ns < now && n->changing == 0 &&
-	    n->state == NODE_PENDING) {
-		n->renaming++; /* so that nobody completes it */
-		return node_ref_locked(n);
-	}
+		if (n->undone && n->awaited_ns < now && n->changing == 0 &&
+		    n->state == NODE_PENDING) {
+			n->renaming++; /* so that nobody completes it */
+			return node_ref_locked(n);
+		}
 	return NULL;
 }
 

@@ -223,6 +223,7 @@ static int load_one(struct shared *s, uint64_t ino, const struct local_record *r
 {
 	struct node *parent = NULL, *n;
 	struct inode *in;
+	struct stat sb;
 	uint64_t place;
 	int found = find_dir(s, r->dir, &parent);
 	int rc = inode_get(s->st->inodes, ino, &in);
@@ -241,6 +242,8 @@ static int load_one(struct shared *s, uint64_t ino, const struct local_record *r
 		node_put(s, parent);
 		return rc;
 	}
+	if (inode_stat(s->st->inodes, in, &sb) < 0)
+		sb.st_size = 0; /* it counts for nothing that is kept */
 	n = node_new_local(s, in);
 	if (!n) {
 		node_put(s, parent);
@@ -254,7 +257,7 @@ static int load_one(struct shared *s, uint64_t ino, const struct local_record *r
 		n->completing = (r->flags & LOCAL_COMPLETING) != 0;
 		n->state = NODE_PENDING;
 		if (r->flags & LOCAL_KEPT)
-			queue_keep_locked(s, n);
+			queue_keep_locked(s, n, (uint64_t)sb.st_size);
 		if (n->replaces)
 			LIST_INSERT_HEAD(&s->replacing, n, replacing);
 		n->new_id = r->new_id;

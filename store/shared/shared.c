@@ -9,6 +9,7 @@
 #include "store/shared/shared.h"
 
 #include <errno.h>
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +31,7 @@
 #define ALIVE_PAUSE_NS (INT64_C(500) * 1000000)
 /* What a node without pending files finds there came too late. */
 #define WANTED_PERIOD_NS (INT64_C(10) * 1000000000)
+#define DIRECT_GLOB_BYTES 1024
 #define SEARCH_PERIOD_NS (INT64_C(10) * 1000000000)
 
 /* --- the beginning and the end -------------------------------------------- */
@@ -168,8 +170,10 @@ int shared_open(struct store *st, const struct shared_options *o,
 	s->as_root = geteuid() == 0;
 	s->pending_wait_s = o->pending_wait_s;
 	s->fds_max = io_fd_share(40, 200000);
+	s->local_keep_bytes = o->local_keep_bytes;
 	s->dir = strdup(o->dir);
-	rc = s->dir ? 0 : -ENOMEM;
+	s->direct = o->direct ? strdup(o->direct) : NULL;
+	rc = s->dir && (s->direct || !o->direct) ? 0 : -ENOMEM;
 	if (rc == 0 && !o->node && uname(&machine) < 0)
 		rc = -errno;
 	why[0] = 0;
@@ -222,10 +226,7 @@ static int on_wanted(void *arg, int fd, const char *name)
 	(void)unlinkat(fd, name, 0);
 	if (n) {
 		HOLD(&s->lock);
-		/* At once; those that were closed after it do not wait again. */
-		if (n->is_queued && !n->is_taken && n->due_ns > mono_ns())
-			n->due_ns = mono_ns();
-		cond_signal(&s->idle);
+		queue_want_locked(s, n);
 	}
 	node_put(s, n);
 	return 0;
@@ -332,11 +333,61 @@ void shared_free(struct shared *s)
 	cond_destroy(&s->moved);
 	cond_destroy(&s->idle);
 	lock_destroy(&s->lock);
+	free(s->direct);
 	free(s->dir);
 	free(s);
 }
 
 /* --- who changes a local file --------------------------------------------- */
+
+/* One of the patterns, between colons, is this: of names, or of paths. */
+static bool matches_direct(const struct shared *s, const char *name,
+			   const char *path)
+{
+	const char *at = s->direct;
+
+	while (at && *at) {
+		char glob[DIRECT_GLOB_BYTES];
+		size_t len = strcspn(at, ":");
+
+		if (len > 0 && len < sizeof(glob)) {
+			memcpy(glob, at, len);
+			glob[len] = 0;
+			if (fnmatch(glob, strchr(glob, '/') ? path : name,
+				    FNM_PATHNAME) == 0)
+				return true;
+		}
+		at += len + (at[len] == ':');
+	}
+	return false;
+}
+
+bool shared_is_direct(struct shared *s, uint64_t parent, const char *name)
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+	char path[4096] = "";
+	size_t len;
+
+	if (!s->direct || node_use(s, parent, &u) < 0)
+		return false;
+	node_path(s, u.n, path, sizeof(path));
+	len = strlen(path);
+	(void)snprintf(path + len, sizeof(path) - len, "%s%s",
+		       len > 0 ? "/" : "", name);
+	return matches_direct(s, name, path);
+}
+
+static bool is_direct_node(struct shared *s, struct node *n)
+{
+	char path[4096];
+	const char *name;
+
+	if (!s->direct)
+		return false;
+	node_path(s, n, path, sizeof(path));
+	name = strrchr(path, '/');
+	return matches_direct(s, name ? name + 1 : path, path);
+}
 
 /* The file that is kept here is DIR's alone from now on, under other numbers. */
 static int give_up(struct shared *s, struct node *n)
@@ -442,7 +493,8 @@ int shared_create_again(struct shared *s, uint64_t parent, const char *name,
 {
 	SCOPED(node_use_end) struct node_use u = { 0 };
 
-	if ((flags & O_TRUNC) && writes(flags) && node_use(s, parent, &u) == 0) {
+	if ((flags & O_TRUNC) && writes(flags) &&
+	    !shared_is_direct(s, parent, name) && node_use(s, parent, &u) == 0) {
 		int rc = replace_at(s, u.n, name, new);
 
 		if (rc < 0)
@@ -455,10 +507,16 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 			const struct names_new *n)
 {
 	SCOPED(node_use_end) struct node_use u = { 0 };
-	bool kept;
+	bool kept, direct;
 
-	if (!writes(flags) || node_use(s, id, &u) < 0)
+	if (node_use(s, id, &u) < 0)
 		return 0;
+	if (!writes(flags)) {
+		HOLD(&s->lock);
+		queue_read_locked(s, u.n);
+		return 0;
+	}
+	direct = is_direct_node(s, u.n);
 	{
 		HOLD(&s->lock);
 		while (u.n->state == NODE_COMPLETING)
@@ -474,7 +532,7 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 	}
 	if (!kept)
 		return 0;
-	if (flags & O_TRUNC && n) {
+	if ((flags & O_TRUNC) && n && !direct) {
 		int rc = replace(s, u.n, n);
 
 		return rc < 0 ? rc : -ESTALE;
@@ -575,7 +633,7 @@ static int try_open(struct shared *s, const struct shared_caller *c,
 								  : -errno;
 	}
 	if (writes(flags) && (flags & O_TRUNC) && S_ISREG(sb.st_mode) &&
-	    sb.st_nlink <= 1) {
+	    sb.st_nlink <= 1 && !is_direct_node(s, n)) {
 		rc = replace(s, n, new);
 		if (rc == -ESTALE)
 			return TRIED_GONE;

@@ -37,8 +37,16 @@ struct shared_options {
 	const char *dir; /* NULL: nothing is shared */
 	const char *node; /* this node's name; NULL: the machine's */
 	unsigned pending_wait_s; /* for a file that another node has */
+	/*
+	 * Patterns as of fnmatch(3), between colons, of names or, with a slash,
+	 * of paths from DIR: such files are written in DIR. NULL: none.
+	 */
+	const char *direct;
+	/* Of files that are whole in DIR no more is kept; SHARED_KEEP_ALL. */
+	uint64_t local_keep_bytes;
 };
 #define SHARED_PENDING_WAIT_S 60
+#define SHARED_KEEP_ALL UINT64_MAX
 
 /*
  * The store is open and not started. `why` gets a sentence for the user. The
@@ -160,9 +168,11 @@ void shared_change_end(struct shared *s, uint64_t id);
 int shared_open_file(struct shared *s, const struct shared_caller *c,
 		     uint64_t id, int flags, const struct names_new *n,
 		     int *ret_fd, int *ret_backing);
+/* Is what is called so to be written in DIR? */
+bool shared_is_direct(struct shared *s, uint64_t parent, const char *name);
 /*
- * A new file that is to be appended to: one of DIR's own, which others read as
- * it grows. The descriptor as above.
+ * A new file that is to be appended to, or is direct: one of DIR's own, which
+ * others read as it grows. The descriptor as above.
  */
 int shared_create_plain(struct shared *s, const struct shared_caller *c,
 			uint64_t parent, const char *name, mode_t mode,

@@ -103,8 +103,10 @@ struct node {
 	unsigned failures;
 	int error;
 	struct tracker_last last; /* of who has taken it */
+	bool wanted; /* another node waits for it */
 	TAILQ_ENTRY(node) kept; /* while it is NODE_KEPT: the oldest first */
 	/* What DIR's file was when it was complete. */
+	uint64_t kept_bytes; /* that it takes here */
 	uint64_t kept_size;
 	int64_t kept_mtime_ns, kept_ctime_ns;
 };
@@ -120,6 +122,8 @@ struct shared {
 	struct shared_home home;
 	char *dir; /* owned: the path of DIR */
 	unsigned pending_wait_s;
+	char *direct; /* owned; NULL: none */
+	uint64_t local_keep_bytes;
 	bool as_root;
 	dev_t dev;
 	struct lock lock; /* guards everything below, and all nodes */
@@ -129,6 +133,8 @@ struct shared {
 	struct node_list by_engine[NODE_BUCKETS], replacing;
 	struct node *root;
 	uint64_t next_node, next_local, next_place;
+	uint64_t kept_bytes; /* of all that is kept */
+	unsigned wanted; /* nodes that are */
 	unsigned fds, fds_max;
 	TAILQ_HEAD(node_queue, node) queue, kept, seen;
 	LIST_HEAD(, lock_owner) lock_owners; /* locks.c */
@@ -185,7 +191,11 @@ static inline void node_new_name(const struct node *n,
 void queue_add_locked(struct shared *s, struct node *n, uint64_t place);
 void queue_remove_locked(struct shared *s, struct node *n);
 /* It is whole in DIR, and what is here is a cache; or is none any more. */
-void queue_keep_locked(struct shared *s, struct node *n);
+void queue_keep_locked(struct shared *s, struct node *n, uint64_t bytes);
+/* It is read here: it goes after the others. */
+void queue_read_locked(struct shared *s, struct node *n);
+/* Another node waits for it. */
+void queue_want_locked(struct shared *s, struct node *n);
 void queue_unkeep_locked(struct shared *s, struct node *n, enum node_state to);
 
 /* --- nodes.c */

@@ -3,7 +3,8 @@
  *
  * Threads take the oldest file that may be taken, several at a time, but each
  * is shown only when those that were closed before it are, unless they failed,
- * are open again, or are trackers that wait (tracker.c).
+ * are open again, or are trackers that wait (tracker.c), or another node waits for
+ * it: then it goes first.
  *
  *                                                     how many at a time
  *   a trailer behind where the bytes end,
@@ -61,12 +62,37 @@ enum upload_end {
 /* --- whose turn it is; the lock is held ------------------------------------
  */
 
+static struct node *taken_locked(struct node *n)
+{
+	n->is_taken = true;
+	n->changed = false;
+	n->state = NODE_UPLOADING;
+	return node_ref_locked(n);
+}
+
+/* One that another node waits for, and that is no tracker: it goes first. */
+static struct node *take_wanted_locked(struct shared *s, int64_t now)
+{
+	struct node *n;
+
+	if (s->wanted == 0)
+		return NULL;
+	TAILQ_FOREACH(n, &s->queue, queued)
+	if (n->wanted && !n->is_taken && n->due_ns <= now &&
+	    n->state == NODE_PENDING && !tracker_is(n->name))
+		return taken_locked(n);
+	return NULL;
+}
+
 /* The oldest that may be taken now; else until when to wait, in *ret_due. */
 static struct node *take_locked(struct shared *s, int64_t *ret_due)
 {
 	int64_t now = mono_ns();
 	bool tracker_before = false;
-	struct node *n;
+	struct node *n = take_wanted_locked(s, now);
+
+	if (n)
+		return n;
 
 	*ret_due = now + SECOND_NS;
 	TAILQ_FOREACH(n, &s->queue, queued)
@@ -74,12 +100,8 @@ static struct node *take_locked(struct shared *s, int64_t *ret_due)
 		bool tracker = tracker_is(n->name);
 
 		if (!n->is_taken && n->due_ns <= now &&
-		    !(tracker && tracker_before) && n->state == NODE_PENDING) {
-			n->is_taken = true;
-			n->changed = false;
-			n->state = NODE_UPLOADING;
-			return node_ref_locked(n);
-		}
+		    !(tracker && tracker_before) && n->state == NODE_PENDING)
+			return taken_locked(n);
 		if (n->due_ns > now && n->due_ns < *ret_due)
 			*ret_due = n->due_ns;
 		tracker_before = tracker_before || tracker;
@@ -93,13 +115,18 @@ static bool holds_back_locked(const struct node *o)
 	return o->failures == 0 && o->due_ns == 0 && !tracker_is(o->name);
 }
 
-/* May the last calls of n begin, as far as the order goes? */
+/*
+ * May the last calls of n begin, as far as the order goes? Of what somebody waits
+ * for they may: a tracker looks for itself whether its step is whole.
+ */
 static bool may_complete_locked(struct shared *s, const struct node *n)
 {
 	bool tracker = tracker_is(n->name);
 	const struct node *o;
 	unsigned cut = 0;
 
+	if (n->wanted && !tracker)
+		return true;
 	TAILQ_FOREACH(o, &s->queue, queued)
 	{
 		if (o == n)
@@ -152,6 +179,8 @@ static bool may_show_locked(struct shared *s, const struct node *n)
 {
 	const struct node *o;
 
+	if (n->wanted && !tracker_is(n->name))
+		return true;
 	TAILQ_FOREACH(o, &s->queue, queued)
 	{
 		if (o == n)
@@ -502,7 +531,7 @@ static int complete(struct upload *u)
 		local_set_kept_locked(u->n, &sb);
 		if (!is_untouched(u, &sb))
 			u->n->kept_size = UINT64_MAX; /* no file has it */
-		queue_keep_locked(s, u->n);
+		queue_keep_locked(s, u->n, (uint64_t)u->sb.st_size);
 		s->figures.uploaded++;
 		s->figures.uploaded_bytes += (uint64_t)u->sb.st_size;
 		queue_remove_locked(s, u->n);

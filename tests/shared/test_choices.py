@@ -1,0 +1,102 @@
+"""What is asked of a mount with options: what is written to DIR at once, what is
+kept here, and who goes first."""
+import fcntl
+import os
+import signal
+
+import nodes
+from nodes import KIB, MIB, ck, content, shared
+from ckptest import get, put, same
+
+
+def where(path):
+    return os.getxattr(path, "user.ckptfs.shared").decode()
+
+
+@shared(options="direct=*.log:run/events.*")
+def what_is_direct_is_read_while_it_is_written(c):
+    os.mkdir(c.a.path("run"))
+    for name in ("x.log", "run/y.log", "run/events.1"):
+        for version in (1, 2):  # the second one truncates it
+            with open(c.a.path(name), "wb", buffering=0) as f:
+                number = os.fstat(f.fileno()).st_ino
+                f.write(b"begun %d" % version)
+                same(get(c.b.path(name)), b"begun %d" % version, name)
+                assert not c.is_pending(name)
+                f.write(b", ended")
+            same(get(c.b.path(name)), b"begun %d, ended" % version, name)
+            assert os.stat(c.b.path(name)).st_ino == number
+    for name in ("events.1", "run/x.log.tmp"):
+        with open(c.a.path(name), "wb", buffering=0) as f:
+            f.write(b"begun")
+            assert c.is_pending(name)
+    os.mknod(c.b.path("made.log"))
+    assert not c.is_pending("made.log")
+    c.settle()
+    # It is what it is opened as that counts.
+    os.rename(c.a.path("events.1"), c.a.path("run/events.2"))
+    with open(c.a.path("run/events.2"), "wb", buffering=0) as f:
+        f.write(b"anew")
+        same(get(c.b.path("run/events.2")), b"anew", "a renamed file")
+
+
+@shared(options="local_keep=0")
+def what_is_whole_is_not_kept_where_that_is_not_wanted(c):
+    for n in range(3):
+        put(c.a.path(f"f{n}"), content(f"f{n}", 1, MIB))
+    with open(c.a.path("f1"), "rb") as f:
+        ck.until("nothing is kept", lambda: where(c.a.path("f0")) == "plain" and
+                 where(c.a.path("f2")) == "plain")
+        same(f.read(), content("f1", 1, MIB), "who reads it goes on")
+    ck.until("nor what was read", lambda: where(c.a.path("f1")) == "plain")
+    for n in range(3):
+        same(get(c.a.path(f"f{n}")), content(f"f{n}", 1, MIB), "from DIR")
+    assert c.a.status()["shared_directory"]["kept"] == 0
+
+
+@shared(options="local_keep=2M")
+def what_was_read_last_is_kept(c):
+    for n in range(2):
+        put(c.a.path(f"f{n}"), content(f"f{n}", 1, MIB))
+        c.a.ctl("flush", "--shared", c.a.mnt)
+    get(c.a.path("f0"))
+    put(c.a.path("f2"), content("f2", 1, MIB))
+    ck.until("one is not kept", lambda: sorted(
+        where(c.a.path(f"f{n}")) for n in range(3)) == ["kept"] * 2 + ["plain"])
+    assert where(c.a.path("f1")) == "plain"
+
+
+class Lease:
+    """Whoever else opens the file, to read or to write, waits for its end."""
+
+    def __init__(self, path):
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+        self.fd = os.open(path, os.O_RDWR)
+        fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        os.close(self.fd)
+
+
+@shared(engines=("dir",))
+def what_somebody_waits_for_overtakes(c):
+    """One hangs in DIR, and what was closed after it waits for its turn: but
+    what another node wants does not."""
+    first = open(c.a.path("first"), "wb")
+    first.write(b"x")
+    with Lease(c.shared("first")):
+        first.close()
+        for n in range(3):
+            put(c.a.path(f"f{n}"), content(f"f{n}", 1, KIB))
+        put(c.a.path("latest"), b"x")
+        same(get(c.b.path("f1")), content("f1", 1, KIB), "f1")
+        assert c.is_pending("first") and c.is_pending("f0") and \
+            c.is_pending("f2") and c.is_pending("latest")
+    c.settle()
+
+
+if __name__ == "__main__":
+    nodes.main()
