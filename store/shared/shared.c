@@ -503,6 +503,16 @@ int shared_create_again(struct shared *s, uint64_t parent, const char *name,
 	return -ESTALE; /* the kernel looks it up once more */
 }
 
+/* In DIR: what is put in the place of one leaves the others what they are. */
+static bool has_one_name(struct shared *s, struct node *n)
+{
+	SCOPED(scope_close) int fd = -1;
+	struct stat sb;
+
+	return node_fd(s, n, &fd) == 0 && fstat(fd, &sb) == 0 &&
+	       sb.st_nlink == 1;
+}
+
 int shared_change_begin(struct shared *s, uint64_t id, int flags,
 			const struct names_new *n)
 {
@@ -532,7 +542,7 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 	}
 	if (!kept)
 		return 0;
-	if ((flags & O_TRUNC) && n && !direct) {
+	if ((flags & O_TRUNC) && n && !direct && has_one_name(s, u.n)) {
 		int rc = replace(s, u.n, n);
 
 		return rc < 0 ? rc : -ESTALE;

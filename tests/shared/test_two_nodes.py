@@ -42,6 +42,20 @@ def names_are_seen_on_the_other_node_at_once(c):
 
 
 @shared(bare=True)
+def a_file_of_two_names_is_emptied_under_both(c):
+    put(c.a.path("one"), b"old")
+    os.link(c.a.path("one"), c.a.path("other"))
+    c.settle()
+    for node in (c.a, c.b):
+        put(node.path("one"), b"new " + node.name.encode())
+        c.settle()
+        for name in "one", "other":
+            same(get(c.b.path(name)), b"new " + node.name.encode(), name)
+            same(get(c.a.path(name)), b"new " + node.name.encode(), name)
+        assert os.stat(c.a.path("other")).st_nlink == 2
+
+
+@shared(bare=True)
 def a_name_that_was_missed_before_is_found(c):
     """No node remembers that there was nothing."""
     for n in range(20):
