@@ -176,7 +176,8 @@ void op_removexattr(fuse_req_t, fuse_ino_t, const char *);
 void op_ioctl(fuse_req_t, fuse_ino_t, unsigned, void *, struct fuse_file_info *,
 	      unsigned, const void *, size_t, size_t);
 
-/* With shared=DIR. */
+/* With shared=DIR. The kernel has so many look-ups less, or never had them. */
+void fs_shared_forget(fuse_req_t req, uint64_t id, uint64_t count);
 void op_shared_getxattr(fuse_req_t, fuse_ino_t, const char *, size_t);
 void op_shared_setxattr(fuse_req_t, fuse_ino_t, const char *, const char *,
 			size_t, int);

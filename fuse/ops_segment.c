@@ -12,8 +12,10 @@
 #include "fuse/fs.h"
 #include "fuse/server.h"
 #include "fuse/teller.h"
+#include "fuse/waiting.h"
 #include "store/base/scope.h"
 #include "store/file/file.h"
+#include "store/shared/shared.h"
 
 /* Who asks, with all his groups. */
 struct caller {
@@ -92,16 +94,121 @@ int fs_may(fuse_req_t req, struct inode *in, uint32_t want)
 	return may(&c, &a, want) ? 0 : -EACCES;
 }
 
+/* --- with shared=DIR the name is made there, and the file is pending -------
+ */
+
+struct shared_commit {
+	fuse_req_t req;
+	struct caller *caller;
+	struct shared_caller as;
+	fuse_ino_t dir;
+	const char *name;
+	struct names_new n;
+	struct shared_entry entry; /* with a look-up, while it is committed */
+	bool made;
+};
+
+static struct attr attr_of(const struct stat *sb)
+{
+	return (struct attr){ .mode = sb->st_mode,
+			      .uid = sb->st_uid,
+			      .gid = sb->st_gid };
+}
+
+/* What has the name, as open(2) with O_TRUNC would have it. */
+static int take_over(struct shared_commit *c)
+{
+	struct shared *s = fs_of(c->req)->shared;
+	const struct stat *sb = &c->entry.stat;
+	const struct attr a = attr_of(sb);
+	int fd, backing, rc;
+
+	if (!S_ISREG(a.mode))
+		return S_ISDIR(a.mode)   ? -EISDIR
+		       : S_ISLNK(a.mode) ? -ELOOP
+					 : -EINVAL;
+	if (!may(c->caller, &a, 02))
+		return -EACCES;
+	if (!shared_is_node(c->entry.id))
+		return shared_change_begin(s, c->entry.id, O_WRONLY | O_TRUNC,
+					   &c->n);
+	/* Its bytes go to DIR itself: the client writes them. */
+	if (sb->st_nlink > 1)
+		return -EOPNOTSUPP;
+	rc = shared_open_file(s, &c->as, c->entry.id, O_WRONLY | O_TRUNC, &c->n,
+			      &fd, &backing);
+	if (rc == 0)
+		shared_close(s, c->entry.id, fd);
+	return rc == 0 ? -EOPNOTSUPP : rc;
+}
+
+static int find_shared(void *arg, struct inode **ret_inode, bool *ret_made)
+{
+	struct shared_commit *c = arg;
+	struct shared *s = fs_of(c->req)->shared;
+	struct fs_inode i;
+	int rc = shared_create(s, &c->as, c->dir, c->name, &c->n, &c->entry,
+			       ret_inode);
+
+	c->made = *ret_made = rc == 0;
+	if (rc != -EEXIST)
+		return rc;
+	rc = shared_lookup(s, c->dir, c->name, &c->entry);
+	if (rc < 0)
+		return rc == -ENOENT ? -ESTALE : rc;
+	rc = take_over(c);
+	if (rc == 0) {
+		rc = fs_get(c->req, c->entry.id, &i);
+		if (rc < 0)
+			shared_change_end(s, c->entry.id);
+		else
+			*ret_inode = i.in;
+	}
+	if (rc < 0)
+		fs_shared_forget(c->req, c->entry.id, 1);
+	return rc;
+}
+
+static void ended_shared(void *arg, struct inode *in, int rc)
+{
+	struct shared_commit *c = arg;
+	struct shared *s = fs_of(c->req)->shared;
+
+	shared_change_end(s, in->ino);
+	if (rc < 0 && rc != -ESTALE && c->made)
+		(void)shared_unlink(s, &c->as, c->dir, c->name, false);
+	fs_shared_forget(c->req, c->entry.id, 1);
+}
+
+/* --- where to get one, and what becomes of it ------------------------------
+ */
+
+static int directory_attr(fuse_req_t req, fuse_ino_t dir, struct attr *ret)
+{
+	SCOPED(fs_put) struct fs_inode i = { 0 };
+	struct stat sb;
+	int rc;
+
+	if (fs_of(req)->shared) {
+		rc = shared_stat(fs_of(req)->shared, dir, &sb);
+		if (rc == 0)
+			*ret = attr_of(&sb);
+		return rc;
+	}
+	rc = fs_get(req, dir, &i);
+	if (rc == 0)
+		*ret = inode_attr(i.in);
+	return rc;
+}
+
 /* He could open the directory; may he look up a name in it? */
 static int may_search(fuse_req_t req, fuse_ino_t dir, struct caller *c)
 {
-	SCOPED(fs_put) struct fs_inode i = { 0 };
-	int rc = fs_get(req, dir, &i);
 	struct attr a;
+	int rc = directory_attr(req, dir, &a);
 
 	if (rc < 0)
 		return rc;
-	a = inode_attr(i.in);
 	if (!S_ISDIR(a.mode))
 		return -ENOTDIR;
 	return may(c, &a, 01) ? 0 : -EACCES;
@@ -124,7 +231,11 @@ static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q,
 		.arg = &caller,
 		.writer = &writer,
 	};
+	struct shared_commit shared = {
+		.req = req, .caller = &caller, .dir = dir, .name = q->name
+	};
 	struct segment_committed done = { 0 };
+	struct waiting w;
 	int rc;
 
 	if (memchr(q->name, 0, sizeof(q->name)) == NULL)
@@ -139,7 +250,27 @@ static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q,
 	fs_writer(req, q->name, &writer);
 	c.uid = caller.uid;
 	c.gid = caller.gid;
+	if (fs->shared && shared_is_direct(fs->shared, dir, q->name))
+		return -EOPNOTSUPP;
+	if (fs->shared) {
+		shared.as =
+			(struct shared_caller){ caller.uid, caller.gid,
+						caller.groups,
+						(size_t)caller.group_count };
+		shared.n =
+			(struct names_new){ .mode = S_IFREG | (q->mode & 0777),
+					    .uid = caller.uid,
+					    .gid = caller.gid,
+					    .writer = &writer };
+		c.find = find_shared;
+		c.ended = ended_shared;
+		c.find_arg = &shared;
+	}
+	if (fs->shared) /* DIR may leave it waiting */
+		waiting_begin(&w, req);
 	rc = segment_commit(&fs->store->segments, &c, &done);
+	if (fs->shared)
+		waiting_end(&w);
 	if (rc < 0)
 		return rc;
 	q->ino = done.ino;

@@ -92,17 +92,6 @@ static void fill(fuse_req_t req, const struct shared_entry *from,
 	e->attr_timeout = attr_timeout(req, from->id);
 }
 
-/* The kernel was not told of it after all. */
-static void forget(fuse_req_t req, uint64_t id, uint64_t count)
-{
-	if (id == ROOT_INO)
-		return;
-	if (shared_is_node(id))
-		shared_forget(shared_of(req), id, count);
-	else
-		fs_forget(store_of(req), id, count);
-}
-
 static void reply_entry(fuse_req_t req, int rc, const struct shared_entry *from)
 {
 	struct fuse_entry_param e;
@@ -113,7 +102,7 @@ static void reply_entry(fuse_req_t req, int rc, const struct shared_entry *from)
 	}
 	fill(req, from, &e);
 	if (fuse_reply_entry(req, &e) < 0)
-		forget(req, from->id, 1);
+		fs_shared_forget(req, from->id, 1);
 }
 
 static void on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
@@ -126,7 +115,7 @@ static void on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 
 static void on_forget(fuse_req_t req, fuse_ino_t ino, uint64_t nlookup)
 {
-	forget(req, ino, nlookup);
+	fs_shared_forget(req, ino, nlookup);
 	fuse_reply_none(req);
 }
 
@@ -134,7 +123,7 @@ static void on_forget_multi(fuse_req_t req, size_t count,
 			    struct fuse_forget_data *forgets)
 {
 	for (size_t i = 0; i < count; i++)
-		forget(req, forgets[i].ino, forgets[i].nlookup);
+		fs_shared_forget(req, forgets[i].ino, forgets[i].nlookup);
 	fuse_reply_none(req);
 }
 
@@ -452,7 +441,7 @@ static bool listing_add(struct listing *l, const struct dirent64 *d)
 				      d->d_off);
 	if (n > left) {
 		if (looked_up)
-			forget(l->req, found.id, 1);
+			fs_shared_forget(l->req, found.id, 1);
 		return false;
 	}
 	l->used += n;
@@ -567,7 +556,7 @@ static void create_plain(fuse_req_t req, fuse_ino_t parent, const char *name,
 	fill(req, &made, &e);
 	if (fuse_reply_create(req, &e, fi) < 0) {
 		shared_close(shared_of(req), made.id, fd);
-		forget(req, made.id, 1);
+		fs_shared_forget(req, made.id, 1);
 	}
 }
 
@@ -640,7 +629,7 @@ static int create(fuse_req_t req, fuse_ino_t parent, const char *name,
 			if (rc == 0) {
 				rc = open_found(req, caller, flags, n, c);
 				if (rc < 0)
-					forget(req, c->entry.id, 1);
+					fs_shared_forget(req, c->entry.id, 1);
 			}
 			rc = rc == -ENOENT ? -ESTALE : rc;
 		}
@@ -689,7 +678,7 @@ static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name,
 			file_release(&i.st->files, c.in, c.flags);
 		else
 			shared_close(shared_of(req), c.entry.id, c.fd);
-		forget(req, c.entry.id, 1);
+		fs_shared_forget(req, c.entry.id, 1);
 	}
 }
 

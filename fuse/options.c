@@ -267,7 +267,6 @@ static bool set_shared(struct options *o)
 	if (o->node && !shared_node_is_name(o->node))
 		return wrong("node", o->node,
 			     "up to 63 letters, digits, '.', '_' and '-'");
-	o->all.no_segments = true;
 	return true;
 }
 

@@ -40,6 +40,7 @@
 struct files;
 struct stage;
 struct attr;
+struct inode;
 struct writer;
 
 #define SEGMENTS_MAX 4096 /* of all clients */
@@ -135,6 +136,14 @@ struct segment_commit {
 	bool (*may)(void *arg, const struct attr *a, uint32_t want);
 	void *arg;
 	const struct writer *writer; /* NULL: not known */
+	/*
+	 * Where names are not the store's: find the file, with a reference, or
+	 * make it; *ret_made. No lock is held. -ESTALE: try again. ended()
+	 * follows when it is 0, with what came of it.
+	 */
+	int (*find)(void *arg, struct inode **ret_inode, bool *ret_made);
+	void (*ended)(void *arg, struct inode *in, int rc);
+	void *find_arg;
 };
 struct segment_committed {
 	uint64_t ino;

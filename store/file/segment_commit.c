@@ -39,6 +39,21 @@ static int drop_privs(struct files *fs, struct inode *in, const struct attr *a,
 				  : names_setattr(fs->names, in, SET_MODE, &to);
 }
 
+static int put(struct files *fs, const struct segment_commit *c,
+	       struct inode *in, struct stage *stage)
+{
+	int rc = file_replace(fs, in, stage);
+
+	if (rc < 0)
+		return rc;
+	/* The file is there: an error would say that it is not. */
+	if (c->writer)
+		(void)names_set_writer(fs->names, in, c->writer);
+	if (inode_attr(in).nlink == 0) /* by who came right after us */
+		file_unlinked(fs, in);
+	return 0;
+}
+
 /* Replace what has the name. -ESTALE: it means another inode now. */
 static int replace(struct files *fs, const struct segment_commit *c,
 		   struct inode *in, struct stage *stage)
@@ -53,16 +68,40 @@ static int replace(struct files *fs, const struct segment_commit *c,
 	if (!c->may(c->arg, &a, 02))
 		return -EACCES;
 	rc = drop_privs(fs, in, &a, c->uid == 0);
-	if (rc == 0)
-		rc = file_replace(fs, in, stage);
+	return rc < 0 ? rc : put(fs, c, in, stage);
+}
+
+/* The name means the file, and its bytes are these. */
+static int commit_named(struct files *fs, const struct segment_commit *c,
+			struct stage *stage, struct segment_committed *ret,
+			struct inode **ret_inode)
+{
+	bool made = false;
+	int rc = c->find(c->find_arg, ret_inode, &made);
+
 	if (rc < 0)
 		return rc;
-	/* The file is there: an error would say that it is not. */
-	if (c->writer)
-		(void)names_set_writer(fs->names, in, c->writer);
-	if (inode_attr(in).nlink == 0) /* by who came right after us */
-		file_unlinked(fs, in);
-	return 0;
+	rc = made ? put(fs, c, *ret_inode, stage)
+		  : replace(fs, c, *ret_inode, stage);
+	ret->replaced = !made;
+	/* Without memory for its job it is drained with the next one. */
+	if (rc == 0)
+		(void)drain_closed(fs->drain, *ret_inode, true);
+	c->ended(c->find_arg, *ret_inode, rc);
+	if (rc < 0)
+		inode_put(fs->inodes, *ret_inode, 1);
+	return rc;
+}
+
+static void told(struct files *fs, struct stage *stage, struct inode *in,
+		 struct segment_committed *ret)
+{
+	struct stat sb;
+
+	ret->ino = in->ino;
+	if (stage_stat(fs->stages, stage, &sb) == 0)
+		ret->mtime_ns = io_ns(&sb.st_mtim);
+	inode_put(fs->inodes, in, 1);
 }
 
 static int commit_once(struct files *fs, const struct segment_commit *c,
@@ -75,10 +114,15 @@ static int commit_once(struct files *fs, const struct segment_commit *c,
 		.stage = stage,
 		.writer = c->writer,
 	};
-	struct stat sb;
 	struct inode *in;
 	int rc;
 
+	if (c->find) {
+		rc = commit_named(fs, c, stage, ret, &in);
+		if (rc == 0)
+			told(fs, stage, in, ret);
+		return rc;
+	}
 	rc = names_lookup(fs->names, c->parent, c->name, &in);
 	ret->replaced = rc == 0;
 	if (rc == 0) {
@@ -106,10 +150,7 @@ static int commit_once(struct files *fs, const struct segment_commit *c,
 		return rc;
 	/* Without memory for its job it is drained with the next one. */
 	(void)drain_closed(fs->drain, in, true);
-	ret->ino = in->ino;
-	if (stage_stat(fs->stages, stage, &sb) == 0)
-		ret->mtime_ns = io_ns(&sb.st_mtim);
-	inode_put(fs->inodes, in, 1);
+	told(fs, stage, in, ret);
 	return 0;
 }
 
