@@ -6,7 +6,9 @@ import threading
 
 import nodes
 from nodes import ck, shared
+import ckptgpu
 from ckptest import as_user, data, fails, get, put, same
+from ckptgpu import Ckpt, Memory
 from segments import Client
 
 SIZE = 3 * ck.MIB + 4096
@@ -109,6 +111,32 @@ def what_a_segment_may_not_become_it_does_not(c):
     found = os.stat(c.shared("own"))
     assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (STRANGER, 0o400)
     same(get(c.shared("own")), data(SIZE, 1), "in DIR")
+
+
+@shared()
+def the_library_saves_through_segments_and_the_other_node_loads(c):
+    def saves():
+        library = Ckpt(ckptgpu.NO_GPU | ckptgpu.SEGMENT_ONLY)
+        for number in range(4):  # more than there are segments
+            tensors = {"w": Memory(data(SIZE, number)),
+                       "v": Memory(data(4096, 100 + number))}
+            library.save(c.a.path(f"step_{number}"), tensors, wait=True)
+            library.save(c.a.path("last"), tensors)
+        same(library.load(c.a.path("last"))["w"], data(SIZE, 3), "here")
+        assert library.counters().plain_saves == 0
+        library.close()
+    ck.Child(saves).result()
+
+    def loads():
+        library = Ckpt()
+        for number, name in (0, "step_0"), (3, "step_3"):
+            found = library.load(c.b.path(name))
+            same(found["w"], data(SIZE, number), name)
+            same(found["v"], data(4096, 100 + number), name)
+        library.close()
+    ck.Child(loads).result()
+    c.settle()
+    same(get(c.shared("last")), get(c.a.path("last")), "in DIR")
 
 
 if __name__ == "__main__":
