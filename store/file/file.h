@@ -176,6 +176,8 @@ void files_abandoned(struct files *fs);
  * left that have to be asked again.
  */
 bool files_ask_left(struct files *fs);
+/* Has anybody the file open or mapped, as far as the kernel says now? */
+bool file_is_used(struct files *fs, struct inode *in);
 
 /* The stage of an earlier daemon becomes this inode's. Takes the reference. */
 int file_adopt(struct files *fs, struct inode *in, struct stage *s, bool dirty,

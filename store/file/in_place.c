@@ -250,6 +250,28 @@ static bool ask_one(struct files *fs, struct inode *in)
 	return left;
 }
 
+static bool is_used(struct inode *in)
+{
+	const struct file *f;
+
+	HOLD(&in->lock);
+	f = in->file;
+	return f && (f->state.opens > 0 || f->state.changing > 0 ||
+		     f->state.left != LEFT_NOBODY);
+}
+
+bool file_is_used(struct files *fs, struct inode *in)
+{
+	if (!is_used(in))
+		return false;
+	if (!lock_try(&in->changing))
+		return true;
+	if (in->file)
+		file_ask_left(fs, in);
+	lock_give(&in->changing);
+	return is_used(in);
+}
+
 bool files_ask_left(struct files *fs)
 {
 	bool again = false;

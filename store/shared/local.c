@@ -296,16 +296,6 @@ static struct node *first_kept(struct shared *s)
 	return node_ref_locked(n);
 }
 
-static bool is_in_use(struct node *n)
-{
-	const struct file *f;
-
-	HOLD(&n->in->lock);
-	f = n->in->file;
-	return f && (f->state.opens > 0 || f->state.changing > 0 ||
-		     f->state.left != LEFT_NOBODY);
-}
-
 /* The kernel may remember it, which would keep the bytes. */
 static void forget_name(struct shared *s, struct node *n)
 {
@@ -340,7 +330,7 @@ void local_make_room(struct shared *s)
 
 		if (!n)
 			break;
-		if (!is_in_use(n)) {
+		if (!file_is_used(&s->st->files, n->in)) {
 			local_drop(s, n);
 			forget_name(s, n);
 			gone++;
