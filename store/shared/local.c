@@ -378,12 +378,16 @@ void local_not_awaited(struct shared *s)
 void local_committing(void *arg, struct kv_batch *b, uint64_t ino)
 {
 	struct shared *s = arg;
+	struct node *n = node_get(s, ino);
 	uint64_t place;
 
 	{
 		HOLD(&s->lock);
 		place = s->next_place++;
+		if (n && n->state != NODE_GONE)
+			queue_come_locked(s, n);
 	}
+	node_put(s, n);
 	u64_save(b, local_key(LOCAL_PLACE_KEY, ino), place);
 }
 
@@ -392,13 +396,18 @@ void local_committed(void *arg, uint64_t ino)
 	struct shared *s = arg;
 	struct node *n = node_get(s, ino);
 	uint64_t place;
+	int rc;
 
 	if (!n)
 		return;
-	if (u64_load(s->st->kv, local_key(LOCAL_PLACE_KEY, ino), &place) == 0) {
+	rc = u64_load(s->st->kv, local_key(LOCAL_PLACE_KEY, ino), &place);
+	{
 		HOLD(&s->lock);
-		if (n->state == NODE_PENDING || n->state == NODE_UPLOADING ||
-		    n->state == NODE_MAKING)
+		queue_came_locked(n);
+		cond_broadcast(&s->moved);
+		if (rc == 0 &&
+		    (n->state == NODE_PENDING || n->state == NODE_UPLOADING ||
+		     n->state == NODE_MAKING))
 			queue_add_locked(s, n, place);
 	}
 	node_put(s, n);

@@ -179,7 +179,9 @@ static int open_checked(struct shared *s, struct node *n, int dirfd,
 	}
 	{
 		HOLD(&s->lock);
-		same = n->engine == sb.st_ino;
+		/* A number is used again by some, for a folder as well. */
+		same = n->engine == sb.st_ino &&
+		       n->type == (sb.st_mode & S_IFMT);
 	}
 	if (same) {
 		/* Of a folder, and of what is written: others may rename it. */

@@ -241,7 +241,8 @@ static bool is_same_locked(const struct shared *s, const struct node *n,
 		return false;
 	case NODE_COMPLETING: /* others may see it whole, and change it */
 		return pending_is(s, sb) ||
-		       (uint64_t)sb->st_size == n->kept_size;
+		       ((uint64_t)sb->st_size == n->kept_size &&
+			node_is_time(&sb->st_mtim, n->kept_mtime_ns));
 	case NODE_OF_DIR:
 	case NODE_MAKING:
 		return true;
@@ -317,6 +318,7 @@ void node_take_over_locked(struct shared *s, struct node *fresh,
 void node_forget_local_locked(struct shared *s, struct node *n)
 {
 	queue_remove_locked(s, n);
+	queue_came_locked(n);
 	if (n->replaces) {
 		LIST_REMOVE(n, replacing);
 		n->replaces = false;

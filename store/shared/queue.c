@@ -70,6 +70,20 @@ void queue_read_locked(struct shared *s, struct node *n)
 	TAILQ_INSERT_TAIL(&s->kept, n, kept);
 }
 
+void queue_come_locked(struct shared *s, struct node *n)
+{
+	if (!n->is_coming)
+		LIST_INSERT_HEAD(&s->coming, n, coming);
+	n->is_coming = true;
+}
+
+void queue_came_locked(struct node *n)
+{
+	if (n->is_coming)
+		LIST_REMOVE(n, coming);
+	n->is_coming = false;
+}
+
 void queue_keep_locked(struct shared *s, struct node *n, uint64_t bytes)
 {
 	n->state = NODE_KEPT;

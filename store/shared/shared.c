@@ -165,6 +165,7 @@ int shared_open(struct store *st, const struct shared_options *o,
 	TAILQ_INIT(&s->queue);
 	TAILQ_INIT(&s->kept);
 	TAILQ_INIT(&s->seen);
+	LIST_INIT(&s->coming);
 	s->st = st;
 	s->home = SHARED_HOME_NONE;
 	s->as_root = geteuid() == 0;

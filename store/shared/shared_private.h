@@ -98,6 +98,9 @@ struct node {
 	bool is_queued, is_taken;
 	bool is_copying; /* a large one: see upload_copy.c */
 	bool is_shown; /* NODE_COMPLETING: it has its mode, or its name */
+	/* Its version is being committed: it is about to be queued. */
+	LIST_ENTRY(node) coming;
+	bool is_coming;
 	uint64_t place;
 	int64_t since_ns, due_ns;
 	unsigned failures;
@@ -130,7 +133,7 @@ struct shared {
 	struct cond moved; /* a local file's state, the queue */
 	struct cond idle; /* of an uploader that has nothing to do */
 	LIST_HEAD(node_list, node) by_id[NODE_BUCKETS];
-	struct node_list by_engine[NODE_BUCKETS], replacing;
+	struct node_list by_engine[NODE_BUCKETS], replacing, coming;
 	struct node *root;
 	uint64_t next_node, next_local, next_place;
 	uint64_t kept_bytes; /* of all that is kept */
@@ -170,6 +173,15 @@ static inline bool pending_is(const struct shared *s, const struct stat *sb)
 	       (sb->st_mode & 07777) == pending_mode(s);
 }
 
+/* Did DIR get this time? Some keep a part of it: microseconds, whole seconds. */
+static inline bool node_is_time(const struct timespec *there, int64_t own_ns)
+{
+	int64_t lost_ns = own_ns - io_ns(there);
+
+	return lost_ns == 0 || (lost_ns > 0 && there->tv_nsec % 100 == 0 &&
+				there->tv_sec == io_timespec(own_ns).tv_sec);
+}
+
 /* Does it have what is kept of it here? */
 static inline bool node_is_current(const struct node *n, const struct stat *sb)
 {
@@ -190,6 +202,12 @@ static inline void node_new_name(const struct node *n,
 
 void queue_add_locked(struct shared *s, struct node *n, uint64_t place);
 void queue_remove_locked(struct shared *s, struct node *n);
+/*
+ * Between the batch that makes a version durable, of which others may be told
+ * at once, and its place in the queue.
+ */
+void queue_come_locked(struct shared *s, struct node *n);
+void queue_came_locked(struct node *n);
 /* It is whole in DIR, and what is here is a cache; or is none any more. */
 void queue_keep_locked(struct shared *s, struct node *n, uint64_t bytes);
 /* It is read here: it goes after the others. */

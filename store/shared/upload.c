@@ -357,6 +357,7 @@ static bool begin_completing(struct upload *u)
 		    u->n->state != NODE_UPLOADING)
 			return false;
 		u->n->kept_size = (uint64_t)u->sb.st_size;
+		u->n->kept_mtime_ns = io_ns(&u->sb.st_mtim);
 		u->n->state = NODE_COMPLETING;
 		u->n->is_shown = false;
 		cond_broadcast(&s->moved);
@@ -402,15 +403,6 @@ static int put_in_place(struct upload *u)
 	return rc;
 }
 
-/* Did DIR get this time? Some keep a part of it: microseconds, whole seconds.
- */
-static bool is_time(const struct timespec *there, const struct timespec *own)
-{
-	return there->tv_sec == own->tv_sec &&
-	       (there->tv_nsec == own->tv_nsec ||
-		(there->tv_nsec < own->tv_nsec && there->tv_nsec % 100 == 0));
-}
-
 /* As it was made whole: nobody who saw that was faster with something else. */
 static bool is_untouched(const struct upload *u, const struct stat *sb)
 {
@@ -420,7 +412,7 @@ static bool is_untouched(const struct upload *u, const struct stat *sb)
 	       (sb->st_mode & 07777) == (own->st_mode & 07777) &&
 	       sb->st_uid == own->st_uid && sb->st_gid == own->st_gid &&
 	       sb->st_size == own->st_size &&
-	       is_time(&sb->st_mtim, &own->st_mtim);
+	       node_is_time(&sb->st_mtim, io_ns(&own->st_mtim));
 }
 
 /*

@@ -23,6 +23,9 @@ static bool has_pending_locked(struct shared *s, const struct node *dir,
 {
 	const struct node *n;
 
+	LIST_FOREACH(n, &s->coming, coming)
+	if (!dir || node_is_under_locked(n, dir))
+		return true;
 	TAILQ_FOREACH(n, &s->queue, queued)
 	if (n->place < place && (!dir || node_is_under_locked(n, dir)))
 		return true;

@@ -3,6 +3,7 @@
  * kernel would have looked up first, and what others did since, is chosen here.
  */
 #include "store/base/dir.h"
+#include "store/base/scope.h"
 #include "store/file/file.h"
 #include "store/shared/shared_private.h"
 #include "tests/unit/home_fixture.h"
@@ -291,19 +292,26 @@ static void a_file_that_another_node_put_there_is_not_taken_for_ours(void **stat
 }
 
 /* Somebody writes to the file in DIR in the moment in which it is whole. */
-static const char *changed_when_whole;
+static struct mounted *changes_when_whole;
+static bool was_node; /* what the name meant then */
 
 int __real_fchmod(int fd, mode_t mode);
 int __wrap_fchmod(int fd, mode_t mode);
 
 int __wrap_fchmod(int fd, mode_t mode)
 {
+	struct mounted *m = changes_when_whole;
 	int rc = __real_fchmod(fd, mode), own;
+	struct shared_entry e;
 
-	if (!changed_when_whole)
+	if (!m)
 		return rc;
-	own = open(changed_when_whole, O_WRONLY);
-	assert_int_equal(pwrite(own, "theirs", 6, 0), 6);
+	own = openat(m->s->home.dirfd, "f", O_WRONLY);
+	if (pwrite(own, "theirs", 6, 0) == 6 &&
+	    shared_lookup(m->s, ROOT_INO, "f", &e) == 0)
+		was_node = shared_is_node(e.id);
+	if (was_node)
+		shared_forget(m->s, e.id, 1);
 	close(own);
 	return rc;
 }
@@ -316,7 +324,7 @@ static void a_file_changed_in_the_moment_it_is_whole_is_not_kept(void **state)
 	struct file_opened opened;
 	struct shared_entry e;
 	struct inode *in;
-	char path[1024];
+	struct node *n;
 	uint64_t id;
 
 	(void)state;
@@ -325,13 +333,20 @@ static void a_file_changed_in_the_moment_it_is_whole_is_not_kept(void **state)
 			 0);
 	assert_int_equal(file_open(files, in, O_WRONLY, &opened), 0);
 	assert_int_equal(file_write(files, in, "mine..", 6, 0), 0);
-	(void)snprintf(path, sizeof(path), "%s", at(m.dir, "f"));
-	changed_when_whole = path;
+	changes_when_whole = &m;
 	assert_int_equal(file_flush(files, in, O_WRONLY), 0);
 	file_release(files, in, O_WRONLY);
 	shared_change_end(m.s, in->ino);
 	assert_int_equal(shared_flush(m.s), 0);
-	changed_when_whole = NULL;
+	n = node_get(m.s, in->ino);
+	{
+		HOLD(&m.s->lock);
+		while (n->is_taken)
+			cond_wait(&m.s->moved, &m.s->lock);
+	}
+	node_put(m.s, n);
+	changes_when_whole = NULL;
+	assert_true(was_node);
 	id = look_up(&m, "f");
 	assert_true(shared_is_node(id));
 	shared_forget(m.s, id, 1);
