@@ -118,28 +118,53 @@ shared_frozen() {
 	mount_store "shared=$shared,node=a"
 }
 
-upload_ns() { # NAME: of a file that is durable here, and is not there yet
-	flush
+# upload_ns ROUND WRITERS: with the drain of what is stored here already, which
+# is held until then, so that no file is under way before
+upload_ns() {
+	write_files "$mnt/upload_$1" "$2" $((8 << 20)) 7 >/dev/null
 	"$bench" run "$ckptctl" flush --shared "$mnt"
 }
 
-shared_uploads() {
+# copy_ns ROUND WRITERS: the same bytes, by dd, one file after the other
+copy_ns() {
+	mkdir "$shared/dd_$1"
+	# shellcheck disable=SC2016 # it is for sh
+	"$bench" run sh -c 'for f in "$0"/*; do
+		dd if="$f" of="$1/${f##*/}" bs=8M conv=fsync status=none || exit
+	done' "$raw/upload" "$shared/dd_$1"
+}
+
+# The sides change their order: what was removed is given back meanwhile.
+uploads_of() { # WRITERS NAME
 	local round a b
 
-	"$bench" write $((1 << 20)) "$bytes" 7 "$raw/bytes" >/dev/null
-	for ((round = 0; round <= rounds; round++)); do
-		# Bytes that are stored here already, so that the disk rests.
-		"$bench" write $((8 << 20)) "$bytes" 7 "$mnt/upload_$round" >/dev/null
-		a=$(upload_ns)
-		sync -f "$shared"
-		b=$("$bench" run dd "if=$raw/bytes" "of=$shared/dd" bs=8M \
-			conv=fsync status=none)
-		((round == 0)) || pair "$a" "$b"
-		rm "$mnt/upload_$round" "$shared/dd"
+	write_files "$raw/upload" "$1" $((8 << 20)) 7 >/dev/null
+	write_files "$mnt/upload" "$1" $((8 << 20)) 7 >/dev/null
+	for ((round = 0; round < rounds; round++)); do
 		shared_rests
+		if ((round % 2)); then
+			a=$(upload_ns "$round" "$1")
+			sync -f "$shared"
+			b=$(copy_ns "$round" "$1")
+		else
+			b=$(copy_ns "$round" "$1")
+			sync -f "$shared"
+			a=$(upload_ns "$round" "$1")
+		fi
+		pair "$a" "$b"
 	done
-	rm "$raw/bytes"
-	row_speed 'upload (dd bs=8M conv=fsync)' 0.9
+	row_speed "$2" 0.9
+	rm -r "$mnt"/upload* "$shared"/dd_* "$raw/upload"
+	shared_rests
+}
+
+shared_uploads() {
+	unmount_store
+	mount_store "shared=$shared,node=a,debug_hold_drain"
+	uploads_of 1 'upload (dd bs=8M conv=fsync)'
+	uploads_of 8 'upload of 8 files (dd, one by one)'
+	unmount_store
+	mount_store "shared=$shared,node=a"
 }
 
 shared_reads() {
