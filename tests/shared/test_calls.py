@@ -131,7 +131,7 @@ def a_file_that_replaces_one_costs_these_calls_and_no_more(c):
                      ("counted-" in rest or new in rest))
     check(total, {
         "openat": 2,
-        "newfstatat": 6,
+        "newfstatat": 7,
         "pwrite64": 2, "pwritev": 1, "fsync": 2,
         "ftruncate": 1, "utimensat": 1,
         "fchown": 1, "fchmod": 2,  # to be the owner's, and pending; its mode
