@@ -430,6 +430,8 @@ int drain_start(struct drain *d)
 			return rc;
 		HOLD(&d->lock);
 		d->thread_count++;
+		/* It may be there already, and have found that none may begin. */
+		workers_wake_locked(d);
 	}
 	return thread_create(&d->timer, drain_timer_main, d);
 }
