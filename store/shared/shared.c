@@ -447,11 +447,12 @@ static int replace_at(struct shared *s, struct node *parent, const char *name,
 		rc = -errno;
 	if (rc == 0 && fstat(fd, &sb) < 0)
 		rc = -errno;
-	if (rc == 0)
+	if (rc == 0) {
 		rc = pending_write(s, u.n, fd, 0, true);
-	/* Nobody but this node looks at it in new/: see upload.c. */
-	if (rc == -ENOSPC || rc == -EDQUOT)
-		rc = ftruncate(fd, 0) < 0 ? -errno : 0;
+		/* Nobody but this node looks at it in new/: see upload.c. */
+		if (rc == -ENOSPC || rc == -EDQUOT)
+			rc = ftruncate(fd, 0) < 0 ? -errno : 0;
+	}
 	if (rc < 0) {
 		(void)unlinkat(s->home.newfd, in_new, 0);
 		local_drop(s, u.n);
