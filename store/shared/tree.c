@@ -699,6 +699,8 @@ int shared_unlink(struct shared *s, const struct shared_caller *c,
 		  uint64_t parent, const char *name, bool dir)
 {
 	SCOPED(at_end) struct at a = { .fd = -1 };
+	SCOPED(node_use_end) struct node_use replacing = { .s = s };
+	SCOPED(hold_end) struct hold held = { 0 };
 	struct was w = { 0 };
 	bool dropped;
 	int rc;
@@ -708,8 +710,12 @@ int shared_unlink(struct shared *s, const struct shared_caller *c,
 	rc = at_begin(s, parent, name, &a);
 	if (rc < 0)
 		return rc;
-	if (!dir)
+	if (!dir) {
+		/* Or it would be put in the place of what goes. */
+		replacing.n = node_replacing(s, a.dir, name);
+		hold_begin(s, replacing.n, &held);
 		was_begin(s, &a, &w);
+	}
 	act_as(s, c);
 	rc = unlinkat(a.fd, name, dir ? AT_REMOVEDIR : 0) < 0 ? -errno : 0;
 	act_as_self(s, c);
@@ -984,7 +990,9 @@ int shared_rename(struct shared *s, const struct shared_caller *c,
 {
 	SCOPED(at_end) struct at from = { .fd = -1 }, to = { .fd = -1 };
 	SCOPED(node_use_end) struct node_use replacing = { .s = s };
+	SCOPED(node_use_end) struct node_use over = { .s = s };
 	SCOPED(hold_end) struct hold held = { 0 }, held_src = { 0 };
+	SCOPED(hold_end) struct hold held_over = { 0 };
 	struct was src = { 0 }, dst = { 0 };
 	int rc;
 
@@ -1018,6 +1026,10 @@ int shared_rename(struct shared *s, const struct shared_caller *c,
 		hold_begin(s, src.n, &held_src);
 	if (rc == 0 && src.n && !replacing.n && flags == 0)
 		rc = hold_tracker(s, src.n, &to);
+	if (rc == 0) { /* or it would be put over what comes there */
+		over.n = node_replacing(s, to.dir, new_name);
+		hold_begin(s, over.n, &held_over);
+	}
 	if (rc == 0)
 		rc = rename_was(s, c, &from, &to, replacing.n, &src, &dst,
 				flags);
