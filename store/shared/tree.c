@@ -816,10 +816,13 @@ static int rename_over(struct shared *s, struct node *n, const struct at *from,
 		engine = n->engine;
 	}
 	/*
-	 * The record first: a daemon that dies in between finds the file by
-	 * its trailer, under either name.
+	 * The record first, and durably: a node that dies in between finds the
+	 * file by its trailer, under the old name. In new/ it would be one that
+	 * nobody knows.
 	 */
 	rc = place_replacing(s, n, to);
+	if (rc == 0)
+		rc = kv_sync(s->st->kv);
 	if (rc == 0 && renameat(from->fd, from->name, s->home.newfd, name) < 0)
 		rc = -errno;
 	if (rc < 0)
