@@ -927,7 +927,7 @@ static int wait_before(struct shared *s, struct node *n, const char *new_name)
 /*
  * A file that is whole in DIR is pending once more. Whoever has it open there
  * reads 4096 bytes behind its end; it is about to get a tracker's name, and had
- * one that nobody goes by.
+ * one that nobody goes by. When this fails it is completed under that one.
  */
 static int make_pending_again(struct shared *s, struct node *n)
 {
@@ -942,20 +942,51 @@ static int make_pending_again(struct shared *s, struct node *n)
 		return fd;
 	if (fstat(fd, &sb) < 0)
 		return -errno;
-	rc = pending_write(s, n, fd, (uint64_t)sb.st_size, false);
-	if (rc == 0 && fchmod(fd, pending_mode(s)) < 0)
-		rc = -errno;
-	if (rc < 0)
-		return rc;
 	{
 		HOLD(&s->lock);
 		if (n->state != NODE_KEPT)
 			return -ESTALE;
 		queue_unkeep_locked(s, n, NODE_PENDING);
 		n->since_ns = mono_ns();
-		queue_add_locked(s, n, s->next_place++);
 	}
-	return local_save(s, n, false);
+	/*
+	 * The record first, durably, and the trailer last: whoever dies in
+	 * between leaves a file that is whole, or one that is known to be his.
+	 */
+	rc = local_save(s, n, false);
+	if (rc == 0)
+		rc = kv_sync(s->st->kv);
+	if (rc == 0 && fchmod(fd, pending_mode(s)) < 0)
+		rc = -errno;
+	if (rc == 0)
+		rc = pending_write(s, n, fd, (uint64_t)sb.st_size, false);
+	HOLD(&s->lock);
+	queue_add_locked(s, n, s->next_place++);
+	return rc;
+}
+
+/*
+ * What is pending here may be plain in DIR: the last call of its upload failed,
+ * or a daemon died before it could write down that it is whole.
+ */
+static int be_pending(struct shared *s, struct node *n)
+{
+	SCOPED(scope_close) int path = -1, fd = -1;
+	struct stat sb;
+	int rc = node_fd(s, n, &path);
+
+	if (rc < 0)
+		return rc;
+	if (fstat(path, &sb) < 0)
+		return -errno;
+	if (pending_is(s, &sb))
+		return 0;
+	fd = node_reopen(path, O_RDWR);
+	if (fd < 0)
+		return fd;
+	if (fchmod(fd, pending_mode(s)) < 0)
+		return -errno;
+	return pending_write(s, n, fd, (uint64_t)sb.st_size, false);
 }
 
 /*
@@ -977,7 +1008,7 @@ static int hold_tracker(struct shared *s, struct node *n, const struct at *to)
 		n->changed = n->changed || state == NODE_UPLOADING;
 	}
 	if (state == NODE_PENDING || state == NODE_UPLOADING)
-		return 0;
+		return be_pending(s, n);
 	if (state != NODE_KEPT)
 		return s->st->options.publish == PUBLISH_ASYNC
 			       ? 0
