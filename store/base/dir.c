@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "store/base/io.h"
@@ -36,6 +37,16 @@ int dir_each(int dirfd, const char *path,
 	}
 	(void)closedir(dir);
 	return rc;
+}
+
+int dir_ask_anew(int fd)
+{
+	struct statx sx;
+
+	return statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_MTIME,
+		     &sx) < 0
+		       ? -errno
+		       : 0;
 }
 
 static int stop_at_first(void *arg, int fd, const char *name)

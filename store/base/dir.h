@@ -19,6 +19,12 @@
 int dir_each(int dirfd, const char *path,
 	     int (*fn)(void *arg, int fd, const char *name), void *arg);
 
+/*
+ * What is listed, or looked up, in this directory from now on is what is there
+ * now: clients of network file systems remember, NFS for a minute. -errno.
+ */
+int dir_ask_anew(int fd);
+
 /* Is it a directory without a name in it? */
 bool dir_is_empty(int dirfd, const char *path);
 

@@ -14,6 +14,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "store/base/dir.h"
+#include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/file/file.h"
 #include "store/shared/shared_private.h"
@@ -102,13 +104,14 @@ static int look_at(const struct search *w, int dirfd, const struct dirent *e,
 /* Takes dirfd. */
 static int find_in(const struct search *w, int dirfd, unsigned depth)
 {
-	DIR *d = fdopendir(dirfd);
+	int rc = dirfd < 0 ? -errno : dir_ask_anew(dirfd);
+	DIR *d = rc < 0 ? NULL : fdopendir(dirfd);
 	struct dirent *e;
-	int rc = 0;
 
 	if (!d) {
-		rc = -errno;
-		(void)close(dirfd);
+		rc = rc < 0 ? rc : -errno;
+		if (dirfd >= 0)
+			(void)close(dirfd);
 		return rc;
 	}
 	while (rc == 0 && (errno = 0, e = readdir(d)))

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "store/base/dir.h"
 #include "store/base/scope.h"
 #include "store/shared/look.h"
 
@@ -37,11 +38,17 @@ static int push(struct walker *k, int at, const char *name)
 {
 	SCOPED(scope_close) int fd = -1;
 	DIR *dir;
+	int rc;
 
 	if (k->depth == SHARED_WALK_DEPTH_MAX)
 		return -ENAMETOOLONG;
 	fd = openat(at, name, DIR_FLAGS);
-	dir = fd < 0 ? NULL : fdopendir(fd);
+	if (fd < 0)
+		return -errno;
+	rc = dir_ask_anew(fd);
+	if (rc < 0)
+		return rc;
+	dir = fdopendir(fd);
 	if (!dir)
 		return -errno;
 	fd = -1;
