@@ -192,6 +192,9 @@ void node_place_locked(struct shared *s, struct node *n, struct node *parent,
 	free(n->name);
 	n->name = copy;
 	n->parent = node_ref_locked(parent);
+	/* Its upload has asked under another name whether a tracker may come. */
+	if (n->state == NODE_UPLOADING && tracker_is(name))
+		n->changed = true;
 	/* Nobody else can hold the last reference: the kernel, or s->root. */
 	if (old)
 		old->refs--;
