@@ -354,6 +354,8 @@ static struct node *find_not_awaited(struct shared *s)
 		if (n->undone && n->awaited_ns < now && n->changing == 0 &&
 		    n->state == NODE_PENDING) {
 			n->renaming++; /* so that nobody completes it */
+			n->dropped = true;
+			s->dropped[s->next_dropped++ % DROPPED_MAX] = n->id;
 			return node_ref_locked(n);
 		}
 	return NULL;

@@ -192,7 +192,8 @@ void node_place_locked(struct shared *s, struct node *n, struct node *parent,
 	free(n->name);
 	n->name = copy;
 	n->parent = node_ref_locked(parent);
-	/* Its upload has asked under another name whether a tracker may come. */
+	/* Its upload has asked under another name whether a tracker may come.
+	 */
 	if (n->state == NODE_UPLOADING && tracker_is(name))
 		n->changed = true;
 	/* Nobody else can hold the last reference: the kernel, or s->root. */
@@ -294,7 +295,8 @@ struct node *node_replacing(struct shared *s, const struct node *parent,
 
 	HOLD(&s->lock);
 	LIST_FOREACH(n, &s->replacing, replacing)
-		if (n->parent == parent && strcmp(n->name, name) == 0)
+		if (n->parent == parent && !n->dropped &&
+		    strcmp(n->name, name) == 0)
 			return node_ref_locked(n);
 	return NULL;
 }

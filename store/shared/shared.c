@@ -141,7 +141,7 @@ static int sweep_new(void *arg, int fd, const char *name)
 	{
 		HOLD(&s->lock);
 		LIST_FOREACH(n, &s->replacing, replacing)
-		known = known || n->new_id == id;
+			known = known || n->new_id == id;
 	}
 	if (strlen(name) == 16 && !known && unlinkat(fd, name, 0) == 0)
 		log_info("%s: " SHARED_HOME "/" SHARED_NEW_DIR
@@ -189,8 +189,8 @@ int shared_open(struct store *st, const struct shared_options *o,
 	if (rc == 0)
 		rc = bind_store(s, why, why_size);
 	if (rc == 0)
-		s->unclean = s->search = record_find(
-			st->kv, key_meta(META_SHARED_MOUNTED)) == 0;
+		s->unclean = s->search =
+			record_find(st->kv, key_meta(META_SHARED_MOUNTED)) == 0;
 	if (rc == 0)
 		rc = note_mounted(s, true);
 	if (rc == 0)
@@ -390,7 +390,8 @@ static bool is_direct_node(struct shared *s, struct node *n)
 	return matches_direct(s, name ? name + 1 : path, path);
 }
 
-/* The file that is kept here is DIR's alone from now on, under other numbers. */
+/* The file that is kept here is DIR's alone from now on, under other numbers.
+ */
 static int give_up(struct shared *s, struct node *n)
 {
 	local_drop(s, n);
@@ -496,7 +497,8 @@ int shared_create_again(struct shared *s, uint64_t parent, const char *name,
 	SCOPED(node_use_end) struct node_use u = { 0 };
 
 	if ((flags & O_TRUNC) && writes(flags) &&
-	    !shared_is_direct(s, parent, name) && node_use(s, parent, &u) == 0) {
+	    !shared_is_direct(s, parent, name) &&
+	    node_use(s, parent, &u) == 0) {
 		int rc = replace_at(s, u.n, name, new);
 
 		if (rc < 0)
@@ -515,14 +517,24 @@ static bool has_one_name(struct shared *s, struct node *n)
 	       sb.st_nlink == 1;
 }
 
+/* It was made for somebody who came too late, and is gone. */
+static bool was_dropped(struct shared *s, uint64_t id)
+{
+	HOLD(&s->lock);
+	for (unsigned i = 0; i < DROPPED_MAX; i++)
+		if (s->dropped[i] == id)
+			return true;
+	return false;
+}
+
 int shared_change_begin(struct shared *s, uint64_t id, int flags,
 			const struct names_new *n)
 {
 	SCOPED(node_use_end) struct node_use u = { 0 };
-	bool kept, direct;
+	bool kept, direct, dropped;
 
 	if (node_use(s, id, &u) < 0)
-		return 0;
+		return writes(flags) && was_dropped(s, id) ? -ESTALE : 0;
 	if (!writes(flags)) {
 		HOLD(&s->lock);
 		queue_read_locked(s, u.n);
@@ -534,7 +546,8 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 		while (u.n->state == NODE_COMPLETING)
 			cond_wait(&s->moved, &s->lock);
 		kept = u.n->state == NODE_KEPT;
-		if (!kept) {
+		dropped = u.n->dropped;
+		if (!kept && !dropped) {
 			u.n->changing++;
 			u.n->awaited_ns = 0;
 			u.n->undone = false;
@@ -542,6 +555,8 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 				u.n->changed = true;
 		}
 	}
+	if (dropped) /* what is written there would be lost */
+		return -ESTALE;
 	if (!kept)
 		return 0;
 	if ((flags & O_TRUNC) && n && !direct && has_one_name(s, u.n)) {
@@ -842,8 +857,8 @@ int shared_where(struct shared *s, uint64_t id, struct shared_where *ret)
 		return rc;
 	if (u.n->in) {
 		HOLD(&s->lock);
-		ret->is = u.n->state == NODE_KEPT ? SHARED_KEPT
-						  : SHARED_PENDING;
+		ret->is =
+			u.n->state == NODE_KEPT ? SHARED_KEPT : SHARED_PENDING;
 		return 0;
 	}
 	rc = node_fd(s, u.n, &fd);

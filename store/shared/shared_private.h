@@ -94,6 +94,7 @@ struct node {
 	 */
 	int64_t awaited_ns;
 	bool undone; /* when nobody comes: it was made for him alone */
+	bool dropped; /* nobody came: who comes now has to look again */
 	TAILQ_ENTRY(node) queued; /* to be uploaded, by place */
 	bool is_queued, is_taken;
 	bool is_copying; /* a large one: see upload_copy.c */
@@ -119,6 +120,7 @@ struct node {
 #define LOCAL_NEW_BYTES 24
 /* Files on their way at a time, of which most wait for DIR. */
 #define UPLOAD_THREADS 16u
+#define DROPPED_MAX 64u
 
 struct shared {
 	struct store *st; /* borrowed */
@@ -141,6 +143,9 @@ struct shared {
 	unsigned fds, fds_max;
 	TAILQ_HEAD(node_queue, node) queue, kept, seen;
 	LIST_HEAD(, lock_owner) lock_owners; /* locks.c */
+	/* The last local files that nobody came for: see shared_change_begin() */
+	uint64_t dropped[DROPPED_MAX];
+	unsigned next_dropped;
 	struct shared_figures figures;
 	/* Since when each thread is in a call to DIR; 0: it is in none. */
 	int64_t calling_ns[UPLOAD_THREADS];
