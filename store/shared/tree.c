@@ -202,7 +202,8 @@ static int see_pending(struct shared *s, const struct at *a, int fd,
 	return 0;
 }
 
-/* What DIR has at the name, as it was found: its descriptor is taken, or not. */
+/* What DIR has at the name, as it was found: its descriptor is taken, or not.
+ */
 static int entry_at(struct shared *s, const struct at *a, struct found *f,
 		    struct shared_entry *ret)
 {
@@ -464,8 +465,8 @@ int shared_create(struct shared *s, const struct shared_caller *c,
 }
 
 int tree_create_plain(struct shared *s, const struct shared_caller *c,
-		      uint64_t parent, const char *name, mode_t mode,
-		      int flags, struct shared_entry *ret)
+		      uint64_t parent, const char *name, mode_t mode, int flags,
+		      struct shared_entry *ret)
 {
 	SCOPED(at_end) struct at a = { .fd = -1 };
 	SCOPED(scope_close) int fd = -1;
@@ -719,7 +720,8 @@ int shared_unlink(struct shared *s, const struct shared_caller *c,
 	act_as(s, c);
 	rc = unlinkat(a.fd, name, dir ? AT_REMOVEDIR : 0) < 0 ? -errno : 0;
 	act_as_self(s, c);
-	dropped = (rc == 0 || rc == -ENOENT) && !dir && drop_replacing_at(s, &a);
+	dropped =
+		(rc == 0 || rc == -ENOENT) && !dir && drop_replacing_at(s, &a);
 	if (rc == 0)
 		was_removed(s, &w);
 	if (rc == 0 && w.n) /* its bytes go now, not later */
@@ -737,11 +739,25 @@ static int rename_in_dir(struct shared *s, const struct shared_caller *c,
 	int rc;
 
 	act_as(s, c);
-	rc = flags == 0 ? renameat(from->fd, from->name, to->fd, to->name)
-			: renameat2(from->fd, from->name, to->fd, to->name,
-				    flags);
+	rc = flags == 0
+		     ? renameat(from->fd, from->name, to->fd, to->name)
+		     : renameat2(from->fd, from->name, to->fd, to->name, flags);
 	rc = rc < 0 ? -errno : 0;
 	act_as_self(s, c);
+	return rc;
+}
+
+/* What is there is to be seen no more; it is `w`. */
+static int remove_in_dir(struct shared *s, const struct shared_caller *c,
+			 const struct at *a, struct was *w)
+{
+	int rc;
+
+	act_as(s, c);
+	rc = unlinkat(a->fd, a->name, 0) < 0 ? -errno : 0;
+	act_as_self(s, c);
+	if (rc == 0)
+		was_removed(s, w);
 	return rc;
 }
 
@@ -775,9 +791,9 @@ static bool place_back(struct shared *s, struct node *n, const struct at *from)
 }
 
 /*
- * What was moved to new/ is n's, if nobody was faster: another node may have put
- * its file at the name before, which gets the new name then, and is not ours to
- * keep; and who removes the new name here drops n.
+ * What was moved to new/ is n's, if nobody was faster: another node may have
+ * put its file at the name before, which gets the new name then, and is not
+ * ours to keep; and who removes the new name here drops n.
  */
 static int see_moved(struct shared *s, struct node *n, ino_t engine,
 		     const struct at *from, const struct at *to)
@@ -872,10 +888,14 @@ static int rename_was(struct shared *s, const struct shared_caller *c,
 	if ((flags & RENAME_NOREPLACE) && dst->n)
 		return -EEXIST;
 	if (replacing) {
+		bool moves = src->n && !tracker_is(to->name);
+
 		/* What others see there moves along, if there is anything. */
-		if (src->n)
+		if (moves)
 			rc = rename_in_dir(s, c, from, to, flags);
-		if (rc == 0 && other)
+		else if (src->n) /* which did not wait, as a tracker has to */
+			rc = remove_in_dir(s, c, from, src);
+		if (rc == 0 && other && (moves || !src->n))
 			was_removed(s, dst);
 		if (rc == 0)
 			(void)drop_replacing_at(s, to);
@@ -1053,7 +1073,8 @@ int shared_rename(struct shared *s, const struct shared_caller *c,
 		rc = look->fn(look->arg);
 	if (rc == 0) {
 		hold_begin(s, replacing.n, &held);
-		if (replacing.n && !node_replaces(s, replacing.n)) /* it is complete */
+		if (replacing.n &&
+		    !node_replaces(s, replacing.n)) /* it is complete */
 			rc = -ESTALE;
 	}
 	if (rc == 0 && src.n != replacing.n)
@@ -1095,8 +1116,7 @@ static int set_at(int fd, unsigned valid, const struct attr *to,
 		return -errno;
 	if ((valid & (SET_UID | SET_GID)) &&
 	    fchownat(fd, "", valid & SET_UID ? to->uid : (uid_t)-1,
-		     valid & SET_GID ? to->gid : (gid_t)-1,
-		     AT_EMPTY_PATH) < 0)
+		     valid & SET_GID ? to->gid : (gid_t)-1, AT_EMPTY_PATH) < 0)
 		return -errno;
 	/* After the owner, whose change takes bits away. */
 	if ((valid & SET_MODE) && chmod(path, to->mode & 07777) < 0)
@@ -1116,8 +1136,8 @@ static int set_as(struct shared *s, const struct shared_caller *c, int fd,
 		  unsigned valid, const struct attr *to,
 		  const uint64_t *size_bytes)
 {
-	unsigned now = valid & SET_TIMES_NOW ? valid & (SET_ATIME | SET_MTIME)
-					     : 0;
+	unsigned now =
+		valid & SET_TIMES_NOW ? valid & (SET_ATIME | SET_MTIME) : 0;
 	int rc;
 
 	act_as(s, c);
@@ -1126,8 +1146,8 @@ static int set_as(struct shared *s, const struct shared_caller *c, int fd,
 	return rc == 0 && now ? set_at(fd, now, to, NULL) : rc;
 }
 
-int shared_setattr(struct shared *s, const struct shared_caller *c,
-		   uint64_t id, unsigned valid, const struct attr *to,
+int shared_setattr(struct shared *s, const struct shared_caller *c, uint64_t id,
+		   unsigned valid, const struct attr *to,
 		   const uint64_t *size_bytes)
 {
 	SCOPED(node_use_end) struct node_use u = { 0 };
