@@ -397,8 +397,9 @@ void upload_stop(struct shared *s);
 void upload_finish(struct shared *s);
 /* Until no file below the folder (all: NULL) is pending here. */
 int upload_wait(struct shared *s, struct node *dir);
-/* Until none below it is pending, of any node. */
-int upload_wait_for_others(struct shared *s, struct node *dir);
+/* Until n, which DIR has, may be a tracker of that name: tracker_waits_as(). */
+int upload_wait_for_step(struct shared *s, struct node *n, struct node *dir,
+			 const char *name);
 
 /* --- upload_copy.c */
 
@@ -427,7 +428,7 @@ void locks_free(struct shared *s);
 bool tracker_is(const char *name);
 /* Must it wait for a file in DIR that is not whole? 1: yes. */
 int tracker_waits(struct shared *s, struct node *n);
-/* The same if it were called so. It is a local file. */
+/* The same if it were called so. */
 int tracker_waits_as(struct shared *s, struct node *n, struct node *parent,
 		     const char *name);
 /* The first pending file below a directory: 1, 0 or -errno. */

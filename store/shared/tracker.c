@@ -134,17 +134,56 @@ int tracker_find_pending(struct shared *s, int dirfd, bool trackers,
 	return fd < 0 ? -errno : find_in(&w, fd, DEPTH_MAX);
 }
 
-/* What the tracker says, one word; "": nothing, or more. */
+/* The one word in a text; "": nothing, or more. */
+static void take_word(const char *text, size_t len,
+		      char ret[STORE_NAME_MAX + 1])
+{
+	size_t from = 0;
+
+	ret[0] = 0;
+	while (from < len && isspace((unsigned char)text[from]))
+		from++;
+	while (len > from && isspace((unsigned char)text[len - 1]))
+		len--;
+	if (len == from || len - from > STORE_NAME_MAX)
+		return;
+	memcpy(ret, text + from, len - from);
+	ret[len - from] = 0;
+}
+
+/* What the tracker says, of which DIR has the bytes. */
+static int read_word_there(struct shared *s, struct node *n,
+			   char ret[STORE_NAME_MAX + 1])
+{
+	SCOPED(scope_close) int path = -1, fd = -1;
+	char text[WORD_BYTES_MAX + 1];
+	size_t len = 0;
+	int rc = node_fd(s, n, &path);
+
+	ret[0] = 0;
+	if (rc < 0)
+		return rc;
+	fd = node_reopen(path, O_RDONLY);
+	rc = fd < 0 ? fd : io_read(fd, text, sizeof(text), 0, &len);
+	if (rc == 0 && len <= WORD_BYTES_MAX)
+		take_word(text, len, ret);
+	return rc;
+}
+
+/* What the tracker says. */
 static int read_word(struct shared *s, struct node *n,
 		     char ret[STORE_NAME_MAX + 1])
 {
 	struct files *files = &s->st->files;
 	char text[WORD_BYTES_MAX + 1];
-	size_t len = 0, from = 0;
 	struct file_read r = { 0 };
+	size_t len = 0;
 	struct stat sb;
-	int rc = inode_stat(s->st->inodes, n->in, &sb);
+	int rc;
 
+	if (!n->in)
+		return read_word_there(s, n, ret);
+	rc = inode_stat(s->st->inodes, n->in, &sb);
 	ret[0] = 0;
 	if (rc < 0 || sb.st_size > WORD_BYTES_MAX)
 		return rc;
@@ -154,17 +193,16 @@ static int read_word(struct shared *s, struct node *n,
 		len += r.iov[i].iov_len;
 	}
 	file_read_end(files, &r);
-	if (rc < 0)
-		return rc;
-	while (from < len && isspace((unsigned char)text[from]))
-		from++;
-	while (len > from && isspace((unsigned char)text[len - 1]))
-		len--;
-	if (len == from || len - from > STORE_NAME_MAX)
-		return 0;
-	memcpy(ret, text + from, len - from);
-	ret[len - from] = 0;
-	return 0;
+	if (rc == 0)
+		take_word(text, len, ret);
+	return rc;
+}
+
+/* Is there no folder of that name? */
+static bool is_no_step(int error)
+{
+	return error == ENOENT || error == ENOTDIR || error == ELOOP ||
+	       error == ENAMETOOLONG;
 }
 
 /* The folders beside it that a tracker may mean by its word. */
@@ -196,6 +234,8 @@ static int find_named(const struct search *w, int dirfd, const char *word)
 					    O_CLOEXEC);
 			if (fd >= 0)
 				rc = find_in(w, fd, DEPTH_MAX);
+			else if (!is_no_step(errno)) /* who knows? */
+				rc = -errno;
 		}
 	}
 	return rc;
@@ -208,7 +248,7 @@ static bool replaces_below(struct shared *s, struct node *n, struct node *dir)
 
 	HOLD(&s->lock);
 	LIST_FOREACH(r, &s->replacing, replacing)
-	if (r != n && r->is_queued && r->place < n->place &&
+	if (r != n && r->is_queued && (!n->in || r->place < n->place) &&
 	    !tracker_is(r->name) && node_is_under_locked(r, dir))
 		return true;
 	return false;

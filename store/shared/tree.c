@@ -1032,7 +1032,7 @@ static int hold_tracker(struct shared *s, struct node *n, const struct at *to)
 	if (state != NODE_KEPT)
 		return s->st->options.publish == PUBLISH_ASYNC
 			       ? 0
-			       : upload_wait_for_others(s, to->dir);
+			       : upload_wait_for_step(s, n, to->dir, to->name);
 	rc = tracker_waits_as(s, n, to->dir, to->name);
 	return rc > 0 ? make_pending_again(s, n) : rc;
 }

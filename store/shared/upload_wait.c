@@ -32,30 +32,54 @@ static bool has_pending_locked(struct shared *s, const struct node *dir,
 	return false;
 }
 
+/* Before it is looked again what others have made whole. -EINTR. */
+static int pause_for_others(struct shared *s, int64_t *pause)
+{
+	if (interrupt_is_due())
+		return -EINTR;
+	HOLD(&s->lock);
+	(void)cond_wait_until(&s->moved, &s->lock, mono_ns() + *pause);
+	if (*pause < SECOND_NS / 2)
+		*pause *= 2;
+	return 0;
+}
+
 /* Those of other nodes, of which a walk says when they are whole. */
-int upload_wait_for_others(struct shared *s, struct node *dir)
+static int upload_wait_for_others(struct shared *s, struct node *dir)
 {
 	SCOPED(tracker_last_release)
 	struct tracker_last last = TRACKER_LAST_NONE;
 	int64_t pause = SECOND_NS / 50;
+	int rc;
 
-	for (;;) {
+	do {
 		SCOPED(scope_close) int fd = -1;
-		int rc = node_fd(s, dir, &fd);
 
+		rc = node_fd(s, dir, &fd);
 		if (rc == 0)
 			rc = tracker_find_pending(s, fd, true, &last);
 		if (rc == -ESTALE) /* it is elsewhere: the rename will see */
 			return 0;
 		if (rc <= 0)
 			return rc;
-		if (interrupt_is_due())
-			return -EINTR;
-		HOLD(&s->lock);
-		(void)cond_wait_until(&s->moved, &s->lock, mono_ns() + pause);
-		if (pause < SECOND_NS / 2)
-			pause *= 2;
-	}
+		rc = pause_for_others(s, &pause);
+	} while (rc == 0);
+	return rc;
+}
+
+int upload_wait_for_step(struct shared *s, struct node *n, struct node *dir,
+			 const char *name)
+{
+	int64_t pause = SECOND_NS / 50;
+	int rc;
+
+	do {
+		rc = tracker_waits_as(s, n, dir, name);
+		if (rc <= 0)
+			return rc;
+		rc = pause_for_others(s, &pause);
+	} while (rc == 0);
+	return rc;
 }
 
 int upload_wait(struct shared *s, struct node *dir)
