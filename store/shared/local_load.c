@@ -21,6 +21,12 @@
 #include "store/shared/shared_private.h"
 #include "store/shared/walk.h"
 
+/*
+ * For so long searches of all of DIR have to find nothing of a file before it is
+ * given up: longer than clients of DIR remember a listing (NFS: a minute).
+ */
+#define MISSED_NS (INT64_C(90) * 1000000000)
+
 /* The node of a folder, by its path below DIR. A reference. */
 static int find_dir(struct shared *s, char *path, struct node **ret)
 {
@@ -124,18 +130,49 @@ static void remove_unknown(struct shared *s, int dirfd, const char *path,
 	struct stat now;
 	struct attr a;
 
-	if (!s->unclean || inode_attr_of(s->st->inodes, t->number, &a) == 0) {
+	if (!s->unclean ||
+	    (inode_attr_of(s->st->inodes, t->number, &a) == 0 &&
+	     a.nlink > 0)) {
 		log_error("%s/%s is pending, of this node, and the store does "
 			  "not know it as such; it stays as it is",
 			  s->dir, path);
 		return;
 	}
-	if (fstatat(dirfd, name, &now, AT_SYMLINK_NOFOLLOW) == 0 &&
-	    now.st_ino == sb->st_ino && pending_is(s, &now) &&
-	    unlinkat(dirfd, name, 0) == 0)
+	if (fstatat(dirfd, name, &now, AT_SYMLINK_NOFOLLOW) < 0) {
+		s->walk_failed = s->walk_failed || errno != ENOENT;
+		return;
+	}
+	if (now.st_ino != sb->st_ino || !pending_is(s, &now))
+		return;
+	if (unlinkat(dirfd, name, 0) < 0)
+		s->walk_failed = s->walk_failed || errno != ENOENT;
+	else
 		log_warning("%s/%s was made and was never durable: it is gone, "
 			    "as after a power cut",
 			    s->dir, path);
+}
+
+/*
+ * A power cut may have taken the trailer, which is not synced: the file has the
+ * number that our record says then, and its name. One that another node makes
+ * just now gets its trailer in time. It may be anybody's else: nobody's file is
+ * given up after this search.
+ */
+static bool is_bare_of_ours(struct shared *s, int fd, const char *name,
+			    const struct stat *sb)
+{
+	struct trailer t;
+	struct node *n;
+	bool ours = false;
+
+	s->walk_bare = true;
+	{
+		HOLD(&s->lock);
+		TAILQ_FOREACH(n, &s->queue, queued)
+		ours = ours || (n->engine == sb->st_ino && !n->replaces &&
+				strcmp(n->name, name) == 0);
+	}
+	return ours && pending_read_soon(fd, &t) == -ENODATA;
 }
 
 static int on_found(void *arg, int dirfd, const char *path, const char *name,
@@ -146,18 +183,30 @@ static int on_found(void *arg, int dirfd, const char *path, const char *name,
 	SCOPED(scope_close) int fd = -1;
 	SCOPED(scope_free) char *dir = NULL;
 	struct shared *s = arg;
+	bool told = false;
+	int rc;
 	struct trailer t;
 
 	if (!pending_is(s, sb))
 		return s->stop;
 	fd = openat(dirfd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-	if (fd < 0 || pending_read(fd, &t) < 0 ||
-	    strcmp(t.uuid, s->st->uuid) != 0)
+	if (fd < 0)
 		return 0;
+	rc = pending_read(fd, &t);
+	if (rc < 0) {
+		if (rc != -ENODATA && rc != -EUCLEAN)
+			s->walk_failed = true;
+		if (!is_bare_of_ours(s, fd, name, sb))
+			return 0;
+	} else if (strcmp(t.uuid, s->st->uuid) != 0) {
+		return 0;
+	} else {
+		told = true;
+	}
 	dir = strndup(path, strlen(path) - strlen(name));
 	if (!dir || find_dir(s, dir, &parent.n) < 0)
 		return 0;
-	u.n = node_get(s, t.number);
+	u.n = told ? node_get(s, t.number) : NULL;
 	if (u.n && !node_may_be(s, u.n, sb->st_ino))
 		node_put(s, TAKE(u.n));
 	if (!u.n) /* its number is another one since: O_TRUNC under readers */
@@ -165,11 +214,13 @@ static int on_found(void *arg, int dirfd, const char *path, const char *name,
 	if (!u.n)
 		return 0;
 	if (!u.n->in) {
-		remove_unknown(s, dirfd, path, name, sb, &t);
+		if (told)
+			remove_unknown(s, dirfd, path, name, sb, &t);
 		return 0;
 	}
 	{
 		HOLD(&s->lock);
+		u.n->seen_walk = s->walks;
 		if (u.n->state != NODE_PENDING)
 			return 0;
 		if (u.n->replaces) { /* a rename that did not happen */
@@ -186,17 +237,79 @@ static int on_found(void *arg, int dirfd, const char *path, const char *name,
 	return 0;
 }
 
+static void on_unread(void *arg, const char *path, int rc)
+{
+	struct shared *s = arg;
+
+	(void)path;
+	(void)rc;
+	s->walk_failed = true;
+}
+
+/*
+ * A file that no upload finds, and no search for MISSED_NS: a reference, and
+ * nobody completes it.
+ */
+static struct node *find_missed(struct shared *s)
+{
+	int64_t now = mono_ns();
+	struct node *n;
+
+	HOLD(&s->lock);
+	TAILQ_FOREACH(n, &s->queue, queued)
+	{
+		if (n->error != -ESTALE || n->seen_walk == s->walks) {
+			n->missed_ns = 0;
+			continue;
+		}
+		if (n->missed_ns == 0)
+			n->missed_ns = now;
+		if (now - n->missed_ns >= MISSED_NS && !n->is_taken &&
+		    n->state == NODE_PENDING && n->changing == 0 &&
+		    n->renaming == 0) {
+			n->renaming++;
+			return node_ref_locked(n);
+		}
+	}
+	return NULL;
+}
+
+/* Nobody has it in DIR any more, so nobody can be told that it is whole. */
+static void drop_missed(struct shared *s)
+{
+	struct node *n;
+	char path[4096];
+
+	while ((n = find_missed(s))) {
+		node_path(s, n, path, sizeof(path));
+		log_warning("%s/%s is nowhere there: it was removed while this "
+			    "node was away, or never made; it goes here, too",
+			    s->dir, path);
+		local_drop(s, n);
+		node_put(s, n);
+	}
+}
+
 void local_search(struct shared *s)
 {
-	const struct shared_walk w = { .found = on_found, .arg = s };
-	int rc = shared_walk(s->home.dirfd, &w);
+	const struct shared_walk w = { .found = on_found,
+				       .unread = on_unread,
+				       .arg = s };
+	int rc;
 
+	s->walks++;
+	s->walk_failed = s->walk_bare = false;
+	rc = shared_walk(s->home.dirfd, &w);
 	if (rc < 0)
 		log_warning("%s: pending files of this node that are not where "
 			    "they were cannot be looked for: %s",
 			    s->dir, strerror(-rc));
+	else if (rc == 0 && !s->walk_failed && !s->walk_bare)
+		drop_missed(s);
 	HOLD(&s->lock);
 	cond_broadcast(&s->idle);
+	s->search = s->search || rc < 0 || s->walk_failed;
+	cond_broadcast(&s->moved);
 }
 
 /*
@@ -219,14 +332,23 @@ static void load_place(struct shared *s, struct node *n)
 		node_keep_fd(s, n, fd);
 }
 
+static bool is_not_there(int rc)
+{
+	return rc == -ENOENT || rc == -ENOTDIR || rc == -ESTALE;
+}
+
 static int load_one(struct shared *s, uint64_t ino, const struct local_record *r)
 {
 	struct node *parent = NULL, *n;
 	struct inode *in;
 	struct stat sb;
 	uint64_t place;
-	int found = find_dir(s, r->dir, &parent);
-	int rc = inode_get(s->st->inodes, ino, &in);
+	int found = find_dir(s, r->dir, &parent), rc;
+
+	/* In the wrong place it could not be found any more. */
+	if (found < 0 && !is_not_there(found))
+		return found;
+	rc = inode_get(s->st->inodes, ino, &in);
 
 	if (rc == 0 && (!S_ISREG(inode_attr(in).mode) ||
 			inode_attr(in).nlink == 0)) {

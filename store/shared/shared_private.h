@@ -108,6 +108,8 @@ struct node {
 	int error;
 	struct tracker_last last; /* of who has taken it */
 	bool wanted; /* another node waits for it */
+	uint64_t seen_walk; /* the last search that found it in DIR */
+	int64_t missed_ns; /* since when searches do not; 0: they do */
 	TAILQ_ENTRY(node) kept; /* while it is NODE_KEPT: the oldest first */
 	/* What DIR's file was when it was complete. */
 	uint64_t kept_bytes; /* that it takes here */
@@ -157,6 +159,9 @@ struct shared {
 	int64_t answered_ns;
 	bool unclean; /* the last mount did not end: see local_search() */
 	bool search; /* a pending file is not where it was: local_search() */
+	uint64_t walks; /* of local_search(), this one too; */
+	bool walk_failed; /* it could not look everywhere: once more */
+	bool walk_bare; /* it has seen a file that may be anybody's */
 	struct thread threads[UPLOAD_THREADS];
 	unsigned thread_count;
 	struct thread alive;
@@ -366,7 +371,8 @@ int local_load(struct shared *s, char *why, size_t why_size);
  * Look for the pending files of this node everywhere, and put each where it is:
  * others have renamed it, or the last daemon died between a rename and its
  * record. After an end that was none, what the store does not know goes: it was
- * made, and nothing of it was durable.
+ * made, and nothing of it was durable. What searches do not find for long is
+ * nowhere in DIR: somebody has removed it, or it was never made.
  */
 void local_search(struct shared *s);
 /* --- trailing.c: files in DIR that are not whole */
