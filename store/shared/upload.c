@@ -506,8 +506,12 @@ static int complete(struct upload *u)
 		rc = prepare(u, replaces);
 	if (rc == 0)
 		rc = show(u, replaces);
-	if (rc == 0 && !replaces)
+	if (rc == 0 && !replaces) {
 		rc = sync_file(u);
+		/* Or the next try takes it for whole, whatever it is by then. */
+		if (rc < 0)
+			(void)fchmod(u->fd, pending_mode(s));
+	}
 	if (rc < 0)
 		return rc;
 	if (fstat(u->fd, &sb) < 0)
