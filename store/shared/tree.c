@@ -640,20 +640,46 @@ static void hold_end(struct hold *h)
 }
 
 /*
+ * It is to replace nothing any more. A link of it may have given it a name: it
+ * stays pending then, and a search finds it there.
+ */
+static void leave_new(struct shared *s, struct node *n)
+{
+	char name[LOCAL_NEW_BYTES];
+	struct stat sb;
+	bool linked;
+
+	node_new_name(n, name);
+	linked = fstatat(s->home.newfd, name, &sb, AT_SYMLINK_NOFOLLOW) == 0 &&
+		 sb.st_nlink > 1;
+	(void)unlinkat(s->home.newfd, name, 0);
+	if (!linked) {
+		local_drop(s, n);
+		return;
+	}
+	{
+		HOLD(&s->lock);
+		if (n->replaces) {
+			n->replaces = false;
+			LIST_REMOVE(n, replacing);
+		}
+		s->search = true;
+	}
+	(void)local_save(s, n, false);
+}
+
+/*
  * A local file that replaces another one goes, before it was complete. False:
  * it is complete by now.
  */
 static bool drop_replacing(struct shared *s, struct node *n)
 {
 	SCOPED(hold_end) struct hold h = { 0 };
-	char name[LOCAL_NEW_BYTES];
 
 	hold_begin(s, n, &h);
 	if (!node_replaces(s, n))
 		return false;
-	node_new_name(n, name);
-	(void)unlinkat(s->home.newfd, name, 0);
-	local_drop(s, n);
+	leave_new(s, n);
 	return true;
 }
 
