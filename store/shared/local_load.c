@@ -21,6 +21,8 @@
 #include "store/shared/shared_private.h"
 #include "store/shared/walk.h"
 
+/* So often one that the store does not know is looked at before that is said. */
+#define UNKNOWN_LOOKS 4
 /*
  * For so long searches of all of DIR have to find nothing of a file before it is
  * given up: longer than clients of DIR remember a listing (NFS: a minute).
@@ -121,21 +123,30 @@ static void adopt_engine(struct shared *s, struct node *n)
 /*
  * A pending file of this store that it knows nothing of. When the last mount
  * ended by itself that cannot be, and it stays; as does one whose bytes are
- * here after all, such as in a store whose database was made anew.
+ * here after all, such as in a store whose database was made anew. But after a
+ * power cut the number may be that of another file, which is where it should be.
  */
 static void remove_unknown(struct shared *s, int dirfd, const char *path,
 			   const char *name, const struct stat *sb,
-			   const struct trailer *t)
+			   const struct trailer *t, bool is_used_again)
 {
 	struct stat now;
 	struct attr a;
 
 	if (!s->unclean ||
-	    (inode_attr_of(s->st->inodes, t->number, &a) == 0 &&
+	    (!is_used_again &&
+	     inode_attr_of(s->st->inodes, t->number, &a) == 0 &&
 	     a.nlink > 0)) {
-		log_error("%s/%s is pending, of this node, and the store does "
-			  "not know it as such; it stays as it is",
-			  s->dir, path);
+		/* Another file may get the number just now: the next searches. */
+		if (s->unclean && s->unknown_looks < UNKNOWN_LOOKS) {
+			s->unknown_looks++;
+			s->walk_failed = true;
+		} else {
+			log_error("%s/%s is pending, of this node, and the "
+				  "store does not know it as such; it stays as "
+				  "it is",
+				  s->dir, path);
+		}
 		return;
 	}
 	if (fstatat(dirfd, name, &now, AT_SYMLINK_NOFOLLOW) < 0) {
@@ -175,15 +186,28 @@ static bool is_bare_of_ours(struct shared *s, int fd, const char *name,
 	return ours && pending_read_soon(fd, &t) == -ENODATA;
 }
 
+/* Does it still replace something, from where it should be? */
+static bool is_in_new(struct shared *s, struct node *n, const struct stat *sb)
+{
+	char name[LOCAL_NEW_BYTES];
+	struct stat there;
+
+	if (!node_replaces(s, n))
+		return false;
+	node_new_name(n, name);
+	return fstatat(s->home.newfd, name, &there, AT_SYMLINK_NOFOLLOW) == 0 &&
+	       there.st_ino == sb->st_ino;
+}
+
 static int on_found(void *arg, int dirfd, const char *path, const char *name,
 		    const struct stat *sb)
 {
 	SCOPED(node_use_end) struct node_use parent = { .s = arg };
 	SCOPED(node_use_end) struct node_use u = { .s = arg };
-	SCOPED(scope_close) int fd = -1;
+	SCOPED(scope_close) int fd = -1, other = -1;
 	SCOPED(scope_free) char *dir = NULL;
 	struct shared *s = arg;
-	bool told = false;
+	bool told = false, is_used_again = false, is_linked;
 	int rc;
 	struct trailer t;
 
@@ -207,20 +231,26 @@ static int on_found(void *arg, int dirfd, const char *path, const char *name,
 	if (!dir || find_dir(s, dir, &parent.n) < 0)
 		return 0;
 	u.n = told ? node_get(s, t.number) : NULL;
-	if (u.n && !node_may_be(s, u.n, sb->st_ino))
+	if (u.n && !node_may_be(s, u.n, sb->st_ino)) {
+		is_used_again = u.n->in && node_fd(s, u.n, &other) == 0;
 		node_put(s, TAKE(u.n));
+	}
 	if (!u.n) /* its number is another one since: O_TRUNC under readers */
 		u.n = local_at(s, parent.n, name, sb);
 	if (!u.n)
 		return 0;
 	if (!u.n->in) {
 		if (told)
-			remove_unknown(s, dirfd, path, name, sb, &t);
+			remove_unknown(s, dirfd, path, name, sb, &t,
+				       is_used_again);
 		return 0;
 	}
+	is_linked = is_in_new(s, u.n, sb);
 	{
 		HOLD(&s->lock);
 		u.n->seen_walk = s->walks;
+		if (is_linked) /* this is another name of it */
+			return 0;
 		if (u.n->state != NODE_PENDING)
 			return 0;
 		if (u.n->replaces) { /* a rename that did not happen */

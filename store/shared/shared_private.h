@@ -161,6 +161,7 @@ struct shared {
 	bool search; /* a pending file is not where it was: local_search() */
 	uint64_t walks; /* of local_search(), this one too; */
 	bool walk_failed; /* it could not look everywhere: once more */
+	unsigned unknown_looks; /* at files that the store does not know */
 	bool walk_bare; /* it has seen a file that may be anybody's */
 	struct thread threads[UPLOAD_THREADS];
 	unsigned thread_count;
