@@ -430,9 +430,14 @@ int upload_copy(const struct upload_copy *c);
 
 void locks_free(struct shared *s);
 
-/* --- tracker.c */
+/* --- tracker_name.c */
 
 bool tracker_is(const char *name);
+/* It lies beside the step, and says which it is; any other lies in it. */
+bool tracker_names_step(const char *name);
+
+/* --- tracker.c */
+
 /* Must it wait for a file in DIR that is not whole? 1: yes. */
 int tracker_waits(struct shared *s, struct node *n);
 /* The same if it were called so. */

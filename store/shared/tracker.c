@@ -28,24 +28,6 @@
  */
 #define LAST_LOOKS_MAX 10u
 
-static bool ends(const char *name, const char *end)
-{
-	size_t n = strlen(name), e = strlen(end);
-
-	return n >= e && strcmp(name + n - e, end) == 0;
-}
-
-static bool names_step(const char *name)
-{
-	return strncmp(name, "latest", 6) == 0 && !strstr(name, ".tmp");
-}
-
-bool tracker_is(const char *name)
-{
-	return names_step(name) || strcmp(name, ".metadata") == 0 ||
-	       ends(name, ".index.json");
-}
-
 /* What a walk looks for, and found. */
 struct search {
 	struct shared *s;
@@ -269,7 +251,7 @@ static int waits(struct shared *s, struct node *n, struct node *parent,
 	rc = node_fd(s, parent, &dirfd);
 	if (rc < 0)
 		return rc;
-	if (!names_step(name)) /* it lies in the step */
+	if (!tracker_names_step(name)) /* it lies in the step */
 		return tracker_find_pending(s, dirfd, false, last);
 	if (last && is_still(s, last))
 		return 1;
