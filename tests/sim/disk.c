@@ -236,17 +236,55 @@ unsigned disk_stage_files(void)
 	return n;
 }
 
-void disk_kill(bool held)
+/* Of a store in a directory of its own: 0, 1, ...; -1: of none. */
+int disk_part_of(const char *path)
+{
+	size_t store = strlen(disk.store), stage = strlen(disk.stage);
+	int part;
+
+	if (strncmp(path, disk.store, store) == 0 &&
+	    sscanf(path + store, "/%d", &part) == 1)
+		return part;
+	if (strncmp(path, disk.stage, stage) == 0 &&
+	    sscanf(path + stage, "/%d", &part) == 1)
+		return part;
+	return -1;
+}
+
+void disk_part_make(unsigned part, char ret_store[DISK_PART_BYTES],
+		    char ret_stage[DISK_PART_BYTES])
+{
+	(void)snprintf(ret_store, DISK_PART_BYTES, "%s/%u", disk.store, part);
+	(void)snprintf(ret_stage, DISK_PART_BYTES, "%s/%u", disk.stage, part);
+	CHECK(__real_mkdirat(AT_FDCWD, ret_store, 0700) == 0);
+	CHECK(__real_mkdirat(AT_FDCWD, ret_stage, 0700) == 0);
+}
+
+/* part: -1: of all. */
+static void kill_part(int part, bool held)
 {
 	for (int i = 0; i < MAPS_MAX; i++) {
+		if (part >= 0 && disk.map[i].part != part)
+			continue;
 		if (disk.map[i].at)
 			(void)__real_munmap(disk.map[i].at, disk.map[i].len);
 		disk.map[i].at = NULL;
 	}
 	for (int i = 0; i < FDS_MAX; i++)
 		if (disk.fd[i].place != ELSEWHERE &&
-		    !(held && disk.fd[i].backing))
+		    !(held && disk.fd[i].backing) &&
+		    (part < 0 || disk_part_of(disk.fd[i].path) == part))
 			(void)close(i);
+}
+
+void disk_kill(bool held)
+{
+	kill_part(-1, held);
+}
+
+void disk_part_kill(unsigned part)
+{
+	kill_part((int)part, false);
 }
 
 int disk_backing_open(void *arg, int fd)

@@ -29,6 +29,15 @@ void disk_kill(bool held);
 /* The power is gone: after disk_kill(). */
 void disk_cut(struct chance *c);
 /*
+ * Several stores, each on a disk and with a memory of its own: part 0, 1, ...
+ * The same of one of them.
+ */
+#define DISK_PART_BYTES 180
+void disk_part_make(unsigned part, char ret_store[DISK_PART_BYTES],
+		    char ret_stage[DISK_PART_BYTES]);
+void disk_part_kill(unsigned part);
+void disk_part_cut(unsigned part, struct chance *c);
+/*
  * fn: does a file that a power cut may leave have these bytes of an image? Who
  * changes them then has made a mistake.
  */

@@ -99,7 +99,7 @@ static int open_any(int dirfd, const char *path, int flags, mode_t mode)
 	return fd;
 }
 
-int __wrap_open64(const char *path, int flags, ...)
+int WRAP(open64)(const char *path, int flags, ...)
 {
 	mode_t mode;
 	va_list ap;
@@ -110,7 +110,7 @@ int __wrap_open64(const char *path, int flags, ...)
 	return open_any(AT_FDCWD, path, flags, mode);
 }
 
-int __wrap_openat64(int dirfd, const char *path, int flags, ...)
+int WRAP(openat64)(int dirfd, const char *path, int flags, ...)
 {
 	mode_t mode;
 	va_list ap;
@@ -121,7 +121,7 @@ int __wrap_openat64(int dirfd, const char *path, int flags, ...)
 	return open_any(dirfd, path, flags, mode);
 }
 
-int __wrap_close(int fd)
+int WRAP(close)(int fd)
 {
 	if (fd >= 0 && fd < FDS_MAX && disk.fd[fd].place != ELSEWHERE) {
 		free(disk.fd[fd].path);
@@ -130,13 +130,13 @@ int __wrap_close(int fd)
 	return __real_close(fd);
 }
 
-DIR *__wrap_fdopendir(int fd)
+DIR *WRAP(fdopendir)(int fd)
 {
 	return __real_fdopendir(fd);
 }
 
 /* closedir(3) closes without asking us. */
-int __wrap_closedir(DIR *dir)
+int WRAP(closedir)(DIR *dir)
 {
 	int fd = dirfd(dir);
 
@@ -151,7 +151,7 @@ int __wrap_closedir(DIR *dir)
  * What the daemon reads is not read at once: somebody may change it between two
  * pieces.
  */
-ssize_t __wrap_pread64(int fd, void *buf, size_t len, off_t off)
+ssize_t WRAP(pread64)(int fd, void *buf, size_t len, off_t off)
 {
 	bool whole =
 		!sim_seeks_rare() || !disk_of_fd(fd) || disk.fd[fd].backing;
@@ -180,7 +180,7 @@ static void changed(int fd, uint64_t blocks_before)
 		disk.used += disk_blocks_of(fd) - blocks_before;
 }
 
-ssize_t __wrap_pwrite64(int fd, const void *buf, size_t len, off_t off)
+ssize_t WRAP(pwrite64)(int fd, const void *buf, size_t len, off_t off)
 {
 	int rc = disk_step("pwrite", fd, true);
 	uint64_t blocks;
@@ -201,7 +201,7 @@ ssize_t __wrap_pwrite64(int fd, const void *buf, size_t len, off_t off)
 	return n;
 }
 
-int __wrap_ftruncate64(int fd, off_t len)
+int WRAP(ftruncate64)(int fd, off_t len)
 {
 	int rc = disk_step("ftruncate", fd, false);
 	uint64_t blocks = disk_blocks_of(fd);
@@ -236,7 +236,7 @@ static int allocate(int fd, int mode, off_t off, off_t len)
 	return __real_ftruncate64(fd, off + len);
 }
 
-int __wrap_fallocate64(int fd, int mode, off_t off, off_t len)
+int WRAP(fallocate64)(int fd, int mode, off_t off, off_t len)
 {
 	bool takes = !(mode & FALLOC_FL_PUNCH_HOLE);
 	int rc = disk_step("fallocate", fd, takes);
@@ -286,12 +286,12 @@ static int sync_any(int fd, const char *what)
 	return 0;
 }
 
-int __wrap_fsync(int fd)
+int WRAP(fsync)(int fd)
 {
 	return sync_any(fd, "fsync");
 }
 
-int __wrap_fdatasync(int fd)
+int WRAP(fdatasync)(int fd)
 {
 	return sync_any(fd, "fdatasync");
 }
@@ -304,7 +304,7 @@ static void name_point(const char *what, const char *path)
 	sim_point("io", text);
 }
 
-int __wrap_unlinkat(int dirfd, const char *path, int flags)
+int WRAP(unlinkat)(int dirfd, const char *path, int flags)
 {
 	char full[400];
 	enum place place = disk_resolve(dirfd, path, full);
@@ -329,12 +329,12 @@ int __wrap_unlinkat(int dirfd, const char *path, int flags)
 	return rc;
 }
 
-int __wrap_unlink(const char *path)
+int WRAP(unlink)(const char *path)
 {
-	return __wrap_unlinkat(AT_FDCWD, path, 0);
+	return WRAP(unlinkat)(AT_FDCWD, path, 0);
 }
 
-int __wrap_renameat(int from_fd, const char *from, int to_fd, const char *to)
+int WRAP(renameat)(int from_fd, const char *from, int to_fd, const char *to)
 {
 	char a[400], b[400];
 	enum place place = disk_resolve(from_fd, from, a);
@@ -367,7 +367,7 @@ int __wrap_renameat(int from_fd, const char *from, int to_fd, const char *to)
 	return rc;
 }
 
-int __wrap_linkat(int from_fd, const char *from, int to_fd, const char *to,
+int WRAP(linkat)(int from_fd, const char *from, int to_fd, const char *to,
 		  int flags)
 {
 	char full[400];
@@ -383,7 +383,7 @@ int __wrap_linkat(int from_fd, const char *from, int to_fd, const char *to,
 }
 
 /* Of a new store only, and that is whole when it is used. */
-int __wrap_mkdirat(int dirfd, const char *path, mode_t mode)
+int WRAP(mkdirat)(int dirfd, const char *path, mode_t mode)
 {
 	char full[400];
 
@@ -392,7 +392,7 @@ int __wrap_mkdirat(int dirfd, const char *path, mode_t mode)
 	return __real_mkdirat(dirfd, path, mode);
 }
 
-void *__wrap_mmap64(void *at, size_t len, int prot, int flags, int fd,
+void *WRAP(mmap64)(void *at, size_t len, int prot, int flags, int fd,
 		    off_t off)
 {
 	void *p = __real_mmap64(at, len, prot, flags, fd, off);
@@ -404,12 +404,13 @@ void *__wrap_mmap64(void *at, size_t len, int prot, int flags, int fd,
 		if (!disk.map[i].at) {
 			disk.map[i].at = p;
 			disk.map[i].len = len;
+			disk.map[i].part = disk_part_of(disk.fd[fd].path);
 			return p;
 		}
 	abort();
 }
 
-int __wrap_munmap(void *at, size_t len)
+int WRAP(munmap)(void *at, size_t len)
 {
 	for (int i = 0; i < MAPS_MAX; i++)
 		if (disk.map[i].at == at)
@@ -428,7 +429,7 @@ static void set_times(struct stat *sb)
 		}
 }
 
-int __wrap_fstat64(int fd, struct stat *sb)
+int WRAP(fstat64)(int fd, struct stat *sb)
 {
 	int rc = __real_fstat64(fd, sb);
 
@@ -437,7 +438,7 @@ int __wrap_fstat64(int fd, struct stat *sb)
 	return rc;
 }
 
-int __wrap_fstatat64(int dirfd, const char *path, struct stat *sb, int flags)
+int WRAP(fstatat64)(int dirfd, const char *path, struct stat *sb, int flags)
 {
 	char full[400];
 	enum place place = disk_resolve(dirfd, path, full);
@@ -457,14 +458,14 @@ static int times_set(struct file *f, const struct timespec times[2])
 	return 0;
 }
 
-int __wrap_futimens(int fd, const struct timespec times[2])
+int WRAP(futimens)(int fd, const struct timespec times[2])
 {
 	struct file *f = disk_of_fd(fd);
 
 	return f ? times_set(f, times) : __real_futimens(fd, times);
 }
 
-int __wrap_utimensat(int dirfd, const char *path,
+int WRAP(utimensat)(int dirfd, const char *path,
 		     const struct timespec times[2], int flags)
 {
 	char full[400];
@@ -482,7 +483,7 @@ int __wrap_utimensat(int dirfd, const char *path,
 }
 
 /* What is free elsewhere on the carrier is nobody's business. */
-int __wrap_fstatvfs64(int fd, struct statvfs *v)
+int WRAP(fstatvfs64)(int fd, struct statvfs *v)
 {
 	int rc = __real_fstatvfs64(fd, v);
 	bool counted = disk_on_disk(fd) && disk.size != UINT64_MAX;
@@ -495,7 +496,7 @@ int __wrap_fstatvfs64(int fd, struct statvfs *v)
 	return 0;
 }
 
-int __wrap_fstatfs64(int fd, struct statfs *v)
+int WRAP(fstatfs64)(int fd, struct statfs *v)
 {
 	int rc = __real_fstatfs64(fd, v);
 
@@ -506,7 +507,7 @@ int __wrap_fstatfs64(int fd, struct statfs *v)
 	return 0;
 }
 
-ssize_t __wrap_getrandom(void *buf, size_t len, unsigned flags)
+ssize_t WRAP(getrandom)(void *buf, size_t len, unsigned flags)
 {
 	uint8_t *p = buf;
 

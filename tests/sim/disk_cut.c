@@ -158,15 +158,24 @@ static void undo_name(const struct name_change *c)
 	}
 }
 
-/* Of each directory some first changes stay. */
-static void cut_names(struct chance *c)
+/* part: -1: of all. */
+static bool is_of(const struct name_change *n, int part)
 {
+	return part < 0 || disk_part_of(n->dir) == part;
+}
+
+/* Of each directory some first changes stay. */
+static void cut_names(struct chance *c, int part)
+{
+	size_t kept = 0;
 	bool *gone = calloc(disk.change_count + 1, sizeof(*gone));
 
 	CHECK(gone);
 	for (size_t i = 0; i < disk.change_count; i++) {
 		struct name_change *n = &disk.change[i];
 
+		if (!is_of(n, part))
+			continue;
 		for (size_t k = 0; k < i && !gone[i]; k++)
 			gone[i] = gone[k] &&
 				  strcmp(disk.change[k].dir, n->dir) == 0;
@@ -175,6 +184,8 @@ static void cut_names(struct chance *c)
 		gone[i] = gone[i] || chance_one_in(c, 3);
 	}
 	for (size_t i = disk.change_count; i-- > 0;) {
+		if (!is_of(&disk.change[i], part))
+			continue;
 		if (!gone[i] && i + 1 < disk.change_count &&
 		    disk.change[i + 1].joined)
 			gone[i] = gone[i + 1];
@@ -182,7 +193,10 @@ static void cut_names(struct chance *c)
 			undo_name(&disk.change[i]);
 	}
 	free(gone);
-	disk.change_count = 0;
+	for (size_t i = 0; i < disk.change_count; i++)
+		if (!is_of(&disk.change[i], part))
+			disk.change[kept++] = disk.change[i];
+	disk.change_count = kept;
 }
 
 static void cut_file(struct file *f, const char *path, struct chance *c)
@@ -272,9 +286,22 @@ void disk_remove_tree(const char *path)
 	(void)__real_unlinkat(AT_FDCWD, path, AT_REMOVEDIR);
 }
 
+void disk_part_cut(unsigned part, struct chance *c)
+{
+	char path[DISK_PART_BYTES];
+
+	cut_names(c, (int)part);
+	(void)snprintf(path, sizeof(path), "%s/%u", disk.store, part);
+	cut_tree(path, c);
+	chance_next(c);
+	(void)snprintf(path, sizeof(path), "%s/%u", disk.stage, part);
+	disk_remove_tree(path);
+	CHECK(__real_mkdirat(AT_FDCWD, path, 0700) == 0);
+}
+
 void disk_cut(struct chance *c)
 {
-	cut_names(c);
+	cut_names(c, -1);
 	cut_tree(disk.store, c);
 	chance_next(c);
 	disk_remove_tree(disk.stage);

@@ -55,6 +55,7 @@ struct disk_state {
 	struct {
 		void *at;
 		size_t len;
+		int part;
 	} map[MAPS_MAX];
 	struct file **file;
 	size_t file_count, file_room;
@@ -77,6 +78,8 @@ struct file *disk_file_of(uint64_t ino, enum place place);
 enum place disk_resolve(int dirfd, const char *path, char ret[400]);
 /* For the trace: no number of this process is in it. */
 const char *disk_shown(const char *path);
+/* Which of several stores, by a path without the root; -1: none. */
+int disk_part_of(const char *path);
 /* NULL: it is elsewhere. */
 struct file *disk_of_fd(int fd);
 bool disk_on_disk(int fd);

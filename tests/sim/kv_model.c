@@ -1,4 +1,7 @@
-/* kv_model.c - see kv_model.h. There is one database in a process. */
+/*
+ * kv_model.c - see kv_model.h. A database is known by its directory; what is
+ * asked without one is of the first.
+ */
 #include "tests/sim/kv_model.h"
 
 #include <errno.h>
@@ -17,6 +20,7 @@
 #define SPARE_BYTES (UINT64_C(24) << 20)
 
 struct kv {
+	struct database *db;
 	struct map *map; /* what this one sees */
 	bool readonly;
 };
@@ -26,8 +30,11 @@ struct kv_iter {
 	size_t next;
 };
 
-static struct {
+#define DATABASES_MAX 4
+
+static struct database {
 	bool made;
+	char dir[300];
 	struct kv_batch *log; /* all that was written */
 	size_t log_count, log_room;
 	size_t synced; /* of these */
@@ -41,42 +48,58 @@ static struct {
 	bool syncs_only;
 	int64_t errors_until_ns;
 	bool failed, condemned, full;
-} db;
+} dbs[DATABASES_MAX];
+
+static struct database *const the_first = &dbs[0];
 
 /* --- a crash, and what the checker sees
  * ---------------------------------------- */
 
-void kv_model_kill(void)
+static struct database *database_of(const char *dir)
 {
-	db.failed = db.condemned = db.full = false;
-	db.on_sync = NULL;
+	for (unsigned i = 0; dir && i < DATABASES_MAX; i++)
+		if (dbs[i].made && strcmp(dbs[i].dir, dir) == 0)
+			return &dbs[i];
+	return the_first;
 }
 
-void kv_model_cut(struct chance *c)
+static void killed(struct database *db)
 {
-	size_t keep = db.synced + chance_below(c, db.log_count - db.synced + 1);
+	db->failed = db->condemned = db->full = false;
+	db->on_sync = NULL;
+}
 
-	kv_model_kill();
-	map_clear(&db.now);
-	db.sequence = 0;
+void kv_model_kill(const char *dir)
+{
+	killed(database_of(dir));
+}
+
+void kv_model_cut(const char *dir, struct chance *c)
+{
+	struct database *db = database_of(dir);
+	size_t keep = db->synced + chance_below(c, db->log_count - db->synced + 1);
+
+	killed(db);
+	map_clear(&db->now);
+	db->sequence = 0;
 	for (size_t i = 0; i < keep; i++) {
-		map_apply(&db.now, &db.log[i]);
-		db.sequence += db.log[i].count;
+		map_apply(&db->now, &db->log[i]);
+		db->sequence += db->log[i].count;
 	}
-	for (size_t i = db.synced; i < keep; i++)
-		map_apply(&db.durable, &db.log[i]);
-	db.log_count = db.synced = keep;
-	db.sequence_synced = db.sequence;
+	for (size_t i = db->synced; i < keep; i++)
+		map_apply(&db->durable, &db->log[i]);
+	db->log_count = db->synced = keep;
+	db->sequence_synced = db->sequence;
 }
 
 uint64_t kv_model_unsynced(void)
 {
-	return db.log_count - db.synced;
+	return the_first->log_count - the_first->synced;
 }
 
 int kv_model_durable(const void *key, size_t key_len, struct kv_slice *ret)
 {
-	const struct entry *e = map_get(&db.durable, key, key_len);
+	const struct entry *e = map_get(&the_first->durable, key, key_len);
 
 	if (!e)
 		return -ENOENT;
@@ -86,23 +109,25 @@ int kv_model_durable(const void *key, size_t key_len, struct kv_slice *ret)
 
 void kv_model_on_durable(void (*fn)(void))
 {
-	db.on_durable = fn;
+	the_first->on_durable = fn;
 }
 
 void kv_model_errors(uint64_t one_in, bool syncs_only, int64_t until_ns)
 {
-	db.syncs_only = syncs_only;
-	db.chance = chance_of(one_in + (uint64_t)until_ns, 77);
-	db.one_in = one_in;
-	db.errors_until_ns = until_ns;
+	struct database *db = the_first;
+
+	db->syncs_only = syncs_only;
+	db->chance = chance_of(one_in + (uint64_t)until_ns, 77);
+	db->one_in = one_in;
+	db->errors_until_ns = until_ns;
 }
 
-static int error_now(void)
+static int error_now(struct database *db)
 {
-	if (!db.one_in || sim_clock() >= db.errors_until_ns ||
-	    !chance_one_in(&db.chance, db.one_in))
+	if (!db->one_in || sim_clock() >= db->errors_until_ns ||
+	    !chance_one_in(&db->chance, db->one_in))
 		return 0;
-	return chance_one_in(&db.chance, 2) ? -EIO : -ENOSPC;
+	return chance_one_in(&db->chance, 2) ? -EIO : -ENOSPC;
 }
 
 /* --- kv.h
@@ -131,20 +156,29 @@ static int make_files(const char *dir)
 int kv_open(const char *dir, bool create, struct kv **ret_kv)
 {
 	struct kv *kv = calloc(1, sizeof(*kv));
+	struct database *db = database_of(dir);
 
 	CHECK(kv);
-	CHECK(create || db.made);
+	if (create && db->made && strcmp(db->dir, dir) != 0) {
+		while (db->made)
+			CHECK(++db < dbs + DATABASES_MAX);
+	}
+	CHECK(create || db->made);
 	if (create) {
 		int rc = make_files(dir);
 
+		CHECK(strlen(dir) < sizeof(db->dir));
+		(void)snprintf(db->dir, sizeof(db->dir), "%s", dir);
+
 		CHECK(rc == 0);
-		db.made = true;
-		map_clear(&db.now);
-		map_clear(&db.durable);
-		db.log_count = db.synced = 0;
-		db.sequence = db.sequence_synced = 0;
+		db->made = true;
+		map_clear(&db->now);
+		map_clear(&db->durable);
+		db->log_count = db->synced = 0;
+		db->sequence = db->sequence_synced = 0;
 	}
-	kv->map = &db.now;
+	kv->db = db;
+	kv->map = &db->now;
 	*ret_kv = kv;
 	return 0;
 }
@@ -161,24 +195,26 @@ int kv_open_readonly(const char *dir, struct kv **ret_kv)
 void kv_close(struct kv *kv)
 {
 	if (kv && !kv->readonly)
-		db.on_sync = NULL;
+		kv->db->on_sync = NULL;
 	free(kv);
 }
 
 int kv_look(const char *dir, struct kv **ret_kv, uint64_t *ret_sequence,
 	    char *text, size_t text_size)
 {
+	struct database *db = database_of(dir);
 	(void)text;
 	(void)text_size;
-	*ret_sequence = db.sequence;
+	*ret_sequence = db->sequence;
 	return kv_open_readonly(dir, ret_kv);
 }
 
 void kv_on_sync(struct kv *kv, void (*fn)(void *, uint64_t), void *arg)
 {
+	struct database *db = kv->db;
 	(void)kv;
-	db.on_sync = fn;
-	db.on_sync_arg = arg;
+	db->on_sync = fn;
+	db->on_sync_arg = arg;
 }
 
 /* Has it a name's or a file's record: may it be seen by a program? */
@@ -199,34 +235,35 @@ static bool has_content(const struct kv_batch *b)
 }
 
 /* A power cut could have left each of these states. */
-static void make_durable(void)
+static void make_durable(struct database *db)
 {
-	while (db.synced < db.log_count) {
-		const struct kv_batch *b = &db.log[db.synced++];
+	while (db->synced < db->log_count) {
+		const struct kv_batch *b = &db->log[db->synced++];
 
-		map_apply(&db.durable, b);
-		if (db.on_durable && is_seen(b))
-			db.on_durable();
+		map_apply(&db->durable, b);
+		if (db->on_durable && is_seen(b))
+			db->on_durable();
 	}
-	db.sequence_synced = db.sequence;
+	db->sequence_synced = db->sequence;
 }
 
 bool kv_model_any_value(char kind, bool (*fn)(void *arg, struct kv_slice),
 			void *arg)
 {
-	size_t first = map_find(&db.durable, &kind, 1);
+	const struct database *db = the_first;
+	size_t first = map_find(&db->durable, &kind, 1);
 
-	for (size_t i = first; i < db.durable.count; i++) {
-		const struct entry *e = &db.durable.at[i];
+	for (size_t i = first; i < db->durable.count; i++) {
+		const struct entry *e = &db->durable.at[i];
 
 		if (e->key.data[0] != (uint8_t)kind)
 			break;
 		if (fn(arg, (struct kv_slice){ e->value.data, e->value.len }))
 			return true;
 	}
-	for (size_t i = db.synced; i < db.log_count; i++)
-		for (size_t k = 0; k < db.log[i].count; k++) {
-			const struct change *c = &db.log[i].at[k];
+	for (size_t i = db->synced; i < db->log_count; i++)
+		for (size_t k = 0; k < db->log[i].count; k++) {
+			const struct change *c = &db->log[i].at[k];
 
 			if (c->kind == CHANGE_PUT &&
 			    c->key.data[0] == (uint8_t)kind &&
@@ -239,9 +276,10 @@ bool kv_model_any_value(char kind, bool (*fn)(void *arg, struct kv_slice),
 
 int kv_finish(struct kv *kv, uint64_t *ret_sequence)
 {
+	struct database *db = kv->db;
 	int rc = kv_sync(kv);
 
-	*ret_sequence = db.sequence;
+	*ret_sequence = db->sequence;
 	return rc;
 }
 
@@ -282,23 +320,23 @@ int kv_multi_get(struct kv *kv, size_t count, const struct kv_slice *keys,
 }
 
 /* An error that is no lack of room stays until kv_mend(). */
-static int fail_now(bool syncs)
+static int fail_now(struct database *db, bool syncs)
 {
-	int rc = db.condemned || db.failed	? -EIO
-		 : syncs || !db.syncs_only ? error_now()
+	int rc = db->condemned || db->failed	? -EIO
+		 : syncs || !db->syncs_only ? error_now(db)
 					   : 0;
 
 	if (rc == -EIO)
-		db.failed = true;
+		db->failed = true;
 	if (rc == -ENOSPC)
-		db.full = true;
+		db->full = true;
 	return rc;
 }
 
 /* For people: "+F 2" and the like. */
-static void print_batch(const struct kv_batch *b)
+static void print_batch(const struct database *db, const struct kv_batch *b)
 {
-	fprintf(stderr, "        batch %zu:", db.log_count);
+	fprintf(stderr, "        batch %zu:", db->log_count);
 	for (size_t i = 0; i < b->count; i++) {
 		const struct change *c = &b->at[i];
 
@@ -313,64 +351,70 @@ static void print_batch(const struct kv_batch *b)
 
 int kv_write(struct kv *kv, struct kv_batch *b)
 {
+	struct database *db = kv->db;
 	int rc;
 
 	CHECK(!kv->readonly);
 	sim_point("kv", has_content(b) ? SIM_COMMIT : "write");
-	rc = fail_now(false);
+	rc = fail_now(db, false);
 	if (rc < 0)
 		return rc;
-	db.full = false;
+	db->full = false;
 	if (b->count == 0)
 		return 0;
-	grow(&db.log, db.log_count, &db.log_room, sizeof(*db.log));
-	db.log[db.log_count++] = batch_copy(b);
-	db.sequence += b->count;
-	map_apply(&db.now, b);
+	grow(&db->log, db->log_count, &db->log_room, sizeof(*db->log));
+	db->log[db->log_count++] = batch_copy(b);
+	db->sequence += b->count;
+	map_apply(&db->now, b);
 	if (sim_traces())
-		print_batch(b);
+		print_batch(db, b);
 	sim_point("kv", "written");
 	return 0;
 }
 
 int kv_sync(struct kv *kv)
 {
+	struct database *db = kv->db;
 	uint64_t sequence;
 	int rc;
 
 	(void)kv;
 	sim_point("kv", "sync");
-	rc = fail_now(true);
+	rc = fail_now(db, true);
 	if (rc < 0)
 		return rc;
-	make_durable();
-	sequence = db.sequence;
+	make_durable(db);
+	sequence = db->sequence;
 	sim_point("kv", "synced");
-	if (db.on_sync)
-		db.on_sync(db.on_sync_arg, sequence);
+	if (db->on_sync)
+		db->on_sync(db->on_sync_arg, sequence);
 	return 0;
 }
 
 int kv_mend(struct kv *kv)
 {
+	struct database *db = kv->db;
 	(void)kv;
 	sim_point("kv", "mend");
-	if (db.condemned)
+	if (db->condemned)
 		return -EIO;
-	db.failed = error_now() < 0;
-	return db.failed ? -EIO : 0;
+	db->failed = error_now(db) < 0;
+	return db->failed ? -EIO : 0;
 }
 
 void kv_condemn(struct kv *kv)
 {
+	struct database *db = kv->db;
 	(void)kv;
-	db.condemned = true;
+	db->condemned = true;
 }
 
 enum kv_health kv_health(const struct kv *kv)
 {
+	const struct database *db = kv->db;
+
 	(void)kv;
-	return db.condemned ? KV_CONDEMNED : db.failed ? KV_FAILING : KV_FINE;
+	return db->condemned ? KV_CONDEMNED : db->failed ? KV_FAILING : KV_FINE;
 }
 
 int kv_room(const struct kv *kv)
@@ -386,8 +430,10 @@ int kv_room_for(const struct kv *kv, uint64_t bytes)
 
 bool kv_is_full(const struct kv *kv)
 {
+	const struct database *db = kv->db;
+
 	(void)kv;
-	return db.full;
+	return db->full;
 }
 
 /* What it is about is copied: RocksDB's iterators see a snapshot. */

@@ -14,10 +14,13 @@
 #include "store/db/kv.h"
 #include "tests/sim/sim.h"
 
-/* Nobody has it open any more. */
-void kv_model_kill(void);
+/*
+ * Nobody has it open any more. dir: of the database, where a run has several
+ * stores; NULL: the first. What says none is about that one.
+ */
+void kv_model_kill(const char *dir);
 /* What was not synced: a prefix of it is left. */
-void kv_model_cut(struct chance *c);
+void kv_model_cut(const char *dir, struct chance *c);
 /* Of what is durable now; -ENOENT. The value stays the database's. */
 int kv_model_durable(const void *key, size_t key_len, struct kv_slice *ret);
 /*

@@ -74,7 +74,7 @@ static void say_thread(const struct sim_thread *t)
 	const struct lock *l = t->on;
 	const struct shared_lock *s = t->on;
 
-	fprintf(stderr, "  %2u %-12s ", t->id, t->name);
+	fprintf(stderr, "  %2u %u %-12s ", t->id, t->group, t->name);
 	switch (t->state) {
 	case READY:
 		fprintf(stderr, "can run");
@@ -101,6 +101,9 @@ static void say_thread(const struct sim_thread *t)
 		fprintf(stderr, "waits for the end of %s",
 			((const struct sim_thread *)t->on)->name);
 		break;
+	case ON_FN:
+		fprintf(stderr, "waits for what is to come");
+		break;
 	case FREE:
 	case ENDED:
 		fprintf(stderr, "ended");
@@ -125,7 +128,8 @@ void sim_fail(const char *format, ...)
 	va_end(ap);
 	fprintf(stderr, "\n");
 	for (unsigned i = 0; i < sim.count; i++)
-		if (sim.thread[i].state != ENDED)
+		if (sim.thread[i].state != ENDED &&
+		    sim.thread[i].state != FREE)
 			say_thread(&sim.thread[i]);
 	if (sim.on_fail)
 		sim.on_fail();
@@ -196,9 +200,9 @@ void sim_count_point(const char *kind, const char *what)
 	mix(text_sum(kind));
 	mix(text_sum(what));
 	if (sim.print)
-		fprintf(stderr, "%7llu %-10s %s %s\n",
-			(unsigned long long)sim.points, sim.self->name, kind,
-			what);
+		fprintf(stderr, "%7llu %u %-10s %s %s\n",
+			(unsigned long long)sim.points, sim.self->group,
+			sim.self->name, kind, what);
 	if (sim.points > POINTS_MAX)
 		sim_fail("it does not end");
 }
@@ -229,6 +233,8 @@ static bool can_run(const struct sim_thread *t)
 		return !s->writer && s->readers == 0;
 	case ON_JOIN:
 		return ((const struct sim_thread *)t->on)->state == ENDED;
+	case ON_FN:
+		return t->until(t->until_arg);
 	case ON_COND:
 	case FREE:
 	case ENDED:
@@ -300,11 +306,22 @@ static bool is_here(unsigned i)
 	return sim.change[i].thread == t->id && sim.change[i].at == t->points;
 }
 
+/* Who waits for what has come now: see sim_wait(). */
+static struct sim_thread *find_awaited(void)
+{
+	for (unsigned i = 0; i < sim.count; i++)
+		if (sim.thread[i].state == ON_FN && can_run(&sim.thread[i]))
+			return &sim.thread[i];
+	return NULL;
+}
+
 static struct sim_thread *pick(void)
 {
-	struct sim_thread *list[THREADS_MAX], *best;
+	struct sim_thread *list[THREADS_MAX], *best = find_awaited();
 	unsigned n;
 
+	if (best)
+		return best;
 	disturb();
 	while ((n = find_runnable(list)) == 0)
 		if (!pass_time())
@@ -467,9 +484,46 @@ unsigned sim_self(void)
 	return sim.self ? sim.self->id : 0;
 }
 
+void sim_set_group(unsigned group)
+{
+	sim.self->group = group;
+}
+
+unsigned sim_group(void)
+{
+	return sim.self ? sim.self->group : 0;
+}
+
+void sim_kill(unsigned group)
+{
+	CHECK(sim.self->group != group);
+	for (unsigned i = 0; i < sim.count; i++)
+		if (sim.thread[i].group == group)
+			sim.thread[i].state = FREE;
+}
+
+void sim_wait(bool (*fn)(void *), void *arg)
+{
+	sim_count_point("until", "");
+	sim.self->until = fn;
+	sim.self->until_arg = arg;
+	sim.self->state = ON_FN;
+	sim_go_on();
+}
+
 void sim_name(const char *name)
 {
 	(void)snprintf(sim.self->name, sizeof(sim.self->name), "%s", name);
+}
+
+bool sim_is_early(void)
+{
+	return sim.early > 0;
+}
+
+bool sim_has_name(const char *name)
+{
+	return strcmp(sim.self->name, name) == 0;
 }
 
 /* Where each thread begins. */
@@ -521,6 +575,7 @@ struct sim_thread *sim_thread_new(void *(*main)(void *), void *arg)
 	t->deadline_ns = INT64_MAX;
 	t->main = main;
 	t->arg = arg;
+	t->group = sim_group();
 	t->priority = CHANGES_MAX * 1000 + 1 +
 		      chance_below(&sim.chance, UINT64_C(1) << 40);
 	context_of(t);

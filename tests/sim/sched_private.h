@@ -10,7 +10,7 @@
 #include "store/base/sync.h"
 #include "tests/sim/sim.h"
 
-#define THREADS_MAX 64
+#define THREADS_MAX 160
 #define HELD_MAX 16
 #define CHANGES_MAX 8
 #define POINT_NS 700 /* a point takes as long */
@@ -23,6 +23,7 @@ enum state {
 	ON_WRITE,
 	ON_COND,
 	ON_JOIN,
+	ON_FN,
 	ENDED,
 };
 
@@ -30,12 +31,15 @@ struct sim_thread {
 	ucontext_t context;
 	enum state state;
 	unsigned id;
+	unsigned group; /* see sim_set_group() */
 	char name[24];
 	const void *on; /* what it waits for: a lock, a thread */
 	const void *cond; /* ON_COND */
 	struct lock *relock; /* ON_COND */
 	int64_t deadline_ns; /* ON_COND; INT64_MAX: none */
 	bool late; /* the deadline has passed */
+	bool (*until)(void *arg); /* ON_FN */
+	void *until_arg;
 	uint64_t priority;
 	int saved_errno;
 	struct {

@@ -85,8 +85,25 @@ sim_fail(const char *format, ...);
 /* Also run by a failure: the last words of the model. */
 void sim_on_fail(void (*fn)(void));
 
+/*
+ * Threads belong to a group, that of who made them; the first one to 0. A group
+ * is what dies at once: the daemon of a node, and all that run there.
+ */
+void sim_set_group(unsigned group);
+unsigned sim_group(void);
+/* Its threads are gone, where they stand. Self is of another one. */
+void sim_kill(unsigned group);
+/*
+ * Until fn says so, which is asked at each point. Whoever waits like this goes
+ * on before anybody else, so nothing happens in between.
+ */
+void sim_wait(bool (*fn)(void *arg), void *arg);
+
 /* Threads of clients are made with thread_create(); this gives a name. */
+/* Does time pass while somebody can go on, that is, may anybody starve? */
+bool sim_is_early(void);
 void sim_name(const char *name);
+bool sim_has_name(const char *name);
 unsigned sim_self(void);
 
 #endif

@@ -8,9 +8,18 @@
 #include <sys/statvfs.h>
 #include <sys/types.h>
 
-/* The linker makes __wrap_NAME of NAME, and NAME of __real_NAME. */
-#define WRAPPED(type, name, ...)         \
-	type __wrap_##name(__VA_ARGS__); \
+/*
+ * The linker makes __wrap_NAME of NAME, and NAME of __real_NAME. With several
+ * nodes all calls come to engine_calls.c first, and here what is not of the
+ * shared directory.
+ */
+#ifdef SIM_NODES
+#define WRAP(name) disk_##name
+#else
+#define WRAP(name) __wrap_##name
+#endif
+#define WRAPPED(type, name, ...)        \
+	type WRAP(name)(__VA_ARGS__);   \
 	type __real_##name(__VA_ARGS__)
 
 WRAPPED(int, open64, const char *path, int flags, ...);
