@@ -4,9 +4,10 @@
 # in faults/ puts one old fault back into a copy of the tree; the simulator runs
 # on it until it finds something.
 #
-# usage: tests/sim/faults.sh [--check | [--rare] [--seconds S]] [PATTERN]
+# usage: tests/sim/faults.sh [--check | [--rare | --nodes] [--seconds S]] [PATTERN]
 #   --check  only look whether the patches apply: builds nothing, needs no git
 #   --rare   with the plans of ckpt_sim --rare
+#   --nodes  those of several nodes, in faults/nodes/
 #   S  for each fault, 120 by default; PATTERN: names of patches (all)
 #
 # Prints a line for each: fault, the seed from 1 on, seconds, what was found. What
@@ -14,11 +15,12 @@
 # were found; 1: one was not, or does not apply any more.
 set -euo pipefail
 
-seconds=120 check='' rare=()
+seconds=120 check='' rare=() program=ckpt_sim faults=tests/sim/faults
 while :; do
 	case ${1-} in
 	--check) check=1 ;;
 	--rare) rare=(--rare) ;;
+	--nodes) program=ckpt_sim_nodes faults=tests/sim/faults/nodes ;;
 	--seconds)
 		seconds=$2
 		shift
@@ -39,7 +41,8 @@ apply() {
 
 if [[ $check ]]; then
 	lost=0
-	for patch in "$root"/tests/sim/faults/$pattern.patch; do
+	for patch in "$root"/tests/sim/faults/{,nodes/}$pattern.patch; do
+		[[ -e $patch ]] || continue
 		apply "$root" "$patch" --dry-run -f && continue
 		printf '%s: does not apply any more: make it anew\n' \
 			"${patch#"$root"/}"
@@ -62,9 +65,9 @@ cmake -S "$work" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	-DCMAKE_C_COMPILER_LAUNCHER="$(command -v ccache || true)" >"$work/log" 2>&1 ||
 	{ cat "$work/log"; exit 1; }
 
-build() { cmake --build "$work/build" --target ckpt_sim >"$work/log" 2>&1; }
+build() { cmake --build "$work/build" --target "$program" >"$work/log" 2>&1; }
 
-sim=$work/build/tests/sim/ckpt_sim
+sim=$work/build/tests/sim/$program
 build || { cat "$work/log"; exit 1; }
 cp "$sim" "$work/sane"
 
@@ -92,7 +95,7 @@ hunt() {
 }
 
 printf '%-34s %8s %8s  %s\n' fault seed seconds found
-for patch in "$root"/tests/sim/faults/$pattern.patch; do
+for patch in "$root/$faults"/$pattern.patch; do
 	name=$(basename "$patch" .patch)
 	if ! apply "$work" "$patch" --dry-run -f >/dev/null 2>&1; then
 		printf '%-34s %8s %8s  %s\n' "$name" - - 'DOES NOT APPLY'
