@@ -479,6 +479,13 @@ struct interrupt *interrupt_set(struct interrupt *i)
 	return before;
 }
 
+bool interrupt_is_due(void)
+{
+	const struct interrupt *i = interrupt_of_thread();
+
+	return i && atomic_load(&i->signalled) && i->ends(i);
+}
+
 unsigned sim_self(void)
 {
 	return sim.self ? sim.self->id : 0;
