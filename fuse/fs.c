@@ -5,6 +5,8 @@
 
 #include "fuse/caller.h"
 #include "store/base/scope.h"
+#include "store/file/file.h"
+#include "store/shared/shared.h"
 
 int fs_get(fuse_req_t req, fuse_ino_t ino, struct fs_inode *ret)
 {
@@ -62,4 +64,26 @@ bool fs_is_own(fuse_req_t req, struct inode *in)
 	uid_t uid = fuse_req_ctx(req)->uid;
 
 	return uid == 0 || uid == inode_attr(in).uid;
+}
+
+void fs_forget(struct store *st, fuse_ino_t ino, uint64_t nlookup)
+{
+	struct inode *in = inode_peek(st->inodes, ino);
+
+	if (!in)
+		return;
+	inode_forget(st->inodes, in, nlookup);
+	file_forgotten(&st->files, in);
+	/* One more for the reference that inode_peek() took. */
+	inode_put(st->inodes, in, nlookup + 1);
+}
+
+void fs_shared_forget(fuse_req_t req, uint64_t id, uint64_t count)
+{
+	if (id == ROOT_INO)
+		return;
+	if (shared_is_node(id))
+		shared_forget(fs_of(req)->shared, id, count);
+	else
+		fs_forget(store_of(req), id, count);
 }

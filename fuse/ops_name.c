@@ -12,28 +12,6 @@
 #include "store/publish.h"
 #include "store/shared/shared.h"
 
-void fs_forget(struct store *st, fuse_ino_t ino, uint64_t nlookup)
-{
-	struct inode *in = inode_peek(st->inodes, ino);
-
-	if (!in)
-		return;
-	inode_forget(st->inodes, in, nlookup);
-	file_forgotten(&st->files, in);
-	/* One more for the reference that inode_peek() took. */
-	inode_put(st->inodes, in, nlookup + 1);
-}
-
-void fs_shared_forget(fuse_req_t req, uint64_t id, uint64_t count)
-{
-	if (id == ROOT_INO)
-		return;
-	if (shared_is_node(id))
-		shared_forget(fs_of(req)->shared, id, count);
-	else
-		fs_forget(store_of(req), id, count);
-}
-
 /* Reply with an entry; consumes one reference, which becomes a look-up. */
 static void reply_entry(fuse_req_t req, struct inode *in)
 {

@@ -251,17 +251,6 @@ void opens_count(struct opens *r, uid_t uid, uint32_t rank,
 	(void)size_bytes;
 }
 
-void fs_forget(struct store *st, fuse_ino_t ino, uint64_t nlookup)
-{
-	struct inode *in = inode_peek(st->inodes, ino);
-
-	if (!in)
-		return;
-	inode_forget(st->inodes, in, nlookup);
-	file_forgotten(&st->files, in);
-	inode_put(st->inodes, in, nlookup + 1); /* and that of inode_peek() */
-}
-
 void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
 	      struct fuse_file_info *fi, unsigned flags, const void *in_buf,
 	      size_t in_size, size_t out_size)
