@@ -83,6 +83,7 @@ class History:
         self.only = only  # of what was told, what is promised
         self.told = {}  # name: version
         self.open = {}  # name: versions that were begun, and did not end
+        self.was_open = {}  # name: those of any round
 
     def add(self, saving):
         for name, version in saving.begun:
@@ -96,6 +97,8 @@ class History:
                 self.open[name] -= {v for v in self.open[name] if v <= version}
             elif self.only == ("synced",):
                 self.told.pop(name, None)
+        for name, versions in self.open.items():
+            self.was_open.setdefault(name, set()).update(versions)
 
     def check(self, raw, name):
         """It is what was promised, or a later version as far as it got."""
@@ -138,8 +141,8 @@ def rounds_of_deaths(c, die, only, rounds=ROUNDS):
     assert looks[1], "nobody saw a plain file"
     for name, version in parts:
         name = name.removesuffix(".tmp")
-        assert version in history.open[name] or not version and \
-            history.open[name], (name, version)
+        assert version in history.was_open[name] or not version and \
+            history.was_open[name], (name, version)
     # The nodes say what DIR has.
     names = [n for n in os.listdir(c.shared()) if n != ".ckptfs"]
     for node in (c.a, c.b):

@@ -17,8 +17,11 @@ def xattr(path, name):
 
 
 def torn(path):
-    """A file of tensors that ends too early."""
-    put(path, get(path)[:-100])
+    """A file of tensors that ends too early. It is a new one, for what is to
+    replace a whole one is not seen by others before it is whole, too."""
+    raw = get(path)
+    os.unlink(path)
+    put(path, raw[:-100])
 
 
 @shared(options="structure=refuse")
