@@ -157,7 +157,7 @@ int guard_step_difference(struct guard_visit *v, const struct guard_step *step,
 void guard_refused_note(struct guard_visit *v, const struct guard_step *step,
 			const char *why, bool attribute_only);
 /* What has this number is published: it says nothing any more. */
-void guard_refused_forget(struct guard_visit *v, uint64_t ino);
+void guard_refused_forget(struct guard_visit *v, uint64_t id);
 
 /* --- guard_tracker.c: what names a step */
 
