@@ -522,6 +522,9 @@ static void on_change(struct einode *in, enum engine_change what)
 	k = known_of(einode_number(in));
 	if (is_pending_mode(einode_mode(in))) {
 		see_pending(in, path, k);
+		/* Its last sync failed: it is lost with its node, as before. */
+		if (nodes_plan.errors && k->plain && what == ENGINE_MODE)
+			m.v[k->version].plain = false;
 		k->plain = false;
 		if (what == ENGINE_MODE)
 			k->done = 0; /* a tracker's name: see tree.c */
