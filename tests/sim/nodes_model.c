@@ -660,6 +660,9 @@ static void unsure_after(struct own *o, bool cut)
 {
 	unsigned whole = plain_at(o->path);
 
+	/* A daemon that was killed left it with the machine, which is gone now. */
+	if (cut && o->least && !m.v[o->least].synced && !m.v[o->least].plain)
+		o->least = 0;
 	if (whole > o->least)
 		o->least = whole;
 	if (o->now && (!cut || m.v[o->now].synced) && !o->opened && !o->busy &&
