@@ -230,6 +230,8 @@ static void die(struct node_run *n, bool cut, struct chance *c)
 	n->shared = NULL;
 	n->mount = NULL;
 	n->clients = 0;
+	for (unsigned i = 1; i <= nodes_plan.nodes; i++)
+		nodes[i].askers &= ~(1u << n->number);
 	nodes_work_dead(n->number);
 	/* What was promised is so before the directory is without it. */
 	model_node_died(n->number, cut);
@@ -257,8 +259,10 @@ static bool is_time(void *arg)
 {
 	const struct keeper *k = arg;
 
-	return no_more || engine_calls(k->n->number) - k->n->calls_at_start >=
-				  k->next->calls;
+	/* It would be forgotten if it died just now, and could not come back. */
+	return no_more || (k->n->askers == 0 &&
+			   engine_calls(k->n->number) - k->n->calls_at_start >=
+				   k->next->calls);
 }
 
 static void forget_dead(struct node_run *n)

@@ -69,6 +69,7 @@ struct node_run {
 	unsigned starts;
 	uint64_t calls_at_start;
 	unsigned clients; /* threads that are not at their end */
+	unsigned askers; /* bits of nodes that call forget-node for it now */
 };
 extern struct nodes_plan nodes_plan;
 struct node_run *node_of(unsigned number);

@@ -526,6 +526,17 @@ static void unlink_own(struct node_run *n, const char *path, bool mine)
 	check_rc(n, "removes", path, mine, rc);
 }
 
+static void forget_living(struct node_run *n, unsigned other)
+{
+	int rc;
+
+	node_of(other)->askers |= 1u << n->number;
+	rc = nodes_forget(other);
+	node_of(other)->askers &= ~(1u << n->number);
+	if (rc == 0)
+		sim_fail("node %u lives, and was forgotten", other);
+}
+
 static void churn_once(struct node_run *n, struct chance *c)
 {
 	bool mine = !nodes_plan.common || !chance_one_in(c, nodes_plan.common);
@@ -591,9 +602,8 @@ static void churn_once(struct node_run *n, struct chance *c)
 		break;
 	case CHURN_FORGET: /* of one that lives, which is refused */
 		if (chance_one_in(c, 4) && other != n->number &&
-		    node_of(other)->up && nodes_forget(other) == 0 &&
 		    node_of(other)->up)
-			sim_fail("node %u lives, and was forgotten", other);
+			forget_living(n, other);
 		break;
 	case CHURN_COUNT:
 		break;
