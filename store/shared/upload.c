@@ -310,15 +310,44 @@ static bool is_in_place(struct upload *u)
 	       sb.st_ino == engine && !pending_is(u->s, &sb);
 }
 
+static int find_in_dir(struct upload *u, int *ret_path)
+{
+	int rc = node_fd(u->s, u->n, ret_path);
+
+	return rc == -ESTALE && is_in_place(u) ? -ENODATA : rc;
+}
+
+/*
+ * Is it to wait, as a tracker? What a node that was away has left may have been
+ * moved meanwhile, and is known in the wrong folder: the files there are not what
+ * it waits for, and may wait for it. So one that is not found is looked for first.
+ */
+static int waits_for_step(struct upload *u)
+{
+	SCOPED(scope_close) int path = -1;
+	bool tracker;
+	int rc;
+
+	{
+		HOLD(&u->s->lock);
+		tracker = tracker_is(u->n->name);
+	}
+	if (!tracker)
+		return 0;
+	rc = find_in_dir(u, &path);
+	if (rc < 0)
+		return rc;
+	rc = tracker_waits(u->s, u->n);
+	return rc == -ENODATA ? -EIO : rc; /* of another file: this is not gone */
+}
+
 /* -ENODATA: complete, or nobody wants it any more. */
 static int open_in_dir(struct upload *u)
 {
 	SCOPED(scope_close) int path = -1;
 	struct stat sb;
-	int rc = node_fd(u->s, u->n, &path);
+	int rc = find_in_dir(u, &path);
 
-	if (rc == -ESTALE && is_in_place(u))
-		return -ENODATA;
 	if (rc < 0)
 		return rc;
 	if (fstat(path, &sb) < 0)
@@ -548,12 +577,13 @@ static int upload_begun(struct upload *u, enum upload_end *ret)
 		return rc == -ESTALE ? 0 : rc;
 	if (!is_at_rest(u->n))
 		return 0;
-	rc = tracker_waits(u->s, u->n);
-	if (rc != 0) {
+	rc = waits_for_step(u);
+	if (rc > 0) {
 		*ret = UPLOAD_WAITS;
-		return rc < 0 ? rc : 0;
+		return 0;
 	}
-	rc = inode_stat(u->s->st->inodes, u->n->in, &u->sb);
+	if (rc == 0)
+		rc = inode_stat(u->s->st->inodes, u->n->in, &u->sb);
 	if (rc == 0)
 		rc = open_in_dir(u);
 	if (rc == -ENODATA) {
