@@ -104,7 +104,9 @@ static struct node *take_locked(struct shared *s, int64_t *ret_due)
 			return taken_locked(n);
 		if (n->due_ns > now && n->due_ns < *ret_due)
 			*ret_due = n->due_ns;
-		tracker_before = tracker_before || tracker;
+		/* Nobody can see one that is not found: it keeps no order. */
+		tracker_before = tracker_before ||
+				 (tracker && n->error != -ESTALE);
 	}
 	return NULL;
 }
