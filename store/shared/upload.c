@@ -177,6 +177,11 @@ static void wait_for_turn_locked(struct shared *s, const struct node *n)
 	}
 }
 
+/*
+ * Those that held n back when its last calls began were in theirs. One that was
+ * open then, and is closed since, does not hold it back now: it may wait for a
+ * rename, and that for the last calls of n.
+ */
 static bool may_show_locked(struct shared *s, const struct node *n)
 {
 	const struct node *o;
@@ -187,7 +192,8 @@ static bool may_show_locked(struct shared *s, const struct node *n)
 	{
 		if (o == n)
 			return true;
-		if (holds_back_locked(o) && !o->is_shown)
+		if (holds_back_locked(o) && o->state == NODE_COMPLETING &&
+		    !o->is_shown)
 			return false;
 	}
 	return true;
