@@ -314,6 +314,18 @@ static void forget_name(struct shared *s, struct node *n)
 		k->on_renamed(k->arg, parent.n->id, name);
 }
 
+void local_give_up(struct shared *s, struct node *n)
+{
+	{
+		HOLD(&s->lock);
+		if (n->state == NODE_KEPT && !n->dropped) {
+			n->dropped = true;
+			s->dropped[s->next_dropped++ % DROPPED_MAX] = n->id;
+		}
+	}
+	local_drop(s, n);
+}
+
 void local_make_room(struct shared *s)
 {
 	bool is_short = is_short_of_room(s);
@@ -331,7 +343,7 @@ void local_make_room(struct shared *s)
 		if (!n)
 			break;
 		if (!file_is_used(&s->st->files, n->in)) {
-			local_drop(s, n);
+			local_give_up(s, n);
 			forget_name(s, n);
 			gone++;
 		}

@@ -394,7 +394,7 @@ static bool is_direct_node(struct shared *s, struct node *n)
  */
 static int give_up(struct shared *s, struct node *n)
 {
-	local_drop(s, n);
+	local_give_up(s, n);
 	return -ESTALE;
 }
 
@@ -517,7 +517,7 @@ static bool has_one_name(struct shared *s, struct node *n)
 	       sb.st_nlink == 1;
 }
 
-/* It was made for somebody who came too late, and is gone. */
+/* It is given up, or was made for somebody who came too late. */
 static bool was_dropped(struct shared *s, uint64_t id)
 {
 	HOLD(&s->lock);

@@ -94,7 +94,7 @@ struct node {
 	 */
 	int64_t awaited_ns;
 	bool undone; /* when nobody comes: it was made for him alone */
-	bool dropped; /* nobody came: who comes now has to look again */
+	bool dropped; /* given up: who comes to write has to look again */
 	TAILQ_ENTRY(node) queued; /* to be uploaded, by place */
 	bool is_queued, is_taken;
 	bool is_copying; /* a large one: see upload_copy.c */
@@ -356,6 +356,8 @@ void local_make_room(struct shared *s);
 void local_not_awaited(struct shared *s);
 /* The local copy goes; who has it open keeps it. A reference is needed. */
 void local_drop(struct shared *s, struct node *n);
+/* One that is kept: DIR has it, and who comes to write here has to look again. */
+void local_give_up(struct shared *s, struct node *n);
 void local_set_kept_locked(struct node *n, const struct stat *sb);
 /* For the committer: see store_hooks. */
 void local_committing(void *arg, struct kv_batch *b, uint64_t ino);
