@@ -65,7 +65,8 @@ enum upload_end {
 static struct node *taken_locked(struct node *n)
 {
 	n->is_taken = true;
-	n->changed = false;
+	/* Who is about to write has said so, and perhaps not opened it yet. */
+	n->changed = n->changing > 0;
 	n->state = NODE_UPLOADING;
 	return node_ref_locked(n);
 }
