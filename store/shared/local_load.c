@@ -21,11 +21,12 @@
 #include "store/shared/shared_private.h"
 #include "store/shared/walk.h"
 
-/* So often one that the store does not know is looked at before that is said. */
+/* So often one that the store does not know is looked at before that is said.
+ */
 #define UNKNOWN_LOOKS 4
 /*
- * For so long searches of all of DIR have to find nothing of a file before it is
- * given up: longer than clients of DIR remember a listing (NFS: a minute).
+ * For so long searches of all of DIR have to find nothing of a file before it
+ * is given up: longer than clients of DIR remember a listing (NFS: a minute).
  */
 #define MISSED_NS (INT64_C(90) * 1000000000)
 
@@ -45,8 +46,7 @@ static int find_dir(struct shared *s, char *path, struct node **ret)
 		struct stat sb;
 		int rc = node_fd(s, at, &fd);
 
-		if (rc == 0 &&
-		    fstatat(fd, part, &sb, AT_SYMLINK_NOFOLLOW) < 0)
+		if (rc == 0 && fstatat(fd, part, &sb, AT_SYMLINK_NOFOLLOW) < 0)
 			rc = -errno;
 		if (rc == 0 && !S_ISDIR(sb.st_mode))
 			rc = -ENOTDIR;
@@ -61,8 +61,8 @@ static int find_dir(struct shared *s, char *path, struct node **ret)
 }
 
 /* What was to be made in DIR when its bytes were lost: nobody has them. */
-static void remove_lost(struct shared *s, uint64_t ino, const struct local_record *r,
-			struct node *parent)
+static void remove_lost(struct shared *s, uint64_t ino,
+			const struct local_record *r, struct node *parent)
 {
 	SCOPED(scope_close) int dirfd = -1, fd = -1;
 	struct trailer t;
@@ -118,13 +118,15 @@ static void adopt_engine(struct shared *s, struct node *n)
 	node_keep_fd(s, n, fd);
 }
 
-/* --- pending files that are not where they were ---------------------------- */
+/* --- pending files that are not where they were ----------------------------
+ */
 
 /*
  * A pending file of this store that it knows nothing of. When the last mount
  * ended by itself that cannot be, and it stays; as does one whose bytes are
  * here after all, such as in a store whose database was made anew. But after a
- * power cut the number may be that of another file, which is where it should be.
+ * power cut the number may be that of another file, which is where it should
+ * be.
  */
 static void remove_unknown(struct shared *s, int dirfd, const char *path,
 			   const char *name, const struct stat *sb,
@@ -135,9 +137,9 @@ static void remove_unknown(struct shared *s, int dirfd, const char *path,
 
 	if (!s->unclean ||
 	    (!is_used_again &&
-	     inode_attr_of(s->st->inodes, t->number, &a) == 0 &&
-	     a.nlink > 0)) {
-		/* Another file may get the number just now: the next searches. */
+	     inode_attr_of(s->st->inodes, t->number, &a) == 0 && a.nlink > 0)) {
+		/* Another file may get the number just now: the next searches.
+		 */
 		if (s->unclean && s->unknown_looks < UNKNOWN_LOOKS) {
 			s->unknown_looks++;
 			s->walk_failed = true;
@@ -367,7 +369,8 @@ static bool is_not_there(int rc)
 	return rc == -ENOENT || rc == -ENOTDIR || rc == -ESTALE;
 }
 
-static int load_one(struct shared *s, uint64_t ino, const struct local_record *r)
+static int load_one(struct shared *s, uint64_t ino,
+		    const struct local_record *r)
 {
 	struct node *parent = NULL, *n;
 	struct inode *in;
@@ -380,8 +383,8 @@ static int load_one(struct shared *s, uint64_t ino, const struct local_record *r
 		return found;
 	rc = inode_get(s->st->inodes, ino, &in);
 
-	if (rc == 0 && (!S_ISREG(inode_attr(in).mode) ||
-			inode_attr(in).nlink == 0)) {
+	if (rc == 0 &&
+	    (!S_ISREG(inode_attr(in).mode) || inode_attr(in).nlink == 0)) {
 		inode_put(s->st->inodes, in, 1);
 		rc = -ENOENT;
 	}
@@ -423,7 +426,8 @@ static int load_one(struct shared *s, uint64_t ino, const struct local_record *r
 	if (n->state == NODE_PENDING) {
 		load_place(s, n);
 		/* A file that was made, and is as it was made, has no place. */
-		if (u64_load(s->st->kv, local_key(LOCAL_PLACE_KEY, ino), &place) < 0)
+		if (u64_load(s->st->kv, local_key(LOCAL_PLACE_KEY, ino),
+			     &place) < 0)
 			place = s->next_place++;
 		HOLD(&s->lock);
 		if (s->next_place <= place)
@@ -510,9 +514,11 @@ int local_load(struct shared *s, char *why, size_t why_size)
 	s->next_place = 1;
 	rc = names_list(s->st->names, ROOT_INO, 2, see_serial, s);
 	if (rc == 0)
-		rc = records_each(s->st->kv, key_meta(LOCAL_PLACE_KEY), see_place, s);
+		rc = records_each(s->st->kv, key_meta(LOCAL_PLACE_KEY),
+				  see_place, s);
 	if (rc == 0)
-		rc = records_each(s->st->kv, key_meta(LOCAL_FILE_KEY), collect, &l);
+		rc = records_each(s->st->kv, key_meta(LOCAL_FILE_KEY), collect,
+				  &l);
 	for (size_t i = 0; i < l.count; i++) {
 		if (rc == 0)
 			rc = load_one(s, l.ino[i], &l.r[i]);
@@ -521,8 +527,9 @@ int local_load(struct shared *s, char *why, size_t why_size)
 	free(l.ino);
 	free(l.r);
 	if (rc < 0)
-		(void)snprintf(why, why_size,
-			       "%s: what this node has of %s cannot be read: %s",
-			       s->st->path, s->dir, strerror(-rc));
+		(void)snprintf(
+			why, why_size,
+			"%s: what this node has of %s cannot be read: %s",
+			s->st->path, s->dir, strerror(-rc));
 	return rc;
 }

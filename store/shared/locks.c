@@ -36,8 +36,8 @@ static struct lock_owner *find_locked(struct shared *s, uint64_t id,
 	struct lock_owner *o;
 
 	LIST_FOREACH(o, &s->lock_owners, entry)
-	if (o->id == id && o->owner == owner && o->is_flock == is_flock)
-		return o;
+		if (o->id == id && o->owner == owner && o->is_flock == is_flock)
+			return o;
 	return NULL;
 }
 
@@ -203,8 +203,7 @@ int shared_lock_test(struct shared *s, uint64_t id, uint64_t owner,
 	return 0;
 }
 
-void shared_unlock(struct shared *s, uint64_t id, uint64_t owner,
-		   bool is_flock)
+void shared_unlock(struct shared *s, uint64_t id, uint64_t owner, bool is_flock)
 {
 	struct lock_owner *o;
 
@@ -226,8 +225,8 @@ bool shared_is_locked(struct shared *s, uint64_t id)
 
 	HOLD(&s->lock);
 	LIST_FOREACH(o, &s->lock_owners, entry)
-	if (o->id == id)
-		return true;
+		if (o->id == id)
+			return true;
 	return false;
 }
 

@@ -132,11 +132,13 @@ int shared_statvfs(struct shared *s, struct statvfs *ret);
 /* Its times are the present one: who may write may set them. */
 #define SET_TIMES_NOW 0x100u
 
-/* valid as of names_setattr(), of what is not a local file; or SET_TIMES_NOW. */
-int shared_setattr(struct shared *s, const struct shared_caller *c,
-		   uint64_t id, unsigned valid, const struct attr *to,
+/* valid as of names_setattr(), of what is not a local file; or SET_TIMES_NOW.
+ */
+int shared_setattr(struct shared *s, const struct shared_caller *c, uint64_t id,
+		   unsigned valid, const struct attr *to,
 		   const uint64_t *size_bytes);
-/* A local file's attributes were set here: the same for DIR's, if it is kept. */
+/* A local file's attributes were set here: the same for DIR's, if it is kept.
+ */
 int shared_set_local(struct shared *s, const struct shared_caller *c,
 		     uint64_t id, unsigned valid, const struct attr *to);
 
@@ -222,7 +224,8 @@ struct shared_where {
 	/* Another one, that has what is pending; "?"; "": it is this one. */
 	char node[SHARED_NODE_MAX + 1];
 };
-/* Where the bytes of a regular file are. Of a local one it waits for nothing. */
+/* Where the bytes of a regular file are. Of a local one it waits for nothing.
+ */
 int shared_where(struct shared *s, uint64_t id, struct shared_where *ret);
 
 #endif

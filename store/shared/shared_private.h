@@ -41,8 +41,8 @@ enum node_state {
 };
 
 /*
- * Who waits for a step asks again and again: for the file alone that was pending
- * at the last walk, and not for each of thousands.
+ * Who waits for a step asks again and again: for the file alone that was
+ * pending at the last walk, and not for each of thousands.
  */
 struct tracker_last {
 	int fd; /* O_PATH, or -1 */
@@ -145,7 +145,8 @@ struct shared {
 	unsigned fds, fds_max;
 	TAILQ_HEAD(node_queue, node) queue, kept, seen;
 	LIST_HEAD(, lock_owner) lock_owners; /* locks.c */
-	/* The last local files that nobody came for: see shared_change_begin() */
+	/* The last local files that nobody came for: see shared_change_begin()
+	 */
 	uint64_t dropped[DROPPED_MAX];
 	unsigned next_dropped;
 	struct shared_figures figures;
@@ -180,11 +181,11 @@ static inline mode_t pending_mode(const struct shared *s)
 
 static inline bool pending_is(const struct shared *s, const struct stat *sb)
 {
-	return S_ISREG(sb->st_mode) &&
-	       (sb->st_mode & 07777) == pending_mode(s);
+	return S_ISREG(sb->st_mode) && (sb->st_mode & 07777) == pending_mode(s);
 }
 
-/* Did DIR get this time? Some keep a part of it: microseconds, whole seconds. */
+/* Did DIR get this time? Some keep a part of it: microseconds, whole seconds.
+ */
 static inline bool node_is_time(const struct timespec *there, int64_t own_ns)
 {
 	int64_t lost_ns = own_ns - io_ns(there);
@@ -340,7 +341,8 @@ struct key local_key(const char *what, uint64_t ino);
 int local_record_decode(struct kv_slice v, struct local_record *ret);
 void local_record_release(struct local_record *r);
 int local_forget_records(struct shared *s, uint64_t ino);
-/* The kernel looks a name up once more, and opens: for how long that may take. */
+/* The kernel looks a name up once more, and opens: for how long that may take.
+ */
 #define LOCAL_AWAITED_NS (INT64_C(2) * 1000000000)
 /* Put what is known of it into the database; `completing`: see upload.c. */
 int local_save(struct shared *s, struct node *n, bool completing);
@@ -356,7 +358,8 @@ void local_make_room(struct shared *s);
 void local_not_awaited(struct shared *s);
 /* The local copy goes; who has it open keeps it. A reference is needed. */
 void local_drop(struct shared *s, struct node *n);
-/* One that is kept: DIR has it, and who comes to write here has to look again. */
+/* One that is kept: DIR has it, and who comes to write here has to look again.
+ */
 void local_give_up(struct shared *s, struct node *n);
 void local_set_kept_locked(struct node *n, const struct stat *sb);
 /* For the committer: see store_hooks. */
@@ -459,8 +462,8 @@ void steps_begin(struct shared *s);
 void act_as(const struct shared *s, const struct shared_caller *c);
 /* A new file in DIR, open; its descriptor or -errno. */
 int tree_create_plain(struct shared *s, const struct shared_caller *c,
-		      uint64_t parent, const char *name, mode_t mode,
-		      int flags, struct shared_entry *ret);
+		      uint64_t parent, const char *name, mode_t mode, int flags,
+		      struct shared_entry *ret);
 void act_as_self(const struct shared *s, const struct shared_caller *c);
 
 #endif

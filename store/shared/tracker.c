@@ -191,9 +191,10 @@ static bool is_no_step(int error)
 static int find_named(const struct search *w, int dirfd, const char *word)
 {
 	/* Megatron's and verl's trackers have the number alone. */
-	static const char *const before[] = { "", "iter_", "global_step_",
-					      "global_step", "step_",
-					      "checkpoint-" };
+	static const char *const before[] = {
+		"",      "iter_",      "global_step_", "global_step",
+		"step_", "checkpoint-"
+	};
 	char name[2 * STORE_NAME_MAX];
 	int rc = 0;
 
@@ -230,9 +231,9 @@ static bool replaces_below(struct shared *s, struct node *n, struct node *dir)
 
 	HOLD(&s->lock);
 	LIST_FOREACH(r, &s->replacing, replacing)
-	if (r != n && r->is_queued && (!n->in || r->place < n->place) &&
-	    !tracker_is(r->name) && node_is_under_locked(r, dir))
-		return true;
+		if (r != n && r->is_queued && (!n->in || r->place < n->place) &&
+		    !tracker_is(r->name) && node_is_under_locked(r, dir))
+			return true;
 	return false;
 }
 

@@ -1,6 +1,7 @@
 /*
- * trailing.c - files of DIR that are not whole: the sticky bit and no permission
- * say so, and a trailer at the end says who has the bytes (trailer.h).
+ * trailing.c - files of DIR that are not whole: the sticky bit and no
+ * permission say so, and a trailer at the end says who has the bytes
+ * (trailer.h).
  *
  * Between the cut that takes the trailer away and the chmod that follows there
  * is neither a trailer nor a file that anybody may read: ask again.
@@ -68,8 +69,7 @@ int pending_read_soon(int fd, struct trailer *ret)
 	struct stat sb;
 	int rc;
 
-	while ((rc = pending_read(fd, ret)) == -ENODATA &&
-	       mono_ns() < end_ns) {
+	while ((rc = pending_read(fd, ret)) == -ENODATA && mono_ns() < end_ns) {
 		/* Plain now, or gone: there is nothing to wait for. */
 		if (fstat(fd, &sb) < 0 || !(sb.st_mode & S_ISVTX) ||
 		    sb.st_nlink == 0)

@@ -3,8 +3,8 @@
  *
  * Threads take the oldest file that may be taken, several at a time, but each
  * is shown only when those that were closed before it are, unless they failed,
- * are open again, or are trackers that wait (tracker.c), or another node waits for
- * it: then it goes first.
+ * are open again, or are trackers that wait (tracker.c), or another node waits
+ * for it: then it goes first.
  *
  *                                                     how many at a time
  *   a trailer behind where the bytes end,
@@ -106,8 +106,8 @@ static struct node *take_locked(struct shared *s, int64_t *ret_due)
 		if (n->due_ns > now && n->due_ns < *ret_due)
 			*ret_due = n->due_ns;
 		/* Nobody can see one that is not found: it keeps no order. */
-		tracker_before = tracker_before ||
-				 (tracker && n->error != -ESTALE);
+		tracker_before =
+			tracker_before || (tracker && n->error != -ESTALE);
 	}
 	return NULL;
 }
@@ -119,8 +119,8 @@ static bool holds_back_locked(const struct node *o)
 }
 
 /*
- * May the last calls of n begin, as far as the order goes? Of what somebody waits
- * for they may: a tracker looks for itself whether its step is whole.
+ * May the last calls of n begin, as far as the order goes? Of what somebody
+ * waits for they may: a tracker looks for itself whether its step is whole.
  */
 static bool may_complete_locked(struct shared *s, const struct node *n)
 {
@@ -328,8 +328,9 @@ static int find_in_dir(struct upload *u, int *ret_path)
 
 /*
  * Is it to wait, as a tracker? What a node that was away has left may have been
- * moved meanwhile, and is known in the wrong folder: the files there are not what
- * it waits for, and may wait for it. So one that is not found is looked for first.
+ * moved meanwhile, and is known in the wrong folder: the files there are not
+ * what it waits for, and may wait for it. So one that is not found is looked
+ * for first.
  */
 static int waits_for_step(struct upload *u)
 {
@@ -347,7 +348,8 @@ static int waits_for_step(struct upload *u)
 	if (rc < 0)
 		return rc;
 	rc = tracker_waits(u->s, u->n);
-	return rc == -ENODATA ? -EIO : rc; /* of another file: this is not gone */
+	return rc == -ENODATA ? -EIO
+			      : rc; /* of another file: this is not gone */
 }
 
 /* -ENODATA: complete, or nobody wants it any more. */
@@ -546,7 +548,8 @@ static int complete(struct upload *u)
 		rc = show(u, replaces);
 	if (rc == 0 && !replaces) {
 		rc = sync_file(u);
-		/* Or the next try takes it for whole, whatever it is by then. */
+		/* Or the next try takes it for whole, whatever it is by then.
+		 */
 		if (rc < 0)
 			(void)fchmod(u->fd, pending_mode(s));
 	}

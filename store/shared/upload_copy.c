@@ -28,7 +28,8 @@ static int write_vectors(int fd, const struct iovec *iov, int count,
 	size_t done = 0;
 
 	for (int i = 0; i < count;) {
-		ssize_t n = pwritev(fd, iov + i, count - i, (off_t)(off + done));
+		ssize_t n =
+			pwritev(fd, iov + i, count - i, (off_t)(off + done));
 		size_t left;
 
 		if (n < 0 && errno == EINTR)
@@ -63,10 +64,9 @@ static int copy_some(const struct upload_copy *c, uint64_t off, size_t *ret_len)
 	int rc;
 
 	*ret_len = 0;
-	rc = file_read_begin(files, c->n->in,
-			     left < READ_BYTES_MAX ? (size_t)left
-						   : READ_BYTES_MAX,
-			     off, &r);
+	rc = file_read_begin(
+		files, c->n->in,
+		left < READ_BYTES_MAX ? (size_t)left : READ_BYTES_MAX, off, &r);
 	if (rc == 0)
 		rc = write_vectors(c->fd, r.iov, r.count, off, ret_len);
 	file_read_end(files, &r);

@@ -17,15 +17,16 @@
 /* At the end of a mount: for as long without a file that was completed. */
 #define STOP_WITHOUT_PROGRESS_NS (10 * SECOND_NS)
 
-/* Is a file that was closed here before `place` not in DIR, below the folder? */
+/* Is a file that was closed here before `place` not in DIR, below the folder?
+ */
 static bool has_pending_locked(struct shared *s, const struct node *dir,
 			       uint64_t place)
 {
 	const struct node *n;
 
 	LIST_FOREACH(n, &s->coming, coming)
-	if (!dir || node_is_under_locked(n, dir))
-		return true;
+		if (!dir || node_is_under_locked(n, dir))
+			return true;
 	TAILQ_FOREACH(n, &s->queue, queued)
 	if (n->place < place && (!dir || node_is_under_locked(n, dir)))
 		return true;
