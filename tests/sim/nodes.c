@@ -362,10 +362,21 @@ static uint64_t pending_of(const struct node_run *n)
 	return f.pending;
 }
 
+/* What a node drains is not to be uploaded yet, and will be. */
+static bool is_draining(const struct node_run *n)
+{
+	struct drain_figures f;
+
+	if (!n->up)
+		return false;
+	drain_figures(n->st->drain, &f);
+	return f.draining > 0;
+}
+
 static bool is_quiet(void)
 {
 	for (unsigned i = 1; i <= nodes_plan.nodes; i++)
-		if (pending_of(&nodes[i]) > 0)
+		if (pending_of(&nodes[i]) > 0 || is_draining(&nodes[i]))
 			return false;
 	return nodes_model_is_quiet();
 }
