@@ -29,7 +29,7 @@ usage() {
 	CKPTFS_JOBS     how many tests run at once (twice the number of cores: half
 	                of their time they wait, for a disk or for each other)
 	CKPTFS_SIM_SECONDS  how long each core tries fresh seeds (100)
-	CKPTFS_SIM_NODES_SECONDS  the same of several nodes (20)
+	CKPTFS_SIM_NODES_SECONDS  the same of several nodes (10)
 
 	exit code: 0 all passed; 1 a step or a test failed; 2 wrong usage
 	END
@@ -149,7 +149,7 @@ deploy/setup.sh --fuzz --trainer || die 1 "deploy/setup.sh failed"
 # fails says how to see it again.
 simulate() {
 	local seconds=${CKPTFS_SIM_SECONDS:-100}
-	local nodes=${CKPTFS_SIM_NODES_SECONDS:-20}
+	local nodes=${CKPTFS_SIM_NODES_SECONDS:-10}
 	if [[ $label && $label != sim ]]; then return; fi
 	step "simulating for $seconds s"
 	tests/sim/run --of-tree --jobs "$(nproc)" --seconds "$seconds" || failed=1
