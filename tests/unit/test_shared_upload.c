@@ -6,18 +6,11 @@
 #include "store/base/scope.h"
 #include "store/drain/drain.h"
 #include "store/file/file.h"
-#include "store/shared/shared_private.h"
-#include "tests/unit/home_fixture.h"
-#include "tests/unit/live_life.h"
+#include "tests/unit/shared_fixture.h"
 
 #define FILES_MAX (UPLOAD_THREADS + 1)
 
-struct mounted {
-	struct live live;
-	char *dir;
-	struct shared *s;
-	struct inode *in[FILES_MAX];
-};
+static struct inode *in_of[FILES_MAX];
 
 /* Who is stopped, and may go on. */
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
@@ -63,39 +56,13 @@ static void let(unsigned count, bool stop_others)
 	pthread_mutex_unlock(&gate);
 }
 
-static const struct shared_caller caller = { 0 };
-static const struct names_new as_file = { .mode = S_IFREG | 0644 };
-
-static struct mounted mounted_new(void)
-{
-	struct mounted m = { .live = live_closed(NULL), .dir = make_tmp() };
-	const struct shared_options o = { .dir = m.dir, .node = "a" };
-	char why[WHY_BYTES];
-
-	assert_int_equal(make_home(m.dir, ""), 0);
-	assert_int_equal(live_try_open(&m.live, why), 0);
-	if (shared_open(m.live.st, &o, &m.s, why, sizeof(why)) < 0)
-		fail_msg("%s", why);
-	assert_int_equal(store_start(m.live.st), 0);
-	assert_int_equal(shared_start(m.s), 0);
-	return m;
-}
-
-static void mounted_free(struct mounted *m)
+static void end(struct mounted *m)
 {
 	for (unsigned i = 0; i < FILES_MAX; i++) {
-		inode_forget(m->live.st->inodes, m->in[i], 1);
-		inode_put(m->live.st->inodes, m->in[i], 2);
+		inode_forget(m->live.st->inodes, in_of[i], 1);
+		inode_put(m->live.st->inodes, in_of[i], 2);
 	}
-	shared_stop(m->s);
-	shared_free(m->s);
-	assert_int_equal(store_close(m->live.st), 0);
-	remove_tree(m->live.path);
-	remove_tree(m->live.stage);
-	remove_tree(m->dir);
-	free(m->live.path);
-	free(m->live.stage);
-	free(m->dir);
+	mounted_free(m);
 }
 
 static const char *name_of(unsigned i)
@@ -112,10 +79,10 @@ static void make(struct mounted *m, unsigned i)
 	struct shared_entry e;
 
 	assert_int_equal(shared_create(m->s, &caller, ROOT_INO, name_of(i),
-				       &as_file, &e, &m->in[i]),
+				       &as_file, &e, &in_of[i]),
 			 0);
-	assert_int_equal(drain_closed(m->live.st->drain, m->in[i], true), 0);
-	shared_change_end(m->s, m->in[i]->ino);
+	assert_int_equal(drain_closed(m->live.st->drain, in_of[i], true), 0);
+	shared_change_end(m->s, in_of[i]->ino);
 	assert_int_equal(drain_sync_closed(m->live.st->drain), 0);
 }
 
@@ -144,7 +111,7 @@ static void files_that_are_gone_hold_no_thread(void **state)
 	let(UPLOAD_THREADS, false);
 	assert_int_equal(shared_flush(m.s), 0);
 	assert_true(is_plain(&m, UPLOAD_THREADS));
-	mounted_free(&m);
+	end(&m);
 }
 
 static void await_state(struct mounted *m, struct node *n,
@@ -167,9 +134,9 @@ static void a_file_before_all_that_are_copied_gets_a_thread(void **state)
 	stops = true;
 	make(&m, 0);
 	await_stopped(1);
-	n[0] = node_get(m.s, m.in[0]->ino);
+	n[0] = node_get(m.s, in_of[0]->ino);
 	assert_int_equal(shared_change_begin(m.s, n[0]->id, O_WRONLY, NULL), 0);
-	assert_int_equal(file_open(files, m.in[0], O_WRONLY, &opened), 0);
+	assert_int_equal(file_open(files, in_of[0], O_WRONLY, &opened), 0);
 	let(1, true);
 	{
 		HOLD(&m.s->lock);
@@ -179,7 +146,7 @@ static void a_file_before_all_that_are_copied_gets_a_thread(void **state)
 	}
 	for (unsigned i = 1; i < FILES_MAX; i++) {
 		make(&m, i);
-		n[i] = node_get(m.s, m.in[i]->ino);
+		n[i] = node_get(m.s, in_of[i]->ino);
 	}
 	await_stopped(UPLOAD_THREADS);
 	{
@@ -191,13 +158,13 @@ static void a_file_before_all_that_are_copied_gets_a_thread(void **state)
 		await_state(&m, n[i], NODE_KEPT);
 		assert_true(is_plain(&m, i));
 	}
-	file_release(files, m.in[0], O_WRONLY);
+	file_release(files, in_of[0], O_WRONLY);
 	shared_change_end(m.s, n[0]->id);
 	assert_int_equal(shared_flush(m.s), 0);
 	assert_true(is_plain(&m, 0));
 	for (unsigned i = 0; i < FILES_MAX; i++)
 		node_put(m.s, n[i]);
-	mounted_free(&m);
+	end(&m);
 }
 
 int main(void)

@@ -1,0 +1,51 @@
+/*
+ * shared_fixture.h - a store of the test's, mounted as the node a of a shared
+ * directory.
+ */
+#ifndef TESTS_UNIT_SHARED_FIXTURE_H
+#define TESTS_UNIT_SHARED_FIXTURE_H
+
+#include "store/shared/shared_private.h"
+#include "tests/unit/home_fixture.h"
+#include "tests/unit/live_life.h"
+
+struct mounted {
+	struct live live;
+	char *dir;
+	struct shared *s;
+};
+
+static const struct shared_caller caller = { 0 };
+static const struct names_new as_file = { .mode = S_IFREG | 0644 };
+
+static inline struct mounted mounted_new(void)
+{
+	struct mounted m = { .live = live_closed(NULL), .dir = make_tmp() };
+	const struct shared_options o = { .dir = m.dir,
+					  .node = "a",
+					  .pending_wait_s = 1 };
+	char why[WHY_BYTES];
+
+	assert_int_equal(make_home(m.dir, ""), 0);
+	assert_int_equal(live_try_open(&m.live, why), 0);
+	if (shared_open(m.live.st, &o, &m.s, why, sizeof(why)) < 0)
+		fail_msg("%s", why);
+	assert_int_equal(store_start(m.live.st), 0);
+	assert_int_equal(shared_start(m.s), 0);
+	return m;
+}
+
+static inline void mounted_free(struct mounted *m)
+{
+	shared_stop(m->s);
+	shared_free(m->s);
+	assert_int_equal(store_close(m->live.st), 0);
+	remove_tree(m->live.path);
+	remove_tree(m->live.stage);
+	remove_tree(m->dir);
+	free(m->live.path);
+	free(m->live.stage);
+	free(m->dir);
+}
+
+#endif
