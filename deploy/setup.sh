@@ -30,7 +30,7 @@ usage() {
 
 	  --no-tests  only what building and running the product needs
 	  --clusters  also the programs of CephFS and MooseFS, which tests of many
-	              nodes start; so without --no-tests. Their services are neither
+	              nodes start (tests/run.sh --all). Their services are neither
 	              started nor enabled
 	  --fuzz      also clang and its runtime, for the coverage-guided fuzzers, and
 	              clang-tidy
@@ -346,7 +346,7 @@ if [[ $fuzz ]]; then packages+=(clang libclang-rt-dev clang-tidy); fi
 if [[ $trainer ]]; then packages+=(python3 python3-venv ca-certificates); fi
 
 install_packages "${packages[@]}"
-if [[ $tests || $clusters ]]; then
+if [[ $clusters ]]; then
 	install_without_services "${cluster_packages[@]}"
 fi
 need_libfuse

@@ -1,0 +1,200 @@
+"""run_selfcheck.py - what tests/run.py makes of trees whose tests pass, fail,
+fail now and then, are skipped, and do not end. Each tree is a repository with a
+project of a few lines, whose tests are commands of a shell."""
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PRESETS = {
+    "version": 3,
+    "configurePresets": [{"name": "normal", "generator": "Ninja",
+                          "binaryDir": "${sourceDir}/build"}],
+    "buildPresets": [{"name": "normal", "configurePreset": "normal"}],
+    "testPresets": [{"name": "normal", "configurePreset": "normal",
+                     "output": {"outputOnFailure": True}}],
+}
+FINE = "echo fine"
+WRONG = "for i in $(seq 99); do echo line $i; done; exit 1"
+# The first time that it is run it fails.
+ONCE = "[ -e $0.ran ] && exit 0; touch $0.ran; echo the first time; exit 1"
+BOUND = 300  # seconds for a run, of which each takes less than two
+
+
+class Tree:
+    """A project in a scratch directory, committed: {test: (command, labels)}"""
+
+    def __init__(self, base, tests, build=""):
+        self.dir = tempfile.mkdtemp(dir=base)
+        os.mkdir(os.path.join(self.dir, "tests"))
+        shutil.copy(os.path.join(HERE, "run.py"),
+                    os.path.join(self.dir, "tests"))
+        lines = ["cmake_minimum_required(VERSION 3.22)", "project(x NONE)",
+                 "enable_testing()", build]
+        for name, test in tests.items():
+            command, labels = test if isinstance(test, tuple) else \
+                (test, "unit;gate")
+            self.write(f"{name}.sh", command)
+            lines.append(f"add_test(NAME {name} COMMAND sh "
+                         f"${{CMAKE_SOURCE_DIR}}/{name}.sh)")
+            lines.append(f"set_tests_properties({name} PROPERTIES LABELS "
+                         f'"{labels}" SKIP_RETURN_CODE 77)')
+        self.write("CMakeLists.txt", "\n".join(lines))
+        self.write("CMakePresets.json", json.dumps(PRESETS))
+        self.write(".gitignore", "/build*/\n*.ran\n")
+        self.git("init", "-q")
+        self.git("add", "-A")
+        self.git("-c", "user.name=x", "-c", "user.email=x@x.example", "commit",
+                 "-qm", "x")
+
+    def git(self, *argv):
+        return subprocess.run(["git", *argv], cwd=self.dir, check=True,
+                              text=True, capture_output=True).stdout.strip()
+
+    def write(self, name, text):
+        with open(os.path.join(self.dir, name), "w", encoding="utf-8") as f:
+            f.write(text)
+
+    def passed(self):
+        try:
+            with open(os.path.join(self.dir, "build/passed"),
+                      encoding="ascii") as f:
+                return f.read().strip()
+        except FileNotFoundError:
+            return None
+
+    def start(self, *options, **env):
+        return subprocess.Popen(
+            [sys.executable, "-B", "tests/run.py", *options], cwd=self.dir,
+            env={**os.environ, "CI": "", "CKPTFS_SKIP_OK": "", **env},
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def run(self, *options, code, **env):
+        """The last 40 lines that it says."""
+        return last_lines(self.start(*options, **env), code)
+
+
+def last_lines(process, code):
+    said, _ = process.communicate(timeout=BOUND)
+    last = said.splitlines()[-40:]
+    assert process.returncode == code, said
+    assert re.fullmatch(r"total: \d+ passed, \d+ failed, \d+ skipped",
+                        last[-1]), said
+    return last
+
+
+def a_tree_that_passes_has_its_hash_written_down(base):
+    tree = Tree(base, {"fine": FINE, "aside": (WRONG, "unit")})
+    assert tree.run(code=0)[-1] == "total: 1 passed, 0 failed, 0 skipped"
+    assert tree.passed() == tree.git("rev-parse", "HEAD^{tree}")
+    tree.write("more", "x")
+    tree.run(code=0)
+    assert tree.passed() == tree.git("rev-parse", "HEAD^{tree}") + " dirty"
+    os.unlink(os.path.join(tree.dir, "build/passed"))
+    tree.run("--test", "fine", code=0)
+    assert tree.passed() is None, "that was a part of it"
+
+
+def a_failed_test_is_named_with_its_last_lines_and_what_repeats_it(base):
+    tree = Tree(base, {"fine": FINE, "wrong": WRONG})
+    last = tree.run(code=1)
+    head = "FAILED normal/wrong; again: ctest --preset normal -R '^wrong$'"
+    at = last.index(head)
+    assert [l.strip() for l in last[at + 1:at + 16]] == \
+        [f"line {n}" for n in range(85, 100)], last
+    assert last[-1] == "total: 1 passed, 1 failed, 0 skipped"
+    assert tree.passed() is None
+
+
+def many_that_fail_are_all_named(base):
+    names = [f"wrong_{n}" for n in range(30)]
+    last = "\n".join(Tree(base, {n: WRONG for n in names}).run(code=1))
+    assert all(f"FAILED normal/{n};" in last for n in names), last
+
+
+def what_fails_beside_others_and_passes_alone_is_flaky(base):
+    tree = Tree(base, {"fine": FINE, "a": ONCE, "b": ONCE})
+    last = tree.run(code=0)
+    assert last[-1] == "total: 3 passed, 0 failed, 0 skipped"
+    for name in "ab":
+        assert f"FLAKY normal/{name}; again: ctest --preset normal -R " \
+            f"'^{name}$'" in last, last
+    assert last.count("    the first time") == 2, last
+    assert tree.passed()
+    Tree(base, {"a": ONCE}).run("--strict", code=1)
+    tree = Tree(base, {name: ONCE for name in "abc"})
+    tree.run(code=1)
+    assert tree.passed() is None
+
+
+def what_fails_again_alone_is_a_failure(base):
+    for passes in ("-ge 2", "-lt 3 -a $n -gt 0"):  # the last of the three
+        Tree(base, {"a": f"n=$(cat $0.ran); echo $((n + 1)) >$0.ran; "
+                         f"n=${{n:-0}}; [ $n {passes} ]"}).run(code=1)
+
+
+def what_is_skipped_fails_ci_alone(base):
+    tests = {"a": "echo SKIP: no such thing; exit 77",
+             "b": "echo 'skip - auto part: SKIP: no device'"}
+    tree = Tree(base, tests)
+    assert tree.run(code=0)[-1] == "total: 1 passed, 0 failed, 2 skipped"
+    last = "\n".join(tree.run(code=1, CI="true"))
+    assert "CI must not: normal/a: SKIP: no such thing" in last, last
+    assert "CI must not: normal/b/auto part: no device" in last, last
+    tree.run(code=0, CI="true", CKPTFS_SKIP_OK="a b/*")
+
+
+def a_build_that_fails_is_named(base):
+    build = "add_custom_target(x ALL COMMAND sh -c \"echo why; exit 1\")"
+    last = "\n".join(Tree(base, {"fine": FINE}, build).run(code=1))
+    assert "FAILED build of normal; again: cmake --preset normal && " \
+        "cmake --build --preset normal" in last, last
+    assert "why" in last and "0 passed" in last, last
+
+
+def a_run_in_which_nothing_is_chosen_fails(base):
+    tree = Tree(base, {"fine": FINE, "aside": (FINE, "tidy")})
+    tree.run("--label", "tidy", code=1)
+    tree.run("--label", "nothing", code=1)
+    tree.run("--test", "none", code=1)
+
+
+def a_signal_ends_it_with_what_failed_until_then(base):
+    tree = Tree(base, {"a": WRONG, "b": "touch $0.ran; exec sleep 1000"})
+    process = tree.start(CKPTFS_JOBS="1")
+    for line in process.stdout:
+        if re.search(r"Start +\d+: b$", line):
+            break
+    process.send_signal(signal.SIGTERM)
+    last = "\n".join(last_lines(process, 1))
+    assert "FAILED a; again: it was not run again" in last, last
+    assert "line 99" in last, last
+    assert "SIGTERM ended this run" in last and "still running: b" in last, last
+
+
+def main():
+    tests = [a_tree_that_passes_has_its_hash_written_down,
+             a_failed_test_is_named_with_its_last_lines_and_what_repeats_it,
+             many_that_fail_are_all_named,
+             what_fails_beside_others_and_passes_alone_is_flaky,
+             what_fails_again_alone_is_a_failure,
+             what_is_skipped_fails_ci_alone,
+             a_build_that_fails_is_named,
+             a_run_in_which_nothing_is_chosen_fails,
+             a_signal_ends_it_with_what_failed_until_then]
+    base = tempfile.mkdtemp(prefix="run-selfcheck-")
+    try:
+        for test in tests:
+            test(base)
+            print(f"ok   - {test.__name__}", flush=True)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
