@@ -33,7 +33,7 @@ from blockdisk import MKFS, Mounted, Recorder, is_mounted
 from blocklog import Log, Replay
 from lossy import BUILD, MNT_DETACH, umount
 from rig import (CKPTCTL, CKPTFS, STEP_BOUND, Daemon, Guard, Report,
-                 judge, progress)
+                 judge, own_mounts, progress)
 
 NOSYNC = os.path.join(BUILD, "tests/crash/libnosync.so")
 MIB = 1 << 20
@@ -471,6 +471,7 @@ def main():
     if why:
         print(f"skipped: {why}")
         return lossy.SKIP
+    own_mounts()
     scratch = os.path.realpath(tempfile.mkdtemp(prefix="blockcut."))
     lossy.mount_tmpfs(scratch, "size=12g,mode=700")
     try:

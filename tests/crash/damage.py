@@ -408,6 +408,7 @@ def main():
             not os.access(ck.CKPTFS, os.X_OK):
         print("skipped: it needs root, /dev/fuse and a built ckptfs")
         return 77
+    ck.own_mounts()
     fresh = random.randrange(1 << 30)
     print(f"seed {args.seed if args.seed is not None else f'1 and {fresh}'}",
           flush=True)

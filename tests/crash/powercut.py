@@ -31,7 +31,7 @@ import workload
 from history import look
 from lossy import MNT_DETACH, Lossy, umount
 from rig import (CKPTCTL, CKPTFS, STEP_BOUND, Daemon, Guard, Hung, NoMount,
-                 Report, judge, progress)
+                 Report, judge, own_mounts, progress)
 
 STAGE_OPTIONS = "size=1g,mode=700"
 DOUBLE_EVERY = 5  # every n-th cut is followed by one during the recovery
@@ -312,6 +312,7 @@ def main():
     if why:
         print(f"skipped: {why}")
         return lossy.SKIP
+    own_mounts()
     scratch = tempfile.mkdtemp(prefix="powercut.")
     options = ["--strict-names"] if args.strict_names else []
     try:

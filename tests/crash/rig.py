@@ -16,6 +16,11 @@ import workload
 from history import look
 from lossy import BUILD, MNT_DETACH, umount
 
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "../mount"))
+
+from ckptest import own_mounts  # noqa: E402, F401 - for those who have a rig
+
 CKPTFS = os.environ.get("CKPTFS", os.path.join(BUILD, "fuse/ckptfs"))
 CKPTCTL = os.environ.get("CKPTCTL", os.path.join(BUILD, "fuse/ckptctl"))
 STEP_BOUND = 240  # seconds for anything a daemon is asked to do

@@ -9,8 +9,8 @@ store of their own and may kill, remount and damage it.
 main() forks. The parent is the guard: it knows the deadline of the running
 test, dumps the stacks of a daemon that hangs, kills it (which wakes whoever
 waits for it in the kernel), and cleans up all mounts and processes whatever
-happens to the child. Nothing sleeps in place of an event; every wait has a
-bound. Exit: 0 all passed, 1 a test failed, 77 nothing could be run here.
+happens to the child. Both have a mount namespace of their own. Nothing sleeps in
+place of an event; every wait has a bound. Exit: 0 all passed, 1 a test failed, 77 nothing could be run here.
 """
 import argparse
 import ctypes
@@ -52,6 +52,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64,
                            ctypes.c_int64]
 MNT_DETACH = 2
+CLONE_NEWNS = 0x20000
 PR_CAPBSET_DROP, CAP_SYS_RESOURCE = 24, 24
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 AT_FDCWD = -100
@@ -80,6 +81,27 @@ def fallocate(fd, mode, offset, length):
 
 def umount(path, flags=0):
     _call(libc.umount2, os.fsencode(path), flags)
+
+
+def own_mounts():
+    """What is mounted from now on is seen by this process and its children
+    alone. Else whoever copies all mounts for itself meanwhile, another test or
+    a container that starts, keeps ours alive after they are unmounted here,
+    and their daemons with them. It is shared with the copies that a test makes
+    of it: what is unmounted here is unmounted there."""
+    _call(libc.unshare, CLONE_NEWNS)
+    sh("mount", "--make-rslave", "/")
+    sh("mount", "--make-rshared", "/")
+
+
+def copy_mounts():
+    """A copy of these mounts for this process and its children: what is
+    mounted there is not seen here, what is unmounted here is gone there.
+    False: there may be none."""
+    if libc.unshare(CLONE_NEWNS) != 0:
+        return False
+    sh("mount", "--make-rslave", "/")
+    return True
 
 
 # --- small helpers ---
@@ -436,6 +458,14 @@ class Mount:
     def flush(self, path=None):
         self.ctl("flush", path or self.mnt)
 
+    def settle(self):
+        """Durable, and closed as the daemon sees it: the kernel tells it of a
+        close behind the call, and until then a file counts as staged, too."""
+        def is_closed():
+            self.flush()
+            return self.status()["staged_files"] == 0
+        until("all is closed", is_closed)
+
     def status(self):
         # Exit code 1 says that a file has failed; the fields say which.
         done = subprocess.run([CKPTCTL, "status", "--timeout",
@@ -685,6 +715,13 @@ class _Lazy:
         return m.log_text() if m else ""
 
 
+def is_python(pid):
+    try:
+        return os.path.samefile(f"/proc/{pid}/exe", "/proc/self/exe")
+    except OSError:
+        return False
+
+
 class Guard:
     """Watches the child that runs the tests; outlives whatever they break."""
 
@@ -720,8 +757,18 @@ class Guard:
         if shutil.which("gdb"):
             subprocess.run(["gdb", "-p", str(pid), "-batch", "-nx", "-ex",
                             "thread apply all bt 12"], check=False,
-                           timeout=60, stdin=subprocess.DEVNULL,
+                           timeout=120, stdin=subprocess.DEVNULL,
                            stderr=subprocess.DEVNULL)
+
+    def tests(self):
+        """The processes of the test itself: the one that runs it, and those
+        that it forked, which are of its group."""
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                if os.getpgid(int(pid)) == self.child:
+                    yield int(pid)
+            except ProcessLookupError:
+                pass  # it ended meanwhile
 
     def is_daemon(self, pid):
         try:  # a pid may be somebody else's by now, of another test even
@@ -737,8 +784,9 @@ class Guard:
             os.killpg(self.child, signal.SIGKILL)
             return
         print(f"TIMEOUT - {self.what}", flush=True)
-        os.kill(self.child, signal.SIGUSR1)  # faulthandler shows its threads
-        for pid in filter(self.is_daemon, self.daemons):
+        for pid in filter(is_python, self.tests()):
+            os.kill(pid, signal.SIGUSR1)  # faulthandler shows their threads
+        for pid in (*self.tests(), *filter(self.is_daemon, self.daemons)):
             try:
                 self.dump(pid)
             except (OSError, subprocess.SubprocessError) as e:
@@ -792,6 +840,16 @@ def options():
     return parser
 
 
+def heed_signals():
+    """A shell's `&` and nohup(1) have some ignored, and so would the daemons
+    and the programs of the tests."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP,
+                   signal.SIGTERM):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler
+                          if number == signal.SIGINT else signal.SIG_DFL)
+
+
 def need_mounts(args):
     if os.geteuid() != 0 and not args.plain:
         print("SKIP: mounting a private stage needs root")
@@ -807,6 +865,9 @@ def guarded(args, runner, guardian):
     """The exit code of runner(args, scratch).all(), with a guardian over it."""
     global _guard
     os.umask(0o022)
+    heed_signals()
+    if not args.plain:
+        own_mounts()
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     scratch = os.path.realpath(tempfile.mkdtemp(
         prefix="ckptest-", dir=os.environ.get("CKPTFS_TEST_DIR", "/var/tmp")))

@@ -29,7 +29,7 @@ def images_on_their_own_disk(m):
     return disk
 
 
-FROZEN_S_MAX = 60  # longer, and whoever holds it has died
+FROZEN_S_MAX = ck.TEST_BOUND  # longer, and whoever holds it has died
 let_go = None  # what keeps it frozen: no child may have it
 
 
@@ -145,3 +145,9 @@ def task_states(m):
     """Of each thread of the daemon."""
     folder = f"/proc/{m.proc.pid}/task"
     return [task_state(f"{m.proc.pid}/task/{t}") for t in os.listdir(folder)]
+
+
+def stand_still(m):
+    """A thread that has not heard of it yet would still answer."""
+    os.killpg(m.proc.pid, signal.SIGSTOP)
+    ck.until("it stands still", lambda: set(task_states(m)) <= {"T", "D"})

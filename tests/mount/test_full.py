@@ -24,7 +24,7 @@ def second_save(m, disk, size):
     for step in (1, 2):
         os.mkdir(m.path(f"step_{step}"))
     put(m.path("step_1", "rank_0.pt"), data(size, 1))
-    m.flush()
+    m.settle()
     disk.fill(leave=30 * MIB)
     m.expected.append("No space left|rank_0|ENOSPC|space")
     path = m.path("step_2", "rank_0.pt")
@@ -229,12 +229,12 @@ def deleting_makes_room_while_a_save_that_failed_keeps_its_place(m):
     old = m.path("step_1", "rank_0.pt")
     put(old, data(40 * MIB, 1))
     put(m.path("other"), data(40 * MIB, 3))
-    m.flush()
+    m.settle()
     put(m.path("step_2", "rank_0.pt"), data(40 * MIB, 2))
     put(m.path("behind"), data(100 * KIB, 4))
     disk.fill(leave=40 * MIB)
     m.ctl("flush", m.mnt, code=1)
-    assert m.status()["failed"] == 1
+    ck.until("it has failed", lambda: m.status()["failed"] == 1)
     before = disk.free()
     os.unlink(m.path("other"))
     ck.until("the room is given back",

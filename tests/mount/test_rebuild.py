@@ -16,14 +16,18 @@ STAGED = {"step_1/rank_0.pt": 3 * MIB, "step_1/rank_1.pt": 3 * MIB,
 DURABLE = {"other": MIB, "tiny": 99}
 
 
+# A backup, which comes some time after the mount, knows names as well.
+NO_BACKUP = "backup_interval=0"
+
+
 def killed_with_files_staged(m, *options):
     """Some durable, some closed and not durable, and one of those replaces
     what is."""
-    m.start(*options)
+    m.start(NO_BACKUP, *options)
     for name, size in DURABLE.items():
         put(m.path(name), data(size, name))
     put(m.path("saved before"), data(MIB, "first"), mode=0o640)
-    m.remount("debug_hold_drain", *options)
+    m.remount("debug_hold_drain", NO_BACKUP, *options)
     os.mkdir(m.path("step_1"))
     for name, size in STAGED.items():
         put(m.path(name), data(size, name), mode=0o604)
@@ -181,10 +185,10 @@ def what_a_power_cut_took_is_not_waited_for(m):
 def replaced_by_a_rename(m, before, after):
     """Both saved under another name and renamed to their own, as safetensors
     does it: the second of them is not durable, and the first is kept."""
-    m.start()
+    m.start(NO_BACKUP)
     for name, content in before.items():
         put(m.path(name), content)
-    m.remount("debug_hold_drain")
+    m.remount("debug_hold_drain", NO_BACKUP)
     for name, content in after.items():
         put(m.path("tmp"), content)
         os.rename(m.path("tmp"), m.path(name))

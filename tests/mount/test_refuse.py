@@ -42,9 +42,10 @@ def wrong_usage_exits_2_and_names_what_is_wrong(m):
 def a_container_that_lacks_something_is_told_which_flag_it_needs(m):
     def mount_without(prepare, *front):
         done = subprocess.run(
-            ["unshare", "-m", "sh", "-c", prepare + '; exec "$@"', "sh",
-             *front, ck.CKPTFS, "-f", m.store, m.mnt], check=False,
-            capture_output=True, text=True, timeout=ck.WAIT_BOUND)
+            ["unshare", "-m", "--propagation", "slave", "sh", "-c",
+             prepare + '; exec "$@"', "sh", *front, ck.CKPTFS, "-f", m.store,
+             m.mnt], check=False, capture_output=True, text=True,
+            timeout=ck.WAIT_BOUND)
         assert done.returncode == 1, done
         return done.stderr
     flags = ("--device /dev/fuse --cap-add SYS_ADMIN",

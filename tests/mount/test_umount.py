@@ -14,7 +14,6 @@ import subprocess
 import ckptest as ck
 from ckptest import KIB, MIB, data, get, put, same
 
-CLONE_NEWNS = 0x20000
 DEPLOY = os.path.join(ck.HERE, "../../deploy")
 HELPER = "umount.fuse.ckptfs"
 NAME = get("/proc/self/comm").decode().strip()  # of this process
@@ -35,9 +34,8 @@ def private_sbin(m, helper=True):
     none, and which says in m.asked how it was called."""
     if os.path.realpath("/sbin") not in ("/sbin", "/usr/sbin"):
         ck.skip("/sbin is somewhere else")
-    if ck.libc.unshare(CLONE_NEWNS) != 0:
+    if not ck.copy_mounts():
         ck.skip("no mount namespace to be had")
-    ck.sh("mount", "--make-rprivate", "/")
     old, new = (os.path.join(m.base, name) for name in ("sbin", "new-sbin"))
     os.mkdir(old)
     os.mkdir(new)
@@ -287,7 +285,7 @@ def who_has_the_mount_in_another_namespace_is_named_and_not_waited_for(m):
     put(m.path("f"), data(MIB))
 
     def elsewhere():
-        assert ck.libc.unshare(CLONE_NEWNS) == 0
+        assert ck.libc.unshare(ck.CLONE_NEWNS) == 0
         ck.sh("mount", "--make-rprivate", "/")
         return os.open(m.path("f"), os.O_RDONLY)
     with there(elsewhere) as pid:

@@ -163,7 +163,7 @@ def of_three_nodes_one_makes_a_file(c):
     assert sorted(sum(won, [])) == list(range(40)), won
 
 
-@shared("abc", options="pending_wait=30", engines=("dir",))
+@shared("abc", options="pending_wait=240", engines=("dir",))
 def three_nodes_replace_one_file_in_turn_and_all_read_it(c):
     """No reader sees a mixture, or nothing."""
     put(c.a.path("f"), content("f", 0, 70 * KIB))

@@ -132,14 +132,14 @@ def a_pending_file_that_is_cut_is_completed(c):
         assert whole(get(c.b.path(f"f{n}"))) == (f"f{n}", 1)
 
 
-@shared()
+@shared(options="pending_wait=2")
 def a_sticky_file_of_somebody_else_is_no_pending_one(c):
     """It has no trailer: it is what it is, and no open of it hangs for ever."""
     put(c.shared("f"), content("f", 1, MIB))
     os.chmod(c.shared("f"), 0o1644)
     st = os.lstat(c.a.path("f"))
     assert st.st_size == MIB, st
-    got = nodes.within(3 * nodes.FREE_S, "open of a sticky file", lambda:
+    got = nodes.within(nodes.FREE_S, "open of a sticky file", lambda:
                        _bytes_or_errno(c.a.path("f")))
     assert got in (content("f", 1, MIB), errno.EIO), got if \
         isinstance(got, int) else got[:20]

@@ -198,7 +198,7 @@ def file_work(node, who, seed, ready, count, renames):
     return work
 
 
-@shared(options="pending_wait=30")
+@shared(options="pending_wait=240")
 def files_are_whole_whatever_both_nodes_do_with_them(c):
     print(f"# CKPTFS_RACES_SEED={SEED}", flush=True)
     watcher = nodes.watch_plain(c)
@@ -307,7 +307,7 @@ def what_is_open_has_its_attributes_though_it_was_replaced(c):
         assert nodes.whole(f.read()) == ("f", 0)
 
 
-@shared(options="pending_wait=30", engines=("dir",))
+@shared(options="pending_wait=240", engines=("dir",))
 def who_waits_for_a_file_that_is_replaced_goes_on_with_the_next(c):
     """What replaced it, in DIR, is another file than the one that was asked
     for: nobody completes that one any more."""

@@ -18,7 +18,7 @@
 #   NAME.sh quota PATH BYTES     of a folder below a mounted DIR; 0: none
 #   NAME.sh clean                end everything, at once; remove it
 #
-# env: ENGINE_DIR; SIZE, in MiB, of what holds the bytes (4096, sparse).
+# env: ENGINE_DIR; SIZE, in MiB, of what holds the bytes (4096, sparse); ACLS=1: with access lists, where that is to be said.
 set -eu
 export PATH=$PATH:/usr/sbin:/sbin
 D=${ENGINE_DIR:-$PWD/engine-test}
@@ -50,7 +50,7 @@ kill_one() {
 	local p
 	p=$(pid_of "$1")
 	kill -KILL "$p"
-	await_end "$p" 10 || echo "$1 ($p) does not end" >&2
+	await_end "$p" 60 || echo "$1 ($p) does not end" >&2
 	rm -f "$D/run/$1.pid"
 }
 
@@ -81,7 +81,7 @@ start_net() { # address
 	mkdir -p "$D/run" "$D/log"
 	setsid unshare --net sleep infinity </dev/null >/dev/null 2>&1 &
 	note_pid net $!
-	await 10 "a network namespace" net_is_apart
+	await 60 "a network namespace" net_is_apart
 	in_net ip link set lo up
 	[ "$1" = 127.0.0.1 ] || in_net ip addr add "$1/32" dev lo
 }
