@@ -4,11 +4,15 @@
  *
  *   replay [-runs=N] [-seconds=N] [-seed=N] FILE|DIRECTORY...
  *
- * It stops after N variations or N seconds, whichever comes first. There is
- * no guidance by coverage: this is a check that runs everywhere and in every
- * build, not a search. The seed is printed. The input that is being run is
- * kept in the file ./NAME.input, so that it is there after a crash; give it
- * as FILE, with -runs=0, to see the crash again.
+ * Each input of the corpus runs once, in the order of names. Then variations
+ * run, until there were N or N seconds have passed, whichever comes first: with
+ * -runs=0 none, and the same happens on each machine. There is no guidance by
+ * coverage: this is a check that runs everywhere and in every build, not a
+ * search. Without -seed, CKPTFS_TEST_SEED is the seed of the variations, and
+ * without that, 1; it is printed.
+ *
+ * The input that is being run is kept in the file ./NAME.input, so that it is
+ * there after a crash; give it as FILE, with -runs=0, to see the crash again.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -22,6 +26,7 @@
 
 #include "store/base/scope.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/unit/test_seed.h"
 
 #define INPUTS_MAX 4096
 #define MUTATIONS_MAX 8 /* in one variation */
@@ -268,13 +273,15 @@ static void close_current(struct replay *r)
 	(void)unlink(r->current_name);
 }
 
-static void run_corpus(struct replay *r)
+/* -> how many inputs ran. */
+static size_t run_corpus(struct replay *r)
 {
 	for (size_t i = 0; i < r->count; i++) {
 		r->current_len = r->inputs[i].len;
 		memcpy(r->current, r->inputs[i].data, r->current_len);
 		run_current(r);
 	}
+	return r->count;
 }
 
 static uint64_t now_seconds(void)
@@ -285,9 +292,10 @@ static uint64_t now_seconds(void)
 	return (uint64_t)now.tv_sec;
 }
 
+/* -> how many ran; without any the clock is not looked at. */
 static uint64_t run_variations(struct replay *r)
 {
-	uint64_t end = now_seconds() + r->seconds;
+	uint64_t end = r->runs > 0 ? now_seconds() + r->seconds : 0;
 	uint64_t done;
 
 	for (done = 0; done < r->runs && now_seconds() < end; done++) {
@@ -316,8 +324,8 @@ static bool take_option(const char *arg, const char *name, uint64_t *ret)
 int main(int argc, char **argv)
 {
 	static struct replay r = { .runs = UINT64_MAX, .seconds = 10 };
-	uint64_t seed = (uint64_t)time(NULL) * UINT64_C(0x9e3779b97f4a7c15);
-	uint64_t done;
+	uint64_t seed = test_seed_read(), done;
+	size_t inputs;
 
 	for (int i = 1; i < argc; i++)
 		if (!take_option(argv[i], "-runs=", &r.runs) &&
@@ -325,19 +333,24 @@ int main(int argc, char **argv)
 		    !take_option(argv[i], "-seed=", &seed))
 			load(&r, argv[i]);
 	if (r.count == 0) {
-		fprintf(stderr, "usage: replay [-runs=N] [-seconds=N] "
-				"[-seed=N] FILE|DIRECTORY...\n");
+		fprintf(stderr,
+			"usage: replay [-runs=N] [-seconds=N] "
+			"[-seed=N] FILE|DIRECTORY...\n"
+			"  -runs=0  the corpus alone, without "
+			"variations: always the same\n"
+			"  -seed    of the variations; without it " TEST_SEED
+			", or 1\n");
 		return 2;
 	}
-	r.random = seed | 1;
-	printf("replay: %zu inputs, seed %#" PRIx64 "\n", r.count, seed);
+	r.random = test_seed_spread(seed);
+	printf("replay: seed %" PRIu64 "\n", seed);
 	(void)fflush(stdout);
 
 	open_current(&r, argv[0]);
-	run_corpus(&r);
+	inputs = run_corpus(&r);
 	done = run_variations(&r);
 	close_current(&r);
-	printf("replay: %" PRIu64 " variations\n", done);
+	printf("replay: %zu inputs, %" PRIu64 " variations\n", inputs, done);
 	for (size_t i = 0; i < r.count; i++) {
 		free(r.inputs[i].name);
 		free(r.inputs[i].data);

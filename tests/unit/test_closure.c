@@ -4,6 +4,7 @@
  */
 #include "store/step/closure.h"
 #include "tests/unit/dcp_fixture.h"
+#include "tests/unit/test_seed.h"
 
 /* The files of the fixture as they were on disk. */
 static const struct closure_file whole[] = {
@@ -332,12 +333,10 @@ static void check_random(struct tensor *t, const struct dcp_dtype *dtype)
 static void random_chunks_are_judged_as_by_counting(void **state)
 {
 	static const struct dcp_dtype dtype = { "float32", 32 };
-	uint64_t seed = (uint64_t)time(NULL) * UINT64_C(0x9e3779b97f4a7c15) | 1;
 	struct tensor t;
 
 	(void)state;
-	random_state = seed;
-	print_message("seed %#llx\n", (unsigned long long)seed);
+	random_state = test_seed_spread(test_seed());
 	for (int round = 0; round < 20000; round++) {
 		memset(&t, 0, sizeof(t));
 		t.item.dimensions = 3;

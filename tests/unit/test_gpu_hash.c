@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <xxhash.h>
 
 #include <cmocka.h>
@@ -20,6 +19,7 @@
 #include "gpu/hash.h"
 #include "gpu/xxh3_device.h"
 #include "tests/gpu/fake_cuda.h"
+#include "tests/unit/test_seed.h"
 
 #define LEN_MAX ((size_t)1 << 20)
 #define SLACK 64
@@ -127,13 +127,11 @@ static void the_kernel_equals_the_library(void **state)
 {
 	size_t count = 0;
 	struct hash_range *ranges = calloc(2200 + RANDOM_RUNS, sizeof(*ranges));
-	uint32_t seed = (uint32_t)time(NULL);
 	struct gpu_stream *s;
 	struct hasher *h;
 
 	(void)state;
-	print_message("seed %u\n", seed);
-	random_state = seed;
+	random_state = (uint32_t)test_seed();
 	assert_non_null(ranges);
 	/* Every length around where the way of hashing changes, ... */
 	for (size_t len = 0; len <= 2048; len++)

@@ -10,6 +10,7 @@
 
 #include "store/base/scope.h"
 #include "tests/unit/plan_vectors.h"
+#include "tests/unit/test_seed.h"
 
 /* --- The model --- */
 
@@ -314,14 +315,12 @@ static void random_inputs_are_planned_as_the_model_does(void **state)
 {
 	static struct input in;
 	static struct model m;
-	uint64_t seed = (uint64_t)time(NULL) * UINT64_C(0x9e3779b97f4a7c15) | 1;
 	uint64_t loads[MODEL_RANKS_MAX], again[MODEL_RANKS_MAX];
 	uint32_t ranks[MODEL_SHARDS_MAX], moved[MODEL_SHARDS_MAX];
 	size_t was[MODEL_SHARDS_MAX];
 
 	(void)state;
-	random_state = seed;
-	print_message("seed %#llx\n", (unsigned long long)seed);
+	random_state = test_seed_spread(test_seed());
 	for (int round = 0; round < 400; round++) {
 		random_input(&in);
 		m.shards = in.shards;

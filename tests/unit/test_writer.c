@@ -11,11 +11,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include <cmocka.h>
 
 #include "store/db/writer.h"
+#include "tests/unit/test_seed.h"
 
 #define NONE (-1)
 
@@ -309,10 +309,9 @@ static void hostile_blocks_and_names_are_read_to_their_end_only(void **state)
 		"7", "99999999999", "=", "__", "_", "rank", "mp_rank_",
 		"zero_pp_rank_", ".distcp", "world_size_", "rng_state_", ".pth",
 	};
-	uint64_t x = (uint64_t)time(NULL) | 1;
+	uint64_t x = test_seed_spread(test_seed());
 
 	(void)state;
-	print_message("seed %llu\n", (unsigned long long)x);
 	for (unsigned round = 0; round < 200000; round++) {
 		char block[128];
 		struct said s;
