@@ -399,8 +399,8 @@ def main():
         epilog=__doc__.split("\n\n", 1)[1],
         formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--count", type=int, default=24)
-    p.add_argument("--seed", type=int, help="one seed for all (default: half "
-                   "of the cases have the seed 1, half a new one)")
+    p.add_argument("--seed", type=int, default=ck.SEED,
+                   help="of what is damaged (default: CKPTFS_TEST_SEED, or 1)")
     p.add_argument("--case", type=int, help="only this one")
     p.add_argument("--keep", action="store_true", help="leave the last one")
     args = p.parse_args()
@@ -409,9 +409,7 @@ def main():
         print("skipped: it needs root, /dev/fuse and a built ckptfs")
         return 77
     ck.own_mounts()
-    fresh = random.randrange(1 << 30)
-    print(f"seed {args.seed if args.seed is not None else f'1 and {fresh}'}",
-          flush=True)
+    print(f"seed {args.seed}", flush=True)
     scratch = os.path.realpath(tempfile.mkdtemp(
         prefix="damage-", dir=os.environ.get("CKPTFS_TEST_DIR", "/var/tmp")))
     bad = 0
@@ -419,20 +417,18 @@ def main():
         templates = [Template(scratch, killed) for killed in (False, True)]
         cases = range(args.count) if args.case is None else [args.case]
         for n in cases:
-            seed = args.seed if args.seed is not None else \
-                (1 if n % 4 < 2 else fresh)
             base = os.path.join(scratch, "case")
             shutil.rmtree(base, ignore_errors=True)
             os.makedirs(base)
             template = templates[n % 2]
-            rand = random.Random(f"{seed} {n}")
+            rand = random.Random(f"{args.seed} {n}")
             try:
                 words, result = one_case(template, base, rand)
                 print(f"ok   {n} {template.name}: {words}: {result}",
                       flush=True)
             except Silent as e:
                 bad += 1
-                print(f"FAIL {n} {template.name} seed {seed}: "
+                print(f"FAIL {n} {template.name} seed {args.seed}: "
                       f"{getattr(e, 'words', '?')}: {e}", flush=True)
         print(f"{len(cases) - bad} passed, {bad} failed", flush=True)
     finally:

@@ -46,6 +46,8 @@ WAIT_BOUND = 86400 if DEBUGGED else 240
 TEST_BOUND = 600  # for one test
 # The guard says what hung before ctest's own TIMEOUT would only kill it.
 TOTAL_BOUND = int(os.environ.get("CKPTFS_TEST_TIMEOUT", "3600"))
+# Of all that is random: each run is the same, unless somebody gives another.
+SEED = int(os.environ.get("CKPTFS_TEST_SEED", "1"))
 USER = 1000  # some uid and gid that is not root; needs no passwd entry
 
 libc = ctypes.CDLL(None, use_errno=True)

@@ -7,7 +7,7 @@ must be whole after the remount, what was in flight must be a prefix. In every
 third round the stage is lost as well: then files are whole or absent, and
 only what was synced or published must be there.
 
-CKPTFS_KILL_ROUNDS (50) and CKPTFS_KILL_SEED choose the rounds.
+CKPTFS_KILL_ROUNDS (50) and CKPTFS_TEST_SEED choose the rounds.
 """
 import hashlib
 import os
@@ -18,8 +18,7 @@ import ckptest as ck
 from ckptest import KIB, MIB, get, put
 
 ROUNDS = int(os.environ.get("CKPTFS_KILL_ROUNDS", "50"))
-SEED = int(os.environ.get("CKPTFS_KILL_SEED", "0")) or \
-    random.SystemRandom().randrange(1, 1 << 30)
+SEED = ck.SEED
 BLOCK = 4 * KIB
 SHARED = random.Random(0).randbytes(BLOCK)  # gives dedup something to find
 

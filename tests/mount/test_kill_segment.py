@@ -7,7 +7,7 @@ finished step left, or what the step in flight would leave, byte for byte. In
 every third round memory is lost too: then a name is any of its complete states
 from the last one that was waited for, synced or published.
 
-CKPTFS_KILL_ROUNDS (30) and CKPTFS_KILL_SEED choose the rounds.
+CKPTFS_KILL_ROUNDS (30) and CKPTFS_TEST_SEED choose the rounds.
 """
 import errno
 import os
@@ -20,8 +20,7 @@ from ckptest import MIB, data, get, put
 from segments import Client
 
 ROUNDS = int(os.environ.get("CKPTFS_KILL_ROUNDS", "30"))
-SEED = int(os.environ.get("CKPTFS_KILL_SEED", "0")) or \
-    random.SystemRandom().randrange(1, 1 << 30)
+SEED = ck.SEED
 SIZES = (5000, MIB, 2 * MIB + 4096)
 
 

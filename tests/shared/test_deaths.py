@@ -2,7 +2,7 @@
 for ever; and servers of the cluster file system. What was closed gets plain
 with the right bytes, and nothing else is ever plain.
 
-CKPTFS_DEATHS_ROUNDS (6) and CKPTFS_DEATHS_SEED choose the rounds.
+CKPTFS_DEATHS_ROUNDS (6) and CKPTFS_TEST_SEED choose the rounds.
 """
 import errno
 import os
@@ -14,8 +14,7 @@ from nodes import CLUSTERS, KIB, MIB, ck, content, shared, whole
 from ckptest import fails, get, put
 
 ROUNDS = int(os.environ.get("CKPTFS_DEATHS_ROUNDS", "6"))
-SEED = int(os.environ.get("CKPTFS_DEATHS_SEED", "0")) or \
-    random.SystemRandom().randrange(1, 1 << 30)
+SEED = ck.SEED
 
 
 def saver(folder, seed, first, pipe):
@@ -119,7 +118,7 @@ class History:
 
 
 def rounds_of_deaths(c, die, only, rounds=ROUNDS):
-    print(f"# CKPTFS_DEATHS_SEED={SEED}", flush=True)
+    print(f"# CKPTFS_TEST_SEED={SEED}", flush=True)
     rand = random.Random(SEED)
     watcher = nodes.watch_plain(c)
     history, first = History(only), 1
@@ -169,7 +168,7 @@ def both_daemons_may_be_killed(c):
     rand = random.Random(SEED)
     watcher = nodes.watch_plain(c)
     told, first = {}, 1
-    print(f"# CKPTFS_DEATHS_SEED={SEED}", flush=True)
+    print(f"# CKPTFS_TEST_SEED={SEED}", flush=True)
     for name in "ab":
         os.mkdir(c.a.path(name))
     for n in range(3):

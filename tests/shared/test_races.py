@@ -5,7 +5,7 @@ both nodes, each between its begin and its end, in which each gives what it
 gave. Of bytes each read: whole, of a version that was written, and at the end
 the same on both nodes and in DIR.
 
-CKPTFS_RACES_SEED chooses what is done.
+CKPTFS_TEST_SEED chooses what is done.
 """
 import errno
 import mmap
@@ -17,8 +17,7 @@ import nodes
 from nodes import KIB, ck, content, race, shared
 from ckptest import get, put
 
-SEED = int(os.environ.get("CKPTFS_RACES_SEED", "0")) or \
-    random.SystemRandom().randrange(1, 1 << 30)
+SEED = ck.SEED
 NAMES = "xyz"
 
 
@@ -137,7 +136,7 @@ def names_change_in_one_order_for_both_nodes(c):
     the same names by two clients in user space can wait for each other for
     ever: each holds its folder in the kernel, and its invalidation by the
     other's change waits for that."""
-    print(f"# CKPTFS_RACES_SEED={SEED}", flush=True)
+    print(f"# CKPTFS_TEST_SEED={SEED}", flush=True)
     for n in range(5):
         ready = start_line(2)
         a, b = race(*(link_work(node, who, SEED + n, ready, 120)
@@ -200,7 +199,7 @@ def file_work(node, who, seed, ready, count, renames):
 
 @shared(options="pending_wait=240")
 def files_are_whole_whatever_both_nodes_do_with_them(c):
-    print(f"# CKPTFS_RACES_SEED={SEED}", flush=True)
+    print(f"# CKPTFS_TEST_SEED={SEED}", flush=True)
     watcher = nodes.watch_plain(c)
     written = set()
     for n in range(3):
@@ -346,7 +345,7 @@ def folders_move_over_and_into_each_other(c):
                 timed(history, (what.__name__, *args), what, *args)
             return history
         return run
-    print(f"# CKPTFS_RACES_SEED={SEED}", flush=True)
+    print(f"# CKPTFS_TEST_SEED={SEED}", flush=True)
     ready = start_line(2)
     sides = race(work(c.a, 0, ready), work(c.b, 1, ready))
     # ESTALE: the other node has moved the folder twice since.
