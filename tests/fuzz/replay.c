@@ -5,8 +5,8 @@
  *   replay [-runs=N] [-seconds=N] [-seed=N] FILE|DIRECTORY...
  *
  * Each input of the corpus runs once, in the order of names. Then variations
- * run, until there were N or N seconds have passed, whichever comes first: with
- * -runs=0 none, and the same happens on each machine. There is no guidance by
+ * run, until there were N or N seconds have passed (10 without either): with
+ * -runs alone the same happens on each machine, and with -runs=0 there are none. There is no guidance by
  * coverage: this is a check that runs everywhere and in every build, not a
  * search. Without -seed, CKPTFS_TEST_SEED is the seed of the variations, and
  * without that, 1; it is printed.
@@ -292,13 +292,14 @@ static uint64_t now_seconds(void)
 	return (uint64_t)now.tv_sec;
 }
 
-/* -> how many ran; without any the clock is not looked at. */
+/* -> how many ran; without -seconds the clock is not looked at. */
 static uint64_t run_variations(struct replay *r)
 {
-	uint64_t end = r->runs > 0 ? now_seconds() + r->seconds : 0;
-	uint64_t done;
+	bool timed = r->seconds > 0;
+	uint64_t end = timed ? now_seconds() + r->seconds : 0, done;
 
-	for (done = 0; done < r->runs && now_seconds() < end; done++) {
+	for (done = 0; done < r->runs && (!timed || now_seconds() < end);
+	     done++) {
 		mutate(r);
 		run_current(r);
 	}
@@ -323,7 +324,7 @@ static bool take_option(const char *arg, const char *name, uint64_t *ret)
 
 int main(int argc, char **argv)
 {
-	static struct replay r = { .runs = UINT64_MAX, .seconds = 10 };
+	static struct replay r = { .runs = UINT64_MAX };
 	uint64_t seed = test_seed_read(), done;
 	size_t inputs;
 
@@ -338,10 +339,15 @@ int main(int argc, char **argv)
 			"[-seed=N] FILE|DIRECTORY...\n"
 			"  -runs=0  the corpus alone, without "
 			"variations: always the same\n"
+			"  -runs=N  so many variations, however long they "
+			"take\n"
+			"  -seconds=N  for so long; without either 10\n"
 			"  -seed    of the variations; without it " TEST_SEED
 			", or 1\n");
 		return 2;
 	}
+	if (r.runs == UINT64_MAX && r.seconds == 0)
+		r.seconds = 10;
 	r.random = test_seed_spread(seed);
 	printf("replay: seed %" PRIu64 "\n", seed);
 	(void)fflush(stdout);

@@ -183,4 +183,6 @@ if __name__ == "__main__":
     import numpy  # noqa: F401
     import safetensors.torch  # noqa: F401
     import torch.distributed.checkpoint  # noqa: F401
+    # What the first DTensor of a process imports, in half a second of it.
+    import torch._dynamo  # noqa: F401
     _serve(socket.socket(fileno=int(sys.argv[1])))
