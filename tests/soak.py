@@ -24,6 +24,9 @@ SCHEDULES = {"store": (4000, []), "rare": (2000, ["--rare"]),
 KILLS = "mount.kill|mount.kill_segment|shared.deaths.dir|shared.races.dir"
 VARIATIONS = 1000000  # of each parser's corpus
 DAMAGES = 24
+# The line of an output that says what is wrong, the surest sign first.
+WRONG = (r"^FOUND at ", r"^FAIL", r"^TIMEOUT|\[  FAILED  \]|Sanitizer",
+         r"Error|error:")
 
 
 def commit():
@@ -39,20 +42,20 @@ class Soak:
 
     def found(self, kind, seed, again, output):
         """A file of its own, so that what was found before stays."""
-        lines = output.strip().splitlines()
-        what = [l for l in lines if re.search(
-            r"FAIL|FLAKY|seed \d+: |TIMEOUT|assert|Error", l)] or lines[-1:]
+        lines = output.strip().splitlines() or ["it said nothing"]
+        what = next((l.strip() for pattern in WRONG for l in lines
+                     if re.search(pattern, l)), lines[-1])
         os.makedirs(FOUND, exist_ok=True)
         stamp = time.strftime("%Y%m%d-%H%M%S")
         name = f"{stamp}-{re.sub(r'[^a-z0-9_.]', '_', kind)}-{seed}-" \
             f"{self.finds}.txt"
         with open(os.path.join(FOUND, name), "w", encoding="utf-8") as f:
             f.write(f"commit: {self.commit}\nkind: {kind}\nseed: {seed}\n"
-                    f"again: {again}\nfound: {what[0] if what else ''}\n\n"
+                    f"again: {again}\nfound: {what}\n\n"
                     f"{output[-200000:]}\n")
         self.finds += 1
         print(f"soak: FOUND {kind}, seed {seed}: {FOUND}/{name}\n"
-              f"      {what[0] if what else ''}", flush=True)
+              f"      {what}", flush=True)
 
     def has(self, kind):
         return self.only in (None, kind)
