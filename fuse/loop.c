@@ -27,6 +27,7 @@
 
 #include "fuse/caller.h"
 #include "store/base/ckptfs_ioctl.h"
+#include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/shared/shared.h"

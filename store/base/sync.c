@@ -7,6 +7,7 @@
  */
 #include "store/base/sync.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -71,6 +72,17 @@ int thread_create(struct thread *t, void *(*main)(void *), void *arg)
 void thread_join(struct thread *t)
 {
 	CHECK(pthread_join(t->id, NULL) == 0);
+}
+
+bool cond_wait_until(struct cond *c, struct lock *l, int64_t deadline_ns)
+{
+	struct timespec t = io_timespec(deadline_ns);
+	int rc;
+
+	IN_ORDER(order_check(l->rank, l, "waited with"));
+	rc = pthread_cond_timedwait(&c->cond, &l->mutex, &t);
+	CHECK(rc == 0 || rc == ETIMEDOUT);
+	return rc == 0;
 }
 
 int64_t mono_ns(void)

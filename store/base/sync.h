@@ -7,8 +7,10 @@
  *   - the simulator (CKPTFS_SIM, tests/sim) lets one thread run at a time and
  *     decides which, and lends its own clock.
  *
- * In every other build these are the pthread calls, inline. A failing call is a
- * broken invariant: there is nothing that a caller could do about it.
+ * In every other build these are the pthread calls, inline; but a wait with a
+ * deadline and the clock that ends it are functions of sync.c, so that a unit
+ * test may link its own (tests/unit/test_clock.h). A failing call is a broken
+ * invariant: there is nothing that a caller could do about it.
  */
 #ifndef STORE_BASE_SYNC_H
 #define STORE_BASE_SYNC_H
@@ -124,12 +126,12 @@ void shared_lock_read(struct shared_lock *l);
 void shared_lock_write(struct shared_lock *l);
 void shared_lock_give(struct shared_lock *l);
 void cond_wait(struct cond *c, struct lock *l);
-bool cond_wait_until(struct cond *c, struct lock *l, int64_t deadline_ns);
 void cond_signal(struct cond *c);
 void cond_broadcast(struct cond *c);
 #else
 #include "store/base/sync_inline.h"
 #endif
+bool cond_wait_until(struct cond *c, struct lock *l, int64_t deadline_ns);
 
 /* For deadlines: it goes on when somebody sets the clock. */
 int64_t mono_ns(void);

@@ -5,10 +5,7 @@
 #ifndef STORE_BASE_SYNC_INLINE_H
 #define STORE_BASE_SYNC_INLINE_H
 
-#include <errno.h>
-
 #include "store/base/check.h"
-#include "store/base/io.h"
 
 #ifdef CKPTFS_LOCK_CHECK
 /*
@@ -69,18 +66,6 @@ static inline void cond_wait(struct cond *c, struct lock *l)
 {
 	IN_ORDER(order_check(l->rank, l, "waited with"));
 	CHECK(pthread_cond_wait(&c->cond, &l->mutex) == 0);
-}
-
-static inline bool cond_wait_until(struct cond *c, struct lock *l,
-				   int64_t deadline_ns)
-{
-	struct timespec t = io_timespec(deadline_ns);
-	int rc;
-
-	IN_ORDER(order_check(l->rank, l, "waited with"));
-	rc = pthread_cond_timedwait(&c->cond, &l->mutex, &t);
-	CHECK(rc == 0 || rc == ETIMEDOUT);
-	return rc == 0;
 }
 
 static inline void cond_signal(struct cond *c)
