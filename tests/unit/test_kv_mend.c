@@ -1,17 +1,24 @@
 /*
  * After an error of the disk RocksDB takes no more writes. The door to the
  * database opens it again, and goes on with all that was written.
+ *
+ * A limit for the size of files makes the errors. What of it fails, and when,
+ * must not hang on the database's own threads, which write its tables: a limit
+ * that a log meets and no table is one error, and one that nothing fits into
+ * fails all that is written.
  */
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
-#include <time.h>
 
 #include "tests/unit/live_store.h"
+#include "tests/unit/test_clock.h"
 
 #define VALUE_BYTES (64 * KIB)
-#define LOG_BYTES_MAX MIB
+#define LOG_BYTES_MAX MIB /* tables have one value, and are smaller */
+#define NO_BYTES 16 /* nothing fits into a file */
+#define COUNT 8
+#define MEND_NS (60 * SECOND_NS) /* more than kv_mend() ever pauses */
 
 struct db {
 	char *dir, *path;
@@ -96,13 +103,20 @@ static void assert_numbered(struct kv *kv, uint64_t count)
 	}
 }
 
-/* kv_mend() does not try all the time. */
-static void wait_mended(struct kv *kv)
+/* Those that are COUNT, and then a disk that takes nothing. */
+static void put_all_and_fail(struct kv *kv)
 {
-	const struct timespec tick = { 0, 1000000 };
+	for (uint64_t i = 0; i < COUNT; i++)
+		assert_int_equal(put_numbered(kv, i), 0);
+	limit_files(NO_BYTES);
+	assert_int_equal(put_numbered(kv, COUNT), -EIO);
+}
 
-	for (unsigned i = 0; i < 60000 && kv_mend(kv) < 0; i++)
-		(void)nanosleep(&tick, NULL);
+/* It does not try all the time. */
+static void mend_later(struct kv *kv)
+{
+	assert_int_equal(kv_mend(kv), -EIO);
+	time_passes(MEND_NS);
 	assert_int_equal(kv_mend(kv), 0);
 }
 
@@ -130,50 +144,45 @@ static void after_one_error_writing_goes_on(void **state)
 static void errors_that_last_end_with_their_cause(void **state)
 {
 	struct db d = db_new();
-	uint64_t count = 0;
-	int rc = 0;
 
 	(void)state;
-	limit_files(LOG_BYTES_MAX);
-	while (rc == 0) {
-		rc = put_numbered(d.kv, count);
-		count += rc == 0 ? 1 : 0;
-	}
-	assert_int_equal(rc, -EIO);
-	assert_true(count > 0);
+	time_stands();
+	put_all_and_fail(d.kv);
 	assert_int_equal(kv_health(d.kv), KV_FAILING);
-	assert_int_equal(put_numbered(d.kv, count), -EIO);
+	assert_int_equal(put_numbered(d.kv, COUNT), -EIO);
 	assert_int_equal(kv_sync(d.kv), -EIO);
-	assert_numbered(d.kv, count); /* it can be read all the time */
+	assert_numbered(d.kv, COUNT); /* it can be read all the time */
+	time_passes(MEND_NS);
+	assert_int_equal(kv_mend(d.kv), -EIO); /* it lasts */
+	assert_numbered(d.kv, COUNT);
 	limit_files(0);
-	wait_mended(d.kv);
+	mend_later(d.kv);
 	assert_int_equal(kv_health(d.kv), KV_FINE);
-	assert_numbered(d.kv, count);
-	assert_int_equal(put_numbered(d.kv, count), 0);
+	assert_numbered(d.kv, COUNT);
+	assert_int_equal(put_numbered(d.kv, COUNT), 0);
 	assert_int_equal(kv_sync(d.kv), 0);
-	assert_numbered(d.kv, count + 1);
+	assert_numbered(d.kv, COUNT + 1);
+	time_goes_on();
 	kv_close(d.kv);
 	assert_int_equal(kv_open(d.path, false, &d.kv), 0);
-	assert_numbered(d.kv, count + 1);
+	assert_numbered(d.kv, COUNT + 1);
 	db_free(&d);
 }
 
 static void what_is_condemned_is_not_written_again(void **state)
 {
 	struct db d = db_new();
-	uint64_t count = 0;
 
 	(void)state;
-	limit_files(LOG_BYTES_MAX);
-	while (put_numbered(d.kv, count) == 0)
-		count++;
+	put_all_and_fail(d.kv);
 	kv_condemn(d.kv);
 	limit_files(0);
 	assert_int_equal(kv_health(d.kv), KV_CONDEMNED);
+	time_passes(MEND_NS);
 	assert_int_equal(kv_mend(d.kv), -EIO);
-	assert_int_equal(put_numbered(d.kv, count), -EIO);
+	assert_int_equal(put_numbered(d.kv, COUNT), -EIO);
 	assert_int_equal(kv_sync(d.kv), -EIO);
-	assert_numbered(d.kv, count);
+	assert_numbered(d.kv, COUNT);
 	db_free(&d);
 }
 
@@ -189,6 +198,7 @@ static void a_walk_is_not_cut_off(void **state)
 	assert_int_equal(put(d.kv, "a", 1), 0);
 	assert_int_equal(put(d.kv, "b", 2), 0);
 	assert_int_equal(kv_iter_new(d.kv, "", 0, NULL, 0, &it), 0);
+	time_stands();
 	limit_files(LOG_BYTES_MAX);
 	while (put(d.kv, "key", i) == 0)
 		i++;
@@ -199,9 +209,10 @@ static void a_walk_is_not_cut_off(void **state)
 	assert_int_equal(get(d.kv, "key"), i - 1);
 	kv_iter_free(it);
 	limit_files(0);
-	wait_mended(d.kv);
+	mend_later(d.kv);
 	assert_int_equal(put(d.kv, "key", i), 0);
 	assert_int_equal(get(d.kv, "key"), i);
+	time_goes_on();
 	db_free(&d);
 }
 
@@ -231,6 +242,7 @@ static void *read_all_the_time(void *arg)
 	return NULL;
 }
 
+/* Nor does who writes, as long as they take: no time passes meanwhile. */
 static void readers_do_not_notice(void **state)
 {
 	struct db d = db_new();
@@ -243,6 +255,7 @@ static void readers_do_not_notice(void **state)
 		CHECK(pthread_create(&r[i].thread, NULL, read_all_the_time,
 				     &r[i]) == 0);
 	}
+	time_stands();
 	limit_files(LOG_BYTES_MAX);
 	for (uint64_t i = 1; i < 5 * LOG_BYTES_MAX / VALUE_BYTES; i++)
 		assert_int_equal(put(d.kv, "key", i), 0);
@@ -251,15 +264,16 @@ static void readers_do_not_notice(void **state)
 		atomic_store(&r[i].stop, true);
 		pthread_join(r[i].thread, NULL);
 	}
+	time_goes_on();
 	db_free(&d);
 }
 
 /* A store whose disk fails for a while, and then does not. */
 static void a_store_goes_on_when_its_disk_does(void **state)
 {
-	const struct timespec tick = { 0, 1000000 };
 	uint8_t *data = filled(MIB, 1);
 	struct live l = live_new(NULL);
+	struct inode *in;
 	int rc = 0;
 
 	(void)state;
@@ -271,14 +285,12 @@ static void a_store_goes_on_when_its_disk_does(void **state)
 				 i % 2 ? "before" : "b", 0);
 	assert_int_equal(rc, -EIO);
 	limit_files(0);
-	for (unsigned i = 0; i < 60000 && rc < 0; i++) {
-		struct inode *in = NULL;
-
-		rc = live_make(&l, "after", S_IFDIR | 0755, &in);
-		inode_put(l.st->inodes, in, 1);
-		(void)nanosleep(&tick, NULL);
+	while (kv_health(l.st->kv) != KV_FINE) { /* the drain's timer does it */
+		time_passes(SECOND_NS);
+		(void)usleep(1000);
 	}
-	assert_int_equal(rc, 0);
+	assert_int_equal(live_make(&l, "after", S_IFDIR | 0755, &in), 0);
+	inode_put(l.st->inodes, in, 1);
 	live_write(&l, "after/f", data, MIB);
 	live_sync_all(&l);
 	assert_file(&l, "after/f", data, MIB);
