@@ -58,9 +58,30 @@ def has_failed(case):
 
 
 class Failure:
-    def __init__(self, name, lines, again):
-        self.name, self.again = name, again
-        self.lines = [l for l in lines if not WELL.match(l)]
+    """What failed, what it said, and the command that repeats it."""
+
+    def __init__(self, name, again, lines=()):
+        self.name, self.again, self.lines = name, again, []
+        for line in lines:
+            self.say(line)
+
+    def say(self, line):
+        if not WELL.match(line):
+            self.lines.append(line)
+
+
+class Part:
+    """One call of ctest: a preset, and what its tests are called after."""
+
+    def __init__(self, preset, name, env):
+        self.preset, self.name, self.env = preset, name, env
+
+    def failure(self, test, lines=()):
+        says = "".join(f"{k}={v} " for k, v in self.env.items())
+        if self.preset == "tsan":
+            says += "setarch -R "
+        return Failure(f"{self.name}/{test}", f"{says}ctest --preset "
+                       f"{self.preset} -R '^{re.escape(test)}$'", lines)
 
 
 class Run:
@@ -72,24 +93,28 @@ class Run:
             2 * len(os.sched_getaffinity(0)))
         self.passed, self.failures, self.flaky = 0, [], []
         self.skips = []  # (test, its part or "", reason, whether CI may)
-        self.step, self.said = "", []  # what runs now, and what it has said
-        self.running = {}  # tests of it that have not ended: name -> None
         self.begun = time.monotonic()
+        self.part = None  # of ctest, that runs
+        self.suspects = {}  # its tests that failed beside others: Failure
+        self.begin("start")
 
     # --- programs ---
 
     def begin(self, step):
-        self.step, self.said, self.running = step, [], {}
+        self.step, self.said = step, []  # what runs now, and what it has said
+        self.running = {}  # tests of it that have not ended: name -> None
+        self.well = 0  # tests of it that have passed
+        self.telling = None  # the suspect whose output comes
         print(f"\n== {step} ({time.monotonic() - self.begun:.0f} s)",
               flush=True)
 
-    def call(self, argv, env=None, quiet=False):
+    def call(self, argv, env=(), quiet=False):
         """The exit code of a program in a process group of its own, which ends
         with this one. Its output is printed, and kept in self.said."""
         with subprocess.Popen(
                 argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL, text=True, errors="replace",
-                env={**os.environ, **(env or {})},
+                env={**os.environ, **dict(env)},
                 start_new_session=True) as process:
             try:
                 for line in process.stdout:
@@ -104,10 +129,19 @@ class Run:
     def hear(self, line):
         self.said.append(line)
         begun, ended = BEGUN.match(line), ENDED.match(line)
+        if not begun and not ended:
+            if self.telling:
+                self.telling.say(line)
+            return
+        self.telling = None
         if begun:
             self.running[begun[1]] = None
-        elif ended:
-            self.running.pop(ended[1], None)
+            return
+        self.running.pop(ended[1], None)
+        self.well += ended[2] == "Passed"
+        if ended[2].startswith("***") and "Skipped" not in ended[2]:
+            self.telling = self.suspects.setdefault(
+                ended[1], self.part.failure(ended[1]))
 
     # --- trees ---
 
@@ -121,56 +155,65 @@ class Run:
             if self.call(argv, quiet=quiet):
                 if quiet:
                     print("\n".join(self.said), flush=True)
-                self.failures.append(Failure(f"build of {preset}", self.said,
-                                             again))
+                self.failures.append(Failure(f"build of {preset}", again,
+                                             self.said))
                 return False
         return True
 
-    def ctest(self, preset, options, report, env):
-        """Runs it, and reads what it reports: its tests, or None."""
+    def ctest(self, options, report):
+        """Its tests as it reports them, or None."""
         if os.path.exists(report):
             os.unlink(report)
         # The shadow memory of the thread sanitizer has a fixed place, which a
         # random layout may take.
         self.call(["setarch", os.uname().machine, "-R", "ctest", "--preset",
-                   preset, "--output-junit", report, *options], env)
+                   self.part.preset, "--output-junit", report, *options],
+                  self.part.env)
         return cases_of(report)
 
-    def test(self, preset, name, options=(), env=None):
-        """One part: `name` is what its tests are called after."""
+    def test(self, part, *options):
         options = list(options)
         if self.args.label:
             options += ["-L", f"^{re.escape(self.args.label)}$"]
         if self.args.test:
             options += ["-R", f"^{re.escape(self.args.test)}$"]
         counted = subprocess.run(
-            ["ctest", "--preset", preset, "-N", *options], check=False,
+            ["ctest", "--preset", part.preset, "-N", *options], check=False,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         if "Total Tests: 0" in counted.stdout:
             return
-        self.begin(f"testing {name}")
+        self.part = part
+        self.begin(f"testing {part.name}")
         with tempfile.TemporaryDirectory() as scratch:
             report = os.path.join(scratch, "tests.xml")
-            cases = self.ctest(preset, ["-j", self.jobs, *options], report, env)
+            cases = self.ctest(["-j", self.jobs, *options], report)
             if cases is None:
-                self.failures.append(Failure(f"ctest of {name}", self.said,
-                                             f"ctest --preset {preset}"))
+                self.failures.append(Failure(
+                    f"ctest of {part.name}", f"ctest --preset {part.preset}",
+                    self.said))
                 return
-            failed = []
+            self.suspects = {}
             for case in cases:
+                name = case.get("name")
                 lines = (case.findtext("system-out") or "").splitlines()
-                if self.judge(name, case, lines):
-                    continue
-                failure = case.find("failure")
-                why = failure.get("message") if failure is not None else ""
-                failed.append((case.get("name"), [*lines, why or ""]))
-            for test, lines in failed:
-                self.again(preset, name, test, lines, report, env,
-                           len(failed) <= AGAIN_MAX)
+                if not self.judge(case, lines):
+                    failure = case.find("failure")
+                    why = failure.get("message") if failure is not None else ""
+                    self.suspects[name] = part.failure(name,
+                                                       [*lines, why or ""])
+            is_tried = len(self.suspects) <= AGAIN_MAX
+            while self.suspects:
+                name, failure = next(iter(self.suspects.items()))
+                if is_tried and self.passes_alone(name, report):
+                    self.passed += 1
+                    self.flaky.append(failure)
+                else:
+                    self.failures.append(failure)
+                del self.suspects[name]
 
-    def judge(self, name, case, lines):
+    def judge(self, case, lines):
         """False: it has failed."""
-        test = f"{name}/{case.get('name')}"
+        test = f"{self.part.name}/{case.get('name')}"
         if case.find("skipped") is not None:
             why = [l for l in lines if "skip" in l.lower()] or lines or ["?"]
             self.skip(test, case.get("name"), "", why[-1].strip())
@@ -192,23 +235,12 @@ class Run:
             for n in (name, f"{name}/{part}"))
         self.skips.append((test, part, why, may))
 
-    def again(self, preset, name, test, lines, report, env, is_tried):
-        """It failed beside others: a failure, or flaky."""
-        says = "".join(f"{k}={v} " for k, v in (env or {}).items())
-        pattern = f"^{re.escape(test)}$"
-        command = f"{says}ctest --preset {preset} -R '{pattern}'"
-        if preset == "tsan":
-            command = f"setarch -R {command}"
-        failure = Failure(f"{name}/{test}", lines, command)
-        if is_tried:
-            self.begin(f"{name}/{test} failed: again, {ALONE} times, alone")
-            cases = self.ctest(preset, ["-R", pattern, "--repeat",
-                                        f"until-fail:{ALONE}"], report, env)
-            if cases and not any(map(has_failed, cases)):
-                self.passed += 1
-                self.flaky.append(failure)
-                return
-        self.failures.append(failure)
+    def passes_alone(self, test, report):
+        self.begin(f"{self.part.name}/{test} failed: again, {ALONE} times, "
+                   "alone")
+        cases = self.ctest(["-R", f"^{re.escape(test)}$", "--repeat",
+                            f"until-fail:{ALONE}"], report)
+        return bool(cases) and not any(map(has_failed, cases))
 
     # --- the end ---
 
@@ -218,26 +250,14 @@ class Run:
                     len(self.flaky) > (0 if self.args.strict else FLAKY_MAX))
 
     def interrupted(self, why):
-        failed, lines = None, []
-        for line in self.said:  # those of the part that did not end
-            ended = ENDED.match(line)
-            if ended or BEGUN.match(line):
-                if failed:
-                    self.failures.append(Failure(failed, lines,
-                                                 "it was not run again"))
-                failed, lines = None, []
-                if ended and ended[2].startswith("***") and \
-                        "Skipped" not in ended[2]:
-                    failed = ended[1]
-            elif failed:
-                lines.append(line)
-        if failed:
-            self.failures.append(Failure(failed, lines,
-                                         "it was not run again"))
+        """What has failed is a failure: nobody runs it again."""
+        if self.step.startswith("testing"):
+            self.passed += self.well
+        self.failures += self.suspects.values()
         self.failures.append(Failure(
-            f"{why} ended this run", [f"while {self.step}", *(
-                f"still running: {name}" for name in self.running)],
-            "tests/run.sh"))
+            f"{why} ended this run", "tests/run.sh",
+            [f"while {self.step}",
+             *(f"still running: {name}" for name in self.running)]))
 
     def report(self):
         """True: all is well."""
@@ -256,9 +276,9 @@ class Run:
             print(f"skipped{'' if may else ', which CI must not'}: {test}"
                   f"{'/' if part else ''}{part}: {why}")
         if self.passed + len(self.failures) + len(self.skips) == 0:
-            self.failures.append(Failure("no test was chosen", [
-                "" if self.args.all else "the gate has none: look with --all"],
-                "ctest --preset normal -N"))
+            self.failures.append(Failure(
+                "no test was chosen", "ctest --preset normal -N",
+                [] if self.args.all else ["the gate has none: try --all"]))
         print(*last_lines(self.failures, self.flaky), sep="\n")
         refused = sum(not may for *_, may in self.skips)
         if refused:
@@ -306,16 +326,16 @@ def everything(run):
     gate = ["-L", "^gate$"]
     if not run.build("normal"):
         return
-    run.test("normal", "normal", [] if run.args.all else gate)
+    run.test(Part("normal", "normal", {}), *([] if run.args.all else gate))
     if not run.args.all or run.has_failed():
         return
     library = os.path.abspath("build/tests/jitter/libjitter.so")
-    run.test("normal", "late", ["-L", "^unit$"],
-             {"LD_PRELOAD": library, "CKPTFS_JITTER": "1"})
+    run.test(Part("normal", "late", {"LD_PRELOAD": library,
+                                     "CKPTFS_JITTER": "1"}), "-L", "^unit$")
     for preset in ("asan", "tsan", "fuzz"):
         if run.has_failed() or not run.build(preset):
             return
-        run.test(preset, preset)
+        run.test(Part(preset, preset, {}))
 
 
 def main():

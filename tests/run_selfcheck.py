@@ -165,16 +165,30 @@ def a_run_in_which_nothing_is_chosen_fails(base):
 
 
 def a_signal_ends_it_with_what_failed_until_then(base):
-    tree = Tree(base, {"a": WRONG, "b": "touch $0.ran; exec sleep 1000"})
+    tree = Tree(base, {"a": WRONG, "aa": FINE, "b": "exec sleep 1000"})
     process = tree.start(CKPTFS_JOBS="1")
     for line in process.stdout:
         if re.search(r"Start +\d+: b$", line):
             break
     process.send_signal(signal.SIGTERM)
     last = "\n".join(last_lines(process, 1))
-    assert "FAILED a; again: it was not run again" in last, last
+    assert "FAILED normal/a; again: ctest --preset normal -R '^a$'" in last
     assert "line 99" in last, last
     assert "SIGTERM ended this run" in last and "still running: b" in last, last
+    assert last.endswith("total: 1 passed, 2 failed, 0 skipped"), last
+
+
+def a_signal_while_one_is_run_again_loses_no_other_one(base):
+    waits = "[ -e $0.ran ] && exec sleep 1000; touch $0.ran; exit 1"
+    tree = Tree(base, {"a": waits, "b": WRONG, "c": WRONG})
+    process = tree.start()
+    for line in process.stdout:
+        if "normal/a failed: again" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    last = "\n".join(last_lines(process, 1))
+    assert all(f"FAILED normal/{name};" in last for name in "abc"), last
+    assert last.endswith("total: 0 passed, 4 failed, 0 skipped"), last
 
 
 def main():
@@ -186,7 +200,8 @@ def main():
              what_is_skipped_fails_ci_alone,
              a_build_that_fails_is_named,
              a_run_in_which_nothing_is_chosen_fails,
-             a_signal_ends_it_with_what_failed_until_then]
+             a_signal_ends_it_with_what_failed_until_then,
+             a_signal_while_one_is_run_again_loses_no_other_one]
     base = tempfile.mkdtemp(prefix="run-selfcheck-")
     try:
         for test in tests:
