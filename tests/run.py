@@ -330,8 +330,9 @@ def everything(run):
     if not run.args.all or run.has_failed():
         return
     library = os.path.abspath("build/tests/jitter/libjitter.so")
-    run.test(Part("normal", "late", {"LD_PRELOAD": library,
-                                     "CKPTFS_JITTER": "1"}), "-L", "^unit$")
+    run.test(Part("normal", "late", {
+        "LD_PRELOAD": library, "CKPTFS_JITTER": "1",
+        "CKPTFS_JITTER_RARELY": "4"}), "-L", "^unit$")
     for preset in ("asan", "tsan", "fuzz"):
         if run.has_failed() or not run.build(preset):
             return
