@@ -103,6 +103,8 @@ void fs_forget(struct store *st, fuse_ino_t ino, uint64_t nlookup);
 /* What the kernel is told of a handle to what was opened. */
 void fs_handle_fill(struct fuse_file_info *fi, int flags,
 		    const struct file_opened *o);
+/* A handle goes, opened with flags, also one that nobody was told of. */
+void fs_release(struct store *st, struct inode *in, int flags);
 /* setattr(2): what was set of names_setattr()'s, but for the size. */
 int fs_setattr(fuse_req_t req, const struct fs_inode *i, const struct stat *s,
 	       int to_set, bool by_handle, unsigned *ret_valid,

@@ -37,6 +37,13 @@ void fs_handle_fill(struct fuse_file_info *fi, int flags,
 	fi->parallel_direct_writes = 1;
 }
 
+void fs_release(struct store *st, struct inode *in, int flags)
+{
+	file_release(&st->files, in, flags);
+	if ((flags & O_ACCMODE) != O_RDONLY)
+		guard_released(st->guard, in);
+}
+
 /*
  * A writer who is not root loses the file its set-user-id bits. Writes in
  * passthrough are not seen here, so it happens when such a file is opened.
@@ -147,7 +154,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	if (rc == 0) {
 		rc = fs_entry(i.st, i.in, &e);
 		if (rc < 0)
-			file_release(&i.st->files, i.in, flags);
+			fs_release(i.st, i.in, flags);
 	}
 	waiting_end(&w);
 	if (rc < 0) {
@@ -158,7 +165,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	inode_remember(i.st->inodes, i.in);
 	if (fuse_reply_create(req, &e, fi) < 0) {
 		inode_forget(i.st->inodes, i.in, 1);
-		file_release(&i.st->files, i.in, flags);
+		fs_release(i.st, i.in, flags);
 	} else {
 		i.in = NULL; /* the reference is the kernel's */
 	}
@@ -190,7 +197,7 @@ void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 		count_open(req, i.in);
 	fs_handle_fill(fi, fi->flags, &opened);
 	if (fuse_reply_open(req, fi) < 0)
-		file_release(&i.st->files, i.in, fi->flags);
+		fs_release(i.st, i.in, fi->flags);
 }
 
 void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
@@ -310,11 +317,8 @@ void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	SCOPED(fs_put) struct fs_inode i = { 0 };
 
-	if (fs_get(req, ino, &i) == 0) {
-		file_release(&i.st->files, i.in, handle_flags(fi));
-		if ((handle_flags(fi) & O_ACCMODE) != O_RDONLY)
-			guard_released(i.st->guard, i.in);
-	}
+	if (fs_get(req, ino, &i) == 0)
+		fs_release(i.st, i.in, handle_flags(fi));
 	fuse_reply_err(req, 0); /* nobody hears the answer */
 }
 

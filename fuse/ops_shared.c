@@ -675,7 +675,7 @@ static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name,
 	fill(req, &c.entry, &e);
 	if (fuse_reply_create(req, &e, fi) < 0) {
 		if (c.in)
-			file_release(&i.st->files, c.in, c.flags);
+			fs_release(i.st, c.in, c.flags);
 		else
 			shared_close(shared_of(req), c.entry.id, c.fd);
 		fs_shared_forget(req, c.entry.id, 1);

@@ -89,6 +89,7 @@ static int begin_locked(struct inode *in, struct beginning *b)
 		return 0;
 	file_move(&f->state, FILE_BEGUN);
 	file_move(&f->state, FILE_WRITER_CAME);
+	f->changes++;
 	return 0;
 }
 

@@ -124,6 +124,22 @@ static bool look(struct guard_visit *v, const struct guard_step *step,
 	return true;
 }
 
+static bool is_loss(const struct guard_verdict *found)
+{
+	return found->broken || found->missing || found->gone;
+}
+
+/* What was found is said, and is refused if it is to be: 0, or -EUCLEAN. */
+static int tell(struct guard_visit *v, const struct guard_step *step,
+		const struct guard_verdict *found, bool refuse)
+{
+	refuse = refuse && is_loss(found);
+	if (refuse)
+		guard_refused_note(v, step, found->text, false);
+	say(v->g, step, found, refuse);
+	return refuse ? -EUCLEAN : 0;
+}
+
 int guard_look(struct guard_visit *v, const struct guard_step *step,
 	       bool refuse)
 {
@@ -132,27 +148,21 @@ int guard_look(struct guard_visit *v, const struct guard_step *step,
 
 	if (rc < 0)
 		return rc;
-	if (look(v, step, &found)) {
-		refuse =
-			refuse && (found.broken || found.missing || found.gone);
-		if (refuse)
-			guard_refused_note(v, step, found.text, false);
-		say(v->g, step, &found, refuse);
-		rc = refuse ? -EUCLEAN : 0;
-	}
+	if (look(v, step, &found))
+		rc = tell(v, step, &found, refuse);
 	visit_turn_end(v);
 	return rc;
 }
 
-int guard_peek(struct guard_visit *v, const struct guard_step *step)
+int guard_peek(struct guard_visit *v, const struct guard_step *step,
+	       const struct guard_closed *c)
 {
 	struct guard_verdict found;
 	int rc = visit_turn(v);
 
 	if (rc < 0)
 		return rc;
-	if (look(v, step, &found) &&
-	    (found.broken || found.missing || found.gone)) {
+	if (look(v, step, &found) && is_loss(&found) && guard_closed_still(c)) {
 		guard_refused_note(v, step, found.text, true);
 		rc = -EUCLEAN;
 	}
@@ -205,25 +215,54 @@ static void free_waiting(struct guard *g, struct guard_waiting *w)
 	free(w);
 }
 
-/* False: others have parts of it, and it is to be looked at again. */
-static bool look_and_compare(struct guard *g, struct guard_waiting *w)
+enum looked {
+	LOOK_OVER,
+	LOOK_AGAIN, /* it was changed meanwhile, and nothing is said of it */
+	LOOK_LATER, /* others have parts of it */
+};
+
+/* What the last close of a file left: see guard_closed.c. */
+static enum looked look_at_closed(struct guard_visit *v,
+				  const struct guard_step *step,
+				  const struct guard_closed *c)
 {
+	bool refuse = guard_policy(v, step) == GUARD_REFUSE &&
+		      !guard_closed_untouched(c); /* as its close, see there */
+	struct guard_verdict found;
+	bool seen, still;
+
+	if (visit_turn(v) < 0)
+		return LOOK_OVER;
+	seen = look(v, step, &found);
+	still = guard_closed_still(c);
+	if (seen && still)
+		(void)tell(v, step, &found, refuse);
+	visit_turn_end(v);
+	return still ? LOOK_OVER : LOOK_AGAIN;
+}
+
+static enum looked look_and_compare(struct guard *g, struct guard_waiting *w)
+{
+	SCOPED(guard_closed_end) struct guard_closed c = { 0 };
 	SCOPED(visit_end) struct guard_visit v;
 
 	visit_begin(&v, g);
-	if (!w->step.looked_at)
-		(void)guard_look(&v, &w->step,
-				 w->step.in_place &&
-					 guard_policy(&v, &w->step) ==
-						 GUARD_REFUSE);
+	if (w->step.in_place) {
+		if (!guard_closed_begin(g, w->step.dir, 0, &c))
+			return LOOK_OVER;
+		if (look_at_closed(&v, &w->step, &c) == LOOK_AGAIN)
+			return LOOK_AGAIN;
+	} else if (!w->step.looked_at) {
+		(void)guard_look(&v, &w->step, false);
+	}
 	if (v.elsewhere)
-		return false;
+		return LOOK_LATER;
 	/* Digests are known of what is durable. */
 	if (drain_wait_drained(g->use.drain) == 0 && visit_turn(&v) == 0) {
 		say_identical(&v, &w->step);
 		visit_turn_end(&v);
 	}
-	return !v.elsewhere;
+	return v.elsewhere ? LOOK_LATER : LOOK_OVER;
 }
 
 /* Who is due; else until when to wait. g->lock is held. */
@@ -269,6 +308,25 @@ static bool again_locked(struct guard *g, struct guard_waiting *w)
 	return true;
 }
 
+/*
+ * Does it wait already, for the same reason? What was closed under its name may
+ * be refused, so that is not left to what waits for another reason. g->lock is
+ * held.
+ */
+static bool waits_locked(const struct guard *g, const struct guard_step *step)
+{
+	const struct guard_waiting *w;
+
+	TAILQ_FOREACH(w, &g->waiting, next)
+	if (w->step.dir == step->dir && w->step.parent == step->parent &&
+	    w->step.dcp_only == step->dcp_only &&
+	    w->step.looked_at == step->looked_at &&
+	    w->step.in_place == step->in_place &&
+	    strcmp(w->step.name, step->name) == 0)
+		return true;
+	return false;
+}
+
 static void *guard_main(void *arg)
 {
 	struct guard *g = arg;
@@ -277,7 +335,8 @@ static void *guard_main(void *arg)
 
 	lock_take(&g->lock);
 	for (;;) {
-		bool whole, first;
+		enum looked end;
+		bool first;
 
 		while ((w = take_locked(g, &due_ns)) == NULL && !g->stop) {
 			if (due_ns == INT64_MAX)
@@ -291,12 +350,16 @@ static void *guard_main(void *arg)
 		TAILQ_REMOVE(&g->waiting, w, next);
 		lock_give(&g->lock);
 		first = w->since_ns == 0;
-		whole = look_and_compare(g, w);
+		end = look_and_compare(g, w);
 		lock_take(&g->lock);
+		if (end == LOOK_AGAIN && !waits_locked(g, &w->step)) {
+			TAILQ_INSERT_TAIL(&g->waiting, w, next);
+			continue;
+		}
 		if (first)
 			g->done++;
 		cond_broadcast(&g->idle);
-		if (!whole && again_locked(g, w))
+		if (end == LOOK_LATER && again_locked(g, w))
 			continue;
 		lock_give(&g->lock);
 		free_waiting(g, w);
@@ -304,20 +367,6 @@ static void *guard_main(void *arg)
 	}
 	lock_give(&g->lock);
 	return NULL;
-}
-
-/* Does it wait already, for the same reason? g->lock is held. */
-static bool waits_locked(const struct guard *g, const struct guard_step *step)
-{
-	const struct guard_waiting *w;
-
-	TAILQ_FOREACH(w, &g->waiting, next)
-	if (w->step.dir == step->dir && w->step.parent == step->parent &&
-	    w->step.dcp_only == step->dcp_only &&
-	    w->step.looked_at == step->looked_at &&
-	    strcmp(w->step.name, step->name) == 0)
-		return true;
-	return false;
 }
 
 void guard_look_later(struct guard *g, const struct guard_step *step)

@@ -7,10 +7,11 @@
  * rename.) What is moved out of the way, or is a run of several steps, is not.
  * A file that is a step by itself (step_100.pt, last.ckpt) is published by its
  * rename, or by the close of who wrote it under its name, once there is
- * something in it and nobody else writes it. A step is then
- * compared with the step before it: the folder (or file) beside it that is
- * called like a step of the same run (step_name.h), by the next smaller number;
- * a folder in a step with the one of that name there. A name that is
+ * something in it and nobody else writes it: while somebody writes it, or has
+ * changed it since it was read, nothing is said of it, and his close counts. A
+ * step is then compared with the step before it: the folder (or file) beside it
+ * that is called like a step of the same run (step_name.h), by the next smaller
+ * number; a folder in a step with the one of that name there. A name that is
  * perhaps a step's is taken for one when a tracker names one of the run, or the
  * two before it lie in one row with it. What is found:
  *
@@ -155,7 +156,10 @@ void guard_named(struct guard *g, uint64_t parent, const char *name,
  * when it is a tracker, which then has its durable content again, or, closed, a
  * step by itself, which stays as it is. A child that a half written file was
  * left to may close it as well, so of that nothing is said before
- * guard_released(): a writer is gone, of all handles. -EINTR as above.
+ * guard_released(): a writer is gone, of all handles. It follows on each
+ * file_release() of a handle that was opened to write, also of one that nobody
+ * was told of: the thread passes over what is being written then, and waits for
+ * that call. -EINTR as above.
  */
 int guard_close(struct guard *g, struct inode *in, bool sync);
 void guard_released(struct guard *g, struct inode *in);

@@ -60,7 +60,7 @@ struct guard_step {
 	bool tracked; /* a tracker names it: it is a step */
 	bool looked_at; /* but for its bytes */
 	bool file; /* it is one file, whose number `dir` is */
-	bool in_place; /* and was closed under its name: there it stays */
+	bool in_place; /* and is closed under its name: there it stays */
 	uint64_t asked; /* whose name is given or what is closed; 0: nobody's */
 };
 
@@ -109,6 +109,31 @@ void visit_close(struct guard_visit *v, struct cut_source *source);
 /* The first len bytes, exactly. -ESTALE: it ends before. */
 int visit_read(struct guard_visit *v, uint64_t id, void *buf, size_t len);
 
+/* --- guard_closed.c: a file that is closed under its name, as it is read */
+
+struct guard_closed {
+	struct guard *g;
+	struct inode *in; /* a reference; NULL: none */
+	uint64_t changes; /* of the file, at guard_closed_begin() */
+};
+
+/*
+ * Before it is looked at. False: more than `writers` have it open to write, or
+ * it is gone. Waits until a change that has begun is over: holds no lock, and
+ * has no turn to look. guard_closed_end() *ret in any case.
+ */
+bool guard_closed_begin(struct guard *g, uint64_t id, unsigned writers,
+			struct guard_closed *ret);
+/* After that: it was not changed, nor opened to write, nor deleted since. */
+bool guard_closed_still(const struct guard_closed *c);
+/*
+ * No byte was written yet: it was made, perhaps with its size, for somebody who
+ * will write it: a child that has the descriptor, a mapping, who opens it next.
+ */
+bool guard_closed_untouched(const struct guard_closed *c);
+/* For SCOPED(). */
+void guard_closed_end(struct guard_closed *c);
+
 /* --- guard.c: who looks, and when */
 
 /* 0, or -EUCLEAN: it is not in order, and that is to be refused; or -EINTR. */
@@ -116,8 +141,12 @@ int guard_look(struct guard_visit *v, const struct guard_step *step,
 	       bool refuse);
 /* The thread looks at it, if it does not wait for that already. */
 void guard_look_later(struct guard *g, const struct guard_step *step);
-/* Would it be refused? Only the attribute says why. As guard_look(). */
-int guard_peek(struct guard_visit *v, const struct guard_step *step);
+/*
+ * Would it be refused, as a file that is being closed? Only the attribute says
+ * why. 0 also when somebody writes it meanwhile. As guard_look().
+ */
+int guard_peek(struct guard_visit *v, const struct guard_step *step,
+	       const struct guard_closed *c);
 /* step->asked is refused, and names no step. -EUCLEAN. */
 int guard_refuse(struct guard_visit *v, const struct guard_step *step,
 		 const char *why);

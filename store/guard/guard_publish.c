@@ -290,30 +290,31 @@ static int close_stray(struct guard_visit *v, struct inode *in,
 	return rc;
 }
 
-/*
- * No byte was written yet: it was made, perhaps with its size, for somebody who
- * will write it: a child that has the descriptor, a mapping, who opens it next.
- */
-static bool is_untouched(struct guard *g, struct inode *in)
+static void set_closed(struct guard_step *step, const struct inode *in,
+		       const struct guard_attr *a)
 {
-	struct stat sb;
-
-	return inode_stat(g->use.inodes, in, &sb) == 0 &&
-	       (sb.st_size == 0 || sb.st_blocks == 0);
+	*step = (struct guard_step){ .dir = in->ino,
+				     .parent = a->parent,
+				     .file = true,
+				     .in_place = true };
+	strcpy(step->name, a->name);
 }
 
-/* A step by itself that stays where it is: what is said comes at the end. */
+/*
+ * A step by itself that stays where it is: what is said comes at the end. Of
+ * what others have open to write, besides whoever closes it, nothing is found.
+ */
 static int close_file(struct guard_visit *v, struct inode *in,
 		      const struct guard_attr *a)
 {
-	struct guard_step step = { .dir = in->ino,
-				   .parent = a->parent,
-				   .file = true,
-				   .in_place = true };
+	SCOPED(guard_closed_end) struct guard_closed c = { 0 };
+	struct guard_step step;
 
-	strcpy(step.name, a->name);
-	return guard_policy(v, &step) == GUARD_REFUSE && !is_untouched(v->g, in)
-		       ? guard_peek(v, &step)
+	set_closed(&step, in, a);
+	return guard_policy(v, &step) == GUARD_REFUSE &&
+			       guard_closed_begin(v->g, in->ino, 1, &c) &&
+			       !guard_closed_untouched(&c)
+		       ? guard_peek(v, &step, &c)
 		       : 0;
 }
 
@@ -324,7 +325,7 @@ int guard_close(struct guard *g, struct inode *in, bool sync)
 	struct guard_step step;
 	enum guard_policy policy;
 	struct guard_attr a;
-	bool dirty, shared;
+	bool dirty;
 	int rc;
 
 	visit_begin(v, g);
@@ -333,13 +334,12 @@ int guard_close(struct guard *g, struct inode *in, bool sync)
 		if (in->attr.nlink == 0 || !in->file)
 			return 0;
 		dirty = file_is_dirty(in->file);
-		shared = in->file->state.writers > 1;
 	}
 	if (visit_attr(v, in->ino, &a) < 0)
 		return 0;
-	/* Synced is also what is half written, and so is what others write. */
+	/* Synced is also what is half written. */
 	if (!sync && is_file_step(v, a.parent, a.name))
-		return shared ? 0 : close_file(v, in, &a);
+		return close_file(v, in, &a);
 	if (!dirty || !guard_is_tracker(a.name))
 		return 0;
 	if (!guard_tracked(v, in->ino, a.parent, &step))
@@ -362,24 +362,20 @@ int guard_close(struct guard *g, struct inode *in, bool sync)
 void guard_released(struct guard *g, struct inode *in)
 {
 	SCOPED(visit_end) struct guard_visit v;
-	struct guard_step step = { .dir = in->ino,
-				   .file = true,
-				   .in_place = true };
+	struct guard_step step;
 	struct guard_attr a;
 
 	visit_begin(&v, g);
 	{
 		HOLD(&in->lock);
-		if (in->attr.nlink == 0 || !in->file ||
-		    in->file->state.writers > 0)
+		/* Whoever writes it still is the next to be released. */
+		if (in->attr.nlink == 0 || in->file->state.writers > 0)
 			return;
 	}
 	if (visit_attr(&v, in->ino, &a) < 0 ||
 	    !is_file_step(&v, a.parent, a.name))
 		return;
-	step.parent = a.parent;
-	strcpy(step.name, a.name);
-	step.in_place = !is_untouched(g, in); /* as its close, see there */
+	set_closed(&step, in, &a);
 	if (guard_policy(&v, &step) != GUARD_OFF)
 		guard_look_later(g, &step);
 }

@@ -119,6 +119,12 @@ struct file {
 	struct stage *stage; /* as state.bytes says */
 	/* Read under inode.lock; changed by file_move() alone. */
 	struct file_state state;
+	/*
+	 * What may change its bytes, counted as it begins: opens to write, and
+	 * changes without an open. Whoever sees the same number twice, and no
+	 * writer, and no change under way the first time, has seen one content.
+	 */
+	uint64_t changes;
 
 	int backing_id; /* of the kernel, 0: none (IO_BACKED only) */
 	struct stage *backing_stage; /* what backs it: a stage ... */

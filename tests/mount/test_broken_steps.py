@@ -446,14 +446,53 @@ def a_child_that_closes_half_a_step_is_not_told_of(m):
         os.fsync(f.fileno())
         ck.Child(lambda: None).result()
         f.write(whole[700:])
-    same(figures(m)["refused"], 0)
+    seen = figures(m)
+    assert seen["broken"] == seen["refused"] == 0, seen
     fails(errno.ENODATA, os.getxattr, m.path("step_1.pt"), REFUSED)
     same(get(m.path("step_1.pt")), whole)
 
 
-@ck.mounted("structure=refuse")
+def save_again(m):
+    """The guard comes to a file when its next save is half written."""
+    whole = single_torch(1)[""]
+    path = m.path("last.ckpt")
+    ck.put(m.path("step_1.pt"), whole)  # it waits until this is durable
+    ck.put(path, whole)
+    with open(path, "wb") as f:
+        f.write(whole[:700])
+        f.flush()
+        seen = figures(m)
+        assert seen["broken"] == seen["refused"] == 0, seen
+        f.write(whole[700:])
+    seen = figures(m)
+    assert seen["broken"] == seen["refused"] == 0, seen
+    same(seen["checked"], 2)
+    fails(errno.ENODATA, os.getxattr, path, REFUSED)
+    same(get(path), whole)
+    return path, whole
+
+
+@ck.mounted("debug_hold_drain,structure=refuse")
+def a_file_that_is_saved_again_is_not_refused(m):
+    m.expected.append("stays as it is")
+    path, whole = save_again(m)
+    fails(EUCLEAN, ck.put, path, whole[:-100])
+    seen = figures(m)
+    assert seen["broken"] == seen["refused"] == 1, seen
+
+
+@ck.mounted("debug_hold_drain")
+def a_file_that_is_saved_again_is_not_called_damaged(m):
+    path, whole = save_again(m)
+    ck.put(path, whole[:-100])
+    same(figures(m)["broken"], 1)
+    same(m.log_text().count("it is damaged"), 1)
+
+
+@ck.mounted("debug_hold_drain,structure=refuse")
 def a_file_that_waits_for_its_bytes_is_not_refused(m):
     whole = single_safetensors(1)[""]
+    ck.put(m.path("a_step_1.safetensors"), whole)  # the guard waits for it
 
     def made_first(path):
         ck.put(path, b"")
@@ -481,16 +520,18 @@ def a_file_that_waits_for_its_bytes_is_not_refused(m):
             os.close(fd)
 
     for i, write in enumerate((made_first, by_a_child, by_a_mapping, by_two)):
+        write(m.path(f"step_{i}.safetensors"))
+    seen = figures(m)
+    assert seen["broken"] == seen["refused"] == 0, seen
+    for i in range(4):
         path = m.path(f"step_{i}.safetensors")
-        write(path)
-        m.flush()
         same(get(path), whole)
         fails(errno.ENODATA, os.getxattr, path, REFUSED)
-    same(figures(m)["refused"], 0)
     # Nobody came.
     ck.put(m.path("step_9.safetensors"), b"")
-    assert "it has 0 bytes" in figures(m)["last"]
-    same(figures(m)["refused"], 0)
+    seen = figures(m)
+    assert "it has 0 bytes" in seen["last"], seen
+    assert seen["broken"] == 1 and seen["refused"] == 0, seen
 
 
 @ck.mounted("structure=refuse")

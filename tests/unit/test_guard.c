@@ -412,6 +412,272 @@ static void many_publish_while_steps_are_deleted_and_looked_at(void **state)
 	live_free(&l);
 }
 
+/* --- files that are steps by themselves, and are written again --- */
+
+#define FILE_STEP "step_1.safetensors"
+#define KINDS 4 /* of policies, with and without passthrough */
+
+static struct live guarded_kind(unsigned kind, bool hold_drain)
+{
+	struct store_options o = live_options();
+	struct live l;
+
+	o.structure = kind & 1 ? GUARD_REFUSE : GUARD_WARN;
+	o.hold_drain = hold_drain;
+	l = live_closed(&o);
+	l.passthrough = (kind & 2) != 0;
+	live_open(&l);
+	return l;
+}
+
+/* As a mount does it: what a close says, and what follows. */
+static int file_closes(struct handle *h)
+{
+	int rc = guard_close(h->l->st->guard, h->in, false);
+
+	assert_int_equal(file_flush(&h->l->st->files, h->in, h->flags), 0);
+	return rc;
+}
+
+static void file_lets_go(struct handle *h)
+{
+	struct inode *in = h->in;
+
+	inode_ref(in, 1);
+	handle_release(h);
+	guard_released(h->l->st->guard, in);
+	inode_put(h->l->st->inodes, in, 1);
+}
+
+static int closed(struct handle *h)
+{
+	int rc = file_closes(h);
+
+	file_lets_go(h);
+	return rc;
+}
+
+static int saved(struct live *l, const char *name, const void *data, size_t len)
+{
+	struct handle h = handle_open(l, name, O_WRONLY | O_CREAT | O_TRUNC);
+
+	handle_write(&h, data, len, 0);
+	return closed(&h);
+}
+
+static void assert_seen(struct live *l, uint64_t checked, uint64_t broken,
+			uint64_t refused)
+{
+	struct guard_figures f;
+
+	assert_int_equal(drain_sync_closed(l->st->drain), 0);
+	guard_wait_idle(l->st->guard); /* a look may have led to another one */
+	f = figures(l);
+	assert_int_equal(f.checked, checked);
+	assert_int_equal(f.broken, broken);
+	assert_int_equal(f.refused, refused);
+}
+
+static bool is_said_to_be_refused(struct live *l, const char *name)
+{
+	struct bytes out = { 0 };
+	int rc = guard_refused(l->st->guard, live_ino(l, name), &out);
+
+	bytes_release(&out);
+	assert_true(rc == 0 || rc == -ENODATA);
+	return rc == 0;
+}
+
+/* The thread waits for the first file until the drain is let go of. */
+static void a_file_that_is_written_again_is_not_called_damaged(void **state)
+{
+	const struct payload tensor = { 1, TENSOR_BYTES };
+	size_t len;
+	uint8_t *file = safetensors(&tensor, 1, 0, &len);
+
+	(void)state;
+	for (unsigned kind = 0; kind < KINDS; kind++) {
+		struct live l = guarded_kind(kind, true);
+		bool refuse = kind & 1;
+		struct handle h;
+
+		assert_int_equal(saved(&l, "first_step_1.pt", "x", 1), 0);
+		assert_int_equal(saved(&l, FILE_STEP, file, len), 0);
+		h = handle_open(&l, FILE_STEP, O_WRONLY | O_TRUNC);
+		handle_write(&h, file, len / 2, 0);
+		assert_seen(&l, 1, 0, 0);
+		handle_write(&h, file + len / 2, len - len / 2, len / 2);
+		assert_int_equal(closed(&h), 0);
+		assert_seen(&l, 2, 0, 0);
+		/* The last close is looked at, whatever was passed over. */
+		assert_int_equal(saved(&l, FILE_STEP, file, len / 2),
+				 refuse ? -EUCLEAN : 0);
+		assert_seen(&l, 3, 1, refuse);
+		assert_int_equal(is_said_to_be_refused(&l, FILE_STEP), refuse);
+		live_free(&l);
+	}
+	free(file);
+}
+
+static void what_was_made_first_and_written_torn_is_refused(void **state)
+{
+	const struct payload tensor = { 1, TENSOR_BYTES };
+	size_t len;
+	uint8_t *file = safetensors(&tensor, 1, 0, &len);
+	struct live l = guarded_kind(1, true);
+	struct handle h;
+
+	(void)state;
+	assert_int_equal(saved(&l, "first_step_1.pt", "x", 1), 0);
+	h = handle_open(&l, FILE_STEP, O_WRONLY | O_CREAT);
+	assert_int_equal(closed(&h), 0);
+	assert_int_equal(saved(&l, FILE_STEP, file, len / 2), -EUCLEAN);
+	assert_seen(&l, 2, 1, 1);
+	free(file);
+	live_free(&l);
+}
+
+/* Something happens once, when the guard has begun to look at a file. */
+static struct planted {
+	struct guard_table files;
+	uint64_t ino; /* 0: no more */
+	void (*fn)(struct planted *p);
+	struct live *l;
+	struct handle h;
+	const uint8_t *file;
+	size_t len;
+} planted;
+
+static int open_planted(void *self, uint64_t id, struct cut_source *ret)
+{
+	if (id == planted.ino) {
+		planted.ino = 0;
+		planted.fn(&planted);
+	}
+	return planted.files.open(self, id, ret);
+}
+
+static void plant(struct live *l, void (*fn)(struct planted *p),
+		  const uint8_t *file, size_t len)
+{
+	planted = (struct planted){ .files = l->st->guard->table,
+				    .ino = live_ino(l, FILE_STEP),
+				    .fn = fn,
+				    .l = l,
+				    .file = file,
+				    .len = len };
+	l->st->guard->table.open = open_planted;
+}
+
+static void half_is_written(struct planted *p)
+{
+	p->h = handle_open(p->l, FILE_STEP, O_WRONLY | O_TRUNC);
+	handle_write(&p->h, p->file, p->len / 2, 0);
+}
+
+static void the_rest_is_written(struct planted *p)
+{
+	handle_write(&p->h, p->file + p->len / 2, p->len - p->len / 2,
+		     p->len / 2);
+	assert_int_equal(closed(&p->h), 0);
+}
+
+static void half_is_closed(struct planted *p)
+{
+	half_is_written(p);
+	assert_int_equal(file_flush(&p->l->st->files, p->h.in, p->h.flags), 0);
+	file_lets_go(&p->h);
+}
+
+static void half_is_cut_off(struct planted *p)
+{
+	struct inode *in = NULL;
+
+	assert_int_equal(live_lookup(p->l, FILE_STEP, &in), 0);
+	assert_int_equal(file_truncate_path(&p->l->st->files, in, p->len / 2),
+			 0);
+	inode_put(p->l->st->inodes, in, 1);
+}
+
+/* A file is closed, and the thread is about to look at it. */
+static void close_planted(struct live *l, void (*fn)(struct planted *p),
+			  const uint8_t *file, size_t len)
+{
+	struct handle h = handle_open(l, FILE_STEP, O_WRONLY | O_CREAT);
+
+	handle_write(&h, file, len, 0);
+	assert_int_equal(file_closes(&h), 0);
+	plant(l, fn, file, len);
+	file_lets_go(&h);
+}
+
+static void what_is_written_while_it_is_read_is_not_called_damaged(void **state)
+{
+	const struct payload tensor = { 1, TENSOR_BYTES };
+	size_t len;
+	uint8_t *file = safetensors(&tensor, 1, 0, &len);
+
+	(void)state;
+	for (unsigned kind = 0; kind < KINDS; kind++) {
+		struct live l = guarded_kind(kind, false);
+
+		close_planted(&l, half_is_written, file, len);
+		assert_seen(&l, 0, 0, 0);
+		assert_false(is_said_to_be_refused(&l, FILE_STEP));
+		the_rest_is_written(&planted);
+		assert_seen(&l, 1, 0, 0);
+		live_free(&l);
+	}
+	free(file);
+}
+
+/* However it was changed, what is there at the end was looked at, once. */
+static void what_was_changed_while_it_is_read_is_looked_at_again(void **state)
+{
+	void (*const fns[])(struct planted *p) = { half_is_closed,
+						   half_is_cut_off };
+	const struct payload tensor = { 1, TENSOR_BYTES };
+	size_t len;
+	uint8_t *file = safetensors(&tensor, 1, 0, &len);
+
+	(void)state;
+	for (unsigned kind = 0; kind < KINDS; kind++)
+		for (unsigned i = 0; i < sizeof(fns) / sizeof(*fns); i++) {
+			struct live l = guarded_kind(kind, false);
+			bool refuse = kind & 1;
+
+			close_planted(&l, fns[i], file, len);
+			assert_seen(&l, 1, 1, refuse);
+			assert_int_equal(is_said_to_be_refused(&l, FILE_STEP),
+					 refuse);
+			live_free(&l);
+		}
+	free(file);
+}
+
+static void a_close_that_another_writer_overtakes_is_not_refused(void **state)
+{
+	const struct payload tensor = { 1, TENSOR_BYTES };
+	size_t len;
+	uint8_t *file = safetensors(&tensor, 1, 0, &len);
+
+	(void)state;
+	for (unsigned kind = 1; kind < KINDS; kind += 2) {
+		struct live l = guarded_kind(kind, false);
+		struct handle h =
+			handle_open(&l, FILE_STEP, O_WRONLY | O_CREAT);
+
+		handle_write(&h, file, len, 0);
+		plant(&l, half_is_written, file, len);
+		assert_int_equal(closed(&h), 0);
+		assert_false(is_said_to_be_refused(&l, FILE_STEP));
+		the_rest_is_written(&planted);
+		assert_seen(&l, 1, 0, 0);
+		live_free(&l);
+	}
+	free(file);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -425,6 +691,16 @@ int main(void)
 		cmocka_unit_test(a_call_that_hangs_holds_up_nobody_else),
 		cmocka_unit_test(
 			many_publish_while_steps_are_deleted_and_looked_at),
+		cmocka_unit_test(
+			a_file_that_is_written_again_is_not_called_damaged),
+		cmocka_unit_test(
+			what_was_made_first_and_written_torn_is_refused),
+		cmocka_unit_test(
+			what_is_written_while_it_is_read_is_not_called_damaged),
+		cmocka_unit_test(
+			what_was_changed_while_it_is_read_is_looked_at_again),
+		cmocka_unit_test(
+			a_close_that_another_writer_overtakes_is_not_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
