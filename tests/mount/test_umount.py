@@ -8,6 +8,7 @@ import os
 import re
 import select
 import shutil
+import signal
 import socket
 import subprocess
 
@@ -322,6 +323,72 @@ def who_ends_the_helper_ends_what_it_waits_for(m):
     poll.register(ended, select.POLLIN)
     assert poll.poll(ck.WAIT_BOUND * 1000), "its flush goes on"
     os.close(ended)
+    assert m.mnt in ck.mounts_under(m.mnt)
+    ck.sh("umount", m.mnt)
+
+
+def traced(m, calls, *options):
+    """The helper under strace, with a flush that never ends. What is read is
+    the helper's number, from its flush, and the end when all have gone."""
+    ours, theirs = os.pipe()
+    path = os.path.join(m.base, "path")
+    with open(os.path.join(path, "ckptctl"), "w", encoding="utf-8") as f:
+        f.write(f"#!/bin/sh\necho $PPID >/dev/fd/{theirs}\n"
+                "exec sleep 100000\n")
+    os.chmod(os.path.join(path, "ckptctl"), 0o755)
+    helper = subprocess.Popen(
+        [ck.tool("strace"), "-qq", "-o", os.path.join(m.base, "calls"),
+         "-e", "signal=TERM", "-e", f"trace={calls}", *options,
+         os.path.join(DEPLOY, HELPER), m.mnt],
+        env=dict(os.environ, PATH=path + ":/usr/bin:/bin"),
+        pass_fds=(theirs,), start_new_session=True)
+    os.close(theirs)
+    return helper, ours
+
+
+def all_end(helper, ours):
+    """The helper's exit code, when no process of it is left."""
+    poll = select.poll()
+    poll.register(ours, select.POLLIN)
+    try:
+        while True:
+            assert poll.poll(ck.WAIT_BOUND * 1000), "its flush goes on"
+            if not os.read(ours, 100):
+                return helper.wait(ck.WAIT_BOUND)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(helper.pid, signal.SIGKILL)
+        helper.wait()
+        os.close(ours)
+
+
+def calls_until_it_waits(m, calls):
+    helper, ours = traced(m, calls)
+    shell = int(os.read(ours, 100))
+    ck.until("it waits for its flush", lambda: get(
+        f"/proc/{shell}/stat").decode().rsplit(")", 1)[1].split()[0] == "S")
+    os.kill(shell, signal.SIGTERM)
+    assert all_end(helper, ours) == 143
+    return get(os.path.join(m.base, "calls")).decode() \
+        .partition("--- SIGTERM")[0].count("(")
+
+
+@ck.mounted(modes=("auto",), start=False)
+@alone
+def a_signal_as_a_command_starts_ends_the_helper_and_the_command(m):
+    """It comes at each fork, the last of which is the flush's, and at each
+    change of what a signal does, the last of which is HUP's trap."""
+    private_sbin(m)
+    command(m)
+    os.mkdir(os.path.join(m.base, "path"))
+    for calls, name in (("?fork,?vfork,?clone,?clone3", "TERM"),
+                        ("rt_sigaction", "HUP")):
+        number = calls_until_it_waits(m, calls)
+        codes = [all_end(*traced(
+            m, calls, "-e", f"inject={calls}:signal={name}:when={n}"))
+            for n in range(1, number + 1)]
+        untold = -signal.Signals["SIG" + name]
+        assert codes == [untold] * (number - 1) + [143], (calls, codes)
     assert m.mnt in ck.mounts_under(m.mnt)
     ck.sh("umount", m.mnt)
 
