@@ -9,6 +9,7 @@
 #include "store/drain/drain_private.h"
 #include "store/file/state.h"
 #include "tests/unit/live_store.h"
+#include "tests/unit/test_clock.h"
 
 struct opener {
 	struct live *l;
@@ -31,6 +32,14 @@ static unsigned awaiting_release(struct live *l)
 	return l->st->drain->awaiting_release;
 }
 
+/* It waits: so it has not opened anything. */
+static void wait_awaiting_release(struct live *l, struct opener *o)
+{
+	while (awaiting_release(l) == 0)
+		sched_yield();
+	assert_false(atomic_load(&o->opened));
+}
+
 /* The kernel sends the release of a handle after its close has returned. */
 static void
 a_release_that_comes_after_the_next_open_changes_no_order(void **state)
@@ -44,16 +53,17 @@ a_release_that_comes_after_the_next_open_changes_no_order(void **state)
 		struct handle h;
 		pthread_t thread;
 
+		time_stands(); /* however late the release is */
 		h = handle_open(&l, "a", O_WRONLY | O_CREAT);
 		handle_write(&h, data, 2 * MIB, 0);
 		assert_int_equal(file_flush(&l.st->files, h.in, h.flags), 0);
 		live_write(&l, "t", data, 3);
 		assert_int_equal(pthread_create(&thread, NULL, open_anew, &o),
 				 0);
-		while (awaiting_release(&l) == 0)
-			assert_false(atomic_load(&o.opened));
+		wait_awaiting_release(&l, &o);
 		handle_release(&h);
 		pthread_join(thread, NULL);
+		time_goes_on();
 		handle_write(&o.h, data + 2, 1000, 0);
 
 		drain_go_on(l.st->drain);
@@ -125,16 +135,24 @@ static void a_handle_that_stays_open_is_truncated_with_the_file(void **state)
 	(void)state;
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
 		struct live l = live_kind_held(kind);
-		struct handle kept, h;
+		struct opener o = { .l = &l };
+		struct handle kept;
+		pthread_t thread;
 
+		time_stands();
 		kept = handle_open(&l, "a", O_WRONLY | O_CREAT);
 		handle_write(&kept, data, MIB, 0);
 		assert_int_equal(file_flush(&l.st->files, kept.in, kept.flags),
 				 0);
-		h = handle_open(&l, "a", O_WRONLY | O_TRUNC);
-		handle_write(&h, data, 10, 0);
+		assert_int_equal(pthread_create(&thread, NULL, open_anew, &o),
+				 0);
+		wait_awaiting_release(&l, &o);
+		time_passes(SECOND_NS);
+		pthread_join(thread, NULL);
+		time_goes_on();
+		handle_write(&o.h, data, 10, 0);
 		handle_write(&kept, data + 10, 10, 10);
-		handle_close(&h);
+		handle_close(&o.h);
 		handle_close(&kept);
 		assert_file(&l, "a", data, 20);
 		live_sync_all(&l);
@@ -234,22 +252,21 @@ static void a_publish_lets_a_file_be_released_first(void **state)
 		struct handle h;
 		int64_t due;
 
+		time_stands();
 		h = handle_open(&l, "a", O_WRONLY | O_CREAT);
 		handle_write(&h, data, 2 * MIB, 0);
 		assert_int_equal(file_flush(&l.st->files, h.in, h.flags), 0);
 		due = waits_until(&l, h.in, &asked);
 		assert_int_equal(
 			pthread_create(&thread, NULL, sync_everything, &l), 0);
-		/* Its time may be over on a slow machine, but no sooner. */
-		while (!asked && mono_ns() < due) {
+		assert_true(due > mono_ns());
+		while (!asked) {
 			sched_yield();
-			if (waits_until(&l, h.in, &asked) == 0)
-				assert_true(mono_ns() >= due);
+			assert_int_equal(waits_until(&l, h.in, &asked), due);
 		}
-		if (waits_until(&l, h.in, &asked) == 0)
-			assert_true(mono_ns() >= due);
 		handle_release(&h);
 		pthread_join(thread, NULL);
+		time_goes_on();
 		assert_int_equal(committed_size(&l, "a"), 2 * MIB);
 		assert_file(&l, "a", data, 2 * MIB);
 		live_free(&l);
