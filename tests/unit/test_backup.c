@@ -1,5 +1,6 @@
 /* Backups of the database: made after a publish, not too often, two kept. */
 #include "tests/unit/live_store.h"
+#include "tests/unit/test_clock.h"
 
 static void in_store(struct live *l, const char *name, char ret[4096])
 {
@@ -55,13 +56,14 @@ static void a_backup_has_what_was_durable_and_two_are_kept(void **state)
 	char name[16];
 
 	(void)state;
-	o.backup_interval_s = 1;
+	o.backup_interval_s = 3600;
 	l = live_new(&o);
 	for (unsigned i = 1; i <= 3; i++) {
 		(void)snprintf(name, sizeof(name), "f%u", i);
 		live_write(&l, name, name, sizeof(name));
 		live_sync_all(&l);
 		backup_wanted(l.st);
+		time_passes(o.backup_interval_s * SECOND_NS);
 		wait_made(&l, i);
 	}
 	assert_int_equal(files_in_backup(&l, 0), 3);
@@ -111,7 +113,8 @@ static void without_an_interval_there_is_none(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_backup_has_what_was_durable_and_two_are_kept),
+		cmocka_unit_test(
+			a_backup_has_what_was_durable_and_two_are_kept),
 		cmocka_unit_test(
 			a_backup_is_made_when_wanted_and_not_before_it_is_due),
 		cmocka_unit_test(without_an_interval_there_is_none),

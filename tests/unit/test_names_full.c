@@ -4,11 +4,11 @@
  * nothing is deleted for it later.
  */
 #include <linux/fs.h>
-#include <time.h>
 
 #include "store/drain/drain_private.h"
 #include "tests/unit/live_store.h"
 #include "tests/unit/small_disk.h"
+#include "tests/unit/test_clock.h"
 
 #define DATA_BYTES 100000u
 #define TRIES_MAX 1000000
@@ -75,17 +75,13 @@ static void write_until_refused(struct live *l, const char *disk,
 	disk_fill(disk, 0); /* what came free by that */
 }
 
-/* RocksDB goes on by itself, some time after there is room. */
+/* The database is opened again some time after there is room. */
 static void write_until_taken(struct live *l, struct busy *b)
 {
-	const struct timespec tick = { 0, 1000000 };
-	int rc = -ENOSPC;
+	int rc;
 
-	for (unsigned i = 0; i < TRIES_MAX && rc == -ENOSPC; i++) {
-		rc = rename_busy(l, b);
-		if (rc == -ENOSPC)
-			(void)nanosleep(&tick, NULL);
-	}
+	while ((rc = rename_busy(l, b)) == -ENOSPC)
+		time_passes(SECOND_NS);
 	assert_int_equal(rc, 0);
 }
 
@@ -198,6 +194,7 @@ static struct full full_new(void)
 	if (!f.disk)
 		skip();
 	f.l = live_on(f.disk);
+	time_stands(); /* nothing is tried again by itself */
 	f.b = make_busy(&f.l);
 	f.data = filled(DATA_BYTES, 1);
 	return f;
@@ -205,6 +202,7 @@ static struct full full_new(void)
 
 static void full_free(struct full *f)
 {
+	time_goes_on();
 	live_free(&f->l);
 	disk_free(f->disk);
 	free(f->data);
@@ -243,17 +241,18 @@ static void what_a_full_disk_refuses_has_not_happened(void **state)
 	full_free(&f);
 }
 
+/* And who waited for it gets a moment of the machine. */
+static void a_second_passes(void)
+{
+	time_passes(SECOND_NS);
+	(void)usleep(1000);
+}
+
 /* Deletions and space are tried again by themselves, within a second or so. */
 static void wait_given_back(struct live *l)
 {
-	const struct timespec tick = { 0, 1000000 };
-
-	for (unsigned i = 0; i < TRIES_MAX && (live_records(l, 'O') > 0 ||
-					       live_images(l).count > 0);
-	     i++)
-		(void)nanosleep(&tick, NULL);
-	assert_int_equal(live_records(l, 'O'), 0);
-	assert_int_equal(live_images(l).count, 0);
+	while (live_records(l, 'O') > 0 || live_images(l).count > 0)
+		a_second_passes();
 	assert_int_equal(live_counter(l, META_PHYSICAL), 1); /* the busy one */
 }
 
@@ -318,6 +317,7 @@ static void the_place_of_a_job_that_fails_is_the_next_ones(void **state)
 	if (!disk)
 		skip();
 	l = live_on(disk);
+	time_stands(); /* nothing is tried again by itself */
 	d = l.st->drain;
 	{
 		PAUSE_COMMITS(&l);
@@ -352,6 +352,7 @@ static void the_place_of_a_job_that_fails_is_the_next_ones(void **state)
 	live_sync_all(&l);
 	assert_true(committed(&l, in->ino));
 	inode_put(l.st->inodes, in, 1);
+	time_goes_on();
 	live_free(&l);
 	disk_free(disk);
 	free(data);
@@ -365,17 +366,13 @@ static bool has_reserve(struct live *l)
 /* A look at the disk comes once in a second. */
 static void wait_reserve(struct live *l, bool wanted)
 {
-	const struct timespec tick = { 0, 1000000 };
-
-	for (unsigned i = 0; i < 60000 && has_reserve(l) != wanted; i++)
-		(void)nanosleep(&tick, NULL);
-	assert_int_equal(has_reserve(l), wanted);
+	while (has_reserve(l) != wanted)
+		a_second_passes();
 }
 
 /* Nobody makes room: the reserve is there for that. */
 static void a_full_disk_takes_deletions_again_by_itself(void **state)
 {
-	const struct timespec tick = { 0, 1000000 };
 	uint8_t *data = filled(40 * MIB, 1);
 	char *disk = disk_mount_size("size=400m");
 	struct busy busy;
@@ -386,6 +383,7 @@ static void a_full_disk_takes_deletions_again_by_itself(void **state)
 	if (!disk)
 		skip();
 	l = live_on(disk);
+	time_stands();
 	busy = make_busy(&l);
 	live_write(&l, "old", data, 40 * MIB);
 	live_sync_all(&l);
@@ -395,15 +393,14 @@ static void a_full_disk_takes_deletions_again_by_itself(void **state)
 		rc = rename_busy(&l, &busy);
 	assert_int_equal(rc, -ENOSPC);
 	wait_reserve(&l, false);
-	for (unsigned i = 0; i < 60000 && rc == -ENOSPC; i++) {
-		(void)nanosleep(&tick, NULL);
-		rc = live_unlink(&l, "old");
-	}
+	while ((rc = live_unlink(&l, "old")) == -ENOSPC)
+		a_second_passes();
 	assert_int_equal(rc, 0);
 	live_settle(&l);
 	assert_true(disk_room(disk) >= 40 * MIB);
 	disk_relieve(disk);
 	wait_reserve(&l, true);
+	time_goes_on();
 	live_free(&l);
 	disk_free(disk);
 	free(data);

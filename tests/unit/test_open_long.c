@@ -6,15 +6,16 @@
 
 #include "store/drain/drain_private.h"
 #include "tests/unit/live_store.h"
+#include "tests/unit/test_clock.h"
 
-#define SECOND INT64_C(1000000000)
-#define INTERVAL_S 3600 /* it does not end by itself here */
+#define INTERVAL_S 3600 /* no time passes: it does not end by itself */
 #define OLD_BYTES (MIB + 5)
 
 static struct live live_interval(unsigned kind)
 {
 	struct live l = live_kind(kind);
 
+	time_stands();
 	live_close(&l);
 	l.options.drain_interval_s = INTERVAL_S;
 	live_open(&l);
@@ -44,7 +45,7 @@ static void wait_drained(struct live *l)
 /* The time has come to look at h, and what that starts is done. */
 static void look_at(struct live *l, struct handle *h)
 {
-	drain_open_files(l->st->drain, open_since(h) + INTERVAL_S * SECOND);
+	drain_open_files(l->st->drain, open_since(h) + INTERVAL_S * SECOND_NS);
 	wait_drained(l);
 }
 
@@ -182,8 +183,10 @@ static void each_file_is_looked_at_by_its_own_age(void **state)
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
 		struct live l = live_interval(kind);
 		struct handle a = handle_open(&l, "a", O_WRONLY | O_CREAT);
-		struct handle b = handle_open(&l, "b", O_WRONLY | O_CREAT);
+		struct handle b;
 
+		time_passes(1);
+		b = handle_open(&l, "b", O_WRONLY | O_CREAT);
 		handle_write(&a, data, MIB, 0);
 		handle_write(&b, data, 100, 0);
 		assert_true(open_since(&b) > open_since(&a));
