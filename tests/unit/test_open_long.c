@@ -2,8 +2,6 @@
  * Files that stay open for long: a log becomes durable as it grows; what takes
  * the place of something does not, before it is whole.
  */
-#include <sched.h>
-
 #include "store/drain/drain_private.h"
 #include "tests/unit/live_store.h"
 #include "tests/unit/test_clock.h"
@@ -34,12 +32,11 @@ static int64_t open_since(struct handle *h)
 /* Everything that is being drained has been. */
 static void wait_drained(struct live *l)
 {
-	struct drain_figures figures;
+	struct drain *d = l->st->drain;
 
-	do {
-		sched_yield();
-		drain_figures(l->st->drain, &figures);
-	} while (figures.draining > 0);
+	HOLD(&d->lock);
+	while (d->order.unfinished > 0)
+		cond_wait(&d->moved, &d->lock);
 }
 
 /* The time has come to look at h, and what that starts is done. */

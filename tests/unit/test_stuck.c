@@ -3,7 +3,6 @@
  * What waits behind it must not keep anything else: deletions give their space
  * back, and what it shares with them is written once more.
  */
-#include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
 
@@ -24,6 +23,13 @@ static void limit_files(uint64_t bytes)
 	assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
 }
 
+static bool is_ready_locked(const struct inode *in)
+{
+	const struct version *v = in->file->versions.in_flight;
+
+	return v && v->state == VERSION_READY;
+}
+
 static bool is_ready(struct live *l, const char *path)
 {
 	struct inode *in;
@@ -31,10 +37,8 @@ static bool is_ready(struct live *l, const char *path)
 
 	assert_int_equal(live_lookup(l, path, &in), 0);
 	{
-		HOLD(&in->lock);
 		HOLD(&l->st->drain->lock);
-		ready = in->file->versions.in_flight &&
-			in->file->versions.in_flight->state == VERSION_READY;
+		ready = is_ready_locked(in);
 	}
 	inode_put(l->st->inodes, in, 1);
 	return ready;
@@ -86,16 +90,27 @@ static void ask(struct live *l, const char *path)
 
 static void wait_ready(struct live *l, const char *path)
 {
+	struct drain *d = l->st->drain;
+	struct inode *in;
+
 	ask(l, path);
-	while (!is_ready(l, path))
-		sched_yield();
+	assert_int_equal(live_lookup(l, path, &in), 0);
+	{
+		HOLD(&d->lock);
+		while (!is_ready_locked(in))
+			cond_wait(&d->moved, &d->lock);
+	}
+	inode_put(l->st->inodes, in, 1);
 }
 
 static void wait_stuck(struct live *l)
 {
+	struct drain *d = l->st->drain;
+
 	ask(l, "stuck");
-	while (failed(l) == 0)
-		sched_yield();
+	HOLD(&d->lock);
+	while (d->failed == 0)
+		cond_wait(&d->moved, &d->lock);
 }
 
 static void unstick(struct live *l)
