@@ -11,6 +11,8 @@ hash of the tree to build/passed.
 A tree is one preset of CMake, a part is one call of ctest on it.
 """
 import argparse
+import contextlib
+import fcntl
 import fnmatch
 import os
 import re
@@ -24,6 +26,7 @@ import xml.etree.ElementTree as xml
 FLAKY_MAX = 2  # more of them fail the run
 ALONE = 3  # times that a test which failed is run again
 AGAIN_MAX = 8  # tests that are run again; with more something else is wrong
+END_S = 30  # how long what a signal ends may take
 LAST_LINES = 40  # what is to be enough of the output
 LINES_OF_ONE = 15  # of each failure among them
 LINES_TOLD = 100  # of each failure before them
@@ -38,10 +41,26 @@ class Ended(Exception):
     """A signal has come: args[0] is its name."""
 
 
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
 def raise_ended(number, _):
-    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for each in ENDING:
         signal.signal(each, signal.SIG_IGN)
     raise Ended(signal.Signals(number).name)
+
+
+def end_group(group):
+    """What cleans up when it is told to end has the time for it."""
+    deadline = time.monotonic() + END_S
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGTERM)
+        while time.monotonic() < deadline:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-group, os.WNOHANG)  # ctest itself
+            os.killpg(group, 0)
+            time.sleep(0.05)
+        os.killpg(group, signal.SIGKILL)
 
 
 def cases_of(report):
@@ -52,9 +71,20 @@ def cases_of(report):
         return None
 
 
+def is_skipped(case):
+    """By itself: ctest also reports so what it could not start."""
+    skipped = case.find("skipped")
+    return skipped is not None and \
+        (skipped.get("message") or "").startswith("SKIP_")
+
+
 def has_failed(case):
-    return case.find("skipped") is None and (
+    return not is_skipped(case) and (
         case.find("failure") is not None or case.get("status") != "run")
+
+
+def output_of(case):
+    return (case.findtext("system-out") or "").splitlines()
 
 
 class Failure:
@@ -91,11 +121,16 @@ class Run:
         self.args = args
         self.jobs = os.environ.get("CKPTFS_JOBS") or str(
             2 * len(os.sched_getaffinity(0)))
+        if not re.fullmatch("[1-9][0-9]*", self.jobs):
+            print(f"run: CKPTFS_JOBS='{self.jobs}' is no number of tests",
+                  file=sys.stderr)
+            sys.exit(2)
         self.passed, self.failures, self.flaky = 0, [], []
-        self.skips = []  # (test, its part or "", reason, whether CI may)
+        self.skips = []  # a line each
         self.begun = time.monotonic()
         self.part = None  # of ctest, that runs
         self.suspects = {}  # its tests that failed beside others: Failure
+        self.reasons = {}  # what ctest says of them: ***Timeout
         self.begin("start")
 
     # --- programs ---
@@ -122,7 +157,7 @@ class Run:
                     if not quiet:
                         print(line, end="", flush=True)
             except Ended:
-                os.killpg(process.pid, signal.SIGTERM)
+                end_group(process.pid)
                 raise
         return process.returncode
 
@@ -140,10 +175,20 @@ class Run:
         self.running.pop(ended[1], None)
         self.well += ended[2] == "Passed"
         if ended[2].startswith("***") and "Skipped" not in ended[2]:
+            self.reasons[ended[1]] = ended[2].lstrip("*")
             self.telling = self.suspects.setdefault(
                 ended[1], self.part.failure(ended[1]))
 
     # --- trees ---
+
+    def set_up(self, options):
+        self.begin("set-up")
+        if self.call(["deploy/setup.sh", *options]) == 0:
+            return True
+        self.failures.append(Failure(
+            "deploy/setup.sh", " ".join(["deploy/setup.sh", *options]),
+            self.said))
+        return False
 
     def build(self, preset):
         self.begin(f"building {preset}")
@@ -161,15 +206,22 @@ class Run:
         return True
 
     def ctest(self, options, report):
-        """Its tests as it reports them, or None."""
+        """Its exit code, and its tests as it reports them, or None."""
         if os.path.exists(report):
             os.unlink(report)
         # The shadow memory of the thread sanitizer has a fixed place, which a
         # random layout may take.
-        self.call(["setarch", os.uname().machine, "-R", "ctest", "--preset",
-                   self.part.preset, "--output-junit", report, *options],
-                  self.part.env)
-        return cases_of(report)
+        code = self.call(["setarch", os.uname().machine, "-R", "ctest",
+                          "--preset", self.part.preset, "--output-junit",
+                          report, *options], self.part.env)
+        return code, cases_of(report)
+
+    def count(self, part, options):
+        done = subprocess.run(
+            ["ctest", "--preset", part.preset, "-N", *options], check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        found = re.search(r"^Total Tests: (\d+)", done.stdout, re.M)
+        return int(found[1]) if found else 0
 
     def test(self, part, *options):
         options = list(options)
@@ -177,30 +229,25 @@ class Run:
             options += ["-L", f"^{re.escape(self.args.label)}$"]
         if self.args.test:
             options += ["-R", f"^{re.escape(self.args.test)}$"]
-        counted = subprocess.run(
-            ["ctest", "--preset", part.preset, "-N", *options], check=False,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        if "Total Tests: 0" in counted.stdout:
-            return
-        self.part = part
+        count = self.count(part, options)
+        if count == 0 and (self.args.label or self.args.test):
+            return  # another part may have some
+        self.part, self.suspects, self.reasons = part, {}, {}
         self.begin(f"testing {part.name}")
         with tempfile.TemporaryDirectory() as scratch:
             report = os.path.join(scratch, "tests.xml")
-            cases = self.ctest(["-j", self.jobs, *options], report)
-            if cases is None:
-                self.failures.append(Failure(
-                    f"ctest of {part.name}", f"ctest --preset {part.preset}",
-                    self.said))
+            code, cases = self.ctest(["-j", self.jobs, *options], report)
+            if not cases or len(cases) != count:
+                self.incomplete(count, code)
                 return
-            self.suspects = {}
+            heard, self.suspects = self.suspects, {}
             for case in cases:
-                name = case.get("name")
-                lines = (case.findtext("system-out") or "").splitlines()
-                if not self.judge(case, lines):
-                    failure = case.find("failure")
-                    why = failure.get("message") if failure is not None else ""
-                    self.suspects[name] = part.failure(name,
-                                                       [*lines, why or ""])
+                if not self.judge(case):
+                    self.suspect(case)
+            if code != 0 and not self.suspects:
+                self.suspects = heard
+                self.incomplete(count, code)
+                return
             is_tried = len(self.suspects) <= AGAIN_MAX
             while self.suspects:
                 name, failure = next(iter(self.suspects.items()))
@@ -211,43 +258,77 @@ class Run:
                     self.failures.append(failure)
                 del self.suspects[name]
 
-    def judge(self, case, lines):
+    def incomplete(self, count, code):
+        """ctest has died, or has not run what it was to run."""
+        self.passed += self.well
+        self.failures += self.suspects.values()
+        self.suspects = {}
+        self.failures.append(Failure(
+            f"ctest of {self.part.name}",
+            f"ctest --preset {self.part.preset}",
+            [*self.said[-20:], f"exit code {code}, {count} tests were chosen",
+             *(f"still running: {name}" for name in self.running)]))
+
+    def judge(self, case):
         """False: it has failed."""
-        test = f"{self.part.name}/{case.get('name')}"
-        if case.find("skipped") is not None:
-            why = [l for l in lines if "skip" in l.lower()] or lines or ["?"]
-            self.skip(test, case.get("name"), "", why[-1].strip())
-            return True
         if has_failed(case):
             return False
+        lines = output_of(case)
+        if is_skipped(case):
+            why = [l for l in lines if "skip" in l.lower()] or lines or ["?"]
+            self.skip(case.get("name"), "", why[-1].strip())
+            return True
         self.passed += 1
-        # Parts: "skip - PART: SKIP: REASON", cmocka's "[  SKIPPED ] PART".
-        found = map(re.compile(r"(?:skip - |\[  SKIPPED \] (?!.*test\(s\)))"
-                               r"(.*?)(?:: SKIP: (.*))?$").match, lines)
-        for part, why in dict.fromkeys(m.groups() for m in found if m):
-            self.skip(test, case.get("name"), part.strip(), why or "skipped")
+        self.skip_parts(case)
         return True
 
-    def skip(self, test, name, part, why):
+    def skip_parts(self, case):
+        """"skip - PART: SKIP: REASON", cmocka's "[  SKIPPED ] PART"."""
+        found = map(re.compile(r"(?:skip - |\[  SKIPPED \] (?!.*test\(s\)))"
+                               r"(.*?)(?:: SKIP: (.*))?$").match,
+                    output_of(case))
+        for part, why in dict.fromkeys(m.groups() for m in found if m):
+            self.skip(case.get("name"), part.strip(), why or "skipped")
+
+    def skip(self, name, part, why):
+        """What CI may not skip is a failure there."""
         allowed = os.environ.get("CKPTFS_SKIP_OK", "").split()
-        may = os.environ.get("CI") != "true" or any(
-            fnmatch.fnmatchcase(n, pattern) for pattern in allowed
-            for n in (name, f"{name}/{part}"))
-        self.skips.append((test, part, why, may))
+        what = f"{self.part.name}/{name}{'/' if part else ''}{part}: {why}"
+        self.skips.append(what)
+        if os.environ.get("CI") == "true" and not any(
+                fnmatch.fnmatchcase(n, pattern) for pattern in allowed
+                for n in (name, f"{name}/{part}")):
+            failure = self.part.failure(name, [f"skipped: {part}: {why}"])
+            failure.name = f"{failure.name} was skipped, which CI must not"
+            self.failures.append(failure)
+
+    def suspect(self, case):
+        name = case.get("name")
+        lines = output_of(case)
+        for kind in ("failure", "skipped"):
+            if case.find(kind) is not None:
+                lines.append(case.find(kind).get("message") or "")
+        if self.reasons.get(name, "Failed") != "Failed":
+            lines.append(f"ctest: {self.reasons[name]}")
+        self.suspects[name] = self.part.failure(name, lines)
 
     def passes_alone(self, test, report):
         self.begin(f"{self.part.name}/{test} failed: again, {ALONE} times, "
                    "alone")
-        cases = self.ctest(["-R", f"^{re.escape(test)}$", "--repeat",
-                            f"until-fail:{ALONE}"], report)
-        return bool(cases) and not any(map(has_failed, cases))
+        code, cases = self.ctest(["-R", f"^{re.escape(test)}$", "--repeat",
+                                  f"until-fail:{ALONE}"], report)
+        if code != 0 or not cases or any(
+                has_failed(c) or is_skipped(c) for c in cases):
+            return False
+        for case in cases:
+            self.skip_parts(case)
+        return True
 
     # --- the end ---
 
     def has_failed(self):
-        return bool(self.failures or
-                    any(not may for *_, may in self.skips) or
-                    len(self.flaky) > (0 if self.args.strict else FLAKY_MAX))
+        return bool(self.failures) or \
+            len(self.flaky) > (0 if self.args.strict else FLAKY_MAX)
 
     def interrupted(self, why):
         """What has failed is a failure: nobody runs it again."""
@@ -272,17 +353,13 @@ class Run:
                 lines = lines[:30] + [f"... {left} lines are left out ..."] + \
                     lines[30 + left:]
             print(f"-- {head}", *lines, sep="\n")
-        for test, part, why, may in self.skips:
-            print(f"skipped{'' if may else ', which CI must not'}: {test}"
-                  f"{'/' if part else ''}{part}: {why}")
+        for skipped in self.skips:
+            print(f"skipped: {skipped}")
         if self.passed + len(self.failures) + len(self.skips) == 0:
             self.failures.append(Failure(
                 "no test was chosen", "ctest --preset normal -N",
                 [] if self.args.all else ["the gate has none: try --all"]))
         print(*last_lines(self.failures, self.flaky), sep="\n")
-        refused = sum(not may for *_, may in self.skips)
-        if refused:
-            print(f"{refused} skipped, which CI must not: see above")
         print(f"total: {self.passed} passed, {len(self.failures)} failed, "
               f"{len(self.skips)} skipped", flush=True)
         return not self.has_failed()
@@ -293,7 +370,7 @@ def last_lines(failures, flaky):
     of its last lines as there is room for, and the command that repeats it."""
     heads = [(f"FAILED {f.name}; again: {f.again}", f) for f in failures] + \
         [(f"FLAKY {f.name}; again: {f.again}", f) for f in flaky]
-    room = LAST_LINES - 2  # the sum, and what was refused
+    room = LAST_LINES - 1  # the sum
     if len(heads) > room:
         more = len(heads) - room + 1
         heads[room - 1:] = [(f"and {more} more: see above", None)]
@@ -310,9 +387,12 @@ def last_lines(failures, flaky):
 
 
 def tree_hash():
-    """What was tested: the hash of the tree, and whether more than it."""
+    """What is tested: the hash of the tree, and whether more than it."""
+    # Those of a hook lead to the repository whose hook it is.
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+
     def git(*argv):
-        return subprocess.run(["git", *argv], check=True, text=True,
+        return subprocess.run(["git", *argv], check=True, text=True, env=env,
                               stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL).stdout.strip()
     try:
@@ -322,7 +402,16 @@ def tree_hash():
         return "unknown: no git repository"
 
 
+def passed_as(run, before):
+    """The line of build/passed."""
+    after = tree_hash()
+    line = before if after == before else f"{after.split()[0]} dirty"
+    return f"{line}, {len(run.skips)} skipped" if run.skips else line
+
+
 def everything(run):
+    if run.args.setup is not None and not run.set_up(run.args.setup.split()):
+        return
     gate = ["-L", "^gate$"]
     if not run.build("normal"):
         return
@@ -330,6 +419,10 @@ def everything(run):
     if not run.args.all or run.has_failed():
         return
     library = os.path.abspath("build/tests/jitter/libjitter.so")
+    if not os.path.exists(library) or re.search(r"[\s:]", library):
+        run.failures.append(Failure(
+            "late", "tests/run.sh --all", [f"{library} cannot be preloaded"]))
+        return
     run.test(Part("normal", "late", {
         "LD_PRELOAD": library, "CKPTFS_JITTER": "1",
         "CKPTFS_JITTER_RARELY": "4"}), "-L", "^unit$")
@@ -339,26 +432,44 @@ def everything(run):
         run.test(Part(preset, preset, {}))
 
 
+def lock_build():
+    """One run at a time in a tree."""
+    os.makedirs("build", exist_ok=True)
+    fd = os.open("build/.run", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit("run: another tests/run.sh runs in this tree")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--strict", action="store_true")
     parser.add_argument("--label")
     parser.add_argument("--test")
-    run = Run(parser.parse_args())
+    parser.add_argument("--setup", help="options of deploy/setup.sh")
+    args = parser.parse_args()
     os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup(1) has it
-            signal.signal(number, raise_ended)
-    tested = tree_hash()
+    sys.stdout.reconfigure(errors="backslashreplace")
+    lock_build()
+    if os.path.exists("build/passed"):
+        os.unlink("build/passed")
+    run, before = Run(args), ""
     try:
+        for number in ENDING:
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, raise_ended)
+        before = tree_hash()
         everything(run)
     except Ended as why:
         run.interrupted(why.args[0])
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
     good = run.report()
-    if good and not run.args.label and not run.args.test:
+    if good and not args.label and not args.test:
         with open("build/passed", "w", encoding="ascii") as f:
-            print(tested, file=f)
+            print(passed_as(run, before), file=f)
     sys.exit(0 if good else 1)
 
 

@@ -5,9 +5,10 @@
 # Keeps true: on one tree it says the same each time. The gate, which is what it
 # runs without --all, draws no fresh seeds and measures no time. Exit code 0
 # means that the tree was built with warnings as errors, that every test which
-# was chosen ran, and that none failed when it ran alone. The last 40 lines are
-# enough where the rest was cut off, also when a signal ends the run. This file
-# gets the machine ready; tests/run.py builds, tests and reports.
+# was chosen ran or was skipped for what the machine lacks, and that none failed
+# when it ran alone. The last 40 lines are enough where the rest was cut off,
+# also when a signal ends the run. tests/run.py sets the machine up, builds,
+# tests and reports.
 #
 # All of it has a mount namespace of its own, so that the mounts of the tests are
 # seen by nobody else, and nobody who copies the machine's mounts keeps them.
@@ -35,6 +36,7 @@ usage() {
 	A test that fails beside others is run again alone, three times. If it passes
 	it is FLAKY: the last lines say so, and more than two of them are a failure.
 	A run of the whole gate that passes writes the tree's hash to build/passed.
+	One run at a time in a tree.
 
 	exit code: 0 all passed; 1 a step or a test failed; 2 wrong usage
 	END
@@ -84,7 +86,7 @@ fi
 exec </dev/null
 export CKPTFS_PREFIX=${CKPTFS_PREFIX:-/opt/ckptfs}
 export CKPTFS_VENV=${CKPTFS_VENV:-/var/cache/ckptfs/venv}
-rm -f build/passed
-printf '== set-up\n'
-deploy/setup.sh "${setup[@]}" || die 1 "deploy/setup.sh failed"
-exec python3 -B tests/run.py "${options[@]}"
+# Where there is no Python yet; else run.py does it, and reports how it ends.
+command -v python3 >/dev/null || deploy/setup.sh "${setup[@]}" ||
+	die 1 "deploy/setup.sh failed"
+exec python3 -B tests/run.py --setup="${setup[*]}" "${options[@]}"

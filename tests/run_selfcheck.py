@@ -9,7 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
+# Those of a hook lead to the repository whose hook it is.
+ENV = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
 HERE = os.path.dirname(os.path.abspath(__file__))
 PRESETS = {
     "version": 3,
@@ -54,7 +57,8 @@ class Tree:
 
     def git(self, *argv):
         return subprocess.run(["git", *argv], cwd=self.dir, check=True,
-                              text=True, capture_output=True).stdout.strip()
+                              env=ENV, text=True,
+                              capture_output=True).stdout.strip()
 
     def write(self, name, text):
         with open(os.path.join(self.dir, name), "w", encoding="utf-8") as f:
@@ -71,7 +75,7 @@ class Tree:
     def start(self, *options, **env):
         return subprocess.Popen(
             [sys.executable, "-B", "tests/run.py", *options], cwd=self.dir,
-            env={**os.environ, "CI": "", "CKPTFS_SKIP_OK": "", **env},
+            env={**ENV, "CI": "", "CKPTFS_SKIP_OK": "", **env},
             text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def run(self, *options, code, **env):
@@ -98,6 +102,11 @@ def a_tree_that_passes_has_its_hash_written_down(base):
     os.unlink(os.path.join(tree.dir, "build/passed"))
     tree.run("--test", "fine", code=0)
     assert tree.passed() is None, "that was a part of it"
+    tree = Tree(base, {"fine": "echo x >>../CMakeLists.txt",
+                       "aside": "echo SKIP: that; exit 77"})
+    tree.run(code=0)
+    assert tree.passed() == tree.git("rev-parse", "HEAD^{tree}") + \
+        " dirty, 1 skipped", tree.passed()
 
 
 def a_failed_test_is_named_with_its_last_lines_and_what_repeats_it(base):
@@ -138,14 +147,48 @@ def what_fails_again_alone_is_a_failure(base):
                          f"n=${{n:-0}}; [ $n {passes} ]"}).run(code=1)
 
 
+def what_is_skipped_alone_has_not_passed_there(base):
+    for how in ("echo SKIP: gone; exit 77",):
+        Tree(base, {"a": f"[ -e $0.ran ] && {{ {how}; }}; touch $0.ran; "
+                         "exit 1"}).run(code=1)
+
+
+def what_cannot_be_started_is_a_failure(base):
+    tree = Tree(base, {"fine": FINE},
+                "add_test(NAME gone COMMAND /nowhere/gone)\n"
+                "set_tests_properties(gone PROPERTIES LABELS gate)")
+    last = "\n".join(tree.run(code=1))
+    assert "FAILED normal/gone; again: " in last, last
+    assert tree.passed() is None
+
+
+def how_a_test_ended_is_said(base):
+    tree = Tree(base, {"dies": "echo before; kill -SEGV $$"},
+                "add_test(NAME late COMMAND sleep 1000)\n"
+                "set_tests_properties(late PROPERTIES LABELS gate TIMEOUT 1)")
+    last = "\n".join(tree.run(code=1))
+    assert "ctest: Timeout" in last, last
+    assert "ctest: Exception: SegFault" in last, last
+
+
+def a_ctest_that_dies_is_told_with_what_it_ran(base):
+    tree = Tree(base, {"a": WRONG, "b": "kill -9 $PPID; exec sleep 1"})
+    last = "\n".join(tree.run(code=1, CKPTFS_JOBS="1"))
+    assert "FAILED normal/a; again: " in last, last
+    assert "FAILED ctest of normal; again: " in last, last
+    assert "still running: b" in last and "exit code -9" in last, last
+
+
 def what_is_skipped_fails_ci_alone(base):
     tests = {"a": "echo SKIP: no such thing; exit 77",
              "b": "echo 'skip - auto part: SKIP: no device'"}
     tree = Tree(base, tests)
     assert tree.run(code=0)[-1] == "total: 1 passed, 0 failed, 2 skipped"
     last = "\n".join(tree.run(code=1, CI="true"))
-    assert "CI must not: normal/a: SKIP: no such thing" in last, last
-    assert "CI must not: normal/b/auto part: no device" in last, last
+    assert "FAILED normal/a was skipped, which CI must not; again: " in last
+    assert "skipped: : SKIP: no such thing" in last, last
+    assert "FAILED normal/b was skipped, which CI must not; again: " in last
+    assert "skipped: auto part: no device" in last, last
     tree.run(code=0, CI="true", CKPTFS_SKIP_OK="a b/*")
 
 
@@ -162,20 +205,28 @@ def a_run_in_which_nothing_is_chosen_fails(base):
     tree.run("--label", "tidy", code=1)
     tree.run("--label", "nothing", code=1)
     tree.run("--test", "none", code=1)
+    for jobs in ("foo", "0", "-3", "1 2"):
+        process = tree.start(CKPTFS_JOBS=jobs)
+        said, _ = process.communicate(timeout=BOUND)
+        assert process.returncode == 2 and "CKPTFS_JOBS" in said, said
 
 
 def a_signal_ends_it_with_what_failed_until_then(base):
-    tree = Tree(base, {"a": WRONG, "aa": FINE, "b": "exec sleep 1000"})
+    tree = Tree(base, {"a": WRONG, "aa": FINE, "b":
+                       "trap 'sleep 1; touch $0.ran; exit 1' TERM\n"
+                       "touch $0.begun.ran; sleep 1000 & wait"})
     process = tree.start(CKPTFS_JOBS="1")
-    for line in process.stdout:
-        if re.search(r"Start +\d+: b$", line):
-            break
+    while not os.path.exists(os.path.join(tree.dir, "b.sh.begun.ran")):
+        assert process.poll() is None
+        time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     last = "\n".join(last_lines(process, 1))
     assert "FAILED normal/a; again: ctest --preset normal -R '^a$'" in last
     assert "line 99" in last, last
     assert "SIGTERM ended this run" in last and "still running: b" in last, last
     assert last.endswith("total: 1 passed, 2 failed, 0 skipped"), last
+    assert os.path.exists(os.path.join(tree.dir, "b.sh.ran")), \
+        "it had no time to clean up"
 
 
 def a_signal_while_one_is_run_again_loses_no_other_one(base):
@@ -197,6 +248,10 @@ def main():
              many_that_fail_are_all_named,
              what_fails_beside_others_and_passes_alone_is_flaky,
              what_fails_again_alone_is_a_failure,
+             what_is_skipped_alone_has_not_passed_there,
+             what_cannot_be_started_is_a_failure,
+             how_a_test_ended_is_said,
+             a_ctest_that_dies_is_told_with_what_it_ran,
              what_is_skipped_fails_ci_alone,
              a_build_that_fails_is_named,
              a_run_in_which_nothing_is_chosen_fails,

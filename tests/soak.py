@@ -20,6 +20,7 @@ FOUND = "found"
 # Schedules of the simulator in a round, and its options.
 SCHEDULES = {"store": (4000, []), "rare": (2000, ["--rare"]),
              "nodes": (1000, ["--nodes"])}
+SHARE = 250  # of them that a process tries
 # Tests that kill daemons and nodes in the middle of their work.
 KILLS = "mount.kill|mount.kill_segment|shared.deaths.dir|shared.races.dir"
 VARIATIONS = 1000000  # of each parser's corpus
@@ -86,11 +87,10 @@ class Soak:
         """Each kind on all cores."""
         cores = len(os.sched_getaffinity(0))
         with concurrent.futures.ThreadPoolExecutor(cores) as pool:
-            waits = [pool.submit(self.schedules, kind, seed + part * share,
-                                 share, options)
+            waits = [pool.submit(self.schedules, kind, seed + at,
+                                 min(SHARE, count - at), options)
                      for kind, (count, options) in SCHEDULES.items()
-                     if self.has(kind)
-                     for share in [count // cores] for part in range(cores)]
+                     if self.has(kind) for at in range(0, count, SHARE)]
         for each in waits:
             each.result()
 
@@ -110,7 +110,10 @@ class Soak:
                        f"{' '.join(options)}", "ctest gave no report")
             return
         for case in cases:
-            if run.has_failed(case):
+            if run.is_skipped(case):
+                print(f"soak: skipped {case.get('name')}: "
+                      f"{' '.join(run.output_of(case)[-1:])}", flush=True)
+            elif run.has_failed(case):
                 self.found(f"{kind}.{case.get('name')}", seed,
                            f"{says} ctest --preset normal -R "
                            f"'^{re.escape(case.get('name'))}$'",
@@ -135,16 +138,21 @@ class Soak:
                 str(DAMAGES), "--seed", fresh["CKPTFS_TEST_SEED"]])
         if self.has("fuzz"):
             for name in sorted(os.listdir("tests/fuzz/corpus")):
+                # It keeps the input that it runs where it is started.
                 self.program(f"fuzz.{name}", seed, [
-                    f"build/tests/fuzz/fuzz_{name}_smoke", f"-seed={seed}",
-                    f"-runs={VARIATIONS}", f"tests/fuzz/corpus/{name}"])
+                    f"tests/fuzz/fuzz_{name}_smoke", f"-seed={seed}",
+                    f"-runs={VARIATIONS}", f"../tests/fuzz/corpus/{name}"],
+                    "build")
 
-    def program(self, kind, seed, argv):
+    def program(self, kind, seed, argv, folder="."):
         done = subprocess.run(argv, check=False, text=True, errors="replace",
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        if done.returncode not in (0, 77):
-            self.found(kind, seed, " ".join(argv), done.stdout +
-                       f"\nexit code {done.returncode}")
+                              cwd=folder, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT)
+        if done.returncode == 77:
+            print(f"soak: skipped {kind}: {done.stdout.strip()}", flush=True)
+        elif done.returncode != 0:
+            self.found(kind, seed, f"cd {folder} && {' '.join(argv)}",
+                       f"{done.stdout}\nexit code {done.returncode}")
 
 
 def main():

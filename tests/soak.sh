@@ -18,7 +18,8 @@ usage() {
 	A round tries the same number of cases on any machine. Each find is a file in
 	found/: the commit, the seed, what was found, and the command that repeats it.
 
-	exit code: 0 nothing was found; 1 found/ has something new; 2 wrong usage
+	exit code: 0 nothing was found; 1 found/ has something new; 2 wrong usage;
+	3 it could not be built
 	END
 }
 
@@ -55,8 +56,8 @@ done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 exec </dev/null
 export CKPTFS_PREFIX=${CKPTFS_PREFIX:-/opt/ckptfs}
-deploy/setup.sh || die 1 "deploy/setup.sh failed"
+deploy/setup.sh || die 3 "deploy/setup.sh failed"
 cmake --preset normal -DCKPTFS_PREFIX="$CKPTFS_PREFIX" >/dev/null ||
-	die 1 "cmake failed"
-cmake --build --preset normal >/dev/null || die 1 "the build failed"
+	die 3 "cmake failed"
+cmake --build --preset normal >/dev/null || die 3 "the build failed"
 exec python3 -B tests/soak.py "${options[@]}"
