@@ -189,9 +189,10 @@ def plan(args, start, end):
 def replay(rig, args, history, start, report, *, stop_at_first=False):
     end = rig.disk.state()[2]
     deadline = time.monotonic() + args.seconds
-    for k, seed, second in plan(args, start, end):
-        if args.stride <= 0 and args.k is None and \
-                time.monotonic() > deadline:
+    spread_out = args.stride <= 0 and args.k is None
+    for i, (k, seed, second) in enumerate(plan(args, start, end)):
+        if spread_out and (i >= args.cuts if args.cuts else
+                           time.monotonic() > deadline):
             break
         found = rig.cut(history, k, seed, second)
         again = f"--k {k} --seed {seed}" + \
@@ -283,6 +284,8 @@ def arguments():
         os.environ.get("CKPTFS_POWERCUT_STRIDE") or 0))
     p.add_argument("--seconds", type=float, default=float(
         os.environ.get("CKPTFS_POWERCUT_SECONDS") or 60))
+    p.add_argument("--cuts", type=int, default=0,
+                   help="so many, however long they take")
     p.add_argument("--seeds", type=int, default=3,
                    help="outcomes for each k, with --stride or --k")
     p.add_argument("--k", type=int, help="only this cut")

@@ -128,10 +128,10 @@ def damaged_database_files_never_crash_it(m):
     for _ in range(2):
         m.remount()  # what the log held goes into tables
     m.unmount()
-    tables = [os.path.join(folder, name)
-              for folder, _, names in os.walk(m.store) for name in names
-              if name.endswith((".sst", ".log"))
-              and os.path.getsize(os.path.join(folder, name))]
+    tables = sorted(os.path.join(folder, name)
+                    for folder, _, names in os.walk(m.store) for name in names
+                    if name.endswith((".sst", ".log"))
+                    and os.path.getsize(os.path.join(folder, name)))
     assert any(t.endswith(".sst") for t in tables), tables
     m.expected.append(".*")
     for n in range(12):
