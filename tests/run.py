@@ -158,8 +158,16 @@ class Run:
                         print(line, end="", flush=True)
             except Ended:
                 end_group(process.pid)
+                self.hear_rest(process.stdout)
                 raise
         return process.returncode
+
+    def hear_rest(self, stdout):
+        """What was said until the end; nobody who holds it is waited for."""
+        os.set_blocking(stdout.fileno(), False)
+        with contextlib.suppress(TypeError):  # there is nothing, and no end
+            for line in stdout.read().splitlines():
+                self.hear(line)
 
     def hear(self, line):
         self.said.append(line)

@@ -216,10 +216,14 @@ def a_signal_ends_it_with_what_failed_until_then(base):
                        "trap 'sleep 1; touch $0.ran; exit 1' TERM\n"
                        "touch $0.begun.ran; sleep 1000 & wait"})
     process = tree.start(CKPTFS_JOBS="1")
+    for line in process.stdout:
+        if re.search(r"Start +\d+: ", line):
+            break
+    process.send_signal(signal.SIGSTOP)  # it has heard nothing when it ends
     while not os.path.exists(os.path.join(tree.dir, "b.sh.begun.ran")):
-        assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGCONT)
     last = "\n".join(last_lines(process, 1))
     assert "FAILED normal/a; again: ctest --preset normal -R '^a$'" in last
     assert "line 99" in last, last
