@@ -87,6 +87,14 @@ def output_of(case):
     return (case.findtext("system-out") or "").splitlines()
 
 
+def why_skipped(case):
+    """The line that gives the reason, not a sum behind it."""
+    lines = output_of(case)
+    return next((l.strip() for l in lines
+                 if re.search(r"SKIP: |^skipped: ", l)),
+                lines[-1].strip() if lines else "it does not say why")
+
+
 class Failure:
     """What failed, what it said, and the command that repeats it."""
 
@@ -106,12 +114,15 @@ class Part:
     def __init__(self, preset, name, env):
         self.preset, self.name, self.env = preset, name, env
 
-    def failure(self, test, lines=()):
+    def command(self, options):
         says = "".join(f"{k}={v} " for k, v in self.env.items())
         if self.preset == "tsan":
             says += "setarch -R "
-        return Failure(f"{self.name}/{test}", f"{says}ctest --preset "
-                       f"{self.preset} -R '^{re.escape(test)}$'", lines)
+        return f"{says}ctest --preset {self.preset} {options}"
+
+    def failure(self, test, lines=()):
+        return Failure(f"{self.name}/{test}",
+                       self.command(f"-R '^{re.escape(test)}$'"), lines)
 
 
 class Run:
@@ -272,8 +283,7 @@ class Run:
         self.failures += self.suspects.values()
         self.suspects = {}
         self.failures.append(Failure(
-            f"ctest of {self.part.name}",
-            f"ctest --preset {self.part.preset}",
+            f"ctest of {self.part.name}", self.part.command("").strip(),
             [*self.said[-20:], f"exit code {code}, {count} tests were chosen",
              *(f"still running: {name}" for name in self.running)]))
 
@@ -281,10 +291,8 @@ class Run:
         """False: it has failed."""
         if has_failed(case):
             return False
-        lines = output_of(case)
         if is_skipped(case):
-            why = [l for l in lines if "skip" in l.lower()] or lines or ["?"]
-            self.skip(case.get("name"), "", why[-1].strip())
+            self.skip(case.get("name"), "", why_skipped(case))
             return True
         self.passed += 1
         self.skip_parts(case)
@@ -417,7 +425,23 @@ def passed_as(run, before):
     return f"{line}, {len(run.skips)} skipped" if run.skips else line
 
 
+def closed_folder():
+    """One above the tree that others may not look into, or None."""
+    folder = os.getcwd()
+    while os.stat(folder).st_mode & 0o001:
+        if folder == os.path.dirname(folder):
+            return None
+        folder = os.path.dirname(folder)
+    return folder
+
+
 def everything(run):
+    closed = closed_folder()
+    if os.geteuid() == 0 and closed:
+        run.failures.append(Failure(
+            f"{os.getcwd()} lies in {closed}, which is closed to others, and "
+            "tests act as other users: put it elsewhere", "tests/run.sh"))
+        return
     if run.args.setup is not None and not run.set_up(run.args.setup.split()):
         return
     gate = ["-L", "^gate$"]

@@ -1,6 +1,7 @@
 """run_selfcheck.py - what tests/run.py makes of trees whose tests pass, fail,
-fail now and then, are skipped, and do not end. Each tree is a repository with a
-project of a few lines, whose tests are commands of a shell."""
+fail now and then, are skipped, and do not end, and soak.py of what it finds.
+Each tree is a repository with a project of a few lines, whose tests are
+commands of a shell."""
 import json
 import os
 import re
@@ -9,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 # Those of a hook lead to the repository whose hook it is.
 ENV = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
@@ -34,9 +34,11 @@ class Tree:
 
     def __init__(self, base, tests, build=""):
         self.dir = tempfile.mkdtemp(dir=base)
+        os.chmod(self.dir, 0o755)
         os.mkdir(os.path.join(self.dir, "tests"))
-        shutil.copy(os.path.join(HERE, "run.py"),
-                    os.path.join(self.dir, "tests"))
+        for name in ("run.py", "soak.py"):
+            shutil.copy(os.path.join(HERE, name),
+                        os.path.join(self.dir, "tests"))
         lines = ["cmake_minimum_required(VERSION 3.22)", "project(x NONE)",
                  "enable_testing()", build]
         for name, test in tests.items():
@@ -72,9 +74,9 @@ class Tree:
         except FileNotFoundError:
             return None
 
-    def start(self, *options, **env):
+    def start(self, *options, program="tests/run.py", **env):
         return subprocess.Popen(
-            [sys.executable, "-B", "tests/run.py", *options], cwd=self.dir,
+            [sys.executable, "-B", program, *options], cwd=self.dir,
             env={**ENV, "CI": "", "CKPTFS_SKIP_OK": "", **env},
             text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
@@ -180,7 +182,7 @@ def a_ctest_that_dies_is_told_with_what_it_ran(base):
 
 
 def what_is_skipped_fails_ci_alone(base):
-    tests = {"a": "echo SKIP: no such thing; exit 77",
+    tests = {"a": "echo SKIP: no such thing; echo 1 skipped; exit 77",
              "b": "echo 'skip - auto part: SKIP: no device'"}
     tree = Tree(base, tests)
     assert tree.run(code=0)[-1] == "total: 1 passed, 0 failed, 2 skipped"
@@ -211,17 +213,106 @@ def a_run_in_which_nothing_is_chosen_fails(base):
         assert process.returncode == 2 and "CKPTFS_JOBS" in said, said
 
 
+def a_second_run_in_a_tree_is_refused(base):
+    tree = Tree(base, {"a": "echo begun >$0.fifo; cat $0.fifo"})
+    fifo = os.path.join(tree.dir, "a.sh.fifo")
+    os.mkfifo(fifo)
+    first = tree.start()
+    with open(fifo, encoding="ascii") as f:
+        assert f.read() == "begun\n"
+    second = tree.start()
+    said, _ = second.communicate(timeout=BOUND)
+    assert second.returncode == 1 and "another tests/run.sh" in said, said
+    with open(fifo, "w", encoding="ascii") as f:
+        f.write("go\n")
+    last_lines(first, 0)
+    assert tree.passed()
+
+
+def a_tree_that_others_may_not_look_into_is_refused(base):
+    if os.geteuid() != 0:
+        return
+    tree = Tree(base, {"fine": FINE})
+    os.chmod(tree.dir, 0o700)
+    last = "\n".join(tree.run(code=1))
+    assert f"{tree.dir} lies in {tree.dir}, which is closed to others" in last
+
+
+def wrong_arguments_are_refused(base):
+    del base
+    for name in ("run.sh", "soak.sh"):
+        for code, *argv in ((2, "--nonsense"), (2, "more"), (0, "--help")):
+            done = subprocess.run([os.path.join(HERE, name), *argv],
+                                  capture_output=True, check=False, text=True,
+                                  env=ENV, timeout=BOUND)
+            assert done.returncode == code, (name, argv, done)
+            assert "--help" in done.stdout + done.stderr, (name, argv, done)
+    for name, *argv in (("run.sh", "--label"), ("soak.sh", "--rounds", "x"),
+                        ("soak.sh", "--only", "nothing")):
+        done = subprocess.run([os.path.join(HERE, name), *argv], check=False,
+                              capture_output=True, env=ENV, timeout=BOUND)
+        assert done.returncode == 2, (name, argv, done)
+
+
+# Of its schedules two are wrong.
+SIMULATOR = """
+while [ $# -gt 0 ]; do
+	case $1 in --seed) seed=$2 ;; --count) count=$2 ;; esac
+	shift
+done
+for wrong in 1003 1004; do
+	if [ $seed -le $wrong ] && [ $wrong -lt $((seed + count)) ]; then
+		echo "FOUND at point 7, 0.1 s: torn"
+		echo "FAILED: seed $wrong, after 1 seeds"
+		exit 1
+	fi
+done
+echo $seed $count >>tried.ran
+"""
+
+
+def a_soak_writes_down_what_it_finds_and_goes_on(base):
+    tree = Tree(base, {"fine": FINE})
+    os.mkdir(os.path.join(tree.dir, "tests/sim"))
+    tree.write("tests/sim/run", "#!/bin/sh" + SIMULATOR)
+    os.chmod(os.path.join(tree.dir, "tests/sim/run"), 0o755)
+    process = tree.start("--rounds", "1", "--seed", "1000", "--only", "store",
+                         program="tests/soak.py")
+    said, _ = process.communicate(timeout=BOUND)
+    assert process.returncode == 1 and "1 rounds, 2 found" in said, said
+    found = os.path.join(tree.dir, "found")
+    heads = []
+    for name in sorted(os.listdir(found)):
+        with open(os.path.join(found, name), encoding="utf-8") as f:
+            heads.append(f.read().splitlines()[:5])
+    commit = tree.git("rev-parse", "--short=12", "HEAD")
+    for head, seed in zip(sorted(heads), (1003, 1004), strict=True):
+        assert head == [f"commit: {commit}", "kind: store",
+                        f"seed: {seed}",
+                        f"again: tests/sim/run --seed {seed}",
+                        "found: FOUND at point 7, 0.1 s: torn"], head
+    with open(os.path.join(tree.dir, "tried.ran"), encoding="ascii") as f:
+        tried = sorted(tuple(map(int, line.split())) for line in f)
+    assert tried[0] == (1005, 245) and tried[-1] == (4750, 250), tried
+    process = tree.start("--rounds", "1", "--seed", "9000", "--only", "store",
+                         program="tests/soak.py")
+    said, _ = process.communicate(timeout=BOUND)
+    assert process.returncode == 0 and "1 rounds, 0 found" in said, said
+
+
 def a_signal_ends_it_with_what_failed_until_then(base):
     tree = Tree(base, {"a": WRONG, "aa": FINE, "b":
                        "trap 'sleep 1; touch $0.ran; exit 1' TERM\n"
-                       "touch $0.begun.ran; sleep 1000 & wait"})
+                       "echo begun >$0.fifo; sleep 1000 & wait"})
+    begun = os.path.join(tree.dir, "b.sh.fifo")
+    os.mkfifo(begun)
     process = tree.start(CKPTFS_JOBS="1")
     for line in process.stdout:
         if re.search(r"Start +\d+: ", line):
             break
     process.send_signal(signal.SIGSTOP)  # it has heard nothing when it ends
-    while not os.path.exists(os.path.join(tree.dir, "b.sh.begun.ran")):
-        time.sleep(0.01)
+    with open(begun, encoding="ascii") as f:
+        assert f.read() == "begun\n"
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGCONT)
     last = "\n".join(last_lines(process, 1))
@@ -259,9 +350,14 @@ def main():
              what_is_skipped_fails_ci_alone,
              a_build_that_fails_is_named,
              a_run_in_which_nothing_is_chosen_fails,
+             a_second_run_in_a_tree_is_refused,
+             a_tree_that_others_may_not_look_into_is_refused,
+             wrong_arguments_are_refused,
+             a_soak_writes_down_what_it_finds_and_goes_on,
              a_signal_ends_it_with_what_failed_until_then,
              a_signal_while_one_is_run_again_loses_no_other_one]
     base = tempfile.mkdtemp(prefix="run-selfcheck-")
+    os.chmod(base, 0o755)
     try:
         for test in tests:
             test(base)

@@ -97,7 +97,7 @@ class Soak:
     # --- tests that ctest knows ---
 
     def ctest(self, kind, seed, options, jobs, env):
-        says = " ".join(f"{k}={v}" for k, v in env.items())
+        part = run.Part("normal", kind, env)
         with tempfile.TemporaryDirectory() as scratch:
             report = os.path.join(scratch, "tests.xml")
             subprocess.run(
@@ -106,18 +106,17 @@ class Soak:
                 env={**os.environ, **env}, stderr=subprocess.DEVNULL)
             cases = run.cases_of(report)
         if cases is None:
-            self.found(kind, seed, f"{says} ctest --preset normal "
-                       f"{' '.join(options)}", "ctest gave no report")
+            self.found(kind, seed, part.command(" ".join(options)),
+                       "ctest gave no report")
             return
         for case in cases:
             if run.is_skipped(case):
                 print(f"soak: skipped {case.get('name')}: "
-                      f"{' '.join(run.output_of(case)[-1:])}", flush=True)
+                      f"{run.why_skipped(case)}", flush=True)
             elif run.has_failed(case):
-                self.found(f"{kind}.{case.get('name')}", seed,
-                           f"{says} ctest --preset normal -R "
-                           f"'^{re.escape(case.get('name'))}$'",
-                           case.findtext("system-out") or "")
+                failure = part.failure(case.get("name"), run.output_of(case))
+                self.found(f"{kind}.{case.get('name')}", seed, failure.again,
+                           "\n".join(failure.lines))
 
     def round(self, seed):
         cores = len(os.sched_getaffinity(0))
