@@ -189,10 +189,10 @@ def plan(args, start, end):
 def replay(rig, args, history, start, report, *, stop_at_first=False):
     end = rig.disk.state()[2]
     deadline = time.monotonic() + args.seconds
-    spread_out = args.stride <= 0 and args.k is None
-    for i, (k, seed, second) in enumerate(plan(args, start, end)):
-        if spread_out and (i >= args.cuts if args.cuts else
-                           time.monotonic() > deadline):
+    timed = args.stride <= 0 and args.k is None and not args.cuts
+    for k, seed, second in itertools.islice(plan(args, start, end),
+                                            args.cuts or None):
+        if timed and time.monotonic() > deadline:
             break
         found = rig.cut(history, k, seed, second)
         again = f"--k {k} --seed {seed}" + \
