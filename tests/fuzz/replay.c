@@ -6,10 +6,10 @@
  *
  * Each input of the corpus runs once, in the order of names. Then variations
  * run, until there were N or N seconds have passed (10 without either): with
- * -runs alone the same happens on each machine, and with -runs=0 there are none. There is no guidance by
- * coverage: this is a check that runs everywhere and in every build, not a
- * search. Without -seed, CKPTFS_TEST_SEED is the seed of the variations, and
- * without that, 1; it is printed.
+ * -runs alone the same happens on each machine, with -runs=0 there are none.
+ * There is no guidance by coverage: this is a check that runs everywhere and in
+ * every build, not a search. Without -seed, CKPTFS_TEST_SEED is the seed of the
+ * variations, and without that, 1; it is printed.
  *
  * The input that is being run is kept in the file ./NAME.input, so that it is
  * there after a crash; give it as FILE, with -runs=0, to see the crash again.

@@ -9,8 +9,9 @@ store of their own and may kill, remount and damage it.
 main() forks. The parent is the guard: it knows the deadline of the running
 test, dumps the stacks of a daemon that hangs, kills it (which wakes whoever
 waits for it in the kernel), and cleans up all mounts and processes whatever
-happens to the child. Both have a mount namespace of their own. Nothing sleeps in
-place of an event; every wait has a bound. Exit: 0 all passed, 1 a test failed, 77 nothing could be run here.
+happens to the child. Both have a mount namespace of their own. Nothing sleeps
+in place of an event; every wait has a bound. Exit: 0 all passed, 1 a test
+failed, 77 nothing could be run here.
 """
 import argparse
 import ctypes
