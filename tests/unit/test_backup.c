@@ -1,4 +1,5 @@
 /* Backups of the database: made after a publish, not too often, two kept. */
+#include "tests/unit/await.h"
 #include "tests/unit/live_store.h"
 #include "tests/unit/test_clock.h"
 
@@ -18,8 +19,7 @@ static uint64_t made(struct live *l)
 
 static void wait_made(struct live *l, uint64_t count)
 {
-	while (made(l) < count)
-		usleep(1000);
+	AWAIT(made(l) >= count);
 }
 
 /* The one before the last `back`: how many files it knows; -1: none. */

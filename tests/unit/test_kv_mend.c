@@ -11,6 +11,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 
+#include "tests/unit/await.h"
 #include "tests/unit/live_store.h"
 #include "tests/unit/test_clock.h"
 
@@ -285,10 +286,8 @@ static void a_store_goes_on_when_its_disk_does(void **state)
 				 i % 2 ? "before" : "b", 0);
 	assert_int_equal(rc, -EIO);
 	limit_files(0);
-	while (kv_health(l.st->kv) != KV_FINE) { /* the drain's timer does it */
-		time_passes(SECOND_NS);
-		(void)usleep(1000);
-	}
+	while (kv_health(l.st->kv) != KV_FINE) /* the drain's timer does it */
+		AWAIT_ANY_AFTER(time_passes(SECOND_NS));
 	assert_int_equal(live_make(&l, "after", S_IFDIR | 0755, &in), 0);
 	inode_put(l.st->inodes, in, 1);
 	live_write(&l, "after/f", data, MIB);

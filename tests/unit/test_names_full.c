@@ -6,6 +6,7 @@
 #include <linux/fs.h>
 
 #include "store/drain/drain_private.h"
+#include "tests/unit/await.h"
 #include "tests/unit/live_store.h"
 #include "tests/unit/small_disk.h"
 #include "tests/unit/test_clock.h"
@@ -241,11 +242,9 @@ static void what_a_full_disk_refuses_has_not_happened(void **state)
 	full_free(&f);
 }
 
-/* And who waited for it gets a moment of the machine. */
 static void a_second_passes(void)
 {
-	time_passes(SECOND_NS);
-	(void)usleep(1000);
+	AWAIT_ANY_AFTER(time_passes(SECOND_NS));
 }
 
 /* Deletions and space are tried again by themselves, within a second or so. */

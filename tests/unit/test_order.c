@@ -3,9 +3,7 @@
  * replaced, synced or appended to meanwhile. test_order_release.c is about
  * files that are opened again, or released late.
  */
-#include <pthread.h>
-#include <sched.h>
-
+#include "tests/unit/appender.h"
 #include "tests/unit/live_store.h"
 
 #define FILE_BYTES (3 * MIB + 12345)
@@ -253,49 +251,21 @@ static void a_file_without_a_close_is_synced_as_it_stands(void **state)
 	free(data);
 }
 
-struct appender {
-	struct handle h;
-	atomic_uint_fast64_t limit; /* it waits for more when it is there */
-	atomic_bool stop;
-	uint64_t count;
-};
-
-static void *append_records(void *arg)
-{
-	struct appender *a = arg;
-
-	while (!atomic_load(&a->stop)) {
-		uint64_t record[512];
-
-		if (a->count == atomic_load(&a->limit)) {
-			sched_yield();
-			continue;
-		}
-		for (unsigned i = 0; i < 512; i++)
-			record[i] = a->count;
-		handle_write(&a->h, record, sizeof(record),
-			     a->count * sizeof(record));
-		a->count++;
-	}
-	return NULL;
-}
-
 /* What is drained while it is written is what it was at some moment. */
 static void a_file_is_drained_whole_while_it_is_appended_to(void **state)
 {
 	(void)state;
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
 		struct live l = live_kind(kind);
-		struct appender a = { 0 };
-		pthread_t thread;
-		uint64_t last = 0, generation = 0;
+		struct appender a;
+		struct handle h;
+		uint64_t last = 0, generation = 0, count;
 
-		a.h = handle_open(&l, "log", O_WRONLY | O_CREAT);
-		CHECK(pthread_create(&thread, NULL, append_records, &a) == 0);
+		appender_start(&a, handle_open(&l, "log", O_WRONLY | O_CREAT));
 		for (unsigned i = 0; i < 20; i++) {
 			struct content c;
 
-			atomic_fetch_add(&a.limit, 64);
+			(void)appender_let(&a, 64);
 			assert_int_equal(file_sync(&l.st->files, a.h.in), 0);
 			c = live_content(&l, "log");
 			assert_true(c.size_bytes >= last);
@@ -304,22 +274,21 @@ static void a_file_is_drained_whole_while_it_is_appended_to(void **state)
 			generation = c.generation;
 			content_release(&c);
 		}
-		atomic_store(&a.stop, true);
-		pthread_join(thread, NULL);
+		count = appender_stop(&a);
 		handle_close(&a.h);
 		live_sync_all(&l);
 		live_reopen(&l);
-		a.h = handle_open(&l, "log", O_RDONLY);
-		for (uint64_t i = 0; i < a.count; i++) {
-			uint64_t record[512];
+		h = handle_open(&l, "log", O_RDONLY);
+		for (uint64_t i = 0; i < count; i++) {
+			uint64_t record[RECORD_BYTES / 8];
 
-			assert_int_equal(handle_read(&a.h, record,
-						     sizeof(record), i * 4096),
-					 4096);
-			for (unsigned n = 0; n < 512; n++)
+			assert_int_equal(handle_read(&h, record, RECORD_BYTES,
+						     i * RECORD_BYTES),
+					 RECORD_BYTES);
+			for (unsigned n = 0; n < RECORD_BYTES / 8; n++)
 				assert_int_equal(record[n], i);
 		}
-		handle_release(&a.h);
+		handle_release(&h);
 		live_free(&l);
 	}
 }

@@ -3,11 +3,11 @@
  * whose release comes late, or never, holds nobody up.
  */
 #include <pthread.h>
-#include <sched.h>
 
 #include "store/base/sync.h"
 #include "store/drain/drain_private.h"
 #include "store/file/state.h"
+#include "tests/unit/await.h"
 #include "tests/unit/live_store.h"
 #include "tests/unit/test_clock.h"
 
@@ -35,8 +35,7 @@ static unsigned awaiting_release(struct live *l)
 /* It waits: so it has not opened anything. */
 static void wait_awaiting_release(struct live *l, struct opener *o)
 {
-	while (awaiting_release(l) == 0)
-		sched_yield();
+	AWAIT(awaiting_release(l) > 0);
 	assert_false(atomic_load(&o->opened));
 }
 
@@ -67,8 +66,7 @@ a_release_that_comes_after_the_next_open_changes_no_order(void **state)
 		handle_write(&o.h, data + 2, 1000, 0);
 
 		drain_go_on(l.st->drain);
-		while (!committed(&l, live_ino(&l, "t")))
-			sched_yield();
+		AWAIT(committed(&l, live_ino(&l, "t")));
 		assert_int_equal(committed_size(&l, "a"), 2 * MIB);
 		assert_file(&l, "a", data + 2, 1000);
 		handle_close(&o.h);
@@ -229,14 +227,22 @@ static void *sync_everything(void *arg)
 }
 
 /* Until when what was closed waits for its release; 0: it does no longer. */
-static int64_t waits_until(struct live *l, struct inode *in, bool *ret_asked)
+static int64_t waits_until(struct live *l, struct inode *in)
 {
 	HOLD(&in->lock);
 	HOLD(&l->st->drain->lock);
 	struct version *v = versions_next(&in->file->versions);
 
-	*ret_asked = v && v->want != WANT_NOT;
 	return v && v->state == VERSION_CLOSED ? job_of(v)->due_ns : 0;
+}
+
+static bool is_asked_for(struct live *l, struct inode *in)
+{
+	HOLD(&in->lock);
+	HOLD(&l->st->drain->lock);
+	struct version *v = versions_next(&in->file->versions);
+
+	return v && v->want != WANT_NOT;
 }
 
 /* What is drained while it may change is drained once more. */
@@ -247,7 +253,6 @@ static void a_publish_lets_a_file_be_released_first(void **state)
 	(void)state;
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
 		struct live l = live_kind_held(kind);
-		bool asked = false;
 		pthread_t thread;
 		struct handle h;
 		int64_t due;
@@ -256,14 +261,12 @@ static void a_publish_lets_a_file_be_released_first(void **state)
 		h = handle_open(&l, "a", O_WRONLY | O_CREAT);
 		handle_write(&h, data, 2 * MIB, 0);
 		assert_int_equal(file_flush(&l.st->files, h.in, h.flags), 0);
-		due = waits_until(&l, h.in, &asked);
+		due = waits_until(&l, h.in);
 		assert_int_equal(
 			pthread_create(&thread, NULL, sync_everything, &l), 0);
 		assert_true(due > mono_ns());
-		while (!asked) {
-			sched_yield();
-			assert_int_equal(waits_until(&l, h.in, &asked), due);
-		}
+		AWAIT(is_asked_for(&l, h.in));
+		assert_int_equal(waits_until(&l, h.in), due);
 		handle_release(&h);
 		pthread_join(thread, NULL);
 		time_goes_on();

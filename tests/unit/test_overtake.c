@@ -4,12 +4,12 @@
  */
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
 
 #include "store/drain/drain_private.h"
+#include "tests/unit/await.h"
 #include "tests/unit/between.h"
 #include "tests/unit/live_store.h"
 
@@ -72,9 +72,19 @@ static void wait_job(struct live *l, const char *path, enum seen what)
 	struct inode *in;
 
 	assert_int_equal(live_lookup(l, path, &in), 0);
-	while (!job_seen(l, in, what))
-		sched_yield();
+	AWAIT(job_seen(l, in, what));
 	inode_put(l->st->inodes, in, 1);
+}
+
+/* Asked between two groups of commits; rank_1 is not later than it. */
+static bool is_latest_durable(struct live *l)
+{
+	HOLD(reclaim_deciding(l->st->reclaim));
+	bool latest = committed(l, live_ino(l, "latest"));
+
+	if (latest)
+		assert_true(committed(l, live_ino(l, "rank_1")));
+	return latest;
 }
 
 /*
@@ -91,7 +101,6 @@ who_fails_out_of_turn_is_not_overtaken_by_who_closed_later(void **state)
 		struct live l = live_held(kind);
 		struct syncer gate, rank_1;
 		struct commits_paused paused;
-		bool latest = false;
 
 		live_write(&l, "gate", data + 1, 100);
 		live_write(&l, "rank_0", data, FILE_BYTES);
@@ -108,14 +117,7 @@ who_fails_out_of_turn_is_not_overtaken_by_who_closed_later(void **state)
 		sync_begin(&rank_1, &l, "rank_1");
 		wait_job(&l, "rank_1", SEEN_WANTED);
 		commits_go_on(&paused);
-		while (!latest) {
-			HOLD(reclaim_deciding(
-				l.st->reclaim)); /* between two groups */
-			latest = committed(&l, live_ino(&l, "latest"));
-			if (latest)
-				assert_true(
-					committed(&l, live_ino(&l, "rank_1")));
-		}
+		AWAIT(is_latest_durable(&l));
 		pthread_join(gate.thread, NULL);
 		pthread_join(rank_1.thread, NULL);
 		assert_file(&l, "rank_1", data, FILE_BYTES);
@@ -142,6 +144,16 @@ static void ask(struct live *l, const char *path)
 #define OLD_BYTES (2 * MIB)
 #define NEW_BYTES (3 * MIB)
 
+/* Asked between two groups of commits; the old one never is. */
+static bool is_new_durable(struct live *l)
+{
+	HOLD(reclaim_deciding(l->st->reclaim));
+	uint64_t size = committed_size(l, "a");
+
+	assert_int_not_equal(size, OLD_BYTES);
+	return size > 0;
+}
+
 /*
  * A file is replaced and synced. What it was before is not, and neither is
  * what was closed before that: the one must not be durable without the other.
@@ -152,7 +164,6 @@ static void sync_replaced(unsigned kind, bool ready)
 	uint8_t *data = filled(NEW_BYTES + 2, 1);
 	struct live l = live_held(kind);
 	struct syncer s;
-	size_t len = 0;
 
 	live_write(&l, "before", data, 100);
 	live_write(&l, "a", data + 1, OLD_BYTES);
@@ -162,11 +173,7 @@ static void sync_replaced(unsigned kind, bool ready)
 	}
 	live_write(&l, "a", data + 2, NEW_BYTES);
 	sync_begin(&s, &l, "a");
-	while (len == 0) {
-		HOLD(reclaim_deciding(l.st->reclaim));
-		len = committed_size(&l, "a");
-		assert_int_not_equal(len, OLD_BYTES);
-	}
+	AWAIT(is_new_durable(&l));
 	pthread_join(s.thread, NULL);
 	assert_int_equal(committed_size(&l, "a"), NEW_BYTES);
 	assert_int_equal(committed_size(&l, "before"), 0);
@@ -304,8 +311,7 @@ static void a_sync_that_fails_leaves_the_older_version_its_place(void **state)
 		limit_files(MIB);
 		assert_int_equal(live_sync(&l, "a"), -EFBIG);
 		drain_go_on(l.st->drain);
-		while (committed_size(&l, "after") == 0)
-			sched_yield();
+		AWAIT(committed_size(&l, "after") > 0);
 		assert_int_equal(committed_size(&l, "a"), 40 * KIB);
 		assert_int_equal(committed_size(&l, "before"), 100);
 		limit_files(0);
@@ -430,8 +436,7 @@ a_change_in_place_does_not_take_it_when_it_is_replaced_either(void **state)
 		atomic_store(&a_is_replaced, false);
 		ask(&l, "a");
 		/* The first close's job is over, the other three wait. */
-		while (!atomic_load(&a_is_replaced) || unfinished(&l) > 3)
-			sched_yield();
+		AWAIT(atomic_load(&a_is_replaced) && unfinished(&l) <= 3);
 		commit_wait(l.st->drain);
 		assert_int_equal(committed_size(&l, "a"), 0);
 		inode_put(l.st->inodes, between.in, 1);
@@ -444,24 +449,28 @@ a_change_in_place_does_not_take_it_when_it_is_replaced_either(void **state)
 	free(data);
 }
 
-/* It was made durable, or ended, whatever there was to do of it. */
+/* All that there was of it is durable, or has ended; else the next is asked
+ * for.
+ */
+static bool is_over(struct live *l, struct inode *in)
+{
+	HOLD(&in->lock);
+	HOLD(&l->st->drain->lock);
+	struct version *v = versions_next(&in->file->versions);
+
+	if (v && v->want == WANT_NOT) {
+		order_want_soon(v);
+		cond_broadcast(&l->st->drain->work);
+	}
+	return TAILQ_EMPTY(&in->file->versions.list);
+}
+
 static void wait_over(struct live *l, const char *path)
 {
 	struct inode *in;
-	bool over = false;
 
 	assert_int_equal(live_lookup(l, path, &in), 0);
-	while (!over) {
-		struct version *v;
-
-		HOLD(&in->lock);
-		HOLD(&l->st->drain->lock);
-		v = versions_next(&in->file->versions);
-		if (v)
-			order_want_soon(v);
-		cond_broadcast(&l->st->drain->work);
-		over = TAILQ_EMPTY(&in->file->versions.list);
-	}
+	AWAIT(is_over(l, in));
 	inode_put(l->st->inodes, in, 1);
 }
 
@@ -488,8 +497,7 @@ static void what_is_drained_once_more_is_what_was_closed(void **state)
 		wait_job(&l, "a", SEEN_TAKEN);
 		handle_release(&h);
 		commits_go_on(&paused);
-		while (committed_size(&l, "a") != 100)
-			sched_yield();
+		AWAIT(committed_size(&l, "a") == 100);
 		reader = handle_open(&l, "a", O_RDONLY);
 		h = handle_open(&l, "a", O_WRONLY | O_TRUNC);
 		wait_over(&l, "a");

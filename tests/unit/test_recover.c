@@ -6,9 +6,7 @@
  * A child opens the store, does its part and ends with _exit(). What it has to
  * tell is in a file beside the store.
  */
-#include <pthread.h>
-#include <sched.h>
-
+#include "tests/unit/appender.h"
 #include "tests/unit/live_child.h"
 #include "tests/unit/live_store.h"
 
@@ -216,32 +214,6 @@ a_cut_in_the_middle_of_a_drain_leaves_whole_files_in_order(void **state)
 
 /* --- sync --- */
 
-#define RECORD_BYTES 4096u
-
-struct appender {
-	struct handle h;
-	atomic_uint_fast64_t limit, count;
-};
-
-static void *append_records(void *arg)
-{
-	struct appender *a = arg;
-
-	for (;;) {
-		uint64_t record[RECORD_BYTES / 8], n = atomic_load(&a->count);
-
-		if (n == atomic_load(&a->limit)) {
-			sched_yield();
-			continue;
-		}
-		for (unsigned i = 0; i < RECORD_BYTES / 8; i++)
-			record[i] = n;
-		handle_write(&a->h, record, RECORD_BYTES, n * RECORD_BYTES);
-		atomic_store(&a->count, n + 1);
-	}
-	return NULL;
-}
-
 /* Beside the store: what was promised when the power went. */
 static void promise_path(struct live *l, char path[4096])
 {
@@ -250,21 +222,15 @@ static void promise_path(struct live *l, char path[4096])
 
 static void child_syncs_while_it_appends(struct live *l, const char *kind)
 {
-	struct appender a = { 0 };
+	struct appender a;
 	char path[4096];
-	pthread_t thread;
 	uint64_t promised;
 	int fd;
 
 	child_open(l, kind);
-	a.h = handle_open(l, "log", O_WRONLY | O_CREAT);
-	CHECK(pthread_create(&thread, NULL, append_records, &a) == 0);
+	appender_start(&a, handle_open(l, "log", O_WRONLY | O_CREAT));
 	for (unsigned i = 0; i < 5; i++) {
-		uint64_t limit = atomic_fetch_add(&a.limit, 100) + 30;
-
-		while (atomic_load(&a.count) < limit)
-			sched_yield();
-		promised = atomic_load(&a.count);
+		promised = appender_wait(&a, appender_let(&a, 100) - 70);
 		CHECK(file_sync(&l->st->files, a.h.in) ==
 		      0); /* it goes on writing */
 	}
