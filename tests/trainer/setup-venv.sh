@@ -1,7 +1,7 @@
 #!/bin/bash
 #
-# setup-venv.sh - a Python with a recent torch, and Megatron's core, for the
-# tests in this folder.
+# setup-venv.sh - a Python with a recent torch for the tests in this folder, and
+# beside it Megatron's core of several releases, which megatrons.py chooses from.
 #
 # Keeps true: after exit 0 the virtual environment $CKPTFS_VENV holds exactly
 # the versions below and imports them; the path of its python is all that
@@ -23,8 +23,11 @@ PINS=(
 	# what torch itself imports
 	filelock==4.2.11 fsspec==2026.9.0 jinja2==3.1.6 markupsafe==3.0.4
 	mpmath==1.3.0 networkx==3.6.1 sympy==1.14.0 typing-extensions==4.16.0
-	megatron-core==0.16.1 packaging==26.3 psutil==7.2.2
+	packaging==26.3 psutil==7.2.2 # what Megatron's core does
 )
+# The oldest that ckptfs.megatron is for, and the newest. From 0.17 on they ask
+# for Python 3.12, and run with 3.11.
+MEGATRONS=(0.16.1 0.19.2)
 PROBE='import numpy, safetensors.torch, torch
 import torch.distributed.checkpoint as dcp
 assert hasattr(dcp, "async_save") and not torch.cuda.is_available()'
@@ -46,6 +49,12 @@ sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
 		fi
 	done
 	die "no Python >= 3.10 with venv (run deploy/setup.sh --trainer)"
+}
+
+install() {
+	"$VENV"/bin/pip install -q --no-cache-dir --no-deps --progress-bar off \
+		--disable-pip-version-check "$@" </dev/null >&2 ||
+		die "pip failed (is the network up?)"
 }
 
 works() { "$VENV"/bin/python -W error -c "$PROBE" >/dev/null 2>&1; }
@@ -104,7 +113,8 @@ stub_cuda() (
 
 [[ $# -eq 0 ]] || die "takes no arguments (CKPTFS_VENV says where)"
 python=$(find_python)
-stamp=$(printf '%s\n' "${PINS[@]}" "$("$python" -VV)" "$(cksum <"$0")")
+stamp=$(printf '%s\n' "${PINS[@]}" "${MEGATRONS[@]}" "$("$python" -VV)" \
+	"$(cksum <"$0")")
 
 mkdir -p "${VENV%/*}" 2>/dev/null || true
 [[ -w ${VENV%/*} ]] || die "cannot write to ${VENV%/*} (set CKPTFS_VENV)"
@@ -116,9 +126,11 @@ if [[ $stamp != "$(cat "$VENV/stamp" 2>/dev/null)" ]] || ! works; then
 	trap 'rm -rf "$tmp"' EXIT
 	rm -rf "$VENV"
 	"$python" -m venv "$VENV" >&2 || die "venv failed"
-	"$VENV"/bin/pip install -q --no-cache-dir --no-deps --progress-bar off \
-		--disable-pip-version-check "${PINS[@]}" </dev/null >&2 ||
-		die "pip failed (is the network up?)"
+	install "${PINS[@]}"
+	for version in "${MEGATRONS[@]}"; do
+		install --ignore-requires-python "megatron-core==$version" \
+			--target "$VENV/megatron-core/$version"
+	done
 	stub_cuda "$tmp" || die "the stand-ins for CUDA's libraries failed"
 	works || {
 		"$VENV"/bin/python -W error -c "$PROBE" >&2 || true

@@ -1,8 +1,9 @@
 """Megatron's dist_checkpointing through ckptfs.megatron: a small GPT with two
-tensor-parallel times two data-parallel ranks. What it saves is what Megatron
-itself would have, for its own readers; asynchronous saves hold what was there
-when they began; another number of tensor-parallel ranks reads it; and with a
-copy of each rank's own, nobody opens another's file.
+tensor-parallel times two data-parallel ranks, with the oldest and the newest
+megatron-core (megatrons.py). What it saves is what Megatron itself would have,
+for its own readers; asynchronous saves hold what was there when they began;
+another number of tensor-parallel ranks reads it; with a copy of each rank's own,
+nobody opens another's file; and where one rank fails to load, all do.
 
 What Megatron needs of a GPU is stood in for here (no_cuda), and nowhere else;
 the protocol of nvidia-resiliency-ext 0.6, which no package index has, in
@@ -15,12 +16,12 @@ import pickle
 import pickletools
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import traceback
 import zlib
 
+import megatrons
 import trainer
 from trainer import ck
 
@@ -57,6 +58,7 @@ def no_cuda():
 
 
 if __name__ == "__mp_main__":  # Megatron's worker, spawned
+    megatrons.use()
     MODE = no_cuda()
 
 
@@ -244,6 +246,7 @@ def job(folder, rank, world, meet):
 
     me.save(f"{folder}/theirs", state(gpt, 1), save)
     me.save(f"{folder}/strategy", state(gpt, 1), ours.SaveStrategy())
+    kept_plans(me, gpt, folder)
     assert not ours._installed
     ours.install()
     me.save(f"{folder}/ours", state(gpt, 1), save)
@@ -254,6 +257,7 @@ def job(folder, rank, world, meet):
     me.load(f"{folder}/strategy", gpt, 1, load)
     me.load(f"{folder}/theirs", gpt, 1, ours.LoadStrategy())
     me.load(f"{folder}/strategy", gpt, 1, ours.LoadStrategy())
+    lent_rooms(me, gpt, f"{folder}/strategy", 1)
     if me.rank == 0:
         alike(f"{folder}/ours", f"{folder}/theirs")
         alike(f"{folder}/strategy", f"{folder}/theirs")
@@ -301,6 +305,7 @@ def job(folder, rank, world, meet):
     print(f"# rank {me.rank} read " + ", ".join(
         f"{counts[name]} bytes of {name}" for name in sorted(counts)),
         flush=True)
+    one_cannot_load(me, gpt, f"{folder}/replicas", load)
     # Of one that has no copies, and by Megatron alone.
     me.load(f"{folder}/theirs", gpt, 1, load)
     strictly(me, gpt, folder, load)
@@ -358,9 +363,64 @@ def strictly(me, gpt, folder, load):
     me.barrier()
 
 
+def one_cannot_load(me, gpt, path, strategy):
+    """Nobody waits for what the others cannot plan without it."""
+    import torch
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+    sharded = state(gpt, None)
+    if me.rank == 1:
+        sharded["more"] = ShardedTensor.from_rank_offsets(
+            "nowhere", torch.zeros(3))
+    try:
+        dist_checkpointing.load(sharded, path, strategy,
+                                validate_access_integrity=False)
+    except BaseException as e:  # torch's is no Exception
+        assert "nowhere" in str(e), e
+    else:
+        raise AssertionError("it did not fail")
+    me.barrier()
+
+
+# What a state has more of than the first one, save by save: objects and tensors
+# of these ranks alone, one that all ranks have, and one that goes from one rank
+# to another of the same data.
+NOTHING = ((), (), False, None)
+MORE = [NOTHING] * 4 + [
+    ((1,), (), False, None), ((1,), (), False, None), ((1, 2), (3,), False, 0),
+    ((1, 2), (3,), False, 2), ((1, 2), (3,), True, 2), ((1, 2), (3,), True, 2),
+    ((2,), (0, 3), True, None), ((2,), (0,), False, None),
+    ((2,), (0,), False, None)]
+
+
+def with_more(me, gpt, objects, tensors, common, moving):
+    import torch
+    from megatron.core import parallel_state
+    from megatron.core.dist_checkpointing.mapping import (
+        ShardedObject, ShardedTensor)
+    sharded = state(gpt, 5)
+    if me.rank in objects:
+        name = f"new.{me.rank}"
+        sharded[name] = ShardedObject(name, {"of": me.rank}, (1,), (0,))
+    if me.rank in tensors:
+        name = f"tensor.{me.rank}"
+        sharded[name] = ShardedTensor.from_rank_offsets(
+            name, torch.full((5,), float(me.rank)))
+    if me.rank == moving:
+        sharded["moving"] = ShardedTensor.from_rank_offsets(
+            "tensor.moving", torch.arange(3.0))
+    if common:
+        sharded["common"] = ShardedTensor.from_rank_offsets(
+            "tensor.common", torch.arange(7.0), replica_id=(
+                0, parallel_state.get_tensor_model_parallel_rank(),
+                parallel_state.get_data_parallel_rank()))
+    return sharded
+
+
 def kept_plans(me, gpt, folder):
-    """With plans that are kept from save to save: what a state has more of on
-    one rank, and then on another, is in the checkpoint all the same."""
+    """With plans that are kept from save to save, wherever they are: what a
+    state has more of on one rank, and then on another, is in the checkpoint
+    all the same."""
     from megatron.core import dist_checkpointing, parallel_state
     from megatron.core.dist_checkpointing.mapping import (
         ShardedObject, ShardedTensor)
@@ -369,49 +429,114 @@ def kept_plans(me, gpt, folder):
     import torch
     import torch.distributed.checkpoint as dcp
 
-    def more(objects, tensors):
-        sharded = state(gpt, 5)
-        for rank in objects:
-            if rank == me.rank:
-                sharded[f"new.{rank}"] = ShardedObject(
-                    f"new.{rank}", {"of": rank}, (1,), (0,))
-        for rank in tensors:
-            if rank == me.rank:
-                name = f"tensor.{rank}"
-                sharded[name] = ShardedTensor.from_rank_offsets(
-                    name, torch.full((5,), float(rank)))
-        return sharded
+    def look(path, objects, tensors, common, moving):
+        found = dcp.FileSystemReader(path).read_metadata()
+        got = {key for key in (
+            name.split("/")[0] for name in found.state_dict_metadata)
+            if key.startswith(("new.", "tensor."))}
+        assert {index.fqn for index in found.storage_data} == \
+            set(found.state_dict_metadata), path
+        want = {f"new.{rank}" for rank in objects} | \
+            {f"tensor.{rank}" for rank in tensors} | \
+            ({"tensor.common"} if common else set()) | \
+            ({"tensor.moving"} if moving is not None else set())
+        assert got == want, (path, want, got)
 
     def save_and_look(path, strategy):
-        for objects, tensors in (((), ()),) * 4 + (
-                ((1,), ()), ((1,), ()), ((1, 2), (3,)), ((1, 2), (3,)),
-                ((1, 2), (3,)), ((2,), ()), ((2,), ())):
-            me.save(path, more(objects, tensors), strategy,
+        for more in MORE:
+            me.save(path, with_more(me, gpt, *more), strategy,
                     validate_access_integrity=False)
-            found = dcp.FileSystemReader(path).read_metadata()
-            got = {name.split("/")[0] for name in found.state_dict_metadata}
-            assert {index.fqn for index in found.storage_data} == \
-                set(found.state_dict_metadata), path
-            want = {f"new.{rank}" for rank in objects} | \
-                {f"tensor.{rank}" for rank in tensors}
-            assert {key for key in got if key.startswith(("new.", "tensor."))
-                    } == want, (path, objects, tensors)
+            look(path, *more)
             me.barrier()
         loaded = dist_checkpointing.load(
-            {"new": ShardedObject("new.2", None, (1,), (0,))}, path,
+            {"new": ShardedObject("new.2", None, (1,), (0,)),
+             "tensor": ShardedTensor.from_rank_offsets(
+                 "tensor.0", torch.zeros(5))}, path,
             validate_access_integrity=False)
         assert loaded["new"] == {"of": 2}, loaded
+        assert torch.equal(loaded["tensor"], torch.zeros(5)), loaded
         me.load(path, gpt, 5)
 
-    me.ours.uninstall()
-    save_and_look(f"{folder}/kept", me.ours.SaveStrategy(cached_metadata=True))
-    me.ours.install()
-    save_and_look(f"{folder}/kept_installed",
-                  fully_parallel.FullyParallelSaveStrategyWrapper(
-                      torch_dist.TorchDistSaveShardedStrategy(
-                          "torch_dist", 1, cached_metadata=True),
-                      parallel_state.get_data_parallel_group(
-                          with_context_parallel=True), True))
+    def wrapped(strategy, keeps=True):
+        return fully_parallel.FullyParallelSaveStrategyWrapper(
+            strategy, parallel_state.get_data_parallel_group(
+                with_context_parallel=True), keeps)
+
+    def theirs():
+        return torch_dist.TorchDistSaveShardedStrategy(
+            "torch_dist", 1, cached_metadata=True)
+
+    if not me.ours._installed:
+        for name, wrap in (("kept", lambda one: one),
+                           ("kept_wrapped", wrapped)):
+            save_and_look(f"{folder}/{name}",
+                          wrap(me.ours.SaveStrategy(cached_metadata=True)))
+        return
+    save_and_look(f"{folder}/kept_installed", wrapped(theirs()))
+    with distributions_in_a_file():
+        save_and_look(f"{folder}/kept_in_a_file", wrapped(theirs(), False))
+
+    # By somebody whom nobody knows: the save fails, on all ranks.
+    plan_anew, me.ours._plan_anew = me.ours._plan_anew, lambda *args: None
+    strategy, path = wrapped(theirs()), f"{folder}/kept_by_others"
+    for number, more in enumerate(MORE[2:5]):
+        try:
+            me.save(path, with_more(me, gpt, *more), strategy,
+                    validate_access_integrity=False)
+        except BaseException as e:  # torch's is no Exception
+            assert number == 2 and (me.rank or "leaves out 1 of" in str(e)
+                                    and "new.1" in str(e)), e
+        else:
+            assert number < 2, "it did not fail"
+    assert not os.path.exists(f"{path}/.metadata")
+    me.ours._plan_anew = plan_anew
+    me.barrier()
+
+
+@contextlib.contextmanager
+def distributions_in_a_file():
+    """As Megatron has them with --ckpt-pg-tensors-cache-path, once in a process
+    for each group, of whatever state."""
+    from megatron.core.dist_checkpointing.strategies import fully_parallel
+    name, kept = "determine_main_replica_uniform_distribution", {}
+    theirs = getattr(fully_parallel, name)
+
+    def once(sharded_state_dict, group, *args, **options):
+        if group not in kept:
+            kept[group] = theirs(sharded_state_dict, group, *args, **options)
+        return kept[group]
+    setattr(fully_parallel, name, once)
+    try:
+        yield
+    finally:
+        setattr(fully_parallel, name, theirs)
+
+
+def lent_rooms(me, gpt, path, seed):
+    """As Megatron's planner with Transformer Engine lends for each quantized
+    tensor: one at a time, and it has it back before the next one."""
+    from megatron.core.dist_checkpointing.strategies import torch as torch_dist
+    import torch
+    planner, lent, most = torch_dist.MCoreLoadPlanner, {}, [0]
+    resolve, commit, te = (planner.resolve_tensor, planner.commit_tensor,
+                           torch_dist.HAVE_TE)
+
+    def lend(self, item):
+        target = resolve(self, item)
+        lent[id(item)] = target
+        most[0] = max(most[0], len(lent))
+        return torch.empty_like(target)
+
+    def take_back(self, item, tensor):
+        lent.pop(id(item)).copy_(tensor)
+        commit(self, item, tensor)
+    planner.resolve_tensor, planner.commit_tensor = lend, take_back
+    torch_dist.HAVE_TE = True
+    for share in (False, True):
+        me.load(path, gpt, seed, me.ours.LoadStrategy(share=share))
+        assert most == [1] and not lent, (share, most)
+    planner.resolve_tensor, planner.commit_tensor = resolve, commit
+    torch_dist.HAVE_TE = te
 
 
 def Failing():
@@ -477,6 +602,7 @@ def newer(folder):
     import torch.distributed.checkpoint as dcp
     import warnings
     import writers
+    megatrons.use()
     import ckptfs.megatron as ours
     mode = no_cuda()
     writers.stand_in()
@@ -557,6 +683,7 @@ def newer(folder):
 
 def forked(programs, program, folder, meet, count):
     """The ranks, forked from one process that has imported Megatron."""
+    megatrons.use()
     import ckptfs.megatron  # noqa: F401 pylint: disable=unused-import
     import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401
     pids = []
@@ -635,9 +762,8 @@ def tests():
 
 def main(programs=None, register=tests):
     if len(sys.argv) < 2 and os.access(trainer.PYTHON, os.X_OK) and \
-            subprocess.run([trainer.PYTHON, "-c", "import megatron.core"],
-                           stderr=subprocess.DEVNULL, check=False).returncode:
-        print(f"SKIP: {trainer.PYTHON} has no megatron-core: "
+            not megatrons.there_is_one():
+        print(f"SKIP: {megatrons.FOLDER} has no megatron-core: "
               "run tests/trainer/setup-venv.sh")
         sys.exit(77)
     trainer.main(programs or PROGRAMS, register)

@@ -8,6 +8,7 @@ What Megatron needs of a GPU to train is stood in for as well (train_on_host).
 """
 import contextlib
 import os
+from unittest import mock
 
 import test_megatron as megatron
 import trainer
@@ -120,6 +121,9 @@ def train_on_host():
             self, param, {"step": torch.tensor(0.0), **tensors})
     CudaRNGStatesTracker.fork = lambda self, name=None: \
         contextlib.nullcontext()
+    for name in ("current_stream", "default_stream", "Stream", "Event"):
+        setattr(torch.cuda, name, lambda *args, **options: mock.MagicMock())
+    torch.cuda.stream = lambda stream: contextlib.nullcontext()
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None  # 0.16 asks it, whether it is or not
 

@@ -32,10 +32,12 @@ KEY: checkpoints from before, and for more ranks than there were. A strict load
 takes the copies for what they are, neither missing nor unexpected; Megatron
 alone, without this module, calls them missing.
 
-A strategy that keeps its plans from save to save (cached_metadata,
---ckpt-assume-constant-structure) would leave out what the state has more of
-than when they were made. So each save is compared with the one before, on all
-ranks, and the plans are made anew when any of them has another structure.
+Plans that are kept would leave out what the state has more of than when they
+were made: a strategy's (cached_metadata, --ckpt-assume-constant-structure), and
+who writes what, which a FullyParallelSaveStrategyWrapper keeps, or Megatron in
+a file (--ckpt-pg-tensors-cache-path). So at each save all ranks look whether
+what is kept is of this state, and make it anew where it is not. A plan that
+leaves something out all the same fails the save on all ranks.
 
 Made for the interfaces of megatron-core 0.16 to 0.19 and for the writers of
 nvidia-resiliency-ext 0.4 to 0.6, of which install() takes an installed one as
@@ -52,12 +54,14 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from megatron.core.dist_checkpointing import serialization
+from megatron.core.dist_checkpointing import exchange_utils, serialization
 from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedBase
+from megatron.core.dist_checkpointing.mapping import (
+    ShardedBase, ShardedObject, ShardedTensor, is_main_replica)
 from megatron.core.dist_checkpointing.strategies import (
     filesystem_async, fully_parallel)
 from megatron.core.dist_checkpointing.strategies import torch as torch_dist
+from megatron.core.dist_checkpointing.utils import _sharded_tensor_shard_id
 
 from . import _library
 from ._distcp import lay_out
@@ -66,15 +70,37 @@ from .dcp import Reader, _without_rank
 __all__ = ["install", "uninstall", "SaveStrategy", "LoadStrategy"]
 
 
+@contextlib.contextmanager
+def _set(variable, value):
+    before = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(before)
+
+
 # --- Saving: what FileSystemWriterAsync lets others run ----------------------
 
-def _fill(buckets, segment_only):
+# What the save that is begun has of this rank's to write, by the plan's names.
+_writes = contextvars.ContextVar("ckptfs.megatron.writes", default=frozenset())
+
+
+def _fill(buckets, writes, segment_only):
     """Megatron's preload: what the tensors are copied by; buckets() says what
     they are. Returns [(path, write results)], or what went wrong: Megatron asks
     for that later, and then all ranks learn of it."""
     saves, filled = [], []
     try:
-        for path, name, (objects, tensors) in buckets():
+        planned = list(buckets())
+        left_out = writes.difference(
+            item.index.fqn for _, _, parts in planned for part in parts
+            for item, _ in part)
+        if left_out:
+            raise RuntimeError(
+                f"the plan of this save, which was kept from another state, "
+                f"leaves out {len(left_out)} of this rank's entries: "
+                f"{', '.join(sorted(left_out)[:3])}, ...")
+        for path, name, (objects, tensors) in planned:
             file = lay_out(name, [*objects, *tensors])
             saves.append(file.begin(path, segment_only=segment_only))
             filled.append((str(path), file.results))
@@ -173,7 +199,8 @@ def _functions(writer, asked, durable, segment_only):
                           "its files itself")
         return asked
     return (functools.partial(_settle, os.getpid(), durable),
-            functools.partial(_fill, buckets, segment_only), arguments)
+            functools.partial(_fill, buckets, _writes.get(), segment_only),
+            arguments)
 
 
 def _leave(segment_only, why):
@@ -181,6 +208,8 @@ def _leave(segment_only, why):
     if segment_only:
         raise RuntimeError(f"segment_only=True, and ckptfs.megatron {why}")
 
+
+# --- Saving: plans that are kept ---------------------------------------------
 
 def _structure(sharded_state_dict):
     """What a plan is made of, of this rank's."""
@@ -191,16 +220,11 @@ def _structure(sharded_state_dict):
             if isinstance(one, ShardedBase)]
 
 
-def _is_other(strategy, sharded_state_dict, has_kept):
-    """Than at the strategy's last save, on any of all ranks: they plan
-    together. Before its first one that we see: whether it has kept anything."""
-    now = _structure(sharded_state_dict)
-    before = strategy.__dict__.get("_ckptfs_structure")
-    strategy._ckptfs_structure = now
-    other = now != before if before is not None else has_kept
-    flag = torch.tensor([int(other)], device="cuda" if "nccl" in
-                        dist.get_backend() else "cpu")
-    dist.all_reduce(flag, dist.ReduceOp.MAX)
+def _on_any(here, group=None):
+    """Of all ranks of the group. Collective."""
+    flag = torch.tensor([int(here)], device="cuda" if "nccl" in
+                        dist.get_backend(group) else "cpu")
+    dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
     return bool(flag.item())
 
 
@@ -211,7 +235,11 @@ def _plan_anew(strategy, sharded_state_dict):
         return
     caches = [cache for cache in (
         strategy, getattr(strategy, "_metadata_cache", None)) if cache]
-    if not _is_other(strategy, sharded_state_dict, any(
+    now = _structure(sharded_state_dict)
+    before = strategy.__dict__.get("_ckptfs_structure")
+    strategy._ckptfs_structure = now
+    # Before the first save that we see: whether it has kept anything.
+    if not _on_any(now != before if before is not None else any(
             cache.cached_central_plan is not None for cache in caches)):
         return
     for cache in caches:
@@ -222,12 +250,64 @@ def _plan_anew(strategy, sharded_state_dict):
         cache.validated_cache_reuse = False
 
 
-def _distribute_anew(wrapper, sharded_state_dict):
-    """Likewise, who writes what."""
-    if wrapper.do_cache_distribution and _is_other(
-            wrapper, sharded_state_dict,
-            wrapper.cached_distribution is not None):
-        wrapper.cached_distribution = None
+def _written(strategy, sharded_state_dict):
+    """What this rank has to write of it, by the names that a plan has."""
+    if not strategy.keep_only_main_replica:
+        return frozenset()  # torch chooses one of those that have it
+    return frozenset(
+        one.unique_key if isinstance(one, ShardedObject) else one.key
+        for one in nested_values(sharded_state_dict)
+        if isinstance(one, (ShardedObject, ShardedTensor))
+        and is_main_replica(one.replica_id))
+
+
+def _begin_save(theirs, strategy, sharded_state_dict, *args, **options):
+    """In place of a strategy's async_save, which save() calls as well."""
+    _plan_anew(strategy, sharded_state_dict)
+    with _set(_writes, _written(strategy, sharded_state_dict)):
+        return theirs(strategy, sharded_state_dict, *args, **options)
+
+
+# The distributions that are made anew while a wrapper of ours distributes;
+# None: none does.
+_anew = contextvars.ContextVar("ckptfs.megatron.anew", default=None)
+
+
+def _distribute(theirs, wrapper, sharded_state_dict):
+    """In place of FullyParallelSaveStrategyWrapper's."""
+    if not _installed and not isinstance(wrapper.base_strategy, SaveStrategy):
+        theirs(wrapper, sharded_state_dict)
+        return
+    with _set(_anew, []):
+        theirs(wrapper, sharded_state_dict)
+        if _anew.get() and wrapper.do_cache_distribution:
+            wrapper.cached_distribution = _anew.get()[0]
+
+
+def _is_of_other(distribution, sharded_state_dict, group):
+    """Whether the distribution leaves out a tensor that this group is to
+    write, or gives this rank one that it does not have."""
+    mine = {_sharded_tensor_shard_id(one): one
+            for one in nested_values(sharded_state_dict)
+            if isinstance(one, ShardedTensor)}
+    rank, known = dist.get_rank(group), distribution.shards_in_this_group
+    return any(is_main_replica(one.replica_id) and shard not in known
+               for shard, one in mine.items()) or \
+        any(distribution.main_rank_for_shard[shard] == rank
+            and shard not in mine for shard in known)
+
+
+def _assign(theirs, sharded_state_dict, group, distribution):
+    """In place of what gives each tensor to one rank, by the distribution:
+    whoever has kept that, in the process or in a file."""
+    anew = _anew.get()
+    if anew is not None and distribution is not None and _on_any(
+            _is_of_other(distribution, sharded_state_dict, group), group):
+        distribution = \
+            exchange_utils.determine_main_replica_uniform_distribution(
+                sharded_state_dict, group)
+        anew.append(distribution)
+    return theirs(sharded_state_dict, group, distribution)
 
 
 class SaveStrategy(torch_dist.TorchDistSaveShardedStrategy):
@@ -248,12 +328,14 @@ class SaveStrategy(torch_dist.TorchDistSaveShardedStrategy):
                  segment_only=False, **options):
         super().__init__(backend, version, **options)
         _library.lib()  # whether it is there is better known now
+        _patch_wrapper()
         self._ours = durable, segment_only
 
-    def async_save(self, sharded_state_dict, *args, **options):
-        if not _installed:
-            _plan_anew(self, sharded_state_dict)
-        return super().async_save(sharded_state_dict, *args, **options)
+    def async_save(self, *args, **options):
+        theirs = torch_dist.TorchDistSaveShardedStrategy.async_save
+        if _installed:  # it begins as all do
+            return theirs(self, *args, **options)
+        return _begin_save(theirs, self, *args, **options)
 
     def _get_save_and_finalize_callbacks(self, writer, *others):
         theirs = writer.get_save_function_and_args
@@ -269,15 +351,6 @@ _COMPARES = "validate_integrity_and_strict_load"
 # what it reads is passed on.
 _ours = contextvars.ContextVar("ckptfs.megatron", default=False)
 _share = contextvars.ContextVar("ckptfs.megatron.share", default=False)
-
-
-@contextlib.contextmanager
-def _set(variable, value):
-    before = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(before)
 
 
 class LoadStrategy(torch_dist.TorchDistLoadShardedStrategy):
@@ -299,7 +372,7 @@ class LoadStrategy(torch_dist.TorchDistLoadShardedStrategy):
         return super().load_sharded_metadata(*args, **options)
 
     def load(self, *args, **options):
-        _patch(torch_dist, "_get_filesystem_reader", _reader)
+        _patch_loads()
         with _set(_ours, True), _set(_share, self._shares or _share.get()):
             return super().load(*args, **options)
 
@@ -320,21 +393,41 @@ def _load_shared(theirs, wrapper, *args, **options):
     return loaded
 
 
+class _Together:
+    """torch.distributed.checkpoint as Megatron's strategy is to see it. From
+    0.18 on each rank plans its load alone (no_dist): who passes on what is for
+    all ranks to plan, and one that fails has to tell those that wait for it."""
+
+    def __init__(self, theirs):
+        self._theirs = theirs
+
+    def __getattr__(self, name):
+        return getattr(self._theirs, name)
+
+    def load(self, *args, no_dist=False, **options):
+        return self._theirs.load(
+            *args, no_dist=no_dist and not _share.get(), **options)
+
+
+def _patch_loads():
+    _patch(torch_dist, "_get_filesystem_reader", _reader)
+    _replace(torch_dist, "checkpoint", _Together)
+
+
 def _reader(theirs, checkpoint_dir, *args, **options):
     if not (_ours.get() or _installed) or \
             torch_dist.MultiStorageClientFeature.is_enabled():
         return theirs(checkpoint_dir, *args, **options)
-    # A planner that knows one quantized tensor at a time lends that.
-    one = torch_dist.HAVE_TE and hasattr(torch_dist.MCoreLoadPlanner(),
-                                         "_intermediate_read_item_and_target")
     reader = Reader(checkpoint_dir, share=_share.get())
-    reader._lends = one
+    # Where there is Transformer Engine the planner lends a room for each
+    # quantized tensor, and has it back before it lends the next one.
+    reader._lends = torch_dist.HAVE_TE
     return reader
 
 
 # --- Copies of each rank -----------------------------------------------------
 
-def _own_copies(_strategy, sharded_state_dict):
+def _own_copies(sharded_state_dict):
     """Name what this tensor-parallel rank has a copy of. What Megatron gives
     to the ranks it gives by replica_id: which copy it is in the pipeline, of
     the tensor-parallel ranks, and of the data-parallel ones."""
@@ -344,6 +437,15 @@ def _own_copies(_strategy, sharded_state_dict):
                 and len(replica) == 3 and replica[1] > 0:
             sharded.key += f".__tp_replica_{replica[1]}"
             sharded.replica_id = (replica[0], 0, replica[2])
+
+
+def _go_on(theirs, *args, **options):
+    return theirs(*args, **options)
+
+
+def _with_copies(ours, theirs, strategy, sharded_state_dict, *args, **options):
+    _own_copies(sharded_state_dict)
+    return ours(theirs, strategy, sharded_state_dict, *args, **options)
 
 
 def _overlook_copies(theirs, sharded_state_dict, *args, **options):
@@ -376,28 +478,36 @@ def _as_asked(stored, asked):
 # --- For everybody -----------------------------------------------------------
 
 _installed = False
-_patched = {}  # (object, name) -> what was there
+_patched = {}  # (object, name) -> what was there, and is there again
+_lasting = {}  # likewise, beneath those, as long as the process
 
 
-def _patch(where, name, ours):
+def _replace(where, name, make, patched=None):
+    """By what make() makes of what was there, once."""
+    patched = _patched if patched is None else patched
+    if (where, name) not in patched:
+        patched[where, name] = getattr(where, name)
+        setattr(where, name, make(patched[where, name]))
+
+
+def _patch(where, name, ours, patched=None):
     """ours gets what was there as its first argument."""
-    if (where, name) in _patched:
-        return
-    theirs = _patched[where, name] = getattr(where, name)
-
-    @functools.wraps(theirs)
-    def call(*args, **options):
-        return ours(theirs, *args, **options)
-    setattr(where, name, call)
+    def make(theirs):
+        @functools.wraps(theirs)
+        def call(*args, **options):
+            return ours(theirs, *args, **options)
+        return call
+    _replace(where, name, make, patched)
 
 
-def _before(*steps):
-    """Take these with a strategy and a state before what was there goes on."""
-    def call(theirs, strategy, sharded_state_dict, *args, **options):
-        for step in steps:
-            step(strategy, sharded_state_dict)
-        return theirs(strategy, sharded_state_dict, *args, **options)
-    return call
+def _patch_wrapper():
+    """It distributes before it calls a strategy of ours, which outlives
+    uninstall(). For other strategies it is as it was."""
+    _patch(fully_parallel.FullyParallelSaveStrategyWrapper,
+           "apply_saving_parallelization", _distribute, _lasting)
+    _patch(fully_parallel,
+           "distribute_main_replicas_with_precomputed_distribution", _assign,
+           _lasting)
 
 
 def _writers():
@@ -432,26 +542,27 @@ def install(*, replicas=False, durable=False, segment_only=False):
     global _installed
     uninstall()
     _library.lib()
+    _patch_wrapper()
     for writer in _writers():
         _patch(writer, "get_save_function_and_args",
                lambda theirs, self: _functions(self, theirs(self), durable,
                                                segment_only))
-    _patch(torch_dist, "_get_filesystem_reader", _reader)
+    _patch_loads()
     _patch(serialization, _COMPARES, _overlook_copies)
     _patch(fully_parallel.FullyParallelLoadStrategyWrapper, "load",
            _load_shared)
     # The wrappers decide who reads and who writes what, so they are to see the
     # copies' names; without them the strategies are.
-    names = [_own_copies] if replicas else []
-    for where, name, *more in (
+    for where, name, ours in (
             (fully_parallel.FullyParallelSaveStrategyWrapper,
-             "apply_saving_parallelization", _distribute_anew),
+             "apply_saving_parallelization", _go_on),
             (fully_parallel.FullyParallelLoadStrategyWrapper,
-             "apply_loading_parallelization"),
+             "apply_loading_parallelization", _go_on),
             (torch_dist.TorchDistSaveShardedStrategy, "async_save",
-             _plan_anew),
-            (torch_dist.TorchDistLoadShardedStrategy, "load")):
-        _patch(where, name, _before(*names, *more))
+             _begin_save),
+            (torch_dist.TorchDistLoadShardedStrategy, "load", _go_on)):
+        _patch(where, name, functools.partial(_with_copies, ours)
+               if replicas else ours)
     _installed = True
 
 
