@@ -15,16 +15,18 @@ from ckptest import fails, get, put
 
 ROUNDS = int(os.environ.get("CKPTFS_DEATHS_ROUNDS", "6"))
 SEED = ck.SEED
+READY = b"ready\n"
 
 
 def saver(folder, seed, first, pipe):
-    """Saves until its mount is gone. Lines to the pipe, before and after:
-    begin|closed|synced NAME VERSION."""
+    """Saves until its mount is gone. Lines to the pipe: READY when it is in the
+    folder, and before and after each save begin|closed|synced NAME VERSION."""
     rand = random.Random(seed)
 
     def tell(*words):
         os.write(pipe, (" ".join(map(str, words)) + "\n").encode())
     os.chdir(folder)  # the mount, also when it is taken away below
+    os.write(pipe, READY)
     try:
         for version in range(first, first + 10000):
             # Some names are written anew, by O_TRUNC or by a rename.
@@ -60,6 +62,7 @@ class Saver:
         self.child = ck.Child(lambda: saver(folder, seed, first, writer))
         os.close(writer)
         self.reader = reader
+        os.read(reader, len(READY))  # it is there, and may lose its mount
 
     def ended(self):
         with open(self.reader, "rb") as f:
