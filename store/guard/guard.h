@@ -24,7 +24,10 @@
  *              tracker names may come later, as in a restore
  *   gone       tensors that the step before had are not there; what is no such
  *              loss says compare.h. What the step before alone had, and neither
- *              the one before that nor this one, is not gone but left out
+ *              the one before that nor this one, is not gone but left out. A
+ *              step that has none at all has lost them if it is empty, or if a
+ *              file that had some is of a format for tensors and has none; else
+ *              they may be in a format that nobody here knows
  *   different  any of that, and what is only reported: tensors that are new,
  *              left out, retyped, reshaped or in another file; files that could
  *              not be read, or that .metadata does not name

@@ -17,8 +17,8 @@
 /* Room that an attribute's value has, and for one line more. */
 #define LINES_BYTES_MAX (XATTR_VALUE_MAX - 1024)
 
-/* Files without a known beginning that are looked for in the step before. */
-#define UNEXPLAINED_MAX 64
+/* Files without a tensor that are looked for in the step before. */
+#define WITHOUT_MAX 64
 
 struct difference {
 	struct guard_before before;
@@ -178,21 +178,53 @@ static bool same_but_numbers(const char *a, const char *b)
 	}
 }
 
+/* Had this file tensors in the step before? */
+static bool had_tensors(const struct difference *d, const char *name)
+{
+	const struct tensors *before = &d->then.tensors;
+
+	if (d->step->file)
+		return before->count > 0;
+	for (size_t i = 0; i < before->count; i++)
+		if (before->all[i].file &&
+		    same_but_numbers(before->all[i].file, name))
+			return true;
+	return false;
+}
+
+/*
+ * It has no tensor: is it to be compared? A folder with texts alone may be that
+ * of something else, unless a tracker names it; the files of an empty one that
+ * a tracker names may come later, as in a restore.
+ */
+static bool is_step_without(const struct guard_step *step,
+			    const struct structure *now)
+{
+	return now->bare_count > 0 || now->unexplained_count > 0 ||
+	       (step->tracked ? now->only_text : now->empty);
+}
+
+/* What was compared has no tensor: may it be in a file that nobody can read? */
+static bool may_be_elsewhere(const struct difference *d)
+{
+	if (d->now.tensors.count > 0 || !d->now.opaque)
+		return false;
+	for (size_t i = 0; i < d->now.bare_count && i < WITHOUT_MAX; i++)
+		if (had_tensors(d, d->now.bare[i]))
+			return false;
+	return true;
+}
+
 /* Files that are not what they were: they had tensors in the step before. */
 static bool put_unexplained(struct guard_text *t, const struct difference *d)
 {
 	size_t n = 0;
 
-	for (size_t i = 0; i < d->now.unexplained_count && i < UNEXPLAINED_MAX;
+	for (size_t i = 0; i < d->now.unexplained_count && i < WITHOUT_MAX;
 	     i++) {
 		const char *name = d->now.unexplained[i];
-		const struct tensors *before = &d->then.tensors;
-		size_t at = 0;
 
-		while (at < before->count && before->all[at].file &&
-		       !same_but_numbers(before->all[at].file, name))
-			at++;
-		if (at == before->count || n++ >= GUARD_NAMES_TOLD)
+		if (!had_tensors(d, name) || n++ >= GUARD_NAMES_TOLD)
 			continue;
 		if (n == 1)
 			guard_put_next(t);
@@ -283,13 +315,12 @@ int guard_step_check(struct guard_visit *v, const struct guard_step *step,
 	guard_put(&t, "structure: %.200s: ", step->name);
 	rc = check_alone(v, &d, &t, ret);
 	if (rc == 0 &&
-	    (d.now.tensors.count > 0 || d.now.unexplained_count > 0 ||
-	     (step->tracked && d.now.only_text)))
+	    (d.now.tensors.count > 0 || is_step_without(step, &d.now)))
 		rc = compare(v, NULL, &d);
 	if (rc < 0 && rc != -ENODATA && rc != -ENOENT)
 		return rc;
 	ret->broken |= put_unexplained(&t, &d);
-	if (d.total > 0) {
+	if (d.total > 0 && !may_be_elsewhere(&d)) {
 		ret->different = true;
 		ret->gone = d.count[COMPARE_GONE] > 0 &&
 			    !structure_is_partly_read(&d.now);

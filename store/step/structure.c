@@ -85,6 +85,7 @@ void structure_release(struct structure *s)
 	free(s->names);
 	free(s->errors);
 	free(s->unexplained);
+	free(s->bare);
 	closure_release(&s->closure);
 	structure_release_dcp(s, &s->dcp);
 	for (size_t i = 0; i < s->nested_count; i++)

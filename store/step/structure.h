@@ -93,6 +93,9 @@ struct structure {
 	 */
 	const char **unexplained;
 	size_t unexplained_count, unexplained_capacity;
+	/* Files of a format for tensors, and without one; likewise. */
+	const char **bare;
+	size_t bare_count, bare_capacity;
 	struct dcp dcp; /* of the folder itself */
 	bool has_dcp;
 	struct dcp *nested; /* owned; of folders below it */
@@ -100,6 +103,9 @@ struct structure {
 	struct closure closure; /* of all that have a .metadata */
 	uint32_t world; /* ranks of who wrote it; 0: not known */
 	bool only_text; /* it has files, and none that could have a tensor */
+	bool empty; /* it is a folder, and has no file, nor one below it */
+	bool opaque; /* a file may have tensors, in a format that is not known
+		      */
 	char signature[STRUCTURE_TEXT_BYTES];
 };
 

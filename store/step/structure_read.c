@@ -42,10 +42,38 @@ static int note_failure(struct structure *s, const char *file, int rc,
 		what && *what ? what : strerror(-rc));
 }
 
+static bool is_text(const char *name, uint64_t size_bytes)
+{
+	static const char *const ends[] = { ".json", ".txt", ".yaml", ".yml",
+					    ".md",   ".py",  ".log" };
+
+	for (size_t i = 0; i < sizeof(ends) / sizeof(*ends); i++)
+		if (text_ends_in(name, ends[i]))
+			return true;
+	return size_bytes == 0;
+}
+
+/* The file was read, and no tensor found in it. */
+static int note_without(struct structure *s, const char *file,
+			uint64_t size_bytes)
+{
+	int rc;
+
+	if (strcmp(s->tensors.format, "plain") == 0) {
+		s->opaque = s->opaque || !is_text(file, size_bytes);
+		return 0;
+	}
+	rc = vec_grow(&s->bare, s->bare_count, &s->bare_capacity,
+		      sizeof(*s->bare));
+	if (rc == 0)
+		s->bare[s->bare_count++] = file;
+	return rc;
+}
+
 static int read_file(struct structure *s, const struct structure_source *in,
 		     const char *name)
 {
-	size_t before = s->tensors.count;
+	size_t before = s->tensors.count, errors = s->error_count;
 	struct cut_source file;
 	uint32_t world;
 	char *kept;
@@ -63,6 +91,8 @@ static int read_file(struct structure *s, const struct structure_source *in,
 		rc = structure_check_named(s, &file, s->tensors.format, kept);
 	in->close(in->self, &file);
 	rc = note_failure(s, name, rc, s->tensors.error);
+	if (rc == 0 && s->tensors.count == before && s->error_count == errors)
+		return note_without(s, kept, file.size_bytes);
 	if (s->tensors.count == before)
 		return rc;
 	if (!s->format)
@@ -74,17 +104,6 @@ static int read_file(struct structure *s, const struct structure_source *in,
 	return rc;
 }
 
-static bool is_text(const struct tree_entry *e)
-{
-	static const char *const ends[] = { ".json", ".txt", ".yaml", ".yml",
-					    ".md",   ".py",  ".log" };
-
-	for (size_t i = 0; i < sizeof(ends) / sizeof(*ends); i++)
-		if (text_ends_in(e->name, ends[i]))
-			return true;
-	return e->size_bytes == 0;
-}
-
 /* Of each folder, and each only when it is not hidden. */
 static int read_files(struct reading *r)
 {
@@ -94,10 +113,13 @@ static int read_files(struct reading *r)
 	for (size_t i = 0; i < r->tree.count; i++) {
 		const struct tree_entry *e = &r->tree.all[i];
 
-		texts = texts || (!e->folder && is_text(e));
-		others = others || (!e->folder && !is_text(e));
+		texts = texts ||
+			(!e->folder && is_text(e->name, e->size_bytes));
+		others = others ||
+			 (!e->folder && !is_text(e->name, e->size_bytes));
 	}
 	r->s->only_text = texts && !others;
+	r->s->empty = !texts && !others;
 	for (size_t i = 0; rc == 0 && i < r->tree.count; i++) {
 		const struct tree_entry *e = &r->tree.all[i];
 
@@ -424,6 +446,8 @@ int structure_of_file(struct structure *s, const struct cut_source *file,
 	if (rc == 0)
 		rc = structure_check_named(s, file, s->format, kept);
 	rc = note_failure(s, name, rc, s->tensors.error);
+	if (rc == 0 && s->tensors.count == 0 && s->error_count == 0)
+		rc = note_without(s, kept, file->size_bytes);
 	if (rc == 0 && beside && s->format && strcmp(s->format, "distcp") == 0)
 		rc = name_pieces(s, slash ? slash + 1 : name, beside);
 	return rc == 0 ? structure_finish(s) : rc;

@@ -237,6 +237,15 @@ def dropped(files, _):
                                  tensors(3, "a"))
 
 
+def hollow(files, _):
+    """Each file is whole, and has no tensor: a model that is {}."""
+    for name, raw in files.items():
+        if raw[8:9] == b"{":
+            files[name] = layouts.safetensors({}, 1)
+        elif raw[:2] == b"PK":
+            files[name] = torch_save({})
+
+
 def no_metadata(files, _):
     for name in [k for k in files if k.endswith(".metadata")]:
         del files[name]
@@ -291,6 +300,10 @@ CASES = [
     *(("safetensors_file", k) for k in (dropped, *WHOLE)),
     *(("safetensors", k) for k in (missing, zeroed, noise, dropped, *WHOLE)),
     *(("torch", k) for k in (missing, zeroed, noise, dropped, *WHOLE)),
+    *((name, hollow) for name in (
+        "megatron", "verl", "deepspeed", "hf", "hf_bin", "lightning",
+        "lightning_aside", "torch_file", "safetensors_file", "safetensors",
+        "torch")),
 ]
 
 
@@ -654,6 +667,40 @@ def the_texts_of_a_model_are_whole(m):
                   {**files, name: torn})
     # Any other one may have anything in it.
     LAYOUTS["hf"].publish(run, 3, {**files, "note.json": b"{ # not yet"})
+
+
+@ck.mounted("structure=refuse")
+def a_step_that_has_none_of_the_tensors_is_no_step(m):
+    m.expected.append("not published")
+    run, layout = good_steps(m, "torch"), LAYOUTS["torch"]
+
+    def rename(n, files):
+        path = os.path.join(run, layout.step(n))
+        os.mkdir(path + ".tmp")
+        layouts.put_all(path + ".tmp", files)
+        os.rename(path + ".tmp", path)
+    # An empty folder, and folders in it.
+    fails(EUCLEAN, rename, 3, {})
+    os.mkdir(os.path.join(run, layout.step(3) + ".tmp", "rank_0"))
+    fails(EUCLEAN, os.rename, os.path.join(run, layout.step(3) + ".tmp"),
+          os.path.join(run, layout.step(3)))
+    assert "are gone" in figures(m)["last"]
+    # What had none before has none, and the rest may be in another format.
+    files = layout.files(4)
+    rename(4, {**files, "beside.pt": torch_save({"epoch": 4})})
+    rename(5, {"beside.pt": torch_save({"epoch": 5}),
+               "model.of_tomorrow": bytes(range(256)) * 9})
+    # One that had some has none, whatever lies beside it.
+    bare = {**files, "tokenizer.model": bytes(range(256))}
+    hollow(bare, None)
+    fails(EUCLEAN, rename, 6, bare)
+    # Nothing was there before; and what a tracker names may come later.
+    for name in ("first", "later"):
+        os.mkdir(m.path(name))
+        ck.put(m.path(name + "/model.pt"), torch_save({}))
+    os.rename(m.path("first"), m.path("other_step_1"))
+    os.mkdir(m.path("torch/" + layout.step(9)))
+    ck.put(m.path("torch/latest"), layout.step(9).encode())
 
 
 @ck.mounted("structure=refuse")
