@@ -22,7 +22,7 @@ usage() {
 	same each time.
 
 	  --all        then all other tests: real CephFS and MooseFS, sanitizers,
-	               late threads, fuzzers, damage, clang-tidy; some 75 minutes
+	               late threads, fuzzers, damage, clang-tidy; an hour
 	  --strict     a test that fails beside others and passes alone is a failure
 	  --label L    only tests with this label: unit, sim, mount, crash, fuzz...
 	  --test NAME  only this test, as ctest names it (with --all: of each tree)
