@@ -9,6 +9,7 @@ What Megatron needs of a GPU is stood in for here (no_cuda), and nowhere else;
 the protocol of nvidia-resiliency-ext 0.6, which no package index has, in
 writers.py.
 """
+import collections
 import contextlib
 import ctypes
 import os
@@ -478,32 +479,53 @@ def kept_plans(me, gpt, folder):
 
     # By somebody whom nobody knows: the save fails, on all ranks.
     plan_anew, me.ours._plan_anew = me.ours._plan_anew, lambda *args: None
-    strategy, path = wrapped(theirs()), f"{folder}/kept_by_others"
-    for number, more in enumerate(MORE[2:5]):
-        try:
-            me.save(path, with_more(me, gpt, *more), strategy,
-                    validate_access_integrity=False)
-        except BaseException as e:  # torch's is no Exception
-            assert number == 2 and (me.rank or "leaves out 1 of" in str(e)
-                                    and "new.1" in str(e)), e
-        else:
-            assert number < 2, "it did not fail"
-    assert not os.path.exists(f"{path}/.metadata")
+    left_out(me, f"{folder}/kept_by_others", wrapped(theirs()), "new.1",
+             [with_more(me, gpt, *more) for more in MORE[2:5]])
+
+    def few(shards):
+        """Of one tensor, which is all that rank 1 has; rank 0 has another."""
+        if me.rank == 0:
+            return {"other": ShardedTensor.from_rank_offsets(
+                "other", torch.ones(3))}
+        return {f"part.{n}": ShardedTensor.from_rank_offsets(
+            "part", torch.ones(4), (0, n, shards)) for n in range(shards)
+            if me.rank == 1}
+    for before in (0, 1):
+        left_out(me, f"{folder}/few_{before}", theirs(), "part",
+                 [few(before), few(before), few(2)])
     me.ours._plan_anew = plan_anew
+    me.barrier()
+
+
+def left_out(me, path, strategy, name, states):
+    """The last of these has more than a plan that is kept."""
+    for number, sharded in enumerate(states):
+        is_last = number == len(states) - 1
+        try:
+            me.save(path, sharded, strategy, validate_access_integrity=False)
+        except BaseException as e:  # torch's is no Exception
+            assert is_last and (me.rank or "leaves out" in str(e)
+                                and name in str(e)), e
+        else:
+            assert not is_last, "it did not fail"
+    assert not os.path.exists(f"{path}/.metadata")
     me.barrier()
 
 
 @contextlib.contextmanager
 def distributions_in_a_file():
     """As Megatron has them with --ckpt-pg-tensors-cache-path, once in a process
-    for each group, of whatever state."""
+    for each group, of whatever state, and of a larger group."""
     from megatron.core.dist_checkpointing.strategies import fully_parallel
     name, kept = "determine_main_replica_uniform_distribution", {}
     theirs = getattr(fully_parallel, name)
 
     def once(sharded_state_dict, group, *args, **options):
         if group not in kept:
-            kept[group] = theirs(sharded_state_dict, group, *args, **options)
+            one = theirs(sharded_state_dict, group, *args, **options)
+            ranks = one.main_rank_for_shard
+            kept[group] = one._replace(main_rank_for_shard={
+                **ranks, min(ranks, key=str): 7})
         return kept[group]
     setattr(fully_parallel, name, once)
     try:
@@ -514,29 +536,44 @@ def distributions_in_a_file():
 
 def lent_rooms(me, gpt, path, seed):
     """As Megatron's planner with Transformer Engine lends for each quantized
-    tensor: one at a time, and it has it back before the next one."""
+    tensor: one at a time, and it has it back before the next one. Where there
+    is none, all of a file are read at once."""
+    from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.strategies import torch as torch_dist
     import torch
-    planner, lent, most = torch_dist.MCoreLoadPlanner, {}, [0]
+    planner, out, most = torch_dist.MCoreLoadPlanner, {}, [0]
     resolve, commit, te = (planner.resolve_tensor, planner.commit_tensor,
                            torch_dist.HAVE_TE)
 
+    class Quantized(torch.Tensor):
+        pass
+
     def lend(self, item):
-        target = resolve(self, item)
-        lent[id(item)] = target
-        most[0] = max(most[0], len(lent))
-        return torch.empty_like(target)
+        out[id(item)] = target = resolve(self, item)
+        most[0] = max(most[0], len(out))
+        return torch.empty(target.shape, dtype=target.dtype)
 
     def take_back(self, item, tensor):
-        lent.pop(id(item)).copy_(tensor)
+        out.pop(id(item)).copy_(tensor)
         commit(self, item, tensor)
     planner.resolve_tensor, planner.commit_tensor = lend, take_back
     torch_dist.HAVE_TE = True
     for share in (False, True):
-        me.load(path, gpt, seed, me.ours.LoadStrategy(share=share))
-        assert most == [1] and not lent, (share, most)
+        for quantized in (True, False):
+            sharded, most[0] = state(gpt, None), 0
+            one = tensors(sharded)[sorted(tensors(sharded))[0]]
+            if quantized:
+                one.data = one.data.detach().as_subclass(Quantized)
+            want = {key: expected(one, seed)
+                    for key, one in tensors(sharded).items()}
+            got = tensors(dist_checkpointing.load(
+                sharded, path, me.ours.LoadStrategy(share=share)))
+            for key, tensor in want.items():
+                assert torch.equal(got[key], tensor), key
+            assert not out and (most[0] == 1) == quantized, (share, most)
     planner.resolve_tensor, planner.commit_tensor = resolve, commit
     torch_dist.HAVE_TE = te
+    me.barrier()
 
 
 def Failing():
@@ -653,6 +690,27 @@ def newer(folder):
         assert "No such file" in str(e), e
     else:
         raise AssertionError("it did not fail")
+    # What a plan is to have is looked for in what is made of it.
+    names = collections.Counter(  # an object's are those of its parts
+        "object.seed" if name == "object" else name for name in state_of(1))
+    with ours._set(ours._writes, names):
+        writers.save(f"{folder}/whole", want := state_of(1), False)
+    check(f"{folder}/whole", want)
+    with ours._set(ours._writes, names + collections.Counter(["more"])):
+        trainer.raises(RuntimeError, lambda: writers.save(
+            f"{folder}/less", state_of(1), False), says="leaves out 1 of")
+
+    class OfAStrategy(writers.FileSystemWriterAsync):
+        """SaveStrategy's, with options of its own, after install()."""
+
+        def get_save_function_and_args(self):
+            return ours._functions(self, super().get_save_function_and_args(),
+                                   False, True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        writers.save(f"{folder}/strategy", want := state_of(2), False,
+                     kind=OfAStrategy)
+    check(f"{folder}/strategy", want)
     if trainer.on_ckptfs(folder):
         import ckptfs
         k = ckptfs.counters()

@@ -27,7 +27,8 @@ what all of them have (norms, biases of row-parallel layers, their optimizer
 state): rank N's is called KEY.__tp_replica_N, rank 0's KEY, so that a load that
 knows nothing of it finds all it needs. A mount keeps equal bytes once. With
 --ckpt-fully-parallel-save and -load each rank then reads its own files only,
-if it is the rank that it was. What is not there under such a name is read under
+if it is the rank that it was, but for what all have in common, which Megatron
+has in common.pt, or from 0.19 on in rank 0's file. What is not there under such a name is read under
 KEY: checkpoints from before, and for more ranks than there were. A strict load
 takes the copies for what they are, neither missing nor unexpected; Megatron
 alone, without this module, calls them missing.
@@ -37,19 +38,22 @@ were made: a strategy's (cached_metadata, --ckpt-assume-constant-structure), and
 who writes what, which a FullyParallelSaveStrategyWrapper keeps, or Megatron in
 a file (--ckpt-pg-tensors-cache-path). So at each save all ranks look whether
 what is kept is of this state, and make it anew where it is not. A plan that
-leaves something out all the same fails the save on all ranks.
+leaves something out all the same fails the save on all ranks, where the bytes
+take the short way.
 
 Made for the interfaces of megatron-core 0.16 to 0.19 and for the writers of
 nvidia-resiliency-ext 0.4 to 0.6, of which install() takes an installed one as
 well. A writer of another kind writes its files itself, and a warning says so,
 once. Checkpoints that go to object stores (msc://) are left to Megatron.
 """
+import collections
 import contextlib
 import contextvars
 import copy
 import functools
 import inspect
 import os
+import queue
 import warnings
 
 import torch
@@ -81,8 +85,19 @@ def _set(variable, value):
 
 # --- Saving: what FileSystemWriterAsync lets others run ----------------------
 
-# What the save that is begun has of this rank's to write, by the plan's names.
-_writes = contextvars.ContextVar("ckptfs.megatron.writes", default=frozenset())
+# What the save that is begun has of this rank's to write: how many shards, by
+# the plan's names.
+_writes = contextvars.ContextVar("ckptfs.megatron.writes",
+                                 default=collections.Counter())
+
+
+def _check_plan(writes, planned):
+    left_out = writes - collections.Counter(planned)
+    if left_out:
+        raise RuntimeError(
+            f"the plan of this save, which was kept from another state, leaves "
+            f"out {left_out.total()} of this rank's entries: "
+            f"{', '.join(sorted(left_out)[:3])}, ...")
 
 
 def _fill(buckets, writes, segment_only):
@@ -92,14 +107,8 @@ def _fill(buckets, writes, segment_only):
     saves, filled = [], []
     try:
         planned = list(buckets())
-        left_out = writes.difference(
-            item.index.fqn for _, _, parts in planned for part in parts
-            for item, _ in part)
-        if left_out:
-            raise RuntimeError(
-                f"the plan of this save, which was kept from another state, "
-                f"leaves out {len(left_out)} of this rank's entries: "
-                f"{', '.join(sorted(left_out)[:3])}, ...")
+        _check_plan(writes, (item.index.fqn for _, _, parts in planned
+                             for part in parts for item, _ in part))
         for path, name, (objects, tensors) in planned:
             file = lay_out(name, [*objects, *tensors])
             saves.append(file.begin(path, segment_only=segment_only))
@@ -182,11 +191,19 @@ def _functions(writer, asked, durable, segment_only):
     """In place of those that the writer would give."""
     save, preload, arguments = asked
     if not save:
+        try:
+            _check_plan(_writes.get(), ())
+        except RuntimeError as e:
+            # There is nothing to run: this is where Megatron asks for results.
+            writer.results_queue = queue.SimpleQueue()
+            writer.results_queue.put(e)
         return asked
     if getattr(writer, "use_msc", False):
         _leave(segment_only, "writes to an object store (msc://)")
         return asked
-    if getattr(writer, "write_buckets", None) is not None:
+    if getattr(preload, "func", None) is _fill:
+        buckets = preload.args[0]  # install() has been here
+    elif getattr(writer, "write_buckets", None) is not None:
         buckets = functools.partial(_given, writer.write_buckets)
     elif _is_resolved(preload):
         buckets = functools.partial(_sort_out, preload)
@@ -251,10 +268,10 @@ def _plan_anew(strategy, sharded_state_dict):
 
 
 def _written(strategy, sharded_state_dict):
-    """What this rank has to write of it, by the names that a plan has."""
+    """What this rank has to write of it, as _writes has it."""
     if not strategy.keep_only_main_replica:
-        return frozenset()  # torch chooses one of those that have it
-    return frozenset(
+        return collections.Counter()  # torch chooses one of those that have it
+    return collections.Counter(
         one.unique_key if isinstance(one, ShardedObject) else one.key
         for one in nested_values(sharded_state_dict)
         if isinstance(one, (ShardedObject, ShardedTensor))
@@ -268,45 +285,56 @@ def _begin_save(theirs, strategy, sharded_state_dict, *args, **options):
         return theirs(strategy, sharded_state_dict, *args, **options)
 
 
-# The distributions that are made anew while a wrapper of ours distributes;
-# None: none does.
-_anew = contextvars.ContextVar("ckptfs.megatron.anew", default=None)
+# The wrapper that distributes, and is ours to look after; None: none does.
+_wrapper = contextvars.ContextVar("ckptfs.megatron.wrapper", default=None)
 
 
 def _distribute(theirs, wrapper, sharded_state_dict):
     """In place of FullyParallelSaveStrategyWrapper's."""
-    if not _installed and not isinstance(wrapper.base_strategy, SaveStrategy):
+    is_ours = _installed or isinstance(wrapper.base_strategy, SaveStrategy)
+    with _set(_wrapper, wrapper if is_ours else None):
         theirs(wrapper, sharded_state_dict)
-        return
-    with _set(_anew, []):
-        theirs(wrapper, sharded_state_dict)
-        if _anew.get() and wrapper.do_cache_distribution:
-            wrapper.cached_distribution = _anew.get()[0]
 
 
-def _is_of_other(distribution, sharded_state_dict, group):
-    """Whether the distribution leaves out a tensor that this group is to
-    write, or gives this rank one that it does not have."""
-    mine = {_sharded_tensor_shard_id(one): one
-            for one in nested_values(sharded_state_dict)
-            if isinstance(one, ShardedTensor)}
-    rank, known = dist.get_rank(group), distribution.shards_in_this_group
-    return any(is_main_replica(one.replica_id) and shard not in known
-               for shard, one in mine.items()) or \
-        any(distribution.main_rank_for_shard[shard] == rank
-            and shard not in mine for shard in known)
+class _Distribution:
+    """Who of a group writes what. given: what Megatron had for that, of
+    whatever state. used: that, or what was made in its place."""
+
+    def __init__(self, given, used, group):
+        self.given, self.used = given, used
+        self._size, rank = dist.get_world_size(group), dist.get_rank(group)
+        self._own = {shard for shard in used.shards_in_this_group
+                     if used.main_rank_for_shard[shard] == rank}
+
+    def fits(self, sharded_state_dict):
+        """Whether a rank of this group writes each tensor of this rank's that
+        somebody has to write, and this rank has what it is to write. Where
+        that is so on all ranks of the group, nothing is left out."""
+        mine = [(_sharded_tensor_shard_id(one), one.replica_id)
+                for one in nested_values(sharded_state_dict)
+                if isinstance(one, ShardedTensor)]
+        known = self.used.shards_in_this_group
+        return self._own.issubset(shard for shard, _ in mine) and all(
+            shard in known and
+            self.used.main_rank_for_shard[shard] < self._size
+            for shard, replica in mine if is_main_replica(replica))
 
 
 def _assign(theirs, sharded_state_dict, group, distribution):
     """In place of what gives each tensor to one rank, by the distribution:
     whoever has kept that, in the process or in a file."""
-    anew = _anew.get()
-    if anew is not None and distribution is not None and _on_any(
-            _is_of_other(distribution, sharded_state_dict, group), group):
-        distribution = \
-            exchange_utils.determine_main_replica_uniform_distribution(
+    wrapper = _wrapper.get()
+    if wrapper is not None and distribution is not None:
+        kept = wrapper.__dict__.get("_ckptfs_distribution")
+        if kept is None or kept.given is not distribution:
+            kept = _Distribution(distribution, distribution, group)
+        if _on_any(not kept.fits(sharded_state_dict), group):
+            used = exchange_utils.determine_main_replica_uniform_distribution(
                 sharded_state_dict, group)
-        anew.append(distribution)
+            kept = _Distribution(distribution, used, group)
+        if wrapper.do_cache_distribution or kept.used is not distribution:
+            wrapper._ckptfs_distribution = kept
+        distribution = kept.used
     return theirs(sharded_state_dict, group, distribution)
 
 
@@ -320,7 +348,8 @@ class SaveStrategy(torch_dist.TorchDistSaveShardedStrategy):
         what is written later, as the tracker file is, after them.
     segment_only: the save fails, with ENOTTY outside of a mount and with ENOSPC
         or EOPNOTSUPP where that has no memory for the files, which are written
-        without a segment else. .metadata and common.pt are Megatron's to write.
+        without a segment else. .metadata, and common.pt where there is one, are
+        Megatron's to write.
     options: TorchDistSaveShardedStrategy's.
     """
 
@@ -351,6 +380,8 @@ _COMPARES = "validate_integrity_and_strict_load"
 # what it reads is passed on.
 _ours = contextvars.ContextVar("ckptfs.megatron", default=False)
 _share = contextvars.ContextVar("ckptfs.megatron.share", default=False)
+# And whether Megatron's planner lends rooms for what it loads.
+_lends = contextvars.ContextVar("ckptfs.megatron.lends", default=False)
 
 
 class LoadStrategy(torch_dist.TorchDistLoadShardedStrategy):
@@ -373,8 +404,24 @@ class LoadStrategy(torch_dist.TorchDistLoadShardedStrategy):
 
     def load(self, *args, **options):
         _patch_loads()
+        theirs = torch_dist.TorchDistLoadShardedStrategy.load
         with _set(_ours, True), _set(_share, self._shares or _share.get()):
-            return super().load(*args, **options)
+            if _installed:  # it begins as all do
+                return theirs(self, *args, **options)
+            return _begin_load(theirs, self, *args, **options)
+
+
+def _begin_load(theirs, strategy, sharded_state_dict, *args, **options):
+    """In place of a strategy's load. Where there is Transformer Engine the
+    planner lends a room for a quantized tensor, which is of a type of its own,
+    and has it back before it lends the next one."""
+    lends = torch_dist.HAVE_TE and any(
+        type(getattr(one, "data", None)) not in (
+            torch.Tensor, torch.nn.Parameter, type(None))
+        for one in nested_values(sharded_state_dict)
+        if isinstance(one, ShardedTensor))
+    with _set(_lends, lends):
+        return theirs(strategy, sharded_state_dict, *args, **options)
 
 
 def _load_shared(theirs, wrapper, *args, **options):
@@ -419,9 +466,7 @@ def _reader(theirs, checkpoint_dir, *args, **options):
             torch_dist.MultiStorageClientFeature.is_enabled():
         return theirs(checkpoint_dir, *args, **options)
     reader = Reader(checkpoint_dir, share=_share.get())
-    # Where there is Transformer Engine the planner lends a room for each
-    # quantized tensor, and has it back before it lends the next one.
-    reader._lends = torch_dist.HAVE_TE
+    reader._lends = _lends.get()
     return reader
 
 
@@ -560,14 +605,14 @@ def install(*, replicas=False, durable=False, segment_only=False):
              "apply_loading_parallelization", _go_on),
             (torch_dist.TorchDistSaveShardedStrategy, "async_save",
              _begin_save),
-            (torch_dist.TorchDistLoadShardedStrategy, "load", _go_on)):
+            (torch_dist.TorchDistLoadShardedStrategy, "load", _begin_load)):
         _patch(where, name, functools.partial(_with_copies, ours)
                if replicas else ours)
     _installed = True
 
 
 def uninstall():
-    """Megatron as it was."""
+    """Megatron as it was, but for wrappers of a SaveStrategy."""
     global _installed
     for (where, name), theirs in _patched.items():
         setattr(where, name, theirs)
