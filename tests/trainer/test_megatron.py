@@ -12,6 +12,7 @@ writers.py.
 import collections
 import contextlib
 import ctypes
+import itertools
 import os
 import pickle
 import pickletools
@@ -667,22 +668,23 @@ def newer(folder):
     ours.install()
     device = {name: one for name, one in state_of(0).items()
               if isinstance(one, writers.OnDevice)}
-    for hint in (None, "e"):
-        for cached in (False, True):
-            for seed in (1, 2, 3):
-                path = f"{folder}/ours_{hint}_{cached}_{seed}"
-                want = state_of(seed)
-                for name, one in device.items():  # where the cache has them
-                    one.copy_(want[name])
-                want.update(device)
-                writers.copied.clear()
-                writers.save(path, want, cached, hint)
-                assert not writers.copied, writers.copied
-                check(path, want)
-                files = [f"{hint if hint and n < 2 else ''}__0_{n}.distcp"
-                         for n in range(4)]
-                assert sorted(os.listdir(path)) == sorted(
-                    [".metadata", *files]), os.listdir(path)
+    for hint, cached, shares, seed in itertools.product(
+            (None, "e"), (False, True), (False, True), (1, 2, 3)):
+        if seed == 1:  # what was sent is of the kind before
+            writers.FileSystemWriterAsync.cleanup_tensor_caches()
+        path = f"{folder}/ours_{hint}_{cached}_{shares}_{seed}"
+        want = state_of(seed)
+        for name, one in device.items():  # where the cache has them
+            one.copy_(want[name])
+        want.update(device)
+        writers.copied.clear()
+        writers.save(path, want, cached, hint, shares=shares)
+        assert not writers.copied, writers.copied
+        check(path, want)
+        files = [f"{hint if hint and n < 2 else ''}__0_{n}.distcp"
+                 for n in range(4)]
+        assert sorted(os.listdir(path)) == sorted(
+            [".metadata", *files]), os.listdir(path)
     try:
         writers.save(f"{folder}/nowhere", state_of(1), False, before=lambda:
                      os.rmdir(f"{folder}/nowhere"))

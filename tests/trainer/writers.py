@@ -5,6 +5,8 @@ none of its code.
 What the plan wants is resolved while it prepares: tensors on a device, others,
 objects. Its preload, which may run in another process, makes the files of them
 and copies what is on a device; what is cached there by a key is not sent again.
+Where it shares memory (cpu_shm_mode) it copies what is on a device itself, into
+memory that the preload has as well, and with a cache into the same each time.
 """
 import os
 import queue
@@ -31,15 +33,18 @@ class OnDevice(torch.Tensor):
 
 class FileSystemWriterAsync(FileSystemWriter):
     _known = set()  # keys that were sent
+    _shared = {}  # key -> shared memory of the tensors
 
-    def __init__(self, path, thread_count, hint, cached):
+    def __init__(self, path, thread_count, hint, cached, shares):
         super().__init__(path, thread_count=thread_count)
         self._folder, self._hint, self._cached = str(path), hint, cached
+        self._shares = shares
         self.results_queue = queue.Queue()
 
     @classmethod
     def cleanup_tensor_caches(cls):
         cls._known.clear()
+        cls._shared.clear()
 
     def prepare_write_data(self, plan, planner):
         tensors = [(item, planner.resolve_data(item)) for item in plan.items
@@ -49,6 +54,8 @@ class FileSystemWriterAsync(FileSystemWriter):
         objects = [(item, planner.resolve_data(item)) for item in plan.items
                    if item.type == WriteItemType.BYTE_IO]
         key = None
+        if self._shares:
+            device = self._share(device)
         parts = [tuple(map(list, zip(*pairs))) if pairs else None
                  for pairs in (device, others, objects)]
         if self._cached:
@@ -58,6 +65,17 @@ class FileSystemWriterAsync(FileSystemWriter):
             self._known.add(key)
         self._data = (key, (self._hint, *parts, self.thread_count,
                             plan.storage_data))
+
+    def _share(self, device):
+        key = tuple(item.index.fqn for item, _ in device)
+        shared = self._shared.get(key) or [
+            torch.empty(tensor.shape, dtype=tensor.dtype).share_memory_()
+            for _, tensor in device]
+        if self._cached:
+            self._shared[key] = shared
+        for room, (_, tensor) in zip(shared, device):
+            room.copy_(torch.Tensor.as_subclass(tensor, torch.Tensor))
+        return [(item, room) for room, (item, _) in zip(shared, device)]
 
     def get_save_function_and_args(self):
         return (partial(self.write, [], False, open),
@@ -143,9 +161,9 @@ def stand_in(writer=FileSystemWriterAsync):
 
 
 def save(path, state, cached, hint=None, before=lambda: None,
-         kind=FileSystemWriterAsync):
+         kind=FileSystemWriterAsync, shares=False):
     """As Megatron does it, of one rank."""
-    writer = kind(path, 4, hint, cached)
+    writer = kind(path, 4, hint, cached, shares)
     planner = DefaultSavePlanner()
     planner.set_up_planner(state, is_coordinator=True)
     writer.set_up_storage_writer(True)

@@ -28,10 +28,10 @@ state): rank N's is called KEY.__tp_replica_N, rank 0's KEY, so that a load that
 knows nothing of it finds all it needs. A mount keeps equal bytes once. With
 --ckpt-fully-parallel-save and -load each rank then reads its own files only,
 if it is the rank that it was, but for what all have in common, which Megatron
-has in common.pt, or from 0.19 on in rank 0's file. What is not there under such a name is read under
-KEY: checkpoints from before, and for more ranks than there were. A strict load
-takes the copies for what they are, neither missing nor unexpected; Megatron
-alone, without this module, calls them missing.
+has in common.pt, or from 0.19 on in rank 0's file. What is not there under such
+a name is read under KEY: checkpoints from before, and for more ranks than there
+were. A strict load takes the copies for what they are, neither missing nor
+unexpected; Megatron alone, without this module, calls them missing.
 
 Plans that are kept would leave out what the state has more of than when they
 were made: a strategy's (cached_metadata, --ckpt-assume-constant-structure), and
