@@ -124,7 +124,7 @@ def outlive(folder, rank, world, store, daemon):
     try:
         try:
             dcp.save(sharded(50), storage_writer=Writer(f"{folder}/dead"))
-        except Exception as e:  # README: this does not catch it
+        except Exception as e:  # it is none: gpu/FRAMEWORKS.md
             raise AssertionError(f"{type(e).__name__} was raised") from e
     except dcp.api.CheckpointException as e:
         met = {of: why.errno for of, (why, _) in e.failures.items()}
