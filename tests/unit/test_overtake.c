@@ -234,6 +234,8 @@ static void a_sync_of_what_is_deleted_meanwhile_makes_that_durable(void **state)
 		live_write(&l, "new", data, 100);
 		live_write(&l, "a", data, 200);
 		live_sync_all(&l);
+		/* A worker may have left an image for the committer to take. */
+		live_settle(&l);
 		live_write(&l, "a", data, OLD_BYTES);
 		reader = handle_open(&l, "a", O_RDONLY);
 		commits_pause(&paused, &l);

@@ -11,7 +11,8 @@
 static void a_client_that_ends_leaves_what_it_saved(void **state)
 {
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind += 2) {
-		struct live l = live_kind(kind);
+		/* None is durable, and its memory given again, before that. */
+		struct live l = live_kind_held(kind);
 		struct segment_figures f;
 		struct segment_reply r;
 		struct client c;
@@ -88,7 +89,7 @@ static void a_commit_that_fails_leaves_the_segment_to_be_committed(void **state)
 static void what_may_be_mapped_is_not_filled_again(void **state)
 {
 	for (int durable = 0; durable < 2; durable++) {
-		struct live l = live_kind(2);
+		struct live l = live_kind_held(2);
 		struct segment_reply r;
 		struct client c;
 		struct handle h;
