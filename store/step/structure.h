@@ -93,7 +93,7 @@ struct structure {
 	 */
 	const char **unexplained;
 	size_t unexplained_count, unexplained_capacity;
-	/* Files of a format for tensors, and without one; likewise. */
+	/* Files of a format for tensors, a .metadata too, that have none. */
 	const char **bare;
 	size_t bare_count, bare_capacity;
 	struct dcp dcp; /* of the folder itself */
@@ -104,8 +104,7 @@ struct structure {
 	uint32_t world; /* ranks of who wrote it; 0: not known */
 	bool only_text; /* it has files, and none that could have a tensor */
 	bool empty; /* it is a folder, and has no file, nor one below it */
-	bool opaque; /* a file may have tensors, in a format that is not known
-		      */
+	bool opaque; /* a file may have some, in a format that is not known */
 	char signature[STRUCTURE_TEXT_BYTES];
 };
 

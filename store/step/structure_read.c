@@ -53,21 +53,26 @@ static bool is_text(const char *name, uint64_t size_bytes)
 	return size_bytes == 0;
 }
 
+/* file: a kept name, or NULL when there was no memory for it. */
+static int add_bare(struct structure *s, const char *file)
+{
+	int rc = file ? vec_grow(&s->bare, s->bare_count, &s->bare_capacity,
+				 sizeof(*s->bare))
+		      : -ENOMEM;
+
+	if (rc == 0)
+		s->bare[s->bare_count++] = file;
+	return rc;
+}
+
 /* The file was read, and no tensor found in it. */
 static int note_without(struct structure *s, const char *file,
 			uint64_t size_bytes)
 {
-	int rc;
-
-	if (strcmp(s->tensors.format, "plain") == 0) {
-		s->opaque = s->opaque || !is_text(file, size_bytes);
-		return 0;
-	}
-	rc = vec_grow(&s->bare, s->bare_count, &s->bare_capacity,
-		      sizeof(*s->bare));
-	if (rc == 0)
-		s->bare[s->bare_count++] = file;
-	return rc;
+	if (strcmp(s->tensors.format, "plain") != 0)
+		return add_bare(s, file);
+	s->opaque = s->opaque || !is_text(file, size_bytes);
+	return 0;
 }
 
 static int read_file(struct structure *s, const struct structure_source *in,
@@ -91,10 +96,10 @@ static int read_file(struct structure *s, const struct structure_source *in,
 		rc = structure_check_named(s, &file, s->tensors.format, kept);
 	in->close(in->self, &file);
 	rc = note_failure(s, name, rc, s->tensors.error);
-	if (rc == 0 && s->tensors.count == before && s->error_count == errors)
-		return note_without(s, kept, file.size_bytes);
 	if (s->tensors.count == before)
-		return rc;
+		return rc == 0 && s->error_count == errors
+			       ? note_without(s, kept, file.size_bytes)
+			       : rc;
 	if (!s->format)
 		s->format = s->tensors.format;
 	else if (!s->has_dcp && strcmp(s->format, s->tensors.format) != 0)
@@ -113,10 +118,12 @@ static int read_files(struct reading *r)
 	for (size_t i = 0; i < r->tree.count; i++) {
 		const struct tree_entry *e = &r->tree.all[i];
 
-		texts = texts ||
-			(!e->folder && is_text(e->name, e->size_bytes));
-		others = others ||
-			 (!e->folder && !is_text(e->name, e->size_bytes));
+		if (e->folder)
+			continue;
+		if (is_text(e->name, e->size_bytes))
+			texts = true;
+		else
+			others = true;
 	}
 	r->s->only_text = texts && !others;
 	r->s->empty = !texts && !others;
@@ -322,6 +329,7 @@ static int read_dcp(struct reading *r, uint32_t in)
 	const char *below = r->tree.all[in].path;
 	SCOPED(scope_free) char *path = tree_join(below, DCP_METADATA_NAME);
 	struct dcp read = { .items = NULL }, *d = &s->dcp;
+	size_t before = s->tensors.count;
 	struct dcp_error error;
 	uint64_t bytes = 0;
 	int rc = path ? read_metadata(r->in, path, r->metadata_bytes_left,
@@ -347,6 +355,8 @@ static int read_dcp(struct reading *r, uint32_t in)
 	s->has_dcp = s->has_dcp || in == 0;
 	s->format = "dcp";
 	rc = r->in->whole ? add_items(s, d, path) : add_entries(s, d, below);
+	if (rc == 0 && s->tensors.count == before)
+		rc = add_bare(s, structure_keep_name(s, path));
 	if (rc == -EFBIG)
 		rc = note_failure(s, path, rc, s->tensors.error);
 	return rc == 0 ? check_closure(r, d, in) : rc;

@@ -239,6 +239,8 @@ def dropped(files, _):
 
 def hollow(files, _):
     """Each file is whole, and has no tensor: a model that is {}."""
+    if ".metadata" in files:
+        files.update(layouts.dcp([{}, {}]))
     for name, raw in files.items():
         if raw[8:9] == b"{":
             files[name] = layouts.safetensors({}, 1)
@@ -301,7 +303,7 @@ CASES = [
     *(("safetensors", k) for k in (missing, zeroed, noise, dropped, *WHOLE)),
     *(("torch", k) for k in (missing, zeroed, noise, dropped, *WHOLE)),
     *((name, hollow) for name in (
-        "megatron", "verl", "deepspeed", "hf", "hf_bin", "lightning",
+        "dcp", "megatron_dist", "megatron", "verl", "deepspeed", "hf", "hf_bin", "lightning",
         "lightning_aside", "torch_file", "safetensors_file", "safetensors",
         "torch")),
 ]
