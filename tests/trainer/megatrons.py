@@ -53,10 +53,9 @@ def use():
     there, asked = versions(), os.environ.get("CKPTFS_MEGATRON") or "newest"
     if asked == "installed":
         return
-    version = {"oldest": there[:1], "newest": there[-1:]}.get(asked, [asked])
-    assert version and version[0] in there, \
+    assert there and asked in ("oldest", "newest", *there), \
         f"CKPTFS_MEGATRON={asked}: there is {there}"
-    version = version[0]
+    version = {"oldest": there[0], "newest": there[-1]}.get(asked, asked)
     # Torch looks for Triton too, and keeps what it has found.
     import torch._dynamo  # noqa: F401 pylint: disable=unused-import
     import torch._inductor.compile_fx  # noqa: F401
