@@ -182,6 +182,11 @@ CKPT_API int ckpt_is_committed(struct ckpt_save *s);
  */
 CKPT_API int ckpt_commit(struct ckpt_save *s);
 /*
+ * Why a file that was committed lies in no segment, in a sentence that names
+ * it; the save's. NULL: it lies in one, is empty, or is not committed.
+ */
+CKPT_API const char *ckpt_plain_reason(struct ckpt_save *s);
+/*
  * Returns when the file is durable. The error that keeps it from being so is
  * returned, and stays with the file: fsync(2) and open(2) tell it too.
  * -ENOENT: it was deleted or replaced before.

@@ -62,7 +62,7 @@ struct ckpt_save {
 	pthread_mutex_t lock; /* guards everything below */
 	enum save_state state;
 	int rc; /* FAILED: why */
-	char error[1024]; /* its sentence */
+	char why[1024]; /* FAILED, or COMMITTED without a segment: the sentence */
 };
 
 /* Is the directory in a mount of ours, and does it matter? */
@@ -134,7 +134,7 @@ static enum save_state state_of(struct ckpt_save *s)
 static int say_again(struct ckpt_save *s)
 {
 	HOLD(&s->lock);
-	return ckpt_say(s->rc, "%s", s->error);
+	return ckpt_say(s->rc, "%s", s->why);
 }
 
 static int check_open(struct ckpt_save *s)
@@ -273,25 +273,41 @@ static bool is_no_segment(int rc)
 	return rc == -ENOSPC || rc == -EDQUOT || rc == -EOPNOTSUPP;
 }
 
+/* Through the file, since there is no segment: ckpt_last_error() says why. */
+static int work_plainly(struct ckpt_save *s)
+{
+	char why[sizeof(s->why)];
+	int rc;
+
+	(void)snprintf(why, sizeof(why), "%s", ckpt_last_error());
+	rc = save_plainly(s->c, &s->to, &s->layout, &s->fd, &s->ino);
+	if (rc < 0)
+		return rc;
+	CKPT_COUNT(s->c, plain_saves, 1);
+	HOLD(&s->lock);
+	if (s->layout.file_bytes > 0)
+		memcpy(s->why, why, sizeof(s->why));
+	return 0;
+}
+
 static int work(struct ckpt_save *s)
 {
 	int rc = layout_finish(&s->layout);
 
 	if (rc < 0)
 		return rc;
-	rc = s->to.in_mount && s->layout.file_bytes > 0
-		     ? save_through_segment(s->c, s->flags, &s->to, &s->layout,
-					    &s->ino)
-		     : -EOPNOTSUPP;
-	if (is_no_segment(rc) && s->to.in_mount &&
-	    (s->flags & CKPT_SEGMENT_ONLY))
+	if (!s->to.in_mount)
+		rc = ckpt_say(-EOPNOTSUPP, "%s: not in a ckptfs mount",
+			      s->to.path);
+	else if (s->layout.file_bytes == 0)
+		rc = -EOPNOTSUPP;
+	else
+		rc = save_through_segment(s->c, s->flags, &s->to, &s->layout,
+					  &s->ino);
+	if (!is_no_segment(rc) ||
+	    (s->to.in_mount && (s->flags & CKPT_SEGMENT_ONLY)))
 		return rc;
-	if (is_no_segment(rc)) {
-		rc = save_plainly(s->c, &s->to, &s->layout, &s->fd, &s->ino);
-		if (rc == 0)
-			CKPT_COUNT(s->c, plain_saves, 1);
-	}
-	return rc;
+	return work_plainly(s);
 }
 
 /* RUNNING -> FAILED, with what this thread has just said. */
@@ -300,7 +316,7 @@ static int fail(struct ckpt_save *s, int rc)
 	HOLD(&s->lock);
 	s->rc = rc;
 	s->state = SAVE_FAILED;
-	(void)snprintf(s->error, sizeof(s->error), "%s", ckpt_last_error());
+	(void)snprintf(s->why, sizeof(s->why), "%s", ckpt_last_error());
 	return rc;
 }
 
@@ -361,6 +377,12 @@ int ckpt_is_committed(struct ckpt_save *s)
 	enum save_state state = state_of(s);
 
 	return state == SAVE_COMMITTED || state == SAVE_FAILED;
+}
+
+const char *ckpt_plain_reason(struct ckpt_save *s)
+{
+	HOLD(&s->lock);
+	return s->state == SAVE_COMMITTED && s->why[0] ? s->why : NULL;
 }
 
 static void join(struct ckpt_save *s)

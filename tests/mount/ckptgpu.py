@@ -52,6 +52,7 @@ def lib():
         _lib = c.CDLL(LIBRARY)
         _lib.ckpt_last_error.restype = c.c_char_p
         _lib.ckpt_gpu_state.restype = c.c_char_p
+        _lib.ckpt_plain_reason.restype = c.c_char_p
         _lib.ckpt_file_entry.restype = c.POINTER(Entry)
         _lib.ckpt_file_find.restype = c.POINTER(Entry)
         _lib.ckpt_file_count.restype = c.c_size_t
@@ -200,6 +201,9 @@ class Save:
 
     def wait(self):
         check(lib().ckpt_wait(self.s))
+
+    def plain_reason(self):
+        return lib().ckpt_plain_reason(self.s)
 
     def close(self):
         lib().ckpt_save_free(self.s)

@@ -1,6 +1,7 @@
 """Saving and loading through the C library, on host memory and, by way of a
 driver on host memory, from devices."""
 import ctypes
+import contextlib
 import errno
 import json
 import os
@@ -301,6 +302,16 @@ def a_mount_without_segments_is_written_to(m):
     c.close()
 
 
+def why_plain(c, path):
+    """What a save there says, before it is committed and after."""
+    with contextlib.closing(c.begin(path)) as s:
+        s.add("t", Memory(b"x" * 70000))
+        assert s.plain_reason() is None
+        s.commit()
+        why = s.plain_reason()
+    return why and why.decode()
+
+
 @ck.mounted()
 def without_the_socket_files_are_written(m):
     client = segments.Client(m.mnt)
@@ -310,6 +321,9 @@ def without_the_socket_files_are_written(m):
     t = tensors(1)
     c.save(m.path("f"), t, wait=True)
     assert c.counters().plain_saves == 1
+    assert why_plain(c, m.path("h")) == (
+        f"{m.path('h')}: the mount's socket cannot be seen from here: share "
+        "its directory with this container")
     alike(c.load(m.path("f")), t)
     c.close()
     c = Ckpt(ckptgpu.NO_GPU | ckptgpu.SEGMENT_ONLY)
@@ -738,6 +752,8 @@ def plain_files_are_written_where_there_is_no_mount(m):
         c.save(path, t, wait=True)
         alike(c.load(path), t)
     assert c.counters().plain_saves == 2
+    assert why_plain(c, path) == f"{path}: not in a ckptfs mount"
+    assert why_plain(c, m.path("f")) is None
     assert sorted(os.listdir(m.base)) == ["log", "mnt", "plain", "store"]
     c.close()
 

@@ -629,25 +629,40 @@ def failing(folder, rank, world, store):
 
 
 def segments(folder, plain):
-    """With segment_only nothing is written that no segment holds."""
+    """With segment_only nothing is written that no segment holds; without it
+    a warning says so, once for a folder."""
+    import warnings
+
     import torch
     import torch.distributed.checkpoint as dcp
     import ckptfs
     from ckptfs.dcp import Writer
-    small, large = ({"w": torch.zeros(size, dtype=torch.uint8)}
-                    for size in (1000, 80 << 20))
+    small = {name: torch.zeros(1000) for name in "ab"}
+    large = {"w": torch.zeros(80 << 20, dtype=torch.uint8)}
+    files = 0
     for state, path, says in (
             (large, f"{folder}/large", "No space left"),
             (small, f"{plain}/small", "not in a ckptfs mount")):
         fails(says, lambda: dcp.save(state, storage_writer=Writer(
             path, segment_only=True), no_dist=True))
         assert os.listdir(path) == [], os.listdir(path)
-        dcp.save(state, storage_writer=Writer(path), no_dist=True)
-        assert sorted(os.listdir(path)) == [".metadata", "__0_0.distcp"]
-    assert ckptfs.counters()["plain_saves"] == 2
-    dcp.save(small, storage_writer=Writer(f"{folder}/small",
-                                          segment_only=True), no_dist=True)
-    assert ckptfs.counters()["plain_saves"] == 2
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                dcp.save(state, storage_writer=Writer(path, thread_count=2),
+                         no_dist=True)
+        files += 2 * len(state)
+        assert ckptfs.counters()["plain_saves"] == files, path
+        assert len(os.listdir(path)) == len(state) + 1, os.listdir(path)
+        said = [w for w in said if w.category is ckptfs.PlainSaveWarning]
+        assert len(said) == 1 and says in str(said[0].message), said
+        assert f"{path}/__0_" in str(said[0].message), said
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ckptfs.PlainSaveWarning)
+        for only in (True, False):
+            dcp.save(small, storage_writer=Writer(
+                f"{folder}/small", segment_only=only), no_dist=True)
+    assert ckptfs.counters()["plain_saves"] == files
     fails("torch writes the files", lambda: Writer(
         folder, segment_only=True, _extensions=[object()]))
 

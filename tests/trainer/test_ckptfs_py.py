@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 
 import trainer
 from trainer import ck, raises
@@ -341,6 +342,48 @@ def errors(folder):
     assert isinstance(ckptfs.gpu_state(), str)
 
 
+def plain(folder, mounted):
+    """What lies in no segment is said, once for a path, and counted."""
+    import warnings
+    import torch
+    import ckptfs
+    state = {"w": torch.ones(20000)}
+
+    def said(*paths, **options):
+        with warnings.catch_warnings(record=True) as all_said:
+            warnings.simplefilter("always")
+            for path in paths:
+                ckptfs.save_file(state, path, plain=True, **options)
+        return [str(w.message) for w in all_said
+                if w.category is ckptfs.PlainSaveWarning]
+    a, b = os.path.join(folder, "a"), os.path.join(folder, "b")
+    first = said(a, a)
+    assert len(first) == 1 and a in first[0], first
+    assert len(said(b, a, b)) == 1
+    assert ckptfs.counters()["plain_saves"] == 5, ckptfs.counters()
+    whole = said(os.path.join(mounted, "f"))
+    assert not whole, whole
+    assert ckptfs.counters()["plain_saves"] == 5, ckptfs.counters()
+    # An error for who wants one: the file is there all the same, and the next
+    # save and the program's end are not disturbed.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        c, left = os.path.join(folder, "c"), os.path.join(folder, "left")
+        raises(ckptfs.PlainSaveWarning, ckptfs.save_file, state, c, plain=True)
+        raises(ckptfs.PlainSaveWarning, ckptfs.save_file_async(
+            state, os.path.join(folder, "d"), plain=True).wait)
+        save = ckptfs.save_file_async(state, left, plain=True)
+        assert save._lib.ckpt_commit(save._save) == 0  # nobody asks it
+        del save
+        assert ckptfs.load_file(c)["w"].equal(state["w"])
+        ckptfs.save_file(state, os.path.join(mounted, "g"))
+        ckptfs.save_file_async(state, os.path.join(folder, "e"), plain=True)
+    child = os.fork()
+    if child == 0:
+        os._exit(len(said(a)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
 def trainer_tmp():
     """A directory that is in no mount of ours."""
     return os.environ.get("TMPDIR", "/tmp")
@@ -526,8 +569,8 @@ def threads(folder):
 # --- the tests ---
 
 PROGRAMS = {f.__name__: f for f in (
-    save, check, parity, into, handles, shards, layouts, ownership, errors, many, asynchronous,
-    check_asynchronous, daemons, forks, imports, host_only, threads)}
+    save, check, parity, into, handles, shards, layouts, ownership, errors, plain,
+    many, asynchronous, check_asynchronous, daemons, forks, imports, host_only, threads)}
 
 
 def run(name, *argv):
@@ -601,6 +644,12 @@ def tests():
     @ck.posix
     def errors_say_what_is_wrong_and_leave_nothing_behind(fs):
         run("errors", fs.dir)
+
+    @ck.posix
+    def a_save_without_a_segment_is_said(fs):
+        if trainer.on_ckptfs(fs.dir):
+            with tempfile.TemporaryDirectory() as beside:
+                run("plain", beside, fs.dir)
 
     @ck.posix
     def two_thousand_tensors_need_few_descriptors(fs):

@@ -35,7 +35,7 @@ from ._errors import SafetensorError
 from ._library import configure, counters, gpu_state
 from ._loading import File, Slice, load_file, load_into, open_file
 from ._models import load_model, save_model
-from ._saving import Save, save_file, save_file_async
+from ._saving import PlainSaveWarning, Save, save_file, save_file_async
 from ._tensors import TensorSpec
 
 safe_open = open_file  # its name in safetensors
@@ -43,5 +43,5 @@ safe_open = open_file  # its name in safetensors
 __all__ = ["save_file", "save_file_async", "load_file", "load_into",
            "save_model", "load_model", "save", "load", "serialize",
            "serialize_file", "deserialize", "open_file", "safe_open", "Save",
-           "File", "Slice", "TensorSpec", "SafetensorError", "configure",
-           "counters", "gpu_state"]
+           "File", "Slice", "TensorSpec", "SafetensorError",
+           "PlainSaveWarning", "configure", "counters", "gpu_state"]

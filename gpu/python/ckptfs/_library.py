@@ -102,6 +102,7 @@ _SIGNATURES = {
     "ckpt_place": (ctypes.c_int, "ppo"),
     "ckpt_start": (ctypes.c_int, "p"),
     "ckpt_is_committed": (ctypes.c_int, "p"),
+    "ckpt_plain_reason": (ctypes.c_char_p, "p"),
     "ckpt_commit": (ctypes.c_int, "p"), "ckpt_wait": (ctypes.c_int, "p"),
     "ckpt_save_free": (None, "p"),
     "ckpt_file_open": (ctypes.c_int, "psp"), "ckpt_file_close": (None, "p"),
@@ -158,11 +159,12 @@ class Process:
 
     def __init__(self):
         self.pid = os.getpid()
-        self.lock = threading.Lock()  # guards the next four
+        self.lock = threading.Lock()  # guards the next five
         self.handle = None  # struct ckpt *
         self.users = 0  # calls that make something of the handle
         self.unused = threading.Condition(self.lock)
         self.ended = False  # the program ends; its daemon threads still run
+        self.warned = set()  # paths that a PlainSaveWarning was of
         # Saves that are not copied yet: perhaps nobody else holds them.
         self.copying = set()
         # Whatever has to be closed before the handle.
@@ -354,7 +356,7 @@ def _finish():
     for save in list(here.copying):
         try:
             save.copied()
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, Warning) as e:
             print(f"ckptfs: {e}", file=sys.stderr)
     for one in list(here.open):
         if not one._lock.acquire(timeout=max(0, end - time.monotonic())):

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import threading
+import warnings
 
 from . import _library as c
 from ._errors import also
@@ -25,6 +26,12 @@ def is_mounted(path):
     return found[1] == b"fuse.ckptfs"
 
 
+class PlainSaveWarning(RuntimeWarning):
+    """A file was saved without a segment: whole, but at the disk's speed."""
+
+    __module__ = "ckptfs"
+
+
 class Save:
     """A save that save_file_async() has begun.
 
@@ -33,9 +40,11 @@ class Save:
     errors are lost. In a `with` block the tensors may change after its end.
     """
 
-    def __init__(self, path, flags):
+    def __init__(self, path, flags, warn_of=None):
+        """warn_of: the path that a PlainSaveWarning is of; None: this one."""
         self._save, self._pid = None, os.getpid()
         self.path = path
+        self._warn_of = os.fsdecode(path if warn_of is None else warn_of)
         encoded = c.encode_path(path)
         self._lib = c.lib()
         self._lock = threading.RLock()  # one thread at a time
@@ -139,6 +148,20 @@ class Save:
             self._copied = True
             self._adder = None
             self._process.copying.discard(self)
+            self._warn_if_plain()
+
+    def _warn_if_plain(self):
+        """Once for a path in a process: it happens again with each save."""
+        why = self._lib.ckpt_plain_reason(self._begun())
+        if why is None:
+            return
+        with self._process.lock:
+            if self._warn_of in self._process.warned:
+                return
+            self._process.warned.add(self._warn_of)
+        warnings.warn(f"ckptfs: {why.decode('utf-8', 'replace')}. The file was "
+                      "written without the mount's memory, which is slower",
+                      PlainSaveWarning, stacklevel=3)
 
     def wait(self):
         """Wait until the file is durable: it would survive a power cut."""
@@ -169,7 +192,7 @@ def _reap():
         try:
             if save.is_copied():
                 save.copied()
-        except OSError:
+        except (OSError, PlainSaveWarning):
             pass  # it stays with the save, for whoever asks
 
 
@@ -193,9 +216,11 @@ def _begin(tensors, path, metadata, options, make=Save):
 def begin_placed(path, pieces, *, plain=False, skip_unchanged=False,
                  segment_only=False):
     """A Save of a file of any format, that has begun: (name, bytes or torch
-    tensor, offset) are its pieces, zeros lie between them."""
+    tensor, offset) are its pieces, zeros lie between them. It is one of its
+    folder's, which is what a warning is of."""
     _reap()
-    save = Save(path, _flags(plain, skip_unchanged, segment_only))
+    save = Save(path, _flags(plain, skip_unchanged, segment_only),
+                os.path.dirname(path))
     save._place(pieces)
     save._start()
     return save
@@ -214,7 +239,9 @@ def save_file(tensors, filename, metadata=None, *, plain=False,
     skip_unchanged: hash tensors on the device, and do not copy those whose
         bytes the mount's memory holds already from the save before.
     segment_only: fail with ENOSPC or EOPNOTSUPP when the mount has no memory
-        for the file, and do not write through it.
+        for the file. By default, or outside of a mount with plain, the file is
+        written all the same, slower: a PlainSaveWarning says so, once for a
+        path in each process, and counters()["plain_saves"] counts it.
 
     When it returns the file is there and complete, and the tensors may
     change. It becomes durable soon after, in the order of the saves, as with

@@ -69,7 +69,9 @@ class Writer(FileSystemWriter):
     skip_unchanged: do not copy what the mount's memory holds from before.
     segment_only: fail, as ckptfs.save_file() does, with ENOTTY outside of a
         mount and with ENOSPC or EOPNOTSUPP where it has no memory for the
-        files, and do not write them. .metadata is torch's to write.
+        files, and do not write them. .metadata is torch's to write. By default
+        they are written without a segment there, and a PlainSaveWarning says
+        so, once for a folder.
     """
 
     def __init__(self, path, single_file_per_rank=True, sync_files=None,
@@ -110,6 +112,8 @@ class Writer(FileSystemWriter):
 
         def begun():
             for number, bucket in enumerate(items):
+                if not bucket:
+                    continue  # more files than there are items
                 file = lay_out(f"{plan.storage_data.prefix}{number}{_SUFFIX}",
                                [(item, planner.resolve_data(item))
                                 for item in bucket])

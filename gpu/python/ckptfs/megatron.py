@@ -347,9 +347,10 @@ class SaveStrategy(torch_dist.TorchDistSaveShardedStrategy):
         they are there: the mount makes them durable in their order, and
         what is written later, as the tracker file is, after them.
     segment_only: the save fails, with ENOTTY outside of a mount and with ENOSPC
-        or EOPNOTSUPP where that has no memory for the files, which are written
-        without a segment else. .metadata, and common.pt where there is one, are
-        Megatron's to write.
+        or EOPNOTSUPP where that has no memory for the files. By default they are
+        written without a segment there, and a PlainSaveWarning says so, once for
+        a folder. .metadata, and common.pt where there is one, are Megatron's to
+        write.
     options: TorchDistSaveShardedStrategy's.
     """
 
