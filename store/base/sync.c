@@ -10,7 +10,9 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "store/base/check.h"
 #include "store/base/io.h"
@@ -72,6 +74,24 @@ int thread_create(struct thread *t, void *(*main)(void *), void *arg)
 void thread_join(struct thread *t)
 {
 	CHECK(pthread_join(t->id, NULL) == 0);
+}
+
+/* No header of the C library has these; they are the kernel's, ioprio.h. */
+#define IOPRIO_WHO_PROCESS 1 /* 0: the calling thread */
+#define IOPRIO_CLASS_SHIFT 13
+#define IOPRIO_CLASS_NONE 0 /* as nice(2) has it */
+#define IOPRIO_CLASS_IDLE 3
+
+void thread_yield_disk(bool yields)
+{
+	static _Thread_local bool now;
+	int class = yields ? IOPRIO_CLASS_IDLE : IOPRIO_CLASS_NONE;
+
+	if (yields == now)
+		return;
+	(void)syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0,
+		      class << IOPRIO_CLASS_SHIFT);
+	now = yields;
 }
 
 bool cond_wait_until(struct cond *c, struct lock *l, int64_t deadline_ns)

@@ -112,6 +112,12 @@ void cond_destroy(struct cond *c);
 /* 0, or a negative errno: no thread could be made. */
 int thread_create(struct thread *t, void *(*main)(void *), void *arg);
 void thread_join(struct thread *t);
+/*
+ * From here on the disk serves the calling thread after all others, where its
+ * scheduler knows classes (bfq, mq-deadline): ioprio_set(2), class idle. Or as
+ * any other again. What the kernel refuses is left as it was.
+ */
+void thread_yield_disk(bool yields);
 
 /*
  * lock_try() is false when somebody has the lock. A wait gives the lock up, and

@@ -36,6 +36,7 @@ struct drain_job {
 	bool no_join; /* its works share with committed chunks only */
 	struct stage *drop; /* v is over: what the file had of it, or NULL */
 	int64_t due_ns; /* v is idle: when it goes on by itself */
+	int64_t since_ns; /* when it was made; never changed */
 	bool closed; /* it is for a close, which had no place for it, too */
 	uint64_t close_size; /* the stage when it was closed last ... */
 	int64_t close_mtime_ns;

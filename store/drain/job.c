@@ -34,6 +34,7 @@ struct drain_job *job_new(struct inode *in, struct stage *stage)
 	inode_ref(in, 1);
 	j->in = in;
 	j->stage = stage_ref(stage);
+	j->since_ns = mono_ns();
 	return j;
 }
 
