@@ -2,6 +2,7 @@
 #ifndef STORE_FORMATS_TENSOR_LIST_H
 #define STORE_FORMATS_TENSOR_LIST_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -76,6 +77,7 @@ struct tensors {
 	struct memory_budget *budget; /* that they count for; NULL: none */
 	const char *format; /* "safetensors", "torch_zip", ..., "plain" */
 	const char *note; /* what to know of a file of that format, or NULL */
+	bool reruns; /* see structure_megatron.h: a common state says so */
 	char error[512];
 };
 

@@ -32,6 +32,8 @@ enum class_id {
 	CLASS_PARAMETER, /* tensor, ... */
 	CLASS_SUBCLASS, /* function, type, arguments, state */
 	CLASS_BYTES_STORAGE,
+	CLASS_RERUN_STATE, /* number; 0: nothing is to be run again */
+	CLASS_GETATTR, /* class, name: how Python 3.11 has an enum's value */
 	CLASS_DTYPE, /* and those that follow: dtypes, then their storages */
 };
 
@@ -53,6 +55,10 @@ static const struct pickle_class known[] = {
 	{ "torch.storage", "UntypedStorage", PICKLE_CONSTANT,
 	  CLASS_BYTES_STORAGE },
 	{ "torch", "UntypedStorage", PICKLE_CONSTANT, CLASS_BYTES_STORAGE },
+	{ "megatron.core.rerun_state_machine", "RerunState", PICKLE_CALL,
+	  CLASS_RERUN_STATE },
+	{ "builtins", "getattr", PICKLE_CALL, CLASS_GETATTR },
+	{ "__builtin__", "getattr", PICKLE_CALL, CLASS_GETATTR },
 };
 #define KNOWN (sizeof(known) / sizeof(*known))
 
@@ -297,6 +303,30 @@ static int name_push_key(struct reading *r, pickle_value key, uint64_t index)
 	return name_push(r, number, strlen(number));
 }
 
+/*
+ * What Megatron-LM's validate_state_dict() goes by. An item of a .metadata is
+ * a list of one.
+ */
+static bool is_rerun(const struct reading *r, pickle_value v)
+{
+	const char *name = strncmp(r->name, "0.", 2) ? r->name : r->name + 2;
+	pickle_value a[2], args = pickle_arguments(v);
+	const struct pickle_class *c;
+	int64_t state;
+
+	if (strcmp(name, "rerun_state_machine.state") != 0)
+		return false;
+	if (is_call(r, v, CLASS_RERUN_STATE))
+		return take(r, args, 1, a) && pickle_int(&r->p, a[0], &state) &&
+		       state != 0;
+	if (!is_call(r, v, CLASS_GETATTR) || !take(r, args, 2, a))
+		return false;
+	c = pickle_class(&r->p, a[0]);
+	return c && c->id == CLASS_RERUN_STATE &&
+	       pickle_kind(a[1]) == PICKLE_TEXT &&
+	       !pickle_is_text(&r->p, a[1], "NOT_RUNNING_YET");
+}
+
 struct level {
 	pickle_value of;
 	struct pickle_walk walk;
@@ -357,6 +387,8 @@ static int search(struct reading *r, pickle_value root)
 		rc = 0;
 		if (is_container(v) || pickle_kind(v) == PICKLE_CALLED) {
 			rc = name_push_key(r, key, l->index);
+			if (rc == 0 && is_rerun(r, v))
+				r->list->reruns = true;
 			if (rc == 0)
 				rc = tensor(r, v);
 		}

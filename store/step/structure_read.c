@@ -12,6 +12,7 @@
 #include "store/base/vec.h"
 #include "store/step/structure_archives.h"
 #include "store/step/structure_index.h"
+#include "store/step/structure_megatron.h"
 #include "store/step/structure_named.h"
 #include "store/step/structure_tree.h"
 
@@ -109,6 +110,20 @@ static int read_file(struct structure *s, const struct structure_source *in,
 	return rc;
 }
 
+/* What a common.pt, just read, says of the .metadata beside it. */
+static int check_common(struct reading *r, const struct tree_entry *e)
+{
+	const struct tree_entry *folder = &r->tree.all[e->in];
+	struct structure *s = r->s;
+	const struct dcp *d = folder->nested ? &s->nested[folder->nested - 1]
+					     : &s->dcp;
+
+	if (!s->tensors.reruns || strcmp(e->name, MEGATRON_COMMON_NAME) != 0 ||
+	    (!folder->nested && (e->in != 0 || !s->has_dcp)))
+		return 0;
+	return structure_check_reruns(s, d, folder->path, e->name);
+}
+
 /* Of each folder, and each only when it is not hidden. */
 static int read_files(struct reading *r)
 {
@@ -135,6 +150,8 @@ static int read_files(struct reading *r)
 		     text_ends_in(e->name, ".distcp")))
 			continue;
 		rc = read_file(r->s, r->in, e->path);
+		if (rc == 0)
+			rc = check_common(r, e);
 	}
 	return rc;
 }
@@ -348,6 +365,7 @@ static int read_dcp(struct reading *r, uint32_t in)
 			return rc;
 		}
 		d = &s->nested[s->nested_count++];
+		r->tree.all[in].nested = s->nested_count;
 	}
 	*d = read;
 	r->metadata_bytes_left -= bytes;
@@ -359,7 +377,9 @@ static int read_dcp(struct reading *r, uint32_t in)
 		rc = add_bare(s, structure_keep_name(s, path));
 	if (rc == -EFBIG)
 		rc = note_failure(s, path, rc, s->tensors.error);
-	return rc == 0 ? check_closure(r, d, in) : rc;
+	if (rc == 0)
+		rc = check_closure(r, d, in);
+	return rc == 0 ? structure_check_common(s, r->in, d, below) : rc;
 }
 
 /* The folder itself, and those in which one was listed. */

@@ -15,6 +15,9 @@ struct tree_entry {
 	unsigned depth;
 	bool folder;
 	bool dcp; /* a folder that has a .metadata, or one above it has */
+	/* Its own .metadata is the structure's `nested` of this number, from 1;
+	 * 0: it has none, or is the step itself. */
+	size_t nested;
 };
 
 struct tree {

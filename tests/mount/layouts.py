@@ -49,9 +49,19 @@ _SIZE = _known("torch", "Size", type("Size", (), {
 _CLASSES = {name: _known(module, name) for module, name in (
     (_METADATA, "Metadata"), (_METADATA, "TensorStorageMetadata"),
     (_METADATA, "TensorProperties"), (_METADATA, "ChunkStorageMetadata"),
-    (_METADATA, "MetadataIndex"),
+    (_METADATA, "MetadataIndex"), (_METADATA, "BytesStorageMetadata"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"))}
-for _name in [n for n in sys.modules if n.split(".")[0] == "torch"]:
+_RERUN_STATES = {0: "NOT_RUNNING_YET", 3: "WILL_RERUN_FROM_CHECKPOINT"}
+# By number; by name, as Python 3.11 does it.
+RERUN_STATE = _known("megatron.core.rerun_state_machine", "RerunState", type(
+    "RerunState", (), {
+        "__init__": lambda self, number, named=False: self.__dict__.update(
+            number=number, named=named),
+        "__reduce__": lambda self: (getattr, (
+            RERUN_STATE, _RERUN_STATES[self.number])) if self.named else (
+                RERUN_STATE, (self.number,))}))
+for _name in [n for n in sys.modules if n.split(".")[0] in (
+        "torch", "megatron")]:
     sys.modules.pop(_name)
 
 
@@ -85,6 +95,7 @@ class _Pickler(pickle._Pickler):  # in Python: nothing of torch is imported
     dispatch = dict(pickle._Pickler.dispatch)
     dispatch[type] = save_global
     dispatch[types.FunctionType] = save_global
+    dispatch[types.BuiltinFunctionType] = save_global
 
     def persistent_id(self, obj):
         return obj.id if isinstance(obj, _Storage) else None
@@ -115,12 +126,21 @@ def torch_save(tree):
 
 
 def dcp(ranks):
-    """.metadata and .distcp files; ranks: for each, name -> Tensor."""
+    """.metadata and .distcp files; ranks: for each, name -> Tensor, or another
+    object."""
     files, items, stored = {}, {}, {}
     for rank, tensors in enumerate(ranks):
         name, content = f"__{rank}_0.distcp", b""
         for key, t in tensors.items():
             one = torch_save(t)
+            if not isinstance(t, Tensor):
+                items[key] = _made("BytesStorageMetadata")
+                stored[_made("MetadataIndex", fqn=key, offset=None,
+                             index=None)] = _made(
+                    "_StorageInfo", relative_path=name, offset=len(content),
+                    length=len(one), transform_descriptors=None)
+                content += one
+                continue
             zeros = [0] * len(t.shape)
             items[key] = _made(
                 "TensorStorageMetadata",

@@ -50,9 +50,26 @@ def megatron(n):
             for r in range(2)}
 
 
-def megatron_dist(n):
-    return {**dcp(n), "common.pt": torch_save({"iteration": n}),
+RERUNS = "rerun_state_machine_state/shard_%d_2"
+
+
+def megatron_dist(n, state=0, ranks=(), common="common.pt"):
+    """state: of the rerun state machine; ranks: who saved what he has for it;
+    common: where the common state is, a file or an item."""
+    said = {"iteration": n, "rerun_state_machine": {
+        "mode": "x", "state": layouts.RERUN_STATE(state, named=n % 2)}}
+    parts = [tensors(n * 10, "a", "b"), tensors(n * 10 + 1, "c")]
+    for rank in ranks:
+        parts[rank][RERUNS % rank] = {"rerun_requested": True}
+    files = {} if common != "common.pt" else {common: torch_save(said)}
+    if not files:
+        parts[0][common] = [said]
+    return {**layouts.dcp(parts), **files,
             "metadata.json": b'{"sharded_backend": "torch_dist"}'}
+
+
+def megatron_item(n, *args):
+    return megatron_dist(n, *args, common="common_state/shard_0_1")
 
 
 def verl(n):
@@ -160,6 +177,8 @@ LAYOUTS = {
                        "latest_checkpointed_iteration.txt"),
     "megatron_dist": Layout(megatron_dist, "iter_%07d", "tracker",
                             "latest_checkpointed_iteration.txt"),
+    "megatron_item": Layout(megatron_item, "iter_%07d", "tracker",
+                            "latest_checkpointed_iteration.txt"),
     "verl": Layout(verl, "global_step_%d", "tracker",
                    "latest_checkpointed_iteration.txt"),
     "deepspeed": Layout(deepspeed, "global_step%d", "tracker", "latest",
@@ -248,6 +267,20 @@ def hollow(files, _):
             files[name] = torch_save({})
 
 
+def _again(files, *args):
+    make = megatron_dist if "common.pt" in files else megatron_item
+    files.update(make(3, *args))
+
+
+def rerun_nowhere(files, _):
+    """A job that is to run its last step again, and no rank has what for."""
+    _again(files, 3)
+
+
+def rerun_partly(files, _):
+    _again(files, 3, [1])
+
+
 def no_metadata(files, _):
     for name in [k for k in files if k.endswith(".metadata")]:
         del files[name]
@@ -287,8 +320,10 @@ CASES = [
                            truncated, empty, dropped, torn_metadata)),
     *(("fsdp", k) for k in (missing, zeroed, noise, truncated, torn_metadata)),
     *(("megatron", k) for k in (missing, zeroed, noise, dropped, *WHOLE)),
-    *(("megatron_dist", k) for k in (missing, zeroed, one_noise,
-                                     no_metadata)),
+    *(("megatron_dist", k) for k in (missing, zeroed, one_noise, no_metadata,
+                                     rerun_nowhere, rerun_partly)),
+    *(("megatron_item", k) for k in (missing, zeroed, one_noise, no_metadata,
+                                     rerun_nowhere, rerun_partly)),
     *(("verl", k) for k in (missing, zeroed, noise, dropped, *WHOLE)),
     *(("deepspeed", k) for k in (missing, zeroed, noise, dropped, *WHOLE)),
     *(("hf", k) for k in (missing, zeroed, noise, swapped, dropped, no_index,
@@ -303,9 +338,9 @@ CASES = [
     *(("safetensors", k) for k in (missing, zeroed, noise, dropped, *WHOLE)),
     *(("torch", k) for k in (missing, zeroed, noise, dropped, *WHOLE)),
     *((name, hollow) for name in (
-        "dcp", "megatron_dist", "megatron", "verl", "deepspeed", "hf", "hf_bin", "lightning",
-        "lightning_aside", "torch_file", "safetensors_file", "safetensors",
-        "torch")),
+        "dcp", "megatron_dist", "megatron_item", "megatron", "verl",
+        "deepspeed", "hf", "hf_bin", "lightning", "lightning_aside",
+        "torch_file", "safetensors_file", "safetensors", "torch")),
 ]
 
 
@@ -422,6 +457,21 @@ def a_step_that_is_whole_is_published(m):
             layout.track(run, 5)
             layout.publish(run, 4, layout.files(4))
     same(figures(m)["refused"], 0)
+
+
+@ck.mounted("structure=refuse", modes=("auto",))
+def a_rerun_that_all_ranks_have_saved_is_published(m):
+    for name in ("megatron_dist", "megatron_item"):
+        run, layout = good_steps(m, name), LAYOUTS[name]
+        layout.publish(run, 3, layout.files(3, 3, [0, 1]))
+        # The sentinel of later versions: nothing is to be run again.
+        layout.publish(run, 4, layout.files(4, 0, [0, 1]))
+        layout.publish(run, 5, layout.files(5))
+        m.expected.append("not published")
+        fails(EUCLEAN, layout.publish, run, 6, layout.files(6, 3))
+        why = os.getxattr(os.path.join(run, layout.tracker), REFUSED).decode()
+        assert "is under way, and rerun_state_machine_state of no rank" in \
+            why, why
 
 
 @ck.mounted("structure=refuse")

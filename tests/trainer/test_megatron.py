@@ -24,6 +24,7 @@ import traceback
 import zlib
 
 import kept_plans
+import reruns
 import megatrons
 import trainer
 from trainer import ck
@@ -637,7 +638,8 @@ def ended(code):
     os._exit(code)
 
 
-PROGRAMS = {"job": job, "measure": measure, "newer": newer}
+PROGRAMS = {"job": job, "measure": measure, "newer": newer,
+            "reruns": lambda folder, *of: reruns.job(Rank(*of), folder)}
 PROGRAMS["forked"] = lambda *given: forked(PROGRAMS, *given)
 
 
@@ -658,6 +660,12 @@ def tests():
     @ck.mounted(modes=("auto",))
     def megatron_saves_and_loads_as_before(m):
         ranks("job", m.path("job"), os.path.join(m.base, "meet"))
+
+    @ck.mounted("structure=refuse", modes=("auto",))
+    def a_rerun_without_the_state_of_all_ranks_is_refused(m):
+        m.expected.append("not published")
+        os.mkdir(m.path("run"))
+        ranks("reruns", m.path("run"), os.path.join(m.base, "meet"), 2)
 
     @ck.mounted(modes=("auto",))
     def a_writer_that_makes_its_files_while_it_preloads(m):
