@@ -79,18 +79,22 @@ void thread_join(struct thread *t)
 /* No header of the C library has these; they are the kernel's, ioprio.h. */
 #define IOPRIO_WHO_PROCESS 1 /* 0: the calling thread */
 #define IOPRIO_CLASS_SHIFT 13
-#define IOPRIO_CLASS_NONE 0 /* as nice(2) has it */
 #define IOPRIO_CLASS_IDLE 3
 
 void thread_yield_disk(bool yields)
 {
 	static _Thread_local bool now;
-	int class = yields ? IOPRIO_CLASS_IDLE : IOPRIO_CLASS_NONE;
+	static _Thread_local long own; /* what it goes back to */
+	long priority = own;
 
 	if (yields == now)
 		return;
+	if (yields) {
+		own = syscall(SYS_ioprio_get, IOPRIO_WHO_PROCESS, 0);
+		priority = IOPRIO_CLASS_IDLE << IOPRIO_CLASS_SHIFT;
+	}
 	(void)syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0,
-		      class << IOPRIO_CLASS_SHIFT);
+		      priority < 0 ? 0 : priority);
 	now = yields;
 }
 

@@ -100,6 +100,12 @@ int drain_publish_closed(struct drain *d, struct inode *in);
  * for who only wants to look afterwards. The error of what keeps failing.
  */
 int drain_wait_drained(struct drain *d);
+/*
+ * Somebody waits, though not for the drain itself, and until drain_hurry_end()
+ * nothing of it yields the disk. All that waits in a call above does so too.
+ */
+void drain_hurry_begin(struct drain *d);
+void drain_hurry_end(struct drain *d);
 
 /*
  * Somebody is about to change the stage's bytes (open for writing, truncate):

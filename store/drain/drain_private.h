@@ -55,6 +55,7 @@ struct drain {
 	struct inflight *inflight;
 	atomic_bool label_failed; /* and that was said */
 	atomic_uint_fast64_t writing_bytes; /* by workers, just now */
+	atomic_uint hurried; /* who waits: see drain_hurry_begin() */
 	struct thread thread[DRAIN_THREADS_MAX];
 	unsigned thread_count;
 	struct thread kept; /* the worker that is kept for who waits */

@@ -14,10 +14,10 @@
  * than a span, and begins the rest for them; and such a small one waits for no
  * larger work whose bytes it could share, but stores its own.
  *
- * What nobody waits for yields the disk to the trainers' own reads, for a time.
- * It does not yield the processors: a nice value cannot be taken back without a
- * privilege, and beside two busy processes on two cores 2 GiB took 4.1 s, and
- * 7.6 and 17.8 with nice 5 and 10, while a restore gained a tenth at most.
+ * While nobody waits the disk is yielded to the trainers' own reads: see
+ * work_yield(). The processors are not: a nice value cannot be taken back
+ * without a privilege, and beside two busy processes on two cores 2 GiB took
+ * 3.6 s, and 6.6 and 12.8 with nice 5 and 10, while a restore gained nothing.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -29,11 +29,6 @@
 #include "store/drain/work.h"
 #include "store/file/state.h"
 
-/*
- * A busy disk may serve those that yield rarely: bfq one slice in 200 ms, and
- * mq-deadline each request after 10 s. So they do so for this long alone.
- */
-#define YIELD_NS (INT64_C(30) * 1000000000)
 /* Jobs without a place have smaller serials than this. */
 #define SERIAL_ORDERED (UINT64_C(1) << 62)
 
@@ -135,27 +130,6 @@ static struct work *work_freeze(struct drain *d, struct drain_job *j)
 	return w;
 }
 
-/* May it wait for what others read? What this thread does next is for it. */
-static void yield_disk_for(struct drain *d, const struct work *w)
-{
-	bool yields;
-
-	{
-		HOLD(&d->lock);
-		yields = w->job->v.want == WANT_NOT &&
-			 mono_ns() - w->job->since_ns < YIELD_NS;
-	}
-	thread_yield_disk(yields);
-}
-
-/* Who waits for w waits for o as well, whose bytes it shares. */
-static void want_owner(struct drain *d, const struct work *w, struct work *o)
-{
-	HOLD(&d->lock);
-	if (w->job->v.want != WANT_NOT)
-		order_want_soon(&o->job->v);
-}
-
 /* Is it not to be waited for, since somebody waits for w, which is small? */
 static bool is_too_large_for(struct drain *d, const struct work *o,
 			     const struct work *w)
@@ -180,7 +154,6 @@ static int owner_wait(struct drain *d, struct work *w, struct work *o,
 
 	if (is_too_large_for(d, o, w))
 		return 1;
-	want_owner(d, w, o);
 	work_rest(d, w);
 	worker_help(d, o, buffer, true);
 	lock_take(&d->lock);
@@ -276,12 +249,9 @@ static void work_leave(struct drain *d, struct work *w, int rc,
 static void work_over(struct drain *d, struct work *w, uint8_t *buffer)
 {
 	enum work_outcome outcome = WORK_GAVE_UP;
-	bool overtaken;
-	int rc;
+	int rc = work_finish(d, w, buffer, &outcome);
+	bool overtaken = rc == 0 && work_is_overtaken(d, w);
 
-	yield_disk_for(d, w);
-	rc = work_finish(d, w, buffer, &outcome);
-	overtaken = rc == 0 && work_is_overtaken(d, w);
 	reclaim_leave(d->reclaim, &w->ticket);
 	work_leave(d, w, rc, outcome, overtaken);
 }
@@ -303,8 +273,10 @@ static void worker_help(struct drain *d, struct work *w, uint8_t *buffer,
 {
 	struct span s;
 
-	while (work_next_span(w, buffer, &s)) {
-		yield_disk_for(d, w);
+	for (;;) {
+		work_yield(d, w); /* cutting may read */
+		if (!work_next_span(w, buffer, &s))
+			return;
 		work_span(d, w, &s);
 		if (atomic_fetch_sub(&w->spans_left, 1) == 1) {
 			work_over(d, w, buffer);
@@ -386,7 +358,6 @@ static void worker_begin(struct drain *d, struct drain_job *j, uint8_t *buffer,
 		return;
 	}
 	reclaim_enter(d->reclaim, &w->ticket);
-	yield_disk_for(d, w);
 	rc = work_begin(d, w, buffer);
 	/* -ESTALE: it became shorter meanwhile. */
 	if (rc < 0)
@@ -477,6 +448,7 @@ void drain_stop(struct drain *d)
 {
 	if (!d->started)
 		return;
+	drain_hurry_begin(d);
 	{
 		HOLD(&d->lock);
 		d->stop = true;
@@ -487,6 +459,7 @@ void drain_stop(struct drain *d)
 		thread_join(&d->thread[i]);
 	thread_join(&d->kept);
 	thread_join(&d->timer);
+	drain_hurry_end(d);
 	d->thread_count = 0;
 	d->stop = false;
 	d->started = false;

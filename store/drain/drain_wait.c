@@ -33,7 +33,7 @@
  * drain.lock is held, but given up meanwhile: what was seen under it may have
  * changed.
  */
-static int moved_wait(struct drain *d)
+static int moved_wait_idly(struct drain *d)
 {
 	struct interrupt *i = interrupt_of_thread();
 	bool ends;
@@ -51,6 +51,17 @@ static int moved_wait(struct drain *d)
 	(void)cond_wait_until(&d->moved, &d->lock,
 			      mono_ns() + SIGNALLED_WAIT_NS);
 	return 0;
+}
+
+/* The same for a user's call. */
+static int moved_wait(struct drain *d)
+{
+	int rc;
+
+	drain_hurry_begin(d);
+	rc = moved_wait_idly(d);
+	drain_hurry_end(d);
+	return rc;
 }
 
 void drain_look_again(struct drain *d)
@@ -193,7 +204,7 @@ static int order_wait(struct drain *d, uint64_t place, bool hurry)
 			return 0;
 		if (v->state == VERSION_FAILED)
 			return job_of(v)->result;
-		rc = moved_wait(d);
+		rc = hurry ? moved_wait(d) : moved_wait_idly(d);
 	}
 	return rc;
 }

@@ -121,6 +121,7 @@ int work_begin(struct drain *d, struct work *w, uint8_t *buffer)
 	struct stat sb;
 	int rc;
 
+	work_yield(d, w);
 	w->stage_fd = stage_open(d->stages, w->stage, O_RDONLY);
 	if (w->stage_fd < 0)
 		return w->stage_fd;
@@ -151,6 +152,8 @@ static int own_image(struct drain *d, struct work *w)
 	int rc;
 
 	HOLD(&w->making_image);
+	/* Under locks that others wait for it may sync the database. */
+	thread_yield_disk(false);
 	rc = w->image ? 0 : image_create(d->images, &w->image);
 	if (rc == 0 && w->image_fd < 0) {
 		w->image_fd = image_open_fd(d->images, w->image, O_RDWR);
@@ -239,6 +242,7 @@ static int write_run(struct drain *d, struct work *w, uint64_t from,
 
 	if (rc < 0)
 		return rc;
+	work_yield(d, w);
 	rc = kv_room_for(d->kv, atomic_fetch_add(writing, len) + len);
 	if (rc == 0)
 		rc = write_bytes(w, from, to, base);
@@ -334,6 +338,7 @@ void work_span(struct drain *d, struct work *w, const struct span *s)
 
 	if (atomic_load(&w->stop) < 0 || first == end)
 		return;
+	work_yield(d, w);
 	if (!base)
 		rc = work_bytes(w, first, end, s->buffer, &base);
 	for (uint32_t i = first; rc == 0 && i < end; i++) {

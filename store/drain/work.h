@@ -239,6 +239,13 @@ void work_span(struct drain *d, struct work *w, const struct span *s);
  * image. Where chunks wait for others, that is work_settle()'s to do.
  */
 int work_sync(struct drain *d, struct work *w);
+/*
+ * Called before each piece of I/O for w, of at most a chunk or a run: the disk
+ * serves this thread after all others, unless somebody waits for the drain
+ * (drain_hurry_begin()), or w's version is 30 seconds old. What is queued at
+ * the disk by then stays as it was.
+ */
+void work_yield(struct drain *d, const struct work *w);
 /* The same for what was stored, or found to lie elsewhere, since. */
 int work_settle(struct drain *d, struct work *w);
 /* Find the chunks that an older one has taken over since they were claimed. */

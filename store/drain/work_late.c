@@ -48,6 +48,7 @@ static int sync_image(struct drain *d, struct work *w)
 	uint64_t label;
 	int rc;
 
+	work_yield(d, w);
 	if (w->kind != WORK_OF_IMAGE && ftruncate(fd, (off_t)w->size_bytes) < 0)
 		return -errno;
 	conclude_digest(d, w);
@@ -82,6 +83,7 @@ static int store_late(struct drain *d, struct work *w, uint32_t i,
 	const uint8_t *base;
 	int rc;
 
+	work_yield(d, w);
 	rc = work_bytes(w, i, i + 1, buffer, &base);
 	if (rc < 0)
 		return rc == -ESTALE ? -EAGAIN : rc;
@@ -174,6 +176,7 @@ static int resolve(struct drain *d, struct work *w, uint32_t chunk,
 	    !work_place(o, theirs, &at))
 		return store_late(d, w, chunk, buffer);
 	l = (struct chunk_loc){ at.image, at.image_offset, c->len };
+	work_yield(d, w);
 	if (d->options.verify) {
 		rc = work_bytes(w, chunk, chunk + 1, buffer, &base);
 		if (rc < 0)

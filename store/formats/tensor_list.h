@@ -77,7 +77,7 @@ struct tensors {
 	struct memory_budget *budget; /* that they count for; NULL: none */
 	const char *format; /* "safetensors", "torch_zip", ..., "plain" */
 	const char *note; /* what to know of a file of that format, or NULL */
-	bool reruns; /* see structure_megatron.h: a common state says so */
+	bool reruns; /* see structure_megatron.h: a common state said so */
 	char error[512];
 };
 

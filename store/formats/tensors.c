@@ -90,7 +90,6 @@ int tensors_read(struct tensors *l, const struct cut_source *source,
 		return rc;
 	l->format = "plain";
 	l->note = NULL;
-	l->reruns = false;
 	if (got >= 4 && memcmp(magic, "PK\3\4", 4) == 0) {
 		l->format = "torch_zip";
 		return torch_archives_read(l, source,

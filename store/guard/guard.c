@@ -399,9 +399,14 @@ void guard_look_later(struct guard *g, const struct guard_step *step)
 
 void guard_wait_idle(struct guard *g)
 {
-	HOLD(&g->lock);
-	for (uint64_t ticket = g->queued; g->started && g->done < ticket;)
-		cond_wait(&g->idle, &g->lock);
+	drain_hurry_begin(g->use.drain); /* what it looks at is drained first */
+	{
+		HOLD(&g->lock);
+		for (uint64_t ticket = g->queued;
+		     g->started && g->done < ticket;)
+			cond_wait(&g->idle, &g->lock);
+	}
+	drain_hurry_end(g->use.drain);
 }
 
 int guard_new(const struct guard_uses *use, struct guard **ret_guard)

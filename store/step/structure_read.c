@@ -85,6 +85,7 @@ static int read_file(struct structure *s, const struct structure_source *in,
 	char *kept;
 	int rc;
 
+	s->tensors.reruns = false;
 	kept = structure_keep_name(s, name);
 	if (!kept)
 		return -ENOMEM;

@@ -344,9 +344,11 @@ def errors(folder):
 
 def plain(folder, mounted):
     """What lies in no segment is said, once for a path, and counted."""
+    import shutil
     import warnings
     import torch
     import ckptfs
+    from ckptfs import _publishing
     state = {"w": torch.ones(20000)}
 
     def said(*paths, **options):
@@ -378,6 +380,18 @@ def plain(folder, mounted):
         assert ckptfs.load_file(c)["w"].equal(state["w"])
         ckptfs.save_file(state, os.path.join(mounted, "g"))
         ckptfs.save_file_async(state, os.path.join(folder, "e"), plain=True)
+        # A version is the newest all the same, and its manifest is not undone.
+        weights, ahead = os.path.join(folder, "weights"), 2 * 10 ** 18
+        os.mkdir(weights)
+        ckptfs.weights.publish(state, os.path.join(mounted, "v"))
+        shutil.copy(os.path.join(mounted, "v"), os.path.join(weights, "v1"))
+        os.utime(os.path.join(weights, "v1"), ns=(ahead, ahead))
+        raises(ckptfs.PlainSaveWarning, ckptfs.weights.publish, state,
+               os.path.join(weights, "v2"), plain=True)
+        assert os.stat(os.path.join(weights, "v2")).st_mtime_ns > ahead
+        os.mkdir(os.path.join(folder, "v3"))
+        _publishing.commit(os.path.join(folder, "v3"), [], None,
+                           (True, False, False))
     child = os.fork()
     if child == 0:
         os._exit(len(said(a)))

@@ -3,6 +3,7 @@
  * it, and not for ever. What the kernel has of a thread is looked at where the
  * thread writes to the disk.
  */
+#include <limits.h>
 #include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -16,23 +17,24 @@
 #define SMALL_BYTES (MIB + 12345)
 #define CLASS_IDLE 3
 
-/* Spans and syncs of files of LARGE_BYTES, and of others. */
+/* Spans and syncs of files of LARGE_BYTES, and of others. A thread is as it was
+ * when it did the last I/O of them. */
 static struct seen {
 	atomic_uint yielding, urgent;
 } large, others;
 
-/* Workers stand before a span of a file of LARGE_BYTES, as long as `stand`. */
+/* Workers stand before a span, and the sync, of a file of LARGE_BYTES, as long
+ * as there are more than `pass` of these. */
 static struct {
 	pthread_mutex_t lock;
 	pthread_cond_t moved;
-	bool stand;
-	unsigned standing;
-} gate = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0 };
+	unsigned pass, standing;
+} gate = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, UINT_MAX, 0 };
 
-static void let_stand(bool stand)
+static void let_pass(unsigned pass)
 {
 	(void)pthread_mutex_lock(&gate.lock);
-	gate.stand = stand;
+	gate.pass = pass;
 	(void)pthread_cond_broadcast(&gate.moved);
 	(void)pthread_mutex_unlock(&gate.lock);
 }
@@ -51,8 +53,9 @@ static void pass_gate(void)
 {
 	(void)pthread_mutex_lock(&gate.lock);
 	gate.standing++;
-	while (gate.stand)
+	while (gate.pass == 0)
 		(void)pthread_cond_wait(&gate.moved, &gate.lock);
+	gate.pass -= gate.pass != UINT_MAX;
 	gate.standing--;
 	(void)pthread_mutex_unlock(&gate.lock);
 }
@@ -78,14 +81,19 @@ void __wrap_work_span(struct drain *d, struct work *w, const struct span *s)
 {
 	if (w->size_bytes == LARGE_BYTES)
 		pass_gate();
-	look(w);
 	__real_work_span(d, w, s);
+	look(w);
 }
 
 int __wrap_work_sync(struct drain *d, struct work *w)
 {
+	int rc;
+
+	if (w->size_bytes == LARGE_BYTES)
+		pass_gate();
+	rc = __real_work_sync(d, w);
 	look(w);
-	return __real_work_sync(d, w);
+	return rc;
 }
 
 static void forget(void)
@@ -135,20 +143,37 @@ static void what_nobody_waits_for_yields(void **state)
 	free(data);
 }
 
+/* One worker, in a store in which nothing is drained that nobody asks for. */
+static struct live live_alone(unsigned kind)
+{
+	struct live l = live_closed(NULL);
+
+	l.options.hold_drain = true;
+	l.options.drain_threads = 1;
+	live_open_kind(&l, kind);
+	return l;
+}
+
+static void hold_again(struct live *l)
+{
+	HOLD(&l->st->drain->lock);
+	l->st->drain->order.held = true;
+}
+
 static void what_somebody_waits_for_does_not(void **state)
 {
 	uint8_t *data = filled(LARGE_BYTES, 1);
 
 	(void)state;
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		struct live l = live_kind_held(kind);
+		struct live l = live_alone(kind);
 
-		/* The same threads have yielded before. */
-		live_write(&l, "large", data + 1, LARGE_BYTES - 1);
-		go_on(&l, "large");
-		live_close(&l);
-		l.options.hold_drain = true;
-		live_open(&l);
+		/* The same thread has yielded before. */
+		forget();
+		live_write(&l, "before", data + 1, LARGE_BYTES - 1);
+		go_on(&l, "before");
+		assert_yields(&others, true);
+		hold_again(&l);
 		forget();
 		live_write(&l, "large", data, LARGE_BYTES);
 		live_write(&l, "small", data + 1, SMALL_BYTES);
@@ -167,34 +192,47 @@ static void *sync_large(void *l)
 	return NULL;
 }
 
-static bool is_wanted(struct live *l)
+/*
+ * Somebody comes to wait when so much of it is done, for this file, or (as in a
+ * flush of the mount) for what comes after it: what is left does not yield.
+ */
+static void hurries_after(unsigned done, bool for_this, const uint8_t *data)
 {
-	HOLD(&l->st->drain->lock);
-	struct work *w = TAILQ_FIRST(&l->st->drain->running);
+	struct live l = live_alone(0);
+	pthread_t thread;
 
-	return w && w->job->v.want == WANT_ALONE;
+	forget();
+	let_pass(done);
+	live_write(&l, "large", data, LARGE_BYTES);
+	drain_go_on(l.st->drain);
+	AWAIT(standing() > 0 && atomic_load(&large.yielding) == done);
+	if (for_this)
+		assert_int_equal(pthread_create(&thread, NULL, sync_large, &l),
+				 0);
+	else
+		drain_hurry_begin(l.st->drain);
+	AWAIT(atomic_load(&l.st->drain->hurried) > 0);
+	let_pass(UINT_MAX);
+	if (for_this)
+		pthread_join(thread, NULL);
+	AWAIT(is_durable(&l, "large"));
+	assert_int_equal(atomic_load(&large.yielding), done);
+	assert_true(atomic_load(&large.urgent) > 0);
+	if (!for_this)
+		drain_hurry_end(l.st->drain);
+	live_free(&l);
 }
 
-/* Somebody comes to wait for it in the middle, and the rest hurries. */
 static void it_hurries_from_when_somebody_waits(void **state)
 {
 	uint8_t *data = filled(LARGE_BYTES, 1);
-	struct live l = live_kind_held(0);
-	pthread_t thread;
 
 	(void)state;
-	forget();
-	let_stand(true);
-	live_write(&l, "large", data, LARGE_BYTES);
-	drain_go_on(l.st->drain);
-	AWAIT(standing() > 0);
-	assert_int_equal(pthread_create(&thread, NULL, sync_large, &l), 0);
-	AWAIT(is_wanted(&l));
-	let_stand(false);
-	pthread_join(thread, NULL);
-	assert_true(atomic_load(&large.yielding) > 0);
-	assert_true(atomic_load(&large.urgent) > 0); /* the sync at least */
-	live_free(&l);
+	/* Of three spans and the sync. */
+	for (unsigned done = 0; done < 4; done++) {
+		hurries_after(done, true, data);
+		hurries_after(done, false, data);
+	}
 	free(data);
 }
 

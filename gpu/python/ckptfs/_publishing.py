@@ -20,11 +20,19 @@ from ._tensors import check_metadata
 class Publication(Save):
     """A Save whose followers are told when it is copied."""
 
-    def copied(self):
-        first = not self._copied
-        super().copied()
-        if first:
-            _announce(os.fsdecode(self.path))
+    def __init__(self, path, flags):
+        super().__init__(path, flags, os.path.dirname(path))
+
+    def _is_there(self):
+        _announce(os.fsdecode(self.path))
+
+
+class _Manifest(Publication):
+    """What its parts are, of which all was said: it fails only if it is not
+    there."""
+
+    def _warn_if_plain(self):
+        pass
 
 
 def _announce(file):
@@ -52,8 +60,8 @@ def _be_latest(file, folder, name):
         os.utime(file, ns=(latest + 1, latest + 1))
 
 
-def publish(tensors, path, metadata, options):
-    begun = _begin(tensors, path, metadata, options, Publication)
+def publish(tensors, path, metadata, options, make=Publication):
+    begun = _begin(tensors, path, metadata, options, make)
     try:
         begun.copied()
     finally:
@@ -167,7 +175,8 @@ def commit(path, names, metadata, options):
     """The files are there: they are the version from now on. Those of the one
     before, and what was left by who died, are taken away."""
     publish({}, os.path.join(path, MANIFEST),
-            {**check_metadata(metadata), FILES: json.dumps(names)}, options)
+            {**check_metadata(metadata), FILES: json.dumps(names)}, options,
+            _Manifest)
     try:
         _sweep(path, lambda name: name not in names)
     except OSError:

@@ -148,7 +148,11 @@ class Save:
             self._copied = True
             self._adder = None
             self._process.copying.discard(self)
+            self._is_there()
             self._warn_if_plain()
+
+    def _is_there(self):
+        """What else belongs to it, once."""
 
     def _warn_if_plain(self):
         """Once for a path in a process: it happens again with each save."""
@@ -192,8 +196,10 @@ def _reap():
         try:
             if save.is_copied():
                 save.copied()
-        except (OSError, PlainSaveWarning):
+        except OSError:
             pass  # it stays with the save, for whoever asks
+        except PlainSaveWarning:
+            pass  # an error here, and nobody asked for this save
 
 
 def check_tensors(tensors):
