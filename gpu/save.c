@@ -276,18 +276,16 @@ static bool is_no_segment(int rc)
 /* Through the file, since there is no segment: ckpt_last_error() says why. */
 static int work_plainly(struct ckpt_save *s)
 {
-	char why[sizeof(s->why)];
 	int rc;
 
-	(void)snprintf(why, sizeof(why), "%s", ckpt_last_error());
+	if (s->layout.file_bytes > 0) {
+		HOLD(&s->lock);
+		(void)snprintf(s->why, sizeof(s->why), "%s", ckpt_last_error());
+	}
 	rc = save_plainly(s->c, &s->to, &s->layout, &s->fd, &s->ino);
-	if (rc < 0)
-		return rc;
-	CKPT_COUNT(s->c, plain_saves, 1);
-	HOLD(&s->lock);
-	if (s->layout.file_bytes > 0)
-		memcpy(s->why, why, sizeof(s->why));
-	return 0;
+	if (rc == 0)
+		CKPT_COUNT(s->c, plain_saves, 1);
+	return rc;
 }
 
 static int work(struct ckpt_save *s)
