@@ -245,7 +245,6 @@ static int read_piece(struct tensors *l, struct walk *w,
 	}
 	if (rc < 0)
 		return rc;
-	l->reruns = l->reruns || inside.reruns;
 	if (inside.count == 1 && inside.all[0].name[0] == 0)
 		t = inside.all[0];
 	(void)snprintf(name, sizeof(name), "@%" PRIu64, z->at);

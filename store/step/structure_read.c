@@ -112,7 +112,7 @@ static int read_file(struct structure *s, const struct structure_source *in,
 }
 
 /* What a common.pt, just read, says of the .metadata beside it. */
-static int check_common(struct reading *r, const struct tree_entry *e)
+static int check_common_file(struct reading *r, const struct tree_entry *e)
 {
 	const struct tree_entry *folder = &r->tree.all[e->in];
 	struct structure *s = r->s;
@@ -152,7 +152,7 @@ static int read_files(struct reading *r)
 			continue;
 		rc = read_file(r->s, r->in, e->path);
 		if (rc == 0)
-			rc = check_common(r, e);
+			rc = check_common_file(r, e);
 	}
 	return rc;
 }
