@@ -152,9 +152,12 @@ static int own_image(struct drain *d, struct work *w)
 	int rc;
 
 	HOLD(&w->making_image);
-	/* Under locks that others wait for it may sync the database. */
-	thread_yield_disk(false);
-	rc = w->image ? 0 : image_create(d->images, &w->image);
+	rc = 0;
+	if (!w->image) {
+		/* It may sync the database, under locks that others want. */
+		thread_yield_disk(false);
+		rc = image_create(d->images, &w->image);
+	}
 	if (rc == 0 && w->image_fd < 0) {
 		w->image_fd = image_open_fd(d->images, w->image, O_RDWR);
 		rc = w->image_fd < 0 ? w->image_fd : 0;

@@ -176,8 +176,8 @@ static int resolve(struct drain *d, struct work *w, uint32_t chunk,
 	    !work_place(o, theirs, &at))
 		return store_late(d, w, chunk, buffer);
 	l = (struct chunk_loc){ at.image, at.image_offset, c->len };
-	work_yield(d, w);
 	if (d->options.verify) {
+		work_yield(d, w);
 		rc = work_bytes(w, chunk, chunk + 1, buffer, &base);
 		if (rc < 0)
 			return rc == -ESTALE ? -EAGAIN : rc;

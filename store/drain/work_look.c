@@ -106,10 +106,11 @@ static void look_up_one(struct drain *d, struct work *w, uint32_t index,
 	if (!value || loc_decode(value, len, &l) < 0 || l.len != c->len)
 		return;
 	c->unmoved = is_unmoved(w, c, &l);
-	work_yield(d, w);
-	if (!c->unmoved && d->options.verify &&
-	    !equal_to_image(d, last, &l, bytes))
-		return;
+	if (!c->unmoved && d->options.verify) {
+		work_yield(d, w);
+		if (!equal_to_image(d, last, &l, bytes))
+			return;
+	}
 	c->kind = CHUNK_SHARED;
 	c->image = l.image;
 	c->image_offset = l.offset;

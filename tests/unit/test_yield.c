@@ -236,6 +236,25 @@ static void it_hurries_from_when_somebody_waits(void **state)
 	free(data);
 }
 
+/* Who unmounts waits for all of it. */
+static void an_umount_does_not(void **state)
+{
+	uint8_t *data = filled(LARGE_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_alone(kind);
+
+		forget();
+		live_write(&l, "large", data, LARGE_BYTES);
+		live_close(&l);
+		assert_yields(&large, false);
+		live_open_kind(&l, kind);
+		live_free(&l);
+	}
+	free(data);
+}
+
 /* A disk that others keep busy may not let those that yield go on at all. */
 static void nothing_yields_for_long(void **state)
 {
@@ -264,6 +283,7 @@ int main(void)
 		cmocka_unit_test(what_nobody_waits_for_yields),
 		cmocka_unit_test(what_somebody_waits_for_does_not),
 		cmocka_unit_test(it_hurries_from_when_somebody_waits),
+		cmocka_unit_test(an_umount_does_not),
 		cmocka_unit_test(nothing_yields_for_long),
 	};
 
