@@ -163,7 +163,7 @@ class Save:
             if self._warn_of in self._process.warned:
                 return
             self._process.warned.add(self._warn_of)
-        warnings.warn(f"ckptfs: {why.decode('utf-8', 'replace')}. The file was "
+        warnings.warn(f"{why.decode('utf-8', 'replace')}. The file was "
                       "written without the mount's memory, which is slower",
                       PlainSaveWarning, stacklevel=3)
 
