@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "store/db/records.h"
 #include "store/shared/shared.h"
 #include "store/shared/trailer.h"
 
@@ -63,6 +64,7 @@ static const struct fuse_opt option_table[] = {
 	OPT("passthrough=off", passthrough, false),
 	OPT("passthrough=auto", passthrough, true),
 	OPT("dedup_min_saving=%s", saving, 0),
+	OPT("dedup_copies=%s", copies, 0),
 	OPT("drain_threads=%s", threads, 0),
 	OPT("drain_interval=%s", interval, 0),
 	OPT("backup_interval=%s", backup, 0),
@@ -129,6 +131,8 @@ static const char help_text[] =
 	"  dedup_min_saving=P   share parts of a file only if that saves P percent\n"
 	"                       of it; a file that shares parts is read through the\n"
 	"                       daemon (3)\n"
+	"  dedup_copies=N       so many files with the same bytes each store them, 1 to\n"
+	"                       4; further ones share with those (1)\n"
 	"  drain_threads=N      workers that hash and write (one for each\n"
 	"                       processor, 2 to 8)\n"
 	"  drain_interval=S     seconds after which a file that stays open and grows\n"
@@ -284,6 +288,10 @@ static bool set_all(struct options *o)
 	    !parse_number(o->saving, 100, &s->dedup_min_saving_percent))
 		return wrong("dedup_min_saving", o->saving,
 			     "0 to 100 (percent)");
+	if (o->copies &&
+	    (!parse_number(o->copies, CHUNK_COPIES_MAX, &s->dedup_copies) ||
+	     s->dedup_copies == 0))
+		return wrong("dedup_copies", o->copies, "1 to 4");
 	if (o->threads && (!parse_number(o->threads, 8, &s->drain_threads) ||
 			   s->drain_threads == 0))
 		return wrong("drain_threads", o->threads, "1 to 8");
@@ -309,8 +317,8 @@ static bool set_all(struct options *o)
 			     "0 to 86400 seconds");
 	if (o->local_keep && strcmp(o->local_keep, "0") == 0)
 		o->local_keep_bytes = 0;
-	else if (o->local_keep && !parse_size(o->local_keep,
-					      &o->local_keep_bytes))
+	else if (o->local_keep &&
+		 !parse_size(o->local_keep, &o->local_keep_bytes))
 		return wrong("local_keep", o->local_keep,
 			     "a size such as 500G, or 0");
 	if (o->shared && !set_shared(o))
@@ -352,11 +360,12 @@ int options_parse(struct fuse_args *args, struct options *o)
 
 void options_release(struct options *o)
 {
-	char *const texts[] = { o->store,      o->mountpoint, o->stage,
-				o->stage_size, o->segments,   o->saving,
-				o->threads,    o->interval,   o->backup,
-				o->shared,     o->node,       o->pending_wait,
-				o->names_timeout, o->direct, o->local_keep };
+	char *const texts[] = { o->store,        o->mountpoint,    o->stage,
+				o->stage_size,   o->segments,      o->saving,
+				o->copies,       o->threads,       o->interval,
+				o->backup,       o->shared,        o->node,
+				o->pending_wait, o->names_timeout, o->direct,
+				o->local_keep };
 
 	for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++)
 		free(texts[i]);

@@ -9,7 +9,7 @@
 struct options {
 	/* Owned; NULL: not given. */
 	char *store, *mountpoint, *stage, *stage_size, *segments;
-	char *saving, *threads, *interval, *backup;
+	char *saving, *copies, *threads, *interval, *backup;
 	char *shared, *node, *pending_wait, *names_timeout;
 	char *direct, *local_keep;
 	int foreground, debug, help, version, hold_drain, no_stage_cache;

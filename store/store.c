@@ -316,6 +316,7 @@ static int open_drain(struct store *st)
 		.threads = o->drain_threads,
 		.interval_s = o->drain_interval_s,
 		.dedup_min_saving_percent = o->dedup_min_saving_percent,
+		.copies = o->dedup_copies,
 		.verify = o->verify != VERIFY_OFF,
 		.share_all = o->share_all,
 		.hold = o->hold_drain,

@@ -52,6 +52,11 @@ struct store_options {
 	unsigned backup_interval_s; /* of the database; 0: none is made */
 	unsigned drain_interval_s; /* for files that stay open; 0: never */
 	unsigned dedup_min_saving_percent;
+	/*
+	 * So many files that have a chunk, 1 to CHUNK_COPIES_MAX, each store a
+	 * copy; further ones share with those.
+	 */
+	unsigned dedup_copies;
 	bool durable_close; /* close waits until the file is durable */
 	enum publish_mode publish; /* which renames wait: publish.h */
 	bool share_all; /* bytes are shared between owners: records.h */
@@ -65,7 +70,7 @@ struct store_options {
 	{                                                         \
 		.verify = VERIFY_ON, .publish = PUBLISH_STEP,     \
 		.drain_interval_s = 30, .backup_interval_s = 600, \
-		.dedup_min_saving_percent = 3,                    \
+		.dedup_min_saving_percent = 3, .dedup_copies = 1, \
 	}
 
 /* Who puts the store to use, set before store_start(); each may be NULL. */

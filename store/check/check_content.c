@@ -105,26 +105,32 @@ static const struct check_chunk *chunk_at(struct check *c, uint64_t image,
 		       : NULL;
 }
 
+static void check_copy(struct check *c, const struct chunk_loc *l,
+		       uint32_t hash_tag)
+{
+	const struct check_chunk *k = chunk_at(c, l->image, l->offset);
+
+	if (k && k->len == l->len && k->hash_tag == hash_tag)
+		return;
+	check_report(c, "hash", check_image_name(c, l->image),
+		     "a hash in the index leads to %u bytes at %llu, but no "
+		     "chunk with that hash and length is "
+		     "there; " CHECK_ADVICE_INDEX,
+		     l->len, (unsigned long long)l->offset);
+}
+
 static int check_hash(struct check *c, const struct check_record *r)
 {
-	const struct check_chunk *k;
 	uint64_t domain = DOMAIN_ALL;
-	struct chunk_loc l;
+	struct chunk_locs l;
 
 	if (r->key_len == HASH_DOMAIN_KEY_BYTES)
 		domain = get_be64(r->key + 1 + HASH_BYTES);
 	if ((r->key_len != 1 + HASH_BYTES && domain == DOMAIN_ALL) ||
-	    loc_decode(r->value, r->value_len, &l) < 0)
+	    locs_decode(r->value, r->value_len, &l) < 0)
 		return check_report_record(c, r);
-	k = chunk_at(c, l.image, l.offset);
-	if (k && k->len == l.len &&
-	    k->hash_tag == check_hash_tag(r->key + 1, domain))
-		return 0;
-	check_report(c, "hash", check_image_name(c, l.image),
-		     "a hash in the index leads to %u bytes at %llu, but no "
-		     "chunk with that hash and length is "
-		     "there; " CHECK_ADVICE_INDEX,
-		     l.len, (unsigned long long)l.offset);
+	for (size_t i = 0; i < l.count; i++)
+		check_copy(c, &l.at[i], check_hash_tag(r->key + 1, domain));
 	return 0;
 }
 

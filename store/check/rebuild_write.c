@@ -44,7 +44,6 @@ static int delete_one(void *arg, struct kv_slice key, struct kv_slice value)
 
 static int put_chunk(struct writing *w, const struct rebuild_chunk *c)
 {
-	const struct chunk_loc loc = { c->image, c->offset, c->len };
 	struct chunk_rec rec = { .len = c->len,
 				 .refs = c->refs,
 				 .domain = c->domain };
@@ -55,7 +54,6 @@ static int put_chunk(struct writing *w, const struct rebuild_chunk *c)
 		(void)fstat(fd, &sb);
 	memcpy(rec.hash, c->hash, sizeof(rec.hash));
 	chunk_save(w->b, key_chunk(c->image, c->offset), &rec);
-	loc_save(w->b, key_hash(c->hash, c->domain), &loc);
 	u64_save(w->b, key_ino('I', c->image), (uint64_t)sb.st_size);
 	return write_some(w, false);
 }
@@ -68,6 +66,51 @@ static int chunk_order(const void *pa, const void *pb)
 	if (a->image != b->image)
 		return a->image < b->image ? -1 : 1;
 	return a->offset < b->offset ? -1 : a->offset > b->offset;
+}
+
+/* Copies of one chunk follow each other, the newest last. */
+static int hash_order(const void *pa, const void *pb)
+{
+	const struct rebuild_chunk *a = pa, *b = pb;
+	int order = memcmp(a->hash, b->hash, sizeof(a->hash));
+
+	if (order != 0)
+		return order;
+	if (a->domain != b->domain)
+		return a->domain < b->domain ? -1 : 1;
+	return chunk_order(pa, pb);
+}
+
+static bool is_same_chunk(const struct rebuild_chunk *a,
+			  const struct rebuild_chunk *b)
+{
+	return a->domain == b->domain &&
+	       memcmp(a->hash, b->hash, sizeof(a->hash)) == 0;
+}
+
+/* The index: it leads to all copies of each chunk. */
+static int put_hashes(struct writing *w, struct rebuild_chunk *at, size_t count)
+{
+	struct chunk_locs l = { .count = 0 };
+	int rc = 0;
+
+	if (count > 0)
+		qsort(at, count, sizeof(*at), hash_order);
+	for (size_t i = 0; rc == 0 && i < count; i++) {
+		const struct chunk_loc one = { at[i].image, at[i].offset,
+					       at[i].len };
+
+		if (at[i].refs > 0)
+			locs_add(&l, &one);
+		if (i + 1 < count && is_same_chunk(&at[i], &at[i + 1]))
+			continue;
+		if (l.count > 0) {
+			locs_save(w->b, key_hash(at[i].hash, at[i].domain), &l);
+			rc = write_some(w, false);
+		}
+		l.count = 0;
+	}
+	return rc;
 }
 
 int rebuild_write_chunks(struct rebuild *r)
@@ -85,6 +128,8 @@ int rebuild_write_chunks(struct rebuild *r)
 	for (size_t i = 0; rc == 0 && i < r->chunks.capacity; i++)
 		if (r->chunks.at[i].refs > 0)
 			rc = put_chunk(&w, &r->chunks.at[i]);
+	if (rc == 0)
+		rc = put_hashes(&w, r->chunks.at, r->chunks.capacity);
 	return rc == 0 ? write_some(&w, true) : rc;
 }
 

@@ -376,26 +376,52 @@ int chunk_decode(const void *p, size_t len, struct chunk_rec *ret)
 	return 0;
 }
 
-void loc_encode(const struct chunk_loc *l, struct bytes *out)
+void locs_encode(const struct chunk_locs *l, struct bytes *out)
 {
-	bytes_put_u64(out, l->image);
-	bytes_put_u64(out, l->offset);
-	bytes_put_u32(out, l->len);
+	for (size_t i = 0; i < l->count; i++) {
+		bytes_put_u64(out, l->at[i].image);
+		bytes_put_u64(out, l->at[i].offset);
+		bytes_put_u32(out, l->at[i].len);
+	}
 }
 
-int loc_decode(const void *p, size_t len, struct chunk_loc *ret)
+int locs_decode(const void *p, size_t len, struct chunk_locs *ret)
 {
 	struct bytes_reader r = bytes_reader_of(p, len);
-	struct chunk_loc l;
+	struct chunk_locs l = { .count = 0 };
 
-	l.image = bytes_take_u64(&r);
-	l.offset = bytes_take_u64(&r);
-	l.len = bytes_take_u32(&r);
-	if (r.bad || r.left != 0 || l.image == 0 || l.len == 0 ||
-	    l.offset > INT64_MAX)
+	do {
+		struct chunk_loc *at = &l.at[l.count++];
+
+		at->image = bytes_take_u64(&r);
+		at->offset = bytes_take_u64(&r);
+		at->len = bytes_take_u32(&r);
+		if (r.bad || at->image == 0 || at->offset > INT64_MAX ||
+		    at->len == 0 || at->len != l.at[0].len)
+			return -EIO;
+	} while (r.left > 0 && l.count < CHUNK_COPIES_MAX);
+	if (r.left > 0)
 		return -EIO;
 	*ret = l;
 	return 0;
+}
+
+void locs_add(struct chunk_locs *l, const struct chunk_loc *one)
+{
+	if (l->count < CHUNK_COPIES_MAX)
+		l->count++;
+	memmove(&l->at[1], &l->at[0], (l->count - 1) * sizeof(*l->at));
+	l->at[0] = *one;
+}
+
+void locs_remove(struct chunk_locs *l, uint64_t image, uint64_t offset)
+{
+	size_t left = 0;
+
+	for (size_t i = 0; i < l->count; i++)
+		if (l->at[i].image != image || l->at[i].offset != offset)
+			l->at[left++] = l->at[i];
+	l->count = left;
 }
 
 void series_encode(const struct series_rec *s, struct bytes *out)

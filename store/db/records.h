@@ -13,7 +13,7 @@
  *   O ino                  unlinked while open: delete at the next start
  *   U ino                  created, never committed: absent after a power cut
  *   K image offset         a chunk that lies in an image     struct chunk_rec
- *   H hash domain          where a chunk with this hash lies  struct chunk_loc
+ *   H hash domain          where the copies of a chunk lie   struct chunk_locs
  *   I image                an image that holds committed bytes, u64 size
  *   P image offset         bytes to be punched, u64 length (see reclaim.h)
  *   S key                  what the last file of a series was struct series_rec
@@ -39,12 +39,13 @@
 #include "store/db/writer.h"
 
 /*
- * 1: no chunk has a domain, and what is unfinished is not recorded. It is read
- * as it is, and made 2 when it is mounted, for a ckptfs of that time would take
- * a chunk with a domain for damage, and an image that it does not know for a
+ * 1: no chunk has a domain, and what is unfinished is not recorded. 2: an H
+ * has one place. Both are read as they are, and made 3 when they are mounted,
+ * for a ckptfs of that time would take a chunk with a domain, or an H of
+ * several places, for damage, and an image that it does not know for a
  * leftover.
  */
-#define STORE_FORMAT 2
+#define STORE_FORMAT 3
 #define STORE_FORMAT_OLD 1
 #define SMALL_BYTES_MAX (32u << 10)
 #define STORE_NAME_MAX 255
@@ -177,12 +178,26 @@ struct chunk_rec {
 void chunk_encode(const struct chunk_rec *k, struct bytes *out);
 int chunk_decode(const void *p, size_t len, struct chunk_rec *ret);
 
+/* Where one copy of a chunk lies. */
 struct chunk_loc {
 	uint64_t image, offset;
 	uint32_t len;
 };
-void loc_encode(const struct chunk_loc *l, struct bytes *out);
-int loc_decode(const void *p, size_t len, struct chunk_loc *ret);
+/*
+ * All copies of a chunk that the index knows, the newest first: one at least,
+ * and all equally long. Each has a K of its own.
+ */
+#define CHUNK_COPIES_MAX 4
+struct chunk_locs {
+	size_t count;
+	struct chunk_loc at[CHUNK_COPIES_MAX];
+};
+void locs_encode(const struct chunk_locs *l, struct bytes *out);
+int locs_decode(const void *p, size_t len, struct chunk_locs *ret);
+/* As the newest one; when there is no room, in the oldest one's stead. */
+void locs_add(struct chunk_locs *l, const struct chunk_loc *one);
+/* Nothing, when that place is not in it. */
+void locs_remove(struct chunk_locs *l, uint64_t image, uint64_t offset);
 
 struct series_rec {
 	uint64_t size_bytes; /* of its last file */
@@ -221,8 +236,8 @@ int content_load(struct kv *kv, struct key k, struct content *ret);
 void content_save(struct kv_batch *b, struct key k, const struct content *v);
 int chunk_load(struct kv *kv, struct key k, struct chunk_rec *ret);
 void chunk_save(struct kv_batch *b, struct key k, const struct chunk_rec *v);
-int loc_load(struct kv *kv, struct key k, struct chunk_loc *ret);
-void loc_save(struct kv_batch *b, struct key k, const struct chunk_loc *v);
+int locs_load(struct kv *kv, struct key k, struct chunk_locs *ret);
+void locs_save(struct kv_batch *b, struct key k, const struct chunk_locs *v);
 int series_load(struct kv *kv, struct key k, struct series_rec *ret);
 void series_save(struct kv_batch *b, struct key k, const struct series_rec *v);
 int writer_load(struct kv *kv, struct key k, struct writer *ret);

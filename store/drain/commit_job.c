@@ -129,10 +129,19 @@ static bool joined_is_dead(const struct work *w)
 	return false;
 }
 
+static bool lies_in_image(const struct chunk_locs *l, uint64_t image)
+{
+	for (size_t i = 0; i < l->count; i++)
+		if (l->at[i].image == image)
+			return true;
+	return false;
+}
+
 /*
- * Has a chunk that the job stored been committed by another one since? Then the
- * job is done again and finds it: replicas that are closed at the same moment
- * are stored once, however their drains were interleaved.
+ * Have others committed a chunk that the job stored since, as often as copies
+ * are kept? Then the job is done again and finds it: replicas that are closed
+ * at the same moment are stored so often, however their drains were
+ * interleaved.
  */
 static bool came_too_late(struct drain *d, const struct work *w)
 {
@@ -140,11 +149,12 @@ static bool came_too_late(struct drain *d, const struct work *w)
 		return false;
 	for (uint32_t i = 0; i < w->chunk_count; i++) {
 		const struct drain_chunk *c = &w->chunks[i];
-		struct chunk_loc loc;
+		struct chunk_locs l;
 
 		if (c->kind == CHUNK_NEW &&
-		    loc_load(d->kv, key_hash(c->hash, w->domain), &loc) == 0 &&
-		    loc.len == c->len && loc.image != w->image->id)
+		    locs_load(d->kv, key_hash(c->hash, w->domain), &l) == 0 &&
+		    l.at[0].len == c->len && l.count >= d->options.copies &&
+		    !lies_in_image(&l, w->image->id))
 			return true;
 	}
 	return false;

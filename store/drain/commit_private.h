@@ -60,7 +60,8 @@ struct ref_change {
 	int32_t delta;
 	uint8_t hash[HASH_BYTES];
 	uint64_t domain;
-	bool gone; /* set by changes_apply(): it was the last reference */
+	bool made; /* set by changes_apply(): it was the first reference */
+	bool gone; /* the same: it was the last one */
 	bool fresh; /* may not be there yet: written by a running job */
 	uint64_t image_size; /* fresh: what the image's I record says */
 };

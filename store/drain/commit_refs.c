@@ -3,8 +3,8 @@
  * them: the index by hash (H), images (I), ranges to be punched (P) and the
  * counters.
  *
- * Within one batch every chunk's changes are summed up first, so that its
- * record is read and written once.
+ * Within one batch every chunk's changes are summed up first, and so are those
+ * of every hash, so that each record is read and written once.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -92,23 +92,22 @@ int changes_of_content(struct drain *d, const struct content *c, int32_t delta,
 	return rc;
 }
 
-/* The chunk's first reference: its record, its hash, and its image's. */
+/* The chunk's first reference: its record, and its image's. */
 static int chunk_create(struct drain *d, struct kv_batch *b,
-			const struct ref_change *c, uint64_t *last_image)
+			struct ref_change *c, uint64_t *last_image)
 {
 	struct chunk_rec rec = { .len = c->len,
 				 .refs = (uint32_t)c->delta,
 				 .domain = c->domain };
-	struct chunk_loc loc = { c->image, c->offset, c->len };
 	struct key i = key_ino('I', c->image);
 	int rc;
 
 	memcpy(rec.hash, c->hash, HASH_BYTES);
 	chunk_save(b, key_chunk(c->image, c->offset), &rec);
-	loc_save(b, key_hash(c->hash, c->domain), &loc);
 	meta_add(b, META_CHUNKS, 1);
 	meta_add(b, META_PHYSICAL, c->len);
 	meta_add(b, META_SHARED, (int64_t)(c->delta - 1) * c->len);
+	c->made = true;
 	if (*last_image == c->image)
 		return 0;
 	*last_image = c->image;
@@ -121,30 +120,84 @@ static int chunk_create(struct drain *d, struct kv_batch *b,
 	return rc;
 }
 
-/* The last reference is gone: the records go now, the bytes a little later. */
-static int chunk_remove(struct drain *d, struct kv_batch *b,
-			const struct ref_change *c, const struct chunk_rec *rec)
+/* The last reference is gone: its record goes now, the bytes a little later. */
+static void chunk_remove(struct kv_batch *b, struct ref_change *c,
+			 const struct chunk_rec *rec)
 {
-	struct key h = key_hash(rec->hash, rec->domain);
-	SCOPED(scope_free) void *value = NULL;
-	struct chunk_loc loc;
-	size_t len;
-	int rc;
-
 	record_delete(b, key_chunk(c->image, c->offset));
 	u64_save(b, key_punch(c->image, c->offset), rec->len);
 	meta_add(b, META_CHUNKS, -1);
 	meta_add(b, META_PHYSICAL, -(int64_t)rec->len);
 	meta_add(b, META_SHARED, -(int64_t)(rec->refs - 1) * rec->len);
-	rc = record_load(d->kv, h, &value, &len);
-	if (rc == -ENOENT)
-		return 0;
-	if (rc < 0)
+	memcpy(c->hash, rec->hash, HASH_BYTES);
+	c->domain = rec->domain;
+	c->gone = true;
+}
+
+/* --- the index by hash --- */
+
+static int hash_compare(const void *pa, const void *pb)
+{
+	const struct ref_change *a = *(const struct ref_change *const *)pa;
+	const struct ref_change *b = *(const struct ref_change *const *)pb;
+	int order = memcmp(a->hash, b->hash, HASH_BYTES);
+
+	if (order != 0 || a->domain == b->domain)
+		return order;
+	return a->domain < b->domain ? -1 : 1;
+}
+
+/* The copies of one chunk, of which `count` are made or gone. */
+static int index_one(struct drain *d, struct kv_batch *b,
+		     struct ref_change *const *at, size_t count)
+{
+	struct key h = key_hash(at[0]->hash, at[0]->domain);
+	SCOPED(scope_free) void *value = NULL;
+	struct chunk_locs l = { .count = 0 };
+	size_t len;
+	int rc = record_load(d->kv, h, &value, &len);
+
+	if (rc < 0 && rc != -ENOENT)
 		return rc;
-	if (loc_decode(value, len, &loc) == 0 && loc.image == c->image &&
-	    loc.offset == c->offset)
+	if (rc == 0 && locs_decode(value, len, &l) < 0)
+		l.count = 0; /* damage: what is known now is put there */
+	for (size_t i = 0; i < count; i++)
+		locs_remove(&l, at[i]->image, at[i]->offset);
+	for (size_t i = 0; i < count; i++)
+		if (at[i]->made)
+			locs_add(&l, &(struct chunk_loc){ at[i]->image,
+							  at[i]->offset,
+							  at[i]->len });
+	if (l.count > 0)
+		locs_save(b, h, &l);
+	else if (rc == 0)
 		record_delete(b, h);
 	return 0;
+}
+
+/* What was made and what is gone, each hash once. */
+static int index_apply(struct drain *d, struct kv_batch *b,
+		       struct ref_changes *changes)
+{
+	SCOPED(scope_free) struct ref_change **at = NULL;
+	size_t n = 0, end;
+	int rc = 0;
+
+	at = calloc(changes->count + 1, sizeof(struct ref_change *));
+	if (!at)
+		return -ENOMEM;
+	for (size_t i = 0; i < changes->count; i++)
+		if (changes->at[i].made || changes->at[i].gone)
+			at[n++] = &changes->at[i];
+	if (n > 0)
+		qsort(at, n, sizeof(*at), hash_compare);
+	for (size_t i = 0; rc == 0 && i < n; i = end) {
+		end = i + 1;
+		while (end < n && hash_compare(&at[i], &at[end]) == 0)
+			end++;
+		rc = index_one(d, b, &at[i], end - i);
+	}
+	return rc;
 }
 
 int changes_apply(struct drain *d, struct kv_batch *b,
@@ -187,17 +240,14 @@ int changes_apply(struct drain *d, struct kv_batch *b,
 		if (c->delta < 0 && rec.refs < (uint32_t)-c->delta)
 			return -EIO;
 		if ((int64_t)rec.refs + c->delta == 0) {
-			rc = chunk_remove(d, b, c, &rec);
-			c->gone = true;
-			if (rc < 0)
-				return rc;
+			chunk_remove(b, c, &rec);
 			continue;
 		}
 		meta_add(b, META_SHARED, (int64_t)c->delta * rec.len);
 		rec.refs += (uint32_t)c->delta;
 		chunk_save(b, k, &rec);
 	}
-	return 0;
+	return index_apply(d, b, changes);
 }
 
 void changes_reclaim(struct drain *d, const struct ref_changes *changes)

@@ -37,7 +37,7 @@ int drain_new(struct kv *kv, struct images *images, struct stages *stages,
 
 	if (!d)
 		return -ENOMEM;
-	d->inflight = inflight_new();
+	d->inflight = inflight_new(options->copies);
 	if (!d->inflight)
 		return -ENOMEM;
 	d->kv = kv;

@@ -29,6 +29,7 @@ struct drain_options {
 	unsigned threads; /* 0: one for each processor, 2 to 8 */
 	unsigned interval_s; /* for files that stay open; 0: never */
 	unsigned dedup_min_saving_percent;
+	unsigned copies; /* of a chunk: 1 to CHUNK_COPIES_MAX */
 	bool verify; /* bytes are compared before they are shared */
 	bool share_all; /* bytes are shared between owners: records.h */
 	bool hold; /* drain only when asked */

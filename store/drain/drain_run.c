@@ -203,6 +203,8 @@ static int work_finish(struct drain *d, struct work *w, uint8_t *buffer,
 	if (rc == 0)
 		rc = resolve(d, w, buffer);
 	if (rc == 0)
+		rc = work_align(d, w, buffer);
+	if (rc == 0)
 		rc = work_conclude(d, w, buffer, ret_outcome);
 	if (rc == 0 && *ret_outcome != WORK_UNCHANGED) {
 		work_rest(d, w);

@@ -1,6 +1,7 @@
 /*
- * inflight.c - the table of inflight.h: a hash's entry is of the oldest of the
- * works that have said, by a claim or a check, that they store such a chunk.
+ * inflight.c - the table of inflight.h: a hash's entries are of the oldest of
+ * the works that have said, by a claim or a check, that they store such a
+ * chunk.
  */
 #include "store/drain/inflight.h"
 
@@ -9,6 +10,7 @@
 #include <string.h>
 
 #include "store/base/scope.h"
+#include "store/db/records.h"
 #include "store/drain/work.h"
 
 #define INFLIGHT_BUCKETS 16384
@@ -21,16 +23,20 @@ struct inflight_entry {
 };
 
 struct inflight {
+	unsigned copies;
 	struct lock lock;
 	struct inflight_entry *bucket[INFLIGHT_BUCKETS];
 };
 
-struct inflight *inflight_new(void)
+struct inflight *inflight_new(unsigned copies)
 {
 	struct inflight *t = calloc(1, sizeof(*t));
 
-	if (t)
-		lock_init(&t->lock, LOCK_INFLIGHT);
+	CHECK(copies >= 1 && copies <= CHUNK_COPIES_MAX);
+	if (!t)
+		return NULL;
+	t->copies = copies;
+	lock_init(&t->lock, LOCK_INFLIGHT);
 	return t;
 }
 
@@ -53,15 +59,63 @@ static struct inflight_entry **inflight_bucket(struct inflight *t,
 	return &t->bucket[h % INFLIGHT_BUCKETS];
 }
 
+/* Who has a chunk, the oldest first. */
+struct holders {
+	unsigned count;
+	struct inflight_entry *at[CHUNK_COPIES_MAX];
+	struct inflight_entry *own; /* among them, the asking work's */
+};
+
 /* Jobs of another domain have chunks of their own. */
-static struct inflight_entry *inflight_find(struct inflight_entry *e,
-					    const uint8_t *hash,
-					    const struct work *work)
+static struct holders holders_of(struct inflight_entry *e, const uint8_t *hash,
+				 const struct work *work)
 {
-	while (e && (e->work->domain != work->domain ||
-		     memcmp(e->hash, hash, HASH_BYTES) != 0))
-		e = e->next;
-	return e;
+	struct holders h = { .count = 0 };
+
+	for (; e; e = e->next) {
+		unsigned i = h.count;
+
+		if (e->work->domain != work->domain ||
+		    memcmp(e->hash, hash, HASH_BYTES) != 0)
+			continue;
+		CHECK(h.count < CHUNK_COPIES_MAX);
+		for (; i > 0 && h.at[i - 1]->work->serial > e->work->serial;
+		     i--)
+			h.at[i] = h.at[i - 1];
+		h.at[i] = e;
+		h.count++;
+		if (e->work == work)
+			h.own = e;
+	}
+	return h;
+}
+
+/* The one in whose stead `work`, an older one, has it; NULL: none. */
+static struct inflight_entry *younger_holder(const struct inflight *t,
+					     const struct holders *h,
+					     const struct work *work)
+{
+	struct inflight_entry *youngest = h->count ? h->at[h->count - 1] : NULL;
+
+	if (h->own || h->count < t->copies ||
+	    youngest->work->serial < work->serial)
+		return NULL;
+	return youngest;
+}
+
+/*
+ * Whose chunk the work's is to be: its own, or that of a holder, the same one
+ * of each chunk.
+ */
+static void refer(const struct holders *h, const struct work *work,
+		  struct work **ret_owner, uint32_t *ret_chunk)
+{
+	const struct inflight_entry *e =
+		h->own ? h->own : h->at[work->serial % h->count];
+
+	atomic_fetch_add(&e->work->refs, 1);
+	*ret_owner = e->work;
+	*ret_chunk = e->chunk;
 }
 
 bool inflight_claim(struct inflight *t, const uint8_t hash[HASH_BYTES],
@@ -70,19 +124,19 @@ bool inflight_claim(struct inflight *t, const uint8_t hash[HASH_BYTES],
 {
 	struct inflight_entry **b = inflight_bucket(t, hash);
 	struct inflight_entry *e;
+	struct holders h;
 
 	HOLD(&t->lock);
-	e = inflight_find(*b, hash, work);
-	if (e && e->work->serial <= work->serial) {
-		atomic_fetch_add(&e->work->refs, 1);
-		*ret_owner = e->work;
-		*ret_chunk = e->chunk;
+	h = holders_of(*b, hash, work);
+	e = younger_holder(t, &h, work);
+	if (!e && (h.own || h.count == t->copies)) {
+		refer(&h, work, ret_owner, ret_chunk);
 		return false;
 	}
 	if (!e) {
 		e = malloc(sizeof(*e));
 		if (!e)
-			return true; /* stored twice at worst */
+			return true; /* stored once more at worst */
 		memcpy(e->hash, hash, HASH_BYTES);
 		e->next = *b;
 		*b = e;
@@ -98,21 +152,40 @@ enum inflight_owner inflight_check(struct inflight *t,
 				   struct work **ret_owner, uint32_t *ret_chunk)
 {
 	struct inflight_entry *e;
+	struct holders h;
 
 	HOLD(&t->lock);
-	e = inflight_find(*inflight_bucket(t, hash), hash, work);
-	if (!e)
-		return INFLIGHT_NOBODY;
-	if (e->work->serial > work->serial) {
+	h = holders_of(*inflight_bucket(t, hash), hash, work);
+	e = younger_holder(t, &h, work);
+	if (e) {
 		e->work = work;
 		e->chunk = chunk;
 	}
-	if (e->work == work && e->chunk == chunk)
+	if (e || (h.own && h.own->chunk == chunk))
 		return INFLIGHT_MINE;
-	atomic_fetch_add(&e->work->refs, 1);
-	*ret_owner = e->work;
-	*ret_chunk = e->chunk;
+	if (!h.own && h.count < t->copies)
+		return INFLIGHT_NOBODY;
+	refer(&h, work, ret_owner, ret_chunk);
 	return INFLIGHT_OTHER;
+}
+
+bool inflight_owned_by(struct inflight *t, const uint8_t hash[HASH_BYTES],
+		       const struct work *work,
+		       const struct drain_origin *origin,
+		       struct work **ret_owner, uint32_t *ret_chunk)
+{
+	struct holders h;
+
+	HOLD(&t->lock);
+	h = holders_of(*inflight_bucket(t, hash), hash, work);
+	for (unsigned i = 0; i < h.count; i++)
+		if (h.at[i]->work->origin == origin) {
+			atomic_fetch_add(&h.at[i]->work->refs, 1);
+			*ret_owner = h.at[i]->work;
+			*ret_chunk = h.at[i]->chunk;
+			return true;
+		}
+	return false;
 }
 
 void inflight_drop(struct inflight *t, const uint8_t hash[HASH_BYTES],

@@ -256,6 +256,11 @@ int work_recheck(struct drain *d, struct work *w, uint8_t *buffer);
  */
 int work_resolve(struct drain *d, struct work *w, uint32_t chunk,
 		 bool owner_failed, uint8_t *buffer);
+/*
+ * When all are resolved: of chunks that have several copies, take those in one
+ * image, so that the file maps onto that as a whole.
+ */
+int work_align(struct drain *d, struct work *w, uint8_t *buffer);
 /* Sharing that does not pay is undone; the digest; did anything change? */
 int work_conclude(struct drain *d, struct work *w, uint8_t *buffer,
 		  enum work_outcome *ret_outcome);

@@ -158,11 +158,12 @@ static int is_known_fixed(struct drain *d, struct work *w, uint64_t at,
 	if (rc < 0)
 		return rc;
 	for (size_t i = 0; i < n; i++) {
-		struct chunk_loc l;
+		struct chunk_locs l;
 
 		known = known ||
-			(values[i] && loc_decode(values[i], lens[i], &l) == 0 &&
-			 l.len == CHUNK_BYTES_MAX);
+			(values[i] &&
+			 locs_decode(values[i], lens[i], &l) == 0 &&
+			 l.at[0].len == CHUNK_BYTES_MAX);
 		free(values[i]);
 	}
 	return known;

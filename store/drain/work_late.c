@@ -207,6 +207,74 @@ int work_resolve(struct drain *d, struct work *w, uint32_t chunk,
 	return rc;
 }
 
+/* Share the chunk from this image, if it is committed there too. */
+static int share_from(struct drain *d, struct work *w, uint32_t i,
+		      uint64_t image, uint8_t *buffer)
+{
+	SCOPED(compared_close) struct compared last = { .fd = -1 };
+	struct drain_chunk *c = &w->chunks[i];
+	const uint8_t *base;
+	struct chunk_locs l;
+	int rc = locs_load(d->kv, key_hash(c->hash, w->domain), &l);
+
+	if (rc < 0) /* what it shares is right as it is */
+		return 0;
+	work_yield(d, w);
+	rc = work_bytes(w, i, i + 1, buffer, &base);
+	if (rc < 0)
+		return rc == -ESTALE ? -EAGAIN : rc;
+	for (size_t n = 0; n < l.count; n++) {
+		if (l.at[n].image != image || l.at[n].len != c->len ||
+		    (d->options.verify &&
+		     !equal_to_image(d, &last, &l.at[n], base + c->offset)))
+			continue;
+		drain_origin_put(TAKE(c->origin));
+		c->kind = CHUNK_SHARED;
+		c->image = image;
+		c->image_offset = l.at[n].offset;
+		return 0;
+	}
+	return 0;
+}
+
+/* Does it lie in an image of others, and not as what the file had there? */
+static bool is_borrowed(const struct work *w, const struct drain_chunk *c)
+{
+	return chunk_is_shared(c) && !c->unmoved &&
+	       !(w->image && c->image == w->image->id);
+}
+
+int work_align(struct drain *d, struct work *w, uint8_t *buffer)
+{
+	const struct drain_chunk *first = NULL;
+
+	for (uint32_t i = 0; d->options.copies > 1 && i < w->chunk_count; i++) {
+		struct drain_chunk *c = &w->chunks[i];
+		int rc;
+
+		if (!is_borrowed(w, c))
+			continue;
+		first = first ? first : c;
+		if (c->image == first->image)
+			continue;
+		if (work_is_disturbed(w))
+			return -EAGAIN;
+		/* Whose origin is known is settled: others wait for it. */
+		if (first->origin &&
+		    inflight_owned_by(d->inflight, c->hash, w, first->origin,
+				      &c->owner, &c->owner_chunk)) {
+			drain_origin_put(TAKE(c->origin));
+			c->kind = CHUNK_DEFERRED;
+			rc = work_resolve(d, w, i, false, buffer);
+		} else {
+			rc = share_from(d, w, i, first->image, buffer);
+		}
+		if (rc < 0)
+			return rc;
+	}
+	return 0;
+}
+
 /* Whole-file duplicates stay native: everything maps 1:1 onto one image. */
 static bool is_identity(const struct work *w)
 {

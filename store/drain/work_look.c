@@ -3,7 +3,8 @@
  *
  * What the index finds by its hash is compared byte by byte before it is
  * shared (verify=off trusts the hash), but for what the file itself has at the
- * same place.
+ * same place. While there are fewer copies of a chunk than are to be kept, who
+ * comes with one more file stores one more.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -95,25 +96,59 @@ bool equal_to_stage(struct drain *d, const struct stage *s,
 	return fd >= 0 && equal_to_fd(fd, bytes, len, off);
 }
 
+static const struct chunk_loc *find_unmoved(const struct work *w,
+					    const struct drain_chunk *c,
+					    const struct chunk_locs *l)
+{
+	for (size_t i = 0; i < l->count; i++)
+		if (is_unmoved(w, c, &l->at[i]))
+			return &l->at[i];
+	return NULL;
+}
+
+/*
+ * A copy that has these bytes. A work begins with the same one of each chunk,
+ * so that it maps onto one file as a whole; others begin with others.
+ */
+static const struct chunk_loc *find_equal(struct drain *d, const struct work *w,
+					  const struct chunk_locs *l,
+					  const uint8_t *bytes,
+					  struct compared *last)
+{
+	size_t first = (size_t)(w->serial % d->options.copies);
+
+	for (size_t i = 0; i < l->count; i++) {
+		const struct chunk_loc *at = &l->at[(first + i) % l->count];
+
+		if (!d->options.verify)
+			return at;
+		work_yield(d, w);
+		if (equal_to_image(d, last, at, bytes))
+			return at;
+	}
+	return NULL;
+}
+
 /* What the index says of one new chunk. */
 static void look_up_one(struct drain *d, struct work *w, uint32_t index,
 			const void *value, size_t len, const uint8_t *bytes,
 			struct compared *last)
 {
 	struct drain_chunk *c = &w->chunks[index];
-	struct chunk_loc l;
+	const struct chunk_loc *from;
+	struct chunk_locs l;
 
-	if (!value || loc_decode(value, len, &l) < 0 || l.len != c->len)
+	if (!value || locs_decode(value, len, &l) < 0 || l.at[0].len != c->len)
 		return;
-	c->unmoved = is_unmoved(w, c, &l);
-	if (!c->unmoved && d->options.verify) {
-		work_yield(d, w);
-		if (!equal_to_image(d, last, &l, bytes))
-			return;
-	}
+	from = find_unmoved(w, c, &l);
+	c->unmoved = from != NULL;
+	if (!from && l.count >= d->options.copies)
+		from = find_equal(d, w, &l, bytes, last);
+	if (!from)
+		return;
 	c->kind = CHUNK_SHARED;
-	c->image = l.image;
-	c->image_offset = l.offset;
+	c->image = from->image;
+	c->image_offset = from->offset;
 	inflight_drop(d->inflight, c->hash, w, index);
 }
 

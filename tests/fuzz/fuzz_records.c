@@ -68,11 +68,11 @@ static int recode_chunk(const void *p, size_t len, struct bytes *out)
 
 static int recode_loc(const void *p, size_t len, struct bytes *out)
 {
-	struct chunk_loc l;
-	int rc = loc_decode(p, len, &l);
+	struct chunk_locs l;
+	int rc = locs_decode(p, len, &l);
 
 	if (rc == 0)
-		loc_encode(&l, out);
+		locs_encode(&l, out);
 	return rc;
 }
 

@@ -131,6 +131,38 @@ def two_replicas_cost_one(m):
         same(get(m.path(f"r{i}.distcp")), one, f"r{i}")
 
 
+@ck.mounted("dedup_copies=2")
+def so_many_ranks_store_a_copy_and_a_bad_sector_takes_one(m):
+    one = distcp([(f"t{i}", data(3 * MIB + i, i)) for i in range(5)])
+    paths = [m.path(f"r{rank}.distcp") for rank in range(4)]
+    for rank, path in enumerate(paths):
+        added = grown(m, lambda: put(path, one))  # pylint: disable=W0640
+        if rank < 2:
+            assert len(one) <= added < len(one) * 1.05, (rank, added)
+        else:
+            assert added < 0.01 * len(one), (rank, added)
+        assert native(path) == 1, rank
+    m.unmount()
+    m.fsck("--scrub")
+    bad = max(images(m), key=os.path.getsize)
+
+    def overwrite(with_bytes):
+        fd = os.open(bad, os.O_RDWR)
+        before = os.pread(fd, len(with_bytes), 4 * MIB)
+        os.pwrite(fd, with_bytes, 4 * MIB)
+        os.close(fd)
+        return before
+    right = overwrite(b"bad sector")
+    said = m.ctl("fsck", "--scrub", m.store, code=1)
+    lost = [n for n in range(4) if f"r{n}.distcp" in said]
+    assert len(lost) == 2, said
+    m.start("dedup_copies=2")
+    for rank in set(range(4)) - set(lost):
+        same(get(paths[rank]), one, f"r{rank}")
+    m.unmount()
+    overwrite(right)
+
+
 def images(m):
     for folder, _, names in os.walk(os.path.join(m.store, "images")):
         for name in names:

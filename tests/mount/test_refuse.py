@@ -19,6 +19,7 @@ def wrong_usage_exits_2_and_names_what_is_wrong(m):
     for option in ("nonsense", "stage_size=lots", "stage_size=-1",
                    "stage_size=", "create=", "durable=maybe", "publish=never",
                    "verify=sometimes", "dedup_min_saving=101",
+                   "dedup_copies=0", "dedup_copies=5",
                    "stage_size=64", "stage_size=63M",
                    "dedup_min_saving=x", "drain_threads=-1", "passthrough=yes",
                    "drain_interval=soon", "names_timeout=soon"):

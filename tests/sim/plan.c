@@ -111,6 +111,15 @@ static void draw_readers(struct plan *plan, struct chance *c)
 	plan->weight[OP_CHANGE] = ops[OP_CHANGE].usual * 5;
 }
 
+/* Numbers of their own: what a seed was before there were copies stays. */
+static void draw_copies(struct plan *plan)
+{
+	struct chance c = chance_of(plan->seed, 9);
+
+	if (chance_one_in(&c, 6))
+		plan->options.dedup_copies = 2 + (unsigned)chance_below(&c, 2);
+}
+
 void plan_draw(struct plan *plan, uint64_t seed)
 {
 	struct chance c = chance_of(seed, 4);
@@ -155,6 +164,7 @@ void plan_draw(struct plan *plan, uint64_t seed)
 	draw_crowd(plan, &c);
 	draw_places(plan, &c);
 	draw_readers(plan, &c);
+	draw_copies(plan);
 }
 
 void plan_print(const struct plan *plan)
@@ -163,9 +173,10 @@ void plan_print(const struct plan *plan)
 
 	fprintf(stderr,
 		"seed %llu: %u clients, %u ops of each, %u files, sizes %u, "
-		"%u payloads, %u workers, %s, stage %s%s%s%s%s%s%s%s; ",
+		"%u payloads, copies %u, %u workers, %s, stage %s%s%s%s%s%s%s%s; ",
 		(unsigned long long)plan->seed, plan->clients, plan->ops,
-		plan->files, plan->sizes, plan->payloads, o->drain_threads,
+		plan->files, plan->sizes, plan->payloads, o->dedup_copies,
+		o->drain_threads,
 		plan->passthrough ? "passthrough" : "through the daemon",
 		o->stage_all_in_memory ? "in memory" : "on disk",
 		o->durable_close ? ", durable close" : "",

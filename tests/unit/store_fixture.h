@@ -172,11 +172,13 @@ static inline void fixture_chunk(struct fixture *f, uint64_t image,
 }
 
 static inline void fixture_loc(struct fixture *f, const uint8_t hash[16],
-			       const struct chunk_loc *l)
+			       const struct chunk_loc *one)
 {
+	struct chunk_locs l = { .count = 0 };
 	struct bytes value = { 0 };
 
-	loc_encode(l, &value);
+	locs_add(&l, one);
+	locs_encode(&l, &value);
 	fixture_put_bytes(f, key_hash(hash, DOMAIN_ALL), &value);
 }
 

@@ -329,6 +329,17 @@ static void break_hash_other(struct fixture *f)
 	fixture_loc(f, k.hash, &l);
 }
 
+/* The second of two copies is not there. */
+static void break_hash_copy(struct fixture *f)
+{
+	struct chunk_rec k = fixture_chunk_of(f, 0, CHUNK_A, 1);
+	struct chunk_locs l = { 2, { { 1, 0, CHUNK_A }, { 2, 0, CHUNK_A } } };
+	struct bytes value = { 0 };
+
+	locs_encode(&l, &value);
+	fixture_put_bytes(f, key_hash(k.hash, DOMAIN_ALL), &value);
+}
+
 static void break_chunks(void)
 {
 	BREAK(chunk_cut, "record", fixture_put(f, key_chunk(1, 0), "\1", 1));
@@ -344,6 +355,7 @@ static void break_chunks(void)
 	BREAK(hash_place, "hash", put_loc(f, 4096, CHUNK_A));
 	BREAK(hash_len, "hash", put_loc(f, 0, CHUNK_A - 1));
 	BREAK(hash_other, "hash", break_hash_other(f));
+	BREAK(hash_copy, "hash", break_hash_copy(f));
 	BREAK(image_gone, "unrecorded-image",
 	      fixture_delete(f, key_ino('I', 1)));
 	BREAK(image_value, "record", fixture_put(f, key_ino('I', 1), "\1", 1));

@@ -309,6 +309,210 @@ static void what_is_there_cut_by_its_place_goes_on_being_found(void **state)
 	free(file);
 }
 
+/* --- dedup_copies --- */
+
+static struct live live_of_copies(unsigned kind, unsigned copies)
+{
+	struct live l = live_closed(NULL);
+
+	l.options.dedup_copies = copies;
+	live_open_kind(&l, kind);
+	return l;
+}
+
+/* How many copies of each of a file's chunks the index knows: all as many. */
+static size_t copies_of(struct live *l, const char *path)
+{
+	struct content c = live_content(l, path);
+	struct chunk_rec k;
+	struct chunk_locs at;
+	uint64_t off = c.extents[0].image_offset, end = off + c.size_bytes;
+	size_t count = 0;
+
+	assert_int_equal(c.extent_count, 1);
+	for (; off < end; off += k.len) {
+		struct key key = key_chunk(c.extents[0].image, off);
+
+		assert_int_equal(chunk_load(l->st->kv, key, &k), 0);
+		assert_int_equal(
+			locs_load(l->st->kv, key_hash(k.hash, k.domain), &at),
+			0);
+		assert_true(count == 0 || count == at.count);
+		count = at.count;
+	}
+	content_release(&c);
+	return count;
+}
+
+static uint64_t image_of(struct live *l, const char *path)
+{
+	struct content c = live_content(l, path);
+	uint64_t image = c.extents[0].image;
+
+	content_release(&c);
+	return image;
+}
+
+static void
+so_many_files_store_a_copy_each_and_all_others_share_one(void **state)
+{
+	static const char *const names[] = { "a", "b", "c", "d" };
+	uint8_t *data = filled(FILE_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_of_copies(kind, 2);
+
+		for (unsigned i = 0; i < 4; i++) {
+			live_write(&l, names[i], data, FILE_BYTES);
+			live_sync_all(&l);
+			assert_true(live_native(&l, names[i]));
+			assert_int_equal(live_counter(&l, META_PHYSICAL),
+					 (i == 0 ? 1 : 2) * FILE_BYTES);
+		}
+		assert_int_equal(copies_of(&l, "d"), 2);
+		assert_int_not_equal(image_of(&l, "a"), image_of(&l, "b"));
+		live_settle(&l);
+		assert_int_equal(live_images(&l).count, 2);
+		live_reopen(&l);
+		for (unsigned i = 0; i < 4; i++)
+			assert_file(&l, names[i], data, FILE_BYTES);
+		live_free(&l);
+	}
+	free(data);
+}
+
+static void of_eight_replicas_that_close_together_three_are_stored(void **state)
+{
+	uint8_t *data = filled(FILE_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_of_copies(kind, 3);
+		struct handle_writer w[8] = { 0 };
+
+		for (unsigned i = 0; i < 8; i++) {
+			(void)snprintf(w[i].name, sizeof(w[i].name), "rank_%u",
+				       i);
+			w[i].data = data;
+			w[i].len = FILE_BYTES;
+		}
+		close_together(&l, w, 8);
+		live_sync_all(&l);
+		assert_int_equal(live_counter(&l, META_PHYSICAL),
+				 3 * FILE_BYTES);
+		for (unsigned i = 0; i < 8; i++) {
+			assert_true(live_native(&l, w[i].name));
+			assert_int_equal(copies_of(&l, w[i].name), 3);
+			assert_file(&l, w[i].name, data, FILE_BYTES);
+		}
+		live_settle(&l);
+		assert_int_equal(live_images(&l).count, 3);
+		live_free(&l);
+	}
+	free(data);
+}
+
+/* What is gone is in the index no more, and one more is stored. */
+static void a_copy_that_goes_is_made_anew_by_who_comes_next(void **state)
+{
+	struct live l = live_of_copies(1, 2);
+	uint8_t *data = filled(FILE_BYTES, 1);
+
+	(void)state;
+	for (unsigned i = 0; i < 4; i++) {
+		live_write(&l, i % 2 ? "b" : "a", data, FILE_BYTES);
+		live_sync_all(&l);
+		assert_int_equal(copies_of(&l, i % 2 ? "b" : "a"), i ? 2 : 1);
+		if (i == 3)
+			break;
+		assert_int_equal(live_unlink(&l, i % 2 ? "a" : "b"),
+				 i ? 0 : -ENOENT);
+		live_settle(&l);
+		assert_int_equal(copies_of(&l, i % 2 ? "b" : "a"), 1);
+		assert_int_equal(live_counter(&l, META_PHYSICAL), FILE_BYTES);
+	}
+	/* One copy is enough from now on. */
+	live_close(&l);
+	l.options.dedup_copies = 1;
+	live_open(&l);
+	assert_int_equal(live_unlink(&l, "a"), 0);
+	live_write(&l, "c", data, FILE_BYTES);
+	live_sync_all(&l);
+	assert_int_equal(copies_of(&l, "c"), 1);
+	assert_int_equal(image_of(&l, "c"), image_of(&l, "b"));
+	live_free(&l);
+	free(data);
+}
+
+/* A change of its last bytes makes no copy of the others. */
+static void a_large_file_keeps_what_it_has(void **state)
+{
+	struct live l = live_of_copies(1, 2);
+	size_t len = 80 * MIB;
+	uint8_t *data = filled(len, 1);
+	uint64_t image;
+
+	(void)state;
+	live_write(&l, "a", data, len);
+	live_sync_all(&l);
+	image = image_of(&l, "a");
+	data[len - 1] ^= 1;
+	live_write(&l, "a", data, len);
+	live_sync_all(&l);
+	assert_int_equal(live_counter(&l, META_PHYSICAL), len);
+	assert_int_equal(image_of(&l, "a"), image); /* not written again */
+	assert_file(&l, "a", data, len);
+	live_free(&l);
+	free(data);
+}
+
+static void a_chunk_that_a_file_repeats_is_stored_once_for_it(void **state)
+{
+	struct live l = live_of_copies(1, 2);
+	size_t len = 6 * MIB;
+	uint8_t *data = filled(len, 1);
+	uint64_t once;
+
+	(void)state;
+	for (size_t off = 2 * MIB; off < len; off += 2 * MIB)
+		memcpy(data + off, data, 2 * MIB);
+	live_write(&l, "a", data, len);
+	live_sync_all(&l);
+	once = live_counter(&l, META_PHYSICAL);
+	assert_in_range(once, 2 * MIB, 3 * MIB);
+	live_write(&l, "b", data, len);
+	live_sync_all(&l);
+	assert_int_equal(live_counter(&l, META_PHYSICAL), 2 * once);
+	assert_file(&l, "a", data, len);
+	assert_file(&l, "b", data, len);
+	live_free(&l);
+	free(data);
+}
+
+static void a_rebuilt_index_knows_all_copies(void **state)
+{
+	struct live l = live_of_copies(1, 2);
+	uint8_t *data = filled(FILE_BYTES, 1);
+
+	(void)state;
+	live_write(&l, "a", data, FILE_BYTES);
+	live_sync_all(&l);
+	live_write(&l, "b", data, FILE_BYTES);
+	live_sync_all(&l);
+	live_close(&l);
+	(void)live_rebuild_of_labels(&l);
+	live_check(&l);
+	live_open(&l);
+	assert_int_equal(copies_of(&l, "a"), 2);
+	assert_int_equal(copies_of(&l, "b"), 2);
+	live_write(&l, "c", data, FILE_BYTES);
+	live_sync_all(&l);
+	assert_int_equal(live_counter(&l, META_PHYSICAL), 2 * FILE_BYTES);
+	live_free(&l);
+	free(data);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -325,6 +529,16 @@ int main(void)
 		cmocka_unit_test(what_is_left_native_is_counted),
 		cmocka_unit_test(the_same_tensors_at_other_offsets_are_shared),
 		cmocka_unit_test(a_file_that_repeats_itself_is_stored_once),
+		cmocka_unit_test(
+			so_many_files_store_a_copy_each_and_all_others_share_one),
+		cmocka_unit_test(
+			of_eight_replicas_that_close_together_three_are_stored),
+		cmocka_unit_test(
+			a_copy_that_goes_is_made_anew_by_who_comes_next),
+		cmocka_unit_test(a_large_file_keeps_what_it_has),
+		cmocka_unit_test(
+			a_chunk_that_a_file_repeats_is_stored_once_for_it),
+		cmocka_unit_test(a_rebuilt_index_knows_all_copies),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -30,7 +30,7 @@ static void name(uint8_t hash[HASH_BYTES], uint32_t n)
 
 static void the_first_to_come_owns_it_against_younger_ones(void **state)
 {
-	struct inflight *t = inflight_new();
+	struct inflight *t = inflight_new(1);
 	struct work a = work(1), b = work(2), *owner = NULL;
 	uint8_t hash[HASH_BYTES];
 	uint32_t chunk = 0;
@@ -50,7 +50,7 @@ static void the_first_to_come_owns_it_against_younger_ones(void **state)
 
 static void an_older_job_takes_it_over(void **state)
 {
-	struct inflight *t = inflight_new();
+	struct inflight *t = inflight_new(1);
 	struct work old = work(1), young = work(2), *owner = NULL;
 	uint8_t hash[HASH_BYTES];
 	uint32_t chunk = 0;
@@ -78,7 +78,7 @@ static void an_older_job_takes_it_over(void **state)
 /* Two works that wait for each other would wait for ever. */
 static void an_older_job_waits_for_no_younger_one_that_came_later(void **state)
 {
-	struct inflight *t = inflight_new();
+	struct inflight *t = inflight_new(1);
 	struct work first = work(1), old = work(2), young = work(3);
 	struct work *owner = NULL;
 	uint8_t hash[HASH_BYTES];
@@ -104,7 +104,7 @@ static void an_older_job_waits_for_no_younger_one_that_came_later(void **state)
 static void the_second_of_two_equal_chunks_of_a_job_refers_to_the_first(
 	void **state)
 {
-	struct inflight *t = inflight_new();
+	struct inflight *t = inflight_new(1);
 	struct work a = work(1), *owner = NULL;
 	uint8_t hash[HASH_BYTES];
 	uint32_t chunk = 0;
@@ -122,9 +122,50 @@ static void the_second_of_two_equal_chunks_of_a_job_refers_to_the_first(
 	inflight_free(t);
 }
 
+/* Two copies: so the two oldest have it, and one of them once. */
+static void as_many_jobs_own_it_as_copies_are_kept(void **state)
+{
+	struct inflight *t = inflight_new(2);
+	struct work w[5], *owner = NULL;
+	uint8_t hash[HASH_BYTES];
+	uint32_t chunk = 0;
+
+	(void)state;
+	for (unsigned i = 0; i < 5; i++)
+		w[i] = work(i);
+	name(hash, 1);
+	assert_true(inflight_claim(t, hash, &w[2], 2, &owner, &chunk));
+	assert_false(inflight_claim(t, hash, &w[2], 9, &owner, &chunk));
+	assert_ptr_equal(owner, &w[2]);
+	assert_int_equal(chunk, 2);
+	assert_true(inflight_claim(t, hash, &w[3], 3, &owner, &chunk));
+	/* Who comes later refers to one of them, by his own number. */
+	assert_false(inflight_claim(t, hash, &w[4], 4, &owner, &chunk));
+	assert_ptr_equal(owner, &w[2]);
+	w[4].serial = 5;
+	assert_false(inflight_claim(t, hash, &w[4], 4, &owner, &chunk));
+	assert_ptr_equal(owner, &w[3]);
+	assert_int_equal(chunk, 3);
+	/* An older one takes the place of the youngest. */
+	assert_true(inflight_claim(t, hash, &w[1], 1, &owner, &chunk));
+	assert_int_equal(inflight_check(t, hash, &w[2], 2, &owner, &chunk),
+			 INFLIGHT_MINE);
+	assert_int_equal(inflight_check(t, hash, &w[3], 3, &owner, &chunk),
+			 INFLIGHT_OTHER);
+	assert_ptr_equal(owner, &w[2]);
+	/* One of two is over: there may be room for another one. */
+	inflight_drop(t, hash, &w[1], 1);
+	assert_int_equal(inflight_check(t, hash, &w[3], 3, &owner, &chunk),
+			 INFLIGHT_NOBODY);
+	assert_true(inflight_claim(t, hash, &w[3], 3, &owner, &chunk));
+	inflight_drop(t, hash, &w[2], 2);
+	inflight_drop(t, hash, &w[3], 3);
+	inflight_free(t);
+}
+
 static void what_is_given_up_is_nobodys_and_can_be_claimed_again(void **state)
 {
-	struct inflight *t = inflight_new();
+	struct inflight *t = inflight_new(1);
 	struct work a = work(1), b = work(2), *owner = NULL;
 	uint8_t hash[HASH_BYTES];
 	uint32_t chunk = 0;
@@ -145,7 +186,7 @@ static void what_is_given_up_is_nobodys_and_can_be_claimed_again(void **state)
 
 static void hashes_of_one_bucket_do_not_disturb_each_other(void **state)
 {
-	struct inflight *t = inflight_new();
+	struct inflight *t = inflight_new(1);
 	struct work a = work(1), b = work(2), *owner = NULL;
 	uint8_t hash[HASH_BYTES];
 	uint32_t chunk = 0;
@@ -202,7 +243,7 @@ static void *claim_all(void *arg)
 static void of_jobs_that_run_at_once_the_oldest_ends_up_with_all(void **state)
 {
 	struct claimer c[THREADS];
-	struct inflight *t = inflight_new();
+	struct inflight *t = inflight_new(1);
 
 	(void)state;
 	for (unsigned i = 0; i < THREADS; i++) {
@@ -229,7 +270,7 @@ static void of_jobs_that_run_at_once_the_oldest_ends_up_with_all(void **state)
 
 static void jobs_of_different_domains_have_chunks_of_their_own(void **state)
 {
-	struct inflight *t = inflight_new();
+	struct inflight *t = inflight_new(1);
 	struct work a = work(1), b = work(2), *owner = NULL;
 	uint8_t hash[HASH_BYTES];
 	uint32_t chunk = 0;
@@ -259,6 +300,7 @@ int main(void)
 			an_older_job_waits_for_no_younger_one_that_came_later),
 		cmocka_unit_test(
 			the_second_of_two_equal_chunks_of_a_job_refers_to_the_first),
+		cmocka_unit_test(as_many_jobs_own_it_as_copies_are_kept),
 		cmocka_unit_test(
 			what_is_given_up_is_nobodys_and_can_be_claimed_again),
 		cmocka_unit_test(hashes_of_one_bucket_do_not_disturb_each_other),

@@ -3,6 +3,7 @@
  * open is test_layout_lock.c's.
  */
 #include "store/base/scope.h"
+#include "store/db/identity.h"
 #include "tests/unit/layout_fixture.h"
 
 static bool has_name(const char *dir, const char *name)
@@ -159,7 +160,7 @@ static void a_newer_format_is_refused(void **state)
 
 		assert_int_equal(o.rc, -EPROTO);
 		assert_non_null(strstr(o.why, "format 7"));
-		assert_non_null(strstr(o.why, "up to 2"));
+		assert_non_null(strstr(o.why, "up to 3"));
 		assert_non_null(strstr(o.why, "upgrade ckptfs"));
 		assert_false(has_name(dir, "lock"));
 	}
@@ -346,17 +347,16 @@ static void a_store_without_its_images_is_named_and_left(void **state)
 	free(dir);
 }
 
-static void an_old_store_is_opened_and_becomes_a_new_one(void **state)
+static void an_old_store_becomes_a_new_one(unsigned number, const char *text)
 {
 	char *dir = make_tmp();
 	struct opened o = open_layout(dir, true);
 
-	(void)state;
 	close_layout(&o);
-	put_text(dir, "format", "ckptfs store, format 1\nuuid " GOOD_UUID "\n");
+	put_text(dir, "format", text);
 	o = open_layout(dir, false);
 	close_layout(&o);
-	format_is(dir, 1); /* looking does not change it */
+	format_is(dir, number); /* looking does not change it */
 	o = open_layout(dir, true);
 	assert_int_equal(o.rc, 0);
 	assert_string_equal(o.uuid, GOOD_UUID);
@@ -370,6 +370,17 @@ static void an_old_store_is_opened_and_becomes_a_new_one(void **state)
 	close_layout(&o);
 	remove_tree(dir);
 	free(dir);
+}
+
+static void an_old_store_is_opened_and_becomes_a_new_one(void **state)
+{
+	char text[256] = "ckptfs store, format 2\nuuid " GOOD_UUID "\n";
+
+	(void)state;
+	an_old_store_becomes_a_new_one(1, "ckptfs store, format 1\n"
+					  "uuid " GOOD_UUID "\n");
+	(void)identity_add_check(text, strlen(text), sizeof(text));
+	an_old_store_becomes_a_new_one(2, text);
 }
 
 int main(void)

@@ -136,19 +136,20 @@ static void own_chunk_sample(struct bytes *out)
 
 static int loc_recode(const void *p, size_t len, struct bytes *out)
 {
-	struct chunk_loc l;
-	int rc = loc_decode(p, len, &l);
+	struct chunk_locs l;
+	int rc = locs_decode(p, len, &l);
 
 	if (rc == 0)
-		loc_encode(&l, out);
+		locs_encode(&l, out);
 	return rc;
 }
 
 static void loc_sample(struct bytes *out)
 {
-	struct chunk_loc l = { .image = 1, .offset = INT64_MAX, .len = 5 };
+	struct chunk_locs l = { .count = 0 };
 
-	loc_encode(&l, out);
+	locs_add(&l, &(struct chunk_loc){ 1, INT64_MAX, 5 });
+	locs_encode(&l, out);
 }
 
 static int series_recode(const void *p, size_t len, struct bytes *out)
@@ -339,6 +340,49 @@ static int decode_content(const struct content *c)
 	return rc;
 }
 
+static int recode_locs(const struct chunk_locs *l)
+{
+	struct bytes in = { 0 }, out = { 0 };
+	int rc;
+
+	locs_encode(l, &in);
+	rc = loc_recode(in.data, in.len, &out);
+	if (rc == 0) {
+		assert_int_equal(out.len, in.len);
+		assert_memory_equal(out.data, in.data, in.len);
+	}
+	bytes_release(&in);
+	bytes_release(&out);
+	return rc;
+}
+
+static void copies_of_a_chunk_are_listed_the_newest_first(void **state)
+{
+	struct chunk_locs l = { .count = 0 };
+	struct bytes five = { 0 }, out = { 0 };
+
+	(void)state;
+	for (uint64_t i = 1; i <= CHUNK_COPIES_MAX + 1; i++) {
+		locs_add(&l, &(struct chunk_loc){ i, 10 * i, 7 });
+		assert_int_equal(l.at[0].image, i);
+		assert_int_equal(recode_locs(&l), 0);
+	}
+	assert_int_equal(l.count, CHUNK_COPIES_MAX);
+	assert_int_equal(l.at[CHUNK_COPIES_MAX - 1].image, 2);
+	locs_encode(&l, &five);
+	locs_encode(&(struct chunk_locs){ 1, { { 1, 10, 7 } } }, &five);
+	assert_int_equal(loc_recode(five.data, five.len, &out), -EIO);
+	bytes_release(&five);
+	locs_remove(&l, 3, 31);
+	assert_int_equal(l.count, CHUNK_COPIES_MAX);
+	locs_remove(&l, 3, 30);
+	assert_int_equal(l.count, CHUNK_COPIES_MAX - 1);
+	assert_int_equal(l.at[0].image, 5);
+	assert_int_equal(l.at[2].image, 2);
+	l.at[2].len = 8;
+	assert_int_equal(recode_locs(&l), -EIO);
+}
+
 static void extents_that_cannot_be_are_refused(void **state)
 {
 	static const struct {
@@ -454,6 +498,7 @@ int main(void)
 		cmocka_unit_test(every_shorter_or_longer_value_is_refused),
 		cmocka_unit_test(a_changed_byte_is_refused_or_means_something),
 		cmocka_unit_test(garbage_is_refused_or_means_something),
+		cmocka_unit_test(copies_of_a_chunk_are_listed_the_newest_first),
 		cmocka_unit_test(extents_that_cannot_be_are_refused),
 		cmocka_unit_test(small_contents_are_small_and_have_no_extents),
 		cmocka_unit_test(an_extent_count_beyond_the_value_is_refused),
