@@ -105,13 +105,15 @@ static struct inflight_entry *younger_holder(const struct inflight *t,
 
 /*
  * Whose chunk the work's is to be: its own, or that of a holder, the same one
- * of each chunk.
+ * of each chunk, counted from the youngest, as find_equal() counts when they
+ * are committed.
  */
 static void refer(const struct holders *h, const struct work *work,
 		  struct work **ret_owner, uint32_t *ret_chunk)
 {
 	const struct inflight_entry *e =
-		h->own ? h->own : h->at[work->serial % h->count];
+		h->own ? h->own
+		       : h->at[h->count - 1 - work->serial % h->count];
 
 	atomic_fetch_add(&e->work->refs, 1);
 	*ret_owner = e->work;

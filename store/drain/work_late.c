@@ -207,33 +207,47 @@ int work_resolve(struct drain *d, struct work *w, uint32_t chunk,
 	return rc;
 }
 
-/* Share the chunk from this image, if it is committed there too. */
+/* The place of the chunk in this image, if it is committed there too. */
+static bool place_in(struct drain *d, const struct work *w,
+		     const struct drain_chunk *c, uint64_t image,
+		     struct chunk_loc *ret)
+{
+	struct chunk_locs l;
+
+	if (locs_load(d->kv, key_hash(c->hash, w->domain), &l) < 0)
+		return false; /* what it shares is right as it is */
+	for (size_t n = 0; n < l.count; n++)
+		if (l.at[n].image == image && l.at[n].len == c->len) {
+			*ret = l.at[n];
+			return true;
+		}
+	return false;
+}
+
 static int share_from(struct drain *d, struct work *w, uint32_t i,
 		      uint64_t image, uint8_t *buffer)
 {
 	SCOPED(compared_close) struct compared last = { .fd = -1 };
 	struct drain_chunk *c = &w->chunks[i];
 	const uint8_t *base;
-	struct chunk_locs l;
-	int rc = locs_load(d->kv, key_hash(c->hash, w->domain), &l);
+	struct chunk_loc l;
 
-	if (rc < 0) /* what it shares is right as it is */
+	if (!place_in(d, w, c, image, &l))
 		return 0;
-	work_yield(d, w);
-	rc = work_bytes(w, i, i + 1, buffer, &base);
-	if (rc < 0)
-		return rc == -ESTALE ? -EAGAIN : rc;
-	for (size_t n = 0; n < l.count; n++) {
-		if (l.at[n].image != image || l.at[n].len != c->len ||
-		    (d->options.verify &&
-		     !equal_to_image(d, &last, &l.at[n], base + c->offset)))
-			continue;
-		drain_origin_put(TAKE(c->origin));
-		c->kind = CHUNK_SHARED;
-		c->image = image;
-		c->image_offset = l.at[n].offset;
-		return 0;
+	if (d->options.verify) {
+		int rc;
+
+		work_yield(d, w);
+		rc = work_bytes(w, i, i + 1, buffer, &base);
+		if (rc < 0)
+			return rc == -ESTALE ? -EAGAIN : rc;
+		if (!equal_to_image(d, &last, &l, base + c->offset))
+			return 0;
 	}
+	drain_origin_put(TAKE(c->origin));
+	c->kind = CHUNK_SHARED;
+	c->image = l.image;
+	c->image_offset = l.offset;
 	return 0;
 }
 

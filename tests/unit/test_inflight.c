@@ -141,18 +141,18 @@ static void as_many_jobs_own_it_as_copies_are_kept(void **state)
 	assert_true(inflight_claim(t, hash, &w[3], 3, &owner, &chunk));
 	/* Who comes later refers to one of them, by his own number. */
 	assert_false(inflight_claim(t, hash, &w[4], 4, &owner, &chunk));
-	assert_ptr_equal(owner, &w[2]);
-	w[4].serial = 5;
-	assert_false(inflight_claim(t, hash, &w[4], 4, &owner, &chunk));
 	assert_ptr_equal(owner, &w[3]);
 	assert_int_equal(chunk, 3);
+	w[4].serial = 5;
+	assert_false(inflight_claim(t, hash, &w[4], 4, &owner, &chunk));
+	assert_ptr_equal(owner, &w[2]);
 	/* An older one takes the place of the youngest. */
 	assert_true(inflight_claim(t, hash, &w[1], 1, &owner, &chunk));
 	assert_int_equal(inflight_check(t, hash, &w[2], 2, &owner, &chunk),
 			 INFLIGHT_MINE);
 	assert_int_equal(inflight_check(t, hash, &w[3], 3, &owner, &chunk),
 			 INFLIGHT_OTHER);
-	assert_ptr_equal(owner, &w[2]);
+	assert_ptr_equal(owner, &w[1]);
 	/* One of two is over: there may be room for another one. */
 	inflight_drop(t, hash, &w[1], 1);
 	assert_int_equal(inflight_check(t, hash, &w[3], 3, &owner, &chunk),
