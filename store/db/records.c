@@ -408,9 +408,14 @@ int locs_decode(const void *p, size_t len, struct chunk_locs *ret)
 
 void locs_add(struct chunk_locs *l, const struct chunk_loc *one)
 {
-	if (l->count < CHUNK_COPIES_MAX)
+	size_t at = 0;
+
+	while (at < l->count && l->at[at].image != one->image)
+		at++;
+	if (at == l->count && l->count < CHUNK_COPIES_MAX)
 		l->count++;
-	memmove(&l->at[1], &l->at[0], (l->count - 1) * sizeof(*l->at));
+	at = at < l->count ? at : l->count - 1;
+	memmove(&l->at[1], &l->at[0], at * sizeof(*l->at));
 	l->at[0] = *one;
 }
 

@@ -185,7 +185,8 @@ struct chunk_loc {
 };
 /*
  * All copies of a chunk that the index knows, the newest first: one at least,
- * and all equally long. Each has a K of its own.
+ * all equally long, and each in another image, for a file's repeats of a chunk
+ * are one copy. Each has a K of its own.
  */
 #define CHUNK_COPIES_MAX 4
 struct chunk_locs {
@@ -194,7 +195,10 @@ struct chunk_locs {
 };
 void locs_encode(const struct chunk_locs *l, struct bytes *out);
 int locs_decode(const void *p, size_t len, struct chunk_locs *ret);
-/* As the newest one; when there is no room, in the oldest one's stead. */
+/*
+ * As the newest one, in the stead of one in the same image, or, when there is
+ * no room, of the oldest.
+ */
 void locs_add(struct chunk_locs *l, const struct chunk_loc *one);
 /* Nothing, when that place is not in it. */
 void locs_remove(struct chunk_locs *l, uint64_t image, uint64_t offset);

@@ -4,7 +4,7 @@
  * What the index finds by its hash is compared byte by byte before it is
  * shared (verify=off trusts the hash), but for what the file itself has at the
  * same place. While there are fewer copies of a chunk than are to be kept, who
- * comes with one more file stores one more.
+ * comes with one more file stores one more; a file that has one stores none.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -129,6 +129,18 @@ static const struct chunk_loc *find_equal(struct drain *d, const struct work *w,
 	return NULL;
 }
 
+/* Is one in the file's own content, if at another offset? */
+static bool has_own(const struct work *w, const struct chunk_locs *l)
+{
+	const struct content *old = w->old ? &w->old->c : NULL;
+
+	for (size_t e = 0; old && e < old->extent_count; e++)
+		for (size_t i = 0; i < l->count; i++)
+			if (l->at[i].image == old->extents[e].image)
+				return true;
+	return false;
+}
+
 /* What the index says of one new chunk. */
 static void look_up_one(struct drain *d, struct work *w, uint32_t index,
 			const void *value, size_t len, const uint8_t *bytes,
@@ -142,7 +154,7 @@ static void look_up_one(struct drain *d, struct work *w, uint32_t index,
 		return;
 	from = find_unmoved(w, c, &l);
 	c->unmoved = from != NULL;
-	if (!from && l.count >= d->options.copies)
+	if (!from && (l.count >= d->options.copies || has_own(w, &l)))
 		from = find_equal(d, w, &l, bytes, last);
 	if (!from)
 		return;

@@ -436,11 +436,11 @@ static void a_copy_that_goes_is_made_anew_by_who_comes_next(void **state)
 	live_close(&l);
 	l.options.dedup_copies = 1;
 	live_open(&l);
-	assert_int_equal(live_unlink(&l, "a"), 0);
+	assert_int_equal(live_unlink(&l, "b"), 0); /* the newest */
 	live_write(&l, "c", data, FILE_BYTES);
 	live_sync_all(&l);
 	assert_int_equal(copies_of(&l, "c"), 1);
-	assert_int_equal(image_of(&l, "c"), image_of(&l, "b"));
+	assert_int_equal(image_of(&l, "c"), image_of(&l, "a"));
 	live_free(&l);
 	free(data);
 }
@@ -487,6 +487,128 @@ static void a_chunk_that_a_file_repeats_is_stored_once_for_it(void **state)
 	assert_file(&l, "a", data, len);
 	assert_file(&l, "b", data, len);
 	live_free(&l);
+	free(data);
+}
+
+/* Too few bytes to be shared with itself: it has them twice, and counts once. */
+static void a_file_with_a_few_repeats_counts_once(void **state)
+{
+	struct live l = live_of_copies(1, 2);
+	const struct payload with_few[] = { { 1, 64 * MIB },
+					    { 2, MIB },
+					    { 2, MIB } };
+	const struct payload few[] = { { 2, MIB } };
+	size_t len, few_len;
+	uint8_t *file = safetensors(with_few, 3, 0, &len);
+	uint8_t *second = safetensors(few, 1, 0, &few_len);
+	uint64_t before;
+
+	(void)state;
+	live_write(&l, "a", file, len);
+	live_sync_all(&l);
+	assert_true(live_native(&l, "a"));
+	before = live_counter(&l, META_PHYSICAL);
+	live_write(&l, "b", second, few_len);
+	live_sync_all(&l);
+	assert_in_range(live_counter(&l, META_PHYSICAL) - before, MIB, 2 * MIB);
+	live_free(&l);
+	free(file);
+	free(second);
+}
+
+/* Of one that was saved with other bytes before them, too. */
+static void bytes_that_move_in_a_file_are_not_written_again(void **state)
+{
+	struct live l = live_of_copies(1, 2);
+	const struct payload first[] = { { 1, 8 * MIB }, { 2, 4 * MIB } };
+	const struct payload second[] = { { 2, 4 * MIB }, { 1, 8 * MIB } };
+	struct content c;
+	size_t len;
+	uint8_t *file = safetensors(first, 2, 0, &len);
+	uint64_t image;
+
+	(void)state;
+	live_write(&l, "a", file, len);
+	live_sync_all(&l);
+	image = image_of(&l, "a");
+	free(file);
+	file = safetensors(second, 2, 0, &len);
+	live_write(&l, "a", file, len);
+	live_sync_all(&l);
+	c = live_content(&l, "a");
+	assert_int_equal(c.extents[c.extent_count - 1].image, image);
+	content_release(&c);
+	assert_file(&l, "a", file, len);
+	live_free(&l);
+	free(file);
+}
+
+/*
+ * X lies in p and q, Y in p and r: who has both maps onto p as a whole, if it
+ * begins with X there. Of two works, one does.
+ */
+static void what_lies_in_several_images_is_taken_from_one(void **state)
+{
+	static const unsigned parts[][2] = { { 1, 3 }, { 1, 2 }, { 2, 4 } };
+	static const char *const names[] = { "q", "p", "r" };
+	struct live l = live_of_copies(1, 2);
+	size_t half = 4 * MIB;
+	uint8_t *data = filled(2 * half, 1);
+
+	(void)state;
+	for (unsigned i = 0; i < 5; i++) {
+		const unsigned *part = parts[i < 3 ? i : 1];
+		char name[8];
+
+		for (unsigned n = 0; n < 2; n++) {
+			uint8_t *bytes = filled(half, part[n]);
+
+			memcpy(data + n * half, bytes, half);
+			free(bytes);
+		}
+		(void)snprintf(name, sizeof(name), "%s%u",
+			       i < 3 ? names[i] : "s", i);
+		live_write(&l, name, data, 2 * half);
+		live_sync_all(&l);
+	}
+	/* s3 has stored what p alone had: the seam. */
+	for (unsigned i = 5; i < 7; i++) {
+		char name[8];
+
+		(void)snprintf(name, sizeof(name), "s%u", i);
+		live_write(&l, name, data, 2 * half);
+		live_sync_all(&l);
+		assert_file(&l, name, data, 2 * half);
+	}
+	assert_true(live_native(&l, "s5") || live_native(&l, "s6"));
+	live_free(&l);
+	free(data);
+}
+
+/* What the index says is not understood: it is put right. */
+static void a_damaged_place_in_the_index_is_replaced(void **state)
+{
+	struct live l = live_of_copies(1, 2);
+	uint8_t *data = filled(FILE_BYTES, 1);
+	struct content c;
+	struct chunk_rec k;
+	struct kv_batch *b = kv_batch_new();
+
+	(void)state;
+	live_write(&l, "a", data, FILE_BYTES);
+	live_sync_all(&l);
+	c = live_content(&l, "a");
+	assert_int_equal(chunk_load(l.st->kv, key_chunk(c.extents[0].image, 0),
+				    &k),
+			 0);
+	content_release(&c);
+	record_save(b, key_hash(k.hash, k.domain), "\1\2", 2);
+	assert_int_equal(kv_write(l.st->kv, b), 0);
+	kv_batch_free(b);
+	live_write(&l, "b", data, FILE_BYTES);
+	live_sync_all(&l);
+	assert_file(&l, "b", data, FILE_BYTES);
+	live_free(&l); /* and fsck has nothing to say */
 	free(data);
 }
 
@@ -538,6 +660,11 @@ int main(void)
 		cmocka_unit_test(a_large_file_keeps_what_it_has),
 		cmocka_unit_test(
 			a_chunk_that_a_file_repeats_is_stored_once_for_it),
+		cmocka_unit_test(a_file_with_a_few_repeats_counts_once),
+		cmocka_unit_test(
+			bytes_that_move_in_a_file_are_not_written_again),
+		cmocka_unit_test(what_lies_in_several_images_is_taken_from_one),
+		cmocka_unit_test(a_damaged_place_in_the_index_is_replaced),
 		cmocka_unit_test(a_rebuilt_index_knows_all_copies),
 	};
 

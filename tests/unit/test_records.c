@@ -373,6 +373,17 @@ static void copies_of_a_chunk_are_listed_the_newest_first(void **state)
 	locs_encode(&(struct chunk_locs){ 1, { { 1, 10, 7 } } }, &five);
 	assert_int_equal(loc_recode(five.data, five.len, &out), -EIO);
 	bytes_release(&five);
+	/* A file's repeats are one copy. */
+	locs_add(&l, &(struct chunk_loc){ 3, 31, 7 });
+	assert_int_equal(l.count, CHUNK_COPIES_MAX);
+	assert_int_equal(l.at[0].offset, 31);
+	assert_int_equal(l.at[1].image, 5);
+	assert_int_equal(l.at[CHUNK_COPIES_MAX - 1].image, 2);
+	locs_add(&l, &(struct chunk_loc){ 4, 41, 7 });
+	locs_add(&l, &(struct chunk_loc){ 5, 51, 7 });
+	locs_add(&l, &(struct chunk_loc){ 3, 30, 7 });
+	locs_add(&l, &(struct chunk_loc){ 5, 50, 7 });
+	assert_int_equal(l.at[1].offset, 30);
 	locs_remove(&l, 3, 31);
 	assert_int_equal(l.count, CHUNK_COPIES_MAX);
 	locs_remove(&l, 3, 30);
