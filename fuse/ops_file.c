@@ -215,8 +215,10 @@ void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 	rc = file_read_begin(&i.st->files, i.in, size, (uint64_t)off, &r);
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
-	else
-		fuse_reply_iov(req, r.iov, r.count);
+	else if (fuse_reply_iov(req, r.iov, r.count) == -EFAULT)
+		/* The kernel has answered EIO by itself. */
+		(void)file_read_failed(&i.st->files, i.in, &r, size,
+				       (uint64_t)off);
 	file_read_end(&i.st->files, &r);
 }
 

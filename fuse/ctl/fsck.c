@@ -23,7 +23,7 @@
 
 struct fsck {
 	const char *path;
-	bool scrub;
+	bool scrub, mend;
 	cJSON *json; /* NULL: for people */
 	cJSON *problems, *notes; /* in json */
 	struct ctl_progress progress;
@@ -87,11 +87,15 @@ static void print_result(const struct fsck *f)
 		     ctl_count(r->files), ctl_bytes(r->logical_bytes),
 		     ctl_count(r->directories), ctl_count(r->images),
 		     ctl_count(r->chunks), ctl_bytes(r->physical_bytes));
-	if (f->scrub)
-		(void)printf("  %s read and hashed, %s damaged chunk%s\n",
-			     ctl_bytes(r->scrubbed_bytes),
-			     ctl_count(r->damaged_chunks),
-			     r->damaged_chunks == 1 ? "" : "s");
+	if (!f->scrub)
+		return;
+	(void)printf("  %s read and hashed, %s damaged chunk%s",
+		     ctl_bytes(r->scrubbed_bytes), ctl_count(r->damaged_chunks),
+		     r->damaged_chunks == 1 ? "" : "s");
+	if (r->mended_chunks > 0)
+		(void)printf(", %s mended from another copy",
+			     ctl_count(r->mended_chunks));
+	(void)putchar('\n');
 }
 
 static void print_result_json(struct fsck *f)
@@ -113,6 +117,7 @@ static void print_result_json(struct fsck *f)
 		{ "shared_bytes", r->shared_bytes },
 		{ "scrubbed_bytes", r->scrubbed_bytes },
 		{ "damaged_chunks", r->damaged_chunks },
+		{ "mended_chunks", r->mended_chunks },
 	};
 
 	ctl_add_text(f->json, "store", f->path);
@@ -177,6 +182,7 @@ static void missing(struct fsck *f, const char *part, int rc)
 static int check_open_store(struct fsck *f, int dirfd)
 {
 	struct check_options options = { .scrub = f->scrub,
+					 .mend = f->mend,
 					 .problem = on_problem,
 					 .progress = on_progress,
 					 .self = f };
@@ -220,9 +226,9 @@ static int check_open_store(struct fsck *f, int dirfd)
 	return f->result.problems > 0 ? 1 : 0;
 }
 
-static int fsck(const char *path, bool scrub, bool json)
+static int fsck(const char *path, bool scrub, bool mend, bool json)
 {
-	struct fsck f = { .path = path, .scrub = scrub };
+	struct fsck f = { .path = path, .scrub = scrub, .mend = mend };
 	SCOPED(scope_close) int dirfd = -1;
 	SCOPED(scope_close) int lockfd = -1;
 	SCOPED(scope_free) char *real = NULL;
@@ -277,15 +283,17 @@ static int run_fsck(const struct ctl_command *self, int argc, char **argv)
 	static const struct option names[] = {
 		{ "scrub", no_argument, NULL, 's' },
 		{ "shared", no_argument, NULL, 'd' },
+		{ "read-only", no_argument, NULL, 'r' },
 		{ 0 },
 	};
 	struct ctl_options o = { .command = self, .names = names };
-	bool scrub = false, shared = false;
+	bool scrub = false, shared = false, read_only = false;
 	int option;
 
 	while ((option = ctl_option(&o, argc, argv)) >= 0) {
 		scrub |= option == 's';
 		shared |= option == 'd';
+		read_only |= option == 'r';
 	}
 	if (scrub && shared)
 		return ctl_misused("fsck: --scrub is of a store, not of a "
@@ -295,35 +303,52 @@ static int run_fsck(const struct ctl_command *self, int argc, char **argv)
 				   shared ? "directory that nodes share"
 					  : "store");
 	return shared ? ctl_fsck_shared(argv[optind], o.json)
-		      : fsck(argv[optind], scrub, o.json);
+		      : fsck(argv[optind], scrub, !read_only, o.json);
 }
 
-static int scrub(const char *path, bool json)
+static int run_scrub(const struct ctl_command *self, int argc, char **argv)
 {
-	return fsck(path, true, json);
+	static const struct option names[] = {
+		{ "read-only", no_argument, NULL, 'r' },
+		{ 0 },
+	};
+	struct ctl_options o = { .command = self, .names = names };
+	bool mend = true;
+	int option;
+
+	while ((option = ctl_option(&o, argc, argv)) >= 0)
+		mend &= option != 'r';
+	if (argc - optind != 1)
+		return ctl_misused("scrub: name one store");
+	return fsck(argv[optind], true, mend, o.json);
 }
 
 const struct ctl_command ctl_fsck = {
 	.name = "fsck",
-	.arguments = "[--scrub] STORE | --shared DIR",
-	.summary = "check a store that is not mounted; changes nothing",
+	.arguments = "[--scrub [--read-only]] STORE | --shared DIR",
+	.summary = "check a store that is not mounted",
 	.help = "Names, links, contents, reference counts, images, counters: "
 		"everything in the\nstore must agree. A store that is mounted "
-		"is refused with exit code 2.\n\n"
-		"  --scrub   also read all bytes and compare them with their "
-		"hashes\n"
-		"  --shared  check a directory that nodes share: is everything "
-		"pending somebody's?\n",
+		"is refused with exit code 2.\nNothing is changed, but that "
+		"--scrub mends damaged bytes from another copy.\n\n"
+		"  --scrub      also read all bytes and compare them with "
+		"their hashes; what is\n"
+		"               damaged and has another copy "
+		"(dedup_copies) is mended\n"
+		"  --read-only  do not mend it\n"
+		"  --shared     check a directory that nodes share: is "
+		"everything pending somebody's?\n",
 	.run = run_fsck,
 };
 
 const struct ctl_command ctl_scrub = {
 	.name = "scrub",
-	.arguments = "STORE",
+	.arguments = "[--read-only] STORE",
 	.summary = "fsck --scrub: read all bytes as well",
 	.help = "Reads all bytes of a store that is not mounted and compares "
-		"them with their\nhashes; names every file with damaged "
-		"bytes.\n\n",
-	.takes = "store",
-	.run_on = scrub,
+		"them with their\nhashes. Damaged bytes that have another copy "
+		"(dedup_copies) are mended;\nevery file with others is "
+		"named.\n\n"
+		"  --read-only  mend nothing, only tell\n",
+	.run = run_scrub,
 };

@@ -3,6 +3,7 @@
 #define STORE_BASE_IO_H
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/resource.h>
@@ -57,6 +58,17 @@ static inline int io_write_full(int fd, const void *buf, size_t len,
 		done += (size_t)n;
 	}
 	return 0;
+}
+
+/*
+ * -errno of a read or write: the disk cannot read it. EIO, or as the kernel's
+ * block layer says it where a file system hands that on (O_DIRECT does):
+ * blk_errors in block/blk-core.c.
+ */
+static inline bool io_is_medium(int rc)
+{
+	return rc == -EIO || rc == -ENODATA || rc == -EILSEQ ||
+	       rc == -EREMOTEIO || rc == -EBADMSG;
 }
 
 /*

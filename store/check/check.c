@@ -165,7 +165,7 @@ static int check_all(struct check *c)
 	static int (*const parts[])(struct check *) = {
 		check_kinds,    check_settings, check_names, check_content,
 		check_staged,   check_counters, check_digests,
-		check_scrub,    check_name_damage,
+		check_scrub,    check_mend,     check_name_damage,
 	};
 	int rc = 0;
 

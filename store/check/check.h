@@ -1,5 +1,6 @@
 /*
- * check.h - is a store what it should be? Reads everything, changes nothing.
+ * check.h - is a store what it should be? Reads everything, and changes nothing
+ * but, with `mend`, chunks whose bytes are damaged and that have another copy.
  *
  * Every record must decode, names and inodes must agree, every byte of a file
  * must lie in a chunk of an image, reference counts and counters must equal a
@@ -38,6 +39,7 @@ struct check_problem {
 /* Any of the functions may be NULL. */
 struct check_options {
 	bool scrub;
+	bool mend; /* what scrub finds: see store/space/mend.h */
 	/* What the last daemon left staged; NULL: not known. */
 	const struct stage_table *staged;
 	unsigned threads; /* for scrub; 0: one for each processor */
@@ -57,7 +59,8 @@ struct check_result {
 	uint64_t inodes, files, directories;
 	uint64_t chunks, images;
 	uint64_t logical_bytes, physical_bytes, shared_bytes;
-	uint64_t scrubbed_bytes, damaged_chunks;
+	uint64_t scrubbed_bytes;
+	uint64_t damaged_chunks, mended_chunks; /* still, and no longer */
 };
 
 /*

@@ -115,17 +115,19 @@ static int search_file(void *arg, struct kv_slice key, struct kv_slice value)
 	return rc;
 }
 
-static const char *damage_reason(int rc)
+static const char *damage_reason(const struct check_damage *d)
 {
-	switch (rc) {
+	switch (d->rc) {
 	case 0:
 		return "are not what was stored (their hash differs)";
 	case -ENOENT:
 		return "are gone with its file";
 	case -ENODATA:
 		return "lie past the end of its file";
+	case -EIO:
+		return "cannot be read (Input/output error)";
 	default:
-		return strerror(-rc);
+		return strerror(-d->rc);
 	}
 }
 
@@ -173,6 +175,36 @@ static void list_paths(char *const paths[], size_t count, size_t more,
 			       more);
 }
 
+/* What is wrong with the bytes, and what was or is to be done. */
+static void damage_tell(const struct check_damage *d, const char *image,
+			const char *list, char *ret, size_t len)
+{
+	char why[160] = "";
+
+	if (d->mend_rc == -EBUSY)
+		(void)snprintf(why, sizeof(why),
+			       "; they can be mended from another copy once "
+			       "the store was mounted and all is durable");
+	else if (d->mend_rc < 0 && d->mend_rc != -ENOENT)
+		(void)snprintf(why, sizeof(why),
+			       "; mending them from another copy failed: %s",
+			       strerror(-d->mend_rc));
+	if (d->mended)
+		(void)snprintf(ret, len,
+			       "of %s were %s, and are mended from another "
+			       "copy%s%s",
+			       image, d->rc == 0 ? "wrong" : "unreadable",
+			       *list ? ": " : "", list);
+	else if (*list)
+		(void)snprintf(ret, len,
+			       "of %s %s%s; restore from another copy, or "
+			       "delete: %s",
+			       image, damage_reason(d), why, list);
+	else
+		(void)snprintf(ret, len, "%s%s; no file uses them",
+			       damage_reason(d), why);
+}
+
 static void report_damage(struct search *s, const struct check_damage *d,
 			  const struct hit *hits, size_t count)
 {
@@ -181,30 +213,25 @@ static void report_damage(struct search *s, const struct check_damage *d,
 	const struct check_chunk *last = first + d->count - 1;
 	const char *image =
 		check_image_name(c, c->images[first->image_index].id);
-	char text[PATHS_BYTES + PATH_MAX + 256], list[PATHS_BYTES];
+	char text[PATHS_BYTES + PATH_MAX + 512], list[PATHS_BYTES];
 	char *paths[CHECK_FILES_MAX];
 	size_t path_count = hit_paths(c, hits, count, paths);
-	struct check_problem p = { .code = "damaged",
+	struct check_problem p = { .note = d->mended,
+				   .code = d->mended ? "mended" : "damaged",
 				   .object = path_count > 0 ? paths[0] : image,
 				   .text = text,
 				   .files = (const char *const *)paths,
 				   .file_count = path_count };
-	int at =
-		snprintf(text, sizeof(text), "%s: damaged: bytes %llu to %llu ",
-			 p.object, (unsigned long long)first->offset,
-			 (unsigned long long)(last->offset + last->len));
-	size_t left = sizeof(text) - (size_t)at;
+	int at = snprintf(text, sizeof(text), "%s: %s: bytes %llu to %llu ",
+			  p.object, p.code, (unsigned long long)first->offset,
+			  (unsigned long long)(last->offset + last->len));
 
 	list_paths(paths, path_count, count - path_count, list);
-	if (path_count > 0)
-		(void)snprintf(text + at, left,
-			       "of %s %s; restore from another copy, or "
-			       "delete: %s",
-			       image, damage_reason(d->rc), list);
+	damage_tell(d, image, list, text + at, sizeof(text) - (size_t)at);
+	if (d->mended)
+		c->result->mended_chunks += d->count;
 	else
-		(void)snprintf(text + at, left, "%s; no file uses them",
-			       damage_reason(d->rc));
-	c->result->damaged_chunks += d->count;
+		c->result->damaged_chunks += d->count;
 	check_tell(c, &p);
 	for (size_t n = 0; n < path_count; n++)
 		free(paths[n]);

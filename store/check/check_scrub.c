@@ -153,8 +153,10 @@ static int read_range(struct scrub_worker *w, uint64_t offset, uint64_t end,
 				return rc;
 			continue;
 		}
-		if (n <= 0)
-			return n < 0 ? -errno : -ENODATA;
+		if (n < 0)
+			return io_is_medium(-errno) ? -EIO : -errno;
+		if (n == 0) /* it has become shorter */
+			return -ENODATA;
 		got += (size_t)n;
 	}
 	if (!w->direct)

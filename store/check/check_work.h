@@ -56,8 +56,10 @@ _Static_assert(sizeof(struct check_chunk) == 24, "a million is 24 MB");
 
 /* Chunks [first, first + count) cannot be read back as they were stored. */
 struct check_damage {
-	size_t first, count;
+	size_t first, count; /* what a scrub finds: one chunk */
 	int rc; /* -EIO and the like; 0: the bytes differ */
+	int mend_rc; /* of mend_chunk(); 0: it was not tried */
+	bool mended;
 };
 
 /* One key, which begins with its kind, and its value. */
@@ -149,6 +151,7 @@ int check_images(struct check *c); /* I P, by check_content(): check_images.c */
 int check_staged(struct check *c); /* check_staged.c */
 int check_digests(struct check *c); /* check_digest.c */
 int check_scrub(struct check *c); /* adds to damage: check_scrub.c */
+int check_mend(struct check *c); /* marks what it mended: check_mend.c */
 int check_name_damage(struct check *c); /* reports it: check_damage.c */
 
 #endif

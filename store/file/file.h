@@ -124,6 +124,13 @@ struct file_read {
 };
 int file_read_begin(struct files *fs, struct inode *in, size_t len,
 		    uint64_t off, struct file_read *r);
+/*
+ * A system call that was handed the vectors answered EFAULT: the disk cannot
+ * read what is mapped. What has another copy is mended, for who reads next.
+ * The same len and off; before file_read_end(). Returns -EIO.
+ */
+int file_read_failed(struct files *fs, struct inode *in,
+		     const struct file_read *r, size_t len, uint64_t off);
 void file_read_end(struct files *fs, struct file_read *r);
 
 /*

@@ -115,7 +115,7 @@ void file_was_read_locked(struct file *f, uint64_t off, size_t len);
 /* A stage that ended at `from` and is longer now holds zeros behind it. */
 int file_clear_tail(const struct stage *s, int fd, uint64_t from);
 
-/* --- read.c */
+/* --- image_read.c */
 
 /* image_get(); an image that is missing is damage: -EIO. */
 int file_get_image(struct files *fs, uint64_t id, struct image **ret_image);
@@ -124,6 +124,13 @@ int file_read_image(struct files *fs, uint64_t image, uint64_t off, void *buf,
 		    size_t len);
 
 /* --- verify.c */
+/*
+ * Something under [off, off + len) could not be read: mend the chunks there
+ * that are not what was stored. 0: all of them can be read now. The caller has
+ * a reclaim ticket from before he took the content.
+ */
+int file_mend(struct files *fs, struct inode *in, const struct content *c,
+	      uint64_t off, size_t len);
 
 /* Before committed content is opened: is it whole? */
 int file_check_content(struct files *fs, struct inode *in);

@@ -77,13 +77,6 @@ static int read_small(struct files *fs, struct inode *in,
 	return 0;
 }
 
-int file_get_image(struct files *fs, uint64_t id, struct image **ret_image)
-{
-	int rc = image_get(fs->images, id, ret_image);
-
-	return rc == -ENOENT ? -EIO : rc;
-}
-
 /* One vector of an extent's bytes: mapped, or read when it cannot be. */
 static int read_extent(struct files *fs, const struct extent *e, uint64_t off,
 		       size_t len, struct file_read *r)
@@ -205,24 +198,6 @@ static void read_ahead(struct files *fs, struct inode *in,
 	}
 }
 
-int file_read_image(struct files *fs, uint64_t image, uint64_t off, void *buf,
-		    size_t len)
-{
-	SCOPED(scope_close) int fd = -1;
-	struct image *i;
-	size_t got = 0;
-	int rc = file_get_image(fs, image, &i);
-
-	if (rc < 0)
-		return rc;
-	fd = image_open_fd(fs->images, i, O_RDONLY);
-	image_put(fs->images, i);
-	if (fd < 0)
-		return fd == -ENOENT ? -EIO : fd;
-	rc = io_read(fd, buf, len, off, &got);
-	return rc == 0 && got < len ? -EIO : rc;
-}
-
 /* A read of so many pieces that they have to be copied together. */
 static int read_copied(struct files *fs, const struct content *c, size_t len,
 		       uint64_t off, struct file_read *r)
@@ -291,8 +266,12 @@ static int read_begin(struct files *fs, struct inode *in, size_t len,
 		return read_small(fs, in, c, len, off, r);
 	read_ahead(fs, in, c, len, off);
 	rc = read_extents(fs, c, len, off, r);
-	if (rc == -E2BIG) {
-		put_images(fs, r);
+	if (rc != -E2BIG)
+		return rc;
+	put_images(fs, r);
+	rc = read_copied(fs, c, len, off, r);
+	if (rc == -EIO && file_mend(fs, in, c, off, len) == 0) {
+		free(TAKE(r->buffer));
 		rc = read_copied(fs, c, len, off, r);
 	}
 	return rc;
@@ -306,6 +285,14 @@ int file_read_begin(struct files *fs, struct inode *in, size_t len,
 	while ((rc = read_begin(fs, in, len, off, r)) == -EAGAIN)
 		file_read_end(fs, r);
 	return rc;
+}
+
+int file_read_failed(struct files *fs, struct inode *in,
+		     const struct file_read *r, size_t len, uint64_t off)
+{
+	if (r->images > 0)
+		(void)file_mend(fs, in, &r->content->c, off, len);
+	return -EIO;
 }
 
 void file_read_end(struct files *fs, struct file_read *r)

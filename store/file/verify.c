@@ -2,6 +2,9 @@
  * verify.c - re-hash a file's committed content, at the disk's or memory's
  * speed: passthrough reads do not pass the daemon, so verify=open does this at
  * a file's first open. The chunks are shared out among a few threads.
+ *
+ * A chunk that is not what was stored, or that cannot be read, is mended from
+ * another copy of it, if there is one (mend.h), and looked at again.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -15,8 +18,11 @@
 #include "store/db/hash.h"
 #include "store/file/file_private.h"
 #include "store/formats/chunks.h"
+#include "store/space/mend.h"
 
 #define VERIFY_THREADS_MAX 8
+/* A copy may take the place of an image that was mended just before. */
+#define MEND_TRIES 3
 
 struct verify_chunk {
 	uint64_t image, offset;
@@ -30,6 +36,7 @@ struct verify {
 	size_t count, capacity;
 	atomic_size_t next;
 	atomic_int rc;
+	atomic_size_t mended;
 };
 
 struct tiling {
@@ -37,23 +44,28 @@ struct tiling {
 	uint64_t image, at; /* where the next chunk must begin */
 };
 
-static int add_chunk(void *arg, uint64_t offset, const struct chunk_rec *k)
+static int push_chunk(struct verify *v, uint64_t image, uint64_t offset,
+		      const struct chunk_rec *k)
 {
-	struct tiling *t = arg;
-	struct verify *v = t->v;
 	struct verify_chunk *c;
-	int rc;
+	int rc = vec_grow(&v->at, v->count, &v->capacity, sizeof(*v->at));
 
-	if (!k || offset != t->at)
-		return -EIO;
-	rc = vec_grow(&v->at, v->count, &v->capacity, sizeof(*v->at));
 	if (rc < 0)
 		return rc;
 	c = &v->at[v->count++];
-	*c = (struct verify_chunk){ t->image, offset, .len = k->len };
+	*c = (struct verify_chunk){ image, offset, .len = k->len };
 	memcpy(c->hash, k->hash, HASH_BYTES);
-	t->at += k->len;
 	return 0;
+}
+
+static int add_chunk(void *arg, uint64_t offset, const struct chunk_rec *k)
+{
+	struct tiling *t = arg;
+
+	if (!k || offset != t->at)
+		return -EIO;
+	t->at += k->len;
+	return push_chunk(t->v, t->image, offset, k);
 }
 
 /* All chunks under one extent; they must tile it. */
@@ -67,8 +79,42 @@ static int verify_extent(struct verify *v, const struct extent *e)
 	return t.at == e->image_offset + e->len ? 0 : -EIO;
 }
 
-static int verify_one(struct verify *v, const struct verify_chunk *c,
-		      uint8_t *buf)
+static bool may_be_written(void *arg, uint64_t image)
+{
+	struct files *fs = arg;
+	struct image *i;
+	bool building;
+
+	if (image_get(fs->images, image, &i) < 0)
+		return true;
+	building = image_is_building(fs->images, i);
+	image_put(fs->images, i);
+	return building;
+}
+
+/* mend_chunk(), and what it could not do is logged. */
+static int mend_one(struct files *fs, const struct verify_chunk *c)
+{
+	const struct mend m = {
+		.kv = fs->kv,
+		.images_dirfd = fs->images->dirfd,
+		.secret = fs->secret,
+		.deciding = reclaim_deciding(fs->reclaim),
+		.is_written = may_be_written,
+		.arg = fs,
+	};
+	int rc = mend_chunk(&m, c->image, c->offset);
+
+	if (rc < 0 && rc != -ENOENT)
+		log_warning("image %llu: the chunk at %llu is damaged, and "
+			    "mending it from another copy failed: %s",
+			    (unsigned long long)c->image,
+			    (unsigned long long)c->offset, strerror(-rc));
+	return rc;
+}
+
+static int look_at_one(struct verify *v, const struct verify_chunk *c,
+		       uint8_t *buf)
 {
 	uint8_t hash[HASH_BYTES];
 	int rc;
@@ -80,6 +126,22 @@ static int verify_one(struct verify *v, const struct verify_chunk *c,
 		return rc;
 	chunk_hash(v->fs->secret, buf, c->len, hash);
 	return memcmp(hash, c->hash, HASH_BYTES) == 0 ? 0 : -EIO;
+}
+
+static int verify_one(struct verify *v, const struct verify_chunk *c,
+		      uint8_t *buf)
+{
+	int rc = look_at_one(v, c, buf);
+
+	for (unsigned n = 0; rc == -EIO && n < MEND_TRIES; n++) {
+		int mended = mend_one(v->fs, c);
+
+		if (mended < 0)
+			break;
+		atomic_fetch_add(&v->mended, (size_t)mended);
+		rc = look_at_one(v, c, buf);
+	}
+	return rc;
 }
 
 static void *verify_main(void *arg)
@@ -125,6 +187,8 @@ static int verify_chunks(struct verify *v)
 	struct thread thread[VERIFY_THREADS_MAX];
 	unsigned n = io_cpus(1, VERIFY_THREADS_MAX), started = 0;
 
+	if (v->count < n)
+		n = (unsigned)v->count;
 	while (started + 1 < n &&
 	       thread_create(&thread[started], verify_main, v) == 0)
 		started++;
@@ -132,6 +196,20 @@ static int verify_chunks(struct verify *v)
 	while (started > 0)
 		thread_join(&thread[--started]);
 	return atomic_load(&v->rc);
+}
+
+static void say_mended(struct files *fs, struct inode *in, size_t count)
+{
+	char path[4096];
+
+	if (count == 0)
+		return;
+	inode_path(fs->inodes, in, path, sizeof(path));
+	log_warning("%s: %zu chunk%s of it %s damaged on the disk and %s "
+		    "mended from another copy; run ckptctl scrub on the "
+		    "unmounted store",
+		    path, count, count == 1 ? "" : "s",
+		    count == 1 ? "was" : "were", count == 1 ? "is" : "are");
 }
 
 /* -EIO: it differs from its hashes; the log names the file. */
@@ -152,6 +230,7 @@ static int verify_content(struct files *fs, struct inode *in,
 		rc = verify_chunks(&v);
 	reclaim_leave(fs->reclaim, &ticket);
 	free(v.at);
+	say_mended(fs, in, atomic_load(&v.mended));
 	if (rc < 0) {
 		inode_path(fs->inodes, in, path, sizeof(path));
 		log_error("%s: its bytes on the disk are not those that were "
@@ -159,6 +238,56 @@ static int verify_content(struct files *fs, struct inode *in,
 			  "unmounted store",
 			  path, strerror(-rc));
 	}
+	return rc;
+}
+
+/* What may hold bytes of [from, ...) of an image. */
+struct part {
+	struct verify *v;
+	uint64_t image, from;
+};
+
+static int add_part(void *arg, uint64_t offset, const struct chunk_rec *k)
+{
+	const struct part *p = arg;
+
+	if (!k)
+		return -EIO;
+	return offset + k->len > p->from ? push_chunk(p->v, p->image, offset, k)
+					 : 0;
+}
+
+/* The chunks of one extent that have bytes of [off, end) of the file. */
+static int verify_part(struct verify *v, const struct extent *e, uint64_t off,
+		       uint64_t end)
+{
+	uint64_t skip = off > e->offset ? off - e->offset : 0;
+	struct part p = { v, e->image, e->image_offset + skip };
+	struct extent near = *e;
+
+	if (end < e->offset + e->len)
+		near.len = end - e->offset;
+	if (skip > CHUNK_BYTES_MAX) { /* none that begins there gets so far */
+		near.image_offset += skip - CHUNK_BYTES_MAX;
+		near.len -= skip - CHUNK_BYTES_MAX;
+	}
+	return extent_each_chunk(v->fs->kv, &near, add_part, &p);
+}
+
+int file_mend(struct files *fs, struct inode *in, const struct content *c,
+	      uint64_t off, size_t len)
+{
+	struct verify v = { .fs = fs };
+	int rc = 0;
+
+	for (size_t i = extent_find(c, off);
+	     rc == 0 && i < c->extent_count && c->extents[i].offset < off + len;
+	     i++)
+		rc = verify_part(&v, &c->extents[i], off, off + len);
+	if (rc == 0)
+		rc = verify_chunks(&v);
+	free(v.at);
+	say_mended(fs, in, atomic_load(&v.mended));
 	return rc;
 }
 

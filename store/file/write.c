@@ -45,6 +45,8 @@ static int copy_up_range(struct files *fs, struct inode *in, int fd,
 					   r.iov[i].iov_len, off + got);
 			got += r.iov[i].iov_len;
 		}
+		if (rc == -EFAULT)
+			rc = file_read_failed(fs, in, &r, want, off);
 		file_read_end(fs, &r);
 		if (rc == 0 && got == 0)
 			rc = -EIO;

@@ -122,6 +122,8 @@ static int read_piece(struct opened *o, void *buf, size_t len, uint64_t off,
 				   r.iov[i].iov_len, got);
 		got += r.iov[i].iov_len;
 	}
+	if (rc == -EFAULT)
+		rc = file_read_failed(o->use->files, o->in, &r, len, off);
 	file_read_end(o->use->files, &r);
 	*ret_len = got;
 	return rc == 0 ? io_read_full(o->memory, buf, got, 0) : rc;

@@ -60,15 +60,16 @@ static int copy_some(const struct upload_copy *c, uint64_t off, size_t *ret_len)
 {
 	struct files *files = &c->s->st->files;
 	uint64_t left = c->size - off;
+	size_t len = left < READ_BYTES_MAX ? (size_t)left : READ_BYTES_MAX;
 	struct file_read r = { 0 };
 	int rc;
 
 	*ret_len = 0;
-	rc = file_read_begin(
-		files, c->n->in,
-		left < READ_BYTES_MAX ? (size_t)left : READ_BYTES_MAX, off, &r);
+	rc = file_read_begin(files, c->n->in, len, off, &r);
 	if (rc == 0)
 		rc = write_vectors(c->fd, r.iov, r.count, off, ret_len);
+	if (rc == -EFAULT)
+		rc = file_read_failed(files, c->n->in, &r, len, off);
 	file_read_end(files, &r);
 	if (rc == 0 && *ret_len == 0)
 		rc = -ESTALE; /* it is shorter now */

@@ -287,22 +287,21 @@ def an_unlinked_name_can_come_back(disk, _scratch):
     assert set(found) == {None, b"x" * 9000}
 
 
+def punch(fd, block):
+    assert libc.fallocate64(
+        fd, FALLOC_PUNCH | FALLOC_KEEP, lossy.ctypes.c_int64(block * BLOCK),
+        lossy.ctypes.c_int64(BLOCK)) == 0
+
+
 @test
 def a_punched_hole_is_as_volatile_as_a_write(disk, _scratch):
     d = fresh(disk)
     put(f"{d}/f", b"x" * (4 * BLOCK), sync=True)
-
-    def punch(block):
-        fd = os.open(f"{d}/f", os.O_RDWR)
-        assert libc.fallocate64(
-            fd, FALLOC_PUNCH | FALLOC_KEEP, lossy.ctypes.c_int64(
-                block * BLOCK), lossy.ctypes.c_int64(BLOCK)) == 0
-        return fd
-
-    fd = punch(1)
+    fd = os.open(f"{d}/f", os.O_RDWR)
+    punch(fd, 1)
     os.fdatasync(fd)
+    punch(fd, 2)
     os.close(fd)
-    os.close(punch(2))
     found = outcomes(disk, lambda: tuple(
         get(f"{d}/f")[i * BLOCK] for i in range(4)))
     x = ord("x")
@@ -348,6 +347,23 @@ def a_mapping_shows_what_survived_and_no_older_page(disk, _scratch):
 
 
 # --- the cut itself ---
+
+@test
+def a_bad_block_is_good_again_once_all_of_it_is_written(disk, _scratch):
+    path = f"{fresh(disk)}/f"
+    put(path, bytes(3 * BLOCK), sync=True)
+    fd = os.open(path, os.O_RDWR)
+    for mend in (lambda: os.pwrite(fd, b"x" * BLOCK, BLOCK),
+                 lambda: punch(fd, 1)):
+        disk.tell("spoil", os.fstat(fd).st_ino, 1)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        fails(errno.EIO, os.pread, fd, 1, BLOCK + 7)
+        fails(errno.EIO, os.pwrite, fd, b"y", BLOCK + 7)
+        assert os.pread(fd, BLOCK, 0) == bytes(BLOCK)
+        mend()
+        assert len(os.pread(fd, BLOCK, BLOCK)) == BLOCK
+    os.close(fd)
+
 
 @test
 def every_call_fails_once_the_power_is_cut(disk, _scratch):

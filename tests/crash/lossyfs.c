@@ -412,6 +412,34 @@ static void op_statfs(fuse_req_t req, fuse_ino_t ino)
 
 /* --- bytes --- */
 
+#define SECTOR_BYTES UINT64_C(4096)
+
+/* -EIO: the bad block is among these bytes. */
+static int spoilt_read(const struct lossyfs *l, fuse_ino_t ino, uint64_t off,
+		       uint64_t len)
+{
+	uint64_t bad = l->spoilt_block * SECTOR_BYTES;
+
+	return ino == l->spoilt && ino != 0 && off < bad + SECTOR_BYTES &&
+			       off + len > bad
+		       ? -EIO
+		       : 0;
+}
+
+/* The same of a write, or a punch: all of the block makes it good again. */
+static int spoilt_write(struct lossyfs *l, fuse_ino_t ino, uint64_t off,
+			uint64_t len)
+{
+	uint64_t bad = l->spoilt_block * SECTOR_BYTES;
+	int rc = spoilt_read(l, ino, off, len);
+
+	if (rc < 0 && off <= bad && off + len >= bad + SECTOR_BYTES) {
+		l->spoilt = 0;
+		rc = 0;
+	}
+	return rc;
+}
+
 static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	struct lossyfs *l = self_of(req);
@@ -456,6 +484,8 @@ static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 	if (rc == 0)
 		rc = lossy_read(l->fs, node_of(l, ino), buf, size,
 				(uint64_t)off, &len);
+	if (rc == 0)
+		rc = spoilt_read(l, ino, (uint64_t)off, len);
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
 	else
@@ -479,7 +509,9 @@ static void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf,
 	}
 	if ((fi->flags & O_DSYNC) && !l->lie_files)
 		op.flags = LOSSY_SYNCED;
-	rc = change(l, &op, NULL);
+	rc = spoilt_write(l, ino, (uint64_t)off, size);
+	if (rc == 0)
+		rc = change(l, &op, NULL);
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
 	else
@@ -521,9 +553,10 @@ static void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off,
 			       .flags = (uint32_t)mode,
 			       .off = (uint64_t)off,
 			       .size = (uint64_t)len };
+	int rc = spoilt_write(l, ino, (uint64_t)off, (uint64_t)len);
 
 	(void)fi;
-	fuse_reply_err(req, -change(l, &op, NULL));
+	fuse_reply_err(req, rc < 0 ? -rc : -change(l, &op, NULL));
 }
 
 static void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence,

@@ -3,17 +3,24 @@
  *
  * A directory .lossy in the root, which listings leave out, has
  *
- *	control	takes one command per write:
- *		record		forget everything, start empty, keep a log
- *		freeze		end the log
- *		cut		no power from now on
- *		arm N		no power from the N-th operation on (1: the
- *next) reboot SEED	power again, with what survived rewind K SEED	the
- *state after the first K operations of the log, then a cut and a reboot save
- *PATH	the log into a file load PATH	the log from a file lie WHAT	answer
- *syncs of "files", "dirs" or "all" and do nothing; "none": be honest again say
- *N		the N-th operation of the log, read from state state	reads as
- *"COUNT CUT LOGGED [SAID]"
+ * control: takes one command per write:
+ *   record         forget everything, start empty, keep a log
+ *   freeze         end the log
+ *   cut            no power from now on
+ *   arm N          no power from the N-th operation on (1: the next)
+ *   reboot SEED    power again, with what survived
+ *   rewind K SEED  the state after the first K operations of the log, then a
+ *                  cut and a reboot
+ *   save PATH      the log into a file
+ *   load PATH      the log from a file
+ *   lie WHAT       answer syncs of "files", "dirs" or "all" and do nothing;
+ *                  "none": be honest again
+ *   say N          the N-th operation of the log, read from state
+ *   spoil INO N    the N-th block of 4 KiB of the file with this inode number
+ *                  cannot be read any more, and so not be written in parts,
+ *                  until all of it is written or punched; one at a time
+ *
+ * state: reads as "COUNT CUT LOGGED [SAID]"
  *
  * Both work while the power is cut. Threads: one. Locks: none.
  */
@@ -43,6 +50,8 @@ struct lossyfs {
 	bool lie_files, lie_dirs;
 	uint64_t epoch; /* reboots so far; in the upper half of node numbers */
 	char said[512];
+	fuse_ino_t spoilt; /* a file with a bad block; 0: none */
+	uint64_t spoilt_block;
 };
 
 static inline struct lossyfs *self_of(fuse_req_t req)

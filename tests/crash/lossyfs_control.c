@@ -120,6 +120,11 @@ static int control_do(struct lossyfs *l, const char *command)
 		return control_say(l, a);
 	if (got == 3 && strcmp(word, "rewind") == 0)
 		return control_rewind(l, a, b);
+	if (got == 3 && strcmp(word, "spoil") == 0) {
+		l->spoilt = a;
+		l->spoilt_block = b;
+		return 0;
+	}
 	return -EINVAL;
 }
 

@@ -155,7 +155,7 @@ def ckptctl_has_the_commands_and_options_of_its_help():
         there = flags_in(help_text)
         assert {"--json", "--help"} <= there, help_text
         told = flags_of(lines)
-        usage = set(re.findall(r"--(\w+)", help_text.splitlines()[0]))
+        usage = set(re.findall(r"--([\w-]+)", help_text.splitlines()[0]))
         assert usage == usages[command], \
             f"ckptctl {command}: {usage} and {usages[command]}"
         same((there | {"a command may have none"}) - {"--json", "--help"},
