@@ -82,9 +82,13 @@ size_t model_ended(const struct path *p);
 /* No: the last call failed, and nobody knows what it left. */
 bool model_known(const struct path *p);
 
-/* What a reader may see who opened it at this point, when `from` was ended. */
-void model_check_read(struct path *p, uint64_t since, size_t from, size_t to,
-		      const uint8_t *bytes, size_t size, bool absent);
+/*
+ * What a reader may see who began to open it at the point `since`, when `from`
+ * was ended, and whose open returned at `opened`.
+ */
+void model_check_read(struct path *p, uint64_t since, uint64_t opened,
+		      size_t from, size_t to, const uint8_t *bytes, size_t size,
+		      bool absent);
 /* Something was made durable. */
 void model_durable(void);
 /* May a power cut now leave a file with these bytes of an image? */

@@ -31,15 +31,26 @@ static bool same_after_cut(const struct version *v, const uint8_t *bytes,
 	return same(v, bytes, size, !bytes, true);
 }
 
+/*
+ * Is the file of the version before it changed, for a reader whose open had
+ * returned at that point? With O_TRUNC a file that somebody reads gives its
+ * name to another one, which has the same bytes, and that one is emptied then:
+ * who opens it in between has its old bytes, and the new ones later.
+ */
+static bool is_in_place(const struct version *v, uint64_t opened)
+{
+	return v->written && (!v->anew || v->begun <= opened);
+}
+
 /* Cut in place while it was read: its first part was read before. */
 static bool same_until_cut(const struct path *p, size_t state, size_t to,
-			   const uint8_t *bytes, size_t size)
+			   uint64_t opened, const uint8_t *bytes, size_t size)
 {
 	const struct version *v = &p->at[state];
 
 	if (!v->bytes || size > v->size || memcmp(v->bytes, bytes, size) != 0)
 		return false;
-	while (++state <= to && p->at[state].written && !p->at[state].anew)
+	while (++state <= to && is_in_place(&p->at[state], opened))
 		if (p->at[state].size < v->size)
 			return true;
 	return false;
@@ -51,13 +62,13 @@ static bool same_until_cut(const struct path *p, size_t state, size_t to,
  * byte is one of a version in its place.
  */
 static bool same_in_place(const struct path *p, size_t from, size_t to,
-			  const uint8_t *bytes, size_t size)
+			  uint64_t opened, const uint8_t *bytes, size_t size)
 {
 	size_t last = from;
 
 	while (last < to && p->at[last].bytes &&
 	       (p->at[last].size <= SMALL_BYTES_MAX ||
-		(p->at[last + 1].written && !p->at[last + 1].anew)))
+		is_in_place(&p->at[last + 1], opened)))
 		last++;
 	if (last == from)
 		return false;
@@ -91,7 +102,7 @@ static const struct path *went_to(const struct path *p, size_t state,
  * As same_in_place(), for a file that is at other names by now: what it was
  * there counts too, as long as it is one inode.
  */
-static bool same_on_its_way(const struct path *p, size_t state,
+static bool same_on_its_way(const struct path *p, size_t state, uint64_t opened,
 			    const uint8_t *bytes, size_t size)
 {
 	bool *found = calloc(size + 1, sizeof(*found));
@@ -115,7 +126,7 @@ static bool same_on_its_way(const struct path *p, size_t state,
 		if (!p->at[state + 1].bytes)
 			p = went_to(p, state, &state);
 		else if (v->size <= SMALL_BYTES_MAX ||
-			 (p->at[state + 1].written && !p->at[state + 1].anew))
+			 is_in_place(&p->at[state + 1], opened))
 			state++;
 		else
 			break;
@@ -139,7 +150,8 @@ static bool is_part(const struct path *p, size_t from, size_t to,
  * the bytes are the beginning of what it was.
  */
 static bool same_elsewhere(const struct path *p, uint64_t since,
-			   const uint8_t *bytes, size_t size, bool part)
+			   uint64_t opened, const uint8_t *bytes, size_t size,
+			   bool part)
 {
 	size_t first = p->count;
 
@@ -153,22 +165,24 @@ static bool same_elsewhere(const struct path *p, uint64_t since,
 			return true;
 	}
 	return first < p->count &&
-	       same_in_place(p, first, p->count - 1, bytes, size);
+	       same_in_place(p, first, p->count - 1, opened, bytes, size);
 }
 
-void model_check_read(struct path *p, uint64_t since, size_t from, size_t to,
-		      const uint8_t *bytes, size_t size, bool absent)
+void model_check_read(struct path *p, uint64_t since, uint64_t opened,
+		      size_t from, size_t to, const uint8_t *bytes, size_t size,
+		      bool absent)
 {
 	for (size_t i = from; i <= to; i++)
 		if (same(&p->at[i], bytes, size, absent,
 			 i > from || !p->at[i].ended || p->at[i].failed) ||
-		    (!absent && (same_until_cut(p, i, to, bytes, size) ||
-				 same_in_place(p, i, to, bytes, size) ||
-				 same_on_its_way(p, i, bytes, size))))
+		    (!absent &&
+		     (same_until_cut(p, i, to, opened, bytes, size) ||
+		      same_in_place(p, i, to, opened, bytes, size) ||
+		      same_on_its_way(p, i, opened, bytes, size))))
 			return;
 	for (unsigned k = 0; !absent && k < model.count; k++)
 		if (model.path[k].owner == p->owner &&
-		    same_elsewhere(&model.path[k], since, bytes, size,
+		    same_elsewhere(&model.path[k], since, opened, bytes, size,
 				   is_part(p, from, to, bytes, size)))
 			return;
 	if (absent)
@@ -204,6 +218,13 @@ void model_killed(void)
 	}
 }
 
+/* What was found after a kill, and of which only less was durable. */
+static bool is_less(const struct version *v, const uint8_t *bytes, size_t size)
+{
+	return v->less && bytes && size < v->size &&
+	       memcmp(v->bytes, bytes, size) == 0;
+}
+
 void model_check_found(struct path *p, uint8_t *bytes, size_t size, bool cut)
 {
 	size_t from = cut ? p->floor : model_ended(p), at = p->count;
@@ -222,16 +243,17 @@ void model_check_found(struct path *p, uint8_t *bytes, size_t size, bool cut)
 	if (at + 1 == from && cut) {
 		whole = false;
 		for (at = p->count; at-- > from;)
-			if ((p->at[at].partial || p->at[at].of ||
-			     (p->at[at].made && size == 0)) &&
-			    same_after_cut(&p->at[at], bytes, size))
+			if (is_less(&p->at[at], bytes, size) ||
+			    ((p->at[at].partial || p->at[at].of ||
+			      (p->at[at].made && size == 0)) &&
+			     same_after_cut(&p->at[at], bytes, size)))
 				break;
 	}
 	if (at + 1 == from) {
 		fprintf(stderr, "found: %zu bytes%s\n", size,
 			bytes ? "" : ", absent");
-		model_check_read(p, UINT64_MAX, from, p->count - 1, bytes, size,
-				 !bytes);
+		model_check_read(p, UINT64_MAX, 0, from, p->count - 1, bytes,
+				 size, !bytes);
 		sim_fail("found: %s is a part of a version", p->name);
 	}
 	p->found = at;

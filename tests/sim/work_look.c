@@ -67,7 +67,7 @@ static uint8_t *read_all(struct kernel_file *f, size_t *ret_size)
 void read_path(struct client *c, struct path *p)
 {
 	size_t from = model_ended(p), size = 0;
-	uint64_t since = sim_points();
+	uint64_t since = sim_points(), opened;
 	struct kernel_file *f;
 	uint8_t *bytes;
 	int rc;
@@ -80,8 +80,10 @@ void read_path(struct client *c, struct path *p)
 		rc = open_again(model_name(p), O_RDONLY, &f);
 	if (rc != -ENOENT && !fine(c, "open to read", p, rc))
 		return;
+	opened = sim_points();
 	if (rc < 0) {
-		model_check_read(p, since, from, model_last(p), NULL, 0, true);
+		model_check_read(p, since, opened, from, model_last(p), NULL, 0,
+				 true);
 		return;
 	}
 	if (chance_one_in(&c->chance, 3))
@@ -89,7 +91,8 @@ void read_path(struct client *c, struct path *p)
 	bytes = read_all(f, &size);
 	if (!bytes)
 		sim_fail("read: %s: %s", model_name(p), strerror((int)size));
-	model_check_read(p, since, from, model_last(p), bytes, size, false);
+	model_check_read(p, since, opened, from, model_last(p), bytes, size,
+			 false);
 	free(bytes);
 	(void)kernel_close(f);
 }
