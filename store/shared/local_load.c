@@ -167,12 +167,11 @@ static void remove_unknown(struct shared *s, int dirfd, const char *path,
 
 /*
  * A power cut may have taken the trailer, which is not synced: the file has the
- * number that our record says then, and its name. One that another node makes
- * just now gets its trailer in time. It may be anybody's else: nobody's file is
- * given up after this search.
+ * number that our record says then, by whatever name. One that another node
+ * makes just now gets its trailer in time. It may be anybody's else: nobody's
+ * file is given up after this search.
  */
-static bool is_bare_of_ours(struct shared *s, int fd, const char *name,
-			    const struct stat *sb)
+static bool is_bare_of_ours(struct shared *s, int fd, const struct stat *sb)
 {
 	struct trailer t;
 	struct node *n;
@@ -182,8 +181,7 @@ static bool is_bare_of_ours(struct shared *s, int fd, const char *name,
 	{
 		HOLD(&s->lock);
 		TAILQ_FOREACH(n, &s->queue, queued)
-		ours = ours || (n->engine == sb->st_ino && !n->replaces &&
-				strcmp(n->name, name) == 0);
+		ours = ours || (n->engine == sb->st_ino && !n->replaces);
 	}
 	return ours && pending_read_soon(fd, &t) == -ENODATA;
 }
@@ -216,13 +214,15 @@ static int on_found(void *arg, int dirfd, const char *path, const char *name,
 	if (!pending_is(s, sb))
 		return s->stop;
 	fd = openat(dirfd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-	if (fd < 0)
+	if (fd < 0) { /* it may have gone since */
+		s->walk_failed = s->walk_failed || errno != ENOENT;
 		return 0;
+	}
 	rc = pending_read(fd, &t);
 	if (rc < 0) {
 		if (rc != -ENODATA && rc != -EUCLEAN)
 			s->walk_failed = true;
-		if (!is_bare_of_ours(s, fd, name, sb))
+		if (!is_bare_of_ours(s, fd, sb))
 			return 0;
 	} else if (strcmp(t.uuid, s->st->uuid) != 0) {
 		return 0;
@@ -230,8 +230,10 @@ static int on_found(void *arg, int dirfd, const char *path, const char *name,
 		told = true;
 	}
 	dir = strndup(path, strlen(path) - strlen(name));
-	if (!dir || find_dir(s, dir, &parent.n) < 0)
+	if (!dir || find_dir(s, dir, &parent.n) < 0) {
+		s->walk_failed = true;
 		return 0;
+	}
 	u.n = told ? node_get(s, t.number) : NULL;
 	if (u.n && !node_may_be(s, u.n, sb->st_ino)) {
 		is_used_again = u.n->in && node_fd(s, u.n, &other) == 0;
@@ -239,8 +241,10 @@ static int on_found(void *arg, int dirfd, const char *path, const char *name,
 	}
 	if (!u.n) /* its number is another one since: O_TRUNC under readers */
 		u.n = local_at(s, parent.n, name, sb);
-	if (!u.n)
+	if (!u.n) {
+		s->walk_failed = true;
 		return 0;
+	}
 	if (!u.n->in) {
 		if (told)
 			remove_unknown(s, dirfd, path, name, sb, &t,

@@ -18,7 +18,8 @@ struct mounted {
 static const struct shared_caller caller = { 0 };
 static const struct names_new as_file = { .mode = S_IFREG | 0644 };
 
-static inline struct mounted mounted_new(void)
+/* Nothing is uploaded or searched for until mounted_start(). */
+static inline struct mounted mounted_open(void)
 {
 	struct mounted m = { .live = live_closed(NULL), .dir = make_tmp() };
 	const struct shared_options o = { .dir = m.dir,
@@ -31,7 +32,19 @@ static inline struct mounted mounted_new(void)
 	if (shared_open(m.live.st, &o, &m.s, why, sizeof(why)) < 0)
 		fail_msg("%s", why);
 	assert_int_equal(store_start(m.live.st), 0);
-	assert_int_equal(shared_start(m.s), 0);
+	return m;
+}
+
+static inline void mounted_start(struct mounted *m)
+{
+	assert_int_equal(shared_start(m->s), 0);
+}
+
+static inline struct mounted mounted_new(void)
+{
+	struct mounted m = mounted_open();
+
+	mounted_start(&m);
 	return m;
 }
 
