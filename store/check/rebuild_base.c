@@ -2,8 +2,8 @@
  * rebuild_base.c - the database that a rebuild begins with, in
  * STORE/db.rebuild: a copy of the old one as far as its log goes, or the newest
  * backup that is sound, whichever has the later changes; or an empty one. Sound
- * means that it opens, has no gap (kv_look()), and that its records agree with
- * each other: an image that is missing is not its fault.
+ * means that it opens, has no gap (kv_look()), is of this store, and that its
+ * records agree with each other: an image that is missing is not its fault.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -138,7 +138,13 @@ static int look(const struct rebuild *r, const char *name, uint64_t *ret,
 	rc = kv_look(path, &kv, ret, text, text_size);
 	if (rc < 0)
 		return rc;
-	rc = check_store(kv, r->images_dirfd, &options, &result);
+	rc = identity_is_foreign(r->dirfd, r->uuid, kv);
+	if (rc == 1)
+		(void)snprintf(text, text_size, "it is of another store");
+	if (rc == 0)
+		rc = check_store(kv, r->images_dirfd, &options, &result);
+	else if (rc > 0)
+		rc = -EUCLEAN;
 	kv_close(kv);
 	if (rc < 0)
 		return rc;
@@ -191,7 +197,8 @@ static int make_empty(struct rebuild *r)
 	rc = kv_open(path, true, &r->kv);
 	if (rc < 0)
 		return rc;
-	if (identity_read(r->dirfd, &id) == 0) {
+	if (identity_read(r->dirfd, &id) == 0 &&
+	    (!r->uuid[0] || strcmp(id.uuid, r->uuid) == 0)) {
 		memcpy(r->secret, id.secret, sizeof(r->secret));
 	} else {
 		r->secret_is_new = true;

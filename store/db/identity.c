@@ -157,6 +157,21 @@ int identity_load(struct kv *kv, uint8_t ret_secret[HASH_SECRET_BYTES])
 	return rc;
 }
 
+int identity_is_foreign(int store_dirfd, const char *uuid, struct kv *kv)
+{
+	uint8_t secret[HASH_SECRET_BYTES];
+	struct identity id;
+	int rc;
+
+	if (!uuid[0] || identity_read(store_dirfd, &id) < 0)
+		return 0;
+	rc = identity_load(kv, secret);
+	if (rc < 0)
+		return rc;
+	return (strcmp(id.uuid, uuid) == 0) !=
+	       (memcmp(id.secret, secret, sizeof(secret)) == 0);
+}
+
 int identity_begin(struct kv *kv, const uint8_t secret[HASH_SECRET_BYTES])
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();

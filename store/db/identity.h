@@ -53,6 +53,13 @@ int identity_write(int store_dirfd, const struct identity *id);
 int identity_make_secret(uint8_t ret[HASH_SECRET_BYTES]);
 /* The secret in the database. -EUCLEAN: it is not there, or none. */
 int identity_load(struct kv *kv, uint8_t ret_secret[HASH_SECRET_BYTES]);
+/*
+ * Is this database of another store than STORE/format, which has this uuid ("":
+ * it is not known)? STORE/secret says so: it has the store's uuid and the
+ * database's secret, or neither. 1; 0, also when there is no such file; -errno
+ * as of identity_load().
+ */
+int identity_is_foreign(int store_dirfd, const char *uuid, struct kv *kv);
 /* A new database gets it, and a root directory that is this user's. */
 int identity_begin(struct kv *kv, const uint8_t secret[HASH_SECRET_BYTES]);
 

@@ -1,11 +1,12 @@
 /*
- * trust.c - see trust.h. Three things are looked at:
+ * trust.c - see trust.h. Four things are looked at:
  *
  *   what must be there   db/, db/CURRENT and the list that it names: without
  *                        them RocksDB would say "does not exist"
  *   can it be read       RocksDB opens it read-only, with its log
  *   is it whole          its changes have no gap (kv_look()), and reach to the
  *                        last one that was durable (mark.h)
+ *   is it this store's   its secret is the one of STORE/secret (identity.h)
  */
 #include "store/db/trust.h"
 
@@ -17,6 +18,7 @@
 
 #include "store/base/dir.h"
 #include "store/base/scope.h"
+#include "store/db/identity.h"
 #include "store/db/kv.h"
 #include "store/db/layout.h"
 #include "store/db/mark.h"
@@ -131,6 +133,25 @@ static int look_kinds(const struct look *l, struct kv *kv)
 	return 0;
 }
 
+/* With the files of another one it would give a file another one's bytes. */
+static int look_identity(const struct look *l, struct kv *kv)
+{
+	struct format format = { .uuid = "" };
+	int rc = format_read(l->dirfd, &format);
+
+	rc = identity_is_foreign(l->dirfd, rc < 0 ? "" : format.uuid, kv);
+	if (rc == 1)
+		return refuse(l, "its database is of another store: the secret "
+				 "of its hashes is not the one in "
+				 "the file " LAYOUT_SECRET_FILE);
+	if (rc < 0)
+		return refuse(l,
+			      "its database is damaged: the secret of its "
+			      "hashes cannot be read: %s",
+			      strerror(-rc));
+	return 0;
+}
+
 /* Each database has these from the day it is made. */
 static int look_records(const struct look *l, struct kv *kv)
 {
@@ -188,6 +209,8 @@ int trust_database(const char *path, int store_dirfd, struct trust *ret,
 	rc = look_sequence(&l, ret);
 	if (rc == 0)
 		rc = look_records(&l, kv);
+	if (rc == 0)
+		rc = look_identity(&l, kv);
 	kv_close(kv);
 	return rc;
 }

@@ -203,22 +203,29 @@ static inline void live_rebuilt(void *self, enum rebuild_kind kind,
 		print_error("%s: %s\n", object, text);
 }
 
-/* Of a closed store: a new database, from labels alone. */
-static inline struct rebuild_result live_rebuild_of_labels(struct live *l)
+/* Of a closed store; something may be lost. */
+static inline struct rebuild_result live_rebuild(struct live *l)
 {
 	const struct rebuild_options options = { .say = live_rebuilt };
 	struct rebuild_result result;
-	char path[4352], why[512] = "";
-	int rc;
+	char why[512] = "";
+	int rc = rebuild_store(l->path, &options, &result, why, sizeof(why));
+
+	if (rc != 1)
+		fail_msg("rebuild_store: %d: %s", rc, why);
+	return result;
+}
+
+/* A new database, from labels alone. */
+static inline struct rebuild_result live_rebuild_of_labels(struct live *l)
+{
+	char path[4352];
 
 	(void)snprintf(path, sizeof(path), "%s/" LAYOUT_DB_DIR, l->path);
 	remove_tree(path);
 	(void)snprintf(path, sizeof(path), "%s/" LAYOUT_BACKUP_DIR, l->path);
 	remove_tree(path);
-	rc = rebuild_store(l->path, &options, &result, why, sizeof(why));
-	if (rc != 1)
-		fail_msg("rebuild_store: %d: %s", rc, why);
-	return result;
+	return live_rebuild(l);
 }
 
 static inline void live_remove(struct live *l)

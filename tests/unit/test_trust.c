@@ -290,8 +290,8 @@ static void damage_is_refused(damage_fn *damage, bool killed)
 static void after_a_clean_end_each_damage_is_refused(void **state)
 {
 	static damage_fn *const damages[] = {
-		db_is_removed,	db_is_emptied,	       current_is_removed,
-		current_is_cut, current_names_nothing, tables_list_is_cut,
+		db_is_removed,  db_is_emptied,          current_is_removed,
+		current_is_cut, current_names_nothing,  tables_list_is_cut,
 		a_table_is_cut, tables_list_is_flipped, a_table_is_removed,
 	};
 
@@ -303,14 +303,58 @@ static void after_a_clean_end_each_damage_is_refused(void **state)
 static void after_a_kill_each_damage_is_refused(void **state)
 {
 	static damage_fn *const damages[] = {
-		db_is_removed,	    db_is_emptied,  current_is_removed,
-		the_log_is_removed, the_log_is_cut, the_log_is_flipped_early,
+		db_is_removed,           db_is_emptied,
+		current_is_removed,      the_log_is_removed,
+		the_log_is_cut,          the_log_is_flipped_early,
 		the_log_is_flipped_late,
 	};
 
 	(void)state;
 	for (size_t n = 0; n < sizeof(damages) / sizeof(*damages); n++)
 		damage_is_refused(damages[n], true);
+}
+
+/* Put back from a copy, but of the wrong store: `parts` of it. */
+static void put_of(struct live *from, struct live *to, const char *const *parts)
+{
+	for (; *parts; parts++) {
+		char a[4352], b[4352];
+
+		(void)snprintf(a, sizeof(a), "%s/%s", from->path, *parts);
+		(void)snprintf(b, sizeof(b), "%s/%s", to->path, *parts);
+		remove_tree(b);
+		assert_int_equal(rename(a, b), 0);
+	}
+}
+
+static void a_database_of_another_store_is_refused(void **state)
+{
+	static const char *const parts[][4] = {
+		{ LAYOUT_DB_DIR, LAYOUT_MARK_FILE },
+		{ LAYOUT_DB_DIR, LAYOUT_MARK_FILE, LAYOUT_SECRET_FILE },
+	};
+
+	(void)state;
+	for (size_t n = 0; n < 2; n++) {
+		struct live l = live_new(NULL), other = live_new(NULL);
+		uint8_t *data = filled(MIB, 1), *wrong = filled(MIB, 2);
+
+		live_write(&l, "file", data, MIB);
+		live_sync_all(&l);
+		live_close(&l);
+		live_write(&other, "file", wrong, MIB);
+		live_sync_all(&other);
+		live_close(&other);
+		put_of(&other, &l, parts[n]);
+		assert_refused_and_unchanged(&l);
+		assert_int_equal(live_rebuild(&l).base, REBUILD_NOTHING);
+		live_open(&l);
+		assert_file(&l, "file", data, MIB);
+		live_free(&l);
+		live_remove(&other);
+		free(wrong);
+		free(data);
+	}
 }
 
 /* After a clean end nothing is in it that is not in a table. */
@@ -450,6 +494,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(after_a_clean_end_each_damage_is_refused),
 		cmocka_unit_test(after_a_kill_each_damage_is_refused),
+		cmocka_unit_test(a_database_of_another_store_is_refused),
 		cmocka_unit_test(after_a_clean_end_the_log_is_not_needed),
 		cmocka_unit_test(after_a_kill_and_no_damage_it_opens),
 		cmocka_unit_test(what_was_not_synced_may_be_lost),
