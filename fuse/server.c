@@ -25,9 +25,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "store/base/node.h"
+#include "store/base/dir.h"
 #include "store/base/io.h"
 #include "store/base/log.h"
+#include "store/base/node.h"
 #include "store/base/scope.h"
 
 #define SOCKET_DIR "/run/ckptfs"
@@ -345,6 +346,48 @@ static bool socket_dir_is_safe(void)
 	       !(sb.st_mode & (S_IWGRP | S_IWOTH));
 }
 
+/*
+ * Is nobody behind this socket any more? One of another type is refused by a
+ * socket that somebody has, listening or not, for its type (EPROTOTYPE), so
+ * that nobody is disturbed; see unix_find_bsd() in the kernel's af_unix.c.
+ */
+static bool is_dead_socket(const char *name)
+{
+	struct sockaddr_un a = { .sun_family = AF_UNIX };
+	SCOPED(scope_close)
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	int n = snprintf(a.sun_path, sizeof(a.sun_path), SOCKET_DIR "/%s",
+			 name);
+
+	return fd >= 0 && n < (int)sizeof(a.sun_path) &&
+	       connect(fd, (const struct sockaddr *)&a, sizeof(a)) < 0 &&
+	       errno == ECONNREFUSED;
+}
+
+/*
+ * That of a daemon that was killed goes. It is looked at again under another
+ * name: a mount of the same store may have made its own at this one meanwhile,
+ * and gets it back.
+ */
+static int remove_dead(void *arg, int dirfd, const char *name)
+{
+	char aside[64]; /* it goes with another mount, if not with this one */
+	size_t len = strlen(name);
+
+	(void)arg;
+	if (len < 5 || strcmp(name + len - 5, ".sock") != 0 ||
+	    !is_dead_socket(name))
+		return 0;
+	(void)snprintf(aside, sizeof(aside), "gone-%d.sock", (int)getpid());
+	if (renameat(dirfd, name, dirfd, aside) < 0)
+		return 0;
+	if (is_dead_socket(aside))
+		(void)unlinkat(dirfd, aside, 0);
+	else
+		(void)renameat2(dirfd, aside, dirfd, name, RENAME_NOREPLACE);
+	return 0;
+}
+
 /* Bind where others can reach it. */
 static int bind_socket(struct server *s)
 {
@@ -360,6 +403,7 @@ static int bind_socket(struct server *s)
 		s->address_len = (socklen_t)(head + (size_t)n + 1);
 		/* Only one mount has this store: it is a dead one's. */
 		(void)unlink(a->sun_path);
+		(void)dir_each(AT_FDCWD, SOCKET_DIR, remove_dead, NULL);
 		mask = umask(0);
 		rc = bind(s->fd, (struct sockaddr *)a, s->address_len);
 		(void)umask(mask);

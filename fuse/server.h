@@ -17,7 +17,8 @@ struct server;
 
 /*
  * Listen in /run/ckptfs, or, where that cannot be written, at an abstract
- * address. Starts a thread, and one for each client.
+ * address. What daemons that were killed have left there is removed. Starts a
+ * thread, and one for each client.
  */
 int server_start(struct store *st, struct server **ret_server);
 /* Disconnects everybody. s may be NULL. */

@@ -82,6 +82,30 @@ def what_is_taken_over_is_told_with_the_store(m):
              f"its store is {m.store}, read-only" in m.log_text())
 
 
+def socket_of(m):
+    uuid = re.search(r"[0-9a-f-]{36}",
+                     ck.get(os.path.join(m.store, "format")).decode())
+    return f"/run/ckptfs/{uuid.group()}.sock"
+
+
+@ck.mounted(modes=("auto",))
+def the_socket_of_a_killed_daemon_goes_with_the_next_mount(m):
+    others = [ck.Mount(m.base + name) for name in ("-b", "-c")]
+    try:
+        lives = others[0].start()
+        ck.until("each listens", lambda: all(
+            os.path.exists(socket_of(one)) for one in (m, lives)))
+        m.kill()
+        others[1].start()
+        ck.until("it goes", lambda: not os.path.exists(socket_of(m)))
+        assert os.path.exists(socket_of(lives))
+    finally:
+        for one in others:
+            one.stop()
+    m.start()
+    ck.until("it listens", lambda: os.path.exists(socket_of(m)))
+
+
 @ck.mounted(modes=("auto",))
 def a_name_in_it_forges_no_line(m):
     m.unmount()
