@@ -93,8 +93,7 @@ static void print_result(const struct fsck *f)
 		     ctl_bytes(r->scrubbed_bytes), ctl_count(r->damaged_chunks),
 		     r->damaged_chunks == 1 ? "" : "s");
 	if (r->mended_chunks > 0)
-		(void)printf(", %s mended from another copy",
-			     ctl_count(r->mended_chunks));
+		(void)printf(", %s mended", ctl_count(r->mended_chunks));
 	(void)putchar('\n');
 }
 

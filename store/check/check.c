@@ -24,7 +24,8 @@ static int count_record(void *count, struct kv_slice key, struct kv_slice value)
 static int check_unknown_kind(struct check *c, uint8_t kind)
 {
 	unsigned long long count = 0;
-	int rc = records_each(c->kv, key_kind((char)kind), count_record, &count);
+	int rc =
+		records_each(c->kv, key_kind((char)kind), count_record, &count);
 	char object[32];
 
 	if (rc < 0)
@@ -163,9 +164,9 @@ static int check_counters(struct check *c)
 static int check_all(struct check *c)
 {
 	static int (*const parts[])(struct check *) = {
-		check_kinds,    check_settings, check_names, check_content,
-		check_staged,   check_counters, check_digests,
-		check_scrub,    check_mend,     check_name_damage,
+		check_kinds,  check_settings, check_names,       check_content,
+		check_staged, check_counters, check_digests,     check_scrub,
+		check_mend,   check_zeros,    check_name_damage,
 	};
 	int rc = 0;
 

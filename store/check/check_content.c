@@ -225,6 +225,13 @@ static void check_file(struct check *c, struct check_inode *i,
 			     "stat and du is off",
 			     (unsigned long long)covered,
 			     (unsigned long long)f->data_bytes);
+	if (f->native && f->extent_count > 0) {
+		struct check_image *image =
+			check_find_image(c, f->extents[0].image);
+
+		if (image)
+			image->native = true;
+	}
 	if (f->native && !is_native(c, f))
 		check_report(c, "native", check_path(c, i->ino),
 			     "says that one image is the whole file, which is "

@@ -117,6 +117,9 @@ static int search_file(void *arg, struct kv_slice key, struct kv_slice value)
 
 static const char *damage_reason(const struct check_damage *d)
 {
+	if (d->zeros_to > 0)
+		return d->rc == -EIO ? "are not the zeros that they are to be"
+				     : strerror(-d->rc);
 	switch (d->rc) {
 	case 0:
 		return "are not what was stored (their hash differs)";
@@ -190,11 +193,10 @@ static void damage_tell(const struct check_damage *d, const char *image,
 			       "; mending them from another copy failed: %s",
 			       strerror(-d->mend_rc));
 	if (d->mended)
-		(void)snprintf(ret, len,
-			       "of %s were %s, and are mended from another "
-			       "copy%s%s",
+		(void)snprintf(ret, len, "of %s were %s, and are mended%s%s%s",
 			       image, d->rc == 0 ? "wrong" : "unreadable",
-			       *list ? ": " : "", list);
+			       d->zeros_to > 0 ? "" : " from another copy",
+			       *list ? "; files: " : "", list);
 	else if (*list)
 		(void)snprintf(ret, len,
 			       "of %s %s%s; restore from another copy, or "
@@ -222,9 +224,12 @@ static void report_damage(struct search *s, const struct check_damage *d,
 				   .text = text,
 				   .files = (const char *const *)paths,
 				   .file_count = path_count };
+	bool zeros = d->zeros_to > 0;
+	uint64_t from = zeros ? d->zeros_from : first->offset;
+	uint64_t to = zeros ? d->zeros_to : last->offset + last->len;
 	int at = snprintf(text, sizeof(text), "%s: %s: bytes %llu to %llu ",
-			  p.object, p.code, (unsigned long long)first->offset,
-			  (unsigned long long)(last->offset + last->len));
+			  p.object, p.code, (unsigned long long)from,
+			  (unsigned long long)to);
 
 	list_paths(paths, path_count, count - path_count, list);
 	damage_tell(d, image, list, text + at, sizeof(text) - (size_t)at);

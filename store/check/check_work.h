@@ -43,6 +43,7 @@ struct check_image {
 	uint64_t file_bytes; /* IMAGE_NO_FILE: there is none */
 	size_t first_chunk, chunk_count;
 	bool recorded; /* has I */
+	bool native; /* a file reads it as it is, also where no chunk is */
 };
 
 struct check_chunk {
@@ -60,6 +61,8 @@ struct check_damage {
 	int rc; /* -EIO and the like; 0: the bytes differ */
 	int mend_rc; /* of mend_chunk(); 0: it was not tried */
 	bool mended;
+	/* Not the chunk, but what is beside it and is to be zeros; 0: no. */
+	uint64_t zeros_from, zeros_to;
 };
 
 /* One key, which begins with its kind, and its value. */
@@ -152,6 +155,7 @@ int check_staged(struct check *c); /* check_staged.c */
 int check_digests(struct check *c); /* check_digest.c */
 int check_scrub(struct check *c); /* adds to damage: check_scrub.c */
 int check_mend(struct check *c); /* marks what it mended: check_mend.c */
+int check_zeros(struct check *c); /* adds to damage: check_mend.c */
 int check_name_damage(struct check *c); /* reports it: check_damage.c */
 
 #endif

@@ -290,8 +290,18 @@ int file_read_begin(struct files *fs, struct inode *in, size_t len,
 int file_read_failed(struct files *fs, struct inode *in,
 		     const struct file_read *r, size_t len, uint64_t off)
 {
-	if (r->images > 0)
-		(void)file_mend(fs, in, &r->content->c, off, len);
+	char path[4096];
+	int rc = r->images == 0 ? -EIO
+				: file_mend(fs, in, &r->content->c, off, len);
+
+	if (rc == 0)
+		return -EIO; /* this time */
+	inode_path(fs->inodes, in, path, sizeof(path));
+	log_error("%s: bytes %llu to %llu of it cannot be read from the disk, "
+		  "and no other copy is whole: %s; run ckptctl scrub on the "
+		  "unmounted store",
+		  path, (unsigned long long)off,
+		  (unsigned long long)(off + len), strerror(-rc));
 	return -EIO;
 }
 

@@ -92,10 +92,9 @@ static bool may_be_written(void *arg, uint64_t image)
 	return building;
 }
 
-/* mend_chunk(), and what it could not do is logged. */
-static int mend_one(struct files *fs, const struct verify_chunk *c)
+static struct mend mend_of(struct files *fs)
 {
-	const struct mend m = {
+	return (struct mend){
 		.kv = fs->kv,
 		.images_dirfd = fs->images->dirfd,
 		.secret = fs->secret,
@@ -103,6 +102,12 @@ static int mend_one(struct files *fs, const struct verify_chunk *c)
 		.is_written = may_be_written,
 		.arg = fs,
 	};
+}
+
+/* mend_chunk(), and what it could not do is logged. */
+static int mend_one(struct files *fs, const struct verify_chunk *c)
+{
+	const struct mend m = mend_of(fs);
 	int rc = mend_chunk(&m, c->image, c->offset);
 
 	if (rc < 0 && rc != -ENOENT)
@@ -205,11 +210,35 @@ static void say_mended(struct files *fs, struct inode *in, size_t count)
 	if (count == 0)
 		return;
 	inode_path(fs->inodes, in, path, sizeof(path));
-	log_warning("%s: %zu chunk%s of it %s damaged on the disk and %s "
-		    "mended from another copy; run ckptctl scrub on the "
-		    "unmounted store",
+	log_warning("%s: %zu part%s of it %s damaged on the disk and %s "
+		    "mended (from another copy, or as zeros); run ckptctl "
+		    "scrub on the unmounted store",
 		    path, count, count == 1 ? "" : "s",
 		    count == 1 ? "was" : "were", count == 1 ? "is" : "are");
+}
+
+/* Who reads the image in place of the file must find zeros in its holes. */
+static int verify_zeros(struct verify *v, const struct content *content)
+{
+	const struct mend m = mend_of(v->fs);
+	uint64_t at = 0;
+	int rc = 0;
+
+	if (!content->native || content->extent_count == 0)
+		return 0;
+	for (size_t i = 0; rc >= 0 && i <= content->extent_count; i++) {
+		const struct extent *e =
+			i < content->extent_count ? &content->extents[i] : NULL;
+		uint64_t end = e ? e->offset : content->size_bytes;
+
+		if (at < end)
+			rc = mend_zeros(&m, content->extents[0].image, at, end,
+					true);
+		if (rc > 0)
+			atomic_fetch_add(&v->mended, 1);
+		at = e ? e->offset + e->len : end;
+	}
+	return rc < 0 ? rc : 0;
 }
 
 /* -EIO: it differs from its hashes; the log names the file. */
@@ -228,6 +257,8 @@ static int verify_content(struct files *fs, struct inode *in,
 		rc = verify_extent(&v, &content->extents[i]);
 	if (rc == 0 && v.count > 0)
 		rc = verify_chunks(&v);
+	if (rc == 0)
+		rc = verify_zeros(&v, content);
 	reclaim_leave(fs->reclaim, &ticket);
 	free(v.at);
 	say_mended(fs, in, atomic_load(&v.mended));

@@ -51,6 +51,40 @@ static int open_image(const struct mend *m, uint64_t image, int flags)
 	return fd < 0 ? -errno : fd;
 }
 
+/*
+ * The blocks [low, high) as the disk has them, not what is in memory of them,
+ * up to `end` at least.
+ */
+static int read_disk(const struct mend *m, uint64_t image, uint64_t low,
+		     uint64_t end, uint8_t *blocks)
+{
+	size_t want = (size_t)(end - low), got = 0;
+	size_t ask = (want + BLOCK - 1) & ~(size_t)(BLOCK - 1);
+	SCOPED(scope_close) int fd = open_image(m, image, O_RDONLY | O_DIRECT);
+	bool direct = fd != -EINVAL;
+
+	if (!direct)
+		fd = open_image(m, image, O_RDONLY);
+	if (fd < 0)
+		return fd;
+	while (got < want) {
+		ssize_t n =
+			pread(fd, blocks + got, ask - got, (off_t)(low + got));
+
+		if (n < 0 && errno == EINVAL && direct &&
+		    fcntl(fd, F_SETFL, 0) == 0) {
+			direct = false; /* it was accepted at open alone */
+			continue;
+		}
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return n < 0 ? -errno : -ENODATA;
+		got += (size_t)n;
+	}
+	return 0;
+}
+
 static bool is_whole(const struct mend *m, const struct chunk_rec *k,
 		     const uint8_t *bytes)
 {
@@ -147,16 +181,28 @@ static int fill_from_chunk(void *arg, uint64_t offset,
 	return 0;
 }
 
-/* A range that waits to be given back: somebody may still read it. */
+struct range {
+	uint64_t from, to;
+};
+
 static int punch_overlaps(void *arg, struct kv_slice key, struct kv_slice value)
 {
-	const struct edge *e = arg;
+	const struct range *r = arg;
 	uint64_t at, len;
 
 	if (key.len != 17 || u64_decode(value.data, value.len, &len) < 0)
 		return -EUCLEAN;
 	at = get_be64((const uint8_t *)key.data + 9);
-	return at < e->to && len > 0 && at + len > e->from ? -EBUSY : 0;
+	return at < r->to && len > 0 && at + len > r->from ? -EBUSY : 0;
+}
+
+/* -EBUSY: some of it waits to be given back: somebody may still read it. */
+static int is_nobodys(const struct mend *m, uint64_t image, uint64_t from,
+		      uint64_t to)
+{
+	struct range r = { from, to };
+
+	return records_each(m->kv, key_ino('P', image), punch_overlaps, &r);
 }
 
 /*
@@ -176,8 +222,7 @@ static int edge_replace(struct edge *e)
 		return 0;
 	rc = extent_each_chunk(w->m->kv, &x, fill_from_chunk, e);
 	if (rc == 0)
-		rc = records_each(w->m->kv, key_ino('P', w->at.image),
-				  punch_overlaps, e);
+		rc = is_nobodys(w->m, w->at.image, e->from, e->to);
 	return rc;
 }
 
@@ -266,41 +311,11 @@ static int write_alone(const struct mending *w, int *ret_fd)
 	return write_planned(w, ret_fd);
 }
 
-/* [low, end of the chunk) as the disk has it, not what is in memory of it. */
-static int read_disk(struct mending *w)
-{
-	size_t want = (size_t)(w->at.offset + w->at.len - w->low), got = 0;
-	size_t ask = (size_t)(w->high - w->low);
-	SCOPED(scope_close)
-	int fd = open_image(w->m, w->at.image, O_RDONLY | O_DIRECT);
-	bool direct = fd != -EINVAL;
-
-	if (!direct)
-		fd = open_image(w->m, w->at.image, O_RDONLY);
-	if (fd < 0)
-		return fd;
-	while (got < want) {
-		ssize_t n = pread(fd, w->disk + got, ask - got,
-				  (off_t)(w->low + got));
-
-		if (n < 0 && errno == EINVAL && direct &&
-		    fcntl(fd, F_SETFL, 0) == 0) {
-			direct = false; /* it was accepted at open alone */
-			continue;
-		}
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return n < 0 ? -errno : -ENODATA;
-		got += (size_t)n;
-	}
-	return 0;
-}
-
 /* 0: it is whole, for who reads it now and after the next start. */
 static int look(struct mending *w)
 {
-	int rc = read_disk(w);
+	int rc = read_disk(w->m, w->at.image, w->low, w->at.offset + w->at.len,
+			   w->disk);
 
 	if (rc < 0)
 		return rc;
@@ -361,4 +376,137 @@ int mend_chunk(const struct mend *m, uint64_t image, uint64_t offset)
 	w.disk = disk = new_blocks(&w);
 	w.other = other = malloc(CHUNK_BYTES_MAX);
 	return blocks && disk && other ? mend_it(&w) : -ENOMEM;
+}
+
+/* --- what no chunk covers --- */
+
+#define ZEROS_BYTES (UINT64_C(256) << 10)
+
+/* A piece of an image that is to be zeros. */
+struct zeros {
+	const struct mend *m;
+	uint64_t image, from, to;
+	uint64_t file_end;
+	uint8_t *buffer; /* for its blocks, aligned */
+};
+
+static bool is_zero(const uint8_t *bytes, size_t len)
+{
+	return len == 0 ||
+	       (bytes[0] == 0 && memcmp(bytes, bytes + 1, len - 1) == 0);
+}
+
+/* 0: it is, on the disk and in memory. -EIO: it is not, or cannot be read. */
+static int zeros_look(const struct zeros *z)
+{
+	uint64_t low = z->from & ~(BLOCK - 1);
+	size_t len = (size_t)(z->to - z->from);
+	SCOPED(scope_close) int fd = -1;
+	int rc = read_disk(z->m, z->image, low, z->to, z->buffer);
+
+	if (rc == 0 && !is_zero(z->buffer + (z->from - low), len))
+		return -EIO;
+	if (rc == 0) {
+		fd = open_image(z->m, z->image, O_RDONLY);
+		rc = fd < 0 ? fd : io_read_full(fd, z->buffer, len, z->from);
+	}
+	if (rc == 0 && !is_zero(z->buffer, len))
+		return -EIO;
+	return io_is_medium(rc) ? -EIO : rc;
+}
+
+/* Whole blocks are given up, also the file's last; parts of others written. */
+static int zeros_write_at(const struct zeros *z, int fd)
+{
+	uint64_t low = (z->from + BLOCK - 1) & ~(BLOCK - 1);
+	uint64_t high = z->to == z->file_end
+				? (z->to + BLOCK - 1) & ~(BLOCK - 1)
+				: z->to & ~(BLOCK - 1);
+	uint64_t first_end = low < z->to ? low : z->to;
+	int rc;
+
+	memset(z->buffer, 0, (size_t)BLOCK);
+	rc = io_write_full(fd, z->buffer, (size_t)(first_end - z->from),
+			   z->from);
+	if (rc == 0 && high > low &&
+	    fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+		      (off_t)low, (off_t)(high - low)) < 0)
+		rc = -errno;
+	if (rc == 0 && high >= low && high < z->to)
+		rc = io_write_full(fd, z->buffer, (size_t)(z->to - high), high);
+	return rc;
+}
+
+static int zeros_write(const struct zeros *z)
+{
+	SCOPED(scope_close) int fd = -1;
+	int rc;
+
+	if (z->m->deciding)
+		lock_take(z->m->deciding);
+	fd = open_image(z->m, z->image, O_RDWR);
+	rc = fd < 0 ? fd : zeros_write_at(z, fd);
+	if (z->m->deciding)
+		lock_give(z->m->deciding);
+	if (rc == 0 && fdatasync(fd) < 0)
+		rc = -errno;
+	return rc < 0 ? rc : zeros_look(z);
+}
+
+static int zeros_mend(const struct zeros *z, bool write)
+{
+	int rc = zeros_look(z);
+
+	if (rc != -EIO)
+		return rc;
+	rc = z->m->is_written(z->m->arg, z->image)
+		     ? -EBUSY
+		     : is_nobodys(z->m, z->image, z->from, z->to);
+	if (rc < 0)
+		return rc == -EBUSY ? 0 : rc;
+	if (!write)
+		return -EIO;
+	rc = zeros_write(z);
+	return rc < 0 ? rc : 1;
+}
+
+/* What lies in [*at, to), from the next data on; false: no more. */
+static bool next_piece(int fd, uint64_t to, uint64_t *at, struct zeros *z)
+{
+	off_t data = lseek(fd, (off_t)*at, SEEK_DATA), hole;
+
+	if (data < 0 || (uint64_t)data >= to)
+		return false;
+	hole = lseek(fd, data, SEEK_HOLE);
+	z->from = (uint64_t)data;
+	z->to = hole < 0 || (uint64_t)hole > to ? to : (uint64_t)hole;
+	/* It ends where a block does, so that one is not looked at twice. */
+	if (z->to - z->from > ZEROS_BYTES)
+		z->to = (z->from + ZEROS_BYTES) & ~(BLOCK - 1);
+	*at = z->to;
+	return true;
+}
+
+int mend_zeros(const struct mend *m, uint64_t image, uint64_t from, uint64_t to,
+	       bool write)
+{
+	SCOPED(scope_close) int fd = open_image(m, image, O_RDONLY);
+	SCOPED(scope_free) void *buffer = NULL;
+	struct zeros z = { .m = m, .image = image };
+	struct stat st;
+	int rc = 0, mended = 0;
+
+	if (fd < 0 || fstat(fd, &st) < 0)
+		return fd < 0 ? fd : -errno;
+	if (posix_memalign(&buffer, BLOCK, ZEROS_BYTES + 2 * BLOCK) != 0)
+		return -ENOMEM;
+	z.buffer = buffer;
+	z.file_end = (uint64_t)st.st_size;
+	if (to > z.file_end)
+		to = z.file_end;
+	while (rc >= 0 && from < to && next_piece(fd, to, &from, &z)) {
+		rc = zeros_mend(&z, write);
+		mended |= rc == 1;
+	}
+	return rc < 0 ? rc : mended;
 }

@@ -52,4 +52,19 @@ struct mend {
  */
 int mend_chunk(const struct mend *m, uint64_t image, uint64_t offset);
 
+/*
+ * What of [from, to) of an image is not zero: no chunk covers it, and who reads
+ * the image in place of a file (native) must find zeros there. They are
+ * compared, as the disk has them and as memory does, and written when they are
+ * not; `write`: or only looked for.
+ *
+ * 1: they are zeros again. 0: they always were; what may be written, or waits
+ * to be given back, is not judged. -EIO: they are not, or cannot be read, and
+ * are not to be written or cannot be. Else a -errno. A block that cannot be
+ * read and holds bytes of a chunk, too, is mend_chunk()'s, so chunks come
+ * first.
+ */
+int mend_zeros(const struct mend *m, uint64_t image, uint64_t from, uint64_t to,
+	       bool write);
+
 #endif
