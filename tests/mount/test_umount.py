@@ -3,6 +3,7 @@ umount.fuse.ckptfs, where that is installed, and what it knows of the mount is
 gone afterwards, however it was unmounted."""
 import contextlib
 import fcntl
+import itertools
 import mmap
 import os
 import re
@@ -307,22 +308,29 @@ def who_ends_the_helper_ends_what_it_waits_for(m):
     os.mkfifo(begun)
     path = os.path.join(m.base, "path")
     os.mkdir(path)
-    with open(os.path.join(path, "ckptctl"), "w", encoding="utf-8") as f:
-        f.write(f"#!/bin/sh\necho $$ $PPID >{begun}\nexec sleep 100000\n")
-    os.chmod(os.path.join(path, "ckptctl"), 0o755)
-    with subprocess.Popen([os.path.join(DEPLOY, HELPER), m.mnt],
-                          env=dict(os.environ, PATH=path + ":/usr/bin:/bin"),
-                          ) as helper:
-        with open(begun, encoding="ascii") as f:
-            flush, parent = map(int, f.read().split())
-        assert parent == helper.pid
-        ended = os.pidfd_open(flush)
-        helper.terminate()
-    assert helper.returncode == 143, helper
-    poll = select.poll()
-    poll.register(ended, select.POLLIN)
-    assert poll.poll(ck.WAIT_BOUND * 1000), "its flush goes on"
-    os.close(ended)
+    # What asks whether the daemon answers, and the flush.
+    for tool, number in itertools.product(
+            ("stat", "ckptctl"),
+            (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)):
+        with open(os.path.join(path, tool), "w", encoding="utf-8") as f:
+            f.write(f"#!/bin/sh\necho $$ $PPID >{begun}\n"
+                    "exec sleep 100000\n")
+        os.chmod(os.path.join(path, tool), 0o755)
+        with subprocess.Popen([os.path.join(DEPLOY, HELPER), m.mnt],
+                              env=dict(os.environ,
+                                       PATH=path + ":/usr/bin:/bin"),
+                              ) as helper:
+            with open(begun, encoding="ascii") as f:
+                waits, parent = map(int, f.read().split())
+            assert parent == helper.pid
+            ended = os.pidfd_open(waits)
+            helper.send_signal(number)
+        assert helper.returncode == 128 + number, (tool, helper)
+        poll = select.poll()
+        poll.register(ended, select.POLLIN)
+        assert poll.poll(ck.WAIT_BOUND * 1000), f"its {tool} goes on"
+        os.close(ended)
+        os.unlink(os.path.join(path, tool))
     assert m.mnt in ck.mounts_under(m.mnt)
     ck.sh("umount", m.mnt)
 
@@ -387,8 +395,10 @@ def a_signal_as_a_command_starts_ends_the_helper_and_the_command(m):
         codes = [all_end(*traced(
             m, calls, "-e", f"inject={calls}:signal={name}:when={n}"))
             for n in range(1, number + 1)]
-        untold = -signal.Signals["SIG" + name]
-        assert codes == [untold] * (number - 1) + [143], (calls, codes)
+        signalled = signal.Signals["SIG" + name]
+        first = codes.index(128 + signalled)  # once it listens
+        assert codes == [-signalled] * first + \
+            [128 + signalled] * (number - first), (calls, codes)
     assert m.mnt in ck.mounts_under(m.mnt)
     ck.sh("umount", m.mnt)
 
