@@ -297,6 +297,9 @@ static int run_fsck(const struct ctl_command *self, int argc, char **argv)
 	if (scrub && shared)
 		return ctl_misused("fsck: --scrub is of a store, not of a "
 				   "directory that nodes share");
+	if (read_only && !scrub)
+		return ctl_misused("fsck: --read-only is of --scrub: nothing "
+				   "else changes anything");
 	if (argc - optind != 1)
 		return ctl_misused("fsck: name one %s",
 				   shared ? "directory that nodes share"

@@ -188,7 +188,9 @@ int check_store(struct kv *kv, int images_dirfd,
 	int rc;
 
 	memset(ret, 0, sizeof(*ret));
+	lock_init(&c.deciding, LOCK_RECLAIM_DECIDING);
 	rc = check_all(&c);
+	lock_destroy(&c.deciding);
 	free(c.inodes);
 	free(c.images);
 	free(c.chunks);

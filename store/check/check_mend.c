@@ -18,12 +18,13 @@ static bool is_staged(void *arg, uint64_t image)
 	return !staged || stage_table_has_image(staged, image);
 }
 
-static struct mend mend_of(const struct check *c)
+static struct mend mend_of(struct check *c)
 {
 	return (struct mend){
 		.kv = c->kv,
 		.images_dirfd = c->images_dirfd,
 		.secret = c->secret,
+		.deciding = &c->deciding,
 		.is_written = is_staged,
 		.arg = (void *)(uintptr_t)c->options->staged,
 	};

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "store/base/direct.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/check/check_work.h"
@@ -45,7 +46,6 @@ struct scrub_worker {
 	uint8_t *buffer; /* SCRUB_BUFFER_BYTES, aligned */
 	uint32_t image_index; /* of what is open */
 	int fd; /* -1: none */
-	bool direct;
 	/* The run that it has taken: chunks [next, last), bytes of the image.
 	 */
 	size_t next, last;
@@ -106,29 +106,14 @@ static int open_image(struct scrub_worker *w, uint32_t index)
 {
 	struct check *c = w->s->c;
 	char name[LAYOUT_IMAGE_NAME_BYTES];
-	int flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW;
 
 	if (w->fd >= 0 && w->image_index == index)
 		return 0;
 	scope_close(&w->fd);
 	layout_image_name(c->images[index].id, name);
 	w->image_index = index;
-	w->fd = openat(c->images_dirfd, name, flags | O_DIRECT);
-	w->direct = w->fd >= 0 || errno != EINVAL;
-	if (!w->direct)
-		w->fd = openat(c->images_dirfd, name, flags);
-	return w->fd < 0 ? -errno : 0;
-}
-
-/* Some file systems accept O_DIRECT at open and refuse it at read. */
-static int give_up_direct(struct scrub_worker *w)
-{
-	int flags = fcntl(w->fd, F_GETFL);
-
-	if (flags < 0 || fcntl(w->fd, F_SETFL, flags & ~O_DIRECT) < 0)
-		return -errno;
-	w->direct = false;
-	return 0;
+	w->fd = direct_open(c->images_dirfd, name);
+	return w->fd < 0 ? w->fd : 0;
 }
 
 /* The image's bytes [offset, end) are then at *ret_bytes, in the buffer. */
@@ -136,32 +121,17 @@ static int read_range(struct scrub_worker *w, uint64_t offset, uint64_t end,
 		      const uint8_t **ret_bytes)
 {
 	uint64_t begin = offset & ~(uint64_t)(SCRUB_ALIGN - 1);
-	size_t want = (size_t)(end - begin), got = 0;
+	size_t want = (size_t)(end - begin);
 	size_t ask = (want + SCRUB_ALIGN - 1) & ~(size_t)(SCRUB_ALIGN - 1);
+	int rc;
 
 	CHECK(ask <= SCRUB_BUFFER_BYTES);
-	while (got < want) {
-		ssize_t n = pread(w->fd, w->buffer + got, ask - got,
-				  (off_t)(begin + got));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0 && errno == EINVAL && w->direct) {
-			int rc = give_up_direct(w);
-
-			if (rc < 0)
-				return rc;
-			continue;
-		}
-		if (n < 0)
-			return io_is_medium(-errno) ? -EIO : -errno;
-		if (n == 0) /* it has become shorter */
-			return -ENODATA;
-		got += (size_t)n;
-	}
-	if (!w->direct)
-		(void)posix_fadvise(w->fd, (off_t)begin, (off_t)ask,
-				    POSIX_FADV_DONTNEED);
+	rc = direct_read(w->fd, w->buffer, want, ask, begin);
+	/* Where there is no O_DIRECT the cache is not to be filled. */
+	(void)posix_fadvise(w->fd, (off_t)begin, (off_t)ask,
+			    POSIX_FADV_DONTNEED);
+	if (rc < 0) /* it has become shorter, or cannot be read */
+		return rc == -ESTALE ? -ENODATA : io_is_medium(rc) ? -EIO : rc;
 	*ret_bytes = w->buffer + (offset - begin);
 	return 0;
 }

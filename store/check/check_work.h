@@ -10,6 +10,7 @@
 
 #include <limits.h>
 
+#include "store/base/sync.h"
 #include "store/check/check.h"
 #include "store/db/hash.h"
 #include "store/db/kv.h"
@@ -94,6 +95,7 @@ struct check {
 	bool secret_known;
 	uint8_t secret[HASH_SECRET_BYTES];
 	bool database_failed; /* and that was reported */
+	struct lock deciding; /* for mend.h: nobody else has the store */
 	char path[PATH_MAX], image[32]; /* check_path(), check_image_name() */
 };
 

@@ -6,7 +6,7 @@
  * durably, before they are used, so that an image that no I record names is
  * known to be unfinished, and only then removed at the next start; bytes that
  * a K record covers are never written again, only read or, when the record
- * is gone, punched.
+ * is gone, punched; those that are damaged get back what they were (mend.h).
  *
  * No descriptor is kept: whoever wants to read or write opens the file by its
  * name and closes it again, so that what waits takes none. Who has a reference

@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "store/base/direct.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/base/sync.h"
@@ -51,38 +52,38 @@ static int open_image(const struct mend *m, uint64_t image, int flags)
 	return fd < 0 ? -errno : fd;
 }
 
-/*
- * The blocks [low, high) as the disk has them, not what is in memory of them,
- * up to `end` at least.
- */
+/* The blocks from low on as the disk has them, up to `end` at least. */
 static int read_disk(const struct mend *m, uint64_t image, uint64_t low,
 		     uint64_t end, uint8_t *blocks)
 {
-	size_t want = (size_t)(end - low), got = 0;
-	size_t ask = (want + BLOCK - 1) & ~(size_t)(BLOCK - 1);
-	SCOPED(scope_close) int fd = open_image(m, image, O_RDONLY | O_DIRECT);
-	bool direct = fd != -EINVAL;
+	char name[LAYOUT_IMAGE_NAME_BYTES];
+	size_t want = (size_t)(end - low);
+	SCOPED(scope_close) int fd = -1;
 
-	if (!direct)
-		fd = open_image(m, image, O_RDONLY);
-	if (fd < 0)
-		return fd;
-	while (got < want) {
-		ssize_t n =
-			pread(fd, blocks + got, ask - got, (off_t)(low + got));
+	layout_image_name(image, name);
+	fd = direct_open(m->images_dirfd, name);
+	return fd < 0 ? fd
+		      : direct_read(fd, blocks, want,
+				    (want + BLOCK - 1) & ~(size_t)(BLOCK - 1),
+				    low);
+}
 
-		if (n < 0 && errno == EINVAL && direct &&
-		    fcntl(fd, F_SETFL, 0) == 0) {
-			direct = false; /* it was accepted at open alone */
-			continue;
-		}
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return n < 0 ? -errno : -ENODATA;
-		got += (size_t)n;
+/* fn writes to the image while its name means this inode; then it is synced. */
+static int write_image(const struct mend *m, uint64_t image,
+		       int (*fn)(void *arg, int fd), void *arg)
+{
+	SCOPED(scope_close) int fd = -1;
+
+	{
+		int rc;
+
+		HOLD(m->deciding);
+		fd = open_image(m, image, O_RDWR);
+		rc = fd < 0 ? fd : fn(arg, fd);
+		if (rc < 0)
+			return rc;
 	}
-	return 0;
+	return fdatasync(fd) < 0 ? -errno : 0;
 }
 
 static bool is_whole(const struct mend *m, const struct chunk_rec *k,
@@ -287,28 +288,14 @@ static int give_up_tail(const struct mending *w, int fd)
 	return -errno;
 }
 
-/* *ret_fd: what was written, to be synced; the caller closes it. */
-static int write_planned(const struct mending *w, int *ret_fd)
+static int write_planned(void *arg, int fd)
 {
-	int fd = open_image(w->m, w->at.image, O_RDWR);
-	int rc = 0;
+	const struct mending *w = arg;
+	int rc = w->tail_lost ? give_up_tail(w, fd) : 0;
 
-	if (fd < 0)
-		return fd;
-	*ret_fd = fd;
-	if (w->tail_lost)
-		rc = give_up_tail(w, fd);
 	return rc < 0 ? rc
 		      : io_write_full(fd, w->blocks + (w->from - w->low),
 				      (size_t)(w->to - w->from), w->from);
-}
-
-static int write_alone(const struct mending *w, int *ret_fd)
-{
-	if (!w->m->deciding)
-		return write_planned(w, ret_fd);
-	HOLD(w->m->deciding);
-	return write_planned(w, ret_fd);
 }
 
 /* 0: it is whole, for who reads it now and after the next start. */
@@ -328,8 +315,7 @@ static int look(struct mending *w)
 static int mend_it(struct mending *w)
 {
 	const struct extent x = chunks_into(w->at.image, w->low, w->high);
-	SCOPED(scope_close) int reads = -1;
-	SCOPED(scope_close) int writes = -1;
+	SCOPED(scope_close) int fd = -1;
 	int rc = extent_each_chunk(w->m->kv, &x, check_one, w);
 
 	if (rc == 0)
@@ -339,12 +325,10 @@ static int mend_it(struct mending *w)
 		return rc;
 	if (look(w) == 0)
 		return 0;
-	reads = open_image(w->m, w->at.image, O_RDONLY);
-	rc = reads < 0 ? reads : plan(w, reads);
+	fd = open_image(w->m, w->at.image, O_RDONLY);
+	rc = fd < 0 ? fd : plan(w, fd);
 	if (rc == 0)
-		rc = write_alone(w, &writes);
-	if (rc == 0 && fdatasync(writes) < 0)
-		rc = -errno;
+		rc = write_image(w->m, w->at.image, write_planned, w);
 	if (rc == 0)
 		rc = look(w);
 	return rc < 0 ? rc : 1;
@@ -416,8 +400,9 @@ static int zeros_look(const struct zeros *z)
 }
 
 /* Whole blocks are given up, also the file's last; parts of others written. */
-static int zeros_write_at(const struct zeros *z, int fd)
+static int zeros_write(void *arg, int fd)
 {
+	const struct zeros *z = arg;
 	uint64_t low = (z->from + BLOCK - 1) & ~(BLOCK - 1);
 	uint64_t high = z->to == z->file_end
 				? (z->to + BLOCK - 1) & ~(BLOCK - 1)
@@ -437,23 +422,7 @@ static int zeros_write_at(const struct zeros *z, int fd)
 	return rc;
 }
 
-static int zeros_write(const struct zeros *z)
-{
-	SCOPED(scope_close) int fd = -1;
-	int rc;
-
-	if (z->m->deciding)
-		lock_take(z->m->deciding);
-	fd = open_image(z->m, z->image, O_RDWR);
-	rc = fd < 0 ? fd : zeros_write_at(z, fd);
-	if (z->m->deciding)
-		lock_give(z->m->deciding);
-	if (rc == 0 && fdatasync(fd) < 0)
-		rc = -errno;
-	return rc < 0 ? rc : zeros_look(z);
-}
-
-static int zeros_mend(const struct zeros *z, bool write)
+static int zeros_mend(struct zeros *z, bool write)
 {
 	int rc = zeros_look(z);
 
@@ -466,7 +435,9 @@ static int zeros_mend(const struct zeros *z, bool write)
 		return rc == -EBUSY ? 0 : rc;
 	if (!write)
 		return -EIO;
-	rc = zeros_write(z);
+	rc = write_image(z->m, z->image, zeros_write, z);
+	if (rc == 0)
+		rc = zeros_look(z);
 	return rc < 0 ? rc : 1;
 }
 

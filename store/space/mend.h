@@ -29,9 +29,9 @@ struct mend {
 	const uint8_t *secret; /* HASH_SECRET_BYTES */
 	/*
 	 * What keeps the image's name from meaning another inode while bytes
-	 * are written (reclaim_deciding()); NULL: nobody else is there. The
-	 * caller holds neither it nor any lock after it in THE order, and has a
-	 * reclaim_ticket from before he saw the chunk.
+	 * are written: reclaim_deciding(), or, where nobody else is there, any.
+	 * The caller holds neither it nor any lock after it in THE order, and
+	 * has a reclaim_ticket from before he saw the chunk.
 	 */
 	struct lock *deciding;
 	/* May somebody write, or have written, what no chunk of it covers? */

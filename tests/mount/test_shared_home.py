@@ -101,6 +101,7 @@ def wrong_usage_and_wrong_directories_are_told(m):
                   ("forget-node", shared), ("forget-node", shared, "a", "b"),
                   ("forget-node", shared, "../a"), ("fsck", "--shared"),
                   ("fsck", "--shared", "--scrub", shared),
+                  ("fsck", "--shared", "--read-only", shared),
                   ("nodes", "--yes", shared),
                   ("forget-node", "--all", shared, "a")):
         said = ctl(*words, code=2)
