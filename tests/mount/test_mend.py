@@ -8,6 +8,7 @@ import sys
 
 import ckptest as ck
 from ckptest import MIB, data, get, put, same
+from images import flip
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
                                 "../crash"))
@@ -26,14 +27,6 @@ def images(m):
     return sorted(p for p in found if os.path.getsize(p) == SIZE)
 
 
-def flip(path, at):
-    with open(path, "r+b") as f:
-        f.seek(at)
-        byte = f.read(1)
-        f.seek(at)
-        f.write(bytes([byte[0] ^ 1]))
-
-
 def two_copies(m):
     m.options = "dedup_copies=2"
     m.start()
@@ -49,6 +42,7 @@ def a_scrub_mends_what_has_another_copy(m):
     flip(images(m)[0], 3 * MIB)
     flip(images(m)[1], SIZE - 1)
     m.expected.append(".*")
+    assert "--read-only is of --scrub" in m.fsck("--read-only", code=2)
     said = m.fsck("--scrub", "--read-only", code=1)
     assert "2 problems" in said and "restore from another copy" in said, said
     assert "no problem" in m.fsck(), "without --scrub nobody reads the bytes"
@@ -76,6 +70,25 @@ def a_scrub_mends_only_from_what_is_whole(m):
     said = m.ctl("scrub", m.store)
     assert "no problem" in said and "1 mended" in said, said
     assert "are mended from another copy; files: /" in said, said
+
+
+# As below: of what is read through the daemon.
+@ck.mounted(start=False, modes=("off",))
+def a_read_without_a_whole_copy_names_its_file(m):
+    def then(disk):
+        at = 2 * MIB + 77
+        spoil(m, disk, at)
+        flip(images(m)[1], at + 5000)  # of the same chunk
+        m.start()
+        for name in ("first", "second"):  # one of them has that image
+            ck.until("its file is named", lambda: reads(m.path(name), at) or
+                     f"/{name}: bytes " in m.log_text())
+        assert "no other copy is whole" in m.log_text(), m.log_text()
+        m.unmount()
+        flip(images(m)[1], at + 5000)  # it is right again
+        assert "unreadable, and are mended" in m.fsck("--scrub")
+        m.start()
+    on_a_bad_disk(m, then)
 
 
 @ck.mounted(start=False)
