@@ -3,7 +3,9 @@
 
 #include <string.h>
 
+#include "fuse/again.h"
 #include "fuse/caller.h"
+#include "fuse/waiting.h"
 #include "store/base/scope.h"
 #include "store/file/file.h"
 #include "store/shared/shared.h"
@@ -48,6 +50,40 @@ int fs_entry(struct store *st, struct inode *in, struct fuse_entry_param *e)
 	e->attr_timeout = writers ? 0 : FS_TIMEOUT_S;
 	e->entry_timeout = links ? 0 : FS_TIMEOUT_S;
 	return 0;
+}
+
+enum file_way fs_way(fuse_req_t req, fuse_ino_t ino)
+{
+	return again_way(fs_of(req)->again, fuse_req_ctx(req)->pid, ino);
+}
+
+void fs_way_ends(fuse_req_t req, fuse_ino_t ino, enum file_way way,
+		 bool empties, int rc)
+{
+	if (rc == -ESTALE && way == FILE_BY_ANY)
+		again_told(fs_of(req)->again, fuse_req_ctx(req)->pid, ino,
+			   empties);
+}
+
+bool fs_renumber(fuse_req_t req, int rc, fuse_ino_t ino, mode_t mode)
+{
+	struct again *a = fs_of(req)->again;
+	pid_t tid = fuse_req_ctx(req)->pid;
+	SCOPED(fs_put) struct fs_inode i = { 0 };
+	struct waiting w;
+	bool empties;
+
+	if (rc < 0)
+		again_is_over(a, tid);
+	if (rc < 0 || !S_ISREG(mode) || !again_looks_up(a, tid, &empties))
+		return false;
+	waiting_begin(&w, req);
+	rc = fs_get(req, ino, &i);
+	if (rc == 0)
+		rc = file_renumber(&i.st->files, i.in, empties);
+	waiting_end(&w);
+	/* Else the change comes to the same file, and is told why not. */
+	return rc == 0;
 }
 
 void fs_writer(fuse_req_t req, const char *name, struct writer *ret)

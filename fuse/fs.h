@@ -40,6 +40,7 @@
 /* Only this mount changes the store, so the kernel may remember for long. */
 #define FS_TIMEOUT_S 86400.0
 
+struct again;
 struct shared;
 struct callers;
 struct ending;
@@ -54,6 +55,7 @@ struct fs {
 	struct teller *teller; /* set when server is */
 	struct callers *callers;
 	struct opens *opens;
+	struct again *again;
 	bool read_only; /* mounted with ro */
 	bool is_shared; /* shared is, or will be, set */
 	unsigned names_timeout_s; /* for what shared has; before it is served */
@@ -105,6 +107,19 @@ void fs_handle_fill(struct fuse_file_info *fi, int flags,
 		    const struct file_opened *o);
 /* A handle goes, opened with flags, also one that nobody was told of. */
 void fs_release(struct store *st, struct inode *in, int flags);
+/*
+ * How the request comes to the file that it is about to change; and whoever
+ * came by any way may have been told to look its name up: see again.h.
+ */
+enum file_way fs_way(fuse_req_t req, fuse_ino_t ino);
+void fs_way_ends(fuse_req_t req, fuse_ino_t ino, enum file_way way,
+		 bool empties, int rc);
+/*
+ * Somebody looks up a name, and rc < 0, or it is a file of that mode, of which
+ * there is a look-up or a reference. True: he was told to, and the name may mean
+ * another file by now.
+ */
+bool fs_renumber(fuse_req_t req, int rc, fuse_ino_t ino, mode_t mode);
 /* setattr(2): what was set of names_setattr()'s, but for the size. */
 int fs_setattr(fuse_req_t req, const struct fs_inode *i, const struct stat *s,
 	       int to_set, bool by_handle, unsigned *ret_valid,

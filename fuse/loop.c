@@ -25,6 +25,7 @@
 #include <sys/queue.h>
 #include <unistd.h>
 
+#include "fuse/again.h"
 #include "fuse/caller.h"
 #include "store/base/ckptfs_ioctl.h"
 #include "store/base/io.h"
@@ -114,6 +115,8 @@ static bool may_wait(const struct fs *fs, const struct request *r)
 		return (r->open.flags & O_ACCMODE) != O_RDONLY;
 	case FUSE_SETATTR:
 		return (r->setattr.valid & FATTR_SIZE) != 0;
+	case FUSE_LOOKUP: /* a name may have to move first */
+		return again_is_told(fs->again, (pid_t)r->head.pid);
 	default:
 		return false;
 	}

@@ -20,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "fuse/again.h"
 #include "fuse/caller.h"
 #include "fuse/opens.h"
 #include "fuse/options.h"
@@ -256,9 +257,11 @@ static int mount_place(struct fuse_args *args, const struct options *o,
 		raise_limits(); /* before anybody counts on them */
 		fs->callers = callers_new();
 		fs->opens = opens_new();
-		rc = fs->callers && fs->opens
+		fs->again = again_new();
+		rc = fs->callers && fs->opens && fs->again
 			     ? serve(fs, p->store, &so, &shared, &pipe_fd)
 			     : MAIN_FAILED;
+		again_free(fs->again);
 		opens_free(fs->opens);
 		callers_free(fs->callers);
 	}

@@ -105,20 +105,31 @@ static unsigned set_of(fuse_req_t req, struct inode *in, const struct stat *s,
 	return valid;
 }
 
+static int cut_path(fuse_req_t req, const struct fs_inode *i, uint64_t size)
+{
+	enum file_way way = fs_way(req, i->in->ino);
+	int rc = file_truncate_path(&i->st->files, i->in, size, way);
+
+	fs_way_ends(req, i->in->ino, way, false, rc);
+	return rc;
+}
+
 int fs_setattr(fuse_req_t req, const struct fs_inode *i, const struct stat *s,
 	       int to_set, bool by_handle, unsigned *ret_valid,
 	       struct attr *ret_to)
 {
 	struct attr to = { 0 };
 	unsigned valid = set_of(req, i->in, s, to_set, &to);
+	bool cuts = (to_set & FUSE_SET_ATTR_SIZE) != 0;
 	int rc = 0;
 
 	*ret_valid = valid;
 	*ret_to = to;
 
-	if (to_set & FUSE_SET_ATTR_SIZE)
-		rc = (by_handle ? file_truncate : file_truncate_path)(
-			&i->st->files, i->in, (uint64_t)s->st_size);
+	if (cuts && by_handle)
+		rc = file_truncate(&i->st->files, i->in, (uint64_t)s->st_size);
+	else if (cuts)
+		rc = cut_path(req, i, (uint64_t)s->st_size);
 	if (rc == 0 && (valid & SET_MTIME) && S_ISREG(inode_attr(i->in).mode)) {
 		rc = inode_load_file(i->st->inodes, i->in);
 		file_set_times(&i->st->files, i->in, valid, &to);

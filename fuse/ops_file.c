@@ -148,7 +148,9 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 		flags = fi->flags;
 	}
 	if (rc == 0)
-		rc = file_open_for(&i.st->files, i.in, flags, n.pid, &opened);
+		rc = file_open_for(&i.st->files, i.in, flags,
+				   &(struct file_opener){ FILE_BY_NAME, n.pid },
+				   &opened);
 	if (rc == 0 && begins_anew(flags))
 		set_writer(i.st, i.in, &writer);
 	if (rc == 0) {
@@ -174,18 +176,18 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	SCOPED(fs_put) struct fs_inode i = { 0 };
+	struct file_opener by = { .way = fs_way(req, ino) };
 	struct file_opened opened;
 	int rc = fs_get(req, ino, &i);
 	struct waiting w;
 
 	waiting_begin(&w, req);
+	by.pid = caller_in_proc(fs_of(req)->callers, fuse_req_ctx(req)->pid);
 	if (rc == 0)
 		rc = drop_suid(req, i.in, fi->flags);
 	if (rc == 0)
-		rc = file_open_for(&i.st->files, i.in, fi->flags,
-				   caller_in_proc(fs_of(req)->callers,
-						  fuse_req_ctx(req)->pid),
-				   &opened);
+		rc = file_open_for(&i.st->files, i.in, fi->flags, &by, &opened);
+	fs_way_ends(req, ino, by.way, begins_anew(fi->flags), rc);
 	waiting_end(&w);
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);

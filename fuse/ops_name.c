@@ -32,9 +32,15 @@ static void reply_entry(fuse_req_t req, struct inode *in)
 void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
 	struct fuse_entry_param none = { .entry_timeout = FS_TIMEOUT_S };
-	struct inode *in;
-	int rc = names_lookup(store_of(req)->names, parent, name, &in);
+	struct store *st = store_of(req);
+	struct inode *in = NULL;
+	int rc = names_lookup(st->names, parent, name, &in);
 
+	if (fs_renumber(req, rc, in ? in->ino : 0,
+			in ? inode_attr(in).mode : 0)) {
+		inode_put(st->inodes, in, 1);
+		rc = names_lookup(st->names, parent, name, &in);
+	}
 	if (rc == -ENOENT)
 		fuse_reply_entry(req, &none); /* remembered as absent */
 	else if (rc < 0)

@@ -107,9 +107,14 @@ static void reply_entry(fuse_req_t req, int rc, const struct shared_entry *from)
 
 static void on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-	struct shared_entry e;
+	struct shared_entry e = { 0 };
 	int rc = shared_lookup(shared_of(req), parent, name, &e);
 
+	if ((rc < 0 || !shared_is_node(e.id)) &&
+	    fs_renumber(req, rc, e.id, e.stat.st_mode)) {
+		fs_shared_forget(req, e.id, 1);
+		rc = shared_lookup(shared_of(req), parent, name, &e);
+	}
 	reply_entry(req, rc, &e);
 }
 
@@ -578,7 +583,8 @@ struct created {
 static int open_local(fuse_req_t req, struct created *c, int flags, pid_t pid)
 {
 	struct store *st = store_of(req);
-	int rc = file_open_for(&st->files, c->in, flags, pid, &c->opened);
+	const struct file_opener by = { FILE_BY_NAME, pid };
+	int rc = file_open_for(&st->files, c->in, flags, &by, &c->opened);
 
 	c->flags = flags;
 	if (writes(flags))

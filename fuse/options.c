@@ -65,6 +65,7 @@ static const struct fuse_opt option_table[] = {
 	OPT("passthrough=auto", passthrough, true),
 	OPT("dedup_min_saving=%s", saving, 0),
 	OPT("dedup_copies=%s", copies, 0),
+	OPT("empty_in_place=%s", empty_in_place, 0),
 	OPT("drain_threads=%s", threads, 0),
 	OPT("drain_interval=%s", interval, 0),
 	OPT("backup_interval=%s", backup, 0),
@@ -134,6 +135,10 @@ static const char help_text[] =
 	"                       daemon (3)\n"
 	"  dedup_copies=N       so many files with the same bytes each store them, 1 to\n"
 	"                       4; further ones share with those (1)\n"
+	"  empty_in_place=SIZE  up to this size a file that is opened with O_TRUNC\n"
+	"                       while it is read is emptied under its readers, as\n"
+	"                       a log must be; those of a larger one keep what they\n"
+	"                       opened, and the name gets another inode (64M)\n"
 	"  drain_threads=N      workers that hash and write (one for each\n"
 	"                       processor, 2 to 8)\n"
 	"  drain_interval=S     seconds after which a file that stays open and grows\n"
@@ -303,6 +308,12 @@ static bool set_all(struct options *o)
 	    !parse_number(o->interval, 86400, &s->drain_interval_s))
 		return wrong("drain_interval", o->interval,
 			     "0 to 86400 seconds");
+	if (o->empty_in_place && strcmp(o->empty_in_place, "0") == 0)
+		s->empty_in_place_bytes = 0;
+	else if (o->empty_in_place &&
+		 !parse_size(o->empty_in_place, &s->empty_in_place_bytes))
+		return wrong("empty_in_place", o->empty_in_place,
+			     "a size such as 64M, or 0");
 	if (o->segments && strcmp(o->segments, "off") == 0)
 		s->no_segments = true;
 	else if (o->segments && !parse_size(o->segments, &s->segment_bytes))
@@ -366,7 +377,7 @@ void options_release(struct options *o)
 				o->copies,       o->threads,       o->interval,
 				o->backup,       o->shared,        o->node,
 				o->pending_wait, o->names_timeout, o->direct,
-				o->local_keep };
+				o->local_keep,   o->empty_in_place };
 
 	for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++)
 		free(texts[i]);

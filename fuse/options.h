@@ -11,7 +11,7 @@ struct options {
 	char *store, *mountpoint, *stage, *stage_size, *segments;
 	char *saving, *copies, *threads, *interval, *backup;
 	char *shared, *node, *pending_wait, *names_timeout;
-	char *direct, *local_keep;
+	char *direct, *local_keep, *empty_in_place;
 	int foreground, debug, help, version, hold_drain, no_stage_cache;
 	int allow_other, read_only;
 	/* What words stand for; numbers because libfuse sets them. */

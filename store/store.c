@@ -347,6 +347,7 @@ static void set_files(struct store *st)
 		.durable_close = o->durable_close,
 		.verify_at_open = o->verify == VERIFY_OPEN,
 		.stage_all_in_memory = o->stage_all_in_memory,
+		.empty_in_place_bytes = o->empty_in_place_bytes,
 	};
 }
 

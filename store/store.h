@@ -61,6 +61,7 @@ struct store_options {
 	enum publish_mode publish; /* which renames wait: publish.h */
 	bool share_all; /* bytes are shared between owners: records.h */
 	enum guard_policy structure; /* of what is published */
+	uint64_t empty_in_place_bytes; /* see file.h */
 	bool hold_drain; /* drain only when asked: for tests */
 	bool stage_all_in_memory; /* whatever the size: for tests */
 	bool no_stage_cache; /* give clean stages up at once: for tests */
@@ -71,6 +72,7 @@ struct store_options {
 		.verify = VERIFY_ON, .publish = PUBLISH_STEP,     \
 		.drain_interval_s = 30, .backup_interval_s = 600, \
 		.dedup_min_saving_percent = 3, .dedup_copies = 1, \
+		.empty_in_place_bytes = UINT64_C(64) << 20,       \
 	}
 
 /* Who puts the store to use, set before store_start(); each may be NULL. */

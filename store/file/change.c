@@ -16,14 +16,24 @@
 #include "store/space/held.h"
 
 /* Must O_TRUNC leave the name its inode? See file_step(). */
-static bool keeps_inode(struct files *fs, struct inode *in)
+static bool must_keep_inode(struct files *fs, struct inode *in,
+			    enum file_way way)
 {
 	struct stat sb;
 
-	return inode_stat(fs->inodes, in, &sb) < 0 ||
-	       sb.st_size <= SMALL_BYTES_MAX ||
+	return way == FILE_BY_HANDLE || inode_stat(fs->inodes, in, &sb) < 0 ||
+	       sb.st_size <= SMALL_BYTES_MAX || sb.st_nlink > 1 ||
 	       (fs->kernel.is_locked &&
 		fs->kernel.is_locked(fs->kernel.arg, in->ino));
+}
+
+/* A log is seen by who follows it; a checkpoint is not torn under a reader. */
+static bool is_emptied_in_place(struct files *fs, struct inode *in)
+{
+	struct stat sb;
+
+	return inode_stat(fs->inodes, in, &sb) == 0 &&
+	       (uint64_t)sb.st_size <= fs->empty_in_place_bytes;
 }
 
 /* Wait for what `step` needs before it can be looked at again. */
@@ -59,6 +69,7 @@ struct beginning {
 	enum file_wish wish;
 	unsigned facts;
 	bool looked; /* whether the name keeps its inode */
+	bool may_move; /* it keeps it for its size alone */
 	bool waited; /* for what was closed */
 	enum file_step step;
 };
@@ -94,10 +105,18 @@ static int begin_locked(struct inode *in, struct beginning *b)
 }
 
 /* Its names go to a fresh inode: -ESTALE, or why they do not. */
-static int renumber(struct files *fs, struct inode *in)
+static int renumber(struct files *fs, struct inode *in, enum file_way way)
 {
-	int rc = names_renumber(fs->names, in);
+	int rc;
 
+	if (way == FILE_BY_HANDLE)
+		return -EBUSY;
+	if (way == FILE_BY_ANY && inode_attr(in).nlink <= 1)
+		return -ESTALE;
+	/* What would fail for the fresh one fails before there is one. */
+	rc = file_try_stage(fs, in);
+	if (rc == 0)
+		rc = names_renumber(fs->names, in, way == FILE_BY_LOOKUP);
 	if (rc < 0)
 		return rc;
 	HOLD(&in->lock);
@@ -130,8 +149,19 @@ static int leave_to_readers(struct files *fs, struct inode *in)
 	return rc;
 }
 
+/* Whether O_TRUNC must, or had better, leave the name its inode. */
+static void look(struct files *fs, struct inode *in, enum file_way way,
+		 struct beginning *b)
+{
+	bool must = must_keep_inode(fs, in, way);
+
+	b->looked = true;
+	b->may_move = !must && is_emptied_in_place(fs, in);
+	b->facts = must || b->may_move ? WISH_KEEPS_INODE : 0;
+}
+
 int file_begin(struct files *fs, struct inode *in, enum file_wish wish,
-	       enum file_step *ret_step)
+	       enum file_way way, enum file_step *ret_step)
 {
 	struct beginning b = { .wish = wish };
 	int what, rc = 0;
@@ -142,8 +172,7 @@ int file_begin(struct files *fs, struct inode *in, enum file_wish wish,
 			what = begin_locked(in, &b);
 		}
 		if (what == 1) {
-			b.looked = true;
-			b.facts = keeps_inode(fs, in) ? WISH_KEEPS_INODE : 0;
+			look(fs, in, way, &b);
 		} else if (what == 2) {
 			rc = begin_wait(fs, in, b.step);
 			b.waited = b.waited || b.step == STEP_RENUMBER ||
@@ -158,8 +187,11 @@ int file_begin(struct files *fs, struct inode *in, enum file_wish wish,
 		rc = leave_to_readers(fs, in);
 	if (b.step == STEP_TAKE_IMAGE)
 		rc = file_take_image(fs, in);
-	if (b.step == STEP_RENUMBER || rc == -EMLINK)
-		rc = renumber(fs, in);
+	/* Nobody else has its image, and there is room for the copy. */
+	if (rc == -EMLINK || (rc == -ENOSPC && b.may_move))
+		b.step = STEP_RENUMBER;
+	if (b.step == STEP_RENUMBER)
+		rc = renumber(fs, in, way);
 	if (rc < 0)
 		file_change_end(fs, in);
 	*ret_step = b.step;

@@ -54,6 +54,8 @@ struct files {
 	bool durable_close; /* close waits until the file is durable */
 	bool verify_at_open; /* a file is hashed again at its first open */
 	bool stage_all_in_memory; /* whatever the size: for tests */
+	/* O_TRUNC under readers empties files up to this size in place. */
+	uint64_t empty_in_place_bytes;
 	struct kernel_hooks kernel;
 };
 
@@ -87,14 +89,39 @@ struct file_opened {
 	int backing_id; /* > 0: passthrough to this; 0: direct_io */
 };
 /*
- * -ESTALE: the file's name means another inode now: look it up again.
- * -EIO: damaged, or an earlier drain failed (said once).
+ * How who changes a file came to it. Where readers must keep what it was, its
+ * names get another inode, which a change by name alone finds.
  */
+enum file_way {
+	/* Not known yet: nothing is changed but for -ESTALE. Who has several
+	 * names counts as come by one. */
+	FILE_BY_ANY,
+	FILE_BY_NAME, /* the names go, and -ESTALE */
+	FILE_BY_LOOKUP, /* the same, in the middle of a look-up of its name */
+	FILE_BY_HANDLE, /* the file itself is changed; where not, -EBUSY */
+};
+struct file_opener {
+	enum file_way way;
+	pid_t pid; /* its memory may be limited: names_new.pid; 0: not known */
+};
+/*
+ * -ESTALE: look its name up again (file_renumber() comes before that where the
+ * file is the same), or its names mean another inode now. -EBUSY: somebody
+ * reads it, and it cannot be changed under him. -EIO: damaged, or an earlier
+ * drain failed (said once).
+ */
+int file_open_for(struct files *fs, struct inode *in, int flags,
+		  const struct file_opener *by, struct file_opened *ret);
+/* The same by any way. */
 int file_open(struct files *fs, struct inode *in, int flags,
 	      struct file_opened *ret);
-/* The same for a process whose memory may be limited: names_new.pid. */
-int file_open_for(struct files *fs, struct inode *in, int flags, pid_t pid,
-		  struct file_opened *ret);
+/*
+ * Who is to change the file was told -ESTALE, and looks one of its names up: if
+ * it is as it was, its names mean a fresh inode with the same content from now
+ * on. empties: it was an open with O_TRUNC. Waits for the drain. Look-ups that
+ * began before lead to the old one.
+ */
+int file_renumber(struct files *fs, struct inode *in, bool empties);
 void file_release(struct files *fs, struct inode *in, int flags);
 /*
  * The rank that wrote the file has it open to read: what it comes to next is
@@ -149,13 +176,14 @@ int file_write_pages(struct files *fs, struct inode *in, const void *buf,
  */
 bool file_has_tail(struct files *fs, struct inode *in, uint64_t end,
 		   uint64_t *ret_at);
-/* Set the size. -ESTALE as file_open(). */
+/* Set the size, by a handle. Errors as file_open_for(). */
 int file_truncate(struct files *fs, struct inode *in, uint64_t size);
 /*
  * The same without a handle, as if one were closed: who publishes it afterwards
  * waits for it, also while a RELEASE is late.
  */
-int file_truncate_path(struct files *fs, struct inode *in, uint64_t size);
+int file_truncate_path(struct files *fs, struct inode *in, uint64_t size,
+		       enum file_way way);
 int file_fallocate(struct files *fs, struct inode *in, int mode, uint64_t off,
 		   uint64_t len);
 /* SEEK_DATA and SEEK_HOLE. */

@@ -88,11 +88,11 @@ void file_set_committed_time(struct files *fs, struct inode *in,
 /*
  * A change of the file begins, once nothing is in its way any more, and ends
  * with file_change_end(): *ret_step is STEP_OK or STEP_TAKE_IMAGE (the stage
- * can be written to) or STEP_FRESH. After an error none has begun; -ESTALE: as
- * file_open().
+ * can be written to) or STEP_FRESH. After an error none has begun; -ESTALE and
+ * -EBUSY: as file_open_for(). STEP_RENUMBER, -ESTALE: its names have moved.
  */
 int file_begin(struct files *fs, struct inode *in, enum file_wish wish,
-	       enum file_step *ret_step);
+	       enum file_way way, enum file_step *ret_step);
 
 /* --- close.c */
 
@@ -144,6 +144,8 @@ struct stage *file_end_locked(struct files *fs, struct file *f,
 void file_drop_stage(struct files *fs, struct inode *in, struct stage *s);
 /* s, referenced, is to be written to: it is no cache any more. */
 void file_dirtied(struct files *fs, struct stage *s);
+/* Could the file get a new stage just now? 0 or why not. */
+int file_try_stage(struct files *fs, struct inode *in);
 /* A new stage for a file that has none. */
 int file_install_stage(struct files *fs, struct inode *in, uint64_t size,
 		       struct stage **ret_stage);

@@ -57,6 +57,16 @@ static int new_stage(struct files *fs, struct inode *in, uint64_t size,
 	return rc;
 }
 
+int file_try_stage(struct files *fs, struct inode *in)
+{
+	struct stage *s;
+	int rc = new_stage(fs, in, 0, &s);
+
+	if (rc == 0)
+		stage_drop(fs->stages, s);
+	return rc;
+}
+
 void file_drop_stage(struct files *fs, struct inode *in, struct stage *s)
 {
 	if (!s)

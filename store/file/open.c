@@ -163,11 +163,11 @@ static int begin_read(struct inode *in)
 int file_open(struct files *fs, struct inode *in, int flags,
 	      struct file_opened *ret)
 {
-	return file_open_for(fs, in, flags, 0, ret);
+	return file_open_for(fs, in, flags, &(struct file_opener){ 0 }, ret);
 }
 
-int file_open_for(struct files *fs, struct inode *in, int flags, pid_t pid,
-		  struct file_opened *ret)
+int file_open_for(struct files *fs, struct inode *in, int flags,
+		  const struct file_opener *by, struct file_opened *ret)
 {
 	enum file_step step = STEP_OK;
 	int rc = inode_load_file(fs->inodes, in);
@@ -183,15 +183,46 @@ int file_open_for(struct files *fs, struct inode *in, int flags, pid_t pid,
 		file_ask_left(fs, in);
 		rc = file_begin(fs, in,
 				file_empties(flags) ? WISH_EMPTY : WISH_WRITE,
-				&step);
+				by->way, &step);
 	} else {
 		rc = begin_read(in);
 	}
 	if (rc < 0)
 		return rc;
-	rc = open_begun(fs, in, flags, pid, step, ret);
+	rc = open_begun(fs, in, flags, by->pid, step, ret);
 	file_change_end(fs, in);
 	return rc;
+}
+
+/* After file_begin() by name. The kernel may have forgotten the old one. */
+static int names_moved(struct files *fs, struct inode *in, int rc)
+{
+	file_unlinked(fs, in);
+	return rc == -ENOENT ? -ESTALE : rc; /* it lost its name meanwhile */
+}
+
+int file_renumber(struct files *fs, struct inode *in, bool empties)
+{
+	enum file_step step = STEP_OK;
+	int rc = inode_load_file(fs->inodes, in);
+
+	if (rc < 0)
+		return rc;
+	HOLD(&in->changing);
+	{
+		/* Whoever it was made for comes to it yet. */
+		HOLD(&in->lock);
+		if (in->file->state.name == NAME_AWAITED)
+			return 0;
+	}
+	file_ask_left(fs, in);
+	rc = file_begin(fs, in, empties ? WISH_EMPTY : WISH_WRITE,
+			FILE_BY_LOOKUP, &step);
+	if (rc == 0) /* it can be changed as it is by now */
+		file_change_end(fs, in);
+	else if (step == STEP_RENUMBER)
+		rc = names_moved(fs, in, rc);
+	return rc == -ESTALE ? 0 : rc;
 }
 
 int file_replace(struct files *fs, struct inode *in, struct stage *fresh)
@@ -209,12 +240,9 @@ int file_replace(struct files *fs, struct inode *in, struct stage *fresh)
 		if (in->attr.nlink == 0)
 			return -ESTALE;
 	}
-	rc = file_begin(fs, in, WISH_REPLACE, &step);
-	if (step == STEP_RENUMBER) { /* who has it goes on with what he has */
-		file_unlinked(fs, in); /* or the kernel forgot it before */
-		/* It lost its name meanwhile. */
-		return rc == -ENOENT ? -ESTALE : rc;
-	}
+	rc = file_begin(fs, in, WISH_REPLACE, FILE_BY_NAME, &step);
+	if (step == STEP_RENUMBER) /* who has it goes on with what he has */
+		return names_moved(fs, in, rc);
 	if (rc < 0)
 		return rc;
 	file_learn_series(fs, in);

@@ -149,9 +149,7 @@ static const struct rule rules[FILE_EVENTS] = {
 	[FILE_ABANDONED] = { .to = { ALIVE, SAME(BYTES_GONE) },
 			     .modes = ANY_MODE,
 			     .needs = NO_STEP },
-	[FILE_NAME_MOVED] = { .to = { ALIVE },
-			      .modes = ANY_MODE,
-			      .needs = NO_WRITER },
+	[FILE_NAME_MOVED] = { .to = { ALIVE }, .modes = ANY_MODE },
 	[FILE_WRITER_CAME] = { .to = { ALIVE, SAME(BYTES_GONE) },
 			       .modes = ANY_MODE },
 };

@@ -35,13 +35,14 @@
  *          last answer of a lease (in_place.c), since what the committer and
  *          the reclaimer do cannot wait for one; an open in the mode BACKED
  *          makes it unknown, so at least that of the open.
- *   name   OWN, AWAITED, MOVED: an O_TRUNC, under readers, of a large file
- *          gives its names to a fresh inode, which the kernel looks up once,
- *          and only once. So the old one is MOVED and sends everybody on, and
- *          the fresh one is AWAITED until a writer came: readers who were
- *          faster are served by us, for he must be able to join them. The
- *          kernel leaves no other way: a backing file cannot be exchanged
- *          under readers, and none of them may see half of the new bytes.
+ *   name   OWN, AWAITED, MOVED: an O_TRUNC by name, under readers, of a
+ *          file larger than a log gives its names to a fresh inode, which the
+ *          kernel looks up once, and only once. So the old one is MOVED and
+ *          sends everybody on, and the fresh one is AWAITED until a writer
+ *          came: readers who were faster are served by us, for he must be able
+ *          to join them. The kernel leaves no other way: a backing file cannot
+ *          be exchanged under readers, and none of them may see half of the
+ *          new bytes of a checkpoint.
  *
  * Two questions are asked by everybody, and answered here only: file_step(),
  * may the stage be rewritten, and if not, what is first; and file_fate(), does

@@ -225,7 +225,7 @@ static int write_as_change(struct files *fs, struct inode *in, const void *buf,
 	int rc;
 
 	HOLD(&in->changing);
-	rc = file_begin(fs, in, WISH_WRITE, &step);
+	rc = file_begin(fs, in, WISH_WRITE, FILE_BY_HANDLE, &step);
 	if (rc < 0)
 		return rc;
 	rc = write_begun(fs, in, buf, len, off);
@@ -346,14 +346,15 @@ static void note_size(struct files *fs, struct inode *in, uint64_t size)
 	(void)kv_write(fs->kv, b); /* a hint: its drain notes it again */
 }
 
-static int truncate_as_change(struct files *fs, struct inode *in, uint64_t size)
+static int truncate_as_change(struct files *fs, struct inode *in, uint64_t size,
+			      enum file_way way)
 {
 	enum file_step step;
 	int rc;
 
 	HOLD(&in->changing);
 	file_ask_left(fs, in);
-	rc = file_begin(fs, in, WISH_WRITE, &step);
+	rc = file_begin(fs, in, WISH_WRITE, way, &step);
 	if (rc < 0)
 		return rc;
 	rc = file_cut_begun(fs, in, size);
@@ -361,7 +362,8 @@ static int truncate_as_change(struct files *fs, struct inode *in, uint64_t size)
 	return rc;
 }
 
-int file_truncate(struct files *fs, struct inode *in, uint64_t size)
+static int truncate_by(struct files *fs, struct inode *in, uint64_t size,
+		       enum file_way way)
 {
 	int rc = inode_load_file(fs->inodes, in);
 	bool open, fresh, closed;
@@ -370,7 +372,7 @@ int file_truncate(struct files *fs, struct inode *in, uint64_t size)
 		rc = -EFBIG;
 	if (rc < 0)
 		return rc;
-	rc = truncate_as_change(fs, in, size);
+	rc = truncate_as_change(fs, in, size, way);
 	if (rc < 0)
 		return rc;
 	{
@@ -386,9 +388,15 @@ int file_truncate(struct files *fs, struct inode *in, uint64_t size)
 	return 0;
 }
 
-int file_truncate_path(struct files *fs, struct inode *in, uint64_t size)
+int file_truncate(struct files *fs, struct inode *in, uint64_t size)
 {
-	int rc = file_truncate(fs, in, size);
+	return truncate_by(fs, in, size, FILE_BY_HANDLE);
+}
+
+int file_truncate_path(struct files *fs, struct inode *in, uint64_t size,
+		       enum file_way way)
+{
+	int rc = truncate_by(fs, in, size, way);
 	bool open;
 
 	if (rc < 0)
@@ -503,7 +511,7 @@ int file_fallocate(struct files *fs, struct inode *in, int mode, uint64_t off,
 	if (rc < 0)
 		return rc;
 	HOLD(&in->changing);
-	rc = file_begin(fs, in, WISH_WRITE, &step);
+	rc = file_begin(fs, in, WISH_WRITE, FILE_BY_HANDLE, &step);
 	if (rc < 0)
 		return rc;
 	rc = allocate_begun(fs, in, mode, off, len);

@@ -175,7 +175,8 @@ static void keep_awaited(struct names *nm, struct inode *fresh)
 	nm->awaited[at] = fresh;
 }
 
-static int renumber(struct names *nm, struct inode *in, uint64_t *ret_ino)
+static int renumber(struct names *nm, struct inode *in, bool looked_up,
+		    uint64_t *ret_ino)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct attr a, old;
@@ -190,6 +191,8 @@ static int renumber(struct names *nm, struct inode *in, uint64_t *ret_ino)
 	old = a;
 	if (a.nlink == 0)
 		return -ENOENT;
+	if (looked_up && a.nlink > 1)
+		return -EBUSY;
 	rc = inode_new(nm->inodes, &a, &fresh);
 	if (rc < 0)
 		return rc;
@@ -235,11 +238,11 @@ static int forget_name(void *arg, uint64_t parent, const char *name)
 	return 0;
 }
 
-int names_renumber(struct names *nm, struct inode *in)
+int names_renumber(struct names *nm, struct inode *in, bool looked_up)
 {
 	struct attr a = inode_attr(in);
 	uint64_t ino = 0;
-	int rc = renumber(nm, in, &ino);
+	int rc = renumber(nm, in, looked_up, &ino);
 
 	/*
 	 * The kernel looks the name again that it is opening, but not the

@@ -102,8 +102,11 @@ int names_list(struct names *nm, uint64_t dir, uint64_t cookie, names_fn fn,
  * Give every name of `in` to a new inode with the same attributes and, if
  * there is one, the same committed content; `in` keeps its bytes, without a
  * name. So readers keep the complete old content while a writer begins anew.
+ * looked_up: in the middle of a look-up of the one name that it has. When it
+ * has several, -EBUSY: the kernel must be told to forget the others, and
+ * whoever looks up in a directory keeps it from that.
  */
-int names_renumber(struct names *nm, struct inode *in);
+int names_renumber(struct names *nm, struct inode *in, bool looked_up);
 
 /*
  * Attributes: chmod, chown, times. Bits of `valid` below. A time of a regular

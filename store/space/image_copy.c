@@ -16,6 +16,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
@@ -52,14 +53,29 @@ static int copy_range(void *arg, uint64_t at, uint64_t end)
 	return 0;
 }
 
-static int copy_bytes(int from, int to, uint64_t size)
+/*
+ * Nothing is begun that cannot be finished: until its journal is written ext4
+ * counts what is given back as taken, and others would find no room.
+ */
+static bool has_room(int fd, uint64_t bytes)
 {
+	struct statvfs v;
+
+	return fstatvfs(fd, &v) < 0 || v.f_frsize == 0 ||
+	       bytes / v.f_frsize < v.f_bavail;
+}
+
+static int copy_bytes(int from, int to, const struct stat *sb)
+{
+	uint64_t size = (uint64_t)sb->st_size;
 	struct copying c = { .to = to };
 	void *map;
 	int rc;
 
 	if (ioctl(to, FICLONE, from) == 0 || size == 0)
 		return 0;
+	if (!has_room(to, (uint64_t)sb->st_blocks * 512))
+		return -ENOSPC;
 	map = mmap(NULL, (size_t)size, PROT_READ, MAP_SHARED, from, 0);
 	if (map == MAP_FAILED)
 		return -errno;
@@ -107,7 +123,7 @@ static int make_copy(struct images *im, struct image *from, const char *name)
 		out = openat(im->dirfd, name, flags, 0600);
 	if (out < 0 || fstat(in, &sb) < 0)
 		return -errno;
-	rc = copy_bytes(in, out, (uint64_t)sb.st_size);
+	rc = copy_bytes(in, out, &sb);
 	if (rc == 0)
 		rc = copy_xattrs(in, out);
 	return rc == 0 && fsync(out) < 0 ? -errno : rc;

@@ -184,6 +184,21 @@ def a_save_replaces_a_file_and_its_readers_keep_what_they_have(m):
     same(get(m.path("f")), data(SIZE, 13))
 
 
+@ck.mounted()
+def a_save_replaces_a_file_that_somebody_writes(m):
+    """Who has it open goes on with what he has, which has no name any more."""
+    path, c = m.path("f"), Client(m.mnt)
+    with open(path, "w+b", buffering=0) as f:
+        f.write(b"written")
+        save(c, path, 1)
+        f.write(b" on")
+        assert os.pread(f.fileno(), 100, 0) == b"written on"
+        same(get(path), data(SIZE, 1), "saved")
+    m.flush(path)
+    same(get(path), data(SIZE, 1), "durable")
+    c.close()
+
+
 @ck.mounted("debug_hold_drain")
 def until_a_replacement_is_durable_a_power_cut_leaves_the_old_content(m):
     c = Client(m.mnt)

@@ -30,7 +30,8 @@ def opening_with_o_trunc_empties_the_file(fs):
 
 @ck.mounted()
 def a_reader_keeps_the_whole_old_content_over_o_trunc(m):
-    path, old, new = m.path("f"), data(2 * MIB, "old"), data(MIB, "new")
+    """Of what is larger than a log."""
+    path, old, new = m.path("f"), data(64 * MIB + 1, "old"), data(MIB, "new")
     for durable in (False, True):
         put(path, old)
         if durable:
@@ -38,11 +39,11 @@ def a_reader_keeps_the_whole_old_content_over_o_trunc(m):
         reader = os.open(path, os.O_RDONLY)
         same(os.pread(reader, 100, 0), old[:100], "before")
         put(path, new)
-        same(os.pread(reader, 3 * MIB, 0), old, f"durable {durable}: reader")
+        same(os.pread(reader, 65 * MIB, 0), old, f"durable {durable}: reader")
         assert os.fstat(reader).st_size == len(old)
         same(get(path), new, "a new reader")
         m.flush(path)
-        same(os.pread(reader, 3 * MIB, 0), old, "reader after the drain")
+        same(os.pread(reader, 65 * MIB, 0), old, "reader after the drain")
         os.close(reader)
         same(get(path), new, "after close")
 

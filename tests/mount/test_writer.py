@@ -255,7 +255,7 @@ def it_goes_with_the_file_and_not_with_the_name(m):
     m.fsck()
 
 
-@ck.mounted()
+@ck.mounted("empty_in_place=0")
 def a_reader_of_what_is_replaced_keeps_its_writer(m):
     save(m.path("f"), 100 * KIB, RANK="1")
     m.flush()

@@ -294,11 +294,27 @@ int kernel_link(const char *from, const char *to)
 /* --- open files
  * ---------------------------------------------------------------- */
 
-static int open_once(const char *path, int flags, struct kernel_file **ret)
+/* Of a name for a call that was told ESTALE of `told` (0: none): again.h. */
+static int lookup_again(const char *path, bool empties, uint64_t *told,
+			struct inode **ret)
+{
+	int rc = lookup(path, ret);
+
+	if (rc == 0 && (*ret)->ino == *told &&
+	    file_renumber(&k.st->files, *ret, empties) == 0) {
+		inode_put(k.st->inodes, *ret, 1);
+		rc = lookup(path, ret);
+	}
+	*told = 0;
+	return rc;
+}
+
+static int open_once(const char *path, int flags, uint64_t *told,
+		     struct kernel_file **ret)
 {
 	struct file_opened opened;
 	struct inode *in = NULL;
-	int rc = lookup(path, &in);
+	int rc = lookup_again(path, (flags & O_TRUNC) != 0, told, &in);
 
 	if (rc == -ENOENT && (flags & O_CREAT)) {
 		HOLD(&k.names);
@@ -310,6 +326,7 @@ static int open_once(const char *path, int flags, struct kernel_file **ret)
 	inode_remember(k.st->inodes, in);
 	rc = file_open(&k.st->files, in, flags, &opened);
 	if (rc < 0) {
+		*told = in->ino;
 		forget(in);
 		return rc;
 	}
@@ -323,12 +340,13 @@ static int open_once(const char *path, int flags, struct kernel_file **ret)
 /* The kernel looks a name up once more, and then who asked is told. */
 int kernel_open(const char *path, int flags, struct kernel_file **ret)
 {
-	int rc = open_once(path, flags, ret);
+	uint64_t told = 0;
+	int rc = open_once(path, flags, &told, ret);
 
 	if (rc == -ESTALE)
-		rc = open_once(path, flags, ret);
+		rc = open_once(path, flags, &told, ret);
 	if (rc == -EEXIST) /* somebody else made it meanwhile */
-		rc = open_once(path, flags, ret);
+		rc = open_once(path, flags, &told, ret);
 	return rc;
 }
 
@@ -387,14 +405,15 @@ int kernel_fallocate(struct kernel_file *f, int mode, uint64_t off,
 	return file_fallocate(&k.st->files, f->in, mode, off, len);
 }
 
-static int truncate_once(const char *path, uint64_t size)
+static int truncate_once(const char *path, uint64_t size, uint64_t *told)
 {
 	struct inode *in;
-	int rc = lookup(path, &in);
+	int rc = lookup_again(path, false, told, &in);
 
 	if (rc < 0)
 		return rc;
-	rc = file_truncate_path(&k.st->files, in, size);
+	rc = file_truncate_path(&k.st->files, in, size, FILE_BY_ANY);
+	*told = in->ino;
 	inode_put(k.st->inodes, in, 1);
 	return rc;
 }
@@ -402,9 +421,10 @@ static int truncate_once(const char *path, uint64_t size)
 /* As open(2), truncate(2) looks the name up once more. */
 int kernel_truncate(const char *path, uint64_t size)
 {
-	int rc = truncate_once(path, size);
+	uint64_t told = 0;
+	int rc = truncate_once(path, size, &told);
 
-	return rc == -ESTALE ? truncate_once(path, size) : rc;
+	return rc == -ESTALE ? truncate_once(path, size, &told) : rc;
 }
 
 int kernel_close(struct kernel_file *f)

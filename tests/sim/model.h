@@ -26,7 +26,8 @@
 
 struct path;
 
-void model_init(void);
+/* O_TRUNC leaves files up to this size their inodes. */
+void model_init(uint64_t empty_in_place_bytes);
 /* owner: who alone changes it. */
 struct path *model_path(const char *name, unsigned owner);
 const char *model_name(const struct path *p);

@@ -51,6 +51,7 @@ struct path {
 	uint64_t durable_sum; /* of the record whose bytes were looked at */
 	unsigned syncing;
 	struct path *other; /* a hard link of the same file */
+	bool linked; /* a file of its has, or had, several names */
 	/* The last state but one went to `moved_to`, as its state `moved`. */
 	struct path *moved_to;
 	size_t moved_from, moved;
@@ -66,6 +67,7 @@ struct model {
 	struct path path[PATHS_MAX];
 	unsigned count;
 	bool errors, parts;
+	uint64_t empty_in_place_bytes;
 };
 extern struct model model;
 

@@ -56,9 +56,15 @@ static bool same_until_cut(const struct path *p, size_t state, size_t to,
 	return false;
 }
 
+/* Whether O_TRUNC leaves the file of a version its inode. */
+static bool keeps_inode(const struct path *p, const struct version *v)
+{
+	return p->linked || v->size <= model.empty_in_place_bytes;
+}
+
 /*
- * What is changed in place keeps its inode, and so does a small file that is
- * opened with O_TRUNC: who reads on is given what is there by then, so each
+ * What is changed in place keeps its inode, and so does a file that O_TRUNC
+ * empties in place: who reads on is given what is there by then, so each
  * byte is one of a version in its place.
  */
 static bool same_in_place(const struct path *p, size_t from, size_t to,
@@ -67,7 +73,7 @@ static bool same_in_place(const struct path *p, size_t from, size_t to,
 	size_t last = from;
 
 	while (last < to && p->at[last].bytes &&
-	       (p->at[last].size <= SMALL_BYTES_MAX ||
+	       (keeps_inode(p, &p->at[last]) ||
 		is_in_place(&p->at[last + 1], opened)))
 		last++;
 	if (last == from)
@@ -125,7 +131,7 @@ static bool same_on_its_way(const struct path *p, size_t state, uint64_t opened,
 			break;
 		if (!p->at[state + 1].bytes)
 			p = went_to(p, state, &state);
-		else if (v->size <= SMALL_BYTES_MAX ||
+		else if (keeps_inode(p, v) ||
 			 is_in_place(&p->at[state + 1], opened))
 			state++;
 		else

@@ -87,6 +87,8 @@ static void draw(struct nodes_plan *p, uint64_t seed)
 	o.no_stage_cache = chance_one_in(&c, 3);
 	o.durable_close = chance_one_in(&c, 6);
 	o.publish = (enum publish_mode)chance_below(&c, 3);
+	/* Which files move to another inode is to be as it was. */
+	o.empty_in_place_bytes = SMALL_BYTES_MAX;
 	p->options = o;
 	p->nodes = 2 + (unsigned)chance_below(&c, NODES_MAX - 1);
 	p->steps = 1 + (unsigned)chance_below(&c, STEPS_MAX);

@@ -120,6 +120,15 @@ static void draw_copies(struct plan *plan)
 		plan->options.dedup_copies = 2 + (unsigned)chance_below(&c, 2);
 }
 
+/* The same. Files of the simulator are small: most are emptied in place. */
+static void draw_in_place(struct plan *plan)
+{
+	struct chance c = chance_of(plan->seed, 10);
+
+	if (chance_one_in(&c, 2))
+		plan->options.empty_in_place_bytes = SMALL_BYTES_MAX;
+}
+
 void plan_draw(struct plan *plan, uint64_t seed)
 {
 	struct chance c = chance_of(seed, 4);
@@ -165,6 +174,7 @@ void plan_draw(struct plan *plan, uint64_t seed)
 	draw_places(plan, &c);
 	draw_readers(plan, &c);
 	draw_copies(plan);
+	draw_in_place(plan);
 }
 
 void plan_print(const struct plan *plan)
@@ -173,7 +183,7 @@ void plan_print(const struct plan *plan)
 
 	fprintf(stderr,
 		"seed %llu: %u clients, %u ops of each, %u files, sizes %u, "
-		"%u payloads, copies %u, %u workers, %s, stage %s%s%s%s%s%s%s%s; ",
+		"%u payloads, copies %u, %u workers, %s, stage %s%s%s%s%s%s%s%s%s; ",
 		(unsigned long long)plan->seed, plan->clients, plan->ops,
 		plan->files, plan->sizes, plan->payloads, o->dedup_copies,
 		o->drain_threads,
@@ -185,7 +195,9 @@ void plan_print(const struct plan *plan)
 		o->no_stage_cache ? ", no cache" : "",
 		o->hold_drain ? ", the drain is held" : "",
 		plan->interrupts ? ", interrupted" : "",
-		plan->slow_reads ? ", slow reads" : "");
+		plan->slow_reads ? ", slow reads" : "",
+		o->empty_in_place_bytes > SMALL_BYTES_MAX ? ", emptied in place"
+							  : "");
 	for (unsigned i = 0; i < OP_COUNT; i++)
 		if (plan->weight[i])
 			fprintf(stderr, " %s%s", ops[i].name,

@@ -60,7 +60,7 @@ void work_init(const struct plan *plan)
 	bytes_init();
 	if (!plan)
 		return;
-	model_init();
+	model_init(plan->options.empty_in_place_bytes);
 	if (plan->options.drain_interval_s > 0)
 		model_expect_parts();
 	if (plan->errors || plan->errors_kv || plan->disk_bytes)

@@ -26,10 +26,14 @@ def save(folder):
     torch.save({"step": torch.tensor(5)}, at("in place smaller.pt"))
     torch.save(state(6), at("renamed.pt.tmp"))
     os.rename(at("renamed.pt.tmp"), at("renamed.pt"))
-    held = torch.load(at("renamed.pt"), mmap=True)
-    torch.save(state(7), at("renamed.pt"))  # over a file that is mapped
+    torch.save(state(7), at("renamed.pt"))
+    large = {"w": torch.arange(17 << 20, dtype=torch.float32)}  # 68 MiB
+    torch.save(large, at("mapped.pt"))
+    held = torch.load(at("mapped.pt"), mmap=True)
+    torch.save({"w": -large["w"]}, at("mapped.pt"))
     if trainer.on_ckptfs(folder):  # elsewhere the map sees the new bytes
-        equal(held, state(6), "a map of the old content")
+        equal(held, large, "a map of the old content")
+    del held, large
     model = torch.nn.Sequential(torch.nn.Linear(256, 512),
                                 torch.nn.Linear(512, 10))
     optimizer = torch.optim.AdamW(model.parameters())

@@ -171,7 +171,9 @@ static inline int handle_try(struct live *l, const char *path, int flags,
 	}
 	if (rc < 0)
 		return rc;
-	rc = file_open(&l->st->files, in, flags, &opened);
+	rc = file_open_for(&l->st->files, in, flags,
+			   &(struct file_opener){ .way = FILE_BY_NAME },
+			   &opened);
 	if (rc < 0) {
 		inode_put(l->st->inodes, in, 1);
 		return rc;

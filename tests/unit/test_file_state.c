@@ -93,7 +93,6 @@ static bool may_be(const struct file_state *s, enum file_event e)
 	case FILE_MAPPABLE_WRITER:
 		return backed && s->writers > 0;
 	case FILE_NO_WRITER_LEFT:
-	case FILE_NAME_MOVED:
 		return s->writers == 0;
 	case FILE_NOBODY_LEFT:
 		return s->opens == 0;
@@ -104,6 +103,7 @@ static bool may_be(const struct file_state *s, enum file_event e)
 	case FILE_BECAME_IMAGE:
 	case FILE_WANTED:
 	case FILE_BEGUN:
+	case FILE_NAME_MOVED:
 	case FILE_WRITER_CAME:
 	case FILE_EVENTS:
 		break;

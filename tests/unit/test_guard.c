@@ -594,7 +594,8 @@ static void half_is_cut_off(struct planted *p)
 	struct inode *in = NULL;
 
 	assert_int_equal(live_lookup(p->l, FILE_STEP, &in), 0);
-	assert_int_equal(file_truncate_path(&p->l->st->files, in, p->len / 2),
+	assert_int_equal(file_truncate_path(&p->l->st->files, in, p->len / 2,
+					    FILE_BY_NAME),
 			 0);
 	inode_put(p->l->st->inodes, in, 1);
 }
