@@ -47,6 +47,7 @@ struct request { /* as the kernel sends it; what follows depends on the opcode
 		struct fuse_ioctl_in ioctl;
 		struct fuse_open_in open;
 		struct fuse_setattr_in setattr;
+		struct fuse_write_in write;
 	};
 };
 
@@ -117,6 +118,8 @@ static bool may_wait(const struct fs *fs, const struct request *r)
 		return (r->setattr.valid & FATTR_SIZE) != 0;
 	case FUSE_LOOKUP: /* a name may have to move first */
 		return again_is_told(fs->again, (pid_t)r->head.pid);
+	case FUSE_WRITE:
+		return (r->write.flags & O_DSYNC) != 0;
 	default:
 		return false;
 	}

@@ -19,6 +19,13 @@ static int handle_flags(const struct fuse_file_info *fi)
 	return (int)fi->fh;
 }
 
+/* O_SYNC has it as well; of a write with RWF_DSYNC or RWF_SYNC it is set, too.
+ */
+static bool is_synced(int flags)
+{
+	return (flags & O_DSYNC) && (flags & O_ACCMODE) != O_RDONLY;
+}
+
 void fs_handle_fill(struct fuse_file_info *fi, int flags,
 		    const struct file_opened *o)
 {
@@ -28,6 +35,10 @@ void fs_handle_fill(struct fuse_file_info *fi, int flags,
 #ifdef FUSE_CAP_PASSTHROUGH
 	if (o->backing_id > 0) {
 		fi->backing_id = o->backing_id;
+		/* Its writes come to us all the same, as those of an inode that
+		 * is not in passthrough: fuse_file_write_iter() of the kernel
+		 * asks for this first. */
+		fi->direct_io = is_synced(flags);
 		return;
 	}
 #else
@@ -242,6 +253,32 @@ static void forget_tail(fuse_req_t req, struct inode *in, uint64_t end)
 	atomic_fetch_sub(&fs->forgetting, 1);
 }
 
+/* A tracker is about to say that a step is there: see guard.h. */
+static int guard(fuse_req_t req, struct inode *in, bool close)
+{
+	int rc = guard_close(store_of(req)->guard, in, !close);
+
+	if (rc < 0) /* its old content is back: sizes are not what they were */
+		(void)fuse_lowlevel_notify_inval_inode(fs_of(req)->se, in->ino,
+						       -1, 0);
+	return rc;
+}
+
+/*
+ * After a close, an fsync, or a write that is to be as one. What the guard says
+ * goes before what follows says.
+ */
+static int end_writes(fuse_req_t req, const struct fs_inode *i, int flags,
+		      bool close)
+{
+	bool writes = (flags & O_ACCMODE) != O_RDONLY;
+	int refused = writes ? guard(req, i->in, close) : 0;
+	int rc = close ? file_flush(&i->st->files, i->in, flags)
+		       : file_sync(&i->st->files, i->in);
+
+	return refused < 0 ? refused : rc;
+}
+
 static int do_write(fuse_req_t req, const struct fs_inode *i, const char *buf,
 		    size_t size, uint64_t off, bool pages)
 {
@@ -267,6 +304,8 @@ void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size,
 	waiting_begin(&w, req);
 	if (rc == 0)
 		rc = do_write(req, &i, buf, size, (uint64_t)off, fi->writepage);
+	if (rc == 0 && !fi->writepage && (fi->flags & O_DSYNC))
+		rc = end_writes(req, &i, O_WRONLY, false);
 	waiting_end(&w);
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
@@ -274,47 +313,30 @@ void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size,
 		fuse_reply_write(req, size);
 }
 
-/* A tracker is about to say that a step is there: see guard.h. */
-static int guard(fuse_req_t req, struct inode *in, bool close)
-{
-	int rc = guard_close(store_of(req)->guard, in, !close);
-
-	if (rc < 0) /* its old content is back: sizes are not what they were */
-		(void)fuse_lowlevel_notify_inval_inode(fs_of(req)->se, in->ino,
-						       -1, 0);
-	return rc;
-}
-
-/* A close, or an fsync. What the guard says goes before what follows says. */
-static void end_writes(fuse_req_t req, fuse_ino_t ino,
-		       const struct fuse_file_info *fi, bool close)
+static void reply_to_end(fuse_req_t req, fuse_ino_t ino,
+			 const struct fuse_file_info *fi, bool close)
 {
 	SCOPED(fs_put) struct fs_inode i = { 0 };
-	bool writes = (handle_flags(fi) & O_ACCMODE) != O_RDONLY;
-	int refused, rc = fs_get(req, ino, &i);
+	int rc = fs_get(req, ino, &i);
 	struct waiting w;
 
 	waiting_begin(&w, req);
-	if (rc == 0) {
-		refused = writes ? guard(req, i.in, close) : 0;
-		rc = close ? file_flush(&i.st->files, i.in, handle_flags(fi))
-			   : file_sync(&i.st->files, i.in);
-		rc = refused < 0 ? refused : rc;
-	}
+	if (rc == 0)
+		rc = end_writes(req, &i, handle_flags(fi), close);
 	waiting_end(&w);
 	fuse_reply_err(req, -rc);
 }
 
 void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-	end_writes(req, ino, fi, true);
+	reply_to_end(req, ino, fi, true);
 }
 
 void op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync,
 	      struct fuse_file_info *fi)
 {
 	(void)datasync;
-	end_writes(req, ino, fi, false);
+	reply_to_end(req, ino, fi, false);
 }
 
 void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)

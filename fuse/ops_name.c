@@ -387,9 +387,13 @@ void op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 void op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync,
 		 struct fuse_file_info *fi)
 {
-	(void)ino;
+	struct waiting w;
+	int rc;
+
 	(void)datasync;
 	(void)fi;
-	/* Names are durable with the log, whatever directory they are in. */
-	fuse_reply_err(req, -kv_sync(store_of(req)->kv));
+	waiting_begin(&w, req);
+	rc = drain_sync_folder(store_of(req)->drain, ino);
+	waiting_end(&w);
+	fuse_reply_err(req, -rc);
 }

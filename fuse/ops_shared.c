@@ -509,18 +509,18 @@ static void on_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size,
 static void on_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync,
 			struct fuse_file_info *fi)
 {
-	int rc = directory_fd(req, ino, fi);
+	int fd = directory_fd(req, ino, fi), rc = fd < 0 ? fd : 0;
+	struct waiting w;
 
 	(void)datasync;
 	/* What DIR cannot sync of a directory it has made durable already. */
-	if (rc >= 0)
-		rc = fsync(rc);
-	else
-		errno = -rc;
-	if (rc < 0 && errno != EINVAL && errno != ENOSYS)
+	if (fd >= 0 && fsync(fd) < 0 && errno != EINVAL && errno != ENOSYS)
 		rc = -errno;
+	waiting_begin(&w, req);
+	/* Which files have their names in DIR's: all that were closed here. */
 	if (rc == 0)
-		rc = kv_sync(store_of(req)->kv);
+		rc = drain_sync_closed(store_of(req)->drain);
+	waiting_end(&w);
 	fuse_reply_err(req, -rc);
 }
 
@@ -762,6 +762,8 @@ static void on_write(fuse_req_t req, fuse_ino_t ino, const char *buf,
 		return;
 	}
 	rc = io_write_full(fd_of(fi), buf, size, (uint64_t)off);
+	if (rc == 0 && (fi->flags & O_DSYNC) && fdatasync(fd_of(fi)) < 0)
+		rc = -errno;
 	if (rc < 0)
 		fuse_reply_err(req, -rc);
 	else

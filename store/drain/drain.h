@@ -92,6 +92,11 @@ int drain_sync(struct drain *d, struct inode *in);
 int drain_sync_tree(struct drain *d, uint64_t dir);
 /* The same for all that was closed so far; what is open stays as it is. */
 int drain_sync_closed(struct drain *d);
+/*
+ * fsync(2) of a folder: what its names say is durable, the files included that
+ * were closed, in their order. What is open, or below, stays as it is.
+ */
+int drain_sync_folder(struct drain *d, uint64_t dir);
 /* The same for one file, in order: what a publish needs. */
 int drain_publish(struct drain *d, struct inode *in);
 /* The same, but what is open for writing stays as it is. */

@@ -296,6 +296,51 @@ int drain_sync_tree(struct drain *d, uint64_t dir)
 	return rc < 0 ? rc : kv_sync(d->kv);
 }
 
+/* Has it a name there? In doubt, with several, it has. */
+static bool is_in(struct inode *in, uint64_t dir)
+{
+	HOLD(&in->lock);
+	return in->attr.nlink > 1 ||
+	       (in->attr.nlink == 1 && in->attr.parent == dir);
+}
+
+/* The last place that a version of the file has, replaced ones alone or all. */
+static uint64_t last_place(struct drain *d, struct inode *in, bool replaced)
+{
+	const struct version *v;
+	uint64_t place = 0;
+
+	HOLD(&in->lock);
+	if (!in->file)
+		return 0;
+	HOLD(&d->lock);
+	TAILQ_FOREACH(v, &in->file->versions.list, by_file)
+	if (v->place > place && (v->replaced || !replaced))
+		place = v->place;
+	return place;
+}
+
+int drain_sync_folder(struct drain *d, uint64_t dir)
+{
+	uint64_t last = 0;
+	int rc = 0;
+
+	for (uint32_t i = 0; i < d->stages->slot_count; i++) {
+		struct inode *in =
+			inode_of_slot(d->inodes, &d->stages->slots[i]);
+		uint64_t place;
+
+		if (!in)
+			continue;
+		place = is_in(in, dir) ? last_place(d, in, false) : 0;
+		last = place > last ? place : last;
+		inode_put(d->inodes, in, 1);
+	}
+	if (last)
+		rc = order_wait(d, last + 1, true);
+	return rc < 0 ? rc : kv_sync(d->kv);
+}
+
 /* May a worker touch the stage's mapping now? */
 static bool is_read(const struct drain_job *j)
 {
@@ -395,16 +440,8 @@ int drain_thaw(struct drain *d, struct inode *in)
 /* Up to the last place that a version of the file has. */
 static int wait_last(struct drain *d, struct inode *in, bool replaced)
 {
-	const struct version *v;
-	uint64_t place = 0;
+	uint64_t place = last_place(d, in, replaced);
 
-	{
-		HOLD(&in->lock);
-		HOLD(&d->lock);
-		TAILQ_FOREACH(v, &in->file->versions.list, by_file)
-		if (v->place > place && (v->replaced || !replaced))
-			place = v->place;
-	}
 	return place ? order_wait(d, place + 1, true) : 0;
 }
 

@@ -437,6 +437,22 @@ def the_reason_outlives_an_error_that_nobody_hears(m):
         assert "cut off" in os.getxattr(m.path("step_1.pt"), REFUSED).decode()
 
 
+@ck.mounted("structure=refuse")
+def a_tracker_that_is_written_with_o_sync_is_refused_by_the_write(m):
+    m.expected.append("not published")
+    run = good_steps(m, "deepspeed")
+    latest = os.path.join(run, "latest")
+    m.flush()
+    fd = os.open(latest, os.O_WRONLY | os.O_SYNC)
+    fails(EUCLEAN, os.pwrite, fd, b"global_step9", 0)
+    same(get(latest), b"global_step2")
+    os.pwrite(fd, b"global_step1", 0)
+    os.close(fd)
+    m.power_cut()
+    m.start()
+    same(get(latest), b"global_step1")
+
+
 # --- what is in order ---
 
 @ck.mounted("structure=refuse", modes=("auto",))

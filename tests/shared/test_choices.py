@@ -40,6 +40,32 @@ def what_is_direct_is_read_while_it_is_written(c):
         same(get(c.b.path("run/events.2")), b"anew", "a renamed file")
 
 
+@shared(options="direct=*.log,debug_hold_drain,debug_stage=memory")
+def what_is_synced_by_other_ways_than_fsync_is_durable_here(c):
+    """The drain does nothing that it is not asked for."""
+    os.mkdir(c.a.path("d"))
+    path = c.a.path("d/synced")
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_SYNC)
+    os.write(fd, content("d/synced", 1, MIB))
+    same(c.a.state(path), "durable", "O_SYNC")
+    os.close(fd)
+    put(c.a.path("d/closed"), content("d/closed", 1, MIB))
+    put(c.a.path("d/tmp"), content("d/renamed", 1, MIB))
+    os.rename(c.a.path("d/tmp"), c.a.path("d/renamed"))
+    same(c.a.state(c.a.path("d/closed")), "staged", "close")
+    folder = os.open(c.a.path("d"), os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+    for name in ("closed", "renamed"):
+        same(c.a.state(c.a.path("d", name)), "durable", name)
+    for flags in (os.O_SYNC, os.O_DSYNC):
+        fd = os.open(c.a.path("x.log"), os.O_RDWR | os.O_CREAT | flags)
+        os.pwrite(fd, b"direct", 0)
+        same(os.pread(fd, 10, 0), b"direct")
+        same(get(c.b.path("x.log")), b"direct")
+        os.close(fd)
+
+
 @shared(options="local_keep=0")
 def what_is_whole_is_not_kept_where_that_is_not_wanted(c):
     for n in range(3):
