@@ -10,7 +10,8 @@
 struct note {
 	pid_t tid; /* 0: none */
 	uint64_t ino;
-	bool empties, looked_up;
+	bool empties;
+	int rc; /* of its look-up */
 };
 
 struct again {
@@ -52,53 +53,51 @@ static void drop_locked(struct again *a, struct note *n)
 	atomic_fetch_sub(&a->count, 1);
 }
 
-enum file_way again_way(struct again *a, pid_t tid, uint64_t ino)
+static void put_locked(struct again *a, const struct note *note)
 {
-	enum file_way way = FILE_BY_ANY;
-	struct note *n;
+	struct note *n = find_locked(a, note->tid);
 
-	if (tid <= 0)
-		return FILE_BY_NAME;
-	if (atomic_load(&a->count) == 0)
-		return way;
-	HOLD(&a->lock);
-	n = find_locked(a, tid);
-	if (!n)
-		return way;
-	if (n->looked_up || n->ino == ino)
-		way = FILE_BY_HANDLE;
-	drop_locked(a, n);
-	return way;
-}
-
-void again_told(struct again *a, pid_t tid, uint64_t ino, bool empties)
-{
-	struct note *n;
-
-	if (tid <= 0)
-		return;
-	HOLD(&a->lock);
-	n = find_locked(a, tid);
 	if (!n)
 		n = &a->notes[a->next++ % AGAIN_MAX];
 	if (n->tid == 0)
 		atomic_fetch_add(&a->count, 1);
-	*n = (struct note){ tid, ino, empties, false };
+	*n = *note;
 }
 
-bool again_looks_up(struct again *a, pid_t tid, bool *ret_empties)
+/* Its note, which is gone; ino 0: it has none. */
+static struct note take(struct again *a, pid_t tid)
 {
-	struct note *n;
+	struct note note = { 0 }, *n;
 
 	if (tid <= 0 || atomic_load(&a->count) == 0)
-		return false;
+		return note;
 	HOLD(&a->lock);
 	n = find_locked(a, tid);
-	if (!n || n->looked_up)
-		return false;
-	n->looked_up = true;
-	*ret_empties = n->empties;
-	return true;
+	if (n) {
+		note = *n;
+		drop_locked(a, n);
+	}
+	return note;
+}
+
+enum file_way again_way(struct again *a, pid_t tid, uint64_t ino, int *ret_rc)
+{
+	struct note n = take(a, tid);
+
+	*ret_rc = n.ino == ino ? n.rc : 0;
+	if (tid <= 0)
+		return FILE_BY_NAME;
+	return n.ino == ino ? FILE_BY_HANDLE : FILE_BY_ANY;
+}
+
+void again_told(struct again *a, pid_t tid, uint64_t ino, bool empties)
+{
+	const struct note n = { .tid = tid, .ino = ino, .empties = empties };
+
+	if (tid <= 0)
+		return;
+	HOLD(&a->lock);
+	put_locked(a, &n);
 }
 
 bool again_is_told(struct again *a, pid_t tid)
@@ -109,14 +108,22 @@ bool again_is_told(struct again *a, pid_t tid)
 	return find_locked(a, tid) != NULL;
 }
 
-void again_is_over(struct again *a, pid_t tid)
+void again_failed(struct again *a, pid_t tid, uint64_t ino, int rc)
 {
-	struct note *n;
+	const struct note n = { .tid = tid, .ino = ino, .rc = rc };
 
-	if (tid <= 0 || atomic_load(&a->count) == 0)
-		return;
 	HOLD(&a->lock);
-	n = find_locked(a, tid);
-	if (n)
-		drop_locked(a, n);
+	put_locked(a, &n);
+}
+
+bool again_looks_up(struct again *a, pid_t tid, uint64_t ino, bool *ret_empties)
+{
+	struct note n = take(a, tid);
+
+	*ret_empties = n.empties;
+	if (n.ino == 0 || n.ino != ino)
+		return false;
+	if (n.rc < 0) /* looked up once more: its request is still to come */
+		again_failed(a, tid, ino, n.rc);
+	return n.rc == 0;
 }

@@ -6,14 +6,17 @@
  * name, and its request does not say how it came: by a name, a descriptor in
  * /proc, or a mount of the file alone. The kernel answers ESTALE by walking the
  * path once more, with look-ups, and sends the request again, once. So a call
- * by name looks the name up next, in the same thread, and then the name moves
- * (file_renumber()); any other comes to the same inode again. The second
- * request is carried out where it arrives, also when others were faster:
- * nothing is left to be told to who called, but that he failed.
+ * by name looks up the same inode next, in the same thread, and then the name
+ * moves (file_renumber()); any other comes to the same inode again without a
+ * look-up, and is carried out there.
  *
- * A thread has one note at most, which the second request takes away. The last
- * AGAIN_MAX are kept: who has lost his is told ESTALE once more, and nothing
- * was changed.
+ * A note is of one thread and of one inode, which the thread was about to
+ * change and may. It goes with the look-up or with the request that it waits
+ * for, with the thread's next change of anything, and with a look-up that
+ * fails. The last AGAIN_MAX are kept: who has lost his is told ESTALE, and
+ * nothing was changed. Not with shared=DIR, where what moves a name has to be
+ * told of first (shared_change_begin()): there each change counts as one by
+ * name.
  *
  * Threads: any thread.
  */
@@ -33,18 +36,23 @@ struct again;
 struct again *again_new(void);
 void again_free(struct again *a);
 /*
- * How the request of thread tid comes to the file: FILE_BY_HANDLE when it is
- * the second one. Without a tid (a process of another pid namespace) each
- * counts as one by name.
+ * How thread tid comes to the file that it is to change: FILE_BY_HANDLE when it
+ * was told so of it, and has looked up nothing. Without a tid (a process of a
+ * pid namespace that is not the daemon's or below it) each change counts as one
+ * by name. *ret_rc: 0, or the error that its look-up had for it.
  */
-enum file_way again_way(struct again *a, pid_t tid, uint64_t ino);
+enum file_way again_way(struct again *a, pid_t tid, uint64_t ino, int *ret_rc);
 /* It is told now; empties: what it wants is an open with O_TRUNC. */
 void again_told(struct again *a, pid_t tid, uint64_t ino, bool empties);
-/* It looks up a file: is that because it was told so? Once. */
-bool again_looks_up(struct again *a, pid_t tid, bool *ret_empties);
-/* Was it told so, and will it look a name up, which may wait for the drain? */
+/* Was it told so of any file, so that its look-up may wait for the drain? */
 bool again_is_told(struct again *a, pid_t tid);
-/* Its look-up failed, so there will be no second request. */
-void again_is_over(struct again *a, pid_t tid);
+/*
+ * A look-up of it has led to ino; 0: it has failed. True: it was told so of
+ * that inode. The note is gone.
+ */
+bool again_looks_up(struct again *a, pid_t tid, uint64_t ino,
+		    bool *ret_empties);
+/* And its name could not move: that is what its request is to be told. */
+void again_failed(struct again *a, pid_t tid, uint64_t ino, int rc);
 
 #endif

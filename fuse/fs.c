@@ -52,9 +52,13 @@ int fs_entry(struct store *st, struct inode *in, struct fuse_entry_param *e)
 	return 0;
 }
 
-enum file_way fs_way(fuse_req_t req, fuse_ino_t ino)
+enum file_way fs_way(fuse_req_t req, fuse_ino_t ino, int *ret_rc)
 {
-	return again_way(fs_of(req)->again, fuse_req_ctx(req)->pid, ino);
+	*ret_rc = 0;
+	if (fs_of(req)->is_shared)
+		return FILE_BY_NAME;
+	return again_way(fs_of(req)->again, fuse_req_ctx(req)->pid, ino,
+			 ret_rc);
 }
 
 void fs_way_ends(fuse_req_t req, fuse_ino_t ino, enum file_way way,
@@ -65,24 +69,25 @@ void fs_way_ends(fuse_req_t req, fuse_ino_t ino, enum file_way way,
 			   empties);
 }
 
-bool fs_renumber(fuse_req_t req, int rc, fuse_ino_t ino, mode_t mode)
+bool fs_renumber(fuse_req_t req, struct inode *in)
 {
 	struct again *a = fs_of(req)->again;
 	pid_t tid = fuse_req_ctx(req)->pid;
-	SCOPED(fs_put) struct fs_inode i = { 0 };
 	struct waiting w;
+	mode_t mode = in ? inode_attr(in).mode : 0;
 	bool empties;
+	int rc;
 
-	if (rc < 0)
-		again_is_over(a, tid);
-	if (rc < 0 || !S_ISREG(mode) || !again_looks_up(a, tid, &empties))
+	/* On its way to the file it walks through these. */
+	if (S_ISDIR(mode) || S_ISLNK(mode))
+		return false;
+	if (!again_looks_up(a, tid, in ? in->ino : 0, &empties))
 		return false;
 	waiting_begin(&w, req);
-	rc = fs_get(req, ino, &i);
-	if (rc == 0)
-		rc = file_renumber(&i.st->files, i.in, empties);
+	rc = file_renumber(&store_of(req)->files, in, empties);
 	waiting_end(&w);
-	/* Else the change comes to the same file, and is told why not. */
+	if (rc < 0)
+		again_failed(a, tid, in->ino, rc);
 	return rc == 0;
 }
 

@@ -108,18 +108,18 @@ void fs_handle_fill(struct fuse_file_info *fi, int flags,
 /* A handle goes, opened with flags, also one that nobody was told of. */
 void fs_release(struct store *st, struct inode *in, int flags);
 /*
- * How the request comes to the file that it is about to change; and whoever
- * came by any way may have been told to look its name up: see again.h.
+ * How the request comes to the file that it is about to change, and whether it
+ * is to be told an error at once; whoever came by any way may have been told to
+ * look its name up, after which fs_renumber() is asked: see again.h.
  */
-enum file_way fs_way(fuse_req_t req, fuse_ino_t ino);
+enum file_way fs_way(fuse_req_t req, fuse_ino_t ino, int *ret_rc);
 void fs_way_ends(fuse_req_t req, fuse_ino_t ino, enum file_way way,
 		 bool empties, int rc);
 /*
- * Somebody looks up a name, and rc < 0, or it is a file of that mode, of which
- * there is a look-up or a reference. True: he was told to, and the name may mean
- * another file by now.
+ * A name was looked up, and is in, NULL: nothing. True: it may mean another
+ * inode by now.
  */
-bool fs_renumber(fuse_req_t req, int rc, fuse_ino_t ino, mode_t mode);
+bool fs_renumber(fuse_req_t req, struct inode *in);
 /* setattr(2): what was set of names_setattr()'s, but for the size. */
 int fs_setattr(fuse_req_t req, const struct fs_inode *i, const struct stat *s,
 	       int to_set, bool by_handle, unsigned *ret_valid,

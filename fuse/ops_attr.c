@@ -107,9 +107,11 @@ static unsigned set_of(fuse_req_t req, struct inode *in, const struct stat *s,
 
 static int cut_path(fuse_req_t req, const struct fs_inode *i, uint64_t size)
 {
-	enum file_way way = fs_way(req, i->in->ino);
-	int rc = file_truncate_path(&i->st->files, i->in, size, way);
+	int rc;
+	enum file_way way = fs_way(req, i->in->ino, &rc);
 
+	if (rc == 0)
+		rc = file_truncate_path(&i->st->files, i->in, size, way);
 	fs_way_ends(req, i->in->ino, way, false, rc);
 	return rc;
 }
@@ -143,6 +145,7 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 		struct fuse_file_info *fi)
 {
 	SCOPED(fs_put) struct fs_inode i = { 0 };
+	struct store *st = store_of(req);
 	int rc = fs_get(req, ino, &i);
 	struct waiting w;
 	unsigned valid;
@@ -153,6 +156,8 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 		rc = fs_setattr(req, &i, attr, to_set, fi != NULL, &valid, &to);
 	waiting_end(&w);
 	reply_attr(req, rc, i.in);
+	if (to_set & FUSE_SET_ATTR_SIZE)
+		names_tell_moved(st->names);
 }
 
 void op_readlink(fuse_req_t req, fuse_ino_t ino)

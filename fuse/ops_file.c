@@ -172,6 +172,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	waiting_end(&w);
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
+		names_tell_moved(i.st->names);
 		return;
 	}
 	fs_handle_fill(fi, flags, &opened);
@@ -184,24 +185,43 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	}
 }
 
+/* fs_way() is for what changes the file. */
+static int do_open(fuse_req_t req, const struct fs_inode *i, int flags,
+		   struct file_opened *ret)
+{
+	struct fs *fs = fs_of(req);
+	struct file_opener by = {
+		.pid = caller_in_proc(fs->callers, fuse_req_ctx(req)->pid)
+	};
+	bool writes = (flags & O_ACCMODE) != O_RDONLY;
+	int rc = 0;
+
+	if (writes)
+		by.way = fs_way(req, i->in->ino, &rc);
+	if (rc == 0)
+		rc = drop_suid(req, i->in, flags);
+	if (rc == 0)
+		rc = file_open_for(&i->st->files, i->in, flags, &by, ret);
+	if (writes)
+		fs_way_ends(req, i->in->ino, by.way, begins_anew(flags), rc);
+	return rc;
+}
+
 void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	SCOPED(fs_put) struct fs_inode i = { 0 };
-	struct file_opener by = { .way = fs_way(req, ino) };
+	struct names *names = store_of(req)->names;
 	struct file_opened opened;
 	int rc = fs_get(req, ino, &i);
 	struct waiting w;
 
 	waiting_begin(&w, req);
-	by.pid = caller_in_proc(fs_of(req)->callers, fuse_req_ctx(req)->pid);
 	if (rc == 0)
-		rc = drop_suid(req, i.in, fi->flags);
-	if (rc == 0)
-		rc = file_open_for(&i.st->files, i.in, fi->flags, &by, &opened);
-	fs_way_ends(req, ino, by.way, begins_anew(fi->flags), rc);
+		rc = do_open(req, &i, fi->flags, &opened);
 	waiting_end(&w);
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
+		names_tell_moved(names);
 		return;
 	}
 	if (begins_anew(fi->flags))

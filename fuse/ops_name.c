@@ -36,8 +36,7 @@ void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 	struct inode *in = NULL;
 	int rc = names_lookup(st->names, parent, name, &in);
 
-	if (fs_renumber(req, rc, in ? in->ino : 0,
-			in ? inode_attr(in).mode : 0)) {
+	if (fs_renumber(req, in)) {
 		inode_put(st->inodes, in, 1);
 		rc = names_lookup(st->names, parent, name, &in);
 	}
@@ -47,6 +46,7 @@ void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 		fuse_reply_err(req, -rc);
 	else
 		reply_entry(req, in);
+	names_tell_moved(st->names);
 }
 
 void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t nlookup)

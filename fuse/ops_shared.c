@@ -107,14 +107,9 @@ static void reply_entry(fuse_req_t req, int rc, const struct shared_entry *from)
 
 static void on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-	struct shared_entry e = { 0 };
+	struct shared_entry e;
 	int rc = shared_lookup(shared_of(req), parent, name, &e);
 
-	if ((rc < 0 || !shared_is_node(e.id)) &&
-	    fs_renumber(req, rc, e.id, e.stat.st_mode)) {
-		fs_shared_forget(req, e.id, 1);
-		rc = shared_lookup(shared_of(req), parent, name, &e);
-	}
 	reply_entry(req, rc, &e);
 }
 
@@ -671,6 +666,7 @@ static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name,
 	waiting_end(&w);
 	if (rc < 0) {
 		fuse_reply_err(req, -rc);
+		names_tell_moved(i.st->names);
 		return;
 	}
 	i.in = c.in;
@@ -686,6 +682,7 @@ static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name,
 			shared_close(shared_of(req), c.entry.id, c.fd);
 		fs_shared_forget(req, c.entry.id, 1);
 	}
+	names_tell_moved(i.st->names);
 }
 
 static void open_in_dir(fuse_req_t req, fuse_ino_t ino,
@@ -987,6 +984,7 @@ static void on_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *s,
 		       int to_set, struct fuse_file_info *fi)
 {
 	SCOPED(asker_end) struct asker a;
+	struct store *st = store_of(req);
 	uint64_t size = (uint64_t)s->st_size;
 	bool cuts = (to_set & FUSE_SET_ATTR_SIZE) != 0;
 	unsigned valid;
@@ -1007,6 +1005,8 @@ static void on_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *s,
 					    &to, cuts ? &size : NULL);
 	}
 	reply_attr(req, rc, ino);
+	if ((to_set & FUSE_SET_ATTR_SIZE) != 0)
+		names_tell_moved(st->names);
 }
 
 static void on_readlink(fuse_req_t req, fuse_ino_t ino)

@@ -21,8 +21,9 @@ static bool must_keep_inode(struct files *fs, struct inode *in,
 {
 	struct stat sb;
 
-	return way == FILE_BY_HANDLE || inode_stat(fs->inodes, in, &sb) < 0 ||
-	       sb.st_size <= SMALL_BYTES_MAX || sb.st_nlink > 1 ||
+	return way == FILE_BY_HANDLE || way == FILE_BY_WRITER ||
+	       inode_stat(fs->inodes, in, &sb) < 0 ||
+	       sb.st_size <= SMALL_BYTES_MAX ||
 	       (fs->kernel.is_locked &&
 		fs->kernel.is_locked(fs->kernel.arg, in->ino));
 }
@@ -67,6 +68,7 @@ static int begin_wait(struct files *fs, struct inode *in, enum file_step step)
 /* Between the looks of one file_begin(). */
 struct beginning {
 	enum file_wish wish;
+	enum file_way way;
 	unsigned facts;
 	bool looked; /* whether the name keeps its inode */
 	bool may_move; /* it keeps it for its size alone */
@@ -85,6 +87,8 @@ static int begin_locked(struct inode *in, struct beginning *b)
 		facts |= WISH_HAS_IMAGE;
 	if (in->attr.nlink == 0)
 		facts |= WISH_KEEPS_INODE;
+	if (b->way == FILE_BY_WRITER)
+		facts |= WISH_HAS_HANDLE;
 	b->step = file_step(&f->state, b->wish, facts);
 	if (b->wish == WISH_EMPTY && b->step == STEP_RENUMBER && !b->looked &&
 	    !sealed)
@@ -105,18 +109,20 @@ static int begin_locked(struct inode *in, struct beginning *b)
 }
 
 /* Its names go to a fresh inode: -ESTALE, or why they do not. */
-static int renumber(struct files *fs, struct inode *in, enum file_way way)
+static int renumber(struct files *fs, struct inode *in, enum file_wish wish,
+		    enum file_way way)
 {
-	int rc;
+	int rc = 0;
 
-	if (way == FILE_BY_HANDLE)
-		return -EBUSY;
-	if (way == FILE_BY_ANY && inode_attr(in).nlink <= 1)
+	if (way == FILE_BY_ANY)
 		return -ESTALE;
+	if (way != FILE_BY_NAME && way != FILE_BY_LOOKUP)
+		return -EBUSY;
 	/* What would fail for the fresh one fails before there is one. */
-	rc = file_try_stage(fs, in);
+	if (wish != WISH_REPLACE)
+		rc = file_try_stage(fs, in);
 	if (rc == 0)
-		rc = names_renumber(fs->names, in, way == FILE_BY_LOOKUP);
+		rc = names_renumber(fs->names, in);
 	if (rc < 0)
 		return rc;
 	HOLD(&in->lock);
@@ -149,6 +155,19 @@ static int leave_to_readers(struct files *fs, struct inode *in)
 	return rc;
 }
 
+/*
+ * A look-up copies nothing, for its folder is locked: whoever it is for was
+ * told that there is no room for the copy, or that another reader has the
+ * image.
+ */
+static int take_image(struct files *fs, struct inode *in,
+		      const struct beginning *b)
+{
+	if (b->way != FILE_BY_LOOKUP)
+		return file_take_image(fs, in);
+	return b->may_move || file_shares_image(fs, in) ? -EMLINK : 0;
+}
+
 /* Whether O_TRUNC must, or had better, leave the name its inode. */
 static void look(struct files *fs, struct inode *in, enum file_way way,
 		 struct beginning *b)
@@ -163,7 +182,7 @@ static void look(struct files *fs, struct inode *in, enum file_way way,
 int file_begin(struct files *fs, struct inode *in, enum file_wish wish,
 	       enum file_way way, enum file_step *ret_step)
 {
-	struct beginning b = { .wish = wish };
+	struct beginning b = { .wish = wish, .way = way };
 	int what, rc = 0;
 
 	do {
@@ -186,12 +205,12 @@ int file_begin(struct files *fs, struct inode *in, enum file_wish wish,
 	if (b.step == STEP_OK)
 		rc = leave_to_readers(fs, in);
 	if (b.step == STEP_TAKE_IMAGE)
-		rc = file_take_image(fs, in);
+		rc = take_image(fs, in, &b);
 	/* Nobody else has its image, and there is room for the copy. */
 	if (rc == -EMLINK || (rc == -ENOSPC && b.may_move))
 		b.step = STEP_RENUMBER;
 	if (b.step == STEP_RENUMBER)
-		rc = renumber(fs, in, way);
+		rc = renumber(fs, in, wish, way);
 	if (rc < 0)
 		file_change_end(fs, in);
 	*ret_step = b.step;

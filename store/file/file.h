@@ -93,12 +93,11 @@ struct file_opened {
  * names get another inode, which a change by name alone finds.
  */
 enum file_way {
-	/* Not known yet: nothing is changed but for -ESTALE. Who has several
-	 * names counts as come by one. */
-	FILE_BY_ANY,
+	FILE_BY_ANY, /* not known yet: nothing is changed then, but -ESTALE */
 	FILE_BY_NAME, /* the names go, and -ESTALE */
 	FILE_BY_LOOKUP, /* the same, in the middle of a look-up of its name */
 	FILE_BY_HANDLE, /* the file itself is changed; where not, -EBUSY */
+	FILE_BY_WRITER, /* the same, also of one whose names have moved */
 };
 struct file_opener {
 	enum file_way way;
@@ -118,8 +117,9 @@ int file_open(struct files *fs, struct inode *in, int flags,
 /*
  * Who is to change the file was told -ESTALE, and looks one of its names up: if
  * it is as it was, its names mean a fresh inode with the same content from now
- * on. empties: it was an open with O_TRUNC. Waits for the drain. Look-ups that
- * began before lead to the old one.
+ * on. empties: it was an open with O_TRUNC. Waits for the drain, copies nothing.
+ * An error, and nothing was changed: who is to change it is told that.
+ * names_tell_moved() follows, as after file_open_for() and file_replace().
  */
 int file_renumber(struct files *fs, struct inode *in, bool empties);
 void file_release(struct files *fs, struct inode *in, int flags);

@@ -74,6 +74,8 @@ uint64_t file_mapped_image_locked(const struct file *f);
  * open, so nothing was changed. Copies the image; other errors are the disk's.
  */
 int file_take_image(struct files *fs, struct inode *in);
+/* Would that be -EMLINK? */
+bool file_shares_image(struct files *fs, struct inode *in);
 /*
  * Ask whether a mapping is left of a file, and note when none is. in->changing
  * is held, so that nobody opens it meanwhile.
@@ -135,6 +137,17 @@ int file_mend(struct files *fs, struct inode *in, const struct content *c,
 /* Before committed content is opened: is it whole? */
 int file_check_content(struct files *fs, struct inode *in);
 
+/* --- new_stage.c */
+
+/*
+ * Room for so many bytes, in memory if it may be; 0: on the disk. Waits for a
+ * slot until some files are drained. The caller owns it, until a file has it.
+ */
+int file_make_stage(struct files *fs, struct inode *in, uint64_t size,
+		    struct stage **ret_stage);
+/* Could the file get one just now? 0 or why not. */
+int file_try_stage(struct files *fs, struct inode *in);
+
 /* --- file_stage.c */
 
 /* The stage that goes now, if it does: for file_drop_stage(). Locked. */
@@ -144,8 +157,6 @@ struct stage *file_end_locked(struct files *fs, struct file *f,
 void file_drop_stage(struct files *fs, struct inode *in, struct stage *s);
 /* s, referenced, is to be written to: it is no cache any more. */
 void file_dirtied(struct files *fs, struct stage *s);
-/* Could the file get a new stage just now? 0 or why not. */
-int file_try_stage(struct files *fs, struct inode *in);
 /* A new stage for a file that has none. */
 int file_install_stage(struct files *fs, struct inode *in, uint64_t size,
 		       struct stage **ret_stage);

@@ -30,41 +30,12 @@
 /* debug_stage=memory: room for what tests write. */
 #define TEST_STAGE_BYTES (UINT64_C(2) << 20)
 
-/*
- * A new stage, which does not count yet; when there are too many, or too many
- * of the file's owner, wait until some are drained, and let caches go.
- */
 static int new_stage(struct files *fs, struct inode *in, uint64_t size,
 		     struct stage **ret_stage)
 {
-	uid_t uid = inode_attr(in).uid;
-	int rc, full;
-
 	if (fs->stage_all_in_memory && size < TEST_STAGE_BYTES)
 		size = TEST_STAGE_BYTES;
-	rc = stage_create(fs->stages, in->ino, uid, size, ret_stage);
-	if (rc != -ENFILE && rc != -EDQUOT)
-		return rc;
-	stages_free_slots(fs->stages, uid);
-	rc = stage_create(fs->stages, in->ino, uid, size, ret_stage);
-	if (rc != -ENFILE && rc != -EDQUOT)
-		return rc;
-	full = rc;
-	rc = drain_sync_closed(fs->drain);
-	stages_free_slots(fs->stages, uid);
-	if (rc == 0 || full == -EDQUOT)
-		rc = stage_create(fs->stages, in->ino, uid, size, ret_stage);
-	return rc;
-}
-
-int file_try_stage(struct files *fs, struct inode *in)
-{
-	struct stage *s;
-	int rc = new_stage(fs, in, 0, &s);
-
-	if (rc == 0)
-		stage_drop(fs->stages, s);
-	return rc;
+	return file_make_stage(fs, in, size, ret_stage);
 }
 
 void file_drop_stage(struct files *fs, struct inode *in, struct stage *s)

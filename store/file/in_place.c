@@ -106,6 +106,17 @@ void file_set_committed_time(struct files *fs, struct inode *in,
 	stage_set_times(fs->stages, s, times);
 }
 
+bool file_shares_image(struct files *fs, struct inode *in)
+{
+	struct image *i = NULL;
+	int rc = image_of_readers(fs, in, &i);
+	bool shares = rc == -EMLINK ||
+		      (rc == 0 && !image_opened_by(fs->images, i, in->ino));
+
+	image_put(fs->images, i);
+	return shares;
+}
+
 int file_take_image(struct files *fs, struct inode *in)
 {
 	struct image *from = NULL;
@@ -117,8 +128,7 @@ int file_take_image(struct files *fs, struct inode *in)
 	if (!image_opened_by(fs->images, from, in->ino))
 		rc = -EMLINK;
 	if (rc == 0)
-		rc = stage_create(fs->stages, in->ino, inode_attr(in).uid, 0,
-				  &s);
+		rc = file_make_stage(fs, in, 0, &s);
 	if (rc < 0) {
 		image_put(fs->images, from);
 		return rc;

@@ -44,6 +44,7 @@ static int put(struct files *fs, const struct segment_commit *c,
 {
 	int rc = file_replace(fs, in, stage);
 
+	names_tell_moved(fs->names);
 	if (rc < 0)
 		return rc;
 	/* The file is there: an error would say that it is not. */

@@ -263,7 +263,8 @@ enum file_step file_step(const struct file_state *s, enum file_wish wish,
 	enum file_step step = write_step(s, facts & WISH_HAS_IMAGE);
 	bool joins = s->mode == IO_DAEMON && s->name == NAME_AWAITED;
 
-	if (s->name == NAME_MOVED || step == STEP_STALE)
+	if (step == STEP_STALE ||
+	    (s->name == NAME_MOVED && !(facts & WISH_HAS_HANDLE)))
 		return STEP_STALE;
 	if (wish != WISH_WRITE && is_closed(s))
 		return STEP_FRESH;

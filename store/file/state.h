@@ -105,6 +105,7 @@ enum file_wish {
 enum {
 	WISH_KEEPS_INODE = 1, /* its names must not go to another one */
 	WISH_HAS_IMAGE = 2, /* a mapping may be of an image of it */
+	WISH_HAS_HANDLE = 4, /* he who asks has it open to write */
 };
 enum file_step {
 	STEP_OK, /* into the stage; without one, copy what is committed */

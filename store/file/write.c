@@ -225,7 +225,7 @@ static int write_as_change(struct files *fs, struct inode *in, const void *buf,
 	int rc;
 
 	HOLD(&in->changing);
-	rc = file_begin(fs, in, WISH_WRITE, FILE_BY_HANDLE, &step);
+	rc = file_begin(fs, in, WISH_WRITE, FILE_BY_WRITER, &step);
 	if (rc < 0)
 		return rc;
 	rc = write_begun(fs, in, buf, len, off);
@@ -390,7 +390,7 @@ static int truncate_by(struct files *fs, struct inode *in, uint64_t size,
 
 int file_truncate(struct files *fs, struct inode *in, uint64_t size)
 {
-	return truncate_by(fs, in, size, FILE_BY_HANDLE);
+	return truncate_by(fs, in, size, FILE_BY_WRITER);
 }
 
 int file_truncate_path(struct files *fs, struct inode *in, uint64_t size,
@@ -511,7 +511,7 @@ int file_fallocate(struct files *fs, struct inode *in, int mode, uint64_t off,
 	if (rc < 0)
 		return rc;
 	HOLD(&in->changing);
-	rc = file_begin(fs, in, WISH_WRITE, FILE_BY_HANDLE, &step);
+	rc = file_begin(fs, in, WISH_WRITE, FILE_BY_WRITER, &step);
 	if (rc < 0)
 		return rc;
 	rc = allocate_begun(fs, in, mode, off, len);

@@ -17,6 +17,16 @@
 #include "store/base/scope.h"
 #include "store/db/kv.h"
 
+static void drop_moved(struct moved_names *names)
+{
+	while (!STAILQ_EMPTY(names)) {
+		struct moved_name *n = STAILQ_FIRST(names);
+
+		STAILQ_REMOVE_HEAD(names, link);
+		free(n);
+	}
+}
+
 int names_new(struct kv *kv, struct inode_table *inodes,
 	      const struct names_hooks *hooks, struct names **ret_names)
 {
@@ -27,6 +37,7 @@ int names_new(struct kv *kv, struct inode_table *inodes,
 	nm->kv = kv;
 	nm->inodes = inodes;
 	nm->hooks = *hooks;
+	STAILQ_INIT(&nm->untold);
 	lock_init(&nm->changing, LOCK_NAMES_CHANGING);
 	*ret_names = nm;
 	return 0;
@@ -38,6 +49,7 @@ void names_free(struct names *nm)
 		return;
 	for (unsigned i = 0; i < AWAITED_INODES_MAX; i++)
 		inode_put(nm->inodes, nm->awaited[i], 1);
+	drop_moved(&nm->untold);
 	lock_destroy(&nm->changing);
 	free(nm);
 }
@@ -153,7 +165,21 @@ struct moving {
 	struct kv_batch *b;
 	uint64_t from, to;
 	uint32_t mode;
+	struct moved_names names; /* of a file with several */
 };
+
+static int add_moved(struct moving *m, uint64_t parent, const char *name)
+{
+	size_t len = strlen(name) + 1;
+	struct moved_name *n = malloc(sizeof(*n) + len);
+
+	if (!n)
+		return -ENOMEM;
+	n->parent = parent;
+	memcpy(n->name, name, len);
+	STAILQ_INSERT_TAIL(&m->names, n, link);
+	return 0;
+}
 
 static int move_link(void *arg, uint64_t parent, const char *name)
 {
@@ -162,7 +188,7 @@ static int move_link(void *arg, uint64_t parent, const char *name)
 	record_delete(m->b, key_link(m->from, parent, name));
 	record_mark(m->b, key_link(m->to, parent, name));
 	names_put_entry(m->b, parent, name, m->to, m->mode);
-	return 0;
+	return add_moved(m, parent, name);
 }
 
 /* Keep it in memory for a while; names.changing is held. */
@@ -175,14 +201,15 @@ static void keep_awaited(struct names *nm, struct inode *fresh)
 	nm->awaited[at] = fresh;
 }
 
-static int renumber(struct names *nm, struct inode *in, bool looked_up,
-		    uint64_t *ret_ino)
+static int renumber(struct names *nm, struct inode *in)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct moving m = { .b = b, .from = in->ino };
 	struct attr a, old;
 	struct inode *fresh = NULL;
 	int rc;
 
+	STAILQ_INIT(&m.names);
 	rc = inode_load_file(nm->inodes, in);
 	if (rc < 0)
 		return rc;
@@ -191,8 +218,6 @@ static int renumber(struct names *nm, struct inode *in, bool looked_up,
 	old = a;
 	if (a.nlink == 0)
 		return -ENOENT;
-	if (looked_up && a.nlink > 1)
-		return -EBUSY;
 	rc = inode_new(nm->inodes, &a, &fresh);
 	if (rc < 0)
 		return rc;
@@ -202,16 +227,18 @@ static int renumber(struct names *nm, struct inode *in, bool looked_up,
 		fresh->file->content_loaded = false;
 		fresh->file->state.name = NAME_AWAITED;
 	}
+	m.to = fresh->ino;
+	m.mode = a.mode;
 	names_put_entry(b, a.parent, a.name, fresh->ino, a.mode);
 	attr_save(b, key_ino('A', fresh->ino), &a);
 	rc = records_each(nm->kv, key_ino('X', in->ino), copy_xattr,
 			  &(struct copying){ b, fresh->ino });
 	if (rc == 0)
 		rc = copy_writer(nm, b, in->ino, fresh->ino);
+	if (rc == 0 && a.nlink > 1)
+		rc = add_moved(&m, a.parent, a.name);
 	if (rc == 0)
-		rc = names_each_link(
-			nm, in->ino, move_link,
-			&(struct moving){ b, in->ino, fresh->ino, a.mode });
+		rc = names_each_link(nm, in->ino, move_link, &m);
 	old.nlink = 0;
 	old.parent = 0;
 	old.name[0] = 0;
@@ -223,39 +250,41 @@ static int renumber(struct names *nm, struct inode *in, bool looked_up,
 		HOLD(&in->lock);
 		in->attr = old;
 	}
-	if (rc == 0)
+	if (rc == 0) {
 		keep_awaited(nm, fresh);
-	*ret_ino = fresh->ino;
+		if (!STAILQ_EMPTY(&m.names))
+			atomic_store(&nm->untold_any, true);
+		STAILQ_CONCAT(&nm->untold, &m.names);
+	}
+	drop_moved(&m.names);
 	inode_put(nm->inodes, fresh, 1);
 	return rc;
 }
 
-static int forget_name(void *arg, uint64_t parent, const char *name)
+int names_renumber(struct names *nm, struct inode *in)
 {
-	struct names *nm = arg;
+	int rc = renumber(nm, in);
 
-	nm->hooks.renamed(nm->hooks.arg, parent, name);
-	return 0;
-}
-
-int names_renumber(struct names *nm, struct inode *in, bool looked_up)
-{
-	struct attr a = inode_attr(in);
-	uint64_t ino = 0;
-	int rc = renumber(nm, in, looked_up, &ino);
-
-	/*
-	 * The kernel looks the name again that it is opening, but not the
-	 * others of a file with several. No lock is held: it takes the
-	 * directories' own.
-	 */
-	if (rc == 0 && a.nlink > 1) {
-		(void)forget_name(nm, a.parent, a.name);
-		(void)names_each_link(nm, ino, forget_name, nm);
-	}
 	if (rc == 0) /* it has no name any more */
 		nm->hooks.changed(nm->hooks.arg, in->ino);
 	return rc;
+}
+
+void names_tell_moved(struct names *nm)
+{
+	struct moved_names names = STAILQ_HEAD_INITIALIZER(names);
+	struct moved_name *n;
+
+	if (!atomic_load(&nm->untold_any))
+		return;
+	{
+		HOLD(&nm->changing);
+		STAILQ_CONCAT(&names, &nm->untold);
+		atomic_store(&nm->untold_any, false);
+	}
+	STAILQ_FOREACH(n, &names, link)
+	nm->hooks.renamed(nm->hooks.arg, n->parent, n->name);
+	drop_moved(&names);
 }
 
 /*

@@ -102,11 +102,16 @@ int names_list(struct names *nm, uint64_t dir, uint64_t cookie, names_fn fn,
  * Give every name of `in` to a new inode with the same attributes and, if
  * there is one, the same committed content; `in` keeps its bytes, without a
  * name. So readers keep the complete old content while a writer begins anew.
- * looked_up: in the middle of a look-up of the one name that it has. When it
- * has several, -EBUSY: the kernel must be told to forget the others, and
- * whoever looks up in a directory keeps it from that.
+ * The kernel looks the name up that it is about to open, but not the others of
+ * a file with several: names_tell_moved() follows.
  */
-int names_renumber(struct names *nm, struct inode *in, bool looked_up);
+int names_renumber(struct names *nm, struct inode *in);
+/*
+ * Tell the kernel of such names. It takes their directories' locks, which
+ * whoever looks up or creates there holds until he is answered: so this comes
+ * after the answer, and without a lock.
+ */
+void names_tell_moved(struct names *nm);
 
 /*
  * Attributes: chmod, chown, times. Bits of `valid` below. A time of a regular

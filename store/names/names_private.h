@@ -2,9 +2,20 @@
 #ifndef STORE_NAMES_PRIVATE_H
 #define STORE_NAMES_PRIVATE_H
 
+#include <stdatomic.h>
+#include <sys/queue.h>
+
 #include "store/names/names.h"
 
 #define AWAITED_INODES_MAX 64
+
+/* A name that means another inode, which the kernel may not know. */
+struct moved_name {
+	STAILQ_ENTRY(moved_name) link;
+	uint64_t parent;
+	char name[];
+};
+STAILQ_HEAD(moved_names, moved_name);
 
 struct names {
 	struct kv *kv;
@@ -23,6 +34,9 @@ struct names {
 	 */
 	struct inode *awaited[AWAITED_INODES_MAX];
 	unsigned awaited_next;
+	/* What names_tell_moved() has to tell. changing */
+	struct moved_names untold;
+	atomic_bool untold_any; /* read without it */
 };
 
 /*

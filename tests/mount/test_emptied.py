@@ -207,6 +207,7 @@ def what_cannot_be_emptied_is_left_as_it_was(m):
     paths = [m.path("one"), m.path("two")]
     inodes = [os.stat(path).st_ino for path in paths]
     readers = [os.open(path, os.O_RDONLY) for path in paths]
+    os.link(paths[1], m.path("linked"))
     for reader, path, ino in zip(readers, paths, inodes):
         by_fd = f"/proc/self/fd/{reader}"
         fails(errno.EBUSY, os.open, by_fd, EMPTY)
@@ -221,6 +222,10 @@ def what_cannot_be_emptied_is_left_as_it_was(m):
     same(os.pread(readers[0], 3 * MIB, 0), content, "what he has")
     same(get(paths[0]), b"by name")
     same(get(paths[1]), content)
+    assert os.stat(m.path("linked")).st_ino == inodes[1]
+    put(m.path("linked"), b"by another name")
+    same(os.pread(readers[1], 3 * MIB, 0), content, "what he has")
+    same(get(paths[1]), b"by another name", "by the first name")
     for reader in readers:
         os.close(reader)
 

@@ -184,19 +184,49 @@ def a_save_replaces_a_file_and_its_readers_keep_what_they_have(m):
     same(get(m.path("f")), data(SIZE, 13))
 
 
+def write_on(fd, so_far):
+    """All that a handle can do to its file; what that is then."""
+    os.write(fd, b" on")
+    so_far += b" on"
+    same(os.pread(fd, 1 << 21, 0), so_far, "written")
+    os.fsync(fd)
+    os.ftruncate(fd, 5)
+    same(os.pread(fd, 100, 0), so_far[:5], "cut")
+    os.ftruncate(fd, 8)
+    ck.fallocate(fd, 0, 0, 5000)
+    m = mmap.mmap(fd, 5000)
+    m[:3] = b"map"
+    m.close()
+    os.pwrite(fd, b"!", 4999)
+    same(os.pread(fd, 6000, 0), b"map" + so_far[3:5] + bytes(4994) + b"!")
+
+
+def replace_what_is_written(m):
+    c = Client(m.mnt)
+    for flags in (0, os.O_SYNC):
+        for size in (7, ck.MIB):
+            path = m.path(f"f{flags}_{size}")
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | flags)
+            content = data(size, "written")
+            os.write(fd, content)
+            save(c, path, 1)
+            write_on(fd, content)
+            same(get(path), data(SIZE, 1), "saved")
+            os.close(fd)
+            m.flush(path)
+            same(get(path), data(SIZE, 1), "durable")
+    c.close()
+
+
 @ck.mounted()
 def a_save_replaces_a_file_that_somebody_writes(m):
     """Who has it open goes on with what he has, which has no name any more."""
-    path, c = m.path("f"), Client(m.mnt)
-    with open(path, "w+b", buffering=0) as f:
-        f.write(b"written")
-        save(c, path, 1)
-        f.write(b" on")
-        assert os.pread(f.fileno(), 100, 0) == b"written on"
-        same(get(path), data(SIZE, 1), "saved")
-    m.flush(path)
-    same(get(path), data(SIZE, 1), "durable")
-    c.close()
+    replace_what_is_written(m)
+
+
+@ck.mounted("debug_stage=memory")
+def a_save_replaces_a_file_that_somebody_writes_in_memory(m):
+    replace_what_is_written(m)
 
 
 @ck.mounted("debug_hold_drain")

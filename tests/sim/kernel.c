@@ -347,6 +347,7 @@ int kernel_open(const char *path, int flags, struct kernel_file **ret)
 		rc = open_once(path, flags, &told, ret);
 	if (rc == -EEXIST) /* somebody else made it meanwhile */
 		rc = open_once(path, flags, &told, ret);
+	names_tell_moved(k.st->names);
 	return rc;
 }
 

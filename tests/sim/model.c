@@ -161,7 +161,6 @@ void model_moved(struct path *from, size_t from_state, struct path *to,
 	from->moved_durable = from->floor >= from_state - 1;
 	b->hurried = b->hurried || a->hurried;
 	b->close_begun = a->close_begun;
-	to->linked = to->linked || from->linked;
 	b->came = from;
 	b->came_state = from_state - 1;
 	/* What is replaced stays until this version is durable itself. */
@@ -175,7 +174,6 @@ void model_linked(struct path *a, struct path *b, size_t state)
 {
 	a->other = b;
 	b->other = a;
-	a->linked = b->linked = true;
 	b->at[state].of = a;
 	b->at[state].of_state = a->count - 1;
 }

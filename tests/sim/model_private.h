@@ -51,7 +51,6 @@ struct path {
 	uint64_t durable_sum; /* of the record whose bytes were looked at */
 	unsigned syncing;
 	struct path *other; /* a hard link of the same file */
-	bool linked; /* a file of its has, or had, several names */
 	/* The last state but one went to `moved_to`, as its state `moved`. */
 	struct path *moved_to;
 	size_t moved_from, moved;

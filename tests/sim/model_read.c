@@ -57,9 +57,9 @@ static bool same_until_cut(const struct path *p, size_t state, size_t to,
 }
 
 /* Whether O_TRUNC leaves the file of a version its inode. */
-static bool keeps_inode(const struct path *p, const struct version *v)
+static bool keeps_inode(const struct version *v)
 {
-	return p->linked || v->size <= model.empty_in_place_bytes;
+	return v->size <= model.empty_in_place_bytes;
 }
 
 /*
@@ -73,7 +73,7 @@ static bool same_in_place(const struct path *p, size_t from, size_t to,
 	size_t last = from;
 
 	while (last < to && p->at[last].bytes &&
-	       (keeps_inode(p, &p->at[last]) ||
+	       (keeps_inode(&p->at[last]) ||
 		is_in_place(&p->at[last + 1], opened)))
 		last++;
 	if (last == from)
@@ -131,7 +131,7 @@ static bool same_on_its_way(const struct path *p, size_t state, uint64_t opened,
 			break;
 		if (!p->at[state + 1].bytes)
 			p = went_to(p, state, &state);
-		else if (keeps_inode(p, v) ||
+		else if (keeps_inode(v) ||
 			 is_in_place(&p->at[state + 1], opened))
 			state++;
 		else

@@ -12,7 +12,6 @@
 #include <sys/queue.h>
 #include <time.h>
 
-#include "fuse/again.h"
 #include "store/base/scope.h"
 #include "store/shared/shared.h"
 #include "tests/sim/engine_wrap.h"
@@ -59,8 +58,7 @@ struct mount {
 
 static struct fuse_req request(struct mount *m)
 {
-	return (struct fuse_req){ .fs = &m->fs,
-				  .ctx = { .pid = 1 + (pid_t)sim_self() } };
+	return (struct fuse_req){ .fs = &m->fs, .ctx = { .pid = 1 } };
 }
 
 static void forget(struct mount *m, uint64_t id)
@@ -119,8 +117,6 @@ struct mount *mount_new(struct store *st, struct shared *s, uint64_t seed)
 	m->fs.shared = s;
 	m->fs.is_shared = true;
 	m->fs.threads = 8;
-	m->fs.again = again_new();
-	CHECK(m->fs.again);
 	m->chance = chance_of(seed, 31);
 	TAILQ_INIT(&m->released);
 	lock_init(&m->lock, RANK_MOUNT);
@@ -139,7 +135,6 @@ void mount_end(struct mount *m)
 	cond_broadcast(&m->work);
 	lock_give(&m->lock);
 	thread_join(&m->releaser);
-	again_free(m->fs.again);
 	free(m);
 }
 

@@ -157,8 +157,23 @@ static void a_look_up_moves_no_name_when_nobody_reads(void **state)
 	free(data);
 }
 
-/* Of several names the kernel cannot be told in the middle of a look-up. */
-static void a_file_of_several_names_keeps_its_inode(void **state)
+struct told {
+	unsigned count;
+	uint64_t parent;
+	char names[64];
+};
+
+static void tell(void *arg, uint64_t parent, const char *name)
+{
+	struct told *t = arg;
+
+	t->count++;
+	t->parent = parent;
+	strcat(strcat(t->names, name), " ");
+}
+
+/* The kernel is told of them afterwards, when no folder is locked. */
+static void all_names_of_a_file_move_together(void **state)
 {
 	uint8_t *data = filled(DATA_BYTES, 1);
 
@@ -166,19 +181,53 @@ static void a_file_of_several_names_keeps_its_inode(void **state)
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
 		struct live l = live_durable(kind, "f", data, DATA_BYTES);
 		uint64_t ino = live_ino(&l, "f");
-		struct handle r, w;
+		struct told told = { 0 };
+		struct handle r;
 
 		l.st->files.empty_in_place_bytes = 0;
+		l.st->files.kernel.arg = &told;
+		l.st->files.kernel.on_renamed = tell;
 		assert_int_equal(live_link(&l, "f", "other"), 0);
 		r = handle_open(&l, "f", O_RDONLY);
-		w = handle_open(&l, "other", EMPTY);
-		assert_handle_bytes(&r, data, 0);
+		assert_int_equal(open_by(&l, r.in, FILE_BY_ANY), -ESTALE);
 		assert_int_equal(live_ino(&l, "f"), ino);
-		assert_int_equal(live_ino(&l, "other"), ino);
-		handle_close(&w);
+		assert_int_equal(file_renumber(&l.st->files, r.in, true), 0);
+		assert_int_not_equal(live_ino(&l, "f"), ino);
+		assert_int_equal(live_ino(&l, "f"), live_ino(&l, "other"));
+		assert_int_equal(told.count, 0);
+		names_tell_moved(l.st->names);
+		names_tell_moved(l.st->names);
+		assert_int_equal(told.count, 2);
+		assert_non_null(strstr(told.names, "f "));
+		assert_non_null(strstr(told.names, "other "));
+		assert_int_equal(told.parent, ROOT_INO);
 		handle_close(&r);
+		l.st->files.kernel.on_renamed = NULL;
 		live_free(&l);
 	}
+	free(data);
+}
+
+/* A look-up copies no image: its folder is locked meanwhile. */
+static void a_look_up_leaves_what_can_be_changed_in_place(void **state)
+{
+	uint8_t *data = filled(DATA_BYTES, 1);
+	struct live l = live_durable(2, "f", data, DATA_BYTES);
+	uint64_t ino = live_ino(&l, "f"), generation;
+	struct handle r;
+
+	(void)state;
+	live_reopen(&l);
+	generation = live_generation(&l, "f");
+	r = handle_open(&l, "f", O_RDONLY);
+	assert_int_equal(file_renumber(&l.st->files, r.in, false), 0);
+	assert_untouched(&l, ino, generation, data);
+	{
+		HOLD(&r.in->lock);
+		assert_null(r.in->file->stage);
+	}
+	handle_close(&r);
+	live_free(&l);
 	free(data);
 }
 
@@ -227,7 +276,8 @@ int main(void)
 		cmocka_unit_test(what_came_by_no_name_changes_no_name),
 		cmocka_unit_test(the_name_moves_when_it_is_looked_up),
 		cmocka_unit_test(a_look_up_moves_no_name_when_nobody_reads),
-		cmocka_unit_test(a_file_of_several_names_keeps_its_inode),
+		cmocka_unit_test(all_names_of_a_file_move_together),
+		cmocka_unit_test(a_look_up_leaves_what_can_be_changed_in_place),
 		cmocka_unit_test(
 			who_shares_its_image_with_another_reader_is_not_changed),
 	};
