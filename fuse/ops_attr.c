@@ -39,14 +39,6 @@ void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	reply_attr(req, rc, i.in);
 }
 
-static int64_t real_now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_REALTIME, &t);
-	return io_ns(&t);
-}
-
 /*
  * A new owner of anything but a directory, or a new size by who is not root,
  * takes the setuid bit and, where it means the same, the setgid bit; that of
@@ -92,13 +84,13 @@ static unsigned set_of(fuse_req_t req, struct inode *in, const struct stat *s,
 	}
 	if (to_set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_ATIME_NOW)) {
 		to->atime_ns = to_set & FUSE_SET_ATTR_ATIME_NOW
-				       ? real_now_ns()
+				       ? wall_ns()
 				       : io_ns(&s->st_atim);
 		valid |= SET_ATIME;
 	}
 	if (to_set & (FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW)) {
 		to->mtime_ns = to_set & FUSE_SET_ATTR_MTIME_NOW
-				       ? real_now_ns()
+				       ? wall_ns()
 				       : io_ns(&s->st_mtim);
 		valid |= SET_MTIME;
 	}

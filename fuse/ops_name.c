@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <linux/fs.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "fuse/fs.h"
 #include "fuse/waiting.h"
@@ -29,12 +30,44 @@ static void reply_entry(fuse_req_t req, struct inode *in)
 		fs_forget(st, in->ino, 1);
 }
 
+/*
+ * "." is an inode by its number, and ".." where it lies: whoever has a handle of
+ * it (name_to_handle_at(2), NFS) comes to it so when the kernel has forgotten
+ * it. Nothing else looks these names up.
+ */
+static int look_up_by_number(fuse_req_t req, fuse_ino_t ino, bool parent,
+			     struct inode **ret)
+{
+	SCOPED(fs_put) struct fs_inode i = { 0 };
+	int rc = fs_get(req, ino, &i);
+	struct attr a;
+
+	if (rc < 0)
+		return rc;
+	a = inode_attr(i.in);
+	if (!parent && (a.nlink > 0 || ino == ROOT_INO)) {
+		*ret = TAKE(i.in);
+		return 0;
+	}
+	if (!parent || !S_ISDIR(a.mode))
+		return -ESTALE;
+	return inode_get(i.st->inodes, a.parent ? a.parent : ROOT_INO, ret);
+}
+
+static int look_up(fuse_req_t req, fuse_ino_t parent, const char *name,
+		   struct inode **ret)
+{
+	if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+		return look_up_by_number(req, parent, name[1] != 0, ret);
+	return names_lookup(store_of(req)->names, parent, name, ret);
+}
+
 void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
 	struct fuse_entry_param none = { .entry_timeout = FS_TIMEOUT_S };
 	struct store *st = store_of(req);
 	struct inode *in = NULL;
-	int rc = names_lookup(st->names, parent, name, &in);
+	int rc = look_up(req, parent, name, &in);
 
 	if (fs_renumber(req, in)) {
 		inode_put(st->inodes, in, 1);

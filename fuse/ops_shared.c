@@ -926,10 +926,9 @@ static bool are_now(int to_set)
 
 static unsigned set_of(const struct stat *s, int to_set, struct attr *to)
 {
-	struct timespec now;
+	int64_t now_ns = wall_ns();
 	unsigned valid = 0;
 
-	(void)clock_gettime(CLOCK_REALTIME, &now);
 	*to = (struct attr){ .mode = s->st_mode,
 			     .uid = s->st_uid,
 			     .gid = s->st_gid,
@@ -946,9 +945,9 @@ static unsigned set_of(const struct stat *s, int to_set, struct attr *to)
 	if (to_set & (FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW))
 		valid |= SET_MTIME;
 	if (to_set & FUSE_SET_ATTR_ATIME_NOW)
-		to->atime_ns = io_ns(&now);
+		to->atime_ns = now_ns;
 	if (to_set & FUSE_SET_ATTR_MTIME_NOW)
-		to->mtime_ns = io_ns(&now);
+		to->mtime_ns = now_ns;
 	return valid | (are_now(to_set) ? SET_TIMES_NOW : 0);
 }
 

@@ -156,6 +156,14 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 		want(conn, FUSE_CAP_POSIX_LOCKS);
 		want(conn, FUSE_CAP_FLOCK_LOCKS);
 	}
+	/* Numbers are those of the store, and never used again; but what nodes
+	 * have of DIR is only known as long as it is looked up. */
+	if (!fs->is_shared)
+		want(conn, FUSE_CAP_EXPORT_SUPPORT);
+#ifdef FUSE_CAP_NO_EXPORT_SUPPORT
+	else
+		want(conn, FUSE_CAP_NO_EXPORT_SUPPORT);
+#endif
 	want(conn, FUSE_CAP_ATOMIC_O_TRUNC);
 	want(conn, FUSE_CAP_PARALLEL_DIROPS);
 	want(conn, FUSE_CAP_READDIRPLUS);

@@ -117,14 +117,6 @@ int64_t mono_ns(void)
 	return io_ns(&t);
 }
 
-int64_t wall_ns(void)
-{
-	struct timespec t;
-
-	(void)clock_gettime(CLOCK_REALTIME_COARSE, &t);
-	return io_ns(&t);
-}
-
 #ifdef CKPTFS_LOCK_CHECK
 
 #define HELD_MAX 16

@@ -141,7 +141,7 @@ bool cond_wait_until(struct cond *c, struct lock *l, int64_t deadline_ns);
 
 /* For deadlines: it goes on when somebody sets the clock. */
 int64_t mono_ns(void);
-/* Since 1970, for what stat(2) shows; as fine as a tick. */
+/* Since 1970, for what stat(2) shows: by the clock of files, see wall.c. */
 int64_t wall_ns(void);
 
 #endif

@@ -54,6 +54,42 @@ def inode_numbers_and_times_survive_drain_and_remount(fs):
 
 
 @ck.posix
+def what_is_done_later_has_no_earlier_time(fs):
+    """Whoever stamps it: the kernel a file that it writes, the daemon names."""
+    def last(path, what="st_ctime_ns"):
+        return lambda: getattr(os.stat(path), what)
+
+    log = open(fs.path("log"), "wb", buffering=0)
+    os.mkdir(fs.path("d"))
+    put(fs.path("f"), b"x")
+    fs.flush()
+    ops = [
+        (lambda n: log.write(b"x"), last(fs.path("log"), "st_mtime_ns")),
+        (lambda n: put(fs.path("d", f"n{n}"), b"x"),
+         last(fs.path("d"), "st_mtime_ns")),
+        (lambda n: put(fs.path("f"), data(40 * KIB)),
+         last(fs.path("f"), "st_mtime_ns")),
+        (lambda n: os.chmod(fs.path("f"), 0o600 + n % 2), last(fs.path("f"))),
+        (lambda n: os.utime(fs.path("f")), last(fs.path("f"), "st_mtime_ns")),
+        (lambda n: os.setxattr(fs.path("d"), "user.n", b"%d" % n),
+         last(fs.path("d"))),
+        (lambda n: os.mkdir(fs.path(f"d{n}")), last(fs.dir, "st_mtime_ns")),
+        (lambda n: os.utime(log.fileno()), last(fs.path("log"))),
+        (lambda n: os.rename(fs.path("f"), fs.path("f")) or
+         os.truncate(fs.path("f"), n), last(fs.path("f"), "st_mtime_ns")),
+    ]
+    before, what = 0, None
+    for n in range(1500):
+        do, when = ops[n * n % 7 + n % 3]
+        do(n)
+        now = when()
+        assert now >= before, \
+            f"{n}: {ops.index((do, when))} after {what}: {before - now} ns"
+        before, what = now, ops.index((do, when))
+    log.close()
+
+
+@ck.posix
 def writing_moves_the_time_and_reading_does_not(fs):
     for size in (10, 200 * KIB):
         path = fs.path(f"f{size}")
