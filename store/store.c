@@ -166,7 +166,7 @@ static int open_database(struct store *st, bool fresh, char *why,
 		(void)snprintf(why, why_size,
 			       "%s: its disk is full, and there is no reserve "
 			       "left to open the database with; make room for "
-			       "64 MiB on it",
+			       "64 MiB and 32 files on it",
 			       st->path);
 		return rc;
 	}

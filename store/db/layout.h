@@ -34,6 +34,7 @@
 #define LAYOUT_IMAGE_DIR "images"
 #define LAYOUT_STAGE_DIR "stage"
 #define LAYOUT_RESERVE_FILE "reserve"
+#define LAYOUT_RESERVE_DIR "reserve.inodes"
 
 #define LAYOUT_UUID_BYTES 37 /* 36 characters and a NUL */
 /* From when it is removed until the last reference is put. */

@@ -1,5 +1,6 @@
 /*
- * reserve.h - a file that only takes room on the store's disk, to be given up.
+ * reserve.h - a file that only takes room on the store's disk, and a folder of
+ * empty ones that only take inodes, to be given up.
  *
  * What the store adds itself leaves some room for deletions (kv_room()). But
  * the kernel writes to the stages on the disk by itself, and others write
@@ -9,7 +10,8 @@
  * again when there is plenty of room.
  *
  * A full disk is mounted in the same way: the reserve goes before the
- * database is opened.
+ * database is opened, and so do the inodes of one that has bytes and no inode:
+ * the database opens with new files.
  *
  * Threads: reserve_look() is the drain's timer's alone.
  */
@@ -26,11 +28,12 @@ struct reserve {
 	struct kv *kv;
 	bool made; /* it is there */
 	bool never; /* this file system cannot allocate: do not ask again */
+	bool inodes_made, inodes_never;
 };
 
 /*
- * Before the database is opened, which needs room for what its log holds: on a
- * disk that has less than the reserve it is given up.
+ * Before the database is opened, which needs room for what its log holds, and
+ * inodes: on a disk that has less than the reserve it is given up.
  */
 void reserve_give_up(const char *path, int dirfd);
 /*

@@ -17,6 +17,7 @@ import argparse
 import ctypes
 import errno
 import faulthandler
+import itertools
 import json
 import mmap
 import os
@@ -527,17 +528,21 @@ def native(path):
 class Disk:
     """A small file system for a store that is to run full."""
 
-    def __init__(self, base, size):
+    def __init__(self, base, size, inodes=None):
+        """inodes: as many and no more, or the test is skipped."""
         self.path = os.path.join(base, "disk")
         image = os.path.join(base, "disk.img")
         os.makedirs(self.path)
         with open(image, "wb") as f:
             f.truncate(size)
-        made = subprocess.run(["mkfs.ext4", "-q", "-m0", image], check=False,
-                              capture_output=True)
+        few = ["-N", str(inodes)] if inodes else []
+        made = subprocess.run(["mkfs.ext4", "-q", "-m0", *few, image],
+                              check=False, capture_output=True)
         if made.returncode or subprocess.run(
                 ["mount", "-o", "loop", image, self.path], check=False,
                 capture_output=True).returncode:
+            if inodes:
+                skip("no ext4 on a loop device")
             sh("mount", "-t", "tmpfs", "-o", f"size={size}", "ckptest",
                self.path)
 
@@ -561,6 +566,20 @@ class Disk:
 
     def relieve(self):
         os.unlink(os.path.join(self.path, "filler"))
+
+    def fill_inodes(self):
+        """Take all of them beside the store."""
+        folder = os.path.join(self.path, "inodes")
+        os.mkdir(folder)
+        for n in itertools.count():
+            try:
+                open(os.path.join(folder, str(n)), "xb").close()
+            except OSError as e:
+                assert e.errno == errno.ENOSPC, e
+                return
+
+    def relieve_inodes(self):
+        shutil.rmtree(os.path.join(self.path, "inodes"))
 
 
 # --- tests, and the two processes that run them ---

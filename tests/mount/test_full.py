@@ -311,6 +311,68 @@ def a_full_disk_without_a_reserve_is_refused_and_left_as_it_is(m):
         remove(m, disk)
 
 
+@ck.mounted(modes=("auto",), start=False)
+def a_disk_without_inodes_can_be_mounted_and_deletes(m):
+    for clean in (True, False):
+        disk = ck.Disk(m.base, 256 * MIB, inodes=2000)
+        m.store = os.path.join(disk.path, "store")
+        os.mkdir(m.store)
+        reserve = os.path.join(m.store, "reserve.inodes")
+        m.start()
+        ck.until("there is a reserve", lambda: os.path.isdir(reserve) and
+                 len(os.listdir(reserve)) == 32)
+        for i in range(20):
+            put(m.path(f"f{i}"), data(100 * KIB, i), sync=True)
+        if clean:
+            m.unmount()
+        else:
+            m.power_cut()
+        disk.fill_inodes()
+        m.start()
+        m.expected.append("No space left|space|inode")
+        same(get(m.path("f7")), data(100 * KIB, 7), "f7")
+        os.unlink(m.path("f7"))
+        m.remount()
+        assert "f7" not in os.listdir(m.mnt)
+        same(get(m.path("f8")), data(100 * KIB, 8), "f8")
+        disk.relieve_inodes()
+        ck.until("it takes files again", lambda: works(os.mkdir, m.path("d")))
+        put(m.path("d/new"), data(MIB), sync=True)
+        ck.until("there is a reserve again", lambda: os.path.isdir(reserve))
+        m.unmount()
+        m.fsck("--scrub")
+        remove(m, disk)
+
+
+@ck.mounted(modes=("auto",), start=False)
+def inodes_that_run_out_are_an_error_and_no_loss(m):
+    disk = ck.Disk(m.base, 256 * MIB, inodes=2000)
+    m.store = os.path.join(disk.path, "store")
+    os.mkdir(m.store)
+    m.start()
+    m.expected.append("No space left|space|inode")
+    for i in range(20):
+        put(m.path(f"f{i}"), data(100 * KIB, i), sync=True)
+    disk.fill_inodes()
+    made = []
+    for i in range(60):
+        try:
+            put(m.path(f"more{i}"), data(100 * KIB, i))
+            made.append(i)
+        except OSError as e:
+            assert e.errno == errno.ENOSPC, e
+    assert len(made) < 60, "each file has an image"
+    os.unlink(m.path("f7"))
+    same(get(m.path("f8")), data(100 * KIB, 8), "f8")
+    disk.relieve_inodes()
+    m.flush()
+    for i in made:
+        same(get(m.path(f"more{i}")), data(100 * KIB, i), f"more{i}")
+    m.unmount()
+    m.fsck("--scrub")
+    remove(m, disk)
+
+
 @ck.mounted(STAGE)
 def a_file_larger_than_the_stage_is_no_error(m):
     content = data(160 * MIB)

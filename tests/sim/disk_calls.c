@@ -493,6 +493,7 @@ int WRAP(fstatvfs64)(int fd, struct statvfs *v)
 	v->f_bsize = v->f_frsize = BLOCK;
 	v->f_blocks = counted ? disk.size / BLOCK : 1u << 28;
 	v->f_bfree = v->f_bavail = counted ? disk_free() / BLOCK : 1u << 27;
+	v->f_files = 0; /* it counts no inodes */
 	return 0;
 }
 
