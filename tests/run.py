@@ -16,6 +16,7 @@ import fcntl
 import fnmatch
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -44,10 +45,17 @@ class Ended(Exception):
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
+class Held:
+    """While `on`, a signal waits in `came`: what was read is not lost to it."""
+    on, came = False, None
+
+
 def raise_ended(number, _):
     for each in ENDING:
         signal.signal(each, signal.SIG_IGN)
-    raise Ended(signal.Signals(number).name)
+    Held.came = signal.Signals(number).name
+    if not Held.on:
+        raise Ended(Held.came)
 
 
 def end_group(group):
@@ -142,6 +150,7 @@ class Run:
         self.part = None  # of ctest, that runs
         self.suspects = {}  # its tests that failed beside others: Failure
         self.reasons = {}  # what ctest says of them: ***Timeout
+        self.ended = False  # by a signal
         self.begin("start")
 
     # --- programs ---
@@ -159,26 +168,41 @@ class Run:
         with this one. Its output is printed, and kept in self.said."""
         with subprocess.Popen(
                 argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL, text=True, errors="replace",
-                env={**os.environ, **dict(env)},
+                stdin=subprocess.DEVNULL, env={**os.environ, **dict(env)},
                 start_new_session=True) as process:
+            fd, self.unheard, more = process.stdout.fileno(), b"", True
             try:
-                for line in process.stdout:
-                    self.hear(line.rstrip("\n"))
-                    if not quiet:
-                        print(line, end="", flush=True)
+                while more:
+                    select.select([fd], [], [])  # a signal ends it here
+                    lines, more = self.hear_some(fd)
+                    if not quiet and lines:
+                        print(*lines, sep="\n", flush=True)
             except Ended:
+                self.ended = True
                 end_group(process.pid)
-                self.hear_rest(process.stdout)
+                os.set_blocking(fd, False)
+                with contextlib.suppress(BlockingIOError):
+                    while self.hear_some(fd)[1]:
+                        pass  # nobody who holds it open is waited for
                 raise
         return process.returncode
 
-    def hear_rest(self, stdout):
-        """What was said until the end; nobody who holds it is waited for."""
-        os.set_blocking(stdout.fileno(), False)
-        with contextlib.suppress(TypeError):  # there is nothing, and no end
-            for line in stdout.read().splitlines():
+    def hear_some(self, fd):
+        """The lines that were said, and whether there may be more."""
+        Held.on = True
+        try:
+            data = os.read(fd, 1 << 16)
+            *lines, self.unheard = (self.unheard + data).split(b"\n")
+            if not data and self.unheard:  # a last line without an end
+                lines, self.unheard = [self.unheard], b""
+            lines = [line.decode(errors="replace") for line in lines]
+            for line in lines:
                 self.hear(line)
+        finally:
+            Held.on = False
+        if Held.came and not self.ended:
+            raise Ended(Held.came)
+        return lines, bool(data)
 
     def hear(self, line):
         self.said.append(line)

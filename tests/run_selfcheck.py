@@ -324,6 +324,34 @@ def a_signal_ends_it_with_what_failed_until_then(base):
         "it had no time to clean up"
 
 
+LINE_IN_HAND = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import run
+
+class Told(run.Run):
+    def hear(self, line):
+        if line == "3":  # it was read, and nobody has it yet
+            os.kill(os.getpid(), signal.SIGTERM)
+        super().hear(line)
+
+signal.signal(signal.SIGTERM, run.raise_ended)
+told = Told(None)
+try:
+    told.call(["seq", "5"])
+    sys.exit("it did not end")
+except run.Ended as why:
+    assert why.args == ("SIGTERM",), why
+assert told.said == list("12345"), told.said
+"""
+
+
+def a_signal_loses_no_line_that_was_read(_):
+    done = subprocess.run([sys.executable, "-c", LINE_IN_HAND, HERE], text=True,
+                          capture_output=True, check=False, timeout=BOUND)
+    assert done.returncode == 0, done.stderr
+
+
 def a_signal_while_one_is_run_again_loses_no_other_one(base):
     waits = "[ -e $0.ran ] && exec sleep 1000; touch $0.ran; exit 1"
     tree = Tree(base, {"a": waits, "b": WRONG, "c": WRONG})
@@ -354,6 +382,7 @@ def main():
              a_tree_that_others_may_not_look_into_is_refused,
              wrong_arguments_are_refused,
              a_soak_writes_down_what_it_finds_and_goes_on,
+             a_signal_loses_no_line_that_was_read,
              a_signal_ends_it_with_what_failed_until_then,
              a_signal_while_one_is_run_again_loses_no_other_one]
     base = tempfile.mkdtemp(prefix="run-selfcheck-")
