@@ -58,6 +58,8 @@ static void put_locked(struct again *a, const struct note *note)
 	struct note *n = find_locked(a, note->tid);
 
 	if (!n)
+		n = find_locked(a, 0);
+	if (!n)
 		n = &a->notes[a->next++ % AGAIN_MAX];
 	if (n->tid == 0)
 		atomic_fetch_add(&a->count, 1);

@@ -45,7 +45,8 @@ int fs_entry(struct store *st, struct inode *in, struct fuse_entry_param *e)
 		links = in->attr.nlink > 1 && !S_ISDIR(in->attr.mode);
 	}
 	e->ino = in->ino;
-	e->generation = 1; /* numbers are never used again */
+	/* Numbers are never used again; the kernel's own root has 0. */
+	e->generation = in->ino != ROOT_INO;
 	/* A writer's mapping changes times without telling anybody. */
 	e->attr_timeout = writers ? 0 : FS_TIMEOUT_S;
 	e->entry_timeout = links ? 0 : FS_TIMEOUT_S;

@@ -185,7 +185,6 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	}
 }
 
-/* fs_way() is for what changes the file. */
 static int do_open(fuse_req_t req, const struct fs_inode *i, int flags,
 		   struct file_opened *ret)
 {
@@ -193,17 +192,14 @@ static int do_open(fuse_req_t req, const struct fs_inode *i, int flags,
 	struct file_opener by = {
 		.pid = caller_in_proc(fs->callers, fuse_req_ctx(req)->pid)
 	};
-	bool writes = (flags & O_ACCMODE) != O_RDONLY;
-	int rc = 0;
+	int rc;
 
-	if (writes)
-		by.way = fs_way(req, i->in->ino, &rc);
+	by.way = fs_way(req, i->in->ino, &rc);
 	if (rc == 0)
 		rc = drop_suid(req, i->in, flags);
 	if (rc == 0)
 		rc = file_open_for(&i->st->files, i->in, flags, &by, ret);
-	if (writes)
-		fs_way_ends(req, i->in->ino, by.way, begins_anew(flags), rc);
+	fs_way_ends(req, i->in->ino, by.way, begins_anew(flags), rc);
 	return rc;
 }
 

@@ -31,9 +31,9 @@ static void reply_entry(fuse_req_t req, struct inode *in)
 }
 
 /*
- * "." is an inode by its number, and ".." where it lies: whoever has a handle of
- * it (name_to_handle_at(2), NFS) comes to it so when the kernel has forgotten
- * it. Nothing else looks these names up.
+ * "." is an inode by its number, and ".." where it lies: whoever has a handle
+ * of it (name_to_handle_at(2), NFS) comes to it so when the kernel has
+ * forgotten it. Nothing else looks these names up.
  */
 static int look_up_by_number(fuse_req_t req, fuse_ino_t ino, bool parent,
 			     struct inode **ret)
@@ -49,17 +49,26 @@ static int look_up_by_number(fuse_req_t req, fuse_ino_t ino, bool parent,
 		*ret = TAKE(i.in);
 		return 0;
 	}
-	if (!parent || !S_ISDIR(a.mode))
+	if (ino == ROOT_INO)
+		a.parent = ROOT_INO;
+	if (!parent || !S_ISDIR(a.mode) || a.parent == 0)
 		return -ESTALE;
-	return inode_get(i.st->inodes, a.parent ? a.parent : ROOT_INO, ret);
+	return inode_get(i.st->inodes, a.parent, ret);
 }
 
 static int look_up(fuse_req_t req, fuse_ino_t parent, const char *name,
 		   struct inode **ret)
 {
+	struct store *st = store_of(req);
+	int rc;
+
 	if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
 		return look_up_by_number(req, parent, name[1] != 0, ret);
-	return names_lookup(store_of(req)->names, parent, name, ret);
+	rc = names_lookup(st->names, parent, name, ret);
+	if (!fs_renumber(req, rc == 0 ? *ret : NULL))
+		return rc;
+	inode_put(st->inodes, *ret, 1);
+	return names_lookup(st->names, parent, name, ret);
 }
 
 void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
@@ -69,10 +78,6 @@ void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 	struct inode *in = NULL;
 	int rc = look_up(req, parent, name, &in);
 
-	if (fs_renumber(req, in)) {
-		inode_put(st->inodes, in, 1);
-		rc = names_lookup(st->names, parent, name, &in);
-	}
 	if (rc == -ENOENT)
 		fuse_reply_entry(req, &none); /* remembered as absent */
 	else if (rc < 0)

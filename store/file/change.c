@@ -156,7 +156,7 @@ static int leave_to_readers(struct files *fs, struct inode *in)
 }
 
 /*
- * A look-up copies nothing, for its folder is locked: whoever it is for was
+ * A look-up copies no image, for its folder is locked: whoever it is for was
  * told that there is no room for the copy, or that another reader has the
  * image.
  */

@@ -117,7 +117,7 @@ int file_open(struct files *fs, struct inode *in, int flags,
 /*
  * Who is to change the file was told -ESTALE, and looks one of its names up: if
  * it is as it was, its names mean a fresh inode with the same content from now
- * on. empties: it was an open with O_TRUNC. Waits for the drain, copies nothing.
+ * on. empties: it was an open with O_TRUNC. Waits for the drain, copies no image.
  * An error, and nothing was changed: who is to change it is told that.
  * names_tell_moved() follows, as after file_open_for() and file_replace().
  */

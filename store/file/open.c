@@ -150,11 +150,15 @@ static int open_begun(struct files *fs, struct inode *in, int flags, pid_t pid,
 	return 0;
 }
 
-/* An open that changes nothing waits for nothing. */
-static int begin_read(struct inode *in)
+/*
+ * An open that changes nothing waits for nothing. The kernel may lead to a file
+ * by a name that has moved.
+ */
+static int begin_read(struct inode *in, enum file_way way)
 {
 	HOLD(&in->lock);
-	if (in->deleted)
+	if (in->deleted ||
+	    (in->file->state.name == NAME_MOVED && way == FILE_BY_ANY))
 		return -ESTALE;
 	file_move(&in->file->state, FILE_BEGUN);
 	return 0;
@@ -185,7 +189,7 @@ int file_open_for(struct files *fs, struct inode *in, int flags,
 				file_empties(flags) ? WISH_EMPTY : WISH_WRITE,
 				by->way, &step);
 	} else {
-		rc = begin_read(in);
+		rc = begin_read(in, by->way);
 	}
 	if (rc < 0)
 		return rc;

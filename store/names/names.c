@@ -270,13 +270,11 @@ int names_renumber(struct names *nm, struct inode *in)
 	return rc;
 }
 
-void names_tell_moved(struct names *nm)
+static void tell_untold(struct names *nm)
 {
 	struct moved_names names = STAILQ_HEAD_INITIALIZER(names);
 	struct moved_name *n;
 
-	if (!atomic_load(&nm->untold_any))
-		return;
 	{
 		HOLD(&nm->changing);
 		STAILQ_CONCAT(&names, &nm->untold);
@@ -285,6 +283,16 @@ void names_tell_moved(struct names *nm)
 	STAILQ_FOREACH(n, &names, link)
 	nm->hooks.renamed(nm->hooks.arg, n->parent, n->name);
 	drop_moved(&names);
+}
+
+/* Whoever waits for a folder's lock does so for all: others go on. */
+void names_tell_moved(struct names *nm)
+{
+	while (atomic_load(&nm->untold_any) &&
+	       !atomic_exchange(&nm->telling, true)) {
+		tell_untold(nm);
+		atomic_store(&nm->telling, false);
+	}
 }
 
 /*

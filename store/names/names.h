@@ -109,7 +109,9 @@ int names_renumber(struct names *nm, struct inode *in);
 /*
  * Tell the kernel of such names. It takes their directories' locks, which
  * whoever looks up or creates there holds until he is answered: so this comes
- * after the answer, and without a lock.
+ * after the answer, and without a lock. One thread tells; another one's names
+ * are told by it, later than the other one is back. Until then an open by such
+ * a name finds an inode without one, and is -ESTALE (file_open_for()).
  */
 void names_tell_moved(struct names *nm);
 

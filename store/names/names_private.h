@@ -37,6 +37,7 @@ struct names {
 	/* What names_tell_moved() has to tell. changing */
 	struct moved_names untold;
 	atomic_bool untold_any; /* read without it */
+	atomic_bool telling; /* one thread is at it */
 };
 
 /*

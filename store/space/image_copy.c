@@ -62,7 +62,7 @@ static bool has_room(int fd, uint64_t bytes)
 	struct statvfs v;
 
 	return fstatvfs(fd, &v) < 0 || v.f_frsize == 0 ||
-	       bytes / v.f_frsize < v.f_bfree;
+	       bytes / v.f_frsize < v.f_bavail;
 }
 
 static int copy_bytes(int from, int to, const struct stat *sb)

@@ -26,17 +26,6 @@
 #define RESERVE_ROOM_INODES (16u * RESERVE_INODES)
 #define INODE_NAME_BYTES 12
 
-void reserve_init(struct reserve *r, const char *path, int dirfd, struct kv *kv)
-{
-	struct stat sb;
-
-	*r = (struct reserve){ .path = path, .dirfd = dirfd, .kv = kv };
-	r->made = fstatat(r->dirfd, LAYOUT_RESERVE_FILE, &sb, 0) == 0 &&
-		  (uint64_t)sb.st_blocks * 512 >= RESERVE_BYTES;
-	r->inodes_made = faccessat(dirfd, LAYOUT_RESERVE_DIR, F_OK,
-				   AT_SYMLINK_NOFOLLOW) == 0;
-}
-
 /* --- inodes --------------------------------------------------------------- */
 
 /* Where a file system makes them as they are needed it counts none. */
@@ -106,6 +95,26 @@ static void give_inodes_up(const char *path, int dirfd, const char *what_for)
 		    path, what_for);
 	remove_inodes(dirfd);
 	(void)fsync(dirfd);
+}
+
+/* The last of them is there: a daemon may have died as it made them. */
+static bool has_inodes(int dirfd)
+{
+	SCOPED(scope_close) int fd = open_inodes(dirfd);
+	char name[INODE_NAME_BYTES];
+
+	inode_name(RESERVE_INODES - 1, name);
+	return fd >= 0 && faccessat(fd, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+void reserve_init(struct reserve *r, const char *path, int dirfd, struct kv *kv)
+{
+	struct stat sb;
+
+	*r = (struct reserve){ .path = path, .dirfd = dirfd, .kv = kv };
+	r->made = fstatat(r->dirfd, LAYOUT_RESERVE_FILE, &sb, 0) == 0 &&
+		  (uint64_t)sb.st_blocks * 512 >= RESERVE_BYTES;
+	r->inodes_made = has_inodes(dirfd);
 }
 
 /* --- bytes ---------------------------------------------------------------- */

@@ -329,7 +329,7 @@ def a_disk_without_inodes_can_be_mounted_and_deletes(m):
             m.power_cut()
         disk.fill_inodes()
         m.start()
-        m.expected.append("No space left|space|inode")
+        m.expected.append("No space left|no inode left")
         same(get(m.path("f7")), data(100 * KIB, 7), "f7")
         os.unlink(m.path("f7"))
         m.remount()
@@ -350,7 +350,7 @@ def inodes_that_run_out_are_an_error_and_no_loss(m):
     m.store = os.path.join(disk.path, "store")
     os.mkdir(m.store)
     m.start()
-    m.expected.append("No space left|space|inode")
+    m.expected.append("No space left|no inode left")
     for i in range(20):
         put(m.path(f"f{i}"), data(100 * KIB, i), sync=True)
     disk.fill_inodes()

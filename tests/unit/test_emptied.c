@@ -18,15 +18,21 @@ static void assert_untouched(struct live *l, uint64_t ino, uint64_t generation,
 	assert_file(l, "f", data, DATA_BYTES);
 }
 
-static int open_by(struct live *l, struct inode *in, enum file_way way)
+static int open_with(struct live *l, struct inode *in, int flags,
+		     enum file_way way)
 {
 	struct file_opened opened;
 	const struct file_opener by = { .way = way };
-	int rc = file_open_for(&l->st->files, in, EMPTY, &by, &opened);
+	int rc = file_open_for(&l->st->files, in, flags, &by, &opened);
 
 	if (rc == 0)
-		file_release(&l->st->files, in, O_WRONLY);
+		file_release(&l->st->files, in, flags & O_ACCMODE);
 	return rc;
+}
+
+static int open_by(struct live *l, struct inode *in, enum file_way way)
+{
+	return open_with(l, in, EMPTY, way);
 }
 
 static void a_log_is_emptied_under_its_readers(void **state)
@@ -195,6 +201,11 @@ static void all_names_of_a_file_move_together(void **state)
 		assert_int_not_equal(live_ino(&l, "f"), ino);
 		assert_int_equal(live_ino(&l, "f"), live_ino(&l, "other"));
 		assert_int_equal(told.count, 0);
+		/* By a name that the kernel still has; and by no name. */
+		assert_int_equal(open_with(&l, r.in, O_RDONLY, FILE_BY_ANY),
+				 -ESTALE);
+		assert_int_equal(open_with(&l, r.in, O_RDONLY, FILE_BY_HANDLE),
+				 0);
 		names_tell_moved(l.st->names);
 		names_tell_moved(l.st->names);
 		assert_int_equal(told.count, 2);
