@@ -123,8 +123,12 @@ bool again_looks_up(struct again *a, pid_t tid, uint64_t ino, bool *ret_empties)
 	struct note n = take(a, tid);
 
 	*ret_empties = n.empties;
-	if (n.ino == 0 || n.ino != ino)
+	if (n.ino == 0 || ino == 0)
 		return false;
+	if (n.ino != ino) { /* somebody was faster: this one it comes to next */
+		again_told(a, tid, ino, n.empties);
+		return false;
+	}
 	if (n.rc < 0) /* looked up once more: its request is still to come */
 		again_failed(a, tid, ino, n.rc);
 	return n.rc == 0;

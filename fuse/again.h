@@ -8,11 +8,13 @@
  * path once more, with look-ups, and sends the request again, once. So a call
  * by name looks up the same inode next, in the same thread, and then the name
  * moves (file_renumber()); any other comes to the same inode again without a
- * look-up, and is carried out there.
+ * look-up, and is carried out there. So is the second request of a call by name
+ * where nothing has moved, or others were faster: there is no third, and who
+ * called would be told ESTALE.
  *
- * A note is of one thread and of one inode, which the thread was about to
- * change and may. It goes with the look-up or with the request that it waits
- * for, with the thread's next change of anything, and with a look-up that
+ * A note is of one thread and of one inode: that which the thread was about to
+ * change and may, or what its name has led to since. It goes with the move,
+ * with the thread's next open or cut of anything, and with a look-up that
  * fails. The last AGAIN_MAX are kept: who has lost his is told ESTALE, and
  * nothing was changed. Not with shared=DIR, where what moves a name has to be
  * told of first (shared_change_begin()): there each change counts as one by
@@ -48,7 +50,7 @@ void again_told(struct again *a, pid_t tid, uint64_t ino, bool empties);
 bool again_is_told(struct again *a, pid_t tid);
 /*
  * A look-up of it has led to ino; 0: it has failed. True: it was told so of
- * that inode. The note is gone.
+ * that inode. That note is gone; when nothing moves it is to be told again.
  */
 bool again_looks_up(struct again *a, pid_t tid, uint64_t ino,
 		    bool *ret_empties);

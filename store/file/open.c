@@ -12,6 +12,7 @@
 #include "store/base/scope.h"
 #include "store/drain/drain.h"
 #include "store/file/file_private.h"
+#include "store/names/names.h"
 #include "store/space/held.h"
 
 /* A drain failed since somebody last asked: say it once. */
@@ -152,13 +153,15 @@ static int open_begun(struct files *fs, struct inode *in, int flags, pid_t pid,
 
 /*
  * An open that changes nothing waits for nothing. The kernel may lead to a file
- * by a name that has moved.
+ * by one of several names that have moved; by its only one it leads there who
+ * came before.
  */
-static int begin_read(struct inode *in, enum file_way way)
+static int begin_read(struct files *fs, struct inode *in, enum file_way way)
 {
+	bool untold = way == FILE_BY_ANY && names_are_untold(fs->names);
+
 	HOLD(&in->lock);
-	if (in->deleted ||
-	    (in->file->state.name == NAME_MOVED && way == FILE_BY_ANY))
+	if (in->deleted || (untold && in->file->state.name == NAME_MOVED))
 		return -ESTALE;
 	file_move(&in->file->state, FILE_BEGUN);
 	return 0;
@@ -189,7 +192,7 @@ int file_open_for(struct files *fs, struct inode *in, int flags,
 				file_empties(flags) ? WISH_EMPTY : WISH_WRITE,
 				by->way, &step);
 	} else {
-		rc = begin_read(in, by->way);
+		rc = begin_read(fs, in, by->way);
 	}
 	if (rc < 0)
 		return rc;

@@ -295,6 +295,11 @@ void names_tell_moved(struct names *nm)
 	}
 }
 
+bool names_are_untold(const struct names *nm)
+{
+	return atomic_load(&nm->untold_any) || atomic_load(&nm->telling);
+}
+
 /*
  * The generation for which a time set now counts: when the bytes are waiting
  * to be committed and nobody can change them, the next one too.

@@ -114,6 +114,8 @@ int names_renumber(struct names *nm, struct inode *in);
  * a name finds an inode without one, and is -ESTALE (file_open_for()).
  */
 void names_tell_moved(struct names *nm);
+/* May the kernel have a name yet that has moved? */
+bool names_are_untold(const struct names *nm);
 
 /*
  * Attributes: chmod, chown, times. Bits of `valid` below. A time of a regular

@@ -96,6 +96,20 @@ static void a_note_is_of_one_file_and_of_one_call(void **state)
 	again_free(a);
 }
 
+/* Its name has moved for another one, who has come and gone. */
+static void who_is_led_elsewhere_is_carried_out_there(void **state)
+{
+	struct again *a = again_new();
+	bool empties;
+
+	(void)state;
+	again_told(a, TID, INO, true);
+	assert_false(again_looks_up(a, TID, ELSE, &empties));
+	assert_int_equal(way_of(a, TID, ELSE), FILE_BY_HANDLE);
+	assert_int_equal(way_of(a, TID, ELSE), FILE_BY_ANY);
+	again_free(a);
+}
+
 static void the_oldest_notes_go_and_cost_a_failed_call(void **state)
 {
 	struct again *a = again_new();
@@ -133,6 +147,7 @@ int main(void)
 		cmocka_unit_test(who_looks_it_up_came_by_its_name),
 		cmocka_unit_test(a_name_that_could_not_move_fails_the_call),
 		cmocka_unit_test(a_note_is_of_one_file_and_of_one_call),
+		cmocka_unit_test(who_is_led_elsewhere_is_carried_out_there),
 		cmocka_unit_test(the_oldest_notes_go_and_cost_a_failed_call),
 		cmocka_unit_test(without_a_thread_each_call_is_one_by_name),
 	};
