@@ -39,7 +39,7 @@ struct again *again_new(void);
 void again_free(struct again *a);
 /*
  * How thread tid comes to the file that it is to change: FILE_BY_HANDLE when it
- * was told so of it, and has looked up nothing. Without a tid (a process of a
+ * was told so of it, and nothing has moved since. Without a tid (a process of a
  * pid namespace that is not the daemon's or below it) each change counts as one
  * by name. *ret_rc: 0, or the error that its look-up had for it.
  */

@@ -75,10 +75,13 @@ bool fs_renumber(fuse_req_t req, struct inode *in)
 	struct again *a = fs_of(req)->again;
 	pid_t tid = fuse_req_ctx(req)->pid;
 	struct waiting w;
-	mode_t mode = in ? inode_attr(in).mode : 0;
 	bool empties;
+	mode_t mode;
 	int rc;
 
+	if (!again_is_told(a, tid))
+		return false;
+	mode = in ? inode_attr(in).mode : 0;
 	/* On its way to the file it walks through these. */
 	if (S_ISDIR(mode) || S_ISLNK(mode))
 		return false;

@@ -13,12 +13,19 @@
 #define POLL_MS 200
 #define WATCH_LINE_BYTES 128
 
-/* A thread that shows how much is left while the main thread waits. */
+/*
+ * A thread that shows how much is left while the main thread waits, and says
+ * what it waits for when that is not mere work.
+ */
 struct watch {
+	const char *path;
+	bool shared;
 	int fd; /* in the mount */
 	int stop; /* eventfd; -1: nobody watches */
 	pthread_t thread;
-	struct ctl_progress progress; /* the thread's, until it is joined */
+	/* The thread's, until it is joined. */
+	struct ctl_progress progress;
+	char said[WATCH_LINE_BYTES]; /* last */
 };
 
 /* False: it is time to stop. */
@@ -29,25 +36,58 @@ static bool watch_wait(const struct watch *w)
 	return poll(&p, 1, POLL_MS) <= 0;
 }
 
+/* Once for each reason: a full cluster is nothing that passes by itself. */
+static void say_why(struct watch *w, const cJSON *dir)
+{
+	const char *why = ctl_text(dir, "error");
+
+	if (ctl_number(dir, "failing") == 0)
+		why = "";
+	if (strcmp(why, w->said) == 0)
+		return;
+	(void)snprintf(w->said, sizeof(w->said), "%s", why);
+	ctl_progress_clear(&w->progress);
+	if (*why)
+		ctl_complain(
+			"%s: %s of the files that are to go to %s cannot "
+			"be written there: %s; they are kept here, and "
+			"tried again until they can (Ctrl-C stops waiting)",
+			w->path, ctl_count(ctl_number(dir, "failing")),
+			ctl_text(dir, "dir"), why);
+}
+
+static void watch_say(struct watch *w, const cJSON *s, unsigned seconds)
+{
+	const cJSON *dir = ctl_member(s, "shared_directory");
+	char line[WATCH_LINE_BYTES], there[WATCH_LINE_BYTES / 2] = "";
+
+	if (w->shared && dir) {
+		say_why(w, dir);
+		(void)snprintf(there, sizeof(there),
+			       ", %s on their way to the directory",
+			       ctl_count(ctl_number(dir, "pending")));
+	}
+	(void)snprintf(line, sizeof(line),
+		       "flush: %s files on their way to the disk, %s "
+		       "staged%s, %u s",
+		       ctl_count(ctl_number(s, "draining")),
+		       ctl_bytes(ctl_number(s, "staged_bytes")), there,
+		       seconds);
+	ctl_progress_say(&w->progress, line);
+}
+
 static void *watch_run(void *arg)
 {
 	struct watch *w = arg;
 	unsigned polls = 0;
 
 	while (watch_wait(w)) {
-		char line[WATCH_LINE_BYTES];
 		cJSON *s;
 
 		if (ctl_query(w->fd, CKPTFS_STATUS, &s) < 0)
 			break;
-		(void)snprintf(line, sizeof(line),
-			       "flush: %s files on their way to the disk, %s "
-			       "staged, %u s",
-			       ctl_count(ctl_number(s, "draining")),
-			       ctl_bytes(ctl_number(s, "staged_bytes")),
-			       ++polls * POLL_MS / 1000);
+		watch_say(w, s, ++polls * POLL_MS / 1000);
 		cJSON_Delete(s);
-		ctl_progress_say(&w->progress, line);
 	}
 	return NULL;
 }
@@ -56,7 +96,8 @@ static void *watch_run(void *arg)
 static void watch_start(struct watch *w, int fd)
 {
 	w->fd = fd;
-	w->stop = ctl_progress_wanted() ? eventfd(0, EFD_CLOEXEC) : -1;
+	w->stop = w->shared || ctl_progress_wanted() ? eventfd(0, EFD_CLOEXEC)
+						     : -1;
 	if (w->stop < 0 || pthread_create(&w->thread, NULL, watch_run, w) == 0)
 		return;
 	(void)close(w->stop);
@@ -77,7 +118,7 @@ static void watch_end(struct watch *w)
 static int flush_one(const char *path, bool shared, bool *ret_asked)
 {
 	SCOPED(scope_close) int fd = ctl_open(path);
-	struct watch w = { 0 };
+	struct watch w = { .path = path, .shared = shared };
 	int rc = 0;
 
 	*ret_asked = false;

@@ -15,28 +15,6 @@
 #include "store/names/names.h"
 #include "store/space/held.h"
 
-/* Must O_TRUNC leave the name its inode? See file_step(). */
-static bool must_keep_inode(struct files *fs, struct inode *in,
-			    enum file_way way)
-{
-	struct stat sb;
-
-	return way == FILE_BY_HANDLE || way == FILE_BY_WRITER ||
-	       inode_stat(fs->inodes, in, &sb) < 0 ||
-	       sb.st_size <= SMALL_BYTES_MAX ||
-	       (fs->kernel.is_locked &&
-		fs->kernel.is_locked(fs->kernel.arg, in->ino));
-}
-
-/* A log is seen by who follows it; a checkpoint is not torn under a reader. */
-static bool is_emptied_in_place(struct files *fs, struct inode *in)
-{
-	struct stat sb;
-
-	return inode_stat(fs->inodes, in, &sb) == 0 &&
-	       (uint64_t)sb.st_size <= fs->empty_in_place_bytes;
-}
-
 /* Wait for what `step` needs before it can be looked at again. */
 static int begin_wait(struct files *fs, struct inode *in, enum file_step step)
 {
@@ -168,14 +146,25 @@ static int take_image(struct files *fs, struct inode *in,
 	return b->may_move || file_shares_image(fs, in) ? -EMLINK : 0;
 }
 
-/* Whether O_TRUNC must, or had better, leave the name its inode. */
+/*
+ * Whether O_TRUNC must, or had better, leave the name its inode: a log is seen
+ * by who follows it; a checkpoint is not torn under a reader.
+ */
 static void look(struct files *fs, struct inode *in, enum file_way way,
 		 struct beginning *b)
 {
-	bool must = must_keep_inode(fs, in, way);
+	uint64_t size = 0;
+	struct stat sb;
+	bool must = true;
 
+	if (inode_stat(fs->inodes, in, &sb) == 0) {
+		size = (uint64_t)sb.st_size;
+		must = way == FILE_BY_HANDLE || size <= SMALL_BYTES_MAX ||
+		       (fs->kernel.is_locked &&
+			fs->kernel.is_locked(fs->kernel.arg, in->ino));
+	}
 	b->looked = true;
-	b->may_move = !must && is_emptied_in_place(fs, in);
+	b->may_move = !must && size <= fs->empty_in_place_bytes;
 	b->facts = must || b->may_move ? WISH_KEEPS_INODE : 0;
 }
 

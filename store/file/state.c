@@ -270,8 +270,9 @@ enum file_step file_step(const struct file_state *s, enum file_wish wish,
 		return STEP_FRESH;
 	if (wish == WISH_REPLACE)
 		return STEP_RENUMBER;
+	/* What a drain has frozen is not thawed: it keeps its place. */
 	if (wish == WISH_WRITE || !file_is_read(s) || joins ||
-	    (step != STEP_OK && step != STEP_TAKE_IMAGE))
+	    (step != STEP_OK && step != STEP_WAIT && step != STEP_TAKE_IMAGE))
 		return step;
 	/* O_TRUNC under readers: they keep what they have, if it is large. */
 	if (!(facts & WISH_KEEPS_INODE))

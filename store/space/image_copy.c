@@ -153,10 +153,26 @@ static int link_to(struct images *im, const char *old, struct image *to)
 	return 0;
 }
 
+/*
+ * The swap has failed, and `to` has perhaps the inode that readers have: its
+ * own name goes, as emptying one of two would empty both. Where `old` is the
+ * copy's by now, it becomes that inode's again: the next copy is to be made of
+ * what readers have. A power cut may leave either, with the same bytes.
+ */
+static void swap_undo(struct images *im, const char *old, struct image *to,
+		      bool old_is_copy)
+{
+	char name[LAYOUT_IMAGE_NAME_BYTES];
+
+	layout_image_name(to->id, name);
+	if (!old_is_copy || renameat(im->dirfd, name, im->dirfd, old) < 0)
+		(void)unlinkat(im->dirfd, name, 0);
+}
+
 int image_copy_swap(struct images *im, struct image *from, struct image *to)
 {
 	char old[LAYOUT_IMAGE_NAME_BYTES], copy[LAYOUT_IMAGE_NAME_BYTES];
-	bool removed;
+	bool removed, old_is_copy;
 	int rc;
 
 	{
@@ -169,13 +185,11 @@ int image_copy_swap(struct images *im, struct image *from, struct image *to)
 	if (rc == 0 && !removed &&
 	    renameat(im->dirfd, copy, im->dirfd, old) < 0)
 		rc = -errno;
-	if (rc == 0 && !removed)
+	old_is_copy = rc == 0 && !removed;
+	if (old_is_copy)
 		rc = image_sync_name(im, from->id);
-	if (rc < 0) {
-		/* Two names of one inode: emptying one would empty both. */
-		layout_image_name(to->id, old);
-		(void)unlinkat(im->dirfd, old, 0);
-	}
+	if (rc < 0)
+		swap_undo(im, old, to, old_is_copy);
 	if (rc < 0 || removed)
 		(void)unlinkat(im->dirfd, copy, 0);
 	return rc;

@@ -1,8 +1,10 @@
 """What is asked of a mount with options: what is written to DIR at once, what is
 kept here, and who goes first."""
+import errno
 import fcntl
 import os
 import signal
+import subprocess
 
 import nodes
 from nodes import KIB, MIB, ck, content, shared
@@ -122,6 +124,28 @@ def what_somebody_waits_for_overtakes(c):
         assert c.is_pending("first") and c.is_pending("f0") and \
             c.is_pending("f2") and c.is_pending("latest")
     c.settle()
+
+
+@shared(engines=("dir",))
+def a_flush_says_what_it_waits_for(c):
+    """What cannot be written to DIR is tried again until it can; whoever waits
+    for it is told why, once, and that it goes on."""
+    why = os.strerror(errno.EPERM)
+    c.a.expected.append(why)
+    with open(c.a.path("f"), "wb") as f:
+        f.write(content("f", 1, MIB))
+        ck.sh("chattr", "+i", c.shared("f"))
+    with subprocess.Popen(
+            [ck.CKPTCTL, "flush", "--shared", c.a.mnt], text=True,
+            stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as flush:
+        said = flush.stderr.readline()
+        for what in (c.a.mnt, c.a.shared, why):
+            assert what in said, said
+        assert flush.poll() is None, "it does not wait"
+        ck.sh("chattr", "-i", c.shared("f"))
+        same(flush.stderr.read(), "", "what is said after that")
+        same(flush.wait(), 0, "its exit code")
+    same(get(c.shared("f")), content("f", 1, MIB), "f in DIR")
 
 
 if __name__ == "__main__":

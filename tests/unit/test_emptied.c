@@ -280,6 +280,28 @@ who_shares_its_image_with_another_reader_is_not_changed(void **state)
 	free(data);
 }
 
+/* ckptfs(8) says so: the kernel cannot go over to a stage under a handle. */
+static void who_changes_a_durable_file_decides_how_it_is_served(void **state)
+{
+	uint8_t *data = filled(DATA_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 2; kind < LIVE_KINDS; kind++) { /* passthrough */
+		struct live l = live_durable(kind, "f", data, DATA_BYTES);
+		struct handle changes = handle_open(&l, "f", O_RDWR);
+		struct handle empties = handle_open(&l, "f", EMPTY);
+
+		assert_true(changes.fd < 0 && empties.fd < 0);
+		handle_close(&changes);
+		handle_close(&empties);
+		empties = handle_open(&l, "f", EMPTY);
+		assert_true(empties.fd >= 0);
+		handle_close(&empties);
+		live_free(&l);
+	}
+	free(data);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -291,6 +313,8 @@ int main(void)
 		cmocka_unit_test(a_look_up_leaves_what_can_be_changed_in_place),
 		cmocka_unit_test(
 			who_shares_its_image_with_another_reader_is_not_changed),
+		cmocka_unit_test(
+			who_changes_a_durable_file_decides_how_it_is_served),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -236,6 +236,19 @@ static void a_writer_waits_for_what_is_in_his_way(void **state)
 		/* O_TRUNC, with nobody there: all of it is replaced. */
 		{ { .bytes = BYTES_FROZEN }, WISH_EMPTY, 0, STEP_FRESH },
 		{ { .bytes = BYTES_SEALED }, WISH_EMPTY, 0, STEP_FRESH },
+		/* What a drain has frozen keeps its place, replaced or not. */
+		{ { .bytes = BYTES_FROZEN, .left = LEFT_READERS },
+		  WISH_EMPTY,
+		  WISH_KEEPS_INODE,
+		  STEP_FRESH },
+		{ { .bytes = BYTES_FROZEN, .left = LEFT_READERS },
+		  WISH_EMPTY,
+		  0,
+		  STEP_RENUMBER },
+		{ { .bytes = BYTES_FROZEN, .mode = IO_BACKED, .opens = 1 },
+		  WISH_EMPTY,
+		  WISH_KEEPS_INODE,
+		  STEP_WAIT },
 		/* Readers keep what they have, or see it shrink. */
 		{ { .bytes = BYTES_CLEAN, .mode = IO_BACKED, .opens = 1 },
 		  WISH_EMPTY,

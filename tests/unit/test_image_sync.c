@@ -237,6 +237,16 @@ static void unlink_image(struct live *l, uint64_t id)
 	assert_int_equal(unlinkat(l->st->images.dirfd, name, 0), 0);
 }
 
+static uint64_t inode_of_image(struct live *l, uint64_t id)
+{
+	char name[LAYOUT_IMAGE_NAME_BYTES];
+	struct stat sb;
+
+	layout_image_name(id, name);
+	assert_int_equal(fstatat(l->st->images.dirfd, name, &sb, 0), 0);
+	return sb.st_ino;
+}
+
 static int swap(struct live *l, struct image *from, struct image *to)
 {
 	HOLD(reclaim_deciding(l->st->reclaim));
@@ -244,8 +254,9 @@ static int swap(struct live *l, struct image *from, struct image *to)
 }
 
 /*
- * Whatever goes wrong while a copy takes an image's place: the image has its
- * bytes, the new one no file that could be the same inode, and no copy is left.
+ * Whatever goes wrong while a copy takes an image's place: the image is the
+ * inode that its readers have, the new one has no file that could be the same
+ * inode, and no copy is left.
  */
 static void a_swap_that_fails_leaves_the_image_as_it_was(void **state)
 {
@@ -263,9 +274,11 @@ static void a_swap_that_fails_leaves_the_image_as_it_was(void **state)
 	for (unsigned way = 0; way < WAYS; way++) {
 		struct image *from = NULL, *to = NULL;
 		char got[6] = "", dir[3], copy[LAYOUT_IMAGE_NAME_BYTES];
+		uint64_t number;
 
 		assert_int_equal(image_create(im, &from), 0);
 		image_write(&l, from, "bytes", 6);
+		number = inode_of_image(&l, from->id);
 		assert_int_equal(image_create(im, &to), 0);
 		assert_int_equal(image_copy_make(im, from), 0);
 		layout_image_file(from->id, LAYOUT_IMAGE_COPY, copy);
@@ -280,6 +293,7 @@ static void a_swap_that_fails_leaves_the_image_as_it_was(void **state)
 		atomic_store(&watched_fails, false);
 		image_read(&l, from, got, sizeof(got));
 		assert_string_equal(got, "bytes");
+		assert_int_equal(inode_of_image(&l, from->id), number);
 		assert_false(file_exists(&l, to->id, ""));
 		assert_false(file_exists(&l, from->id, LAYOUT_IMAGE_COPY));
 		image_recycle(im, to);
