@@ -97,6 +97,13 @@ bool fs_renumber(fuse_req_t req, struct inode *in)
 	return rc == 0;
 }
 
+void fs_forget_pages(struct fs *fs, uint64_t ino, off_t from, off_t len)
+{
+	if (atomic_fetch_add(&fs->forgetting, 1) < fs->threads / 2)
+		(void)fuse_lowlevel_notify_inval_inode(fs->se, ino, from, len);
+	atomic_fetch_sub(&fs->forgetting, 1);
+}
+
 void fs_writer(fuse_req_t req, const char *name, struct writer *ret)
 {
 	bool scheduler;

@@ -70,7 +70,7 @@ struct fs {
 	/* Posted for the loop: by signals, when the session ends (loop.c). */
 	sem_t moved;
 	unsigned threads; /* of the loop, at most; set before it runs */
-	atomic_uint forgetting; /* of these, who tells the kernel: ops_file.c */
+	atomic_uint forgetting; /* of these, who is in fs_forget_pages() */
 	atomic_bool initialised; /* op_init was there */
 	atomic_bool ended; /* the loop; the kernel is told nothing more */
 };
@@ -100,6 +100,12 @@ void fs_put(struct fs_inode *i);
 /* Reply with data, or with the error when rc is one. */
 void fs_reply_ioctl(fuse_req_t req, int rc, const void *data, size_t len);
 
+/*
+ * The kernel forgets these pages of an inode (len 0: up to its end). It writes
+ * what is dirty first, which another thread of the loop answers; so half of
+ * them do this at most, and for whoever is one too many nothing happens.
+ */
+void fs_forget_pages(struct fs *fs, uint64_t ino, off_t from, off_t len);
 /* The kernel's look-ups are gone, or were never told of. */
 void fs_forget(struct store *st, fuse_ino_t ino, uint64_t nlookup);
 /* What the kernel is told of a handle to what was opened. */

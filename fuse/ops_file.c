@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "fuse/caller.h"
+#include "fuse/closer.h"
 #include "fuse/fs.h"
 #include "fuse/opens.h"
 #include "fuse/waiting.h"
@@ -251,28 +252,31 @@ void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 	file_read_end(&i.st->files, &r);
 }
 
-/*
- * The kernel forgets the page that a file of ours ends in: see tail.c. It may
- * write it first, which another thread of the loop answers; so half of them do
- * this at most, and whoever is one too many has a tail as it is.
- */
+/* The kernel forgets the page that a file of ours ends in: see tail.c. */
 static void forget_tail(fuse_req_t req, struct inode *in, uint64_t end)
 {
 	struct fs *fs = fs_of(req);
 	uint64_t at;
 
-	if (!file_has_tail(&fs->store->files, in, end, &at))
-		return;
-	if (atomic_fetch_add(&fs->forgetting, 1) < fs->threads / 2)
-		(void)fuse_lowlevel_notify_inval_inode(fs->se, in->ino,
-						       (off_t)at, 1);
-	atomic_fetch_sub(&fs->forgetting, 1);
+	if (file_has_tail(&fs->store->files, in, end, &at))
+		fs_forget_pages(fs, in->ino, (off_t)at, 1);
+}
+
+/* Whoever asks; see closer.h. */
+static bool goes_on(void *arg, uint64_t number, const char *name)
+{
+	fuse_req_t req = arg;
+	struct fs *fs = fs_of(req);
+	const struct closer_file file = { atomic_load(&fs->dev), number, name };
+
+	return closer_goes_on(fs->callers, fuse_req_ctx(req)->pid, &file);
 }
 
 /* A tracker is about to say that a step is there: see guard.h. */
 static int guard(fuse_req_t req, struct inode *in, bool close)
 {
-	int rc = guard_close(store_of(req)->guard, in, !close);
+	const struct guard_closer by = { goes_on, req };
+	int rc = guard_close(store_of(req)->guard, in, close ? &by : NULL);
 
 	if (rc < 0) /* its old content is back: sizes are not what they were */
 		(void)fuse_lowlevel_notify_inval_inode(fs_of(req)->se, in->ino,
@@ -282,17 +286,20 @@ static int guard(fuse_req_t req, struct inode *in, bool close)
 
 /*
  * After a close, an fsync, or a write that is to be as one. What the guard says
- * goes before what follows says.
+ * goes before what follows says; a close that ends nothing is followed by none.
  */
 static int end_writes(fuse_req_t req, const struct fs_inode *i, int flags,
 		      bool close)
 {
 	bool writes = (flags & O_ACCMODE) != O_RDONLY;
-	int refused = writes ? guard(req, i->in, close) : 0;
-	int rc = close ? file_flush(&i->st->files, i->in, flags)
-		       : file_sync(&i->st->files, i->in);
+	int said = writes ? guard(req, i->in, close) : 0;
+	int rc;
 
-	return refused < 0 ? refused : rc;
+	if (said > 0)
+		return 0;
+	rc = close ? file_flush(&i->st->files, i->in, flags)
+		   : file_sync(&i->st->files, i->in);
+	return said < 0 ? said : rc;
 }
 
 static int do_write(fuse_req_t req, const struct fs_inode *i, const char *buf,

@@ -23,6 +23,7 @@
 
 /* A line of the mount table; the texts lie in `line`. */
 struct mount_line {
+	unsigned id;
 	dev_t dev;
 	const char *target, *type, *source;
 	char *line;
@@ -58,6 +59,8 @@ static bool mount_line_parse(struct mount_line *m)
 	unsigned major = 0, minor = 0;
 
 	for (unsigned n = 0; (field = strsep(&rest, " ")) != NULL; n++) {
+		if (n == 0)
+			m->id = (unsigned)strtoul(field, NULL, 10);
 		if (n == 2 && sscanf(field, "%u:%u", &major, &minor) != 2)
 			return false;
 		if (n == 4)
@@ -122,6 +125,23 @@ dev_t place_device(const char *mountpoint)
 	char *found = find_mount(NULL, mountpoint, NULL, &dev);
 
 	return found ? dev : 0;
+}
+
+bool place_is_mount(pid_t pid, unsigned id, dev_t dev)
+{
+	struct mount_line m = { 0 };
+	bool is = false;
+	char path[64];
+	FILE *f;
+
+	(void)snprintf(path, sizeof(path), "/proc/%d/mountinfo", (int)pid);
+	f = fopen(path, "re");
+	while (f && !is && getline(&m.line, &m.size, f) > 0)
+		is = mount_line_parse(&m) && m.id == id && m.dev == dev;
+	free(m.line);
+	if (f)
+		(void)fclose(f);
+	return is;
 }
 
 __attribute__((format(printf, 2, 3))) static int refuse(int rc,

@@ -30,5 +30,7 @@ void place_release(struct place *p);
 bool place_has_mount_of(const char *store);
 /* The device number of the mount of ckptfs on it; 0: there is none. */
 dev_t place_device(const char *mountpoint);
+/* Is the mount that the process knows by this number one of the device? */
+bool place_is_mount(pid_t pid, unsigned id, dev_t dev);
 
 #endif

@@ -247,6 +247,14 @@ static void on_changed(void *arg, uint64_t ino)
 	(void)fuse_lowlevel_notify_inval_inode(fs->se, ino, -1, 0);
 }
 
+static void write_back(void *arg, uint64_t ino)
+{
+	struct fs *fs = arg;
+
+	if (!atomic_load(&fs->ended))
+		fs_forget_pages(fs, ino, 0, 0);
+}
+
 /*
  * Is there a flock(2) or fcntl(2) lock on the inode? The kernel keeps the locks
  * of this mount by itself and shows them to everybody, each on a line:
@@ -460,6 +468,7 @@ int session_run(struct fs *fs, void (*ready)(void *arg), void *arg)
 		.arg = fs,
 		.on_renamed = on_renamed,
 		.on_changed = on_changed,
+		.write_back = write_back,
 		.is_locked = is_locked,
 #ifdef FUSE_CAP_PASSTHROUGH
 		.backing_open = backing_open,

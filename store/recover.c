@@ -11,7 +11,9 @@
 #include "store/base/scope.h"
 #include "store/base/vec.h"
 #include "store/drain/commit.h"
+#include "store/drain/drain.h"
 #include "store/file/file.h"
+#include "store/guard/guard.h"
 #include "store/names/names.h"
 #include "store/space/held.h"
 #include "store/store.h"
@@ -182,6 +184,18 @@ static bool is_unwanted(struct store *st, struct found *f,
 	       (f->stage->sealed || held_for_writing(&st->stages, f->stage));
 }
 
+/* Without memory for it nobody looks at it. */
+static void note_left(struct store *st, struct inode *in)
+{
+	if (vec_grow(&st->left, st->left_count, &st->left_capacity,
+		     sizeof(struct inode *)) < 0) {
+		(void)drain_closed(st->drain, in, true);
+		return;
+	}
+	inode_ref(in, 1);
+	st->left[st->left_count++] = in;
+}
+
 /* The i-th. *ret_dirty: it was taken over, and has to become durable. */
 static int adopt_one(struct store *st, const struct found_list *l, size_t i,
 		     bool *ret_dirty)
@@ -225,6 +239,8 @@ static int adopt_one(struct store *st, const struct found_list *l, size_t i,
 		rc = file_adopt(&st->files, in, f->stage, dirty,
 				f->slot.close_order);
 		*ret_dirty = dirty && rc == 0;
+		if (*ret_dirty && f->slot.close_order == 0)
+			note_left(st, in);
 	}
 	inode_put(st->inodes, in, 1);
 	return rc;
@@ -352,6 +368,23 @@ int recover(struct store *st, bool adopted)
 
 /* --- afterwards, while the store is in use ----------------------------------
  */
+
+void recover_close_left(struct store *st)
+{
+	for (size_t i = 0; i < st->left_count; i++) {
+		guard_left(st->guard, st->left[i]);
+		(void)drain_closed(st->drain, st->left[i], true);
+	}
+	recover_release(st);
+}
+
+void recover_release(struct store *st)
+{
+	for (size_t i = 0; i < st->left_count; i++)
+		inode_put(st->inodes, st->left[i], 1);
+	st->left_count = 0;
+	free(TAKE(st->left));
+}
 
 static int punch_one(void *arg, struct kv_slice key, struct kv_slice value)
 {

@@ -24,6 +24,14 @@ struct store;
 
 /* Before any thread runs. `adopted`: the stage table is of this boot. */
 int recover(struct store *st, bool adopted);
+/*
+ * What somebody had open to write when the last daemon ended, and had not
+ * closed before, is closed: after the guard has looked at it, so that it is
+ * nowhere in the order of closes until then. The guard is started.
+ */
+void recover_close_left(struct store *st);
+/* For store_free(). */
+void recover_release(struct store *st);
 /* After the threads were started: what may take its time. */
 void recover_sweep(struct store *st);
 

@@ -64,6 +64,7 @@ static void finish_database(struct store *st)
 static void store_free(struct store *st)
 {
 	backup_stop(st);
+	recover_release(st);
 	guard_free(st->guard);
 	reclaim_stop(st->reclaim);
 	drain_free(st->drain); /* jobs hold inodes */
@@ -476,6 +477,8 @@ int store_start(struct store *st)
 		rc = drain_start(st->drain);
 	if (rc == 0)
 		rc = guard_start(st->guard);
+	if (rc == 0)
+		recover_close_left(st);
 	if (rc == 0)
 		rc = ahead_start(&st->images, &st->files.ahead);
 	if (rc == 0)

@@ -25,7 +25,7 @@ struct watch {
 	pthread_t thread;
 	/* The thread's, until it is joined. */
 	struct ctl_progress progress;
-	char said[WATCH_LINE_BYTES]; /* last */
+	char said[512]; /* the reasons, so far */
 };
 
 /* False: it is time to stop. */
@@ -40,20 +40,17 @@ static bool watch_wait(const struct watch *w)
 static void say_why(struct watch *w, const cJSON *dir)
 {
 	const char *why = ctl_text(dir, "error");
+	size_t len = strlen(w->said);
 
-	if (ctl_number(dir, "failing") == 0)
-		why = "";
-	if (strcmp(why, w->said) == 0)
+	if (ctl_number(dir, "failing") == 0 || !*why || strstr(w->said, why))
 		return;
-	(void)snprintf(w->said, sizeof(w->said), "%s", why);
+	(void)snprintf(w->said + len, sizeof(w->said) - len, "%s\n", why);
 	ctl_progress_clear(&w->progress);
-	if (*why)
-		ctl_complain(
-			"%s: %s of the files that are to go to %s cannot "
-			"be written there: %s; they are kept here, and "
-			"tried again until they can (Ctrl-C stops waiting)",
-			w->path, ctl_count(ctl_number(dir, "failing")),
-			ctl_text(dir, "dir"), why);
+	ctl_complain("%s: %s of the files that are to go to %s cannot be "
+		     "written there: %s; they are kept here, and tried again "
+		     "until they can (Ctrl-C stops waiting)",
+		     w->path, ctl_count(ctl_number(dir, "failing")),
+		     ctl_text(dir, "dir"), why);
 }
 
 static void watch_say(struct watch *w, const cJSON *s, unsigned seconds)

@@ -69,7 +69,7 @@ void drain_released(struct drain *d, struct inode *in);
  * soon at first. See drain_options.ask_left.
  */
 void drain_ask_left(struct drain *d);
-/* The same for a stage found at the start, in its old place (0: the end). */
+/* The same for a stage found at the start, in its old place. */
 int drain_resume(struct drain *d, struct inode *in, uint64_t order);
 /*
  * The same for one that had been replaced by another when the last daemon

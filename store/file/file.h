@@ -36,6 +36,8 @@ struct kernel_hooks {
 	void (*on_renamed)(void *arg, uint64_t parent, const char *name);
 	/* ... or the attributes of an inode. */
 	void (*on_changed)(void *arg, uint64_t ino);
+	/* The kernel is to write back what it has of a mapping of the file. */
+	void (*write_back)(void *arg, uint64_t ino);
 	/* Does anybody hold a lock on the file? */
 	bool (*is_locked)(void *arg, uint64_t ino);
 };
@@ -161,8 +163,9 @@ int file_read_failed(struct files *fs, struct inode *in,
 void file_read_end(struct files *fs, struct file_read *r);
 
 /*
- * These change what it holds. -EFBIG: it would be longer than what can be made
- * durable (CUT_FILE_BYTES_MAX).
+ * These change what it holds, for who has it open to write: of what nobody has
+ * open a drain believes that it stays as it is. -EFBIG: it would be longer than
+ * what can be made durable (CUT_FILE_BYTES_MAX).
  */
 int file_write(struct files *fs, struct inode *in, const void *buf, size_t len,
 	       uint64_t off);
@@ -214,7 +217,10 @@ bool files_ask_left(struct files *fs);
 /* Has anybody the file open or mapped, as far as the kernel says now? */
 bool file_is_used(struct files *fs, struct inode *in);
 
-/* The stage of an earlier daemon becomes this inode's. Takes the reference. */
+/*
+ * The stage of an earlier daemon becomes this inode's. Takes the reference. A
+ * dirty one is drained in its place; order 0: it was not closed, and is not.
+ */
 int file_adopt(struct files *fs, struct inode *in, struct stage *s, bool dirty,
 	       uint64_t order);
 

@@ -203,10 +203,9 @@ int file_adopt(struct files *fs, struct inode *in, struct stage *s, bool dirty,
 				    : s->sealed ? FILE_LENT
 						: FILE_STAGED);
 	}
-	if (dirty)
-		return drain_resume(fs->drain, in, order);
-	stage_list(fs->stages, s);
-	return 0;
+	if (!dirty)
+		stage_list(fs->stages, s);
+	return dirty && order ? drain_resume(fs->drain, in, order) : 0;
 }
 
 void file_replace_stage(struct files *fs, struct inode *in, struct stage *fresh)

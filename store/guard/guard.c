@@ -83,7 +83,7 @@ static void say(struct guard *g, const struct guard_step *step,
 		log_error("%s: %s (structure=refuse; if it is meant, "
 			  "set " GUARD_POLICY_XATTR " to warn on the folder)",
 			  v->text,
-			  step->in_place ? "its close failed, it stays as it is"
+			  step->in_place ? "it stays as it is"
 					 : "not published");
 	else if (news)
 		log_warning("%s", v->text);
@@ -145,10 +145,21 @@ int guard_look(struct guard_visit *v, const struct guard_step *step,
 {
 	struct guard_verdict found;
 	int rc = visit_turn(v);
+	bool seen;
 
 	if (rc < 0)
 		return rc;
-	if (look(v, step, &found))
+	seen = look(v, step, &found);
+	if (seen && refuse && is_loss(&found) && v->cached_count > 0) {
+		/* The rest of a file may be in the kernel. */
+		visit_turn_end(v);
+		visit_write_back(v);
+		rc = visit_turn(v);
+		if (rc < 0)
+			return rc;
+		seen = look(v, step, &found);
+	}
+	if (seen)
 		rc = tell(v, step, &found, refuse);
 	visit_turn_end(v);
 	return rc;

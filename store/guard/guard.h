@@ -46,6 +46,11 @@
  * published. `identical` is found out when all is durable.
  * user.ckptfs.structure_policy on a folder counts for what is below it.
  *
+ * What a writer left who was there when the daemon was killed is looked at when
+ * the next one takes it over, a tracker before it becomes durable. Before a call
+ * is refused the kernel is asked for what it alone has of the files (mappings,
+ * without passthrough).
+ *
  * Names and files are those of a table (guard_table.h): the store's own, or of
  * a directory that nodes share. There a step may have parts whose bytes another
  * node has still: they are there, of the size that is known, and what they have
@@ -155,17 +160,35 @@ int guard_rename(struct guard *g, uint64_t parent, const char *name,
 void guard_named(struct guard *g, uint64_t parent, const char *name,
 		 bool looked);
 /*
- * A file that was written is about to be closed or synced: 0, or -EUCLEAN,
- * when it is a tracker, which then has its durable content again, or, closed, a
- * step by itself, which stays as it is. A child that a half written file was
- * left to may close it as well, so of that nothing is said before
- * guard_released(): a writer is gone, of all handles. It follows on each
+ * Does whoever closes a descriptor have the file open to write by another one,
+ * so that this close ends nothing? number, name: as the table has them.
+ */
+struct guard_closer {
+	bool (*goes_on)(void *arg, uint64_t number, const char *name);
+	void *arg;
+};
+/*
+ * A file that was written is about to be closed, or to be synced (by NULL): 0,
+ * or -EUCLEAN, when it is a tracker, which then has its durable content again,
+ * or, closed, a step by itself, which stays as it is. 1: a tracker that would be
+ * refused if need be, and whose closer goes on: it is not closed yet. A child that a half
+ * written file was left to may close it as well, so of that nothing is said
+ * before guard_released(): a writer is gone, of all handles. It follows on each
  * file_release() of a handle that was opened to write, also of one that nobody
  * was told of: the thread passes over what is being written then, and waits for
  * that call. -EINTR as above.
  */
-int guard_close(struct guard *g, struct inode *in, bool sync);
+int guard_close(struct guard *g, struct inode *in,
+		const struct guard_closer *by);
 void guard_released(struct guard *g, struct inode *in);
+/*
+ * A file was open to write when the last daemon ended: its writer is gone with
+ * all that he would have been told. What was a tracker gets its durable content
+ * back if it is refused, or was just emptied; what is a step by itself the
+ * thread looks at. After guard_start(), before the file is closed for the
+ * drain. Not of the table that nodes share.
+ */
+void guard_left(struct guard *g, struct inode *in);
 
 /* Wait until the thread has looked at all that was published before. */
 void guard_wait_idle(struct guard *g);

@@ -187,6 +187,32 @@ static void local_close(void *self, struct cut_source *source)
 	free(o);
 }
 
+static bool local_is_cached(void *self, uint64_t id)
+{
+	struct guard_uses *use = self;
+	struct inode *in;
+	bool cached = false;
+
+	if (inode_get(use->inodes, id, &in) < 0)
+		return false;
+	{
+		HOLD(&in->lock);
+		cached = in->file && in->file->state.mode == IO_DAEMON &&
+			 in->file->state.writers > 0;
+	}
+	inode_put(use->inodes, in, 1);
+	return cached;
+}
+
+static void local_write_back(void *self, uint64_t id)
+{
+	const struct kernel_hooks *k =
+		&((struct guard_uses *)self)->files->kernel;
+
+	if (k->write_back)
+		k->write_back(k->arg, id);
+}
+
 static bool local_digest(void *self, uint64_t id, uint64_t *ret_bytes,
 			 uint8_t ret[HASH_BYTES])
 {
@@ -290,6 +316,8 @@ void guard_local_table(struct guard_uses *use, struct guard_table *ret)
 				     .target = local_target,
 				     .open = local_open,
 				     .close = local_close,
+				     .is_cached = local_is_cached,
+				     .write_back = local_write_back,
 				     .digest = local_digest,
 				     .world = local_world,
 				     .getxattr = local_getxattr,

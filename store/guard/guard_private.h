@@ -75,6 +75,9 @@ struct guard_visit {
 	unsigned calls; /* within each other */
 	_Atomic int64_t calling_ns; /* since when it is in a call; 0: in none */
 	bool elsewhere; /* it met a file whose bytes are not here yet */
+	/* Files it has read that the kernel may have more of; owned. */
+	uint64_t *cached;
+	size_t cached_count, cached_capacity;
 };
 
 void visit_begin(struct guard_visit *v, struct guard *g);
@@ -83,6 +86,12 @@ void visit_end(struct guard_visit *v);
 /* Wait until nobody else looks. -EINTR: whoever called is to end. */
 int visit_turn(struct guard_visit *v);
 void visit_turn_end(struct guard_visit *v);
+
+/*
+ * Ask the kernel for what it has of the files that were read so far. Has no
+ * turn: who answers it may be one of those that wait for theirs.
+ */
+void visit_write_back(struct guard_visit *v);
 
 /* The calls of the table. What find() and hold() give is the visit's. */
 typedef int (*guard_list_fn)(void *arg, const char *name, uint32_t type,

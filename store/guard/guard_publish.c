@@ -4,6 +4,7 @@
  * that would tell of what is refused gets its durable content back.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -231,6 +232,23 @@ static int load_durable(struct guard *g, struct inode *in, void **ret,
 	return rc == 0 && *ret_len > SMALL_BYTES_MAX ? -EIO : rc;
 }
 
+/* With a handle: what nobody has open may be drained between the two. */
+static int rewrite(struct guard *g, struct inode *in, const void *text,
+		   size_t len)
+{
+	const struct file_opener by = { .way = FILE_BY_WRITER };
+	struct file_opened opened;
+	int rc = file_open_for(g->use.files, in, O_WRONLY, &by, &opened);
+
+	if (rc < 0)
+		return rc;
+	rc = file_truncate(g->use.files, in, 0);
+	if (rc == 0 && len > 0)
+		rc = file_write(g->use.files, in, text, len, 0);
+	file_release(g->use.files, in, O_WRONLY);
+	return rc;
+}
+
 /* The tracker says again what it said when it was last durable. */
 static int restore(struct guard *g, struct inode *in)
 {
@@ -241,10 +259,7 @@ static int restore(struct guard *g, struct inode *in)
 	if (g->table.undo(g->table.self, in->ino))
 		return 0;
 	rc = load_durable(g, in, &old, &len);
-	if (rc == 0)
-		rc = file_truncate(g->use.files, in, 0);
-	return rc == 0 && len > 0 ? file_write(g->use.files, in, old, len, 0)
-				  : rc;
+	return rc == 0 ? rewrite(g, in, old, len) : rc;
 }
 
 /* No signal ends this: what was refused would become durable. */
@@ -263,6 +278,16 @@ static void restore_or_say(struct guard *g, struct inode *in,
 	log_error("%s: the tracker's old content could not be restored", name);
 }
 
+/* Would it be refused, if something is wrong with it? */
+static bool is_refused(struct guard_visit *v, const struct inode *in,
+		       const struct guard_attr *a)
+{
+	const struct guard_step step = { .parent = a->parent,
+					 .asked = in->ino };
+
+	return guard_policy(v, &step) == GUARD_REFUSE;
+}
+
 /* It names nothing: does it lead nowhere now, and led to a step before? */
 static int close_stray(struct guard_visit *v, struct inode *in,
 		       const struct guard_attr *a)
@@ -274,8 +299,7 @@ static int close_stray(struct guard_visit *v, struct inode *in,
 	size_t len = 0;
 	int rc;
 
-	if (guard_policy(v, &step) != GUARD_REFUSE ||
-	    load_durable(v->g, in, &old, &len) < 0)
+	if (!is_refused(v, in, a) || load_durable(v->g, in, &old, &len) < 0)
 		return 0;
 	guard_word_of(old, len, was);
 	if (len == 0 &&
@@ -288,6 +312,11 @@ static int close_stray(struct guard_visit *v, struct inode *in,
 	rc = guard_refuse(v, &step, why);
 	restore_or_say(v->g, in, a);
 	return rc;
+}
+
+static bool goes_on(const struct guard_closer *by, const struct guard_attr *a)
+{
+	return by && by->goes_on(by->arg, a->number, a->name);
 }
 
 static void set_closed(struct guard_step *step, const struct inode *in,
@@ -305,7 +334,7 @@ static void set_closed(struct guard_step *step, const struct inode *in,
  * what others have open to write, besides whoever closes it, nothing is found.
  */
 static int close_file(struct guard_visit *v, struct inode *in,
-		      const struct guard_attr *a)
+		      const struct guard_attr *a, const struct guard_closer *by)
 {
 	SCOPED(guard_closed_end) struct guard_closed c = { 0 };
 	struct guard_step step;
@@ -313,37 +342,21 @@ static int close_file(struct guard_visit *v, struct inode *in,
 	set_closed(&step, in, a);
 	return guard_policy(v, &step) == GUARD_REFUSE &&
 			       guard_closed_begin(v->g, in->ino, 1, &c) &&
-			       !guard_closed_untouched(&c)
+			       !guard_closed_untouched(&c) && !goes_on(by, a)
 		       ? guard_peek(v, &step, &c)
 		       : 0;
 }
 
-int guard_close(struct guard *g, struct inode *in, bool sync)
+static int close_tracker(struct guard_visit *v, struct inode *in,
+			 const struct guard_attr *a)
 {
-	SCOPED(visit_end) struct guard_visit visit;
-	struct guard_visit *v = &visit;
+	struct guard *g = v->g;
 	struct guard_step step;
 	enum guard_policy policy;
-	struct guard_attr a;
-	bool dirty;
 	int rc;
 
-	visit_begin(v, g);
-	{
-		HOLD(&in->lock);
-		if (in->attr.nlink == 0 || !in->file)
-			return 0;
-		dirty = file_is_dirty(in->file);
-	}
-	if (visit_attr(v, in->ino, &a) < 0)
-		return 0;
-	/* Synced is also what is half written. */
-	if (!sync && is_file_step(v, a.parent, a.name))
-		return close_file(v, in, &a);
-	if (!dirty || !guard_is_tracker(a.name))
-		return 0;
-	if (!guard_tracked(v, in->ino, a.parent, &step))
-		return close_stray(v, in, &a);
+	if (!guard_tracked(v, in->ino, a->parent, &step))
+		return close_stray(v, in, a);
 	step.asked = in->ino;
 	policy = guard_policy(v, &step);
 	rc = policy == GUARD_REFUSE ? guard_look(v, &step, true) : 0;
@@ -355,8 +368,36 @@ int guard_close(struct guard *g, struct inode *in, bool sync)
 	if (rc == 0 && policy != GUARD_OFF)
 		guard_look_later(g, &step);
 	if (rc == -EUCLEAN)
-		restore_or_say(g, in, &a);
+		restore_or_say(g, in, a);
 	return rc;
+}
+
+int guard_close(struct guard *g, struct inode *in,
+		const struct guard_closer *by)
+{
+	SCOPED(visit_end) struct guard_visit v;
+	struct guard_attr a;
+	bool dirty, alone;
+
+	visit_begin(&v, g);
+	{
+		HOLD(&in->lock);
+		if (in->attr.nlink == 0 || !in->file)
+			return 0;
+		dirty = file_is_dirty(in->file);
+		alone = in->file->state.writers <= 1;
+	}
+	if (visit_attr(&v, in->ino, &a) < 0)
+		return 0;
+	/* Synced is also what is half written. */
+	if (by && is_file_step(&v, a.parent, a.name))
+		return close_file(&v, in, &a, by);
+	if (!dirty || !guard_is_tracker(a.name))
+		return 0;
+	/* Of several who have opened it each has his close. */
+	if (alone && is_refused(&v, in, &a) && goes_on(by, &a))
+		return 1;
+	return close_tracker(&v, in, &a);
 }
 
 void guard_released(struct guard *g, struct inode *in)
@@ -378,4 +419,40 @@ void guard_released(struct guard *g, struct inode *in)
 	set_closed(&step, in, &a);
 	if (guard_policy(&v, &step) != GUARD_OFF)
 		guard_look_later(g, &step);
+}
+
+/* A tracker was emptied to be written, and nobody came to that. */
+static bool put_back_emptied(struct guard *g, struct inode *in)
+{
+	SCOPED(scope_free) void *old = NULL;
+	SCOPED(visit_end) struct guard_visit v;
+	char why[GUARD_TEXT_BYTES], was[GUARD_WORD_BYTES];
+	struct guard_text t = { why, 0, sizeof(why) };
+	struct guard_step step = { .asked = in->ino };
+	struct guard_attr a;
+	size_t len = 0;
+
+	visit_begin(&v, g);
+	if (visit_attr(&v, in->ino, &a) < 0 || a.size_bytes != 0 ||
+	    !guard_is_tracker(a.name) || !is_refused(&v, in, &a) ||
+	    load_durable(g, in, &old, &len) < 0 || len == 0)
+		return false;
+	step.parent = a.parent;
+	guard_word_of(old, len, was);
+	guard_put(&t,
+		  "structure: %.200s: it is not complete: it was emptied, and "
+		  "not written when the daemon ended, and named %.200s before",
+		  a.name, was);
+	(void)guard_refuse(&v, &step, why);
+	restore_or_say(g, in, &a);
+	return true;
+}
+
+void guard_left(struct guard *g, struct inode *in)
+{
+	if (g->table.self != &g->use) /* it is no number of that table */
+		return;
+	if (!put_back_emptied(g, in))
+		(void)guard_close(g, in, NULL);
+	guard_released(g, in);
 }

@@ -60,6 +60,12 @@ struct guard_table {
 	 */
 	int (*open)(void *self, uint64_t id, struct cut_source *ret);
 	void (*close)(void *self, struct cut_source *source);
+	/*
+	 * May the kernel have bytes of a regular file that it has not given to
+	 * us, of a mapping that it keeps itself? And ask it for them. NULL: no.
+	 */
+	bool (*is_cached)(void *self, uint64_t id);
+	void (*write_back)(void *self, uint64_t id);
 	/* Size and digest of what is durable and not being changed, if known.
 	 */
 	bool (*digest)(void *self, uint64_t id, uint64_t *ret_bytes,

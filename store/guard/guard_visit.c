@@ -31,6 +31,7 @@ void visit_end(struct guard_visit *v)
 	for (size_t i = 0; i < v->held_count; i++)
 		t->put(t->self, v->held[i]);
 	free(v->held);
+	free(v->cached);
 }
 
 /* --- the turn --- */
@@ -228,6 +229,17 @@ static int read_source(void *self, void *buf, size_t len, uint64_t off)
 	return called(s->v, s->source.read(s->source.self, buf, len, off));
 }
 
+/* Without memory for it what is read counts. */
+static void note_cached(struct guard_visit *v, uint64_t id)
+{
+	const struct guard_table *t = &v->g->table;
+
+	if (t->is_cached && t->is_cached(t->self, id) &&
+	    vec_grow(&v->cached, v->cached_count, &v->cached_capacity,
+		     sizeof(*v->cached)) == 0)
+		v->cached[v->cached_count++] = id;
+}
+
 int visit_open(struct guard_visit *v, uint64_t id, struct cut_source *ret)
 {
 	SCOPED(scope_free) struct visit_source *s = malloc(sizeof(*s));
@@ -243,7 +255,18 @@ int visit_open(struct guard_visit *v, uint64_t id, struct cut_source *ret)
 		return rc;
 	*ret = (struct cut_source){ read_source, s, s->source.size_bytes };
 	(void)TAKE(s);
+	note_cached(v, id);
 	return 0;
+}
+
+void visit_write_back(struct guard_visit *v)
+{
+	const struct guard_table *t = &v->g->table;
+
+	CHECK(!v->looks);
+	for (size_t i = 0; i < v->cached_count; i++)
+		t->write_back(t->self, v->cached[i]);
+	v->cached_count = 0;
 }
 
 void visit_close(struct guard_visit *v, struct cut_source *source)

@@ -544,6 +544,128 @@ def a_child_that_closes_half_a_step_is_not_told_of(m):
     same(get(m.path("step_1.pt")), whole)
 
 
+@ck.mounted("structure=refuse")
+def a_close_that_ends_nothing_is_not_told_of(m):
+    """Whoever closes it goes on with another descriptor, or his parent does: a
+    shell moves the one that it has opened to its place, and closes that."""
+    run = good_steps(m, "megatron")
+    tracker = os.path.join(run, "latest_checkpointed_iteration.txt")
+    said = get(tracker)
+    for text in (b"1\n", b"2\n", b"0000001\n"):
+        ck.sh("bash", "-ec", f"echo {text.decode().strip()} > {tracker}")
+        same(get(tracker), text)
+    ck.sh("bash", "-ec", f"(printf 0; /bin/true; printf 2) > {tracker}")
+    same(get(tracker), b"02")
+    whole = single_torch(1)[""]
+    for path, text in ((m.path("step_1.pt"), whole), (tracker, said)):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for half in (text[:len(text) // 2], text[len(text) // 2:]):
+            os.close(os.dup(fd))
+            ck.write_all(fd, half)
+        os.close(fd)
+        same(get(path), text)
+        fails(errno.ENODATA, os.getxattr, path, REFUSED)
+    seen = figures(m)
+    assert seen["broken"] == seen["missing"] == seen["refused"] == 0, seen
+    # The last one is told, whatever is open to read.
+    m.expected.append("not published")
+    with open(tracker, "rb"):
+        fd = os.open(tracker, os.O_WRONLY | os.O_TRUNC)
+        other = os.dup(fd)
+        os.write(fd, b"9")
+        os.close(fd)
+        fails(EUCLEAN, os.close, other)
+    same(get(tracker), said)
+
+
+@ck.mounted("structure=refuse", modes=("auto",))
+def the_same_file_of_another_mount_is_another_one(m):
+    """It has the same number there, and the same name."""
+    other = ck.Mount(os.path.join(m.base, "other")).start()
+    try:
+        files = []
+        m.expected.append("not published")
+        for mount in (m, other):
+            run = os.path.join(mount.mnt, "deepspeed")
+            good_steps(mount, "deepspeed")
+            files.append(os.path.join(run, "latest"))
+        fd = os.open(files[1], os.O_WRONLY)
+        same(os.fstat(fd).st_ino, os.stat(files[0]).st_ino)
+        fails(EUCLEAN, ck.put, files[0], b"global_step9")
+        os.close(fd)
+    finally:
+        other.stop()
+
+
+@ck.mounted("structure=refuse")
+def what_a_mapping_has_is_there_when_a_name_is_given(m):
+    """Also where the kernel has it still: without passthrough."""
+    whole = hf(1)
+    os.mkdir(m.path("tmp"))
+    maps = []
+    for name, text in whole.items():
+        path = m.path("tmp", name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT)
+        os.ftruncate(fd, len(text))
+        maps.append(ck.BareMap(fd, len(text)))
+        os.close(fd)
+        maps[-1].write(0, text)
+    os.rename(m.path("tmp"), m.path("step_1"))
+    for name, text in whole.items():
+        same(get(m.path("step_1", name)), text)
+    # What is not there is missed as ever.
+    os.mkdir(m.path("tmp"))
+    path = m.path("tmp", max(whole))
+    ck.put(path, bytes(len(whole[max(whole)])))
+    m.expected.append("not published")
+    fails(EUCLEAN, os.rename, m.path("tmp"), m.path("step_2"))
+    for mapped in maps:
+        mapped.close()
+    told(m, refused=1)
+
+
+# --- what a killed daemon leaves ---
+
+@ck.mounted("structure=refuse")
+def what_was_open_when_the_daemon_was_killed_is_looked_at(m):
+    """The close that would have been told never comes."""
+    m.expected += ["not published", "stays as it is"]
+    run = good_steps(m, "deepspeed")
+    latest = os.path.join(run, "latest")
+    os.mkdir(m.path("new"))
+    os.mkdir(m.path("new/global_step1"))
+    half = single_torch(1)[""][:700]
+    ck.put(m.path("latest"), b"new")
+    m.flush()
+    fds = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for path in
+           (latest, m.path("step_1.pt"), m.path("new/latest"),
+            m.path("latest"))]
+    for fd, text in zip(fds, (b"global_step9", half, b"global_step7", b"")):
+        ck.write_all(fd, text)
+    # Who has it from before keeps nothing of it in the order of closes.
+    reader = open(latest, "rb")
+    m.kill()
+    for fd in fds:
+        fails(errno.ENOTCONN, os.close, fd)
+    m.start()
+    same(get(latest), b"global_step2")
+    assert "names global_step9, which is not there" in \
+        os.getxattr(latest, REFUSED).decode()
+    same(get(m.path("step_1.pt")), half)
+    ck.until("it is told", lambda: figures(m)["broken"] == 1)
+    assert "cut off" in os.getxattr(m.path("step_1.pt"), REFUSED).decode()
+    same(get(m.path("new/latest")), b"global_step7", "it led nowhere before")
+    same(get(m.path("latest")), b"new", "what was emptied")
+    assert "it was emptied" in os.getxattr(m.path("latest"), REFUSED).decode()
+    m.flush()
+    reader.close()
+    m.power_cut()
+    m.start()
+    same(get(latest), b"global_step2")
+    assert "global_step9" in os.getxattr(latest, REFUSED).decode()
+
+
 def hold_guard(m, name, content):
     """It looks at this file, and at nothing else before that is durable."""
     ck.put(m.path(name), content)

@@ -420,11 +420,14 @@ def what_is_refused_is_not_made_durable_by_looking_for_the_old(m):
              LESS if number == 2 else BASE, number)
     fd = os.open(latest, os.O_WRONLY | os.O_CREAT)
     os.write(fd, b"step_1")
-    kept = os.dup(fd)
-    os.close(fd)    # and now it is changed in the place where it was closed
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=fd):
+        os.close(fd)  # but the child has it: what was closed is changed
+        fails(EUCLEAN, ck.put, latest, b"step_2")
+        same(get(latest), b"")
+    # Each of several who have opened it has his close.
+    fd = os.open(latest, os.O_WRONLY)
     fails(EUCLEAN, ck.put, latest, b"step_2")
-    same(get(latest), b"")
-    os.close(kept)
+    os.close(fd)
 
 
 @ck.mounted()

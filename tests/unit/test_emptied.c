@@ -4,6 +4,8 @@
  * until the new content is; a larger one gives its name another inode, when it
  * was opened by the name. What fails has changed nothing.
  */
+#include <sys/mman.h>
+
 #include "tests/unit/live_store.h"
 
 #define DATA_BYTES (2 * MIB + 777)
@@ -280,6 +282,48 @@ who_shares_its_image_with_another_reader_is_not_changed(void **state)
 	free(data);
 }
 
+/*
+ * A reader has the file mapped, and not open any more, when it is emptied. What
+ * was closed becomes durable in its place all the same, in the image that he
+ * has; what it shares with others is not taken out of that under him.
+ */
+static void who_has_it_mapped_keeps_what_was_closed(void **state)
+{
+	uint8_t *old = filled(DATA_BYTES, 1), *new = filled(DATA_BYTES, 2);
+
+	(void)state;
+	for (unsigned kind = 2; kind < LIVE_KINDS; kind++) { /* passthrough */
+		struct live l = live_kind_held(kind);
+		struct inode *in;
+		struct handle r;
+		void *map;
+
+		live_write(&l, "shares", old, MIB);
+		assert_int_equal(live_sync(&l, "shares"), 0);
+		live_write(&l, "f", old, DATA_BYTES);
+		assert_int_equal(live_lookup(&l, "f", &in), 0);
+		inode_remember(l.st->inodes, in); /* as long as it is mapped */
+		r = handle_open(&l, "f", O_RDONLY);
+		map = mmap(NULL, DATA_BYTES, PROT_READ, MAP_SHARED, r.fd, 0);
+		assert_ptr_not_equal(map, MAP_FAILED);
+		handle_close(&r);
+		live_write(&l, "f", new, DATA_BYTES);
+		live_write(&l, "after", old, 10);
+		drain_go_on(l.st->drain);
+		live_sync_all(&l);
+		live_settle(&l);
+		assert_memory_equal(map, old, DATA_BYTES);
+		assert_file(&l, "f", new, DATA_BYTES);
+		assert_int_equal(munmap(map, DATA_BYTES), 0);
+		inode_forget(l.st->inodes, in, 1);
+		file_forgotten(&l.st->files, in);
+		inode_put(l.st->inodes, in, 1);
+		live_free(&l);
+	}
+	free(old);
+	free(new);
+}
+
 /* ckptfs(8) says so: the kernel cannot go over to a stage under a handle. */
 static void who_changes_a_durable_file_decides_how_it_is_served(void **state)
 {
@@ -313,6 +357,7 @@ int main(void)
 		cmocka_unit_test(a_look_up_leaves_what_can_be_changed_in_place),
 		cmocka_unit_test(
 			who_shares_its_image_with_another_reader_is_not_changed),
+		cmocka_unit_test(who_has_it_mapped_keeps_what_was_closed),
 		cmocka_unit_test(
 			who_changes_a_durable_file_decides_how_it_is_served),
 	};

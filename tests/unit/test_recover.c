@@ -6,6 +6,8 @@
  * A child opens the store, does its part and ends with _exit(). What it has to
  * tell is in a file beside the store.
  */
+#include "store/drain/drain_private.h"
+#include "store/guard/guard.h"
 #include "tests/unit/appender.h"
 #include "tests/unit/live_child.h"
 #include "tests/unit/live_store.h"
@@ -70,6 +72,46 @@ static void after_kill_every_byte_is_there(void **state)
 		assert_all_there(&l);
 		assert_int_equal(live_records(&l, 'U'), 0);
 		live_reopen(&l);
+		assert_all_there(&l);
+		live_free(&l);
+	}
+}
+
+static struct {
+	struct live *l; /* NULL: nobody asks */
+	unsigned seen;
+} left;
+
+void __real_guard_left(struct guard *g, struct inode *in);
+void __wrap_guard_left(struct guard *g, struct inode *in);
+
+void __wrap_guard_left(struct guard *g, struct inode *in)
+{
+	if (left.l) {
+		HOLD(&in->lock);
+		HOLD(&left.l->st->drain->lock);
+		assert_true(file_is_dirty(in->file));
+		assert_true(TAILQ_EMPTY(&in->file->versions.list));
+		left.seen++;
+	}
+	__real_guard_left(g, in);
+}
+
+/* It may be a tracker that is not to become durable as it was left. */
+static void what_was_open_is_looked_at_before_it_is_drained(void **state)
+{
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+
+		live_close(&l);
+		live_child_kind(&l, "write", kind);
+		left.l = &l;
+		left.seen = 0;
+		live_open(&l);
+		left.l = NULL;
+		assert_int_equal(left.seen, 2); /* and not what was closed */
+		live_sync_all(&l);
 		assert_all_there(&l);
 		live_free(&l);
 	}
@@ -368,6 +410,8 @@ int main(int argc, char **argv)
 	};
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(after_kill_every_byte_is_there),
+		cmocka_unit_test(
+			what_was_open_is_looked_at_before_it_is_drained),
 		cmocka_unit_test(after_kill_and_kill_again_every_byte_is_there),
 		cmocka_unit_test(after_kill_the_order_of_closes_is_kept),
 		cmocka_unit_test(

@@ -1,0 +1,107 @@
+/* closer.c - see closer.h. */
+#include "fuse/closer.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "fuse/caller.h"
+#include "fuse/place.h"
+#include "store/base/dir.h"
+#include "store/base/scope.h"
+
+/* More processes above one are not looked at. */
+#define ABOVE_MAX 64
+
+struct looked_for {
+	const struct closer_file *file;
+	pid_t pid;
+	int infos; /* /proc/PID/fdinfo */
+};
+
+/* Where the descriptor leads has this name; a deleted one has another. */
+static bool is_called(int fds, const char *number, const char *name)
+{
+	char path[PATH_MAX];
+	ssize_t len = readlinkat(fds, number, path, sizeof(path) - 1);
+	const char *last;
+
+	if (len < 0)
+		return false;
+	path[len] = 0;
+	last = strrchr(path, '/');
+	return last && strcmp(last + 1, name) == 0;
+}
+
+/* Of "KEY:\tNUMBER" in a text; false: it has none. */
+static bool number_of(const char *text, const char *key, int base,
+		      unsigned long long *ret)
+{
+	const char *at = strstr(text, key);
+
+	if (at)
+		*ret = strtoull(at + strlen(key), NULL, base);
+	return at != NULL;
+}
+
+/* See proc_pid_fdinfo(5); the inode's number is there since Linux 5.14. */
+static bool is_written(const struct looked_for *l, const char *number)
+{
+	unsigned long long flags, mount, ino;
+	char text[1024];
+
+	return dir_read_text(l->infos, number, text, sizeof(text)) >= 0 &&
+	       number_of(text, "flags:\t", 8, &flags) &&
+	       (flags & O_ACCMODE) != O_RDONLY &&
+	       number_of(text, "ino:\t", 10, &ino) && ino == l->file->ino &&
+	       number_of(text, "mnt_id:\t", 10, &mount) &&
+	       place_is_mount(l->pid, (unsigned)mount, l->file->dev);
+}
+
+static int look_at(void *arg, int fds, const char *number)
+{
+	const struct looked_for *l = arg;
+
+	return is_called(fds, number, l->file->name) && is_written(l, number);
+}
+
+static bool has_open(pid_t pid, const struct closer_file *file)
+{
+	SCOPED(scope_close) int infos = -1;
+	struct looked_for l = { .file = file, .pid = pid };
+	char path[64];
+
+	(void)snprintf(path, sizeof(path), "/proc/%d/fdinfo", (int)pid);
+	infos = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	l.infos = infos;
+	(void)snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+	return infos >= 0 && dir_each(AT_FDCWD, path, look_at, &l) > 0;
+}
+
+/* Of a thread that of its process; 0: it has none that can be seen. */
+static pid_t parent_of(pid_t pid)
+{
+	unsigned long long parent = 0;
+	char path[64], text[4096];
+
+	(void)snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+	return dir_read_text(AT_FDCWD, path, text, sizeof(text)) >= 0 &&
+			       number_of(text, "\nPPid:\t", 10, &parent)
+		       ? (pid_t)parent
+		       : 0;
+}
+
+bool closer_goes_on(const struct callers *c, pid_t pid,
+		    const struct closer_file *file)
+{
+	pid = file->dev == 0 ? 0 : caller_in_proc(c, pid);
+	for (unsigned n = 0; pid > 0 && n < ABOVE_MAX; n++) {
+		if (has_open(pid, file))
+			return true;
+		pid = parent_of(pid);
+	}
+	return false;
+}
