@@ -15,6 +15,7 @@
 #include "fuse/waiting.h"
 #include "store/base/scope.h"
 #include "store/file/file.h"
+#include "store/guard/guard.h"
 #include "store/shared/shared.h"
 
 /* Who asks, with all his groups. */
@@ -279,6 +280,21 @@ static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q,
 	return 0;
 }
 
+/* What the close of such a file would say; it is there, whatever that is. */
+static int judge(fuse_req_t req, uint64_t ino)
+{
+	SCOPED(fs_put) struct fs_inode i = { 0 };
+	struct waiting w;
+	int rc = fs_get(req, ino, &i);
+
+	if (rc < 0) /* others have deleted it meanwhile */
+		return 0;
+	waiting_begin(&w, req);
+	rc = guard_committed(i.st->guard, i.in);
+	waiting_end(&w);
+	return rc;
+}
+
 /* Of an inode that the caller can have nothing to do with there is none. */
 static int do_wait(fuse_req_t req, uint64_t ino)
 {
@@ -319,9 +335,11 @@ bool op_segment_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd,
 
 		memcpy(&q, in_buf, sizeof(q));
 		rc = do_commit(req, ino, &q, &replaced);
-		if (rc == 0)
+		if (rc == 0) {
+			q.refused = judge(req, q.ino) == -EUCLEAN;
 			rc = teller_committed(fs->teller, req, ino, &q,
 					      replaced);
+		}
 		if (rc < 0)
 			fuse_reply_err(req, -rc);
 		return true;

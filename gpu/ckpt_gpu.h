@@ -177,6 +177,7 @@ CKPT_API int ckpt_is_committed(struct ckpt_save *s);
  * Returns when everything is copied and the file is there: data may change.
  * Replaces a file of that name; who has it open keeps what he had. On an
  * error the name means what it meant before, and the save can only be freed.
+ * But for -EUCLEAN: the file is there, and is refused as a step (ckptfs(8)).
  * -ENOSPC, -EDQUOT: the stage, or the user's part of it, is full, and the
  * disk as well. Waits for an earlier save when both segments are in use.
  */

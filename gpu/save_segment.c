@@ -103,7 +103,9 @@ static int node_of(const struct way *w)
 		       : gpu_device_node(w->c->gpu, most);
 }
 
-static int commit(const struct way *w, struct mapping *p, uint64_t *ret_ino)
+/* *ret_refused: it is there, and what the mount says of it is an error. */
+static int commit(const struct way *w, struct mapping *p, uint64_t *ret_ino,
+		  bool *ret_refused)
 {
 	struct ckptfs_commit q = {
 		.id = p->id,
@@ -123,6 +125,7 @@ static int commit(const struct way *w, struct mapping *p, uint64_t *ret_ino)
 	if (rc < 0)
 		return rc;
 	*ret_ino = q.ino;
+	*ret_refused = q.refused != 0;
 	p->dev = fstat(w->to->dirfd, &sb) == 0 ? sb.st_dev : 0;
 	p->fresh = false;
 	if (fresh)
@@ -172,6 +175,7 @@ int save_through_segment(struct ckpt *c, unsigned flags, struct destination *d,
 {
 	const struct way w = { c, flags, d, l };
 	struct mapping *filled = NULL, *next = NULL;
+	bool refused = false;
 	int rc = 0;
 
 	for (int i = 0; i < PRIME_TRIES_MAX; i++) {
@@ -190,7 +194,12 @@ int save_through_segment(struct ckpt *c, unsigned flags, struct destination *d,
 			acquire_return(filled);
 		}
 		filled = TAKE(next);
-		rc = commit(&w, filled, ret_ino);
+		rc = commit(&w, filled, ret_ino, &refused);
+		if (rc == 0 && refused)
+			return ckpt_say(-EUCLEAN,
+					"%s: it is saved, and no step: "
+					"user.ckptfs.refused says why",
+					d->path);
 		if (rc == 0)
 			return 0;
 		(void)ckpt_say(rc, "%s: %s", d->path, strerror(-rc));

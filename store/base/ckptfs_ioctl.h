@@ -70,7 +70,8 @@ struct ckptfs_commit {
 	uint64_t id, generation; /* in: of the segment */
 	uint64_t size_bytes; /* in: of the segment, to be sure */
 	uint32_t mode; /* in: permissions of a new file, without umask */
-	uint32_t reserved;
+	/* out: 1: it is the file, and its close would fail with EUCLEAN. */
+	uint32_t refused;
 	uint64_t ino; /* out: of the file */
 	int64_t mtime_ns; /* out: the file's */
 	char name[CKPTFS_NAME_BYTES]; /* in: terminated */

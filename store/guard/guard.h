@@ -181,6 +181,8 @@ struct guard_closer {
 int guard_close(struct guard *g, struct inode *in,
 		const struct guard_closer *by);
 void guard_released(struct guard *g, struct inode *in);
+/* A segment became the file: the two at once, as of one who has closed it. */
+int guard_committed(struct guard *g, struct inode *in);
 /*
  * A file was open to write when the last daemon ended: its writer is gone with
  * all that he would have been told. What was a tracker gets its durable content

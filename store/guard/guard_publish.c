@@ -421,6 +421,20 @@ void guard_released(struct guard *g, struct inode *in)
 		guard_look_later(g, &step);
 }
 
+int guard_committed(struct guard *g, struct inode *in)
+{
+	SCOPED(visit_end) struct guard_visit v;
+	struct guard_attr a;
+	int rc = 0;
+
+	visit_begin(&v, g);
+	if (visit_attr(&v, in->ino, &a) == 0 &&
+	    is_file_step(&v, a.parent, a.name))
+		rc = close_file(&v, in, &a, NULL);
+	guard_released(g, in);
+	return rc;
+}
+
 /* A tracker was emptied to be written, and nobody came to that. */
 static bool put_back_emptied(struct guard *g, struct inode *in)
 {

@@ -36,6 +36,7 @@ class Segment:
         self.client, self.memory = client, memory
         self.id, self.generation = reply["id"], reply["generation"]
         self.size = reply["size"]
+        self.refused = None  # what the last commit said
 
     def commit(self, directory, name, mode=0o644, **other):
         q = {"id": self.id, "generation": self.generation, "size": self.size}
@@ -45,7 +46,8 @@ class Segment:
             raw = bytearray(COMMIT.pack(q["id"], q["generation"], q["size"],
                                         mode, 0, 0, 0, os.fsencode(name)))
             fcntl.ioctl(fd, IOC_COMMIT, raw)
-            return COMMIT.unpack(raw)[5]
+            _, _, _, _, self.refused, ino, _, _ = COMMIT.unpack(raw)
+            return ino
         finally:
             os.close(fd)
 
