@@ -494,8 +494,10 @@ int store_close(struct store *st)
 	int rc;
 
 	files_abandoned(&st->files);
+	drain_hurry_begin(st->drain); /* what goes on now is waited for */
 	drain_go_on(st->drain);
 	rc = drain_sync_tree(st->drain, ROOT_INO);
+	drain_hurry_end(st->drain);
 	guard_stop(st->guard);
 	drain_stop(st->drain);
 	reclaim_drain(st->reclaim, &freed);
