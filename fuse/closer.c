@@ -1,12 +1,16 @@
-/* closer.c - see closer.h. */
+/*
+ * closer.c - see closer.h.
+ *
+ * An exec(3) that closes descriptors on its way holds the lock that the links
+ * in /proc/PID/fd need (exec_update_lock in Linux's fs/proc/base.c), and waits
+ * for our answer: nothing but fdinfo, status and mountinfo may be read here.
+ */
 #include "fuse/closer.h"
 
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "fuse/caller.h"
 #include "fuse/place.h"
@@ -19,22 +23,7 @@
 struct looked_for {
 	const struct closer_file *file;
 	pid_t pid;
-	int infos; /* /proc/PID/fdinfo */
 };
-
-/* Where the descriptor leads has this name; a deleted one has another. */
-static bool is_called(int fds, const char *number, const char *name)
-{
-	char path[PATH_MAX];
-	ssize_t len = readlinkat(fds, number, path, sizeof(path) - 1);
-	const char *last;
-
-	if (len < 0)
-		return false;
-	path[len] = 0;
-	last = strrchr(path, '/');
-	return last && strcmp(last + 1, name) == 0;
-}
 
 /* Of "KEY:\tNUMBER" in a text; false: it has none. */
 static bool number_of(const char *text, const char *key, int base,
@@ -48,12 +37,13 @@ static bool number_of(const char *text, const char *key, int base,
 }
 
 /* See proc_pid_fdinfo(5); the inode's number is there since Linux 5.14. */
-static bool is_written(const struct looked_for *l, const char *number)
+static int look_at(void *arg, int infos, const char *number)
 {
+	const struct looked_for *l = arg;
 	unsigned long long flags, mount, ino;
 	char text[1024];
 
-	return dir_read_text(l->infos, number, text, sizeof(text)) >= 0 &&
+	return dir_read_text(infos, number, text, sizeof(text)) >= 0 &&
 	       number_of(text, "flags:\t", 8, &flags) &&
 	       (flags & O_ACCMODE) != O_RDONLY &&
 	       number_of(text, "ino:\t", 10, &ino) && ino == l->file->ino &&
@@ -61,24 +51,13 @@ static bool is_written(const struct looked_for *l, const char *number)
 	       place_is_mount(l->pid, (unsigned)mount, l->file->dev);
 }
 
-static int look_at(void *arg, int fds, const char *number)
-{
-	const struct looked_for *l = arg;
-
-	return is_called(fds, number, l->file->name) && is_written(l, number);
-}
-
 static bool has_open(pid_t pid, const struct closer_file *file)
 {
-	SCOPED(scope_close) int infos = -1;
 	struct looked_for l = { .file = file, .pid = pid };
 	char path[64];
 
 	(void)snprintf(path, sizeof(path), "/proc/%d/fdinfo", (int)pid);
-	infos = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	l.infos = infos;
-	(void)snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
-	return infos >= 0 && dir_each(AT_FDCWD, path, look_at, &l) > 0;
+	return dir_each(AT_FDCWD, path, look_at, &l) > 0;
 }
 
 /* Of a thread that of its process; 0: it has none that can be seen. */

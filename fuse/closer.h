@@ -10,8 +10,7 @@
  * parent closes is not looked for, nor what is of a mount that a process does
  * not see: above its root (chroot).
  *
- * Threads: any thread. Reads /proc, which may wait for who is looked at: hold
- * no lock.
+ * Threads: any thread. Reads /proc: hold no lock.
  */
 #ifndef FUSE_CLOSER_H
 #define FUSE_CLOSER_H
@@ -25,12 +24,11 @@ struct callers;
 struct closer_file {
 	dev_t dev; /* of the mount; 0: not known */
 	uint64_t ino; /* as stat(2) shows it */
-	const char *name; /* in its folder */
 };
 
 /*
- * Is the file open to write, by this name, in the process of the thread pid, or
- * in one above it? False where that cannot be known.
+ * Is the file open to write in the process of the thread pid, or in one above
+ * it? False where that cannot be known.
  */
 bool closer_goes_on(const struct callers *c, pid_t pid,
 		    const struct closer_file *file);

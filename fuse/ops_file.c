@@ -263,11 +263,11 @@ static void forget_tail(fuse_req_t req, struct inode *in, uint64_t end)
 }
 
 /* Whoever asks; see closer.h. */
-static bool goes_on(void *arg, uint64_t number, const char *name)
+static bool goes_on(void *arg, uint64_t number)
 {
 	fuse_req_t req = arg;
 	struct fs *fs = fs_of(req);
-	const struct closer_file file = { atomic_load(&fs->dev), number, name };
+	const struct closer_file file = { atomic_load(&fs->dev), number };
 
 	return closer_goes_on(fs->callers, fuse_req_ctx(req)->pid, &file);
 }

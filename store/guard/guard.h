@@ -161,10 +161,10 @@ void guard_named(struct guard *g, uint64_t parent, const char *name,
 		 bool looked);
 /*
  * Does whoever closes a descriptor have the file open to write by another one,
- * so that this close ends nothing? number, name: as the table has them.
+ * so that this close ends nothing? number: as the table has it.
  */
 struct guard_closer {
-	bool (*goes_on)(void *arg, uint64_t number, const char *name);
+	bool (*goes_on)(void *arg, uint64_t number);
 	void *arg;
 };
 /*

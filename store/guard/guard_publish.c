@@ -316,7 +316,7 @@ static int close_stray(struct guard_visit *v, struct inode *in,
 
 static bool goes_on(const struct guard_closer *by, const struct guard_attr *a)
 {
-	return by && by->goes_on(by->arg, a->number, a->name);
+	return by && by->goes_on(by->arg, a->number);
 }
 
 static void set_closed(struct guard_step *step, const struct inode *in,

@@ -41,7 +41,17 @@ def a_close_that_ends_nothing_is_not_told_of(m):
         same(get(tracker), text)
     ck.sh("bash", "-ec", f"(printf 0; /bin/true; printf 2) > {tracker}")
     same(get(tracker), b"02")
+    # By another name, and in the middle of an exec, which closes it.
+    os.link(tracker, os.path.join(run, "counter"))
+    ck.sh("bash", "-ec", f"echo 1 > {run}/counter")
+    same(get(tracker), b"1\n")
+    os.unlink(os.path.join(run, "counter"))
     whole = single_torch(1)[""]
+    with open(m.path("step_1.pt"), "wb", buffering=0) as f:
+        f.write(whole[:700])
+        assert not os.get_inheritable(f.fileno())
+        os.system("true")
+        f.write(whole[700:])
     for path, text in ((m.path("step_1.pt"), whole), (tracker, said)):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for half in (text[:len(text) // 2], text[len(text) // 2:]):

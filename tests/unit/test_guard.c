@@ -430,11 +430,10 @@ static struct live guarded_kind(unsigned kind, bool hold_drain)
 	return l;
 }
 
-static bool has_no_other(void *arg, uint64_t number, const char *name)
+static bool has_no_other(void *arg, uint64_t number)
 {
 	(void)arg;
 	(void)number;
-	(void)name;
 	return false;
 }
 
