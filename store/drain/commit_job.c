@@ -433,8 +433,6 @@ static void job_publish(struct drain *d, struct pending *p)
 	/* Does the stage still hold what the work has read? */
 	same = w->kind != WORK_OF_OPEN &&
 	       (w->kind == WORK_OF_IMAGE || !work_is_disturbed(w));
-	/* The next daemon gives back what may be mapped: a record says so. */
-	p->hold_punch = j->mapped;
 	clean = same && f->stage == j->stage && publish_stage_locked(d, p);
 	TAILQ_INIT(&p->ended);
 	drain_seen(d, j, clean, same, &p->ended);

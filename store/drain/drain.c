@@ -316,8 +316,6 @@ struct stage *drain_replace(struct drain *d, struct inode *in,
 			after = TAILQ_NEXT(v, by_file);
 			if (keeps_place(job_of(v), s)) {
 				order_replace(&d->order, v);
-				job_of(v)->mapped =
-					in->file->state.left != LEFT_NOBODY;
 				cond_signal(&d->work);
 				kept = true;
 			} else if (!v->replaced && version_pending(v)) {

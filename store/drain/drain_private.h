@@ -38,8 +38,6 @@ struct drain_job {
 	int64_t due_ns; /* v is idle: when it goes on by itself */
 	int64_t since_ns; /* when it was made; never changed */
 	bool closed; /* it is for a close, which had no place for it, too */
-	/* Its stage was replaced, and may be mapped. in->lock, too. */
-	bool mapped;
 	uint64_t close_size; /* the stage when it was closed last ... */
 	int64_t close_mtime_ns;
 };

@@ -149,6 +149,11 @@ int image_stat(struct images *im, const struct image *i, struct stat *ret);
  * told that it is so: ask again later.
  */
 bool image_is_left(struct images *im, struct image *i);
+/*
+ * The same of who opened it in passthrough of this daemon. Where nobody can be
+ * asked, without leases, whoever opened it has it still.
+ */
+bool image_is_had(struct images *im, struct image *i);
 /* From now on that can be said of those that this daemon gave out, too. */
 void images_end(struct images *im);
 /* lease_ask() of its file. */

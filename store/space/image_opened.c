@@ -2,7 +2,8 @@
  * image_opened.c - who has an image open or mapped past the daemon. Passthrough
  * gives a file's descriptor to the kernel, and its mappings outlive the close:
  * of this daemon's own opens is kept which inode had them (opened_by), and of
- * those of an earlier one nothing is known, so a lease asks the kernel.
+ * those of an earlier one nothing is known. In both cases a lease asks the
+ * kernel before bytes go.
  */
 #include "store/space/image.h"
 
@@ -17,6 +18,30 @@ void images_end(struct images *im)
 	im->ending = true;
 }
 
+/* 1: nobody has it; 0: somebody may; else nobody can be asked. */
+static int ask(struct images *im, struct image *i)
+{
+	int rc;
+
+	(void)image_unmap_idle(im, i); /* our own mapping is no reason */
+	rc = image_ask(im, i, LEASE_NOBODY);
+	return rc == -EMFILE || rc == -ENFILE ? 0 : rc;
+}
+
+bool image_is_had(struct images *im, struct image *i)
+{
+	bool opened;
+	int rc;
+
+	{
+		HOLD(&im->lock);
+		opened = i->opened_by != 0;
+	}
+	/* It stays noted: its file may be another one's in this moment. */
+	rc = opened ? ask(im, i) : 1;
+	return rc != 1 && rc != -ENOENT;
+}
+
 bool image_is_left(struct images *im, struct image *i)
 {
 	uint8_t bit = (uint8_t)(1u << (i->id % 8));
@@ -29,9 +54,8 @@ bool image_is_left(struct images *im, struct image *i)
 				     (im->free_of_old[i->id / 8] & bit))))
 			return false;
 	}
-	(void)image_unmap_idle(im, i); /* our own mapping is no reason */
-	rc = image_ask(im, i, LEASE_NOBODY);
-	if (rc == 0 || rc == -EMFILE || rc == -ENFILE)
+	rc = ask(im, i);
+	if (rc == 0)
 		return true;
 	HOLD(&im->lock);
 	if (rc == 1 && i->id < im->free_of_old_end)

@@ -36,7 +36,7 @@ struct reclaim {
 	struct cond work, idle;
 	struct ranges ranges;
 	struct ranges refused; /* what found the disk full */
-	struct ranges left; /* somebody has the image: see image_is_left() */
+	struct ranges left; /* somebody has the image: see image_opened.c */
 	int64_t left_due_ns; /* when they are asked again */
 	TAILQ_HEAD(, reclaim_ticket) tickets; /* oldest first */
 	uint64_t next_ticket;
@@ -271,7 +271,8 @@ static int reclaim_one(struct reclaim *r, const struct punch_plan *p)
 		dead = p->image->dead;
 	}
 	if (p->count > 0 && !p->empty)
-		rc = image_is_left(r->images, p->image)
+		rc = image_is_left(r->images, p->image) ||
+				     image_is_had(r->images, p->image)
 			     ? -EBUSY
 			     : punch_holes(r->images, p, &freed);
 	if (rc == 0 && p->empty && !dead) {

@@ -23,7 +23,7 @@
 #define RESERVE_ROOM_BYTES (UINT64_C(256) << 20)
 /* An open of the database makes some ten files, and one for each table. */
 #define RESERVE_INODES 32u
-#define RESERVE_ROOM_INODES (16u * RESERVE_INODES)
+#define RESERVE_ROOM_INODES (UINT64_C(16) * RESERVE_INODES)
 #define INODE_NAME_BYTES 12
 
 /* --- inodes --------------------------------------------------------------- */
