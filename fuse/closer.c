@@ -15,7 +15,6 @@
 #include "fuse/caller.h"
 #include "fuse/place.h"
 #include "store/base/dir.h"
-#include "store/base/scope.h"
 
 /* More processes above one are not looked at. */
 #define ABOVE_MAX 64

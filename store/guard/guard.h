@@ -47,9 +47,9 @@
  * user.ckptfs.structure_policy on a folder counts for what is below it.
  *
  * What a writer left who was there when the daemon was killed is looked at when
- * the next one takes it over, a tracker before it becomes durable. Before a call
- * is refused the kernel is asked for what it alone has of the files (mappings,
- * without passthrough).
+ * the next one takes it over, a tracker before it becomes durable. Before a
+ * call is refused the kernel is asked for what it alone has of the files
+ * (mappings, without passthrough).
  *
  * Names and files are those of a table (guard_table.h): the store's own, or of
  * a directory that nodes share. There a step may have parts whose bytes another
@@ -170,13 +170,13 @@ struct guard_closer {
 /*
  * A file that was written is about to be closed, or to be synced (by NULL): 0,
  * or -EUCLEAN, when it is a tracker, which then has its durable content again,
- * or, closed, a step by itself, which stays as it is. 1: a tracker that would be
- * refused if need be, and whose closer goes on: it is not closed yet. A child that a half
- * written file was left to may close it as well, so of that nothing is said
- * before guard_released(): a writer is gone, of all handles. It follows on each
- * file_release() of a handle that was opened to write, also of one that nobody
- * was told of: the thread passes over what is being written then, and waits for
- * that call. -EINTR as above.
+ * or, closed, a step by itself, which stays as it is. 1: a tracker that would
+ * be refused if need be, and whose closer goes on: it is not closed yet. A
+ * child that a half written file was left to may close it as well, so of that
+ * nothing is said before guard_released(): a writer is gone, of all handles. It
+ * follows on each file_release() of a handle that was opened to write, also of
+ * one that nobody was told of: the thread passes over what is being written
+ * then, and waits for that call. -EINTR as above.
  */
 int guard_close(struct guard *g, struct inode *in,
 		const struct guard_closer *by);
