@@ -18,6 +18,11 @@
 #include "store/space/held.h"
 #include "store/store.h"
 
+/* A thousand closes a second are this many in 34 years. */
+#define PLACES_OF_A_MOUNT (UINT64_C(1) << 40)
+/* So much newer than the database a stage may be; else it is damaged. */
+#define PLACES_AHEAD_MAX (PLACES_OF_A_MOUNT << 12)
+
 /* Inode numbers collected from one key space. */
 struct ino_list {
 	uint64_t *at;
@@ -228,8 +233,7 @@ static int adopt_one(struct store *st, const struct found_list *l, size_t i,
 		leave_held(st, f);
 	stage_own(&st->stages, f->stage, in->attr.uid);
 	if (f->slot.earlier) { /* keeps both references */
-		rc = drain_resume_earlier(st->drain, in, f->stage,
-					  f->slot.close_order);
+		rc = drain_resume(st->drain, in, f->stage, f->slot.close_order);
 		if (rc == 0) {
 			*ret_dirty = true;
 			return 0;
@@ -270,23 +274,62 @@ static void inherit_places(struct found_list *l)
 	}
 }
 
-static int adopt_stages(struct store *st)
+/*
+ * A mount gives places from a range of its own, so that none is given twice,
+ * and what is closed later has the greater one, also across a power cut, of
+ * which nothing is left but what the database has. A database that was put back
+ * from a copy may have less than what was found. An older ckptfs counted what
+ * is staged and what waits for a shared directory apart: what is staged is
+ * later.
+ */
+static int begin_places(struct store *st, struct found_list *l)
 {
-	struct found_list l = { 0 };
-	size_t dirty = 0;
-	int rc;
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct key k = key_meta(META_NEXT_PLACE);
+	uint64_t first = PLACES_OF_A_MOUNT, most;
+	int rc = u64_load(st->kv, k, &first);
+	bool is_old = rc == -ENOENT;
 
-	rc = stages_adopt(&st->stages, found_add, &l);
-	inherit_places(&l);
-	if (l.count > 0)
-		qsort(l.at, l.count, sizeof(*l.at), found_compare);
-	for (size_t i = 0; rc == 0 && i < l.count; i++) {
+	if (rc < 0 && !is_old)
+		return rc;
+	most = first + PLACES_AHEAD_MAX;
+	if (most < first)
+		return -EUCLEAN;
+	for (size_t i = 0; i < l->count; i++) {
+		uint64_t *place = &l->at[i].slot.close_order;
+
+		if (is_old && *place != 0 && *place < PLACES_OF_A_MOUNT / 2)
+			*place += PLACES_OF_A_MOUNT / 2;
+		if (*place > most) {
+			*place = 0;
+			SLOT_SET(l->at[i].stage->slot, close_order, 0);
+		}
+		if (first <= *place)
+			first = *place + 1;
+	}
+	u64_save(b, k, first + PLACES_OF_A_MOUNT);
+	rc = kv_write(st->kv, b);
+	if (rc == 0)
+		rc = kv_sync(st->kv);
+	if (rc == 0)
+		drain_begin_places(st->drain, first);
+	return rc;
+}
+
+static int adopt_found(struct store *st, struct found_list *l)
+{
+	size_t dirty = 0;
+	int rc = 0;
+
+	inherit_places(l);
+	if (l->count > 0)
+		qsort(l->at, l->count, sizeof(*l->at), found_compare);
+	for (size_t i = 0; rc == 0 && i < l->count; i++) {
 		bool one;
 
-		rc = adopt_one(st, &l, i, &one);
+		rc = adopt_one(st, l, i, &one);
 		dirty += one;
 	}
-	free(l.at);
 	if (dirty > 0)
 		log_info("%s: took over %zu staged file%s that the last mount "
 			 "had not made durable yet",
@@ -353,12 +396,18 @@ static int each_ino(struct store *st, char kind,
 
 int recover(struct store *st, bool adopted)
 {
+	struct found_list l = { 0 };
 	int rc = 0;
 
 	/* Before new ones are made, which could get their numbers. */
 	stages_sweep(&st->stages);
 	if (adopted)
-		rc = adopt_stages(st);
+		rc = stages_adopt(&st->stages, found_add, &l);
+	if (rc == 0)
+		rc = begin_places(st, &l);
+	if (rc == 0)
+		rc = adopt_found(st, &l);
+	free(l.at);
 	if (rc == 0)
 		rc = each_ino(st, 'U', remove_uncommitted);
 	if (rc == 0)

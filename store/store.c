@@ -290,22 +290,22 @@ static void each_second(void *arg)
 	reserve_look(&st->reserve);
 }
 
-/* --- what the committer calls; see store_hooks --- */
+/* --- what else the drain calls; see store_hooks --- */
 
-static void committing(void *arg, struct kv_batch *b, uint64_t ino)
+static bool committing(void *arg, struct kv_batch *b, uint64_t ino,
+		       uint64_t place)
 {
 	const struct store_hooks *h = &((struct store *)arg)->hooks;
 
-	if (h->committing)
-		h->committing(h->arg, b, ino);
+	return h->committing && h->committing(h->arg, b, ino, place);
 }
 
-static void committed(void *arg, uint64_t ino)
+static void tell_place(void *arg, uint64_t ino, uint64_t place, bool holds)
 {
 	const struct store_hooks *h = &((struct store *)arg)->hooks;
 
-	if (h->committed)
-		h->committed(h->arg, ino);
+	if (h->tell_place)
+		h->tell_place(h->arg, ino, place, holds);
 }
 
 static int open_drain(struct store *st)
@@ -325,7 +325,7 @@ static int open_drain(struct store *st)
 		.ask_left = ask_left,
 		.each_second = each_second,
 		.committing = committing,
-		.committed = committed,
+		.tell_place = tell_place,
 	};
 
 	return drain_new(st->kv, &st->images, &st->stages, st->inodes,

@@ -79,8 +79,9 @@ struct store_options {
 struct store_hooks {
 	void *arg;
 	/* See drain_options. */
-	void (*committing)(void *arg, struct kv_batch *b, uint64_t ino);
-	void (*committed)(void *arg, uint64_t ino);
+	bool (*committing)(void *arg, struct kv_batch *b, uint64_t ino,
+			   uint64_t place);
+	void (*tell_place)(void *arg, uint64_t ino, uint64_t place, bool holds);
 	/*
 	 * A file gets another number, as names_renumber() has it: that is about
 	 * to be written with b; it is.

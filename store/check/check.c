@@ -60,6 +60,7 @@ static int check_setting(struct check *c, const struct check_record *r)
 	} known[] = {
 		{ META_NEXT_INO, &c->next_ino },
 		{ META_NEXT_IMAGE, &c->next_image },
+		{ META_NEXT_PLACE, &count },
 		{ META_UNFINISHED, &c->unfinished_from },
 		{ META_FILES, &count },
 		{ META_LOGICAL, &count },

@@ -53,6 +53,8 @@
 
 #define META_NEXT_INO "next_ino" /* u64: first number not handed out */
 #define META_NEXT_IMAGE "next_image" /* u64, likewise */
+/* u64: first place in the order of closes that no mount has for itself. */
+#define META_NEXT_PLACE "next_place"
 /*
  * u64: images without an I record, of this number or a later one below
  * META_NEXT_IMAGE, are what a daemon had not finished. Any other without one is

@@ -19,6 +19,7 @@
 struct pending { /* one job in the group, between write and sync */
 	struct drain_job *j;
 	struct work *w;
+	uint64_t place; /* among the closes */
 	unsigned older; /* versions of its file that it supersedes */
 	struct content_ref *content;
 	struct ref_changes changes;
@@ -242,11 +243,12 @@ static uint64_t next_generation(const struct pending *p)
 }
 
 /* Who wants to know of it adds what goes with it. */
-static void tell_committing(struct drain *d, struct kv_batch *b,
-			    const struct inode *in)
+static bool tell_committing(struct drain *d, struct kv_batch *b,
+			    const struct pending *p)
 {
-	if (d->options.committing)
-		d->options.committing(d->options.arg, b, in->ino);
+	return d->options.committing &&
+	       d->options.committing(d->options.arg, b, p->j->in->ino,
+				     p->place);
 }
 
 /* The same bytes were written again: only the time of it may be new. */
@@ -257,7 +259,7 @@ static int write_time(struct drain *d, struct kv_batch *b, struct pending *p)
 	int rc;
 
 	if (p->w->mtime_ns == old->mtime_ns)
-		return 1;
+		return tell_committing(d, b, p) ? kv_write(d->kv, b) : 1;
 	c.generation = next_generation(p);
 	c.mtime_ns = p->w->mtime_ns;
 	c.extents = calloc(old->extent_count + 1, sizeof(*c.extents));
@@ -267,7 +269,7 @@ static int write_time(struct drain *d, struct kv_batch *b, struct pending *p)
 		memcpy(c.extents, old->extents,
 		       old->extent_count * sizeof(*c.extents));
 	content_save(b, key_ino('F', p->j->in->ino), &c);
-	tell_committing(d, b, p->j->in);
+	(void)tell_committing(d, b, p);
 	p->content = content_ref_new(&c);
 	rc = p->content ? kv_write(d->kv, b) : -ENOMEM;
 	work_written(p->w, rc);
@@ -329,7 +331,7 @@ static int job_write(struct drain *d, struct pending *p)
 		rc = changes_apply(d, b, &p->changes);
 	if (rc == 0) {
 		put_records(d, b, w, &c, old);
-		tell_committing(d, b, j->in);
+		(void)tell_committing(d, b, p);
 		give_own_copies_back(d, b, w);
 	}
 	if (rc == 0)
@@ -492,6 +494,7 @@ static unsigned write_group(struct drain *d, struct drain_taken taken,
 		}
 		p[n] = (struct pending){ .j = taken.j,
 					 .w = taken.j->work,
+					 .place = taken.place,
 					 .older = taken.older };
 		rc = job_write(d, &p[n]);
 		*ret_wrote = *ret_wrote || rc == 0;
@@ -518,15 +521,11 @@ void commit_jobs(struct drain *d, const struct drain_taken *first)
 	if (rc < 0 && wrote) /* it is tried again as if it was not written */
 		kv_condemn(d->kv);
 	for (unsigned i = 0; i < n; i++) {
-		uint64_t ino = p[i].j->in->ino;
-
 		if (rc < 0) {
 			job_give_back(d, &p[i], rc);
 		} else {
 			job_publish(d, &p[i]);
 			job_published(d, &p[i]);
-			if (d->options.committed)
-				d->options.committed(d->options.arg, ino);
 		}
 		pending_release(&p[i]);
 	}

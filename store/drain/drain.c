@@ -117,13 +117,24 @@ static void job_close_locked(struct drain_job *j, const struct stat *sb)
 }
 
 /*
- * The file was closed: j has the last place there is. One that is too long to
- * be stored has none, or nothing would be durable after it: passthrough lets a
- * program write anywhere.
+ * Nothing would be durable after what cannot be stored, so it has no place:
+ * passthrough lets a program write anywhere.
+ */
+static bool is_too_long(const struct stat *sb)
+{
+	return (uint64_t)sb->st_size > CUT_FILE_BYTES_MAX;
+}
+
+/*
+ * The file was closed: j has the last place there is. No close(2) tells of what
+ * is left when the last writer goes, so that has the place of the one before.
  */
 static void job_place_locked(struct drain *d, struct drain_job *j,
-			     const struct stat *sb)
+			     const struct stat *sb, enum close_kind kind)
 {
+	const struct stage_slot *slot = j->stage->slot;
+	uint64_t before = slot ? SLOT_GET(slot, close_order) : 0;
+
 	/* Sealed bytes are those that got the place: it is theirs. */
 	if (j->v.place && j->stage->sealed)
 		return;
@@ -131,26 +142,17 @@ static void job_place_locked(struct drain *d, struct drain_job *j,
 		cond_signal(&d->commit); /* those behind its old one */
 	j->result = 0;
 	job_close_locked(j, sb);
-	if ((uint64_t)sb->st_size > CUT_FILE_BYTES_MAX)
+	if (is_too_long(sb))
 		order_unplace(&d->order, &j->v);
+	else if (kind == CLOSE_LEFT && before != 0)
+		order_resume(&d->order, &j->v, before);
 	else
 		order_place(&d->order, &j->v);
+	if (kind == CLOSE_LEFT) /* who waited for that place waits on */
+		order_want_soon(&j->v);
 	if (j->stage->slot)
 		SLOT_SET(j->stage->slot, close_order, j->v.place);
-}
-
-/*
- * Has what is in flight the place for these very bytes? Then they keep it, also
- * in the slot, when they are drained once more: somebody came between, but did
- * not change them.
- */
-static bool has_place(const struct file *f, const struct stat *sb)
-{
-	const struct drain_job *j = job_of(f->versions.in_flight);
-
-	return j && !j->v.replaced && j->v.place && j->stage == f->stage &&
-	       j->close_size == (uint64_t)sb->st_size &&
-	       j->close_mtime_ns == io_ns(&sb->st_mtim);
+	job_tell_place_locked(d, j->in);
 }
 
 /*
@@ -187,10 +189,8 @@ static struct drain_job *job_for_locked(struct drain *d, struct inode *in,
 	} else if (j->v.state != VERSION_FAILED) {
 		job_wake_locked(d, j);
 	}
-	if (kind != CLOSE_NOT && !(kind == CLOSE_LEFT && has_place(f, sb)))
-		job_place_locked(d, j, sb);
-	else if (kind != CLOSE_NOT && !j->v.place)
-		job_close_locked(j, sb);
+	if (kind != CLOSE_NOT)
+		job_place_locked(d, j, sb, kind);
 	return job_ref(j);
 }
 
@@ -255,29 +255,46 @@ void drain_released(struct drain *d, struct inode *in)
 		drain_job_put(d, job_for(d, in, CLOSE_LEFT, &rc));
 }
 
-int drain_resume(struct drain *d, struct inode *in, uint64_t order)
+void drain_begin_places(struct drain *d, uint64_t first)
 {
-	{
-		HOLD(&d->lock);
-		order_resume(&d->order, order);
-	}
-	return drain_closed(d, in, true);
+	HOLD(&d->lock);
+	order_begin(&d->order, first);
 }
 
-int drain_resume_earlier(struct drain *d, struct inode *in, struct stage *s,
-			 uint64_t order)
+uint64_t drain_draw_place(struct drain *d)
+{
+	HOLD(&d->lock);
+	return order_draw(&d->order);
+}
+
+uint64_t drain_place_of(struct drain *d, struct inode *in)
+{
+	bool holds;
+
+	HOLD(&in->lock);
+	HOLD(&d->lock);
+	return in->file ? job_place_of_locked(in->file, &holds) : 0;
+}
+
+int drain_resume(struct drain *d, struct inode *in, struct stage *s,
+		 uint64_t place)
 {
 	struct drain_job *j = job_new(in, s);
+	struct stat sb;
 
 	if (!j)
 		return -ENOMEM;
+	memset(&sb, 0, sizeof(sb));
+	(void)stage_stat(d->stages, s, &sb);
 	HOLD(&in->lock);
 	HOLD(&d->lock);
 	in->file->unwritten = 0; /* as file_adopt() */
-	order_resume(&d->order, order);
 	order_add(&d->order, &j->v, &in->file->versions, VERSION_QUEUED);
-	order_place(&d->order, &j->v);
-	order_replace(&d->order, &j->v);
+	job_close_locked(j, &sb);
+	if (place != 0 && !is_too_long(&sb))
+		order_resume(&d->order, &j->v, place);
+	if (in->file->stage != s)
+		order_replace(&d->order, &j->v);
 	SLOT_SET(s->slot, close_order, j->v.place);
 	cond_signal(&d->work);
 	return 0;

@@ -38,11 +38,20 @@ struct drain_options {
 	bool (*ask_left)(void *arg); /* see drain_ask_left(); true: again */
 	void (*each_second)(void *arg);
 	/*
-	 * By the committer, with `arg`; NULL: nobody. A version of the file is
-	 * about to be written with b; it is durable.
+	 * With `arg`; NULL: nobody. By the committer: a version of the file is
+	 * about to be written with b. This is its place; one that was not
+	 * closed has got one after all others. True: b has got something for
+	 * it.
 	 */
-	void (*committing)(void *arg, struct kv_batch *b, uint64_t ino);
-	void (*committed)(void *arg, uint64_t ino);
+	bool (*committing)(void *arg, struct kv_batch *b, uint64_t ino,
+			   uint64_t place);
+	/*
+	 * By any thread, with drain.lock: the newest that was closed of the
+	 * file, and is not durable, has this place; it holds up what was closed
+	 * after it, unless it failed. 0: what was closed of it is durable,
+	 * deleted or open again. It takes no lock above drain.lock.
+	 */
+	void (*tell_place)(void *arg, uint64_t ino, uint64_t place, bool holds);
 };
 /* Work may be given to it from now on. */
 int drain_new(struct kv *kv, struct images *images, struct stages *stages,
@@ -69,14 +78,22 @@ void drain_released(struct drain *d, struct inode *in);
  * soon at first. See drain_options.ask_left.
  */
 void drain_ask_left(struct drain *d);
-/* The same for a stage found at the start, in its old place. */
-int drain_resume(struct drain *d, struct inode *in, uint64_t order);
 /*
- * The same for one that had been replaced by another when the last daemon
- * died. Takes over the references to the stage and, for it, to the inode.
+ * Before any version is: no place from `first` on was given by an earlier
+ * daemon.
  */
-int drain_resume_earlier(struct drain *d, struct inode *in, struct stage *s,
-			 uint64_t order);
+void drain_begin_places(struct drain *d, uint64_t first);
+/*
+ * What an earlier daemon had closed has its stage and its place again. If the
+ * file has another stage, s had been replaced: the references to the stage and,
+ * for it, to the inode are taken over.
+ */
+int drain_resume(struct drain *d, struct inode *in, struct stage *s,
+		 uint64_t place);
+/* A place after all that were given, which no version has. */
+uint64_t drain_draw_place(struct drain *d);
+/* What tell_place() would say of the file now; see drain_options. */
+uint64_t drain_place_of(struct drain *d, struct inode *in);
 
 /*
  * Returns when all that was written to the file before the call is durable,

@@ -153,6 +153,7 @@ static void failed_locked(struct drain *d, struct drain_job *j, int rc,
 		j->result = rc;
 		j->due_ns = mono_ns() + RETRY_NS;
 		order_fail(&d->order, &j->v);
+		job_tell_place_locked(d, j->in);
 		cond_signal(&d->tick);
 		workers_wake_locked(d); /* older ones of its file */
 	}
@@ -227,6 +228,7 @@ bool drain_take_locked(struct drain *d, struct drain_taken *ret)
 	if (!ret->j)
 		return false;
 	ret->older = order_older(&ret->j->v);
+	ret->place = ret->j->v.place ? ret->j->v.place : order_draw(&d->order);
 	show_older_locked(ret->j, false);
 	return true;
 }
@@ -266,6 +268,7 @@ void drain_seen(struct drain *d, struct drain_job *j, bool clean, bool same,
 				       ended);
 	}
 	order_seen(&d->order, &j->v);
+	job_tell_place_locked(d, j->in);
 	for (v = TAILQ_NEXT(&j->v, by_file); v; v = TAILQ_NEXT(v, by_file))
 		if (job_of(v)->failures > 0)
 			return;

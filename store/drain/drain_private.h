@@ -107,6 +107,9 @@ void job_wake_locked(struct drain *d, struct drain_job *j);
 /* Somebody waits for it, and then not any more. drain.lock alone is held. */
 void job_want_locked(struct drain *d, struct drain_job *j);
 void job_leave_locked(struct drain *d, struct drain_job *j);
+/* See drain_options.tell_place; drain.lock alone is held. */
+uint64_t job_place_of_locked(const struct file *f, bool *ret_holds);
+void job_tell_place_locked(struct drain *d, const struct inode *in);
 /* Has no other job the stage that j's file had before? */
 bool job_is_last_of_stage(const struct drain_job *j);
 /*
@@ -152,6 +155,7 @@ void drain_fail(struct drain *d, struct drain_job *j, int rc);
 struct drain_taken {
 	struct drain_job *j;
 	bool makes_way; /* for drain_void(); else it may be committed */
+	uint64_t place; /* its own, or one that was drawn */
 	unsigned older; /* versions of its file that it supersedes */
 };
 /*

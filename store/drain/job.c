@@ -40,7 +40,11 @@ struct drain_job *job_new(struct inode *in, struct stage *stage)
 
 void job_wake_locked(struct drain *d, struct drain_job *j)
 {
+	bool was_empty = j->v.state == VERSION_EMPTY;
+
 	order_wake(&d->order, &j->v);
+	if (was_empty)
+		job_tell_place_locked(d, j->in);
 	cond_signal(&d->work);
 }
 
@@ -63,6 +67,31 @@ void job_leave_locked(struct drain *d, struct drain_job *j)
 	cond_signal(&d->commit);
 }
 
+/* What is empty was perhaps not closed for good: `cmd >file` in a shell. */
+uint64_t job_place_of_locked(const struct file *f, bool *ret_holds)
+{
+	struct version *v;
+
+	*ret_holds = false;
+	TAILQ_FOREACH_REVERSE(v, &f->versions.list, version_list, by_file)
+	if (v->place != 0) {
+		if (v->state == VERSION_SEEN || v->state == VERSION_EMPTY)
+			return 0;
+		*ret_holds = job_of(v)->failures == 0;
+		return v->place;
+	}
+	return 0;
+}
+
+void job_tell_place_locked(struct drain *d, const struct inode *in)
+{
+	bool holds;
+	uint64_t place = job_place_of_locked(in->file, &holds);
+
+	if (d->options.tell_place)
+		d->options.tell_place(d->options.arg, in->ino, place, holds);
+}
+
 bool job_is_last_of_stage(const struct drain_job *j)
 {
 	struct version *v;
@@ -82,6 +111,7 @@ void job_end_locked(struct drain *d, struct drain_job *j, enum version_state to,
 		SLOT_SET(j->stage->slot, dirty, 0);
 	}
 	order_end(&d->order, &j->v, to);
+	job_tell_place_locked(d, j->in);
 	TAILQ_INSERT_TAIL(ended, &j->v, by_state);
 	j->result = result;
 	cond_broadcast(&d->moved);

@@ -134,7 +134,7 @@ void order_place(struct order *o, struct version *v)
 {
 	CHECK(version_pending(v));
 	unplace(o, v);
-	v->place = o->next_place++;
+	v->place = order_draw(o);
 	TAILQ_INSERT_TAIL(&o->placed, v, by_place);
 }
 
@@ -144,10 +144,29 @@ void order_unplace(struct order *o, struct version *v)
 	unplace(o, v);
 }
 
-void order_resume(struct order *o, uint64_t place)
+void order_begin(struct order *o, uint64_t first)
 {
-	if (place > o->next_place)
-		o->next_place = place;
+	CHECK(first >= o->next_place);
+	o->next_place = first;
+}
+
+void order_resume(struct order *o, struct version *v, uint64_t place)
+{
+	struct version *u = TAILQ_LAST(&o->placed, version_queue);
+
+	CHECK(version_pending(v) && v->place == 0 && place < o->next_place);
+	v->place = place;
+	while (u && u->place > place)
+		u = TAILQ_PREV(u, version_queue, by_place);
+	if (u)
+		TAILQ_INSERT_AFTER(&o->placed, u, v, by_place);
+	else
+		TAILQ_INSERT_HEAD(&o->placed, v, by_place);
+}
+
+uint64_t order_draw(struct order *o)
+{
+	return o->next_place++;
 }
 
 void order_inherit(struct order *o, struct version *from, struct version *to)

@@ -15,12 +15,13 @@
  *                               +----------+----------+---------+
  *
  * What order_take() gives to the committer keeps this: a version with a place
- * follows all that have smaller ones. Each of these is committed, or given to
- * him before, or it ended (deleted, or written over by something newer); one
- * that fails, or is drained again, stops all that are younger at once. Only
- * what somebody waits for (order_want()) overtakes, alone: older versions of
- * its file do not come along, and end when it is durable. Who goes before that
- * (order_leave()) leaves it its turn, if it has one.
+ * follows all that have smaller ones and are there when it is taken. Each of
+ * these is committed, or given to him before, or it ended (deleted, or written
+ * over by something newer); one that fails, or is drained again, stops all that
+ * are younger at once. Only what somebody waits for (order_want()) overtakes,
+ * alone: older versions of its file do not come along, and end when it is
+ * durable. Who goes before that (order_leave()) leaves it its turn, if it has
+ * one.
  *
  * Of each file one version is in flight at a time, the oldest, or the oldest
  * that somebody waits for. Committed is therefore never an older one over a
@@ -103,11 +104,15 @@ void order_add(struct order *o, struct version *v, struct versions *f,
 void order_place(struct order *o, struct version *v);
 /* v, which is pending, holds up nobody: it is never to be durable as it is. */
 void order_unplace(struct order *o, struct version *v);
+/* The next place is `first`: nobody has given it, or one above it, before. */
+void order_begin(struct order *o, uint64_t first);
 /*
- * The next place is `place`, which another daemon had given: who is killed here
- * leaves no two versions with one place. Ascending; given before, it is later.
+ * v, which is pending and has no place, has one that was given before: by
+ * another daemon, or to what was closed of its file.
  */
-void order_resume(struct order *o, uint64_t place);
+void order_resume(struct order *o, struct version *v, uint64_t place);
+/* A place after all that were given, which no version has. */
+uint64_t order_draw(struct order *o);
 /* `to`, of the same file, counts where `from` did, if it has no place. */
 void order_inherit(struct order *o, struct version *from, struct version *to);
 /* A pending v waits for its real close again, which is not there yet. */

@@ -219,10 +219,10 @@ bool file_is_used(struct files *fs, struct inode *in);
 
 /*
  * The stage of an earlier daemon becomes this inode's. Takes the reference. A
- * dirty one is drained in its place; order 0: it was not closed, and is not.
+ * dirty one is drained in its place; place 0: it was not closed, and is not.
  */
 int file_adopt(struct files *fs, struct inode *in, struct stage *s, bool dirty,
-	       uint64_t order);
+	       uint64_t place);
 
 /* Give this clean stage up, if nobody keeps it: a stage_evict_fn. */
 bool file_evict(struct files *fs, struct stage *s);

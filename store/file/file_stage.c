@@ -53,6 +53,7 @@ void file_dirtied(struct files *fs, struct stage *s)
 		return;
 	stage_unlist(fs->stages, s);
 	image_clear_clean(fs->images, s);
+	SLOT_SET(s->slot, close_order, 0); /* what was closed is durable */
 	SLOT_SET(s->slot, dirty, 1);
 }
 
@@ -186,7 +187,7 @@ void file_created(struct inode *in)
 }
 
 int file_adopt(struct files *fs, struct inode *in, struct stage *s, bool dirty,
-	       uint64_t order)
+	       uint64_t place)
 {
 	int rc = inode_load_file(fs->inodes, in);
 
@@ -205,7 +206,7 @@ int file_adopt(struct files *fs, struct inode *in, struct stage *s, bool dirty,
 	}
 	if (!dirty)
 		stage_list(fs->stages, s);
-	return dirty && order ? drain_resume(fs->drain, in, order) : 0;
+	return dirty && place ? drain_resume(fs->drain, in, s, place) : 0;
 }
 
 void file_replace_stage(struct files *fs, struct inode *in, struct stage *fresh)

@@ -8,8 +8,8 @@
  *
  *   M shared.uuid            the UUID of DIR
  *   M shared.file.N          of local file N: see encode()
- *   M shared.place.N         its place among the uploads, put by the committer
- *                            into the batch that makes a version durable
+ *   M shared.place.N         its place in the order of closes, put by the
+ *                            committer into the batch that makes it durable
  *
  * A record is there before the file in DIR is, and goes after it.
  */
@@ -387,44 +387,60 @@ void local_not_awaited(struct shared *s)
 	}
 }
 
-/* --- what the committer calls --------------------------------------------- */
+/* --- what the drain calls ------------------------------------------------- */
 
-void local_committing(void *arg, struct kv_batch *b, uint64_t ino)
+static struct node *find_to_upload_locked(struct shared *s, uint64_t ino)
 {
-	struct shared *s = arg;
-	struct node *n = node_get(s, ino);
-	uint64_t place;
+	struct node *n = node_find_locked(s, ino);
 
-	{
-		HOLD(&s->lock);
-		place = s->next_place++;
-		if (n && n->state != NODE_GONE)
-			queue_come_locked(s, n);
-	}
-	node_put(s, n);
-	u64_save(b, local_key(LOCAL_PLACE_KEY, ino), place);
+	return n && (n->state == NODE_PENDING || n->state == NODE_UPLOADING ||
+		     n->state == NODE_MAKING)
+		       ? n
+		       : NULL;
 }
 
-void local_committed(void *arg, uint64_t ino)
+/*
+ * What is durable is in the queue, or whole in DIR. What nobody has closed
+ * comes into it here, and holds back nobody.
+ */
+bool local_committing(void *arg, struct kv_batch *b, uint64_t ino,
+		      uint64_t place)
 {
 	struct shared *s = arg;
-	struct node *n = node_get(s, ino);
-	uint64_t place;
-	int rc;
+	struct node *n;
 
-	if (!n)
-		return;
-	rc = u64_load(s->st->kv, local_key(LOCAL_PLACE_KEY, ino), &place);
-	{
-		HOLD(&s->lock);
-		queue_came_locked(n);
-		cond_broadcast(&s->moved);
-		if (rc == 0 &&
-		    (n->state == NODE_PENDING || n->state == NODE_UPLOADING ||
-		     n->state == NODE_MAKING))
-			queue_add_locked(s, n, place);
+	u64_save(b, local_key(LOCAL_PLACE_KEY, ino), place);
+	HOLD(&s->lock);
+	n = find_to_upload_locked(s, ino);
+	if (n && !n->is_queued) {
+		n->is_staged = n->is_passed = true;
+		queue_add_locked(s, n, place);
 	}
-	node_put(s, n);
+	return true;
+}
+
+/*
+ * It is in the queue from its close on, so that what was closed after it, and
+ * is durable before, waits for it.
+ */
+void local_tell_place(void *arg, uint64_t ino, uint64_t place, bool holds)
+{
+	struct shared *s = arg;
+	struct node *n;
+
+	HOLD(&s->lock);
+	n = find_to_upload_locked(s, ino);
+	if (!n || (place == 0 && !n->is_staged))
+		return;
+	n->is_staged = place != 0;
+	if (n->is_staged) {
+		n->is_passed = !holds;
+		n->is_told = n->is_taken;
+		queue_add_locked(s, n, place);
+	} else {
+		cond_signal(&s->idle);
+	}
+	cond_broadcast(&s->moved);
 }
 
 /*
@@ -450,6 +466,7 @@ void local_renumbered(void *arg, uint64_t from, uint64_t to)
 {
 	struct shared *s = arg;
 	struct node *old = node_get(s, from), *fresh;
+	uint64_t place = drain_draw_place(s->st->drain);
 	struct inode *in;
 
 	if (!old)
@@ -470,7 +487,7 @@ void local_renumbered(void *arg, uint64_t from, uint64_t to)
 		fresh->awaited_ns = mono_ns() + LOCAL_AWAITED_NS;
 		fresh->since_ns = mono_ns();
 		/* As it is, should nobody open it. */
-		queue_add_locked(s, fresh, s->next_place++);
+		queue_add_locked(s, fresh, place);
 	}
 	node_put(s, fresh);
 	node_put(s, old);

@@ -380,6 +380,7 @@ static int load_one(struct shared *s, uint64_t ino,
 	struct inode *in;
 	struct stat sb;
 	uint64_t place;
+	bool staged;
 	int found = find_dir(s, r->dir, &parent), rc;
 
 	/* In the wrong place it could not be found any more. */
@@ -429,13 +430,15 @@ static int load_one(struct shared *s, uint64_t ino,
 	node_put(s, parent);
 	if (n->state == NODE_PENDING) {
 		load_place(s, n);
+		place = drain_place_of(s->st->drain, n->in);
+		staged = place != 0;
 		/* A file that was made, and is as it was made, has no place. */
-		if (u64_load(s->st->kv, local_key(LOCAL_PLACE_KEY, ino),
+		if (!staged &&
+		    u64_load(s->st->kv, local_key(LOCAL_PLACE_KEY, ino),
 			     &place) < 0)
-			place = s->next_place++;
+			place = drain_draw_place(s->st->drain);
 		HOLD(&s->lock);
-		if (s->next_place <= place)
-			s->next_place = place + 1;
+		n->is_staged = staged;
 		queue_add_locked(s, n, place);
 	}
 	node_put(s, n);
@@ -484,18 +487,6 @@ static int collect(void *arg, struct kv_slice key, struct kv_slice value)
 	return 0;
 }
 
-static int see_place(void *arg, struct kv_slice key, struct kv_slice value)
-{
-	struct shared *s = arg;
-	uint64_t place;
-
-	(void)key;
-	if (u64_decode(value.data, value.len, &place) == 0 &&
-	    s->next_place <= place)
-		s->next_place = place + 1;
-	return 0;
-}
-
 static int see_serial(void *arg, const char *name,
 		      const struct dirent_rec *entry, uint64_t cookie)
 {
@@ -515,11 +506,7 @@ int local_load(struct shared *s, char *why, size_t why_size)
 	int rc;
 
 	s->next_local = 1;
-	s->next_place = 1;
 	rc = names_list(s->st->names, ROOT_INO, 2, see_serial, s);
-	if (rc == 0)
-		rc = records_each(s->st->kv, key_meta(LOCAL_PLACE_KEY),
-				  see_place, s);
 	if (rc == 0)
 		rc = records_each(s->st->kv, key_meta(LOCAL_FILE_KEY), collect,
 				  &l);

@@ -21,7 +21,7 @@ static struct node_list *bucket_of(struct node_list *table, uint64_t key)
 		      NODE_BUCKETS];
 }
 
-static struct node *find_id_locked(struct shared *s, uint64_t id)
+struct node *node_find_locked(struct shared *s, uint64_t id)
 {
 	struct node *n;
 
@@ -52,7 +52,7 @@ struct node *node_get(struct shared *s, uint64_t id)
 	struct node *n;
 
 	HOLD(&s->lock);
-	n = find_id_locked(s, id);
+	n = node_find_locked(s, id);
 	return n ? node_ref_locked(n) : NULL;
 }
 
@@ -323,7 +323,6 @@ void node_take_over_locked(struct shared *s, struct node *fresh,
 void node_forget_local_locked(struct shared *s, struct node *n)
 {
 	queue_remove_locked(s, n);
-	queue_came_locked(n);
 	if (n->replaces) {
 		LIST_REMOVE(n, replacing);
 		n->replaces = false;

@@ -16,6 +16,8 @@ void queue_add_locked(struct shared *s, struct node *n, uint64_t place)
 	struct node *at;
 	bool wanted;
 
+	if (place < n->place)
+		place = n->place;
 	if (n->is_taken) { /* who has it puts it back with this place */
 		n->changed = true;
 		n->place = place;
@@ -70,20 +72,6 @@ void queue_read_locked(struct shared *s, struct node *n)
 	TAILQ_INSERT_TAIL(&s->kept, n, kept);
 }
 
-void queue_come_locked(struct shared *s, struct node *n)
-{
-	if (!n->is_coming)
-		LIST_INSERT_HEAD(&s->coming, n, coming);
-	n->is_coming = true;
-}
-
-void queue_came_locked(struct node *n)
-{
-	if (n->is_coming)
-		LIST_REMOVE(n, coming);
-	n->is_coming = false;
-}
-
 void queue_keep_locked(struct shared *s, struct node *n, uint64_t bytes)
 {
 	n->state = NODE_KEPT;
@@ -96,6 +84,7 @@ void queue_keep_locked(struct shared *s, struct node *n, uint64_t bytes)
 void queue_unkeep_locked(struct shared *s, struct node *n, enum node_state to)
 {
 	CHECK(n->state == NODE_KEPT);
+	n->is_passed = false;
 	n->state = to;
 	s->kept_bytes -= n->kept_bytes;
 	TAILQ_REMOVE(&s->kept, n, kept);

@@ -165,7 +165,6 @@ int shared_open(struct store *st, const struct shared_options *o,
 	TAILQ_INIT(&s->queue);
 	TAILQ_INIT(&s->kept);
 	TAILQ_INIT(&s->seen);
-	LIST_INIT(&s->coming);
 	s->st = st;
 	s->home = SHARED_HOME_NONE;
 	s->as_root = geteuid() == 0;
@@ -208,7 +207,7 @@ int shared_open(struct store *st, const struct shared_options *o,
 	}
 	st->hooks = (struct store_hooks){ .arg = s,
 					  .committing = local_committing,
-					  .committed = local_committed,
+					  .tell_place = local_tell_place,
 					  .renumbering = local_renumbering,
 					  .renumbered = local_renumbered };
 	steps_begin(s);

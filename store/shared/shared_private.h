@@ -97,12 +97,13 @@ struct node {
 	bool dropped; /* given up: who comes to write has to look again */
 	TAILQ_ENTRY(node) queued; /* to be uploaded, by place */
 	bool is_queued, is_taken;
+	bool is_passed; /* those that were closed after it do not wait for it */
+	bool is_told; /* by the drain, since it was taken: that counts */
+	/* What was closed, or is committed, is not durable: not to be taken. */
+	bool is_staged;
 	bool is_copying; /* a large one: see upload_copy.c */
 	bool is_shown; /* NODE_COMPLETING: it has its mode, or its name */
-	/* Its version is being committed: it is about to be queued. */
-	LIST_ENTRY(node) coming;
-	bool is_coming;
-	uint64_t place;
+	uint64_t place; /* in the store's order of closes */
 	int64_t since_ns, due_ns;
 	unsigned failures;
 	int error;
@@ -137,9 +138,9 @@ struct shared {
 	struct cond moved; /* a local file's state, the queue */
 	struct cond idle; /* of an uploader that has nothing to do */
 	LIST_HEAD(node_list, node) by_id[NODE_BUCKETS];
-	struct node_list by_engine[NODE_BUCKETS], replacing, coming;
+	struct node_list by_engine[NODE_BUCKETS], replacing;
 	struct node *root;
-	uint64_t next_node, next_local, next_place;
+	uint64_t next_node, next_local;
 	uint64_t kept_bytes; /* of all that is kept */
 	unsigned wanted; /* nodes that are */
 	unsigned fds, fds_max;
@@ -212,14 +213,9 @@ static inline void node_new_name(const struct node *n,
 
 /* --- queue.c: what is to be uploaded, by place. The lock is held. */
 
+/* At the place, unless it has one that is later. */
 void queue_add_locked(struct shared *s, struct node *n, uint64_t place);
 void queue_remove_locked(struct shared *s, struct node *n);
-/*
- * Between the batch that makes a version durable, of which others may be told
- * at once, and its place in the queue.
- */
-void queue_come_locked(struct shared *s, struct node *n);
-void queue_came_locked(struct node *n);
 /* It is whole in DIR, and what is here is a cache; or is none any more. */
 void queue_keep_locked(struct shared *s, struct node *n, uint64_t bytes);
 /* It is read here: it goes after the others. */
@@ -234,6 +230,7 @@ void queue_unkeep_locked(struct shared *s, struct node *n, enum node_state to);
 void node_insert_locked(struct shared *s, struct node *n, ino_t engine);
 /* All of them, when nobody has a reference any more. */
 void nodes_free(struct shared *s);
+struct node *node_find_locked(struct shared *s, uint64_t id);
 /* One more reference, or NULL. */
 struct node *node_get(struct shared *s, uint64_t id);
 struct node *node_ref_locked(struct node *n);
@@ -362,9 +359,10 @@ void local_drop(struct shared *s, struct node *n);
  */
 void local_give_up(struct shared *s, struct node *n);
 void local_set_kept_locked(struct node *n, const struct stat *sb);
-/* For the committer: see store_hooks. */
-void local_committing(void *arg, struct kv_batch *b, uint64_t ino);
-void local_committed(void *arg, uint64_t ino);
+/* For the drain: see drain_options. */
+bool local_committing(void *arg, struct kv_batch *b, uint64_t ino,
+		      uint64_t place);
+void local_tell_place(void *arg, uint64_t ino, uint64_t place, bool holds);
 void local_renumbering(void *arg, struct kv_batch *b, uint64_t from,
 		       uint64_t to);
 void local_renumbered(void *arg, uint64_t from, uint64_t to);

@@ -978,6 +978,7 @@ static int wait_before(struct shared *s, struct node *n, const char *new_name)
 static int make_pending_again(struct shared *s, struct node *n)
 {
 	SCOPED(scope_close) int path = -1, fd = -1;
+	uint64_t place = drain_draw_place(s->st->drain);
 	struct stat sb;
 	int rc = node_fd(s, n, &path);
 
@@ -1007,7 +1008,7 @@ static int make_pending_again(struct shared *s, struct node *n)
 	if (rc == 0)
 		rc = pending_write(s, n, fd, (uint64_t)sb.st_size, false);
 	HOLD(&s->lock);
-	queue_add_locked(s, n, s->next_place++);
+	queue_add_locked(s, n, place);
 	return rc;
 }
 

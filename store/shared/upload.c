@@ -62,9 +62,17 @@ enum upload_end {
 /* --- whose turn it is; the lock is held ------------------------------------
  */
 
+static bool may_be_taken_locked(const struct node *n, int64_t now)
+{
+	return !n->is_taken && !n->is_staged && n->due_ns <= now &&
+	       n->state == NODE_PENDING;
+}
+
 static struct node *taken_locked(struct node *n)
 {
 	n->is_taken = true;
+	n->is_told = false;
+	n->is_passed = n->failures > 0;
 	/* Who is about to write has said so, and perhaps not opened it yet. */
 	n->changed = n->changing > 0;
 	n->state = NODE_UPLOADING;
@@ -79,8 +87,7 @@ static struct node *take_wanted_locked(struct shared *s, int64_t now)
 	if (s->wanted == 0)
 		return NULL;
 	TAILQ_FOREACH(n, &s->queue, queued)
-	if (n->wanted && !n->is_taken && n->due_ns <= now &&
-	    n->state == NODE_PENDING && !tracker_is(n->name))
+	if (n->wanted && may_be_taken_locked(n, now) && !tracker_is(n->name))
 		return taken_locked(n);
 	return NULL;
 }
@@ -100,8 +107,7 @@ static struct node *take_locked(struct shared *s, int64_t *ret_due)
 	{
 		bool tracker = tracker_is(n->name);
 
-		if (!n->is_taken && n->due_ns <= now &&
-		    !(tracker && tracker_before) && n->state == NODE_PENDING)
+		if (may_be_taken_locked(n, now) && !(tracker && tracker_before))
 			return taken_locked(n);
 		if (n->due_ns > now && n->due_ns < *ret_due)
 			*ret_due = n->due_ns;
@@ -115,7 +121,7 @@ static struct node *take_locked(struct shared *s, int64_t *ret_due)
 /* Do those that were closed after it wait for it? */
 static bool holds_back_locked(const struct node *o)
 {
-	return o->failures == 0 && o->due_ns == 0 && !tracker_is(o->name);
+	return !o->is_passed && !tracker_is(o->name);
 }
 
 /*
@@ -154,7 +160,7 @@ static bool is_left_before_locked(struct shared *s, const struct node *n)
 	{
 		if (o == n)
 			return false;
-		if (holds_back_locked(o) && !o->is_taken)
+		if (holds_back_locked(o) && !o->is_taken && !o->is_staged)
 			return true;
 	}
 	return false;
@@ -226,6 +232,15 @@ static bool is_at_rest(struct node *n)
 	HOLD(&n->in->lock);
 	return n->in->file && !file_may_change(n->in->file) &&
 	       !file_is_dirty(n->in->file);
+}
+
+/* Or in a change that may last; who only opens it to read is through soon. */
+static bool is_open(struct node *n)
+{
+	HOLD(&n->in->lock);
+	return n->in->file && (n->in->file->state.writers > 0 ||
+			       n->in->file->state.left == LEFT_WRITERS ||
+			       file_is_dirty(n->in->file));
 }
 
 static bool is_disturbed(struct upload *u)
@@ -635,7 +650,7 @@ static void put_back(struct upload *u, enum upload_end end, int rc)
 	struct shared *s = u->s;
 	struct node *n = u->n;
 	int64_t wait = LOOK_AGAIN_NS;
-	bool first = false;
+	bool open = is_open(n), first = false, may_last;
 
 	{
 		HOLD(&s->lock);
@@ -664,9 +679,14 @@ static void put_back(struct upload *u, enum upload_end end, int rc)
 			if (end == UPLOAD_DONE)
 				s->figures.error = 0;
 		}
+		may_last = end == UPLOAD_WAITS || n->renaming > 0 ||
+			   n->changing > 0 || n->awaited_ns > mono_ns() || open;
 		if (n->state == NODE_PENDING) {
 			queue_add_locked(s, n, n->place);
-			n->due_ns = mono_ns() + wait;
+			if (!n->is_told)
+				n->is_passed = rc < 0 || may_last;
+			if (rc < 0 || !n->is_told)
+				n->due_ns = mono_ns() + wait;
 		}
 		cond_broadcast(&s->moved);
 	}

@@ -24,9 +24,6 @@ static bool has_pending_locked(struct shared *s, const struct node *dir,
 {
 	const struct node *n;
 
-	LIST_FOREACH(n, &s->coming, coming)
-		if (!dir || node_is_under_locked(n, dir))
-			return true;
 	TAILQ_FOREACH(n, &s->queue, queued)
 	if (n->place < place && (!dir || node_is_under_locked(n, dir)))
 		return true;
@@ -91,10 +88,7 @@ int upload_wait(struct shared *s, struct node *dir)
 
 	if (rc < 0)
 		return rc;
-	{
-		HOLD(&s->lock);
-		place = s->next_place;
-	}
+	place = drain_draw_place(s->st->drain);
 	for (;;) {
 		{
 			HOLD(&s->lock);

@@ -103,6 +103,25 @@ def save_all(c, version, prefix):
     c.a.ctl("flush", "--shared", c.a.mnt)
 
 
+def shown_in(trace):
+    """The files in the order in which they got their mode: bytes first."""
+    trace.stop()
+    begun, synced, shown = {}, set(), []
+    for line in trace.text().splitlines():
+        pid, _, rest = line.split(None, 2)
+        call = re.match(r"(fsync|fchmod)\(\d+<[^>]*/(counted-\d+)>", rest)
+        if call and call[1] == "fchmod":
+            assert call[2] in synced, f"{call[2]} has its mode too early"
+            shown.append(call[2])
+        elif call and rest.endswith("<unfinished ...>"):
+            begun[pid] = call[2]
+        elif call:
+            synced.add(call[2])
+        elif rest.startswith("<... fsync resumed>") and pid in begun:
+            synced.add(begun.pop(pid))
+    return shown
+
+
 @shared("a", engines=("dir",))
 def a_new_file_costs_these_calls_and_no_more(c):
     trace = Trace(c.a)
@@ -173,21 +192,20 @@ def files_are_shown_in_the_order_of_closes_each_after_its_bytes(c):
     for n, name in enumerate(names):
         put(c.a.path(name), content(name, 1, 5000 * (n % 7 + 1)))
     c.a.ctl("flush", "--shared", c.a.mnt)
-    trace.stop()
-    begun, synced, shown = {}, set(), []
-    for line in trace.text().splitlines():
-        pid, _, rest = line.split(None, 2)
-        call = re.match(r"(fsync|fchmod)\(\d+<[^>]*/(counted-\d+)>", rest)
-        if call and call[1] == "fchmod":
-            assert call[2] in synced, f"{call[2]} has its mode too early"
-            shown.append(call[2])
-        elif call and rest.endswith("<unfinished ...>"):
-            begun[pid] = call[2]
-        elif call:
-            synced.add(call[2])
-        elif rest.startswith("<... fsync resumed>") and pid in begun:
-            synced.add(begun.pop(pid))
-    assert shown == names, f"shown in another order: {shown}"
+    assert shown_in(trace) == names
+
+
+@shared("a", engines=("dir",))
+def what_is_synced_is_shown_after_what_was_closed_before(c):
+    """The fsync overtakes on the node, where it is waited for, and not there."""
+    trace = Trace(c.a)
+    put(c.a.path("counted-0"), content("counted-0", 1, 256 * MIB))
+    with open(c.a.path("counted-1"), "wb") as f:
+        f.write(content("counted-1", 1, 5000))
+        f.flush()
+        os.fsync(f.fileno())
+    c.a.ctl("flush", "--shared", c.a.mnt)
+    assert shown_in(trace) == ["counted-0", "counted-1"]
 
 
 @shared("ab", engines=("dir",))

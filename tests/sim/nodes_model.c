@@ -22,7 +22,6 @@
 #define PATH_BYTES 100
 #define WRITES_MAX 8
 #define OWN_MAX 64
-#define LOOKED_AGAIN_NS INT64_C(5000000000)
 
 struct version {
 	unsigned node, step;
@@ -388,27 +387,40 @@ bool model_step_file(unsigned step, unsigned index, char *path, size_t size,
 	return false;
 }
 
+/* Also if it has another name, at which nobody looked just then. */
+static bool is_there(unsigned id)
+{
+	struct einode *in = engine_at(m.v[id].path);
+	const uint8_t *bytes;
+	const char *why;
+	size_t len;
+
+	if (!in || is_pending_mode(einode_mode(in)))
+		return false;
+	bytes = einode_bytes(in, &len);
+	return whole_of(bytes, len, &why) == id;
+}
+
 /*
  * The order of closes is the order of completion on one node: what was closed
- * before v was opened is whole, or is a tracker, or nobody's any more. An upload
- * that finds a file open, such as one of which RELEASE comes late, lets others
- * go first until it looks again.
+ * before v was opened is whole, or is a tracker, or nobody's any more. A file
+ * of which RELEASE comes late is open until then, and lets others go first.
+ * What is written in place waits for nobody.
  */
 static void check_order(unsigned id)
 {
 	const struct version *v = &m.v[id];
 
 	if (nodes_plan.errors || nodes_plan.deaths || !v->closed ||
-	    sim_is_early())
+	    v->in_place || sim_is_early())
 		return;
 	for (unsigned i = 1; i < id; i++) {
 		const struct version *u = &m.v[i];
 
 		if (u->node == v->node && u->kind == FILE_PLAIN && !u->plain &&
-		    !u->in_place &&
-		    !u->superseded && !u->is_void && !u->failed &&
-		    u->released_ns &&
-		    u->released_ns + LOOKED_AGAIN_NS < v->began_ns)
+		    !u->in_place && !u->superseded && !u->is_void &&
+		    !u->failed && u->released_ns &&
+		    u->released_ns < v->began_ns && !is_there(i))
 			sim_fail("order: '%s' (version %u) is whole before "
 				 "'%s' (version %u), which was closed before "
 				 "it was begun",

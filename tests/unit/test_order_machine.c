@@ -57,11 +57,16 @@ struct one {
 	struct version v;
 };
 
-static void one_closed(struct order *o, struct one *f)
+static void one_added(struct order *o, struct one *f)
 {
 	*f = (struct one){ 0 };
 	versions_init(&f->file);
 	order_add(o, &f->v, &f->file, VERSION_QUEUED);
+}
+
+static void one_closed(struct order *o, struct one *f)
+{
+	one_added(o, f);
 	order_place(o, &f->v);
 }
 
@@ -271,20 +276,26 @@ static void a_place_goes_over_to_who_drains_the_same_bytes(void **state)
  */
 static void what_is_resumed_has_the_place_that_it_had(void **state)
 {
-	const uint64_t places[] = { 3, 4, 7 };
+	const uint64_t places[] = { 3, 7, 4 };
 	struct one f[4];
 	struct order o;
 
 	(void)state;
 	order_init(&o);
+	order_begin(&o, 20);
 	for (unsigned i = 0; i < 3; i++) {
-		order_resume(&o, places[i]);
-		one_closed(&o, &f[i]);
+		one_added(&o, &f[i]);
+		order_resume(&o, &f[i].v, places[i]);
 		assert_int_equal(f[i].v.place, places[i]);
 	}
-	order_resume(&o, 0); /* it was open, and comes last */
-	one_closed(&o, &f[3]);
-	assert_int_equal(f[3].v.place, 8);
+	one_closed(&o, &f[3]); /* it was open, and comes last */
+	assert_int_equal(f[3].v.place, 20);
+	assert_int_equal(order_draw(&o), 21);
+	drain_all(&o);
+	assert_ptr_equal(order_take(&o), &f[0].v);
+	assert_ptr_equal(order_take(&o), &f[2].v);
+	assert_ptr_equal(order_take(&o), &f[1].v);
+	assert_ptr_equal(order_take(&o), &f[3].v);
 }
 
 int main(void)

@@ -399,6 +399,108 @@ static void a_stage_of_another_store_is_not_believed(void **state)
 	live_free(&other); /* its files are absent now, and it is sound */
 }
 
+/* Its database does not know which places were given: it is an older copy. */
+static void child_forgets_the_places(struct live *l, const char *kind)
+{
+	struct kv_batch *b = kv_batch_new();
+
+	l->options.hold_drain = true;
+	child_open(l, kind);
+	record_delete(b, key_meta(META_NEXT_PLACE));
+	if (kv_write(l->st->kv, b) < 0)
+		_exit(1);
+	kv_batch_free(b);
+}
+
+static void child_writes_one_more(struct live *l, const char *kind)
+{
+	l->options.hold_drain = true;
+	child_open(l, kind);
+	live_write(l, "more", "more", 4);
+}
+
+static uint64_t place_of(struct live *l, const char *name)
+{
+	struct inode *in;
+	uint64_t place;
+
+	assert_int_equal(inode_get(l->st->inodes, live_ino(l, name), &in), 0);
+	place = drain_place_of(l->st->drain, in);
+	inode_put(l->st->inodes, in, 1);
+	return place;
+}
+
+static void a_place_is_kept_and_not_given_twice(void **state)
+{
+	(void)state;
+	for (int forget = 0; forget < 2; forget++) {
+		struct live l = live_new(NULL);
+		uint64_t before, c0, c7;
+
+		before = drain_draw_place(l.st->drain);
+		live_close(&l);
+		live_child_kind(&l, "write", 0);
+		l.options.hold_drain = true;
+		live_open(&l);
+		c0 = place_of(&l, "c0");
+		c7 = place_of(&l, "c7");
+		assert_true(before < c0 && c0 < c7);
+		assert_true(c7 < drain_draw_place(l.st->drain));
+		live_close(&l);
+		live_child_kind(&l, "write_more", 0);
+		if (forget)
+			live_child_kind(&l, "forget", 0);
+		live_open(&l);
+		assert_true(c7 < place_of(&l, "more"));
+		assert_true(place_of(&l, "more") <
+			    drain_draw_place(l.st->drain));
+		live_free(&l);
+	}
+}
+
+static void child_writes_a_cache_again(struct live *l, const char *kind)
+{
+	uint8_t *data = filled(DATA_BYTES, 1);
+	struct drain *d;
+	struct handle h;
+
+	child_open(l, kind);
+	live_write(l, "again", data, DATA_BYTES);
+	live_sync_all(l);
+	d = l->st->drain;
+	lock_take(&d->lock);
+	d->order.held = true;
+	lock_give(&d->lock);
+	live_write(l, "between", "between", 7);
+	h = handle_open(l, "again", O_WRONLY);
+	handle_write(&h, data, 1, 1);
+}
+
+/* It was closed once, and is open again: the last close does not count. */
+static void what_is_open_again_is_closed_last(void **state)
+{
+	uint8_t *data = filled(DATA_BYTES, 1);
+
+	(void)state;
+	data[1] = data[0];
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+
+		live_close(&l);
+		live_child_kind(&l, "again", kind);
+		l.options.hold_drain = true;
+		live_open(&l);
+		assert_true(place_of(&l, "between") > 0);
+		assert_true(place_of(&l, "between") < place_of(&l, "again"));
+		live_close(&l);
+		l.options.hold_drain = false;
+		live_open(&l);
+		assert_file(&l, "again", data, DATA_BYTES);
+		live_free(&l);
+	}
+	free(data);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct live_child_entry children[] = {
@@ -407,6 +509,9 @@ int main(int argc, char **argv)
 		{ "drain", child_drains_some },
 		{ "sync", child_syncs_while_it_appends },
 		{ "publish", child_publishes },
+		{ "write_more", child_writes_one_more },
+		{ "forget", child_forgets_the_places },
+		{ "again", child_writes_a_cache_again },
 	};
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(after_kill_every_byte_is_there),
@@ -414,6 +519,8 @@ int main(int argc, char **argv)
 			what_was_open_is_looked_at_before_it_is_drained),
 		cmocka_unit_test(after_kill_and_kill_again_every_byte_is_there),
 		cmocka_unit_test(after_kill_the_order_of_closes_is_kept),
+		cmocka_unit_test(a_place_is_kept_and_not_given_twice),
+		cmocka_unit_test(what_is_open_again_is_closed_last),
 		cmocka_unit_test(
 			after_kill_and_power_cut_what_was_not_durable_is_absent),
 		cmocka_unit_test(
