@@ -11,7 +11,7 @@
 #include <linux/fs.h>
 
 #include "store/base/scope.h"
-#include "store/step/step_name.h"
+#include "store/step/tracker.h"
 
 /*
  * Each chunk of what is kept gets one more reference in the rename's batch, and
@@ -34,7 +34,7 @@ static bool wants_durable(const struct store *st, struct inode *in,
 {
 	if (st->options.publish != PUBLISH_STEP)
 		return st->options.publish == PUBLISH_WAIT;
-	if (step_name_publishes(new_name))
+	if (tracker_publishes(new_name))
 		return true;
 	HOLD(&in->lock);
 	/* What was not written since it is known may have been synced. */

@@ -32,7 +32,7 @@ static int search_one(void *arg, const char *name, uint32_t type,
 {
 	struct search *s = arg;
 
-	if (guard_is_tracker(name) && s->tracker_count < TRACKERS_MAX)
+	if (tracker_is_of_steps(name) && s->tracker_count < TRACKERS_MAX)
 		strcpy(s->trackers[s->tracker_count++], name);
 	if ((s->step->file ? !S_ISREG(type) : !S_ISDIR(type)) ||
 	    number == s->number ||

@@ -21,6 +21,7 @@
 #include "store/guard/guard.h"
 #include "store/guard/guard_table.h"
 #include "store/step/structure.h"
+#include "store/step/tracker.h"
 
 TAILQ_HEAD(guard_waiting_list, guard_waiting);
 
@@ -199,14 +200,9 @@ void guard_refused_forget(struct guard_visit *v, uint64_t id);
 
 /* --- guard_tracker.c: what names a step */
 
-/* latest*: what names a step; not while it is written under another name. */
-bool guard_is_tracker(const char *name);
-/* Room for what a tracker says, one word, and a NUL. */
-#define GUARD_WORD_BYTES 513
 /* Its word; empty: none, or too long. */
-void guard_word_of(const void *text, size_t len, char ret[GUARD_WORD_BYTES]);
 void guard_tracker_word(struct guard_visit *v, uint64_t id,
-			char ret[GUARD_WORD_BYTES]);
+			char ret[TRACKER_WORD_BYTES]);
 /*
  * `id` is to be the tracker `name`, and guard_tracked() found no step. Does it
  * lead nowhere, and did what it said before (was) name a step? A path to

@@ -21,7 +21,8 @@ static bool link_publishes(struct guard_visit *v, const char *target,
 			   uint64_t parent, const char *name,
 			   struct guard_step *ret)
 {
-	return guard_is_tracker(name) && guard_linked(v, parent, target, ret);
+	return tracker_is_of_steps(name) &&
+	       guard_linked(v, parent, target, ret);
 }
 
 /*
@@ -112,7 +113,8 @@ static bool published_by(struct guard_visit *v, uint64_t id, uint64_t parent,
 		return true;
 	}
 	publishes = (S_ISLNK(a.mode) || S_ISREG(a.mode)) &&
-		    guard_is_tracker(name) && guard_tracked(v, id, parent, ret);
+		    tracker_is_of_steps(name) &&
+		    guard_tracked(v, id, parent, ret);
 	ret->asked = id;
 	return publishes;
 }
@@ -130,10 +132,11 @@ static int look_at_stray(struct guard_visit *v, uint64_t id, uint64_t parent,
 			 const char *name)
 {
 	struct guard_step step = { .parent = parent, .asked = id };
-	char was[GUARD_WORD_BYTES] = "", why[GUARD_TEXT_BYTES];
+	char was[TRACKER_WORD_BYTES] = "", why[GUARD_TEXT_BYTES];
 	uint64_t old;
 
-	if (!guard_is_tracker(name) || guard_policy(v, &step) != GUARD_REFUSE ||
+	if (!tracker_is_of_steps(name) ||
+	    guard_policy(v, &step) != GUARD_REFUSE ||
 	    visit_find(v, parent, name, &old) < 0)
 		return 0;
 	guard_tracker_word(v, old, was);
@@ -293,18 +296,18 @@ static int close_stray(struct guard_visit *v, struct inode *in,
 		       const struct guard_attr *a)
 {
 	struct guard_step step = { .parent = a->parent, .asked = in->ino };
-	char was[GUARD_WORD_BYTES], why[GUARD_TEXT_BYTES];
+	char was[TRACKER_WORD_BYTES], why[GUARD_TEXT_BYTES];
 	SCOPED(scope_free) void *old = NULL;
-	char before[GUARD_WORD_BYTES];
+	char before[TRACKER_WORD_BYTES];
 	size_t len = 0;
 	int rc;
 
 	if (!is_refused(v, in, a) || load_durable(v->g, in, &old, &len) < 0)
 		return 0;
-	guard_word_of(old, len, was);
+	tracker_word(old, len, was);
 	if (len == 0 &&
 	    visit_replaced(v, in->ino, before, sizeof(before), &len) == 0)
-		guard_word_of(before, len, was);
+		tracker_word(before, len, was);
 	if (!guard_strays(v, in->ino, a->parent, a->name, was, why)) {
 		guard_refused_forget(v, in->ino);
 		return 0;
@@ -392,7 +395,7 @@ int guard_close(struct guard *g, struct inode *in,
 	/* Synced is also what is half written. */
 	if (by && is_file_step(&v, a.parent, a.name))
 		return close_file(&v, in, &a, by);
-	if (!dirty || !guard_is_tracker(a.name))
+	if (!dirty || !tracker_is_of_steps(a.name))
 		return 0;
 	/* Of several who have opened it each has his close. */
 	if (alone && is_refused(&v, in, &a) && goes_on(by, &a))
@@ -440,7 +443,7 @@ static bool put_back_emptied(struct guard *g, struct inode *in)
 {
 	SCOPED(scope_free) void *old = NULL;
 	SCOPED(visit_end) struct guard_visit v;
-	char why[GUARD_TEXT_BYTES], was[GUARD_WORD_BYTES];
+	char why[GUARD_TEXT_BYTES], was[TRACKER_WORD_BYTES];
 	struct guard_text t = { why, 0, sizeof(why) };
 	struct guard_step step = { .asked = in->ino };
 	struct guard_attr a;
@@ -448,11 +451,11 @@ static bool put_back_emptied(struct guard *g, struct inode *in)
 
 	visit_begin(&v, g);
 	if (visit_attr(&v, in->ino, &a) < 0 || a.size_bytes != 0 ||
-	    !guard_is_tracker(a.name) || !is_refused(&v, in, &a) ||
+	    !tracker_is_of_steps(a.name) || !is_refused(&v, in, &a) ||
 	    load_durable(g, in, &old, &len) < 0 || len == 0)
 		return false;
 	step.parent = a.parent;
-	guard_word_of(old, len, was);
+	tracker_word(old, len, was);
 	guard_put(&t,
 		  "structure: %.200s: it is not complete: it was emptied, and "
 		  "not written when the daemon ended, and named %.200s before",

@@ -2,26 +2,10 @@
  * guard_tracker.c - what names a step: a small file called latest*, or a
  * symbolic link, and the folder beside it that is meant, or the file.
  */
-#include <ctype.h>
-#include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "store/guard/guard_private.h"
 #include "store/step/step_name.h"
-
-/* A tracker names a step, or a number: it is no longer than this. */
-#define TRACKER_BYTES_MAX 512
-#define TRACKER_PREFIX "latest"
-/* Whoever reads it expects a number: empty it says nothing to anybody. */
-#define TRACKER_OF_NUMBER "latest_checkpointed_iteration.txt"
-
-/* latest.tmp is none yet: it becomes one when it is renamed. */
-bool guard_is_tracker(const char *name)
-{
-	return strncmp(name, TRACKER_PREFIX, strlen(TRACKER_PREFIX)) == 0 &&
-	       !strstr(name, ".tmp");
-}
 
 /*
  * Is there a folder `name` beside what names it, or a file of tensors, called
@@ -90,27 +74,9 @@ bool guard_linked(struct guard_visit *v, uint64_t parent, const char *target,
 	return is_beside(v, parent, folder, ret);
 }
 
-void guard_word_of(const void *text, size_t len, char ret[GUARD_WORD_BYTES])
-{
-	const char *word = text;
-
-	ret[0] = 0;
-	while (len > 0 && isspace((unsigned char)*word)) {
-		word++;
-		len--;
-	}
-	while (len > 0 && isspace((unsigned char)word[len - 1]))
-		len--;
-	if (len >= GUARD_WORD_BYTES)
-		return;
-	if (len > 0)
-		memcpy(ret, word, len);
-	ret[len] = 0; /* at a NUL in it, it is over */
-}
-
 /* As it lies in the file. false: it has none, or more than a tracker has. */
 static bool read_word(struct guard_visit *v, uint64_t id,
-		      const struct guard_attr *a, char ret[GUARD_WORD_BYTES])
+		      const struct guard_attr *a, char ret[TRACKER_WORD_BYTES])
 {
 	char text[TRACKER_BYTES_MAX];
 
@@ -119,12 +85,12 @@ static bool read_word(struct guard_visit *v, uint64_t id,
 	    a->size_bytes > TRACKER_BYTES_MAX ||
 	    visit_read(v, id, text, (size_t)a->size_bytes) < 0)
 		return false;
-	guard_word_of(text, (size_t)a->size_bytes, ret);
+	tracker_word(text, (size_t)a->size_bytes, ret);
 	return true;
 }
 
 static void word_of(struct guard_visit *v, uint64_t id,
-		    const struct guard_attr *a, char ret[GUARD_WORD_BYTES])
+		    const struct guard_attr *a, char ret[TRACKER_WORD_BYTES])
 {
 	SCOPED(bytes_release) struct bytes target = { 0 };
 
@@ -132,11 +98,11 @@ static void word_of(struct guard_visit *v, uint64_t id,
 	if (!S_ISLNK(a->mode))
 		(void)read_word(v, id, a, ret);
 	else if (visit_target(v, id, &target) == 0)
-		guard_word_of(target.data, target.len, ret);
+		tracker_word(target.data, target.len, ret);
 }
 
 void guard_tracker_word(struct guard_visit *v, uint64_t id,
-			char ret[GUARD_WORD_BYTES])
+			char ret[TRACKER_WORD_BYTES])
 {
 	struct guard_attr a;
 
@@ -145,39 +111,26 @@ void guard_tracker_word(struct guard_visit *v, uint64_t id,
 		word_of(v, id, &a, ret);
 }
 
-/*
- * Which folder beside a tracker it names: as it stands (DeepSpeed's latest), or
- * by a number (Megatron's and verl's latest_checkpointed_iteration.txt).
- */
+struct beside {
+	struct guard_visit *v;
+	uint64_t parent;
+	struct guard_step *ret;
+};
+
+static int beside_one(void *arg, const char *name)
+{
+	struct beside *b = arg;
+
+	return is_beside(b->v, b->parent, name, b->ret);
+}
+
+/* Which folder beside a tracker its word names. */
 static bool names_step(struct guard_visit *v, uint64_t parent, const char *word,
 		       struct guard_step *ret)
 {
-	static const struct {
-		const char *word;
-		int digits; /* at least */
-	} forms[] = { { "iter_", 7 },       { "iter_", 1 },
-		      { "step_", 1 },       { "step-", 1 },
-		      { "global_step", 1 }, { "checkpoint-", 1 },
-		      { "global_step_", 1 } };
-	size_t len = strlen(word);
-	unsigned long number;
-	char name[64], *end;
+	struct beside b = { v, parent, ret };
 
-	if (len == 0 || len > STORE_NAME_MAX)
-		return false;
-	if (is_beside(v, parent, word, ret))
-		return true;
-	errno = 0;
-	number = strtoul(word, &end, 10);
-	if (*end || errno || !isdigit((unsigned char)*word))
-		return false;
-	for (size_t i = 0; i < sizeof(forms) / sizeof(*forms); i++) {
-		(void)snprintf(name, sizeof(name), "%s%0*lu", forms[i].word,
-			       forms[i].digits, number);
-		if (is_beside(v, parent, name, ret))
-			return true;
-	}
-	return false;
+	return tracker_each_step(word, beside_one, &b) != 0;
 }
 
 static bool exists(struct guard_visit *v, uint64_t parent, const char *name)
@@ -221,13 +174,6 @@ static bool has_siblings(struct guard_visit *v, uint64_t parent,
 	       visit_list(v, parent, sibling_one, &s) == 0 && s.found;
 }
 
-/* latest_step, latest_iteration.txt; and not latest_epoch. */
-static bool counts_steps(const char *tracker)
-{
-	return strcmp(tracker, TRACKER_PREFIX) == 0 ||
-	       strstr(tracker, "step") || strstr(tracker, "iter");
-}
-
 /*
  * Did it name a step, which may be gone by now? A number may count anything,
  * but where everybody knows what it counts.
@@ -239,10 +185,10 @@ static bool was_tracker(struct guard_visit *v, uint64_t parent,
 
 	if (!was[0] || strpbrk(was, NO_NAME))
 		return false;
-	if (is_number(was) && strcmp(name, TRACKER_OF_NUMBER) == 0)
+	if (is_number(was) && tracker_is_of_number(name))
 		return true;
 	return has_siblings(v, parent, was) ||
-	       ((!is_number(was) || counts_steps(name)) &&
+	       ((!is_number(was) || tracker_counts_steps(name)) &&
 		names_step(v, parent, was, &step));
 }
 
@@ -277,7 +223,7 @@ bool guard_strays(struct guard_visit *v, uint64_t id, uint64_t parent,
 		  const char *name, const char *was, char why[GUARD_TEXT_BYTES])
 {
 	struct guard_text t = { why, 0, GUARD_TEXT_BYTES };
-	char word[GUARD_WORD_BYTES];
+	char word[TRACKER_WORD_BYTES];
 	struct guard_attr a;
 
 	if (visit_attr(v, id, &a) < 0 ||
@@ -288,7 +234,7 @@ bool guard_strays(struct guard_visit *v, uint64_t id, uint64_t parent,
 	if (strchr(word, '/') || (word[0] && exists(v, parent, word)) ||
 	    has_number(v, parent, word) ||
 	    (S_ISREG(a.mode) && a.size_bytes == 0 &&
-	     strcmp(name, TRACKER_OF_NUMBER) != 0))
+	     !tracker_is_of_number(name)))
 		return false;
 	guard_put(&t, "structure: %.200s: it is not complete: ", name);
 	if (word[0])
@@ -303,7 +249,7 @@ bool guard_tracked(struct guard_visit *v, uint64_t id, uint64_t parent,
 		   struct guard_step *ret)
 {
 	SCOPED(bytes_release) struct bytes target = { 0 };
-	char word[GUARD_WORD_BYTES];
+	char word[TRACKER_WORD_BYTES];
 	struct guard_attr a;
 
 	if (visit_attr(v, id, &a) < 0)

@@ -29,6 +29,7 @@
 #include "store/guard/guard_table.h"
 #include "store/shared/home.h"
 #include "store/shared/shared.h"
+#include "store/step/tracker.h"
 
 enum node_state {
 	NODE_OF_DIR, /* no local file */
@@ -432,12 +433,6 @@ int upload_copy(const struct upload_copy *c);
 /* --- locks.c */
 
 void locks_free(struct shared *s);
-
-/* --- tracker_name.c */
-
-bool tracker_is(const char *name);
-/* It lies beside the step, and says which it is; any other lies in it. */
-bool tracker_names_step(const char *name);
 
 /* --- tracker.c */
 

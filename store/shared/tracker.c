@@ -6,7 +6,6 @@
  * Sticky bits say so; a file that replaces another one has none, so those of
  * this node are looked for in memory, and those of others are not seen.
  */
-#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -20,7 +19,6 @@
 #include "store/file/file.h"
 #include "store/shared/shared_private.h"
 
-#define WORD_BYTES_MAX 512
 #define DEPTH_MAX 64
 /*
  * So often what was pending is asked for alone: it may have been moved to
@@ -116,29 +114,12 @@ int tracker_find_pending(struct shared *s, int dirfd, bool trackers,
 	return fd < 0 ? -errno : find_in(&w, fd, DEPTH_MAX);
 }
 
-/* The one word in a text; "": nothing, or more. */
-static void take_word(const char *text, size_t len,
-		      char ret[STORE_NAME_MAX + 1])
-{
-	size_t from = 0;
-
-	ret[0] = 0;
-	while (from < len && isspace((unsigned char)text[from]))
-		from++;
-	while (len > from && isspace((unsigned char)text[len - 1]))
-		len--;
-	if (len == from || len - from > STORE_NAME_MAX)
-		return;
-	memcpy(ret, text + from, len - from);
-	ret[len - from] = 0;
-}
-
 /* What the tracker says, of which DIR has the bytes. */
 static int read_word_there(struct shared *s, struct node *n,
-			   char ret[STORE_NAME_MAX + 1])
+			   char ret[TRACKER_WORD_BYTES])
 {
 	SCOPED(scope_close) int path = -1, fd = -1;
-	char text[WORD_BYTES_MAX + 1];
+	char text[TRACKER_BYTES_MAX + 1];
 	size_t len = 0;
 	int rc = node_fd(s, n, &path);
 
@@ -147,17 +128,17 @@ static int read_word_there(struct shared *s, struct node *n,
 		return rc;
 	fd = node_reopen(path, O_RDONLY);
 	rc = fd < 0 ? fd : io_read(fd, text, sizeof(text), 0, &len);
-	if (rc == 0 && len <= WORD_BYTES_MAX)
-		take_word(text, len, ret);
+	if (rc == 0 && len <= TRACKER_BYTES_MAX)
+		tracker_word(text, len, ret);
 	return rc;
 }
 
 /* What the tracker says. */
 static int read_word(struct shared *s, struct node *n,
-		     char ret[STORE_NAME_MAX + 1])
+		     char ret[TRACKER_WORD_BYTES])
 {
 	struct files *files = &s->st->files;
-	char text[WORD_BYTES_MAX + 1];
+	char text[TRACKER_BYTES_MAX + 1];
 	struct file_read r = { 0 };
 	size_t len = 0;
 	struct stat sb;
@@ -167,16 +148,16 @@ static int read_word(struct shared *s, struct node *n,
 		return read_word_there(s, n, ret);
 	rc = inode_stat(s->st->inodes, n->in, &sb);
 	ret[0] = 0;
-	if (rc < 0 || sb.st_size > WORD_BYTES_MAX)
+	if (rc < 0 || sb.st_size > TRACKER_BYTES_MAX)
 		return rc;
-	rc = file_read_begin(files, n->in, WORD_BYTES_MAX, 0, &r);
+	rc = file_read_begin(files, n->in, TRACKER_BYTES_MAX, 0, &r);
 	for (int i = 0; rc == 0 && i < r.count; i++) {
 		memcpy(text + len, r.iov[i].iov_base, r.iov[i].iov_len);
 		len += r.iov[i].iov_len;
 	}
 	file_read_end(files, &r);
 	if (rc == 0)
-		take_word(text, len, ret);
+		tracker_word(text, len, ret);
 	return rc;
 }
 
@@ -187,41 +168,21 @@ static bool is_no_step(int error)
 	       error == ENAMETOOLONG;
 }
 
-/* The folders beside it that a tracker may mean by its word. */
-static int find_named(const struct search *w, int dirfd, const char *word)
+struct named {
+	const struct search *w;
+	int dirfd;
+};
+
+/* A folder beside it that a tracker may mean by its word. */
+static int find_named(void *arg, const char *name)
 {
-	/* Megatron's and verl's trackers have the number alone. */
-	static const char *const before[] = {
-		"",      "iter_",      "global_step_", "global_step",
-		"step_", "checkpoint-"
-	};
-	char name[2 * STORE_NAME_MAX];
-	int rc = 0;
+	const struct named *n = arg;
+	int fd = openat(n->dirfd, name,
+			O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 
-	if (!word[0] || strchr(word, '/') || word[0] == '.')
-		return 0;
-	for (size_t i = 0; rc == 0 && i < sizeof(before) / sizeof(*before);
-	     i++) {
-		int wide = i > 0 && isdigit((unsigned char)word[0]);
-
-		for (int zeros = 0; rc == 0 && zeros <= wide; zeros++) {
-			int fd;
-
-			(void)snprintf(name, sizeof(name), "%s%s%s", before[i],
-				       zeros && strlen(word) < 7
-					       ? &"0000000"[strlen(word)]
-					       : "",
-				       word);
-			fd = openat(dirfd, name,
-				    O_RDONLY | O_DIRECTORY | O_NOFOLLOW |
-					    O_CLOEXEC);
-			if (fd >= 0)
-				rc = find_in(w, fd, DEPTH_MAX);
-			else if (!is_no_step(errno)) /* who knows? */
-				rc = -errno;
-		}
-	}
-	return rc;
+	if (fd >= 0)
+		return find_in(n->w, fd, DEPTH_MAX);
+	return is_no_step(errno) ? 0 : -errno; /* who knows? */
 }
 
 /* Has this node a file to put there, closed before, that replaces another? */
@@ -241,8 +202,9 @@ static int waits(struct shared *s, struct node *n, struct node *parent,
 		 const char *name, struct tracker_last *last)
 {
 	const struct search w = { s, true, last };
+	struct named named = { .w = &w };
 	SCOPED(scope_close) int dirfd = -1;
-	char word[STORE_NAME_MAX + 1];
+	char word[TRACKER_WORD_BYTES];
 	int rc;
 
 	if (!tracker_is(name))
@@ -252,12 +214,13 @@ static int waits(struct shared *s, struct node *n, struct node *parent,
 	rc = node_fd(s, parent, &dirfd);
 	if (rc < 0)
 		return rc;
-	if (!tracker_names_step(name)) /* it lies in the step */
+	named.dirfd = dirfd;
+	if (!tracker_is_of_steps(name)) /* it lies in the step */
 		return tracker_find_pending(s, dirfd, false, last);
 	if (last && is_still(s, last))
 		return 1;
 	rc = read_word(s, n, word);
-	return rc < 0 ? rc : find_named(&w, dirfd, word);
+	return rc < 0 ? rc : tracker_each_step(word, find_named, &named);
 }
 
 int tracker_waits(struct shared *s, struct node *n)

@@ -20,7 +20,7 @@
 #include "store/drain/drain.h"
 #include "store/file/file.h"
 #include "store/shared/shared_private.h"
-#include "store/step/step_name.h"
+#include "store/step/tracker.h"
 
 /* The root is asked twice a second. */
 #define SILENT_NS (INT64_C(3) * 1000000000)
@@ -965,7 +965,7 @@ static int wait_before(struct shared *s, struct node *n, const char *new_name)
 		HOLD(&n->in->lock);
 		unsynced = n->in->file && n->in->file->unsynced;
 	}
-	if (mode == PUBLISH_WAIT || !unsynced || step_name_publishes(new_name))
+	if (mode == PUBLISH_WAIT || !unsynced || tracker_publishes(new_name))
 		return drain_publish(s->st->drain, n->in);
 	return 0;
 }

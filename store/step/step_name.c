@@ -250,33 +250,6 @@ bool step_name_same_series(const char *a, const char *b)
 	}
 }
 
-static bool ends_with(const char *name, const char *end)
-{
-	size_t len = strlen(name), n = strlen(end);
-
-	return len > n && strcmp(name + len - n, end) == 0;
-}
-
-bool step_name_publishes(const char *name)
-{
-	static const char *const whole[] = { ".metadata", "checkpoint",
-					     "last_checkpoint" };
-	static const char *const ends[] = { ".ckpt", ".index.json" };
-
-	/* What is being written is called so until it is renamed. */
-	if (strstr(name, ".tmp"))
-		return false;
-	if (strncmp(name, "latest", 6) == 0)
-		return true;
-	for (size_t i = 0; i < COUNT(whole); i++)
-		if (strcmp(name, whole[i]) == 0)
-			return true;
-	for (size_t i = 0; i < COUNT(ends); i++)
-		if (ends_with(name, ends[i]))
-			return true;
-	return step_name_of(name) == STEP_NAME_SURE;
-}
-
 const char *step_name_number(const char *p, size_t *ret_len)
 {
 	while (*p && !isdigit((unsigned char)*p))

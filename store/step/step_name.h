@@ -60,12 +60,6 @@ bool step_name_even(const char *a, const char *b, const char *c);
 /* Is a number, without leading zeros, one of those in a step's name? */
 bool step_name_has(const char *name, const char *digits, size_t len);
 
-/*
- * Does a file publish when it gets this name? It is a step itself (step_100.pt,
- * anything .ckpt), or it makes one whole: .metadata, an index, a tracker.
- */
-bool step_name_publishes(const char *name);
-
 /* The first number in p, without leading zeros; *ret_len 0: none. */
 const char *step_name_number(const char *p, size_t *ret_len);
 /* Does a word end at text[0, len), behind what is no letter? Any case. */

@@ -24,7 +24,7 @@ RENAME_EXCHANGE = 2
 AT_FDCWD = -100
 
 
-# Of a file: see step_name_publishes().
+# Of a file: see tracker_publishes().
 PUBLISHES = re.compile(r"latest(?!.*\.tmp)|\.metadata$|.+\.(ckpt|index\.json)$")
 
 

@@ -197,58 +197,9 @@ static void a_file_is_a_step_by_itself_when_its_name_is_sure(void **state)
 	assert_false(step_name_is_staging("attempt"));
 }
 
-/* Which files publish when they are renamed: README's table counts on it. */
-static void a_step_and_what_makes_one_whole_publish(void **state)
-{
-	static const struct {
-		const char *name;
-		bool publishes;
-	} rows[] = {
-		/* steps */
-		{ "step_100.pt", true },
-		{ "epoch=3-step=1000.ckpt", true },
-		{ "last.ckpt", true },
-		{ "checkpoint-500", true },
-		{ "ckpt_7.safetensors", true },
-		/* what makes one whole */
-		{ ".metadata", true },
-		{ "model.safetensors.index.json", true },
-		{ "pytorch_model.bin.index.json", true },
-		{ "latest", true },
-		{ "latest_checkpointed_iteration.txt", true },
-		{ "checkpoint", true },
-		/* parts of one, and what it is written as */
-		{ "model.safetensors", false },
-		{ "model-00001-of-00003.safetensors", false },
-		{ ".tmpAb12Cd", false },
-		{ "__0_0.distcp", false },
-		{ "pytorch_model.bin", false },
-		{ "rank_3.pt", false },
-		{ "mp_rank_00_model_states.pt", false },
-		{ "optimizer.pt", false },
-		{ "0", false }, /* a chunk of zarr */
-		{ "0.0", false },
-		{ ".metadata.tmp", false },
-		{ "latest.tmp", false },
-		{ "latest.tmp.17", false },
-		{ "step_100.pt.tmp", false },
-		{ "last.ckpt.tmp", false },
-		{ ".ckpt", false },
-		{ "index.json", false },
-		{ "", false },
-	};
-
-	(void)state;
-	for (size_t i = 0; i < COUNT(rows); i++)
-		if (step_name_publishes(rows[i].name) != rows[i].publishes)
-			fail_msg("%s: publishes is not %d", rows[i].name,
-				 rows[i].publishes);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_step_and_what_makes_one_whole_publish),
 		cmocka_unit_test(a_number_behind_a_word_is_a_step),
 		cmocka_unit_test(a_number_alone_may_be_a_step),
 		cmocka_unit_test(what_is_called_otherwise_is_no_step),
