@@ -752,6 +752,14 @@ static bool is_to_come(const char *path)
 {
 	const char *name = strrchr(path, '/');
 
+	/* Perhaps it was written under another name. */
+	for (unsigned i = 0; i < m.owns; i++) {
+		const struct version *v = &m.v[m.own[i].now];
+
+		if (v->synced && !v->plain && !v->is_void &&
+		    strcmp(m.own[i].path, path) == 0)
+			return true;
+	}
 	for (size_t i = 1; name && i < m.count; i++) {
 		const struct version *v = &m.v[i];
 
