@@ -139,6 +139,7 @@ def a_save_by_segments_is_told_as_a_close_is(m):
     same(commit("model_step_2.safetensors", b"\0" * len(whole)), 1)
     path = m.path("model_step_2.safetensors")
     assert "it is damaged" in os.getxattr(path, REFUSED).decode()
+    told(m, refused=1)  # behind the commit: not of what is saved again by then
     same(commit("notes.safetensors", b"\0" * len(whole)), 0)
     same(commit("model_step_2.safetensors", whole), 0)
     fails(errno.ENODATA, os.getxattr, path, REFUSED)
@@ -152,6 +153,7 @@ def a_save_by_segments_is_told_as_a_close_is(m):
     fails(EUCLEAN, saver.save, path, {"b": b})
     same(saver.load(path), {"b": b"b" * 500})
     assert "is gone (a)" in os.getxattr(path, REFUSED).decode()
+    told(m, refused=2)
     saver.save(path, {"a": a, "b": b})
     fails(errno.ENODATA, os.getxattr, path, REFUSED)
     assert saver.counters().plain_saves == 0
