@@ -561,15 +561,16 @@ static int complete(struct upload *u)
 		rc = prepare(u, replaces);
 	if (rc == 0)
 		rc = show(u, replaces);
-	if (rc == 0 && !replaces) {
+	if (rc == 0 && !replaces)
 		rc = sync_file(u);
-		/* Or the next try takes it for whole, whatever it is by then.
+	if (rc < 0) {
+		/*
+		 * Or the next try takes it for whole, whatever it is by then;
+		 * and who links to it, while it is in new/, shows it.
 		 */
-		if (rc < 0)
-			(void)fchmod(u->fd, pending_mode(s));
-	}
-	if (rc < 0)
+		(void)fchmod(u->fd, pending_mode(s));
 		return rc;
+	}
 	if (fstat(u->fd, &sb) < 0)
 		return -errno;
 	{

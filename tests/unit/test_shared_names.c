@@ -246,6 +246,7 @@ static void descriptors_since_a_look_up_make_room_for_others(void **state)
 
 /* What another node does in the last moment before a rename of ours. */
 static struct mounted *meanwhile;
+static bool refuses; /* DIR: what is in new/ does not get its name */
 
 int __real_renameat(int from, const char *name, int to, const char *new_name);
 int __wrap_renameat(int from, const char *name, int to, const char *new_name);
@@ -254,6 +255,10 @@ int __wrap_renameat(int from, const char *name, int to, const char *new_name)
 {
 	if (meanwhile && strcmp(name, "mine") == 0)
 		put_over(meanwhile, name, "theirs");
+	if (refuses && strlen(name) == 16) {
+		errno = EIO;
+		return -1;
+	}
 	return __real_renameat(from, name, to, new_name);
 }
 
@@ -360,6 +365,60 @@ static void a_file_changed_in_the_moment_it_is_whole_is_not_kept(void **state)
 	mounted_free(&m);
 }
 
+/* It has got its mode in new/, and not its name: a link would show it. */
+static void a_file_in_new_that_did_not_get_its_name_is_pending(void **state)
+{
+	struct mounted m = mounted_new();
+	struct files *files = &m.live.st->files;
+	struct inode_table *inodes = m.live.st->inodes;
+	char in_new[LOCAL_NEW_BYTES];
+	struct file_opened opened;
+	struct inode *in;
+	struct node *n;
+	struct stat sb;
+	uint64_t id;
+	int fd;
+
+	(void)state;
+	put_file(m.dir, "f", "old");
+	id = look_up(&m, "f");
+	assert_int_equal(open_node(&m, id, O_WRONLY | O_TRUNC, &fd), -ESTALE);
+	shared_forget(m.s, id, 1);
+	id = look_up(&m, "f");
+	assert_false(shared_is_node(id));
+	assert_int_equal(shared_change_begin(m.s, id, O_WRONLY, &as_file), 0);
+	assert_int_equal(inode_get(inodes, id, &in), 0);
+	assert_int_equal(file_open(files, in, O_WRONLY, &opened), 0);
+	assert_int_equal(file_write(files, in, "new", 3, 0), 0);
+	assert_int_equal(file_flush(files, in, O_WRONLY), 0);
+	file_release(files, in, O_WRONLY);
+	time_stands(); /* it is not tried again */
+	refuses = true;
+	shared_change_end(m.s, id);
+	assert_int_equal(drain_sync_closed(m.live.st->drain), 0);
+	n = node_get(m.s, id);
+	while (true) {
+		HOLD(&m.s->lock);
+		if (n->failures > 0)
+			break;
+		n->due_ns = 0;
+		cond_signal(&m.s->idle);
+		cond_wait(&m.s->moved, &m.s->lock);
+	}
+	node_new_name(n, in_new);
+	assert_int_equal(fstatat(m.s->home.newfd, in_new, &sb, 0), 0);
+	assert_true(pending_is(m.s, &sb));
+	refuses = false;
+	time_goes_on();
+	assert_int_equal(shared_flush(m.s), 0);
+	assert_int_equal(stat(at(m.dir, "f"), &sb), 0);
+	assert_int_equal(sb.st_size, 3);
+	node_put(m.s, n);
+	inode_forget(inodes, in, 1);
+	inode_put(inodes, in, 2);
+	mounted_free(&m);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -374,6 +433,8 @@ int main(void)
 			a_file_that_another_node_put_there_is_not_taken_for_ours),
 		cmocka_unit_test(
 			a_file_changed_in_the_moment_it_is_whole_is_not_kept),
+		cmocka_unit_test(
+			a_file_in_new_that_did_not_get_its_name_is_pending),
 	};
 
 	return cmocka_run_group_tests_name("shared_names", tests, NULL, NULL);
