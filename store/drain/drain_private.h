@@ -71,7 +71,7 @@ struct drain {
 	struct order order;
 	struct works running; /* their spans can be claimed */
 	unsigned running_count; /* jobs that workers have */
-	uint64_t next_serial;
+	uint64_t turns; /* works that were begun */
 	bool stop, commit_stop;
 	struct commit_ops ops; /* what else the committer is asked for */
 	struct commit_ops refused; /* deletions that found the disk full */

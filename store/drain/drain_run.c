@@ -124,7 +124,8 @@ static struct work *work_freeze(struct drain *d, struct drain_job *j)
 	 * Who is asked for commits first, the others in their order; a work
 	 * shares only with those that are committed before it.
 	 */
-	w->serial = j->v.place ? SERIAL_ORDERED + j->v.place : ++d->next_serial;
+	w->turn = ++d->turns;
+	w->serial = j->v.place ? SERIAL_ORDERED + j->v.place : w->turn;
 	work_ref(w);
 	j->work = w;
 	return w;

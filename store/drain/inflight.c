@@ -113,7 +113,7 @@ static void refer(const struct holders *h, const struct work *work,
 {
 	const struct inflight_entry *e =
 		h->own ? h->own
-		       : h->at[h->count - 1 - work->serial % h->count];
+		       : h->at[h->count - 1 - work->turn % h->count];
 
 	atomic_fetch_add(&e->work->refs, 1);
 	*ret_owner = e->work;

@@ -107,6 +107,7 @@ struct work {
 	struct inode *in; /* the job's, and so is the stage */
 	struct stage *stage;
 	uint64_t serial; /* the smaller one of two has the chunk */
+	uint64_t turn; /* so many works were begun: works take copies by turns */
 	uint64_t domain; /* with whose chunks it shares: records.h */
 	enum work_kind kind;
 	bool no_join; /* share with nobody who is not committed yet */

@@ -115,7 +115,7 @@ static const struct chunk_loc *find_equal(struct drain *d, const struct work *w,
 					  const uint8_t *bytes,
 					  struct compared *last)
 {
-	size_t first = (size_t)(w->serial % d->options.copies);
+	size_t first = (size_t)(w->turn % d->options.copies);
 
 	for (size_t i = 0; i < l->count; i++) {
 		const struct chunk_loc *at = &l->at[(first + i) % l->count];

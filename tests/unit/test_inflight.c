@@ -15,7 +15,7 @@
 /* A work is its age and its references here. */
 static struct work work(uint64_t serial)
 {
-	struct work w = { .serial = serial };
+	struct work w = { .serial = serial, .turn = serial };
 
 	atomic_init(&w.refs, 1);
 	return w;
@@ -144,6 +144,7 @@ static void as_many_jobs_own_it_as_copies_are_kept(void **state)
 	assert_ptr_equal(owner, &w[3]);
 	assert_int_equal(chunk, 3);
 	w[4].serial = 5;
+	w[4].turn = 5;
 	assert_false(inflight_claim(t, hash, &w[4], 4, &owner, &chunk));
 	assert_ptr_equal(owner, &w[2]);
 	/* An older one takes the place of the youngest. */
