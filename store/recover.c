@@ -18,8 +18,6 @@
 #include "store/space/held.h"
 #include "store/store.h"
 
-/* A thousand closes a second are this many in 34 years. */
-#define PLACES_OF_A_MOUNT (UINT64_C(1) << 40)
 /* So much newer than the database a stage may be; else it is damaged. */
 #define PLACES_AHEAD_MAX (PLACES_OF_A_MOUNT << 12)
 
@@ -275,8 +273,8 @@ static void inherit_places(struct found_list *l)
 }
 
 /*
- * A mount gives places from a range of its own, so that none is given twice,
- * and what is closed later has the greater one, also across a power cut, of
+ * A mount gives places and numbers from a range of its own, so that none is
+ * given twice, and what is closed later has the greater one, also across a power cut, of
  * which nothing is left but what the database has. A database that was put back
  * from a copy may have less than what was found. An older ckptfs counted what
  * is staged and what waits for a shared directory apart: what is staged is
@@ -292,9 +290,13 @@ static int begin_places(struct store *st, struct found_list *l)
 
 	if (rc < 0 && !is_old)
 		return rc;
-	most = first + PLACES_AHEAD_MAX;
-	if (most < first)
+	if (first > PLACE_MAX) {
+		log_error("%s: the setting " META_NEXT_PLACE " is damaged: "
+			  "%llu",
+			  st->path, (unsigned long long)first);
 		return -EUCLEAN;
+	}
+	most = first + PLACES_AHEAD_MAX;
 	for (size_t i = 0; i < l->count; i++) {
 		uint64_t *place = &l->at[i].slot.close_order;
 

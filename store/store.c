@@ -261,6 +261,11 @@ static void changed(void *arg, uint64_t ino)
 		k->on_changed(k->arg, ino);
 }
 
+static uint64_t number(void *arg)
+{
+	return drain_draw_place(((struct store *)arg)->drain);
+}
+
 static int make_guard(struct store *st)
 {
 	const struct guard_uses use = { .kv = st->kv,
@@ -292,12 +297,13 @@ static void each_second(void *arg)
 
 /* --- what else the drain calls; see store_hooks --- */
 
-static bool committing(void *arg, struct kv_batch *b, uint64_t ino,
+static void committing(void *arg, struct kv_batch *b, uint64_t ino,
 		       uint64_t place)
 {
 	const struct store_hooks *h = &((struct store *)arg)->hooks;
 
-	return h->committing && h->committing(h->arg, b, ino, place);
+	if (h->committing)
+		h->committing(h->arg, b, ino, place);
 }
 
 static void tell_place(void *arg, uint64_t ino, uint64_t place, bool holds)
@@ -365,7 +371,7 @@ static int open_parts(struct store *st, char *why, size_t why_size)
 	const struct names_hooks hooks = { st,           prepare,
 					   unlinked,     clone_content,
 					   keep_content, renamed,
-					   changed };
+					   changed,      number };
 	bool adopted;
 	int rc = open_database(st, st->fresh, why, why_size);
 

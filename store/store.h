@@ -79,7 +79,7 @@ struct store_options {
 struct store_hooks {
 	void *arg;
 	/* See drain_options. */
-	bool (*committing)(void *arg, struct kv_batch *b, uint64_t ino,
+	void (*committing)(void *arg, struct kv_batch *b, uint64_t ino,
 			   uint64_t place);
 	void (*tell_place)(void *arg, uint64_t ino, uint64_t place, bool holds);
 	/*

@@ -53,8 +53,15 @@
 
 #define META_NEXT_INO "next_ino" /* u64: first number not handed out */
 #define META_NEXT_IMAGE "next_image" /* u64, likewise */
-/* u64: first place in the order of closes that no mount has for itself. */
+/*
+ * u64: first place in the order of closes, and number of a version, that no
+ * mount has for itself. A ckptfs that did not write this setting counted from 1
+ * in each mount: its places, and its generations, are below PLACES_OF_A_MOUNT.
+ */
 #define META_NEXT_PLACE "next_place"
+/* Two drawn for each of a thousand closes a second: this many in 17 years. */
+#define PLACES_OF_A_MOUNT (UINT64_C(1) << 40)
+#define PLACE_MAX (UINT64_C(1) << 62) /* what is greater is damaged */
 /*
  * u64: images without an I record, of this number or a later one below
  * META_NEXT_IMAGE, are what a daemon had not finished. Any other without one is
@@ -103,7 +110,9 @@ struct attr {
 	int64_t atime_ns, mtime_ns, ctime_ns;
 	/*
 	 * A file's mtime is its content's, unless mtime_gen is at least the
-	 * content's generation: then it was set by hand since (0: never).
+	 * content's generation: then it was set by hand since (0: never). It is
+	 * a number of the same row, which no version has. (Before ckptfs drew
+	 * one it was a generation, perhaps the one that was to come.)
 	 */
 	uint64_t mtime_gen;
 	uint64_t parent; /* of the first name; 0 when it has none */
@@ -140,8 +149,10 @@ enum content_kind {
 
 struct content {
 	/*
-	 * Counts commits of this inode, from 1. 0: what it has taken the place
-	 * of, kept until its own first one is there.
+	 * The number of the version that this is (drain/order.h), greater than
+	 * those of all that the file was before. (Before versions had numbers
+	 * it counted the commits of the inode, from 1.) 0: what the file has
+	 * taken the place of, kept until its own first one is there.
 	 */
 	uint64_t generation;
 	uint64_t size_bytes;

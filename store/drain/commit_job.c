@@ -231,36 +231,23 @@ static void work_written(struct work *w, int rc)
 		atomic_store(&w->origin->written, rc == 0);
 }
 
-/* Those that it supersedes have theirs, too: see names_setattr(). */
-static uint64_t next_generation(const struct pending *p)
-{
-	const struct content_ref *old = p->w->old;
-	struct inode *in = p->j->in;
-
-	HOLD(&in->lock);
-	return (old ? old->c.generation : 0) + in->file->unwritten + 1 +
-	       p->older;
-}
-
 /* Who wants to know of it adds what goes with it. */
-static bool tell_committing(struct drain *d, struct kv_batch *b,
+static void tell_committing(struct drain *d, struct kv_batch *b,
 			    const struct pending *p)
 {
-	return d->options.committing &&
-	       d->options.committing(d->options.arg, b, p->j->in->ino,
-				     p->place);
+	if (d->options.committing)
+		d->options.committing(d->options.arg, b, p->j->in->ino,
+				      p->place);
 }
 
-/* The same bytes were written again: only the time of it may be new. */
-static int write_time(struct drain *d, struct kv_batch *b, struct pending *p)
+/* The same bytes were written again: its number is new, and its time may be. */
+static int write_number(struct drain *d, struct kv_batch *b, struct pending *p)
 {
 	const struct content *old = &p->w->old->c;
 	struct content c = *old;
 	int rc;
 
-	if (p->w->mtime_ns == old->mtime_ns)
-		return tell_committing(d, b, p) ? kv_write(d->kv, b) : 1;
-	c.generation = next_generation(p);
+	c.generation = p->w->number;
 	c.mtime_ns = p->w->mtime_ns;
 	c.extents = calloc(old->extent_count + 1, sizeof(*c.extents));
 	if (!c.extents)
@@ -269,7 +256,7 @@ static int write_time(struct drain *d, struct kv_batch *b, struct pending *p)
 		memcpy(c.extents, old->extents,
 		       old->extent_count * sizeof(*c.extents));
 	content_save(b, key_ino('F', p->j->in->ino), &c);
-	(void)tell_committing(d, b, p);
+	tell_committing(d, b, p);
 	p->content = content_ref_new(&c);
 	rc = p->content ? kv_write(d->kv, b) : -ENOMEM;
 	work_written(p->w, rc);
@@ -292,7 +279,7 @@ static void work_see_kept_locked(struct work *w)
 	w->old = content_ref_get(now);
 }
 
-/* Build and write one job's batch. 1: nothing had to be written. */
+/* Build and write one job's batch. */
 static int job_write(struct drain *d, struct pending *p)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
@@ -311,8 +298,8 @@ static int job_write(struct drain *d, struct pending *p)
 	}
 	old = w->old ? &w->old->c : NULL;
 	if (w->outcome == WORK_UNCHANGED)
-		return write_time(d, b, p);
-	c.generation = next_generation(p);
+		return write_number(d, b, p);
+	c.generation = w->number;
 	c.size_bytes = w->size_bytes;
 	c.mtime_ns = w->mtime_ns;
 	c.kind = w->small ? CONTENT_SMALL : CONTENT_EXTENTS;
@@ -331,7 +318,7 @@ static int job_write(struct drain *d, struct pending *p)
 		rc = changes_apply(d, b, &p->changes);
 	if (rc == 0) {
 		put_records(d, b, w, &c, old);
-		(void)tell_committing(d, b, p);
+		tell_committing(d, b, p);
 		give_own_copies_back(d, b, w);
 	}
 	if (rc == 0)
@@ -353,7 +340,7 @@ static bool take_copy_locked(struct drain *d, struct pending *p)
 	struct inode *in = p->j->in;
 	struct file *f = in->file;
 	const struct content *c = &f->content->c;
-	struct stage *s = work_copy_take_locked(p->w, c->generation);
+	struct stage *s = work_copy_take_locked(p->w);
 
 	if (!s)
 		return false;
@@ -422,14 +409,9 @@ static void job_publish(struct drain *d, struct pending *p)
 	bool same, clean;
 
 	HOLD(&j->in->lock);
-	if (p->content) {
-		p->old = f->content;
-		f->content = TAKE(p->content);
-		f->verified = true;
-		f->unwritten = 0;
-	} else {
-		f->unwritten += 1 + p->older;
-	}
+	p->old = f->content;
+	f->content = TAKE(p->content);
+	f->verified = true;
 	if (job_is_stored(w))
 		image_built(d->images, w->image);
 	/* Does the stage still hold what the work has read? */
@@ -482,7 +464,7 @@ static void pending_release(struct pending *p)
 
 /* Write what was taken, and what can be taken after it; how many are in p. */
 static unsigned write_group(struct drain *d, struct drain_taken taken,
-			    struct pending *p, bool *ret_wrote)
+			    struct pending *p)
 {
 	unsigned n = 0, count = 0;
 	int rc;
@@ -497,7 +479,6 @@ static unsigned write_group(struct drain *d, struct drain_taken taken,
 					 .place = taken.place,
 					 .older = taken.older };
 		rc = job_write(d, &p[n]);
-		*ret_wrote = *ret_wrote || rc == 0;
 		if (rc < 0) {
 			job_give_back(d, &p[n], rc);
 			pending_release(&p[n]);
@@ -511,14 +492,13 @@ static unsigned write_group(struct drain *d, struct drain_taken taken,
 void commit_jobs(struct drain *d, const struct drain_taken *first)
 {
 	struct pending p[COMMIT_GROUP_MAX];
-	bool wrote = false;
 	unsigned n;
 	int rc;
 
 	HOLD(reclaim_deciding(d->reclaim));
-	n = write_group(d, *first, p, &wrote);
+	n = write_group(d, *first, p);
 	rc = n > 0 ? kv_sync(d->kv) : 0;
-	if (rc < 0 && wrote) /* it is tried again as if it was not written */
+	if (rc < 0) /* it is tried again as if it was not written */
 		kv_condemn(d->kv);
 	for (unsigned i = 0; i < n; i++) {
 		if (rc < 0) {

@@ -288,7 +288,6 @@ int drain_resume(struct drain *d, struct inode *in, struct stage *s,
 	(void)stage_stat(d->stages, s, &sb);
 	HOLD(&in->lock);
 	HOLD(&d->lock);
-	in->file->unwritten = 0; /* as file_adopt() */
 	order_add(&d->order, &j->v, &in->file->versions, VERSION_QUEUED);
 	job_close_locked(j, &sb);
 	if (place != 0 && !is_too_long(&sb))

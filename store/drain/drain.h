@@ -40,10 +40,9 @@ struct drain_options {
 	/*
 	 * With `arg`; NULL: nobody. By the committer: a version of the file is
 	 * about to be written with b. This is its place; one that was not
-	 * closed has got one after all others. True: b has got something for
-	 * it.
+	 * closed has got one after all others.
 	 */
-	bool (*committing)(void *arg, struct kv_batch *b, uint64_t ino,
+	void (*committing)(void *arg, struct kv_batch *b, uint64_t ino,
 			   uint64_t place);
 	/*
 	 * By any thread, with drain.lock: the newest that was closed of the
@@ -90,7 +89,7 @@ void drain_begin_places(struct drain *d, uint64_t first);
  */
 int drain_resume(struct drain *d, struct inode *in, struct stage *s,
 		 uint64_t place);
-/* A place after all that were given, which no version has. */
+/* A place, or a number, after all that were given, which no version has. */
 uint64_t drain_draw_place(struct drain *d);
 /* What tell_place() would say of the file now; see drain_options. */
 uint64_t drain_place_of(struct drain *d, struct inode *in);

@@ -120,6 +120,7 @@ static struct work *work_freeze(struct drain *d, struct drain_job *j)
 	}
 	atomic_store(&w->stop, rc);
 	w->no_join = j->no_join;
+	w->number = j->v.number;
 	/*
 	 * Who is asked for commits first, the others in their order; a work
 	 * shares only with those that are committed before it.

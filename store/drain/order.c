@@ -92,11 +92,21 @@ static void relist(struct order *o, struct version *v, enum version_state state,
 		TAILQ_INSERT_TAIL(q, v, by_state);
 }
 
+/* What the file is now may have been changed since it was closed. */
+static void number_what_starts(struct order *o, struct version *v)
+{
+	if (!v->replaced && !TAILQ_NEXT(v, by_file))
+		v->number = order_draw(o);
+	CHECK(v->number != 0);
+}
+
 static void move(struct order *o, struct version *v, enum version_state to)
 {
 	bool flew = in_state(v, IS_IN_FLIGHT);
 
 	CHECK(order_allows(v->state, to));
+	if (to == VERSION_RUNNING)
+		number_what_starts(o, v);
 	relist(o, v, to, to == VERSION_FAILED ? WANT_NOT : v->want);
 	if (flew)
 		CHECK(v->file->in_flight == v);
@@ -135,6 +145,7 @@ void order_place(struct order *o, struct version *v)
 	CHECK(version_pending(v));
 	unplace(o, v);
 	v->place = order_draw(o);
+	v->number = v->place;
 	TAILQ_INSERT_TAIL(&o->placed, v, by_place);
 }
 
@@ -156,6 +167,7 @@ void order_resume(struct order *o, struct version *v, uint64_t place)
 
 	CHECK(version_pending(v) && v->place == 0 && place < o->next_place);
 	v->place = place;
+	v->number = order_draw(o);
 	while (u && u->place > place)
 		u = TAILQ_PREV(u, version_queue, by_place);
 	if (u)
@@ -175,6 +187,8 @@ void order_inherit(struct order *o, struct version *from, struct version *to)
 	if (from->place == 0 || to->place != 0)
 		return;
 	to->place = from->place;
+	if (to->number == 0)
+		to->number = order_draw(o);
 	TAILQ_INSERT_BEFORE(from, to, by_place);
 	TAILQ_REMOVE(&o->placed, from, by_place);
 	from->place = 0;
@@ -198,6 +212,8 @@ void order_wake(struct order *o, struct version *v)
 void order_replace(struct order *o, struct version *v)
 {
 	CHECK(!v->replaced && !in_state(v, TO(SEEN) | IS_OVER));
+	if (v->number == 0)
+		v->number = order_draw(o);
 	order_wake(o, v);
 	v->replaced = true;
 	v->file->replaced++;

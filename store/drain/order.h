@@ -4,7 +4,12 @@
  *
  * A version is what a file was at one of its closes (it has a place then), or
  * what somebody asks for as it stands (it has none). It keeps its place until
- * it ends, however often it is tried:
+ * it ends, however often it is tried. Its number is what its content is known
+ * by, in the file's record and to a time that is set by hand: of two versions
+ * of a file the newer one has the greater number, and none has one that any
+ * other version of the store ever had. It gets one with its place, and another
+ * whenever its drain begins, as long as it is what the file is now; what was
+ * replaced, or closed anew, keeps the one that it had.
  *
  *   NEW --> EMPTY/CLOSED --> QUEUED --> RUNNING --> READY --> TAKEN --> SEEN
  *              ^                ^ |        |          |         |         |
@@ -68,6 +73,7 @@ struct version {
 	unsigned waiting; /* who wanted it and have not left */
 	bool replaced; /* its file has another stage since (O_TRUNC) */
 	uint64_t place; /* among the closes; 0: none, is committed when ready */
+	uint64_t number; /* 0: not yet, and then it is in nobody's hands */
 	struct versions *file;
 	TAILQ_ENTRY(version) by_file, by_place, by_state;
 };
@@ -104,16 +110,19 @@ void order_add(struct order *o, struct version *v, struct versions *f,
 void order_place(struct order *o, struct version *v);
 /* v, which is pending, holds up nobody: it is never to be durable as it is. */
 void order_unplace(struct order *o, struct version *v);
-/* The next place is `first`: nobody has given it, or one above it, before. */
+/*
+ * Places and numbers are drawn from one row, and the next is `first`: nobody
+ * has given it, or one above it, before.
+ */
 void order_begin(struct order *o, uint64_t first);
 /*
  * v, which is pending and has no place, has one that was given before: by
  * another daemon, or to what was closed of its file.
  */
 void order_resume(struct order *o, struct version *v, uint64_t place);
-/* A place after all that were given, which no version has. */
+/* A place, or a number, after all that were given, which no version has. */
 uint64_t order_draw(struct order *o);
-/* `to`, of the same file, counts where `from` did, if it has no place. */
+/* `to`, newer and of the same file, counts where `from` did, if nowhere yet. */
 void order_inherit(struct order *o, struct version *from, struct version *to);
 /* A pending v waits for its real close again, which is not there yet. */
 void order_empty(struct order *o, struct version *v, bool empty);

@@ -98,7 +98,7 @@ enum work_outcome {
 	/* They are, and on the disk. The committer writes of its content: */
 	WORK_CHANGED, /* all */
 	WORK_UNSHARED, /* all; what little it could share it stored itself */
-	WORK_UNCHANGED, /* at most the time: it equals what is committed */
+	WORK_UNCHANGED, /* number and time: it equals what is committed */
 };
 
 struct work {
@@ -106,6 +106,7 @@ struct work {
 	struct drain_job *job; /* a reference */
 	struct inode *in; /* the job's, and so is the stage */
 	struct stage *stage;
+	uint64_t number; /* the version's: order.h */
 	uint64_t serial; /* the smaller one of two has the chunk */
 	uint64_t turn; /* so many works were begun: works take copies by turns */
 	uint64_t domain; /* with whose chunks it shares: records.h */
@@ -276,10 +277,10 @@ void work_copy_span(struct work *w, uint32_t first, uint32_t end,
 /* All spans are done. */
 void work_copy_end(struct drain *d, struct work *w);
 /*
- * The cache of the file, whose content has this generation and which has no
- * stage any more, with the reference; NULL: none. in->lock is held.
+ * The cache of the file, whose content is w's now and which has no stage any
+ * more, with the reference; NULL: none. in->lock is held.
  */
-struct stage *work_copy_take_locked(struct work *w, uint64_t generation);
+struct stage *work_copy_take_locked(struct work *w);
 
 /* --- between work.c and work_late.c */
 

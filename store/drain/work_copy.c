@@ -55,10 +55,10 @@ void work_copy_end(struct drain *d, struct work *w)
 		stage_set_times(d->stages, w->copy, times);
 }
 
-struct stage *work_copy_take_locked(struct work *w, uint64_t generation)
+struct stage *work_copy_take_locked(struct work *w)
 {
 	/* One that was set by hand is in no content: the copy has it not. */
-	bool own_time = w->in->attr.mtime_gen < generation;
+	bool own_time = w->in->attr.mtime_gen < w->number;
 
 	if (!own_time || atomic_load(&w->copy_failed) ||
 	    !file_may_move(&w->in->file->state, FILE_FOUND))

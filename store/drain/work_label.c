@@ -34,7 +34,7 @@ static int label_of_work(struct drain *d, const struct work *w,
 {
 	struct label l = { .image = w->image->id,
 			   .ino = w->in->ino,
-			   .generation = w->old ? w->old->c.generation + 1 : 1,
+			   .generation = w->number,
 			   .size_bytes = w->size_bytes,
 			   .mtime_ns = w->mtime_ns,
 			   .domain = w->domain,

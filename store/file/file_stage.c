@@ -197,8 +197,6 @@ int file_adopt(struct files *fs, struct inode *in, struct stage *s, bool dirty,
 	inode_ref(in, 1);
 	{
 		HOLD(&in->lock);
-		if (dirty) /* a time set by hand is its own */
-			in->file->unwritten = 0;
 		file_install_locked(in->file, s,
 				    !dirty      ? FILE_FOUND
 				    : s->sealed ? FILE_LENT

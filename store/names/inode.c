@@ -383,11 +383,6 @@ int inode_load_file(struct inode_table *t, struct inode *in)
 		}
 		if (rc == 0 && !in->file->content_loaded) {
 			in->file->content = content;
-			/* One of the last daemon's; but see file_adopt(). */
-			if (content &&
-			    in->attr.mtime_gen > content->c.generation)
-				in->file->unwritten = in->attr.mtime_gen -
-						      content->c.generation;
 			in->file->content_loaded = true;
 			content = NULL;
 		}

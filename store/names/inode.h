@@ -109,12 +109,6 @@ struct file {
 	struct content_ref *content; /* NULL: never committed */
 	bool content_loaded;
 	bool verified; /* verify=open has passed for this content */
-	/*
-	 * How many versions were durable with it that changed nothing: each may
-	 * have had a time set by hand, for the generation that it would have
-	 * had. That is nobody's.
-	 */
-	uint64_t unwritten;
 	bool unsynced; /* somebody opened it to write, and no fsync since */
 	struct stage *stage; /* as state.bytes says */
 	/* Read under inode.lock; changed by file_move() alone. */

@@ -300,24 +300,6 @@ bool names_are_untold(const struct names *nm)
 	return atomic_load(&nm->untold_any) || atomic_load(&nm->telling);
 }
 
-/*
- * The generation for which a time set now counts: when the bytes are waiting
- * to be committed and nobody can change them, the next one too.
- */
-static uint64_t mtime_generation_locked(struct inode *in)
-{
-	const struct file *f = in->file;
-	uint64_t generation;
-
-	if (!f)
-		return 0;
-	generation = f->content ? f->content->c.generation : 0;
-	generation += f->unwritten + f->versions.replaced;
-	if (file_is_dirty(f) && f->state.writers == 0)
-		generation++;
-	return generation;
-}
-
 int names_setattr(struct names *nm, struct inode *in, unsigned valid,
 		  const struct attr *to)
 {
@@ -335,14 +317,17 @@ int names_setattr(struct names *nm, struct inode *in, unsigned valid,
 		a->gid = to->gid;
 	if (valid & SET_ATIME)
 		a->atime_ns = to->atime_ns;
+	if (valid & SET_MTIME) {
+		a->mtime_ns = to->mtime_ns;
+		/* Of what is drained already, and of nothing later. */
+		a->mtime_gen = S_ISREG(a->mode)
+				       ? nm->hooks.number(nm->hooks.arg)
+				       : 0;
+	}
 	{
 		HOLD(&in->lock);
 		if (in->deleted) /* a record now would stay for ever */
 			return -ESTALE;
-		if (valid & SET_MTIME) {
-			a->mtime_ns = to->mtime_ns;
-			a->mtime_gen = mtime_generation_locked(in);
-		}
 	}
 	a->ctime_ns = wall_ns();
 	return names_write(nm, b, &c);

@@ -35,6 +35,11 @@ struct names_hooks {
 	/* A name means another inode, an inode lost its names: no lock held. */
 	void (*renamed)(void *arg, uint64_t parent, const char *name);
 	void (*changed)(void *arg, uint64_t ino);
+	/*
+	 * One that is greater than those of all versions whose drain has begun,
+	 * and less than those of all others: see drain/order.h.
+	 */
+	uint64_t (*number)(void *arg);
 };
 
 /* kv and inodes are borrowed. */
@@ -119,7 +124,7 @@ bool names_are_untold(const struct names *nm);
 
 /*
  * Attributes: chmod, chown, times. Bits of `valid` below. A time of a regular
- * file counts for the bytes that it has: inode_load_file() first.
+ * file counts for the bytes that it has: file_set_times() first.
  */
 enum names_set {
 	SET_MODE = 1,

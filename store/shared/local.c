@@ -403,7 +403,7 @@ static struct node *find_to_upload_locked(struct shared *s, uint64_t ino)
  * What is durable is in the queue, or whole in DIR. What nobody has closed
  * comes into it here, and holds back nobody.
  */
-bool local_committing(void *arg, struct kv_batch *b, uint64_t ino,
+void local_committing(void *arg, struct kv_batch *b, uint64_t ino,
 		      uint64_t place)
 {
 	struct shared *s = arg;
@@ -416,7 +416,6 @@ bool local_committing(void *arg, struct kv_batch *b, uint64_t ino,
 		n->is_staged = n->is_passed = true;
 		queue_add_locked(s, n, place);
 	}
-	return true;
 }
 
 /*

@@ -361,7 +361,7 @@ void local_drop(struct shared *s, struct node *n);
 void local_give_up(struct shared *s, struct node *n);
 void local_set_kept_locked(struct node *n, const struct stat *sb);
 /* For the drain: see drain_options. */
-bool local_committing(void *arg, struct kv_batch *b, uint64_t ino,
+void local_committing(void *arg, struct kv_batch *b, uint64_t ino,
 		      uint64_t place);
 void local_tell_place(void *arg, uint64_t ino, uint64_t place, bool holds);
 void local_renumbering(void *arg, struct kv_batch *b, uint64_t from,

@@ -8,7 +8,7 @@
 
 #define FILE_BYTES (3 * MIB + 12345)
 
-static void the_same_bytes_closed_again_change_the_time_alone(void **state)
+static void the_same_bytes_closed_again_change_no_more_than_the_time(void **state)
 {
 	static const size_t lens[] = { 0, 100, SMALL_BYTES_MAX,
 				       SMALL_BYTES_MAX + 1, FILE_BYTES };
@@ -24,16 +24,13 @@ static void the_same_bytes_closed_again_change_the_time_alone(void **state)
 
 			live_write(&l, "f", data, len);
 			live_sync_all(&l);
-			assert_int_equal(live_generation(&l, "f"), 1);
 			first = live_content(&l, "f");
 			live_write(&l, "f", data, len);
 			live_sync_all(&l);
 			again = live_content(&l, "f");
 			/* The kernel's clock for files may stand still. */
 			assert_true(again.mtime_ns >= first.mtime_ns);
-			assert_int_equal(again.generation,
-					 again.mtime_ns > first.mtime_ns ? 2
-									 : 1);
+			assert_true(again.generation > first.generation);
 			assert_int_equal(again.extent_count,
 					 first.extent_count);
 			if (first.extent_count > 0)
@@ -88,7 +85,7 @@ static void a_time_set_by_hand_is_of_no_later_bytes(void **state)
 			names_setattr(l.st->names, h.in, SET_MTIME, &by_hand),
 			0);
 		live_sync_all(&l);
-		assert_int_equal(live_generation(&l, "f"), 1);
+		assert_false(file_is_dirty(h.in->file));
 		handle_release(&h);
 		if (reopen)
 			live_reopen(&l);
@@ -326,7 +323,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(
-			the_same_bytes_closed_again_change_the_time_alone),
+			the_same_bytes_closed_again_change_no_more_than_the_time),
 		cmocka_unit_test(a_time_set_by_hand_is_of_no_later_bytes),
 		cmocka_unit_test(zeros_take_no_room),
 		cmocka_unit_test(

@@ -203,6 +203,26 @@ static void commit_group(struct walk *w)
 	w->group_count = 0;
 }
 
+/*
+ * Of a file the newer one has the greater number: what waits, and nobody has
+ * closed, has none yet, and it is the newest.
+ */
+static void check_numbers(const struct walk *w)
+{
+	const struct version *v, *newer;
+
+	for (unsigned i = 0; i < FILES; i++)
+		TAILQ_FOREACH(v, &w->file[i].list, by_file)
+		{
+			newer = TAILQ_NEXT(v, by_file);
+			if (v->number == 0)
+				assert_true(!newer && v->place == 0 &&
+					    version_pending(v));
+			else if (newer && newer->number != 0)
+				assert_true(newer->number > v->number);
+		}
+}
+
 static void step(struct walk *w)
 {
 	struct version *v;
@@ -319,8 +339,10 @@ no_walk_commits_a_version_before_one_that_was_closed_before_it(void **state)
 		for (unsigned i = 0; i < FILES; i++)
 			versions_init(&w->file[i]);
 		walking = s;
-		for (unsigned i = 0; i < STEPS; i++)
+		for (unsigned i = 0; i < STEPS; i++) {
 			step(w);
+			check_numbers(w);
+		}
 		committed += w->committed;
 		finish(w);
 	}

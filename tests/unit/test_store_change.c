@@ -49,8 +49,7 @@ a_reader_keeps_the_old_content_when_the_file_is_opened_to_be_replaced(
 			handle_write(&w, new, DATA_BYTES, 0);
 			handle_close(&w);
 			live_sync_all(&l);
-			assert_int_equal(live_generation(&l, "f"),
-					 generation + 1);
+			assert_true(live_generation(&l, "f") > generation);
 			assert_handle_bytes(&r, old, DATA_BYTES);
 			assert_file(&l, "f", new, DATA_BYTES);
 			handle_close(&r);
@@ -133,6 +132,7 @@ static void appending_keeps_what_is_there(void **state)
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
 		for (size_t i = 0; i < sizeof(lens) / sizeof(*lens); i++) {
 			struct live l = live_durable(kind, "f", data, lens[i]);
+			uint64_t first = live_generation(&l, "f");
 			struct handle h;
 
 			h = handle_open(&l, "f", O_WRONLY | O_APPEND);
@@ -142,7 +142,7 @@ static void appending_keeps_what_is_there(void **state)
 			live_reopen(&l);
 			live_settle(&l);
 			assert_file(&l, "f", data, lens[i] + 50000);
-			assert_int_equal(live_generation(&l, "f"), 2);
+			assert_true(live_generation(&l, "f") > first);
 			assert_true(live_native(&l, "f"));
 			assert_int_equal(live_counter(&l, META_PHYSICAL),
 					 lens[i] + 50000);
@@ -183,11 +183,20 @@ static void a_writer_that_changes_nothing_changes_nothing(void **state)
 	(void)state;
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
 		struct live l = live_durable(kind, "f", data, DATA_BYTES);
+		struct content first = live_content(&l, "f"), again;
 		struct handle h = handle_open(&l, "f", O_RDWR);
 
 		handle_close(&h);
 		live_sync_all(&l);
-		assert_int_equal(live_generation(&l, "f"), 1);
+		again = live_content(&l, "f");
+		assert_int_equal(again.mtime_ns, first.mtime_ns);
+		assert_int_equal(again.extent_count, first.extent_count);
+		if (first.extent_count > 0)
+			assert_memory_equal(again.extents, first.extents,
+					    first.extent_count *
+						    sizeof(*first.extents));
+		content_release(&first);
+		content_release(&again);
 		assert_file(&l, "f", data, DATA_BYTES);
 		live_free(&l);
 	}
