@@ -274,11 +274,11 @@ static void inherit_places(struct found_list *l)
 
 /*
  * A mount gives places and numbers from a range of its own, so that none is
- * given twice, and what is closed later has the greater one, also across a power cut, of
- * which nothing is left but what the database has. A database that was put back
- * from a copy may have less than what was found. An older ckptfs counted what
- * is staged and what waits for a shared directory apart: what is staged is
- * later.
+ * given twice, and what is closed later has the greater one, also across a
+ * power cut, of which nothing is left but what the database has. A database
+ * that was put back from a copy may have less than what was found. An older
+ * ckptfs counted what is staged and what waits for a shared directory apart:
+ * what is staged is later.
  */
 static int begin_places(struct store *st, struct found_list *l)
 {
@@ -288,14 +288,13 @@ static int begin_places(struct store *st, struct found_list *l)
 	int rc = u64_load(st->kv, k, &first);
 	bool is_old = rc == -ENOENT;
 
-	if (rc < 0 && !is_old)
-		return rc;
-	if (first > PLACE_MAX) {
-		log_error("%s: the setting " META_NEXT_PLACE " is damaged: "
-			  "%llu",
-			  st->path, (unsigned long long)first);
+	if (rc == -EIO || first > PLACE_MAX) {
+		log_error("%s: the setting " META_NEXT_PLACE " is damaged",
+			  st->path);
 		return -EUCLEAN;
 	}
+	if (rc < 0 && !is_old)
+		return rc;
 	most = first + PLACES_AHEAD_MAX;
 	for (size_t i = 0; i < l->count; i++) {
 		uint64_t *place = &l->at[i].slot.close_order;

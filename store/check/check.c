@@ -60,7 +60,6 @@ static int check_setting(struct check *c, const struct check_record *r)
 	} known[] = {
 		{ META_NEXT_INO, &c->next_ino },
 		{ META_NEXT_IMAGE, &c->next_image },
-		{ META_NEXT_PLACE, &count },
 		{ META_UNFINISHED, &c->unfinished_from },
 		{ META_FILES, &count },
 		{ META_LOGICAL, &count },
@@ -78,6 +77,11 @@ static int check_setting(struct check *c, const struct check_record *r)
 			return check_report_record(c, r);
 		memcpy(c->secret, r->value, r->value_len);
 		c->secret_known = true;
+		return 0;
+	}
+	if (strcmp(name, META_NEXT_PLACE) == 0) {
+		if (u64_decode(r->value, r->value_len, &c->next_place) < 0)
+			c->next_place = UINT64_MAX;
 		return 0;
 	}
 	for (size_t i = 0; i < sizeof(known) / sizeof(*known); i++)
@@ -162,12 +166,33 @@ static int check_counters(struct check *c)
 	return rc;
 }
 
+/* What is newer than all that there is has to have a greater number. */
+static int check_next_place(struct check *c)
+{
+	if (c->next_place > PLACE_MAX)
+		check_report_text(c, "next-place", "settings",
+				  "the setting " META_NEXT_PLACE " is damaged, "
+				  "so this store cannot be mounted; run "
+				  "'ckptctl rebuild', which writes it anew");
+	else if (c->next_place <= c->result->greatest_number)
+		check_report_text(
+			c, "next-place", "settings",
+			"the setting " META_NEXT_PLACE " says %llu, "
+			"but %llu was given already, so that what is "
+			"new may be taken for older; run 'ckptctl "
+			"rebuild', which writes it anew",
+			(unsigned long long)c->next_place,
+			(unsigned long long)c->result->greatest_number);
+	return 0;
+}
+
 static int check_all(struct check *c)
 {
 	static int (*const parts[])(struct check *) = {
-		check_kinds,  check_settings, check_names,       check_content,
-		check_staged, check_counters, check_digests,     check_scrub,
-		check_mend,   check_zeros,    check_name_damage,
+		check_kinds,      check_settings, check_names,
+		check_content,    check_staged,   check_counters,
+		check_next_place, check_digests,  check_scrub,
+		check_mend,       check_zeros,    check_name_damage,
 	};
 	int rc = 0;
 
@@ -185,6 +210,7 @@ int check_store(struct kv *kv, int images_dirfd,
 		.options = options,
 		.result = ret,
 		.unfinished_from = UINT64_MAX,
+		.next_place = PLACES_OF_A_MOUNT,
 	};
 	int rc;
 

@@ -61,6 +61,8 @@ struct check_result {
 	uint64_t logical_bytes, physical_bytes, shared_bytes;
 	uint64_t scrubbed_bytes;
 	uint64_t damaged_chunks, mended_chunks; /* still, and no longer */
+	/* Of versions, and of times set by hand, up to GENERATION_MAX. */
+	uint64_t greatest_number;
 };
 
 /*

@@ -268,6 +268,13 @@ static int check_content_record(struct check *c, const struct check_record *r)
 	}
 	if (f.kind == CONTENT_SMALL)
 		i->flags |= INODE_SMALL;
+	if (!check_number(c, f.generation))
+		check_report(c, "number", check_path(c, i->ino),
+			     "the record of its content has the number %llu, "
+			     "which no store gives; its bytes are not "
+			     "affected, and what is saved over it gets a right "
+			     "one",
+			     (unsigned long long)f.generation);
 	c->result->logical_bytes += f.size_bytes;
 	check_file(c, i, &f);
 	return 0;

@@ -67,6 +67,12 @@ static int check_attr(struct check *c, const struct check_record *r)
 			.mode = a.mode,
 			.nlink = a.nlink,
 		};
+	if (!check_number(c, a.mtime_gen))
+		check_report(c, "number", check_path(c, get_be64(r->key + 1)),
+			     "its time was set with the number %llu, which no "
+			     "store gives, so that it is that of all that is "
+			     "saved there; set it again",
+			     (unsigned long long)a.mtime_gen);
 	if (!is_type(a.mode) || S_ISLNK(a.mode) != (a.target != NULL))
 		check_report_record(c, r);
 	attr_release(&a);

@@ -159,6 +159,15 @@ const char *check_path_in(struct kv *kv, uint64_t ino, char buf[PATH_MAX])
 	return path ? path : inode_name(ino, buf);
 }
 
+bool check_number(struct check *c, uint64_t number)
+{
+	if (number > GENERATION_MAX)
+		return false;
+	if (number > c->result->greatest_number)
+		c->result->greatest_number = number;
+	return true;
+}
+
 const char *check_path(struct check *c, uint64_t ino)
 {
 	return check_path_in(c->kv, ino, c->path);

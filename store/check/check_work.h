@@ -91,6 +91,7 @@ struct check {
 
 	uint64_t image_records; /* I, whether or not they have chunks */
 	uint64_t next_ino, next_image; /* as M has them; 0: not known */
+	uint64_t next_place; /* UINT64_MAX: damaged */
 	uint64_t unfinished_from; /* UINT64_MAX: not known */
 	bool secret_known;
 	uint8_t secret[HASH_SECRET_BYTES];
@@ -115,6 +116,8 @@ check_report_text(struct check *c, const char *code, const char *object,
 __attribute__((format(printf, 4, 5))) void
 check_remark(struct check *c, const char *code, const char *object,
 	     const char *format, ...);
+/* A version, or a time, has this number. False: no store gives such a one. */
+bool check_number(struct check *c, uint64_t number);
 /* A record that nobody can read. Returns 0: the check goes on. */
 int check_report_record(struct check *c, const struct check_record *r);
 /* The database gave `rc`: reported once; returns rc. */

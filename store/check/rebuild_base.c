@@ -108,16 +108,20 @@ static int copy_old(const struct rebuild *r)
 
 static void count_problem(void *self, const struct check_problem *p)
 {
-	/* What is wrong with images, and not with the records of them. */
-	static const char *const images[] = { "image-missing", "image-short",
+	/*
+	 * What is wrong with images, and not with the records of them; and what
+	 * a rebuild writes anew.
+	 */
+	static const char *const mended[] = { "image-missing", "image-short",
 					      "image-size",    "unknown-image",
-					      "native",        "damaged" };
+					      "native",        "damaged",
+					      "next-place",    "number" };
 	uint64_t *count = self;
 
 	if (p->note)
 		return;
-	for (size_t i = 0; i < sizeof(images) / sizeof(*images); i++)
-		if (strcmp(p->code, images[i]) == 0)
+	for (size_t i = 0; i < sizeof(mended) / sizeof(*mended); i++)
+		if (strcmp(p->code, mended[i]) == 0)
 			return;
 	(*count)++;
 }

@@ -176,6 +176,27 @@ int rebuild_next_inode(struct rebuild *r)
 	return rc == 0 ? records_each(r->kv, key_kind('A'), note_inode, r) : rc;
 }
 
+/*
+ * All versions that there will be have greater numbers than those that there
+ * are, also in labels that are of no use; and so have their places, of which
+ * the last mount had no more than one mount has.
+ */
+static int put_next_place(struct rebuild *r, struct kv_batch *b,
+			  uint64_t greatest)
+{
+	uint64_t next = PLACES_OF_A_MOUNT;
+	int rc = read_setting(r, META_NEXT_PLACE, &next);
+
+	for (size_t i = 0; i < r->label_count; i++)
+		if (r->labels[i].generation > greatest &&
+		    r->labels[i].generation <= GENERATION_MAX)
+			greatest = r->labels[i].generation;
+	if (rc == -EIO || next > PLACE_MAX || next <= greatest)
+		u64_save(b, key_meta(META_NEXT_PLACE),
+			 greatest + PLACES_OF_A_MOUNT);
+	return rc == -EIO ? 0 : rc;
+}
+
 /* Counters as the check counts them. */
 int rebuild_write_settings(struct rebuild *r)
 {
@@ -202,5 +223,6 @@ int rebuild_write_settings(struct rebuild *r)
 	u64_save(b, key_meta(META_SHARED), c.shared_bytes);
 	u64_save(b, key_meta(META_IMAGES), c.images);
 	r->result->files = c.files;
-	return kv_write(r->kv, b);
+	rc = put_next_place(r, b, c.greatest_number);
+	return rc == 0 ? kv_write(r->kv, b) : rc;
 }

@@ -62,6 +62,7 @@
 /* Two drawn for each of a thousand closes a second: this many in 17 years. */
 #define PLACES_OF_A_MOUNT (UINT64_C(1) << 40)
 #define PLACE_MAX (UINT64_C(1) << 62) /* what is greater is damaged */
+#define GENERATION_MAX (PLACE_MAX / 2) /* the same of what records say */
 /*
  * u64: images without an I record, of this number or a later one below
  * META_NEXT_IMAGE, are what a daemon had not finished. Any other without one is

@@ -320,9 +320,8 @@ int names_setattr(struct names *nm, struct inode *in, unsigned valid,
 	if (valid & SET_MTIME) {
 		a->mtime_ns = to->mtime_ns;
 		/* Of what is drained already, and of nothing later. */
-		a->mtime_gen = S_ISREG(a->mode)
-				       ? nm->hooks.number(nm->hooks.arg)
-				       : 0;
+		a->mtime_gen =
+			S_ISREG(a->mode) ? nm->hooks.number(nm->hooks.arg) : 0;
 	}
 	{
 		HOLD(&in->lock);

@@ -1,0 +1,287 @@
+/*
+ * Places and numbers that a damaged store has: a setting, a record or a slot of
+ * the stage table says what nobody has given. What is there is not lost, the
+ * check says what to do, and that helps.
+ */
+#include "store/recover.h"
+#include "tests/unit/live_child.h"
+#include "tests/unit/live_store.h"
+
+#define FILE_BYTES (2 * MIB + 77)
+
+struct found {
+	unsigned settings, numbers, others;
+};
+
+static void note_problem(void *self, const struct check_problem *p)
+{
+	struct found *found = self;
+
+	if (strcmp(p->code, "next-place") == 0)
+		found->settings++;
+	else if (strcmp(p->code, "number") == 0)
+		found->numbers++;
+	else
+		found->others++;
+}
+
+/* Of a closed store. */
+static struct found look(const struct live *l)
+{
+	struct found found = { 0 };
+	const struct check_options options = { .problem = note_problem,
+					       .self = &found };
+	char db[4096], images[4096];
+	struct check_result result;
+	struct kv *kv;
+	int fd;
+
+	(void)snprintf(db, sizeof(db), "%s/" LAYOUT_DB_DIR, l->path);
+	(void)snprintf(images, sizeof(images), "%s/" LAYOUT_IMAGE_DIR, l->path);
+	assert_int_equal(kv_open_readonly(db, &kv), 0);
+	fd = open(images, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	assert_true(fd >= 0);
+	assert_true(check_store(kv, fd, &options, &result) >= 0);
+	close(fd);
+	kv_close(kv);
+	assert_int_equal(found.others, 0);
+	return found;
+}
+
+static void rebuild(const struct live *l)
+{
+	const struct rebuild_options options = { .say = live_rebuilt };
+	struct rebuild_result result;
+	char why[512] = "";
+	int rc = rebuild_store(l->path, &options, &result, why, sizeof(why));
+
+	if (rc != 0)
+		fail_msg("rebuild_store: %d: %s", rc, why);
+	assert_int_equal(result.base, REBUILD_WHOLE);
+}
+
+static void set_next_place(struct live *l, uint64_t next)
+{
+	struct kv_batch *b = kv_batch_new();
+
+	if (next == 0) /* it is an older ckptfs's, or it is lost */
+		record_delete(b, key_meta(META_NEXT_PLACE));
+	else
+		u64_save(b, key_meta(META_NEXT_PLACE), next);
+	assert_int_equal(kv_write(l->st->kv, b), 0);
+	kv_batch_free(b);
+}
+
+static void cut_next_place(struct live *l)
+{
+	struct kv_batch *b = kv_batch_new();
+	struct key k = key_meta(META_NEXT_PLACE);
+
+	kv_put(b, k.data, k.len, "1234", 4);
+	assert_int_equal(kv_write(l->st->kv, b), 0);
+	kv_batch_free(b);
+}
+
+static void set_generation(struct live *l, const char *path, uint64_t to)
+{
+	struct kv_batch *b = kv_batch_new();
+	struct content c = live_content(l, path);
+
+	c.generation = to;
+	content_save(b, key_ino('F', live_ino(l, path)), &c);
+	assert_int_equal(kv_write(l->st->kv, b), 0);
+	kv_batch_free(b);
+	content_release(&c);
+}
+
+static void a_setting_that_is_damaged_is_named_and_written_anew(void **state)
+{
+	static const uint64_t wrong[] = { UINT64_MAX, PLACE_MAX + 1, 0 };
+	uint8_t *data = filled(FILE_BYTES + 1, 1);
+	char why[512] = "";
+
+	(void)state;
+	for (unsigned i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
+		struct live l = live_kind(1);
+		uint64_t generation;
+
+		live_write(&l, "f", data, FILE_BYTES);
+		live_sync_all(&l);
+		generation = live_generation(&l, "f");
+		if (wrong[i])
+			set_next_place(&l, wrong[i]);
+		else
+			cut_next_place(&l);
+		live_close(&l);
+		assert_int_equal(live_try_open(&l, why), -EUCLEAN);
+		assert_non_null(strstr(why, "fsck"));
+		assert_int_equal(look(&l).settings, 1);
+		rebuild(&l);
+		assert_int_equal(look(&l).settings, 0);
+		live_open(&l);
+		assert_file(&l, "f", data, FILE_BYTES);
+		live_write(&l, "f", data + 1, FILE_BYTES);
+		live_sync_all(&l);
+		assert_true(live_generation(&l, "f") > generation);
+		live_free(&l);
+	}
+	free(data);
+}
+
+/* Every number that there is says so, and one rebuild is enough. */
+static void a_setting_that_is_too_small_is_said_once(void **state)
+{
+	uint8_t *data = filled(FILE_BYTES + 1, 1);
+
+	(void)state;
+	for (int gone = 0; gone < 2; gone++) {
+		struct live l = live_kind(1);
+		uint64_t generation;
+
+		live_write(&l, "f", data, FILE_BYTES);
+		live_write(&l, "g", data, FILE_BYTES);
+		live_sync_all(&l);
+		generation = live_generation(&l, "f");
+		set_next_place(&l, gone ? 0 : generation / 2);
+		live_close(&l);
+		assert_int_equal(look(&l).settings, 1);
+		assert_int_equal(look(&l).numbers, 0);
+		rebuild(&l);
+		assert_int_equal(look(&l).settings, 0);
+		live_open(&l);
+		live_write(&l, "f", data + 1, FILE_BYTES);
+		live_sync_all(&l);
+		assert_true(live_generation(&l, "f") > generation);
+		live_free(&l);
+	}
+	free(data);
+}
+
+/* A damaged number keeps nothing from being durable. */
+static void a_number_that_no_store_gives_ends_with_the_next_save(void **state)
+{
+	static const uint64_t wrong[] = { GENERATION_MAX + 1, UINT64_MAX };
+	uint8_t *data = filled(FILE_BYTES + 1, 1);
+
+	(void)state;
+	for (unsigned i = 0; i < 2; i++) {
+		struct live l = live_kind(1);
+
+		live_write(&l, "f", data, FILE_BYTES);
+		live_sync_all(&l);
+		set_generation(&l, "f", wrong[i]);
+		live_close(&l);
+		assert_int_equal(look(&l).numbers, 1);
+		live_open(&l);
+		assert_file(&l, "f", data, FILE_BYTES);
+		live_write(&l, "f", data + 1, FILE_BYTES);
+		live_write(&l, "later", data, 1000);
+		live_reopen(&l);
+		assert_file(&l, "f", data + 1, FILE_BYTES);
+		assert_file(&l, "later", data, 1000);
+		live_free(&l);
+	}
+	free(data);
+}
+
+/* What a time was set with, too: it would be that of all that is saved. */
+static void a_time_of_a_number_that_no_store_gives(void **state)
+{
+	const struct attr by_hand = { .mtime_ns = 1234567890 };
+	struct live l = live_kind(1);
+	struct kv_batch *b = kv_batch_new();
+	struct inode *in;
+	struct attr a;
+
+	(void)state;
+	live_write(&l, "f", "f", 1);
+	live_sync_all(&l);
+	assert_int_equal(live_lookup(&l, "f", &in), 0);
+	a = inode_attr(in);
+	a.mtime_gen = GENERATION_MAX + 1;
+	attr_save(b, key_ino('A', in->ino), &a);
+	inode_put(l.st->inodes, in, 1);
+	assert_int_equal(kv_write(l.st->kv, b), 0);
+	kv_batch_free(b);
+	live_close(&l);
+	assert_int_equal(look(&l).numbers, 1);
+	live_open(&l);
+	assert_int_equal(live_lookup(&l, "f", &in), 0);
+	assert_int_equal(names_setattr(l.st->names, in, SET_MTIME, &by_hand),
+			 0);
+	inode_put(l.st->inodes, in, 1);
+	live_free(&l);
+}
+
+/* Closed in this order; the table says what cannot be of the first two. */
+static void child_damages_places(struct live *l, const char *kind)
+{
+	struct inode *in;
+
+	l->options.hold_drain = true;
+	child_open(l, kind);
+	live_write(l, "a", "a", 1);
+	live_write(l, "b", "bb", 2);
+	live_write(l, "c", "ccc", 3);
+	for (int i = 0; i < 2; i++) {
+		if (live_lookup(l, i == 0 ? "a" : "b", &in) < 0)
+			_exit(1);
+		SLOT_SET(in->file->stage->slot, close_order,
+			 i == 0 ? UINT64_MAX - 3 : PLACE_MAX);
+	}
+}
+
+static uint64_t place_of(struct live *l, const char *name)
+{
+	struct inode *in;
+	uint64_t place;
+
+	assert_int_equal(live_lookup(l, name, &in), 0);
+	place = drain_place_of(l->st->drain, in);
+	inode_put(l->st->inodes, in, 1);
+	return place;
+}
+
+static void a_slot_with_a_damaged_place_is_closed_last(void **state)
+{
+	(void)state;
+	for (unsigned kind = 0; kind < 2; kind++) {
+		struct live l = live_kind(kind);
+
+		live_close(&l);
+		live_child_kind(&l, "damage", kind);
+		l.options.hold_drain = true;
+		live_open(&l);
+		recover_close_left(l.st);
+		assert_true(place_of(&l, "c") < place_of(&l, "a"));
+		assert_true(place_of(&l, "c") < place_of(&l, "b"));
+		assert_true(place_of(&l, "b") < PLACE_MAX / 2);
+		live_sync_all(&l);
+		live_reopen(&l);
+		assert_file(&l, "a", "a", 1);
+		assert_file(&l, "b", "bb", 2);
+		assert_file(&l, "c", "ccc", 3);
+		live_free(&l);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	static const struct live_child_entry children[] = {
+		{ "damage", child_damages_places },
+	};
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(
+			a_setting_that_is_damaged_is_named_and_written_anew),
+		cmocka_unit_test(a_setting_that_is_too_small_is_said_once),
+		cmocka_unit_test(
+			a_number_that_no_store_gives_ends_with_the_next_save),
+		cmocka_unit_test(a_time_of_a_number_that_no_store_gives),
+		cmocka_unit_test(a_slot_with_a_damaged_place_is_closed_last),
+	};
+
+	if (argc > 1)
+		return live_child_main(argc, argv, children,
+				       sizeof(children) / sizeof(*children));
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
