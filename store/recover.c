@@ -16,6 +16,7 @@
 #include "store/guard/guard.h"
 #include "store/names/names.h"
 #include "store/space/held.h"
+#include "store/space/slot_fate.h"
 #include "store/store.h"
 
 /* So much newer than the database a stage may be; else it is damaged. */
@@ -41,10 +42,13 @@ static int collect(void *arg, struct kv_slice key, struct kv_slice value)
 	return rc;
 }
 
-/* Take one stage over, in the order of the closes. */
+/* A stage that was found, and what becomes of it. */
 struct found {
 	struct stage_slot slot;
 	struct stage *stage;
+	struct inode *in; /* a reference; NULL: there is no such inode */
+	enum slot_fate fate;
+	bool is_image; /* of what is durable of its file */
 };
 
 struct found_list {
@@ -61,37 +65,36 @@ static int found_add(void *arg, const struct stage_slot *slot, struct stage *s)
 		return 0;
 	rc = vec_grow(&l->at, l->count, &l->capacity, sizeof(*l->at));
 	if (rc == 0)
-		l->at[l->count++] = (struct found){ *slot, s };
+		l->at[l->count++] = (struct found){ .slot = *slot, .stage = s };
 	return rc;
 }
 
-/* When it was closed: those that were open come last. */
-static uint64_t when_closed(const struct stage_slot *slot)
+/*
+ * First what goes, for its slot may be needed; then what was closed, by its
+ * order, what was open, and caches. What has been replaced comes before what
+ * its file is now, also without a place, or with the same.
+ */
+static uint64_t rank_of(const struct found *f)
 {
-	return slot->close_order - 1;
+	if (f->fate == SLOT_GOES)
+		return 0;
+	if (f->fate == SLOT_CACHE)
+		return UINT64_MAX;
+	if (f->slot.close_order == 0)
+		return f->slot.earlier ? 1 : UINT64_MAX - 1;
+	return f->slot.close_order + 1;
 }
 
-/*
- * Closed ones by their order, then those that were open. An older ckptfs that
- * was killed in here left two with one place: a replaced one comes first.
- * What is not dirty comes last: it is, or was, the same as what is committed,
- * on the disk, too. One that its file had let go of, and that was not gone yet,
- * gives way to what the file has now.
- */
 static int found_compare(const void *pa, const void *pb)
 {
 	const struct found *a = pa, *b = pb;
-	uint64_t x = when_closed(&a->slot), y = when_closed(&b->slot);
+	uint64_t x = rank_of(a), y = rank_of(b);
 
-	if (a->slot.dirty != b->slot.dirty)
-		return a->slot.dirty ? -1 : 1;
-	if (!a->slot.dirty && a->slot.number != b->slot.number)
-		return a->slot.number > b->slot.number ? -1 : 1;
 	if (x != y)
 		return x < y ? -1 : 1;
 	if (a->slot.earlier != b->slot.earlier)
 		return a->slot.earlier ? -1 : 1;
-	return a->slot.ino < b->slot.ino ? -1 : 1;
+	return a->stage->slot_index < b->stage->slot_index ? -1 : 1;
 }
 
 /* Does the committed content lie, at least in part, in this image? */
@@ -101,6 +104,50 @@ static bool in_use(const struct file *file, uint64_t image)
 
 	for (size_t i = 0; c && i < c->extent_count; i++)
 		if (c->extents[i].image == image)
+			return true;
+	return false;
+}
+
+/* What becomes of f. `next`: see slot_facts. */
+static int decide(struct store *st, struct found *f, uint64_t next)
+{
+	struct slot_facts facts = { .next = next };
+	const struct file *file;
+	int rc;
+
+	held_keep(&st->stages, f->stage);
+	f->fate = SLOT_GOES;
+	rc = inode_get(st->inodes, f->slot.ino, &f->in);
+	if (rc == 0 && (f->in->attr.nlink == 0 || !S_ISREG(f->in->attr.mode)))
+		rc = -ENOENT; /* its name was never written, or is gone */
+	if (rc == 0)
+		rc = inode_load_file(st->inodes, f->in);
+	if (rc < 0) /* damage: nothing of it is dropped */
+		return rc == -ENOENT ? 0 : rc;
+	file = f->in->file;
+	if (file->content)
+		facts.durable = file->content->c.generation;
+	f->is_image =
+		f->stage->kind == STAGE_DISK && in_use(file, f->stage->number);
+	/* It was committed just before the end: it is the image. */
+	if (f->is_image)
+		image_built(&st->images, f->stage->image);
+	facts.is_image = f->is_image;
+	f->fate = slot_fate(&f->slot, &facts);
+	return 0;
+}
+
+/*
+ * An older ckptfs said of what it had replaced no version: it is over when
+ * something that was closed later is the image of its file.
+ */
+static bool is_overtaken(const struct found_list *l, const struct found *f)
+{
+	if (!f->slot.earlier || f->slot.version != 0)
+		return false;
+	for (size_t i = 0; i < l->count; i++)
+		if (l->at[i].is_image && l->at[i].slot.ino == f->slot.ino &&
+		    l->at[i].slot.close_order - 1 > f->slot.close_order - 1)
 			return true;
 	return false;
 }
@@ -124,66 +171,15 @@ static void leave_held(struct store *st, struct found *f)
 	f->stage->held = true;
 }
 
-/* May its stage differ from what is committed? */
-static bool is_dirty(const struct found *f, const struct file *file)
+/* Is there nothing in it that its file needs, or may have? */
+static bool is_unwanted(struct store *st, const struct found *f)
 {
-	return f->slot.dirty || !file->content ||
-	       file->content->c.generation != f->slot.clean_generation ||
-	       f->stage->kind == STAGE_DISK;
-}
-
-/*
- * Was a version of the file that was closed after this one written to the
- * database? It is the image that the file has, and is let go of when its turn
- * comes; were this older one made durable again, it would become the file.
- * (The disk refused the newer one's sync, and the older one waited to be tried
- * once more. A newer one in memory stays dirty, and follows it.)
- */
-static bool is_overtaken(const struct found_list *l, size_t i,
-			 const struct file *file)
-{
-	const struct stage_slot *slot = &l->at[i].slot;
-
-	if (!slot->earlier)
-		return false;
-	for (size_t k = 0; k < l->count; k++) {
-		/* Its stage may be gone by now. */
-		const struct stage_slot *later = &l->at[k].slot;
-
-		if (later->ino == slot->ino && later->kind == STAGE_DISK &&
-		    when_closed(later) > when_closed(slot) &&
-		    in_use(file, later->number))
-			return true;
-	}
-	return false;
-}
-
-/*
- * A cache of what is not committed any more: its file had let go of it, and
- * something newer is. Not of what is newer than that, which the database lost.
- */
-static bool is_old_cache(const struct found *f, const struct file *file)
-{
-	return !f->slot.dirty && file->content &&
-	       file->content->c.generation > f->slot.clean_generation;
-}
-
-/* Is there nothing in the stage that its file needs? */
-static bool is_unwanted(struct store *st, struct found *f,
-			const struct file *file)
-{
-	bool is_image =
-		f->stage->kind == STAGE_DISK && in_use(file, f->stage->number);
-
-	/* It was committed just before the end: it is the image. */
-	if (is_image)
-		image_built(&st->images, f->stage->image);
-	if (f->slot.earlier ? !f->slot.dirty : file->stage != NULL)
-		return true; /* there is a newer one */
-	if (is_image || is_old_cache(f, file))
+	if (f->fate == SLOT_GOES)
 		return true;
+	if (!f->slot.earlier && f->in->file->stage)
+		return true; /* there is a newer one */
 	/* A cache that somebody else could still write to. */
-	return !is_dirty(f, file) &&
+	return f->fate == SLOT_CACHE &&
 	       (f->stage->sealed || held_for_writing(&st->stages, f->stage));
 }
 
@@ -199,77 +195,36 @@ static void note_left(struct store *st, struct inode *in)
 	st->left[st->left_count++] = in;
 }
 
-/* The i-th. *ret_dirty: it was taken over, and has to become durable. */
-static int adopt_one(struct store *st, const struct found_list *l, size_t i,
-		     bool *ret_dirty)
+/* Its references to the stage and to the inode are used up. */
+static int adopt_one(struct store *st, struct found *f)
 {
-	struct found *f = &l->at[i];
-	struct inode *in = NULL;
-	bool dirty;
+	bool dirty = f->fate != SLOT_CACHE;
 	int rc;
 
-	*ret_dirty = false;
-	held_keep(&st->stages, f->stage);
-	rc = inode_get(st->inodes, f->slot.ino, &in);
-	if (rc == 0 && (in->attr.nlink == 0 || !S_ISREG(in->attr.mode)))
-		rc = -ENOENT; /* its name was never written, or is gone */
-	if (rc == 0)
-		rc = inode_load_file(st->inodes, in);
-	if (rc == -ENOENT || (rc == 0 && (is_overtaken(l, i, in->file) ||
-					  is_unwanted(st, f, in->file)))) {
+	if (is_unwanted(st, f)) {
+		f->fate = SLOT_GOES;
 		stage_drop(&st->stages, f->stage);
-		inode_put(st->inodes, in, 1);
+		inode_put(st->inodes, f->in, 1);
 		return 0;
 	}
-	if (rc < 0) { /* damage: nothing of it is dropped */
-		stage_put(&st->stages, f->stage);
-		inode_put(st->inodes, in, 1);
-		return rc;
-	}
-	dirty = is_dirty(f, in->file);
 	if (dirty && !f->stage->sealed)
 		leave_held(st, f);
-	stage_own(&st->stages, f->stage, in->attr.uid);
+	SLOT_SET(f->stage->slot, dirty, dirty);
+	stage_own(&st->stages, f->stage, f->in->attr.uid);
 	if (f->slot.earlier) { /* keeps both references */
-		rc = drain_resume(st->drain, in, f->stage, f->slot.close_order);
-		if (rc == 0) {
-			*ret_dirty = true;
+		rc = drain_resume(st->drain, f->in, f->stage,
+				  f->slot.close_order);
+		if (rc == 0)
 			return 0;
-		}
 		stage_put(&st->stages, f->stage);
 	} else {
-		rc = file_adopt(&st->files, in, f->stage, dirty,
+		rc = file_adopt(&st->files, f->in, f->stage, dirty,
 				f->slot.close_order);
-		*ret_dirty = dirty && rc == 0;
-		if (*ret_dirty && f->slot.close_order == 0)
-			note_left(st, in);
+		if (rc == 0 && f->fate == SLOT_OPEN)
+			note_left(st, f->in);
 	}
-	inode_put(st->inodes, in, 1);
+	inode_put(st->inodes, f->in, 1);
 	return rc;
-}
-
-/*
- * The last daemon was about to commit a version of a file, and had hidden the
- * older ones: it may be committed, or not. If not, it has the first place of
- * those, or what was closed after them would overtake the file.
- */
-static void inherit_places(struct found_list *l)
-{
-	for (size_t i = 0; i < l->count; i++) {
-		const struct stage_slot *old = &l->at[i].slot;
-		struct stage_slot *next = NULL;
-
-		for (size_t k = 0; old->superseded && k < l->count; k++) {
-			struct stage_slot *s = &l->at[k].slot;
-
-			if (s->ino == old->ino && s->dirty &&
-			    s->close_order > old->close_order &&
-			    (!next || s->close_order < next->close_order))
-				next = s;
-		}
-		if (next)
-			next->close_order = old->close_order;
-	}
 }
 
 /*
@@ -280,13 +235,14 @@ static void inherit_places(struct found_list *l)
  * ckptfs counted what is staged and what waits for a shared directory apart:
  * what is staged is later.
  */
-static int begin_places(struct store *st, struct found_list *l)
+static int begin_places(struct store *st, struct found_list *l,
+			uint64_t *ret_first)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct key k = key_meta(META_NEXT_PLACE);
 	uint64_t first = PLACES_OF_A_MOUNT, most;
 	int rc = u64_load(st->kv, k, &first);
-	bool is_old = rc == -ENOENT;
+	bool is_old = rc == -ENOENT, is_known;
 
 	if (rc == -EIO || first > PLACE_MAX) {
 		log_error("%s: the setting " META_NEXT_PLACE " is damaged",
@@ -295,41 +251,56 @@ static int begin_places(struct store *st, struct found_list *l)
 	}
 	if (rc < 0 && !is_old)
 		return rc;
+	is_known = stages_had_last(&st->stages, is_old ? 0 : first);
 	most = first + PLACES_AHEAD_MAX;
 	for (size_t i = 0; i < l->count; i++) {
-		uint64_t *place = &l->at[i].slot.close_order;
+		struct stage_slot *slot = &l->at[i].slot;
 
-		if (is_old && *place != 0 && *place < PLACES_OF_A_MOUNT / 2)
-			*place += PLACES_OF_A_MOUNT / 2;
-		if (*place > most) {
-			*place = 0;
-			SLOT_SET(l->at[i].stage->slot, close_order, 0);
-		}
-		if (first <= *place)
-			first = *place + 1;
+		if (is_old && slot->close_order != 0 &&
+		    slot->close_order < PLACES_OF_A_MOUNT / 2)
+			slot->close_order += PLACES_OF_A_MOUNT / 2;
+		if (slot->close_order > most)
+			slot->close_order = slot->version = 0;
+		if (slot->version > most || !is_known)
+			slot->version = 0;
+		SLOT_SET(l->at[i].stage->slot, version, slot->version);
+		SLOT_SET(l->at[i].stage->slot, close_order, slot->close_order);
+		if (first <= slot->close_order)
+			first = slot->close_order + 1;
+		if (first <= slot->version)
+			first = slot->version + 1;
 	}
+	stages_have(&st->stages, first + PLACES_OF_A_MOUNT);
 	u64_save(b, k, first + PLACES_OF_A_MOUNT);
 	rc = kv_write(st->kv, b);
 	if (rc == 0)
 		rc = kv_sync(st->kv);
 	if (rc == 0)
 		drain_begin_places(st->drain, first);
+	*ret_first = first;
 	return rc;
 }
 
-static int adopt_found(struct store *st, struct found_list *l)
+static int adopt_found(struct store *st, struct found_list *l, uint64_t first)
 {
-	size_t dirty = 0;
+	size_t dirty = 0, i;
 	int rc = 0;
 
-	inherit_places(l);
-	if (l->count > 0)
+	for (i = 0; rc == 0 && i < l->count; i++)
+		rc = decide(st, &l->at[i], first);
+	for (i = 0; rc == 0 && i < l->count; i++)
+		if (is_overtaken(l, &l->at[i]))
+			l->at[i].fate = SLOT_GOES;
+	if (rc == 0 && l->count > 0)
 		qsort(l->at, l->count, sizeof(*l->at), found_compare);
-	for (size_t i = 0; rc == 0 && i < l->count; i++) {
-		bool one;
-
-		rc = adopt_one(st, l, i, &one);
-		dirty += one;
+	for (i = 0; rc == 0 && i < l->count; i++) {
+		rc = adopt_one(st, &l->at[i]);
+		dirty += l->at[i].fate == SLOT_RESUMES ||
+			 l->at[i].fate == SLOT_OPEN;
+	}
+	for (; i < l->count; i++) { /* as they were */
+		stage_put(&st->stages, l->at[i].stage);
+		inode_put(st->inodes, l->at[i].in, 1);
 	}
 	if (dirty > 0)
 		log_info("%s: took over %zu staged file%s that the last mount "
@@ -398,6 +369,7 @@ static int each_ino(struct store *st, char kind,
 int recover(struct store *st, bool adopted)
 {
 	struct found_list l = { 0 };
+	uint64_t first = 0;
 	int rc = 0;
 
 	/* Before new ones are made, which could get their numbers. */
@@ -405,9 +377,9 @@ int recover(struct store *st, bool adopted)
 	if (adopted)
 		rc = stages_adopt(&st->stages, found_add, &l);
 	if (rc == 0)
-		rc = begin_places(st, &l);
+		rc = begin_places(st, &l, &first);
 	if (rc == 0)
-		rc = adopt_found(st, &l);
+		rc = adopt_found(st, &l, first);
 	free(l.at);
 	if (rc == 0)
 		rc = each_ino(st, 'U', remove_uncommitted);

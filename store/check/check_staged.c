@@ -7,10 +7,11 @@
 #include "store/check/staged.h"
 #include "store/space/stage_table.h"
 
-static int check_slot(struct check *c, const struct stage_slot *slot)
+static int check_slot(struct check *c, const struct stage_table *t, size_t i)
 {
+	const struct stage_slot *slot = &t->slots[i];
 	char where[STAGED_WHERE_BYTES];
-	int fate = staged_fate(c->kv, slot);
+	int fate = staged_fate(c->kv, t, i);
 
 	if (fate < 0)
 		return check_database_failed(c, fate);
@@ -39,6 +40,6 @@ int check_staged(struct check *c)
 	int rc = 0;
 
 	for (size_t i = 0; t && rc == 0 && i < t->count; i++)
-		rc = check_slot(c, &t->slots[i]);
+		rc = check_slot(c, t, i);
 	return rc;
 }

@@ -95,7 +95,7 @@ int rebuild_say_staged(struct rebuild *r)
 	for (size_t i = 0; i < r->staged.count; i++) {
 		const struct stage_slot *slot = &r->staged.slots[i];
 		char where[STAGED_WHERE_BYTES], path[PATH_MAX];
-		int fate = staged_fate(r->kv, slot);
+		int fate = staged_fate(r->kv, &r->staged, i);
 
 		if (fate < 0)
 			return fate;

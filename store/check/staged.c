@@ -1,6 +1,6 @@
 /*
  * staged.c - a slot of the stage table against the records of its file, as
- * adopt_one() of recover.c compares them.
+ * recover.c compares them.
  */
 #include "store/check/staged.h"
 
@@ -11,6 +11,7 @@
 #include "store/db/kv.h"
 #include "store/db/layout.h"
 #include "store/db/records.h"
+#include "store/space/slot_fate.h"
 #include "store/space/stage_table.h"
 
 static bool lies_in(const struct content *c, uint64_t image)
@@ -21,21 +22,21 @@ static bool lies_in(const struct content *c, uint64_t image)
 	return false;
 }
 
-static enum staged_fate fate_beside(const struct content *c,
-				    const struct stage_slot *slot)
+/* 0: it is not there, or damaged. */
+static int next_place(struct kv *kv, uint64_t *ret)
 {
-	/* Its file had let go of it, and something newer is committed. */
-	if (!slot->dirty && c->generation > slot->clean_generation)
-		return STAGED_CACHE;
-	if (slot->kind == STAGE_DISK) /* it was committed just before the end */
-		return lies_in(c, slot->number) ? STAGED_CACHE : STAGED_TAKEN;
-	return slot->dirty || slot->clean_generation != c->generation
-		       ? STAGED_TAKEN
-		       : STAGED_CACHE;
+	int rc = u64_load(kv, key_meta(META_NEXT_PLACE), ret);
+
+	if (rc < 0)
+		*ret = 0;
+	return rc == -ENOENT || rc == -EIO ? 0 : rc;
 }
 
-int staged_fate(struct kv *kv, const struct stage_slot *slot)
+int staged_fate(struct kv *kv, const struct stage_table *t, size_t i)
 {
+	struct stage_slot copy = t->slots[i], *slot = &copy;
+	struct slot_facts facts = { .next = 0 };
+	enum slot_fate fate;
 	struct attr a;
 	struct content c;
 	bool is_named;
@@ -47,14 +48,25 @@ int staged_fate(struct kv *kv, const struct stage_slot *slot)
 	attr_release(&a);
 	if (!is_named)
 		return STAGED_DELETED;
-	if (slot->earlier && !slot->dirty)
-		return STAGED_CACHE; /* what superseded it is staged, too */
-	rc = content_load(kv, key_ino('F', slot->ino), &c);
+	rc = next_place(kv, &facts.next);
 	if (rc < 0)
-		return rc == -ENOENT || rc == -EIO ? STAGED_TAKEN : rc;
-	rc = (int)fate_beside(&c, slot);
-	content_release(&c);
-	return rc;
+		return rc;
+	if (facts.next > t->next_place)
+		slot->version = 0;
+	if (facts.next == 0)
+		facts.next = PLACES_OF_A_MOUNT;
+	rc = content_load(kv, key_ino('F', slot->ino), &c);
+	if (rc < 0 && rc != -ENOENT && rc != -EIO)
+		return rc;
+	if (rc == 0) {
+		facts.durable = c.generation;
+		facts.is_image =
+			slot->kind == STAGE_DISK && lies_in(&c, slot->number);
+		content_release(&c);
+	}
+	fate = slot_fate(slot, &facts);
+	return fate == SLOT_RESUMES || fate == SLOT_OPEN ? STAGED_TAKEN
+							 : STAGED_CACHE;
 }
 
 const char *staged_where(const struct stage_slot *slot,

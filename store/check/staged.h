@@ -6,10 +6,12 @@
 #ifndef STORE_CHECK_STAGED_H
 #define STORE_CHECK_STAGED_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 struct kv;
 struct stage_slot;
+struct stage_table;
 
 #define STAGED_WHERE_BYTES 64
 
@@ -19,8 +21,8 @@ enum staged_fate {
 	STAGED_DELETED, /* its file has no name any more: it goes */
 };
 
-/* One of these, or -errno. A record that is damaged counts as none. */
-int staged_fate(struct kv *kv, const struct stage_slot *slot);
+/* Of the i-th slot, or -errno. A record that is damaged counts as none. */
+int staged_fate(struct kv *kv, const struct stage_table *t, size_t i);
 
 /* Where its bytes are, for people: "images/12/0000000000000012". */
 const char *staged_where(const struct stage_slot *slot,

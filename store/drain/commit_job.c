@@ -20,7 +20,6 @@ struct pending { /* one job in the group, between write and sync */
 	struct drain_job *j;
 	struct work *w;
 	uint64_t place; /* among the closes */
-	unsigned older; /* versions of its file that it supersedes */
 	struct content_ref *content;
 	struct ref_changes changes;
 	/* Between job_publish() and job_published(): */
@@ -345,7 +344,7 @@ static bool take_copy_locked(struct drain *d, struct pending *p)
 	if (!s)
 		return false;
 	stage_own(d->stages, s, in->attr.uid);
-	SLOT_SET(s->slot, clean_generation, c->generation);
+	SLOT_SET(s->slot, version, c->generation);
 	SLOT_SET(s->slot, dirty, 0);
 	stage_show(s);
 	f->stage = s;
@@ -373,7 +372,7 @@ static bool publish_stage_locked(struct drain *d, struct pending *p)
 
 	if (fate == FATE_STAYS)
 		return false;
-	SLOT_SET(s->slot, clean_generation, c->generation);
+	SLOT_SET(s->slot, version, c->generation);
 	SLOT_SET(s->slot, dirty, 0);
 	if (w->kind == WORK_OF_IMAGE && w->outcome != WORK_UNCHANGED &&
 	    reached) { /* punched when its readers go */
@@ -446,8 +445,6 @@ static void job_give_back(struct drain *d, struct pending *p, int rc)
 {
 	struct drain_job *j = p->j;
 
-	if (p->older > 0)
-		drain_unhide(d, j);
 	if (rc == -ESTALE || rc == -ECANCELED) {
 		j->no_join = true; /* or it could go round for ever */
 		drain_void(d, j, false);
@@ -476,8 +473,7 @@ static unsigned write_group(struct drain *d, struct drain_taken taken,
 		}
 		p[n] = (struct pending){ .j = taken.j,
 					 .w = taken.j->work,
-					 .place = taken.place,
-					 .older = taken.older };
+					 .place = taken.place };
 		rc = job_write(d, &p[n]);
 		if (rc < 0) {
 			job_give_back(d, &p[n], rc);

@@ -126,6 +126,18 @@ static bool is_too_long(const struct stat *sb)
 }
 
 /*
+ * What its stage holds is j's version, for the next daemon: the place comes
+ * first, for with another one's place it would be drained too early.
+ */
+static void note_closed_locked(const struct drain_job *j)
+{
+	struct stage_slot *slot = j->stage->slot;
+
+	SLOT_SET(slot, close_order, j->v.place);
+	SLOT_SET(slot, version, j->v.place || j->v.replaced ? j->v.number : 0);
+}
+
+/*
  * The file was closed: j has the last place there is. No close(2) tells of what
  * is left when the last writer goes, so that has the place of the one before.
  */
@@ -151,7 +163,7 @@ static void job_place_locked(struct drain *d, struct drain_job *j,
 	if (kind == CLOSE_LEFT) /* who waited for that place waits on */
 		order_want_soon(&j->v);
 	if (j->stage->slot)
-		SLOT_SET(j->stage->slot, close_order, j->v.place);
+		note_closed_locked(j);
 	job_tell_place_locked(d, j->in);
 }
 
@@ -294,7 +306,7 @@ int drain_resume(struct drain *d, struct inode *in, struct stage *s,
 		order_resume(&d->order, &j->v, place);
 	if (in->file->stage != s)
 		order_replace(&d->order, &j->v);
-	SLOT_SET(s->slot, close_order, j->v.place);
+	note_closed_locked(j);
 	cond_signal(&d->work);
 	return 0;
 }
@@ -332,6 +344,7 @@ struct stage *drain_replace(struct drain *d, struct inode *in,
 			after = TAILQ_NEXT(v, by_file);
 			if (keeps_place(job_of(v), s)) {
 				order_replace(&d->order, v);
+				SLOT_SET(s->slot, version, v->number);
 				cond_signal(&d->work);
 				kept = true;
 			} else if (!v->replaced && version_pending(v)) {

@@ -205,19 +205,6 @@ void drain_fail(struct drain *d, struct drain_job *j, int rc)
 
 /* --- for the committer --------------------------------------------------- */
 
-/* Does another daemon find the older versions of j's file that are left? */
-static void show_older_locked(const struct drain_job *j, bool show)
-{
-	struct version *u;
-
-	for (u = TAILQ_PREV(&j->v, version_list, by_file); u;
-	     u = TAILQ_PREV(u, version_list, by_file))
-		if (u->replaced && job_of(u)->stage != j->stage) {
-			SLOT_SET(job_of(u)->stage->slot, superseded, !show);
-			SLOT_SET(job_of(u)->stage->slot, dirty, show);
-		}
-}
-
 bool drain_take_locked(struct drain *d, struct drain_taken *ret)
 {
 	*ret = (struct drain_taken){ .j = job_of(order_void(&d->order)) };
@@ -227,9 +214,7 @@ bool drain_take_locked(struct drain *d, struct drain_taken *ret)
 	ret->j = job_of(order_take(&d->order));
 	if (!ret->j)
 		return false;
-	ret->older = order_older(&ret->j->v);
 	ret->place = ret->j->v.place ? ret->j->v.place : order_draw(&d->order);
-	show_older_locked(ret->j, false);
 	return true;
 }
 
@@ -237,12 +222,6 @@ bool drain_take(struct drain *d, struct drain_taken *ret)
 {
 	HOLD(&d->lock);
 	return drain_take_locked(d, ret);
-}
-
-void drain_unhide(struct drain *d, struct drain_job *j)
-{
-	HOLD(&d->lock);
-	show_older_locked(j, true);
 }
 
 void drain_seen(struct drain *d, struct drain_job *j, bool clean, bool same,

@@ -156,17 +156,13 @@ struct drain_taken {
 	struct drain_job *j;
 	bool makes_way; /* for drain_void(); else it may be committed */
 	uint64_t place; /* its own, or one that was drawn */
-	unsigned older; /* versions of its file that it supersedes */
 };
 /*
  * The next one for the committer, those that make way first, then oldest first;
- * false: there is none. Another daemon would not find the older versions any
- * more, and bring them back over it.
+ * false: there is none.
  */
 bool drain_take(struct drain *d, struct drain_taken *ret);
 bool drain_take_locked(struct drain *d, struct drain_taken *ret);
-/* It is not committed after all: another daemon finds them again. */
-void drain_unhide(struct drain *d, struct drain_job *j);
 /*
  * j is durable, and everybody may see it. clean: there are no other bytes in
  * its stage, so a later close of it ends as well; same: that was so when the

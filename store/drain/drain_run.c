@@ -118,6 +118,9 @@ static struct work *work_freeze(struct drain *d, struct drain_job *j)
 		if (!j->v.replaced)
 			file_move(&f->state, FILE_FROZEN);
 	}
+	/* The file may go on to be something else, once this is durable. */
+	if (rc == 0 && w->kind == WORK_OF_OPEN && !j->v.replaced)
+		SLOT_SET(j->stage->slot, version, 0);
 	atomic_store(&w->stop, rc);
 	w->no_join = j->no_join;
 	w->number = j->v.number;

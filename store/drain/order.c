@@ -410,14 +410,3 @@ struct version *order_first(const struct order *o)
 {
 	return TAILQ_FIRST(&o->placed);
 }
-
-unsigned order_older(const struct version *v)
-{
-	const struct version *u;
-	unsigned n = 0;
-
-	for (u = TAILQ_PREV(v, version_list, by_file); u;
-	     u = TAILQ_PREV(u, version_list, by_file))
-		n += u->replaced;
-	return n;
-}

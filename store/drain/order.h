@@ -181,7 +181,5 @@ bool order_leave(struct order *o, struct version *v);
 void order_want_soon(struct version *v);
 /* The oldest with a place; NULL: nothing that was closed is unfinished. */
 struct version *order_first(const struct order *o);
-/* How many replaced versions of its file are older than v. */
-unsigned order_older(const struct version *v);
 
 #endif

@@ -49,6 +49,7 @@ void file_drop_stage(struct files *fs, struct inode *in, struct stage *s)
 
 void file_dirtied(struct files *fs, struct stage *s)
 {
+	SLOT_SET(s->slot, version, 0);
 	if (SLOT_GET(s->slot, dirty))
 		return;
 	stage_unlist(fs->stages, s);

@@ -59,11 +59,12 @@ void stage_write_slot(struct stage *s)
 
 	SLOT_SET(slot, number, s->number);
 	SLOT_SET(slot, close_order, 0);
-	SLOT_SET(slot, clean_generation, 0);
+	SLOT_SET(slot, version, 0);
+	SLOT_SET(slot, old_generation, 0);
 	SLOT_SET(slot, kind, s->kind);
 	SLOT_SET(slot, dirty, 1);
 	SLOT_SET(slot, earlier, 0);
-	SLOT_SET(slot, superseded, 0);
+	SLOT_SET(slot, unused, 0);
 }
 
 void stage_show(struct stage *s)

@@ -68,19 +68,22 @@ enum stage_kind {
 struct stage_slot {
 	uint64_t ino; /* 0: free */
 	uint64_t number; /* of the file in memory, or of the image */
-	uint64_t close_order; /* 0: not closed yet */
-	uint64_t
-		clean_generation; /* content with the same bytes, when !dirty */
+	uint64_t close_order; /* the place of its last close; 0: none */
+	uint64_t old_generation; /* an older ckptfs's: see slot_fate.c */
 	uint32_t kind; /* enum stage_kind */
 	uint32_t dirty; /* may differ from what is committed */
 	uint32_t unused_opens, unused_writers;
-	uint32_t earlier; /* closed, then replaced by another of the same ino */
-	/* An earlier one: that other one is being committed, out of its turn
-	 * perhaps, and this one is not dirty so that it cannot come back over
-	 * it. Until that is done the other one has this one's place. */
-	uint32_t superseded;
-	uint64_t unused;
+	/* Closed, then replaced by another of the same ino: has a version. */
+	uint32_t earlier;
+	uint32_t unused;
+	/*
+	 * The number of the version that was closed with these bytes. Whenever
+	 * they may be others it is 0, or greater than any number that is on its
+	 * way to the database, or there.
+	 */
+	uint64_t version;
 };
+_Static_assert(sizeof(struct stage_slot) == 64, "as in every ckptfs");
 
 /*
  * The table is read by scans while others write it: field by field, so that
@@ -201,6 +204,14 @@ int stages_adopt(struct stages *st,
 		 int (*fn)(void *arg, const struct stage_slot *slot,
 			   struct stage *s),
 		 void *arg);
+/*
+ * Has the daemon that left the table had the database last? It says up to which
+ * place that had given (META_NEXT_PLACE, 0: nothing). If not, an older ckptfs
+ * had both since, and left what slots say of versions as it was.
+ */
+bool stages_had_last(const struct stages *st, uint64_t next_place);
+/* Before the database is told so: this daemon gives no place up to there. */
+void stages_have(struct stages *st, uint64_t next_place);
 /* Remove files on the tmpfs that no slot names. */
 void stages_sweep(struct stages *st);
 

@@ -18,7 +18,8 @@ struct stage_header {
 	char uuid[40];
 	uint32_t slot_count;
 	uint32_t unused32;
-	uint64_t unused[2];
+	uint64_t next_place; /* see stages_had_last() */
+	uint64_t unused;
 };
 _Static_assert(sizeof(struct stage_slot) == 64, "slots are shared");
 _Static_assert(sizeof(struct stage_header) == 120, "header is shared");

@@ -92,6 +92,7 @@ static int read_table(int dirfd, const char *uuid, struct stage_table *t)
 	if (!stage_header_is_ours(&h, boot_id, uuid[0] ? uuid : h.uuid))
 		return 0;
 	memcpy(t->uuid, h.uuid, sizeof(t->uuid));
+	t->next_place = h.next_place;
 	return read_slots(fd, t);
 }
 

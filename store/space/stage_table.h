@@ -13,6 +13,7 @@
 
 struct stage_table {
 	char uuid[LAYOUT_UUID_BYTES]; /* of the store that it is of; "": none */
+	uint64_t next_place; /* see stages_had_last() */
 	struct stage_slot *slots; /* those that are in use */
 	size_t count, capacity;
 };

@@ -330,6 +330,22 @@ int stages_adopt(struct stages *st,
 	return rc;
 }
 
+static struct stage_header *header_of(const struct stages *st)
+{
+	return (struct stage_header *)((uint8_t *)st->slots -
+				       STAGE_HEADER_BYTES);
+}
+
+bool stages_had_last(const struct stages *st, uint64_t next_place)
+{
+	return next_place <= header_of(st)->next_place;
+}
+
+void stages_have(struct stages *st, uint64_t next_place)
+{
+	header_of(st)->next_place = next_place;
+}
+
 static bool memory_is_used(const struct stages *st, uint64_t number)
 {
 	for (uint32_t i = 0; i < st->slot_count; i++)

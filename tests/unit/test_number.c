@@ -3,6 +3,9 @@
  * the stage table says what nobody has given. What is there is not lost, the
  * check says what to do, and that helps.
  */
+#include <sched.h>
+
+#include "store/drain/drain_private.h"
 #include "store/recover.h"
 #include "tests/unit/live_child.h"
 #include "tests/unit/live_store.h"
@@ -265,10 +268,123 @@ static void a_slot_with_a_damaged_place_is_closed_last(void **state)
 	}
 }
 
+/* Has a worker frozen what it drains of it? */
+static bool has_work(struct live *l, const char *name)
+{
+	struct drain *d = l->st->drain;
+	struct version *v;
+	struct inode *in;
+	bool yes;
+
+	assert_int_equal(live_lookup(l, name, &in), 0);
+	{
+		HOLD(&in->lock);
+		HOLD(&d->lock);
+		v = in->file->versions.in_flight;
+		yes = v && job_of(v)->work;
+	}
+	inode_put(l->st->inodes, in, 1);
+	return yes;
+}
+
+static struct stage *stage_of(struct live *l, const char *name)
+{
+	struct inode *in;
+	struct stage *s;
+
+	assert_int_equal(live_lookup(l, name, &in), 0);
+	s = in->file->stage;
+	inode_put(l->st->inodes, in, 1);
+	return s;
+}
+
+/*
+ * A daemon of an older ckptfs has had the table, which says of versions what it
+ * said before: "f" is what was durable, and is not any more.
+ */
+static void child_is_older(struct live *l, const char *kind)
+{
+	uint8_t *data = filled(FILE_BYTES, 1);
+	struct kv_batch *b = kv_batch_new();
+	struct stage_slot *slot;
+	uint64_t next, version;
+	struct handle h;
+
+	child_open(l, kind);
+	live_write(l, "f", data, FILE_BYTES);
+	live_sync_all(l);
+	drain_stop(l->st->drain);
+	slot = stage_of(l, "f")->slot;
+	version = slot->version;
+	h = handle_open(l, "f", O_WRONLY);
+	handle_write(&h, data + 1, 1000, 0);
+	handle_close(&h);
+	slot->version = version;
+	if (version == 0 ||
+	    u64_load(l->st->kv, key_meta(META_NEXT_PLACE), &next) < 0)
+		_exit(1);
+	u64_save(b, key_meta(META_NEXT_PLACE), next + PLACES_OF_A_MOUNT);
+	if (kv_write(l->st->kv, b) < 0)
+		_exit(2);
+}
+
+static void a_version_that_an_older_ckptfs_left_is_not_believed(void **state)
+{
+	uint8_t *data = filled(FILE_BYTES, 1), *changed;
+	struct live l = live_kind(1);
+
+	(void)state;
+	changed = filled(FILE_BYTES, 1);
+	memcpy(changed, data + 1, 1000);
+	live_close(&l);
+	live_child_kind(&l, "older", 1);
+	live_open(&l);
+	assert_file(&l, "f", changed, FILE_BYTES);
+	live_reopen(&l);
+	assert_file(&l, "f", changed, FILE_BYTES);
+	live_free(&l);
+	free(changed);
+	free(data);
+}
+
+/*
+ * What was replaced is no bytes of its file any more, also when somebody of an
+ * earlier connection may write to it: it has its number until it ends.
+ */
+static void what_was_replaced_keeps_its_number(void **state)
+{
+	uint8_t *data = filled(FILE_BYTES, 1);
+	struct live l = live_kind(1);
+	struct commits_paused paused;
+	struct stage *old;
+	uint64_t version;
+
+	(void)state;
+	drain_stop(l.st->drain);
+	live_write(&l, "f", data, FILE_BYTES);
+	old = stage_ref(stage_of(&l, "f"));
+	old->held = true;
+	live_write(&l, "f", data, 100);
+	version = SLOT_GET(old->slot, version);
+	assert_true(version != 0);
+	assert_int_equal(SLOT_GET(old->slot, earlier), 1);
+	commits_pause(&paused, &l);
+	assert_int_equal(drain_start(l.st->drain), 0);
+	while (!has_work(&l, "f"))
+		(void)sched_yield();
+	assert_int_equal(SLOT_GET(old->slot, version), version);
+	commits_go_on(&paused);
+	stage_put(&l.st->stages, old);
+	live_sync_all(&l);
+	live_free(&l);
+	free(data);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct live_child_entry children[] = {
 		{ "damage", child_damages_places },
+		{ "older", child_is_older },
 	};
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(
@@ -278,6 +394,9 @@ int main(int argc, char **argv)
 			a_number_that_no_store_gives_ends_with_the_next_save),
 		cmocka_unit_test(a_time_of_a_number_that_no_store_gives),
 		cmocka_unit_test(a_slot_with_a_damaged_place_is_closed_last),
+		cmocka_unit_test(
+			a_version_that_an_older_ckptfs_left_is_not_believed),
+		cmocka_unit_test(what_was_replaced_keeps_its_number),
 	};
 
 	if (argc > 1)

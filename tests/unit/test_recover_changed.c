@@ -3,8 +3,10 @@
  * linked or removed when the daemon ended at once.
  */
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 
+#include "store/drain/order.h"
 #include "tests/unit/live_child.h"
 #include "tests/unit/live_store.h"
 
@@ -171,58 +173,6 @@ static void child_replaces(struct live *l, const char *kind)
 	live_write(l, "tracker_2", data, 4);
 	h = handle_open(l, "a", O_WRONLY | O_TRUNC);
 	handle_write(&h, data + 2, 1000, 0);
-}
-
-/* The slot of its version that was closed first, and is dirty. */
-static struct stage_slot *first_slot(struct live *l, const char *name)
-{
-	struct stage_slot *slots = l->st->stages.slots, *first = NULL;
-	uint64_t ino = live_ino(l, name);
-
-	for (uint32_t i = 0; i < l->st->stages.slot_count; i++)
-		if (slots[i].ino == ino && slots[i].dirty &&
-		    slots[i].close_order != 0 &&
-		    (!first || slots[i].close_order < first->close_order))
-			first = &slots[i];
-	return first;
-}
-
-/* Killed just before the second version of "a" was committed. */
-static void child_hides_what_it_replaced(struct live *l, const char *kind)
-{
-	struct stage_slot *hidden;
-
-	child_replaces(l, kind);
-	hidden = first_slot(l, "a");
-	if (!hidden || !hidden->earlier)
-		_exit(1);
-	hidden->superseded = 1;
-	hidden->dirty = 0;
-}
-
-static void what_was_to_be_committed_has_the_place_of_the_hidden(void **state)
-{
-	uint8_t *data = filled(SECOND_BYTES + 2, 1);
-
-	(void)state;
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		struct live l = live_kind(kind);
-		const struct stage_slot *a, *tracker;
-
-		live_close(&l);
-		live_child_kind(&l, "hide", kind);
-		l.options.hold_drain = true;
-		live_open(&l);
-		a = first_slot(&l, "a");
-		tracker = first_slot(&l, "tracker");
-		assert_non_null(a);
-		assert_non_null(tracker);
-		assert_true(a->close_order < tracker->close_order);
-		live_sync_all(&l);
-		assert_file(&l, "a", data + 2, 1000);
-		live_free(&l);
-	}
-	free(data);
 }
 
 static void
@@ -579,6 +529,84 @@ static void an_older_version_does_not_come_back_over_a_newer_one(void **state)
 	free(data);
 }
 
+/* --- what is changed while what it was becomes durable --- */
+
+static const int changed_at = 500;
+
+/* Closed by one who has it twice, synced, and written to by the other. */
+static void child_goes_on_to_write(struct live *l, const char *kind)
+{
+	uint8_t *data = filled(DATA_BYTES + 1, 1);
+	struct handle h;
+
+	child_open(l, kind);
+	h = handle_open(l, "f", O_RDWR | O_CREAT);
+	handle_write(&h, data, DATA_BYTES, 0);
+	if (file_flush(&l->st->files, h.in, O_RDWR) < 0 ||
+	    file_sync(&l->st->files, h.in) < 0)
+		_exit(1);
+	handle_write(&h, data + 1, 1000, changed_at);
+}
+
+static bool is_taken(struct inode *in)
+{
+	HOLD(&in->lock);
+	return in->file->versions.in_flight &&
+	       in->file->versions.in_flight->state == VERSION_TAKEN;
+}
+
+/* The committer has what was closed, and the file is opened and changed. */
+static void child_changes_what_is_taken(struct live *l, const char *kind)
+{
+	uint8_t *data = filled(DATA_BYTES + 1, 1);
+	struct commits_paused paused;
+	struct inode *in;
+	struct handle h;
+
+	child_open(l, kind);
+	commits_pause(&paused, l);
+	live_write(l, "f", data, DATA_BYTES);
+	if (live_lookup(l, "f", &in) < 0)
+		_exit(1);
+	while (!is_taken(in))
+		(void)sched_yield();
+	h = handle_open(l, "f", O_WRONLY);
+	handle_write(&h, data + 1, 1000, changed_at);
+	commits_go_on(&paused);
+	while (!committed(l, in->ino))
+		(void)sched_yield();
+}
+
+static void what_is_changed_meanwhile_is_not_taken_for_durable(void **state)
+{
+	static const struct {
+		const char *child;
+		unsigned kind;
+	} ways[] = {
+		{ "goes_on", 0 }, { "goes_on", 1 }, { "goes_on", 2 },
+		{ "goes_on", 3 }, { "taken", 1 },   { "taken", 3 },
+	};
+	uint8_t *data = filled(DATA_BYTES + 1, 1), *changed;
+
+	(void)state;
+	changed = filled(DATA_BYTES, 1);
+	memcpy(changed + changed_at, data + 1, 1000);
+	for (unsigned i = 0; i < sizeof(ways) / sizeof(*ways); i++) {
+		struct live l = live_kind(ways[i].kind);
+
+		live_close(&l);
+		live_child_kind(&l, ways[i].child, ways[i].kind);
+		live_open(&l);
+		assert_file(&l, "f", changed, DATA_BYTES);
+		live_sync_all(&l);
+		live_reopen(&l);
+		assert_file(&l, "f", changed, DATA_BYTES);
+		live_free(&l);
+	}
+	free(data);
+	free(changed);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct live_child_entry children[] = {
@@ -586,18 +614,17 @@ int main(int argc, char **argv)
 		{ "change", child_changes_durable_files },
 		{ "orphan", child_leaves_orphans },
 		{ "replace", child_replaces },
-		{ "hide", child_hides_what_it_replaced },
 		{ "link", child_links },
 		{ "goes", child_is_killed_while_a_stage_goes },
 		{ "while", child_writes_while_a_stage_goes },
 		{ "cache", child_commits_while_a_cache_goes },
 		{ "newer", child_commits_the_newer_first },
+		{ "goes_on", child_goes_on_to_write },
+		{ "taken", child_changes_what_is_taken },
 	};
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(
 			after_kill_a_replaced_file_keeps_its_place_in_the_order),
-		cmocka_unit_test(
-			what_was_to_be_committed_has_the_place_of_the_hidden),
 		cmocka_unit_test(
 			after_kill_a_link_shows_the_last_version_of_its_file),
 		cmocka_unit_test(
@@ -613,6 +640,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_stage_that_goes_is_not_taken_for_the_file),
 		cmocka_unit_test(
 			an_older_version_does_not_come_back_over_a_newer_one),
+		cmocka_unit_test(
+			what_is_changed_meanwhile_is_not_taken_for_durable),
 	};
 
 	if (argc > 1)
