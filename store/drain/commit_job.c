@@ -411,6 +411,7 @@ static void job_publish(struct drain *d, struct pending *p)
 	p->old = f->content;
 	f->content = TAKE(p->content);
 	f->verified = true;
+	f->durable_place = j->v.place ? j->v.place : w->number;
 	if (job_is_stored(w))
 		image_built(d->images, w->image);
 	/* Does the stage still hold what the work has read? */

@@ -194,7 +194,7 @@ static int order_wait(struct drain *d, uint64_t place, bool hurry)
 	int rc = 0;
 
 	HOLD(&d->lock);
-	if (place == 0)
+	if (place == 0 || place > d->order.next_place)
 		place = d->order.next_place;
 	if (hurry)
 		hurry_locked(d, place);
@@ -227,10 +227,36 @@ static bool is_dirty(struct inode *in)
 	return in->file && file_is_dirty(in->file);
 }
 
+/*
+ * What was closed before the file has a place before *ret_place. When all of it
+ * is durable, that is the place that it had, for it may have overtaken them; or
+ * its number, which is greater. Else 0: all that have a place now.
+ */
+static int closed_before(struct drain *d, struct inode *in, uint64_t *ret_place)
+{
+	int rc = inode_load_file(d->inodes, in);
+	const struct file *f = in->file;
+
+	*ret_place = 1; /* what cannot be read, or is gone: nothing */
+	if (rc < 0)
+		return rc == -ENOMEM ? rc : 0;
+	HOLD(&in->lock);
+	if (file_is_dirty(f))
+		*ret_place = 0;
+	else if (f->durable_place)
+		*ret_place = f->durable_place;
+	else if (f->content && f->content->c.generation)
+		*ret_place = f->content->c.generation;
+	return 0;
+}
+
 int drain_publish(struct drain *d, struct inode *in)
 {
-	int rc = is_dirty(in) ? order_wait(d, 0, true) : 0;
+	uint64_t place;
+	int rc = closed_before(d, in, &place);
 
+	if (rc == 0)
+		rc = order_wait(d, place, true);
 	if (rc == 0)
 		rc = drain_sync(d, in); /* still open: as it stands */
 	return rc;

@@ -128,6 +128,8 @@ struct file {
 	uint64_t punch_image, punch_size;
 
 	struct versions versions; /* inode.lock and drain.lock */
+	/* The place of what is durable; 0: the inode was not known then. */
+	uint64_t durable_place;
 	/*
 	 * When its first writer opened it, or it was looked at since
 	 * (monotonic). OPEN_REPLACES: what the writers put there takes the

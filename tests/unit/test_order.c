@@ -103,6 +103,40 @@ static void a_publish_waits_for_all_that_was_closed_before(void **state)
 	free(data);
 }
 
+/* What was synced is durable before its turn: those before it are not, yet. */
+static void a_publish_of_what_was_synced_waits_for_those_before(void **state)
+{
+	uint8_t *data = filled(2 * MIB, 1);
+
+	(void)state;
+	for (unsigned i = 0; i < 2 * LIVE_KINDS; i++) {
+		struct live l = live_kind_held(i % LIVE_KINDS);
+		bool known = i < LIVE_KINDS; /* or it is not in memory */
+		struct inode *in;
+
+		live_write(&l, "first", data, 2 * MIB);
+		live_write(&l, "second", data, 100);
+		/* Closed after it, but before its drain begins. */
+		live_write(&l, "between", data, 100);
+		assert_int_equal(live_lookup(&l, "second", &in), 0);
+		assert_int_equal(live_sync(&l, "second"), 0);
+		if (!known) {
+			inode_put(l.st->inodes, in, 1);
+			assert_int_equal(live_lookup(&l, "second", &in), 0);
+		}
+		live_write(&l, "third", data, 200);
+		assert_false(committed(&l, live_ino(&l, "first")));
+		assert_int_equal(drain_publish(l.st->drain, in), 0);
+		assert_true(committed(&l, live_ino(&l, "first")));
+		if (known)
+			assert_false(committed(&l, live_ino(&l, "between")));
+		assert_false(committed(&l, live_ino(&l, "third")));
+		inode_put(l.st->inodes, in, 1);
+		live_free(&l);
+	}
+	free(data);
+}
+
 /*
  * The tracker names what was closed before it. What it names is opened again
  * and replaced, more than once: a durable tracker must still find it.
@@ -301,6 +335,8 @@ int main(void)
 		cmocka_unit_test(fsync_jumps_the_order),
 		cmocka_unit_test(
 			a_publish_waits_for_all_that_was_closed_before),
+		cmocka_unit_test(
+			a_publish_of_what_was_synced_waits_for_those_before),
 		cmocka_unit_test(
 			a_file_that_is_replaced_keeps_its_place_in_the_order),
 		cmocka_unit_test(
