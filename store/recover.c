@@ -209,7 +209,7 @@ static int adopt_one(struct store *st, struct found *f)
 	}
 	if (dirty && !f->stage->sealed)
 		leave_held(st, f);
-	SLOT_SET(f->stage->slot, dirty, dirty);
+	slot_adopted(f->stage->slot, dirty);
 	stage_own(&st->stages, f->stage, f->in->attr.uid);
 	if (f->slot.earlier) { /* keeps both references */
 		rc = drain_resume(st->drain, f->in, f->stage,
@@ -263,8 +263,8 @@ static int begin_places(struct store *st, struct found_list *l,
 			slot->close_order = slot->version = 0;
 		if (slot->version > most || !is_known)
 			slot->version = 0;
-		SLOT_SET(l->at[i].stage->slot, version, slot->version);
-		SLOT_SET(l->at[i].stage->slot, close_order, slot->close_order);
+		slot_found(l->at[i].stage->slot, slot->close_order,
+			   slot->version);
 		if (first <= slot->close_order)
 			first = slot->close_order + 1;
 		if (first <= slot->version)

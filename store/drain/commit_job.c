@@ -344,8 +344,7 @@ static bool take_copy_locked(struct drain *d, struct pending *p)
 	if (!s)
 		return false;
 	stage_own(d->stages, s, in->attr.uid);
-	SLOT_SET(s->slot, version, c->generation);
-	SLOT_SET(s->slot, dirty, 0);
+	slot_clean(s->slot, c->generation);
 	stage_show(s);
 	f->stage = s;
 	file_move(&f->state, FILE_FOUND);
@@ -372,8 +371,7 @@ static bool publish_stage_locked(struct drain *d, struct pending *p)
 
 	if (fate == FATE_STAYS)
 		return false;
-	SLOT_SET(s->slot, version, c->generation);
-	SLOT_SET(s->slot, dirty, 0);
+	slot_clean(s->slot, c->generation);
 	if (w->kind == WORK_OF_IMAGE && w->outcome != WORK_UNCHANGED &&
 	    reached) { /* punched when its readers go */
 		p->hold_punch = true;

@@ -125,16 +125,12 @@ static bool is_too_long(const struct stat *sb)
 	return (uint64_t)sb->st_size > CUT_FILE_BYTES_MAX;
 }
 
-/*
- * What its stage holds is j's version, for the next daemon: the place comes
- * first, for with another one's place it would be drained too early.
- */
+/* What its stage holds is j's version, if it is ever to be durable as it is. */
 static void note_closed_locked(const struct drain_job *j)
 {
-	struct stage_slot *slot = j->stage->slot;
+	bool closed = j->v.place || j->v.replaced;
 
-	SLOT_SET(slot, close_order, j->v.place);
-	SLOT_SET(slot, version, j->v.place || j->v.replaced ? j->v.number : 0);
+	slot_closed(j->stage->slot, j->v.place, closed ? j->v.number : 0);
 }
 
 /*
@@ -327,7 +323,8 @@ struct stage *drain_replace(struct drain *d, struct inode *in,
 			    struct stage *fresh)
 {
 	struct version_queue ended = TAILQ_HEAD_INITIALIZER(ended);
-	bool kept = false, failed = false;
+	uint64_t kept = 0; /* the newest one's number */
+	bool failed = false;
 	struct stage *s;
 
 	{
@@ -344,9 +341,8 @@ struct stage *drain_replace(struct drain *d, struct inode *in,
 			after = TAILQ_NEXT(v, by_file);
 			if (keeps_place(job_of(v), s)) {
 				order_replace(&d->order, v);
-				SLOT_SET(s->slot, version, v->number);
 				cond_signal(&d->work);
-				kept = true;
+				kept = v->number;
 			} else if (!v->replaced && version_pending(v)) {
 				job_end_locked(d, job_of(v), VERSION_GONE,
 					       -EAGAIN, &ended);
@@ -357,7 +353,7 @@ struct stage *drain_replace(struct drain *d, struct inode *in,
 		if (!failed)
 			unstick_locked(d, in->file);
 		if (kept)
-			SLOT_SET(s->slot, earlier, 1);
+			slot_replaced(s->slot, kept);
 	}
 	jobs_ended(d, &ended);
 	return kept ? NULL : s;

@@ -120,7 +120,7 @@ static struct work *work_freeze(struct drain *d, struct drain_job *j)
 	}
 	/* The file may go on to be something else, once this is durable. */
 	if (rc == 0 && w->kind == WORK_OF_OPEN && !j->v.replaced)
-		SLOT_SET(j->stage->slot, version, 0);
+		slot_stands(j->stage->slot);
 	atomic_store(&w->stop, rc);
 	w->no_join = j->no_join;
 	w->number = j->v.number;

@@ -108,7 +108,7 @@ void job_end_locked(struct drain *d, struct drain_job *j, enum version_state to,
 	if (j->v.replaced && job_is_last_of_stage(j)) {
 		j->drop = j->stage;
 		/* Never again, once newer bytes may be committed. */
-		SLOT_SET(j->stage->slot, dirty, 0);
+		slot_over(j->stage->slot);
 	}
 	order_end(&d->order, &j->v, to);
 	job_tell_place_locked(d, j->in);

@@ -49,13 +49,10 @@ void file_drop_stage(struct files *fs, struct inode *in, struct stage *s)
 
 void file_dirtied(struct files *fs, struct stage *s)
 {
-	SLOT_SET(s->slot, version, 0);
-	if (SLOT_GET(s->slot, dirty))
+	if (!slot_changes(s->slot))
 		return;
 	stage_unlist(fs->stages, s);
 	image_clear_clean(fs->images, s);
-	SLOT_SET(s->slot, close_order, 0); /* what was closed is durable */
-	SLOT_SET(s->slot, dirty, 1);
 }
 
 struct stage *file_end_locked(struct files *fs, struct file *f,

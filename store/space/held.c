@@ -56,8 +56,7 @@ int held_replace(struct stages *st, struct stage **stage)
 
 	if (rc < 0)
 		return rc;
-	SLOT_SET(fresh->slot, earlier, SLOT_GET(old->slot, earlier));
-	SLOT_SET(fresh->slot, close_order, SLOT_GET(old->slot, close_order));
+	slot_copied(fresh->slot, old->slot);
 	stage_show(fresh);
 	held_keep(st, old);
 	stage_drop(st, old);

@@ -4,7 +4,7 @@
  */
 #include "store/space/slot_fate.h"
 
-#include "store/space/stage.h"
+#include "store/space/slot.h"
 
 /* 0: what it holds is no version that was closed. */
 static uint64_t version_of(const struct stage_slot *slot)

@@ -55,21 +55,12 @@ static int stage_take_slot(struct stages *st, struct stage *s,
 
 void stage_write_slot(struct stage *s)
 {
-	struct stage_slot *slot = s->slot;
-
-	SLOT_SET(slot, number, s->number);
-	SLOT_SET(slot, close_order, 0);
-	SLOT_SET(slot, version, 0);
-	SLOT_SET(slot, old_generation, 0);
-	SLOT_SET(slot, kind, s->kind);
-	SLOT_SET(slot, dirty, 1);
-	SLOT_SET(slot, earlier, 0);
-	SLOT_SET(slot, unused, 0);
+	slot_make(s->slot, s->kind, s->number);
 }
 
 void stage_show(struct stage *s)
 {
-	SLOT_SET(s->slot, ino, s->ino);
+	slot_show(s->slot, s->ino);
 }
 
 /*
@@ -142,7 +133,7 @@ static void stage_give_slot(struct stages *st, struct stage *s)
 	HOLD(&st->lock);
 	if (!s->slot)
 		return;
-	SLOT_SET(s->slot, ino, 0);
+	slot_free(s->slot);
 	st->free_slot[st->free_count++] = s->slot_index;
 	s->slot = NULL;
 	stage_uncount_locked(st, s);
@@ -358,7 +349,7 @@ static bool stage_return(struct stages *st, struct stage *s)
 	HOLD(&st->lock);
 	if (!atomic_load(&s->kept))
 		return false;
-	SLOT_SET(s->slot, ino, 0);
+	slot_free(s->slot);
 	cond_broadcast(&st->returned);
 	return true;
 }
@@ -371,7 +362,7 @@ static void give_bytes_up(struct stages *st, struct stage *s)
 	 * gone, or is another's already. The next start sweeps up the rest, gc
 	 * an image that has a record.
 	 */
-	SLOT_SET(s->slot, ino, 0);
+	slot_free(s->slot);
 	if (s->kind == STAGE_MEMORY) {
 		atomic_fetch_sub(&st->memory_count, 1);
 	} else if (s->image && image_is_building(st->images, s->image)) {

@@ -54,45 +54,11 @@
 #include "store/base/sync.h"
 #include "store/space/image.h"
 #include "store/space/shares.h"
+#include "store/space/slot.h"
 #include "store/space/stage_fd.h"
 
 /* Smaller files are staged on disk: a huge page would hold little of them. */
 #define STAGE_MEMORY_BYTES_MIN (UINT64_C(1) << 20)
-
-enum stage_kind {
-	STAGE_MEMORY = 1,
-	STAGE_DISK = 2,
-};
-
-/* One slot of the table. Shared with the next daemon: fixed layout. */
-struct stage_slot {
-	uint64_t ino; /* 0: free */
-	uint64_t number; /* of the file in memory, or of the image */
-	uint64_t close_order; /* the place of its last close; 0: none */
-	uint64_t old_generation; /* an older ckptfs's: see slot_fate.c */
-	uint32_t kind; /* enum stage_kind */
-	uint32_t dirty; /* may differ from what is committed */
-	uint32_t unused_opens, unused_writers;
-	/* Closed, then replaced by another of the same ino: has a version. */
-	uint32_t earlier;
-	uint32_t unused;
-	/*
-	 * The number of the version that was closed with these bytes. Whenever
-	 * they may be others it is 0, or greater than any number that is on its
-	 * way to the database, or there.
-	 */
-	uint64_t version;
-};
-_Static_assert(sizeof(struct stage_slot) == 64, "as in every ckptfs");
-
-/*
- * The table is read by scans while others write it: field by field, so that
- * a reader sees an old or a new value and never half of one. What a scan
- * finds is a hint; it looks again under the inode's lock.
- */
-#define SLOT_GET(slot, field) __atomic_load_n(&(slot)->field, __ATOMIC_ACQUIRE)
-#define SLOT_SET(slot, field, value) \
-	__atomic_store_n(&(slot)->field, value, __ATOMIC_RELEASE)
 
 struct stage {
 	/* Of a kept one: the last file's that had it. See stage_ino(). */

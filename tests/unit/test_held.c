@@ -23,8 +23,8 @@ static struct stage *make_stage(struct live *l, bool memory, const void *data)
 	assert_int_equal(pwrite(fd, data, 5000, 2 * MIB), 5000);
 	assert_int_equal(ftruncate(fd, SIZE - 7), 0);
 	close(fd);
-	SLOT_SET(s->slot, close_order, 42);
-	SLOT_SET(s->slot, earlier, 1);
+	s->slot->close_order = 42;
+	s->slot->earlier = 1;
 	return s;
 }
 

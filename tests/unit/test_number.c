@@ -229,8 +229,8 @@ static void child_damages_places(struct live *l, const char *kind)
 	for (int i = 0; i < 2; i++) {
 		if (live_lookup(l, i == 0 ? "a" : "b", &in) < 0)
 			_exit(1);
-		SLOT_SET(in->file->stage->slot, close_order,
-			 i == 0 ? UINT64_MAX - 3 : PLACE_MAX);
+		in->file->stage->slot->close_order =
+			i == 0 ? UINT64_MAX - 3 : PLACE_MAX;
 	}
 }
 

@@ -12,7 +12,11 @@
 #include <cmocka.h>
 
 #include "store/space/slot_fate.h"
-#include "store/space/stage.h"
+
+struct stage_slot;
+static void slot_stored(const struct stage_slot *slot);
+#define SLOT_STORED(slot) slot_stored(slot)
+#include "store/space/slot.c"
 
 #define NEXT 100
 
@@ -82,141 +86,132 @@ static void each_slot_beside_each_record(void **state)
 }
 
 /*
- * A file's stages and its record as a daemon changes them, one store at a time;
- * `content` is what each has, as a reader would see it. Killed after any of
- * them, the next daemon must show the newest, and bring nothing older back.
+ * A file's stages and its record as a daemon changes them. Killed after any
+ * store, the next daemon must show the newest bytes, and bring nothing older
+ * back.
  */
-struct life {
-	struct stage_slot slot[2];
-	unsigned content[2]; /* of the slot: 0: it is not there */
+#define STAGES 2
+static struct {
+	struct stage_slot slot[STAGES];
+	unsigned bytes[STAGES]; /* what each holds, as a reader would tell it */
 	uint64_t durable;
-	unsigned durable_content;
+	unsigned durable_bytes;
 	unsigned newest; /* what was written last */
-	unsigned lives;
-};
+	uint64_t place; /* of the close of a version with this number */
+	unsigned kills;
+} life;
 
 /* What is the file after a kill now, when all that is found is durable? */
-static void killed(struct life *l)
+static void killed(void)
 {
-	struct slot_facts f = { .durable = l->durable, .next = NEXT };
-	unsigned content = l->durable_content;
+	struct slot_facts f = { .durable = life.durable, .next = NEXT };
+	unsigned bytes = life.durable_bytes;
 	uint64_t last = 0;
 
-	for (unsigned i = 0; i < 2; i++) {
-		const struct stage_slot *s = &l->slot[i];
-		enum slot_fate fate;
-		uint64_t place;
+	for (unsigned i = 0; i < STAGES; i++) {
+		const struct stage_slot *s = &life.slot[i];
+		enum slot_fate fate = slot_fate(s, &f);
+		uint64_t place =
+			fate == SLOT_OPEN ? UINT64_MAX : s->close_order;
 
-		if (l->content[i] == 0)
+		if (s->ino == 0)
 			continue;
-		fate = slot_fate(s, &f);
-		place = fate == SLOT_OPEN ? UINT64_MAX : s->close_order;
+		if (s->version == life.place && life.place != 0)
+			assert_int_equal(s->close_order, life.place);
 		if (fate == SLOT_CACHE)
-			assert_int_equal(l->content[i], l->durable_content);
+			assert_int_equal(life.bytes[i], life.durable_bytes);
 		if (!is_kept(fate) || place < last)
 			continue;
 		last = place;
-		content = l->content[i];
+		bytes = life.bytes[i];
 	}
-	assert_int_equal(content, l->newest);
-	l->lives++;
+	assert_int_equal(bytes, life.newest);
+	life.kills++;
 }
 
-#define STORE(assignment)   \
-	do {                \
-		assignment; \
-		killed(l);  \
-	} while (0)
-
-static void closed(struct life *l, unsigned i, uint64_t place, uint64_t number)
+/* In the middle of each change that slot.c makes. */
+static void slot_stored(const struct stage_slot *slot)
 {
-	STORE(l->slot[i].close_order = place);
-	STORE(l->slot[i].version = number);
+	if (slot >= life.slot && slot < life.slot + STAGES)
+		killed();
 }
 
-static void made(struct life *l, unsigned i, unsigned content)
+static void changed(unsigned i, unsigned bytes)
 {
-	l->slot[i] = (struct stage_slot){ .ino = 5,
-					  .kind = STAGE_MEMORY,
-					  .dirty = 1 };
-	l->newest = content;
-	STORE(l->content[i] = content);
+	life.bytes[i] = bytes;
+	life.newest = bytes;
+	killed();
 }
 
-/* file_dirtied(), and then it is written to. */
-static void written(struct life *l, unsigned i, unsigned content)
+/* An O_TRUNC that was not answered: the file is what it was. */
+static void emptied(unsigned i, unsigned bytes)
 {
-	STORE(l->slot[i].version = 0);
-	if (!l->slot[i].dirty) {
-		STORE(l->slot[i].close_order = 0);
-		STORE(l->slot[i].dirty = 1);
-	}
-	l->content[i] = content;
-	l->newest = content;
-	killed(l);
+	slot_make(&life.slot[i], STAGE_MEMORY, i + 1);
+	life.bytes[i] = life.newest;
+	slot_show(&life.slot[i], 5);
+	changed(i, bytes);
 }
 
-static void committed(struct life *l, uint64_t number, unsigned content)
+static void committed(uint64_t version, unsigned bytes)
 {
-	l->durable = number;
-	l->durable_content = content;
-	killed(l);
-}
-
-static void clean(struct life *l, unsigned i)
-{
-	STORE(l->slot[i].version = l->durable);
-	STORE(l->slot[i].dirty = 0);
+	life.durable = version;
+	life.durable_bytes = bytes;
+	killed();
 }
 
 static void a_kill_between_any_two_stores_loses_nothing(void **state)
 {
-	struct life life = { 0 }, *l = &life;
+	struct stage_slot *a = &life.slot[0], *b = &life.slot[1];
 
 	(void)state;
-	/* Written, closed, durable, a cache; changed, closed, durable. */
-	made(l, 0, 1);
-	closed(l, 0, 10, 10);
-	committed(l, 10, 1);
-	clean(l, 0);
-	written(l, 0, 2);
-	closed(l, 0, 11, 11);
-	/* Somebody comes to change it while the committer has it. */
-	written(l, 0, 3);
-	committed(l, 11, 2);
-	closed(l, 0, 12, 12);
+	emptied(0, 1);
+	slot_closed(a, 10, 10);
+	committed(11, 1); /* the number that it got when its drain began */
+	slot_clean(a, 11);
+	/* Changed, closed, and changed while the committer has it. */
+	assert_true(slot_changes(a));
+	changed(0, 2);
+	slot_closed(a, 12, 12);
+	assert_false(slot_changes(a));
+	changed(0, 3);
+	committed(13, 2);
+	life.place = 14;
+	slot_closed(a, 14, 14);
 	/* O_TRUNC: the older one waits for its turn, and the newer overtakes.
 	 */
-	STORE(l->slot[0].earlier = 1);
-	made(l, 1, 4);
-	closed(l, 1, 13, 13);
-	committed(l, 13, 4);
-	STORE(l->slot[0].dirty = 0);
-	STORE(l->content[0] = 0);
-	clean(l, 1);
-	/* The same of who is overtaken while a worker has it. */
-	written(l, 1, 7);
-	closed(l, 1, 14, 14);
-	STORE(l->slot[1].earlier = 1);
-	made(l, 0, 8);
-	STORE(l->slot[1].version = 14); /* drain_replace(); no work takes it */
-	closed(l, 0, 15, 15);
-	committed(l, 15, 8);
-	STORE(l->slot[1].dirty = 0);
-	STORE(l->content[1] = 0);
-	clean(l, 0);
-	/* A release that is late: durable as it stands, and then changed. */
-	written(l, 0, 5);
-	closed(l, 0, 16, 16);
-	STORE(l->slot[0].version = 0); /* work_freeze() of an open file */
-	committed(l, 16, 5);
-	l->content[0] = 6; /* by the handle that is not released yet */
-	l->newest = 6;
-	killed(l);
-	closed(l, 0, 16, 17); /* what is left has the place of its close */
-	committed(l, 17, 6);
-	clean(l, 0);
-	assert_true(l->lives > 30);
+	slot_replaced(a, 14);
+	emptied(1, 4);
+	slot_closed(b, 15, 15);
+	committed(16, 4);
+	slot_over(a);
+	slot_free(a);
+	slot_clean(b, 16);
+	/* A RELEASE that is late: durable as it stands, and then changed. */
+	assert_true(slot_changes(b));
+	changed(1, 5);
+	slot_closed(b, 17, 17);
+	slot_stands(b);
+	committed(18, 5);
+	changed(1, 6); /* by the handle that is not released yet */
+	slot_closed(b, 17, 19); /* what is left has the place of its close */
+	committed(20, 6);
+	slot_clean(b, 20);
+	/* Closed while it is drained as it stands, replaced, and in order. */
+	assert_true(slot_changes(b));
+	changed(1, 7);
+	slot_stands(b);
+	changed(1, 8);
+	slot_closed(b, 22, 22);
+	committed(21, 7);
+	slot_replaced(b, 22);
+	emptied(0, 9);
+	slot_closed(a, 23, 23);
+	committed(22, 8); /* what is replaced keeps its number */
+	slot_over(b);
+	slot_free(b);
+	committed(24, 9);
+	slot_clean(a, 24);
+	assert_true(life.kills > 50);
 }
 
 int main(void)
