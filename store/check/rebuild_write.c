@@ -191,10 +191,16 @@ static int put_next_place(struct rebuild *r, struct kv_batch *b,
 		if (r->labels[i].generation > greatest &&
 		    r->labels[i].generation <= GENERATION_MAX)
 			greatest = r->labels[i].generation;
-	if (rc == -EIO || next > PLACE_MAX || next <= greatest)
-		u64_save(b, key_meta(META_NEXT_PLACE),
-			 greatest + PLACES_OF_A_MOUNT);
-	return rc == -EIO ? 0 : rc;
+	if (rc != 0 && rc != -EIO)
+		return rc;
+	if (rc == 0 && next <= PLACE_MAX && next > greatest)
+		return 0;
+	/* The last daemon's own, so that what it left staged is believed. */
+	next = r->staged.next_place;
+	if (next <= greatest || next > PLACE_MAX)
+		next = greatest + PLACES_OF_A_MOUNT;
+	u64_save(b, key_meta(META_NEXT_PLACE), next);
+	return 0;
 }
 
 /* Counters as the check counts them. */

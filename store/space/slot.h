@@ -32,7 +32,10 @@ struct stage_slot {
 	uint32_t kind; /* enum stage_kind */
 	uint32_t dirty; /* may differ from what is committed */
 	uint32_t unused_opens, unused_writers;
-	/* Closed, then replaced by another of the same ino: has a version. */
+	/*
+	 * Closed, then replaced by another of the same ino. It has a version,
+	 * also when who has it from an earlier connection still writes to it.
+	 */
 	uint32_t earlier;
 	uint32_t unused;
 	/*

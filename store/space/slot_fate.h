@@ -7,7 +7,8 @@
  * durable, or newer ones are. Everything else is to become durable: what was
  * closed in the place that it had, also when somebody has changed it since;
  * what was not, after all that. So nothing older comes back over what is
- * durable, and nothing newer is given up.
+ * durable, and nothing newer is given up. (An older ckptfs left slots without a
+ * version: of these, what was dirty is dirty.)
  *
  * Pure: no I/O, no lock, no memory of its own.
  */

@@ -171,9 +171,9 @@ int stages_adopt(struct stages *st,
 			   struct stage *s),
 		 void *arg);
 /*
- * Has the daemon that left the table had the database last? It says up to which
- * place that had given (META_NEXT_PLACE, 0: nothing). If not, an older ckptfs
- * had both since, and left what slots say of versions as it was.
+ * Had the daemon that left the table the database last? That says up to which
+ * place was given (META_NEXT_PLACE; 0: nothing). If not, an older ckptfs may
+ * have had both since, which leaves what slots say of versions as it is.
  */
 bool stages_had_last(const struct stages *st, uint64_t next_place);
 /* Before the database is told so: this daemon gives no place up to there. */

@@ -268,6 +268,52 @@ static void a_slot_with_a_damaged_place_is_closed_last(void **state)
 	}
 }
 
+/* Of a closed store; set: to this, and else it is only read. */
+static uint64_t next_place(const struct live *l, uint64_t set)
+{
+	struct kv_batch *b = kv_batch_new();
+	uint64_t next = 0;
+	char db[4096];
+	struct kv *kv;
+
+	(void)snprintf(db, sizeof(db), "%s/" LAYOUT_DB_DIR, l->path);
+	assert_int_equal(kv_open(db, false, &kv), 0);
+	assert_int_equal(u64_load(kv, key_meta(META_NEXT_PLACE), &next), 0);
+	if (set) {
+		u64_save(b, key_meta(META_NEXT_PLACE), set);
+		assert_int_equal(kv_write(kv, b), 0);
+	}
+	kv_batch_free(b);
+	kv_close(kv);
+	return next;
+}
+
+static void child_saves(struct live *l, const char *kind)
+{
+	l->options.hold_drain = true;
+	child_open(l, kind);
+	live_write(l, "f", "f", 1);
+	if (live_sync(l, "f") < 0)
+		_exit(1);
+}
+
+/* The database is from before the last mount, which may have left stages. */
+static void a_rebuild_believes_what_the_last_daemon_left(void **state)
+{
+	struct live l = live_kind(1);
+	uint64_t next;
+
+	(void)state;
+	live_close(&l);
+	live_child_kind(&l, "saves", 1);
+	next = next_place(&l, PLACES_OF_A_MOUNT);
+	rebuild(&l);
+	assert_int_equal(next_place(&l, 0), next);
+	live_open(&l);
+	assert_file(&l, "f", "f", 1);
+	live_free(&l);
+}
+
 /* Has a worker frozen what it drains of it? */
 static bool has_work(struct live *l, const char *name)
 {
@@ -385,6 +431,7 @@ int main(int argc, char **argv)
 	static const struct live_child_entry children[] = {
 		{ "damage", child_damages_places },
 		{ "older", child_is_older },
+		{ "saves", child_saves },
 	};
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(
@@ -397,6 +444,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(
 			a_version_that_an_older_ckptfs_left_is_not_believed),
 		cmocka_unit_test(what_was_replaced_keeps_its_number),
+		cmocka_unit_test(a_rebuild_believes_what_the_last_daemon_left),
 	};
 
 	if (argc > 1)
