@@ -176,6 +176,8 @@ static int move_to_disk(struct files *fs, struct inode *in, struct stage *old)
 		HOLD(&in->lock);
 		in->file->stage = s;
 		file_show_stage(in->file);
+		/* The next daemon must not find both, once s is written to. */
+		slot_free(old->slot);
 	}
 	drain_moved(fs->drain, in);
 	stage_drop(fs->stages, old); /* the file's; our caller has his own */
