@@ -19,7 +19,6 @@
 struct pending { /* one job in the group, between write and sync */
 	struct drain_job *j;
 	struct work *w;
-	uint64_t place; /* among the closes */
 	struct content_ref *content;
 	struct ref_changes changes;
 	/* Between job_publish() and job_published(): */
@@ -236,7 +235,7 @@ static void tell_committing(struct drain *d, struct kv_batch *b,
 {
 	if (d->options.committing)
 		d->options.committing(d->options.arg, b, p->j->in->ino,
-				      p->place);
+				      version_rank(&p->j->v));
 }
 
 /* The same bytes were written again: its number is new, and its time may be. */
@@ -409,7 +408,7 @@ static void job_publish(struct drain *d, struct pending *p)
 	p->old = f->content;
 	f->content = TAKE(p->content);
 	f->verified = true;
-	f->durable_place = j->v.place ? j->v.place : w->number;
+	f->durable_place = version_rank(&j->v);
 	if (job_is_stored(w))
 		image_built(d->images, w->image);
 	/* Does the stage still hold what the work has read? */
@@ -470,9 +469,7 @@ static unsigned write_group(struct drain *d, struct drain_taken taken,
 			drain_void(d, taken.j, false);
 			continue;
 		}
-		p[n] = (struct pending){ .j = taken.j,
-					 .w = taken.j->work,
-					 .place = taken.place };
+		p[n] = (struct pending){ .j = taken.j, .w = taken.j->work };
 		rc = job_write(d, &p[n]);
 		if (rc < 0) {
 			job_give_back(d, &p[n], rc);

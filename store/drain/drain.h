@@ -40,7 +40,7 @@ struct drain_options {
 	/*
 	 * With `arg`; NULL: nobody. By the committer: a version of the file is
 	 * about to be written with b. This is its place; one that was not
-	 * closed has got one after all others.
+	 * closed comes after all that were when its drain began.
 	 */
 	void (*committing)(void *arg, struct kv_batch *b, uint64_t ino,
 			   uint64_t place);

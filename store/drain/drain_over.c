@@ -214,7 +214,6 @@ bool drain_take_locked(struct drain *d, struct drain_taken *ret)
 	ret->j = job_of(order_take(&d->order));
 	if (!ret->j)
 		return false;
-	ret->place = ret->j->v.place ? ret->j->v.place : order_draw(&d->order);
 	return true;
 }
 

@@ -155,7 +155,6 @@ void drain_fail(struct drain *d, struct drain_job *j, int rc);
 struct drain_taken {
 	struct drain_job *j;
 	bool makes_way; /* for drain_void(); else it may be committed */
-	uint64_t place; /* its own, or one that was drawn */
 };
 /*
  * The next one for the committer, those that make way first, then oldest first;

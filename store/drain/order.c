@@ -51,6 +51,11 @@ bool version_over(const struct version *v)
 	return in_state(v, IS_OVER);
 }
 
+uint64_t version_rank(const struct version *v)
+{
+	return v->place ? v->place : v->number;
+}
+
 void order_init(struct order *o)
 {
 	*o = (struct order){ .next_place = 1 };

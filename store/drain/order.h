@@ -98,6 +98,12 @@ bool order_allows(enum version_state from, enum version_state to);
 /* In no worker's hands and not the committer's: it can start, or end. */
 bool version_pending(const struct version *v);
 bool version_over(const struct version *v);
+/*
+ * Its place; or, of what is drained as it stands, when that began: what was
+ * closed before has a smaller one, and what is closed later a greater. It is in
+ * somebody's hands.
+ */
+uint64_t version_rank(const struct version *v);
 /* The pending version of what the file is now; NULL: none. */
 struct version *versions_next(const struct versions *f);
 
