@@ -100,9 +100,8 @@ static void relist(struct order *o, struct version *v, enum version_state state,
 /* What the file is now may have been changed since it was closed. */
 static void number_what_starts(struct order *o, struct version *v)
 {
-	if (!v->replaced && !TAILQ_NEXT(v, by_file))
+	if (v->number == 0 || (!v->replaced && !TAILQ_NEXT(v, by_file)))
 		v->number = order_draw(o);
-	CHECK(v->number != 0);
 }
 
 static void move(struct order *o, struct version *v, enum version_state to)

@@ -336,6 +336,27 @@ static void what_is_drained_as_it_stands_is_older_than_its_close(void **state)
 	assert_int_equal(a.v.number, number);
 }
 
+/*
+ * It goes on in another stage and is asked for there, before a worker finds
+ * that nobody needs what was asked for first.
+ */
+static void what_is_asked_for_twice_can_start(void **state)
+{
+	struct version again = { 0 };
+	struct one a;
+	struct order o;
+
+	(void)state;
+	order_init(&o);
+	one_added(&o, &a);
+	order_add(&o, &again, &a.file, VERSION_QUEUED);
+	assert_ptr_equal(order_start(&o), &a.v);
+	assert_true(a.v.number != 0);
+	order_end(&o, &a.v, VERSION_GONE);
+	assert_ptr_equal(order_start(&o), &again);
+	assert_true(again.number > a.v.number);
+}
+
 /* What has another one's place, but not its bytes, is no older for that. */
 static void a_number_is_given_with_a_place(void **state)
 {
@@ -373,6 +394,7 @@ int main(void)
 		cmocka_unit_test(
 			what_is_drained_as_it_stands_is_older_than_its_close),
 		cmocka_unit_test(a_number_is_given_with_a_place),
+		cmocka_unit_test(what_is_asked_for_twice_can_start),
 		cmocka_unit_test(
 			a_state_is_followed_by_those_that_are_drawn_alone),
 		cmocka_unit_test(who_fails_out_of_turn_stops_those_behind_it),
