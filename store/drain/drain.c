@@ -150,14 +150,14 @@ static void job_place_locked(struct drain *d, struct drain_job *j,
 		cond_signal(&d->commit); /* those behind its old one */
 	j->result = 0;
 	job_close_locked(j, sb);
-	if (is_too_long(sb))
+	if (is_too_long(sb)) {
 		order_unplace(&d->order, &j->v);
-	else if (kind == CLOSE_LEFT && before != 0)
+	} else if (kind == CLOSE_LEFT && before != 0) {
 		order_resume(&d->order, &j->v, before);
-	else
+		order_want_soon(&j->v); /* who waited for it waits on */
+	} else {
 		order_place(&d->order, &j->v);
-	if (kind == CLOSE_LEFT) /* who waited for that place waits on */
-		order_want_soon(&j->v);
+	}
 	if (j->stage->slot)
 		note_closed_locked(j);
 	job_tell_place_locked(d, j->in);

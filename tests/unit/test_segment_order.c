@@ -79,6 +79,27 @@ static void sealed_bytes_keep_their_place_in_the_order(void **state)
 	live_free(&l);
 }
 
+/* The drain is held, and nobody asks for it: it begins with no close alone. */
+static void what_replaces_a_file_waits_until_the_drain_goes_on(void **state)
+{
+	static const uint8_t bytes[100];
+	struct live l = live_kind_held(2);
+	struct client c;
+
+	(void)state;
+	client_init(&c, &l);
+	live_write(&l, "f", bytes, sizeof(bytes));
+	assert_int_equal(live_sync(&l, "f"), 0);
+	save(&c, "f", 1);
+	live_quiet(&l);
+	assert_int_equal(committed_size(&l, "f"), sizeof(bytes));
+	drain_go_on(l.st->drain);
+	live_sync_all(&l);
+	assert_int_equal(committed_size(&l, "f"), SIZE);
+	client_end(&c);
+	live_free(&l);
+}
+
 /* Who changes it makes it durable first, in its place. */
 static void who_opens_a_save_to_write_takes_it_past_nobody(void **state)
 {
@@ -203,6 +224,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_job_is_of_the_stage_that_the_file_has),
+		cmocka_unit_test(
+			what_replaces_a_file_waits_until_the_drain_goes_on),
 		cmocka_unit_test(sealed_bytes_keep_their_place_in_the_order),
 		cmocka_unit_test(
 			who_opens_a_save_to_write_takes_it_past_nobody),
