@@ -314,6 +314,66 @@ static void a_rebuild_believes_what_the_last_daemon_left(void **state)
 	live_free(&l);
 }
 
+static void child_leaves(struct live *l, const char *kind)
+{
+	l->options.hold_drain = true;
+	child_open(l, kind);
+	live_write(l, "a", "old", 3);
+	live_write(l, "b", "old", 3);
+	if (live_sync(l, "a") < 0 || live_sync(l, "b") < 0)
+		_exit(1);
+	live_write(l, "a", "newer", 5);
+	live_write(l, "b", "newer", 5);
+}
+
+/* Of a closed store; back: what *old was before. */
+static void damage_content(const struct live *l, uint64_t ino, bool back,
+			   void **old, size_t *len)
+{
+	struct kv_batch *b = kv_batch_new();
+	struct key k = key_ino('F', ino);
+	char db[4096];
+	struct kv *kv;
+
+	(void)snprintf(db, sizeof(db), "%s/" LAYOUT_DB_DIR, l->path);
+	assert_int_equal(kv_open(db, false, &kv), 0);
+	if (!back)
+		assert_int_equal(kv_get(kv, k.data, k.len, old, len), 0);
+	kv_put(b, k.data, k.len, back ? *old : "?", back ? *len : 1);
+	assert_int_equal(kv_write(kv, b), 0);
+	kv_batch_free(b);
+	kv_close(kv);
+	if (back)
+		free(*old);
+}
+
+/* What cannot be judged is not taken over, and nothing else is, either. */
+static void a_record_that_is_damaged_costs_no_stage(void **state)
+{
+	char why[512] = "";
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+		uint64_t ino;
+		void *old;
+		size_t len;
+
+		live_write(&l, "b", "first", 5);
+		ino = live_ino(&l, "b");
+		live_close(&l);
+		live_child_kind(&l, "leaves", kind);
+		damage_content(&l, ino, false, &old, &len);
+		assert_int_equal(live_try_open(&l, why), -EIO);
+		assert_non_null(strstr(why, "fsck"));
+		damage_content(&l, ino, true, &old, &len);
+		live_open(&l);
+		assert_file(&l, "a", "newer", 5);
+		assert_file(&l, "b", "newer", 5);
+		live_free(&l);
+	}
+}
+
 /* Has a worker frozen what it drains of it? */
 static bool has_work(struct live *l, const char *name)
 {
@@ -432,6 +492,7 @@ int main(int argc, char **argv)
 		{ "damage", child_damages_places },
 		{ "older", child_is_older },
 		{ "saves", child_saves },
+		{ "leaves", child_leaves },
 	};
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(
@@ -445,6 +506,7 @@ int main(int argc, char **argv)
 			a_version_that_an_older_ckptfs_left_is_not_believed),
 		cmocka_unit_test(what_was_replaced_keeps_its_number),
 		cmocka_unit_test(a_rebuild_believes_what_the_last_daemon_left),
+		cmocka_unit_test(a_record_that_is_damaged_costs_no_stage),
 	};
 
 	if (argc > 1)
