@@ -1,4 +1,9 @@
-/* recover.c - see recover.h. */
+/*
+ * recover.c - what a start makes of what the last daemon left: see recover.h.
+ * First the mount has places and numbers of its own (begin_places()); then it
+ * is decided what becomes of each stage, before any is touched (decide()); then
+ * they are taken over, in the order in which they were closed.
+ */
 #include "store/recover.h"
 
 #include <errno.h>

@@ -39,8 +39,8 @@ struct drain_options {
 	void (*each_second)(void *arg);
 	/*
 	 * With `arg`; NULL: nobody. By the committer: a version of the file is
-	 * about to be written with b. This is its place; one that was not
-	 * closed comes after all that were when its drain began.
+	 * about to be written with b. This is its place; of one that was not
+	 * closed, the number that was drawn when its drain began.
 	 */
 	void (*committing)(void *arg, struct kv_batch *b, uint64_t ino,
 			   uint64_t place);

@@ -128,7 +128,7 @@ struct file {
 	uint64_t punch_image, punch_size;
 
 	struct versions versions; /* inode.lock and drain.lock */
-	/* The place of what is durable; 0: the inode was not known then. */
+	/* version_rank() of what is durable; 0: since before it was loaded. */
 	uint64_t durable_place;
 	/*
 	 * When its first writer opened it, or it was looked at since

@@ -319,7 +319,7 @@ int names_setattr(struct names *nm, struct inode *in, unsigned valid,
 		a->atime_ns = to->atime_ns;
 	if (valid & SET_MTIME) {
 		a->mtime_ns = to->mtime_ns;
-		/* Of what is drained already, and of nothing later. */
+		/* For what is drained or replaced, and nothing later. */
 		a->mtime_gen =
 			S_ISREG(a->mode) ? nm->hooks.number(nm->hooks.arg) : 0;
 	}

@@ -36,8 +36,8 @@ struct names_hooks {
 	void (*renamed)(void *arg, uint64_t parent, const char *name);
 	void (*changed)(void *arg, uint64_t ino);
 	/*
-	 * One that is greater than those of all versions whose drain has begun,
-	 * and less than those of all others: see drain/order.h.
+	 * Greater than all that were given. A drain of what the file is now
+	 * draws a greater one when it begins: see drain/order.h.
 	 */
 	uint64_t (*number)(void *arg);
 };

@@ -8,9 +8,9 @@
  * sees an old or a new value and never half of one. What a scan finds is a
  * hint; it looks again under the inode's lock.
  *
- * Locks: who changes the bytes has inode.changing, everybody else inode.lock,
- * so two may write at once: then one of them says that they may be others,
- * which the other's number, that nothing durable has, says as well.
+ * Locks: slot_changes() is called with inode.changing, what the drain calls
+ * with inode.lock. So two may write at once: one sets the version to 0, the
+ * other to a number that is greater than any durable one. Either value is safe.
  */
 #ifndef STORE_SLOT_H
 #define STORE_SLOT_H
@@ -67,7 +67,10 @@ void slot_clean(struct stage_slot *slot, uint64_t version);
 void slot_replaced(struct stage_slot *slot, uint64_t version);
 /* ... or not any more: newer bytes may be committed. */
 void slot_over(struct stage_slot *slot);
-/* A copy has what `old` holds, which somebody else may write to. */
+/*
+ * The copy has the place, and whether it was replaced, but no version: somebody
+ * may still write to `old`.
+ */
 void slot_copied(struct stage_slot *slot, const struct stage_slot *old);
 /* The next daemon has found it, and made this of it. */
 void slot_found(struct stage_slot *slot, uint64_t place, uint64_t version);

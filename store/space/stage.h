@@ -171,9 +171,10 @@ int stages_adopt(struct stages *st,
 			   struct stage *s),
 		 void *arg);
 /*
- * Had the daemon that left the table the database last? That says up to which
- * place was given (META_NEXT_PLACE; 0: nothing). If not, an older ckptfs may
- * have had both since, which leaves what slots say of versions as it is.
+ * Was the database last mounted by the daemon that left this table? It was not
+ * if its counter (META_NEXT_PLACE; 0: there is none) is greater than the
+ * table's: then an older ckptfs, which writes no versions, or a mount with
+ * another stage has had it since, and no version in the table is believed.
  */
 bool stages_had_last(const struct stages *st, uint64_t next_place);
 /* Before the database is told so: this daemon gives no place up to there. */

@@ -21,7 +21,6 @@ struct stage_header {
 	uint64_t next_place; /* see stages_had_last() */
 	uint64_t unused;
 };
-_Static_assert(sizeof(struct stage_slot) == 64, "slots are shared");
 _Static_assert(sizeof(struct stage_header) == 120, "header is shared");
 #define STAGE_MAGIC "ckptfs stages 1"
 #define STAGE_HEADER_BYTES 4096

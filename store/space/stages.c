@@ -238,6 +238,12 @@ static void remove_clean(struct stages *st)
 			stage_unlink(st, st->slots[i].number);
 }
 
+static struct stage_header *header_of(const struct stages *st)
+{
+	return (struct stage_header *)((uint8_t *)st->slots -
+				       STAGE_HEADER_BYTES);
+}
+
 void stages_release(struct stages *st)
 {
 	uint32_t dirty = 0;
@@ -251,7 +257,7 @@ void stages_release(struct stages *st)
 			    st->path, dirty);
 	if (!dirty && !st->own_tmpfs)
 		remove_clean(st);
-	munmap((uint8_t *)st->slots - STAGE_HEADER_BYTES,
+	munmap(header_of(st),
 	       STAGE_HEADER_BYTES + st->slot_count * sizeof(*st->slots));
 	free(st->free_slot);
 	shares_release(&st->shares);
@@ -328,12 +334,6 @@ int stages_adopt(struct stages *st,
 		rc = fn(arg, slot, s);
 	}
 	return rc;
-}
-
-static struct stage_header *header_of(const struct stages *st)
-{
-	return (struct stage_header *)((uint8_t *)st->slots -
-				       STAGE_HEADER_BYTES);
 }
 
 bool stages_had_last(const struct stages *st, uint64_t next_place)
