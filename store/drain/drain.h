@@ -103,14 +103,16 @@ int drain_sync(struct drain *d, struct inode *in);
 /*
  * Returns when every file at or under `dir` is durable, those that are still
  * open as they stand, and with them all that was closed before; or with
- * the first error.
+ * the first error. When all of them are durable already, one may have overtaken
+ * what was closed before it: what anything durable has overtaken is waited for.
  */
 int drain_sync_tree(struct drain *d, uint64_t dir);
 /* The same for all that was closed so far; what is open stays as it is. */
 int drain_sync_closed(struct drain *d);
 /*
  * fsync(2) of a folder: what its names say is durable, the files included that
- * were closed, in their order. What is open, or below, stays as it is.
+ * were closed, and with them all that was closed before, overtaken or not. What
+ * is open, or below, stays as it is.
  */
 int drain_sync_folder(struct drain *d, uint64_t dir);
 /* The same for one file, in order: what a publish needs. */

@@ -223,6 +223,19 @@ bool drain_take(struct drain *d, struct drain_taken *ret)
 	return drain_take_locked(d, ret);
 }
 
+/*
+ * It may have overtaken what was closed before: see drain.overtook. Of a file
+ * that is not clean now something is waited for anyway.
+ */
+static void note_overtaken_locked(struct drain *d, const struct drain_job *j)
+{
+	const struct version *oldest = order_first(&d->order);
+	uint64_t rank = version_rank(&j->v);
+
+	if (oldest && oldest->place < rank && d->overtook < rank)
+		d->overtook = rank;
+}
+
 void drain_seen(struct drain *d, struct drain_job *j, bool clean, bool same,
 		struct version_queue *ended)
 {
@@ -246,6 +259,8 @@ void drain_seen(struct drain *d, struct drain_job *j, bool clean, bool same,
 				       ended);
 	}
 	order_seen(&d->order, &j->v);
+	if (clean)
+		note_overtaken_locked(d, j);
 	job_tell_place_locked(d, j->in);
 	for (v = TAILQ_NEXT(&j->v, by_file); v; v = TAILQ_NEXT(v, by_file))
 		if (job_of(v)->failures > 0)

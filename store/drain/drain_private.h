@@ -69,6 +69,11 @@ struct drain {
 	struct cond commit; /* there may be something to commit, or stop */
 	struct cond tick; /* wakes the timer early */
 	struct order order;
+	/*
+	 * The greatest rank of what became durable while something older had a
+	 * place; 0: nothing did.
+	 */
+	uint64_t overtook;
 	struct works running; /* their spans can be claimed */
 	unsigned running_count; /* jobs that workers have */
 	uint64_t turns; /* works that were begun */

@@ -304,6 +304,16 @@ static void tree_collect(struct drain *d, uint64_t dir, struct tree_list *l)
 	}
 }
 
+/*
+ * What is durable already may have overtaken what was closed before it: that
+ * has a place before this one. 1: it has overtaken nothing.
+ */
+static uint64_t overtaken_place(struct drain *d)
+{
+	HOLD(&d->lock);
+	return d->overtook > 0 ? d->overtook : 1;
+}
+
 int drain_sync_tree(struct drain *d, uint64_t dir)
 {
 	struct tree_list l = { 0 };
@@ -311,8 +321,8 @@ int drain_sync_tree(struct drain *d, uint64_t dir)
 
 	tree_collect(d, dir, &l);
 	rc = l.rc;
-	if (rc == 0 && l.count > 0)
-		rc = order_wait(d, 0, true);
+	if (rc == 0)
+		rc = order_wait(d, l.count > 0 ? 0 : overtaken_place(d), true);
 	for (size_t i = 0; i < l.count; i++) {
 		if (rc >= 0) /* all names with one sync, below */
 			rc = sync_bytes(d, l.at[i]);
@@ -348,8 +358,8 @@ static uint64_t last_place(struct drain *d, struct inode *in, bool replaced)
 
 int drain_sync_folder(struct drain *d, uint64_t dir)
 {
-	uint64_t last = 0;
-	int rc = 0;
+	uint64_t last = 0, before;
+	int rc;
 
 	for (uint32_t i = 0; i < d->stages->slot_count; i++) {
 		struct inode *in =
@@ -362,8 +372,8 @@ int drain_sync_folder(struct drain *d, uint64_t dir)
 		last = place > last ? place : last;
 		inode_put(d->inodes, in, 1);
 	}
-	if (last)
-		rc = order_wait(d, last + 1, true);
+	before = overtaken_place(d);
+	rc = order_wait(d, last >= before ? last + 1 : before, true);
 	return rc < 0 ? rc : kv_sync(d->kv);
 }
 

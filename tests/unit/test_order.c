@@ -138,6 +138,47 @@ static void a_publish_of_what_was_synced_waits_for_those_before(void **state)
 }
 
 /*
+ * All that is in the folder is durable, for one of it was synced before its
+ * turn: the folder waits for what was closed before that, and for nothing else.
+ */
+static void waits_for_those_before(int (*sync)(struct drain *, uint64_t))
+{
+	uint8_t *data = filled(2 * MIB, 1);
+
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind_held(kind);
+		uint64_t dir;
+
+		live_mkdir(&l, "step");
+		dir = live_ino(&l, "step");
+		live_write(&l, "first", data, 2 * MIB);
+		live_write(&l, "step/meta", data, 100);
+		assert_int_equal(live_sync(&l, "step/meta"), 0);
+		live_write(&l, "third", data, 200);
+		assert_true(committed(&l, live_ino(&l, "step/meta")));
+		assert_false(committed(&l, live_ino(&l, "first")));
+		assert_int_equal(sync(l.st->drain, dir), 0);
+		assert_true(committed(&l, live_ino(&l, "first")));
+		assert_false(committed(&l, live_ino(&l, "third")));
+		live_free(&l);
+	}
+	free(data);
+}
+
+static void
+a_publish_of_a_folder_waits_for_what_was_overtaken_in_it(void **state)
+{
+	(void)state;
+	waits_for_those_before(drain_sync_tree);
+}
+
+static void a_sync_of_a_folder_waits_for_what_was_overtaken_in_it(void **state)
+{
+	(void)state;
+	waits_for_those_before(drain_sync_folder);
+}
+
+/*
  * The tracker names what was closed before it. What it names is opened again
  * and replaced, more than once: a durable tracker must still find it.
  */
@@ -337,6 +378,10 @@ int main(void)
 			a_publish_waits_for_all_that_was_closed_before),
 		cmocka_unit_test(
 			a_publish_of_what_was_synced_waits_for_those_before),
+		cmocka_unit_test(
+			a_publish_of_a_folder_waits_for_what_was_overtaken_in_it),
+		cmocka_unit_test(
+			a_sync_of_a_folder_waits_for_what_was_overtaken_in_it),
 		cmocka_unit_test(
 			a_file_that_is_replaced_keeps_its_place_in_the_order),
 		cmocka_unit_test(
