@@ -267,6 +267,8 @@ void drain_begin_places(struct drain *d, uint64_t first)
 {
 	HOLD(&d->lock);
 	order_begin(&d->order, first);
+	/* What an earlier daemon made durable may have overtaken others. */
+	d->overtook = first;
 }
 
 uint64_t drain_draw_place(struct drain *d)

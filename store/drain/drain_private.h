@@ -70,8 +70,9 @@ struct drain {
 	struct cond tick; /* wakes the timer early */
 	struct order order;
 	/*
-	 * The greatest rank of what became durable while something older had a
-	 * place; 0: nothing did.
+	 * The greatest rank of what left its file clean while something older
+	 * had a place; 0: nothing did. Of an earlier daemon it is not known, so
+	 * that the first place of this one stands for it.
 	 */
 	uint64_t overtook;
 	struct works running; /* their spans can be claimed */

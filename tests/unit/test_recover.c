@@ -358,6 +358,43 @@ static void what_was_published_survives_a_power_cut(void **state)
 	free(data);
 }
 
+static void child_overtakes(struct live *l, const char *kind)
+{
+	uint8_t *data = filled(DATA_BYTES, 1);
+
+	l->options.hold_drain = true;
+	child_open(l, kind);
+	live_mkdir(l, "step");
+	live_write(l, "first", data, DATA_BYTES);
+	live_write(l, "step/meta", data, 500);
+	CHECK(live_sync(l, "step/meta") == 0);
+}
+
+/* What it has overtaken is waited for by the next daemon, too. */
+static void after_kill_a_folder_waits_for_what_was_overtaken(void **state)
+{
+	(void)state;
+	for (unsigned i = 0; i < 2 * LIVE_KINDS; i++) {
+		struct live l = live_kind(i % LIVE_KINDS);
+		uint64_t dir;
+
+		live_close(&l);
+		live_child_kind(&l, "overtake", i % LIVE_KINDS);
+		l.options.hold_drain = true;
+		live_open(&l);
+		dir = live_ino(&l, "step");
+		assert_true(committed(&l, live_ino(&l, "step/meta")));
+		assert_false(committed(&l, live_ino(&l, "first")));
+		if (i < LIVE_KINDS)
+			assert_int_equal(drain_sync_tree(l.st->drain, dir), 0);
+		else
+			assert_int_equal(drain_sync_folder(l.st->drain, dir),
+					 0);
+		assert_true(committed(&l, live_ino(&l, "first")));
+		live_free(&l);
+	}
+}
+
 /* --- what does not belong to the store --- */
 
 static void a_stage_of_another_boot_is_not_believed(void **state)
@@ -509,6 +546,7 @@ int main(int argc, char **argv)
 		{ "drain", child_drains_some },
 		{ "sync", child_syncs_while_it_appends },
 		{ "publish", child_publishes },
+		{ "overtake", child_overtakes },
 		{ "write_more", child_writes_one_more },
 		{ "forget", child_forgets_the_places },
 		{ "again", child_writes_a_cache_again },
@@ -527,6 +565,8 @@ int main(int argc, char **argv)
 			a_cut_in_the_middle_of_a_drain_leaves_whole_files_in_order),
 		cmocka_unit_test(a_sync_covers_all_that_was_written_before_it),
 		cmocka_unit_test(what_was_published_survives_a_power_cut),
+		cmocka_unit_test(
+			after_kill_a_folder_waits_for_what_was_overtaken),
 		cmocka_unit_test(a_stage_of_another_boot_is_not_believed),
 		cmocka_unit_test(a_stage_of_another_store_is_not_believed),
 	};
