@@ -238,7 +238,13 @@ static void tell_committing(struct drain *d, struct kv_batch *b,
 				      version_rank(&p->j->v));
 }
 
-/* The same bytes were written again: its number is new, and its time may be. */
+/*
+ * The same bytes were written again: its number is new, and its time may be.
+ * On a full disk it is written all the same, without kv_room(): it takes the
+ * place of a record of its size, as a rename does. Refused, it would be an
+ * error of a file whose bytes are durable, and hold up all that was closed
+ * after it.
+ */
 static int write_number(struct drain *d, struct kv_batch *b, struct pending *p)
 {
 	const struct content *old = &p->w->old->c;

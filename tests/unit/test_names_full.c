@@ -357,6 +357,40 @@ static void the_place_of_a_job_that_fails_is_the_next_ones(void **state)
 	free(data);
 }
 
+/* What is durable already does not fail for want of room. */
+static void a_close_that_changes_nothing_asks_for_no_room(void **state)
+{
+	static const size_t lens[] = { 100, DATA_BYTES };
+	uint8_t *data = filled(DATA_BYTES + 1, 1);
+	char *disk = disk_mount();
+	struct live l;
+
+	(void)state;
+	if (!disk)
+		skip();
+	l = live_on(disk);
+	time_stands(); /* nothing is tried again by itself */
+	for (unsigned i = 0; i < 2; i++) {
+		uint64_t number;
+
+		live_write(&l, "f", data, lens[i]);
+		live_sync_all(&l);
+		number = live_generation(&l, "f");
+		disk_fill(disk, 1 << 20);
+		live_write(&l, "f", data, lens[i]);
+		assert_int_equal(live_sync(&l, "f"), 0);
+		assert_true(live_generation(&l, "f") > number);
+		live_write(&l, "f", data + 1, lens[i]);
+		assert_int_equal(live_sync(&l, "f"), -ENOSPC);
+		disk_relieve(disk);
+		live_sync_all(&l);
+	}
+	time_goes_on();
+	live_free(&l);
+	disk_free(disk);
+	free(data);
+}
+
 static bool has_reserve(struct live *l)
 {
 	return faccessat(l->st->dirfd, LAYOUT_RESERVE_FILE, F_OK, 0) == 0;
@@ -455,6 +489,7 @@ int main(void)
 			what_could_not_be_given_back_is_so_when_there_is_room),
 		cmocka_unit_test(
 			the_place_of_a_job_that_fails_is_the_next_ones),
+		cmocka_unit_test(a_close_that_changes_nothing_asks_for_no_room),
 		cmocka_unit_test(a_full_disk_takes_deletions_again_by_itself),
 		cmocka_unit_test(an_allocation_leaves_the_room_for_deletions),
 	};
