@@ -227,10 +227,16 @@ static bool is_dirty(struct inode *in)
 	return in->file && file_is_dirty(in->file);
 }
 
+static bool has_number(const struct content *c)
+{
+	return c->generation >= PLACES_OF_A_MOUNT;
+}
+
 /*
  * What was closed before the file has a place before *ret_place. When all of it
  * is durable, that is the place that it had, for it may have overtaken them; or
- * its number, which is greater. Else 0: all that have a place now.
+ * its number, which is greater. Else 0: all that have a place now, as for a
+ * record that has no number, but 0 or an older ckptfs's count of commits.
  */
 static int closed_before(struct drain *d, struct inode *in, uint64_t *ret_place)
 {
@@ -245,8 +251,10 @@ static int closed_before(struct drain *d, struct inode *in, uint64_t *ret_place)
 		*ret_place = 0;
 	else if (f->durable_place)
 		*ret_place = f->durable_place;
-	else if (f->content && f->content->c.generation)
-		*ret_place = f->content->c.generation;
+	else if (f->content)
+		*ret_place = has_number(&f->content->c)
+				     ? f->content->c.generation
+				     : 0;
 	return 0;
 }
 

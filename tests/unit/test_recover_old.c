@@ -125,6 +125,29 @@ static void what_an_older_ckptfs_left_is_there_in_its_order(void **state)
 	free(data);
 }
 
+/* Its count of commits is no place: nothing says what the file had overtaken.
+ */
+static void a_publish_of_what_an_older_ckptfs_synced_waits_for_all(void **state)
+{
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+		struct inode *in = NULL;
+
+		live_close(&l);
+		live_child_kind(&l, "old", kind);
+		l.options.hold_drain = true;
+		live_open(&l);
+		assert_int_equal(live_generation(&l, "cache"), 1);
+		assert_int_equal(live_lookup(&l, "cache", &in), 0);
+		assert_false(committed(&l, live_ino(&l, "closed")));
+		assert_int_equal(drain_publish(l.st->drain, in), 0);
+		assert_true(committed(&l, live_ino(&l, "closed")));
+		inode_put(l.st->inodes, in, 1);
+		live_free(&l);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	static const struct live_child_entry children[] = {
@@ -133,6 +156,8 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(
 			what_an_older_ckptfs_left_is_there_in_its_order),
+		cmocka_unit_test(
+			a_publish_of_what_an_older_ckptfs_synced_waits_for_all),
 	};
 
 	if (argc > 1)
