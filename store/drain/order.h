@@ -7,9 +7,11 @@
  * it ends, however often it is tried. Its number is what its content is known
  * by, in the file's record and to a time that is set by hand: of two versions
  * of a file the newer one has the greater number, and none has one that any
- * other version of the store ever had. It gets one with its place, and another
- * whenever its drain begins, as long as it is what the file is now; what was
- * replaced, or closed anew, keeps the one that it had.
+ * other version of the store ever had. What is durable of a file goes with its
+ * number to the inode that takes the file's names (commit_clone()). A version
+ * gets a number with its place, and another whenever its drain begins, as long
+ * as it is what the file is now; what was replaced, or closed anew, keeps the
+ * one that it had.
  *
  *   NEW --> EMPTY/CLOSED --> QUEUED --> RUNNING --> READY --> TAKEN --> SEEN
  *              ^                ^ |        |          |         |         |
