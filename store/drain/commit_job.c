@@ -417,9 +417,8 @@ static void job_publish(struct drain *d, struct pending *p)
 	f->durable_place = version_rank(&j->v);
 	if (job_is_stored(w))
 		image_built(d->images, w->image);
-	/* Does the stage still hold what the work has read? */
-	same = w->kind != WORK_OF_OPEN &&
-	       (w->kind == WORK_OF_IMAGE || !work_is_disturbed(w));
+	/* Who is to change what was read as it was closed waits for us. */
+	same = w->kind != WORK_OF_OPEN;
 	clean = same && f->stage == j->stage && publish_stage_locked(d, p);
 	TAILQ_INIT(&p->ended);
 	drain_seen(d, j, clean, same, &p->ended);
@@ -475,6 +474,7 @@ static unsigned write_group(struct drain *d, struct drain_taken taken,
 			drain_void(d, taken.j, false);
 			continue;
 		}
+		CHECK(!work_is_disturbed(taken.j->work));
 		p[n] = (struct pending){ .j = taken.j, .w = taken.j->work };
 		rc = job_write(d, &p[n]);
 		if (rc < 0) {

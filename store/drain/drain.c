@@ -104,8 +104,7 @@ static bool is_covered_locked(const struct file *f)
 		return true;
 	/* One that everybody sees and is not over may be of another stage. */
 	return j && !j->v.replaced && j->stage == f->stage &&
-	       (!j->work ||
-		(j->work->kind != WORK_OF_OPEN && !work_is_disturbed(j->work)));
+	       (!j->work || j->work->kind != WORK_OF_OPEN);
 }
 
 /* It is for these bytes, and for no others, unless somebody asks for them. */
@@ -316,9 +315,7 @@ static bool keeps_place(const struct drain_job *j, const struct stage *s)
 {
 	if (j->v.replaced || j->stage != s || j->v.state == VERSION_SEEN)
 		return false; /* seen: the stage is a cache, and goes as one */
-	if (version_pending(&j->v))
-		return j->v.place != 0;
-	return !j->work || !work_is_disturbed(j->work);
+	return j->v.place != 0 || !version_pending(&j->v);
 }
 
 struct stage *drain_replace(struct drain *d, struct inode *in,
@@ -384,8 +381,8 @@ static void cancel(struct drain *d, struct inode *in, bool replaced_too,
 			if (version_pending(v))
 				job_end_locked(d, j, VERSION_GONE, result,
 					       &ended);
-			else if (j->work)
-				work_disturb(j->work);
+			else
+				job_disturb_locked(j);
 		}
 	}
 	jobs_ended(d, &ended);

@@ -132,26 +132,31 @@ void drain_hurry_begin(struct drain *d);
 void drain_hurry_end(struct drain *d);
 
 /*
- * Somebody is about to change the stage's bytes (open for writing, truncate):
- * a job that reads the mapping must not count. With `wait`, returns when no
- * worker reads it any more, which is after one span at the latest; a change has
- * begun then (file_begin()), so that no other job maps it. 0, or -EINTR.
+ * The bytes of the file's stage are about to change: what reads them as they
+ * were closed does not count any more, and is begun anew in its place. A stage
+ * that was to become the image is the file's to be written again. False: that
+ * is too late, for the committer has it, or it stays frozen (see the next one).
+ * inode.lock is held, in which the change also begins (FILE_BEGUN), so that
+ * nothing takes them for closed bytes after this.
  */
-int drain_disturb(struct drain *d, struct inode *in, bool wait);
+bool drain_reopen(struct drain *d, struct file *f);
+/*
+ * Returns when the committer does not have it any more. -EINTR; -EIO: it stays
+ * frozen, since the store has to be mounted again.
+ */
+int drain_wait_taken(struct drain *d, struct inode *in);
+/*
+ * Returns when no worker reads the mapping of the file's stage any more, which
+ * is after one span at the latest: it may become shorter. A change has begun,
+ * so that nobody maps it. 0, or -EINTR.
+ */
+int drain_wait_unread(struct drain *d, struct inode *in);
 /*
  * The stage's bytes have been changed by us, not by a writer of whom it is
- * known that he may be in the middle of something: a job that was reading them
- * has neither what was there nor what is, and does not count.
+ * known that he may be in the middle of something: what was reading them, as
+ * they stood, has neither what was there nor what is, and does not count.
  */
 void drain_changed(struct drain *d, struct inode *in);
-/*
- * Somebody is to change a file that is frozen: its drain is disturbed, and is
- * to begin anew in its place, unless that is on its way into the database, or
- * was disturbed too often; then this waits for it. An error of what was closed
- * earlier ends that. -EIO: it stays frozen, since the store has to be mounted
- * again.
- */
-int drain_thaw(struct drain *d, struct inode *in);
 /*
  * O_TRUNC of a file that nobody has open: `fresh`, empty, becomes its stage.
  * If the old one was closed, what was closed after it may depend on it, so it

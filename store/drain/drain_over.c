@@ -27,7 +27,7 @@ static struct work *attempt_over_locked(struct drain *d, struct drain_job *j)
 
 	j->attempts++;
 	if (w && w->kind == WORK_OF_IMAGE && j->in->file->stage == j->stage &&
-	    j->in->file->state.bytes == BYTES_FROZEN && /* see drain_thaw() */
+	    j->in->file->state.bytes == BYTES_FROZEN && /* see drain_reopen() */
 	    kv_health(d->kv) != KV_CONDEMNED)
 		file_move(&j->in->file->state, FILE_THAWED);
 	cond_broadcast(&d->moved);

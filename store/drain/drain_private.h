@@ -110,6 +110,8 @@ static inline void workers_wake_locked(struct drain *d)
 }
 /* It waits for no event any more; drain.lock alone is held. */
 void job_wake_locked(struct drain *d, struct drain_job *j);
+/* What a worker does with it does not count; once it is READY, all does. */
+void job_disturb_locked(struct drain_job *j);
 /* Somebody waits for it, and then not any more. drain.lock alone is held. */
 void job_want_locked(struct drain *d, struct drain_job *j);
 void job_leave_locked(struct drain *d, struct drain_job *j);

@@ -234,7 +234,7 @@ static void work_leave(struct drain *d, struct work *w, int rc,
 	work_close(w);
 	{
 		HOLD(&d->lock);
-		/* Once it is READY it is the committer's: disturbed or not. */
+		/* Once it is READY nobody disturbs it any more. */
 		again = overtaken || rc == -EAGAIN || work_is_disturbed(w);
 		if (work_can_be_helped(w))
 			TAILQ_REMOVE(&d->running, w, running);

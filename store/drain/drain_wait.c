@@ -23,12 +23,6 @@
 #define SIGNALLED_WAIT_NS (INT64_C(100) * 1000000)
 
 /*
- * A file is thawed for who changes it only until it was drained so often in
- * vain: else one who opens it again and again would keep all others waiting.
- */
-#define DISTURBED_MAX 3
-
-/*
  * Wait for something to happen to a job. -EINTR: the caller is to end.
  * drain.lock is held, but given up meanwhile: what was seen under it may have
  * changed.
@@ -392,7 +386,7 @@ static bool is_read(const struct drain_job *j)
 	       work_is_stable(j->work) && !j->work->rests;
 }
 
-int drain_disturb(struct drain *d, struct inode *in, bool wait)
+int drain_wait_unread(struct drain *d, struct inode *in)
 {
 	struct drain_job *j = look_in_flight(d, in, NULL);
 	int rc = 0;
@@ -400,9 +394,7 @@ int drain_disturb(struct drain *d, struct inode *in, bool wait)
 	if (j && !j->v.replaced) { /* else it has another stage */
 		unsigned attempts = j->attempts;
 
-		if (j->work && j->work->kind != WORK_OF_OPEN)
-			work_disturb(j->work);
-		while (wait && rc == 0 && is_read(j) && j->attempts == attempts)
+		while (rc == 0 && is_read(j) && j->attempts == attempts)
 			rc = moved_wait(d);
 	}
 	lock_give(&d->lock);
@@ -417,68 +409,51 @@ void drain_changed(struct drain *d, struct inode *in)
 	HOLD(&in->lock);
 	HOLD(&d->lock);
 	j = job_of(in->file->versions.in_flight);
-	if (j && !j->v.replaced && j->work)
-		work_disturb(j->work);
+	if (j && !j->v.replaced)
+		job_disturb_locked(j);
 }
 
-/*
- * Take a frozen file out of the drain's hands at once. Not when the committer
- * has it: what a power cut shows may have the stage as the image already. Nor
- * when that was so in an attempt before: see attempt_over_locked(). Nor when
- * somebody of an earlier connection may have the stage: the file goes on in a
- * copy, and a version that was disturbed would lose its place to that.
- */
-static bool thaw(struct drain *d, struct inode *in)
+/* Frozen for good: what a power cut shows may have the stage as the image. */
+static bool is_in_doubt(const struct drain *d, const struct drain_job *j,
+			bool frozen)
 {
+	return frozen && (!j || kv_health(d->kv) == KV_CONDEMNED);
+}
+
+bool drain_reopen(struct drain *d, struct file *f)
+{
+	bool frozen = f->state.bytes == BYTES_FROZEN;
 	struct drain_job *j;
 
-	HOLD(&in->lock);
 	HOLD(&d->lock);
-	j = job_of(in->file->versions.in_flight);
-	if (in->file->state.bytes != BYTES_FROZEN)
+	j = job_of(f->versions.in_flight);
+	if (is_in_doubt(d, j, frozen))
+		return false;
+	if (!j || j->v.replaced || !j->work || j->work->kind == WORK_OF_OPEN)
 		return true;
-	if (!j || !j->work || j->stage->left || j->attempts >= DISTURBED_MAX ||
-	    kv_health(d->kv) == KV_CONDEMNED)
+	if (j->v.state == VERSION_TAKEN)
 		return false;
-	if (j->v.state == VERSION_RUNNING)
-		work_disturb(j->work);
-	else if (!order_give_back(&d->order, &j->v))
-		return false;
-	cond_signal(&d->commit);
-	file_move(&in->file->state, FILE_THAWED);
+	job_disturb_locked(j);
+	if (order_give_back(&d->order, &j->v))
+		cond_signal(&d->commit);
+	if (frozen)
+		file_move(&f->state, FILE_THAWED);
 	return true;
 }
 
-/* Wait until no job of this inode runs: it is frozen only so long. */
-static int idle_wait(struct drain *d, struct inode *in)
+int drain_wait_taken(struct drain *d, struct inode *in)
 {
 	bool frozen;
 	struct drain_job *j = look_in_flight(d, in, &frozen);
 	unsigned attempts = j ? j->attempts : 0;
-	/* Frozen for good: see attempt_over_locked(). */
-	int rc = !j && frozen ? -EIO : 0;
+	int rc = is_in_doubt(d, j, frozen) ? -EIO : 0;
 
-	if (j) {
-		order_want_soon(&j->v);
-		hurry_locked(d, j->v.place);
-	}
-	while (j && rc == 0 && is_in_flight(j, attempts)) {
-		struct version *first = order_first(&d->order);
-
-		/* Closed anew since it failed, it has no error for now. */
-		if (first && first != &j->v && first->state == VERSION_FAILED)
-			rc = job_of(first)->result;
-		if (rc == 0)
-			rc = moved_wait(d);
-	}
+	while (rc == 0 && j && j->v.state == VERSION_TAKEN &&
+	       is_in_flight(j, attempts))
+		rc = moved_wait(d);
 	lock_give(&d->lock);
 	drain_job_put(d, j);
 	return rc;
-}
-
-int drain_thaw(struct drain *d, struct inode *in)
-{
-	return thaw(d, in) ? 0 : idle_wait(d, in);
 }
 
 /* Up to the last place that a version of the file has. */

@@ -48,12 +48,18 @@ void job_wake_locked(struct drain *d, struct drain_job *j)
 	cond_signal(&d->work);
 }
 
+void job_disturb_locked(struct drain_job *j)
+{
+	if (j->v.state == VERSION_RUNNING && j->work)
+		work_disturb(j->work);
+}
+
 void job_want_locked(struct drain *d, struct drain_job *j)
 {
 	struct drain_job *aside = job_of(order_want(&d->order, &j->v));
 
-	if (aside && aside->work)
-		work_disturb(aside->work);
+	if (aside)
+		job_disturb_locked(aside);
 	cond_signal(&d->work);
 	cond_signal(&d->wanted);
 	cond_signal(&d->commit);

@@ -4,9 +4,10 @@
  * nothing here knows of an order. Private to the drain.
  *
  * What is stored is what was hashed. A stage that nobody can write to is hashed
- * and written from its mapping; if a writer opens it meanwhile the work is
- * disturbed and does not count. While writers exist, bytes are copied before
- * they are hashed, and at the last close everything is hashed once more.
+ * and written from its mapping; who is to change it disturbs the work first, so
+ * that it does not count, or waits when the committer has it. While writers
+ * exist, bytes are copied before they are hashed, and at the last close
+ * everything is hashed once more.
  *
  * Workers share the work in spans of some MiB; the one that finishes the last
  * span concludes it. Sharing between works that run at once goes through the
@@ -88,7 +89,7 @@ struct span {
 /* What may be relied on while the stage is read. */
 enum work_kind {
 	WORK_OF_OPEN, /* nothing: somebody may write to it at any time */
-	WORK_OF_CLOSED, /* who comes to write to it disturbs the work */
+	WORK_OF_CLOSED, /* that the bytes stay, as long as the work counts */
 	WORK_OF_IMAGE, /* the same; the stage becomes the file's image */
 };
 

@@ -21,7 +21,7 @@ static int begin_wait(struct files *fs, struct inode *in, enum file_step step)
 	int rc = 0;
 
 	if (step == STEP_WAIT) {
-		rc = drain_thaw(fs->drain, in);
+		rc = drain_wait_taken(fs->drain, in);
 	} else if (step == STEP_SYNC && inode_attr(in).nlink == 0) {
 		rc = -ESTALE; /* what has no name does not become durable */
 	} else if (step == STEP_SYNC) {
@@ -54,12 +54,13 @@ struct beginning {
 	enum file_step step;
 };
 
-/* 0: it has begun. 1: look whether it keeps its inode. 2: wait. */
-static int begin_locked(struct inode *in, struct beginning *b)
+/* What is first; what is drained of the bytes that will change is stopped. */
+static enum file_step step_locked(struct files *fs, struct inode *in,
+				  const struct beginning *b)
 {
 	struct file *f = in->file;
-	bool sealed = f->stage && f->stage->sealed;
 	unsigned facts = b->facts;
+	enum file_step step;
 
 	if (file_mapped_image_locked(f))
 		facts |= WISH_HAS_IMAGE;
@@ -67,7 +68,23 @@ static int begin_locked(struct inode *in, struct beginning *b)
 		facts |= WISH_KEEPS_INODE;
 	if (b->way == FILE_BY_WRITER)
 		facts |= WISH_HAS_HANDLE;
-	b->step = file_step(&f->state, b->wish, facts);
+	step = file_step(&f->state, b->wish, facts);
+	if (step == STEP_WAIT && drain_reopen(fs->drain, f))
+		step = file_step(&f->state, b->wish, facts);
+	/* A look-up changes nothing, and whose bytes may change is stopped. */
+	if (step == STEP_OK && f->stage && b->way != FILE_BY_LOOKUP &&
+	    !file_may_change(f) && !drain_reopen(fs->drain, f))
+		step = STEP_WAIT;
+	return step;
+}
+
+/* 0: it has begun. 1: look whether it keeps its inode. 2: wait. */
+static int begin_locked(struct files *fs, struct inode *in, struct beginning *b)
+{
+	struct file *f = in->file;
+	bool sealed = f->stage && f->stage->sealed;
+
+	b->step = step_locked(fs, in, b);
 	if (b->wish == WISH_EMPTY && b->step == STEP_RENUMBER && !b->looked &&
 	    !sealed)
 		return 1;
@@ -177,7 +194,7 @@ int file_begin(struct files *fs, struct inode *in, enum file_wish wish,
 	do {
 		{
 			HOLD(&in->lock);
-			what = begin_locked(in, &b);
+			what = begin_locked(fs, in, &b);
 		}
 		if (what == 1) {
 			look(fs, in, way, &b);

@@ -144,10 +144,8 @@ static int open_begun(struct files *fs, struct inode *in, int flags, pid_t pid,
 					  ? in->file->backing_id
 					  : 0;
 	}
-	if (dirtied) {
+	if (dirtied)
 		file_dirtied(fs, dirtied);
-		(void)drain_disturb(fs->drain, in, false);
-	}
 	return 0;
 }
 

@@ -311,7 +311,7 @@ int file_cut_begun(struct files *fs, struct inode *in, uint64_t size)
 		if (in->file->content && size < in->file->content->c.size_bytes)
 			in->file->open_since_ns = OPEN_REPLACES;
 	}
-	rc = drain_disturb(fs->drain, in, true);
+	rc = drain_wait_unread(fs->drain, in);
 	if (rc == 0) {
 		stage_allocate(fs->stages, s, size);
 		rc = cut_stage(fs, s, size, &from);
@@ -492,7 +492,7 @@ static int allocate_begun(struct files *fs, struct inode *in, int mode,
 
 	if (rc < 0)
 		return rc;
-	rc = drain_disturb(fs->drain, in, true);
+	rc = drain_wait_unread(fs->drain, in);
 	if (rc == 0)
 		rc = allocate_stage(fs, s, mode, off, len);
 	if (rc == -ENOSPC && stages_make_room(fs->stages, len))

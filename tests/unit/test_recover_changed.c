@@ -557,13 +557,25 @@ static bool is_taken(struct inode *in)
 	       in->file->versions.in_flight->state == VERSION_TAKEN;
 }
 
-/* The committer has what was closed, and the file is opened and changed. */
-static void child_changes_what_is_taken(struct live *l, const char *kind)
+static void *open_and_change(void *arg)
 {
 	uint8_t *data = filled(DATA_BYTES + 1, 1);
+	struct handle h = handle_open(arg, "f", O_WRONLY);
+
+	handle_write(&h, data + 1, 1000, changed_at);
+	return NULL;
+}
+
+/*
+ * The committer has what was closed when the file is opened to be changed,
+ * which happens as soon as it does not have it any more.
+ */
+static void child_changes_what_is_taken(struct live *l, const char *kind)
+{
+	uint8_t *data = filled(DATA_BYTES, 1);
 	struct commits_paused paused;
+	pthread_t changing;
 	struct inode *in;
-	struct handle h;
 
 	child_open(l, kind);
 	commits_pause(&paused, l);
@@ -572,11 +584,11 @@ static void child_changes_what_is_taken(struct live *l, const char *kind)
 		_exit(1);
 	while (!is_taken(in))
 		(void)sched_yield();
-	h = handle_open(l, "f", O_WRONLY);
-	handle_write(&h, data + 1, 1000, changed_at);
+	if (pthread_create(&changing, NULL, open_and_change, l) != 0)
+		_exit(2);
 	commits_go_on(&paused);
-	while (!committed(l, in->ino))
-		(void)sched_yield();
+	if (pthread_join(changing, NULL) != 0 || !committed(l, in->ino))
+		_exit(3);
 }
 
 static void what_is_changed_meanwhile_is_not_taken_for_durable(void **state)

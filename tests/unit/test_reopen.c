@@ -1,0 +1,229 @@
+/*
+ * A file that was closed is opened to write while it is made durable: its bytes
+ * are not changed under who counts on what was closed. Only for the committer
+ * does anybody wait.
+ */
+#include <pthread.h>
+
+#include "store/drain/drain_private.h"
+#include "store/file/state.h"
+#include "tests/unit/await.h"
+#include "tests/unit/live_store.h"
+
+#define FILE_BYTES (3 * MIB + 12345)
+#define CHANGED_AT (MIB + 7)
+
+/* What is in flight of the file has this state; none has VERSION_GONE. */
+static bool is_in(struct live *l, struct inode *in, enum version_state state)
+{
+	const struct version *v;
+
+	HOLD(&in->lock);
+	HOLD(&l->st->drain->lock);
+	v = in->file->versions.in_flight;
+	return (v ? v->state : VERSION_GONE) == state;
+}
+
+static enum file_bytes bytes_of(struct inode *in)
+{
+	HOLD(&in->lock);
+	return in->file->state.bytes;
+}
+
+/* How the file is changed: each of these begins a change of its own. */
+enum change {
+	BY_OPEN,
+	BY_TRUNCATE,
+	BY_EMPTYING,
+	CHANGES,
+};
+
+struct changer {
+	struct live *l;
+	struct inode *in;
+	enum change by;
+	pthread_t thread;
+	atomic_bool begun; /* nothing is in its way any more */
+};
+
+static void *change(void *arg)
+{
+	struct changer *c = arg;
+	struct handle h;
+
+	if (c->by == BY_TRUNCATE) {
+		assert_int_equal(file_truncate_path(&c->l->st->files, c->in,
+						    CHANGED_AT, FILE_BY_ANY),
+				 0);
+		atomic_store(&c->begun, true);
+		return NULL;
+	}
+	h = handle_open(c->l, "f",
+			O_RDWR | (c->by == BY_EMPTYING ? O_TRUNC : 0));
+	atomic_store(&c->begun, true);
+	handle_write(&h, "changed", 7, CHANGED_AT);
+	handle_close(&h);
+	return NULL;
+}
+
+static void change_begin(struct changer *c, struct live *l, struct inode *in,
+			 enum change by)
+{
+	*c = (struct changer){ .l = l, .in = in, .by = by };
+	assert_int_equal(pthread_create(&c->thread, NULL, change, c), 0);
+}
+
+/* Somebody waits for what the drain has, and may be seen to. */
+static bool is_waiting(const struct live *l)
+{
+	return atomic_load(&l->st->drain->hurried) > 0;
+}
+
+/* What the file holds in the end; the caller frees it. */
+static uint8_t *changed(enum change by, size_t *ret_len)
+{
+	uint8_t *data = filled(FILE_BYTES, 1);
+
+	*ret_len = by == BY_TRUNCATE   ? CHANGED_AT
+		   : by == BY_EMPTYING ? CHANGED_AT + 7
+				       : FILE_BYTES;
+	if (by == BY_EMPTYING)
+		memset(data, 0, FILE_BYTES);
+	if (by != BY_TRUNCATE)
+		memcpy(data + CHANGED_AT, "changed", 7);
+	return data;
+}
+
+static void assert_changed(struct live *l, enum change by)
+{
+	size_t len;
+	uint8_t *data = changed(by, &len);
+
+	assert_file(l, "f", data, len);
+	live_sync_all(l);
+	assert_file(l, "f", data, len);
+	live_reopen(l);
+	assert_file(l, "f", data, len);
+	free(data);
+}
+
+/* The committer has f; `before` is what it stands at, and f waits behind it. */
+static void change_what_is_taken(unsigned kind, enum change by)
+{
+	uint8_t *data = filled(FILE_BYTES, 1);
+	struct live l = live_kind(kind);
+	struct commits_paused paused;
+	struct changer c;
+	struct inode *in;
+
+	commits_pause(&paused, &l);
+	live_write(&l, "f", data, FILE_BYTES);
+	assert_int_equal(live_lookup(&l, "f", &in), 0);
+	AWAIT(is_in(&l, in, VERSION_TAKEN));
+	change_begin(&c, &l, in, by);
+	AWAIT(is_waiting(&l) || atomic_load(&c.begun));
+	assert_false(atomic_load(&c.begun));
+	assert_true(is_in(&l, in, VERSION_TAKEN));
+	assert_int_equal(committed_size(&l, "f"), 0);
+	commits_go_on(&paused);
+	pthread_join(c.thread, NULL);
+	/* What was closed is durable: it was not given up. */
+	assert_true(committed_size(&l, "f") > 0);
+	inode_put(l.st->inodes, in, 1);
+	assert_changed(&l, by);
+	live_free(&l);
+	free(data);
+}
+
+static void who_changes_a_file_waits_for_the_committer(void **state)
+{
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		change_what_is_taken(kind, BY_OPEN);
+		change_what_is_taken(kind, BY_TRUNCATE);
+	}
+}
+
+/* f can be committed, but what was closed before stands at the committer. */
+static void change_what_is_ready(unsigned kind, enum change by)
+{
+	uint8_t *data = filled(FILE_BYTES, 1);
+	struct live l = live_kind(kind);
+	struct commits_paused paused;
+	struct inode *first, *in;
+	struct changer c;
+
+	commits_pause(&paused, &l);
+	live_write(&l, "first", data + 1, 100);
+	assert_int_equal(live_lookup(&l, "first", &first), 0);
+	AWAIT(is_in(&l, first, VERSION_TAKEN));
+	live_write(&l, "f", data, FILE_BYTES);
+	assert_int_equal(live_lookup(&l, "f", &in), 0);
+	AWAIT(is_in(&l, in, VERSION_READY));
+	change_begin(&c, &l, in, by);
+	pthread_join(c.thread, NULL); /* the committer still stands */
+	if (by != BY_EMPTYING) { /* else it has another stage */
+		assert_true(is_in(&l, in, VERSION_VOID));
+		assert_int_equal(bytes_of(in), BYTES_DIRTY);
+	}
+	commits_go_on(&paused);
+	inode_put(l.st->inodes, first, 1);
+	inode_put(l.st->inodes, in, 1);
+	assert_changed(&l, by);
+	live_free(&l);
+	free(data);
+}
+
+static void who_changes_a_file_does_not_wait_for_its_turn(void **state)
+{
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++)
+		for (enum change by = 0; by < CHANGES; by++)
+			change_what_is_ready(kind, by);
+}
+
+/* The look of who opens it again, and changes nothing, costs no place. */
+static void
+who_opens_a_file_and_changes_nothing_leaves_what_was_closed(void **state)
+{
+	uint8_t *data = filled(FILE_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+		struct commits_paused paused;
+		struct inode *first, *in;
+		struct handle h;
+
+		commits_pause(&paused, &l);
+		live_write(&l, "first", data + 1, 100);
+		assert_int_equal(live_lookup(&l, "first", &first), 0);
+		AWAIT(is_in(&l, first, VERSION_TAKEN));
+		live_write(&l, "f", data, FILE_BYTES);
+		assert_int_equal(live_lookup(&l, "f", &in), 0);
+		AWAIT(is_in(&l, in, VERSION_READY));
+		h = handle_open(&l, "f", O_RDWR);
+		commits_go_on(&paused);
+		/* Still open, it is durable in its place, as it stands. */
+		AWAIT(committed_size(&l, "f") == FILE_BYTES);
+		handle_close(&h);
+		live_sync_all(&l);
+		assert_file(&l, "f", data, FILE_BYTES);
+		inode_put(l.st->inodes, first, 1);
+		inode_put(l.st->inodes, in, 1);
+		live_free(&l);
+	}
+	free(data);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(who_changes_a_file_waits_for_the_committer),
+		cmocka_unit_test(who_changes_a_file_does_not_wait_for_its_turn),
+		cmocka_unit_test(
+			who_opens_a_file_and_changes_nothing_leaves_what_was_closed),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
