@@ -72,18 +72,14 @@ static bool work_is_overtaken(struct drain *d, struct work *w)
 }
 
 /*
- * The stage has other bytes than those that j is for, which got it its place if
- * it has one: somebody changed them and closed the file again, and that close
- * has a job of its own, also when the stage was replaced since. Of an open file
- * work_is_overtaken() looks at the bytes themselves.
+ * The file was closed anew since j was begun, of the same stage: that close has
+ * a job of its own, with a place, for what is there now.
  */
-static bool is_superseded_locked(const struct drain_job *j)
+static bool is_closed_anew_locked(const struct drain_job *j)
 {
 	const struct drain_job *q = newer_locked(j);
 
-	return (j->v.place || j->closed || j->v.replaced) && q && q->v.place &&
-	       (q->close_size != j->close_size ||
-		q->close_mtime_ns != j->close_mtime_ns);
+	return q && q->v.place;
 }
 
 /*
@@ -108,7 +104,7 @@ static struct work *work_freeze(struct drain *d, struct drain_job *j)
 	w->old = content_ref_get(f->content);
 	if (j->in->attr.nlink == 0 ||
 	    (f->stage != j->stage && !j->v.replaced) ||
-	    (w->kind == WORK_OF_CLOSED && is_superseded_locked(j))) {
+	    (w->kind == WORK_OF_CLOSED && is_closed_anew_locked(j))) {
 		rc = -EAGAIN;
 	} else if (rc == 0 && w->kind == WORK_OF_CLOSED &&
 		   j->stage->kind == STAGE_DISK &&
