@@ -95,16 +95,22 @@ static struct drain_job *pending_locked(const struct file *f)
 	return j && j->stage == f->stage ? j : NULL;
 }
 
+/* The job that is in flight with it; NULL: none. */
+static struct drain_job *flying_locked(const struct file *f)
+{
+	struct drain_job *j = job_of(f->versions.in_flight);
+
+	/* One that everybody sees and is not over may be of another stage. */
+	return j && !j->v.replaced && j->stage == f->stage ? j : NULL;
+}
+
 /* Will what waits, or is in flight, leave the file clean? */
 static bool is_covered_locked(const struct file *f)
 {
-	const struct drain_job *j = job_of(f->versions.in_flight);
+	const struct drain_job *j = flying_locked(f);
 
-	if (pending_locked(f))
-		return true;
-	/* One that everybody sees and is not over may be of another stage. */
-	return j && !j->v.replaced && j->stage == f->stage &&
-	       (!j->work || j->work->kind != WORK_OF_OPEN);
+	return pending_locked(f) ||
+	       (j && (!j->work || j->work->kind != WORK_OF_OPEN));
 }
 
 /* It is for these bytes, and for no others, unless somebody asks for them. */
@@ -183,6 +189,8 @@ static struct drain_job *job_for_locked(struct drain *d, struct inode *in,
 	if (!j && kind != CLOSE_NOT && (*fresh)->stage->sealed &&
 	    is_covered_locked(f) && f->versions.in_flight->place)
 		return NULL;
+	if (!j && kind == CLOSE_NOT && flying_locked(f))
+		return job_ref(flying_locked(f));
 	if (!j) {
 		j = TAKE(*fresh); /* its first reference is the order's */
 		j->due_ns = waiting ? mono_ns() + RELEASE_WAIT_NS : 0;

@@ -34,21 +34,6 @@ static struct work *attempt_over_locked(struct drain *d, struct drain_job *j)
 	return w;
 }
 
-/*
- * The file has been closed again, or is asked for: q drains the bytes that j
- * did, and counts where j did if it has no place.
- */
-static void merge_locked(struct drain *d, struct drain_job *j,
-			 struct drain_job *q)
-{
-	if (j->v.place && !q->v.place) {
-		q->closed = j->closed;
-		q->close_size = j->close_size;
-		q->close_mtime_ns = j->close_mtime_ns;
-	}
-	order_inherit(&d->order, &j->v, &q->v);
-}
-
 struct drain_job *newer_locked(const struct drain_job *j)
 {
 	struct drain_job *q = job_of(versions_next(&j->in->file->versions));
@@ -87,7 +72,6 @@ static void again_locked(struct drain *d, struct drain_job *j, bool overtaken,
 		/* Who waits for j comes to q by himself. */
 		enum version_want want = j->v.want;
 
-		merge_locked(d, j, q);
 		job_end_locked(d, j, VERSION_GONE, -EAGAIN, ended);
 		if (want != WANT_NOT)
 			order_want_soon(&q->v);
@@ -145,8 +129,6 @@ static void failed_locked(struct drain *d, struct drain_job *j, int rc,
 
 	j->failures++;
 	j->failure = rc;
-	if (q)
-		merge_locked(d, j, q);
 	if (q || (!j->v.replaced && j->in->file->stage != j->stage)) {
 		job_end_locked(d, j, VERSION_GONE, rc, ended);
 	} else {

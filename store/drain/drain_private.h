@@ -132,14 +132,16 @@ void jobs_ended(struct drain *d, struct version_queue *ended);
 
 /* What made somebody ask for a job. */
 enum close_kind {
-	CLOSE_NOT, /* it is asked for as it stands: it gets no place */
+	/* It is asked for as it stands, now or a moment ago: it gets no place */
+	CLOSE_NOT,
 	CLOSE_HELD, /* closed, but the handle is not released yet */
 	CLOSE_LAST, /* closed, and released, unless somebody has opened it */
 	CLOSE_LEFT, /* nobody can change it any more: if that is still so */
 };
 /*
  * The job that will drain in's stage next, made when there is none, with one
- * reference. NULL when there is nothing to drain (*ret_rc 0) or no memory; also
+ * reference; for CLOSE_NOT the one that is in flight, if there is one: who asks
+ * has waited for what began before he came. NULL when there is nothing to drain (*ret_rc 0) or no memory; also
  * when a job that runs has the place for these very bytes, which are sealed.
  */
 struct drain_job *job_for(struct drain *d, struct inode *in,

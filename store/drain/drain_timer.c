@@ -73,10 +73,11 @@ static struct drain_job *timer_wake_due_locked(struct drain *d, int64_t now,
 
 /*
  * The stage of a file that has been open for an interval, with a reference; not
- * of one that takes the place of something.
+ * of one that takes the place of something. What is in flight of it may have
+ * read it before the last write: that is over first.
  */
-static struct stage *open_for_long(struct inode *in, int64_t now,
-				   int64_t interval)
+static struct stage *open_for_long(struct drain *d, struct inode *in,
+				   int64_t now, int64_t interval)
 {
 	struct file *f;
 
@@ -86,6 +87,11 @@ static struct stage *open_for_long(struct inode *in, int64_t now,
 	    (f->state.writers == 0 && f->state.left != LEFT_WRITERS) ||
 	    now - f->open_since_ns < interval)
 		return NULL;
+	{
+		HOLD(&d->lock);
+		if (f->versions.in_flight)
+			return NULL;
+	}
 	f->open_since_ns = now;
 	return stage_ref(f->stage);
 }
@@ -131,7 +137,7 @@ void drain_open_files(struct drain *d, int64_t now_ns)
 			in = inode_of_slot(d->inodes, slot);
 		if (!in)
 			continue;
-		stage = open_for_long(in, now_ns, interval);
+		stage = open_for_long(d, in, now_ns, interval);
 		if (stage && open_has_changed(d, in, stage))
 			drain_job_put(d, job_for(d, in, CLOSE_NOT, &rc));
 		stage_put(d->stages, stage);

@@ -185,19 +185,6 @@ uint64_t order_draw(struct order *o)
 	return o->next_place++;
 }
 
-void order_inherit(struct order *o, struct version *from, struct version *to)
-{
-	CHECK(from->file == to->file && version_pending(to));
-	if (from->place == 0 || to->place != 0)
-		return;
-	to->place = from->place;
-	if (to->number == 0)
-		to->number = order_draw(o);
-	TAILQ_INSERT_BEFORE(from, to, by_place);
-	TAILQ_REMOVE(&o->placed, from, by_place);
-	from->place = 0;
-}
-
 void order_empty(struct order *o, struct version *v, bool empty)
 {
 	enum version_state to = empty ? VERSION_EMPTY : VERSION_CLOSED;

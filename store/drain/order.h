@@ -130,8 +130,6 @@ void order_begin(struct order *o, uint64_t first);
 void order_resume(struct order *o, struct version *v, uint64_t place);
 /* A place, or a number, after all that were given, which no version has. */
 uint64_t order_draw(struct order *o);
-/* `to`, newer and of the same file, counts where `from` did, if nowhere yet. */
-void order_inherit(struct order *o, struct version *from, struct version *to);
 /* A pending v waits for its real close again, which is not there yet. */
 void order_empty(struct order *o, struct version *v, bool empty);
 /* A v that is idle waits for no event any more. */

@@ -300,8 +300,8 @@ static void what_could_not_be_given_back_is_so_when_there_is_room(void **state)
 	full_free(&f);
 }
 
-/* It waits beside the job that has the place, and that one fails. */
-static void the_place_of_a_job_that_fails_is_the_next_ones(void **state)
+/* Who asks for the file meanwhile has the same job, and no other. */
+static void a_job_that_fails_keeps_its_place(void **state)
 {
 	uint8_t *data = filled(DATA_BYTES, 1);
 	char *disk = disk_mount();
@@ -332,18 +332,16 @@ static void the_place_of_a_job_that_fails_is_the_next_ones(void **state)
 			place = j->v.place;
 		}
 		q = job_for(l.st->drain, in, CLOSE_NOT, &rc);
-		assert_non_null(q);
-		assert_int_equal(q->v.place, 0);
+		assert_ptr_equal(q, j);
 		disk_fill(disk, 1 << 20);
 	}
 	{
 		HOLD(&d->lock);
-		while (!version_over(&j->v))
+		while (j->failures == 0)
 			cond_wait(&d->moved, &d->lock);
 		assert_int_equal(j->result, -ENOSPC);
-		/* Its own, or the next attempt's. */
-		assert_non_null(order_first(&d->order));
-		assert_int_equal(order_first(&d->order)->place, place);
+		assert_ptr_equal(order_first(&d->order), &j->v);
+		assert_int_equal(j->v.place, place);
 	}
 	drain_job_put(l.st->drain, j);
 	drain_job_put(l.st->drain, q);
@@ -487,8 +485,7 @@ int main(void)
 		cmocka_unit_test(what_is_deleted_goes_when_there_is_room_again),
 		cmocka_unit_test(
 			what_could_not_be_given_back_is_so_when_there_is_room),
-		cmocka_unit_test(
-			the_place_of_a_job_that_fails_is_the_next_ones),
+		cmocka_unit_test(a_job_that_fails_keeps_its_place),
 		cmocka_unit_test(a_close_that_changes_nothing_asks_for_no_room),
 		cmocka_unit_test(a_full_disk_takes_deletions_again_by_itself),
 		cmocka_unit_test(an_allocation_leaves_the_room_for_deletions),

@@ -3,6 +3,7 @@
  * the place of something does not, before it is whole.
  */
 #include "store/drain/drain_private.h"
+#include "tests/unit/await.h"
 #include "tests/unit/live_store.h"
 #include "tests/unit/test_clock.h"
 
@@ -44,6 +45,16 @@ static void look_at(struct live *l, struct handle *h)
 {
 	drain_open_files(l->st->drain, open_since(h) + INTERVAL_S * SECOND_NS);
 	wait_drained(l);
+}
+
+static bool job_is_taken(struct handle *h)
+{
+	const struct version *v;
+
+	HOLD(&h->in->lock);
+	HOLD(&h->l->st->drain->lock);
+	v = h->in->file->versions.in_flight;
+	return v && v->state == VERSION_TAKEN;
 }
 
 static void assert_committed(struct live *l, const char *path, size_t size)
@@ -172,6 +183,34 @@ static void what_grows_is_durable_while_it_is_open(void **state)
 	free(data);
 }
 
+/* What is under way has read it before that. */
+static void what_grows_while_it_is_drained_is_drained_again(void **state)
+{
+	uint8_t *data = filled(OLD_BYTES + 100, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_interval(kind);
+		struct handle h = handle_open(&l, "f", O_WRONLY | O_CREAT);
+		struct commits_paused paused;
+		int64_t now = open_since(&h) + INTERVAL_S * SECOND_NS;
+
+		commits_pause(&paused, &l);
+		handle_write(&h, data, OLD_BYTES, 0);
+		drain_open_files(l.st->drain, now);
+		AWAIT(job_is_taken(&h));
+		handle_write(&h, data + OLD_BYTES, 100, OLD_BYTES);
+		drain_open_files(l.st->drain, now + INTERVAL_S * SECOND_NS);
+		commits_go_on(&paused);
+		wait_drained(&l);
+		look_at(&l, &h);
+		assert_committed(&l, "f", OLD_BYTES + 100);
+		handle_close(&h);
+		live_free(&l);
+	}
+	free(data);
+}
+
 static void each_file_is_looked_at_by_its_own_age(void **state)
 {
 	uint8_t *data = filled(MIB, 1);
@@ -208,6 +247,8 @@ int main(void)
 			what_replaces_a_closed_file_is_durable_when_it_is_whole),
 		cmocka_unit_test(what_is_cut_short_is_durable_when_it_is_whole),
 		cmocka_unit_test(what_grows_is_durable_while_it_is_open),
+		cmocka_unit_test(
+			what_grows_while_it_is_drained_is_drained_again),
 		cmocka_unit_test(each_file_is_looked_at_by_its_own_age),
 	};
 

@@ -247,29 +247,6 @@ static void what_nobody_asked_for_does_not_start_while_it_is_held(void **state)
 	assert_ptr_equal(order_start(&o), &a.v);
 }
 
-static void a_place_goes_over_to_who_drains_the_same_bytes(void **state)
-{
-	struct one a, b;
-	struct version again = { 0 };
-	struct order o;
-	uint64_t place;
-
-	(void)state;
-	order_init(&o);
-	one_closed(&o, &a);
-	one_closed(&o, &b);
-	place = a.v.place;
-	assert_ptr_equal(order_start(&o), &a.v);
-	order_add(&o, &again, &a.file, VERSION_QUEUED);
-	order_inherit(&o, &a.v, &again);
-	order_end(&o, &a.v, VERSION_GONE);
-	assert_int_equal(again.place, place);
-	assert_ptr_equal(order_first(&o), &again);
-	drain_all(&o);
-	assert_ptr_equal(order_take(&o), &again);
-	assert_ptr_equal(order_take(&o), &b.v);
-}
-
 /*
  * A daemon that is killed while it takes over what another had left must leave
  * what it has resumed before what it has not, whatever it had come to.
@@ -373,13 +350,10 @@ static void a_number_is_given_with_a_place(void **state)
 	assert_ptr_equal(order_start(&o), &a.v);
 	order_add(&o, &again, &a.file, VERSION_QUEUED);
 	assert_int_equal(again.number, 0);
-	order_inherit(&o, &a.v, &again);
 	order_end(&o, &a.v, VERSION_GONE);
-	assert_int_equal(again.place, place);
-	assert_true(again.number > place);
-	place = again.number;
 	assert_ptr_equal(order_start(&o), &again);
-	assert_true(again.number > place); /* it is what it is now */
+	assert_int_equal(again.place, 0);
+	assert_true(again.number > place);
 	place = again.number;
 	order_end(&o, &again, VERSION_GONE);
 	order_add(&o, &left, &a.file, VERSION_QUEUED);
@@ -406,8 +380,6 @@ int main(void)
 		cmocka_unit_test(a_worker_stops_for_what_somebody_waits_for),
 		cmocka_unit_test(
 			what_nobody_asked_for_does_not_start_while_it_is_held),
-		cmocka_unit_test(
-			a_place_goes_over_to_who_drains_the_same_bytes),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -65,6 +65,10 @@ static void close_file(struct walk *w)
 	struct versions *f = &w->file[roll(w, FILES)];
 	struct version *v = versions_next(f);
 	enum version_state to = roll(w, 2) ? VERSION_QUEUED : VERSION_CLOSED;
+	bool asked = roll(w, 8) == 0; /* for as it stands */
+
+	if (asked && f->in_flight && !f->in_flight->replaced)
+		return; /* that is what he waits for */
 
 	if (!v) {
 		unsigned n = 0;
@@ -78,7 +82,7 @@ static void close_file(struct walk *w)
 		w->alive[n] = true;
 		order_add(&w->o, v, f, to);
 	}
-	if (roll(w, 8) > 0) /* else it is asked for as it stands */
+	if (!asked)
 		order_place(&w->o, v);
 }
 
@@ -100,31 +104,25 @@ static void replace(struct walk *w)
 	}
 }
 
-/* It is drained again, or another one has the same bytes by now. */
+/* It is drained again, unless it was closed anew. */
 static void give_back(struct walk *w, struct version *v)
 {
 	struct version *q = versions_next(v->file);
 
-	if (!v->replaced && q) {
-		order_inherit(&w->o, v, q);
+	if (!v->replaced && q)
 		end_it(w, v, VERSION_GONE);
-	} else {
+	else
 		order_again(&w->o, v);
-	}
 }
 
 static void fail_it(struct walk *w, struct version *v)
 {
 	struct version *q = versions_next(v->file);
 
-	if (v->replaced) {
+	if (v->replaced || q)
 		end_it(w, v, VERSION_GONE);
-	} else if (q) {
-		order_inherit(&w->o, v, q);
-		end_it(w, v, VERSION_GONE);
-	} else {
+	else
 		order_fail(&w->o, v);
-	}
 }
 
 static bool is_written(const struct walk *w, const struct version *v)
