@@ -408,7 +408,7 @@ static void job_publish(struct drain *d, struct pending *p)
 	struct drain_job *j = p->j;
 	struct file *f = j->in->file;
 	struct work *w = p->w;
-	bool same, clean;
+	bool clean;
 
 	HOLD(&j->in->lock);
 	p->old = f->content;
@@ -418,10 +418,10 @@ static void job_publish(struct drain *d, struct pending *p)
 	if (job_is_stored(w))
 		image_built(d->images, w->image);
 	/* Who is to change what was read as it was closed waits for us. */
-	same = w->kind != WORK_OF_OPEN;
-	clean = same && f->stage == j->stage && publish_stage_locked(d, p);
+	clean = w->kind != WORK_OF_OPEN && f->stage == j->stage &&
+		publish_stage_locked(d, p);
 	TAILQ_INIT(&p->ended);
-	drain_seen(d, j, clean, same, &p->ended);
+	drain_seen(d, j, clean, &p->ended);
 }
 
 static void job_published(struct drain *d, struct pending *p)

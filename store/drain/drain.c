@@ -9,9 +9,9 @@
  * A file whose stage was replaced after its close (O_TRUNC) has jobs of more
  * than one stage: what was closed later may depend on the older ones, so each
  * is drained in its place of the order, and before anything newer of its file,
- * unless somebody waits for that. The jobs of a replaced stage have what the
- * file had of it, its references to the stage and for it to the inode; the last
- * of them gives these back.
+ * unless somebody waits for that. The job of a replaced stage, for there is one
+ * at the most, has what the file had of it, its references to the stage and for
+ * it to the inode; it gives these back.
  */
 #include "store/drain/drain.h"
 
@@ -104,13 +104,17 @@ static struct drain_job *flying_locked(const struct file *f)
 	return j && !j->v.replaced && j->stage == f->stage ? j : NULL;
 }
 
-/* Will what waits, or is in flight, leave the file clean? */
+/*
+ * Will what waits, or is in flight, leave the file clean, which it is not? What
+ * everybody sees would have done so by now.
+ */
 static bool is_covered_locked(const struct file *f)
 {
 	const struct drain_job *j = flying_locked(f);
 
 	return pending_locked(f) ||
-	       (j && (!j->work || j->work->kind != WORK_OF_OPEN));
+	       (j && j->v.state != VERSION_SEEN &&
+		(!j->work || j->work->kind != WORK_OF_OPEN));
 }
 
 /* It is for these bytes, and for no others, unless somebody asks for them. */
@@ -256,10 +260,13 @@ void drain_released(struct drain *d, struct inode *in)
 		HOLD(&d->lock);
 		if (d->awaiting_release > 0)
 			cond_broadcast(&d->moved);
-		/* The end of a change looks again, or of a mapping. */
-		if (!file_is_dirty(in->file) || file_may_change(in->file))
+		/* The end of a change looks again. */
+		if (!file_is_dirty(in->file) || in->file->state.writers > 0 ||
+		    in->file->state.changing > 0)
 			return;
-		covered = is_covered_locked(in->file);
+		/* So does the end of a mapping. */
+		covered = in->file->state.left == LEFT_WRITERS ||
+			  is_covered_locked(in->file);
 		j = pending_locked(in->file);
 		if (j)
 			job_wake_locked(d, j);
@@ -318,12 +325,15 @@ int drain_resume(struct drain *d, struct inode *in, struct stage *s,
 
 /* --- what becomes of it when its file changes */
 
-/* Does j, of the stage s that its file had, keep its place? */
+/*
+ * Does j, of the stage s that its file had, keep its place? What is in flight
+ * of what was closed anew goes, as when it is given back.
+ */
 static bool keeps_place(const struct drain_job *j, const struct stage *s)
 {
 	if (j->v.replaced || j->stage != s || j->v.state == VERSION_SEEN)
 		return false; /* seen: the stage is a cache, and goes as one */
-	return j->v.place != 0 || !version_pending(&j->v);
+	return version_pending(&j->v) ? j->v.place != 0 : !newer_locked(j);
 }
 
 struct stage *drain_replace(struct drain *d, struct inode *in,
@@ -340,6 +350,8 @@ struct stage *drain_replace(struct drain *d, struct inode *in,
 		HOLD(&in->lock);
 		HOLD(&d->lock);
 		s = in->file->stage;
+		if (in->file->state.left == LEFT_WRITERS)
+			s->held = true; /* he goes on to write to it */
 		in->file->stage = fresh;
 		file_move(&in->file->state,
 			  fresh->sealed ? FILE_LENT : FILE_STAGED);
@@ -354,6 +366,8 @@ struct stage *drain_replace(struct drain *d, struct inode *in,
 				job_end_locked(d, job_of(v), VERSION_GONE,
 					       -EAGAIN, &ended);
 				continue;
+			} else if (!v->replaced) {
+				job_stop_locked(d, job_of(v));
 			}
 			failed |= v->replaced && job_of(v)->failures > 0;
 		}
@@ -428,7 +442,7 @@ static void job_discard(struct drain *d, struct drain_job *j)
 {
 	if (j->work)
 		work_ended(d, j->work, true);
-	if (j->v.replaced && job_is_last_of_stage(j)) {
+	if (j->v.replaced) {
 		stage_put(d->stages, j->stage);
 		inode_put(d->inodes, j->in, 1);
 	}

@@ -37,13 +37,8 @@ static struct work *attempt_over_locked(struct drain *d, struct drain_job *j)
 struct drain_job *newer_locked(const struct drain_job *j)
 {
 	struct drain_job *q = job_of(versions_next(&j->in->file->versions));
-	struct version *v = TAILQ_NEXT(&j->v, by_file);
 
-	if (!j->v.replaced)
-		return q && q->stage == j->stage ? q : NULL;
-	/* Those of a stage are one after the other, and one is in flight. */
-	return v && v->replaced && job_of(v)->stage == j->stage ? job_of(v)
-								: NULL;
+	return !j->v.replaced && q && q->stage == j->stage ? q : NULL;
 }
 
 void unstick_locked(struct drain *d, struct file *f)
@@ -218,28 +213,16 @@ static void note_overtaken_locked(struct drain *d, const struct drain_job *j)
 		d->overtook = rank;
 }
 
-void drain_seen(struct drain *d, struct drain_job *j, bool clean, bool same,
+void drain_seen(struct drain *d, struct drain_job *j, bool clean,
 		struct version_queue *ended)
 {
-	struct version *v, *after;
+	struct version *v;
 	struct drain_job *q;
 
 	HOLD(&d->lock);
 	q = newer_locked(j);
 	if (clean && q)
 		job_end_locked(d, q, VERSION_GONE, -EAGAIN, ended);
-	/*
-	 * A stage that was replaced, and not changed since j read it, has the
-	 * same bytes for all its jobs, and may be the image by now, of which
-	 * parts are given back.
-	 */
-	for (v = TAILQ_NEXT(&j->v, by_file); v && same && j->v.replaced;
-	     v = after) {
-		after = TAILQ_NEXT(v, by_file);
-		if (v->replaced && job_of(v)->stage == j->stage)
-			job_end_locked(d, job_of(v), VERSION_GONE, -EAGAIN,
-				       ended);
-	}
 	order_seen(&d->order, &j->v);
 	if (clean)
 		note_overtaken_locked(d, j);

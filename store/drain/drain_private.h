@@ -110,16 +110,16 @@ static inline void workers_wake_locked(struct drain *d)
 }
 /* It waits for no event any more; drain.lock alone is held. */
 void job_wake_locked(struct drain *d, struct drain_job *j);
-/* What a worker does with it does not count; once it is READY, all does. */
+/* If it is RUNNING: what a worker has done of it does not count. */
 void job_disturb_locked(struct drain_job *j);
+/* The same; and when it is READY, the committer gives it back. */
+void job_stop_locked(struct drain *d, struct drain_job *j);
 /* Somebody waits for it, and then not any more. drain.lock alone is held. */
 void job_want_locked(struct drain *d, struct drain_job *j);
 void job_leave_locked(struct drain *d, struct drain_job *j);
 /* See drain_options.tell_place; drain.lock alone is held. */
 uint64_t job_place_of_locked(const struct file *f, bool *ret_holds);
 void job_tell_place_locked(struct drain *d, const struct inode *in);
-/* Has no other job the stage that j's file had before? */
-bool job_is_last_of_stage(const struct drain_job *j);
 /*
  * It is over, in the state `to` with this result; it waits in `ended` for the
  * caller's jobs_ended(), without locks.
@@ -132,7 +132,7 @@ void jobs_ended(struct drain *d, struct version_queue *ended);
 
 /* What made somebody ask for a job. */
 enum close_kind {
-	/* It is asked for as it stands, now or a moment ago: it gets no place */
+	/* It is asked for as it stands: it gets no place. */
 	CLOSE_NOT,
 	CLOSE_HELD, /* closed, but the handle is not released yet */
 	CLOSE_LAST, /* closed, and released, unless somebody has opened it */
@@ -141,8 +141,9 @@ enum close_kind {
 /*
  * The job that will drain in's stage next, made when there is none, with one
  * reference; for CLOSE_NOT the one that is in flight, if there is one: who asks
- * has waited for what began before he came. NULL when there is nothing to drain (*ret_rc 0) or no memory; also
- * when a job that runs has the place for these very bytes, which are sealed.
+ * knows that it began after what he asks for was written. NULL when there is
+ * nothing to drain (*ret_rc 0) or no memory; also when a job that runs has the
+ * place for these very bytes, which are sealed.
  */
 struct drain_job *job_for(struct drain *d, struct inode *in,
 			  enum close_kind kind, int *ret_rc);
@@ -174,10 +175,9 @@ bool drain_take(struct drain *d, struct drain_taken *ret);
 bool drain_take_locked(struct drain *d, struct drain_taken *ret);
 /*
  * j is durable, and everybody may see it. clean: there are no other bytes in
- * its stage, so a later close of it ends as well; same: that was so when the
- * stage was replaced, if it was. inode.lock is held.
+ * its stage, so a later close of it ends as well. inode.lock is held.
  */
-void drain_seen(struct drain *d, struct drain_job *j, bool clean, bool same,
+void drain_seen(struct drain *d, struct drain_job *j, bool clean,
 		struct version_queue *ended);
 /* All that follows is done. Unless `stored`, its own image is given up. */
 void drain_done(struct drain *d, struct drain_job *j, bool stored);

@@ -66,7 +66,8 @@ static bool work_is_overtaken(struct drain *d, struct work *w)
 	if (w->kind != WORK_OF_OPEN || stage_stat(d->stages, w->stage, &sb) < 0)
 		return false;
 	HOLD(&d->lock);
-	return j->closed && j->v.want != WANT_ALONE &&
+	/* What was replaced has no close any more that would drain it. */
+	return j->closed && !j->v.replaced && j->v.want != WANT_ALONE &&
 	       ((uint64_t)sb.st_size != j->close_size ||
 		io_ns(&sb.st_mtim) != j->close_mtime_ns);
 }

@@ -111,6 +111,9 @@ static bool open_has_changed(struct drain *d, struct inode *in,
 	mtime = io_ns(&sb.st_mtim);
 	size = (uint64_t)sb.st_size;
 	HOLD(&in->lock);
+	HOLD(&d->lock);
+	if (f->versions.in_flight)
+		return false; /* that, too */
 	last = f->drained_size;
 	/* What comes through a mapping of a tmpfs leaves no time. */
 	changed = f->drained_mtime_ns != mtime || last != size ||

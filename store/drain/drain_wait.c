@@ -433,9 +433,7 @@ bool drain_reopen(struct drain *d, struct file *f)
 		return true;
 	if (j->v.state == VERSION_TAKEN)
 		return false;
-	job_disturb_locked(j);
-	if (order_give_back(&d->order, &j->v))
-		cond_signal(&d->commit);
+	job_stop_locked(d, j);
 	if (frozen)
 		file_move(&f->state, FILE_THAWED);
 	return true;

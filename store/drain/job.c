@@ -54,6 +54,13 @@ void job_disturb_locked(struct drain_job *j)
 		work_disturb(j->work);
 }
 
+void job_stop_locked(struct drain *d, struct drain_job *j)
+{
+	job_disturb_locked(j);
+	if (order_give_back(&d->order, &j->v))
+		cond_signal(&d->commit);
+}
+
 void job_want_locked(struct drain *d, struct drain_job *j)
 {
 	struct drain_job *aside = job_of(order_want(&d->order, &j->v));
@@ -98,20 +105,10 @@ void job_tell_place_locked(struct drain *d, const struct inode *in)
 		d->options.tell_place(d->options.arg, in->ino, place, holds);
 }
 
-bool job_is_last_of_stage(const struct drain_job *j)
-{
-	struct version *v;
-
-	TAILQ_FOREACH(v, &j->in->file->versions.list, by_file)
-	if (v != &j->v && v->replaced && job_of(v)->stage == j->stage)
-		return false;
-	return true;
-}
-
 void job_end_locked(struct drain *d, struct drain_job *j, enum version_state to,
 		    int result, struct version_queue *ended)
 {
-	if (j->v.replaced && job_is_last_of_stage(j)) {
+	if (j->v.replaced) {
 		j->drop = j->stage;
 		/* Never again, once newer bytes may be committed. */
 		slot_over(j->stage->slot);

@@ -136,7 +136,8 @@ void order_empty(struct order *o, struct version *v, bool empty);
 void order_wake(struct order *o, struct version *v);
 /*
  * The file has another stage now; v, of the one before, keeps its place, and
- * comes before what is newer. It is pending, or RUNNING, READY or TAKEN.
+ * comes before what is newer. It is pending, or RUNNING, READY, VOID or
+ * TAKEN.
  */
 void order_replace(struct order *o, struct version *v);
 

@@ -2,10 +2,10 @@
  * change.c - how a change of what a file holds begins, and what it waits for.
  *
  * file_begin() asks file_step() whether the bytes may be changed, and does what
- * is first: waits for the drain, makes the file durable, lets a cache go, turns
- * the image that readers have into the stage, gives the name to a fresh inode.
- * From then until file_change_end() the file counts as open for writing, and
- * the caller has in->changing.
+ * is first: stops the drain, or waits for the committer, makes the file
+ * durable, lets a cache go, turns the image that readers have into the stage,
+ * gives the name to a fresh inode. From then until file_change_end() the file
+ * counts as open for writing, and the caller has in->changing.
  */
 #include <errno.h>
 
@@ -18,29 +18,25 @@
 /* Wait for what `step` needs before it can be looked at again. */
 static int begin_wait(struct files *fs, struct inode *in, enum file_step step)
 {
-	int rc = 0;
+	struct stage *gone;
+	int rc;
 
-	if (step == STEP_WAIT) {
-		rc = drain_wait_taken(fs->drain, in);
-	} else if (step == STEP_SYNC && inode_attr(in).nlink == 0) {
-		rc = -ESTALE; /* what has no name does not become durable */
-	} else if (step == STEP_SYNC) {
+	if (step == STEP_WAIT)
+		return drain_wait_taken(fs->drain, in);
+	if (step == STEP_SYNC) {
+		/* What has no name does not become durable. */
+		if (inode_attr(in).nlink == 0)
+			return -ESTALE;
 		/* In its place; who commits it has perhaps not asked for one */
 		rc = drain_closed(fs->drain, in, true);
-		if (rc == 0)
-			rc = drain_wait_closed(fs->drain, in);
-	} else if (step == STEP_GIVE_UP) {
-		struct stage *gone;
-
-		{
-			HOLD(&in->lock);
-			gone = file_end_locked(fs, in->file, END_EVICTED);
-		}
-		file_drop_stage(fs, in, gone);
-	} else { /* only what is committed goes with the name, or is kept */
-		rc = drain_wait_closed(fs->drain, in);
+		return rc < 0 ? rc : drain_wait_closed(fs->drain, in);
 	}
-	return rc;
+	{
+		HOLD(&in->lock);
+		gone = file_end_locked(fs, in->file, END_EVICTED);
+	}
+	file_drop_stage(fs, in, gone);
+	return 0;
 }
 
 /* Between the looks of one file_begin(). */
@@ -51,56 +47,82 @@ struct beginning {
 	bool looked; /* whether the name keeps its inode */
 	bool may_move; /* it keeps it for its size alone */
 	bool waited; /* for what was closed */
+	/*
+	 * Somebody has the stage from an earlier connection: it stays as it is,
+	 * and the file goes on in a copy.
+	 */
+	bool leaves;
 	enum file_step step;
 };
 
-/* What is first; what is drained of the bytes that will change is stopped. */
-static enum file_step step_locked(struct files *fs, struct inode *in,
-				  const struct beginning *b)
-{
-	struct file *f = in->file;
-	unsigned facts = b->facts;
-	enum file_step step;
+/* What begin_locked() found. */
+enum beginning_next {
+	NEXT_BEGUN,
+	NEXT_LOOK, /* whether it keeps its inode */
+	NEXT_WAIT, /* for the step */
+	NEXT_WAIT_CLOSED, /* until what was closed of it is durable */
+};
 
-	if (file_mapped_image_locked(f))
+static enum file_step step_locked(struct inode *in, const struct beginning *b)
+{
+	unsigned facts = b->facts;
+
+	if (file_mapped_image_locked(in->file))
 		facts |= WISH_HAS_IMAGE;
 	if (in->attr.nlink == 0)
 		facts |= WISH_KEEPS_INODE;
 	if (b->way == FILE_BY_WRITER)
 		facts |= WISH_HAS_HANDLE;
-	step = file_step(&f->state, b->wish, facts);
-	if (step == STEP_WAIT && drain_reopen(fs->drain, f))
-		step = file_step(&f->state, b->wish, facts);
-	/* A look-up changes nothing, and whose bytes may change is stopped. */
-	if (step == STEP_OK && f->stage && b->way != FILE_BY_LOOKUP &&
-	    !file_may_change(f) && !drain_reopen(fs->drain, f))
-		step = STEP_WAIT;
-	return step;
+	return file_step(&in->file->state, b->wish, facts);
 }
 
-/* 0: it has begun. 1: look whether it keeps its inode. 2: wait. */
-static int begin_locked(struct files *fs, struct inode *in, struct beginning *b)
+/*
+ * What is drained of the stage as it was closed is stopped, if its bytes are
+ * about to change. Who could change them already has stopped it. STEP_WAIT: the
+ * committer has it.
+ */
+static enum file_step stop_locked(struct files *fs, struct inode *in,
+				  const struct beginning *b)
+{
+	struct file *f = in->file;
+	bool frozen = b->step == STEP_WAIT;
+
+	if (!f->stage || (b->step != STEP_OK && !frozen))
+		return b->step;
+	if (!frozen &&
+	    (b->leaves || b->way == FILE_BY_LOOKUP || file_may_change(f)))
+		return STEP_OK;
+	if (!drain_reopen(fs->drain, f))
+		return STEP_WAIT;
+	return frozen ? step_locked(in, b) : STEP_OK;
+}
+
+static enum beginning_next begin_locked(struct files *fs, struct inode *in,
+					struct beginning *b)
 {
 	struct file *f = in->file;
 	bool sealed = f->stage && f->stage->sealed;
 
-	b->step = step_locked(fs, in, b);
+	b->step = step_locked(in, b);
 	if (b->wish == WISH_EMPTY && b->step == STEP_RENUMBER && !b->looked &&
 	    !sealed)
-		return 1;
+		return NEXT_LOOK;
+	/* Only what is committed goes with the name, or is kept. */
+	if (!b->waited && (b->step == STEP_RENUMBER ||
+			   (b->wish == WISH_EMPTY &&
+			    (b->step == STEP_OK || b->step == STEP_WAIT) &&
+			    file_is_read(&f->state))))
+		return NEXT_WAIT_CLOSED;
+	b->step = stop_locked(fs, in, b);
 	if (b->step == STEP_WAIT || b->step == STEP_SYNC ||
 	    b->step == STEP_GIVE_UP)
-		return 2;
-	if (!b->waited && (b->step == STEP_RENUMBER ||
-			   (b->wish == WISH_EMPTY && b->step == STEP_OK &&
-			    file_is_read(&f->state))))
-		return 2;
+		return NEXT_WAIT;
 	if (b->step == STEP_STALE)
-		return 0;
+		return NEXT_BEGUN;
 	file_move(&f->state, FILE_BEGUN);
 	file_move(&f->state, FILE_WRITER_CAME);
 	f->changes++;
-	return 0;
+	return NEXT_BEGUN;
 }
 
 /* Its names go to a fresh inode: -ESTALE, or why they do not. */
@@ -125,9 +147,24 @@ static int renumber(struct files *fs, struct inode *in, enum file_wish wish,
 	return -ESTALE;
 }
 
+/* Has somebody the file's stage from an earlier connection? */
+static bool is_left(struct files *fs, struct inode *in)
+{
+	struct stage *s;
+	bool left;
+
+	{
+		HOLD(&in->lock);
+		s = stage_ref(in->file->stage);
+	}
+	left = s && held_is_left(fs->stages, s);
+	stage_put(fs->stages, s);
+	return left;
+}
+
 /*
- * Who has the stage from an earlier connection keeps it as it is: the file goes
- * on in a copy. What was closed is drained from the old one, in its place.
+ * He keeps it as it is: the file goes on in a copy. What was closed is drained
+ * from the old one, in its place.
  */
 static int leave_to_readers(struct files *fs, struct inode *in)
 {
@@ -138,7 +175,7 @@ static int leave_to_readers(struct files *fs, struct inode *in)
 		HOLD(&in->lock);
 		old = stage_ref(in->file->stage);
 	}
-	if (old && held_is_left(fs->stages, old)) {
+	if (old && old->left) { /* else it is another one by now */
 		rc = held_copy(fs->stages, old, &fresh);
 		if (rc == 0) {
 			stage_show(fresh);
@@ -189,26 +226,29 @@ int file_begin(struct files *fs, struct inode *in, enum file_wish wish,
 	       enum file_way way, enum file_step *ret_step)
 {
 	struct beginning b = { .wish = wish, .way = way };
-	int what, rc = 0;
+	enum beginning_next next;
+	int rc = 0;
 
+	b.leaves = is_left(fs, in);
 	do {
 		{
 			HOLD(&in->lock);
-			what = begin_locked(fs, in, &b);
+			next = begin_locked(fs, in, &b);
 		}
-		if (what == 1) {
+		if (next == NEXT_LOOK) {
 			look(fs, in, way, &b);
-		} else if (what == 2) {
+		} else if (next == NEXT_WAIT_CLOSED) {
+			rc = drain_wait_closed(fs->drain, in);
+			b.waited = true;
+		} else if (next == NEXT_WAIT) {
 			rc = begin_wait(fs, in, b.step);
-			b.waited = b.waited || b.step == STEP_RENUMBER ||
-				   b.step == STEP_OK;
 		}
 		if (rc < 0)
 			return rc;
-	} while (what != 0);
+	} while (next != NEXT_BEGUN);
 	if (b.step == STEP_STALE)
 		return -ESTALE;
-	if (b.step == STEP_OK)
+	if (b.step == STEP_OK && b.leaves)
 		rc = leave_to_readers(fs, in);
 	if (b.step == STEP_TAKE_IMAGE)
 		rc = take_image(fs, in, &b);

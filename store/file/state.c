@@ -270,7 +270,7 @@ enum file_step file_step(const struct file_state *s, enum file_wish wish,
 		return STEP_FRESH;
 	if (wish == WISH_REPLACE)
 		return STEP_RENUMBER;
-	/* What a drain has frozen is not thawed: it keeps its place. */
+	/* A fresh stage needs no wait: what is drained keeps its place. */
 	if (wish == WISH_WRITE || !file_is_read(s) || joins ||
 	    (step != STEP_OK && step != STEP_WAIT && step != STEP_TAKE_IMAGE))
 		return step;

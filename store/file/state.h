@@ -110,7 +110,7 @@ enum {
 enum file_step {
 	STEP_OK, /* into the stage; without one, copy what is committed */
 	STEP_STALE, /* look its name up again */
-	STEP_WAIT, /* until its drain is stopped, or has ended */
+	STEP_WAIT, /* until its drain is stopped, or committed */
 	STEP_SYNC, /* first it must be durable */
 	STEP_GIVE_UP, /* first its stage goes: a cache, that is sealed */
 	STEP_TAKE_IMAGE, /* first the image that readers have is the stage */

@@ -348,6 +348,13 @@ static void note_size(struct files *fs, struct inode *in, uint64_t size)
 	(void)kv_write(fs->kv, b); /* a hint: its drain notes it again */
 }
 
+/* Has nobody it open to write, and has it a name? */
+static bool is_nobodys(struct inode *in)
+{
+	HOLD(&in->lock);
+	return in->file->state.writers == 0 && in->attr.nlink > 0;
+}
+
 static int truncate_as_change(struct files *fs, struct inode *in, uint64_t size,
 			      enum file_way way)
 {
@@ -360,6 +367,8 @@ static int truncate_as_change(struct files *fs, struct inode *in, uint64_t size,
 	if (rc < 0)
 		return rc;
 	rc = file_cut_begun(fs, in, size);
+	if (rc == 0 && is_nobodys(in)) /* no handle will close it */
+		(void)drain_closed(fs->drain, in, true);
 	file_change_end(fs, in);
 	return rc;
 }
@@ -368,7 +377,7 @@ static int truncate_by(struct files *fs, struct inode *in, uint64_t size,
 		       enum file_way way)
 {
 	int rc = inode_load_file(fs->inodes, in);
-	bool open, fresh, closed;
+	bool open, fresh;
 
 	if (rc == 0 && is_too_large(0, size))
 		rc = -EFBIG;
@@ -381,12 +390,9 @@ static int truncate_by(struct files *fs, struct inode *in, uint64_t size,
 		HOLD(&in->lock);
 		open = in->file->state.writers > 0;
 		fresh = !in->file->content;
-		closed = !open && in->attr.nlink > 0;
 	}
 	if (open && fresh && size > SMALL_BYTES_MAX)
 		note_size(fs, in, size);
-	if (closed) /* no handle will do it */
-		(void)drain_closed(fs->drain, in, true);
 	return 0;
 }
 

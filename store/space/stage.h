@@ -80,8 +80,11 @@ struct stage {
 	uint64_t memory_bytes;
 	bool counted;
 	bool sealed; /* see above; nobody opens it for writing */
-	/* Somebody of an earlier connection may write to it, and it could not
-	 * be copied: see held.h. Set before there are threads. */
+	/*
+	 * Somebody may go on to write to it unseen: of an earlier connection,
+	 * and it could not be copied (held.h), or by a mapping, and it was
+	 * replaced. Set before there are threads, or under inode.lock.
+	 */
 	bool held;
 	/* Somebody of an earlier connection may have it open to read, or
 	 * mapped: held.h. Set when it is taken over, cleared by who asked,

@@ -6,7 +6,7 @@
 #include <sched.h>
 #include <semaphore.h>
 
-#include "store/drain/order.h"
+#include "store/drain/drain_private.h"
 #include "tests/unit/live_child.h"
 #include "tests/unit/live_store.h"
 
@@ -586,6 +586,8 @@ static void child_changes_what_is_taken(struct live *l, const char *kind)
 		(void)sched_yield();
 	if (pthread_create(&changing, NULL, open_and_change, l) != 0)
 		_exit(2);
+	while (atomic_load(&l->st->drain->hurried) == 0) /* he waits */
+		(void)sched_yield();
 	commits_go_on(&paused);
 	if (pthread_join(changing, NULL) != 0 || !committed(l, in->ino))
 		_exit(3);

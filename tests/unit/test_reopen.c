@@ -216,6 +216,203 @@ who_opens_a_file_and_changes_nothing_leaves_what_was_closed(void **state)
 	free(data);
 }
 
+/* Who comes there stands, once, until he may go on. */
+struct gate {
+	atomic_bool armed;
+	sem_t stands, over;
+};
+static struct gate opening, published;
+
+static void gate_arm(struct gate *g)
+{
+	assert_int_equal(sem_init(&g->stands, 0, 0), 0);
+	assert_int_equal(sem_init(&g->over, 0, 0), 0);
+	atomic_store(&g->armed, true);
+}
+
+static void sem_take(sem_t *sem)
+{
+	while (sem_wait(sem) != 0)
+		;
+}
+
+static void gate_pass(struct gate *g)
+{
+	if (!atomic_exchange(&g->armed, false))
+		return;
+	CHECK(sem_post(&g->stands) == 0);
+	sem_take(&g->over);
+}
+
+int __real_file_check_content(struct files *fs, struct inode *in);
+int __wrap_file_check_content(struct files *fs, struct inode *in);
+void __real_drain_done(struct drain *d, struct drain_job *j, bool stored);
+void __wrap_drain_done(struct drain *d, struct drain_job *j, bool stored);
+
+/* An open has begun. */
+int __wrap_file_check_content(struct files *fs, struct inode *in)
+{
+	gate_pass(&opening);
+	return __real_file_check_content(fs, in);
+}
+
+/* Everybody sees what was committed, and its job is not over yet. */
+void __wrap_drain_done(struct drain *d, struct drain_job *j, bool stored)
+{
+	gate_pass(&published);
+	__real_drain_done(d, j, stored);
+}
+
+static void *open_to_read(void *l)
+{
+	struct handle h = handle_open(l, "f", O_RDONLY);
+
+	handle_close(&h);
+	return NULL;
+}
+
+/* Its stage cannot become a cache just then; it does at the next drain. */
+static void
+a_file_that_is_opened_while_it_is_published_becomes_clean(void **state)
+{
+	uint8_t *data = filled(FILE_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 1; kind < LIVE_KINDS; kind += 2) { /* in memory */
+		struct live l = live_kind(kind);
+		struct commits_paused paused;
+		pthread_t reading;
+		struct inode *in;
+
+		commits_pause(&paused, &l);
+		live_write(&l, "f", data, FILE_BYTES);
+		assert_int_equal(live_lookup(&l, "f", &in), 0);
+		AWAIT(is_in(&l, in, VERSION_TAKEN));
+		gate_arm(&opening);
+		assert_int_equal(
+			pthread_create(&reading, NULL, open_to_read, &l), 0);
+		sem_take(&opening.stands);
+		gate_arm(&published);
+		commits_go_on(&paused);
+		sem_take(&published.stands);
+		assert_true(is_in(&l, in, VERSION_SEEN));
+		assert_int_equal(sem_post(&opening.over), 0);
+		pthread_join(reading, NULL);
+		assert_int_equal(sem_post(&published.over), 0);
+		AWAIT(is_in(&l, in, VERSION_GONE));
+		assert_int_equal(drain_wait_drained(l.st->drain), 0);
+		live_quiet(&l);
+		assert_int_equal(bytes_of(in), BYTES_CLEAN);
+		inode_put(l.st->inodes, in, 1);
+		live_free(&l);
+	}
+	free(data);
+}
+
+/* Of its oldest version. */
+static struct stage *replaced_stage(struct inode *in)
+{
+	const struct drain_job *j;
+
+	HOLD(&in->lock);
+	j = job_of(TAILQ_FIRST(&in->file->versions.list));
+	return j && j->v.replaced && j->v.place ? j->stage : NULL;
+}
+
+/* A file of which the kernel has closed the last handle, but not the mapping.
+ */
+struct mapped {
+	struct inode *in;
+	int fd;
+};
+
+static struct mapped mapped_file(struct live *l, const uint8_t *data)
+{
+	struct handle h = handle_open(l, "f", O_RDWR | O_CREAT);
+	struct mapped m = { .in = h.in, .fd = dup(h.fd) };
+
+	assert_true(m.fd >= 0);
+	handle_write(&h, data, FILE_BYTES, 0);
+	assert_int_equal(file_flush(&l->st->files, h.in, O_RDWR), 0);
+	file_release(&l->st->files, h.in, O_RDWR);
+	return m;
+}
+
+static void mapped_end(struct live *l, struct mapped *m)
+{
+	close(m->fd);
+	inode_forget(l->st->inodes, m->in, 1);
+	file_forgotten(&l->st->files, m->in);
+	inode_put(l->st->inodes, m->in, 1);
+}
+
+/*
+ * A mapping of it is left: its bytes are never taken for closed ones, and they
+ * keep their place although they change.
+ */
+static void what_was_replaced_may_still_be_written_to(void **state)
+{
+	uint8_t *data = filled(FILE_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 2; kind < LIVE_KINDS; kind++) { /* passthrough */
+		struct live l = live_closed(NULL);
+		struct stage *replaced;
+		struct mapped m;
+		struct handle h;
+
+		l.options.hold_drain = true;
+		live_open_kind(&l, kind);
+		m = mapped_file(&l, data);
+		h = handle_open(&l, "f", O_WRONLY | O_TRUNC);
+		replaced = replaced_stage(m.in);
+		assert_non_null(replaced);
+		assert_true(replaced->held);
+		assert_int_equal(pwrite(m.fd, "late", 4, 0), 4);
+		handle_write(&h, "new", 3, 0);
+		drain_go_on(l.st->drain);
+		AWAIT(!replaced_stage(m.in));
+		assert_int_equal(committed_size(&l, "f"), FILE_BYTES);
+		handle_close(&h);
+		mapped_end(&l, &m);
+		live_sync_all(&l);
+		assert_file(&l, "f", "new", 3);
+		live_free(&l);
+	}
+	free(data);
+}
+
+static bool is_all_over(struct live *l, struct inode *in)
+{
+	HOLD(&in->lock);
+	HOLD(&l->st->drain->lock);
+	return TAILQ_EMPTY(&in->file->versions.list);
+}
+
+/* Nobody closes it any more: it does not wait for that, being empty. */
+static void
+a_file_that_is_emptied_while_it_is_mapped_becomes_durable(void **state)
+{
+	uint8_t *data = filled(FILE_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 2; kind < LIVE_KINDS; kind++) { /* passthrough */
+		struct live l = live_kind(kind);
+		struct mapped m = mapped_file(&l, data);
+
+		live_sync_all(&l);
+		assert_int_equal(committed_size(&l, "f"), FILE_BYTES);
+		assert_int_equal(
+			file_truncate_path(&l.st->files, m.in, 0, FILE_BY_ANY),
+			0);
+		AWAIT(is_all_over(&l, m.in));
+		assert_int_equal(committed_size(&l, "f"), 0);
+		mapped_end(&l, &m);
+		live_free(&l);
+	}
+	free(data);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -223,6 +420,11 @@ int main(void)
 		cmocka_unit_test(who_changes_a_file_does_not_wait_for_its_turn),
 		cmocka_unit_test(
 			who_opens_a_file_and_changes_nothing_leaves_what_was_closed),
+		cmocka_unit_test(
+			a_file_that_is_opened_while_it_is_published_becomes_clean),
+		cmocka_unit_test(what_was_replaced_may_still_be_written_to),
+		cmocka_unit_test(
+			a_file_that_is_emptied_while_it_is_mapped_becomes_durable),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
