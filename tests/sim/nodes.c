@@ -383,37 +383,11 @@ static bool is_quiet(void)
 	return nodes_model_is_quiet();
 }
 
-/* As ckptctl flush. */
-static void *flush_main(void *arg)
-{
-	struct node_run *n = arg;
-
-	sim_set_group(n->number);
-	sim_name("flush");
-	(void)drain_sync_tree(n->st->drain, ROOT_INO);
-	return NULL;
-}
-
-/*
- * Once in some thousand seeds a file stays dirty that nobody has open and that no
- * drain has in hand (see README.md): somebody asks for it. Not with --rare.
- */
-static void flush_all(void)
-{
-	struct thread t;
-
-	for (unsigned i = 1; i <= nodes_plan.nodes; i++)
-		if (nodes[i].up && !sim_seeks_rare())
-			CHECK(thread_create(&t, flush_main, &nodes[i]) == 0);
-}
-
 static void wait_quiet(void)
 {
 	for (unsigned i = 0; i < 2 * QUIET_SECONDS; i++) {
 		if (is_quiet())
 			return;
-		if (i == QUIET_SECONDS / 2)
-			flush_all();
 		if (i == QUIET_SECONDS && !nodes_model_remove_bare())
 			break;
 		mount_sleep(SECOND);
