@@ -193,8 +193,8 @@ static struct drain_job *job_for_locked(struct drain *d, struct inode *in,
 	if (!j && kind != CLOSE_NOT && (*fresh)->stage->sealed &&
 	    is_covered_locked(f) && f->versions.in_flight->place)
 		return NULL;
-	if (!j && kind == CLOSE_NOT && flying_locked(f))
-		return job_ref(flying_locked(f));
+	if (!j && kind == CLOSE_NOT && (j = flying_locked(f)) != NULL)
+		return job_ref(j);
 	if (!j) {
 		j = TAKE(*fresh); /* its first reference is the order's */
 		j->due_ns = waiting ? mono_ns() + RELEASE_WAIT_NS : 0;

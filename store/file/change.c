@@ -150,12 +150,13 @@ static int renumber(struct files *fs, struct inode *in, enum file_wish wish,
 /* Has somebody the file's stage from an earlier connection? */
 static bool is_left(struct files *fs, struct inode *in)
 {
-	struct stage *s;
+	struct stage *s = NULL;
 	bool left;
 
 	{
 		HOLD(&in->lock);
-		s = stage_ref(in->file->stage);
+		if (in->file->stage && in->file->stage->left)
+			s = stage_ref(in->file->stage);
 	}
 	left = s && held_is_left(fs->stages, s);
 	stage_put(fs->stages, s);

@@ -6,8 +6,8 @@
  * IO_DAEMON ones. A handle carries nothing but its open flags, so it means
  * the same to another daemon.
  *
- * All functions may block on I/O of their own file; file_sync()
- * waits for the drain, and so may what changes the bytes (change.c).
+ * All functions may block on I/O of their own file; file_sync() waits for the
+ * drain, and so may what changes the bytes (change.c).
  */
 #ifndef STORE_FILE_H
 #define STORE_FILE_H
