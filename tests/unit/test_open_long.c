@@ -2,8 +2,8 @@
  * Files that stay open for long: a log becomes durable as it grows; what takes
  * the place of something does not, before it is whole.
  */
-#include "store/drain/drain_private.h"
 #include "tests/unit/await.h"
+#include "tests/unit/live_flight.h"
 #include "tests/unit/live_store.h"
 #include "tests/unit/test_clock.h"
 
@@ -45,16 +45,6 @@ static void look_at(struct live *l, struct handle *h)
 {
 	drain_open_files(l->st->drain, open_since(h) + INTERVAL_S * SECOND_NS);
 	wait_drained(l);
-}
-
-static bool job_is_taken(struct handle *h)
-{
-	const struct version *v;
-
-	HOLD(&h->in->lock);
-	HOLD(&h->l->st->drain->lock);
-	v = h->in->file->versions.in_flight;
-	return v && v->state == VERSION_TAKEN;
 }
 
 static void assert_committed(struct live *l, const char *path, size_t size)
@@ -198,7 +188,7 @@ static void what_grows_while_it_is_drained_is_drained_again(void **state)
 		commits_pause(&paused, &l);
 		handle_write(&h, data, OLD_BYTES, 0);
 		drain_open_files(l.st->drain, now);
-		AWAIT(job_is_taken(&h));
+		AWAIT(live_flight(&l, h.in) == VERSION_TAKEN);
 		handle_write(&h, data + OLD_BYTES, 100, OLD_BYTES);
 		drain_open_files(l.st->drain, now + INTERVAL_S * SECOND_NS);
 		commits_go_on(&paused);

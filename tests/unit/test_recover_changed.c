@@ -6,8 +6,8 @@
 #include <sched.h>
 #include <semaphore.h>
 
-#include "store/drain/drain_private.h"
 #include "tests/unit/live_child.h"
+#include "tests/unit/live_flight.h"
 #include "tests/unit/live_store.h"
 
 #define DATA_BYTES (2 * MIB + 777)
@@ -550,13 +550,6 @@ static void child_goes_on_to_write(struct live *l, const char *kind)
 	handle_write(&h, data + 1, 1000, changed_at);
 }
 
-static bool is_taken(struct inode *in)
-{
-	HOLD(&in->lock);
-	return in->file->versions.in_flight &&
-	       in->file->versions.in_flight->state == VERSION_TAKEN;
-}
-
 static void *open_and_change(void *arg)
 {
 	uint8_t *data = filled(DATA_BYTES + 1, 1);
@@ -582,7 +575,7 @@ static void child_changes_what_is_taken(struct live *l, const char *kind)
 	live_write(l, "f", data, DATA_BYTES);
 	if (live_lookup(l, "f", &in) < 0)
 		_exit(1);
-	while (!is_taken(in))
+	while (live_flight(l, in) != VERSION_TAKEN)
 		(void)sched_yield();
 	if (pthread_create(&changing, NULL, open_and_change, l) != 0)
 		_exit(2);

@@ -5,23 +5,26 @@
  */
 #include <pthread.h>
 
-#include "store/drain/drain_private.h"
+#include "store/base/interrupt.h"
 #include "store/file/state.h"
 #include "tests/unit/await.h"
+#include "tests/unit/live_flight.h"
 #include "tests/unit/live_store.h"
 
 #define FILE_BYTES (3 * MIB + 12345)
 #define CHANGED_AT (MIB + 7)
 
-/* What is in flight of the file has this state; none has VERSION_GONE. */
-static bool is_in(struct live *l, struct inode *in, enum version_state state)
+/* The file, written and closed; with a reference, when its drain is there. */
+static struct inode *write_until(struct live *l, const char *path,
+				 const uint8_t *data, size_t len,
+				 enum version_state state)
 {
-	const struct version *v;
+	struct inode *in = NULL;
 
-	HOLD(&in->lock);
-	HOLD(&l->st->drain->lock);
-	v = in->file->versions.in_flight;
-	return (v ? v->state : VERSION_GONE) == state;
+	live_write(l, path, data, len);
+	assert_int_equal(live_lookup(l, path, &in), 0);
+	AWAIT(live_flight(l, in) == state);
+	return in;
 }
 
 static enum file_bytes bytes_of(struct inode *in)
@@ -117,13 +120,11 @@ static void change_what_is_taken(unsigned kind, enum change by)
 	struct inode *in;
 
 	commits_pause(&paused, &l);
-	live_write(&l, "f", data, FILE_BYTES);
-	assert_int_equal(live_lookup(&l, "f", &in), 0);
-	AWAIT(is_in(&l, in, VERSION_TAKEN));
+	in = write_until(&l, "f", data, FILE_BYTES, VERSION_TAKEN);
 	change_begin(&c, &l, in, by);
 	AWAIT(is_waiting(&l) || atomic_load(&c.begun));
 	assert_false(atomic_load(&c.begun));
-	assert_true(is_in(&l, in, VERSION_TAKEN));
+	assert_true(live_flight(&l, in) == VERSION_TAKEN);
 	assert_int_equal(committed_size(&l, "f"), 0);
 	commits_go_on(&paused);
 	pthread_join(c.thread, NULL);
@@ -144,6 +145,85 @@ static void who_changes_a_file_waits_for_the_committer(void **state)
 	}
 }
 
+static bool ends_now(const struct interrupt *i)
+{
+	(void)i;
+	return true;
+}
+
+/* He has changed nothing, and what was closed goes on. */
+static void who_is_to_end_does_not_wait_for_the_committer(void **state)
+{
+	uint8_t *data = filled(FILE_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind(kind);
+		struct interrupt i = { .signalled = true, .ends = ends_now };
+		struct commits_paused paused;
+		struct file_opened opened;
+		struct interrupt *before;
+		struct inode *in;
+
+		commits_pause(&paused, &l);
+		in = write_until(&l, "f", data, FILE_BYTES, VERSION_TAKEN);
+		before = interrupt_set(&i);
+		assert_int_equal(file_open(&l.st->files, in, O_RDWR, &opened),
+				 -EINTR);
+		(void)interrupt_set(before);
+		assert_int_equal(in->file->state.changing, 0);
+		commits_go_on(&paused);
+		live_sync_all(&l);
+		assert_int_not_equal(bytes_of(in), BYTES_DIRTY);
+		inode_put(l.st->inodes, in, 1);
+		assert_file(&l, "f", data, FILE_BYTES);
+		live_free(&l);
+	}
+	free(data);
+}
+
+static atomic_bool condemned;
+
+enum kv_health __real_kv_health(const struct kv *kv);
+enum kv_health __wrap_kv_health(const struct kv *kv);
+
+enum kv_health __wrap_kv_health(const struct kv *kv)
+{
+	return atomic_load(&condemned) ? KV_CONDEMNED : __real_kv_health(kv);
+}
+
+/* A power cut could show that it is the image: nobody writes to it. */
+static void a_stage_that_is_in_doubt_is_not_changed(void **state)
+{
+	uint8_t *data = filled(FILE_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind += 2) { /* on disk */
+		struct live l = live_kind(kind);
+		struct commits_paused paused;
+		struct file_opened opened;
+		struct inode *first, *in;
+
+		commits_pause(&paused, &l);
+		first = write_until(&l, "first", data + 1, 100, VERSION_TAKEN);
+		in = write_until(&l, "f", data, FILE_BYTES, VERSION_READY);
+		assert_int_equal(bytes_of(in), BYTES_FROZEN);
+		atomic_store(&condemned, true);
+		assert_int_equal(file_open(&l.st->files, in, O_RDWR, &opened),
+				 -EIO);
+		atomic_store(&condemned, false);
+		assert_int_equal(bytes_of(in), BYTES_FROZEN);
+		assert_int_equal(in->file->state.changing, 0);
+		commits_go_on(&paused);
+		live_sync_all(&l);
+		inode_put(l.st->inodes, first, 1);
+		inode_put(l.st->inodes, in, 1);
+		assert_file(&l, "f", data, FILE_BYTES);
+		live_free(&l);
+	}
+	free(data);
+}
+
 /* f can be committed, but what was closed before stands at the committer. */
 static void change_what_is_ready(unsigned kind, enum change by)
 {
@@ -154,16 +234,12 @@ static void change_what_is_ready(unsigned kind, enum change by)
 	struct changer c;
 
 	commits_pause(&paused, &l);
-	live_write(&l, "first", data + 1, 100);
-	assert_int_equal(live_lookup(&l, "first", &first), 0);
-	AWAIT(is_in(&l, first, VERSION_TAKEN));
-	live_write(&l, "f", data, FILE_BYTES);
-	assert_int_equal(live_lookup(&l, "f", &in), 0);
-	AWAIT(is_in(&l, in, VERSION_READY));
+	first = write_until(&l, "first", data + 1, 100, VERSION_TAKEN);
+	in = write_until(&l, "f", data, FILE_BYTES, VERSION_READY);
 	change_begin(&c, &l, in, by);
 	pthread_join(c.thread, NULL); /* the committer still stands */
 	if (by != BY_EMPTYING) { /* else it has another stage */
-		assert_true(is_in(&l, in, VERSION_VOID));
+		assert_true(live_flight(&l, in) == VERSION_VOID);
 		assert_int_equal(bytes_of(in), BYTES_DIRTY);
 	}
 	commits_go_on(&paused);
@@ -196,12 +272,8 @@ who_opens_a_file_and_changes_nothing_leaves_what_was_closed(void **state)
 		struct handle h;
 
 		commits_pause(&paused, &l);
-		live_write(&l, "first", data + 1, 100);
-		assert_int_equal(live_lookup(&l, "first", &first), 0);
-		AWAIT(is_in(&l, first, VERSION_TAKEN));
-		live_write(&l, "f", data, FILE_BYTES);
-		assert_int_equal(live_lookup(&l, "f", &in), 0);
-		AWAIT(is_in(&l, in, VERSION_READY));
+		first = write_until(&l, "first", data + 1, 100, VERSION_TAKEN);
+		in = write_until(&l, "f", data, FILE_BYTES, VERSION_READY);
 		h = handle_open(&l, "f", O_RDWR);
 		commits_go_on(&paused);
 		/* Still open, it is durable in its place, as it stands. */
@@ -285,9 +357,7 @@ a_file_that_is_opened_while_it_is_published_becomes_clean(void **state)
 		struct inode *in;
 
 		commits_pause(&paused, &l);
-		live_write(&l, "f", data, FILE_BYTES);
-		assert_int_equal(live_lookup(&l, "f", &in), 0);
-		AWAIT(is_in(&l, in, VERSION_TAKEN));
+		in = write_until(&l, "f", data, FILE_BYTES, VERSION_TAKEN);
 		gate_arm(&opening);
 		assert_int_equal(
 			pthread_create(&reading, NULL, open_to_read, &l), 0);
@@ -295,11 +365,11 @@ a_file_that_is_opened_while_it_is_published_becomes_clean(void **state)
 		gate_arm(&published);
 		commits_go_on(&paused);
 		sem_take(&published.stands);
-		assert_true(is_in(&l, in, VERSION_SEEN));
+		assert_true(live_flight(&l, in) == VERSION_SEEN);
 		assert_int_equal(sem_post(&opening.over), 0);
 		pthread_join(reading, NULL);
 		assert_int_equal(sem_post(&published.over), 0);
-		AWAIT(is_in(&l, in, VERSION_GONE));
+		AWAIT(live_flight(&l, in) == VERSION_GONE);
 		assert_int_equal(drain_wait_drained(l.st->drain), 0);
 		live_quiet(&l);
 		assert_int_equal(bytes_of(in), BYTES_CLEAN);
@@ -417,6 +487,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(who_changes_a_file_waits_for_the_committer),
+		cmocka_unit_test(who_is_to_end_does_not_wait_for_the_committer),
+		cmocka_unit_test(a_stage_that_is_in_doubt_is_not_changed),
 		cmocka_unit_test(who_changes_a_file_does_not_wait_for_its_turn),
 		cmocka_unit_test(
 			who_opens_a_file_and_changes_nothing_leaves_what_was_closed),
