@@ -29,19 +29,11 @@ struct pending { /* one job in the group, between write and sync */
 	bool hold_punch;
 };
 
-/*
- * May the chunk be without its record yet? It is then made with an image of
- * *ret_size bytes. What an ended job had is committed; it may be gone again,
- * and its bytes with it, as those of any other.
- */
-static bool is_fresh(const struct work *w, const struct drain_chunk *k,
-		     uint64_t *ret_size)
+/* Does the work bring the chunk, so that it has no record yet? */
+static bool is_fresh(const struct work *w, const struct drain_chunk *k)
 {
-	const struct drain_origin *o = k->origin;
-
-	*ret_size = o ? o->size_bytes : w->size_bytes;
-	return k->kind == CHUNK_NEW ||
-	       (k->kind == CHUNK_JOINED && !(o && atomic_load(&o->written)));
+	return k->kind == CHUNK_NEW || (k->kind == CHUNK_REPEATED &&
+					w->chunks[k->same].kind == CHUNK_NEW);
 }
 
 /* The work's chunks as extents, and the references that they take. */
@@ -59,7 +51,8 @@ static int content_of_work(struct work *w, struct content *c,
 		const struct drain_chunk *k = &w->chunks[i];
 		struct ref_change one = { .delta = 1,
 					  .len = k->len,
-					  .domain = w->domain };
+					  .domain = w->domain,
+					  .image_size = w->size_bytes };
 		struct extent e;
 		int rc;
 
@@ -67,7 +60,7 @@ static int content_of_work(struct work *w, struct content *c,
 			CHECK(k->kind == CHUNK_ZERO);
 			continue;
 		}
-		one.fresh = is_fresh(w, k, &one.image_size);
+		one.fresh = is_fresh(w, k);
 		one.image = e.image;
 		one.offset = e.image_offset;
 		memcpy(one.hash, k->hash, HASH_BYTES);
@@ -102,61 +95,9 @@ static void check_native_size(struct drain *d, const struct work *w,
 
 	if (!c->native || (w->image && c->extents[0].image == w->image->id))
 		return;
-	if (u64_load(d->kv, key_ino('I', c->extents[0].image), &size) < 0) {
-		/* A running job's: it says itself how large it will be. */
-		size = 0;
-		for (uint32_t i = 0; i < w->chunk_count; i++)
-			if (w->chunks[i].origin)
-				size = w->chunks[i].origin->size_bytes;
-	}
-	c->native = size == c->size_bytes;
-}
-
-/*
- * Does it share with a job that was given up, and its image with it? Or with a
- * stage that may be written again if its job fails?
- */
-static bool joined_is_dead(const struct work *w)
-{
-	for (uint32_t i = 0; i < w->chunk_count; i++) {
-		const struct drain_origin *o = w->chunks[i].origin;
-
-		if (o && !atomic_load(&o->written) &&
-		    (o->adopt || atomic_load(&o->ended)))
-			return true;
-	}
-	return false;
-}
-
-static bool lies_in_image(const struct chunk_locs *l, uint64_t image)
-{
-	for (size_t i = 0; i < l->count; i++)
-		if (l->at[i].image == image)
-			return true;
-	return false;
-}
-
-/*
- * Have others committed a chunk that the job stored since, as often as copies
- * are kept? Then the job is done again and finds it: replicas that are closed
- * at the same moment are stored so often, however their drains were
- * interleaved.
- */
-static bool came_too_late(struct drain *d, const struct work *w)
-{
-	if (w->no_join || w->outcome == WORK_UNSHARED)
-		return false;
-	for (uint32_t i = 0; i < w->chunk_count; i++) {
-		const struct drain_chunk *c = &w->chunks[i];
-		struct chunk_locs l;
-
-		if (c->kind == CHUNK_NEW &&
-		    locs_load(d->kv, key_hash(c->hash, w->domain), &l) == 0 &&
-		    l.at[0].len == c->len && l.count >= d->options.copies &&
-		    !lies_in_image(&l, w->image->id))
-			return true;
-	}
-	return false;
+	c->native = u64_load(d->kv, key_ino('I', c->extents[0].image), &size) ==
+			    0 &&
+		    size == c->size_bytes;
 }
 
 /* The records of the new content, without its chunks'. */
@@ -185,7 +126,7 @@ static void put_records(struct drain *d, struct kv_batch *b, struct work *w,
 /* Does the own image have bytes of this chunk that nobody will read? */
 static bool is_surplus(const struct work *w, const struct drain_chunk *c)
 {
-	return chunk_is_shared(c) && (w->kind == WORK_OF_IMAGE || c->stored);
+	return chunk_is_shared(c) && w->kind == WORK_OF_IMAGE;
 }
 
 /* A stage that holds nothing but zeros or what is shared: no image of it. */
@@ -223,12 +164,6 @@ static void give_own_copies_back(struct drain *d, struct kv_batch *b,
 	}
 }
 
-static void work_written(struct work *w, int rc)
-{
-	if (w->origin)
-		atomic_store(&w->origin->written, rc == 0);
-}
-
 /* Who wants to know of it adds what goes with it. */
 static void tell_committing(struct drain *d, struct kv_batch *b,
 			    const struct pending *p)
@@ -263,7 +198,6 @@ static int write_number(struct drain *d, struct kv_batch *b, struct pending *p)
 	tell_committing(d, b, p);
 	p->content = content_ref_new(&c);
 	rc = p->content ? kv_write(d->kv, b) : -ENOMEM;
-	work_written(p->w, rc);
 	content_release(&c);
 	return rc;
 }
@@ -310,8 +244,6 @@ static int job_write(struct drain *d, struct pending *p)
 	memcpy(c.digest, w->digest, HASH_BYTES);
 	if (w->small)
 		c.data_bytes = c.size_bytes;
-	else if (joined_is_dead(w) || came_too_late(d, w))
-		rc = -ESTALE;
 	else
 		rc = content_of_work(w, &c, &p->changes);
 	if (rc == 0)
@@ -333,7 +265,6 @@ static int job_write(struct drain *d, struct pending *p)
 	}
 	if (rc == 0)
 		rc = kv_write(d->kv, b);
-	work_written(w, rc);
 	content_release(&c);
 	return rc;
 }
@@ -448,12 +379,10 @@ static void job_give_back(struct drain *d, struct pending *p, int rc)
 {
 	struct drain_job *j = p->j;
 
-	if (rc == -ESTALE || rc == -ECANCELED) {
-		j->no_join = true; /* or it could go round for ever */
+	if (rc == -ESTALE || rc == -ECANCELED)
 		drain_void(d, j, false);
-	} else {
+	else
 		drain_fail(d, j, rc);
-	}
 }
 
 static void pending_release(struct pending *p)

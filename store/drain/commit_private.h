@@ -62,7 +62,7 @@ struct ref_change {
 	uint64_t domain;
 	bool made; /* set by changes_apply(): it was the first reference */
 	bool gone; /* the same: it was the last one */
-	bool fresh; /* may not be there yet: written by a running job */
+	bool fresh; /* may not be there yet: its work brings it */
 	uint64_t image_size; /* fresh: what the image's I record says */
 };
 

@@ -37,7 +37,7 @@ int drain_new(struct kv *kv, struct images *images, struct stages *stages,
 
 	if (!d)
 		return -ENOMEM;
-	d->inflight = inflight_new(options->copies);
+	d->inflight = inflight_new();
 	if (!d->inflight)
 		return -ENOMEM;
 	d->kv = kv;
@@ -161,6 +161,7 @@ static void job_place_locked(struct drain *d, struct drain_job *j,
 	job_close_locked(j, sb);
 	if (is_too_long(sb)) {
 		order_unplace(&d->order, &j->v);
+		cond_signal(&d->work);
 	} else if (kind == CLOSE_LEFT && before != 0) {
 		order_resume(&d->order, &j->v, before);
 		order_want_soon(&j->v); /* who waited for it waits on */

@@ -52,7 +52,8 @@ void unstick_locked(struct drain *d, struct file *f)
  * Who waits for j, perhaps only since it was overtaken, is told to look again
  * (-EAGAIN) when the file's bytes are another job's by now.
  */
-static void again_locked(struct drain *d, struct drain_job *j, bool overtaken,
+static void again_locked(struct drain *d, struct drain_job *j,
+			 const struct work *w, bool overtaken,
 			 struct version_queue *ended)
 {
 	struct drain_job *q = newer_locked(j);
@@ -71,7 +72,8 @@ static void again_locked(struct drain *d, struct drain_job *j, bool overtaken,
 		if (want != WANT_NOT)
 			order_want_soon(&q->v);
 	} else {
-		order_again(&d->order, &j->v);
+		order_again(&d->order, &j->v,
+			    w && w->behind ? &w->behind->v : NULL);
 		workers_wake_locked(d);
 	}
 }
@@ -87,7 +89,7 @@ void drain_void(struct drain *d, struct drain_job *j, bool overtaken)
 		HOLD(&j->in->lock);
 		HOLD(&d->lock);
 		w = attempt_over_locked(d, j);
-		again_locked(d, j, overtaken, &ended);
+		again_locked(d, j, w, overtaken, &ended);
 	}
 	work_put(d, w);
 	jobs_ended(d, &ended);
@@ -169,7 +171,7 @@ void drain_fail(struct drain *d, struct drain_job *j, int rc)
 		HOLD(&d->lock);
 		w = attempt_over_locked(d, j);
 		if (j->in->attr.nlink == 0) {
-			again_locked(d, j, false, &ended);
+			again_locked(d, j, w, false, &ended);
 		} else {
 			stick_locked(d, j, rc);
 			failed_locked(d, j, rc, &ended);

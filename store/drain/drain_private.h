@@ -33,7 +33,6 @@ struct drain_job {
 	unsigned attempts, failures; /* that are over; of these, failed */
 	int result; /* of the last that failed; or of all, when v is over */
 	int failure; /* of the last that failed, also when v is placed anew */
-	bool no_join; /* its works share with committed chunks only */
 	struct stage *drop; /* v is over: what the file had of it, or NULL */
 	int64_t due_ns; /* v is idle: when it goes on by itself */
 	int64_t since_ns; /* when it was made; never changed */

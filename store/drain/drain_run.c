@@ -3,10 +3,11 @@
  *
  * A worker takes the next job that the order lets start, freezes what it is
  * about into a work, and shares that work's spans with all workers that have
- * nothing else, so one large file is drained by all of them. A work that needs
- * another one's bytes helps it to its end instead of waiting for a thread, so
- * there is always somebody at work. Whoever does the last span finishes the
- * work, and hands the job to the committer, or back to the order.
+ * nothing else, so one large file is drained by all of them. No worker waits
+ * for another work: of two that have bytes in common the one that is committed
+ * later is given back to the order, behind the other. Whoever does the last
+ * span finishes the work, and hands the job to the committer, or back to the
+ * order.
  *
  * What somebody waits for is begun at once, whatever else there is to do: who
  * works on a large file leaves it between two spans, and one worker is kept for
@@ -119,98 +120,32 @@ static struct work *work_freeze(struct drain *d, struct drain_job *j)
 	if (rc == 0 && w->kind == WORK_OF_OPEN && !j->v.replaced)
 		slot_stands(j->stage->slot);
 	atomic_store(&w->stop, rc);
-	w->no_join = j->no_join;
 	w->number = j->v.number;
-	/*
-	 * Who is asked for commits first, the others in their order; a work
-	 * shares only with those that are committed before it.
-	 */
+	/* Who is asked for commits first, the others in their order. */
 	w->turn = ++d->turns;
-	w->serial = j->v.place ? SERIAL_ORDERED + j->v.place : w->turn;
+	w->serial = j->v.place && j->v.want != WANT_ALONE
+			    ? SERIAL_ORDERED + j->v.place
+			    : w->turn;
 	work_ref(w);
 	j->work = w;
 	return w;
 }
 
-/* Is it not to be waited for, since somebody waits for w, which is small? */
-static bool is_too_large_for(struct drain *d, const struct work *o,
-			     const struct work *w)
-{
-	HOLD(&d->lock);
-	return o->outcome == WORK_OPEN && work_can_be_helped(o) &&
-	       !work_can_be_helped(w) && w->job->v.want == WANT_ALONE;
-}
-
-static void worker_help(struct drain *d, struct work *w, uint8_t *buffer,
-			bool stays);
-
-/*
- * Wait for another work's bytes, and work on them meanwhile. Returns 0, 1 when
- * they are not to be had, or -EAGAIN.
- */
-static int owner_wait(struct drain *d, struct work *w, struct work *o,
-		      uint8_t *buffer)
-{
-	bool failed;
-	int rc;
-
-	if (is_too_large_for(d, o, w))
-		return 1;
-	work_rest(d, w);
-	worker_help(d, o, buffer, true);
-	lock_take(&d->lock);
-	while (o->outcome == WORK_OPEN)
-		cond_wait(&d->moved, &d->lock);
-	failed = o->outcome == WORK_GAVE_UP;
-	lock_give(&d->lock);
-	rc = work_go_on(d, w);
-	return rc == 0 && failed ? 1 : rc;
-}
-
-/* Settle what is deferred: first with other jobs, then within this one. */
-static int resolve(struct drain *d, struct work *w, uint8_t *buffer)
-{
-	for (int own = 0; own < 2; own++) {
-		for (uint32_t i = 0; i < w->chunk_count; i++) {
-			struct drain_chunk *c = &w->chunks[i];
-			int rc;
-
-			if (c->kind != CHUNK_DEFERRED ||
-			    (c->owner == w) != (own == 1))
-				continue;
-			rc = own ? 0 : owner_wait(d, w, c->owner, buffer);
-			if (rc >= 0)
-				rc = work_resolve(d, w, i, rc == 1, buffer);
-			if (rc < 0)
-				return rc;
-		}
-	}
-	return 0;
-}
-
-/* The last span is done: make it durable and settle shares. */
+/* The last span is done: settle shares and make it durable. */
 static int work_finish(struct drain *d, struct work *w, uint8_t *buffer,
 		       enum work_outcome *ret_outcome)
 {
 	int rc = atomic_load(&w->stop);
 
-	if (rc == 0) {
-		work_rest(d, w);
-		rc = work_sync(d, w);
-	}
 	if (rc == 0)
-		rc = work_go_on(d, w);
-	if (rc == 0)
-		rc = work_recheck(d, w, buffer);
-	if (rc == 0)
-		rc = resolve(d, w, buffer);
+		rc = work_repeats(d, w, buffer);
 	if (rc == 0)
 		rc = work_align(d, w, buffer);
 	if (rc == 0)
 		rc = work_conclude(d, w, buffer, ret_outcome);
 	if (rc == 0 && *ret_outcome != WORK_UNCHANGED) {
 		work_rest(d, w);
-		rc = work_settle(d, w);
+		rc = work_sync(d, w);
 	}
 	return rc;
 }

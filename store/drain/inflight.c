@@ -1,7 +1,6 @@
 /*
- * inflight.c - the table of inflight.h: a hash's entries are of the oldest of
- * the works that have said, by a claim or a check, that they store such a
- * chunk.
+ * inflight.c - the table of inflight.h: an entry for each work that has claimed
+ * a hash, also for those that are too young to be asked to store it.
  */
 #include "store/drain/inflight.h"
 
@@ -23,19 +22,16 @@ struct inflight_entry {
 };
 
 struct inflight {
-	unsigned copies;
 	struct lock lock;
 	struct inflight_entry *bucket[INFLIGHT_BUCKETS];
 };
 
-struct inflight *inflight_new(unsigned copies)
+struct inflight *inflight_new(void)
 {
 	struct inflight *t = calloc(1, sizeof(*t));
 
-	CHECK(copies >= 1 && copies <= CHUNK_COPIES_MAX);
 	if (!t)
 		return NULL;
-	t->copies = copies;
 	lock_init(&t->lock, LOCK_INFLIGHT);
 	return t;
 }
@@ -59,149 +55,115 @@ static struct inflight_entry **inflight_bucket(struct inflight *t,
 	return &t->bucket[h % INFLIGHT_BUCKETS];
 }
 
-/* Who has a chunk, the oldest first. */
+/* Who has a chunk: the oldest so many, the oldest first. */
 struct holders {
 	unsigned count;
-	struct inflight_entry *at[CHUNK_COPIES_MAX];
-	struct inflight_entry *own; /* among them, the asking work's */
+	struct inflight_entry *at[CHUNK_COPIES_MAX + 1];
+	struct inflight_entry *own; /* the asking work's */
+	unsigned older; /* than that work */
 };
 
-/* Jobs of another domain have chunks of their own. */
+/* e is one more; the youngest falls out, if there is no room. */
+static void holders_add(struct holders *h, struct inflight_entry *e)
+{
+	unsigned i = h->count;
+
+	if (i == CHUNK_COPIES_MAX + 1) {
+		if (h->at[--i]->work->serial < e->work->serial)
+			return;
+	} else {
+		h->count++;
+	}
+	for (; i > 0 && h->at[i - 1]->work->serial > e->work->serial; i--)
+		h->at[i] = h->at[i - 1];
+	h->at[i] = e;
+}
+
+/* Works of another domain have chunks of their own. */
 static struct holders holders_of(struct inflight_entry *e, const uint8_t *hash,
 				 const struct work *work)
 {
 	struct holders h = { .count = 0 };
 
 	for (; e; e = e->next) {
-		unsigned i = h.count;
-
 		if (e->work->domain != work->domain ||
 		    memcmp(e->hash, hash, HASH_BYTES) != 0)
 			continue;
-		CHECK(h.count < CHUNK_COPIES_MAX);
-		for (; i > 0 && h.at[i - 1]->work->serial > e->work->serial;
-		     i--)
-			h.at[i] = h.at[i - 1];
-		h.at[i] = e;
-		h.count++;
 		if (e->work == work)
 			h.own = e;
+		else
+			holders_add(&h, e);
+		if (e->work->serial < work->serial)
+			h.older++;
 	}
 	return h;
 }
 
-/* The one in whose stead `work`, an older one, has it; NULL: none. */
-static struct inflight_entry *younger_holder(const struct inflight *t,
-					     const struct holders *h,
-					     const struct work *work)
+static void entry_add(struct inflight_entry **b, const uint8_t *hash,
+		      struct work *work, uint32_t chunk)
 {
-	struct inflight_entry *youngest = h->count ? h->at[h->count - 1] : NULL;
+	struct inflight_entry *e = malloc(sizeof(*e));
 
-	if (h->own || h->count < t->copies ||
-	    youngest->work->serial < work->serial)
-		return NULL;
-	return youngest;
-}
-
-/*
- * Whose chunk the work's is to be: its own, or that of a holder, the same one
- * of each chunk, counted from the youngest, as find_equal() counts when they
- * are committed.
- */
-static void refer(const struct holders *h, const struct work *work,
-		  struct work **ret_owner, uint32_t *ret_chunk)
-{
-	const struct inflight_entry *e =
-		h->own ? h->own
-		       : h->at[h->count - 1 - work->turn % h->count];
-
-	atomic_fetch_add(&e->work->refs, 1);
-	*ret_owner = e->work;
-	*ret_chunk = e->chunk;
-}
-
-bool inflight_claim(struct inflight *t, const uint8_t hash[HASH_BYTES],
-		    struct work *work, uint32_t chunk, struct work **ret_owner,
-		    uint32_t *ret_chunk)
-{
-	struct inflight_entry **b = inflight_bucket(t, hash);
-	struct inflight_entry *e;
-	struct holders h;
-
-	HOLD(&t->lock);
-	h = holders_of(*b, hash, work);
-	e = younger_holder(t, &h, work);
-	if (!e && (h.own || h.count == t->copies)) {
-		refer(&h, work, ret_owner, ret_chunk);
-		return false;
-	}
-	if (!e) {
-		e = malloc(sizeof(*e));
-		if (!e)
-			return true; /* stored once more at worst */
-		memcpy(e->hash, hash, HASH_BYTES);
-		e->next = *b;
-		*b = e;
-	}
+	if (!e)
+		return; /* the chunk is stored once more at worst */
+	memcpy(e->hash, hash, HASH_BYTES);
 	e->work = work;
 	e->chunk = chunk;
-	return true;
+	e->next = *b;
+	*b = e;
 }
 
-enum inflight_owner inflight_check(struct inflight *t,
+static void entry_remove(struct inflight_entry **at, struct inflight_entry *e)
+{
+	while (*at != e)
+		at = &(*at)->next;
+	*at = e->next;
+	free(e);
+}
+
+static struct work *work_of(const struct inflight_entry *e)
+{
+	atomic_fetch_add(&e->work->refs, 1);
+	return e->work;
+}
+
+enum inflight_claim inflight_claim(struct inflight *t,
 				   const uint8_t hash[HASH_BYTES],
 				   struct work *work, uint32_t chunk,
-				   struct work **ret_owner, uint32_t *ret_chunk)
+				   unsigned copies, struct work **ret_other,
+				   uint32_t *ret_chunk)
 {
-	struct inflight_entry *e;
+	struct inflight_entry **b = inflight_bucket(t, hash);
 	struct holders h;
 
+	CHECK(copies >= 1 && copies <= CHUNK_COPIES_MAX);
+	*ret_other = NULL;
 	HOLD(&t->lock);
-	h = holders_of(*inflight_bucket(t, hash), hash, work);
-	e = younger_holder(t, &h, work);
-	if (e) {
-		e->work = work;
-		e->chunk = chunk;
+	h = holders_of(*b, hash, work);
+	if (h.own && h.own->chunk != chunk) {
+		*ret_chunk = h.own->chunk;
+		return INFLIGHT_REPEATED;
 	}
-	if (e || (h.own && h.own->chunk == chunk))
-		return INFLIGHT_MINE;
-	if (!h.own && h.count < t->copies)
-		return INFLIGHT_NOBODY;
-	refer(&h, work, ret_owner, ret_chunk);
-	return INFLIGHT_OTHER;
-}
-
-bool inflight_owned_by(struct inflight *t, const uint8_t hash[HASH_BYTES],
-		       const struct work *work,
-		       const struct drain_origin *origin,
-		       struct work **ret_owner, uint32_t *ret_chunk)
-{
-	struct holders h;
-
-	HOLD(&t->lock);
-	h = holders_of(*inflight_bucket(t, hash), hash, work);
-	for (unsigned i = 0; i < h.count; i++)
-		if (h.at[i]->work->origin == origin) {
-			atomic_fetch_add(&h.at[i]->work->refs, 1);
-			*ret_owner = h.at[i]->work;
-			*ret_chunk = h.at[i]->chunk;
-			return true;
-		}
-	return false;
+	if (!h.own)
+		entry_add(b, hash, work, chunk);
+	if (h.older >= copies) {
+		*ret_other = work_of(h.at[copies - 1]);
+		return INFLIGHT_OLDER;
+	}
+	/* Of the others, those after this one are stored no more. */
+	if (h.count >= copies)
+		*ret_other = work_of(h.at[copies - 1]);
+	return INFLIGHT_MINE;
 }
 
 void inflight_drop(struct inflight *t, const uint8_t hash[HASH_BYTES],
 		   const struct work *work, uint32_t chunk)
 {
-	struct inflight_entry **at = inflight_bucket(t, hash);
-	struct inflight_entry *e;
+	struct inflight_entry **b = inflight_bucket(t, hash);
+	struct holders h;
 
 	HOLD(&t->lock);
-	while (*at && !((*at)->work == work && (*at)->chunk == chunk &&
-			memcmp((*at)->hash, hash, HASH_BYTES) == 0))
-		at = &(*at)->next;
-	e = *at;
-	if (e)
-		*at = e->next;
-	free(e);
+	h = holders_of(*b, hash, work);
+	if (h.own && h.own->chunk == chunk)
+		entry_remove(b, h.own);
 }

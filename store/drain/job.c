@@ -108,6 +108,8 @@ void job_tell_place_locked(struct drain *d, const struct inode *in)
 void job_end_locked(struct drain *d, struct drain_job *j, enum version_state to,
 		    int result, struct version_queue *ended)
 {
+	bool followed = !TAILQ_EMPTY(&j->v.followers);
+
 	if (j->v.replaced) {
 		j->drop = j->stage;
 		/* Never again, once newer bytes may be committed. */
@@ -119,8 +121,8 @@ void job_end_locked(struct drain *d, struct drain_job *j, enum version_state to,
 	j->result = result;
 	cond_broadcast(&d->moved);
 	cond_signal(&d->commit); /* it may be open for the next one */
-	/* The next job of the same file may start now. */
-	if (!TAILQ_EMPTY(&j->in->file->versions.list))
+	/* The next job of the same file may start now, or who was behind it. */
+	if (followed || !TAILQ_EMPTY(&j->in->file->versions.list))
 		workers_wake_locked(d);
 }
 

@@ -1,10 +1,11 @@
 /*
  * order.c - see order.h.
  *
- * The list that a version is in follows from its state, its place and from who
- * wants it (queue_of()); so none of the three is set but by relist(), which
- * takes it out of one list and puts it into the other. The state is set by
- * move() alone, which asks the table.
+ * The list that a version is in follows from its state, its place, from who
+ * wants it and from what it is behind (queue_of()); so of these only the place
+ * is set by others than relist(), which takes it out of one list and puts it
+ * into the other. The state is set by move_behind() alone, which asks the
+ * table.
  */
 #include "store/drain/order.h"
 
@@ -66,23 +67,35 @@ void order_init(struct order *o)
 	TAILQ_INIT(&o->voided);
 }
 
+/* It is committed when it is READY, whatever else there is. */
+static bool needs_no_turn(const struct version *v)
+{
+	return v->place == 0 || v->want == WANT_ALONE;
+}
+
+bool order_may_follow(const struct version *v, const struct version *u)
+{
+	return in_state(u, IS_IN_FLIGHT) &&
+	       (needs_no_turn(u) || (!needs_no_turn(v) && u->place < v->place));
+}
+
 static struct version_queue *queue_of(struct order *o, const struct version *v)
 {
 	if (in_state(v, IS_IDLE))
 		return &o->idle;
 	if (v->state == VERSION_QUEUED)
-		return &o->queue;
+		return v->behind ? &v->behind->followers : &o->queue;
 	if (v->state == VERSION_VOID)
 		return &o->voided;
-	if (v->state == VERSION_READY &&
-	    (v->place == 0 || v->want == WANT_ALONE))
+	if (v->state == VERSION_READY && needs_no_turn(v))
 		return &o->loose;
 	return NULL;
 }
 
 /* The one way in which what decides on a version's list changes. */
-static void relist(struct order *o, struct version *v, enum version_state state,
-		   enum version_want want)
+static void relist_one(struct order *o, struct version *v,
+		       enum version_state state, enum version_want want,
+		       struct version *behind)
 {
 	struct version_queue *q = queue_of(o, v);
 
@@ -90,11 +103,58 @@ static void relist(struct order *o, struct version *v, enum version_state state,
 		TAILQ_REMOVE(q, v, by_state);
 	v->state = state;
 	v->want = want;
+	v->behind = state == VERSION_QUEUED ? behind : NULL;
 	q = queue_of(o, v);
 	if (q == &o->queue && want == WANT_ALONE)
 		TAILQ_INSERT_HEAD(q, v, by_state);
 	else if (q)
 		TAILQ_INSERT_TAIL(q, v, by_state);
+}
+
+/* QUEUED once more, it goes before all that were closed after it. */
+static void to_its_place(struct order *o, struct version *v)
+{
+	struct version *u;
+
+	if (v->behind || v->want == WANT_ALONE)
+		return;
+	TAILQ_REMOVE(&o->queue, v, by_state);
+	TAILQ_FOREACH(u, &o->queue, by_state)
+	if (u->want != WANT_ALONE && u->place >= v->place)
+		break;
+	if (u)
+		TAILQ_INSERT_BEFORE(u, v, by_state);
+	else
+		TAILQ_INSERT_TAIL(&o->queue, v, by_state);
+}
+
+/* It is behind u from now on, if it may be; NULL: behind none. */
+static void follow(struct order *o, struct version *v, struct version *u)
+{
+	if (u && !order_may_follow(v, u))
+		u = NULL;
+	relist_one(o, v, v->state, v->want, u);
+	to_its_place(o, v);
+}
+
+/*
+ * The same; and who is behind it, or what it is behind, may be so no more. What
+ * a leader is behind now has perhaps bytes of its followers, too; at least it
+ * keeps them from beginning just before the leader does.
+ */
+static void relist(struct order *o, struct version *v, enum version_state state,
+		   enum version_want want, struct version *behind)
+{
+	struct version *f, *before;
+
+	relist_one(o, v, state, want, behind);
+	if (v->behind && !order_may_follow(v, v->behind))
+		follow(o, v, NULL);
+	for (f = TAILQ_LAST(&v->followers, version_queue); f; f = before) {
+		before = TAILQ_PREV(f, version_queue, by_state);
+		if (!order_may_follow(f, v))
+			follow(o, f, v->behind);
+	}
 }
 
 /* What the file is now may have been changed since it was closed. */
@@ -104,14 +164,15 @@ static void number_what_starts(struct order *o, struct version *v)
 		v->number = order_draw(o);
 }
 
-static void move(struct order *o, struct version *v, enum version_state to)
+static void move_behind(struct order *o, struct version *v,
+			enum version_state to, struct version *behind)
 {
 	bool flew = in_state(v, IS_IN_FLIGHT);
 
 	CHECK(order_allows(v->state, to));
 	if (to == VERSION_RUNNING)
 		number_what_starts(o, v);
-	relist(o, v, to, to == VERSION_FAILED ? WANT_NOT : v->want);
+	relist(o, v, to, to == VERSION_FAILED ? WANT_NOT : v->want, behind);
 	if (flew)
 		CHECK(v->file->in_flight == v);
 	else if (in_state(v, IS_IN_FLIGHT))
@@ -119,6 +180,11 @@ static void move(struct order *o, struct version *v, enum version_state to)
 	else
 		return;
 	v->file->in_flight = in_state(v, IS_IN_FLIGHT) ? v : NULL;
+}
+
+static void move(struct order *o, struct version *v, enum version_state to)
+{
+	move_behind(o, v, to, NULL);
 }
 
 struct version *versions_next(const struct versions *f)
@@ -132,6 +198,7 @@ void order_add(struct order *o, struct version *v, struct versions *f,
 	       enum version_state state)
 {
 	v->file = f;
+	TAILQ_INIT(&v->followers);
 	TAILQ_INSERT_TAIL(&f->list, v, by_file);
 	o->unfinished++;
 	move(o, v, state);
@@ -157,6 +224,7 @@ void order_unplace(struct order *o, struct version *v)
 {
 	CHECK(version_pending(v));
 	unplace(o, v);
+	relist(o, v, v->state, v->want, v->behind);
 }
 
 void order_begin(struct order *o, uint64_t first)
@@ -297,9 +365,11 @@ bool order_give_back(struct order *o, struct version *v)
 	return v->state == VERSION_VOID;
 }
 
-void order_again(struct order *o, struct version *v)
+void order_again(struct order *o, struct version *v, struct version *behind)
 {
-	move(o, v, VERSION_QUEUED);
+	CHECK(behind != v);
+	move_behind(o, v, VERSION_QUEUED, behind);
+	to_its_place(o, v);
 }
 
 void order_fail(struct order *o, struct version *v)
@@ -348,7 +418,7 @@ static void want_one(struct order *o, struct version *v)
 	enum version_state to = version_pending(v) ? VERSION_QUEUED : v->state;
 
 	CHECK(to == v->state || order_allows(v->state, to));
-	relist(o, v, to, WANT_ALONE);
+	relist(o, v, to, WANT_ALONE, v->behind);
 }
 
 struct version *order_want(struct order *o, struct version *v)
@@ -383,7 +453,7 @@ bool order_leave(struct order *o, struct version *v)
 	{
 		if (u->want != WANT_ALONE)
 			continue;
-		relist(o, u, u->state, WANT_SOON);
+		relist(o, u, u->state, WANT_SOON, u->behind);
 		if (u->state == VERSION_READY && makes_way(u))
 			move(o, u, VERSION_VOID);
 		moved = true;

@@ -34,6 +34,11 @@
  * that somebody waits for. Committed is therefore never an older one over a
  * newer one.
  *
+ * Of two that have bytes in common the one that is committed later starts, or
+ * starts again, when the attempt at the other is over (order_again()), and
+ * shares with what is committed then. It is behind nothing that may have to
+ * wait for it: see order_may_follow().
+ *
  * Pure: no thread, no I/O, no clock, no memory of its own. The caller holds one
  * lock (drain.lock) around each call. What is not in the table of transitions
  * stops the process.
@@ -69,6 +74,7 @@ enum version_want {
 	WANT_ALONE, /* somebody waits for it: it overtakes */
 };
 
+TAILQ_HEAD(version_queue, version);
 struct version {
 	enum version_state state;
 	enum version_want want;
@@ -77,14 +83,17 @@ struct version {
 	uint64_t place; /* among the closes; 0: none, is committed when ready */
 	uint64_t number; /* 0: not yet, and then it is in nobody's hands */
 	struct versions *file;
+	/* QUEUED: it does not start before the attempt at this one is over. */
+	struct version *behind;
+	struct version_queue followers; /* those that are behind it */
 	TAILQ_ENTRY(version) by_file, by_place, by_state;
 };
-TAILQ_HEAD(version_queue, version);
 
 struct order {
 	struct version_queue placed; /* all with a place, by it */
 	struct version_queue idle; /* EMPTY, CLOSED, FAILED */
-	struct version_queue queue; /* QUEUED; wanted ones first */
+	/* QUEUED, and behind none; wanted ones first. */
+	struct version_queue queue;
 	/* READY, and need no turn: they have no place, or are wanted. */
 	struct version_queue loose;
 	struct version_queue voided; /* VOID */
@@ -152,8 +161,17 @@ bool order_has_wanted(const struct order *o);
 void order_ready(struct order *o, struct version *v);
 /* READY: it has to make way now. False: it is in other hands. */
 bool order_give_back(struct order *o, struct version *v);
-/* It must be drained again, in the same place. */
-void order_again(struct order *o, struct version *v);
+/*
+ * It must be drained again, in the same place: at once, or, behind another one
+ * that has bytes of it, when the attempt at that one is over. Whose turn comes
+ * before that one's waits for none of it: see order_may_follow().
+ */
+void order_again(struct order *o, struct version *v, struct version *behind);
+/*
+ * Is u in flight, and committed before v if it is committed? That changes with
+ * who is waited for; who may not follow any more starts at once.
+ */
+bool order_may_follow(const struct version *v, const struct version *u);
 /* It is tried again later, in the same place. Nobody waits for it any more. */
 void order_fail(struct order *o, struct version *v);
 

@@ -50,21 +50,10 @@ void work_ref(struct work *w)
 	atomic_fetch_add(&w->refs, 1);
 }
 
-void drain_origin_put(struct drain_origin *o)
-{
-	if (o && atomic_fetch_sub(&o->refs, 1) == 1)
-		free(o);
-}
-
 void work_put(struct drain *d, struct work *w)
 {
 	if (!w || atomic_fetch_sub(&w->refs, 1) != 1)
 		return;
-	for (uint32_t i = 0; i < w->chunk_count; i++) {
-		work_put(d, w->chunks[i].owner);
-		drain_origin_put(w->chunks[i].origin);
-	}
-	drain_origin_put(w->origin);
 	image_put(d->images, w->image);
 	lock_destroy(&w->making_image);
 	lock_destroy(&w->cutting);
@@ -72,6 +61,7 @@ void work_put(struct drain *d, struct work *w)
 	free(w->chunks);
 	free(w->small);
 	content_ref_put(w->old);
+	drain_job_put(d, w->behind);
 	drain_job_put(d, w->job);
 	free(w);
 }
@@ -84,17 +74,11 @@ void work_ended(struct drain *d, struct work *w, bool committed)
 	}
 	stage_drop(d->stages, TAKE(w->copy));
 	for (uint32_t i = 0; i < w->chunk_count; i++) {
-		struct drain_chunk *c = &w->chunks[i];
+		const struct drain_chunk *c = &w->chunks[i];
 
-		if (c->owner == w) { /* never settled: no circle may stay */
-			c->owner = NULL;
-			atomic_fetch_sub(&w->refs, 1);
-		}
 		if (c->kind == CHUNK_NEW)
 			inflight_drop(d->inflight, c->hash, w, i);
 	}
-	if (w->origin)
-		atomic_store(&w->origin->ended, true);
 }
 
 static int begin_small(struct work *w)
@@ -105,21 +89,9 @@ static int begin_small(struct work *w)
 	return io_read_full(w->stage_fd, w->small, (size_t)w->size_bytes, 0);
 }
 
-static int begin_origin(struct work *w)
-{
-	w->origin = calloc(1, sizeof(*w->origin));
-	if (!w->origin)
-		return -ENOMEM;
-	atomic_init(&w->origin->refs, 1);
-	w->origin->size_bytes = w->size_bytes;
-	w->origin->adopt = w->kind == WORK_OF_IMAGE;
-	return 0;
-}
-
 int work_begin(struct drain *d, struct work *w, uint8_t *buffer)
 {
 	struct stat sb;
-	int rc;
 
 	work_yield(d, w);
 	w->stage_fd = stage_open(d->stages, w->stage, O_RDONLY);
@@ -133,9 +105,6 @@ int work_begin(struct drain *d, struct work *w, uint8_t *buffer)
 		return -EAGAIN; /* cut just before it was frozen */
 	if (w->size_bytes <= SMALL_BYTES_MAX)
 		return begin_small(w);
-	rc = begin_origin(w);
-	if (rc < 0)
-		return rc;
 	if (work_is_stable(w))
 		w->map = stage_map(d->stages, w->stage, w->size_bytes);
 	if (w->kind == WORK_OF_IMAGE) {
@@ -193,15 +162,6 @@ void work_rest(struct drain *d, struct work *w)
 	w->rests = true;
 	if (work_is_disturbed(w))
 		cond_broadcast(&d->moved);
-}
-
-int work_go_on(struct drain *d, struct work *w)
-{
-	HOLD(&d->lock);
-	if (work_is_disturbed(w))
-		return -EAGAIN;
-	w->rests = false;
-	return 0;
 }
 
 /* Write file bytes [from, to), which lie at base + from. */
@@ -320,17 +280,78 @@ bool work_has(const struct work *w, enum chunk_kind kind)
 bool work_place(const struct work *w, const struct drain_chunk *c,
 		struct extent *ret)
 {
-	bool elsewhere = chunk_is_shared(c);
+	const struct drain_chunk *at =
+		c->kind == CHUNK_REPEATED ? &w->chunks[c->same] : c;
+	bool elsewhere = at->kind == CHUNK_SHARED;
 
-	if (!elsewhere && c->kind != CHUNK_NEW)
+	if (!elsewhere && at->kind != CHUNK_NEW)
 		return false;
 	*ret = (struct extent){
 		.offset = c->offset,
 		.len = c->len,
-		.image = elsewhere ? c->image : w->image->id,
-		.image_offset = elsewhere ? c->image_offset : c->offset,
+		.image = elsewhere ? at->image : w->image->id,
+		.image_offset = elsewhere ? at->image_offset : at->offset,
 	};
 	return true;
+}
+
+/* The chunk is to be stored, unless the file repeats it. */
+static void claim(struct drain *d, struct work *w, uint32_t chunk)
+{
+	struct drain_chunk *c = &w->chunks[chunk];
+	unsigned copies = c->committed < d->options.copies
+				  ? d->options.copies - c->committed
+				  : 1;
+	struct work *other;
+
+	c->claimed = c->committed + 1;
+	switch (inflight_claim(d->inflight, c->hash, w, chunk, copies, &other,
+			       &c->same)) {
+	case INFLIGHT_MINE:
+		if (other)
+			work_lost(d, other, w, c->len);
+		break;
+	case INFLIGHT_REPEATED:
+		c->kind = CHUNK_REPEATED;
+		break;
+	case INFLIGHT_OLDER:
+		work_lost(d, w, other, c->len);
+		break;
+	}
+	work_put(d, other);
+}
+
+/* Those that were not yet, or when there were fewer copies; is there one? */
+static bool claim_new(struct drain *d, struct work *w, uint32_t first,
+		      uint32_t end)
+{
+	bool any = false;
+
+	/* Who is stopped takes nothing over any more. */
+	for (uint32_t i = first; i < end && !work_is_disturbed(w); i++) {
+		const struct drain_chunk *c = &w->chunks[i];
+
+		if (c->kind != CHUNK_NEW || c->claimed == c->committed + 1)
+			continue;
+		claim(d, w, i);
+		any = true;
+	}
+	return any;
+}
+
+/*
+ * What is not in the index is claimed, and then looked for once more: who has
+ * stored it and is over is not in the table any more. What is in the index is
+ * never claimed: others would wait for a work that does not store it.
+ */
+static int share_span(struct drain *d, struct work *w, uint32_t first,
+		      uint32_t end, const uint8_t *base)
+{
+	int rc = work_look_up(d, w, first, end, base);
+
+	while (rc == 0 && claim_new(d, w, first, end))
+		rc = work_look_up(d, w, first, end, base);
+	return rc;
 }
 
 void work_span(struct drain *d, struct work *w, const struct span *s)
@@ -356,15 +377,13 @@ void work_span(struct drain *d, struct work *w, const struct span *s)
 		}
 		chunk_hash(d->options.secret, base + c->offset, c->len,
 			   c->hash);
-		if (!w->no_join && !inflight_claim(d->inflight, c->hash, w, i,
-						   &c->owner, &c->owner_chunk))
-			c->kind = CHUNK_DEFERRED;
+		atomic_fetch_add(&w->seen_bytes, c->len);
 	}
 	if (rc == 0) {
 		work_copy_span(w, first, end, base);
-		rc = work_look_up(d, w, first, end, base);
+		rc = share_span(d, w, first, end, base);
 	}
-	if (rc == 0 && w->kind != WORK_OF_IMAGE)
+	if (rc == 0 && w->kind != WORK_OF_IMAGE && !work_is_disturbed(w))
 		rc = work_write(d, w, first, end, base);
 	if (rc == -ESTALE) /* the file became shorter under us */
 		work_disturb(w);

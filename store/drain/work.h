@@ -10,8 +10,10 @@
  * everything is hashed once more.
  *
  * Workers share the work in spans of some MiB; the one that finishes the last
- * span concludes it. Sharing between works that run at once goes through the
- * in-flight table (inflight.h).
+ * span concludes it. A work shares with what is committed, and with itself.
+ * Works in flight that have bytes in common find each other in a table
+ * (inflight.h): the one that is committed later stores what is too little to be
+ * worth sharing once more, or begins again when the other one is over.
  */
 #ifndef STORE_WORK_H
 #define STORE_WORK_H
@@ -41,8 +43,7 @@ enum chunk_kind {
 	CHUNK_ZERO, /* a hole */
 	CHUNK_NEW, /* written to the work's own image, at its own offset */
 	CHUNK_SHARED, /* lies at image, image_offset, and is committed */
-	CHUNK_JOINED, /* lies where another running work puts it */
-	CHUNK_DEFERRED, /* another running work has it: not decided yet */
+	CHUNK_REPEATED, /* lies where another one of the work does */
 };
 
 struct drain_chunk {
@@ -50,28 +51,14 @@ struct drain_chunk {
 	uint32_t len;
 	uint8_t kind; /* enum chunk_kind */
 	bool unmoved; /* SHARED with what is committed of this very place */
-	bool stored; /* in the own image too, from before it was shared */
+	/* NEW: so many copies are committed; it was claimed with so many, and
+	 * one more; 0: not yet. */
+	uint8_t committed, claimed;
 	uint8_t hash[HASH_BYTES];
-	uint64_t image, image_offset;
-	struct work *owner; /* DEFERRED: a reference */
-	uint32_t owner_chunk;
+	uint64_t image, image_offset; /* SHARED */
+	uint32_t same; /* REPEATED: that chunk */
 	uint32_t times; /* ZERO: so many of this length stand here; else 1 */
-	struct drain_origin *origin; /* JOINED: a reference; NULL: the file */
 };
-
-/*
- * What others must know of a work whose bytes they share, until they are
- * committed themselves. It may have ended long before: its image and its stage
- * are not kept for them.
- */
-struct drain_origin {
-	atomic_uint refs;
-	uint64_t size_bytes;
-	bool adopt;
-	atomic_bool written; /* the chunks are in the index now, or were */
-	atomic_bool ended; /* when not written: there will be no such chunks */
-};
-void drain_origin_put(struct drain_origin *o);
 
 /*
  * Chunks that one worker does, in its own buffer of DRAIN_BUFFER_BYTES. A span
@@ -95,10 +82,9 @@ enum work_kind {
 
 enum work_outcome {
 	WORK_OPEN,
-	WORK_GAVE_UP, /* its chunks' places will never be final */
-	/* They are, and on the disk. The committer writes of its content: */
+	WORK_GAVE_UP,
+	/* All is on the disk. The committer writes of its content: */
 	WORK_CHANGED, /* all */
-	WORK_UNSHARED, /* all; what little it could share it stored itself */
 	WORK_UNCHANGED, /* number and time: it equals what is committed */
 };
 
@@ -108,11 +94,11 @@ struct work {
 	struct inode *in; /* the job's, and so is the stage */
 	struct stage *stage;
 	uint64_t number; /* the version's: order.h */
-	uint64_t serial; /* the smaller one of two has the chunk */
+	/* Of two the one with the smaller is older, and stores what both have. */
+	uint64_t serial;
 	uint64_t turn; /* so many works were begun: works take copies by turns */
 	uint64_t domain; /* with whose chunks it shares: records.h */
 	enum work_kind kind;
-	bool no_join; /* share with nobody who is not committed yet */
 	struct content_ref *old; /* what was committed; a reference */
 
 	atomic_uint refs;
@@ -120,6 +106,10 @@ struct work {
 	enum work_outcome outcome; /* drain.lock; set once, by work_leave() */
 	TAILQ_ENTRY(work) running; /* drain.lock */
 	bool rests; /* drain.lock: see work_rest() */
+	/* Hashed so far; of these, in chunks that older works have as well. */
+	atomic_uint_fast64_t seen_bytes, lost_bytes;
+	/* drain.lock: when they are enough, the job of one; a reference. */
+	struct drain_job *behind;
 
 	struct reclaim_ticket ticket; /* until no worker has it */
 
@@ -150,16 +140,12 @@ struct work {
 	int image_fd, direct_fd; /* under making_image until they are set */
 	struct lock making_image;
 	struct image *image; /* where NEW chunks go; a reference, or NULL */
-	struct drain_origin *origin; /* a reference; a small file has none */
 	/* See work_copy.c; NULL: none. A failed one is no cache. */
 	struct stage *copy;
 	int copy_fd; /* as the three above */
 	atomic_bool copy_failed;
 
-	/* Of who concludes it: the sum of the label with which what is in the
-	 * image was synced (see work_label()); 0: it was not, since. */
-	uint64_t synced;
-	uint8_t digest[HASH_BYTES];
+	uint8_t digest[HASH_BYTES]; /* of who concludes it */
 };
 
 /* Where what stands here ends. */
@@ -168,10 +154,10 @@ static inline uint64_t chunk_end(const struct drain_chunk *c)
 	return c->offset + (uint64_t)c->len * c->times;
 }
 
-/* Is it where another one has put it? */
+/* Does it lie where it is not stored for this place of the file? */
 static inline bool chunk_is_shared(const struct drain_chunk *c)
 {
-	return c->kind == CHUNK_SHARED || c->kind == CHUNK_JOINED;
+	return c->kind == CHUNK_SHARED || c->kind == CHUNK_REPEATED;
 }
 
 /*
@@ -227,20 +213,15 @@ int work_begin(struct drain *d, struct work *w, uint8_t *buffer);
  */
 bool work_next_span(struct work *w, uint8_t *buffer, struct span *ret);
 /*
- * It does not touch its mapping until work_go_on(), which is -EAGAIN when it
- * was disturbed meanwhile and must not do so any more: who changes the stage
- * waits for no sync of the disk, nor for another work.
+ * It does not touch its mapping any more: who changes the stage waits for no
+ * sync of the disk.
  */
 void work_rest(struct drain *d, struct work *w);
-int work_go_on(struct drain *d, struct work *w);
 /* When nothing of it runs any more: it needs no descriptor to wait. */
 void work_close(struct work *w);
 /* Hash, look up and store one span. Errors go to w->stop. */
 void work_span(struct drain *d, struct work *w, const struct span *s);
-/*
- * After the last span: make the own bytes durable, with the label of their
- * image. Where chunks wait for others, that is work_settle()'s to do.
- */
+/* Make the own bytes durable, with the label of their image. */
 int work_sync(struct drain *d, struct work *w);
 /*
  * Called before each piece of I/O for w, of at most a chunk or a run: the disk
@@ -249,18 +230,13 @@ int work_sync(struct drain *d, struct work *w);
  * the disk by then stays as it was.
  */
 void work_yield(struct drain *d, const struct work *w);
-/* The same for what was stored, or found to lie elsewhere, since. */
-int work_settle(struct drain *d, struct work *w);
-/* Find the chunks that an older one has taken over since they were claimed. */
-int work_recheck(struct drain *d, struct work *w, uint8_t *buffer);
 /*
- * A deferred chunk whose owner is settled: share it, or, when the owner gave
- * up or the bytes differ, store it ourselves. -EAGAIN: drain the file again.
+ * After the last span: are the repeated chunks what they repeat? Those that are
+ * not are stored. -EAGAIN, here and below: drain the file again.
  */
-int work_resolve(struct drain *d, struct work *w, uint32_t chunk,
-		 bool owner_failed, uint8_t *buffer);
+int work_repeats(struct drain *d, struct work *w, uint8_t *buffer);
 /*
- * When all are resolved: of chunks that have several copies, take those in one
+ * Then: of chunks that have several copies, take those in one
  * image, so that the file maps onto that as a whole.
  */
 int work_align(struct drain *d, struct work *w, uint8_t *buffer);
@@ -294,7 +270,7 @@ void compared_close(struct compared *last);
 /* Are these bytes at this place of an image? */
 bool equal_to_image(struct drain *d, struct compared *last,
 		    const struct chunk_loc *l, const uint8_t *bytes);
-/* The same of a stage that is mapped by its work. */
+/* The same of the work's own stage. */
 bool equal_to_stage(struct drain *d, const struct stage *s,
 		    const uint8_t *bytes, size_t len, uint64_t off);
 /* Look up the new chunks of [first, end); base is the byte at file offset 0. */
@@ -302,7 +278,7 @@ int work_look_up(struct drain *d, struct work *w, uint32_t first, uint32_t end,
 		 const uint8_t *base);
 /* Is a chunk of it of this kind? NEW: its image holds something of it. */
 bool work_has(const struct work *w, enum chunk_kind kind);
-/* Where the chunk will lie; false: nowhere, or that is not known yet. */
+/* Where the chunk will lie; false: nowhere. */
 bool work_place(const struct work *w, const struct drain_chunk *c,
 		struct extent *ret);
 /* Store the new chunks of [first, end), neighbours with one write. */
@@ -321,12 +297,21 @@ int work_bytes(struct work *w, uint32_t first, uint32_t end, uint8_t *buffer,
 /* Where it is cut, and by which rule: what the store has decides, too. */
 int work_begin_cut(struct drain *d, struct work *w, uint8_t *buffer);
 
+/* --- work_lost.c */
+
+/*
+ * o, which is older, stores a chunk of w as well, of so many bytes. When what w
+ * has lost so would be worth sharing, or is half of what has been seen of it,
+ * the one of both that is committed later begins again when the other is over,
+ * unless the committer has it already, or it may not wait.
+ */
+void work_lost(struct drain *d, struct work *w, struct work *o, uint32_t len);
+/* Are so many bytes of it worth sharing? See README, dedup_min_saving. */
+bool work_pays(const struct drain *d, const struct work *w, uint64_t bytes);
+
 /* --- work_label.c */
 
-#define LABEL_NONE 1 /* the image has none, and cannot have one */
-/* Label the image, open as fd: a sum of what that says, or LABEL_NONE. */
-uint64_t work_label(struct drain *d, struct work *w, int fd);
-/* Would it say something else by now? */
-bool work_label_is_old(struct drain *d, const struct work *w);
+/* Label the image, open as fd, if its file system takes labels. */
+void work_label(struct drain *d, const struct work *w, int fd);
 
 #endif

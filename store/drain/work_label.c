@@ -2,14 +2,12 @@
  * work_label.c - the label (label.h) of a work's image: what the committer will
  * write of the file, as far as it is known when the image is synced.
  *
- * It is written before that sync, and again only when the places of chunks have
- * changed since. A file system that takes no label is no error: it costs a way
- * back, not the bytes.
+ * A file system that takes no label is no error: it costs a way back, not the
+ * bytes.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "store/base/log.h"
 #include "store/base/scope.h"
@@ -68,17 +66,9 @@ static int label_of_work(struct drain *d, const struct work *w,
 	return out->failed ? -ENOMEM : 0;
 }
 
-/* What is to be compared, to know whether it has changed: never 0 or
- * LABEL_NONE. */
-static uint64_t label_sum(const struct bytes *text)
-{
-	return XXH3_64bits(text->data, text->len) | 2;
-}
-
-uint64_t work_label(struct drain *d, struct work *w, int fd)
+void work_label(struct drain *d, const struct work *w, int fd)
 {
 	struct bytes text = { 0 };
-	uint64_t sum = LABEL_NONE;
 	int rc = label_of_work(d, w, &text);
 
 	if (rc == 0)
@@ -87,20 +77,5 @@ uint64_t work_label(struct drain *d, struct work *w, int fd)
 		log_info("images are stored without labels: %s; 'ckptctl "
 			 "rebuild' has the backups of the database alone",
 			 strerror(-rc));
-	if (rc == 0)
-		sum = label_sum(&text);
 	bytes_release(&text);
-	return sum;
-}
-
-bool work_label_is_old(struct drain *d, const struct work *w)
-{
-	struct bytes text = { 0 };
-	bool old;
-
-	if (w->synced == LABEL_NONE)
-		return false;
-	old = label_of_work(d, w, &text) == 0 && label_sum(&text) != w->synced;
-	bytes_release(&text);
-	return old;
 }

@@ -1,10 +1,9 @@
 /*
  * work_late.c - what is decided about a work when all its spans are done.
  *
- * By then another one may have taken a chunk over, or stored it and gone; and
- * what a chunk was deferred to is settled, or gave up. Whatever cannot be
- * shared after all is stored late. In the end the bytes are on the disk, and it
- * is known where each of them lies.
+ * Repeated chunks are compared; what is not worth to be shared is stored late.
+ * Then the bytes are brought to the disk, and it is known where each of them
+ * lies.
  */
 #include <errno.h>
 #include <string.h>
@@ -12,7 +11,6 @@
 
 #include "store/base/scope.h"
 #include "store/drain/drain_private.h"
-#include "store/drain/inflight.h"
 #include "store/drain/work.h"
 
 /*
@@ -41,37 +39,21 @@ static void conclude_digest(struct drain *d, struct work *w)
 	digest_end(digest, w->digest);
 }
 
-static int sync_image(struct drain *d, struct work *w)
+int work_sync(struct drain *d, struct work *w)
 {
 	/* An adopted image is the stage. */
 	int fd = w->kind == WORK_OF_IMAGE ? w->stage_fd : w->image_fd;
-	uint64_t label;
-	int rc;
 
+	if (!w->image)
+		return 0;
 	work_yield(d, w);
 	if (w->kind != WORK_OF_IMAGE && ftruncate(fd, (off_t)w->size_bytes) < 0)
 		return -errno;
-	conclude_digest(d, w);
-	label = work_label(d, w, fd);
+	work_label(d, w, fd);
 	/* An fdatasync() need not bring the label. */
 	if (fsync(fd) < 0)
 		return -errno;
-	rc = image_sync_name(d->images, w->image->id);
-	w->synced = rc == 0 ? label : 0;
-	return rc;
-}
-
-int work_sync(struct drain *d, struct work *w)
-{
-	/* Where deferred ones lie is for other jobs to decide. */
-	return w->image && !work_has(w, CHUNK_DEFERRED) ? sync_image(d, w) : 0;
-}
-
-int work_settle(struct drain *d, struct work *w)
-{
-	if (!w->image || (w->synced && !work_label_is_old(d, w)))
-		return 0;
-	return sync_image(d, w);
+	return image_sync_name(d->images, w->image->id);
 }
 
 /* Store a chunk after all. Its bytes must be those that were hashed. */
@@ -92,119 +74,57 @@ static int store_late(struct drain *d, struct work *w, uint32_t i,
 		if (memcmp(hash, c->hash, HASH_BYTES) != 0)
 			return -EAGAIN;
 	}
-	w->synced = 0;
 	c->kind = CHUNK_NEW;
 	c->unmoved = false;
-	drain_origin_put(c->origin);
-	c->origin = NULL;
-	if (c->stored || w->kind == WORK_OF_IMAGE) { /* it is there already */
-		c->stored = false;
+	if (w->kind == WORK_OF_IMAGE) /* it is there already */
 		return 0;
-	}
 	return work_write(d, w, i, i + 1, base);
 }
 
-int work_recheck(struct drain *d, struct work *w, uint8_t *buffer)
+/* Is it, byte by byte? What is stored is what was hashed: see work.h. */
+static int is_repeated(struct drain *d, struct work *w, uint32_t i,
+		       struct compared *last, uint8_t *buffer)
 {
+	const struct drain_chunk *c = &w->chunks[i];
+	const struct drain_chunk *same = &w->chunks[c->same];
+	const uint8_t *base;
+	struct extent at;
+	struct chunk_loc l;
+	int rc;
+
+	if (same->len != c->len || !work_place(w, c, &at))
+		return 0;
+	if (!d->options.verify)
+		return 1;
+	work_yield(d, w);
+	rc = work_bytes(w, i, i + 1, buffer, &base);
+	if (rc < 0)
+		return rc == -ESTALE ? -EAGAIN : rc;
+	if (work_is_stable(w))
+		return equal_to_stage(d, w->stage, base + c->offset, c->len,
+				      same->offset);
+	l = (struct chunk_loc){ at.image, at.image_offset, c->len };
+	return equal_to_image(d, last, &l, base + c->offset);
+}
+
+int work_repeats(struct drain *d, struct work *w, uint8_t *buffer)
+{
+	SCOPED(compared_close) struct compared last = { .fd = -1 };
+
 	for (uint32_t i = 0; i < w->chunk_count; i++) {
-		struct drain_chunk *c = &w->chunks[i];
-		struct work *owner;
-		uint32_t owner_chunk;
-		const uint8_t *base;
 		int rc;
 
-		if (c->kind != CHUNK_NEW || w->no_join)
+		if (w->chunks[i].kind != CHUNK_REPEATED)
 			continue;
 		if (work_is_disturbed(w))
 			return -EAGAIN;
-		switch (inflight_check(d->inflight, c->hash, w, i, &owner,
-				       &owner_chunk)) {
-		case INFLIGHT_MINE:
-			break;
-		case INFLIGHT_OTHER:
-			c->kind = CHUNK_DEFERRED;
-			c->stored = w->kind != WORK_OF_IMAGE;
-			c->owner = owner;
-			c->owner_chunk = owner_chunk;
-			break;
-		case INFLIGHT_NOBODY:
-			rc = work_bytes(w, i, i + 1, buffer, &base);
-			if (rc == 0)
-				rc = work_look_up(d, w, i, i + 1, base);
-			if (rc < 0)
-				return rc == -ESTALE ? -EAGAIN : rc;
-			c->stored = c->kind == CHUNK_SHARED &&
-				    w->kind != WORK_OF_IMAGE;
-			break;
-		}
-	}
-	return 0;
-}
-
-/* The chunk is where its owner, or whom that one shares with, has put it. */
-static void join(struct drain_chunk *c, const struct work *w,
-		 const struct work *o, const struct drain_chunk *theirs,
-		 const struct chunk_loc *l)
-{
-	struct drain_origin *origin = NULL;
-
-	if (theirs->kind == CHUNK_JOINED)
-		origin = theirs->origin; /* NULL: o has it twice */
-	if (theirs->kind != CHUNK_SHARED && !origin && o != w)
-		origin = o->origin;
-	if (origin)
-		atomic_fetch_add(&origin->refs, 1);
-	c->kind = theirs->kind == CHUNK_SHARED ? CHUNK_SHARED : CHUNK_JOINED;
-	c->image = l->image;
-	c->image_offset = l->offset;
-	c->origin = origin;
-}
-
-static int resolve(struct drain *d, struct work *w, uint32_t chunk,
-		   bool owner_failed, uint8_t *buffer)
-{
-	struct drain_chunk *c = &w->chunks[chunk];
-	const struct work *o = c->owner;
-	const struct drain_chunk *theirs = &o->chunks[c->owner_chunk];
-	SCOPED(compared_close) struct compared last = { .fd = -1 };
-	struct chunk_loc l;
-	struct extent at;
-	const uint8_t *base;
-	int rc;
-
-	if (owner_failed || theirs->len != c->len ||
-	    !work_place(o, theirs, &at))
-		return store_late(d, w, chunk, buffer);
-	l = (struct chunk_loc){ at.image, at.image_offset, c->len };
-	if (d->options.verify) {
-		work_yield(d, w);
-		rc = work_bytes(w, chunk, chunk + 1, buffer, &base);
+		rc = is_repeated(d, w, i, &last, buffer);
+		if (rc == 0)
+			rc = store_late(d, w, i, buffer);
 		if (rc < 0)
-			return rc == -ESTALE ? -EAGAIN : rc;
-		if (!(work_is_stable(o)
-			      ? equal_to_stage(d, o->stage, base + c->offset,
-					       c->len, theirs->offset)
-			      : equal_to_image(d, &last, &l, base + c->offset)))
-			return store_late(d, w, chunk, buffer);
+			return rc;
 	}
-	join(c, w, o, theirs, &l);
 	return 0;
-}
-
-int work_resolve(struct drain *d, struct work *w, uint32_t chunk,
-		 bool owner_failed, uint8_t *buffer)
-{
-	struct drain_chunk *c = &w->chunks[chunk];
-	int rc = resolve(d, w, chunk, owner_failed, buffer);
-	struct work *owner = c->owner;
-
-	/* A circle of the file with itself is broken without an end of it. */
-	c->owner = NULL;
-	if (owner == w)
-		atomic_fetch_sub(&w->refs, 1);
-	else
-		work_put(d, owner);
-	return rc;
 }
 
 /* The place of the chunk in this image, if it is committed there too. */
@@ -244,8 +164,6 @@ static int share_from(struct drain *d, struct work *w, uint32_t i,
 		if (!equal_to_image(d, &last, &l, base + c->offset))
 			return 0;
 	}
-	drain_origin_put(TAKE(c->origin));
-	c->kind = CHUNK_SHARED;
 	c->image = l.image;
 	c->image_offset = l.offset;
 	return 0;
@@ -254,7 +172,7 @@ static int share_from(struct drain *d, struct work *w, uint32_t i,
 /* Does it lie in an image of others, and not as what the file had there? */
 static bool is_borrowed(const struct work *w, const struct drain_chunk *c)
 {
-	return chunk_is_shared(c) && !c->unmoved &&
+	return c->kind == CHUNK_SHARED && !c->unmoved &&
 	       !(w->image && c->image == w->image->id);
 }
 
@@ -273,16 +191,7 @@ int work_align(struct drain *d, struct work *w, uint8_t *buffer)
 			continue;
 		if (work_is_disturbed(w))
 			return -EAGAIN;
-		/* Whose origin is known is settled: others wait for it. */
-		if (first->origin &&
-		    inflight_owned_by(d->inflight, c->hash, w, first->origin,
-				      &c->owner, &c->owner_chunk)) {
-			drain_origin_put(TAKE(c->origin));
-			c->kind = CHUNK_DEFERRED;
-			rc = work_resolve(d, w, i, false, buffer);
-		} else {
-			rc = share_from(d, w, i, first->image, buffer);
-		}
+		rc = share_from(d, w, i, first->image, buffer);
 		if (rc < 0)
 			return rc;
 	}
@@ -315,10 +224,9 @@ static void count_left(struct drain *d, uint64_t bytes)
 	d->left_native_bytes += bytes;
 }
 
-static int undo_sharing(struct drain *d, struct work *w, uint8_t *buffer,
-			enum work_outcome *ret_outcome)
+static int undo_sharing(struct drain *d, struct work *w, uint8_t *buffer)
 {
-	uint64_t shared = 0, unmoved = 0;
+	uint64_t shared = 0, unmoved = 0, lost = atomic_load(&w->lost_bytes);
 	int rc;
 
 	for (uint32_t i = 0; i < w->chunk_count; i++)
@@ -327,12 +235,13 @@ static int undo_sharing(struct drain *d, struct work *w, uint8_t *buffer,
 			if (w->chunks[i].unmoved)
 				unmoved += w->chunks[i].len;
 		}
+	if (shared == 0 && lost > 0)
+		count_left(d, lost);
 	if (shared == 0 || is_identity(w))
 		return 0;
 	if (w->size_bytes < SELF_SHARE_BYTES_MIN)
 		shared -= unmoved;
-	if (shared > 0 &&
-	    shared >= w->size_bytes / 100 * d->options.dedup_min_saving_percent)
+	if (work_pays(d, w, shared))
 		return 0;
 	for (uint32_t i = 0; i < w->chunk_count; i++) {
 		if (!chunk_is_shared(&w->chunks[i]))
@@ -343,8 +252,7 @@ static int undo_sharing(struct drain *d, struct work *w, uint8_t *buffer,
 		if (rc < 0)
 			return rc;
 	}
-	*ret_outcome = WORK_UNSHARED;
-	count_left(d, shared);
+	count_left(d, shared + lost);
 	return 0;
 }
 
@@ -359,6 +267,6 @@ int work_conclude(struct drain *d, struct work *w, uint8_t *buffer,
 	    memcmp(old->digest, w->digest, HASH_BYTES) == 0)
 		*ret_outcome = WORK_UNCHANGED;
 	else if (!w->small)
-		return undo_sharing(d, w, buffer, ret_outcome);
+		return undo_sharing(d, w, buffer);
 	return 0;
 }

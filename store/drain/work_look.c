@@ -150,8 +150,10 @@ static void look_up_one(struct drain *d, struct work *w, uint32_t index,
 	const struct chunk_loc *from;
 	struct chunk_locs l;
 
+	c->committed = 0;
 	if (!value || locs_decode(value, len, &l) < 0 || l.at[0].len != c->len)
 		return;
+	c->committed = (uint8_t)l.count;
 	from = find_unmoved(w, c, &l);
 	c->unmoved = from != NULL;
 	if (!from && (l.count >= d->options.copies || has_own(w, &l)))

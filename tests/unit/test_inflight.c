@@ -1,4 +1,4 @@
-/* Of the running jobs that have a chunk, the older one stores it. */
+/* Of the works in flight that have a chunk, the oldest one stores it. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,13 +9,13 @@
 #include <cmocka.h>
 
 #include "store/base/scope.h"
-#include "store/drain/work.h"
 #include "store/drain/inflight.h"
+#include "store/drain/work.h"
 
 /* A work is its age and its references here. */
 static struct work work(uint64_t serial)
 {
-	struct work w = { .serial = serial, .turn = serial };
+	struct work w = { .serial = serial };
 
 	atomic_init(&w.refs, 1);
 	return w;
@@ -28,189 +28,188 @@ static void name(uint8_t hash[HASH_BYTES], uint32_t n)
 	memcpy(hash + HASH_BYTES - sizeof(n), &n, sizeof(n));
 }
 
-static void the_first_to_come_owns_it_against_younger_ones(void **state)
-{
-	struct inflight *t = inflight_new(1);
-	struct work a = work(1), b = work(2), *owner = NULL;
+/* One claim: what it says, and with whom it was told to be. */
+struct claim {
+	struct inflight *t;
 	uint8_t hash[HASH_BYTES];
-	uint32_t chunk = 0;
+	unsigned copies;
+	struct work *other;
+	uint32_t chunk;
+};
+
+static struct claim claims(struct inflight *t, uint32_t n, unsigned copies)
+{
+	struct claim c = { .t = t, .copies = copies };
+
+	name(c.hash, n);
+	return c;
+}
+
+static enum inflight_claim claim(struct claim *c, struct work *w,
+				 uint32_t chunk)
+{
+	c->other = NULL;
+	c->chunk = UINT32_MAX;
+	return inflight_claim(c->t, c->hash, w, chunk, c->copies, &c->other,
+			      &c->chunk);
+}
+
+static void drop(struct claim *c, struct work *w, uint32_t chunk)
+{
+	inflight_drop(c->t, c->hash, w, chunk);
+}
+
+static void an_older_one_that_has_it_is_named(void **state)
+{
+	struct inflight *t = inflight_new();
+	struct work a = work(1), b = work(2);
+	struct claim c = claims(t, 1, 1);
 
 	(void)state;
-	name(hash, 1);
-	assert_true(inflight_claim(t, hash, &a, 7, &owner, &chunk));
-	assert_null(owner);
-	assert_false(inflight_claim(t, hash, &b, 3, &owner, &chunk));
-	assert_ptr_equal(owner, &a);
-	assert_int_equal(chunk, 7);
+	assert_int_equal(claim(&c, &a, 7), INFLIGHT_MINE);
+	assert_null(c.other);
+	assert_int_equal(claim(&c, &b, 3), INFLIGHT_OLDER);
+	assert_ptr_equal(c.other, &a);
 	assert_int_equal(atomic_load(&a.refs), 2);
 	assert_int_equal(atomic_load(&b.refs), 1);
-	inflight_drop(t, hash, &a, 7);
+	/* It is stored once by each of them at the most. */
+	assert_int_equal(claim(&c, &b, 4), INFLIGHT_REPEATED);
+	assert_int_equal(c.chunk, 3);
+	drop(&c, &b, 3);
+	drop(&c, &a, 7);
 	inflight_free(t);
 }
 
-static void an_older_job_takes_it_over(void **state)
+static void an_older_one_takes_it_over_and_is_told_from_whom(void **state)
 {
-	struct inflight *t = inflight_new(1);
-	struct work old = work(1), young = work(2), *owner = NULL;
-	uint8_t hash[HASH_BYTES];
-	uint32_t chunk = 0;
+	struct inflight *t = inflight_new();
+	struct work old = work(1), young = work(2);
+	struct claim c = claims(t, 1, 1);
 
 	(void)state;
-	name(hash, 1);
-	assert_true(inflight_claim(t, hash, &young, 3, &owner, &chunk));
-	assert_true(inflight_claim(t, hash, &old, 9, &owner, &chunk));
-	assert_null(owner);
-	/* The younger one finds out before it is settled. */
-	assert_int_equal(inflight_check(t, hash, &young, 3, &owner, &chunk),
-			 INFLIGHT_OTHER);
-	assert_ptr_equal(owner, &old);
-	assert_int_equal(chunk, 9);
-	assert_int_equal(atomic_load(&old.refs), 2);
-	assert_int_equal(inflight_check(t, hash, &old, 9, &owner, &chunk),
-			 INFLIGHT_MINE);
-	inflight_drop(t, hash, &young, 3); /* it has nothing to give up */
-	assert_int_equal(inflight_check(t, hash, &old, 9, &owner, &chunk),
-			 INFLIGHT_MINE);
-	inflight_drop(t, hash, &old, 9);
+	assert_int_equal(claim(&c, &young, 3), INFLIGHT_MINE);
+	assert_int_equal(claim(&c, &old, 9), INFLIGHT_MINE);
+	assert_ptr_equal(c.other, &young);
+	assert_int_equal(atomic_load(&young.refs), 2);
+	assert_int_equal(claim(&c, &young, 3), INFLIGHT_OLDER);
+	assert_ptr_equal(c.other, &old);
+	drop(&c, &old, 9);
+	/* That one is over, and was not committed. */
+	assert_int_equal(claim(&c, &young, 3), INFLIGHT_MINE);
+	assert_null(c.other);
+	drop(&c, &young, 3);
 	inflight_free(t);
 }
 
-/* Two works that wait for each other would wait for ever. */
-static void an_older_job_waits_for_no_younger_one_that_came_later(void **state)
+static void
+the_second_of_two_equal_chunks_of_a_work_repeats_the_first(void **state)
 {
-	struct inflight *t = inflight_new(1);
-	struct work first = work(1), old = work(2), young = work(3);
-	struct work *owner = NULL;
-	uint8_t hash[HASH_BYTES];
-	uint32_t chunk = 0;
+	struct inflight *t = inflight_new();
+	struct work a = work(1);
+	struct claim c = claims(t, 1, 1);
 
 	(void)state;
-	name(hash, 1);
-	assert_true(inflight_claim(t, hash, &old, 9, &owner, &chunk));
-	assert_true(inflight_claim(t, hash, &first, 5, &owner, &chunk));
-	inflight_drop(t, hash, &first, 5); /* it is over */
-	assert_true(inflight_claim(t, hash, &young, 3, &owner, &chunk));
-	assert_int_equal(inflight_check(t, hash, &old, 9, &owner, &chunk),
-			 INFLIGHT_MINE);
-	assert_null(owner);
-	assert_int_equal(inflight_check(t, hash, &young, 3, &owner, &chunk),
-			 INFLIGHT_OTHER);
-	assert_ptr_equal(owner, &old);
-	assert_int_equal(chunk, 9);
-	inflight_drop(t, hash, &old, 9);
+	assert_int_equal(claim(&c, &a, 0), INFLIGHT_MINE);
+	assert_int_equal(claim(&c, &a, 1), INFLIGHT_REPEATED);
+	assert_null(c.other);
+	assert_int_equal(c.chunk, 0);
+	assert_int_equal(atomic_load(&a.refs), 1);
+	drop(&c, &a, 1); /* it does not have it */
+	assert_int_equal(claim(&c, &a, 2), INFLIGHT_REPEATED);
+	drop(&c, &a, 0);
+	assert_int_equal(claim(&c, &a, 2), INFLIGHT_MINE);
+	drop(&c, &a, 2);
 	inflight_free(t);
 }
 
-static void the_second_of_two_equal_chunks_of_a_job_refers_to_the_first(
-	void **state)
+/* Two copies: so the two oldest have it, and each of them once. */
+static void as_many_works_have_it_as_copies_are_to_be_made(void **state)
 {
-	struct inflight *t = inflight_new(1);
-	struct work a = work(1), *owner = NULL;
-	uint8_t hash[HASH_BYTES];
-	uint32_t chunk = 0;
-
-	(void)state;
-	name(hash, 1);
-	assert_true(inflight_claim(t, hash, &a, 0, &owner, &chunk));
-	assert_false(inflight_claim(t, hash, &a, 1, &owner, &chunk));
-	assert_ptr_equal(owner, &a);
-	assert_int_equal(chunk, 0);
-	inflight_drop(t, hash, &a, 1); /* not the owner of it */
-	assert_int_equal(inflight_check(t, hash, &a, 0, &owner, &chunk),
-			 INFLIGHT_MINE);
-	inflight_drop(t, hash, &a, 0);
-	inflight_free(t);
-}
-
-/* Two copies: so the two oldest have it, and one of them once. */
-static void as_many_jobs_own_it_as_copies_are_kept(void **state)
-{
-	struct inflight *t = inflight_new(2);
-	struct work w[5], *owner = NULL;
-	uint8_t hash[HASH_BYTES];
-	uint32_t chunk = 0;
+	struct inflight *t = inflight_new();
+	struct claim c = claims(t, 1, 2);
+	struct work w[5];
 
 	(void)state;
 	for (unsigned i = 0; i < 5; i++)
 		w[i] = work(i);
-	name(hash, 1);
-	assert_true(inflight_claim(t, hash, &w[2], 2, &owner, &chunk));
-	assert_false(inflight_claim(t, hash, &w[2], 9, &owner, &chunk));
-	assert_ptr_equal(owner, &w[2]);
-	assert_int_equal(chunk, 2);
-	assert_true(inflight_claim(t, hash, &w[3], 3, &owner, &chunk));
-	/* Who comes later refers to one of them, by his own number. */
-	assert_false(inflight_claim(t, hash, &w[4], 4, &owner, &chunk));
-	assert_ptr_equal(owner, &w[3]);
-	assert_int_equal(chunk, 3);
-	w[4].serial = 5;
-	w[4].turn = 5;
-	assert_false(inflight_claim(t, hash, &w[4], 4, &owner, &chunk));
-	assert_ptr_equal(owner, &w[2]);
-	/* An older one takes the place of the youngest. */
-	assert_true(inflight_claim(t, hash, &w[1], 1, &owner, &chunk));
-	assert_int_equal(inflight_check(t, hash, &w[2], 2, &owner, &chunk),
-			 INFLIGHT_MINE);
-	assert_int_equal(inflight_check(t, hash, &w[3], 3, &owner, &chunk),
-			 INFLIGHT_OTHER);
-	assert_ptr_equal(owner, &w[1]);
-	/* One of two is over: there may be room for another one. */
-	inflight_drop(t, hash, &w[1], 1);
-	assert_int_equal(inflight_check(t, hash, &w[3], 3, &owner, &chunk),
-			 INFLIGHT_NOBODY);
-	assert_true(inflight_claim(t, hash, &w[3], 3, &owner, &chunk));
-	inflight_drop(t, hash, &w[2], 2);
-	inflight_drop(t, hash, &w[3], 3);
+	assert_int_equal(claim(&c, &w[2], 2), INFLIGHT_MINE);
+	assert_int_equal(claim(&c, &w[2], 9), INFLIGHT_REPEATED);
+	assert_int_equal(claim(&c, &w[3], 3), INFLIGHT_MINE);
+	assert_null(c.other);
+	/* The youngest of those that keep it: it is committed last. */
+	assert_int_equal(claim(&c, &w[4], 4), INFLIGHT_OLDER);
+	assert_ptr_equal(c.other, &w[3]);
+	/* It loses it to an older one; the youngest has lost it already. */
+	assert_int_equal(claim(&c, &w[1], 1), INFLIGHT_MINE);
+	assert_ptr_equal(c.other, &w[3]);
+	assert_int_equal(claim(&c, &w[3], 3), INFLIGHT_OLDER);
+	assert_ptr_equal(c.other, &w[2]);
+	/* One of two is over, and was not committed. */
+	drop(&c, &w[1], 1);
+	assert_int_equal(claim(&c, &w[4], 4), INFLIGHT_OLDER);
+	assert_ptr_equal(c.other, &w[3]);
+	for (uint32_t i = 2; i < 5; i++)
+		drop(&c, &w[i], i);
 	inflight_free(t);
 }
 
-static void what_is_given_up_is_nobodys_and_can_be_claimed_again(void **state)
+/* A copy was committed since: of those that have it only some make others. */
+static void when_fewer_copies_will_do_the_youngest_lose_it(void **state)
 {
-	struct inflight *t = inflight_new(1);
-	struct work a = work(1), b = work(2), *owner = NULL;
-	uint8_t hash[HASH_BYTES];
-	uint32_t chunk = 0;
+	struct inflight *t = inflight_new();
+	struct claim c = claims(t, 1, 3);
+	struct work w[3] = { work(0), work(1), work(2) };
 
 	(void)state;
-	name(hash, 1);
-	assert_int_equal(inflight_check(t, hash, &b, 0, &owner, &chunk),
-			 INFLIGHT_NOBODY);
-	assert_true(inflight_claim(t, hash, &a, 0, &owner, &chunk));
-	inflight_drop(t, hash, &a, 0);
-	inflight_drop(t, hash, &a, 0); /* twice is once */
-	assert_int_equal(inflight_check(t, hash, &b, 0, &owner, &chunk),
-			 INFLIGHT_NOBODY);
-	assert_true(inflight_claim(t, hash, &b, 0, &owner, &chunk));
-	inflight_drop(t, hash, &b, 0);
+	for (unsigned i = 0; i < 3; i++)
+		assert_int_equal(claim(&c, &w[i], i), INFLIGHT_MINE);
+	c.copies = 1;
+	assert_int_equal(claim(&c, &w[1], 1), INFLIGHT_OLDER);
+	assert_ptr_equal(c.other, &w[0]);
+	c.copies = 2;
+	assert_int_equal(claim(&c, &w[0], 0), INFLIGHT_MINE);
+	assert_ptr_equal(c.other, &w[2]);
+	for (uint32_t i = 0; i < 3; i++)
+		drop(&c, &w[i], i);
+	inflight_free(t);
+}
+
+static void what_is_given_up_can_be_claimed_again(void **state)
+{
+	struct inflight *t = inflight_new();
+	struct work a = work(1), b = work(2);
+	struct claim c = claims(t, 1, 1);
+
+	(void)state;
+	assert_int_equal(claim(&c, &a, 0), INFLIGHT_MINE);
+	drop(&c, &a, 0);
+	drop(&c, &a, 0); /* twice is once */
+	assert_int_equal(claim(&c, &b, 0), INFLIGHT_MINE);
+	drop(&c, &b, 0);
 	inflight_free(t);
 }
 
 static void hashes_of_one_bucket_do_not_disturb_each_other(void **state)
 {
-	struct inflight *t = inflight_new(1);
-	struct work a = work(1), b = work(2), *owner = NULL;
-	uint8_t hash[HASH_BYTES];
-	uint32_t chunk = 0;
+	struct inflight *t = inflight_new();
+	struct work a = work(1), b = work(2);
+	struct claim c;
 
 	(void)state;
 	for (uint32_t n = 0; n < 100; n++) {
-		name(hash, n);
-		assert_true(inflight_claim(t, hash, &a, n, &owner, &chunk));
+		c = claims(t, n, 1);
+		assert_int_equal(claim(&c, &a, n), INFLIGHT_MINE);
 	}
 	for (uint32_t n = 0; n < 100; n += 2) {
-		name(hash, n);
-		inflight_drop(t, hash, &a, n);
+		c = claims(t, n, 1);
+		drop(&c, &a, n);
 	}
 	for (uint32_t n = 0; n < 100; n++) {
-		bool free_again = n % 2 == 0;
-
-		name(hash, n);
-		assert_int_equal(inflight_claim(t, hash, &b, n, &owner, &chunk),
-				 free_again);
-		if (!free_again)
-			assert_int_equal(chunk, n);
-		inflight_drop(t, hash, &a, n);
-		inflight_drop(t, hash, &b, n);
+		c = claims(t, n, 1);
+		assert_int_equal(claim(&c, &b, n),
+				 n % 2 ? INFLIGHT_OLDER : INFLIGHT_MINE);
+		drop(&c, &a, n);
+		drop(&c, &b, n);
 	}
 	inflight_free(t); /* which checks that nothing is left */
 }
@@ -229,22 +228,26 @@ static void *claim_all(void *arg)
 	struct claimer *c = arg;
 
 	for (uint32_t n = 0; n < CHUNKS; n++) {
-		struct work *owner = NULL;
-		uint8_t hash[HASH_BYTES];
-		uint32_t chunk = 0;
+		struct claim one = claims(c->t, n, 1);
 
-		name(hash, n);
-		/* Whoever refuses is not younger than the one who asks. */
-		if (!inflight_claim(c->t, hash, &c->work, n, &owner, &chunk))
-			CHECK(owner->serial < c->work.serial && chunk == n);
+		switch (claim(&one, &c->work, n)) {
+		case INFLIGHT_OLDER:
+			CHECK(one.other->serial < c->work.serial);
+			break;
+		case INFLIGHT_MINE:
+			CHECK(!one.other || one.other->serial > c->work.serial);
+			break;
+		case INFLIGHT_REPEATED:
+			CHECK(false);
+		}
 	}
 	return NULL;
 }
 
-static void of_jobs_that_run_at_once_the_oldest_ends_up_with_all(void **state)
+static void of_works_that_run_at_once_the_oldest_ends_up_with_all(void **state)
 {
 	struct claimer c[THREADS];
-	struct inflight *t = inflight_new(1);
+	struct inflight *t = inflight_new();
 
 	(void)state;
 	for (unsigned i = 0; i < THREADS; i++) {
@@ -256,59 +259,53 @@ static void of_jobs_that_run_at_once_the_oldest_ends_up_with_all(void **state)
 	for (unsigned i = 0; i < THREADS; i++)
 		pthread_join(c[i].thread, NULL);
 	for (uint32_t n = 0; n < CHUNKS; n++) {
-		struct work *owner = NULL;
-		uint8_t hash[HASH_BYTES];
-		uint32_t chunk = 0;
+		struct claim one = claims(t, n, 1);
 
-		name(hash, n);
-		assert_int_equal(inflight_check(t, hash, &c[THREADS - 1].work,
-						n, &owner, &chunk),
-				 INFLIGHT_MINE);
-		inflight_drop(t, hash, &c[THREADS - 1].work, n);
+		assert_int_equal(claim(&one, &c[0].work, n), INFLIGHT_OLDER);
+		assert_ptr_equal(one.other, &c[THREADS - 1].work);
+		for (unsigned i = 0; i < THREADS; i++)
+			drop(&one, &c[i].work, n);
 	}
 	inflight_free(t);
 }
 
-static void jobs_of_different_domains_have_chunks_of_their_own(void **state)
+static void works_of_different_domains_have_chunks_of_their_own(void **state)
 {
-	struct inflight *t = inflight_new(1);
-	struct work a = work(1), b = work(2), *owner = NULL;
-	uint8_t hash[HASH_BYTES];
-	uint32_t chunk = 0;
+	struct inflight *t = inflight_new();
+	struct work a = work(1), b = work(2);
+	struct claim c = claims(t, 1, 1);
 
 	(void)state;
 	a.domain = 1000;
 	b.domain = 1001;
-	name(hash, 1);
-	assert_true(inflight_claim(t, hash, &a, 7, &owner, &chunk));
-	assert_true(inflight_claim(t, hash, &b, 3, &owner, &chunk));
-	assert_null(owner);
-	assert_int_equal(inflight_check(t, hash, &b, 3, &owner, &chunk),
-			 INFLIGHT_MINE);
-	inflight_drop(t, hash, &a, 7);
-	assert_int_equal(inflight_check(t, hash, &b, 3, &owner, &chunk),
-			 INFLIGHT_MINE);
-	inflight_drop(t, hash, &b, 3);
+	assert_int_equal(claim(&c, &a, 7), INFLIGHT_MINE);
+	assert_int_equal(claim(&c, &b, 3), INFLIGHT_MINE);
+	assert_null(c.other);
+	drop(&c, &a, 7);
+	assert_int_equal(claim(&c, &b, 4), INFLIGHT_REPEATED);
+	drop(&c, &b, 3);
 	inflight_free(t);
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_first_to_come_owns_it_against_younger_ones),
-		cmocka_unit_test(an_older_job_takes_it_over),
+		cmocka_unit_test(an_older_one_that_has_it_is_named),
 		cmocka_unit_test(
-			an_older_job_waits_for_no_younger_one_that_came_later),
+			an_older_one_takes_it_over_and_is_told_from_whom),
 		cmocka_unit_test(
-			the_second_of_two_equal_chunks_of_a_job_refers_to_the_first),
-		cmocka_unit_test(as_many_jobs_own_it_as_copies_are_kept),
+			the_second_of_two_equal_chunks_of_a_work_repeats_the_first),
 		cmocka_unit_test(
-			what_is_given_up_is_nobodys_and_can_be_claimed_again),
-		cmocka_unit_test(hashes_of_one_bucket_do_not_disturb_each_other),
+			as_many_works_have_it_as_copies_are_to_be_made),
 		cmocka_unit_test(
-			of_jobs_that_run_at_once_the_oldest_ends_up_with_all),
+			when_fewer_copies_will_do_the_youngest_lose_it),
+		cmocka_unit_test(what_is_given_up_can_be_claimed_again),
 		cmocka_unit_test(
-			jobs_of_different_domains_have_chunks_of_their_own),
+			hashes_of_one_bucket_do_not_disturb_each_other),
+		cmocka_unit_test(
+			of_works_that_run_at_once_the_oldest_ends_up_with_all),
+		cmocka_unit_test(
+			works_of_different_domains_have_chunks_of_their_own),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

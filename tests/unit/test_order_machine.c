@@ -104,7 +104,7 @@ static void who_fails_out_of_turn_stops_those_behind_it(void **state)
 		assert_null(order_want(&o, &rank_1.v));
 		assert_ptr_equal(order_take(&o), &rank_1.v);
 		if (how == 0)
-			order_again(&o, &rank_1.v);
+			order_again(&o, &rank_1.v, NULL);
 		else
 			order_fail(&o, &rank_1.v);
 		assert_ptr_equal(order_take(&o), &rank_0.v);
@@ -188,7 +188,7 @@ static void who_is_wanted_overtakes_alone(void **state)
 	assert_null(order_want(&o, &newer));
 	assert_null(order_take(&o)); /* a makes way ... */
 	assert_ptr_equal(order_void(&o), &a.v);
-	order_again(&o, &a.v);
+	order_again(&o, &a.v, NULL);
 	assert_ptr_equal(order_start(&o), &newer);
 	order_ready(&o, &newer);
 	assert_ptr_equal(order_take(&o), &newer);
@@ -295,7 +295,7 @@ static void what_is_drained_as_it_stands_is_older_than_its_close(void **state)
 	assert_true(number != 0);
 	one_closed(&o, &other);
 	assert_ptr_equal(order_start(&o), &other.v);
-	order_again(&o, &a.v);
+	order_again(&o, &a.v, NULL);
 	assert_ptr_equal(order_start(&o), &a.v);
 	assert_true(a.v.number > other.v.number);
 	number = a.v.number;
@@ -308,7 +308,7 @@ static void what_is_drained_as_it_stands_is_older_than_its_close(void **state)
 	order_replace(&o, &again);
 	order_ready(&o, &a.v);
 	assert_true(order_give_back(&o, &a.v));
-	order_again(&o, &a.v);
+	order_again(&o, &a.v, NULL);
 	assert_ptr_equal(order_start(&o), &a.v);
 	assert_int_equal(a.v.number, number);
 }

@@ -104,15 +104,19 @@ static void replace(struct walk *w)
 	}
 }
 
-/* It is drained again, unless it was closed anew. */
+/*
+ * It is drained again, unless it was closed anew; perhaps behind any other one,
+ * also one that is not in flight, or has its turn later.
+ */
 static void give_back(struct walk *w, struct version *v)
 {
 	struct version *q = versions_next(v->file);
+	struct version *u = roll(w, 2) ? any_in(w, ~0u) : NULL;
 
 	if (!v->replaced && q)
 		end_it(w, v, VERSION_GONE);
 	else
-		order_again(&w->o, v);
+		order_again(&w->o, v, u != v ? u : NULL);
 }
 
 static void fail_it(struct walk *w, struct version *v)
@@ -219,6 +223,26 @@ static void check_numbers(const struct walk *w)
 			else if (newer && newer->number != 0)
 				assert_true(newer->number > v->number);
 		}
+}
+
+/*
+ * Who is behind another one waits for no turn that comes after his own, and for
+ * none at all, if somebody waits for him.
+ */
+static void check_followers(const struct walk *w)
+{
+	for (unsigned i = 0; i < MAX_VERSIONS; i++) {
+		const struct version *v = &w->v[i], *u = v->behind;
+
+		if (!w->alive[i] || !u)
+			continue;
+		assert_true(w->alive[u - w->v] && !version_pending(u));
+		assert_true(v->state == VERSION_QUEUED);
+		if (u->place && u->want != WANT_ALONE) {
+			assert_true(v->place && v->want != WANT_ALONE);
+			assert_true(u->place < v->place);
+		}
+	}
 }
 
 static void step(struct walk *w)
@@ -340,6 +364,7 @@ no_walk_commits_a_version_before_one_that_was_closed_before_it(void **state)
 		for (unsigned i = 0; i < STEPS; i++) {
 			step(w);
 			check_numbers(w);
+			check_followers(w);
 		}
 		committed += w->committed;
 		finish(w);

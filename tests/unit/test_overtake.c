@@ -89,21 +89,23 @@ static bool is_latest_durable(struct live *l)
 
 /*
  * The replica is taken out of its turn and given back, because the bytes that
- * it shares are in a stage that may be written to again. It keeps its place.
+ * it shares were deleted meanwhile. It keeps its place.
  */
 static void
 who_fails_out_of_turn_is_not_overtaken_by_who_closed_later(void **state)
 {
-	uint8_t *data = filled(FILE_BYTES, 1);
+	uint8_t *data = filled(FILE_BYTES, 1), *other = filled(FILE_BYTES, 2);
 
 	(void)state;
-	for (unsigned kind = 0; kind < LIVE_KINDS; kind += 2) { /* on disk */
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
 		struct live l = live_held(kind);
 		struct syncer gate, rank_1;
 		struct commits_paused paused;
 
+		live_write(&l, "old", data, FILE_BYTES);
+		assert_int_equal(live_sync(&l, "old"), 0);
 		live_write(&l, "gate", data + 1, 100);
-		live_write(&l, "rank_0", data, FILE_BYTES);
+		live_write(&l, "rank_0", other, FILE_BYTES);
 		live_write(&l, "rank_1", data, FILE_BYTES);
 		live_write(&l, "latest", data, 3);
 		/* The committer stands until all of them can be committed. */
@@ -116,6 +118,8 @@ who_fails_out_of_turn_is_not_overtaken_by_who_closed_later(void **state)
 		wait_job(&l, "latest", SEEN_READY);
 		sync_begin(&rank_1, &l, "rank_1");
 		wait_job(&l, "rank_1", SEEN_WANTED);
+		/* The committer does that before he takes the next one. */
+		assert_int_equal(live_unlink(&l, "old"), 0);
 		commits_go_on(&paused);
 		AWAIT(is_latest_durable(&l));
 		pthread_join(gate.thread, NULL);
@@ -124,6 +128,7 @@ who_fails_out_of_turn_is_not_overtaken_by_who_closed_later(void **state)
 		live_free(&l);
 	}
 	free(data);
+	free(other);
 }
 
 /* It may be drained now, without anybody waiting for it. */

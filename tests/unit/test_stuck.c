@@ -88,19 +88,32 @@ static void ask(struct live *l, const char *path)
 	inode_put(l->st->inodes, in, 1);
 }
 
-static void wait_ready(struct live *l, const char *path)
+static bool is_behind_locked(const struct inode *in)
+{
+	const struct version *v = versions_next(&in->file->versions);
+
+	return v && v->behind;
+}
+
+static void wait_until(struct live *l, const char *path,
+		       bool (*is_locked)(const struct inode *in))
 {
 	struct drain *d = l->st->drain;
 	struct inode *in;
 
-	ask(l, path);
 	assert_int_equal(live_lookup(l, path, &in), 0);
 	{
 		HOLD(&d->lock);
-		while (!is_ready_locked(in))
+		while (!is_locked(in))
 			cond_wait(&d->moved, &d->lock);
 	}
 	inode_put(l->st->inodes, in, 1);
+}
+
+static void wait_ready(struct live *l, const char *path)
+{
+	ask(l, path);
+	wait_until(l, path, is_ready_locked);
 }
 
 static void wait_stuck(struct live *l)
@@ -168,7 +181,8 @@ static void what_waits_is_whole_though_what_it_shares_is_deleted(void **state)
 }
 
 /* The same with bytes of one that was drained at the same time. */
-static void what_waits_is_whole_though_what_it_joined_is_deleted(void **state)
+static void what_waits_is_whole_though_what_it_was_behind_is_deleted(
+	void **state)
 {
 	uint8_t *data = filled(FILE_BYTES + 1, 1);
 
@@ -180,9 +194,10 @@ static void what_waits_is_whole_though_what_it_joined_is_deleted(void **state)
 		live_write(&l, "rank_1", data + 1, FILE_BYTES);
 		wait_stuck(&l);
 		wait_ready(&l, "rank_0");
-		wait_ready(&l, "rank_1");
+		ask(&l, "rank_1");
+		wait_until(&l, "rank_1", is_behind_locked);
 		assert_int_equal(live_sync(&l, "rank_0"), 0);
-		assert_true(is_ready(&l, "rank_1"));
+		wait_until(&l, "rank_1", is_ready_locked);
 		assert_int_equal(live_unlink(&l, "rank_0"), 0);
 		live_settle(&l);
 		assert_int_equal(live_images(&l).count, 1); /* old's */
@@ -194,6 +209,37 @@ static void what_waits_is_whole_though_what_it_joined_is_deleted(void **state)
 	free(data);
 }
 
+/*
+ * Who waits for a replica waits for no turn of another one: it is stored once
+ * more. That one finds it committed.
+ */
+static void who_waits_for_a_replica_waits_for_no_turn_of_another(void **state)
+{
+	uint8_t *data = filled(FILE_BYTES, 1), *model = filled(FILE_BYTES, 2);
+
+	(void)state;
+	for (unsigned kind = 1; kind < LIVE_KINDS; kind += 2) {
+		struct live l = live_stuck(kind, data);
+
+		live_write(&l, "rank_0", model, FILE_BYTES);
+		live_write(&l, "rank_1", model, FILE_BYTES);
+		wait_stuck(&l);
+		wait_ready(&l, "rank_0");
+		ask(&l, "rank_1");
+		wait_until(&l, "rank_1", is_behind_locked);
+		assert_int_equal(live_sync(&l, "rank_1"), 0);
+		unstick(&l);
+		assert_file(&l, "rank_0", model, FILE_BYTES);
+		assert_file(&l, "rank_1", model, FILE_BYTES);
+		assert_true(live_native(&l, "rank_0"));
+		assert_true(live_native(&l, "rank_1"));
+		assert_int_equal(live_counter(&l, META_SHARED), FILE_BYTES);
+		live_free(&l);
+	}
+	free(data);
+	free(model);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -202,7 +248,9 @@ int main(void)
 		cmocka_unit_test(
 			what_waits_is_whole_though_what_it_shares_is_deleted),
 		cmocka_unit_test(
-			what_waits_is_whole_though_what_it_joined_is_deleted),
+			what_waits_is_whole_though_what_it_was_behind_is_deleted),
+		cmocka_unit_test(
+			who_waits_for_a_replica_waits_for_no_turn_of_another),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,66 @@
+/*
+ * work_lost.c - of two works in flight that have bytes in common, which one
+ * begins again when the other is over.
+ *
+ * The one that is committed later, and then it shares with what is committed.
+ * It costs what has been done of it: so not for bytes that would not be shared
+ * in the end, nor again and again.
+ */
+#include "store/base/scope.h"
+#include "store/drain/drain_private.h"
+#include "store/drain/work.h"
+
+/* Attempts at a job; then it stores what others store as well. */
+#define GIVES_WAY_MAX 8
+
+bool work_pays(const struct drain *d, const struct work *w, uint64_t bytes)
+{
+	uint64_t percent = d->options.dedup_min_saving_percent;
+
+	return bytes > 0 && bytes >= w->size_bytes / 100 * percent;
+}
+
+/* Is o not to be waited for, since somebody waits for w, which is small? */
+static bool is_too_large_for(const struct work *o, const struct work *w)
+{
+	return o->outcome == WORK_OPEN && work_can_be_helped(o) &&
+	       !work_can_be_helped(w) && w->job->v.want == WANT_ALONE;
+}
+
+/* Would it save enough to drain w once more? */
+static bool is_worth_it(const struct drain *d, const struct work *w,
+			uint64_t lost)
+{
+	return w->job->attempts < GIVES_WAY_MAX &&
+	       (work_pays(d, w, lost) ||
+		lost >= atomic_load(&w->seen_bytes) / 2);
+}
+
+void work_lost(struct drain *d, struct work *w, struct work *o, uint32_t len)
+{
+	uint64_t lost = atomic_fetch_add(&w->lost_bytes, len) + len;
+	bool is_over;
+
+	HOLD(&d->lock);
+	is_over = o->job->work != o;
+	if (w->job->work != w)
+		return;
+	/* Somebody waits for w since it began, or not any more. */
+	if (!is_over && !order_may_follow(&w->job->v, &o->job->v) &&
+	    order_may_follow(&o->job->v, &w->job->v)) {
+		struct work *younger = o;
+
+		o = w;
+		w = younger;
+	}
+	if (!is_worth_it(d, w, lost))
+		return;
+	if (!is_over) {
+		if (!order_may_follow(&w->job->v, &o->job->v) ||
+		    is_too_large_for(o, w))
+			return;
+		if (!w->behind)
+			w->behind = job_ref(o->job);
+	}
+	job_stop_locked(d, w->job);
+}
