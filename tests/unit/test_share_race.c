@@ -1,0 +1,185 @@
+/*
+ * Replicas are stored once, whichever of two drains comes first to ask who has
+ * their chunks, and whatever happens just before it asks.
+ */
+#include <pthread.h>
+
+#include "store/drain/drain_private.h"
+#include "store/drain/inflight.h"
+#include "store/drain/work.h"
+#include "tests/unit/await.h"
+#include "tests/unit/live_flight.h"
+#include "tests/unit/live_store.h"
+
+#define FILE_BYTES (3 * MIB + 12345)
+
+/* What a file's drain waits for before it first claims a chunk. */
+struct stop {
+	struct inode *in; /* a reference; NULL: this one is not used */
+	bool (*is_over)(struct live *l);
+	atomic_bool come;
+};
+static struct stop stops[3];
+static struct live *stopped;
+
+enum inflight_claim
+__real_inflight_claim(struct inflight *t, const uint8_t *hash,
+		      struct work *work, uint32_t chunk, unsigned copies,
+		      struct work **ret_other, uint32_t *ret_chunk);
+enum inflight_claim
+__wrap_inflight_claim(struct inflight *t, const uint8_t *hash,
+		      struct work *work, uint32_t chunk, unsigned copies,
+		      struct work **ret_other, uint32_t *ret_chunk);
+
+enum inflight_claim
+__wrap_inflight_claim(struct inflight *t, const uint8_t *hash,
+		      struct work *work, uint32_t chunk, unsigned copies,
+		      struct work **ret_other, uint32_t *ret_chunk)
+{
+	for (unsigned i = 0; i < 3; i++)
+		if (stops[i].in == work->in &&
+		    !atomic_exchange(&stops[i].come, true))
+			AWAIT(stops[i].is_over(stopped));
+	return __real_inflight_claim(t, hash, work, chunk, copies, ret_other,
+				     ret_chunk);
+}
+
+/* Nothing is drained before drain_go_on(). */
+static struct live live_waiting(unsigned kind)
+{
+	struct live l = live_closed(NULL);
+
+	l.options.drain_threads = 2;
+	l.options.hold_drain = true;
+	live_open_kind(&l, kind);
+	return l;
+}
+
+static void stop_at(struct live *l, unsigned i, const char *path,
+		    bool (*is_over)(struct live *l))
+{
+	stopped = l;
+	stops[i].is_over = is_over;
+	atomic_store(&stops[i].come, false);
+	assert_int_equal(live_lookup(l, path, &stops[i].in), 0);
+}
+
+static void stops_end(struct live *l)
+{
+	for (unsigned i = 0; i < 3; i++) {
+		inode_put(l->st->inodes, stops[i].in, 1);
+		stops[i].in = NULL;
+	}
+}
+
+static bool second_has_come(struct live *l)
+{
+	(void)l;
+	return atomic_load(&stops[1].come);
+}
+
+static bool is_over(struct inode *in)
+{
+	HOLD(&in->lock);
+	return TAILQ_EMPTY(&in->file->versions.list);
+}
+
+static bool first_is_over(struct live *l)
+{
+	(void)l;
+	return is_over(stops[0].in);
+}
+
+/* It has looked for the chunk before the other one was committed. */
+static void who_is_committed_just_before_a_claim_is_found(void **state)
+{
+	uint8_t *data = filled(FILE_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_waiting(kind);
+
+		live_write(&l, "rank_0", data, FILE_BYTES);
+		live_write(&l, "rank_1", data, FILE_BYTES);
+		stop_at(&l, 0, "rank_0", second_has_come);
+		stop_at(&l, 1, "rank_1", first_is_over);
+		drain_go_on(l.st->drain);
+		live_sync_all(&l);
+		assert_true(second_has_come(&l));
+		stops_end(&l);
+		assert_int_equal(live_counter(&l, META_PHYSICAL), FILE_BYTES);
+		assert_true(live_native(&l, "rank_1"));
+		assert_file(&l, "rank_1", data, FILE_BYTES);
+		live_free(&l);
+	}
+	free(data);
+}
+
+static atomic_bool synced;
+
+static bool is_synced(struct live *l)
+{
+	(void)l;
+	return atomic_load(&synced);
+}
+
+/* rank_0 waits for its turn, and somebody for rank_1. */
+static bool is_wanted(struct live *l)
+{
+	struct inode *in = stops[1].in;
+
+	if (live_flight(l, stops[2].in) != VERSION_READY)
+		return false;
+	HOLD(&in->lock);
+	HOLD(&l->st->drain->lock);
+	return in->file->versions.in_flight->want == WANT_ALONE;
+}
+
+/*
+ * Somebody waits for rank_1 since its drain has begun, so that it is committed
+ * before rank_0: that begins again, and shares with it.
+ */
+static void who_is_waited_for_late_makes_the_older_one_wait(void **state)
+{
+	uint8_t *data = filled(FILE_BYTES, 1), *other = filled(FILE_BYTES, 2);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_waiting(kind);
+
+		atomic_store(&synced, false);
+		live_write(&l, "first", other, FILE_BYTES);
+		live_write(&l, "rank_0", data, FILE_BYTES);
+		live_write(&l, "rank_1", data, FILE_BYTES);
+		stop_at(&l, 0, "first", is_synced);
+		stop_at(&l, 1, "rank_1", is_wanted);
+		assert_int_equal(live_lookup(&l, "rank_0", &stops[2].in), 0);
+		atomic_store(&stops[2].come, true); /* it does not stop */
+		drain_go_on(l.st->drain);
+		AWAIT(second_has_come(&l));
+		assert_int_equal(live_sync(&l, "rank_1"), 0);
+		assert_int_equal(live_counter(&l, META_PHYSICAL), FILE_BYTES);
+		atomic_store(&synced, true);
+		live_sync_all(&l);
+		stops_end(&l);
+		assert_int_equal(live_counter(&l, META_PHYSICAL),
+				 2 * FILE_BYTES);
+		assert_true(live_native(&l, "rank_0"));
+		assert_file(&l, "rank_0", data, FILE_BYTES);
+		assert_file(&l, "rank_1", data, FILE_BYTES);
+		live_free(&l);
+	}
+	free(data);
+	free(other);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(who_is_committed_just_before_a_claim_is_found),
+		cmocka_unit_test(
+			who_is_waited_for_late_makes_the_older_one_wait),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
