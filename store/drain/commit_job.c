@@ -132,7 +132,7 @@ static bool is_surplus(const struct work *w, const struct drain_chunk *c)
 /* A stage that holds nothing but zeros or what is shared: no image of it. */
 static bool image_is_surplus(const struct work *w)
 {
-	return w->kind == WORK_OF_IMAGE && !work_has(w, CHUNK_NEW);
+	return w->kind == WORK_OF_IMAGE && !work_stores(w);
 }
 
 /* A range of the own image: to b, or, without one, to the reclaimer. */
@@ -330,7 +330,7 @@ static bool publish_stage_locked(struct drain *d, struct pending *p)
 static bool job_is_stored(const struct work *w)
 {
 	return w->image && w->outcome != WORK_UNCHANGED &&
-	       (w->kind == WORK_OF_IMAGE || work_has(w, CHUNK_NEW));
+	       (w->kind == WORK_OF_IMAGE || work_stores(w));
 }
 
 /* The content is durable: let everybody see it. */

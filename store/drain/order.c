@@ -111,16 +111,21 @@ static void relist_one(struct order *o, struct version *v,
 		TAILQ_INSERT_TAIL(q, v, by_state);
 }
 
-/* QUEUED once more, it goes before all that were closed after it. */
+/*
+ * QUEUED once more, it goes before all that were closed after it; what somebody
+ * waits for before all. What was never closed stays the last: it could be given
+ * back again and again.
+ */
 static void to_its_place(struct order *o, struct version *v)
 {
+	bool wanted = v->want == WANT_ALONE;
 	struct version *u;
 
-	if (v->behind || v->want == WANT_ALONE)
+	if (v->behind || (v->place == 0 && !wanted))
 		return;
 	TAILQ_REMOVE(&o->queue, v, by_state);
 	TAILQ_FOREACH(u, &o->queue, by_state)
-	if (u->want != WANT_ALONE && u->place >= v->place)
+	if (wanted || (u->want != WANT_ALONE && u->place >= v->place))
 		break;
 	if (u)
 		TAILQ_INSERT_BEFORE(u, v, by_state);

@@ -269,10 +269,10 @@ int work_bytes(struct work *w, uint32_t first, uint32_t end, uint8_t *buffer,
 	return rc;
 }
 
-bool work_has(const struct work *w, enum chunk_kind kind)
+bool work_stores(const struct work *w)
 {
 	for (uint32_t i = 0; i < w->chunk_count; i++)
-		if (w->chunks[i].kind == kind)
+		if (w->chunks[i].kind == CHUNK_NEW)
 			return true;
 	return false;
 }

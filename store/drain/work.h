@@ -106,9 +106,10 @@ struct work {
 	enum work_outcome outcome; /* drain.lock; set once, by work_leave() */
 	TAILQ_ENTRY(work) running; /* drain.lock */
 	bool rests; /* drain.lock: see work_rest() */
-	/* Hashed so far; of these, in chunks that older works have as well. */
-	atomic_uint_fast64_t seen_bytes, lost_bytes;
-	/* drain.lock: when they are enough, the job of one; a reference. */
+	atomic_uint_fast64_t seen_bytes; /* hashed so far */
+	/* drain.lock: of these, in chunks that are stored for others as well;
+	 * and when they are enough, the job of one of those; a reference. */
+	uint64_t lost_bytes;
 	struct drain_job *behind;
 
 	struct reclaim_ticket ticket; /* until no worker has it */
@@ -276,8 +277,8 @@ bool equal_to_stage(struct drain *d, const struct stage *s,
 /* Look up the new chunks of [first, end); base is the byte at file offset 0. */
 int work_look_up(struct drain *d, struct work *w, uint32_t first, uint32_t end,
 		 const uint8_t *base);
-/* Is a chunk of it of this kind? NEW: its image holds something of it. */
-bool work_has(const struct work *w, enum chunk_kind kind);
+/* Has its image anything of it? */
+bool work_stores(const struct work *w);
 /* Where the chunk will lie; false: nowhere. */
 bool work_place(const struct work *w, const struct drain_chunk *c,
 		struct extent *ret);
@@ -300,10 +301,10 @@ int work_begin_cut(struct drain *d, struct work *w, uint8_t *buffer);
 /* --- work_lost.c */
 
 /*
- * o, which is older, stores a chunk of w as well, of so many bytes. When what w
- * has lost so would be worth sharing, or is half of what has been seen of it,
- * the one of both that is committed later begins again when the other is over,
- * unless the committer has it already, or it may not wait.
+ * o, which is older, stores a chunk of w as well, of so many bytes. The one of
+ * both that is committed later has lost them. When what it has lost would be
+ * worth sharing, or is half of what has been seen of it, it begins again when
+ * the other is over, unless the committer has it already, or it may not wait.
  */
 void work_lost(struct drain *d, struct work *w, struct work *o, uint32_t len);
 /* Are so many bytes of it worth sharing? See README, dedup_min_saving. */

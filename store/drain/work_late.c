@@ -170,10 +170,9 @@ static int share_from(struct drain *d, struct work *w, uint32_t i,
 }
 
 /* Does it lie in an image of others, and not as what the file had there? */
-static bool is_borrowed(const struct work *w, const struct drain_chunk *c)
+static bool is_borrowed(const struct drain_chunk *c)
 {
-	return c->kind == CHUNK_SHARED && !c->unmoved &&
-	       !(w->image && c->image == w->image->id);
+	return c->kind == CHUNK_SHARED && !c->unmoved;
 }
 
 int work_align(struct drain *d, struct work *w, uint8_t *buffer)
@@ -184,7 +183,7 @@ int work_align(struct drain *d, struct work *w, uint8_t *buffer)
 		struct drain_chunk *c = &w->chunks[i];
 		int rc;
 
-		if (!is_borrowed(w, c))
+		if (!is_borrowed(c))
 			continue;
 		first = first ? first : c;
 		if (c->image == first->image)
@@ -216,17 +215,23 @@ static bool is_identity(const struct work *w)
 	return true;
 }
 
-/* A file keeps its few duplicates, so as to stay native. */
-static void count_left(struct drain *d, uint64_t bytes)
+/*
+ * A file keeps its few duplicates, so as to stay native: these, and what others
+ * store as well.
+ */
+static void count_left(struct drain *d, const struct work *w, uint64_t bytes)
 {
 	HOLD(&d->lock);
+	bytes += w->lost_bytes;
+	if (bytes == 0)
+		return;
 	d->left_native++;
 	d->left_native_bytes += bytes;
 }
 
 static int undo_sharing(struct drain *d, struct work *w, uint8_t *buffer)
 {
-	uint64_t shared = 0, unmoved = 0, lost = atomic_load(&w->lost_bytes);
+	uint64_t shared = 0, unmoved = 0;
 	int rc;
 
 	for (uint32_t i = 0; i < w->chunk_count; i++)
@@ -235,8 +240,8 @@ static int undo_sharing(struct drain *d, struct work *w, uint8_t *buffer)
 			if (w->chunks[i].unmoved)
 				unmoved += w->chunks[i].len;
 		}
-	if (shared == 0 && lost > 0)
-		count_left(d, lost);
+	if (shared == 0)
+		count_left(d, w, 0);
 	if (shared == 0 || is_identity(w))
 		return 0;
 	if (w->size_bytes < SELF_SHARE_BYTES_MIN)
@@ -252,7 +257,7 @@ static int undo_sharing(struct drain *d, struct work *w, uint8_t *buffer)
 		if (rc < 0)
 			return rc;
 	}
-	count_left(d, shared + lost);
+	count_left(d, w, shared);
 	return 0;
 }
 

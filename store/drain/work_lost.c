@@ -27,25 +27,31 @@ static bool is_too_large_for(const struct work *o, const struct work *w)
 	       !work_can_be_helped(w) && w->job->v.want == WANT_ALONE;
 }
 
-/* Would it save enough to drain w once more? */
-static bool is_worth_it(const struct drain *d, const struct work *w,
-			uint64_t lost)
+/*
+ * Would it save enough to drain w once more? What half of it was seen to lose
+ * is mostly a replica; but who waits for w waits for no guess. drain.lock is
+ * held.
+ */
+static bool is_worth_it(const struct drain *d, const struct work *w)
 {
-	return w->job->attempts < GIVES_WAY_MAX &&
-	       (work_pays(d, w, lost) ||
-		lost >= atomic_load(&w->seen_bytes) / 2);
+	const struct drain_job *j = w->job;
+
+	return j->attempts < GIVES_WAY_MAX &&
+	       (work_pays(d, w, w->lost_bytes) ||
+		(j->v.want != WANT_ALONE &&
+		 w->lost_bytes >= atomic_load(&w->seen_bytes) / 2));
 }
 
 void work_lost(struct drain *d, struct work *w, struct work *o, uint32_t len)
 {
-	uint64_t lost = atomic_fetch_add(&w->lost_bytes, len) + len;
 	bool is_over;
 
 	HOLD(&d->lock);
 	is_over = o->job->work != o;
-	if (w->job->work != w)
+	/* What is over and was not committed shares nothing with anybody. */
+	if (w->job->work != w || (is_over && o->job->v.state != VERSION_DONE))
 		return;
-	/* Somebody waits for w since it began, or not any more. */
+	/* Somebody waits for w since it began, or not for o any more. */
 	if (!is_over && !order_may_follow(&w->job->v, &o->job->v) &&
 	    order_may_follow(&o->job->v, &w->job->v)) {
 		struct work *younger = o;
@@ -53,7 +59,8 @@ void work_lost(struct drain *d, struct work *w, struct work *o, uint32_t len)
 		o = w;
 		w = younger;
 	}
-	if (!is_worth_it(d, w, lost))
+	w->lost_bytes += len;
+	if (!is_worth_it(d, w))
 		return;
 	if (!is_over) {
 		if (!order_may_follow(&w->job->v, &o->job->v) ||

@@ -77,6 +77,37 @@ static void what_is_given_back_goes_before_what_has_not_begun(void **state)
 		assert_ptr_equal(order_start(&f.o), &f.v[i]);
 }
 
+static void so_does_what_somebody_waits_for(void **state)
+{
+	struct files f;
+
+	(void)state;
+	closed(&f, 2);
+	(void)order_want(&f.o, &f.v[0]);
+	(void)order_want(&f.o, &f.v[1]);
+	order_again(&f.o, &f.v[1], &f.v[0]);
+	order_again(&f.o, &f.v[0], NULL);
+	for (unsigned i = 0; i < 4; i++)
+		assert_ptr_equal(order_start(&f.o), &f.v[i]);
+}
+
+/* It may be changed, and given back, for as long as it is open. */
+static void what_was_never_closed_goes_last(void **state)
+{
+	struct files f;
+
+	(void)state;
+	closed(&f, 2);
+	order_unplace(&f.o, &f.v[2]);
+	for (unsigned i = 3; i > 1; i--)
+		assert_ptr_equal(order_start(&f.o), &f.v[i]);
+	order_again(&f.o, &f.v[2], NULL);
+	order_again(&f.o, &f.v[3], NULL);
+	assert_ptr_equal(order_start(&f.o), &f.v[2]);
+	order_again(&f.o, &f.v[2], NULL);
+	assert_ptr_equal(order_start(&f.o), &f.v[3]);
+}
+
 /* Or it would run now, and once more after its leader. */
 static void
 who_is_behind_one_that_is_behind_another_waits_for_that(void **state)
@@ -170,6 +201,9 @@ static void what_loses_its_place_is_behind_nobody_with_a_place(void **state)
 	closed(&f, 2);
 	order_again(&f.o, &f.v[1], &f.v[0]);
 	order_unplace(&f.o, &f.v[1]);
+	assert_null(f.v[1].behind);
+	assert_ptr_equal(order_start(&f.o), &f.v[2]);
+	assert_ptr_equal(order_start(&f.o), &f.v[3]);
 	assert_ptr_equal(order_start(&f.o), &f.v[1]);
 }
 
@@ -194,6 +228,8 @@ int main(void)
 			replicas_start_in_their_order_when_the_first_is_over),
 		cmocka_unit_test(
 			what_is_given_back_goes_before_what_has_not_begun),
+		cmocka_unit_test(so_does_what_somebody_waits_for),
+		cmocka_unit_test(what_was_never_closed_goes_last),
 		cmocka_unit_test(
 			who_is_behind_one_that_is_behind_another_waits_for_that),
 		cmocka_unit_test(nobody_is_behind_one_whose_attempt_is_over),

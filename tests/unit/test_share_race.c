@@ -123,6 +123,22 @@ static bool is_synced(struct live *l)
 	return atomic_load(&synced);
 }
 
+/* rank_0 and rank_1 have their turns after `first`, which waits for us. */
+static void begin_behind_first(struct live *l, const uint8_t *data,
+			       const uint8_t *other,
+			       bool (*rank_1_goes_on)(struct live *l))
+{
+	atomic_store(&synced, false);
+	live_write(l, "first", other, FILE_BYTES);
+	live_write(l, "rank_0", data, FILE_BYTES);
+	live_write(l, "rank_1", data, FILE_BYTES);
+	stop_at(l, 0, "first", is_synced);
+	stop_at(l, 1, "rank_1", rank_1_goes_on);
+	assert_int_equal(live_lookup(l, "rank_0", &stops[2].in), 0);
+	atomic_store(&stops[2].come, true); /* it does not stop */
+	drain_go_on(l->st->drain);
+}
+
 /* rank_0 waits for its turn, and somebody for rank_1. */
 static bool is_wanted(struct live *l)
 {
@@ -146,16 +162,9 @@ static void who_is_waited_for_late_makes_the_older_one_wait(void **state)
 	(void)state;
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
 		struct live l = live_waiting(kind);
+		struct drain_figures figures;
 
-		atomic_store(&synced, false);
-		live_write(&l, "first", other, FILE_BYTES);
-		live_write(&l, "rank_0", data, FILE_BYTES);
-		live_write(&l, "rank_1", data, FILE_BYTES);
-		stop_at(&l, 0, "first", is_synced);
-		stop_at(&l, 1, "rank_1", is_wanted);
-		assert_int_equal(live_lookup(&l, "rank_0", &stops[2].in), 0);
-		atomic_store(&stops[2].come, true); /* it does not stop */
-		drain_go_on(l.st->drain);
+		begin_behind_first(&l, data, other, is_wanted);
 		AWAIT(second_has_come(&l));
 		assert_int_equal(live_sync(&l, "rank_1"), 0);
 		assert_int_equal(live_counter(&l, META_PHYSICAL), FILE_BYTES);
@@ -165,7 +174,51 @@ static void who_is_waited_for_late_makes_the_older_one_wait(void **state)
 		assert_int_equal(live_counter(&l, META_PHYSICAL),
 				 2 * FILE_BYTES);
 		assert_true(live_native(&l, "rank_0"));
+		/* rank_1 has lost nothing by it. */
+		drain_figures(l.st->drain, &figures);
+		assert_int_equal(figures.left_native, 0);
 		assert_file(&l, "rank_0", data, FILE_BYTES);
+		assert_file(&l, "rank_1", data, FILE_BYTES);
+		live_free(&l);
+	}
+	free(data);
+	free(other);
+}
+
+/* rank_0 waits for its turn, and rank_1 has given way often enough. */
+static bool has_begun_often(struct live *l)
+{
+	struct inode *in = stops[1].in;
+	struct drain_job *j;
+
+	if (live_flight(l, stops[2].in) != VERSION_READY)
+		return false;
+	HOLD(&in->lock);
+	HOLD(&l->st->drain->lock);
+	j = job_of(in->file->versions.in_flight);
+	CHECK(j);
+	j->attempts = 8;
+	return true;
+}
+
+/* So nobody gives way for ever, whatever others do. */
+static void who_has_begun_often_enough_stores_it_once_more(void **state)
+{
+	uint8_t *data = filled(FILE_BYTES, 1), *other = filled(FILE_BYTES, 2);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_waiting(kind);
+		struct inode *rank_1;
+
+		begin_behind_first(&l, data, other, has_begun_often);
+		rank_1 = stops[1].in;
+		AWAIT(live_flight(&l, rank_1) == VERSION_READY);
+		atomic_store(&synced, true);
+		live_sync_all(&l);
+		stops_end(&l);
+		assert_int_equal(live_counter(&l, META_PHYSICAL),
+				 3 * FILE_BYTES);
 		assert_file(&l, "rank_1", data, FILE_BYTES);
 		live_free(&l);
 	}
@@ -179,6 +232,8 @@ int main(void)
 		cmocka_unit_test(who_is_committed_just_before_a_claim_is_found),
 		cmocka_unit_test(
 			who_is_waited_for_late_makes_the_older_one_wait),
+		cmocka_unit_test(
+			who_has_begun_often_enough_stores_it_once_more),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
