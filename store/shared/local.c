@@ -100,52 +100,61 @@ int local_record_decode(struct kv_slice v, struct local_record *ret)
 	return -EIO;
 }
 
-static int save(struct shared *s, struct node *n, bool completing,
-		bool *ret_begun)
+/* False: it is gone, and so are its records. */
+static bool save_begin(struct shared *s, struct node *n, struct local_record *r,
+		       char name[STORE_NAME_MAX + 1], struct node **ret_parent)
+{
+	HOLD(&s->lock);
+	while (n->saving)
+		cond_wait(&s->moved, &s->lock);
+	if (n->state == NODE_GONE)
+		return false;
+	n->saving = true;
+	r->flags = (n->state == NODE_KEPT ? LOCAL_KEPT : 0) |
+		   (n->replaces ? LOCAL_REPLACES : 0) |
+		   (n->completing ? LOCAL_COMPLETING : 0);
+	r->engine = n->engine;
+	r->new_id = n->new_id;
+	r->size = n->kept_size;
+	r->mtime_ns = n->kept_mtime_ns;
+	r->ctime_ns = n->kept_ctime_ns;
+	(void)snprintf(name, STORE_NAME_MAX + 1, "%s", n->name);
+	*ret_parent = node_ref_locked(n->parent);
+	return true;
+}
+
+static int save(struct shared *s, uint64_t ino, const struct local_record *r)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	SCOPED(bytes_release) struct bytes value = { 0 };
+	int rc;
+
+	encode(r, &value);
+	if (value.failed)
+		return -ENOMEM;
+	record_save(b, local_key(LOCAL_FILE_KEY, ino), value.data, value.len);
+	if (r->flags & LOCAL_KEPT)
+		record_delete(b, local_key(LOCAL_PLACE_KEY, ino));
+	rc = kv_write(s->st->kv, b);
+	return rc == 0 && (r->flags & LOCAL_COMPLETING) ? kv_sync(s->st->kv)
+							: rc;
+}
+
+int local_save(struct shared *s, struct node *n)
+{
 	char dir[4096] = "", name[STORE_NAME_MAX + 1];
 	struct local_record r = { .dir = dir, .name = name };
 	struct node *parent;
+	int rc;
 
-	{
-		HOLD(&s->lock);
-		if (n->state == NODE_GONE)
-			return 0;
-		n->completing = completing;
-		n->saves++;
-		n->saving++;
-		*ret_begun = true;
-		r.flags = (n->state == NODE_KEPT ? LOCAL_KEPT : 0) |
-			  (n->replaces ? LOCAL_REPLACES : 0) |
-			  (completing ? LOCAL_COMPLETING : 0);
-		r.engine = n->engine;
-		r.new_id = n->new_id;
-		r.size = n->kept_size;
-		r.mtime_ns = n->kept_mtime_ns;
-		r.ctime_ns = n->kept_ctime_ns;
-		(void)snprintf(name, sizeof(name), "%s", n->name);
-		parent = node_ref_locked(n->parent);
-	}
+	if (!save_begin(s, n, &r, name, &parent))
+		return 0;
 	node_path(s, parent, dir, sizeof(dir));
 	node_put(s, parent);
-	encode(&r, &value);
-	if (value.failed)
-		return -ENOMEM;
-	record_save(b, local_key(LOCAL_FILE_KEY, n->id), value.data, value.len);
-	if (r.flags & LOCAL_KEPT)
-		record_delete(b, local_key(LOCAL_PLACE_KEY, n->id));
-	return kv_write(s->st->kv, b);
-}
-
-int local_save(struct shared *s, struct node *n, bool completing)
-{
-	bool begun = false;
-	int rc = save(s, n, completing, &begun);
-
+	rc = save(s, n->id, &r);
 	HOLD(&s->lock);
-	n->saving -= begun;
+	n->saving = false;
+	cond_broadcast(&s->moved);
 	return rc;
 }
 
@@ -193,7 +202,7 @@ int local_make(struct shared *s, const struct names_new *n, const char *name,
 			LIST_INSERT_HEAD(&s->replacing, node, replacing);
 		node->changing = 1; /* until it is open */
 	}
-	rc = local_save(s, node, false);
+	rc = local_save(s, node);
 	if (rc < 0) {
 		local_drop(s, node);
 		node_put(s, node);
@@ -225,6 +234,8 @@ void local_drop(struct shared *s, struct node *n)
 		if (n->state == NODE_KEPT)
 			queue_unkeep_locked(s, n, NODE_GONE);
 		node_forget_local_locked(s, n);
+		while (n->saving) /* or its record would come back */
+			cond_wait(&s->moved, &s->lock);
 	}
 	unlink_local(s, n->in);
 	if (local_forget_records(s, n->id) < 0)
@@ -434,7 +445,6 @@ void local_tell_place(void *arg, uint64_t ino, uint64_t place, bool holds)
 	n->is_staged = place != 0;
 	if (n->is_staged) {
 		n->is_passed = !holds;
-		n->is_told = n->is_taken;
 		queue_add_locked(s, n, place);
 	} else {
 		cond_signal(&s->idle);

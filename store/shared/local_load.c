@@ -269,7 +269,7 @@ static int on_found(void *arg, int dirfd, const char *path, const char *name,
 			u.n->due_ns = mono_ns();
 	}
 	node_keep_fd(s, u.n, fd);
-	(void)local_save(s, u.n, false);
+	(void)local_save(s, u.n);
 	return 0;
 }
 

@@ -181,7 +181,6 @@ void node_place_locked(struct shared *s, struct node *n, struct node *parent,
 	struct node *old = n->parent;
 	char *copy;
 
-	(void)s;
 	if (n == parent || n->id == ROOT_INO)
 		return;
 	if (old == parent && n->name && strcmp(n->name, name) == 0)
@@ -194,8 +193,8 @@ void node_place_locked(struct shared *s, struct node *n, struct node *parent,
 	n->parent = node_ref_locked(parent);
 	/* Its upload has asked under another name whether a tracker may come.
 	 */
-	if (n->state == NODE_UPLOADING && tracker_is(name))
-		n->changed = true;
+	if (tracker_is(name))
+		queue_changed_locked(s, n);
 	/* Nobody else can hold the last reference: the kernel, or s->root. */
 	if (old)
 		old->refs--;
@@ -312,6 +311,7 @@ void node_take_over_locked(struct shared *s, struct node *fresh,
 	fresh->new_id = old->new_id;
 	fresh->state = NODE_PENDING;
 	fresh->replaces = old->replaces;
+	fresh->completing = old->completing;
 	old->fd = -1;
 	node_forget_local_locked(s, old);
 	fresh->fd = fd;

@@ -1,15 +1,27 @@
 /*
  * queue.c - the local files that are to be uploaded, by their place in the
- * order of closes.
+ * order of closes, and whose turn it is (upload.c says when each is shown).
  *
  * And those that are whole in DIR, by when they became so, or were opened last.
  *
  * A file that is being uploaded stays in the queue; when it is closed anew
  * meanwhile it gets its new place when it is put back.
  */
+#include <errno.h>
+
 #include "store/base/check.h"
 #include "store/base/sync.h"
 #include "store/shared/shared_private.h"
+
+#define SECOND_NS INT64_C(1000000000)
+#define CUT_AT_ONCE 4u
+
+void queue_changed_locked(struct shared *s, struct node *n)
+{
+	n->number++;
+	if (n->is_taken) /* it waits for its turn, or for its next try */
+		cond_broadcast(&s->moved);
+}
 
 void queue_add_locked(struct shared *s, struct node *n, uint64_t place)
 {
@@ -19,7 +31,7 @@ void queue_add_locked(struct shared *s, struct node *n, uint64_t place)
 	if (place < n->place)
 		place = n->place;
 	if (n->is_taken) { /* who has it puts it back with this place */
-		n->changed = true;
+		queue_changed_locked(s, n);
 		n->place = place;
 		return;
 	}
@@ -89,4 +101,110 @@ void queue_unkeep_locked(struct shared *s, struct node *n, enum node_state to)
 	s->kept_bytes -= n->kept_bytes;
 	TAILQ_REMOVE(&s->kept, n, kept);
 	s->figures.kept--;
+}
+
+/* --- whose turn it is ------------------------------------------------------
+ */
+
+static bool may_be_taken_locked(const struct node *n, int64_t now)
+{
+	return !n->is_taken && !n->is_staged && n->due_ns <= now &&
+	       n->state == NODE_PENDING;
+}
+
+/* One that another node waits for, and that is no tracker: it goes first. */
+static struct node *find_wanted_locked(struct shared *s, int64_t now)
+{
+	struct node *n;
+
+	if (s->wanted == 0)
+		return NULL;
+	TAILQ_FOREACH(n, &s->queue, queued)
+	if (n->wanted && may_be_taken_locked(n, now) && !tracker_is(n->name))
+		return n;
+	return NULL;
+}
+
+struct node *queue_next_locked(struct shared *s, int64_t *ret_due)
+{
+	int64_t now = mono_ns();
+	bool tracker_before = false;
+	struct node *n = find_wanted_locked(s, now);
+
+	if (n)
+		return n;
+	*ret_due = now + SECOND_NS;
+	TAILQ_FOREACH(n, &s->queue, queued)
+	{
+		bool tracker = tracker_is(n->name);
+
+		if (may_be_taken_locked(n, now) && !(tracker && tracker_before))
+			return n;
+		if (n->due_ns > now && n->due_ns < *ret_due)
+			*ret_due = n->due_ns;
+		/* Nobody can see one that is not found: it keeps no order. */
+		tracker_before =
+			tracker_before || (tracker && n->error != -ESTALE);
+	}
+	return NULL;
+}
+
+/* Do those that were closed after it wait for it? */
+static bool holds_back_locked(const struct node *o)
+{
+	return !o->is_passed && !tracker_is(o->name);
+}
+
+bool queue_may_complete_locked(const struct shared *s, const struct node *n)
+{
+	bool tracker = tracker_is(n->name);
+	const struct node *o;
+	unsigned cut = 0;
+
+	if (n->wanted && !tracker)
+		return true;
+	TAILQ_FOREACH(o, &s->queue, queued)
+	{
+		if (o == n)
+			return true;
+		if (!holds_back_locked(o))
+			continue;
+		if (o->state != NODE_COMPLETING || tracker)
+			return false;
+		cut += !o->is_shown;
+		if (cut == CUT_AT_ONCE)
+			return false;
+	}
+	return true;
+}
+
+bool queue_left_before_locked(const struct shared *s, const struct node *n)
+{
+	const struct node *o;
+
+	TAILQ_FOREACH(o, &s->queue, queued)
+	{
+		if (o == n)
+			return false;
+		if (holds_back_locked(o) && !o->is_taken && !o->is_staged)
+			return true;
+	}
+	return false;
+}
+
+bool queue_may_show_locked(const struct shared *s, const struct node *n)
+{
+	const struct node *o;
+
+	if (n->wanted && !tracker_is(n->name))
+		return true;
+	TAILQ_FOREACH(o, &s->queue, queued)
+	{
+		if (o == n)
+			return true;
+		if (holds_back_locked(o) && o->state == NODE_COMPLETING &&
+		    !o->is_shown)
+			return false;
+	}
+	return true;
 }

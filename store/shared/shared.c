@@ -465,13 +465,13 @@ static int replace_at(struct shared *s, struct node *parent, const char *name,
 		HOLD(&s->lock);
 		node_engine_locked(s, u.n, sb.st_ino);
 		u.n->state = NODE_PENDING;
-		u.n->changing = 0;
+		u.n->changing--; /* local_make()'s */
 		u.n->awaited_ns = mono_ns() + LOCAL_AWAITED_NS;
 		u.n->undone = true;
 		if (u.n->is_queued)
 			cond_signal(&s->idle);
 	}
-	return local_save(s, u.n, false);
+	return local_save(s, u.n);
 }
 
 static int replace(struct shared *s, struct node *old,
@@ -548,10 +548,9 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 		dropped = u.n->dropped;
 		if (!kept && !dropped) {
 			u.n->changing++;
+			queue_changed_locked(s, u.n);
 			u.n->awaited_ns = 0;
 			u.n->undone = false;
-			if (u.n->state == NODE_UPLOADING)
-				u.n->changed = true;
 		}
 	}
 	if (dropped) /* what is written there would be lost */
@@ -575,6 +574,8 @@ void shared_change_end(struct shared *s, uint64_t id)
 	HOLD(&s->lock);
 	if (u.n->changing > 0)
 		u.n->changing--;
+	/* What began meanwhile has not seen the end of it. */
+	queue_changed_locked(s, u.n);
 }
 
 /* --- files whose bytes are not here --------------------------------------- */

@@ -13,9 +13,10 @@
  *                        +---------> NODE_GONE <----------- NODE_KEPT
  *                               (deleted, replaced, given up)
  *
- * Whoever changes a pending file is counted in `changing` meanwhile, and sets
- * `changed`; an upload that finds either begins anew. Nobody changes one that
- * is being completed: he waits.
+ * Whoever changes a pending file is counted in `changing` meanwhile. What an
+ * upload brings has a number, which moves when it is changed: its bytes, its
+ * mode, or its name, if that is a tracker's now. An upload that finds another number
+ * than it began with is void. Nobody changes what is being completed: he waits.
  */
 #ifndef STORE_SHARED_PRIVATE_H
 #define STORE_SHARED_PRIVATE_H
@@ -82,12 +83,11 @@ struct node {
 	nlink_t links; /* DIR's file's, when it was looked at last; 0: never */
 	uint64_t new_id; /* what it is called in new/ */
 	bool replaces; /* DIR's file is in new/, until it is complete */
-	bool completing; /* the database has said so: it may be complete */
-	uint64_t saves; /* records of it that local_save() has begun */
-	unsigned saving; /* ... and not ended */
+	bool completing; /* it may be complete, as its records are to say */
+	bool saving; /* a record is being written, and the next one waits */
 	LIST_ENTRY(node) replacing;
 	unsigned changing;
-	bool changed;
+	uint64_t number; /* of what an upload would bring now */
 	unsigned renaming; /* who moves it in DIR; it is not completed then */
 	/*
 	 * Somebody was told to look its name up again, and comes to open it:
@@ -99,7 +99,6 @@ struct node {
 	TAILQ_ENTRY(node) queued; /* to be uploaded, by place */
 	bool is_queued, is_taken;
 	bool is_passed; /* those that were closed after it do not wait for it */
-	bool is_told; /* by the drain, since it was taken: that counts */
 	/* What was closed, or is committed, is not durable: not to be taken. */
 	bool is_staged;
 	bool is_copying; /* a large one: see upload_copy.c */
@@ -155,6 +154,7 @@ struct shared {
 	/* Since when each thread is in a call to DIR; 0: it is in none. */
 	int64_t calling_ns[UPLOAD_THREADS];
 	unsigned waiting; /* of those, for the turn of their file */
+	unsigned pausing; /* ... for the next try of one that keeps its turn */
 	bool stop;
 	int64_t search_due_ns;
 	/* DIR itself, and when it was asked last: see shared_stat(). */
@@ -214,6 +214,8 @@ static inline void node_new_name(const struct node *n,
 
 /* --- queue.c: what is to be uploaded, by place. The lock is held. */
 
+/* An upload of it that has begun is void: see `number`. */
+void queue_changed_locked(struct shared *s, struct node *n);
 /* At the place, unless it has one that is later. */
 void queue_add_locked(struct shared *s, struct node *n, uint64_t place);
 void queue_remove_locked(struct shared *s, struct node *n);
@@ -224,6 +226,24 @@ void queue_read_locked(struct shared *s, struct node *n);
 /* Another node waits for it. */
 void queue_want_locked(struct shared *s, struct node *n);
 void queue_unkeep_locked(struct shared *s, struct node *n, enum node_state to);
+/*
+ * The oldest that may be taken now, one that another node waits for before it;
+ * NULL: *ret_due is when to look again.
+ */
+struct node *queue_next_locked(struct shared *s, int64_t *ret_due);
+/*
+ * May the last calls of n begin, as far as the order goes? Of what somebody
+ * waits for they may: a tracker looks for itself whether its step is whole.
+ */
+bool queue_may_complete_locked(const struct shared *s, const struct node *n);
+/* Is one that was closed before n, and holds it back, in no thread's hands? */
+bool queue_left_before_locked(const struct shared *s, const struct node *n);
+/*
+ * May n be shown? Those that held it back when its last calls began were in
+ * theirs. One that was open then, and is closed since, does not hold it back
+ * now: it may wait for a rename, and that for the last calls of n.
+ */
+bool queue_may_show_locked(const struct shared *s, const struct node *n);
 
 /* --- nodes.c */
 
@@ -342,8 +362,12 @@ int local_forget_records(struct shared *s, uint64_t ino);
 /* The kernel looks a name up once more, and opens: for how long that may take.
  */
 #define LOCAL_AWAITED_NS (INT64_C(2) * 1000000000)
-/* Put what is known of it into the database; `completing`: see upload.c. */
-int local_save(struct shared *s, struct node *n, bool completing);
+/*
+ * Put what is known of it into the database. Of two at once the later one has
+ * the last word; it waits for the first. While it may be complete the record is
+ * durable when this returns.
+ */
+int local_save(struct shared *s, struct node *n);
 /* A local file, of whose name only DIR knows; a reference. */
 int local_make(struct shared *s, const struct names_new *n, const char *name,
 	       struct node *parent, bool replaces, struct node **ret_node);
@@ -415,6 +439,15 @@ int upload_wait_for_step(struct shared *s, struct node *n, struct node *dir,
 /* --- upload_copy.c */
 
 /*
+ * n was taken with this number: does an upload of it bring what n is no more,
+ * or is about to be no more? Once true, this is true for good.
+ */
+static inline bool upload_is_void_locked(const struct node *n, uint64_t number)
+{
+	return n->number != number || n->changing > 0 || n->state == NODE_GONE;
+}
+
+/*
  * The bytes of n, `size` of them, to DIR's file. wanted() is asked in between:
  * false ends it with 0. It says to `calls` when a call begins that DIR may not
  * answer.
@@ -422,6 +455,7 @@ int upload_wait_for_step(struct shared *s, struct node *n, struct node *dir,
 struct upload_copy {
 	struct shared *s;
 	struct node *n;
+	uint64_t number;
 	int fd;
 	uint64_t size;
 	bool (*wanted)(void *arg);

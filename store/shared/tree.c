@@ -444,7 +444,7 @@ int shared_create(struct shared *s, const struct shared_caller *c,
 	if (rc == 0)
 		rc = take_owner(s, u.n, &sb);
 	if (rc == 0)
-		rc = local_save(s, u.n, false);
+		rc = local_save(s, u.n);
 	if (rc < 0) {
 		if (node_state(s, u.n) == NODE_PENDING)
 			(void)unlinkat(a.fd, name, 0);
@@ -665,7 +665,7 @@ static void leave_new(struct shared *s, struct node *n)
 		}
 		s->search = true;
 	}
-	(void)local_save(s, n, false);
+	(void)local_save(s, n);
 }
 
 /*
@@ -801,19 +801,21 @@ static int place_replacing(struct shared *s, struct node *n,
 			LIST_INSERT_HEAD(&s->replacing, n, replacing);
 		}
 	}
-	return local_save(s, n, false);
+	return local_save(s, n);
 }
 
-/* It is where it was, after all. False: somebody has dropped it meanwhile. */
-static bool place_back(struct shared *s, struct node *n, const struct at *from)
+/* It is where it was, after all; or somebody has dropped it meanwhile. */
+static void place_back(struct shared *s, struct node *n, const struct at *from)
 {
-	HOLD(&s->lock);
-	if (!n->replaces)
-		return false;
-	n->replaces = false;
-	LIST_REMOVE(n, replacing);
-	node_place_locked(s, n, from->dir, from->name);
-	return true;
+	{
+		HOLD(&s->lock);
+		if (!n->replaces)
+			return;
+		n->replaces = false;
+		LIST_REMOVE(n, replacing);
+		node_place_locked(s, n, from->dir, from->name);
+	}
+	(void)local_save(s, n);
 }
 
 /*
@@ -831,7 +833,7 @@ static int see_moved(struct shared *s, struct node *n, ino_t engine,
 	if (fstatat(s->home.newfd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
 		return errno == ENOENT ? 0 : -errno; /* complete, or dropped */
 	if (sb.st_ino != engine) {
-		(void)place_back(s, n, from);
+		place_back(s, n, from);
 		return renameat(s->home.newfd, name, to->fd, to->name) < 0
 			       ? -errno
 			       : 0;
@@ -868,7 +870,7 @@ static int rename_over(struct shared *s, struct node *n, const struct at *from,
 	if (rc == 0 && renameat(from->fd, from->name, s->home.newfd, name) < 0)
 		rc = -errno;
 	if (rc < 0)
-		(void)place_back(s, n, from);
+		place_back(s, n, from);
 	else
 		rc = see_moved(s, n, engine, from, to);
 	return rc;
@@ -900,7 +902,7 @@ static void was_renamed(struct shared *s, struct was *w, const struct at *to)
 			local_set_kept_locked(w->n, &sb);
 	}
 	if (w->n->in)
-		(void)local_save(s, w->n, false);
+		(void)local_save(s, w->n);
 }
 
 static int rename_was(struct shared *s, const struct shared_caller *c,
@@ -1000,7 +1002,7 @@ static int make_pending_again(struct shared *s, struct node *n)
 	 * The record first, durably, and the trailer last: whoever dies in
 	 * between leaves a file that is whole, or one that is known to be his.
 	 */
-	rc = local_save(s, n, false);
+	rc = local_save(s, n);
 	if (rc == 0)
 		rc = kv_sync(s->st->kv);
 	if (rc == 0 && fchmod(fd, pending_mode(s)) < 0)
@@ -1052,7 +1054,7 @@ static int hold_tracker(struct shared *s, struct node *n, const struct at *to)
 		HOLD(&s->lock);
 		state = n->state;
 		/* Its upload has not asked yet whether a tracker may come. */
-		n->changed = n->changed || state == NODE_UPLOADING;
+		queue_changed_locked(s, n);
 	}
 	if (state == NODE_PENDING || state == NODE_UPLOADING)
 		return be_pending(s, n);
@@ -1213,8 +1215,7 @@ int shared_set_local(struct shared *s, const struct shared_caller *c,
 	{
 		HOLD(&s->lock);
 		kept = u.n->state == NODE_KEPT;
-		if (u.n->state == NODE_UPLOADING)
-			u.n->changed = true;
+		queue_changed_locked(s, u.n);
 	}
 	/* A pending file gets its mode and times when it is complete. */
 	if (!kept)
@@ -1236,6 +1237,6 @@ int shared_set_local(struct shared *s, const struct shared_caller *c,
 		local_set_kept_locked(u.n, &sb);
 	}
 	if (rc == 0 && kept)
-		rc = local_save(s, u.n, false);
+		rc = local_save(s, u.n);
 	return rc;
 }

@@ -2,9 +2,10 @@
  * upload.c - what was closed goes to DIR, in the order in which it was closed.
  *
  * Threads take the oldest file that may be taken, several at a time, but each
- * is shown only when those that were closed before it are, unless they failed,
+ * is shown only when those that were closed before it are, unless they fail,
  * are open again, or are trackers that wait (tracker.c), or another node waits
- * for it: then it goes first.
+ * for it: then it goes first (queue.c). What fails is tried again in its turn a
+ * few times first; what is in its last calls then does not wait for it.
  *
  *                                                     how many at a time
  *   a trailer behind where the bytes end,
@@ -32,6 +33,7 @@
  * tried again for ever, at longer and longer intervals.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -48,135 +50,73 @@
 #define RETRY_FIRST_NS (SECOND_NS / 4)
 #define RETRY_MOST_NS (60 * SECOND_NS)
 #define LOOK_AGAIN_NS (SECOND_NS / 5)
-#define CUT_AT_ONCE 4u
+/*
+ * What fails keeps its turn for so many tries, after the second one for so long
+ * at most, if no more than so many files do. Then it holds nothing back until
+ * it is whole, or closed anew.
+ */
+#define HOLDING_TRIES 4u
+#define HOLDING_NS (4 * SECOND_NS)
+#define HOLDING_AT_ONCE (UPLOAD_THREADS / 2)
 /* So often it is looked for before anybody is told that it is not found. */
 #define STALE_TRIES 8
 
 enum upload_end {
-	UPLOAD_DONE,
-	UPLOAD_CHANGED, /* it is open, or was changed: later */
+	UPLOAD_DONE, /* whole: others have it by now */
+	UPLOAD_VOID, /* it is open, or was changed: later */
 	UPLOAD_WAITS, /* a tracker whose step is not whole */
 	UPLOAD_GONE, /* nobody wants it any more */
 };
 
-/* --- whose turn it is; the lock is held ------------------------------------
- */
+/* What goes to DIR: the file, as it was when it had this number. */
+struct upload {
+	struct shared *s;
+	struct node *n; /* a reference */
+	uint64_t number; /* of n, when it was taken */
+	int64_t taken_ns;
+	unsigned thread;
+	struct stat sb; /* what it is here */
+	int fd; /* of DIR's file, or -1 */
+	bool keeps_mode; /* that which somebody has set in DIR */
+	mode_t mode;
+};
 
-static bool may_be_taken_locked(const struct node *n, int64_t now)
-{
-	return !n->is_taken && !n->is_staged && n->due_ns <= now &&
-	       n->state == NODE_PENDING;
-}
+/* --- its turn; the lock is held ------------------------------------------- */
 
-static struct node *taken_locked(struct node *n)
+static bool take_locked(struct upload *u, int64_t *ret_due)
 {
+	struct node *n = queue_next_locked(u->s, ret_due);
+
+	if (!n)
+		return false;
 	n->is_taken = true;
-	n->is_told = false;
 	n->is_passed = n->failures > 0;
-	/* Who is about to write has said so, and perhaps not opened it yet. */
-	n->changed = n->changing > 0;
 	n->state = NODE_UPLOADING;
-	return node_ref_locked(n);
-}
-
-/* One that another node waits for, and that is no tracker: it goes first. */
-static struct node *take_wanted_locked(struct shared *s, int64_t now)
-{
-	struct node *n;
-
-	if (s->wanted == 0)
-		return NULL;
-	TAILQ_FOREACH(n, &s->queue, queued)
-	if (n->wanted && may_be_taken_locked(n, now) && !tracker_is(n->name))
-		return taken_locked(n);
-	return NULL;
-}
-
-/* The oldest that may be taken now; else until when to wait, in *ret_due. */
-static struct node *take_locked(struct shared *s, int64_t *ret_due)
-{
-	int64_t now = mono_ns();
-	bool tracker_before = false;
-	struct node *n = take_wanted_locked(s, now);
-
-	if (n)
-		return n;
-
-	*ret_due = now + SECOND_NS;
-	TAILQ_FOREACH(n, &s->queue, queued)
-	{
-		bool tracker = tracker_is(n->name);
-
-		if (may_be_taken_locked(n, now) && !(tracker && tracker_before))
-			return taken_locked(n);
-		if (n->due_ns > now && n->due_ns < *ret_due)
-			*ret_due = n->due_ns;
-		/* Nobody can see one that is not found: it keeps no order. */
-		tracker_before =
-			tracker_before || (tracker && n->error != -ESTALE);
-	}
-	return NULL;
-}
-
-/* Do those that were closed after it wait for it? */
-static bool holds_back_locked(const struct node *o)
-{
-	return !o->is_passed && !tracker_is(o->name);
-}
-
-/*
- * May the last calls of n begin, as far as the order goes? Of what somebody
- * waits for they may: a tracker looks for itself whether its step is whole.
- */
-static bool may_complete_locked(struct shared *s, const struct node *n)
-{
-	bool tracker = tracker_is(n->name);
-	const struct node *o;
-	unsigned cut = 0;
-
-	if (n->wanted && !tracker)
-		return true;
-	TAILQ_FOREACH(o, &s->queue, queued)
-	{
-		if (o == n)
-			return true;
-		if (!holds_back_locked(o))
-			continue;
-		if (o->state != NODE_COMPLETING || tracker)
-			return false;
-		cut += !o->is_shown;
-		if (cut == CUT_AT_ONCE)
-			return false;
-	}
+	u->n = node_ref_locked(n);
+	u->number = n->number;
+	u->taken_ns = mono_ns();
 	return true;
 }
 
-/* Is one that was closed before n, and holds it back, in no thread's hands? */
-static bool is_left_before_locked(struct shared *s, const struct node *n)
+static bool is_void_locked(const struct upload *u)
 {
-	const struct node *o;
-
-	TAILQ_FOREACH(o, &s->queue, queued)
-	{
-		if (o == n)
-			return false;
-		if (holds_back_locked(o) && !o->is_taken && !o->is_staged)
-			return true;
-	}
-	return false;
+	return upload_is_void_locked(u->n, u->number);
 }
 
 /*
- * Until it is n's turn, or n is changed, or nobody wants it any more. When all
- * threads wait, and a file before n is in the hands of none, n gives its thread
- * to that one, for what it waits for would never come.
+ * Until it is its turn, or it is void. When all threads wait, and a file before
+ * n is in the hands of none, n gives its thread to that one, for what it waits
+ * for would never come.
  */
-static void wait_for_turn_locked(struct shared *s, const struct node *n)
+static void wait_for_turn_locked(struct upload *u)
 {
-	while (n->state == NODE_UPLOADING && !n->changed && !s->stop &&
-	       (!may_complete_locked(s, n) || n->renaming > 0)) {
+	struct shared *s = u->s;
+	const struct node *n = u->n;
+
+	while (!is_void_locked(u) && !s->stop &&
+	       (!queue_may_complete_locked(s, n) || n->renaming > 0)) {
 		if (s->waiting + 1 == UPLOAD_THREADS &&
-		    is_left_before_locked(s, n))
+		    queue_left_before_locked(s, n))
 			return;
 		s->waiting++;
 		cond_wait(&s->moved, &s->lock);
@@ -184,40 +124,7 @@ static void wait_for_turn_locked(struct shared *s, const struct node *n)
 	}
 }
 
-/*
- * Those that held n back when its last calls began were in theirs. One that was
- * open then, and is closed since, does not hold it back now: it may wait for a
- * rename, and that for the last calls of n.
- */
-static bool may_show_locked(struct shared *s, const struct node *n)
-{
-	const struct node *o;
-
-	if (n->wanted && !tracker_is(n->name))
-		return true;
-	TAILQ_FOREACH(o, &s->queue, queued)
-	{
-		if (o == n)
-			return true;
-		if (holds_back_locked(o) && o->state == NODE_COMPLETING &&
-		    !o->is_shown)
-			return false;
-	}
-	return true;
-}
-
 /* --- one file ------------------------------------------------------------- */
-
-struct upload {
-	struct shared *s;
-	struct node *n;
-	unsigned thread;
-	struct stat sb; /* what it is here */
-	int fd;
-	bool keeps_mode; /* that which somebody has set in DIR */
-	mode_t mode;
-	uint64_t noted; /* node.saves, when the record said that it comes */
-};
 
 /* DIR is about to be called, or has answered. */
 static void calls(struct upload *u, bool begins)
@@ -243,15 +150,15 @@ static bool is_open(struct node *n)
 			       file_is_dirty(n->in->file));
 }
 
-static bool is_disturbed(struct upload *u)
+static bool is_void(const struct upload *u)
 {
 	HOLD(&u->s->lock);
-	return u->n->changed || u->n->state == NODE_GONE;
+	return is_void_locked(u);
 }
 
 static bool is_wanted(void *arg)
 {
-	return !is_disturbed(arg);
+	return !is_void(arg);
 }
 
 static void copy_calls(void *arg, bool begins)
@@ -263,6 +170,7 @@ static int copy_bytes(struct upload *u)
 {
 	const struct upload_copy c = { .s = u->s,
 				       .n = u->n,
+				       .number = u->number,
 				       .fd = u->fd,
 				       .size = (uint64_t)u->sb.st_size,
 				       .wanted = is_wanted,
@@ -405,11 +313,10 @@ static bool begin_completing(struct upload *u)
 	calls(u, false);
 	{
 		HOLD(&s->lock);
-		wait_for_turn_locked(s, u->n);
-		if (!may_complete_locked(s, u->n) || u->n->renaming > 0 ||
-		    u->n->changing > 0 || u->n->changed || s->stop ||
-		    u->n->awaited_ns > mono_ns() ||
-		    u->n->state != NODE_UPLOADING)
+		wait_for_turn_locked(u);
+		if (!queue_may_complete_locked(s, u->n) || is_void_locked(u) ||
+		    u->n->renaming > 0 || s->stop ||
+		    u->n->awaited_ns > mono_ns())
 			return false;
 		u->n->kept_size = (uint64_t)u->sb.st_size;
 		u->n->kept_mtime_ns = io_ns(&u->sb.st_mtim);
@@ -472,32 +379,16 @@ static bool is_untouched(const struct upload *u, const struct stat *sb)
 
 /*
  * Before the last calls the database says that they come, so that a node that
- * dies in between knows the file for its own. This is done before the file's
- * turn; was_noted(): nobody has written another record since, or meanwhile.
+ * dies in between knows the file for its own. Each record says so from here on,
+ * durably, until it is whole.
  */
 static int note_completing(struct upload *u)
 {
-	struct shared *s = u->s;
-	uint64_t expected;
-	bool alone;
-	int rc;
-
 	{
-		HOLD(&s->lock);
-		alone = u->n->saving == 0;
-		expected = u->n->saves + 1;
+		HOLD(&u->s->lock);
+		u->n->completing = true;
 	}
-	rc = local_save(s, u->n, true);
-	if (rc == 0)
-		rc = kv_sync(s->st->kv);
-	u->noted = rc == 0 && alone ? expected : 0;
-	return rc;
-}
-
-static bool was_noted(struct upload *u)
-{
-	HOLD(&u->s->lock);
-	return u->noted != 0 && u->n->saves == u->noted;
+	return local_save(u->s, u->n);
 }
 
 static int set_mode(struct upload *u)
@@ -537,7 +428,7 @@ static int show(struct upload *u, bool replaces)
 	calls(u, false);
 	{
 		HOLD(&s->lock);
-		while (!may_show_locked(s, u->n))
+		while (!queue_may_show_locked(s, u->n))
 			cond_wait(&s->moved, &s->lock);
 	}
 	calls(u, true);
@@ -550,15 +441,40 @@ static int show(struct upload *u, bool replaces)
 	return 0;
 }
 
-static int complete(struct upload *u)
+/* It is whole, and in no thread's hands from here on: it may change again. */
+static bool keep(struct upload *u, const struct stat *sb)
+{
+	struct shared *s = u->s;
+	struct node *n = u->n;
+
+	HOLD(&s->lock);
+	if (n->state != NODE_COMPLETING)
+		return false;
+	if (n->replaces) {
+		LIST_REMOVE(n, replacing);
+		n->replaces = false;
+	}
+	local_set_kept_locked(n, sb);
+	if (!is_untouched(u, sb))
+		n->kept_size = UINT64_MAX; /* no file has it */
+	queue_keep_locked(s, n, (uint64_t)u->sb.st_size);
+	queue_remove_locked(s, n);
+	n->completing = n->is_taken = n->is_shown = false;
+	n->failures = 0;
+	n->error = s->figures.error = 0;
+	s->figures.uploaded++;
+	s->figures.uploaded_bytes += (uint64_t)u->sb.st_size;
+	cond_broadcast(&s->moved);
+	return true;
+}
+
+static int complete(struct upload *u, enum upload_end *ret)
 {
 	struct shared *s = u->s;
 	bool replaces = node_replaces(s, u->n);
 	struct stat sb;
-	int rc = was_noted(u) ? 0 : note_completing(u);
+	int rc = prepare(u, replaces);
 
-	if (rc == 0)
-		rc = prepare(u, replaces);
 	if (rc == 0)
 		rc = show(u, replaces);
 	if (rc == 0 && !replaces)
@@ -573,31 +489,21 @@ static int complete(struct upload *u)
 	}
 	if (fstat(u->fd, &sb) < 0)
 		return -errno;
-	{
-		HOLD(&s->lock);
-		if (u->n->state != NODE_COMPLETING)
-			return 0;
-		if (u->n->replaces) {
-			LIST_REMOVE(u->n, replacing);
-			u->n->replaces = false;
-		}
-		local_set_kept_locked(u->n, &sb);
-		if (!is_untouched(u, &sb))
-			u->n->kept_size = UINT64_MAX; /* no file has it */
-		queue_keep_locked(s, u->n, (uint64_t)u->sb.st_size);
-		s->figures.uploaded++;
-		s->figures.uploaded_bytes += (uint64_t)u->sb.st_size;
-		queue_remove_locked(s, u->n);
-		cond_broadcast(&s->moved);
-	}
-	return local_save(s, u->n, false);
+	if (!keep(u, &sb))
+		return 0;
+	*ret = UPLOAD_DONE;
+	if (local_save(s, u->n) < 0)
+		log_warning("local file %" PRIu64 ": its record stays, and "
+			    "says that it may be whole",
+			    u->n->id);
+	return 0;
 }
 
 static int upload_begun(struct upload *u, enum upload_end *ret)
 {
 	int rc;
 
-	*ret = UPLOAD_CHANGED;
+	*ret = UPLOAD_VOID;
 	rc = inode_load_file(u->s->st->inodes, u->n->in);
 	if (rc == -ESTALE)
 		*ret = UPLOAD_GONE;
@@ -623,14 +529,12 @@ static int upload_begun(struct upload *u, enum upload_end *ret)
 				   false);
 	if (rc == 0)
 		rc = copy_bytes(u);
-	if (rc == 0 && !is_disturbed(u))
+	if (rc == 0 && !is_void(u))
 		rc = note_completing(u);
-	if (rc == -ESTALE && is_disturbed(u))
+	if (rc == -ESTALE && is_void(u))
 		rc = 0;
-	else if (rc == 0 && begin_completing(u)) {
-		rc = complete(u);
-		*ret = UPLOAD_DONE;
-	}
+	else if (rc == 0 && begin_completing(u))
+		rc = complete(u, ret);
 	return rc;
 }
 
@@ -646,70 +550,140 @@ static void say_failed(struct shared *s, struct node *n, int rc)
 		  s->dir, path, strerror(-rc));
 }
 
+static int64_t retry_ns(unsigned failures)
+{
+	int64_t wait = RETRY_FIRST_NS << (failures < 9 ? failures : 9);
+
+	return wait > RETRY_MOST_NS ? RETRY_MOST_NS : wait;
+}
+
+/*
+ * true: say it. Of one that is not found nothing is said before it was looked
+ * for.
+ */
+static bool note_failed_locked(struct upload *u, int rc)
+{
+	struct node *n = u->n;
+	bool first;
+
+	n->failures++;
+	first = n->failures == (rc == -ESTALE ? STALE_TRIES : 1) ||
+		(n->error != rc && rc != -ESTALE);
+	n->error = rc;
+	u->s->figures.error = rc;
+	if (n->state == NODE_COMPLETING) {
+		n->state = NODE_UPLOADING;
+		n->is_shown = false;
+	}
+	cond_broadcast(&u->s->moved);
+	return first;
+}
+
+/* Nobody can see one that is not found: it keeps no turn. */
+static bool keeps_turn_locked(const struct upload *u, int rc)
+{
+	const struct node *n = u->n;
+
+	return rc != -ESTALE && !n->is_passed && n->failures < HOLDING_TRIES &&
+	       (n->failures == 1 || mono_ns() - u->taken_ns < HOLDING_NS) &&
+	       u->s->pausing < HOLDING_AT_ONCE;
+}
+
+/* Until it is to be tried once more here; false: it is not. */
+static bool pause_locked(struct upload *u, int64_t due_ns)
+{
+	struct shared *s = u->s;
+
+	s->pausing++;
+	while (!is_void_locked(u) && !s->stop && !u->n->wanted &&
+	       mono_ns() < due_ns)
+		(void)cond_wait_until(&s->moved, &s->lock, due_ns);
+	s->pausing--;
+	return !is_void_locked(u) && !s->stop;
+}
+
+static bool try_again(struct upload *u, int rc)
+{
+	struct shared *s = u->s;
+	int64_t due_ns;
+	bool first;
+
+	{
+		HOLD(&s->lock);
+		if (u->n->state == NODE_GONE)
+			return false;
+		first = note_failed_locked(u, rc);
+		due_ns = mono_ns() + retry_ns(u->n->failures);
+	}
+	if (first)
+		say_failed(s, u->n, rc);
+	HOLD(&s->lock);
+	return keeps_turn_locked(u, rc) && pause_locked(u, due_ns);
+}
+
 static void put_back(struct upload *u, enum upload_end end, int rc)
 {
 	struct shared *s = u->s;
 	struct node *n = u->n;
-	int64_t wait = LOOK_AGAIN_NS;
-	bool open = is_open(n), first = false, may_last;
+	bool open = is_open(n), may_last;
 
-	{
-		HOLD(&s->lock);
-		n->is_taken = false;
-		n->is_shown = false;
-		if (n->state == NODE_UPLOADING || n->state == NODE_COMPLETING)
-			n->state = NODE_PENDING;
-		if (n->state == NODE_GONE)
-			rc = 0; /* whatever went wrong: nobody wants it */
-		if (rc < 0) {
-			n->failures++;
-			/* Where it is now is looked for first. */
-			first = n->failures ==
-					(rc == -ESTALE ? STALE_TRIES : 1) ||
-				(n->error != rc && rc != -ESTALE);
-			n->error = rc;
-			s->figures.error = rc;
-			s->search = s->search || rc == -ESTALE;
-			wait = RETRY_FIRST_NS
-			       << (n->failures < 9 ? n->failures : 9);
-			if (wait > RETRY_MOST_NS)
-				wait = RETRY_MOST_NS;
-		} else {
-			n->failures = 0;
-			n->error = 0;
-			if (end == UPLOAD_DONE)
-				s->figures.error = 0;
-		}
-		may_last = end == UPLOAD_WAITS || n->renaming > 0 ||
-			   n->changing > 0 || n->awaited_ns > mono_ns() || open;
-		if (n->state == NODE_PENDING) {
-			queue_add_locked(s, n, n->place);
-			if (!n->is_told)
-				n->is_passed = rc < 0 || may_last;
-			if (rc < 0 || !n->is_told)
-				n->due_ns = mono_ns() + wait;
-		}
-		cond_broadcast(&s->moved);
+	HOLD(&s->lock);
+	n->is_taken = false;
+	n->is_shown = false;
+	if (n->state == NODE_UPLOADING || n->state == NODE_COMPLETING)
+		n->state = NODE_PENDING;
+	if (n->state == NODE_GONE)
+		rc = 0; /* whatever went wrong: nobody wants it */
+	if (rc == 0) {
+		n->failures = 0;
+		n->error = 0;
 	}
-	if (first)
-		say_failed(s, n, rc);
+	/* Not before it is put back: what is taken is not given up. */
+	s->search = s->search || rc == -ESTALE;
+	may_last = end == UPLOAD_WAITS || n->renaming > 0 || n->changing > 0 ||
+		   n->awaited_ns > mono_ns() || open;
+	if (n->state == NODE_PENDING) {
+		bool moved = n->number != u->number;
+
+		/* What was found says nothing of what it is since: at once. */
+		queue_add_locked(s, n, n->place);
+		if (rc < 0 || !moved)
+			n->is_passed = rc < 0 || may_last;
+		if (rc < 0)
+			n->due_ns = mono_ns() + retry_ns(n->failures);
+		else if (!moved)
+			n->due_ns = mono_ns() + LOOK_AGAIN_NS;
+	}
+	cond_broadcast(&s->moved);
 }
 
-static void upload(struct shared *s, struct node *n, unsigned thread)
+static int upload_try(struct upload *u, enum upload_end *ret)
 {
-	struct upload u = { .s = s, .n = n, .thread = thread, .fd = -1 };
+	int rc;
+
+	u->fd = -1;
+	u->keeps_mode = false;
+	calls(u, true);
+	rc = upload_begun(u, ret);
+	if (u->fd >= 0)
+		(void)close(u->fd);
+	calls(u, false);
+	return rc;
+}
+
+static void upload(struct upload *u)
+{
 	enum upload_end end;
 	int rc;
 
-	calls(&u, true);
-	rc = upload_begun(&u, &end);
-	if (u.fd >= 0)
-		(void)close(u.fd);
-	calls(&u, false);
+	do
+		rc = upload_try(u, &end);
+	while (rc < 0 && try_again(u, rc));
 	if (rc == 0 && end == UPLOAD_GONE)
-		local_drop(s, n);
-	put_back(&u, end, rc);
-	node_put(s, n);
+		local_drop(u->s, u->n);
+	if (rc < 0 || end != UPLOAD_DONE)
+		put_back(u, end, rc);
+	node_put(u->s, u->n);
 }
 
 struct uploader {
@@ -724,17 +698,18 @@ static void *upload_main(void *arg)
 
 	free(arg);
 	for (;;) {
-		struct node *n = NULL;
+		struct upload u = { .s = s, .thread = me.thread };
+		bool taken = false;
 		int64_t due;
 
 		{
 			HOLD(&s->lock);
-			while (!s->stop && !(n = take_locked(s, &due)))
+			while (!s->stop && !(taken = take_locked(&u, &due)))
 				(void)cond_wait_until(&s->idle, &s->lock, due);
 		}
-		if (!n)
+		if (!taken)
 			return NULL;
-		upload(s, n, me.thread);
+		upload(&u);
 	}
 }
 

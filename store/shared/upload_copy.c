@@ -124,8 +124,8 @@ static void wait_for_turn(const struct upload_copy *c)
 	{
 		HOLD(&c->s->lock);
 		c->n->is_copying = true;
-		while (!has_turn_locked(c->s, c->n) && !c->n->changed &&
-		       c->n->state == NODE_UPLOADING && !c->s->stop)
+		while (!has_turn_locked(c->s, c->n) && !c->s->stop &&
+		       !upload_is_void_locked(c->n, c->number))
 			cond_wait(&c->s->moved, &c->s->lock);
 	}
 	c->calls(c->arg, true);

@@ -8,6 +8,7 @@
 #include "store/file/file.h"
 #include "tests/unit/live_bytes.h"
 #include "tests/unit/shared_fixture.h"
+#include "tests/unit/test_clock.h"
 
 #define FILES_MAX (UPLOAD_THREADS + 1)
 
@@ -19,17 +20,26 @@ static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 static bool stops; /* whoever comes */
 static unsigned stopped, let_go;
 static unsigned failing; /* so many calls */
+static ino_t failing_ino; /* each call for this file; 0: none */
+static unsigned failed; /* of those */
+static bool records_stop; /* whoever writes one */
 
 int __real_fsync(int fd);
 int __wrap_fsync(int fd);
 
 int __wrap_fsync(int fd)
 {
+	struct stat sb;
 	bool fails;
 
+	assert_int_equal(fstat(fd, &sb), 0);
 	pthread_mutex_lock(&gate);
 	fails = failing > 0;
 	failing -= fails;
+	if (failing_ino != 0 && sb.st_ino == failing_ino) {
+		fails = true;
+		failed++;
+	}
 	if (stops) {
 		stopped++;
 		pthread_cond_broadcast(&moved);
@@ -45,6 +55,26 @@ int __wrap_fsync(int fd)
 		return -1;
 	}
 	return __real_fsync(fd);
+}
+
+int __real_kv_write(struct kv *kv, struct kv_batch *b);
+int __wrap_kv_write(struct kv *kv, struct kv_batch *b);
+
+int __wrap_kv_write(struct kv *kv, struct kv_batch *b)
+{
+	pthread_mutex_lock(&gate);
+	while (records_stop)
+		pthread_cond_wait(&moved, &gate);
+	pthread_mutex_unlock(&gate);
+	return __real_kv_write(kv, b);
+}
+
+static void let_records_stop(bool stop)
+{
+	pthread_mutex_lock(&gate);
+	records_stop = stop;
+	pthread_cond_broadcast(&moved);
+	pthread_mutex_unlock(&gate);
 }
 
 static void await_stopped(unsigned count)
@@ -251,6 +281,145 @@ static void what_failed_before_its_close_comes_all_the_same(void **state)
 	mounted_free(&m);
 }
 
+/* Of DIR's file i each fsync fails; 0: no more. */
+static void let_fail(ino_t ino)
+{
+	pthread_mutex_lock(&gate);
+	failing_ino = ino;
+	pthread_mutex_unlock(&gate);
+}
+
+static unsigned get_failed(void)
+{
+	unsigned ret;
+
+	pthread_mutex_lock(&gate);
+	ret = failed;
+	pthread_mutex_unlock(&gate);
+	return ret;
+}
+
+/* Whatever it waits for, if it waits for a time. */
+static void pass_time_until_kept(struct mounted *m, struct node *n)
+{
+	while (node_state(m->s, n) != NODE_KEPT) {
+		time_passes(SECOND_NS);
+		(void)sched_yield();
+	}
+}
+
+struct failing_first {
+	struct mounted m;
+	struct node *n[2];
+};
+
+/* f0, of which DIR's fsync fails, was closed before f1. The clock stands. */
+static struct failing_first failing_first_new(void)
+{
+	struct failing_first t = { .m = mounted_new() };
+	struct drain *d = t.m.live.st->drain;
+	struct stat sb;
+
+	time_stands();
+	{
+		HOLD(&d->lock);
+		d->order.held = true;
+	}
+	for (unsigned i = 0; i < 2; i++) {
+		make_closed(&t.m, i);
+		t.n[i] = node_get(t.m.s, in_of[i]->ino);
+	}
+	assert_int_equal(stat(at(t.m.dir, name_of(0)), &sb), 0);
+	failed = 0;
+	let_fail(sb.st_ino);
+	drain_go_on(d);
+	assert_int_equal(drain_sync_closed(d), 0);
+	return t;
+}
+
+static void failing_first_end(struct failing_first *t)
+{
+	let_fail(0);
+	pass_time_until_kept(&t->m, t->n[0]);
+	time_goes_on();
+	assert_int_equal(shared_flush(t->m.s), 0);
+	for (unsigned i = 0; i < 2; i++) {
+		assert_true(is_plain(&t->m, i));
+		node_put(t->m.s, t->n[i]);
+		inode_forget(t->m.live.st->inodes, in_of[i], 1);
+		inode_put(t->m.live.st->inodes, in_of[i], 2);
+	}
+	mounted_free(&t->m);
+}
+
+/* f0 has failed, and f1 waits for its turn, or is past it. Nobody tells. */
+static bool is_decided(struct failing_first *t)
+{
+	struct shared *s = t->m.s;
+
+	HOLD(&s->lock);
+	return t->n[0]->failures > 0 &&
+	       (s->waiting > 0 || t->n[1]->state == NODE_KEPT);
+}
+
+/* One call of DIR fails: what was closed later is not whole earlier. */
+static void what_failed_once_is_shown_in_its_turn(void **state)
+{
+	struct failing_first t = failing_first_new();
+
+	(void)state;
+	while (!is_decided(&t))
+		(void)sched_yield();
+	assert_false(is_plain(&t.m, 1));
+	let_fail(0);
+	pass_time_until_kept(&t.m, t.n[1]);
+	assert_true(is_plain(&t.m, 0));
+	assert_int_equal(get_failed(), 1);
+	failing_first_end(&t);
+}
+
+static void what_fails_again_and_again_holds_back_nothing(void **state)
+{
+	struct failing_first t = failing_first_new();
+
+	(void)state;
+	pass_time_until_kept(&t.m, t.n[1]);
+	assert_false(is_plain(&t.m, 0));
+	assert_true(get_failed() >= 2);
+	failing_first_end(&t);
+}
+
+/* A rename to a tracker's name may make it pending again at once. */
+static void what_is_whole_is_in_no_threads_hands(void **state)
+{
+	struct mounted m = mounted_new();
+	struct node *n;
+	bool is_taken;
+
+	(void)state;
+	stops = true;
+	make(&m, 0);
+	n = node_get(m.s, in_of[0]->ino);
+	await_stopped(1);
+	let(1, true);
+	await_state(&m, n, NODE_COMPLETING);
+	await_stopped(1); /* its mode is not synced */
+	let_records_stop(true);
+	let(1, false);
+	await_state(&m, n, NODE_KEPT); /* which is not written yet */
+	{
+		HOLD(&m.s->lock);
+		is_taken = n->is_taken;
+	}
+	assert_false(is_taken);
+	let_records_stop(false);
+	assert_int_equal(shared_flush(m.s), 0);
+	node_put(m.s, n);
+	inode_forget(m.live.st->inodes, in_of[0], 1);
+	inode_put(m.live.st->inodes, in_of[0], 2);
+	mounted_free(&m);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -261,6 +430,9 @@ int main(void)
 			what_is_synced_is_shown_after_what_was_closed_before),
 		cmocka_unit_test(
 			what_failed_before_its_close_comes_all_the_same),
+		cmocka_unit_test(what_is_whole_is_in_no_threads_hands),
+		cmocka_unit_test(what_failed_once_is_shown_in_its_turn),
+		cmocka_unit_test(what_fails_again_and_again_holds_back_nothing),
 	};
 
 	return cmocka_run_group_tests_name("shared_upload", tests, NULL, NULL);
