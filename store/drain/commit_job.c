@@ -13,6 +13,7 @@
 #include "store/base/scope.h"
 #include "store/drain/commit_private.h"
 #include "store/drain/drain_private.h"
+#include "store/drain/inflight.h"
 #include "store/file/state.h"
 #include "store/names/series.h"
 
@@ -265,6 +266,8 @@ static int job_write(struct drain *d, struct pending *p)
 	}
 	if (rc == 0)
 		rc = kv_write(d->kv, b);
+	if (rc == 0) /* from here on the index says who has its chunks */
+		inflight_leave(d->inflight, w);
 	content_release(&c);
 	return rc;
 }

@@ -252,8 +252,25 @@ int changes_apply(struct drain *d, struct kv_batch *b,
 
 void changes_reclaim(struct drain *d, const struct ref_changes *changes)
 {
-	for (size_t i = 0; i < changes->count; i++)
-		if (changes->at[i].gone)
-			reclaim_add(d->reclaim, changes->at[i].image,
-				    changes->at[i].offset, changes->at[i].len);
+	uint64_t image = 0, offset = 0, len = 0;
+
+	/* Neighbours together: those of a file are mostly all its image. */
+	for (size_t i = 0; i < changes->count; i++) {
+		const struct ref_change *c = &changes->at[i];
+
+		if (!c->gone)
+			continue;
+		if (len > 0 &&
+		    (c->image != image || c->offset != offset + len)) {
+			reclaim_add(d->reclaim, image, offset, len);
+			len = 0;
+		}
+		if (len == 0) {
+			image = c->image;
+			offset = c->offset;
+		}
+		len += c->len;
+	}
+	if (len > 0)
+		reclaim_add(d->reclaim, image, offset, len);
 }

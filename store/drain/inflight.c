@@ -13,6 +13,7 @@
 #include "store/drain/work.h"
 
 #define INFLIGHT_BUCKETS 16384
+#define LEAVE_AT_ONCE 256u
 
 struct inflight_entry {
 	struct inflight_entry *next;
@@ -111,6 +112,7 @@ static void entry_add(struct inflight_entry **b, const uint8_t *hash,
 	e->chunk = chunk;
 	e->next = *b;
 	*b = e;
+	work->claims++;
 }
 
 static void entry_remove(struct inflight_entry **at, struct inflight_entry *e)
@@ -118,6 +120,7 @@ static void entry_remove(struct inflight_entry **at, struct inflight_entry *e)
 	while (*at != e)
 		at = &(*at)->next;
 	*at = e->next;
+	e->work->claims--;
 	free(e);
 }
 
@@ -156,14 +159,41 @@ enum inflight_claim inflight_claim(struct inflight *t,
 	return INFLIGHT_MINE;
 }
 
-void inflight_drop(struct inflight *t, const uint8_t hash[HASH_BYTES],
-		   const struct work *work, uint32_t chunk)
+static void drop_locked(struct inflight *t, const uint8_t *hash,
+			struct work *work, uint32_t chunk)
 {
 	struct inflight_entry **b = inflight_bucket(t, hash);
-	struct holders h;
+	struct holders h = holders_of(*b, hash, work);
 
-	HOLD(&t->lock);
-	h = holders_of(*b, hash, work);
 	if (h.own && h.own->chunk == chunk)
 		entry_remove(b, h.own);
+}
+
+void inflight_drop(struct inflight *t, const uint8_t hash[HASH_BYTES],
+		   struct work *work, uint32_t chunk)
+{
+	HOLD(&t->lock);
+	drop_locked(t, hash, work, chunk);
+}
+
+/* Those of a few chunks from `at` on, so that others come in between. */
+static uint32_t leave_some(struct inflight *t, struct work *work, uint32_t at)
+{
+	uint32_t end = at + LEAVE_AT_ONCE;
+
+	HOLD(&t->lock);
+	if (work->claims == 0)
+		return work->chunk_count;
+	for (; at < end && at < work->chunk_count; at++)
+		if (work->chunks[at].kind == CHUNK_NEW)
+			drop_locked(t, work->chunks[at].hash, work, at);
+	return at;
+}
+
+void inflight_leave(struct inflight *t, struct work *work)
+{
+	uint32_t at = 0;
+
+	while (at < work->chunk_count)
+		at = leave_some(t, work, at);
 }

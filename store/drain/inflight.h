@@ -43,6 +43,8 @@ enum inflight_claim inflight_claim(struct inflight *t,
 				   uint32_t *ret_chunk);
 /* Give up what (work, chunk) has; nothing when it does not have it. */
 void inflight_drop(struct inflight *t, const uint8_t hash[HASH_BYTES],
-		   const struct work *work, uint32_t chunk);
+		   struct work *work, uint32_t chunk);
+/* All that the work has; nobody claims anything for it any more. */
+void inflight_leave(struct inflight *t, struct work *work);
 
 #endif

@@ -73,12 +73,7 @@ void work_ended(struct drain *d, struct work *w, bool committed)
 		commit_abandon(d, w->image, w->size_bytes);
 	}
 	stage_drop(d->stages, TAKE(w->copy));
-	for (uint32_t i = 0; i < w->chunk_count; i++) {
-		const struct drain_chunk *c = &w->chunks[i];
-
-		if (c->kind == CHUNK_NEW)
-			inflight_drop(d->inflight, c->hash, w, i);
-	}
+	inflight_leave(d->inflight, w);
 }
 
 static int begin_small(struct work *w)
@@ -341,8 +336,8 @@ static bool claim_new(struct drain *d, struct work *w, uint32_t first,
 
 /*
  * What is not in the index is claimed, and then looked for once more: who has
- * stored it and is over is not in the table any more. What is in the index is
- * never claimed: others would wait for a work that does not store it.
+ * stored it and written that is not in the table any more. What is in the index
+ * is never claimed: others would wait for a work that does not store it.
  */
 static int share_span(struct drain *d, struct work *w, uint32_t first,
 		      uint32_t end, const uint8_t *base)

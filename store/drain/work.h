@@ -111,6 +111,7 @@ struct work {
 	 * and when they are enough, the job of one of those; a reference. */
 	uint64_t lost_bytes;
 	struct drain_job *behind;
+	uint32_t claims; /* inflight.lock: entries of it in the table */
 
 	struct reclaim_ticket ticket; /* until no worker has it */
 

@@ -44,6 +44,27 @@ __wrap_inflight_claim(struct inflight *t, const uint8_t *hash,
 				     ret_chunk);
 }
 
+/* The committer has written a version, and waits to sync it. */
+static struct {
+	atomic_bool armed, come;
+	bool (*is_over)(struct live *l);
+} sync_stop;
+
+int __real_kv_sync(struct kv *kv);
+int __wrap_kv_sync(struct kv *kv);
+
+int __wrap_kv_sync(struct kv *kv)
+{
+	if (atomic_load(&sync_stop.armed) &&
+	    pthread_equal(pthread_self(), stopped->st->drain->committer.id)) {
+		atomic_store(&sync_stop.armed, false);
+		atomic_store(&sync_stop.come, true);
+		await_note(); /* rank_1 waits for that */
+		AWAIT(sync_stop.is_over(stopped));
+	}
+	return __real_kv_sync(kv);
+}
+
 /* Nothing is drained before drain_go_on(). */
 static struct live live_waiting(unsigned kind)
 {
@@ -226,6 +247,56 @@ static void who_has_begun_often_enough_stores_it_once_more(void **state)
 	free(other);
 }
 
+static bool is_written(struct live *l)
+{
+	(void)l;
+	return atomic_load(&sync_stop.come);
+}
+
+static atomic_int second_is;
+
+/* rank_1 has claimed its chunks, and is done or given back. */
+static bool second_has_claimed(struct live *l)
+{
+	int is = live_flight(l, stops[1].in);
+
+	atomic_store(&second_is, is);
+	return is != VERSION_RUNNING;
+}
+
+/* Its record is found, and not its work as well. */
+static void a_copy_that_is_written_counts_once(void **state)
+{
+	uint8_t *data = filled(FILE_BYTES, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_closed(NULL);
+
+		l.options.drain_threads = 2;
+		l.options.hold_drain = true;
+		l.options.dedup_copies = 2;
+		live_open_kind(&l, kind);
+		live_write(&l, "rank_0", data, FILE_BYTES);
+		live_write(&l, "rank_1", data, FILE_BYTES);
+		stop_at(&l, 0, "rank_0", second_has_come);
+		stop_at(&l, 1, "rank_1", is_written);
+		sync_stop.is_over = second_has_claimed;
+		atomic_store(&sync_stop.come, false);
+		atomic_store(&sync_stop.armed, true);
+		drain_go_on(l.st->drain);
+		live_sync_all(&l);
+		assert_true(is_written(&l));
+		assert_int_equal(atomic_load(&second_is), VERSION_READY);
+		stops_end(&l);
+		assert_int_equal(live_counter(&l, META_PHYSICAL),
+				 2 * FILE_BYTES);
+		assert_file(&l, "rank_1", data, FILE_BYTES);
+		live_free(&l);
+	}
+	free(data);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -234,6 +305,7 @@ int main(void)
 			who_is_waited_for_late_makes_the_older_one_wait),
 		cmocka_unit_test(
 			who_has_begun_often_enough_stores_it_once_more),
+		cmocka_unit_test(a_copy_that_is_written_counts_once),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
