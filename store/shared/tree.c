@@ -570,40 +570,6 @@ static bool is_at(struct shared *s, const struct at *a, const struct node *n)
 	return n->engine == sb.st_ino;
 }
 
-int shared_link(struct shared *s, const struct shared_caller *c, uint64_t id,
-		uint64_t parent, const char *name, struct shared_entry *ret)
-{
-	SCOPED(node_use_end) struct node_use u = { 0 };
-	SCOPED(at_end) struct at a = { .fd = -1 }, from = { .fd = -1 };
-	char from_name[STORE_NAME_MAX + 1];
-	SCOPED(found_end) struct found f = { .fd = -1 };
-	int rc;
-
-	rc = node_use(s, id, &u);
-	if (rc == 0)
-		rc = at_new_name(s, parent, name, &a);
-	if (rc == 0)
-		rc = at_of(s, u.n, &from, from_name);
-	if (rc < 0)
-		return rc;
-	if (!is_at(s, &from, u.n))
-		return -ESTALE;
-	act_as(s, c);
-	rc = linkat(from.fd, from.name, a.fd, name, 0) < 0 ? -errno : 0;
-	act_as_self(s, c);
-	if (rc == 0)
-		rc = find(&a, &f);
-	if (rc == 0 && node_state(s, u.n) == NODE_KEPT) { /* its ctime is new */
-		HOLD(&s->lock);
-		local_set_kept_locked(u.n, &f.sb);
-	}
-	if (rc == 0 && u.n->in)
-		(void)names_setattr(s->st->names, u.n->in, 0, NULL);
-	return rc < 0 ? rc : entry_at(s, &a, &f, ret);
-}
-
-/* --- names that go -------------------------------------------------------- */
-
 /*
  * A local file stays where it is in DIR, and as it is, but for what the caller
  * does: the last calls of its upload are over, and do not begin. Two such files
@@ -638,6 +604,48 @@ static void hold_end(struct hold *h)
 	}
 	node_put(h->s, h->n);
 }
+
+int shared_link(struct shared *s, const struct shared_caller *c, uint64_t id,
+		uint64_t parent, const char *name, struct shared_entry *ret)
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+	SCOPED(at_end) struct at a = { .fd = -1 }, from = { .fd = -1 };
+	char from_name[STORE_NAME_MAX + 1];
+	SCOPED(found_end) struct found f = { .fd = -1 };
+	SCOPED(hold_end) struct hold held = { 0 };
+	int rc;
+
+	rc = node_use(s, id, &u);
+	if (rc == 0)
+		rc = at_new_name(s, parent, name, &a);
+	if (rc == 0) {
+		hold_begin(s, u.n, &held); /* it stays where it is */
+		rc = at_of(s, u.n, &from, from_name);
+	}
+	if (rc < 0)
+		return rc;
+	if (!is_at(s, &from, u.n))
+		return -ESTALE;
+	act_as(s, c);
+	rc = linkat(from.fd, from.name, a.fd, name, 0) < 0 ? -errno : 0;
+	act_as_self(s, c);
+	if (rc == 0) {
+		HOLD(&s->lock);
+		if (u.n->replaces) /* an upload of it counts its names */
+			queue_changed_locked(s, u.n);
+	}
+	if (rc == 0)
+		rc = find(&a, &f);
+	if (rc == 0 && node_state(s, u.n) == NODE_KEPT) { /* its ctime is new */
+		HOLD(&s->lock);
+		local_set_kept_locked(u.n, &f.sb);
+	}
+	if (rc == 0 && u.n->in)
+		(void)names_setattr(s->st->names, u.n->in, 0, NULL);
+	return rc < 0 ? rc : entry_at(s, &a, &f, ret);
+}
+
+/* --- names that go -------------------------------------------------------- */
 
 /*
  * It is to replace nothing any more. A link of it may have given it a name: it

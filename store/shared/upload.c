@@ -17,8 +17,9 @@
  *   mode: it is shown                                 one, in order
  *   fsync, and it is no longer in the queue           as threads are
  *
- * A file that replaces another one is nobody's to see before its rename: it has
- * its mode and the fsync with the cut, and the rename shows it.
+ * A file that replaces another one is nobody's to see before its rename, unless
+ * it has another name: it has its mode and the fsync with the cut, and the
+ * rename shows it.
  *
  * What was shown is in the queue until its mode is durable in DIR: a tracker,
  * and who waits for files (upload_wait()), come after that. Between other files
@@ -77,6 +78,7 @@ struct upload {
 	unsigned thread;
 	struct stat sb; /* what it is here */
 	int fd; /* of DIR's file, or -1 */
+	bool is_linked; /* DIR's file has other names than its own */
 	bool keeps_mode; /* that which somebody has set in DIR */
 	mode_t mode;
 };
@@ -288,6 +290,7 @@ static int open_in_dir(struct upload *u)
 		return -errno;
 	if (sb.st_nlink == 0)
 		return -ENODATA;
+	u->is_linked = sb.st_nlink > 1;
 	if (!pending_is(u->s, &sb)) {
 		/* Complete but for its name: all of it once more. */
 		rc = node_replaces(u->s, u->n) ? 0
@@ -299,6 +302,9 @@ static int open_in_dir(struct upload *u)
 	if (rc < 0)
 		return rc;
 	u->fd = rc;
+	/* It has another name perhaps, by which it is not to be seen so. */
+	if (!pending_is(u->s, &sb) && fchmod(u->fd, pending_mode(u->s)) < 0)
+		return -errno;
 	if (has_leftovers(u, &sb) && ftruncate(u->fd, 0) < 0)
 		return -errno;
 	return 0;
@@ -405,22 +411,22 @@ static int sync_file(struct upload *u)
 }
 
 /* All that nobody is to see yet. */
-static int prepare(struct upload *u, bool replaces)
+static int prepare(struct upload *u, bool hidden)
 {
 	struct timespec times[2] = { u->sb.st_atim, u->sb.st_mtim };
 	int rc = 0;
 
 	if (ftruncate(u->fd, u->sb.st_size) < 0 || futimens(u->fd, times) < 0)
 		return -errno;
-	if (replaces)
+	if (hidden)
 		rc = set_mode(u);
-	if (rc == 0 && replaces)
+	if (rc == 0 && hidden)
 		rc = sync_file(u);
 	return rc;
 }
 
 /* When those that were closed before are: they are as far as this one. */
-static int show(struct upload *u, bool replaces)
+static int show(struct upload *u, bool replaces, bool hidden)
 {
 	struct shared *s = u->s;
 	int rc;
@@ -432,7 +438,11 @@ static int show(struct upload *u, bool replaces)
 			cond_wait(&s->moved, &s->lock);
 	}
 	calls(u, true);
-	rc = replaces ? put_in_place(u) : set_mode(u);
+	rc = hidden ? 0 : set_mode(u);
+	if (rc == 0 && replaces && !hidden)
+		rc = sync_file(u); /* before it has its name */
+	if (rc == 0 && replaces)
+		rc = put_in_place(u);
 	if (rc < 0)
 		return rc;
 	HOLD(&s->lock);
@@ -472,11 +482,12 @@ static int complete(struct upload *u, enum upload_end *ret)
 {
 	struct shared *s = u->s;
 	bool replaces = node_replaces(s, u->n);
+	bool hidden = replaces && !u->is_linked; /* until its rename */
 	struct stat sb;
-	int rc = prepare(u, replaces);
+	int rc = prepare(u, hidden);
 
 	if (rc == 0)
-		rc = show(u, replaces);
+		rc = show(u, replaces, hidden);
 	if (rc == 0 && !replaces)
 		rc = sync_file(u);
 	if (rc < 0) {

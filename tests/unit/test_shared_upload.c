@@ -69,6 +69,26 @@ int __wrap_kv_write(struct kv *kv, struct kv_batch *b)
 	return __real_kv_write(kv, b);
 }
 
+/* Who sets the times of one stops; of the other this is noted. */
+static ino_t times_stop, times_noted;
+static bool are_noted;
+
+int __real_futimens(int fd, const struct timespec times[2]);
+int __wrap_futimens(int fd, const struct timespec times[2]);
+
+int __wrap_futimens(int fd, const struct timespec times[2])
+{
+	struct stat sb;
+
+	assert_int_equal(fstat(fd, &sb), 0);
+	pthread_mutex_lock(&gate);
+	while (times_stop == sb.st_ino)
+		pthread_cond_wait(&moved, &gate);
+	are_noted = are_noted || times_noted == sb.st_ino;
+	pthread_mutex_unlock(&gate);
+	return __real_futimens(fd, times);
+}
+
 static void let_records_stop(bool stop)
 {
 	pthread_mutex_lock(&gate);
@@ -420,6 +440,94 @@ static void what_is_whole_is_in_no_threads_hands(void **state)
 	mounted_free(&m);
 }
 
+/* A file that is to replace f: written, closed, and linked to as g. */
+static struct inode *replace_and_link(struct mounted *m)
+{
+	struct files *files = &m->live.st->files;
+	struct file_opened opened;
+	struct shared_entry e;
+	struct inode *in;
+	int fd, backing;
+
+	put_file(m->dir, "f", "old");
+	assert_int_equal(shared_lookup(m->s, ROOT_INO, "f", &e), 0);
+	assert_int_equal(shared_open_file(m->s, &caller, e.id,
+					  O_WRONLY | O_TRUNC, &as_file, &fd,
+					  &backing),
+			 -ESTALE);
+	shared_forget(m->s, e.id, 1);
+	assert_int_equal(shared_lookup(m->s, ROOT_INO, "f", &e), 0);
+	assert_int_equal(shared_change_begin(m->s, e.id, O_WRONLY, &as_file),
+			 0);
+	assert_int_equal(inode_get(m->live.st->inodes, e.id, &in), 0);
+	assert_int_equal(file_open(files, in, O_WRONLY, &opened), 0);
+	assert_int_equal(file_write(files, in, "new", 3, 0), 0);
+	assert_int_equal(file_flush(files, in, O_WRONLY), 0);
+	file_release(files, in, O_WRONLY);
+	shared_change_end(m->s, e.id);
+	assert_int_equal(shared_link(m->s, &caller, e.id, ROOT_INO, "g", &e),
+			 0);
+	return in;
+}
+
+/* All that its thread does before its turn is done. */
+static bool waits_to_be_shown(struct mounted *m, struct node *n)
+{
+	unsigned calling = 0;
+
+	pthread_mutex_lock(&gate);
+	if (!are_noted) {
+		pthread_mutex_unlock(&gate);
+		return false;
+	}
+	pthread_mutex_unlock(&gate);
+	HOLD(&m->s->lock);
+	for (unsigned i = 0; i < UPLOAD_THREADS; i++)
+		calling += m->s->calling_ns[i] != 0;
+	return n->state == NODE_KEPT ||
+	       (n->state == NODE_COMPLETING && calling == 1);
+}
+
+/* In new/ nobody sees it; by its other name everybody does. */
+static void what_is_linked_is_shown_in_its_turn(void **state)
+{
+	struct mounted m = mounted_open();
+	struct inode *in;
+	struct node *n;
+	struct stat sb;
+
+	(void)state;
+	make_closed(&m, 0);
+	in = replace_and_link(&m);
+	n = node_get(m.s, in->ino);
+	assert_int_equal(stat(at(m.dir, name_of(0)), &sb), 0);
+	times_stop = sb.st_ino;
+	assert_int_equal(stat(at(m.dir, "g"), &sb), 0);
+	times_noted = sb.st_ino;
+	are_noted = false;
+	assert_int_equal(drain_sync_closed(m.live.st->drain), 0);
+	mounted_start(&m);
+	while (!waits_to_be_shown(&m, n))
+		(void)sched_yield();
+	assert_int_equal(stat(at(m.dir, "g"), &sb), 0);
+	assert_true(pending_is(m.s, &sb));
+	pthread_mutex_lock(&gate);
+	times_stop = 0;
+	pthread_cond_broadcast(&moved);
+	pthread_mutex_unlock(&gate);
+	assert_int_equal(shared_flush(m.s), 0);
+	assert_int_equal(stat(at(m.dir, "f"), &sb), 0);
+	assert_int_equal(sb.st_size, 3);
+	assert_int_equal(sb.st_ino, times_noted);
+	assert_false(pending_is(m.s, &sb));
+	node_put(m.s, n);
+	inode_forget(m.live.st->inodes, in, 2);
+	inode_put(m.live.st->inodes, in, 3);
+	inode_forget(m.live.st->inodes, in_of[0], 1);
+	inode_put(m.live.st->inodes, in_of[0], 2);
+	mounted_free(&m);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -431,6 +539,7 @@ int main(void)
 		cmocka_unit_test(
 			what_failed_before_its_close_comes_all_the_same),
 		cmocka_unit_test(what_is_whole_is_in_no_threads_hands),
+		cmocka_unit_test(what_is_linked_is_shown_in_its_turn),
 		cmocka_unit_test(what_failed_once_is_shown_in_its_turn),
 		cmocka_unit_test(what_fails_again_and_again_holds_back_nothing),
 	};
