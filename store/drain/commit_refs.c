@@ -250,27 +250,29 @@ int changes_apply(struct drain *d, struct kv_batch *b,
 	return index_apply(d, b, changes);
 }
 
-void changes_reclaim(struct drain *d, const struct ref_changes *changes)
-{
-	uint64_t image = 0, offset = 0, len = 0;
+struct gone {
+	const struct ref_changes *of;
+	size_t at;
+};
 
-	/* Neighbours together: those of a file are mostly all its image. */
-	for (size_t i = 0; i < changes->count; i++) {
-		const struct ref_change *c = &changes->at[i];
+static bool next_gone(void *arg, struct reclaim_range *ret)
+{
+	struct gone *g = arg;
+
+	while (g->at < g->of->count) {
+		const struct ref_change *c = &g->of->at[g->at++];
 
 		if (!c->gone)
 			continue;
-		if (len > 0 &&
-		    (c->image != image || c->offset != offset + len)) {
-			reclaim_add(d->reclaim, image, offset, len);
-			len = 0;
-		}
-		if (len == 0) {
-			image = c->image;
-			offset = c->offset;
-		}
-		len += c->len;
+		*ret = (struct reclaim_range){ c->image, c->offset, c->len };
+		return true;
 	}
-	if (len > 0)
-		reclaim_add(d->reclaim, image, offset, len);
+	return false;
+}
+
+void changes_reclaim(struct drain *d, const struct ref_changes *changes)
+{
+	struct gone g = { .of = changes };
+
+	reclaim_add_each(d->reclaim, next_gone, &g);
 }

@@ -82,27 +82,47 @@ void reclaim_leave(struct reclaim *r, struct reclaim_ticket *t)
 		cond_signal(&r->work);
 }
 
-void reclaim_add(struct reclaim *r, uint64_t image, uint64_t offset,
-		 uint64_t len)
+static void add_locked(struct reclaim *r, const struct reclaim_range *add)
 {
 	struct range *one, *last;
 
-	HOLD(&r->lock);
 	r->added++;
 	last = TAILQ_LAST(&r->ranges, ranges);
-	if (last && last->image == image &&
-	    last->offset + last->len == offset) {
-		last->len += len; /* neighbours go together */
+	if (last && last->image == add->image &&
+	    last->offset + last->len == add->offset) {
+		last->len += add->len; /* neighbours go together */
 		last->epoch = r->next_ticket;
 		return;
 	}
 	one = malloc(sizeof(*one));
 	if (!one)
 		return; /* its P record stays: the next start does it */
-	*one = (struct range){ .image = image, .offset = offset, .len = len };
+	*one = (struct range){ .image = add->image,
+			       .offset = add->offset,
+			       .len = add->len };
 	one->epoch = r->next_ticket;
 	TAILQ_INSERT_TAIL(&r->ranges, one, next);
 	cond_signal(&r->work);
+}
+
+void reclaim_add_each(struct reclaim *r,
+		      bool (*next)(void *arg, struct reclaim_range *ret),
+		      void *arg)
+{
+	struct reclaim_range one;
+
+	HOLD(&r->lock);
+	while (next(arg, &one))
+		add_locked(r, &one);
+}
+
+void reclaim_add(struct reclaim *r, uint64_t image, uint64_t offset,
+		 uint64_t len)
+{
+	const struct reclaim_range one = { image, offset, len };
+
+	HOLD(&r->lock);
+	add_locked(r, &one);
 }
 
 void reclaim_retry(struct reclaim *r)

@@ -15,6 +15,7 @@
 #ifndef STORE_RECLAIM_H
 #define STORE_RECLAIM_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
 
@@ -50,6 +51,14 @@ struct lock *reclaim_deciding(struct reclaim *r);
 /* The range (already in a P record) may have bytes to give back. */
 void reclaim_add(struct reclaim *r, uint64_t image, uint64_t offset,
 		 uint64_t len);
+/* Each that next() says, until it is false: it only looks, for a lock is held.
+ */
+struct reclaim_range {
+	uint64_t image, offset, len;
+};
+void reclaim_add_each(struct reclaim *r,
+		      bool (*next)(void *arg, struct reclaim_range *ret),
+		      void *arg);
 /* What a full disk kept from being given back is tried again. */
 void reclaim_retry(struct reclaim *r);
 /*
