@@ -410,19 +410,22 @@ static int sync_file(struct upload *u)
 	return fsync(u->fd) < 0 ? -errno : 0;
 }
 
+/* Before it gets its name. */
+static int make_whole(struct upload *u)
+{
+	int rc = set_mode(u);
+
+	return rc < 0 ? rc : sync_file(u);
+}
+
 /* All that nobody is to see yet. */
 static int prepare(struct upload *u, bool hidden)
 {
 	struct timespec times[2] = { u->sb.st_atim, u->sb.st_mtim };
-	int rc = 0;
 
 	if (ftruncate(u->fd, u->sb.st_size) < 0 || futimens(u->fd, times) < 0)
 		return -errno;
-	if (hidden)
-		rc = set_mode(u);
-	if (rc == 0 && hidden)
-		rc = sync_file(u);
-	return rc;
+	return hidden ? make_whole(u) : 0;
 }
 
 /* When those that were closed before are: they are as far as this one. */
@@ -438,9 +441,10 @@ static int show(struct upload *u, bool replaces, bool hidden)
 			cond_wait(&s->moved, &s->lock);
 	}
 	calls(u, true);
-	rc = hidden ? 0 : set_mode(u);
-	if (rc == 0 && replaces && !hidden)
-		rc = sync_file(u); /* before it has its name */
+	if (!replaces)
+		rc = set_mode(u);
+	else
+		rc = hidden ? 0 : make_whole(u);
 	if (rc == 0 && replaces)
 		rc = put_in_place(u);
 	if (rc < 0)

@@ -22,7 +22,9 @@ static unsigned stopped, let_go;
 static unsigned failing; /* so many calls */
 static ino_t failing_ino; /* each call for this file; 0: none */
 static unsigned failed; /* of those */
+static ino_t sound_ino; /* each call for all others fails; 0: none */
 static bool records_stop; /* whoever writes one */
+static bool records_fail;
 
 int __real_fsync(int fd);
 int __wrap_fsync(int fd);
@@ -36,6 +38,7 @@ int __wrap_fsync(int fd)
 	pthread_mutex_lock(&gate);
 	fails = failing > 0;
 	failing -= fails;
+	fails = fails || (sound_ino != 0 && sb.st_ino != sound_ino);
 	if (failing_ino != 0 && sb.st_ino == failing_ino) {
 		fails = true;
 		failed++;
@@ -62,11 +65,14 @@ int __wrap_kv_write(struct kv *kv, struct kv_batch *b);
 
 int __wrap_kv_write(struct kv *kv, struct kv_batch *b)
 {
+	bool fails;
+
 	pthread_mutex_lock(&gate);
 	while (records_stop)
 		pthread_cond_wait(&moved, &gate);
+	fails = records_fail;
 	pthread_mutex_unlock(&gate);
-	return __real_kv_write(kv, b);
+	return fails ? -EIO : __real_kv_write(kv, b);
 }
 
 /* Who sets the times of one stops; of the other this is noted. */
@@ -432,7 +438,16 @@ static void what_is_whole_is_in_no_threads_hands(void **state)
 		is_taken = n->is_taken;
 	}
 	assert_false(is_taken);
+	records_fail = true; /* it is whole, all the same */
 	let_records_stop(false);
+	{
+		HOLD(&m.s->lock);
+		while (n->saving)
+			cond_wait(&m.s->moved, &m.s->lock);
+	}
+	records_fail = false;
+	assert_int_equal(node_state(m.s, n), NODE_KEPT);
+	assert_true(is_plain(&m, 0));
 	assert_int_equal(shared_flush(m.s), 0);
 	node_put(m.s, n);
 	inode_forget(m.live.st->inodes, in_of[0], 1);
@@ -528,6 +543,84 @@ static void what_is_linked_is_shown_in_its_turn(void **state)
 	mounted_free(&m);
 }
 
+/* A daemon has died between its mode and its name. */
+static void what_was_whole_in_new_is_not_seen_half_written(void **state)
+{
+	struct mounted m = mounted_open();
+	struct inode *in = replace_and_link(&m);
+	struct stat sb;
+
+	(void)state;
+	assert_int_equal(drain_sync_closed(m.live.st->drain), 0);
+	assert_int_equal(chmod(at(m.dir, "g"), 0644), 0);
+	stops = true;
+	mounted_start(&m);
+	await_stopped(1); /* its bytes are copied */
+	assert_int_equal(stat(at(m.dir, "g"), &sb), 0);
+	assert_true(pending_is(m.s, &sb));
+	let(1, false);
+	assert_int_equal(shared_flush(m.s), 0);
+	assert_int_equal(stat(at(m.dir, "f"), &sb), 0);
+	assert_int_equal(sb.st_size, 3);
+	assert_false(pending_is(m.s, &sb));
+	inode_forget(m.live.st->inodes, in, 2);
+	inode_put(m.live.st->inodes, in, 3);
+	mounted_free(&m);
+}
+
+#define FAILING 9u /* one more than may keep their turn */
+
+/* All have failed: how many of them are in no thread's hands; -1: not yet. */
+static int left_of(struct mounted *m, struct node *const n[FAILING])
+{
+	int left = 0;
+
+	HOLD(&m->s->lock);
+	for (unsigned i = 0; i < FAILING; i++) {
+		if (n[i]->failures == 0 || n[i]->state == NODE_COMPLETING)
+			return -1;
+		left += !n[i]->is_taken;
+	}
+	return m->s->pausing + (unsigned)left == FAILING ? left : -1;
+}
+
+static void not_all_threads_pause_for_files_that_fail(void **state)
+{
+	struct mounted m = mounted_open();
+	struct node *n[FAILING];
+	struct stat sb;
+
+	(void)state;
+	time_stands();
+	for (unsigned i = 0; i <= FAILING; i++) {
+		make_closed(&m, i);
+		if (i < FAILING)
+			n[i] = node_get(m.s, in_of[i]->ino);
+	}
+	assert_int_equal(drain_sync_closed(m.live.st->drain), 0);
+	assert_int_equal(stat(at(m.dir, name_of(FAILING)), &sb), 0);
+	sound_ino = sb.st_ino;
+	mounted_start(&m);
+	while (left_of(&m, n) < 0)
+		(void)sched_yield();
+	assert_int_equal(left_of(&m, n), 1);
+	pthread_mutex_lock(&gate);
+	sound_ino = 0;
+	pthread_mutex_unlock(&gate);
+	for (unsigned i = 0; i < FAILING; i++) {
+		pass_time_until_kept(&m, n[i]);
+		node_put(m.s, n[i]);
+	}
+	time_goes_on();
+	assert_int_equal(shared_flush(m.s), 0);
+	for (unsigned i = 0; i <= FAILING; i++) {
+		assert_true(is_plain(&m, i));
+		inode_forget(m.live.st->inodes, in_of[i], 1);
+		inode_put(m.live.st->inodes, in_of[i], 2);
+	}
+	mounted_free(&m);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -540,6 +633,9 @@ int main(void)
 			what_failed_before_its_close_comes_all_the_same),
 		cmocka_unit_test(what_is_whole_is_in_no_threads_hands),
 		cmocka_unit_test(what_is_linked_is_shown_in_its_turn),
+		cmocka_unit_test(
+			what_was_whole_in_new_is_not_seen_half_written),
+		cmocka_unit_test(not_all_threads_pause_for_files_that_fail),
 		cmocka_unit_test(what_failed_once_is_shown_in_its_turn),
 		cmocka_unit_test(what_fails_again_and_again_holds_back_nothing),
 	};
