@@ -66,12 +66,13 @@ int __wrap_kv_sync(struct kv *kv)
 }
 
 /* Nothing is drained before drain_go_on(). */
-static struct live live_waiting(unsigned kind)
+static struct live live_waiting(unsigned kind, unsigned copies)
 {
 	struct live l = live_closed(NULL);
 
 	l.options.drain_threads = 2;
 	l.options.hold_drain = true;
+	l.options.dedup_copies = copies;
 	live_open_kind(&l, kind);
 	return l;
 }
@@ -118,7 +119,7 @@ static void who_is_committed_just_before_a_claim_is_found(void **state)
 
 	(void)state;
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		struct live l = live_waiting(kind);
+		struct live l = live_waiting(kind, 1);
 
 		live_write(&l, "rank_0", data, FILE_BYTES);
 		live_write(&l, "rank_1", data, FILE_BYTES);
@@ -182,7 +183,7 @@ static void who_is_waited_for_late_makes_the_older_one_wait(void **state)
 
 	(void)state;
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		struct live l = live_waiting(kind);
+		struct live l = live_waiting(kind, 1);
 		struct drain_figures figures;
 
 		begin_behind_first(&l, data, other, is_wanted);
@@ -229,7 +230,7 @@ static void who_has_begun_often_enough_stores_it_once_more(void **state)
 
 	(void)state;
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		struct live l = live_waiting(kind);
+		struct live l = live_waiting(kind, 1);
 		struct inode *rank_1;
 
 		begin_behind_first(&l, data, other, has_begun_often);
@@ -271,12 +272,8 @@ static void a_copy_that_is_written_counts_once(void **state)
 
 	(void)state;
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
-		struct live l = live_closed(NULL);
+		struct live l = live_waiting(kind, 2);
 
-		l.options.drain_threads = 2;
-		l.options.hold_drain = true;
-		l.options.dedup_copies = 2;
-		live_open_kind(&l, kind);
 		live_write(&l, "rank_0", data, FILE_BYTES);
 		live_write(&l, "rank_1", data, FILE_BYTES);
 		stop_at(&l, 0, "rank_0", second_has_come);
