@@ -43,7 +43,9 @@ struct version {
 struct known {
 	uint64_t ino;
 	bool plain;
-	bool told; /* it was pending, with a trailer */
+	bool told; /* it was pending, with a trailer, and ... */
+	char request[128]; /* ... who waits for it makes this file, */
+	bool asked; /* as somebody has, since it is pending */
 	unsigned version; /* when it was plain last */
 	unsigned done; /* this version was completed here */
 	unsigned by; /* which node changed it last */
@@ -405,14 +407,14 @@ static bool is_there(unsigned id)
  * The order of closes is the order of completion on one node: what was closed
  * before v was opened is whole, or is a tracker, or nobody's any more. A file
  * of which RELEASE comes late is open until then, and lets others go first.
- * What is written in place waits for nobody.
+ * What is written in place, or another node asks for, waits for nobody.
  */
-static void check_order(unsigned id)
+static void check_order(unsigned id, const struct known *k)
 {
 	const struct version *v = &m.v[id];
 
 	if (nodes_plan.errors || nodes_plan.deaths || !v->closed ||
-	    v->in_place || sim_is_early())
+	    v->in_place || k->asked || sim_is_early())
 		return;
 	for (unsigned i = 1; i < id; i++) {
 		const struct version *u = &m.v[i];
@@ -482,7 +484,7 @@ static void see_plain(struct einode *in, const char *path,
 	if (!m.v[id].plain) {
 		m.v[id].plain = true;
 		if (m.v[id].kind == FILE_PLAIN && !m.v[id].torn)
-			check_order(id);
+			check_order(id, k);
 	}
 	/* With publish=async a rename waits for nothing, if DIR has the file. */
 	if (is_latest(path) && m.v[id].kind == FILE_LATEST &&
@@ -512,6 +514,18 @@ static void see_pending(struct einode *in, const char *path, struct known *k)
 			sim_fail("'%s' lost its trailer, and %s", path, why);
 	}
 	k->told = told;
+	if (told)
+		(void)snprintf(k->request, sizeof(k->request),
+			       ".ckptfs/nodes/%s/wanted/%016llx", t.node,
+			       (unsigned long long)t.number);
+}
+
+/* Does this file say that somebody waits for a pending one? */
+static void see_request(const char *path)
+{
+	for (size_t i = 0; i < m.known; i++)
+		if (strcmp(m.k[i].request, path) == 0)
+			m.k[i].asked = true;
 }
 
 static void on_change(struct einode *in, enum engine_change what)
@@ -528,15 +542,19 @@ static void on_change(struct einode *in, enum engine_change what)
 			k->at_ns = sim_clock();
 		}
 	}
-	if (what == ENGINE_UNNAMED || !engine_path(in, path, sizeof(path)) ||
-	    strncmp(path, ".ckptfs", 7) == 0)
+	if (what == ENGINE_UNNAMED || !engine_path(in, path, sizeof(path)))
 		return;
+	if (strncmp(path, ".ckptfs", 7) == 0) {
+		see_request(path);
+		return;
+	}
 	k = known_of(einode_number(in));
 	if (is_pending_mode(einode_mode(in))) {
 		see_pending(in, path, k);
 		/* Its last sync failed: it is lost with its node, as before. */
 		if (nodes_plan.errors && k->plain && what == ENGINE_MODE)
 			m.v[k->version].plain = false;
+		k->asked = k->asked && !k->plain;
 		k->plain = false;
 		if (what == ENGINE_MODE)
 			k->done = 0; /* a tracker's name: see tree.c */
