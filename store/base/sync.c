@@ -1,8 +1,8 @@
 /*
  * sync.c - see sync.h. With CKPTFS_LOCK_CHECK each thread remembers which locks
- * it holds, and taking one that stands further up in the list, or on the same
- * line as one that it holds, stops the process: such an order waits for ever
- * as soon as another thread has the other one, whether or not it did so today.
+ * it holds, and taking one that may not follow them stops the process: such an
+ * order waits for ever as soon as another thread has the other one, whether or
+ * not it did so today.
  * The simulator has its own of all this.
  */
 #include "store/base/sync.h"
@@ -139,7 +139,8 @@ static const char *rank_name(enum lock_rank rank)
 void order_check(enum lock_rank rank, const void *given_up, const char *what)
 {
 	for (unsigned i = 0; i < held_count; i++)
-		if (held[i].lock != given_up && held[i].rank >= rank) {
+		if (held[i].lock != given_up &&
+		    !lock_may_follow(held[i].rank, rank)) {
 			fprintf(stderr,
 				"lock order: %s is %s by a thread that holds "
 				"%s; see LOCK_RANKS in base/sync.h\n",

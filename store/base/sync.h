@@ -20,37 +20,41 @@
 #include <stdint.h>
 
 /*
- * THE lock order: who holds a lock takes only those further down. Two of one
- * line are never held at once. lock_try() may be called out of order: it does
- * not wait. What each lock guards is said where it is defined.
+ * THE lock order: who holds a lock takes only those further down, and who holds
+ * a leaf takes none. Two of one line are never held at once. lock_try() may be
+ * called out of order: it does not wait. What each lock guards is said where it
+ * is defined.
  */
-#define LOCK_RANKS(X)                                  \
-	X(LOCK_INODE_CHANGING, "inode.changing")       \
-	X(LOCK_NAMES_CHANGING, "names.changing")       \
-	X(LOCK_RECLAIM_DECIDING, "reclaim.deciding")   \
-	X(LOCK_INO_NUMBERING, "inode_table.numbering") \
-	X(LOCK_CUTTING, "work.cutting")                \
-	X(LOCK_MAKING_IMAGE, "work.making_image")      \
-	X(LOCK_IMAGE_NUMBERING, "images.numbering")    \
-	X(LOCK_STAGE_ADMIT, "stages.admit")            \
-	X(LOCK_INODE, "inode.lock")                    \
-	X(LOCK_SEGMENTS, "segments.lock")              \
-	X(LOCK_DRAIN, "drain.lock")                    \
-	X(LOCK_INFLIGHT, "inflight.lock")              \
-	X(LOCK_RECLAIM, "reclaim.lock")                \
-	X(LOCK_IMAGES, "images.lock")                  \
-	X(LOCK_STAGES, "stages.lock")                  \
-	X(LOCK_STAGE_FDS, "stage_fds.lock")            \
-	X(LOCK_INODE_SHARD, "inode_table.shard.lock")  \
-	X(LOCK_GUARD, "guard.lock")                    \
-	X(LOCK_BACKUP, "backup.lock")                  \
-	X(LOCK_AHEAD, "ahead.lock")                    \
-	X(LOCK_SCRUB, "scrub.lock")                    \
-	X(LOCK_SHARED, "shared.lock")                  \
-	X(LOCK_KV_LOG_USE, "kv.log_use")               \
-	X(LOCK_KV_LOG_SYNC, "kv.log_sync")             \
-	X(LOCK_KV_GATE, "kv.gate")                     \
+#define LOCK_RANKS(X)                                   \
+	X(LOCK_INODE_CHANGING, "inode.changing")        \
+	X(LOCK_NAMES_CHANGING, "names.changing")        \
+	X(LOCK_RECLAIM_DECIDING, "reclaim.deciding")    \
+	X(LOCK_INO_NUMBERING, "inode_table.numbering")  \
+	X(LOCK_CUTTING, "work.cutting")                 \
+	X(LOCK_MAKING_IMAGE, "work.making_image")       \
+	X(LOCK_IMAGE_NUMBERING, "images.numbering")     \
+	X(LOCK_STAGE_ADMIT, "stages.admit")             \
+	X(LOCK_INODE, "inode.lock")                     \
+	X(LOCK_DRAIN, "drain.lock")                     \
+	X(LOCK_KV_LOG_USE, "kv.log_use")                \
+	/* The leaves: LOCK_FIRST_LEAF is the first. */ \
+	X(LOCK_SEGMENTS, "segments.lock")               \
+	X(LOCK_INFLIGHT, "inflight.lock")               \
+	X(LOCK_RECLAIM, "reclaim.lock")                 \
+	X(LOCK_IMAGES, "images.lock")                   \
+	X(LOCK_STAGES, "stages.lock")                   \
+	X(LOCK_STAGE_FDS, "stage_fds.lock")             \
+	X(LOCK_INODE_SHARD, "inode_table.shard.lock")   \
+	X(LOCK_GUARD, "guard.lock")                     \
+	X(LOCK_BACKUP, "backup.lock")                   \
+	X(LOCK_AHEAD, "ahead.lock")                     \
+	X(LOCK_SCRUB, "scrub.lock")                     \
+	X(LOCK_SHARED, "shared.lock")                   \
+	X(LOCK_KV_LOG_SYNC, "kv.log_sync")              \
+	X(LOCK_KV_GATE, "kv.gate")                      \
 	X(LOCK_MARK, "mark.lock")
+
+#define LOCK_FIRST_LEAF LOCK_SEGMENTS
 
 #define LOCK_RANK_(rank, name) rank,
 enum lock_rank { LOCK_RANKS(LOCK_RANK_) LOCK_RANK_COUNT };
@@ -58,6 +62,12 @@ enum lock_rank { LOCK_RANKS(LOCK_RANK_) LOCK_RANK_COUNT };
 
 #if defined(CKPTFS_LOCK_CHECK) || defined(CKPTFS_SIM)
 #define LOCK_HAS_RANK 1
+
+/* May a thread that holds the one wait for the other? */
+static inline bool lock_may_follow(enum lock_rank held, enum lock_rank rank)
+{
+	return held < rank && held < LOCK_FIRST_LEAF;
+}
 #endif
 
 #ifdef CKPTFS_SIM
