@@ -123,7 +123,7 @@ static int make(fuse_req_t req, fuse_ino_t parent, const char *name,
 	rc = names_create(st->names, parent, name, n, &in);
 	if (rc == 0 && reg) { /* nobody will close it */
 		file_created(in);
-		(void)drain_closed(st->drain, in, true);
+		(void)drain_closed(st->drain, in);
 	}
 	if (rc < 0)
 		fuse_reply_err(req, -rc);

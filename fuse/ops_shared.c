@@ -179,7 +179,7 @@ static void make_file(fuse_req_t req, fuse_ino_t parent, const char *name,
 		rc = shared_create(shared_of(req), &a.c, parent, name, n, &e,
 				   &in);
 	if (rc == 0) {
-		(void)drain_closed(st->drain, in, true);
+		(void)drain_closed(st->drain, in);
 		shared_change_end(shared_of(req), in->ino);
 		inode_put(st->inodes, in, 1);
 	}

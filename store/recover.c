@@ -193,7 +193,7 @@ static void note_left(struct store *st, struct inode *in)
 {
 	if (vec_grow(&st->left, st->left_count, &st->left_capacity,
 		     sizeof(struct inode *)) < 0) {
-		(void)drain_closed(st->drain, in, true);
+		(void)drain_closed(st->drain, in);
 		return;
 	}
 	inode_ref(in, 1);
@@ -400,7 +400,7 @@ void recover_close_left(struct store *st)
 {
 	for (size_t i = 0; i < st->left_count; i++) {
 		guard_left(st->guard, st->left[i]);
-		(void)drain_closed(st->drain, st->left[i], true);
+		(void)drain_closed(st->drain, st->left[i]);
 	}
 	recover_release(st);
 }

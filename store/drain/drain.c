@@ -28,6 +28,8 @@
 
 /* How long a closed file waits for its handle's release. */
 #define RELEASE_WAIT_NS (INT64_C(100) * 1000000)
+/* When it is asked first who is left. */
+#define ASK_NS_MIN (INT64_C(1) * 1000000)
 
 int drain_new(struct kv *kv, struct images *images, struct stages *stages,
 	      struct inode_table *inodes, struct reclaim *reclaim,
@@ -174,9 +176,9 @@ static void job_place_locked(struct drain *d, struct drain_job *j,
 }
 
 /*
- * The job that waits, or `fresh`, which is TAKEn then; with one reference. What
- * the caller saw of the file may have changed since: a close of a file that
- * somebody has opened meanwhile waits for him, as one whose handle is held.
+ * The job that waits, or `fresh`, which is TAKEn then; with one reference. A
+ * close waits a while for who has the file to write: the handle that was
+ * closed is released soon, and who has opened it meanwhile closes it, too.
  */
 static struct drain_job *job_for_locked(struct drain *d, struct inode *in,
 					struct drain_job **fresh,
@@ -186,8 +188,7 @@ static struct drain_job *job_for_locked(struct drain *d, struct inode *in,
 	struct file *f = in->file;
 	struct drain_job *j = pending_locked(f);
 	bool open = f->state.writers > 0 || f->state.changing > 0;
-	bool waiting = kind == CLOSE_HELD || (kind == CLOSE_LAST && open);
-	bool empty = sb->st_size == 0;
+	bool waiting = kind == CLOSE_FLUSHED && open;
 
 	if (kind == CLOSE_LEFT && (file_may_change(f) || is_covered_locked(f)))
 		return NULL;
@@ -200,13 +201,9 @@ static struct drain_job *job_for_locked(struct drain *d, struct inode *in,
 		j = TAKE(*fresh); /* its first reference is the order's */
 		j->due_ns = waiting ? mono_ns() + RELEASE_WAIT_NS : 0;
 		order_add(&d->order, &j->v, &f->versions,
-			  !waiting ? VERSION_QUEUED
-			  : empty  ? VERSION_EMPTY
-				   : VERSION_CLOSED);
+			  waiting ? VERSION_CLOSED : VERSION_QUEUED);
 		cond_signal(waiting ? &d->tick : &d->work);
-	} else if (waiting) {
-		order_empty(&d->order, &j->v, empty);
-	} else if (j->v.state != VERSION_FAILED) {
+	} else if (!waiting && j->v.state != VERSION_FAILED) {
 		job_wake_locked(d, j);
 	}
 	if (kind != CLOSE_NOT)
@@ -240,13 +237,20 @@ struct drain_job *job_for(struct drain *d, struct inode *in,
 	return j;
 }
 
-int drain_closed(struct drain *d, struct inode *in, bool released)
+int drain_closed(struct drain *d, struct inode *in)
 {
 	int rc;
 
-	drain_job_put(d,
-		      job_for(d, in, released ? CLOSE_LAST : CLOSE_HELD, &rc));
+	drain_job_put(d, job_for(d, in, CLOSE_FLUSHED, &rc));
 	return rc;
+}
+
+/* The timer asks who is left soon, and again until nobody is. */
+static void ask_left_locked(struct drain *d)
+{
+	d->left_delay_ns = ASK_NS_MIN;
+	d->left_due_ns = mono_ns() + ASK_NS_MIN;
+	cond_signal(&d->tick);
 }
 
 void drain_released(struct drain *d, struct inode *in)
@@ -266,8 +270,11 @@ void drain_released(struct drain *d, struct inode *in)
 		    in->file->state.changing > 0)
 			return;
 		/* So does the end of a mapping. */
-		covered = in->file->state.left == LEFT_WRITERS ||
-			  is_covered_locked(in->file);
+		covered = in->file->state.left == LEFT_WRITERS;
+		if (covered)
+			ask_left_locked(d);
+		else
+			covered = is_covered_locked(in->file);
 		j = pending_locked(in->file);
 		if (j)
 			job_wake_locked(d, j);

@@ -35,7 +35,7 @@ struct drain_options {
 	bool hold; /* drain only when asked */
 	/* Each is called by the drain's timer alone, with `arg` and no lock: */
 	void *arg;
-	bool (*ask_left)(void *arg); /* see drain_ask_left(); true: again */
+	bool (*ask_left)(void *arg); /* see drain_released(); true: again */
 	void (*each_second)(void *arg);
 	/*
 	 * With `arg`; NULL: nobody. By the committer: a version of the file is
@@ -67,16 +67,16 @@ void drain_free(struct drain *d);
 
 /*
  * A handle for writing was closed: the file is to become durable after all
- * that were closed before. `released`: no writer is left.
+ * that were closed before. It is drained when no writer is left; after a tenth
+ * of a second also with one, unless it is empty.
  */
-int drain_closed(struct drain *d, struct inode *in, bool released);
-/* The last writer is gone: what waited for that starts, or it is queued. */
-void drain_released(struct drain *d, struct inode *in);
+int drain_closed(struct drain *d, struct inode *in);
 /*
- * The last writer is gone, but a mapping of his may be left: ask until none is,
- * soon at first. See drain_options.ask_left.
+ * The last writer is gone: what waited for that starts, or it is queued. When a
+ * mapping of his may be left it is asked until none is, soon at first: see
+ * drain_options.ask_left.
  */
-void drain_ask_left(struct drain *d);
+void drain_released(struct drain *d, struct inode *in);
 /*
  * Before any version is: no place from `first` on was given by an earlier
  * daemon.

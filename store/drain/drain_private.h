@@ -107,6 +107,11 @@ static inline void workers_wake_locked(struct drain *d)
 	cond_broadcast(&d->work);
 	cond_signal(&d->wanted);
 }
+/*
+ * It was closed with nothing in it, and may still be changed: perhaps it was not
+ * closed for good, as in `cmd >file` of a shell. drain.lock is held.
+ */
+bool job_is_empty(const struct drain_job *j);
 /* It waits for no event any more; drain.lock alone is held. */
 void job_wake_locked(struct drain *d, struct drain_job *j);
 /* If it is RUNNING: what a worker has done of it does not count. */
@@ -133,8 +138,7 @@ void jobs_ended(struct drain *d, struct version_queue *ended);
 enum close_kind {
 	/* It is asked for as it stands: it gets no place. */
 	CLOSE_NOT,
-	CLOSE_HELD, /* closed, but the handle is not released yet */
-	CLOSE_LAST, /* closed, and released, unless somebody has opened it */
+	CLOSE_FLUSHED, /* closed; it waits while somebody has it to write */
 	CLOSE_LEFT, /* nobody can change it any more: if that is still so */
 };
 /*

@@ -13,7 +13,6 @@
 #include "store/space/reclaim.h"
 
 /* How often the stage's memory and the disk's room are looked at. */
-#define ASK_NS_MIN (INT64_C(1) * 1000000)
 #define ASK_NS_MAX (INT64_C(1) * 1000000000)
 #define RELIEVE_NS (INT64_C(1) * 1000000000)
 /*
@@ -62,7 +61,7 @@ static struct drain_job *timer_wake_due_locked(struct drain *d, int64_t now,
 		if (j->due_ns > now) {
 			if (j->due_ns < *ret_next)
 				*ret_next = j->due_ns;
-		} else if (v->state == VERSION_EMPTY) {
+		} else if (job_is_empty(j)) {
 			return job_ref(j);
 		} else {
 			job_wake_locked(d, j);
@@ -156,19 +155,11 @@ static void end_empty(struct drain *d, struct drain_job *j)
 	{
 		HOLD(&j->in->lock);
 		HOLD(&d->lock);
-		if (j->v.state == VERSION_EMPTY)
+		if (job_is_empty(j))
 			job_end_locked(d, j, VERSION_GONE, 0, &ended);
 	}
 	jobs_ended(d, &ended);
 	drain_job_put(d, j);
-}
-
-void drain_ask_left(struct drain *d)
-{
-	HOLD(&d->lock);
-	d->left_delay_ns = ASK_NS_MIN;
-	d->left_due_ns = mono_ns() + ASK_NS_MIN;
-	cond_signal(&d->tick);
 }
 
 /* Who is left with a mapping may be gone by now. */

@@ -485,12 +485,12 @@ bool drain_has_closed(struct drain *d, const struct file *f)
 
 bool drain_is_in_place(struct drain *d, const struct file *f)
 {
-	const struct version *v;
+	struct version *v;
 
 	HOLD(&d->lock);
 	v = TAILQ_FIRST(&f->versions.list);
 	return v && !TAILQ_NEXT(v, by_file) && v->place && !v->replaced &&
-	       v->state != VERSION_EMPTY && v->state != VERSION_FAILED;
+	       !job_is_empty(job_of(v)) && v->state != VERSION_FAILED;
 }
 
 /* Is a close of the stage that it has on its way? Under both locks. */
@@ -500,7 +500,7 @@ static bool close_pending_locked(const struct file *f)
 
 	if (!v)
 		v = f->versions.in_flight;
-	return v && v->place && !v->replaced && v->state != VERSION_EMPTY &&
+	return v && v->place && !v->replaced && !job_is_empty(job_of(v)) &&
 	       v->state != VERSION_FAILED && job_of(v)->stage == f->stage;
 }
 

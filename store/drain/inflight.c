@@ -130,33 +130,37 @@ static struct work *work_of(const struct inflight_entry *e)
 	return e->work;
 }
 
-enum inflight_claim inflight_claim(struct inflight *t,
-				   const uint8_t hash[HASH_BYTES],
-				   struct work *work, uint32_t chunk,
-				   unsigned copies, struct work **ret_other,
-				   uint32_t *ret_chunk)
+static void claim_locked(struct inflight *t, struct work *work,
+			 struct inflight_ask *a)
 {
-	struct inflight_entry **b = inflight_bucket(t, hash);
-	struct holders h;
+	struct inflight_entry **b = inflight_bucket(t, a->hash);
+	struct holders h = holders_of(*b, a->hash, work);
 
-	CHECK(copies >= 1 && copies <= CHUNK_COPIES_MAX);
-	*ret_other = NULL;
-	HOLD(&t->lock);
-	h = holders_of(*b, hash, work);
-	if (h.own && h.own->chunk != chunk) {
-		*ret_chunk = h.own->chunk;
-		return INFLIGHT_REPEATED;
+	CHECK(a->copies >= 1 && a->copies <= CHUNK_COPIES_MAX);
+	a->other = NULL;
+	if (h.own && h.own->chunk != a->chunk) {
+		a->claim = INFLIGHT_REPEATED;
+		a->same = h.own->chunk;
+		return;
 	}
 	if (!h.own)
-		entry_add(b, hash, work, chunk);
-	if (h.older >= copies) {
-		*ret_other = work_of(h.at[copies - 1]);
-		return INFLIGHT_OLDER;
-	}
-	/* Of the others, those after this one are stored no more. */
-	if (h.count >= copies)
-		*ret_other = work_of(h.at[copies - 1]);
-	return INFLIGHT_MINE;
+		entry_add(b, a->hash, work, a->chunk);
+	a->claim = h.older >= a->copies ? INFLIGHT_OLDER : INFLIGHT_MINE;
+	/* If it is this one's, those after it are stored no more. */
+	if (h.count >= a->copies)
+		a->other = work_of(h.at[a->copies - 1]);
+}
+
+unsigned inflight_claim(struct inflight *t, struct work *work,
+			struct inflight_ask *asks, unsigned count)
+{
+	unsigned done = 0;
+
+	HOLD(&t->lock);
+	do
+		claim_locked(t, work, &asks[done]);
+	while (!asks[done++].other && done < count);
+	return done;
 }
 
 static void drop_locked(struct inflight *t, const uint8_t *hash,

@@ -27,20 +27,32 @@ struct inflight *inflight_new(void);
 void inflight_free(struct inflight *t);
 
 enum inflight_claim {
-	INFLIGHT_MINE, /* *ret_other: the younger one that loses it, or NULL */
-	INFLIGHT_REPEATED, /* the work has it already, as *ret_chunk */
-	INFLIGHT_OLDER, /* *ret_other: the youngest of those that keep it */
+	INFLIGHT_MINE, /* `other`: the younger one that loses it, or NULL */
+	INFLIGHT_REPEATED, /* the work has it already, as `same` */
+	INFLIGHT_OLDER, /* `other`: the youngest of those that keep it */
 };
+
 /*
- * (work, chunk) is in the table from now on. So many works are to store such a
- * chunk, 1 to CHUNK_COPIES_MAX: is this one of them? It asks again when fewer
- * will do. Of *ret_other, which is never the work itself, a reference is taken.
+ * A chunk of a work: so many works are to store it, 1 to CHUNK_COPIES_MAX. Is
+ * this one of them? It asks again when fewer will do.
  */
-enum inflight_claim inflight_claim(struct inflight *t,
-				   const uint8_t hash[HASH_BYTES],
-				   struct work *work, uint32_t chunk,
-				   unsigned copies, struct work **ret_other,
-				   uint32_t *ret_chunk);
+struct inflight_ask {
+	const uint8_t *hash; /* borrowed; HASH_BYTES */
+	uint32_t chunk;
+	unsigned copies;
+	/* The answer: */
+	enum inflight_claim claim;
+	struct work *other; /* a reference; never the work itself */
+	uint32_t same;
+};
+#define INFLIGHT_AT_ONCE 64u
+/*
+ * (work, chunk) of each is in the table from now on, up to the first that has
+ * an `other`: who claims more has told that one by then. Returned is how many
+ * these are; count is 1 to INFLIGHT_AT_ONCE.
+ */
+unsigned inflight_claim(struct inflight *t, struct work *work,
+			struct inflight_ask *asks, unsigned count);
 /* Give up what (work, chunk) has; nothing when it does not have it. */
 void inflight_drop(struct inflight *t, const uint8_t hash[HASH_BYTES],
 		   struct work *work, uint32_t chunk);

@@ -38,9 +38,14 @@ struct drain_job *job_new(struct inode *in, struct stage *stage)
 	return j;
 }
 
+bool job_is_empty(const struct drain_job *j)
+{
+	return j->v.state == VERSION_CLOSED && j->close_size == 0;
+}
+
 void job_wake_locked(struct drain *d, struct drain_job *j)
 {
-	bool was_empty = j->v.state == VERSION_EMPTY;
+	bool was_empty = job_is_empty(j);
 
 	order_wake(&d->order, &j->v);
 	if (was_empty)
@@ -80,7 +85,6 @@ void job_leave_locked(struct drain *d, struct drain_job *j)
 	cond_signal(&d->commit);
 }
 
-/* What is empty was perhaps not closed for good: `cmd >file` in a shell. */
 uint64_t job_place_of_locked(const struct file *f, bool *ret_holds)
 {
 	struct version *v;
@@ -88,7 +92,7 @@ uint64_t job_place_of_locked(const struct file *f, bool *ret_holds)
 	*ret_holds = false;
 	TAILQ_FOREACH_REVERSE(v, &f->versions.list, version_list, by_file)
 	if (v->place != 0) {
-		if (v->state == VERSION_SEEN || v->state == VERSION_EMPTY)
+		if (v->state == VERSION_SEEN || job_is_empty(job_of(v)))
 			return 0;
 		*ret_holds = job_of(v)->failures == 0;
 		return v->place;

@@ -14,9 +14,8 @@
 #define TO(state) (1u << VERSION_##state)
 
 static const uint32_t next[VERSION_STATE_COUNT] = {
-	[VERSION_NEW] = TO(EMPTY) | TO(CLOSED) | TO(QUEUED),
-	[VERSION_EMPTY] = TO(CLOSED) | TO(QUEUED) | TO(GONE),
-	[VERSION_CLOSED] = TO(EMPTY) | TO(QUEUED) | TO(GONE),
+	[VERSION_NEW] = TO(CLOSED) | TO(QUEUED),
+	[VERSION_CLOSED] = TO(QUEUED) | TO(GONE),
 	[VERSION_FAILED] = TO(QUEUED) | TO(GONE),
 	[VERSION_QUEUED] = TO(RUNNING) | TO(GONE),
 	[VERSION_RUNNING] =
@@ -27,8 +26,8 @@ static const uint32_t next[VERSION_STATE_COUNT] = {
 	[VERSION_SEEN] = TO(DONE),
 };
 
-#define IS_PENDING (TO(EMPTY) | TO(CLOSED) | TO(FAILED) | TO(QUEUED))
-#define IS_IDLE (TO(EMPTY) | TO(CLOSED) | TO(FAILED))
+#define IS_PENDING (TO(CLOSED) | TO(FAILED) | TO(QUEUED))
+#define IS_IDLE (TO(CLOSED) | TO(FAILED))
 #define IS_IN_FLIGHT (TO(RUNNING) | TO(READY) | TO(VOID) | TO(TAKEN) | TO(SEEN))
 #define IS_OVER (TO(DONE) | TO(GONE))
 
@@ -256,15 +255,6 @@ void order_resume(struct order *o, struct version *v, uint64_t place)
 uint64_t order_draw(struct order *o)
 {
 	return o->next_place++;
-}
-
-void order_empty(struct order *o, struct version *v, bool empty)
-{
-	enum version_state to = empty ? VERSION_EMPTY : VERSION_CLOSED;
-
-	if ((v->state == VERSION_EMPTY || v->state == VERSION_CLOSED) &&
-	    v->state != to)
-		move(o, v, to);
 }
 
 void order_wake(struct order *o, struct version *v)

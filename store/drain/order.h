@@ -13,13 +13,13 @@
  * as it is what the file is now; what was replaced, or closed anew, keeps the
  * one that it had.
  *
- *   NEW --> EMPTY/CLOSED --> QUEUED --> RUNNING --> READY --> TAKEN --> SEEN
- *              ^                ^ |        |          |         |         |
- *            FAILED <-----------|-|--------+----------|---------+         v
- *              +--------------->+ |        |          v         |       DONE
- *                               ^ v        v         VOID       v
- *                               | GONE <---+----------+---------+
- *                               +----------+----------+---------+
+ *   NEW --> CLOSED --> QUEUED --> RUNNING --> READY --> TAKEN --> SEEN
+ *                       ^ ^ |        |          |         |         |
+ *            FAILED <---|-|-|--------+----------|---------+         v
+ *              +--------+ | |        |          v         |       DONE
+ *                         | v        v         VOID       v
+ *                         | GONE <---+----------+---------+
+ *                         +----------+----------+---------+
  *
  * What order_take() gives to the committer keeps this: a version with a place
  * follows all that have smaller ones and are there when it is taken. Each of
@@ -54,8 +54,7 @@
 
 enum version_state {
 	VERSION_NEW, /* not in the order yet */
-	VERSION_EMPTY, /* closed with nothing in it: its real close will come */
-	VERSION_CLOSED, /* its writer's handle is not released yet */
+	VERSION_CLOSED, /* waits a while until its writer has let go of it */
 	VERSION_FAILED, /* is tried again later, in its place */
 	VERSION_QUEUED,
 	VERSION_RUNNING, /* a worker has it */
@@ -91,7 +90,7 @@ struct version {
 
 struct order {
 	struct version_queue placed; /* all with a place, by it */
-	struct version_queue idle; /* EMPTY, CLOSED, FAILED */
+	struct version_queue idle; /* CLOSED, FAILED */
 	/* QUEUED, and behind none; wanted ones first. */
 	struct version_queue queue;
 	/* READY, and need no turn: they have no place, or are wanted. */
@@ -120,7 +119,7 @@ struct version *versions_next(const struct versions *f);
 
 /* --- closes */
 
-/* v is the file's newest: EMPTY, CLOSED or QUEUED. */
+/* v is the file's newest: CLOSED or QUEUED. */
 void order_add(struct order *o, struct version *v, struct versions *f,
 	       enum version_state state);
 /* The file was closed: v, which is pending, has the last place there is. */
@@ -139,8 +138,6 @@ void order_begin(struct order *o, uint64_t first);
 void order_resume(struct order *o, struct version *v, uint64_t place);
 /* A place, or a number, after all that were given, which no version has. */
 uint64_t order_draw(struct order *o);
-/* A pending v waits for its real close again, which is not there yet. */
-void order_empty(struct order *o, struct version *v, bool empty);
 /* A v that is idle waits for no event any more. */
 void order_wake(struct order *o, struct version *v);
 /*

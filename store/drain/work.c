@@ -290,48 +290,63 @@ bool work_place(const struct work *w, const struct drain_chunk *c,
 	return true;
 }
 
-/* The chunk is to be stored, unless the file repeats it. */
-static void claim(struct drain *d, struct work *w, uint32_t chunk)
+/* What is to be claimed from `first` on: not yet, or with fewer copies. */
+static unsigned asks_of(const struct drain *d, const struct work *w,
+			uint32_t first, uint32_t end, struct inflight_ask *ret)
 {
-	struct drain_chunk *c = &w->chunks[chunk];
-	unsigned copies = c->committed < d->options.copies
-				  ? d->options.copies - c->committed
-				  : 1;
-	struct work *other;
+	unsigned count = 0;
 
-	c->claimed = c->committed + 1;
-	switch (inflight_claim(d->inflight, c->hash, w, chunk, copies, &other,
-			       &c->same)) {
-	case INFLIGHT_MINE:
-		if (other)
-			work_lost(d, other, w, c->len);
-		break;
-	case INFLIGHT_REPEATED:
-		c->kind = CHUNK_REPEATED;
-		break;
-	case INFLIGHT_OLDER:
-		work_lost(d, w, other, c->len);
-		break;
+	for (uint32_t i = first; i < end && count < INFLIGHT_AT_ONCE; i++) {
+		const struct drain_chunk *c = &w->chunks[i];
+
+		if (c->kind == CHUNK_NEW && c->claimed != c->committed + 1)
+			ret[count++] = (struct inflight_ask){
+				.hash = c->hash,
+				.chunk = i,
+				.copies = c->committed < d->options.copies
+						  ? d->options.copies -
+							    c->committed
+						  : 1,
+			};
 	}
-	work_put(d, other);
+	return count;
 }
 
-/* Those that were not yet, or when there were fewer copies; is there one? */
+/* The chunk is to be stored, unless the file repeats it. Puts the other one. */
+static void claimed(struct drain *d, struct work *w,
+		    const struct inflight_ask *a)
+{
+	struct drain_chunk *c = &w->chunks[a->chunk];
+
+	c->claimed = c->committed + 1;
+	if (a->claim == INFLIGHT_REPEATED) {
+		c->kind = CHUNK_REPEATED;
+		c->same = a->same;
+	} else if (a->claim == INFLIGHT_OLDER) {
+		work_lost(d, w, a->other, c->len);
+	} else if (a->other) {
+		work_lost(d, a->other, w, c->len);
+	}
+	work_put(d, a->other);
+}
+
+/* All that is to be claimed; is there something? */
 static bool claim_new(struct drain *d, struct work *w, uint32_t first,
 		      uint32_t end)
 {
-	bool any = false;
+	struct inflight_ask asks[INFLIGHT_AT_ONCE];
+	uint32_t at = first;
+	unsigned count;
 
 	/* Who is stopped takes nothing over any more. */
-	for (uint32_t i = first; i < end && !work_is_disturbed(w); i++) {
-		const struct drain_chunk *c = &w->chunks[i];
-
-		if (c->kind != CHUNK_NEW || c->claimed == c->committed + 1)
-			continue;
-		claim(d, w, i);
-		any = true;
+	while (!work_is_disturbed(w) &&
+	       (count = asks_of(d, w, at, end, asks)) > 0) {
+		count = inflight_claim(d->inflight, w, asks, count);
+		for (unsigned i = 0; i < count; i++)
+			claimed(d, w, &asks[i]);
+		at = asks[count - 1].chunk + 1;
 	}
-	return any;
+	return at > first;
 }
 
 /*

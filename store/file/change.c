@@ -28,7 +28,7 @@ static int begin_wait(struct files *fs, struct inode *in, enum file_step step)
 		if (inode_attr(in).nlink == 0)
 			return -ESTALE;
 		/* In its place; who commits it has perhaps not asked for one */
-		rc = drain_closed(fs->drain, in, true);
+		rc = drain_closed(fs->drain, in);
 		return rc < 0 ? rc : drain_wait_closed(fs->drain, in);
 	}
 	{
@@ -47,6 +47,7 @@ struct beginning {
 	bool looked; /* whether the name keeps its inode */
 	bool may_move; /* it keeps it for its size alone */
 	bool waited; /* for what was closed */
+	bool asked; /* who is left */
 	/*
 	 * Somebody has the stage from an earlier connection: it stays as it is,
 	 * and the file goes on in a copy.
@@ -58,6 +59,7 @@ struct beginning {
 /* What begin_locked() found. */
 enum beginning_next {
 	NEXT_BEGUN,
+	NEXT_ASK, /* who is left */
 	NEXT_LOOK, /* whether it keeps its inode */
 	NEXT_WAIT, /* for the step */
 	NEXT_WAIT_CLOSED, /* until what was closed of it is durable */
@@ -103,6 +105,9 @@ static enum beginning_next begin_locked(struct files *fs, struct inode *in,
 	struct file *f = in->file;
 	bool sealed = f->stage && f->stage->sealed;
 
+	if (!b->asked &&
+	    (file_has_left_locked(f) || (f->stage && f->stage->left)))
+		return NEXT_ASK;
 	b->step = step_locked(in, b);
 	if (b->wish == WISH_EMPTY && b->step == STEP_RENUMBER && !b->looked &&
 	    !sealed)
@@ -230,13 +235,16 @@ int file_begin(struct files *fs, struct inode *in, enum file_wish wish,
 	enum beginning_next next;
 	int rc = 0;
 
-	b.leaves = is_left(fs, in);
 	do {
 		{
 			HOLD(&in->lock);
 			next = begin_locked(fs, in, &b);
 		}
-		if (next == NEXT_LOOK) {
+		if (next == NEXT_ASK) {
+			file_ask_left(fs, in);
+			b.leaves = is_left(fs, in);
+			b.asked = true;
+		} else if (next == NEXT_LOOK) {
 			look(fs, in, way, &b);
 		} else if (next == NEXT_WAIT_CLOSED) {
 			rc = drain_wait_closed(fs->drain, in);

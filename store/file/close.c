@@ -3,7 +3,7 @@
  * kernel that is gone, by its last name.
  *
  * Each of them may be the last. The last handle ends the mode, and what that
- * kept back happens (close_backing()); the last writer lets the drain begin;
+ * kept back happens (mode_ended()); the last writer lets the drain begin;
  * without a name, a handle and a look-up the inode and its bytes go.
  */
 #include <errno.h>
@@ -15,35 +15,52 @@
 #include "store/file/file_private.h"
 #include "store/space/held.h"
 
-/*
- * After the last release: the mode ends, and what it kept back happens, unless
- * somebody has it mapped. in->changing is held.
- */
-static void close_backing(struct files *fs, struct inode *in)
-{
-	struct stage *stage, *drop = NULL;
-	struct file *f = in->file;
+/* What a mode that has ended had. */
+struct ended_mode {
+	bool ended; /* false: somebody has the file open, or is at work */
+	bool has_left; /* it is to be asked who is left */
+	int backing_id;
+	struct stage *stage;
 	struct image *image;
-	struct file_punch punch = { 0 };
-	int id;
+};
 
-	{
-		HOLD(&in->lock);
-		if (!file_may_move(&f->state, FILE_CLOSED))
-			return;
-		file_move(&f->state, FILE_CLOSED);
-		id = f->backing_id;
-		f->backing_id = 0;
-		stage = TAKE(f->backing_stage);
-		if (f->stage)
-			stage_touch(fs->stages, f->stage);
-		image = TAKE(f->backing_image);
-	}
-	if (id > 0 && fs->kernel.backing_close)
-		fs->kernel.backing_close(fs->kernel.arg, id);
-	stage_put(fs->stages, stage);
-	image_put(fs->images, image);
-	file_ask_left(fs, in);
+/* The mode ends, if nobody has the file any more. Both locks are held. */
+static void end_mode_locked(struct files *fs, struct file *f,
+			    struct ended_mode *ret)
+{
+	*ret = (struct ended_mode){ .ended = file_may_move(&f->state,
+							   FILE_CLOSED) };
+	if (!ret->ended)
+		return;
+	file_move(&f->state, FILE_CLOSED);
+	ret->backing_id = f->backing_id;
+	f->backing_id = 0;
+	ret->stage = TAKE(f->backing_stage);
+	ret->image = TAKE(f->backing_image);
+	if (f->stage && !file_is_dirty(f))
+		stage_touch(fs->stages, f->stage);
+	ret->has_left = file_has_left_locked(f);
+}
+
+/*
+ * What the mode kept back happens, unless somebody has the file mapped.
+ * in->changing is held.
+ */
+static void mode_ended(struct files *fs, struct inode *in,
+		       const struct ended_mode *m)
+{
+	struct file_punch punch = { 0 };
+	struct file *f = in->file;
+	struct stage *drop = NULL;
+
+	if (!m->ended)
+		return;
+	if (m->backing_id > 0 && fs->kernel.backing_close)
+		fs->kernel.backing_close(fs->kernel.arg, m->backing_id);
+	stage_put(fs->stages, m->stage);
+	image_put(fs->images, m->image);
+	if (m->has_left)
+		file_ask_left(fs, in);
 	{
 		HOLD(&in->lock);
 		if (f->state.left == LEFT_NOBODY)
@@ -58,16 +75,18 @@ static void close_backing(struct files *fs, struct inode *in)
 
 void file_change_end(struct files *fs, struct inode *in)
 {
+	struct ended_mode m;
 	bool idle;
 
 	{
 		HOLD(&in->lock);
 		file_move(&in->file->state, FILE_ENDED);
+		end_mode_locked(fs, in->file, &m);
 		idle = in->file->state.changing == 0 &&
 		       in->file->state.writers == 0 &&
 		       file_is_dirty(in->file) && in->attr.nlink > 0;
 	}
-	close_backing(fs, in);
+	mode_ended(fs, in, &m);
 	if (idle)
 		drain_released(fs->drain, in);
 }
@@ -77,7 +96,8 @@ void file_release(struct files *fs, struct inode *in, int flags)
 	bool write = file_flags_write(flags);
 	struct stage *stage = NULL;
 	struct file *f = in->file;
-	bool last_writer, last, gone, left;
+	bool last_writer, last, gone;
+	struct ended_mode m;
 
 	{
 		HOLD(&in->changing);
@@ -85,6 +105,7 @@ void file_release(struct files *fs, struct inode *in, int flags)
 			HOLD(&in->lock);
 			file_move(&f->state,
 				  write ? FILE_RELEASED_WRITER : FILE_RELEASED);
+			end_mode_locked(fs, f, &m);
 			last = f->state.opens == 0;
 			last_writer = write && f->state.writers == 0;
 			if (last)
@@ -97,21 +118,14 @@ void file_release(struct files *fs, struct inode *in, int flags)
 		if (stage)
 			stage_fd_forget(fs->stages, stage, last);
 		stage_put(fs->stages, stage);
-		if (last_writer && !last) /* else close_backing() asks */
+		if (last_writer && !m.ended) /* else mode_ended() asks */
 			file_ask_left(fs, in);
-		close_backing(fs, in);
-		{
-			HOLD(&in->lock);
-			left = f->state.left == LEFT_WRITERS;
-		}
+		mode_ended(fs, in, &m);
 	}
-	if (gone) {
+	if (gone)
 		file_unlinked(fs, in);
-	} else if (last_writer) {
+	else if (last_writer)
 		drain_released(fs->drain, in);
-		if (left)
-			drain_ask_left(fs->drain);
-	}
 }
 
 void file_read_by_owner(struct inode *in)
@@ -120,22 +134,22 @@ void file_read_by_owner(struct inode *in)
 	in->file->read_by_owner = in->file->state.opens > 0;
 }
 
+/* Is it to be made durable? */
+static bool is_staged(struct inode *in)
+{
+	HOLD(&in->lock);
+	return file_is_dirty(in->file) && in->attr.nlink > 0;
+}
+
 int file_flush(struct files *fs, struct inode *in, int flags)
 {
-	bool dirty, released;
 	int rc;
 
 	if (!file_flags_write(flags))
 		return 0;
-	{
-		HOLD(&in->lock);
-		dirty = file_is_dirty(in->file) && in->attr.nlink > 0;
-		released = in->file->state.writers == 0;
-	}
-	if (!dirty)
-		return 0;
-	rc = drain_closed(fs->drain, in, released);
-	if (rc == 0 && (fs->durable_close || !stages_have_room(fs->stages)))
+	rc = drain_closed(fs->drain, in);
+	if (rc == 0 && (fs->durable_close || !stages_have_room(fs->stages)) &&
+	    is_staged(in))
 		rc = file_sync(fs, in);
 	return rc;
 }
@@ -162,12 +176,14 @@ void file_forgotten(struct files *fs, struct inode *in)
 {
 	struct file_punch punch = { 0 };
 	struct stage *gone = NULL;
-	bool written = false;
+	bool written = false, unlinked;
 	struct file *f;
 
 	{
 		HOLD(&in->lock);
 		f = in->file;
+		/* Who takes its last name later asks for himself. */
+		unlinked = in->attr.nlink == 0;
 		/* Looked up again meanwhile: it may be mapped again, too. */
 		if (inode_lookups(fs->inodes, in) == 0 && f &&
 		    f->state.opens == 0 && f->state.changing == 0) {
@@ -181,7 +197,8 @@ void file_forgotten(struct files *fs, struct inode *in)
 	file_punch(fs, punch);
 	if (written) /* what came through a mapping after the last close */
 		drain_released(fs->drain, in);
-	file_unlinked(fs, in);
+	if (unlinked)
+		file_unlinked(fs, in);
 }
 
 /*
@@ -224,8 +241,14 @@ static void file_abandoned(struct files *fs, struct inode *in)
 		f->read_by_owner = false;
 	}
 	if (open) {
+		struct ended_mode m;
+
 		HOLD(&in->changing);
-		close_backing(fs, in);
+		{
+			HOLD(&in->lock);
+			end_mode_locked(fs, f, &m);
+		}
+		mode_ended(fs, in, &m);
 	}
 	ask_who_writes(fs, in);
 	if (!unlinked)

@@ -81,6 +81,8 @@ bool file_shares_image(struct files *fs, struct inode *in);
  * is held, so that nobody opens it meanwhile.
  */
 void file_ask_left(struct files *fs, struct inode *in);
+/* Is there something to be asked? in->lock is held. */
+bool file_has_left_locked(const struct file *f);
 /* A stage for the content as it is gets the content's time. */
 void file_set_committed_time(struct files *fs, struct inode *in,
 			     struct stage *s);
@@ -89,9 +91,10 @@ void file_set_committed_time(struct files *fs, struct inode *in,
 
 /*
  * A change of the file begins, once nothing is in its way any more, and ends
- * with file_change_end(): *ret_step is STEP_OK or STEP_TAKE_IMAGE (the stage
- * can be written to) or STEP_FRESH. After an error none has begun; -ESTALE and
- * -EBUSY: as file_open_for(). STEP_RENUMBER, -ESTALE: its names have moved.
+ * with file_change_end(). Who is left is asked for first. *ret_step is STEP_OK
+ * or STEP_TAKE_IMAGE (the stage can be written to) or STEP_FRESH. After an
+ * error none has begun; -ESTALE and -EBUSY: as file_open_for(). STEP_RENUMBER,
+ * -ESTALE: its names have moved.
  */
 int file_begin(struct files *fs, struct inode *in, enum file_wish wish,
 	       enum file_way way, enum file_step *ret_step);

@@ -119,27 +119,31 @@ enum give_back file_give_back(struct files *fs, struct stage *s)
 	return later ? GIVEN_LATER : GIVEN_NEVER;
 }
 
-void file_learn_series(struct files *fs, struct inode *in)
+static void learn_series(struct files *fs, struct inode *in,
+			 uint64_t ret_keys[2])
 {
-	uint64_t keys[2];
 	char path[4096];
 
 	inode_path(fs->inodes, in, path, sizeof(path));
-	series_keys(path, keys);
+	series_keys(path, ret_keys);
 	HOLD(&in->lock);
-	in->file->series[0] = keys[0];
-	in->file->series[1] = keys[1];
+	in->file->series[0] = ret_keys[0];
+	in->file->series[1] = ret_keys[1];
 }
 
+void file_learn_series(struct files *fs, struct inode *in)
+{
+	uint64_t keys[2];
+
+	learn_series(fs, in, keys);
+}
+
+/* That of its series; 0: nothing is known, or it would not fit. */
 static uint64_t expected_size(struct files *fs, struct inode *in, pid_t pid)
 {
 	uint64_t keys[2], size;
 
-	{
-		HOLD(&in->lock);
-		keys[0] = in->file->series[0];
-		keys[1] = in->file->series[1];
-	}
+	learn_series(fs, in, keys);
 	size = series_size(fs->kv, keys);
 	if (size < STAGE_MEMORY_BYTES_MIN || pid <= 0)
 		return size;
@@ -164,11 +168,12 @@ int file_prepare(struct files *fs, struct inode *in, const struct names_new *n)
 	struct stage *s = n->stage;
 	int rc = 0;
 
-	file_learn_series(fs, in);
-	if (s)
+	if (s) {
+		file_learn_series(fs, in);
 		stage_lend(fs->stages, s, in->ino);
-	else
+	} else {
 		rc = new_stage(fs, in, expected_size(fs, in, n->pid), &s);
+	}
 	if (rc < 0)
 		return rc;
 	inode_ref(in, 1);
@@ -216,7 +221,6 @@ int file_fresh_stage(struct files *fs, struct inode *in, pid_t pid)
 	struct stage *s;
 	int rc;
 
-	file_learn_series(fs, in);
 	rc = new_stage(fs, in, expected_size(fs, in, pid), &s);
 	if (rc < 0)
 		return rc;

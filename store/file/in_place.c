@@ -160,6 +160,22 @@ struct left {
 	bool writers, mapped; /* what is to be asked */
 };
 
+static bool asks_writers(const struct file *f)
+{
+	return f->state.left == LEFT_WRITERS && f->state.writers == 0;
+}
+
+static bool asks_mapped(const struct file *f)
+{
+	return f->state.left != LEFT_NOBODY && f->state.opens == 0 &&
+	       f->state.mode == IO_CLOSED;
+}
+
+bool file_has_left_locked(const struct file *f)
+{
+	return asks_writers(f) || asks_mapped(f);
+}
+
 /* false: there is nothing to be asked. */
 static bool left_begin(struct inode *in, struct left *l)
 {
@@ -168,13 +184,10 @@ static bool left_begin(struct inode *in, struct left *l)
 	*l = (struct left){ 0 };
 	HOLD(&in->lock);
 	f = in->file;
-	if (!f)
+	if (!f || !file_has_left_locked(f))
 		return false;
-	l->writers = f->state.left == LEFT_WRITERS && f->state.writers == 0;
-	l->mapped = f->state.left != LEFT_NOBODY && f->state.opens == 0 &&
-		    f->state.mode == IO_CLOSED;
-	if (!l->writers && !l->mapped)
-		return false;
+	l->writers = asks_writers(f);
+	l->mapped = asks_mapped(f);
 	l->stage = stage_ref(f->stage);
 	if (!l->stage)
 		l->image = file_mapped_image_locked(f);

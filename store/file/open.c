@@ -15,10 +15,14 @@
 #include "store/names/names.h"
 #include "store/space/held.h"
 
-/* A drain failed since somebody last asked: say it once. */
-static int tell_error(struct inode *in)
+/*
+ * A drain failed since somebody last asked: say it once. *ret_written: somebody
+ * has it open to write.
+ */
+static int tell_error(struct inode *in, bool *ret_written)
 {
 	HOLD(&in->lock);
+	*ret_written = in->file->state.writers > 0;
 	if (in->file->sticky_error == 0 || in->file->error_told)
 		return 0;
 	in->file->error_told = true;
@@ -43,8 +47,16 @@ static int backing_id(struct files *fs, struct inode *in, struct stage *stage,
 	return id > 0 ? id : 0;
 }
 
-/* Choose the mode of the first open. */
-static int open_backing(struct files *fs, struct inode *in, int flags)
+/* The mode of the first open, and what backs the file in the kernel. */
+struct first_open {
+	bool first; /* false: the file has a mode */
+	int backing_id; /* 0: we move the bytes */
+	struct stage *stage; /* references; one of them at most: */
+	struct image *image;
+};
+
+static int choose_mode(struct files *fs, struct inode *in, int flags,
+		       struct first_open *ret)
 {
 	bool write = file_flags_write(flags);
 	struct file *f = in->file;
@@ -53,6 +65,7 @@ static int open_backing(struct files *fs, struct inode *in, int flags)
 	uint64_t native = 0;
 	int id = 0;
 
+	*ret = (struct first_open){ 0 };
 	{
 		HOLD(&in->lock);
 		if (f->state.mode != IO_CLOSED)
@@ -72,18 +85,25 @@ static int open_backing(struct files *fs, struct inode *in, int flags)
 		stage_put(fs->stages, TAKE(stage));
 	if (stage || image)
 		id = backing_id(fs, in, stage, image);
-	if (id >= 0) {
-		HOLD(&in->lock);
-		file_move(&f->state, id > 0 ? FILE_BACKED : FILE_SERVED);
-		f->backing_id = id;
-		if (id > 0) {
-			f->backing_stage = TAKE(stage);
-			f->backing_image = TAKE(image);
-		}
+	if (id > 0) {
+		ret->stage = TAKE(stage);
+		ret->image = TAKE(image);
 	}
 	stage_put(fs->stages, stage);
 	image_put(fs->images, image);
-	return id < 0 ? id : 0;
+	if (id < 0)
+		return id;
+	ret->first = true;
+	ret->backing_id = id;
+	return 0;
+}
+
+static void begin_mode_locked(struct file *f, const struct first_open *o)
+{
+	file_move(&f->state, o->backing_id > 0 ? FILE_BACKED : FILE_SERVED);
+	f->backing_id = o->backing_id;
+	f->backing_stage = o->stage;
+	f->backing_image = o->image;
 }
 
 /*
@@ -124,6 +144,7 @@ static struct stage *count_open_locked(struct files *fs, struct file *f,
 static int open_begun(struct files *fs, struct inode *in, int flags, pid_t pid,
 		      enum file_step step, struct file_opened *ret)
 {
+	struct first_open first = { 0 };
 	struct stage *dirtied;
 	int rc;
 
@@ -134,11 +155,13 @@ static int open_begun(struct files *fs, struct inode *in, int flags, pid_t pid,
 	else
 		rc = file_check_content(fs, in);
 	if (rc == 0)
-		rc = open_backing(fs, in, flags);
+		rc = choose_mode(fs, in, flags, &first);
 	if (rc < 0)
 		return rc;
 	{
 		HOLD(&in->lock);
+		if (first.first)
+			begin_mode_locked(in->file, &first);
 		dirtied = count_open_locked(fs, in->file, flags);
 		ret->backing_id = in->file->state.mode == IO_BACKED
 					  ? in->file->backing_id
@@ -176,24 +199,28 @@ int file_open_for(struct files *fs, struct inode *in, int flags,
 {
 	enum file_step step = STEP_OK;
 	int rc = inode_load_file(fs->inodes, in);
+	bool written = false;
 
 	if (rc == 0)
-		rc = tell_error(in);
+		rc = tell_error(in, &written);
 	if (rc < 0)
 		return rc;
-	if (file_empties(flags))
+	if (file_empties(flags) && written)
 		drain_wait_released(fs->drain, in);
 	HOLD(&in->changing);
 	if (file_flags_write(flags)) {
-		file_ask_left(fs, in);
 		rc = file_begin(fs, in,
 				file_empties(flags) ? WISH_EMPTY : WISH_WRITE,
 				by->way, &step);
 	} else {
 		rc = begin_read(fs, in, by->way);
 	}
-	if (rc < 0)
+	if (rc < 0) {
+		/* Its names have moved; the kernel may have forgotten it. */
+		if (step == STEP_RENUMBER)
+			file_unlinked(fs, in);
 		return rc;
+	}
 	rc = open_begun(fs, in, flags, by->pid, step, ret);
 	file_change_end(fs, in);
 	return rc;
@@ -220,7 +247,6 @@ int file_renumber(struct files *fs, struct inode *in, bool empties)
 		if (in->file->state.name == NAME_AWAITED)
 			return 0;
 	}
-	file_ask_left(fs, in);
 	rc = file_begin(fs, in, empties ? WISH_EMPTY : WISH_WRITE,
 			FILE_BY_LOOKUP, &step);
 	if (rc == 0) /* it can be changed as it is by now */
@@ -239,7 +265,6 @@ int file_replace(struct files *fs, struct inode *in, struct stage *fresh)
 		return rc;
 	drain_wait_released(fs->drain, in);
 	HOLD(&in->changing);
-	file_ask_left(fs, in);
 	{
 		HOLD(&in->lock);
 		if (in->attr.nlink == 0)

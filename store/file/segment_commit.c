@@ -87,7 +87,7 @@ static int commit_named(struct files *fs, const struct segment_commit *c,
 	ret->replaced = !made;
 	/* Without memory for its job it is drained with the next one. */
 	if (rc == 0)
-		(void)drain_closed(fs->drain, *ret_inode, true);
+		(void)drain_closed(fs->drain, *ret_inode);
 	c->ended(c->find_arg, *ret_inode, rc);
 	if (rc < 0)
 		inode_put(fs->inodes, *ret_inode, 1);
@@ -150,7 +150,7 @@ static int commit_once(struct files *fs, const struct segment_commit *c,
 	if (rc < 0)
 		return rc;
 	/* Without memory for its job it is drained with the next one. */
-	(void)drain_closed(fs->drain, in, true);
+	(void)drain_closed(fs->drain, in);
 	told(fs, stage, in, ret);
 	return 0;
 }

@@ -362,13 +362,12 @@ static int truncate_as_change(struct files *fs, struct inode *in, uint64_t size,
 	int rc;
 
 	HOLD(&in->changing);
-	file_ask_left(fs, in);
 	rc = file_begin(fs, in, WISH_WRITE, way, &step);
 	if (rc < 0)
 		return rc;
 	rc = file_cut_begun(fs, in, size);
 	if (rc == 0 && is_nobodys(in)) /* no handle will close it */
-		(void)drain_closed(fs->drain, in, true);
+		(void)drain_closed(fs->drain, in);
 	file_change_end(fs, in);
 	return rc;
 }
@@ -414,7 +413,7 @@ int file_truncate_path(struct files *fs, struct inode *in, uint64_t size,
 		open = in->file->state.writers > 0 && in->attr.nlink > 0;
 	}
 	if (open) /* else it was closed already */
-		(void)drain_closed(fs->drain, in, false);
+		(void)drain_closed(fs->drain, in);
 	return 0;
 }
 

@@ -86,19 +86,28 @@ void stage_fd_put(struct stages *st, struct stage_use *u)
 	}
 }
 
+/* The descriptor that is to be closed, or -1. */
+static int forget_locked(struct stage_fd *e, const struct stage *s)
+{
+	int fd = -1;
+
+	if (e->stage != s)
+		return -1;
+	e->stage = NULL;
+	if (e->users == 0) {
+		fd = e->fd;
+		e->fd = -1;
+	}
+	return fd;
+}
+
 void stage_fd_forget(struct stages *st, const struct stage *s, bool reads_too)
 {
-	for (int writes = reads_too ? 0 : 1; writes < 2; writes++) {
-		struct stage_fd *e = entry_of(st, s, writes == 1);
-		SCOPED(scope_close) int done = -1;
+	SCOPED(scope_close) int reader = -1;
+	SCOPED(scope_close) int writer = -1;
 
-		HOLD(&st->fds.lock);
-		if (e->stage != s)
-			continue;
-		e->stage = NULL;
-		if (e->users == 0) {
-			done = e->fd;
-			e->fd = -1;
-		}
-	}
+	HOLD(&st->fds.lock);
+	writer = forget_locked(entry_of(st, s, true), s);
+	if (reads_too)
+		reader = forget_locked(entry_of(st, s, false), s);
 }

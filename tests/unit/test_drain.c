@@ -270,8 +270,7 @@ static void a_close_of_what_is_durable_meanwhile_leaves_no_job(void **state)
 					cond_wait(&l.st->drain->moved,
 						  &l.st->drain->lock);
 			}
-			assert_int_equal(drain_closed(l.st->drain, in, true),
-					 0);
+			assert_int_equal(drain_closed(l.st->drain, in), 0);
 			assert_non_null(versions_next(&in->file->versions));
 		}
 		assert_int_equal(drain_wait_drained(l.st->drain), 0);

@@ -48,10 +48,15 @@ static struct claim claims(struct inflight *t, uint32_t n, unsigned copies)
 static enum inflight_claim claim(struct claim *c, struct work *w,
 				 uint32_t chunk)
 {
-	c->other = NULL;
-	c->chunk = UINT32_MAX;
-	return inflight_claim(c->t, c->hash, w, chunk, c->copies, &c->other,
-			      &c->chunk);
+	struct inflight_ask a = { .hash = c->hash,
+				  .chunk = chunk,
+				  .copies = c->copies,
+				  .same = UINT32_MAX };
+
+	assert_int_equal(inflight_claim(c->t, w, &a, 1), 1);
+	c->other = a.other;
+	c->chunk = a.same;
+	return a.claim;
 }
 
 static void drop(struct claim *c, struct work *w, uint32_t chunk)
@@ -171,6 +176,37 @@ static void when_fewer_copies_will_do_the_youngest_lose_it(void **state)
 	assert_ptr_equal(c.other, &w[2]);
 	for (uint32_t i = 0; i < 3; i++)
 		drop(&c, &w[i], i);
+	inflight_free(t);
+}
+
+/* What comes behind it is claimed when that one has been told. */
+static void claims_end_behind_the_first_that_another_work_has(void **state)
+{
+	struct inflight *t = inflight_new();
+	struct work old = work(1), young = work(2);
+	struct claim c = claims(t, 2, 1);
+	struct inflight_ask asks[4];
+	uint8_t hash[4][HASH_BYTES];
+
+	(void)state;
+	assert_int_equal(claim(&c, &old, 7), INFLIGHT_MINE);
+	for (uint32_t i = 0; i < 4; i++) {
+		name(hash[i], i == 1 ? 0 : i);
+		asks[i] = (struct inflight_ask){ .hash = hash[i],
+						 .chunk = i,
+						 .copies = 1 };
+	}
+	assert_int_equal(inflight_claim(t, &young, asks, 4), 3);
+	assert_int_equal(asks[0].claim, INFLIGHT_MINE);
+	assert_int_equal(asks[1].claim, INFLIGHT_REPEATED);
+	assert_int_equal(asks[1].same, 0);
+	assert_int_equal(asks[2].claim, INFLIGHT_OLDER);
+	assert_ptr_equal(asks[2].other, &old);
+	assert_int_equal(inflight_claim(t, &young, &asks[3], 1), 1);
+	assert_int_equal(asks[3].claim, INFLIGHT_MINE);
+	drop(&c, &old, 7);
+	for (uint32_t i = 0; i < 4; i++)
+		inflight_drop(t, hash[i], &young, i);
 	inflight_free(t);
 }
 
@@ -299,6 +335,8 @@ int main(void)
 			as_many_works_have_it_as_copies_are_to_be_made),
 		cmocka_unit_test(
 			when_fewer_copies_will_do_the_youngest_lose_it),
+		cmocka_unit_test(
+			claims_end_behind_the_first_that_another_work_has),
 		cmocka_unit_test(what_is_given_up_can_be_claimed_again),
 		cmocka_unit_test(
 			hashes_of_one_bucket_do_not_disturb_each_other),

@@ -12,8 +12,8 @@
 #include "tests/unit/test_clock.h"
 
 #define FILE_BYTES (3 * MIB)
-#define OWN_MOST 58u /* of who saves: open, write, close, release */
-#define DRAIN_MOST 64u /* of the drain, until it is durable */
+#define OWN_MOST 41u /* of who saves: open, write, close, release */
+#define DRAIN_MOST 48u /* of the drain, until it is durable; 37 to 39 mostly */
 
 static _Thread_local bool is_own; /* the test's thread */
 static struct drain *_Atomic counted; /* NULL: nothing is */

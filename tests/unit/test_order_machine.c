@@ -14,15 +14,14 @@
 #include "store/drain/order.h"
 
 static const char *const names[VERSION_STATE_COUNT] = {
-	"NEW",   "EMPTY", "CLOSED", "FAILED", "QUEUED", "RUNNING",
-	"READY", "VOID",  "TAKEN",  "SEEN",   "DONE",   "GONE",
+	"NEW",  "CLOSED", "FAILED", "QUEUED", "RUNNING", "READY",
+	"VOID", "TAKEN",  "SEEN",   "DONE",   "GONE",
 };
 
 /* As drawn in order.h: one line for each state, with all that may follow. */
 static const char *const drawn[VERSION_STATE_COUNT] = {
-	[VERSION_NEW] = "EMPTY CLOSED QUEUED ",
-	[VERSION_EMPTY] = "CLOSED QUEUED GONE ",
-	[VERSION_CLOSED] = "EMPTY QUEUED GONE ",
+	[VERSION_NEW] = "CLOSED QUEUED ",
+	[VERSION_CLOSED] = "QUEUED GONE ",
 	[VERSION_FAILED] = "QUEUED GONE ",
 	[VERSION_QUEUED] = "RUNNING GONE ",
 	[VERSION_RUNNING] = "FAILED QUEUED READY VOID GONE ",

@@ -83,7 +83,7 @@ a_release_that_comes_after_the_next_open_changes_no_order(void **state)
  */
 static void a_late_release_queues_no_half_of_the_next_writer(void **state)
 {
-	static const enum close_kind late[] = { CLOSE_LEFT, CLOSE_LAST };
+	static const enum close_kind late[] = { CLOSE_LEFT, CLOSE_FLUSHED };
 	uint8_t *data = filled(2 * MIB, 1);
 
 	(void)state;
@@ -110,7 +110,7 @@ static void a_late_release_queues_no_half_of_the_next_writer(void **state)
 				versions_next(&h.in->file->versions);
 
 			/* Nobody has to drain it, or it waits for him. */
-			assert_true(late[n % 2] == CLOSE_LAST ? j && v : !v);
+			assert_true(late[n % 2] == CLOSE_FLUSHED ? j && v : !v);
 			assert_true(!v || v->state == VERSION_CLOSED);
 		}
 		drain_job_put(l.st->drain, j);

@@ -258,7 +258,7 @@ static void step(struct walk *w)
 		replace(w);
 		break;
 	case 3:
-		v = any_in(w, IN(EMPTY) | IN(CLOSED) | IN(FAILED));
+		v = any_in(w, IN(CLOSED) | IN(FAILED));
 		if (v)
 			order_wake(&w->o, v);
 		break;
@@ -312,7 +312,7 @@ static void finish(struct walk *w)
 	struct version *v;
 
 	for (unsigned n = 0; n < 4 * MAX_VERSIONS && count_alive(w); n++) {
-		while ((v = any_in(w, IN(EMPTY) | IN(CLOSED) | IN(FAILED))))
+		while ((v = any_in(w, IN(CLOSED) | IN(FAILED))))
 			order_wake(&w->o, v);
 		while ((v = any_in(w, IN(RUNNING))) || (v = order_start(&w->o)))
 			order_ready(&w->o, v);

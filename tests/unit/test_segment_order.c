@@ -72,7 +72,7 @@ static void sealed_bytes_keep_their_place_in_the_order(void **state)
 	place = place_of(&l, "f");
 	assert_true(place < place_of(&l, "g"));
 	assert_int_equal(live_lookup(&l, "f", &in), 0);
-	assert_int_equal(drain_closed(l.st->drain, in, true), 0);
+	assert_int_equal(drain_closed(l.st->drain, in), 0);
 	assert_int_equal(place_of(&l, "f"), place);
 	inode_put(l.st->inodes, in, 1);
 	client_end(&c);

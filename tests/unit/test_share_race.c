@@ -22,26 +22,19 @@ struct stop {
 static struct stop stops[3];
 static struct live *stopped;
 
-enum inflight_claim
-__real_inflight_claim(struct inflight *t, const uint8_t *hash,
-		      struct work *work, uint32_t chunk, unsigned copies,
-		      struct work **ret_other, uint32_t *ret_chunk);
-enum inflight_claim
-__wrap_inflight_claim(struct inflight *t, const uint8_t *hash,
-		      struct work *work, uint32_t chunk, unsigned copies,
-		      struct work **ret_other, uint32_t *ret_chunk);
+unsigned __real_inflight_claim(struct inflight *t, struct work *work,
+			       struct inflight_ask *asks, unsigned count);
+unsigned __wrap_inflight_claim(struct inflight *t, struct work *work,
+			       struct inflight_ask *asks, unsigned count);
 
-enum inflight_claim
-__wrap_inflight_claim(struct inflight *t, const uint8_t *hash,
-		      struct work *work, uint32_t chunk, unsigned copies,
-		      struct work **ret_other, uint32_t *ret_chunk)
+unsigned __wrap_inflight_claim(struct inflight *t, struct work *work,
+			       struct inflight_ask *asks, unsigned count)
 {
 	for (unsigned i = 0; i < 3; i++)
 		if (stops[i].in == work->in &&
 		    !atomic_exchange(&stops[i].come, true))
 			AWAIT(stops[i].is_over(stopped));
-	return __real_inflight_claim(t, hash, work, chunk, copies, ret_other,
-				     ret_chunk);
+	return __real_inflight_claim(t, work, asks, count);
 }
 
 /* The committer has written a version, and waits to sync it. */

@@ -77,7 +77,7 @@ static struct searched searched_new(void)
 			 0);
 	t.n = node_get(t.m.s, t.in->ino);
 	assert_non_null(t.n);
-	assert_int_equal(drain_closed(t.m.live.st->drain, t.in, true), 0);
+	assert_int_equal(drain_closed(t.m.live.st->drain, t.in), 0);
 	shared_change_end(t.m.s, t.in->ino);
 	assert_int_equal(drain_sync_closed(t.m.live.st->drain), 0);
 	HOLD(&t.m.s->lock);

@@ -147,7 +147,7 @@ static void make_closed(struct mounted *m, unsigned i)
 	assert_int_equal(shared_create(m->s, &caller, ROOT_INO, name_of(i),
 				       &as_file, &e, &in_of[i]),
 			 0);
-	assert_int_equal(drain_closed(m->live.st->drain, in_of[i], true), 0);
+	assert_int_equal(drain_closed(m->live.st->drain, in_of[i]), 0);
 	shared_change_end(m->s, in_of[i]->ino);
 }
 
