@@ -173,7 +173,7 @@ static void leave_held(struct store *st, struct found *f)
 		    "and there is no room for a copy: %s; it is made durable "
 		    "as it stands",
 		    (unsigned long long)f->slot.ino, strerror(-rc));
-	f->stage->held = true;
+	f->stage->unseen_writer = true;
 }
 
 /* Is there nothing in it that its file needs, or may have? */
@@ -189,15 +189,15 @@ static bool is_unwanted(struct store *st, const struct found *f)
 }
 
 /* Without memory for it nobody looks at it. */
-static void note_left(struct store *st, struct inode *in)
+static void note_open(struct store *st, struct inode *in)
 {
-	if (vec_grow(&st->left, st->left_count, &st->left_capacity,
+	if (vec_grow(&st->was_open, st->was_open_count, &st->was_open_capacity,
 		     sizeof(struct inode *)) < 0) {
 		(void)drain_closed(st->drain, in);
 		return;
 	}
 	inode_ref(in, 1);
-	st->left[st->left_count++] = in;
+	st->was_open[st->was_open_count++] = in;
 }
 
 /* Its references to the stage and to the inode are used up. */
@@ -226,7 +226,7 @@ static int adopt_one(struct store *st, struct found *f)
 		rc = file_adopt(&st->files, f->in, f->stage, dirty,
 				f->slot.close_order);
 		if (rc == 0 && f->fate == SLOT_OPEN)
-			note_left(st, f->in);
+			note_open(st, f->in);
 	}
 	inode_put(st->inodes, f->in, 1);
 	return rc;
@@ -396,21 +396,21 @@ int recover(struct store *st, bool adopted)
 /* --- afterwards, while the store is in use ----------------------------------
  */
 
-void recover_close_left(struct store *st)
+void recover_close_open(struct store *st)
 {
-	for (size_t i = 0; i < st->left_count; i++) {
-		guard_left(st->guard, st->left[i]);
-		(void)drain_closed(st->drain, st->left[i]);
+	for (size_t i = 0; i < st->was_open_count; i++) {
+		guard_was_open(st->guard, st->was_open[i]);
+		(void)drain_closed(st->drain, st->was_open[i]);
 	}
 	recover_release(st);
 }
 
 void recover_release(struct store *st)
 {
-	for (size_t i = 0; i < st->left_count; i++)
-		inode_put(st->inodes, st->left[i], 1);
-	st->left_count = 0;
-	free(TAKE(st->left));
+	for (size_t i = 0; i < st->was_open_count; i++)
+		inode_put(st->inodes, st->was_open[i], 1);
+	st->was_open_count = 0;
+	free(TAKE(st->was_open));
 }
 
 static int punch_one(void *arg, struct kv_slice key, struct kv_slice value)

@@ -29,7 +29,7 @@ int recover(struct store *st, bool adopted);
  * closed before, is closed: after the guard has looked at it, so that it is
  * nowhere in the order of closes until then. The guard is started.
  */
-void recover_close_left(struct store *st);
+void recover_close_open(struct store *st);
 /* For store_free(). */
 void recover_release(struct store *st);
 /* After the threads were started: what may take its time. */

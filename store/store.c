@@ -484,7 +484,7 @@ int store_start(struct store *st)
 	if (rc == 0)
 		rc = guard_start(st->guard);
 	if (rc == 0)
-		recover_close_left(st);
+		recover_close_open(st);
 	if (rc == 0)
 		rc = ahead_start(&st->images, &st->files.ahead);
 	if (rc == 0)

@@ -112,9 +112,9 @@ struct store {
 	struct guard *guard;
 	struct backup *backup; /* NULL: none is made */
 	struct store_hooks hooks;
-	/* See recover_close_left(); a reference each. */
-	struct inode **left;
-	size_t left_count, left_capacity;
+	/* See recover_close_open(); a reference each. */
+	struct inode **was_open;
+	size_t was_open_count, was_open_capacity;
 	uint8_t secret[HASH_SECRET_BYTES];
 	/* Image files that the database does not know; they are kept. */
 	_Atomic uint64_t unknown_images;

@@ -58,7 +58,7 @@ int drain_new(struct kv *kv, struct images *images, struct stages *stages,
 	TAILQ_INIT(&d->ops);
 	TAILQ_INIT(&d->refused);
 	order_init(&d->order);
-	d->order.held = options->hold;
+	d->order.on_demand = options->hold;
 	*ret_drain = TAKE(d);
 	return 0;
 }
@@ -359,7 +359,7 @@ struct stage *drain_replace(struct drain *d, struct inode *in,
 		HOLD(&d->lock);
 		s = in->file->stage;
 		if (in->file->state.left == LEFT_WRITERS)
-			s->held = true; /* he goes on to write to it */
+			s->unseen_writer = true; /* he goes on to write to it */
 		in->file->stage = fresh;
 		file_move(&in->file->state,
 			  fresh->sealed ? FILE_LENT : FILE_STAGED);
@@ -481,7 +481,7 @@ void drain_free(struct drain *d)
 void drain_go_on(struct drain *d)
 {
 	HOLD(&d->lock);
-	d->order.held = false;
+	d->order.on_demand = false;
 	cond_broadcast(&d->work);
 }
 

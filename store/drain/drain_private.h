@@ -57,13 +57,13 @@ struct drain {
 	atomic_uint hurried; /* who waits: see drain_hurry_begin() */
 	struct thread thread[DRAIN_THREADS_MAX];
 	unsigned thread_count;
-	struct thread kept; /* the worker that is kept for who waits */
+	struct thread standby; /* the worker that stands by for who waits */
 	struct thread timer, committer;
 	bool started, commit_started;
 
 	struct lock lock; /* guards everything below */
 	struct cond work; /* there is something for a worker, or stop */
-	struct cond wanted; /* the same for the one that is kept */
+	struct cond wanted; /* the same for the one that stands by */
 	struct cond moved; /* a job changed its state, or a writer went */
 	struct cond commit; /* there may be something to commit, or stop */
 	struct cond tick; /* wakes the timer early */
@@ -108,8 +108,8 @@ static inline void workers_wake_locked(struct drain *d)
 	cond_signal(&d->wanted);
 }
 /*
- * It was closed with nothing in it, and may still be changed: perhaps it was not
- * closed for good, as in `cmd >file` of a shell. drain.lock is held.
+ * It was closed with nothing in it, and may still be changed: perhaps it was
+ * not closed for good, as in `cmd >file` of a shell. drain.lock is held.
  */
 bool job_is_empty(const struct drain_job *j);
 /* It waits for no event any more; drain.lock alone is held. */

@@ -10,10 +10,10 @@
  * order.
  *
  * What somebody waits for is begun at once, whatever else there is to do: who
- * works on a large file leaves it between two spans, and one worker is kept for
- * this, since the others may wait for the disk. It finishes what is not larger
- * than a span, and begins the rest for them; and such a small one waits for no
- * larger work whose bytes it could share, but stores its own.
+ * works on a large file leaves it between two spans, and one worker stands by
+ * for this, since the others may wait for the disk. It finishes what is not
+ * larger than a span, and begins the rest for them; and such a small one waits
+ * for no larger work whose bytes it could share, but stores its own.
  *
  * While nobody waits the disk is yielded to the trainers' own reads: see
  * work_yield(). The processors are not: a nice value cannot be taken back
@@ -100,7 +100,7 @@ static struct work *work_freeze(struct drain *d, struct drain_job *j)
 	rc = stage_stat(d->stages, j->stage, &sb);
 	HOLD(&j->in->lock);
 	HOLD(&d->lock);
-	if (!j->stage->held && (j->v.replaced || !file_may_change(f)))
+	if (!j->stage->unseen_writer && (j->v.replaced || !file_may_change(f)))
 		w->kind = WORK_OF_CLOSED;
 	w->domain = d->options.share_all ? DOMAIN_ALL : domain_of(&j->in->attr);
 	w->old = content_ref_get(f->content);
@@ -246,10 +246,10 @@ static struct work *work_with_span_locked(struct drain *d, bool being_cut)
 	return NULL;
 }
 
-/* Is this the one that is kept? Until all are to end. */
-static bool is_kept_locked(const struct drain *d, bool kept)
+/* Is this the one that stands by? Until all are to end. */
+static bool is_standby_locked(const struct drain *d, bool standby)
 {
-	return kept && !d->stop;
+	return standby && !d->stop;
 }
 
 /*
@@ -257,13 +257,13 @@ static bool is_kept_locked(const struct drain *d, bool kept)
  * for, goes on with a running work, or begins a job rather than to wait until
  * another worker has cut a span.
  */
-static bool worker_next_locked(struct drain *d, bool kept,
+static bool worker_next_locked(struct drain *d, bool standby,
 			       struct work **ret_work,
 			       struct drain_job **ret_job)
 {
 	*ret_work = NULL;
 	*ret_job = job_start_locked(d, true);
-	if (*ret_job || is_kept_locked(d, kept))
+	if (*ret_job || is_standby_locked(d, standby))
 		return *ret_job != NULL;
 	*ret_work = work_with_span_locked(d, false);
 	if (!*ret_work)
@@ -275,7 +275,7 @@ static bool worker_next_locked(struct drain *d, bool kept,
 
 /* Begin a job that was started, and do what there is of it. */
 static void worker_begin(struct drain *d, struct drain_job *j, uint8_t *buffer,
-			 bool kept)
+			 bool standby)
 {
 	struct work *w = work_freeze(d, j);
 	bool overtaken, leaves = false;
@@ -305,7 +305,7 @@ static void worker_begin(struct drain *d, struct drain_job *j, uint8_t *buffer,
 		HOLD(&d->lock);
 		TAILQ_INSERT_TAIL(&d->running, w, running);
 		cond_broadcast(&d->work);
-		leaves = is_kept_locked(d, kept);
+		leaves = is_standby_locked(d, standby);
 	}
 	if (w->chunks && !leaves)
 		worker_help(d, w, buffer, !work_can_be_helped(w));
@@ -314,7 +314,7 @@ static void worker_begin(struct drain *d, struct drain_job *j, uint8_t *buffer,
 	work_put(d, w);
 }
 
-static void work_loop(struct drain *d, bool kept)
+static void work_loop(struct drain *d, bool standby)
 {
 	uint8_t *buffer = NULL;
 
@@ -326,8 +326,8 @@ static void work_loop(struct drain *d, bool kept)
 		struct work *w;
 
 		lock_take(&d->lock);
-		while (!worker_next_locked(d, kept, &w, &j) && !d->stop)
-			cond_wait(kept ? &d->wanted : &d->work, &d->lock);
+		while (!worker_next_locked(d, standby, &w, &j) && !d->stop)
+			cond_wait(standby ? &d->wanted : &d->work, &d->lock);
 		if (w)
 			work_ref(w);
 		(void)job_ref(j);
@@ -335,7 +335,7 @@ static void work_loop(struct drain *d, bool kept)
 		if (w)
 			worker_help(d, w, buffer, false);
 		else if (j)
-			worker_begin(d, j, buffer, kept);
+			worker_begin(d, j, buffer, standby);
 		else
 			break;
 		work_put(d, w);
@@ -350,7 +350,7 @@ static void *worker_main(void *arg)
 	return NULL;
 }
 
-static void *kept_main(void *arg)
+static void *standby_main(void *arg)
 {
 	work_loop(arg, true);
 	return NULL;
@@ -367,7 +367,7 @@ int drain_start(struct drain *d)
 		n = io_cpus(2, DRAIN_THREADS_MAX);
 	if (n > DRAIN_THREADS_MAX)
 		n = DRAIN_THREADS_MAX;
-	rc = thread_create(&d->kept, kept_main, d);
+	rc = thread_create(&d->standby, standby_main, d);
 	if (rc != 0)
 		return rc;
 	d->started = true;
@@ -396,7 +396,7 @@ void drain_stop(struct drain *d)
 	}
 	for (unsigned i = 0; i < d->thread_count; i++)
 		thread_join(&d->thread[i]);
-	thread_join(&d->kept);
+	thread_join(&d->standby);
 	thread_join(&d->timer);
 	drain_hurry_end(d);
 	d->thread_count = 0;

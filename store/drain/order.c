@@ -305,7 +305,7 @@ struct version *order_start(struct order *o)
 
 	TAILQ_FOREACH(v, &o->queue, by_state)
 	{
-		if ((o->held && v->want == WANT_NOT) || !is_next(v))
+		if ((o->on_demand && v->want == WANT_NOT) || !is_next(v))
 			continue;
 		move(o, v, VERSION_RUNNING);
 		return v;

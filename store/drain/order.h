@@ -98,7 +98,7 @@ struct order {
 	struct version_queue voided; /* VOID */
 	uint64_t next_place;
 	uint64_t unfinished;
-	bool held; /* nothing starts that nobody asked for */
+	bool on_demand; /* nothing starts that nobody asked for */
 };
 
 void order_init(struct order *o);

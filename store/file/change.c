@@ -106,7 +106,7 @@ static enum beginning_next begin_locked(struct files *fs, struct inode *in,
 	bool sealed = f->stage && f->stage->sealed;
 
 	if (!b->asked &&
-	    (file_has_left_locked(f) || (f->stage && f->stage->left)))
+	    (file_has_left_locked(f) || (f->stage && f->stage->unseen_reader)))
 		return NEXT_ASK;
 	b->step = step_locked(in, b);
 	if (b->wish == WISH_EMPTY && b->step == STEP_RENUMBER && !b->looked &&
@@ -160,7 +160,7 @@ static bool is_left(struct files *fs, struct inode *in)
 
 	{
 		HOLD(&in->lock);
-		if (in->file->stage && in->file->stage->left)
+		if (in->file->stage && in->file->stage->unseen_reader)
 			s = stage_ref(in->file->stage);
 	}
 	left = s && held_is_left(fs->stages, s);
@@ -181,7 +181,7 @@ static int leave_to_readers(struct files *fs, struct inode *in)
 		HOLD(&in->lock);
 		old = stage_ref(in->file->stage);
 	}
-	if (old && old->left) { /* else it is another one by now */
+	if (old && old->unseen_reader) { /* else it is another one by now */
 		rc = held_copy(fs->stages, old, &fresh);
 		if (rc == 0) {
 			stage_show(fresh);

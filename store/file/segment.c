@@ -26,7 +26,7 @@
 void segments_release(struct segments *g)
 {
 	CHECK(TAILQ_EMPTY(&g->all));
-	CHECK(TAILQ_EMPTY(&g->held));
+	CHECK(TAILQ_EMPTY(&g->dropped));
 	cond_destroy(&g->changed);
 	lock_destroy(&g->lock);
 }
@@ -53,7 +53,7 @@ static void put(struct segments *g, struct segment *s)
 	stage_put(g->stages, s->stage);
 	free(s);
 	HOLD(&g->lock);
-	g->left += had_memory;
+	g->given_back += had_memory;
 	cond_broadcast(&g->changed);
 }
 
@@ -73,7 +73,7 @@ static void give_up(struct segments *g, struct segment *s)
 	if (s->stage && is_held(g, s)) {
 		HOLD(&g->lock);
 		g->leaving--;
-		TAILQ_INSERT_TAIL(&g->held, s, entry);
+		TAILQ_INSERT_TAIL(&g->dropped, s, entry);
 		cond_broadcast(&g->changed);
 		return;
 	}
@@ -195,7 +195,7 @@ void segments_init(struct segments *g, struct files *files,
 	g->release_wait_s = SEGMENT_RELEASE_WAIT_S;
 	g->next_id = 1;
 	TAILQ_INIT(&g->all);
-	TAILQ_INIT(&g->held);
+	TAILQ_INIT(&g->dropped);
 	cond_init(&g->changed);
 	lock_init(&g->lock, LOCK_SEGMENTS);
 	stages_set_pressure(g->stages, on_pressure, g);
@@ -289,7 +289,7 @@ void segment_figures(struct segments *g, struct segment_figures *ret)
 			ret->bytes += stage_beyond(g->stages, s->stage,
 						   s->size_bytes);
 	}
-	TAILQ_FOREACH(s, &g->held, entry)
+	TAILQ_FOREACH(s, &g->dropped, entry)
 	if (!s->stage->slot)
 		ret->bytes += s->memory_bytes +
 			      stage_beyond(g->stages, s->stage, s->size_bytes);
@@ -337,7 +337,7 @@ static struct segment *next_beyond(struct segments *g,
 
 	HOLD(&g->lock);
 	found = next_in(g, &g->all, c, id, NULL);
-	found = next_in(g, &g->held, c, id, found);
+	found = next_in(g, &g->dropped, c, id, found);
 	if (found)
 		found->committing = true;
 	return found;
@@ -351,12 +351,12 @@ static void let_go(struct segments *g, const struct segment_client *c, bool all)
 
 	{
 		HOLD(&g->lock);
-		for (s = TAILQ_FIRST(&g->held); s; s = next) {
+		for (s = TAILQ_FIRST(&g->dropped); s; s = next) {
 			next = TAILQ_NEXT(s, entry);
 			if ((c && s->client != c) || s->committing ||
 			    (!all && is_held(g, s)))
 				continue;
-			TAILQ_REMOVE(&g->held, s, entry);
+			TAILQ_REMOVE(&g->dropped, s, entry);
 			TAILQ_INSERT_TAIL(&gone, s, entry);
 		}
 	}
@@ -428,7 +428,7 @@ bool segment_client_trim(struct segments *g, struct segment_client *c)
 		cond_broadcast(&g->changed);
 	}
 	HOLD(&g->lock);
-	return has_any(&g->all, c) || has_any(&g->held, c);
+	return has_any(&g->all, c) || has_any(&g->dropped, c);
 }
 
 void segment_client_forget(struct segments *g, struct segment_client *c)

@@ -60,14 +60,14 @@ struct segments {
 	struct lock lock; /* guards everything below */
 	struct cond changed; /* one was dropped, or a commit ended */
 	struct segment_list all; /* least recently used first */
-	struct segment_list held; /* dropped, but their clients hold them */
+	struct segment_list dropped; /* but their clients hold them */
 	unsigned count;
 	uint64_t next_id;
 	uint64_t takes; /* how often one was acquired */
 	uint64_t bytes;
 	unsigned clients;
 	unsigned leaving; /* out of the list, memory not given back yet */
-	uint64_t left; /* how many have been given back, all in all */
+	uint64_t given_back; /* how many, all in all */
 };
 
 /* One connection. The server owns it. */

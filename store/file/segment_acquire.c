@@ -110,7 +110,7 @@ static uint64_t uid_bytes_locked(struct segments *g, uid_t uid,
 		(*ret_count)++;
 	}
 	/* What he kept to himself; what a file has is the file's. */
-	TAILQ_FOREACH(s, &g->held, entry)
+	TAILQ_FOREACH(s, &g->dropped, entry)
 	if (s->uid == uid && !s->stage->slot)
 		bytes += s->memory_bytes;
 	return bytes;
@@ -132,7 +132,7 @@ static bool is_asked_locked(struct segments *g, struct segment_client *c,
 		own = own || (s->asked && s->client == c);
 		*ret_others = *ret_others || s->asked;
 	}
-	TAILQ_FOREACH(s, &g->held, entry)
+	TAILQ_FOREACH(s, &g->dropped, entry)
 	*ret_others = *ret_others || (s->client != c && !s->stage->slot);
 	return own;
 }
@@ -298,7 +298,7 @@ int segment_acquire(struct segments *g, struct segment_client *c,
 	for (;;) {
 		{
 			HOLD(&g->lock);
-			seen = g->left;
+			seen = g->given_back;
 		}
 		rc = create(g, c, signature, size_bytes, node, ret, ret_fd);
 		if (rc != -ENOSPC && rc != -EDQUOT)
@@ -311,7 +311,7 @@ int segment_acquire(struct segments *g, struct segment_client *c,
 			if (is_asked_locked(g, c, &others))
 				return -EAGAIN; /* the releases come first */
 			/* Who was asked may have been faster than we. */
-			left = g->left != seen;
+			left = g->given_back != seen;
 		}
 		if (left && mono_ns() < deadline)
 			continue;

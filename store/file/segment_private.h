@@ -9,7 +9,7 @@
 #define SEGMENT_TAKES 16
 
 struct segment {
-	TAILQ_ENTRY(segment) entry; /* in segments.all, or .held */
+	TAILQ_ENTRY(segment) entry; /* in segments.all, or .dropped */
 	/* Immutable: */
 	uint64_t id;
 	struct segment_client *client;

@@ -190,7 +190,7 @@ int guard_committed(struct guard *g, struct inode *in);
  * thread looks at. After guard_start(), before the file is closed for the
  * drain. Not of the table that nodes share.
  */
-void guard_left(struct guard *g, struct inode *in);
+void guard_was_open(struct guard *g, struct inode *in);
 
 /* Wait until the thread has looked at all that was published before. */
 void guard_wait_idle(struct guard *g);

@@ -69,8 +69,8 @@ struct guard_step {
 
 struct guard_visit {
 	struct guard *g;
-	uint64_t *held; /* owned */
-	size_t held_count, held_capacity;
+	uint64_t *got; /* from the table, to be put; owned */
+	size_t got_count, got_capacity;
 	LIST_ENTRY(guard_visit) next; /* with `looks`; g->lock */
 	bool looks;
 	unsigned calls; /* within each other */

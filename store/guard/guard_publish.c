@@ -465,7 +465,7 @@ static bool put_back_emptied(struct guard *g, struct inode *in)
 	return true;
 }
 
-void guard_left(struct guard *g, struct inode *in)
+void guard_was_open(struct guard *g, struct inode *in)
 {
 	if (g->table.self != &g->use) /* it is no number of that table */
 		return;

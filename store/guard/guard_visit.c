@@ -28,9 +28,9 @@ void visit_end(struct guard_visit *v)
 	const struct guard_table *t = &v->g->table;
 
 	visit_turn_end(v);
-	for (size_t i = 0; i < v->held_count; i++)
-		t->put(t->self, v->held[i]);
-	free(v->held);
+	for (size_t i = 0; i < v->got_count; i++)
+		t->put(t->self, v->got[i]);
+	free(v->got);
 	free(v->cached);
 }
 
@@ -121,12 +121,11 @@ static int keep(struct guard_visit *v, uint64_t id)
 
 	if (!t->put)
 		return 0;
-	rc = vec_grow(&v->held, v->held_count, &v->held_capacity,
-		      sizeof(*v->held));
+	rc = vec_grow(&v->got, v->got_count, &v->got_capacity, sizeof(*v->got));
 	if (rc < 0)
 		t->put(t->self, id);
 	else
-		v->held[v->held_count++] = id;
+		v->got[v->got_count++] = id;
 	return rc;
 }
 

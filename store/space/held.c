@@ -7,7 +7,7 @@
 
 void held_keep(struct stages *st, struct stage *s)
 {
-	s->left = true;
+	s->unseen_reader = true;
 	if (s->kind == STAGE_DISK)
 		image_note_opened(st->images, s->image, IMAGE_OPENED_BY_MANY);
 }
@@ -20,11 +20,11 @@ bool held_for_writing(struct stages *st, struct stage *s)
 
 bool held_is_left(struct stages *st, struct stage *s)
 {
-	if (!s->left)
+	if (!s->unseen_reader)
 		return false;
 	stage_fd_forget(st, s, true);
-	s->left = stage_ask(st, s, LEASE_NOBODY) != 1;
-	return s->left;
+	s->unseen_reader = stage_ask(st, s, LEASE_NOBODY) != 1;
+	return s->unseen_reader;
 }
 
 int held_copy(struct stages *st, const struct stage *old,

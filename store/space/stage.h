@@ -85,11 +85,11 @@ struct stage {
 	 * and it could not be copied (held.h), or by a mapping, and it was
 	 * replaced. Set before there are threads, or under inode.lock.
 	 */
-	bool held;
+	bool unseen_writer;
 	/* Somebody of an earlier connection may have it open to read, or
 	 * mapped: held.h. Set when it is taken over, cleared by who asked,
 	 * under the file's inode.changing. */
-	bool left;
+	bool unseen_reader;
 	/*
 	 * A segment has it: stage_drop() takes it from its file and leaves the
 	 * bytes. Changed under stages.lock.

@@ -163,7 +163,7 @@ what_is_held_and_not_copied_is_durable_but_stays_staged(void **state)
 		uint64_t number;
 		int theirs;
 
-		h.in->file->stage->held = true;
+		h.in->file->stage->unseen_writer = true;
 		number = h.in->file->stage->number;
 		theirs = stage_open(&l.st->stages, h.in->file->stage, O_RDWR);
 		handle_write(&h, data, 2 * MIB, 0);

@@ -13,7 +13,7 @@
 
 #define FILE_BYTES (3 * MIB)
 #define OWN_MOST 41u /* of who saves: open, write, close, release */
-#define DRAIN_MOST 48u /* of the drain, until it is durable; 37 to 39 mostly */
+#define DRAIN_MOST 48u /* of the drain, until it is durable; mostly 38 */
 
 static _Thread_local bool is_own; /* the test's thread */
 static struct drain *_Atomic counted; /* NULL: nothing is */
@@ -37,7 +37,7 @@ static int note(int rc)
 	if (is_own)
 		atomic_fetch_add(&own, 1);
 	else if (pthread_equal(pthread_self(), d->thread[0].id) ||
-		 pthread_equal(pthread_self(), d->kept.id) ||
+		 pthread_equal(pthread_self(), d->standby.id) ||
 		 pthread_equal(pthread_self(), d->committer.id))
 		atomic_fetch_add(&of_drain, 1);
 	return rc;

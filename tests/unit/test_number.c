@@ -255,7 +255,7 @@ static void a_slot_with_a_damaged_place_is_closed_last(void **state)
 		live_child_kind(&l, "damage", kind);
 		l.options.hold_drain = true;
 		live_open(&l);
-		recover_close_left(l.st);
+		recover_close_open(l.st);
 		assert_true(place_of(&l, "c") < place_of(&l, "a"));
 		assert_true(place_of(&l, "c") < place_of(&l, "b"));
 		assert_true(place_of(&l, "b") < PLACE_MAX / 2);
@@ -469,7 +469,7 @@ static void what_was_replaced_keeps_its_number(void **state)
 	drain_stop(l.st->drain);
 	live_write(&l, "f", data, FILE_BYTES);
 	old = stage_ref(stage_of(&l, "f"));
-	old->held = true;
+	old->unseen_writer = true;
 	live_write(&l, "f", data, 100);
 	version = SLOT_GET(old->slot, version);
 	assert_true(version != 0);

@@ -226,7 +226,7 @@ static void what_nobody_asked_for_does_not_start_while_it_is_held(void **state)
 
 	(void)state;
 	order_init(&o);
-	o.held = true;
+	o.on_demand = true;
 	one_closed(&o, &a);
 	one_closed(&o, &b);
 	one_closed(&o, &c);
@@ -242,7 +242,7 @@ static void what_nobody_asked_for_does_not_start_while_it_is_held(void **state)
 	order_fail(&o, &c.v); /* who waited for it was told */
 	order_wake(&o, &c.v);
 	assert_null(order_start(&o));
-	o.held = false;
+	o.on_demand = false;
 	assert_ptr_equal(order_start(&o), &a.v);
 }
 

@@ -82,10 +82,10 @@ static struct {
 	unsigned seen;
 } left;
 
-void __real_guard_left(struct guard *g, struct inode *in);
-void __wrap_guard_left(struct guard *g, struct inode *in);
+void __real_guard_was_open(struct guard *g, struct inode *in);
+void __wrap_guard_was_open(struct guard *g, struct inode *in);
 
-void __wrap_guard_left(struct guard *g, struct inode *in)
+void __wrap_guard_was_open(struct guard *g, struct inode *in)
 {
 	if (left.l) {
 		HOLD(&in->lock);
@@ -94,7 +94,7 @@ void __wrap_guard_left(struct guard *g, struct inode *in)
 		assert_true(TAILQ_EMPTY(&in->file->versions.list));
 		left.seen++;
 	}
-	__real_guard_left(g, in);
+	__real_guard_was_open(g, in);
 }
 
 /* It may be a tracker that is not to become durable as it was left. */
@@ -506,7 +506,7 @@ static void child_writes_a_cache_again(struct live *l, const char *kind)
 	live_sync_all(l);
 	d = l->st->drain;
 	lock_take(&d->lock);
-	d->order.held = true;
+	d->order.on_demand = true;
 	lock_give(&d->lock);
 	live_write(l, "between", "between", 7);
 	h = handle_open(l, "again", O_WRONLY);

@@ -437,7 +437,7 @@ static void what_was_replaced_may_still_be_written_to(void **state)
 		h = handle_open(&l, "f", O_WRONLY | O_TRUNC);
 		replaced = replaced_stage(m.in);
 		assert_non_null(replaced);
-		assert_true(replaced->held);
+		assert_true(replaced->unseen_writer);
 		assert_int_equal(pwrite(m.fd, "late", 4, 0), 4);
 		handle_write(&h, "new", 3, 0);
 		drain_go_on(l.st->drain);

@@ -260,7 +260,7 @@ static void what_is_synced_is_shown_after_what_was_closed_before(void **state)
 	(void)state;
 	{
 		HOLD(&d->lock);
-		d->order.held = true;
+		d->order.on_demand = true;
 	}
 	for (unsigned i = 0; i < FILES_MAX; i++)
 		make_closed(&m, i);
@@ -349,7 +349,7 @@ static struct failing_first failing_first_new(void)
 	time_stands();
 	{
 		HOLD(&d->lock);
-		d->order.held = true;
+		d->order.on_demand = true;
 	}
 	for (unsigned i = 0; i < 2; i++) {
 		make_closed(&t.m, i);

@@ -157,7 +157,7 @@ static struct live live_alone(unsigned kind)
 static void hold_again(struct live *l)
 {
 	HOLD(&l->st->drain->lock);
-	l->st->drain->order.held = true;
+	l->st->drain->order.on_demand = true;
 }
 
 static void what_somebody_waits_for_does_not(void **state)
