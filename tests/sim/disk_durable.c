@@ -87,15 +87,6 @@ void disk_guard_name(const char *path)
 			 image);
 }
 
-static bool is_name_synced(const char *dir, const char *name)
-{
-	for (size_t i = disk.change_count; i-- > 0;)
-		if (strcmp(disk.change[i].name, name) == 0 &&
-		    strcmp(disk.change[i].dir, dir) == 0)
-			return false;
-	return true;
-}
-
 /* The blocks that were not synced since they were changed are as they are? */
 static bool is_range_synced(const struct file *f, const uint8_t *now,
 			    uint64_t off, size_t len)
@@ -118,28 +109,68 @@ static bool is_range_synced(const struct file *f, const uint8_t *now,
 	return true;
 }
 
-const char *disk_read_durable(uint64_t image, uint64_t off, size_t len,
-			      uint8_t *buf)
+/* Of the file that is open as fd. */
+static const char *read_synced(int fd, uint64_t off, size_t len, uint8_t *buf)
 {
-	char name[LAYOUT_IMAGE_NAME_BYTES], path[400], dir[200], last[100];
-	SCOPED(scope_close) int fd = -1;
 	const struct file *f;
 	struct stat sb;
 
-	layout_image_name(image, name);
-	(void)snprintf(path, sizeof(path), "%s/" LAYOUT_IMAGE_DIR "/%s",
-		       disk.store, name);
-	fd = __real_open64(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return "its image is not there";
 	CHECK(__real_fstat64(fd, &sb) == 0);
 	f = disk_file_of(sb.st_ino, DISK);
-	disk_split(path, dir, last);
-	if (!is_name_synced(dir, last))
-		return "its image's name is not synced";
 	if (__real_pread64(fd, buf, len, (off_t)off) != (ssize_t)len ||
 	    (f->changed && f->durable_size < off + len))
 		return "its image is too short";
 	return is_range_synced(f, buf, off, len) ? NULL
 						 : "its bytes are not synced";
+}
+
+/* A power cut may leave the name with this file: has it the same bytes? */
+static const char *read_other(uint64_t ino, uint64_t off, size_t len,
+			      const uint8_t *bytes)
+{
+	SCOPED(scope_free) uint8_t *buf = malloc(len);
+	SCOPED(scope_close) int fd = -1;
+	char path[200];
+	const char *why;
+
+	(void)snprintf(path, sizeof(path), "%s/%" PRIu64, disk.grave, ino);
+	if (ino != 0)
+		fd = __real_open64(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return "its image's name is not synced";
+	CHECK(buf);
+	why = read_synced(fd, off, len, buf);
+	if (!why && memcmp(buf, bytes, len) != 0)
+		why = "a power cut may leave another file with its name";
+	return why;
+}
+
+const char *disk_read_durable(uint64_t image, uint64_t off, size_t len,
+			      uint8_t *buf)
+{
+	char name[LAYOUT_IMAGE_NAME_BYTES], path[400], dir[200], last[100];
+	SCOPED(scope_close) int fd = -1;
+	const char *why;
+	uint64_t ino;
+
+	layout_image_name(image, name);
+	(void)snprintf(path, sizeof(path), "%s/" LAYOUT_IMAGE_DIR "/%s",
+		       disk.store, name);
+	ino = disk_ino_at(path);
+	fd = __real_open64(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return "its image is not there";
+	disk_split(path, dir, last);
+	why = read_synced(fd, off, len, buf);
+	for (size_t i = 0; i < disk.change_count && !why; i++) {
+		const struct name_change *c = &disk.change[i];
+
+		if (strcmp(c->name, last) != 0 || strcmp(c->dir, dir) != 0)
+			continue;
+		if (c->before != ino)
+			why = read_other(c->before, off, len, buf);
+		if (!why && c->after != ino)
+			why = read_other(c->after, off, len, buf);
+	}
+	return why;
 }
