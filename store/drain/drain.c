@@ -161,6 +161,8 @@ static void job_place_locked(struct drain *d, struct drain_job *j,
 		cond_signal(&d->commit); /* those behind its old one */
 	j->result = 0;
 	job_close_locked(j, sb);
+	if (kind == CLOSE_FLUSHED && sb->st_size > 0)
+		j->in->file->flushed_ns = mono_ns();
 	if (is_too_long(sb)) {
 		order_unplace(&d->order, &j->v);
 		cond_signal(&d->work);

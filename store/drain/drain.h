@@ -167,11 +167,11 @@ void drain_changed(struct drain *d, struct inode *in);
 struct stage *drain_replace(struct drain *d, struct inode *in,
 			    struct stage *fresh);
 /*
- * O_TRUNC of a file whose last close is not durable, while its handle is not
- * released: the kernel sends the release after close(2) has returned, so the
- * next open may be here first, and would take the file for one that somebody
- * still writes to. Wait until no writer is left, or until that close is durable
- * or can not become so; a second at most, for who has a dup(2) of it. Not under
+ * O_TRUNC of a file that was just closed, or whose last close is not durable,
+ * while its handle is not released: the kernel sends the release after close(2)
+ * has returned, so the next open may be here first, and would take the file for
+ * one that somebody still writes to. Wait until no writer is left, or neither
+ * is so any more; a second at most, for who has a dup(2) of it. Not under
  * in->changing, which the release needs.
  *
  * A lease cannot replace this: it is granted at once for a file in passthrough,

@@ -504,17 +504,24 @@ static bool close_pending_locked(const struct file *f)
 	       v->state != VERSION_FAILED && job_of(v)->stage == f->stage;
 }
 
+/* Is who has closed it perhaps the one that has it to write? The same. */
+static bool release_due_locked(const struct file *f)
+{
+	return f && f->state.writers > 0 &&
+	       (close_pending_locked(f) ||
+		(f->flushed_ns != 0 &&
+		 mono_ns() < f->flushed_ns + RELEASED_WAIT_NS));
+}
+
 void drain_wait_released(struct drain *d, struct inode *in)
 {
 	int64_t deadline = mono_ns() + RELEASED_WAIT_NS;
-	bool wait = true;
+	bool wait;
 
 	do {
 		lock_take(&in->lock);
 		lock_take(&d->lock);
-		if (!in->file || in->file->state.writers == 0 ||
-		    !close_pending_locked(in->file))
-			wait = false;
+		wait = release_due_locked(in->file);
 		lock_give(&in->lock);
 		if (wait) {
 			d->awaiting_release++;

@@ -106,6 +106,8 @@ void file_release(struct files *fs, struct inode *in, int flags)
 			file_move(&f->state,
 				  write ? FILE_RELEASED_WRITER : FILE_RELEASED);
 			end_mode_locked(fs, f, &m);
+			if (write)
+				f->flushed_ns = 0;
 			last = f->state.opens == 0;
 			last_writer = write && f->state.writers == 0;
 			if (last)

@@ -130,8 +130,10 @@ static struct stage *count_open_locked(struct files *fs, struct file *f,
 
 	if (write && f->state.writers == 0)
 		f->unsynced = true;
-	if (write)
+	if (write) {
+		f->flushed_ns = 0;
 		note_writer_locked(fs, f, flags);
+	}
 	file_move(&f->state, write ? FILE_OPENED_WRITER : FILE_OPENED);
 	file_show_stage(f);
 	if (f->state.mode == IO_BACKED && (flags & O_ACCMODE) == O_RDWR)

@@ -138,6 +138,12 @@ struct file {
 	 * asks for it, but not because it stays open for long.
 	 */
 	int64_t open_since_ns;
+	/*
+	 * When a handle was closed with something in the file, if none was
+	 * released, or opened to write, since: its release is on its way. 0:
+	 * there is none.
+	 */
+	int64_t flushed_ns;
 	int sticky_error; /* of the last drain, 0 when it succeeded */
 	bool error_told; /* an open has reported sticky_error */
 	int64_t drained_mtime_ns; /* the stage as the last drain saw it */

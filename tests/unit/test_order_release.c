@@ -77,6 +77,38 @@ a_release_that_comes_after_the_next_open_changes_no_order(void **state)
 	free(data);
 }
 
+/* So it is when what was closed is durable by then. */
+static void a_late_release_of_what_is_durable_is_waited_for(void **state)
+{
+	uint8_t *data = filled(2 * MIB, 1);
+
+	(void)state;
+	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
+		struct live l = live_kind_held(kind);
+		struct opener o = { .l = &l };
+		struct handle h;
+		pthread_t thread;
+
+		time_stands();
+		h = handle_open(&l, "a", O_WRONLY | O_CREAT);
+		handle_write(&h, data, 2 * MIB, 0);
+		assert_int_equal(file_flush(&l.st->files, h.in, h.flags), 0);
+		assert_int_equal(drain_sync(l.st->drain, h.in), 0);
+		assert_int_equal(pthread_create(&thread, NULL, open_anew, &o),
+				 0);
+		wait_awaiting_release(&l, &o);
+		handle_release(&h);
+		pthread_join(thread, NULL);
+		/* Nobody has closed it since: the next waits for nothing. */
+		h = handle_open(&l, "a", O_WRONLY | O_TRUNC);
+		time_goes_on();
+		handle_close(&o.h);
+		handle_close(&h);
+		live_free(&l);
+	}
+	free(data);
+}
+
 /*
  * The thread of a late release, or of a close that saw no writer left, goes on
  * when the next writer has truncated the file and is in the middle of it.
@@ -314,6 +346,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(
 			a_release_that_comes_after_the_next_open_changes_no_order),
+		cmocka_unit_test(
+			a_late_release_of_what_is_durable_is_waited_for),
 		cmocka_unit_test(
 			a_late_release_queues_no_half_of_the_next_writer),
 		cmocka_unit_test(
