@@ -78,7 +78,8 @@ int file_take_image(struct files *fs, struct inode *in);
 bool file_shares_image(struct files *fs, struct inode *in);
 /*
  * Ask whether a mapping is left of a file, and note when none is. in->changing
- * is held, so that nobody opens it meanwhile.
+ * is held, so that nobody opens it meanwhile. What came through a writer's that
+ * is gone is drained: it has the place of the close before.
  */
 void file_ask_left(struct files *fs, struct inode *in);
 /* Is there something to be asked? in->lock is held. */

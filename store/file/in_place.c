@@ -246,13 +246,14 @@ void file_ask_left(struct files *fs, struct inode *in)
 	}
 	stage_put(fs->stages, l.stage);
 	file_punch(fs, punch);
+	/* Whoever asked: what came through the mapping was not closed. */
+	if (none_writes)
+		drain_released(fs->drain, in);
 }
 
 /* True when it has to be asked again. */
 static bool ask_one(struct files *fs, struct inode *in)
 {
-	bool left;
-
 	{
 		HOLD(&in->lock);
 		if (!in->file || in->file->state.left != LEFT_WRITERS ||
@@ -264,13 +265,8 @@ static bool ask_one(struct files *fs, struct inode *in)
 		return true;
 	file_ask_left(fs, in);
 	lock_give(&in->changing);
-	{
-		HOLD(&in->lock);
-		left = in->file->state.left == LEFT_WRITERS;
-	}
-	if (!left)
-		drain_released(fs->drain, in);
-	return left;
+	HOLD(&in->lock);
+	return in->file->state.left == LEFT_WRITERS;
 }
 
 static bool is_used(struct inode *in)

@@ -3,6 +3,7 @@
  * whose release comes late, or never, holds nobody up.
  */
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include "store/base/sync.h"
 #include "store/drain/drain_private.h"
@@ -341,11 +342,58 @@ static void a_release_that_never_comes_leaves_nothing_staged(void **state)
 	free(data);
 }
 
+static bool is_dirty(struct inode *in)
+{
+	HOLD(&in->lock);
+	return file_is_dirty(in->file);
+}
+
+/* The timer would ask, too; time stands, so that a reader's release does. */
+static void what_a_mapping_wrote_is_drained_whoever_finds_it_gone(void **state)
+{
+	uint8_t *data = filled(MIB, 1);
+
+	(void)state;
+	for (unsigned kind = 2; kind < LIVE_KINDS; kind++) { /* passthrough */
+		struct live l = live_kind(kind);
+		struct inode *in;
+		struct handle h;
+		uint8_t *map;
+
+		time_stands();
+		h = handle_open(&l, "f", O_RDWR | O_CREAT);
+		handle_write(&h, data, MIB, 0);
+		map = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, h.fd,
+			   0);
+		assert_ptr_not_equal(map, MAP_FAILED);
+		assert_int_equal(live_lookup(&l, "f", &in), 0);
+		inode_remember(l.st->inodes, in); /* as long as it is mapped */
+		handle_close(&h);
+		assert_int_equal(live_sync(&l, "f"), 0);
+		memcpy(map, "late", 4);
+		assert_int_equal(munmap(map, MIB), 0);
+		assert_true(is_dirty(in));
+		h = handle_open(&l, "f", O_RDONLY);
+		handle_close(&h);
+		AWAIT(!is_dirty(in));
+		time_goes_on();
+		memcpy(data, "late", 4);
+		assert_file(&l, "f", data, MIB);
+		inode_forget(l.st->inodes, in, 1);
+		file_forgotten(&l.st->files, in);
+		inode_put(l.st->inodes, in, 1);
+		live_free(&l);
+	}
+	free(data);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(
 			a_release_that_comes_after_the_next_open_changes_no_order),
+		cmocka_unit_test(
+			what_a_mapping_wrote_is_drained_whoever_finds_it_gone),
 		cmocka_unit_test(
 			a_late_release_of_what_is_durable_is_waited_for),
 		cmocka_unit_test(
