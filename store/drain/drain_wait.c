@@ -504,7 +504,7 @@ static bool close_pending_locked(const struct file *f)
 	       v->state != VERSION_FAILED && job_of(v)->stage == f->stage;
 }
 
-/* Is who has closed it perhaps the one that has it to write? The same. */
+/* Is its writer perhaps one who has closed it? Under both locks. */
 static bool release_due_locked(const struct file *f)
 {
 	return f && f->state.writers > 0 &&

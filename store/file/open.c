@@ -55,6 +55,7 @@ struct first_open {
 	struct image *image;
 };
 
+/* *ret is all zero, and stays so when the file has a mode. */
 static int choose_mode(struct files *fs, struct inode *in, int flags,
 		       struct first_open *ret)
 {
@@ -65,7 +66,6 @@ static int choose_mode(struct files *fs, struct inode *in, int flags,
 	uint64_t native = 0;
 	int id = 0;
 
-	*ret = (struct first_open){ 0 };
 	{
 		HOLD(&in->lock);
 		if (f->state.mode != IO_CLOSED)

@@ -14,6 +14,7 @@
 
 struct opener {
 	struct live *l;
+	pthread_t thread;
 	struct handle h;
 	atomic_bool opened;
 };
@@ -33,10 +34,11 @@ static unsigned awaiting_release(struct live *l)
 	return l->st->drain->awaiting_release;
 }
 
-/* It waits: so it has not opened anything. */
-static void wait_awaiting_release(struct live *l, struct opener *o)
+/* A thread opens it, and waits: so it has not opened anything. */
+static void open_waits(struct opener *o)
 {
-	AWAIT(awaiting_release(l) > 0);
+	assert_int_equal(pthread_create(&o->thread, NULL, open_anew, o), 0);
+	AWAIT(awaiting_release(o->l) > 0);
 	assert_false(atomic_load(&o->opened));
 }
 
@@ -51,18 +53,15 @@ a_release_that_comes_after_the_next_open_changes_no_order(void **state)
 		struct live l = live_kind_held(kind);
 		struct opener o = { .l = &l };
 		struct handle h;
-		pthread_t thread;
 
 		time_stands(); /* however late the release is */
 		h = handle_open(&l, "a", O_WRONLY | O_CREAT);
 		handle_write(&h, data, 2 * MIB, 0);
 		assert_int_equal(file_flush(&l.st->files, h.in, h.flags), 0);
 		live_write(&l, "t", data, 3);
-		assert_int_equal(pthread_create(&thread, NULL, open_anew, &o),
-				 0);
-		wait_awaiting_release(&l, &o);
+		open_waits(&o);
 		handle_release(&h);
-		pthread_join(thread, NULL);
+		pthread_join(o.thread, NULL);
 		time_goes_on();
 		handle_write(&o.h, data + 2, 1000, 0);
 
@@ -88,18 +87,15 @@ static void a_late_release_of_what_is_durable_is_waited_for(void **state)
 		struct live l = live_kind_held(kind);
 		struct opener o = { .l = &l };
 		struct handle h;
-		pthread_t thread;
 
 		time_stands();
 		h = handle_open(&l, "a", O_WRONLY | O_CREAT);
 		handle_write(&h, data, 2 * MIB, 0);
 		assert_int_equal(file_flush(&l.st->files, h.in, h.flags), 0);
 		assert_int_equal(drain_sync(l.st->drain, h.in), 0);
-		assert_int_equal(pthread_create(&thread, NULL, open_anew, &o),
-				 0);
-		wait_awaiting_release(&l, &o);
+		open_waits(&o);
 		handle_release(&h);
-		pthread_join(thread, NULL);
+		pthread_join(o.thread, NULL);
 		/* Nobody has closed it since: the next waits for nothing. */
 		h = handle_open(&l, "a", O_WRONLY | O_TRUNC);
 		time_goes_on();
@@ -168,18 +164,15 @@ static void a_handle_that_stays_open_is_truncated_with_the_file(void **state)
 		struct live l = live_kind_held(kind);
 		struct opener o = { .l = &l };
 		struct handle kept;
-		pthread_t thread;
 
 		time_stands();
 		kept = handle_open(&l, "a", O_WRONLY | O_CREAT);
 		handle_write(&kept, data, MIB, 0);
 		assert_int_equal(file_flush(&l.st->files, kept.in, kept.flags),
 				 0);
-		assert_int_equal(pthread_create(&thread, NULL, open_anew, &o),
-				 0);
-		wait_awaiting_release(&l, &o);
+		open_waits(&o);
 		time_passes(SECOND_NS);
-		pthread_join(thread, NULL);
+		pthread_join(o.thread, NULL);
 		time_goes_on();
 		handle_write(&o.h, data, 10, 0);
 		handle_write(&kept, data + 10, 10, 10);
@@ -286,8 +279,8 @@ static void a_publish_lets_a_file_be_released_first(void **state)
 	(void)state;
 	for (unsigned kind = 0; kind < LIVE_KINDS; kind++) {
 		struct live l = live_kind_held(kind);
-		pthread_t thread;
 		struct handle h;
+		pthread_t thread;
 		int64_t due;
 
 		time_stands();
