@@ -16,6 +16,7 @@ The guard of ckptest.py watches: it ends a test that hangs, and the engine with
 it, whatever is frozen. A test that leaves something frozen is thawed first.
 """
 import hashlib
+import mmap
 import os
 import random
 import select
@@ -372,6 +373,17 @@ def within(seconds, what, fn, **how):
         where = f.read()
     os.kill(running.pid, signal.SIGKILL)
     raise AssertionError(f"not within {seconds} s: {what}:\n{where}")
+
+
+def start_line(count):
+    """All children of a race begin together."""
+    board = mmap.mmap(-1, 4096)
+
+    def ready(who):
+        board[who] = 1
+        while not all(board[i] for i in range(count)):
+            time.sleep(0)
+    return ready
 
 
 def race(*fns):

@@ -8,28 +8,16 @@ the same on both nodes and in DIR.
 CKPTFS_TEST_SEED chooses what is done.
 """
 import errno
-import mmap
 import os
 import random
 import time
 
 import nodes
-from nodes import KIB, ck, content, race, shared
+from nodes import KIB, ck, content, race, shared, start_line
 from ckptest import get, put
 
 SEED = ck.SEED
 NAMES = "xyz"
-
-
-def start_line(count):
-    """All children of a race begin together."""
-    board = mmap.mmap(-1, 4096)
-
-    def ready(who):
-        board[who] = 1
-        while not all(board[i] for i in range(count)):
-            time.sleep(0)
-    return ready
 
 
 def timed(history, what, fn, *args):

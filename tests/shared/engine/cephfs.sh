@@ -116,6 +116,7 @@ umount) end_client "$2" ;;
 lose)
 	lose_client "$2"
 	if alive meta && alive mon; then evict "$2"; fi ;;
+evict) evict "$2" ;;
 stop) kill -STOP "$(pid_of "$2")" ;;
 cont) kill -CONT "$(pid_of "$2")" ;;
 kill) kill_one "$2" ;;
