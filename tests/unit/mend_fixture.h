@@ -12,6 +12,7 @@
 #define TESTS_UNIT_MEND_FIXTURE_H
 
 #include <fcntl.h>
+#include <stdatomic.h>
 
 #include "store/file/file_private.h"
 #include "store/space/mend.h"
@@ -23,19 +24,22 @@
 
 /* --- the bad disk --- */
 
+/* Threads of the store read it while a test sets it. */
 static struct {
-	ino_t ino; /* 0: none is bad */
-	uint64_t block;
-	int error; /* of it; 0: EIO */
-	unsigned given_up; /* blocks that were zeroed or punched */
-	unsigned reads_fail; /* so many more do, whatever they read */
-	ino_t watched;
-	unsigned writes; /* of the watched file */
-	bool lies; /* it takes those, and has the old bytes all the same */
-	struct lock *deciding; /* who writes the watched file must have it */
+	_Atomic ino_t ino; /* 0: none is bad */
+	_Atomic uint64_t block;
+	atomic_int error; /* of it; 0: EIO */
+	atomic_uint given_up; /* blocks that were zeroed or punched */
+	atomic_uint reads_fail; /* so many more do, whatever they read */
+	_Atomic ino_t watched;
+	atomic_uint writes; /* of the watched file */
+	/* It takes those, and has the old bytes all the same. */
+	atomic_bool lies;
+	/* Who writes the watched file must have it. */
+	struct lock *_Atomic deciding;
 	/* Reads of it, of the disk or of memory, are wrong until a write. */
-	ino_t wrong_ino;
-	bool wrong_direct;
+	_Atomic ino_t wrong_ino;
+	atomic_bool wrong_direct;
 } disk;
 
 ssize_t __real_pread64(int fd, void *buf, size_t len, off64_t off);

@@ -4,6 +4,7 @@
  * is no search.
  */
 #include <fcntl.h>
+#include <stdatomic.h>
 
 #include "store/base/scope.h"
 #include "store/drain/drain.h"
@@ -13,9 +14,9 @@
 
 /* The n-th call from now (1: the next) about this name fails. */
 static struct {
-	const char *name; /* NULL: none */
-	unsigned n;
-} opens, stats;
+	const char *_Atomic name; /* NULL: none */
+	atomic_uint n;
+} opens, stats; /* threads of the store read them, too */
 
 int __real_openat64(int dirfd, const char *path, int flags, ...);
 int __wrap_openat64(int dirfd, const char *path, int flags, ...);
