@@ -205,7 +205,7 @@ static uint64_t bits_of(const char *text, const char *key)
 	return set;
 }
 
-bool caller_is_to_end(const struct callers *c, pid_t pid)
+bool caller_is_to_end(const struct callers *c, pid_t pid, bool heard)
 {
 	char path[64], text[4096];
 	uint64_t pending, caught;
@@ -213,7 +213,7 @@ bool caller_is_to_end(const struct callers *c, pid_t pid)
 	(void)snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
 	if (pid <= 0 || !c->readable ||
 	    dir_read_text(AT_FDCWD, path, text, sizeof(text)) < 0)
-		return true;
+		return heard;
 	pending = bits_of(text, "\nSigPnd:") | bits_of(text, "\nShdPnd:");
 	pending &= ~bits_of(text, "\nSigBlk:");
 	caught = bits_of(text, "\nSigCgt:");

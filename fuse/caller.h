@@ -37,12 +37,12 @@ void caller_find(struct callers *c, pid_t pid, struct writer *ret,
 		 bool *ret_scheduler);
 
 /*
- * Has the thread pid, whose call was interrupted, a signal that is to end what
+ * Has the thread pid, whose call may be interrupted, a signal that is to end what
  * it does? That is one that nobody catches and that kills it, or SIGINT or
- * SIGQUIT, which come from somebody who is tired of waiting. Also true when
- * that cannot be known.
+ * SIGQUIT, which come from somebody who is tired of waiting. When that cannot
+ * be known: was the kernel heard to say that it was interrupted?
  */
-bool caller_is_to_end(const struct callers *c, pid_t pid);
+bool caller_is_to_end(const struct callers *c, pid_t pid, bool heard);
 
 /*
  * Has the thread pid, of the user uid, CAP_SYS_ADMIN where the daemon runs? Of

@@ -2,7 +2,7 @@
  * fs.h - what the operations on the mount share, and the rules they keep.
  *
  *  1. do_x() works and returns -errno; op_x() alone replies, exactly once
- *     (or leaves that to the teller: teller.h).
+ *     (or leaves that to the teller: teller.h; or puts it off: loop.h).
  *  2. No lock is held while a reply is sent: it may be the kernel's last
  *     reference and FORGET may arrive before it returns.
  *  3. A look-up count goes up before the reply that tells the kernel of it,

@@ -35,6 +35,9 @@
 
 /* How often it is asked whether who has a signal is to end: see waiting.h. */
 #define SIGNALLED_WAIT_NS (INT64_C(100) * 1000000)
+/* How many that read are woken at a time for what was put off; how often. */
+#define DUE_WORKERS 4
+#define DUE_NS (INT64_C(10) * 1000000)
 /* In the end, how often who may still be reading is woken. */
 #define WAKE_NS (INT64_C(10) * 1000000)
 #define WAKE_SIGNAL SIGUSR1
@@ -51,8 +54,10 @@ struct request { /* as the kernel sends it; what follows depends on the opcode
 	};
 };
 
-struct held { /* a request without a thread */
+struct held { /* a request without a thread, or one that could be */
 	TAILQ_ENTRY(held) entry;
+	struct put_off off; /* what it keeps while it is put off */
+	int64_t due_ns; /* until then it is; 0: it is not */
 	bool signalled; /* then with what told it: */
 	struct {
 		struct fuse_in_header head;
@@ -89,7 +94,15 @@ struct loop {
 	TAILQ_HEAD(, user) users; /* whose turn it is first */
 	unsigned running; /* of all users */
 	unsigned signalled; /* of those that are held */
+	unsigned off_count; /* of those that are held: put off */
+	int64_t wake_ns; /* when the main thread looks at these next */
 };
+
+/* The request that this thread serves, if it may be put off. */
+static _Thread_local struct {
+	struct put_off *off; /* NULL: it may not */
+	bool again; /* it was */
+} served;
 
 static const struct request *request_of(const void *bytes)
 {
@@ -148,6 +161,27 @@ static bool may_wait_for_shared(const struct request *r)
 	}
 }
 
+/* Is it one that may wait for what another node has? */
+static bool may_be_put_off(const struct fs *fs, const struct request *r)
+{
+	return fs->shared &&
+	       (r->head.opcode == FUSE_OPEN || r->head.opcode == FUSE_CREATE ||
+		(r->head.opcode == FUSE_SETATTR &&
+		 !(r->setattr.valid & FATTR_FH)));
+}
+
+struct put_off *loop_may_put_off(void)
+{
+	return served.off;
+}
+
+void loop_put_off(fuse_req_t req)
+{
+	CHECK(served.off);
+	served.again = true;
+	fuse_reply_none(req);
+}
+
 /* --- whose turn it is; the lock is held --- */
 
 static struct user *user_find(struct loop *l, uid_t uid)
@@ -185,17 +219,56 @@ static bool has_room(const struct loop *l, const struct user *u)
 	return u->running < left;
 }
 
+/* Unless he has one that runs or is held. */
+static void user_drop(struct loop *l, struct user *u)
+{
+	if (u->running > 0 || !TAILQ_EMPTY(&u->held))
+		return;
+	TAILQ_REMOVE(&l->users, u, entry);
+	free(u);
+}
+
 static void user_runs(struct loop *l, struct user *u)
 {
 	u->running++;
 	l->running++;
 }
 
+static struct held *held_new(const struct fuse_buf *buf)
+{
+	struct held *h = calloc(1, sizeof(*h) + buf->size);
+
+	if (!h)
+		return NULL;
+	h->len = buf->size;
+	memcpy(h->bytes, buf->mem, buf->size);
+	return h;
+}
+
+static void held_add(struct loop *l, struct user *u, struct held *h)
+{
+	TAILQ_INSERT_TAIL(&u->held, h, entry);
+	l->off_count += h->due_ns != 0;
+}
+
 static struct held *held_take(struct loop *l, struct user *u, struct held *h)
 {
 	TAILQ_REMOVE(&u->held, h, entry);
 	l->signalled -= h->signalled;
+	l->off_count -= h->due_ns != 0;
+	h->due_ns = 0;
 	return h;
+}
+
+/* The first that is not put off, or not for longer. */
+static struct held *held_due(const struct user *u, int64_t now_ns)
+{
+	struct held *h;
+
+	TAILQ_FOREACH(h, &u->held, entry)
+	if (h->due_ns <= now_ns)
+		return h;
+	return NULL;
 }
 
 /* --- what runs, and what is held --- */
@@ -220,36 +293,40 @@ static enum turn take_turn(struct loop *l, const struct fuse_buf *buf)
 		user_runs(l, u);
 		return TURN_NOW;
 	}
-	h = calloc(1, sizeof(*h) + buf->size);
+	h = held_new(buf);
 	if (!h)
 		return TURN_UNCOUNTED;
-	h->len = buf->size;
-	memcpy(h->bytes, buf->mem, buf->size);
-	TAILQ_INSERT_TAIL(&u->held, h, entry);
+	held_add(l, u, h);
 	return TURN_LATER;
 }
 
 /* The next one that is held and may run: it counts for its user. */
 static struct held *next_turn_locked(struct loop *l)
 {
+	int64_t now_ns = l->off_count > 0 ? mono_ns() : 0;
 	struct user *u;
+	struct held *h;
 
 	if (l->stop || fuse_session_exited(l->fs->se))
 		return NULL;
 	TAILQ_FOREACH(u, &l->users, entry)
 	{
-		if (TAILQ_EMPTY(&u->held) || !has_room(l, u))
+		h = has_room(l, u) ? held_due(u, now_ns) : NULL;
+		if (!h)
 			continue;
 		user_runs(l, u);
 		TAILQ_REMOVE(&l->users, u, entry);
 		TAILQ_INSERT_TAIL(&l->users, u, entry);
-		return held_take(l, u, TAILQ_FIRST(&u->held));
+		return held_take(l, u, h);
 	}
 	return NULL;
 }
 
-/* One of this user has been answered. NULL: nobody is next. */
-static struct held *end_turn(struct loop *l, uid_t uid)
+/*
+ * One of this user has been answered, or is put off, and then it is `again`.
+ * NULL: nobody is next.
+ */
+static struct held *end_turn(struct loop *l, uid_t uid, struct held *again)
 {
 	struct held *next;
 	struct user *u;
@@ -259,15 +336,20 @@ static struct held *end_turn(struct loop *l, uid_t uid)
 	CHECK(u && u->running > 0);
 	u->running--;
 	l->running--;
-	next = next_turn_locked(l);
-	if (u->running == 0 && TAILQ_EMPTY(&u->held)) {
-		TAILQ_REMOVE(&l->users, u, entry);
-		free(u);
+	if (again) {
+		again->signalled = false; /* each try asks: waiting.c */
+		again->due_ns = mono_ns() + again->off.pause_ns;
+		held_add(l, u, again);
+		if (again->due_ns < l->wake_ns)
+			(void)sem_post(&l->fs->moved);
 	}
+	next = next_turn_locked(l);
+	user_drop(l, u);
 	return next;
 }
 
-static void serve_held(struct loop *l, struct held *h)
+/* True: it was put off. */
+static bool serve_held(struct loop *l, struct held *h)
 {
 	struct fuse_buf told = { .mem = &h->interrupt,
 				 .size = sizeof(h->interrupt),
@@ -276,7 +358,26 @@ static void serve_held(struct loop *l, struct held *h)
 
 	if (h->signalled) /* it is kept until the request is there */
 		fuse_session_process_buf(l->fs->se, &told);
+	served.off =
+		may_be_put_off(l->fs, request_of(h->bytes)) ? &h->off : NULL;
+	served.again = false;
 	fuse_session_process_buf(l->fs->se, &buf);
+	served.off = NULL;
+	return served.again;
+}
+
+/* What has its turn, and then what is held. Consumes it. */
+static void serve_turns(struct loop *l, struct held *h)
+{
+	while (h) {
+		uid_t uid = request_of(h->bytes)->head.uid;
+		bool again = serve_held(l, h);
+		struct held *next = end_turn(l, uid, again ? h : NULL);
+
+		if (!again)
+			free(h);
+		h = next;
+	}
 }
 
 /* Is it about one that is held? Then the main thread looks at that. */
@@ -306,7 +407,7 @@ static void serve(struct loop *l, const struct fuse_buf *buf)
 {
 	const struct request *r = request_of(buf->mem);
 	uid_t uid = r->head.uid;
-	struct held *next;
+	struct held *own = NULL;
 	enum turn turn;
 
 	if (r->head.opcode == FUSE_INTERRUPT && is_told_of_held(l, r))
@@ -315,14 +416,15 @@ static void serve(struct loop *l, const struct fuse_buf *buf)
 			       (l->fs->shared && may_wait_for_shared(r)) ? take_turn(l, buf) : TURN_UNCOUNTED;
 	if (turn == TURN_LATER)
 		return;
-	fuse_session_process_buf(l->fs->se, buf);
-	if (turn == TURN_UNCOUNTED)
+	if (turn == TURN_NOW && may_be_put_off(l->fs, r))
+		own = held_new(buf); /* else it waits in this thread */
+	if (own) {
+		serve_turns(l, own);
 		return;
-	while ((next = end_turn(l, uid)) != NULL) {
-		uid = request_of(next->bytes)->head.uid;
-		serve_held(l, next);
-		free(next);
 	}
+	fuse_session_process_buf(l->fs->se, buf);
+	if (turn == TURN_NOW)
+		serve_turns(l, end_turn(l, uid, NULL));
 }
 
 /* --- who is signalled while his request is held --- */
@@ -356,12 +458,15 @@ static struct held *take_held(struct loop *l, uint64_t unique)
 	HOLD(&l->lock);
 	TAILQ_FOREACH(u, &l->users, entry)
 	TAILQ_FOREACH(h, &u->held, entry)
-	if (request_of(h->bytes)->head.unique == unique)
-		return held_take(l, u, h);
+	if (request_of(h->bytes)->head.unique == unique) {
+		(void)held_take(l, u, h);
+		user_drop(l, u);
+		return h;
+	}
 	return NULL;
 }
 
-/* libfuse has never seen it, so the answer is written by us. */
+/* libfuse does not have it, so the answer is written by us. */
 static void reply_interrupted(struct loop *l, uint64_t unique)
 {
 	struct fuse_out_header out = { .len = sizeof(out),
@@ -384,8 +489,9 @@ static void look_at_signalled(struct loop *l)
 		pid = next_signalled(l, &unique);
 		if (unique == UINT64_MAX)
 			return;
-		h = caller_is_to_end(l->fs->callers, pid) ? take_held(l, unique)
-							  : NULL;
+		h = caller_is_to_end(l->fs->callers, pid, true)
+			    ? take_held(l, unique)
+			    : NULL;
 		if (h)
 			reply_interrupted(l, unique);
 		free(h);
@@ -465,6 +571,24 @@ static int receive(struct fuse_session *se, struct worker *w)
 	return n;
 }
 
+static struct held *take_due(struct loop *l)
+{
+	HOLD(&l->lock);
+	return next_turn_locked(l);
+}
+
+/* It was woken for what was put off, perhaps. false: w ends. */
+static bool serve_due(struct loop *l, struct worker *w)
+{
+	struct held *h = take_due(l);
+
+	if (!h)
+		return true;
+	worker_begins(l, true);
+	serve_turns(l, h);
+	return worker_goes_on(l, w, true);
+}
+
 /* Read one, and serve it. false: the session has ended, or w has, alone. */
 static bool worker_does_one(struct loop *l, struct worker *w, bool *ret_alone)
 {
@@ -472,8 +596,10 @@ static bool worker_does_one(struct loop *l, struct worker *w, bool *ret_alone)
 	const struct request *r;
 	bool counts;
 
-	if (n == -EINTR)
-		return true;
+	if (n == -EINTR) {
+		*ret_alone = !serve_due(l, w);
+		return !*ret_alone;
+	}
 	if (n <= 0) {
 		fuse_session_exit(l->fs->se);
 		return false;
@@ -510,6 +636,49 @@ static void *worker_main(void *arg)
 	return NULL;
 }
 
+/* --- what was put off --- */
+
+/* When the first of those is due; INT64_MAX: there is none. */
+static int64_t next_due_locked(const struct loop *l)
+{
+	int64_t due_ns = INT64_MAX;
+	const struct user *u;
+	const struct held *h;
+
+	if (l->off_count == 0)
+		return due_ns;
+	TAILQ_FOREACH(u, &l->users, entry)
+	TAILQ_FOREACH(h, &u->held, entry)
+	if (h->due_ns != 0 && h->due_ns < due_ns)
+		due_ns = h->due_ns;
+	return due_ns;
+}
+
+/*
+ * Wake some that read, for those that are due; each serves what is due after
+ * that, too. Who is about to read does not hear it: it is done again. Returned
+ * is when; INT64_MAX: when something has moved.
+ */
+static int64_t wake_for_due(struct loop *l)
+{
+	unsigned woken = 0;
+	struct worker *w;
+	int64_t due_ns;
+
+	HOLD(&l->lock);
+	due_ns = next_due_locked(l);
+	l->wake_ns = due_ns;
+	if (due_ns > mono_ns())
+		return due_ns;
+	TAILQ_FOREACH(w, &l->workers, entry)
+	if (woken < DUE_WORKERS && atomic_load(&w->reads)) {
+		(void)pthread_kill(w->thread, WAKE_SIGNAL);
+		woken++;
+	}
+	l->wake_ns = mono_ns() + DUE_NS;
+	return l->wake_ns;
+}
+
 /* Until something has moved, or it is time to look again. */
 static void wait_moved(struct fs *fs, int64_t ns)
 {
@@ -522,16 +691,20 @@ static void wait_moved(struct fs *fs, int64_t ns)
 static void wait_for_end(struct loop *l)
 {
 	while (!fuse_session_exited(l->fs->se)) {
+		int64_t due_ns = wake_for_due(l), wait_ns;
 		bool signalled;
 
 		{
 			HOLD(&l->lock);
 			signalled = l->signalled > 0;
 		}
-		if (signalled)
-			wait_moved(l->fs, SIGNALLED_WAIT_NS);
-		else
+		wait_ns = due_ns == INT64_MAX ? INT64_MAX : due_ns - mono_ns();
+		if (signalled && wait_ns > SIGNALLED_WAIT_NS)
+			wait_ns = SIGNALLED_WAIT_NS;
+		if (wait_ns == INT64_MAX)
 			(void)sem_wait(&l->fs->moved);
+		else if (wait_ns > 0)
+			wait_moved(l->fs, wait_ns);
 		look_at_signalled(l);
 	}
 }

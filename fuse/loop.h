@@ -9,11 +9,16 @@
  * and held without a thread, in the order in which it came, until one of those
  * that run has ended. Whoever made such a call and is to end is answered with
  * EINTR at once, as if it were waiting (waiting.h).
+ *
+ * What waits for another node's file has no thread at all: it is put off, that
+ * is, its request is held for a while without an answer, and then served from
+ * its beginning, until there is one. So many of them keep nobody waiting.
  */
 #ifndef FUSE_LOOP_H
 #define FUSE_LOOP_H
 
 #include "fuse/fs.h"
+#include "store/base/interrupt.h"
 
 /*
  * Serve until the session ends: it is unmounted, or somebody has called
@@ -21,5 +26,13 @@
  * is how many threads there may be. 0 or -errno.
  */
 int loop_run(struct fs *fs);
+
+/*
+ * May the request that this thread serves be put off? Then what it keeps from
+ * one try to the next, until it has been answered; else NULL.
+ */
+struct put_off *loop_may_put_off(void);
+/* Put it off for its pause_ns. Instead of an answer; req is gone. */
+void loop_put_off(fuse_req_t req);
 
 #endif

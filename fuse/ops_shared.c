@@ -18,6 +18,7 @@
 
 #include "fuse/caller.h"
 #include "fuse/fs.h"
+#include "fuse/loop.h"
 #include "fuse/waiting.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
@@ -521,6 +522,15 @@ static void on_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync,
 
 /* --- files ---------------------------------------------------------------- */
 
+/* It has failed; or it waits for another node's file, and is put off. */
+static void reply_failed(fuse_req_t req, int rc)
+{
+	if (rc == -ERESTART && loop_may_put_off())
+		loop_put_off(req);
+	else
+		fuse_reply_err(req, -rc);
+}
+
 /* A handle of DIR's file: its descriptor, and the flags of the open. */
 static void fill_handle(struct fuse_file_info *fi, int flags, int fd,
 			int backing)
@@ -665,7 +675,7 @@ static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name,
 		rc = create(req, parent, name, fi->flags, &n, &a.c, &c);
 	waiting_end(&w);
 	if (rc < 0) {
-		fuse_reply_err(req, -rc);
+		reply_failed(req, rc);
 		names_tell_moved(i.st->names);
 		return;
 	}
@@ -699,7 +709,7 @@ static void open_in_dir(fuse_req_t req, fuse_ino_t ino,
 				      &fd, &backing);
 	waiting_end(&w);
 	if (rc < 0) {
-		fuse_reply_err(req, -rc);
+		reply_failed(req, rc);
 		return;
 	}
 	fill_handle(fi, fi->flags, fd, backing);
@@ -979,6 +989,19 @@ static int set_local(fuse_req_t req, fuse_ino_t ino, const struct stat *s,
 	return rc == -ENOENT ? 0 : rc;
 }
 
+static int set_in_dir(fuse_req_t req, const struct shared_caller *c,
+		      fuse_ino_t ino, unsigned valid, const struct attr *to,
+		      const uint64_t *size_bytes)
+{
+	struct waiting w;
+	int rc;
+
+	waiting_begin(&w, req);
+	rc = shared_setattr(shared_of(req), c, ino, valid, to, size_bytes);
+	waiting_end(&w);
+	return rc;
+}
+
 static void on_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *s,
 		       int to_set, struct fuse_file_info *fi)
 {
@@ -1000,10 +1023,13 @@ static void on_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *s,
 			cuts = false;
 		}
 		if (rc == 0 && (valid || cuts))
-			rc = shared_setattr(shared_of(req), &a.c, ino, valid,
-					    &to, cuts ? &size : NULL);
+			rc = set_in_dir(req, &a.c, ino, valid, &to,
+					cuts ? &size : NULL);
 	}
-	reply_attr(req, rc, ino);
+	if (rc < 0)
+		reply_failed(req, rc);
+	else
+		reply_attr(req, rc, ino);
 	if ((to_set & FUSE_SET_ATTR_SIZE) != 0)
 		names_tell_moved(st->names);
 }

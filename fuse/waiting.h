@@ -22,6 +22,7 @@ struct waiting {
 	pid_t pid;
 };
 
+/* What the loop can make again (loop.h) waits without a thread instead. */
 void waiting_begin(struct waiting *w, fuse_req_t req);
 void waiting_end(struct waiting *w);
 

@@ -16,6 +16,11 @@ bool interrupt_is_due(void)
 	       served->ends(served);
 }
 
+struct put_off *put_off_of_thread(void)
+{
+	return served ? served->put_off : NULL;
+}
+
 struct interrupt *interrupt_set(struct interrupt *i)
 {
 	struct interrupt *before = served;

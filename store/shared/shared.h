@@ -165,7 +165,8 @@ void shared_change_end(struct shared *s, uint64_t id);
  * when it is replaced by a local one. *ret_backing as file_opened has it; the
  * descriptor is the caller's until shared_close(). Waits for another node when
  * the file is pending there, up to pending_wait; -EIO, and a line in the log,
- * when it stays so. -EINTR as the drain's waits.
+ * when it stays so. -EINTR as the drain's waits; -ERESTART when the call can
+ * be put off instead (interrupt.h).
  */
 int shared_open_file(struct shared *s, const struct shared_caller *c,
 		     uint64_t id, int flags, const struct names_new *n,

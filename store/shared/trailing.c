@@ -156,32 +156,55 @@ static int look_again(struct shared *s, struct node *n, int *fd,
 	return rc;
 }
 
+/* Ask once for each file that it turns out to be. */
+static void ask_once(struct shared *s, struct put_off *p,
+		     const struct trailer *t)
+{
+	uint64_t what = t->number;
+
+	for (const char *c = t->uuid; *c; c++)
+		what = what * 31 + (unsigned char)*c;
+	if (t->node[0] && p->asked != what)
+		ask_for(s, t);
+	p->asked = t->node[0] ? what : p->asked;
+}
+
+/* Its next pause is longer than the last. */
+static struct timespec pause_of(struct put_off *p)
+{
+	if (p->pause_ns == 0)
+		p->pause_ns = WAIT_FIRST_NS;
+	else if (p->pause_ns < WAIT_MOST_NS)
+		p->pause_ns *= 2;
+	return io_timespec(p->pause_ns);
+}
+
 int pending_wait(struct shared *s, struct node *n, int *fd)
 {
-	int64_t end_ns = mono_ns() + (int64_t)s->pending_wait_s * 1000000000;
-	int64_t pause_ns = WAIT_FIRST_NS;
-	struct trailer t = { 0 }, asked = { 0 };
+	int64_t most_ns = (int64_t)s->pending_wait_s * 1000000000;
+	struct put_off here = { 0 }, *off = put_off_of_thread();
+	struct put_off *p = off ? off : &here;
+	struct trailer t = { 0 };
 	char path[4096];
 	int rc;
 
+	if (p->since_ns == 0)
+		p->since_ns = mono_ns();
 	for (;;) {
-		struct timespec pause = io_timespec(pause_ns);
+		struct timespec pause;
 
 		rc = look_again(s, n, fd, &t);
 		if (rc <= 0)
 			break;
 		if (interrupt_is_due())
 			return -EINTR;
-		if (mono_ns() >= end_ns)
+		if (mono_ns() - p->since_ns >= most_ns)
 			break;
-		if (t.node[0] && (t.number != asked.number ||
-				  strcmp(t.uuid, asked.uuid) != 0)) {
-			ask_for(s, &t);
-			asked = t;
-		}
+		ask_once(s, p, &t);
+		pause = pause_of(p);
+		if (off)
+			return -ERESTART;
 		(void)nanosleep(&pause, NULL);
-		if (pause_ns < WAIT_MOST_NS)
-			pause_ns *= 2;
 	}
 	if (rc == 0)
 		return 0;

@@ -486,6 +486,13 @@ bool interrupt_is_due(void)
 	return i && atomic_load(&i->signalled) && i->ends(i);
 }
 
+struct put_off *put_off_of_thread(void)
+{
+	const struct interrupt *i = interrupt_of_thread();
+
+	return i ? i->put_off : NULL;
+}
+
 unsigned sim_self(void)
 {
 	return sim.self ? sim.self->id : 0;
