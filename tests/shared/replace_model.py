@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Who replaces a name of the shared directory last: the rule, in all orders.
 
-Several nodes replace, or remove, one NAME. Each of their calls is a few calls of
-the cluster file system, and each of those is one step here. All orders of steps
-are walked, with a node that is forgotten between any two of them, or, since a
-step may be as late as it likes, dies, comes back and goes on.
+Several nodes replace, remove or make one NAME. Each of their calls is a few calls
+of the cluster file system, and each of those is one step here. All orders of
+steps are walked, with a node that between any two of them is forgotten, or
+starts again without what it had in memory; a step may be as late as it likes.
 
 A file that is to replace NAME is a ticket, G.NODE.N, in a folder that NAME has
 for them; N tells those of one node apart.
@@ -17,12 +17,18 @@ for them; N tells those of one node apart.
             overtaken, and is over. Then list, settle with all lower ones, and
             rename it over NAME
   remove    list the tickets; when there are none, unlink NAME. Else make one that
-            is taken from the first, settle with all lower ones, unlink NAME, and
+            is taken from the first, settle with those listed, unlink NAME, and
             remove the ticket; the call returns
+  make      make NAME, which must not be there; list the tickets; then look
+            whether NAME is still that file. When there are tickets, or it is
+            not, become one, too, settle with them, and be completed as above
   settle    revoke a ticket: rename it away. One that was taken has its place
             soon: wait for that
-  forget    what the dead node had taken is completed for it, and a removal, too;
-            its other tickets go
+  start     what was taken goes on, from the list. If it is not there any more,
+            it has its place: nothing is settled. A removal may come twice: who
+            made the name since waits for it, and has a ticket
+  forget    what the dead node had taken is completed for it as if it started, by
+            one who does nothing else; its other tickets go
 
 So a rename over NAME never fails because another node was quicker: ceph-fuse
 16.2.15 hangs for ever in each later look-up of the destination of one that did.
@@ -32,7 +38,11 @@ those of one that had returned before that call began; no rename over NAME fails
 somebody can go on. At the end: nothing is pending, and NAME is what a call left
 that no later call follows, but for those of a forgotten node.
 
-  replace_model.py CALLS...      one word a node, of R (replace) and U (remove)
+Not walked: a dead node that goes on while another one completes for it, and
+lists that are not of one moment (README.md).
+
+  replace_model.py CALLS...      a word for each node, of R (replace), U (remove)
+                                 and C (make)
   replace_model.py --self-check  the rule holds, and each way of breaking it that
                                  is named here is found
 
@@ -49,14 +59,20 @@ BROKEN = {
     "kept": "who completes leaves the lower ones",
     "bare": "a removal has no ticket",
     "hasty": "a call revokes those that it finds",
+    "trusting": "who starts again does not look for his ticket",
+    "plain": "who makes the name does not look for tickets",
+    "unchecked": "who makes the name does not look whether it is still his",
 }
-SCENES = (("RR", "RU"), ("RU", "UR"), ("R", "R", "U"), ("R", "R", "R"))
+EVENTS = ("", "forgotten", "starts again")  # once, between any two steps
+SCENES = (("RR", "RU"), ("RU", "UR"), ("RU", "C"), ("R", "UC"),
+          ("R", "R", "U"), ("R", "R", "R"))
 
 
 class Ticket(NamedTuple):
     g: int
     node: int
     op: int  # the call that made it
+    removes: bool = False
 
 
 class Node(NamedTuple):
@@ -66,6 +82,7 @@ class Node(NamedTuple):
     seen: tuple = ()  # of the call: tickets that it found
     took: Ticket = None  # it is being completed; of a removal, too
     lower: tuple = None  # tickets to settle with first; None: not listed yet
+    placed: bool = False  # and it knows that it has its place
     forgotten: bool = False
 
 
@@ -76,7 +93,8 @@ class State(NamedTuple):
     held: int = 0  # the call whose bytes NAME has; removed: minus the call
     returned: frozenset = frozenset()
     before: tuple = ()  # what had returned when the call at this place began
-    lost: frozenset = frozenset()  # what a forgotten node had, and never came
+    lost: frozenset = frozenset()  # calls that need not have left anything
+    eventful: bool = False  # a node was forgotten, or has started again
 
 
 class Wrong(Exception):
@@ -90,7 +108,8 @@ def is_later(s, op, than):
 
 def left_by(s, op, **what):
     """NAME has the bytes of this call now, or is removed by it."""
-    if is_later(s, s.held, op):
+    ended = s.held < 0 or s.held in s.returned
+    if ended and is_later(s, s.held, op):
         raise Wrong(f"call {op} is over call {s.held}, which is later")
     return s._replace(held=op, **what)
 
@@ -119,14 +138,48 @@ class Rule:
     def begin(self, s, i, n):
         seen = tuple(sorted(s.tickets | s.taken))
         bare = not seen or self.broken == "bare"
-        step = "make" if n.calls[0] == "R" else "unlink" if bare else "mark"
+        step = {"R": "make", "C": "create",
+                "U": "unlink" if bare else "mark"}[n.calls[0]]
         return with_node(s, i, n._replace(
             step=step, op=len(s.before) + 1, seen=seen),
             before=s.before + (s.returned,))
 
-    def ticket(self, i, n):
+    def ticket(self, i, n, removes=False):
         highest = max((t.g for t in n.seen), default=0)
-        return Ticket(1 if self.broken == "flat" else highest + 1, i, n.op)
+        return Ticket(1 if self.broken == "flat" else highest + 1, i, n.op,
+                      removes)
+
+    def create(self, s, i, n):
+        if s.held >= 0:  # it is there
+            return returns(s, i, lost=s.lost | {n.op})
+        before = list(s.before)  # it has seen that NAME was removed
+        before[n.op - 1] |= {abs(s.held)}
+        s = left_by(s._replace(before=tuple(before)), n.op)
+        if self.broken == "plain":
+            return returns(s, i)
+        return with_node(s, i, n._replace(step="look"))
+
+    def look(self, s, i, n):
+        seen = tuple(sorted(s.tickets | s.taken))
+        return with_node(s, i, n._replace(
+            step="join" if seen else "check", seen=seen))
+
+    def check(self, s, i, n):
+        if s.held == n.op or self.broken == "unchecked":
+            return returns(s, i)
+        return with_node(s, i, n._replace(step="join"))
+
+    def join(self, s, i, n):
+        return with_node(s, i, n._replace(step="revoke"),
+                         tickets=s.tickets | {self.ticket(i, n)})
+
+    def revoke(self, s, i, n):
+        if not n.seen:
+            return returns(s, i)
+        if n.seen[0] in s.taken:
+            return None
+        return with_node(s, i, n._replace(seen=n.seen[1:]),
+                         tickets=s.tickets - {n.seen[0]})
 
     def make(self, s, i, n):
         made = s.tickets | {self.ticket(i, n)}
@@ -138,7 +191,7 @@ class Rule:
         """A removal's ticket; this node completes nothing else meanwhile."""
         if n.took:
             return None
-        mark = self.ticket(i, n)
+        mark = self.ticket(i, n, True)
         return with_node(s, i, n._replace(
             step="wait", took=mark, lower=n.seen), taken=s.taken | {mark})
 
@@ -156,31 +209,43 @@ class Rule:
         return with_node(s, i, n._replace(lower=n.lower[1:]),
                          tickets=s.tickets - {t})
 
+    def remove(self, s, i, n):
+        """NAME goes, and then the removal's ticket."""
+        if not n.placed:
+            return with_node(left_by(s, -n.took.op), i, n._replace(placed=True))
+        return with_node(s, i, n._replace(took=None, lower=None, placed=False),
+                         taken=s.taken - {n.took})
+
     def place(self, s, i, n):
-        """Rename it over NAME; or NAME goes, and then the removal's ticket."""
+        """Rename it over NAME; and then it is known that it came."""
         t = n.took
-        if t.op == n.op:  # a call that has not returned: a removal
-            if t.op != abs(s.held):
-                return left_by(s, -t.op)
-        elif t not in (s.tickets if self.broken == "direct" else s.taken):
+        if n.placed:
+            return with_node(s, i, n._replace(
+                took=None, lower=None, placed=False))
+        if t not in (s.tickets if self.broken == "direct" else s.taken):
             raise Wrong("a rename over NAME fails")
-        else:
-            s = left_by(s, t.op)
-        return with_node(s, i, n._replace(took=None, lower=None),
+        return with_node(left_by(s, t.op), i, n._replace(placed=True),
                          tickets=s.tickets - {t}, taken=s.taken - {t})
+
+    def lists(self, s, i, n):
+        """What is to be settled with, if it has not its place already."""
+        found = s.tickets | s.taken
+        if n.took not in found and self.broken not in ("trusting", "direct"):
+            return with_node(s, i, n._replace(took=None))
+        lower = tuple(sorted(t for t in found if t < n.took))
+        return with_node(s, i, n._replace(
+            lower=() if self.broken == "kept" else lower))
 
     def complete(self, s, i, n):
         """The next steps of what is completed, or could be."""
         if n.took and n.lower is None:
-            found = s.tickets | s.taken
-            lower = tuple(sorted(t for t in found if t < n.took))
-            if self.broken == "kept":
-                lower = ()
-            yield "lists", with_node(s, i, n._replace(lower=lower))
+            yield "lists", self.lists(s, i, n)
         elif n.took:
-            after = (self.settle if n.lower else self.place)(s, i, n)
+            what = "settle" if n.lower else \
+                "remove" if n.took.removes else "place"
+            after = getattr(self, what)(s, i, n)
             if after:
-                yield "settles" if n.lower else "places", after
+                yield what + "s", after
         elif not n.forgotten:
             for t in s.tickets:
                 if t.node == i and t.op in s.returned:
@@ -193,13 +258,22 @@ class Rule:
                          taken=s.taken | {t})
 
     def forget(self, s, i, n):
-        """What was taken goes on; whether a removal returns is not known."""
+        """Who completes for it knows what is listed."""
         mine = {t for t in s.tickets if t.node == i}
-        return with_node(s, i, n._replace(forgotten=True),
-                         tickets=s.tickets - mine,
-                         lost=s.lost | {t.op for t in mine} | {n.op})
+        return with_node(s, i, n._replace(
+            forgotten=True, lower=None, placed=False), eventful=True,
+            tickets=s.tickets - mine,
+            lost=s.lost | {t.op for t in mine} | {n.op})
 
-    def steps(self, s, may_forget):
+    def start(self, s, i, n):
+        """The call that runs never returns; a ticket that it has made goes."""
+        mine = {t for t in s.tickets if n.op and t.op == n.op}
+        return with_node(s, i, n._replace(
+            calls=n.calls[1:] if n.op else n.calls, step="", op=0, seen=(),
+            lower=None, placed=False), eventful=True,
+            tickets=s.tickets - mine, lost=s.lost | {n.op})
+
+    def steps(self, s, event):
         for i, n in enumerate(s.nodes):
             for what, after in self.complete(s, i, n):
                 yield f"{i} {what}", after
@@ -209,8 +283,10 @@ class Rule:
                 after = self.call(s, i, n)
                 if after:
                     yield f"{i} {n.step or 'begins'} {n.calls[0]}", after
-            if may_forget and not any(m.forgotten for m in s.nodes):
-                yield f"{i} is forgotten", self.forget(s, i, n)
+            if event and not s.eventful:
+                yield f"{i} {event}", (
+                    self.forget if event == "forgotten" else self.start)(
+                        s, i, n)
 
 
 def check_end(s):
@@ -224,7 +300,7 @@ def check_end(s):
             raise Wrong(f"call {s.held} is left, and call {op} is later")
 
 
-def walk(calls, may_forget, broken=""):
+def walk(calls, event, broken=""):
     """How many states there are; Wrong has what is wrong, and the way to it."""
     rule = Rule(broken)
     first = State(tuple(Node(c) for c in calls))
@@ -233,8 +309,8 @@ def walk(calls, may_forget, broken=""):
         s = queue.popleft()
         try:
             ends = True
-            for name, after in rule.steps(s, may_forget):
-                ends = ends and name.endswith("forgotten")
+            for name, after in rule.steps(s, event):
+                ends = ends and name.endswith(EVENTS[1:])
                 if after not in came:
                     came[after] = (s, name)
                     queue.append(after)
@@ -250,16 +326,16 @@ def walk(calls, may_forget, broken=""):
 
 
 def count_states(calls):
-    count = sum(walk(calls, may_forget) for may_forget in (False, True))
+    count = sum(walk(calls, event) for event in EVENTS)
     print(f"{' '.join(calls)}: {count} states, nothing is wrong", flush=True)
 
 
 def find(broken):
     """What breaking the rule in this way leads to; None: to nothing wrong."""
     for calls in SCENES:
-        for may_forget in (False, True):
+        for event in EVENTS:
             try:
-                walk(calls, may_forget, broken)
+                walk(calls, event, broken)
             except Wrong as e:
                 return e
     return None
@@ -277,7 +353,7 @@ def self_check():
 
 def main():
     calls = sys.argv[1:]
-    if calls != ["--self-check"] and (not calls or "".join(calls).strip("RU")):
+    if calls != ["--self-check"] and (not calls or "".join(calls).strip("RUC")):
         print(__doc__)
         return 0 if calls == ["--help"] else 2
     try:
