@@ -37,8 +37,8 @@ void caller_find(struct callers *c, pid_t pid, struct writer *ret,
 		 bool *ret_scheduler);
 
 /*
- * Has the thread pid, whose call may be interrupted, a signal that is to end what
- * it does? That is one that nobody catches and that kills it, or SIGINT or
+ * Has the thread pid, whose call may be interrupted, a signal that is to end
+ * what it does? That is one that nobody catches and that kills it, or SIGINT or
  * SIGQUIT, which come from somebody who is tired of waiting. When that cannot
  * be known: was the kernel heard to say that it was interrupted?
  */

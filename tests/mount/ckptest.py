@@ -196,6 +196,24 @@ def skip(why):
     raise Skip(why)
 
 
+def in_pid_namespace(m, own_proc):
+    """From its next start on m's daemon is in a pid namespace of its own, with
+    our /proc, or with its own one. Skipped where there can be none."""
+    ns = [tool("unshare"), "-pfm", "--kill-child", "--propagation",
+          "unchanged"]
+    if subprocess.run(ns + ["true"], check=False,
+                      capture_output=True).returncode:
+        skip("no new pid namespace can be made")
+    if "argv" not in vars(m):
+        # What it mounts in its own mount namespace is to be seen here.
+        sh("mount", "--bind", m.base, m.base)
+        sh("mount", "--make-shared", m.base)
+    first = "mount --make-private /proc && mount -t proc proc /proc && "
+    m.argv = lambda *options: ns + [
+        "sh", "-c", (first if own_proc else "") + 'exec "$@"', "sh",
+        *type(m).argv(m, *options)]
+
+
 def sh(*argv, cwd=None, code=0):
     """Run a program; its exit code must be the one given. Its output."""
     done = subprocess.run(argv, cwd=cwd, stdout=subprocess.PIPE,

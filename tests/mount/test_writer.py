@@ -198,28 +198,16 @@ def a_process_of_another_pid_namespace_is_no_other_one(m):
 
 @ck.mounted(start=False)
 def a_process_outside_the_daemons_pid_namespace_is_nobody(m):
-    ns = [ck.tool("unshare"), "-pfm", "--kill-child", "--propagation",
-          "unchanged"]
-    if subprocess.run(ns + ["true"], check=False,
-                      capture_output=True).returncode:
-        ck.skip("no new pid namespace can be made")
-    # What the daemon mounts in its own mount namespace is to be seen here.
-    ck.sh("mount", "--bind", m.base, m.base)
-    ck.sh("mount", "--make-shared", m.base)
-    plain = m.argv
     # Its /proc is ours, where its numbers are those of other processes; then
     # it has its own, and the kernel has no number for us.
-    for first in ("", "mount --make-private /proc && "
-                  "mount -t proc proc /proc && "):
-        m.argv = lambda *options, first=first: ns + [
-            "sh", "-c", first + 'exec "$@"', "sh", *plain(*options)]
+    for own_proc in (False, True):
+        ck.in_pid_namespace(m, own_proc)
         m.start()
         save(m.path("f"), RANK="3")
         is_writer(m.path("f"), UNKNOWN)
         save(m.path("__2_0.distcp"), RANK="3")
         is_writer(m.path("__2_0.distcp"), known(2))
         m.unmount()
-    m.argv = plain
     m.fsck()
 
 

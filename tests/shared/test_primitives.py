@@ -10,13 +10,11 @@ What a client may see late, since it remembers attributes for a while, is waited
 for; names must be seen at once.
 """
 import errno
-import mmap
 import os
 import stat
-import time
 
 import nodes
-from nodes import KIB, MIB, ck, content, race, shared, within
+from nodes import KIB, MIB, ck, content, race, shared, start_line, within
 from ckptest import get, put, same
 
 OWN = "nodes/a/own"
@@ -68,15 +66,13 @@ def no_error(fn, *args):
 def both(of_a, of_b, count=NAMES):
     """Each client does its calls, each with the other's at the same moment;
     who came in time."""
-    board = mmap.mmap(-1, 4096)
+    starts = [start_line(2) for _ in range(count)]
 
     def work(who, calls):
         def run():
             won = []
-            for i, call in enumerate(calls):
-                board[2 * i + who] = 1
-                while not board[2 * i + 1 - who]:
-                    time.sleep(0)
+            for start, call in zip(starts, calls):
+                start(who)
                 won.append(no_error(*call))
             return won
         return run

@@ -4,7 +4,6 @@ import ctypes
 import errno
 import os
 import signal
-import subprocess
 import sys
 import threading
 
@@ -163,18 +162,7 @@ def each_wait_ends_in_its_time_and_says_whose_file_it_is(c):
 @shared(options=nodes.HELD, start=False, engines=("dir",))
 def who_cannot_be_looked_at_waits_as_well(c):
     """The daemon has a /proc of its own, and the kernel no number for him."""
-    ns = [ck.tool("unshare"), "-pfm", "--kill-child", "--propagation",
-          "unchanged"]
-    if subprocess.run(ns + ["true"], check=False,
-                      capture_output=True).returncode:
-        ck.skip("no new pid namespace can be made")
-    # What the daemon mounts in its own mount namespace is to be seen here.
-    ck.sh("mount", "--bind", c.b.base, c.b.base)
-    ck.sh("mount", "--make-shared", c.b.base)
-    plain = c.b.argv
-    c.b.argv = lambda *options: ns + [
-        "sh", "-c", "mount --make-private /proc && mount -t proc proc /proc "
-        '&& exec "$@"', "sh", *plain(*options)]
+    ck.in_pid_namespace(c.b, own_proc=True)
     fd = held_by_a(c, "f", b"bytes")
     name = os.fsencode(c.b.path("f"))
 
