@@ -25,6 +25,7 @@
 
 struct forget {
 	const char *dir, *node;
+	int homefd;
 	bool yes;
 	cJSON *json, *list; /* NULL: for people */
 	uint64_t files, bytes, removed, unread, bare;
@@ -67,11 +68,13 @@ static int on_pending(void *arg, const struct pending_file *p)
 	struct forget *f = arg;
 	bool removed = false;
 
-	if (p->is != PENDING_TOLD) {
+	/* A power cut may have taken its trailer, and not its link. */
+	if (p->is != PENDING_TOLD &&
+	    !shared_node_owns(f->homefd, f->node, p->st.st_ino)) {
 		f->bare++;
 		return 0;
 	}
-	if (strcmp(p->trailer.node, f->node) != 0)
+	if (p->is == PENDING_TOLD && strcmp(p->trailer.node, f->node) != 0)
 		return 0;
 	f->files++;
 	f->bytes += p->trailer.size_bytes;
@@ -220,6 +223,7 @@ static int forget(struct forget *f)
 		rc = watch(f, l.homefd);
 	if (rc != CTL_FINE)
 		return rc;
+	f->homefd = l.homefd;
 	rc = pending_walk(l.dirfd, &walk);
 	if (rc < 0)
 		return ctl_shared_failed(f->dir, "look for its files", rc);

@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -95,4 +96,14 @@ int dir_rename(int dirfd, const char *from, const char *to)
 	if (renameat(dirfd, from, dirfd, to) < 0 || fsync(dirfd) < 0)
 		return -errno;
 	return 0;
+}
+
+int dir_link(int fd, int dirfd, const char *name)
+{
+	char path[32];
+
+	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return linkat(AT_FDCWD, path, dirfd, name, AT_SYMLINK_FOLLOW) < 0
+		       ? -errno
+		       : 0;
 }

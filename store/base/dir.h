@@ -37,6 +37,12 @@ ssize_t dir_read_text(int dirfd, const char *name, char *ret, size_t size);
 /* The file holds just these bytes; durable, with its name, when it is 0. */
 int dir_write_text(int dirfd, const char *name, const char *text, size_t len);
 
+/*
+ * The file of fd, which may be O_PATH, gets one more name in dirfd; -EEXIST, or
+ * -ENOENT when it has none. Another process may rename it meanwhile.
+ */
+int dir_link(int fd, int dirfd, const char *name);
+
 /* It gets another name, durably, in the place of what had that. */
 int dir_rename(int dirfd, const char *from, const char *to);
 

@@ -353,17 +353,29 @@ static int take_store(struct opening *o)
 	return 0;
 }
 
-static int open_wanted(const struct opening *o)
+/* In nodes/NODE, and nobody else's. */
+static int open_part(const struct opening *o, const char *name, int *ret_fd)
 {
-	SCOPED(scope_close) int fd = -1;
 	char shown[SHOWN_BYTES];
 
 	(void)snprintf(shown, sizeof(shown),
-		       SHARED_HOME "/" SHARED_NODES_DIR
-				   "/%s/" SHARED_WANTED_DIR,
-		       o->node);
-	return home_make_part(&o->why, o->home->nodefd, SHARED_WANTED_DIR,
-			      shown, OWN_MODE, &fd);
+		       SHARED_HOME "/" SHARED_NODES_DIR "/%s/%s", o->node,
+		       name);
+	return home_make_part(&o->why, o->home->nodefd, name, shown, OWN_MODE,
+			      ret_fd);
+}
+
+static int open_parts(const struct opening *o)
+{
+	SCOPED(scope_close) int wantedfd = -1;
+	struct shared_home *h = o->home;
+	int rc = open_part(o, SHARED_WANTED_DIR, &wantedfd);
+
+	if (rc == 0)
+		rc = open_part(o, SHARED_OWN_DIR, &h->ownfd);
+	if (rc == 0)
+		rc = open_own(o, SHARED_NEW_DIR, OWN_MODE, &h->newfd);
+	return rc;
 }
 
 int shared_home_open(const char *dir, const char *node, const char *store_uuid,
@@ -400,11 +412,9 @@ int shared_home_open(const char *dir, const char *node, const char *store_uuid,
 	if (rc == 0)
 		rc = take_store(&o);
 	if (rc == 0)
-		rc = open_wanted(&o);
+		rc = open_parts(&o);
 	if (rc == 0)
-		rc = open_own(&o, SHARED_NEW_DIR, OWN_MODE, &h.newfd);
-	if (rc == 0)
-		rc = home_probe(&o.why, h.newfd, &h.has_links);
+		rc = home_probe(&o.why, h.newfd);
 	if (rc < 0)
 		return rc;
 	*ret = h;
@@ -415,6 +425,7 @@ int shared_home_open(const char *dir, const char *node, const char *store_uuid,
 void shared_home_release(struct shared_home *h)
 {
 	scope_close(&h->newfd);
+	scope_close(&h->ownfd);
 	scope_close(&h->nodefd);
 	scope_close(&h->homefd);
 	scope_close(&h->dirfd);

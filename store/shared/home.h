@@ -22,13 +22,13 @@ struct shared_home {
 	int homefd; /* DIR/.ckptfs */
 	int newfd; /* DIR/.ckptfs/new/NAME */
 	int nodefd; /* DIR/.ckptfs/nodes/NAME */
+	int ownfd; /* DIR/.ckptfs/nodes/NAME/own */
 	int lockfd; /* whoever has it is this node */
 	bool is_unlocked; /* a daemon of this node that died still has it */
 	char uuid[LAYOUT_UUID_BYTES]; /* of the shared tree */
 	char node[SHARED_NODE_MAX + 1];
 	dev_t dev; /* of DIR/.ckptfs, which is not shown */
 	ino_t ino;
-	bool has_links; /* DIR knows hard links */
 	int64_t since_ns; /* the wall clock when it was opened */
 };
 #define SHARED_HOME_NONE                     \
@@ -36,6 +36,7 @@ struct shared_home {
 			       .homefd = -1, \
 			       .newfd = -1,  \
 			       .nodefd = -1, \
+			       .ownfd = -1,  \
 			       .lockfd = -1 })
 
 /*

@@ -38,6 +38,6 @@ int home_make_part(const struct home_why *w, int at, const char *name,
 int home_refuse_format(const struct home_why *w, int rc, unsigned number);
 
 /* Can it do all that is needed? newfd: new/NAME, which is ours alone. */
-int home_probe(const struct home_why *w, int newfd, bool *ret_has_links);
+int home_probe(const struct home_why *w, int newfd);
 
 #endif

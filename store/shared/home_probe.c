@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "store/base/dir.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
 #include "store/shared/home.h"
@@ -187,11 +188,15 @@ static int probe_rename(struct probe *p)
 	return 0;
 }
 
-/* Only remembered: link(2) below the mount says what DIR says. */
-static bool probe_links(struct probe *p)
+/* By its descriptor, as own/ gets its names; and of no permissions. */
+static int probe_link(struct probe *p)
 {
-	return linkat(p->dirfd, PROBE_OTHER, p->dirfd, PROBE, 0) == 0 &&
-	       look(p) && p->st.st_nlink == 2;
+	const char *need = "give a file a second name (hard links)";
+	int rc = dir_link(p->fd, p->dirfd, PROBE);
+
+	if (rc < 0 || !look(p))
+		return lacks(p, rc < 0 ? rc : -errno, need);
+	return p->st.st_nlink == 2 ? 0 : lacks(p, 0, need);
 }
 
 static int probe_remove(struct probe *p)
@@ -203,26 +208,19 @@ static int probe_remove(struct probe *p)
 	return 0;
 }
 
-int home_probe(const struct home_why *w, int newfd, bool *ret_has_links)
+int home_probe(const struct home_why *w, int newfd)
 {
 	static int (*const steps[])(struct probe * p) = {
-		probe_create, probe_mode,  probe_owner,
-		probe_bytes,  probe_times, probe_rename,
+		probe_create, probe_mode,   probe_owner, probe_bytes,
+		probe_times,  probe_rename, probe_link,  probe_remove,
 	};
 	struct probe p = { .why = w, .dirfd = newfd, .fd = -1 };
-	bool has_links = false;
 	int rc = 0;
 
 	clear(&p);
 	for (size_t n = 0; rc == 0 && n < sizeof(steps) / sizeof(*steps); n++)
 		rc = steps[n](&p);
-	if (rc == 0)
-		has_links = probe_links(&p);
-	if (rc == 0)
-		rc = probe_remove(&p);
 	clear(&p);
 	scope_close(&p.fd);
-	if (rc == 0)
-		*ret_has_links = has_links;
 	return rc;
 }

@@ -7,6 +7,7 @@
  * gone after a power cut, and its pending file in DIR has to go as well.
  *
  *   M shared.uuid            the UUID of DIR
+ *   M shared.own             all that is pending has its link: own.c
  *   M shared.file.N          of local file N: see encode()
  *   M shared.place.N         its place in the order of closes, put by the
  *                            committer into the batch that makes it durable
@@ -227,12 +228,16 @@ static void unlink_local(struct shared *s, struct inode *in)
 
 void local_drop(struct shared *s, struct node *n)
 {
+	ino_t owned = 0;
+
 	{
 		HOLD(&s->lock);
 		if (n->state == NODE_GONE || n->state == NODE_OF_DIR)
 			return;
 		if (n->state == NODE_KEPT)
 			queue_unkeep_locked(s, n, NODE_GONE);
+		else
+			owned = n->engine;
 		node_forget_local_locked(s, n);
 		while (n->saving) /* or its record would come back */
 			cond_wait(&s->moved, &s->lock);
@@ -242,6 +247,43 @@ void local_drop(struct shared *s, struct node *n)
 		log_warning("local file %" PRIu64 ": its record stays, and "
 			    "goes with the next mount",
 			    n->id);
+	if (owned)
+		own_unlink(s, owned);
+}
+
+/* Of one that is pending its link in own/ is counted, too. */
+static int names_left(struct shared *s, struct node *n, const struct stat *sb,
+		      nlink_t *ret)
+{
+	SCOPED(scope_close) int fd = -1;
+	int rc;
+
+	if (node_state(s, n) == NODE_KEPT) {
+		*ret = sb->st_nlink > 0 ? sb->st_nlink - 1 : 0;
+		return 0;
+	}
+	rc = node_fd(s, n, &fd);
+	return rc < 0 ? rc : own_count_names(fd, ret);
+}
+
+void local_name_removed(struct shared *s, struct node *n, const struct stat *sb)
+{
+	nlink_t left = 0;
+	int rc = names_left(s, n, sb, &left);
+
+	/* Its upload sees what is to become of it. */
+	if (rc < 0 && rc != -ESTALE)
+		return;
+	/*
+	 * It may have become whole since, and its link have gone: then too few
+	 * are counted, and what goes is a copy of what DIR has.
+	 */
+	if (left == 0) {
+		local_drop(s, n);
+		return;
+	}
+	HOLD(&s->lock);
+	n->links = left;
 }
 
 struct node *local_at(struct shared *s, struct node *parent, const char *name,

@@ -2,11 +2,11 @@
  * local_load.c - what the last daemon left: local files and their records, and
  * where their files in DIR are now.
  *
- * A daemon dies between a call to DIR and its record, or before the next one.
- * So a pending file is looked for at its name, in new/, and then everywhere, by
- * its trailer; and one that is not pending any more is complete, or somebody
- * else has changed it (upload.c asks). A file that was made and never durable
- * has no inode after a power cut: what DIR has of it goes, too.
+ * A daemon dies between a call to DIR and its record, or before the next one. A
+ * pending file is found by its link in own/ (own.c), wherever it was moved; and
+ * one that is not pending any more is complete, or somebody else has changed it
+ * (upload.c asks). A file that was made and never durable has no inode after a
+ * power cut: what DIR has of it goes, too.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -20,15 +20,6 @@
 #include "store/base/scope.h"
 #include "store/shared/shared_private.h"
 #include "store/shared/walk.h"
-
-/* So often one that the store does not know is looked at before that is said.
- */
-#define UNKNOWN_LOOKS 4
-/*
- * For so long searches of all of DIR have to find nothing of a file before it
- * is given up: longer than clients of DIR remember a listing (NFS: a minute).
- */
-#define MISSED_NS (INT64_C(90) * 1000000000)
 
 /* The node of a folder, by its path below DIR. A reference. */
 static int find_dir(struct shared *s, char *path, struct node **ret)
@@ -60,317 +51,205 @@ static int find_dir(struct shared *s, char *path, struct node **ret)
 	return 0;
 }
 
-/* What was to be made in DIR when its bytes were lost: nobody has them. */
-static void remove_lost(struct shared *s, uint64_t ino,
-			const struct local_record *r, struct node *parent)
+static bool is_not_there(int rc)
+{
+	return rc == -ENOENT || rc == -ENOTDIR || rc == -ESTALE;
+}
+
+/*
+ * Is it the one that was being made here? Without a link, and a trailer, it is
+ * of a create that has not returned: ours, or another node's, which sees that
+ * it is gone, and fails. 1, 0 or -errno.
+ */
+static int is_lost(struct shared *s, uint64_t ino, int fd,
+		   const struct stat *sb)
+{
+	struct trailer t;
+	int rc;
+
+	if (!pending_is(s, sb))
+		return 0;
+	rc = pending_read(fd, &t);
+	if (rc == 0)
+		return t.number == ino && strcmp(t.uuid, s->st->uuid) == 0;
+	return rc == -ENODATA ? sb->st_nlink == 1 : rc == -EUCLEAN ? 0 : rc;
+}
+
+static int remove_lost_at(struct shared *s, uint64_t ino, struct node *parent,
+			  const struct local_record *r)
 {
 	SCOPED(scope_close) int dirfd = -1, fd = -1;
-	struct trailer t;
-	char name[64];
+	struct stat sb;
+	int rc = node_fd(s, parent, &dirfd);
 
-	if (r->flags & LOCAL_REPLACES) {
-		(void)snprintf(name, sizeof(name), "%016" PRIx64, r->new_id);
-		(void)unlinkat(s->home.newfd, name, 0);
-		return;
-	}
-	if (!parent || node_fd(s, parent, &dirfd) < 0)
-		return;
+	if (rc < 0)
+		return rc;
 	fd = openat(dirfd, r->name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-	if (fd < 0 || pending_read(fd, &t) < 0 || t.number != ino ||
-	    strcmp(t.uuid, s->st->uuid) != 0)
-		return;
-	if (unlinkat(dirfd, r->name, 0) == 0)
+	if (fd < 0 || fstat(fd, &sb) < 0)
+		return -errno;
+	rc = is_lost(s, ino, fd, &sb);
+	if (rc > 0)
+		rc = own_take_away(s, dirfd, r->name, sb.st_ino);
+	else
+		return rc;
+	if (rc == 0)
 		log_warning("%s/%s/%s was made and was never durable: it is "
 			    "gone, as after a power cut",
 			    s->dir, r->dir, r->name);
+	return rc;
 }
 
-/* Is the file in DIR, of which the record does not know the number, ours? */
-static void adopt_engine(struct shared *s, struct node *n)
+/* What was to be made in DIR when its bytes were lost: nobody has them. */
+static int remove_lost(struct shared *s, uint64_t ino,
+		       const struct local_record *r, struct node *parent)
 {
-	SCOPED(node_use_end) struct node_use parent = { .s = s };
-	SCOPED(scope_close) int dirfd = -1, fd = -1;
-	struct trailer t;
-	struct stat sb;
-	char name[STORE_NAME_MAX + 1];
+	char name[64];
+	int rc = 0;
 
-	{
-		HOLD(&s->lock);
-		if (n->replaces)
-			node_new_name(n, name);
-		else
-			(void)snprintf(name, sizeof(name), "%s", n->name);
-		parent.n = node_ref_locked(n->parent);
-	}
-	if (!n->replaces && node_fd(s, parent.n, &dirfd) < 0)
-		return;
-	fd = openat(n->replaces ? s->home.newfd : dirfd, name,
-		    O_PATH | O_NOFOLLOW | O_CLOEXEC);
-	if (fd < 0 || fstat(fd, &sb) < 0 || !pending_is(s, &sb))
-		return;
-	if (pending_read(fd, &t) == 0 &&
-	    (t.number != n->id || strcmp(t.uuid, s->st->uuid) != 0))
-		return;
-	{
-		HOLD(&s->lock);
-		node_engine_locked(s, n, sb.st_ino);
-	}
-	node_keep_fd(s, n, fd);
+	(void)snprintf(name, sizeof(name), "%016" PRIx64, r->new_id);
+	if (!(r->flags & LOCAL_REPLACES))
+		rc = parent ? remove_lost_at(s, ino, parent, r) : 0;
+	else if (unlinkat(s->home.newfd, name, 0) < 0)
+		rc = -errno;
+	return is_not_there(rc) ? 0 : rc;
 }
 
 /* --- pending files that are not where they were ----------------------------
  */
 
-/*
- * A pending file of this store that it knows nothing of. When the last mount
- * ended by itself that cannot be, and it stays; as does one whose bytes are
- * here after all, such as in a store whose database was made anew. But after a
- * power cut the number may be that of another file, which is where it should
- * be.
- */
-static void remove_unknown(struct shared *s, int dirfd, const char *path,
-			   const char *name, const struct stat *sb,
-			   const struct trailer *t, bool is_used_again)
-{
-	struct stat now;
-	struct attr a;
+struct search {
+	struct shared *s;
+	bool failed; /* it could not look everywhere */
+};
 
-	if (!s->unclean ||
-	    (!is_used_again &&
-	     inode_attr_of(s->st->inodes, t->number, &a) == 0 && a.nlink > 0)) {
-		/* Another file may get the number just now: the next searches.
-		 */
-		if (s->unclean && s->unknown_looks < UNKNOWN_LOOKS) {
-			s->unknown_looks++;
-			s->walk_failed = true;
-		} else {
-			log_error("%s/%s is pending, of this node, and the "
-				  "store does not know it as such; it stays as "
-				  "it is",
-				  s->dir, path);
-		}
-		return;
-	}
-	if (fstatat(dirfd, name, &now, AT_SYMLINK_NOFOLLOW) < 0) {
-		s->walk_failed = s->walk_failed || errno != ENOENT;
-		return;
-	}
-	if (now.st_ino != sb->st_ino || !pending_is(s, &now))
-		return;
-	if (unlinkat(dirfd, name, 0) < 0)
-		s->walk_failed = s->walk_failed || errno != ENOENT;
+static void take_lost(struct search *w, int dirfd, const char *path,
+		      const char *name, ino_t number)
+{
+	int rc = own_take_away(w->s, dirfd, name, number);
+
+	if (rc < 0)
+		w->failed = w->failed || rc != -ENOENT;
 	else
 		log_warning("%s/%s was made and was never durable: it is gone, "
 			    "as after a power cut",
-			    s->dir, path);
-}
-
-/*
- * A power cut may have taken the trailer, which is not synced: the file has the
- * number that our record says then, by whatever name. One that another node
- * makes just now gets its trailer in time. It may be anybody's else: nobody's
- * file is given up after this search.
- */
-static bool is_bare_of_ours(struct shared *s, int fd, const struct stat *sb)
-{
-	struct trailer t;
-	struct node *n;
-	bool ours = false;
-
-	s->walk_bare = true;
-	{
-		HOLD(&s->lock);
-		TAILQ_FOREACH(n, &s->queue, queued)
-		ours = ours || (n->engine == sb->st_ino && !n->replaces);
-	}
-	return ours && pending_read_soon(fd, &t) == -ENODATA;
-}
-
-/* Does it still replace something, from where it should be? */
-static bool is_in_new(struct shared *s, struct node *n, const struct stat *sb)
-{
-	char name[LOCAL_NEW_BYTES];
-	struct stat there;
-
-	if (!node_replaces(s, n))
-		return false;
-	node_new_name(n, name);
-	return fstatat(s->home.newfd, name, &there, AT_SYMLINK_NOFOLLOW) == 0 &&
-	       there.st_ino == sb->st_ino;
+			    w->s->dir, path);
 }
 
 static int on_found(void *arg, int dirfd, const char *path, const char *name,
 		    const struct stat *sb)
 {
-	SCOPED(node_use_end) struct node_use parent = { .s = arg };
-	SCOPED(node_use_end) struct node_use u = { .s = arg };
-	SCOPED(scope_close) int fd = -1, other = -1;
+	struct search *w = arg;
+	struct shared *s = w->s;
+	SCOPED(node_use_end) struct node_use parent = { .s = s };
+	SCOPED(node_use_end) struct node_use u = { .s = s };
+	SCOPED(scope_close) int fd = -1;
 	SCOPED(scope_free) char *dir = NULL;
-	struct shared *s = arg;
-	bool told = false, is_used_again = false, is_linked;
-	int rc;
-	struct trailer t;
 
 	if (!pending_is(s, sb))
 		return s->stop;
+	if (own_is_lost(s, sb->st_ino)) {
+		take_lost(w, dirfd, path, name, sb->st_ino);
+		return 0;
+	}
+	u.n = node_of_engine(s, sb->st_ino);
+	if (!u.n)
+		return 0;
 	fd = openat(dirfd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-	if (fd < 0) { /* it may have gone since */
-		s->walk_failed = s->walk_failed || errno != ENOENT;
-		return 0;
-	}
-	rc = pending_read(fd, &t);
-	if (rc < 0) {
-		if (rc != -ENODATA && rc != -EUCLEAN)
-			s->walk_failed = true;
-		if (!is_bare_of_ours(s, fd, sb))
-			return 0;
-	} else if (strcmp(t.uuid, s->st->uuid) != 0) {
-		return 0;
-	} else {
-		told = true;
-	}
 	dir = strndup(path, strlen(path) - strlen(name));
-	if (!dir || find_dir(s, dir, &parent.n) < 0) {
-		s->walk_failed = true;
+	/* One of the first form has no link yet. */
+	if (fd < 0 || own_link(s, fd, sb->st_ino) < 0 || !dir ||
+	    find_dir(s, dir, &parent.n) < 0) {
+		w->failed = true;
 		return 0;
 	}
-	u.n = told ? node_get(s, t.number) : NULL;
-	if (u.n && !node_may_be(s, u.n, sb->st_ino)) {
-		is_used_again = u.n->in && node_fd(s, u.n, &other) == 0;
-		node_put(s, TAKE(u.n));
-	}
-	if (!u.n) /* its number is another one since: O_TRUNC under readers */
-		u.n = local_at(s, parent.n, name, sb);
-	if (!u.n) {
-		s->walk_failed = true;
-		return 0;
-	}
-	if (!u.n->in) {
-		if (told)
-			remove_unknown(s, dirfd, path, name, sb, &t,
-				       is_used_again);
-		return 0;
-	}
-	is_linked = is_in_new(s, u.n, sb);
 	{
 		HOLD(&s->lock);
-		u.n->seen_walk = s->walks;
-		if (is_linked) /* this is another name of it */
+		/* From new/ it goes to the name that is known. */
+		if (u.n->state != NODE_PENDING || u.n->replaces)
 			return 0;
-		if (u.n->state != NODE_PENDING)
-			return 0;
-		if (u.n->replaces) { /* a rename that did not happen */
-			LIST_REMOVE(u.n, replacing);
-			u.n->replaces = false;
-		}
 		node_place_locked(s, u.n, parent.n, name);
 		node_engine_locked(s, u.n, sb->st_ino);
 		if (u.n->due_ns > 0) /* at once; others went on without it */
 			u.n->due_ns = mono_ns();
 	}
-	node_keep_fd(s, u.n, fd);
 	(void)local_save(s, u.n);
 	return 0;
 }
 
 static void on_unread(void *arg, const char *path, int rc)
 {
-	struct shared *s = arg;
+	struct search *w = arg;
 
 	(void)path;
 	(void)rc;
-	s->walk_failed = true;
+	w->failed = true;
 }
 
-/*
- * A file that no upload finds, and no search for MISSED_NS: a reference, and
- * nobody completes it.
- */
-static struct node *find_missed(struct shared *s)
+/* Once: -EAGAIN when it could not look everywhere. */
+static int search(struct shared *s)
 {
-	int64_t now = mono_ns();
-	struct node *n;
+	struct search search = { .s = s };
+	const struct shared_walk w = { .found = on_found,
+				       .unread = on_unread,
+				       .arg = &search };
+	int rc = shared_walk(s->home.dirfd, &w);
 
-	HOLD(&s->lock);
-	TAILQ_FOREACH(n, &s->queue, queued)
-	{
-		if (n->error != -ESTALE || n->seen_walk == s->walks) {
-			n->missed_ns = 0;
-			continue;
-		}
-		if (n->missed_ns == 0)
-			n->missed_ns = now;
-		if (now - n->missed_ns >= MISSED_NS && !n->is_taken &&
-		    n->state == NODE_PENDING && n->changing == 0 &&
-		    n->renaming == 0) {
-			n->renaming++;
-			return node_ref_locked(n);
-		}
-	}
-	return NULL;
-}
-
-/* Nobody has it in DIR any more, so nobody can be told that it is whole. */
-static void drop_missed(struct shared *s)
-{
-	struct node *n;
-	char path[4096];
-
-	while ((n = find_missed(s))) {
-		node_path(s, n, path, sizeof(path));
-		log_warning("%s/%s is nowhere there: it was removed while this "
-			    "node was away, or never made; it goes here, too",
-			    s->dir, path);
-		local_drop(s, n);
-		node_put(s, n);
-	}
+	return rc == 0 && search.failed ? -EAGAIN : rc;
 }
 
 void local_search(struct shared *s)
 {
-	const struct shared_walk w = { .found = on_found,
-				       .unread = on_unread,
-				       .arg = s };
-	int rc;
+	int rc = search(s);
 
-	s->walks++;
-	s->walk_failed = s->walk_bare = false;
-	rc = shared_walk(s->home.dirfd, &w);
-	if (rc < 0)
+	if (rc < 0 && rc != -EAGAIN)
 		log_warning("%s: pending files of this node that are not where "
 			    "they were cannot be looked for: %s",
 			    s->dir, strerror(-rc));
-	else if (rc == 0 && !s->walk_failed && !s->walk_bare)
-		drop_missed(s);
+	own_settle_lost(s);
 	HOLD(&s->lock);
 	cond_broadcast(&s->idle);
-	s->search = s->search || rc < 0 || s->walk_failed;
+	s->search = s->search || rc < 0 || s->lost_count > 0;
 	cond_broadcast(&s->moved);
 }
 
+/* Does it still replace something, from where it should be? */
+static bool is_in_new(struct shared *s, struct node *n)
+{
+	char name[LOCAL_NEW_BYTES];
+	struct stat there;
+
+	node_new_name(n, name);
+	return fstatat(s->home.newfd, name, &there, AT_SYMLINK_NOFOLLOW) == 0 &&
+	       there.st_ino == n->engine;
+}
+
 /*
- * Where DIR's file of a pending one is: at its name, in new/, or complete,
- * which a daemon that died had no time to write down.
+ * DIR's file of a pending one is found by its link. It has none when it is
+ * whole and the daemon died before it could write that down; or somebody has
+ * taken the link, and it is known by its name. -ESTALE: it is nowhere.
  */
-static void load_place(struct shared *s, struct node *n)
+static int load_place(struct shared *s, struct node *n)
 {
 	SCOPED(scope_close) int fd = -1;
 	struct stat sb;
+	int rc;
 
-	if (n->engine == 0)
-		adopt_engine(s, n);
-	if (node_fd(s, n, &fd) < 0) {
+	if (n->replaces && !is_in_new(s, n)) {
+		/* It never came there, or has its name by now. */
 		HOLD(&s->lock);
-		s->search = true;
-		return;
+		LIST_REMOVE(n, replacing);
+		n->replaces = false;
 	}
-	if (fstat(fd, &sb) == 0)
+	rc = node_fd(s, n, &fd);
+	if (rc == -ESTALE && n->completing) /* by another name now, or none */
+		return 0;
+	if (rc == 0 && fstat(fd, &sb) < 0)
+		rc = -errno;
+	if (rc == 0 && pending_is(s, &sb))
+		rc = own_link(s, fd, sb.st_ino);
+	if (rc == 0)
 		node_keep_fd(s, n, fd);
-}
-
-static bool is_not_there(int rc)
-{
-	return rc == -ENOENT || rc == -ENOTDIR || rc == -ESTALE;
+	return rc;
 }
 
 static int load_one(struct shared *s, uint64_t ino,
@@ -379,8 +258,7 @@ static int load_one(struct shared *s, uint64_t ino,
 	struct node *parent = NULL, *n;
 	struct inode *in;
 	struct stat sb;
-	uint64_t place;
-	bool staged;
+	bool is_made;
 	int found = find_dir(s, r->dir, &parent), rc;
 
 	/* In the wrong place it could not be found any more. */
@@ -393,10 +271,13 @@ static int load_one(struct shared *s, uint64_t ino,
 		inode_put(s->st->inodes, in, 1);
 		rc = -ENOENT;
 	}
+	/* Without a number it was being made, and its create has not returned.
+	 */
+	is_made = r->engine != 0 || (r->flags & LOCAL_KEPT);
 	if (rc == -ENOENT) {
-		remove_lost(s, ino, r, found == 0 ? parent : NULL);
+		rc = remove_lost(s, ino, r, found == 0 ? parent : NULL);
 		node_put(s, parent);
-		return local_forget_records(s, ino);
+		return rc < 0 ? rc : local_forget_records(s, ino);
 	}
 	if (rc < 0) {
 		node_put(s, parent);
@@ -409,6 +290,14 @@ static int load_one(struct shared *s, uint64_t ino,
 		node_put(s, parent);
 		inode_put(s->st->inodes, in, 1);
 		return -ENOMEM;
+	}
+	if (!is_made) {
+		rc = remove_lost(s, ino, r, found == 0 ? parent : NULL);
+		if (rc == 0)
+			local_drop(s, n);
+		node_put(s, parent);
+		node_put(s, n);
+		return rc;
 	}
 	{
 		HOLD(&s->lock);
@@ -428,21 +317,68 @@ static int load_one(struct shared *s, uint64_t ino,
 		node_engine_locked(s, n, (ino_t)r->engine);
 	}
 	node_put(s, parent);
-	if (n->state == NODE_PENDING) {
-		load_place(s, n);
-		place = drain_place_of(s->st->drain, n->in);
-		staged = place != 0;
-		/* A file that was made, and is as it was made, has no place. */
-		if (!staged &&
-		    u64_load(s->st->kv, local_key(LOCAL_PLACE_KEY, ino),
-			     &place) < 0)
-			place = drain_draw_place(s->st->drain);
-		HOLD(&s->lock);
-		n->is_staged = staged;
-		queue_add_locked(s, n, place);
-	}
 	node_put(s, n);
 	return 0;
+}
+
+/* What has neither a link nor its name any more. */
+static void drop_missing(struct shared *s, struct node *n)
+{
+	char path[4096];
+
+	node_path(s, n, path, sizeof(path));
+	log_warning(
+		"%s/%s is nowhere there: it was removed while this node was "
+		"away, and its link with it (ckptctl forget-node); it goes "
+		"here, too",
+		s->dir, path);
+	local_drop(s, n);
+}
+
+/* A file that is not whole goes into the queue. */
+static int queue_one(struct shared *s, uint64_t ino, bool all_seen)
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+	uint64_t place;
+	bool staged;
+	int rc;
+
+	if (node_use(s, ino, &u) < 0 || u.n->state != NODE_PENDING)
+		return 0;
+	rc = load_place(s, u.n);
+	if (rc < 0 && rc != -ESTALE)
+		return rc;
+	if (rc < 0 && all_seen) {
+		drop_missing(s, u.n);
+		return 0;
+	}
+	place = drain_place_of(s->st->drain, u.n->in);
+	staged = place != 0;
+	/* A file that was made, and is as it was made, has no place. */
+	if (!staged &&
+	    u64_load(s->st->kv, local_key(LOCAL_PLACE_KEY, ino), &place) < 0)
+		place = drain_draw_place(s->st->drain);
+	HOLD(&s->lock);
+	u.n->is_staged = staged;
+	queue_add_locked(s, u.n, place);
+	return 0;
+}
+
+/*
+ * A store of the first form has no links, and others may have moved its files:
+ * they are looked for, once. false: not everywhere.
+ */
+static bool take_over(struct shared *s)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+	struct key k = key_meta(META_SHARED_OWN);
+
+	if (record_find(s->st->kv, k) == 0)
+		return true;
+	if (search(s) < 0)
+		return false;
+	record_mark(b, k);
+	return kv_write(s->st->kv, b) == 0;
 }
 
 struct loading {
@@ -503,6 +439,7 @@ static int see_serial(void *arg, const char *name,
 int local_load(struct shared *s, char *why, size_t why_size)
 {
 	struct loading l = { .s = s };
+	bool all_seen;
 	int rc;
 
 	s->next_local = 1;
@@ -515,6 +452,9 @@ int local_load(struct shared *s, char *why, size_t why_size)
 			rc = load_one(s, l.ino[i], &l.r[i]);
 		local_record_release(&l.r[i]);
 	}
+	all_seen = rc == 0 && take_over(s);
+	for (size_t i = 0; rc == 0 && i < l.count; i++)
+		rc = queue_one(s, l.ino[i], all_seen);
 	free(l.ino);
 	free(l.r);
 	if (rc < 0)

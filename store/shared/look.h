@@ -8,6 +8,8 @@
  *       store, alive           0644: home_text.h
  *       lock                   0600: flock()ed by the daemon that is this node
  *       wanted/                0700: files that other nodes wait for
+ *       own/                   0700: a link of each file that is pending here,
+ *                              called by its inode number: own.c
  *   DIR/.ckptfs/new/NAME/      0700: what is about to replace a file
  *
  * DIR may be anybody's to write to. So it is found by its path once, and all
@@ -34,6 +36,7 @@
 #define SHARED_STORE_FILE "store"
 #define SHARED_ALIVE_FILE "alive"
 #define SHARED_WANTED_DIR "wanted"
+#define SHARED_OWN_DIR "own"
 /* `alive` is written again after at most that long. */
 #define SHARED_ALIVE_PERIOD_NS (INT64_C(10) * 1000000000)
 

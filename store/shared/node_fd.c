@@ -193,6 +193,25 @@ static int open_checked(struct shared *s, struct node *n, int dirfd,
 	return -ESTALE;
 }
 
+/* Of a pending file of this node: wherever others have moved it. */
+static int own_fd(struct shared *s, struct node *n)
+{
+	ino_t number;
+	int rc, fd;
+
+	{
+		HOLD(&s->lock);
+		if (!n->in || n->state == NODE_KEPT || n->state == NODE_GONE)
+			return -ESTALE;
+		number = n->engine;
+	}
+	rc = own_open(s, number, &fd);
+	if (rc < 0)
+		return rc;
+	node_keep_fd(s, n, fd);
+	return fd;
+}
+
 static int fd_at_depth(struct shared *s, struct node *n, unsigned depth)
 {
 	SCOPED(node_use_end) struct node_use parent = { .s = s };
@@ -201,6 +220,9 @@ static int fd_at_depth(struct shared *s, struct node *n, unsigned depth)
 	int rc = kept_fd(s, n, &parent.n, name);
 
 	if (rc != -ENODATA)
+		return rc;
+	rc = own_fd(s, n);
+	if (rc != -ESTALE) /* without a link it is known by its name */
 		return rc;
 	if (!parent.n)
 		return open_checked(s, n, s->home.newfd, name);
@@ -256,6 +278,30 @@ int node_find_again(struct shared *s, struct node *n, int *ret_fd)
 	old = node_take_fd_locked(s, n);
 	see_locked(s, n, &fd, &gone);
 	return 0;
+}
+
+int node_has_name(struct shared *s, struct node *n, ino_t number)
+{
+	SCOPED(node_use_end) struct node_use parent = { .s = s };
+	SCOPED(scope_close) int dirfd = -1;
+	char name[STORE_NAME_MAX + 1];
+	struct stat sb;
+	int rc;
+
+	{
+		HOLD(&s->lock);
+		if (!n->parent)
+			return 0;
+		parent.n = node_ref_locked(n->parent);
+		(void)snprintf(name, sizeof(name), "%s", n->name);
+	}
+	rc = node_fd(s, parent.n, &dirfd);
+	if (rc == 0 && fstatat(dirfd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
+		rc = -errno;
+	if (rc < 0)
+		return rc == -ESTALE || rc == -ENOENT || rc == -ENOTDIR ? 0
+									: rc;
+	return sb.st_ino == number;
 }
 
 void node_path(struct shared *s, struct node *n, char *buf, size_t size)

@@ -47,6 +47,20 @@ struct node *node_ref_locked(struct node *n)
 	return n;
 }
 
+static bool is_pending_locked(const struct node *n)
+{
+	return n->in && n->state != NODE_GONE && n->state != NODE_KEPT;
+}
+
+struct node *node_of_engine(struct shared *s, ino_t engine)
+{
+	struct node *n;
+
+	HOLD(&s->lock);
+	n = find_engine_locked(s, engine);
+	return n && is_pending_locked(n) ? node_ref_locked(n) : NULL;
+}
+
 struct node *node_get(struct shared *s, uint64_t id)
 {
 	struct node *n;
@@ -253,6 +267,13 @@ static bool is_same_locked(const struct shared *s, const struct node *n,
 	return true;
 }
 
+/* Its number finds another node from now on; it has its link in own/ by it. */
+static void unfind_engine_locked(struct node *n)
+{
+	LIST_REMOVE(n, by_engine);
+	n->in_engine = false;
+}
+
 struct node *node_at(struct shared *s, struct node *parent, const char *name,
 		     const struct stat *sb, struct node **ret_stale)
 {
@@ -266,7 +287,7 @@ struct node *node_at(struct shared *s, struct node *parent, const char *name,
 			if (n->state == NODE_KEPT ||
 			    n->state == NODE_COMPLETING)
 				*ret_stale = node_ref_locked(n);
-			node_engine_locked(s, n, 0);
+			unfind_engine_locked(n);
 			n = NULL;
 		}
 		if (n) {
@@ -342,12 +363,6 @@ bool node_replaces(struct shared *s, const struct node *n)
 {
 	HOLD(&s->lock);
 	return n->replaces;
-}
-
-bool node_may_be(struct shared *s, const struct node *n, ino_t engine)
-{
-	HOLD(&s->lock);
-	return n->engine == 0 || n->engine == engine;
 }
 
 bool node_is_under_locked(const struct node *n, const struct node *dir)

@@ -84,6 +84,7 @@ static int bind_store(struct shared *s, char *why, size_t why_size)
 	if (rc < 0)
 		return rc;
 	record_save(b, k, s->home.uuid, strlen(s->home.uuid));
+	record_mark(b, key_meta(META_SHARED_OWN));
 	rc = kv_write(st->kv, b);
 	return rc < 0 ? rc : kv_sync(st->kv);
 }
@@ -155,6 +156,7 @@ int shared_open(struct store *st, const struct shared_options *o,
 {
 	struct shared *s = calloc(1, sizeof(*s));
 	struct utsname machine;
+	bool is_unclean = false;
 	int rc;
 
 	if (!s)
@@ -188,7 +190,7 @@ int shared_open(struct store *st, const struct shared_options *o,
 	if (rc == 0)
 		rc = bind_store(s, why, why_size);
 	if (rc == 0)
-		s->unclean = s->search =
+		is_unclean =
 			record_find(st->kv, key_meta(META_SHARED_MOUNTED)) == 0;
 	if (rc == 0)
 		rc = note_mounted(s, true);
@@ -198,6 +200,8 @@ int shared_open(struct store *st, const struct shared_options *o,
 		rc = local_load(s, why, why_size);
 	if (rc == 0)
 		rc = dir_each(s->home.newfd, ".", sweep_new, s);
+	if (rc == 0)
+		rc = own_load(s, is_unclean);
 	if (rc < 0) {
 		if (!why[0])
 			(void)snprintf(why, why_size, "%s: %s", o->dir,
@@ -333,6 +337,7 @@ void shared_free(struct shared *s)
 	cond_destroy(&s->moved);
 	cond_destroy(&s->idle);
 	lock_destroy(&s->lock);
+	free(s->lost);
 	free(s->direct);
 	free(s->dir);
 	free(s);
@@ -414,6 +419,7 @@ static int replace_at(struct shared *s, struct node *parent, const char *name,
 	SCOPED(scope_close) int fd = -1, path = -1, dirfd = -1;
 	char in_new[LOCAL_NEW_BYTES];
 	struct names_new n = *new;
+	ino_t owned = 0;
 	struct stat sb;
 	int rc;
 
@@ -447,7 +453,10 @@ static int replace_at(struct shared *s, struct node *parent, const char *name,
 		rc = -errno;
 	if (rc == 0 && fstat(fd, &sb) < 0)
 		rc = -errno;
+	if (rc == 0)
+		rc = own_link(s, fd, sb.st_ino);
 	if (rc == 0) {
+		owned = sb.st_ino;
 		rc = pending_write(s, u.n, fd, 0, true);
 		/* Nobody but this node looks at it in new/: see upload.c. */
 		if (rc == -ENOSPC || rc == -EDQUOT)
@@ -455,6 +464,8 @@ static int replace_at(struct shared *s, struct node *parent, const char *name,
 	}
 	if (rc < 0) {
 		(void)unlinkat(s->home.newfd, in_new, 0);
+		if (owned)
+			own_unlink(s, owned);
 		local_drop(s, u.n);
 		return rc;
 	}
@@ -513,7 +524,7 @@ static bool has_one_name(struct shared *s, struct node *n)
 	struct stat sb;
 
 	return node_fd(s, n, &fd) == 0 && fstat(fd, &sb) == 0 &&
-	       sb.st_nlink == 1;
+	       own_is_only_name(s, fd, &sb);
 }
 
 /* It is given up, or was made for somebody who came too late. */
@@ -660,7 +671,7 @@ static int try_open(struct shared *s, const struct shared_caller *c,
 								  : -errno;
 	}
 	if (writes(flags) && (flags & O_TRUNC) && S_ISREG(sb.st_mode) &&
-	    sb.st_nlink <= 1 && !is_direct_node(s, n)) {
+	    !is_direct_node(s, n) && own_is_only_name(s, *path, &sb)) {
 		rc = replace(s, n, new);
 		if (rc == -ESTALE)
 			return TRIED_GONE;

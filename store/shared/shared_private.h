@@ -109,8 +109,6 @@ struct node {
 	int error;
 	struct tracker_last last; /* of who has taken it */
 	bool wanted; /* another node waits for it */
-	uint64_t seen_walk; /* the last search that found it in DIR */
-	int64_t missed_ns; /* since when searches do not; 0: they do */
 	TAILQ_ENTRY(node) kept; /* while it is NODE_KEPT: the oldest first */
 	/* What DIR's file was when it was complete. */
 	uint64_t kept_bytes; /* that it takes here */
@@ -160,12 +158,10 @@ struct shared {
 	/* DIR itself, and when it was asked last: see shared_stat(). */
 	struct stat root_stat;
 	int64_t answered_ns;
-	bool unclean; /* the last mount did not end: see local_search() */
 	bool search; /* a pending file is not where it was: local_search() */
-	uint64_t walks; /* of local_search(), this one too; */
-	bool walk_failed; /* it could not look everywhere: once more */
-	unsigned unknown_looks; /* at files that the store does not know */
-	bool walk_bare; /* it has seen a file that may be anybody's */
+	/* Of DIR, owned: made here, and not durable before the start: own.c */
+	ino_t *lost;
+	size_t lost_count;
 	struct thread threads[UPLOAD_THREADS];
 	unsigned thread_count;
 	struct thread alive;
@@ -252,6 +248,8 @@ void node_insert_locked(struct shared *s, struct node *n, ino_t engine);
 /* All of them, when nobody has a reference any more. */
 void nodes_free(struct shared *s);
 struct node *node_find_locked(struct shared *s, uint64_t id);
+/* The pending local file that is this one of DIR; a reference, or NULL. */
+struct node *node_of_engine(struct shared *s, ino_t engine);
 /* One more reference, or NULL. */
 struct node *node_get(struct shared *s, uint64_t id);
 struct node *node_ref_locked(struct node *n);
@@ -302,11 +300,6 @@ enum node_state node_state(struct shared *s, const struct node *n);
 bool node_replaces(struct shared *s, const struct node *n);
 /* It is no local file any more. */
 void node_forget_local_locked(struct shared *s, struct node *n);
-/*
- * Is the local file the one that DIR has with this inode number? A number of
- * ours may be used twice, when a power cut took the first file.
- */
-bool node_may_be(struct shared *s, const struct node *n, ino_t engine);
 /* Is it `dir`, or below it, as far as is known? The lock is held. */
 bool node_is_under_locked(const struct node *n, const struct node *dir);
 
@@ -337,6 +330,8 @@ void node_closed_locked(struct shared *s, struct node *n);
  * old one open.
  */
 int node_find_again(struct shared *s, struct node *n, int *ret_fd);
+/* Is DIR's file of that number at the name that is known of n? 1, 0, -errno. */
+int node_has_name(struct shared *s, struct node *n, ino_t number);
 /* "a/b/c", as it was seen last. */
 void node_path(struct shared *s, struct node *n, char *buf, size_t size);
 
@@ -344,6 +339,7 @@ void node_path(struct shared *s, struct node *n, char *buf, size_t size);
 
 #define LOCAL_FILE_KEY "shared.file."
 #define LOCAL_PLACE_KEY "shared.place."
+#define META_SHARED_OWN "shared.own"
 #define LOCAL_KEPT 1u
 #define LOCAL_REPLACES 2u
 #define LOCAL_COMPLETING 4u
@@ -359,6 +355,9 @@ struct key local_key(const char *what, uint64_t ino);
 int local_record_decode(struct kv_slice v, struct local_record *ret);
 void local_record_release(struct local_record *r);
 int local_forget_records(struct shared *s, uint64_t ino);
+/* One of its names in DIR went; sb: before that. The last one? */
+void local_name_removed(struct shared *s, struct node *n,
+			const struct stat *sb);
 /* The kernel looks a name up once more, and opens: for how long that may take.
  */
 #define LOCAL_AWAITED_NS (INT64_C(2) * 1000000000)
@@ -397,13 +396,36 @@ void local_renumbered(void *arg, uint64_t from, uint64_t to);
 /* Read what the last daemon left, and queue what is to be uploaded. */
 int local_load(struct shared *s, char *why, size_t why_size);
 /*
- * Look for the pending files of this node everywhere, and put each where it is:
- * others have renamed it, or the last daemon died between a rename and its
- * record. After an end that was none, what the store does not know goes: it was
- * made, and nothing of it was durable. What searches do not find for long is
- * nowhere in DIR: somebody has removed it, or it was never made.
+ * Look everywhere for the names of this node's pending files: a tracker that is
+ * not where it was, as others have renamed it, or the last daemon died between
+ * a rename and its record, has to know its step; and the names of what is lost
+ * (own.c) go.
  */
 void local_search(struct shared *s);
+
+/* --- own.c */
+
+/* fd, which may be O_PATH, is of DIR's file of that number. */
+int own_link(struct shared *s, int fd, ino_t number);
+/* It is whole, or will never be. */
+void own_unlink(struct shared *s, ino_t number);
+/* O_PATH, the caller's. -ESTALE: it has no link. */
+int own_open(struct shared *s, ino_t number, int *ret_fd);
+/* How many names a file that has a link has besides that: as it is now. */
+int own_count_names(int fd, nlink_t *ret);
+/*
+ * Has a whole file one name, besides the link that its node is just taking
+ * away? Of one that has more links it asks once for each node.
+ */
+bool own_is_only_name(struct shared *s, int fd, const struct stat *sb);
+/* When all records are read: which links are of files that are lost? */
+int own_load(struct shared *s, bool is_unclean);
+bool own_is_lost(struct shared *s, ino_t number);
+/* A name of a file that is lost goes, unless it is another one's by now. */
+int own_take_away(struct shared *s, int dirfd, const char *name, ino_t number);
+/* Those without a name are not looked for any more. */
+void own_settle_lost(struct shared *s);
+
 /* --- trailing.c: files in DIR that are not whole */
 
 /* -ENODATA: none (yet); -EUCLEAN: damaged. fd: O_PATH. */

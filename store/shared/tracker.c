@@ -42,8 +42,9 @@ static bool is_still(struct shared *s, struct tracker_last *last)
 
 	if (last->fd < 0)
 		return false;
+	/* With one name it is in own/ alone: it was removed. */
 	if (last->looks++ < LAST_LOOKS_MAX && fstat(last->fd, &sb) == 0 &&
-	    sb.st_nlink > 0 && pending_is(s, &sb))
+	    sb.st_nlink > 1 && pending_is(s, &sb))
 		return true;
 	tracker_last_release(last);
 	return false;

@@ -119,18 +119,28 @@ static void ask_for(struct shared *s, const struct trailer *t)
 		    O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
 }
 
+/*
+ * Has it none of the names that users gave it? Its link in own/ goes when its
+ * node has seen that.
+ */
+static bool has_no_name(struct shared *s, struct node *n, const struct stat *sb)
+{
+	return sb->st_nlink == 0 ||
+	       (sb->st_nlink == 1 && node_has_name(s, n, sb->st_ino) == 0);
+}
+
 /* 0: it is whole; 1: not yet, *ret as far as it is known. -ESTALE: gone. */
-static int look(struct shared *s, int fd, struct trailer *ret)
+static int look(struct shared *s, struct node *n, int fd, struct trailer *ret)
 {
 	struct stat sb;
 	int rc;
 
 	if (fstat(fd, &sb) < 0)
 		return errno == ENOENT ? -ESTALE : -errno;
-	if (sb.st_nlink == 0)
-		return -ESTALE;
 	if (!pending_is(s, &sb))
-		return 0;
+		return sb.st_nlink == 0 ? -ESTALE : 0;
+	if (has_no_name(s, n, &sb))
+		return -ESTALE;
 	rc = pending_read(fd, ret);
 	if (rc == -ENODATA)
 		ret->node[0] = 0;
@@ -143,7 +153,7 @@ static int look(struct shared *s, int fd, struct trailer *ret)
 static int look_again(struct shared *s, struct node *n, int *fd,
 		      struct trailer *ret)
 {
-	int rc = look(s, *fd, ret), fresh = -1;
+	int rc = look(s, n, *fd, ret), fresh = -1;
 
 	for (unsigned i = 0; rc == -ESTALE && i < FIND_AGAIN_MAX; i++) {
 		rc = node_find_again(s, n, &fresh);
@@ -151,7 +161,7 @@ static int look_again(struct shared *s, struct node *n, int *fd,
 			return rc;
 		(void)close(*fd);
 		*fd = fresh;
-		rc = look(s, *fd, ret);
+		rc = look(s, n, *fd, ret);
 	}
 	return rc;
 }

@@ -14,6 +14,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include "store/base/dir.h"
 #include "store/base/io.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
@@ -140,7 +141,9 @@ static int entry_of(struct shared *s, struct node *n, struct stat *sb,
 	int rc = 0;
 
 	if (n->in) {
-		note_links(s, n, sb->st_nlink);
+		/* It may have its mode by now, and its link in own/ still. */
+		if (node_state(s, n) != NODE_COMPLETING)
+			note_links(s, n, sb->st_nlink);
 		rc = stat_local(s, n, sb);
 	} else {
 		HOLD(&s->lock);
@@ -173,33 +176,31 @@ static int find(const struct at *a, struct found *ret)
 	return ret->fd < 0 || fstat(ret->fd, &ret->sb) < 0 ? -errno : 0;
 }
 
-/* A file that is pending, of which it is not known whose it is. Takes n. */
-static int see_pending(struct shared *s, const struct at *a, int fd,
-		       struct node **n, struct stat *sb)
+/* A file that is pending, and was not known as one of ours. Takes n. */
+static int see_pending(struct shared *s, int fd, struct node **n,
+		       struct stat *sb)
 {
-	struct node *ours = NULL;
+	struct node *ours;
 	struct trailer t;
 	int rc = pending_read_soon(fd, &t);
 
 	if (rc < 0) /* as it is: who opens it is told */
 		return rc == -ESTALE ? rc : 0;
-	if (strcmp(t.uuid, s->st->uuid) == 0)
-		ours = node_get(s, t.number);
-	if (!ours || !is_local(s, ours) || !node_may_be(s, ours, sb->st_ino)) {
-		node_put(s, ours);
+	ours = node_of_engine(s, sb->st_ino); /* which was just being made */
+	if (!ours) {
 		pending_stat(&t, sb);
 		return 0;
-	}
-	{
-		HOLD(&s->lock);
-		node_engine_locked(s, *n, 0);
-		node_engine_locked(s, ours, sb->st_ino);
-		if (!ours->replaces)
-			node_place_locked(s, ours, a->dir, a->name);
 	}
 	node_put(s, *n);
 	*n = ours;
 	return 0;
+}
+
+/* The link in own/ is none of the names that users gave it. */
+static void hide_own_link(const struct shared *s, struct stat *sb)
+{
+	if (pending_is(s, sb) && sb->st_nlink > 1)
+		sb->st_nlink--;
 }
 
 /* What DIR has at the name, as it was found: its descriptor is taken, or not.
@@ -216,8 +217,9 @@ static int entry_at(struct shared *s, const struct at *a, struct found *f,
 	n = local_at(s, a->dir, a->name, sb);
 	if (!n)
 		return -ENOMEM;
+	hide_own_link(s, sb);
 	if (pending_is(s, sb) && !is_local(s, n))
-		rc = see_pending(s, a, f->fd, &n, sb);
+		rc = see_pending(s, f->fd, &n, sb);
 	if (rc < 0) {
 		node_put(s, n);
 		return rc;
@@ -312,6 +314,7 @@ int shared_stat(struct shared *s, uint64_t id, struct stat *ret)
 	}
 	if (rc < 0)
 		return rc;
+	hide_own_link(s, ret);
 	if (pending_is(s, ret) && pending_read(fd, &t) == 0)
 		pending_stat(&t, ret);
 	return 0;
@@ -373,7 +376,10 @@ int shared_path(struct shared *s, uint64_t id, int *ret_fd,
 
 /* --- new names ------------------------------------------------------------ */
 
-/* The pending file in DIR: it is there with its trailer, or not at all. */
+/*
+ * The pending file in DIR: it is there with its link in own/ and its trailer,
+ * or not at all.
+ */
 static int make_pending(struct shared *s, const struct shared_caller *c,
 			const struct at *a, struct node *n, struct stat *sb)
 {
@@ -390,14 +396,20 @@ static int make_pending(struct shared *s, const struct shared_caller *c,
 		return rc;
 	if (fstat(fd, sb) < 0)
 		rc = -errno;
-	/* Before others see it as one that has none; of the caller, not yet. */
 	if (rc == 0)
-		rc = pending_write(s, n, fd, 0, true);
+		rc = own_link(s, fd, sb->st_ino);
+	if (rc < 0) {
+		(void)unlinkat(a->fd, a->name, 0);
+		return rc == -ENOENT ? -ESTALE : rc; /* removed meanwhile */
+	}
+	/* Before others see it as one that has none; of the caller, not yet. */
+	rc = pending_write(s, n, fd, 0, true);
 	/* A full DIR: others learn whose it is when there is room for it. */
 	if (rc == -ENOSPC || rc == -EDQUOT)
 		rc = ftruncate(fd, 0) < 0 ? -errno : 0;
 	if (rc < 0) {
 		(void)unlinkat(a->fd, a->name, 0);
+		own_unlink(s, sb->st_ino);
 		return rc;
 	}
 	{
@@ -539,37 +551,6 @@ int shared_make(struct shared *s, const struct shared_caller *c,
 	return entry_at(s, &a, &f, ret);
 }
 
-/* Where the file is in DIR: a name of it. */
-static int at_of(struct shared *s, struct node *n, struct at *ret,
-		 char name[STORE_NAME_MAX + 1])
-{
-	*ret = (struct at){ .s = s, .fd = -1, .name = name };
-	{
-		HOLD(&s->lock);
-		if (n->replaces) {
-			node_new_name(n, name);
-			ret->fd = fcntl(s->home.newfd, F_DUPFD_CLOEXEC, 0);
-			return ret->fd < 0 ? -errno : 0;
-		}
-		if (!n->parent)
-			return -ESTALE;
-		ret->dir = node_ref_locked(n->parent);
-		(void)snprintf(name, STORE_NAME_MAX + 1, "%s", n->name);
-	}
-	return node_fd(s, ret->dir, &ret->fd);
-}
-
-/* Is DIR's file at the name this one? */
-static bool is_at(struct shared *s, const struct at *a, const struct node *n)
-{
-	struct stat sb;
-
-	if (fstatat(a->fd, a->name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
-		return false;
-	HOLD(&s->lock);
-	return n->engine == sb.st_ino;
-}
-
 /*
  * A local file stays where it is in DIR, and as it is, but for what the caller
  * does: the last calls of its upload are over, and do not begin. Two such files
@@ -609,8 +590,8 @@ int shared_link(struct shared *s, const struct shared_caller *c, uint64_t id,
 		uint64_t parent, const char *name, struct shared_entry *ret)
 {
 	SCOPED(node_use_end) struct node_use u = { 0 };
-	SCOPED(at_end) struct at a = { .fd = -1 }, from = { .fd = -1 };
-	char from_name[STORE_NAME_MAX + 1];
+	SCOPED(at_end) struct at a = { .fd = -1 };
+	SCOPED(scope_close) int fd = -1;
 	SCOPED(found_end) struct found f = { .fd = -1 };
 	SCOPED(hold_end) struct hold held = { 0 };
 	int rc;
@@ -620,14 +601,12 @@ int shared_link(struct shared *s, const struct shared_caller *c, uint64_t id,
 		rc = at_new_name(s, parent, name, &a);
 	if (rc == 0) {
 		hold_begin(s, u.n, &held); /* it stays where it is */
-		rc = at_of(s, u.n, &from, from_name);
+		rc = node_fd(s, u.n, &fd);
 	}
 	if (rc < 0)
 		return rc;
-	if (!is_at(s, &from, u.n))
-		return -ESTALE;
 	act_as(s, c);
-	rc = linkat(from.fd, from.name, a.fd, name, 0) < 0 ? -errno : 0;
+	rc = dir_link(fd, a.fd, name);
 	act_as_self(s, c);
 	if (rc == 0) {
 		HOLD(&s->lock);
@@ -649,7 +628,7 @@ int shared_link(struct shared *s, const struct shared_caller *c, uint64_t id,
 
 /*
  * It is to replace nothing any more. A link of it may have given it a name: it
- * stays pending then, and a search finds it there.
+ * stays pending then.
  */
 static void leave_new(struct shared *s, struct node *n)
 {
@@ -659,7 +638,7 @@ static void leave_new(struct shared *s, struct node *n)
 
 	node_new_name(n, name);
 	linked = fstatat(s->home.newfd, name, &sb, AT_SYMLINK_NOFOLLOW) == 0 &&
-		 sb.st_nlink > 1;
+		 sb.st_nlink > 2; /* and the one in own/ */
 	(void)unlinkat(s->home.newfd, name, 0);
 	if (!linked) {
 		local_drop(s, n);
@@ -671,7 +650,6 @@ static void leave_new(struct shared *s, struct node *n)
 			n->replaces = false;
 			LIST_REMOVE(n, replacing);
 		}
-		s->search = true;
 	}
 	(void)local_save(s, n);
 }
@@ -714,15 +692,10 @@ static void was_begin(struct shared *s, const struct at *a, struct was *w)
 		w->n = local_at(s, a->dir, a->name, &w->sb);
 }
 
-/* It is gone: the last of its names? */
 static void was_removed(struct shared *s, struct was *w)
 {
-	if (!w->n || !w->n->in)
-		return;
-	if (w->sb.st_nlink <= 1)
-		local_drop(s, w->n);
-	else
-		note_links(s, w->n, w->sb.st_nlink - 1);
+	if (w->n && w->n->in)
+		local_name_removed(s, w->n, &w->sb);
 }
 
 static void was_end(struct shared *s, struct was *w)
@@ -1007,12 +980,15 @@ static int make_pending_again(struct shared *s, struct node *n)
 		n->since_ns = mono_ns();
 	}
 	/*
-	 * The record first, durably, and the trailer last: whoever dies in
-	 * between leaves a file that is whole, or one that is known to be his.
+	 * The record first, durably, then the link, and the trailer last:
+	 * whoever dies in between leaves a file that is whole, or one that is
+	 * known to be his.
 	 */
 	rc = local_save(s, n);
 	if (rc == 0)
 		rc = kv_sync(s->st->kv);
+	if (rc == 0)
+		rc = own_link(s, fd, sb.st_ino);
 	if (rc == 0 && fchmod(fd, pending_mode(s)) < 0)
 		rc = -errno;
 	if (rc == 0)
@@ -1041,6 +1017,9 @@ static int be_pending(struct shared *s, struct node *n)
 	fd = node_reopen(path, O_RDWR);
 	if (fd < 0)
 		return fd;
+	rc = own_link(s, fd, sb.st_ino);
+	if (rc < 0)
+		return rc;
 	if (fchmod(fd, pending_mode(s)) < 0)
 		return -errno;
 	return pending_write(s, n, fd, (uint64_t)sb.st_size, false);

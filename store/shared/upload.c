@@ -222,56 +222,70 @@ static int see_foreign_hand(struct upload *u, int path, const struct stat *sb)
 	return -ENODATA;
 }
 
-/* A file that replaces another one, and is complete, has its name already. */
-static bool is_in_place(struct upload *u)
-{
-	SCOPED(node_use_end) struct node_use parent = { .s = u->s };
-	SCOPED(scope_close) int dirfd = -1;
-	char name[STORE_NAME_MAX + 1];
-	struct stat sb;
-	ino_t engine;
-
-	{
-		HOLD(&u->s->lock);
-		if (!u->n->replaces || !u->n->completing)
-			return false;
-		(void)snprintf(name, sizeof(name), "%s", u->n->name);
-		parent.n = node_ref_locked(u->n->parent);
-		engine = u->n->engine;
-	}
-	return node_fd(u->s, parent.n, &dirfd) == 0 &&
-	       fstatat(dirfd, name, &sb, AT_SYMLINK_NOFOLLOW) == 0 &&
-	       sb.st_ino == engine && !pending_is(u->s, &sb);
-}
-
-static int find_in_dir(struct upload *u, int *ret_path)
+/*
+ * What may be whole, as a daemon that died has noted, and has no link any more,
+ * is: others have moved or removed it since. -ENODATA.
+ */
+static int find_in_dir(struct upload *u, int *ret_path, struct stat *sb)
 {
 	int rc = node_fd(u->s, u->n, ret_path);
 
-	return rc == -ESTALE && is_in_place(u) ? -ENODATA : rc;
+	if (rc == 0 && fstat(*ret_path, sb) < 0)
+		rc = -errno;
+	return rc == -ESTALE && u->n->completing ? -ENODATA : rc;
+}
+
+/* Nobody wants what has no name any more: -ENODATA. path: of it, pending. */
+static int look_for_names(int path)
+{
+	nlink_t names;
+	int rc = own_count_names(path, &names);
+
+	return rc == 0 && names == 0 ? -ENODATA : rc;
 }
 
 /*
- * Is it to wait, as a tracker? What a node that was away has left may have been
- * moved meanwhile, and is known in the wrong folder: the files there are not
- * what it waits for, and may wait for it. So one that is not found is looked
- * for first.
+ * A tracker that others have moved, or that a node that was away has left, may
+ * be known in the wrong folder: the files there are not what it waits for, and
+ * may wait for it. 0: it is where it is known to be; 1: it is shown already;
+ * -ESTALE: it is looked for first.
  */
-static int waits_for_step(struct upload *u)
+static int look_for_place(struct upload *u, ino_t engine)
 {
 	SCOPED(scope_close) int path = -1;
-	bool tracker;
-	int rc;
+	struct stat sb;
+	int rc = node_has_name(u->s, u->n, engine);
+
+	if (rc != 0)
+		return rc < 0 ? rc : 0;
+	rc = find_in_dir(u, &path, &sb);
+	if (rc < 0)
+		return rc;
+	if (!pending_is(u->s, &sb))
+		return 1;
+	rc = look_for_names(path);
+	return rc < 0 ? rc : -ESTALE;
+}
+
+/* Is it to wait, as a tracker? */
+static int waits_for_step(struct upload *u)
+{
+	bool tracker, replaces;
+	ino_t engine;
+	int rc = 0;
 
 	{
 		HOLD(&u->s->lock);
 		tracker = tracker_is(u->n->name);
+		replaces = u->n->replaces;
+		engine = u->n->engine;
 	}
 	if (!tracker)
 		return 0;
-	rc = find_in_dir(u, &path);
-	if (rc < 0)
-		return rc;
+	if (!replaces)
+		rc = look_for_place(u, engine);
+	if (rc != 0)
+		return rc < 0 ? rc : 0;
 	rc = tracker_waits(u->s, u->n);
 	return rc == -ENODATA ? -EIO
 			      : rc; /* of another file: this is not gone */
@@ -282,15 +296,16 @@ static int open_in_dir(struct upload *u)
 {
 	SCOPED(scope_close) int path = -1;
 	struct stat sb;
-	int rc = find_in_dir(u, &path);
+	int rc = find_in_dir(u, &path, &sb);
 
 	if (rc < 0)
 		return rc;
-	if (fstat(path, &sb) < 0)
-		return -errno;
-	if (sb.st_nlink == 0)
-		return -ENODATA;
-	u->is_linked = sb.st_nlink > 1;
+	if (sb.st_nlink <= 1 && pending_is(u->s, &sb)) {
+		rc = look_for_names(path);
+		if (rc < 0)
+			return rc;
+	}
+	u->is_linked = sb.st_nlink > 2; /* one is in own/ */
 	if (!pending_is(u->s, &sb)) {
 		/* Complete but for its name: all of it once more. */
 		rc = node_replaces(u->s, u->n) ? 0
@@ -365,10 +380,17 @@ static int put_in_place(struct upload *u)
 		old = local_at(u->s, parent.n, to, &sb);
 	}
 	rc = renameat(u->s->home.newfd, from, dirfd, to) < 0 ? -errno : 0;
-	if (rc == 0 && old && old->in && sb.st_nlink <= 1)
-		local_drop(u->s, old);
+	if (rc == 0 && old && old->in)
+		local_name_removed(u->s, old, &sb);
 	node_put(u->s, old);
-	return rc;
+	if (rc < 0)
+		return rc;
+	HOLD(&u->s->lock);
+	if (u->n->replaces) {
+		LIST_REMOVE(u->n, replacing);
+		u->n->replaces = false;
+	}
+	return 0;
 }
 
 /* As it was made whole: nobody who saw that was faster with something else. */
@@ -464,10 +486,6 @@ static bool keep(struct upload *u, const struct stat *sb)
 	HOLD(&s->lock);
 	if (n->state != NODE_COMPLETING)
 		return false;
-	if (n->replaces) {
-		LIST_REMOVE(n, replacing);
-		n->replaces = false;
-	}
 	local_set_kept_locked(n, sb);
 	if (!is_untouched(u, sb))
 		n->kept_size = UINT64_MAX; /* no file has it */
@@ -502,8 +520,11 @@ static int complete(struct upload *u, enum upload_end *ret)
 		(void)fchmod(u->fd, pending_mode(s));
 		return rc;
 	}
-	if (fstat(u->fd, &sb) < 0)
-		return -errno;
+	own_unlink(s, u->n->engine);
+	if (fstat(u->fd, &sb) < 0) { /* it is whole, and somebody removed it */
+		*ret = UPLOAD_GONE;
+		return 0;
+	}
 	if (!keep(u, &sb))
 		return 0;
 	*ret = UPLOAD_DONE;

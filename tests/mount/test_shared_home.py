@@ -201,9 +201,10 @@ def fsck_names_what_is_nobody_s(m):
     b.do("pending", 7, "lost")
     b.do("new", 17)
     b.end()
-    for part in ("wanted", "lock", "store"):
-        path = os.path.join(shared, ".ckptfs/nodes/b", part)
-        (os.rmdir if part == "wanted" else os.unlink)(path)
+    for part in ("own", "wanted"):
+        os.rmdir(os.path.join(shared, ".ckptfs/nodes/b", part))
+    for part in ("lock", "store"):
+        os.unlink(os.path.join(shared, ".ckptfs/nodes/b", part))
     os.rmdir(os.path.join(shared, ".ckptfs/nodes/b"))
     before = tree(shared)
     answer = ask("fsck", "--shared", shared, code=1)
@@ -310,7 +311,8 @@ def what_a_lost_node_has_left_is_listed_and_with_yes_removed(m):
     assert sorted(set(before) - set(tree(shared))) == [
         ".ckptfs/new/a", ".ckptfs/new/a/17", ".ckptfs/nodes/a",
         ".ckptfs/nodes/a/alive", ".ckptfs/nodes/a/lock",
-        ".ckptfs/nodes/a/store", ".ckptfs/nodes/a/wanted",
+        ".ckptfs/nodes/a/own", ".ckptfs/nodes/a/store",
+        ".ckptfs/nodes/a/wanted",
         "run/rank 1\t.pt", "run/rank_0.pt"]
     assert [n["node"] for n in ask("nodes", shared)["nodes"]] == ["b"]
     # The name and the store can be used again.

@@ -372,18 +372,37 @@ struct einode *engine_at(const char *path)
 	return in;
 }
 
+/* Is the directory HIDDEN, or below it? */
+static bool is_hidden(const struct einode *dir)
+{
+	const struct entry_of *e = list_find(&engine.all[0]->list, HIDDEN);
+
+	while (dir != engine.all[0] && (!e || dir != e->in))
+		dir = dir->parent;
+	return dir != engine.all[0];
+}
+
+/*
+ * A directory with a name of it, of those that users see if there is one: links
+ * in HIDDEN are the store's own, but what was made there first is there only.
+ */
 static struct einode *dir_with(const struct einode *in, const char **ret_name)
 {
+	struct einode *found = NULL;
+
 	for (size_t i = 0; i < engine.count; i++) {
 		const struct listing *l = &engine.all[i]->list;
 
 		for (size_t k = 0; k < l->count; k++)
-			if (l->at[k].in == in) {
+			if (l->at[k].in == in &&
+			    (!found || !is_hidden(engine.all[i]))) {
 				*ret_name = l->at[k].name;
-				return engine.all[i];
+				found = engine.all[i];
+				if (!is_hidden(found))
+					return found;
 			}
 	}
-	return NULL;
+	return found;
 }
 
 bool engine_path(const struct einode *in, char *buf, size_t size)

@@ -201,6 +201,7 @@ int __wrap_linkat(int from_fd, const char *from, int to_fd, const char *to,
 {
 	struct place_at a, b;
 	struct entry_of *e;
+	struct einode *in;
 	int error;
 
 	if (!engine_is_below(from_fd, from))
@@ -209,17 +210,18 @@ int __wrap_linkat(int from_fd, const char *from, int to_fd, const char *to,
 	if (error == 0)
 		error = engine_resolve(to_fd, to, &b);
 	if (error == 0)
-		error = a.self || b.self ? EPERM : engine_begins("link", b.name, WRITES);
-	e = error == 0 ? list_find(&a.dir->list, a.name) : NULL;
-	if (error == 0 && (!e || b.dir->links == 0))
+		error = b.self ? EPERM : engine_begins("link", b.name, WRITES);
+	e = error == 0 && !a.self ? list_find(&a.dir->list, a.name) : NULL;
+	in = e ? e->in : a.self; /* by a descriptor */
+	if (error == 0 && (!in || in->links == 0 || b.dir->links == 0))
 		error = ENOENT;
-	if (error == 0 && S_ISDIR(e->in->mode))
+	if (error == 0 && S_ISDIR(in->mode))
 		error = EPERM;
 	if (error == 0 && list_find(&b.dir->list, b.name))
 		error = EEXIST;
 	if (error)
 		return engine_failed(error);
-	engine_put_name(b.dir, b.name, e->in);
+	engine_put_name(b.dir, b.name, in);
 	return engine_ends(0);
 }
 

@@ -747,54 +747,33 @@ void model_node_forgotten(unsigned node)
 /* --- files that say no node ------------------------------------------------ */
 
 /*
- * A node that lost power before the trailer got there has made a file that says
- * no node; the record of it was not durable either. Nobody completes it, and
- * ckptctl fsck names it for somebody to remove.
+ * A node that died between making a file and its link in own/ has left one that
+ * says no node; if the record of it was not durable either nobody removes it,
+ * and ckptctl fsck names it for somebody to do that.
  */
 bool model_is_bare(const char *path)
 {
 	struct einode *in = engine_at(path);
-	struct trailer t;
-	const uint8_t *bytes;
-	size_t len;
+	char own[80];
 
 	if (!in || !is_pending_mode(einode_mode(in)))
 		return false;
-	bytes = einode_bytes(in, &len);
-	return len < TRAILER_BYTES ||
-	       trailer_decode(bytes + len - TRAILER_BYTES, &t) < 0;
-}
-
-/* Is a version that was synced, and may be this one, not whole yet? */
-static bool is_to_come(const char *path)
-{
-	const char *name = strrchr(path, '/');
-
-	/* Perhaps it was written under another name. */
-	for (unsigned i = 0; i < m.owns; i++) {
-		const struct version *v = &m.v[m.own[i].now];
-
-		if (v->synced && !v->plain && !v->is_void &&
-		    strcmp(m.own[i].path, path) == 0)
-			return true;
+	for (unsigned node = 1; node <= nodes_plan.nodes; node++) {
+		(void)snprintf(own, sizeof(own),
+			       ".ckptfs/nodes/n%u/own/%016llx", node,
+			       (unsigned long long)einode_number(in));
+		if (engine_at(own))
+			return false;
 	}
-	for (size_t i = 1; name && i < m.count; i++) {
-		const struct version *v = &m.v[i];
-
-		if (v->synced && !v->plain && !v->is_void && !v->superseded &&
-		    strcmp(strrchr(v->path, '/'), name) == 0)
-			return true;
-	}
-	return false;
+	return true;
 }
 
 static void remove_bare(void *arg, const char *path, struct einode *in)
 {
 	const struct known *k = known_of(einode_number(in));
 
-	/* Not what a living node has made, is to write once more, or knows. */
-	if (!model_is_bare(path) || k->at_ns > m.lost_ns[k->by] ||
-	    is_to_come(path))
+	/* Not what a living node is just making. */
+	if (!model_is_bare(path) || k->at_ns > m.lost_ns[k->by])
 		return;
 	if (sim_traces())
 		fprintf(stderr, "        '%s' says no node: removed\n", path);
@@ -832,12 +811,25 @@ static void count_new(void *arg, const char *path, struct einode *in)
 		++*(unsigned *)arg;
 }
 
+/* In nodes/: a link of a pending file. */
+static bool is_own(const char *path)
+{
+	return strstr(path, "/own/") != NULL;
+}
+
+static void count_own(void *arg, const char *path, struct einode *in)
+{
+	if (is_own(path) && is_left(path, in))
+		++*(unsigned *)arg;
+}
+
 bool nodes_model_is_quiet(void)
 {
 	unsigned pending = 0;
 
 	engine_each("", count_pending, &pending);
 	engine_each(".ckptfs/new", count_new, &pending);
+	engine_each(".ckptfs/nodes", count_own, &pending);
 	return pending == 0;
 }
 
@@ -868,6 +860,13 @@ static void check_new(void *arg, const char *path, struct einode *in)
 		sim_fail("'%s' is left at the end", path);
 }
 
+static void check_link(void *arg, const char *path, struct einode *in)
+{
+	(void)arg;
+	if (is_own(path) && is_left(path, in))
+		sim_fail("'%s' is a link of a file that is not pending", path);
+}
+
 static void check_own(const struct own *o)
 {
 	struct einode *in = engine_at(o->path);
@@ -893,6 +892,7 @@ void nodes_model_check_end(void)
 {
 	engine_each("", check_left, NULL);
 	engine_each(".ckptfs/new", check_new, NULL);
+	engine_each(".ckptfs/nodes", check_link, NULL);
 	for (unsigned i = 0; i < m.owns; i++)
 		check_own(&m.own[i]);
 	for (unsigned step = 1; step <= STEPS_MAX; step++)

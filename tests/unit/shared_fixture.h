@@ -13,26 +13,41 @@ struct mounted {
 	struct live live;
 	char *dir;
 	struct shared *s;
+	bool stopped;
 };
 
 static const struct shared_caller caller = { 0 };
 static const struct names_new as_file = { .mode = S_IFREG | 0644 };
 
 /* Nothing is uploaded or searched for until mounted_start(). */
-static inline struct mounted mounted_open(void)
+static inline void mounted_enter(struct mounted *m)
 {
-	struct mounted m = { .live = live_closed(NULL), .dir = make_tmp() };
-	const struct shared_options o = { .dir = m.dir,
+	const struct shared_options o = { .dir = m->dir,
 					  .node = "a",
 					  .pending_wait_s = 1 };
 	char why[WHY_BYTES];
 
-	assert_int_equal(make_home(m.dir, ""), 0);
-	assert_int_equal(live_try_open(&m.live, why), 0);
-	if (shared_open(m.live.st, &o, &m.s, why, sizeof(why)) < 0)
+	m->stopped = false;
+	assert_int_equal(live_try_open(&m->live, why), 0);
+	if (shared_open(m->live.st, &o, &m->s, why, sizeof(why)) < 0)
 		fail_msg("%s", why);
-	assert_int_equal(store_start(m.live.st), 0);
+	assert_int_equal(store_start(m->live.st), 0);
+}
+
+static inline struct mounted mounted_open(void)
+{
+	struct mounted m = { .live = live_closed(NULL), .dir = make_tmp() };
+
+	assert_int_equal(make_home(m.dir, ""), 0);
+	mounted_enter(&m);
 	return m;
+}
+
+/* It ends without having said so, as a daemon that dies does. */
+static inline void mounted_die(struct mounted *m)
+{
+	shared_free(m->s);
+	live_close(&m->live);
 }
 
 static inline void mounted_start(struct mounted *m)
@@ -48,9 +63,17 @@ static inline struct mounted mounted_new(void)
 	return m;
 }
 
-static inline void mounted_free(struct mounted *m)
+/* Its threads have ended. */
+static inline void mounted_stop(struct mounted *m)
 {
 	shared_stop(m->s);
+	m->stopped = true;
+}
+
+static inline void mounted_free(struct mounted *m)
+{
+	if (!m->stopped)
+		mounted_stop(m);
 	shared_free(m->s);
 	assert_int_equal(store_close(m->live.st), 0);
 	remove_tree(m->live.path);

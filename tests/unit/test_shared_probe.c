@@ -133,6 +133,8 @@ static void each_thing_that_is_missing_is_said(void **state)
 		{ FUTIMENS, 0, -EOPNOTSUPP, "set the times", false },
 		{ RENAMEAT, EXDEV, -EOPNOTSUPP, "rename a file", false },
 		{ RENAMEAT, 0, -EOPNOTSUPP, "rename a file", false },
+		{ LINKAT, EPERM, -EOPNOTSUPP, "hard links", false },
+		{ LINKAT, 0, -EOPNOTSUPP, "hard links", false },
 		{ UNLINKAT, EPERM, -EOPNOTSUPP, "remove a file", false },
 		{ UNLINKAT, 0, -EOPNOTSUPP, "remove a file", false },
 		{ FLOCK, ENOSYS, -ENOSYS, "cannot be locked", false },
@@ -166,35 +168,10 @@ static void each_thing_that_is_missing_is_said(void **state)
 	free(dir);
 }
 
-static void
-without_links_it_is_made_and_mounted_and_they_are_known(void **state)
-{
-	char *dir = make_tmp();
-	struct opened_home o;
-
-	(void)state;
-	wrong = LINKAT;
-	wrong_errno = EPERM;
-	assert_int_equal(make_home(dir, ""), 0);
-	o = open_home(dir, "a", STORE_A);
-	assert_int_equal(o.rc, 0);
-	assert_false(o.home.has_links);
-	close_home(&o);
-	assert_int_equal(make_home(dir, "share already"), -EEXIST);
-	wrong = NONE;
-	o = open_home(dir, "a", STORE_A);
-	assert_true(o.home.has_links);
-	close_home(&o);
-	remove_tree(dir);
-	free(dir);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(each_thing_that_is_missing_is_said),
-		cmocka_unit_test(
-			without_links_it_is_made_and_mounted_and_they_are_known),
 	};
 
 	return cmocka_run_group_tests_name("shared_probe", tests, NULL, NULL);

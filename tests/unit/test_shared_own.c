@@ -1,0 +1,304 @@
+/*
+ * Pending files have a link in own/, called by their number: it leads to them
+ * wherever others move them, and goes when they are whole, or nobody wants
+ * them.
+ */
+#include <fcntl.h>
+
+#include "store/base/dir.h"
+#include "store/base/scope.h"
+#include "store/drain/drain.h"
+#include "store/file/file.h"
+#include "tests/unit/shared_fixture.h"
+
+#define OWN ".ckptfs/nodes/a/own"
+#define BYTES "what was saved"
+
+/* The file f is pending, and its bytes are durable here. Its number in DIR. */
+static ino_t make_closed(struct mounted *m)
+{
+	struct store *st = m->live.st;
+	struct shared_entry e;
+	struct inode *in;
+	struct stat sb;
+
+	assert_int_equal(
+		shared_create(m->s, &caller, ROOT_INO, "f", &as_file, &e, &in),
+		0);
+	assert_int_equal(e.stat.st_nlink, 1);
+	assert_int_equal(file_write(&st->files, in, BYTES, strlen(BYTES), 0),
+			 0);
+	assert_int_equal(drain_closed(st->drain, in), 0);
+	shared_change_end(m->s, in->ino);
+	assert_int_equal(drain_sync_closed(st->drain), 0);
+	inode_forget(st->inodes, in, 1);
+	inode_put(st->inodes, in, 2);
+	assert_int_equal(lstat(at(m->dir, "f"), &sb), 0);
+	assert_true(pending_is(m->s, &sb));
+	assert_int_equal(sb.st_nlink, 2);
+	return sb.st_ino;
+}
+
+static const char *link_of(const struct mounted *m, ino_t number)
+{
+	char name[80];
+
+	(void)snprintf(name, sizeof(name), OWN "/%016llx",
+		       (unsigned long long)number);
+	return at(m->dir, name);
+}
+
+static bool has_link(const struct mounted *m, ino_t number)
+{
+	struct stat sb;
+
+	return lstat(link_of(m, number), &sb) == 0;
+}
+
+static void rename_there(const struct mounted *m, const char *from,
+			 const char *to)
+{
+	char *path = strdup(at(m->dir, from));
+
+	assert_int_equal(rename(path, at(m->dir, to)), 0);
+	free(path);
+}
+
+/* All is uploaded: `name` has the bytes, and there is no link any more. */
+static void end_with(struct mounted *m, const char *name)
+{
+	char buf[64] = "";
+	struct stat sb;
+
+	mounted_start(m);
+	assert_int_equal(shared_flush(m->s), 0);
+	mounted_stop(m);
+	if (name) {
+		assert_int_equal(stat(at(m->dir, name), &sb), 0);
+		assert_int_equal(sb.st_mode & 07777, 0644);
+		assert_int_equal(sb.st_nlink, 1);
+		assert_int_equal(dir_read_text(AT_FDCWD, at(m->dir, name), buf,
+					       sizeof(buf)),
+				 strlen(BYTES));
+		assert_string_equal(buf, BYTES);
+	}
+	assert_true(dir_is_empty(AT_FDCWD, at(m->dir, OWN)));
+	mounted_free(m);
+}
+
+static void a_file_is_completed_wherever_others_have_moved_it(void **state)
+{
+	struct mounted m = mounted_open();
+
+	(void)state;
+	assert_int_equal(mkdir(at(m.dir, "sub"), 0755), 0);
+	(void)make_closed(&m);
+	rename_there(&m, "f", "sub/g");
+	rename_there(&m, "sub", "other");
+	end_with(&m, "other/g");
+}
+
+static void so_is_one_that_was_moved_while_the_node_was_away(void **state)
+{
+	struct mounted m = mounted_open();
+
+	(void)state;
+	assert_int_equal(mkdir(at(m.dir, "sub"), 0755), 0);
+	(void)make_closed(&m);
+	mounted_die(&m);
+	rename_there(&m, "f", "sub/g");
+	rename_there(&m, "sub", "other");
+	mounted_enter(&m);
+	assert_false(m.s->search); /* and nobody has to look for it */
+	end_with(&m, "other/g");
+}
+
+static void what_others_remove_goes_here_and_its_link(void **state)
+{
+	(void)state;
+	for (unsigned away = 0; away < 2; away++) {
+		struct mounted m = mounted_open();
+
+		(void)make_closed(&m);
+		if (away)
+			mounted_die(&m);
+		assert_int_equal(unlink(at(m.dir, "f")), 0);
+		if (away)
+			mounted_enter(&m);
+		end_with(&m, NULL);
+	}
+}
+
+/* By forget-node: its name, its link, and the rest of the node. */
+static void what_was_forgotten_goes_here(void **state)
+{
+	struct mounted m = mounted_open();
+	ino_t number = make_closed(&m);
+
+	(void)state;
+	mounted_die(&m);
+	assert_int_equal(unlink(at(m.dir, "f")), 0);
+	assert_int_equal(unlink(link_of(&m, number)), 0);
+	mounted_enter(&m);
+	assert_true(TAILQ_EMPTY(&m.s->queue));
+	end_with(&m, NULL);
+}
+
+/* Its directory was put back from a copy that knows no links, say. */
+static void what_has_lost_its_link_is_known_by_its_name(void **state)
+{
+	struct mounted m = mounted_open();
+	ino_t number = make_closed(&m);
+
+	(void)state;
+	mounted_die(&m);
+	assert_int_equal(unlink(link_of(&m, number)), 0);
+	mounted_enter(&m);
+	assert_true(has_link(&m, number));
+	end_with(&m, "f");
+}
+
+static void forget_meta(struct mounted *m, const char *name)
+{
+	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
+
+	record_delete(b, key_meta(name));
+	assert_int_equal(kv_write(m->live.st->kv, b), 0);
+}
+
+/* One that has no links, and whose files others may have moved. */
+static void a_store_of_the_first_form_is_taken_over(void **state)
+{
+	struct mounted m = mounted_open();
+	ino_t number = make_closed(&m);
+
+	(void)state;
+	assert_int_equal(mkdir(at(m.dir, "sub"), 0755), 0);
+	forget_meta(&m, META_SHARED_OWN);
+	mounted_die(&m);
+	assert_int_equal(unlink(link_of(&m, number)), 0);
+	assert_int_equal(rmdir(at(m.dir, OWN)), 0);
+	rename_there(&m, "f", "sub/g");
+	mounted_enter(&m);
+	assert_true(has_link(&m, number));
+	assert_int_equal(record_find(m.live.st->kv, key_meta(META_SHARED_OWN)),
+			 0);
+	end_with(&m, "sub/g");
+}
+
+/* A pending file of this node that the store does not know: its number. */
+static ino_t make_unknown(struct mounted *m, const char *name)
+{
+	struct stat sb;
+	int fd = open(at(m->dir, name), O_CREAT | O_EXCL | O_WRONLY, 0600);
+
+	assert_true(fd >= 0);
+	assert_int_equal(fchmod(fd, pending_mode(m->s)), 0);
+	assert_int_equal(fstat(fd, &sb), 0);
+	assert_int_equal(own_link(m->s, fd, sb.st_ino), 0);
+	close(fd);
+	return sb.st_ino;
+}
+
+/* A power cut took all that the store had of it. */
+static void what_was_never_durable_is_taken_away(void **state)
+{
+	struct mounted m = mounted_open();
+	ino_t number;
+
+	(void)state;
+	assert_int_equal(mkdir(at(m.dir, "sub"), 0755), 0);
+	number = make_unknown(&m, "x");
+	mounted_die(&m);
+	rename_there(&m, "x", "sub/y");
+	mounted_enter(&m);
+	assert_true(m.s->search);
+	assert_true(own_is_lost(m.s, number));
+	m.s->search = false; /* as who calls it does */
+	local_search(m.s);
+	assert_false(m.s->search);
+	assert_false(own_is_lost(m.s, number));
+	assert_false(is_there(m.dir, "sub/y"));
+	end_with(&m, NULL);
+}
+
+/* The last mount ended by itself: then it cannot be, and nobody removes it. */
+static void after_an_end_what_the_store_does_not_know_stays(void **state)
+{
+	struct mounted m = mounted_open();
+	ino_t number = make_unknown(&m, "x");
+
+	(void)state;
+	mounted_start(&m);
+	mounted_stop(&m);
+	mounted_die(&m);
+	mounted_enter(&m);
+	assert_false(own_is_lost(m.s, number));
+	local_search(m.s);
+	assert_true(is_there(m.dir, "x"));
+	assert_true(has_link(&m, number));
+	mounted_start(&m);
+	mounted_free(&m);
+}
+
+/* Another node has put its file at the name just before. */
+static void another_file_at_the_name_stays(void **state)
+{
+	struct mounted m = mounted_open();
+	ino_t number = make_unknown(&m, "x");
+
+	(void)state;
+	put_file(m.dir, "f", "another one");
+	assert_int_equal(own_take_away(m.s, m.s->home.dirfd, "f", number), 0);
+	assert_true(is_there(m.dir, "f"));
+	assert_true(dir_is_empty(AT_FDCWD, at(m.dir, ".ckptfs/new/a")));
+	assert_int_equal(own_take_away(m.s, m.s->home.dirfd, "x", number), 0);
+	assert_false(is_there(m.dir, "x"));
+	mounted_start(&m);
+	mounted_free(&m);
+}
+
+/* It is whole, and its node is just about to take its link away. */
+static void a_link_that_is_going_is_no_name(void **state)
+{
+	struct mounted m = mounted_open();
+	ino_t number = make_unknown(&m, "x");
+	struct stat sb;
+	int fd = open(at(m.dir, "x"), O_RDONLY);
+
+	(void)state;
+	assert_true(fd >= 0);
+	assert_int_equal(fchmod(fd, 0644), 0);
+	assert_int_equal(fstat(fd, &sb), 0);
+	assert_int_equal(sb.st_nlink, 2);
+	assert_true(own_is_only_name(m.s, fd, &sb));
+	own_unlink(m.s, number);
+	assert_true(own_is_only_name(m.s, fd, &sb)); /* as it is now */
+	assert_int_equal(dir_link(fd, m.s->home.dirfd, "y"), 0);
+	assert_int_equal(fstat(fd, &sb), 0);
+	assert_false(own_is_only_name(m.s, fd, &sb));
+	close(fd);
+	mounted_start(&m);
+	mounted_free(&m);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(
+			a_file_is_completed_wherever_others_have_moved_it),
+		cmocka_unit_test(
+			so_is_one_that_was_moved_while_the_node_was_away),
+		cmocka_unit_test(what_others_remove_goes_here_and_its_link),
+		cmocka_unit_test(what_was_forgotten_goes_here),
+		cmocka_unit_test(what_has_lost_its_link_is_known_by_its_name),
+		cmocka_unit_test(a_store_of_the_first_form_is_taken_over),
+		cmocka_unit_test(what_was_never_durable_is_taken_away),
+		cmocka_unit_test(
+			after_an_end_what_the_store_does_not_know_stays),
+		cmocka_unit_test(another_file_at_the_name_stays),
+		cmocka_unit_test(a_link_that_is_going_is_no_name),
+	};
+
+	return cmocka_run_group_tests_name("shared_own", tests, NULL, NULL);
+}
