@@ -12,8 +12,8 @@
 #include <string.h>
 
 #include "store/db/records.h"
+#include "store/shared/home_text.h"
 #include "store/shared/shared.h"
-#include "store/shared/trailer.h"
 
 static const struct options options_default = {
 	.publish = PUBLISH_STEP,

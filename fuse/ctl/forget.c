@@ -25,10 +25,9 @@
 
 struct forget {
 	const char *dir, *node;
-	int homefd;
 	bool yes;
 	cJSON *json, *list; /* NULL: for people */
-	uint64_t files, bytes, removed, unread, bare;
+	uint64_t files, bytes, removed, unread;
 	int first_rc; /* of what could not be removed or read: it alone is said
 		       */
 };
@@ -46,19 +45,16 @@ static void list(struct forget *f, const struct pending_file *p, bool removed)
 	cJSON *one;
 
 	if (!f->json) {
-		(void)printf("%s%10s  %s%s\n", removed ? "removed " : "",
-			     ctl_bytes(p->trailer.size_bytes),
-			     ctl_shown(p->path),
-			     p->trailer.writing ? " (was being written)" : "");
+		(void)printf("%s%10s  %s\n", removed ? "removed " : "",
+			     ctl_bytes((uint64_t)p->st.st_size),
+			     ctl_shown(p->path));
 		return;
 	}
 	if (cJSON_GetArraySize(f->list) >= CTL_SHARED_LISTED_MAX)
 		return;
 	one = cJSON_CreateObject();
 	ctl_add_text(one, "path", p->path);
-	ctl_add_number(one, "bytes", p->trailer.size_bytes);
-	(void)cJSON_AddBoolToObject(one, "writing", p->trailer.writing);
-	ctl_add_text(one, "store", p->trailer.uuid);
+	ctl_add_number(one, "bytes", (uint64_t)p->st.st_size);
 	(void)cJSON_AddBoolToObject(one, "removed", removed);
 	(void)cJSON_AddItemToArray(f->list, one);
 }
@@ -68,16 +64,10 @@ static int on_pending(void *arg, const struct pending_file *p)
 	struct forget *f = arg;
 	bool removed = false;
 
-	/* A power cut may have taken its trailer, and not its link. */
-	if (p->is != PENDING_TOLD &&
-	    !shared_node_owns(f->homefd, f->node, p->st.st_ino)) {
-		f->bare++;
-		return 0;
-	}
-	if (p->is == PENDING_TOLD && strcmp(p->trailer.node, f->node) != 0)
+	if (!p->node || strcmp(p->node, f->node) != 0)
 		return 0;
 	f->files++;
-	f->bytes += p->trailer.size_bytes;
+	f->bytes += (uint64_t)p->st.st_size;
 	if (f->yes) {
 		removed = unlinkat(p->dirfd, p->name, 0) == 0;
 		if (!removed)
@@ -166,7 +156,6 @@ static void print_result(struct forget *f, bool gone)
 		ctl_add_number(f->json, "pending_files", f->files);
 		ctl_add_number(f->json, "pending_bytes", f->bytes);
 		ctl_add_number(f->json, "removed_files", f->removed);
-		ctl_add_number(f->json, "bare_files", f->bare);
 		ctl_add_number(f->json, "unread", f->unread);
 		ctl_print_json(TAKE(f->json));
 	} else {
@@ -182,11 +171,6 @@ static void print_result(struct forget *f, bool gone)
 		ctl_complain("nothing was removed; if node %s does not come "
 			     "back, again with --yes",
 			     f->node);
-	if (f->bare > 0)
-		ctl_complain("%s pending file%s said no node; see ckptctl fsck "
-			     "--shared %s",
-			     ctl_count(f->bare), f->bare == 1 ? "" : "s",
-			     f->dir);
 }
 
 /* What names the node is gone: the node. CTL_FINE: it is forgotten. */
@@ -223,8 +207,7 @@ static int forget(struct forget *f)
 		rc = watch(f, l.homefd);
 	if (rc != CTL_FINE)
 		return rc;
-	f->homefd = l.homefd;
-	rc = pending_walk(l.dirfd, &walk);
+	rc = pending_walk(l.dirfd, l.homefd, &walk);
 	if (rc < 0)
 		return ctl_shared_failed(f->dir, "look for its files", rc);
 	if (!known && f->files == 0 &&

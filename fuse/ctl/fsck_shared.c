@@ -2,9 +2,9 @@
  * fsck_shared.c - ckptctl fsck --shared: is everything pending in a directory
  * that nodes share somebody's? It changes nothing, and nodes go on meanwhile.
  *
- * A file is without a trailer for a moment when it is made and when it is
- * completed. So those are looked at again for a while before one is called a
- * problem: a node that died in that moment has left it for good.
+ * A file is without a link for a moment when it is made. So those are looked at
+ * again for a while before one is called a problem: a node that died in that
+ * moment has left it for good.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -36,7 +36,7 @@ struct known {
 	char store[LAYOUT_UUID_BYTES];
 };
 
-struct suspect { /* without a trailer when it was found */
+struct suspect { /* nobody's when it was found */
 	char *path;
 	ino_t ino;
 };
@@ -134,10 +134,11 @@ static int look_new(void *arg, int newfd, const char *name)
 
 static void say_bare(struct fsck_shared *f, const char *path)
 {
-	problem(f, "no-trailer", path,
-		"has the sticky bit and no trailer, so that it is not known "
-		"whose it is: a node that died has left it, and may complete "
-		"it when it is mounted again; else remove it");
+	problem(f, "nobodys", path,
+		"has the sticky bit, and no node has a link of it: a node that "
+		"died has left it (a mount removes an empty one when somebody "
+		"comes to wait for it), or it is of an older ckptfs, whose node "
+		"was not mounted since, and completes it; else remove it");
 }
 
 static int suspect(struct fsck_shared *f, const struct pending_file *p)
@@ -161,42 +162,14 @@ static int suspect(struct fsck_shared *f, const struct pending_file *p)
 	return 0;
 }
 
-static void check_told(struct fsck_shared *f, const struct pending_file *p)
-{
-	const struct known *n = find_node(f, p->trailer.node);
-
-	f->pending++;
-	f->pending_bytes += p->trailer.size_bytes;
-	if (!n)
-		problem(f, "unknown-node", p->path,
-			"is pending on node %s, which is not there; 'ckptctl "
-			"forget-node %s %s' removes what is of it",
-			p->trailer.node, f->dir, p->trailer.node);
-	else if (n->store[0] && strcmp(n->store, p->trailer.uuid) != 0)
-		problem(f, "other-store", p->path,
-			"is pending on node %s, in a store (%s) that is not "
-			"that node any more",
-			n->name, p->trailer.uuid);
-}
-
 static int on_pending(void *arg, const struct pending_file *p)
 {
 	struct fsck_shared *f = arg;
 
-	switch (p->is) {
-	case PENDING_TOLD:
-		check_told(f, p);
-		break;
-	case PENDING_DAMAGED:
-		problem(f, "damaged-trailer", p->path,
-			"is pending, and the trailer that says where is "
-			"damaged, or of a newer ckptfs");
-		break;
-	case PENDING_BARE:
+	if (!p->node)
 		return suspect(f, p);
-	case PENDING_NOT:
-		break;
-	}
+	f->pending++;
+	f->pending_bytes += (uint64_t)p->st.st_size;
 	return 0;
 }
 
@@ -222,18 +195,18 @@ static int open_parent(int dirfd, const char *path, const char **ret_name)
 			    sizeof(how));
 }
 
-/* Is it still the file that it was, and still without a trailer? */
+/* Is it still the file that it was, and still nobody's? */
 static bool is_still_bare(const struct fsck_shared *f, const struct suspect *s)
 {
 	const char *name;
 	SCOPED(scope_close)
 	int fd = open_parent(f->look.dirfd, s->path, &name);
-	enum pending is = PENDING_NOT;
-	struct trailer t;
-	struct stat st = { 0 };
+	char node[SHARED_NODE_MAX + 1];
+	struct stat st;
 
-	return fd >= 0 && pending_look(fd, name, &is, &t, &st) == 0 &&
-	       is == PENDING_BARE && st.st_ino == s->ino;
+	return fd >= 0 && fstatat(fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+	       st.st_ino == s->ino && (st.st_mode & S_ISVTX) &&
+	       pending_owner(f->look.homefd, s->ino, node) == 0;
 }
 
 static void drop_suspects(struct fsck_shared *f)
@@ -275,7 +248,7 @@ static int check(struct fsck_shared *f)
 	if (rc == 0)
 		rc = dir_each(f->look.homefd, SHARED_NEW_DIR, look_new, f);
 	if (rc == 0)
-		rc = pending_walk(f->look.dirfd, &walk);
+		rc = pending_walk(f->look.dirfd, f->look.homefd, &walk);
 	if (rc == 0)
 		check_suspects(f);
 	return rc;

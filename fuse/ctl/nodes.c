@@ -34,9 +34,6 @@ struct nodes {
 	bool pending; /* asked for */
 	struct node *at; /* sorted by name */
 	size_t count, capacity;
-	struct node others; /* pending files of nodes that are not there */
-	uint64_t bare; /* pending, and nobody's, as far as one can see */
-	uint64_t unread;
 };
 
 static int add_node(void *arg, const struct shared_node *n)
@@ -55,35 +52,6 @@ static int by_name(const void *a, const void *b)
 	const struct node *x = a, *y = b;
 
 	return strcmp(x->is.name, y->is.name);
-}
-
-static int count_pending(void *arg, const struct pending_file *f)
-{
-	struct nodes *all = arg;
-	struct node key, *n;
-
-	if (f->is != PENDING_TOLD) {
-		all->bare++;
-		return 0;
-	}
-	memcpy(key.is.name, f->trailer.node, sizeof(key.is.name));
-	n = all->count
-		    ? bsearch(&key, all->at, all->count, sizeof(key), by_name)
-		    : NULL;
-	if (!n)
-		n = &all->others;
-	n->files++;
-	n->bytes += f->trailer.size_bytes;
-	return 0;
-}
-
-static void count_unread(void *arg, const char *path, int rc)
-{
-	struct nodes *all = arg;
-
-	(void)path;
-	(void)rc;
-	all->unread++;
 }
 
 static int64_t seen_s(const struct nodes *all, const struct node *n)
@@ -171,26 +139,6 @@ static void print_away(const struct nodes *all, const struct node *n)
 			     n->is.name, ctl_shown(all->dir), n->is.name);
 }
 
-static void print_rest(const struct nodes *all)
-{
-	const char *dir = ctl_shown(all->dir);
-
-	if (all->others.files > 0)
-		(void)printf("%s pending file%s of nodes that are not there: "
-			     "see ckptctl fsck --shared %s\n",
-			     ctl_count(all->others.files),
-			     all->others.files == 1 ? "" : "s", dir);
-	if (all->bare > 0)
-		(void)printf("%s pending file%s without a trailer: see "
-			     "ckptctl fsck --shared %s\n",
-			     ctl_count(all->bare), all->bare == 1 ? "" : "s",
-			     dir);
-	if (all->unread > 0)
-		(void)printf("%s place%s could not be looked at\n",
-			     ctl_count(all->unread),
-			     all->unread == 1 ? "" : "s");
-}
-
 static void print_people(const struct nodes *all)
 {
 	int width = 4;
@@ -211,7 +159,6 @@ static void print_people(const struct nodes *all)
 		print_clock(&all->at[i]);
 	for (size_t i = 0; i < all->count; i++)
 		print_away(all, &all->at[i]);
-	print_rest(all);
 }
 
 /* --- JSON --------------------------------------------------------------- */
@@ -265,18 +212,13 @@ static void print_json(const struct nodes *all, const char *uuid)
 	list = cJSON_AddArrayToObject(json, "nodes");
 	for (size_t i = 0; i < all->count; i++)
 		(void)cJSON_AddItemToArray(list, node_json(all, &all->at[i]));
-	if (all->pending) {
-		ctl_add_number(json, "unknown_files", all->others.files);
-		ctl_add_number(json, "bare_files", all->bare);
-		ctl_add_number(json, "unread", all->unread);
-	}
 	ctl_print_json(json);
 }
 
 /* Does anybody wait for what nobody brings? */
 static int exit_code(const struct nodes *all)
 {
-	bool bad = all->others.files > 0 || all->unread > 0;
+	bool bad = false;
 
 	for (size_t i = 0; i < all->count; i++)
 		bad |= all->at[i].files > 0 && is_away(all, &all->at[i]);
@@ -285,9 +227,6 @@ static int exit_code(const struct nodes *all)
 
 static int collect(struct nodes *all, const struct shared_look *l)
 {
-	const struct pending_walk walk = { .found = count_pending,
-					   .unread = count_unread,
-					   .arg = all };
 	int rc = shared_look_nodes(l->homefd, add_node, all);
 
 	if (rc < 0)
@@ -297,7 +236,10 @@ static int collect(struct nodes *all, const struct shared_look *l)
 	/* Who may not write there has to take his own clock for DIR's. */
 	if (shared_look_now(l->homefd, &all->now_ns) < 0)
 		all->now_ns = wall_ns();
-	return all->pending ? pending_walk(l->dirfd, &walk) : 0;
+	for (size_t i = 0; rc == 0 && all->pending && i < all->count; i++)
+		rc = pending_count(l->homefd, all->at[i].is.name,
+				   &all->at[i].files, &all->at[i].bytes);
+	return rc;
 }
 
 static int nodes(const char *dir, bool pending, bool json)
@@ -348,8 +290,8 @@ const struct ctl_command ctl_nodes = {
 		"each node, who was seen within half a\nminute is there as "
 		"well. Clocks do not matter: one that is a minute off is "
 		"said.\n\n"
-		"  --pending  also walk over DIR and count what is pending of "
-		"each; then the exit\n"
-		"             code is 1 when a node is away that has something\n",
+		"  --pending  also count what is pending of each; then the exit "
+		"code is 1 when a node\n"
+		"             is away that has something\n",
 	.run = run,
 };

@@ -6,11 +6,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "store/base/dir.h"
@@ -101,17 +98,6 @@ int shared_node_remove(int homefd, const char *node)
 	int rc = remove_dir(homefd, SHARED_NEW_DIR, node);
 
 	return rc < 0 ? rc : remove_dir(homefd, SHARED_NODES_DIR, node);
-}
-
-bool shared_node_owns(int homefd, const char *node, ino_t number)
-{
-	char path[SHARED_NODE_MAX + 64];
-	struct stat sb;
-
-	(void)snprintf(path, sizeof(path),
-		       SHARED_NODES_DIR "/%s/" SHARED_OWN_DIR "/%016" PRIx64,
-		       node, (uint64_t)number);
-	return fstatat(homefd, path, &sb, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
 bool shared_node_has_new(int homefd, const char *node)

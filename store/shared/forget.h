@@ -11,7 +11,6 @@
 #define STORE_SHARED_FORGET_H
 
 #include <stdbool.h>
-#include <sys/types.h>
 
 /*
  * *ret_lockfd is the caller's to close. -ENOENT: there is no such node.
@@ -23,8 +22,6 @@ int shared_node_lock(int homefd, const char *node, int *ret_lockfd);
  * not there are no error. -ENOTEMPTY: somebody has made the node anew.
  */
 int shared_node_remove(int homefd, const char *node);
-/* Is there a link in own/ of this file of DIR: is it pending on the node? */
-bool shared_node_owns(int homefd, const char *node, ino_t number);
 /* Is there anything in new/NODE, or that directory itself? */
 bool shared_node_has_new(int homefd, const char *node);
 

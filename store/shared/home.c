@@ -378,6 +378,65 @@ static int open_parts(const struct opening *o)
 	return rc;
 }
 
+struct older {
+	int homefd;
+	char name[SHARED_NODE_MAX + 1];
+};
+
+/* 1: a daemon of the first form has that node, or one that just starts. */
+static int look_older(void *arg, const struct shared_node *n)
+{
+	struct older *o = arg;
+	char path[SHOWN_BYTES];
+
+	(void)snprintf(path, sizeof(path),
+		       SHARED_NODES_DIR "/%s/" SHARED_OWN_DIR, n->name);
+	if (n->locked != SHARED_LOCKED ||
+	    faccessat(o->homefd, path, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+		return 0;
+	(void)snprintf(o->name, sizeof(o->name), "%s", n->name);
+	return 1;
+}
+
+/*
+ * Daemons of the first form know no links, and would take what has one for
+ * nobody's. So it is of this form when none of them is there, and from then on
+ * none comes.
+ */
+static int take_format(const struct opening *o)
+{
+	const struct timespec pause = { .tv_nsec = LOCK_POLL_NS };
+	int64_t deadline_ns = mono_ns() + LOCK_WAIT_NS;
+	char text[HOME_TEXT_BYTES_MAX];
+	struct shared_home *h = o->home;
+	struct older older = { .homefd = h->homefd };
+	int rc;
+
+	while ((rc = shared_look_nodes(h->homefd, look_older, &older)) == 1) {
+		if (mono_ns() > deadline_ns)
+			return home_refuse(
+				&o->why, -EBUSY,
+				"%s: node %s has it mounted with an "
+				"older ckptfs, which cannot share it "
+				"with this one; unmount it there "
+				"first, and on all nodes",
+				o->why.dir, older.name);
+		(void)nanosleep(&pause, NULL);
+	}
+	if (rc == 0)
+		rc = home_text_put(h->homefd, SHARED_FORMAT_FILE, text,
+				   home_format_text(h->uuid, text), true);
+	/* Another node has done it at this moment. */
+	if (rc == -ENOENT || rc == -EEXIST)
+		rc = 0;
+	if (rc < 0)
+		return home_refuse(&o->why, rc,
+				   "%s: cannot say there that it is of a newer "
+				   "format: %s",
+				   o->why.dir, strerror(-rc));
+	return 0;
+}
+
 int shared_home_open(const char *dir, const char *node, const char *store_uuid,
 		     struct shared_home *ret, char *why, size_t why_size)
 {
@@ -415,6 +474,8 @@ int shared_home_open(const char *dir, const char *node, const char *store_uuid,
 		rc = open_parts(&o);
 	if (rc == 0)
 		rc = home_probe(&o.why, h.newfd);
+	if (rc == 0 && l.format < HOME_FORMAT)
+		rc = take_format(&o);
 	if (rc < 0)
 		return rc;
 	*ret = h;

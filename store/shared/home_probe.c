@@ -19,7 +19,8 @@
 
 #define PROBE ".probe"
 #define PROBE_OTHER ".probe-other"
-#define PROBE_BYTES 100
+#define WRITTEN_BYTES 4096
+#define PROBE_BYTES 100 /* when the rest is cut off */
 #define PROBE_TIME_S 1000000000 /* of 2001: no clock of now */
 #define PROBE_OWNER 1 /* anybody but root */
 #define PROBE_MODE 0640 /* of a file that is complete */
@@ -138,7 +139,7 @@ static int probe_owner(struct probe *p)
 
 static int probe_bytes(struct probe *p)
 {
-	uint8_t out[TRAILER_BYTES], in[TRAILER_BYTES] = { 0 };
+	uint8_t out[WRITTEN_BYTES], in[WRITTEN_BYTES] = { 0 };
 	int rc;
 
 	memset(out, 'p', sizeof(out));

@@ -27,6 +27,16 @@
 #define STORE_FILE "store"
 #define ALIVE_FILE "alive"
 #define TEXT_MODE 0644
+#define NODE_CHARACTERS \
+	"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ._-"
+
+bool shared_node_is_name(const char *name)
+{
+	size_t len = strlen(name);
+
+	return len >= 1 && len <= SHARED_NODE_MAX && name[0] != '.' &&
+	       strspn(name, NODE_CHARACTERS) == len;
+}
 
 int home_text_put(int dirfd, const char *name, const char *text, size_t len,
 		  bool durable)
@@ -65,12 +75,18 @@ static size_t finish(char ret[HOME_TEXT_BYTES_MAX], int len)
 	return identity_add_check(ret, (size_t)len, HOME_TEXT_BYTES_MAX);
 }
 
-size_t home_format_text(const char *uuid, char ret[HOME_TEXT_BYTES_MAX])
+static size_t format_text(unsigned number, const char *uuid,
+			  char ret[HOME_TEXT_BYTES_MAX])
 {
 	return finish(ret, snprintf(ret, HOME_TEXT_BYTES_MAX,
 				    "ckptfs shared directory, format %u\n"
 				    "uuid %s\n",
-				    HOME_FORMAT, uuid));
+				    number, uuid));
+}
+
+size_t home_format_text(const char *uuid, char ret[HOME_TEXT_BYTES_MAX])
+{
+	return format_text(HOME_FORMAT, uuid, ret);
 }
 
 int home_format_read(int homefd, unsigned *ret_number,
@@ -92,8 +108,8 @@ int home_format_read(int homefd, unsigned *ret_number,
 		return -EPROTO;
 	}
 	if (fields == 2)
-		(void)home_format_text(uuid, again);
-	if (strlen(uuid) != LAYOUT_UUID_BYTES - 1 ||
+		(void)format_text(number, uuid, again);
+	if (number == 0 || strlen(uuid) != LAYOUT_UUID_BYTES - 1 ||
 	    !is_same(text, (size_t)n, again))
 		return -EINVAL;
 	*ret_number = number;

@@ -21,10 +21,14 @@
 
 #include "store/db/layout.h"
 
-#define HOME_FORMAT 1u
+#define HOME_FORMAT 2u
+#define SHARED_NODE_MAX 63 /* characters of a node's name */
 #define HOME_TEXT_BYTES_MAX 512
 #define HOME_VERSION_BYTES 32
 #define HOME_BOOT_BYTES LAYOUT_UUID_BYTES
+
+/* 1 to SHARED_NODE_MAX of A-Z a-z 0-9 . _ - that do not begin with a dot. */
+bool shared_node_is_name(const char *name);
 
 /*
  * The file holds these bytes, for everybody to read, and never a part of them:
@@ -35,8 +39,9 @@ int home_text_put(int dirfd, const char *name, const char *text, size_t len,
 		  bool durable);
 
 /*
- * -ENOENT: there is none. -EPROTO: a newer one, *ret_number. -EINVAL: it is
- * damaged. Others: it cannot be read.
+ * *ret_number is HOME_FORMAT, or 1: the first form. -ENOENT: there is none.
+ * -EPROTO: a newer one, *ret_number. -EINVAL: it is damaged. Others: it cannot
+ * be read.
  */
 int home_format_read(int homefd, unsigned *ret_number,
 		     char ret_uuid[LAYOUT_UUID_BYTES]);

@@ -236,8 +236,7 @@ void local_drop(struct shared *s, struct node *n)
 			return;
 		if (n->state == NODE_KEPT)
 			queue_unkeep_locked(s, n, NODE_GONE);
-		else
-			owned = n->engine;
+		owned = own_take_locked(n);
 		node_forget_local_locked(s, n);
 		while (n->saving) /* or its record would come back */
 			cond_wait(&s->moved, &s->lock);
@@ -248,36 +247,24 @@ void local_drop(struct shared *s, struct node *n)
 			    "goes with the next mount",
 			    n->id);
 	if (owned)
-		own_unlink(s, owned);
+		own_unlink_later(s, owned);
 }
 
-/* Of one that is pending its link in own/ is counted, too. */
-static int names_left(struct shared *s, struct node *n, const struct stat *sb,
-		      nlink_t *ret)
+void local_name_removed(struct shared *s, struct node *n)
 {
 	SCOPED(scope_close) int fd = -1;
-	int rc;
-
-	if (node_state(s, n) == NODE_KEPT) {
-		*ret = sb->st_nlink > 0 ? sb->st_nlink - 1 : 0;
-		return 0;
-	}
-	rc = node_fd(s, n, &fd);
-	return rc < 0 ? rc : own_count_names(fd, ret);
-}
-
-void local_name_removed(struct shared *s, struct node *n, const struct stat *sb)
-{
 	nlink_t left = 0;
-	int rc = names_left(s, n, sb, &left);
 
-	/* Its upload sees what is to become of it. */
-	if (rc < 0 && rc != -ESTALE)
-		return;
-	/*
-	 * It may have become whole since, and its link have gone: then too few
-	 * are counted, and what goes is a copy of what DIR has.
-	 */
+	/* DIR has what is kept, by whatever other names. */
+	if (node_state(s, n) != NODE_KEPT) {
+		/* If this fails its upload sees what is to become of it. */
+		if (node_fd(s, n, &fd) < 0 || own_count_names(fd, &left) < 0)
+			return;
+		/*
+		 * It may have become whole since, and its link have gone: then
+		 * too few are counted, and what goes is a copy of what DIR has.
+		 */
+	}
 	if (left == 0) {
 		local_drop(s, n);
 		return;

@@ -18,6 +18,7 @@
 
 #include "store/base/log.h"
 #include "store/base/scope.h"
+#include "store/shared/pending.h"
 #include "store/shared/shared_private.h"
 #include "store/shared/walk.h"
 
@@ -57,25 +58,20 @@ static bool is_not_there(int rc)
 }
 
 /*
- * Is it the one that was being made here? Without a link, and a trailer, it is
- * of a create that has not returned: ours, or another node's, which sees that
- * it is gone, and fails. 1, 0 or -errno.
+ * Is it the one that was being made here? Without a number it is of a create
+ * that has not returned, ours or another node's: that one sees that it is gone,
+ * and fails.
  */
-static int is_lost(struct shared *s, uint64_t ino, int fd,
-		   const struct stat *sb)
+static bool is_lost(struct shared *s, const struct local_record *r,
+		    const struct stat *sb)
 {
-	struct trailer t;
-	int rc;
-
 	if (!pending_is(s, sb))
-		return 0;
-	rc = pending_read(fd, &t);
-	if (rc == 0)
-		return t.number == ino && strcmp(t.uuid, s->st->uuid) == 0;
-	return rc == -ENODATA ? sb->st_nlink == 1 : rc == -EUCLEAN ? 0 : rc;
+		return false;
+	return r->engine != 0 ? sb->st_ino == r->engine
+			      : sb->st_nlink == 1 && sb->st_size == 0;
 }
 
-static int remove_lost_at(struct shared *s, uint64_t ino, struct node *parent,
+static int remove_lost_at(struct shared *s, struct node *parent,
 			  const struct local_record *r)
 {
 	SCOPED(scope_close) int dirfd = -1, fd = -1;
@@ -87,11 +83,9 @@ static int remove_lost_at(struct shared *s, uint64_t ino, struct node *parent,
 	fd = openat(dirfd, r->name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
 	if (fd < 0 || fstat(fd, &sb) < 0)
 		return -errno;
-	rc = is_lost(s, ino, fd, &sb);
-	if (rc > 0)
-		rc = own_take_away(s, dirfd, r->name, sb.st_ino);
-	else
-		return rc;
+	if (!is_lost(s, r, &sb))
+		return 0;
+	rc = own_take_away(s, dirfd, r->name, sb.st_ino);
 	if (rc == 0)
 		log_warning("%s/%s/%s was made and was never durable: it is "
 			    "gone, as after a power cut",
@@ -100,15 +94,15 @@ static int remove_lost_at(struct shared *s, uint64_t ino, struct node *parent,
 }
 
 /* What was to be made in DIR when its bytes were lost: nobody has them. */
-static int remove_lost(struct shared *s, uint64_t ino,
-		       const struct local_record *r, struct node *parent)
+static int remove_lost(struct shared *s, const struct local_record *r,
+		       struct node *parent)
 {
 	char name[64];
 	int rc = 0;
 
 	(void)snprintf(name, sizeof(name), "%016" PRIx64, r->new_id);
 	if (!(r->flags & LOCAL_REPLACES))
-		rc = parent ? remove_lost_at(s, ino, parent, r) : 0;
+		rc = parent ? remove_lost_at(s, parent, r) : 0;
 	else if (unlinkat(s->home.newfd, name, 0) < 0)
 		rc = -errno;
 	return is_not_there(rc) ? 0 : rc;
@@ -127,8 +121,8 @@ static void take_lost(struct search *w, int dirfd, const char *path,
 {
 	int rc = own_take_away(w->s, dirfd, name, number);
 
-	if (rc < 0)
-		w->failed = w->failed || rc != -ENOENT;
+	if (rc < 0) /* it may have gone, or be another one */
+		w->failed = w->failed || (rc != -ENOENT && rc != -EEXIST);
 	else
 		log_warning("%s/%s was made and was never durable: it is gone, "
 			    "as after a power cut",
@@ -157,7 +151,7 @@ static int on_found(void *arg, int dirfd, const char *path, const char *name,
 	fd = openat(dirfd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
 	dir = strndup(path, strlen(path) - strlen(name));
 	/* One of the first form has no link yet. */
-	if (fd < 0 || own_link(s, fd, sb->st_ino) < 0 || !dir ||
+	if (fd < 0 || own_link(s, u.n, fd, sb->st_ino) < 0 || !dir ||
 	    find_dir(s, dir, &parent.n) < 0) {
 		w->failed = true;
 		return 0;
@@ -212,48 +206,111 @@ void local_search(struct shared *s)
 	cond_broadcast(&s->moved);
 }
 
-/* Does it still replace something, from where it should be? */
-static bool is_in_new(struct shared *s, struct node *n)
+/*
+ * Is DIR's file of n, which has no link, at this name: 1, 0 or -errno. What is
+ * pending there may be, if nobody says that he has it: it has another number
+ * where DIR was put back from a copy. has_dir: it is known that the name is in
+ * this folder.
+ */
+static int find_named(struct shared *s, struct node *n, int dirfd,
+		      const char *name, bool has_dir, int *ret_fd)
+{
+	SCOPED(scope_close)
+	int fd = openat(dirfd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	char node[SHARED_NODE_MAX + 1];
+	struct stat sb;
+	int rc;
+
+	if (fd < 0 || fstat(fd, &sb) < 0)
+		return errno == ENOENT || errno == ENOTDIR ? 0 : -errno;
+	if (sb.st_ino != n->engine && (!has_dir || !pending_is(s, &sb)))
+		return 0;
+	if (pending_is(s, &sb)) {
+		rc = pending_owner(s->home.homefd, sb.st_ino, node);
+		if (rc < 0 || (rc > 0 && strcmp(node, s->home.node) != 0))
+			return rc < 0 ? rc : 0;
+	}
+	{
+		HOLD(&s->lock);
+		node_engine_locked(s, n, sb.st_ino);
+	}
+	*ret_fd = fd;
+	fd = -1;
+	return 1;
+}
+
+static int find_at_name(struct shared *s, struct node *n, bool has_dir,
+			int *ret_fd)
+{
+	SCOPED(scope_close) int dirfd = -1;
+	int rc = node_fd(s, n->parent, &dirfd);
+
+	return rc < 0 ? rc : find_named(s, n, dirfd, n->name, has_dir, ret_fd);
+}
+
+/* Where it is until it replaces another one; 0: it never came there, or left.
+ */
+static int find_in_new(struct shared *s, struct node *n, int *ret_fd)
 {
 	char name[LOCAL_NEW_BYTES];
-	struct stat there;
+	int rc;
 
 	node_new_name(n, name);
-	return fstatat(s->home.newfd, name, &there, AT_SYMLINK_NOFOLLOW) == 0 &&
-	       there.st_ino == n->engine;
+	rc = find_named(s, n, s->home.newfd, name, true, ret_fd);
+	if (rc != 0)
+		return rc;
+	HOLD(&s->lock);
+	LIST_REMOVE(n, replacing);
+	n->replaces = false;
+	return 0;
+}
+
+/* By its link: 1, 0 or -errno. */
+static int find_link(struct shared *s, struct node *n, int *ret_fd)
+{
+	SCOPED(scope_close) int fd = -1;
+	struct stat sb;
+	int rc = own_open(s, n->engine, &fd);
+
+	if (rc == 0 && fstat(fd, &sb) < 0)
+		rc = -errno;
+	/* It is called so in a copy of the directory, too. */
+	if (rc == -ENOENT || (rc == 0 && sb.st_ino != n->engine))
+		return 0;
+	if (rc < 0)
+		return rc;
+	*ret_fd = fd;
+	fd = -1;
+	HOLD(&s->lock);
+	n->has_link = true;
+	return 1;
 }
 
 /*
  * DIR's file of a pending one is found by its link. It has none when it is
  * whole and the daemon died before it could write that down; or somebody has
- * taken the link, and it is known by its name. -ESTALE: it is nowhere.
+ * taken the link, and it is known by its name. 1: it is there; 0: nowhere.
  */
-static int load_place(struct shared *s, struct node *n)
+static int load_place(struct shared *s, struct node *n, bool has_dir)
 {
-	SCOPED(scope_close) int fd = -1;
+	SCOPED(scope_close) int fd = -1, linked = -1;
 	struct stat sb;
-	int rc;
+	int rc = n->replaces ? find_in_new(s, n, &fd) : 0;
 
-	if (n->replaces && !is_in_new(s, n)) {
-		/* It never came there, or has its name by now. */
-		HOLD(&s->lock);
-		LIST_REMOVE(n, replacing);
-		n->replaces = false;
-	}
-	rc = node_fd(s, n, &fd);
-	if (rc == -ESTALE && n->completing) /* by another name now, or none */
-		return 0;
-	if (rc == 0 && fstat(fd, &sb) < 0)
-		rc = -errno;
-	if (rc == 0 && pending_is(s, &sb))
-		rc = own_link(s, fd, sb.st_ino);
 	if (rc == 0)
-		node_keep_fd(s, n, fd);
-	return rc;
+		rc = find_link(s, n, &fd);
+	if (rc == 0)
+		rc = find_at_name(s, n, has_dir, &fd);
+	if (rc <= 0)
+		return rc;
+	if (fstat(fd, &sb) < 0)
+		return -errno;
+	rc = pending_is(s, &sb) ? own_link(s, n, fd, sb.st_ino)
+				: find_link(s, n, &linked);
+	return rc < 0 ? rc : 1;
 }
 
-static int load_one(struct shared *s, uint64_t ino,
-		    const struct local_record *r)
+static int load_one(struct shared *s, uint64_t ino, struct local_record *r)
 {
 	struct node *parent = NULL, *n;
 	struct inode *in;
@@ -264,6 +321,7 @@ static int load_one(struct shared *s, uint64_t ino,
 	/* In the wrong place it could not be found any more. */
 	if (found < 0 && !is_not_there(found))
 		return found;
+	r->has_dir = found == 0;
 	rc = inode_get(s->st->inodes, ino, &in);
 
 	if (rc == 0 &&
@@ -275,7 +333,7 @@ static int load_one(struct shared *s, uint64_t ino,
 	 */
 	is_made = r->engine != 0 || (r->flags & LOCAL_KEPT);
 	if (rc == -ENOENT) {
-		rc = remove_lost(s, ino, r, found == 0 ? parent : NULL);
+		rc = remove_lost(s, r, found == 0 ? parent : NULL);
 		node_put(s, parent);
 		return rc < 0 ? rc : local_forget_records(s, ino);
 	}
@@ -292,7 +350,7 @@ static int load_one(struct shared *s, uint64_t ino,
 		return -ENOMEM;
 	}
 	if (!is_made) {
-		rc = remove_lost(s, ino, r, found == 0 ? parent : NULL);
+		rc = remove_lost(s, r, found == 0 ? parent : NULL);
 		if (rc == 0)
 			local_drop(s, n);
 		node_put(s, parent);
@@ -336,7 +394,8 @@ static void drop_missing(struct shared *s, struct node *n)
 }
 
 /* A file that is not whole goes into the queue. */
-static int queue_one(struct shared *s, uint64_t ino, bool all_seen)
+static int queue_one(struct shared *s, uint64_t ino,
+		     const struct local_record *r, bool all_seen)
 {
 	SCOPED(node_use_end) struct node_use u = { 0 };
 	uint64_t place;
@@ -345,10 +404,11 @@ static int queue_one(struct shared *s, uint64_t ino, bool all_seen)
 
 	if (node_use(s, ino, &u) < 0 || u.n->state != NODE_PENDING)
 		return 0;
-	rc = load_place(s, u.n);
-	if (rc < 0 && rc != -ESTALE)
+	rc = load_place(s, u.n, r->has_dir);
+	if (rc < 0)
 		return rc;
-	if (rc < 0 && all_seen) {
+	/* What may be whole has been moved since: its upload sees that. */
+	if (rc == 0 && all_seen && !u.n->completing) {
 		drop_missing(s, u.n);
 		return 0;
 	}
@@ -447,14 +507,13 @@ int local_load(struct shared *s, char *why, size_t why_size)
 	if (rc == 0)
 		rc = records_each(s->st->kv, key_meta(LOCAL_FILE_KEY), collect,
 				  &l);
-	for (size_t i = 0; i < l.count; i++) {
-		if (rc == 0)
-			rc = load_one(s, l.ino[i], &l.r[i]);
-		local_record_release(&l.r[i]);
-	}
+	for (size_t i = 0; rc == 0 && i < l.count; i++)
+		rc = load_one(s, l.ino[i], &l.r[i]);
 	all_seen = rc == 0 && take_over(s);
 	for (size_t i = 0; rc == 0 && i < l.count; i++)
-		rc = queue_one(s, l.ino[i], all_seen);
+		rc = queue_one(s, l.ino[i], &l.r[i], all_seen);
+	for (size_t i = 0; i < l.count; i++)
+		local_record_release(&l.r[i]);
 	free(l.ino);
 	free(l.r);
 	if (rc < 0)

@@ -190,6 +190,7 @@ int shared_look_open(const char *dir, struct shared_look *ret, char *why,
 		return home_refuse_format(&w, rc, number);
 	if (fstat(l.homefd, &st) < 0)
 		return home_refuse_call(&w, "look at .ckptfs in it");
+	l.format = number;
 	l.dev = st.st_dev;
 	l.ino = st.st_ino;
 	*ret = l;

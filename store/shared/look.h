@@ -26,7 +26,6 @@
 #include <sys/types.h>
 
 #include "store/shared/home_text.h"
-#include "store/shared/trailer.h"
 
 #define SHARED_HOME ".ckptfs"
 #define SHARED_FORMAT_FILE "format"
@@ -44,6 +43,7 @@ struct shared_look {
 	int dirfd; /* DIR */
 	int homefd; /* DIR/.ckptfs */
 	char uuid[LAYOUT_UUID_BYTES]; /* of the shared tree */
+	unsigned format; /* HOME_FORMAT, or an older one */
 	dev_t dev; /* of DIR/.ckptfs, which is not shown */
 	ino_t ino;
 };

@@ -202,7 +202,7 @@ static int own_fd(struct shared *s, struct node *n)
 	{
 		HOLD(&s->lock);
 		if (!n->in || n->state == NODE_KEPT || n->state == NODE_GONE)
-			return -ESTALE;
+			return -ENOENT;
 		number = n->engine;
 	}
 	rc = own_open(s, number, &fd);
@@ -222,7 +222,7 @@ static int fd_at_depth(struct shared *s, struct node *n, unsigned depth)
 	if (rc != -ENODATA)
 		return rc;
 	rc = own_fd(s, n);
-	if (rc != -ESTALE) /* without a link it is known by its name */
+	if (rc != -ENOENT) /* without a link it is known by its name */
 		return rc;
 	if (!parent.n)
 		return open_checked(s, n, s->home.newfd, name);

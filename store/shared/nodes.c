@@ -57,8 +57,10 @@ struct node *node_of_engine(struct shared *s, ino_t engine)
 	struct node *n;
 
 	HOLD(&s->lock);
-	n = find_engine_locked(s, engine);
-	return n && is_pending_locked(n) ? node_ref_locked(n) : NULL;
+	LIST_FOREACH(n, bucket_of(s->by_engine, engine), by_engine)
+		if (n->engine == engine && is_pending_locked(n))
+			return node_ref_locked(n);
+	return NULL;
 }
 
 struct node *node_get(struct shared *s, uint64_t id)
@@ -250,8 +252,8 @@ static bool is_same_locked(const struct shared *s, const struct node *n,
 		return false;
 	switch (n->state) {
 	case NODE_PENDING:
-	case NODE_UPLOADING:
-		return pending_is(s, sb);
+	case NODE_UPLOADING: /* it may be just getting pending once more */
+		return n->renaming > 0 || pending_is(s, sb);
 	case NODE_KEPT:
 		return node_is_current(n, sb);
 	case NODE_GONE:
@@ -332,6 +334,8 @@ void node_take_over_locked(struct shared *s, struct node *fresh,
 	fresh->new_id = old->new_id;
 	fresh->state = NODE_PENDING;
 	fresh->replaces = old->replaces;
+	fresh->has_link = old->has_link;
+	old->has_link = false;
 	fresh->completing = old->completing;
 	old->fd = -1;
 	node_forget_local_locked(s, old);

@@ -14,7 +14,9 @@
  * meets it.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
+#include <linux/fs.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,49 +31,99 @@
 #include "store/shared/shared_private.h"
 
 #define OWN_NAME_BYTES 24
+/* A node makes a file and its link in two calls. */
+#define LEFT_NS (INT64_C(60) * 1000000000)
 
 static void name_of(ino_t number, char ret[OWN_NAME_BYTES])
 {
 	(void)snprintf(ret, OWN_NAME_BYTES, "%016" PRIx64, (uint64_t)number);
 }
 
-int own_link(struct shared *s, int fd, ino_t number)
+int own_link(struct shared *s, struct node *n, int fd, ino_t number)
 {
 	char name[OWN_NAME_BYTES];
+	bool gone;
 	int rc;
 
 	name_of(number, name);
 	rc = dir_link(fd, s->home.ownfd, name);
-	return rc == -EEXIST ? 0 : rc;
-}
-
-void own_unlink(struct shared *s, ino_t number)
-{
-	char name[OWN_NAME_BYTES];
-
-	name_of(number, name);
-	if (unlinkat(s->home.ownfd, name, 0) < 0 && errno != ENOENT)
-		log_warning("%s/" SHARED_HOME "/" SHARED_NODES_DIR
-			    "/%s/" SHARED_OWN_DIR
-			    "/%s cannot be removed: %s; the next mount does it",
-			    s->dir, s->home.node, name, strerror(errno));
+	if (rc < 0 && rc != -EEXIST)
+		return rc;
+	{
+		HOLD(&s->lock);
+		gone = n->state == NODE_GONE;
+		n->has_link = !gone;
+	}
+	if (gone) /* nobody would take it away */
+		own_unlink(s, number);
+	return gone ? -ENOENT : 0;
 }
 
 int own_open(struct shared *s, ino_t number, int *ret_fd)
 {
-	SCOPED(scope_close) int fd = -1;
 	char name[OWN_NAME_BYTES];
-	struct stat sb;
+	int fd;
 
 	name_of(number, name);
 	fd = openat(s->home.ownfd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-	if (fd < 0 || fstat(fd, &sb) < 0)
-		return errno == ENOENT ? -ESTALE : -errno;
-	if (sb.st_ino != number)
-		return -ESTALE;
+	if (fd < 0)
+		return -errno;
 	*ret_fd = fd;
-	fd = -1;
 	return 0;
+}
+
+/* --- links that go -------------------------------------------------------- */
+
+ino_t own_take_locked(struct node *n)
+{
+	bool had = n->has_link;
+
+	n->has_link = false;
+	return had ? n->engine : 0;
+}
+
+static int try_unlink(struct shared *s, ino_t number)
+{
+	char name[OWN_NAME_BYTES];
+
+	name_of(number, name);
+	return unlinkat(s->home.ownfd, name, 0) < 0 && errno != ENOENT ? -errno
+								       : 0;
+}
+
+void own_unlink_later(struct shared *s, ino_t number)
+{
+	HOLD(&s->lock);
+	/* Without memory it stays until the next start. */
+	if (vec_grow(&s->unlinks, s->unlink_count, &s->unlink_room,
+		     sizeof(*s->unlinks)) == 0)
+		s->unlinks[s->unlink_count++] = number;
+}
+
+void own_unlink(struct shared *s, ino_t number)
+{
+	if (try_unlink(s, number) < 0)
+		own_unlink_later(s, number);
+}
+
+void own_flush(struct shared *s)
+{
+	SCOPED(scope_free) ino_t *numbers = NULL;
+	size_t count;
+
+	{
+		HOLD(&s->lock);
+		numbers = TAKE(s->unlinks);
+		count = s->unlink_count;
+		s->unlink_count = s->unlink_room = 0;
+	}
+	if (count > 0 && kv_sync(s->st->kv) < 0) {
+		for (size_t i = 0; i < count; i++)
+			own_unlink_later(s, numbers[i]);
+		return;
+	}
+	for (size_t i = 0; i < count; i++)
+		own_unlink(s, numbers[i]);
 }
 
 /* --- how many names a file has -------------------------------------------- */
@@ -98,36 +150,13 @@ int own_count_names(int fd, nlink_t *ret)
 	return rc;
 }
 
-static int has_link(void *arg, int nodesfd, const char *node)
-{
-	const char *name = arg;
-	char path[SHARED_NODE_MAX + 64];
-	struct stat sb;
-
-	(void)snprintf(path, sizeof(path), "%.*s/" SHARED_OWN_DIR "/%s",
-		       SHARED_NODE_MAX, node, name);
-	return fstatat(nodesfd, path, &sb, AT_SYMLINK_NOFOLLOW) == 0;
-}
-
-/* Has any node a link of it? 1, 0 or -errno. */
-static int is_owned(struct shared *s, ino_t number)
-{
-	SCOPED(scope_close)
-	int fd = openat(s->home.homefd, SHARED_NODES_DIR,
-			O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	char name[OWN_NAME_BYTES];
-	int rc = fd < 0 ? -errno : dir_ask_anew(fd);
-
-	name_of(number, name);
-	return rc < 0 ? rc : dir_each(fd, ".", has_link, name);
-}
-
 bool own_is_only_name(struct shared *s, int fd, const struct stat *sb)
 {
-	nlink_t links = sb->st_nlink, now;
+	nlink_t links = sb->st_nlink, now = 0;
+	char node[SHARED_NODE_MAX + 1];
 
 	while (links > 1) {
-		if (is_owned(s, sb->st_ino) == 1)
+		if (pending_owner(s->home.homefd, sb->st_ino, node) == 1)
 			return links == 2;
 		/* None was found: or it went before it was looked for. */
 		if (count_links(fd, &now) < 0 || now == links)
@@ -148,6 +177,38 @@ bool own_is_lost(struct shared *s, ino_t number)
 	return false;
 }
 
+static void aside_of(ino_t number, char ret[OWN_NAME_BYTES + 8])
+{
+	(void)snprintf(ret, OWN_NAME_BYTES + 8, ".lost-%016" PRIx64,
+		       (uint64_t)number);
+}
+
+/* What was moved there goes, if it is this file. -EEXIST: it is another one. */
+static int drop_aside(struct shared *s, ino_t number)
+{
+	char there[OWN_NAME_BYTES + 8];
+	struct stat sb;
+
+	aside_of(number, there);
+	if (fstatat(s->home.newfd, there, &sb, AT_SYMLINK_NOFOLLOW) < 0)
+		return errno == ENOENT ? 0 : -errno;
+	if (sb.st_ino != number)
+		return -EEXIST;
+	return unlinkat(s->home.newfd, there, 0) < 0 ? -errno : 0;
+}
+
+/* Back to the name, unless a third has it by now. */
+static int put_back(struct shared *s, const char *there, int dirfd,
+		    const char *name)
+{
+	if (renameat2(s->home.newfd, there, dirfd, name, RENAME_NOREPLACE) == 0)
+		return 0;
+	if (errno != EEXIST &&
+	    linkat(s->home.newfd, there, dirfd, name, 0) < 0 && errno != EEXIST)
+		return -errno;
+	return unlinkat(s->home.newfd, there, 0) < 0 ? -errno : 0;
+}
+
 /*
  * Another node may put its file at the name in any moment, so that is moved to
  * where nobody else looks, and then seen.
@@ -155,23 +216,58 @@ bool own_is_lost(struct shared *s, ino_t number)
 int own_take_away(struct shared *s, int dirfd, const char *name, ino_t number)
 {
 	char there[OWN_NAME_BYTES + 8];
-	struct stat sb;
+	int rc = drop_aside(s, number);
 
-	(void)snprintf(there, sizeof(there), ".lost-%016" PRIx64,
-		       (uint64_t)number);
-	if (renameat(dirfd, name, s->home.newfd, there) < 0 ||
-	    fstatat(s->home.newfd, there, &sb, AT_SYMLINK_NOFOLLOW) < 0)
+	if (rc < 0)
+		return rc;
+	aside_of(number, there);
+	if (renameat(dirfd, name, s->home.newfd, there) < 0)
 		return -errno;
-	/* Another one: back, unless a third has the name by now. */
-	if (sb.st_ino != number &&
-	    linkat(s->home.newfd, there, dirfd, name, 0) < 0 &&
-	    errno != EEXIST) {
+	rc = drop_aside(s, number);
+	if (rc != -EEXIST)
+		return rc;
+	rc = put_back(s, there, dirfd, name);
+	if (rc < 0)
 		log_error("%s/" SHARED_HOME "/" SHARED_NEW_DIR
-			  "/%s/%s is '%s', and cannot be put back: %s",
-			  s->dir, s->home.node, there, name, strerror(errno));
-		return 0;
-	}
-	return unlinkat(s->home.newfd, there, 0) < 0 ? -errno : 0;
+			  "/%s/%s is '%s' of a user, and cannot be put back: "
+			  "%s; move it there",
+			  s->dir, s->home.node, there, name, strerror(-rc));
+	return -EEXIST;
+}
+
+/* As it is now: empty, of one name, and made more than LEFT_NS ago? */
+static bool is_left(struct shared *s, int fd, ino_t *ret_number)
+{
+	char node[SHARED_NODE_MAX + 1];
+	struct statx sx;
+	int64_t now_ns, ctime_ns;
+
+	if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC,
+		  STATX_BASIC_STATS, &sx) < 0 ||
+	    sx.stx_mode != (S_IFREG | pending_mode(s)) || sx.stx_nlink != 1 ||
+	    sx.stx_size != 0 || shared_look_now(s->home.homefd, &now_ns) < 0)
+		return false;
+	ctime_ns = io_ns(&(struct timespec){ sx.stx_ctime.tv_sec,
+					     sx.stx_ctime.tv_nsec });
+	*ret_number = (ino_t)sx.stx_ino;
+	return now_ns - ctime_ns > LEFT_NS &&
+	       pending_owner(s->home.homefd, *ret_number, node) == 0;
+}
+
+bool own_take_left(struct shared *s, int dirfd, const char *name)
+{
+	SCOPED(scope_close)
+	int fd = openat(dirfd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	ino_t number;
+
+	if (fd < 0 || !is_left(s, fd, &number) ||
+	    own_take_away(s, dirfd, name, number) < 0)
+		return false;
+	log_warning(
+		"%s: %s was being made by a node that died, and no node has "
+		"it: it is gone",
+		s->dir, name);
+	return true;
 }
 
 /* Does it have its link alone? Then that goes; false: or it could not be seen.
@@ -180,13 +276,15 @@ static bool is_over(struct shared *s, ino_t number)
 {
 	SCOPED(scope_close) int fd = -1;
 	nlink_t names;
-	int rc = own_open(s, number, &fd);
+	int rc;
 
+	(void)drop_aside(s, number); /* what failed after its move */
+	rc = own_open(s, number, &fd);
 	if (rc == 0)
 		rc = own_count_names(fd, &names);
 	if (rc == 0 && names == 0)
-		own_unlink(s, number);
-	return rc == -ESTALE || (rc == 0 && names == 0);
+		rc = try_unlink(s, number) < 0 ? -EIO : -ENOENT;
+	return rc == -ENOENT;
 }
 
 void own_settle_lost(struct shared *s)
@@ -212,33 +310,13 @@ struct load {
 	size_t room; /* of s->lost */
 };
 
-/*
- * Has the store a file of this number, and knows nothing of it? So it is when
- * its database was made anew: then its bytes are here.
- */
-static bool has_bytes(struct shared *s, const char *own)
-{
-	struct trailer t;
-	struct stat sb;
-	struct attr a;
-	enum pending is;
-	struct node *n;
-
-	if (pending_look(s->home.ownfd, own, &is, &t, &sb) < 0 ||
-	    is != PENDING_TOLD ||
-	    inode_attr_of(s->st->inodes, t.number, &a) < 0 || a.nlink == 0)
-		return false;
-	n = node_get(s, t.number);
-	node_put(s, n);
-	return !n;
-}
-
 static int add_lost(struct load *l, const char *name, ino_t number)
 {
 	struct shared *s = l->s;
 	int rc;
 
-	if (!l->is_unclean || has_bytes(s, name)) {
+	/* As after `ckptctl rebuild`, which may have its bytes. */
+	if (!l->is_unclean) {
 		log_error(
 			"%s/" SHARED_HOME "/" SHARED_NODES_DIR
 			"/%s/" SHARED_OWN_DIR

@@ -1,40 +1,55 @@
 /*
- * pending.h - is a file of the shared directory whole, and if not, whose is it?
+ * pending.h - whose are the files of the shared directory that are not whole?
  *
- * The sticky bit says that it is not. What it lacks then is at its end: the
- * trailer, or nothing yet, or nothing any more, for a moment in the life of a
- * node, and for good after its death.
+ * A regular file with the sticky bit and no permissions, but its owner's where
+ * the daemon is no root, is pending: its bytes are on one node, on their way.
+ * The node says so by a link in DIR/.ckptfs/nodes/NODE/own, called by the
+ * file's number (own.c). Without one it is being made at this moment; or its
+ * node died between the two calls that make it, and nobody will ever complete
+ * it.
  *
  * Errors: 0 or a negative errno; ret_* are set on success only. It blocks on
- * the file system.
+ * the file system. Threads: any.
  */
 #ifndef STORE_SHARED_PENDING_H
 #define STORE_SHARED_PENDING_H
 
 #include <sys/stat.h>
+#include <time.h>
 
-#include "store/shared/trailer.h"
-
-enum pending {
-	PENDING_NOT, /* it is plain, or no regular file, or gone */
-	PENDING_TOLD, /* the trailer says of which node */
-	PENDING_BARE, /* without a trailer */
-	PENDING_DAMAGED, /* with one that is not believed */
-};
+#include "store/shared/look.h"
 
 /*
- * The file of that name, which is not followed when it is a link. ret_trailer
- * is set with PENDING_TOLD, ret_st but with PENDING_NOT.
+ * The mode that a pending file will have, for who looks at it on other nodes,
+ * is what its time of access says: nobody reads it meanwhile, and all file
+ * systems keep whole seconds. Where that is none it is not known, and anybody
+ * may come, and wait: when the file is whole DIR itself says who may read it.
  */
-int pending_look(int dirfd, const char *name, enum pending *ret_is,
-		 struct trailer *ret_trailer, struct stat *ret_st);
+#define PENDING_ATIME_S INT64_C(1048576)
+#define PENDING_MODE_UNKNOWN 0644u
+static inline struct timespec pending_atime(mode_t mode)
+{
+	return (struct timespec){ .tv_sec = PENDING_ATIME_S + (mode & 07777) };
+}
+
+static inline mode_t pending_mode_of(const struct stat *st)
+{
+	int64_t mode = (int64_t)st->st_atim.tv_sec - PENDING_ATIME_S;
+
+	return mode >= 0 && mode <= 07777 ? (mode_t)mode : PENDING_MODE_UNKNOWN;
+}
+
+/*
+ * Asks each node whether it has the link: 1, and who it is; 0: none, -errno: it
+ * could not be asked. homefd: DIR/.ckptfs.
+ */
+int pending_owner(int homefd, ino_t number, char ret_node[SHARED_NODE_MAX + 1]);
 
 struct pending_file {
 	const char *path; /* from DIR */
 	int dirfd; /* that it is in */
 	const char *name;
-	enum pending is; /* not PENDING_NOT */
-	struct trailer trailer; /* with PENDING_TOLD */
+	const char *node; /* NULL: nobody says that he has it */
 	struct stat st;
 };
 
@@ -44,6 +59,13 @@ struct pending_walk {
 	void (*unread)(void *arg, const char *path, int rc); /* or NULL */
 	void *arg;
 };
-int pending_walk(int dirfd, const struct pending_walk *w);
+int pending_walk(int dirfd, int homefd, const struct pending_walk *w);
+
+/*
+ * The files that are pending on a node, and their bytes as far as their sizes
+ * are known yet: what its links say, without a walk.
+ */
+int pending_count(int homefd, const char *node, uint64_t *ret_files,
+		  uint64_t *ret_bytes);
 
 #endif

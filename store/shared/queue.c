@@ -14,7 +14,6 @@
 #include "store/shared/shared_private.h"
 
 #define SECOND_NS INT64_C(1000000000)
-#define CUT_AT_ONCE 4u
 
 void queue_changed_locked(struct shared *s, struct node *n)
 {
@@ -159,7 +158,6 @@ bool queue_may_complete_locked(const struct shared *s, const struct node *n)
 {
 	bool tracker = tracker_is(n->name);
 	const struct node *o;
-	unsigned cut = 0;
 
 	if (n->wanted && !tracker)
 		return true;
@@ -170,9 +168,6 @@ bool queue_may_complete_locked(const struct shared *s, const struct node *n)
 		if (!holds_back_locked(o))
 			continue;
 		if (o->state != NODE_COMPLETING || tracker)
-			return false;
-		cut += !o->is_shown;
-		if (cut == CUT_AT_ONCE)
 			return false;
 	}
 	return true;

@@ -22,10 +22,10 @@
 #include "store/base/scope.h"
 #include "store/file/file.h"
 #include "store/guard/guard.h"
+#include "store/shared/pending.h"
 #include "store/shared/shared_private.h"
 
 #define META_SHARED_UUID "shared.uuid"
-#define META_SHARED_MOUNTED "shared.mounted"
 /* Others may replace a file this often while it is opened. */
 #define OPEN_TRIES 16
 #define ALIVE_PAUSE_NS (INT64_C(500) * 1000000)
@@ -221,11 +221,11 @@ int shared_open(struct store *st, const struct shared_options *o,
 
 /* --- each few seconds ----------------------------------------------------- */
 
-/* Somebody waits for this local file. */
+/* Somebody waits for the file of DIR of this number. */
 static int on_wanted(void *arg, int fd, const char *name)
 {
 	struct shared *s = arg;
-	struct node *n = node_get(s, strtoull(name, NULL, 16));
+	struct node *n = node_of_engine(s, (ino_t)strtoull(name, NULL, 16));
 
 	(void)unlinkat(fd, name, 0);
 	if (n) {
@@ -296,6 +296,7 @@ static void *alive_main(void *arg)
 			wanted_due_ns = mono_ns() + WANTED_PERIOD_NS;
 		}
 		local_not_awaited(s);
+		own_flush(s);
 		node_forget_seen(s);
 		local_make_room(s);
 		if (wants_search(s))
@@ -323,7 +324,10 @@ void shared_stop(struct shared *s)
 	if (s->is_alive)
 		thread_join(&s->alive);
 	s->is_alive = false;
-	(void)note_mounted(s, false);
+	own_flush(s);
+	/* The next mount goes on looking for what is lost. */
+	if (s->lost_count == 0)
+		(void)note_mounted(s, false);
 }
 
 void shared_free(struct shared *s)
@@ -337,6 +341,7 @@ void shared_free(struct shared *s)
 	cond_destroy(&s->moved);
 	cond_destroy(&s->idle);
 	lock_destroy(&s->lock);
+	free(s->unlinks);
 	free(s->lost);
 	free(s->direct);
 	free(s->dir);
@@ -416,10 +421,9 @@ static int replace_at(struct shared *s, struct node *parent, const char *name,
 		      const struct names_new *new)
 {
 	SCOPED(node_use_end) struct node_use u = { .s = s };
-	SCOPED(scope_close) int fd = -1, path = -1, dirfd = -1;
+	SCOPED(scope_close) int fd = -1, dirfd = -1;
 	char in_new[LOCAL_NEW_BYTES];
 	struct names_new n = *new;
-	ino_t owned = 0;
 	struct stat sb;
 	int rc;
 
@@ -453,28 +457,19 @@ static int replace_at(struct shared *s, struct node *parent, const char *name,
 		rc = -errno;
 	if (rc == 0 && fstat(fd, &sb) < 0)
 		rc = -errno;
-	if (rc == 0)
-		rc = own_link(s, fd, sb.st_ino);
 	if (rc == 0) {
-		owned = sb.st_ino;
-		rc = pending_write(s, u.n, fd, 0, true);
-		/* Nobody but this node looks at it in new/: see upload.c. */
-		if (rc == -ENOSPC || rc == -EDQUOT)
-			rc = ftruncate(fd, 0) < 0 ? -errno : 0;
+		HOLD(&s->lock);
+		node_engine_locked(s, u.n, sb.st_ino);
 	}
+	if (rc == 0)
+		rc = own_link(s, u.n, fd, sb.st_ino);
 	if (rc < 0) {
 		(void)unlinkat(s->home.newfd, in_new, 0);
-		if (owned)
-			own_unlink(s, owned);
 		local_drop(s, u.n);
 		return rc;
 	}
-	path = node_reopen(fd, O_PATH);
-	if (path >= 0)
-		node_keep_fd(s, u.n, path);
 	{
 		HOLD(&s->lock);
-		node_engine_locked(s, u.n, sb.st_ino);
 		u.n->state = NODE_PENDING;
 		u.n->changing--; /* local_make()'s */
 		u.n->awaited_ns = mono_ns() + LOCAL_AWAITED_NS;
@@ -859,7 +854,6 @@ int shared_where(struct shared *s, uint64_t id, struct shared_where *ret)
 {
 	SCOPED(node_use_end) struct node_use u = { 0 };
 	SCOPED(scope_close) int fd = -1;
-	struct trailer t;
 	struct stat sb;
 	int rc = node_use(s, id, &u);
 
@@ -880,6 +874,7 @@ int shared_where(struct shared *s, uint64_t id, struct shared_where *ret)
 	if (!pending_is(s, &sb))
 		return 0;
 	ret->is = SHARED_PENDING;
-	strcpy(ret->node, pending_read(fd, &t) == 0 ? t.node : "?");
+	if (pending_owner(s->home.homefd, sb.st_ino, ret->node) != 1)
+		strcpy(ret->node, "?");
 	return 0;
 }

@@ -8,7 +8,7 @@
  * inode is in the store, by the name that local.c gave it, and whatever
  * is done to its bytes is done there. It is
  *
- *   pending    DIR has a file with a trailer (trailer.h) in its place
+ *   pending    DIR has a file in its place that is not whole (pending.h)
  *   kept       DIR has all of it; what is here is a cache
  *
  * Everything else is DIR's own: directories, links, and files that were made
@@ -28,7 +28,7 @@
 #include <sys/statvfs.h>
 #include <sys/types.h>
 
-#include "store/shared/trailer.h"
+#include "store/shared/home_text.h"
 #include "store/store.h"
 
 struct shared;

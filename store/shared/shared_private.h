@@ -80,6 +80,7 @@ struct node {
 	/* Of local files: */
 	enum node_state state;
 	struct inode *in; /* a reference */
+	bool has_link; /* in own/: who clears it removes that */
 	nlink_t links; /* DIR's file's, when it was looked at last; 0: never */
 	uint64_t new_id; /* what it is called in new/ */
 	bool replaces; /* DIR's file is in new/, until it is complete */
@@ -162,6 +163,10 @@ struct shared {
 	/* Of DIR, owned: made here, and not durable before the start: own.c */
 	ino_t *lost;
 	size_t lost_count;
+	/* Of DIR, owned: links to be removed once what was forgotten is durable
+	 */
+	ino_t *unlinks;
+	size_t unlink_count, unlink_room;
 	struct thread threads[UPLOAD_THREADS];
 	unsigned thread_count;
 	struct thread alive;
@@ -349,15 +354,15 @@ struct local_record {
 	uint64_t engine, size, new_id;
 	int64_t mtime_ns, ctime_ns;
 	char *dir, *name; /* owned; where it was seen last */
+	bool has_dir; /* that folder is there */
 };
 struct key local_key(const char *what, uint64_t ino);
 /* -EIO: it is damaged. */
 int local_record_decode(struct kv_slice v, struct local_record *ret);
 void local_record_release(struct local_record *r);
 int local_forget_records(struct shared *s, uint64_t ino);
-/* One of its names in DIR went; sb: before that. The last one? */
-void local_name_removed(struct shared *s, struct node *n,
-			const struct stat *sb);
+/* One of its names in DIR went. The last one? */
+void local_name_removed(struct shared *s, struct node *n);
 /* The kernel looks a name up once more, and opens: for how long that may take.
  */
 #define LOCAL_AWAITED_NS (INT64_C(2) * 1000000000)
@@ -405,11 +410,29 @@ void local_search(struct shared *s);
 
 /* --- own.c */
 
-/* fd, which may be O_PATH, is of DIR's file of that number. */
-int own_link(struct shared *s, int fd, ino_t number);
-/* It is whole, or will never be. */
+/*
+ * fd, which may be O_PATH, is of DIR's file of that number, which n is.
+ * -ENOENT: it has no name any more, or nobody wants it.
+ */
+int own_link(struct shared *s, struct node *n, int fd, ino_t number);
+/*
+ * Whoever gets the number of its link is to remove it; 0: it has none, or
+ * another one does that. The lock is held.
+ */
+ino_t own_take_locked(struct node *n);
+/*
+ * It is whole, so that it does not matter what the next start knows of it. When
+ * this fails, own_flush() does it.
+ */
 void own_unlink(struct shared *s, ino_t number);
-/* O_PATH, the caller's. -ESTALE: it has no link. */
+/*
+ * It was given up, and its number is not to be another file's before that is
+ * durable: the next start would take that one for it. So own_flush() does it.
+ */
+void own_unlink_later(struct shared *s, ino_t number);
+/* Each half second, and at the end. */
+void own_flush(struct shared *s);
+/* O_PATH, the caller's. -ENOENT: it has no link. */
 int own_open(struct shared *s, ino_t number, int *ret_fd);
 /* How many names a file that has a link has besides that: as it is now. */
 int own_count_names(int fd, nlink_t *ret);
@@ -423,19 +446,23 @@ int own_load(struct shared *s, bool is_unclean);
 bool own_is_lost(struct shared *s, ino_t number);
 /* A name of a file that is lost goes, unless it is another one's by now. */
 int own_take_away(struct shared *s, int dirfd, const char *name, ino_t number);
+/*
+ * A file that no node says is its own, and that is empty and was made more than
+ * a minute ago by DIR's clock, was left by a node that died while it made it:
+ * its name goes. False: it is none.
+ */
+bool own_take_left(struct shared *s, int dirfd, const char *name);
 /* Those without a name are not looked for any more. */
 void own_settle_lost(struct shared *s);
 
-/* --- trailing.c: files in DIR that are not whole */
+/* --- await.c: files in DIR that are not whole */
 
-/* -ENODATA: none (yet); -EUCLEAN: damaged. fd: O_PATH. */
-int pending_read(int fd, struct trailer *ret);
-/* The same, but waits a moment for one that has none. */
-int pending_read_soon(int fd, struct trailer *ret);
-int pending_write(struct shared *s, struct node *n, int fd, uint64_t at,
-		  bool writing);
-/* What stat(2) shows of it instead. */
-void pending_stat(const struct trailer *t, struct stat *sb);
+/* What stat(2) shows of a file that is pending on another node. */
+void pending_show(const struct shared *s, struct stat *sb);
+/* What it is to show as the mode; it is only shown, so nothing is said of
+ * errors.
+ */
+void pending_note_mode(int fd, mode_t mode);
 /*
  * Wait for the node that has the file of *fd, an O_PATH descriptor that the
  * caller closes. When that is replaced meanwhile, go on with what is at its

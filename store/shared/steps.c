@@ -2,7 +2,7 @@
  * steps.c - the tree as the guard walks through it (guard_table.h): names and
  * attributes are DIR's, the bytes of what was written here come from here,
  * those of whole files of others from DIR. What another node has still is
- * there, with the size that its trailer says, and is not waited for.
+ * there, with its size once that is known, and is not waited for.
  *
  * A number is held by a reference to its node, and of a local file by a look-up
  * of its inode, too: its bytes stay when the copy is given up meanwhile.
@@ -109,7 +109,6 @@ static int stat_dir(struct shared *s, struct node *n, struct stat *sb,
 		    bool *ret_elsewhere, bool *ret_size_known)
 {
 	SCOPED(scope_close) int fd = -1;
-	struct trailer t;
 	int rc = node_fd(s, n, &fd);
 
 	*ret_elsewhere = false;
@@ -121,11 +120,8 @@ static int stat_dir(struct shared *s, struct node *n, struct stat *sb,
 	if (!pending_is(s, sb))
 		return 0;
 	*ret_elsewhere = true;
-	*ret_size_known = pending_read(fd, &t) == 0;
-	if (*ret_size_known) {
-		pending_stat(&t, sb);
-		*ret_size_known = !t.writing;
-	}
+	*ret_size_known = sb->st_size > 0;
+	pending_show(s, sb);
 	return 0;
 }
 

@@ -66,6 +66,8 @@ static int look_at(const struct search *w, int dirfd, const struct dirent *e,
 	if (pending_is(w->s, &sb)) {
 		if (!w->trackers && tracker_is(e->d_name))
 			return 0;
+		if (sb.st_nlink == 1 && own_take_left(w->s, dirfd, e->d_name))
+			return 0;
 		if (w->last)
 			w->last->fd = openat(dirfd, e->d_name,
 					     O_PATH | O_NOFOLLOW | O_CLOEXEC);

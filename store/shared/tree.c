@@ -20,6 +20,7 @@
 #include "store/base/scope.h"
 #include "store/drain/drain.h"
 #include "store/file/file.h"
+#include "store/shared/pending.h"
 #include "store/shared/shared_private.h"
 #include "store/step/tracker.h"
 
@@ -102,12 +103,6 @@ static int at_new_name(struct shared *s, uint64_t dir, const char *name,
 
 /* --- what is there -------------------------------------------------------- */
 
-static bool is_local(struct shared *s, struct node *n)
-{
-	HOLD(&s->lock);
-	return n->state != NODE_OF_DIR && n->state != NODE_GONE;
-}
-
 /* A local file's attributes, as they are here. Waits for nothing. */
 static int stat_local(struct shared *s, struct node *n, struct stat *sb)
 {
@@ -176,33 +171,6 @@ static int find(const struct at *a, struct found *ret)
 	return ret->fd < 0 || fstat(ret->fd, &ret->sb) < 0 ? -errno : 0;
 }
 
-/* A file that is pending, and was not known as one of ours. Takes n. */
-static int see_pending(struct shared *s, int fd, struct node **n,
-		       struct stat *sb)
-{
-	struct node *ours;
-	struct trailer t;
-	int rc = pending_read_soon(fd, &t);
-
-	if (rc < 0) /* as it is: who opens it is told */
-		return rc == -ESTALE ? rc : 0;
-	ours = node_of_engine(s, sb->st_ino); /* which was just being made */
-	if (!ours) {
-		pending_stat(&t, sb);
-		return 0;
-	}
-	node_put(s, *n);
-	*n = ours;
-	return 0;
-}
-
-/* The link in own/ is none of the names that users gave it. */
-static void hide_own_link(const struct shared *s, struct stat *sb)
-{
-	if (pending_is(s, sb) && sb->st_nlink > 1)
-		sb->st_nlink--;
-}
-
 /* What DIR has at the name, as it was found: its descriptor is taken, or not.
  */
 static int entry_at(struct shared *s, const struct at *a, struct found *f,
@@ -210,20 +178,13 @@ static int entry_at(struct shared *s, const struct at *a, struct found *f,
 {
 	struct stat *sb = &f->sb;
 	struct node *n;
-	int rc = 0;
 
 	if (sb->st_dev != s->dev)
 		return -EXDEV; /* somebody has mounted there */
 	n = local_at(s, a->dir, a->name, sb);
 	if (!n)
 		return -ENOMEM;
-	hide_own_link(s, sb);
-	if (pending_is(s, sb) && !is_local(s, n))
-		rc = see_pending(s, f->fd, &n, sb);
-	if (rc < 0) {
-		node_put(s, n);
-		return rc;
-	}
+	pending_show(s, sb);
 	if (!n->in && f->fd >= 0)
 		node_see(s, n, &f->fd);
 	return entry_of(s, n, sb, ret);
@@ -290,7 +251,6 @@ int shared_stat(struct shared *s, uint64_t id, struct stat *ret)
 {
 	SCOPED(node_use_end) struct node_use u = { 0 };
 	SCOPED(scope_close) int fd = -1;
-	struct trailer t;
 	int rc = node_use(s, id, &u);
 
 	if (rc < 0)
@@ -314,9 +274,7 @@ int shared_stat(struct shared *s, uint64_t id, struct stat *ret)
 	}
 	if (rc < 0)
 		return rc;
-	hide_own_link(s, ret);
-	if (pending_is(s, ret) && pending_read(fd, &t) == 0)
-		pending_stat(&t, ret);
+	pending_show(s, ret);
 	return 0;
 }
 
@@ -376,10 +334,7 @@ int shared_path(struct shared *s, uint64_t id, int *ret_fd,
 
 /* --- new names ------------------------------------------------------------ */
 
-/*
- * The pending file in DIR: it is there with its link in own/ and its trailer,
- * or not at all.
- */
+/* The pending file in DIR: it is there with its link in own/, or not at all. */
 static int make_pending(struct shared *s, const struct shared_caller *c,
 			const struct at *a, struct node *n, struct stat *sb)
 {
@@ -396,30 +351,18 @@ static int make_pending(struct shared *s, const struct shared_caller *c,
 		return rc;
 	if (fstat(fd, sb) < 0)
 		rc = -errno;
+	if (rc == 0) {
+		HOLD(&s->lock);
+		node_engine_locked(s, n, sb->st_ino);
+	}
 	if (rc == 0)
-		rc = own_link(s, fd, sb->st_ino);
+		rc = own_link(s, n, fd, sb->st_ino);
 	if (rc < 0) {
 		(void)unlinkat(a->fd, a->name, 0);
 		return rc == -ENOENT ? -ESTALE : rc; /* removed meanwhile */
 	}
-	/* Before others see it as one that has none; of the caller, not yet. */
-	rc = pending_write(s, n, fd, 0, true);
-	/* A full DIR: others learn whose it is when there is room for it. */
-	if (rc == -ENOSPC || rc == -EDQUOT)
-		rc = ftruncate(fd, 0) < 0 ? -errno : 0;
-	if (rc < 0) {
-		(void)unlinkat(a->fd, a->name, 0);
-		own_unlink(s, sb->st_ino);
-		return rc;
-	}
-	{
-		SCOPED(scope_close) int path = node_reopen(fd, O_PATH);
-
-		if (path >= 0)
-			node_keep_fd(s, n, path);
-	}
+	pending_note_mode(fd, inode_attr(n->in).mode);
 	HOLD(&s->lock);
-	node_engine_locked(s, n, sb->st_ino);
 	n->state = NODE_PENDING;
 	if (n->is_queued)
 		cond_signal(&s->idle);
@@ -695,7 +638,7 @@ static void was_begin(struct shared *s, const struct at *a, struct was *w)
 static void was_removed(struct shared *s, struct was *w)
 {
 	if (w->n && w->n->in)
-		local_name_removed(s, w->n, &w->sb);
+		local_name_removed(s, w->n);
 }
 
 static void was_end(struct shared *s, struct was *w)
@@ -886,12 +829,25 @@ static void was_renamed(struct shared *s, struct was *w, const struct at *to)
 		(void)local_save(s, w->n);
 }
 
+/* The record says that it is there, durably. */
+static int note_place(struct shared *s, struct node *n, const struct at *at)
+{
+	int rc;
+
+	{
+		HOLD(&s->lock);
+		node_place_locked(s, n, at->dir, at->name);
+	}
+	rc = local_save(s, n);
+	return rc < 0 ? rc : kv_sync(s->st->kv);
+}
+
 static int rename_was(struct shared *s, const struct shared_caller *c,
 		      const struct at *from, const struct at *to,
 		      struct node *replacing, struct was *src, struct was *dst,
 		      unsigned flags)
 {
-	bool other = dst->n && (!src->n || dst->n != src->n);
+	bool other = dst->n && (!src->n || dst->n != src->n), noted;
 	int rc = 0;
 
 	if ((flags & RENAME_NOREPLACE) && dst->n)
@@ -920,7 +876,18 @@ static int rename_was(struct shared *s, const struct shared_caller *c,
 		node_put(s, before);
 		return rc;
 	}
-	rc = rename_in_dir(s, c, from, to, flags);
+	/*
+	 * A node that dies has to know that it is a tracker, which waits for
+	 * its step: if it is not at that name after all, it is looked for.
+	 */
+	noted = flags == 0 && tracker_is(to->name) &&
+		is_pending_here(s, src->n);
+	if (noted)
+		rc = note_place(s, src->n, to);
+	if (rc == 0)
+		rc = rename_in_dir(s, c, from, to, flags);
+	if (rc < 0 && noted)
+		(void)note_place(s, src->n, from);
 	if (rc < 0)
 		return rc;
 	(void)drop_replacing_at(s, to);
@@ -980,19 +947,18 @@ static int make_pending_again(struct shared *s, struct node *n)
 		n->since_ns = mono_ns();
 	}
 	/*
-	 * The record first, durably, then the link, and the trailer last:
-	 * whoever dies in between leaves a file that is whole, or one that is
-	 * known to be his.
+	 * The record first, durably, then the link: whoever dies in between
+	 * leaves a file that is whole, or one that is known to be his.
 	 */
 	rc = local_save(s, n);
 	if (rc == 0)
 		rc = kv_sync(s->st->kv);
 	if (rc == 0)
-		rc = own_link(s, fd, sb.st_ino);
+		rc = own_link(s, n, fd, sb.st_ino);
+	if (rc == 0)
+		pending_note_mode(fd, sb.st_mode);
 	if (rc == 0 && fchmod(fd, pending_mode(s)) < 0)
 		rc = -errno;
-	if (rc == 0)
-		rc = pending_write(s, n, fd, (uint64_t)sb.st_size, false);
 	HOLD(&s->lock);
 	queue_add_locked(s, n, place);
 	return rc;
@@ -1017,12 +983,11 @@ static int be_pending(struct shared *s, struct node *n)
 	fd = node_reopen(path, O_RDWR);
 	if (fd < 0)
 		return fd;
-	rc = own_link(s, fd, sb.st_ino);
+	rc = own_link(s, n, fd, sb.st_ino);
 	if (rc < 0)
 		return rc;
-	if (fchmod(fd, pending_mode(s)) < 0)
-		return -errno;
-	return pending_write(s, n, fd, (uint64_t)sb.st_size, false);
+	pending_note_mode(fd, sb.st_mode);
+	return fchmod(fd, pending_mode(s)) < 0 ? -errno : 0;
 }
 
 /*
@@ -1192,6 +1157,8 @@ int shared_set_local(struct shared *s, const struct shared_caller *c,
 	SCOPED(node_use_end) struct node_use u = { 0 };
 	SCOPED(hold_end) struct hold h = { 0 };
 	SCOPED(scope_close) int fd = -1;
+	struct attr shown = { 0 };
+	unsigned show = 0;
 	struct stat sb;
 	bool kept;
 	int rc = node_use(s, id, &u);
@@ -1205,13 +1172,21 @@ int shared_set_local(struct shared *s, const struct shared_caller *c,
 		queue_changed_locked(s, u.n);
 	}
 	/* A pending file gets its mode and times when it is complete. */
+	if (!kept && (valid & SET_MODE)) {
+		const struct timespec atime = pending_atime(to->mode);
+
+		shown.atime_ns = io_ns(&atime);
+		show = SET_ATIME;
+	}
 	if (!kept)
 		valid &= (unsigned)(SET_UID | SET_GID);
-	if (valid == 0)
+	if (valid == 0 && show == 0)
 		return 0;
 	rc = node_fd(s, u.n, &fd);
 	if (rc < 0)
 		return rc;
+	if (show)
+		(void)set_at(fd, show, &shown, NULL);
 	rc = set_as(s, c, fd, valid, to, NULL);
 	/* chown takes the sticky bit of a file along on some systems. */
 	if (rc == 0 && !kept && fstat(fd, &sb) == 0 && !pending_is(s, &sb)) {

@@ -8,17 +8,15 @@
  * few times first; what is in its last calls then does not wait for it.
  *
  *                                                     how many at a time
- *   a trailer behind where the bytes end,
- *   the bytes, fsync                                  as threads are
+ *   its size, the bytes, fsync                        as threads are
  *   the database: it may be complete from now on      as threads are
  *   [from here on nobody changes the file here]
- *   cut the trailer off, times                        CUT_AT_ONCE, when all
- *                                                     before are as far
- *   mode: it is shown                                 one, in order
- *   fsync, and it is no longer in the queue           as threads are
+ *   times                                             when all before are as
+ * far mode: it is shown                                 one, in order fsync,
+ * its link in own/ goes, and it is no longer in the queue as threads are
  *
  * A file that replaces another one is nobody's to see before its rename, unless
- * it has another name: it has its mode and the fsync with the cut, and the
+ * it has another name: it has its mode and the fsync with the times, and the
  * rename shows it.
  *
  * What was shown is in the queue until its mode is durable in DIR: a tracker,
@@ -26,9 +24,6 @@
  * the last fsync keeps no order: where a client of DIR loses power that holds
  * modes back, a file may be whole there, and one that was closed before it
  * pending once more, until the node is back.
- *
- * A file without its trailer says to nobody whose it is, so they are few, and
- * what each of them waits for are the last calls of the others.
  *
  * A call that DIR does not answer holds one thread, and no lock. What fails is
  * tried again for ever, at longer and longer intervals.
@@ -183,37 +178,34 @@ static int copy_bytes(struct upload *u)
 }
 
 /*
- * Are there bytes in DIR's file that a hole would let through: those of an
- * upload that did not come to its end, or of the first trailer?
+ * It has its size from now on, for who looks at it elsewhere; and no bytes that
+ * a hole would let through, of an upload that did not come to its end.
  */
-static bool has_leftovers(struct upload *u, const struct stat *sb)
+static int set_size(struct upload *u, const struct stat *sb)
 {
-	uint64_t hole = 0;
-
-	if (sb->st_size != TRAILER_BYTES)
-		return true;
-	return file_seek(&u->s->st->files, u->n->in, 0, SEEK_HOLE, &hole) < 0 ||
-	       hole < (uint64_t)u->sb.st_size;
+	if (sb->st_size != 0 && ftruncate(u->fd, 0) < 0)
+		return -errno;
+	return u->sb.st_size != 0 && ftruncate(u->fd, u->sb.st_size) < 0
+		       ? -errno
+		       : 0;
 }
 
 /*
  * What is not pending any more: complete, which a daemon that died could not
- * write down; or somebody else's hand was there. With our trailer he has set
- * its mode only; without, the file is his now. 0, or -ENODATA.
+ * write down; or somebody else's hand was there, and has set its mode. 0, or
+ * -ENODATA.
  */
-static int see_foreign_hand(struct upload *u, int path, const struct stat *sb)
+static int see_foreign_hand(struct upload *u, const struct stat *sb)
 {
 	struct shared *s = u->s;
-	struct trailer t;
 	char name[4096];
 
-	if (pending_read(path, &t) == 0 && t.number == u->n->id &&
-	    strcmp(t.uuid, s->st->uuid) == 0) {
+	if (!u->n->completing) {
 		u->keeps_mode = true;
 		u->mode = sb->st_mode & 07777;
 		return 0;
 	}
-	if (!u->n->completing || sb->st_size != u->sb.st_size) {
+	if (sb->st_size != u->sb.st_size) {
 		node_path(s, u->n, name, sizeof(name));
 		log_warning("%s/%s was changed there before it was whole: it "
 			    "stays as it is there",
@@ -222,25 +214,45 @@ static int see_foreign_hand(struct upload *u, int path, const struct stat *sb)
 	return -ENODATA;
 }
 
+/* 0: nobody wants it any more. */
+static ino_t engine_of(const struct upload *u)
+{
+	HOLD(&u->s->lock);
+	return u->n->engine;
+}
+
 /*
  * What may be whole, as a daemon that died has noted, and has no link any more,
  * is: others have moved or removed it since. -ENODATA.
  */
 static int find_in_dir(struct upload *u, int *ret_path, struct stat *sb)
 {
+	SCOPED(scope_close) int fd = -1;
 	int rc = node_fd(u->s, u->n, ret_path);
 
 	if (rc == 0 && fstat(*ret_path, sb) < 0)
 		rc = -errno;
-	return rc == -ESTALE && u->n->completing ? -ENODATA : rc;
+	if (rc != -ESTALE || !u->n->completing)
+		return rc;
+	/* A server that is away says so of everything: is it the link? */
+	return own_open(u->s, engine_of(u), &fd) == -ENOENT ? -ENODATA : rc;
 }
 
 /* Nobody wants what has no name any more: -ENODATA. path: of it, pending. */
-static int look_for_names(int path)
+static int look_for_names(struct upload *u, int path)
 {
+	SCOPED(scope_close) int fd = -1;
+	ino_t engine = engine_of(u);
 	nlink_t names;
-	int rc = own_count_names(path, &names);
+	int rc = engine == 0 ? -ENODATA : own_open(u->s, engine, &fd);
 
+	/* Somebody has removed the link, and what is left is a name. */
+	if (rc == -ENOENT) {
+		rc = own_link(u->s, u->n, path, engine);
+		rc = rc == -ENOENT ? -ENODATA : rc;
+	}
+	if (rc == 0)
+		rc = own_count_names(path, &names);
 	return rc == 0 && names == 0 ? -ENODATA : rc;
 }
 
@@ -263,7 +275,7 @@ static int look_for_place(struct upload *u, ino_t engine)
 		return rc;
 	if (!pending_is(u->s, &sb))
 		return 1;
-	rc = look_for_names(path);
+	rc = look_for_names(u, path);
 	return rc < 0 ? rc : -ESTALE;
 }
 
@@ -301,15 +313,14 @@ static int open_in_dir(struct upload *u)
 	if (rc < 0)
 		return rc;
 	if (sb.st_nlink <= 1 && pending_is(u->s, &sb)) {
-		rc = look_for_names(path);
+		rc = look_for_names(u, path);
 		if (rc < 0)
 			return rc;
 	}
 	u->is_linked = sb.st_nlink > 2; /* one is in own/ */
 	if (!pending_is(u->s, &sb)) {
 		/* Complete but for its name: all of it once more. */
-		rc = node_replaces(u->s, u->n) ? 0
-					       : see_foreign_hand(u, path, &sb);
+		rc = node_replaces(u->s, u->n) ? 0 : see_foreign_hand(u, &sb);
 		if (rc < 0)
 			return rc;
 	}
@@ -320,9 +331,11 @@ static int open_in_dir(struct upload *u)
 	/* It has another name perhaps, by which it is not to be seen so. */
 	if (!pending_is(u->s, &sb) && fchmod(u->fd, pending_mode(u->s)) < 0)
 		return -errno;
-	if (has_leftovers(u, &sb) && ftruncate(u->fd, 0) < 0)
-		return -errno;
-	return 0;
+	{
+		HOLD(&u->s->lock); /* not from here on */
+		u->n->completing = false;
+	}
+	return set_size(u, &sb);
 }
 
 /* From here on it is as it is; false: it is not at rest. */
@@ -381,7 +394,7 @@ static int put_in_place(struct upload *u)
 	}
 	rc = renameat(u->s->home.newfd, from, dirfd, to) < 0 ? -errno : 0;
 	if (rc == 0 && old && old->in)
-		local_name_removed(u->s, old, &sb);
+		local_name_removed(u->s, old);
 	node_put(u->s, old);
 	if (rc < 0)
 		return rc;
@@ -445,7 +458,7 @@ static int prepare(struct upload *u, bool hidden)
 {
 	struct timespec times[2] = { u->sb.st_atim, u->sb.st_mtim };
 
-	if (ftruncate(u->fd, u->sb.st_size) < 0 || futimens(u->fd, times) < 0)
+	if (futimens(u->fd, times) < 0)
 		return -errno;
 	return hidden ? make_whole(u) : 0;
 }
@@ -500,6 +513,49 @@ static bool keep(struct upload *u, const struct stat *sb)
 	return true;
 }
 
+/*
+ * It is whole, and durably so. It is closed first, since a client of NFS
+ * renames what it has open under a name that goes.
+ */
+static void leave_link(struct upload *u)
+{
+	SCOPED(scope_close) int kept = -1;
+	ino_t owned;
+
+	scope_close(&u->fd);
+	u->fd = -1;
+	{
+		HOLD(&u->s->lock);
+		kept = node_take_fd_locked(u->s, u->n);
+		owned = own_take_locked(u->n);
+	}
+	scope_close(&kept);
+	kept = -1;
+	if (owned)
+		own_unlink(u->s, owned);
+}
+
+/* What it is at its name now: 1; 0: that is another file, or none; -errno. */
+static int stat_whole(struct upload *u, struct stat *sb)
+{
+	SCOPED(node_use_end) struct node_use parent = { .s = u->s };
+	SCOPED(scope_close) int dirfd = -1;
+	char name[STORE_NAME_MAX + 1];
+	ino_t engine;
+	int rc;
+
+	{
+		HOLD(&u->s->lock);
+		(void)snprintf(name, sizeof(name), "%s", u->n->name);
+		parent.n = node_ref_locked(u->n->parent);
+		engine = u->n->engine;
+	}
+	rc = node_fd(u->s, parent.n, &dirfd);
+	if (rc == 0 && fstatat(dirfd, name, sb, AT_SYMLINK_NOFOLLOW) < 0)
+		rc = -errno;
+	return rc < 0 ? rc : sb->st_ino == engine;
+}
+
 static int complete(struct upload *u, enum upload_end *ret)
 {
 	struct shared *s = u->s;
@@ -520,8 +576,8 @@ static int complete(struct upload *u, enum upload_end *ret)
 		(void)fchmod(u->fd, pending_mode(s));
 		return rc;
 	}
-	own_unlink(s, u->n->engine);
-	if (fstat(u->fd, &sb) < 0) { /* it is whole, and somebody removed it */
+	leave_link(u);
+	if (stat_whole(u, &sb) <= 0) { /* somebody has moved or removed it */
 		*ret = UPLOAD_GONE;
 		return 0;
 	}
@@ -560,9 +616,6 @@ static int upload_begun(struct upload *u, enum upload_end *ret)
 		*ret = UPLOAD_GONE;
 		return 0;
 	}
-	if (rc == 0)
-		rc = pending_write(u->s, u->n, u->fd, (uint64_t)u->sb.st_size,
-				   false);
 	if (rc == 0)
 		rc = copy_bytes(u);
 	if (rc == 0 && !is_void(u))

@@ -8,9 +8,7 @@
  *   alive-of BOOT AHEAD   write it as of another boot, AHEAD seconds ahead
  *   unlock                give up the lock, as if no locks were known there
  *   pending SIZE PATH     a pending file: PATH is from DIR
- *   writing SIZE PATH     one that is still being written
- *   damaged SIZE PATH     one with a trailer that nobody believes
- *   bare SIZE PATH        one without a trailer
+ *   bare SIZE PATH        one without a link in own/
  *   new NAME              a file in new/NODE
  */
 #include <errno.h>
@@ -21,7 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "store/base/io.h"
+#include "store/base/dir.h"
 #include "store/base/scope.h"
 #include "store/base/sync.h"
 #include "store/shared/home.h"
@@ -39,22 +37,15 @@ static int put_pending(const struct node *n, const char *kind, uint64_t size,
 	SCOPED(scope_close)
 	int fd = openat(n->home.dirfd, path, O_WRONLY | O_CREAT | O_EXCL,
 			shared_pending_mode());
-	struct trailer t = { .number = 7,
-			     .size_bytes = size,
-			     .mode = S_IFREG | 0644,
-			     .writing = strcmp(kind, "writing") == 0 };
-	uint8_t bytes[TRAILER_BYTES];
+	char name[32];
+	struct stat st;
 
-	if (fd < 0)
+	if (fd < 0 || ftruncate(fd, (off_t)size) < 0 || fstat(fd, &st) < 0)
 		return -errno;
-	(void)snprintf(t.node, sizeof(t.node), "%s", n->home.node);
-	(void)snprintf(t.uuid, sizeof(t.uuid), "%s", n->store);
-	trailer_encode(&t, bytes);
-	if (strcmp(kind, "bare") == 0)
-		return ftruncate(fd, (off_t)size) < 0 ? -errno : 0;
-	if (strcmp(kind, "damaged") == 0)
-		bytes[TRAILER_BYTES - 1] ^= 1;
-	return io_write_full(fd, bytes, sizeof(bytes), size);
+	(void)snprintf(name, sizeof(name), "%016llx",
+		       (unsigned long long)st.st_ino);
+	return strcmp(kind, "bare") == 0 ? 0
+					 : dir_link(fd, n->home.ownfd, name);
 }
 
 static int put_alive(const struct node *n, const char *boot, long ahead_s)

@@ -115,11 +115,11 @@ def a_pending_file_whose_mode_is_changed_is_completed(c):
 
 @shared()
 def a_pending_file_that_is_cut_is_completed(c):
-    """Its trailer is gone, or half of it: not a hang, and the bytes that its
-    node has are there at the end."""
+    """Or made longer: not a hang, and the bytes that its node has are there
+    at the end."""
     fds = [held(c, f"f{n}") for n in range(3)]
     os.truncate(c.shared("f0"), 0)
-    os.truncate(c.shared("f1"), os.lstat(c.shared("f1")).st_size - 100)
+    os.truncate(c.shared("f1"), 3 * MIB)
     with open(c.shared("f2"), "ab") as f:
         f.write(bytes(5000))
     for n in range(3):
@@ -134,7 +134,7 @@ def a_pending_file_that_is_cut_is_completed(c):
 
 @shared(options="pending_wait=2")
 def a_sticky_file_of_somebody_else_is_no_pending_one(c):
-    """It has no trailer: it is what it is, and no open of it hangs for ever."""
+    """No node has it: it is what it is, and no open of it hangs for ever."""
     put(c.shared("f"), content("f", 1, MIB))
     os.chmod(c.shared("f"), 0o1644)
     st = os.lstat(c.a.path("f"))
@@ -268,7 +268,7 @@ def a_directory_of_a_newer_format_is_refused(c):
     with open(c.shared(".ckptfs/format"), encoding="ascii") as f:
         text = f.read()
     with open(c.shared(".ckptfs/format"), "w", encoding="ascii") as f:
-        f.write(text.replace("format 1", "format 9"))
+        f.write(text.replace("format 2", "format 9"))
     c.a.refuse(code=1)
     with open(c.shared(".ckptfs/format"), "w", encoding="ascii") as f:
         f.write(text[:-4] + "0000"[:3] + "\n")

@@ -175,11 +175,14 @@ def stat_does_not_wait_and_has_size_and_mode(c):
     st = nodes.within(nodes.FREE_S, "stat of what is written",
                       lambda: tuple(os.lstat(c.b.path("held"))))
     assert st[0] == stat.S_IFREG | 0o604, oct(st[0])
+    os.chmod(c.a.path("held"), 0o640)
+    ck.until("its new mode is told", lambda: os.lstat(
+        c.b.path("held")).st_mode == stat.S_IFREG | 0o640)
     os.close(held)
     c.settle()
     for node in (c.a, c.b):
         st = os.lstat(node.path("held"))
-        assert (st.st_mode, st.st_size) == (stat.S_IFREG | 0o604, 100)
+        assert (st.st_mode, st.st_size) == (stat.S_IFREG | 0o640, 100)
 
 
 @shared(bare=True)

@@ -14,7 +14,6 @@
 
 #include "store/base/scope.h"
 #include "store/base/vec.h"
-#include "store/shared/trailer.h"
 #include "tests/sim/nodes.h"
 
 #define MAGIC UINT64_C(0xc4b7)
@@ -43,9 +42,7 @@ struct version {
 struct known {
 	uint64_t ino;
 	bool plain;
-	bool told; /* it was pending, with a trailer, and ... */
-	char request[128]; /* ... who waits for it makes this file, */
-	bool asked; /* as somebody has, since it is pending */
+	bool asked; /* somebody waits for it, since it is pending */
 	unsigned version; /* when it was plain last */
 	unsigned done; /* this version was completed here */
 	unsigned by; /* which node changed it last */
@@ -444,15 +441,6 @@ static bool is_meta(const char *path)
 	return name && strcmp(name, "/.metadata") == 0;
 }
 
-/* A whole file that is about to get a tracker's name: pending once more. */
-static bool has_trailer(const char *path, const uint8_t *bytes, size_t len)
-{
-	struct trailer t;
-
-	return !is_latest(path) && !is_meta(path) && len >= TRAILER_BYTES &&
-	       trailer_decode(bytes + len - TRAILER_BYTES, &t) == 0;
-}
-
 static void see_plain(struct einode *in, const char *path,
 		      enum engine_change what, struct known *k)
 {
@@ -462,9 +450,8 @@ static void see_plain(struct einode *in, const char *path,
 	unsigned id;
 
 	if (k->plain && what == ENGINE_BYTES) {
-		if (has_trailer(path, bytes, len) ||
-		    (whole_of(bytes, len, &why) == k->version && !why))
-			return; /* it is not there yet, or changes nothing */
+		if (whole_of(bytes, len, &why) == k->version && !why)
+			return; /* it changes nothing */
 		sim_fail("'%s' is plain (version %u), and is written again",
 			 path, k->version);
 	}
@@ -495,37 +482,14 @@ static void see_plain(struct einode *in, const char *path,
 		check_step(m.v[id].step, m.v[id].began, "'.metadata'");
 }
 
-/*
- * The trailer goes when the bytes are all there, or with all of them, when they
- * are to be copied once more.
- */
-static void see_pending(struct einode *in, const char *path, struct known *k)
-{
-	size_t len;
-	const uint8_t *bytes = einode_bytes(in, &len);
-	struct trailer t;
-	const char *why;
-	bool told = len >= TRAILER_BYTES &&
-		    trailer_decode(bytes + len - TRAILER_BYTES, &t) == 0;
-
-	if (k->told && !told && len > 0 && !nodes_plan.errors) {
-		(void)whole_of(bytes, len, &why);
-		if (why)
-			sim_fail("'%s' lost its trailer, and %s", path, why);
-	}
-	k->told = told;
-	if (told)
-		(void)snprintf(k->request, sizeof(k->request),
-			       ".ckptfs/nodes/%s/wanted/%016llx", t.node,
-			       (unsigned long long)t.number);
-}
-
 /* Does this file say that somebody waits for a pending one? */
 static void see_request(const char *path)
 {
-	for (size_t i = 0; i < m.known; i++)
-		if (strcmp(m.k[i].request, path) == 0)
-			m.k[i].asked = true;
+	const char *at = strstr(path, "/wanted/");
+
+	if (at)
+		known_of(strtoull(at + strlen("/wanted/"), NULL, 16))->asked =
+			true;
 }
 
 static void on_change(struct einode *in, enum engine_change what)
@@ -550,7 +514,6 @@ static void on_change(struct einode *in, enum engine_change what)
 	}
 	k = known_of(einode_number(in));
 	if (is_pending_mode(einode_mode(in))) {
-		see_pending(in, path, k);
 		/* Its last sync failed: it is lost with its node, as before. */
 		if (nodes_plan.errors && k->plain && what == ENGINE_MODE)
 			m.v[k->version].plain = false;
@@ -711,7 +674,6 @@ void model_node_died(unsigned node, bool cut)
 	if (cut)
 		m.lost_ns[node] = sim_clock();
 	for (size_t i = 0; cut && nodes_plan.kind.buffers && i < m.known; i++) {
-		m.k[i].told = false; /* its trailer may be gone */
 		if (m.k[i].in_place_by == node)
 			++*einode_mark(m.k[i].in_place); /* whatever is left */
 	}

@@ -19,17 +19,27 @@ struct mounted {
 static const struct shared_caller caller = { 0 };
 static const struct names_new as_file = { .mode = S_IFREG | 0644 };
 
-/* Nothing is uploaded or searched for until mounted_start(). */
-static inline void mounted_enter(struct mounted *m)
+static inline int mounted_try_enter(struct mounted *m, char why[WHY_BYTES])
 {
 	const struct shared_options o = { .dir = m->dir,
 					  .node = "a",
 					  .pending_wait_s = 1 };
-	char why[WHY_BYTES];
+	int rc;
 
 	m->stopped = false;
 	assert_int_equal(live_try_open(&m->live, why), 0);
-	if (shared_open(m->live.st, &o, &m->s, why, sizeof(why)) < 0)
+	rc = shared_open(m->live.st, &o, &m->s, why, WHY_BYTES);
+	if (rc < 0)
+		live_close(&m->live);
+	return rc;
+}
+
+/* Nothing is uploaded or searched for until mounted_start(). */
+static inline void mounted_enter(struct mounted *m)
+{
+	char why[WHY_BYTES];
+
+	if (mounted_try_enter(m, why) < 0)
 		fail_msg("%s", why);
 	assert_int_equal(store_start(m->live.st), 0);
 }

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 
 #include "store/base/dir.h"
+#include "store/db/identity.h"
 #include "tests/unit/home_fixture.h"
 
 #define OTHER 1234 /* a user without a name */
@@ -55,6 +56,7 @@ static void nobody_else_can_make_a_name_in_it(void **state)
 		{ ".ckptfs/nodes/a/store", 0644 },
 		{ ".ckptfs/nodes/a/alive", 0644 },
 		{ ".ckptfs/nodes/a/wanted", 0700 },
+		{ ".ckptfs/nodes/a/own", 0700 },
 		{ ".ckptfs/new/a", 0700 },
 	};
 	static const mode_t masks[] = { 0, 077 };
@@ -226,6 +228,65 @@ static void a_newer_format_is_said_with_its_number(void **state)
 	o = open_home(dir, "a", STORE_A);
 	assert_int_equal(o.rc, -EPROTO);
 	assert_non_null(strstr(o.why, "format 7"));
+	remove_tree(dir);
+	free(dir);
+}
+
+/* Its format is the first one. */
+static void make_first(const char *dir)
+{
+	char text[512] = "", uuid[64] = "";
+	size_t len;
+
+	assert_true(dir_read_text(AT_FDCWD, at(dir, ".ckptfs/format"), text,
+				  sizeof(text)) > 0);
+	assert_int_equal(sscanf(text,
+				"ckptfs shared directory, format 2 uuid %36s",
+				uuid),
+			 1);
+	len = (size_t)snprintf(text, sizeof(text),
+			       "ckptfs shared directory, format 1\nuuid %s\n",
+			       uuid);
+	text[identity_add_check(text, len, sizeof(text))] = 0;
+	put_file(dir, ".ckptfs/format", text);
+}
+
+static bool is_first(const char *dir)
+{
+	char text[512] = "";
+
+	(void)dir_read_text(AT_FDCWD, at(dir, ".ckptfs/format"), text,
+			    sizeof(text));
+	return strstr(text, "format 1\n");
+}
+
+/* When no daemon of that form is there, which would not know links. */
+static void one_of_the_first_form_becomes_this_one(void **state)
+{
+	char *dir = make_tmp();
+	struct opened_home a, b;
+
+	(void)state;
+	assert_int_equal(make_home(dir, ""), 0);
+	b = open_home(dir, "b", STORE_B);
+	make_first(dir);
+	assert_int_equal(rmdir(at(dir, ".ckptfs/nodes/b/own")), 0);
+	a = open_home(dir, "a", STORE_A);
+	assert_int_equal(a.rc, -EBUSY);
+	assert_non_null(strstr(a.why, "node b has it mounted with an older"));
+	assert_true(is_first(dir));
+	/* One of this form may be there. */
+	assert_int_equal(mkdir(at(dir, ".ckptfs/nodes/b/own"), 0700), 0);
+	a = open_home(dir, "a", STORE_A);
+	assert_int_equal(a.rc, 0);
+	assert_false(is_first(dir));
+	close_home(&a);
+	close_home(&b);
+	make_first(dir);
+	a = open_home(dir, "a", STORE_A);
+	assert_int_equal(a.rc, 0);
+	assert_false(is_first(dir));
+	close_home(&a);
 	remove_tree(dir);
 	free(dir);
 }
@@ -535,6 +596,7 @@ int main(void)
 			without_a_format_nothing_is_mounted_and_nothing_made),
 		cmocka_unit_test(each_changed_byte_of_the_format_is_found),
 		cmocka_unit_test(a_newer_format_is_said_with_its_number),
+		cmocka_unit_test(one_of_the_first_form_becomes_this_one),
 		cmocka_unit_test(a_node_stays_the_store_that_it_is),
 		cmocka_unit_test(a_name_that_is_none_is_refused),
 		cmocka_unit_test(a_node_has_one_daemon_at_a_time),

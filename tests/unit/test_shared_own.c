@@ -158,6 +158,59 @@ static void what_has_lost_its_link_is_known_by_its_name(void **state)
 	end_with(&m, "f");
 }
 
+/* From a copy, where each file has another number, and links are files. */
+static void
+what_is_in_a_copy_of_the_directory_is_known_by_its_name(void **state)
+{
+	struct mounted m = mounted_open();
+	ino_t number = make_closed(&m);
+	struct stat sb;
+	int fd;
+
+	(void)state;
+	mounted_die(&m);
+	rename_there(&m, "f", "the one that was copied");
+	fd = open(at(m.dir, "f"), O_CREAT | O_EXCL | O_WRONLY, 0600);
+	assert_int_equal(fchmod(fd, shared_pending_mode()), 0);
+	assert_int_equal(fstat(fd, &sb), 0);
+	close(fd);
+	assert_int_not_equal(sb.st_ino, number);
+	assert_int_equal(unlink(link_of(&m, number)), 0);
+	put_file(m.dir, link_of(&m, number) + strlen(m.dir) + 1, "");
+	assert_int_equal(unlink(at(m.dir, "the one that was copied")), 0);
+	mounted_enter(&m);
+	assert_true(has_link(&m, sb.st_ino));
+	end_with(&m, "f");
+}
+
+/* Nor is it another one's that is pending there. */
+static void what_another_node_has_at_the_name_is_its(void **state)
+{
+	struct mounted m = mounted_open();
+	ino_t number = make_closed(&m);
+	struct stat sb;
+	char own[80];
+	int fd;
+
+	(void)state;
+	mounted_die(&m);
+	assert_int_equal(unlink(at(m.dir, "f")), 0);
+	assert_int_equal(unlink(link_of(&m, number)), 0);
+	fd = open(at(m.dir, "f"), O_CREAT | O_EXCL | O_WRONLY, 0600);
+	assert_int_equal(fchmod(fd, shared_pending_mode()), 0);
+	assert_int_equal(fstat(fd, &sb), 0);
+	assert_int_equal(mkdir(at(m.dir, ".ckptfs/nodes/b"), 0755), 0);
+	assert_int_equal(mkdir(at(m.dir, ".ckptfs/nodes/b/own"), 0700), 0);
+	(void)snprintf(own, sizeof(own), ".ckptfs/nodes/b/own/%016llx",
+		       (unsigned long long)sb.st_ino);
+	assert_int_equal(dir_link(fd, AT_FDCWD, at(m.dir, own)), 0);
+	close(fd);
+	mounted_enter(&m);
+	assert_true(TAILQ_EMPTY(&m.s->queue));
+	assert_true(is_there(m.dir, "f"));
+	end_with(&m, NULL);
+}
+
 static void forget_meta(struct mounted *m, const char *name)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
@@ -189,13 +242,15 @@ static void a_store_of_the_first_form_is_taken_over(void **state)
 /* A pending file of this node that the store does not know: its number. */
 static ino_t make_unknown(struct mounted *m, const char *name)
 {
+	struct node n = { .fd = -1 }; /* which knows that it has a link */
 	struct stat sb;
 	int fd = open(at(m->dir, name), O_CREAT | O_EXCL | O_WRONLY, 0600);
 
 	assert_true(fd >= 0);
 	assert_int_equal(fchmod(fd, pending_mode(m->s)), 0);
 	assert_int_equal(fstat(fd, &sb), 0);
-	assert_int_equal(own_link(m->s, fd, sb.st_ino), 0);
+	assert_int_equal(own_link(m->s, &n, fd, sb.st_ino), 0);
+	assert_true(n.has_link);
 	close(fd);
 	return sb.st_ino;
 }
@@ -249,7 +304,8 @@ static void another_file_at_the_name_stays(void **state)
 
 	(void)state;
 	put_file(m.dir, "f", "another one");
-	assert_int_equal(own_take_away(m.s, m.s->home.dirfd, "f", number), 0);
+	assert_int_equal(own_take_away(m.s, m.s->home.dirfd, "f", number),
+			 -EEXIST);
 	assert_true(is_there(m.dir, "f"));
 	assert_true(dir_is_empty(AT_FDCWD, at(m.dir, ".ckptfs/new/a")));
 	assert_int_equal(own_take_away(m.s, m.s->home.dirfd, "x", number), 0);
@@ -282,9 +338,85 @@ static void a_link_that_is_going_is_no_name(void **state)
 	mounted_free(&m);
 }
 
+static int64_t ahead_ns; /* DIR's clock is ahead of what it is */
+
+int __real_shared_look_now(int homefd, int64_t *ret_ns);
+int __wrap_shared_look_now(int homefd, int64_t *ret_ns);
+
+int __wrap_shared_look_now(int homefd, int64_t *ret_ns)
+{
+	int rc = __real_shared_look_now(homefd, ret_ns);
+
+	*ret_ns += ahead_ns;
+	return rc;
+}
+
+/* A node died between the two calls that make a file. */
+static void what_was_left_half_made_goes_after_a_minute(void **state)
+{
+	struct mounted m = mounted_open();
+	int dirfd = m.s->home.dirfd;
+	int fd = open(at(m.dir, "left"), O_CREAT | O_EXCL | O_WRONLY, 0600);
+
+	(void)state;
+	assert_int_equal(fchmod(fd, pending_mode(m.s)), 0);
+	(void)make_unknown(&m, "anothers");
+	put_file(m.dir, "plain", "");
+	ahead_ns = INT64_C(59) * 1000000000;
+	assert_false(own_take_left(m.s, dirfd, "left"));
+	ahead_ns = INT64_C(120) * 1000000000;
+	assert_false(own_take_left(m.s, dirfd, "anothers"));
+	assert_false(own_take_left(m.s, dirfd, "plain"));
+	assert_false(own_take_left(m.s, dirfd, "nothing"));
+	/* It has bytes: of an older ckptfs, whose node has not come back. */
+	assert_int_equal(ftruncate(fd, 4096), 0);
+	assert_false(own_take_left(m.s, dirfd, "left"));
+	assert_int_equal(ftruncate(fd, 0), 0);
+	assert_true(own_take_left(m.s, dirfd, "left"));
+	assert_false(is_there(m.dir, "left"));
+	assert_true(is_there(m.dir, "anothers"));
+	assert_true(is_there(m.dir, "plain"));
+	ahead_ns = 0;
+	close(fd);
+	mounted_start(&m);
+	mounted_free(&m);
+}
+
+/*
+ * Whose number is given to another file at once, as some do: nobody takes the
+ * link of that one away.
+ */
+static void a_link_is_removed_once(void **state)
+{
+	struct mounted m = mounted_open();
+	ino_t number = make_closed(&m);
+	struct node *n = node_of_engine(m.s, number);
+
+	(void)state;
+	assert_non_null(n);
+	{
+		HOLD(&m.s->lock);
+		assert_int_equal(own_take_locked(n), number);
+		assert_int_equal(own_take_locked(n), 0);
+	}
+	own_unlink(m.s, number);
+	put_file(m.dir, link_of(&m, number) + strlen(m.dir) + 1, "another's");
+	local_drop(m.s, n);
+	own_flush(m.s);
+	assert_true(has_link(&m, number));
+	node_put(m.s, n);
+	mounted_start(&m);
+	mounted_free(&m);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(
+			what_is_in_a_copy_of_the_directory_is_known_by_its_name),
+		cmocka_unit_test(what_another_node_has_at_the_name_is_its),
+		cmocka_unit_test(what_was_left_half_made_goes_after_a_minute),
+		cmocka_unit_test(a_link_is_removed_once),
 		cmocka_unit_test(
 			a_file_is_completed_wherever_others_have_moved_it),
 		cmocka_unit_test(

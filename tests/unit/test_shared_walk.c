@@ -2,6 +2,7 @@
  * All that is below a shared directory is found once, and nothing that is not;
  * and of each file it is known whether it is whole.
  */
+#include "store/base/dir.h"
 #include "store/shared/pending.h"
 #include "store/shared/walk.h"
 #include "tests/unit/home_fixture.h"
@@ -14,7 +15,6 @@ struct found {
 	char paths[FOUND_MAX][256];
 	unsigned unread;
 	int rc;
-	enum pending is[FOUND_MAX];
 };
 
 static int find(void *arg, int dirfd, const char *path, const char *name,
@@ -187,91 +187,120 @@ static void what_may_not_be_read_is_told(void **state)
 	free(dir);
 }
 
-/* As a node makes one; the trailer as it is given. */
-static void put_pending(const char *dir, const char *name, const void *bytes,
-			size_t len, off_t where)
+/* As a node makes one; node: whose link it gets, or NULL. */
+static void put_pending(const char *dir, const char *name, const char *node)
 {
 	int fd = open(at(dir, name), O_RDWR | O_CREAT | O_EXCL, 0600);
+	char own[256];
+	struct stat st;
 
 	assert_true(fd >= 0);
-	assert_int_equal(pwrite(fd, bytes, len, where), len);
+	assert_int_equal(ftruncate(fd, 12345), 0);
 	assert_int_equal(fchmod(fd, shared_pending_mode()), 0);
+	assert_int_equal(fstat(fd, &st), 0);
+	if (node) {
+		(void)snprintf(own, sizeof(own), ".ckptfs/nodes/%s/own/%016llx",
+			       node, (unsigned long long)st.st_ino);
+		assert_int_equal(dir_link(fd, AT_FDCWD, at(dir, own)), 0);
+	}
 	close(fd);
 }
-
-static const struct trailer good = { .node = "a",
-				     .uuid = STORE_A,
-				     .size_bytes = 12345,
-				     .mode = S_IFREG | 0644 };
 
 static int find_pending(void *arg, const struct pending_file *p)
 {
 	struct found *f = arg;
 
 	assert_true(f->count < FOUND_MAX);
-	(void)snprintf(f->paths[f->count], sizeof(f->paths[0]), "%s", p->path);
-	f->is[f->count++] = p->is;
-	if (p->is == PENDING_TOLD) {
-		assert_string_equal(p->trailer.node, good.node);
-		assert_int_equal(p->trailer.size_bytes, good.size_bytes);
-	}
+	(void)snprintf(f->paths[f->count], sizeof(f->paths[0]), "%s: %s",
+		       p->path, p->node ? p->node : "?");
+	f->count++;
 	return 0;
 }
 
-static enum pending pending_of(const char *dir, const char *name)
+static char *home_of(const char *dir)
 {
-	enum pending is = PENDING_DAMAGED;
-	struct trailer t;
-	struct stat st;
-	int fd = open(dir, O_RDONLY | O_DIRECTORY);
+	char *path = strdup(at(dir, ".ckptfs"));
 
-	assert_int_equal(pending_look(fd, name, &is, &t, &st), 0);
-	close(fd);
-	return is;
+	assert_non_null(path);
+	return path;
 }
 
-static void a_file_is_pending_by_its_mode_and_whose_by_its_end(void **state)
+static void a_file_is_pending_by_its_mode_and_whose_by_its_link(void **state)
 {
-	char *dir = make_tmp();
-	uint8_t bytes[TRAILER_BYTES];
+	static const char *const names[] = { "a: a", "b: b", "nobodys: ?",
+					     "sub/a: a" };
+	char *dir = make_tmp(), *home = home_of(dir);
+	struct opened_home a, b;
 	struct found f = { 0 };
-	const struct pending_walk w = { .found = find_pending, .arg = &f };
-	int fd = open(dir, O_RDONLY | O_DIRECTORY);
+	const struct pending_walk w = { .found = find_pending,
+					.unread = cannot,
+					.arg = &f };
+	int fd = open(dir, O_RDONLY | O_DIRECTORY), homefd;
+	uint64_t files, bytes;
 
 	(void)state;
-	trailer_encode(&good, bytes);
-	put_pending(dir, "told", bytes, sizeof(bytes), 12345);
-	put_pending(dir, "at-once", bytes, sizeof(bytes), 0);
-	put_pending(dir, "just-made", bytes, 0, 0);
-	put_pending(dir, "short", bytes, sizeof(bytes) - 1, 0);
-	put_pending(dir, "cut", "the bytes of the file", 21, 10000);
-	bytes[300] = 1;
-	put_pending(dir, "damaged", bytes, sizeof(bytes), 12345);
+	assert_int_equal(make_home(dir, ""), 0);
+	a = open_home(dir, "a", STORE_A);
+	b = open_home(dir, "b", STORE_B);
+	homefd = open(home, O_RDONLY | O_DIRECTORY);
+	assert_int_equal(mkdir(at(dir, "sub"), 0755), 0);
+	put_pending(dir, "a", "a");
+	put_pending(dir, "sub/a", "a");
+	put_pending(dir, "b", "b");
+	put_pending(dir, "nobodys", NULL);
 	put_file(dir, "plain", "x");
 	assert_int_equal(mkdir(at(dir, "sticky"), 01777), 0);
 	assert_int_equal(chmod(at(dir, "sticky"), 01777), 0);
-	assert_int_equal(symlink("told", at(dir, "link")), 0);
+	assert_int_equal(symlink("a", at(dir, "link")), 0);
 	assert_int_equal(mkfifo(at(dir, "fifo"), 01600), 0);
-	assert_int_equal(pending_of(dir, "told"), PENDING_TOLD);
-	assert_int_equal(pending_of(dir, "at-once"), PENDING_TOLD);
-	assert_int_equal(pending_of(dir, "just-made"), PENDING_BARE);
-	assert_int_equal(pending_of(dir, "short"), PENDING_BARE);
-	assert_int_equal(pending_of(dir, "cut"), PENDING_BARE);
-	assert_int_equal(pending_of(dir, "damaged"), PENDING_DAMAGED);
-	assert_int_equal(pending_of(dir, "plain"), PENDING_NOT);
-	assert_int_equal(pending_of(dir, "sticky"), PENDING_NOT);
-	assert_int_equal(pending_of(dir, "link"), PENDING_NOT);
-	assert_int_equal(pending_of(dir, "fifo"), PENDING_NOT);
-	assert_int_equal(pending_of(dir, "nothing"), PENDING_NOT);
-	assert_int_equal(pending_walk(fd, &w), 0);
-	assert_int_equal(f.count, 6);
-	/* It is completed: bytes, cut, mode. */
-	assert_int_equal(truncate(at(dir, "told"), 12345), 0);
-	assert_int_equal(pending_of(dir, "told"), PENDING_BARE);
-	assert_int_equal(chmod(at(dir, "told"), 0644), 0);
-	assert_int_equal(pending_of(dir, "told"), PENDING_NOT);
+	assert_int_equal(pending_walk(fd, homefd, &w), 0);
+	qsort(f.paths, f.count, sizeof(f.paths[0]), by_text);
+	assert_int_equal(f.count, 4);
+	assert_int_equal(f.unread, 0);
+	for (size_t n = 0; n < 4; n++)
+		assert_string_equal(f.paths[n], names[n]);
+	assert_int_equal(pending_count(homefd, "a", &files, &bytes), 0);
+	assert_int_equal(files, 2);
+	assert_int_equal(bytes, 2 * 12345);
+	assert_int_equal(pending_count(homefd, "nobody", &files, &bytes), 0);
+	assert_int_equal(files, 0);
+	/* It is whole, and its link has not gone yet. */
+	assert_int_equal(chmod(at(dir, "b"), 0644), 0);
+	assert_int_equal(pending_count(homefd, "b", &files, &bytes), 0);
+	assert_int_equal(files, 0);
+	close(homefd);
 	close(fd);
+	close_home(&a);
+	close_home(&b);
 	remove_tree(dir);
+	free(home);
+	free(dir);
+}
+
+/* Whoever was not listed is asked: he may have made it since. */
+static void the_owner_of_one_file_is_known_at_once(void **state)
+{
+	char *dir = make_tmp(), *home = home_of(dir);
+	char node[SHARED_NODE_MAX + 1] = "";
+	struct opened_home a, b;
+	struct stat st;
+	int homefd;
+
+	(void)state;
+	assert_int_equal(make_home(dir, ""), 0);
+	a = open_home(dir, "a", STORE_A);
+	b = open_home(dir, "b", STORE_B);
+	homefd = open(home, O_RDONLY | O_DIRECTORY);
+	put_pending(dir, "f", "b");
+	assert_int_equal(stat(at(dir, "f"), &st), 0);
+	assert_int_equal(pending_owner(homefd, st.st_ino, node), 1);
+	assert_string_equal(node, "b");
+	assert_int_equal(pending_owner(homefd, st.st_ino + 1, node), 0);
+	close(homefd);
+	close_home(&a);
+	close_home(&b);
+	remove_tree(dir);
+	free(home);
 	free(dir);
 }
 
@@ -284,7 +313,8 @@ int main(void)
 		cmocka_unit_test(a_walk_ends_when_it_is_told_to),
 		cmocka_unit_test(what_may_not_be_read_is_told),
 		cmocka_unit_test(
-			a_file_is_pending_by_its_mode_and_whose_by_its_end),
+			a_file_is_pending_by_its_mode_and_whose_by_its_link),
+		cmocka_unit_test(the_owner_of_one_file_is_known_at_once),
 	};
 
 	return cmocka_run_group_tests_name("shared_walk", tests, NULL, NULL);
