@@ -8,6 +8,7 @@
  * node goes last, and only when all that names it is gone.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -191,6 +192,20 @@ static int remove_node(struct forget *f, int homefd)
 		      : CTL_FINE;
 }
 
+/* One of the first form has no links: what is of it cannot be told. */
+static void say_older(const struct forget *f, int homefd, bool known)
+{
+	char path[SHARED_NODE_MAX + 64];
+
+	(void)snprintf(path, sizeof(path),
+		       SHARED_NODES_DIR "/%s/" SHARED_OWN_DIR, f->node);
+	if (known && faccessat(homefd, path, F_OK, AT_SYMLINK_NOFOLLOW) < 0)
+		ctl_complain("%s: node %s is of an older ckptfs, which has not "
+			     "said what is pending of it; see ckptctl fsck "
+			     "--shared %s",
+			     f->dir, f->node, f->dir);
+}
+
 static int forget(struct forget *f)
 {
 	SCOPED(shared_look_release) struct shared_look l = SHARED_LOOK_NONE;
@@ -207,6 +222,7 @@ static int forget(struct forget *f)
 		rc = watch(f, l.homefd);
 	if (rc != CTL_FINE)
 		return rc;
+	say_older(f, l.homefd, known);
 	rc = pending_walk(l.dirfd, l.homefd, &walk);
 	if (rc < 0)
 		return ctl_shared_failed(f->dir, "look for its files", rc);

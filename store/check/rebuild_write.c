@@ -228,9 +228,7 @@ int rebuild_write_settings(struct rebuild *r)
 	u64_save(b, key_meta(META_CHUNKS), c.chunks);
 	u64_save(b, key_meta(META_SHARED), c.shared_bytes);
 	u64_save(b, key_meta(META_IMAGES), c.images);
-	/* What is pending in a shared directory was not lost for its record is.
-	 */
-	record_delete(b, key_meta(META_SHARED_MOUNTED));
+	record_mark(b, key_meta(META_SHARED_REBUILT));
 	r->result->files = c.files;
 	rc = put_next_place(r, b, c.greatest_number);
 	return rc == 0 ? kv_write(r->kv, b) : rc;

@@ -79,7 +79,7 @@
 #define META_IMAGES "images" /* I records */
 /* What follows is store/shared/'s own: which files of DIR are here. */
 #define META_OF_SHARED "shared."
-#define META_SHARED_MOUNTED "shared.mounted" /* while it is */
+#define META_SHARED_REBUILT "shared.rebuilt" /* its records may be missing */
 
 #define KEY_BYTES_MAX (1 + 8 + 8 + STORE_NAME_MAX)
 struct key {

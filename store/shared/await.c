@@ -40,8 +40,8 @@ void pending_note_mode(int fd, mode_t mode)
 	(void)futimens(fd, times);
 }
 
-/* Say to the node that has it that somebody waits. Whether it hears or not. */
-static void ask_for(struct shared *s, const char *node, ino_t number)
+/* Say to the node that has it that somebody waits; whether it hears or not. */
+static bool ask_for(struct shared *s, const char *node, ino_t number)
 {
 	SCOPED(scope_close) int fd = -1;
 	char path[SHARED_NODE_MAX + 64];
@@ -51,6 +51,7 @@ static void ask_for(struct shared *s, const char *node, ino_t number)
 		       node, (uint64_t)number);
 	fd = openat(s->home.homefd, path,
 		    O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+	return fd >= 0;
 }
 
 /* Once for each file that it turns out to be. */
@@ -61,8 +62,8 @@ static void ask_once(struct shared *s, struct put_off *p, ino_t number)
 	if (p->asked == number ||
 	    pending_owner(s->home.homefd, number, node) <= 0)
 		return;
-	ask_for(s, node, number);
-	p->asked = number;
+	if (ask_for(s, node, number))
+		p->asked = number;
 }
 
 /*

@@ -343,6 +343,7 @@ static int take_store(struct opening *o)
 		rc = shared_look_nodes(h->homefd, look_same_store, o);
 	if (rc == -EEXIST)
 		return rc;
+	h->is_new = true;
 	if (rc == 0)
 		rc = home_store_write(h->nodefd, o->store);
 	if (rc < 0)
@@ -380,10 +381,14 @@ static int open_parts(const struct opening *o)
 
 struct older {
 	int homefd;
+	int64_t now_ns; /* by DIR's clock */
 	char name[SHARED_NODE_MAX + 1];
 };
 
-/* 1: a daemon of the first form has that node, or one that just starts. */
+/*
+ * 1: a daemon of the first form has that node, or one that just starts. Where
+ * locks are each machine's own, it writes `alive`.
+ */
 static int look_older(void *arg, const struct shared_node *n)
 {
 	struct older *o = arg;
@@ -391,11 +396,40 @@ static int look_older(void *arg, const struct shared_node *n)
 
 	(void)snprintf(path, sizeof(path),
 		       SHARED_NODES_DIR "/%s/" SHARED_OWN_DIR, n->name);
-	if (n->locked != SHARED_LOCKED ||
-	    faccessat(o->homefd, path, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+	if (n->locked != SHARED_LOCKED &&
+	    (!n->has_alive || o->now_ns - n->seen_ns > DEAD_AFTER_NS))
+		return 0;
+	if (faccessat(o->homefd, path, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
 		return 0;
 	(void)snprintf(o->name, sizeof(o->name), "%s", n->name);
 	return 1;
+}
+
+static int refuse_format(const struct opening *o, const struct older *older)
+{
+	/* Who goes back to the older one is not to look like this one. */
+	(void)unlinkat(o->home->nodefd, SHARED_OWN_DIR, AT_REMOVEDIR);
+	return home_refuse(
+		&o->why, -EBUSY,
+		"%s: node %s has it mounted with an older ckptfs, or "
+		"had so a few seconds ago, which cannot share it with "
+		"this one; unmount it there first, and on all nodes",
+		o->why.dir, older->name);
+}
+
+/* By a name that no other node uses. */
+static int write_format(const struct shared_home *h)
+{
+	char tmp[sizeof(FORMAT_TMP) + LAYOUT_UUID_BYTES];
+	char text[HOME_TEXT_BYTES_MAX], uuid[LAYOUT_UUID_BYTES];
+	int rc = identity_make_uuid(uuid);
+
+	if (rc < 0)
+		return rc;
+	(void)snprintf(tmp, sizeof(tmp), FORMAT_TMP "%s", uuid);
+	rc = home_text_put(h->homefd, tmp, text,
+			   home_format_text(h->uuid, text), true);
+	return rc < 0 ? rc : dir_rename(h->homefd, tmp, SHARED_FORMAT_FILE);
 }
 
 /*
@@ -407,28 +441,20 @@ static int take_format(const struct opening *o)
 {
 	const struct timespec pause = { .tv_nsec = LOCK_POLL_NS };
 	int64_t deadline_ns = mono_ns() + LOCK_WAIT_NS;
-	char text[HOME_TEXT_BYTES_MAX];
 	struct shared_home *h = o->home;
 	struct older older = { .homefd = h->homefd };
 	int rc;
 
+	/* Who may not ask takes his own clock for DIR's. */
+	if (shared_look_now(h->homefd, &older.now_ns) < 0)
+		older.now_ns = wall_ns();
 	while ((rc = shared_look_nodes(h->homefd, look_older, &older)) == 1) {
 		if (mono_ns() > deadline_ns)
-			return home_refuse(
-				&o->why, -EBUSY,
-				"%s: node %s has it mounted with an "
-				"older ckptfs, which cannot share it "
-				"with this one; unmount it there "
-				"first, and on all nodes",
-				o->why.dir, older.name);
+			return refuse_format(o, &older);
 		(void)nanosleep(&pause, NULL);
 	}
 	if (rc == 0)
-		rc = home_text_put(h->homefd, SHARED_FORMAT_FILE, text,
-				   home_format_text(h->uuid, text), true);
-	/* Another node has done it at this moment. */
-	if (rc == -ENOENT || rc == -EEXIST)
-		rc = 0;
+		rc = write_format(h);
 	if (rc < 0)
 		return home_refuse(&o->why, rc,
 				   "%s: cannot say there that it is of a newer "

@@ -24,6 +24,7 @@ struct shared_home {
 	int nodefd; /* DIR/.ckptfs/nodes/NAME */
 	int ownfd; /* DIR/.ckptfs/nodes/NAME/own */
 	int lockfd; /* whoever has it is this node */
+	bool is_new; /* or was forgotten, and is made again */
 	bool is_unlocked; /* a daemon of this node that died still has it */
 	char uuid[LAYOUT_UUID_BYTES]; /* of the shared tree */
 	char node[SHARED_NODE_MAX + 1];

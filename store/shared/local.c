@@ -354,14 +354,23 @@ static void forget_name(struct shared *s, struct node *n)
 		k->on_renamed(k->arg, parent.n->id, name);
 }
 
+/* Who comes to write to it has to look again. */
+static void note_dropped_locked(struct shared *s, struct node *n)
+{
+	struct dropped *d = &s->dropped[s->next_dropped++ % DROPPED_MAX];
+
+	n->dropped = true;
+	d->id = n->id;
+	d->parent = n->parent ? n->parent->id : 0;
+	(void)snprintf(d->name, sizeof(d->name), "%s", n->name ? n->name : "");
+}
+
 void local_give_up(struct shared *s, struct node *n)
 {
 	{
 		HOLD(&s->lock);
-		if (n->state == NODE_KEPT && !n->dropped) {
-			n->dropped = true;
-			s->dropped[s->next_dropped++ % DROPPED_MAX] = n->id;
-		}
+		if (n->state == NODE_KEPT && !n->dropped)
+			note_dropped_locked(s, n);
 	}
 	local_drop(s, n);
 }
@@ -406,8 +415,7 @@ static struct node *find_not_awaited(struct shared *s)
 		if (n->undone && n->awaited_ns < now && n->changing == 0 &&
 		    n->state == NODE_PENDING) {
 			n->renaming++; /* so that nobody completes it */
-			n->dropped = true;
-			s->dropped[s->next_dropped++ % DROPPED_MAX] = n->id;
+			note_dropped_locked(s, n);
 			return node_ref_locked(n);
 		}
 	return NULL;

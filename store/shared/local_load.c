@@ -129,6 +129,17 @@ static void take_lost(struct search *w, int dirfd, const char *path,
 			    w->s->dir, path);
 }
 
+/* The upload of what has its link may be just taking that away. */
+static int link_found(struct shared *s, struct node *n, int fd, ino_t number)
+{
+	{
+		HOLD(&s->lock);
+		if (n->has_link || n->state != NODE_PENDING)
+			return 0;
+	}
+	return own_link(s, n, fd, number);
+}
+
 static int on_found(void *arg, int dirfd, const char *path, const char *name,
 		    const struct stat *sb)
 {
@@ -151,7 +162,7 @@ static int on_found(void *arg, int dirfd, const char *path, const char *name,
 	fd = openat(dirfd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
 	dir = strndup(path, strlen(path) - strlen(name));
 	/* One of the first form has no link yet. */
-	if (fd < 0 || own_link(s, u.n, fd, sb->st_ino) < 0 || !dir ||
+	if (fd < 0 || link_found(s, u.n, fd, sb->st_ino) < 0 || !dir ||
 	    find_dir(s, dir, &parent.n) < 0) {
 		w->failed = true;
 		return 0;
@@ -208,9 +219,9 @@ void local_search(struct shared *s)
 
 /*
  * Is DIR's file of n, which has no link, at this name: 1, 0 or -errno. What is
- * pending there may be, if nobody says that he has it: it has another number
- * where DIR was put back from a copy. has_dir: it is known that the name is in
- * this folder.
+ * pending there may be, if nobody says that he has it, nor will: it has another
+ * number where DIR was put back from a copy. has_dir: it is known that the name
+ * is in this folder.
  */
 static int find_named(struct shared *s, struct node *n, int dirfd,
 		      const char *name, bool has_dir, int *ret_fd)
@@ -229,6 +240,8 @@ static int find_named(struct shared *s, struct node *n, int dirfd,
 		rc = pending_owner(s->home.homefd, sb.st_ino, node);
 		if (rc < 0 || (rc > 0 && strcmp(node, s->home.node) != 0))
 			return rc < 0 ? rc : 0;
+		if (sb.st_ino != n->engine && !own_is_old(s, fd, false))
+			return 0;
 	}
 	{
 		HOLD(&s->lock);
@@ -274,14 +287,14 @@ static int find_link(struct shared *s, struct node *n, int *ret_fd)
 
 	if (rc == 0 && fstat(fd, &sb) < 0)
 		rc = -errno;
-	/* It is called so in a copy of the directory, too. */
-	if (rc == -ENOENT || (rc == 0 && sb.st_ino != n->engine))
-		return 0;
+	if (rc == 0) /* in a copy of the directory it has another number */
+		rc = own_rename(s, n->engine, sb.st_ino);
 	if (rc < 0)
-		return rc;
+		return rc == -ENOENT ? 0 : rc;
 	*ret_fd = fd;
 	fd = -1;
 	HOLD(&s->lock);
+	node_engine_locked(s, n, sb.st_ino);
 	n->has_link = true;
 	return 1;
 }
@@ -379,17 +392,18 @@ static int load_one(struct shared *s, uint64_t ino, struct local_record *r)
 	return 0;
 }
 
-/* What has neither a link nor its name any more. */
+/*
+ * What has neither a link nor its name any more, since the node was forgotten.
+ * Otherwise it is kept, and its upload says that it is not found.
+ */
 static void drop_missing(struct shared *s, struct node *n)
 {
 	char path[4096];
 
 	node_path(s, n, path, sizeof(path));
-	log_warning(
-		"%s/%s is nowhere there: it was removed while this node was "
-		"away, and its link with it (ckptctl forget-node); it goes "
-		"here, too",
-		s->dir, path);
+	log_warning("%s/%s is nowhere there: it was removed when this node was "
+		    "forgotten (ckptctl forget-node); it goes here, too",
+		    s->dir, path);
 	local_drop(s, n);
 }
 
@@ -407,8 +421,11 @@ static int queue_one(struct shared *s, uint64_t ino,
 	rc = load_place(s, u.n, r->has_dir);
 	if (rc < 0)
 		return rc;
-	/* What may be whole has been moved since: its upload sees that. */
-	if (rc == 0 && all_seen && !u.n->completing) {
+	if (rc == 0 && u.n->completing) { /* it is whole, and was moved since */
+		local_drop(s, u.n);
+		return 0;
+	}
+	if (rc == 0 && all_seen && s->home.is_new) {
 		drop_missing(s, u.n);
 		return 0;
 	}
@@ -446,6 +463,7 @@ struct loading {
 	uint64_t *ino;
 	struct local_record *r;
 	size_t count, room;
+	bool any_damaged;
 };
 
 static int collect(void *arg, struct kv_slice key, struct kv_slice value)
@@ -474,6 +492,7 @@ static int collect(void *arg, struct kv_slice key, struct kv_slice value)
 	name[len] = 0;
 	l->ino[l->count] = strtoull(name, NULL, 16);
 	if (local_record_decode(value, &l->r[l->count]) < 0) {
+		l->any_damaged = true;
 		log_error("local file %" PRIu64 ": its record is damaged; the "
 			  "file is kept in the store",
 			  l->ino[l->count]);
@@ -496,7 +515,8 @@ static int see_serial(void *arg, const char *name,
 	return 0;
 }
 
-int local_load(struct shared *s, char *why, size_t why_size)
+int local_load(struct shared *s, bool *ret_all_known, char *why,
+	       size_t why_size)
 {
 	struct loading l = { .s = s };
 	bool all_seen;
@@ -509,6 +529,7 @@ int local_load(struct shared *s, char *why, size_t why_size)
 				  &l);
 	for (size_t i = 0; rc == 0 && i < l.count; i++)
 		rc = load_one(s, l.ino[i], &l.r[i]);
+	*ret_all_known = !l.any_damaged;
 	all_seen = rc == 0 && take_over(s);
 	for (size_t i = 0; rc == 0 && i < l.count; i++)
 		rc = queue_one(s, l.ino[i], &l.r[i], all_seen);

@@ -72,6 +72,18 @@ int own_open(struct shared *s, ino_t number, int *ret_fd)
 	return 0;
 }
 
+int own_rename(struct shared *s, ino_t from, ino_t to)
+{
+	char old[OWN_NAME_BYTES], fresh[OWN_NAME_BYTES];
+
+	if (from == to)
+		return 0;
+	name_of(from, old);
+	name_of(to, fresh);
+	return renameat(s->home.ownfd, old, s->home.ownfd, fresh) < 0 ? -errno
+								      : 0;
+}
+
 /* --- links that go -------------------------------------------------------- */
 
 ino_t own_take_locked(struct node *n)
@@ -235,22 +247,58 @@ int own_take_away(struct shared *s, int dirfd, const char *name, ino_t number)
 	return -EEXIST;
 }
 
-/* As it is now: empty, of one name, and made more than LEFT_NS ago? */
+struct age {
+	int64_t ctime_ns;
+	bool seen;
+};
+
+/* 1: it may know of the file. */
+static int may_know(void *arg, int nodesfd, const char *node)
+{
+	const struct age *a = arg;
+	char path[SHARED_NODE_MAX + 64];
+	struct stat sb;
+
+	if (!shared_node_is_name(node))
+		return 0;
+	(void)snprintf(path, sizeof(path), "%s/" SHARED_OWN_DIR, node);
+	if (fstatat(nodesfd, path, &sb, AT_SYMLINK_NOFOLLOW) < 0)
+		return 1; /* of the first form, or who knows? */
+	(void)snprintf(path, sizeof(path), "%s/" SHARED_ALIVE_FILE, node);
+	return a->seen &&
+	       (fstatat(nodesfd, path, &sb, AT_SYMLINK_NOFOLLOW) < 0 ||
+		io_ns(&sb.st_mtim) < a->ctime_ns);
+}
+
+bool own_is_old(struct shared *s, int fd, bool seen)
+{
+	struct age a = { .seen = seen };
+	struct statx sx;
+	int64_t now_ns;
+
+	if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_CTIME,
+		  &sx) < 0 ||
+	    shared_look_now(s->home.homefd, &now_ns) < 0)
+		return false;
+	a.ctime_ns = io_ns(&(struct timespec){ sx.stx_ctime.tv_sec,
+					       sx.stx_ctime.tv_nsec });
+	return now_ns - a.ctime_ns > LEFT_NS &&
+	       dir_each(s->home.homefd, SHARED_NODES_DIR, may_know, &a) == 0;
+}
+
+/* As it is now: empty, of one name, and nobody's? */
 static bool is_left(struct shared *s, int fd, ino_t *ret_number)
 {
 	char node[SHARED_NODE_MAX + 1];
 	struct statx sx;
-	int64_t now_ns, ctime_ns;
 
 	if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC,
 		  STATX_BASIC_STATS, &sx) < 0 ||
 	    sx.stx_mode != (S_IFREG | pending_mode(s)) || sx.stx_nlink != 1 ||
-	    sx.stx_size != 0 || shared_look_now(s->home.homefd, &now_ns) < 0)
+	    sx.stx_size != 0)
 		return false;
-	ctime_ns = io_ns(&(struct timespec){ sx.stx_ctime.tv_sec,
-					     sx.stx_ctime.tv_nsec });
 	*ret_number = (ino_t)sx.stx_ino;
-	return now_ns - ctime_ns > LEFT_NS &&
+	return own_is_old(s, fd, true) &&
 	       pending_owner(s->home.homefd, *ret_number, node) == 0;
 }
 
@@ -263,10 +311,9 @@ bool own_take_left(struct shared *s, int dirfd, const char *name)
 	if (fd < 0 || !is_left(s, fd, &number) ||
 	    own_take_away(s, dirfd, name, number) < 0)
 		return false;
-	log_warning(
-		"%s: %s was being made by a node that died, and no node has "
-		"it: it is gone",
-		s->dir, name);
+	log_warning("%s: %s was being made by a node that died, and no node "
+		    "has it: it is gone",
+		    s->dir, name);
 	return true;
 }
 
@@ -306,7 +353,7 @@ void own_settle_lost(struct shared *s)
 
 struct load {
 	struct shared *s;
-	bool is_unclean;
+	bool may_lose;
 	size_t room; /* of s->lost */
 };
 
@@ -315,8 +362,7 @@ static int add_lost(struct load *l, const char *name, ino_t number)
 	struct shared *s = l->s;
 	int rc;
 
-	/* As after `ckptctl rebuild`, which may have its bytes. */
-	if (!l->is_unclean) {
+	if (!l->may_lose) {
 		log_error(
 			"%s/" SHARED_HOME "/" SHARED_NODES_DIR
 			"/%s/" SHARED_OWN_DIR
@@ -336,9 +382,13 @@ static int load_one(void *arg, int fd, const char *name)
 	struct load *l = arg;
 	struct stat sb;
 	struct node *n;
+	int rc;
 
 	if (fstatat(fd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
 		return errno == ENOENT ? 0 : -errno;
+	rc = own_rename(l->s, (ino_t)strtoull(name, NULL, 16), sb.st_ino);
+	if (rc < 0)
+		return rc == -ENOENT ? 0 : rc;
 	n = node_of_engine(l->s, sb.st_ino);
 	node_put(l->s, n);
 	if (n)
@@ -351,9 +401,9 @@ static int load_one(void *arg, int fd, const char *name)
 	return add_lost(l, name, sb.st_ino);
 }
 
-int own_load(struct shared *s, bool is_unclean)
+int own_load(struct shared *s, bool may_lose)
 {
-	struct load l = { .s = s, .is_unclean = is_unclean };
+	struct load l = { .s = s, .may_lose = may_lose };
 	int rc = dir_each(s->home.ownfd, ".", load_one, &l);
 
 	s->search = s->search || s->lost_count > 0;

@@ -26,6 +26,7 @@
 #include "store/shared/shared_private.h"
 
 #define META_SHARED_UUID "shared.uuid"
+#define META_SHARED_MOUNTED "shared.mounted"
 /* Others may replace a file this often while it is opened. */
 #define OPEN_TRIES 16
 #define ALIVE_PAUSE_NS (INT64_C(500) * 1000000)
@@ -104,6 +105,12 @@ static int note_mounted(struct shared *s, bool mounted)
 	return rc < 0 ? rc : kv_sync(s->st->kv);
 }
 
+/* What its database does not know then may have its bytes here all the same. */
+static bool was_rebuilt(struct shared *s)
+{
+	return record_find(s->st->kv, key_meta(META_SHARED_REBUILT)) == 0;
+}
+
 /* The root's node. */
 static int make_root(struct shared *s)
 {
@@ -156,7 +163,7 @@ int shared_open(struct store *st, const struct shared_options *o,
 {
 	struct shared *s = calloc(1, sizeof(*s));
 	struct utsname machine;
-	bool is_unclean = false;
+	bool is_unclean = false, all_known = false;
 	int rc;
 
 	if (!s)
@@ -197,11 +204,11 @@ int shared_open(struct store *st, const struct shared_options *o,
 	if (rc == 0)
 		rc = make_root(s);
 	if (rc == 0)
-		rc = local_load(s, why, why_size);
+		rc = local_load(s, &all_known, why, why_size);
 	if (rc == 0)
 		rc = dir_each(s->home.newfd, ".", sweep_new, s);
 	if (rc == 0)
-		rc = own_load(s, is_unclean);
+		rc = own_load(s, is_unclean && all_known && !was_rebuilt(s));
 	if (rc < 0) {
 		if (!why[0])
 			(void)snprintf(why, why_size, "%s: %s", o->dir,
@@ -470,6 +477,8 @@ static int replace_at(struct shared *s, struct node *parent, const char *name,
 	}
 	{
 		HOLD(&s->lock);
+		if (u.n->state != NODE_MAKING)
+			return -ESTALE;
 		u.n->state = NODE_PENDING;
 		u.n->changing--; /* local_make()'s */
 		u.n->awaited_ns = mono_ns() + LOCAL_AWAITED_NS;
@@ -523,13 +532,49 @@ static bool has_one_name(struct shared *s, struct node *n)
 }
 
 /* It is given up, or was made for somebody who came too late. */
-static bool was_dropped(struct shared *s, uint64_t id)
+static bool was_dropped(struct shared *s, uint64_t id, struct dropped *ret)
 {
 	HOLD(&s->lock);
 	for (unsigned i = 0; i < DROPPED_MAX; i++)
-		if (s->dropped[i] == id)
+		if (s->dropped[i].id == id) {
+			*ret = s->dropped[i];
 			return true;
+		}
 	return false;
+}
+
+/* May a new file take the place of the one at the name? */
+static bool is_replaceable(struct shared *s, struct node *parent,
+			   const char *name)
+{
+	SCOPED(scope_close) int dirfd = -1, fd = -1;
+	struct stat sb;
+
+	if (node_fd(s, parent, &dirfd) < 0)
+		return false;
+	fd = openat(dirfd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	return fd >= 0 && fstat(fd, &sb) == 0 && S_ISREG(sb.st_mode) &&
+	       own_is_only_name(s, fd, &sb);
+}
+
+/*
+ * The kernel looks a name up again once. So who comes with O_TRUNC to a file
+ * that was given up finds the new one then, and not DIR's, which would send him
+ * to the new one.
+ */
+static int change_dropped(struct shared *s, const struct dropped *d, int flags,
+			  const struct names_new *n)
+{
+	SCOPED(node_use_end) struct node_use parent = { 0 };
+	int rc;
+
+	if (!(flags & O_TRUNC) || !n ||
+	    shared_is_direct(s, d->parent, d->name) ||
+	    node_use(s, d->parent, &parent) < 0 ||
+	    !is_replaceable(s, parent.n, d->name))
+		return -ESTALE;
+	rc = replace_at(s, parent.n, d->name, n);
+	return rc < 0 ? rc : -ESTALE;
 }
 
 int shared_change_begin(struct shared *s, uint64_t id, int flags,
@@ -537,9 +582,12 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 {
 	SCOPED(node_use_end) struct node_use u = { 0 };
 	bool kept, direct, dropped;
+	struct dropped d;
 
 	if (node_use(s, id, &u) < 0)
-		return writes(flags) && was_dropped(s, id) ? -ESTALE : 0;
+		return writes(flags) && was_dropped(s, id, &d)
+			       ? change_dropped(s, &d, flags, n)
+			       : 0;
 	if (!writes(flags)) {
 		HOLD(&s->lock);
 		queue_read_locked(s, u.n);
@@ -560,7 +608,8 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 		}
 	}
 	if (dropped) /* what is written there would be lost */
-		return -ESTALE;
+		return was_dropped(s, id, &d) ? change_dropped(s, &d, flags, n)
+					      : -ESTALE;
 	if (!kept)
 		return 0;
 	if ((flags & O_TRUNC) && n && !direct && has_one_name(s, u.n)) {

@@ -124,6 +124,12 @@ struct node {
 #define UPLOAD_THREADS 16u
 #define DROPPED_MAX 64u
 
+/* A local file that was given up, and where it was: node numbers. */
+struct dropped {
+	uint64_t id, parent;
+	char name[STORE_NAME_MAX + 1];
+};
+
 struct shared {
 	struct store *st; /* borrowed */
 	struct shared_home home;
@@ -145,9 +151,8 @@ struct shared {
 	unsigned fds, fds_max;
 	TAILQ_HEAD(node_queue, node) queue, kept, seen;
 	LIST_HEAD(, lock_owner) lock_owners; /* locks.c */
-	/* The last local files that nobody came for: see shared_change_begin()
-	 */
-	uint64_t dropped[DROPPED_MAX];
+	/* The last local files that were given up: see shared_change_begin() */
+	struct dropped dropped[DROPPED_MAX];
 	unsigned next_dropped;
 	struct shared_figures figures;
 	/* Since when each thread is in a call to DIR; 0: it is in none. */
@@ -398,8 +403,12 @@ void local_renumbered(void *arg, uint64_t from, uint64_t to);
 
 /* --- local_load.c */
 
-/* Read what the last daemon left, and queue what is to be uploaded. */
-int local_load(struct shared *s, char *why, size_t why_size);
+/*
+ * Read what the last daemon left, and queue what is to be uploaded. false:
+ * there may be files here that are not known, as a record of one is damaged.
+ */
+int local_load(struct shared *s, bool *ret_all_known, char *why,
+	       size_t why_size);
 /*
  * Look everywhere for the names of this node's pending files: a tracker that is
  * not where it was, as others have renamed it, or the last daemon died between
@@ -441,8 +450,19 @@ int own_count_names(int fd, nlink_t *ret);
  * away? Of one that has more links it asks once for each node.
  */
 bool own_is_only_name(struct shared *s, int fd, const struct stat *sb);
-/* When all records are read: which links are of files that are lost? */
-int own_load(struct shared *s, bool is_unclean);
+/* A link gets the name of the number that its file has. -errno. */
+int own_rename(struct shared *s, ino_t from, ino_t to);
+/*
+ * Was the pending file made so long ago that nobody is just making it, by DIR's
+ * clock, and does no node of the first form exist, which knows no links? seen:
+ * and was each node there since, so that it would know it.
+ */
+bool own_is_old(struct shared *s, int fd, bool seen);
+/*
+ * When all records are read: which links are of files that are lost? may_lose:
+ * none of what is not known here has its bytes here.
+ */
+int own_load(struct shared *s, bool may_lose);
 bool own_is_lost(struct shared *s, ino_t number);
 /* A name of a file that is lost goes, unless it is another one's by now. */
 int own_take_away(struct shared *s, int dirfd, const char *name, ino_t number);

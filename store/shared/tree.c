@@ -357,12 +357,16 @@ static int make_pending(struct shared *s, const struct shared_caller *c,
 	}
 	if (rc == 0)
 		rc = own_link(s, n, fd, sb->st_ino);
+	if (rc == -ENOENT) /* removed meanwhile: the name is another one's */
+		return -ESTALE;
 	if (rc < 0) {
-		(void)unlinkat(a->fd, a->name, 0);
-		return rc == -ENOENT ? -ESTALE : rc; /* removed meanwhile */
+		(void)own_take_away(s, a->fd, a->name, sb->st_ino);
+		return rc;
 	}
 	pending_note_mode(fd, inode_attr(n->in).mode);
 	HOLD(&s->lock);
+	if (n->state != NODE_MAKING) /* who saw it has removed it */
+		return -ESTALE;
 	n->state = NODE_PENDING;
 	if (n->is_queued)
 		cond_signal(&s->idle);
@@ -402,7 +406,7 @@ int shared_create(struct shared *s, const struct shared_caller *c,
 		rc = local_save(s, u.n);
 	if (rc < 0) {
 		if (node_state(s, u.n) == NODE_PENDING)
-			(void)unlinkat(a.fd, name, 0);
+			(void)own_take_away(s, a.fd, name, sb.st_ino);
 		local_drop(s, u.n);
 		return rc;
 	}
@@ -880,7 +884,7 @@ static int rename_was(struct shared *s, const struct shared_caller *c,
 	 * A node that dies has to know that it is a tracker, which waits for
 	 * its step: if it is not at that name after all, it is looked for.
 	 */
-	noted = flags == 0 && tracker_is(to->name) &&
+	noted = !(flags & RENAME_EXCHANGE) && tracker_is(to->name) &&
 		is_pending_here(s, src->n);
 	if (noted)
 		rc = note_place(s, src->n, to);
@@ -1060,7 +1064,9 @@ int shared_rename(struct shared *s, const struct shared_caller *c,
 	}
 	if (rc == 0 && src.n != replacing.n)
 		hold_begin(s, src.n, &held_src);
-	if (rc == 0 && src.n && !replacing.n && flags == 0)
+	/* mv(1) renames with RENAME_NOREPLACE. */
+	if (rc == 0 && src.n && !replacing.n && !(flags & RENAME_EXCHANGE) &&
+	    !((flags & RENAME_NOREPLACE) && dst.n))
 		rc = hold_tracker(s, src.n, &to);
 	if (rc == 0) { /* or it would be put over what comes there */
 		over.n = node_replacing(s, to.dir, new_name);
@@ -1183,10 +1189,12 @@ int shared_set_local(struct shared *s, const struct shared_caller *c,
 	if (valid == 0 && show == 0)
 		return 0;
 	rc = node_fd(s, u.n, &fd);
+	if (rc == 0 && show) /* it is only shown: nothing is said of errors */
+		(void)set_at(fd, show, &shown, NULL);
+	if (valid == 0)
+		return 0;
 	if (rc < 0)
 		return rc;
-	if (show)
-		(void)set_at(fd, show, &shown, NULL);
 	rc = set_as(s, c, fd, valid, to, NULL);
 	/* chown takes the sticky bit of a file along on some systems. */
 	if (rc == 0 && !kept && fstat(fd, &sb) == 0 && !pending_is(s, &sb)) {

@@ -16,8 +16,8 @@
  * its link in own/ goes, and it is no longer in the queue as threads are
  *
  * A file that replaces another one is nobody's to see before its rename, unless
- * it has another name: it has its mode and the fsync with the times, and the
- * rename shows it.
+ * it has another name: it has its times, its mode and the fsync as soon as
+ * those before it are as far, and the rename shows it.
  *
  * What was shown is in the queue until its mode is durable in DIR: a tracker,
  * and who waits for files (upload_wait()), come after that. Between other files
@@ -40,6 +40,7 @@
 #include "store/base/scope.h"
 #include "store/file/file.h"
 #include "store/file/state.h"
+#include "store/shared/pending.h"
 #include "store/shared/shared_private.h"
 
 #define SECOND_NS INT64_C(1000000000)
@@ -303,6 +304,29 @@ static int waits_for_step(struct upload *u)
 			      : rc; /* of another file: this is not gone */
 }
 
+/*
+ * Without a link it is known by its name and number alone, and some file
+ * systems use a number again: is it another node's?
+ */
+static int look_whose(struct upload *u, const struct stat *sb)
+{
+	char node[SHARED_NODE_MAX + 1];
+	struct shared *s = u->s;
+	int rc;
+
+	{
+		HOLD(&s->lock);
+		if (u->n->has_link)
+			return 0;
+	}
+	if (!pending_is(s, sb))
+		return 0;
+	rc = pending_owner(s->home.homefd, sb->st_ino, node);
+	if (rc <= 0 || strcmp(node, s->home.node) == 0)
+		return rc < 0 ? rc : 0;
+	return u->n->completing ? -ENODATA : -ESTALE;
+}
+
 /* -ENODATA: complete, or nobody wants it any more. */
 static int open_in_dir(struct upload *u)
 {
@@ -318,6 +342,9 @@ static int open_in_dir(struct upload *u)
 			return rc;
 	}
 	u->is_linked = sb.st_nlink > 2; /* one is in own/ */
+	rc = look_whose(u, &sb);
+	if (rc < 0)
+		return rc;
 	if (!pending_is(u->s, &sb)) {
 		/* Complete but for its name: all of it once more. */
 		rc = node_replaces(u->s, u->n) ? 0 : see_foreign_hand(u, &sb);
@@ -432,8 +459,13 @@ static int note_completing(struct upload *u)
 	return local_save(u->s, u->n);
 }
 
+/* The time of access says what mode it will have until then: pending.h. */
 static int set_mode(struct upload *u)
 {
+	struct timespec times[2] = { u->sb.st_atim, u->sb.st_mtim };
+
+	if (futimens(u->fd, times) < 0)
+		return -errno;
 	return fchmod(u->fd, u->keeps_mode ? u->mode : u->sb.st_mode & 07777) <
 			       0
 		       ? -errno
@@ -451,16 +483,6 @@ static int make_whole(struct upload *u)
 	int rc = set_mode(u);
 
 	return rc < 0 ? rc : sync_file(u);
-}
-
-/* All that nobody is to see yet. */
-static int prepare(struct upload *u, bool hidden)
-{
-	struct timespec times[2] = { u->sb.st_atim, u->sb.st_mtim };
-
-	if (futimens(u->fd, times) < 0)
-		return -errno;
-	return hidden ? make_whole(u) : 0;
 }
 
 /* When those that were closed before are: they are as far as this one. */
@@ -562,7 +584,7 @@ static int complete(struct upload *u, enum upload_end *ret)
 	bool replaces = node_replaces(s, u->n);
 	bool hidden = replaces && !u->is_linked; /* until its rename */
 	struct stat sb;
-	int rc = prepare(u, hidden);
+	int rc = hidden ? make_whole(u) : 0;
 
 	if (rc == 0)
 		rc = show(u, replaces, hidden);
@@ -574,6 +596,7 @@ static int complete(struct upload *u, enum upload_end *ret)
 		 * and who links to it, while it is in new/, shows it.
 		 */
 		(void)fchmod(u->fd, pending_mode(s));
+		pending_note_mode(u->fd, u->sb.st_mode);
 		return rc;
 	}
 	leave_link(u);

@@ -12,6 +12,9 @@
 #include "tests/unit/shared_fixture.h"
 
 #define OWN ".ckptfs/nodes/a/own"
+
+static int64_t ahead_ns; /* DIR's clock is ahead of what it is */
+
 #define BYTES "what was saved"
 
 /* The file f is pending, and its bytes are durable here. Its number in DIR. */
@@ -129,19 +132,39 @@ static void what_others_remove_goes_here_and_its_link(void **state)
 	}
 }
 
-/* By forget-node: its name, its link, and the rest of the node. */
+/* By forget-node: its names, and then the node with its links. */
 static void what_was_forgotten_goes_here(void **state)
+{
+	struct mounted m = mounted_open();
+
+	(void)state;
+	(void)make_closed(&m);
+	mounted_die(&m);
+	assert_int_equal(unlink(at(m.dir, "f")), 0);
+	remove_tree(at(m.dir, ".ckptfs/nodes/a"));
+	mounted_enter(&m);
+	assert_true(TAILQ_EMPTY(&m.s->queue));
+	end_with(&m, NULL);
+}
+
+/* Its bytes are nowhere else, and nobody has given them up. */
+static void what_is_not_found_is_kept(void **state)
 {
 	struct mounted m = mounted_open();
 	ino_t number = make_closed(&m);
 
 	(void)state;
 	mounted_die(&m);
-	assert_int_equal(unlink(at(m.dir, "f")), 0);
+	rename_there(&m, "f", "away");
 	assert_int_equal(unlink(link_of(&m, number)), 0);
+	for (unsigned starts = 0; starts < 2; starts++) {
+		mounted_enter(&m);
+		assert_false(TAILQ_EMPTY(&m.s->queue));
+		mounted_die(&m);
+	}
+	rename_there(&m, "away", "f");
 	mounted_enter(&m);
-	assert_true(TAILQ_EMPTY(&m.s->queue));
-	end_with(&m, NULL);
+	end_with(&m, "f");
 }
 
 /* Its directory was put back from a copy that knows no links, say. */
@@ -178,9 +201,41 @@ what_is_in_a_copy_of_the_directory_is_known_by_its_name(void **state)
 	assert_int_equal(unlink(link_of(&m, number)), 0);
 	put_file(m.dir, link_of(&m, number) + strlen(m.dir) + 1, "");
 	assert_int_equal(unlink(at(m.dir, "the one that was copied")), 0);
+	/* Another node may be just making it. */
 	mounted_enter(&m);
+	assert_false(has_link(&m, sb.st_ino));
+	mounted_die(&m);
+	ahead_ns = INT64_C(120) * 1000000000;
+	mounted_enter(&m);
+	ahead_ns = 0;
 	assert_true(has_link(&m, sb.st_ino));
 	end_with(&m, "f");
+}
+
+/* One that knows links: they have another number, too, and the same name. */
+static void so_it_is_by_its_link(void **state)
+{
+	struct mounted m = mounted_open();
+	ino_t number = make_closed(&m);
+	struct stat sb;
+	int fd;
+
+	(void)state;
+	assert_int_equal(mkdir(at(m.dir, "sub"), 0755), 0);
+	mounted_die(&m);
+	rename_there(&m, "f", "the one that was copied");
+	assert_int_equal(unlink(link_of(&m, number)), 0);
+	fd = open(at(m.dir, "sub/g"), O_CREAT | O_EXCL | O_WRONLY, 0600);
+	assert_int_equal(fchmod(fd, shared_pending_mode()), 0);
+	assert_int_equal(fstat(fd, &sb), 0);
+	assert_int_equal(dir_link(fd, AT_FDCWD, link_of(&m, number)), 0);
+	close(fd);
+	assert_int_not_equal(sb.st_ino, number);
+	assert_int_equal(unlink(at(m.dir, "the one that was copied")), 0);
+	mounted_enter(&m);
+	assert_true(has_link(&m, sb.st_ino));
+	assert_false(has_link(&m, number));
+	end_with(&m, "sub/g");
 }
 
 /* Nor is it another one's that is pending there. */
@@ -205,9 +260,16 @@ static void what_another_node_has_at_the_name_is_its(void **state)
 		       (unsigned long long)sb.st_ino);
 	assert_int_equal(dir_link(fd, AT_FDCWD, at(m.dir, own)), 0);
 	close(fd);
+	ahead_ns = INT64_C(120) * 1000000000;
 	mounted_enter(&m);
-	assert_true(TAILQ_EMPTY(&m.s->queue));
+	ahead_ns = 0;
 	assert_true(is_there(m.dir, "f"));
+	assert_false(has_link(&m, sb.st_ino));
+	mounted_die(&m);
+	/* It is gone by its node, and this one's is forgotten. */
+	assert_int_equal(unlink(at(m.dir, "f")), 0);
+	remove_tree(at(m.dir, ".ckptfs/nodes/a"));
+	mounted_enter(&m);
 	end_with(&m, NULL);
 }
 
@@ -338,7 +400,65 @@ static void a_link_that_is_going_is_no_name(void **state)
 	mounted_free(&m);
 }
 
-static int64_t ahead_ns; /* DIR's clock is ahead of what it is */
+static struct {
+	struct mounted *m; /* NULL: nothing is looked at */
+	uint64_t id; /* of a local file, of which the record said ... */
+	char synced[64], renamed[64]; /* ... this name, just then */
+} seen;
+
+int __real_kv_sync(struct kv *kv);
+int __wrap_kv_sync(struct kv *kv);
+int __real_renameat(int from_fd, const char *from, int to_fd, const char *to);
+int __wrap_renameat(int from_fd, const char *from, int to_fd, const char *to);
+
+static void note_name(char ret[64])
+{
+	SCOPED(scope_free) void *value = NULL;
+	struct local_record r;
+	struct kv_slice v;
+	int rc =
+		record_load(seen.m->live.st->kv,
+			    local_key(LOCAL_FILE_KEY, seen.id), &value, &v.len);
+
+	assert_int_equal(rc, 0);
+	v.data = value;
+	assert_int_equal(local_record_decode(v, &r), 0);
+	(void)snprintf(ret, 64, "%s", r.name);
+	local_record_release(&r);
+}
+
+int __wrap_kv_sync(struct kv *kv)
+{
+	if (seen.m)
+		note_name(seen.synced);
+	return __real_kv_sync(kv);
+}
+
+int __wrap_renameat(int from_fd, const char *from, int to_fd, const char *to)
+{
+	if (seen.m)
+		strcpy(seen.renamed, seen.synced);
+	return __real_renameat(from_fd, from, to_fd, to);
+}
+
+/* Or a node that dies would not know that it has to wait for its step. */
+static void a_trackers_name_is_noted_before_it_is_there(void **state)
+{
+	struct mounted m = mounted_open();
+	struct node *n = node_of_engine(m.s, make_closed(&m));
+
+	(void)state;
+	assert_non_null(n);
+	seen.m = &m;
+	seen.id = n->id;
+	assert_int_equal(shared_rename(m.s, &caller, ROOT_INO, "f", ROOT_INO,
+				       "latest", 0, NULL),
+			 0);
+	seen.m = NULL;
+	assert_string_equal(seen.renamed, "latest");
+	node_put(m.s, n);
+	end_with(&m, "latest");
+}
 
 int __real_shared_look_now(int homefd, int64_t *ret_ns);
 int __wrap_shared_look_now(int homefd, int64_t *ret_ns);
@@ -362,6 +482,7 @@ static void what_was_left_half_made_goes_after_a_minute(void **state)
 	assert_int_equal(fchmod(fd, pending_mode(m.s)), 0);
 	(void)make_unknown(&m, "anothers");
 	put_file(m.dir, "plain", "");
+	assert_int_equal(shared_home_alive(&m.s->home), 0);
 	ahead_ns = INT64_C(59) * 1000000000;
 	assert_false(own_take_left(m.s, dirfd, "left"));
 	ahead_ns = INT64_C(120) * 1000000000;
@@ -372,6 +493,12 @@ static void what_was_left_half_made_goes_after_a_minute(void **state)
 	assert_int_equal(ftruncate(fd, 4096), 0);
 	assert_false(own_take_left(m.s, dirfd, "left"));
 	assert_int_equal(ftruncate(fd, 0), 0);
+	/* A node has not been there since, and may know of it. */
+	assert_false(own_take_left(m.s, dirfd, "left"));
+	assert_int_equal(shared_home_alive(&m.s->home), 0);
+	assert_int_equal(mkdir(at(m.dir, ".ckptfs/nodes/b"), 0755), 0);
+	assert_false(own_take_left(m.s, dirfd, "left"));
+	assert_int_equal(rmdir(at(m.dir, ".ckptfs/nodes/b")), 0);
 	assert_true(own_take_left(m.s, dirfd, "left"));
 	assert_false(is_there(m.dir, "left"));
 	assert_true(is_there(m.dir, "anothers"));
@@ -409,14 +536,57 @@ static void a_link_is_removed_once(void **state)
 	mounted_free(&m);
 }
 
+/* The kernel looks a name up again once: it has to be the new file then. */
+static void who_empties_what_was_given_up_looks_again_once(void **state)
+{
+	struct mounted m = mounted_open();
+	ino_t number = make_closed(&m);
+	struct node *n = node_of_engine(m.s, number);
+	struct shared_entry e;
+	struct inode *in;
+	uint64_t id = n->id;
+
+	(void)state;
+	mounted_start(&m);
+	assert_int_equal(shared_flush(m.s), 0);
+	while (node_state(m.s, n) != NODE_KEPT)
+		(void)sched_yield();
+	local_give_up(m.s, n);
+	node_put(m.s, n);
+	assert_int_equal(shared_change_begin(m.s, id, O_WRONLY, &as_file),
+			 -ESTALE);
+	assert_int_equal(shared_lookup(m.s, ROOT_INO, "f", &e), 0);
+	assert_true(shared_is_node(e.id)); /* it is DIR's, to be changed */
+	shared_forget(m.s, e.id, 1);
+	assert_int_equal(
+		shared_change_begin(m.s, id, O_WRONLY | O_TRUNC, &as_file),
+		-ESTALE);
+	assert_int_equal(shared_lookup(m.s, ROOT_INO, "f", &e), 0);
+	assert_false(shared_is_node(e.id));
+	assert_int_equal(
+		shared_change_begin(m.s, e.id, O_WRONLY | O_TRUNC, &as_file),
+		0);
+	shared_change_end(m.s, e.id);
+	assert_int_equal(shared_unlink(m.s, &caller, ROOT_INO, "f", false), 0);
+	assert_int_equal(inode_get(m.live.st->inodes, e.id, &in), 0);
+	inode_forget(m.live.st->inodes, in, 1);
+	inode_put(m.live.st->inodes, in, 2);
+	mounted_free(&m);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(
+			who_empties_what_was_given_up_looks_again_once),
+		cmocka_unit_test(
 			what_is_in_a_copy_of_the_directory_is_known_by_its_name),
 		cmocka_unit_test(what_another_node_has_at_the_name_is_its),
+		cmocka_unit_test(so_it_is_by_its_link),
+		cmocka_unit_test(what_is_not_found_is_kept),
 		cmocka_unit_test(what_was_left_half_made_goes_after_a_minute),
 		cmocka_unit_test(a_link_is_removed_once),
+		cmocka_unit_test(a_trackers_name_is_noted_before_it_is_there),
 		cmocka_unit_test(
 			a_file_is_completed_wherever_others_have_moved_it),
 		cmocka_unit_test(
