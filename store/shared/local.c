@@ -369,7 +369,7 @@ void local_give_up(struct shared *s, struct node *n)
 {
 	{
 		HOLD(&s->lock);
-		if (n->state == NODE_KEPT && !n->dropped)
+		if (n->state != NODE_GONE && !n->dropped)
 			note_dropped_locked(s, n);
 	}
 	local_drop(s, n);

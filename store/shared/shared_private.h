@@ -389,8 +389,7 @@ void local_make_room(struct shared *s);
 void local_not_awaited(struct shared *s);
 /* The local copy goes; who has it open keeps it. A reference is needed. */
 void local_drop(struct shared *s, struct node *n);
-/* One that is kept: DIR has it, and who comes to write here has to look again.
- */
+/* One that DIR has whole: who comes to write here has to look again. */
 void local_give_up(struct shared *s, struct node *n);
 void local_set_kept_locked(struct node *n, const struct stat *sb);
 /* For the drain: see drain_options. */

@@ -600,7 +600,9 @@ static int complete(struct upload *u, enum upload_end *ret)
 		return rc;
 	}
 	leave_link(u);
-	if (stat_whole(u, &sb) <= 0) { /* somebody has moved or removed it */
+	/* Somebody has moved or removed it: who waits to write looks again. */
+	if (stat_whole(u, &sb) <= 0) {
+		local_give_up(s, u->n);
 		*ret = UPLOAD_GONE;
 		return 0;
 	}
