@@ -147,10 +147,13 @@ static int make(fuse_req_t req, fuse_ino_t parent, const char *name,
 {
 	SCOPED(asker_end) struct asker a;
 	struct shared_entry e;
+	struct waiting w;
 	int rc = asker_begin(req, &a);
 
+	waiting_begin(&w, req);
 	if (rc == 0)
 		rc = shared_make(shared_of(req), &a.c, parent, name, n, &e);
+	waiting_end(&w);
 	reply_entry(req, rc, &e);
 	return rc;
 }
@@ -164,11 +167,14 @@ static void make_file(fuse_req_t req, fuse_ino_t parent, const char *name,
 	struct shared_entry e;
 	struct inode *in;
 	struct writer w;
+	struct waiting waiting;
 	int fd = -1, backing = 0, rc = asker_begin(req, &a);
 
+	waiting_begin(&waiting, req);
 	if (rc == 0 && shared_is_direct(shared_of(req), parent, name)) {
 		rc = shared_create_plain(shared_of(req), &a.c, parent, name,
 					 n->mode, O_WRONLY, &e, &fd, &backing);
+		waiting_end(&waiting);
 		if (rc == 0)
 			shared_close(shared_of(req), e.id, fd);
 		reply_entry(req, rc, &e);
@@ -179,6 +185,7 @@ static void make_file(fuse_req_t req, fuse_ino_t parent, const char *name,
 	if (rc == 0)
 		rc = shared_create(shared_of(req), &a.c, parent, name, n, &e,
 				   &in);
+	waiting_end(&waiting);
 	if (rc == 0) {
 		(void)drain_closed(st->drain, in);
 		shared_change_end(shared_of(req), in->ino);
@@ -241,9 +248,9 @@ static void on_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t parent,
 	waiting_begin(&w, req);
 	if (rc == 0)
 		rc = guard_name(g, ino, parent, name, &looked);
-	waiting_end(&w);
 	if (rc == 0)
 		rc = shared_link(shared_of(req), &a.c, ino, parent, name, &e);
+	waiting_end(&w);
 	if (rc == 0)
 		guard_named(g, parent, name, looked);
 	reply_entry(req, rc, &e);
@@ -255,10 +262,13 @@ static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name,
 			bool dir)
 {
 	SCOPED(asker_end) struct asker a;
+	struct waiting w;
 	int rc = asker_begin(req, &a);
 
+	waiting_begin(&w, req);
 	if (rc == 0)
 		rc = shared_unlink(shared_of(req), &a.c, parent, name, dir);
+	waiting_end(&w);
 	fuse_reply_err(req, -rc);
 }
 
@@ -547,8 +557,10 @@ static void create_plain(fuse_req_t req, fuse_ino_t parent, const char *name,
 	SCOPED(asker_end) struct asker a;
 	struct fuse_entry_param e;
 	struct shared_entry made;
+	struct waiting w;
 	int fd = -1, backing = 0, rc = asker_begin(req, &a);
 
+	waiting_begin(&w, req);
 	if (rc == 0)
 		rc = shared_create_plain(shared_of(req), &a.c, parent, name,
 					 mode, fi->flags, &made, &fd, &backing);
@@ -558,8 +570,9 @@ static void create_plain(fuse_req_t req, fuse_ino_t parent, const char *name,
 		rc = shared_create_again(shared_of(req), parent, name,
 					 fi->flags, &n);
 	}
+	waiting_end(&w);
 	if (rc < 0) {
-		fuse_reply_err(req, -rc);
+		reply_failed(req, rc);
 		return;
 	}
 	fill_handle(fi, fi->flags, fd, backing);

@@ -79,6 +79,29 @@ static int on_pending(void *arg, const struct pending_file *p)
 	return 0;
 }
 
+static void list_ticket(struct forget *f, const struct ticket_left *t)
+{
+	char path[sizeof(SHARED_HOME "/" SHARED_NEXT_DIR "/") +
+		  TICKET_PATH_BYTES];
+	const struct pending_file p = { .path = path, .st = t->st };
+
+	(void)snprintf(path, sizeof(path),
+		       SHARED_HOME "/" SHARED_NEXT_DIR "/%s", t->path);
+	list(f, &p, f->yes);
+}
+
+/* It was to replace something, which stays what it is. */
+static int on_ticket(void *arg, const struct ticket_left *t)
+{
+	struct forget *f = arg;
+
+	f->files++;
+	f->bytes += (uint64_t)t->st.st_size;
+	f->removed += f->yes;
+	list_ticket(f, t);
+	return f->yes;
+}
+
 static void on_unread(void *arg, const char *path, int rc)
 {
 	struct forget *f = arg;
@@ -175,7 +198,7 @@ static void print_result(struct forget *f, bool gone)
 }
 
 /* What names the node is gone: the node. CTL_FINE: it is forgotten. */
-static int remove_node(struct forget *f, int homefd)
+static int remove_node(struct forget *f, int dirfd, int homefd)
 {
 	int rc;
 
@@ -187,7 +210,9 @@ static int remove_node(struct forget *f, int homefd)
 			     f->dir, f->node);
 		return CTL_PROBLEM;
 	}
-	rc = shared_node_remove(homefd, f->node);
+	rc = shared_node_finish(dirfd, homefd, f->node);
+	if (rc == 0)
+		rc = shared_node_remove(homefd, f->node);
 	return rc < 0 ? ctl_shared_failed(f->dir, "remove the node", rc)
 		      : CTL_FINE;
 }
@@ -223,7 +248,9 @@ static int forget(struct forget *f)
 	if (rc != CTL_FINE)
 		return rc;
 	say_older(f, l.homefd, known);
-	rc = pending_walk(l.dirfd, l.homefd, &walk);
+	rc = shared_node_tickets(l.homefd, f->node, on_ticket, f);
+	if (rc == 0)
+		rc = pending_walk(l.dirfd, l.homefd, &walk);
 	if (rc < 0)
 		return ctl_shared_failed(f->dir, "look for its files", rc);
 	if (!known && f->files == 0 &&
@@ -232,7 +259,7 @@ static int forget(struct forget *f)
 			     f->dir, f->node);
 		return CTL_USAGE;
 	}
-	rc = remove_node(f, l.homefd);
+	rc = remove_node(f, l.dirfd, l.homefd);
 	print_result(f, rc == CTL_FINE);
 	return rc;
 }

@@ -25,6 +25,7 @@
 #include "store/base/sync.h"
 #include "store/base/vec.h"
 #include "store/shared/forget.h"
+#include "store/shared/ticket.h"
 
 #define BARE_WAIT_NS (INT64_C(2) * 1000000000)
 #define BARE_POLL_NS 50000000
@@ -128,6 +129,35 @@ static int look_new(void *arg, int newfd, const char *name)
 		"removes it",
 		f->dir, name);
 	return 0;
+}
+
+/* Who has it, and what is it to replace? */
+static int look_ticket(void *arg, const struct ticket_left *t)
+{
+	char path[sizeof(SHARED_HOME "/" SHARED_NEXT_DIR "/") +
+		  TICKET_PATH_BYTES];
+	struct fsck_shared *f = arg;
+
+	if (find_node(f, t->node))
+		return 0;
+	(void)snprintf(path, sizeof(path),
+		       SHARED_HOME "/" SHARED_NEXT_DIR "/%s", t->path);
+	problem(f, "leftover", path,
+		"is to replace a file, and of a node that is not there; "
+		"'ckptctl forget-node %s %s' removes it",
+		f->dir, t->node);
+	return 0;
+}
+
+static int look_tickets(struct fsck_shared *f)
+{
+	SCOPED(scope_close)
+	int nextfd = openat(f->look.homefd, SHARED_NEXT_DIR,
+			    O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+
+	if (nextfd < 0) /* nothing was ever replaced there */
+		return errno == ENOENT ? 0 : -errno;
+	return tickets_each(nextfd, look_ticket, f);
 }
 
 /* --- Files -------------------------------------------------------------- */
@@ -247,6 +277,8 @@ static int check(struct fsck_shared *f)
 
 	if (rc == 0)
 		rc = dir_each(f->look.homefd, SHARED_NEW_DIR, look_new, f);
+	if (rc == 0)
+		rc = look_tickets(f);
 	if (rc == 0)
 		rc = pending_walk(f->look.dirfd, f->look.homefd, &walk);
 	if (rc == 0)

@@ -6,13 +6,20 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "store/base/dir.h"
 #include "store/base/scope.h"
 #include "store/shared/look.h"
+#include "store/shared/ticket.h"
+
+/* What is taken has its place in milliseconds, if its node lives. */
+#define PAUSE_NS 10000000
+#define PAUSES_MAX 500
 
 #define DIR_FLAGS (O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW)
 
@@ -98,6 +105,76 @@ int shared_node_remove(int homefd, const char *node)
 	int rc = remove_dir(homefd, SHARED_NEW_DIR, node);
 
 	return rc < 0 ? rc : remove_dir(homefd, SHARED_NODES_DIR, node);
+}
+
+/* --- what it was about to put somewhere ----------------------------------- */
+
+struct ended {
+	const char *node;
+	int nextfd;
+	int (*fn)(void *arg, const struct ticket_left *t);
+	void *arg;
+};
+
+static int end_ticket(void *arg, const struct ticket_left *t)
+{
+	const struct ended *e = arg;
+	int rc;
+
+	if (strcmp(t->node, e->node) != 0 || ticket_is_to_finish(t))
+		return 0;
+	rc = e->fn(e->arg, t);
+	return rc > 0 ? ticket_drop(e->nextfd, t->path) : rc;
+}
+
+int shared_node_tickets(int homefd, const char *node,
+			int (*fn)(void *arg, const struct ticket_left *t),
+			void *arg)
+{
+	struct ended e = { .node = node, .fn = fn, .arg = arg };
+	SCOPED(scope_close) int nextfd = -1;
+	int rc = open_parent(homefd, SHARED_NEXT_DIR, &nextfd);
+
+	e.nextfd = nextfd;
+	if (rc == 0)
+		rc = tickets_each(nextfd, end_ticket, &e);
+	return rc == -ENOENT ? 0 : rc; /* nothing was ever replaced there */
+}
+
+struct patience {
+	unsigned pauses;
+};
+
+static int pause_for_others(void *arg, const char *taken)
+{
+	const struct timespec pause = { .tv_nsec = PAUSE_NS };
+	struct patience *p = arg;
+
+	(void)taken;
+	if (p->pauses++ == PAUSES_MAX)
+		return -EBUSY;
+	(void)nanosleep(&pause, NULL);
+	return 0;
+}
+
+static bool is_of(void *arg, const struct ticket_left *t)
+{
+	return strcmp(t->node, arg) == 0;
+}
+
+int shared_node_finish(int dirfd, int homefd, const char *node)
+{
+	char name[SHARED_NODE_MAX + 1];
+	struct patience patience = { 0 };
+	const struct ticket_wait wait = { pause_for_others, &patience };
+	const struct ticket_pick pick = { is_of, name };
+	SCOPED(scope_close) int nextfd = -1;
+	int rc = open_parent(homefd, SHARED_NEXT_DIR, &nextfd);
+
+	(void)snprintf(name, sizeof(name), "%s", node);
+	if (rc == 0)
+		rc = tickets_finish(dirfd, nextfd, &pick, &wait);
+	return rc == -ENOENT ? 0 : rc;
 }
 
 bool shared_node_has_new(int homefd, const char *node)

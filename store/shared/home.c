@@ -30,8 +30,7 @@
 /* Who looks whether it is locked has the lock for a moment. */
 #define LOCK_WAIT_NS (INT64_C(1) * 1000000000)
 #define LOCK_POLL_NS 10000000
-/* `alive` has not been written for so long. */
-#define DEAD_AFTER_NS (2 * SHARED_ALIVE_PERIOD_NS + SHARED_ALIVE_PERIOD_NS / 2)
+#define DEAD_AFTER_NS SHARED_DEAD_AFTER_NS
 #define LOCK_TRIES_MAX 8 /* it was removed in between */
 #define SHOWN_BYTES (SHARED_NODE_MAX + 64)
 #define FORMAT_TMP SHARED_FORMAT_FILE "." /* and a UUID */
@@ -50,6 +49,7 @@ static int look_no_parts(void *arg, int homefd, const char *name)
 	if (is_format_tmp(name))
 		return 0;
 	if (strcmp(name, SHARED_NODES_DIR) == 0 ||
+	    strcmp(name, SHARED_NEXT_DIR) == 0 ||
 	    strcmp(name, SHARED_NEW_DIR) == 0)
 		return dir_is_empty(homefd, name) ? 0 : -EUCLEAN;
 	return -ENOTEMPTY;
@@ -375,6 +375,10 @@ static int open_parts(const struct opening *o)
 	if (rc == 0)
 		rc = open_part(o, SHARED_OWN_DIR, &h->ownfd);
 	if (rc == 0)
+		rc = home_make_part(&o->why, h->homefd, SHARED_NEXT_DIR,
+				    SHARED_HOME "/" SHARED_NEXT_DIR, OWN_MODE,
+				    &h->nextfd);
+	if (rc == 0)
 		rc = open_own(o, SHARED_NEW_DIR, OWN_MODE, &h->newfd);
 	return rc;
 }
@@ -511,6 +515,7 @@ int shared_home_open(const char *dir, const char *node, const char *store_uuid,
 
 void shared_home_release(struct shared_home *h)
 {
+	scope_close(&h->nextfd);
 	scope_close(&h->newfd);
 	scope_close(&h->ownfd);
 	scope_close(&h->nodefd);

@@ -21,6 +21,7 @@ struct shared_home {
 	int dirfd; /* DIR */
 	int homefd; /* DIR/.ckptfs */
 	int newfd; /* DIR/.ckptfs/new/NAME */
+	int nextfd; /* DIR/.ckptfs/next: ticket.h */
 	int nodefd; /* DIR/.ckptfs/nodes/NAME */
 	int ownfd; /* DIR/.ckptfs/nodes/NAME/own */
 	int lockfd; /* whoever has it is this node */
@@ -36,6 +37,7 @@ struct shared_home {
 	((struct shared_home){ .dirfd = -1,  \
 			       .homefd = -1, \
 			       .newfd = -1,  \
+			       .nextfd = -1, \
 			       .nodefd = -1, \
 			       .ownfd = -1,  \
 			       .lockfd = -1 })

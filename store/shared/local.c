@@ -112,10 +112,9 @@ static bool save_begin(struct shared *s, struct node *n, struct local_record *r,
 		return false;
 	n->saving = true;
 	r->flags = (n->state == NODE_KEPT ? LOCAL_KEPT : 0) |
-		   (n->replaces ? LOCAL_REPLACES : 0) |
+		   (n->ticket ? LOCAL_REPLACES : 0) |
 		   (n->completing ? LOCAL_COMPLETING : 0);
 	r->engine = n->engine;
-	r->new_id = n->new_id;
 	r->size = n->kept_size;
 	r->mtime_ns = n->kept_mtime_ns;
 	r->ctime_ns = n->kept_ctime_ns;
@@ -171,14 +170,17 @@ int local_forget_records(struct shared *s, uint64_t ino)
 /* --- local files ---------------------------------------------------------- */
 
 int local_make(struct shared *s, const struct names_new *n, const char *name,
-	       struct node *parent, bool replaces, struct node **ret_node)
+	       struct node *parent, const char *ticket, struct node **ret_node)
 {
+	SCOPED(scope_free) char *copy = ticket ? strdup(ticket) : NULL;
 	char local[STORE_NAME_MAX + 1];
 	struct inode *in;
 	struct node *node;
 	uint64_t serial;
 	int rc;
 
+	if (ticket && !copy)
+		return -ENOMEM;
 	{
 		HOLD(&s->lock);
 		serial = s->next_local++;
@@ -198,9 +200,7 @@ int local_make(struct shared *s, const struct names_new *n, const char *name,
 		HOLD(&s->lock);
 		node_place_locked(s, node, parent, name);
 		node->since_ns = mono_ns();
-		node->replaces = replaces;
-		if (replaces)
-			LIST_INSERT_HEAD(&s->replacing, node, replacing);
+		node_set_ticket_locked(s, node, TAKE(copy));
 		node->changing = 1; /* until it is open */
 	}
 	rc = local_save(s, node);
@@ -426,10 +426,10 @@ void local_not_awaited(struct shared *s)
 	struct node *n;
 
 	while ((n = find_not_awaited(s))) {
-		char name[LOCAL_NEW_BYTES];
+		char ticket[TICKET_PATH_BYTES];
 
-		node_new_name(n, name);
-		(void)unlinkat(s->home.newfd, name, 0);
+		if (node_ticket(s, n, ticket))
+			ticket_drop(s->home.nextfd, ticket);
 		local_drop(s, n);
 		node_put(s, n);
 	}

@@ -22,6 +22,8 @@
 #include "store/shared/shared_private.h"
 #include "store/shared/walk.h"
 
+#define NEW_NAME_BYTES 20
+
 /* The node of a folder, by its path below DIR. A reference. */
 static int find_dir(struct shared *s, char *path, struct node **ret)
 {
@@ -93,18 +95,17 @@ static int remove_lost_at(struct shared *s, struct node *parent,
 	return rc;
 }
 
-/* What was to be made in DIR when its bytes were lost: nobody has them. */
+/*
+ * What was to be made in DIR when its bytes were lost: nobody has them. What
+ * was to replace something is a ticket without a file here: load_ticket().
+ */
 static int remove_lost(struct shared *s, const struct local_record *r,
 		       struct node *parent)
 {
-	char name[64];
 	int rc = 0;
 
-	(void)snprintf(name, sizeof(name), "%016" PRIx64, r->new_id);
-	if (!(r->flags & LOCAL_REPLACES))
-		rc = parent ? remove_lost_at(s, parent, r) : 0;
-	else if (unlinkat(s->home.newfd, name, 0) < 0)
-		rc = -errno;
+	if (!(r->flags & LOCAL_REPLACES) && parent)
+		rc = remove_lost_at(s, parent, r);
 	return is_not_there(rc) ? 0 : rc;
 }
 
@@ -113,6 +114,8 @@ static int remove_lost(struct shared *s, const struct local_record *r,
 
 struct search {
 	struct shared *s;
+	ino_t folder; /* that is looked for, or 0 */
+	struct node *found; /* it; a reference */
 	bool failed; /* it could not look everywhere */
 };
 
@@ -140,6 +143,19 @@ static int link_found(struct shared *s, struct node *n, int fd, ino_t number)
 	return own_link(s, n, fd, number);
 }
 
+/* 1: it is the one that is looked for. */
+static int on_folder(struct search *w, const char *path, ino_t number)
+{
+	SCOPED(scope_free) char *copy = NULL;
+
+	if (number != w->folder)
+		return w->s->stop;
+	copy = strdup(path);
+	if (!copy || find_dir(w->s, copy, &w->found) < 0)
+		w->failed = true;
+	return 1;
+}
+
 static int on_found(void *arg, int dirfd, const char *path, const char *name,
 		    const struct stat *sb)
 {
@@ -150,6 +166,8 @@ static int on_found(void *arg, int dirfd, const char *path, const char *name,
 	SCOPED(scope_close) int fd = -1;
 	SCOPED(scope_free) char *dir = NULL;
 
+	if (S_ISDIR(sb->st_mode))
+		return on_folder(w, path, sb->st_ino);
 	if (!pending_is(s, sb))
 		return s->stop;
 	if (own_is_lost(s, sb->st_ino)) {
@@ -169,8 +187,8 @@ static int on_found(void *arg, int dirfd, const char *path, const char *name,
 	}
 	{
 		HOLD(&s->lock);
-		/* From new/ it goes to the name that is known. */
-		if (u.n->state != NODE_PENDING || u.n->replaces)
+		/* What is a ticket goes to the name that is known. */
+		if (u.n->state != NODE_PENDING || u.n->ticket)
 			return 0;
 		node_place_locked(s, u.n, parent.n, name);
 		node_engine_locked(s, u.n, sb->st_ino);
@@ -191,20 +209,26 @@ static void on_unread(void *arg, const char *path, int rc)
 }
 
 /* Once: -EAGAIN when it could not look everywhere. */
-static int search(struct shared *s)
+static int search(struct shared *s, struct search *search)
 {
-	struct search search = { .s = s };
 	const struct shared_walk w = { .found = on_found,
 				       .unread = on_unread,
-				       .arg = &search };
-	int rc = shared_walk(s->home.dirfd, &w);
+				       .arg = search };
+	int rc;
 
-	return rc == 0 && search.failed ? -EAGAIN : rc;
+	search->s = s;
+	rc = shared_walk(s->home.dirfd, &w);
+	return rc >= 0 && search->failed ? -EAGAIN : rc;
 }
 
 void local_search(struct shared *s)
 {
-	int rc = search(s);
+	struct search all = { 0 };
+	int rc = search(s, &all), finished = 0;
+
+	if (s->unfinished)
+		finished = replace_finish(s);
+	s->unfinished = finished < 0; /* only this thread has a say in it */
 
 	if (rc < 0 && rc != -EAGAIN)
 		log_warning("%s: pending files of this node that are not where "
@@ -213,7 +237,7 @@ void local_search(struct shared *s)
 	own_settle_lost(s);
 	HOLD(&s->lock);
 	cond_broadcast(&s->idle);
-	s->search = s->search || rc < 0 || s->lost_count > 0;
+	s->search = s->search || rc < 0 || s->lost_count > 0 || s->unfinished;
 	cond_broadcast(&s->moved);
 }
 
@@ -233,7 +257,7 @@ static int find_named(struct shared *s, struct node *n, int dirfd,
 	int rc;
 
 	if (fd < 0 || fstat(fd, &sb) < 0)
-		return errno == ENOENT || errno == ENOTDIR ? 0 : -errno;
+		return is_not_there(-errno) ? 0 : -errno;
 	if (sb.st_ino != n->engine && (!has_dir || !pending_is(s, &sb)))
 		return 0;
 	if (pending_is(s, &sb)) {
@@ -259,23 +283,6 @@ static int find_at_name(struct shared *s, struct node *n, bool has_dir,
 	int rc = node_fd(s, n->parent, &dirfd);
 
 	return rc < 0 ? rc : find_named(s, n, dirfd, n->name, has_dir, ret_fd);
-}
-
-/* Where it is until it replaces another one; 0: it never came there, or left.
- */
-static int find_in_new(struct shared *s, struct node *n, int *ret_fd)
-{
-	char name[LOCAL_NEW_BYTES];
-	int rc;
-
-	node_new_name(n, name);
-	rc = find_named(s, n, s->home.newfd, name, true, ret_fd);
-	if (rc != 0)
-		return rc;
-	HOLD(&s->lock);
-	LIST_REMOVE(n, replacing);
-	n->replaces = false;
-	return 0;
 }
 
 /* By its link: 1, 0 or -errno. */
@@ -308,10 +315,8 @@ static int load_place(struct shared *s, struct node *n, bool has_dir)
 {
 	SCOPED(scope_close) int fd = -1, linked = -1;
 	struct stat sb;
-	int rc = n->replaces ? find_in_new(s, n, &fd) : 0;
+	int rc = find_link(s, n, &fd);
 
-	if (rc == 0)
-		rc = find_link(s, n, &fd);
 	if (rc == 0)
 		rc = find_at_name(s, n, has_dir, &fd);
 	if (rc <= 0)
@@ -334,7 +339,8 @@ static int load_one(struct shared *s, uint64_t ino, struct local_record *r)
 	/* In the wrong place it could not be found any more. */
 	if (found < 0 && !is_not_there(found))
 		return found;
-	r->has_dir = found == 0;
+	/* What is to replace something is not at its name, or is it already. */
+	r->has_dir = found == 0 && !(r->flags & LOCAL_REPLACES);
 	rc = inode_get(s->st->inodes, ino, &in);
 
 	if (rc == 0 &&
@@ -373,14 +379,10 @@ static int load_one(struct shared *s, uint64_t ino, struct local_record *r)
 	{
 		HOLD(&s->lock);
 		node_place_locked(s, n, parent ? parent : s->root, r->name);
-		n->replaces = (r->flags & LOCAL_REPLACES) != 0;
 		n->completing = (r->flags & LOCAL_COMPLETING) != 0;
 		n->state = NODE_PENDING;
 		if (r->flags & LOCAL_KEPT)
 			queue_keep_locked(s, n, (uint64_t)sb.st_size);
-		if (n->replaces)
-			LIST_INSERT_HEAD(&s->replacing, n, replacing);
-		n->new_id = r->new_id;
 		n->kept_size = r->size;
 		n->kept_mtime_ns = r->mtime_ns;
 		n->kept_ctime_ns = r->ctime_ns;
@@ -407,25 +409,37 @@ static void drop_missing(struct shared *s, struct node *n)
 	local_drop(s, n);
 }
 
-/* A file that is not whole goes into the queue. */
-static int queue_one(struct shared *s, uint64_t ino,
-		     const struct local_record *r, bool all_seen)
+/* Where is it now? Of a file that is not whole. */
+static int find_one(struct shared *s, uint64_t ino, struct local_record *r)
 {
 	SCOPED(node_use_end) struct node_use u = { 0 };
-	uint64_t place;
-	bool staged;
 	int rc;
 
 	if (node_use(s, ino, &u) < 0 || u.n->state != NODE_PENDING)
 		return 0;
 	rc = load_place(s, u.n, r->has_dir);
-	if (rc < 0)
-		return rc;
-	if (rc == 0 && u.n->completing) { /* it is whole, and was moved since */
+	r->is_found = rc > 0;
+	r->is_moved = r->engine != 0 && u.n->engine != r->engine;
+	return rc < 0 ? rc : 0;
+}
+
+/* It goes into the queue. */
+static int queue_one(struct shared *s, uint64_t ino,
+		     const struct local_record *r, bool all_seen)
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+	bool staged, is_found;
+	uint64_t place;
+
+	if (node_use(s, ino, &u) < 0 || u.n->state != NODE_PENDING)
+		return 0;
+	is_found = r->is_found || u.n->ticket;
+	/* It is whole, and was moved since. */
+	if (!is_found && all_seen && u.n->completing) {
 		local_drop(s, u.n);
 		return 0;
 	}
-	if (rc == 0 && all_seen && s->home.is_new) {
+	if (!is_found && all_seen && s->home.is_new) {
 		drop_missing(s, u.n);
 		return 0;
 	}
@@ -441,6 +455,153 @@ static int queue_one(struct shared *s, uint64_t ino,
 	return 0;
 }
 
+/* --- tickets of the last daemon ------------------------------------------- */
+
+struct tickets {
+	struct shared *s;
+	bool may_lose; /* what no file here knows of is of none */
+	bool is_copy; /* DIR was put back: all numbers are others */
+};
+
+/*
+ * The folder that a ticket names by its number. As the record has it, if that
+ * is still so; else it was renamed, or is another one in a copy of DIR.
+ */
+static int find_folder(struct shared *s, struct node *n, ino_t folder,
+		       struct node **ret)
+{
+	struct search w = { .folder = folder };
+	int rc;
+
+	{
+		HOLD(&s->lock);
+		if (n->parent->engine == folder) {
+			*ret = node_ref_locked(n->parent);
+			return 0;
+		}
+	}
+	if (s->root->engine == folder)
+		w.found = node_get(s, ROOT_INO);
+	rc = w.found ? 0 : search(s, &w);
+	if (!w.found)
+		return rc < 0 ? rc : -ENOENT;
+	*ret = w.found;
+	return 0;
+}
+
+/*
+ * No folder has the number that its ticket says: it was removed, and the file
+ * with it; but in a copy of DIR what it is to replace is where it was.
+ */
+static int move_ticket(struct shared *s, struct node *n, const char *name,
+		       char *ticket)
+{
+	SCOPED(at_end) struct at to = { .s = s, .fd = -1, .name = name };
+	struct stat sb;
+	int rc;
+
+	{
+		HOLD(&s->lock);
+		to.dir = node_ref_locked(n->parent);
+		node_set_ticket_locked(s, n, ticket);
+	}
+	rc = node_fd(s, to.dir, &to.fd);
+	if (rc == 0 && fstatat(to.fd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
+		rc = -errno;
+	return rc < 0 ? rc : replace_another(s, n, &to);
+}
+
+static int drop_ticket(struct shared *s, struct node *n, char *ticket)
+{
+	char path[4096];
+
+	{
+		HOLD(&s->lock);
+		node_set_ticket_locked(s, n, ticket);
+	}
+	node_path(s, n, path, sizeof(path));
+	log_warning("%s/%s was to be replaced, and its folder is gone: the new "
+		    "file goes, too",
+		    s->dir, path);
+	(void)replace_drop(s, n);
+	return 0;
+}
+
+static int load_ticket_of(const struct tickets *load, struct node *n,
+			  const struct ticket_left *t)
+{
+	struct shared *s = load->s;
+	SCOPED(node_use_end) struct node_use parent = { .s = s };
+	SCOPED(scope_free) char *ticket = strdup(t->path);
+	int rc = -ENOMEM;
+
+	if (ticket && load->is_copy)
+		return move_ticket(s, n, t->name, TAKE(ticket));
+	if (ticket)
+		rc = find_folder(s, n, t->folder, &parent.n);
+	if (rc == -ENOENT)
+		return drop_ticket(s, n, TAKE(ticket));
+	if (rc < 0) {
+		log_error("%s: the folder in which '%s' is to be replaced is "
+			  "not where it was, and cannot be looked for: %s",
+			  s->dir, t->name, strerror(-rc));
+		return rc;
+	}
+	HOLD(&s->lock);
+	node_place_locked(s, n, parent.n, t->name);
+	node_set_ticket_locked(s, n, TAKE(ticket));
+	return 0;
+}
+
+static int load_ticket(void *arg, const struct ticket_left *t)
+{
+	const struct tickets *load = arg;
+	SCOPED(node_use_end) struct node_use u = { .s = load->s };
+	struct shared *s = load->s;
+	uint64_t number = strtoull(strrchr(t->path, '.') + 1, NULL, 16);
+
+	if (strcmp(t->node, s->home.node) != 0)
+		return 0;
+	if (number >= s->next_ticket)
+		s->next_ticket = number + 1;
+	if (t->kind == TICKET_OPEN || t->kind == TICKET_TAKEN)
+		u.n = node_of_engine(s, t->st.st_ino);
+	if (u.n)
+		return load_ticket_of(load, u.n, t);
+	if (ticket_is_to_finish(t)) {
+		s->unfinished = true;
+		return 0;
+	}
+	if (load->may_lose)
+		return ticket_drop(s->home.nextfd, t->path);
+	log_error("%s/" SHARED_HOME "/" SHARED_NEXT_DIR
+		  "/%s is pending, of this node, and the store does not know "
+		  "it; it stays as it is",
+		  s->dir, t->path);
+	return 0;
+}
+
+/* A daemon without tickets has it in new/, called by a number. */
+static int move_from_new(struct shared *s, uint64_t ino,
+			 const struct local_record *r)
+{
+	SCOPED(node_use_end) struct node_use u = { 0 };
+	SCOPED(at_end) struct at from = { .s = s, .fd = -1 };
+	char name[NEW_NAME_BYTES];
+	struct stat sb;
+
+	(void)snprintf(name, sizeof(name), "%016" PRIx64, r->new_id);
+	if (!(r->flags & LOCAL_REPLACES) || r->new_id == 0 ||
+	    node_use(s, ino, &u) < 0 || u.n->state != NODE_PENDING ||
+	    u.n->ticket)
+		return 0;
+	if (fstatat(s->home.newfd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
+		return errno == ENOENT ? 0 : -errno;
+	return sb.st_ino == u.n->engine
+		       ? replace_from(s, u.n, s->home.newfd, name)
+		       : 0;
+}
+
 /*
  * A store of the first form has no links, and others may have moved its files:
  * they are looked for, once. false: not everywhere.
@@ -449,10 +610,11 @@ static bool take_over(struct shared *s)
 {
 	SCOPED(scope_batch) struct kv_batch *b = kv_batch_new();
 	struct key k = key_meta(META_SHARED_OWN);
+	struct search all = { 0 };
 
 	if (record_find(s->st->kv, k) == 0)
 		return true;
-	if (search(s) < 0)
+	if (search(s, &all) < 0)
 		return false;
 	record_mark(b, k);
 	return kv_write(s->st->kv, b) == 0;
@@ -515,9 +677,10 @@ static int see_serial(void *arg, const char *name,
 	return 0;
 }
 
-int local_load(struct shared *s, bool *ret_all_known, char *why,
-	       size_t why_size)
+int local_load(struct shared *s, bool was_rebuilt, bool *ret_all_known,
+	       char *why, size_t why_size)
 {
+	struct tickets tickets = { .s = s };
 	struct loading l = { .s = s };
 	bool all_seen;
 	int rc;
@@ -531,6 +694,17 @@ int local_load(struct shared *s, bool *ret_all_known, char *why,
 		rc = load_one(s, l.ino[i], &l.r[i]);
 	*ret_all_known = !l.any_damaged;
 	all_seen = rc == 0 && take_over(s);
+	for (size_t i = 0; rc == 0 && i < l.count; i++) {
+		rc = find_one(s, l.ino[i], &l.r[i]);
+		tickets.is_copy = tickets.is_copy || l.r[i].is_moved;
+	}
+	tickets.may_lose = !l.any_damaged && !was_rebuilt;
+	if (rc == 0)
+		rc = tickets_each(s->home.nextfd, load_ticket, &tickets);
+	s->first_ticket = s->next_ticket;
+	s->search = s->search || s->unfinished;
+	for (size_t i = 0; rc == 0 && i < l.count; i++)
+		rc = move_from_new(s, l.ino[i], &l.r[i]);
 	for (size_t i = 0; rc == 0 && i < l.count; i++)
 		rc = queue_one(s, l.ino[i], &l.r[i], all_seen);
 	for (size_t i = 0; i < l.count; i++)

@@ -10,7 +10,9 @@
  *       wanted/                0700: files that other nodes wait for
  *       own/                   0700: a link of each file that is pending here,
  *                              called by its inode number: own.c
- *   DIR/.ckptfs/new/NAME/      0700: what is about to replace a file
+ *   DIR/.ckptfs/next/          0700: what is to replace a file: ticket.h
+ *   DIR/.ckptfs/new/NAME/      0700: what a node moves there for a moment, to
+ *                              look at it
  *
  * DIR may be anybody's to write to. So it is found by its path once, and all
  * below it from that descriptor, without following a link; and each directory
@@ -31,6 +33,7 @@
 #define SHARED_FORMAT_FILE "format"
 #define SHARED_NODES_DIR "nodes"
 #define SHARED_NEW_DIR "new"
+#define SHARED_NEXT_DIR "next"
 #define SHARED_LOCK_FILE "lock"
 #define SHARED_STORE_FILE "store"
 #define SHARED_ALIVE_FILE "alive"
@@ -38,6 +41,9 @@
 #define SHARED_OWN_DIR "own"
 /* `alive` is written again after at most that long. */
 #define SHARED_ALIVE_PERIOD_NS (INT64_C(10) * 1000000000)
+/* Who lives has written it since. */
+#define SHARED_DEAD_AFTER_NS \
+	(2 * SHARED_ALIVE_PERIOD_NS + SHARED_ALIVE_PERIOD_NS / 2)
 
 struct shared_look {
 	int dirfd; /* DIR */

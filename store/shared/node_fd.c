@@ -136,9 +136,9 @@ void node_forget_seen(struct shared *s)
 
 /* --- and by name ---------------------------------------------------------- */
 
-/* The one that is kept, or else who to ask by which name. */
+/* The one that is kept, or else who to ask by which name; NULL: next/. */
 static int kept_fd(struct shared *s, struct node *n, struct node **ret_parent,
-		   char name[STORE_NAME_MAX + 1])
+		   char name[TICKET_PATH_BYTES])
 {
 	HOLD(&s->lock);
 	*ret_parent = NULL;
@@ -151,14 +151,14 @@ static int kept_fd(struct shared *s, struct node *n, struct node **ret_parent,
 
 		return fd < 0 ? -errno : fd;
 	}
-	if (n->replaces) {
-		node_new_name(n, name);
+	if (n->ticket) {
+		(void)snprintf(name, TICKET_PATH_BYTES, "%s", n->ticket);
 		return -ENODATA;
 	}
 	if (!n->parent)
 		return -ESTALE;
 	*ret_parent = node_ref_locked(n->parent);
-	(void)snprintf(name, STORE_NAME_MAX + 1, "%s", n->name);
+	(void)snprintf(name, TICKET_PATH_BYTES, "%s", n->name);
 	return -ENODATA;
 }
 
@@ -216,7 +216,7 @@ static int fd_at_depth(struct shared *s, struct node *n, unsigned depth)
 {
 	SCOPED(node_use_end) struct node_use parent = { .s = s };
 	SCOPED(scope_close) int dirfd = -1;
-	char name[STORE_NAME_MAX + 1];
+	char name[TICKET_PATH_BYTES];
 	int rc = kept_fd(s, n, &parent.n, name);
 
 	if (rc != -ENODATA)
@@ -225,7 +225,7 @@ static int fd_at_depth(struct shared *s, struct node *n, unsigned depth)
 	if (rc != -ENOENT) /* without a link it is known by its name */
 		return rc;
 	if (!parent.n)
-		return open_checked(s, n, s->home.newfd, name);
+		return open_checked(s, n, s->home.nextfd, name);
 	if (depth == 0)
 		return -ELOOP;
 	dirfd = fd_at_depth(s, parent.n, depth - 1);

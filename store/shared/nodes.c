@@ -100,6 +100,7 @@ static void free_node(struct node *n, struct node **ret_parent,
 	tracker_last_release(&n->last);
 	*ret_parent = n->parent;
 	*ret_in = n->in;
+	free(n->ticket);
 	free(n->name);
 	free(n);
 }
@@ -237,7 +238,6 @@ struct node *node_new_local(struct shared *s, struct inode *in)
 	if (!n)
 		return NULL;
 	n->in = in;
-	n->new_id = n->id;
 	n->state = NODE_MAKING;
 	HOLD(&s->lock);
 	LIST_INSERT_HEAD(bucket_of(s->by_id, n->id), n, by_id);
@@ -294,7 +294,7 @@ struct node *node_at(struct shared *s, struct node *parent, const char *name,
 		}
 		if (n) {
 			node_ref_locked(n);
-			if (!n->replaces)
+			if (!n->ticket)
 				node_place_locked(s, n, parent, name);
 		} else {
 			fresh = new_node(SHARED_NODE | ++s->next_node,
@@ -323,17 +323,38 @@ struct node *node_replacing(struct shared *s, const struct node *parent,
 	return NULL;
 }
 
+void node_set_ticket_locked(struct shared *s, struct node *n, char *ticket)
+{
+	if (n->ticket)
+		LIST_REMOVE(n, replacing);
+	free(n->ticket);
+	n->ticket = ticket;
+	if (ticket)
+		LIST_INSERT_HEAD(&s->replacing, n, replacing);
+}
+
+bool node_ticket(struct shared *s, const struct node *n,
+		 char ret[TICKET_PATH_BYTES])
+{
+	HOLD(&s->lock);
+	(void)snprintf(ret, TICKET_PATH_BYTES, "%s",
+		       n->ticket ? n->ticket : "");
+	return n->ticket;
+}
+
 void node_take_over_locked(struct shared *s, struct node *fresh,
 			   struct node *old)
 {
 	ino_t engine = old->engine;
 	int fd = old->fd;
+	char *ticket;
 
 	if (old->parent)
 		node_place_locked(s, fresh, old->parent, old->name);
-	fresh->new_id = old->new_id;
 	fresh->state = NODE_PENDING;
-	fresh->replaces = old->replaces;
+	ticket = TAKE(old->ticket);
+	if (ticket)
+		LIST_REMOVE(old, replacing);
 	fresh->has_link = old->has_link;
 	old->has_link = false;
 	fresh->completing = old->completing;
@@ -341,17 +362,13 @@ void node_take_over_locked(struct shared *s, struct node *fresh,
 	node_forget_local_locked(s, old);
 	fresh->fd = fd;
 	node_engine_locked(s, fresh, engine);
-	if (fresh->replaces)
-		LIST_INSERT_HEAD(&s->replacing, fresh, replacing);
+	node_set_ticket_locked(s, fresh, ticket);
 }
 
 void node_forget_local_locked(struct shared *s, struct node *n)
 {
 	queue_remove_locked(s, n);
-	if (n->replaces) {
-		LIST_REMOVE(n, replacing);
-		n->replaces = false;
-	}
+	node_set_ticket_locked(s, n, NULL);
 	node_engine_locked(s, n, 0);
 	n->state = NODE_GONE;
 	cond_broadcast(&s->moved);
@@ -366,7 +383,7 @@ enum node_state node_state(struct shared *s, const struct node *n)
 bool node_replaces(struct shared *s, const struct node *n)
 {
 	HOLD(&s->lock);
-	return n->replaces;
+	return n->ticket;
 }
 
 bool node_is_under_locked(const struct node *n, const struct node *dir)

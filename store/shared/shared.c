@@ -138,20 +138,14 @@ static int make_root(struct shared *s)
 	return 0;
 }
 
-/* What is in new/, and no local file knows of it: of a rename, or a make. */
+/* What a daemon that died has moved aside is own.c's; else it is an older
+ * one's.
+ */
 static int sweep_new(void *arg, int fd, const char *name)
 {
 	struct shared *s = arg;
-	uint64_t id = strtoull(name, NULL, 16);
-	bool known = false;
-	struct node *n;
 
-	{
-		HOLD(&s->lock);
-		LIST_FOREACH(n, &s->replacing, replacing)
-			known = known || n->new_id == id;
-	}
-	if (strlen(name) == 16 && !known && unlinkat(fd, name, 0) == 0)
+	if (strlen(name) == 16 && unlinkat(fd, name, 0) == 0)
 		log_info("%s: " SHARED_HOME "/" SHARED_NEW_DIR
 			 "/%s/%s was of no file any more",
 			 s->dir, s->home.node, name);
@@ -180,6 +174,7 @@ int shared_open(struct store *st, const struct shared_options *o,
 	s->pending_wait_s = o->pending_wait_s;
 	s->fds_max = io_fd_share(40, 200000);
 	s->local_keep_bytes = o->local_keep_bytes;
+	s->next_ticket = (uint64_t)wall_ns();
 	s->dir = strdup(o->dir);
 	s->direct = o->direct ? strdup(o->direct) : NULL;
 	rc = s->dir && (s->direct || !o->direct) ? 0 : -ENOMEM;
@@ -204,7 +199,7 @@ int shared_open(struct store *st, const struct shared_options *o,
 	if (rc == 0)
 		rc = make_root(s);
 	if (rc == 0)
-		rc = local_load(s, &all_known, why, why_size);
+		rc = local_load(s, was_rebuilt(s), &all_known, why, why_size);
 	if (rc == 0)
 		rc = dir_each(s->home.newfd, ".", sweep_new, s);
 	if (rc == 0)
@@ -419,76 +414,6 @@ static bool writes(int flags)
 	return (flags & O_ACCMODE) != O_RDONLY;
 }
 
-/*
- * A new local file is to take the place of what DIR has at the name, whatever
- * that is by now. 0 when it is there: opened once more, by its name, it is the
- * new one. -ESTALE: what is there is of another kind, or pending elsewhere.
- */
-static int replace_at(struct shared *s, struct node *parent, const char *name,
-		      const struct names_new *new)
-{
-	SCOPED(node_use_end) struct node_use u = { .s = s };
-	SCOPED(scope_close) int fd = -1, dirfd = -1;
-	char in_new[LOCAL_NEW_BYTES];
-	struct names_new n = *new;
-	struct stat sb;
-	int rc;
-
-	u.n = node_replacing(s, parent, name);
-	if (u.n) { /* somebody was faster, and will be opened */
-		HOLD(&s->lock);
-		u.n->awaited_ns = mono_ns() + LOCAL_AWAITED_NS;
-		return 0;
-	}
-	rc = node_fd(s, parent, &dirfd);
-	if (rc < 0)
-		return rc;
-	if (fstatat(dirfd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
-		return errno == ENOENT ? -ESTALE : -errno;
-	if (!S_ISREG(sb.st_mode) || pending_is(s, &sb))
-		return -ESTALE;
-	/* What the file is goes on: O_TRUNC changes its bytes alone. */
-	n.mode = sb.st_mode;
-	n.uid = sb.st_uid;
-	n.gid = sb.st_gid;
-	rc = local_make(s, &n, name, parent, true, &u.n);
-	if (rc < 0)
-		return rc;
-	node_new_name(u.n, in_new);
-	fd = openat(s->home.newfd, in_new,
-		    O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
-		    pending_mode(s));
-	rc = fd < 0 ? -errno : 0;
-	if (rc == 0 && s->as_root &&
-	    (fchown(fd, n.uid, n.gid) < 0 || fchmod(fd, pending_mode(s)) < 0))
-		rc = -errno;
-	if (rc == 0 && fstat(fd, &sb) < 0)
-		rc = -errno;
-	if (rc == 0) {
-		HOLD(&s->lock);
-		node_engine_locked(s, u.n, sb.st_ino);
-	}
-	if (rc == 0)
-		rc = own_link(s, u.n, fd, sb.st_ino);
-	if (rc < 0) {
-		(void)unlinkat(s->home.newfd, in_new, 0);
-		local_drop(s, u.n);
-		return rc;
-	}
-	{
-		HOLD(&s->lock);
-		if (u.n->state != NODE_MAKING)
-			return -ESTALE;
-		u.n->state = NODE_PENDING;
-		u.n->changing--; /* local_make()'s */
-		u.n->awaited_ns = mono_ns() + LOCAL_AWAITED_NS;
-		u.n->undone = true;
-		if (u.n->is_queued)
-			cond_signal(&s->idle);
-	}
-	return local_save(s, u.n);
-}
-
 static int replace(struct shared *s, struct node *old,
 		   const struct names_new *new)
 {
@@ -502,7 +427,7 @@ static int replace(struct shared *s, struct node *old,
 		(void)snprintf(name, sizeof(name), "%s", old->name);
 		parent.n = node_ref_locked(old->parent);
 	}
-	return replace_at(s, parent.n, name, new);
+	return replace_by_new(s, parent.n, name, new);
 }
 
 int shared_create_again(struct shared *s, uint64_t parent, const char *name,
@@ -513,7 +438,7 @@ int shared_create_again(struct shared *s, uint64_t parent, const char *name,
 	if ((flags & O_TRUNC) && writes(flags) &&
 	    !shared_is_direct(s, parent, name) &&
 	    node_use(s, parent, &u) == 0) {
-		int rc = replace_at(s, u.n, name, new);
+		int rc = replace_by_new(s, u.n, name, new);
 
 		if (rc < 0)
 			return rc;
@@ -573,7 +498,7 @@ static int change_dropped(struct shared *s, const struct dropped *d, int flags,
 	    node_use(s, d->parent, &parent) < 0 ||
 	    !is_replaceable(s, parent.n, d->name))
 		return -ESTALE;
-	rc = replace_at(s, parent.n, d->name, n);
+	rc = replace_by_new(s, parent.n, d->name, n);
 	return rc < 0 ? rc : -ESTALE;
 }
 
@@ -594,6 +519,12 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 		return 0;
 	}
 	direct = is_direct_node(s, u.n);
+	if ((flags & O_TRUNC) && n && !direct) {
+		int rc = replace_followed(s, u.n, n);
+
+		if (rc != 0)
+			return rc < 0 ? rc : -ESTALE;
+	}
 	{
 		HOLD(&s->lock);
 		while (u.n->state == NODE_COMPLETING)
@@ -720,6 +651,14 @@ static int try_open(struct shared *s, const struct shared_caller *c,
 		if (rc == -ESTALE)
 			return TRIED_GONE;
 		return rc < 0 ? rc : TRIED_LOCAL;
+	}
+	if (writes(flags) && sb.st_nlink == 0)
+		return TRIED_GONE; /* replaced since it was looked up */
+	if (writes(flags) && S_ISREG(sb.st_mode)) {
+		/* What others are to put there is what is to be changed. */
+		rc = replace_wait_for(s, n, sb.st_ino);
+		if (rc != 0)
+			return rc < 0 ? rc : TRIED_GONE;
 	}
 	act_as(s, c);
 	fd = node_reopen(*path, flags & (O_ACCMODE | O_APPEND | O_TRUNC));

@@ -30,6 +30,7 @@
 #include "store/guard/guard_table.h"
 #include "store/shared/home.h"
 #include "store/shared/shared.h"
+#include "store/shared/ticket.h"
 #include "store/step/tracker.h"
 
 enum node_state {
@@ -82,8 +83,7 @@ struct node {
 	struct inode *in; /* a reference */
 	bool has_link; /* in own/: who clears it removes that */
 	nlink_t links; /* DIR's file's, when it was looked at last; 0: never */
-	uint64_t new_id; /* what it is called in new/ */
-	bool replaces; /* DIR's file is in new/, until it is complete */
+	char *ticket; /* DIR's file is that, until it is complete; owned */
 	bool completing; /* it may be complete, as its records are to say */
 	bool saving; /* a record is being written, and the next one waits */
 	LIST_ENTRY(node) replacing;
@@ -119,7 +119,6 @@ struct node {
 
 #define NODE_BUCKETS 16384u
 #define NODE_DEPTH_MAX 256u /* folders in each other, of a path */
-#define LOCAL_NEW_BYTES 24
 /* Files on their way at a time, of which most wait for DIR. */
 #define UPLOAD_THREADS 16u
 #define DROPPED_MAX 64u
@@ -145,7 +144,8 @@ struct shared {
 	LIST_HEAD(node_list, node) by_id[NODE_BUCKETS];
 	struct node_list by_engine[NODE_BUCKETS], replacing;
 	struct node *root;
-	uint64_t next_node, next_local;
+	uint64_t next_node, next_local, next_ticket;
+	uint64_t first_ticket; /* of this daemon */
 	uint64_t kept_bytes; /* of all that is kept */
 	unsigned wanted; /* nodes that are */
 	unsigned fds, fds_max;
@@ -165,6 +165,7 @@ struct shared {
 	struct stat root_stat;
 	int64_t answered_ns;
 	bool search; /* a pending file is not where it was: local_search() */
+	bool unfinished; /* a call of the last daemon has left its ticket */
 	/* Of DIR, owned: made here, and not durable before the start: own.c */
 	ino_t *lost;
 	size_t lost_count;
@@ -208,14 +209,6 @@ static inline bool node_is_current(const struct node *n, const struct stat *sb)
 	return (uint64_t)sb->st_size == n->kept_size &&
 	       io_ns(&sb->st_mtim) == n->kept_mtime_ns &&
 	       io_ns(&sb->st_ctim) == n->kept_ctime_ns;
-}
-
-/* What it is called in new/. */
-static inline void node_new_name(const struct node *n,
-				 char ret[LOCAL_NEW_BYTES])
-{
-	(void)snprintf(ret, LOCAL_NEW_BYTES, "%016llx",
-		       (unsigned long long)n->new_id);
 }
 
 /* --- queue.c: what is to be uploaded, by place. The lock is held. */
@@ -299,9 +292,14 @@ void node_becomes_locked(struct shared *s, struct node *n, ino_t engine);
 /* Which local file is to be at this name; NULL: none. A reference. */
 struct node *node_replacing(struct shared *s, const struct node *parent,
 			    const char *name);
+/* Its ticket, which is taken; NULL: it is to replace nothing any more. */
+void node_set_ticket_locked(struct shared *s, struct node *n, char *ticket);
+/* false: it has none, and that is "". */
+bool node_ticket(struct shared *s, const struct node *n,
+		 char ret[TICKET_PATH_BYTES]);
 /*
  * The pending local file `fresh` is at the place of `old`, which is none any
- * more. new/ knows a file by its first number: see local_new_name().
+ * more.
  */
 void node_take_over_locked(struct shared *s, struct node *fresh,
 			   struct node *old);
@@ -356,10 +354,13 @@ void node_path(struct shared *s, struct node *n, char *buf, size_t size);
 /* What the database has of a local file. */
 struct local_record {
 	unsigned flags;
-	uint64_t engine, size, new_id;
+	uint64_t engine, size;
+	uint64_t new_id; /* of an older daemon: what it is called in new/ */
 	int64_t mtime_ns, ctime_ns;
 	char *dir, *name; /* owned; where it was seen last */
-	bool has_dir; /* that folder is there */
+	bool has_dir; /* that folder is there, and the file in it */
+	bool is_found; /* in DIR, */
+	bool is_moved; /* by another number: that was put back from a copy */
 };
 struct key local_key(const char *what, uint64_t ino);
 /* -EIO: it is damaged. */
@@ -377,9 +378,9 @@ void local_name_removed(struct shared *s, struct node *n);
  * durable when this returns.
  */
 int local_save(struct shared *s, struct node *n);
-/* A local file, of whose name only DIR knows; a reference. */
+/* A local file, of whose name only DIR knows; a reference. ticket: or NULL. */
 int local_make(struct shared *s, const struct names_new *n, const char *name,
-	       struct node *parent, bool replaces, struct node **ret_node);
+	       struct node *parent, const char *ticket, struct node **ret_node);
 /* node_at(); what somebody has changed in DIR is dropped here. */
 struct node *local_at(struct shared *s, struct node *parent, const char *name,
 		      const struct stat *sb);
@@ -406,8 +407,8 @@ void local_renumbered(void *arg, uint64_t from, uint64_t to);
  * Read what the last daemon left, and queue what is to be uploaded. false:
  * there may be files here that are not known, as a record of one is damaged.
  */
-int local_load(struct shared *s, bool *ret_all_known, char *why,
-	       size_t why_size);
+int local_load(struct shared *s, bool was_rebuilt, bool *ret_all_known,
+	       char *why, size_t why_size);
 /*
  * Look everywhere for the names of this node's pending files: a tracker that is
  * not where it was, as others have renamed it, or the last daemon died between
@@ -547,6 +548,100 @@ int tracker_waits_as(struct shared *s, struct node *n, struct node *parent,
 int tracker_find_pending(struct shared *s, int dirfd, bool trackers,
 			 struct tracker_last *last);
 
+/* --- at.c */
+
+/* A name in a directory: for SCOPED(). */
+struct at {
+	struct shared *s;
+	struct node *dir; /* a reference */
+	int fd;
+	const char *name;
+};
+int at_begin(struct shared *s, uint64_t dir, const char *name, struct at *ret);
+void at_end(struct at *a);
+
+/*
+ * A local file stays where it is in DIR, and as it is, but for what the caller
+ * does: the last calls of its upload are over, and do not begin. The uploader
+ * waits for no held one.
+ */
+struct hold {
+	struct shared *s;
+	struct node *n; /* NULL: nothing is held */
+};
+void hold_begin(struct shared *s, struct node *n, struct hold *h);
+void hold_end(struct hold *h);
+
+void act_as(const struct shared *s, const struct shared_caller *c);
+void act_as_self(const struct shared *s, const struct shared_caller *c);
+
+/* --- replace.c: what other nodes are about to replace, too: ticket.h */
+
+/* Is anybody else about to replace it? 1, 0 or -errno. */
+int replace_look(struct shared *s, const struct at *a);
+/* Until nobody else is. -EBUSY after pending_wait, with a line in the log. */
+int replace_wait(struct shared *s, const struct at *a);
+/*
+ * Something is to be made there. -EEXIST: it is there already; or else a
+ * removal came beside a replacement, which is waited for.
+ */
+int replace_wait_to_make(struct shared *s, const struct at *a);
+/*
+ * Until nobody else is about to replace a node, which was this file of DIR. 1:
+ * its name means another one now. It is not waited for when that is not known.
+ */
+int replace_wait_for(struct shared *s, struct node *n, ino_t number);
+/*
+ * A new local file is to take the place of what DIR has at the name, whatever
+ * that is by now. 0 when it is there: opened once more, by its name, it is the
+ * new one. -ESTALE: what is there is of another kind, or pending elsewhere. The
+ * mode is n's where that of the file is not known.
+ */
+int replace_by_new(struct shared *s, struct node *parent, const char *name,
+		   const struct names_new *n);
+/*
+ * A pending file gets the name of a file that others may read: they go on with
+ * that one until this one is complete. It is held.
+ */
+int replace_by_pending(struct shared *s, struct node *n, const struct at *from,
+		       const struct at *to);
+/* The pending file `name` of that folder is to replace what is at its name. */
+int replace_from(struct shared *s, struct node *n, int fromfd,
+		 const char *name);
+/* What is to replace a name is to replace this one instead. It is held. */
+int replace_another(struct shared *s, struct node *n, const struct at *to);
+/*
+ * A pending file of this node is about to be emptied. 0: go on. 1: others are
+ * about to replace it, or have; what it would be now is a file of its own,
+ * which replaces theirs, and is found by the name.
+ */
+int replace_followed(struct shared *s, struct node *n,
+		     const struct names_new *new);
+/* Was it overtaken? Then it is given up. */
+bool replace_is_over(struct shared *s, struct node *n);
+/* Until it has its name. -EBUSY after pending_wait. */
+int replace_await(struct shared *s, struct node *n);
+/* What is no pending file of ours, and no folder, is renamed over a name. */
+int replace_by_whole(struct shared *s, const struct at *from,
+		     const struct at *to);
+/* What is at the name goes, and what others are to put there. */
+int replace_by_none(struct shared *s, const struct at *a);
+/*
+ * It is to replace nothing any more. A link of it may have given it a name: it
+ * stays pending then. False: it is complete by now.
+ */
+bool replace_drop(struct shared *s, struct node *n);
+/* The one of this node that replaces what is at the name. False: there is none.
+ */
+bool replace_drop_at(struct shared *s, const struct at *a);
+/*
+ * It is whole, and gets its name. 1: a later one was quicker. `old` is what
+ * this node has of what was there, a reference or NULL, also after an error.
+ */
+int replace_complete(struct shared *s, struct node *n, struct node **ret_old);
+/* What calls of the last daemon had taken. An error: not all, or not yet. */
+int replace_finish(struct shared *s);
+
 /* --- steps.c */
 
 /* The guard looks at the tree. Before it is started. */
@@ -554,11 +649,9 @@ void steps_begin(struct shared *s);
 
 /* --- tree.c */
 
-void act_as(const struct shared *s, const struct shared_caller *c);
 /* A new file in DIR, open; its descriptor or -errno. */
 int tree_create_plain(struct shared *s, const struct shared_caller *c,
 		      uint64_t parent, const char *name, mode_t mode, int flags,
 		      struct shared_entry *ret);
-void act_as_self(const struct shared *s, const struct shared_caller *c);
 
 #endif

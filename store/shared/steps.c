@@ -384,7 +384,7 @@ static int steps_replaced(void *self, uint64_t id, void *buf, size_t size,
 		return rc;
 	{
 		HOLD(&s->lock);
-		if (!u.n->replaces)
+		if (!u.n->ticket)
 			return -ENODATA;
 		parent = (struct node_use){ s, node_ref_locked(u.n->parent) };
 		(void)snprintf(name, sizeof(name), "%s", u.n->name);
@@ -404,25 +404,9 @@ static int steps_replaced(void *self, uint64_t id, void *buf, size_t size,
 static bool steps_undo(void *self, uint64_t id)
 {
 	SCOPED(node_use_end) struct node_use u = { 0 };
-	char name[LOCAL_NEW_BYTES];
 	struct shared *s = self;
 
-	if (node_use(s, id, &u) < 0)
-		return false;
-	{
-		HOLD(&s->lock);
-		while (u.n->state == NODE_COMPLETING)
-			cond_wait(&s->moved, &s->lock);
-		if (!u.n->replaces)
-			return false;
-		u.n->renaming++; /* nobody completes it from here on */
-		node_new_name(u.n, name);
-	}
-	(void)unlinkat(s->home.newfd, name, 0);
-	local_drop(s, u.n);
-	HOLD(&s->lock);
-	u.n->renaming--;
-	return true;
+	return node_use(s, id, &u) == 0 && u.n->in && replace_drop(s, u.n);
 }
 
 void steps_begin(struct shared *s)

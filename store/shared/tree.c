@@ -2,9 +2,7 @@
  * tree.c - names: each call is one of DIR's, with the caller's ids, and then
  * what is known of the node is brought up to it.
  *
- * A file that replaces another one is not at its name in DIR yet: it is in
- * .ckptfs/new/, and s->replacing says what it is to be called. On this node the
- * name means it from the beginning, for the others when it is complete.
+ * What is to replace a name, of this node or others, is in replace.c.
  */
 #include <errno.h>
 #include <linux/fs.h>
@@ -29,55 +27,6 @@
 /* Others may replace a file this often while its name is looked up. */
 #define LOOK_UP_TRIES 16
 
-/*
- * Of this thread alone: glibc's setgroups() and the like are for all of them.
- * An id that is not the superuser's takes the capabilities over files along,
- * and root's brings them back (capabilities(7)).
- */
-void act_as(const struct shared *s, const struct shared_caller *c)
-{
-	if (!s->as_root || c->uid == 0)
-		return;
-	(void)syscall(SYS_setgroups, c->group_count, c->groups);
-	(void)syscall(SYS_setfsgid, c->gid);
-	(void)syscall(SYS_setfsuid, c->uid);
-}
-
-void act_as_self(const struct shared *s, const struct shared_caller *c)
-{
-	if (!s->as_root || c->uid == 0)
-		return;
-	(void)syscall(SYS_setfsuid, 0);
-	(void)syscall(SYS_setfsgid, 0);
-	(void)syscall(SYS_setgroups, 0, NULL);
-}
-
-/* A name in a directory: for SCOPED(). */
-struct at {
-	struct shared *s;
-	struct node *dir;
-	int fd;
-	const char *name;
-};
-
-static void at_end(struct at *a)
-{
-	if (a->fd >= 0)
-		(void)close(a->fd);
-	if (a->dir)
-		node_put(a->s, a->dir);
-}
-
-static int at_begin(struct shared *s, uint64_t dir, const char *name,
-		    struct at *ret)
-{
-	*ret = (struct at){ .s = s, .fd = -1, .name = name };
-	ret->dir = node_get(s, dir);
-	if (!ret->dir)
-		return -ESTALE;
-	return node_fd(s, ret->dir, &ret->fd);
-}
-
 bool shared_is_hidden(struct shared *s, uint64_t dir, const char *name)
 {
 	(void)s;
@@ -98,7 +47,7 @@ static int at_new_name(struct shared *s, uint64_t dir, const char *name,
 		return rc;
 	there = node_replacing(s, ret->dir, name);
 	node_put(s, there);
-	return there ? -EEXIST : 0;
+	return there ? -EEXIST : replace_wait_to_make(s, ret);
 }
 
 /* --- what is there -------------------------------------------------------- */
@@ -203,11 +152,12 @@ int shared_lookup(struct shared *s, uint64_t parent, const char *name,
 	if (rc < 0)
 		return rc;
 	n = node_replacing(s, a.dir, name);
-	if (n) {
+	if (n && !replace_is_over(s, n)) {
 		struct stat sb = { .st_nlink = 1 };
 
 		return entry_of(s, n, &sb, ret);
 	}
+	node_put(s, n);
 	/* What was found may be nothing any more before it is looked at. */
 	for (unsigned tries = 0; tries < LOOK_UP_TRIES; tries++) {
 		SCOPED(found_end) struct found f = { .fd = -1 };
@@ -396,7 +346,7 @@ int shared_create(struct shared *s, const struct shared_caller *c,
 	rc = at_new_name(s, parent, name, &a);
 	if (rc < 0)
 		return rc;
-	rc = local_make(s, n, name, a.dir, false, &u.n);
+	rc = local_make(s, n, name, a.dir, NULL, &u.n);
 	if (rc < 0)
 		return rc;
 	rc = make_pending(s, c, &a, u.n, &sb);
@@ -498,41 +448,6 @@ int shared_make(struct shared *s, const struct shared_caller *c,
 	return entry_at(s, &a, &f, ret);
 }
 
-/*
- * A local file stays where it is in DIR, and as it is, but for what the caller
- * does: the last calls of its upload are over, and do not begin. Two such files
- * may be held, as the uploader waits for none meanwhile.
- */
-struct hold {
-	struct shared *s;
-	struct node *n; /* NULL: nothing is held */
-};
-
-static void hold_begin(struct shared *s, struct node *n, struct hold *h)
-{
-	*h = (struct hold){ .s = s };
-	if (!n || !n->in)
-		return;
-	h->n = n;
-	HOLD(&s->lock);
-	while (n->state == NODE_COMPLETING)
-		cond_wait(&s->moved, &s->lock);
-	node_ref_locked(n);
-	n->renaming++;
-}
-
-static void hold_end(struct hold *h)
-{
-	if (!h->n)
-		return;
-	{
-		HOLD(&h->s->lock);
-		h->n->renaming--;
-		cond_broadcast(&h->s->moved);
-	}
-	node_put(h->s, h->n);
-}
-
 int shared_link(struct shared *s, const struct shared_caller *c, uint64_t id,
 		uint64_t parent, const char *name, struct shared_entry *ret)
 {
@@ -557,7 +472,7 @@ int shared_link(struct shared *s, const struct shared_caller *c, uint64_t id,
 	act_as_self(s, c);
 	if (rc == 0) {
 		HOLD(&s->lock);
-		if (u.n->replaces) /* an upload of it counts its names */
+		if (u.n->ticket) /* an upload of it counts its names */
 			queue_changed_locked(s, u.n);
 	}
 	if (rc == 0)
@@ -572,58 +487,6 @@ int shared_link(struct shared *s, const struct shared_caller *c, uint64_t id,
 }
 
 /* --- names that go -------------------------------------------------------- */
-
-/*
- * It is to replace nothing any more. A link of it may have given it a name: it
- * stays pending then.
- */
-static void leave_new(struct shared *s, struct node *n)
-{
-	char name[LOCAL_NEW_BYTES];
-	struct stat sb;
-	bool linked;
-
-	node_new_name(n, name);
-	linked = fstatat(s->home.newfd, name, &sb, AT_SYMLINK_NOFOLLOW) == 0 &&
-		 sb.st_nlink > 2; /* and the one in own/ */
-	(void)unlinkat(s->home.newfd, name, 0);
-	if (!linked) {
-		local_drop(s, n);
-		return;
-	}
-	{
-		HOLD(&s->lock);
-		if (n->replaces) {
-			n->replaces = false;
-			LIST_REMOVE(n, replacing);
-		}
-	}
-	(void)local_save(s, n);
-}
-
-/*
- * A local file that replaces another one goes, before it was complete. False:
- * it is complete by now.
- */
-static bool drop_replacing(struct shared *s, struct node *n)
-{
-	SCOPED(hold_end) struct hold h = { 0 };
-
-	hold_begin(s, n, &h);
-	if (!node_replaces(s, n))
-		return false;
-	leave_new(s, n);
-	return true;
-}
-
-/* The one that replaces what is at the name. False: there is none. */
-static bool drop_replacing_at(struct shared *s, const struct at *a)
-{
-	SCOPED(node_use_end) struct node_use u = { .s = s };
-
-	u.n = node_replacing(s, a->dir, a->name);
-	return u.n && drop_replacing(s, u.n);
-}
 
 /* What DIR had at a name, before it went. */
 struct was {
@@ -650,6 +513,17 @@ static void was_end(struct shared *s, struct was *w)
 	node_put(s, w->n);
 }
 
+static int unlink_in_dir(struct shared *s, const struct shared_caller *c,
+			 const struct at *a, int flags)
+{
+	int rc;
+
+	act_as(s, c);
+	rc = unlinkat(a->fd, a->name, flags) < 0 ? -errno : 0;
+	act_as_self(s, c);
+	return rc;
+}
+
 int shared_unlink(struct shared *s, const struct shared_caller *c,
 		  uint64_t parent, const char *name, bool dir)
 {
@@ -658,7 +532,7 @@ int shared_unlink(struct shared *s, const struct shared_caller *c,
 	SCOPED(hold_end) struct hold held = { 0 };
 	struct was w = { 0 };
 	bool dropped;
-	int rc;
+	int rc, others = 0;
 
 	if (shared_is_hidden(s, parent, name))
 		return -ENOENT;
@@ -670,12 +544,14 @@ int shared_unlink(struct shared *s, const struct shared_caller *c,
 		replacing.n = node_replacing(s, a.dir, name);
 		hold_begin(s, replacing.n, &held);
 		was_begin(s, &a, &w);
+		if (!w.n || !S_ISDIR(w.sb.st_mode))
+			others = replace_look(s, &a);
 	}
-	act_as(s, c);
-	rc = unlinkat(a.fd, name, dir ? AT_REMOVEDIR : 0) < 0 ? -errno : 0;
-	act_as_self(s, c);
-	dropped =
-		(rc == 0 || rc == -ENOENT) && !dir && drop_replacing_at(s, &a);
+	if (others == 0)
+		rc = unlink_in_dir(s, c, &a, dir ? AT_REMOVEDIR : 0);
+	else
+		rc = others < 0 ? others : replace_by_none(s, &a);
+	dropped = (rc == 0 || rc == -ENOENT) && !dir && replace_drop_at(s, &a);
 	if (rc == 0)
 		was_removed(s, &w);
 	if (rc == 0 && w.n) /* its bytes go now, not later */
@@ -705,102 +581,10 @@ static int rename_in_dir(struct shared *s, const struct shared_caller *c,
 static int remove_in_dir(struct shared *s, const struct shared_caller *c,
 			 const struct at *a, struct was *w)
 {
-	int rc;
+	int rc = unlink_in_dir(s, c, a, 0);
 
-	act_as(s, c);
-	rc = unlinkat(a->fd, a->name, 0) < 0 ? -errno : 0;
-	act_as_self(s, c);
 	if (rc == 0)
 		was_removed(s, w);
-	return rc;
-}
-
-/* n is to be called as `to` says, when it is complete. -ESTALE: it is gone. */
-static int place_replacing(struct shared *s, struct node *n,
-			   const struct at *to)
-{
-	{
-		HOLD(&s->lock);
-		if (n->state == NODE_GONE)
-			return -ESTALE;
-		node_place_locked(s, n, to->dir, to->name);
-		if (!n->replaces) {
-			n->replaces = true;
-			LIST_INSERT_HEAD(&s->replacing, n, replacing);
-		}
-	}
-	return local_save(s, n);
-}
-
-/* It is where it was, after all; or somebody has dropped it meanwhile. */
-static void place_back(struct shared *s, struct node *n, const struct at *from)
-{
-	{
-		HOLD(&s->lock);
-		if (!n->replaces)
-			return;
-		n->replaces = false;
-		LIST_REMOVE(n, replacing);
-		node_place_locked(s, n, from->dir, from->name);
-	}
-	(void)local_save(s, n);
-}
-
-/*
- * What was moved to new/ is n's, if nobody was faster: another node may have
- * put its file at the name before, which gets the new name then, and is not
- * ours to keep; and who removes the new name here drops n.
- */
-static int see_moved(struct shared *s, struct node *n, ino_t engine,
-		     const struct at *from, const struct at *to)
-{
-	char name[LOCAL_NEW_BYTES];
-	struct stat sb;
-
-	node_new_name(n, name);
-	if (fstatat(s->home.newfd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
-		return errno == ENOENT ? 0 : -errno; /* complete, or dropped */
-	if (sb.st_ino != engine) {
-		place_back(s, n, from);
-		return renameat(s->home.newfd, name, to->fd, to->name) < 0
-			       ? -errno
-			       : 0;
-	}
-	if (node_state(s, n) == NODE_GONE)
-		(void)unlinkat(s->home.newfd, name, 0);
-	return 0;
-}
-
-/*
- * A pending file gets the name of a file that others may read: they go on with
- * that one until this one is complete.
- */
-static int rename_over(struct shared *s, struct node *n, const struct at *from,
-		       const struct at *to)
-{
-	char name[LOCAL_NEW_BYTES];
-	ino_t engine;
-	int rc;
-
-	node_new_name(n, name);
-	{
-		HOLD(&s->lock);
-		engine = n->engine;
-	}
-	/*
-	 * The record first, and durably: a node that dies in between finds the
-	 * file by its trailer, under the old name. In new/ it would be one that
-	 * nobody knows.
-	 */
-	rc = place_replacing(s, n, to);
-	if (rc == 0)
-		rc = kv_sync(s->st->kv);
-	if (rc == 0 && renameat(from->fd, from->name, s->home.newfd, name) < 0)
-		rc = -errno;
-	if (rc < 0)
-		place_back(s, n, from);
-	else
-		rc = see_moved(s, n, engine, from, to);
 	return rc;
 }
 
@@ -819,7 +603,8 @@ static void was_renamed(struct shared *s, struct was *w, const struct at *to)
 	struct stat sb;
 	bool kept;
 
-	if (!w->n)
+	/* What is to replace another name is known by that. */
+	if (!w->n || node_replaces(s, w->n))
 		return;
 	kept = node_state(s, w->n) == NODE_KEPT &&
 	       fstatat(to->fd, to->name, &sb, AT_SYMLINK_NOFOLLOW) == 0;
@@ -846,40 +631,73 @@ static int note_place(struct shared *s, struct node *n, const struct at *at)
 	return rc < 0 ? rc : kv_sync(s->st->kv);
 }
 
+/* What is to replace a name of this node is to replace another one. */
+static int rename_ticket(struct shared *s, const struct shared_caller *c,
+			 const struct at *from, const struct at *to,
+			 struct node *replacing, struct was *src,
+			 struct was *dst, unsigned flags)
+{
+	bool moves = src->n && !tracker_is(to->name);
+	int rc = 0;
+
+	/* What others see there moves along, if there is anything. */
+	if (moves)
+		rc = rename_in_dir(s, c, from, to, flags);
+	else if (src->n) /* which did not wait, as a tracker has to */
+		rc = remove_in_dir(s, c, from, src);
+	if (rc == 0 && dst->n && dst->n != src->n && (moves || !src->n))
+		was_removed(s, dst);
+	if (rc == 0)
+		(void)replace_drop_at(s, to);
+	return rc == 0 ? replace_another(s, replacing, to) : rc;
+}
+
+/* Others are about to replace what is at the new name. */
+static int rename_beside(struct shared *s, const struct shared_caller *c,
+			 const struct at *from, const struct at *to,
+			 const struct was *src, unsigned flags)
+{
+	int rc;
+
+	if (flags == 0 && !S_ISDIR(src->sb.st_mode))
+		return replace_by_whole(s, from, to);
+	rc = replace_wait(s, to);
+	return rc < 0 ? rc : rename_in_dir(s, c, from, to, flags);
+}
+
+/*
+ * A pending file takes the place of nothing that others may read, now or soon:
+ * it is a ticket then. What is pending here, too, is held.
+ */
+static bool is_to_replace(struct shared *s, const struct was *src,
+			  const struct was *dst, int others, unsigned flags)
+{
+	if (flags != 0 || !is_pending_here(s, src->n) || dst->n == src->n)
+		return false;
+	if (!dst->n)
+		return others > 0;
+	return !S_ISDIR(dst->sb.st_mode) &&
+	       (others > 0 || !is_pending_here(s, dst->n));
+}
+
 static int rename_was(struct shared *s, const struct shared_caller *c,
 		      const struct at *from, const struct at *to,
 		      struct node *replacing, struct was *src, struct was *dst,
 		      unsigned flags)
 {
 	bool other = dst->n && (!src->n || dst->n != src->n), noted;
-	int rc = 0;
+	int rc = 0, others;
 
 	if ((flags & RENAME_NOREPLACE) && dst->n)
 		return -EEXIST;
-	if (replacing) {
-		bool moves = src->n && !tracker_is(to->name);
-
-		/* What others see there moves along, if there is anything. */
-		if (moves)
-			rc = rename_in_dir(s, c, from, to, flags);
-		else if (src->n) /* which did not wait, as a tracker has to */
-			rc = remove_in_dir(s, c, from, src);
-		if (rc == 0 && other && (moves || !src->n))
-			was_removed(s, dst);
-		if (rc == 0)
-			(void)drop_replacing_at(s, to);
-		return rc == 0 ? place_replacing(s, replacing, to) : rc;
-	}
-	if (flags == 0 && other && S_ISREG(dst->sb.st_mode) &&
-	    !pending_is(s, &dst->sb) && is_pending_here(s, src->n)) {
-		struct node *before = node_replacing(s, to->dir, to->name);
-
-		rc = rename_over(s, src->n, from, to);
-		if (rc == 0 && before)
-			(void)drop_replacing(s, before);
-		node_put(s, before);
-		return rc;
-	}
+	if (replacing)
+		return rename_ticket(s, c, from, to, replacing, src, dst,
+				     flags);
+	others = replace_look(s, to);
+	if (others < 0)
+		return others;
+	if (is_to_replace(s, src, dst, others, flags))
+		return replace_by_pending(s, src->n, from, to);
 	/*
 	 * A node that dies has to know that it is a tracker, which waits for
 	 * its step: if it is not at that name after all, it is looked for.
@@ -889,12 +707,13 @@ static int rename_was(struct shared *s, const struct shared_caller *c,
 	if (noted)
 		rc = note_place(s, src->n, to);
 	if (rc == 0)
-		rc = rename_in_dir(s, c, from, to, flags);
+		rc = others ? rename_beside(s, c, from, to, src, flags)
+			    : rename_in_dir(s, c, from, to, flags);
 	if (rc < 0 && noted)
 		(void)note_place(s, src->n, from);
 	if (rc < 0)
 		return rc;
-	(void)drop_replacing_at(s, to);
+	(void)replace_drop_at(s, to);
 	if (other && !(flags & RENAME_EXCHANGE))
 		was_removed(s, dst);
 	was_renamed(s, src, to);
@@ -994,6 +813,24 @@ static int be_pending(struct shared *s, struct node *n)
 	return fchmod(fd, pending_mode(s)) < 0 ? -errno : 0;
 }
 
+/* What another node has, and is not whole, is put over nothing that is. */
+static int wait_for_whole(struct shared *s, const struct was *src,
+			  const struct was *dst, const struct at *to)
+{
+	SCOPED(scope_close) int fd = -1;
+	int rc;
+
+	if (!src->n || src->n->in || !pending_is(s, &src->sb))
+		return 0;
+	rc = dst->n && !pending_is(s, &dst->sb) ? 1 : replace_look(s, to);
+	if (rc <= 0)
+		return rc;
+	rc = node_fd(s, src->n, &fd);
+	if (rc == 0)
+		rc = pending_wait(s, src->n, &fd);
+	return rc == -EIO ? -EBUSY : rc;
+}
+
 /*
  * A file gets a tracker's name: not before the step is whole. What is pending,
  * or can be again, has the name at once, and is not whole until then; of any
@@ -1031,7 +868,7 @@ int shared_rename(struct shared *s, const struct shared_caller *c,
 	SCOPED(node_use_end) struct node_use replacing = { .s = s };
 	SCOPED(node_use_end) struct node_use over = { .s = s };
 	SCOPED(hold_end) struct hold held = { 0 }, held_src = { 0 };
-	SCOPED(hold_end) struct hold held_over = { 0 };
+	SCOPED(hold_end) struct hold held_over = { 0 }, held_dst = { 0 };
 	struct was src = { 0 }, dst = { 0 };
 	int rc;
 
@@ -1043,13 +880,20 @@ int shared_rename(struct shared *s, const struct shared_caller *c,
 		rc = at_begin(s, new_parent, new_name, &to);
 	if (rc < 0)
 		return rc;
+	rc = replace_wait(s, &from);
+	if (rc < 0)
+		return rc;
 	replacing.n = node_replacing(s, from.dir, name);
 	/* Which of two is to be complete first would have to be remembered. */
 	if (replacing.n && (flags & RENAME_EXCHANGE))
 		return -EBUSY;
 	was_begin(s, &from, &src);
 	was_begin(s, &to, &dst);
-	if (!src.n && !replacing.n)
+	rc = wait_for_whole(s, &src, &dst, &to);
+	/* Another name of what is to replace something: it is known by that. */
+	if (rc == 0 && src.n && src.n != replacing.n && src.n->in)
+		rc = replace_await(s, src.n);
+	if (rc == 0 && !src.n && !replacing.n)
 		rc = -ENOENT;
 	if (rc == 0)
 		rc = wait_before(s, replacing.n ? replacing.n : src.n,
@@ -1058,8 +902,9 @@ int shared_rename(struct shared *s, const struct shared_caller *c,
 		rc = look->fn(look->arg);
 	if (rc == 0) {
 		hold_begin(s, replacing.n, &held);
-		if (replacing.n &&
-		    !node_replaces(s, replacing.n)) /* it is complete */
+		/* It is complete, or another node was quicker. */
+		if (replacing.n && (!node_replaces(s, replacing.n) ||
+				    replace_is_over(s, replacing.n)))
 			rc = -ESTALE;
 	}
 	if (rc == 0 && src.n != replacing.n)
@@ -1071,6 +916,8 @@ int shared_rename(struct shared *s, const struct shared_caller *c,
 	if (rc == 0) { /* or it would be put over what comes there */
 		over.n = node_replacing(s, to.dir, new_name);
 		hold_begin(s, over.n, &held_over);
+		if (dst.n != src.n)
+			hold_begin(s, dst.n, &held_dst);
 	}
 	if (rc == 0)
 		rc = rename_was(s, c, &from, &to, replacing.n, &src, &dst,
@@ -1152,6 +999,10 @@ int shared_setattr(struct shared *s, const struct shared_caller *c, uint64_t id,
 		rc = pending_wait(s, u.n, &fd);
 		if (rc < 0)
 			return rc == -EIO ? -EBUSY : rc;
+	} else if (size_bytes && S_ISREG(sb.st_mode)) {
+		rc = replace_wait_for(s, u.n, sb.st_ino); /* or it is undone */
+		if (rc != 0)
+			return rc < 0 ? rc : -ESTALE;
 	}
 	rc = set_as(s, c, fd, valid, to, size_bytes);
 	return rc;

@@ -290,7 +290,7 @@ static int waits_for_step(struct upload *u)
 	{
 		HOLD(&u->s->lock);
 		tracker = tracker_is(u->n->name);
-		replaces = u->n->replaces;
+		replaces = u->n->ticket;
 		engine = u->n->engine;
 	}
 	if (!tracker)
@@ -396,41 +396,16 @@ static bool begin_completing(struct upload *u)
 	return rests;
 }
 
+/* 1: what is to replace the name since is whole already, or that went. */
 static int put_in_place(struct upload *u)
 {
-	SCOPED(node_use_end) struct node_use parent = { .s = u->s };
-	SCOPED(scope_close) int dirfd = -1;
-	char from[LOCAL_NEW_BYTES], to[STORE_NAME_MAX + 1];
-	struct node *old = NULL;
-	struct stat sb;
-	int rc;
+	struct node *old;
+	int rc = replace_complete(u->s, u->n, &old);
 
-	{
-		HOLD(&u->s->lock);
-		node_new_name(u->n, from);
-		(void)snprintf(to, sizeof(to), "%s", u->n->name);
-		parent.n = node_ref_locked(u->n->parent);
-	}
-	rc = node_fd(u->s, parent.n, &dirfd);
-	if (rc < 0)
-		return rc;
-	if (fstatat(dirfd, to, &sb, AT_SYMLINK_NOFOLLOW) == 0) {
-		if (S_ISDIR(sb.st_mode))
-			return -EISDIR;
-		old = local_at(u->s, parent.n, to, &sb);
-	}
-	rc = renameat(u->s->home.newfd, from, dirfd, to) < 0 ? -errno : 0;
 	if (rc == 0 && old && old->in)
 		local_name_removed(u->s, old);
 	node_put(u->s, old);
-	if (rc < 0)
-		return rc;
-	HOLD(&u->s->lock);
-	if (u->n->replaces) {
-		LIST_REMOVE(u->n, replacing);
-		u->n->replaces = false;
-	}
-	return 0;
+	return rc;
 }
 
 /* As it was made whole: nobody who saw that was faster with something else. */
@@ -485,7 +460,10 @@ static int make_whole(struct upload *u)
 	return rc < 0 ? rc : sync_file(u);
 }
 
-/* When those that were closed before are: they are as far as this one. */
+/*
+ * When those that were closed before are: they are as far as this one. 1: it
+ * was overtaken, and has its other names, if there are any, the next time.
+ */
 static int show(struct upload *u, bool replaces, bool hidden)
 {
 	struct shared *s = u->s;
@@ -504,7 +482,7 @@ static int show(struct upload *u, bool replaces, bool hidden)
 		rc = hidden ? 0 : make_whole(u);
 	if (rc == 0 && replaces)
 		rc = put_in_place(u);
-	if (rc < 0)
+	if (rc != 0)
 		return rc;
 	HOLD(&s->lock);
 	u->n->is_shown = true;
@@ -583,6 +561,7 @@ static int complete(struct upload *u, enum upload_end *ret)
 	struct shared *s = u->s;
 	bool replaces = node_replaces(s, u->n);
 	bool hidden = replaces && !u->is_linked; /* until its rename */
+	nlink_t names;
 	struct stat sb;
 	int rc = hidden ? make_whole(u) : 0;
 
@@ -590,14 +569,19 @@ static int complete(struct upload *u, enum upload_end *ret)
 		rc = show(u, replaces, hidden);
 	if (rc == 0 && !replaces)
 		rc = sync_file(u);
-	if (rc < 0) {
+	if (rc != 0) {
 		/*
 		 * Or the next try takes it for whole, whatever it is by then;
-		 * and who links to it, while it is in new/, shows it.
+		 * and who links to it, while it is a ticket, shows it.
 		 */
 		(void)fchmod(u->fd, pending_mode(s));
 		pending_note_mode(u->fd, u->sb.st_mode);
-		return rc;
+		if (rc > 0 && own_count_names(u->fd, &names) == 0 &&
+		    names == 0) { /* who waits to write looks again */
+			local_give_up(s, u->n);
+			*ret = UPLOAD_GONE;
+		}
+		return rc < 0 ? rc : 0;
 	}
 	leave_link(u);
 	/* Somebody has moved or removed it: who waits to write looks again. */

@@ -231,8 +231,8 @@ class Cluster:
 
     def replacing(self):
         """What is about to replace a file."""
-        new, found = self.shared(".ckptfs/new"), []
-        for at, _, names in os.walk(new):
+        tickets, found = self.shared(".ckptfs/next"), []
+        for at, _, names in os.walk(tickets):
             found += [os.path.join(at, name) for name in names]
         return found
 

@@ -17,16 +17,19 @@ for them; N tells those of one node apart.
             overtaken, and is over. Then list, settle with all lower ones, and
             rename it over NAME
   remove    list the tickets; when there are none, unlink NAME. Else make one that
-            is taken from the first, settle with those listed, unlink NAME, and
-            remove the ticket; the call returns
-  make      make NAME, which must not be there; list the tickets; then look
-            whether NAME is still that file. When there are tickets, or it is
-            not, become one, too, settle with them, and be completed as above
+            is taken from the first, settle with those listed, rename NAME to
+            that, so that it is known to have gone, and remove both; the call
+            returns
+  put       of a file that is whole already: as a removal, but that it is renamed
+            over NAME, by itself or as a ticket
+  make      list the tickets. When there are some and no NAME, a removal came
+            beside them: wait until they are gone, and list again. Then make
+            NAME, which must not be there. A ticket that is made after that list
+            is of a call that had not returned when this one began
   settle    revoke a ticket: rename it away. One that was taken has its place
             soon: wait for that
   start     what was taken goes on, from the list. If it is not there any more,
-            it has its place: nothing is settled. A removal may come twice: who
-            made the name since waits for it, and has a ticket
+            it has its place: nothing is settled. NAME is not removed again
   forget    what the dead node had taken is completed for it as if it started, by
             one who does nothing else; its other tickets go
 
@@ -38,11 +41,11 @@ those of one that had returned before that call began; no rename over NAME fails
 somebody can go on. At the end: nothing is pending, and NAME is what a call left
 that no later call follows, but for those of a forgotten node.
 
-Not walked: a dead node that goes on while another one completes for it, and
-lists that are not of one moment (README.md).
+Not walked: a dead node that goes on while another one completes for it, lists
+that are not of one moment, and more: see README.md.
 
-  replace_model.py CALLS...      a word for each node, of R (replace), U (remove)
-                                 and C (make)
+  replace_model.py CALLS...      a word for each node, of R (replace), U (remove),
+                                 P (put) and C (make)
   replace_model.py --self-check  the rule holds, and each way of breaking it that
                                  is named here is found
 
@@ -60,12 +63,14 @@ BROKEN = {
     "bare": "a removal has no ticket",
     "hasty": "a call revokes those that it finds",
     "trusting": "who starts again does not look for his ticket",
+    "twice": "who starts again removes NAME once more",
     "plain": "who makes the name does not look for tickets",
-    "unchecked": "who makes the name does not look whether it is still his",
+    "late": "who makes the name looks for tickets after that",
+    "loose": "what is whole is renamed over NAME beside its tickets",
 }
 EVENTS = ("", "forgotten", "starts again")  # once, between any two steps
-SCENES = (("RR", "RU"), ("RU", "UR"), ("RU", "C"), ("R", "UC"),
-          ("R", "R", "U"), ("R", "R", "R"))
+SCENES = (("RR", "RU"), ("RU", "UR"), ("RU", "C"), ("R", "UC"), ("RP", "PR"),
+          ("R", "R", "U"), ("R", "R", "R"), ("R", "U", "C"), ("R", "P", "U"))
 
 
 class Ticket(NamedTuple):
@@ -137,9 +142,10 @@ class Rule:
 
     def begin(self, s, i, n):
         seen = tuple(sorted(s.tickets | s.taken))
-        bare = not seen or self.broken == "bare"
-        step = {"R": "make", "C": "create",
-                "U": "unlink" if bare else "mark"}[n.calls[0]]
+        kind = n.calls[0]
+        bare = not seen or self.broken == {"U": "bare", "P": "loose"}.get(kind)
+        step = {"R": "make", "C": "create", "U": "unlink" if bare else "mark",
+                "P": "rename" if bare else "mark"}[kind]
         return with_node(s, i, n._replace(
             step=step, op=len(s.before) + 1, seen=seen),
             before=s.before + (s.returned,))
@@ -152,34 +158,19 @@ class Rule:
     def create(self, s, i, n):
         if s.held >= 0:  # it is there
             return returns(s, i, lost=s.lost | {n.op})
+        there = s.tickets | s.taken
+        if n.seen and self.broken not in ("plain", "late"):
+            return None if there & set(n.seen) else with_node(
+                s, i, n._replace(seen=tuple(sorted(there))))
         before = list(s.before)  # it has seen that NAME was removed
         before[n.op - 1] |= {abs(s.held)}
         s = left_by(s._replace(before=tuple(before)), n.op)
-        if self.broken == "plain":
-            return returns(s, i)
-        return with_node(s, i, n._replace(step="look"))
+        if self.broken == "late":
+            return with_node(s, i, n._replace(step="look"))
+        return returns(s, i)
 
     def look(self, s, i, n):
-        seen = tuple(sorted(s.tickets | s.taken))
-        return with_node(s, i, n._replace(
-            step="join" if seen else "check", seen=seen))
-
-    def check(self, s, i, n):
-        if s.held == n.op or self.broken == "unchecked":
-            return returns(s, i)
-        return with_node(s, i, n._replace(step="join"))
-
-    def join(self, s, i, n):
-        return with_node(s, i, n._replace(step="revoke"),
-                         tickets=s.tickets | {self.ticket(i, n)})
-
-    def revoke(self, s, i, n):
-        if not n.seen:
-            return returns(s, i)
-        if n.seen[0] in s.taken:
-            return None
-        return with_node(s, i, n._replace(seen=n.seen[1:]),
-                         tickets=s.tickets - {n.seen[0]})
+        return None if s.tickets | s.taken else returns(s, i)
 
     def make(self, s, i, n):
         made = s.tickets | {self.ticket(i, n)}
@@ -188,10 +179,10 @@ class Rule:
         return returns(s._replace(tickets=made), i)
 
     def mark(self, s, i, n):
-        """A removal's ticket; this node completes nothing else meanwhile."""
+        """Its ticket; this node completes nothing else meanwhile."""
         if n.took:
             return None
-        mark = self.ticket(i, n, True)
+        mark = self.ticket(i, n, n.calls[0] == "U")
         return with_node(s, i, n._replace(
             step="wait", took=mark, lower=n.seen), taken=s.taken | {mark})
 
@@ -200,6 +191,9 @@ class Rule:
 
     def unlink(self, s, i, n):
         return returns(left_by(s, -n.op), i)
+
+    def rename(self, s, i, n):
+        return returns(left_by(s, n.op), i)
 
     def settle(self, s, i, n):
         """With the first of the lower ones; None: it has to wait."""
@@ -232,6 +226,8 @@ class Rule:
         found = s.tickets | s.taken
         if n.took not in found and self.broken not in ("trusting", "direct"):
             return with_node(s, i, n._replace(took=None))
+        if n.placed:
+            return with_node(s, i, n._replace(lower=()))
         lower = tuple(sorted(t for t in found if t < n.took))
         return with_node(s, i, n._replace(
             lower=() if self.broken == "kept" else lower))
@@ -257,11 +253,15 @@ class Rule:
         return with_node(s, i, n._replace(took=t), tickets=s.tickets - {t},
                          taken=s.taken | {t})
 
+    def is_noted(self, n):
+        """That NAME went is known by its ticket."""
+        return n.placed and n.took.removes and self.broken != "twice"
+
     def forget(self, s, i, n):
         """Who completes for it knows what is listed."""
         mine = {t for t in s.tickets if t.node == i}
         return with_node(s, i, n._replace(
-            forgotten=True, lower=None, placed=False), eventful=True,
+            forgotten=True, lower=None, placed=self.is_noted(n)), eventful=True,
             tickets=s.tickets - mine,
             lost=s.lost | {t.op for t in mine} | {n.op})
 
@@ -270,7 +270,7 @@ class Rule:
         mine = {t for t in s.tickets if n.op and t.op == n.op}
         return with_node(s, i, n._replace(
             calls=n.calls[1:] if n.op else n.calls, step="", op=0, seen=(),
-            lower=None, placed=False), eventful=True,
+            lower=None, placed=self.is_noted(n)), eventful=True,
             tickets=s.tickets - mine, lost=s.lost | {n.op})
 
     def steps(self, s, event):
@@ -353,7 +353,7 @@ def self_check():
 
 def main():
     calls = sys.argv[1:]
-    if calls != ["--self-check"] and (not calls or "".join(calls).strip("RUC")):
+    if calls != ["--self-check"] and (not calls or "".join(calls).strip("RUPC")):
         print(__doc__)
         return 0 if calls == ["--help"] else 2
     try:

@@ -19,7 +19,7 @@ FILES = 20
 # opening what is only held (O_PATH).
 CALLS = ("openat,fstat,newfstatat,statx,read,pread64,preadv,write,pwrite64,"
          "pwritev,fsync,fdatasync,ftruncate,truncate,utimensat,chmod,fchmod,"
-         "fchmodat,fchown,fchownat,renameat,renameat2,unlinkat,linkat,"
+         "fchmodat,fchown,fchownat,renameat,renameat2,unlinkat,linkat,mkdirat,"
          "getdents64,sync_file_range,copy_file_range,sendfile")
 LINE = re.compile(r"^\d+ +[\d.]+ (\w+)\((.*)$")
 LOOK = '/.ckptfs/nodes/a>, "wanted"'
@@ -132,9 +132,11 @@ def a_new_file_costs_these_calls_and_no_more(c):
     found = trace.stop()
     at = os.path.join(c.a.client, "")
     total = calls_of(found, lambda rest: at in rest and
-                     ("counted-" in rest or "/own" in rest))
+                     ("counted-" in rest or "/own" in rest or
+                      ".ckptfs/next" in rest))
     check(total, {
-        "openat": 2,  # made; opened to be uploaded
+        "openat": 3,  # is it to be replaced? made; opened to be uploaded
+        "statx": 1,  # is it to be replaced?
         "newfstatat": 3,  # made; before the bytes; at the end
         "pwritev": 1,  # its bytes
         "fsync": 2,  # its bytes; its mode
@@ -151,17 +153,20 @@ def a_file_that_replaces_one_costs_these_calls_and_no_more(c):
     trace = Trace(c.a)
     save_all(c, 2, "counted-")
     found = trace.stop()
-    at, new = os.path.join(c.a.client, ""), ".ckptfs/new/"
+    at, tickets = os.path.join(c.a.client, ""), ".ckptfs/next"
     total = calls_of(found, lambda rest: at in rest and
-                     ("counted-" in rest or new in rest or
+                     ("counted-" in rest or tickets in rest or
                       "/own" in rest))
     check(total, {
-        "openat": 2,
-        "newfstatat": 8,
+        "openat": 8,  # made; opened; lists of its name's tickets, 3 each
+        "statx": 6, "getdents64": 4,  # of those, too, when there are others
+        "newfstatat": 9,
         "pwritev": 1, "fsync": 2,
         "ftruncate": 1, "utimensat": 1,
         "fchown": 1, "fchmod": 2,  # to be the owner's, and pending; its mode
-        "renameat": 1, "linkat": 1, "unlinkat": 1}, "a file that replaces one")
+        "renameat": 2,  # taken; to its name
+        "mkdirat": 2,  # the folders of its ticket,
+        "linkat": 1, "unlinkat": 3}, "a file that replaces one")  # and own/
     assert whole(get(c.shared("counted-3"))) == ("counted-3", 2)
 
 

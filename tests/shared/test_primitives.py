@@ -235,14 +235,13 @@ def a_ticket_is_listed_by_the_other_client_at_once(c):
 
 @primitive
 def a_ticket_is_taken_or_revoked(c):
-    a, b = paths(c, "next", "gone")
+    a, b = paths(c, "next")
     for i in range(NAMES):
         os.close(pending(os.path.join(a, f"next/{i}")))
     took, revoked = both(
         lambda i: (os.rename, os.path.join(a, f"next/{i}"),
                    os.path.join(a, f"next/{i}!")),
-        lambda i: (os.rename, os.path.join(b, f"next/{i}"),
-                   os.path.join(b, f"gone/{i}")))
+        lambda i: (os.unlink, os.path.join(b, f"next/{i}")))
     for i, pair in enumerate(zip(took, revoked)):
         assert sum(pair) == 1, f"ticket {i}: {pair}"
     for root in (a, b):
@@ -255,7 +254,7 @@ def who_came_too_late_for_a_ticket_goes_on(c):
     """A client may not get over a rename that failed. Nobody looks up again
     what that was to make; all else goes on, at each client: the name that is
     to be replaced, too, whether there was one or not."""
-    a, b = paths(c, "next", "gone", "names")
+    a, b = paths(c, "next", "names")
     late = {a: [], b: []}  # the names that each was too late for
 
     def race_for(i):
@@ -265,8 +264,7 @@ def who_came_too_late_for_a_ticket_goes_on(c):
         took, revoked = both(
             lambda _: (os.rename, os.path.join(a, f"next/{i}"),
                        os.path.join(a, f"next/{i}!")),
-            lambda _: (os.rename, os.path.join(b, f"next/{i}"),
-                       os.path.join(b, f"gone/{i}")), 1)
+            lambda _: (os.unlink, os.path.join(b, f"next/{i}")), 1)
         assert took[0] != revoked[0], f"ticket {i}: {took}, {revoked}"
         if took[0]:
             os.rename(os.path.join(a, f"next/{i}!"),

@@ -1,10 +1,12 @@
 """What one node does, the other one sees: names at once, bytes when they are
 there and whole, and permissions as the cluster file system keeps them."""
+import contextlib
 import errno
 import json
 import fcntl
 import os
 import stat
+import threading
 import time
 
 import nodes
@@ -392,18 +394,54 @@ def a_file_written_anew_may_be_removed_or_moved_meanwhile(c):
         os.write(fd, content("new", n, MIB))
     for n in (0, 1):
         os.unlink(c.b.path(f"f{n}"))
-    for n in (2, 3):
-        os.rename(c.b.path(f"f{n}"), c.b.path(f"g{n}"))
+    # What is renamed is the new one, which is waited for.
+    movers = [threading.Thread(target=os.rename, args=(
+        c.b.path(f"f{n}"), c.b.path(f"g{n}"))) for n in (2, 3)]
+    for mover in movers:
+        mover.start()
     for fd in fds:
         os.close(fd)
+    for mover in movers:
+        mover.join()
     c.settle()
-    # As if that had come before: the old bytes went, the new ones are made.
     for node in (c.a, c.b):
-        lists(node.mnt, [f"f{n}" for n in range(6)] + ["g2", "g3"])
-        for n in range(6):
-            assert whole(get(node.path(f"f{n}"))) == ("new", n)
-        for n in (2, 3):
-            assert whole(get(node.path(f"g{n}"))) == ("old", n)
+        ck.until("what was removed is gone", lambda: not any(
+            os.path.lexists(node.path(f"f{n}")) for n in range(4)))
+        lists(node.mnt, ["f4", "f5", "g2", "g3"])
+        for n in range(2, 6):
+            name = f"f{n}" if n > 3 else f"g{n}"
+            assert whole(get(node.path(name))) == ("new", n)
+
+
+@shared()
+def a_node_that_returns_sets_nothing_back(c):
+    """What it was to put there waited for its step when it died. Meanwhile
+    another node has put a later one there, and has removed a name."""
+    for name in ("latest", "config"):
+        put(c.a.path(name), b"step_1")
+    os.mkdir(c.a.path("step_2"))
+    c.settle()
+    fd = os.open(c.a.path("step_2/shard"), os.O_WRONLY | os.O_CREAT)
+    os.write(fd, b"half")
+    for name in ("latest", "config"):
+        put(c.a.path(name), b"step_2", sync=True)
+    put(c.a.path("latest"), b"step_2", sync=True)
+    c.a.kill()
+    with contextlib.suppress(OSError):
+        os.close(fd)
+    os.mkdir(c.b.path("step_3"))
+    put(c.b.path("step_3/shard"), b"whole")
+    put(c.b.path("latest"), b"step_3")
+    os.unlink(c.b.path("config"))
+    c.b.ctl("flush", "--shared", c.b.mnt)
+    same(get(c.shared("latest")), b"step_3", "while it is away")
+    c.a.start()
+    c.settle()
+    for node in (c.a, c.b):
+        ck.until("config is gone", lambda n=node: not os.path.lexists(
+            n.path("config")))
+        same(get(node.path("latest")), b"step_3", node.name)
+    same(get(c.shared("latest")), b"step_3", "when it is back")
 
 
 @shared()

@@ -127,6 +127,21 @@ void model_own_rename(const char *from, const char *to, bool begins, int rc);
 /* At least this one is seen by who reads it on the same node; 0: any, or none */
 unsigned model_own_least(const char *path);
 
+/*
+ * A call that changes which file a name of all nodes means: its number. id: what
+ * it writes there; 0: it moves something there, or away, or removes it.
+ */
+enum common_call {
+	COMMON_WRITES,
+	COMMON_MOVES_HERE,
+	COMMON_TAKES_AWAY,
+};
+unsigned model_common_begin(const char *path, enum common_call what,
+			    unsigned id);
+void model_common_end(unsigned call, int rc);
+/* One of them gets a second name: what is where is not followed from here on. */
+void model_common_linked(void);
+
 void model_node_died(unsigned node, bool cut);
 void model_node_forgotten(unsigned node);
 /* A step's folder gets its name: what was closed in it is whole then. */

@@ -62,6 +62,15 @@ struct own {
 	bool busy; /* a call that changes its name is on its way */
 };
 
+/* A call about a name that all nodes are at. */
+struct common {
+	char path[PATH_BYTES];
+	enum common_call what;
+	unsigned node, id;
+	uint64_t began, ended; /* points; 0: it never returned */
+	bool failed;
+};
+
 static struct {
 	struct version *v; /* [0] is none */
 	size_t count, room;
@@ -71,6 +80,10 @@ static struct {
 	unsigned owns;
 	int64_t lost_ns[NODES_MAX + 1]; /* until then it may have lost bytes */
 	unsigned common_opens; /* to write: perhaps in place */
+	struct common *c;
+	size_t commons, common_room;
+	bool common_linked;
+	unsigned latest; /* the last one that was whole */
 } m;
 
 static struct version *version_of(unsigned id)
@@ -427,6 +440,91 @@ static void check_order(unsigned id, const struct known *k)
 	}
 }
 
+/* --- who was there last --------------------------------------------------- */
+
+unsigned model_common_begin(const char *path, enum common_call what,
+			    unsigned id)
+{
+	struct common *c;
+
+	CHECK(vec_grow(&m.c, m.commons, &m.common_room, sizeof(*m.c)) == 0);
+	c = &m.c[m.commons];
+	*c = (struct common){ .what = what,
+			      .node = sim_group(),
+			      .id = id,
+			      .began = sim_points() };
+	(void)snprintf(c->path, sizeof(c->path), "%s", path);
+	return (unsigned)m.commons++;
+}
+
+void model_common_end(unsigned call, int rc)
+{
+	m.c[call].ended = sim_points();
+	m.c[call].failed = rc < 0;
+}
+
+void model_common_linked(void)
+{
+	m.common_linked = true;
+}
+
+/* Has a call on the name succeeded that began when this one had returned? */
+static bool has_later(const struct common *c)
+{
+	for (size_t i = 0; i < m.commons; i++)
+		if (strcmp(m.c[i].path, c->path) == 0 && c->ended &&
+		    m.c[i].began > c->ended && m.c[i].ended && !m.c[i].failed)
+			return true;
+	return false;
+}
+
+/* May this call have left what is at its name: a version, or nothing? */
+static bool may_have_left(const struct common *c, const struct einode *in,
+			  unsigned id)
+{
+	if (!in || c->what == COMMON_TAKES_AWAY)
+		return !in && c->what == COMMON_TAKES_AWAY;
+	return c->what == COMMON_MOVES_HERE || c->id == id || id == 0;
+}
+
+static void check_common(const char *path)
+{
+	struct einode *in = engine_at(path);
+	const uint8_t *bytes;
+	const char *why;
+	unsigned id = 0, last = 0;
+	size_t len = 0;
+
+	if (in) {
+		bytes = einode_bytes(in, &len);
+		id = whole_of(bytes, len, &why);
+	}
+	for (size_t i = 0; i < m.commons; i++) {
+		const struct common *c = &m.c[i];
+
+		if (strcmp(c->path, path) != 0)
+			continue;
+		if (may_have_left(c, in, id) && !has_later(c))
+			return;
+		if (c->ended && !c->failed)
+			last = (unsigned)i + 1;
+	}
+	if (last)
+		sim_fail("'%s' is version %u at the end, and a call that began "
+			 "later, of node %u from point %llu to %llu, was none",
+			 path, id, m.c[last - 1].node,
+			 (unsigned long long)m.c[last - 1].began,
+			 (unsigned long long)m.c[last - 1].ended);
+}
+
+static void check_commons(void)
+{
+	if (nodes_plan.errors || nodes_plan.deaths || m.common_linked)
+		return;
+	for (size_t i = 0; i < m.commons; i++)
+		check_common(m.c[i].path);
+}
+
 /* --- the directory -------------------------------------------------------- */
 
 static bool is_latest(const char *path)
@@ -472,6 +570,16 @@ static void see_plain(struct einode *in, const char *path,
 		m.v[id].plain = true;
 		if (m.v[id].kind == FILE_PLAIN && !m.v[id].torn)
 			check_order(id, k);
+	}
+	if (is_latest(path) && m.v[id].kind == FILE_LATEST) {
+		if (m.latest && m.v[id].closed &&
+		    m.v[id].closed < m.v[m.latest].began)
+			sim_fail("'latest' is version %u (step %u) after "
+				 "version %u (step %u), which was begun when "
+				 "that was closed",
+				 id, m.v[id].step, m.latest,
+				 m.v[m.latest].step);
+		m.latest = id;
 	}
 	/* With publish=async a rename waits for nothing, if DIR has the file. */
 	if (is_latest(path) && m.v[id].kind == FILE_LATEST &&
@@ -791,6 +899,7 @@ bool nodes_model_is_quiet(void)
 
 	engine_each("", count_pending, &pending);
 	engine_each(".ckptfs/new", count_new, &pending);
+	engine_each(".ckptfs/next", count_new, &pending);
 	engine_each(".ckptfs/nodes", count_own, &pending);
 	return pending == 0;
 }
@@ -854,9 +963,11 @@ void nodes_model_check_end(void)
 {
 	engine_each("", check_left, NULL);
 	engine_each(".ckptfs/new", check_new, NULL);
+	engine_each(".ckptfs/next", check_new, NULL);
 	engine_each(".ckptfs/nodes", check_link, NULL);
 	for (unsigned i = 0; i < m.owns; i++)
 		check_own(&m.own[i]);
+	check_commons();
 	for (unsigned step = 1; step <= STEPS_MAX; step++)
 		check_step(step, UINT64_MAX, "the end");
 }
@@ -891,8 +1002,8 @@ void nodes_model_say(void)
 			v->failed ? ", failed" : "");
 	}
 	engine_each("", say_file, NULL);
-	fprintf(stderr, " new/:\n");
-	engine_each(".ckptfs/new", say_file, NULL);
+	fprintf(stderr, " next/:\n");
+	engine_each(".ckptfs/next", say_file, NULL);
 }
 
 void nodes_model_init(void)

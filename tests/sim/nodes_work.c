@@ -374,8 +374,8 @@ static void write_own(struct node_run *n, const char *path, bool mine, int flags
 	size_t size = draw_size(c);
 	struct mount_file *f;
 	struct einode *in;
+	unsigned id, call = 0;
 	struct stat sb;
-	unsigned id;
 	int rc;
 
 	if (!(flags & O_TRUNC)) { /* over what is there, of the same size */
@@ -388,6 +388,8 @@ static void write_own(struct node_run *n, const char *path, bool mine, int flags
 		model_changes(id);
 	if (mine)
 		model_own_open(path, id, flags & O_TRUNC);
+	else
+		call = model_common_begin(path, COMMON_WRITES, id);
 	rc = open_own(n->mount, path, O_RDWR | flags, &f, &in);
 	if (in)
 		model_in_place(id, in);
@@ -403,6 +405,7 @@ static void write_own(struct node_run *n, const char *path, bool mine, int flags
 		model_closed(id, rc);
 	}
 	if (!mine) {
+		model_common_end(call, rc);
 		model_void(id);
 		return;
 	}
@@ -504,25 +507,39 @@ static void check_rc(const struct node_run *n, const char *what,
 static void rename_own(struct node_run *n, const char *from, const char *to,
 		       bool mine)
 {
+	unsigned away = 0, here = 0;
 	int rc;
 
-	if (mine)
+	if (mine) {
 		model_own_rename(from, to, true, 0);
+	} else {
+		away = model_common_begin(from, COMMON_TAKES_AWAY, 0);
+		here = model_common_begin(to, COMMON_MOVES_HERE, 0);
+	}
 	rc = mount_rename(n->mount, from, to, 0);
-	if (mine)
+	if (mine) {
 		model_own_rename(from, to, false, rc);
+	} else {
+		model_common_end(away, rc);
+		model_common_end(here, rc);
+	}
 	check_rc(n, "renames", from, mine, rc);
 }
 
 static void unlink_own(struct node_run *n, const char *path, bool mine)
 {
+	unsigned call = 0;
 	int rc;
 
 	if (mine)
 		model_own_unlink(path, true, 0);
+	else
+		call = model_common_begin(path, COMMON_TAKES_AWAY, 0);
 	rc = mount_unlink(n->mount, path);
 	if (mine)
 		model_own_unlink(path, false, rc);
+	else
+		model_common_end(call, rc);
 	check_rc(n, "removes", path, mine, rc);
 }
 
@@ -584,6 +601,7 @@ static void churn_once(struct node_run *n, struct chance *c)
 		break;
 	case CHURN_LINK:
 		if (!mine) {
+			model_common_linked();
 			(void)mount_link(n->mount, path, tmp);
 		} else {
 			(void)snprintf(tmp, sizeof(tmp), "common/l_%u_%u",

@@ -245,7 +245,7 @@ static void descriptors_since_a_look_up_make_room_for_others(void **state)
 
 /* What another node does in the last moment before a rename of ours. */
 static struct mounted *meanwhile;
-static bool refuses; /* DIR: what is in new/ does not get its name */
+static bool refuses; /* DIR: what is taken does not get its name */
 
 int __real_renameat(int from, const char *name, int to, const char *new_name);
 int __wrap_renameat(int from, const char *name, int to, const char *new_name);
@@ -254,7 +254,7 @@ int __wrap_renameat(int from, const char *name, int to, const char *new_name)
 {
 	if (meanwhile && strcmp(name, "mine") == 0)
 		put_over(meanwhile, name, "theirs");
-	if (refuses && strlen(name) == 16) {
+	if (refuses && strcmp(new_name, "f") == 0) {
 		errno = EIO;
 		return -1;
 	}
@@ -287,7 +287,7 @@ a_file_that_another_node_put_there_is_not_taken_for_ours(void **state)
 	assert_string_equal(text, "theirs");
 	close(fd);
 	assert_false(is_there(m.dir, "mine"));
-	assert_int_equal(dir_each(m.s->home.newfd, ".", is_any, NULL), 0);
+	assert_int_equal(dir_each(m.s->home.nextfd, ".", is_any, NULL), 0);
 	shared_change_end(m.s, in->ino);
 	inode_forget(m.live.st->inodes, in, 1);
 	inode_put(m.live.st->inodes, in, 2);
@@ -364,13 +364,13 @@ static void a_file_changed_in_the_moment_it_is_whole_is_not_kept(void **state)
 	mounted_free(&m);
 }
 
-/* It has got its mode in new/, and not its name: a link would show it. */
-static void a_file_in_new_that_did_not_get_its_name_is_pending(void **state)
+/* It has got its mode, and not its name: a link would show it. */
+static void a_ticket_that_did_not_get_its_name_is_pending(void **state)
 {
 	struct mounted m = mounted_new();
 	struct files *files = &m.live.st->files;
 	struct inode_table *inodes = m.live.st->inodes;
-	char in_new[LOCAL_NEW_BYTES];
+	char taken[TICKET_PATH_BYTES];
 	struct file_opened opened;
 	struct inode *in;
 	struct node *n;
@@ -404,8 +404,9 @@ static void a_file_in_new_that_did_not_get_its_name_is_pending(void **state)
 		cond_signal(&m.s->idle);
 		cond_wait(&m.s->moved, &m.s->lock);
 	}
-	node_new_name(n, in_new);
-	assert_int_equal(fstatat(m.s->home.newfd, in_new, &sb, 0), 0);
+	assert_true(node_ticket(m.s, n, taken));
+	strcat(taken, "!");
+	assert_int_equal(fstatat(m.s->home.nextfd, taken, &sb, 0), 0);
 	assert_true(pending_is(m.s, &sb));
 	refuses = false;
 	time_goes_on();
@@ -496,8 +497,7 @@ int main(void)
 			a_file_that_another_node_put_there_is_not_taken_for_ours),
 		cmocka_unit_test(
 			a_file_changed_in_the_moment_it_is_whole_is_not_kept),
-		cmocka_unit_test(
-			a_file_in_new_that_did_not_get_its_name_is_pending),
+		cmocka_unit_test(a_ticket_that_did_not_get_its_name_is_pending),
 		cmocka_unit_test(an_open_of_what_another_node_has_is_put_off),
 	};
 

@@ -143,14 +143,14 @@ static void what_could_not_be_looked_at_is_searched_again(void **state)
 }
 
 /*
- * A file that replaces another one is in new/. A start that cannot look there
- * does not take it for one that never came there, nor give it up.
+ * A file that is to replace another one is a ticket. A start that cannot look
+ * for it does not take it for one that never came there, nor give it up.
  */
 static void a_start_that_cannot_look_changes_nothing(void **state)
 {
 	struct mounted m = mounted_open();
 	struct store *st = m.live.st;
-	char name[LOCAL_NEW_BYTES], why[WHY_BYTES] = "";
+	char ticket[TICKET_PATH_BYTES], why[WHY_BYTES] = "";
 	struct shared_entry e;
 	struct inode *in;
 	struct node *n;
@@ -166,7 +166,7 @@ static void a_start_that_cannot_look_changes_nothing(void **state)
 	shared_forget(m.s, e.id, 1);
 	assert_int_equal(shared_lookup(m.s, ROOT_INO, "f", &e), 0);
 	n = node_get(m.s, e.id);
-	node_new_name(n, name);
+	assert_true(node_ticket(m.s, n, ticket));
 	node_put(m.s, n);
 	assert_int_equal(inode_get(st->inodes, e.id, &in), 0);
 	assert_int_equal(shared_change_begin(m.s, e.id, O_WRONLY, &as_file), 0);
@@ -177,10 +177,10 @@ static void a_start_that_cannot_look_changes_nothing(void **state)
 	inode_forget(st->inodes, in, 1);
 	inode_put(st->inodes, in, 2);
 	mounted_die(&m);
-	opens.n = 1;
-	opens.name = name;
+	stats.n = 1;
+	stats.name = strrchr(ticket, '/') + 1;
 	assert_int_equal(mounted_try_enter(&m, why), -EIO);
-	assert_null(opens.name);
+	assert_null(stats.name);
 	mounted_enter(&m);
 	mounted_start(&m);
 	assert_int_equal(shared_flush(m.s), 0);

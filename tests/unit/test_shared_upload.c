@@ -495,7 +495,7 @@ static bool waits_to_be_shown(struct mounted *m, struct node *n)
 	       (n->state == NODE_COMPLETING && calling == 1);
 }
 
-/* In new/ nobody sees it; by its other name everybody does. */
+/* As a ticket nobody sees it; by its other name everybody does. */
 static void what_is_linked_is_shown_in_its_turn(void **state)
 {
 	struct mounted m = mounted_open();
