@@ -285,3 +285,14 @@ int shared_look_now(int homefd, int64_t *ret_ns)
 	*ret_ns = io_ns(&st.st_mtim);
 	return 0;
 }
+
+bool shared_node_is_dead(int homefd, const char *name)
+{
+	struct shared_node n;
+	int64_t now_ns;
+
+	return shared_look_node(homefd, name, &n) == 0 &&
+	       n.locked == SHARED_UNLOCKED &&
+	       shared_look_now(homefd, &now_ns) == 0 &&
+	       (!n.has_alive || now_ns - n.seen_ns > SHARED_DEAD_AFTER_NS);
+}

@@ -90,6 +90,11 @@ int shared_look_nodes(int homefd,
 		      int (*fn)(void *arg, const struct shared_node *n),
 		      void *arg);
 /*
+ * Nobody has its lock, and `alive` was not written for SHARED_DEAD_AFTER_NS by
+ * DIR's clock. It may be mounted again at any time.
+ */
+bool shared_node_is_dead(int homefd, const char *name);
+/*
  * What DIR's clock says now, for seen_ns. -EACCES, -EPERM, -EROFS: who may not
  * write there is not told.
  */

@@ -66,18 +66,6 @@ static int wait_for_none(void *arg, const char *taken)
 	return -EBUSY;
 }
 
-/* It has no daemon, for longer than one would be silent. */
-static bool is_dead(struct shared *s, const char *node)
-{
-	struct shared_node n;
-	int64_t now_ns;
-
-	return shared_look_node(s->home.homefd, node, &n) == 0 &&
-	       n.locked == SHARED_UNLOCKED &&
-	       shared_look_now(s->home.homefd, &now_ns) == 0 &&
-	       (!n.has_alive || now_ns - n.seen_ns > SHARED_DEAD_AFTER_NS);
-}
-
 /*
  * What a node had taken when it died is done for it, as whoever forgets it
  * would do it: with its lock, so that it does not start meanwhile. taken: NULL:
@@ -98,7 +86,8 @@ static bool help(const struct wait *w, const char *taken)
 	if (!taken && ticket_find_taken(nextfd, folder, w->at->name, found) > 0)
 		taken = found;
 	if (!taken || ticket_look(nextfd, folder, w->at->name, taken, &t) < 0 ||
-	    !ticket_is_to_finish(&t) || !is_dead(s, t.node) ||
+	    !ticket_is_to_finish(&t) ||
+	    !shared_node_is_dead(s->home.homefd, t.node) ||
 	    shared_node_lock(s->home.homefd, t.node, &lockfd) < 0 ||
 	    ticket_look(nextfd, folder, w->at->name, taken, &t) < 0 ||
 	    ticket_finish(nextfd, &t, w->at->fd, &none) < 0)

@@ -50,6 +50,8 @@ enum node_state {
 struct tracker_last {
 	int fd; /* O_PATH, or -1 */
 	unsigned looks; /* since the walk */
+	/* Without a descriptor: whose ticket it is; "": nothing is known. */
+	char node[SHARED_NODE_MAX + 1];
 };
 #define TRACKER_LAST_NONE ((struct tracker_last){ .fd = -1 })
 
@@ -541,9 +543,9 @@ void locks_free(struct shared *s);
 
 /* Must it wait for a file in DIR that is not whole? 1: yes. */
 int tracker_waits(struct shared *s, struct node *n);
-/* The same if it were called so. */
+/* The same if it were called so. last: or NULL. */
 int tracker_waits_as(struct shared *s, struct node *n, struct node *parent,
-		     const char *name);
+		     const char *name, struct tracker_last *last);
 /* The first pending file below a directory: 1, 0 or -errno. */
 int tracker_find_pending(struct shared *s, int dirfd, bool trackers,
 			 struct tracker_last *last);

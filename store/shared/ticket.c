@@ -57,6 +57,17 @@ size_t ticket_base(const char *name, enum ticket_kind *ret_kind)
 	return len;
 }
 
+/* Who has made it. */
+static void node_of(const char *name, char ret[SHARED_NODE_MAX + 1])
+{
+	enum ticket_kind kind;
+	size_t len = ticket_base(name, &kind);
+
+	(void)snprintf(ret, SHARED_NODE_MAX + 1, "%.*s",
+		       (int)(len - 2 * NUMBER_DIGITS - 2),
+		       name + NUMBER_DIGITS + 1);
+}
+
 static void with_kind(const char *ticket, enum ticket_kind kind,
 		      char ret[TICKET_PATH_BYTES])
 {
@@ -177,6 +188,45 @@ int ticket_any(int nextfd, ino_t folder, const char *name, const char *but)
 	return rc;
 }
 
+struct any_in {
+	bool (*counts)(const char *name);
+	struct list *list;
+};
+
+static int any_of_name(void *arg, int fd, const char *name)
+{
+	const struct any_in *a = arg;
+	int rc;
+
+	if (!a->counts(name))
+		return 0;
+	rc = dir_ask_anew(fd);
+	if (rc == 0)
+		rc = dir_each(fd, name, add, a->list);
+	if (rc < 0)
+		return rc == -ENOENT || rc == -ESTALE ? 0 : rc;
+	return a->list->count > 0;
+}
+
+int ticket_any_in(int nextfd, ino_t folder, bool (*counts)(const char *name),
+		  char ret_node[SHARED_NODE_MAX + 1])
+{
+	SCOPED(list_release) struct list l = { 0 };
+	struct any_in any = { counts, &l };
+	char of_folder[FOLDER_BYTES];
+	SCOPED(scope_close) int fd = -1;
+	int rc;
+
+	folder_name(folder, of_folder);
+	fd = open_anew(nextfd, of_folder);
+	rc = fd < 0 ? fd : dir_ask_anew(fd);
+	if (rc == 0)
+		rc = dir_each(fd, ".", any_of_name, &any);
+	if (rc > 0)
+		node_of(l.at[0], ret_node);
+	return rc == -ENOENT || rc == -ESTALE ? 0 : rc;
+}
+
 int ticket_find_taken(int nextfd, ino_t folder, const char *name,
 		      char ret[TICKET_NAME_BYTES])
 {
@@ -202,9 +252,7 @@ int ticket_look(int nextfd, ino_t folder, const char *name, const char *taken,
 
 	ret->folder = folder;
 	ret->name = name;
-	(void)snprintf(ret->node, sizeof(ret->node), "%.*s",
-		       (int)(len - 2 * NUMBER_DIGITS - 2),
-		       taken + NUMBER_DIGITS + 1);
+	node_of(taken, ret->node);
 	(void)snprintf(ret->path, sizeof(ret->path), "%016" PRIx64 "/%s/%.*s",
 		       (uint64_t)folder, name, (int)len, taken);
 	with_kind(ret->path, ret->kind, path);

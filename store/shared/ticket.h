@@ -64,6 +64,12 @@ int ticket_look(int nextfd, ino_t folder, const char *name, const char *taken,
 		struct ticket_left *ret);
 /* Is it there, of whatever kind, and is no higher one? 1, or 0. */
 int ticket_stands(int nextfd, const char *ticket);
+/*
+ * Has any name of the folder one, of those that counts() takes? 1, and whose,
+ * or 0.
+ */
+int ticket_any_in(int nextfd, ino_t folder, bool (*counts)(const char *name),
+		  char ret_node[SHARED_NODE_MAX + 1]);
 /* What the next one is called. It is not made. */
 int ticket_next(int nextfd, ino_t folder, const char *name, const char *node,
 		uint64_t n, char ret[TICKET_PATH_BYTES]);

@@ -3,8 +3,8 @@
  * a tracker is completed when no file of the step that it names, or lies in, is
  * pending, whichever node has it.
  *
- * Sticky bits say so; a file that replaces another one has none, so those of
- * this node are looked for in memory, and those of others are not seen.
+ * Sticky bits say so; and what is to replace a file is a ticket, by the number
+ * of its folder.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -84,15 +84,46 @@ static int look_at(const struct search *w, int dirfd, const struct dirent *e,
 	return find_in(w, fcntl(fd, F_DUPFD_CLOEXEC, 0), depth - 1);
 }
 
+static bool is_any(const char *name)
+{
+	(void)name;
+	return true;
+}
+
+static bool is_no_tracker(const char *name)
+{
+	return !tracker_is(name);
+}
+
+/* What is to replace a file in it is not whole, either. */
+static int find_tickets(const struct search *w, int dirfd)
+{
+	struct stat sb;
+
+	char node[SHARED_NODE_MAX + 1];
+	int rc;
+
+	if (fstat(dirfd, &sb) < 0)
+		return -errno;
+	rc = ticket_any_in(w->s->home.nextfd, sb.st_ino,
+			   w->trackers ? is_any : is_no_tracker, node);
+	if (rc > 0 && w->last)
+		memcpy(w->last->node, node, sizeof(node));
+	return rc;
+}
+
 /* Takes dirfd. */
 static int find_in(const struct search *w, int dirfd, unsigned depth)
 {
 	int rc = dirfd < 0 ? -errno : dir_ask_anew(dirfd);
-	DIR *d = rc < 0 ? NULL : fdopendir(dirfd);
+	DIR *d;
 	struct dirent *e;
 
+	if (rc == 0)
+		rc = find_tickets(w, dirfd);
+	d = rc == 0 ? fdopendir(dirfd) : NULL;
 	if (!d) {
-		rc = rc < 0 ? rc : -errno;
+		rc = rc != 0 ? rc : -errno;
 		if (dirfd >= 0)
 			(void)close(dirfd);
 		return rc;
@@ -188,21 +219,8 @@ static int find_named(void *arg, const char *name)
 	return is_no_step(errno) ? 0 : -errno; /* who knows? */
 }
 
-/* Has this node a file to put there, closed before, that replaces another? */
-static bool replaces_below(struct shared *s, struct node *n, struct node *dir)
-{
-	struct node *r;
-
-	HOLD(&s->lock);
-	LIST_FOREACH(r, &s->replacing, replacing)
-		if (r != n && r->is_queued && (!n->in || r->place < n->place) &&
-		    !tracker_is(r->name) && node_is_under_locked(r, dir))
-			return true;
-	return false;
-}
-
-static int waits(struct shared *s, struct node *n, struct node *parent,
-		 const char *name, struct tracker_last *last)
+int tracker_waits_as(struct shared *s, struct node *n, struct node *parent,
+		     const char *name, struct tracker_last *last)
 {
 	const struct search w = { s, true, last };
 	struct named named = { .w = &w };
@@ -212,8 +230,6 @@ static int waits(struct shared *s, struct node *n, struct node *parent,
 
 	if (!tracker_is(name))
 		return 0;
-	if (replaces_below(s, n, parent))
-		return 1;
 	rc = node_fd(s, parent, &dirfd);
 	if (rc < 0)
 		return rc;
@@ -236,11 +252,5 @@ int tracker_waits(struct shared *s, struct node *n)
 		(void)snprintf(name, sizeof(name), "%s", n->name);
 		parent.n = node_ref_locked(n->parent);
 	}
-	return waits(s, n, parent.n, name, &n->last);
-}
-
-int tracker_waits_as(struct shared *s, struct node *n, struct node *parent,
-		     const char *name)
-{
-	return waits(s, n, parent, name, NULL);
+	return tracker_waits_as(s, n, parent.n, name, &n->last);
 }

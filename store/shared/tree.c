@@ -855,7 +855,7 @@ static int hold_tracker(struct shared *s, struct node *n, const struct at *to)
 		return s->st->options.publish == PUBLISH_ASYNC
 			       ? 0
 			       : upload_wait_for_step(s, n, to->dir, to->name);
-	rc = tracker_waits_as(s, n, to->dir, to->name);
+	rc = tracker_waits_as(s, n, to->dir, to->name, NULL);
 	return rc > 0 ? make_pending_again(s, n) : rc;
 }
 

@@ -6,11 +6,13 @@
  * before; what other nodes have is looked for in DIR, by a walk.
  */
 #include <errno.h>
+#include <string.h>
 
 #include "store/base/interrupt.h"
 #include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/drain/drain.h"
+#include "store/shared/pending.h"
 #include "store/shared/shared_private.h"
 
 #define SECOND_NS INT64_C(1000000000)
@@ -42,11 +44,70 @@ static int pause_for_others(struct shared *s, int64_t *pause)
 	return 0;
 }
 
+/* Who waits for what others have, and for how long its node is dead. */
+struct patience {
+	struct shared *s;
+	struct tracker_last last;
+	int64_t looked_ns, dead_ns; /* 0: not yet; it lives */
+};
+
+static void patience_end(struct patience *p)
+{
+	tracker_last_release(&p->last);
+}
+
+/* Is it of a node that is not there, or of none: "?"? */
+static bool is_of_dead(const struct patience *p,
+		       char ret_node[SHARED_NODE_MAX + 1])
+{
+	int homefd = p->s->home.homefd, rc;
+	struct stat sb;
+
+	memcpy(ret_node, p->last.node, SHARED_NODE_MAX + 1);
+	if (p->last.fd >= 0) {
+		if (fstat(p->last.fd, &sb) < 0 || !pending_is(p->s, &sb))
+			return false;
+		rc = pending_owner(homefd, sb.st_ino, ret_node);
+		if (rc <= 0) {
+			strcpy(ret_node, "?");
+			return rc == 0;
+		}
+	}
+	return ret_node[0] && shared_node_is_dead(homefd, ret_node);
+}
+
+/*
+ * As long as its node lives its bytes may come, however long that takes. -EIO:
+ * it is dead for pending_wait, and did not come back.
+ */
+static int look_whose(struct patience *p, struct node *dir)
+{
+	char path[4096], node[SHARED_NODE_MAX + 1];
+	struct shared *s = p->s;
+
+	if (p->looked_ns != 0 && mono_ns() - p->looked_ns < SECOND_NS)
+		return 0;
+	p->looked_ns = mono_ns();
+	if (!is_of_dead(p, node)) {
+		p->dead_ns = 0;
+		return 0;
+	}
+	if (p->dead_ns == 0)
+		p->dead_ns = mono_ns();
+	if (mono_ns() - p->dead_ns < (int64_t)s->pending_wait_s * SECOND_NS)
+		return 0;
+	node_path(s, dir, path, sizeof(path));
+	log_warning("%s/%s is not published: node %s has bytes of it, and is "
+		    "not there; mount it again, or 'ckptctl forget-node %s %s'",
+		    s->dir, path, node, s->dir, node);
+	return -EIO;
+}
+
 /* Those of other nodes, of which a walk says when they are whole. */
 static int upload_wait_for_others(struct shared *s, struct node *dir)
 {
-	SCOPED(tracker_last_release)
-	struct tracker_last last = TRACKER_LAST_NONE;
+	SCOPED(patience_end)
+	struct patience p = { .s = s, .last = TRACKER_LAST_NONE };
 	int64_t pause = SECOND_NS / 50;
 	int rc;
 
@@ -55,9 +116,11 @@ static int upload_wait_for_others(struct shared *s, struct node *dir)
 
 		rc = node_fd(s, dir, &fd);
 		if (rc == 0)
-			rc = tracker_find_pending(s, fd, true, &last);
+			rc = tracker_find_pending(s, fd, true, &p.last);
 		if (rc == -ESTALE) /* it is elsewhere: the rename will see */
 			return 0;
+		if (rc > 0)
+			rc = look_whose(&p, dir) < 0 ? -EIO : 1;
 		if (rc <= 0)
 			return rc;
 		rc = pause_for_others(s, &pause);
@@ -68,11 +131,15 @@ static int upload_wait_for_others(struct shared *s, struct node *dir)
 int upload_wait_for_step(struct shared *s, struct node *n, struct node *dir,
 			 const char *name)
 {
+	SCOPED(patience_end)
+	struct patience p = { .s = s, .last = TRACKER_LAST_NONE };
 	int64_t pause = SECOND_NS / 50;
 	int rc;
 
 	do {
-		rc = tracker_waits_as(s, n, dir, name);
+		rc = tracker_waits_as(s, n, dir, name, &p.last);
+		if (rc > 0)
+			rc = look_whose(&p, n) < 0 ? -EIO : 1;
 		if (rc <= 0)
 			return rc;
 		rc = pause_for_others(s, &pause);

@@ -883,6 +883,101 @@ static void what_a_dead_node_has_taken_holds_up_nobody(void **state)
 	mounted_free(&m);
 }
 
+/* --- steps -----------------------------------------------------------------
+ */
+
+static struct mounted with_step(uint64_t *ret_step)
+{
+	struct mounted m = mounted_open();
+	struct shared_entry e;
+
+	assert_int_equal(mkdir(at(m.dir, "step_1"), 0755), 0);
+	put_file(m.dir, "step_1/shard", "old");
+	assert_int_equal(shared_lookup(m.s, ROOT_INO, "step_1", &e), 0);
+	*ret_step = e.id;
+	nextfd = m.s->home.nextfd;
+	dirfd_ = m.s->home.dirfd;
+	return m;
+}
+
+/* A ticket of node b in the folder. */
+static void make_in(struct mounted *m, uint64_t folder, const char *name,
+		    char ret[TICKET_PATH_BYTES])
+{
+	struct node *n = node_get(m->s, folder);
+	int fd;
+
+	assert_int_equal(ticket_next(nextfd, n->engine, name, "b", 1, ret), 0);
+	fd = ticket_make(nextfd, ret, TICKET_OPEN, S_ISVTX);
+	assert_true(fd >= 0);
+	close(fd);
+	node_put(m->s, n);
+}
+
+static void a_tracker_waits_for_tickets_of_its_step(void **state)
+{
+	struct mounted m;
+	char shard[TICKET_PATH_BYTES], other[TICKET_PATH_BYTES];
+	struct store *st;
+	struct shared_entry e;
+	struct inode *in;
+	struct node *n;
+	uint64_t step;
+
+	(void)state;
+	m = with_step(&step);
+	st = m.live.st;
+	make_in(&m, step, "shard", shard);
+	make_in(&m, ROOT_INO, "config", other); /* of no step */
+	assert_int_equal(shared_create(m.s, &caller, ROOT_INO, "latest",
+				       &as_file, &e, &in),
+			 0);
+	assert_int_equal(file_write(&st->files, in, "step_1", 6, 0), 0);
+	assert_int_equal(drain_closed(st->drain, in), 0);
+	shared_change_end(m.s, in->ino);
+	assert_int_equal(drain_sync_closed(st->drain), 0);
+	n = node_get(m.s, e.id);
+	assert_int_equal(tracker_waits(m.s, n), 1);
+	assert_int_equal(ticket_drop(nextfd, shard), 0);
+	assert_int_equal(tracker_waits(m.s, n), 0);
+	assert_int_equal(ticket_drop(nextfd, other), 0);
+	node_put(m.s, n);
+	inode_forget(st->inodes, in, 1);
+	inode_put(st->inodes, in, 2);
+	mounted_start(&m);
+	mounted_free(&m);
+}
+
+/* Node b was never there, for all that is known. */
+static void a_step_of_a_dead_node_is_not_published(void **state)
+{
+	char shard[TICKET_PATH_BYTES], why[WHY_BYTES];
+	struct shared_home home;
+	struct mounted m;
+	uint64_t step;
+
+	(void)state;
+	m = with_step(&step);
+	assert_int_equal(shared_home_open(m.dir, "b",
+					  "11111111-1111-4111-8111-"
+					  "111111111111",
+					  &home, why, sizeof(why)),
+			 0);
+	shared_home_release(&home);
+	make_in(&m, step, "shard", shard);
+	m.s->pending_wait_s = 0;
+	assert_int_equal(shared_rename(m.s, &caller, ROOT_INO, "step_1",
+				       ROOT_INO, "step_2", 0, NULL),
+			 -EIO);
+	assert_true(is_there(m.dir, "step_1"));
+	assert_int_equal(ticket_drop(nextfd, shard), 0);
+	assert_int_equal(shared_rename(m.s, &caller, ROOT_INO, "step_1",
+				       ROOT_INO, "step_2", 0, NULL),
+			 0);
+	mounted_start(&m);
+	mounted_free(&m);
+}
+
 /* --- a node that is forgotten --------------------------------------------- */
 
 static int count(void *arg, const struct ticket_left *t)
@@ -951,6 +1046,8 @@ int main(void)
 		cmocka_unit_test(
 			what_an_older_daemon_was_to_replace_is_replaced),
 		cmocka_unit_test(what_a_dead_node_has_taken_holds_up_nobody),
+		cmocka_unit_test(a_tracker_waits_for_tickets_of_its_step),
+		cmocka_unit_test(a_step_of_a_dead_node_is_not_published),
 		cmocka_unit_test(who_is_forgotten_leaves_no_ticket),
 	};
 
