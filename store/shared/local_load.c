@@ -114,6 +114,7 @@ static int remove_lost(struct shared *s, const struct local_record *r,
 
 struct search {
 	struct shared *s;
+	bool is_alive; /* by the thread that says so: shared_say_alive() */
 	ino_t folder; /* that is looked for, or 0 */
 	struct node *found; /* it; a reference */
 	bool failed; /* it could not look everywhere */
@@ -166,6 +167,8 @@ static int on_found(void *arg, int dirfd, const char *path, const char *name,
 	SCOPED(scope_close) int fd = -1;
 	SCOPED(scope_free) char *dir = NULL;
 
+	if (w->is_alive)
+		(void)shared_say_alive(s);
 	if (S_ISDIR(sb->st_mode))
 		return on_folder(w, path, sb->st_ino);
 	if (!pending_is(s, sb))
@@ -223,7 +226,7 @@ static int search(struct shared *s, struct search *search)
 
 void local_search(struct shared *s)
 {
-	struct search all = { 0 };
+	struct search all = { .is_alive = s->is_alive };
 	int rc = search(s, &all), finished = 0;
 
 	if (s->unfinished)

@@ -295,7 +295,7 @@ static int make_new(struct shared *s, const struct at *a,
 	rc = make_file(s, u.n, ticket, new);
 	if (rc < 0) {
 		local_drop(s, u.n);
-		return rc;
+		return rc == -ENOENT ? -ESTALE : rc; /* revoked already */
 	}
 	{
 		HOLD(&s->lock);
@@ -567,9 +567,12 @@ int replace_followed(struct shared *s, struct node *n,
 	SCOPED(node_use_end) struct node_use parent = { .s = s };
 	struct attr now = inode_attr(n->in);
 	char ticket[TICKET_PATH_BYTES], name[STORE_NAME_MAX + 1];
+	SCOPED(hold_end) struct hold h = { 0 };
 	struct names_new fresh = *new;
-	int rc = is_followed(s, n);
+	int rc;
 
+	hold_begin(s, n, &h);
+	rc = is_followed(s, n);
 	if (rc <= 0)
 		return rc;
 	{
@@ -695,6 +698,19 @@ static int find_old(struct shared *s, const struct at *a, struct node **ret)
 	return 0;
 }
 
+/* -ENODATA: its folder was removed, and what is to be in it goes. */
+static int place_in(const struct at *a, const char *ticket)
+{
+	int nextfd = a->s->home.nextfd;
+	int rc = ticket_place(nextfd, ticket, a->fd, a->name);
+	struct stat sb;
+
+	if (rc != -ENOENT || fstat(a->fd, &sb) < 0 || sb.st_nlink > 0)
+		return rc;
+	rc = ticket_drop(nextfd, ticket);
+	return rc < 0 ? rc : -ENODATA;
+}
+
 int replace_complete(struct shared *s, struct node *n, struct node **ret_old)
 {
 	SCOPED(at_end) struct at a = { .s = s, .fd = -1 };
@@ -709,13 +725,14 @@ int replace_complete(struct shared *s, struct node *n, struct node **ret_old)
 	rc = at_node(s, n, &a, name) ? ticket_take(nextfd, ticket) : -ESTALE;
 	if (rc == 0) {
 		rc = ticket_settle(nextfd, ticket, NULL, &wait);
-		if (rc == -EBUSY) /* it is not to hold up others meanwhile */
+		if (rc == 0)
+			rc = find_old(s, &a, ret_old);
+		/* It is not to hold up others until the next try. */
+		if (rc < 0 && rc != -ENODATA)
 			(void)ticket_untake(nextfd, ticket);
 	}
 	if (rc == 0)
-		rc = find_old(s, &a, ret_old);
-	if (rc == 0)
-		rc = ticket_place(nextfd, ticket, a.fd, name);
+		rc = place_in(&a, ticket);
 	if (rc < 0 && rc != -ENODATA)
 		return rc;
 	HOLD(&s->lock);

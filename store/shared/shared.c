@@ -273,7 +273,7 @@ static bool has_queue(struct shared *s)
 static void *alive_main(void *arg)
 {
 	struct shared *s = arg;
-	int64_t due_ns = 0, wanted_due_ns = 0;
+	int64_t wanted_due_ns = 0;
 	bool stop = false;
 
 	while (!stop) {
@@ -285,10 +285,7 @@ static void *alive_main(void *arg)
 			s->root_stat = sb;
 			s->answered_ns = mono_ns();
 		}
-		if (mono_ns() >= due_ns) {
-			rc = shared_home_alive(&s->home);
-			due_ns = mono_ns() + SHARED_ALIVE_PERIOD_NS;
-		}
+		rc = shared_say_alive(s);
 		if (rc < 0)
 			log_warning("%s: this node cannot say there that it "
 				    "lives: %s",
@@ -310,11 +307,14 @@ static void *alive_main(void *arg)
 
 int shared_start(struct shared *s)
 {
-	int rc = thread_create(&s->alive, alive_main, s);
+	int rc;
 
-	if (rc < 0)
-		return rc;
 	s->is_alive = true;
+	rc = thread_create(&s->alive, alive_main, s);
+	if (rc < 0) {
+		s->is_alive = false;
+		return rc;
+	}
 	return upload_start(s);
 }
 

@@ -179,6 +179,7 @@ struct shared {
 	unsigned thread_count;
 	struct thread alive;
 	bool is_alive; /* that one was started */
+	int64_t alive_due_ns; /* of that thread alone */
 	struct guard_table local_table; /* of local files: steps.c */
 };
 
@@ -344,6 +345,18 @@ int node_find_again(struct shared *s, struct node *n, int *ret_fd);
 int node_has_name(struct shared *s, struct node *n, ino_t number);
 /* "a/b/c", as it was seen last. */
 void node_path(struct shared *s, struct node *n, char *buf, size_t size);
+
+/*
+ * It says in DIR that it lives, when that is due. By the thread that does so,
+ * which walks over DIR sometimes: others take who is silent for dead.
+ */
+static inline int shared_say_alive(struct shared *s)
+{
+	if (mono_ns() < s->alive_due_ns)
+		return 0;
+	s->alive_due_ns = mono_ns() + SHARED_ALIVE_PERIOD_NS;
+	return shared_home_alive(&s->home);
+}
 
 /* --- local.c: which local file is which of DIR's, and what the database has */
 

@@ -147,7 +147,16 @@ static int list_once(int nextfd, const char *of_folder, const char *name,
 	return rc == -ENOENT ? 0 : rc;
 }
 
-/* As it is now, whatever a client of DIR remembers: NFS does for a minute. */
+static int compare(const void *a, const void *b)
+{
+	return strcmp(a, b);
+}
+
+/*
+ * As it is now, whatever a client of DIR remembers: NFS does for a minute. The
+ * lowest first: who is stopped in between has revoked none that would not have
+ * gone because of the next one, too.
+ */
 static int list(int nextfd, const char *of_folder, const char *name,
 		struct list *ret)
 {
@@ -156,6 +165,8 @@ static int list(int nextfd, const char *of_folder, const char *name,
 	/* A folder that has gone may be made again by now. */
 	for (int i = 0; rc == -ESTALE && i < MAKE_TRIES; i++)
 		rc = list_once(nextfd, of_folder, name, ret);
+	if (ret->count > 1)
+		qsort(ret->at, ret->count, sizeof(*ret->at), compare);
 	return rc;
 }
 

@@ -119,11 +119,9 @@ static int find_in(const struct search *w, int dirfd, unsigned depth)
 	DIR *d;
 	struct dirent *e;
 
-	if (rc == 0)
-		rc = find_tickets(w, dirfd);
 	d = rc == 0 ? fdopendir(dirfd) : NULL;
 	if (!d) {
-		rc = rc != 0 ? rc : -errno;
+		rc = rc < 0 ? rc : -errno;
 		if (dirfd >= 0)
 			(void)close(dirfd);
 		return rc;
@@ -132,6 +130,9 @@ static int find_in(const struct search *w, int dirfd, unsigned depth)
 		rc = look_at(w, dirfd, e, depth);
 	if (rc == 0 && !e && errno != 0)
 		rc = -errno;
+	/* After that: what is pending in the folder becomes a ticket. */
+	if (rc == 0)
+		rc = find_tickets(w, dirfd);
 	(void)closedir(d);
 	return rc;
 }

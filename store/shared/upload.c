@@ -556,6 +556,22 @@ static int stat_whole(struct upload *u, struct stat *sb)
 	return rc < 0 ? rc : sb->st_ino == engine;
 }
 
+/* The rename that said that it failed has come: by NFS, that did it twice. */
+static int has_its_place(struct upload *u)
+{
+	struct shared *s = u->s;
+	char ticket[TICKET_PATH_BYTES];
+	int rc = 0;
+
+	if (node_ticket(s, u->n, ticket))
+		rc = ticket_drop(s->home.nextfd, ticket);
+	if (rc < 0)
+		return rc;
+	HOLD(&s->lock);
+	node_set_ticket_locked(s, u->n, NULL);
+	return 0;
+}
+
 static int complete(struct upload *u, enum upload_end *ret)
 {
 	struct shared *s = u->s;
@@ -569,6 +585,8 @@ static int complete(struct upload *u, enum upload_end *ret)
 		rc = show(u, replaces, hidden);
 	if (rc == 0 && !replaces)
 		rc = sync_file(u);
+	if (rc < 0 && replaces && stat_whole(u, &sb) == 1)
+		rc = has_its_place(u);
 	if (rc != 0) {
 		/*
 		 * Or the next try takes it for whole, whatever it is by then;

@@ -753,6 +753,25 @@ static void its_folder_may_be_renamed_meanwhile(void **state)
 	free(from);
 }
 
+/* While the node is there, too, which has it open. */
+static void its_folder_may_be_removed(void **state)
+{
+	struct mounted m = mounted_open();
+	struct shared_entry e;
+
+	(void)state;
+	assert_int_equal(mkdir(at(m.dir, "sub"), 0755), 0);
+	put_file(m.dir, "sub/f", "old");
+	assert_int_equal(shared_lookup(m.s, ROOT_INO, "sub", &e), 0);
+	replace(&m, e.id, "f");
+	remove_tree(at(m.dir, "sub"));
+	mounted_start(&m);
+	assert_int_equal(shared_flush(m.s), 0);
+	mounted_stop(&m);
+	assert_no_tickets(&m);
+	mounted_free(&m);
+}
+
 static void or_removed(void **state)
 {
 	struct mounted m = mounted_open();
@@ -1042,6 +1061,7 @@ int main(void)
 		cmocka_unit_test(a_ticket_is_found_by_the_next_daemon),
 		cmocka_unit_test(its_folder_may_be_renamed_meanwhile),
 		cmocka_unit_test(or_removed),
+		cmocka_unit_test(its_folder_may_be_removed),
 		cmocka_unit_test(a_call_that_had_begun_is_ended),
 		cmocka_unit_test(
 			what_an_older_daemon_was_to_replace_is_replaced),
