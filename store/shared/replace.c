@@ -304,11 +304,59 @@ static int make_new(struct shared *s, const struct at *a,
 		u.n->state = NODE_PENDING;
 		u.n->changing--; /* local_make()'s */
 		u.n->awaited_ns = mono_ns() + LOCAL_AWAITED_NS;
+		u.n->sent++;
 		u.n->undone = true;
 		if (u.n->is_queued)
 			cond_signal(&s->idle);
 	}
 	return local_save(s, u.n);
+}
+
+/*
+ * And nobody comes to open it who was sent there: the kernel looks a name up
+ * once more, and not twice.
+ */
+static bool may_be_over(struct shared *s, const struct node *n)
+{
+	HOLD(&s->lock);
+	return (n->sent == 0 || n->awaited_ns < mono_ns()) &&
+	       (n->state == NODE_PENDING || n->state == NODE_UPLOADING);
+}
+
+/* It has other names than its ticket. */
+static bool is_linked(struct shared *s, struct node *n)
+{
+	SCOPED(scope_close) int fd = -1;
+	nlink_t names;
+
+	return node_fd(s, n, &fd) < 0 || own_count_names(fd, &names) < 0 ||
+	       names > 1;
+}
+
+/* 1: others are about to replace it, or have. */
+static int is_followed(struct shared *s, struct node *n)
+{
+	SCOPED(at_end) struct at a = { .s = s, .fd = -1 };
+	char ticket[TICKET_PATH_BYTES], name[STORE_NAME_MAX + 1];
+	int rc;
+
+	if (!may_be_over(s, n) || !at_node(s, n, &a, name))
+		return 0;
+	if (!node_ticket(s, n, ticket))
+		return replace_look(s, &a);
+	rc = ticket_stands(s->home.nextfd, ticket);
+	return rc < 0 ? rc : rc == 0 && !is_linked(s, n);
+}
+
+/* Theirs is later: at its name it stays, until that is another one's. */
+static void give_way(struct shared *s, struct node *n)
+{
+	char ticket[TICKET_PATH_BYTES];
+
+	if (!node_ticket(s, n, ticket))
+		return;
+	(void)ticket_drop(s->home.nextfd, ticket);
+	local_give_up(s, n);
 }
 
 static bool is_ours(struct shared *s, const struct stat *sb)
@@ -317,6 +365,24 @@ static bool is_ours(struct shared *s, const struct stat *sb)
 
 	node_put(s, n);
 	return n;
+}
+
+/* Somebody was faster, and that one will be opened. 1: it was overtaken. */
+static int send_to(struct shared *s, struct node *n)
+{
+	SCOPED(hold_end) struct hold h = { 0 };
+	int rc;
+
+	hold_begin(s, n, &h);
+	rc = is_followed(s, n);
+	if (rc > 0)
+		give_way(s, n);
+	if (rc != 0)
+		return rc;
+	HOLD(&s->lock);
+	n->awaited_ns = mono_ns() + LOCAL_AWAITED_NS;
+	n->sent++;
+	return 0;
 }
 
 int replace_by_new(struct shared *s, struct node *parent, const char *name,
@@ -329,10 +395,10 @@ int replace_by_new(struct shared *s, struct node *parent, const char *name,
 	int rc;
 
 	there.n = node_replacing(s, parent, name);
-	if (there.n) { /* somebody was faster, and will be opened */
-		HOLD(&s->lock);
-		there.n->awaited_ns = mono_ns() + LOCAL_AWAITED_NS;
-		return 0;
+	if (there.n) {
+		rc = send_to(s, there.n);
+		if (rc <= 0)
+			return rc;
 	}
 	{
 		HOLD(&s->lock);
@@ -343,11 +409,13 @@ int replace_by_new(struct shared *s, struct node *parent, const char *name,
 		return rc;
 	if (fstatat(a.fd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
 		return errno == ENOENT ? -ESTALE : -errno;
-	if (!S_ISREG(sb.st_mode) || (pending_is(s, &sb) && !is_ours(s, &sb)))
+	if (!S_ISREG(sb.st_mode))
 		return -ESTALE;
 	/* What the file is goes on: O_TRUNC changes its bytes alone. */
 	if (!pending_is(s, &sb))
 		n.mode = sb.st_mode;
+	else if (!is_ours(s, &sb))
+		n.mode = S_IFREG | pending_mode_of(&sb);
 	n.uid = sb.st_uid;
 	n.gid = sb.st_gid;
 	return make_new(s, &a, &n);
@@ -515,14 +583,6 @@ int replace_another(struct shared *s, struct node *n, const struct at *to)
 	return place(s, n, to, ticket);
 }
 
-/* And not just made for who comes to open it, whose call began before that. */
-static bool may_be_over(struct shared *s, const struct node *n)
-{
-	HOLD(&s->lock);
-	return !n->undone &&
-	       (n->state == NODE_PENDING || n->state == NODE_UPLOADING);
-}
-
 bool replace_is_over(struct shared *s, struct node *n)
 {
 	SCOPED(scope_close) int fd = -1;
@@ -536,38 +596,13 @@ bool replace_is_over(struct shared *s, struct node *n)
 	return true;
 }
 
-/* It has other names than its ticket. */
-static bool is_linked(struct shared *s, struct node *n)
-{
-	SCOPED(scope_close) int fd = -1;
-	nlink_t names;
-
-	return node_fd(s, n, &fd) < 0 || own_count_names(fd, &names) < 0 ||
-	       names > 1;
-}
-
-/* 1: others are about to replace it, or have. */
-static int is_followed(struct shared *s, struct node *n)
-{
-	SCOPED(at_end) struct at a = { .s = s, .fd = -1 };
-	char ticket[TICKET_PATH_BYTES], name[STORE_NAME_MAX + 1];
-	int rc;
-
-	if (!may_be_over(s, n) || !at_node(s, n, &a, name))
-		return 0;
-	if (!node_ticket(s, n, ticket))
-		return replace_look(s, &a);
-	rc = ticket_stands(s->home.nextfd, ticket);
-	return rc < 0 ? rc : rc == 0 && !is_linked(s, n);
-}
-
 int replace_followed(struct shared *s, struct node *n,
 		     const struct names_new *new)
 {
 	SCOPED(node_use_end) struct node_use parent = { .s = s };
 	struct attr now = inode_attr(n->in);
-	char ticket[TICKET_PATH_BYTES], name[STORE_NAME_MAX + 1];
 	SCOPED(hold_end) struct hold h = { 0 };
+	char name[STORE_NAME_MAX + 1];
 	struct names_new fresh = *new;
 	int rc;
 
@@ -580,11 +615,7 @@ int replace_followed(struct shared *s, struct node *n,
 		parent.n = node_ref_locked(n->parent);
 		(void)snprintf(name, sizeof(name), "%s", n->name);
 	}
-	/* At its name it stays, until that is another one's. */
-	if (node_ticket(s, n, ticket)) {
-		(void)ticket_drop(s->home.nextfd, ticket);
-		local_give_up(s, n);
-	}
+	give_way(s, n);
 	fresh.mode = S_IFREG | now.mode;
 	fresh.uid = now.uid;
 	fresh.gid = now.gid;

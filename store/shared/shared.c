@@ -401,14 +401,6 @@ static bool is_direct_node(struct shared *s, struct node *n)
 	return matches_direct(s, name ? name + 1 : path, path);
 }
 
-/* The file that is kept here is DIR's alone from now on, under other numbers.
- */
-static int give_up(struct shared *s, struct node *n)
-{
-	local_give_up(s, n);
-	return -ESTALE;
-}
-
 static bool writes(int flags)
 {
 	return (flags & O_ACCMODE) != O_RDONLY;
@@ -534,7 +526,10 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 		if (!kept && !dropped) {
 			u.n->changing++;
 			queue_changed_locked(s, u.n);
-			u.n->awaited_ns = 0;
+			if (u.n->sent > 0)
+				u.n->sent--;
+			if (u.n->sent == 0)
+				u.n->awaited_ns = 0;
 			u.n->undone = false;
 		}
 	}
@@ -548,7 +543,10 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 
 		return rc < 0 ? rc : -ESTALE;
 	}
-	return give_up(s, u.n);
+	/* Under its name there may be another one by now. */
+	local_give_up(s, u.n);
+	return was_dropped(s, id, &d) ? change_dropped(s, &d, flags, n)
+				      : -ESTALE;
 }
 
 void shared_change_end(struct shared *s, uint64_t id)

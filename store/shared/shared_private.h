@@ -97,6 +97,7 @@ struct node {
 	 * until then, or this moment, it is not completed. 0: nobody.
 	 */
 	int64_t awaited_ns;
+	unsigned sent; /* how many come: each opens it as it is */
 	bool undone; /* when nobody comes: it was made for him alone */
 	bool dropped; /* given up: who comes to write has to look again */
 	TAILQ_ENTRY(node) queued; /* to be uploaded, by place */
@@ -609,8 +610,8 @@ int replace_wait_for(struct shared *s, struct node *n, ino_t number);
 /*
  * A new local file is to take the place of what DIR has at the name, whatever
  * that is by now. 0 when it is there: opened once more, by its name, it is the
- * new one. -ESTALE: what is there is of another kind, or pending elsewhere. The
- * mode is n's where that of the file is not known.
+ * new one. -ESTALE: what is there is of another kind. The mode is n's where it
+ * is pending here.
  */
 int replace_by_new(struct shared *s, struct node *parent, const char *name,
 		   const struct names_new *n);

@@ -639,6 +639,31 @@ static void who_empties_it_then_is_later(void **state)
 	ends_as(&m, "again");
 }
 
+/* What is kept here is another node's by now: one more look is enough. */
+static void who_empties_what_is_kept_looks_once_more(void **state)
+{
+	struct mounted m = replaced_new();
+	uint64_t id = look_up_local(&m, "f"), fresh;
+	char b[TICKET_PATH_BYTES];
+
+	(void)state;
+	mounted_start(&m);
+	assert_int_equal(shared_flush(m.s), 0);
+	make_theirs(&m, "f", b);
+	complete(b);
+	assert_int_equal(
+		shared_change_begin(m.s, id, O_WRONLY | O_TRUNC, &as_file),
+		-ESTALE);
+	fresh = look_up_local(&m, "f");
+	assert_int_not_equal(fresh, id);
+	write_again(&m, fresh, "again");
+	assert_int_equal(shared_flush(m.s), 0);
+	mounted_stop(&m);
+	assert_text("again");
+	assert_no_tickets(&m);
+	mounted_free(&m);
+}
+
 static void what_is_changed_in_place_waits_for_theirs(void **state)
 {
 	struct mounted m = mounted_open();
@@ -1056,6 +1081,7 @@ int main(void)
 		cmocka_unit_test(so_is_what_was_not_whole_yet),
 		cmocka_unit_test(who_looks_sees_that_it_was_overtaken),
 		cmocka_unit_test(who_empties_it_then_is_later),
+		cmocka_unit_test(who_empties_what_is_kept_looks_once_more),
 		cmocka_unit_test(what_is_changed_in_place_waits_for_theirs),
 		cmocka_unit_test(another_name_of_it_waits_until_it_is_whole),
 		cmocka_unit_test(a_ticket_is_found_by_the_next_daemon),
