@@ -76,15 +76,6 @@ static bool has_no_name(struct shared *s, struct node *n, const struct stat *sb)
 	       (sb->st_nlink == 1 && node_has_name(s, n, sb->st_ino) == 0);
 }
 
-/* Was it just being made here when it was looked up? */
-static bool is_ours(struct shared *s, ino_t number)
-{
-	struct node *n = node_of_engine(s, number);
-
-	node_put(s, n);
-	return n;
-}
-
 /* 0: it is whole; 1: not yet. -ESTALE: what was looked up is gone. */
 static int look(struct shared *s, struct node *n, int fd, struct stat *sb)
 {
@@ -92,7 +83,9 @@ static int look(struct shared *s, struct node *n, int fd, struct stat *sb)
 		return errno == ENOENT ? -ESTALE : -errno;
 	if (!pending_is(s, sb))
 		return sb->st_nlink == 0 ? -ESTALE : 0;
-	return has_no_name(s, n, sb) || is_ours(s, sb->st_ino) ? -ESTALE : 1;
+	/* It was just being made here when it was looked up, perhaps. */
+	return has_no_name(s, n, sb) || node_is_local(s, sb->st_ino) ? -ESTALE
+								     : 1;
 }
 
 /* The same of what is at the name by now. */

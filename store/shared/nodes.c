@@ -63,6 +63,14 @@ struct node *node_of_engine(struct shared *s, ino_t engine)
 	return NULL;
 }
 
+bool node_is_local(struct shared *s, ino_t engine)
+{
+	struct node *n = node_of_engine(s, engine);
+
+	node_put(s, n);
+	return n;
+}
+
 struct node *node_get(struct shared *s, uint64_t id)
 {
 	struct node *n;

@@ -359,14 +359,6 @@ static void give_way(struct shared *s, struct node *n)
 	local_give_up(s, n);
 }
 
-static bool is_ours(struct shared *s, const struct stat *sb)
-{
-	struct node *n = node_of_engine(s, sb->st_ino);
-
-	node_put(s, n);
-	return n;
-}
-
 /* Somebody was faster, and that one will be opened. 1: it was overtaken. */
 static int send_to(struct shared *s, struct node *n)
 {
@@ -414,7 +406,7 @@ int replace_by_new(struct shared *s, struct node *parent, const char *name,
 	/* What the file is goes on: O_TRUNC changes its bytes alone. */
 	if (!pending_is(s, &sb))
 		n.mode = sb.st_mode;
-	else if (!is_ours(s, &sb))
+	else if (!node_is_local(s, sb.st_ino))
 		n.mode = S_IFREG | pending_mode_of(&sb);
 	n.uid = sb.st_uid;
 	n.gid = sb.st_gid;
@@ -458,11 +450,10 @@ static void place_back(struct shared *s, struct node *n, const struct at *from)
 static void move_back(struct shared *s, const char *ticket,
 		      const struct at *from)
 {
-	char taken[TICKET_PATH_BYTES + 1];
+	char taken[TICKET_PATH_BYTES];
 	int nextfd = s->home.nextfd;
 
-	(void)snprintf(taken, sizeof(taken), "%s%c", ticket,
-		       (char)TICKET_TAKEN);
+	ticket_path(ticket, TICKET_TAKEN, taken);
 	if (renameat2(nextfd, taken, from->fd, from->name, RENAME_NOREPLACE) ==
 		    0 ||
 	    (errno != EEXIST &&
@@ -571,10 +562,9 @@ int replace_another(struct shared *s, struct node *n, const struct at *to)
 	/* It was taken perhaps, by a try of its upload that failed. */
 	rc = ticket_take(nextfd, old);
 	if (rc == 0) {
-		char taken[TICKET_PATH_BYTES + 1];
+		char taken[TICKET_PATH_BYTES];
 
-		(void)snprintf(taken, sizeof(taken), "%s%c", old,
-			       (char)TICKET_TAKEN);
+		ticket_path(old, TICKET_TAKEN, taken);
 		rc = ticket_move(nextfd, ticket, TICKET_OPEN, nextfd, taken);
 	}
 	if (rc < 0)
@@ -600,7 +590,6 @@ int replace_followed(struct shared *s, struct node *n,
 		     const struct names_new *new)
 {
 	SCOPED(node_use_end) struct node_use parent = { .s = s };
-	struct attr now = inode_attr(n->in);
 	SCOPED(hold_end) struct hold h = { 0 };
 	char name[STORE_NAME_MAX + 1];
 	struct names_new fresh = *new;
@@ -616,9 +605,7 @@ int replace_followed(struct shared *s, struct node *n,
 		(void)snprintf(name, sizeof(name), "%s", n->name);
 	}
 	give_way(s, n);
-	fresh.mode = S_IFREG | now.mode;
-	fresh.uid = now.uid;
-	fresh.gid = now.gid;
+	fresh.mode = S_IFREG | inode_attr(n->in).mode;
 	rc = replace_by_new(s, parent.n, name, &fresh);
 	return rc < 0 ? rc : 1;
 }

@@ -257,6 +257,7 @@ void nodes_free(struct shared *s);
 struct node *node_find_locked(struct shared *s, uint64_t id);
 /* The pending local file that is this one of DIR; a reference, or NULL. */
 struct node *node_of_engine(struct shared *s, ino_t engine);
+bool node_is_local(struct shared *s, ino_t engine); /* is there such a one? */
 /* One more reference, or NULL. */
 struct node *node_get(struct shared *s, uint64_t id);
 struct node *node_ref_locked(struct node *n);

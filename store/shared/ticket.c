@@ -57,8 +57,7 @@ size_t ticket_base(const char *name, enum ticket_kind *ret_kind)
 	return len;
 }
 
-/* Who has made it. */
-static void node_of(const char *name, char ret[SHARED_NODE_MAX + 1])
+void ticket_node(const char *name, char ret[SHARED_NODE_MAX + 1])
 {
 	enum ticket_kind kind;
 	size_t len = ticket_base(name, &kind);
@@ -68,8 +67,8 @@ static void node_of(const char *name, char ret[SHARED_NODE_MAX + 1])
 		       name + NUMBER_DIGITS + 1);
 }
 
-static void with_kind(const char *ticket, enum ticket_kind kind,
-		      char ret[TICKET_PATH_BYTES])
+void ticket_path(const char *ticket, enum ticket_kind kind,
+		 char ret[TICKET_PATH_BYTES])
 {
 	(void)snprintf(ret, TICKET_PATH_BYTES, "%.*s%c", TICKET_PATH_BYTES - 2,
 		       ticket, (char)kind);
@@ -234,7 +233,7 @@ int ticket_any_in(int nextfd, ino_t folder, bool (*counts)(const char *name),
 	if (rc == 0)
 		rc = dir_each(fd, ".", any_of_name, &any);
 	if (rc > 0)
-		node_of(l.at[0], ret_node);
+		ticket_node(l.at[0], ret_node);
 	return rc == -ENOENT || rc == -ESTALE ? 0 : rc;
 }
 
@@ -263,10 +262,10 @@ int ticket_look(int nextfd, ino_t folder, const char *name, const char *taken,
 
 	ret->folder = folder;
 	ret->name = name;
-	node_of(taken, ret->node);
+	ticket_node(taken, ret->node);
 	(void)snprintf(ret->path, sizeof(ret->path), "%016" PRIx64 "/%s/%.*s",
 		       (uint64_t)folder, name, (int)len, taken);
-	with_kind(ret->path, ret->kind, path);
+	ticket_path(ret->path, ret->kind, path);
 	return fstatat(nextfd, path, &ret->st, AT_SYMLINK_NOFOLLOW) < 0 ? -errno
 									: 0;
 }
@@ -335,7 +334,7 @@ int ticket_make(int nextfd, const char *ticket, enum ticket_kind kind,
 	char path[TICKET_PATH_BYTES];
 	int fd, rc = 0;
 
-	with_kind(ticket, kind, path);
+	ticket_path(ticket, kind, path);
 	for (int i = 0; i < MAKE_TRIES; i++) {
 		rc = make_folders(nextfd, ticket, i);
 		if (rc < 0)
@@ -359,7 +358,7 @@ int ticket_move(int nextfd, const char *ticket, enum ticket_kind kind,
 	char path[TICKET_PATH_BYTES];
 	int rc = 0;
 
-	with_kind(ticket, kind, path);
+	ticket_path(ticket, kind, path);
 	for (int i = 0; i < MAKE_TRIES; i++) {
 		struct stat sb;
 
@@ -409,7 +408,7 @@ int ticket_take(int nextfd, const char *ticket)
 	char taken[TICKET_PATH_BYTES];
 	int rc;
 
-	with_kind(ticket, TICKET_TAKEN, taken);
+	ticket_path(ticket, TICKET_TAKEN, taken);
 	if (renameat(nextfd, ticket, nextfd, taken) == 0)
 		return 0;
 	if (errno != ENOENT)
@@ -427,7 +426,7 @@ static int unlink_in(int nextfd, const char *ticket, enum ticket_kind kind)
 {
 	char path[TICKET_PATH_BYTES];
 
-	with_kind(ticket, kind, path);
+	ticket_path(ticket, kind, path);
 	return unlinkat(nextfd, path, 0) < 0 && errno != ENOENT ? -errno : 0;
 }
 
@@ -447,7 +446,7 @@ int ticket_untake(int nextfd, const char *ticket)
 {
 	char taken[TICKET_PATH_BYTES];
 
-	with_kind(ticket, TICKET_TAKEN, taken);
+	ticket_path(ticket, TICKET_TAKEN, taken);
 	return renameat(nextfd, taken, nextfd, ticket) < 0 ? -errno : 0;
 }
 
@@ -545,7 +544,7 @@ int ticket_place(int nextfd, const char *ticket, int dirfd, const char *name)
 	char taken[TICKET_PATH_BYTES];
 	int rc;
 
-	with_kind(ticket, TICKET_TAKEN, taken);
+	ticket_path(ticket, TICKET_TAKEN, taken);
 	if (renameat(nextfd, taken, dirfd, name) < 0)
 		return -errno;
 	if (leave_folders(nextfd, ticket))
@@ -573,7 +572,7 @@ int ticket_remove(int nextfd, const char *ticket, int dirfd, const char *name)
 	struct stat sb;
 	int rc, ended;
 
-	with_kind(ticket, TICKET_REMOVED, removed);
+	ticket_path(ticket, TICKET_REMOVED, removed);
 	rc = renameat(dirfd, name, nextfd, removed) < 0 ? -errno : 0;
 	if (rc < 0 && rc != -ENOENT)
 		return rc;
@@ -597,7 +596,7 @@ int ticket_finish(int nextfd, const struct ticket_left *t, int dirfd,
 	struct stat sb;
 	int rc;
 
-	with_kind(t->path, TICKET_REMOVED, removed);
+	ticket_path(t->path, TICKET_REMOVED, removed);
 	if (t->kind == TICKET_REMOVED && S_ISDIR(t->st.st_mode))
 		return renameat2(nextfd, removed, dirfd, t->name,
 				 RENAME_NOREPLACE) < 0

@@ -49,6 +49,12 @@ bool ticket_is_number(const char *text);
 /* G.NODE.N without its kind: how long that is; 0: it is no ticket. */
 size_t ticket_base(const char *name, enum ticket_kind *ret_kind);
 
+/* Who has made it. */
+void ticket_node(const char *name, char ret[SHARED_NODE_MAX + 1]);
+/* Where it lies in next/ while it is of that kind. */
+void ticket_path(const char *ticket, enum ticket_kind kind,
+		 char ret[TICKET_PATH_BYTES]);
+
 /* Has the name any, besides `but` (NULL: none)? 1, or 0. */
 int ticket_any(int nextfd, ino_t folder, const char *name, const char *but);
 /*

@@ -19,7 +19,6 @@
 #define DIR_FLAGS (O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW)
 
 struct each {
-	int nextfd;
 	int (*fn)(void *arg, const struct ticket_left *t);
 	void *arg;
 	struct ticket_left *t;
@@ -36,9 +35,7 @@ static int each_ticket(void *arg, int fd, const char *name)
 		return 0;
 	if (fstatat(fd, name, &t->st, AT_SYMLINK_NOFOLLOW) < 0)
 		return errno == ENOENT || errno == ESTALE ? 0 : -errno;
-	(void)snprintf(t->node, sizeof(t->node), "%.*s",
-		       (int)(len - 2 * TICKET_DIGITS - 2),
-		       name + TICKET_DIGITS + 1);
+	ticket_node(name, t->node);
 	(void)snprintf(t->path, sizeof(t->path), "%s/%s/%.*s", e->of_folder,
 		       t->name, (int)len, name);
 	return e->fn(e->arg, t);
@@ -80,7 +77,7 @@ int tickets_each(int nextfd, int (*fn)(void *arg, const struct ticket_left *t),
 		 void *arg)
 {
 	struct ticket_left t;
-	struct each e = { .nextfd = nextfd, .fn = fn, .arg = arg, .t = &t };
+	struct each e = { .fn = fn, .arg = arg, .t = &t };
 
 	return dir_each(nextfd, ".", each_folder, &e);
 }

@@ -114,8 +114,6 @@ def work(node, history, rand, until):
             except OSError:
                 continue
             assert not got or content_of(got)[0] == name, (name, got[:20])
-        if rand.random() < 0.3:
-            time.sleep(rand.random() / 20)  # others come in between
 
 
 def version_at(path):
@@ -140,7 +138,10 @@ def one_round(c, rand, deaths):
     for thread in threads:
         thread.start()
     for _ in range(deaths):
-        time.sleep(rand.uniform(0.2, SECONDS / deaths))  # the moment
+        # After so many calls, if there are so many.
+        count = len(history.calls) + rand.randint(5, 200)
+        ck.until("a node dies", lambda n=count: len(history.calls) >= n or
+                 not any(t.is_alive() for t in threads))
         node = rand.choice(list(c.nodes.values()))
         node.kill()
         node.start()
