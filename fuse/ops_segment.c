@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fuse/caller.h"
 #include "fuse/fs.h"
 #include "fuse/server.h"
 #include "fuse/teller.h"
@@ -154,7 +155,7 @@ static int find_shared(void *arg, struct inode **ret_inode, bool *ret_made)
 	c->made = *ret_made = rc == 0;
 	if (rc != -EEXIST)
 		return rc;
-	rc = shared_lookup(s, c->dir, c->name, &c->entry);
+	rc = shared_lookup(s, c->dir, c->name, c->n.pid, &c->entry);
 	if (rc < 0)
 		return rc == -ENOENT ? -ESTALE : rc;
 	rc = take_over(c);
@@ -236,6 +237,7 @@ static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q,
 		.req = req, .caller = &caller, .dir = dir, .name = q->name
 	};
 	struct segment_committed done = { 0 };
+	pid_t tid = caller_in_proc(fs->callers, fuse_req_ctx(req)->pid);
 	struct waiting w;
 	int rc;
 
@@ -254,14 +256,15 @@ static int do_commit(fuse_req_t req, fuse_ino_t dir, struct ckptfs_commit *q,
 	if (fs->shared && shared_is_direct(fs->shared, dir, q->name))
 		return -EOPNOTSUPP;
 	if (fs->shared) {
-		shared.as =
-			(struct shared_caller){ caller.uid, caller.gid,
-						caller.groups,
-						(size_t)caller.group_count };
+		shared.as = (struct shared_caller){ caller.uid, caller.gid,
+						    caller.groups,
+						    (size_t)caller.group_count,
+						    tid };
 		shared.n =
 			(struct names_new){ .mode = S_IFREG | (q->mode & 0777),
 					    .uid = caller.uid,
 					    .gid = caller.gid,
+					    .pid = tid,
 					    .writer = &writer };
 		c.find = find_shared;
 		c.ended = ended_shared;

@@ -46,12 +46,20 @@ static void asker_end(struct asker *a)
 	free(a->groups);
 }
 
+/* The kernel's pid of a request is the thread's; as /proc has it, or 0. */
+static pid_t tid_of(fuse_req_t req)
+{
+	return caller_in_proc(fs_of(req)->callers, fuse_req_ctx(req)->pid);
+}
+
 static int asker_begin(fuse_req_t req, struct asker *a)
 {
 	const struct fuse_ctx *ctx = fuse_req_ctx(req);
 	int n;
 
-	*a = (struct asker){ .c = { .uid = ctx->uid, .gid = ctx->gid } };
+	*a = (struct asker){
+		.c = { .uid = ctx->uid, .gid = ctx->gid, .tid = tid_of(req) }
+	};
 	if (ctx->uid == 0)
 		return 0;
 	for (int room = 64; room <= GROUPS_MAX; room = n) {
@@ -109,7 +117,7 @@ static void reply_entry(fuse_req_t req, int rc, const struct shared_entry *from)
 static void on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
 	struct shared_entry e;
-	int rc = shared_lookup(shared_of(req), parent, name, &e);
+	int rc = shared_lookup(shared_of(req), parent, name, tid_of(req), &e);
 
 	reply_entry(req, rc, &e);
 }
@@ -134,11 +142,9 @@ static struct names_new new_of(fuse_req_t req, mode_t mode)
 {
 	const struct fuse_ctx *c = fuse_req_ctx(req);
 
-	return (struct names_new){ .mode = mode,
-				   .uid = c->uid,
-				   .gid = c->gid,
-				   .pid = caller_in_proc(fs_of(req)->callers,
-							 c->pid) };
+	return (struct names_new){
+		.mode = mode, .uid = c->uid, .gid = c->gid, .pid = tid_of(req)
+	};
 }
 
 /* Replies; 0: it is there. */
@@ -439,7 +445,7 @@ static bool listing_add(struct listing *l, const struct dirent64 *d)
 	if (l->plus && fs_of(l->req)->names_timeout_s > 0 &&
 	    !is_dots(d->d_name)) {
 		if (shared_lookup(shared_of(l->req), l->dir, d->d_name,
-				  &found) < 0)
+				  SHARED_NOBODY, &found) < 0)
 			return true; /* deleted since it was listed */
 		fill(l->req, &found, &e);
 		looked_up = true;
@@ -649,7 +655,7 @@ static int create(fuse_req_t req, fuse_ino_t parent, const char *name,
 		if (rc == 0 && !writes(flags))
 			shared_change_end(s, c->in->ino);
 		if (rc == -EEXIST && !(flags & O_EXCL)) {
-			rc = shared_lookup(s, parent, name, &c->entry);
+			rc = shared_lookup(s, parent, name, n->pid, &c->entry);
 			if (rc == 0) {
 				rc = open_found(req, caller, flags, n, c);
 				if (rc < 0)

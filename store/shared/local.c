@@ -354,8 +354,7 @@ static void forget_name(struct shared *s, struct node *n)
 		k->on_renamed(k->arg, parent.n->id, name);
 }
 
-/* Who comes to write to it has to look again. */
-static void note_dropped_locked(struct shared *s, struct node *n)
+void local_note_dropped_locked(struct shared *s, struct node *n)
 {
 	struct dropped *d = &s->dropped[s->next_dropped++ % DROPPED_MAX];
 
@@ -370,7 +369,7 @@ void local_give_up(struct shared *s, struct node *n)
 	{
 		HOLD(&s->lock);
 		if (n->state != NODE_GONE && !n->dropped)
-			note_dropped_locked(s, n);
+			local_note_dropped_locked(s, n);
 	}
 	local_drop(s, n);
 }
@@ -402,37 +401,6 @@ void local_make_room(struct shared *s)
 		return;
 	commit_wait(s->st->drain); /* they are deleted, and given back: */
 	reclaim_drain(s->st->reclaim, &freed);
-}
-
-/* One that nobody came for in time; a reference, or NULL. */
-static struct node *find_not_awaited(struct shared *s)
-{
-	int64_t now = mono_ns();
-	struct node *n;
-
-	HOLD(&s->lock);
-	LIST_FOREACH(n, &s->replacing, replacing)
-		if (n->undone && n->awaited_ns < now && n->changing == 0 &&
-		    n->state == NODE_PENDING) {
-			n->renaming++; /* so that nobody completes it */
-			note_dropped_locked(s, n);
-			return node_ref_locked(n);
-		}
-	return NULL;
-}
-
-void local_not_awaited(struct shared *s)
-{
-	struct node *n;
-
-	while ((n = find_not_awaited(s))) {
-		char ticket[TICKET_PATH_BYTES];
-
-		if (node_ticket(s, n, ticket))
-			ticket_drop(s->home.nextfd, ticket);
-		local_drop(s, n);
-		node_put(s, n);
-	}
 }
 
 /* --- what the drain calls ------------------------------------------------- */
@@ -527,10 +495,10 @@ void local_renumbered(void *arg, uint64_t from, uint64_t to)
 		node_put(s, old);
 		return;
 	}
+	sent_expect(s, fresh); /* it is told ESTALE now */
 	{
 		HOLD(&s->lock);
 		node_take_over_locked(s, fresh, old);
-		fresh->awaited_ns = mono_ns() + LOCAL_AWAITED_NS;
 		fresh->since_ns = mono_ns();
 		/* As it is, should nobody open it. */
 		queue_add_locked(s, fresh, place);

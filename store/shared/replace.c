@@ -234,8 +234,7 @@ int replace_wait_for(struct shared *s, struct node *n, ino_t number)
 	return rc < 0 ? rc : rc == 0;
 }
 
-/* What the next ticket for the name is called. */
-static int next_for(const struct at *a, char ret[TICKET_PATH_BYTES])
+int replace_next_for(const struct at *a, char ret[TICKET_PATH_BYTES])
 {
 	struct shared *s = a->s;
 	ino_t folder;
@@ -254,72 +253,11 @@ static int next_for(const struct at *a, char ret[TICKET_PATH_BYTES])
 
 /* --- what is to replace a name -------------------------------------------- */
 
-/* The file of DIR for a new local one; -errno: and nothing is left of it. */
-static int make_file(struct shared *s, struct node *n, const char *ticket,
-		     const struct names_new *new)
-{
-	SCOPED(scope_close)
-	int fd = ticket_make(s->home.nextfd, ticket, TICKET_OPEN,
-			     pending_mode(s));
-	struct stat sb;
-	int rc = fd < 0 ? fd : 0;
-
-	if (rc == 0 && s->as_root &&
-	    (fchown(fd, new->uid, new->gid) < 0 ||
-	     fchmod(fd, pending_mode(s)) < 0))
-		rc = -errno;
-	if (rc == 0 && fstat(fd, &sb) < 0)
-		rc = -errno;
-	if (rc == 0) {
-		HOLD(&s->lock);
-		node_engine_locked(s, n, sb.st_ino);
-	}
-	if (rc == 0)
-		rc = own_link(s, n, fd, sb.st_ino);
-	if (rc < 0)
-		(void)ticket_drop(s->home.nextfd, ticket);
-	return rc;
-}
-
-static int make_new(struct shared *s, const struct at *a,
-		    const struct names_new *new)
-{
-	SCOPED(node_use_end) struct node_use u = { .s = s };
-	char ticket[TICKET_PATH_BYTES];
-	int rc = next_for(a, ticket);
-
-	if (rc == 0)
-		rc = local_make(s, new, a->name, a->dir, ticket, &u.n);
-	if (rc < 0)
-		return rc;
-	rc = make_file(s, u.n, ticket, new);
-	if (rc < 0) {
-		local_drop(s, u.n);
-		return rc == -ENOENT ? -ESTALE : rc; /* revoked already */
-	}
-	{
-		HOLD(&s->lock);
-		if (u.n->state != NODE_MAKING)
-			return -ESTALE;
-		u.n->state = NODE_PENDING;
-		u.n->changing--; /* local_make()'s */
-		u.n->awaited_ns = mono_ns() + LOCAL_AWAITED_NS;
-		u.n->sent++;
-		u.n->undone = true;
-		if (u.n->is_queued)
-			cond_signal(&s->idle);
-	}
-	return local_save(s, u.n);
-}
-
-/*
- * And nobody comes to open it who was sent there: the kernel looks a name up
- * once more, and not twice.
- */
+/* And nobody comes to open it who was sent there. */
 static bool may_be_over(struct shared *s, const struct node *n)
 {
 	HOLD(&s->lock);
-	return (n->sent == 0 || n->awaited_ns < mono_ns()) &&
+	return !sent_awaits_locked(s, n) &&
 	       (n->state == NODE_PENDING || n->state == NODE_UPLOADING);
 }
 
@@ -333,8 +271,7 @@ static bool is_linked(struct shared *s, struct node *n)
 	       names > 1;
 }
 
-/* 1: others are about to replace it, or have. */
-static int is_followed(struct shared *s, struct node *n)
+int replace_is_followed(struct shared *s, struct node *n)
 {
 	SCOPED(at_end) struct at a = { .s = s, .fd = -1 };
 	char ticket[TICKET_PATH_BYTES], name[STORE_NAME_MAX + 1];
@@ -348,8 +285,7 @@ static int is_followed(struct shared *s, struct node *n)
 	return rc < 0 ? rc : rc == 0 && !is_linked(s, n);
 }
 
-/* Theirs is later: at its name it stays, until that is another one's. */
-static void give_way(struct shared *s, struct node *n)
+void replace_give_way(struct shared *s, struct node *n)
 {
 	char ticket[TICKET_PATH_BYTES];
 
@@ -357,60 +293,6 @@ static void give_way(struct shared *s, struct node *n)
 		return;
 	(void)ticket_drop(s->home.nextfd, ticket);
 	local_give_up(s, n);
-}
-
-/* Somebody was faster, and that one will be opened. 1: it was overtaken. */
-static int send_to(struct shared *s, struct node *n)
-{
-	SCOPED(hold_end) struct hold h = { 0 };
-	int rc;
-
-	hold_begin(s, n, &h);
-	rc = is_followed(s, n);
-	if (rc > 0)
-		give_way(s, n);
-	if (rc != 0)
-		return rc;
-	HOLD(&s->lock);
-	n->awaited_ns = mono_ns() + LOCAL_AWAITED_NS;
-	n->sent++;
-	return 0;
-}
-
-int replace_by_new(struct shared *s, struct node *parent, const char *name,
-		   const struct names_new *new)
-{
-	SCOPED(at_end) struct at a = { .s = s, .fd = -1, .name = name };
-	SCOPED(node_use_end) struct node_use there = { .s = s };
-	struct names_new n = *new;
-	struct stat sb;
-	int rc;
-
-	there.n = node_replacing(s, parent, name);
-	if (there.n) {
-		rc = send_to(s, there.n);
-		if (rc <= 0)
-			return rc;
-	}
-	{
-		HOLD(&s->lock);
-		a.dir = node_ref_locked(parent);
-	}
-	rc = node_fd(s, parent, &a.fd);
-	if (rc < 0)
-		return rc;
-	if (fstatat(a.fd, name, &sb, AT_SYMLINK_NOFOLLOW) < 0)
-		return errno == ENOENT ? -ESTALE : -errno;
-	if (!S_ISREG(sb.st_mode))
-		return -ESTALE;
-	/* What the file is goes on: O_TRUNC changes its bytes alone. */
-	if (!pending_is(s, &sb))
-		n.mode = sb.st_mode;
-	else if (!node_is_local(s, sb.st_ino))
-		n.mode = S_IFREG | pending_mode_of(&sb);
-	n.uid = sb.st_uid;
-	n.gid = sb.st_gid;
-	return make_new(s, &a, &n);
 }
 
 /* n is to be called as `to` says, when it is complete. -ESTALE: it is gone. */
@@ -515,7 +397,7 @@ int replace_by_pending(struct shared *s, struct node *n, const struct at *from,
 	SCOPED(node_use_end) struct node_use before = { .s = s };
 	char ticket[TICKET_PATH_BYTES];
 	ino_t engine;
-	int rc = next_for(to, ticket);
+	int rc = replace_next_for(to, ticket);
 
 	if (rc < 0)
 		return rc;
@@ -542,7 +424,8 @@ int replace_from(struct shared *s, struct node *n, int fromfd, const char *name)
 {
 	SCOPED(at_end) struct at to = { .s = s, .fd = -1 };
 	char ticket[TICKET_PATH_BYTES], at[STORE_NAME_MAX + 1];
-	int rc = at_node(s, n, &to, at) ? next_for(&to, ticket) : -ESTALE;
+	int rc = at_node(s, n, &to, at) ? replace_next_for(&to, ticket)
+					: -ESTALE;
 
 	if (rc == 0)
 		rc = ticket_move(s->home.nextfd, ticket, TICKET_OPEN, fromfd,
@@ -553,7 +436,7 @@ int replace_from(struct shared *s, struct node *n, int fromfd, const char *name)
 int replace_another(struct shared *s, struct node *n, const struct at *to)
 {
 	char old[TICKET_PATH_BYTES], ticket[TICKET_PATH_BYTES];
-	int nextfd = s->home.nextfd, rc = next_for(to, ticket);
+	int nextfd = s->home.nextfd, rc = replace_next_for(to, ticket);
 
 	if (rc < 0)
 		return rc;
@@ -586,30 +469,6 @@ bool replace_is_over(struct shared *s, struct node *n)
 	return true;
 }
 
-int replace_followed(struct shared *s, struct node *n,
-		     const struct names_new *new)
-{
-	SCOPED(node_use_end) struct node_use parent = { .s = s };
-	SCOPED(hold_end) struct hold h = { 0 };
-	char name[STORE_NAME_MAX + 1];
-	struct names_new fresh = *new;
-	int rc;
-
-	hold_begin(s, n, &h);
-	rc = is_followed(s, n);
-	if (rc <= 0)
-		return rc;
-	{
-		HOLD(&s->lock);
-		parent.n = node_ref_locked(n->parent);
-		(void)snprintf(name, sizeof(name), "%s", n->name);
-	}
-	give_way(s, n);
-	fresh.mode = S_IFREG | inode_attr(n->in).mode;
-	rc = replace_by_new(s, parent.n, name, &fresh);
-	return rc < 0 ? rc : 1;
-}
-
 int replace_await(struct shared *s, struct node *n)
 {
 	int64_t end_ns = mono_ns() + (int64_t)s->pending_wait_s * 1000000000;
@@ -634,7 +493,7 @@ int replace_by_whole(struct shared *s, const struct at *from,
 		     const struct at *to)
 {
 	char ticket[TICKET_PATH_BYTES];
-	int rc = next_for(to, ticket);
+	int rc = replace_next_for(to, ticket);
 
 	if (rc == 0)
 		rc = ticket_move(s->home.nextfd, ticket, TICKET_TAKEN, from->fd,
@@ -653,7 +512,7 @@ int replace_by_none(struct shared *s, const struct at *a)
 	struct wait w = { .s = s, .at = a };
 	const struct ticket_wait wait = { wait_on, &w };
 	bool has = own_ticket(a, own);
-	int nextfd = s->home.nextfd, rc = next_for(a, ticket), fd = -1;
+	int nextfd = s->home.nextfd, rc = replace_next_for(a, ticket), fd = -1;
 
 	if (rc == 0)
 		rc = fd = ticket_make(nextfd, ticket, TICKET_REMOVES,

@@ -168,6 +168,7 @@ int shared_open(struct store *st, const struct shared_options *o,
 	TAILQ_INIT(&s->queue);
 	TAILQ_INIT(&s->kept);
 	TAILQ_INIT(&s->seen);
+	LIST_INIT(&s->sent);
 	s->st = st;
 	s->home = SHARED_HOME_NONE;
 	s->as_root = geteuid() == 0;
@@ -294,7 +295,8 @@ static void *alive_main(void *arg)
 			(void)dir_each(s->home.nodefd, "wanted", on_wanted, s);
 			wanted_due_ns = mono_ns() + WANTED_PERIOD_NS;
 		}
-		local_not_awaited(s);
+		sent_expire(s);
+		empty_give_up_left(s);
 		own_flush(s);
 		node_forget_seen(s);
 		local_make_room(s);
@@ -338,6 +340,7 @@ void shared_free(struct shared *s)
 		return;
 	s->st->hooks = (struct store_hooks){ 0 };
 	locks_free(s);
+	sent_free(s);
 	nodes_free(s);
 	shared_home_release(&s->home);
 	cond_destroy(&s->moved);
@@ -406,36 +409,27 @@ static bool writes(int flags)
 	return (flags & O_ACCMODE) != O_RDONLY;
 }
 
-static int replace(struct shared *s, struct node *old,
-		   const struct names_new *new)
+/* Is a new file to take the place of what is opened? */
+static bool is_to_empty(struct shared *s, struct node *n, int flags,
+			const struct names_new *new)
 {
-	SCOPED(node_use_end) struct node_use parent = { .s = s };
-	char name[STORE_NAME_MAX + 1];
+	return writes(flags) && (flags & O_TRUNC) && new &&
+	       !is_direct_node(s, n);
+}
 
-	{
-		HOLD(&s->lock);
-		if (!old->parent)
-			return -ESTALE;
-		(void)snprintf(name, sizeof(name), "%s", old->name);
-		parent.n = node_ref_locked(old->parent);
-	}
-	return replace_by_new(s, parent.n, name, new);
+static int send_away(struct shared *s, uint64_t parent, const char *name,
+		     int flags, const struct names_new *n)
+{
+	return writes(flags) && (flags & O_TRUNC) && n &&
+			       !shared_is_direct(s, parent, name)
+		       ? empty_away(s, parent, name, n)
+		       : -ESTALE; /* the kernel looks it up once more */
 }
 
 int shared_create_again(struct shared *s, uint64_t parent, const char *name,
-			int flags, const struct names_new *new)
+			int flags, const struct names_new *n)
 {
-	SCOPED(node_use_end) struct node_use u = { 0 };
-
-	if ((flags & O_TRUNC) && writes(flags) &&
-	    !shared_is_direct(s, parent, name) &&
-	    node_use(s, parent, &u) == 0) {
-		int rc = replace_by_new(s, u.n, name, new);
-
-		if (rc < 0)
-			return rc;
-	}
-	return -ESTALE; /* the kernel looks it up once more */
+	return send_away(s, parent, name, flags, n);
 }
 
 /* In DIR: what is put in the place of one leaves the others what they are. */
@@ -460,62 +454,37 @@ static bool was_dropped(struct shared *s, uint64_t id, struct dropped *ret)
 	return false;
 }
 
-/* May a new file take the place of the one at the name? */
-static bool is_replaceable(struct shared *s, struct node *parent,
-			   const char *name)
+/* 1: what it would be now is a file of its own, after that of others. */
+static int is_followed(struct shared *s, struct node *n)
 {
-	SCOPED(scope_close) int dirfd = -1, fd = -1;
-	struct stat sb;
+	SCOPED(hold_end) struct hold h = { 0 };
 
-	if (node_fd(s, parent, &dirfd) < 0)
-		return false;
-	fd = openat(dirfd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-	return fd >= 0 && fstat(fd, &sb) == 0 && S_ISREG(sb.st_mode) &&
-	       own_is_only_name(s, fd, &sb);
-}
-
-/*
- * The kernel looks a name up again once. So who comes with O_TRUNC to a file
- * that was given up finds the new one then, and not DIR's, which would send him
- * to the new one.
- */
-static int change_dropped(struct shared *s, const struct dropped *d, int flags,
-			  const struct names_new *n)
-{
-	SCOPED(node_use_end) struct node_use parent = { 0 };
-	int rc;
-
-	if (!(flags & O_TRUNC) || !n ||
-	    shared_is_direct(s, d->parent, d->name) ||
-	    node_use(s, d->parent, &parent) < 0 ||
-	    !is_replaceable(s, parent.n, d->name))
-		return -ESTALE;
-	rc = replace_by_new(s, parent.n, d->name, n);
-	return rc < 0 ? rc : -ESTALE;
+	hold_begin(s, n, &h);
+	return replace_is_followed(s, n);
 }
 
 int shared_change_begin(struct shared *s, uint64_t id, int flags,
 			const struct names_new *n)
 {
 	SCOPED(node_use_end) struct node_use u = { 0 };
-	bool kept, direct, dropped;
+	bool kept, dropped, to_empty = false;
 	struct dropped d;
 
 	if (node_use(s, id, &u) < 0)
 		return writes(flags) && was_dropped(s, id, &d)
-			       ? change_dropped(s, &d, flags, n)
+			       ? send_away(s, d.parent, d.name, flags, n)
 			       : 0;
 	if (!writes(flags)) {
 		HOLD(&s->lock);
 		queue_read_locked(s, u.n);
 		return 0;
 	}
-	direct = is_direct_node(s, u.n);
-	if ((flags & O_TRUNC) && n && !direct) {
-		int rc = replace_followed(s, u.n, n);
+	to_empty = is_to_empty(s, u.n, flags, n);
+	if (to_empty) {
+		int rc = is_followed(s, u.n);
 
 		if (rc != 0)
-			return rc < 0 ? rc : -ESTALE;
+			return rc < 0 ? rc : empty_away_from(s, u.n, n);
 	}
 	{
 		HOLD(&s->lock);
@@ -526,27 +495,19 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 		if (!kept && !dropped) {
 			u.n->changing++;
 			queue_changed_locked(s, u.n);
-			if (u.n->sent > 0)
-				u.n->sent--;
-			if (u.n->sent == 0)
-				u.n->awaited_ns = 0;
-			u.n->undone = false;
+			sent_came_locked(s, u.n, n ? n->pid : 0);
+			return 0;
 		}
 	}
 	if (dropped) /* what is written there would be lost */
-		return was_dropped(s, id, &d) ? change_dropped(s, &d, flags, n)
-					      : -ESTALE;
-	if (!kept)
-		return 0;
-	if ((flags & O_TRUNC) && n && !direct && has_one_name(s, u.n)) {
-		int rc = replace(s, u.n, n);
-
-		return rc < 0 ? rc : -ESTALE;
-	}
+		return was_dropped(s, id, &d)
+			       ? send_away(s, d.parent, d.name, flags, n)
+			       : -ESTALE;
+	if (to_empty && has_one_name(s, u.n)) /* it is read until then */
+		return empty_away_from(s, u.n, n);
 	/* Under its name there may be another one by now. */
 	local_give_up(s, u.n);
-	return was_dropped(s, id, &d) ? change_dropped(s, &d, flags, n)
-				      : -ESTALE;
+	return to_empty ? empty_away_from(s, u.n, n) : -ESTALE;
 }
 
 void shared_change_end(struct shared *s, uint64_t id)
@@ -617,7 +578,6 @@ static int drop_suid(const struct shared_caller *c, int fd,
 /* What a try to open a file came to, if it did not fail. */
 enum tried {
 	TRIED_OPEN,
-	TRIED_LOCAL, /* the name has a local file now, which is to be opened */
 	TRIED_GONE, /* others have put another one at the name */
 };
 
@@ -626,11 +586,15 @@ static int try_open(struct shared *s, const struct shared_caller *c,
 		    struct node *n, int flags, const struct names_new *new,
 		    int *path, int *ret_fd)
 {
+	bool to_empty = is_to_empty(s, n, flags, new);
 	struct stat sb;
 	int fd, rc = 0;
 
 	if (fstat(*path, &sb) < 0)
 		return errno == ESTALE || errno == ENOENT ? TRIED_GONE : -errno;
+	/* Of what is pending elsewhere, too: its bytes are not asked for. */
+	if (to_empty && S_ISREG(sb.st_mode) && own_is_only_name(s, *path, &sb))
+		return empty_away_from(s, n, new);
 	if (pending_is(s, &sb)) {
 		rc = pending_wait(s, n, path);
 		if (rc == -ESTALE)
@@ -642,13 +606,6 @@ static int try_open(struct shared *s, const struct shared_caller *c,
 		if (fstat(*path, &sb) < 0)
 			return errno == ESTALE || errno == ENOENT ? TRIED_GONE
 								  : -errno;
-	}
-	if (writes(flags) && (flags & O_TRUNC) && S_ISREG(sb.st_mode) &&
-	    !is_direct_node(s, n) && own_is_only_name(s, *path, &sb)) {
-		rc = replace(s, n, new);
-		if (rc == -ESTALE)
-			return TRIED_GONE;
-		return rc < 0 ? rc : TRIED_LOCAL;
 	}
 	if (writes(flags) && sb.st_nlink == 0)
 		return TRIED_GONE; /* replaced since it was looked up */
@@ -682,6 +639,7 @@ int shared_open_file(struct shared *s, const struct shared_caller *c,
 	SCOPED(scope_close) int path = -1;
 	int fd = -1, rc = node_use(s, id, &u);
 
+	sent_forget(s, c->tid);
 	if (rc < 0)
 		return -ESTALE;
 	rc = node_fd(s, u.n, &path);
@@ -701,7 +659,9 @@ int shared_open_file(struct shared *s, const struct shared_caller *c,
 	}
 	/* It has another number; or there is none, and O_CREAT makes it. */
 	if (rc > 0 || (rc == -ENOENT && writes(flags)))
-		return -ESTALE;
+		return is_to_empty(s, u.n, flags, new)
+			       ? empty_away_from(s, u.n, new)
+			       : -ESTALE;
 	if (rc < 0)
 		return rc;
 	*ret_fd = fd;
@@ -722,6 +682,7 @@ int shared_create_plain(struct shared *s, const struct shared_caller *c,
 	fd = tree_create_plain(s, c, parent, name, mode, flags, ret);
 	if (fd < 0)
 		return fd;
+	sent_forget(s, c->tid);
 	rc = node_use(s, ret->id, &u);
 	if (rc < 0) {
 		(void)close(fd);

@@ -77,6 +77,7 @@ struct shared_caller {
 	gid_t gid;
 	const gid_t *groups;
 	size_t group_count;
+	pid_t tid; /* as names_new's; 0: not known */
 };
 
 /* A name that was found: its number has one more look-up. */
@@ -85,8 +86,13 @@ struct shared_entry {
 	struct stat stat;
 };
 
+/*
+ * tid: the thread that looks, as names_new has it: when it was told ESTALE (see
+ * shared_change_begin()) what it was sent to is there after this.
+ */
+#define SHARED_NOBODY (-1)
 int shared_lookup(struct shared *s, uint64_t parent, const char *name,
-		  struct shared_entry *ret);
+		  pid_t tid, struct shared_entry *ret);
 /* `count` look-ups are given back. Waits for nothing. */
 void shared_forget(struct shared *s, uint64_t id, uint64_t count);
 /* Of a pending file here it waits for nothing. */
@@ -101,7 +107,7 @@ int shared_create(struct shared *s, const struct shared_caller *c,
 		  struct shared_entry *ret, struct inode **ret_local);
 /*
  * The file was there already, and is to be opened with these flags all the
- * same: -ESTALE, and who looks it up again can open it. n as above.
+ * same: -ESTALE, as of shared_change_begin(). n as above.
  */
 int shared_create_again(struct shared *s, uint64_t parent, const char *name,
 			int flags, const struct names_new *n);
@@ -154,19 +160,21 @@ int shared_path(struct shared *s, uint64_t id, int *ret_fd,
 /*
  * A local file is about to be opened with these flags, or cut (O_WRONLY; n is
  * NULL then). When it is 0, and it may be written to, shared_change_end()
- * follows once that is done. Waits for the last calls of its upload.
+ * follows once that is done. -ESTALE: the thread is to look the name up again,
+ * and to open what it gets: a new file where O_TRUNC is to empty the one that
+ * the name means (empty.c). Waits for the last calls of its upload.
  */
 int shared_change_begin(struct shared *s, uint64_t id, int flags,
 			const struct names_new *n);
 void shared_change_end(struct shared *s, uint64_t id);
 
 /*
- * Open what is not a local file. O_TRUNC of a file with one name is -ESTALE
- * when it is replaced by a local one. *ret_backing as file_opened has it; the
- * descriptor is the caller's until shared_close(). Waits for another node when
- * the file is pending there, up to pending_wait; -EIO, and a line in the log,
- * when it stays so. -EINTR as the drain's waits; -ERESTART when the call can
- * be put off instead (interrupt.h).
+ * Open what is not a local file. O_TRUNC of a file with one name is -ESTALE,
+ * as above, also while it is pending on another node. *ret_backing as
+ * file_opened has it; the descriptor is the caller's until shared_close().
+ * Waits for another node when the file is pending there, up to pending_wait;
+ * -EIO, and a line in the log, when it stays so. -EINTR as the drain's waits;
+ * -ERESTART when the call can be put off instead (interrupt.h).
  */
 int shared_open_file(struct shared *s, const struct shared_caller *c,
 		     uint64_t id, int flags, const struct names_new *n,

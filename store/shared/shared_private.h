@@ -92,13 +92,7 @@ struct node {
 	unsigned changing;
 	uint64_t number; /* of what an upload would bring now */
 	unsigned renaming; /* who moves it in DIR; it is not completed then */
-	/*
-	 * Somebody was told to look its name up again, and comes to open it:
-	 * until then, or this moment, it is not completed. 0: nobody.
-	 */
-	int64_t awaited_ns;
-	unsigned sent; /* how many come: each opens it as it is */
-	bool undone; /* when nobody comes: it was made for him alone */
+	bool undone; /* of no use but to him who was sent to it: empty.c */
 	bool dropped; /* given up: who comes to write has to look again */
 	TAILQ_ENTRY(node) queued; /* to be uploaded, by place */
 	bool is_queued, is_taken;
@@ -154,6 +148,7 @@ struct shared {
 	unsigned fds, fds_max;
 	TAILQ_HEAD(node_queue, node) queue, kept, seen;
 	LIST_HEAD(, lock_owner) lock_owners; /* locks.c */
+	LIST_HEAD(, sent) sent; /* sent.c */
 	/* The last local files that were given up: see shared_change_begin() */
 	struct dropped dropped[DROPPED_MAX];
 	unsigned next_dropped;
@@ -386,9 +381,6 @@ void local_record_release(struct local_record *r);
 int local_forget_records(struct shared *s, uint64_t ino);
 /* One of its names in DIR went. The last one? */
 void local_name_removed(struct shared *s, struct node *n);
-/* The kernel looks a name up once more, and opens: for how long that may take.
- */
-#define LOCAL_AWAITED_NS (INT64_C(2) * 1000000000)
 /*
  * Put what is known of it into the database. Of two at once the later one has
  * the last word; it waits for the first. While it may be complete the record is
@@ -403,12 +395,11 @@ struct node *local_at(struct shared *s, struct node *parent, const char *name,
 		      const struct stat *sb);
 /* While the store's disk is short of room, kept files go, the oldest first. */
 void local_make_room(struct shared *s);
-/* Those that somebody was told of, and nobody came for. */
-void local_not_awaited(struct shared *s);
 /* The local copy goes; who has it open keeps it. A reference is needed. */
 void local_drop(struct shared *s, struct node *n);
 /* One that DIR has whole: who comes to write here has to look again. */
 void local_give_up(struct shared *s, struct node *n);
+void local_note_dropped_locked(struct shared *s, struct node *n);
 void local_set_kept_locked(struct node *n, const struct stat *sb);
 /* For the drain: see drain_options. */
 void local_committing(void *arg, struct kv_batch *b, uint64_t ino,
@@ -594,6 +585,8 @@ void act_as_self(const struct shared *s, const struct shared_caller *c);
 
 /* --- replace.c: what other nodes are about to replace, too: ticket.h */
 
+/* What the next ticket for the name is called. */
+int replace_next_for(const struct at *a, char ret[TICKET_PATH_BYTES]);
 /* Is anybody else about to replace it? 1, 0 or -errno. */
 int replace_look(struct shared *s, const struct at *a);
 /* Until nobody else is. -EBUSY after pending_wait, with a line in the log. */
@@ -609,14 +602,6 @@ int replace_wait_to_make(struct shared *s, const struct at *a);
  */
 int replace_wait_for(struct shared *s, struct node *n, ino_t number);
 /*
- * A new local file is to take the place of what DIR has at the name, whatever
- * that is by now. 0 when it is there: opened once more, by its name, it is the
- * new one. -ESTALE: what is there is of another kind. The mode is n's where it
- * is pending here.
- */
-int replace_by_new(struct shared *s, struct node *parent, const char *name,
-		   const struct names_new *n);
-/*
  * A pending file gets the name of a file that others may read: they go on with
  * that one until this one is complete. It is held.
  */
@@ -627,13 +612,10 @@ int replace_from(struct shared *s, struct node *n, int fromfd,
 		 const char *name);
 /* What is to replace a name is to replace this one instead. It is held. */
 int replace_another(struct shared *s, struct node *n, const struct at *to);
-/*
- * A pending file of this node is about to be emptied. 0: go on. 1: others are
- * about to replace it, or have; what it would be now is a file of its own,
- * which replaces theirs, and is found by the name.
- */
-int replace_followed(struct shared *s, struct node *n,
-		     const struct names_new *new);
+/* 1: others are about to replace what is pending here, or have. It is held. */
+int replace_is_followed(struct shared *s, struct node *n);
+/* Theirs is later: at its name it stays, until that is another one's. */
+void replace_give_way(struct shared *s, struct node *n);
 /* Was it overtaken? Then it is given up. */
 bool replace_is_over(struct shared *s, struct node *n);
 /* Until it has its name. -EBUSY after pending_wait. */
@@ -658,6 +640,43 @@ bool replace_drop_at(struct shared *s, const struct at *a);
 int replace_complete(struct shared *s, struct node *n, struct node **ret_old);
 /* What calls of the last daemon had taken. An error: not all, or not yet. */
 int replace_finish(struct shared *s);
+
+/* --- sent.c: who was told ESTALE, and comes to open what is there now */
+
+/* He will find this local file by its name. */
+void sent_expect(struct shared *s, struct node *n);
+/* Is it to stay as it is, for somebody who comes to open it? */
+bool sent_awaits_locked(const struct shared *s, const struct node *n);
+/* The thread opens this one, and what it may have been sent for is over. */
+void sent_came_locked(struct shared *s, struct node *n, pid_t tid);
+void sent_forget(struct shared *s, pid_t tid);
+/* A look-up of it has failed; of two, what it was sent for is over. */
+void sent_missed(struct shared *s, pid_t tid);
+/* Each half second. */
+void sent_expire(struct shared *s);
+void sent_free(struct shared *s);
+
+/* --- empty.c: who opens with O_TRUNC what DIR has */
+
+/*
+ * The thread n->pid was to empty what that name of a folder is, and is told
+ * -ESTALE now: it looks the name up again. -ENOMEM.
+ */
+int empty_away(struct shared *s, uint64_t parent, const char *name,
+	       const struct names_new *n);
+/* ... what is known of the node's name. */
+int empty_away_from(struct shared *s, struct node *n,
+		    const struct names_new *new);
+/*
+ * A look-up begins. If it is of a thread that was sent to this name, what it
+ * finds next is a pending file here that it can open, or what is not replaced
+ * (a file with other names, none). An error is what it is to be told.
+ */
+int empty_look(struct shared *s, const struct at *a, pid_t tid);
+/* What was made for somebody who did not come goes. */
+void empty_give_up_left(struct shared *s);
+/* Is that about to happen to it? It may be held: then it does not begin. */
+bool empty_is_left(struct shared *s, const struct node *n);
 
 /* --- steps.c */
 

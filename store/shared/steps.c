@@ -91,7 +91,7 @@ static int steps_find(void *self, uint64_t parent, const char *name,
 	int rc = -ESTALE;
 
 	for (unsigned tries = 0; rc == -ESTALE && tries < FIND_TRIES; tries++) {
-		rc = shared_lookup(s, parent, name, &e);
+		rc = shared_lookup(s, parent, name, SHARED_NOBODY, &e);
 		if (rc < 0)
 			return rc;
 		rc = steps_hold(s, e.id);

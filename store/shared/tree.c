@@ -140,7 +140,7 @@ static int entry_at(struct shared *s, const struct at *a, struct found *f,
 }
 
 int shared_lookup(struct shared *s, uint64_t parent, const char *name,
-		  struct shared_entry *ret)
+		  pid_t tid, struct shared_entry *ret)
 {
 	SCOPED(at_end) struct at a = { .fd = -1 };
 	struct node *n;
@@ -149,8 +149,12 @@ int shared_lookup(struct shared *s, uint64_t parent, const char *name,
 	if (shared_is_hidden(s, parent, name))
 		return -ENOENT;
 	rc = at_begin(s, parent, name, &a);
-	if (rc < 0)
+	if (rc == 0)
+		rc = empty_look(s, &a, tid);
+	if (rc < 0) {
+		sent_missed(s, tid);
 		return rc;
+	}
 	n = node_replacing(s, a.dir, name);
 	if (n && !replace_is_over(s, n)) {
 		struct stat sb = { .st_nlink = 1 };
@@ -168,6 +172,8 @@ int shared_lookup(struct shared *s, uint64_t parent, const char *name,
 		if (rc != -ESTALE)
 			break;
 	}
+	if (rc < 0)
+		sent_missed(s, tid);
 	return rc;
 }
 
@@ -370,6 +376,7 @@ int shared_create(struct shared *s, const struct shared_caller *c,
 		inode_put(s->st->inodes, u.n->in, 1);
 	else
 		*ret_local = u.n->in;
+	sent_forget(s, n->pid);
 	return rc;
 }
 
@@ -463,7 +470,7 @@ int shared_link(struct shared *s, const struct shared_caller *c, uint64_t id,
 		rc = at_new_name(s, parent, name, &a);
 	if (rc == 0) {
 		hold_begin(s, u.n, &held); /* it stays where it is */
-		rc = node_fd(s, u.n, &fd);
+		rc = empty_is_left(s, u.n) ? -ESTALE : node_fd(s, u.n, &fd);
 	}
 	if (rc < 0)
 		return rc;

@@ -377,7 +377,7 @@ static bool begin_completing(struct upload *u)
 		wait_for_turn_locked(u);
 		if (!queue_may_complete_locked(s, u->n) || is_void_locked(u) ||
 		    u->n->renaming > 0 || s->stop ||
-		    u->n->awaited_ns > mono_ns())
+		    sent_awaits_locked(s, u->n))
 			return false;
 		u->n->kept_size = (uint64_t)u->sb.st_size;
 		u->n->kept_mtime_ns = io_ns(&u->sb.st_mtim);
@@ -757,7 +757,7 @@ static void put_back(struct upload *u, enum upload_end end, int rc)
 	/* Not before it is put back: what is taken is not given up. */
 	s->search = s->search || rc == -ESTALE;
 	may_last = end == UPLOAD_WAITS || n->renaming > 0 || n->changing > 0 ||
-		   n->awaited_ns > mono_ns() || open;
+		   sent_awaits_locked(s, n) || open;
 	if (n->state == NODE_PENDING) {
 		bool moved = n->number != u->number;
 

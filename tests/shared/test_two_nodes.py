@@ -444,6 +444,30 @@ def a_node_that_returns_sets_nothing_back(c):
     same(get(c.shared("latest")), b"step_3", "when it is back")
 
 
+@shared(options=nodes.HELD)
+def what_a_node_that_is_away_has_pending_is_written_anew(c):
+    """Nobody asks for its bytes, so nobody waits for them; and it is not given
+    back to the name by a node that returns."""
+    fds = []
+    for name in ("latest", "other"):
+        fds.append(os.open(c.a.path(name), os.O_WRONLY | os.O_CREAT, 0o640))
+        os.write(fds[-1], b"step_1")
+    c.a.kill()
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    for name in ("latest", "other"):
+        nodes.within(nodes.FREE_S, "an open with O_TRUNC",
+                     lambda n=name: put(c.b.path(n), b"step_2"))
+    c.b.ctl("flush", "--shared", c.b.mnt)
+    same(get(c.shared("latest")), b"step_2", "while it is away")
+    same(os.stat(c.shared("latest")).st_mode & 0o7777, 0o640)
+    c.a.start()
+    c.settle()
+    for name in ("latest", "other"):
+        same(get(c.a.path(name)), b"step_2", name)
+
+
 @shared()
 def attributes_are_set_from_either_node(c):
     put(c.a.path("plain"), content("p", 1, MIB))

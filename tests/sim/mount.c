@@ -58,7 +58,8 @@ struct mount {
 
 static struct fuse_req request(struct mount *m)
 {
-	return (struct fuse_req){ .fs = &m->fs, .ctx = { .pid = 1 } };
+	return (struct fuse_req){ .fs = &m->fs,
+				  .ctx = { .pid = 1 + (pid_t)sim_self() } };
 }
 
 static void forget(struct mount *m, uint64_t id)

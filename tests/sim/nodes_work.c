@@ -412,7 +412,7 @@ static void write_own(struct node_run *n, const char *path, bool mine, int flags
 	model_own_closed(path, id, rc);
 	if (rc == -EBUSY && model_is_bare(path))
 		return; /* nobody can say when it will be whole */
-	if (rc == -ESTALE && sim_clock() - began_ns > 2 * SECOND)
+	if (rc == -ESTALE && sim_clock() - began_ns > 5 * SECOND)
 		return; /* it came too late to what was made for it */
 	if (rc < 0 && !nodes_plan.errors)
 		sim_fail("node %u writes '%s': %s", n->number, path,

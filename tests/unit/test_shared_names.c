@@ -17,7 +17,7 @@ static uint64_t look_up(struct mounted *m, const char *name)
 {
 	struct shared_entry e;
 
-	assert_int_equal(shared_lookup(m->s, ROOT_INO, name, &e), 0);
+	assert_int_equal(shared_lookup(m->s, ROOT_INO, name, 0, &e), 0);
 	return e.id;
 }
 
@@ -47,9 +47,9 @@ static uint64_t begin_replacing(struct mounted *m)
 	id = look_up(m, "f");
 	assert_int_equal(open_node(m, id, O_WRONLY | O_TRUNC, &fd), -ESTALE);
 	shared_forget(m->s, id, 1);
-	assert_int_equal(unlink(at(m->dir, "f")), 0);
 	id = look_up(m, "f");
 	assert_false(shared_is_node(id));
+	assert_int_equal(unlink(at(m->dir, "f")), 0);
 	assert_int_equal(shared_change_begin(m->s, id, O_WRONLY, &as_file), 0);
 	return id;
 }
@@ -317,7 +317,7 @@ int __wrap_fchmod(int fd, mode_t mode)
 		if (pwrite(own, "theirs", 6, 0) != 6 || fstat(own, &after) < 0)
 			abort();
 	} while (io_ns(&after.st_mtim) == io_ns(&before.st_mtim));
-	if (shared_lookup(m->s, ROOT_INO, "f", &e) == 0)
+	if (shared_lookup(m->s, ROOT_INO, "f", 0, &e) == 0)
 		was_node = shared_is_node(e.id);
 	if (was_node)
 		shared_forget(m->s, e.id, 1);

@@ -555,13 +555,13 @@ static void who_empties_what_was_given_up_looks_again_once(void **state)
 	node_put(m.s, n);
 	assert_int_equal(shared_change_begin(m.s, id, O_WRONLY, &as_file),
 			 -ESTALE);
-	assert_int_equal(shared_lookup(m.s, ROOT_INO, "f", &e), 0);
+	assert_int_equal(shared_lookup(m.s, ROOT_INO, "f", 0, &e), 0);
 	assert_true(shared_is_node(e.id)); /* it is DIR's, to be changed */
 	shared_forget(m.s, e.id, 1);
 	assert_int_equal(
 		shared_change_begin(m.s, id, O_WRONLY | O_TRUNC, &as_file),
 		-ESTALE);
-	assert_int_equal(shared_lookup(m.s, ROOT_INO, "f", &e), 0);
+	assert_int_equal(shared_lookup(m.s, ROOT_INO, "f", 0, &e), 0);
 	assert_false(shared_is_node(e.id));
 	assert_int_equal(
 		shared_change_begin(m.s, e.id, O_WRONLY | O_TRUNC, &as_file),

@@ -158,13 +158,13 @@ static void a_start_that_cannot_look_changes_nothing(void **state)
 
 	(void)state;
 	put_file(m.dir, "f", "old");
-	assert_int_equal(shared_lookup(m.s, ROOT_INO, "f", &e), 0);
+	assert_int_equal(shared_lookup(m.s, ROOT_INO, "f", 0, &e), 0);
 	assert_int_equal(shared_open_file(m.s, &caller, e.id,
 					  O_WRONLY | O_TRUNC, &as_file, &fd,
 					  &backing),
 			 -ESTALE);
 	shared_forget(m.s, e.id, 1);
-	assert_int_equal(shared_lookup(m.s, ROOT_INO, "f", &e), 0);
+	assert_int_equal(shared_lookup(m.s, ROOT_INO, "f", 0, &e), 0);
 	n = node_get(m.s, e.id);
 	assert_true(node_ticket(m.s, n, ticket));
 	node_put(m.s, n);

@@ -2,18 +2,14 @@
  * Tickets: who replaces a name of DIR, or removes it, when several nodes do;
  * and what of them is left by a node that died in between.
  */
-#include <fcntl.h>
 
 #include "store/base/dir.h"
 #include "store/base/scope.h"
-#include "store/drain/drain.h"
 #include "store/file/file.h"
 #include "store/shared/forget.h"
-#include "tests/unit/shared_fixture.h"
+#include "tests/unit/ticket_fixture.h"
 
 #define FOLDER 0x1234
-
-static int nextfd = -1, dirfd_ = -1;
 
 /* --- the rule, without a mount -------------------------------------------- */
 
@@ -52,43 +48,6 @@ static void make_ticket(const char *node, uint64_t n, const char *text,
 	assert_true(fd >= 0);
 	assert_int_equal(write(fd, text, strlen(text)), strlen(text));
 	close(fd);
-}
-
-/* What a pause does: another node's has its place, or goes. */
-static struct {
-	const char *places; /* or NULL */
-	unsigned asked;
-	char last[TICKET_PATH_BYTES];
-	int rc;
-} pauses;
-
-static int pause_once(void *arg, const char *taken)
-{
-	(void)arg;
-	pauses.asked++;
-	(void)snprintf(pauses.last, sizeof(pauses.last), "%s", taken);
-	if (pauses.places)
-		assert_int_equal(
-			ticket_place(nextfd, pauses.places, dirfd_, "f"), 0);
-	pauses.places = NULL;
-	return pauses.rc;
-}
-
-static const struct ticket_wait waits = { pause_once, NULL };
-
-static void assert_text(const char *want)
-{
-	char text[32] = "";
-
-	(void)dir_read_text(dirfd_, "f", text, sizeof(text));
-	assert_string_equal(text, want);
-}
-
-static void complete(const char *ticket)
-{
-	assert_int_equal(ticket_take(nextfd, ticket), 0);
-	assert_int_equal(ticket_settle(nextfd, ticket, NULL, &waits), 0);
-	assert_int_equal(ticket_place(nextfd, ticket, dirfd_, "f"), 0);
 }
 
 static void the_later_call_wins(void **state)
@@ -338,112 +297,6 @@ static void what_is_no_ticket_stays(void **state)
 
 /* --- a node, and what others do ------------------------------------------- */
 
-/* Its number, while it is local. */
-static uint64_t look_up_local(struct mounted *m, const char *name)
-{
-	struct shared_entry e;
-	struct inode *in;
-
-	assert_int_equal(shared_lookup(m->s, ROOT_INO, name, &e), 0);
-	assert_false(shared_is_node(e.id));
-	assert_int_equal(inode_get(m->live.st->inodes, e.id, &in), 0);
-	inode_forget(m->live.st->inodes, in, 1);
-	inode_put(m->live.st->inodes, in, 1);
-	return e.id;
-}
-
-/* It is opened with O_TRUNC here, has this text, and is durable. */
-static void write_again(struct mounted *m, uint64_t id, const char *text)
-{
-	struct store *st = m->live.st;
-	struct inode *in;
-
-	if (shared_change_begin(m->s, id, O_WRONLY | O_TRUNC, &as_file) ==
-	    -ESTALE) { /* and the kernel looks it up again, once */
-		id = look_up_local(m, "f");
-		assert_int_equal(shared_change_begin(m->s, id,
-						     O_WRONLY | O_TRUNC,
-						     &as_file),
-				 0);
-	}
-	assert_int_equal(inode_get(st->inodes, id, &in), 0);
-	assert_int_equal(file_truncate(&st->files, in, 0), 0);
-	assert_int_equal(file_write(&st->files, in, text, strlen(text), 0), 0);
-	assert_int_equal(drain_closed(st->drain, in), 0);
-	shared_change_end(m->s, id);
-	assert_int_equal(drain_sync_closed(st->drain), 0);
-	inode_put(st->inodes, in, 1);
-}
-
-/* `name` has "old", and on node a it is "new": pending, durable here. */
-static void replace(struct mounted *m, uint64_t parent, const char *name)
-{
-	struct store *st = m->live.st;
-	struct shared_entry e;
-	struct inode *in;
-	int fd, backing;
-
-	assert_int_equal(shared_lookup(m->s, parent, name, &e), 0);
-	assert_int_equal(shared_open_file(m->s, &caller, e.id,
-					  O_WRONLY | O_TRUNC, &as_file, &fd,
-					  &backing),
-			 -ESTALE);
-	shared_forget(m->s, e.id, 1);
-	assert_int_equal(shared_lookup(m->s, parent, name, &e), 0);
-	assert_false(shared_is_node(e.id));
-	assert_int_equal(inode_get(st->inodes, e.id, &in), 0);
-	assert_int_equal(shared_change_begin(m->s, e.id, O_WRONLY, &as_file),
-			 0);
-	assert_int_equal(file_write(&st->files, in, "new", 3, 0), 0);
-	assert_int_equal(drain_closed(st->drain, in), 0);
-	shared_change_end(m->s, e.id);
-	assert_int_equal(drain_sync_closed(st->drain), 0);
-	inode_forget(st->inodes, in, 1);
-	inode_put(st->inodes, in, 2);
-}
-
-static struct mounted replaced_new(void)
-{
-	struct mounted m = mounted_open();
-
-	put_file(m.dir, "f", "old");
-	replace(&m, ROOT_INO, "f");
-	nextfd = m.s->home.nextfd;
-	dirfd_ = m.s->home.dirfd;
-	return m;
-}
-
-/* Another node's ticket for f, whole. */
-static void make_theirs(const struct mounted *m, const char *name,
-			char ret[TICKET_PATH_BYTES])
-{
-	int fd;
-
-	assert_int_equal(ticket_next(m->s->home.nextfd, m->s->root->engine,
-				     name, "b", 1, ret),
-			 0);
-	fd = ticket_make(m->s->home.nextfd, ret, TICKET_OPEN, 0644);
-	assert_true(fd >= 0);
-	assert_int_equal(write(fd, "theirs", 6), 6);
-	close(fd);
-}
-
-static void assert_no_tickets(const struct mounted *m)
-{
-	assert_true(dir_is_empty(m->s->home.homefd, SHARED_NEXT_DIR));
-}
-
-static void ends_as(struct mounted *m, const char *text)
-{
-	mounted_start(m);
-	assert_int_equal(shared_flush(m->s), 0);
-	mounted_stop(m);
-	assert_text(text);
-	assert_no_tickets(m);
-	assert_true(dir_is_empty(m->s->home.ownfd, "."));
-	mounted_free(m);
-}
-
 static void an_upload_takes_what_is_earlier_along(void **state)
 {
 	struct mounted m = mounted_open();
@@ -558,112 +411,6 @@ static void what_is_made_waits_for_theirs(void **state)
 	mounted_free(&m);
 }
 
-static int is_third(void *arg, const struct ticket_left *t)
-{
-	(void)arg;
-	return strstr(t->path, "/0000000000000003.a.") != NULL;
-}
-
-/* A call that began when theirs had returned is later than that. */
-static void what_is_written_again_is_later_than_theirs(void **state)
-{
-	struct mounted m = replaced_new();
-	char b[TICKET_PATH_BYTES];
-
-	(void)state;
-	make_theirs(&m, "f", b);
-	assert_int_equal(tickets_each(nextfd, is_third, NULL), 0);
-	write_again(&m, look_up_local(&m, "f"), "again");
-	assert_int_equal(tickets_each(nextfd, is_third, NULL), 1);
-	ends_as(&m, "again");
-}
-
-/* It was made here, and somebody else is to replace it; it has two names then.
- */
-static void so_is_what_was_not_whole_yet(void **state)
-{
-	struct mounted m = mounted_open();
-	struct store *st = m.live.st;
-	char b[TICKET_PATH_BYTES];
-	struct shared_entry e;
-	struct inode *in;
-
-	(void)state;
-	nextfd = m.s->home.nextfd;
-	dirfd_ = m.s->home.dirfd;
-	assert_int_equal(
-		shared_create(m.s, &caller, ROOT_INO, "f", &as_file, &e, &in),
-		0);
-	assert_int_equal(drain_closed(st->drain, in), 0);
-	shared_change_end(m.s, in->ino);
-	inode_forget(st->inodes, in, 1);
-	inode_put(st->inodes, in, 2);
-	make_theirs(&m, "f", b);
-	write_again(&m, e.id, "again");
-	ends_as(&m, "again");
-}
-
-/* Before an upload of it would see that. */
-static void who_looks_sees_that_it_was_overtaken(void **state)
-{
-	struct mounted m = replaced_new();
-	char b[TICKET_PATH_BYTES];
-	struct shared_entry e;
-
-	(void)state;
-	make_theirs(&m, "f", b);
-	complete(b);
-	assert_int_equal(shared_lookup(m.s, ROOT_INO, "f", &e), 0);
-	assert_true(shared_is_node(e.id));
-	assert_int_equal(e.stat.st_size, 6);
-	shared_forget(m.s, e.id, 1);
-	ends_as(&m, "theirs");
-}
-
-/* And who has looked before opens the new one, after one more look. */
-static void who_empties_it_then_is_later(void **state)
-{
-	struct mounted m = replaced_new();
-	uint64_t id = look_up_local(&m, "f"), fresh;
-	char b[TICKET_PATH_BYTES];
-
-	(void)state;
-	make_theirs(&m, "f", b);
-	complete(b);
-	assert_int_equal(
-		shared_change_begin(m.s, id, O_WRONLY | O_TRUNC, &as_file),
-		-ESTALE);
-	fresh = look_up_local(&m, "f");
-	assert_int_not_equal(fresh, id);
-	write_again(&m, fresh, "again");
-	ends_as(&m, "again");
-}
-
-/* What is kept here is another node's by now: one more look is enough. */
-static void who_empties_what_is_kept_looks_once_more(void **state)
-{
-	struct mounted m = replaced_new();
-	uint64_t id = look_up_local(&m, "f"), fresh;
-	char b[TICKET_PATH_BYTES];
-
-	(void)state;
-	mounted_start(&m);
-	assert_int_equal(shared_flush(m.s), 0);
-	make_theirs(&m, "f", b);
-	complete(b);
-	assert_int_equal(
-		shared_change_begin(m.s, id, O_WRONLY | O_TRUNC, &as_file),
-		-ESTALE);
-	fresh = look_up_local(&m, "f");
-	assert_int_not_equal(fresh, id);
-	write_again(&m, fresh, "again");
-	assert_int_equal(shared_flush(m.s), 0);
-	mounted_stop(&m);
-	assert_text("again");
-	assert_no_tickets(&m);
-	mounted_free(&m);
-}
-
 static void what_is_changed_in_place_waits_for_theirs(void **state)
 {
 	struct mounted m = mounted_open();
@@ -678,7 +425,7 @@ static void what_is_changed_in_place_waits_for_theirs(void **state)
 	dirfd_ = m.s->home.dirfd;
 	make_theirs(&m, "f", b);
 	m.s->pending_wait_s = 0;
-	assert_int_equal(shared_lookup(m.s, ROOT_INO, "f", &e), 0);
+	assert_int_equal(shared_lookup(m.s, ROOT_INO, "f", 0, &e), 0);
 	assert_int_equal(shared_open_file(m.s, &caller, e.id,
 					  O_WRONLY | O_APPEND, &as_file, &fd,
 					  &backing),
@@ -759,7 +506,7 @@ static void its_folder_may_be_renamed_meanwhile(void **state)
 	(void)state;
 	assert_int_equal(mkdir(at(m.dir, "sub"), 0755), 0);
 	put_file(m.dir, "sub/f", "old");
-	assert_int_equal(shared_lookup(m.s, ROOT_INO, "sub", &e), 0);
+	assert_int_equal(shared_lookup(m.s, ROOT_INO, "sub", 0, &e), 0);
 	replace(&m, e.id, "f");
 	mounted_die(&m);
 	assert_int_equal(rename(from, at(m.dir, "other")), 0);
@@ -787,7 +534,7 @@ static void its_folder_may_be_removed(void **state)
 	(void)state;
 	assert_int_equal(mkdir(at(m.dir, "sub"), 0755), 0);
 	put_file(m.dir, "sub/f", "old");
-	assert_int_equal(shared_lookup(m.s, ROOT_INO, "sub", &e), 0);
+	assert_int_equal(shared_lookup(m.s, ROOT_INO, "sub", 0, &e), 0);
 	replace(&m, e.id, "f");
 	remove_tree(at(m.dir, "sub"));
 	mounted_start(&m);
@@ -805,7 +552,7 @@ static void or_removed(void **state)
 	(void)state;
 	assert_int_equal(mkdir(at(m.dir, "sub"), 0755), 0);
 	put_file(m.dir, "sub/f", "old");
-	assert_int_equal(shared_lookup(m.s, ROOT_INO, "sub", &e), 0);
+	assert_int_equal(shared_lookup(m.s, ROOT_INO, "sub", 0, &e), 0);
 	replace(&m, e.id, "f");
 	mounted_die(&m);
 	remove_tree(at(m.dir, "sub"));
@@ -937,7 +684,7 @@ static struct mounted with_step(uint64_t *ret_step)
 
 	assert_int_equal(mkdir(at(m.dir, "step_1"), 0755), 0);
 	put_file(m.dir, "step_1/shard", "old");
-	assert_int_equal(shared_lookup(m.s, ROOT_INO, "step_1", &e), 0);
+	assert_int_equal(shared_lookup(m.s, ROOT_INO, "step_1", 0, &e), 0);
 	*ret_step = e.id;
 	nextfd = m.s->home.nextfd;
 	dirfd_ = m.s->home.dirfd;
@@ -1077,11 +824,6 @@ int main(void)
 		cmocka_unit_test(
 			a_rename_that_cannot_wait_for_theirs_changes_nothing),
 		cmocka_unit_test(what_is_made_waits_for_theirs),
-		cmocka_unit_test(what_is_written_again_is_later_than_theirs),
-		cmocka_unit_test(so_is_what_was_not_whole_yet),
-		cmocka_unit_test(who_looks_sees_that_it_was_overtaken),
-		cmocka_unit_test(who_empties_it_then_is_later),
-		cmocka_unit_test(who_empties_what_is_kept_looks_once_more),
 		cmocka_unit_test(what_is_changed_in_place_waits_for_theirs),
 		cmocka_unit_test(another_name_of_it_waits_until_it_is_whole),
 		cmocka_unit_test(a_ticket_is_found_by_the_next_daemon),

@@ -463,13 +463,13 @@ static struct inode *replace_and_link(struct mounted *m)
 	int fd, backing;
 
 	put_file(m->dir, "f", "old");
-	assert_int_equal(shared_lookup(m->s, ROOT_INO, "f", &e), 0);
+	assert_int_equal(shared_lookup(m->s, ROOT_INO, "f", 0, &e), 0);
 	assert_int_equal(shared_open_file(m->s, &caller, e.id,
 					  O_WRONLY | O_TRUNC, &as_file, &fd,
 					  &backing),
 			 -ESTALE);
 	shared_forget(m->s, e.id, 1);
-	assert_int_equal(shared_lookup(m->s, ROOT_INO, "f", &e), 0);
+	assert_int_equal(shared_lookup(m->s, ROOT_INO, "f", 0, &e), 0);
 	assert_int_equal(shared_change_begin(m->s, e.id, O_WRONLY, &as_file),
 			 0);
 	assert_int_equal(inode_get(m->live.st->inodes, e.id, &in), 0);
