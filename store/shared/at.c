@@ -3,6 +3,9 @@
  * changes names begins with.
  */
 #include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -47,6 +50,33 @@ int at_begin(struct shared *s, uint64_t dir, const char *name, struct at *ret)
 	if (!ret->dir)
 		return -ESTALE;
 	return node_fd(s, ret->dir, &ret->fd);
+}
+
+bool at_node(struct shared *s, struct node *n, struct at *ret,
+	     char name[STORE_NAME_MAX + 1])
+{
+	{
+		HOLD(&s->lock);
+		if (!n->parent)
+			return false;
+		ret->dir = node_ref_locked(n->parent);
+		(void)snprintf(name, STORE_NAME_MAX + 1, "%s", n->name);
+	}
+	ret->name = name;
+	return node_fd(s, ret->dir, &ret->fd) == 0;
+}
+
+int at_open(const struct at *a, int flags, struct stat *sb)
+{
+	int fd = openat(a->fd, a->name,
+			flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+
+	if (fd < 0)
+		return errno == ELOOP || errno == ENXIO ? -ENOENT : -errno;
+	if (fstat(fd, sb) == 0 && S_ISREG(sb->st_mode))
+		return fd;
+	(void)close(fd);
+	return -ENOENT;
 }
 
 void hold_begin(struct shared *s, struct node *n, struct hold *h)

@@ -76,6 +76,7 @@ static int make_new(struct shared *s, const struct at *a, struct sent *e,
 		u.n->state = NODE_PENDING;
 		u.n->changing--; /* local_make()'s */
 		u.n->undone = true;
+		u.n->empties = true;
 		if (u.n->is_queued)
 			cond_signal(&s->idle);
 	}

@@ -364,6 +364,17 @@ void local_note_dropped_locked(struct shared *s, struct node *n)
 	(void)snprintf(d->name, sizeof(d->name), "%s", n->name ? n->name : "");
 }
 
+bool local_was_dropped(struct shared *s, uint64_t id, struct dropped *ret)
+{
+	HOLD(&s->lock);
+	for (unsigned i = 0; i < DROPPED_MAX; i++)
+		if (s->dropped[i].id == id) {
+			*ret = s->dropped[i];
+			return true;
+		}
+	return false;
+}
+
 void local_give_up(struct shared *s, struct node *n)
 {
 	{

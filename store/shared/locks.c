@@ -6,8 +6,13 @@
  * file: flock's lock belongs to that, and an fcntl lock is one of an open file
  * description (F_OFD_SETLK). Closing it gives all up. Who waits asks again and
  * again, for a call to DIR that waits could not be ended by a signal.
+ *
+ * A lock on what is to replace a file is one on that file: all that come by the
+ * name, on whatever node, lock the same one. So that it stays the same, what
+ * was locked while it was to replace a file is written into that (in_place.c).
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/file.h>
 #include <time.h>
@@ -28,6 +33,7 @@ struct lock_owner {
 	unsigned users; /* who is in a call with it; it is freed by the last */
 	bool gone; /* out of the list */
 	int fd;
+	ino_t number; /* of DIR's file */
 };
 
 static struct lock_owner *find_locked(struct shared *s, uint64_t id,
@@ -67,14 +73,56 @@ static void owner_use_end(struct owner_use *u)
 		put_owner(u->s, u->o);
 }
 
-static int open_of(struct shared *s, uint64_t id)
+/* 1: it is to replace nothing; else what it is to replace is what he locks. */
+static int find_replaced(struct shared *s, struct node *n, int *ret_fd)
+{
+	SCOPED(at_end) struct at a = { .s = s, .fd = -1 };
+	char name[STORE_NAME_MAX + 1];
+	struct stat sb;
+	int rc;
+
+	{
+		HOLD(&s->lock);
+		if (!n->ticket || !n->empties)
+			return 1;
+		n->is_locked = true;
+	}
+	if (!at_node(s, n, &a, name))
+		return 1;
+	rc = at_open(&a, O_PATH, &sb);
+	if (rc < 0)
+		return rc == -ENOENT ? 1 : rc;
+	*ret_fd = rc;
+	return 0;
+}
+
+/* O_PATH: DIR's file that a lock on the node of that number is on. */
+static int find_file(struct shared *s, uint64_t id, int *ret_fd)
 {
 	SCOPED(node_use_end) struct node_use u = { 0 };
-	SCOPED(scope_close) int path = -1;
-	int fd, rc = node_use(s, id, &u);
+	SCOPED(at_end) struct at a = { .fd = -1 };
+	struct dropped d;
+	int rc = node_use(s, id, &u);
 
-	if (rc == 0)
-		rc = node_fd(s, u.n, &path);
+	if (rc == 0) {
+		rc = find_replaced(s, u.n, ret_fd);
+		return rc > 0 ? node_fd(s, u.n, ret_fd) : rc;
+	}
+	/* He has it open, and another one has replaced what it was to. */
+	if (!local_was_dropped(s, id, &d))
+		return rc;
+	rc = at_begin(s, d.parent, d.name, &a);
+	if (rc < 0)
+		return rc;
+	*ret_fd = openat(a.fd, d.name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	return *ret_fd < 0 ? -errno : 0;
+}
+
+static int open_of(struct shared *s, uint64_t id)
+{
+	SCOPED(scope_close) int path = -1;
+	int fd, rc = find_file(s, id, &path);
+
 	if (rc < 0)
 		return rc;
 	fd = node_reopen(path, O_RDWR);
@@ -87,6 +135,7 @@ static int owner_begin(struct shared *s, uint64_t id, uint64_t owner,
 		       bool is_flock, bool make, struct owner_use *ret)
 {
 	struct lock_owner *fresh;
+	struct stat sb;
 	int fd;
 
 	ret->s = s;
@@ -101,7 +150,7 @@ static int owner_begin(struct shared *s, uint64_t id, uint64_t owner,
 	fd = open_of(s, id);
 	if (fd < 0)
 		return fd;
-	fresh = malloc(sizeof(*fresh));
+	fresh = fstat(fd, &sb) == 0 ? malloc(sizeof(*fresh)) : NULL;
 	if (!fresh) {
 		(void)close(fd);
 		return -ENOMEM;
@@ -110,7 +159,8 @@ static int owner_begin(struct shared *s, uint64_t id, uint64_t owner,
 				      .owner = owner,
 				      .is_flock = is_flock,
 				      .users = 1,
-				      .fd = fd };
+				      .fd = fd,
+				      .number = sb.st_ino };
 	{
 		HOLD(&s->lock);
 		ret->o = find_locked(s, id, owner, is_flock);
@@ -226,6 +276,17 @@ bool shared_is_locked(struct shared *s, uint64_t id)
 	HOLD(&s->lock);
 	LIST_FOREACH(o, &s->lock_owners, entry)
 		if (o->id == id)
+			return true;
+	return false;
+}
+
+bool locks_has(struct shared *s, ino_t number)
+{
+	const struct lock_owner *o;
+
+	HOLD(&s->lock);
+	LIST_FOREACH(o, &s->lock_owners, entry)
+		if (o->number == number)
 			return true;
 	return false;
 }

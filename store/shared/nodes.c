@@ -366,6 +366,8 @@ void node_take_over_locked(struct shared *s, struct node *fresh,
 	fresh->has_link = old->has_link;
 	old->has_link = false;
 	fresh->completing = old->completing;
+	fresh->empties = old->empties;
+	fresh->is_locked = old->is_locked;
 	old->fd = -1;
 	node_forget_local_locked(s, old);
 	fresh->fd = fd;

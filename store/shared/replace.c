@@ -149,21 +149,6 @@ static int wait_on(void *arg, const char *taken)
 	return 0;
 }
 
-/* Its name, as it is known: false when it is not. */
-static bool at_node(struct shared *s, struct node *n, struct at *ret,
-		    char name[STORE_NAME_MAX + 1])
-{
-	{
-		HOLD(&s->lock);
-		if (!n->parent)
-			return false;
-		ret->dir = node_ref_locked(n->parent);
-		(void)snprintf(name, STORE_NAME_MAX + 1, "%s", n->name);
-	}
-	ret->name = name;
-	return node_fd(s, ret->dir, &ret->fd) == 0;
-}
-
 /* The ticket of this node for the name; false: it has none, and that is "". */
 static bool own_ticket(const struct at *a, char ret[TICKET_PATH_BYTES])
 {
@@ -311,6 +296,7 @@ static int place(struct shared *s, struct node *n, const struct at *to,
 		}
 		node_place_locked(s, n, to->dir, to->name);
 		node_set_ticket_locked(s, n, copy);
+		n->empties = false;
 	}
 	return local_save(s, n);
 }
@@ -608,8 +594,13 @@ int replace_complete(struct shared *s, struct node *n, struct node **ret_old)
 		if (rc < 0 && rc != -ENODATA)
 			(void)ticket_untake(nextfd, ticket);
 	}
-	if (rc == 0)
-		rc = place_in(&a, ticket);
+	if (rc == 0) {
+		rc = in_place_write(&a, n, ticket, *ret_old);
+		if (rc == 0)
+			return 2;
+		if (rc > 0)
+			rc = place_in(&a, ticket);
+	}
 	if (rc < 0 && rc != -ENODATA)
 		return rc;
 	HOLD(&s->lock);

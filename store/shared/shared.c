@@ -442,18 +442,6 @@ static bool has_one_name(struct shared *s, struct node *n)
 	       own_is_only_name(s, fd, &sb);
 }
 
-/* It is given up, or was made for somebody who came too late. */
-static bool was_dropped(struct shared *s, uint64_t id, struct dropped *ret)
-{
-	HOLD(&s->lock);
-	for (unsigned i = 0; i < DROPPED_MAX; i++)
-		if (s->dropped[i].id == id) {
-			*ret = s->dropped[i];
-			return true;
-		}
-	return false;
-}
-
 /* 1: what it would be now is a file of its own, after that of others. */
 static int is_followed(struct shared *s, struct node *n)
 {
@@ -471,7 +459,7 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 	struct dropped d;
 
 	if (node_use(s, id, &u) < 0)
-		return writes(flags) && was_dropped(s, id, &d)
+		return writes(flags) && local_was_dropped(s, id, &d)
 			       ? send_away(s, d.parent, d.name, flags, n)
 			       : 0;
 	if (!writes(flags)) {
@@ -500,7 +488,7 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 		}
 	}
 	if (dropped) /* what is written there would be lost */
-		return was_dropped(s, id, &d)
+		return local_was_dropped(s, id, &d)
 			       ? send_away(s, d.parent, d.name, flags, n)
 			       : -ESTALE;
 	if (to_empty && has_one_name(s, u.n)) /* it is read until then */

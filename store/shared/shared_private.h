@@ -92,6 +92,9 @@ struct node {
 	unsigned changing;
 	uint64_t number; /* of what an upload would bring now */
 	unsigned renaming; /* who moves it in DIR; it is not completed then */
+	/* It is a ticket for a file that was emptied; it is locked: in_place.c
+	 */
+	bool empties, is_locked;
 	bool undone; /* of no use but to him who was sent to it: empty.c */
 	bool dropped; /* given up: who comes to write has to look again */
 	TAILQ_ENTRY(node) queued; /* to be uploaded, by place */
@@ -118,7 +121,7 @@ struct node {
 #define NODE_DEPTH_MAX 256u /* folders in each other, of a path */
 /* Files on their way at a time, of which most wait for DIR. */
 #define UPLOAD_THREADS 16u
-#define DROPPED_MAX 64u
+#define DROPPED_MAX 512u
 
 /* A local file that was given up, and where it was: node numbers. */
 struct dropped {
@@ -400,6 +403,8 @@ void local_drop(struct shared *s, struct node *n);
 /* One that DIR has whole: who comes to write here has to look again. */
 void local_give_up(struct shared *s, struct node *n);
 void local_note_dropped_locked(struct shared *s, struct node *n);
+/* Was it given up, or made for somebody who came too late? And where it was. */
+bool local_was_dropped(struct shared *s, uint64_t id, struct dropped *ret);
 void local_set_kept_locked(struct node *n, const struct stat *sb);
 /* For the drain: see drain_options. */
 void local_committing(void *arg, struct kv_batch *b, uint64_t ino,
@@ -544,6 +549,8 @@ int upload_copy(const struct upload_copy *c);
 /* --- locks.c */
 
 void locks_free(struct shared *s);
+/* Does somebody of this node lock DIR's file of that number, or try to? */
+bool locks_has(struct shared *s, ino_t number);
 
 /* --- tracker.c */
 
@@ -567,6 +574,11 @@ struct at {
 };
 int at_begin(struct shared *s, uint64_t dir, const char *name, struct at *ret);
 void at_end(struct at *a);
+/* Where a node is, as it was seen last. False: that is not known. */
+bool at_node(struct shared *s, struct node *n, struct at *ret,
+	     char name[STORE_NAME_MAX + 1]);
+/* The regular file at the name; its descriptor. -ENOENT: it is none. */
+int at_open(const struct at *a, int flags, struct stat *sb);
 
 /*
  * A local file stays where it is in DIR, and as it is, but for what the caller
@@ -634,12 +646,26 @@ bool replace_drop(struct shared *s, struct node *n);
  */
 bool replace_drop_at(struct shared *s, const struct at *a);
 /*
- * It is whole, and gets its name. 1: a later one was quicker. `old` is what
+ * It is whole, and gets its name. 1: a later one was quicker. 2: `old` has its
+ * bytes: in_place_end() follows. `old` is what
  * this node has of what was there, a reference or NULL, also after an error.
  */
 int replace_complete(struct shared *s, struct node *n, struct node **ret_old);
 /* What calls of the last daemon had taken. An error: not all, or not yet. */
 int replace_finish(struct shared *s);
+
+/* --- in_place.c: what is locked keeps its number */
+
+/* Must n wait for a pending file at its name, as somebody locks that? 1, 0. */
+int in_place_waits(struct shared *s, struct node *n);
+/*
+ * The ticket is n's, whole, and has its turn. 0: the file at the name, which is
+ * `old` (NULL: none), has its bytes. 1: it is to be renamed to the name.
+ */
+int in_place_write(const struct at *a, struct node *n, const char *ticket,
+		   const struct node *old);
+/* n is that file. The caller has closed what it had open of n in DIR. */
+int in_place_end(struct shared *s, struct node *n, const struct node *old);
 
 /* --- sent.c: who was told ESTALE, and comes to open what is there now */
 

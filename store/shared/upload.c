@@ -61,7 +61,7 @@
 enum upload_end {
 	UPLOAD_DONE, /* whole: others have it by now */
 	UPLOAD_VOID, /* it is open, or was changed: later */
-	UPLOAD_WAITS, /* a tracker whose step is not whole */
+	UPLOAD_WAITS, /* for a step that is not whole, or a locked file */
 	UPLOAD_GONE, /* nobody wants it any more */
 };
 
@@ -402,6 +402,11 @@ static int put_in_place(struct upload *u)
 	struct node *old;
 	int rc = replace_complete(u->s, u->n, &old);
 
+	if (rc == 2) { /* a client of NFS renames what it has open */
+		scope_close(&u->fd);
+		u->fd = -1;
+		rc = in_place_end(u->s, u->n, old);
+	}
 	if (rc == 0 && old && old->in)
 		local_name_removed(u->s, old);
 	node_put(u->s, old);
@@ -631,6 +636,8 @@ static int upload_begun(struct upload *u, enum upload_end *ret)
 	if (!is_at_rest(u->n))
 		return 0;
 	rc = waits_for_step(u);
+	if (rc == 0)
+		rc = in_place_waits(u->s, u->n);
 	if (rc > 0) {
 		*ret = UPLOAD_WAITS;
 		return 0;

@@ -6,6 +6,7 @@ import json
 import fcntl
 import os
 import stat
+import subprocess
 import threading
 import time
 
@@ -579,6 +580,43 @@ def a_lock_on_one_node_excludes_the_other(c):
     assert ck.Child(taken).result(), "both have the lock"
     for fd in fds:
         os.close(fd)
+
+
+# The counter is wrong when two are between the lock and the end.
+COUNTS = """for i in 1 2 3 4 5 6 7 8; do (
+    flock 9 || exit 7
+    eval "$3"
+    read -r n < "$2"; echo $((n + 1)) > "$2"
+) 9> "$1" || exit 8; done"""
+
+
+def counted(c, name, writes):
+    """By two loops on each node, which have the lock in turn."""
+    count = os.path.join(os.path.dirname(c.a.mnt), f"count.{name}")
+    put(count, b"0\n")
+    loops = [subprocess.Popen(["bash", "-c", COUNTS, "bash", node.path(name),
+                               count, writes])
+             for node in (c.a, c.b) for _ in range(2)]
+    for loop in loops:
+        code = loop.wait(ck.WAIT_BOUND)
+        assert code == 0, f"a loop that locks {name}: {code}"
+    same(get(count), b"32\n", name)
+
+
+@shared(bare=True)
+def locks_of_the_shell_exclude_on_both_nodes(c):
+    ck.tool("flock")
+    put(c.a.path("text"), b"ten bytes\n")
+    c.settle()
+    counted(c, "fresh", ":")
+    counted(c, "pid", "echo $$ >&9")
+    counted(c, "text", ":")
+    c.settle()
+    for node in (c.a, c.b):
+        for name, want in (("fresh", b""), ("text", b"")):
+            ck.until(f"{name} is empty on {node.name}", lambda n=node, f=name,
+                     w=want: get(n.path(f)) == w)
+        assert get(node.path("pid")).strip().isdigit()
 
 
 # --- whose it is ---
