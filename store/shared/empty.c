@@ -44,7 +44,7 @@ static int make_file(struct shared *s, struct node *n, const char *ticket,
 	if (rc == 0)
 		rc = own_link(s, n, fd, sb.st_ino);
 	if (rc < 0)
-		(void)ticket_drop(s->home.nextfd, ticket);
+		(void)drops_ticket(s, ticket);
 	return rc;
 }
 
@@ -255,7 +255,7 @@ void empty_give_up_left(struct shared *s)
 		char ticket[TICKET_PATH_BYTES];
 
 		if (node_ticket(s, n, ticket))
-			(void)ticket_drop(s->home.nextfd, ticket);
+			(void)drops_ticket(s, ticket);
 		local_drop(s, n);
 		node_put(s, n);
 	}

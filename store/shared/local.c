@@ -226,14 +226,18 @@ static void unlink_local(struct shared *s, struct inode *in)
 	inode_put(s->st->inodes, gone, 1);
 }
 
-void local_drop(struct shared *s, struct node *n)
+/* notes: who comes to write to it looks again. */
+static bool drop(struct shared *s, struct node *n, bool only_kept, bool notes)
 {
 	ino_t owned = 0;
 
 	{
 		HOLD(&s->lock);
-		if (n->state == NODE_GONE || n->state == NODE_OF_DIR)
-			return;
+		if (n->state == NODE_GONE || n->state == NODE_OF_DIR ||
+		    (only_kept && n->state != NODE_KEPT))
+			return false;
+		if (notes && !n->dropped)
+			local_note_dropped_locked(s, n);
 		if (n->state == NODE_KEPT)
 			queue_unkeep_locked(s, n, NODE_GONE);
 		owned = own_take_locked(n);
@@ -248,6 +252,22 @@ void local_drop(struct shared *s, struct node *n)
 			    n->id);
 	if (owned)
 		own_unlink_later(s, owned);
+	return true;
+}
+
+void local_drop(struct shared *s, struct node *n)
+{
+	(void)drop(s, n, false, false);
+}
+
+void local_give_up(struct shared *s, struct node *n)
+{
+	(void)drop(s, n, false, true);
+}
+
+bool local_give_up_kept(struct shared *s, struct node *n)
+{
+	return drop(s, n, true, true);
 }
 
 void local_name_removed(struct shared *s, struct node *n)
@@ -375,16 +395,6 @@ bool local_was_dropped(struct shared *s, uint64_t id, struct dropped *ret)
 	return false;
 }
 
-void local_give_up(struct shared *s, struct node *n)
-{
-	{
-		HOLD(&s->lock);
-		if (n->state != NODE_GONE && !n->dropped)
-			local_note_dropped_locked(s, n);
-	}
-	local_drop(s, n);
-}
-
 void local_make_room(struct shared *s)
 {
 	bool is_short = is_short_of_room(s);
@@ -401,8 +411,8 @@ void local_make_room(struct shared *s)
 
 		if (!n)
 			break;
-		if (!file_is_used(&s->st->files, n->in)) {
-			local_give_up(s, n);
+		if (!file_is_used(&s->st->files, n->in) &&
+		    local_give_up_kept(s, n)) {
 			forget_name(s, n);
 			gone++;
 		}
@@ -500,7 +510,7 @@ void local_renumbered(void *arg, uint64_t from, uint64_t to)
 		node_put(s, old);
 		return; /* the next start finds it by its record */
 	}
-	fresh = node_new_local(s, in);
+	fresh = node_alloc_local(in);
 	if (!fresh) {
 		inode_put(s->st->inodes, in, 1);
 		node_put(s, old);

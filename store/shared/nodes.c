@@ -239,7 +239,7 @@ static struct node *new_node(uint64_t id, uint32_t type)
 	return n;
 }
 
-struct node *node_new_local(struct shared *s, struct inode *in)
+struct node *node_alloc_local(struct inode *in)
 {
 	struct node *n = new_node(in->ino, S_IFREG);
 
@@ -247,8 +247,17 @@ struct node *node_new_local(struct shared *s, struct inode *in)
 		return NULL;
 	n->in = in;
 	n->state = NODE_MAKING;
+	return n;
+}
+
+struct node *node_new_local(struct shared *s, struct inode *in)
+{
+	struct node *n = node_alloc_local(in);
+
+	if (!n)
+		return NULL;
 	HOLD(&s->lock);
-	LIST_INSERT_HEAD(bucket_of(s->by_id, n->id), n, by_id);
+	node_insert_locked(s, n, 0);
 	return n;
 }
 
@@ -357,6 +366,7 @@ void node_take_over_locked(struct shared *s, struct node *fresh,
 	int fd = old->fd;
 	char *ticket;
 
+	node_insert_locked(s, fresh, 0);
 	if (old->parent)
 		node_place_locked(s, fresh, old->parent, old->name);
 	fresh->state = NODE_PENDING;

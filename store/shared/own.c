@@ -189,9 +189,11 @@ bool own_is_lost(struct shared *s, ino_t number)
 	return false;
 }
 
+#define ASIDE ".lost-" /* and the number of the file that is to go */
+
 static void aside_of(ino_t number, char ret[OWN_NAME_BYTES + 8])
 {
-	(void)snprintf(ret, OWN_NAME_BYTES + 8, ".lost-%016" PRIx64,
+	(void)snprintf(ret, OWN_NAME_BYTES + 8, ASIDE "%016" PRIx64,
 		       (uint64_t)number);
 }
 
@@ -207,6 +209,13 @@ static int drop_aside(struct shared *s, ino_t number)
 	if (sb.st_ino != number)
 		return -EEXIST;
 	return unlinkat(s->home.newfd, there, 0) < 0 ? -errno : 0;
+}
+
+void own_sweep_aside(struct shared *s, const char *name)
+{
+	if (strncmp(name, ASIDE, strlen(ASIDE)) == 0)
+		(void)drop_aside(
+			s, (ino_t)strtoull(name + strlen(ASIDE), NULL, 16));
 }
 
 /* Back to the name, unless a third has it by now. */

@@ -276,7 +276,7 @@ void replace_give_way(struct shared *s, struct node *n)
 
 	if (!node_ticket(s, n, ticket))
 		return;
-	(void)ticket_drop(s->home.nextfd, ticket);
+	(void)drops_ticket(s, ticket);
 	local_give_up(s, n);
 }
 
@@ -326,7 +326,7 @@ static void move_back(struct shared *s, const char *ticket,
 		    0 ||
 	    (errno != EEXIST &&
 	     linkat(nextfd, taken, from->fd, from->name, 0) == 0)) {
-		(void)ticket_drop(nextfd, ticket);
+		(void)drops_ticket(s, ticket);
 		return;
 	}
 	log_error("%s/" SHARED_HOME "/" SHARED_NEXT_DIR
@@ -373,7 +373,7 @@ static int see_moved(struct shared *s, struct node *n, ino_t engine,
 	} else if (node_state(s, n) != NODE_GONE) {
 		return 0;
 	}
-	(void)ticket_drop(nextfd, ticket);
+	(void)drops_ticket(s, ticket);
 	return rc;
 }
 
@@ -438,7 +438,7 @@ int replace_another(struct shared *s, struct node *n, const struct at *to)
 	}
 	if (rc < 0)
 		return rc == -ENODATA ? -ESTALE : rc;
-	(void)ticket_drop(nextfd, old);
+	(void)drops_ticket(s, old);
 	return place(s, n, to, ticket);
 }
 
@@ -509,7 +509,7 @@ int replace_by_none(struct shared *s, const struct at *a)
 	rc = ticket_settle(nextfd, ticket, has ? own : NULL, &wait);
 	if (rc == 0)
 		return ticket_remove(nextfd, ticket, a->fd, a->name);
-	(void)ticket_drop(nextfd, ticket);
+	(void)drops_ticket(s, ticket);
 	return rc;
 }
 
@@ -524,9 +524,9 @@ bool replace_drop(struct shared *s, struct node *n)
 	if (!node_ticket(s, n, ticket))
 		return false;
 	/* Who is just making it takes it away, as it is gone. */
-	if (ticket_drop(s->home.nextfd, ticket) < 0 ||
-	    node_state(s, n) == NODE_MAKING || node_fd(s, n, &fd) < 0 ||
-	    own_count_names(fd, &names) < 0 || names == 0) {
+	if (drops_ticket(s, ticket) < 0 || node_state(s, n) == NODE_MAKING ||
+	    node_fd(s, n, &fd) < 0 || own_count_names(fd, &names) < 0 ||
+	    names == 0) {
 		local_drop(s, n);
 		return true;
 	}

@@ -138,13 +138,12 @@ static int make_root(struct shared *s)
 	return 0;
 }
 
-/* What a daemon that died has moved aside is own.c's; else it is an older
- * one's.
- */
+/* What a daemon that died has moved aside, or an older one has left. */
 static int sweep_new(void *arg, int fd, const char *name)
 {
 	struct shared *s = arg;
 
+	own_sweep_aside(s, name);
 	if (strlen(name) == 16 && unlinkat(fd, name, 0) == 0)
 		log_info("%s: " SHARED_HOME "/" SHARED_NEW_DIR
 			 "/%s/%s was of no file any more",
@@ -169,6 +168,7 @@ int shared_open(struct store *st, const struct shared_options *o,
 	TAILQ_INIT(&s->kept);
 	TAILQ_INIT(&s->seen);
 	LIST_INIT(&s->sent);
+	LIST_INIT(&s->drops);
 	s->st = st;
 	s->home = SHARED_HOME_NONE;
 	s->as_root = geteuid() == 0;
@@ -298,6 +298,7 @@ static void *alive_main(void *arg)
 		sent_expire(s);
 		empty_give_up_left(s);
 		own_flush(s);
+		drops_flush(s);
 		node_forget_seen(s);
 		local_make_room(s);
 		if (wants_search(s))
@@ -329,6 +330,7 @@ void shared_stop(struct shared *s)
 		thread_join(&s->alive);
 	s->is_alive = false;
 	own_flush(s);
+	drops_flush(s);
 	/* The next mount goes on looking for what is lost. */
 	if (s->lost_count == 0)
 		(void)note_mounted(s, false);
@@ -341,6 +343,7 @@ void shared_free(struct shared *s)
 	s->st->hooks = (struct store_hooks){ 0 };
 	locks_free(s);
 	sent_free(s);
+	drops_free(s);
 	nodes_free(s);
 	shared_home_release(&s->home);
 	cond_destroy(&s->moved);
@@ -494,7 +497,7 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 	if (to_empty && has_one_name(s, u.n)) /* it is read until then */
 		return empty_away_from(s, u.n, n);
 	/* Under its name there may be another one by now. */
-	local_give_up(s, u.n);
+	(void)local_give_up_kept(s, u.n);
 	return to_empty ? empty_away_from(s, u.n, n) : -ESTALE;
 }
 

@@ -152,6 +152,7 @@ struct shared {
 	TAILQ_HEAD(node_queue, node) queue, kept, seen;
 	LIST_HEAD(, lock_owner) lock_owners; /* locks.c */
 	LIST_HEAD(, sent) sent; /* sent.c */
+	LIST_HEAD(, drop) drops; /* drops.c */
 	/* The last local files that were given up: see shared_change_begin() */
 	struct dropped dropped[DROPPED_MAX];
 	unsigned next_dropped;
@@ -248,7 +249,7 @@ bool queue_may_show_locked(const struct shared *s, const struct node *n);
 
 /* --- nodes.c */
 
-/* A node that was made by hand: the root. The lock is held. */
+/* A node that is in no table yet. The lock is held. */
 void node_insert_locked(struct shared *s, struct node *n, ino_t engine);
 /* All of them, when nobody has a reference any more. */
 void nodes_free(struct shared *s);
@@ -284,6 +285,7 @@ struct node *node_at(struct shared *s, struct node *parent, const char *name,
 		     const struct stat *sb, struct node **ret_stale);
 /* A node for a local file: its number is the inode's. Takes `in`. */
 struct node *node_new_local(struct shared *s, struct inode *in);
+struct node *node_alloc_local(struct inode *in); /* which nobody finds yet */
 void node_place_locked(struct shared *s, struct node *n, struct node *parent,
 		       const char *name);
 void node_engine_locked(struct shared *s, struct node *n, ino_t engine);
@@ -301,8 +303,8 @@ void node_set_ticket_locked(struct shared *s, struct node *n, char *ticket);
 bool node_ticket(struct shared *s, const struct node *n,
 		 char ret[TICKET_PATH_BYTES]);
 /*
- * The pending local file `fresh` is at the place of `old`, which is none any
- * more.
+ * The pending local file `fresh`, of node_alloc_local(), is at the place of
+ * `old`, which is none any more: who finds it, finds it there.
  */
 void node_take_over_locked(struct shared *s, struct node *fresh,
 			   struct node *old);
@@ -402,6 +404,8 @@ void local_make_room(struct shared *s);
 void local_drop(struct shared *s, struct node *n);
 /* One that DIR has whole: who comes to write here has to look again. */
 void local_give_up(struct shared *s, struct node *n);
+/* ... if DIR has it whole still: a rename may have made it pending. */
+bool local_give_up_kept(struct shared *s, struct node *n);
 void local_note_dropped_locked(struct shared *s, struct node *n);
 /* Was it given up, or made for somebody who came too late? And where it was. */
 bool local_was_dropped(struct shared *s, uint64_t id, struct dropped *ret);
@@ -485,6 +489,8 @@ int own_take_away(struct shared *s, int dirfd, const char *name, ino_t number);
  * its name goes. False: it is none.
  */
 bool own_take_left(struct shared *s, int dirfd, const char *name);
+/* What the last daemon moved aside under that name, and did not remove. */
+void own_sweep_aside(struct shared *s, const char *name);
 /* Those without a name are not looked for any more. */
 void own_settle_lost(struct shared *s);
 
@@ -653,6 +659,13 @@ bool replace_drop_at(struct shared *s, const struct at *a);
 int replace_complete(struct shared *s, struct node *n, struct node **ret_old);
 /* What calls of the last daemon had taken. An error: not all, or not yet. */
 int replace_finish(struct shared *s);
+
+/* --- drops.c */
+
+/* A ticket of this node is over. -errno: it is tried again. */
+int drops_ticket(struct shared *s, const char *ticket);
+void drops_flush(struct shared *s); /* each half second, and at the end */
+void drops_free(struct shared *s);
 
 /* --- in_place.c: what is locked keeps its number */
 

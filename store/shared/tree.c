@@ -790,6 +790,8 @@ static int make_pending_again(struct shared *s, struct node *n)
 	if (rc == 0 && fchmod(fd, pending_mode(s)) < 0)
 		rc = -errno;
 	HOLD(&s->lock);
+	if (n->state == NODE_GONE) /* another name was renamed over it, say */
+		return -ESTALE;
 	queue_add_locked(s, n, place);
 	return rc;
 }

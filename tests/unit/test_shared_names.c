@@ -8,6 +8,7 @@
 #include "store/base/interrupt.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
+#include "store/drain/drain.h"
 #include "store/file/file.h"
 #include "store/shared/shared_private.h"
 #include "tests/unit/shared_fixture.h"
@@ -483,6 +484,33 @@ static void an_open_of_what_another_node_has_is_put_off(void **state)
 	mounted_free(&m);
 }
 
+/* Its bytes are nowhere else: who makes room has looked a moment too early. */
+static void what_is_pending_is_not_given_up_for_room(void **state)
+{
+	struct mounted m = mounted_open();
+	struct node_use u = { 0 };
+	struct shared_entry e;
+	struct inode *in;
+
+	(void)state;
+	assert_int_equal(
+		shared_create(m.s, &caller, ROOT_INO, "f", &as_file, &e, &in),
+		0);
+	assert_int_equal(drain_closed(m.live.st->drain, in), 0);
+	shared_change_end(m.s, e.id);
+	inode_forget(m.live.st->inodes, in, 1);
+	inode_put(m.live.st->inodes, in, 2);
+	assert_int_equal(node_use(m.s, e.id, &u), 0);
+	assert_false(local_give_up_kept(m.s, u.n));
+	assert_int_equal(node_state(m.s, u.n), NODE_PENDING);
+	mounted_start(&m);
+	assert_int_equal(shared_flush(m.s), 0);
+	assert_true(local_give_up_kept(m.s, u.n));
+	assert_int_equal(node_state(m.s, u.n), NODE_GONE);
+	node_use_end(&u);
+	mounted_free(&m);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -499,6 +527,7 @@ int main(void)
 			a_file_changed_in_the_moment_it_is_whole_is_not_kept),
 		cmocka_unit_test(a_ticket_that_did_not_get_its_name_is_pending),
 		cmocka_unit_test(an_open_of_what_another_node_has_is_put_off),
+		cmocka_unit_test(what_is_pending_is_not_given_up_for_room),
 	};
 
 	return cmocka_run_group_tests_name("shared_names", tests, NULL, NULL);

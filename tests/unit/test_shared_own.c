@@ -574,6 +574,32 @@ static void who_empties_what_was_given_up_looks_again_once(void **state)
 	mounted_free(&m);
 }
 
+/* The last daemon died, or DIR forgot that it was removed. */
+static void what_was_moved_aside_goes_with_the_next_start(void **state)
+{
+	struct mounted m = mounted_open();
+	char lost[64], other[64];
+	struct stat sb;
+
+	(void)state;
+	put_file(m.dir, ".ckptfs/new/a/x", "");
+	assert_int_equal(fstatat(m.s->home.newfd, "x", &sb, 0), 0);
+	(void)snprintf(lost, sizeof(lost), ".lost-%016llx",
+		       (unsigned long long)sb.st_ino);
+	(void)snprintf(other, sizeof(other), ".lost-%016llx",
+		       (unsigned long long)sb.st_ino + 100000);
+	assert_int_equal(linkat(m.s->home.newfd, "x", m.s->home.newfd, lost, 0),
+			 0);
+	/* A user's, of which the name was taken in that moment. */
+	assert_int_equal(renameat(m.s->home.newfd, "x", m.s->home.newfd, other),
+			 0);
+	mounted_die(&m);
+	mounted_enter(&m);
+	assert_int_equal(fstatat(m.s->home.newfd, lost, &sb, 0), -1);
+	assert_int_equal(fstatat(m.s->home.newfd, other, &sb, 0), 0);
+	mounted_free(&m);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -594,6 +620,7 @@ int main(void)
 		cmocka_unit_test(what_others_remove_goes_here_and_its_link),
 		cmocka_unit_test(what_was_forgotten_goes_here),
 		cmocka_unit_test(what_has_lost_its_link_is_known_by_its_name),
+		cmocka_unit_test(what_was_moved_aside_goes_with_the_next_start),
 		cmocka_unit_test(a_store_of_the_first_form_is_taken_over),
 		cmocka_unit_test(what_was_never_durable_is_taken_away),
 		cmocka_unit_test(

@@ -474,6 +474,27 @@ static void another_name_of_it_waits_until_it_is_whole(void **state)
 	mounted_free(&m);
 }
 
+/* DIR fails, or another client has it just then: nobody is to wait for it. */
+static void a_ticket_that_cannot_be_removed_is_tried_again(void **state)
+{
+	struct mounted m = replaced_new();
+	int fd;
+
+	(void)state;
+	assert_int_equal(tickets_each(nextfd, note_left, NULL), 0);
+	assert_int_equal(unlinkat(nextfd, left.path, 0), 0);
+	assert_int_equal(mkdirat(nextfd, left.path, 0700), 0);
+	assert_int_equal(shared_unlink(m.s, &caller, ROOT_INO, "f", false), 0);
+	drops_flush(m.s);
+	assert_int_equal(unlinkat(nextfd, left.path, AT_REMOVEDIR), 0);
+	fd = ticket_make(nextfd, left.path, TICKET_TAKEN, 0600);
+	assert_true(fd >= 0);
+	close(fd);
+	drops_flush(m.s);
+	assert_no_tickets(&m);
+	mounted_free(&m);
+}
+
 /* --- after a daemon that died --------------------------------------------- */
 
 static void enter_again(struct mounted *m)
@@ -826,6 +847,8 @@ int main(void)
 		cmocka_unit_test(what_is_made_waits_for_theirs),
 		cmocka_unit_test(what_is_changed_in_place_waits_for_theirs),
 		cmocka_unit_test(another_name_of_it_waits_until_it_is_whole),
+		cmocka_unit_test(
+			a_ticket_that_cannot_be_removed_is_tried_again),
 		cmocka_unit_test(a_ticket_is_found_by_the_next_daemon),
 		cmocka_unit_test(its_folder_may_be_renamed_meanwhile),
 		cmocka_unit_test(or_removed),
