@@ -132,7 +132,7 @@ int in_place_end(struct shared *s, struct node *n, const struct node *old)
 		HOLD(&s->lock);
 		node_set_ticket_locked(s, n, NULL);
 		owned = own_take_locked(n);
-		node_becomes_locked(s, n, old->engine);
+		node_found_locked(s, n, old->engine);
 	}
 	if (owned)
 		own_unlink(s, owned);

@@ -293,6 +293,15 @@ static void unfind_engine_locked(struct node *n)
 	n->in_engine = false;
 }
 
+void node_found_locked(struct shared *s, struct node *n, ino_t engine)
+{
+	struct node *other = find_engine_locked(s, engine);
+
+	if (other && other != n)
+		unfind_engine_locked(other);
+	node_engine_locked(s, n, engine);
+}
+
 struct node *node_at(struct shared *s, struct node *parent, const char *name,
 		     const struct stat *sb, struct node **ret_stale)
 {

@@ -294,6 +294,8 @@ void node_engine_locked(struct shared *s, struct node *n, ino_t engine);
  * what is found by it. The kernel's number for it stays.
  */
 void node_becomes_locked(struct shared *s, struct node *n, ino_t engine);
+/* ... and is what is found by it. */
+void node_found_locked(struct shared *s, struct node *n, ino_t engine);
 /* Which local file is to be at this name; NULL: none. A reference. */
 struct node *node_replacing(struct shared *s, const struct node *parent,
 			    const char *name);

@@ -63,6 +63,16 @@ static bool keeps_its_number(struct mounted *m, uint64_t id, const char *text,
 	return same;
 }
 
+static void closed(struct mounted *m, uint64_t id)
+{
+	struct store *st = m->live.st;
+	struct inode *in;
+
+	assert_int_equal(inode_get(st->inodes, id, &in), 0);
+	assert_int_equal(drain_closed(st->drain, in), 0);
+	inode_put(st->inodes, in, 1);
+}
+
 static void lock(struct mounted *m, uint64_t id)
 {
 	assert_int_equal(shared_flock(m->s, id, 1, LOCK_EX | LOCK_NB), 0);
@@ -84,6 +94,38 @@ static void a_lock_is_on_what_it_replaces(void **state)
 	close(fd);
 	assert_true(keeps_its_number(&m, id, "1234", 4));
 	assert_text("1234");
+	mounted_free(&m);
+}
+
+/* Each time that it is locked there is one local file more, and one less. */
+static void one_is_kept_here(void **state)
+{
+	struct mounted m;
+	uint64_t id = empty_f(&m, "old"), next;
+	struct shared_figures now;
+
+	(void)state;
+	mounted_start(&m);
+	for (unsigned i = 0; i < 3; i++) {
+		lock(&m, id);
+		shared_unlock(m.s, id, 1, true);
+		shared_change_end(m.s, id);
+		closed(&m, id);
+		assert_int_equal(shared_flush(m.s), 0);
+		shared_figures(m.s, &now);
+		assert_int_equal(now.kept, 1);
+		assert_int_equal(look_up_local(&m, "f"), id);
+		assert_int_equal(shared_change_begin(
+					 m.s, id, O_WRONLY | O_TRUNC, &as_file),
+				 -ESTALE);
+		next = look_up_local(&m, "f");
+		assert_int_not_equal(next, id);
+		id = next;
+		assert_int_equal(
+			shared_change_begin(m.s, id, O_WRONLY, &as_file), 0);
+	}
+	shared_change_end(m.s, id);
+	closed(&m, id);
 	mounted_free(&m);
 }
 
@@ -248,6 +290,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_lock_is_on_what_it_replaces),
+		cmocka_unit_test(one_is_kept_here),
 		cmocka_unit_test(what_is_not_locked_is_replaced),
 		cmocka_unit_test(so_is_none_that_others_here_lock),
 		cmocka_unit_test(an_empty_one_is_not_replaced_by_an_empty_one),
