@@ -740,14 +740,17 @@ static void on_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	struct names_new n = new_of(req, S_IFREG);
 	int flags = fi->flags, rc;
+	struct waiting w;
 
 	if (shared_is_node(ino)) {
 		open_in_dir(req, ino, fi);
 		return;
 	}
+	waiting_begin(&w, req);
 	rc = shared_change_begin(shared_of(req), ino, flags, &n);
+	waiting_end(&w);
 	if (rc < 0) {
-		fuse_reply_err(req, -rc);
+		reply_failed(req, rc);
 		return;
 	}
 	{

@@ -90,7 +90,6 @@ void hold_begin(struct shared *s, struct node *n, struct hold *h)
 		cond_wait(&s->moved, &s->lock);
 	node_ref_locked(n);
 	n->renaming++;
-	n->undone = false; /* it is of use by now */
 }
 
 void hold_end(struct hold *h)

@@ -75,7 +75,6 @@ static int make_new(struct shared *s, const struct at *a, struct sent *e,
 			return -ESTALE;
 		u.n->state = NODE_PENDING;
 		u.n->changing--; /* local_make()'s */
-		u.n->undone = true;
 		u.n->empties = true;
 		if (u.n->is_queued)
 			cond_signal(&s->idle);
@@ -184,10 +183,14 @@ int empty_look(struct shared *s, const struct at *a, pid_t tid)
 static int send_away(struct shared *s, struct node *parent, const char *name,
 		     const struct names_new *new)
 {
-	struct sent *e = sent_note(s, parent, name, new);
 	SCOPED(at_end) struct at a = { .fd = -1 };
+	struct sent *e;
 	int rc;
 
+	/* He is told so, and no look-up of his is to make anything. */
+	if (sent_comes_by_handle(s, new->pid, parent, name))
+		return -ESTALE;
+	e = sent_note(s, parent, name, new);
 	if (!e)
 		return -ENOMEM;
 	if (new->pid != 0)

@@ -202,6 +202,7 @@ int local_make(struct shared *s, const struct names_new *n, const char *name,
 		node->since_ns = mono_ns();
 		node_set_ticket_locked(s, node, TAKE(copy));
 		node->changing = 1; /* until it is open */
+		node->undone = ticket != NULL; /* and then it is not */
 	}
 	rc = local_save(s, node);
 	if (rc < 0) {

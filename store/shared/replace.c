@@ -296,7 +296,7 @@ static int place(struct shared *s, struct node *n, const struct at *to,
 		}
 		node_place_locked(s, n, to->dir, to->name);
 		node_set_ticket_locked(s, n, copy);
-		n->empties = false;
+		n->empties = n->undone = false;
 	}
 	return local_save(s, n);
 }

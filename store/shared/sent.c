@@ -53,23 +53,9 @@ bool sent_awaits_locked(const struct shared *s, const struct node *n)
 	const struct sent *e;
 
 	LIST_FOREACH(e, &s->sent, link)
-		if (e->node == n->id && e->until_ns > now)
+		if (e->node == n->id && (e->until_ns > now || e->is_busy))
 			return true;
 	return false;
-}
-
-void sent_came_locked(struct shared *s, struct node *n, pid_t tid)
-{
-	struct sent *e;
-
-	n->undone = false;
-	LIST_FOREACH(e, &s->sent, link)
-		if (!e->is_busy &&
-		    (e->tid == tid ? tid != 0 || e->node == n->id
-				   : e->tid == 0 && e->node == n->id))
-			break;
-	if (e)
-		end_locked(e);
 }
 
 static struct sent *find_locked(struct shared *s, pid_t tid)
@@ -81,6 +67,19 @@ static struct sent *find_locked(struct shared *s, pid_t tid)
 			if (e->tid == tid && !e->is_busy)
 				return e;
 	return NULL;
+}
+
+void sent_came_locked(struct shared *s, struct node *n, pid_t tid)
+{
+	struct sent *e = find_locked(s, tid);
+
+	n->undone = false;
+	if (!e) /* of those that are not known any is as good */
+		LIST_FOREACH(e, &s->sent, link)
+			if (e->tid == 0 && !e->is_busy && e->node == n->id)
+				break;
+	if (e)
+		end_locked(e);
 }
 
 void sent_forget(struct shared *s, pid_t tid)
@@ -142,6 +141,19 @@ struct sent *sent_note(struct shared *s, struct node *parent, const char *name,
 	return e;
 }
 
+bool sent_comes_by_handle(struct shared *s, pid_t tid,
+			  const struct node *parent, const char *name)
+{
+	struct sent *e;
+
+	HOLD(&s->lock);
+	e = find_locked(s, tid);
+	if (!e || e->looked || !is_of_name(e, parent, name))
+		return false;
+	end_locked(e);
+	return true;
+}
+
 struct sent *sent_begin(struct shared *s, const struct at *a, pid_t tid)
 {
 	struct sent *e;
@@ -171,7 +183,9 @@ void sent_end(struct shared *s, struct sent *e, int rc)
 {
 	HOLD(&s->lock);
 	e->is_busy = false;
-	e->until_ns = mono_ns() + SENT_NS;
+	if (!e->looked) /* a thread that only looks does not keep it so */
+		e->until_ns = mono_ns() + SENT_NS;
+	e->looked = true;
 	if (rc < 0 && e->tid == 0)
 		end_locked(e);
 	cond_broadcast(&s->moved);

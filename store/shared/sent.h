@@ -28,7 +28,8 @@ struct sent {
 	int64_t until_ns;
 	uint64_t node; /* that he is to open; 0: he did not look yet */
 	bool is_busy; /* he is being led there: sent_begin() */
-	bool missed; /* a look-up has found nothing */
+	bool missed; /* a look-up has failed */
+	bool looked; /* he comes by the name, and not by a descriptor */
 };
 
 /*
@@ -37,6 +38,12 @@ struct sent {
  */
 struct sent *sent_note(struct shared *s, struct node *parent, const char *name,
 		       const struct names_new *n);
+/*
+ * The thread was sent to that name, and comes again without a look-up: by a
+ * descriptor in /proc, or a mount of the file alone. Its note ends.
+ */
+bool sent_comes_by_handle(struct shared *s, pid_t tid,
+			  const struct node *parent, const char *name);
 /* The thread looks that name up. NULL: it was not sent there. */
 struct sent *sent_begin(struct shared *s, const struct at *a, pid_t tid);
 void sent_begin_now(struct shared *s, struct sent *e);

@@ -454,6 +454,24 @@ static int is_followed(struct shared *s, struct node *n)
 	return replace_is_followed(s, n);
 }
 
+/*
+ * What is changed in place here, while it is pending at its name, is lost when
+ * another node's new file gets that name: it began before. 1: it has it now.
+ */
+static int wait_for_theirs(struct shared *s, struct node *n)
+{
+	ino_t number;
+
+	{
+		HOLD(&s->lock);
+		if (n->ticket || n->dropped ||
+		    (n->state != NODE_PENDING && n->state != NODE_UPLOADING))
+			return 0;
+		number = n->engine;
+	}
+	return replace_wait_for(s, n, number);
+}
+
 int shared_change_begin(struct shared *s, uint64_t id, int flags,
 			const struct names_new *n)
 {
@@ -466,6 +484,8 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 			       ? send_away(s, d.parent, d.name, flags, n)
 			       : 0;
 	if (!writes(flags)) {
+		if (n)
+			sent_forget(s, n->pid);
 		HOLD(&s->lock);
 		queue_read_locked(s, u.n);
 		return 0;
@@ -476,6 +496,11 @@ int shared_change_begin(struct shared *s, uint64_t id, int flags,
 
 		if (rc != 0)
 			return rc < 0 ? rc : empty_away_from(s, u.n, n);
+	} else if (n) { /* who cuts it may have had it open before */
+		int rc = wait_for_theirs(s, u.n);
+
+		if (rc != 0)
+			return rc < 0 ? rc : -ESTALE;
 	}
 	{
 		HOLD(&s->lock);
@@ -630,7 +655,8 @@ int shared_open_file(struct shared *s, const struct shared_caller *c,
 	SCOPED(scope_close) int path = -1;
 	int fd = -1, rc = node_use(s, id, &u);
 
-	sent_forget(s, c->tid);
+	if (rc < 0 || !(flags & O_TRUNC)) /* that is another call by now */
+		sent_forget(s, c->tid);
 	if (rc < 0)
 		return -ESTALE;
 	rc = node_fd(s, u.n, &path);
@@ -653,6 +679,8 @@ int shared_open_file(struct shared *s, const struct shared_caller *c,
 		return is_to_empty(s, u.n, flags, new)
 			       ? empty_away_from(s, u.n, new)
 			       : -ESTALE;
+	if (rc != -ESTALE && rc != -ERESTART)
+		sent_forget(s, c->tid);
 	if (rc < 0)
 		return rc;
 	*ret_fd = fd;

@@ -479,6 +479,7 @@ int shared_link(struct shared *s, const struct shared_caller *c, uint64_t id,
 	act_as_self(s, c);
 	if (rc == 0) {
 		HOLD(&s->lock);
+		u.n->undone = false; /* it is of use by now */
 		if (u.n->ticket) /* an upload of it counts its names */
 			queue_changed_locked(s, u.n);
 	}

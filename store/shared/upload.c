@@ -376,7 +376,7 @@ static bool begin_completing(struct upload *u)
 		HOLD(&s->lock);
 		wait_for_turn_locked(u);
 		if (!queue_may_complete_locked(s, u->n) || is_void_locked(u) ||
-		    u->n->renaming > 0 || s->stop ||
+		    u->n->renaming > 0 || s->stop || u->n->undone ||
 		    sent_awaits_locked(s, u->n))
 			return false;
 		u->n->kept_size = (uint64_t)u->sb.st_size;
@@ -764,7 +764,7 @@ static void put_back(struct upload *u, enum upload_end end, int rc)
 	/* Not before it is put back: what is taken is not given up. */
 	s->search = s->search || rc == -ESTALE;
 	may_last = end == UPLOAD_WAITS || n->renaming > 0 || n->changing > 0 ||
-		   sent_awaits_locked(s, n) || open;
+		   n->undone || sent_awaits_locked(s, n) || open;
 	if (n->state == NODE_PENDING) {
 		bool moved = n->number != u->number;
 

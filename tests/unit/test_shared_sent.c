@@ -290,6 +290,77 @@ static void what_has_another_name_stays(void **state)
 	mounted_free(&m);
 }
 
+/* By /proc/self/fd, say: the second time there was no look-up. */
+static void who_comes_by_no_name_leaves_no_note(void **state)
+{
+	struct mounted m = sent_new();
+	struct shared_entry e;
+	int fd, backing;
+
+	(void)state;
+	assert_int_equal(shared_lookup(m.s, ROOT_INO, "f", OTHER_TID, &e), 0);
+	assert_int_equal(shared_open_file(m.s, &as_tid, e.id,
+					  O_WRONLY | O_TRUNC, &by_tid, &fd,
+					  &backing),
+			 -ESTALE);
+	shared_forget(m.s, e.id, 1);
+	assert_is_dirs(&m, TID);
+	ends_as(&m, "old");
+}
+
+/* What was made for him is looked at by others, and the uploader comes by. */
+static void what_nobody_came_for_is_not_completed(void **state)
+{
+	struct mounted m = sent_new();
+	struct store *st = m.live.st;
+	struct inode *in;
+	uint64_t id;
+
+	(void)state;
+	assert_int_equal(look_up_as(&m, TID, &id), 0);
+	assert_int_equal(inode_get(st->inodes, id, &in), 0);
+	assert_int_equal(drain_closed(st->drain, in), 0);
+	assert_int_equal(drain_sync_closed(st->drain), 0);
+	inode_put(st->inodes, in, 1);
+	time_passes(6 * SECOND_NS);
+	mounted_start(&m);
+	assert_int_equal(shared_flush(m.s), 0);
+	mounted_stop(&m);
+	assert_text("old");
+	assert_no_tickets(&m);
+	mounted_free(&m);
+}
+
+/* It is put into its place later, and began before. */
+static void what_is_changed_here_waits_for_theirs(void **state)
+{
+	struct mounted m = mounted_open();
+	struct store *st = m.live.st;
+	char b[TICKET_PATH_BYTES];
+	struct shared_entry e;
+	struct inode *in;
+
+	(void)state;
+	nextfd = m.s->home.nextfd;
+	dirfd_ = m.s->home.dirfd;
+	assert_int_equal(
+		shared_create(m.s, &caller, ROOT_INO, "f", &as_file, &e, &in),
+		0);
+	assert_int_equal(drain_closed(st->drain, in), 0);
+	shared_change_end(m.s, in->ino);
+	make_theirs(&m, "f", b);
+	m.s->pending_wait_s = 0;
+	assert_int_equal(
+		shared_change_begin(m.s, e.id, O_WRONLY | O_APPEND, &by_tid),
+		-EBUSY);
+	complete(b);
+	/* By no name any more: who comes by the name finds theirs. */
+	assert_is_dirs(&m, TID);
+	inode_forget(st->inodes, in, 1);
+	inode_put(st->inodes, in, 2);
+	ends_as(&m, "theirs");
+}
+
 /* --- of a thread that is not known ---------------------------------------- */
 
 static int is_third(void *arg, const struct ticket_left *t)
@@ -413,6 +484,9 @@ int main(void)
 		cmocka_unit_test(who_has_made_it_does_not_empty_it_by_a_look),
 		cmocka_unit_test(what_nobody_comes_for_goes),
 		cmocka_unit_test(what_has_another_name_stays),
+		cmocka_unit_test(who_comes_by_no_name_leaves_no_note),
+		cmocka_unit_test(what_nobody_came_for_is_not_completed),
+		cmocka_unit_test(what_is_changed_here_waits_for_theirs),
 		cmocka_unit_test(what_is_written_again_is_later_than_theirs),
 		cmocka_unit_test(so_is_what_was_not_whole_yet),
 		cmocka_unit_test(who_looks_sees_that_it_was_overtaken),
