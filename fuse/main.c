@@ -228,9 +228,14 @@ static int mount_place(struct fuse_args *args, const struct options *o,
 	/* The background process is in another directory. */
 	SCOPED(scope_free) char *dir =
 		o->shared ? realpath(o->shared, NULL) : NULL;
-	const struct shared_options shared = { dir ? dir : o->shared, o->node,
-					       o->pending_wait_s, o->direct,
-					       o->local_keep_bytes };
+	const struct shared_options shared = {
+		.dir = dir ? dir : o->shared,
+		.node = o->node,
+		.rejoin = o->rejoin,
+		.pending_wait_s = o->pending_wait_s,
+		.direct = o->direct,
+		.local_keep_bytes = o->local_keep_bytes,
+	};
 	struct store_options so = o->all;
 	int rc, pipe_fd = -1;
 

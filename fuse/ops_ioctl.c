@@ -297,8 +297,7 @@ static int inspect_plain(struct shared *s, fuse_ino_t ino, cJSON **ret)
 	if (rc < 0)
 		return rc;
 	json = cJSON_CreateObject();
-	add_text(json, "state",
-		 where.is == SHARED_PENDING ? "staged" : "durable");
+	add_text(json, "state", shared_state(where.is));
 	add_where(json, &where);
 	add_number(json, "size_bytes", (uint64_t)sb.st_size);
 	add_number(json, "physical_bytes", 0);

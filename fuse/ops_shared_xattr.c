@@ -50,9 +50,8 @@ static int dir_xattr(fuse_req_t req, fuse_ino_t ino, const char *name,
 		rc = -ENODATA;
 	if (rc < 0)
 		return rc;
-	/* Of what is pending elsewhere that node alone can say more. */
 	if (strcmp(name, "state") == 0)
-		text = where.is == SHARED_PENDING ? "staged" : "durable";
+		text = shared_state(where.is);
 	else if (strcmp(name, "physical_bytes") == 0)
 		text = "0"; /* here */
 	if (!text)
@@ -61,7 +60,7 @@ static int dir_xattr(fuse_req_t req, fuse_ino_t ino, const char *name,
 	return 0;
 }
 
-/* plain, kept, pending, or "pending on NODE". */
+/* plain, kept, pending, "pending on NODE" or "lost on NODE". */
 static int where_xattr(fuse_req_t req, fuse_ino_t ino, struct bytes *out)
 {
 	char text[sizeof("pending on ") + SHARED_NODE_MAX];

@@ -73,6 +73,8 @@ static const struct fuse_opt option_table[] = {
 	OPT("node=%s", node, 0),
 	OPT("pending_wait=%s", pending_wait, 0),
 	OPT("names_timeout=%s", names_timeout, 0),
+	OPT("rejoin", rejoin, true),
+	OPT("--rejoin", rejoin, true),
 	OPT("direct=%s", direct, 0),
 	OPT("local_keep=%s", local_keep, 0),
 	FUSE_OPT_END
@@ -153,6 +155,8 @@ static const char help_text[] =
 	"                       in DIR, but on another node (60)\n"
 	"  names_timeout=S      seconds for which the kernel may go on with names and\n"
 	"                       attributes of DIR that other nodes have changed (0)\n"
+	"  rejoin               a node that was forgotten there (ckptctl forget-node)\n"
+	"                       joins again, with what is pending of it yet\n"
 	"  direct=GLOB          files of such names, or paths where it has a slash, are\n"
 	"                       written in DIR itself; several between colons\n"
 	"  local_keep=SIZE      of what is in DIR no more is kept here; by default as\n"

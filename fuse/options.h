@@ -20,6 +20,7 @@ struct options {
 	unsigned release_wait_s; /* 0: as usual */
 	unsigned bare; /* words that are no option */
 	struct store_options all; /* what of this is for the store */
+	int rejoin; /* as libfuse sets it */
 	unsigned pending_wait_s, names_timeout_s;
 	uint64_t local_keep_bytes;
 };

@@ -1,11 +1,13 @@
 /*
- * forget.c - ckptctl forget-node: what a node has left pending is removed, and
- * then the node.
+ * forget.c - ckptctl forget-node: what a node has left pending is lost, and
+ * nobody waits for it any more (lost.h).
  *
  * Bytes that only that node has are given up by this, so it is refused while
  * there is a sign of life: somebody has the node's lock, or its `alive` moves.
- * The lock is held until the end, so that it does not come back meanwhile. The
- * node goes last, and only when all that names it is gone.
+ * The lock is held until the end, so that it does not come back meanwhile. What
+ * it was to put in the place of something else is removed first, which stays
+ * what it is; then one rename makes all of its files lost, and what they are is
+ * listed.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,6 +21,7 @@
 #include "store/base/scope.h"
 #include "store/base/sync.h"
 #include "store/shared/forget.h"
+#include "store/shared/lost.h"
 
 /* A little more than a living node needs to write `alive`, and how often. */
 #define WATCH_NS (SHARED_ALIVE_PERIOD_NS + INT64_C(2) * 1000000000)
@@ -28,9 +31,9 @@ struct forget {
 	const char *dir, *node;
 	bool yes;
 	cJSON *json, *list; /* NULL: for people */
-	uint64_t files, bytes, removed, unread;
-	int first_rc; /* of what could not be removed or read: it alone is said
-		       */
+	uint64_t files, bytes, removed, lost, unread;
+	bool is_lost; /* the node: what it had is listed */
+	int first_rc; /* of what could not be read: it alone is said */
 };
 
 static void failed(struct forget *f, const char *what, const char *path, int rc)
@@ -46,7 +49,10 @@ static void list(struct forget *f, const struct pending_file *p, bool removed)
 	cJSON *one;
 
 	if (!f->json) {
-		(void)printf("%s%10s  %s\n", removed ? "removed " : "",
+		(void)printf("%s%10s  %s\n",
+			     removed      ? "removed "
+			     : p->is_lost ? "lost "
+					  : "",
 			     ctl_bytes((uint64_t)p->st.st_size),
 			     ctl_shown(p->path));
 		return;
@@ -57,25 +63,21 @@ static void list(struct forget *f, const struct pending_file *p, bool removed)
 	ctl_add_text(one, "path", p->path);
 	ctl_add_number(one, "bytes", (uint64_t)p->st.st_size);
 	(void)cJSON_AddBoolToObject(one, "removed", removed);
+	(void)cJSON_AddBoolToObject(one, "lost", p->is_lost);
 	(void)cJSON_AddItemToArray(f->list, one);
 }
 
 static int on_pending(void *arg, const struct pending_file *p)
 {
 	struct forget *f = arg;
-	bool removed = false;
 
-	if (!p->node || strcmp(p->node, f->node) != 0)
+	if (!p->node || strcmp(p->node, f->node) != 0 ||
+	    p->is_lost != f->is_lost)
 		return 0;
 	f->files++;
 	f->bytes += (uint64_t)p->st.st_size;
-	if (f->yes) {
-		removed = unlinkat(p->dirfd, p->name, 0) == 0;
-		if (!removed)
-			failed(f, "remove it", p->path, -errno);
-	}
-	f->removed += removed;
-	list(f, p, removed);
+	f->lost += p->is_lost;
+	list(f, p, false);
 	return 0;
 }
 
@@ -180,40 +182,46 @@ static void print_result(struct forget *f, bool gone)
 		ctl_add_number(f->json, "pending_files", f->files);
 		ctl_add_number(f->json, "pending_bytes", f->bytes);
 		ctl_add_number(f->json, "removed_files", f->removed);
+		ctl_add_number(f->json, "lost_files", f->lost);
 		ctl_add_number(f->json, "unread", f->unread);
 		ctl_print_json(TAKE(f->json));
 	} else {
 		(void)printf("%s: node %s has %s pending file%s, %s%s\n",
 			     ctl_shown(f->dir), f->node, ctl_count(f->files),
 			     f->files == 1 ? "" : "s", ctl_bytes(f->bytes),
-			     !gone           ? ""
-			     : f->files == 0 ? "; it is forgotten"
-					     : ": removed, and it is "
-					       "forgotten");
+			     !gone         ? ""
+			     : !f->is_lost ? "; it is forgotten"
+					   : ": lost with it, as it is "
+					     "forgotten");
 	}
+	if (f->is_lost)
+		ctl_complain("whoever opens what is lost is told so (EIO): "
+			     "remove it, or write it again; if node %s comes "
+			     "back after all, with its store: ckptfs -o rejoin",
+			     f->node);
 	if (!f->yes)
-		ctl_complain("nothing was removed; if node %s does not come "
+		ctl_complain("nothing was changed; if node %s does not come "
 			     "back, again with --yes",
 			     f->node);
 }
 
-/* What names the node is gone: the node. CTL_FINE: it is forgotten. */
-static int remove_node(struct forget *f, int dirfd, int homefd)
+/* All of it, at once; CTL_FINE: it is forgotten. */
+static int lose(struct forget *f, int dirfd, int homefd)
 {
-	int rc;
+	int rc = shared_node_finish(dirfd, homefd, f->node);
 
-	if (!f->yes)
-		return CTL_PROBLEM;
-	if (f->first_rc < 0) {
-		ctl_complain("%s: node %s is kept: not all of it could be "
-			     "removed",
-			     f->dir, f->node);
-		return CTL_PROBLEM;
-	}
-	rc = shared_node_finish(dirfd, homefd, f->node);
 	if (rc == 0)
-		rc = shared_node_remove(homefd, f->node);
-	return rc < 0 ? ctl_shared_failed(f->dir, "remove the node", rc)
+		rc = lost_put(homefd, f->node, f->files > 0, &f->is_lost);
+	return rc < 0 ? ctl_shared_failed(f->dir, "move the node to lost/", rc)
+		      : CTL_FINE;
+}
+
+/* new/NODE of a node that is not there; CTL_FINE. */
+static int remove_new(struct forget *f, int homefd)
+{
+	int rc = shared_node_remove(homefd, f->node);
+
+	return rc < 0 ? ctl_shared_failed(f->dir, "remove what it left", rc)
 		      : CTL_FINE;
 }
 
@@ -238,7 +246,7 @@ static int forget(struct forget *f)
 					   .unread = on_unread,
 					   .arg = f };
 	SCOPED(scope_close) int lockfd = -1;
-	bool known = false;
+	bool known = false, has_new, gone;
 	int rc = ctl_shared_open(f->dir, &l);
 
 	if (rc == CTL_FINE)
@@ -248,20 +256,28 @@ static int forget(struct forget *f)
 	if (rc != CTL_FINE)
 		return rc;
 	say_older(f, l.homefd, known);
+	has_new = shared_node_has_new(l.homefd, f->node);
 	rc = shared_node_tickets(l.homefd, f->node, on_ticket, f);
-	if (rc == 0)
-		rc = pending_walk(l.dirfd, l.homefd, &walk);
 	if (rc < 0)
-		return ctl_shared_failed(f->dir, "look for its files", rc);
-	if (!known && f->files == 0 &&
-	    !shared_node_has_new(l.homefd, f->node)) {
+		return ctl_shared_failed(f->dir, "look for what it replaces",
+					 rc);
+	if (!known && f->files == 0 && !has_new) {
 		ctl_complain("%s has no node %s; 'ckptctl nodes' lists them",
 			     f->dir, f->node);
 		return CTL_USAGE;
 	}
-	rc = remove_node(f, l.dirfd, l.homefd);
-	print_result(f, rc == CTL_FINE);
-	return rc;
+	if (f->yes && known)
+		rc = lose(f, l.dirfd, l.homefd);
+	else if (f->yes)
+		rc = remove_new(f, l.homefd);
+	gone = f->yes && rc == CTL_FINE;
+	if (rc == CTL_FINE)
+		rc = pending_walk(l.dirfd, l.homefd, &walk);
+	if (rc < 0)
+		(void)ctl_shared_failed(f->dir, "look for its files", rc);
+	print_result(f, gone);
+	return gone && rc == CTL_FINE && f->unread == 0 ? CTL_FINE
+							: CTL_PROBLEM;
 }
 
 static int run(const struct ctl_command *self, int argc, char **argv)
@@ -296,13 +312,20 @@ static int run(const struct ctl_command *self, int argc, char **argv)
 const struct ctl_command ctl_forget_node = {
 	.name = "forget-node",
 	.arguments = "[--yes] DIR NAME",
-	.summary = "remove what a node that is lost will never complete",
+	.summary = "give up what a node that is lost will never complete",
 	.help = "Lists the files of DIR whose bytes only that node has. Readers "
 		"wait for them until\nthe node is mounted again; if it is lost, "
-		"they are removed with --yes, and then\nthe node itself. A node "
-		"that is mounted, or shows a sign of life within 12 s, is\n"
-		"refused with exit code 2. Without --yes nothing is removed, "
-		"and the exit code is\n1.\n\n"
-		"  --yes  remove them, and the node\n",
+		"--yes gives them up, all at once. They keep\ntheir names: "
+		"whoever opens one is told at once that it is lost (EIO), and "
+		"no tracker\nsays that their step is there, until they are "
+		"removed or written again. What was to\nreplace a file is "
+		"removed, and that file stays what it is. A node that is "
+		"mounted, or\nshows a sign of life within 12 s, is refused "
+		"with exit code 2. Without --yes nothing\nis changed, and the "
+		"exit code is 1.\n\n"
+		"A node that comes back after that is not mounted but with "
+		"'ckptfs -o rejoin': what\nstill has its name is pending on it "
+		"once more, and comes.\n\n"
+		"  --yes  give them up, and forget the node\n",
 	.run = run,
 };

@@ -50,7 +50,7 @@ struct fsck_shared {
 	size_t node_count, node_capacity;
 	struct suspect *suspects;
 	size_t suspect_count, suspect_capacity;
-	uint64_t problems, pending, pending_bytes;
+	uint64_t problems, pending, pending_bytes, lost;
 };
 
 __attribute__((format(printf, 4, 5))) static void
@@ -198,6 +198,14 @@ static int on_pending(void *arg, const struct pending_file *p)
 
 	if (!p->node)
 		return suspect(f, p);
+	if (p->is_lost) {
+		f->lost++;
+		problem(f, "lost", p->path,
+			"is lost with node %s, which was forgotten; remove it, "
+			"or write it again, or mount that node with -o rejoin",
+			p->node);
+		return 0;
+	}
 	f->pending++;
 	f->pending_bytes += (uint64_t)p->st.st_size;
 	return 0;
@@ -296,6 +304,7 @@ static void print_result(struct fsck_shared *f)
 		ctl_add_number(f->json, "nodes", f->node_count);
 		ctl_add_number(f->json, "pending_files", f->pending);
 		ctl_add_number(f->json, "pending_bytes", f->pending_bytes);
+		ctl_add_number(f->json, "lost_files", f->lost);
 		ctl_print_json(TAKE(f->json));
 		return;
 	}

@@ -16,6 +16,7 @@
 #include "store/base/scope.h"
 #include "store/base/sync.h"
 #include "store/base/vec.h"
+#include "store/shared/lost.h"
 
 #define SECOND_NS INT64_C(1000000000)
 /* Its clock is said to be off beyond this. */
@@ -28,12 +29,19 @@ struct node {
 	uint64_t files, bytes; /* that are pending */
 };
 
+struct forgotten {
+	struct lost_node is;
+	uint64_t files, bytes; /* that are lost, and at their names yet */
+};
+
 struct nodes {
 	const char *dir;
 	int64_t now_ns; /* by DIR's clock */
 	bool pending; /* asked for */
 	struct node *at; /* sorted by name */
 	size_t count, capacity;
+	struct forgotten *lost;
+	size_t lost_count, lost_capacity;
 };
 
 static int add_node(void *arg, const struct shared_node *n)
@@ -44,6 +52,17 @@ static int add_node(void *arg, const struct shared_node *n)
 
 	if (rc == 0)
 		all->at[all->count++] = (struct node){ .is = *n };
+	return rc;
+}
+
+static int add_lost(void *arg, const struct lost_node *n)
+{
+	struct nodes *all = arg;
+	int rc = vec_grow(&all->lost, all->lost_count, &all->lost_capacity,
+			  sizeof(*all->lost));
+
+	if (rc == 0)
+		all->lost[all->lost_count++] = (struct forgotten){ .is = *n };
 	return rc;
 }
 
@@ -139,6 +158,20 @@ static void print_away(const struct nodes *all, const struct node *n)
 			     n->is.name, ctl_shown(all->dir), n->is.name);
 }
 
+static void print_lost(const struct nodes *all, const struct forgotten *l)
+{
+	char lost[80] = "";
+
+	if (all->pending)
+		(void)snprintf(lost, sizeof(lost), ", with %s file%s, %s",
+			       ctl_count(l->files), l->files == 1 ? "" : "s",
+			       ctl_bytes(l->bytes));
+	(void)printf(
+		"%s: it was forgotten%s; with its store it can join again: "
+		"ckptfs -o rejoin\n",
+		l->is.node, lost);
+}
+
 static void print_people(const struct nodes *all)
 {
 	int width = 4;
@@ -159,6 +192,8 @@ static void print_people(const struct nodes *all)
 		print_clock(&all->at[i]);
 	for (size_t i = 0; i < all->count; i++)
 		print_away(all, &all->at[i]);
+	for (size_t i = 0; i < all->lost_count; i++)
+		print_lost(all, &all->lost[i]);
 }
 
 /* --- JSON --------------------------------------------------------------- */
@@ -202,6 +237,25 @@ static cJSON *node_json(const struct nodes *all, const struct node *n)
 	return one;
 }
 
+static cJSON *lost_json(const struct nodes *all, const struct forgotten *l)
+{
+	cJSON *one = cJSON_CreateObject();
+
+	ctl_add_text(one, "node", l->is.node);
+	if (l->is.store[0])
+		ctl_add_text(one, "store", l->is.store);
+	else
+		(void)cJSON_AddNullToObject(one, "store");
+	if (l->is.seen_ns != 0)
+		add_signed(one, "seen_s",
+			   (all->now_ns - l->is.seen_ns) / SECOND_NS);
+	if (all->pending) {
+		ctl_add_number(one, "lost_files", l->files);
+		ctl_add_number(one, "lost_bytes", l->bytes);
+	}
+	return one;
+}
+
 static void print_json(const struct nodes *all, const char *uuid)
 {
 	cJSON *json = cJSON_CreateObject();
@@ -212,6 +266,9 @@ static void print_json(const struct nodes *all, const char *uuid)
 	list = cJSON_AddArrayToObject(json, "nodes");
 	for (size_t i = 0; i < all->count; i++)
 		(void)cJSON_AddItemToArray(list, node_json(all, &all->at[i]));
+	list = cJSON_AddArrayToObject(json, "forgotten");
+	for (size_t i = 0; i < all->lost_count; i++)
+		(void)cJSON_AddItemToArray(list, lost_json(all, &all->lost[i]));
 	ctl_print_json(json);
 }
 
@@ -223,6 +280,15 @@ static int exit_code(const struct nodes *all)
 	for (size_t i = 0; i < all->count; i++)
 		bad |= all->at[i].files > 0 && is_away(all, &all->at[i]);
 	return bad ? CTL_PROBLEM : CTL_FINE;
+}
+
+static int count(int homefd, const char *parent, const char *dir,
+		 uint64_t *ret_files, uint64_t *ret_bytes)
+{
+	char path[SHARED_LOST_MAX + 16];
+
+	(void)snprintf(path, sizeof(path), "%s/%s", parent, dir);
+	return pending_count(homefd, path, ret_files, ret_bytes);
 }
 
 static int collect(struct nodes *all, const struct shared_look *l)
@@ -237,8 +303,13 @@ static int collect(struct nodes *all, const struct shared_look *l)
 	if (shared_look_now(l->homefd, &all->now_ns) < 0)
 		all->now_ns = wall_ns();
 	for (size_t i = 0; rc == 0 && all->pending && i < all->count; i++)
-		rc = pending_count(l->homefd, all->at[i].is.name,
-				   &all->at[i].files, &all->at[i].bytes);
+		rc = count(l->homefd, SHARED_NODES_DIR, all->at[i].is.name,
+			   &all->at[i].files, &all->at[i].bytes);
+	if (rc == 0)
+		rc = lost_each(l->homefd, add_lost, all);
+	for (size_t i = 0; rc == 0 && all->pending && i < all->lost_count; i++)
+		rc = count(l->homefd, SHARED_LOST_DIR, all->lost[i].is.dir,
+			   &all->lost[i].files, &all->lost[i].bytes);
 	return rc;
 }
 
@@ -261,6 +332,7 @@ static int nodes(const char *dir, bool pending, bool json)
 		rc = exit_code(&all);
 	}
 	free(all.at);
+	free(all.lost);
 	return rc;
 }
 

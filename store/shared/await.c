@@ -54,16 +54,18 @@ static bool ask_for(struct shared *s, const char *node, ino_t number)
 	return fd >= 0;
 }
 
-/* Once for each file that it turns out to be. */
-static void ask_once(struct shared *s, struct put_off *p, ino_t number)
+/* Once for each file that it turns out to be. -EIO: it is lost. */
+static int ask_once(struct shared *s, struct put_off *p, ino_t number)
 {
 	char node[SHARED_NODE_MAX + 1];
+	int rc;
 
-	if (p->asked == number ||
-	    pending_owner(s->home.homefd, number, node) <= 0)
-		return;
-	if (ask_for(s, node, number))
+	if (p->asked == number)
+		return 0;
+	rc = pending_owner(s->home.homefd, number, node);
+	if (rc == PENDING_OF_NODE && ask_for(s, node, number))
 		p->asked = number;
+	return rc == PENDING_LOST ? -EIO : 0;
 }
 
 /*
@@ -138,14 +140,23 @@ static void say_not_come(struct shared *s, struct node *n, ino_t number)
 	char path[4096], node[SHARED_NODE_MAX + 1];
 
 	node_path(s, n, path, sizeof(path));
-	if (pending_owner(s->home.homefd, number, node) > 0)
+	switch (pending_owner(s->home.homefd, number, node)) {
+	case PENDING_OF_NODE:
 		log_warning("%s/%s is not whole: node %s has its bytes, and "
 			    "they did not come in %u s",
 			    s->dir, path, node, s->pending_wait_s);
-	else
+		break;
+	case PENDING_LOST:
+		log_warning("%s/%s is lost with node %s, which was forgotten; "
+			    "remove it, or write it again",
+			    s->dir, path, node);
+		break;
+	default:
 		log_warning("%s/%s is not whole, and no node says that it has "
 			    "its bytes",
 			    s->dir, path);
+		break;
+	}
 }
 
 int pending_wait(struct shared *s, struct node *n, int *fd)
@@ -170,9 +181,8 @@ int pending_wait(struct shared *s, struct node *n, int *fd)
 		is_over = mono_ns() - p->since_ns >= most_ns;
 		if ((is_over || p->pause_ns == 0) && is_left(s, n))
 			return -ESTALE;
-		if (is_over)
+		if (is_over || ask_once(s, p, sb.st_ino) < 0)
 			break;
-		ask_once(s, p, sb.st_ino);
 		pause = pause_of(p);
 		if (off)
 			return -ERESTART;

@@ -80,8 +80,7 @@ static int remove_part(void *arg, int dirfd, const char *name)
 	return rc < 0 ? rc : unlink_or_gone(dirfd, name, AT_REMOVEDIR);
 }
 
-/* PARENT/NODE. */
-static int remove_dir(int homefd, const char *parent, const char *node)
+int shared_node_remove_dir(int homefd, const char *parent, const char *node)
 {
 	SCOPED(scope_close) int parentfd = -1;
 	SCOPED(scope_close) int fd = -1;
@@ -102,9 +101,10 @@ static int remove_dir(int homefd, const char *parent, const char *node)
 
 int shared_node_remove(int homefd, const char *node)
 {
-	int rc = remove_dir(homefd, SHARED_NEW_DIR, node);
+	int rc = shared_node_remove_dir(homefd, SHARED_NEW_DIR, node);
 
-	return rc < 0 ? rc : remove_dir(homefd, SHARED_NODES_DIR, node);
+	return rc < 0 ? rc
+		      : shared_node_remove_dir(homefd, SHARED_NODES_DIR, node);
 }
 
 /* --- what it was about to put somewhere ----------------------------------- */

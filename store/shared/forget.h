@@ -1,5 +1,5 @@
 /*
- * forget.h - the end of a node that does not come back.
+ * forget.h - the end of a node that does not come back; lost.h has what stays.
  *
  * Whoever forgets one has its lock, from before he looks whether it is alive
  * until all of it is gone, so that no daemon becomes this node meanwhile.
@@ -24,6 +24,8 @@ int shared_node_lock(int homefd, const char *node, int *ret_lockfd);
  * not there are no error. -ENOTEMPTY: somebody has made the node anew.
  */
 int shared_node_remove(int homefd, const char *node);
+/* The same of parent/node alone. */
+int shared_node_remove_dir(int homefd, const char *parent, const char *node);
 /*
  * What the node was about to put in the place of something else, and what is of
  * no use without it: each is told, and removed, too, if fn returns 1.

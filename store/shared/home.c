@@ -24,6 +24,8 @@
 #include "store/base/sync.h"
 #include "store/db/identity.h"
 #include "store/shared/home_private.h"
+#include "store/shared/lost.h"
+#include "store/shared/pending.h"
 
 #define HOME_MODE 0755 /* who looks may know the nodes */
 #define OWN_MODE 0700
@@ -33,6 +35,7 @@
 #define DEAD_AFTER_NS SHARED_DEAD_AFTER_NS
 #define LOCK_TRIES_MAX 8 /* it was removed in between */
 #define SHOWN_BYTES (SHARED_NODE_MAX + 64)
+#define LOST_PATH_BYTES (sizeof(SHARED_LOST_DIR "/") + SHARED_LOST_MAX)
 #define FORMAT_TMP SHARED_FORMAT_FILE "." /* and a UUID */
 
 /* --- Make one ----------------------------------------------------------- */
@@ -49,6 +52,7 @@ static int look_no_parts(void *arg, int homefd, const char *name)
 	if (is_format_tmp(name))
 		return 0;
 	if (strcmp(name, SHARED_NODES_DIR) == 0 ||
+	    strcmp(name, SHARED_LOST_DIR) == 0 ||
 	    strcmp(name, SHARED_NEXT_DIR) == 0 ||
 	    strcmp(name, SHARED_NEW_DIR) == 0)
 		return dir_is_empty(homefd, name) ? 0 : -EUCLEAN;
@@ -175,6 +179,7 @@ int shared_home_make(const char *dir, char *why, size_t why_size)
 struct opening {
 	struct home_why why;
 	const char *node, *store;
+	bool rejoin;
 	struct shared_home *home;
 };
 
@@ -210,6 +215,45 @@ static bool has_name(int dirfd, const char *name, int fd)
 	return fstat(fd, &a) == 0 &&
 	       fstatat(dirfd, name, &b, AT_SYMLINK_NOFOLLOW) == 0 &&
 	       a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+static bool is_same(const struct stat *a, const struct stat *b)
+{
+	return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
+struct sought {
+	int homefd;
+	struct stat node;
+};
+
+static int is_there(void *arg, const struct lost_node *n)
+{
+	const struct sought *k = arg;
+	char path[LOST_PATH_BYTES];
+	struct stat st;
+
+	(void)snprintf(path, sizeof(path), SHARED_LOST_DIR "/%s", n->dir);
+	return fstatat(k->homefd, path, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+	       is_same(&st, &k->node);
+}
+
+/*
+ * Its directory is in lost/. That its name is not there alone says nothing: a
+ * client of CephFS that was evicted says so of all names.
+ */
+static bool is_forgotten(const struct shared_home *h)
+{
+	struct sought k = { .homefd = h->homefd };
+	char path[SHOWN_BYTES];
+	struct stat st;
+
+	(void)snprintf(path, sizeof(path), SHARED_NODES_DIR "/%s", h->node);
+	if (fstat(h->nodefd, &k.node) < 0 ||
+	    (fstatat(h->homefd, path, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+	     is_same(&st, &k.node)))
+		return false;
+	return lost_each(h->homefd, is_there, &k) == 1;
 }
 
 static int lock_in_time(int fd)
@@ -291,7 +335,8 @@ static int take_lock(const struct opening *o)
 		}
 		if (rc < 0)
 			return refuse_lock(o, rc);
-		if (has_name(h->nodefd, SHARED_LOCK_FILE, fd)) {
+		if (has_name(h->nodefd, SHARED_LOCK_FILE, fd) &&
+		    !is_forgotten(h)) {
 			h->lockfd = fd;
 			fd = -1;
 			return 0;
@@ -300,6 +345,64 @@ static int take_lock(const struct opening *o)
 	return home_refuse(&o->why, -EBUSY,
 			   "%s: node %s is being forgotten; try again",
 			   o->why.dir, o->node);
+}
+
+static int look_forgotten(void *arg, const struct lost_node *n)
+{
+	char path[LOST_PATH_BYTES];
+	struct opening *o = arg;
+	uint64_t files, bytes;
+	int rc;
+
+	if (strcmp(n->store, o->store) != 0)
+		return 0;
+	o->home->joins = true;
+	if (o->rejoin)
+		return 0;
+	(void)snprintf(path, sizeof(path), SHARED_LOST_DIR "/%s", n->dir);
+	rc = pending_count(o->home->homefd, path, &files, &bytes);
+	if (rc < 0)
+		return rc;
+	return home_refuse(
+		&o->why, -ESHUTDOWN,
+		"%s: this store was node %s there, and was forgotten "
+		"(ckptctl forget-node); %llu files of it never came "
+		"and are at their names, lost; with -o rejoin it "
+		"joins again, and they are pending on it once more",
+		o->why.dir, n->node, (unsigned long long)files);
+}
+
+static int refuse_lost(const struct opening *o, int rc)
+{
+	return home_refuse(&o->why, rc,
+			   "%s: what is lost there cannot be looked at: %s",
+			   o->why.dir, strerror(-rc));
+}
+
+static int look_whether_forgotten(struct opening *o)
+{
+	int rc = lost_each(o->home->homefd, look_forgotten, o);
+
+	return rc < 0 && rc != -ESHUTDOWN ? refuse_lost(o, rc) : rc;
+}
+
+/* Links come back before anything is looked for by them. */
+static int join(const struct opening *o)
+{
+	struct shared_home *h = o->home;
+	int rc = 0;
+
+	if (h->joins)
+		rc = lost_join(h->homefd, o->store, h->ownfd, &h->joined);
+	if (rc == 0)
+		rc = lost_sweep(h->homefd);
+	h->is_new = h->is_new || h->joins;
+	return rc < 0 ? refuse_lost(o, rc) : 0;
+}
+
+int shared_home_joined(const struct shared_home *h, const char *store_uuid)
+{
+	return h->joins ? lost_remove(h->homefd, store_uuid) : 0;
 }
 
 /* A store has one name: the pending files that it has left say that one. */
@@ -468,12 +571,14 @@ static int take_format(const struct opening *o)
 }
 
 int shared_home_open(const char *dir, const char *node, const char *store_uuid,
-		     struct shared_home *ret, char *why, size_t why_size)
+		     bool rejoin, struct shared_home *ret, char *why,
+		     size_t why_size)
 {
 	SCOPED(shared_home_release) struct shared_home h = SHARED_HOME_NONE;
 	struct opening o = { .why = { dir, why, why_size },
 			     .node = node,
 			     .store = store_uuid,
+			     .rejoin = rejoin,
 			     .home = &h };
 	struct shared_look l;
 	int rc;
@@ -495,13 +600,17 @@ int shared_home_open(const char *dir, const char *node, const char *store_uuid,
 	memcpy(h.uuid, l.uuid, sizeof(h.uuid));
 	(void)snprintf(h.node, sizeof(h.node), "%s", node);
 	h.since_ns = wall_ns();
-	rc = open_own(&o, SHARED_NODES_DIR, HOME_MODE, &h.nodefd);
+	rc = look_whether_forgotten(&o);
+	if (rc == 0)
+		rc = open_own(&o, SHARED_NODES_DIR, HOME_MODE, &h.nodefd);
 	if (rc == 0)
 		rc = take_lock(&o);
 	if (rc == 0)
 		rc = take_store(&o);
 	if (rc == 0)
 		rc = open_parts(&o);
+	if (rc == 0)
+		rc = join(&o);
 	if (rc == 0)
 		rc = home_probe(&o.why, h.newfd);
 	if (rc == 0 && l.format < HOME_FORMAT)
@@ -527,7 +636,8 @@ void shared_home_release(struct shared_home *h)
 
 int shared_home_alive(struct shared_home *h)
 {
-	return home_alive_write(h->nodefd, h->since_ns);
+	return is_forgotten(h) ? -ESHUTDOWN
+			       : home_alive_write(h->nodefd, h->since_ns);
 }
 
 int shared_home_nodes(const char *dir,

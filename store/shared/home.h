@@ -26,6 +26,8 @@ struct shared_home {
 	int ownfd; /* DIR/.ckptfs/nodes/NAME/own */
 	int lockfd; /* whoever has it is this node */
 	bool is_new; /* or was forgotten, and is made again */
+	bool joins; /* it was forgotten: lost.h */
+	uint64_t joined; /* files that are pending on it again */
 	bool is_unlocked; /* a daemon of this node that died still has it */
 	char uuid[LAYOUT_UUID_BYTES]; /* of the shared tree */
 	char node[SHARED_NODE_MAX + 1];
@@ -53,14 +55,22 @@ int shared_home_make(const char *dir, char *why, size_t why_size);
  * As the node of that name, with that store. Its directories and `store` are
  * made when they are not there; `alive` is not written yet. -EBUSY: a daemon
  * has this node. -EEXIST: the name is another store's, or the store has another
- * name here. -EOPNOTSUPP: DIR cannot do something. Others: shared_look_open().
+ * name here. -ESHUTDOWN: the store's node was forgotten (lost.h), and rejoin
+ * does not say that it comes back; then shared_home_joined() is to be called
+ * when what it has is known. -EOPNOTSUPP: DIR cannot do something. Others:
+ * shared_look_open().
  */
 int shared_home_open(const char *dir, const char *node, const char *store_uuid,
-		     struct shared_home *ret, char *why, size_t why_size);
+		     bool rejoin, struct shared_home *ret, char *why,
+		     size_t why_size);
+int shared_home_joined(const struct shared_home *h, const char *store_uuid);
 /* Gives the node up; `alive` stays as it is. Also of SHARED_HOME_NONE. */
 void shared_home_release(struct shared_home *h);
 
-/* Writes `alive` anew; to be called each SHARED_ALIVE_PERIOD_NS. */
+/*
+ * Writes `alive` anew; to be called each SHARED_ALIVE_PERIOD_NS. -ESHUTDOWN:
+ * it was forgotten, and no other node knows it any more.
+ */
 int shared_home_alive(struct shared_home *h);
 
 /* shared_look_nodes() of a directory that is not open. */

@@ -265,7 +265,8 @@ static int find_named(struct shared *s, struct node *n, int dirfd,
 		return 0;
 	if (pending_is(s, &sb)) {
 		rc = pending_owner(s->home.homefd, sb.st_ino, node);
-		if (rc < 0 || (rc > 0 && strcmp(node, s->home.node) != 0))
+		if (rc < 0 || rc == PENDING_LOST ||
+		    (rc > 0 && strcmp(node, s->home.node) != 0))
 			return rc < 0 ? rc : 0;
 		if (sb.st_ino != n->engine && !own_is_old(s, fd, false))
 			return 0;
@@ -406,9 +407,11 @@ static void drop_missing(struct shared *s, struct node *n)
 	char path[4096];
 
 	node_path(s, n, path, sizeof(path));
-	log_warning("%s/%s is nowhere there: it was removed when this node was "
-		    "forgotten (ckptctl forget-node); it goes here, too",
-		    s->dir, path);
+	log_warning(
+		"%s/%s is nowhere there: it was removed, or replaced, while "
+		"this node was forgotten (ckptctl forget-node); it goes "
+		"here, too",
+		s->dir, path);
 	local_drop(s, n);
 }
 

@@ -220,6 +220,18 @@ enum shared_locked shared_node_locked(int nodefd)
 	return errno == EWOULDBLOCK ? SHARED_LOCKED : SHARED_LOCK_UNKNOWN;
 }
 
+bool shared_lost_node(const char *dir, char ret_node[SHARED_NODE_MAX + 1])
+{
+	size_t uuid = LAYOUT_UUID_BYTES - 1, len = strlen(dir);
+
+	if (len < uuid + 2 || len > SHARED_LOST_MAX ||
+	    dir[len - uuid - 1] != '.')
+		return false;
+	(void)snprintf(ret_node, SHARED_NODE_MAX + 1, "%.*s",
+		       (int)(len - uuid - 1), dir);
+	return shared_node_is_name(ret_node);
+}
+
 static int look_in(int nodesfd, const char *name, struct shared_node *ret)
 {
 	SCOPED(scope_close)

@@ -10,6 +10,7 @@
  *       wanted/                0700: files that other nodes wait for
  *       own/                   0700: a link of each file that is pending here,
  *                              called by its inode number: own.c
+ *   DIR/.ckptfs/lost/NAME.UUID/  the same of a node that was forgotten: lost.h
  *   DIR/.ckptfs/next/          0700: what is to replace a file: ticket.h
  *   DIR/.ckptfs/new/NAME/      0700: what a node moves there for a moment, to
  *                              look at it
@@ -32,6 +33,7 @@
 #define SHARED_HOME ".ckptfs"
 #define SHARED_FORMAT_FILE "format"
 #define SHARED_NODES_DIR "nodes"
+#define SHARED_LOST_DIR "lost"
 #define SHARED_NEW_DIR "new"
 #define SHARED_NEXT_DIR "next"
 #define SHARED_LOCK_FILE "lock"
@@ -39,6 +41,7 @@
 #define SHARED_ALIVE_FILE "alive"
 #define SHARED_WANTED_DIR "wanted"
 #define SHARED_OWN_DIR "own"
+#define SHARED_LOST_MAX (SHARED_NODE_MAX + LAYOUT_UUID_BYTES) /* NAME.UUID */
 /* `alive` is written again after at most that long. */
 #define SHARED_ALIVE_PERIOD_NS (INT64_C(10) * 1000000000)
 /* Who lives has written it since. */
@@ -79,6 +82,9 @@ struct shared_node {
 	int64_t seen_ns; /* when alive was written: DIR's clock */
 	enum shared_locked locked;
 };
+
+/* NAME of NAME.UUID; false: it is none. */
+bool shared_lost_node(const char *dir, char ret_node[SHARED_NODE_MAX + 1]);
 
 /* -ENOENT: there is no such node. */
 int shared_look_node(int homefd, const char *name, struct shared_node *ret);

@@ -45,6 +45,11 @@ int own_link(struct shared *s, struct node *n, int fd, ino_t number)
 	bool gone;
 	int rc;
 
+	{
+		HOLD(&s->lock);
+		if (s->is_forgotten)
+			return -EIO;
+	}
 	name_of(number, name);
 	rc = dir_link(fd, s->home.ownfd, name);
 	if (rc < 0 && rc != -EEXIST)
@@ -168,7 +173,7 @@ bool own_is_only_name(struct shared *s, int fd, const struct stat *sb)
 	char node[SHARED_NODE_MAX + 1];
 
 	while (links > 1) {
-		if (pending_owner(s->home.homefd, sb->st_ino, node) == 1)
+		if (pending_owner(s->home.homefd, sb->st_ino, node) > 0)
 			return links == 2;
 		/* None was found: or it went before it was looked for. */
 		if (count_links(fd, &now) < 0 || now == links)

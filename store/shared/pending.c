@@ -18,30 +18,30 @@
 #include "store/base/vec.h"
 #include "store/shared/walk.h"
 
-#define PATH_BYTES (SHARED_NODE_MAX + 64)
+/* Of lost/: the name of a node, a dot, and a UUID. */
+#define PATH_BYTES (SHARED_NODE_MAX + LAYOUT_UUID_BYTES + 64)
 
 static bool is_pending(const struct stat *st)
 {
 	return S_ISREG(st->st_mode) && (st->st_mode & S_ISVTX);
 }
 
-/* NODE/own in nodes/; -ENOENT: it has none. */
-static int open_own(int nodesfd, const char *node)
+/* own/ in at/dir; -ENOENT: it has none. */
+static int open_own(int at, const char *dir)
 {
 	char path[PATH_BYTES];
 	int fd;
 
-	(void)snprintf(path, sizeof(path), "%s/" SHARED_OWN_DIR, node);
-	fd = openat(nodesfd, path,
-		    O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+	(void)snprintf(path, sizeof(path), "%s/" SHARED_OWN_DIR, dir);
+	fd = openat(at, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	return fd < 0 ? -errno : fd;
 }
 
 /* As it is now, whatever a client of DIR remembers of it. */
-static int open_nodes(int homefd, int *ret_fd)
+static int open_nodes(int homefd, bool lost, int *ret_fd)
 {
 	SCOPED(scope_close)
-	int fd = openat(homefd, SHARED_NODES_DIR,
+	int fd = openat(homefd, lost ? SHARED_LOST_DIR : SHARED_NODES_DIR,
 			O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	int rc = fd < 0 ? -errno : dir_ask_anew(fd);
 
@@ -52,36 +52,71 @@ static int open_nodes(int homefd, int *ret_fd)
 	return 0;
 }
 
+/* Whose directory is it, in nodes/ or lost/? false: of none. */
+static bool node_of(const char *dir, bool lost, char ret[SHARED_NODE_MAX + 1])
+{
+	if (lost)
+		return shared_lost_node(dir, ret);
+	if (!shared_node_is_name(dir))
+		return false;
+	(void)snprintf(ret, SHARED_NODE_MAX + 1, "%s", dir);
+	return true;
+}
+
 /* --- one file ------------------------------------------------------------- */
 
 struct asked {
 	ino_t number;
+	bool lost;
 	char *node;
 };
 
-static int ask(void *arg, int nodesfd, const char *node)
+static int ask(void *arg, int nodesfd, const char *dir)
 {
 	const struct asked *a = arg;
 	char path[PATH_BYTES];
 	struct stat st;
 
-	if (!shared_node_is_name(node))
+	if (!node_of(dir, a->lost, a->node))
 		return 0;
 	(void)snprintf(path, sizeof(path), "%s/" SHARED_OWN_DIR "/%016" PRIx64,
-		       node, (uint64_t)a->number);
+		       dir, (uint64_t)a->number);
 	if (fstatat(nodesfd, path, &st, AT_SYMLINK_NOFOLLOW) < 0)
 		return errno == ENOENT || errno == ENOTDIR ? 0 : -errno;
-	(void)snprintf(a->node, SHARED_NODE_MAX + 1, "%s", node);
 	return 1;
 }
 
-int pending_owner(int homefd, ino_t number, char ret_node[SHARED_NODE_MAX + 1])
+static int ask_all(int homefd, ino_t number, bool lost, char *ret_node)
 {
-	struct asked a = { .number = number, .node = ret_node };
+	struct asked a = { .number = number, .lost = lost, .node = ret_node };
 	SCOPED(scope_close) int nodesfd = -1;
-	int rc = open_nodes(homefd, &nodesfd);
+	int rc = open_nodes(homefd, lost, &nodesfd);
 
 	return rc < 0 ? rc : dir_each(nodesfd, ".", ask, &a);
+}
+
+int pending_lost_with(int homefd, ino_t number,
+		      char ret_node[SHARED_NODE_MAX + 1])
+{
+	int rc = ask_all(homefd, number, true, ret_node);
+
+	if (rc == -ENOENT) /* no node was ever forgotten */
+		return PENDING_NOBODYS;
+	return rc > 0 ? PENDING_LOST : rc;
+}
+
+/* A link goes from nodes/ to lost/, and back when its node joins again. */
+int pending_owner(int homefd, ino_t number, char ret_node[SHARED_NODE_MAX + 1])
+{
+	int rc = ask_all(homefd, number, false, ret_node);
+
+	if (rc != 0)
+		return rc;
+	rc = pending_lost_with(homefd, number, ret_node);
+	if (rc != 0 ||
+	    faccessat(homefd, SHARED_LOST_DIR, F_OK, AT_SYMLINK_NOFOLLOW) < 0)
+		return rc;
+	return ask_all(homefd, number, false, ret_node);
 }
 
 /* --- all of them ---------------------------------------------------------- */
@@ -91,8 +126,14 @@ struct owner {
 	size_t node;
 };
 
+struct owner_node {
+	char name[SHARED_NODE_MAX + 1];
+	bool is_lost;
+};
+
 struct owners {
-	char (*node)[SHARED_NODE_MAX + 1];
+	bool lost; /* lost/ is being listed */
+	struct owner_node *node;
 	size_t nodes, nodes_room;
 	struct owner *at; /* by number */
 	size_t count, room;
@@ -117,21 +158,23 @@ static int add_link(void *arg, int fd, const char *name)
 	return rc;
 }
 
-static int add_node(void *arg, int nodesfd, const char *name)
+static int add_node(void *arg, int nodesfd, const char *dir)
 {
+	struct owner_node node = { .is_lost = false };
 	SCOPED(scope_close) int fd = -1;
 	struct owners *o = arg;
 	int rc;
 
-	if (!shared_node_is_name(name))
+	node.is_lost = o->lost;
+	if (!node_of(dir, o->lost, node.name))
 		return 0;
-	fd = open_own(nodesfd, name);
+	fd = open_own(nodesfd, dir);
 	if (fd < 0)
 		return fd == -ENOENT || fd == -ENOTDIR ? 0 : fd;
 	rc = vec_grow(&o->node, o->nodes, &o->nodes_room, sizeof(*o->node));
 	if (rc < 0)
 		return rc;
-	(void)snprintf(o->node[o->nodes++], sizeof(*o->node), "%s", name);
+	o->node[o->nodes++] = node;
 	return dir_each(fd, ".", add_link, o);
 }
 
@@ -142,13 +185,23 @@ static int by_number(const void *a, const void *b)
 	return (x->number > y->number) - (x->number < y->number);
 }
 
-static int owners_load(int homefd, struct owners *o)
+static int list_nodes(int homefd, bool lost, struct owners *o)
 {
 	SCOPED(scope_close) int nodesfd = -1;
-	int rc = open_nodes(homefd, &nodesfd);
+	int rc = open_nodes(homefd, lost, &nodesfd);
+
+	o->lost = lost;
+	if (rc == -ENOENT && lost)
+		return 0;
+	return rc < 0 ? rc : dir_each(nodesfd, ".", add_node, o);
+}
+
+static int owners_load(int homefd, struct owners *o)
+{
+	int rc = list_nodes(homefd, false, o);
 
 	if (rc == 0)
-		rc = dir_each(nodesfd, ".", add_node, o);
+		rc = list_nodes(homefd, true, o);
 	if (rc == 0 && o->count > 0)
 		qsort(o->at, o->count, sizeof(*o->at), by_number);
 	return rc;
@@ -177,7 +230,8 @@ static int find(void *arg, int dirfd, const char *path, const char *name,
 		o = bsearch(&key, k->owners->at, k->owners->count, sizeof(key),
 			    by_number);
 	if (o) {
-		f.node = k->owners->node[o->node];
+		f.node = k->owners->node[o->node].name;
+		f.is_lost = k->owners->node[o->node].is_lost;
 		return k->w->found(k->w->arg, &f);
 	}
 	rc = pending_owner(k->homefd, st->st_ino, node);
@@ -187,6 +241,7 @@ static int find(void *arg, int dirfd, const char *path, const char *name,
 		return 0;
 	}
 	f.node = rc > 0 ? node : NULL;
+	f.is_lost = rc == PENDING_LOST;
 	return k->w->found(k->w->arg, &f);
 }
 
@@ -228,17 +283,15 @@ static int count_link(void *arg, int fd, const char *name)
 	return 0;
 }
 
-int pending_count(int homefd, const char *node, uint64_t *ret_files,
+int pending_count(int homefd, const char *dir, uint64_t *ret_files,
 		  uint64_t *ret_bytes)
 {
-	SCOPED(scope_close) int nodesfd = -1, fd = -1;
+	SCOPED(scope_close) int fd = open_own(homefd, dir);
 	struct counted c = { 0 };
-	int rc = open_nodes(homefd, &nodesfd);
+	int rc = fd < 0 ? fd : dir_ask_anew(fd);
 
-	if (rc == 0) {
-		fd = open_own(nodesfd, node);
-		rc = fd < 0 ? fd : dir_each(fd, ".", count_link, &c);
-	}
+	if (rc == 0)
+		rc = dir_each(fd, ".", count_link, &c);
 	if (rc < 0 && rc != -ENOENT)
 		return rc;
 	*ret_files = c.files;

@@ -4,7 +4,8 @@
  * A regular file with the sticky bit and no permissions, but its owner's where
  * the daemon is no root, is pending: its bytes are on one node, on their way.
  * The node says so by a link in DIR/.ckptfs/nodes/NODE/own, called by the
- * file's number (own.c). Without one it is being made at this moment; or its
+ * file's number (own.c). When the node was forgotten that is in lost/, and the
+ * file is lost (lost.h). Without a link it is being made at this moment; or its
  * node died between the two calls that make it, and nobody will ever complete
  * it.
  *
@@ -39,17 +40,27 @@ static inline mode_t pending_mode_of(const struct stat *st)
 	return mode >= 0 && mode <= 07777 ? (mode_t)mode : PENDING_MODE_UNKNOWN;
 }
 
+enum {
+	PENDING_NOBODYS = 0,
+	PENDING_OF_NODE = 1,
+	PENDING_LOST = 2, /* with a node that was forgotten */
+};
 /*
- * Asks each node whether it has the link: 1, and who it is; 0: none, -errno: it
- * could not be asked. homefd: DIR/.ckptfs.
+ * Looks for the link, and says whose it is but for PENDING_NOBODYS; -errno: it
+ * could not be looked for everywhere. homefd: DIR/.ckptfs. It asks each node
+ * once; pending_lost_with() asks only those that were forgotten.
  */
 int pending_owner(int homefd, ino_t number, char ret_node[SHARED_NODE_MAX + 1]);
+
+int pending_lost_with(int homefd, ino_t number,
+		      char ret_node[SHARED_NODE_MAX + 1]);
 
 struct pending_file {
 	const char *path; /* from DIR */
 	int dirfd; /* that it is in */
 	const char *name;
 	const char *node; /* NULL: nobody says that he has it */
+	bool is_lost; /* with that node */
 	struct stat st;
 };
 
@@ -63,9 +74,10 @@ int pending_walk(int dirfd, int homefd, const struct pending_walk *w);
 
 /*
  * The files that are pending on a node, and their bytes as far as their sizes
- * are known yet: what its links say, without a walk.
+ * are known yet: what its links say, without a walk. dir: the node's, such as
+ * SHARED_NODES_DIR "/NODE".
  */
-int pending_count(int homefd, const char *node, uint64_t *ret_files,
+int pending_count(int homefd, const char *dir, uint64_t *ret_files,
 		  uint64_t *ret_bytes);
 
 #endif

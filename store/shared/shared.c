@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <fnmatch.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -151,6 +152,23 @@ static int sweep_new(void *arg, int fd, const char *name)
 	return 0;
 }
 
+/*
+ * What is not there any more is not known here any more, either, and durably
+ * so: from now on the next start takes what it does not find for an error.
+ */
+static int end_joining(struct shared *s)
+{
+	int rc = kv_sync(s->st->kv);
+
+	if (rc == 0)
+		rc = shared_home_joined(&s->home, s->st->uuid);
+	if (rc == 0)
+		log_info("%s: node %s was forgotten, and joins again; %" PRIu64
+			 " files that were lost are pending on it",
+			 s->dir, s->home.node, s->home.joined);
+	return rc;
+}
+
 int shared_open(struct store *st, const struct shared_options *o,
 		struct shared **ret_shared, char *why, size_t why_size)
 {
@@ -183,9 +201,9 @@ int shared_open(struct store *st, const struct shared_options *o,
 		rc = -errno;
 	why[0] = 0;
 	if (rc == 0)
-		rc = shared_home_open(s->dir,
-				      o->node ? o->node : machine.nodename,
-				      st->uuid, &s->home, why, why_size);
+		rc = shared_home_open(
+			s->dir, o->node ? o->node : machine.nodename, st->uuid,
+			o->rejoin, &s->home, why, why_size);
 	if (rc == 0 && s->home.is_unlocked)
 		log_warning("%s: the lock of node %s is still held for its "
 			    "daemon that died; it goes on without",
@@ -205,6 +223,8 @@ int shared_open(struct store *st, const struct shared_options *o,
 		rc = dir_each(s->home.newfd, ".", sweep_new, s);
 	if (rc == 0)
 		rc = own_load(s, is_unclean && all_known && !was_rebuilt(s));
+	if (rc == 0 && s->home.joins)
+		rc = end_joining(s);
 	if (rc < 0) {
 		if (!why[0])
 			(void)snprintf(why, why_size, "%s: %s", o->dir,
@@ -287,7 +307,13 @@ static void *alive_main(void *arg)
 			s->answered_ns = mono_ns();
 		}
 		rc = shared_say_alive(s);
-		if (rc < 0)
+		if (rc == -ESHUTDOWN)
+			log_error("%s: node %s was forgotten there (ckptctl "
+				  "forget-node) while it was away: no file can "
+				  "be made; unmount it, and mount it with -o "
+				  "rejoin",
+				  s->dir, s->home.node);
+		else if (rc < 0)
 			log_warning("%s: this node cannot say there that it "
 				    "lives: %s",
 				    s->dir, strerror(-rc));
@@ -811,7 +837,19 @@ const char *shared_word(enum shared_is is)
 {
 	static const char *const words[] = { [SHARED_PLAIN] = "plain",
 					     [SHARED_KEPT] = "kept",
-					     [SHARED_PENDING] = "pending" };
+					     [SHARED_PENDING] = "pending",
+					     [SHARED_LOST] = "lost" };
+
+	return words[is];
+}
+
+const char *shared_state(enum shared_is is)
+{
+	/* Of what is pending elsewhere that node alone can say more. */
+	static const char *const words[] = { [SHARED_PLAIN] = "durable",
+					     [SHARED_KEPT] = "durable",
+					     [SHARED_PENDING] = "staged",
+					     [SHARED_LOST] = "failed" };
 
 	return words[is];
 }
@@ -839,8 +877,9 @@ int shared_where(struct shared *s, uint64_t id, struct shared_where *ret)
 		return -errno;
 	if (!pending_is(s, &sb))
 		return 0;
-	ret->is = SHARED_PENDING;
-	if (pending_owner(s->home.homefd, sb.st_ino, ret->node) != 1)
+	rc = pending_owner(s->home.homefd, sb.st_ino, ret->node);
+	ret->is = rc == PENDING_LOST ? SHARED_LOST : SHARED_PENDING;
+	if (rc <= 0)
 		strcpy(ret->node, "?");
 	return 0;
 }

@@ -36,6 +36,7 @@ struct shared;
 struct shared_options {
 	const char *dir; /* NULL: nothing is shared */
 	const char *node; /* this node's name; NULL: the machine's */
+	bool rejoin; /* though it was forgotten: lost.h */
 	unsigned pending_wait_s; /* for a file that another node has */
 	/*
 	 * Patterns as of fnmatch(3), between colons, of names or, with a slash,
@@ -225,9 +226,12 @@ enum shared_is {
 	SHARED_PLAIN, /* whole in DIR */
 	SHARED_KEPT, /* and here */
 	SHARED_PENDING,
+	SHARED_LOST, /* with its node */
 };
-/* "plain", "kept", "pending". */
+/* "plain", "kept", "pending", "lost". */
 const char *shared_word(enum shared_is is);
+/* Of what is none of this node's: "durable", "staged", "failed". */
+const char *shared_state(enum shared_is is);
 struct shared_where {
 	enum shared_is is;
 	/* Another one, that has what is pending; "?"; "": it is this one. */

@@ -27,6 +27,7 @@
 #include <unistd.h>
 
 #include "store/base/io.h"
+#include "store/base/scope.h"
 #include "store/guard/guard_table.h"
 #include "store/shared/home.h"
 #include "store/shared/shared.h"
@@ -50,6 +51,7 @@ enum node_state {
 struct tracker_last {
 	int fd; /* O_PATH, or -1 */
 	unsigned looks; /* since the walk */
+	bool is_lost; /* with `node`: it never comes */
 	/* Without a descriptor: whose ticket it is; "": nothing is known. */
 	char node[SHARED_NODE_MAX + 1];
 };
@@ -179,6 +181,7 @@ struct shared {
 	unsigned thread_count;
 	struct thread alive;
 	bool is_alive; /* that one was started */
+	bool is_forgotten; /* no node knows it any more: nothing new is made */
 	int64_t alive_due_ns; /* of that thread alone */
 	struct guard_table local_table; /* of local files: steps.c */
 };
@@ -356,10 +359,17 @@ void node_path(struct shared *s, struct node *n, char *buf, size_t size);
  */
 static inline int shared_say_alive(struct shared *s)
 {
+	int rc;
+
 	if (mono_ns() < s->alive_due_ns)
 		return 0;
 	s->alive_due_ns = mono_ns() + SHARED_ALIVE_PERIOD_NS;
-	return shared_home_alive(&s->home);
+	rc = shared_home_alive(&s->home);
+	if (rc == -ESHUTDOWN) {
+		HOLD(&s->lock);
+		s->is_forgotten = true;
+	}
+	return rc;
 }
 
 /* --- local.c: which local file is which of DIR's, and what the database has */
@@ -562,14 +572,20 @@ bool locks_has(struct shared *s, ino_t number);
 
 /* --- tracker.c */
 
-/* Must it wait for a file in DIR that is not whole? 1: yes. */
+/*
+ * Must it wait for a file in DIR that is not whole? 1: yes. -EUCLEAN: for one
+ * that is lost, until somebody removes it, or writes it again.
+ */
 int tracker_waits(struct shared *s, struct node *n);
-/* The same if it were called so. last: or NULL. */
+/* The same if it were called so. last: or NULL, then there is no -EUCLEAN. */
 int tracker_waits_as(struct shared *s, struct node *n, struct node *parent,
 		     const char *name, struct tracker_last *last);
-/* The first pending file below a directory: 1, 0 or -errno. */
+/* The first pending file below a directory: 1, 0 or -errno; as above. */
 int tracker_find_pending(struct shared *s, int dirfd, bool trackers,
 			 struct tracker_last *last);
+/* Who waits, and is told -EUCLEAN: n says for which file. */
+void tracker_say_lost(struct shared *s, struct node *n,
+		      const struct tracker_last *last);
 
 /* --- at.c */
 

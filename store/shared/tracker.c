@@ -4,7 +4,9 @@
  * pending, whichever node has it.
  *
  * Sticky bits say so; and what is to replace a file is a ticket, by the number
- * of its folder.
+ * of its folder. A step with a file that is lost is never whole: its tracker
+ * fails (EUCLEAN), and is tried again, until that file is removed or written
+ * again.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -15,8 +17,10 @@
 
 #include "store/base/dir.h"
 #include "store/base/io.h"
+#include "store/base/log.h"
 #include "store/base/scope.h"
 #include "store/file/file.h"
+#include "store/shared/pending.h"
 #include "store/shared/shared_private.h"
 
 #define DEPTH_MAX 64
@@ -35,19 +39,40 @@ struct search {
 
 static int find_in(const struct search *w, int dirfd, unsigned depth);
 
-/* Is what was found at the last look pending still? */
-static bool is_still(struct shared *s, struct tracker_last *last)
+static int found(const struct tracker_last *last)
+{
+	return last->is_lost ? -EUCLEAN : 1;
+}
+
+/* Is what was found at the last look pending still? As then; 0: no. */
+static int look_at_last(struct shared *s, struct tracker_last *last)
 {
 	struct stat sb;
 
 	if (last->fd < 0)
-		return false;
+		return 0;
 	/* With one name it is in own/ alone: it was removed. */
 	if (last->looks++ < LAST_LOOKS_MAX && fstat(last->fd, &sb) == 0 &&
 	    sb.st_nlink > 1 && pending_is(s, &sb))
-		return true;
+		return found(last);
 	tracker_last_release(last);
-	return false;
+	return 0;
+}
+
+/* A name of the step is pending. */
+static int note_found(const struct search *w, int dirfd, const char *name,
+		      ino_t number)
+{
+	struct tracker_last *last = w->last;
+
+	if (!last)
+		return 1;
+	last->fd = openat(dirfd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	last->is_lost = pending_lost_with(w->s->home.homefd, number,
+					  last->node) == PENDING_LOST;
+	if (!last->is_lost)
+		last->node[0] = 0;
+	return found(last);
 }
 
 static int look_at(const struct search *w, int dirfd, const struct dirent *e,
@@ -68,10 +93,7 @@ static int look_at(const struct search *w, int dirfd, const struct dirent *e,
 			return 0;
 		if (sb.st_nlink == 1 && own_take_left(w->s, dirfd, e->d_name))
 			return 0;
-		if (w->last)
-			w->last->fd = openat(dirfd, e->d_name,
-					     O_PATH | O_NOFOLLOW | O_CLOEXEC);
-		return 1;
+		return note_found(w, dirfd, e->d_name, sb.st_ino);
 	}
 	if (!S_ISDIR(sb.st_mode))
 		return 0;
@@ -141,10 +163,11 @@ int tracker_find_pending(struct shared *s, int dirfd, bool trackers,
 			 struct tracker_last *last)
 {
 	const struct search w = { s, trackers, last };
+	int rc = last ? look_at_last(s, last) : 0;
 	int fd;
 
-	if (last && is_still(s, last))
-		return 1;
+	if (rc != 0)
+		return rc;
 	fd = openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	return fd < 0 ? -errno : find_in(&w, fd, DEPTH_MAX);
 }
@@ -237,10 +260,26 @@ int tracker_waits_as(struct shared *s, struct node *n, struct node *parent,
 	named.dirfd = dirfd;
 	if (!tracker_is_of_steps(name)) /* it lies in the step */
 		return tracker_find_pending(s, dirfd, false, last);
-	if (last && is_still(s, last))
-		return 1;
-	rc = read_word(s, n, word);
-	return rc < 0 ? rc : tracker_each_step(word, find_named, &named);
+	rc = last ? look_at_last(s, last) : 0;
+	if (rc == 0)
+		rc = read_word(s, n, word);
+	return rc != 0 ? rc : tracker_each_step(word, find_named, &named);
+}
+
+void tracker_say_lost(struct shared *s, struct node *n,
+		      const struct tracker_last *last)
+{
+	char path[4096], file[4096] = "a file of it", fd[SHARED_PATH_BYTES];
+	ssize_t len;
+
+	(void)snprintf(fd, sizeof(fd), "/proc/self/fd/%d", last->fd);
+	len = last->fd < 0 ? -1 : readlink(fd, file, sizeof(file) - 1);
+	if (len >= 0)
+		file[len] = 0;
+	node_path(s, n, path, sizeof(path));
+	log_error("%s/%s does not come: %s is lost with node %s, which was "
+		  "forgotten; remove that file, or write it again",
+		  s->dir, path, file, last->node);
 }
 
 int tracker_waits(struct shared *s, struct node *n)

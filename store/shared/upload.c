@@ -47,6 +47,7 @@
 #define RETRY_FIRST_NS (SECOND_NS / 4)
 #define RETRY_MOST_NS (60 * SECOND_NS)
 #define LOOK_AGAIN_NS (SECOND_NS / 5)
+#define LOST_AGAIN_NS SECOND_NS /* a step that misses a file: it may go */
 /*
  * What fails keeps its turn for so many tries, after the second one for so long
  * at most, if no more than so many files do. Then it holds nothing back until
@@ -322,7 +323,8 @@ static int look_whose(struct upload *u, const struct stat *sb)
 	if (!pending_is(s, sb))
 		return 0;
 	rc = pending_owner(s->home.homefd, sb->st_ino, node);
-	if (rc <= 0 || strcmp(node, s->home.node) == 0)
+	if (rc <= 0 ||
+	    (rc == PENDING_OF_NODE && strcmp(node, s->home.node) == 0))
 		return rc < 0 ? rc : 0;
 	return u->n->completing ? -ENODATA : -ESTALE;
 }
@@ -667,17 +669,22 @@ static void say_failed(struct shared *s, struct node *n, int rc)
 {
 	char path[4096];
 
+	if (rc == -EUCLEAN) {
+		tracker_say_lost(s, n, &n->last);
+		return;
+	}
 	node_path(s, n, path, sizeof(path));
 	log_error("%s/%s cannot be written there: %s; it is kept here, and "
 		  "tried again",
 		  s->dir, path, strerror(-rc));
 }
 
-static int64_t retry_ns(unsigned failures)
+static int64_t retry_ns(unsigned failures, int rc)
 {
 	int64_t wait = RETRY_FIRST_NS << (failures < 9 ? failures : 9);
+	int64_t most = rc == -EUCLEAN ? LOST_AGAIN_NS : RETRY_MOST_NS;
 
-	return wait > RETRY_MOST_NS ? RETRY_MOST_NS : wait;
+	return wait > most ? most : wait;
 }
 
 /*
@@ -702,12 +709,16 @@ static bool note_failed_locked(struct upload *u, int rc)
 	return first;
 }
 
-/* Nobody can see one that is not found: it keeps no turn. */
+/*
+ * Nobody can see one that is not found, and a tracker that misses a file may
+ * never come: they keep no turn.
+ */
 static bool keeps_turn_locked(const struct upload *u, int rc)
 {
 	const struct node *n = u->n;
 
-	return rc != -ESTALE && !n->is_passed && n->failures < HOLDING_TRIES &&
+	return rc != -ESTALE && rc != -EUCLEAN && !n->is_passed &&
+	       n->failures < HOLDING_TRIES &&
 	       (n->failures == 1 || mono_ns() - u->taken_ns < HOLDING_NS) &&
 	       u->s->pausing < HOLDING_AT_ONCE;
 }
@@ -736,7 +747,7 @@ static bool try_again(struct upload *u, int rc)
 		if (u->n->state == NODE_GONE)
 			return false;
 		first = note_failed_locked(u, rc);
-		due_ns = mono_ns() + retry_ns(u->n->failures);
+		due_ns = mono_ns() + retry_ns(u->n->failures, rc);
 	}
 	if (first)
 		say_failed(s, u->n, rc);
@@ -773,7 +784,7 @@ static void put_back(struct upload *u, enum upload_end end, int rc)
 		if (rc < 0 || !moved)
 			n->is_passed = rc < 0 || may_last;
 		if (rc < 0)
-			n->due_ns = mono_ns() + retry_ns(n->failures);
+			n->due_ns = mono_ns() + retry_ns(n->failures, rc);
 		else if (!moved)
 			n->due_ns = mono_ns() + LOOK_AGAIN_NS;
 	}

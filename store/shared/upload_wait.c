@@ -19,17 +19,38 @@
 /* At the end of a mount: for as long without a file that was completed. */
 #define STOP_WITHOUT_PROGRESS_NS (10 * SECOND_NS)
 
-/* Is a file that was closed here before `place` not in DIR, below the folder?
+/*
+ * Is a file that was closed here before `place` not in DIR, below the folder?
+ * -EUCLEAN: a tracker alone, whose step is not whole before somebody acts.
  */
-static bool has_pending_locked(struct shared *s, const struct node *dir,
-			       uint64_t place)
+static int has_pending_locked(struct shared *s, const struct node *dir,
+			      uint64_t place)
 {
 	const struct node *n;
+	int rc = 0;
 
 	TAILQ_FOREACH(n, &s->queue, queued)
-	if (n->place < place && (!dir || node_is_under_locked(n, dir)))
-		return true;
-	return false;
+	{
+		if (n->place >= place || (dir && !node_is_under_locked(n, dir)))
+			continue;
+		if (n->error != -EUCLEAN)
+			return 1;
+		rc = -EUCLEAN;
+	}
+	return rc;
+}
+
+/* What missed a file when it was tried last: is it there by now? */
+static void try_again_locked(struct shared *s)
+{
+	struct node *n;
+
+	TAILQ_FOREACH(n, &s->queue, queued)
+	if (n->error == -EUCLEAN) {
+		n->error = 0;
+		n->due_ns = mono_ns();
+	}
+	cond_broadcast(&s->idle);
 }
 
 /* Before it is looked again what others have made whole. -EINTR. */
@@ -119,6 +140,8 @@ static int upload_wait_for_others(struct shared *s, struct node *dir)
 			rc = tracker_find_pending(s, fd, true, &p.last);
 		if (rc == -ESTALE) /* it is elsewhere: the rename will see */
 			return 0;
+		if (rc == -EUCLEAN)
+			tracker_say_lost(s, dir, &p.last);
 		if (rc > 0)
 			rc = look_whose(&p, dir) < 0 ? -EIO : 1;
 		if (rc <= 0)
@@ -138,6 +161,8 @@ int upload_wait_for_step(struct shared *s, struct node *n, struct node *dir,
 
 	do {
 		rc = tracker_waits_as(s, n, dir, name, &p.last);
+		if (rc == -EUCLEAN)
+			tracker_say_lost(s, n, &p.last);
 		if (rc > 0)
 			rc = look_whose(&p, n) < 0 ? -EIO : 1;
 		if (rc <= 0)
@@ -149,8 +174,8 @@ int upload_wait_for_step(struct shared *s, struct node *n, struct node *dir,
 
 int upload_wait(struct shared *s, struct node *dir)
 {
+	bool tried_again = false;
 	uint64_t place;
-	bool pending;
 	int rc = drain_sync_closed(s->st->drain);
 
 	if (rc < 0)
@@ -159,13 +184,20 @@ int upload_wait(struct shared *s, struct node *dir)
 	for (;;) {
 		{
 			HOLD(&s->lock);
-			pending = has_pending_locked(s, dir, place);
-			if (pending)
+			rc = has_pending_locked(s, dir, place);
+			if (rc == -EUCLEAN && !tried_again) {
+				tried_again = true;
+				try_again_locked(s);
+				rc = 1;
+			}
+			if (rc > 0)
 				(void)cond_wait_until(&s->moved, &s->lock,
 						      mono_ns() +
 							      SECOND_NS / 10);
 		}
-		if (!pending)
+		if (rc < 0)
+			return rc;
+		if (rc == 0)
 			break;
 		if (interrupt_is_due())
 			return -EINTR;

@@ -2,9 +2,10 @@
  * shared_node.c - a node of a shared directory, as a daemon is one, that does
  * what its standard input says, line by line, and answers each with "ok":
  *
- *   shared_node DIR NODE STORE_UUID
+ *   shared_node DIR NODE STORE_UUID [rejoin]
  *
  *   alive                 write `alive`
+ *   joined                all that came back is known
  *   alive-of BOOT AHEAD   write it as of another boot, AHEAD seconds ahead
  *   unlock                give up the lock, as if no locks were known there
  *   pending SIZE PATH     a pending file: PATH is from DIR
@@ -76,6 +77,8 @@ static int obey(struct node *n, const char *line)
 
 	if (strcmp(line, "alive") == 0)
 		return shared_home_alive(&n->home);
+	if (strcmp(line, "joined") == 0)
+		return shared_home_joined(&n->home, n->store);
 	if (strcmp(line, "unlock") == 0) {
 		scope_close(&n->home.lockfd);
 		n->home.lockfd = -1;
@@ -96,13 +99,16 @@ int main(int argc, char **argv)
 	char why[LINE_BYTES] = "", line[LINE_BYTES];
 	int rc;
 
-	if (argc != 4 || strlen(argv[3]) != LAYOUT_UUID_BYTES - 1) {
-		(void)fputs("usage: shared_node DIR NODE STORE_UUID\n", stderr);
+	if ((argc != 4 && argc != 5) ||
+	    strlen(argv[3]) != LAYOUT_UUID_BYTES - 1) {
+		(void)fputs("usage: shared_node DIR NODE STORE_UUID "
+			    "[rejoin]\n",
+			    stderr);
 		return 2;
 	}
 	n.store = argv[3];
-	rc = shared_home_open(argv[1], argv[2], n.store, &n.home, why,
-			      sizeof(why));
+	rc = shared_home_open(argv[1], argv[2], n.store, argc == 5, &n.home,
+			      why, sizeof(why));
 	(void)puts(rc == 0 ? "ok" : why);
 	(void)fflush(stdout);
 	while (rc == 0 && fgets(line, sizeof(line), stdin)) {

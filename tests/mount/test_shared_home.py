@@ -1,6 +1,6 @@
 """What ckptctl says of a directory that nodes share, and what it does there:
 `init --shared` makes one, `nodes` lists them, `fsck --shared` finds what is
-nobody's, `forget-node` removes what a lost node has left. The nodes here are
+nobody's, `forget-node` gives up what a lost node has left. The nodes here are
 programs that do as a daemon does (shared_node.c)."""
 import json
 import os
@@ -30,23 +30,23 @@ def ask(*words, code=0):
 
 
 class Node:
-    def __init__(self, shared, name, number=1, said="ok"):
+    def __init__(self, shared, name, number=1, said="ok", rejoin=False):
         self.store = f"{number:08d}-89ab-4def-8123-456789abcdef"
         self.proc = subprocess.Popen(
-            [NODE, shared, name, self.store], text=True,
+            [NODE, shared, name, self.store, *["rejoin"][:rejoin]], text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         answer = self.proc.stdout.readline()
         assert said in answer, answer
 
-    def do(self, *words):
+    def do(self, *words, said="ok"):
         self.proc.stdin.write(" ".join(map(str, words)) + "\n")
         self.proc.stdin.flush()
         answer = self.proc.stdout.readline()
-        assert answer == "ok\n", (words, answer)
+        assert answer == f"{said}\n", (words, answer)
 
-    def end(self):
+    def end(self, code=0):
         self.proc.stdin.close()
-        assert self.proc.wait(ck.WAIT_BOUND) == 0
+        assert self.proc.wait(ck.WAIT_BOUND) == code
         self.proc.stdout.close()
 
     def kill(self):
@@ -284,7 +284,7 @@ def leave(shared, boot=None):
 
 
 @ck.mounted(modes=("auto",), start=False)
-def what_a_lost_node_has_left_is_listed_and_with_yes_removed(m):
+def what_a_lost_node_has_left_is_listed_and_with_yes_given_up(m):
     shared = share(m)
     b = leave(shared)
     before = tree(shared)
@@ -294,26 +294,87 @@ def what_a_lost_node_has_left_is_listed_and_with_yes_removed(m):
     assert "run/of-b" not in said and "run/plain" not in said, said
     answer = ask("forget-node", shared, "a", code=1)
     assert answer["forgotten"] is False, answer
-    assert sorted((f["path"], f["bytes"], f["removed"])
+    assert sorted((f["path"], f["bytes"], f["removed"], f["lost"])
                   for f in answer["files"]) == [
-        ("run/rank 1\t.pt", 0, False),
-        ("run/rank_0.pt", 100 * KIB, False)], answer
+        ("run/rank 1\t.pt", 0, False, False),
+        ("run/rank_0.pt", 100 * KIB, False, False)], answer
     assert tree(shared) == before
     answer = ask("forget-node", "--yes", shared, "a")
     assert answer["forgotten"] is True, answer
-    assert (answer["pending_files"], answer["removed_files"]) == (2, 2)
-    gone = set(before) - set(tree(shared))
-    links = {path for path in gone if "/a/own/" in path}
-    assert len(links) == 2 and sorted(gone - links) == [
-        ".ckptfs/new/a", ".ckptfs/new/a/17", ".ckptfs/nodes/a",
-        ".ckptfs/nodes/a/alive", ".ckptfs/nodes/a/lock",
-        ".ckptfs/nodes/a/own", ".ckptfs/nodes/a/store",
-        ".ckptfs/nodes/a/wanted",
-        "run/rank 1\t.pt", "run/rank_0.pt"]
-    assert [n["node"] for n in ask("nodes", shared)["nodes"]] == ["b"]
-    # The name and the store can be used again.
+    assert (answer["pending_files"], answer["lost_files"],
+            answer["removed_files"]) == (2, 2, 0), answer
+    assert all(f["lost"] for f in answer["files"]), answer
+    # They have their names; the node's folder is another one's, as it was.
+    [lost] = os.listdir(os.path.join(shared, ".ckptfs/lost"))
+    assert lost.startswith("a."), lost
+    assert tree(shared) == sorted(
+        [".ckptfs/lost"] + [
+            path.replace(".ckptfs/nodes/a", f".ckptfs/lost/{lost}")
+            for path in before if not path.startswith(".ckptfs/new/a")])
+    answer = ask("nodes", "--pending", shared)
+    assert [n["node"] for n in answer["nodes"]] == ["b"], answer
+    assert [(n["node"], n["lost_files"], n["lost_bytes"])
+            for n in answer["forgotten"]] == [("a", 2, 100 * KIB)], answer
+    said = ctl("nodes", "--pending", shared)
+    assert "a: it was forgotten, with 2 files, 100 KiB" in said, said
+    answer = ask("fsck", "--shared", shared, code=1)
+    assert sorted((p["code"], p["path"]) for p in answer["problems"]) == [
+        ("lost", "run/rank 1\t.pt"), ("lost", "run/rank_0.pt")], answer
+    assert answer["lost_files"] == 2 and answer["pending_files"] == 1, answer
+    # The name is free for another store.
+    Node(shared, "a", 3).end()
+    b.end()
+
+
+@ck.mounted(modes=("auto",), start=False)
+def a_node_that_was_forgotten_joins_again_when_it_says_so(m):
+    shared = share(m)
+    b = leave(shared)
+    ctl("forget-node", "--yes", shared, "a")
+    os.unlink(os.path.join(shared, "run/rank_0.pt"))
+    before = tree(shared)
+    Node(shared, "a", 1, said="this store was node a there, and was forgotten"
+         ).proc.communicate()
+    assert tree(shared) == before
+    a = Node(shared, "a", 1, rejoin=True)
+    answer = ask("nodes", "--pending", shared)
+    assert [(n["node"], n["pending_files"]) for n in answer["nodes"]] == [
+        ("a", 1), ("b", 1)], answer
+    # Until the daemon knows all that came back.
+    assert [n["node"] for n in answer["forgotten"]] == ["a"], answer
+    a.do("joined")
+    assert ask("nodes", shared)["forgotten"] == []
+    a.end()
+    Node(shared, "a", 1).end()
+    ctl("fsck", "--shared", shared)
+    b.end()
+
+
+@ck.mounted(modes=("auto",), start=False)
+def a_node_that_has_left_nothing_is_gone_for_good(m):
+    shared = share(m)
+    a, b = Node(shared, "a", 1), Node(shared, "b", 2)
+    a.do("alive")
+    a.end()
+    before = tree(shared)
+    ctl("forget-node", "--yes", shared, "a")
+    assert all("/a" in path for path in set(before) - set(tree(shared)))
+    assert not os.path.exists(os.path.join(shared, ".ckptfs/lost"))
     Node(shared, "a", 1).end()
     b.end()
+
+
+@ck.mounted(modes=("auto",), start=False)
+def a_node_that_is_forgotten_while_it_lives_is_told(m):
+    """Its client was away, so that its lock is another one's to have."""
+    shared = share(m)
+    a = Node(shared, "a", 1)
+    a.do("unlock")
+    a.do("pending", 7, "f")
+    ctl("forget-node", "--yes", shared, "a")
+    a.do("alive", said="Cannot send after transport endpoint shutdown")
+    assert tree(shared).count("f") == 1
+    a.end(code=1)
 
 
 @ck.mounted(modes=("auto",), start=False)
@@ -323,28 +384,9 @@ def a_node_of_another_boot_is_watched_and_then_forgotten(m):
     said = ctl("forget-node", "--yes", shared, "a")
     assert "node a has 2 pending files" in said, said
     assert "run/of-b" in tree(shared) and "run/plain" in tree(shared)
-    assert "run/rank_0.pt" not in tree(shared)
+    assert "run/rank_0.pt" in tree(shared)
+    assert ask("fsck", "--shared", shared, code=1)["lost_files"] == 2
     b.end()
-
-
-@ck.mounted(modes=("auto",), start=False)
-def a_node_stays_while_a_file_of_it_does(m):
-    """chattr +i: root cannot remove it either."""
-    shared = share(m)
-    leave(shared).end()
-    held = os.path.join(shared, "run/rank_0.pt")
-    if subprocess.run([ck.tool("chattr"), "+i", held], check=False,
-                      stderr=subprocess.DEVNULL).returncode:
-        ck.skip("no chattr +i here")
-    try:
-        said = ctl("forget-node", "--yes", shared, "a", code=1)
-        assert "run/rank_0.pt: cannot remove it" in said, said
-        assert "node a is kept" in said, said
-        assert ".ckptfs/nodes/a/store" in tree(shared)
-    finally:
-        ck.sh("chattr", "-i", held)
-    ctl("forget-node", "--yes", shared, "a")
-    assert "run/rank_0.pt" not in tree(shared)
 
 
 @ck.mounted(modes=("auto",), start=False)

@@ -234,8 +234,8 @@ def a_node_can_be_forgotten(c):
     assert "a" in said.split() and "b" in said.split(), said
     said = c.ctl("forget-node", c.shared(), "a", "--yes")
     assert "f" in said, said
-    nodes.gone(c.shared("f"))
-    fails(errno.ENOENT, get, c.b.path("f"))
+    fails(errno.EIO, get, c.b.path("f"))
+    assert "f is lost with node a" in c.b.log_text(), c.b.log_text()
     assert whole(get(c.b.path("plain"))) == ("plain", 1)
     put(c.b.path("f"), content("f", 2, MIB))
     c.settle()

@@ -469,6 +469,60 @@ def what_a_node_that_is_away_has_pending_is_written_anew(c):
         same(get(c.a.path(name)), b"step_2", name)
 
 
+def expect(node, *lines):
+    """What the test makes its log say."""
+    node.expected.extend(lines)
+
+
+@shared(options=nodes.HELD)
+def a_step_that_lost_a_file_with_its_node_gets_no_tracker(c):
+    """Until that file is written again. Steps after it are told of, and the
+    node may come back with what nobody has written again."""
+    os.makedirs(c.a.path("run/step_2"))
+    put(c.a.path("run/latest"), b"step_1")
+    c.settle()
+    fds = []
+    for name in ("run/step_2/of_a", "other"):
+        fds.append(os.open(c.a.path(name), os.O_WRONLY | os.O_CREAT, 0o640))
+        os.write(fds[-1], content(name, 1, MIB))
+        os.fsync(fds[-1])
+    c.a.kill()
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    put(c.b.path("run/step_2/of_b"), content("of_b", 1, MIB))
+    put(c.b.path("run/latest"), b"step_2")
+    said = c.ctl("forget-node", c.shared(), "a", "--yes")
+    assert "run/step_2/of_a" in said and "other" in said, said
+    # Whoever asks is told at once, and with which node.
+    for name in ("run/step_2/of_a", "other"):
+        fails(errno.EIO, get, c.b.path(name))
+        assert f"{name} is lost with node a" in c.b.log_text()
+        same(os.getxattr(c.b.path(name), "user.ckptfs.shared"), b"lost on a")
+        same(stat.S_IMODE(os.lstat(c.b.path(name)).st_mode), 0o640)
+    expect(c.b, "is lost with node a")
+    said = c.b.ctl("flush", "--shared", c.b.mnt, code=1)
+    assert "Structure needs cleaning" in said, said
+    said = [line for line in c.b.log_text().splitlines()
+            if "run/latest does not come" in line]
+    assert said and "run/step_2/of_a is lost with node a" in said[-1], said
+    same(get(c.shared("run/latest")), b"step_1", "its step is not there")
+    fails(errno.EUCLEAN, os.rename, c.b.path("run/step_2"),
+          c.b.path("run/step_9"))
+    put(c.b.path("run/step_2/of_a"), content("of_a", 2, MIB))
+    c.b.ctl("flush", "--shared", c.b.mnt)
+    same(get(c.shared("run/latest")), b"step_2", "its step is there")
+    said = c.a.refuse(code=1)
+    assert "was forgotten" in said and "rejoin" in said, said
+    c.a.start("rejoin")
+    c.settle()
+    for node in (c.a, c.b):
+        same(get(node.path("other")), content("other", 1, MIB))
+        same(get(node.path("run/step_2/of_a")), content("of_a", 2, MIB))
+    c.a.unmount()
+    c.a.start()
+
+
 @shared()
 def attributes_are_set_from_either_node(c):
     put(c.a.path("plain"), content("p", 1, MIB))

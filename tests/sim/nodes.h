@@ -155,7 +155,10 @@ void nodes_model_say(void);
 bool nodes_model_is_quiet(void);
 /* Is it pending, and says no node? */
 bool model_is_bare(const char *path);
-/* Pending files that say no node, as after a power cut: how many there were. */
+/*
+ * Pending files that say no node, as after a power cut, and those that are lost
+ * with one that was forgotten: how many there were.
+ */
 unsigned nodes_model_remove_bare(void);
 void nodes_model_check_end(void);
 

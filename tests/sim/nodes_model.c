@@ -35,6 +35,7 @@ struct version {
 	bool synced, torn, is_void, failed;
 	bool in_place; /* in the directory's own file: no upload brings it */
 	bool plain; /* it was whole in the directory */
+	bool is_lost; /* it was not, and its node was forgotten */
 	bool superseded; /* its path is another one's since */
 };
 
@@ -79,6 +80,7 @@ static struct {
 	struct own own[OWN_MAX];
 	unsigned owns;
 	int64_t lost_ns[NODES_MAX + 1]; /* until then it may have lost bytes */
+	bool given_up[STEPS_MAX + 1]; /* somebody removed what was lost there */
 	unsigned common_opens; /* to write: perhaps in place */
 	struct common *c;
 	size_t commons, common_room;
@@ -349,6 +351,20 @@ static struct einode *find_in_step(unsigned step, const char *path)
 	return engine_at(at);
 }
 
+/*
+ * What was to replace another file is no more, and that one is there; without
+ * it the name says that the file is missing, until somebody acts.
+ */
+static void check_lost(const struct version *v, unsigned step, const char *who)
+{
+	struct einode *in = find_in_step(step, v->path);
+
+	if (!m.given_up[step] && (!in || is_pending_mode(einode_mode(in))))
+		sim_fail("%s is there, and '%s' of its step is lost with node "
+			 "%u",
+			 who, v->path, v->node);
+}
+
 /* A tracker is whole: so is all that it speaks of. */
 static void check_step(unsigned step, uint64_t before, const char *who)
 {
@@ -359,6 +375,8 @@ static void check_step(unsigned step, uint64_t before, const char *who)
 		size_t len;
 		const uint8_t *bytes;
 
+		if (v->is_lost && v->step == step && v->closed < before)
+			check_lost(v, step, who);
 		if (!is_owed(v, step, before))
 			continue;
 		in = find_in_step(step, v->path);
@@ -804,9 +822,15 @@ void model_node_died(unsigned node, bool cut)
 void model_node_forgotten(unsigned node)
 {
 	m.lost_ns[node] = INT64_MAX;
-	for (size_t i = 1; i < m.count; i++)
-		if (m.v[i].node == node && !m.v[i].plain)
-			m.v[i].is_void = true;
+	for (size_t i = 1; i < m.count; i++) {
+		struct version *v = &m.v[i];
+
+		if (v->node != node || v->plain)
+			continue;
+		v->is_lost = v->kind == FILE_PLAIN && v->closed && !v->failed &&
+			     !v->is_void;
+		v->is_void = true;
+	}
 	for (unsigned i = 0; i < m.owns; i++)
 		if (m.own[i].node == node) {
 			m.own[i].unsure = true;
@@ -821,32 +845,54 @@ void model_node_forgotten(unsigned node)
  * says no node; if the record of it was not durable either nobody removes it,
  * and ckptctl fsck names it for somebody to do that.
  */
+struct link_of {
+	uint64_t number;
+	bool found;
+};
+
+static void see_link(void *arg, const char *path, struct einode *in)
+{
+	struct link_of *l = arg;
+
+	l->found = l->found ||
+		   (strstr(path, "/own/") && einode_number(in) == l->number);
+}
+
 bool model_is_bare(const char *path)
 {
 	struct einode *in = engine_at(path);
-	char own[80];
+	struct link_of l = { .found = false };
 
 	if (!in || !is_pending_mode(einode_mode(in)))
 		return false;
-	for (unsigned node = 1; node <= nodes_plan.nodes; node++) {
-		(void)snprintf(own, sizeof(own),
-			       ".ckptfs/nodes/n%u/own/%016llx", node,
-			       (unsigned long long)einode_number(in));
-		if (engine_at(own))
-			return false;
-	}
-	return true;
+	l.number = einode_number(in);
+	engine_each(".ckptfs/nodes", see_link, &l);
+	engine_each(".ckptfs/lost", see_link, &l);
+	return !l.found;
+}
+
+static bool is_lost(struct einode *in)
+{
+	struct link_of l = { .number = einode_number(in) };
+
+	engine_each(".ckptfs/lost", see_link, &l);
+	return l.found && is_pending_mode(einode_mode(in));
 }
 
 static void remove_bare(void *arg, const char *path, struct einode *in)
 {
 	const struct known *k = known_of(einode_number(in));
+	unsigned step;
 
-	/* Not what a living node is just making. */
-	if (!model_is_bare(path) || k->at_ns > m.lost_ns[k->by])
-		return;
+	if (is_lost(in)) {
+		if (sscanf(path, "run/step_%u", &step) == 1 &&
+		    step <= STEPS_MAX)
+			m.given_up[step] = true;
+	} else if (!model_is_bare(path) || k->at_ns > m.lost_ns[k->by]) {
+		return; /* or it is what a living node is just making */
+	}
 	if (sim_traces())
-		fprintf(stderr, "        '%s' says no node: removed\n", path);
+		fprintf(stderr, "        '%s' is nobody's: removed\n", path);
 	++*(unsigned *)arg;
 	CHECK(engine_remove(path));
 }

@@ -33,12 +33,12 @@ static inline void assert_said(const char *dir, const char *why)
 	assert_null(strchr(why, '\n'));
 }
 
-static inline struct opened_home open_home(const char *dir, const char *node,
-					   const char *store)
+static inline struct opened_home open_home_as(const char *dir, const char *node,
+					      const char *store, bool rejoins)
 {
 	struct opened_home o = { .home = SHARED_HOME_NONE };
 
-	o.rc = shared_home_open(dir, node, store, &o.home, o.why,
+	o.rc = shared_home_open(dir, node, store, rejoins, &o.home, o.why,
 				sizeof(o.why));
 	if (o.rc < 0) {
 		assert_said(dir, o.why);
@@ -46,6 +46,12 @@ static inline struct opened_home open_home(const char *dir, const char *node,
 		assert_int_equal(o.home.lockfd, -1);
 	}
 	return o;
+}
+
+static inline struct opened_home open_home(const char *dir, const char *node,
+					   const char *store)
+{
+	return open_home_as(dir, node, store, false);
 }
 
 static inline void close_home(struct opened_home *o)

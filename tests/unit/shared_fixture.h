@@ -21,9 +21,11 @@ static const struct names_new as_file = { .mode = S_IFREG | 0644 };
 
 static inline int mounted_try_enter(struct mounted *m, char why[WHY_BYTES])
 {
+	/* Or what is kept goes as soon as the thread for that comes by. */
 	const struct shared_options o = { .dir = m->dir,
 					  .node = "a",
-					  .pending_wait_s = 1 };
+					  .pending_wait_s = 1,
+					  .local_keep_bytes = SHARED_KEEP_ALL };
 	int rc;
 
 	m->stopped = false;

@@ -328,9 +328,9 @@ static void a_name_that_is_none_is_refused(void **state)
 
 	(void)state;
 	assert_int_equal(make_home(dir, ""), 0);
-	assert_int_equal(
-		shared_home_open(dir, "../a", STORE_A, &h, why, sizeof(why)),
-		-EINVAL);
+	assert_int_equal(shared_home_open(dir, "../a", STORE_A, false, &h, why,
+					  sizeof(why)),
+			 -EINVAL);
 	assert_non_null(strstr(why, "'../a' is no name for a node"));
 	remove_tree(dir);
 	free(dir);

@@ -675,7 +675,7 @@ static void what_a_dead_node_has_taken_holds_up_nobody(void **state)
 	assert_int_equal(shared_home_open(m.dir, "b",
 					  "11111111-1111-4111-8111-"
 					  "111111111111",
-					  &home, why, sizeof(why)),
+					  false, &home, why, sizeof(why)),
 			 0);
 	make_theirs(&m, "f", b);
 	assert_int_equal(ticket_take(nextfd, b), 0);
@@ -773,7 +773,7 @@ static void a_step_of_a_dead_node_is_not_published(void **state)
 	assert_int_equal(shared_home_open(m.dir, "b",
 					  "11111111-1111-4111-8111-"
 					  "111111111111",
-					  &home, why, sizeof(why)),
+					  false, &home, why, sizeof(why)),
 			 0);
 	shared_home_release(&home);
 	make_in(&m, step, "shard", shard);

@@ -259,14 +259,15 @@ static void a_file_is_pending_by_its_mode_and_whose_by_its_link(void **state)
 	assert_int_equal(f.unread, 0);
 	for (size_t n = 0; n < 4; n++)
 		assert_string_equal(f.paths[n], names[n]);
-	assert_int_equal(pending_count(homefd, "a", &files, &bytes), 0);
+	assert_int_equal(pending_count(homefd, "nodes/a", &files, &bytes), 0);
 	assert_int_equal(files, 2);
 	assert_int_equal(bytes, 2 * 12345);
-	assert_int_equal(pending_count(homefd, "nobody", &files, &bytes), 0);
+	assert_int_equal(pending_count(homefd, "nodes/nobody", &files, &bytes),
+			 0);
 	assert_int_equal(files, 0);
 	/* It is whole, and its link has not gone yet. */
 	assert_int_equal(chmod(at(dir, "b"), 0644), 0);
-	assert_int_equal(pending_count(homefd, "b", &files, &bytes), 0);
+	assert_int_equal(pending_count(homefd, "nodes/b", &files, &bytes), 0);
 	assert_int_equal(files, 0);
 	close(homefd);
 	close(fd);
