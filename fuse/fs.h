@@ -109,7 +109,7 @@ void fs_forget_pages(struct fs *fs, uint64_t ino, off_t from, off_t len);
 /* The kernel's look-ups are gone, or were never told of. */
 void fs_forget(struct store *st, fuse_ino_t ino, uint64_t nlookup);
 /* What the kernel is told of a handle to what was opened. */
-void fs_handle_fill(struct fuse_file_info *fi, int flags,
+void fs_handle_fill(fuse_req_t req, struct fuse_file_info *fi, int flags,
 		    const struct file_opened *o);
 /* A handle goes, opened with flags, also one that nobody was told of. */
 void fs_release(struct store *st, struct inode *in, int flags);

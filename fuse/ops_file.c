@@ -27,11 +27,12 @@ static bool is_synced(int flags)
 	return (flags & O_DSYNC) && (flags & O_ACCMODE) != O_RDONLY;
 }
 
-void fs_handle_fill(struct fuse_file_info *fi, int flags,
+void fs_handle_fill(fuse_req_t req, struct fuse_file_info *fi, int flags,
 		    const struct file_opened *o)
 {
 	fi->fh = (uint64_t)(flags & O_ACCMODE);
-	fi->noflush = (flags & O_ACCMODE) == O_RDONLY;
+	/* With locks of DIR it is what gives up those of fcntl(2). */
+	fi->noflush = (flags & O_ACCMODE) == O_RDONLY && !fs_of(req)->is_shared;
 	fi->keep_cache = 0;
 #ifdef FUSE_CAP_PASSTHROUGH
 	if (o->backing_id > 0) {
@@ -176,7 +177,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 		names_tell_moved(i.st->names);
 		return;
 	}
-	fs_handle_fill(fi, flags, &opened);
+	fs_handle_fill(req, fi, flags, &opened);
 	inode_remember(i.st->inodes, i.in);
 	if (fuse_reply_create(req, &e, fi) < 0) {
 		inode_forget(i.st->inodes, i.in, 1);
@@ -225,7 +226,7 @@ void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 		set_writer_opened(req, i.in);
 	else if ((fi->flags & O_ACCMODE) != O_WRONLY)
 		count_open(req, i.in);
-	fs_handle_fill(fi, fi->flags, &opened);
+	fs_handle_fill(req, fi, fi->flags, &opened);
 	if (fuse_reply_open(req, fi) < 0)
 		fs_release(i.st, i.in, fi->flags);
 }

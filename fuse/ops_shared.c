@@ -548,10 +548,10 @@ static void reply_failed(fuse_req_t req, int rc)
 }
 
 /* A handle of DIR's file: its descriptor, and the flags of the open. */
-static void fill_handle(struct fuse_file_info *fi, int flags, int fd,
-			int backing)
+static void fill_handle(fuse_req_t req, struct fuse_file_info *fi, int flags,
+			int fd, int backing)
 {
-	fs_handle_fill(fi, flags,
+	fs_handle_fill(req, fi, flags,
 		       &(struct file_opened){ .backing_id = backing });
 	fi->fh |= (uint64_t)(unsigned)fd << 32;
 }
@@ -581,7 +581,7 @@ static void create_plain(fuse_req_t req, fuse_ino_t parent, const char *name,
 		reply_failed(req, rc);
 		return;
 	}
-	fill_handle(fi, fi->flags, fd, backing);
+	fill_handle(req, fi, fi->flags, fd, backing);
 	fill(req, &made, &e);
 	if (fuse_reply_create(req, &e, fi) < 0) {
 		shared_close(shared_of(req), made.id, fd);
@@ -700,9 +700,9 @@ static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name,
 	}
 	i.in = c.in;
 	if (c.in)
-		fs_handle_fill(fi, c.flags, &c.opened);
+		fs_handle_fill(req, fi, c.flags, &c.opened);
 	else
-		fill_handle(fi, fi->flags, c.fd, c.opened.backing_id);
+		fill_handle(req, fi, fi->flags, c.fd, c.opened.backing_id);
 	fill(req, &c.entry, &e);
 	if (fuse_reply_create(req, &e, fi) < 0) {
 		if (c.in)
@@ -731,7 +731,7 @@ static void open_in_dir(fuse_req_t req, fuse_ino_t ino,
 		reply_failed(req, rc);
 		return;
 	}
-	fill_handle(fi, fi->flags, fd, backing);
+	fill_handle(req, fi, fi->flags, fd, backing);
 	if (fuse_reply_open(req, fi) < 0)
 		shared_close(shared_of(req), ino, fd);
 }

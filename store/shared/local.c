@@ -113,7 +113,8 @@ static bool save_begin(struct shared *s, struct node *n, struct local_record *r,
 	n->saving = true;
 	r->flags = (n->state == NODE_KEPT ? LOCAL_KEPT : 0) |
 		   (n->ticket ? LOCAL_REPLACES : 0) |
-		   (n->completing ? LOCAL_COMPLETING : 0);
+		   (n->completing ? LOCAL_COMPLETING : 0) |
+		   (n->empties ? LOCAL_EMPTIES : 0);
 	r->engine = n->engine;
 	r->size = n->kept_size;
 	r->mtime_ns = n->kept_mtime_ns;

@@ -384,6 +384,7 @@ static int load_one(struct shared *s, uint64_t ino, struct local_record *r)
 		HOLD(&s->lock);
 		node_place_locked(s, n, parent ? parent : s->root, r->name);
 		n->completing = (r->flags & LOCAL_COMPLETING) != 0;
+		n->empties = (r->flags & LOCAL_EMPTIES) != 0;
 		n->state = NODE_PENDING;
 		if (r->flags & LOCAL_KEPT)
 			queue_keep_locked(s, n, (uint64_t)sb.st_size);

@@ -105,17 +105,18 @@ int pending_lost_with(int homefd, ino_t number,
 	return rc > 0 ? PENDING_LOST : rc;
 }
 
-/* A link goes from nodes/ to lost/, and back when its node joins again. */
 int pending_owner(int homefd, ino_t number, char ret_node[SHARED_NODE_MAX + 1])
 {
 	int rc = ask_all(homefd, number, false, ret_node);
 
 	if (rc != 0)
 		return rc;
-	rc = pending_lost_with(homefd, number, ret_node);
-	if (rc != 0 ||
-	    faccessat(homefd, SHARED_LOST_DIR, F_OK, AT_SYMLINK_NOFOLLOW) < 0)
-		return rc;
+	rc = ask_all(homefd, number, true, ret_node);
+	if (rc == -ENOENT)
+		return PENDING_NOBODYS;
+	if (rc != 0)
+		return rc > 0 ? PENDING_LOST : rc;
+	/* It may have gone back in between, as its node joins again. */
 	return ask_all(homefd, number, false, ret_node);
 }
 

@@ -574,7 +574,8 @@ static int place_in(const struct at *a, const char *ticket)
 	return rc < 0 ? rc : -ENODATA;
 }
 
-int replace_complete(struct shared *s, struct node *n, struct node **ret_old)
+int replace_complete(struct shared *s, struct node *n, int fd,
+		     struct node **ret_old)
 {
 	SCOPED(at_end) struct at a = { .s = s, .fd = -1 };
 	char ticket[TICKET_PATH_BYTES], name[STORE_NAME_MAX + 1];
@@ -595,11 +596,9 @@ int replace_complete(struct shared *s, struct node *n, struct node **ret_old)
 			(void)ticket_untake(nextfd, ticket);
 	}
 	if (rc == 0) {
-		rc = in_place_write(&a, n, ticket, *ret_old);
-		if (rc == 0)
+		if (in_place_write(&a, n, fd, *ret_old) == 0)
 			return 2;
-		if (rc > 0)
-			rc = place_in(&a, ticket);
+		rc = place_in(&a, ticket);
 	}
 	if (rc < 0 && rc != -ENODATA)
 		return rc;

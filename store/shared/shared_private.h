@@ -380,6 +380,7 @@ static inline int shared_say_alive(struct shared *s)
 #define LOCAL_KEPT 1u
 #define LOCAL_REPLACES 2u
 #define LOCAL_COMPLETING 4u
+#define LOCAL_EMPTIES 8u
 /* What the database has of a local file. */
 struct local_record {
 	unsigned flags;
@@ -670,11 +671,12 @@ bool replace_drop(struct shared *s, struct node *n);
  */
 bool replace_drop_at(struct shared *s, const struct at *a);
 /*
- * It is whole, and gets its name. 1: a later one was quicker. 2: `old` has its
- * bytes: in_place_end() follows. `old` is what
- * this node has of what was there, a reference or NULL, also after an error.
+ * It is whole, fd is it, and it gets its name. 1: a later one was quicker. 2:
+ * `old` has its bytes: in_place_end() follows. `old` is what this node has of
+ * what was there, a reference or NULL, also after an error.
  */
-int replace_complete(struct shared *s, struct node *n, struct node **ret_old);
+int replace_complete(struct shared *s, struct node *n, int fd,
+		     struct node **ret_old);
 /* What calls of the last daemon had taken. An error: not all, or not yet. */
 int replace_finish(struct shared *s);
 
@@ -690,10 +692,11 @@ void drops_free(struct shared *s);
 /* Must n wait for a pending file at its name, as somebody locks that? 1, 0. */
 int in_place_waits(struct shared *s, struct node *n);
 /*
- * The ticket is n's, whole, and has its turn. 0: the file at the name, which is
- * `old` (NULL: none), has its bytes. 1: it is to be renamed to the name.
+ * fd is what n's ticket is; it is whole, and has its turn. 0: the file at the
+ * name, which is `old` (NULL: none), has its bytes. 1: it is to be renamed to
+ * the name, whatever was tried.
  */
-int in_place_write(const struct at *a, struct node *n, const char *ticket,
+int in_place_write(const struct at *a, struct node *n, int fd,
 		   const struct node *old);
 /* n is that file. The caller has closed what it had open of n in DIR. */
 int in_place_end(struct shared *s, struct node *n, const struct node *old);

@@ -914,6 +914,7 @@ int shared_rename(struct shared *s, const struct shared_caller *c,
 		hold_begin(s, replacing.n, &held);
 		/* It is complete, or another node was quicker. */
 		if (replacing.n && (!node_replaces(s, replacing.n) ||
+				    empty_is_left(s, replacing.n) ||
 				    replace_is_over(s, replacing.n)))
 			rc = -ESTALE;
 	}

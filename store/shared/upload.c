@@ -402,7 +402,7 @@ static bool begin_completing(struct upload *u)
 static int put_in_place(struct upload *u)
 {
 	struct node *old;
-	int rc = replace_complete(u->s, u->n, &old);
+	int rc = replace_complete(u->s, u->n, u->fd, &old);
 
 	if (rc == 2) { /* a client of NFS renames what it has open */
 		scope_close(&u->fd);

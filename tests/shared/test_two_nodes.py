@@ -636,6 +636,33 @@ def a_lock_on_one_node_excludes_the_other(c):
         os.close(fd)
 
 
+@shared(bare=True)
+def a_lock_to_read_ends_with_its_process(c):
+    """Nobody gave it up: a file that is kept here, DIR's, and a new one."""
+    put(c.a.path("kept"), b"x")
+    c.settle()
+
+    def lock(path):
+        fcntl.lockf(os.open(path, os.O_RDONLY), fcntl.LOCK_SH)
+    for node, name in ((c.a, "kept"), (c.b, "kept"), (c.a, "new")):
+        if name == "new":
+            put(node.path(name), b"x")
+        ck.Child(lambda n=node, f=name: lock(n.path(f))).result()
+        for other in (c.a, c.b):
+            fd = os.open(other.path(name), os.O_RDWR)
+            ck.until("nobody has the lock", lambda f=fd: is_free(f))
+            os.close(fd)
+
+
+def is_free(fd):
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        assert e.errno in (errno.EAGAIN, errno.EACCES), e
+        return False
+    return True
+
+
 # The counter is wrong when two are between the lock and the end.
 COUNTS = """for i in 1 2 3 4 5 6 7 8; do (
     flock 9 || exit 7

@@ -17,6 +17,30 @@ static ino_t number_of_f(const struct mounted *m)
 	return sb.st_ino;
 }
 
+/* DIR's file that a write is looked at of, or fails; 0: none. */
+static ino_t watched;
+static bool is_full, was_mixed;
+static unsigned watched_writes;
+
+ssize_t __real_pwrite64(int fd, const void *buf, size_t len, off_t at);
+ssize_t __wrap_pwrite64(int fd, const void *buf, size_t len, off_t at);
+
+ssize_t __wrap_pwrite64(int fd, const void *buf, size_t len, off_t at)
+{
+	struct stat sb;
+
+	if (!watched || fstat(fd, &sb) < 0 || sb.st_ino != watched)
+		return __real_pwrite64(fd, buf, len, at);
+	watched_writes++;
+	if (is_full) {
+		(void)__real_pwrite64(fd, buf, len / 2, at);
+		errno = EDQUOT;
+		return -1;
+	}
+	was_mixed = was_mixed || sb.st_size > (off_t)len;
+	return __real_pwrite64(fd, buf, len, at);
+}
+
 /* f has this text, and somebody has just emptied it, and has it open. */
 static uint64_t empty_f(struct mounted *m, const char *text)
 {
@@ -159,6 +183,88 @@ static void so_is_none_that_others_here_lock(void **state)
 	mounted_free(&m);
 }
 
+/* Another node, or a hand in DIR: by either kind of lock. */
+static void so_is_none_that_others_lock_in_dir(void **state)
+{
+	(void)state;
+	for (unsigned i = 0; i < 2; i++) {
+		struct flock range = { .l_type = F_RDLCK };
+		struct mounted m;
+		uint64_t id = empty_f(&m, "old");
+		int fd = open(at(m.dir, "f"), O_RDWR);
+
+		if (i == 0)
+			assert_int_equal(flock(fd, LOCK_EX), 0);
+		else
+			assert_int_equal(fcntl(fd, F_OFD_SETLK, &range), 0);
+		assert_true(keeps_its_number(&m, id, "new", 3));
+		assert_text("new");
+		close(fd);
+		mounted_free(&m);
+	}
+}
+
+/* Who had locked what is not known after a start; who does is asked. */
+static void so_it_is_after_a_start(void **state)
+{
+	struct mounted m;
+	uint64_t id = empty_f(&m, "old");
+	ino_t number = number_of_f(&m);
+	int fd;
+
+	(void)state;
+	shared_change_end(m.s, id);
+	closed(&m, id);
+	mounted_die(&m);
+	mounted_enter(&m);
+	nextfd = m.s->home.nextfd;
+	fd = open(at(m.dir, "f"), O_RDWR);
+	assert_int_equal(flock(fd, LOCK_EX), 0);
+	mounted_start(&m);
+	assert_int_equal(shared_flush(m.s), 0);
+	assert_int_equal(number_of_f(&m), number);
+	assert_text("");
+	assert_no_tickets(&m);
+	close(fd);
+	mounted_free(&m);
+}
+
+static void nobody_reads_the_end_of_the_old_one(void **state)
+{
+	struct mounted m;
+	uint64_t id = empty_f(&m, "12345");
+
+	(void)state;
+	lock(&m, id);
+	watched = number_of_f(&m);
+	was_mixed = false;
+	watched_writes = 0;
+	assert_true(keeps_its_number(&m, id, "678", 3));
+	watched = 0;
+	assert_int_equal(watched_writes, 1);
+	assert_false(was_mixed);
+	assert_text("678");
+	mounted_free(&m);
+}
+
+static void what_cannot_be_written_replaces_it(void **state)
+{
+	struct mounted m;
+	uint64_t id = empty_f(&m, "12345");
+
+	(void)state;
+	lock(&m, id);
+	watched = number_of_f(&m);
+	watched_writes = 0;
+	is_full = true;
+	assert_false(keeps_its_number(&m, id, "678", 3));
+	is_full = false;
+	watched = 0;
+	assert_int_equal(watched_writes, 1);
+	assert_text("678");
+	mounted_free(&m);
+}
+
 static void an_empty_one_is_not_replaced_by_an_empty_one(void **state)
 {
 	struct mounted m;
@@ -293,6 +399,10 @@ int main(void)
 		cmocka_unit_test(one_is_kept_here),
 		cmocka_unit_test(what_is_not_locked_is_replaced),
 		cmocka_unit_test(so_is_none_that_others_here_lock),
+		cmocka_unit_test(so_is_none_that_others_lock_in_dir),
+		cmocka_unit_test(so_it_is_after_a_start),
+		cmocka_unit_test(nobody_reads_the_end_of_the_old_one),
+		cmocka_unit_test(what_cannot_be_written_replaces_it),
 		cmocka_unit_test(an_empty_one_is_not_replaced_by_an_empty_one),
 		cmocka_unit_test(but_one_with_bytes_is),
 		cmocka_unit_test(a_large_one_is_replaced),
