@@ -154,6 +154,35 @@ static double seconds(int64_t ns)
 	return (double)ns / 1e9;
 }
 
+#define WAITS_MAX 64
+
+/* What waits for files of others, of which more are not told. */
+static void add_waits(cJSON *to, struct shared *sh)
+{
+	static const char *const words[] = {
+		[SHARED_WAIT_UNKNOWN] = "unknown",
+		[SHARED_WAIT_ALIVE] = "alive",
+		[SHARED_WAIT_AWAY] = "away",
+		[SHARED_WAIT_LOST] = "lost",
+	};
+	SCOPED(scope_free)
+	struct shared_wait *waits = calloc(WAITS_MAX, sizeof(*waits));
+	size_t count = waits ? shared_waits(sh, waits, WAITS_MAX) : 0;
+	cJSON *list = cJSON_AddArrayToObject(to, "waits");
+
+	for (size_t i = 0; i < count; i++) {
+		cJSON *one = cJSON_CreateObject();
+
+		add_text(one, "path", waits[i].path);
+		add_text(one, "file", waits[i].file);
+		add_text(one, "node", waits[i].node);
+		add_text(one, "node_is", words[waits[i].state]);
+		(void)cJSON_AddNumberToObject(one, "for_s",
+					      seconds(waits[i].for_ns));
+		(void)cJSON_AddItemToArray(list, one);
+	}
+}
+
 static void add_shared(cJSON *to, struct shared *sh)
 {
 	cJSON *one = cJSON_AddObjectToObject(to, "shared_directory");
@@ -173,6 +202,7 @@ static void add_shared(cJSON *to, struct shared *sh)
 	add_number(one, "uploaded_bytes", f.uploaded_bytes);
 	(void)cJSON_AddNumberToObject(one, "silent_s",
 				      seconds(f.engine_silent_ns));
+	add_waits(one, sh);
 }
 
 /* Can anything be made durable at all? */

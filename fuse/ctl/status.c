@@ -177,12 +177,37 @@ static void print_database(const char *health)
 				       "unmount and mount again");
 }
 
+/* "run/latest, for 12 s: run/step_2/a.pt of node b, which is not there". */
+static void print_wait(const cJSON *w)
+{
+	const char *is = ctl_text(w, "node_is"), *node = ctl_text(w, "node");
+	const char *file = ctl_text(w, "file");
+
+	(void)printf("  %-18s%s, for %s s: ", "  waits",
+		     ctl_shown(ctl_text(w, "path")),
+		     ctl_count(ctl_number(w, "for_s")));
+	(void)printf("%s",
+		     *file ? ctl_shown(file) : "what is to replace a file");
+	if (strcmp(is, "lost") == 0)
+		(void)printf(" IS LOST with node %s: remove it, or write it "
+			     "again",
+			     node);
+	else if (strcmp(node, "?") == 0)
+		(void)printf(" is of no node: see ckptctl fsck --shared");
+	else if (*node)
+		(void)printf(" of node %s%s", node,
+			     strcmp(is, "away") == 0 ? ", WHICH IS NOT THERE"
+						     : "");
+	(void)printf("\n");
+}
+
 /* Nothing, of a mount without a shared directory. */
 static void print_shared(const cJSON *s)
 {
 	const cJSON *d = ctl_member(s, "shared_directory");
 	uint64_t pending = ctl_number(d, "pending");
 	uint64_t silent_s = ctl_number(d, "silent_s");
+	const cJSON *wait;
 	char text[512];
 
 	if (!d)
@@ -205,6 +230,8 @@ static void print_shared(const cJSON *s)
 	(void)snprintf(text, sizeof(text), "%s files",
 		       ctl_count(ctl_number(d, "kept")));
 	print_line("  kept here", text);
+	cJSON_ArrayForEach(wait, ctl_member(d, "waits"))
+		print_wait(wait);
 	if (silent_s >= SILENT_S) {
 		(void)snprintf(text, sizeof(text),
 			       "DOES NOT ANSWER, since %s s",

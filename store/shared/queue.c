@@ -22,6 +22,17 @@ void queue_changed_locked(struct shared *s, struct node *n)
 		cond_broadcast(&s->moved);
 }
 
+static void leave_locked(struct shared *s, struct node *n)
+{
+	if (!n->is_queued)
+		return;
+	TAILQ_REMOVE(&s->queue, n, queued);
+	n->is_queued = false;
+	s->wanted -= n->wanted;
+	n->wanted = false;
+	cond_broadcast(&s->moved);
+}
+
 void queue_add_locked(struct shared *s, struct node *n, uint64_t place)
 {
 	struct node *at;
@@ -35,7 +46,7 @@ void queue_add_locked(struct shared *s, struct node *n, uint64_t place)
 		return;
 	}
 	wanted = n->wanted;
-	queue_remove_locked(s, n);
+	leave_locked(s, n);
 	s->wanted += wanted;
 	n->wanted = wanted;
 	n->place = place;
@@ -53,13 +64,8 @@ void queue_add_locked(struct shared *s, struct node *n, uint64_t place)
 
 void queue_remove_locked(struct shared *s, struct node *n)
 {
-	if (!n->is_queued)
-		return;
-	TAILQ_REMOVE(&s->queue, n, queued);
-	n->is_queued = false;
-	s->wanted -= n->wanted;
-	n->wanted = false;
-	cond_broadcast(&s->moved);
+	leave_locked(s, n);
+	waits_end_locked(s, n);
 }
 
 void queue_want_locked(struct shared *s, struct node *n)

@@ -187,6 +187,7 @@ int shared_open(struct store *st, const struct shared_options *o,
 	TAILQ_INIT(&s->seen);
 	LIST_INIT(&s->sent);
 	LIST_INIT(&s->drops);
+	LIST_INIT(&s->waits);
 	s->st = st;
 	s->home = SHARED_HOME_NONE;
 	s->as_root = geteuid() == 0;
@@ -370,6 +371,7 @@ void shared_free(struct shared *s)
 	locks_free(s);
 	sent_free(s);
 	drops_free(s);
+	waits_free(s);
 	nodes_free(s);
 	shared_home_release(&s->home);
 	cond_destroy(&s->moved);

@@ -219,6 +219,23 @@ struct shared_figures {
 	int error; /* of the last upload that failed; 0: it went on */
 };
 void shared_figures(struct shared *s, struct shared_figures *ret);
+/* What waits here for a file of another node, or of its own. */
+#define SHARED_WAIT_PATH_BYTES 1024 /* what is longer is cut */
+enum shared_wait_for {
+	SHARED_WAIT_UNKNOWN, /* not looked for yet: it waits for moments */
+	SHARED_WAIT_ALIVE,
+	SHARED_WAIT_AWAY, /* nobody has that node; "?": it is of none */
+	SHARED_WAIT_LOST, /* it was forgotten: somebody has to act */
+};
+struct shared_wait {
+	char path[SHARED_WAIT_PATH_BYTES]; /* what waits */
+	char file[SHARED_WAIT_PATH_BYTES]; /* for that; "": in next/ */
+	char node[SHARED_NODE_MAX + 1]; /* which has it; "": not known */
+	enum shared_wait_for state;
+	int64_t for_ns;
+};
+/* At most `max` of them; returns how many. It does not ask DIR. */
+size_t shared_waits(struct shared *s, struct shared_wait *ret, size_t max);
 const char *shared_node_name(const struct shared *s);
 const char *shared_dir(const struct shared *s);
 

@@ -51,9 +51,11 @@ enum node_state {
 struct tracker_last {
 	int fd; /* O_PATH, or -1 */
 	unsigned looks; /* since the walk */
-	bool is_lost; /* with `node`: it never comes */
-	/* Without a descriptor: whose ticket it is; "": nothing is known. */
-	char node[SHARED_NODE_MAX + 1];
+	ino_t number; /* of the file; 0: it is a ticket, or nothing */
+	char node[SHARED_NODE_MAX + 1]; /* whose it is; "": not asked yet */
+	bool is_lost; /* with it: it never comes */
+	bool is_dead; /* the node, or it is nobody's: when it was asked */
+	int64_t asked_ns; /* 0: not yet */
 };
 #define TRACKER_LAST_NONE ((struct tracker_last){ .fd = -1 })
 
@@ -155,6 +157,7 @@ struct shared {
 	LIST_HEAD(, lock_owner) lock_owners; /* locks.c */
 	LIST_HEAD(, sent) sent; /* sent.c */
 	LIST_HEAD(, drop) drops; /* drops.c */
+	LIST_HEAD(, wait_note) waits; /* waits.c */
 	/* The last local files that were given up: see shared_change_begin() */
 	struct dropped dropped[DROPPED_MAX];
 	unsigned next_dropped;
@@ -584,9 +587,24 @@ int tracker_waits_as(struct shared *s, struct node *n, struct node *parent,
 /* The first pending file below a directory: 1, 0 or -errno; as above. */
 int tracker_find_pending(struct shared *s, int dirfd, bool trackers,
 			 struct tracker_last *last);
+/* Whose is it, and is that node there? Of what was found last. */
+void tracker_ask_whose(struct shared *s, struct tracker_last *last);
+/* n, or what `key` does with it, waits for what was found last: waits.c. */
+void tracker_note_wait(struct shared *s, const void *key, struct node *n,
+		       struct tracker_last *last);
 /* Who waits, and is told -EUCLEAN: n says for which file. */
 void tracker_say_lost(struct shared *s, struct node *n,
 		      const struct tracker_last *last);
+
+/* --- waits.c */
+
+/* key: who waits, a node or a rename. */
+void waits_note(struct shared *s, const void *key,
+		const struct shared_wait *is);
+int64_t waits_for_ns(struct shared *s, const void *key); /* 0: it does not */
+void waits_end(struct shared *s, const void *key);
+void waits_end_locked(struct shared *s, const void *key);
+void waits_free(struct shared *s);
 
 /* --- at.c */
 

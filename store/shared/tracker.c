@@ -29,6 +29,12 @@
  * another folder, and then the step does not wait for it any more.
  */
 #define LAST_LOOKS_MAX 10u
+/*
+ * Whose it is, and whether that node is there, is looked for by who waits, when
+ * that lasts, and then now and again: each node is asked.
+ */
+#define LASTS_NS (INT64_C(2) * 1000000000)
+#define ASK_AGAIN_NS (INT64_C(10) * 1000000000)
 
 /* What a walk looks for, and found. */
 struct search {
@@ -55,8 +61,21 @@ static int look_at_last(struct shared *s, struct tracker_last *last)
 	if (last->looks++ < LAST_LOOKS_MAX && fstat(last->fd, &sb) == 0 &&
 	    sb.st_nlink > 1 && pending_is(s, &sb))
 		return found(last);
-	tracker_last_release(last);
+	(void)close(last->fd);
+	last->fd = -1;
+	last->looks = 0;
 	return 0;
+}
+
+/* It is another one than before, perhaps. */
+static void note(struct tracker_last *last, ino_t number, const char *node)
+{
+	if (last->number == number && (!node || strcmp(last->node, node) == 0))
+		return;
+	last->number = number;
+	last->asked_ns = 0;
+	last->is_dead = false;
+	(void)snprintf(last->node, sizeof(last->node), "%s", node ? node : "");
 }
 
 /* A name of the step is pending. */
@@ -64,14 +83,14 @@ static int note_found(const struct search *w, int dirfd, const char *name,
 		      ino_t number)
 {
 	struct tracker_last *last = w->last;
+	char node[SHARED_NODE_MAX + 1];
 
 	if (!last)
 		return 1;
 	last->fd = openat(dirfd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-	last->is_lost = pending_lost_with(w->s->home.homefd, number,
-					  last->node) == PENDING_LOST;
-	if (!last->is_lost)
-		last->node[0] = 0;
+	last->is_lost = pending_lost_with(w->s->home.homefd, number, node) ==
+			PENDING_LOST;
+	note(last, number, last->is_lost ? node : NULL);
 	return found(last);
 }
 
@@ -129,8 +148,10 @@ static int find_tickets(const struct search *w, int dirfd)
 		return -errno;
 	rc = ticket_any_in(w->s->home.nextfd, sb.st_ino,
 			   w->trackers ? is_any : is_no_tracker, node);
-	if (rc > 0 && w->last)
-		memcpy(w->last->node, node, sizeof(node));
+	if (rc > 0 && w->last) {
+		note(w->last, 0, node);
+		w->last->is_lost = false;
+	}
 	return rc;
 }
 
@@ -266,6 +287,28 @@ int tracker_waits_as(struct shared *s, struct node *n, struct node *parent,
 	return rc != 0 ? rc : tracker_each_step(word, find_named, &named);
 }
 
+void tracker_ask_whose(struct shared *s, struct tracker_last *last)
+{
+	int homefd = s->home.homefd, rc;
+	struct stat sb;
+
+	if (last->is_lost)
+		return;
+	if (last->fd >= 0 && (fstat(last->fd, &sb) < 0 || !pending_is(s, &sb)))
+		return; /* it has come */
+	last->asked_ns = mono_ns();
+	if (last->number != 0) {
+		rc = pending_owner(homefd, last->number, last->node);
+		last->is_dead = rc == 0;
+		if (rc <= 0)
+			strcpy(last->node, "?");
+		if (rc != PENDING_OF_NODE)
+			return;
+	}
+	last->is_dead =
+		last->node[0] && shared_node_is_dead(homefd, last->node);
+}
+
 void tracker_say_lost(struct shared *s, struct node *n,
 		      const struct tracker_last *last)
 {
@@ -280,6 +323,51 @@ void tracker_say_lost(struct shared *s, struct node *n,
 	log_error("%s/%s does not come: %s is lost with node %s, which was "
 		  "forgotten; remove that file, or write it again",
 		  s->dir, path, file, last->node);
+}
+
+/* What it is called now, from DIR; "" if that is not known. */
+static void path_of(const struct shared *s, const struct tracker_last *last,
+		    char ret[SHARED_WAIT_PATH_BYTES])
+{
+	size_t dir = strlen(s->dir), at;
+	char fd[SHARED_PATH_BYTES], path[4096];
+	ssize_t len;
+
+	ret[0] = 0;
+	if (last->fd < 0)
+		return;
+	(void)snprintf(fd, sizeof(fd), "/proc/self/fd/%d", last->fd);
+	len = readlink(fd, path, sizeof(path) - 1);
+	if (len < 0)
+		return;
+	path[len] = 0;
+	at = strncmp(path, s->dir, dir) == 0 && path[dir] == '/' ? dir + 1 : 0;
+	(void)snprintf(ret, SHARED_WAIT_PATH_BYTES, "%.*s",
+		       SHARED_WAIT_PATH_BYTES - 1, path + at);
+}
+
+static enum shared_wait_for state_of(const struct tracker_last *last)
+{
+	if (last->is_lost)
+		return SHARED_WAIT_LOST;
+	if (last->asked_ns == 0)
+		return SHARED_WAIT_UNKNOWN;
+	return last->is_dead ? SHARED_WAIT_AWAY : SHARED_WAIT_ALIVE;
+}
+
+void tracker_note_wait(struct shared *s, const void *key, struct node *n,
+		       struct tracker_last *last)
+{
+	struct shared_wait is = { .node = "" };
+
+	if (waits_for_ns(s, key) >= LASTS_NS &&
+	    (last->asked_ns == 0 || mono_ns() - last->asked_ns >= ASK_AGAIN_NS))
+		tracker_ask_whose(s, last);
+	node_path(s, n, is.path, sizeof(is.path));
+	path_of(s, last, is.file);
+	memcpy(is.node, last->node, sizeof(is.node));
+	is.state = state_of(last);
+	waits_note(s, key, &is);
 }
 
 int tracker_waits(struct shared *s, struct node *n)

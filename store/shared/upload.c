@@ -638,6 +638,10 @@ static int upload_begun(struct upload *u, enum upload_end *ret)
 	if (!is_at_rest(u->n))
 		return 0;
 	rc = waits_for_step(u);
+	if (rc > 0 || rc == -EUCLEAN)
+		tracker_note_wait(u->s, u->n, u->n, &u->n->last);
+	else
+		waits_end(u->s, u->n);
 	if (rc == 0)
 		rc = in_place_waits(u->s, u->n);
 	if (rc > 0) {

@@ -69,32 +69,13 @@ static int pause_for_others(struct shared *s, int64_t *pause)
 struct patience {
 	struct shared *s;
 	struct tracker_last last;
-	int64_t looked_ns, dead_ns; /* 0: not yet; it lives */
+	int64_t dead_ns; /* 0: it lives */
 };
 
 static void patience_end(struct patience *p)
 {
+	waits_end(p->s, p);
 	tracker_last_release(&p->last);
-}
-
-/* Is it of a node that is not there, or of none: "?"? */
-static bool is_of_dead(const struct patience *p,
-		       char ret_node[SHARED_NODE_MAX + 1])
-{
-	int homefd = p->s->home.homefd, rc;
-	struct stat sb;
-
-	memcpy(ret_node, p->last.node, SHARED_NODE_MAX + 1);
-	if (p->last.fd >= 0) {
-		if (fstat(p->last.fd, &sb) < 0 || !pending_is(p->s, &sb))
-			return false;
-		rc = pending_owner(homefd, sb.st_ino, ret_node);
-		if (rc <= 0) {
-			strcpy(ret_node, "?");
-			return rc == 0;
-		}
-	}
-	return ret_node[0] && shared_node_is_dead(homefd, ret_node);
 }
 
 /*
@@ -103,13 +84,13 @@ static bool is_of_dead(const struct patience *p,
  */
 static int look_whose(struct patience *p, struct node *dir)
 {
-	char path[4096], node[SHARED_NODE_MAX + 1];
 	struct shared *s = p->s;
+	char path[4096];
 
-	if (p->looked_ns != 0 && mono_ns() - p->looked_ns < SECOND_NS)
-		return 0;
-	p->looked_ns = mono_ns();
-	if (!is_of_dead(p, node)) {
+	tracker_note_wait(s, p, dir, &p->last);
+	if (p->last.asked_ns == 0 || mono_ns() - p->last.asked_ns >= SECOND_NS)
+		tracker_ask_whose(s, &p->last);
+	if (!p->last.is_dead) {
 		p->dead_ns = 0;
 		return 0;
 	}
@@ -120,7 +101,7 @@ static int look_whose(struct patience *p, struct node *dir)
 	node_path(s, dir, path, sizeof(path));
 	log_warning("%s/%s is not published: node %s has bytes of it, and is "
 		    "not there; mount it again, or 'ckptctl forget-node %s %s'",
-		    s->dir, path, node, s->dir, node);
+		    s->dir, path, p->last.node, s->dir, p->last.node);
 	return -EIO;
 }
 

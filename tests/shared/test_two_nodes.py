@@ -490,8 +490,13 @@ def a_step_that_lost_a_file_with_its_node_gets_no_tracker(c):
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)
+    os.utime(c.shared(".ckptfs/nodes/a/alive"), (1e9, 1e9))
     put(c.b.path("run/step_2/of_b"), content("of_b", 1, MIB))
     put(c.b.path("run/latest"), b"step_2")
+    ck.until("it is said for whom it waits", lambda: waits_of(c.b) == [
+        ("run/latest", "run/step_2/of_a", "a", "away")])
+    said = c.ctl("status", c.b.mnt)
+    assert "run/step_2/of_a of node a, WHICH IS NOT THERE" in said, said
     said = c.ctl("forget-node", c.shared(), "a", "--yes")
     assert "run/step_2/of_a" in said and "other" in said, said
     # Whoever asks is told at once, and with which node.
@@ -507,6 +512,9 @@ def a_step_that_lost_a_file_with_its_node_gets_no_tracker(c):
             if "run/latest does not come" in line]
     assert said and "run/step_2/of_a is lost with node a" in said[-1], said
     same(get(c.shared("run/latest")), b"step_1", "its step is not there")
+    same(waits_of(c.b), [("run/latest", "run/step_2/of_a", "a", "lost")])
+    said = c.ctl("status", c.b.mnt, code=1)
+    assert "run/step_2/of_a IS LOST with node a" in said, said
     fails(errno.EUCLEAN, os.rename, c.b.path("run/step_2"),
           c.b.path("run/step_9"))
     put(c.b.path("run/step_2/of_a"), content("of_a", 2, MIB))
@@ -837,9 +845,21 @@ def status_says_how_much_waits_here(c):
     ck.until("the tracker waits", lambda: waits() == [1, 6])
     assert c.is_pending("latest")
     assert "1 file, 6 " in c.ctl("status", c.a.mnt)
+    # For what, and whose that is: it is looked for when that lasts.
+    ck.until("its node is known", lambda: waits_of(c.a) == [
+        ("latest", "step_1/f", "b", "alive")])
+    said = c.ctl("status", c.a.mnt)
+    assert "latest, for " in said and "step_1/f of node b\n" in said, said
     os.close(fd)
     c.settle()
     ck.until("nothing waits", lambda: waits() == [0, 0])
+    assert waits_of(c.a) == []
+
+
+def waits_of(node):
+    said = node.status()["shared_directory"]["waits"]
+    assert all(w["for_s"] >= 0 for w in said), said
+    return [(w["path"], w["file"], w["node"], w["node_is"]) for w in said]
 
 
 if __name__ == "__main__":
