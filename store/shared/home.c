@@ -23,6 +23,7 @@
 #include "store/base/scope.h"
 #include "store/base/sync.h"
 #include "store/db/identity.h"
+#include "store/shared/forget.h"
 #include "store/shared/home_private.h"
 #include "store/shared/lost.h"
 #include "store/shared/pending.h"
@@ -35,7 +36,6 @@
 #define DEAD_AFTER_NS SHARED_DEAD_AFTER_NS
 #define LOCK_TRIES_MAX 8 /* it was removed in between */
 #define SHOWN_BYTES (SHARED_NODE_MAX + 64)
-#define LOST_PATH_BYTES (sizeof(SHARED_LOST_DIR "/") + SHARED_LOST_MAX)
 #define FORMAT_TMP SHARED_FORMAT_FILE "." /* and a UUID */
 
 /* --- Make one ----------------------------------------------------------- */
@@ -217,43 +217,31 @@ static bool has_name(int dirfd, const char *name, int fd)
 	       a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-static bool is_same(const struct stat *a, const struct stat *b)
-{
-	return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
-}
-
-struct sought {
-	int homefd;
-	struct stat node;
-};
-
-static int is_there(void *arg, const struct lost_node *n)
-{
-	const struct sought *k = arg;
-	char path[LOST_PATH_BYTES];
-	struct stat st;
-
-	(void)snprintf(path, sizeof(path), SHARED_LOST_DIR "/%s", n->dir);
-	return fstatat(k->homefd, path, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
-	       is_same(&st, &k->node);
-}
-
 /*
- * Its directory is in lost/. That its name is not there alone says nothing: a
- * client of CephFS that was evicted says so of all names.
+ * Its directory has not its name any more. That the name is not there alone
+ * says nothing: a client of CephFS that was evicted may say so of all names.
  */
 static bool is_forgotten(const struct shared_home *h)
 {
-	struct sought k = { .homefd = h->homefd };
 	char path[SHOWN_BYTES];
-	struct stat st;
+	struct stat a, b;
 
 	(void)snprintf(path, sizeof(path), SHARED_NODES_DIR "/%s", h->node);
-	if (fstat(h->nodefd, &k.node) < 0 ||
-	    (fstatat(h->homefd, path, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
-	     is_same(&st, &k.node)))
-		return false;
-	return lost_each(h->homefd, is_there, &k) == 1;
+	if (fstatat(h->homefd, path, &b, AT_SYMLINK_NOFOLLOW) < 0)
+		return errno == ENOENT && fstatat(h->homefd, SHARED_FORMAT_FILE,
+						  &b, AT_SYMLINK_NOFOLLOW) == 0;
+	return fstat(h->nodefd, &a) == 0 &&
+	       (a.st_dev != b.st_dev || a.st_ino != b.st_ino);
+}
+
+bool shared_home_answers(const struct shared_home *h)
+{
+	char path[SHOWN_BYTES];
+	struct stat a, b;
+
+	(void)snprintf(path, sizeof(path), SHARED_NODES_DIR "/%s", h->node);
+	return fstatat(h->homefd, path, &b, AT_SYMLINK_NOFOLLOW) == 0 &&
+	       fstat(h->nodefd, &a) == 0 && a.st_ino == b.st_ino;
 }
 
 static int lock_in_time(int fd)
@@ -313,6 +301,13 @@ static bool holder_is_dead(const struct opening *o)
 	return true;
 }
 
+static int refuse_forgotten(const struct opening *o)
+{
+	return home_refuse(&o->why, -EBUSY,
+			   "%s: node %s is being forgotten; try again",
+			   o->why.dir, o->node);
+}
+
 static int take_lock(const struct opening *o)
 {
 	struct shared_home *h = o->home;
@@ -331,7 +326,10 @@ static int take_lock(const struct opening *o)
 		rc = lock_in_time(fd);
 		if (rc == -EWOULDBLOCK && holder_is_dead(o)) {
 			h->is_unlocked = true;
-			return 0;
+			/* Or it is held by who forgets this node, and looks
+			 * for that. */
+			rc = home_alive_write(h->nodefd, h->since_ns);
+			return rc < 0 ? refuse_lock(o, rc) : 0;
 		}
 		if (rc < 0)
 			return refuse_lock(o, rc);
@@ -342,14 +340,12 @@ static int take_lock(const struct opening *o)
 			return 0;
 		}
 	}
-	return home_refuse(&o->why, -EBUSY,
-			   "%s: node %s is being forgotten; try again",
-			   o->why.dir, o->node);
+	return refuse_forgotten(o);
 }
 
 static int look_forgotten(void *arg, const struct lost_node *n)
 {
-	char path[LOST_PATH_BYTES];
+	char path[sizeof(SHARED_LOST_DIR "/") + SHARED_LOST_MAX];
 	struct opening *o = arg;
 	uint64_t files, bytes;
 	int rc;
@@ -386,16 +382,28 @@ static int look_whether_forgotten(struct opening *o)
 	return rc < 0 && rc != -ESHUTDOWN ? refuse_lost(o, rc) : rc;
 }
 
+/* It was forgotten since it was looked for that: what was made goes. */
+static int look_again(struct opening *o)
+{
+	struct shared_home *h = o->home;
+	char uuid[LAYOUT_UUID_BYTES];
+	int rc = look_whether_forgotten(o);
+
+	if (rc == -ESHUTDOWN && home_store_read(h->nodefd, uuid) == -ENOENT)
+		(void)shared_node_remove(h->homefd, o->node);
+	return rc;
+}
+
 /* Links come back before anything is looked for by them. */
 static int join(const struct opening *o)
 {
 	struct shared_home *h = o->home;
 	int rc = 0;
 
+	if (is_forgotten(h))
+		return refuse_forgotten(o);
 	if (h->joins)
 		rc = lost_join(h->homefd, o->store, h->ownfd, &h->joined);
-	if (rc == 0)
-		rc = lost_sweep(h->homefd);
 	h->is_new = h->is_new || h->joins;
 	return rc < 0 ? refuse_lost(o, rc) : 0;
 }
@@ -605,6 +613,8 @@ int shared_home_open(const char *dir, const char *node, const char *store_uuid,
 		rc = open_own(&o, SHARED_NODES_DIR, HOME_MODE, &h.nodefd);
 	if (rc == 0)
 		rc = take_lock(&o);
+	if (rc == 0)
+		rc = look_again(&o);
 	if (rc == 0)
 		rc = take_store(&o);
 	if (rc == 0)

@@ -64,6 +64,8 @@ int shared_home_open(const char *dir, const char *node, const char *store_uuid,
 		     bool rejoin, struct shared_home *ret, char *why,
 		     size_t why_size);
 int shared_home_joined(const struct shared_home *h, const char *store_uuid);
+/* DIR's client has not lost what it had, so that what is not there is not. */
+bool shared_home_answers(const struct shared_home *h);
 /* Gives the node up; `alive` stays as it is. Also of SHARED_HOME_NONE. */
 void shared_home_release(struct shared_home *h);
 

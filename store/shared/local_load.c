@@ -263,6 +263,9 @@ static int find_named(struct shared *s, struct node *n, int dirfd,
 		return is_not_there(-errno) ? 0 : -errno;
 	if (sb.st_ino != n->engine && (!has_dir || !pending_is(s, &sb)))
 		return 0;
+	/* The number of what was lost, and removed, may be another file's. */
+	if (s->home.joins && !pending_is(s, &sb))
+		return 0;
 	if (pending_is(s, &sb)) {
 		rc = pending_owner(s->home.homefd, sb.st_ino, node);
 		if (rc < 0 || rc == PENDING_LOST ||
@@ -447,6 +450,8 @@ static int queue_one(struct shared *s, uint64_t ino,
 		return 0;
 	}
 	if (!is_found && all_seen && s->home.is_new) {
+		if (!shared_home_answers(&s->home))
+			return -EIO; /* it says so of all files, perhaps */
 		drop_missing(s, u.n);
 		return 0;
 	}

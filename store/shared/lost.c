@@ -40,9 +40,9 @@ static int sync_part(int homefd, const char *path)
 	return fd < 0 || fsync(fd) < 0 ? -errno : 0;
 }
 
-static int move_node(int homefd, const char *node)
+static int move_node(int homefd, const char *node, char to[PATH_BYTES])
 {
-	char from[PATH_BYTES], to[PATH_BYTES], uuid[LAYOUT_UUID_BYTES];
+	char from[PATH_BYTES], uuid[LAYOUT_UUID_BYTES];
 	int rc = make_lost(homefd);
 
 	if (rc == 0)
@@ -50,29 +50,11 @@ static int move_node(int homefd, const char *node)
 	if (rc < 0)
 		return rc;
 	(void)snprintf(from, sizeof(from), SHARED_NODES_DIR "/%s", node);
-	(void)snprintf(to, sizeof(to), SHARED_LOST_DIR "/%s.%s", node, uuid);
+	(void)snprintf(to, PATH_BYTES, SHARED_LOST_DIR "/%s.%s", node, uuid);
 	if (renameat(homefd, from, homefd, to) < 0)
 		return -errno;
 	rc = sync_part(homefd, SHARED_LOST_DIR);
 	return rc < 0 ? rc : sync_part(homefd, SHARED_NODES_DIR);
-}
-
-int lost_put(int homefd, const char *node, bool has_more, bool *ret_is_lost)
-{
-	char path[PATH_BYTES];
-	uint64_t files, bytes;
-	int rc;
-
-	(void)snprintf(path, sizeof(path), SHARED_NODES_DIR "/%s", node);
-	rc = pending_count(homefd, path, &files, &bytes);
-	if (rc < 0)
-		return rc;
-	*ret_is_lost = has_more || files > 0;
-	if (!*ret_is_lost)
-		return shared_node_remove(homefd, node);
-	/* First: when it is moved its name is anybody's. */
-	rc = shared_node_remove_dir(homefd, SHARED_NEW_DIR, node);
-	return rc < 0 ? rc : move_node(homefd, node);
 }
 
 /* --- what lies there ------------------------------------------------------ */
@@ -88,6 +70,7 @@ static int look_each(void *arg, int lostfd, const char *name)
 	const struct each *e = arg;
 	struct lost_node n = { .dir = "" };
 	struct home_alive alive;
+	int rc;
 
 	if (!shared_lost_node(name, n.node))
 		return 0;
@@ -97,7 +80,11 @@ static int look_each(void *arg, int lostfd, const char *name)
 			       ? 0
 			       : -errno;
 	(void)snprintf(n.dir, sizeof(n.dir), "%s", name);
-	(void)home_store_read(fd, n.store);
+	rc = home_store_read(fd, n.store);
+	if (rc == -ESTALE) /* it joins again just now */
+		return 0;
+	if (rc < 0 && rc != -ENOENT && rc != -EINVAL)
+		return rc;
 	if (home_alive_read(fd, &alive, &n.seen_ns) < 0)
 		n.seen_ns = 0;
 	return e->fn(e->arg, &n);
@@ -124,6 +111,12 @@ static int has_name(int fd, const char *name)
 		return -errno;
 	return S_ISREG(sx.stx_mode) && (sx.stx_mode & S_ISVTX) &&
 	       sx.stx_nlink > 1;
+}
+
+/* While it is there each look for an owner asks it, too. */
+static void remove_if_empty(int homefd)
+{
+	(void)unlinkat(homefd, SHARED_LOST_DIR, AT_REMOVEDIR);
 }
 
 struct joining {
@@ -173,11 +166,15 @@ int lost_join(int homefd, const char *store, int ownfd, uint64_t *ret)
 	return rc;
 }
 
-int lost_sweep(int homefd)
+/* Links of files that nobody has a name of any more keep their bytes: they go.
+ * What cannot be looked at stays until the next time.
+ */
+static void sweep(int homefd)
 {
 	struct joining j = { .homefd = homefd, .ownfd = -1 };
 
-	return lost_each(homefd, settle_node, &j);
+	(void)lost_each(homefd, settle_node, &j);
+	remove_if_empty(homefd);
 }
 
 static int remove_node(void *arg, const struct lost_node *n)
@@ -192,6 +189,32 @@ static int remove_node(void *arg, const struct lost_node *n)
 int lost_remove(int homefd, const char *store)
 {
 	struct joining j = { .homefd = homefd, .store = store };
+	int rc = lost_each(homefd, remove_node, &j);
 
-	return lost_each(homefd, remove_node, &j);
+	remove_if_empty(homefd);
+	return rc;
+}
+
+/* --- all of it -------------------------------------------------------------
+ */
+
+int lost_put(int homefd, const char *node, bool has_more, bool *ret_is_lost)
+{
+	char path[PATH_BYTES];
+	uint64_t files = 0, bytes;
+	/* First: when it is moved its name is anybody's. */
+	int rc = shared_node_remove_dir(homefd, SHARED_NEW_DIR, node);
+
+	if (rc == 0)
+		rc = move_node(homefd, node, path);
+	if (rc == 0)
+		rc = pending_count(homefd, path, &files, &bytes);
+	if (rc < 0)
+		return rc;
+	*ret_is_lost = has_more || files > 0;
+	if (!*ret_is_lost)
+		rc = shared_node_remove_dir(homefd, SHARED_LOST_DIR,
+					    path + strlen(SHARED_LOST_DIR "/"));
+	sweep(homefd);
+	return rc;
 }

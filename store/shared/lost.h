@@ -17,10 +17,10 @@
 #include "store/shared/look.h"
 
 /*
- * nodes/NODE is moved to lost/, if it has links of files that have names, or if
- * has_more says that it had something else that will not come; else it is
- * removed, with all that is in it, and so is new/NODE. The caller has its lock.
- * *ret_is_lost says which. -ENOENT: it is not there any more.
+ * nodes/NODE is moved to lost/, and new/NODE removed. There it is removed, too,
+ * if it has no links of files that have names, and has_more does not say that
+ * it had something else that will not come; *ret_is_lost: not so. The caller
+ * has its lock. -ENOENT: it is not there any more.
  */
 int lost_put(int homefd, const char *node, bool has_more, bool *ret_is_lost);
 
@@ -42,9 +42,5 @@ int lost_each(int homefd, int (*fn)(void *arg, const struct lost_node *n),
  */
 int lost_join(int homefd, const char *store, int ownfd, uint64_t *ret);
 int lost_remove(int homefd, const char *store);
-
-/* Links of files that nobody has a name of any more keep their bytes: they go.
- */
-int lost_sweep(int homefd);
 
 #endif

@@ -275,9 +275,10 @@ static int count_link(void *arg, int fd, const char *name)
 	struct counted *c = arg;
 	struct stat st;
 
+	if (fstatat(fd, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+		return errno == ENOENT || errno == ESTALE ? 0 : -errno;
 	/* It is whole by now, or its names were removed. */
-	if (fstatat(fd, name, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
-	    !is_pending(&st) || st.st_nlink <= 1)
+	if (!is_pending(&st) || st.st_nlink <= 1)
 		return 0;
 	c->files++;
 	c->bytes += (uint64_t)st.st_size;

@@ -147,9 +147,11 @@ struct node *queue_next_locked(struct shared *s, int64_t *ret_due)
 			return n;
 		if (n->due_ns > now && n->due_ns < *ret_due)
 			*ret_due = n->due_ns;
-		/* Nobody can see one that is not found: it keeps no order. */
+		/* Nobody can see one that is not found, nor one whose step
+		 * misses a file: they keep no order. */
 		tracker_before =
-			tracker_before || (tracker && n->error != -ESTALE);
+			tracker_before || (tracker && n->error != -ESTALE &&
+					   n->error != -EUCLEAN);
 	}
 	return NULL;
 }

@@ -230,6 +230,8 @@ int replace_next_for(const struct at *a, char ret[TICKET_PATH_BYTES])
 		return rc;
 	{
 		HOLD(&s->lock);
+		if (s->is_forgotten)
+			return -EIO;
 		n = s->next_ticket++;
 	}
 	return ticket_next(s->home.nextfd, folder, a->name, s->home.node, n,

@@ -158,7 +158,7 @@ static int sweep_new(void *arg, int fd, const char *name)
  */
 static int end_joining(struct shared *s)
 {
-	int rc = kv_sync(s->st->kv);
+	int rc = shared_home_answers(&s->home) ? kv_sync(s->st->kv) : -EIO;
 
 	if (rc == 0)
 		rc = shared_home_joined(&s->home, s->st->uuid);

@@ -59,8 +59,16 @@ static int look_at_last(struct shared *s, struct tracker_last *last)
 		return 0;
 	/* With one name it is in own/ alone: it was removed. */
 	if (last->looks++ < LAST_LOOKS_MAX && fstat(last->fd, &sb) == 0 &&
-	    sb.st_nlink > 1 && pending_is(s, &sb))
+	    sb.st_nlink > 1 && pending_is(s, &sb)) {
+		char node[SHARED_NODE_MAX + 1];
+
+		/* Its node may join again. */
+		if (last->is_lost)
+			last->is_lost =
+				pending_lost_with(s->home.homefd, last->number,
+						  node) == PENDING_LOST;
 		return found(last);
+	}
 	(void)close(last->fd);
 	last->fd = -1;
 	last->looks = 0;
@@ -287,6 +295,15 @@ int tracker_waits_as(struct shared *s, struct node *n, struct node *parent,
 	return rc != 0 ? rc : tracker_each_step(word, find_named, &named);
 }
 
+/* One that is not there at all has left a ticket, and nobody forgets it. */
+static bool is_away(int homefd, const char *node)
+{
+	struct shared_node n;
+
+	return shared_node_is_dead(homefd, node) ||
+	       shared_look_node(homefd, node, &n) == -ENOENT;
+}
+
 void tracker_ask_whose(struct shared *s, struct tracker_last *last)
 {
 	int homefd = s->home.homefd, rc;
@@ -305,8 +322,7 @@ void tracker_ask_whose(struct shared *s, struct tracker_last *last)
 		if (rc != PENDING_OF_NODE)
 			return;
 	}
-	last->is_dead =
-		last->node[0] && shared_node_is_dead(homefd, last->node);
+	last->is_dead = last->node[0] && is_away(homefd, last->node);
 }
 
 void tracker_say_lost(struct shared *s, struct node *n,

@@ -819,6 +819,9 @@ static void upload(struct upload *u)
 	while (rc < 0 && try_again(u, rc));
 	if (rc == 0 && end == UPLOAD_GONE)
 		local_drop(u->s, u->n);
+	/* It was dropped while it looked what it waits for. */
+	if (node_state(u->s, u->n) == NODE_GONE)
+		waits_end(u->s, u->n);
 	if (rc < 0 || end != UPLOAD_DONE)
 		put_back(u, end, rc);
 	node_put(u->s, u->n);
