@@ -121,6 +121,18 @@ static bool is_locked_there(int fd)
 	return fcntl(fd, F_OFD_GETLK, &any) == 0 && any.l_type != F_UNLCK;
 }
 
+/*
+ * Is it pending? A client of DIR may remember that of a file that is whole by
+ * now: then no node has its link.
+ */
+static bool is_anybodys(struct shared *s, const struct stat *sb)
+{
+	char node[SHARED_NODE_MAX + 1];
+
+	return pending_is(s, sb) && pending_owner(s->home.homefd, sb->st_ino,
+						  node) != PENDING_NOBODYS;
+}
+
 /* 0: it is written. 1: it is not to be, or could not. */
 static int write_into(struct shared *s, const struct at *a, int from,
 		      bool locked, ino_t number)
@@ -132,7 +144,7 @@ static int write_into(struct shared *s, const struct at *a, int from,
 	    has_more(from, &sb))
 		return 1;
 	to = at_open(a, O_RDWR, &there);
-	if (to < 0 || there.st_ino != number || pending_is(s, &there))
+	if (to < 0 || there.st_ino != number || is_anybodys(s, &there))
 		return 1;
 	if (sb.st_size + there.st_size > 0 && !locked && !is_locked_there(to))
 		return 1;

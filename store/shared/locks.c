@@ -104,13 +104,14 @@ static int find_file(struct shared *s, uint64_t id, int *ret_fd)
 	struct dropped d;
 	int rc = node_use(s, id, &u);
 
-	if (rc == 0) {
+	/* One that is gone may be known yet, to who had it in his hands. */
+	if (rc == 0 && node_state(s, u.n) != NODE_GONE) {
 		rc = find_replaced(s, u.n, ret_fd);
 		return rc > 0 ? node_fd(s, u.n, ret_fd) : rc;
 	}
 	/* He has it open, and another one has replaced what it was to. */
 	if (!local_was_dropped(s, id, &d))
-		return rc;
+		return -ENOENT;
 	rc = at_begin(s, d.parent, d.name, &a);
 	if (rc < 0)
 		return rc;

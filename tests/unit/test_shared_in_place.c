@@ -121,6 +121,27 @@ static void a_lock_is_on_what_it_replaces(void **state)
 	mounted_free(&m);
 }
 
+/* Its upload has seen that it was overtaken, and has it in its hands yet. */
+static void so_is_one_on_what_was_given_up_just_now(void **state)
+{
+	struct mounted m;
+	uint64_t id = empty_f(&m, "old");
+	int fd = open(at(m.dir, "f"), O_RDWR);
+	struct node_use u = { 0 };
+
+	(void)state;
+	assert_int_equal(node_use(m.s, id, &u), 0);
+	local_give_up(m.s, u.n);
+	lock(&m, id);
+	assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), -1);
+	shared_unlock(m.s, id, 1, true);
+	assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
+	close(fd);
+	shared_change_end(m.s, id);
+	node_use_end(&u);
+	mounted_free(&m);
+}
+
 /* Each time that it is locked there is one local file more, and one less. */
 static void one_is_kept_here(void **state)
 {
@@ -265,6 +286,20 @@ static void what_cannot_be_written_replaces_it(void **state)
 	mounted_free(&m);
 }
 
+/* As a client remembers it that has seen it pending: no node has its link. */
+static void what_only_looks_pending_is_written_into(void **state)
+{
+	struct mounted m;
+	uint64_t id = empty_f(&m, "old");
+
+	(void)state;
+	lock(&m, id);
+	assert_int_equal(chmod(at(m.dir, "f"), pending_mode(m.s)), 0);
+	assert_true(keeps_its_number(&m, id, "new", 3));
+	assert_text("new");
+	mounted_free(&m);
+}
+
 static void an_empty_one_is_not_replaced_by_an_empty_one(void **state)
 {
 	struct mounted m;
@@ -396,6 +431,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_lock_is_on_what_it_replaces),
+		cmocka_unit_test(so_is_one_on_what_was_given_up_just_now),
 		cmocka_unit_test(one_is_kept_here),
 		cmocka_unit_test(what_is_not_locked_is_replaced),
 		cmocka_unit_test(so_is_none_that_others_here_lock),
@@ -403,6 +439,7 @@ int main(void)
 		cmocka_unit_test(so_it_is_after_a_start),
 		cmocka_unit_test(nobody_reads_the_end_of_the_old_one),
 		cmocka_unit_test(what_cannot_be_written_replaces_it),
+		cmocka_unit_test(what_only_looks_pending_is_written_into),
 		cmocka_unit_test(an_empty_one_is_not_replaced_by_an_empty_one),
 		cmocka_unit_test(but_one_with_bytes_is),
 		cmocka_unit_test(a_large_one_is_replaced),
