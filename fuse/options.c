@@ -74,7 +74,6 @@ static const struct fuse_opt option_table[] = {
 	OPT("pending_wait=%s", pending_wait, 0),
 	OPT("names_timeout=%s", names_timeout, 0),
 	OPT("rejoin", rejoin, true),
-	OPT("--rejoin", rejoin, true),
 	OPT("direct=%s", direct, 0),
 	OPT("local_keep=%s", local_keep, 0),
 	FUSE_OPT_END

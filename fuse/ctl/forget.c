@@ -33,16 +33,7 @@ struct forget {
 	cJSON *json, *list; /* NULL: for people */
 	uint64_t files, bytes, removed, lost, unread;
 	bool is_lost; /* the node: what it had is listed */
-	int first_rc; /* of what could not be read: it alone is said */
 };
-
-static void failed(struct forget *f, const char *what, const char *path, int rc)
-{
-	if (f->first_rc < 0)
-		return;
-	f->first_rc = rc;
-	ctl_complain("%s/%s: cannot %s: %s", f->dir, path, what, strerror(-rc));
-}
 
 static void list(struct forget *f, const struct pending_file *p, bool removed)
 {
@@ -104,12 +95,14 @@ static int on_ticket(void *arg, const struct ticket_left *t)
 	return f->yes;
 }
 
+/* The first of them is said. */
 static void on_unread(void *arg, const char *path, int rc)
 {
 	struct forget *f = arg;
 
-	f->unread++;
-	failed(f, "look at it", path, rc);
+	if (f->unread++ == 0)
+		ctl_complain("%s/%s: cannot look at it: %s", f->dir, path,
+			     strerror(-rc));
 }
 
 /* It ran in this boot of this machine, and does not any more. */

@@ -20,7 +20,6 @@
 /* What is taken has its place in milliseconds, if its node lives. */
 #define PAUSE_NS 10000000
 #define PAUSES_MAX 500
-#define LOCK_TRIES_MAX 50
 
 #define DIR_FLAGS (O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW)
 
@@ -39,7 +38,6 @@ int shared_node_lock(int homefd, const char *node, int *ret_lockfd)
 	SCOPED(scope_close) int nodesfd = -1;
 	SCOPED(scope_close) int nodefd = -1;
 	SCOPED(scope_close) int fd = -1;
-	const struct timespec pause = { .tv_nsec = PAUSE_NS };
 	int rc = open_parent(homefd, SHARED_NODES_DIR, &nodesfd);
 
 	if (rc == 0)
@@ -52,12 +50,9 @@ int shared_node_lock(int homefd, const char *node, int *ret_lockfd)
 		    0600);
 	if (fd < 0)
 		return -errno;
-	/* Who looks whether it is locked has the lock for a moment. */
-	for (unsigned i = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; i++) {
-		if (errno != EWOULDBLOCK || i == LOCK_TRIES_MAX)
-			return -errno;
-		(void)nanosleep(&pause, NULL);
-	}
+	rc = shared_lock_in_time(fd);
+	if (rc < 0)
+		return rc;
 	*ret_lockfd = fd;
 	fd = -1;
 	return 0;

@@ -30,9 +30,6 @@
 
 #define HOME_MODE 0755 /* who looks may know the nodes */
 #define OWN_MODE 0700
-/* Who looks whether it is locked has the lock for a moment. */
-#define LOCK_WAIT_NS (INT64_C(1) * 1000000000)
-#define LOCK_POLL_NS 10000000
 #define DEAD_AFTER_NS SHARED_DEAD_AFTER_NS
 #define LOCK_TRIES_MAX 8 /* it was removed in between */
 #define SHOWN_BYTES (SHARED_NODE_MAX + 64)
@@ -217,44 +214,34 @@ static bool has_name(int dirfd, const char *name, int fd)
 	       a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-/*
- * Its directory has not its name any more. That the name is not there alone
- * says nothing: a client of CephFS that was evicted may say so of all names.
- */
-static bool is_forgotten(const struct shared_home *h)
+/* Is this node's directory at its name? 1; 0: another one, or none; -errno. */
+static int look_at_name(const struct shared_home *h)
 {
 	char path[SHOWN_BYTES];
 	struct stat a, b;
 
 	(void)snprintf(path, sizeof(path), SHARED_NODES_DIR "/%s", h->node);
 	if (fstatat(h->homefd, path, &b, AT_SYMLINK_NOFOLLOW) < 0)
-		return errno == ENOENT && fstatat(h->homefd, SHARED_FORMAT_FILE,
-						  &b, AT_SYMLINK_NOFOLLOW) == 0;
-	return fstat(h->nodefd, &a) == 0 &&
-	       (a.st_dev != b.st_dev || a.st_ino != b.st_ino);
+		return errno == ENOENT ? 0 : -errno;
+	if (fstat(h->nodefd, &a) < 0)
+		return -errno;
+	return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
 bool shared_home_answers(const struct shared_home *h)
 {
-	char path[SHOWN_BYTES];
-	struct stat a, b;
-
-	(void)snprintf(path, sizeof(path), SHARED_NODES_DIR "/%s", h->node);
-	return fstatat(h->homefd, path, &b, AT_SYMLINK_NOFOLLOW) == 0 &&
-	       fstat(h->nodefd, &a) == 0 && a.st_ino == b.st_ino;
+	return look_at_name(h) == 1;
 }
 
-static int lock_in_time(int fd)
+/*
+ * That the name is not there alone says nothing: a client of CephFS that was
+ * evicted may say so of all names.
+ */
+static bool is_forgotten(const struct shared_home *h)
 {
-	const struct timespec pause = { .tv_nsec = LOCK_POLL_NS };
-	int64_t deadline_ns = mono_ns() + LOCK_WAIT_NS;
-
-	while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
-		if (errno != EWOULDBLOCK || mono_ns() > deadline_ns)
-			return -errno;
-		(void)nanosleep(&pause, NULL);
-	}
-	return 0;
+	return look_at_name(h) == 0 &&
+	       faccessat(h->homefd, SHARED_FORMAT_FILE, F_OK,
+			 AT_SYMLINK_NOFOLLOW) == 0;
 }
 
 static int refuse_lock(const struct opening *o, int rc)
@@ -301,13 +288,6 @@ static bool holder_is_dead(const struct opening *o)
 	return true;
 }
 
-static int refuse_forgotten(const struct opening *o)
-{
-	return home_refuse(&o->why, -EBUSY,
-			   "%s: node %s is being forgotten; try again",
-			   o->why.dir, o->node);
-}
-
 static int take_lock(const struct opening *o)
 {
 	struct shared_home *h = o->home;
@@ -323,7 +303,7 @@ static int take_lock(const struct opening *o)
 		if (fd < 0)
 			return home_refuse_call(&o->why,
 						"open the lock of this node");
-		rc = lock_in_time(fd);
+		rc = shared_lock_in_time(fd);
 		if (rc == -EWOULDBLOCK && holder_is_dead(o)) {
 			h->is_unlocked = true;
 			/* Or it is held by who forgets this node, and looks
@@ -340,7 +320,9 @@ static int take_lock(const struct opening *o)
 			return 0;
 		}
 	}
-	return refuse_forgotten(o);
+	return home_refuse(&o->why, -EBUSY,
+			   "%s: node %s is being forgotten; try again",
+			   o->why.dir, o->node);
 }
 
 static int look_forgotten(void *arg, const struct lost_node *n)
@@ -400,8 +382,6 @@ static int join(const struct opening *o)
 	struct shared_home *h = o->home;
 	int rc = 0;
 
-	if (is_forgotten(h))
-		return refuse_forgotten(o);
 	if (h->joins)
 		rc = lost_join(h->homefd, o->store, h->ownfd, &h->joined);
 	h->is_new = h->is_new || h->joins;

@@ -8,7 +8,12 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/types.h>
+
+/* For who has a lock for a moment, and who just starts. */
+#define LOCK_WAIT_NS (INT64_C(1) * 1000000000)
+#define LOCK_POLL_NS 10000000
 
 struct home_why {
 	const char *dir; /* as the user named it */

@@ -243,6 +243,7 @@ static bool drop(struct shared *s, struct node *n, bool only_kept, bool notes)
 		if (n->state == NODE_KEPT)
 			queue_unkeep_locked(s, n, NODE_GONE);
 		owned = own_take_locked(n);
+		waits_end_locked(&n->last);
 		node_forget_local_locked(s, n);
 		while (n->saving) /* or its record would come back */
 			cond_wait(&s->moved, &s->lock);

@@ -12,11 +12,13 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "store/base/dir.h"
 #include "store/base/io.h"
 #include "store/base/scope.h"
+#include "store/base/sync.h"
 #include "store/shared/home_private.h"
 
 #define DIR_FLAGS (O_RDONLY | O_DIRECTORY | O_CLOEXEC)
@@ -218,6 +220,19 @@ enum shared_locked shared_node_locked(int nodefd)
 	if (flock(fd, LOCK_SH | LOCK_NB) == 0)
 		return SHARED_UNLOCKED;
 	return errno == EWOULDBLOCK ? SHARED_LOCKED : SHARED_LOCK_UNKNOWN;
+}
+
+int shared_lock_in_time(int fd)
+{
+	const struct timespec pause = { .tv_nsec = LOCK_POLL_NS };
+	int64_t deadline_ns = mono_ns() + LOCK_WAIT_NS;
+
+	while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+		if (errno != EWOULDBLOCK || mono_ns() > deadline_ns)
+			return -errno;
+		(void)nanosleep(&pause, NULL);
+	}
+	return 0;
 }
 
 bool shared_lost_node(const char *dir, char ret_node[SHARED_NODE_MAX + 1])

@@ -74,6 +74,12 @@ enum shared_locked {
 /* Of a directory of a node. It is asked for, and had for a moment. */
 enum shared_locked shared_node_locked(int nodefd);
 
+/*
+ * An exclusive lock, within a second: who looks whether it is locked has it for
+ * a moment. -EWOULDBLOCK: a daemon has it.
+ */
+int shared_lock_in_time(int fd);
+
 struct shared_node {
 	char name[SHARED_NODE_MAX + 1];
 	char store[LAYOUT_UUID_BYTES]; /* "": not known */

@@ -166,7 +166,8 @@ int lost_join(int homefd, const char *store, int ownfd, uint64_t *ret)
 	return rc;
 }
 
-/* Links of files that nobody has a name of any more keep their bytes: they go.
+/*
+ * Links of files that nobody has a name of any more keep their bytes: they go.
  * What cannot be looked at stays until the next time.
  */
 static void sweep(int homefd)
@@ -195,8 +196,7 @@ int lost_remove(int homefd, const char *store)
 	return rc;
 }
 
-/* --- all of it -------------------------------------------------------------
- */
+/* --- all of it ------------------------------------------------------------ */
 
 int lost_put(int homefd, const char *node, bool has_more, bool *ret_is_lost)
 {

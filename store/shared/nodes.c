@@ -127,6 +127,7 @@ void nodes_free(struct shared *s)
 	for (unsigned i = 0; i < NODE_BUCKETS; i++)
 		while ((n = LIST_FIRST(&s->by_id[i]))) {
 			LIST_REMOVE(n, by_id);
+			waits_end_locked(&n->last);
 			free_node(n, &parent, &in);
 			if (in)
 				inode_put(s->st->inodes, in, 1);
@@ -169,6 +170,7 @@ void node_put(struct shared *s, struct node *n)
 			if (n->in_engine)
 				LIST_REMOVE(n, by_engine);
 			fd = node_take_fd_locked(s, n);
+			waits_end_locked(&n->last);
 		}
 		if (fd >= 0)
 			(void)close(fd);

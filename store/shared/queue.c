@@ -22,17 +22,6 @@ void queue_changed_locked(struct shared *s, struct node *n)
 		cond_broadcast(&s->moved);
 }
 
-static void leave_locked(struct shared *s, struct node *n)
-{
-	if (!n->is_queued)
-		return;
-	TAILQ_REMOVE(&s->queue, n, queued);
-	n->is_queued = false;
-	s->wanted -= n->wanted;
-	n->wanted = false;
-	cond_broadcast(&s->moved);
-}
-
 void queue_add_locked(struct shared *s, struct node *n, uint64_t place)
 {
 	struct node *at;
@@ -46,7 +35,7 @@ void queue_add_locked(struct shared *s, struct node *n, uint64_t place)
 		return;
 	}
 	wanted = n->wanted;
-	leave_locked(s, n);
+	queue_remove_locked(s, n);
 	s->wanted += wanted;
 	n->wanted = wanted;
 	n->place = place;
@@ -64,8 +53,13 @@ void queue_add_locked(struct shared *s, struct node *n, uint64_t place)
 
 void queue_remove_locked(struct shared *s, struct node *n)
 {
-	leave_locked(s, n);
-	waits_end_locked(s, n);
+	if (!n->is_queued)
+		return;
+	TAILQ_REMOVE(&s->queue, n, queued);
+	n->is_queued = false;
+	s->wanted -= n->wanted;
+	n->wanted = false;
+	cond_broadcast(&s->moved);
 }
 
 void queue_want_locked(struct shared *s, struct node *n)

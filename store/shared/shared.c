@@ -371,7 +371,6 @@ void shared_free(struct shared *s)
 	locks_free(s);
 	sent_free(s);
 	drops_free(s);
-	waits_free(s);
 	nodes_free(s);
 	shared_home_release(&s->home);
 	cond_destroy(&s->moved);

@@ -56,6 +56,7 @@ struct tracker_last {
 	bool is_lost; /* with it: it never comes */
 	bool is_dead; /* the node, or it is nobody's: when it was asked */
 	int64_t asked_ns; /* 0: not yet */
+	struct wait_note *note; /* waits.c: while it waits; or NULL */
 };
 #define TRACKER_LAST_NONE ((struct tracker_last){ .fd = -1 })
 
@@ -589,8 +590,8 @@ int tracker_find_pending(struct shared *s, int dirfd, bool trackers,
 			 struct tracker_last *last);
 /* Whose is it, and is that node there? Of what was found last. */
 void tracker_ask_whose(struct shared *s, struct tracker_last *last);
-/* n, or what `key` does with it, waits for what was found last: waits.c. */
-void tracker_note_wait(struct shared *s, const void *key, struct node *n,
+/* n waits for what was found last: waits.c. */
+void tracker_note_wait(struct shared *s, struct node *n,
 		       struct tracker_last *last);
 /* Who waits, and is told -EUCLEAN: n says for which file. */
 void tracker_say_lost(struct shared *s, struct node *n,
@@ -598,13 +599,13 @@ void tracker_say_lost(struct shared *s, struct node *n,
 
 /* --- waits.c */
 
-/* key: who waits, a node or a rename. */
-void waits_note(struct shared *s, const void *key,
+void waits_note(struct shared *s, struct tracker_last *last,
 		const struct shared_wait *is);
-int64_t waits_for_ns(struct shared *s, const void *key); /* 0: it does not */
-void waits_end(struct shared *s, const void *key);
-void waits_end_locked(struct shared *s, const void *key);
-void waits_free(struct shared *s);
+/* 0: it does not wait. */
+int64_t waits_for_ns(struct shared *s, const struct tracker_last *last);
+/* Before `last` is released. */
+void waits_end(struct shared *s, struct tracker_last *last);
+void waits_end_locked(struct tracker_last *last);
 
 /* --- at.c */
 

@@ -325,22 +325,6 @@ void tracker_ask_whose(struct shared *s, struct tracker_last *last)
 	last->is_dead = last->node[0] && is_away(homefd, last->node);
 }
 
-void tracker_say_lost(struct shared *s, struct node *n,
-		      const struct tracker_last *last)
-{
-	char path[4096], file[4096] = "a file of it", fd[SHARED_PATH_BYTES];
-	ssize_t len;
-
-	(void)snprintf(fd, sizeof(fd), "/proc/self/fd/%d", last->fd);
-	len = last->fd < 0 ? -1 : readlink(fd, file, sizeof(file) - 1);
-	if (len >= 0)
-		file[len] = 0;
-	node_path(s, n, path, sizeof(path));
-	log_error("%s/%s does not come: %s is lost with node %s, which was "
-		  "forgotten; remove that file, or write it again",
-		  s->dir, path, file, last->node);
-}
-
 /* What it is called now, from DIR; "" if that is not known. */
 static void path_of(const struct shared *s, const struct tracker_last *last,
 		    char ret[SHARED_WAIT_PATH_BYTES])
@@ -362,6 +346,18 @@ static void path_of(const struct shared *s, const struct tracker_last *last,
 		       SHARED_WAIT_PATH_BYTES - 1, path + at);
 }
 
+void tracker_say_lost(struct shared *s, struct node *n,
+		      const struct tracker_last *last)
+{
+	char path[4096], file[SHARED_WAIT_PATH_BYTES];
+
+	path_of(s, last, file);
+	node_path(s, n, path, sizeof(path));
+	log_error("%s/%s does not come: %s is lost with node %s, which was "
+		  "forgotten; remove that file, or write it again",
+		  s->dir, path, file[0] ? file : "a file of it", last->node);
+}
+
 static enum shared_wait_for state_of(const struct tracker_last *last)
 {
 	if (last->is_lost)
@@ -371,19 +367,23 @@ static enum shared_wait_for state_of(const struct tracker_last *last)
 	return last->is_dead ? SHARED_WAIT_AWAY : SHARED_WAIT_ALIVE;
 }
 
-void tracker_note_wait(struct shared *s, const void *key, struct node *n,
+void tracker_note_wait(struct shared *s, struct node *n,
 		       struct tracker_last *last)
 {
 	struct shared_wait is = { .node = "" };
+	bool asks = waits_for_ns(s, last) >= LASTS_NS &&
+		    (last->asked_ns == 0 ||
+		     mono_ns() - last->asked_ns >= ASK_AGAIN_NS);
 
-	if (waits_for_ns(s, key) >= LASTS_NS &&
-	    (last->asked_ns == 0 || mono_ns() - last->asked_ns >= ASK_AGAIN_NS))
+	if (asks)
 		tracker_ask_whose(s, last);
+	else if (last->looks > 0) /* nothing is new since the walk */
+		return;
 	node_path(s, n, is.path, sizeof(is.path));
 	path_of(s, last, is.file);
 	memcpy(is.node, last->node, sizeof(is.node));
 	is.state = state_of(last);
-	waits_note(s, key, &is);
+	waits_note(s, last, &is);
 }
 
 int tracker_waits(struct shared *s, struct node *n)

@@ -639,9 +639,9 @@ static int upload_begun(struct upload *u, enum upload_end *ret)
 		return 0;
 	rc = waits_for_step(u);
 	if (rc > 0 || rc == -EUCLEAN)
-		tracker_note_wait(u->s, u->n, u->n, &u->n->last);
+		tracker_note_wait(u->s, u->n, &u->n->last);
 	else
-		waits_end(u->s, u->n);
+		waits_end(u->s, &u->n->last);
 	if (rc == 0)
 		rc = in_place_waits(u->s, u->n);
 	if (rc > 0) {
@@ -819,9 +819,6 @@ static void upload(struct upload *u)
 	while (rc < 0 && try_again(u, rc));
 	if (rc == 0 && end == UPLOAD_GONE)
 		local_drop(u->s, u->n);
-	/* It was dropped while it looked what it waits for. */
-	if (node_state(u->s, u->n) == NODE_GONE)
-		waits_end(u->s, u->n);
 	if (rc < 0 || end != UPLOAD_DONE)
 		put_back(u, end, rc);
 	node_put(u->s, u->n);

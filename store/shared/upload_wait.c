@@ -74,7 +74,7 @@ struct patience {
 
 static void patience_end(struct patience *p)
 {
-	waits_end(p->s, p);
+	waits_end(p->s, &p->last);
 	tracker_last_release(&p->last);
 }
 
@@ -87,7 +87,7 @@ static int look_whose(struct patience *p, struct node *dir)
 	struct shared *s = p->s;
 	char path[4096];
 
-	tracker_note_wait(s, p, dir, &p->last);
+	tracker_note_wait(s, dir, &p->last);
 	if (p->last.asked_ns == 0 || mono_ns() - p->last.asked_ns >= SECOND_NS)
 		tracker_ask_whose(s, &p->last);
 	if (!p->last.is_dead) {

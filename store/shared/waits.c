@@ -12,24 +12,13 @@
 
 struct wait_note {
 	LIST_ENTRY(wait_note) link;
-	const void *key; /* who waits: its node, or its rename */
 	int64_t since_ns;
 	struct shared_wait is;
 };
 
-static struct wait_note *find_locked(struct shared *s, const void *key)
+void waits_end_locked(struct tracker_last *last)
 {
-	struct wait_note *w;
-
-	LIST_FOREACH(w, &s->waits, link)
-		if (w->key == key)
-			return w;
-	return NULL;
-}
-
-void waits_end_locked(struct shared *s, const void *key)
-{
-	struct wait_note *w = find_locked(s, key);
+	struct wait_note *w = TAKE(last->note);
 
 	if (!w)
 		return;
@@ -37,36 +26,30 @@ void waits_end_locked(struct shared *s, const void *key)
 	free(w);
 }
 
-void waits_end(struct shared *s, const void *key)
+void waits_end(struct shared *s, struct tracker_last *last)
 {
 	HOLD(&s->lock);
-	waits_end_locked(s, key);
+	waits_end_locked(last);
 }
 
-int64_t waits_for_ns(struct shared *s, const void *key)
+int64_t waits_for_ns(struct shared *s, const struct tracker_last *last)
 {
-	const struct wait_note *w;
-
 	HOLD(&s->lock);
-	w = find_locked(s, key);
-	return w ? mono_ns() - w->since_ns : 0;
+	return last->note ? mono_ns() - last->note->since_ns : 0;
 }
 
-void waits_note(struct shared *s, const void *key, const struct shared_wait *is)
+void waits_note(struct shared *s, struct tracker_last *last,
+		const struct shared_wait *is)
 {
-	struct wait_note *w;
-
 	HOLD(&s->lock);
-	w = find_locked(s, key);
-	if (!w) {
-		w = calloc(1, sizeof(*w));
-		if (!w)
+	if (!last->note) {
+		last->note = calloc(1, sizeof(*last->note));
+		if (!last->note)
 			return; /* it is not told */
-		w->key = key;
-		w->since_ns = mono_ns();
-		LIST_INSERT_HEAD(&s->waits, w, link);
+		last->note->since_ns = mono_ns();
+		LIST_INSERT_HEAD(&s->waits, last->note, link);
 	}
-	w->is = *is;
+	last->note->is = *is;
 }
 
 size_t shared_waits(struct shared *s, struct shared_wait *ret, size_t max)
@@ -82,14 +65,4 @@ size_t shared_waits(struct shared *s, struct shared_wait *ret, size_t max)
 		ret[count++].for_ns = mono_ns() - w->since_ns;
 	}
 	return count;
-}
-
-void waits_free(struct shared *s)
-{
-	struct wait_note *w;
-
-	while ((w = LIST_FIRST(&s->waits))) {
-		LIST_REMOVE(w, link);
-		free(w);
-	}
 }
