@@ -365,6 +365,20 @@ def a_node_that_has_left_nothing_is_gone_for_good(m):
 
 
 @ck.mounted(modes=("auto",), start=False)
+def what_cannot_be_given_up_is_a_node_yet(m):
+    shared = share(m)
+    b = leave(shared)
+    put(os.path.join(shared, ".ckptfs/lost"), b"not of ckptfs")
+    said = ctl("forget-node", "--yes", shared, "a", code=1)
+    assert "cannot move the node to lost/: Not a directory" in said, said
+    assert ".ckptfs/nodes/a/store" in tree(shared)
+    os.unlink(os.path.join(shared, ".ckptfs/lost"))
+    ctl("forget-node", "--yes", shared, "a")
+    assert ask("fsck", "--shared", shared, code=1)["lost_files"] == 2
+    b.end()
+
+
+@ck.mounted(modes=("auto",), start=False)
 def a_node_that_is_forgotten_while_it_lives_is_told(m):
     """Its client was away, so that its lock is another one's to have."""
     shared = share(m)

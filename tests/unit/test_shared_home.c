@@ -398,10 +398,34 @@ static int looker = -1;
 int __real_flock(int fd, int operation);
 int __wrap_flock(int fd, int operation);
 
+static void put_store(const char *dir, const char *path, const char *uuid)
+{
+	int fd = open(at(dir, path), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	assert_true(fd >= 0);
+	assert_int_equal(home_store_write(fd, uuid), 0);
+	close(fd);
+}
+
+/* Here it is forgotten just when it has looked for that. */
+static const char *forgets;
+
+static void forget_now(void)
+{
+	char path[] = ".ckptfs/lost/a." STORE_B;
+
+	assert_int_equal(mkdir(at(forgets, ".ckptfs/lost"), 0755), 0);
+	assert_int_equal(mkdir(at(forgets, path), 0755), 0);
+	put_store(forgets, path, STORE_A);
+	forgets = NULL;
+}
+
 int __wrap_flock(int fd, int operation)
 {
 	int rc = __real_flock(fd, operation);
 
+	if (forgets)
+		forget_now();
 	if (rc < 0 && looker >= 0) {
 		int saved = errno;
 
@@ -410,6 +434,48 @@ int __wrap_flock(int fd, int operation)
 		errno = saved;
 	}
 	return rc;
+}
+
+static void a_node_that_is_forgotten_as_it_comes_is_refused(void **state)
+{
+	char *dir = make_tmp();
+	struct opened_home o;
+
+	(void)state;
+	assert_int_equal(make_home(dir, ""), 0);
+	forgets = dir;
+	o = open_home(dir, "a", STORE_A);
+	assert_int_equal(o.rc, -ESHUTDOWN);
+	assert_non_null(strstr(o.why, "was forgotten"));
+	/* It has left nothing that looks like a node. */
+	assert_false(is_there(dir, ".ckptfs/nodes/a"));
+	o = open_home_as(dir, "a", STORE_A, true);
+	assert_true(o.home.joins);
+	assert_int_equal(shared_home_joined(&o.home, STORE_A), 0);
+	assert_false(is_there(dir, ".ckptfs/lost"));
+	close_home(&o);
+	remove_tree(dir);
+	free(dir);
+}
+
+/* It may be this store's: what it has is not to be taken for another one's. */
+static void what_is_lost_and_cannot_be_read_keeps_nodes_out(void **state)
+{
+	char *dir = make_tmp();
+	struct opened_home o;
+
+	(void)state;
+	assert_int_equal(make_home(dir, ""), 0);
+	assert_int_equal(mkdir(at(dir, ".ckptfs/lost"), 0755), 0);
+	assert_int_equal(mkdir(at(dir, ".ckptfs/lost/a." STORE_B), 0755), 0);
+	assert_int_equal(
+		mkdir(at(dir, ".ckptfs/lost/a." STORE_B "/store"), 0755), 0);
+	o = open_home(dir, "a", STORE_A);
+	assert_int_equal(o.rc, -EISDIR);
+	assert_non_null(strstr(o.why, "what is lost there cannot be looked"));
+	assert_false(is_there(dir, ".ckptfs/nodes/a"));
+	remove_tree(dir);
+	free(dir);
 }
 
 static void who_looks_keeps_no_daemon_out(void **state)
@@ -602,6 +668,10 @@ int main(void)
 		cmocka_unit_test(a_node_has_one_daemon_at_a_time),
 		cmocka_unit_test(the_lock_goes_with_a_killed_daemon),
 		cmocka_unit_test(who_looks_keeps_no_daemon_out),
+		cmocka_unit_test(
+			a_node_that_is_forgotten_as_it_comes_is_refused),
+		cmocka_unit_test(
+			what_is_lost_and_cannot_be_read_keeps_nodes_out),
 		cmocka_unit_test(a_link_is_followed_nowhere),
 		cmocka_unit_test(what_others_own_or_write_to_is_refused),
 		cmocka_unit_test(what_is_left_of_a_probe_goes_with_the_next),

@@ -427,8 +427,15 @@ static void note_name(char ret[64])
 	local_record_release(&r);
 }
 
+/* DIR's client loses all names when the mount has begun. */
+static const struct mounted *loses;
+
 int __wrap_kv_sync(struct kv *kv)
 {
+	if (loses && is_there(loses->dir, OWN)) {
+		rename_there(loses, ".ckptfs/nodes/a", ".ckptfs/nodes/away");
+		loses = NULL;
+	}
 	if (seen.m)
 		note_name(seen.synced);
 	return __real_kv_sync(kv);
@@ -439,6 +446,59 @@ int __wrap_renameat(int from_fd, const char *from, int to_fd, const char *to)
 	if (seen.m)
 		strcpy(seen.renamed, seen.synced);
 	return __real_renameat(from_fd, from, to_fd, to);
+}
+
+/* What is not there may be there: its bytes are nowhere else. */
+static void what_is_not_found_by_a_client_that_lost_all_is_kept(void **state)
+{
+	struct mounted m = mounted_open();
+	char why[WHY_BYTES];
+
+	(void)state;
+	(void)make_closed(&m);
+	mounted_die(&m);
+	rename_there(&m, "f", "away");
+	/* It was forgotten with its links, and is made anew. */
+	remove_tree(at(m.dir, ".ckptfs/nodes/a"));
+	loses = &m;
+	assert_int_equal(mounted_try_enter(&m, why), -EIO);
+	assert_null(loses);
+	rename_there(&m, ".ckptfs/nodes/away", ".ckptfs/nodes/a");
+	rename_there(&m, "away", "f");
+	mounted_enter(&m);
+	end_with(&m, "f");
+}
+
+/* A daemon that was away: what it has gets whole, and it makes nothing more. */
+static void who_was_forgotten_makes_nothing(void **state)
+{
+	struct mounted m = mounted_open();
+	struct shared_entry e;
+	struct inode *in;
+
+	(void)state;
+	(void)make_closed(&m);
+	put_file(m.dir, "old", "x");
+	assert_int_equal(mkdir(at(m.dir, ".ckptfs/lost"), 0755), 0);
+	rename_there(&m, ".ckptfs/nodes/a",
+		     ".ckptfs/lost/a.01234567-89ab-4def-8123-456789abcdea");
+	assert_int_equal(shared_say_alive(m.s), -ESHUTDOWN);
+	assert_int_equal(
+		shared_create(m.s, &caller, ROOT_INO, "g", &as_file, &e, &in),
+		-EIO);
+	assert_false(is_there(m.dir, "g"));
+	/* Nor anything that is to replace a file. */
+	assert_int_equal(shared_rename(m.s, &caller, ROOT_INO, "f", ROOT_INO,
+				       "old", 0, NULL),
+			 -EIO);
+	mounted_start(&m);
+	assert_int_equal(shared_flush(m.s), 0);
+	mounted_stop(&m);
+	assert_true(is_there(m.dir, "f"));
+	assert_true(dir_is_empty(AT_FDCWD,
+				 at(m.dir, ".ckptfs/lost/a.01234567-89ab-4def-"
+					   "8123-456789abcdea/own")));
+	mounted_free(&m);
 }
 
 /* Or a node that dies would not know that it has to wait for its step. */
@@ -603,6 +663,9 @@ static void what_was_moved_aside_goes_with_the_next_start(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(
+			what_is_not_found_by_a_client_that_lost_all_is_kept),
+		cmocka_unit_test(who_was_forgotten_makes_nothing),
 		cmocka_unit_test(
 			who_empties_what_was_given_up_looks_again_once),
 		cmocka_unit_test(
